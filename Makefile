@@ -1,0 +1,217 @@
+# Makefile - builds everything into build/ (build-address/, build-thread/ with SAN=). `make help` lists the targets.
+CC      ?= gcc
+SAN     ?=
+O       := build$(if $(SAN),-$(SAN))
+PREFIX  ?= /usr/local
+DESTDIR ?=
+
+PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8 libsystemd libxxhash lmdb liburing hiredis
+PKG_OK   := $(shell pkg-config --exists $(PKGS) 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
+# the sanitizers double what the compiler does: half of a whole check was compiling at -O2
+CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
+ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -fno-omit-frame-pointer -pthread -Icommon -I. -I$(O)/gen $(SANFLAGS) \
+            $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+LDLIBS    = -Wl,--as-needed $(shell pkg-config --libs $(PKGS) 2>/dev/null) -levent_pthreads -lm -ldl -pthread
+CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
+SANFLAGS_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANFLAGS_thread  := -fsanitize=thread
+# `make fuzz`: by gcc and tests/fuzz/driver.c, by clang and libFuzzer
+SANFLAGS_fuzz      := $(SANFLAGS_address) -fsanitize-coverage=trace-pc
+SANFLAGS_libfuzzer := $(SANFLAGS_address) -fsanitize=fuzzer-no-link
+SANFLAGS := $(SANFLAGS_$(SAN))
+
+# --- layers, lowest first; each is one archive -------------------------------------------------------------------------
+LAYERS  := util format kv msg svc jinja grammar text engine
+LIBS    := $(LAYERS:%=$(O)/lib%.a) $(O)/libkernels.a
+lib_src  = $(sort $(wildcard common/$(1)/*.c))
+KSRC    := $(sort $(wildcard kernels/*.c kernels/cpu/*.c kernels/sim/*.c))
+PROTOS  := $(sort $(wildcard proto/*.proto))
+GEN     := $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.o)
+STAGES  := $(filter-out %/main.c,$(sort $(wildcard daemons/worker/*.c daemons/prefill/*.c daemons/decode/*.c)))
+
+# program -> its own sources -> the archives it may link (only workers link the engine)
+PROGRAMS := pdrouterd pdprefilld pddecoded pdrank pdmessagerd pdstoraged pdctl pdbench
+EDGE     := $(O)/libtext.a $(O)/libgrammar.a $(O)/libjinja.a $(O)/libformat.a $(O)/libsvc.a $(O)/libmsg.a $(O)/libkv.a $(O)/libutil.a
+SRC_pdrouterd   := $(sort $(wildcard daemons/router/*.c))
+SRC_pdprefilld  := $(wildcard daemons/prefill/main.c)
+SRC_pddecoded   := $(wildcard daemons/decode/main.c)
+SRC_pdrank      := $(wildcard daemons/rank/main.c)
+SRC_pdmessagerd := $(sort $(wildcard daemons/messager/*.c))
+SRC_pdstoraged  := $(sort $(wildcard daemons/storage/*.c))
+SRC_pdctl       := $(sort $(wildcard tools/pdctl/*.c))
+SRC_pdbench     := $(sort $(wildcard tools/pdbench/*.c))
+WORKERS         := pdprefilld pddecoded pdrank
+WORKER_LIBS     := $(O)/libstages.a $(O)/libengine.a $(O)/libkernels.a $(EDGE)
+BUILT := $(foreach p,$(PROGRAMS),$(if $(SRC_$(p)),$(O)/bin/$(p)))
+
+all: deps-ok $(BUILT)
+
+.PHONY: all deps-ok clean help demo run check check-full lint install unit-build
+deps-ok:
+ifneq ($(PKG_OK),yes)
+	@echo "missing Debian packages: run tools/setup (it installs them with apt-get)" >&2; exit 1
+endif
+
+obj = $(patsubst %.c,$(O)/obj/%.o,$(1))
+
+$(foreach l,$(LAYERS),$(eval $(O)/lib$(l).a: $(call obj,$(call lib_src,$(l)))))
+$(O)/libmsg.a: $(GEN)
+$(O)/libkernels.a: $(call obj,$(KSRC))
+$(O)/libstages.a: $(call obj,$(STAGES))
+$(O)/%.a:
+	@mkdir -p $(@D); rm -f $@; ar rcs $@ $^
+
+# kernels: the file's ending says which instructions it may use
+ISA_avx2   := -mavx2 -mfma -mf16c
+ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -mf16c
+# -O3, or both sanitizers at once, would take minutes and a gigabyte for each of the instrumented kernel files
+KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),-fno-sanitize=undefined),-O3) -ffp-contract=off $(if $(filter %_avx2.c,$<),$(ISA_avx2)) $(if $(filter %_avx512.c,$<),$(ISA_avx512))
+
+$(O)/obj/%.o: %.c $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
+	@mkdir -p $(@D)
+	@echo "  CC $<"
+	@$(CC) $(ALLFLAGS) $(if $(filter kernels/%,$<),$(KFLAGS)) -MMD -MP -c $< -o $@
+
+$(O)/gen/%.pb-c.c $(O)/gen/%.pb-c.h &: proto/%.proto
+	@mkdir -p $(@D)
+	@echo "  PROTO $<"
+	@protoc-c --c_out=$(O)/gen -Iproto $<
+$(O)/gen/%.pb-c.o: $(O)/gen/%.pb-c.c $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
+	@$(CC) -std=gnu11 -D_GNU_SOURCE $(CFLAGS) $(SANFLAGS) -I$(O)/gen -MMD -MP -c $< -o $@
+.SECONDARY:
+
+define program
+$(O)/bin/$(1): $(call obj,$(SRC_$(1))) $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE))
+	@mkdir -p $$(@D)
+	@echo "  LD $$@"
+	@$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic -o $$@ $(call obj,$(SRC_$(1))) -Wl,--start-group $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE)) -Wl,--end-group $$(LDLIBS)
+endef
+$(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
+
+# --- unit tests: tests/unit/test_X.c -> $(O)/test/test_X ----------------------------------------------------------------
+UNIT := $(patsubst tests/unit/%.c,$(O)/test/%,$(sort $(wildcard tests/unit/test_*.c)))
+ALLLIBS := $(O)/libstages.a $(LIBS)
+$(O)/test/%: tests/unit/%.c $(ALLLIBS)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+# tests/bench/bench_X.c -> $(O)/bench/bench_X, built like the unit tests
+$(O)/bench/%: tests/bench/%.c $(ALLLIBS)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS)
+# tests/unit/test_DAEMON_X.c and tests/bench/bench_DAEMON.c may use that daemon's own sources, all but its main.c
+define daemon_tests
+$(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(sort $(wildcard daemons/$(1)/*.c))))
+$(O)/test/test_$(1)_%: tests/unit/test_$(1)_%.c $(O)/lib$(1).a $(ALLLIBS)
+	@mkdir -p $$(@D)
+	@echo "  LD $$@"
+	@$(CC) $$(ALLFLAGS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LDLIBS) $(CHECK_LIBS)
+$(O)/bench/bench_$(1): tests/bench/bench_$(1).c $(O)/lib$(1).a $(ALLLIBS)
+	@mkdir -p $$(@D)
+	@echo "  LD $$@"
+	@$(CC) $$(ALLFLAGS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LDLIBS)
+endef
+$(foreach d,router messager storage,$(eval $(call daemon_tests,$(d))))
+# tests/unit/test_pdbench_X.c, with all of pdbench but its main.c
+$(O)/libpdbench.a: $(call obj,$(filter-out %/main.c,$(SRC_pdbench)))
+$(O)/test/test_pdbench_%: tests/unit/test_pdbench_%.c $(O)/libpdbench.a $(O)/libutil.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(ALLFLAGS) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdbench.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
+# tests/fuzz/fuzz_NAME.c, each of which registers itself: all of them in one unit test, which replays their corpus, and in one fuzzer
+FUZZ_OBJ  := $(call obj,$(sort $(wildcard tests/fuzz/fuzz_*.c)) tests/fuzz/targets.c)
+FUZZ_LIBS := $(O)/librouter.a $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
+$(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+FUZZ_MAIN := $(if $(filter libfuzzer,$(SAN)),tests/fuzz/libfuzzer.c,tests/fuzz/driver.c)
+$(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(CFLAGS) $(SANFLAGS) $(if $(filter libfuzzer,$(SAN)),-fsanitize=fuzzer) -o $@ $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LDLIBS)
+unit-build: $(UNIT)
+
+# harnesses of tests/fuzz for FUZZ_SECONDS each; ONLY="gguf safetensors" picks some
+.PHONY: fuzz
+fuzz:
+	@tools/setup
+	@tests/fuzz/run $(ONLY)
+
+# the openai package from PyPI against real daemons; packages go to build/venv
+.PHONY: check-clients
+check-clients: all
+	@build/venv/bin/python -m pip --version >/dev/null 2>&1 || { tools/setup --clients && python3 -m venv --clear build/venv; }
+	@build/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
+	@PD_MODEL="$${PD_MODEL:-$$(tools/fetch-model)}" build/venv/bin/python -m pytest -q tests/clients
+
+# --- what people type -----------------------------------------------------------------------------------------------------
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+help:
+	@echo "make            build everything into build/bin/ (SAN=address or SAN=thread: into build-address/, build-thread/)"
+	@echo "make demo       install what is missing, build, get the model, ask one question through five daemons, show its timeline"
+	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=sim"
+	@echo "make check      all tests, then again under the sanitizers; ends with 'N passed, N failed'"
+	@echo "make check-full the same with the tests that take minutes (PD_FULL=1)"
+	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
+	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
+	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
+	@echo "make bench-text tokenizers, chat templates and constrained output, beside Hugging Face tokenizers, tiktoken, Jinja2 and llguidance"
+	@echo "make soak       64 streams for 60 s: no error, no leak, memory flat: LAYOUT=1p2d SOAK_SECONDS=60 QUICK=1"
+	@echo "make model      checks the hand-over protocol's models (tests/model), up to 15 minutes on two cores; MATCH='^m' picks lines"
+	@echo "make fuzz       fuzzes every decoder for FUZZ_SECONDS=60; ONLY=\"gguf safetensors\" picks some"
+	@echo "make lint       include direction, etc/ against the programs, lengths, cppcheck"
+	@echo "make install    PREFIX=/usr/local DESTDIR=: programs, configuration, systemd units"
+	@echo "make clean      remove what was built"
+
+# packages first, in a make of its own: what is installed is looked at when a Makefile is read
+demo run:
+	@tools/setup
+	@$(MAKE) --no-print-directory -j$(JOBS) all
+	@PDSERVE_UNDER_MAKE=1 exec tools/pdserve-launch $@
+
+check:
+	@tools/setup
+	@tools/setup --test
+	@tools/run-tests
+# the same with what takes minutes more: the reference kernels on all 22 prompts of the real model
+check-full:
+	@PD_FULL=1 $(MAKE) --no-print-directory check
+
+# every family of tests/data/golden in whole suites: mixed and split, in float32 against the reference's tokens, and in BF16
+.PHONY: check-models
+check-models: all
+	@tools/setup --test
+	@PD_MODELS=all tools/run-tests plain test_models
+
+lint: all
+	@tools/lint
+
+# the protocol's models, exhaustively; MATCH=pattern picks lines of tests/model/table
+.PHONY: model
+model:
+	@tools/setup --spin
+	@tests/model/run.sh '$(MATCH)'
+
+SYSCONF := $(if $(filter /usr /usr/local,$(PREFIX)),/etc,$(PREFIX)/etc)/pdserve
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/pdserve $(DESTDIR)$(SYSCONF)
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/lib/sysusers.d
+	install -m 755 $(PROGRAMS:%=$(O)/bin/%) $(DESTDIR)$(PREFIX)/bin
+	for f in etc/*.conf; do test -e $(DESTDIR)$(SYSCONF)/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF); done
+	install -d $(DESTDIR)$(SYSCONF)/sim
+	for f in etc/sim/*.conf; do test -e $(DESTDIR)$(SYSCONF)/sim/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF)/sim; done
+	for f in systemd/*.service systemd/*.target; do \
+		sed -e 's|/usr/local/bin|$(PREFIX)/bin|g' -e 's|/etc/pdserve|$(SYSCONF)|g' $$f >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${f##*/} || exit 1; done
+	install -m 644 systemd/pdserve.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/pdserve.conf
+	install -m 644 README.md LICENSE proto/PROTOCOL.md $(DESTDIR)$(PREFIX)/share/doc/pdserve
+
+include tests/bench/bench.mk
+
+clean:
+	rm -rf build build-address build-thread build-fuzz build-libfuzzer
+
+-include $(shell find $(O) -name '*.d' 2>/dev/null)
