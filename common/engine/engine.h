@@ -1,0 +1,85 @@
+/* engine.h - a model on a device: what both kinds of worker share. One thread (the worker's schedule thread) calls engine_step.
+ *
+ * The engine owns weights, device and scratch. It does not own the KV region: the worker attaches it. It knows no requests:
+ * a step is a list of spans over sequences' block tables. Everything has its full size from engine_open on; a step allocates nothing. */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include "kernels/kernels.h"
+#include "kv/layout.h"
+#include "util/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct engine;
+
+struct engine_opts {
+	const char *model_path;       /* a .gguf file or a Hugging Face folder with safetensors; sim: a description as in etc/sim/ */
+	const char *backend;          /* "cpu", "sim" */
+	const char *variant;          /* see kern_config */
+	unsigned threads;             /* 0: all cores; with tp > 1 those of all ranks together, each takes an equal part */
+	unsigned tp;                  /* tensor parallel: processes that share the work (tp.h); 0 or 1: this one alone. cpu only */
+	enum kv_type kv_type;
+	uint32_t block_tokens;
+	uint32_t max_rows;            /* tokens of one step: max_batched_tokens, or max sequences when decoding */
+	uint32_t max_logits;          /* rows of logits of one step */
+	uint32_t max_spans;           /* sequences of one step */
+	uint32_t max_table;           /* block table entries of one step over all spans */
+	/* told once, on any thread, that no step will succeed any more (a rank is gone); may be NULL */
+	void (*broken)(void *arg, const char *why);
+	void *broken_arg;
+};
+
+struct engine_info {
+	char name[128];               /* general.name or the folder's name */
+	char arch[32];                /* "llama" */
+	uint32_t layers, hidden, heads, kv_heads, head_dim, vocab, context;   /* context: longest sequence that the model was made for */
+	uint64_t params, weight_bytes;  /* sim: params of the modelled model, and no bytes */
+	char fingerprint[65];         /* BLAKE2b-256 over configuration, tokenizer and tensors' bytes (a sample of each tensor), hex */
+	char numerics[96];            /* "cpu-r4:tp1:bf16": the numerics id. The cpu backend computes the bits of tp1 at any tp (tp.h) */
+	uint32_t eos[8], n_eos;       /* end-of-sequence ids */
+	struct kv_layout kv;
+	int synchronous;              /* the device's operations are done when they return */
+};
+
+int engine_open(const struct engine_opts *opts, struct engine **ret_e, struct err *err);
+void engine_close(struct engine **e);
+const struct engine_info *engine_info(const struct engine *e);
+/* What the device counted; all zero where it does not count. Any thread, at any time. */
+void engine_counters(const struct engine *e, struct kern_counters *ret);
+
+/* The pool's data (kv_region.data of `blocks` blocks). Must stay mapped until engine_close. fd: what data maps from its beginning, for the
+ * other ranks when tp > 1; else not used. */
+int engine_attach_kv(struct engine *e, void *data, int fd, uint32_t blocks, size_t bytes, struct err *err);
+
+enum engine_logits { ENGINE_LOGITS_NONE, ENGINE_LOGITS_LAST, ENGINE_LOGITS_ALL };
+
+struct engine_span {
+	const uint32_t *tokens;       /* n ids, checked < vocab by the engine: ERR_INVALID fails the step before anything is written */
+	uint32_t n, position;         /* positions position .. position + n - 1 */
+	const uint32_t *blocks;       /* the sequence's block table from its block 0; must cover position + n tokens */
+	enum engine_logits logits;
+	uint32_t logits_row;          /* out: first row of this span in engine_logits() */
+	/* progress board: once this span's KV of layer l is in the pool the device stores progress_value to
+	 * progress[l * progress_stride] (words; registered memory where the device needs that); NULL: none */
+	uint64_t *progress;
+	size_t progress_stride;
+	uint64_t progress_value;
+};
+
+/* Called on the calling thread after each layer's KV write was enqueued (and, on a synchronous device, done). May be NULL. */
+typedef void engine_layer_hook(void *arg, uint32_t layer);
+
+/* One forward pass over all spans: KV of all rows is written, logits are there on return (the device is synchronised).
+ * 0, ERR_INVALID (a bound or id, with the value and the limit), or ERR_IO (device). */
+int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, engine_layer_hook *hook, void *hook_arg, struct err *err);
+/* (max_logits, vocab) float32 of the last step. */
+const float *engine_logits(const struct engine *e, uint32_t row);
+/* Why the engine will never step again (a rank is gone), or NULL. */
+const char *engine_broken(const struct engine *e);
+
+/* main() of the program pdrank: a rank of another process's engine, which it reaches by socket `fd`. Returns the exit status. */
+int engine_rank_main(int fd);
+
+#endif

@@ -1,0 +1,173 @@
+/* mla.c - multi-head latent attention: loading, and what a step does in its layers.
+ *
+ * A token's cache is its latent (kv_rank elements, normed) and the rotated part of the key that all heads share. Keys and values are never made
+ * from it: a head's query, not rotated part, times the key part of kv_b is a query for the latent itself, and the weighted sum of latents
+ * times the value part is the head's output. Prompt and decode do the same, so a row's bits depend on neither.
+ * Errors are returned and name the tensor. */
+#include "engine/mla.h"
+#include "util/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- loading ------------------------------------------------------------------------------------------------------------ */
+
+/* Rows [first, first + n) of a matrix of single elements as (k, n). */
+static struct kern_weight *transposed_rows(struct loader *l, const struct model_tensor *t, uint32_t first, uint32_t n)
+{
+	size_t size = kern_dtype_bytes(t->dtype, 1);
+	if (l->rc)
+		return NULL;
+	if (!size) {
+		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t->name,
+		                kern_dtype_name(t->dtype));
+		return NULL;
+	}
+	unsigned char *out = mem_alloc((size_t)n * t->k * size);
+	const unsigned char *in = (const unsigned char *)t->data + (size_t)first * t->k * size;
+	for (uint32_t r = 0; r < n; r++)
+		for (uint32_t i = 0; i < t->k; i++)
+			memcpy(out + ((size_t)i * n + r) * size, in + ((size_t)r * t->k + i) * size, size);
+	struct model_tensor turned = {.name = t->name, .dtype = t->dtype, .n = t->k, .k = n, .data = out, .bytes = (size_t)n * t->k * size};
+	int before = l->e->borrows;
+	struct kern_weight *w = load_rows(l, &turned, (struct tp_share){0, turned.n});
+	if (l->e->borrows && !before && !l->rc)
+		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: device %s reads matrices in place, and latent attention needs one turned", l->e->src.path,
+		                l->e->ops->name);
+	free(out);
+	return w;
+}
+
+/* The matrices of all heads from kv_b. */
+static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
+{
+	const struct model_mla *d = &l->e->conf.mla;
+	struct model_tensor kv_b;
+	if (!load_find(l, MODEL_KV_B, layer, &kv_b))
+		return;
+	for (uint32_t h = 0; h < m->heads && !l->rc; h++) {
+		uint32_t first = h * (d->nope + d->v);
+		m->key[h] = transposed_rows(l, &kv_b, first, d->nope);
+		m->value[h] = load_rows(l, &kv_b, (struct tp_share){first + d->nope, d->v});
+	}
+	if (!l->e->borrows)
+		model_tensor_drop(&kv_b);
+}
+
+/* The same from a file that has them in two tensors, the keys' turned already. */
+static void load_parts(struct loader *l, uint32_t layer, struct kern_weight **w, int value, uint32_t rows)
+{
+	struct engine *e = l->e;
+	struct model_tensor t;
+	if (l->rc || !load_found(l, model_latent_get(&e->src, &e->conf, value, layer, &t, l->err), &t))
+		return;
+	for (uint32_t h = 0; h < e->conf.heads && !l->rc; h++)
+		w[h] = load_rows(l, &t, (struct tp_share){h * rows, rows});
+	if (!e->borrows)
+		model_tensor_drop(&t);
+}
+
+struct mla *mla_load(struct loader *l, uint32_t layer)
+{
+	const struct model_conf *c = &l->e->conf;
+	const struct model_mla *d = &c->mla;
+	char name[64];
+	if (!d->kv_rank || l->rc)
+		return NULL;
+	struct mla *m = mem_zalloc(sizeof *m);
+	m->q_a = load_matrix(l, MODEL_Q_A, layer);
+	m->q_a_norm = load_norm(l, MODEL_Q_A_NORM, layer);
+	m->q_b = load_matrix(l, MODEL_Q_B, layer);
+	m->kv_a = load_matrix(l, MODEL_KV_A, layer);
+	m->kv_a_norm = load_norm(l, MODEL_KV_A_NORM, layer);
+	m->heads = c->heads;
+	m->key = mem_array(m->heads, sizeof *m->key);
+	m->value = mem_array(m->heads, sizeof *m->value);
+	snprintf(name, sizeof name, "blk.%u.attn_k_b.weight", layer);
+	if (l->e->src.kind == MODEL_GGUF && model_has_tensor(&l->e->src, name)) {
+		load_parts(l, layer, m->key, 0, d->kv_rank);
+		load_parts(l, layer, m->value, 1, d->v);
+	} else {
+		load_whole(l, layer, m);
+	}
+	return m;
+}
+
+void mla_free(struct engine *e, struct mla **mp)
+{
+	struct mla *m = *mp;
+	if (!m)
+		return;
+	free_matrices(e, &m->key, m->heads);
+	free_matrices(e, &m->value, m->heads);
+	free_matrix(e, &m->q_a);
+	free_matrix(e, &m->q_b);
+	free_matrix(e, &m->kv_a);
+	free_vector(e, &m->q_a_norm);
+	free_vector(e, &m->kv_a_norm);
+	free(m);
+	*mp = NULL;
+}
+
+/* --- a step ------------------------------------------------------------------------------------------------------------- */
+
+uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows)
+{
+	enum { FLOATS = 16 << 20 };
+	uint64_t head = (uint64_t)max_rows * (mla_width(c) + c->mla.kv_rank);
+	if (!c->mla.kv_rank)
+		return 0;
+	return head * c->heads <= FLOATS ? c->heads : head < FLOATS ? (uint32_t)(FLOATS / head) : 1;
+}
+
+/* Queries of all heads, and latents, beside each other in qkv. */
+static void project_in(struct step *st, uint32_t layer, uint32_t ld)
+{
+	struct engine *e = st->e;
+	const struct layer *w = &e->layer[layer];
+	const struct mla *m = w->mla;
+	struct scratch *s = &e->s;
+	uint32_t rows = st->all.rows, rank = e->conf.mla.q_rank;
+	const struct kern_product kv = {.w = m->kv_a, .y = s->qkv + e->conf.heads * e->conf.head_dim, .ldy = ld};
+	if (!rank) {
+		const struct kern_product p[] = {{.w = w->q, .y = s->qkv, .ldy = ld}, kv};
+		RUN(st, matmul, s->h, rows, p, 2);
+		return;
+	}
+	const struct kern_product a[] = {{.w = m->q_a, .y = s->mla_q_a, .ldy = rank}, kv}, b = {.w = m->q_b, .y = s->qkv, .ldy = ld};
+	RUN(st, matmul, s->h, rows, a, 2);
+	RUN(st, head_norm, s->mla_q_a, rank, 1, rank, m->q_a_norm, rows, e->conf.mla.norm_eps);
+	RUN(st, matmul, s->mla_q_a, rows, &b, 1);
+}
+
+void mla_in(struct step *st, uint32_t layer)
+{
+	struct engine *e = st->e;
+	const struct model_conf *c = &e->conf;
+	const struct model_mla *d = &c->mla;
+	const struct kern_rope *rope = &e->rope[c->layer[layer].rope];
+	uint32_t ld = engine_qkv_width(e), rows = st->all.rows;
+	float *q = e->s.qkv, *kv = q + c->heads * c->head_dim;
+	project_in(st, layer, ld);
+	RUN(st, head_norm, kv, ld, 1, d->kv_rank, e->layer[layer].mla->kv_a_norm, rows, d->norm_eps);
+	RUN(st, rope, q + d->nope, ld, c->heads, c->head_dim, rope, st->all.positions, rows);
+	RUN(st, rope, kv + d->kv_rank, ld, 1, d->rope, rope, st->all.positions, rows);
+	RUN(st, kv_write, &e->kv[layer], kv, NULL, ld, &st->all);
+}
+
+void mla_attention(struct step *st, uint32_t layer, const float *qkv, const struct kern_batch *b)
+{
+	struct engine *e = st->e;
+	const struct model_conf *c = &e->conf;
+	const struct model_mla *d = &c->mla;
+	const struct mla *m = e->layer[layer].mla;
+	struct scratch *s = &e->s;
+	for (uint32_t h = 0, n; h < c->heads; h += n) {
+		n = c->heads - h < e->mla_heads ? c->heads - h : e->mla_heads;
+		size_t ldq = (size_t)n * mla_width(c), ldo = (size_t)n * d->kv_rank;
+		RUN(st, heads_matmul, s->mla_q, ldq, qkv + h * c->head_dim, engine_qkv_width(e), m->key + h, n, d->rope, b->rows);
+		RUN(st, attention, s->mla_out, s->mla_q, ldq, n, &e->kv[layer], c->attn_scale, c->layer[layer].window, b);
+		RUN(st, heads_matmul, s->own_att + h * d->v, (size_t)c->heads * d->v, s->mla_out, ldo, m->value + h, n, 0, b->rows);
+	}
+}

@@ -1,0 +1,172 @@
+/* model.h - what a model file says, before it is on a device: a description, and tensors by role.
+ *
+ * A family is one entry of a table (model.c): what differs between families is data, the code is one. Two sources, GGUF and Hugging Face
+ * folders, fill the same description; which names and which rotary order a source uses stands in the tables, too. */
+#ifndef ENGINE_MODEL_H
+#define ENGINE_MODEL_H
+
+#include "kernels/kernels.h"
+#include "kv/layout.h"
+#include "util/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MODEL_HEAD_DIM_MAX 512u
+#define MODEL_LATENT_MAX 640u                       /* of a token's latent and its rotated part together */
+#define MODEL_EOS_MAX 8u
+#define MODEL_ROPES 2u
+
+enum model_source_kind { MODEL_GGUF, MODEL_HF, MODEL_SOURCES };
+
+/* Which layers see a window of positions only. BY_PATTERN: layer types, or every n-th layer is full. */
+enum family_window { FAMILY_WINDOW_NONE, FAMILY_WINDOW_ALL, FAMILY_WINDOW_BY_FLAG, FAMILY_WINDOW_BY_PATTERN };
+/* Whose words config.json uses for a mixture of experts. */
+enum family_experts { FAMILY_DENSE, FAMILY_EXPERTS_QWEN3, FAMILY_EXPERTS_ERNIE, FAMILY_EXPERTS_DEEPSEEK };
+/* A switch of config.json: NULL never, FAMILY_ALWAYS always, else the key of a boolean. GGUF shows by its tensors. */
+#define FAMILY_ALWAYS ""
+
+struct family {
+	const char *name[MODEL_SOURCES];            /* general.architecture (NULL: files of it say another family's); model_type of config.json */
+	enum kern_rope_style rope[MODEL_SOURCES];   /* a GGUF llama has q and k permuted for interleaved pairs; Hugging Face has not */
+	enum kern_act act;
+	enum family_window window;
+	struct { const char *qkv, *o, *mlp; } bias; /* switches */
+	const char *qk_norm;                        /* switch: RMSNorm of each head of q and k before the rotation */
+	int post_norms;                             /* attention and MLP are normed again before they are added to the residual stream */
+	int norm_plus_one[MODEL_SOURCES];           /* a norm's weight is 1 + what the file has */
+	int scaled_embedding;                       /* embeddings times sqrt(hidden) */
+	int tied;                                   /* what a config.json without tie_word_embeddings means */
+	double rope_base, rope_part;                /* what one without base, without partial_rotary_factor means; 0: 10000, 1 */
+	const char *ffn_norm[MODEL_SOURCES];        /* name of MODEL_FFN_NORM where it is another than usual */
+	enum family_experts experts;
+	int mla;                                    /* keys and values come from one latent */
+};
+
+/* Roles of tensors. Those up to MODEL_ROLE_LAST_GLOBAL exist once, the others in each layer that model_has_role tells. */
+enum model_role {
+	MODEL_EMBED, MODEL_NORM, MODEL_HEAD, MODEL_ROLE_LAST_GLOBAL = MODEL_HEAD,
+	MODEL_ATTN_NORM, MODEL_Q, MODEL_K, MODEL_V, MODEL_O, MODEL_Q_NORM, MODEL_K_NORM, MODEL_ATTN_POST_NORM,
+	MODEL_FFN_NORM, MODEL_GATE, MODEL_UP, MODEL_DOWN, MODEL_FFN_POST_NORM,
+	MODEL_Q_A, MODEL_Q_A_NORM, MODEL_Q_B, MODEL_KV_A, MODEL_KV_A_NORM, MODEL_KV_B,   /* MLA; MODEL_Q where q has no rank */
+	MODEL_ROUTER, MODEL_SHARED_GATE, MODEL_SHARED_UP, MODEL_SHARED_DOWN,             /* layers with experts */
+	MODEL_ROLES
+};
+
+/* A table of angles: position * inv_freq[i] turns pair i; cos and sin are multiplied by scale. */
+struct model_rope {
+	float scale;
+	float inv_freq[MODEL_HEAD_DIM_MAX / 2];     /* rope_dims / 2 of them */
+};
+
+struct model_layer {
+	uint32_t window;                            /* positions that a row sees, itself included; 0: all before it */
+	uint8_t rope;                               /* index in model_conf.rope */
+	uint8_t experts;                            /* 1: the feed-forward part is a mixture of experts */
+};
+
+enum model_scoring { MODEL_SOFTMAX, MODEL_SIGMOID };
+
+/* Experts of a layer that has them. Chosen are the `active` largest scores (+ correction), in `top_groups` of `groups` runs of experts; a weight
+ * is the score without the correction, divided by max(sum of the chosen, norm_min) + norm_eps if `normalise`, times scale. */
+struct model_experts {
+	uint32_t count, active;                     /* 0: the model is dense */
+	uint32_t ffn, shared_ffn;                   /* of one expert; of the one that all tokens pass, 0: none */
+	uint32_t groups, top_groups;                /* 1 and 1: no groups */
+	enum model_scoring scoring;
+	int correction, normalise;
+	float norm_min, norm_eps, scale;
+};
+
+/* Multi-head latent attention. */
+struct model_mla {
+	uint32_t kv_rank;                           /* 0: none of it */
+	uint32_t q_rank;                            /* 0: q comes by one product */
+	uint32_t nope, rope, v;                     /* sizes within a head: not rotated, rotated, value */
+	float norm_eps;                             /* of the two inner norms */
+};
+
+/* All that the engine needs to know; it never asks the family or the source, except for names of tensors. */
+struct model_conf {
+	const struct family *family;
+	enum model_source_kind source;
+	char name[128];
+	uint32_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context;   /* head_dim: of q and k; ffn: of dense layers */
+	float norm_eps, embed_scale, attn_scale;
+	int tied;                                   /* the head is the embedding */
+	int qkv_bias, o_bias, mlp_bias, qk_norm, post_norms, norm_plus_one;
+	enum kern_act act;
+	enum kern_rope_style rope_style;
+	uint32_t rope_dims, ropes;
+	struct model_rope rope[MODEL_ROPES];
+	struct model_layer layer[KV_LAYERS_MAX];
+	struct model_experts experts;
+	struct model_mla mla;
+	uint32_t eos[MODEL_EOS_MAX], n_eos;
+};
+
+struct model_tensor {
+	const char *name;
+	enum kern_dtype dtype;
+	uint32_t n, k;                              /* a vector has n = 1 */
+	const void *data;
+	size_t bytes;
+};
+
+struct model_source {
+	enum model_source_kind kind;
+	void *file;                                 /* struct gguf or struct safetensors */
+	const char *path;
+};
+
+/* A .gguf file, or a folder with config.json. Both outputs only on success; the source's mapping stays until model_close. */
+int model_open(const char *path, struct model_conf *ret_conf, struct model_source *ret_src, struct err *err);
+void model_close(struct model_source *src);
+/* "blk.3.attn_q.weight"; suffix is "weight" or "bias". */
+void model_tensor_name(const struct model_conf *c, enum model_role role, uint32_t layer, const char *suffix, char *out, size_t size);
+/* Whether the description asks for the role's tensor, in that layer. */
+int model_has_role(const struct model_conf *c, enum model_role role, uint32_t layer);
+/* Finds the tensor and checks that it is (n, k). ERR_NOTFOUND, ERR_CORRUPT (another shape) or ERR_UNSUPPORTED (type). */
+int model_tensor_get(const struct model_source *src, const char *name, uint32_t n, uint32_t k, struct model_tensor *ret, struct err *err);
+/* The same of expert `expert` in a layer that has them: its own tensor, or its part of one that holds all experts' (GGUF). The vector that
+ * corrects the scores for the choice. */
+enum model_expert_part { MODEL_EXPERT_GATE, MODEL_EXPERT_UP, MODEL_EXPERT_DOWN, MODEL_EXPERT_PARTS };
+int model_expert_get(const struct model_source *src, const struct model_conf *c, enum model_expert_part part, uint32_t layer, uint32_t expert,
+                     struct model_tensor *ret, struct err *err);
+/* One of the two parts of MODEL_KV_B where a file has them apart, all heads one after the other: keys (kv_rank, nope), values (v, kv_rank).
+ * ERR_NOTFOUND if it has not. */
+int model_latent_get(const struct model_source *src, const struct model_conf *c, int value, uint32_t layer, struct model_tensor *ret, struct err *err);
+int model_correction_get(const struct model_source *src, const struct model_conf *c, uint32_t layer, struct model_tensor *ret, struct err *err);
+int model_has_tensor(const struct model_source *src, const char *name);
+/* Gives the pages of a tensor's data back to the kernel; the mapping stays. */
+void model_tensor_drop(const struct model_tensor *t);
+/* BLAKE2b-256 of what turns text into this model's token ids; of nothing when the source says none. */
+void model_tokenizer_hash(const struct model_source *src, unsigned char ret[32]);
+/* Of description, tensors and tokenizer. */
+void model_fingerprint(const struct model_conf *conf, const struct model_source *src, char hex[65]);
+/* Shape (n, k) that the description asks of a role. */
+void model_role_shape(const struct model_conf *c, enum model_role role, uint32_t *ret_n, uint32_t *ret_k);
+
+/* --- for the readers --- */
+int model_gguf_open(const char *path, struct model_conf *c, struct model_source *src, struct err *err);
+int model_hf_open(const char *path, struct model_conf *c, struct model_source *src, struct err *err);
+const struct family *model_family_find(enum model_source_kind kind, const char *name, size_t len, struct err *err);
+/* What GGUF says of latent attention and experts, after the sizes; of the scale of latent attention, after the rotary tables. */
+struct gguf;
+int model_gguf_mla(struct gguf *g, struct model_conf *c, struct err *err);
+int model_gguf_experts(struct gguf *g, const struct model_source *src, struct model_conf *c, struct err *err);
+int model_gguf_mla_scale(struct gguf *g, struct model_conf *c, struct err *err);
+/* What follows from the family alone, and attention's usual scale; after family, source and sizes are known. */
+void model_defaults(struct model_conf *c);
+/* Frequencies base^(-2 i / dims); the others change what stands in r, and for yarn its scale, too. */
+void model_rope_default(struct model_rope *r, uint32_t dims, double base);
+void model_rope_linear(struct model_rope *r, uint32_t dims, double factor);
+void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, double low, double high, double original);
+struct model_yarn {
+	double base, factor, original, beta_fast, beta_slow;
+	double attention_factor;                    /* on cos and sin */
+	int truncate;
+};
+void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y);
+
+#endif

@@ -1,0 +1,295 @@
+/* model_sim.c - the description of a model and a device for the simulated accelerator (backend "sim"): a libconfig file with the groups
+ * `model` and `device`, as in etc/sim/.
+ *
+ * The engine that comes out has the model's number of layers and its vocabulary, and the smallest possible sizes otherwise: a row and a
+ * token's K and V carry eight bytes each. What the modelled sizes cost goes to the device in a struct kern_sim. The fingerprint covers
+ * the group `model` alone, so that workers with different devices may hand KV over.
+ * An unknown key, a missing one, a wrong type and a value out of its range are returned as errors with file, line, key, value and range. */
+#include "engine/model_sim.h"
+#include "kv/layout.h"
+
+#include <libconfig.h>
+#include <math.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <string.h>
+
+#define REQUIRED NAN
+#define FILE_BYTES_MAX (1 << 20)
+
+static const struct family sim_family = {.name = {"sim", "sim"}, .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}, .act = KERN_SILU};
+
+/* Numbers of the file; `whole`: no fraction allowed. A fallback of 0 for params means: from the sizes. */
+enum key_id {
+	LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, PARAMS, ACTIVE_PARAMS, WEIGHT_BYTES, KV_BYTES, CONTEXT, VOCAB, SEED, EOS_RATE,
+	FIRST_OF_DEVICE, FLOPS = FIRST_OF_DEVICE, BANDWIDTH, LAUNCH_US, STEP_US, TP, EXCHANGE_US, LINK_BANDWIDTH, TIME_SCALE, NUMBERS
+};
+
+static const struct key {
+	const char *name, *unit;
+	double min, max, fallback;
+	int whole;
+} keys[NUMBERS] = {
+	[LAYERS] = {"layers", "", 1, KV_LAYERS_MAX, REQUIRED, 1},
+	[HIDDEN] = {"hidden", "", 1, 65536, REQUIRED, 1},
+	[HEADS] = {"heads", "", 1, 1024, REQUIRED, 1},
+	[KV_HEADS] = {"kv_heads", "", 1, 1024, REQUIRED, 1},
+	[HEAD_DIM] = {"head_dim", "", 1, 512, REQUIRED, 1},
+	[FFN] = {"ffn", "", 1, 1048576, REQUIRED, 1},
+	[PARAMS] = {"params", "", 0, 1e14, 0, 0},
+	[ACTIVE_PARAMS] = {"active_params", "", 0, 1e14, 0, 0},
+	[WEIGHT_BYTES] = {"weight_bytes", "bytes each", 0.25, 8, 2, 0},
+	[KV_BYTES] = {"kv_bytes", "bytes each", 0.25, 8, 2, 0},
+	[CONTEXT] = {"context", "tokens", 8, 1 << 24, REQUIRED, 1},
+	[VOCAB] = {"vocab", "", 16, 1 << 22, 320, 1},
+	[SEED] = {"seed", "", 0, 4294967295.0, 0, 1},
+	[EOS_RATE] = {"eos_rate", "", 0, 1, 0, 0},
+	[FLOPS] = {"flops", "per second", 1e6, 1e18, REQUIRED, 0},
+	[BANDWIDTH] = {"bandwidth", "bytes/s", 1e6, 1e15, REQUIRED, 0},
+	[LAUNCH_US] = {"launch_us", "us", 0, 1e6, 0, 0},
+	[STEP_US] = {"step_us", "us", 0, 1e7, 0, 0},
+	[TP] = {"tp", "devices", 1, 64, 1, 1},
+	[EXCHANGE_US] = {"exchange_us", "us", 0, 1e6, 0, 0},
+	[LINK_BANDWIDTH] = {"link_bandwidth", "bytes/s", 1e6, 1e15, 1e15, 0},
+	[TIME_SCALE] = {"time_scale", "", 0, 1000, 1, 0},
+};
+
+struct file {
+	const char *path;
+	config_t cf;
+	double v[NUMBERS];
+	char name[64];
+	uint32_t eos[MODEL_EOS_MAX], n_eos;
+	int check_always;
+	struct err *err;
+};
+
+static int wrong(struct file *f, const config_setting_t *s, const char *text)
+{
+	return err_set(f->err, ERR_INVALID, "%.160s:%u: %s", f->path, s ? (unsigned)config_setting_source_line(s) : 0, text);
+}
+
+/* --- reading -------------------------------------------------------------------------------------------------------------- */
+
+static int is_number(const config_setting_t *s)
+{
+	int t = config_setting_type(s);
+	return t == CONFIG_TYPE_INT || t == CONFIG_TYPE_INT64 || t == CONFIG_TYPE_FLOAT;
+}
+
+static double number_of(const config_setting_t *s)
+{
+	return config_setting_type(s) == CONFIG_TYPE_FLOAT ? config_setting_get_float(s) : (double)config_setting_get_int64(s);
+}
+
+static int read_number(struct file *f, const config_setting_t *s, enum key_id id)
+{
+	const struct key *k = &keys[id];
+	char text[200];
+	if (!is_number(s)) {
+		snprintf(text, sizeof text, "%s: expected a number, %.10g to %.10g %s", k->name, k->min, k->max, k->unit);
+		return wrong(f, s, text);
+	}
+	double v = number_of(s);
+	if (!(v >= k->min && v <= k->max) || (k->whole && v != floor(v))) {
+		snprintf(text, sizeof text, "%s: found %.10g, expected a%s number, %.10g to %.10g %s", k->name, v, k->whole ? " whole" : "", k->min, k->max, k->unit);
+		return wrong(f, s, text);
+	}
+	f->v[id] = v;
+	return 0;
+}
+
+static int read_name(struct file *f, const config_setting_t *s)
+{
+	const char *v = config_setting_get_string(s);
+	if (!v || !v[0] || strlen(v) >= sizeof f->name)
+		return wrong(f, s, "name: expected a text of 1 to 63 bytes");
+	snprintf(f->name, sizeof f->name, "%s", v);
+	return 0;
+}
+
+static int read_eos(struct file *f, const config_setting_t *s)
+{
+	int n = config_setting_is_aggregate(s) ? config_setting_length(s) : -1;
+	if (n < 0 || n > (int)MODEL_EOS_MAX)
+		return wrong(f, s, "eos: expected up to 8 token ids: [ 2 ]");
+	for (int i = 0; i < n; i++) {
+		config_setting_t *e = config_setting_get_elem(s, (unsigned)i);
+		if (!is_number(e) || number_of(e) < 0 || number_of(e) >= keys[VOCAB].max || number_of(e) != floor(number_of(e)))
+			return wrong(f, e, "eos: expected token ids, less than vocab");
+		f->eos[f->n_eos++] = (uint32_t)number_of(e);
+	}
+	return 0;
+}
+
+static int read_check(struct file *f, const config_setting_t *s)
+{
+	const char *v = config_setting_get_string(s);
+	if (!v || (strcmp(v, "always") != 0 && strcmp(v, "new") != 0))
+		return wrong(f, s, "check: expected one of \"new\", \"always\"");
+	f->check_always = strcmp(v, "always") == 0;
+	return 0;
+}
+
+static int read_key(struct file *f, const config_setting_t *s, int device)
+{
+	const char *name = config_setting_name(s);
+	char text[200];
+	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE); id++)
+		if (strcmp(keys[id].name, name) == 0)
+			return read_number(f, s, (enum key_id)id);
+	if (!device && strcmp(name, "name") == 0)
+		return read_name(f, s);
+	if (!device && strcmp(name, "eos") == 0)
+		return read_eos(f, s);
+	if (device && strcmp(name, "check") == 0)
+		return read_check(f, s);
+	snprintf(text, sizeof text, "%.60s is no key of group %s", name, device ? "device" : "model");
+	return wrong(f, s, text);
+}
+
+static int read_group(struct file *f, const char *name, int device)
+{
+	config_setting_t *g = config_lookup(&f->cf, name);
+	char text[120];
+	if (!g || !config_setting_is_group(g)) {
+		snprintf(text, sizeof text, "group %s is missing: a simulated accelerator needs model = { ... }; device = { ... };", name);
+		return wrong(f, NULL, text);
+	}
+	for (int i = 0; i < config_setting_length(g); i++) {
+		int rc = read_key(f, config_setting_get_elem(g, (unsigned)i), device);
+		if (rc)
+			return rc;
+	}
+	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE); id++)
+		if (isnan(f->v[id])) {
+			snprintf(text, sizeof text, "%s.%s is missing: expected %.10g to %.10g %s", name, keys[id].name, keys[id].min, keys[id].max, keys[id].unit);
+			return wrong(f, g, text);
+		}
+	return 0;
+}
+
+/* What no single key says. */
+static int check_together(struct file *f)
+{
+	char text[160];
+	const double *v = f->v;
+	if (fmod(v[HEADS], v[KV_HEADS]) != 0) {
+		snprintf(text, sizeof text, "model.kv_heads: found %.0f, expected a divisor of %.0f heads", v[KV_HEADS], v[HEADS]);
+		return wrong(f, config_lookup(&f->cf, "model.kv_heads"), text);
+	}
+	for (uint32_t i = 0; i < f->n_eos; i++)
+		if (f->eos[i] >= v[VOCAB]) {
+			snprintf(text, sizeof text, "model.eos: found %u, expected less than vocab, %.0f", f->eos[i], v[VOCAB]);
+			return wrong(f, config_lookup(&f->cf, "model.eos"), text);
+		}
+	if (v[ACTIVE_PARAMS] > v[PARAMS]) {
+		snprintf(text, sizeof text, "model.active_params: found %.10g, expected at most params, %.10g", v[ACTIVE_PARAMS], v[PARAMS]);
+		return wrong(f, config_lookup(&f->cf, "model.active_params"), text);
+	}
+	return 0;
+}
+
+static int read_file(struct file *f)
+{
+	FILE *in = fopen(f->path, "re");
+	if (!in)
+		return err_set(f->err, ERR_IO, "%.200s: %m", f->path);
+	long size = fseek(in, 0, SEEK_END) ? -1 : ftell(in);
+	int ok = 0, rc = 0;
+	if (size < 0 || size > FILE_BYTES_MAX)
+		rc = err_set(f->err, ERR_INVALID, "%.160s: found %ld bytes, a description of a simulated accelerator has at most %d", f->path, size, FILE_BYTES_MAX);
+	else {
+		rewind(in);
+		ok = config_read(&f->cf, in);
+	}
+	fclose(in);
+	if (!rc && !ok)
+		rc = err_set(f->err, ERR_INVALID, "%.160s:%d: %s", f->path, config_error_line(&f->cf),
+		             config_error_text(&f->cf) ? config_error_text(&f->cf) : "cannot be read");
+	if (!rc && !(rc = read_group(f, "model", 0)) && !(rc = read_group(f, "device", 1)))
+		rc = check_together(f);
+	return rc;
+}
+
+/* --- what it means -------------------------------------------------------------------------------------------------------- */
+
+static void fill_conf(const struct file *f, enum kv_type type, struct model_conf *c)
+{
+	uint32_t dim = (uint32_t)(sizeof(uint64_t) / kv_type_bytes(type));
+	*c = (struct model_conf){
+		.family = &sim_family, .source = MODEL_HF, .layers = (uint32_t)f->v[LAYERS], .hidden = 2, .heads = 1, .kv_heads = 1, .head_dim = dim, .ffn = 2,
+		.vocab = (uint32_t)f->v[VOCAB], .context = (uint32_t)f->v[CONTEXT], .norm_eps = 1e-5f, .tied = 1, .rope_dims = dim,
+		.n_eos = f->n_eos,
+	};
+	snprintf(c->name, sizeof c->name, "%s", f->name[0] ? f->name : "simulated");
+	memcpy(c->eos, f->eos, sizeof c->eos);
+	model_defaults(c);
+	model_rope_default(&c->rope[0], dim, 10000.0);
+}
+
+/* Weights of a layer when the file gives no total: q, k, v, o and a gated feed-forward part. */
+static double layer_params(const double *v)
+{
+	if (v[PARAMS] > 0)
+		return v[PARAMS] / v[LAYERS];
+	return v[HIDDEN] * v[HEAD_DIM] * 2.0 * (v[HEADS] + v[KV_HEADS]) + 3.0 * v[HIDDEN] * v[FFN];
+}
+
+static void fill_sim(const struct file *f, struct kern_sim *m)
+{
+	const double *v = f->v;
+	double params = layer_params(v), active = v[ACTIVE_PARAMS] > 0 ? v[ACTIVE_PARAMS] / v[LAYERS] : params, tp = v[TP];
+	*m = (struct kern_sim){
+		.layers = (uint32_t)v[LAYERS], .vocab = (uint32_t)v[VOCAB], .tp = (uint32_t)tp, .seed = (uint64_t)v[SEED],
+		.layer_flops = 2.0 * active,
+		.layer_bytes = params * v[WEIGHT_BYTES],
+		.attention_flops = 4.0 * v[HEADS] * v[HEAD_DIM],
+		.kv_bytes = 2.0 * v[KV_HEADS] * v[HEAD_DIM] * v[KV_BYTES],
+		/* two all-reduces of 16-bit rows, as a ring sends them */
+		.exchange_bytes = 2.0 * v[HIDDEN] * 2.0 * 2.0 * (tp - 1.0) / tp,
+		.flops = v[FLOPS], .bandwidth = v[BANDWIDTH], .link_bandwidth = v[LINK_BANDWIDTH],
+		.launch_us = v[LAUNCH_US], .exchange_us = v[EXCHANGE_US], .step_us = v[STEP_US], .time_scale = v[TIME_SCALE], .eos_rate = v[EOS_RATE],
+		.n_eos = f->n_eos, .check_always = f->check_always,
+	};
+	memcpy(m->eos, f->eos, sizeof m->eos);
+}
+
+static void fingerprint(const struct file *f, char hex[65])
+{
+	crypto_generichash_state h;
+	unsigned char out[32];
+	crypto_generichash_init(&h, NULL, 0, sizeof out);
+	crypto_generichash_update(&h, (const unsigned char *)"pdserve-sim-1", 14);
+	crypto_generichash_update(&h, (const unsigned char *)f->name, sizeof f->name);
+	for (int id = 0; id < FIRST_OF_DEVICE; id++) {
+		char text[32];
+		int n = snprintf(text, sizeof text, "%.17g", f->v[id]);
+		crypto_generichash_update(&h, (const unsigned char *)text, (size_t)n + 1);
+	}
+	for (uint32_t i = 0; i < f->n_eos; i++) {
+		unsigned char b[4] = {(unsigned char)f->eos[i], (unsigned char)(f->eos[i] >> 8), (unsigned char)(f->eos[i] >> 16), (unsigned char)(f->eos[i] >> 24)};
+		crypto_generichash_update(&h, b, sizeof b);
+	}
+	crypto_generichash_final(&h, out, sizeof out);
+	sodium_bin2hex(hex, 65, out, sizeof out);
+}
+
+int model_sim_open(const char *path, enum kv_type type, struct model_sim *ret, struct err *err)
+{
+	struct file f = {.path = path, .err = err};
+	if (!kv_type_bytes(type))
+		return err_set(err, ERR_INVALID, "KV type %d is none", (int)type);
+	for (int id = 0; id < NUMBERS; id++)
+		f.v[id] = keys[id].fallback;
+	config_init(&f.cf);
+	int rc = read_file(&f);
+	if (!rc) {
+		fill_conf(&f, type, &ret->conf);
+		fill_sim(&f, &ret->sim);
+		fingerprint(&f, ret->fingerprint);
+		ret->params = (uint64_t)(layer_params(f.v) * f.v[LAYERS]);
+	}
+	config_destroy(&f.cf);
+	return rc;
+}

@@ -1,0 +1,141 @@
+/* ranks.c - an engine of several processes: how the work is shared out, the other ranks' start, and what they do (tp.h has the group itself).
+ *
+ * Each rank opens the model's file by itself and keeps its part of every matrix. An error of any rank while it opens is returned by
+ * engine_open of rank 0 in that rank's words; later ones fail the step and all that follow (engine_broken). */
+#include "engine/engine_impl.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* What a rank's engine is opened with. */
+struct rank_hello {
+	char model_path[4096], backend[16], variant[16], fingerprint[65];
+	struct engine_opts opts;           /* no pointers */
+};
+
+unsigned ranks_threads(const struct engine_opts *o)
+{
+	unsigned all = o->threads ? o->threads : (unsigned)sysconf(_SC_NPROCESSORS_ONLN);
+	return all / o->tp ? all / o->tp : 1;
+}
+
+int ranks_check(struct engine *e, struct err *err)
+{
+	if (e->sim)
+		return err_set(err, ERR_INVALID, "tensor_parallel is %u: a simulated device has its own, `tp` in its description", e->opts.tp);
+	if (!e->info.synchronous)
+		return err_set(err, ERR_UNSUPPORTED, "tensor_parallel is %u: device %s cannot share its work", e->opts.tp, e->ops->name);
+	if (e->conf.mla.kv_rank)
+		return err_set(err, ERR_UNSUPPORTED, "tensor_parallel is %u: %s keeps one latent for all heads, which ranks cannot share out", e->opts.tp,
+		               e->conf.family->name[e->conf.source]);
+	if (e->opts.tp > e->conf.kv_heads)
+		return err_set(err, ERR_INVALID, "tensor_parallel is %u, the model has %u KV heads: at most one rank for each", e->opts.tp, e->conf.kv_heads);
+	if (strlen(e->path) >= sizeof((struct rank_hello *)0)->model_path)
+		return err_set(err, ERR_INVALID, "model path of %zu bytes, the limit is %zu", strlen(e->path), sizeof((struct rank_hello *)0)->model_path - 1);
+	return 0;
+}
+
+void ranks_share_out(struct engine *e)
+{
+	const struct model_conf *c = &e->conf;
+	unsigned rank = e->tp ? tp_rank(e->tp) : 0, ranks = e->opts.tp > 1 ? e->opts.tp : 1, group = c->heads / c->kv_heads;
+	struct tp_share kv = tp_share_of(c->kv_heads, 1, rank, ranks);
+	e->shard = (struct shard){
+		.kv_heads = kv,
+		.heads = {kv.begin * group, kv.count * group},
+		.hidden = tp_share_of(c->hidden, TP_COLUMNS, rank, ranks),
+		.ffn = tp_share_of(c->ffn, TP_COLUMNS, rank, ranks),
+		.vocab = tp_share_of(c->vocab, TP_COLUMNS, rank, ranks),
+		.expert = tp_share_of(c->experts.ffn, TP_COLUMNS, rank, ranks),
+		.shared = tp_share_of(c->experts.shared_ffn, TP_COLUMNS, rank, ranks),
+	};
+}
+
+/* Rank 0 starts the others, which load their shares while it loads its own. */
+int ranks_start(struct engine *e, struct err *err)
+{
+	struct tp_sizes sizes = engine_whole_sizes(e);
+	struct rank_hello h = {.opts = e->opts};
+	h.opts.model_path = h.opts.backend = h.opts.variant = NULL;
+	h.opts.broken = NULL;
+	h.opts.broken_arg = NULL;
+	snprintf(h.model_path, sizeof h.model_path, "%s", e->path);
+	snprintf(h.backend, sizeof h.backend, "%s", e->opts.backend ? e->opts.backend : "cpu");
+	snprintf(h.variant, sizeof h.variant, "%s", e->opts.variant ? e->opts.variant : "auto");
+	memcpy(h.fingerprint, e->info.fingerprint, sizeof h.fingerprint);
+	return tp_start(e->opts.tp, &sizes, &h, sizeof h, e->opts.broken, e->opts.broken_arg, &e->tp, err);
+}
+
+/* All ranks have loaded, or one says why not. */
+int ranks_await(struct engine *e, struct err *err)
+{
+	return !e->tp || !tp_meet(e->tp, TP_OPEN_LIMIT_S) ? 0 : err_set(err, ERR_IO, "%.300s", tp_why(e->tp));
+}
+
+/* What the other ranks are told of a pool; its descriptor follows. */
+struct rank_pool {
+	uint32_t blocks;
+	size_t bytes;
+};
+
+int ranks_attach(struct engine *e, int fd, uint32_t blocks, size_t bytes, struct err *err)
+{
+	struct rank_pool pool = {blocks, bytes};
+	tp_order(e->tp, TP_ATTACH, &pool, sizeof pool);
+	return tp_give_fd(e->tp, fd) || tp_meet(e->tp, TP_STEP_LIMIT_S) ? err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp)) : 0;
+}
+
+/* --- a rank's own program ----------------------------------------------------------------------------------------------- */
+
+static void attach(struct engine *e, const struct rank_pool *pool)
+{
+	struct err err = {0};
+	int fd = tp_take_fd(e->tp);
+	void *data = fd < 0 ? MAP_FAILED : mmap(NULL, pool->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (data == MAP_FAILED)
+		err_set(&err, ERR_IO, "cannot map the KV pool of %zu bytes: %m", pool->bytes);
+	else
+		engine_attach_own(e, data, pool->blocks, pool->bytes, &err);
+	if (fd >= 0)
+		close(fd);
+	if (err.code)
+		tp_fail(e->tp, err.text);
+	tp_meet(e->tp, TP_STEP_LIMIT_S);
+}
+
+int engine_rank_main(int fd)
+{
+	struct err err = {0};
+	struct rank_hello h;
+	struct tp *tp = NULL;
+	struct engine *e = NULL;
+	/* signals of a terminal or a service manager go to all processes of a group; rank 0 decides when its ranks end */
+	static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2};
+	for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
+		signal(ignored[i], SIG_IGN);
+	if (tp_join(fd, &h, sizeof h, &tp, &err)) {
+		fprintf(stderr, "pdrank: %s\n", err.text);
+		return 1;
+	}
+	h.opts.model_path = h.model_path;
+	h.opts.backend = h.backend;
+	h.opts.variant = h.variant;
+	if (engine_open_rank(&h.opts, tp, &e, &err) == 0 && strcmp(e->info.fingerprint, h.fingerprint) != 0)
+		err_set(&err, ERR_CORRUPT, "%.200s changed while it was opened", h.model_path);
+	if (err.code) {
+		tp_fail(tp, err.text);
+		return 1;
+	}
+	tp_meet(tp, TP_OPEN_LIMIT_S);
+	while (!tp_why(tp)) {
+		union { struct rank_step step; struct rank_pool pool; } o;
+		if (tp_await(tp, &o, sizeof o) == TP_STEP)
+			engine_rank_step(e, &o.step);
+		else
+			attach(e, &o.pool);
+	}
+	return 1;
+}

@@ -1,0 +1,514 @@
+/* sample.c - see sample.h.
+ *
+ * The vocabulary is long and the answer lies near its top, so nothing is sorted whole: one vector pass turns logits into weights
+ * exp((l - max) / temperature) and keeps the largest of each block of 64; candidates are gathered from blocks that can hold them, by falling
+ * thresholds, and the cuts of top_k, top_p and the draw are found by selection.
+ * Always: the same logits and parameters give the same id on every machine; the vector pass has no fused or reordered operation that
+ * depends on the instruction set. NaN counts as minus infinity. A temperature below 1e-5 is greedy. Nothing here fails. */
+#include "engine/sample.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCK 64u
+#define LANES 8u
+#define GREEDY_BELOW 1e-5f
+
+typedef float vf __attribute__((vector_size(32), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(32), aligned(4)));
+typedef double vd __attribute__((vector_size(64), aligned(8)));
+
+struct sampler {
+	uint32_t vocab, blocks;
+	float *edited;       /* (vocab) the logits of a draw that may not see them as they are */
+	float *padded;       /* (BLOCK) the last, short block of logits, filled up with -inf */
+	float *block_max;    /* (blocks) largest logit */
+	float *weight;       /* (blocks * BLOCK) */
+	float *block_weight; /* (blocks) largest weight */
+	uint64_t *key;       /* (vocab) candidates: bits of the weight above the complement of the id, so that a larger key comes first */
+	uint32_t pivot_state;
+	double (*weigh)(struct sampler *s, const float *logits, float max, float inv_t, float min_weight);
+	void (*find_max)(struct sampler *s, const float *logits);
+};
+
+/* --- passes over all logits --------------------------------------------------------------------------------------------- */
+
+#define INLINE static inline __attribute__((always_inline))
+
+#define SPLAT(x) ((vf){0} + (x))
+/* a where the mask is set, else 0 */
+#define MASKED(mask, a) ((vf)((vi)(mask) & (vi)(a)))
+#define SELECT(mask, a, b) ((vf)(((vi)(mask) & (vi)(a)) | (~(vi)(mask) & (vi)(b))))
+
+/* exp for x <= 0, and 0 for x <= -87 and NaN: 2^n times the Taylor series of the rest, |rest| <= ln(2) / 2; relative error about 1e-7. */
+INLINE void exp_below_zero(const vf *px, vf *ret)
+{
+	const vf shift = SPLAT(12582912.0f);   /* 1.5 * 2^23: adding it rounds to an integer */
+	vi live = *px > SPLAT(-87.0f);
+	vf x = SELECT(live, *px, SPLAT(-87.0f));
+	vf z = x * SPLAT(1.44269504f) + shift, n = z - shift;
+	vf r = x - n * SPLAT(0.693359375f) - n * SPLAT(-2.12194440e-4f);
+	vf p = SPLAT(1.0f / 5040);
+	p = p * r + SPLAT(1.0f / 720);
+	p = p * r + SPLAT(1.0f / 120);
+	p = p * r + SPLAT(1.0f / 24);
+	p = p * r + SPLAT(1.0f / 6);
+	p = p * r + SPLAT(0.5f);
+	p = p * r + SPLAT(1.0f);
+	p = p * r + SPLAT(1.0f);
+	vi bits = (vi)p + (((vi)z - (vi)shift) << 23);
+	*ret = MASKED(live, (vf)bits);
+}
+
+/* Block b of the logits; the last, short one from its padded copy. */
+INLINE const float *block_at(const struct sampler *s, const float *logits, uint32_t b)
+{
+	return b + 1 == s->blocks ? s->padded : logits + (size_t)b * BLOCK;
+}
+
+INLINE float lane_max(const vf *v)
+{
+	float m = (*v)[0];
+	for (unsigned i = 1; i < LANES; i++)
+		m = (*v)[i] > m ? (*v)[i] : m;
+	return m;
+}
+
+INLINE void find_max_body(struct sampler *s, const float *logits)
+{
+	for (uint32_t b = 0; b < s->blocks; b++) {
+		const float *p = block_at(s, logits, b);
+		vf m = SPLAT(-INFINITY);
+		for (unsigned i = 0; i < BLOCK; i += LANES) {
+			vf v = *(const vf *)(p + i);
+			m = SELECT(v > m, v, m);
+		}
+		s->block_max[b] = lane_max(&m);
+	}
+}
+
+/* Fills weight and block_weight; weights below min_weight become 0. Returns the sum, lane by lane in one fixed order. */
+INLINE double weigh_body(struct sampler *s, const float *logits, float max, float inv_t, float min_weight)
+{
+	vd sum = {0};
+	for (uint32_t b = 0; b < s->blocks; b++) {
+		const float *p = block_at(s, logits, b);
+		vf m = SPLAT(0.0f);
+		for (unsigned i = 0; i < BLOCK; i += LANES) {
+			vf x = (*(const vf *)(p + i) - SPLAT(max)) * SPLAT(inv_t), w;
+			exp_below_zero(&x, &w);
+			w = MASKED(w >= SPLAT(min_weight), w);
+			*(vf *)(s->weight + (size_t)b * BLOCK + i) = w;
+			m = SELECT(w > m, w, m);
+			sum += __builtin_convertvector(w, vd);
+		}
+		s->block_weight[b] = lane_max(&m);
+	}
+	double total = 0;
+	for (unsigned i = 0; i < LANES; i++)
+		total += sum[i];
+	return total;
+}
+
+static void find_max_plain(struct sampler *s, const float *logits)
+{
+	find_max_body(s, logits);
+}
+
+static double weigh_plain(struct sampler *s, const float *logits, float max, float inv_t, float min_weight)
+{
+	return weigh_body(s, logits, max, inv_t, min_weight);
+}
+
+#ifdef __x86_64__
+/* without FMA, so that the bits are those of the plain pass */
+__attribute__((target("avx2"))) static void find_max_avx2(struct sampler *s, const float *logits)
+{
+	find_max_body(s, logits);
+}
+
+__attribute__((target("avx2"))) static double weigh_avx2(struct sampler *s, const float *logits, float max, float inv_t, float min_weight)
+{
+	return weigh_body(s, logits, max, inv_t, min_weight);
+}
+#endif
+
+/* Prepares the padded block and block_max; returns the lowest id among the largest logits (0 if there is none). */
+static uint32_t scan(struct sampler *s, const float *logits)
+{
+	uint32_t last = (s->blocks - 1) * BLOCK, best = 0;
+	for (uint32_t i = 0; i < BLOCK; i++)
+		s->padded[i] = last + i < s->vocab ? logits[last + i] : -INFINITY;
+	s->find_max(s, logits);
+	for (uint32_t b = 1; b < s->blocks; b++)
+		if (s->block_max[b] > s->block_max[best])
+			best = b;
+	for (uint32_t id = best * BLOCK; id < s->vocab; id++)
+		if (logits[id] == s->block_max[best])
+			return id;
+	return 0;
+}
+
+/* --- log-probabilities -------------------------------------------------------------------------------------------------- */
+
+/* Log of the sum of exp(logit), of the unscaled distribution. */
+static double log_sum(struct sampler *s, const float *logits, float max)
+{
+	return (double)max + log(s->weigh(s, logits, max, 1.0f, 0.0f));
+}
+
+static int before(float a, uint32_t id_a, float b, uint32_t id_b)
+{
+	return a > b || (a == b && id_a < id_b);
+}
+
+static uint32_t rank_of(const float *logits, uint32_t vocab, uint32_t id)
+{
+	uint32_t rank = 1;
+	float l = logits[id];
+	for (uint32_t i = 0; i < id; i++)
+		rank += logits[i] >= l;
+	for (uint32_t i = id + 1; i < vocab; i++)
+		rank += logits[i] > l;
+	return rank;
+}
+
+/* The `want` largest, by insertion; blocks whose largest cannot enter are skipped. logprob holds the logit meanwhile. */
+static uint32_t find_top(const struct sampler *s, const float *logits, uint32_t want, struct sample_top *top)
+{
+	uint32_t n = 0;
+	for (uint32_t b = 0; b < s->blocks && want; b++) {
+		if (n == want && !(s->block_max[b] > top[n - 1].logprob))
+			continue;
+		for (uint32_t id = b * BLOCK; id < (b + 1) * BLOCK && id < s->vocab; id++) {
+			float l = isnan(logits[id]) ? -INFINITY : logits[id];
+			if (n == want && !before(l, id, top[n - 1].logprob, top[n - 1].id))
+				continue;
+			uint32_t at = n < want ? n++ : n - 1;
+			for (; at > 0 && before(l, id, top[at - 1].logprob, top[at - 1].id); at--)
+				top[at] = top[at - 1];
+			top[at] = (struct sample_top){id, l};
+		}
+	}
+	return n;
+}
+
+/* scan() must have run for these logits. */
+static void score(struct sampler *s, const float *logits, uint32_t best, uint32_t id, int32_t logprobs, struct sample_result *ret)
+{
+	*ret = (struct sample_result){.id = id};
+	if (logprobs < 0)
+		return;
+	double sum = log_sum(s, logits, logits[best]);
+	ret->logprob = (float)((double)logits[id] - sum);
+	ret->rank = id == best ? 1 : rank_of(logits, s->vocab, id);
+	uint32_t want = logprobs > SAMPLE_LOGPROBS_MAX ? SAMPLE_LOGPROBS_MAX : (uint32_t)logprobs;
+	ret->n_top = find_top(s, logits, want, ret->top);
+	for (uint32_t i = 0; i < ret->n_top; i++)
+		ret->top[i].logprob = (float)((double)ret->top[i].logprob - sum);
+}
+
+/* --- the draw ----------------------------------------------------------------------------------------------------------- */
+
+/* Philox4x32-10 of counter (index, 0, 0), key seed: the first 64 bits, of which the upper 53 make the fraction. */
+static double uniform(uint64_t seed, uint64_t index)
+{
+	uint32_t c[4] = {(uint32_t)index, (uint32_t)(index >> 32), 0, 0}, k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+	for (int round = 0; round < 10; round++) {
+		uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
+		uint32_t next[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1], (uint32_t)a};
+		memcpy(c, next, sizeof c);
+		k[0] += 0x9E3779B9u;
+		k[1] += 0xBB67AE85u;
+	}
+	return (double)(((uint64_t)c[1] << 32 | c[0]) >> 11) * 0x1p-53;
+}
+
+static float key_weight(uint64_t key)
+{
+	uint32_t bits = (uint32_t)(key >> 32);
+	float w;
+	memcpy(&w, &bits, sizeof w);
+	return w;
+}
+
+static uint32_t key_id(uint64_t key)
+{
+	return ~(uint32_t)key;
+}
+
+/* Bits of what is not negative compare as it does. */
+static uint32_t bits_of(float f)
+{
+	uint32_t bits;
+	memcpy(&bits, &f, sizeof bits);
+	return bits;
+}
+
+static uint64_t make_key(uint32_t first, uint32_t id)
+{
+	return (uint64_t)first << 32 | (uint32_t)~id;
+}
+
+/* Candidates of at least this weight (and more than 0); returns their number and adds their weights up. */
+static uint32_t gather(struct sampler *s, float at_least, double *ret_mass)
+{
+	uint32_t n = 0;
+	double mass = 0;
+	for (uint32_t b = 0; b < s->blocks; b++) {
+		if (!(s->block_weight[b] >= at_least))
+			continue;
+		for (uint32_t id = b * BLOCK; id < (b + 1) * BLOCK && id < s->vocab; id++) {
+			float w = s->weight[id];
+			if (!(w >= at_least) || !(w > 0))
+				continue;
+			s->key[n++] = make_key(bits_of(w), id);
+			mass += (double)w;
+		}
+	}
+	*ret_mass = mass;
+	return n;
+}
+
+static uint64_t pick_pivot(struct sampler *s, const uint64_t *key, uint32_t n)
+{
+	s->pivot_state = s->pivot_state * 1664525u + 1013904223u;
+	return key[(uint64_t)s->pivot_state * n >> 32];
+}
+
+/* What a key stands for: its own weight, or, in an order of something else, the one that the table has for its id. */
+INLINE double mass_of(const float *weight, uint64_t key)
+{
+	return (double)(weight ? weight[key_id(key)] : key_weight(key));
+}
+
+/* Keys above the pivot first, then the pivot; returns the pivot's index. All keys differ, as their ids do. */
+static uint32_t partition(uint64_t *key, uint32_t n, uint64_t pivot, const float *weight, double *ret_mass)
+{
+	uint32_t k = 0, at = 0;
+	double mass = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t v = key[i];
+		if (v < pivot)
+			continue;
+		key[i] = key[k];
+		key[k] = v;
+		if (v == pivot)
+			at = k;
+		mass += mass_of(weight, v);
+		k++;
+	}
+	key[at] = key[k - 1];
+	key[k - 1] = pivot;
+	*ret_mass = mass - mass_of(weight, pivot);
+	return k - 1;
+}
+
+/* What a selection looks for in descending order: the `count`-th key, or the first where the cumulative weight passes `mass`. */
+struct cut {
+	uint32_t count;   /* 0: by mass */
+	double mass;
+	int reach;        /* by mass: reaching it is enough, it need not be passed */
+	const float *weight;   /* (vocab) see mass_of; NULL: the keys have them */
+};
+
+static int beyond(const struct cut *c, uint32_t keys, double mass)
+{
+	return c->count ? keys >= c->count : c->reach ? mass >= c->mass : mass > c->mass;
+}
+
+/* Index of the key that is looked for (the last one if none is); keys before it are the larger ones. *ret_mass includes it. */
+static uint32_t select_key(struct sampler *s, uint32_t n, const struct cut *c, double *ret_mass)
+{
+	uint32_t lo = 0, hi = n;
+	double base = 0;
+	while (hi - lo > 1) {
+		double above;
+		uint32_t p = lo + partition(s->key + lo, hi - lo, pick_pivot(s, s->key + lo, hi - lo), c->weight, &above);
+		double with = base + above + mass_of(c->weight, s->key[p]);
+		if (p > lo && beyond(c, p, base + above)) {
+			hi = p;
+		} else if (beyond(c, p + 1, with) || p + 1 == hi) {
+			*ret_mass = with;
+			return p;
+		} else {
+			lo = p + 1;
+			base = with;
+		}
+	}
+	*ret_mass = base + mass_of(c->weight, s->key[lo]);
+	return lo;
+}
+
+/* Of the n gathered candidates of weight *total those whose surprise is nearest to the entropy, until they have `part` of it; returns how many. */
+static uint32_t keep_typical(struct sampler *s, uint32_t n, float part, double *total)
+{
+	double sum = 0;
+	for (uint32_t i = 0; i < n; i++)
+		sum += (double)key_weight(s->key[i]) * log((double)key_weight(s->key[i]));
+	double mean = sum / *total;   /* the entropy is log(total) - mean, a surprise is log(total) - log(weight) */
+	for (uint32_t i = 0; i < n; i++) {
+		float far = (float)fabs(log((double)key_weight(s->key[i])) - mean);
+		s->key[i] = make_key(~bits_of(far), key_id(s->key[i]));
+	}
+	n = select_key(s, n, &(struct cut){.mass = (double)part * *total, .reach = 1, .weight = s->weight}, total) + 1;
+	for (uint32_t i = 0; i < n; i++)
+		s->key[i] = make_key(bits_of(s->weight[key_id(s->key[i])]), key_id(s->key[i]));
+	return n;
+}
+
+/* top_k, top_p, typical_p and the draw among the n gathered candidates of the whole weight `total`; 0 if a heavier or longer list is needed. */
+static int draw_among(struct sampler *s, const struct sample_params *p, double u, uint32_t n, double mass, double total, int whole, uint32_t *ret_id)
+{
+	double ignored;
+	int typical = p->typical_p > 0 && p->typical_p < 1;
+	if (p->top_k && n < p->top_k && !whole)
+		return 0;
+	if (typical && !whole && !p->top_k && p->top_p >= 1.0f)
+		return 0;
+	if (p->top_k && p->top_k < n) {
+		n = select_key(s, n, &(struct cut){.count = p->top_k}, &mass) + 1;
+		total = mass;
+	}
+	if (p->top_p < 1.0f) {
+		double want = (double)p->top_p * total;
+		if (mass < want && !whole && !p->top_k)
+			return 0;
+		n = select_key(s, n, &(struct cut){.mass = want, .reach = 1}, &total) + 1;
+	} else if (!whole && !p->top_k && !(mass > u * total)) {
+		return 0;
+	}
+	if (typical)
+		n = keep_typical(s, n, p->typical_p, &total);
+	*ret_id = key_id(s->key[select_key(s, n, &(struct cut){.mass = u * total}, &ignored)]);
+	return 1;
+}
+
+static uint32_t draw(struct sampler *s, const float *logits, uint32_t best, const struct sample_params *p, uint64_t index)
+{
+	static const float levels[] = {0x1p-7f, 0x1p-14f, 0.0f};
+	double total = s->weigh(s, logits, logits[best], 1.0f / p->temperature, p->min_p), u = uniform(p->seed, index);
+	uint32_t id = best;
+	s->pivot_state = 1;
+	for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+		double mass;
+		uint32_t n = gather(s, levels[i], &mass);
+		if (n && draw_among(s, p, u, n, mass, total, levels[i] == 0.0f, &id))
+			break;
+	}
+	return id;
+}
+
+/* --- what a draw sees of the logits --------------------------------------------------------------------------------------- */
+
+static uint64_t allowed_word(const uint64_t *a, const uint64_t *b, uint32_t i)
+{
+	return (a ? a[i] : UINT64_MAX) & (b ? b[i] : UINT64_MAX);
+}
+
+/* One word of a mask is one block of the logits. An id must be in both masks, where there are any. */
+static void copy_allowed(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b)
+{
+	for (uint32_t b = 0; b < s->blocks; b++) {
+		uint32_t at = b * BLOCK, n = s->vocab - at < BLOCK ? s->vocab - at : BLOCK;
+		uint64_t word = allowed_word(mask_a, mask_b, b);
+		if (word == UINT64_MAX) {
+			memcpy(s->edited + at, logits + at, n * sizeof *logits);
+			continue;
+		}
+		for (uint32_t i = 0; i < n; i++)
+			s->edited[at + i] = word >> i & 1 ? logits[at + i] : -INFINITY;
+	}
+}
+
+/* 0 if none is, or if there are no masks. */
+static uint32_t lowest_allowed(const struct sampler *s, const uint64_t *mask_a, const uint64_t *mask_b)
+{
+	for (uint32_t b = 0; b < s->blocks; b++) {
+		uint64_t word = allowed_word(mask_a, mask_b, b);
+		if (!word)
+			continue;
+		uint32_t id = b * BLOCK + (uint32_t)__builtin_ctzll(word);
+		return id < s->vocab ? id : 0;
+	}
+	return 0;
+}
+
+/* The logits themselves if nothing changes them, or a changed copy. */
+static const float *edit(struct sampler *s, const float *logits, const struct sample_at *at, const uint64_t *also)
+{
+	int acts = at->edit && sample_edit_acts(at->edit, at->tokens, at->prompt_tokens, at->n_tokens);
+	if (!acts && !at->allowed)
+		return logits;
+	if (at->allowed || also)
+		copy_allowed(s, logits, at->allowed, also);
+	else
+		memcpy(s->edited, logits, s->vocab * sizeof *logits);
+	if (acts)
+		sample_edit_apply(at->edit, s->edited, at->tokens, at->prompt_tokens, at->n_tokens);
+	return s->edited;
+}
+
+/* --- interface ---------------------------------------------------------------------------------------------------------- */
+
+struct sampler *sampler_new(uint32_t vocab)
+{
+	CHECK(vocab >= 1);
+	struct sampler *s = mem_zalloc(sizeof *s);
+	s->vocab = vocab;
+	s->blocks = (vocab + BLOCK - 1) / BLOCK;
+	s->edited = mem_array(vocab, sizeof *s->edited);
+	s->padded = mem_array(BLOCK, sizeof *s->padded);
+	s->block_max = mem_array(s->blocks, sizeof *s->block_max);
+	s->block_weight = mem_array(s->blocks, sizeof *s->block_weight);
+	s->weight = mem_array((size_t)s->blocks * BLOCK, sizeof *s->weight);
+	s->key = mem_array(vocab, sizeof *s->key);
+	s->find_max = find_max_plain;
+	s->weigh = weigh_plain;
+#ifdef __x86_64__
+	if (__builtin_cpu_supports("avx2")) {
+		s->find_max = find_max_avx2;
+		s->weigh = weigh_avx2;
+	}
+#endif
+	return s;
+}
+
+void sampler_destroy(struct sampler **sp)
+{
+	struct sampler *s = *sp;
+	if (!s)
+		return;
+	free(s->edited);
+	free(s->padded);
+	free(s->block_max);
+	free(s->block_weight);
+	free(s->weight);
+	free(s->key);
+	free(s);
+	*sp = NULL;
+}
+
+void sampler_draw(struct sampler *s, const float *logits, const struct sample_params *p, const struct sample_at *at, struct sample_result *ret)
+{
+	const uint64_t *also = at->edit ? sample_edit_allowed(at->edit) : NULL;
+	const float *seen = edit(s, logits, at, also);
+	uint32_t best = scan(s, seen), id = best;
+	if (!(seen[best] > -INFINITY))
+		id = lowest_allowed(s, at->allowed, also);
+	else if (p->temperature >= GREEDY_BELOW && isfinite(seen[best]))
+		id = draw(s, seen, best, p, at->index);
+	if (seen != logits && p->logprobs >= 0)
+		best = scan(s, logits);
+	score(s, logits, best, id, p->logprobs, ret);
+}
+
+void sampler_score(struct sampler *s, const float *logits, uint32_t id, int32_t logprobs, struct sample_result *ret)
+{
+	CHECK(id < s->vocab);
+	score(s, logits, scan(s, logits), id, logprobs, ret);
+}

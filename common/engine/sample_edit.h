@@ -1,0 +1,48 @@
+/* sample_edit.h - what one request changes in the logits before each of its draws: penalties, favoured and forbidden tokens, a least length.
+ *
+ * The order, as vLLM has it: ids that are not allowed, the last token of bad words, and what would end the answer before min_tokens become minus infinity; then
+ * logit_bias is added; then repetition (l > 0 ? l / r : l * r, once for each id that stands in the prompt or the answer), frequency (l - f * times in the answer)
+ * and presence (l - p for each id in the answer). All in float.
+ *
+ * Everything is a function of the request and its tokens: whoever has these continues exactly, after a hand-over, a preemption or on another worker. Counts are kept
+ * up incrementally: a draw costs a step for each different token that is penalised and none for the length. */
+#ifndef ENGINE_SAMPLE_EDIT_H
+#define ENGINE_SAMPLE_EDIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The arrays must outlive what is made of them. Ids beyond the vocabulary mean nothing. */
+struct sample_edit_opts {
+	uint32_t vocab;
+	uint32_t tokens_max;                /* of prompt and answer: bounds the memory, 16 bytes for each different one */
+	float repetition;                   /* 1 or 0: off */
+	float presence, frequency;          /* 0: off */
+	uint32_t min_tokens;                /* of the answer, before one of `ends` may come */
+	const uint32_t *ends[2];            /* ids that end the answer, in two lists */
+	size_t n_ends[2];
+	const uint32_t *bias_ids;           /* (n_bias) */
+	const float *bias;                  /* (n_bias) */
+	size_t n_bias;
+	const uint32_t *allowed;            /* ids */
+	size_t n_allowed;                   /* 0: all are */
+	const uint32_t *bad;                /* bad words one after the other: how many tokens, then these */
+	size_t n_bad;                       /* of the array */
+};
+
+struct sample_edit;
+
+/* NULL if nothing would ever be changed. */
+struct sample_edit *sample_edit_new(const struct sample_edit_opts *o);
+void sample_edit_destroy(struct sample_edit **e);
+/* Is `bad` well formed: whole lists of 1 token or more each? */
+int sample_edit_bad_valid(const uint32_t *bad, size_t n);
+
+/* Does the next draw, after tokens[0 .. n_tokens) of which the first prompt_tokens are the prompt, see other logits than the model's? */
+int sample_edit_acts(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt_tokens, uint32_t n_tokens);
+/* A bit for each allowed id, as in struct sample_at; NULL: all are. */
+const uint64_t *sample_edit_allowed(const struct sample_edit *e);
+/* All but the allowed ids. logits: (vocab), changed in place. Later calls for the same request must not have fewer tokens. */
+void sample_edit_apply(struct sample_edit *e, float *logits, const uint32_t *tokens, uint32_t prompt_tokens, uint32_t n_tokens);
+
+#endif

@@ -1,0 +1,508 @@
+/* tp.c - see tp.h.
+ *
+ * A meeting is a counter of those that have come and a generation that the last one raises; who waits spins briefly, then sleeps on the
+ * generation. Orders are a second such word. All words are in the shared mapping, so the futexes are shared ones.
+ * Rank 0 keeps a socket to each rank: its end of file tells either side that the other process is gone. A thread of rank 0 waits for that
+ * (and so no wait of a step needs to look), one of each rank ends it at once.
+ * Nothing in the mapping is read from outside this group of processes. */
+#include "engine/tp.h"
+#include "util/clock.h"
+#include "util/mem.h"
+#include "util/sock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, RANK_FD = 3, END_MS = 5000 };
+#define TP_MAGIC 0x6b6e617264703101u
+
+struct tp_shared {
+	uint64_t magic, bytes;
+	uint32_t ranks;
+	struct tp_sizes sizes;
+	_Alignas(64) atomic_uint order_seq;      /* raised with each order */
+	enum tp_order order;
+	unsigned char order_data[TP_ORDER_BYTES];
+	_Alignas(64) atomic_uint generation;     /* of the meeting */
+	_Alignas(64) atomic_uint arrived;
+	atomic_uint failing, failed;             /* who writes `why`; it is written */
+	char why[320];
+	struct { _Alignas(64) atomic_uint met; } at[TP_RANKS_MAX];
+};
+
+struct tp_child { pid_t pid; int fd; };
+
+struct tp {
+	struct tp_shared *sh;
+	unsigned rank, ranks;
+	unsigned order_seen;
+	int fd;                          /* other ranks: to rank 0 */
+	struct tp_child child[TP_RANKS_MAX];     /* rank 0: of rank i, from 1 on */
+	int stop_fd;                     /* rank 0: ends the watcher */
+	pthread_t watcher;
+	int watching;
+	tp_broken *broken;
+	void *broken_arg;
+	atomic_uint told;
+};
+
+struct hello_head {
+	uint32_t rank, ranks;
+	uint64_t bytes;
+};
+
+struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks)
+{
+	uint64_t units = ((uint64_t)total + unit - 1) / unit;
+	uint64_t begin = units * rank / ranks * unit, end = units * (rank + 1) / ranks * unit;
+	if (end > total)
+		end = total;
+	return (struct tp_share){(uint32_t)begin, (uint32_t)(end - begin)};
+}
+
+/* --- the mapping ---------------------------------------------------------------------------------------------------------- */
+
+static size_t part(size_t count)
+{
+	return (count * 4 + 4095) & ~(size_t)4095;
+}
+
+static size_t head_bytes(void)
+{
+	return (sizeof(struct tp_shared) + 4095) & ~(size_t)4095;
+}
+
+static size_t mapping_bytes(const struct tp_sizes *s)
+{
+	return head_bytes() + part(s->words) + part(s->att) + part(s->sum) + part(s->act) + part(s->logits);
+}
+
+struct tp_view tp_view(const struct tp *tp)
+{
+	const struct tp_sizes *s = &tp->sh->sizes;
+	unsigned char *p = (unsigned char *)tp->sh + head_bytes();
+	struct tp_view v = {.base = p, .bytes = tp->sh->bytes - head_bytes()};
+	v.words = (uint32_t *)(void *)p;
+	v.att = (float *)(void *)(p += part(s->words));
+	v.sum = (float *)(void *)(p += part(s->att));
+	v.act = (float *)(void *)(p += part(s->sum));
+	v.logits = (float *)(void *)(p += part(s->act));
+	return v;
+}
+
+static int map(struct tp *tp, int fd, size_t bytes, struct err *err)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (p == MAP_FAILED)
+		return err_set(err, ERR_NOMEM, "cannot map %zu bytes that the ranks share: %s", bytes, strerror(errno));
+	madvise(p, bytes, MADV_HUGEPAGE);
+	tp->sh = p;
+	return 0;
+}
+
+static int make_mapping(struct tp *tp, const struct tp_sizes *sizes, struct err *err)
+{
+	size_t bytes = mapping_bytes(sizes);
+	int fd = memfd_create("pdserve-ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return err_set(err, ERR_IO, "cannot create the ranks' shared memory: %s", strerror(errno));
+	int rc = ftruncate(fd, (off_t)bytes) < 0 ? err_set(err, ERR_NOMEM, "cannot reserve %zu bytes for the ranks: %s", bytes, strerror(errno)) : 0;
+	if (!rc)
+		rc = map(tp, fd, bytes, err);
+	if (rc) {
+		close(fd);
+		return rc;
+	}
+	memset(tp->sh, 0, bytes);      /* touched now, not in the first steps */
+	tp->sh->magic = TP_MAGIC;
+	tp->sh->bytes = bytes;
+	tp->sh->ranks = tp->ranks;
+	tp->sh->sizes = *sizes;
+	return fd;
+}
+
+/* --- waiting -------------------------------------------------------------------------------------------------------------- */
+
+static void sleep_on(atomic_uint *word, unsigned seen, const struct timespec *limit)
+{
+	syscall(SYS_futex, word, FUTEX_WAIT, seen, limit, NULL, 0);
+}
+
+static void wake_all(atomic_uint *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE, TP_RANKS_MAX, NULL, NULL, 0);
+}
+
+/* Spins until *word is no longer `seen` or SPIN_NS have passed; returns the word. */
+static unsigned spin_while(const atomic_uint *word, unsigned seen)
+{
+	uint64_t until = 0;
+	unsigned v;
+	for (unsigned turn = 1; (v = atomic_load_explicit(word, memory_order_acquire)) == seen; turn++) {
+#if defined(__x86_64__)
+		__builtin_ia32_pause();
+#endif
+		if (turn % TURNS_PER_CLOCK)
+			continue;
+		uint64_t now = clock_ns();
+		until = until ? until : now + SPIN_NS;
+		if (now >= until)
+			break;
+	}
+	return v;
+}
+
+const char *tp_why(const struct tp *tp)
+{
+	return atomic_load_explicit(&tp->sh->failed, memory_order_acquire) ? tp->sh->why : NULL;
+}
+
+static void fail(struct tp_shared *sh, const char *why)
+{
+	if (atomic_exchange(&sh->failing, 1))
+		return;
+	snprintf(sh->why, sizeof sh->why, "%s", why);
+	atomic_store_explicit(&sh->failed, 1, memory_order_release);
+	atomic_fetch_add(&sh->generation, 1);
+	wake_all(&sh->generation);
+}
+
+void tp_fail(struct tp *tp, const char *why)
+{
+	fail(tp->sh, why);
+	if (tp->broken && !atomic_exchange(&tp->told, 1))
+		tp->broken(tp->broken_arg, tp_why(tp) ? tp_why(tp) : why);
+}
+
+/* Names a rank that has not come to meeting number n. */
+static void fail_late(struct tp *tp, unsigned n, unsigned limit_s)
+{
+	char why[160];
+	for (unsigned r = 0; r < tp->ranks; r++)
+		if (atomic_load(&tp->sh->at[r].met) != n) {
+			snprintf(why, sizeof why, "rank %u has not come within %u s", r, limit_s);
+			tp_fail(tp, why);
+			return;
+		}
+}
+
+int tp_meet(struct tp *tp, unsigned limit_s)
+{
+	struct tp_shared *sh = tp->sh;
+	unsigned gen = atomic_load_explicit(&sh->generation, memory_order_acquire), n = atomic_fetch_add(&sh->at[tp->rank].met, 1) + 1;
+	if (tp_why(tp))
+		return ERR_IO;
+	if (atomic_fetch_add_explicit(&sh->arrived, 1, memory_order_acq_rel) + 1 == tp->ranks) {
+		atomic_store_explicit(&sh->arrived, 0, memory_order_relaxed);
+		atomic_fetch_add_explicit(&sh->generation, 1, memory_order_seq_cst);
+		wake_all(&sh->generation);
+		return 0;
+	}
+	uint64_t deadline = clock_us() + (uint64_t)limit_s * 1000000u;
+	while (spin_while(&sh->generation, gen) == gen) {
+		uint64_t left = clock_left_us(deadline);
+		if (!left) {
+			fail_late(tp, n, limit_s);
+			break;
+		}
+		struct timespec ts = {(time_t)(left / 1000000u), (long)(left % 1000000u * 1000u)};
+		sleep_on(&sh->generation, gen, &ts);
+	}
+	return tp_why(tp) ? ERR_IO : 0;
+}
+
+void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes)
+{
+	struct tp_shared *sh = tp->sh;
+	sh->order = order;
+	memcpy(sh->order_data, data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
+	atomic_fetch_add_explicit(&sh->order_seq, 1, memory_order_seq_cst);
+	wake_all(&sh->order_seq);
+}
+
+enum tp_order tp_await(struct tp *tp, void *data, size_t bytes)
+{
+	struct tp_shared *sh = tp->sh;
+	while (spin_while(&sh->order_seq, tp->order_seen) == tp->order_seen)
+		sleep_on(&sh->order_seq, tp->order_seen, NULL);
+	tp->order_seen++;
+	memcpy(data, sh->order_data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
+	return sh->order;
+}
+
+/* --- rank 0: the others' processes ------------------------------------------------------------------------------------------ */
+
+/* The program stands beside this one, or in ../bin of it (tests, benchmarks). */
+static int find_program(char *path, size_t size, struct err *err)
+{
+	static const char *const from[] = {"pdrank", "../bin/pdrank"};
+	char self[512];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+	char *slash = n > 0 ? (self[n] = 0, strrchr(self, '/')) : NULL;
+	if (!slash)
+		return err_set(err, ERR_IO, "cannot tell where this program is: %s", strerror(errno));
+	slash[1] = 0;
+	for (size_t i = 0; i < sizeof from / sizeof *from; i++) {
+		snprintf(path, size, "%s%s", self, from[i]);
+		if (access(path, X_OK) == 0)
+			return 0;
+	}
+	return err_set(err, ERR_NOTFOUND, "%.300spdrank: not found; tensor_parallel above 1 needs it", self);
+}
+
+static int spawn(struct tp *tp, unsigned rank, const char *program, int theirs, struct err *err)
+{
+	char text[16];
+	snprintf(text, sizeof text, "%u", rank);
+	char *argv[] = {(char *)"pdrank", text, NULL};
+	posix_spawn_file_actions_t files;
+	posix_spawnattr_t attr;
+	sigset_t none, all;
+	sigemptyset(&none);
+	sigfillset(&all);
+	posix_spawn_file_actions_init(&files);
+	posix_spawn_file_actions_adddup2(&files, theirs, RANK_FD);
+	posix_spawnattr_init(&attr);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+	posix_spawnattr_setsigmask(&attr, &none);
+	posix_spawnattr_setsigdefault(&attr, &all);
+	extern char **environ;
+	int rc = posix_spawn(&tp->child[rank].pid, program, &files, &attr, argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&files);
+	if (rc)
+		tp->child[rank].pid = 0;
+	return rc ? err_set(err, ERR_IO, "cannot start %.200s: %s", program, strerror(rc)) : 0;
+}
+
+static int start_rank(struct tp *tp, unsigned rank, const char *program, int memory, const void *hello, size_t bytes, struct err *err)
+{
+	int pair[2];
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return err_set(err, ERR_IO, "cannot make a socket for rank %u: %s", rank, strerror(errno));
+	tp->child[rank].fd = pair[0];
+	/* dup2 of a descriptor onto itself would leave it close-on-exec */
+	int theirs = pair[1] == RANK_FD ? fcntl(pair[1], F_DUPFD_CLOEXEC, RANK_FD + 1) : pair[1];
+	int rc = theirs < 0 ? err_set(err, ERR_IO, "no descriptor for rank %u: %s", rank, strerror(errno)) : spawn(tp, rank, program, theirs, err);
+	if (theirs >= 0 && theirs != pair[1])
+		close(theirs);
+	close(pair[1]);
+	if (rc)
+		return rc;
+	struct hello_head head = {.rank = rank, .ranks = tp->ranks, .bytes = tp->sh->bytes};
+	unsigned char *msg = mem_alloc(sizeof head + bytes);
+	memcpy(msg, &head, sizeof head);
+	memcpy(msg + sizeof head, hello, bytes);
+	rc = sock_send(pair[0], msg, sizeof head + bytes, &memory, 1);
+	free(msg);
+	return rc ? err_set(err, ERR_IO, "rank %u ended before it began", rank) : 0;
+}
+
+/* How the process ended, for people; a process that lingers is killed. */
+static void end_of(pid_t pid, unsigned wait_ms, char *out, size_t size)
+{
+	int status = 0;
+	pid_t got = 0;
+	for (unsigned ms = 0; (got = waitpid(pid, &status, WNOHANG)) == 0 && ms < wait_ms; ms += 2)
+		usleep(2000);
+	if (got == 0) {
+		kill(pid, SIGKILL);
+		got = waitpid(pid, &status, 0);
+	}
+	if (got != pid)
+		snprintf(out, size, "ended");
+	else if (WIFSIGNALED(status))
+		snprintf(out, size, "ended by signal %d", WTERMSIG(status));
+	else
+		snprintf(out, size, "ended with status %d", WEXITSTATUS(status));
+}
+
+/* Waits for the end of any rank; that is the end of the group. */
+static void *watch(void *arg)
+{
+	struct tp *tp = arg;
+	struct pollfd p[TP_RANKS_MAX] = {{.fd = tp->stop_fd, .events = POLLIN}};
+	for (unsigned r = 1; r < tp->ranks; r++)
+		p[r] = (struct pollfd){.fd = tp->child[r].fd};
+	while (poll(p, tp->ranks, -1) < 0 && errno == EINTR)
+		;
+	for (unsigned r = 1; !p[0].revents && r < tp->ranks; r++)
+		if (p[r].revents) {
+			char how[64], why[160];
+			int pid = (int)tp->child[r].pid;
+			end_of(tp->child[r].pid, 200, how, sizeof how);
+			tp->child[r].pid = 0;
+			snprintf(why, sizeof why, "rank %u (process %d) %s", r, pid, how);
+			tp_fail(tp, why);
+			break;
+		}
+	return NULL;
+}
+
+int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, size_t hello_bytes, tp_broken *broken, void *broken_arg,
+             struct tp **ret_tp, struct err *err)
+{
+	char program[600];
+	if (ranks < 2 || ranks > TP_RANKS_MAX)
+		return err_set(err, ERR_INVALID, "%u ranks, limits are 2 and %d", ranks, TP_RANKS_MAX);
+	int rc = find_program(program, sizeof program, err);
+	if (rc)
+		return rc;
+	struct tp *tp = mem_zalloc(sizeof *tp);
+	tp->ranks = ranks;
+	tp->broken = broken;
+	tp->broken_arg = broken_arg;
+	tp->fd = tp->stop_fd = -1;
+	for (unsigned r = 0; r < TP_RANKS_MAX; r++)
+		tp->child[r].fd = -1;
+	int memory = make_mapping(tp, sizes, err);
+	rc = memory < 0 ? memory : 0;
+	for (unsigned r = 1; !rc && r < ranks; r++)
+		rc = start_rank(tp, r, program, memory, hello, hello_bytes, err);
+	if (memory >= 0)
+		close(memory);
+	if (!rc && ((tp->stop_fd = eventfd(0, EFD_CLOEXEC)) < 0 || pthread_create(&tp->watcher, NULL, watch, tp)))
+		rc = err_set(err, ERR_IO, "cannot watch the ranks: %s", strerror(errno));
+	tp->watching = !rc;
+	if (rc)
+		tp_destroy(&tp);
+	else
+		*ret_tp = tp;
+	return rc;
+}
+
+void tp_destroy(struct tp **tpp)
+{
+	struct tp *tp = *tpp;
+	if (!tp)
+		return;
+	if (tp->watching) {
+		uint64_t one = 1;
+		while (write(tp->stop_fd, &one, sizeof one) < 0 && errno == EINTR)
+			;
+		pthread_join(tp->watcher, NULL);
+	}
+	if (tp->stop_fd >= 0)
+		close(tp->stop_fd);
+	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++)
+		if (tp->child[r].fd >= 0)
+			close(tp->child[r].fd);          /* end of file: the rank ends */
+	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++) {
+		char how[64];
+		if (tp->child[r].pid)
+			end_of(tp->child[r].pid, END_MS, how, sizeof how);
+	}
+	if (tp->fd >= 0)
+		close(tp->fd);
+	if (tp->sh)
+		munmap(tp->sh, tp->sh->bytes);
+	free(tp);
+	*tpp = NULL;
+}
+
+int tp_give_fd(struct tp *tp, int fd)
+{
+	for (unsigned r = 1; r < tp->ranks; r++)
+		if (sock_send(tp->child[r].fd, "", 1, &fd, 1)) {
+			tp_fail(tp, "a rank did not take the KV pool");
+			return ERR_IO;
+		}
+	return 0;
+}
+
+/* --- the other ranks ---------------------------------------------------------------------------------------------------------- */
+
+/* Rank 0's process is gone, or has closed the group: there is nothing left to do, and nobody to tell. */
+static void *lifeline(void *arg)
+{
+	const struct tp *tp = arg;
+	struct pollfd p = {.fd = tp->fd};
+	while (poll(&p, 1, -1) < 0 && errno == EINTR)
+		;
+	_exit(0);
+}
+
+static int take_hello(struct tp *tp, void *hello, size_t hello_bytes, struct err *err)
+{
+	struct hello_head head;
+	size_t size = sizeof head + hello_bytes;
+	unsigned char *msg = mem_alloc(size + 1);
+	int memory = -1;
+	unsigned fds = 0;
+	ssize_t n = sock_recv(tp->fd, msg, size + 1, &memory, 1, &fds);
+	struct stat st;
+	int rc = 0;
+	if (n != (ssize_t)size || fds != 1)
+		rc = err_set(err, ERR_INVALID, "a hello of %zd bytes and %u descriptors, expected %zu and 1", n, fds, size);
+	else {
+		memcpy(&head, msg, sizeof head);
+		memcpy(hello, msg + sizeof head, hello_bytes);
+		if (head.ranks < 2 || head.ranks > TP_RANKS_MAX || !head.rank || head.rank >= head.ranks)
+			rc = err_set(err, ERR_INVALID, "rank %u of %u, limits are 1 and %d", head.rank, head.ranks, TP_RANKS_MAX - 1);
+		else if (fstat(memory, &st) < 0 || (uint64_t)st.st_size != head.bytes || head.bytes < head_bytes())
+			rc = err_set(err, ERR_INVALID, "shared memory of another size than the %llu bytes that were said", (unsigned long long)head.bytes);
+	}
+	free(msg);
+	if (!rc) {
+		tp->rank = head.rank;
+		tp->ranks = head.ranks;
+		rc = map(tp, memory, head.bytes, err);
+	}
+	if (fds)
+		close(memory);
+	if (!rc && (tp->sh->magic != TP_MAGIC || tp->sh->ranks != tp->ranks || mapping_bytes(&tp->sh->sizes) != tp->sh->bytes))
+		rc = err_set(err, ERR_CORRUPT, "shared memory of another program");
+	return rc;
+}
+
+int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct err *err)
+{
+	struct tp *tp = mem_zalloc(sizeof *tp);
+	pthread_t thread;
+	tp->fd = fd;
+	tp->stop_fd = -1;
+	int rc = take_hello(tp, hello, hello_bytes, err);
+	if (!rc && pthread_create(&thread, NULL, lifeline, tp))
+		rc = err_set(err, ERR_IO, "cannot start a thread");
+	if (!rc)
+		pthread_detach(thread);
+	if (rc)
+		tp_destroy(&tp);
+	else
+		*ret_tp = tp;
+	return rc;
+}
+
+int tp_take_fd(struct tp *tp)
+{
+	char c;
+	int fd = -1;
+	unsigned fds = 0;
+	return sock_recv(tp->fd, &c, 1, &fd, 1, &fds) == 1 && fds == 1 ? fd : ERR_IO;
+}
+
+unsigned tp_rank(const struct tp *tp)
+{
+	return tp->rank;
+}
+
+unsigned tp_ranks(const struct tp *tp)
+{
+	return tp->ranks;
+}

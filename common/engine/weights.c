@@ -1,0 +1,311 @@
+/* weights.c - from a model's tensors to matrices and vectors on the device.
+ *
+ * Each tensor is handed to the device as it lies in the file; the device repacks it, and then the file's pages are given back, so that
+ * loading needs little more memory than the model itself. If a device reads matrices in place, the file stays mapped.
+ * A missing tensor, a wrong shape or type, and too little memory are returned as errors that name the tensor. */
+#include "engine/mla.h"
+#include "engine/moe.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int engine_device_error(struct engine *e, int kern_rc, const char *doing, struct err *err)
+{
+	int code = kern_rc == KERN_ENOMEM ? ERR_NOMEM : kern_rc == KERN_EINVAL ? ERR_INVALID : kern_rc == KERN_ENOTSUP ? ERR_UNSUPPORTED : ERR_IO;
+	return err_set(err, code, "%s: device %s: %.200s", doing, e->ops->name, e->ops->last_error(e->dev));
+}
+
+/* The rows of a role's matrix that this rank has. */
+static struct tp_share rows_of(const struct engine *e, enum model_role role, uint32_t n)
+{
+	const struct shard *own = &e->shard;
+	uint32_t dim = e->conf.head_dim;
+	switch (role) {
+	case MODEL_Q: return (struct tp_share){own->heads.begin * dim, own->heads.count * dim};
+	case MODEL_K:
+	case MODEL_V: return (struct tp_share){own->kv_heads.begin * dim, own->kv_heads.count * dim};
+	case MODEL_GATE:
+	case MODEL_UP: return own->ffn;
+	case MODEL_SHARED_GATE:
+	case MODEL_SHARED_UP: return own->shared;
+	case MODEL_O:
+	case MODEL_DOWN:
+	case MODEL_SHARED_DOWN: return own->hidden;
+	case MODEL_EMBED:
+	case MODEL_HEAD: return own->vocab;
+	default: return (struct tp_share){0, n};
+	}
+}
+
+int load_found(struct loader *l, int rc, const struct model_tensor *t)
+{
+	if (!rc) {
+		l->e->info.params += (uint64_t)t->n * t->k;
+		l->e->info.weight_bytes += t->bytes;
+	}
+	l->rc = l->rc ? l->rc : rc;
+	return !l->rc;
+}
+
+int load_find(struct loader *l, enum model_role role, uint32_t layer, struct model_tensor *t)
+{
+	char name[96];
+	uint32_t n, k;
+	if (l->rc)
+		return 0;
+	model_tensor_name(&l->e->conf, role, layer, "weight", name, sizeof name);
+	model_role_shape(&l->e->conf, role, &n, &k);
+	return load_found(l, model_tensor_get(&l->e->src, name, n, k, t, l->err), t);
+}
+
+struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, struct tp_share rows)
+{
+	struct engine *e = l->e;
+	struct kern_weight *w = NULL;
+	if (l->rc || !rows.count)
+		return NULL;
+	const unsigned char *data = (const unsigned char *)t->data + rows.begin * kern_dtype_bytes(t->dtype, t->k);
+	int borrows = 0, rc = e->ops->weight_new(e->dev, t->dtype, rows.count, t->k, data, &w, &borrows);
+	if (rc) {
+		l->rc = engine_device_error(e, rc, "cannot load", l->err);
+		err_prefix(l->err, "%.100s: tensor %s (%u x %u, %s)", e->src.path, t->name, t->n, t->k, kern_dtype_name(t->dtype));
+		return NULL;
+	}
+	e->borrows |= borrows;
+	return w;
+}
+
+struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t layer)
+{
+	struct model_tensor t;
+	if (!model_has_role(&l->e->conf, role, layer) || !load_find(l, role, layer, &t))
+		return NULL;
+	struct kern_weight *w = load_rows(l, &t, rows_of(l->e, role, t.n));
+	if (!l->e->borrows)
+		model_tensor_drop(&t);
+	return w;
+}
+
+static float half_to_float(uint16_t h)
+{
+	uint32_t sign = (uint32_t)(h >> 15) << 31, exp = h >> 10 & 31, man = h & 1023, bits;
+	if (exp == 0) {
+		float f = (float)man * 0x1p-24f;
+		return sign ? -f : f;
+	}
+	bits = sign | (exp == 31 ? 255u << 23 : (exp + 112) << 23) | man << 13;
+	float f;
+	memcpy(&f, &bits, sizeof f);
+	return f;
+}
+
+/* Elements of a plain type as float32; ERR_UNSUPPORTED for block types, which no vector has. */
+static int widen(const struct model_tensor *t, float *out)
+{
+	const unsigned char *p = t->data;
+	for (uint32_t i = 0; i < t->k; i++) {
+		uint16_t h;
+		uint32_t bits;
+		switch (t->dtype) {
+		case KERN_F32:
+			memcpy(&out[i], p + (size_t)i * 4, 4);
+			break;
+		case KERN_F16:
+			memcpy(&h, p + (size_t)i * 2, 2);
+			out[i] = half_to_float(h);
+			break;
+		case KERN_BF16:
+			memcpy(&h, p + (size_t)i * 2, 2);
+			bits = (uint32_t)h << 16;
+			memcpy(&out[i], &bits, 4);
+			break;
+		default:
+			return ERR_UNSUPPORTED;
+		}
+	}
+	return 0;
+}
+
+static float *upload(struct loader *l, const float *host, uint32_t count, const char *name)
+{
+	struct engine *e = l->e;
+	void *dev = NULL;
+	int rc = e->ops->alloc(e->dev, count * sizeof *host, &dev);
+	if (!rc)
+		rc = e->ops->upload(e->stream, dev, host, count * sizeof *host);
+	if (!rc)
+		rc = e->ops->sync(e->stream);
+	if (rc) {
+		l->rc = engine_device_error(e, rc, name, l->err);
+		if (dev)
+			e->ops->free(e->dev, dev);
+		return NULL;
+	}
+	return dev;
+}
+
+/* The tensor's numbers, each plus `more`. */
+float *load_vector(struct loader *l, const struct model_tensor *t, float more)
+{
+	float *host = mem_array(t->k, sizeof *host), *dev = NULL;
+	if (widen(t, host))
+		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t->name,
+		                kern_dtype_name(t->dtype));
+	else {
+		for (uint32_t i = 0; more != 0.0f && i < t->k; i++)
+			host[i] += more;
+		dev = upload(l, host, t->k, t->name);
+	}
+	free(host);
+	return dev;
+}
+
+float *load_norm(struct loader *l, enum model_role role, uint32_t layer)
+{
+	const struct model_conf *c = &l->e->conf;
+	struct model_tensor t;
+	return model_has_role(c, role, layer) && load_find(l, role, layer, &t) ? load_vector(l, &t, c->norm_plus_one ? 1.0f : 0.0f) : NULL;
+}
+
+/* The bias of a matrix: a vector of its rows. */
+static float *bias(struct loader *l, int has, enum model_role role, uint32_t layer)
+{
+	char name[96];
+	uint32_t n, k;
+	struct model_tensor t;
+	if (!has || l->rc || !model_has_role(&l->e->conf, role, layer))
+		return NULL;
+	model_tensor_name(&l->e->conf, role, layer, "bias", name, sizeof name);
+	model_role_shape(&l->e->conf, role, &n, &k);
+	l->rc = model_tensor_get(&l->e->src, name, 1, n, &t, l->err);
+	if (l->rc)
+		return NULL;
+	l->e->info.params += n;
+	l->e->info.weight_bytes += t.bytes;
+	struct tp_share own = rows_of(l->e, role, n);
+	t.data = (const unsigned char *)t.data + own.begin * kern_dtype_bytes(t.dtype, 1);
+	t.k = own.count;
+	return own.count ? load_vector(l, &t, 0.0f) : NULL;
+}
+
+static void load_layer(struct loader *l, uint32_t i)
+{
+	const struct model_conf *c = &l->e->conf;
+	l->e->layer[i] = (struct layer){
+		.attn_norm = load_norm(l, MODEL_ATTN_NORM, i),
+		.q = load_matrix(l, MODEL_Q, i),
+		.k = load_matrix(l, MODEL_K, i),
+		.v = load_matrix(l, MODEL_V, i),
+		.o = load_matrix(l, MODEL_O, i),
+		.q_norm = load_norm(l, MODEL_Q_NORM, i),
+		.k_norm = load_norm(l, MODEL_K_NORM, i),
+		.attn_post_norm = load_norm(l, MODEL_ATTN_POST_NORM, i),
+		.ffn_norm = load_norm(l, MODEL_FFN_NORM, i),
+		.gate = load_matrix(l, MODEL_GATE, i),
+		.up = load_matrix(l, MODEL_UP, i),
+		.down = load_matrix(l, MODEL_DOWN, i),
+		.ffn_post_norm = load_norm(l, MODEL_FFN_POST_NORM, i),
+		.q_bias = bias(l, c->qkv_bias, MODEL_Q, i),
+		.k_bias = bias(l, c->qkv_bias, MODEL_K, i),
+		.v_bias = bias(l, c->qkv_bias, MODEL_V, i),
+		.o_bias = bias(l, c->o_bias, MODEL_O, i),
+		.gate_bias = bias(l, c->mlp_bias, MODEL_GATE, i),
+		.up_bias = bias(l, c->mlp_bias, MODEL_UP, i),
+		.down_bias = bias(l, c->mlp_bias, MODEL_DOWN, i),
+		.mla = mla_load(l, i),
+		.moe = moe_load(l, i),
+	};
+}
+
+/* A simulated model's matrices are sizes only, and it has no vectors. */
+static struct kern_weight *shape(struct loader *l, enum model_role role)
+{
+	struct engine *e = l->e;
+	struct kern_weight *w = NULL;
+	uint32_t n, k;
+	int borrows;
+	model_role_shape(&e->conf, role, &n, &k);
+	int rc = l->rc ? l->rc : e->ops->weight_new(e->dev, KERN_F32, n, k, NULL, &w, &borrows);
+	if (rc && !l->rc)
+		l->rc = engine_device_error(e, rc, "cannot load a simulated model", l->err);
+	return w;
+}
+
+static void load_shapes(struct loader *l)
+{
+	struct engine *e = l->e;
+	e->head = e->embed = shape(l, MODEL_EMBED);
+	for (uint32_t i = 0; i < e->conf.layers; i++)
+		e->layer[i] = (struct layer){
+			.q = shape(l, MODEL_Q), .k = shape(l, MODEL_K), .v = shape(l, MODEL_V), .o = shape(l, MODEL_O),
+			.gate = shape(l, MODEL_GATE), .up = shape(l, MODEL_UP), .down = shape(l, MODEL_DOWN),
+		};
+}
+
+int weights_load(struct engine *e, struct err *err)
+{
+	struct loader l = {.e = e, .err = err};
+	e->layer = mem_array(e->conf.layers, sizeof *e->layer);
+	if (e->sim) {
+		load_shapes(&l);
+		return l.rc;
+	}
+	e->embed = load_matrix(&l, MODEL_EMBED, 0);
+	for (uint32_t i = 0; i < e->conf.layers && !l.rc; i++)
+		load_layer(&l, i);
+	e->final_norm = load_norm(&l, MODEL_NORM, 0);
+	e->head = e->conf.tied ? e->embed : load_matrix(&l, MODEL_HEAD, 0);
+	for (uint32_t i = 0; i < e->conf.ropes && !l.rc; i++)
+		e->inv_freq[i] = upload(&l, e->conf.rope[i].inv_freq, e->conf.rope_dims / 2, "rotary frequencies");
+	return l.rc;
+}
+
+void free_matrix(struct engine *e, struct kern_weight **w)
+{
+	if (*w)
+		e->ops->weight_destroy(e->dev, w);
+	*w = NULL;
+}
+
+void free_matrices(struct engine *e, struct kern_weight ***ws, uint32_t count)
+{
+	for (uint32_t i = 0; *ws && i < count; i++)
+		free_matrix(e, &(*ws)[i]);
+	free(*ws);
+	*ws = NULL;
+}
+
+void free_vector(struct engine *e, float **v)
+{
+	if (*v)
+		e->ops->free(e->dev, *v);
+	*v = NULL;
+}
+
+void weights_free(struct engine *e)
+{
+	for (uint32_t i = 0; e->layer && i < e->conf.layers; i++) {
+		struct layer *l = &e->layer[i];
+		struct kern_weight **const ws[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+		float **const vs[] = {
+			&l->attn_norm, &l->q_norm, &l->k_norm, &l->attn_post_norm, &l->ffn_norm, &l->ffn_post_norm,
+			&l->q_bias, &l->k_bias, &l->v_bias, &l->o_bias, &l->gate_bias, &l->up_bias, &l->down_bias,
+		};
+		for (size_t k = 0; k < sizeof ws / sizeof *ws; k++)
+			free_matrix(e, ws[k]);
+		for (size_t k = 0; k < sizeof vs / sizeof *vs; k++)
+			free_vector(e, vs[k]);
+		mla_free(e, &l->mla);
+		moe_free(e, &l->moe);
+	}
+	if (e->head == e->embed)
+		e->head = NULL;
+	free_matrix(e, &e->embed);
+	free_matrix(e, &e->head);
+	free_vector(e, &e->final_norm);
+	for (uint32_t i = 0; i < MODEL_ROPES; i++)
+		free_vector(e, &e->inv_freq[i]);
+	free(e->layer);
+	e->layer = NULL;
+}

@@ -1,0 +1,458 @@
+/* automaton.c - see automaton.h: states, by closure and interning, as they are first reached.
+ *
+ * What always holds: a state's configs are sorted and differ; every config can still be finished within the limit on nesting (nfa_node.need), so no state but the dead one
+ * is a dead end for bytes. Whether a state is dead depends on the network and the bytes alone, never on what was cached; only `full` does, and it is made good by renewing. */
+#include "automaton.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SEEN_SIZE 16384u         /* places looked at in one closure: at most half of it */
+#define NONE UINT32_MAX
+
+/* --- closure ------------------------------------------------------------------------------------------------------------------------- */
+
+/* Scratch of one thread. */
+struct closure {
+	struct {
+		uint32_t node, stack, turn;
+	} seen[SEEN_SIZE];
+	uint32_t turn, n_seen;
+	struct config pending[SEEN_SIZE / 2], found[CONFIGS_MAX];
+	uint32_t n_pending, n_found;
+	int over;                /* more than the limits: the state counts as dead */
+};
+
+static __thread struct closure *scratch;
+static pthread_key_t scratch_key;
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+
+static void make_key(void)
+{
+	pthread_key_create(&scratch_key, free);
+}
+
+static struct closure *closure_begin(void)
+{
+	if (!scratch) {
+		pthread_once(&scratch_once, make_key);
+		scratch = mem_zalloc(sizeof *scratch);
+		pthread_setspecific(scratch_key, scratch);
+	}
+	if (++scratch->turn == 0) {
+		memset(scratch->seen, 0, sizeof scratch->seen);
+		scratch->turn = 1;
+	}
+	scratch->n_seen = scratch->n_pending = scratch->n_found = 0;
+	scratch->over = 0;
+	return scratch;
+}
+
+static uint32_t mix(uint32_t a, uint32_t b)
+{
+	uint64_t h = ((uint64_t)a << 32 | b) * 0x9E3779B97F4A7C15u;
+	return (uint32_t)(h >> 32);
+}
+
+static void note(const struct automaton *a, struct closure *c, uint32_t node, uint32_t stack)
+{
+	if (c->over || a->level[stack].depth + a->f->node[node].need > GRAMMAR_DEPTH_MAX)
+		return;
+	uint32_t i = mix(node, stack) % SEEN_SIZE;
+	for (; c->seen[i].turn == c->turn; i = (i + 1) % SEEN_SIZE)
+		if (c->seen[i].node == node && c->seen[i].stack == stack)
+			return;
+	if (++c->n_seen > SEEN_SIZE / 2) {
+		c->over = 1;
+		return;
+	}
+	c->seen[i].node = node;
+	c->seen[i].stack = stack;
+	c->seen[i].turn = c->turn;
+	c->pending[c->n_pending++] = (struct config){node, stack};
+}
+
+static int table_grow(struct table *t, uint32_t n)
+{
+	if (n * 2 < t->size)
+		return 0;
+	free(t->slot);
+	t->size = t->size ? t->size * 2 : 256;
+	t->slot = mem_array(t->size, sizeof *t->slot);
+	return 1;
+}
+
+static void level_place(struct automaton *a, uint32_t l)
+{
+	uint32_t i = mix(a->level[l].ret, a->level[l].up) & (a->levels.size - 1);
+	while (a->levels.slot[i])
+		i = (i + 1) & (a->levels.size - 1);
+	a->levels.slot[i] = l + 1;
+}
+
+/* The stack `up` with one more return. 0 with `full` set: no room. */
+static uint32_t level_of(struct automaton *a, uint32_t ret, uint32_t up)
+{
+	for (uint32_t i = mix(ret, up) & (a->levels.size - 1); a->levels.slot[i]; i = (i + 1) & (a->levels.size - 1)) {
+		uint32_t l = a->levels.slot[i] - 1;
+		if (a->level[l].ret == ret && a->level[l].up == up)
+			return l;
+	}
+	if (a->n_levels == a->max_levels) {
+		a->full = 1;
+		return 0;
+	}
+	if (a->n_levels == a->size_levels) {
+		a->size_levels *= 2;
+		a->level = mem_grow(a->level, a->size_levels, sizeof *a->level);
+	}
+	a->level[a->n_levels] = (struct level){ret, up, a->level[up].depth + 1, NONE};
+	a->n_levels++;
+	if (table_grow(&a->levels, a->n_levels)) {
+		for (uint32_t l = 1; l < a->n_levels; l++)
+			level_place(a, l);
+	} else {
+		level_place(a, a->n_levels - 1);
+	}
+	return a->n_levels - 1;
+}
+
+static void found(struct closure *c, uint32_t node, uint32_t stack)
+{
+	if (c->n_found == CONFIGS_MAX)
+		c->over = 1;
+	else
+		c->found[c->n_found++] = (struct config){node, stack};
+}
+
+/* Follows what needs no byte. */
+static void closure_run(struct automaton *a, struct closure *c)
+{
+	while (c->n_pending && !c->over && !a->full) {
+		struct config at = c->pending[--c->n_pending];
+		const struct nfa_node *n = &a->f->node[at.node];
+		switch ((enum nfa_kind)n->kind) {
+		case NFA_SET:
+			found(c, at.node, at.stack);
+			break;
+		case NFA_SPLIT:
+			note(a, c, n->a, at.stack);
+			note(a, c, n->b, at.stack);
+			break;
+		case NFA_CALL:
+			if (n->b == 0)
+				note(a, c, a->f->rule[n->a], at.stack);
+			else if (a->level[at.stack].depth < GRAMMAR_DEPTH_MAX)
+				note(a, c, a->f->rule[n->a], level_of(a, n->b, at.stack));
+			break;
+		case NFA_RET:
+			if (at.stack)
+				note(a, c, a->level[at.stack].ret, a->level[at.stack].up);
+			else
+				found(c, 0, 0);
+			break;
+		}
+	}
+}
+
+/* --- states -------------------------------------------------------------------------------------------------------------------------------- */
+
+static int config_cmp(const void *x, const void *y)
+{
+	const struct config *a = x, *b = y;
+	return a->node != b->node ? (a->node > b->node) - (a->node < b->node) : (a->stack > b->stack) - (a->stack < b->stack);
+}
+
+static void config_sort(struct config *c, uint32_t n)
+{
+	if (n > 16) {
+		qsort(c, n, sizeof *c, config_cmp);
+		return;
+	}
+	for (uint32_t i = 1; i < n; i++)
+		for (uint32_t k = i; k && config_cmp(&c[k - 1], &c[k]) > 0; k--) {
+			struct config t = c[k];
+			c[k] = c[k - 1];
+			c[k - 1] = t;
+		}
+}
+
+static uint32_t config_hash(const struct config *c, uint32_t n)
+{
+	uint32_t h = n;
+	for (uint32_t i = 0; i < n; i++)
+		h = mix(h ^ c[i].node, c[i].stack + h);
+	return h;
+}
+
+static void state_place(struct automaton *a, uint32_t s)
+{
+	uint32_t i = config_hash(a->config + a->state[s].first, a->state[s].n) & (a->states.size - 1);
+	while (a->states.slot[i])
+		i = (i + 1) & (a->states.size - 1);
+	a->states.slot[i] = s + 1;
+}
+
+static void state_add(struct automaton *a, const struct config *c, uint32_t n)
+{
+	if (a->n_states == a->size_states) {
+		a->size_states *= 2;
+		a->state = mem_grow(a->state, a->size_states, sizeof *a->state);
+	}
+	while (a->n_configs + n > a->size_configs) {
+		a->size_configs *= 2;
+		a->config = mem_grow(a->config, a->size_configs, sizeof *a->config);
+	}
+	if (n)
+		memcpy(a->config + a->n_configs, c, n * sizeof *c);
+	a->state[a->n_states] = (struct state){a->n_configs, n, NONE, STATE_UNKNOWN, NONE};
+	a->n_configs += n;
+	a->n_states++;
+	if (table_grow(&a->states, a->n_states)) {
+		for (uint32_t s = 0; s < a->n_states; s++)
+			state_place(a, s);
+	} else {
+		state_place(a, a->n_states - 1);
+	}
+}
+
+/* The state of these configs (sorted here); DEAD with `full` set when there is no room. */
+static uint32_t state_of(struct automaton *a, struct config *c, uint32_t n)
+{
+	config_sort(c, n);
+	for (uint32_t i = config_hash(c, n) & (a->states.size - 1); a->states.slot[i]; i = (i + 1) & (a->states.size - 1)) {
+		const struct state *s = &a->state[a->states.slot[i] - 1];
+		if (s->n == n && memcmp(a->config + s->first, c, n * sizeof *c) == 0)
+			return a->states.slot[i] - 1;
+	}
+	if (a->n_states == a->max_states || a->n_configs + n > a->max_configs) {
+		a->full = 1;
+		return STATE_DEAD;
+	}
+	state_add(a, c, n);
+	return a->n_states - 1;
+}
+
+static uint32_t closed(struct automaton *a, struct closure *c)
+{
+	closure_run(a, c);
+	return c->over || a->full ? STATE_DEAD : state_of(a, c->found, c->n_found);
+}
+
+static uint32_t *row_of(struct automaton *a, uint32_t s)
+{
+	uint32_t k = a->f->n_classes;
+	if (a->state[s].row == NONE) {
+		if (a->n_rows == a->max_rows) {
+			a->full = 1;
+			return NULL;
+		}
+		if (a->n_rows == a->size_rows) {
+			a->size_rows *= 2;
+			a->row = mem_grow(a->row, (size_t)a->size_rows * k, sizeof *a->row);
+		}
+		a->state[s].row = a->n_rows++;
+		memset(a->row + (size_t)a->state[s].row * k, 0xff, k * sizeof *a->row);
+	}
+	return a->row + (size_t)a->state[s].row * k;
+}
+
+static struct closure *follow(struct automaton *a, uint32_t s, unsigned class)
+{
+	struct closure *c = closure_begin();
+	const struct nfa *f = a->f;
+	unsigned byte = f->byte_of[class];
+	for (uint32_t i = 0; i < a->state[s].n; i++) {
+		struct config at = a->config[a->state[s].first + i];
+		const struct nfa_node *n = &f->node[at.node];
+		if (n->kind == NFA_SET && byte_has(&f->set[n->a], byte))
+			note(a, c, n->b, at.stack);
+	}
+	return c;
+}
+
+int automaton_is_over(struct automaton *a, uint32_t s, unsigned char byte)
+{
+	struct closure *c = follow(a, s, a->f->class_of[byte]);
+	closure_run(a, c);
+	return c->over;
+}
+
+uint32_t automaton_next(struct automaton *a, uint32_t s, unsigned char byte)
+{
+	unsigned class = a->f->class_of[byte];
+	uint32_t *row = s == STATE_DEAD ? NULL : row_of(a, s);
+	if (!row)
+		return STATE_DEAD;
+	if (row[class] != STATE_UNKNOWN)
+		return row[class];
+	uint32_t t = closed(a, follow(a, s, class));
+	if (!a->full)
+		row_of(a, s)[class] = t;
+	return t;
+}
+
+/* --- aliases ---------------------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t level_alias(struct automaton *a, uint32_t l)
+{
+	if (l == 0 || a->full)
+		return 0;
+	if (a->level[l].alias == NONE) {
+		uint32_t up = level_alias(a, a->level[l].up), as = level_of(a, a->f->node[a->level[l].ret].alias, up);
+		a->level[l].alias = as;
+	}
+	return a->level[l].alias;
+}
+
+uint32_t automaton_alias(struct automaton *a, uint32_t s)
+{
+	struct config own[CONFIGS_MAX];
+	uint32_t n = a->state[s].n, kept = 0;
+	if (!a->g->counted || a->state[s].alias != STATE_UNKNOWN)
+		return a->g->counted ? a->state[s].alias : s;
+	for (uint32_t i = 0; i < n; i++) {
+		struct config c = a->config[a->state[s].first + i];
+		own[i] = (struct config){c.node, level_alias(a, c.stack)};
+	}
+	config_sort(own, n);
+	for (uint32_t i = 0; i < n; i++)
+		if (!kept || config_cmp(&own[kept - 1], &own[i]) != 0)
+			own[kept++] = own[i];
+	uint32_t as = a->full ? STATE_DEAD : state_of(a, own, kept);
+	if (!a->full)
+		a->state[s].alias = as;
+	return as;
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------------------------------- */
+
+static void begin_life(struct automaton *a)
+{
+	a->life++;
+	a->full = 0;
+	a->n_states = a->n_configs = a->n_rows = 0;
+	a->n_levels = 1;
+	a->n_slots = a->hand = 0;
+	a->level[0] = (struct level){0, 0, 0, 0};
+	if (a->states.slot)
+		memset(a->states.slot, 0, a->states.size * sizeof *a->states.slot);
+	else
+		table_grow(&a->states, 0);
+	if (a->levels.slot)
+		memset(a->levels.slot, 0, a->levels.size * sizeof *a->levels.slot);
+	else
+		table_grow(&a->levels, 0);
+	state_add(a, NULL, 0);               /* the dead one */
+	struct closure *c = closure_begin();
+	note(a, c, a->f->start, 0);
+	a->start = closed(a, c);
+}
+
+/* Level l of the old table, in the new one; depth is bounded by GRAMMAR_DEPTH_MAX. */
+static uint32_t carry(struct automaton *a, const struct level *old, uint32_t l)
+{
+	return l == 0 ? 0 : level_of(a, old[l].ret, carry(a, old, old[l].up));
+}
+
+uint32_t automaton_renew(struct automaton *a, uint32_t s)
+{
+	struct config own[CONFIGS_MAX];
+	uint32_t n = a->state[s].n;
+	struct level *old = mem_array(a->n_levels, sizeof *old);
+	memcpy(own, a->config + a->state[s].first, n * sizeof *own);
+	memcpy(old, a->level, a->n_levels * sizeof *old);
+	begin_life(a);
+	for (uint32_t i = 0; i < n; i++)
+		own[i].stack = carry(a, old, own[i].stack);
+	free(old);
+	return state_of(a, own, n);
+}
+
+static uint32_t within(size_t bytes, size_t each, uint32_t least)
+{
+	size_t n = bytes / each;
+	return n < least ? least : n > 1u << 20 ? 1u << 20 : (uint32_t)n;
+}
+
+static void set_limits(struct automaton *a)
+{
+	size_t part = a->bytes_max / 8;      /* half for masks; a level takes no more than two configs, a state with its place in the table no more than a row */
+	a->max_states = within(part, sizeof *a->state + 8, 4096);
+	a->max_rows = within(part, a->f->n_classes * sizeof *a->row, 2048);
+	a->max_configs = within(part, sizeof *a->config, 16 * CONFIGS_MAX);
+	a->max_levels = within(part, sizeof *a->level + 8, CONFIGS_MAX * GRAMMAR_DEPTH_MAX + 4096);     /* so that any state finds room in a new life */
+	a->words = a->v ? grammar_mask_words(a->v->n) : 0;
+	a->max_slots = a->v ? within(4 * part, a->words * 8 + sizeof *a->slot, 16) : 0;
+}
+
+struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v, size_t bytes_max)
+{
+	struct automaton *a = mem_zalloc(sizeof *a);
+	a->g = g;
+	a->f = &g->f;
+	a->v = v;
+	a->bytes_max = bytes_max;
+	pthread_mutex_init(&a->lock, NULL);
+	set_limits(a);
+	a->size_states = 64;
+	a->size_configs = 256;
+	a->size_levels = 64;
+	a->size_rows = 32;
+	a->state = mem_array(a->size_states, sizeof *a->state);
+	a->config = mem_array(a->size_configs, sizeof *a->config);
+	a->level = mem_array(a->size_levels, sizeof *a->level);
+	a->row = mem_array((size_t)a->size_rows * a->f->n_classes, sizeof *a->row);
+	for (unsigned k = 0; k < a->f->n_classes; k++) {
+		int some = 0;
+		for (unsigned b = 0; b < 256; b++)
+			some |= a->f->class_of[b] == k && vocab_is_plain((unsigned char)b);
+		if (some)
+			a->plain[a->n_plain++] = a->f->byte_of[k];
+	}
+	begin_life(a);
+	return a;
+}
+
+static void automaton_fini(struct automaton *a)
+{
+	pthread_mutex_destroy(&a->lock);
+	free(a->state);
+	free(a->config);
+	free(a->level);
+	free(a->row);
+	free(a->states.slot);
+	free(a->levels.slot);
+	free(a->mask);
+	free(a->slot);
+	free(a);
+}
+
+void automaton_destroy(struct automaton **ap)
+{
+	if (!*ap)
+		return;
+	grammar_destroy(&(*ap)->g);
+	automaton_fini(*ap);
+	*ap = NULL;
+}
+
+size_t automaton_bytes(struct automaton *a)
+{
+	pthread_mutex_lock(&a->lock);
+	size_t n = sizeof *a + a->size_states * sizeof *a->state + a->size_configs * sizeof *a->config + a->size_levels * sizeof *a->level +
+	           (size_t)a->size_rows * a->f->n_classes * sizeof *a->row + (a->states.size + a->levels.size) * sizeof *a->states.slot +
+	           (a->mask ? a->max_slots * (a->words * 8 + sizeof *a->slot) : 0);
+	pthread_mutex_unlock(&a->lock);
+	return n + a->f->size * sizeof *a->f->node + a->f->size_sets * sizeof *a->f->set + 2 * NFA_SETS_MAX * sizeof *a->f->set_slot;
+}
+
+int automaton_probe(struct grammar *g, struct err *err)
+{
+	struct automaton *a = automaton_new(g, NULL, 0);
+	uint32_t start = a->start;
+	automaton_fini(a);
+	return start == STATE_DEAD ? err_set(err, ERR_FULL, "the constraint is too ambiguous: its beginning may be more than %u things at once", CONFIGS_MAX) : 0;
+}

@@ -1,0 +1,129 @@
+/* json_range.c - numbers between bounds, exactly, as networks of digits. Numbers are written without leading zeros; by their length, and for each length digit by digit along
+ * the bounds. A builder returns 0 when no number is left (0 is also the node that ends a rule, which no number begins with). */
+#include "json.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define NO_END UINT64_MAX
+
+static uint32_t digit(struct nfa *f, char from, char to, uint32_t next)
+{
+	struct byte_set s = {{0}};
+	byte_add(&s, (unsigned char)from, (unsigned char)to);
+	return nfa_set(f, &s, next);
+}
+
+static uint32_t digits(struct nfa *f, uint32_t next)
+{
+	uint32_t loop = nfa_loop(f);
+	nfa_loop_set(f, loop, digit(f, '0', '9', loop), next);
+	return loop;
+}
+
+static uint32_t either(struct nfa *f, uint32_t a, uint32_t b)
+{
+	return a && b ? nfa_split(f, a, b) : a ? a : b;
+}
+
+static unsigned decimal(uint64_t v, char out[24])
+{
+	return (unsigned)snprintf(out, 24, "%llu", (unsigned long long)v);
+}
+
+/* a .. b, both in it; b NO_END: no upper bound. */
+static uint32_t between(struct nfa *f, uint64_t a, uint64_t b, uint32_t next)
+{
+	char lo[24], hi[24], x[24], y[24];
+	uint32_t way = 0;
+	if (a > b)
+		return 0;
+	unsigned from = decimal(a, lo), to = b == NO_END ? from : decimal(b, hi);
+	for (unsigned n = from; n <= to; n++) {
+		memset(x, '0', sizeof x);
+		memset(y, '9', sizeof y);
+		x[0] = n > 1 ? '1' : '0';
+		if (n == from)
+			memcpy(x, lo, n);
+		if (n == to && b != NO_END)
+			memcpy(y, hi, n);
+		way = either(f, nfa_between(f, (unsigned char *)x, (unsigned char *)y, n, '0', '9', next), way);
+	}
+	if (b == NO_END) {     /* and all that are longer */
+		uint32_t tail = digits(f, next);
+		for (unsigned i = 0; i < from; i++)
+			tail = digit(f, '0', '9', tail);
+		way = either(f, digit(f, '1', '9', tail), way);
+	}
+	return way;
+}
+
+static uint64_t magnitude(int64_t v)
+{
+	return v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
+}
+
+uint32_t json_integer_in(struct nfa *f, const struct json_bounds *b, uint32_t next)
+{
+	uint32_t way = 0;
+	if (b->has_lo && b->has_hi && b->lo > b->hi)
+		return 0;
+	if (!b->has_hi || b->hi >= 0)
+		way = between(f, b->has_lo && b->lo > 0 ? (uint64_t)b->lo : 0, b->has_hi ? (uint64_t)b->hi : NO_END, next);
+	if (!b->has_lo || b->lo < 0) {
+		uint32_t minus = between(f, b->has_hi && b->hi < 0 ? magnitude(b->hi) : 1, b->has_lo ? magnitude(b->lo) : NO_END, next);
+		way = either(f, minus ? nfa_byte(f, '-', minus) : 0, way);
+	}
+	return way;
+}
+
+/* --- with fractions --------------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t any_fraction(struct nfa *f, uint32_t next)
+{
+	return nfa_split(f, nfa_byte(f, '.', digit(f, '0', '9', digits(f, next))), next);
+}
+
+static uint32_t some_fraction(struct nfa *f, uint32_t next)      /* above 0 */
+{
+	uint32_t zeros = nfa_loop(f);
+	nfa_loop_set(f, zeros, nfa_byte(f, '0', zeros), digit(f, '1', '9', digits(f, next)));
+	return nfa_byte(f, '.', zeros);
+}
+
+static uint32_t zero_fraction(struct nfa *f, uint32_t next)
+{
+	uint32_t zeros = nfa_loop(f);
+	nfa_loop_set(f, zeros, nfa_byte(f, '0', zeros), next);
+	return nfa_split(f, nfa_byte(f, '.', nfa_byte(f, '0', zeros)), next);
+}
+
+/* From a to b, without a sign. */
+static uint32_t size_between(struct nfa *f, uint64_t a, int open_a, uint64_t b, int open_b, uint32_t next)
+{
+	if (a > b || (a == b && (open_a || open_b)))
+		return 0;
+	if (a == b)
+		return between(f, a, a, zero_fraction(f, next));
+	uint32_t way = between(f, a, a, open_a ? some_fraction(f, next) : any_fraction(f, next));
+	if (b == NO_END)
+		return either(f, between(f, a + 1, b, any_fraction(f, next)), way);
+	if (b - a > 1)
+		way = either(f, between(f, a + 1, b - 1, any_fraction(f, next)), way);
+	return open_b ? way : either(f, between(f, b, b, zero_fraction(f, next)), way);
+}
+
+uint32_t json_number_in(struct nfa *f, const struct json_bounds *b, uint32_t next)
+{
+	uint32_t way = 0;
+	if (!b->has_hi || b->hi >= 0) {
+		int lo = b->has_lo && b->lo >= 0;
+		way = size_between(f, lo ? (uint64_t)b->lo : 0, lo && b->open_lo, b->has_hi ? (uint64_t)b->hi : NO_END, b->has_hi && b->open_hi, next);
+	}
+	if (!b->has_lo || b->lo < 0) {
+		int hi = b->has_hi && b->hi < 0;
+		uint32_t minus = size_between(f, hi ? magnitude(b->hi) : 0, hi ? b->open_hi : 1, b->has_lo ? magnitude(b->lo) : NO_END, b->has_lo && b->open_lo, next);
+		way = either(f, minus ? nfa_byte(f, '-', minus) : 0, way);
+	}
+	return way;
+}

@@ -1,0 +1,236 @@
+/* mask.c - which tokens may follow: the tree of tokens is walked along the states. A mask belongs to a state (to its alias: what a counter says beyond the longest token makes no
+ * difference) and is kept; which ones, is by use.
+ *
+ * The work of a mask is bounded by what it costs as if nothing was cached, so that all workers find the same tokens too costly. */
+#include "automaton.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NONE UINT32_MAX
+#define CONFIGS_PER_NODE 16u     /* of the tree, on the average over a mask: more is too costly */
+
+struct walker {
+	struct automaton *a;
+	uint64_t *mask;
+	uint64_t work, work_max;
+	int any;
+};
+
+static void allow(struct walker *w, const struct trie *t, uint32_t from, uint32_t to)
+{
+	for (; from < to; from++) {
+		w->mask[t->id[from] / 64] |= 1ull << t->id[from] % 64;
+		w->any = 1;
+	}
+}
+
+static void walk(struct walker *w, const struct trie *t, uint32_t state)
+{
+	struct automaton *a = w->a;
+	uint32_t at[257];
+	at[0] = state;
+	for (uint32_t i = 0; i < t->n && !a->full && w->work <= w->work_max;) {
+		const struct trie_node *n = &t->node[i];
+		uint32_t s = automaton_next(a, at[n->depth - 1], n->byte);
+		if (s == STATE_DEAD) {
+			i = n->skip;
+			continue;
+		}
+		w->work += a->state[s].n;
+		at[n->depth] = s;
+		allow(w, t, n->tokens, n[1].tokens);
+		i++;
+	}
+}
+
+/* Whether what JSON strings hold as it is leads from here to here: then all tokens of it are allowed. */
+static int stays(struct automaton *a, uint32_t state)
+{
+	for (unsigned i = 0; i < a->n_plain; i++) {
+		uint32_t s = automaton_next(a, state, a->plain[i]);
+		if (s == STATE_DEAD || automaton_alias(a, s) != state)
+			return 0;
+	}
+	return a->n_plain > 0;
+}
+
+static uint32_t take_slot(struct automaton *a)
+{
+	if (!a->mask) {
+		a->mask = mem_array((size_t)a->max_slots * a->words, sizeof *a->mask);
+		a->slot = mem_array(a->max_slots, sizeof *a->slot);
+	}
+	if (a->n_slots < a->max_slots)
+		return a->n_slots++;
+	for (;; a->hand = (a->hand + 1) % a->max_slots) {
+		struct mask_slot *s = &a->slot[a->hand];
+		if (s->used) {
+			s->used = 0;
+			continue;
+		}
+		a->state[s->state].mask = NONE;
+		uint32_t slot = a->hand;
+		a->hand = (a->hand + 1) % a->max_slots;
+		return slot;
+	}
+}
+
+static int fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any, struct err *err)
+{
+	const struct grammar_vocab *v = a->v;
+	uint32_t nodes = v->trie[TRIE_PLAIN].n + v->trie[TRIE_OTHER].n + v->trie[TRIE_LONG].n;
+	struct walker w = {.a = a, .mask = mask, .work_max = (uint64_t)CONFIGS_PER_NODE * nodes + 65536};
+	if (stays(a, state)) {
+		memcpy(mask, v->plain, a->words * sizeof *mask);
+		w.any = v->trie[TRIE_PLAIN].n > 0;
+	} else {
+		memset(mask, 0, a->words * sizeof *mask);
+		walk(&w, &v->trie[TRIE_PLAIN], state);
+	}
+	walk(&w, &v->trie[TRIE_OTHER], state);
+	if (!a->g->counted)
+		walk(&w, &v->trie[TRIE_LONG], state);
+	*ret_any = w.any;
+	if (a->full)
+		return ERR_FULL;
+	return w.work > w.work_max ? err_set(err, ERR_NOMEM, "the constraint is too ambiguous: telling the next token takes more than %u steps", (unsigned)w.work_max) : 0;
+}
+
+/* The mask of a state, in *ret_slot. ERR_FULL: a table was; ERR_NOMEM: too costly. */
+static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, struct err *err)
+{
+	uint32_t as = automaton_alias(a, state), slot;
+	int any;
+	if (a->full)
+		return ERR_FULL;
+	if (a->state[as].mask == NONE) {
+		slot = take_slot(a);
+		a->slot[slot].state = as;
+		a->slot[slot].used = 1;
+		int r = fill(a, as, a->mask + (size_t)slot * a->words, &any, err);
+		if (r < 0) {
+			a->slot[slot].used = 0;
+			return r;
+		}
+		a->slot[slot].any = any;
+		a->state[as].mask = slot;
+	}
+	*ret_slot = a->state[as].mask;
+	a->slot[*ret_slot].used = 1;
+	return 0;
+}
+
+/* --- walks --------------------------------------------------------------------------------------------------------------------------------- */
+
+/* No state follows by this byte: ERR_NOMEM when it would be too large, else 0. A mask is that of an alias, which has fewer configs, so it may allow what is too much here. */
+static int why_dead(struct automaton *a, uint32_t s, unsigned char byte)
+{
+	int over = automaton_is_over(a, s, byte);
+	if (a->full) {
+		s = automaton_renew(a, s);
+		over = automaton_is_over(a, s, byte);
+	}
+	return over ? ERR_NOMEM : 0;
+}
+
+/* One token from *state: 1, 0 as it is none of the grammar's there, or ERR_NOMEM. The tables may be renewed. */
+static int take_token(struct automaton *a, uint32_t *state, uint32_t id)
+{
+	const struct grammar_vocab *v = a->v;
+	if (id >= v->n || v->at[id] == v->at[id + 1])
+		return 0;
+	uint32_t s = *state;
+	for (uint32_t i = v->at[id]; i < v->at[id + 1]; i++) {
+		uint32_t next = automaton_next(a, s, (unsigned char)v->bytes[i]);
+		if (a->full) {
+			s = automaton_renew(a, s);
+			next = automaton_next(a, s, (unsigned char)v->bytes[i]);
+		}
+		if (next == STATE_DEAD)
+			return why_dead(a, s, (unsigned char)v->bytes[i]);
+		s = next;
+	}
+	*state = s;
+	return 1;
+}
+
+static int catch_up(struct automaton *a, struct grammar_walk *w, const uint32_t *tokens, uint32_t n, struct err *err)
+{
+	if (w->life != a->life || w->n > n)
+		*w = (struct grammar_walk){a->life, a->start, 0};
+	for (; w->n < n; w->n++) {
+		uint32_t s = w->state;
+		int r = take_token(a, &s, tokens[w->n]);
+		if (r < 0)
+			return err_set(err, r, "the constraint is too ambiguous: behind token %u the answer may be more than %u things at once", w->n, CONFIGS_MAX);
+		if (r == 0)
+			return err_set(err, ERR_INVALID, "token %u (id %u) of the answer is not what its constraint allows there", w->n, tokens[w->n]);
+		w->state = s;
+		w->life = a->life;
+	}
+	return 0;
+}
+
+static int find_mask(struct automaton *a, struct grammar_walk *w, uint32_t *ret_slot, struct err *err)
+{
+	int r = mask_of(a, w->state, ret_slot, err);
+	if (r != ERR_FULL)
+		return r;
+	w->state = automaton_renew(a, w->state);
+	w->life = a->life;
+	r = mask_of(a, w->state, ret_slot, err);
+	if (r == ERR_FULL)
+		a->full = 0;
+	return r == ERR_FULL ? err_set(err, ERR_FULL, "the constraint is too ambiguous: telling the next token takes more than %zu bytes", a->bytes_max) : r;
+}
+
+int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32_t *tokens, uint32_t n, uint64_t *ret_mask, unsigned *ret_flags, struct err *err)
+{
+	uint32_t slot = 0;
+	pthread_mutex_lock(&a->lock);
+	int r = catch_up(a, walk_, tokens, n, err);
+	if (r == 0)
+		r = find_mask(a, walk_, &slot, err);
+	if (r == 0) {
+		memcpy(ret_mask, a->mask + (size_t)slot * a->words, a->words * sizeof *ret_mask);
+		*ret_flags = (automaton_ends(a, walk_->state) ? AUTOMATON_MAY_END : 0u) | (a->slot[slot].any ? AUTOMATON_MAY_GO_ON : 0u);
+		if (!*ret_flags)
+			r = err_set(err, ERR_NOTFOUND, "no token of the vocabulary leads on behind token %u of the constrained answer", n);
+	}
+	pthread_mutex_unlock(&a->lock);
+	return r;
+}
+
+uint32_t automaton_leading(struct automaton *a, struct grammar_walk *walk_, const uint32_t *tokens, uint32_t n, const uint32_t *more, uint32_t n_more)
+{
+	uint32_t good = 0, state;
+	struct err ignored;
+	pthread_mutex_lock(&a->lock);
+	if (catch_up(a, walk_, tokens, n, &ignored) == 0)
+		for (state = walk_->state; good < n_more && take_token(a, &state, more[good]) > 0; good++)
+			;
+	pthread_mutex_unlock(&a->lock);
+	return good;
+}
+
+int automaton_matches(struct automaton *a, const char *text, size_t len, size_t *ret_good)
+{
+	pthread_mutex_lock(&a->lock);
+	uint32_t s = a->start;
+	size_t i = 0;
+	for (; i < len && s != STATE_DEAD; i++) {
+		uint32_t next = automaton_next(a, s, (unsigned char)text[i]);
+		if (a->full) {
+			s = automaton_renew(a, s);
+			next = automaton_next(a, s, (unsigned char)text[i]);
+		}
+		s = next;
+	}
+	int ends = s != STATE_DEAD && automaton_ends(a, s);
+	if (ret_good)
+		*ret_good = s == STATE_DEAD ? i - 1 : i;
+	pthread_mutex_unlock(&a->lock);
+	return ends;
+}

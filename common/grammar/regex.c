@@ -1,0 +1,637 @@
+/* regex.c - see regex.h: parsed to a tree first, which is then built from its end to its beginning. The parser's recursion is bounded by REGEX_NEST_MAX, the builder's work by the
+ * limit on nodes. Escapes are ASCII as in ECMAScript; where its engines and Python's differ (\s, \S, the ends of line), what is allowed is what all of them match. */
+#include "regex.h"
+#include "util/arena.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define RANGES_MAX 512u      /* of one [...] */
+#define LAST 0x10ffffu
+
+struct range {
+	uint32_t lo, hi;
+};
+
+enum tree_kind { T_EMPTY, T_RANGES, T_CAT, T_ALT, T_REPEAT };
+
+struct tree {
+	enum tree_kind kind;
+	struct range *range;         /* RANGES: sorted, apart */
+	uint32_t n;
+	struct tree *left, *right;   /* CAT, ALT; REPEAT: left */
+	uint32_t min, max;
+	int open_begin, open_end;    /* alternatives at the top: no ^, no $ */
+};
+
+struct parser {
+	const char *text;
+	size_t len, at;
+	struct arena *arena;
+	struct err *err;
+	unsigned nest;
+	int json;
+};
+
+/* --- characters ------------------------------------------------------------------------------------------------------------------- */
+
+static int bad(struct parser *p, int code, size_t at, const char *what)
+{
+	if (p->err && !p->err->code)
+		err_set(p->err, code, "%s at offset %zu of the regular expression", what, at);
+	return code;
+}
+
+static int more(const struct parser *p)
+{
+	return p->at < p->len;
+}
+
+static int next_is(const struct parser *p, char c)
+{
+	return more(p) && p->text[p->at] == c;
+}
+
+/* One code point of UTF-8, checked in full. */
+static int take_point(struct parser *p, uint32_t *ret)
+{
+	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+	const unsigned char *s = (const unsigned char *)p->text + p->at;
+	unsigned n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
+	if (!n || p->len - p->at < n)
+		return bad(p, ERR_INVALID, p->at, "a byte that is not UTF-8");
+	uint32_t c = n == 1 ? s[0] : s[0] & (0xffu >> (n + 1));
+	for (unsigned i = 1; i < n; i++) {
+		if ((s[i] & 0xc0) != 0x80)
+			return bad(p, ERR_INVALID, p->at, "a byte that is not UTF-8");
+		c = c << 6 | (s[i] & 63);
+	}
+	if (c < least[n] || c > LAST || (c >= 0xd800 && c < 0xe000))
+		return bad(p, ERR_INVALID, p->at, "a byte that is not UTF-8");
+	p->at += n;
+	*ret = c;
+	return 0;
+}
+
+static int take_hex(struct parser *p, unsigned digits, uint32_t *ret)
+{
+	uint32_t v = 0;
+	for (unsigned i = 0; i < digits; i++, p->at++) {
+		char c = more(p) ? p->text[p->at] : 0;
+		int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+		if (d < 0)
+			return bad(p, ERR_INVALID, p->at, "a hexadecimal digit is missing");
+		v = v << 4 | (uint32_t)d;
+	}
+	*ret = v;
+	return 0;
+}
+
+static int take_u(struct parser *p, size_t begin, uint32_t *ret)
+{
+	uint32_t low;
+	int r = take_hex(p, 4, ret);
+	if (r < 0 || *ret < 0xd800 || *ret >= 0xe000)
+		return r;
+	if (*ret >= 0xdc00 || p->len - p->at < 6 || p->text[p->at] != '\\' || p->text[p->at + 1] != 'u')
+		return bad(p, ERR_INVALID, begin, "half of a surrogate pair");
+	p->at += 2;
+	if ((r = take_hex(p, 4, &low)) < 0)
+		return r;
+	if (low < 0xdc00 || low >= 0xe000)
+		return bad(p, ERR_INVALID, begin, "half of a surrogate pair");
+	*ret = 0x10000 + ((*ret - 0xd800) << 10 | (low - 0xdc00));
+	return 0;
+}
+
+/* --- sets of characters --------------------------------------------------------------------------------------------------------------- */
+
+struct ranges {
+	struct range r[RANGES_MAX];
+	uint32_t n;
+};
+
+static int range_add(struct parser *p, struct ranges *s, uint32_t lo, uint32_t hi)
+{
+	if (s->n == RANGES_MAX)
+		return bad(p, ERR_FULL, p->at, "more than 512 ranges in [...]");
+	s->r[s->n++] = (struct range){lo, hi};
+	return 0;
+}
+
+static int range_cmp(const void *a, const void *b)
+{
+	const struct range *x = a, *y = b;
+	return (x->lo > y->lo) - (x->lo < y->lo);
+}
+
+static void ranges_merge(struct ranges *s)
+{
+	uint32_t n = 0;
+	qsort(s->r, s->n, sizeof *s->r, range_cmp);
+	for (uint32_t i = 0; i < s->n; i++) {
+		if (n && s->r[i].lo <= s->r[n - 1].hi + 1)
+			s->r[n - 1].hi = s->r[i].hi > s->r[n - 1].hi ? s->r[i].hi : s->r[n - 1].hi;
+		else
+			s->r[n++] = s->r[i];
+	}
+	s->n = n;
+}
+
+static void ranges_negate(struct ranges *s)
+{
+	uint32_t from = 0, n = 0;
+	struct ranges was = *s;
+	for (uint32_t i = 0; i < was.n; i++) {
+		if (was.r[i].lo > from)
+			s->r[n++] = (struct range){from, was.r[i].lo - 1};
+		from = was.r[i].hi + 1;
+	}
+	if (from <= LAST && n < RANGES_MAX)
+		s->r[n++] = (struct range){from, LAST};
+	s->n = n;
+}
+
+static const struct range digits[] = {{'0', '9'}}, words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}, spaces[] = {{'\t', '\r'}, {' ', ' '}},
+	all_spaces[] = {{'\t', '\r'}, {0x1c, ' '}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
+	                {0x3000, 0x3000}, {0xfeff, 0xfeff}},
+	line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+
+#define COUNT(a) (uint32_t)(sizeof(a) / sizeof *(a))
+
+static int add_named(struct parser *p, struct ranges *s, const struct range *r, uint32_t n, int negate)
+{
+	struct ranges own = {.n = n};
+	int code = 0;
+	memcpy(own.r, r, n * sizeof *r);
+	if (negate)
+		ranges_negate(&own);
+	for (uint32_t i = 0; i < own.n && code == 0; i++)
+		code = range_add(p, s, own.r[i].lo, own.r[i].hi);
+	return code;
+}
+
+/* Behind a backslash. 1: one character, in *ret; 0: a class, added to s; or an error. */
+static int take_escape(struct parser *p, struct ranges *s, uint32_t *ret)
+{
+	static const char plain[] = "^$\\.*+?()[]{}|/-\"'`~!@#%&=:;<>, ", control[] = "n\nr\rt\tf\fv\v";
+	size_t begin = p->at - 1;
+	if (!more(p))
+		return bad(p, ERR_INVALID, begin, "nothing behind the \\");
+	char c = p->text[p->at++];
+	switch (c) {
+	case 'd':
+	case 'D':
+		return add_named(p, s, digits, COUNT(digits), c == 'D');
+	case 'w':
+	case 'W':
+		return add_named(p, s, words, COUNT(words), c == 'W');
+	case 's':
+		return add_named(p, s, spaces, COUNT(spaces), 0);
+	case 'S':
+		return add_named(p, s, all_spaces, COUNT(all_spaces), 1);
+	case 'x':
+		return take_hex(p, 2, ret) < 0 ? ERR_INVALID : 1;
+	case 'u':
+		return take_u(p, begin, ret) < 0 ? ERR_INVALID : 1;
+	case '0':
+		if (more(p) && p->text[p->at] >= '0' && p->text[p->at] <= '9')
+			return bad(p, ERR_UNSUPPORTED, begin, "an octal escape is not supported");
+		*ret = 0;
+		return 1;
+	case 'b':
+	case 'B':
+		return bad(p, ERR_UNSUPPORTED, begin, "a word boundary is not supported");
+	case 'p':
+	case 'P':
+		return bad(p, ERR_UNSUPPORTED, begin, "a Unicode property is not supported");
+	default:
+		break;
+	}
+	for (unsigned i = 0; control[i]; i += 2)
+		if (c == control[i]) {
+			*ret = (uint32_t)control[i + 1];
+			return 1;
+		}
+	if (c >= '1' && c <= '9')
+		return bad(p, ERR_UNSUPPORTED, begin, "a back reference is not supported");
+	if (!strchr(plain, c))
+		return bad(p, ERR_UNSUPPORTED, begin, "an escape that is not known");
+	*ret = (unsigned char)c;
+	return 1;
+}
+
+/* One member of [...]: 1 and its character, or 0 when it was a class. */
+static int take_member(struct parser *p, struct ranges *s, uint32_t *ret)
+{
+	if (!next_is(p, '\\'))
+		return take_point(p, ret) < 0 ? ERR_INVALID : 1;
+	p->at++;
+	return take_escape(p, s, ret);
+}
+
+static int class_members(struct parser *p, struct ranges *s, size_t begin)
+{
+	while (more(p) && !next_is(p, ']')) {
+		uint32_t lo, hi;
+		size_t at = p->at;
+		if (next_is(p, '[') && p->at + 1 < p->len && strchr(":.=", p->text[p->at + 1]))
+			return bad(p, ERR_UNSUPPORTED, at, "a POSIX class is not supported");
+		int r = take_member(p, s, &lo);
+		if (r < 0)
+			return r;
+		int dash = next_is(p, '-') && p->at + 1 < p->len && p->text[p->at + 1] != ']';
+		if (r == 0 && dash)
+			return bad(p, ERR_INVALID, at, "a range that begins with a class");
+		if (r == 0)
+			continue;
+		hi = lo;
+		if (dash) {
+			p->at++;
+			if ((r = take_member(p, s, &hi)) < 0)
+				return r;
+			if (r == 0 || hi < lo)
+				return bad(p, ERR_INVALID, at, "a range that ends before it begins");
+		}
+		if ((r = range_add(p, s, lo, hi)) < 0)
+			return r;
+	}
+	if (!more(p))
+		return bad(p, ERR_INVALID, begin, "a [ without ]");
+	p->at++;
+	return 0;
+}
+
+static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree *left, struct tree *right)
+{
+	struct tree *t = arena_alloc(p->arena, sizeof *t);
+	t->kind = kind;
+	t->left = left;
+	t->right = right;
+	return t;
+}
+
+static struct tree *tree_ranges(struct parser *p, struct ranges *s)
+{
+	struct tree *t = tree_new(p, T_RANGES, NULL, NULL);
+	ranges_merge(s);
+	t->n = s->n;
+	t->range = arena_array(p->arena, s->n ? s->n : 1, sizeof *t->range);
+	memcpy(t->range, s->r, s->n * sizeof *t->range);
+	return t;
+}
+
+static struct tree *tree_point(struct parser *p, uint32_t c)
+{
+	struct tree *t = tree_new(p, T_RANGES, NULL, NULL);
+	t->n = 1;
+	t->range = arena_alloc(p->arena, sizeof *t->range);
+	*t->range = (struct range){c, c};
+	return t;
+}
+
+static struct tree *parse_class(struct parser *p)
+{
+	struct ranges s;
+	size_t begin = p->at++;
+	int negate = next_is(p, '^');
+	s.n = 0;
+	p->at += (size_t)negate;
+	if (next_is(p, ']'))
+		return bad(p, ERR_UNSUPPORTED, begin, "a [...] that begins with ] means different things to different engines: write \\]"), NULL;
+	if (class_members(p, &s, begin) < 0)
+		return NULL;
+	ranges_merge(&s);
+	if (negate)
+		ranges_negate(&s);
+	if (s.n == 0)
+		return bad(p, ERR_INVALID, begin, "a [^...] that leaves no character"), NULL;
+	return tree_ranges(p, &s);
+}
+
+/* --- the parser ------------------------------------------------------------------------------------------------------------------------ */
+
+static struct tree *parse_alternatives(struct parser *p, int top);
+
+/* What stands behind "(?": names of groups are skipped. */
+static int group_kind(struct parser *p, size_t begin)
+{
+	if (next_is(p, ':')) {
+		p->at++;
+		return 0;
+	}
+	size_t name = p->at + (next_is(p, 'P') ? 1 : 0);
+	if (name + 1 < p->len && p->text[name] == '<' && p->text[name + 1] != '=' && p->text[name + 1] != '!') {
+		const char *end = memchr(p->text + name, '>', p->len - name);
+		if (!end)
+			return bad(p, ERR_INVALID, begin, "a group's name without its end");
+		p->at = (size_t)(end - p->text) + 1;
+		return 0;
+	}
+	if (more(p) && strchr("=!<", p->text[p->at]))
+		return bad(p, ERR_UNSUPPORTED, begin, "looking ahead or behind is not supported");
+	return bad(p, ERR_UNSUPPORTED, begin, "a group of this kind is not supported");
+}
+
+static struct tree *parse_group(struct parser *p)
+{
+	size_t begin = p->at++;
+	if (next_is(p, '?')) {
+		p->at++;
+		if (group_kind(p, begin) < 0)
+			return NULL;
+	}
+	if (++p->nest > REGEX_NEST_MAX)
+		return bad(p, ERR_FULL, begin, "groups nest more than 100 deep"), NULL;
+	struct tree *t = parse_alternatives(p, 0);
+	p->nest--;
+	if (t && !next_is(p, ')'))
+		return bad(p, ERR_INVALID, begin, "a ( without )"), NULL;
+	p->at++;
+	return t;
+}
+
+static struct tree *parse_atom(struct parser *p)
+{
+	struct ranges s;
+	uint32_t c;
+	s.n = 0;
+	switch (p->text[p->at]) {
+	case '(':
+		return parse_group(p);
+	case '[':
+		return parse_class(p);
+	case '.':
+		p->at++;
+		return add_named(p, &s, line_ends, COUNT(line_ends), 1) < 0 ? NULL : tree_ranges(p, &s);
+	case '*':
+	case '+':
+	case '?':
+		return bad(p, ERR_INVALID, p->at, "nothing to repeat"), NULL;
+	case '^':
+	case '$':
+		return bad(p, ERR_UNSUPPORTED, p->at, "an anchor inside is not supported"), NULL;
+	case '\\':
+		p->at++;
+		switch (take_escape(p, &s, &c)) {
+		case 0:
+			return tree_ranges(p, &s);
+		case 1:
+			return tree_point(p, c);
+		default:
+			return NULL;
+		}
+	default:
+		return take_point(p, &c) < 0 ? NULL : tree_point(p, c);
+	}
+}
+
+static int take_count(struct parser *p, size_t *at, uint32_t *ret)
+{
+	uint32_t v = 0;
+	size_t from = *at;
+	for (; *at < p->len && p->text[*at] >= '0' && p->text[*at] <= '9'; ++*at)
+		v = v > NFA_REPEAT_MAX ? v : v * 10 + (uint32_t)(p->text[*at] - '0');
+	*ret = v;
+	return *at > from;
+}
+
+/* A counter "{m}", "{m,}" or "{m,n}" at p->at: 1 and behind it; 0: there is none, the { stands for itself. */
+static int take_counter(struct parser *p, uint32_t *ret_min, uint32_t *ret_max)
+{
+	size_t at = p->at + 1;
+	if (at < p->len && p->text[at] == ',' && at + 1 < p->len && p->text[at + 1] >= '0' && p->text[at + 1] <= '9')
+		return bad(p, ERR_UNSUPPORTED, p->at, "{,n} means different things to different engines: write {0,n}");
+	if (!take_count(p, &at, ret_min))
+		return 0;
+	*ret_max = *ret_min;
+	if (at < p->len && p->text[at] == ',') {
+		at++;
+		if (!take_count(p, &at, ret_max))
+			*ret_max = NFA_UNBOUNDED;
+	}
+	if (at >= p->len || p->text[at] != '}')
+		return 0;
+	if (*ret_min > NFA_REPEAT_MAX || (*ret_max != NFA_UNBOUNDED && *ret_max > NFA_REPEAT_MAX))
+		return bad(p, ERR_FULL, p->at, "a counter over 10000");
+	if (*ret_max < *ret_min)
+		return bad(p, ERR_INVALID, p->at, "a counter that ends before it begins");
+	p->at = at + 1;
+	return 1;
+}
+
+static struct tree *parse_repeat(struct parser *p)
+{
+	struct tree *t = parse_atom(p), *r;
+	uint32_t min, max;
+	if (!t || !more(p))
+		return t;
+	size_t begin = p->at;
+	char c = p->text[p->at];
+	int is_counter = c == '{' ? take_counter(p, &min, &max) : 0;
+	if (is_counter < 0)
+		return NULL;
+	if (c == '*' || c == '+' || c == '?') {
+		min = c == '+';
+		max = c == '?' ? 1 : NFA_UNBOUNDED;
+		p->at++;
+	} else if (!is_counter) {
+		return t;
+	}
+	if (next_is(p, '?'))
+		p->at++;
+	if (next_is(p, '+'))
+		return bad(p, ERR_UNSUPPORTED, begin, "a possessive repetition is not supported"), NULL;
+	uint32_t ignored;
+	if (next_is(p, '*') || next_is(p, '?') || (next_is(p, '{') && take_counter(p, &ignored, &ignored) != 0))
+		return bad(p, ERR_INVALID, begin, "a repetition of a repetition"), NULL;
+	r = tree_new(p, T_REPEAT, t, NULL);
+	r->min = min;
+	r->max = max;
+	return r;
+}
+
+static struct tree *parse_sequence(struct parser *p, int top)
+{
+	struct tree *all = NULL;
+	int open_begin = 1, open_end = 1;
+	for (; top && next_is(p, '^'); p->at++)
+		open_begin = 0;
+	while (more(p) && !next_is(p, '|') && !next_is(p, ')')) {
+		if (top && next_is(p, '$') && (p->at + 1 == p->len || p->text[p->at + 1] == '|')) {
+			p->at++;
+			open_end = 0;
+			break;
+		}
+		struct tree *t = parse_repeat(p);
+		if (!t)
+			return NULL;
+		all = all ? tree_new(p, T_CAT, all, t) : t;
+	}
+	if (!all)
+		all = tree_new(p, T_EMPTY, NULL, NULL);
+	if (top) {
+		all = tree_new(p, T_CAT, all, tree_new(p, T_EMPTY, NULL, NULL));      /* a node of its own for the marks */
+		all->open_begin = open_begin;
+		all->open_end = open_end;
+	}
+	return all;
+}
+
+static struct tree *parse_alternatives(struct parser *p, int top)
+{
+	struct tree *all = parse_sequence(p, top);
+	while (all && next_is(p, '|')) {
+		p->at++;
+		struct tree *t = parse_sequence(p, top);
+		if (!t)
+			return NULL;
+		all = tree_new(p, T_ALT, all, t);
+	}
+	return all;
+}
+
+/* --- the builder ------------------------------------------------------------------------------------------------------------------------- */
+
+/* Controls and quotes within a JSON string. Those with a short escape have that, the others \u00XX. */
+static uint32_t build_escaped(struct nfa *f, const struct byte_set *s, uint32_t next)
+{
+	static const char shorts[] = "\"\"\\\\\bb\ff\nn\rr\tt", digit[] = "0123456789abcdefABCDEF";
+	struct byte_set letters = {{0}}, low[2] = {{{0}}, {{0}}};
+	int any = 0, some[2] = {0, 0};
+	for (unsigned b = 0; b < 128; b++) {
+		if (!byte_has(s, b))
+			continue;
+		const char *at = b ? strchr(shorts, (int)b) : NULL;
+		while (at && (at - shorts) % 2)
+			at = strchr(at + 1, (int)b);
+		if (at) {
+			byte_add(&letters, (unsigned char)at[1], (unsigned char)at[1]);
+			any = 1;
+			continue;
+		}
+		some[b >> 4] = 1;
+		for (unsigned i = 0; digit[i]; i++)
+			if ((i < 16 ? i : i - 6) == (b & 15))
+				byte_add(&low[b >> 4], (unsigned char)digit[i], (unsigned char)digit[i]);
+	}
+	uint32_t way = any ? nfa_set(f, &letters, next) : 0;
+	for (unsigned h = 0; h < 2; h++)
+		if (some[h]) {
+			uint32_t part = nfa_bytes(f, h ? "u001" : "u000", 4, nfa_set(f, &low[h], next));
+			way = way ? nfa_split(f, way, part) : part;
+		}
+	return nfa_byte(f, '\\', way);
+}
+
+static uint32_t build_ranges(struct nfa *f, const struct range *r, uint32_t n, int json, uint32_t next)
+{
+	struct byte_set plain = {{0}}, escaped = {{0}};
+	int any_plain = 0, any_escaped = 0;
+	uint32_t way = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		for (uint32_t b = r[i].lo; b <= r[i].hi && b < 128; b++) {
+			int e = json && (b < 32 || b == '"' || b == '\\');
+			byte_add(e ? &escaped : &plain, b, b);
+			any_escaped |= e;
+			any_plain |= !e;
+		}
+		if (r[i].hi >= 128) {
+			uint32_t part = nfa_points(f, r[i].lo < 128 ? 128 : r[i].lo, r[i].hi, next);
+			way = way && part ? nfa_split(f, way, part) : way + part;
+		}
+	}
+	if (any_escaped) {
+		uint32_t part = build_escaped(f, &escaped, next);
+		way = way ? nfa_split(f, part, way) : part;
+	}
+	if (any_plain) {
+		uint32_t part = nfa_set(f, &plain, next);
+		way = way ? nfa_split(f, part, way) : part;
+	}
+	if (!way && !f->err.code)
+		err_set(&f->err, ERR_INVALID, "a [...] of the regular expression has nothing but surrogates");
+	return way;
+}
+
+uint32_t regex_points(struct nfa *f, uint32_t lo, uint32_t hi, int json, uint32_t next)
+{
+	return build_ranges(f, &(struct range){lo, hi}, 1, json, next);
+}
+
+struct unit {
+	const struct tree *tree;
+	int json;
+};
+
+static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t next);
+
+static uint32_t build_unit(struct nfa *f, void *arg, uint32_t next)
+{
+	const struct unit *u = arg;
+	return build(f, u->tree, u->json, next);
+}
+
+static uint32_t build_any(struct nfa *f, void *arg, uint32_t next)
+{
+	return regex_points(f, 0, LAST, *(const int *)arg, next);
+}
+
+static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t next)
+{
+	struct unit u;
+	if (f->err.code)
+		return 0;
+	switch (t->kind) {
+	case T_EMPTY:
+		return next;
+	case T_RANGES:
+		return build_ranges(f, t->range, t->n, json, next);
+	case T_CAT:
+		for (; t->kind == T_CAT; t = t->left)      /* long texts lean to the left */
+			next = build(f, t->right, json, next);
+		return build(f, t, json, next);
+	case T_ALT: {
+		uint32_t way = build(f, t->right, json, next);
+		for (t = t->left; t->kind == T_ALT && !f->err.code; t = t->left)
+			way = nfa_split(f, build(f, t->right, json, next), way);
+		return nfa_split(f, build(f, t, json, next), way);
+	}
+	case T_REPEAT:
+		u = (struct unit){t->left, json};
+		return nfa_repeat(f, build_unit, &u, t->min, t->max, next);
+	}
+	return 0;
+}
+
+/* An alternative at the top, with what may stand around it. */
+static uint32_t build_top(struct nfa *f, const struct tree *t, const struct regex_opts *o, uint32_t next)
+{
+	int json = o->json;
+	if (f->err.code)
+		return 0;
+	if (t->kind == T_ALT) {
+		uint32_t way = build_top(f, t->right, o, next);
+		for (t = t->left; t->kind == T_ALT && !f->err.code; t = t->left)
+			way = nfa_split(f, build_top(f, t->right, o, next), way);
+		return nfa_split(f, build_top(f, t, o, next), way);
+	}
+	if (o->search && t->open_end)
+		next = nfa_repeat(f, build_any, &json, 0, NFA_UNBOUNDED, next);
+	next = build(f, t, json, next);
+	return o->search && t->open_begin ? nfa_repeat(f, build_any, &json, 0, NFA_UNBOUNDED, next) : next;
+}
+
+int regex_build(struct nfa *f, const char *text, size_t len, const struct regex_opts *o, uint32_t next, uint32_t *ret_begin, struct err *err)
+{
+	struct err own = {0};
+	struct parser p = {.text = text, .len = len, .arena = arena_new(), .err = &own, .json = o->json};
+	struct tree *t = parse_alternatives(&p, 1);
+	if (t && more(&p))
+		bad(&p, ERR_INVALID, p.at, "a ) without (");
+	if (!own.code)
+		*ret_begin = build_top(f, t, o, next);
+	arena_destroy(&p.arena);
+	return own.code ? err_set(err, own.code, "%s", own.text) : 0;
+}

@@ -1,0 +1,121 @@
+/* vocab.c - a vocabulary for walking: three trees of tokens by their bytes. A token that is no whole UTF-8 is a token as any other. Tokens over TOKEN_MAX bytes are left out. */
+#include "grammar_int.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TOKEN_MAX 255u
+
+struct entry {
+	const char *s;
+	uint32_t len, id;
+};
+
+static int entry_cmp(const void *a, const void *b)
+{
+	const struct entry *x = a, *y = b;
+	int c = memcmp(x->s, y->s, x->len < y->len ? x->len : y->len);
+	return c ? c : x->len != y->len ? (x->len > y->len) - (x->len < y->len) : (x->id > y->id) - (x->id < y->id);
+}
+
+static int kind_of(const char *s, uint32_t len)
+{
+	if (len > NFA_LOOKAHEAD)
+		return TRIE_LONG;
+	for (uint32_t i = 0; i < len; i++)
+		if (!vocab_is_plain((unsigned char)s[i]))
+			return TRIE_OTHER;
+	return TRIE_PLAIN;
+}
+
+/* A node is open until one comes that is not deeper. */
+static void find_skips(struct trie *t)
+{
+	uint32_t open[TOKEN_MAX + 1], depth = 0;
+	for (uint32_t i = 0; i <= t->n; i++) {
+		uint32_t d = i < t->n ? t->node[i].depth : 1;
+		while (depth >= d)
+			t->node[open[depth--]].skip = i;
+		if (i < t->n)
+			open[depth = d] = i;
+	}
+}
+
+static void trie_build(struct trie *t, struct entry *e, uint32_t n)
+{
+	uint32_t size = 0;
+	qsort(e, n, sizeof *e, entry_cmp);
+	for (uint32_t i = 0; i < n; i++)
+		size += e[i].len;
+	t->node = mem_array((size_t)size + 1, sizeof *t->node);
+	t->id = mem_array((size_t)n + 1, sizeof *t->id);
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t common = 0;
+		t->id[i] = e[i].id;
+		if (i)
+			while (common < e[i].len && common < e[i - 1].len && e[i].s[common] == e[i - 1].s[common])
+				common++;
+		for (uint32_t d = common; d < e[i].len; d++)      /* tokens of the nodes before the last one: none, as this one ends deeper */
+			t->node[t->n++] = (struct trie_node){.tokens = i, .byte = (uint8_t)e[i].s[d], .depth = (uint8_t)(d + 1)};
+	}
+	t->node[t->n].tokens = n;
+	t->node = mem_grow(t->node, (size_t)t->n + 1, sizeof *t->node);
+	find_skips(t);
+}
+
+struct grammar_vocab *grammar_vocab_new(const char *const *bytes, const uint32_t *len, uint32_t n)
+{
+	struct grammar_vocab *v = mem_zalloc(sizeof *v);
+	struct entry *e = mem_array((size_t)n + 1, sizeof *e);
+	size_t total = 0;
+	v->n = n;
+	v->at = mem_array((size_t)n + 1, sizeof *v->at);
+	for (uint32_t i = 0; i < n; i++) {
+		v->at[i] = (uint32_t)total;
+		total += bytes[i] && len[i] <= TOKEN_MAX ? len[i] : 0;
+	}
+	CHECK(total < UINT32_MAX);
+	v->at[n] = (uint32_t)total;
+	v->bytes = mem_array(total + 1, 1);
+	v->plain = mem_array(grammar_mask_words(n), sizeof *v->plain);
+	for (uint32_t i = 0; i < n; i++)
+		if (v->at[i + 1] > v->at[i])
+			memcpy(v->bytes + v->at[i], bytes[i], len[i]);
+	for (int k = 0; k < TRIES; k++) {
+		uint32_t count = 0;
+		for (uint32_t i = 0; i < n; i++) {
+			uint32_t own = v->at[i + 1] - v->at[i];
+			if (!own || kind_of(v->bytes + v->at[i], own) != k)
+				continue;
+			e[count++] = (struct entry){v->bytes + v->at[i], own, i};
+			if (k == TRIE_PLAIN)
+				v->plain[i / 64] |= 1ull << i % 64;
+		}
+		trie_build(&v->trie[k], e, count);
+	}
+	free(e);
+	return v;
+}
+
+void grammar_vocab_destroy(struct grammar_vocab **vp)
+{
+	struct grammar_vocab *v = *vp;
+	if (!v)
+		return;
+	for (int k = 0; k < TRIES; k++) {
+		free(v->trie[k].node);
+		free(v->trie[k].id);
+	}
+	free(v->plain);
+	free(v->bytes);
+	free(v->at);
+	free(v);
+	*vp = NULL;
+}
+
+uint32_t grammar_vocab_size(const struct grammar_vocab *v)
+{
+	return v->n;
+}

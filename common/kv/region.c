@@ -1,0 +1,187 @@
+/* region.c - see region.h.
+ *
+ * control is one page of header, then a generation word per block. The owner alone may write it: it is sealed so that a peer cannot
+ * even map it writable. Both memfds have a fixed size from before they are handed over, so that no access beyond it can come about.
+ * A peer's descriptors are checked for size, seals and header before use; what does not hold is ERR_INVALID or ERR_CORRUPT. */
+#include "kv/region.h"
+#include "kv/pool.h"
+#include "util/check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REGION_MAGIC 0x314e4f4947455250ull   /* "PREGION1" */
+#define REGION_VERSION 1u
+#define PAGE_BYTES 4096u
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+struct region_header {
+	uint64_t magic;
+	uint32_t version, blocks;
+	uint64_t block_bytes;
+};
+
+static size_t page_round(size_t bytes)
+{
+	return (bytes + PAGE_BYTES - 1) & ~(size_t)(PAGE_BYTES - 1);
+}
+
+/* Sets r to "nothing mapped" with the sizes that layout and blocks ask for. */
+static int region_init(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, struct err *err)
+{
+	CHECK(layout->block_bytes > 0);
+	memset(r, 0, sizeof *r);
+	r->control_fd = r->data_fd = -1;
+	if (blocks == 0 || blocks == KV_BLOCK_NONE)
+		return err_set(err, ERR_INVALID, "a KV pool of %u blocks cannot be: the limit is 1 to %u", blocks, KV_BLOCK_NONE - 1);
+	r->blocks = blocks;
+	r->control_bytes = PAGE_BYTES + page_round((size_t)blocks * sizeof *r->generations);
+	r->data_bytes = page_round(layout->block_bytes * blocks);   /* below 2^62: a block is at most 1 GiB */
+	return 0;
+}
+
+static int memory_new(const char *name, size_t bytes, struct err *err)
+{
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return err_set(err, ERR_IO, "cannot create shared memory %s: %s", name, strerror(errno));
+	if (ftruncate(fd, (off_t)bytes) < 0) {
+		err_set(err, ERR_NOMEM, "cannot size shared memory %s to %zu bytes: %s", name, bytes, strerror(errno));
+		close(fd);
+		return ERR_NOMEM;
+	}
+	return fd;
+}
+
+static void *memory_map(int fd, size_t bytes, int prot, const char *name, struct err *err)
+{
+	void *p = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+	if (p != MAP_FAILED)
+		return p;
+	err_set(err, ERR_NOMEM, "cannot map %zu bytes of shared memory %s: %s; lower kv blocks or give the process more", bytes, name,
+	        strerror(errno));
+	return NULL;
+}
+
+static int memory_seal(int fd, int seals, const char *name, struct err *err)
+{
+	if (fcntl(fd, F_ADD_SEALS, seals | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+		return 0;
+	return err_set(err, ERR_IO, "cannot seal shared memory %s: %s", name, strerror(errno));
+}
+
+/* Both are wishes: a kernel without transparent huge pages for shared memory serves small ones. */
+static void advise_data(const struct kv_region *r)
+{
+	madvise(r->data, r->data_bytes, MADV_HUGEPAGE);
+	madvise(r->data, r->data_bytes, MADV_DONTDUMP);
+}
+
+static int region_create(struct kv_region *r, const struct kv_layout *layout, struct err *err)
+{
+	if ((r->control_fd = memory_new("pdserve-kv-control", r->control_bytes, err)) < 0)
+		return r->control_fd;
+	struct region_header *h = memory_map(r->control_fd, r->control_bytes, PROT_READ | PROT_WRITE, "pdserve-kv-control", err);
+	if (!h)
+		return ERR_NOMEM;
+	r->generations = (_Atomic uint64_t *)((unsigned char *)h + PAGE_BYTES);
+	*h = (struct region_header){REGION_MAGIC, REGION_VERSION, r->blocks, layout->block_bytes};
+	if ((r->data_fd = memory_new("pdserve-kv", r->data_bytes, err)) < 0)
+		return r->data_fd;
+	if (!(r->data = memory_map(r->data_fd, r->data_bytes, PROT_READ | PROT_WRITE, "pdserve-kv", err)))
+		return ERR_NOMEM;
+	advise_data(r);
+	int e = memory_seal(r->control_fd, F_SEAL_FUTURE_WRITE, "pdserve-kv-control", err);
+	return e < 0 ? e : memory_seal(r->data_fd, 0, "pdserve-kv", err);
+}
+
+int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, struct err *err)
+{
+	int e = region_init(r, layout, blocks, err);
+	if (e == 0)
+		e = region_create(r, layout, err);
+	if (e < 0)
+		kv_region_fini(r);
+	return e;
+}
+
+/* A received descriptor must have exactly the size that the hello asks for, for ever. */
+static int memory_check(int fd, size_t bytes, const char *name, struct err *err)
+{
+	struct stat st;
+	if (fstat(fd, &st) < 0)
+		return err_set(err, ERR_IO, "cannot look at received %s memory: %s", name, strerror(errno));
+	int seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
+		return err_set(err, ERR_INVALID, "received %s memory is not sealed against resizing", name);
+	if ((uint64_t)st.st_size != bytes)
+		return err_set(err, ERR_INVALID, "received %s memory has %lld bytes, the peer's layout and blocks need %zu", name,
+		               (long long)st.st_size, bytes);
+	return 0;
+}
+
+static int header_check(const struct kv_region *r, const struct region_header *in, size_t block_bytes, struct err *err)
+{
+	struct region_header h = *in;
+	if (h.magic != REGION_MAGIC || h.version != REGION_VERSION)
+		return err_set(err, ERR_CORRUPT, "received control memory has magic %016llx version %u, not %016llx version %u",
+		               (unsigned long long)h.magic, h.version, REGION_MAGIC, REGION_VERSION);
+	if (h.blocks != r->blocks || h.block_bytes != block_bytes)
+		return err_set(err, ERR_CORRUPT, "received control memory is of %u blocks of %llu bytes, the peer's hello said %u of %zu", h.blocks,
+		               (unsigned long long)h.block_bytes, r->blocks, block_bytes);
+	return 0;
+}
+
+static int region_map(struct kv_region *r, const struct kv_layout *layout, int writable, struct err *err)
+{
+	int e = memory_check(r->control_fd, r->control_bytes, "control", err);
+	if (e < 0)
+		return e;
+	struct region_header *h = memory_map(r->control_fd, r->control_bytes, PROT_READ, "control", err);
+	if (!h)
+		return ERR_NOMEM;
+	r->generations = (_Atomic uint64_t *)((unsigned char *)h + PAGE_BYTES);
+	if ((e = header_check(r, h, layout->block_bytes, err)) < 0 || r->data_fd < 0)
+		return e;
+	if ((e = memory_check(r->data_fd, r->data_bytes, "data", err)) < 0)
+		return e;
+	if (!(r->data = memory_map(r->data_fd, r->data_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, "data", err)))
+		return ERR_NOMEM;
+	advise_data(r);
+	return 0;
+}
+
+int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, int control_fd, int data_fd, int writable, struct err *err)
+{
+	int e = region_init(r, layout, blocks, err);
+	r->control_fd = control_fd;
+	r->data_fd = data_fd;
+	if (data_fd < 0)
+		r->data_bytes = 0;
+	if (e == 0)
+		e = region_map(r, layout, writable, err);
+	if (e < 0)
+		kv_region_fini(r);
+	return e;
+}
+
+void kv_region_fini(struct kv_region *r)
+{
+	if (r->generations)
+		munmap((unsigned char *)r->generations - PAGE_BYTES, r->control_bytes);
+	if (r->data)
+		munmap(r->data, r->data_bytes);
+	if (r->control_fd >= 0)
+		close(r->control_fd);
+	if (r->data_fd >= 0)
+		close(r->data_fd);
+	memset(r, 0, sizeof *r);
+	r->control_fd = r->data_fd = -1;
+}

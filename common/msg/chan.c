@@ -1,0 +1,524 @@
+/* chan.c - sockets, sending, timers of the message links. See chan.h for what holds; chan_in.c has what arrives.
+ *
+ * A send never waits: what the socket does not take now stays in the link's window and goes out at a later tick. */
+#include "msg/chan_priv.h"
+#include "msg/process.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void sock_ready(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	chan_take(arg);
+}
+
+static int sock_open(struct chan *c, int type, struct sock **ret)
+{
+	void *z = zmq_socket(c->ctx, type);
+	if (!z)
+		return ERR_IO;
+	int zero = 0, hwm = 100000, one = 1, ivl = 20, ivl_max = 500;
+	int64_t max = (int64_t)c->opts.message_bytes_max;
+	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
+	zmq_setsockopt(z, ZMQ_SNDHWM, &hwm, sizeof hwm);
+	zmq_setsockopt(z, ZMQ_RCVHWM, &hwm, sizeof hwm);
+	zmq_setsockopt(z, ZMQ_MAXMSGSIZE, &max, sizeof max);
+	if (type == ZMQ_ROUTER) {
+		zmq_setsockopt(z, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
+	} else {
+		zmq_setsockopt(z, ZMQ_IMMEDIATE, &one, sizeof one);
+		zmq_setsockopt(z, ZMQ_RECONNECT_IVL, &ivl, sizeof ivl);
+		zmq_setsockopt(z, ZMQ_RECONNECT_IVL_MAX, &ivl_max, sizeof ivl_max);
+	}
+	int fd;
+	size_t len = sizeof fd;
+	zmq_getsockopt(z, ZMQ_FD, &fd, &len);
+	struct sock *s = mem_zalloc(sizeof *s);
+	s->c = c;
+	s->z = z;
+	s->ev = event_new(c->base, fd, EV_READ | EV_PERSIST, sock_ready, s);
+	s->again = event_new(c->base, -1, 0, sock_ready, s);
+	event_add(s->ev, NULL);
+	*ret = s;
+	return 0;
+}
+
+static void sock_close(struct sock **sp)
+{
+	struct sock *s = *sp;
+	if (!s)
+		return;
+	event_free(s->ev);
+	event_free(s->again);
+	zmq_close(s->z);
+	free(s);
+	*sp = NULL;
+}
+
+/* --- sending ------------------------------------------------------------------------------------------------------------ */
+
+void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Envelope *env)
+{
+	pds__envelope__init(env);
+	env->version = PROTOCOL_VERSION;
+	env->type = type;
+	env->sender = c->name;
+	env->epoch = c->opts.epoch;
+	if (p && p->epoch) {
+		env->ack_epoch = p->epoch;
+		env->ack = p->link.expect - 1;
+		env->link = p->link_id;
+	}
+}
+
+int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len, const void *body, size_t len)
+{
+	event_active(s->again, EV_READ, 1);   /* also when this fails: any call may take the descriptor's edge, and what came would lie there */
+	if (!s->peer && (!rid_len || zmq_send(s->z, rid, rid_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0))
+		return ERR_CLOSED;
+	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_send(s->z, body, len, ZMQ_DONTWAIT) < 0)
+		return ERR_CLOSED;
+	s->c->counts.sent++;
+	return 0;
+}
+
+int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len, const Pds__Envelope *env, const void *body,
+                  size_t len)
+{
+	unsigned char head[512];
+	if (c->fault)
+		return chan_fault_out(c, p, s, rid, rid_len, env, body, len);
+	size_t n = pds__envelope__get_packed_size(env);
+	CHECK(n <= sizeof head);
+	pds__envelope__pack(env, head);
+	return chan_put(s, rid, rid_len, head, n, body, len);
+}
+
+static struct sock *peer_sock(struct peer *p)
+{
+	return p->dealer ? p->dealer : p->c->bound;
+}
+
+static unsigned char *pack(const ProtobufCMessage *body, size_t *ret_len)
+{
+	*ret_len = protobuf_c_message_get_packed_size(body);
+	unsigned char *b = mem_alloc(*ret_len);
+	protobuf_c_message_pack(body, b);
+	return b;
+}
+
+/* An acknowledgement has left with this message. */
+static void ack_left(struct peer *p, const Pds__Envelope *env)
+{
+	if (!env->ack_epoch)
+		return;
+	p->link.told = env->ack;
+	p->ack_due_us = 0;
+}
+
+int chan_send_link(struct chan *c, struct peer *p, enum msg_type type, const ProtobufCMessage *body)
+{
+	Pds__Envelope env;
+	chan_envelope(c, p, type, &env);
+	size_t len;
+	unsigned char *b = pack(body, &len);
+	int r = chan_transmit(c, p, peer_sock(p), p->rid, p->rid_len, &env, b, len);
+	free(b);
+	if (r == 0)
+		ack_left(p, &env);
+	return r;
+}
+
+int chan_send_rid(struct chan *c, const void *rid, size_t rid_len, enum msg_type type, const ProtobufCMessage *body)
+{
+	Pds__Envelope env;
+	chan_envelope(c, NULL, type, &env);
+	size_t len;
+	unsigned char *b = pack(body, &len);
+	int r = chan_transmit(c, NULL, c->bound, rid, rid_len, &env, b, len);
+	free(b);
+	return r;
+}
+
+static void send_out(struct chan *c, struct peer *p, struct link_out *o)
+{
+	Pds__Envelope env;
+	chan_envelope(c, p, o->type, &env);
+	env.seq = o->seq;
+	env.request_hi = o->req.hi;
+	env.request_lo = o->req.lo;
+	env.attempt = o->attempt;
+	if (o->deadline_us) {
+		uint64_t left = clock_left_us(o->deadline_us);
+		env.time_left_us = left ? left : 1;
+	}
+	if (chan_transmit(c, p, peer_sock(p), p->rid, p->rid_len, &env, o->body, o->len) < 0) {
+		p->resend_at_us = clock_us() + c->pace.retry_us;
+		chan_tick_soon(c, p->resend_at_us);
+		return;
+	}
+	o->sent_us = clock_us();
+	ack_left(p, &env);
+}
+
+void chan_resend(struct chan *c, struct peer *p, uint32_t most)
+{
+	p->resend_at_us = 0;
+	list_each(it, &p->link.window) {
+		struct link_out *o = list_entry(it, struct link_out, node);
+		if (most-- == 0)
+			return;
+		c->counts.resent += o->sent_us != 0;
+		send_out(c, p, o);
+		if (p->resend_at_us)
+			return;
+	}
+}
+
+/* Progress: what remains has its time again. */
+void chan_acked(struct chan *c, struct peer *p, uint64_t ack)
+{
+	uint32_t before = p->link.n_window;
+	link_acked(&p->link, ack);
+	if (p->link.n_window == before)
+		return;
+	p->resend_wait_us = c->pace.resend_us;
+	p->progress_us = clock_us();
+	if (!list_empty(&p->link.window))
+		chan_tick_soon(c, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
+}
+
+int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	const struct msg_type_info *info = msg_type_find(type);
+	CHECK(info && info->body == body->descriptor && !(info->flags & MSG_LINK));
+	CHECK(!(info->flags & MSG_REQUEST) || (head && (head->req.hi || head->req.lo) && head->attempt));
+	if (p->state != PEER_UP)
+		return info->flags & MSG_NUMBERED ? ERR_CLOSED : 0;
+	if (!(info->flags & MSG_NUMBERED)) {
+		chan_send_link(c, p, type, body);
+		return 0;
+	}
+	size_t len = protobuf_c_message_get_packed_size(body);
+	if (list_empty(&p->link.window))
+		p->progress_us = clock_us();
+	struct link_out *o = link_push(&p->link, c->opts.window_messages, c->opts.window_bytes, len);
+	if (!o)
+		return ERR_FULL;
+	o->type = type;
+	protobuf_c_message_pack(body, o->body);
+	if (head) {
+		o->req = head->req;
+		o->attempt = head->attempt;
+		o->deadline_us = head->deadline_us;
+	}
+	if (!p->resend_at_us)
+		send_out(c, p, o);
+	chan_worked(c, p);
+	chan_tick_soon(c, o->sent_us + p->resend_wait_us);
+	return 0;
+}
+
+/* --- hello, welcome, up, down --------------------------------------------------------------------------------------------- */
+
+void chan_hello(struct chan *c, struct peer *p)
+{
+	Pds__Hello h = PDS__HELLO__INIT;
+	Pds__Process proc;
+	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
+	process_self(&proc);
+	h.program = c->program;
+	h.process = &proc;
+	if (c->hooks.describe && c->hooks.describe(c->hooks.arg, &w))
+		h.worker = &w;
+	h.knows_epoch = p->epoch;
+	h.received = p->epoch ? p->link.expect - 1 : 0;
+	h.silence_ms = (uint32_t)(c->opts.silence_us / 1000u);
+	h.nth = p->hello_nth = ++c->hello_n;
+	h.link = p->link_id;
+	p->hello_us = clock_us();
+	p->hello_waits = chan_send_link(c, p, MSG_HELLO, &h.base) < 0;
+}
+
+void chan_welcome(struct chan *c, struct peer *p, int resumed)
+{
+	Pds__Welcome w = PDS__WELCOME__INIT;
+	Pds__Process proc;
+	process_self(&proc);
+	w.program = c->program;
+	w.process = &proc;
+	w.knows_epoch = resumed ? p->epoch : 0;
+	w.received = p->link.expect - 1;
+	w.silence_ms = (uint32_t)(c->opts.silence_us / 1000u);
+	w.link = p->link_id;
+	chan_send_link(c, p, MSG_WELCOME, &w.base);
+}
+
+struct peer *chan_peer_new(struct chan *c)
+{
+	struct peer *p = mem_zalloc(sizeof *p);
+	p->c = c;
+	p->pidfd = -1;
+	p->resend_wait_us = c->pace.resend_us;
+	snprintf(p->name, sizeof p->name, "?");
+	link_init(&p->link);
+	list_push_back(&c->peers, &p->node);
+	c->n_peers++;
+	return p;
+}
+
+static void peer_unwatch(struct peer *p)
+{
+	if (p->pid_ev)
+		event_free(p->pid_ev);
+	p->pid_ev = NULL;
+	if (p->pidfd >= 0)
+		close(p->pidfd);
+	p->pidfd = -1;
+	p->watched = 0;
+}
+
+void chan_peer_free(struct peer *p)
+{
+	list_remove(&p->node);
+	if (p->c->fault)
+		chan_fault_forget(p->c, p);
+	peer_unwatch(p);
+	link_fini(&p->link);
+	sock_close(&p->dealer);
+	if (p->hello)
+		pds__hello__free_unpacked(p->hello, NULL);
+	free(p);
+}
+
+static void pid_ended(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	struct peer *p = arg;
+	peer_unwatch(p);
+	chan_peer_down(p->c, p, "its process ended", p->dealer ? PEER_HELLO : PEER_DEAD);
+}
+
+void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc)
+{
+	peer_unwatch(p);
+	int dead;
+	p->pidfd = process_watch(proc, &dead);
+	p->self = p->pidfd >= 0 && proc->pid == (uint32_t)getpid();
+	if (p->pidfd < 0)
+		return;
+	p->watched = 1;
+	p->pid_ev = event_new(c->base, p->pidfd, EV_READ, pid_ended, p);
+	event_add(p->pid_ev, NULL);
+}
+
+void chan_peer_up(struct chan *c, struct peer *p)
+{
+	p->state = PEER_UP;
+	p->heard_us = p->beat_us = p->busy_us = p->stir_us = clock_us();
+	p->refusal[0] = 0;
+	c->counts.peers_up++;
+	log_info("peer_up", "peer=%s epoch=%llu program=%s", p->name, (unsigned long long)p->epoch, p->program);
+	if (c->hooks.up)
+		c->hooks.up(c->hooks.arg, p);
+	c->active_us = clock_us();
+	chan_tick_soon(c, c->active_us);
+}
+
+void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_state next)
+{
+	int was_up = p->state == PEER_UP;
+	if (p->state == PEER_DEAD)
+		return;                 /* by its owner, in the hook that tells it so or later: there is one end */
+	p->state = next;
+	if (was_up) {
+		c->counts.peers_up--;
+		log_info("peer_down", "peer=%s epoch=%llu why=%s", p->name, (unsigned long long)p->epoch, log_quote(why));
+		if (c->hooks.down)
+			c->hooks.down(c->hooks.arg, p, why);
+	}
+	p->data = NULL;
+	if (c->fault)
+		chan_fault_forget(c, p);
+	link_fini(&p->link);
+	link_init(&p->link);
+	p->resend_at_us = p->ack_due_us = p->gap_us = p->link_id = 0;
+	p->resend_wait_us = c->pace.resend_us;
+	p->hello_us = 0;
+	peer_unwatch(p);
+	chan_tick_soon(c, clock_us() + (next == PEER_DEAD ? GRAVE_US : 0));
+	if (next == PEER_DEAD) {
+		list_remove(&p->node);
+		list_push_back(&c->graveyard, &p->node);
+		c->n_peers--;
+	} else {
+		p->epoch = 0;
+	}
+}
+
+/* --- life -------------------------------------------------------------------------------------------------------------------- */
+
+static struct pace pace_of(uint64_t resend_us)
+{
+	uint64_t r = resend_us ? resend_us : RESEND_US;
+	return (struct pace){.resend_us = r, .resend_max_us = 8 * r, .ack_us = r / 4, .retry_us = r / 4, .gap_us = r / 20,
+	                     .hello_us = r < HELLO_RETRY_US ? r : HELLO_RETRY_US};
+}
+
+int chan_new(struct event_base *base, const struct chan_opts *opts, const struct chan_hooks *hooks, struct chan **ret_c, struct err *err)
+{
+	if (strlen(opts->name) > MSG_NAME_MAX || !opts->name[0])
+		return err_set(err, ERR_INVALID, "name \"%.60s\" has %zu bytes, allowed 1 to %u", opts->name, strlen(opts->name), MSG_NAME_MAX);
+	struct chan *c = mem_zalloc(sizeof *c);
+	c->base = base;
+	c->hooks = *hooks;
+	c->opts = *opts;
+	c->pace = pace_of(opts->resend_us);
+	c->name = mem_strdup(opts->name);
+	c->program = mem_strdup(opts->program);
+	list_init(&c->peers);
+	list_init(&c->graveyard);
+	c->tick_at_us = UINT64_MAX;
+	c->ctx = zmq_ctx_new();
+	c->tick = event_new(base, -1, 0, chan_tick, c);
+	int bad = chan_fault_start(c, opts->fault, err);
+	if (bad < 0) {
+		chan_destroy(&c);
+		return bad;
+	}
+	if (opts->bind && opts->bind[0]) {
+		if (sock_open(c, ZMQ_ROUTER, &c->bound) < 0 || zmq_bind(c->bound->z, opts->bind) < 0) {
+			int r = err_set(err, ERR_IO, "cannot listen on %s: %s", opts->bind, zmq_strerror(zmq_errno()));
+			chan_destroy(&c);
+			return r;
+		}
+	}
+	*ret_c = c;
+	return 0;
+}
+
+void chan_destroy(struct chan **cp)
+{
+	struct chan *c = *cp;
+	if (!c)
+		return;
+	int linger = 1000;
+	chan_say_goodbye(c);
+	list_each_safe(it, nx, &c->peers) {
+		struct peer *p = list_entry(it, struct peer, node);
+		if (p->dealer)
+			zmq_setsockopt(p->dealer->z, ZMQ_LINGER, &linger, sizeof linger);
+		chan_peer_free(p);
+	}
+	chan_fault_stop(c);
+	list_each_safe(it, nx, &c->graveyard)
+		chan_peer_free(list_entry(it, struct peer, node));
+	if (c->bound)
+		zmq_setsockopt(c->bound->z, ZMQ_LINGER, &linger, sizeof linger);
+	sock_close(&c->bound);
+	event_free(c->tick);
+	zmq_ctx_term(c->ctx);
+	free(c->name);
+	free(c->program);
+	free(c);
+	*cp = NULL;
+}
+
+struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag)
+{
+	struct peer *p = chan_peer_new(c);
+	p->tag = tag;
+	p->state = PEER_HELLO;
+	snprintf(p->endpoint, sizeof p->endpoint, "%s", endpoint);
+	snprintf(p->expected, sizeof p->expected, "%s", expected_name ? expected_name : "");
+	CHECK(sock_open(c, ZMQ_DEALER, &p->dealer) == 0);
+	p->dealer->peer = p;
+	if (zmq_connect(p->dealer->z, endpoint) < 0)
+		log_error("connect", "endpoint=%s error=%s", log_quote(endpoint), log_quote(zmq_strerror(zmq_errno())));
+	p->hello_us = clock_us();
+	p->hello_waits = 1;     /* for the connection */
+	chan_tick_soon(c, p->hello_us + c->pace.hello_us);
+	return p;
+}
+
+void chan_disconnect(struct chan *c, struct peer *p)
+{
+	chan_peer_down(c, p, "disconnected", PEER_DEAD);
+}
+
+/* --- looking at peers ---------------------------------------------------------------------------------------------------------- */
+
+struct peer *chan_find(struct chan *c, const char *name)
+{
+	list_each(it, &c->peers) {
+		struct peer *p = list_entry(it, struct peer, node);
+		if (p->state == PEER_UP && strcmp(p->name, name) == 0)
+			return p;
+	}
+	return NULL;
+}
+
+struct peer *chan_next(struct chan *c, struct peer *after)
+{
+	struct list *n = after ? after->node.next : c->peers.next;
+	return n == &c->peers ? NULL : list_entry(n, struct peer, node);
+}
+
+const char *peer_name(const struct peer *p)
+{
+	return p->name;
+}
+uint64_t peer_epoch(const struct peer *p)
+{
+	return p->epoch;
+}
+
+int peer_begins_anew(const struct peer *p)
+{
+	return p->anew;
+}
+const char *peer_endpoint(const struct peer *p)
+{
+	return p->endpoint;
+}
+int peer_is_up(const struct peer *p)
+{
+	return p->state == PEER_UP;
+}
+int peer_tag(const struct peer *p)
+{
+	return p->tag;
+}
+const char *peer_program(const struct peer *p)
+{
+	return p->program;
+}
+const Pds__WorkerInfo *peer_worker(const struct peer *p)
+{
+	return p->hello ? p->hello->worker : NULL;
+}
+uint64_t peer_heard_us(const struct peer *p)
+{
+	return p->heard_us;
+}
+void *peer_data(const struct peer *p)
+{
+	return p->data;
+}
+void peer_set_data(struct peer *p, void *data)
+{
+	p->data = data;
+}
+void chan_counts(const struct chan *c, struct chan_counts *ret)
+{
+	*ret = c->counts;
+}

@@ -1,0 +1,271 @@
+/* chan_fault.c - carries out what fault.h decides, between the link layer and the socket: what is lost here is what a network or a reconnect loses.
+ *
+ * Messages that wait are in one list by time. On one link in one direction nothing overtakes: who comes while another waits, waits behind it. At most
+ * HELD_MAX messages of HELD_BYTES wait; past it they are lost. When a peer goes down what waits for it or from it is lost. */
+#include "msg/chan_priv.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define HELD_MAX 100000u
+#define HELD_BYTES (256u << 20)
+
+enum held_kind { HELD_OUT, HELD_IN, HELD_LATE };
+
+struct held {
+	struct list node;
+	uint64_t due_us;
+	enum held_kind kind;
+	struct peer *p;            /* NULL: not known (IN only) */
+	struct line *line;         /* NULL: LATE */
+	struct incoming in;        /* IN, LATE; OUT uses s, rid */
+	size_t head_len, len;      /* OUT */
+	unsigned char bytes[];     /* OUT: head, body */
+};
+
+/* --- the list --------------------------------------------------------------------------------------------------------------- */
+
+static void held_free(struct chan *c, struct held *h)
+{
+	list_remove(&h->node);
+	c->n_held--;
+	c->held_bytes -= h->head_len + h->len;
+	if (h->line)
+		h->line->n--;
+	if (h->kind != HELD_OUT)
+		msg_in_fini(&h->in.m);
+	free(h);
+}
+
+static void release(struct chan *c, struct held *h)
+{
+	switch (h->kind) {
+	case HELD_OUT:
+		chan_put(h->in.s, h->in.rid, h->in.rid_len, h->bytes, h->head_len, h->bytes + h->head_len, h->len);
+		return;
+	case HELD_IN:
+		chan_dispatch(c, &h->in);
+		return;
+	case HELD_LATE:
+		chan_hand_up(c, h->p, &h->in);
+		return;
+	}
+}
+
+static void arm(struct chan *c, uint64_t now)
+{
+	if (list_empty(&c->held))
+		return;
+	uint64_t due = list_entry(c->held.next, struct held, node)->due_us, us = due > now ? due - now : 0;
+	struct timeval tv = {(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
+	event_add(c->held_ev, &tv);
+}
+
+static void on_due(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	struct chan *c = arg;
+	uint64_t now = clock_us();
+	while (!list_empty(&c->held)) {
+		struct held *h = list_entry(c->held.next, struct held, node);
+		if (h->due_us > now)
+			break;
+		list_remove(&h->node);     /* a handler may end the peer, which empties the list of what is its */
+		release(c, h);
+		held_free(c, h);
+	}
+	arm(c, now);
+}
+
+static struct held *hold(struct chan *c, enum held_kind kind, struct peer *p, struct line *line, uint64_t due_us, size_t bytes)
+{
+	if (c->n_held >= HELD_MAX || c->held_bytes + bytes > HELD_BYTES)
+		return NULL;
+	struct held *h = mem_zalloc(sizeof *h + bytes);
+	h->kind = kind;
+	h->p = p;
+	h->due_us = due_us;
+	if ((h->line = line))
+		line->n++;
+	struct list *after = c->held.prev;
+	while (after != &c->held && list_entry(after, struct held, node)->due_us > due_us)
+		after = after->prev;
+	list_push_front(after, &h->node);
+	c->n_held++;
+	c->held_bytes += bytes;
+	arm(c, clock_us());
+	return h;
+}
+
+static void hold_in(struct chan *c, enum held_kind kind, struct peer *p, struct line *line, struct incoming *in, uint64_t due_us)
+{
+	struct held *h = hold(c, kind, p, line, due_us, 0);
+	if (!h)
+		return;
+	h->in = *in;
+	in->m = (struct msg_in){0};
+}
+
+/* Until when a message that is to wait delay_us waits, behind those before it on its line and on the one before that (may be NULL); 0: it need not. */
+static uint64_t line_due(struct line *line, const struct line *before, uint64_t delay_us)
+{
+	uint64_t now = clock_us(), due = now + delay_us;
+	if (line->until_us > due)
+		due = line->until_us;
+	if (before && before->until_us > due)
+		due = before->until_us;
+	if (due <= now && !line->n && !(before && before->n))
+		return 0;
+	line->until_us = due;
+	return due;
+}
+
+/* --- out ---------------------------------------------------------------------------------------------------------------------- */
+
+/* The connection ends and is made anew: what ZeroMQ held for it is lost. A bound socket cannot end one; it forgets whose the connection was. */
+static void cut(struct peer *p)
+{
+	if (!p)
+		return;
+	log_debug("fault_cut", "peer=%s", p->name);
+	if (!p->dealer)
+		p->rid_len = 0;
+	else if (zmq_disconnect(p->dealer->z, p->endpoint) == 0)
+		zmq_connect(p->dealer->z, p->endpoint);
+	if (p->dealer)
+		event_active(p->dealer->again, EV_READ, 1);
+}
+
+static int send_or_hold(struct chan *c, struct peer *p, struct held *like, uint64_t delay_us, const unsigned char *bytes)
+{
+	struct line *line = p ? &p->lines[FAULT_OUT] : NULL;
+	uint64_t due = line ? line_due(line, NULL, delay_us) : 0;
+	if (!due)
+		return chan_put(like->in.s, like->in.rid, like->in.rid_len, bytes, like->head_len, bytes + like->head_len, like->len);
+	size_t total = like->head_len + like->len;
+	struct held *h = hold(c, HELD_OUT, p, line, due, total);
+	if (h) {
+		h->in = like->in;
+		h->head_len = like->head_len;
+		h->len = like->len;
+		memcpy(h->bytes, bytes, total);
+	}
+	return 0;
+}
+
+int chan_fault_out(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len, const Pds__Envelope *env, const void *body,
+                   size_t len)
+{
+	struct fault_verdict v;
+	Pds__Envelope e = *env;
+	fault_judge(c->fault, FAULT_OUT, (enum msg_type)env->type, p ? p->name : "", &v);
+	c->counts.faults += v.drop || v.repeat || v.noack || v.cut || v.delay_us;
+	if (v.cut)
+		cut(p);
+	if (v.cut || v.drop)
+		return 0;
+	if (v.noack)
+		e.ack = 0;
+	struct held like = {.in.s = s, .in.rid_len = rid_len, .len = len, .head_len = pds__envelope__get_packed_size(&e)};
+	CHECK(rid_len <= RID_MAX);
+	memcpy(like.in.rid, rid_len ? rid : "", rid_len);
+	unsigned char *bytes = mem_alloc(like.head_len + len);
+	pds__envelope__pack(&e, bytes);
+	memcpy(bytes + like.head_len, body, len);
+	int r = send_or_hold(c, p, &like, v.delay_us, bytes);
+	if (v.repeat)
+		send_or_hold(c, p, &like, v.delay_us, bytes);
+	free(bytes);
+	return r;
+}
+
+/* --- in ----------------------------------------------------------------------------------------------------------------------- */
+
+static ProtobufCMessage *twin(const ProtobufCMessage *m)
+{
+	size_t n = protobuf_c_message_get_packed_size(m);
+	unsigned char *b = mem_alloc(n ? n : 1);
+	protobuf_c_message_pack(m, b);
+	ProtobufCMessage *copy = protobuf_c_message_unpack(m->descriptor, NULL, n, b);
+	free(b);
+	CHECK(copy);
+	return copy;
+}
+
+static void pass(struct chan *c, struct incoming *in, uint64_t delay_us)
+{
+	struct peer *p = in->s->peer ? in->s->peer : chan_find_rid(c, in->rid, in->rid_len);
+	struct line *line = p ? &p->lines[FAULT_IN] : &c->strangers;
+	/* on the bound socket a peer is a stranger until its HELLO is taken: what it says after that may not overtake it */
+	uint64_t due = line_due(line, in->s->peer ? NULL : &c->strangers, delay_us);
+	if (due)
+		hold_in(c, HELD_IN, p, line, in, due);
+	else
+		chan_dispatch(c, in);
+}
+
+void chan_fault_in(struct chan *c, struct incoming *in)
+{
+	struct fault_verdict v;
+	fault_judge(c->fault, FAULT_IN, in->m.info->type, in->m.env->sender, &v);
+	c->counts.faults += v.drop || v.repeat || v.noack || v.cut || v.delay_us || v.late_us;
+	if (v.cut)
+		cut(in->s->peer ? in->s->peer : chan_find_rid(c, in->rid, in->rid_len));
+	if (v.cut || v.drop)
+		return;
+	if (v.noack)
+		in->m.env->ack = 0;
+	in->late_us = v.late_us;
+	struct incoming again = *in;
+	if (v.repeat) {
+		again.m.env = (Pds__Envelope *)twin(&in->m.env->base);
+		again.m.body = twin(in->m.body);
+	}
+	pass(c, in, v.delay_us);
+	if (v.repeat) {
+		pass(c, &again, v.delay_us);
+		msg_in_fini(&again.m);
+	}
+}
+
+void chan_fault_late(struct chan *c, struct peer *p, struct incoming *in)
+{
+	hold_in(c, HELD_LATE, p, NULL, in, clock_us() + in->late_us);
+}
+
+/* --- life --------------------------------------------------------------------------------------------------------------------- */
+
+void chan_fault_forget(struct chan *c, const struct peer *p)
+{
+	list_each_safe(it, nx, &c->held) {
+		struct held *h = list_entry(it, struct held, node);
+		if (h->p == p)
+			held_free(c, h);
+	}
+}
+
+int chan_fault_start(struct chan *c, const char *text, struct err *err)
+{
+	list_init(&c->held);
+	int r = fault_new(text, &c->fault, err);
+	if (r < 0 || !c->fault)
+		return r;
+	c->held_ev = event_new(c->base, -1, 0, on_due, c);
+	CHECK(c->held_ev);
+	log_warn("faults_on", "why=\"messages are lost, repeated and delayed on purpose: a test\" rules=%s", log_quote(text));
+	return 0;
+}
+
+void chan_fault_stop(struct chan *c)
+{
+	list_each_safe(it, nx, &c->held)
+		held_free(c, list_entry(it, struct held, node));
+	if (c->held_ev)
+		event_free(c->held_ev);
+	c->held_ev = NULL;
+	fault_destroy(&c->fault);
+}

@@ -1,0 +1,241 @@
+/* chan_tick.c - what a link does by the clock: hello again, heartbeat, resend, acknowledge, notice silence.
+ *
+ * One timer for all links, armed for what is due first, so that an idle daemon sleeps. At work (a numbered message within ACTIVE_US, or load to
+ * report) routers and workers beat each heartbeat_us; else every link beats seldom, and so that few wake-ups do for all: the side that connected
+ * beats at common points of the clock, the other side answers. Never more seldom than a quarter of the silence that the peer bears. */
+#include "msg/chan_priv.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#define WORK_BEAT_US 50000u    /* after a lull, the first beat that tells of work */
+#define BEAT_MIN_US 20000u     /* whatever a peer says that it bears */
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+	return a > b ? a : b;
+}
+
+/* --- how often, how long ---------------------------------------------------------------------------------------------------------- */
+
+/* Routers go by the load figures of their workers. */
+static int tells_load(const struct chan *c, const struct peer *p)
+{
+	return strcmp(p->program, "pdrouterd") == 0 || strcmp(c->program, "pdrouterd") == 0;
+}
+
+static int busy(const struct chan *c, const struct peer *p, uint64_t now)
+{
+	return !list_empty(&p->link.window) || now - p->busy_us < c->opts.silence_us;
+}
+
+/* How many times silence_us a peer may be silent: the end of a watched process is known at once, what remains is that it is stuck. */
+static unsigned patience(const struct chan *c, const struct peer *p, int is_busy)
+{
+	if (!p->watched)
+		return 1;
+	return !tells_load(c, p) ? 5 : is_busy ? 1 : 2;
+}
+
+static uint64_t silent_at(const struct chan *c, const struct peer *p, uint64_t now)
+{
+	int is_busy = busy(c, p, now);
+	uint64_t since = is_busy ? max_u64(p->heard_us, p->stir_us) : p->heard_us;
+	return since + c->opts.silence_us * patience(c, p, is_busy);
+}
+
+static int lull(const struct chan *c, const struct peer *p, uint64_t now)
+{
+	return !tells_load(c, p) || now - c->active_us >= ACTIVE_US;
+}
+
+static uint64_t beat_every(const struct chan *c, const struct peer *p, uint64_t now)
+{
+	uint64_t theirs = p->their_silence_ms ? p->their_silence_ms * 1000ull : c->opts.silence_us;
+	uint64_t own = c->opts.heartbeat_us;
+	if (lull(c, p, now)) {
+		theirs *= patience(c, p, 0);
+		own *= tells_load(c, p) ? 5 : 10;
+	}
+	return max_u64(BEAT_MIN_US, min_u64(own, theirs / 4));
+}
+
+static uint64_t beat_at(const struct chan *c, const struct peer *p, uint64_t now)
+{
+	uint64_t every = beat_every(c, p, now);
+	if (!lull(c, p, now))
+		return p->beat_us + every;
+	if (!p->dealer)
+		return p->beat_us + every + every / 4;      /* theirs comes first and is answered */
+	return (p->beat_us + every / 4) / every * every + every;
+}
+
+/* --- heartbeats ------------------------------------------------------------------------------------------------------------------- */
+
+/* One with fields that we do not know may be longer than any of ours: it then never counts as changed. */
+static uint64_t sum(const Pds__Heartbeat *hb)
+{
+	unsigned char b[160];
+	size_t n = pds__heartbeat__get_packed_size(hb);
+	return n <= sizeof b ? XXH3_64bits(b, pds__heartbeat__pack(hb, b)) : 1;
+}
+
+/* News are a reason to beat at the quick pace for a while: load is what a router places by. */
+static int is_news(const Pds__Heartbeat *hb, uint64_t *last)
+{
+	uint64_t now = sum(hb), before = *last;
+	*last = now;
+	return now != before || hb->running || hb->waiting;
+}
+
+static void stir(struct chan *c, struct peer *p, uint64_t now)
+{
+	if (!busy(c, p, now))
+		p->stir_us = now;
+	p->busy_us = now;
+}
+
+static void beat(struct chan *c, struct peer *p, uint64_t now)
+{
+	Pds__Heartbeat hb = PDS__HEARTBEAT__INIT;
+	if (c->hooks.heartbeat)
+		c->hooks.heartbeat(c->hooks.arg, p, &hb);
+	p->beat_us = now;
+	if (is_news(&hb, &p->beat_sum) && tells_load(c, p))
+		c->active_us = now;
+	chan_send_link(c, p, MSG_HEARTBEAT, &hb.base);
+}
+
+void chan_worked(struct chan *c, struct peer *p)
+{
+	uint64_t now = clock_us();
+	stir(c, p, now);
+	if (now - c->active_us >= ACTIVE_US)
+		chan_tick_soon(c, now + min_u64(c->opts.heartbeat_us / 4, WORK_BEAT_US));
+	c->active_us = now;
+}
+
+void chan_owe_ack(struct chan *c, struct peer *p)
+{
+	if (p->ack_due_us)
+		return;
+	p->ack_due_us = clock_us() + c->pace.ack_us;
+	chan_tick_soon(c, p->ack_due_us);
+}
+
+/* --- the timer -------------------------------------------------------------------------------------------------------------------- */
+
+/* When the clock has something to do for this peer. */
+static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
+{
+	if (p->state == PEER_DEAD)
+		return UINT64_MAX;
+	if (p->state != PEER_UP)
+		return p->dealer ? p->hello_us + c->pace.hello_us * (p->state == PEER_REFUSED ? 4 : 1) : UINT64_MAX;
+	uint64_t at = min_u64(silent_at(c, p, now) + 1, beat_at(c, p, now));
+	if (p->ack_due_us)
+		at = min_u64(at, p->ack_due_us);
+	if (p->resend_at_us)
+		return min_u64(at, p->resend_at_us);
+	if (!list_empty(&p->link.window))
+		at = min_u64(at, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
+	return at;
+}
+
+static void look_at_window(struct chan *c, struct peer *p, uint64_t now)
+{
+	if (list_empty(&p->link.window))
+		p->resend_at_us = 0;
+	else if (p->resend_at_us && now >= p->resend_at_us)
+		chan_resend(c, p, UINT32_MAX);
+	else if (!p->resend_at_us && now >= list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us) {
+		p->resend_wait_us = min_u64(2 * p->resend_wait_us, c->pace.resend_max_us);
+		chan_resend(c, p, RESEND_BATCH);
+	}
+}
+
+static void look_at(struct chan *c, struct peer *p, uint64_t now)
+{
+	if (now < due_at(c, p, now))
+		return;
+	if (p->state != PEER_UP) {
+		chan_hello(c, p);
+		return;
+	}
+	if (now > silent_at(c, p, now)) {
+		chan_peer_down(c, p, "silent for too long", p->dealer ? PEER_HELLO : PEER_DEAD);
+		return;
+	}
+	if (!list_empty(&p->link.window) && now - p->progress_us > max_u64(STUCK_WAITS * c->pace.resend_us, 5 * c->opts.silence_us)) {
+		chan_peer_down(c, p, "it acknowledges nothing", p->dealer ? PEER_HELLO : PEER_DEAD);
+		return;
+	}
+	if (now >= beat_at(c, p, now))
+		beat(c, p, now);
+	look_at_window(c, p, now);
+	if (p->ack_due_us && now >= p->ack_due_us) {
+		Pds__Ack a = PDS__ACK__INIT;
+		p->ack_due_us = 0;
+		chan_send_link(c, p, MSG_ACK, &a.base);
+	}
+}
+
+void chan_tick_soon(struct chan *c, uint64_t at_us)
+{
+	if (at_us >= c->tick_at_us)
+		return;
+	uint64_t us = clock_left_us(at_us);
+	struct timeval tv = {(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
+	c->tick_at_us = at_us;
+	event_add(c->tick, &tv);
+}
+
+/* For what is due first, sooner or later than it was. */
+static void arm(struct chan *c, uint64_t now)
+{
+	uint64_t at = list_empty(&c->graveyard) ? UINT64_MAX : now + GRAVE_US;
+	list_each(it, &c->peers)
+		at = min_u64(at, due_at(c, list_entry(it, struct peer, node), now));
+	c->tick_at_us = UINT64_MAX;
+	if (at != UINT64_MAX)
+		chan_tick_soon(c, max_u64(at, now + 1000));
+}
+
+void chan_tick(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	struct chan *c = arg;
+	uint64_t now = clock_us();
+	c->tick_at_us = UINT64_MAX;
+	list_each_safe(it, nx, &c->graveyard)
+		chan_peer_free(list_entry(it, struct peer, node));
+	/* a hook may end any peer; the ended stay in the graveyard until the next tick, so a snapshot of pointers is safe to walk */
+	uint32_t n = 0;
+	struct peer **all = mem_array(c->n_peers, sizeof *all);
+	list_each(it, &c->peers)
+		all[n++] = list_entry(it, struct peer, node);
+	for (uint32_t i = 0; i < n; i++)
+		look_at(c, all[i], now);
+	free(all);
+	arm(c, now);
+}
+
+void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
+{
+	uint64_t now = clock_us();
+	if (is_news(hb, &p->heard_sum))
+		stir(c, p, now);
+	if (p->state != PEER_UP || p->dealer || !lull(c, p, now) || now - p->beat_us < beat_every(c, p, now) / 2)
+		return;
+	beat(c, p, now);
+	arm(c, now);            /* mostly later than it was: else each answer is followed by a look for nothing */
+}

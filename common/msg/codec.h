@@ -1,0 +1,28 @@
+/* codec.h - two frames to and from a message. Decoding is whole: unpacked, left-over bytes refused, required parts present, sizes within bounds; only
+ * then is a message handed on. */
+#ifndef MSG_CODEC_H
+#define MSG_CODEC_H
+
+#include "msg/types.h"
+#include "util/err.h"
+
+#include <stddef.h>
+
+#define MSG_TOKENS_MAX (1u << 20)      /* token ids of one request */
+#define MSG_NAME_MAX 47u               /* of a daemon: letters, digits, '.', '_', '-' */
+#define MSG_TEXT_MAX 1024u             /* bytes of a text in HELLO, of one that a worker says of itself */
+#define MSG_ENDPOINT_MAX 200u          /* bytes of an endpoint in PEERS */
+
+struct msg_in {
+	Pds__Envelope *env;
+	const struct msg_type_info *info;
+	ProtobufCMessage *body;
+};
+
+/* ERR_UNSUPPORTED: another protocol version or an unknown type (ret->env is set for the version's sake); ERR_CORRUPT: all else. */
+int msg_decode(const void *env, size_t env_len, const void *body, size_t body_len, struct msg_in *ret, struct err *err);
+void msg_in_fini(struct msg_in *m);
+/* What the .proto files cannot say: sub-messages that must be there, bounds of counts. */
+int msg_validate(const struct msg_type_info *info, const ProtobufCMessage *body, struct err *err);
+
+#endif

@@ -1,0 +1,63 @@
+/* link.c - see link.h. */
+#include "msg/link.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+
+void link_init(struct link *l)
+{
+	l->next_seq = l->expect = 1;
+	l->told = 0;
+	l->n_window = 0;
+	l->window_bytes = 0;
+	list_init(&l->window);
+}
+
+static void link_drop(struct link *l, struct link_out *o)
+{
+	list_remove(&o->node);
+	l->n_window--;
+	l->window_bytes -= o->len;
+	free(o);
+}
+
+void link_fini(struct link *l)
+{
+	list_each_safe(it, nx, &l->window)
+		link_drop(l, list_entry(it, struct link_out, node));
+}
+
+struct link_out *link_push(struct link *l, uint32_t max_messages, size_t max_bytes, size_t len)
+{
+	if (l->n_window >= max_messages || len > max_bytes || l->window_bytes > max_bytes - len)
+		return NULL;
+	struct link_out *o = mem_zalloc(sizeof *o + len);
+	o->seq = l->next_seq++;
+	o->len = len;
+	list_push_back(&l->window, &o->node);
+	l->n_window++;
+	l->window_bytes += len;
+	return o;
+}
+
+void link_acked(struct link *l, uint64_t ack)
+{
+	if (ack >= l->next_seq)
+		return;
+	list_each_safe(it, nx, &l->window) {
+		struct link_out *o = list_entry(it, struct link_out, node);
+		if (o->seq > ack)
+			return;
+		link_drop(l, o);
+	}
+}
+
+enum link_verdict link_arrived(struct link *l, uint64_t seq)
+{
+	if (seq < l->expect)
+		return LINK_DUPLICATE;
+	if (seq > l->expect)
+		return LINK_GAP;
+	l->expect++;
+	return LINK_DELIVER;
+}

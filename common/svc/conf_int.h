@@ -1,0 +1,32 @@
+/* conf_int.h - what conf.c (loading) and conf_show.c (reading, text) share. Private to common/svc. */
+#ifndef SVC_CONF_INT_H
+#define SVC_CONF_INT_H
+
+#include "svc/conf.h"
+
+struct conf_value {
+	char *text;          /* in one spelling per value, so that equal values are equal texts */
+	char *source;        /* "default", "FILE:LINE", "option -o" */
+	int64_t integer;     /* BOOL, INT */
+	double real;         /* FLOAT */
+	char **items;        /* LIST */
+	size_t n_items;
+};
+
+struct conf_entry {
+	const struct conf_key *key;
+	struct conf_value value;
+};
+
+struct conf {
+	char *path, **overrides;
+	int n_overrides;
+	struct conf_entry *entries;
+	size_t n;
+};
+
+struct conf_entry *conf_entry_find(const struct conf *c, const char *name);   /* NULL if there is none */
+const char *conf_entry_near(const struct conf *c, const char *name);          /* a key of similar spelling, or NULL */
+void conf_range_text(const struct conf_key *k, char *out, size_t size);       /* "1 to 64 threads"; "" when there is no limit */
+
+#endif

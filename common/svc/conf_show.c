@@ -1,0 +1,207 @@
+/* conf_show.c - reading a loaded configuration, and showing it: as JSON for pdctl, as a commented file for -h and etc/. */
+#include "svc/conf_int.h"
+#include "util/check.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct conf_entry *conf_entry_find(const struct conf *c, const char *name)
+{
+	for (size_t i = 0; i < c->n; i++)
+		if (strcmp(c->entries[i].key->name, name) == 0)
+			return &c->entries[i];
+	return NULL;
+}
+
+static unsigned least(unsigned a, unsigned b)
+{
+	return a < b ? a : b;
+}
+
+/* Levenshtein distance of two short names; long ones are simply far apart. */
+static unsigned distance(const char *a, const char *b)
+{
+	unsigned row[64], n = (unsigned)strlen(b);
+	if (n >= 63 || strlen(a) >= 63)
+		return 100;
+	for (unsigned j = 0; j <= n; j++)
+		row[j] = j;
+	for (unsigned i = 1; a[i - 1]; i++) {
+		unsigned diagonal = row[0];
+		row[0] = i;
+		for (unsigned j = 1; j <= n; j++) {
+			unsigned up = row[j];
+			row[j] = least(least(up, row[j - 1]) + 1, diagonal + (a[i - 1] != b[j - 1]));
+			diagonal = up;
+		}
+	}
+	return row[n];
+}
+
+const char *conf_entry_near(const struct conf *c, const char *name)
+{
+	const char *best = NULL;
+	unsigned bound = 4;
+	for (size_t i = 0; i < c->n; i++) {
+		unsigned d = distance(name, c->entries[i].key->name);
+		if (d < bound) {
+			bound = d;
+			best = c->entries[i].key->name;
+		}
+	}
+	return best;
+}
+
+static const struct conf_entry *get(const struct conf *c, const char *key, enum conf_type type)
+{
+	const struct conf_entry *e = conf_entry_find(c, key);
+	if (!e || e->key->type != type)
+		PANIC("configuration key \"%s\" is in no table with type %d", key, (int)type);
+	return e;
+}
+
+int conf_bool(const struct conf *c, const char *key)
+{
+	return (int)get(c, key, CONF_BOOL)->value.integer;
+}
+
+int64_t conf_int(const struct conf *c, const char *key)
+{
+	return get(c, key, CONF_INT)->value.integer;
+}
+
+double conf_float(const struct conf *c, const char *key)
+{
+	return get(c, key, CONF_FLOAT)->value.real;
+}
+
+const char *conf_str(const struct conf *c, const char *key)
+{
+	return get(c, key, CONF_STRING)->value.text;
+}
+
+int conf_list(const struct conf *c, const char *key, const char *const **ret_items)
+{
+	const struct conf_entry *e = get(c, key, CONF_LIST);
+	*ret_items = (const char *const *)e->value.items;
+	return (int)e->value.n_items;
+}
+
+/* --- JSON ---------------------------------------------------------------------------------------------------------------- */
+
+static void json_text(struct buf *out, const char *s)
+{
+	buf_add_json(out, s, strlen(s));
+}
+
+static void json_value(struct buf *out, const struct conf_key *k, const struct conf_value *v)
+{
+	if (k->type == CONF_STRING) {
+		json_text(out, v->text);
+	} else if (k->type == CONF_LIST) {
+		buf_addc(out, '[');
+		for (size_t i = 0; i < v->n_items; i++) {
+			buf_adds(out, i ? "," : "");
+			json_text(out, v->items[i]);
+		}
+		buf_addc(out, ']');
+	} else {
+		buf_adds(out, v->text);   /* true, false and numbers are spelled as in JSON */
+	}
+}
+
+void conf_json(const struct conf *c, struct buf *out)
+{
+	static const char *const types[] = {"bool", "int", "float", "string", "list"};
+	buf_addc(out, '{');
+	for (size_t i = 0; i < c->n; i++) {
+		const struct conf_key *k = c->entries[i].key;
+		const struct conf_value *v = &c->entries[i].value;
+		buf_adds(out, i ? "," : "");
+		json_text(out, k->name);
+		buf_adds(out, ":{\"value\":");
+		json_value(out, k, v);
+		buf_printf(out, ",\"type\":\"%s\",\"default\":", types[k->type]);
+		json_text(out, k->def ? k->def : "");
+		buf_adds(out, ",\"unit\":");
+		json_text(out, k->unit ? k->unit : "");
+		buf_printf(out, ",\"min\":%.15g,\"max\":%.15g,\"help\":", k->min, k->max);
+		json_text(out, k->help ? k->help : "");
+		if (k->choices) {
+			buf_adds(out, ",\"choices\":");
+			json_text(out, k->choices);
+		}
+		buf_printf(out, ",\"reloadable\":%s,\"source\":", k->reloadable ? "true" : "false");
+		json_text(out, v->source);
+		buf_addc(out, '}');
+	}
+	buf_addc(out, '}');
+}
+
+/* --- a commented file ---------------------------------------------------------------------------------------------------- */
+
+static void help_default(const struct conf_key *k, struct buf *out)
+{
+	const char *def = k->def ? k->def : "";
+	if (k->type == CONF_STRING) {
+		json_text(out, def);
+	} else if (k->type == CONF_LIST) {
+		buf_addc(out, '[');
+		for (const char *s = def; *s; s += strspn(s, " ")) {
+			size_t n = strcspn(s, " ");
+			buf_printf(out, "%s\"%.*s\"", s == def ? "" : ", ", (int)n, s);
+			s += n;
+		}
+		buf_addc(out, ']');
+	} else {
+		buf_adds(out, def);
+	}
+}
+
+/* Text as comment lines of at most 110 columns. */
+static void comment(struct buf *out, const char *text)
+{
+	size_t column = 0;
+	for (const char *w = text; *w; w += strspn(w, " ")) {
+		size_t n = strcspn(w, " ");
+		if (column && column + 1 + n > 110) {
+			buf_addc(out, '\n');
+			column = 0;
+		}
+		buf_adds(out, column ? " " : "# ");
+		buf_add(out, w, n);
+		column += n + (column ? 1 : 2);
+		w += n;
+	}
+	buf_addc(out, '\n');
+}
+
+static void help_key(const struct conf_key *k, struct buf *out)
+{
+	char range[256], *line;
+	conf_range_text(k, range, sizeof range);
+	const char *help = k->help ? k->help : "";
+	size_t n = strlen(help);
+	while (n && help[n - 1] == '.')
+		n--;
+	int required = (k->type == CONF_STRING || k->type == CONF_LIST) && k->min >= 1 && (!k->def || !*k->def);
+	struct buf b;
+	buf_init(&b, 0);
+	buf_printf(&b, "%c%.*s.%s%s%s%s%s", n ? toupper((unsigned char)*help) : '?', n ? (int)n - 1 : 0, n ? help + 1 : "", *range ? " Range: " : "", range, *range ? "." : "", required ? " Must be set." : "",
+	           k->reloadable ? " SIGHUP reloads it." : "");
+	line = b.data;
+	comment(out, line);
+	buf_fini(&b);
+	buf_printf(out, "#%s = ", k->name);
+	help_default(k, out);
+	buf_adds(out, ";\n\n");
+}
+
+void conf_help(const struct conf_key *const *tables, struct buf *out)
+{
+	for (; *tables; tables++)
+		for (const struct conf_key *k = *tables; k->name; k++)
+			help_key(k, out);
+}

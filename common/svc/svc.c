@@ -1,0 +1,481 @@
+/* svc.c - a daemon's life: options, configuration, name, event loop, signals, end. See svc.h.
+ *
+ * What always holds: between `start` and `stop` the loop runs on this thread and every hook is called on it; `drain` is called at most once;
+ * once the end has begun the process is gone after stop_timeout_ms + END_GRACE_S seconds, whatever a hook does (SIGALRM).
+ * What keeps a daemon from starting is one sentence on stderr and exit status 1. */
+#include "svc/svc_int.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define END_GRACE_S 3
+#define IDLE_TICK_US 20000
+
+static const struct conf_key common_keys[] = {
+	{"name", CONF_STRING, "", 1, 47, "", 0, "Name of this daemon; one running process per name and run directory", NULL},
+	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0, "Folder of sockets and lock files, made if it is missing", NULL},
+	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
+     "ZeroMQ address that other daemons and pdctl connect to: tcp://ADDRESS:PORT or ipc://PATH; empty: ipc://RUNDIR/NAME.ipc", NULL},
+	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Least level of events that are logged", "debug|info|warn|error"},
+	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0, "Interval of heartbeats between routers and workers at work; without work 5 to 10 times that", NULL},
+	{"silence_ms", CONF_INT, "2000", 100, 600000, "ms", 0,
+     "A connected daemon that was silent for this long counts as down; on one host without work twice that, 5 times if neither is a router", NULL},
+	{"stop_timeout_ms", CONF_INT, "5000", 0, 600000, "ms", 1, "After SIGTERM: how long running work may take to finish or move away", NULL},
+	{"window_messages", CONF_INT, "65536", 16, 1048576, "messages", 0,
+     "Messages of one link that are kept until acknowledged; past it the link counts as stuck and work for it fails", NULL},
+	{"fault", CONF_STRING, "", 0, 1000, "", 0,
+     "For tests only: messages lost, repeated or delayed on purpose, e.g. \"seed=7 drop=2% delay=5%:1-20ms\" (rules: common/msg/fault.h)", NULL},
+	CONF_END,
+};
+
+/* --- hooks of the channel ------------------------------------------------------------------------------------------------ */
+
+static int on_describe(void *arg, Pds__WorkerInfo *w)
+{
+	struct svc *s = arg;
+	return s->hooks->describe ? s->hooks->describe(s, w) : 0;
+}
+
+static int on_admit(void *arg, const char *name, uint64_t epoch, const Pds__Hello *hello, char *reason, size_t reason_len)
+{
+	struct svc *s = arg;
+	return s->hooks->admit ? s->hooks->admit(s, name, epoch, hello, reason, reason_len) : 0;
+}
+
+static void on_up(void *arg, struct peer *p)
+{
+	struct svc *s = arg;
+	if (s->hooks->up)
+		s->hooks->up(s, p);
+}
+
+static void on_down(void *arg, struct peer *p, const char *why)
+{
+	struct svc *s = arg;
+	if (s->hooks->down)
+		s->hooks->down(s, p, why);
+}
+
+static void on_heartbeat(void *arg, struct peer *p, Pds__Heartbeat *hb)
+{
+	struct svc *s = arg;
+	hb->draining = s->draining;
+	if (s->hooks->heartbeat)
+		s->hooks->heartbeat(s, p, hb);
+}
+
+/* Heartbeats and goodbyes need no handler; the rest is told once a second and type. */
+static void no_handler(struct svc *s, struct peer *p, enum msg_type type)
+{
+	uint64_t now = clock_us();
+	if (type == MSG_HEARTBEAT || type == MSG_GOODBYE || type == MSG_PEERS)
+		return;
+	if ((unsigned)type < SVC_MESSAGE_TYPES && s->unknown_us[type] && now - s->unknown_us[type] < 1000000)
+		return;
+	if ((unsigned)type < SVC_MESSAGE_TYPES)
+		s->unknown_us[type] = now;
+	const struct msg_type_info *info = msg_type_find(type);
+	log_warn("message_dropped", "peer=%s type=%s why=\"%s does not take it\"", log_quote(peer_name(p)), info ? info->name : "?", s->hooks->program);
+}
+
+static void on_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	struct svc *s = arg;
+	if ((unsigned)type < SVC_MESSAGE_TYPES && s->dispatch[type])
+		s->dispatch[type](s, p, head, body);
+	else
+		no_handler(s, p, type);
+}
+
+/* --- the end ------------------------------------------------------------------------------------------------------------- */
+
+static void on_alarm(int sig)
+{
+	static const char text[] = "level=error event=stop_timeout why=\"the end took too long: leaving at once\"\n";
+	(void)sig;
+	ssize_t done = write(STDERR_FILENO, text, sizeof text - 1);
+	(void)done;
+	_exit(1);
+}
+
+static void on_idle_tick(evutil_socket_t fd, short what, void *arg)
+{
+	struct svc *s = arg;
+	(void)fd;
+	(void)what;
+	int idle = s->hooks->idle ? s->hooks->idle(s) : 1;
+	if (!idle && clock_us() < s->stop_at_us)
+		return;
+	if (!idle)
+		log_warn("stop_timeout", "why=\"work was still running after stop_timeout_ms\"");
+	event_base_loopbreak(s->base);
+}
+
+void svc_drain_begin(struct svc *s, const char *why)
+{
+	if (s->draining)
+		return;
+	s->draining = 1;
+	uint64_t timeout_us = (uint64_t)conf_int(s->conf, "stop_timeout_ms") * 1000;
+	s->stop_at_us = clock_us() + timeout_us;
+	log_info("stopping", "why=%s timeout_us=%llu", log_quote(why), (unsigned long long)timeout_us);
+	svc_notify("STOPPING=1\nSTATUS=stopping: %s", why);
+	signal(SIGALRM, on_alarm);
+	alarm((unsigned)(timeout_us / 1000000) + 1 + END_GRACE_S);
+	if (s->hooks->drain)
+		s->hooks->drain(s);
+	struct timeval tick = {.tv_usec = IDLE_TICK_US};
+	s->idle_tick = event_new(s->base, -1, EV_PERSIST, on_idle_tick, s);
+	CHECK(s->idle_tick && event_add(s->idle_tick, &tick) == 0);
+	event_active(s->idle_tick, EV_TIMEOUT, 0);
+}
+
+void svc_give_up(struct svc *s, const char *why)
+{
+	log_error("give_up", "why=%s", log_quote(why));
+	s->exit_status = 1;
+	svc_drain_begin(s, why);
+}
+
+static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
+{
+	struct svc *s = arg;
+	(void)what;
+	if (s->draining) {
+		log_warn("stopped_at_once", "why=\"a second signal\"");
+		_exit(128 + (int)sig);
+	}
+	svc_drain_begin(s, sig == SIGINT ? "SIGINT" : "SIGTERM");
+}
+
+/* --- reload -------------------------------------------------------------------------------------------------------------- */
+
+int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct err *err)
+{
+	int r = conf_reload(s->conf, ret_changed, ret_refused, err);
+	if (r < 0) {
+		log_error("reload_failed", "why=%s", log_quote(err->text));
+		return r;
+	}
+	log_set_level(conf_str(s->conf, "log_level"));
+	log_info("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed), log_quote(*ret_refused));
+	if (s->hooks->reload)
+		s->hooks->reload(s);
+	return 0;
+}
+
+static void on_reload_signal(evutil_socket_t sig, short what, void *arg)
+{
+	struct svc *s = arg;
+	struct err err = {0};
+	char *changed = NULL, *refused = NULL;
+	(void)sig;
+	(void)what;
+	svc_notify("RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)clock_us());
+	svc_reload_now(s, &changed, &refused, &err);
+	svc_notify("READY=1");
+	free(changed);
+	free(refused);
+}
+
+static void on_watchdog(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	(void)arg;
+	svc_notify("WATCHDOG=1");
+}
+
+/* --- the start ----------------------------------------------------------------------------------------------------------- */
+
+static int check_name(const char *name, struct err *err)
+{
+	if (strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == strlen(name) && name[0] != '.')
+		return 0;
+	return err_set(err, ERR_INVALID, "name = \"%s\": only letters, digits, '.', '_' and '-' are allowed, and no '.' at its beginning", name);
+}
+
+static int check_paths(const char *rundir, const char *name, struct err *err)
+{
+	size_t n = strlen(rundir) + strlen(name) + sizeof "/.sock.lock", limit = sizeof ((struct sockaddr_un *)0)->sun_path;
+	if (rundir[0] != '/')
+		return err_set(err, ERR_INVALID, "rundir = \"%s\" is no absolute path", rundir);
+	if (n > limit)
+		return err_set(err, ERR_INVALID, "socket paths in %s would have %zu bytes, the system's limit is %zu: choose a shorter rundir", rundir, n, limit);
+	return 0;
+}
+
+static int follow_parent(int parent, struct err *err)
+{
+	if (!parent)
+		return 0;
+	if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
+		return err_set(err, ERR_IO, "cannot watch the parent process: %s", strerror(errno));
+	if (getppid() != parent)
+		return err_set(err, ERR_CLOSED, "the parent process %d has ended already", parent);
+	return 0;
+}
+
+static int setup_base(struct svc *s, struct err *err)
+{
+	struct event_config *cfg = event_config_new();
+	CHECK(cfg);
+	event_config_set_flag(cfg, EVENT_BASE_FLAG_PRECISE_TIMER);
+	s->base = event_base_new_with_config(cfg);
+	event_config_free(cfg);
+	if (!s->base)
+		return err_set(err, ERR_IO, "cannot create the event loop: %s", strerror(errno));
+	signal(SIGPIPE, SIG_IGN);
+	static const int numbers[3] = {SIGTERM, SIGINT, SIGHUP};
+	for (int i = 0; i < 3; i++) {
+		s->signals[i] = evsignal_new(s->base, numbers[i], numbers[i] == SIGHUP ? on_reload_signal : on_stop_signal, s);
+		CHECK(s->signals[i] && event_add(s->signals[i], NULL) == 0);
+	}
+	uint64_t watchdog_us = svc_watchdog_us();
+	if (watchdog_us) {
+		struct timeval tv = {.tv_sec = (time_t)(watchdog_us / 2 / 1000000), .tv_usec = (suseconds_t)(watchdog_us / 2 % 1000000)};
+		s->watchdog = event_new(s->base, -1, EV_PERSIST, on_watchdog, s);
+		CHECK(s->watchdog && event_add(s->watchdog, &tv) == 0);
+	}
+	return svc_posts_start(s, err);
+}
+
+static int setup_chan(struct svc *s, struct err *err)
+{
+	const struct chan_hooks hooks = {.arg = s, .describe = on_describe, .admit = on_admit, .up = on_up, .down = on_down, .message = on_message,
+	                                 .heartbeat = on_heartbeat, .ctl = svc_ctl_call};
+	const struct chan_opts opts = {
+		.program = s->hooks->program,
+		.name = s->name,
+		.epoch = s->epoch,
+		.bind = s->endpoint,
+		.heartbeat_us = (uint64_t)conf_int(s->conf, "heartbeat_ms") * 1000,
+		.silence_us = (uint64_t)conf_int(s->conf, "silence_ms") * 1000,
+		.window_messages = (uint32_t)conf_int(s->conf, "window_messages"),
+		.window_bytes = 256u << 20,
+		.peers_max = 1024,
+		.message_bytes_max = 64u << 20,
+		.fault = conf_str(s->conf, "fault"),
+	};
+	for (const struct svc_msg *m = s->hooks->messages; m && m->fn; m++) {
+		CHECK((unsigned)m->type < SVC_MESSAGE_TYPES);
+		s->dispatch[m->type] = m->fn;
+	}
+	return chan_new(s->base, &opts, &hooks, &s->chan, err);
+}
+
+static int setup_names(struct svc *s, struct err *err)
+{
+	int r;
+	s->name = mem_strdup(conf_str(s->conf, "name"));
+	s->rundir = mem_strdup(conf_str(s->conf, "rundir"));
+	const char *endpoint = conf_str(s->conf, "endpoint");
+	s->endpoint = *endpoint ? mem_strdup(endpoint) : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
+	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0)
+		return r;
+	log_init(s->hooks->program, s->name);
+	log_set_level(conf_str(s->conf, "log_level"));
+	return 0;
+}
+
+static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
+{
+	int r;
+	if ((r = setup_names(s, err)) < 0 || (r = follow_parent(o->die_with_parent, err)) < 0)
+		return r;
+	umask(0007);   /* sockets are for the user and its group; the run directory's mode decides who gets near them */
+	if ((r = svc_rundir_make(s->rundir, err)) < 0 || (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
+		return r;
+	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
+		return r;
+	s->stats = stat_new(s->hooks->stats, s->hooks->n_stats);
+	return s->hooks->start(s, err);
+}
+
+static void teardown(struct svc *s)
+{
+	for (int i = 0; i < 3; i++)
+		if (s->signals[i])
+			event_free(s->signals[i]);
+	if (s->idle_tick)
+		event_free(s->idle_tick);
+	if (s->watchdog)
+		event_free(s->watchdog);
+	int bound = s->chan != NULL;
+	chan_destroy(&s->chan);
+	if (bound && strncmp(s->endpoint, "ipc://", 6) == 0)
+		unlink(s->endpoint + 6);   /* the name is still locked, so it is ours; what remains of a killed daemon shows as down */
+	svc_posts_stop(s);
+	stat_destroy(&s->stats);
+	if (s->base)
+		event_base_free(s->base);
+	conf_destroy(&s->conf);
+	free(s->common);
+	free(s->name);
+	free(s->rundir);
+	free(s->endpoint);
+	if (s->lock_fd >= 0)
+		close(s->lock_fd);
+}
+
+static int run(struct svc *s, const struct svc_opts *o)
+{
+	struct err err = {0};
+	s->lock_fd = s->posts.fd = -1;
+	s->started_us = clock_us();
+	if (setup(s, o, &err) < 0) {
+		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program, err.text[0] ? err.text : "no reason given", svc_remedy(err.text));
+		return 1;
+	}
+	log_info("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint), (unsigned long long)s->epoch, (long)getpid(),
+	         (unsigned long long)(clock_us() - s->started_us));
+	svc_notify("READY=1\nSTATUS=ready");
+	event_base_dispatch(s->base);
+	CHECK(s->draining);
+	alarm(END_GRACE_S + 1);
+	svc_posts_run(s);
+	if (s->hooks->stop)
+		s->hooks->stop(s);
+	log_info("stopped", "status=%d uptime_us=%llu", s->exit_status, (unsigned long long)(clock_us() - s->started_us));
+	return s->exit_status;
+}
+
+static int print_text(const struct svc *s, const struct svc_opts *o, const struct conf_key *const *tables)
+{
+	struct buf out;
+	buf_init(&out, 0);
+	if (o->print_version)
+		buf_printf(&out, "%s %s, protocol version %u\n", s->hooks->program, SVC_VERSION, PROTOCOL_VERSION);
+	else if (o->print_help)
+		svc_opts_usage(s->hooks->program, s->hooks->default_name, &out);
+	else
+		buf_printf(&out, "# Configuration of %s. Every key is shown with its default; remove the '#' in front of a key to set it.\n", s->hooks->program);
+	if (!o->print_version) {
+		buf_adds(&out, "\n");
+		conf_help(tables, &out);
+		while (out.len > 1 && out.data[out.len - 2] == '\n')
+			out.data[--out.len] = 0;
+	}
+	int r = fputs(out.data, stdout) < 0 || fflush(stdout) != 0;
+	buf_fini(&out);
+	return r;
+}
+
+static const char *default_of(const struct conf_key *k, const struct svc_hooks *hooks)
+{
+	return strcmp(k->name, "name") == 0 ? hooks->default_name : k->def;
+}
+
+int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
+{
+	struct svc *s = mem_zalloc(sizeof *s);
+	struct svc_opts o;
+	struct err err = {0};
+	s->hooks = hooks;
+	s->common = mem_alloc(sizeof common_keys);
+	memcpy(s->common, common_keys, sizeof common_keys);
+	for (struct conf_key *k = s->common; k->name; k++)
+		k->def = default_of(k, hooks);
+	const struct conf_key *const tables[] = {s->common, hooks->keys ? hooks->keys : &common_keys[sizeof common_keys / sizeof *common_keys - 1], NULL};
+	int status = 2;
+	s->lock_fd = s->posts.fd = -1;
+	pthread_mutex_init(&s->posts.lock, NULL);
+	if (svc_opts_parse(argc, argv, hooks->program, &o) < 0)
+		goto out;
+	if (o.print_help || o.print_version || o.print_config)
+		status = print_text(s, &o, tables);
+	else if ((status = conf_load(tables, o.conf_path, o.overrides, o.n_overrides, &s->conf, &err) < 0) != 0)
+		fprintf(stderr, "%s: %s\n", hooks->program, err.text);
+	else if (o.check_only)
+		status = puts("OK") < 0;
+	else
+		status = run(s, &o);
+	free(o.overrides);
+out:
+	teardown(s);
+	free(s);
+	return status;
+}
+
+/* --- accessors ----------------------------------------------------------------------------------------------------------- */
+
+struct event_base *svc_base(struct svc *s)
+{
+	return s->base;
+}
+
+struct chan *svc_chan(struct svc *s)
+{
+	return s->chan;
+}
+
+struct conf *svc_conf(struct svc *s)
+{
+	return s->conf;
+}
+
+struct stat_set *svc_stats(struct svc *s)
+{
+	return s->stats;
+}
+
+const char *svc_name(const struct svc *s)
+{
+	return s->name;
+}
+
+uint64_t svc_epoch(const struct svc *s)
+{
+	return s->epoch;
+}
+
+const char *svc_rundir(const struct svc *s)
+{
+	return s->rundir;
+}
+
+void *svc_data(const struct svc *s)
+{
+	return s->data;
+}
+
+void svc_set_data(struct svc *s, void *data)
+{
+	s->data = data;
+}
+
+int svc_draining(const struct svc *s)
+{
+	return s->draining;
+}
+
+void svc_ipc_endpoint(const struct svc *s, const char *name, char *out, size_t size)
+{
+	snprintf(out, size, "ipc://%s/%s.ipc", s->rundir, name);
+}
+
+void svc_sock_path(const struct svc *s, const char *name, char *out, size_t size)
+{
+	snprintf(out, size, "%s/%s.sock", s->rundir, name);
+}
+
+int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head, const void *body)
+{
+	int r = chan_send(s->chan, p, type, head, body);
+	if (r < 0) {
+		const struct msg_type_info *info = msg_type_find(type);
+		const struct reqid *req = head && (head->req.hi || head->req.lo) ? &head->req : NULL;
+		log_req(LOG_WARN, req, "send_failed", "peer=%s type=%s why=%s", log_quote(peer_name(p)), info ? info->name : "?", err_name(r));
+	}
+	return r;
+}

@@ -1,0 +1,247 @@
+/* svc_ctl.c - commands of pdctl that every daemon has, and the way to the daemon's own. Answers are JSON, but for `metrics`, which is
+ * Prometheus text. What an operator asks is bounded (ANSWER_BYTES_MAX) and never ends the daemon. */
+#include "svc/svc_int.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ANSWER_BYTES_MAX (32u << 20)
+
+static void json_member(struct buf *out, const char *key, const char *value)
+{
+	buf_printf(out, "\"%s\":", key);
+	buf_add_json(out, value, strlen(value));
+}
+
+static void status_peers(struct svc *s, struct buf *out)
+{
+	uint64_t now = clock_us();
+	int first = 1;
+	buf_adds(out, ",\"peers\":[");
+	for (struct peer *p = chan_next(s->chan, NULL); p; p = chan_next(s->chan, p)) {
+		buf_adds(out, first ? "{" : ",{");
+		first = 0;
+		json_member(out, "name", peer_name(p));
+		buf_addc(out, ',');
+		json_member(out, "program", peer_program(p) ? peer_program(p) : "?");
+		uint64_t heard = peer_heard_us(p);
+		buf_printf(out, ",\"up\":%s,\"epoch\":%llu,\"heard_us_ago\":%lld}", peer_is_up(p) ? "true" : "false", (unsigned long long)peer_epoch(p),
+		           heard ? (long long)(now > heard ? now - heard : 0) : -1LL);
+	}
+	buf_addc(out, ']');
+}
+
+static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	struct chan_counts c;
+	(void)args;
+	(void)n_args;
+	(void)err;
+	chan_counts(s->chan, &c);
+	buf_addc(out, '{');
+	json_member(out, "program", s->hooks->program);
+	buf_addc(out, ',');
+	json_member(out, "name", s->name);
+	buf_addc(out, ',');
+	json_member(out, "version", SVC_VERSION);
+	buf_addc(out, ',');
+	json_member(out, "endpoint", s->endpoint);
+	buf_printf(out, ",\"pid\":%ld,\"epoch\":%llu,\"uptime_us\":%llu,\"state\":\"%s\"", (long)getpid(), (unsigned long long)s->epoch,
+	           (unsigned long long)(clock_us() - s->started_us), s->draining ? "draining" : "running");
+	buf_printf(out, ",\"messages\":{\"sent\":%llu,\"received\":%llu,\"resent\":%llu,\"duplicates\":%llu,\"bad\":%llu,\"dropped\":%llu,\"faults\":%llu}",
+	           (unsigned long long)c.sent, (unsigned long long)c.received, (unsigned long long)c.resent, (unsigned long long)c.duplicates,
+	           (unsigned long long)c.bad, (unsigned long long)c.dropped, (unsigned long long)c.faults);
+	status_peers(s, out);
+	if (s->hooks->status)
+		s->hooks->status(s, out);
+	buf_addc(out, '}');
+	return 0;
+}
+
+static int ctl_config(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	(void)args;
+	(void)n_args;
+	(void)err;
+	conf_json(s->conf, out);
+	return 0;
+}
+
+static int ctl_reload(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	char *changed, *refused;
+	(void)args;
+	(void)n_args;
+	int r = svc_reload_now(s, &changed, &refused, err);
+	if (r < 0)
+		return r;
+	buf_addc(out, '{');
+	json_member(out, "changed", changed ? changed : "");
+	buf_addc(out, ',');
+	json_member(out, "needs_restart", refused ? refused : "");
+	buf_addc(out, '}');
+	free(changed);
+	free(refused);
+	return 0;
+}
+
+static uint64_t resident_bytes(void)
+{
+	unsigned long long pages = 0;
+	FILE *f = fopen("/proc/self/statm", "re");
+	if (!f)
+		return 0;
+	if (fscanf(f, "%*u %llu", &pages) != 1)
+		pages = 0;
+	fclose(f);
+	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The figures that each daemon has, whatever it does. */
+static void common_metrics(struct svc *s, const char *labels, struct buf *out)
+{
+	static const struct stat_def defs[] = {
+		{"pdserve_uptime_seconds", "Seconds since the daemon started.", STAT_GAUGE},
+		{"pdserve_resident_bytes", "Resident memory of the process.", STAT_GAUGE},
+		{"pdserve_peers_up", "Links to other daemons that are up.", STAT_GAUGE},
+		{"pdserve_messages_sent_total", "Messages sent to other daemons.", STAT_COUNTER},
+		{"pdserve_messages_received_total", "Messages received from other daemons.", STAT_COUNTER},
+		{"pdserve_messages_resent_total", "Messages sent again after a reconnect.", STAT_COUNTER},
+		{"pdserve_messages_bad_total", "Messages dropped because they did not decode or had no place.", STAT_COUNTER},
+		{"pdserve_messages_duplicate_total", "Messages that had come before and were dropped.", STAT_COUNTER},
+		{"pdserve_messages_gap_total", "Messages dropped because one before them was missing; they come again.", STAT_COUNTER},
+		{"pdserve_messages_faults_total", "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is set).", STAT_COUNTER},
+	};
+	struct stat_set *set = stat_new(defs, sizeof defs / sizeof *defs);
+	struct chan_counts c;
+	chan_counts(s->chan, &c);
+	stat_set_value(set, 0, (int64_t)((clock_us() - s->started_us) / 1000000));
+	stat_set_value(set, 1, (int64_t)resident_bytes());
+	stat_set_value(set, 2, c.peers_up);
+	stat_add(set, 3, c.sent);
+	stat_add(set, 4, c.received);
+	stat_add(set, 5, c.resent);
+	stat_add(set, 6, c.bad);
+	stat_add(set, 7, c.duplicates);
+	stat_add(set, 8, c.dropped);
+	stat_add(set, 9, c.faults);
+	stat_render(set, labels, out);
+	stat_destroy(&set);
+}
+
+static int ctl_metrics(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	char labels[128];
+	(void)args;
+	(void)n_args;
+	(void)err;
+	snprintf(labels, sizeof labels, "name=\"%s\"", s->name);
+	common_metrics(s, labels, out);
+	stat_render(s->stats, labels, out);
+	return 0;
+}
+
+static int ctl_log_level(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	(void)s;
+	if (n_args > 1)
+		return err_set(err, ERR_INVALID, "log-level takes at most one argument: debug, info, warn or error");
+	if (n_args == 1) {
+		const char *old = log_level_name();
+		if (log_set_level(args[0]) < 0)
+			return err_set(err, ERR_INVALID, "log level \"%.40s\" is none of debug, info, warn, error", args[0]);
+		log_warn("log_level", "old=%s new=%s", old, log_level_name());
+	}
+	buf_addc(out, '{');
+	json_member(out, "level", log_level_name());
+	buf_addc(out, '}');
+	return 0;
+}
+
+static void stop_later(struct svc *s, void *arg)
+{
+	(void)arg;
+	svc_drain_begin(s, "pdctl stop");
+}
+
+static int ctl_stop(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	(void)args;
+	(void)n_args;
+	(void)err;
+	svc_post(s, stop_later, NULL);   /* after the answer has left */
+	buf_adds(out, "{\"stopping\":true}");
+	return 0;
+}
+
+static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err);
+
+static const struct svc_ctl common_commands[] = {
+	{"status", ctl_status, "what the daemon is and does"},
+	{"config", ctl_config, "every configuration key with value, default, range and source"},
+	{"reload", ctl_reload, "read the configuration again, as SIGHUP does"},
+	{"metrics", ctl_metrics, "all figures as Prometheus text"},
+	{"log-level", ctl_log_level, "[debug|info|warn|error] show or set what is logged"},
+	{"stop", ctl_stop, "end in order"},
+	{"help", ctl_help, "list the commands"},
+	{0},
+};
+
+static void help_table(const struct svc_ctl *table, const char **comma, struct buf *out)
+{
+	for (; table && table->name; table++) {
+		buf_printf(out, "%s{", *comma);
+		json_member(out, "command", table->name);
+		buf_addc(out, ',');
+		json_member(out, "help", table->help ? table->help : "");
+		buf_addc(out, '}');
+		*comma = ",";
+	}
+}
+
+static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	const char *comma = "";
+	(void)args;
+	(void)n_args;
+	(void)err;
+	buf_addc(out, '[');
+	help_table(common_commands, &comma, out);
+	help_table(s->hooks->ctl, &comma, out);
+	buf_addc(out, ']');
+	return 0;
+}
+
+static const struct svc_ctl *find(const struct svc_ctl *table, const char *command)
+{
+	for (; table && table->name; table++)
+		if (strcmp(table->name, command) == 0)
+			return table;
+	return NULL;
+}
+
+int svc_ctl_call(void *arg, const char *command, char *const *args, size_t n_args, char **ret_text)
+{
+	struct svc *s = arg;
+	const struct svc_ctl *c = find(s->hooks->ctl, command);
+	struct err err = {0};
+	struct buf out;
+	buf_init(&out, ANSWER_BYTES_MAX);
+	if (!c)
+		c = find(common_commands, command);
+	int r = c ? c->fn(s, args, n_args, &out, &err)
+	          : err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has", s->hooks->program, command);
+	if (r == 0 && out.full)
+		r = err_set(&err, ERR_FULL, "the answer to \"%.60s\" is longer than %u bytes", command, ANSWER_BYTES_MAX);
+	if (r < 0) {
+		buf_fini(&out);
+		*ret_text = mem_strdup(err.text[0] ? err.text : err_name(r));
+		return r;
+	}
+	*ret_text = out.data ? out.data : mem_strdup("");
+	return 0;
+}

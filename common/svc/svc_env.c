@@ -1,0 +1,129 @@
+/* svc_env.c - what surrounds a daemon: its run directory, the lock on its name, systemd.
+ *
+ * The lock file RUNDIR/NAME.lock holds "PID EPOCH" of its present or last holder. It is never removed, so that two processes can never
+ * hold locks on two files of one name, and so that epochs grow even when the wall clock is set back. */
+#include "svc/svc_int.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#define LOCK_TRIES 100
+#define LOCK_PAUSE_US 10000
+
+static int make_dirs(char *path)
+{
+	for (char *p = path + 1; *p; p++) {
+		if (*p != '/')
+			continue;
+		*p = 0;
+		int r = mkdir(path, 0755);
+		*p = '/';
+		if (r < 0 && errno != EEXIST && errno != EROFS)
+			return -1;
+	}
+	return mkdir(path, 0700) < 0 && errno != EEXIST ? -1 : 0;
+}
+
+int svc_rundir_make(const char *dir, struct err *err)
+{
+	char *path = mem_strdup(dir);
+	int r = make_dirs(path);
+	int code = errno;
+	free(path);
+	struct stat st;
+	if (r < 0)
+		return err_set(err, ERR_IO, "cannot make the run directory %s: %s; set rundir to a folder that this user may write", dir, strerror(code));
+	if (stat(dir, &st) < 0 || !S_ISDIR(st.st_mode) || access(dir, W_OK | X_OK) < 0)
+		return err_set(err, ERR_IO, "the run directory %s is no folder that this user may write; change its owner, or set rundir", dir);
+	return 0;
+}
+
+const char *svc_remedy(const char *why)
+{
+	return strstr(why, strerror(ENOSPC)) || strstr(why, strerror(EDQUOT))
+	               ? ": the disk of the run directory is full; make room there, or set rundir to a folder on another disk" : "";
+}
+
+static void read_holder(int fd, long *ret_pid, uint64_t *ret_epoch)
+{
+	char text[64] = "";
+	ssize_t n = pread(fd, text, sizeof text - 1, 0);
+	*ret_pid = 0;
+	*ret_epoch = 0;
+	if (n > 0)
+		sscanf(text, "%ld %" SCNu64, ret_pid, ret_epoch);
+}
+
+/* Who looks whether a daemon lives, as pdctl does, has its lock for a moment: that is no holder. */
+static int lock_try(int fd)
+{
+	for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; i++) {
+		if (i == LOCK_TRIES)
+			return ERR_EXISTS;
+		usleep(LOCK_PAUSE_US);
+	}
+	return 0;
+}
+
+int svc_lock_take(const char *rundir, const char *name, uint64_t *ret_epoch, struct err *err)
+{
+	char *path = mem_printf("%s/%s.lock", rundir, name), text[64];
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600), r;
+	long pid;
+	uint64_t last, epoch = clock_unix_us();
+	if (fd < 0) {
+		r = err_set(err, ERR_IO, "cannot open the lock file %s: %s", path, strerror(errno));
+		goto out;
+	}
+	r = lock_try(fd);
+	read_holder(fd, &pid, &last);
+	if (r < 0) {
+		err_set(err, r, "the name \"%s\" is taken by process %ld, which runs in %s: stop that one, or choose another name", name, pid, rundir);
+		goto out;
+	}
+	if (epoch <= last && last < UINT64_MAX / 2)
+		epoch = last + 1;
+	int n = snprintf(text, sizeof text, "%ld %" PRIu64 "\n", (long)getpid(), epoch);
+	/* over the old text, then cut: on a full disk the room that the file has is enough, and the last epoch is never lost */
+	if (pwrite(fd, text, (size_t)n, 0) != n || ftruncate(fd, n) < 0) {
+		r = err_set(err, ERR_IO, "cannot write the lock file %s: %s", path, strerror(errno));
+		goto out;
+	}
+	*ret_epoch = epoch;
+	r = fd;
+	fd = -1;
+out:
+	if (fd >= 0)
+		close(fd);
+	free(path);
+	return r;
+}
+
+void svc_notify(const char *fmt, ...)
+{
+	char text[512];
+	va_list ap;
+	if (!getenv("NOTIFY_SOCKET"))
+		return;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	sd_notify(0, text);
+}
+
+uint64_t svc_watchdog_us(void)
+{
+	uint64_t us = 0;
+	return sd_watchdog_enabled(0, &us) > 0 ? us : 0;
+}

@@ -1,0 +1,258 @@
+/* chat.c - see chat.h.
+ *
+ * The order of things is that of transformers 5's apply_chat_template: members that are null are dropped, reasoning gets its two names, the template is
+ * rendered, and for continue_final_message the text is cut at a marker that was put behind the last message. Servers that hand templates `"content": null`
+ * as it is differ in what they render for an assistant's message with tool calls alone; dropping it is what the reference shows and what templates'
+ * authors test with. */
+#include "text/chat.h"
+#include "jinja/jinja.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MARK "CONTINUE_FINAL_MESSAGE_TAG"
+#define PROBE "parts-of-a-message"
+
+struct chat_template {
+	struct jinja_template *jinja;
+	char *text;
+	size_t len;
+	int takes_parts;
+	int names_content;     /* the word "content" occurs in it */
+};
+
+static const char *const reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
+
+/* --- messages as the template shall see them -------------------------------------------------------------------------------------- */
+
+static json_t *without_nulls(const json_t *m)
+{
+	json_t *out = json_object(), *from = (json_t *)m;   /* jansson's iterators take no const */
+	for (void *it = json_object_iter(from); it; it = json_object_iter_next(from, it))
+		if (!json_is_null(json_object_iter_value(it)))
+			json_object_setn(out, json_object_iter_key(it), json_object_iter_key_len(it), json_object_iter_value(it));
+	return out;
+}
+
+/* Reasoning under any of its names is put under both that templates read; `thinking` comes first. */
+static json_t *name_reasoning(json_t *m)
+{
+	json_t *text = NULL, *out;
+	for (int i = 0; i < 3 && !text; i++)
+		text = json_object_get(m, reasoning_names[i]);
+	if (!text)
+		return m;
+	out = json_object();
+	json_object_set(out, "thinking", text);
+	json_object_update(out, m);
+	json_object_set(out, "reasoning_content", text);
+	json_decref(m);
+	return out;
+}
+
+static json_t *prepare_messages(const json_t *messages)
+{
+	json_t *list = json_array();
+	for (size_t i = 0; i < json_array_size(messages); i++) {
+		json_t *m = json_array_get(messages, i);
+		if (json_is_object(m))
+			json_array_append_new(list, name_reasoning(without_nulls(m)));
+		else
+			json_array_append(list, m);
+	}
+	return list;
+}
+
+/* --- continuing the last message --------------------------------------------------------------------------------------------------- */
+
+static json_t *marked(const json_t *text)
+{
+	struct buf b;
+	buf_init(&b, 0);
+	buf_add(&b, json_string_value(text), json_string_length(text));
+	buf_adds(&b, MARK " ");
+	json_t *out = json_stringn(b.data, b.len);
+	buf_fini(&b);
+	return out;
+}
+
+/* The last part that has a text, marked, in a copy of the parts; NULL: none has. */
+static json_t *mark_parts(const json_t *parts, const json_t **ret_text)
+{
+	json_t *out = json_copy((json_t *)parts);
+	for (size_t i = json_array_size(out); i-- > 0;) {
+		json_t *part = json_array_get(out, i), *text = json_object_get(part, "text"), *own;
+		if (!json_is_string(text))
+			continue;
+		*ret_text = text;   /* stays alive in the caller's parts */
+		own = json_copy(part);
+		json_object_set_new(own, "text", marked(text));
+		json_array_set_new(out, i, own);
+		return out;
+	}
+	json_decref(out);
+	return NULL;
+}
+
+/* Puts the marker behind the last message, which is ours to change. *ret_text: what is to be continued. */
+static int mark_last(const struct chat_template *c, json_t *list, const json_t *given, const json_t **ret_text, struct err *err)
+{
+	size_t n = json_array_size(list);
+	json_t *last = json_array_get(list, n - 1);
+	const json_t *content = json_object_get(json_array_get(given, n - 1), "content");
+	if (!c->names_content)
+		return err_set(err, ERR_INVALID, "continue_final_message: the chat template does not use a message's content");
+	json_t *with = NULL;
+	if (json_is_string(content)) {
+		*ret_text = content;
+		with = marked(content);
+	} else if (json_is_array(content)) {
+		with = mark_parts(content, ret_text);
+	}
+	if (!with)
+		return err_set(err, ERR_INVALID, "continue_final_message: the last message has no text to continue");
+	json_object_set_new(last, "content", with);
+	return 0;
+}
+
+static int is_space(char c)
+{
+	return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+static size_t trimmed(const char *s, size_t len)
+{
+	while (len && is_space(s[len - 1]))
+		len--;
+	return len;
+}
+
+/* Appends to out what stands in front of the marker. */
+static int cut_at_mark(const struct buf *b, const json_t *final, struct buf *out, struct err *err)
+{
+	const char *text = json_string_value(final), *at = NULL, *from = b->data ? b->data : "";
+	size_t len = trimmed(text, json_string_length(final)), keep;
+	while (len && is_space(*text)) {
+		text++;
+		len--;
+	}
+	for (const char *s = from; (s = memmem(s, b->len - (size_t)(s - from), MARK, strlen(MARK))); s++)
+		at = s;
+	if (!at || (len && !memmem(from, b->len, text, len)))
+		return err_set(err, ERR_INVALID, "continue_final_message: the chat template changes or leaves out the last message, so that it cannot be continued");
+	keep = (size_t)(at - from);
+	if (keep + strlen(MARK) >= b->len || at[strlen(MARK)] != ' ')
+		keep = trimmed(from, keep);   /* the template stripped the message's end */
+	if (buf_add(out, from, keep) < 0)
+		return err_set(err, ERR_FULL, "the output is longer than %zu bytes", out->limit);
+	return 0;
+}
+
+/* --- rendering ------------------------------------------------------------------------------------------------------------------------ */
+
+static int render(const struct chat_template *c, const struct chat_render *in, const json_t *list, struct buf *out, struct err *err)
+{
+	json_t *own = json_object();
+	const json_t *layers[3];
+	struct jinja_run run = {.layers = layers, .now_s = in->now_s};
+	if (in->special_tokens)
+		layers[run.n_layers++] = in->special_tokens;
+	if (in->variables)
+		layers[run.n_layers++] = in->variables;
+	json_object_set(own, "messages", (json_t *)list);
+	json_object_set_new(own, "tools", in->tools ? json_incref((json_t *)in->tools) : json_null());   /* defined, and none, where there are none */
+	json_object_set_new(own, "documents", in->documents ? json_incref((json_t *)in->documents) : json_null());
+	json_object_set_new(own, "add_generation_prompt", json_boolean(in->add_generation_prompt));
+	layers[run.n_layers++] = own;
+	int r = jinja_render(c->jinja, &run, out, err);
+	json_decref(own);
+	return r;
+}
+
+int chat_template_render(const struct chat_template *c, const struct chat_render *in, struct buf *out, struct err *err)
+{
+	const json_t *final = NULL;
+	struct buf whole;
+	if (json_array_size(in->messages) == 0)
+		return err_set(err, ERR_INVALID, "the conversation has no message; at least one is needed");
+	if (in->continue_final_message && in->add_generation_prompt)
+		return err_set(err, ERR_INVALID, "continue_final_message and add_generation_prompt exclude each other");
+	json_t *list = prepare_messages(in->messages);
+	size_t before = out->len;
+	int r = in->continue_final_message ? mark_last(c, list, in->messages, &final, err) : 0;
+	if (r == 0 && !final) {
+		r = render(c, in, list, out, err);
+	} else if (r == 0) {
+		buf_init(&whole, out->limit ? out->limit + sizeof MARK : 0);
+		r = render(c, in, list, &whole, err);
+		if (r == 0)
+			r = cut_at_mark(&whole, final, out, err);
+		buf_fini(&whole);
+	}
+	json_decref(list);
+	if (r < 0 && out->data) {
+		out->len = before;
+		out->data[before] = 0;
+	}
+	return r;
+}
+
+/* --- a template -------------------------------------------------------------------------------------------------------------------------- */
+
+/* A template that knows parts shows their text alone; one that does not fails, or prints the list. */
+static int probe_parts(const struct chat_template *c)
+{
+	json_t *m = json_pack("[{s:s, s:[{s:s, s:s}]}]", "role", "user", "content", "type", "text", "text", PROBE);
+	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "", "eos_token", ""), *vars = json_pack("{s:o, s:n, s:n, s:b}", "messages", m, "tools",
+	                                                                                             "documents", "add_generation_prompt", 0);
+	const json_t *layers[] = {tokens, vars};
+	struct jinja_run run = {.layers = layers, .n_layers = 2, .steps_max = 1000000, .memory_max = 16u << 20};
+	struct buf out;
+	buf_init(&out, 1u << 20);
+	int yes = jinja_render(c->jinja, &run, &out, NULL) == 0 && out.data && memmem(out.data, out.len, PROBE, strlen(PROBE)) != NULL &&
+	          !memmem(out.data, out.len, "'text': '" PROBE, strlen("'text': '" PROBE)) && !memmem(out.data, out.len, "\"text\": \"" PROBE, strlen("\"text\": \"" PROBE));
+	buf_fini(&out);
+	json_decref(tokens);
+	json_decref(vars);
+	return yes;
+}
+
+int chat_template_new(const char *text, size_t len, struct chat_template **ret_c, struct err *err)
+{
+	struct jinja_template *j;
+	int r = jinja_template_new(text, len, &j, err);
+	if (r < 0)
+		return r;
+	struct chat_template *c = mem_zalloc(sizeof *c);
+	c->jinja = j;
+	c->text = mem_alloc(len + 1);
+	c->len = len;
+	memcpy(c->text, text, len);
+	c->text[len] = 0;
+	c->names_content = memmem(text, len, "content", 7) != NULL;
+	c->takes_parts = probe_parts(c);
+	*ret_c = c;
+	return 0;
+}
+
+void chat_template_destroy(struct chat_template **cp)
+{
+	if (!*cp)
+		return;
+	jinja_template_destroy(&(*cp)->jinja);
+	free((*cp)->text);
+	free(*cp);
+	*cp = NULL;
+}
+
+const char *chat_template_text(const struct chat_template *c, size_t *ret_len)
+{
+	*ret_len = c->len;
+	return c->text;
+}
+
+int chat_template_takes_parts(const struct chat_template *c)
+{
+	return c->takes_parts;
+}

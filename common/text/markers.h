@@ -1,0 +1,16 @@
+/* markers.h - the tokens of a vocabulary that are markers of calls (toolcall.h) or thoughts (reasoning.h) in any known format, as far as they are special tokens. A model that is
+ * bound to write calls may write these, and no other special token. */
+#ifndef TEXT_MARKERS_H
+#define TEXT_MARKERS_H
+
+#include "text/tokenizer.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MARKERS_MAX 64
+
+/* Ids, each once, at most max of them; returns how many. */
+size_t markers_special(const struct tokenizer *t, uint32_t *ids, size_t max);
+
+#endif

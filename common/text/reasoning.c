@@ -1,0 +1,236 @@
+/* reasoning.c - see reasoning.h.
+ *
+ * The parts of an answer in their order are a table: what may open a part, what ends it. Text that is not settled (white space that may have to be
+ * dropped, what may be a marker) is held; it is at most a run of white space and a marker long, so each byte is looked at a few times at most. */
+#include "text/reasoning.h"
+#include "util/buf.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct reasoning_format {
+	const char *name;
+	const char *open, *close;
+	const char *answer_open, *answer_close;   /* around the answer, if they are there; NULL: none */
+	const char *detect[3];       /* a template that has one of these writes this format */
+};
+
+/* The first in the table that a template shows is meant. */
+static const struct reasoning_format formats[] = {
+	{"mistral", "[THINK]", "[/THINK]", NULL, NULL, {"[THINK]"}},
+	{"cohere", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", {"<|START_THINKING|>"}},
+	{"granite", "Here is my thought process:", "Here is my response:", NULL, NULL, {"Here is my thought process:"}},
+	{"ernie", "<think>", "</think>", "<response>", "</response>", {"<response>"}},
+	{"think", "<think>", "</think>", NULL, NULL, {"<think>", "</think>"}},
+};
+
+#define N_FORMATS (sizeof formats / sizeof *formats)
+
+const struct reasoning_format *reasoning_format_find(const char *name)
+{
+	for (size_t i = 0; i < N_FORMATS; i++)
+		if (strcmp(formats[i].name, name) == 0)
+			return &formats[i];
+	return NULL;
+}
+
+const struct reasoning_format *reasoning_format_detect(const char *text, size_t len)
+{
+	for (size_t i = 0; i < N_FORMATS; i++)
+		for (const char *const *d = formats[i].detect; *d; d++)
+			if (memmem(text, len, *d, strlen(*d)))
+				return &formats[i];
+	return NULL;
+}
+
+const struct reasoning_format *reasoning_format_at(size_t i)
+{
+	return i < N_FORMATS ? &formats[i] : NULL;
+}
+
+const char *reasoning_format_name(const struct reasoning_format *f)
+{
+	return f->name;
+}
+
+const char *reasoning_format_marker(const struct reasoning_format *f, size_t i)
+{
+	const char *const all[] = {f->open, f->close, f->answer_open, f->answer_close, NULL};
+	return i < 5 ? all[i] : NULL;
+}
+
+static int is_space(char c)
+{
+	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+int reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len)
+{
+	size_t n = strlen(f->open);
+	while (len && is_space(prompt[len - 1]))
+		len--;
+	return len >= n && memcmp(prompt + len - n, f->open, n) == 0;
+}
+
+/* --- splitting -------------------------------------------------------------------------------------------------------------------- */
+
+enum part {
+	BEGIN,                       /* white space, perhaps the opening marker */
+	LEAD,                        /* within thoughts that the prompt opened: white space, perhaps the opening marker */
+	FIRST,                       /* within thoughts: white space */
+	THOUGHTS,
+	ANSWER_LEAD,                 /* behind thoughts: white space, perhaps the answer's opening marker */
+	ANSWER_FIRST,                /* behind that marker: white space */
+	ANSWER,
+	WRAPPED,                     /* an answer that its closing marker may end */
+	TAIL                         /* behind that marker: white space */
+};
+
+struct reasoning {
+	const struct reasoning_format *f;
+	reasoning_sink *sink;
+	void *arg;
+	enum part part;
+	int final;
+	struct buf in;
+	size_t start;                /* what lies before is settled */
+};
+
+enum match { NO, YES, PART };
+
+static enum match compare(const struct reasoning *r, size_t at, const char *s)
+{
+	size_t n = strlen(s), have = r->in.len - at;
+	if (have && memcmp(r->in.data + at, s, have < n ? have : n) != 0)
+		return NO;
+	return have >= n ? YES : r->final ? NO : PART;
+}
+
+static void give(struct reasoning *r, size_t to)
+{
+	if (to > r->start)
+		r->sink(r->arg, r->part == THOUGHTS, r->in.data + r->start, to - r->start);
+	r->start = to;
+}
+
+static size_t skip_space(const struct reasoning *r)
+{
+	size_t at = r->start;
+	while (at < r->in.len && is_space(r->in.data[at]))
+		at++;
+	return at;
+}
+
+/* A part that may begin with a marker behind white space: the part that follows with it, and the one without. keeps_space: without it the space is
+ * the answer's. */
+static int lead(struct reasoning *r, const char *marker, enum part with, enum part without, int keeps_space)
+{
+	size_t at = skip_space(r);
+	if (at == r->in.len && !r->final)
+		return 0;
+	enum match m = marker ? compare(r, at, marker) : NO;
+	if (m == PART)
+		return 0;
+	r->part = m == YES ? with : without;
+	r->start = m == YES ? at + strlen(marker) : keeps_space ? r->start : at;
+	return 1;
+}
+
+/* To the marker, without the white space before it. */
+static int body(struct reasoning *r, const char *marker, enum part next)
+{
+	size_t at = r->start, keep = r->start;
+	while (at < r->in.len) {
+		if (is_space(r->in.data[at])) {
+			at++;
+			continue;
+		}
+		enum match m = r->in.data[at] == *marker ? compare(r, at, marker) : NO;
+		if (m == PART)
+			break;
+		if (m == YES) {
+			give(r, keep);
+			r->start = at + strlen(marker);
+			r->part = next;
+			return 1;
+		}
+		keep = ++at;
+	}
+	give(r, keep);
+	if (r->final)                /* white space at the end of an answer is its own */
+		give(r, r->part == THOUGHTS ? keep : r->in.len);
+	return 0;
+}
+
+/* 0: more text is needed. */
+static int step(struct reasoning *r)
+{
+	const struct reasoning_format *f = r->f;
+	if (r->start == r->in.len)
+		return 0;
+	switch (r->part) {
+	case BEGIN:
+		return lead(r, f->open, FIRST, ANSWER, 1);
+	case LEAD:
+		return lead(r, f->open, FIRST, THOUGHTS, 0);
+	case FIRST:
+		return lead(r, NULL, THOUGHTS, THOUGHTS, 0);
+	case THOUGHTS:
+		return body(r, f->close, ANSWER_LEAD);
+	case ANSWER_LEAD:
+		return lead(r, f->answer_open, ANSWER_FIRST, ANSWER, 0);
+	case ANSWER_FIRST:
+		return lead(r, NULL, WRAPPED, WRAPPED, 0);
+	case ANSWER:
+		give(r, r->in.len);
+		return 0;
+	case WRAPPED:
+		return body(r, f->answer_close, TAIL);
+	case TAIL:
+		return lead(r, NULL, ANSWER, ANSWER, 0);
+	}
+	return 0;
+}
+
+struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, reasoning_sink *sink, void *arg)
+{
+	struct reasoning *r = mem_zalloc(sizeof *r);
+	r->f = f;
+	r->sink = sink;
+	r->arg = arg;
+	r->part = inside ? LEAD : BEGIN;
+	buf_init(&r->in, 0);
+	return r;
+}
+
+void reasoning_destroy(struct reasoning **rp)
+{
+	if (!*rp)
+		return;
+	buf_fini(&(*rp)->in);
+	free(*rp);
+	*rp = NULL;
+}
+
+void reasoning_feed(struct reasoning *r, const char *text, size_t len)
+{
+	CHECK(!r->final);
+	if (r->start) {
+		memmove(r->in.data, r->in.data + r->start, r->in.len - r->start);
+		r->in.len -= r->start;
+		r->start = 0;
+	}
+	buf_add(&r->in, text, len);
+	while (step(r))
+		;
+}
+
+void reasoning_finish(struct reasoning *r)
+{
+	CHECK(!r->final);
+	r->final = 1;
+	while (step(r))
+		;
+}

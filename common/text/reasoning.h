@@ -1,0 +1,39 @@
+/* reasoning.h - the thinking of a model split from its answer, while it is written: text goes in by pieces of any size, pieces of one or the other
+ * come out.
+ *
+ *   think     <think>THOUGHTS</think>ANSWER                     DeepSeek R1 and V3, Qwen 3, GLM, SmolLM3
+ *   ernie     the same; the answer may stand in <response>..</response>         ERNIE 4.5 Thinking, Granite 3.3
+ *   mistral   [THINK]THOUGHTS[/THINK]ANSWER                      Magistral
+ *   granite   Here is my thought process: THOUGHTS Here is my response: ANSWER        Granite 3.2
+ *   cohere    <|START_THINKING|>THOUGHTS<|END_THINKING|>ANSWER (which may stand in <|START_RESPONSE|>..<|END_RESPONSE|>)
+ *
+ * Rules. Thoughts are looked for at the beginning of the answer only, behind white space. A template may have opened them in the prompt: then the
+ * answer begins within them, and the opening marker may come again. White space around the thoughts, and before the answer behind them, is dropped.
+ * Thoughts that never end are thoughts to the end. What may be a marker is held back until that is decided. */
+#ifndef TEXT_REASONING_H
+#define TEXT_REASONING_H
+
+#include <stddef.h>
+
+struct reasoning;
+struct reasoning_format;
+
+/* thoughts: 1: of the thoughts, 0: of the answer. The text is valid during the call. */
+typedef void reasoning_sink(void *arg, int thoughts, const char *text, size_t len);
+
+const struct reasoning_format *reasoning_format_find(const char *name);    /* NULL: none of that name */
+/* The format that a chat template (its text) shows; NULL: none that is known. */
+const struct reasoning_format *reasoning_format_detect(const char *template_text, size_t len);
+const struct reasoning_format *reasoning_format_at(size_t i);    /* NULL past the last one */
+const char *reasoning_format_name(const struct reasoning_format *f);
+const char *reasoning_format_marker(const struct reasoning_format *f, size_t i);   /* NULL past the last one */
+/* 1: the prompt ends within thoughts that the template opened. */
+int reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len);
+
+/* inside: the answer begins within thoughts. */
+struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, reasoning_sink *sink, void *arg);
+void reasoning_destroy(struct reasoning **r);
+void reasoning_feed(struct reasoning *r, const char *text, size_t len);
+void reasoning_finish(struct reasoning *r);    /* the answer is over; once */
+
+#endif

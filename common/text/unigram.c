@@ -1,0 +1,177 @@
+/* unigram.c - see unigram.h. Tokens are in a trie over bytes whose edges are in one open-addressing table keyed by (node, byte); the hash is multiplied by an odd
+ * number drawn per table, so that a model file cannot be made to collide. Scores are added as doubles from the left, as the reference does. */
+#include "text/unigram.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <math.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define UNKNOWN_PENALTY 10.0      /* below the lowest score: what SentencePiece gives an unknown character */
+
+struct edge {
+	uint64_t key;       /* node << 8 | byte, plus 1; 0: free */
+	uint32_t child, id; /* id: the token that ends in child, or UNIGRAM_UNKNOWN */
+};
+
+struct unigram {
+	const struct vocab *vocab;
+	struct edge *edges;
+	size_t mask, n;
+	unsigned shift;
+	uint64_t factor;
+	double unknown;
+};
+
+struct unigram_step {
+	double score;
+	uint32_t id, begin;
+	int reached;
+};
+
+static struct edge *slot_of(const struct unigram *u, uint64_t key)
+{
+	size_t i = (key * u->factor) >> u->shift;
+	while (u->edges[i].key && u->edges[i].key != key)
+		i = (i + 1) & u->mask;
+	return &u->edges[i];
+}
+
+static void grow(struct unigram *u, unsigned bits)
+{
+	struct edge *old = u->edges;
+	size_t n = old ? u->mask + 1 : 0;
+	u->mask = ((size_t)1 << bits) - 1;
+	u->shift = 64 - bits;
+	u->edges = mem_array(u->mask + 1, sizeof *u->edges);
+	for (size_t i = 0; i < n; i++)
+		if (old[i].key)
+			*slot_of(u, old[i].key) = old[i];
+	free(old);
+}
+
+static void add_token(struct unigram *u, uint32_t id)
+{
+	const char *text = vocab_text(u->vocab, id);
+	struct edge *e = NULL;
+	uint32_t node = 0;
+	for (uint32_t i = 0; i < u->vocab->tokens[id].text_len; i++) {
+		if (u->n * 2 > u->mask)
+			grow(u, 64 - u->shift + 1);
+		uint64_t key = ((uint64_t)node << 8 | (unsigned char)text[i]) + 1;
+		e = slot_of(u, key);
+		if (!e->key)
+			*e = (struct edge){key, (uint32_t)++u->n, UNIGRAM_UNKNOWN};
+		node = e->child;
+	}
+	e->id = id;
+}
+
+struct unigram *unigram_new(const struct vocab *v)
+{
+	CHECK(sodium_init() >= 0);
+	struct unigram *u = mem_zalloc(sizeof *u);
+	double lowest = INFINITY;
+	u->vocab = v;
+	randombytes_buf(&u->factor, sizeof u->factor);
+	u->factor |= 1;
+	grow(u, 12);
+	for (uint32_t id = 0; id < v->n; id++) {
+		const struct vocab_token *t = &v->tokens[id];
+		if (t->given && t->score < lowest)
+			lowest = t->score;
+		if (!vocab_is_special(v, id) && t->text_len && vocab_find(v, vocab_text(v, id), t->text_len) == id)
+			add_token(u, id);
+	}
+	u->unknown = (isfinite(lowest) ? lowest : 0) - UNKNOWN_PENALTY;
+	return u;
+}
+
+void unigram_destroy(struct unigram **up)
+{
+	if (!*up)
+		return;
+	free((*up)->edges);
+	free(*up);
+	*up = NULL;
+}
+
+void unigram_scratch_fini(struct unigram_scratch *s)
+{
+	free(s->steps);
+	free(s->parts);
+	memset(s, 0, sizeof *s);
+}
+
+static size_t char_len(unsigned char c)
+{
+	return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+}
+
+static void offer(struct unigram_step *to, double score, uint32_t id, size_t begin)
+{
+	if (!to->reached || score > to->score)
+		*to = (struct unigram_step){score, id, (uint32_t)begin, 1};
+}
+
+/* All tokens that begin at one character. */
+static void walk(const struct unigram *u, struct unigram_step *steps, const char *text, size_t begin, size_t len)
+{
+	size_t one = char_len((unsigned char)text[begin]), i = begin;
+	double here = steps[begin].score;
+	uint32_t node = 0;
+	int single = 0;
+	while (i < len) {
+		const struct edge *e = slot_of(u, ((uint64_t)node << 8 | (unsigned char)text[i]) + 1);
+		if (!e->key)
+			break;
+		node = e->child;
+		i++;
+		if (e->id == UNIGRAM_UNKNOWN)
+			continue;
+		single |= i == begin + one;
+		offer(&steps[i], here + u->vocab->tokens[e->id].score, e->id, begin);
+	}
+	if (!single)
+		offer(&steps[begin + one], here + u->unknown, UNIGRAM_UNKNOWN, begin);
+}
+
+static size_t collect(struct unigram_scratch *s, size_t len)
+{
+	size_t n = 0;
+	for (size_t end = len; end; end = s->steps[end].begin) {
+		const struct unigram_step *step = &s->steps[end];
+		if (n && step->id == UNIGRAM_UNKNOWN && s->parts[n - 1].id == UNIGRAM_UNKNOWN) {
+			s->parts[n - 1].len += s->parts[n - 1].begin - step->begin;
+			s->parts[n - 1].begin = step->begin;
+			continue;
+		}
+		s->parts[n++] = (struct unigram_part){step->id, step->begin, (uint32_t)(end - step->begin)};
+	}
+	for (size_t i = 0; i < n / 2; i++) {
+		struct unigram_part p = s->parts[i];
+		s->parts[i] = s->parts[n - 1 - i];
+		s->parts[n - 1 - i] = p;
+	}
+	return n;
+}
+
+size_t unigram_best(const struct unigram *u, struct unigram_scratch *s, const char *text, size_t len)
+{
+	CHECK(len <= INT32_MAX);
+	if (s->steps_size < len + 1) {
+		s->steps_size = len + len / 2 + 64;
+		free(s->steps);
+		free(s->parts);
+		s->steps = mem_alloc(s->steps_size * sizeof *s->steps);
+		s->parts = mem_alloc(s->steps_size * sizeof *s->parts);
+	}
+	for (size_t i = 0; i <= len; i++)
+		s->steps[i].reached = 0;
+	s->steps[0].score = 0;
+	for (size_t i = 0; i < len; i += char_len((unsigned char)text[i]))
+		walk(u, s->steps, text, i, len);
+	return collect(s, len);
+}

@@ -1,0 +1,39 @@
+/* log.h - one logfmt line per event on stderr: ts=... level=... prog=... [req=...] event=... key=value ...
+ *
+ * Each line is one write(2), so that lines of threads and daemons never mix. Values that may hold spaces or come from outside go through
+ * log_quote. Debug lines are free when the level is off. */
+#ifndef UTIL_LOG_H
+#define UTIL_LOG_H
+
+#include <stdint.h>
+
+enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
+
+/* 128-bit request id; printed as 32 hex digits. */
+struct reqid {
+	uint64_t hi, lo;
+};
+
+void log_init(const char *prog, const char *instance);    /* both copied; instance may be NULL */
+int log_set_level(const char *name);                      /* debug, info, warn, error; ERR_INVALID otherwise */
+const char *log_level_name(void);
+enum log_level log_threshold(void);
+
+void log_write(enum log_level level, const struct reqid *req, const char *event, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
+
+#define log_at(level, req, event, ...) ((level) >= log_threshold() ? log_write(level, req, event, __VA_ARGS__) : (void)0)
+#define log_debug(event, ...) log_at(LOG_DEBUG, 0, event, __VA_ARGS__)
+#define log_info(event, ...) log_at(LOG_INFO, 0, event, __VA_ARGS__)
+#define log_warn(event, ...) log_at(LOG_WARN, 0, event, __VA_ARGS__)
+#define log_error(event, ...) log_at(LOG_ERROR, 0, event, __VA_ARGS__)
+#define log_req(level, id, event, ...) log_at(level, id, event, __VA_ARGS__)
+
+/* s as a quoted, escaped, bounded (256 bytes) value; from a per-thread ring of 8 buffers. NULL gives "". */
+const char *log_quote(const char *s);
+/* 32 hex digits, same kind of buffer. */
+const char *log_reqid(const struct reqid *id);
+/* Parses 32 hex digits (dashes ignored). 0 or ERR_INVALID. */
+int reqid_parse(const char *s, struct reqid *ret_id);
+
+#endif

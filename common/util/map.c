@@ -1,0 +1,147 @@
+/* map.c - open addressing with tombstones; grows at 70 % of used + tombstones, so that probes stay short. */
+#include "util/map.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <pthread.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLOT_EMPTY, SLOT_FULL, SLOT_DEAD };
+
+struct map {
+	size_t key_bytes, slots, count, used;   /* used counts full and dead */
+	unsigned char *state, *keys;
+	void **vals;
+};
+
+static unsigned char sip_key[crypto_shorthash_KEYBYTES];
+static pthread_once_t sip_once = PTHREAD_ONCE_INIT;
+
+static void sip_draw(void)
+{
+	if (sodium_init() < 0)
+		check_fatal("libsodium cannot be initialised: no source of random numbers");
+	randombytes_buf(sip_key, sizeof sip_key);
+}
+
+static void map_alloc(struct map *m, size_t slots)
+{
+	m->slots = slots;
+	m->count = m->used = 0;
+	m->state = mem_array(slots, 1);
+	m->keys = mem_array(slots, m->key_bytes);
+	m->vals = mem_array(slots, sizeof *m->vals);
+}
+
+struct map *map_new(size_t key_bytes)
+{
+	CHECK(key_bytes >= 1 && key_bytes <= 32);
+	pthread_once(&sip_once, sip_draw);
+	struct map *m = mem_zalloc(sizeof *m);
+	m->key_bytes = key_bytes;
+	map_alloc(m, 16);
+	return m;
+}
+
+void map_destroy(struct map **mp)
+{
+	struct map *m = *mp;
+	if (!m)
+		return;
+	free(m->state);
+	free(m->keys);
+	free(m->vals);
+	free(m);
+	*mp = NULL;
+}
+
+size_t map_count(const struct map *m)
+{
+	return m->count;
+}
+
+/* Slot of the key, or where it would go (first dead or empty slot); *ret_found says which. */
+static size_t map_find(const struct map *m, const void *key, int *ret_found)
+{
+	uint64_t h;
+	crypto_shorthash((unsigned char *)&h, key, m->key_bytes, sip_key);
+	size_t mask = m->slots - 1, i = h & mask, free_at = SIZE_MAX;
+	for (;; i = (i + 1) & mask) {
+		if (m->state[i] == SLOT_EMPTY) {
+			*ret_found = 0;
+			return free_at != SIZE_MAX ? free_at : i;
+		}
+		if (m->state[i] == SLOT_DEAD) {
+			if (free_at == SIZE_MAX)
+				free_at = i;
+		} else if (memcmp(m->keys + i * m->key_bytes, key, m->key_bytes) == 0) {
+			*ret_found = 1;
+			return i;
+		}
+	}
+}
+
+void *map_get(const struct map *m, const void *key)
+{
+	int found;
+	size_t i = map_find(m, key, &found);
+	return found ? m->vals[i] : NULL;
+}
+
+static void map_rehash(struct map *m)
+{
+	struct map old = *m;
+	map_alloc(m, old.count * 2 >= old.slots / 2 ? old.slots * 2 : old.slots);
+	for (size_t i = 0; i < old.slots; i++)
+		if (old.state[i] == SLOT_FULL)
+			map_put(m, old.keys + i * old.key_bytes, old.vals[i]);
+	free(old.state);
+	free(old.keys);
+	free(old.vals);
+}
+
+void *map_put(struct map *m, const void *key, void *val)
+{
+	CHECK(val);
+	if ((m->used + 1) * 10 > m->slots * 7)
+		map_rehash(m);
+	int found;
+	size_t i = map_find(m, key, &found);
+	void *before = found ? m->vals[i] : NULL;
+	if (!found) {
+		m->used += m->state[i] == SLOT_EMPTY;
+		m->count++;
+		m->state[i] = SLOT_FULL;
+		memcpy(m->keys + i * m->key_bytes, key, m->key_bytes);
+	}
+	m->vals[i] = val;
+	return before;
+}
+
+void *map_remove(struct map *m, const void *key)
+{
+	int found;
+	size_t i = map_find(m, key, &found);
+	if (!found)
+		return NULL;
+	m->state[i] = SLOT_DEAD;
+	m->count--;
+	return m->vals[i];
+}
+
+int map_next(const struct map *m, size_t *it, const void **ret_key, void **ret_val)
+{
+	for (; *it < m->slots; ++*it) {
+		if (m->state[*it] != SLOT_FULL)
+			continue;
+		if (ret_key)
+			*ret_key = m->keys + *it * m->key_bytes;
+		if (ret_val)
+			*ret_val = m->vals[*it];
+		++*it;
+		return 1;
+	}
+	return 0;
+}

@@ -1,0 +1,161 @@
+/* queue.c - a ring of pointers under one mutex, a condition variable for threads, an eventfd for event loops.
+ *
+ * What always holds while the mutex is free: the eventfd's count is 1 if the queue has items or is closed, and 0 if not. The count
+ * is changed only where that condition changes, under the mutex, so no wake-up is lost and a drained queue leaves nothing readable.
+ * Producers and consumers never wait for each other longer than the mutex. Failing to get a descriptor at creation is fatal. */
+#include "util/queue.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/err.h"
+#include "util/mem.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+struct queue {
+	pthread_mutex_t lock;
+	pthread_cond_t more;
+	int fd, closed;
+	size_t bound, head, count;
+	void **item;   /* (bound), a ring that starts at head */
+};
+
+struct queue *queue_new(size_t bound)
+{
+	CHECK(bound > 0);
+	struct queue *q = mem_zalloc(sizeof *q);
+	q->bound = bound;
+	q->item = mem_array(bound, sizeof *q->item);
+	q->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (q->fd < 0)
+		check_fatal("cannot create an eventfd: %s; raise the limit on open files (LimitNOFILE)", strerror(errno));
+	pthread_mutex_init(&q->lock, NULL);
+	pthread_condattr_t attr;
+	pthread_condattr_init(&attr);
+	CHECK(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0);
+	pthread_cond_init(&q->more, &attr);
+	pthread_condattr_destroy(&attr);
+	return q;
+}
+
+void queue_destroy(struct queue **qp)
+{
+	struct queue *q = *qp;
+	if (!q)
+		return;
+	pthread_cond_destroy(&q->more);
+	pthread_mutex_destroy(&q->lock);
+	close(q->fd);
+	free(q->item);
+	free(q);
+	*qp = NULL;
+}
+
+static void fd_raise(struct queue *q)
+{
+	CHECK(eventfd_write(q->fd, 1) == 0);
+}
+
+static void fd_clear(struct queue *q)
+{
+	eventfd_t v;
+	CHECK(eventfd_read(q->fd, &v) == 0);
+}
+
+int queue_put(struct queue *q, void *item)
+{
+	CHECK(item);
+	pthread_mutex_lock(&q->lock);
+	int r = q->closed ? ERR_CLOSED : q->count == q->bound ? ERR_FULL : 0;
+	if (r == 0) {
+		q->item[(q->head + q->count) % q->bound] = item;
+		if (q->count++ == 0)
+			fd_raise(q);
+		pthread_cond_signal(&q->more);
+	}
+	pthread_mutex_unlock(&q->lock);
+	return r;
+}
+
+/* With the lock held; NULL when empty. */
+static void *pop(struct queue *q)
+{
+	if (!q->count)
+		return NULL;
+	void *item = q->item[q->head];
+	q->head = (q->head + 1) % q->bound;
+	if (--q->count == 0 && !q->closed)
+		fd_clear(q);
+	return item;
+}
+
+void *queue_try(struct queue *q)
+{
+	pthread_mutex_lock(&q->lock);
+	void *item = pop(q);
+	pthread_mutex_unlock(&q->lock);
+	return item;
+}
+
+void *queue_take(struct queue *q)
+{
+	pthread_mutex_lock(&q->lock);
+	while (!q->count && !q->closed)
+		pthread_cond_wait(&q->more, &q->lock);
+	void *item = pop(q);
+	pthread_mutex_unlock(&q->lock);
+	return item;
+}
+
+/* A monotonic time that lies timeout_us ahead, at most a century. */
+static struct timespec time_ahead(uint64_t timeout_us)
+{
+	const uint64_t limit_us = UINT64_C(100) * 365 * 86400 * 1000000;
+	uint64_t at = clock_us() + (timeout_us < limit_us ? timeout_us : limit_us);
+	return (struct timespec){.tv_sec = (time_t)(at / 1000000), .tv_nsec = (long)(at % 1000000) * 1000};
+}
+
+int queue_take_timed(struct queue *q, uint64_t timeout_us, void **ret)
+{
+	struct timespec until = time_ahead(timeout_us);
+	pthread_mutex_lock(&q->lock);
+	while (!q->count && !q->closed)
+		if (pthread_cond_timedwait(&q->more, &q->lock, &until) == ETIMEDOUT)
+			break;
+	void *item = pop(q);
+	int r = item ? 0 : q->closed ? ERR_CLOSED : ERR_TIMEOUT;
+	pthread_mutex_unlock(&q->lock);
+	if (item)
+		*ret = item;
+	return r;
+}
+
+int queue_fd(const struct queue *q)
+{
+	return q->fd;
+}
+
+void queue_close(struct queue *q)
+{
+	pthread_mutex_lock(&q->lock);
+	if (!q->closed) {
+		q->closed = 1;
+		if (!q->count)
+			fd_raise(q);
+		pthread_cond_broadcast(&q->more);
+	}
+	pthread_mutex_unlock(&q->lock);
+}
+
+size_t queue_count(struct queue *q)
+{
+	pthread_mutex_lock(&q->lock);
+	size_t n = q->count;
+	pthread_mutex_unlock(&q->lock);
+	return n;
+}
