@@ -1,0 +1,543 @@
+/* fast_attention.h - softmax attention over paged KV for the fast variants. Included by each variant's file.
+ *
+ * A row meets its tokens in steps of 64 and chunks of 256, both at multiples of the position, so the order of its additions depends
+ * on its position alone. Within a chunk the softmax is online (a running maximum, the sum in 16 lanes, the weighted V); chunks are
+ * merged in order, either as they come or, when few rows have long histories, after threads have done them apart.
+ * A score is sum over d of q[d] k[d], each step fused, in the order of d, with q in units of log2. Where the type has scales, a token's K
+ * scale multiplies its score, and its V scale its weight, so codes are converted and no more.
+ * Tokens a row must not see weigh exactly 0. Rows of one span and heads of one group share each converted block of K and V. */
+#ifndef CPU_FAST_ATTENTION_H
+#define CPU_FAST_ATTENTION_H
+
+#include "kernels/cpu/vec.h"
+
+#define DIRECT_ROWS (ATT_ROWS < 3 ? ATT_ROWS : 3)
+enum { STEP = 64, CHUNK = 256, TILE_Q_ROWS = 96, STEP_VECS = STEP / 16 };
+
+/* bytes of an element of a KV type, for the compiler to know */
+INLINE size_t kv_elem(enum kern_dtype type)
+{
+	return type == KERN_F32 ? 4 : type == KERN_I8 || type == KERN_F8 ? 1 : 2;
+}
+
+struct att_tile { const struct kern_span *span; uint32_t row, rows, first_chunk, chunks, partial; };
+
+struct fast_attention {
+	const struct cpu_attention *a;
+	struct kern_device *dev;
+	uint32_t parts, heads, group;           /* a KV head's query heads are cut into parts; of all KV heads; query heads of a part */
+	uint32_t dim, out_dim, padded, q_rows;  /* of K, of V; padded: out_dim rounded up to 16; q_rows: most of a tile, rounded up to ATT_ROWS */
+	enum kern_dtype type;                   /* of KV */
+	size_t elem;                            /* its bytes */
+	bool scaled;
+	struct att_tile *tile;
+	uint32_t tiles;
+	float *partial;                         /* states of (tile, KV head, chunk) */
+	uint32_t partials;                      /* in all tiles, for one KV head; 0: chunks are not done apart */
+};
+
+struct att_state { float *max, *sum, *acc; };   /* (q_rows), (q_rows, 16), (q_rows, padded) */
+
+static size_t state_floats(const struct fast_attention *f)
+{
+	return (size_t)f->q_rows * (1 + 16 + f->padded);
+}
+
+static struct att_state state_at(const struct fast_attention *f, float *mem)
+{
+	return (struct att_state){ mem, mem + f->q_rows, mem + (size_t)f->q_rows * 17 };
+}
+
+static void state_clear(const struct fast_attention *f, struct att_state *s)
+{
+	memset(s->max, 0, state_floats(f) * sizeof(float));
+	for (uint32_t i = 0; i < f->q_rows; i++)
+		s->max[i] = -INFINITY;
+}
+
+struct att_work {                           /* a thread's buffers */
+	float *q, *kt, *v;                  /* (q_rows, dim), (dim, STEP), (STEP, padded) */
+	float weight[ATT_ROWS * STEP], factor[ATT_ROWS];
+	const unsigned char *k_token[STEP], *v_token[STEP];     /* of the step, in the pool */
+	float k_scale[STEP], v_scale[STEP];     /* the same; 0 beyond its tokens */
+	bool direct;                        /* few rows: they read the pool itself, kt and v are not filled */
+	struct att_state chunk, run;
+};
+
+static size_t work_floats(const struct fast_attention *f)
+{
+	return (size_t)f->q_rows * f->dim + STEP * ((size_t)f->dim + f->padded) + 2 * state_floats(f) + 64;
+}
+
+static struct att_work work_at(const struct fast_attention *f, unsigned worker)
+{
+	struct att_work w;
+	w.kt = f->dev->scratch[worker].mem;
+	w.v = w.kt + (size_t)STEP * f->dim;
+	w.q = w.v + (size_t)STEP * f->padded;
+	w.chunk = state_at(f, w.q + (size_t)f->q_rows * f->dim);
+	w.run = state_at(f, w.chunk.max + state_floats(f));
+	return w;
+}
+
+/* --- one step ------------------------------------------------------------------------------------------------------------ */
+
+/* Elements of K that are moved as one lane of a transposition. */
+INLINE uint32_t lane_elements(enum kern_dtype type)
+{
+	return type == KERN_BF16 ? 2 : type == KERN_I8 ? 4 : 1;
+}
+
+/* Up to 16 tokens' K, lanes of n elements from element d on, as they lie (n > 1) or as floats, with tokens as columns. */
+INLINE void lanes_load(const unsigned char *const *k, uint32_t count, uint32_t d, uint32_t dim, enum kern_dtype type, uint32_t n, v16 *block)
+{
+	size_t at = d * kv_elem(type);
+	for (uint32_t j = 0; j < 16; j++)
+		block[j] = j >= count ? v_set1(0) : n > 1 ? v_load((const float *)(const void *)(k[j] + at)) : v_load_as(k[j] + at, type, dim - d < 16 ? dim - d : 16);
+	transpose16(block);
+}
+
+/* Element e of a lane of n. */
+INLINE v16 lane_part(v16 lane, enum kern_dtype type, uint32_t n, uint32_t e)
+{
+	if (n == 1)
+		return lane;
+	return type == KERN_I8 ? v_byte_i8(lane, (int)e) : e ? v_second_bf16(lane) : v_first_bf16(lane);
+}
+
+/* Up to 16 tokens' K from element d on, transposed into rows of kt: 16 lanes of n elements, or what is left. */
+INLINE void load_k(const unsigned char *const *k, uint32_t count, uint32_t d, uint32_t dim, enum kern_dtype type, uint32_t n, float *kt)
+{
+	v16 block[16];
+	lanes_load(k, count, d, dim, type, n, block);
+	for (uint32_t j = 0; j < 16 && d + j * n < dim; j++)
+		for (uint32_t e = 0; e < n; e++)
+			v_store(kt + (size_t)(j * n + e) * STEP, lane_part(block[j], type, n, e));
+}
+
+/* Where K and V of tokens [from, from + count) lie; count is at most STEP. */
+static void find_step(const struct fast_attention *f, const struct att_tile *t, uint32_t part, uint32_t from, uint32_t count,
+                      struct att_work *w)
+{
+	uint32_t head = part / f->parts;
+	const struct kern_kv_layer *kv = f->a->kv;
+	const uint32_t *table = f->a->batch->block_table + t->span->table;
+	size_t token_bytes = f->dim * f->elem;
+	for (uint32_t i = 0, n; i < count; i += n) {       /* what lies in one block */
+		uint32_t entry = (from + i) / kv->block_tokens, at = (from + i) % kv->block_tokens;
+		const unsigned char *k = cpu_kv_plane(kv, table[entry], head, 0), *v = cpu_kv_plane(kv, table[entry], head, 1);
+		n = kv->block_tokens - at < count - i ? kv->block_tokens - at : count - i;
+		for (uint32_t j = 0; j < n; j++) {
+			w->k_token[i + j] = k + (at + j) * token_bytes;
+			w->v_token[i + j] = v + (at + j) * token_bytes;
+		}
+		if (!f->scaled)
+			continue;
+		memcpy(w->k_scale + i, cpu_kv_scales(kv, k) + at, n * sizeof(float));
+		memcpy(w->v_scale + i, cpu_kv_scales(kv, v) + at, n * sizeof(float));
+	}
+	for (uint32_t i = count; f->scaled && i < STEP; i++)
+		w->k_scale[i] = w->v_scale[i] = 0;
+	for (uint32_t i = 0; f->type == KERN_F8 && i < STEP; i++) {
+		w->k_scale[i] *= 256;          /* v_load_f8 leaves it to us */
+		w->v_scale[i] *= 256;
+	}
+}
+
+INLINE void convert_k(const struct fast_attention *f, uint32_t count, enum kern_dtype type, struct att_work *w)
+{
+	uint32_t n = lane_elements(type);
+	for (uint32_t i = 0; i < count; i += 16) {
+		uint32_t d = 0;
+		for (; n > 1 && d + 16 * n <= f->dim; d += 16 * n)
+			load_k(w->k_token + i, count - i, d, f->dim, type, n, w->kt + (size_t)d * STEP + i);
+		for (; d < f->dim; d += 16)
+			load_k(w->k_token + i, count - i, d, f->dim, type, 1, w->kt + (size_t)d * STEP + i);
+	}
+}
+
+INLINE void convert_v(const struct fast_attention *f, uint32_t count, enum kern_dtype type, struct att_work *w)
+{
+	for (uint32_t i = 0; i < count; i++)
+		for (uint32_t d = 0; d < f->out_dim; d += 16)
+			v_store(w->v + (size_t)i * f->padded + d, v_load_as(w->v_token[i] + d * kv_elem(type), type, f->out_dim - d < 16 ? f->out_dim - d : 16));
+}
+
+INLINE void convert_as(const struct fast_attention *f, uint32_t count, enum kern_dtype type, struct att_work *w)
+{
+	convert_k(f, count, type, w);
+	convert_v(f, count, type, w);
+}
+
+/* The step's K transposed into kt, its V into v, both as floats; the compiler knows the type in each. */
+static void convert_step(const struct fast_attention *f, uint32_t count, struct att_work *w)
+{
+	switch (f->type) {
+	case KERN_F32: convert_as(f, count, KERN_F32, w); break;
+	case KERN_F16: convert_as(f, count, KERN_F16, w); break;
+	case KERN_I8: convert_as(f, count, KERN_I8, w); break;
+	case KERN_F8: convert_as(f, count, KERN_F8, w); break;
+	default: convert_as(f, count, KERN_BF16, w);
+	}
+}
+
+/* weight (R, STEP) = q (R, dim) kt, for vectors [from, from + V) of tokens */
+INLINE void scores(const int R, const int V, const float *q, const float *kt, uint32_t dim, float *weight)
+{
+	v16 sum[ATT_ROWS][STEP_VECS];
+	for (int r = 0; r < R; r++)
+		for (int c = 0; c < V; c++)
+			sum[r][c] = v_set1(0);
+	for (uint32_t d = 0; d < dim; d++, kt += STEP) {
+		v16 k[STEP_VECS];
+		for (int c = 0; c < V; c++)
+			k[c] = v_load(kt + c * 16);
+		for (int r = 0; r < R; r++) {
+			v16 b = v_set1(q[r * dim + d]);
+			for (int c = 0; c < V; c++)
+				sum[r][c] = v_fma(b, k[c], sum[r][c]);
+		}
+	}
+	for (int r = 0; r < R; r++)
+		for (int c = 0; c < V; c++)
+			v_store(weight + r * STEP + c * 16, sum[r][c]);
+}
+
+/* acc (R, V vectors) = acc * factor + weight (R, count) v */
+INLINE void values(const int R, const int V, const float *weight, const float *factor, const float *v, uint32_t count, size_t ld, float *acc)
+{
+	v16 sum[ATT_ROWS][4];
+	for (int r = 0; r < R; r++)
+		for (int c = 0; c < V; c++)
+			sum[r][c] = v_mul(v_load(acc + r * ld + c * 16), v_set1(factor[r]));
+	for (uint32_t i = 0; i < count; i++, v += ld) {
+		v16 row[4];
+		for (int c = 0; c < V; c++)
+			row[c] = v_load(v + c * 16);
+		for (int r = 0; r < R; r++) {
+			v16 b = v_set1(weight[r * STEP + i]);
+			for (int c = 0; c < V; c++)
+				sum[r][c] = v_fma(b, row[c], sum[r][c]);
+		}
+	}
+	for (int r = 0; r < R; r++)
+		for (int c = 0; c < V; c++)
+			v_store(acc + r * ld + c * 16, sum[r][c]);
+}
+
+/* The two products again for few rows of bf16, the same additions, without the way through kt and v; dim is a multiple of 32.
+ * Not for the other types: each would be the same code again, three times as much for a compiler as all the rest of this file. */
+INLINE void scores_direct(const int R, const float *q, const unsigned char *const *k, uint32_t count, uint32_t dim, float *weight)
+{
+	for (uint32_t i = 0; i < count; i += 16, weight += 16) {
+		v16 sum[ATT_ROWS], block[16];
+		for (int r = 0; r < R; r++)
+			sum[r] = v_set1(0);
+		for (uint32_t d = 0; d < dim; d += 32) {
+			lanes_load(k + i, count - i, d, dim, KERN_BF16, 2, block);
+#pragma GCC unroll 16
+			for (uint32_t j = 0; j < 16; j++) {
+				for (int r = 0; r < R; r++)
+					sum[r] = v_fma(v_set1(q[r * dim + d + 2 * j]), v_first_bf16(block[j]), sum[r]);
+				for (int r = 0; r < R; r++)
+					sum[r] = v_fma(v_set1(q[r * dim + d + 2 * j + 1]), v_second_bf16(block[j]), sum[r]);
+			}
+		}
+		for (int r = 0; r < R; r++)
+			v_store(weight + r * STEP, sum[r]);
+	}
+}
+
+INLINE void values_direct(const int R, const int V, const float *weight, const float *factor, const unsigned char *const *v, uint32_t count,
+                          uint32_t dim, float *acc)
+{
+	for (uint32_t d = 0; d < dim; d += 16 * (uint32_t)V) {
+		v16 sum[ATT_ROWS][4];
+		for (int r = 0; r < R; r++)
+			for (int c = 0; c < V; c++)
+				sum[r][c] = v_mul(v_load(acc + r * dim + d + c * 16), v_set1(factor[r]));
+		for (uint32_t i = 0; i < count; i++) {
+			const uint16_t *row = (const uint16_t *)(const void *)v[i] + d;
+			v16 part[4];
+			for (int c = 0; c < V; c++)
+				part[c] = v_load_bf16(row + 16 * c);
+			for (int r = 0; r < R; r++) {
+				v16 b = v_set1(weight[r * STEP + i]);
+				for (int c = 0; c < V; c++)
+					sum[r][c] = v_fma(b, part[c], sum[r][c]);
+			}
+		}
+		for (int r = 0; r < R; r++)
+			for (int c = 0; c < V; c++)
+				v_store(acc + r * dim + d + c * 16, sum[r][c]);
+	}
+}
+
+/* one row's scores or weights, times the scales of the step's tokens */
+INLINE void apply_scales(float *weight, const float *scale)
+{
+	for (int c = 0; c < STEP; c += 16)
+		v_store(weight + c, v_mul(v_load(weight + c), v_load(scale + c)));
+}
+
+/* Scores of one row to weights, given that it sees tokens [lo, hi) of the step. Returns the factor for what it had before. */
+static float soften(float *weight, int lo, int hi, float *max, float *sum)
+{
+	if (hi <= lo) {
+		memset(weight, 0, STEP * sizeof *weight);
+		return 1.0f;
+	}
+	v16 s[STEP_VECS], top = v_set1(*max), total;
+	for (int c = 0; c < STEP_VECS; c++) {
+		int l = lo - c * 16, h = hi - c * 16;
+		s[c] = v_load(weight + c * 16);
+		if (l > 0 || h < 16)
+			s[c] = v_keep(s[c], l < 0 ? 0 : l > 16 ? 16 : l, h < 0 ? 0 : h > 16 ? 16 : h, -INFINITY);
+		top = v_max(top, s[c]);
+	}
+	float new_max = v_hmax(top), factor;
+	top = v_set1(new_max);
+	for (int c = 0; c < STEP_VECS; c++) {
+		s[c] = v_exp2(v_sub(s[c], top));
+		v_store(weight + c * 16, s[c]);
+	}
+	v16 f = new_max == *max ? v_set1(1.0f) : v_exp2(v_sub(v_set1(*max), top));
+	total = v_add(v_add(s[0], s[1]), v_add(s[2], s[3]));
+	v_store(sum, v_fma(v_load(sum), f, total));
+	*max = new_max;
+	float lanes[16];
+	v_store(lanes, f);
+	factor = lanes[0];
+	return factor;
+}
+
+INLINE void scores_all(const int R, const float *q, const float *kt, uint32_t dim, float *weight)
+{
+	for (int c = 0; c < STEP_VECS; c += ATT_VECS)
+		scores(R, ATT_VECS, q, kt + c * 16, dim, weight + c * 16);
+}
+
+INLINE void values_all(const int R, const float *weight, const float *factor, const float *v, uint32_t count, uint32_t padded, float *acc)
+{
+	uint32_t d = 0;
+	for (; d + 16 * ATT_VECS <= padded; d += 16 * ATT_VECS)
+		values(R, ATT_VECS, weight, factor, v + d, count, padded, acc + d);
+	for (; d < padded; d += 16)
+		values(R, 1, weight, factor, v + d, count, padded, acc + d);
+}
+
+/* R query rows of a tile, from q0, through one step of `count` tokens from position `from` */
+INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, struct att_work *w, const int R, uint32_t q0, uint32_t rows,
+                      uint32_t from, uint32_t count)
+{
+	uint32_t position = t->span->position + (t->row - t->span->row);
+	if (R <= DIRECT_ROWS && w->direct)
+		scores_direct(R, w->q, w->k_token, count, f->dim, w->weight);
+	else
+		scores_all(R, w->q + (size_t)q0 * f->dim, w->kt, f->dim, w->weight);
+	for (uint32_t r = 0; r < (uint32_t)R; r++) {
+		uint32_t last = position + (q0 + r) / f->group, first = f->a->window && last + 1 > f->a->window ? last + 1 - f->a->window : 0;
+		int lo = first > from ? (int)(first - from < STEP ? first - from : STEP) : 0;
+		int hi = last < from ? 0 : last - from < STEP - 1 ? (int)(last - from) + 1 : STEP;
+		if (q0 + r >= rows)
+			hi = 0;                /* a spare row */
+		if (f->scaled)
+			apply_scales(w->weight + r * STEP, w->k_scale);
+		w->factor[r] = soften(w->weight + r * STEP, lo, hi, &w->chunk.max[q0 + r], &w->chunk.sum[(q0 + r) * 16]);
+		if (f->scaled)
+			apply_scales(w->weight + r * STEP, w->v_scale);
+	}
+	if (R <= DIRECT_ROWS && w->direct && ATT_VECS == 4 && f->out_dim % 64 == 0)
+		values_direct(R, 4, w->weight, w->factor, w->v_token, count, f->out_dim, w->chunk.acc);
+	else if (R <= DIRECT_ROWS && w->direct)
+		values_direct(R, 2, w->weight, w->factor, w->v_token, count, f->out_dim, w->chunk.acc);
+	else
+		values_all(R, w->weight, w->factor, w->v, count, f->padded, w->chunk.acc + (size_t)q0 * f->padded);
+}
+
+static void step_tile(const struct fast_attention *f, const struct att_tile *t, struct att_work *w, uint32_t from, uint32_t count)
+{
+	uint32_t rows = t->rows * f->group;
+	for (uint32_t q0 = 0; q0 < rows; q0 += ATT_ROWS) {
+		switch (rows - q0) {
+		case 1: step_rows(f, t, w, 1, q0, rows, from, count); break;
+#if ATT_ROWS > 2
+		case 2: step_rows(f, t, w, 2, q0, rows, from, count); break;
+#endif
+#if ATT_ROWS > 3
+		case 3: step_rows(f, t, w, 3, q0, rows, from, count); break;
+#endif
+		default: step_rows(f, t, w, ATT_ROWS, q0, rows, from, count);
+		}
+	}
+}
+
+/* --- chunks and tiles ------------------------------------------------------------------------------------------------------ */
+
+static void load_queries(const struct fast_attention *f, const struct att_tile *t, uint32_t head, struct att_work *w)
+{
+	float scale = f->a->scale * 1.44269504088896341f;
+	uint32_t rows = t->rows * f->group;
+	for (uint32_t i = 0; i < rows; i++) {
+		const float *q = f->a->q + (t->row + i / f->group) * f->a->ldq + (size_t)(head * f->group + i % f->group) * f->dim;
+		for (uint32_t d = 0; d < f->dim; d++)
+			w->q[(size_t)i * f->dim + d] = q[d] * scale;
+	}
+	memset(w->q + (size_t)rows * f->dim, 0, (size_t)(f->q_rows - rows) * f->dim * sizeof(float));
+}
+
+/* chunk c of a tile, into w->chunk */
+static void chunk_tile(const struct fast_attention *f, const struct att_tile *t, uint32_t head, uint32_t c, struct att_work *w)
+{
+	uint32_t low = t->span->position + (t->row - t->span->row), last = low + t->rows - 1;
+	uint32_t first = f->a->window && low + 1 > f->a->window ? low + 1 - f->a->window : 0;
+	state_clear(f, &w->chunk);
+	w->direct = t->rows * f->group <= DIRECT_ROWS && f->type == KERN_BF16 && f->dim % 32 == 0 && f->out_dim % 32 == 0;
+	for (uint32_t from = c * CHUNK; from < (c + 1) * CHUNK && from <= last; from += STEP) {
+		if (from + STEP <= first)
+			continue;
+		uint32_t count = last + 1 - from < STEP ? last + 1 - from : STEP;
+		find_step(f, t, head, from, count, w);
+		if (!w->direct)
+			convert_step(f, count, w);
+		step_tile(f, t, w, from, count);
+	}
+}
+
+static void merge_row(const struct fast_attention *f, struct att_state *into, const struct att_state *s, uint32_t i)
+{
+	float max = into->max[i] > s->max[i] ? into->max[i] : s->max[i];
+	if (max == -INFINITY)
+		return;
+	v16 old = v_exp2(v_sub(v_set1(into->max[i]), v_set1(max))), add = v_exp2(v_sub(v_set1(s->max[i]), v_set1(max)));
+	v_store(into->sum + i * 16, v_fma(v_load(s->sum + i * 16), add, v_mul(v_load(into->sum + i * 16), old)));
+	for (size_t d = (size_t)i * f->padded; d < (size_t)(i + 1) * f->padded; d += 16)
+		v_store(into->acc + d, v_fma(v_load(s->acc + d), add, v_mul(v_load(into->acc + d), old)));
+	into->max[i] = max;
+}
+
+static void merge(const struct fast_attention *f, const struct att_tile *t, struct att_state *into, const struct att_state *s)
+{
+	for (uint32_t i = 0; i < t->rows * f->group; i++)
+		merge_row(f, into, s, i);
+}
+
+static void finish(const struct fast_attention *f, const struct att_tile *t, uint32_t head, const struct att_state *s)
+{
+	for (uint32_t i = 0; i < t->rows * f->group; i++) {
+		v16 inv = v_set1(1.0f / v_hsum(v_load(s->sum + i * 16)));
+		const float *acc = s->acc + (size_t)i * f->padded;
+		float *out = f->a->out + ((size_t)(t->row + i / f->group) * f->a->heads + head * f->group + i % f->group) * f->out_dim;
+		for (uint32_t d = 0; d < f->out_dim; d += 16)
+			v_storen(out + d, v_mul(v_load(acc + d), inv), f->out_dim - d < 16 ? f->out_dim - d : 16);
+	}
+}
+
+/* a tile from its first chunk to the output; items count tiles from the last, which have the longest histories */
+static void whole_item(void *ctx, uint32_t item, unsigned worker)
+{
+	const struct fast_attention *f = ctx;
+	uint32_t heads = f->heads, head = item % heads;
+	const struct att_tile *t = &f->tile[f->tiles - 1 - item / heads];
+	struct att_work w = work_at(f, worker);
+	load_queries(f, t, head, &w);
+	state_clear(f, &w.run);
+	for (uint32_t c = 0; c < t->chunks; c++) {
+		chunk_tile(f, t, head, t->first_chunk + c, &w);
+		merge(f, t, &w.run, &w.chunk);
+	}
+	finish(f, t, head, &w.run);
+}
+
+static void apart_item(void *ctx, uint32_t item, unsigned worker)
+{
+	const struct fast_attention *f = ctx;
+	uint32_t heads = f->heads, head = item % heads, c = item / heads;
+	const struct att_tile *t = f->tile;
+	while (c >= t->partial + t->chunks)
+		t++;
+	struct att_work w = work_at(f, worker);
+	w.chunk = state_at(f, f->partial + item * state_floats(f));
+	load_queries(f, t, head, &w);
+	chunk_tile(f, t, head, t->first_chunk + c - t->partial, &w);
+}
+
+static void join_item(void *ctx, uint32_t item, unsigned worker)
+{
+	const struct fast_attention *f = ctx;
+	uint32_t heads = f->heads, head = item % heads;
+	const struct att_tile *t = &f->tile[item / heads];
+	struct att_work w = work_at(f, worker);
+	state_clear(f, &w.run);
+	for (uint32_t c = 0; c < t->chunks; c++) {
+		struct att_state s = state_at(f, f->partial + ((size_t)(t->partial + c) * heads + head) * state_floats(f));
+		merge(f, t, &w.run, &s);
+	}
+	finish(f, t, head, &w.run);
+}
+
+/* Cuts the spans into tiles of whole rows. Returns the number of chunks of all tiles. */
+static uint32_t cut_tiles(struct fast_attention *f, uint32_t tile_rows)
+{
+	const struct kern_batch *b = f->a->batch;
+	uint32_t chunks = 0;
+	f->tiles = 0;
+	for (uint32_t i = 0; i < b->spans; i++) {
+		const struct kern_span *s = &b->span_host[i];
+		for (uint32_t r = 0; r < s->rows; r += tile_rows) {
+			uint32_t rows = s->rows - r < tile_rows ? s->rows - r : tile_rows, low = s->position + r;
+			uint32_t first = f->a->window && low + 1 > f->a->window ? (low + 1 - f->a->window) / CHUNK : 0;
+			uint32_t count = (low + rows - 1) / CHUNK - first + 1;
+			f->tile[f->tiles++] = (struct att_tile){ s, s->row + r, rows, first, count, chunks };
+			chunks += count;
+		}
+	}
+	return chunks;
+}
+
+/* The smallest number of equal parts of at most PART_HEADS query heads, so that threads can share out a large group. */
+static uint32_t group_parts(uint32_t group)
+{
+	enum { PART_HEADS = 32 };
+	uint32_t parts = (group + PART_HEADS - 1) / PART_HEADS;
+	while (group % parts)
+		parts++;
+	return parts;
+}
+
+static int fast_attention(struct kern_device *dev, const struct cpu_attention *a)
+{
+	enum { SHARED = CPU_SCRATCH_SHARED, ITEMS_PER_THREAD = 4 };
+	uint32_t parts = group_parts(a->heads / a->kv->kv_heads);
+	struct fast_attention f = { .a = a, .dev = dev, .parts = parts, .heads = a->kv->kv_heads * parts, .group = a->heads / a->kv->kv_heads / parts,
+	                            .dim = a->kv->head_dim, .out_dim = cpu_kv_out_dim(a->kv),
+	                            .type = a->kv->dtype, .elem = kv_elem(a->kv->dtype), .scaled = kern_kv_scale_bytes(a->kv->dtype) != 0 };
+	uint32_t tile_rows = f.group >= TILE_Q_ROWS ? 1 : TILE_Q_ROWS / f.group, longest = 1, tiles = 0;
+	for (uint32_t i = 0; i < a->batch->spans; i++) {
+		uint32_t rows = a->batch->span_host[i].rows;
+		tiles += (rows + tile_rows - 1) / tile_rows;
+		longest = rows > longest ? rows : longest;
+	}
+	f.padded = (f.out_dim + 15) & ~15u;
+	f.q_rows = (longest < tile_rows ? longest : tile_rows) * f.group;
+	f.q_rows = (f.q_rows + ATT_ROWS - 1) / ATT_ROWS * ATT_ROWS;
+	size_t tile_bytes = ((size_t)tiles * sizeof *f.tile + 63) & ~(size_t)63;
+	if (cpu_scratch_workers(dev, work_floats(&f) * sizeof(float)) || !(f.tile = cpu_scratch(dev, SHARED, tile_bytes)))
+		return KERN_ENOMEM;
+	uint32_t chunks = cut_tiles(&f, tile_rows), heads = f.heads;
+	if (tiles * heads >= ITEMS_PER_THREAD * pool_threads(dev->pool) || chunks == tiles || pool_threads(dev->pool) == 1) {
+		pool_run(dev->pool, tiles * heads, whole_item, &f);
+		return KERN_OK;
+	}
+	unsigned char *mem = cpu_scratch(dev, SHARED, tile_bytes + (size_t)chunks * heads * state_floats(&f) * sizeof(float));
+	if (!mem)
+		return KERN_ENOMEM;
+	f.tile = (struct att_tile *)(void *)mem;
+	f.partial = (float *)(void *)(mem + tile_bytes);
+	cut_tiles(&f, tile_rows);              /* again: the memory may have moved */
+	pool_run(dev->pool, chunks * heads, apart_item, &f);
+	pool_run(dev->pool, tiles * heads, join_item, &f);
+	return KERN_OK;
+}
+
+#endif

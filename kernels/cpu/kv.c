@@ -1,0 +1,149 @@
+/* kv.c - rows of K and V into the paged pool, in the layer's type.
+ *
+ * What a row becomes depends on that row alone: types with scales have one for each token and head. All variants share this file, so
+ * they write the same bytes. Numbers that are none are kept: in a type with scales they make the scale, and so the whole row, NaN. */
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+int cpu_kv_check(struct kern_device *dev, const struct kern_kv_layer *kv)
+{
+	if (!kv->head_dim || kv->head_dim > CPU_MAX_HEAD_DIM || kv->head_dim % 4)
+		return cpu_fail(dev, KERN_EINVAL, "KV head size %u: must be a multiple of 4 up to %d", kv->head_dim, CPU_MAX_HEAD_DIM);
+	if (kv->latent > kv->head_dim || kv->latent % 4)
+		return cpu_fail(dev, KERN_EINVAL, "KV latent %u: must be a multiple of 4 up to the head size %u", kv->latent, kv->head_dim);
+	if (!kv->block_tokens || !kv->kv_heads)
+		return cpu_fail(dev, KERN_EINVAL, "KV layer with %u heads and blocks of %u tokens", kv->kv_heads, kv->block_tokens);
+	switch (kv->dtype) {
+	case KERN_F32: case KERN_F16: case KERN_BF16: case KERN_I8: case KERN_F8:
+		return KERN_OK;
+	default:
+		return cpu_fail(dev, KERN_EINVAL, "KV type %s: must be f32, f16, bf16, int8 or fp8", kern_dtype_name(kv->dtype));
+	}
+}
+
+/* The largest magnitude; NaN if it is none or infinite. As bits: a NaN's are above all numbers'. */
+static float largest(const float *src, uint32_t count)
+{
+	uint32_t top = 0;
+	float max;
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t u;
+		memcpy(&u, src + i, sizeof u);
+		u &= 0x7fffffff;
+		top = u > top ? u : top;
+	}
+	memcpy(&max, &top, sizeof max);
+	return top < 0x7f800000 ? max : NAN;
+}
+
+/* The row's scale, and what its values are multiplied by; 0 for rows that are as good as zero, or none. */
+static float scale_for(const float *src, uint32_t count, float type_max, float *ret_scale)
+{
+	float max = largest(src, count);
+	if (max >= 1e-30f) {
+		*ret_scale = max / type_max;
+		return type_max / max;
+	}
+	*ret_scale = isnan(max) ? max : 0.0f;
+	return 0.0f;
+}
+
+static void store_i8(unsigned char *dst, float *scale, const float *src, uint32_t count)
+{
+	float factor = scale_for(src, count, 127.0f, scale);
+	if (!factor) {
+		memset(dst, 0, count);
+		return;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		/* 1.5 * 2^23: the sum's low bits are the nearest integer, ties to even */
+		union { float f; uint32_t u; } t = { src[i] * factor + 12582912.0f };
+		dst[i] = (unsigned char)t.u;
+	}
+}
+
+static void store_f8(unsigned char *dst, float *scale, const float *src, uint32_t count)
+{
+	float factor = scale_for(src, count, 448.0f, scale);
+	if (!factor) {
+		memset(dst, 0, count);
+		return;
+	}
+	for (uint32_t i = 0; i < count; i++)
+		dst[i] = cpu_f32_to_f8(src[i] * factor);
+}
+
+/* token `at` of a plane */
+static void kv_store(const struct kern_kv_layer *kv, unsigned char *plane, uint32_t at, const float *src)
+{
+	uint32_t count = kv->head_dim;
+	unsigned char *dst = plane + at * kern_dtype_bytes(kv->dtype, count);
+	uint16_t *half = (uint16_t *)(void *)dst;
+	switch (kv->dtype) {
+	case KERN_I8:
+		store_i8(dst, cpu_kv_scales(kv, plane) + at, src, count);
+		break;
+	case KERN_F8:
+		store_f8(dst, cpu_kv_scales(kv, plane) + at, src, count);
+		break;
+	case KERN_BF16:
+		for (uint32_t i = 0; i < count; i++)
+			half[i] = cpu_f32_to_bf16(src[i]);
+		break;
+	case KERN_F16:
+		for (uint32_t i = 0; i < count; i++)
+			half[i] = cpu_f32_to_f16(src[i]);
+		break;
+	default:
+		memcpy(dst, src, count * sizeof(float));
+	}
+}
+
+struct kv_job {
+	const struct kern_kv_layer *kv;
+	const float *k, *v;
+	size_t ld;
+	const struct kern_batch *batch;
+};
+enum { KV_ROWS_PER_ITEM = 64 };
+
+static void kv_row(const struct kv_job *j, const struct kern_span *sp, uint32_t r)
+{
+	const struct kern_kv_layer *kv = j->kv;
+	size_t in = (size_t)(sp->row + r) * j->ld;
+	uint32_t pos = sp->position + r, block = j->batch->block_table[sp->table + pos / kv->block_tokens], at = pos % kv->block_tokens;
+	for (uint32_t h = 0; h < kv->kv_heads; h++, in += kv->head_dim) {
+		kv_store(kv, cpu_kv_plane(kv, block, h, 0), at, j->k + in);
+		if (!kv->latent)
+			kv_store(kv, cpu_kv_plane(kv, block, h, 1), at, j->v + in);
+	}
+}
+
+/* the batch's rows [item * KV_ROWS_PER_ITEM, ...) */
+static void kv_item(void *ctx, uint32_t item, unsigned worker)
+{
+	(void)worker;
+	const struct kv_job *j = ctx;
+	uint32_t low = item * KV_ROWS_PER_ITEM, high = low + KV_ROWS_PER_ITEM;
+	for (uint32_t i = 0; i < j->batch->spans; i++) {
+		const struct kern_span *sp = &j->batch->span_host[i];
+		uint32_t from = sp->row > low ? sp->row : low, to = sp->row + sp->rows < high ? sp->row + sp->rows : high;
+		for (uint32_t row = from; row < to; row++)
+			kv_row(j, sp, row - sp->row);
+	}
+}
+
+int cpu_op_kv_write(struct kern_stream *s, const struct kern_kv_layer *kv, const float *k, const float *v, size_t ld,
+                    const struct kern_batch *batch)
+{
+	int rc = cpu_kv_check(s->dev, kv);
+	if (rc)
+		return rc;
+	struct kv_job j = { kv, k, v, ld, batch };
+	pthread_mutex_lock(&s->dev->lock);
+	pool_run(s->dev->pool, (batch->rows + KV_ROWS_PER_ITEM - 1) / KV_ROWS_PER_ITEM, kv_item, &j);
+	pthread_mutex_unlock(&s->dev->lock);
+	return KERN_OK;
+}

@@ -1,0 +1,261 @@
+/* pack.c - weights from the file's rows into panels (panel.h) and single rows back out, for embeddings. Exact in both directions:
+ * a row read back is what cpu_dequantise makes of the file's row. The reference variant keeps the file's rows.
+ *
+ * Panels are packed by all threads, each panel by one. Codes move as words of 4 bytes, the unit that a column has in a panel; a mask after
+ * each shift keeps a byte's bits to itself. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/panel.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORD_STRIDE = 4 * SIDE_COLUMNS };   /* from one word of a column to the next */
+
+static uint32_t load_word(const unsigned char *p)
+{
+	uint32_t w;
+	memcpy(&w, p, sizeof w);
+	return w;
+}
+
+static void store_word(unsigned char *p, uint32_t w)
+{
+	memcpy(p, &w, sizeof w);
+}
+
+static unsigned get_code(const unsigned char *codes, uint32_t i, unsigned column)
+{
+	uint32_t step = i / 4;
+	return codes[(step % 4) * 64 + column * 4 + i % 4] >> (step < 4 ? 0 : 4) & 15;
+}
+
+static size_t pair_at(uint32_t i, unsigned column)
+{
+	return 256 + i / 16 * 64 + column * 4 + i % 4;
+}
+
+static unsigned pair_shift(uint32_t i)
+{
+	return 2 * (i / 4 % 4);
+}
+
+/* bit i of the file's 32 bits to bit s of the column's byte l, i = 4 s + l */
+static uint32_t spread_fifths(const unsigned char *bits)
+{
+	uint32_t from = load_word(bits), to = 0;
+	for (uint32_t i = 0; i < 32; i++)
+		to |= (from >> i & 1) << (i % 4 * 8 + i / 4);
+	return to;
+}
+
+/* the file's bytes are the panel's: value i in the low, i + 16 in the high nibble */
+static void pack_q4(unsigned char *scale, unsigned char *codes, enum kern_dtype t, unsigned c, const unsigned char *b)
+{
+	memcpy(scale + 2 * c, b, 2);
+	if (panel_has_offset(t))
+		memcpy(scale + 32 + 2 * c, b + 2, 2);
+	b += panel_has_offset(t) ? 4 : 2;
+	if (panel_is_five(t)) {
+		store_word(codes + 4 * WORD_STRIDE + 4 * c, spread_fifths(b));
+		b += 4;
+	}
+	for (uint32_t i = 0; i < 4; i++)
+		store_word(codes + i * WORD_STRIDE + 4 * c, load_word(b + 4 * i));
+}
+
+static void pack_q8(unsigned char *scale, unsigned char *codes, unsigned c, const unsigned char *b)
+{
+	memcpy(scale + 2 * c, b, 2);
+	for (uint32_t i = 0; i < 8; i++)
+		store_word(codes + i * Q8_STEP + 4 * c, load_word(b + 2 + 4 * i) ^ 0x80808080);
+}
+
+/* the low or high nibbles of 32 bytes as a group's codes */
+static void pack_nibbles(unsigned char *codes, unsigned c, const unsigned char *low, unsigned shift)
+{
+	for (uint32_t i = 0; i < 4; i++)
+		store_word(codes + i * WORD_STRIDE + 4 * c,
+		           (load_word(low + 4 * i) >> shift & 0x0f0f0f0f) | (load_word(low + 16 + 4 * i) >> shift & 0x0f0f0f0f) << 4);
+}
+
+/* group j of the file's 256 values; see q45_k in dequant.c */
+static void pack_k(unsigned char *ds, unsigned char *scale, unsigned char *codes, enum kern_dtype t, unsigned j, unsigned c, const unsigned char *b)
+{
+	float d = cpu_f16_to_f32((uint16_t)(b[0] | b[1] << 8)), m = -cpu_f16_to_f32((uint16_t)(b[2] | b[3] << 8));
+	unsigned s, offset;
+	cpu_k_scales(b + 4, j, &s, &offset);
+	memcpy(ds + 4 * c, &d, 4);
+	memcpy(ds + 64 + 4 * c, &m, 4);
+	scale[c] = (unsigned char)s;
+	scale[16 + c] = (unsigned char)offset;
+	b += 16;
+	if (panel_is_five(t)) {
+		uint32_t fifths = 0;
+		for (uint32_t step = 0; step < 8; step++)
+			fifths |= (load_word(b + 4 * step) >> j & 0x01010101) << step;
+		store_word(codes + 4 * WORD_STRIDE + 4 * c, fifths);
+		b += 32;
+	}
+	pack_nibbles(codes, c, b + j / 2 * 32, j % 2 ? 4 : 0);
+}
+
+/* group j of the file's 256 values; see q6_k in dequant.c */
+static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *codes, unsigned j, unsigned c, const unsigned char *b)
+{
+	unsigned half = j / 4, quarter = j % 4, shift = quarter >= 2 ? 4 : 0;
+	const unsigned char *low = b + 64 * half + 32 * (quarter & 1), *high = b + 128 + 32 * half;
+	float d = cpu_f16_to_f32((uint16_t)(b[208] | b[209] << 8));
+	memcpy(ds + 4 * c, &d, 4);
+	for (unsigned i = 0; i < 2; i++) {
+		scale[i * 16 + c] = b[192 + 2 * j + i];
+		uint32_t pairs = 0;
+		for (uint32_t s = 0; s < 4; s++)
+			pairs |= (load_word(high + 16 * i + 4 * s) >> 2 * quarter & 0x03030303) << 2 * s;
+		store_word(codes + (4 + i) * WORD_STRIDE + 4 * c, pairs);
+	}
+	pack_nibbles(codes, c, low, shift);
+}
+
+/* `columns` rows of the file to one panel, a group of all of them before the next one */
+static void pack_quantised(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, uint32_t columns)
+{
+	uint32_t per_block = w->dtype == KERN_Q6_K || panel_is_k(w->dtype) ? GROUP * 8 : GROUP;
+	size_t bytes = kern_dtype_bytes(w->dtype, per_block), row_bytes = kern_dtype_bytes(w->dtype, w->k);
+	for (uint32_t g = 0; g < w->k / GROUP; g++) {
+		unsigned char *block = panel + panel_block_at(w->dtype, g);
+		size_t from = g * GROUP / per_block * bytes;
+		for (uint32_t r = 0; r < columns; r++) {
+			uint32_t side = r / SIDE_COLUMNS, c = r % SIDE_COLUMNS;
+			unsigned char *scale = block + panel_scale_at(w->dtype, g, side), *codes = block + panel_code_at(w->dtype, g, side);
+			const unsigned char *b = src + r * row_bytes + from;
+			if (w->dtype == KERN_Q8_0)
+				pack_q8(scale, codes, c, b);
+			else if (w->dtype == KERN_Q6_K)
+				pack_q6(block + panel_d_at(w->dtype, side), scale, codes, g % 8, c, b);
+			else if (panel_is_k(w->dtype))
+				pack_k(block + panel_d_at(w->dtype, side), scale, codes, w->dtype, g % 8, c, b);
+			else
+				pack_q4(scale, codes, w->dtype, c, b);
+		}
+	}
+}
+
+/* `columns` rows of the file to one panel, a cache line of each row at a time */
+static void pack_float(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, uint32_t columns)
+{
+	enum { STEP = 16 };
+	for (uint32_t i = 0; i < w->k; i += STEP)
+		for (uint32_t r = 0; r < columns; r++) {
+			uint32_t n = w->k - i < STEP ? w->k - i : STEP;
+			size_t from = (size_t)r * w->k + i, to = (size_t)i * FLOAT_COLUMNS + r;
+			if (w->dtype == KERN_F32)
+				for (uint32_t j = 0; j < n; j++)
+					memcpy(panel + 4 * (to + j * FLOAT_COLUMNS), src + 4 * (from + j), 4);
+			else
+				for (uint32_t j = 0; j < n; j++)
+					memcpy(panel + 2 * (to + j * FLOAT_COLUMNS), src + 2 * (from + j), 2);
+		}
+}
+
+size_t cpu_weight_bytes(const struct kern_weight *w)
+{
+	uint32_t columns = panel_columns(w->dtype);
+	return w->packed ? (w->n + columns - 1) / columns * w->panel_bytes : w->n * kern_dtype_bytes(w->dtype, w->k);
+}
+
+struct pack_job {
+	const struct kern_weight *w;
+	const unsigned char *src;
+};
+
+static void pack_panel(void *ctx, uint32_t item, unsigned worker)
+{
+	(void)worker;
+	const struct pack_job *j = ctx;
+	const struct kern_weight *w = j->w;
+	uint32_t columns = panel_columns(w->dtype), first = item * columns, n = w->n - first < columns ? w->n - first : columns;
+	(panel_is_float(w->dtype) ? pack_float : pack_quantised)(w, w->data + item * w->panel_bytes, j->src + first * kern_dtype_bytes(w->dtype, w->k), n);
+}
+
+void cpu_weight_pack(struct kern_weight *w, const void *src, struct pool *pool)
+{
+	struct pack_job job = { w, src };
+	if (w->packed)
+		pool_run(pool, (w->n + panel_columns(w->dtype) - 1) / panel_columns(w->dtype), pack_panel, &job);
+	else
+		memcpy(w->data, src, w->n * kern_dtype_bytes(w->dtype, w->k));
+}
+
+/* --- rows back out ----------------------------------------------------------------------------------------------------- */
+
+static float half_at(const unsigned char *p)
+{
+	uint16_t h;
+	memcpy(&h, p, 2);
+	return cpu_f16_to_f32(h);
+}
+
+static void unpack_group_q6(float *out, const unsigned char *ds, const unsigned char *scale, const unsigned char *codes, unsigned c)
+{
+	float d;
+	memcpy(&d, ds + 4 * c, 4);
+	for (uint32_t i = 0; i < GROUP; i++) {
+		unsigned code = get_code(codes, i, c) | (codes[pair_at(i, c)] >> pair_shift(i) & 3) << 4;
+		out[i] = d * (float)(int8_t)scale[i / 16 * 16 + c] * (float)((int)code - 32);
+	}
+}
+
+/* d and m of a group's column; ds: of the block, for the types that have them there */
+static void unpack_scales(enum kern_dtype t, const unsigned char *ds, const unsigned char *scale, unsigned c, float *ret_d, float *ret_m)
+{
+	if (panel_is_k(t)) {
+		float d, m;
+		memcpy(&d, ds + 4 * c, 4);
+		memcpy(&m, ds + 64 + 4 * c, 4);
+		*ret_d = d * (float)scale[c];
+		*ret_m = m * (float)scale[16 + c];
+	} else {
+		*ret_d = half_at(scale + 2 * c);
+		*ret_m = panel_has_offset(t) ? half_at(scale + 32 + 2 * c) : 0;
+	}
+}
+
+static void unpack_group(float *out, enum kern_dtype t, const unsigned char *ds, const unsigned char *scale, const unsigned char *codes, unsigned c)
+{
+	float d, m;
+	unpack_scales(t, ds, scale, c, &d, &m);
+	for (uint32_t i = 0; i < GROUP; i++) {
+		unsigned code = t == KERN_Q8_0 ? codes[i / 4 * Q8_STEP + c * 4 + i % 4] : get_code(codes, i, c);
+		if (panel_is_five(t))
+			code |= (codes[4 * WORD_STRIDE + 4 * c + i % 4] >> i / 4 & 1u) << 4;
+		if (panel_has_offset(t))
+			out[i] = d * (float)code + m;
+		else
+			out[i] = d * (float)((int)code - (t == KERN_Q8_0 ? 128 : t == KERN_Q5_0 ? 16 : 8));
+	}
+}
+
+void cpu_weight_row(const struct kern_weight *w, uint32_t row, float *out)
+{
+	if (!w->packed) {
+		cpu_dequantise(out, w->dtype, w->data + row * kern_dtype_bytes(w->dtype, w->k), w->k);
+		return;
+	}
+	uint32_t columns = panel_columns(w->dtype), c = row % columns, side = c / SIDE_COLUMNS;
+	const unsigned char *panel = w->data + row / columns * w->panel_bytes;
+	if (panel_is_float(w->dtype)) {
+		size_t elem = w->dtype == KERN_F32 ? 4 : 2;
+		for (uint32_t i = 0; i < w->k; i++)
+			cpu_dequantise(&out[i], w->dtype, panel + ((size_t)i * FLOAT_COLUMNS + c) * elem, 1);
+		return;
+	}
+	for (uint32_t g = 0; g < w->k / GROUP; g++) {
+		const unsigned char *block = panel + panel_block_at(w->dtype, g);
+		const unsigned char *scale = block + panel_scale_at(w->dtype, g, side), *codes = block + panel_code_at(w->dtype, g, side);
+		const unsigned char *ds = block + panel_d_at(w->dtype, side);
+		if (w->dtype == KERN_Q6_K)
+			unpack_group_q6(out + g * GROUP, ds, scale, codes, c % SIDE_COLUMNS);
+		else
+			unpack_group(out + g * GROUP, w->dtype, ds, scale, codes, c % SIDE_COLUMNS);
+	}
+}

@@ -1,0 +1,269 @@
+/* vec.h - sixteen floats at once, in the instructions that the including file may use: AVX-512, AVX2 with FMA, or plain C.
+ *
+ * Every operation gives the same bits in all three, so that code written on top of it does too: products and sums are rounded where
+ * they are written (v_fma rounds once), reductions have one order. NaN and infinities are the exception. */
+#ifndef CPU_VEC_H
+#define CPU_VEC_H
+
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline, unused))
+#define V_ROUND 12582912.0f        /* 1.5 * 2^23 = bits 0x4b400000: adding it leaves the nearest integer in the low bits */
+
+#if defined(__AVX512F__)
+typedef struct { __m512 v; } v16;
+#define V1(e) ((v16){ e })
+INLINE v16 v_set1(float x) { return V1(_mm512_set1_ps(x)); }
+INLINE v16 v_load(const float *p) { return V1(_mm512_loadu_ps(p)); }
+INLINE v16 v_loadn(const float *p, uint32_t n) { return V1(_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p)); }
+INLINE void v_store(float *p, v16 a) { _mm512_storeu_ps(p, a.v); }
+INLINE void v_storen(float *p, v16 a, uint32_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a.v); }
+INLINE v16 v_add(v16 a, v16 b) { return V1(_mm512_add_ps(a.v, b.v)); }
+INLINE v16 v_sub(v16 a, v16 b) { return V1(_mm512_sub_ps(a.v, b.v)); }
+INLINE v16 v_mul(v16 a, v16 b) { return V1(_mm512_mul_ps(a.v, b.v)); }
+INLINE v16 v_div(v16 a, v16 b) { return V1(_mm512_div_ps(a.v, b.v)); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) { return V1(_mm512_fmadd_ps(a.v, b.v, c.v)); }
+INLINE v16 v_max(v16 a, v16 b) { return V1(_mm512_max_ps(a.v, b.v)); }
+INLINE v16 v_min(v16 a, v16 b) { return V1(_mm512_min_ps(a.v, b.v)); }
+INLINE v16 v_abs(v16 a) { return V1(_mm512_abs_ps(a.v)); }
+INLINE float v_hmax(v16 a) { return _mm512_reduce_max_ps(a.v); }
+INLINE v16 v_load_bf16(const uint16_t *p)
+{
+	return V1(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16)));
+}
+/* lanes are pairs of bf16: the first of each, the second */
+INLINE v16 v_first_bf16(v16 a) { return V1(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.v), 16))); }
+INLINE v16 v_second_bf16(v16 a)
+{
+	return V1(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32((int)0xffff0000))));
+}
+INLINE v16 v_load_f16(const uint16_t *p) { return V1(_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p))); }
+INLINE v16 v_load_i8(const unsigned char *p) { return V1(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)))); }
+/* E4M3 times 2^-8: its bits are an f16's, three places to the right */
+INLINE v16 v_load_f8(const unsigned char *p)
+{
+	__m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p)), 7);
+	return V1(_mm512_cvtph_ps(_mm256_and_si256(h, _mm256_set1_epi16((int16_t)0xbf80))));
+}
+/* lanes are four int8: byte n of each */
+INLINE v16 v_byte_i8(v16 a, int n)
+{
+	return V1(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(_mm512_castps_si512(a.v), 24 - 8 * n), 24)));
+}
+/* a * 2^n for integral n, 0 where t < -126 */
+INLINE v16 v_scale2(v16 a, v16 n, v16 t)
+{
+	return V1(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t.v, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), a.v, n.v));
+}
+/* nearest integers as 16 int8, and their sum; the values must lie within +-127.5 */
+INLINE int32_t v_store_i8(int8_t *p, v16 a)
+{
+	__m512i n = _mm512_cvtps_epi32(a.v);
+	_mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8(n));
+	return _mm512_reduce_add_epi32(n);
+}
+/* lanes outside [lo, hi) become `other` */
+INLINE v16 v_keep(v16 a, int lo, int hi, float other)
+{
+	uint32_t m = (hi >= 16 ? 0xffffu : (1u << hi) - 1) & ~((1u << lo) - 1);
+	return V1(_mm512_mask_blend_ps((__mmask16)m, _mm512_set1_ps(other), a.v));
+}
+
+#elif defined(__AVX2__)
+typedef struct { __m256 a, b; } v16;
+#define V2(x, y) ((v16){ x, y })
+INLINE v16 v_set1(float x) { return V2(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
+INLINE v16 v_load(const float *p) { return V2(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
+INLINE void v_store(float *p, v16 x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+INLINE v16 v_add(v16 x, v16 y) { return V2(_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)); }
+INLINE v16 v_sub(v16 x, v16 y) { return V2(_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)); }
+INLINE v16 v_mul(v16 x, v16 y) { return V2(_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)); }
+INLINE v16 v_div(v16 x, v16 y) { return V2(_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)); }
+INLINE v16 v_fma(v16 x, v16 y, v16 z) { return V2(_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)); }
+INLINE v16 v_max(v16 x, v16 y) { return V2(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)); }
+INLINE v16 v_min(v16 x, v16 y) { return V2(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)); }
+INLINE v16 v_abs(v16 x)
+{
+	__m256 sign = _mm256_set1_ps(-0.0f);
+	return V2(_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b));
+}
+INLINE float v_hmax(v16 x)
+{
+	__m256 m = _mm256_max_ps(x.a, x.b);
+	__m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+	h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+	return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
+}
+INLINE __m256 v_half_bf16(const uint16_t *p)
+{
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
+}
+INLINE v16 v_load_bf16(const uint16_t *p) { return V2(v_half_bf16(p), v_half_bf16(p + 8)); }
+INLINE __m256 v_half_first(__m256 a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16)); }
+INLINE __m256 v_half_second(__m256 a) { return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000))); }
+INLINE v16 v_first_bf16(v16 x) { return V2(v_half_first(x.a), v_half_first(x.b)); }
+INLINE v16 v_second_bf16(v16 x) { return V2(v_half_second(x.a), v_half_second(x.b)); }
+INLINE v16 v_load_f16(const uint16_t *p)
+{
+	return V2(_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8))));
+}
+INLINE __m256 v_half_i8(const unsigned char *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p))); }
+INLINE v16 v_load_i8(const unsigned char *p) { return V2(v_half_i8(p), v_half_i8(p + 8)); }
+INLINE v16 v_load_f8(const unsigned char *p)
+{
+	__m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p)), 7);
+	h = _mm256_and_si256(h, _mm256_set1_epi16((int16_t)0xbf80));
+	return V2(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)));
+}
+INLINE __m256 v_half_byte(__m256 a, int n)
+{
+	return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(_mm256_castps_si256(a), 24 - 8 * n), 24));
+}
+INLINE v16 v_byte_i8(v16 x, int n) { return V2(v_half_byte(x.a, n), v_half_byte(x.b, n)); }
+INLINE __m256 v_half_scale2(__m256 a, __m256 n, __m256 t)
+{
+	__m256 r = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+	return _mm256_and_ps(r, _mm256_cmp_ps(t, _mm256_set1_ps(-126.0f), _CMP_GE_OQ));
+}
+INLINE v16 v_scale2(v16 x, v16 n, v16 t) { return V2(v_half_scale2(x.a, n.a, t.a), v_half_scale2(x.b, n.b, t.b)); }
+INLINE int32_t v_store_i8(int8_t *p, v16 x)
+{
+	__m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b), w = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+	_mm_storeu_si128((void *)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+	a = _mm256_add_epi32(a, b);
+	__m128i s = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+	s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+	return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+#else
+typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+typedef struct { f4 q[4]; } v16;
+#define V4(expr) do { for (int i = 0; i < 4; i++) r.q[i] = (expr); return r; } while (0)
+/* a loop that stays one: unrolled sixteenfold in every use it makes the compiler slow, more so under sanitizers */
+#define V_EACH _Pragma("GCC unroll 1") for (int i = 0; i < 16; i++)
+INLINE f4 v_choose(i4 yes, f4 a, f4 b) { return (f4)((yes & (i4)a) | (~yes & (i4)b)); }
+INLINE v16 v_set1(float x) { v16 r; V4((f4){ 0 } + x); }
+INLINE v16 v_load(const float *p) { v16 r; memcpy(&r, p, sizeof r); return r; }
+INLINE void v_store(float *p, v16 a) { memcpy(p, &a, sizeof a); }
+INLINE v16 v_add(v16 a, v16 b) { v16 r; V4(a.q[i] + b.q[i]); }
+INLINE v16 v_sub(v16 a, v16 b) { v16 r; V4(a.q[i] - b.q[i]); }
+INLINE v16 v_mul(v16 a, v16 b) { v16 r; V4(a.q[i] * b.q[i]); }
+INLINE v16 v_div(v16 a, v16 b) { v16 r; V4(a.q[i] / b.q[i]); }
+INLINE v16 v_max(v16 a, v16 b) { v16 r; V4(v_choose(a.q[i] > b.q[i], a.q[i], b.q[i])); }
+INLINE v16 v_min(v16 a, v16 b) { v16 r; V4(v_choose(a.q[i] < b.q[i], a.q[i], b.q[i])); }
+INLINE v16 v_abs(v16 a) { v16 r; V4((f4)((i4)a.q[i] & 0x7fffffff)); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c)
+{
+	V_EACH c.q[i / 4][i % 4] = fmaf(a.q[i / 4][i % 4], b.q[i / 4][i % 4], c.q[i / 4][i % 4]);
+	return c;
+}
+INLINE float v_hmax(v16 a)
+{
+	float m = a.q[0][0];
+	V_EACH m = a.q[i / 4][i % 4] > m ? a.q[i / 4][i % 4] : m;
+	return m;
+}
+INLINE v16 v_load_bf16(const uint16_t *p) { v16 r; V_EACH r.q[i / 4][i % 4] = cpu_bf16_to_f32(p[i]); return r; }
+INLINE v16 v_first_bf16(v16 a) { v16 r; V4((f4)((i4)a.q[i] << 16)); }
+INLINE v16 v_second_bf16(v16 a) { v16 r; V4((f4)((i4)a.q[i] & (int32_t)0xffff0000)); }
+INLINE v16 v_load_f16(const uint16_t *p) { v16 r; V_EACH r.q[i / 4][i % 4] = cpu_f16_to_f32(p[i]); return r; }
+INLINE v16 v_load_i8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] = (float)(int8_t)p[i]; return r; }
+INLINE v16 v_load_f8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] = cpu_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); return r; }
+INLINE v16 v_byte_i8(v16 a, int n) { v16 r; V_EACH r.q[i / 4][i % 4] = (float)(int8_t)(((i4)a.q[i / 4])[i % 4] >> 8 * n); return r; }
+/* V_ROUND's own bits taken off leave the nearest integer */
+INLINE i4 v_integer(f4 a) { return (i4)(a + V_ROUND) - 0x4b400000; }
+INLINE v16 v_scale2(v16 a, v16 n, v16 t)
+{
+	v16 r;
+	V4(v_choose(t.q[i] >= -126.0f, (f4)((i4)a.q[i] + v_integer(n.q[i]) * 0x800000), (f4){ 0 }));
+}
+INLINE int32_t v_store_i8(int8_t *p, v16 a)
+{
+	int32_t sum = 0;
+	V_EACH sum += p[i] = (int8_t)v_integer(a.q[i / 4])[i % 4];
+	return sum;
+}
+#endif
+
+#if !defined(__AVX512F__)
+INLINE v16 v_loadn(const float *p, uint32_t n)
+{
+	float t[16] = { 0 };
+	if (n >= 16)
+		return v_load(p);
+	memcpy(t, p, n * sizeof *t);
+	return v_load(t);
+}
+INLINE void v_storen(float *p, v16 a, uint32_t n)
+{
+	float t[16];
+	if (n >= 16) {             /* what nearly always is, and a memcpy of any length is slow */
+		v_store(p, a);
+		return;
+	}
+	v_store(t, a);
+	memcpy(p, t, n * sizeof *t);
+}
+INLINE v16 v_keep(v16 a, int lo, int hi, float other)
+{
+	float t[16];
+	v_store(t, a);
+	for (int i = 0; i < 16; i++)
+		if (i < lo || i >= hi)
+			t[i] = other;
+	return v_load(t);
+}
+#endif
+
+INLINE float v_hsum(v16 a)
+{
+	float t[16];
+	v_store(t, a);
+	for (int half = 8; half; half /= 2)
+		for (int i = 0; i < half; i++)
+			t[i] += t[i + half];
+	return t[0];
+}
+
+/* n (at most 16) elements of a KV or weight type; the rest are 0. KERN_F8: times 2^-8 */
+INLINE v16 v_load_as(const unsigned char *p, enum kern_dtype type, uint32_t n)
+{
+	uint16_t h[16] = { 0 };
+	if (type == KERN_F32)
+		return n == 16 ? v_load((const float *)(const void *)p) : v_loadn((const float *)(const void *)p, n);
+	if (type == KERN_I8 || type == KERN_F8) {
+		unsigned char b[16] = { 0 };
+		if (n < 16)
+			p = memcpy(b, p, n);
+		return type == KERN_I8 ? v_load_i8(p) : v_load_f8(p);
+	}
+	const uint16_t *src = (const uint16_t *)(const void *)p;
+	if (n < 16)
+		src = memcpy(h, p, n * sizeof *h);
+	return type == KERN_BF16 ? v_load_bf16(src) : v_load_f16(src);
+}
+
+/* 2^t within 2 units of the last place; 0 below -126, 2^127 above 127 */
+INLINE v16 v_exp2(v16 t)
+{
+	t = v_min(t, v_set1(127.0f));
+	v16 n = v_sub(v_add(v_max(t, v_set1(-200.0f)), v_set1(V_ROUND)), v_set1(V_ROUND)), f = v_sub(v_max(t, v_set1(-200.0f)), n);
+	v16 p = v_set1(1.5403530393381609e-4f);        /* ln(2)^i / i!, i = 6 .. 0 */
+	p = v_fma(p, f, v_set1(1.3333558146428443e-3f));
+	p = v_fma(p, f, v_set1(9.6181291076284772e-3f));
+	p = v_fma(p, f, v_set1(5.5504108664821580e-2f));
+	p = v_fma(p, f, v_set1(2.4022650695910071e-1f));
+	p = v_fma(p, f, v_set1(6.9314718055994531e-1f));
+	p = v_fma(p, f, v_set1(1.0f));
+	return v_scale2(p, n, t);
+}
+
+#endif

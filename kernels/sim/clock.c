@@ -1,0 +1,97 @@
+/* clock.c - the simulated device's time: what a layer costs, and sleeping until it is over.
+ *
+ * Durations are added up on a clock of the device's own, never measured, and the device sleeps until an absolute time: an error of
+ * one sleep is not carried into the next. The host does its bookkeeping while the device "works", so its time is hidden as that of a
+ * real device's host is. Nothing here fails, and nothing spins. */
+#include "kernels/sim/sim.h"
+
+#include <errno.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+enum {
+	NEAR_NS = 50 * 1000,               /* not worth a sleep: the clock keeps the rest */
+	FORGIVEN_NS = 20 * 1000 * 1000,    /* of a late wake-up, at most */
+	PROMPT_NS = 2 * 1000 * 1000,       /* a host that takes longer between two steps had nothing to do */
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Timers of this thread may be late by 50 us unless it asks for better. */
+static void exact_timers(void)
+{
+	static _Thread_local int done;
+	if (!done)
+		prctl(PR_SET_TIMERSLACK, 1000ul, 0ul, 0ul, 0ul);
+	done = 1;
+}
+
+static void sleep_until(uint64_t ns)
+{
+	struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+	exact_timers();
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+		;
+}
+
+/* A step begins when the host gives it, but not before the one before is done. A host that was woken late by a busy machine, and then
+ * came at once, is treated as if it had been woken in time. */
+void sim_clock_begin(struct kern_device *dev)
+{
+	struct sim_clock *c = &dev->clock;
+	uint64_t now = now_ns();
+	if (now - c->woke_ns > PROMPT_NS)
+		c->late_ns = 0;
+	if (c->done_ns < now - c->late_ns)
+		c->done_ns = now - c->late_ns;
+	c->late_ns = 0;
+	dev->step++;
+	sim_clock_charge(dev, dev->sim.step_us * 1e3);
+}
+
+void sim_clock_charge(struct kern_device *dev, double ns)
+{
+	struct sim_clock *c = &dev->clock;
+	double exact = ns * dev->sim.time_scale + c->rest_ns;
+	uint64_t whole = (uint64_t)exact;
+	c->rest_ns = exact - (double)whole;
+	c->done_ns += whole;
+	atomic_fetch_add_explicit(&dev->busy_ns, whole, memory_order_relaxed);
+}
+
+void sim_clock_wait(struct kern_device *dev)
+{
+	if (dev->clock.done_ns > now_ns() + NEAR_NS)
+		sleep_until(dev->clock.done_ns);
+}
+
+void sim_clock_end(struct kern_device *dev)
+{
+	struct sim_clock *c = &dev->clock;
+	sim_clock_wait(dev);
+	c->woke_ns = now_ns();
+	uint64_t late = c->woke_ns > c->done_ns ? c->woke_ns - c->done_ns : 0;
+	c->late_ns = late > FORGIVEN_NS ? FORGIVEN_NS : late;
+}
+
+/* One layer: the longer of computing and of reading memory, then what is fixed, then the exchanges between tp devices. */
+double sim_layer_ns(const struct kern_sim *m, const struct kern_batch *b)
+{
+	double attended = 0, context = 0, rows = b->rows, tp = m->tp;
+	for (uint32_t i = 0; i < b->spans; i++) {
+		const struct kern_span *sp = &b->span_host[i];
+		attended += (double)sp->rows * sp->position + 0.5 * sp->rows * (sp->rows + 1.0);
+		context += (double)sp->position + sp->rows;
+	}
+	double compute = (m->layer_flops * rows + m->attention_flops * attended) / (m->flops * tp);
+	double memory = (m->layer_bytes + m->kv_bytes * context) / (m->bandwidth * tp);
+	double ns = 1e9 * (compute > memory ? compute : memory) + 1e3 * m->launch_us;
+	if (m->tp > 1)
+		ns += 1e3 * m->exchange_us + 1e9 * m->exchange_bytes * rows / m->link_bandwidth;
+	return ns;
+}
