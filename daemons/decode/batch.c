@@ -1,0 +1,345 @@
+/* batch.c - continuous batching: the decode stage's schedule thread.
+ *
+ * Each step takes one row of every sequence that decodes and, beside them, chunks of those whose prompt (or, after a preemption, whole
+ * prefix) is still to be computed. A sequence needs only `computed < n_tokens`: decoding is the case of one token, and a draft of
+ * what may come next (spec.c) is rows beyond it, of which those that turn out right count. When a block is missing the youngest
+ * sequence gives way (room.c). A failed step fails the sequences in it. */
+#include "decode.h"
+#include "daemons/worker/constraint.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void give_back(struct decode *d, struct seq *q)
+{
+	keep_output(d, q);
+	room_drop_blocks(q);
+	spec_forget(q);
+	list_remove(&q->batch);
+	d->growth_blocks -= q->growth;     /* now, not at the next count: the loop looks for room as soon as it hears of the end */
+	q->growth = 0;
+	if (q->running)
+		d->n_running--;
+	else if (q->preemptions)
+		d->preempted--;
+	q->running = 0;
+	q->done_us = clock_us();
+	svc_post(d->w->svc, seq_ended, q);
+}
+
+/* --- collecting ------------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t growth_blocks(const struct decode *d, const struct seq *q)
+{
+	return (uint64_t)ceil((double)seq_growth_tokens(d, &q->work) * d->ratio / d->w->info->kv.block_tokens);
+}
+
+static uint64_t growth_of(const struct decode *d, const struct list *l)
+{
+	uint64_t blocks = 0;
+	list_each(it, l) {
+		struct seq *q = list_entry(it, struct seq, batch);
+		blocks += q->growth = growth_blocks(d, q);
+	}
+	return blocks;
+}
+
+static int may_sleep(const struct decode *d)
+{
+	return !d->stop && !d->kicked && list_empty(&d->inbox) && list_empty(&d->answers) && (list_empty(&d->running) || d->stalled);
+}
+
+/* Until there is something to do, or until those who wait for room or for storage are to be looked at again. */
+static void sleep_for_work(struct decode *d)
+{
+	while (may_sleep(d)) {
+		uint64_t until = room_wake_us(d);
+		if (!until && (list_empty(&d->running) || !list_empty(&d->restores))) {
+			pthread_cond_wait(&d->wake, &d->lock);
+			continue;
+		}
+		struct timespec t = {.tv_sec = (time_t)(until / 1000000u), .tv_nsec = (long)(until % 1000000u) * 1000};
+		pthread_cond_timedwait(&d->wake, &d->lock, &t);
+		break;
+	}
+	d->kicked = 0;
+}
+
+static void sweep(struct decode *d, struct list *l)
+{
+	list_each_safe(it, nx, l) {
+		struct seq *q = list_entry(it, struct seq, batch);
+		if (q->cancelled || d->stop)
+			give_back(d, q);
+	}
+}
+
+/* With the lock held. Also before the thread sleeps: what has ended asks for no room any more. */
+static void count_growth(struct decode *d)
+{
+	d->growth_blocks = growth_of(d, &d->running) + growth_of(d, &d->waiting) + growth_of(d, &d->inbox);
+}
+
+static int collect(struct decode *d)
+{
+	pthread_mutex_lock(&d->lock);
+	count_growth(d);
+	sleep_for_work(d);
+	list_each_safe(it, nx, &d->inbox) {
+		struct seq *q = list_entry(it, struct seq, batch);
+		list_remove(it);
+		room_insert_by_age(q->n_blocks ? &d->running : &d->waiting, q);
+		q->running = q->n_blocks != 0;
+		q->phase = q->running ? PHASE_RUNNING : PHASE_WAITING;
+		d->n_running += q->running;
+	}
+	if (!list_empty(&d->running))
+		d->ratio = fmax(d->ratio - d->ratio_step, d->ratio_min);
+	d->raised = 0;
+	count_growth(d);
+	int go = !d->stop;
+	pthread_mutex_unlock(&d->lock);
+	restore_deal(d);
+	sweep(d, &d->running);
+	sweep(d, &d->waiting);
+	return go;
+}
+
+/* --- one step --------------------------------------------------------------------------------------------------------------------------- */
+
+static void add_span(struct decode *d, struct seq *q, uint32_t n_rows, uint32_t *n)
+{
+	uint32_t left = q->work.n_tokens - q->computed;
+	int all = q->work.prompt_logprobs && q->n_prompt + 1 < q->work.given_tokens && !q->first_us;
+	d->step_seqs[*n] = q;
+	d->spans[*n] = (struct engine_span){
+		.tokens = q->work.tokens + q->computed, .n = n_rows, .position = q->computed, .blocks = q->blocks,
+		.logits = all || n_rows > left ? ENGINE_LOGITS_ALL : n_rows == left ? ENGINE_LOGITS_LAST : ENGINE_LOGITS_NONE,
+	};
+	q->chunks += left > 1;
+	++*n;
+}
+
+static uint32_t fill(struct decode *d)
+{
+	struct worker *w = d->w;
+	uint32_t n = 0, rows = 0, logits = 0;
+	list_each(it, &d->running) {
+		struct seq *q = list_entry(it, struct seq, batch);
+		if (q->work.n_tokens - q->computed == 1 && n < w->max_sequences && room_ready(d, q)) {
+			uint32_t take = 1 + q->ahead;      /* its last token's row, and those of its draft for which room_grow has found room */
+			add_span(d, q, take, &n);
+			rows += take;
+			logits += take;
+		}
+	}
+	uint32_t budget = rows ? d->chunk_tokens : w->max_batched_tokens;
+	if (budget > w->max_batched_tokens - (rows < w->max_batched_tokens ? rows : w->max_batched_tokens))
+		budget = w->max_batched_tokens - (rows < w->max_batched_tokens ? rows : w->max_batched_tokens);
+	list_each(it, &d->running) {
+		struct seq *q = list_entry(it, struct seq, batch);
+		uint32_t left = q->work.n_tokens - q->computed, take = left < budget ? left : budget;
+		if (left <= 1 || !room_ready(d, q))
+			continue;
+		int all = q->work.prompt_logprobs && !q->first_us;
+		if (all && take > w->max_logits - logits)
+			take = w->max_logits - logits;
+		if (!take || n == w->max_sequences || logits == w->max_logits)
+			break;
+		budget -= take;
+		logits += all ? take : 1;
+		add_span(d, q, take, &n);
+	}
+	return n;
+}
+
+static void publish_full(struct worker *w, struct seq *q)
+{
+	uint32_t full = q->computed / w->info->kv.block_tokens;
+	if (q->published >= full)
+		return;
+	seq_hash(q);
+	for (; q->published < full; q->published++)
+		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published], q->published ? &q->hashes[q->published - 1] : NULL);
+}
+
+static void score_prompt(struct decode *d, struct seq *q, const struct engine_span *sp)
+{
+	if (!q->prompt)
+		q->prompt = mem_array(q->work.given_tokens, sizeof *q->prompt);
+	for (uint32_t i = 0; i < sp->n; i++) {
+		uint32_t at = sp->position + i + 1;
+		struct sample_result r;
+		if (at >= q->work.given_tokens || at != q->n_prompt + 1)
+			continue;
+		sampler_score(d->sampler, engine_logits(d->w->engine, sp->logits_row + i), q->work.tokens[at], q->work.prompt_top, &r);
+		q->prompt[q->n_prompt++] = work_token(&r, 1);
+	}
+}
+
+/* Its constraint cannot be followed any further: another worker would find the same. */
+static void fail_constraint(struct seq *q, const struct err *err)
+{
+	q->failed = q->hopeless = 1;
+	snprintf(q->fail_text, sizeof q->fail_text, "%.150s", err->text);
+}
+
+/* Samples the row of the last token, and those of its draft as long as the draft says what was sampled. Returns how the answer ended, if it did; it may have failed. */
+static Pds__Finish sample_rows(struct decode *d, struct seq *q, uint32_t row, uint32_t drafted, struct report *rep)
+{
+	struct worker *w = d->w;
+	struct work *k = &q->work;
+	for (uint32_t right = 0;; right++) {
+		struct sample_result s;
+		uint32_t index = work_index(k), draft = right < drafted ? k->tokens[k->n_tokens] : UINT32_MAX;
+		struct err err = {0};
+		if (constraint_draw(k, w->info, d->sampler, engine_logits(w->engine, row + right), &s, &err) < 0) {
+			fail_constraint(q, &err);
+			return PDS__FINISH__FINISH_NONE;
+		}
+		if (!q->first_us)
+			q->first_us = clock_us();
+		Pds__Finish finish = work_append(k, s.id, w->info);
+		report_token(rep, q, index, &s, finish);
+		w->generated_tokens++;
+		stat_add(svc_stats(w->svc), WS_GENERATED_TOKENS, 1);
+		int go = s.id == draft && finish == PDS__FINISH__FINISH_NONE;
+		q->computed += go;     /* that token's KV is there already */
+		if (go)
+			continue;
+		if (drafted)
+			spec_learn(d, q, drafted, right + (s.id == draft));
+		return finish;
+	}
+}
+
+static void after_step(struct decode *d, struct seq *q, const struct engine_span *sp, struct report *rep)
+{
+	uint32_t left = q->work.n_tokens - q->computed, drafted = sp->n > left ? sp->n - left : 0, own = sp->n - drafted;
+	q->computed += own;
+	publish_full(d->w, q);
+	if (sp->logits == ENGINE_LOGITS_ALL && !drafted)
+		score_prompt(d, q, sp);
+	if (q->computed < q->work.n_tokens)
+		return;
+	if (q->back_us)
+		room_caught_up(d, q);
+	Pds__Finish finish = sample_rows(d, q, sp->logits_row + (sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0), drafted, rep);
+	if (drafted)
+		publish_full(d->w, q);
+	if (finish != PDS__FINISH__FINISH_NONE || q->failed)
+		give_back(d, q);
+}
+
+static void fail(struct decode *d, struct seq *q, const struct err *err)
+{
+	q->failed = 1;
+	snprintf(q->fail_text, sizeof q->fail_text, "forward step failed: %.120s", err->text);
+	give_back(d, q);
+}
+
+static void step(struct decode *d, uint32_t n)
+{
+	struct worker *w = d->w;
+	struct err err = {0};
+	uint64_t begin = clock_us(), rows = 0, of_prompts = 0;
+	struct report *rep = report_new(w);
+	int r = engine_step(w->engine, d->spans, n, NULL, NULL, &err);
+	uint64_t took = clock_us() - begin;
+	for (uint32_t i = 0; i < n; i++) {
+		struct seq *q = d->step_seqs[i];
+		uint32_t take = d->spans[i].n, left = q->work.n_tokens - q->computed;
+		rows += take;
+		of_prompts += take > 1 && left > 1 ? take : 0;
+		if (r < 0)
+			fail(d, q, &err);
+		else
+			after_step(d, q, &d->spans[i], rep);
+	}
+	if (!of_prompts && r == 0)
+		spec_step_took(d, (uint32_t)rows, took);
+	report_send(rep);
+	w->progress++;
+	w->prompt_tokens += of_prompts;
+	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, of_prompts);
+	stat_add(svc_stats(w->svc), WS_STEPS, 1);
+	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
+	if (2 * of_prompts > rows && r == 0)   /* drafts, and rows of those who decode, cost more than a prompt's */
+		rates_note_compute(&w->rates, rows, clock_us() - begin);
+}
+
+static void *batch_main(void *arg)
+{
+	struct decode *d = arg;
+	while (collect(d)) {
+		spec_plan(d);
+		room_grow(d);
+		room_admit_waiting(d);
+		uint32_t n = fill(d);
+		d->stalled = n == 0;
+		if (n)
+			step(d, n);
+	}
+	return NULL;
+}
+
+/* --- towards the loop --------------------------------------------------------------------------------------------------------------------- */
+
+void batch_add(struct decode *d, struct seq *q)
+{
+	pthread_mutex_lock(&d->lock);
+	d->active++;
+	d->growth_blocks += q->growth = growth_blocks(d, q);
+	list_push_back(&d->inbox, &q->batch);
+	pthread_cond_signal(&d->wake);
+	pthread_mutex_unlock(&d->lock);
+}
+
+void batch_kick(struct decode *d)
+{
+	pthread_mutex_lock(&d->lock);
+	d->kicked = 1;
+	pthread_cond_signal(&d->wake);
+	pthread_mutex_unlock(&d->lock);
+}
+
+int batch_start(struct decode *d, struct err *err)
+{
+	pthread_condattr_t a;
+	pthread_condattr_init(&a);
+	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+	pthread_mutex_init(&d->lock, NULL);
+	pthread_cond_init(&d->wake, &a);
+	pthread_condattr_destroy(&a);
+	list_init(&d->inbox);
+	list_init(&d->waiting);
+	list_init(&d->running);
+	list_init(&d->answers);
+	list_init(&d->restores);
+	d->sampler = sampler_new(d->w->info->vocab);
+	d->spans = mem_array(d->w->max_sequences, sizeof *d->spans);
+	d->step_seqs = mem_array(d->w->max_sequences, sizeof *d->step_seqs);
+	d->spec = spec_new(d->w);
+	if (pthread_create(&d->thread, NULL, batch_main, d) != 0)
+		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
+	return 0;
+}
+
+void batch_stop(struct decode *d)
+{
+	pthread_mutex_lock(&d->lock);
+	d->stop = 1;
+	pthread_cond_signal(&d->wake);
+	pthread_mutex_unlock(&d->lock);
+	pthread_join(d->thread, NULL);
+	restore_fini(d);
+	sampler_destroy(&d->sampler);
+	spec_destroy(&d->spec);
+	free(d->spans);
+	free(d->step_seqs);
+	pthread_mutex_destroy(&d->lock);
+	pthread_cond_destroy(&d->wake);
+}

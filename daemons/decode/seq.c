@@ -1,0 +1,134 @@
+/* seq.c - sequences of the decode stage: registration, state, end. On the loop's thread. */
+#include "decode.h"
+#include "daemons/worker/constraint.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *seq_state_name(enum seq_state s)
+{
+	static const char *const names[] = {"new", "queued", "leased", "quarantine", "active", "end"};
+	return names[s];
+}
+
+static int legal(enum seq_state from, enum seq_state to)
+{
+	static const unsigned next[SEQ_STATE_COUNT] = {
+		[SEQ_NEW] = 1u << SEQ_QUEUED | 1u << SEQ_ACTIVE | 1u << SEQ_END,
+		[SEQ_QUEUED] = 1u << SEQ_LEASED | 1u << SEQ_END,
+		[SEQ_LEASED] = 1u << SEQ_QUARANTINE | 1u << SEQ_ACTIVE | 1u << SEQ_END,
+		[SEQ_QUARANTINE] = 1u << SEQ_END,
+		[SEQ_ACTIVE] = 1u << SEQ_END,
+	};
+	return (next[from] >> to) & 1;
+}
+
+void seq_enter(struct seq *q, enum seq_state next)
+{
+	struct decode *d = decode_of(q->w);
+	if (!legal(q->state, next))
+		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->work.id), seq_state_name(q->state), seq_state_name(next));
+	log_req(LOG_DEBUG, &q->work.id, "seq_state", "attempt=%u from=%s to=%s", q->work.attempt, seq_state_name(q->state), seq_state_name(next));
+	d->count[q->state]--;
+	d->count[next]++;
+	q->state = next;
+}
+
+void seq_head(const struct seq *q, struct msg_head *h)
+{
+	*h = (struct msg_head){q->work.id, q->work.attempt, q->work.deadline_us};
+}
+
+struct seq *seq_find(struct decode *d, const struct msg_head *h)
+{
+	struct work_key k = work_key(&h->req, h->attempt);
+	return map_get(d->by_key, k.b);
+}
+
+void seq_hash(struct seq *q)
+{
+	const struct worker *w = q->w;
+	uint32_t bt = w->info->kv.block_tokens, full = q->work.n_tokens / bt;
+	if (full > q->room_hashes) {
+		q->room_hashes = full + 64;
+		q->hashes = mem_grow(q->hashes, q->room_hashes, sizeof *q->hashes);
+	}
+	for (; q->n_hashes < full; q->n_hashes++)
+		kv_hash_block(q->n_hashes ? &q->hashes[q->n_hashes - 1] : &w->root, q->work.tokens + (size_t)q->n_hashes * bt, bt, &q->hashes[q->n_hashes]);
+}
+
+uint64_t seq_growth_tokens(const struct decode *d, const struct work *w)
+{
+	uint64_t left = w->max_tokens - (w->n_tokens - w->prompt_tokens);
+	return left < d->growth_cap ? left : d->growth_cap;
+}
+
+static int refuse(struct decode *d, const struct work *k, Pds__Fault *fault, struct err *err)
+{
+	uint32_t need = worker_blocks_for(d->w, k->n_tokens + 1);
+	*fault = PDS__FAULT__FAULT_DRAINING;
+	if (d->draining)
+		return err_set(err, ERR_CLOSED, "the decode worker is draining");
+	*fault = PDS__FAULT__FAULT_OVERLOADED;
+	if (d->n_seqs >= d->max_seqs)
+		return err_set(err, ERR_FULL, "the decode worker holds %u requests, its limit", d->max_seqs);
+	*fault = PDS__FAULT__FAULT_TOO_LARGE;
+	if (need > d->w->region.blocks || need > RING_BLOCKS_MAX)
+		return err_set(err, ERR_FULL, "%u tokens need %u KV blocks, the decode worker has %u", k->n_tokens, need, d->w->region.blocks);
+	return 0;
+}
+
+struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Request *r, Pds__Fault *fault, struct err *err)
+{
+	struct decode *d = decode_of(w);
+	struct seq *q = mem_zalloc(sizeof *q);
+	q->w = w;
+	*fault = PDS__FAULT__FAULT_INVALID;
+	if (work_init(&q->work, h, r, w->info, err) < 0 || constraint_attach(w->constraints, &q->work, r, err) < 0 || refuse(d, &q->work, fault, err) < 0) {
+		work_fini(&q->work);
+		free(q);
+		return NULL;
+	}
+	uint64_t most = (uint64_t)w->region.blocks * w->info->kv.block_tokens + 1;    /* the last token needs no room; more would be preempted for ever */
+	if (q->work.limit_tokens > most)
+		q->work.limit_tokens = (uint32_t)most;
+	struct work_key k = work_key(&h->req, h->attempt);
+	map_put(d->by_key, k.b, q);
+	list_push_back(&d->seqs, &q->node);
+	list_init(&q->queue);
+	list_init(&q->batch);
+	d->n_seqs++;
+	d->count[SEQ_NEW]++;
+	q->accepted_us = q->born_us = clock_us();
+	stat_add(svc_stats(w->svc), WS_REQUESTS, 1);
+	decode_watch(d);
+	return q;
+}
+
+void seq_end(struct seq *q)
+{
+	struct decode *d = decode_of(q->w);
+	struct work_key k = work_key(&q->work.id, q->work.attempt);
+	if (q->n_blocks)
+		kv_pool_release(q->w->pool, q->blocks, q->n_blocks);
+	map_remove(d->by_key, k.b);
+	if (q->lease_id)
+		map_remove(d->by_lease, &q->lease_id);
+	tomb_add(d, &k, q->work.deadline_us);
+	seq_enter(q, SEQ_END);
+	d->count[SEQ_END]--;
+	d->n_seqs--;
+	list_remove(&q->node);
+	queue_remove(d, q);
+	d->ended++;
+	role_look(q->w);
+	for (uint32_t i = 0; i < q->n_prompt; i++)
+		free(q->prompt[i]);
+	free(q->prompt);
+	free(q->hashes);
+	free(q->blocks);
+	work_fini(&q->work);
+	free(q);
+}

@@ -1,0 +1,269 @@
+/* main.c - pdmessagerd: moves KV blocks between the pools of this host's workers while the prompt is still being computed.
+ *
+ * One event loop thread does all: descriptors come in over doors.c, messages over the links, the copying is in mover.c and task.c. The pump runs the mover after
+ * anything that may let a task go on: a doorbell, a message, a worker that came or went, and a slow timer while tasks are open. Before the loop sleeps the
+ * rings are told so and looked at once more; an idle messager does nothing at all until a bell rings. Killed at any time, it leaves nothing behind: the
+ * rings are the workers', and the next messager goes on from them. */
+#include "messager.h"
+
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct conf_key keys[] = {
+	{"stall_ms", CONF_INT, "2000", 10, 600000, "ms", 1, "a task ends when its prefill makes no progress, or its decode worker, a link or an answer is waited for, so long", NULL},
+	{"slice_kb", CONF_INT, "1024", 16, 1048576, "KiB", 1, "bytes copied before other events are looked at", NULL},
+	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1, "while tasks are open the task rings are looked at this often even if no doorbell rings", NULL},
+	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0, "workers of this host that may hand their memory over", NULL},
+	CONF_END,
+};
+
+static const struct stat_def stats[MS_COUNT] = {
+	[MS_BYTES] = {"pdserve_transfer_bytes_total", "KV bytes copied.", STAT_COUNTER},
+	[MS_SENT] = {"pdserve_transfers_sent_total", "Tasks whose KV was delivered and acknowledged.", STAT_COUNTER},
+	[MS_CANCELLED] = {"pdserve_transfers_cancelled_total", "Tasks that the prefill worker took back.", STAT_COUNTER},
+	[MS_REVOKED] = {"pdserve_transfers_revoked_total", "Tasks whose lease the decode worker revoked.", STAT_COUNTER},
+	[MS_REFUSED] = {"pdserve_transfers_refused_total", "Tasks whose lease the decode worker would not open.", STAT_COUNTER},
+	[MS_STALLED] = {"pdserve_transfers_stalled_total", "Tasks that met the stall limit.", STAT_COUNTER},
+	[MS_DEADLINE] = {"pdserve_transfers_deadline_total", "Tasks whose deadline passed.", STAT_COUNTER},
+	[MS_PEER_GONE] = {"pdserve_transfers_peer_gone_total", "Tasks one of whose workers ended.", STAT_COUNTER},
+	[MS_MALFORMED] = {"pdserve_transfers_malformed_total", "Tasks with counts, blocks, names or layouts that do not fit.", STAT_COUNTER},
+	[MS_PIECES] = {"pdserve_transfer_pieces_total", "Pieces (layer, block) copied.", STAT_COUNTER},
+	[MS_COPIES] = {"pdserve_transfer_copies_total", "Copies into which neighbouring pieces were joined.", STAT_COUNTER},
+	[MS_HANDOVERS_REFUSED] = {"pdserve_handovers_refused_total", "Hand-overs of workers' memory that were refused.", STAT_COUNTER},
+	[MS_WORKERS] = {"pdserve_workers", "Workers whose memory is mapped.", STAT_GAUGE},
+	[MS_TASKS] = {"pdserve_transfers_open", "Open tasks.", STAT_GAUGE},
+	[MS_COPY_SECONDS] = {"pdserve_transfer_copy_seconds", "Time spent copying, per delivered task.", STAT_SECONDS},
+	[MS_TAIL_SECONDS] = {"pdserve_transfer_tail_seconds", "Last layer seen computed until all was delivered.", STAT_SECONDS},
+	[MS_TRANSFER_SECONDS] = {"pdserve_transfer_seconds", "Task found until it was closed, delivered tasks.", STAT_SECONDS},
+	[MS_REACTION_SECONDS] = {"pdserve_transfer_reaction_seconds", "Doorbell's wake-up until what it announced was copied.", STAT_SECONDS},
+};
+
+static struct messager *messager_of(struct svc *s)
+{
+	return svc_data(s);
+}
+
+/* --- what the mover asks of us ------------------------------------------------------------------------------------------------ */
+
+static uint64_t out_now(void *arg)
+{
+	(void)arg;
+	return clock_us();
+}
+
+static struct peer *peer_of(struct messager *m, const char *name, uint64_t epoch)
+{
+	struct peer *p = chan_find(svc_chan(m->svc), name);
+	return p && peer_is_up(p) && peer_epoch(p) == epoch ? p : NULL;
+}
+
+static int out_linked(void *arg, const char *name, uint64_t epoch)
+{
+	return peer_of(arg, name, epoch) != NULL;
+}
+
+static int out_send(void *arg, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	struct messager *m = arg;
+	struct peer *p = peer_of(m, name, epoch);
+	return p ? chan_send(svc_chan(m->svc), p, type, head, body) : ERR_CLOSED;
+}
+
+static void out_ended(void *arg, const struct task_report *r)
+{
+	static const enum messager_stat counter[END_COUNT] = {
+		[END_SENT] = MS_SENT,         [END_CANCELLED] = MS_CANCELLED, [END_REVOKED] = MS_REVOKED,     [END_REFUSED] = MS_REFUSED,
+		[END_STALLED] = MS_STALLED,   [END_DEADLINE] = MS_DEADLINE,   [END_PEER_GONE] = MS_PEER_GONE, [END_MALFORMED] = MS_MALFORMED,
+	};
+	struct messager *m = arg;
+	struct stat_set *s = svc_stats(m->svc);
+	stat_add(s, counter[r->end], 1);
+	stat_add(s, MS_PIECES, r->pieces);
+	stat_add(s, MS_COPIES, r->runs);
+	if (r->end != END_SENT)
+		return;
+	stat_observe_us(s, MS_COPY_SECONDS, r->copy_us);
+	stat_observe_us(s, MS_TAIL_SECONDS, r->tail_us);
+	stat_observe_us(s, MS_TRANSFER_SECONDS, r->life_us);
+}
+
+/* --- the pump --------------------------------------------------------------------------------------------------------------------- */
+
+static void scan_while_open(struct messager *m, int open)
+{
+	if (open == m->scanning)
+		return;
+	m->scanning = open;
+	const struct timeval tv = {(time_t)(m->scan_us / 1000000u), (suseconds_t)(m->scan_us % 1000000u)};
+	if (open)
+		event_add(m->scan_ev, &tv);
+	else
+		event_del(m->scan_ev);
+}
+
+void messager_pump(struct messager *m)
+{
+	mover_sleeping(m->mover, 0);
+	enum mover_turn turn = mover_turn(m->mover);
+	if (turn != MOVER_BUSY) {
+		mover_sleeping(m->mover, 1);
+		turn = mover_turn(m->mover);   /* what came before the 1 was seen rang no bell */
+	}
+	if (turn == MOVER_BUSY) {
+		const struct timeval at_once = {0, 0};
+		mover_sleeping(m->mover, 0);
+		event_add(m->pump_ev, &at_once);   /* a timer, not a self-made event: the loop polls everything else first */
+	}
+	scan_while_open(m, turn != MOVER_IDLE);
+	stat_add(svc_stats(m->svc), MS_BYTES, mover_bytes(m->mover) - m->bytes_counted);
+	m->bytes_counted = mover_bytes(m->mover);
+	stat_set_value(svc_stats(m->svc), MS_TASKS, mover_open_tasks(m->mover));
+}
+
+static void on_pump(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	messager_pump(arg);
+}
+
+/* --- messages ----------------------------------------------------------------------------------------------------------------------- */
+
+static void on_lease_opened(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	(void)head;
+	mover_lease_opened(messager_of(s)->mover, peer_name(p), peer_epoch(p), (const Pds__LeaseOpened *)body);
+	messager_pump(messager_of(s));
+}
+
+static void on_lease_revoke(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	mover_lease_revoke(messager_of(s)->mover, peer_name(p), peer_epoch(p), head, (const Pds__LeaseRevoke *)body);
+	messager_pump(messager_of(s));
+}
+
+static void on_kv_ready_ack(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	(void)head;
+	mover_kv_ready_ack(messager_of(s)->mover, peer_name(p), peer_epoch(p), (const Pds__KvReadyAck *)body);
+	messager_pump(messager_of(s));
+}
+
+static const struct svc_msg messages[] = {
+	{MSG_LEASE_OPENED, on_lease_opened},
+	{MSG_LEASE_REVOKE, on_lease_revoke},
+	{MSG_KV_READY_ACK, on_kv_ready_ack},
+	{0},
+};
+
+static void on_up(struct svc *s, struct peer *p)
+{
+	struct messager *m = messager_of(s);
+	mover_linked(m->mover, peer_name(p), peer_epoch(p));
+	messager_pump(m);
+}
+
+/* --- life --------------------------------------------------------------------------------------------------------------------------- */
+
+static struct mover_limits limits_of(struct svc *s)
+{
+	const struct conf *c = svc_conf(s);
+	return (struct mover_limits){(uint64_t)conf_int(c, "stall_ms") * 1000u, (size_t)conf_int(c, "slice_kb") << 10};
+}
+
+static void messager_stop(struct svc *s)
+{
+	struct messager *m = messager_of(s);
+	if (!m)
+		return;
+	mover_destroy(&m->mover);   /* tasks are dropped without a word: the next messager goes on from the rings */
+	doors_close(m);
+	event_free(m->pump_ev);
+	event_free(m->scan_ev);
+	free(m);
+	svc_set_data(s, NULL);
+}
+
+static int messager_start(struct svc *s, struct err *err)
+{
+	struct messager *m = mem_zalloc(sizeof *m);
+	const struct mover_out out = {m, out_now, out_linked, out_send, out_ended};
+	const struct mover_limits limits = limits_of(s);
+	char path[512];
+	m->svc = s;
+	m->listener = -1;
+	list_init(&m->doors);
+	m->workers_max = (uint32_t)conf_int(svc_conf(s), "workers_max");
+	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
+	m->mover = mover_new(&out, &limits);
+	m->pump_ev = event_new(svc_base(s), -1, 0, on_pump, m);
+	m->scan_ev = event_new(svc_base(s), -1, EV_PERSIST, on_pump, m);
+	svc_set_data(s, m);
+	svc_sock_path(s, svc_name(s), path, sizeof path);
+	int r = doors_open(m, path, err);
+	if (r < 0)
+		messager_stop(s);
+	return r;
+}
+
+static void messager_reload(struct svc *s)
+{
+	struct messager *m = messager_of(s);
+	const struct mover_limits limits = limits_of(s);
+	mover_set_limits(m->mover, &limits);
+	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
+	scan_while_open(m, 0);
+	messager_pump(m);
+}
+
+/* Told to end, it goes on with all tasks, new ones too, until none is open or the time is up: what is then left waits in the rings for the next
+ * messager, and nobody waits longer than that one takes to start. */
+static int messager_idle(struct svc *s)
+{
+	return mover_open_tasks(messager_of(s)->mover) == 0;
+}
+
+static void messager_status(struct svc *s, struct buf *out)
+{
+	const struct messager *m = messager_of(s);
+	buf_printf(out, ",\"open_tasks\":%u,\"bytes\":%llu,\"revoked_leases\":%u,\"attached\":", mover_open_tasks(m->mover),
+	           (unsigned long long)mover_bytes(m->mover), mover_revoked(m->mover));
+	mover_workers_json(m->mover, out);
+}
+
+static int ctl_tasks(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	(void)args;
+	if (n_args)
+		return err_set(err, ERR_INVALID, "tasks takes no arguments, %zu were given", n_args);
+	mover_tasks_json(messager_of(s)->mover, out);
+	return 0;
+}
+
+static const struct svc_ctl ctl[] = {
+	{"tasks", ctl_tasks, "open transfers: request, state, from, to, blocks sent, age"},
+	{0},
+};
+
+int main(int argc, char **argv)
+{
+	static const struct svc_hooks hooks = {
+		.program = "pdmessagerd",
+		.default_name = "messager",
+		.keys = keys,
+		.stats = stats,
+		.n_stats = MS_COUNT,
+		.messages = messages,
+		.ctl = ctl,
+		.start = messager_start,
+		.reload = messager_reload,
+		.idle = messager_idle,
+		.stop = messager_stop,
+		.status = messager_status,
+		.up = on_up,
+	};
+	return svc_main(argc, argv, &hooks);
+}

@@ -1,0 +1,466 @@
+/* mover.c - workers, their rings, and what comes over their links; the tasks themselves are in task.c. See mover.h.
+ *
+ * A slot is taken up once for each generation: its note then names the open task, or says how the task ended. What a link's full window
+ * did not take is said at a later turn. When a link is up anew, failures and answers to revocations are said again and slots marked as sent
+ * are taken up again, so that nothing rests on a message that may have been lost with the link before. */
+#include "mover_priv.h"
+
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define each_worker(it, m) list_each(it, &(m)->workers)
+#define worker_entry(it) list_entry(it, struct mover_worker, node)
+#define task_entry(it) list_entry(it, struct task, node)
+
+static void now(struct mover *m)
+{
+	m->now_us = m->out.now_us(m->out.arg);
+}
+
+struct mover *mover_new(const struct mover_out *out, const struct mover_limits *limits)
+{
+	struct mover *m = mem_zalloc(sizeof *m);
+	m->out = *out;
+	m->limits = *limits;
+	list_init(&m->workers);
+	list_init(&m->tasks);
+	m->revoked = revoked_new(REVOKED_MAX);
+	return m;
+}
+
+void mover_destroy(struct mover **mp)
+{
+	struct mover *m = *mp;
+	if (!m)
+		return;
+	list_each_safe(it, nx, &m->tasks) {
+		task_drop(task_entry(it), END_PEER_GONE, "the messager ends");
+	}
+	list_each_safe(it, nx, &m->workers)
+		mover_remove(m, worker_entry(it));
+	revoked_destroy(&m->revoked);
+	free(m);
+	*mp = NULL;
+}
+
+void mover_set_limits(struct mover *m, const struct mover_limits *limits)
+{
+	m->limits = *limits;
+}
+
+int mover_is_linked(const struct mover *m, const char *name, uint64_t epoch)
+{
+	return m->out.linked(m->out.arg, name, epoch);
+}
+
+int mover_send(const struct mover *m, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	if (!mover_is_linked(m, name, epoch))
+		return ERR_CLOSED;
+	return m->out.send(m->out.arg, name, epoch, type, head, body);
+}
+
+void mover_lease_fill(Pds__Lease *out, const struct lease_key *k)
+{
+	pds__lease__init(out);
+	out->id = k->id;
+	out->epoch = k->epoch;
+	out->generation = k->generation;
+}
+
+/* --- what is known of a slot ---------------------------------------------------------------------------------------------- */
+
+static void note_clear(struct mover *m, struct slot_note *n)
+{
+	CHECK(!n->task);
+	m->n_untold -= n->untold != 0;
+	free(n->text);
+	memset(n, 0, sizeof *n);
+}
+
+static void note_tell(struct mover *m, struct mover_worker *w, uint32_t slot)
+{
+	struct slot_note *n = &w->notes[slot];
+	Pds__TaskFailed f = PDS__TASK_FAILED__INIT;
+	f.slot = slot;
+	f.generation = n->gen;
+	f.fault = n->fault;
+	f.text = n->text;
+	/* without a link there is nothing to try again: it is said when the link is up */
+	int again = mover_send(m, w->name, w->epoch, MSG_TASK_FAILED, &n->head, &f.base) == ERR_FULL;
+	m->n_untold = m->n_untold - (n->untold != 0) + (again != 0);
+	n->untold = again;
+}
+
+void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Fault fault, const char *text)
+{
+	struct slot_note *n = &w->notes[slot];
+	free(n->text);
+	n->text = mem_strdup(text);
+	n->fault = fault;
+	n->failed = 1;
+	if (n->head.req.hi || n->head.req.lo)
+		note_tell(m, w, slot);
+}
+
+/* A task that cannot even be read, or that no message can name. */
+static void note_malformed(struct mover *m, struct mover_worker *w, uint32_t slot, const char *why)
+{
+	const struct ring_task *t = &m->scratch;
+	struct task_report r = {.req = t->req, .end = END_MALFORMED};
+	char text[160];
+	snprintf(text, sizeof text, "ring slot %u of %s: %s", slot, w->name, why);
+	log_req(LOG_WARN, &r.req, "task_malformed", "worker=%s slot=%u why=%s", w->name, slot, log_quote(text));
+	w->notes[slot].head = (struct msg_head){t->req, t->attempt ? t->attempt : 1, 0};
+	note_fail(m, w, slot, PDS__FAULT__FAULT_INTERNAL, text);
+	if (m->out.ended)
+		m->out.ended(m->out.arg, &r);
+}
+
+static void slot_take_up(struct mover *m, struct mover_worker *w, uint32_t slot)
+{
+	struct slot_note *n = &w->notes[slot];
+	uint64_t gen = 0;
+	enum ring_state state = RING_FREE;
+	memset(&m->scratch.req, 0, sizeof m->scratch.req);
+	m->scratch.attempt = 0;
+	int r = ring_read(w->ring, slot, &m->scratch, &gen, &state);
+	if (r == ERR_STALE)
+		return;
+	n->known = 1;
+	n->gen = gen;
+	if (r < 0)
+		note_malformed(m, w, slot, "its counts or its decode worker's name are out of range");
+	else if ((!m->scratch.req.hi && !m->scratch.req.lo) || !m->scratch.attempt)
+		note_malformed(m, w, slot, "no request id or attempt");
+	else
+		task_found(m, w, slot, gen, state);
+}
+
+static void slot_look(struct mover *m, struct mover_worker *w, uint32_t slot)
+{
+	struct slot_note *n = &w->notes[slot];
+	uint64_t gen;
+	enum ring_state s = ring_peek(w->ring, slot, &gen);
+	if (n->known && n->gen != gen) {
+		if (n->task)
+			task_drop(n->task, END_CANCELLED, "the prefill worker has taken its slot back");
+		note_clear(m, n);
+	}
+	if (!n->known && (s == RING_PENDING || s == RING_SENT))
+		slot_take_up(m, w, slot);
+	else if (n->untold && s != RING_PENDING && s != RING_SENT)
+		note_clear(m, n);   /* P has given the task up by itself; a VOID slot is not taken up again */
+	else if (n->untold)
+		note_tell(m, w, slot);
+}
+
+/* --- workers ---------------------------------------------------------------------------------------------------------------- */
+
+struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch, const struct kv_layout *layout, const struct kv_region *region, struct ring *ring)
+{
+	CHECK(strlen(name) < RING_NAME_MAX && !mover_find(m, name));
+	struct mover_worker *w = mem_zalloc(sizeof *w);
+	strcpy(w->name, name);
+	w->epoch = epoch;
+	w->layout = *layout;
+	w->region = *region;
+	w->ring = ring;
+	kv_layout_text(layout, w->layout_text, sizeof w->layout_text);
+	if (ring)
+		w->notes = mem_array(ring_slots(ring), sizeof *w->notes);
+	list_push_back(&m->workers, &w->node);
+	m->n_workers++;
+	return w;
+}
+
+/* A task that is marked when P ends: D may have the first token already, so KV_READY is tried once more. */
+static void drop_tasks_of(struct mover *m, struct mover_worker *p)
+{
+	for (uint32_t i = 0; p->ring && i < ring_slots(p->ring); i++) {
+		struct slot_note *n = &p->notes[i];
+		if (n->task && n->task->state == TASK_MARKED)
+			task_run(n->task);
+		if (n->task)
+			task_drop(n->task, END_PEER_GONE, "the prefill worker has ended");
+		note_clear(m, n);
+	}
+}
+
+static void fail_tasks_to(struct mover *m, const struct mover_worker *d)
+{
+	list_each_safe(it, nx, &m->tasks) {
+		struct task *t = task_entry(it);
+		if (t->lease.epoch != d->epoch || strcmp(t->decode, d->name) != 0)
+			continue;
+		t->d = NULL;
+		if (t->state != TASK_ACKED)   /* else D has all it needs from us; P learns of its end by itself */
+			task_peer_gone(t, d->name);
+	}
+}
+
+void mover_remove(struct mover *m, struct mover_worker *w)
+{
+	now(m);
+	drop_tasks_of(m, w);
+	fail_tasks_to(m, w);
+	revoked_forget(m->revoked, w->name, w->epoch);
+	list_remove(&w->node);
+	m->n_workers--;
+	kv_region_fini(&w->region);
+	ring_destroy(&w->ring);
+	free(w->notes);
+	free(w);
+}
+
+struct mover_worker *mover_find(struct mover *m, const char *name)
+{
+	each_worker(it, m) {
+		if (strcmp(worker_entry(it)->name, name) == 0)
+			return worker_entry(it);
+	}
+	return NULL;
+}
+
+const char *mover_name(const struct mover_worker *w)
+{
+	return w->name;
+}
+
+uint32_t mover_workers(const struct mover *m)
+{
+	return m->n_workers;
+}
+
+/* --- what comes over the links ------------------------------------------------------------------------------------------------ */
+
+struct task *mover_task_of_lease(struct mover *m, const struct lease_key *k)
+{
+	list_each(it, &m->tasks) {
+		if (memcmp(&task_entry(it)->lease, k, sizeof *k) == 0)
+			return task_entry(it);
+	}
+	return NULL;
+}
+
+/* A lease is spoken of only by the life of D that granted it. */
+static int lease_of(const char *name, uint64_t epoch, const Pds__Lease *l, struct lease_key *ret)
+{
+	if (!l || l->epoch != epoch) {
+		log_warn("lease_of_another", "peer=%s epoch=%" PRIu64 " lease_epoch=%" PRIu64, name, epoch, l ? l->epoch : 0);
+		return ERR_INVALID;
+	}
+	*ret = (struct lease_key){l->id, l->epoch, l->generation};
+	return 0;
+}
+
+static struct task *task_to(struct mover *m, const char *name, uint64_t epoch, const Pds__Lease *l)
+{
+	struct lease_key k;
+	if (lease_of(name, epoch, l, &k) < 0)
+		return NULL;
+	struct task *t = mover_task_of_lease(m, &k);
+	return t && strcmp(t->decode, name) == 0 ? t : NULL;
+}
+
+void mover_lease_opened(struct mover *m, const char *name, uint64_t epoch, const Pds__LeaseOpened *b)
+{
+	now(m);
+	struct task *t = task_to(m, name, epoch, b->lease);
+	if (t)
+		task_opened(t, b->refused);   /* a revoked lease has no task that asks */
+}
+
+static int answer_revoke(struct mover *m, struct revoked_lease *e)
+{
+	Pds__Lease lease;
+	Pds__LeaseRevoked b = PDS__LEASE_REVOKED__INIT;
+	mover_lease_fill(&lease, &e->lease);
+	b.lease = &lease;
+	const struct msg_head head = {e->req, e->attempt, 0};
+	e->owed = mover_send(m, e->decode, e->lease.epoch, MSG_LEASE_REVOKED, &head, &b.base) == ERR_FULL;
+	return !e->owed;
+}
+
+/* Final, whether the lease has an open task, one that waits for its answer, or none. Between turns no write is in flight. */
+void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch, const struct msg_head *head, const Pds__LeaseRevoke *b)
+{
+	struct lease_key k;
+	now(m);
+	if (lease_of(name, epoch, b->lease, &k) < 0)
+		return;
+	struct revoked_lease *e = revoked_add(m->revoked, &k, name, m->now_us);
+	e->req = head->req;
+	e->attempt = head->attempt ? head->attempt : 1;
+	struct task *t = mover_task_of_lease(m, &k);
+	if (t)
+		task_revoked(t);
+	if (!answer_revoke(m, e))
+		m->n_owed++;
+}
+
+void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch, const Pds__KvReadyAck *b)
+{
+	now(m);
+	struct task *t = task_to(m, name, epoch, b->lease);
+	if (t)
+		task_acked(t);
+}
+
+/* P may have missed how its tasks ended: failures are said again, a slot that still says SENT is taken up again. */
+static void say_again(struct mover *m, struct mover_worker *p)
+{
+	for (uint32_t i = 0; i < ring_slots(p->ring); i++) {
+		struct slot_note *n = &p->notes[i];
+		if (!n->known || n->task)
+			continue;
+		if (!n->failed) {
+			uint64_t gen;
+			if (ring_peek(p->ring, i, &gen) == RING_SENT)
+				note_clear(m, n);
+		} else if (!n->untold && (n->head.req.hi || n->head.req.lo)) {
+			n->untold = 1;
+			m->n_untold++;
+		}
+	}
+}
+
+struct life {
+	struct mover *m;
+	const char *name;
+	uint64_t epoch;
+};
+
+static int owe_again(struct revoked_lease *e, void *arg)
+{
+	const struct life *d = arg;
+	if (e->lease.epoch == d->epoch && strcmp(e->decode, d->name) == 0) {
+		e->owed = 1;
+		d->m->n_owed++;
+	}
+	return 1;
+}
+
+void mover_linked(struct mover *m, const char *name, uint64_t epoch)
+{
+	now(m);
+	revoked_each(m->revoked, owe_again, &(struct life){m, name, epoch});
+	struct mover_worker *w = mover_find(m, name);
+	if (w && w->epoch == epoch && w->ring)
+		say_again(m, w);
+	list_each(it, &m->tasks) {
+		struct task *t = task_entry(it);
+		if (t->lease.epoch == epoch && strcmp(t->decode, name) == 0)
+			task_relinked(t);
+	}
+}
+
+/* --- a turn --------------------------------------------------------------------------------------------------------------------- */
+
+static int answer_owed(struct revoked_lease *e, void *arg)
+{
+	struct mover *m = arg;
+	if (e->owed && !answer_revoke(m, e))
+		m->n_owed++;
+	return 1;
+}
+
+enum mover_turn mover_turn(struct mover *m)
+{
+	now(m);
+	m->budget = m->limits.slice_bytes;
+	m->more = 0;
+	m->cut = NULL;
+	each_worker(it, m) {
+		struct mover_worker *w = worker_entry(it);
+		for (uint32_t i = 0; w->ring && i < ring_slots(w->ring); i++)
+			slot_look(m, w, i);
+	}
+	list_each_safe(it, nx, &m->tasks)
+		task_run(task_entry(it));
+	if (m->cut) {   /* the others come first next time */
+		list_remove(&m->cut->node);
+		list_push_back(&m->tasks, &m->cut->node);
+	}
+	if (m->n_owed) {
+		m->n_owed = 0;
+		revoked_each(m->revoked, answer_owed, m);
+	}
+	if (m->more)
+		return MOVER_BUSY;
+	return m->n_tasks || m->n_untold || m->n_owed ? MOVER_OPEN : MOVER_IDLE;
+}
+
+void mover_sleeping(struct mover *m, int sleeping)
+{
+	each_worker(it, m) {
+		if (worker_entry(it)->ring)
+			ring_sleeping(worker_entry(it)->ring, sleeping);
+	}
+}
+
+/* --- what is shown ------------------------------------------------------------------------------------------------------------- */
+
+uint32_t mover_open_tasks(const struct mover *m)
+{
+	return m->n_tasks;
+}
+
+uint32_t mover_revoked(const struct mover *m)
+{
+	return revoked_count(m->revoked);
+}
+
+uint64_t mover_bytes(const struct mover *m)
+{
+	return m->bytes;
+}
+
+static void add_text(struct buf *out, const char *key, const char *value)
+{
+	buf_printf(out, "\"%s\":", key);
+	buf_add_json(out, value, strlen(value));
+	buf_addc(out, ',');
+}
+
+void mover_tasks_json(const struct mover *m, struct buf *out)
+{
+	uint64_t t_now = m->out.now_us(m->out.arg);
+	buf_addc(out, '[');
+	list_each(it, &m->tasks) {
+		const struct task *t = task_entry(it);
+		uint32_t least = t->blocks;
+		for (uint32_t l = 0; l < t->p->layout.layers; l++)
+			least = t->sent[l] < least ? t->sent[l] : least;
+		buf_printf(out, "%s{\"request\":\"%s\",\"attempt\":%u,", it == m->tasks.next ? "" : ",", log_reqid(&t->head.req), t->head.attempt);
+		add_text(out, "state", task_state_name(t->state));
+		add_text(out, "from", t->p->name);
+		add_text(out, "to", t->decode);
+		buf_printf(out, "\"slot\":%u,\"generation\":%" PRIu64 ",\"first_token\":%u,\"tokens\":%u,\"blocks\":%u,\"blocks_sent\":%u,\"bytes\":%" PRIu64
+		           ",\"age_ms\":%" PRIu64 ",\"deadline_ms\":%" PRId64 "}",
+		           t->slot, t->gen, t->first_token, t->tokens, t->blocks, least, t->bytes, (t_now - t->found_us) / 1000,
+		           ((int64_t)t->head.deadline_us - (int64_t)t_now) / 1000);
+	}
+	buf_addc(out, ']');
+}
+
+void mover_workers_json(const struct mover *m, struct buf *out)
+{
+	buf_addc(out, '[');
+	each_worker(it, m) {
+		const struct mover_worker *w = worker_entry(it);
+		buf_addc(out, it == m->workers.next ? '{' : ',');
+		if (it != m->workers.next)
+			buf_addc(out, '{');
+		add_text(out, "name", w->name);
+		add_text(out, "layout", w->layout_text);
+		buf_printf(out, "\"epoch\":%" PRIu64 ",\"blocks\":%u,\"ring_slots\":%u,\"linked\":%s}", w->epoch, w->region.blocks,
+		           w->ring ? ring_slots(w->ring) : 0, mover_is_linked(m, w->name, w->epoch) ? "true" : "false");
+	}
+	buf_addc(out, ']');
+}

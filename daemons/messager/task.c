@@ -1,0 +1,470 @@
+/* task.c - the life of one task: see mover.h for the drawing, and the messager process of the model for the rules.
+ *
+ * States have a step function each, in one table with the states that may follow. A step says whether the task moved, stays, or is gone. Ends: task_drop
+ * (quietly) or task_fail (P is told, with a sentence). Nothing here is fatal but a wrong transition, which is a bug. */
+#include "copy.h"
+#include "mover_priv.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum step { STEP_STAY, STEP_MOVED, STEP_GONE };
+
+static enum step step_found(struct task *t), step_asked(struct task *t), step_open(struct task *t), step_marked(struct task *t),
+	step_posted(struct task *t), step_acked(struct task *t);
+
+#define TO(s) (1u << TASK_##s)
+static const struct {
+	unsigned next;             /* states that may follow */
+	enum step (*step)(struct task *t);
+	enum ring_state word;      /* what the slot must say meanwhile */
+} states[TASK_STATE_COUNT] = {
+	[TASK_FOUND] = {TO(ASKED) | TO(MARKED) | TO(CLOSED), step_found, RING_PENDING},
+	[TASK_ASKED] = {TO(OPEN) | TO(CLOSED), step_asked, RING_PENDING},
+	[TASK_OPEN] = {TO(MARKED) | TO(CLOSED), step_open, RING_PENDING},
+	[TASK_MARKED] = {TO(POSTED) | TO(CLOSED), step_marked, RING_SENT},
+	[TASK_POSTED] = {TO(ACKED) | TO(MARKED) | TO(CLOSED), step_posted, RING_SENT},
+	[TASK_ACKED] = {TO(CLOSED), step_acked, RING_SENT},
+	[TASK_CLOSED] = {0, NULL, RING_FREE},
+};
+
+const char *task_state_name(enum task_state s)
+{
+	static const char *const names[] = {
+#define X(name, text) [TASK_##name] = text,
+		TASK_STATES(X)
+#undef X
+	};
+	CHECK(s < TASK_STATE_COUNT);
+	return names[s];
+}
+
+const char *task_end_name(enum task_end e)
+{
+	static const char *const names[] = {
+#define X(name, text) [END_##name] = text,
+		TASK_ENDS(X)
+#undef X
+	};
+	CHECK(e < END_COUNT);
+	return names[e];
+}
+
+static void task_enter(struct task *t, enum task_state s)
+{
+	if (!(states[t->state].next & 1u << s))
+		PANIC("task in state %s cannot become %s", task_state_name(t->state), task_state_name(s));
+	log_req(LOG_DEBUG, &t->head.req, "task_state", "from=%s to=%s worker=%s slot=%u generation=%" PRIu64, task_state_name(t->state),
+	        task_state_name(s), t->p->name, t->slot, t->gen);
+	t->state = s;
+	t->since_us = t->m->now_us;
+}
+
+/* --- ends --------------------------------------------------------------------------------------------------------------- */
+
+static void task_report(const struct task *t, enum task_end end, const char *why)
+{
+	struct task_report r = {.req = t->head.req, .end = end, .bytes = t->bytes, .copy_us = t->copy_us, .tail_us = t->tail_us,
+	                        .life_us = t->m->now_us - t->found_us, .pieces = t->pieces, .runs = t->runs};
+	if (end == END_SENT)
+		log_req(LOG_INFO, &r.req, "transfer_done",
+		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64 " tail_us=%" PRIu64 " life_us=%" PRIu64
+		        " pieces=%u coalesced=%u again=%d",
+		        t->head.attempt, t->p->name, t->decode, r.bytes, r.copy_us, r.tail_us, r.life_us, r.pieces, r.runs, t->was_sent);
+	else
+		log_req(LOG_INFO, &r.req, "transfer_ended", "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s", t->head.attempt, t->p->name,
+		        log_quote(t->decode), task_end_name(end), task_state_name(t->state), r.bytes, log_quote(why));
+	if (t->m->out.ended)
+		t->m->out.ended(t->m->out.arg, &r);
+}
+
+static void task_free(struct task *t)
+{
+	free(t->src);
+	free(t->dst);
+	free(t->sent);
+	free(t->seen);
+	free(t);
+}
+
+void task_drop(struct task *t, enum task_end end, const char *why)
+{
+	struct slot_note *n = &t->p->notes[t->slot];
+	task_report(t, end, why);
+	task_enter(t, TASK_CLOSED);
+	CHECK(n->task == t);
+	n->task = NULL;
+	list_remove(&t->node);
+	t->m->n_tasks--;
+	if (t->m->cut == t)
+		t->m->cut = NULL;
+	task_free(t);
+}
+
+__attribute__((format(printf, 4, 5))) static enum step task_fail(struct task *t, enum task_end end, Pds__Fault fault, const char *fmt, ...)
+{
+	char text[384];
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	struct mover *m = t->m;
+	struct mover_worker *p = t->p;
+	uint32_t slot = t->slot;
+	task_drop(t, end, text);
+	note_fail(m, p, slot, fault, text);
+	return STEP_GONE;
+}
+
+void task_peer_gone(struct task *t, const char *who)
+{
+	task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "%s has ended while its KV was on the way", who);
+}
+
+/* --- a new task ----------------------------------------------------------------------------------------------------------- */
+
+static struct task *task_new(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen)
+{
+	const struct ring_task *r = &m->scratch;
+	struct task *t = mem_zalloc(sizeof *t);
+	t->m = m;
+	t->p = p;
+	t->slot = slot;
+	t->gen = gen;
+	t->head = (struct msg_head){r->req, r->attempt, r->deadline_us};
+	uint64_t last = m->now_us + TASK_LIFE_MAX_US;
+	if (t->head.deadline_us == 0 || t->head.deadline_us > last)
+		t->head.deadline_us = last;
+	t->lease = (struct lease_key){r->lease_id, r->lease_epoch, r->lease_generation};
+	memcpy(t->decode, r->decode, sizeof t->decode);
+	t->decode[sizeof t->decode - 1] = 0;
+	t->first_token = r->first_token;
+	t->tokens = r->tokens;
+	t->blocks = r->blocks;
+	t->src = mem_array(t->blocks, sizeof *t->src);
+	t->dst = mem_array(t->blocks, sizeof *t->dst);
+	memcpy(t->src, r->src, t->blocks * sizeof *t->src);
+	memcpy(t->dst, r->dst, t->blocks * sizeof *t->dst);
+	t->sent = mem_array(p->layout.layers, sizeof *t->sent);
+	t->seen = mem_array(p->layout.layers, sizeof *t->seen);
+	t->found_us = t->since_us = t->progress_us = m->now_us;
+	t->state = TASK_FOUND;
+	return t;
+}
+
+static int lease_is_taken(struct mover *m, const struct lease_key *k)
+{
+	struct task *other = mover_task_of_lease(m, k);
+	uint64_t gen;
+	if (!other)
+		return 0;
+	enum ring_state s = ring_peek(other->p->ring, other->slot, &gen);
+	if (gen == other->gen && s == states[other->state].word)
+		return 1;
+	task_drop(other, END_CANCELLED, "cancelled; its lease has another task");
+	return 0;
+}
+
+/* What P does not hear it does not hear: it gives such a task up by itself. */
+static void say_seen(struct task *t)
+{
+	Pds__TaskSeen seen = PDS__TASK_SEEN__INIT;
+	seen.slot = t->slot;
+	seen.generation = t->gen;
+	mover_send(t->m, t->p->name, t->p->epoch, MSG_TASK_SEEN, &t->head, &seen.base);
+}
+
+void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen, enum ring_state state)
+{
+	const struct lease_key key = {m->scratch.lease_id, m->scratch.lease_epoch, m->scratch.lease_generation};
+	int taken = lease_is_taken(m, &key);
+	struct task *t = task_new(m, p, slot, gen);
+	p->notes[slot].task = t;
+	p->notes[slot].head = t->head;
+	list_push_back(&m->tasks, &t->node);
+	m->n_tasks++;
+	t->was_sent = state == RING_SENT;
+	log_req(LOG_DEBUG, &t->head.req, "task_found", "worker=%s slot=%u generation=%" PRIu64 " to=%s tokens=%u blocks=%u sent=%d", p->name, slot, gen,
+	        log_quote(t->decode), t->tokens, t->blocks, t->was_sent);
+	if (m->scratch.want_seen)
+		say_seen(t);
+	if (taken)
+		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s: lease %" PRIu64 " has a task already", slot, p->name, key.id);
+	else if (strcmp(t->decode, p->name) == 0)
+		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s: asks for a copy to itself", slot, p->name);
+	else if (!t->was_sent && revoked_has(m->revoked, &key))
+		task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64, t->decode, key.id);
+}
+
+/* --- steps ------------------------------------------------------------------------------------------------------------------ */
+
+static int stalled(const struct task *t, uint64_t since_us)
+{
+	return t->m->now_us > since_us && t->m->now_us - since_us >= t->m->limits.stall_us;
+}
+
+static enum step fail_stalled(struct task *t, const char *for_what)
+{
+	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED, "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
+	                 (t->m->now_us - t->since_us) / 1000, for_what, t->decode, t->m->limits.stall_us / 1000);
+}
+
+/* D's memory and both links are here. Both pools must be alike, and the task must fit them, before anything is asked. */
+static enum step ask(struct task *t, struct mover_worker *d)
+{
+	if (strcmp(t->p->layout_text, d->layout_text) != 0)
+		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV layouts differ: %s has %s, %s has %s", t->p->name, t->p->layout_text,
+		                 d->name, d->layout_text);
+	struct ring_task *r = &t->m->scratch;
+	r->first_token = t->first_token;
+	r->tokens = t->tokens;
+	r->blocks = t->blocks;
+	memcpy(r->decode, t->decode, sizeof r->decode);
+	memcpy(r->src, t->src, t->blocks * sizeof *r->src);
+	memcpy(r->dst, t->dst, t->blocks * sizeof *r->dst);
+	if (ring_task_check(r, d->layout.block_tokens, t->p->region.blocks, d->region.blocks) < 0)
+		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		                 "ring slot %u of %s: tokens %u to %u in %u blocks do not fit pools of %u and %u blocks of %u tokens", t->slot, t->p->name,
+		                 t->first_token, t->tokens, t->blocks, t->p->region.blocks, d->region.blocks, d->layout.block_tokens);
+	t->d = d;
+	t->said = 0;
+	task_enter(t, TASK_ASKED);
+	return STEP_MOVED;
+}
+
+/* While D is waited for, P computes: that is progress of P, for the others' sake. */
+static void watch_worker(struct task *t)
+{
+	uint32_t done = ring_progress(t->p->ring, t->slot, 0, t->gen);
+	if (done > t->watched) {
+		t->watched = done;
+		t->p->progress_us = t->m->now_us;
+	}
+}
+
+static enum step step_found(struct task *t)
+{
+	struct mover_worker *d = mover_find(t->m, t->decode);
+	if (d && d->epoch > t->lease.epoch)
+		return task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "%s has restarted: its epoch is %" PRIu64 ", the lease's %" PRIu64,
+		                 t->decode, d->epoch, t->lease.epoch);
+	if (t->was_sent) {
+		task_enter(t, TASK_MARKED);
+		return STEP_MOVED;
+	}
+	watch_worker(t);
+	int mapped = d && d->epoch == t->lease.epoch;
+	if (mapped && mover_is_linked(t->m, d->name, d->epoch) && mover_is_linked(t->m, t->p->name, t->p->epoch))
+		return ask(t, d);
+	if (!stalled(t, t->since_us))
+		return STEP_STAY;
+	return fail_stalled(t, mapped ? "a link" : "the memory");
+}
+
+static enum step step_asked(struct task *t)
+{
+	watch_worker(t);
+	if (!t->said) {
+		Pds__Lease lease;
+		Pds__LeaseOpen open = PDS__LEASE_OPEN__INIT;
+		mover_lease_fill(&lease, &t->lease);
+		open.lease = &lease;
+		t->said = mover_send(t->m, t->decode, t->lease.epoch, MSG_LEASE_OPEN, &t->head, &open.base) == 0;
+	}
+	return stalled(t, t->since_us) ? fail_stalled(t, "the answer to LEASE_OPEN") : STEP_STAY;
+}
+
+/* Blocks that may be sent when so many tokens are computed: full ones, and the last one once nothing of it is missing. */
+static uint32_t blocks_ready(const struct task *t, uint32_t tokens)
+{
+	if (tokens >= t->tokens)
+		return t->blocks;
+	return tokens <= t->first_token ? 0 : (tokens - t->first_token) / t->p->layout.block_tokens;
+}
+
+/* Reads the board. 1 when all layers of all tokens are computed. */
+static int look(struct task *t)
+{
+	int all = 1;
+	for (uint32_t l = 0; l < t->p->layout.layers; l++) {
+		uint32_t done = ring_progress(t->p->ring, t->slot, l, t->gen);
+		if (done > t->tokens)
+			done = t->tokens;
+		if (done > t->seen[l]) {
+			t->seen[l] = done;
+			t->progress_us = t->p->progress_us = t->m->now_us;
+		}
+		all &= t->seen[l] == t->tokens;
+	}
+	if (all && !t->computed_us)
+		t->computed_us = t->m->now_us;
+	return all;
+}
+
+/* Copies what is computed and not yet sent, within the turn's budget. 1 when nothing of that is left. */
+static int copy(struct task *t)
+{
+	struct mover *m = t->m;
+	const struct copy_pools pools = {&t->p->layout, t->p->region.data, t->d->region.data, t->p->region.blocks, t->d->region.blocks};
+	for (uint32_t l = 0; l < t->p->layout.layers; l++) {
+		uint32_t ready = blocks_ready(t, t->seen[l]), from = t->sent[l];
+		if (from >= ready)
+			continue;
+		if (m->budget == 0)
+			return 0;
+		uint32_t n = copy_layer(&pools, l, t->src + from, t->dst + from, ready - from, m->budget, &t->runs);
+		size_t bytes = n * t->p->layout.piece_bytes[l];
+		m->budget -= bytes < m->budget ? bytes : m->budget;
+		m->bytes += bytes;
+		t->bytes += bytes;
+		t->pieces += n;
+		t->sent[l] += n;
+		if (t->sent[l] < ready)
+			return 0;
+	}
+	return 1;
+}
+
+static enum step wait_for_tokens(struct task *t)
+{
+	uint32_t behind = 0;
+	for (uint32_t l = 1; l < t->p->layout.layers; l++)
+		if (t->seen[l] < t->seen[behind])
+			behind = l;
+	/* P computes its jobs in an order of its own, and may pass one over that it has begun: while any of them progresses none is stalled */
+	uint64_t since = t->p->progress_us > t->progress_us ? t->p->progress_us : t->progress_us;
+	if (!stalled(t, since))
+		return STEP_STAY;
+	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	                 "prefill on %s made no progress for %" PRIu64 " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)", t->p->name,
+	                 (t->m->now_us - since) / 1000, behind, t->seen[behind], t->tokens, t->m->limits.stall_us / 1000);
+}
+
+static enum step step_open(struct task *t)
+{
+	struct mover *m = t->m;
+	int all = look(t);
+	uint64_t bytes = t->bytes, begin = m->out.now_us(m->out.arg);
+	int done = copy(t);
+	uint64_t end = m->out.now_us(m->out.arg);
+	if (t->bytes != bytes)
+		t->copy_us += end - begin;
+	if (!done) {
+		m->more = 1;
+		if (!m->cut)
+			m->cut = t;
+		return STEP_STAY;
+	}
+	if (!all)
+		return wait_for_tokens(t);
+	t->tail_us = end - t->computed_us;
+	if (ring_mark_sent(t->p->ring, t->slot, t->gen) < 0) {
+		task_drop(t, END_CANCELLED, "cancelled by the prefill worker");
+		return STEP_GONE;
+	}
+	task_enter(t, TASK_MARKED);
+	return STEP_MOVED;
+}
+
+static enum step step_marked(struct task *t)
+{
+	Pds__Lease lease;
+	Pds__KvReady ready = PDS__KV_READY__INIT;
+	mover_lease_fill(&lease, &t->lease);
+	ready.lease = &lease;
+	ready.bytes = t->bytes;
+	ready.copy_us = t->copy_us;
+	ready.tail_us = t->tail_us;
+	if (mover_send(t->m, t->decode, t->lease.epoch, MSG_KV_READY, &t->head, &ready.base) == 0) {
+		t->unlinked_us = 0;
+		task_enter(t, TASK_POSTED);
+		return STEP_MOVED;
+	}
+	return stalled(t, t->since_us) ? fail_stalled(t, "the link") : STEP_STAY;
+}
+
+/* D's acknowledgement may take as long as the deadline lets it, but only over a link that is there. */
+static enum step step_posted(struct task *t)
+{
+	if (mover_is_linked(t->m, t->decode, t->lease.epoch)) {
+		t->unlinked_us = 0;
+		return STEP_STAY;
+	}
+	if (!t->unlinked_us)
+		t->unlinked_us = t->m->now_us;
+	return stalled(t, t->unlinked_us) ? fail_stalled(t, "the link (KV_READY is not acknowledged)") : STEP_STAY;
+}
+
+static enum step step_acked(struct task *t)
+{
+	Pds__KvSent sent = PDS__KV_SENT__INIT;
+	sent.slot = t->slot;
+	sent.generation = t->gen;
+	if (mover_send(t->m, t->p->name, t->p->epoch, MSG_KV_SENT, &t->head, &sent.base) < 0)
+		return STEP_STAY;
+	task_drop(t, END_SENT, "");
+	return STEP_GONE;
+}
+
+/* Is the slot still this task's, and is there time? */
+static enum step task_watch(struct task *t)
+{
+	uint64_t gen;
+	enum ring_state word = ring_peek(t->p->ring, t->slot, &gen), want = t->state == TASK_FOUND && t->was_sent ? RING_SENT : states[t->state].word;
+	if (gen == t->gen && word == RING_SENT && want == RING_PENDING)
+		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s was marked sent by somebody else", t->slot, t->p->name);
+	if (gen != t->gen || word != want) {
+		task_drop(t, END_CANCELLED, "cancelled by the prefill worker");
+		return STEP_GONE;
+	}
+	if (t->m->now_us >= t->head.deadline_us)
+		return task_fail(t, END_DEADLINE, PDS__FAULT__FAULT_DEADLINE, "the request's deadline has passed %s, after %" PRIu64 " ms",
+		                 t->state == TASK_OPEN ? "while its KV was being sent" : "before its KV was handed over",
+		                 (t->m->now_us - t->found_us) / 1000);
+	return STEP_STAY;
+}
+
+void task_run(struct task *t)
+{
+	enum step s = task_watch(t);
+	while (s != STEP_GONE && (s = states[t->state].step(t)) == STEP_MOVED)
+		;
+}
+
+/* --- what D says ---------------------------------------------------------------------------------------------------------- */
+
+void task_opened(struct task *t, int refused)
+{
+	if (t->state != TASK_ASKED)
+		return;
+	if (refused) {
+		task_fail(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST, "%s refused to open lease %" PRIu64 ": it has ended there", t->decode, t->lease.id);
+		return;
+	}
+	task_enter(t, TASK_OPEN);
+	t->progress_us = t->m->now_us;
+}
+
+void task_revoked(struct task *t)
+{
+	task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64, t->decode, t->lease.id);
+}
+
+void task_acked(struct task *t)
+{
+	if (t->state == TASK_POSTED)
+		task_enter(t, TASK_ACKED);
+}
+
+void task_relinked(struct task *t)
+{
+	if (t->state == TASK_ASKED)
+		t->said = 0;
+	else if (t->state == TASK_POSTED)
+		task_enter(t, TASK_MARKED);
+}

@@ -1,0 +1,84 @@
+/* api_force.c - tool_choice "required" or of one function: the answer is made to be calls, by a constraint in the format of the model. Thoughts may come first, where the model has them.
+ *
+ * The schemas are compiled one by one before, so that the error names the tool; together they may cost no more than one may. */
+#include "call.h"
+#include "grammar/grammar.h"
+#include "text/toolcall_form.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CALLS_MAX 8u             /* in an answer that must call */
+#define NODES_MAX 100000u        /* of all schemas */
+
+static int bad_tool(struct call *c, size_t at, const struct err *err)
+{
+	return api_bad(&c->error, "tools", "tools[%zu].function.parameters: %s", at, err->text);
+}
+
+static int check_schema(struct call *c, const json_t *tool, size_t at, uint32_t *nodes)
+{
+	struct grammar *g;
+	struct err err = {0};
+	json_t *schema = toolcall_form_schema(tool, &err);
+	if (!schema)
+		return bad_tool(c, at, &err);
+	char *text = json_dumps(schema, JSON_COMPACT | JSON_REAL_PRECISION(17));
+	int r = text ? grammar_compile(GRAMMAR_JSON_SCHEMA, text, strlen(text), 0, &g, &err) : err_set(&err, ERR_INVALID, "no text can say it");
+	free(text);
+	json_decref(schema);
+	if (r < 0)
+		return bad_tool(c, at, &err);
+	*nodes += grammar_nodes(g);
+	grammar_destroy(&g);
+	return *nodes <= NODES_MAX ? 0 : api_bad(&c->error, "tools", "tools[%zu].function.parameters: the schemas up to here are together too large to bind a call", at);
+}
+
+static int check_schemas(struct call *c, const json_t *tools, const char *only)
+{
+	uint32_t nodes = 0;
+	for (size_t i = 0; i < json_array_size(tools); i++) {
+		const json_t *tool = json_array_get(tools, i);
+		if (only && strcmp(only, json_string_value(json_object_get(json_object_get(tool, "function"), "name"))) != 0)
+			continue;
+		if (check_schema(c, tool, i, &nodes) < 0)
+			return -1;
+	}
+	return 0;
+}
+
+/* Before the calls: to the end of the thoughts that the prompt opened, or thoughts if the model wants them. */
+static void put_thoughts(const struct model *m, const char *prompt, size_t len, json_t *pieces)
+{
+	if (!m->reasoning)
+		return;
+	const char *open = reasoning_format_marker(m->reasoning, 0), *close = reasoning_format_marker(m->reasoning, 1);
+	json_t *first = reasoning_opened(m->reasoning, prompt, len)
+	                ? json_pack("[{s:s},{s:s}]", "free", close, "regex", "\\n{0,2}")
+	                : json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", open, "free", close, "regex", "\\n{0,2}");
+	json_array_extend(first, pieces);
+	json_array_clear(pieces);
+	json_array_extend(pieces, first);
+	json_decref(first);
+}
+
+int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len)
+{
+	const json_t *tools = json_object_get(o, "tools");
+	const char *only = json_string_value(json_object_get(json_object_get(json_object_get(o, "tool_choice"), "function"), "name"));
+	struct err err = {0};
+	size_t at;
+	if (!c->must_call)
+		return 0;
+	if (c->constraint.kind)
+		return api_bad(&c->error, "tool_choice", "tool_choice %s and the form that the request gives for its answer bind both: give one of them", param_show(json_object_get(o, "tool_choice")));
+	if (check_schemas(c, tools, only) < 0)
+		return -1;
+	json_t *pieces = toolcall_form(c->message.calls, tools, only, c->message.one_call ? 1 : CALLS_MAX, &at, &err);
+	if (!pieces)
+		return at == TOOLCALL_FORM_WHOLE ? api_bad(&c->error, "tool_choice", "tool_choice: %s; use \"auto\" or \"none\"", err.text) : bad_tool(c, at, &err);
+	put_thoughts(c->model, prompt, len, pieces);
+	char *text = json_dumps(pieces, JSON_COMPACT | JSON_REAL_PRECISION(17));
+	json_decref(pieces);
+	return text ? call_constrain(c, "tool_choice", GRAMMAR_STRUCTURE, text, 0) : api_bad(&c->error, "tool_choice", "tool_choice: no text can say this form");
+}

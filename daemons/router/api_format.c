@@ -1,0 +1,127 @@
+/* api_format.c - the form that an answer must have: response_format of OpenAI, guided_* and structured_outputs of vLLM. Each asks for one constraint (grammar.h), which is compiled here
+ * to be refused with its reason at once, and again at the worker. */
+#include "call.h"
+#include "grammar/grammar.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* text is taken. param: who asks; a second one that asks is refused. */
+int call_constrain(struct call *c, const char *param, unsigned kind, char *text, int strict)
+{
+	struct err err = {0};
+	struct grammar *g;
+	if (c->constraint.kind) {
+		free(text);
+		return api_bad(&c->error, param, "%s: the answer's form is given twice", param);
+	}
+	c->constraint.text = text;
+	if (!c->model->tokenizer)
+		return api_bad(&c->error, param, "%s needs the model's vocabulary, which this server has not", param);
+	if (grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err) < 0)
+		return api_bad(&c->error, param, "%s: %s", param, err.text);
+	grammar_destroy(&g);
+	c->constraint.kind = (Pds__ConstraintKind)kind;
+	c->constraint.strict = strict;
+	return 0;
+}
+
+static char *dump(const json_t *v)
+{
+	char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+	return text ? text : mem_strdup("");
+}
+
+/* A schema as an object, or as a text of one. */
+static int constrain_json(struct call *c, const char *param, const json_t *v, int strict)
+{
+	if (json_is_string(v) && strlen(json_string_value(v)) == json_string_length(v))
+		return call_constrain(c, param, GRAMMAR_JSON_SCHEMA, mem_strdup(json_string_value(v)), strict);
+	if (!json_is_object(v))
+		return api_bad(&c->error, param, "%s must be a JSON schema, got %s", param, param_show(v));
+	return call_constrain(c, param, GRAMMAR_JSON_SCHEMA, dump(v), strict);
+}
+
+static int constrain_regex(struct call *c, const char *param, const json_t *v)
+{
+	if (!json_is_string(v) || json_string_length(v) == 0 || strlen(json_string_value(v)) != json_string_length(v))
+		return api_bad(&c->error, param, "%s must be a regular expression, got %s", param, param_show(v));
+	return call_constrain(c, param, GRAMMAR_REGEX, mem_strdup(json_string_value(v)), 0);
+}
+
+static int constrain_choice(struct call *c, const char *param, const json_t *v)
+{
+	if (!json_is_array(v))
+		return api_bad(&c->error, param, "%s must be an array of strings, got %s", param, param_show(v));
+	return call_constrain(c, param, GRAMMAR_CHOICE, dump(v), 0);
+}
+
+/* null is as good as nothing. */
+static const json_t *member(const json_t *o, const char *name)
+{
+	const json_t *v = json_object_get(o, name);
+	return json_is_null(v) ? NULL : v;
+}
+
+static int read_response_format(struct call *c, const json_t *v)
+{
+	const char *type = json_string_value(json_object_get(v, "type"));
+	if (!type)
+		return api_bad(&c->error, "response_format", "response_format must be an object with a type, got %s", param_show(v));
+	if (strcmp(type, "text") == 0)
+		return 0;
+	if (strcmp(type, "json_object") == 0)
+		return call_constrain(c, "response_format", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0);
+	if (strcmp(type, "json_schema") != 0)
+		return api_bad(&c->error, "response_format", "response_format.type must be text, json_object or json_schema, got %s", param_show(json_object_get(v, "type")));
+	const json_t *s = json_object_get(v, "json_schema"), *schema = json_object_get(s, "schema"), *strict = member(s, "strict");
+	if (!json_is_object(schema))
+		return api_bad(&c->error, "response_format", "response_format.json_schema.schema must be an object, got %s", param_show(schema));
+	if (strict && !json_is_boolean(strict))
+		return api_bad(&c->error, "response_format", "response_format.json_schema.strict must be true or false, got %s", param_show(strict));
+	return constrain_json(c, "response_format", schema, json_is_true(strict));
+}
+
+static int read_structured(struct call *c, const json_t *v)
+{
+	static const char *const known[] = {"json", "regex", "choice", "json_object"};
+	const char *key;
+	json_t *m;
+	if (!json_is_object(v))
+		return api_bad(&c->error, "structured_outputs", "structured_outputs must be an object, got %s", param_show(v));
+	json_object_foreach ((json_t *)v, key, m) {
+		size_t i = 0;
+		while (i < 4 && strcmp(key, known[i]) != 0)
+			i++;
+		if (i == 4 && !json_is_null(m))
+			return api_bad(&c->error, "structured_outputs", "structured_outputs.%.40s is not supported by this server: json, regex, choice and json_object are", key);
+	}
+	if ((m = (json_t *)member(v, "json")) && constrain_json(c, "structured_outputs", m, 0) < 0)
+		return -1;
+	if ((m = (json_t *)member(v, "regex")) && constrain_regex(c, "structured_outputs", m) < 0)
+		return -1;
+	if ((m = (json_t *)member(v, "choice")) && constrain_choice(c, "structured_outputs", m) < 0)
+		return -1;
+	return json_is_true(json_object_get(v, "json_object")) ? call_constrain(c, "structured_outputs", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0) : 0;
+}
+
+/* What asks for nothing: null, "", [], {}. */
+static int is_empty(const json_t *v)
+{
+	return !v || (json_is_string(v) && !json_string_length(v)) || (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
+}
+
+int format_read(struct call *c, const json_t *o)
+{
+	const json_t *v;
+	if ((v = member(o, "response_format")) && read_response_format(c, v) < 0)
+		return -1;
+	if (!is_empty(v = member(o, "guided_json")) && constrain_json(c, "guided_json", v, 0) < 0)
+		return -1;
+	if (!is_empty(v = member(o, "guided_regex")) && constrain_regex(c, "guided_regex", v) < 0)
+		return -1;
+	if (!is_empty(v = member(o, "guided_choice")) && constrain_choice(c, "guided_choice", v) < 0)
+		return -1;
+	return (v = member(o, "structured_outputs")) ? read_structured(c, v) : 0;
+}

@@ -1,0 +1,503 @@
+/* call.c - see call.h: how a call begins, is prepared, runs and ends.
+ *
+ * What always holds: a call is in router.calls from begin to free; only while in_pool is set does a text thread touch it, and then nobody else does but to
+ * note that the client is gone; after `over` nothing of it is sent. */
+#include "call.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static void call_free(struct call *c)
+{
+	c->over = 1;
+	if (c->in_pool)
+		return;   /* prepared() frees it */
+	for (uint32_t i = 0; i < c->n_choices; i++)
+		choice_fini(&c->choices[i]);
+	for (size_t i = 0; i < c->n_prompts; i++) {
+		token_list_fini(&c->prompts[i].tokens);
+		prefixes_fini(&c->prompts[i].prefixes);
+		free(c->prompts[i].text);
+	}
+	c->r->n_calls--;
+	c->r->n_sequences -= c->n_choices;
+	list_remove(&c->node);
+	toolcall_tools_destroy(&c->message.tools);
+	params_fini(&c->p);
+	free(c->constraint.text);
+	buf_fini(&c->head);
+	buf_fini(&c->out);
+	free(c->choices);
+	free(c->prompts);
+	free(c->pin);
+	free(c->body);
+	free(c);
+}
+
+static void client_gone(void *arg)
+{
+	struct call *c = arg;
+	log_info("client_gone", "id=%s choices=%u ended=%u", *c->id ? c->id : "-", c->n_choices, c->n_ended);
+	c->conn = NULL;
+	for (uint32_t i = 0; i < c->n_choices; i++)
+		if (c->choices[i].seq)
+			seq_cancel(c->choices[i].seq, "the client is gone");
+	call_free(c);
+}
+
+uint32_t router_retry_after_s(const struct router *r)
+{
+	return registry_retry_after_s(&r->registry, r->conf.retry_after_s, r->conf.retry_after_max_s);
+}
+
+static void retry_header(const struct call *c, int status, uint32_t least_s, char *out, size_t size)
+{
+	uint32_t s = router_retry_after_s(c->r), most_s = c->r->conf.retry_after_max_s;
+	if (least_s > most_s)
+		least_s = most_s;
+	out[0] = 0;
+	if (status == 429 || status == 503)
+		snprintf(out, size, "Retry-After: %u\r\n", s > least_s ? s : least_s);
+	if (*c->id) {
+		size_t n = strlen(out);
+		snprintf(out + n, size - n, "X-Request-Id: %s\r\n", c->id);
+	}
+}
+
+void call_fail(struct call *c, const struct api_error *e)
+{
+	struct buf text;
+	char extra[160];
+	c->over = 1;
+	stat_add(c->r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
+	log_info("call_failed", "id=%s status=%d param=%s why=%s", *c->id ? c->id : "-", e->status, log_quote(e->param), log_quote(e->text));
+	buf_init(&text, 0);
+	buf_adds(&text, c->streaming ? "data: " : "");
+	api_error_json(e, &text);
+	if (c->conn && c->streaming) {
+		buf_adds(&text, "\n\ndata: [DONE]\n\n");
+		if (http_stream_add(c->conn, text.data, text.len) < 0)
+			http_drop(c->conn);
+		else
+			http_stream_end(c->conn);
+	} else if (c->conn) {
+		retry_header(c, e->status, e->retry_after_s, extra, sizeof extra);
+		http_reply(c->conn, e->status, "application/json", extra, text.data, text.len);
+	}
+	buf_fini(&text);
+	call_free(c);
+}
+
+/* --- preparing ---------------------------------------------------------------------------------------------------------------- */
+
+static int check_model(struct call *c, const json_t *o)
+{
+	const json_t *v = json_object_get(o, "model");
+	if (!v || json_is_null(v))
+		return 0;   /* there is one */
+	if (!json_is_string(v))
+		return api_bad(&c->error, "model", "model must be a string, got %s", param_show(v));
+	if (strcmp(json_string_value(v), c->model->name) == 0)
+		return 0;
+	api_fault(&c->error, 404, "the model %s does not exist; this server has %s", param_show(v), c->model->name);
+	snprintf(c->error.param, sizeof c->error.param, "model");
+	c->error.code = "model_not_found";
+	return -1;
+}
+
+static void hash_prompts(struct call *c)
+{
+	for (size_t i = 0; c->roots.n && i < c->n_prompts; i++)
+		prefixes_make(&c->roots, c->prompts[i].tokens.ids, c->prompts[i].tokens.n, &c->prompts[i].prefixes);
+}
+
+static void prepare(struct text_job *j)
+{
+	static int (*const by_kind[])(struct call *, const json_t *) = {
+		[CALL_COMPLETION] = api_completions_prepare,
+		[CALL_CHAT] = api_chat_prepare,
+		[CALL_TOKENIZE] = api_tokenize_prepare,
+		[CALL_DETOKENIZE] = api_detokenize_prepare,
+	};
+	struct call *c = (struct call *)j;
+	json_error_t bad;
+	json_t *o = json_loadb(c->body, c->body_len, JSON_ALLOW_NUL, &bad);
+	if (!o)
+		api_bad(&c->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad.text, bad.line, bad.column);
+	else if (!json_is_object(o))
+		api_bad(&c->error, NULL, "the body must be a JSON object, got %s", param_show(o));
+	else if (check_model(c, o) == 0 && by_kind[c->kind](c, o) == 0)
+		hash_prompts(c);
+	json_decref(o);
+	free(c->body);
+	c->body = NULL;
+	c->prepared_us = clock_us();
+}
+
+static void draw_id(struct call *c, const struct reqid *first)
+{
+	struct reqid id;
+	randombytes_buf(&id, sizeof id);
+	snprintf(c->id, sizeof c->id, "%s-%s", c->kind == CALL_CHAT ? "chatcmpl" : "cmpl", log_reqid(first ? first : &id));
+}
+
+/* What the answer begins with when the client wants the prompt back. */
+static void add_echo(struct choice *ch)
+{
+	const struct call *c = ch->call;
+	const struct prompt *p = ch->prompt;
+	if (p->text)
+		buf_add(&ch->text, p->text, p->text_len);
+	else if (c->model->tokenizer)
+		tokenizer_decode(c->model->tokenizer, p->tokens.ids, p->tokens.n, c->p.skip_special ? DECODE_SKIP_SPECIAL : 0, &ch->text);
+	for (size_t i = 0; i < ch->text.len; i++)
+		ch->chars += ((unsigned char)ch->text.data[i] & 0xc0) != 0x80;
+	if (c->p.logprobs >= 0 && p->tokens.n == 1)
+		logprob_add_prompt(ch, p->tokens.ids[0], NULL, 0);
+}
+
+void call_prompt_logprobs(struct choice *ch, Pds__Token *const *tokens, size_t n)
+{
+	const struct call *c = ch->call;
+	const uint32_t *ids = ch->prompt->tokens.ids;
+	for (size_t i = 0; c->p.prompt_logprobs >= 0 && i <= n; i++)
+		logprob_add_prompt_entry(ch, i ? tokens[i - 1] : NULL);
+	if (!c->p.echo || c->p.logprobs < 0)
+		return;
+	struct detok d;
+	struct buf text;
+	size_t chars = 0;
+	buf_init(&text, 0);
+	if (c->model->tokenizer)
+		detok_init(&d, c->model->tokenizer, c->p.skip_special ? DECODE_SKIP_SPECIAL : 0);
+	for (size_t i = 0; i <= n; i++) {
+		logprob_add_prompt(ch, ids[i], i ? tokens[i - 1] : NULL, chars);
+		if (!c->model->tokenizer)
+			continue;
+		buf_reset(&text);
+		detok_feed(&d, ids[i], &text);
+		for (size_t k = 0; k < text.len; k++)
+			chars += ((unsigned char)text.data[k] & 0xc0) != 0x80;
+	}
+	buf_fini(&text);
+}
+
+static void make_choices(struct call *c)
+{
+	c->n_choices = (uint32_t)(c->n_prompts * c->p.n);
+	c->choices = mem_array(c->n_choices, sizeof *c->choices);
+	c->r->n_sequences += c->n_choices;
+	for (uint32_t i = 0; i < c->n_choices; i++) {
+		choice_init(&c->choices[i], c, &c->prompts[i / c->p.n], i);
+		if (c->p.echo)
+			add_echo(&c->choices[i]);
+		if (c->p.prompt_logprobs >= 0 && c->choices[i].prompt->tokens.n == 1)
+			logprob_add_prompt_entry(&c->choices[i], NULL);
+	}
+}
+
+static void make_sequences(struct call *c)
+{
+	struct seq_spec spec = {.max_tokens = c->score_only ? 1 : c->p.max_tokens, .sampling = c->p.sampling, .stop_ids = c->p.stop_ids,
+	                        .n_stop_ids = c->p.n_stop_ids, .ignore_eos = c->p.ignore_eos, .begun_us = c->begun_us, .deadline_us = c->deadline_us,
+	                        .constraint = c->constraint.kind ? &c->constraint : NULL, .pin = c->pin, .session = c->session ? c->session : c->p.session};
+	uint64_t seed = c->p.sampling.seed;
+	for (uint32_t i = 0; i < c->n_choices; i++) {
+		struct choice *ch = &c->choices[i];
+		if (!c->p.has_seed && i % c->p.n == 0)
+			randombytes_buf(&seed, sizeof seed);
+		spec.tokens = ch->prompt->tokens.ids;
+		spec.prompt_tokens = (uint32_t)ch->prompt->tokens.n;
+		spec.prefixes = ch->prompt->prefixes.n ? &ch->prompt->prefixes : NULL;
+		spec.sampling.seed = seed + i % c->p.n;
+		spec.beside = i % c->p.n ? c->choices[i - i % c->p.n].seq : NULL;
+		ch->seq = seq_new(&c->r->seqs, &spec, &choice_hooks, ch);
+	}
+	if (c->r->wake)
+		c->r->wake(c->r);
+}
+
+static void answer(struct call *c);
+
+/* max_tokens 0 without log-probabilities: the prompt is the answer. */
+static void answer_at_once(struct call *c)
+{
+	draw_id(c, NULL);
+	reply_head(c);
+	for (uint32_t i = 0; i < c->n_choices; i++) {
+		c->choices[i].finish = SEQ_FINISH_LENGTH;
+		if (c->p.stream)
+			call_chunk(c, &c->choices[i]);
+	}
+	answer(c);
+}
+
+static void start(struct call *c)
+{
+	struct api_error e = {0};
+	uint64_t n = (uint64_t)c->n_prompts * c->p.n;
+	if (c->r->n_sequences + n > c->r->conf.max_requests) {
+		api_fault(&e, 429, "%u requests are at work here; with %llu more that is over the limit of %u (max_requests)", c->r->n_sequences,
+		          (unsigned long long)n, c->r->conf.max_requests);
+		call_fail(c, &e);
+		return;
+	}
+	make_choices(c);
+	if (c->p.max_tokens == 0 && !c->score_only) {
+		answer_at_once(c);
+		return;
+	}
+	make_sequences(c);
+	draw_id(c, &c->choices[0].seq->id);
+	reply_head(c);
+	for (uint32_t i = 0; i < c->n_choices; i++) {
+		int r = seq_start(c->choices[i].seq);
+		if (r == 0)
+			continue;
+		if (r == ERR_FULL)
+			api_bad(&e, "max_tokens", "prompt and max_tokens together are longer than any worker takes");
+		else if (c->pin)
+			api_fault(&e, 503, "a worker that the request is pinned to is not ready to take it");
+		else
+			api_fault(&e, 503, "no worker is ready to take this request");
+		for (uint32_t k = i; k < c->n_choices; k++)
+			c->choices[k].seq->status = e.status;
+		call_fail(c, &e);
+		return;
+	}
+}
+
+static void prepared(struct text_job *j)
+{
+	struct call *c = (struct call *)j;
+	c->in_pool = 0;
+	if (c->over) {
+		call_free(c);
+		return;
+	}
+	stat_observe_us(c->r->stats, STAT_PREPARE, c->prepared_us - c->begun_us);
+	if (c->error.status) {
+		call_fail(c, &c->error);
+	} else if (c->kind == CALL_TOKENIZE || c->kind == CALL_DETOKENIZE) {
+		http_reply(c->conn, 200, "application/json", NULL, c->out.data, c->out.len);
+		call_free(c);
+	} else {
+		start(c);
+	}
+}
+
+static struct call *call_new(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, char *body, size_t body_len)
+{
+	struct call *c = mem_zalloc(sizeof *c);
+	uint32_t seen = registry_context(&r->registry);
+	pds__constraint__init(&c->constraint);
+	c->constraint.text = NULL;
+	c->job.work = prepare;
+	c->job.done = prepared;
+	c->r = r;
+	c->model = r->model;
+	c->conn = conn;
+	c->kind = kind;
+	c->body = body;
+	c->body_len = body_len;
+	c->context = c->max_model_len = seen ? seen : r->model->context;
+	c->vocab = registry_vocab(&r->registry);
+	if (!c->vocab)
+		c->vocab = r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : INT32_MAX;
+	c->max_choices = r->conf.max_choices;
+	if (policy_uses_prefixes(&r->registry.policy))
+		c->roots = r->registry.roots;
+	if (*head->session_id)
+		c->session = policy_key(head->session_id, strlen(head->session_id));
+	c->begun_us = clock_us();
+	c->deadline_us = c->begun_us + r->conf.request_timeout_us;
+	c->created_s = (int64_t)time(NULL);
+	list_push_back(&r->calls, &c->node);
+	r->n_calls++;
+	return c;
+}
+
+void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, char *body, size_t body_len)
+{
+	struct call *c = call_new(r, conn, kind, head, body, body_len);
+	struct api_error e = {0};
+	http_on_gone(conn, client_gone, c);
+	if (r->draining)
+		api_fault(&e, 503, "this server is shutting down");
+	else if (r->n_calls > r->conf.max_requests)
+		api_fault(&e, 429, "%u requests are at work here, which is the limit (max_requests)", r->conf.max_requests);
+	else if (pin_read(c, head) < 0)
+		e = c->error;
+	if (e.status) {
+		call_fail(c, &e);
+		return;
+	}
+	if (body_len <= r->conf.text_inline_bytes) {
+		prepare(&c->job);
+		prepared(&c->job);
+		return;
+	}
+	c->in_pool = 1;
+	if (text_pool_put(r->text, &c->job) < 0) {
+		c->in_pool = 0;
+		api_fault(&e, 429, "too many long prompts wait to be tokenized (text_queue)");
+		call_fail(c, &e);
+	}
+}
+
+/* --- answering ------------------------------------------------------------------------------------------------------------------ */
+
+uint32_t call_prompt_tokens(const struct call *c)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < c->n_prompts; i++)
+		n += c->prompts[i].tokens.n;
+	return (uint32_t)n;
+}
+
+uint32_t call_output_tokens(const struct call *c)
+{
+	uint32_t n = 0;
+	for (uint32_t i = 0; i < c->n_choices; i++)
+		n += c->choices[i].n_tokens;
+	return n;
+}
+
+uint32_t call_cached_tokens(const struct call *c)
+{
+	uint32_t n = 0;
+	for (uint32_t i = 0; i < c->n_choices; i += c->p.n)
+		n += c->choices[i].seq ? c->choices[i].seq->times.cached_tokens : 0;
+	return n;
+}
+
+static void begin_stream(struct call *c)
+{
+	char extra[160];
+	if (c->streaming)
+		return;
+	c->streaming = 1;
+	retry_header(c, 200, 0, extra, sizeof extra);
+	http_stream_begin(c->conn, "text/event-stream; charset=utf-8", extra);
+}
+
+static void given(struct choice *ch, size_t n)
+{
+	if (n < ch->text.len)
+		memmove(ch->text.data, ch->text.data + n, ch->text.len - n);
+	ch->text.len -= n;
+	if (ch->message)
+		message_given(ch->message);
+	buf_reset(&ch->ids);
+	buf_reset(&ch->parts.content);
+	buf_reset(&ch->parts.values);
+	buf_reset(&ch->parts.top);
+	buf_reset(&ch->parts.offsets);
+}
+
+int call_chunk(struct call *c, struct choice *ch)
+{
+	size_t n = ch->text.len;
+	if (!c->conn)
+		return ERR_CLOSED;
+	if (ch->message)
+		n = 0;
+	else if (ch->finish == SEQ_FINISH_NONE && c->p.stop)
+		n -= stop_held(c->p.stop, &ch->scan);
+	if (ch->message && reply_is_empty(ch))
+		return 0;
+	begin_stream(c);
+	buf_reset(&c->out);
+	reply_chunk(c, ch, n, &c->out);
+	given(ch, n);
+	return http_stream_add(c->conn, c->out.data, c->out.len);
+}
+
+static void count_choice(const struct call *c, const struct choice *ch)
+{
+	struct stat_set *st = c->r->stats;
+	uint64_t now = clock_us();
+	const struct seq *s = ch->seq;
+	if (!s)
+		return;
+	if (ch->finish == SEQ_FINISH_STOP || ch->finish == SEQ_FINISH_LENGTH)
+		stat_add(st, ch->finish == SEQ_FINISH_STOP ? STAT_SUCCESS_STOP : STAT_SUCCESS_LENGTH, 1);
+	stat_observe_us(st, STAT_E2E, now - c->begun_us);
+	if (s->first_us)
+		stat_observe_us(st, STAT_TTFT, s->first_us - c->begun_us);
+	if (s->first_us && ch->n_tokens > 1)
+		stat_observe_us(st, STAT_TPOT, (now - s->first_us) / (ch->n_tokens - 1));
+}
+
+static void answer(struct call *c)
+{
+	char extra[160];
+	int r = 0;
+	c->over = 1;
+	buf_reset(&c->out);
+	if (!c->p.stream) {
+		retry_header(c, 200, 0, extra, sizeof extra);
+		reply_whole(c, &c->out);
+		http_reply(c->conn, 200, "application/json", extra, c->out.data, c->out.len);
+		call_free(c);
+		return;
+	}
+	begin_stream(c);
+	if (c->p.include_usage)
+		reply_usage_chunk(c, &c->out);
+	buf_adds(&c->out, "data: [DONE]\n\n");
+	r = http_stream_add(c->conn, c->out.data, c->out.len);
+	if (r < 0)
+		http_drop(c->conn);
+	else
+		http_stream_end(c->conn);
+	call_free(c);
+}
+
+void call_choice_ended(struct call *c, struct choice *ch)
+{
+	CHECK(!ch->ended);
+	ch->ended = 1;
+	count_choice(c, ch);
+	if (++c->n_ended == c->n_choices && c->conn)
+		answer(c);
+}
+
+int call_abort(struct router *r, const struct reqid *id)
+{
+	struct seq *s = seqs_find(&r->seqs, id);
+	if (!s)
+		return ERR_NOTFOUND;
+	struct call *c = ((struct choice *)s->owner)->call;
+	for (uint32_t i = 0; i < c->n_choices; i++) {
+		struct choice *ch = &c->choices[i];
+		if (ch->ended)
+			continue;
+		seq_cancel(ch->seq, "aborted on request");
+		choice_finish(ch, SEQ_FINISH_ABORT);
+		ch->ended = 1;
+		c->n_ended++;
+		if (c->p.stream)
+			call_chunk(c, ch);
+	}
+	answer(c);
+	return 0;
+}
+
+void call_abort_all(struct router *r)
+{
+	while (!list_empty(&r->calls)) {
+		struct call *c = list_entry(r->calls.next, struct call, node);
+		if (c->conn)
+			http_drop(c->conn);
+		c->conn = NULL;
+		c->in_pool = 0;   /* the pool has ended */
+		call_free(c);
+	}
+}

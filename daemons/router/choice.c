@@ -1,0 +1,202 @@
+/* choice.c - one answer in the making: tokens become text, stop strings cut it, what may be the beginning of one waits.
+ *
+ * What always holds: text holds what was decoded and not yet given to the client; it never holds anything behind a stop string; what is given to the
+ * client is whole UTF-8 (detok gives whole characters, and a stop string begins with one). */
+#include "call.h"
+#include "util/check.h"
+
+#include <string.h>
+
+void choice_init(struct choice *ch, struct call *c, struct prompt *prompt, uint32_t index)
+{
+	memset(ch, 0, sizeof *ch);
+	ch->call = c;
+	ch->prompt = prompt;
+	ch->index = index;
+	ch->stopped = -1;
+	ch->stop_id = -1;
+	if (c->model->tokenizer)
+		detok_init(&ch->detok, c->model->tokenizer, DECODE_CONTINUES | (c->p.skip_special ? DECODE_SKIP_SPECIAL : 0));
+	if (c->kind == CALL_CHAT)
+		ch->message = message_new(&c->message, c->id, index);
+}
+
+void choice_fini(struct choice *ch)
+{
+	seq_destroy(&ch->seq);
+	message_destroy(&ch->message);
+	buf_fini(&ch->text);
+	buf_fini(&ch->parts.content);
+	buf_fini(&ch->parts.values);
+	buf_fini(&ch->parts.top);
+	buf_fini(&ch->parts.offsets);
+	buf_fini(&ch->parts.prompt);
+	buf_fini(&ch->ids);
+}
+
+static size_t count_chars(const char *s, size_t n)
+{
+	size_t chars = 0;
+	for (size_t i = 0; i < n; i++)
+		chars += ((unsigned char)s[i] & 0xc0) != 0x80;
+	return chars;
+}
+
+/* New text is at text[from ..]: 1 if a stop string ended it there (the text is cut). */
+static int scan_new(struct choice *ch, size_t from)
+{
+	const struct params *p = &ch->call->p;
+	size_t end, len;
+	if (ch->text.len == from)
+		return 0;
+	if (p->stop && ch->n_tokens <= p->min_tokens) {
+		stop_pass(p->stop, &ch->scan, ch->text.data + from, ch->text.len - from);
+	} else if (p->stop) {
+		int which = stop_feed(p->stop, &ch->scan, ch->text.data + from, ch->text.len - from, &end);
+		if (which >= 0) {
+			ch->stopped = which;
+			stop_string(p->stop, (size_t)which, &len);
+			ch->text.len = from + end - (p->include_stop ? 0 : len);
+			ch->text.data[ch->text.len] = 0;
+			return 1;
+		}
+	}
+	ch->chars += count_chars(ch->text.data + from, ch->text.len - from);
+	return 0;
+}
+
+/* No more tokens come: half a character that is left becomes U+FFFD. */
+static void flush_text(struct choice *ch)
+{
+	size_t from = ch->text.len;
+	if (!ch->call->model->tokenizer)
+		return;
+	detok_finish(&ch->detok, &ch->text);
+	if (scan_new(ch, from))
+		ch->finish = SEQ_FINISH_STOP;
+}
+
+/* A special token's text is left out, unless it marks what is looked for in this answer. */
+static int is_skipped(const struct choice *ch, uint32_t id)
+{
+	const struct call *c = ch->call;
+	unsigned wanted = (c->message.calls ? MODEL_MARKS_CALLS : 0) | (c->message.reasoning ? MODEL_MARKS_REASONING : 0);
+	return c->p.skip_special && !(ch->message && model_marker(c->model, id) & wanted);
+}
+
+/* One token: 1 if a stop string is complete. silent: it ends the answer and is not part of its text. */
+static int add_token(struct choice *ch, const Pds__Token *t, int silent)
+{
+	const struct call *c = ch->call;
+	ch->n_tokens++;
+	if (c->p.return_token_ids)
+		buf_printf(&ch->ids, ch->ids.len ? ",%u" : "%u", t->id);
+	logprob_add(ch, t);
+	if (silent || !c->model->tokenizer)
+		return 0;
+	size_t from = ch->text.len;
+	ch->detok.flags &= ~(unsigned)DECODE_SKIP_SPECIAL;
+	ch->detok.flags |= is_skipped(ch, t->id) ? DECODE_SKIP_SPECIAL : 0;
+	detok_feed(&ch->detok, t->id, &ch->text);
+	return scan_new(ch, from);
+}
+
+static void note_stop_id(struct choice *ch, uint32_t id)
+{
+	const struct params *p = &ch->call->p;
+	for (size_t i = 0; i < p->n_stop_ids; i++)
+		if (p->stop_ids[i] == id)
+			ch->stop_id = id;
+}
+
+/* Text that is settled goes to the message: all but what may be the beginning of a stop string. */
+static void settle_text(struct choice *ch)
+{
+	size_t n = ch->text.len, held = 0;
+	if (!ch->message)
+		return;
+	if (ch->finish == SEQ_FINISH_NONE && ch->call->p.stop)
+		held = stop_held(ch->call->p.stop, &ch->scan);
+	n -= held;
+	message_feed(ch->message, ch->text.data, n);
+	if (held)
+		memmove(ch->text.data, ch->text.data + n, held);
+	ch->text.len = held;
+	if (ch->finish != SEQ_FINISH_NONE)
+		message_finish(ch->message);
+}
+
+void choice_finish(struct choice *ch, enum seq_finish finish)
+{
+	if (ch->finish != SEQ_FINISH_NONE)
+		return;
+	ch->finish = finish;
+	flush_text(ch);
+	settle_text(ch);
+}
+
+static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n, enum seq_finish last)
+{
+	struct choice *ch = owner;
+	int stop = 0;
+	(void)s;
+	if (ch->call->score_only) {
+		choice_finish(ch, SEQ_FINISH_LENGTH);
+		stop = 1;
+	}
+	for (size_t i = 0; i < n && !stop; i++) {
+		int ends = last == SEQ_FINISH_STOP && i == n - 1;
+		if (ends)
+			note_stop_id(ch, tokens[i]->id);
+		stop = add_token(ch, tokens[i], ends && !ch->call->p.include_stop);
+	}
+	if (stop)
+		ch->finish = ch->finish == SEQ_FINISH_NONE ? SEQ_FINISH_STOP : ch->finish;
+	else if (last != SEQ_FINISH_NONE)
+		choice_finish(ch, last);
+	settle_text(ch);
+	if (ch->message && ch->message->enough && ch->finish == SEQ_FINISH_NONE) {
+		choice_finish(ch, SEQ_FINISH_STOP);
+		stop = 1;
+	}
+	if (ch->call->p.stream && call_chunk(ch->call, ch) < 0)
+		return SEQ_ABORT;
+	return stop ? SEQ_STOP : SEQ_GO;
+}
+
+static void on_prompt(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n)
+{
+	(void)s;
+	call_prompt_logprobs(owner, tokens, n);
+}
+
+static void on_ended(void *owner, struct seq *s)
+{
+	struct choice *ch = owner;
+	struct call *c = ch->call;
+	if (s->state == SEQ_FAILED) {
+		struct api_error e = {0};
+		api_fault(&e, s->status, "%s", s->why);
+		e.retry_after_s = (uint32_t)((s->retry_after_us + 999999) / 1000000);
+		call_fail(c, &e);
+		return;
+	}
+	if (s->state == SEQ_CANCELLED) {
+		struct api_error e = {0};
+		api_fault(&e, 503, "the client reads too slowly (client_buffer_bytes)");
+		call_fail(c, &e);
+		return;
+	}
+	if (ch->finish == SEQ_FINISH_NONE) {
+		choice_finish(ch, s->finish);
+		if (c->p.stream && call_chunk(c, ch) < 0) {
+			struct api_error e = {0};
+			api_fault(&e, 503, "the client reads too slowly (client_buffer_bytes)");
+			call_fail(c, &e);
+			return;
+		}
+	}
+	call_choice_ended(c, ch);
+}
+
+const struct seq_hooks choice_hooks = {.tokens = on_tokens, .prompt = on_prompt, .ended = on_ended};

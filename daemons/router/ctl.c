@@ -1,0 +1,46 @@
+/* ctl.c - what pdctl may ask of the router. */
+#include "call.h"
+#include "util/clock.h"
+
+#include <string.h>
+
+static int ctl_workers(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	struct router *r = svc_data(s);
+	(void)args;
+	(void)n_args;
+	(void)err;
+	registry_json(&r->registry, clock_us(), out);
+	return 0;
+}
+
+static int ctl_requests(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	struct router *r = svc_data(s);
+	(void)args;
+	(void)n_args;
+	(void)err;
+	seqs_json(&r->seqs, clock_us(), out);
+	return 0;
+}
+
+static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	struct router *r = svc_data(s);
+	struct reqid id;
+	const char *text = n_args == 1 ? args[0] : "";
+	const char *hex = strrchr(text, '-') ? strrchr(text, '-') + 1 : text;
+	if (strlen(hex) != 32 || reqid_parse(hex, &id) < 0)
+		return err_set(err, ERR_INVALID, "cancel takes one request id of 32 hexadecimal digits, got \"%.80s\"", text);
+	if (call_abort(r, &id) < 0)
+		return err_set(err, ERR_NOTFOUND, "no request %.32s is at work here", hex);
+	buf_adds(out, "{\"cancelled\":true}");
+	return 0;
+}
+
+const struct svc_ctl router_ctl[] = {
+	{"workers", ctl_workers, "the workers that the router knows, with their load"},
+	{"requests", ctl_requests, "the requests at work: state, age, attempt, tokens, workers"},
+	{"cancel", ctl_cancel, "ID: ends a request everywhere; its client gets what there is"},
+	{0},
+};

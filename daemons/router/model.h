@@ -1,0 +1,52 @@
+/* model.h - the text side of the model that the router serves: name, tokenizer, chat template, from the model's own file. Immutable once
+ * opened; used by several threads. */
+#ifndef ROUTER_MODEL_H
+#define ROUTER_MODEL_H
+
+#include "text/chat_set.h"
+#include "text/reasoning.h"
+#include "text/tokenizer.h"
+#include "text/toolcall.h"
+#include "util/err.h"
+
+#include <stdint.h>
+
+#define TOOL_PARSERS "auto|none|hermes|qwen3_coder|llama3_json|mistral|deepseek|deepseek_v32|glm|kimi_k2|granite|cohere|pythonic"
+#define REASONING_PARSERS "auto|none|think|ernie|mistral|granite|cohere"
+#define MODEL_MARKERS_MAX 24
+
+enum { MODEL_MARKS_CALLS = 1, MODEL_MARKS_REASONING = 2 };
+
+struct model_marker {
+	uint32_t id;
+	unsigned whose;                  /* MODEL_MARKS_ */
+};
+
+struct model {
+	char name[128];                  /* as served */
+	char path[1024];
+	struct gguf *file;               /* NULL: a folder */
+	struct tokenizer *tokenizer;     /* NULL: only token ids are served */
+	struct chat_set chats;           /* its templates */
+	struct err chats_error;          /* code 0, or why those of its own cannot be used */
+	const struct toolcall_format *calls;          /* how it writes calls of tools; NULL: not known, or not wanted */
+	const struct reasoning_format *reasoning;     /* and thoughts */
+	struct model_marker markers[MODEL_MARKERS_MAX];   /* of these formats, as far as they are special tokens */
+	unsigned n_markers;
+	uint32_t context;                /* 0: not known here, the workers say it */
+	int64_t created_s;
+};
+
+/* path "": a router without text. served_name "": the file's own name. A tokenizer that this build cannot do is an error, by name. */
+int model_open(const char *path, const char *served_name, struct model **ret_m, struct err *err);
+/* The chat template in this file, or for "" those of the model's own, which must be right then. To be called once, before the model is used. */
+int model_use_template(struct model *m, const char *path, struct err *err);
+void model_close(struct model **m);
+
+/* parsers.c */
+void model_see_template(struct model *m, const char *text, size_t len);    /* sets the formats that the template shows */
+/* Each "auto" (as seen), "none" or a format's name. To be called once, when the tokenizer is there. */
+int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser, struct err *err);
+unsigned model_marker(const struct model *m, uint32_t id);                 /* MODEL_MARKS_ of both that this token is a marker of */
+
+#endif

@@ -1,0 +1,211 @@
+/* policy.c - see policy.h. Each function fills o[0..n).cost, n > 0, all of one class; nothing here fails. */
+#include "policy.h"
+#include "registry.h"
+
+#include <sodium.h>
+#include <string.h>
+
+void policy_defaults(struct policy_opts *o)
+{
+	*o = (struct policy_opts){
+		.policy = {[PLACE_PREFILL] = POLICY_KV_AWARE, [PLACE_DECODE] = POLICY_KV_AWARE},
+		.session_fallback = POLICY_KV_AWARE,
+		.kv_load_weight = 0.5,
+		.kv_restore_weight = 0.25,
+		.kv_disk_weight = 0.5,
+		.kv_transfer_weight = 0.1,
+		.kv_room_weight = 4,
+		.session_overload = 2,
+		.kv_sequence_tokens = 256,
+		.kv_predict_us = 5000000,
+	};
+}
+
+/* splitmix64 */
+uint64_t policy_draw(uint64_t *state)
+{
+	uint64_t z = *state += 0x9e3779b97f4a7c15u;
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+	return z ^ z >> 31;
+}
+
+uint64_t policy_key(const char *text, size_t len)
+{
+	static const unsigned char key[crypto_shorthash_KEYBYTES] = "pdserve session";
+	unsigned char out[crypto_shorthash_BYTES];
+	uint64_t v;
+	crypto_shorthash(out, (const unsigned char *)text, len, key);
+	memcpy(&v, out, sizeof v);
+	return v ? v : 1;
+}
+
+/* --- by load ------------------------------------------------------------------------------------------------------------- */
+
+static void least_tokens(struct policy_case *c, struct option *o, unsigned n)
+{
+	(void)c;
+	for (unsigned i = 0; i < n; i++)
+		o[i].cost = (double)o[i].w->tokens_in_flight;
+}
+
+static void least_requests(struct policy_case *c, struct option *o, unsigned n)
+{
+	(void)c;
+	for (unsigned i = 0; i < n; i++)
+		o[i].cost = o[i].w->requests;
+}
+
+static void round_robin(struct policy_case *c, struct option *o, unsigned n)
+{
+	(void)c;
+	for (unsigned i = 0; i < n; i++)
+		o[i].cost = (double)o[i].w->placed_seq;
+}
+
+static void random_one(struct policy_case *c, struct option *o, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		o[i].cost = (double)(policy_draw(c->draw) >> 11);
+}
+
+/* The two that were drawn come before all others, which follow by the same measure. */
+static void power_of_two(struct policy_case *c, struct option *o, unsigned n)
+{
+	unsigned a = (unsigned)(policy_draw(c->draw) % n), b = n > 1 ? (unsigned)(policy_draw(c->draw) % (n - 1)) : a;
+	b += n > 1 && b >= a;
+	for (unsigned i = 0; i < n; i++)
+		o[i].cost = (double)o[i].w->tokens_in_flight + (i == a || i == b ? 0 : 1e15);
+}
+
+/* --- by what is cached ----------------------------------------------------------------------------------------------------- */
+
+/* What each step there has to read beside the weights: the contexts of our sequences, as we know them now, and of others' by its last heartbeat. */
+static double context_at(const struct worker *w)
+{
+	return (double)(w->tokens_in_flight - w->backlog_tokens) + (double)w->other_tokens;
+}
+
+static double sequences_at(const struct worker *w)
+{
+	return (double)w->requests + (double)w->other_sequences;
+}
+
+static double decode_load(const struct policy_case *c, const struct worker *w)
+{
+	return context_at(w) + c->opts->kv_sequence_tokens * sequences_at(w);
+}
+
+/* Blocks that it holds of this prompt count as free while nobody uses them, and not any more once they are matched: the whole sequence needs room. */
+static double lacking(const struct policy_case *c, const struct option *o)
+{
+	const struct worker *w = o->w;
+	if (!w->blocks || !w->beaten)
+		return 0;
+	double free_tokens = ((double)w->beat.blocks_free - (double)w->promised_blocks) * w->block_tokens, need = (double)c->tokens + w->block_tokens;
+	return need > free_tokens ? need - (free_tokens > 0 ? free_tokens : 0) : 0;
+}
+
+double policy_read_weight(const struct policy_opts *o, const struct worker *w, unsigned tier, int *ret_measured)
+{
+	uint32_t compute = w->beat.compute_tokens_per_s, read = tier == 1 ? w->beat.memory_tokens_per_s : w->beat.disk_tokens_per_s;
+	int measured = compute && read;
+	if (ret_measured)
+		*ret_measured = measured;
+	if (!measured)
+		return tier == 1 ? o->kv_restore_weight : o->kv_disk_weight;
+	return compute < read ? (double)compute / read : 1;
+}
+
+static double prefill_cost(const struct policy_case *c, const struct option *o)
+{
+	const struct worker *w = o->w;
+	double backlog = (double)w->backlog_tokens + (w->role == WORKER_PREFILL ? 0 : decode_load(c, w));
+	return (double)(c->tokens - o->hit_tokens) + policy_read_weight(c->opts, w, 1, NULL) * o->memory_tokens +
+	       policy_read_weight(c->opts, w, 2, NULL) * o->disk_tokens + c->opts->kv_load_weight * backlog;
+}
+
+/* A step's time grows with all context that it reads. So this sequence is slowed by the context there, and each sequence there by this one's. */
+static double decode_cost(const struct policy_case *c, const struct option *o)
+{
+	return c->opts->kv_transfer_weight * (c->tokens - o->hit_tokens) + decode_load(c, o->w) + c->tokens * sequences_at(o->w) +
+	       c->opts->kv_room_weight * lacking(c, o);
+}
+
+static void kv_aware(struct policy_case *c, struct option *o, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		o[i].cost = c->stage == PLACE_PREFILL ? prefill_cost(c, &o[i]) : decode_cost(c, &o[i]);
+}
+
+/* --- by session ---------------------------------------------------------------------------------------------------------------- */
+
+static unsigned rendezvous(uint64_t session, const struct option *o, unsigned n)
+{
+	unsigned best = 0;
+	uint64_t most = 0;
+	for (unsigned i = 0; i < n; i++) {
+		uint64_t mix = session ^ o[i].w->name_key, weight = policy_draw(&mix);
+		if (weight >= most) {
+			most = weight;
+			best = i;
+		}
+	}
+	return best;
+}
+
+static int overloaded(const struct policy_case *c, const struct option *o, unsigned n, unsigned at)
+{
+	double mean = (double)c->tokens / n;
+	for (unsigned i = 0; i < n; i++)
+		mean += (double)o[i].w->tokens_in_flight / n;
+	return n > 1 && (double)o[at].w->tokens_in_flight > c->opts->session_overload * (mean > c->tokens ? mean : c->tokens);
+}
+
+static void session_affinity(struct policy_case *c, struct option *o, unsigned n)
+{
+	policies[c->opts->session_fallback].fn(c, o, n);
+	if (!c->session) {
+		c->reason = PLACE_NO_SESSION;
+		return;
+	}
+	unsigned at = rendezvous(c->session, o, n);
+	if (overloaded(c, o, n, at)) {
+		c->reason = PLACE_OVERLOADED;
+		return;
+	}
+	c->reason = PLACE_SESSION;
+	o[at].cost = -1;
+}
+
+const struct policy policies[] = {
+	[POLICY_KV_AWARE] = {"kv_aware", kv_aware},
+	[POLICY_LEAST_TOKENS] = {"least_tokens", least_tokens},
+	[POLICY_LEAST_REQUESTS] = {"least_requests", least_requests},
+	[POLICY_POWER_OF_TWO] = {"power_of_two", power_of_two},
+	[POLICY_ROUND_ROBIN] = {"round_robin", round_robin},
+	[POLICY_RANDOM] = {"random", random_one},
+	[POLICY_SESSION] = {"session_affinity", session_affinity},
+};
+
+const char *place_reason_name(enum place_reason reason)
+{
+	static const char *const names[] = {"chosen", "only", "pinned", "session", "no_session", "overloaded"};
+	return names[reason];
+}
+
+unsigned policy_find(const char *name)
+{
+	for (unsigned i = 0; i < POLICIES; i++)
+		if (strcmp(policies[i].name, name) == 0)
+			return i;
+	return POLICY_LEAST_TOKENS;
+}
+
+int policy_uses_prefixes(const struct policy_opts *o)
+{
+	for (unsigned i = 0; i < PLACE_STAGES; i++)
+		if (o->policy[i] == POLICY_KV_AWARE || (o->policy[i] == POLICY_SESSION && o->session_fallback == POLICY_KV_AWARE))
+			return 1;
+	return 0;
+}

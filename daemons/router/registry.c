@@ -1,0 +1,456 @@
+/* registry.c - see registry.h.
+ *
+ * All workers that are up serve the same model: the first one's fingerprint decides, others are refused with both values until it is
+ * gone. What differs in numerics or layout may join, but is never paired (place.c). What a worker says of itself is copied, bounded. What its index
+ * holds is dropped when it goes down: a worker begins each life, and each new link, with a whole list. */
+#include "registry.h"
+#include "msg/codec.h"
+#include "util/err.h"
+#include "util/log.h"
+#include "util/mem.h"
+
+#include <math.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const role_names[] = {[WORKER_PREFILL] = "prefill", [WORKER_DECODE] = "decode", [WORKER_MIXED] = "mixed"};
+
+void registry_init(struct registry *g, uint64_t stuck_us)
+{
+	memset(g, 0, sizeof *g);
+	list_init(&g->workers);
+	g->stuck_us = stuck_us;
+	g->index_entries_max = 262144;
+	g->breaker = (struct breaker_opts){.window_us = 30000000, .open_us = 5000000, .error_pct = 50, .min_requests = 10};
+	policy_defaults(&g->policy);
+	randombytes_buf(&g->draw, sizeof g->draw);
+}
+
+static void free_info(struct worker *w)
+{
+	free(w->endpoint);
+	free(w->model);
+	free(w->fingerprint);
+	free(w->numerics);
+	free(w->layout);
+}
+
+static void free_worker(struct worker *w)
+{
+	list_remove(&w->node);
+	kv_index_destroy(&w->index);
+	free_info(w);
+	free(w);
+}
+
+void registry_fini(struct registry *g)
+{
+	list_each_safe(n, next, &g->workers)
+		free_worker(list_entry(n, struct worker, node));
+	free(g->options);
+	g->options = NULL;
+}
+
+const char *worker_role_name(enum worker_role role)
+{
+	return role_names[role];
+}
+
+static int role_parse(const char *s, enum worker_role *ret)
+{
+	for (unsigned i = 0; s && i < sizeof role_names / sizeof *role_names; i++)
+		if (strcmp(s, role_names[i]) == 0) {
+			*ret = (enum worker_role)i;
+			return 0;
+		}
+	return ERR_INVALID;
+}
+
+static const char *text(const char *s)
+{
+	return s ? s : "";
+}
+
+/* What a worker says of itself, in HELLO or later. An endpoint goes on to all other workers, in messages that have their bounds. */
+static int check_info(const Pds__WorkerInfo *w, char *reason, size_t reason_len)
+{
+	enum worker_role role;
+	if (role_parse(w->role, &role) < 0) {
+		snprintf(reason, reason_len, "role \"%.32s\" is none of prefill, decode, mixed", text(w->role));
+		return ERR_INVALID;
+	}
+	if (strlen(text(w->endpoint)) > MSG_ENDPOINT_MAX) {
+		snprintf(reason, reason_len, "the worker's endpoint has %zu bytes, allowed %u", strlen(w->endpoint), MSG_ENDPOINT_MAX);
+		return ERR_INVALID;
+	}
+	return 0;
+}
+
+int registry_admit(const struct registry *g, const char *name, const Pds__WorkerInfo *w, uint32_t vocab_min, char *reason, size_t reason_len)
+{
+	if (!*name || strlen(name) >= WORKER_NAME_MAX) {
+		snprintf(reason, reason_len, "a worker's name has 1 to %d bytes", WORKER_NAME_MAX - 1);
+		return ERR_INVALID;
+	}
+	if (check_info(w, reason, reason_len) < 0)
+		return ERR_INVALID;
+	if (vocab_min && w->vocab && w->vocab < vocab_min) {
+		snprintf(reason, reason_len, "the worker's vocabulary has %u tokens, the router's tokenizer %u: not the same model", w->vocab, vocab_min);
+		return ERR_INVALID;
+	}
+	list_each(n, &g->workers) {
+		const struct worker *o = list_entry(n, struct worker, node);
+		if (!worker_is_up(o) || strcmp(o->name, name) == 0 || strcmp(o->fingerprint, text(w->model_fingerprint)) == 0)
+			continue;
+		snprintf(reason, reason_len, "model fingerprint %.64s differs from %.64s that %s serves", text(w->model_fingerprint), o->fingerprint, o->name);
+		return ERR_INVALID;
+	}
+	return 0;
+}
+
+struct worker *registry_find(const struct registry *g, const char *name)
+{
+	list_each(n, &g->workers) {
+		struct worker *w = list_entry(n, struct worker, node);
+		if (strcmp(w->name, name) == 0)
+			return w;
+	}
+	return NULL;
+}
+
+static void forget(struct registry *g, struct worker *w)
+{
+	free_worker(w);
+	g->n_workers--;
+}
+
+static void forget_longest_down(struct registry *g)
+{
+	struct worker *longest = NULL;
+	list_each(n, &g->workers) {
+		struct worker *w = list_entry(n, struct worker, node);
+		if (!worker_is_up(w) && (!longest || w->down_us < longest->down_us))
+			longest = w;
+	}
+	if (longest)
+		forget(g, longest);
+}
+
+static struct worker *add_worker(struct registry *g, const char *name)
+{
+	if (g->n_workers >= WORKERS_MAX)
+		forget_longest_down(g);
+	struct worker *w = mem_zalloc(sizeof *w);
+	snprintf(w->name, sizeof w->name, "%s", name);
+	w->name_key = policy_key(w->name, strlen(w->name));
+	list_push_back(&g->workers, &w->node);
+	list_init(&w->prefills);
+	list_init(&w->decodes);
+	g->options = mem_grow(g->options, ++g->n_workers, sizeof *g->options);
+	return w;
+}
+
+static void collect_roots(struct registry *g)
+{
+	g->roots.n = 0;
+	list_each(n, &g->workers) {
+		const struct worker *w = list_entry(n, struct worker, node);
+		if (worker_is_up(w))
+			prefix_root_add(&g->roots, &w->prefix);
+	}
+}
+
+static void set_info(struct worker *w, const Pds__WorkerInfo *info)
+{
+	free_info(w);
+	role_parse(info->role, &w->role);
+	w->endpoint = mem_strdup(text(info->endpoint));
+	w->model = mem_strdup(text(info->model));
+	w->fingerprint = mem_strdup(text(info->model_fingerprint));
+	w->numerics = mem_strdup(text(info->numerics));
+	w->layout = mem_strdup(text(info->layout));
+	w->blocks = info->blocks;
+	w->block_tokens = info->block_tokens;
+	w->max_sequences = info->max_sequences;
+	w->context_tokens = info->context_tokens;
+	w->vocab = info->vocab;
+	struct kv_root root = {.model_fingerprint = w->fingerprint, .numerics = w->numerics, .layout = w->layout};
+	struct prefix_root had = w->prefix;
+	kv_hash_root(&root, &w->prefix.hash);
+	w->prefix.block_tokens = w->block_tokens;
+	if (w->index && !prefix_root_same(&had, &w->prefix))
+		kv_index_destroy(&w->index);
+}
+
+struct worker *registry_up(struct registry *g, struct peer *peer, const char *name, uint64_t epoch, const Pds__WorkerInfo *info, uint64_t now_us)
+{
+	struct worker *w = registry_find(g, name);
+	if (!w)
+		w = add_worker(g, name);
+	g->n_up += !worker_is_up(w);
+	if (w->epoch != epoch)
+		breaker_restart(&w->breaker, now_us);
+	w->peer = peer;
+	w->epoch = epoch;
+	set_info(w, info);
+	kv_index_destroy(&w->index);
+	memset(&w->beat, 0, sizeof w->beat);
+	w->beaten = 0;
+	w->other_sequences = 0;
+	w->other_tokens = 0;
+	w->promised_blocks = 0;
+	w->up_us = w->beat_us = w->progress_us = now_us;
+	w->up_no = ++g->ups;
+	collect_roots(g);
+	return w;
+}
+
+int registry_update(struct registry *g, struct worker *w, const Pds__WorkerInfo *info, char *reason, size_t reason_len)
+{
+	if (check_info(info, reason, reason_len) < 0)
+		return ERR_INVALID;
+	if (strcmp(text(info->model_fingerprint), w->fingerprint) != 0) {
+		snprintf(reason, reason_len, "a worker cannot change its model within one life: %.64s instead of %.64s", text(info->model_fingerprint),
+		         w->fingerprint);
+		return ERR_INVALID;
+	}
+	set_info(w, info);
+	collect_roots(g);
+	return 0;
+}
+
+void registry_down(struct registry *g, struct worker *w, uint64_t now_us)
+{
+	g->n_up -= worker_is_up(w);
+	w->peer = NULL;
+	w->down_us = now_us;
+	kv_index_destroy(&w->index);
+	collect_roots(g);
+}
+
+/* --- what it holds --------------------------------------------------------------------------------------------------------- */
+
+void registry_kv_events(struct registry *g, struct worker *w, const Pds__KvEvents *m)
+{
+	if (m->tier >= KV_TIERS || !w->block_tokens || !worker_is_up(w)) {
+		g->events_bad++;
+		return;
+	}
+	g->events++;
+	if (!w->index)
+		w->index = kv_index_new(g->index_entries_max);
+	if (m->reset)
+		kv_index_clear(w->index, m->tier);
+	uint64_t dropped = kv_index_dropped(w->index, m->tier);
+	for (size_t i = 0; i < m->n_removed; i++)
+		kv_index_remove(w->index, m->removed[i], m->tier);
+	for (size_t i = 0; i < m->n_stored; i++)
+		kv_index_store(w->index, m->stored[i], m->tier);
+	if (!dropped && kv_index_dropped(w->index, m->tier))
+		log_warn("kv_index_full", "worker=%s tier=%u entries=%zu effect=\"blocks beyond that are not known here\"", w->name, m->tier,
+		         kv_index_count(w->index, m->tier));
+	g->index_dropped += kv_index_dropped(w->index, m->tier) - dropped;
+}
+
+void registry_set_index_max(struct registry *g, size_t entries)
+{
+	g->index_entries_max = entries;
+	list_each(n, &g->workers) {
+		struct worker *w = list_entry(n, struct worker, node);
+		if (w->index)
+			kv_index_set_max(w->index, entries);
+	}
+}
+
+size_t registry_index_entries(const struct registry *g, unsigned tier)
+{
+	size_t sum = 0;
+	list_each(n, &g->workers) {
+		const struct worker *w = list_entry(n, struct worker, node);
+		sum += worker_known(w, tier);
+	}
+	return sum;
+}
+
+size_t worker_known(const struct worker *w, unsigned tier)
+{
+	return w->index ? kv_index_count(w->index, tier) : 0;
+}
+
+/* --- how it does ------------------------------------------------------------------------------------------------------------- */
+
+void registry_outcome(struct registry *g, struct worker *w, int good, uint64_t now_us)
+{
+	if (!breaker_outcome(&w->breaker, &g->breaker, good, now_us))
+		return;
+	g->breaker_opened += w->breaker.open;
+	if (w->breaker.open)
+		log_warn("breaker_opened", "worker=%s for_ms=%llu", w->name, (unsigned long long)((w->breaker.until_us - now_us) / 1000));
+	else
+		log_info("breaker_closed", "worker=%s", w->name);
+}
+
+void registry_answered(struct registry *g, uint32_t tokens)
+{
+	g->answer_tokens = g->answer_tokens > 0 ? g->answer_tokens * 0.98 + tokens * 0.02 : tokens;
+}
+
+static void measure(double *rate, uint64_t tokens, uint64_t us)
+{
+	double now = (double)tokens * 1e6 / (double)us, keep = exp(-(double)us / RATE_US);
+	*rate = *rate > 0 ? *rate * keep + now * (1 - keep) : now;
+}
+
+/* Totals grow within a life. An interval in which nothing was done says nothing; one that had work for a part of it makes the rate too low, never too high. */
+static void measure_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
+{
+	uint64_t us = now_us - w->beat_us;
+	if (!w->beaten || us < 1000)
+		return;
+	if (b->prompt_tokens > w->beat.prompt_tokens)
+		measure(&w->prompt_rate, b->prompt_tokens - w->beat.prompt_tokens, us);
+	if (b->generated_tokens > w->beat.generated_tokens)
+		measure(&w->output_rate, b->generated_tokens - w->beat.generated_tokens, us);
+}
+
+uint32_t registry_retry_after_s(const struct registry *g, uint32_t min_s, uint32_t max_s)
+{
+	double backlog = 0, prompt_rate = 0, output_rate = 0, s = 0;
+	list_each(n, &g->workers) {
+		const struct worker *w = list_entry(n, struct worker, node);
+		if (!worker_is_up(w))
+			continue;
+		backlog += (double)w->backlog_tokens;
+		prompt_rate += w->backlog_tokens || w->role != WORKER_DECODE ? w->prompt_rate : 0;
+		output_rate += w->output_rate;
+	}
+	if (prompt_rate > 0)
+		s += backlog / prompt_rate;
+	if (output_rate > 0)
+		s += g->answer_tokens / output_rate;
+	return s <= min_s ? min_s : s >= max_s ? max_s : (uint32_t)ceil(s);
+}
+
+/* What it runs beyond ours is other routers'. Counted now, so that ours count as they come and go and not as they were when it last beat. */
+static void count_others(struct worker *w, const Pds__Heartbeat *b)
+{
+	uint64_t told = (uint64_t)b->running + b->waiting, held = (uint64_t)b->blocks_held * w->block_tokens, ours = w->tokens_in_flight - w->backlog_tokens;
+	w->other_sequences = told > w->requests ? told - w->requests : 0;
+	w->other_tokens = w->other_sequences && held > ours ? held - ours : 0;
+}
+
+void registry_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
+{
+	if (b->progress != w->beat.progress || b->running == 0)
+		w->progress_us = now_us;
+	measure_beat(w, b, now_us);
+	count_others(w, b);
+	w->beaten = 1;
+	w->promised_blocks = 0;
+	w->beat.progress = b->progress;
+	w->beat.running = b->running;
+	w->beat.waiting = b->waiting;
+	w->beat.blocks_free = b->blocks_free;
+	w->beat.blocks_held = b->blocks_held;
+	w->beat.prompt_tokens = b->prompt_tokens;
+	w->beat.generated_tokens = b->generated_tokens;
+	w->beat.preemptions = b->preemptions;
+	w->beat.cached_tokens = b->cached_tokens;
+	w->beat.draining = b->draining;
+	w->beat.compute_tokens_per_s = b->compute_tokens_per_s;
+	w->beat.memory_tokens_per_s = b->memory_tokens_per_s;
+	w->beat.disk_tokens_per_s = b->disk_tokens_per_s;
+	w->beat_us = now_us;
+}
+
+void registry_forget(struct registry *g, uint64_t now_us)
+{
+	list_each_safe(n, next, &g->workers) {
+		struct worker *w = list_entry(n, struct worker, node);
+		if (!worker_is_up(w) && now_us - w->down_us > WORKER_FORGET_US)
+			forget(g, w);
+	}
+}
+
+int worker_is_up(const struct worker *w)
+{
+	return w->peer != NULL;
+}
+
+int worker_is_stuck(const struct registry *g, const struct worker *w, uint64_t now_us)
+{
+	return w->beat.running > 0 && now_us > w->progress_us && now_us - w->progress_us > g->stuck_us;
+}
+
+uint32_t registry_context(const struct registry *g)
+{
+	uint32_t most = 0;
+	list_each(n, &g->workers) {
+		const struct worker *w = list_entry(n, struct worker, node);
+		if (worker_is_up(w) && w->context_tokens > most)
+			most = w->context_tokens;
+	}
+	return most;
+}
+
+uint32_t registry_vocab(const struct registry *g)
+{
+	uint32_t least = 0;
+	list_each(n, &g->workers) {
+		const struct worker *w = list_entry(n, struct worker, node);
+		if (worker_is_up(w) && w->vocab && (!least || w->vocab < least))
+			least = w->vocab;
+	}
+	return least;
+}
+
+/* What reading from storage costs there; null: of one that is not placed by it. */
+static void add_read_weights(const struct registry *g, const struct worker *w, struct buf *out)
+{
+	static const char *const names[] = {NULL, "memory", "disk"};
+	for (unsigned tier = 1; tier <= 2; tier++) {
+		int measured;
+		double weight = policy_read_weight(&g->policy, w, tier, &measured);
+		if (w->role == WORKER_PREFILL)
+			buf_printf(out, ",\"%s_weight\":%.3f,\"%s_weight_by\":\"%s\"", names[tier], weight, names[tier], measured ? "rates" : "setting");
+		else
+			buf_printf(out, ",\"%s_weight\":null,\"%s_weight_by\":null", names[tier], names[tier]);
+	}
+}
+
+void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
+{
+	buf_addc(out, '[');
+	list_each(n, &g->workers) {
+		const struct worker *w = list_entry(n, struct worker, node);
+		int up = worker_is_up(w);
+		const char *state = !up ? "down" : w->beat.draining ? "draining" : worker_is_stuck(g, w, now_us) ? "stuck" : "up";
+		buf_printf(out, "%s{\"name\":", n == g->workers.next ? "" : ",");
+		buf_add_json(out, w->name, strlen(w->name));
+		buf_printf(out, ",\"role\":\"%s\",\"state\":\"%s\",\"epoch\":\"%016llx\",\"endpoint\":", role_names[w->role], state,
+		           (unsigned long long)w->epoch);
+		buf_add_json(out, w->endpoint, strlen(w->endpoint));
+		buf_adds(out, ",\"model\":");
+		buf_add_json(out, w->model, strlen(w->model));
+		buf_adds(out, ",\"numerics\":");
+		buf_add_json(out, w->numerics, strlen(w->numerics));
+		buf_printf(out, ",\"for_s\":%llu,\"heard_ms_ago\":%llu", (unsigned long long)((now_us - (up ? w->up_us : w->down_us)) / 1000000),
+		           (unsigned long long)((now_us - w->beat_us) / 1000));
+		buf_printf(out, ",\"requests\":%u,\"tokens_in_flight\":%llu,\"running\":%u,\"waiting\":%u,\"blocks\":%u,\"blocks_free\":%u,\"blocks_held\":%u",
+		           w->requests, (unsigned long long)w->tokens_in_flight, w->beat.running, w->beat.waiting, w->blocks, w->beat.blocks_free,
+		           w->beat.blocks_held);
+		buf_printf(out, ",\"prompt_tokens\":%llu,\"generated_tokens\":%llu,\"cached_tokens\":%llu,\"preemptions\":%llu,\"context_tokens\":%u",
+		           (unsigned long long)w->beat.prompt_tokens, (unsigned long long)w->beat.generated_tokens,
+		           (unsigned long long)w->beat.cached_tokens, (unsigned long long)w->beat.preemptions, w->context_tokens);
+		buf_printf(out, ",\"backlog_tokens\":%llu,\"prompt_tokens_per_s\":%.0f,\"generated_tokens_per_s\":%.0f,\"kv_index\":%zu,\"kv_memory\":%zu,\"kv_disk\":%zu,\"breaker\":\"%s\"",
+		           (unsigned long long)w->backlog_tokens, w->prompt_rate, w->output_rate, worker_known(w, 0), worker_known(w, 1), worker_known(w, 2),
+		           breaker_state_name(breaker_state(&w->breaker, now_us)));
+		buf_printf(out, ",\"compute_tokens_per_s\":%u,\"memory_tokens_per_s\":%u,\"disk_tokens_per_s\":%u", w->beat.compute_tokens_per_s,
+		           w->beat.memory_tokens_per_s, w->beat.disk_tokens_per_s);
+		add_read_weights(g, w, out);
+		buf_addc(out, '}');
+	}
+	buf_addc(out, ']');
+}

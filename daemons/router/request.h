@@ -1,0 +1,186 @@
+/* request.h - the life of one sequence: which attempt of it runs where, and each of its tokens once.
+ *
+ *   NEW -> SUBMITTED -> HANDED -> DECODING -> DONE          HANDED: the prefill worker has sent the first token and named who goes on
+ *            |            |          |                      DECODING: the decode worker has spoken, or one worker does it all
+ *            +------------+----------+--> WAITING (attempt lost; for a worker, or for a while) --> SUBMITTED
+ *   from each of them: FAILED, CANCELLED
+ *
+ * Rules (model-checked, the handover model): before an attempt is submitted the one before is cancelled at its prefill worker and at every
+ * candidate; messages of lower attempts are dropped; a token's index says which it is, so that repetitions are seen; a decode worker's death, by
+ * epoch, ends the attempt if it was named, a prefill worker's unless decode has spoken. A lost attempt is followed by another at once, a second loss in a
+ * row after a pause that grows, since one fault may take several workers one after the other. A link that begins anew takes the attempt with it, but counts as
+ * no loss, and is waited for: when this process was stopped for a while, all of them do so. An answer that is complete before its prefill worker's account
+ * (times, cached tokens) has come waits for that, for a moment. One thread. */
+#ifndef ROUTER_REQUEST_H
+#define ROUTER_REQUEST_H
+
+#include "msg/chan.h"
+#include "place.h"
+#include "registry.h"
+#include "util/list.h"
+#include "util/log.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum seq_state { SEQ_NEW, SEQ_WAITING, SEQ_SUBMITTED, SEQ_HANDED, SEQ_DECODING, SEQ_DONE, SEQ_FAILED, SEQ_CANCELLED };
+
+/* How an answer ended, as OpenAI names it. */
+enum seq_finish { SEQ_FINISH_NONE, SEQ_FINISH_STOP, SEQ_FINISH_LENGTH, SEQ_FINISH_ABORT };
+
+/* What the owner says to new tokens. */
+enum seq_verdict { SEQ_GO, SEQ_STOP /* the answer ends here: a stop string */, SEQ_ABORT };
+
+struct seq;
+
+struct seq_hooks {
+	/* New tokens, each index once and in order; last: no further ones follow, and the model ended the answer (finish is STOP or LENGTH). The sequence must not
+	 * be destroyed inside. */
+	enum seq_verdict (*tokens)(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n, enum seq_finish last);
+	/* Log-probabilities of prompt tokens 1 .. n-1, before the first token; only if they were asked for. */
+	void (*prompt)(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n);
+	/* The state is DONE, FAILED or CANCELLED; the owner may destroy the sequence. */
+	void (*ended)(void *owner, struct seq *s);
+};
+
+struct seq_spec {
+	const uint32_t *tokens;      /* the prompt; copied */
+	uint32_t prompt_tokens, max_tokens;
+	Pds__Sampling sampling;      /* copied, but for its lists: they outlive the sequence */
+	const uint32_t *stop_ids;    /* copied */
+	size_t n_stop_ids;
+	int ignore_eos;
+	const Pds__Constraint *constraint; /* not copied. NULL: free text */
+	uint64_t begun_us, deadline_us;
+	const struct prefixes *prefixes;   /* of the prompt; not copied: outlives the sequence. NULL: not hashed */
+	const struct place_pin *pin;       /* not copied. NULL: none */
+	uint64_t session;                  /* policy_key of the client's session; 0: none */
+	const struct seq *beside;          /* another sequence with this prompt, begun before; outlives this one's last attempt. NULL: none */
+};
+
+struct seq_place {
+	char name[WORKER_NAME_MAX];
+	uint64_t epoch;
+};
+
+struct seq_times {
+	uint64_t queue_us, prepare_us, reserve_us, prefill_us, transfer_us, decode_us;
+	uint32_t cached_tokens, stored_tokens, chunks, preemptions;
+};
+
+struct seq {
+	struct seqs *all;
+	const struct seq_hooks *hooks;
+	void *owner;
+	struct reqid id;
+	enum seq_state state;
+	uint32_t attempt;            /* 0 before the first */
+	struct list by_deadline;     /* seqs.live */
+	struct list waiting;         /* seqs.waiting while WAITING */
+	struct list at_prefill, at_decode;   /* worker.prefills, worker.decodes */
+
+	uint32_t *tokens;            /* (size): prompt, then the answer so far */
+	size_t size;
+	uint32_t prompt_tokens, n_out, max_tokens;
+	Pds__Sampling sampling;
+	uint32_t *stop_ids;
+	size_t n_stop_ids;
+	int ignore_eos;
+	const Pds__Constraint *constraint;
+	const struct prefixes *prefixes;
+	const struct place_pin *pin;
+	uint64_t session;
+	const struct seq *beside;
+	int want_prompt;             /* log-probabilities of the prompt are still to come; tokens are held until then */
+
+	/* the present attempt */
+	struct worker *prefill;      /* who got Submit; NULL when it is down */
+	struct worker *decode;       /* who decodes or is expected to; NULL when it is down */
+	int alone;                   /* no candidates: prefill does it all */
+	int prefill_told;            /* the prefill worker has given its account of it */
+	int named;                   /* it is known which of the candidates decodes */
+	struct seq_place cand[PLACE_CANDIDATES_MAX];
+	unsigned n_cand;
+	uint64_t charged_prefill, charged_decode;   /* in the workers' tokens_in_flight */
+	uint64_t backlog;            /* of charged_prefill: in the worker's backlog_tokens, until the prompt is computed */
+	uint32_t hit_tokens;         /* that the prefill worker was thought to hold */
+	uint32_t hit_stored;         /* of them: its storage */
+	int predicted;
+	struct list held;            /* struct held_tokens, while want_prompt or ending */
+	uint32_t n_held;
+	struct list ending;          /* seqs.ending, while the answer's end waits for the prefill worker's account */
+	uint64_t ending_us;          /* since then */
+
+	uint32_t lost;               /* attempts lost in a row, none of which brought more than a first token */
+	uint32_t began_out;          /* n_out when the present attempt was submitted */
+	uint64_t began_ups;          /* and registry.ups */
+	char avoid[WORKER_NAME_MAX]; /* who failed the attempt before */
+	char numerics[96];           /* of the first attempt */
+	uint64_t begun_us, deadline_us, submitted_us, first_us, wait_until_us, not_before_us, ended_us;
+	struct seq_times times;
+	char prefill_name[WORKER_NAME_MAX], decode_name[WORKER_NAME_MAX];   /* for the summary */
+
+	enum seq_finish finish;
+	int status;                  /* FAILED: of HTTP */
+	uint64_t retry_after_us;     /* when workers may have room, as the one said that failed the last attempt; 0: not known */
+	char why[256];
+};
+
+struct seqs_opts {
+	uint32_t max_attempts;       /* that may be lost in a row; SEQ_ATTEMPTS_TIMES as many in all, whatever took them */
+	uint64_t retry_wait_us;      /* how long a lost attempt waits for a worker */
+	void *arg;
+	/* 0, ERR_FULL or ERR_CLOSED */
+	int (*send)(void *arg, struct worker *w, enum msg_type type, const struct msg_head *head, const void *body);
+};
+
+struct seqs_counts {
+	uint64_t started, done, failed, cancelled, retries, duplicates, stale, mismatches, prompt_tokens, output_tokens, cached_tokens,
+		hits_predicted, hits_actual,   /* tokens, of sequences for which there was a prediction */
+		hits_stored_predicted, hits_stored_actual;   /* of them: read back from storage */
+};
+
+#define SEQS_RECENT 16384u
+#define SEQ_ATTEMPTS_TIMES 4u
+
+struct seqs {
+	struct seqs_opts opts;
+	struct registry *registry;
+	struct map *by_id;
+	struct list live;            /* all that have not ended, earliest deadline first */
+	struct list waiting;
+	struct list ending;          /* first come first */
+	struct list late;            /* request_late.c */
+	unsigned n_late;
+	struct seqs_counts counts;
+	struct {
+		struct reqid id;
+		uint64_t epoch;              /* of the worker */
+		uint32_t attempt;
+	} recent[SEQS_RECENT];       /* attempts that ended in order at a worker or were cancelled there: its late messages need no answer */
+};
+
+void seqs_init(struct seqs *e, struct registry *g, const struct seqs_opts *opts);
+void seqs_fini(struct seqs *e);      /* the sequences are their owners' */
+size_t seqs_count(const struct seqs *e);
+struct seq *seqs_find(const struct seqs *e, const struct reqid *id);
+
+struct seq *seq_new(struct seqs *e, const struct seq_spec *spec, const struct seq_hooks *hooks, void *owner);
+void seq_destroy(struct seq **s);    /* cancels what still runs */
+/* The first attempt. 0, or ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was started, `ended` is not called. */
+int seq_start(struct seq *s);
+void seq_cancel(struct seq *s, const char *reason);   /* everywhere, at once; `ended` is not called. Ended already: nothing */
+int seq_ended(const struct seq *s);
+const char *seq_state_name(enum seq_state state);
+const char *seq_finish_name(enum seq_finish finish);
+
+void seqs_first_token(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__FirstToken *m);
+void seqs_tokens(struct seqs *e, struct worker *w, const Pds__Tokens *m);
+void seqs_failed(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__Failed *m);
+void seqs_worker_up(struct seqs *e);
+/* After registry_down. anew: the worker lives, its link begins anew; that is no failure of the attempts there. */
+void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, int anew);
+void seqs_tick(struct seqs *e, uint64_t now_us);      /* deadlines and waits; about every 50 ms */
+void seqs_json(const struct seqs *e, uint64_t now_us, struct buf *out);     /* an array */
+
+#endif

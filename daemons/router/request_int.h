@@ -1,0 +1,41 @@
+/* request_int.h - between request.c (states, attempts) and request_in.c (what workers say). */
+#ifndef ROUTER_REQUEST_INT_H
+#define ROUTER_REQUEST_INT_H
+
+#include "request.h"
+
+/* A decode worker's tokens that came before the prompt's log-probabilities, or before the prefill worker's account: a packed SequenceTokens. */
+struct held_tokens {
+	struct list node;
+	size_t len;
+	uint8_t bytes[];
+};
+
+void seq_enter(struct seq *s, enum seq_state to);
+void seq_leave_prefill(struct seq *s);
+void seq_leave_decode(struct seq *s);
+void seq_join_decode(struct seq *s, struct worker *w);
+void seq_prefill_done(struct seq *s);   /* its prompt is computed: no backlog any more, and no load where another worker decodes */
+/* What was held is taken now; w: for the log. 1: the sequence ended and must not be touched. */
+int seq_release_held(struct seq *s, struct worker *w);
+void seqs_ending_tick(struct seqs *e, uint64_t now_us);
+void seq_weigh(struct seq *s, uint64_t tokens);   /* it has grown by so many where it decodes */
+/* These three end in the owner's `ended` (attempt_lost: perhaps); the sequence is not to be touched after them. */
+void seq_done(struct seq *s, enum seq_finish finish, int worker_knows);
+void seq_fail(struct seq *s, int status, const char *why);
+void seq_attempt_lost(struct seq *s, Pds__Fault fault, const char *who, const char *why, int retry);
+/* The link took it, through no fault of the sequence or of w. */
+void seq_attempt_cut(struct seq *s, const struct worker *w, const char *why);
+/* Who decodes the present attempt, or any candidate before that is known, if it lives but its link has begun anew since the attempt was submitted; else NULL.
+ * What it sent may have been lost with the old link, and it has given up what was reserved there, as its router was gone. */
+const struct worker *seq_link_anew(const struct seq *s);
+/* Writes the summary line of a sequence that has ended, or keeps it until the prefill worker's account is there. */
+void seqs_summary(struct seq *s);
+/* 1: it belongs to a sequence whose summary waits for it. */
+int seqs_late_first_token(struct seqs *e, const struct worker *w, const struct msg_head *head, const Pds__FirstToken *m);
+void seqs_late_tick(struct seqs *e, uint64_t now_us);
+void seq_take_prompt_times(struct seq *s, const Pds__Timing *t);   /* queue to prefill; counts what had been predicted */
+int seqs_send_cancel(struct seqs *e, struct worker *w, const struct reqid *id, uint32_t attempt, const char *reason);
+int seqs_is_recent(const struct seqs *e, const struct reqid *id, uint32_t attempt, uint64_t epoch);
+
+#endif

@@ -1,0 +1,60 @@
+/* router.h - what the router consists of. One thread, the event loop's; only text jobs run elsewhere, and they see their own call and the model alone. */
+#ifndef ROUTER_ROUTER_H
+#define ROUTER_ROUTER_H
+
+#include "http.h"
+#include "model.h"
+#include "registry.h"
+#include "request.h"
+#include "svc/svc.h"
+#include "text.h"
+#include "util/list.h"
+
+enum router_stat {
+	STAT_RUNNING, STAT_WAITING, STAT_PROMPT_TOKENS, STAT_OUTPUT_TOKENS, STAT_CACHED_TOKENS,
+	STAT_SUCCESS_STOP, STAT_SUCCESS_LENGTH, STAT_TTFT, STAT_TPOT, STAT_E2E,
+	STAT_HTTP_REQUESTS, STAT_HTTP_CONNECTIONS, STAT_REFUSED, STAT_FAILED, STAT_CANCELLED, STAT_RETRIES, STAT_DUPLICATES, STAT_STALE, STAT_MISMATCHES,
+	STAT_WORKERS_UP, STAT_PREPARE,
+	STAT_KV_EVENTS, STAT_KV_EVENTS_BAD, STAT_KV_INDEX, STAT_KV_INDEX_DROPPED, STAT_HITS_PREDICTED, STAT_HITS_ACTUAL, STAT_HITS_STORED_PREDICTED, STAT_HITS_STORED_ACTUAL,
+	STAT_KV_STORED, STAT_BREAKER_OPENED,
+	STAT_RETRY_AFTER, STAT_COUNT
+};
+
+struct router_conf {
+	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
+	int allow_pinning;
+	uint64_t request_timeout_us;
+	size_t text_inline_bytes;
+	const char *const *api_keys;
+	int n_api_keys;
+};
+
+struct router {
+	struct svc *svc;             /* NULL in tests */
+	struct event_base *base;
+	struct router_conf conf;
+	struct registry registry;
+	struct seqs seqs;
+	struct model *model;
+	struct http_server *http;
+	struct text_pool *text;
+	struct stat_set *stats;
+	struct svc_timer *tick, *slow_tick;   /* tick: while there are sequences; NULL: none */
+	void (*wake)(struct router *r);       /* sequences were made; NULL in tests, which tick themselves */
+	struct list calls;           /* struct call, node */
+	uint32_t n_calls, n_sequences;
+	int draining;
+};
+
+/* api.c: every HTTP request comes in here. */
+void api_handle(void *arg, struct http_conn *c, struct http_request *q);
+/* What Retry-After says now. */
+uint32_t router_retry_after_s(const struct router *r);
+/* metrics.c */
+extern const struct stat_def router_stats[STAT_COUNT];
+void metrics_refresh(struct router *r);
+void metrics_render(struct router *r, struct buf *out);
+/* ctl.c */
+extern const struct svc_ctl router_ctl[];
+
+#endif

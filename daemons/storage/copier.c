@@ -1,0 +1,383 @@
+/* copier.c - the copy threads: they take items from two queues (gets first) and hand them to the tier, which calls back to copy.
+ *
+ * What always holds while the lock is free: a batch is in a queue exactly while next < n and it is not over; `running` items of it are with the tier; it is over
+ * when next == n and running == 0, and then `finished` has been or is about to be called, once. Nobody reads or writes a worker's memory but inside the move of
+ * an item that is counted as running.
+ *
+ * A ride is what a tier sees of an item. WAITS -> MOVES -> MOVED -> DONE. When the batch is given up, WAITS, and MOVED of a put, -> ORPHAN: the item has ended then,
+ * and the ride, which is nobody's, is freed when the tier is done with it; MOVES of a put -> LATE: what was copied is not to take its time with a device.
+ *
+ * A put copies, then checks the block's generation (and before, to spare the work); what was not valid all the while is STORE_VOID and leaves nothing. A get
+ * checks before each piece that it was not given up. What goes wrong with one item is that item's code and text. */
+#include "copier.h"
+#include "spans.h"
+#include "stream.h"
+#include "sum.h"
+
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct copier {
+	struct tier *tier;
+	void (*finished)(void *arg, struct batch *b);
+	void *arg;
+	pthread_mutex_t lock;
+	pthread_cond_t more;
+	struct list queue[COPY_KINDS];
+	int stop, joined;
+	unsigned n_threads;
+	pthread_t thread[];
+};
+
+/* --- copying --- */
+
+/* All reads of the block before are done before the generation is read. */
+static void order_copy_before_check(void)
+{
+#if defined(__SANITIZE_THREAD__)
+	atomic_signal_fence(memory_order_seq_cst);   /* the sanitizer knows no fences */
+#else
+	atomic_thread_fence(memory_order_acquire);
+#endif
+}
+
+static int generation_holds(const struct copy_item *it)
+{
+	const struct kv_region *r = &it->batch->target->region;
+	return atomic_load_explicit(&r->generations[it->block], memory_order_acquire) == it->generation;
+}
+
+/* Walks the block's pieces and the spans beside each other: step is called for each range that is contiguous in both.
+ * ERR_CANCELLED when the batch was given up between two pieces. */
+static int walk(struct copy_item *it, const struct tier_span *span, unsigned n,
+                void (*step)(struct sum_state *s, unsigned char *region, unsigned char *stored, size_t bytes), struct sum_state *s)
+{
+	const struct copy_target *t = it->batch->target;
+	struct span_walk w = {span, n, 0};
+	for (uint32_t layer = 0; layer < t->layout.layers; layer++) {
+		if (atomic_load_explicit(&it->batch->cancelled, memory_order_relaxed))
+			return ERR_CANCELLED;
+		unsigned char *piece = t->region.data + kv_piece_offset(&t->layout, t->region.blocks, layer, it->block);
+		for (size_t left = t->layout.piece_bytes[layer], part; left; left -= part, piece += part) {
+			part = span_left(&w);
+			CHECK(part);
+			part = part < left ? part : left;
+			step(s, piece, span_take(&w, part), part);
+		}
+	}
+	return 0;
+}
+
+static void step_in(struct sum_state *s, unsigned char *region, unsigned char *stored, size_t bytes)
+{
+	sum_add_copy(s, stored, region, bytes);
+}
+
+static void step_out(struct sum_state *s, unsigned char *region, unsigned char *stored, size_t bytes)
+{
+	(void)s;
+	stream_copy(region, stored, bytes);
+}
+
+enum ride_state { RIDE_WAITS, RIDE_MOVES, RIDE_LATE, RIDE_MOVED, RIDE_DONE, RIDE_ORPHAN };
+
+struct copy_ride {
+	struct tier_op op;         /* first */
+	atomic_int state, given_up;
+	struct copy_item *item;    /* not to be looked at once it is an orphan */
+};
+
+static int ride_turns(struct copy_ride *r, enum ride_state from, enum ride_state to)
+{
+	int was = (int)from;
+	return atomic_compare_exchange_strong(&r->state, &was, (int)to);
+}
+
+static int copy_in(struct copy_item *it, struct tier_op *op, const struct tier_span *span, unsigned n)
+{
+	struct sum_state s;
+	sum_begin(&s);
+	int r = walk(it, span, n, step_in, &s);
+	stream_end();
+	if (r != 0)
+		return r;
+	op->sum = sum_end(&s);
+	it->moved = 1;
+	order_copy_before_check();
+	return generation_holds(it) ? 0 : ERR_STALE;
+}
+
+static int copy_out(struct copy_item *it, const struct tier_span *span, unsigned n)
+{
+	int r = generation_holds(it) ? walk(it, span, n, step_out, NULL) : ERR_STALE;
+	stream_end();   /* also of what was given up: the fence speaks for it */
+	if (r == 0 && !generation_holds(it))
+		r = ERR_STALE;
+	it->moved = r == 0;
+	return r;
+}
+
+static int ride_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+{
+	struct copy_ride *ride = (struct copy_ride *)op;
+	if (!ride_turns(ride, RIDE_WAITS, RIDE_MOVES))
+		return ERR_CANCELLED;
+	struct copy_item *it = ride->item;
+	int put = it->batch->kind == COPY_PUT, r = put ? copy_in(it, op, span, n) : copy_out(it, span, n);
+	int late = !ride_turns(ride, RIDE_MOVES, RIDE_MOVED);   /* from now on the batch may be gone */
+	return late && r == 0 ? ERR_CANCELLED : r;
+}
+
+/* --- items --- */
+
+static void item_set(struct copy_item *it, int code, enum tier_id tier, const char *text)
+{
+	static const struct {
+		int code;
+		Pds__StoreCode store;
+		const char *text;
+	} as[] = {
+		{0, PDS__STORE_CODE__STORE_OK, NULL},
+		{ERR_NOTFOUND, PDS__STORE_CODE__STORE_MISS, NULL},
+		{ERR_STALE, PDS__STORE_CODE__STORE_VOID, "the block has another generation than asked for"},
+		{ERR_FULL, PDS__STORE_CODE__STORE_FULL, "no room"},
+		{ERR_CANCELLED, PDS__STORE_CODE__STORE_CANCELLED, "given up"},
+	};
+	it->tier = tier;
+	it->code = PDS__STORE_CODE__STORE_ERROR;
+	it->text = text ? text : err_name(code);
+	for (size_t i = 0; i < sizeof as / sizeof as[0]; i++)
+		if (as[i].code == code) {
+			it->code = as[i].store;
+			it->text = text ? text : as[i].text;
+		}
+}
+
+/* With the lock held: is this the end of the batch? Then the caller calls finished, without the lock. */
+static int batch_ends(struct batch *b)
+{
+	if (b->next < b->n || b->running || b->over)
+		return 0;
+	b->over = 1;
+	return 1;
+}
+
+static void item_done(struct copier *c, struct copy_item *it)
+{
+	struct batch *b = it->batch;
+	pthread_mutex_lock(&c->lock);
+	b->running--;
+	it->ride = NULL;
+	if (it->moved) {
+		b->bytes += b->target->layout.block_bytes;
+		b->copy_ns += clock_ns() - it->begun_ns;
+	}
+	int ends = batch_ends(b);
+	pthread_mutex_unlock(&c->lock);
+	if (ends)
+		c->finished(c->arg, b);
+}
+
+/* The tier has done with it; any thread. */
+static void ride_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
+{
+	struct copy_ride *ride = (struct copy_ride *)op;
+	if (atomic_exchange(&ride->state, RIDE_DONE) != RIDE_ORPHAN) {
+		struct copy_item *it = ride->item;
+		item_set(it, code, tier, text);
+		item_done(it->batch->copier, it);
+	}
+	free(ride);
+}
+
+static void item_ends(struct copier *c, struct copy_item *it, int code)
+{
+	item_set(it, code, TIER_NONE, NULL);
+	item_done(c, it);
+}
+
+/* NULL: the batch was given up meanwhile. */
+static struct copy_ride *ride_new(struct copier *c, struct copy_item *it)
+{
+	struct copy_ride *ride = mem_zalloc(sizeof *ride);
+	list_init(&ride->op.link);
+	ride->op.key = it->key;
+	ride->op.bytes = it->batch->target->layout.block_bytes;
+	ride->op.given_up = &ride->given_up;
+	ride->op.move = ride_move;
+	ride->op.done = ride_done;
+	ride->item = it;
+	pthread_mutex_lock(&c->lock);
+	int wanted = !atomic_load(&it->batch->cancelled);
+	it->ride = wanted ? ride : NULL;
+	pthread_mutex_unlock(&c->lock);
+	if (wanted)
+		return ride;
+	free(ride);
+	return NULL;
+}
+
+static void item_run(struct copier *c, struct copy_item *it)
+{
+	struct batch *b = it->batch;
+	it->begun_ns = clock_ns();
+	if (it->refused) {
+		item_done(c, it);
+	} else if (!generation_holds(it)) {
+		item_ends(c, it, ERR_STALE);
+	} else {
+		int put = b->kind == COPY_PUT;   /* the batch may be gone as soon as the ride is known */
+		struct copy_ride *ride = ride_new(c, it);
+		if (!ride)
+			item_ends(c, it, ERR_CANCELLED);
+		else if (put)
+			c->tier->ops->put(c->tier, &ride->op);
+		else
+			c->tier->ops->get(c->tier, &ride->op);
+	}
+}
+
+/* With the lock held: the next item to run, or NULL. Its batch leaves the queue with its last item. */
+static struct copy_item *next_item(struct copier *c)
+{
+	for (int k = 0; k < COPY_KINDS; k++) {
+		if (list_empty(&c->queue[k]))
+			continue;
+		struct batch *b = list_entry(c->queue[k].next, struct batch, run);
+		struct copy_item *it = &b->item[b->next++];
+		b->running++;
+		if (b->next == b->n)
+			list_remove(&b->run);
+		return it;
+	}
+	return NULL;
+}
+
+static void *copy_thread(void *arg)
+{
+	struct copier *c = arg;
+	pthread_mutex_lock(&c->lock);
+	for (;;) {
+		struct copy_item *it = next_item(c);
+		if (it) {
+			pthread_mutex_unlock(&c->lock);
+			item_run(c, it);
+			pthread_mutex_lock(&c->lock);
+		} else if (c->stop) {
+			break;
+		} else {
+			pthread_cond_wait(&c->more, &c->lock);
+		}
+	}
+	pthread_mutex_unlock(&c->lock);
+	return NULL;
+}
+
+/* --- batches --- */
+
+struct batch *batch_new(enum copy_kind kind, const struct copy_target *target, uint32_t n)
+{
+	CHECK(n > 0);
+	struct batch *b = mem_zalloc(sizeof *b + (size_t)n * sizeof b->item[0]);
+	list_init(&b->run);
+	list_init(&b->link);
+	b->kind = kind;
+	b->target = target;
+	b->n = n;
+	for (uint32_t i = 0; i < n; i++)
+		b->item[i].batch = b;
+	return b;
+}
+
+void batch_free(struct batch *b)
+{
+	free(b);
+}
+
+void copier_submit(struct copier *c, struct batch *b)
+{
+	b->copier = c;
+	b->begun_us = clock_us();
+	pthread_mutex_lock(&c->lock);
+	list_push_back(&c->queue[b->kind], &b->run);
+	pthread_cond_broadcast(&c->more);
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* With the lock held: what a tier has of it and does not copy at this moment ends here. */
+static void ride_give_up(struct copy_item *it)
+{
+	struct copy_ride *ride = it->ride;
+	int put = it->batch->kind == COPY_PUT;
+	if (!ride)
+		return;
+	atomic_store(&ride->given_up, 1);
+	if (put)
+		ride_turns(ride, RIDE_MOVES, RIDE_LATE);
+	if (!ride_turns(ride, RIDE_WAITS, RIDE_ORPHAN) && !(put && ride_turns(ride, RIDE_MOVED, RIDE_ORPHAN)))
+		return;
+	it->ride = NULL;
+	item_set(it, ERR_CANCELLED, TIER_NONE, NULL);
+	it->batch->running--;
+}
+
+void copier_cancel(struct copier *c, struct batch *b)
+{
+	atomic_store(&b->cancelled, 1);
+	pthread_mutex_lock(&c->lock);
+	list_remove(&b->run);
+	for (uint32_t i = 0; i < b->next; i++)
+		ride_give_up(&b->item[i]);
+	for (; b->next < b->n; b->next++)
+		if (!b->item[b->next].refused)
+			item_set(&b->item[b->next], ERR_CANCELLED, TIER_NONE, NULL);
+	int ends = batch_ends(b);
+	pthread_mutex_unlock(&c->lock);
+	if (ends)
+		c->finished(c->arg, b);
+}
+
+struct copier *copier_new(struct tier *tier, unsigned threads, void (*finished)(void *arg, struct batch *b), void *arg)
+{
+	CHECK(threads > 0);
+	struct copier *c = mem_zalloc(sizeof *c + threads * sizeof c->thread[0]);
+	c->tier = tier;
+	c->finished = finished;
+	c->arg = arg;
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_cond_init(&c->more, NULL);
+	for (int k = 0; k < COPY_KINDS; k++)
+		list_init(&c->queue[k]);
+	for (; c->n_threads < threads; c->n_threads++)
+		if (pthread_create(&c->thread[c->n_threads], NULL, copy_thread, c) != 0)
+			check_fatal("cannot start copy thread %u of %u; raise the limit on tasks (LimitNPROC, TasksMax)", c->n_threads + 1, threads);
+	return c;
+}
+
+void copier_stop(struct copier *c)
+{
+	pthread_mutex_lock(&c->lock);
+	c->stop = 1;
+	pthread_cond_broadcast(&c->more);
+	pthread_mutex_unlock(&c->lock);
+	for (unsigned i = 0; i < c->n_threads && !c->joined; i++)
+		pthread_join(c->thread[i], NULL);
+	c->joined = 1;
+}
+
+void copier_destroy(struct copier **cp)
+{
+	struct copier *c = *cp;
+	if (!c)
+		return;
+	copier_stop(c);
+	pthread_cond_destroy(&c->more);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+	*cp = NULL;
+}

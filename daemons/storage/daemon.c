@@ -1,0 +1,193 @@
+/* daemon.c - pdstoraged as a table of hooks: it keeps KV blocks of this host's workers below their own pools; configuration, commands, figures.
+ *
+ * Start fails with a sentence when memory or the descriptor socket cannot be had. After that nothing that a worker, a disk or a Redis does ends it. On SIGTERM
+ * everything under way is given up and answered; what it kept in memory ends with it, what disk and Redis have stays. */
+#include "storage.h"
+
+#include "util/clock.h"
+#include "util/err.h"
+#include "util/log.h"
+#include "util/mem.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct storage *storage_of(struct svc *s)
+{
+	return svc_data(s);
+}
+
+/* The tiers count for themselves; the figures follow, here and before they are shown. */
+static void figures(struct svc *s, void *arg)
+{
+	(void)arg;
+	struct storage *st = storage_of(s);
+	tiers_figures(st);
+	stat_set_value(svc_stats(s), ST_BATCHES, (int64_t)serve_batches(st));
+}
+
+static int start(struct svc *s, struct err *err)
+{
+	struct storage *st = mem_zalloc(sizeof *st);
+	struct conf *conf = svc_conf(s);
+	svc_set_data(s, st);
+	st->svc = s;
+	st->listener = -1;
+	st->clients_max = (unsigned)conf_int(conf, "workers_max");
+	list_init(&st->findings);
+	if (sodium_init() < 0)
+		return err_set(err, ERR_IO, "libsodium did not start; is /dev/urandom there?");
+	st->tell = tell_new(st, (uint64_t)conf_int(conf, "kv_events_ms") * 1000);
+	int r = tiers_start(st, err);
+	if (r != 0)
+		return r;
+	st->copier = copier_new(st->tier, (unsigned)conf_int(conf, "threads"), serve_finished, st);
+	if ((r = clients_start(st, err)) != 0)
+		return r;
+	figures(s, NULL);
+	st->timer = svc_timer_add(s, 5000000, figures, NULL);
+	log_info("storage_started", "tiers=%u memory_mb=%lld threads=%lld", tier_stack_levels(st->tier), (long long)conf_int(conf, "memory_mb"),
+	         (long long)conf_int(conf, "threads"));
+	return 0;
+}
+
+static void reload(struct svc *s)
+{
+	tiers_reload(storage_of(s));
+}
+
+static void drain(struct svc *s)
+{
+	list_each(it, &storage_of(s)->clients)
+		serve_cancel(list_entry(it, struct client, link));
+}
+
+static int idle(struct svc *s)
+{
+	return serve_batches(storage_of(s)) == 0;
+}
+
+/* The copy threads end within a piece of what they have, the tiers with what they have begun; what then was not answered yet stays so: the end of the process
+ * tells. */
+static void stop(struct svc *s)
+{
+	struct storage *st = storage_of(s);
+	drain(s);
+	copier_stop(st->copier);
+	svc_timer_del(&st->timer);
+	tiers_stop(st);
+	copier_destroy(&st->copier);
+	serve_forget(st);
+	clients_stop(st);
+	tell_destroy(&st->tell);
+	free(st);
+}
+
+/* --- pdctl --- */
+
+static uint64_t oldest_batch_us(const struct client *c)
+{
+	uint64_t begun = 0, now = clock_us();
+	list_each(it, &c->batches) {
+		uint64_t at = list_entry(it, struct batch, link)->begun_us;
+		begun = !begun || at < begun ? at : begun;
+	}
+	return begun && begun < now ? now - begun : 0;
+}
+
+static void client_json(const struct client *c, struct buf *out)
+{
+	buf_adds(out, "{\"name\":");
+	buf_add_json(out, c->name, strlen(c->name));
+	buf_printf(out, ",\"epoch\":\"%016llx\",\"attached\":%s,\"blocks\":%u,\"block_bytes\":%zu,\"layout\":\"%s\",\"batches\":%u,\"oldest_batch_us\":%llu}",
+	           (unsigned long long)c->epoch, c->attached ? "true" : "false", c->target.region.blocks, c->target.layout.block_bytes, c->layout, c->n_batches,
+	           (unsigned long long)oldest_batch_us(c));
+}
+
+static int ctl_storage(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	(void)args;
+	if (n_args)
+		return err_set(err, ERR_INVALID, "storage takes no arguments");
+	struct storage *st = storage_of(s);
+	buf_adds(out, "{\"tiers\":");
+	tiers_json(st, out);
+	buf_adds(out, ",\"workers\":[");
+	int first = 1;
+	list_each(it, &st->clients) {
+		if (!first)
+			buf_addc(out, ',');
+		first = 0;
+		client_json(list_entry(it, struct client, link), out);
+	}
+	buf_adds(out, "]}");
+	return 0;
+}
+
+static int ctl_flush(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+{
+	struct storage *st = storage_of(s);
+	enum tier_id id = TIER_NONE;
+	uint64_t n;
+	if (n_args > 1)
+		return err_set(err, ERR_INVALID, "flush takes the name of one tier, or nothing: all tiers");
+	if (n_args && tiers_find(args[0], &id) != 0)
+		return err_set(err, ERR_INVALID, "there is no tier \"%.32s\": memory, disk, redis", args[0]);
+	int r = tier_stack_flush(st->tier, id, &n, err);
+	if (r != 0)
+		return r;
+	const char *name = id == TIER_NONE ? "all" : tier_name(id);
+	log_info("flushed", "tier=%s blocks=%llu", name, (unsigned long long)n);
+	buf_printf(out, "{\"tier\":\"%s\",\"blocks\":%llu}", name, (unsigned long long)n);
+	return 0;
+}
+
+static void status(struct svc *s, struct buf *out)
+{
+	struct storage *st = storage_of(s);
+	struct stat_set *set = svc_stats(s);
+	figures(s, NULL);
+	buf_adds(out, ",\"tiers\":{");
+	for (unsigned i = 0; i < tier_stack_levels(st->tier); i++) {
+		struct stack_stat l;
+		tier_stack_level(st->tier, i, &l);
+		buf_printf(out, "%s\"%s\":", i ? "," : "", tier_name(l.id));
+		buf_add_json(out, l.tier.state, strlen(l.tier.state));
+	}
+	buf_printf(out, "},\"blocks\":%llu,\"bytes\":%llu,\"capacity_bytes\":%llu,\"hits\":%llu,\"misses\":%llu,\"workers\":%u,\"batches\":%u",
+	           (unsigned long long)stat_get(set, ST_BLOCKS), (unsigned long long)stat_get(set, ST_BYTES), (unsigned long long)stat_get(set, ST_CAPACITY),
+	           (unsigned long long)stat_get(set, ST_GETS_HIT), (unsigned long long)stat_get(set, ST_GETS_MISSED), st->n_clients, serve_batches(st));
+}
+
+static const struct svc_msg messages[] = {
+	{MSG_STORE_PUT, serve_put},
+	{MSG_STORE_GET, serve_get},
+	{MSG_STORE_LOOKUP, serve_lookup},
+	{MSG_STORE_FENCE, serve_fence},
+	{MSG_STORE_LIST, tell_list},
+	{0},
+};
+
+static const struct svc_ctl ctl[] = {
+	{"storage", ctl_storage, "tiers (state, blocks, bytes, hits, evictions, copies, rates, what is under way) and attached workers"},
+	{"flush", ctl_flush, "drop every stored block, or those of one tier: memory, disk, redis"},
+	{0},
+};
+
+const struct svc_hooks storage_hooks = {
+	.program = "pdstoraged",
+	.default_name = "storage",
+	.keys = storage_keys,
+	.stats = storage_stats,
+	.n_stats = ST_COUNT,
+	.messages = messages,
+	.ctl = ctl,
+	.start = start,
+	.reload = reload,
+	.drain = drain,
+	.idle = idle,
+	.stop = stop,
+	.status = status,
+	.down = serve_down,
+};

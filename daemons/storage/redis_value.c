@@ -1,0 +1,71 @@
+/* redis_value.c - see redis_value.h. Nothing of a value is believed before all of its head and its checksum hold. */
+#include "redis_value.h"
+#include "sum.h"
+
+#include <endian.h>
+#include <stdint.h>
+#include <string.h>
+
+static const char magic[8] = "pdkv-1\r\n";   /* a line end that a text tool would change */
+
+enum { AT_MAGIC = 0, AT_BYTES = 8, AT_SUM_LOW = 16, AT_SUM_HIGH = 24, AT_KEY = 32 };
+_Static_assert(AT_KEY + TIER_KEY_BYTES == REDIS_VALUE_HEAD_BYTES, "the head's fields fill it");
+
+void redis_key_digits(char *out, const struct tier_key *key)
+{
+	static const char digit[] = "0123456789abcdef";
+	for (unsigned i = 0; i < TIER_KEY_BYTES; i++) {
+		out[2 * i] = digit[key->b[i] >> 4];
+		out[2 * i + 1] = digit[key->b[i] & 15];
+	}
+}
+
+static void put_number(unsigned char *at, uint64_t n)
+{
+	n = htole64(n);
+	memcpy(at, &n, sizeof n);
+}
+
+static uint64_t get_number(const unsigned char *at)
+{
+	uint64_t n;
+	memcpy(&n, at, sizeof n);
+	return le64toh(n);
+}
+
+void redis_value_head(unsigned char *out, const struct tier_key *key, size_t bytes, struct tier_sum sum)
+{
+	memcpy(out + AT_MAGIC, magic, sizeof magic);
+	put_number(out + AT_BYTES, bytes);
+	put_number(out + AT_SUM_LOW, sum.lo);
+	put_number(out + AT_SUM_HIGH, sum.hi);
+	memcpy(out + AT_KEY, key->b, TIER_KEY_BYTES);
+}
+
+static enum redis_value_is wrong(const char **ret_why, const char *why)
+{
+	*ret_why = why;
+	return REDIS_VALUE_WRONG;
+}
+
+enum redis_value_is redis_value_check(const unsigned char *v, size_t n, const struct tier_key *key, size_t bytes, struct tier_sum *ret_sum,
+                                    const char **ret_why)
+{
+	if (n < REDIS_VALUE_HEAD_BYTES)
+		return wrong(ret_why, "shorter than a head");
+	if (memcmp(v + AT_MAGIC, magic, sizeof magic) != 0)
+		return wrong(ret_why, "not a block of ours");
+	if (memcmp(v + AT_KEY, key->b, TIER_KEY_BYTES) != 0)
+		return wrong(ret_why, "a block of another key");
+	uint64_t says = get_number(v + AT_BYTES), has = n - REDIS_VALUE_HEAD_BYTES;
+	if (says > bytes ? has <= bytes : has != says)   /* of a longer block one byte too many was asked for */
+		return wrong(ret_why, "not as long as its head says");
+	if (says != bytes)
+		return REDIS_VALUE_OTHER_SIZE;
+	const struct tier_span span = {.at = (unsigned char *)v + REDIS_VALUE_HEAD_BYTES, .bytes = bytes};
+	const struct tier_sum sum = {.lo = get_number(v + AT_SUM_LOW), .hi = get_number(v + AT_SUM_HIGH)};
+	if (!sum_equal(sum_spans(&span, 1), sum))
+		return wrong(ret_why, "its checksum does not hold");
+	*ret_sum = sum;
+	return REDIS_VALUE_RIGHT;
+}

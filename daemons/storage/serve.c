@@ -1,0 +1,390 @@
+/* serve.c - what workers ask: put, get, look up, fence; and what they are told.
+ *
+ * What always holds: a batch is answered once, when nothing of it is in flight, and a fence is acknowledged after that answer (or at once when there is
+ * no such batch). Batch numbers of one worker's life only grow: a number that was used or fenced is never begun again, however late its message
+ * comes. A worker that is down, or detached, or has a new epoch has nothing under way that is not ending.
+ *
+ * Every field of a message is checked here before anything acts on it; what is wrong with one item is that item's result, what is wrong with the message is
+ * the result of all its items. Nothing that a worker sends does more than fail itself. */
+#include "storage.h"
+
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/log.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct storage *storage_of(struct svc *s)
+{
+	return svc_data(s);
+}
+
+/* --- answers --- */
+
+static void result_set(Pds__StoreResult *r, ProtobufCBinaryData hash, uint32_t block, uint64_t generation, Pds__StoreCode code, enum tier_id tier,
+                       const char *text)
+{
+	pds__store_result__init(r);
+	r->hash = hash;
+	r->block = block;
+	r->generation = generation;
+	r->code = code;
+	if (tier)
+		r->tier = (char *)tier_name(tier);
+	if (text)
+		r->text = (char *)text;
+}
+
+static void send_results(struct svc *s, struct peer *p, uint64_t number, Pds__StoreResult *result, size_t n)
+{
+	Pds__StoreDone done = PDS__STORE_DONE__INIT;
+	Pds__StoreResult **list = mem_array(n + 1, sizeof *list);
+	for (size_t i = 0; i < n; i++)
+		list[i] = &result[i];
+	done.batch = number;
+	done.n_results = n;
+	done.results = list;
+	svc_send(s, p, MSG_STORE_DONE, NULL, &done);
+	free(list);
+}
+
+/* The same for all items of a message; nothing of it was begun. */
+static void refuse(struct svc *s, struct peer *p, uint64_t number, Pds__StoreItem **items, size_t n, Pds__StoreCode code, const char *why)
+{
+	if (n > BATCH_ITEMS_MAX)
+		n = BATCH_ITEMS_MAX;
+	Pds__StoreResult *result = mem_array(n + 1, sizeof *result);
+	for (size_t i = 0; i < n; i++)
+		result_set(&result[i], items[i]->hash, items[i]->block, items[i]->generation, code, TIER_NONE, why);
+	stat_add(svc_stats(s), ST_REFUSED, 1);
+	log_debug("batch_refused", "worker=%s batch=%llu items=%zu why=%s", log_quote(peer_name(p)), (unsigned long long)number, n, log_quote(why));
+	send_results(s, p, number, result, n);
+	free(result);
+}
+
+static void send_fenced(struct svc *s, struct peer *p, uint64_t number)
+{
+	Pds__StoreFenced m = PDS__STORE_FENCED__INIT;
+	m.batch = number;
+	svc_send(s, p, MSG_STORE_FENCED, NULL, &m);
+}
+
+/* The peer that this client's answers go to; NULL when that life of it is not there. */
+static struct peer *client_peer(const struct client *c)
+{
+	struct peer *p = chan_find(svc_chan(c->st->svc), c->name);
+	return p && peer_epoch(p) == c->epoch ? p : NULL;
+}
+
+/* --- finished batches --- */
+
+#define KEY_TAIL(key) ((key)->b + sizeof (key)->b - KEY_SALT_BYTES)
+
+/* Hash of a worker to key of the tiers: the last bytes say the layout. */
+static void key_of_hash(const struct client *c, const unsigned char *hash, struct tier_key *ret)
+{
+	memcpy(ret->b, hash, sizeof ret->b);
+	memcpy(KEY_TAIL(ret), c->salt, KEY_SALT_BYTES);
+}
+
+static void count_item(struct stat_set *stats, const struct batch *b, const struct copy_item *it)
+{
+	int put = b->kind == COPY_PUT;
+	switch (it->code) {
+	case PDS__STORE_CODE__STORE_OK:
+		stat_add(stats, put ? ST_PUT_BLOCKS : ST_GETS_HIT, 1);
+		break;
+	case PDS__STORE_CODE__STORE_MISS:
+		stat_add(stats, ST_GETS_MISSED, 1);
+		break;
+	case PDS__STORE_CODE__STORE_VOID:
+		stat_add(stats, ST_PUT_VOID, 1);
+		break;
+	case PDS__STORE_CODE__STORE_CANCELLED:
+		stat_add(stats, ST_CANCELLED, 1);
+		break;
+	case PDS__STORE_CODE__STORE_FULL:
+		stat_add(stats, ST_FULL, 1);
+		break;
+	default:
+		stat_add(stats, ST_ERRORS, 1);
+	}
+}
+
+static void count_batch(struct storage *st, const struct batch *b)
+{
+	struct stat_set *stats = svc_stats(st->svc);
+	int put = b->kind == COPY_PUT;
+	for (uint32_t i = 0; i < b->n; i++)
+		count_item(stats, b, &b->item[i]);
+	stat_add(stats, put ? ST_PUT_BYTES : ST_GET_BYTES, b->bytes);
+	stat_observe_us(stats, put ? ST_PUT_SECONDS : ST_GET_SECONDS, clock_us() - b->begun_us);
+}
+
+static void answer(struct client *c, struct batch *b)
+{
+	struct svc *s = c->st->svc;
+	struct peer *p = client_peer(c);
+	if (!p)
+		return;   /* it learns from the end of the link that nothing comes */
+	Pds__StoreResult *result = mem_array(b->n, sizeof *result);
+	for (uint32_t i = 0; i < b->n; i++) {
+		struct copy_item *it = &b->item[i];
+		ProtobufCBinaryData hash = {0};
+		if (!it->refused) {
+			memcpy(KEY_TAIL(&it->key), it->tail, sizeof it->tail);
+			hash = (ProtobufCBinaryData){.len = sizeof it->key.b, .data = it->key.b};
+		}
+		result_set(&result[i], hash, it->block, it->generation, it->code, it->tier, it->text);
+	}
+	send_results(s, p, b->number, result, b->n);
+	if (b->fence_wanted)
+		send_fenced(s, p, b->number);
+	free(result);
+}
+
+/* On the loop: nothing of the batch is in flight. */
+static void batch_over(struct svc *s, void *arg)
+{
+	struct batch *b = arg;
+	struct client *c = b->owner;
+	struct storage *st = storage_of(s);
+	count_batch(st, b);
+	log_debug("batch_done", "worker=%s batch=%llu kind=%s items=%u bytes=%llu", log_quote(c->name), (unsigned long long)b->number,
+	          b->kind == COPY_PUT ? "put" : "get", b->n, (unsigned long long)b->bytes);
+	answer(c, b);
+	list_remove(&b->link);
+	c->n_batches--;
+	c->n_items -= b->n;
+	batch_free(b);
+	client_free_if_done(c);
+}
+
+void serve_finished(void *storage, struct batch *b)
+{
+	struct storage *st = storage;
+	svc_post(st->svc, batch_over, b);
+}
+
+/* --- puts and gets --- */
+
+static struct batch *batch_find(struct client *c, uint64_t number)
+{
+	list_each(it, &c->batches) {
+		struct batch *b = list_entry(it, struct batch, link);
+		if (b->number == number)
+			return b;
+	}
+	return NULL;
+}
+
+static void item_refuse(struct copy_item *it, const char *why)
+{
+	it->refused = 1;
+	it->code = PDS__STORE_CODE__STORE_ERROR;
+	it->text = why;
+}
+
+static void item_read(struct client *c, const Pds__StoreItem *m, struct copy_item *it)
+{
+	it->block = m->block;
+	it->generation = m->generation;
+	if (m->hash.len != sizeof it->key.b) {
+		item_refuse(it, "the hash is not 32 bytes long");
+		return;
+	}
+	key_of_hash(c, m->hash.data, &it->key);
+	memcpy(it->tail, m->hash.data + sizeof it->key.b - sizeof it->tail, sizeof it->tail);
+	if (m->block >= c->target.region.blocks)
+		item_refuse(it, "the block is not in the region that was handed over");
+}
+
+static void batch_begin(struct client *c, enum copy_kind kind, uint64_t number, Pds__StoreItem **items, size_t n)
+{
+	struct batch *b = batch_new(kind, &c->target, (uint32_t)n);
+	b->owner = c;
+	b->number = number;
+	for (size_t i = 0; i < n; i++)
+		item_read(c, items[i], &b->item[i]);
+	c->last_batch = number;
+	list_push_back(&c->batches, &b->link);
+	c->n_batches++;
+	c->n_items += b->n;
+	copier_submit(c->st->copier, b);
+}
+
+static void serve_batch(struct svc *s, struct peer *p, enum copy_kind kind, uint64_t number, Pds__StoreItem **items, size_t n)
+{
+	struct client *c = client_find(storage_of(s), peer_name(p), peer_epoch(p));
+	if (!c)
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_ERROR, "this life of the worker has not handed its memory over");
+	else if (n == 0 || n > BATCH_ITEMS_MAX)
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_ERROR, "a batch has 1 to 4096 items");
+	else if (number <= c->last_batch && batch_find(c, number))
+		log_debug("batch_repeated", "worker=%s batch=%llu", log_quote(c->name), (unsigned long long)number);   /* its answer is on the way */
+	else if (number <= c->last_batch)
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_CANCELLED, "this batch number was used or fenced before");
+	else if (svc_draining(s))
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_FULL, "storage ends");
+	else if (c->n_batches >= CLIENT_BATCHES_MAX || c->n_items + n > CLIENT_ITEMS_MAX)
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_FULL, "1024 batches or 65536 blocks of this worker are under way");
+	else
+		batch_begin(c, kind, number, items, n);
+}
+
+void serve_put(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	(void)head;
+	const Pds__StorePut *m = (const Pds__StorePut *)body;
+	serve_batch(s, p, COPY_PUT, m->batch, m->items, m->n_items);
+}
+
+void serve_get(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	(void)head;
+	const Pds__StoreGet *m = (const Pds__StoreGet *)body;
+	serve_batch(s, p, COPY_GET, m->batch, m->items, m->n_items);
+}
+
+void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	(void)head;
+	const Pds__StoreFence *m = (const Pds__StoreFence *)body;
+	struct storage *st = storage_of(s);
+	struct batch *under_way = NULL;
+	list_each(it, &st->clients) {   /* also one that is detached, while its last batches end */
+		struct client *c = list_entry(it, struct client, link);
+		if (c->epoch != peer_epoch(p) || strcmp(c->name, peer_name(p)) != 0)
+			continue;
+		if (m->batch > c->last_batch)
+			c->last_batch = m->batch;   /* final, also if it overtook its batch */
+		struct batch *b = batch_find(c, m->batch);
+		if (b)
+			under_way = b;
+	}
+	if (!under_way) {
+		send_fenced(s, p, m->batch);
+		return;
+	}
+	under_way->fence_wanted = 1;
+	copier_cancel(st->copier, under_way);
+}
+
+void serve_cancel(struct client *c)
+{
+	list_each(it, &c->batches)   /* they leave the list later, from batch_over */
+		copier_cancel(c->st->copier, list_entry(it, struct batch, link));
+}
+
+void serve_down(struct svc *s, struct peer *p, const char *why)
+{
+	(void)why;
+	struct storage *st = storage_of(s);
+	tell_down(st->tell, p);
+	list_each(it, &st->clients) {
+		struct client *c = list_entry(it, struct client, link);
+		if (c->epoch == peer_epoch(p) && strcmp(c->name, peer_name(p)) == 0)
+			serve_cancel(c);
+	}
+}
+
+unsigned serve_batches(const struct storage *st)
+{
+	unsigned n = 0;
+	list_each(it, &st->clients)
+		n += list_entry(it, struct client, link)->n_batches;
+	return n;
+}
+
+/* --- lookups --- */
+
+struct finding {
+	struct tier_find find;
+	struct list link;
+	struct storage *st;
+	char name[HANDOVER_NAME_MAX];
+	uint64_t epoch, number;
+	unsigned char *where;      /* behind the keys */
+	struct tier_key key[];
+};
+
+static void found(struct svc *s, void *arg)
+{
+	struct finding *f = arg;
+	struct peer *p = chan_find(svc_chan(s), f->name);
+	if (p && peer_epoch(p) == f->epoch) {
+		Pds__StoreFound m = PDS__STORE_FOUND__INIT;
+		uint32_t tiers[BATCH_ITEMS_MAX];
+		m.batch = f->number;
+		for (; m.leading < f->find.n && f->where[m.leading]; m.leading++)
+			tiers[m.leading] = f->where[m.leading];
+		m.n_tiers = m.leading;
+		m.tiers = tiers;
+		svc_send(s, p, MSG_STORE_FOUND, NULL, &m);
+	}
+	list_remove(&f->link);
+	storage_of(s)->n_findings--;
+	free(f);
+}
+
+static void find_done(struct tier_find *find)
+{
+	struct finding *f = (struct finding *)find;
+	svc_post(f->st->svc, found, f);
+}
+
+/* Keys of the hashes up to the first that cannot be one. */
+static uint32_t keys_read(const struct client *c, const Pds__StoreLookup *m, size_t n, struct tier_key *key)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		if (m->hashes[i].len != sizeof key[i].b)
+			return i;
+		key_of_hash(c, m->hashes[i].data, &key[i]);
+	}
+	return (uint32_t)n;
+}
+
+void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	(void)head;
+	const Pds__StoreLookup *m = (const Pds__StoreLookup *)body;
+	struct storage *st = storage_of(s);
+	struct client *c = client_find(st, peer_name(p), peer_epoch(p));
+	int look = c && st->n_findings < FINDINGS_MAX;   /* unknown memory: nothing of it is stored */
+	size_t n = !look ? 0 : m->n_hashes < BATCH_ITEMS_MAX ? m->n_hashes : BATCH_ITEMS_MAX;
+	struct finding *f = mem_zalloc(sizeof *f + n * (sizeof f->key[0] + 1));
+	f->st = st;
+	strncpy(f->name, peer_name(p), sizeof f->name - 1);
+	f->epoch = peer_epoch(p);
+	f->number = m->batch;
+	f->find.key = f->key;
+	f->find.where = f->where = (unsigned char *)&f->key[n];
+	f->find.leading = 1;
+	f->find.n = look ? keys_read(c, m, n, f->key) : 0;
+	f->find.bytes = c ? c->target.layout.block_bytes : 0;
+	f->find.prefetch = m->prefetch;
+	f->find.done = find_done;
+	list_push_back(&st->findings, &f->link);
+	st->n_findings++;
+	stat_add(svc_stats(s), ST_LOOKUPS, 1);
+	st->tier->ops->lookup(st->tier, &f->find);
+}
+
+/* --- the end --- */
+
+void serve_forget(struct storage *st)
+{
+	list_each(it, &st->clients) {
+		struct client *c = list_entry(it, struct client, link);
+		list_each_safe(at, nx, &c->batches)
+			batch_free(list_entry(at, struct batch, link));
+		list_init(&c->batches);
+		c->n_batches = c->n_items = 0;
+	}
+	list_each_safe(it, nx, &st->findings)
+		free(list_entry(it, struct finding, link));
+	list_init(&st->findings);
+	st->n_findings = 0;
+}

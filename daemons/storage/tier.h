@@ -1,0 +1,143 @@
+/* tier.h - one place where blocks are kept: host memory, a local disk, a Redis, or a stack of these; each is a table of the same calls.
+ *
+ * A tier keeps blocks (bytes under a 32-byte key) with their checksum, within its capacity, least recently used out first. Every call ends by
+ * completion: `done` is called exactly once, on any thread, before the call returns or later. The operation's memory is the caller's and
+ * must live until then. All calls may come from any thread at a time; none waits for a device or a network: what cannot begin now is queued by the tier, up to
+ * a bound, and past it ends with ERR_FULL (put) or ERR_NOTFOUND with a text (get).
+ *
+ * What always holds: a key names a whole block or nothing (data, then index); what is handed out has just been verified; a block whose checksum does
+ * not hold is dropped and said to be ERR_CORRUPT. Two puts of one key store one block, and both are told 0. */
+#ifndef STORAGE_TIER_H
+#define STORAGE_TIER_H
+
+#include "util/err.h"
+#include "util/list.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TIER_KEY_BYTES 32
+#define TIER_NOT_FLUSHED UINT64_MAX   /* it is away, and keeps what it has */
+#define TIER_QUEUE_MIN 128u   /* so many puts and so many gets every tier queues at least */
+
+struct tier_key {
+	unsigned char b[TIER_KEY_BYTES];
+};
+
+/* From the fastest to the slowest; numbers are those of KvEvents.tier and StoreFound.tiers. */
+enum tier_id { TIER_NONE, TIER_MEMORY, TIER_DISK, TIER_REDIS, TIER_IDS };
+
+static inline const char *tier_name(enum tier_id t)
+{
+	static const char *const names[TIER_IDS] = {"", "memory", "disk", "redis"};
+	return names[t];
+}
+
+struct tier_sum {
+	uint64_t lo, hi;           /* XXH3, 128 bits, over the block's bytes in order */
+};
+
+/* The block's bytes lie in a row of spans. */
+struct tier_span {
+	unsigned char *at;
+	size_t bytes;
+};
+
+struct tier_op {
+	struct list link;          /* the tier's, until done */
+	struct tier_key key;
+	size_t bytes;              /* of the block; a stored block of another size is a miss */
+	struct tier_sum sum;       /* put: set by move. get: the stored one, set by the tier before move, if it likes */
+	const atomic_int *given_up; /* may be NULL; not 0: nobody waits any more. A tier may then end it with ERR_CANCELLED as long as move was not called */
+	/* A copy between tiers. get: neither a hit nor a miss, and the order of use stays. put: drops nothing that its tier is to copy down before (TIER_OFFLOAD) */
+	int aside;
+	/* put: copy the block into the spans and set sum, then check that it was valid all the while: 0, or ERR_STALE. get: copy it out of them.
+	 * Anything but 0 ends the operation with that code; a put then leaves nothing behind. Called at most once, on any thread. */
+	int (*move)(struct tier_op *op, const struct tier_span *span, unsigned n);
+	/* 0; ERR_NOTFOUND; ERR_FULL: no room even after eviction; ERR_CORRUPT; ERR_IO; ERR_CLOSED: the tier is away; or what move said.
+	 * text: reason (static), or NULL. tier: who has the block now, TIER_NONE if nobody. */
+	void (*done)(struct tier_op *op, int code, enum tier_id tier, const char *text);
+};
+
+/* Which of these keys are there now? The tier sets where[i] for those that it has and whose where[i] is TIER_NONE; it may stop at the first
+ * key that is nowhere if `leading` is set. It touches no LRU order. */
+struct tier_find {
+	struct list link;             /* the tier's, until done */
+	const struct tier_key *key;   /* (n) */
+	unsigned char *where;         /* (n) enum tier_id */
+	uint32_t n;
+	int leading;
+	size_t bytes;
+	int prefetch;                 /* a stack brings what is found below memory up into it */
+	uint64_t until_us;            /* monotonic; a tier that must ask elsewhere (Redis) says by then what it knows. 0: its own limit */
+	void (*done)(struct tier_find *f);
+};
+
+struct tier_stat {
+	uint64_t blocks, bytes, capacity_bytes;   /* capacity 0: not known (Redis without maxmemory) */
+	uint64_t puts, known, gets, hits, misses, evictions, corrupt, full, errors;   /* known: puts of what was there already */
+	/* Blocks that went without being asked to (evicted, damaged, their file or index gone) and that no tier below had, as far as this tier was told
+	 * (stored) since it was opened */
+	uint64_t lost;
+	uint64_t read_bytes, read_us, write_bytes, write_us;   /* time with the device, of blocks that went through; for rates */
+	uint64_t queued;                          /* operations that have not begun */
+	uint64_t oldest_us;                       /* monotonic begin of the oldest operation under way, 0: none */
+	char state[96];                           /* "ready", or why not: "away: connection refused" */
+};
+
+/* What becomes of a tier's blocks towards the next tier below. */
+enum tier_policy {
+	TIER_RECYCLE,         /* dropped when the room is needed */
+	TIER_OFFLOAD,         /* the least recently used are copied down before the room is needed */
+	TIER_WRITE_THROUGH    /* copied down once they were hit so many times (0: as soon as they are put) */
+};
+
+struct tier_due {
+	struct tier_key key;
+	size_t bytes;
+};
+
+/* Where a walk over all keys stands; zeroed: at the begin. number and key are the tier's. */
+struct tier_cursor {
+	uint64_t number;
+	struct tier_key key;
+	int end;              /* all were listed */
+};
+
+struct tier;
+
+struct tier_ops {
+	enum tier_id id;                                         /* what acknowledgements say; TIER_NONE: a stack of several */
+	void (*put)(struct tier *t, struct tier_op *op);
+	void (*get)(struct tier *t, struct tier_op *op);
+	void (*lookup)(struct tier *t, struct tier_find *f);
+	int (*remove)(struct tier *t, const struct tier_key *key);   /* 0 or ERR_NOTFOUND */
+	uint64_t (*flush)(struct tier *t);                       /* drops everything; blocks dropped (as far as known), or TIER_NOT_FLUSHED */
+	/* Another capacity, at once: what is too much is evicted. NULL: cannot. 0 or an error with a sentence. */
+	int (*resize)(struct tier *t, uint64_t capacity_bytes, struct err *err);
+	void (*stat)(struct tier *t, struct tier_stat *ret);
+	/* The rest may be NULL.
+	 * policy, due, stored: copying down is decided by the tier and done by the stack. `due` names at most max blocks that should be copied down now, each once
+	 * until `stored` is called for it (ok 1: a tier below has it; 0: none takes it; -1: not now; 1 may also come unasked); `policy` may come again at any time. low_percent: of the
+	 * capacity, how much TIER_OFFLOAD keeps free or stored below. */
+	int due_by_hits;                                         /* `due` knows TIER_WRITE_THROUGH; else only TIER_OFFLOAD, and the stack counts hits itself */
+	void (*policy)(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent);
+	uint32_t (*due)(struct tier *t, uint32_t max, struct tier_due *ret);
+	void (*stored)(struct tier *t, const struct tier_key *key, int ok);
+	/* watch: `changed` hears of every key that comes (stored 1) and goes, in order, on any thread; it calls no tier. Once, before the first put.
+	 * list: at most max keys from the cursor on, which moves; what changes meanwhile may be listed or not, all else is, once. */
+	void (*watch)(struct tier *t, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg);
+	uint32_t (*list)(struct tier *t, struct tier_cursor *at, uint32_t max, struct tier_key *ret);
+	void (*destroy)(struct tier *t);                         /* ends its threads; operations under way are done (ERR_CANCELLED if not begun) before it returns */
+};
+
+/* First member of every tier. */
+struct tier {
+	const struct tier_ops *ops;
+};
+
+/* Host memory. capacity_bytes is reserved at once (not touched), and never exceeded. */
+int tier_memory_new(uint64_t capacity_bytes, struct tier **ret_t, struct err *err);
+
+#endif

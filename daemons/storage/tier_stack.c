@@ -1,0 +1,457 @@
+/* tier_stack.c - see tier_stack.h: operations and look-ups on their way through the tiers.
+ *
+ * What always holds: an operation is with at most one tier at a time, and its `move` is called at most once; what moved, or was taken without, ends
+ * with that tier's word; what did not goes to the next tier. At most LEVEL_OPS_MAX of a kind are with a lower tier, the rest wait here in order. A tier
+ * may answer before its call returns: whoever is handing out (`pumping`) goes on then, so nothing nests deeper than there are tiers.
+ *
+ * Every end has a code and, but for a plain miss, a reason: of several tiers that failed the first one's. Nothing here is fatal. */
+#include "stack_int.h"
+
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/log.h"
+#include "util/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct stack *stack_of(struct tier *t)
+{
+	return (struct stack *)t;
+}
+
+int stack_next_open(const struct stack *s, unsigned from)
+{
+	for (; from < s->n; from++)
+		if (level_tier(&s->level[from]))
+			return (int)from;
+	return -1;
+}
+
+/* --- operations --- */
+
+static void pass_end(struct pass *p, int code, enum tier_id tier, const char *text)
+{
+	struct tier_op *outer = p->outer;
+	free(p);
+	outer->done(outer, code, tier, text);
+}
+
+static int pass_unwanted(const struct pass *p)
+{
+	return atomic_load(&p->s->closing) || (p->op.given_up && atomic_load(p->op.given_up));
+}
+
+static int pass_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+{
+	struct pass *p = (struct pass *)op;
+	p->moved = 1;
+	int r = p->outer->move(p->outer, span, n);
+	if (p->kind == KIND_PUT)
+		op->sum = p->outer->sum;
+	else if (r == 0 && p->level > 0)
+		stack_promote(p, span, n);
+	return r;
+}
+
+static void pass_start(struct pass *p)
+{
+	struct tier *t = level_tier(&p->s->level[p->level]);
+	p->moved = 0;
+	if (pass_unwanted(p))
+		p->op.done(&p->op, ERR_CANCELLED, TIER_NONE, NULL);
+	else if (p->kind == KIND_PUT)
+		t->ops->put(t, &p->op);
+	else
+		t->ops->get(t, &p->op);
+}
+
+static int is_memory(const struct level *l)
+{
+	return l->s->memory && l == &l->s->level[0];
+}
+
+/* Hands out what waits, as long as the tier may have more. */
+static void level_pump(struct level *l, int kind)
+{
+	struct stack *s = l->s;
+	pthread_mutex_lock(&s->lock);
+	if (l->pumping[kind]) {
+		pthread_mutex_unlock(&s->lock);
+		return;
+	}
+	l->pumping[kind] = 1;
+	while (!list_empty(&l->waiting[kind]) && l->running[kind] < LEVEL_OPS_MAX) {
+		struct pass *p = list_entry(l->waiting[kind].next, struct pass, link);
+		list_remove(&p->link);
+		l->n_waiting--;
+		l->running[kind]++;
+		pthread_mutex_unlock(&s->lock);
+		pass_start(p);
+		pthread_mutex_lock(&s->lock);
+	}
+	l->pumping[kind] = 0;
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void level_submit(struct level *l, struct pass *p)
+{
+	int kind = p->kind;   /* p is the tier's as soon as somebody hands it out */
+	pthread_mutex_lock(&l->s->lock);
+	p->begun_us = clock_us();
+	list_push_back(&l->waiting[kind], &p->link);
+	l->n_waiting++;
+	pthread_mutex_unlock(&l->s->lock);
+	level_pump(l, kind);
+}
+
+void stack_pass_next(struct pass *p)
+{
+	int at = pass_unwanted(p) ? -1 : stack_next_open(p->s, p->level);
+	if (pass_unwanted(p)) {
+		pass_end(p, ERR_CANCELLED, TIER_NONE, NULL);
+	} else if (at < 0) {
+		int code = p->code ? p->code : p->kind == KIND_GET ? ERR_NOTFOUND : ERR_CLOSED;
+		pass_end(p, code, TIER_NONE, p->code || p->kind == KIND_GET ? p->text : "no tier is open");
+	} else {
+		struct level *l = &p->s->level[at];
+		p->level = (unsigned)at;
+		if (is_memory(l))
+			pass_start(p);
+		else if (p->kind != KIND_GET || !stack_wait_up(p))
+			level_submit(l, p);
+	}
+}
+
+/* The tier has done with it. */
+static void pass_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
+{
+	struct pass *p = (struct pass *)op;
+	struct level *l = &p->s->level[p->level];
+	int kind = p->kind;
+	if (!is_memory(l)) {
+		pthread_mutex_lock(&p->s->lock);
+		l->running[kind]--;
+		pthread_mutex_unlock(&p->s->lock);
+	}
+	if (code == 0 || p->moved) {
+		if (code == 0 && kind == KIND_PUT)
+			stack_note_put(l, &op->key, op->bytes);
+		else if (code == 0)
+			stack_note_hit(l, &op->key, op->bytes);
+		pass_end(p, code, tier, text);
+	} else {
+		if (!p->code && (code != ERR_NOTFOUND || text)) {
+			p->code = code;
+			p->text = text;
+		}
+		p->level++;
+		stack_pass_next(p);
+	}
+	if (!is_memory(l))
+		level_pump(l, kind);
+}
+
+static void pass_begin(struct tier *t, struct tier_op *outer, int kind)
+{
+	struct pass *p = mem_zalloc(sizeof *p);
+	p->op = *outer;
+	list_init(&p->op.link);
+	list_init(&p->link);
+	p->op.move = pass_move;
+	p->op.done = pass_done;
+	p->s = stack_of(t);
+	p->outer = outer;
+	p->kind = kind;
+	p->flushes = atomic_load(&p->s->flushes);
+	stack_pass_next(p);
+}
+
+static void stack_put(struct tier *t, struct tier_op *op)
+{
+	pass_begin(t, op, KIND_PUT);
+}
+
+static void stack_get(struct tier *t, struct tier_op *op)
+{
+	pass_begin(t, op, KIND_GET);
+}
+
+/* --- look-ups --- */
+
+struct finder {
+	struct tier_find find;     /* what the tiers see; first */
+	struct tier_find *outer;
+	struct stack *s;
+	unsigned level;            /* that was asked last */
+};
+
+static int all_found(const struct tier_find *f)
+{
+	for (uint32_t i = 0; i < f->n; i++)
+		if (!f->where[i])
+			return 0;
+	return 1;
+}
+
+static void finder_end(struct finder *f)
+{
+	struct tier_find *outer = f->outer;
+	if (outer->prefetch)
+		stack_prefetch(f->s, outer);
+	free(f);
+	outer->done(outer);
+}
+
+static void finder_ask(struct finder *f, unsigned from)
+{
+	int at = all_found(&f->find) || atomic_load(&f->s->closing) ? -1 : stack_next_open(f->s, from);
+	if (at < 0) {
+		finder_end(f);
+		return;
+	}
+	struct level *l = &f->s->level[at];
+	struct tier *t = level_tier(l);
+	f->level = (unsigned)at;
+	f->find.leading = f->outer->leading && stack_next_open(f->s, f->level + 1) < 0;   /* a hole here may be filled below */
+	f->find.until_us = f->outer->until_us;
+	if (l->opts.id == TIER_REDIS && f->s->opts.redis_lookup_us) {
+		uint64_t until = clock_us() + f->s->opts.redis_lookup_us;
+		f->find.until_us = f->find.until_us && f->find.until_us < until ? f->find.until_us : until;
+	}
+	t->ops->lookup(t, &f->find);
+}
+
+static void finder_done(struct tier_find *find)
+{
+	struct finder *f = (struct finder *)find;
+	finder_ask(f, f->level + 1);
+}
+
+static void stack_lookup(struct tier *t, struct tier_find *outer)
+{
+	struct finder *f = mem_zalloc(sizeof *f);
+	f->find = *outer;
+	list_init(&f->find.link);
+	f->find.done = finder_done;
+	f->outer = outer;
+	f->s = stack_of(t);
+	finder_ask(f, 0);
+}
+
+/* --- the rest --- */
+
+static int stack_remove(struct tier *t, const struct tier_key *key)
+{
+	struct stack *s = stack_of(t);
+	int found = 0;
+	for (unsigned i = 0; i < s->n; i++) {
+		struct tier *l = level_tier(&s->level[i]);
+		found |= l && l->ops->remove(l, key) == 0;
+	}
+	return found ? 0 : ERR_NOTFOUND;
+}
+
+int tier_stack_flush(struct tier *t, enum tier_id id, uint64_t *ret_blocks, struct err *err)
+{
+	struct stack *s = stack_of(t);
+	enum tier_id away = TIER_NONE;
+	int found = 0;
+	*ret_blocks = 0;
+	atomic_fetch_add(&s->flushes, 1);   /* what is on its way from one tier to the other does not arrive */
+	for (unsigned i = 0; i < s->n; i++) {
+		if (id != TIER_NONE && id != s->level[i].opts.id)
+			continue;
+		struct tier *l = level_tier(&s->level[i]);
+		uint64_t n = l ? l->ops->flush(l) : TIER_NOT_FLUSHED;
+		found = 1;
+		if (n == TIER_NOT_FLUSHED)
+			away = s->level[i].opts.id;
+		else
+			*ret_blocks += n;
+	}
+	if (!found)
+		return err_set(err, ERR_NOTFOUND, "there is no tier %s", tier_name(id));
+	return away == TIER_NONE ? 0 : err_set(err, ERR_CLOSED, "tier %s is away and keeps what it has; %llu blocks of the others were dropped", tier_name(away),
+	                                       (unsigned long long)*ret_blocks);
+}
+
+static uint64_t stack_flush(struct tier *t)
+{
+	uint64_t n;
+	tier_stack_flush(t, TIER_NONE, &n, NULL);
+	return n;
+}
+
+unsigned tier_stack_levels(const struct tier *t)
+{
+	return ((const struct stack *)t)->n;
+}
+
+static struct level *level_find(struct stack *s, enum tier_id id)
+{
+	for (unsigned i = 0; i < s->n; i++)
+		if (s->level[i].opts.id == id)
+			return &s->level[i];
+	return NULL;
+}
+
+struct tier *tier_stack_find(struct tier *t, enum tier_id id)
+{
+	struct level *l = level_find(stack_of(t), id);
+	return l ? level_tier(l) : NULL;
+}
+
+static uint64_t waiting_since(const struct level *l)
+{
+	uint64_t oldest = 0;
+	for (int k = 0; k < KINDS; k++)
+		if (!list_empty(&l->waiting[k])) {
+			uint64_t at = list_entry(l->waiting[k].next, struct pass, link)->begun_us;
+			oldest = !oldest || at < oldest ? at : oldest;
+		}
+	return oldest;
+}
+
+void tier_stack_level(struct tier *t, unsigned i, struct stack_stat *ret)
+{
+	struct stack *s = stack_of(t);
+	struct level *l = &s->level[i];
+	struct tier_stat ts = {0};
+	struct tier *tier = level_tier(l);
+	if (tier)
+		tier->ops->stat(tier, &ts);
+	pthread_mutex_lock(&s->lock);
+	*ret = l->count;
+	if (!tier)
+		snprintf(ts.state, sizeof ts.state, "%s", l->why);
+	ts.queued += l->n_waiting;
+	uint64_t since = waiting_since(l);
+	if (since && (!ts.oldest_us || since < ts.oldest_us))
+		ts.oldest_us = since;
+	ret->copying = l->copying;
+	pthread_mutex_unlock(&s->lock);
+	ret->id = l->opts.id;
+	ret->policy = (enum tier_policy)atomic_load(&l->policy);
+	ret->open = tier != NULL;
+	ret->tier = ts;
+}
+
+/* All tiers together. */
+static void stack_stat(struct tier *t, struct tier_stat *ret)
+{
+	*ret = (struct tier_stat){0};
+	for (unsigned i = 0; i < stack_of(t)->n; i++) {
+		struct stack_stat l;
+		tier_stack_level(t, i, &l);
+		ret->blocks += l.tier.blocks;
+		ret->bytes += l.tier.bytes;
+		ret->capacity_bytes += l.tier.capacity_bytes;
+		ret->evictions += l.tier.evictions;
+		ret->lost += l.tier.lost;
+		ret->corrupt += l.tier.corrupt;
+		ret->errors += l.tier.errors;
+		ret->full += l.tier.full;
+		ret->queued += l.tier.queued;
+		if (l.tier.oldest_us && (!ret->oldest_us || l.tier.oldest_us < ret->oldest_us))
+			ret->oldest_us = l.tier.oldest_us;
+	}
+	memcpy(ret->state, "ready", sizeof "ready");
+}
+
+void tier_stack_resize(struct tier *t, enum tier_id id, uint64_t capacity_bytes)
+{
+	struct stack *s = stack_of(t);
+	struct level *l = level_find(s, id);
+	if (!l)
+		return;
+	pthread_mutex_lock(&s->lock);
+	l->resize_to = capacity_bytes;
+	pthread_mutex_unlock(&s->lock);
+	stack_kick(s);
+}
+
+void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy, uint32_t after, unsigned low_percent)
+{
+	struct stack *s = stack_of(t);
+	struct level *l = level_find(s, id);
+	if (!l)
+		return;
+	pthread_mutex_lock(&s->lock);
+	l->opts.policy = policy;
+	l->opts.after = after;
+	l->opts.low_percent = low_percent;
+	atomic_store(&l->policy, (int)policy);
+	atomic_store(&l->after, after);
+	struct tier *tier = level_tier(l);
+	if (tier && tier->ops->policy)
+		tier->ops->policy(tier, policy, after, low_percent);   /* under the lock, as when it is opened: the last word is the one that stays */
+	pthread_mutex_unlock(&s->lock);
+	stack_kick(s);
+}
+
+/* --- life --- */
+
+static void stack_destroy(struct tier *t)
+{
+	struct stack *s = stack_of(t);
+	atomic_store(&s->closing, 1);   /* what comes back from a tier ends, whatever the tier said */
+	stack_copy_stop(s);
+	for (unsigned i = s->n; i-- > 0;) {   /* memory last: copies may still be read from it */
+		struct tier *l = level_tier(&s->level[i]);
+		for (int k = 0; k < KINDS; k++)
+			level_pump(&s->level[i], k);
+		if (l)
+			l->ops->destroy(l);
+		free(s->level[i].down);
+		free(s->level[i].hits);
+	}
+	free(s->fetch);
+	pthread_cond_destroy(&s->wake);
+	pthread_cond_destroy(&s->opened);
+	pthread_mutex_destroy(&s->lock);
+	free(s);
+}
+
+static const struct tier_ops stack_ops = {
+	.id = TIER_NONE,
+	.put = stack_put,
+	.get = stack_get,
+	.lookup = stack_lookup,
+	.remove = stack_remove,
+	.flush = stack_flush,
+	.stat = stack_stat,
+	.destroy = stack_destroy,
+};
+
+struct tier *tier_stack_new(const struct stack_opts *o)
+{
+	CHECK(o->n >= 1 && o->n <= STACK_LEVELS_MAX);
+	struct stack *s = mem_zalloc(sizeof *s);
+	pthread_condattr_t monotonic;
+	s->tier.ops = &stack_ops;
+	s->opts = *o;
+	s->n = o->n;
+	s->memory = o->level[0].id == TIER_MEMORY;
+	pthread_mutex_init(&s->lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&s->wake, &monotonic);
+	pthread_cond_init(&s->opened, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	list_init(&s->ups);
+	s->fetch = mem_array(PREFETCH_MAX, sizeof *s->fetch);
+	for (unsigned i = 0; i < s->n; i++) {
+		struct level *l = &s->level[i];
+		l->s = s;
+		l->opts = o->level[i];
+		atomic_init(&l->policy, (int)l->opts.policy);
+		atomic_init(&l->after, l->opts.after);
+		for (int k = 0; k < KINDS; k++)
+			list_init(&l->waiting[k]);
+		snprintf(l->why, sizeof l->why, "opening");
+	}
+	stack_copy_start(s);
+	return &s->tier;
+}

@@ -1,0 +1,273 @@
+/* tiers.c - the tiers as the configuration wants them: options, opening, what a reload changes, figures.
+ *
+ * Memory must be there at start if it is wanted; a disk or a Redis that is not is left out with one log line and tried again, so the daemon runs with what
+ * there is. Figures are what the tiers count for themselves; the counters follow. */
+#include "storage.h"
+#include "tier_disk.h"
+#include "tier_redis.h"
+
+#include "util/clock.h"
+#include "util/log.h"
+#include "util/mem.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define REOPEN_US 30000000u
+#define OPEN_WAIT_US 5000000u     /* of the start for a disk whose index is checked */
+#define PAUSE_US 1000000u
+#define REDIS_LOOKUP_US 10000u
+
+/* Copied from the configuration at start, since tiers are opened by another thread. */
+struct tiers_open {
+	char *disk_path, *disk_io, *redis, *username, *password_file, *prefix;
+	struct tier_disk_opts disk;
+	struct tier_redis_opts redis_opts;
+};
+
+static const char *const policy_names[] = {"recycle", "offload", "write_through"};
+
+static enum tier_policy policy_of(struct conf *c, const char *key)
+{
+	const char *name = conf_str(c, key);
+	for (unsigned i = 0; i < sizeof policy_names / sizeof *policy_names; i++)
+		if (strcmp(name, policy_names[i]) == 0)
+			return (enum tier_policy)i;
+	return TIER_RECYCLE;
+}
+
+/* --- opening --- */
+
+static int disk_open(void *arg, struct tier **ret, struct err *err)
+{
+	struct tiers_open *o = arg;
+	return tier_disk_new(&o->disk, ret, err);
+}
+
+static int read_password(const char *path, char *out, size_t size, struct err *err)
+{
+	out[0] = 0;
+	if (!path[0])
+		return 0;
+	FILE *f = fopen(path, "re");
+	if (!f)
+		return err_set(err, ERR_IO, "redis_password_file %s: %s", path, strerror(errno));
+	if (!fgets(out, (int)size, f))
+		out[0] = 0;
+	fclose(f);
+	out[strcspn(out, "\r\n")] = 0;
+	return out[0] ? 0 : err_set(err, ERR_INVALID, "redis_password_file %s: its first line is empty", path);
+}
+
+static int redis_open(void *arg, struct tier **ret, struct err *err)
+{
+	struct tiers_open *o = arg;
+	char password[512];
+	int r = read_password(o->password_file, password, sizeof password, err);
+	if (r != 0)
+		return r;
+	struct tier_redis_opts opts = o->redis_opts;
+	opts.password = password;
+	r = tier_redis_new(&opts, ret, err);
+	memset(password, 0, sizeof password);
+	return r;
+}
+
+static struct tiers_open *tiers_opening(struct conf *c)
+{
+	struct tiers_open *o = mem_zalloc(sizeof *o);
+	o->disk_path = mem_strdup(conf_str(c, "disk_path"));
+	o->disk_io = mem_strdup(conf_str(c, "disk_io"));
+	o->redis = mem_strdup(conf_str(c, "redis"));
+	o->username = mem_strdup(conf_str(c, "redis_username"));
+	o->password_file = mem_strdup(conf_str(c, "redis_password_file"));
+	o->prefix = mem_strdup(conf_str(c, "redis_prefix"));
+	uint64_t disk = (uint64_t)conf_int(c, "disk_mb") << 20, segment = (uint64_t)conf_int(c, "disk_segment_mb") << 20;
+	if (!segment && disk / 8 < 256u << 20)
+		segment = disk / 8;
+	o->disk = (struct tier_disk_opts){
+		.path = o->disk_path, .capacity_bytes = disk, .segment_bytes = segment, .depth = (unsigned)conf_int(c, "disk_depth"),
+		.threads = (unsigned)conf_int(c, "disk_threads"), .io = o->disk_io, .direct = conf_bool(c, "disk_direct"), .sync = conf_bool(c, "disk_sync"),
+	};
+	o->redis_opts = (struct tier_redis_opts){
+		.address = o->redis, .username = o->username, .db = (unsigned)conf_int(c, "redis_db"), .prefix = o->prefix,
+		.ttl_s = (uint32_t)conf_int(c, "redis_ttl_s"), .timeout_ms = (uint32_t)conf_int(c, "redis_timeout_ms"),
+		.lookup_ms = (uint32_t)conf_int(c, "redis_lookup_ms"), .depth = (uint32_t)conf_int(c, "redis_depth"),
+	};
+	return o;
+}
+
+int tiers_start(struct storage *st, struct err *err)
+{
+	struct conf *c = svc_conf(st->svc);
+	struct tier *memory = NULL;
+	uint64_t bytes = (uint64_t)conf_int(c, "memory_mb") << 20;
+	int r = bytes ? tier_memory_new(bytes, &memory, err) : 0;
+	if (r != 0)
+		return r;
+	st->opening = tiers_opening(c);
+	struct stack_opts o = {.reopen_us = REOPEN_US, .open_wait_us = OPEN_WAIT_US, .pause_us = PAUSE_US,
+	                       .redis_lookup_us = (uint64_t)conf_int(c, "redis_lookup_ms") * 1000, .changed = st->tell ? tell_changed : NULL, .arg = st->tell};
+	if (memory)
+		o.level[o.n++] = (struct stack_level){TIER_MEMORY, memory, NULL, NULL, policy_of(c, "memory_eviction"),
+		                                      (uint32_t)conf_int(c, "memory_write_through_after"), (unsigned)conf_int(c, "memory_offload_percent")};
+	if (st->opening->disk_path[0])
+		o.level[o.n++] = (struct stack_level){TIER_DISK, NULL, disk_open, st->opening, policy_of(c, "disk_eviction"),
+		                                      (uint32_t)conf_int(c, "disk_write_through_after"), (unsigned)conf_int(c, "disk_offload_percent")};
+	if (st->opening->redis[0])
+		o.level[o.n++] = (struct stack_level){TIER_REDIS, NULL, redis_open, st->opening, TIER_RECYCLE, 0, 0};
+	if (o.n == 0)
+		return err_set(err, ERR_INVALID, "there is no tier: memory_mb is 0, disk_path and redis are empty");
+	st->tier = tier_stack_new(&o);
+	return 0;
+}
+
+void tiers_reload(struct storage *st)
+{
+	struct conf *c = svc_conf(st->svc);
+	uint64_t memory = (uint64_t)conf_int(c, "memory_mb") << 20;
+	if ((memory != 0) != (tier_stack_find(st->tier, TIER_MEMORY) != NULL))
+		log_warn("reload_ignored", "key=memory_mb why=\"a memory tier comes and goes only with a restart\"");
+	else if (memory)
+		tier_stack_resize(st->tier, TIER_MEMORY, memory);
+	tier_stack_resize(st->tier, TIER_DISK, (uint64_t)conf_int(c, "disk_mb") << 20);
+	tier_stack_policy(st->tier, TIER_MEMORY, policy_of(c, "memory_eviction"), (uint32_t)conf_int(c, "memory_write_through_after"),
+	                  (unsigned)conf_int(c, "memory_offload_percent"));
+	tier_stack_policy(st->tier, TIER_DISK, policy_of(c, "disk_eviction"), (uint32_t)conf_int(c, "disk_write_through_after"),
+	                  (unsigned)conf_int(c, "disk_offload_percent"));
+}
+
+void tiers_stop(struct storage *st)
+{
+	struct tiers_open *o = st->opening;
+	if (st->tier)
+		st->tier->ops->destroy(st->tier);
+	st->tier = NULL;
+	if (!o)
+		return;
+	free(o->disk_path);
+	free(o->disk_io);
+	free(o->redis);
+	free(o->username);
+	free(o->password_file);
+	free(o->prefix);
+	free(o);
+}
+
+int tiers_find(const char *name, enum tier_id *ret)
+{
+	for (int i = TIER_MEMORY; i < TIER_IDS; i++)
+		if (strcmp(name, tier_name((enum tier_id)i)) == 0) {
+			*ret = (enum tier_id)i;
+			return 0;
+		}
+	return ERR_NOTFOUND;
+}
+
+/* --- figures --- */
+
+/* The last bytes weigh most: what was counted before by nine tenths of it, each time that there is something new. */
+static void rate_add(double *bytes, double *us, uint64_t more_bytes, uint64_t more_us)
+{
+	if (!more_bytes)
+		return;
+	*bytes = *bytes * 0.9 + (double)more_bytes;
+	*us = *us * 0.9 + (double)more_us;
+}
+
+static void rate_follow(struct tier_rate *r, const struct stack_stat *now)
+{
+	const struct tier_stat *a = &now->tier, *b = &r->told.tier;
+	rate_add(&r->read_bytes, &r->read_us, a->read_bytes - b->read_bytes, a->read_us - b->read_us);
+	rate_add(&r->write_bytes, &r->write_us, a->write_bytes - b->write_bytes, a->write_us - b->write_us);
+}
+
+/* The figures of a tier that are counters, and its last word on them. */
+static void counters_follow(struct stat_set *set, unsigned first, const struct stack_stat *now, const struct stack_stat *told)
+{
+	const struct tier_stat *a = &now->tier, *b = &told->tier;
+	const struct {
+		unsigned index;
+		uint64_t now, told;
+	} row[] = {
+		{TS_PUTS, a->puts, b->puts}, {TS_KNOWN, a->known, b->known}, {TS_GETS, a->gets, b->gets}, {TS_HITS, a->hits, b->hits},
+		{TS_READ_BYTES, a->read_bytes, b->read_bytes}, {TS_WRITE_BYTES, a->write_bytes, b->write_bytes}, {TS_EVICTIONS, a->evictions, b->evictions},
+		{TS_LOST, a->lost, b->lost}, {TS_CORRUPT, a->corrupt, b->corrupt}, {TS_FULL, a->full, b->full}, {TS_ERRORS, a->errors, b->errors},
+		{TS_COPIED_DOWN, now->copied_down, told->copied_down}, {TS_COPY_FAILED, now->copy_failed, told->copy_failed},
+		{TS_PROMOTED, now->promoted, told->promoted}, {TS_PREFETCHED, now->prefetched, told->prefetched},
+	};
+	for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+		stat_add(set, first + row[i].index, row[i].now - row[i].told);
+	stat_add(set, ST_EVICTIONS, a->evictions - b->evictions);
+	stat_add(set, ST_CORRUPT, a->corrupt - b->corrupt);
+}
+
+void tiers_figures(struct storage *st)
+{
+	struct stat_set *set = svc_stats(st->svc);
+	uint64_t blocks = 0, bytes = 0, capacity = 0;
+	for (unsigned i = 0; i < tier_stack_levels(st->tier); i++) {
+		struct stack_stat now;
+		tier_stack_level(st->tier, i, &now);
+		struct tier_rate *r = &st->rate[now.id];
+		unsigned first = ST_TIERS + ((unsigned)now.id - TIER_MEMORY) * TS_COUNT;
+		rate_follow(r, &now);
+		counters_follow(set, first, &now, &r->told);
+		r->told = now;
+		stat_set_value(set, first + TS_BLOCKS, (int64_t)now.tier.blocks);
+		stat_set_value(set, first + TS_BYTES, (int64_t)now.tier.bytes);
+		stat_set_value(set, first + TS_CAPACITY, (int64_t)now.tier.capacity_bytes);
+		stat_set_value(set, first + TS_QUEUED, (int64_t)now.tier.queued);
+		blocks += now.tier.blocks;
+		bytes += now.tier.bytes;
+		capacity += now.tier.capacity_bytes;
+	}
+	stat_set_value(set, ST_BLOCKS, (int64_t)blocks);
+	stat_set_value(set, ST_BYTES, (int64_t)bytes);
+	stat_set_value(set, ST_CAPACITY, (int64_t)capacity);
+}
+
+static double per_second(double bytes, double us)
+{
+	return us > 0 ? bytes * 1e6 / us : 0;
+}
+
+static void tier_json(struct storage *st, const struct stack_stat *l, struct buf *out)
+{
+	const struct tier_stat *t = &l->tier;
+	const struct tier_rate *r = &st->rate[l->id];
+	uint64_t now = clock_us();
+	const struct {
+		const char *name;
+		uint64_t value;
+	} row[] = {
+		{"blocks", t->blocks}, {"bytes", t->bytes}, {"capacity_bytes", t->capacity_bytes}, {"puts", t->puts}, {"known", t->known}, {"gets", t->gets},
+		{"hits", t->hits}, {"misses", t->misses}, {"evictions", t->evictions}, {"lost", t->lost}, {"corrupt", t->corrupt}, {"full", t->full},
+		{"errors", t->errors}, {"copied_down", l->copied_down}, {"copy_failed", l->copy_failed}, {"copy_dropped", l->copy_dropped},
+		{"promoted", l->promoted}, {"prefetched", l->prefetched}, {"queued", t->queued}, {"copying_down", l->copying},
+		{"oldest_us", t->oldest_us && t->oldest_us < now ? now - t->oldest_us : 0},
+	};
+	buf_printf(out, "{\"tier\":\"%s\",\"state\":", tier_name(l->id));
+	buf_add_json(out, t->state, strlen(t->state));
+	buf_printf(out, ",\"eviction\":\"%s\"", policy_names[l->policy]);
+	for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+		buf_printf(out, ",\"%s\":%llu", row[i].name, (unsigned long long)row[i].value);
+	buf_printf(out, ",\"hit_rate\":%.4f,\"write_bytes_per_s\":%.0f,\"read_bytes_per_s\":%.0f}", t->gets ? (double)t->hits / (double)t->gets : 0.0,
+	           per_second(r->write_bytes, r->write_us), per_second(r->read_bytes, r->read_us));
+}
+
+void tiers_json(struct storage *st, struct buf *out)
+{
+	tiers_figures(st);
+	buf_addc(out, '[');
+	for (unsigned i = 0; i < tier_stack_levels(st->tier); i++) {
+		struct stack_stat l;
+		tier_stack_level(st->tier, i, &l);
+		if (i)
+			buf_addc(out, ',');
+		tier_json(st, &l, out);
+	}
+	buf_addc(out, ']');
+}

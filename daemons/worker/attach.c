@@ -1,0 +1,235 @@
+/* attach.c - see attach.h.
+ *
+ * Life: IDLE --connect, offer--> OFFERED --answer--> ON --end of file--> and --process dead--> IDLE. The process is watched from before the
+ * offer, so that there is no moment in which the peer has our memory and we could miss its death. A connection that ends before an
+ * answer was read is no `on`, so it has no `gone`: the peer answers before it asks any lease to be opened, and what it sent before its
+ * end is read before the end. Refusals and failures are logged once per text and tried again; nothing here is fatal. */
+#include "attach.h"
+
+#include "kv/ring.h"
+#include "util/check.h"
+#include "util/log.h"
+#include "util/mem.h"
+#include "util/sock.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RETRY_US 50000u
+#define RETRIES_SOON 100u      /* after so many, a tenth as often: nobody is there */
+#define ANSWER_US 5000000u   /* a peer that is stopped while we wait for its answer: once more, from the start */
+#define LINGER_US 1000000u   /* the process outlives its connection by more than this: worth a warning */
+
+enum attach_state { ATTACH_IDLE, ATTACH_OFFERED, ATTACH_ON };
+
+struct attach {
+	struct event_base *base;
+	char *what, *path;
+	struct handover_hello hello;
+	int control_fd, data_fd, ring_fd;
+	struct attach_hooks hooks;
+	enum attach_state state;
+	int sock, pidfd;           /* -1: closed; while ON, sock -1 means that its end came, pidfd -1 that the process is dead */
+	struct event *sock_ev, *pid_ev, *timer;
+	uint64_t epoch;
+	unsigned tries;            /* since it was last on */
+	char said[384];            /* last complaint that was logged */
+};
+
+static void arm(struct attach *a, uint64_t us)
+{
+	struct timeval tv = {(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
+	event_add(a->timer, &tv);
+}
+
+static void complain(struct attach *a, const char *text)
+{
+	if (strcmp(a->said, text) == 0)
+		return;
+	snprintf(a->said, sizeof a->said, "%s", text);
+	log_warn("attach_failed", "to=%s path=%s why=%s", a->what, a->path, log_quote(text));
+}
+
+static void drop_sock(struct attach *a)
+{
+	if (a->sock_ev)
+		event_free(a->sock_ev);
+	a->sock_ev = NULL;
+	if (a->sock >= 0)
+		close(a->sock);
+	a->sock = -1;
+}
+
+static void drop_process(struct attach *a)
+{
+	if (a->pid_ev)
+		event_free(a->pid_ev);
+	a->pid_ev = NULL;
+	if (a->pidfd >= 0)
+		close(a->pidfd);
+	a->pidfd = -1;
+}
+
+static void again(struct attach *a)
+{
+	drop_sock(a);
+	drop_process(a);
+	a->state = ATTACH_IDLE;
+	arm(a, a->tries++ < RETRIES_SOON ? RETRY_US : 10 * RETRY_US);
+}
+
+/* While on: the end of file and the end of the process, in either order, are gone together. */
+static void check_gone(struct attach *a)
+{
+	if (a->sock >= 0 || a->pidfd >= 0)
+		return;
+	uint64_t epoch = a->epoch;
+	a->epoch = 0;
+	log_info("attach_gone", "to=%s epoch=%llu", a->what, (unsigned long long)epoch);
+	again(a);
+	a->hooks.gone(a->hooks.arg, epoch);
+}
+
+static void sock_ended(struct attach *a)
+{
+	if (a->state != ATTACH_ON) {
+		again(a);
+		return;
+	}
+	drop_sock(a);
+	arm(a, LINGER_US);
+	check_gone(a);
+}
+
+static void on_dead(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	struct attach *a = arg;
+	drop_process(a);
+	if (a->state == ATTACH_ON)
+		check_gone(a);
+	/* else its socket's end follows; an answer that is still in the socket is read first */
+}
+
+static void take_answer(struct attach *a)
+{
+	struct handover_reply reply;
+	struct err err = {0};
+	int bell = -1, r = handover_result(a->sock, &reply, &bell, &err);
+	if (r == ERR_TIMEOUT)
+		return;
+	if (r < 0 || reply.code < 0) {
+		complain(a, r < 0 ? err.text : reply.text[0] ? reply.text : err_name(reply.code));
+		again(a);
+		return;
+	}
+	event_del(a->timer);
+	a->said[0] = 0;
+	a->tries = 0;
+	a->epoch = reply.epoch;
+	a->state = ATTACH_ON;
+	log_info("attach_on", "to=%s epoch=%llu", a->what, (unsigned long long)a->epoch);
+	a->hooks.on(a->hooks.arg, reply.epoch, bell);
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	struct attach *a = arg;
+	if (a->state == ATTACH_OFFERED) {
+		take_answer(a);
+		return;
+	}
+	char byte;
+	ssize_t n = sock_recv(a->sock, &byte, sizeof byte, NULL, 0, NULL);
+	if (n > 0 || n == ERR_INVALID)
+		complain(a, "it sent something after its answer");
+	else if (n != ERR_TIMEOUT)
+		sock_ended(a);
+}
+
+static int offer(struct attach *a, struct err *err)
+{
+	pid_t pid;
+	if ((a->sock = sock_connect(a->path, err)) < 0)
+		return a->sock;
+	if ((a->pidfd = sock_peer_pidfd(a->sock, &pid)) < 0)
+		return err_set(err, a->pidfd, "the process behind %s cannot be watched (%s): without that its death is no fence", a->path,
+		               err_name(a->pidfd));
+	int r = handover_offer(a->sock, &a->hello, a->control_fd, a->data_fd, a->ring_fd, err);
+	if (r < 0)
+		return r;
+	if (fcntl(a->sock, F_SETFL, O_NONBLOCK) < 0)
+		return err_set(err, ERR_IO, "cannot set up the connection to %s", a->path);
+	a->state = ATTACH_OFFERED;
+	a->sock_ev = event_new(a->base, a->sock, EV_READ | EV_PERSIST, on_readable, a);
+	a->pid_ev = event_new(a->base, a->pidfd, EV_READ, on_dead, a);
+	event_add(a->sock_ev, NULL);
+	event_add(a->pid_ev, NULL);
+	arm(a, ANSWER_US);
+	return 0;
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	struct attach *a = arg;
+	struct err err = {0};
+	if (a->state == ATTACH_ON) {
+		log_warn("attach_lingers", "to=%s epoch=%llu why=%s", a->what, (unsigned long long)a->epoch,
+		         log_quote("its connection has ended but its process lives: it may still have our memory"));
+		return;
+	}
+	if (a->state == ATTACH_OFFERED) {
+		complain(a, "no answer to the hand-over within 5 s");
+		again(a);
+		return;
+	}
+	if (offer(a, &err) < 0) {
+		complain(a, err.text);
+		again(a);
+	}
+}
+
+struct attach *attach_new(struct svc *s, const char *what, const char *path, const struct handover_hello *hello, int control_fd, int data_fd,
+                          int ring_fd, const struct attach_hooks *hooks)
+{
+	struct attach *a = mem_zalloc(sizeof *a);
+	a->base = svc_base(s);
+	a->what = mem_strdup(what);
+	a->path = mem_strdup(path);
+	a->hello = *hello;
+	a->control_fd = control_fd;
+	a->data_fd = data_fd;
+	a->ring_fd = ring_fd;
+	a->hooks = *hooks;
+	a->sock = a->pidfd = -1;
+	a->timer = event_new(a->base, -1, 0, on_timer, a);
+	arm(a, 0);
+	return a;
+}
+
+void attach_destroy(struct attach **ap)
+{
+	struct attach *a = *ap;
+	if (!a)
+		return;
+	drop_sock(a);
+	drop_process(a);
+	event_free(a->timer);
+	free(a->what);
+	free(a->path);
+	free(a);
+	*ap = NULL;
+}
+
+uint64_t attach_epoch(const struct attach *a)
+{
+	return a->epoch;
+}

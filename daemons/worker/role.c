@@ -1,0 +1,332 @@
+/* role.c - see role.h.
+ *
+ * What always holds: between two rounds of the loop exactly one stage is started, or none because the next one could not be (the process ends then). Its
+ * messages go to it; messages of the stage before, which may still be on their way, are answered so that nobody waits for what is gone. */
+#include "role.h"
+#include "stage.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TELL_AGAIN_US 50000u           /* to routers whose link was full */
+
+static const char *const names[ROLE_COUNT] = {"prefill", "decode", "mixed"};
+
+const char *worker_role_name(enum worker_role r)
+{
+	return names[r];
+}
+
+int worker_role_parse(const char *s, enum worker_role *ret)
+{
+	for (int r = 0; r < ROLE_COUNT; r++)
+		if (strcmp(s, names[r]) == 0) {
+			*ret = (enum worker_role)r;
+			return 0;
+		}
+	return ERR_INVALID;
+}
+
+static const struct stage_ops *stage_of(enum worker_role r)
+{
+	return r == ROLE_PREFILL ? &prefill_stage : &decode_stage;
+}
+
+static void look_in(struct worker *w, uint64_t us)
+{
+	event_add(w->sw.look, &(struct timeval){.tv_sec = (time_t)(us / 1000000u), .tv_usec = (suseconds_t)(us % 1000000u)});
+}
+
+/* Not now: who calls is of the stage that may be stopped. */
+void role_look(struct worker *w)
+{
+	if (w->sw.active)
+		look_in(w, 0);
+}
+
+/* --- the switch ----------------------------------------------------------------------------------------------------------- */
+
+static void tell_routers(struct worker *w)
+{
+	struct chan *c = svc_chan(w->svc);
+	Pds__WorkerUpdate m = PDS__WORKER_UPDATE__INIT;
+	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
+	struct msg_head none = {0};
+	worker_describe(w, &info);
+	m.worker = &info;
+	w->sw.untold = 0;
+	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
+		if (peer_tag(p) == TAG_ROUTER && peer_is_up(p) && chan_send(c, p, MSG_WORKER_UPDATE, &none, &m.base) == ERR_FULL)
+			w->sw.untold = 1;      /* all are told once more: the last one counts */
+}
+
+static void tell_and_retry(struct worker *w)
+{
+	tell_routers(w);
+	if (w->sw.untold && !w->sw.active)
+		look_in(w, TELL_AGAIN_US);
+}
+
+void role_router_up(struct worker *w)
+{
+	if (w->sw.count)
+		tell_and_retry(w);
+}
+
+static void tell_stage_of_peers(struct worker *w)
+{
+	struct msg_head none = {0};
+	Pds__Peers *m = w->sw.peers ? pds__peers__unpack(NULL, w->sw.peers_len, w->sw.peers) : NULL;
+	if (!m)
+		return;
+	for (const struct stage_msg *s = w->stage->messages; s->body; s++)
+		if (s->body == &pds__peers__descriptor)
+			s->fn(w, NULL, &none, &m->base);
+	pds__peers__free_unpacked(m, NULL);
+}
+
+static void done(struct worker *w, enum worker_role was)
+{
+	uint64_t took = clock_us() - w->sw.began_us;
+	w->sw.active = 0;
+	w->sw.count++;
+	stat_add(svc_stats(w->svc), WS_ROLE_SWITCHES, 1);
+	worker_relay_by_role(w);
+	log_info("role_switched", "from=%s to=%s took_us=%llu failed=%d", names[was], names[w->role], (unsigned long long)took, w->sw.aborted);
+	tell_and_retry(w);
+}
+
+static void change_stage(struct worker *w)
+{
+	enum worker_role was = w->role;
+	struct err err = {0};
+	w->stage->stop(w);
+	w->role = w->sw.next;
+	w->stage = stage_of(w->role);
+	if (w->stage->start(w, &err) < 0) {
+		char why[448];
+		snprintf(why, sizeof why, "the %s stage cannot start: %s", w->stage->name, err.text);
+		w->stage = &no_stage;
+		w->sw.active = 0;
+		svc_give_up(w->svc, why);
+		return;
+	}
+	tell_stage_of_peers(w);
+	done(w, was);
+}
+
+/* The stage is idle, or the time is up, or neither. From the time on only the end of what is fenced is waited for. */
+static void on_look(evutil_socket_t fd, short what, void *arg)
+{
+	struct worker *w = arg;
+	(void)fd;
+	(void)what;
+	if (!w->sw.active) {
+		tell_and_retry(w);
+	} else if (w->stage->idle(w)) {
+		change_stage(w);
+	} else if (!w->sw.aborted && clock_us() >= w->sw.until_us) {
+		w->sw.aborted = 1;
+		log_warn("role_switch_late", "to=%s timeout_us=%llu why=\"what still runs goes on elsewhere\"", names[w->sw.next],
+		         (unsigned long long)(w->sw.until_us - w->sw.began_us));
+		w->stage->abort(w, "the worker's role is switched");
+	} else if (!w->sw.aborted) {
+		look_in(w, clock_left_us(w->sw.until_us));
+	}
+}
+
+static void begin(struct worker *w, enum worker_role next)
+{
+	enum worker_role was = w->role;
+	w->sw.next = next;
+	w->sw.aborted = 0;
+	w->sw.began_us = clock_us();
+	w->sw.until_us = w->sw.began_us + (uint64_t)conf_int(svc_conf(w->svc), "role_switch_timeout_ms") * 1000u;
+	log_info("role_switch", "from=%s to=%s", names[was], names[next]);
+	if (stage_of(next) == w->stage) {
+		w->role = next;
+		w->stage->role_changed(w);
+		done(w, was);
+		return;
+	}
+	w->sw.active = 1;
+	w->stage->drain(w);
+	role_look(w);
+}
+
+/* --- pdctl ------------------------------------------------------------------------------------------------------------------ */
+
+void role_json(const struct worker *w, struct buf *out)
+{
+	buf_printf(out, "\"role\":\"%s\",\"switching\":", names[w->role]);
+	buf_printf(out, w->sw.active ? "\"%s\"" : "null", names[w->sw.next]);
+}
+
+static int refuse(const struct worker *w, enum worker_role next, struct err *err)
+{
+	if (svc_draining(w->svc))
+		return err_set(err, ERR_CLOSED, "the worker is ending: its role stays %s", names[w->role]);
+	if (w->sw.active && next != w->sw.next)
+		return err_set(err, ERR_EXISTS, "a switch from %s to %s is under way: ask for %s when it is done", names[w->role], names[w->sw.next], names[next]);
+	if (next == ROLE_PREFILL && !w->ring)
+		return err_set(err, ERR_INVALID, "messager is \"none\" here: a prefill worker cannot hand anything over without one");
+	return 0;
+}
+
+int role_command(struct worker *w, char *const *args, size_t n, struct buf *out, struct err *err)
+{
+	enum worker_role next;
+	int r;
+	if (n > 1 || (n == 1 && worker_role_parse(args[0], &next) < 0))
+		return err_set(err, ERR_INVALID, "role takes one of prefill, decode, mixed, or nothing, not %s", n > 1 ? "several words" : args[0]);
+	if (n == 1) {
+		if ((r = refuse(w, next, err)) < 0)
+			return r;
+		if (!w->sw.active && next != w->role)
+			begin(w, next);
+	}
+	buf_addc(out, '{');
+	role_json(w, out);
+	buf_addc(out, '}');
+	return 0;
+}
+
+/* --- messages --------------------------------------------------------------------------------------------------------------- */
+
+void role_keep_peers(struct worker *w, const Pds__Peers *m)
+{
+	free(w->sw.peers);
+	w->sw.peers_len = pds__peers__get_packed_size(m);
+	w->sw.peers = mem_alloc(w->sw.peers_len + 1);
+	pds__peers__pack(m, w->sw.peers);
+}
+
+static void stray_reserve(struct worker *w, struct peer *p, const struct msg_head *h)
+{
+	Pds__Deny m = PDS__DENY__INIT;
+	char text[96];
+	snprintf(text, sizeof text, "role is %s: no hand-over", names[w->role]);
+	m.fault = PDS__FAULT__FAULT_DRAINING;
+	m.text = text;
+	svc_send(w->svc, p, MSG_KV_DENY, h, &m.base);
+}
+
+static void stray_open(struct worker *w, struct peer *p, const struct msg_head *h, const Pds__LeaseOpen *m)
+{
+	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
+	a.lease = m->lease;
+	a.refused = 1;
+	svc_send(w->svc, p, MSG_LEASE_OPENED, h, &a.base);
+}
+
+static void stray_ready(struct worker *w, struct peer *p, const struct msg_head *h, const Pds__KvReady *m)
+{
+	Pds__KvReadyAck a = PDS__KV_READY_ACK__INIT;
+	a.lease = m->lease;
+	if (m->lease->epoch == svc_epoch(w->svc))
+		svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
+}
+
+static void stray_first(struct worker *w, struct peer *p, const struct msg_head *h, const Pds__FirstToken *m)
+{
+	Pds__FirstTokenAck a = PDS__FIRST_TOKEN_ACK__INIT;
+	a.lease_id = m->lease_id;
+	if (m->decode_epoch == svc_epoch(w->svc))
+		svc_send(w->svc, p, MSG_REQUEST_FIRST_TOKEN_ACK, h, &a.base);
+}
+
+void role_stray(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+{
+	const ProtobufCMessageDescriptor *d = body->descriptor;
+	log_req(LOG_INFO, h->attempt ? &h->req : NULL, "stray_message", "peer=%s body=%s role=%s", peer_name(p), d->short_name, names[w->role]);
+	if (d == &pds__reserve__descriptor)
+		stray_reserve(w, p, h);
+	else if (d == &pds__lease_open__descriptor)
+		stray_open(w, p, h, (const Pds__LeaseOpen *)body);
+	else if (d == &pds__kv_ready__descriptor)
+		stray_ready(w, p, h, (const Pds__KvReady *)body);
+	else if (d == &pds__first_token__descriptor)
+		stray_first(w, p, h, (const Pds__FirstToken *)body);
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------------------- */
+
+void role_init(struct worker *w, enum worker_role r)
+{
+	w->role = r;
+	w->stage = stage_of(r);
+	w->sw.look = event_new(svc_base(w->svc), -1, 0, on_look, w);
+}
+
+void role_give_up(struct worker *w)
+{
+	if (w->sw.active)
+		log_warn("role_switch_given_up", "to=%s why=\"the worker is told to end\"", names[w->sw.next]);
+	w->sw.active = 0;
+}
+
+void role_fini(struct worker *w)
+{
+	if (w->sw.look)
+		event_free(w->sw.look);
+	free(w->sw.peers);
+}
+
+/* --- a worker without a stage: it is about to end ---------------------------------------------------------------------------- */
+
+static void nothing(struct worker *w)
+{
+	(void)w;
+}
+
+static int always(struct worker *w)
+{
+	(void)w;
+	return 1;
+}
+
+static void no_abort(struct worker *w, const char *why)
+{
+	(void)w;
+	(void)why;
+}
+
+static void no_peer_up(struct worker *w, struct peer *p)
+{
+	(void)w;
+	(void)p;
+}
+
+static void no_peer_down(struct worker *w, struct peer *p, const char *why)
+{
+	(void)w;
+	(void)p;
+	(void)why;
+}
+
+static void no_heartbeat(struct worker *w, Pds__Heartbeat *hb)
+{
+	(void)w;
+	(void)hb;
+}
+
+static void no_requests(struct worker *w, struct buf *out)
+{
+	(void)w;
+	buf_adds(out, "[]");
+}
+
+static void no_status(struct worker *w, struct buf *out)
+{
+	(void)w;
+	(void)out;
+}
+
+static const struct stage_msg no_messages[] = {{NULL, NULL}};
+
+const struct stage_ops no_stage = {
+	.name = "none", .messages = no_messages, .drain = nothing, .abort = no_abort, .role_changed = nothing, .idle = always, .stop = nothing,
+	.peer_up = no_peer_up, .peer_down = no_peer_down, .heartbeat = no_heartbeat, .requests = no_requests, .status = no_status,
+};

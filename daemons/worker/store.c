@@ -1,0 +1,699 @@
+/* store.c - see store.h.
+ *
+ * A batch: IN_HAND (named, waits for the loop) -> SENT -> completed; or SENT -> FENCING -> completed, for a get that was given up. Only the loop's thread moves a batch on,
+ * completes it and frees it; other threads add batches and mark them as unwanted, under the lock. A message goes out without the lock, because the link
+ * may call back.
+ *
+ * What always holds: used = batches in the table + completions not taken <= batches_max, so the queue has room for every completion. A batch is sent
+ * only while the link's peer and the process that has our memory are the same life (epoch), so for each batch that was sent one of these comes: an answer, or `gone` of
+ * that epoch. A get completes only on such an answer, on the fence's acknowledgement, or on gone; a fence is asked for again each second and when the link is
+ * up again, because storage may have forgotten it or been stopped. Answers are checked against what was asked; what does not match is an error of that item. */
+#include "store.h"
+
+#include "attach.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/list.h"
+#include "util/log.h"
+#include "util/mem.h"
+#include "util/queue.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define FENCE_AGAIN_US 1000000u
+
+enum asked_state { ASKED_IN_HAND, ASKED_SENT, ASKED_FENCING };
+
+struct asked {
+	struct list link;
+	enum asked_state state;
+	atomic_int unwanted;           /* store_cancel, store_reset */
+	uint64_t deadline_us, begun_us, fence_us;   /* fence_us: of the next fence message */
+	uint64_t epoch;                /* of the storage that it was sent to */
+	uint32_t n;
+	int prefetch;                  /* lookups */
+	struct kv_hash *hash;          /* (n), lookups */
+	struct store_completion *out;  /* filled as far as it is known */
+};
+
+struct store {
+	struct svc *svc;
+	char name[HANDOVER_NAME_MAX];
+	uint32_t batches_max;
+	void (*on_ready)(void *arg, uint64_t epoch);
+	void *arg;
+	struct peer *peer;             /* the link, up or not */
+	uint64_t link_epoch;           /* of storage while the link is up, else 0 */
+	struct attach *attach;
+	uint64_t memory_epoch;         /* of the storage that has our memory, 0: none */
+	atomic_int ready;
+	struct event *timer;
+	struct queue *done;
+
+	pthread_mutex_t lock;          /* the fields below */
+	struct list table;             /* of asked, in the order of their numbers */
+	uint32_t used;
+	uint64_t last_number;
+	int posted, closed, destroyed;
+	struct store_counts counts;
+};
+
+static void loop_run(struct svc *s, void *arg);
+
+/* --- completion; on the loop --- */
+
+static void set_reason(struct store_completion *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static void set_reason(struct store_completion *c, int code, const char *fmt, ...)
+{
+	va_list ap;
+	c->code = code;
+	va_start(ap, fmt);
+	vsnprintf(c->text, sizeof c->text, fmt, ap);
+	va_end(ap);
+}
+
+/* What was not answered fails for the batch's reason. */
+static void fill_results(struct store_completion *c)
+{
+	Pds__StoreCode code = c->code == ERR_CLOSED || c->code == ERR_INVALID ? PDS__STORE_CODE__STORE_ERROR : PDS__STORE_CODE__STORE_CANCELLED;
+	for (uint32_t i = 0; i < c->n; i++) {
+		c->result[i].code = code;
+		snprintf(c->result[i].text, sizeof c->result[i].text, "%.*s", (int)sizeof c->result[i].text - 1, c->text);
+	}
+}
+
+static void count(struct store_counts *k, const struct store_completion *c, uint32_t asked)
+{
+	k->lookups += c->op == STORE_OP_LOOKUP;
+	k->timeouts += c->code == ERR_TIMEOUT;
+	k->looked_up += c->op == STORE_OP_LOOKUP ? asked : 0;
+	for (uint32_t i = 0; i < c->leading && c->tiers; i++)
+		k->found[c->tiers[i]]++;
+	for (uint32_t i = 0; i < c->n; i++) {
+		Pds__StoreCode code = c->result[i].code;
+		if (code == PDS__STORE_CODE__STORE_OK) {
+			c->op == STORE_OP_PUT ? k->put_blocks++ : k->got_blocks++;
+			c->op == STORE_OP_PUT ? k->put[c->result[i].tier]++ : k->got[c->result[i].tier]++;
+		}
+		k->missed_blocks += code == PDS__STORE_CODE__STORE_MISS;
+		k->errors += code == PDS__STORE_CODE__STORE_ERROR;
+	}
+}
+
+static void asked_free(struct asked *a)
+{
+	free(a->hash);
+	free(a->out);
+	free(a);
+}
+
+/* The batch ends; answered 0: results are filled from the batch's reason. */
+static void complete(struct store *st, struct asked *a, int answered, int quiet)
+{
+	struct store_completion *c = a->out;
+	if (!answered)
+		fill_results(c);
+	c->quiet = quiet;
+	c->epoch = a->epoch;
+	c->took_us = clock_us() - a->begun_us;
+	while (c->leading < c->n && c->result[c->leading].code == PDS__STORE_CODE__STORE_OK)   /* a lookup has no results, and its own */
+		c->leading++;
+	if (c->code != 0)
+		log_debug("store_batch_failed", "batch=%llu op=%d items=%u code=%s why=%s", (unsigned long long)c->batch, (int)c->op, a->n, err_name(c->code),
+		          log_quote(c->text));
+	pthread_mutex_lock(&st->lock);
+	list_remove(&a->link);
+	a->out = NULL;   /* the queue's */
+	count(&st->counts, c, a->n);
+	CHECK(queue_put(st->done, c) == 0);
+	if (st->closed && list_empty(&st->table))
+		queue_close(st->done);
+	pthread_mutex_unlock(&st->lock);
+	asked_free(a);
+}
+
+/* --- sending; on the loop --- */
+
+static int send_items(struct store *st, const struct asked *a)
+{
+	Pds__StoreItem *item = mem_array(a->n, sizeof *item), **list = mem_array(a->n, sizeof *list);
+	for (uint32_t i = 0; i < a->n; i++) {
+		struct store_item *from = &a->out->result[i].item;
+		pds__store_item__init(&item[i]);
+		item[i].hash = (ProtobufCBinaryData){.len = sizeof from->hash.b, .data = from->hash.b};
+		item[i].block = from->block;
+		item[i].generation = from->generation;
+		list[i] = &item[i];
+	}
+	int put = a->out->op == STORE_OP_PUT;
+	Pds__StorePut mput = PDS__STORE_PUT__INIT;
+	Pds__StoreGet mget = PDS__STORE_GET__INIT;
+	mput.batch = mget.batch = a->out->batch;
+	mput.n_items = mget.n_items = a->n;
+	mput.items = mget.items = list;
+	int r = svc_send(st->svc, st->peer, put ? MSG_STORE_PUT : MSG_STORE_GET, NULL, put ? (void *)&mput : (void *)&mget);
+	free(list);
+	free(item);
+	return r;
+}
+
+static int send_lookup(struct store *st, const struct asked *a)
+{
+	ProtobufCBinaryData *hash = mem_array(a->n, sizeof *hash);
+	for (uint32_t i = 0; i < a->n; i++)
+		hash[i] = (ProtobufCBinaryData){.len = sizeof a->hash[i].b, .data = a->hash[i].b};
+	Pds__StoreLookup m = PDS__STORE_LOOKUP__INIT;
+	m.batch = a->out->batch;
+	m.n_hashes = a->n;
+	m.hashes = hash;
+	m.prefetch = a->prefetch;
+	int r = svc_send(st->svc, st->peer, MSG_STORE_LOOKUP, NULL, &m);
+	free(hash);
+	return r;
+}
+
+static void send_fence(struct store *st, struct asked *a)
+{
+	Pds__StoreFence m = PDS__STORE_FENCE__INIT;
+	m.batch = a->out->batch;
+	a->fence_us = clock_us() + FENCE_AGAIN_US;
+	if (st->link_epoch == a->epoch)
+		svc_send(st->svc, st->peer, MSG_STORE_FENCE, NULL, &m);
+}
+
+/* The batch was sent and nobody waits for it any more. A put is void by generation, a lookup touches nothing; only a get must be fenced. */
+static void give_up(struct store *st, struct asked *a)
+{
+	if (a->out->op != STORE_OP_LOOKUP)
+		send_fence(st, a);
+	if (a->out->op == STORE_OP_GET)
+		a->state = ASKED_FENCING;
+	else
+		complete(st, a, 0, a->out->op == STORE_OP_LOOKUP);
+}
+
+static void send_batch(struct store *st, struct asked *a)
+{
+	if (a->unwanted) {
+		set_reason(a->out, ERR_CANCELLED, "given up before it was sent");
+	} else if (a->deadline_us && a->deadline_us <= clock_us()) {
+		set_reason(a->out, ERR_TIMEOUT, "its deadline had passed before it was sent");
+	} else if (!atomic_load(&st->ready)) {
+		set_reason(a->out, ERR_CLOSED, "storage %s is not attached", st->name);
+	} else {
+		a->state = ASKED_SENT;
+		a->epoch = st->link_epoch;
+		int r = a->out->op == STORE_OP_LOOKUP ? send_lookup(st, a) : send_items(st, a);
+		if (r == 0)
+			return;
+		set_reason(a->out, r, "cannot send to storage %s: %s", st->name, err_name(r));
+	}
+	complete(st, a, 0, 1);
+}
+
+/* --- the loop's round --- */
+
+/* What a batch needs now: it goes from the present state by one step, or by none. Returns when it is to be looked at again, 0: only when something comes. */
+static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
+{
+	uint64_t deadline = a->deadline_us;
+	switch (a->state) {
+	case ASKED_IN_HAND:
+		send_batch(st, a);
+		return deadline;   /* a may be gone; a look for nothing does no harm */
+	case ASKED_SENT:
+		if (a->unwanted)
+			set_reason(a->out, ERR_CANCELLED, "given up");
+		else if (deadline && deadline <= now)
+			set_reason(a->out, ERR_TIMEOUT, "storage %s did not answer within %llu us", st->name, (unsigned long long)(deadline - a->begun_us));
+		else
+			return deadline;
+		give_up(st, a);
+		return now + FENCE_AGAIN_US;
+	case ASKED_FENCING:
+		if (st->link_epoch != a->epoch)
+			return 0;   /* store_up or gone */
+		if (a->fence_us <= now)
+			send_fence(st, a);
+		return a->fence_us;
+	}
+	return 0;
+}
+
+/* The batches of the table as of now. Only the loop removes any, so the pointers hold until it does. */
+static struct asked **snapshot(struct store *st, uint32_t *ret_n)
+{
+	struct asked **list = mem_array(st->batches_max, sizeof *list);
+	uint32_t n = 0;
+	pthread_mutex_lock(&st->lock);
+	list_each(it, &st->table)
+		list[n++] = list_entry(it, struct asked, link);
+	pthread_mutex_unlock(&st->lock);
+	*ret_n = n;
+	return list;
+}
+
+static void round_all(struct store *st)
+{
+	uint32_t n;
+	struct asked **list = snapshot(st, &n);
+	uint64_t now = clock_us(), next = UINT64_MAX;
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t at = asked_step(st, list[i], now);
+		if (at && at < next)
+			next = at;
+	}
+	free(list);
+	if (next == UINT64_MAX) {
+		event_del(st->timer);
+		return;
+	}
+	uint64_t left = clock_left_us(next);
+	event_add(st->timer, &(struct timeval){.tv_sec = (time_t)(left / 1000000u), .tv_usec = (suseconds_t)(left % 1000000u)});
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	round_all(arg);
+}
+
+static void loop_run(struct svc *s, void *arg)
+{
+	(void)s;
+	struct store *st = arg;
+	pthread_mutex_lock(&st->lock);
+	st->posted = 0;
+	int destroyed = st->destroyed;
+	pthread_mutex_unlock(&st->lock);
+	if (destroyed) {
+		pthread_mutex_destroy(&st->lock);
+		free(st);
+		return;
+	}
+	round_all(st);
+}
+
+/* With the lock held. */
+static void wake_loop(struct store *st)
+{
+	if (st->posted)
+		return;
+	st->posted = 1;
+	svc_post(st->svc, loop_run, st);
+}
+
+/* --- what comes from storage; on the loop --- */
+
+/* The batch that an answer from p is about, sent to that life of it; NULL: completed already, or never asked. */
+static struct asked *asked_find(struct store *st, struct peer *p, uint64_t batch)
+{
+	struct asked *found = NULL;
+	pthread_mutex_lock(&st->lock);
+	list_each(it, &st->table) {
+		struct asked *a = list_entry(it, struct asked, link);
+		if (a->out->batch == batch && a->state != ASKED_IN_HAND && a->epoch == peer_epoch(p))
+			found = a;
+	}
+	pthread_mutex_unlock(&st->lock);
+	return found;
+}
+
+const char *store_tier_name(unsigned tier)
+{
+	static const char *const names[STORE_TIERS] = {"", "memory", "disk", "redis"};
+	return tier < STORE_TIERS ? names[tier] : "";
+}
+
+static unsigned char tier_parse(const char *text)
+{
+	for (unsigned char t = STORE_TIER_MEMORY; t < STORE_TIERS; t++)
+		if (strcmp(text, store_tier_name(t)) == 0)
+			return t;
+	return STORE_TIER_NONE;
+}
+
+static void result_read(const Pds__StoreResult *m, struct store_result *r)
+{
+	if (m->block != r->item.block || m->generation != r->item.generation ||
+	    (m->hash.len && (m->hash.len != sizeof r->item.hash.b || memcmp(m->hash.data, r->item.hash.b, sizeof r->item.hash.b) != 0))) {
+		r->code = PDS__STORE_CODE__STORE_ERROR;
+		snprintf(r->text, sizeof r->text, "storage answered about another block");
+		return;
+	}
+	r->code = m->code <= PDS__STORE_CODE__STORE_CANCELLED ? m->code : PDS__STORE_CODE__STORE_ERROR;
+	r->tier = tier_parse(m->tier);
+	if (r->code != PDS__STORE_CODE__STORE_OK && r->code != PDS__STORE_CODE__STORE_MISS)
+		snprintf(r->text, sizeof r->text, "%s", m->text);
+}
+
+static void on_done(struct store *st, struct peer *p, const Pds__StoreDone *m)
+{
+	struct asked *a = asked_find(st, p, m->batch);
+	if (!a || a->out->op == STORE_OP_LOOKUP)
+		return;
+	if (m->n_results != a->n) {
+		set_reason(a->out, ERR_INVALID, "storage answered %zu results to %u items", m->n_results, a->n);
+		complete(st, a, 0, 1);
+		return;
+	}
+	for (uint32_t i = 0; i < a->n; i++)
+		result_read(m->results[i], &a->out->result[i]);
+	complete(st, a, 1, 1);
+}
+
+static void on_found(struct store *st, struct peer *p, const Pds__StoreFound *m)
+{
+	struct asked *a = asked_find(st, p, m->batch);
+	if (!a || a->out->op != STORE_OP_LOOKUP)
+		return;
+	a->out->leading = m->leading < a->n ? m->leading : a->n;
+	unsigned char *tier = (unsigned char *)a->out->result;   /* there is room for n; see asked_new */
+	for (uint32_t i = 0; i < a->out->leading && i < m->n_tiers; i++)
+		tier[i] = m->tiers[i] < STORE_TIERS ? (unsigned char)m->tiers[i] : STORE_TIER_NONE;
+	complete(st, a, 1, 1);
+}
+
+static void on_fenced(struct store *st, struct peer *p, const Pds__StoreFenced *m)
+{
+	struct asked *a = asked_find(st, p, m->batch);
+	if (a && a->state == ASKED_FENCING)
+		complete(st, a, 0, 1);
+}
+
+void store_message(struct store *st, struct peer *p, const ProtobufCMessage *body)
+{
+	if (!st || p != st->peer)
+		return;   /* only storage speaks of its batches */
+	if (body->descriptor == &pds__store_done__descriptor)
+		on_done(st, p, (const Pds__StoreDone *)body);
+	else if (body->descriptor == &pds__store_found__descriptor)
+		on_found(st, p, (const Pds__StoreFound *)body);
+	else if (body->descriptor == &pds__store_fenced__descriptor)
+		on_fenced(st, p, (const Pds__StoreFenced *)body);
+}
+
+/* --- the link, and who has our memory --- */
+
+static void set_ready(struct store *st)
+{
+	int ready = st->memory_epoch && st->link_epoch == st->memory_epoch;
+	if (atomic_exchange(&st->ready, ready) == ready)
+		return;
+	log_info(ready ? "storage_ready" : "storage_away", "storage=%s", log_quote(st->name));
+	if (ready && st->on_ready)
+		st->on_ready(st->arg, st->link_epoch);
+}
+
+uint64_t store_epoch(const struct store *st)
+{
+	return atomic_load(&st->ready) ? st->link_epoch : 0;
+}
+
+void store_up(struct store *st, struct peer *p)
+{
+	if (!st || p != st->peer)
+		return;
+	st->link_epoch = peer_epoch(p);
+	set_ready(st);
+	uint32_t n;
+	struct asked **list = snapshot(st, &n);
+	for (uint32_t i = 0; i < n; i++)
+		if (list[i]->state == ASKED_FENCING)
+			send_fence(st, list[i]);
+	free(list);
+	round_all(st);
+}
+
+void store_down(struct store *st, struct peer *p, const char *why)
+{
+	if (!st || p != st->peer)
+		return;
+	uint64_t epoch = st->link_epoch;
+	st->link_epoch = 0;
+	set_ready(st);
+	uint32_t n;
+	struct asked **list = snapshot(st, &n);
+	for (uint32_t i = 0; i < n; i++) {
+		struct asked *a = list[i];
+		if (a->state != ASKED_SENT || a->epoch != epoch)
+			continue;
+		set_reason(a->out, ERR_CLOSED, "the link to storage %s is down: %s", st->name, why);
+		give_up(st, a);
+	}
+	free(list);
+}
+
+static void on_attached(void *arg, uint64_t epoch, int bell_fd)
+{
+	struct store *st = arg;
+	if (bell_fd >= 0)
+		close(bell_fd);
+	st->memory_epoch = epoch;
+	set_ready(st);
+}
+
+/* That life of storage can touch nothing any more: what waits for it ends. */
+static void on_gone(void *arg, uint64_t epoch)
+{
+	struct store *st = arg;
+	if (st->memory_epoch == epoch)
+		st->memory_epoch = 0;
+	set_ready(st);
+	uint32_t n;
+	struct asked **list = snapshot(st, &n);
+	for (uint32_t i = 0; i < n; i++) {
+		struct asked *a = list[i];
+		if (a->state == ASKED_IN_HAND || a->epoch != epoch)
+			continue;
+		if (a->state == ASKED_SENT)
+			set_reason(a->out, ERR_CLOSED, "storage %s is gone", st->name);
+		complete(st, a, 0, 1);
+	}
+	free(list);
+}
+
+/* --- asking; any thread --- */
+
+static struct asked *asked_new(enum store_op op, uint32_t n, uint64_t deadline_us, void *user)
+{
+	struct asked *a = mem_zalloc(sizeof *a);
+	uint32_t results = op == STORE_OP_LOOKUP ? 0 : n;
+	size_t behind = op == STORE_OP_LOOKUP ? n : (size_t)n * sizeof(struct store_result);   /* a lookup's tiers, or results */
+	list_init(&a->link);
+	a->deadline_us = deadline_us;
+	a->begun_us = clock_us();
+	a->n = n;
+	a->out = mem_zalloc(sizeof *a->out + behind);
+	a->out->op = op;
+	if (op == STORE_OP_LOOKUP)
+		a->out->tiers = (unsigned char *)a->out->result;
+	a->out->user = user;
+	a->out->n = results;
+	return a;
+}
+
+/* Into the table and to the loop; a is freed if it cannot be. */
+static int ask(struct store *st, struct asked *a, uint64_t *ret_batch)
+{
+	pthread_mutex_lock(&st->lock);
+	int r = st->closed || !atomic_load(&st->ready) ? ERR_CLOSED : st->used >= st->batches_max ? ERR_FULL : 0;
+	if (r == 0) {
+		st->used++;
+		a->out->batch = ++st->last_number;
+		if (ret_batch)
+			*ret_batch = a->out->batch;
+		list_push_back(&st->table, &a->link);
+		wake_loop(st);
+	}
+	pthread_mutex_unlock(&st->lock);
+	if (r != 0)
+		asked_free(a);
+	return r;
+}
+
+static int ask_items(struct store *st, enum store_op op, const struct store_item *items, uint32_t n, uint64_t deadline_us, void *user,
+                     uint64_t *ret_batch)
+{
+	if (n == 0 || n > STORE_ITEMS_MAX)
+		return ERR_INVALID;
+	struct asked *a = asked_new(op, n, deadline_us, user);
+	for (uint32_t i = 0; i < n; i++)
+		a->out->result[i].item = items[i];
+	return ask(st, a, ret_batch);
+}
+
+int store_put(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us, void *user, uint64_t *ret_batch)
+{
+	return ask_items(st, STORE_OP_PUT, items, n, deadline_us, user, ret_batch);
+}
+
+int store_get(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us, void *user, uint64_t *ret_batch)
+{
+	return ask_items(st, STORE_OP_GET, items, n, deadline_us, user, ret_batch);
+}
+
+int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int prefetch, uint64_t deadline_us, void *user, uint64_t *ret_batch)
+{
+	if (n == 0 || n > STORE_ITEMS_MAX)
+		return ERR_INVALID;
+	struct asked *a = asked_new(STORE_OP_LOOKUP, n, deadline_us, user);
+	a->prefetch = prefetch;
+	a->hash = mem_array(n, sizeof *a->hash);
+	memcpy(a->hash, hashes, n * sizeof *a->hash);
+	return ask(st, a, ret_batch);
+}
+
+/* Marks batches as unwanted, 0: all. */
+static uint32_t unwant(struct store *st, uint64_t batch, int close)
+{
+	pthread_mutex_lock(&st->lock);
+	st->closed |= close;
+	list_each(it, &st->table) {
+		struct asked *a = list_entry(it, struct asked, link);
+		if (batch == 0 || a->out->batch == batch)
+			a->unwanted = 1;
+	}
+	if (!list_empty(&st->table))
+		wake_loop(st);
+	else if (st->closed)
+		queue_close(st->done);
+	uint32_t used = st->used;
+	pthread_mutex_unlock(&st->lock);
+	return used;
+}
+
+void store_cancel(struct store *st, uint64_t batch)
+{
+	if (batch)
+		unwant(st, batch, 0);
+}
+
+uint32_t store_reset(struct store *st)
+{
+	return unwant(st, 0, 0);
+}
+
+void store_close(struct store *st)
+{
+	unwant(st, 0, 1);
+}
+
+/* --- taking; any thread --- */
+
+static struct store_completion *taken(struct store *st, struct store_completion *c)
+{
+	if (c) {
+		pthread_mutex_lock(&st->lock);
+		st->used--;
+		pthread_mutex_unlock(&st->lock);
+	}
+	return c;
+}
+
+struct store_completion *store_take(struct store *st)
+{
+	return taken(st, queue_take(st->done));
+}
+
+int store_take_timed(struct store *st, uint64_t timeout_us, struct store_completion **ret)
+{
+	void *c = NULL;
+	int r = queue_take_timed(st->done, timeout_us, &c);
+	if (r == 0)
+		*ret = taken(st, c);
+	return r;
+}
+
+struct store_completion *store_try(struct store *st)
+{
+	return taken(st, queue_try(st->done));
+}
+
+int store_fd(const struct store *st)
+{
+	return queue_fd(st->done);
+}
+
+void store_completion_free(struct store_completion **c)
+{
+	free(*c);
+	*c = NULL;
+}
+
+int store_ready(const struct store *st)
+{
+	return atomic_load(&st->ready);
+}
+
+uint32_t store_outstanding(struct store *st)
+{
+	pthread_mutex_lock(&st->lock);
+	uint32_t used = st->used;
+	pthread_mutex_unlock(&st->lock);
+	return used;
+}
+
+void store_counts(struct store *st, struct store_counts *ret)
+{
+	pthread_mutex_lock(&st->lock);
+	*ret = st->counts;
+	ret->outstanding = st->used;
+	pthread_mutex_unlock(&st->lock);
+	ret->ready = atomic_load(&st->ready);
+}
+
+/* --- life --- */
+
+struct store *store_new(struct svc *s, const struct store_opts *opts)
+{
+	char where[256];
+	struct store *st = mem_zalloc(sizeof *st);
+	st->svc = s;
+	st->batches_max = opts->batches_max;
+	st->on_ready = opts->on_ready;
+	st->arg = opts->arg;
+	snprintf(st->name, sizeof st->name, "%s", opts->name);
+	pthread_mutex_init(&st->lock, NULL);
+	list_init(&st->table);
+	st->done = queue_new(opts->batches_max);
+	st->timer = event_new(svc_base(s), -1, 0, on_timer, st);
+	svc_ipc_endpoint(s, opts->name, where, sizeof where);
+	st->peer = chan_connect(svc_chan(s), where, opts->name, opts->tag);
+	svc_sock_path(s, opts->name, where, sizeof where);
+	struct attach_hooks hooks = {.arg = st, .on = on_attached, .gone = on_gone};
+	st->attach = attach_new(s, "storage", where, opts->hello, opts->control_fd, opts->data_fd, -1, &hooks);
+	return st;
+}
+
+void store_destroy(struct store **stp)
+{
+	struct store *st = *stp;
+	if (!st)
+		return;
+	chan_disconnect(svc_chan(st->svc), st->peer);   /* may call store_down */
+	attach_destroy(&st->attach);
+	*stp = NULL;
+	event_free(st->timer);
+	for (struct store_completion *c; (c = queue_try(st->done));)
+		free(c);
+	queue_destroy(&st->done);
+	pthread_mutex_lock(&st->lock);
+	list_each_safe(it, nx, &st->table)
+		asked_free(list_entry(it, struct asked, link));
+	list_init(&st->table);
+	st->destroyed = 1;
+	int posted = st->posted;
+	pthread_mutex_unlock(&st->lock);
+	if (posted)
+		return;   /* the loop frees it */
+	pthread_mutex_destroy(&st->lock);
+	free(st);
+}
