@@ -1,0 +1,110 @@
+/* probe.c - what the server says of itself, asked before the load begins. */
+#include "client.h"
+#include "run.h"
+
+#include <jansson.h>
+#include <string.h>
+
+#define ANSWER_MAX (1u << 20)
+#define WAIT_S 10
+
+struct probe {
+	struct event_base *base;
+	struct buf answer;
+	int status, over;
+	struct err why;
+};
+
+static int on_body(void *arg, int status, const char *data, size_t n, uint64_t now_us)
+{
+	struct probe *p = arg;
+	(void)status;
+	(void)now_us;
+	return buf_add(&p->answer, data, n) < 0;
+}
+
+static void on_end(void *arg, int status, const struct err *why, uint64_t now_us)
+{
+	struct probe *p = arg;
+	(void)now_us;
+	p->status = status;
+	p->over = 1;
+	if (why)
+		p->why = *why;
+	event_base_loopbreak(p->base);
+}
+
+static uint32_t whole_number(const json_t *o, const char *name)
+{
+	const json_t *v = json_object_get(o, name);
+	return json_is_integer(v) && json_integer_value(v) > 0 && json_integer_value(v) < UINT32_MAX ? (uint32_t)json_integer_value(v) : 0;
+}
+
+/* The first of the list, or the one that --model names. */
+static void read_models(const json_t *j, const char *wanted, struct server_says *ret)
+{
+	const json_t *list = json_object_get(j, "data");
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		const json_t *m = json_array_get(list, i);
+		const char *id = json_string_value(json_object_get(m, "id"));
+		if (!id || strlen(id) >= sizeof ret->model || (wanted && strcmp(id, wanted) != 0))
+			continue;
+		snprintf(ret->model, sizeof ret->model, "%s", id);
+		ret->context = whole_number(m, "max_model_len");
+		ret->vocab = whole_number(m, "vocab_size");
+		return;
+	}
+}
+
+static void judge(struct probe *p, const struct options *o, struct server_says *ret, struct err *err)
+{
+	json_error_t why;
+	json_t *j = p->status == 200 ? json_loadb(p->answer.data ? p->answer.data : "", p->answer.len, 0, &why) : NULL;
+	if (p->status != 200)
+		err_set(err, ERR_NOTFOUND, "GET /v1/models is answered with status %d", p->status);
+	else if (!j)
+		err_set(err, ERR_NOTFOUND, "GET /v1/models is answered with no JSON");
+	else
+		read_models(j, o->model, ret);
+	json_decref(j);
+}
+
+static void ask(struct probe *p, const struct options *o)
+{
+	static const struct call_hooks hooks = {on_body, on_end};
+	struct timeval limit = {.tv_sec = WAIT_S};
+	struct client *c = client_new(p->base, &o->urls[0], 1);
+	struct buf request;
+	buf_init(&request, 0);
+	buf_printf(&request, "GET %s/v1/models HTTP/1.1\r\nHost: %s\r\nUser-Agent: pdbench\r\nConnection: close\r\n%s%s%s%s\r\n", o->urls[0].path,
+	           o->urls[0].authority, o->api_key ? "Authorization: Bearer " : "", o->api_key ? o->api_key : "", o->api_key ? "\r\n" : "",
+	           o->headers.data ? o->headers.data : "");
+	struct call *x = client_call(c, &request, &hooks, p);
+	event_base_loopexit(p->base, &limit);
+	event_base_dispatch(p->base);
+	if (!p->over) {
+		call_drop(x);
+		err_set(&p->why, ERR_TIMEOUT, "%s does not answer within %d s", o->urls[0].authority, WAIT_S);
+	}
+	client_destroy(&c);
+}
+
+int probe_server(const struct options *o, struct server_says *ret, struct err *err)
+{
+	struct probe p = {.base = event_base_new()};
+	int code = 0;
+	memset(ret, 0, sizeof *ret);
+	if (!p.base)
+		return err_set(err, ERR_IO, "cannot make an event loop");
+	buf_init(&p.answer, ANSWER_MAX);
+	ask(&p, o);
+	if (p.why.code < 0)
+		code = err_set(err, ERR_CLOSED, "%s", p.why.text);
+	else if (p.status == 401 || p.status == 403)
+		code = err_set(err, ERR_CLOSED, "%s refuses us with status %d: --api-key KEY, or the environment's OPENAI_API_KEY", o->urls[0].authority, p.status);
+	else
+		judge(&p, o, ret, err);
+	buf_fini(&p.answer);
+	event_base_free(p.base);
+	return code;
+}

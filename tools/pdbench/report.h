@@ -1,0 +1,26 @@
+/* report.h - the result for people, for scripts and for other programs. */
+#ifndef PDBENCH_REPORT_H
+#define PDBENCH_REPORT_H
+
+#include "figures.h"
+#include "work.h"
+
+struct report {
+	const struct options *o;
+	const struct server_says *says;
+	const struct result *r;
+	const struct figures *f;
+	int argc;
+	char *const *argv;
+};
+
+/* "closed loop of 8", "open loop of 5 requests/s (poisson)" ... */
+void report_load(const struct options *o, char *out, size_t size);
+void report_table(const struct report *p, FILE *f);
+void report_results(const struct report *p, FILE *f);              /* RESULT lines */
+/* 0, or ERR_IO naming the file. "-" is stdout. */
+int report_json(const struct report *p, const char *path, struct err *err);
+int report_requests(const struct report *p, const char *path, struct err *err);
+int report_svg(const struct report *p, const char *path, struct err *err);
+
+#endif

@@ -1,0 +1,231 @@
+/* http.c - a small HTTP/1.1 client: one POST on a connection of its own, the body handed on as it arrives.
+ *
+ * Takes what a server may send (chunked, with a length, or until the end of the connection); headers are bounded. A server that stays
+ * silent for SILENCE_S seconds, or ends early, is an error with a sentence. */
+#include "pdctl.h"
+
+#include "util/err.h"
+#include "util/mem.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#define HEAD_BYTES_MAX 65536
+#define SILENCE_S 120
+
+struct reader {
+	int fd, status;
+	const struct http_hooks *hooks;
+	struct buf in;              /* what has arrived and is not used yet */
+	int chunked, ended;
+	long long left;             /* of the body or the chunk; -1: until the end of the connection */
+	char *why;
+};
+
+static int fail(struct reader *r, char *why)
+{
+	free(r->why);
+	r->why = why;
+	return -1;
+}
+
+static int connect_to(const char *base, char *host, size_t host_size, char **ret_why)
+{
+	char port[16] = "80";
+	const char *p = strncmp(base, "http://", 7) == 0 ? base + 7 : base;
+	size_t n = strcspn(p, ":/");
+	if (n == 0 || n >= host_size) {
+		*ret_why = mem_printf("\"%s\" is no address of the kind http://HOST:PORT", base);
+		return -1;
+	}
+	memcpy(host, p, n);
+	host[n] = 0;
+	if (p[n] == ':')
+		snprintf(port, sizeof port, "%.*s", (int)strcspn(p + n + 1, "/"), p + n + 1);
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list, *a;
+	int fd = -1, r = getaddrinfo(host, port, &hints, &list);
+	if (r) {
+		*ret_why = mem_printf("cannot look up %s: %s", host, gai_strerror(r));
+		return -1;
+	}
+	for (a = list; a && fd < 0; a = a->ai_next) {
+		fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+		if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0) {
+			r = errno;
+			close(fd);
+			fd = -1;
+		}
+	}
+	freeaddrinfo(list);
+	if (fd < 0)
+		*ret_why = mem_printf("cannot connect to %s port %s: %s", host, port, strerror(r));
+	return fd;
+}
+
+static int send_all(struct reader *r, const char *data, size_t n)
+{
+	while (n) {
+		ssize_t k = send(r->fd, data, n, MSG_NOSIGNAL);
+		if (k < 0 && errno == EINTR)
+			continue;
+		if (k < 0)
+			return fail(r, mem_printf("cannot send the request: %s", strerror(errno)));
+		data += k;
+		n -= (size_t)k;
+	}
+	return 0;
+}
+
+/* 1: more has arrived, 0: the connection has ended. */
+static int more(struct reader *r)
+{
+	char piece[16384];
+	ssize_t k;
+	do
+		k = recv(r->fd, piece, sizeof piece, 0);
+	while (k < 0 && errno == EINTR);
+	if (k < 0)
+		return fail(r, errno == EAGAIN ? mem_printf("no answer for %d s", SILENCE_S) : mem_printf("cannot read the answer: %s", strerror(errno)));
+	if (k > 0)
+		buf_add(&r->in, piece, (size_t)k);
+	return k > 0;
+}
+
+static void use(struct reader *r, size_t n)
+{
+	memmove(r->in.data, r->in.data + n, r->in.len - n + 1);
+	r->in.len -= n;
+}
+
+/* The next line without its end, as a malloc'd text; NULL on failure. */
+static char *next_line(struct reader *r)
+{
+	char *end;
+	while (!r->in.len || !(end = memchr(r->in.data, '\n', r->in.len))) {
+		if (r->in.len > HEAD_BYTES_MAX) {
+			fail(r, mem_printf("the answer has a line of more than %d bytes", HEAD_BYTES_MAX));
+			return NULL;
+		}
+		int k = more(r);
+		if (k == 0)
+			fail(r, mem_strdup("the connection ended in the middle of the answer"));
+		if (k <= 0)
+			return NULL;
+	}
+	size_t n = (size_t)(end - r->in.data), text = n && r->in.data[n - 1] == '\r' ? n - 1 : n;
+	char *line = mem_printf("%.*s", (int)text, r->in.data);
+	use(r, n + 1);
+	return line;
+}
+
+static int read_head(struct reader *r)
+{
+	char *line = next_line(r);
+	if (!line)
+		return -1;
+	int ok = sscanf(line, "HTTP/1.%*d %d", &r->status) == 1;
+	free(line);
+	if (!ok)
+		return fail(r, mem_strdup("the answer is no HTTP"));
+	r->left = -1;
+	for (int lines = 0; (line = next_line(r)) != NULL; lines++) {
+		int last = !*line;
+		if (strncasecmp(line, "Content-Length:", 15) == 0)
+			r->left = atoll(line + 15);
+		if (strncasecmp(line, "Transfer-Encoding:", 18) == 0)
+			r->chunked = strstr(line, "chunked") != NULL;
+		free(line);
+		if (last)
+			return 0;
+		if (lines > 200)
+			return fail(r, mem_strdup("the answer has more than 200 header lines"));
+	}
+	return -1;
+}
+
+/* Hands on what is there of the body or of the chunk. */
+static int hand_on(struct reader *r)
+{
+	size_t n = r->in.len;
+	if (r->left >= 0 && (long long)n > r->left)
+		n = (size_t)r->left;
+	if (n && r->hooks->body(r->hooks->arg, r->status, r->in.data, n))
+		return fail(r, mem_strdup("ended by the user"));
+	if (n)
+		use(r, n);
+	if (r->left >= 0)
+		r->left -= (long long)n;
+	return 0;
+}
+
+/* The body, or one chunk of it. */
+static int read_part(struct reader *r)
+{
+	for (;;) {
+		if (hand_on(r) < 0)
+			return -1;
+		if (r->left == 0)
+			return 0;
+		int k = more(r);
+		if (k < 0)
+			return -1;
+		if (k == 0)
+			return r->left < 0 ? 0 : fail(r, mem_strdup("the connection ended in the middle of the answer"));
+	}
+}
+
+static int read_chunks(struct reader *r)
+{
+	for (;;) {
+		char *line = next_line(r), *end;
+		if (!line)
+			return -1;
+		r->left = strtoll(line, &end, 16);
+		int bad = end == line || r->left < 0;
+		free(line);
+		if (bad)
+			return fail(r, mem_strdup("the answer has a broken chunk"));
+		if (r->left == 0)
+			return 0;
+		if (read_part(r) < 0 || !(line = next_line(r)))
+			return -1;
+		free(line);
+	}
+}
+
+static int post(struct reader *r, const char *host, const char *path, const char *body)
+{
+	struct timeval silence = {.tv_sec = SILENCE_S};
+	setsockopt(r->fd, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof silence);
+	char *head = mem_printf("POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n", path,
+	                        host, strlen(body));
+	int bad = send_all(r, head, strlen(head)) < 0 || send_all(r, body, strlen(body)) < 0 || read_head(r) < 0;
+	free(head);
+	if (bad || (r->chunked ? read_chunks(r) : read_part(r)) < 0)
+		return -1;
+	r->hooks->body(r->hooks->arg, r->status, "", 0);
+	return 0;
+}
+
+int http_post(const char *base, const char *path, const char *body, const struct http_hooks *hooks, char **ret_why)
+{
+	char host[256];
+	int fd = connect_to(base, host, sizeof host, ret_why);
+	if (fd < 0)
+		return -1;
+	struct reader r = {.fd = fd, .hooks = hooks};
+	buf_init(&r.in, 0);
+	int code = post(&r, host, path, body);
+	if (code < 0)
+		*ret_why = r.why;
+	buf_fini(&r.in);
+	close(fd);
+	return code;
+}

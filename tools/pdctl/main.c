@@ -1,0 +1,501 @@
+/* main.c - pdctl: what an operator types. Options, the table of commands, exit codes.
+ *
+ * Exit status: 0 done; 1 a daemon refused, or what was asked for does not exist; 2 wrong usage; 3 a daemon could not be reached. Answers
+ * go to stdout, everything else to stderr. */
+#include "pdctl.h"
+
+#include "util/log.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int command_fn(const struct options *o, char *const *args, size_t n_args);
+
+static int worse(int a, int b)
+{
+	return a > b ? a : b;
+}
+
+/* The targets of a command: the one that -d or -e names, else all. */
+static size_t chosen(const struct options *o, struct target **ret_list)
+{
+	struct target one;
+	if (!o->daemon && !o->endpoint)
+		return targets_find(o, ret_list);
+	if (target_one(o, "", &one) != EXIT_DONE)
+		return 0;
+	*ret_list = malloc(sizeof one);
+	if (!*ret_list)
+		return 0;
+	**ret_list = one;
+	return 1;
+}
+
+/* --- status ---------------------------------------------------------------------------------------------------------------- */
+
+static int status_command(const struct options *o, char *const *args, size_t n_args)
+{
+	struct target *list;
+	size_t n = chosen(o, &list);
+	int code = n ? EXIT_DONE : EXIT_UNREACHABLE;
+	if (!n)
+		return code;
+	json_t *all = json_array();
+	struct table *t = table_new();
+	show_status_head(t);
+	for (size_t i = 0; i < n; i++) {
+		json_t *j;
+		code = worse(code, ask_json(o, &list[i], "status", args, n_args, &j));
+		show_status_row(t, &list[i], j);
+		json_array_append_new(all, j ? j : json_pack("{s:s,s:s}", "name", list[i].name, "state", "down"));
+	}
+	if (o->json)
+		print_json(o->daemon || o->endpoint ? json_array_get(all, 0) : all);
+	else
+		table_print(&t);
+	if (t)
+		table_destroy(&t);
+	json_decref(all);
+	free(list);
+	return code;
+}
+
+/* --- kv, requests ------------------------------------------------------------------------------------------------------------ */
+
+/* Asks all that know the command; with -d or -e the one must know it. ret_all: {name: answer}. */
+static int ask_all(const struct options *o, const char *command, char *const *args, size_t n_args, json_t **ret_all)
+{
+	struct target *list;
+	size_t n = chosen(o, &list), answers = 0;
+	int code = n ? EXIT_DONE : EXIT_UNREACHABLE;
+	*ret_all = json_object();
+	if (!n)
+		return code;
+	for (size_t i = 0; i < n; i++) {
+		char *text;
+		int r = ask_text(o, &list[i], command, args, n_args, &text);
+		json_t *j = r == EXIT_DONE ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+		if (j)
+			answers += json_object_set_new(*ret_all, list[i].name, j) == 0;
+		else if (r != EXIT_REFUSED || n == 1)   /* of several, those without the command are passed over */
+			fprintf(stderr, "pdctl: %s: %s\n", list[i].name, r == EXIT_DONE ? "the answer is no JSON" : text);
+		if (r != EXIT_REFUSED || n == 1)
+			code = worse(code, r);
+		free(text);
+	}
+	if (!answers && code == EXIT_DONE) {
+		fprintf(stderr, "pdctl: no daemon in %s knows the command %s\n", o->rundir, command);
+		code = EXIT_REFUSED;
+	}
+	free(list);
+	return code;
+}
+
+/* For --json: the one daemon's answer itself, or {name: answer}. */
+static void print_answers(const struct options *o, const json_t *all)
+{
+	if (!o->daemon && !o->endpoint)
+		print_json(all);
+	else if (json_object_size(all))
+		print_json(json_object_iter_value(json_object_iter((json_t *)all)));
+}
+
+static void show_tiers(const json_t *all);
+
+/* What is below the pools; nothing where no storage runs, or one worker was asked for. */
+static void show_stored(const struct options *o)
+{
+	struct target *list;
+	if (o->daemon || o->endpoint)
+		return;
+	json_t *all = json_object();
+	size_t n = chosen(o, &list);
+	for (size_t i = 0; i < n; i++) {
+		char *text = NULL;
+		json_t *j = ask_text(o, &list[i], "storage", NULL, 0, &text) == EXIT_DONE ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+		if (j)
+			json_object_set_new(all, list[i].name, j);
+		free(text);
+	}
+	if (n)
+		free(list);
+	if (json_object_size(all)) {
+		puts("\nstored:");
+		show_tiers(all);
+	}
+	json_decref(all);
+}
+
+static void show_below(const json_t *all)
+{
+	const char *name;
+	json_t *kv;
+	int rows = 0;
+	struct table *t = table_new();
+	show_kv_below_head(t);
+	json_object_foreach ((json_t *)all, name, kv)
+		rows += show_kv_below_rows(t, name, kv);
+	if (rows)
+		puts("\nblocks of storage, as the workers see it:");
+	if (rows)
+		table_print(&t);
+	else
+		table_destroy(&t);
+}
+
+static int kv_command(const struct options *o, char *const *args, size_t n_args)
+{
+	json_t *all, *kv;
+	const char *name;
+	int code = ask_all(o, "kv", args, n_args, &all);
+	if (o->json) {
+		print_answers(o, all);
+	} else if (json_object_size(all)) {
+		struct table *t = table_new();
+		show_kv_head(t);
+		json_object_foreach (all, name, kv)
+			show_kv_row(t, name, kv);
+		table_print(&t);
+		show_below(all);
+		json_object_foreach (all, name, kv)
+			show_kv_owners(name, kv);
+		show_stored(o);
+	}
+	json_decref(all);
+	return code;
+}
+
+/* The tiers below the workers' pools, of every storage daemon that there is. */
+static void show_tiers(const json_t *all)
+{
+	const char *name;
+	json_t *answer;
+	struct table *t = table_new();
+	show_tiers_head(t);
+	json_object_foreach ((json_t *)all, name, answer)
+		show_tiers_rows(t, name, answer);
+	table_print(&t);
+}
+
+static int storage_command(const struct options *o, char *const *args, size_t n_args)
+{
+	json_t *all, *answer;
+	const char *name;
+	int code = ask_all(o, "storage", args, n_args, &all);
+	if (o->json) {
+		print_answers(o, all);
+	} else if (json_object_size(all)) {
+		show_tiers(all);
+		json_object_foreach (all, name, answer)
+			show_tier_workers(name, answer);
+	}
+	json_decref(all);
+	return code;
+}
+
+static int flush_command(const struct options *o, char *const *args, size_t n_args)
+{
+	struct target t;
+	json_t *j;
+	int r = target_one(o, "storage", &t);
+	if (r == EXIT_DONE)
+		r = ask_json(o, &t, "flush", args, n_args, &j);
+	if (r != EXIT_DONE)
+		return r;
+	if (o->json)
+		print_json(j);
+	else
+		printf("%s: %lld blocks dropped\n", json_string_value(json_object_get(j, "tier")), (long long)json_integer_value(json_object_get(j, "blocks")));
+	json_decref(j);
+	return EXIT_DONE;
+}
+
+static int show_answers(const struct options *o, const char *command, char *const *args, size_t n_args)
+{
+	json_t *all, *j;
+	const char *name;
+	int code = ask_all(o, command, args, n_args, &all);
+	if (o->json) {
+		print_answers(o, all);
+	} else {
+		size_t i = 0;
+		json_object_foreach (all, name, j) {
+			if (json_object_size(all) > 1)
+				printf("%s%s:\n", i++ ? "\n" : "", name);
+			show_any(j);
+		}
+	}
+	json_decref(all);
+	return code;
+}
+
+static int requests_command(const struct options *o, char *const *args, size_t n_args)
+{
+	return show_answers(o, "requests", args, n_args);
+}
+
+/* --- questions to one daemon --------------------------------------------------------------------------------------------------- */
+
+static int workers_command(const struct options *o, char *const *args, size_t n_args)
+{
+	struct target t;
+	json_t *j;
+	int r = target_one(o, "router", &t);
+	if (r != EXIT_DONE || (r = ask_json(o, &t, "workers", args, n_args, &j)) != EXIT_DONE)
+		return r;
+	const json_t *list = json_is_object(j) && json_object_get(j, "workers") ? json_object_get(j, "workers") : j;
+	if (o->json)
+		print_json(j);
+	else if (json_array_size(list))
+		show_workers(list);
+	else
+		puts("no worker is registered");
+	json_decref(j);
+	return r;
+}
+
+static int config_command(const struct options *o, char *const *args, size_t n_args)
+{
+	struct target t;
+	json_t *j;
+	int r = target_one(o, "router", &t);
+	if (r != EXIT_DONE || (r = ask_json(o, &t, "config", NULL, 0, &j)) != EXIT_DONE)
+		return r;
+	const char *only = n_args ? args[0] : NULL;
+	if (only && !json_object_get(j, only)) {
+		fprintf(stderr, "pdctl: %s has no configuration key \"%s\"\n", t.name, only);
+		r = EXIT_REFUSED;
+	} else if (o->json) {
+		print_json(only ? json_object_get(j, only) : j);
+	} else {
+		show_config(j, only);
+	}
+	json_decref(j);
+	return r;
+}
+
+static int metrics_command(const struct options *o, char *const *args, size_t n_args)
+{
+	struct target t;
+	char *text;
+	int r = target_one(o, "router", &t);
+	if (r != EXIT_DONE)
+		return r;
+	r = ask_text(o, &t, "metrics", args, n_args, &text);
+	if (r != EXIT_DONE)
+		fprintf(stderr, "pdctl: %s: %s\n", t.name, text);
+	else if (!o->json)
+		fputs(text, stdout);
+	else {
+		json_t *j = json_pack("{s:s,s:s}", "name", t.name, "text", text);
+		print_json(j);
+		json_decref(j);
+	}
+	free(text);
+	return r;
+}
+
+static int log_level_command(const struct options *o, char *const *args, size_t n_args)
+{
+	return show_answers(o, "log-level", args, n_args);
+}
+
+static int stop_command(const struct options *o, char *const *args, size_t n_args)
+{
+	struct options one = *o;
+	if (n_args && !o->daemon && strcmp(args[0], "all") != 0)
+		one.daemon = args[0];
+	if (!n_args && !o->daemon && !o->endpoint) {
+		fprintf(stderr, "pdctl: stop whom? `pdctl stop NAME`, or `pdctl stop all`\n");
+		return EXIT_USAGE;
+	}
+	return show_answers(&one, "stop", NULL, 0);
+}
+
+#define ROLE_WAIT_S 120
+#define ROLE_POLL_US 20000
+
+/* Asks for the switch and then waits until it is done, as a role is no use to anybody half-way. */
+static int role_command(const struct options *o, char *const *args, size_t n_args)
+{
+	struct options one = *o;
+	struct target t;
+	json_t *j;
+	size_t skip = n_args && !o->daemon && !o->endpoint;
+	if (skip)
+		one.daemon = args[0];
+	if (!one.daemon && !o->endpoint) {
+		fprintf(stderr, "pdctl: role of whom? `pdctl role NAME`, `pdctl role NAME prefill|decode|mixed`\n");
+		return EXIT_USAGE;
+	}
+	int r = target_one(&one, "", &t);
+	if (r != EXIT_DONE || (r = ask_json(&one, &t, "role", args + skip, n_args - skip, &j)) != EXIT_DONE)
+		return r;
+	for (int i = 0; json_is_string(json_object_get(j, "switching")) && n_args > skip; i++) {
+		if (i == ROLE_WAIT_S * (1000000 / ROLE_POLL_US)) {
+			fprintf(stderr, "pdctl: %s: still on its way to %s after %d s; `pdctl -d %s requests` shows what it waits for\n", t.name,
+			        json_string_value(json_object_get(j, "switching")), ROLE_WAIT_S, t.name);
+			r = EXIT_REFUSED;
+			break;
+		}
+		usleep(ROLE_POLL_US);
+		json_decref(j);
+		if ((r = ask_json(&one, &t, "role", NULL, 0, &j)) != EXIT_DONE)
+			return r;
+	}
+	if (o->json)
+		print_json(j);
+	else
+		show_any(j);
+	json_decref(j);
+	return r;
+}
+
+/* --- options ---------------------------------------------------------------------------------------------------------------- */
+
+static const struct command {
+	const char *name, *args, *help;
+	command_fn *fn;
+	size_t args_max;
+} commands[] = {
+	{"status", "", "all daemons: state, process, links, load", status_command, 0},
+	{"workers", "", "the workers that the router knows", workers_command, 0},
+	{"requests", "", "requests under way, at each daemon", requests_command, 0},
+	{"kv", "", "KV blocks by state; owner, age and reason of every block in use", kv_command, 0},
+	{"storage", "", "stored blocks by tier, hits, rates, what is under way; the workers attached", storage_command, 0},
+	{"flush", "[TIER]", "drop what is stored: all, or memory, disk or redis", flush_command, 1},
+	{"trace", "ID", "one request's timeline, from the logs of all daemons", trace_command, 1},
+	{"config", "[KEY]", "configuration of the router, or of the daemon that -d names", config_command, 1},
+	{"metrics", "", "figures of the router, or of the daemon that -d names, as Prometheus text", metrics_command, 0},
+	{"role", "NAME [ROLE]", "show a worker's role, or switch it to prefill, decode or mixed and wait until that is done", role_command, 2},
+	{"log-level", "[LEVEL]", "show or set what is logged: debug, info, warn, error", log_level_command, 1},
+	{"chat", "[TEXT]", "ask the model; without TEXT: a conversation, one line each", chat_command, 64},
+	{"stop", "NAME|all", "end daemons in order", stop_command, 1},
+};
+#define COMMANDS (sizeof commands / sizeof *commands)
+
+static void usage(FILE *f)
+{
+	fputs("usage: pdctl [-r RUNDIR | -e ENDPOINT] [-d NAME] [--json] COMMAND [ARGUMENT]...\n", f);
+	for (size_t i = 0; i < COMMANDS; i++)
+		fprintf(f, "  %-9s %-11s %s\n", commands[i].name, commands[i].args, commands[i].help);
+	fputs("  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists them).\n"
+	      "options:\n"
+	      "  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, /run/pdserve, or the launcher's)\n"
+	      "  -e, --endpoint ADDR  one daemon's ZeroMQ address, as tcp://10.0.0.5:9000\n"
+	      "  -d, --daemon NAME    only this daemon\n"
+	      "  -u, --url URL        the router's HTTP address for chat (default: as the router says)\n"
+	      "  -S, --system TEXT    the system message of a chat\n"
+	      "  -s, --set KEY=VALUE  a member of the chat request, as temperature=0 (VALUE is JSON, or else a text)\n"
+	      "  -j, --json           JSON instead of text\n"
+	      "  -t, --timeout MS     longest wait for an answer (default 2000)\n"
+	      "exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be reached\n",
+	      f);
+}
+
+static const char *default_rundir(void)
+{
+	static char path[256];
+	const char *env = getenv("PDSERVE_RUNDIR"), *xdg = getenv("XDG_RUNTIME_DIR");
+	if (env && *env)
+		return env;
+	if (xdg && *xdg)
+		snprintf(path, sizeof path, "%s/pdserve", xdg);
+	else
+		snprintf(path, sizeof path, "/tmp/pdserve-%ld", (long)getuid());
+	return access(path, F_OK) == 0 || access("/run/pdserve", F_OK) != 0 ? path : "/run/pdserve";
+}
+
+static void set_member(struct options *o, const char *text)
+{
+	const char *eq = strchr(text, '=');
+	char *key = strndup(text, (size_t)(eq - text));
+	json_t *v = json_loads(eq + 1, JSON_DECODE_ANY, NULL);
+	if (!o->members)
+		o->members = json_object();
+	json_object_set_new(o->members, key ? key : "", v ? v : json_string(eq + 1));
+	free(key);
+}
+
+static int parse(int argc, char **argv, struct options *o)
+{
+	static const struct option longs[] = {
+		{"rundir", required_argument, 0, 'r'}, {"endpoint", required_argument, 0, 'e'}, {"daemon", required_argument, 0, 'd'},
+		{"url", required_argument, 0, 'u'},    {"json", no_argument, 0, 'j'},           {"set", required_argument, 0, 's'},    {"system", required_argument, 0, 'S'},
+		{"timeout", required_argument, 0, 't'},
+		{"help", no_argument, 0, 'h'},         {0},
+	};
+	int c;
+	while ((c = getopt_long(argc, argv, "+r:e:d:u:js:S:t:h", longs, NULL)) != -1) {
+		if (c == 'r')
+			o->rundir = optarg;
+		else if (c == 'e')
+			o->endpoint = optarg;
+		else if (c == 'd')
+			o->daemon = optarg;
+		else if (c == 'u')
+			o->http = optarg;
+		else if (c == 'S')
+			o->system = optarg;
+		else if (c == 'j')
+			o->json = 1;
+		else if (c == 's' && strchr(optarg, '='))
+			set_member(o, optarg);
+		else if (c == 't' && atol(optarg) > 0)
+			o->timeout_us = (uint64_t)atol(optarg) * 1000;
+		else {
+			usage(c == 'h' ? stdout : stderr);
+			return c == 'h' ? -1 : EXIT_USAGE;
+		}
+	}
+	return 0;
+}
+
+static int pass_through(const struct options *o, char **words, size_t n)
+{
+	if (!o->daemon && !o->endpoint) {
+		fprintf(stderr, "pdctl: unknown command \"%s\"; `pdctl --help` lists them, -d NAME asks one daemon\n", words[0]);
+		return EXIT_USAGE;
+	}
+	return show_answers(o, words[0], words + 1, n - 1);
+}
+
+int main(int argc, char **argv)
+{
+	struct options o = {.rundir = default_rundir(), .timeout_us = 2000000};
+	log_set_level("error");
+	int r = parse(argc, argv, &o);
+	if (r)
+		return r < 0 ? EXIT_DONE : r;
+	/* options may also follow the command, as in `pdctl status --json` */
+	size_t n = 0;
+	char **words = calloc((size_t)argc + 1, sizeof *words);
+	while (words && optind < argc) {
+		words[n++] = argv[optind++];
+		if ((r = parse(argc, argv, &o)) != 0)
+			break;
+	}
+	if (!words || r || !n) {
+		if (!r)
+			usage(stderr);
+		free(words);
+		return r < 0 ? EXIT_DONE : EXIT_USAGE;
+	}
+	size_t i = 0;
+	while (i < COMMANDS && strcmp(commands[i].name, words[0]) != 0)
+		i++;
+	if (i == COMMANDS) {
+		r = pass_through(&o, words, n);
+	} else if (n - 1 > commands[i].args_max) {
+		fprintf(stderr, "pdctl: %s takes: %s\n", words[0], *commands[i].args ? commands[i].args : "no argument");
+		r = EXIT_USAGE;
+	} else {
+		r = commands[i].fn(&o, words + 1, n - 1);
+	}
+	free(words);
+	json_decref(o.members);
+	return fflush(stdout) == 0 ? r : EXIT_REFUSED;
+}

@@ -1,0 +1,324 @@
+/* show.c - answers of daemons for people. Everything here takes any JSON: what is missing is shown as "-", what is new is shown
+ * under its own name. */
+#include "pdctl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int ends_with(const char *s, const char *end)
+{
+	size_t n = strlen(s), m = strlen(end);
+	return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* One value as text; the key's unit says how a number is written. */
+static void value_text(const char *key, const json_t *v, char *out, size_t size)
+{
+	if (!v || json_is_null(v))
+		snprintf(out, size, "-");
+	else if (json_is_string(v))
+		snprintf(out, size, "%s", *json_string_value(v) ? json_string_value(v) : "-");
+	else if (json_is_boolean(v))
+		snprintf(out, size, "%s", json_is_true(v) ? "yes" : "no");
+	else if (json_is_number(v) && ends_with(key, "_us"))
+		text_us(out, size, json_number_value(v));
+	else if (json_is_number(v) && ends_with(key, "_ms"))
+		text_us(out, size, json_number_value(v) * 1e3);
+	else if (json_is_number(v) && (ends_with(key, "bytes") || ends_with(key, "bytes_per_s")))
+		text_bytes(out, size, json_number_value(v));
+	else if (json_is_integer(v))
+		snprintf(out, size, "%lld", (long long)json_integer_value(v));
+	else if (json_is_real(v))
+		snprintf(out, size, "%.6g", json_real_value(v));
+	else {
+		char *text = json_dumps(v, JSON_COMPACT | JSON_PRESERVE_ORDER);
+		snprintf(out, size, "%s", text ? text : "?");
+		free(text);
+	}
+}
+
+static void cell_of(struct table *t, const json_t *object, const char *key)
+{
+	char text[256];
+	value_text(key, json_object_get(object, key), text, sizeof text);
+	table_cell(t, "%s", text);
+}
+
+static void head_of(struct table *t, const char *key)
+{
+	char text[64];
+	snprintf(text, sizeof text, "%s", key);
+	for (char *p = text; *p; p++)
+		*p = *p >= 'a' && *p <= 'z' ? (char)(*p - 32) : *p == '_' ? '-' : *p;
+	table_cell(t, "%s", text);
+}
+
+/* The members of the first object are the columns. */
+static void show_list(const json_t *list)
+{
+	const json_t *first = json_array_get(list, 0), *row, *v;
+	const char *key;
+	size_t i;
+	struct table *t = table_new();
+	json_object_foreach ((json_t *)first, key, v)
+		head_of(t, key);
+	table_end_row(t);
+	json_array_foreach (list, i, row) {
+		json_object_foreach ((json_t *)first, key, v)
+			cell_of(t, row, key);
+		table_end_row(t);
+	}
+	table_print(&t);
+}
+
+static int is_list_of_objects(const json_t *j)
+{
+	return json_is_array(j) && json_is_object(json_array_get(j, 0));
+}
+
+static void show_object(const json_t *j)
+{
+	struct table *t = table_new();
+	const char *key;
+	json_t *v;
+	table_cell(t, "KEY");
+	table_cell(t, "VALUE");
+	table_end_row(t);
+	json_object_foreach ((json_t *)j, key, v)
+		if (!is_list_of_objects(v)) {
+			table_cell(t, "%s", key);
+			cell_of(t, j, key);
+			table_end_row(t);
+		}
+	table_print(&t);
+	json_object_foreach ((json_t *)j, key, v)
+		if (is_list_of_objects(v)) {
+			printf("\n%s:\n", key);
+			show_list(v);
+		}
+}
+
+void show_any(const json_t *j)
+{
+	if (is_list_of_objects(j))
+		show_list(j);
+	else if (json_is_array(j) && json_array_size(j) == 0)
+		puts("none");
+	else if (json_is_object(j))
+		show_object(j);
+	else
+		print_json(j);
+}
+
+void show_config(const json_t *j, const char *only)
+{
+	struct table *t = table_new();
+	const char *key;
+	json_t *k;
+	static const char *const columns[] = {"value", "default", "unit", "source"};
+	head_of(t, "key");
+	for (int i = 0; i < 4; i++)
+		head_of(t, columns[i]);
+	head_of(t, "range");
+	head_of(t, "meaning");
+	table_end_row(t);
+	json_object_foreach ((json_t *)j, key, k) {
+		if (only && strcmp(only, key) != 0)
+			continue;
+		table_cell(t, "%s", key);
+		for (int i = 0; i < 4; i++)
+			cell_of(t, k, columns[i]);
+		double min = json_number_value(json_object_get(k, "min")), max = json_number_value(json_object_get(k, "max"));
+		if (json_object_get(k, "choices"))
+			cell_of(t, k, "choices");
+		else if (min != 0 || max != 0)
+			table_cell(t, "%.15g to %.15g", min, max);
+		else
+			table_cell(t, "-");
+		cell_of(t, k, "help");
+		table_end_row(t);
+	}
+	table_print(&t);
+}
+
+void show_workers(const json_t *list)
+{
+	static const char *const columns[] = {"name", "role", "state", "requests", "running", "waiting", "blocks", "blocks_free", "blocks_held",
+	                                      "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "kv_index", "kv_memory", "kv_disk", "memory_weight", "disk_weight", "breaker", "heard_ms_ago"};
+	const size_t n = sizeof columns / sizeof *columns;
+	const json_t *w;
+	size_t i;
+	struct table *t = table_new();
+	for (size_t c = 0; c < n; c++)
+		head_of(t, columns[c]);
+	table_end_row(t);
+	json_array_foreach (list, i, w) {
+		for (size_t c = 0; c < n; c++)
+			cell_of(t, w, columns[c]);
+		table_end_row(t);
+	}
+	table_print(&t);
+}
+
+static const char *const kv_columns[] = {"blocks", "free", "held", "leased", "cached", "cached_stored", "sum", "evictable", "hit_rate", "evictions", "evicted_stored",
+                                         "due", "writing", "readers", "oldest_pin_ms", "oldest_pin"};
+#define KV_COLUMNS (sizeof kv_columns / sizeof *kv_columns)
+
+void show_kv_head(struct table *t)
+{
+	head_of(t, "name");
+	for (size_t c = 0; c < KV_COLUMNS; c++)
+		head_of(t, kv_columns[c]);
+	table_end_row(t);
+}
+
+void show_kv_row(struct table *t, const char *name, const json_t *kv)
+{
+	table_cell(t, "%s", name);
+	for (size_t c = 0; c < KV_COLUMNS; c++)
+		cell_of(t, kv, kv_columns[c]);
+	table_end_row(t);
+}
+
+static const char *const below_columns[] = {"tier", "cached_stored", "found_blocks", "read_blocks", "written_blocks", "read_bytes_per_s", "read_begin_us", "break_even_blocks"};
+#define BELOW_COLUMNS (sizeof below_columns / sizeof *below_columns)
+
+void show_kv_below_head(struct table *t)
+{
+	static const char *const heads[BELOW_COLUMNS] = {"tier", "cached", "found", "read", "written", "read/s", "first byte", "break-even"};
+	head_of(t, "name");
+	for (size_t c = 0; c < BELOW_COLUMNS; c++)
+		head_of(t, heads[c]);
+	head_of(t, "write/s");
+	head_of(t, "compute/s");
+	table_end_row(t);
+}
+
+/* The tiers as one worker sees them: those of which it has found, read or written anything. */
+int show_kv_below_rows(struct table *t, const char *name, const json_t *kv)
+{
+	const json_t *storage = json_object_get(kv, "storage"), *tier;
+	size_t i;
+	int rows = 0;
+	json_array_foreach (json_object_get(storage, "tiers"), i, tier) {
+		if (!json_integer_value(json_object_get(tier, "found_blocks")) && !json_integer_value(json_object_get(tier, "written_blocks")))
+			continue;
+		table_cell(t, "%s", name);
+		for (size_t c = 0; c < BELOW_COLUMNS; c++)
+			cell_of(t, tier, below_columns[c]);
+		cell_of(t, storage, "write_bytes_per_s");
+		table_cell(t, "%.0f tokens", json_number_value(json_object_get(storage, "compute_tokens_per_s")));
+		table_end_row(t);
+		rows++;
+	}
+	return rows;
+}
+
+void show_kv_owners(const char *name, const json_t *kv)
+{
+	const json_t *owners = json_object_get(kv, "owners");
+	if (!is_list_of_objects(owners))
+		return;
+	printf("\nblocks in use at %s:\n", name);
+	show_list(owners);
+}
+
+static const char *const tier_columns[] = {"tier", "state", "eviction", "blocks", "bytes", "capacity_bytes", "hit_rate", "read_bytes_per_s", "write_bytes_per_s",
+                                           "queued", "oldest_us", "evictions", "lost", "copied_down", "promoted", "corrupt", "errors"};
+#define TIER_COLUMNS (sizeof tier_columns / sizeof *tier_columns)
+
+void show_tiers_head(struct table *t)
+{
+	static const struct {
+		const char *column, *head;
+	} shorter[] = {{"capacity_bytes", "capacity"}, {"read_bytes_per_s", "read/s"}, {"write_bytes_per_s", "write/s"}, {"oldest_us", "oldest"}};
+	head_of(t, "name");
+	for (size_t c = 0; c < TIER_COLUMNS; c++) {
+		const char *head = tier_columns[c];
+		for (size_t i = 0; i < sizeof shorter / sizeof *shorter; i++)
+			head = strcmp(head, shorter[i].column) == 0 ? shorter[i].head : head;
+		head_of(t, head);
+	}
+	table_end_row(t);
+}
+
+void show_tiers_rows(struct table *t, const char *name, const json_t *storage)
+{
+	const json_t *tier;
+	size_t i;
+	json_array_foreach (json_object_get(storage, "tiers"), i, tier) {
+		table_cell(t, "%s", name);
+		for (size_t c = 0; c < TIER_COLUMNS; c++)
+			cell_of(t, tier, tier_columns[c]);
+		table_end_row(t);
+	}
+}
+
+void show_tier_workers(const char *name, const json_t *storage)
+{
+	const json_t *workers = json_object_get(storage, "workers");
+	if (!is_list_of_objects(workers))
+		return;
+	printf("\nworkers attached to %s:\n", name);
+	show_list(workers);
+}
+
+void show_status_head(struct table *t)
+{
+	static const char *const columns[] = {"name", "program", "state", "pid", "up", "links", "what it does"};
+	for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
+		head_of(t, columns[c]);
+	table_end_row(t);
+}
+
+static void links_text(const json_t *status, char *out, size_t size)
+{
+	const json_t *peers = json_object_get(status, "peers"), *p;
+	size_t i, up = 0;
+	json_array_foreach (peers, i, p)
+		up += json_is_true(json_object_get(p, "up"));
+	snprintf(out, size, "%zu/%zu", up, json_array_size(peers));
+}
+
+/* What matters of a daemon, whichever it is: those of these members that it has. */
+static void doing_text(const json_t *status, char *out, size_t size)
+{
+	static const char *const keys[] = {"role", "switching", "model", "requests", "running", "waiting", "workers_up", "blocks", "blocks_held", "prompt_tokens",
+	                                   "cached_tokens", "generated_tokens", "preemptions", "open_tasks", "bytes", "hits", "misses"};
+	size_t at = 0;
+	out[0] = 0;
+	for (size_t k = 0; k < sizeof keys / sizeof *keys && at < size; k++) {
+		const json_t *v = json_object_get(status, keys[k]);
+		char text[128];
+		if (!v || json_is_null(v) || json_is_array(v) || json_is_object(v))
+			continue;
+		value_text(keys[k], v, text, sizeof text);
+		at += (size_t)snprintf(out + at, size - at, "%s%s %s", at ? ", " : "", keys[k], text);
+	}
+	for (char *p = out; *p; p++)
+		*p = *p == '_' ? ' ' : *p;
+}
+
+void show_status_row(struct table *t, const struct target *at, const json_t *status)
+{
+	char text[400];
+	if (!status) {
+		static const char *const none[] = {"?", "down", "-", "-", "-", ""};
+		table_cell(t, "%s", at->name);
+		for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+			table_cell(t, "%s", none[i]);
+		table_end_row(t);
+		return;
+	}
+	cell_of(t, status, "name");
+	cell_of(t, status, "program");
+	cell_of(t, status, "state");
+	cell_of(t, status, "pid");
+	value_text("uptime_us", json_object_get(status, "uptime_us"), text, sizeof text);
+	table_cell(t, "%s", text);
+	links_text(status, text, sizeof text);
+	table_cell(t, "%s", text);
+	doing_text(status, text, sizeof text);
+	table_cell(t, "%s", text);
+	table_end_row(t);
+}
