@@ -1,0 +1,624 @@
+"""The OpenAI API as a client sees it: answers, streams, refusals, limits, and clients that go away. Real daemons; text needs PD_MODEL."""
+import json
+import re
+import socket
+import time
+
+import pytest
+from suite import SLOW, Suite, wait_for
+
+IDS = [17, 3, 99, 250, 8, 41, 7]
+
+
+@pytest.fixture(scope="module")
+def ids(tiny_model):
+    """Token ids only: the model has no tokenizer."""
+    with Suite("1p1d", tiny_model, router={"served_model_name": "tiny"}) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def text(real_model):
+    with Suite("1p1d", real_model, router={"served_model_name": "smol"}) as s:
+        yield s
+
+
+def chunks(s, path, body):
+    return list(s.stream(path, body))
+
+
+def complete(s, **body):
+    status, r = s.post("/v1/completions", {"temperature": 0, "max_tokens": 8, **body})
+    assert status == 200, (status, r)
+    return r
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------------
+
+BAD = [
+    # body, status, param, part of the message
+    ("{", 400, None, "not valid JSON"),
+    ("[]", 400, None, "must be a JSON object"),
+    ("", 400, None, "not valid JSON"),
+    (b'{"prompt": "\xff"}', 400, None, "not valid JSON"),
+    ({}, 400, "prompt", "required"),
+    ({"prompt": None}, 400, "prompt", "required"),
+    ({"prompt": 7}, 400, "prompt", "prompt must be"),
+    ({"prompt": []}, 400, "prompt", "0 items"),
+    ({"prompt": [[]]}, 400, "prompt", "empty"),
+    ({"prompt": [1, "a"]}, 400, "prompt", 'got "a"'),
+    ({"prompt": [1, 2.5]}, 400, "prompt", "got 2.5"),
+    ({"prompt": [[1], 2]}, 400, "prompt", "prompt must be"),
+    ({"prompt": [-1]}, 400, "prompt", "-1"),
+    ({"prompt": [1, 4294967296]}, 400, "prompt", "4294967296"),
+    ({"prompt": [320]}, 400, "prompt", "vocabulary has 320"),
+    ({"prompt": [1] * 100000}, 400, "prompt", "context length"),
+    ({"prompt": "text"}, 400, "prompt", "no tokenizer"),
+    ({"prompt": IDS, "model": "other"}, 404, "model", "tiny"),
+    ({"prompt": IDS, "model": 5}, 400, "model", "string"),
+    ({"prompt": IDS, "max_tokens": -1}, 400, "max_tokens", "got -1"),
+    ({"prompt": IDS, "max_tokens": 0}, 400, "max_tokens", "from 1"),
+    ({"prompt": IDS, "max_tokens": 1.5}, 400, "max_tokens", "got 1.5"),
+    ({"prompt": IDS, "max_tokens": "8"}, 400, "max_tokens", 'got "8"'),
+    ({"prompt": IDS, "max_tokens": 10**9}, 400, "max_tokens", "context length"),
+    ({"prompt": IDS, "max_tokens": 10**18}, 400, "max_tokens", "integer"),
+    ('{"prompt": [1], "max_tokens": 1e400}', 400, None, "not valid JSON"),
+    ({"prompt": IDS, "temperature": -0.1}, 400, "temperature", "got -0.1"),
+    ({"prompt": IDS, "temperature": 101}, 400, "temperature", "to 100"),
+    ({"prompt": IDS, "temperature": "hot"}, 400, "temperature", "number"),
+    ({"prompt": IDS, "temperature": True}, 400, "temperature", "got true"),
+    ({"prompt": IDS, "top_p": 0}, 400, "top_p", "greater than 0"),
+    ({"prompt": IDS, "top_p": 1.01}, 400, "top_p", "got 1.01"),
+    ({"prompt": IDS, "min_p": 2}, 400, "min_p", "to 1"),
+    ({"prompt": IDS, "top_k": -2}, 400, "top_k", "got -2"),
+    ({"prompt": IDS, "seed": "a"}, 400, "seed", "integer"),
+    ({"prompt": IDS, "n": 0}, 400, "n", "from 1"),
+    ({"prompt": IDS, "n": 100000}, 400, "n", "128"),
+    ({"prompt": [[1]] * 100, "n": 2}, 400, "prompt", "max_choices"),
+    ({"prompt": IDS, "n": 2, "best_of": 3}, 400, "best_of", "got 3"),
+    ({"prompt": IDS, "logprobs": 21}, 400, "logprobs", "to 20"),
+    ({"prompt": IDS, "logprobs": True}, 400, "logprobs", "integer"),
+    ({"prompt": IDS, "stop": 5}, 400, "stop", "got 5"),
+    ({"prompt": IDS, "stop": ["a", 5]}, 400, "stop", "stop[1]"),
+    ({"prompt": IDS, "stop": ["a", ""]}, 400, "stop", "stop[1]"),
+    ({"prompt": IDS, "stop": ["a"] * 17}, 400, "stop", "17"),
+    ({"prompt": IDS, "stop": "x" * 1025}, 400, "stop", "1025"),
+    ({"prompt": IDS, "stop_token_ids": [-3]}, 400, "stop_token_ids", "-3"),
+    ({"prompt": IDS, "stream": "yes"}, 400, "stream", "true or false"),
+    ({"prompt": IDS, "stream": True, "stream_options": 1}, 400, "stream_options", "object"),
+    ({"prompt": IDS, "stream_options": {"include_usage": True}}, 400, "stream_options", "stream is true"),
+    ({"prompt": IDS, "stream": True, "stream_options": {"include_usage": 1}}, 400, "stream_options", "stream_options.include_usage"),
+    ({"prompt": IDS, "user": 5}, 400, "user", "got 5"),
+    ({"prompt": IDS, "echo": 1}, 400, "echo", "got 1"),
+    ({"prompt": IDS, "ignore_eos": "x"}, 400, "ignore_eos", "true or false"),
+    ({"prompt": IDS, "logit_bias": {"5": "1"}}, 400, "logit_bias", "-100 to 100"),
+    ({"prompt": IDS, "logit_bias": {"320": 1}}, 400, "logit_bias", "vocabulary has 320"),
+    ({"prompt": IDS, "logit_bias": {str(i): 1 for i in range(1025)}}, 400, "logit_bias", "1024"),
+    ({"prompt": IDS, "allowed_token_ids": []}, 400, "allowed_token_ids", "1 to"),
+    ({"prompt": IDS, "allowed_token_ids": [5, 320]}, 400, "allowed_token_ids", "allowed_token_ids[1]"),
+    ({"prompt": IDS, "bad_words": ["x"]}, 400, "bad_words", "tokenizer"),
+    ({"prompt": IDS, "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", "more than max_tokens, which is 8"),
+    ({"prompt": IDS, "min_tokens": 17}, 400, "min_tokens", "which is 16"),
+    ({"prompt": IDS, "truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens", "length of"),
+    ({"prompt": IDS, "prompt_logprobs": 2, "stream": True}, 400, "prompt_logprobs", "stream"),
+    ({"prompt": IDS, "prompt_logprobs": -1}, 400, "prompt_logprobs", "0 to 20"),
+    ({"prompt": IDS, "use_beam_search": True}, 400, "use_beam_search", "not supported"),
+    ({"prompt": IDS, "suffix": "x"}, 400, "suffix", "not supported"),
+    ({"prompt": IDS, "response_format": {"type": "json_object"}}, 400, "response_format", "needs the model's vocabulary"),
+]
+
+
+@pytest.mark.parametrize("body,status,param,part", BAD, ids=range(len(BAD)))
+def test_bad_completion(ids, body, status, param, part):
+    got, r = ids.post("/v1/completions", body, raw=isinstance(body, (str, bytes)))
+    assert got == status, r
+    e = r["error"]
+    assert e["param"] == param and part in e["message"], e
+    assert e["type"] == "invalid_request_error" and set(e) == {"message", "type", "param", "code"}
+    assert e["code"] == ("model_not_found" if status == 404 else "context_length_exceeded" if "context length" in part else None)
+
+
+NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1, "typical_p": 1, "min_tokens": 0, "bad_words": [], "logit_bias": {}, "suffix": None, "best_of": 1, "n": 1, "top_k": -1, "min_p": 0, "user": "me",
+           "stop": None, "logprobs": None, "response_format": {"type": "text"}, "something_unknown": [1, {"a": None}], "stream_options": None}
+
+
+def test_neutral_and_unknown_values_change_nothing(ids):
+    want = complete(ids, prompt=IDS, return_token_ids=True)["choices"][0]["token_ids"]
+    assert len(want) == 8
+    assert complete(ids, prompt=IDS, return_token_ids=True, **NEUTRAL)["choices"][0]["token_ids"] == want
+    assert complete(ids, prompt=IDS, return_token_ids=True, max_tokens=8.0)["choices"][0]["token_ids"] == want
+
+
+BAD_CHAT = [
+    ({}, "messages", "required"),
+    ({"messages": []}, "messages", "1 to"),
+    ({"messages": "hi"}, "messages", "array"),
+    ({"messages": [5]}, "messages", "messages[0] must be an object"),
+    ({"messages": [{"content": "x"}]}, "messages", "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages", "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}, "messages", "messages[1].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+    ({"messages": [{"role": "user", "content": "a"}], "logprobs": 2}, "logprobs", "true or false"),
+    ({"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": -4}, "max_completion_tokens", "got -4"),
+    ({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, "tools", "function must be an object"),
+    ({"messages": [{"role": "user", "content": "a"}], "echo": True}, "echo", "not supported"),
+    ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages", "messages[0].tool_calls"),
+]
+
+
+@pytest.mark.parametrize("body,param,part", BAD_CHAT, ids=range(len(BAD_CHAT)))
+def test_bad_chat(text, body, param, part):
+    status, r = text.post("/v1/chat/completions", body)
+    assert status == 400 and r["error"]["param"] == param and part in r["error"]["message"], r
+
+
+def test_chat_without_tokenizer(ids):
+    status, r = ids.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+    assert status == 400 and "no tokenizer" in r["error"]["message"]
+
+
+# --- answers by token ids -----------------------------------------------------------------------------------------------------
+
+def test_stream_and_whole_are_the_same(ids):
+    whole = complete(ids, prompt=IDS, max_tokens=20, return_token_ids=True)
+    c = chunks(ids, "/v1/completions", {"prompt": IDS, "max_tokens": 20, "temperature": 0, "return_token_ids": True,
+                                        "stream_options": {"include_usage": True}})
+    assert whole["choices"][0]["prompt_token_ids"] == IDS == c[0]["choices"][0]["prompt_token_ids"]
+    assert sum((x["choices"][0]["token_ids"] for x in c[:-1]), []) == whole["choices"][0]["token_ids"]
+    assert [x["choices"][0]["finish_reason"] for x in c[:-1]][-1] == "length" == whole["choices"][0]["finish_reason"]
+    assert all(x["choices"][0]["finish_reason"] is None and x["usage"] is None for x in c[:-2])
+    assert c[-1]["choices"] == [] and c[-1]["usage"]["completion_tokens"] == 20 == whole["usage"]["completion_tokens"]
+    assert len({x["id"] for x in c}) == 1 and c[0]["object"] == "text_completion"
+
+
+def test_lists_of_prompts_and_n(ids):
+    r = complete(ids, prompt=[IDS, IDS[:3]], n=3, temperature=1, seed=7, return_token_ids=True)
+    assert [c["index"] for c in r["choices"]] == list(range(6))
+    assert [c["prompt_token_ids"] for c in r["choices"]] == [IDS] * 3 + [IDS[:3]] * 3
+    assert r["usage"]["prompt_tokens"] == 10 and r["usage"]["completion_tokens"] == 48
+    for i in range(3):   # choice i has seed + i
+        one = complete(ids, prompt=IDS[:3], temperature=1, seed=7 + i, return_token_ids=True)
+        assert one["choices"][0]["token_ids"] == r["choices"][3 + i]["token_ids"]
+    assert len({tuple(c["token_ids"]) for c in r["choices"][:3]}) > 1
+
+
+def test_stop_token_ids(ids):
+    free = complete(ids, prompt=IDS, max_tokens=20, ignore_eos=True, return_token_ids=True)["choices"][0]["token_ids"]
+    at = next(i for i in range(3, 20) if free[i] not in free[:i])
+    r = complete(ids, prompt=IDS, max_tokens=20, ignore_eos=True, return_token_ids=True, stop_token_ids=[free[at]])["choices"][0]
+    assert r["token_ids"] == free[:at + 1] and r["finish_reason"] == "stop" and r["stop_reason"] == free[at]
+
+
+def test_one_token(ids):
+    r = complete(ids, prompt=IDS, max_tokens=1, return_token_ids=True)
+    assert len(r["choices"][0]["token_ids"]) == 1 and r["choices"][0]["finish_reason"] == "length"
+    ids.quiet()
+
+
+def test_context_is_filled_to_the_last_token(ids):
+    context = json.loads(ids.get("/v1/models")[1])["data"][0]["max_model_len"]
+    prompt = [i % 300 for i in range(context - 1)]
+    assert complete(ids, prompt=prompt, max_tokens=1)["usage"]["total_tokens"] == context
+    assert ids.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})[0] == 400
+
+
+# --- text ---------------------------------------------------------------------------------------------------------------------
+
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_text_of_stream_and_whole(text):
+    for prompt in ["The capital of France is", "Count: one, two,", "Emoji 😀😃 and Ünïcödé"]:
+        whole = complete(text, prompt=prompt, max_tokens=24, ignore_eos=True)["choices"][0]["text"]
+        parts = chunks(text, "/v1/completions", {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True})
+        assert "".join(c["choices"][0]["text"] for c in parts) == whole
+
+
+def test_chat_shapes(text):
+    status, r = text.post("/v1/chat/completions", {"messages": CHAT, "temperature": 0, "max_tokens": 10, "logprobs": True, "top_logprobs": 3,
+                                                   "return_token_ids": True})
+    assert status == 200 and r["object"] == "chat.completion" and r["id"].startswith("chatcmpl-")
+    m, lp = r["choices"][0]["message"], r["choices"][0]["logprobs"]["content"]
+    assert m["role"] == "assistant" and len(lp) == r["usage"]["completion_tokens"] == len(r["choices"][0]["token_ids"])
+    assert b"".join(bytes(t["bytes"]) for t in lp).decode().startswith(m["content"])
+    assert all(len(t["top_logprobs"]) == 3 and t["top_logprobs"][0]["logprob"] >= t["logprob"] for t in lp)
+    parts = chunks(text, "/v1/chat/completions", {"messages": CHAT, "temperature": 0, "max_tokens": 10, "return_token_ids": True})
+    assert parts[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""} and parts[0]["prompt_token_ids"] == r["prompt_token_ids"]
+    assert "".join(p["choices"][0]["delta"].get("content", "") for p in parts) == m["content"]
+
+
+def test_content_in_parts(text):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "What is the "}, {"type": "text", "text": "capital of France?"}]}]
+    a = text.post("/tokenize", {"messages": CHAT})[1]
+    assert text.post("/tokenize", {"messages": parts})[1] == a and a["count"] == len(a["tokens"]) == 37
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings(text, stream):
+    free = complete(text, prompt="The capital of France is", max_tokens=24, ignore_eos=True)["choices"][0]["text"]
+
+    def run(**more):
+        body = {"prompt": "The capital of France is", "max_tokens": 24, "temperature": 0, "ignore_eos": True, **more}
+        if not stream:
+            c = complete(text, **body)["choices"][0]
+            return c["text"], c["finish_reason"], c["stop_reason"]
+        parts = chunks(text, "/v1/completions", body)
+        return "".join(p["choices"][0]["text"] for p in parts), parts[-1]["choices"][0]["finish_reason"], parts[-1]["choices"][0]["stop_reason"]
+
+    for a, b in [(3, 5), (5, 16), (10, 11), (0, 2), (12, 30)]:   # across the borders of tokens
+        stop = free[a:b]
+        at = free.index(stop)
+        assert run(stop=stop) == (free[:at], "stop", stop)
+        assert run(stop=["never said", stop]) == (free[:at], "stop", stop)
+        assert run(stop=[stop], include_stop_str_in_output=True) == (free[:at] + stop, "stop", stop)
+    assert run(stop=free[-3:] + "~") == (free, "length", None)   # held back, then given
+    text.quiet()
+
+
+def test_echo_with_logprobs(text):
+    prompt = "The capital of Österreich is 😀"
+    r = complete(text, prompt=prompt, echo=True, logprobs=2, max_tokens=5, return_token_ids=True)
+    c = r["choices"][0]
+    lp, n = c["logprobs"], r["usage"]["prompt_tokens"]
+    assert c["text"].startswith(prompt) and lp["token_logprobs"][0] is None and lp["top_logprobs"][0] is None
+    assert len(lp["tokens"]) == len(lp["token_logprobs"]) == len(lp["top_logprobs"]) == len(lp["text_offset"]) == n + len(c["token_ids"])
+    assert all(x < 0 for x in lp["token_logprobs"][1:]) and lp["text_offset"][0] == 0
+    assert lp["text_offset"] == sorted(lp["text_offset"]) and all(len(t) in (2, 3) for t in lp["top_logprobs"][1:])
+    assert all(top[t] == v for t, v, top in zip(lp["tokens"][1:], lp["token_logprobs"][1:], lp["top_logprobs"][1:]))   # the token itself is always there
+    for i, t in enumerate(lp["tokens"]):
+        if not t.startswith("bytes:") and lp["text_offset"][i] + len(t) <= len(c["text"]):
+            assert c["text"][lp["text_offset"][i]:][:len(t)] == t
+    # the same from a stream, from a prompt that is scored only, and when decoding begins where the prompt ended
+    parts = chunks(text, "/v1/completions", {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 5, "temperature": 0})
+    assert sum((p["choices"][0]["logprobs"]["token_logprobs"] for p in parts), []) == lp["token_logprobs"]
+    assert "".join(p["choices"][0]["text"] for p in parts) == c["text"]
+    scored = complete(text, prompt=prompt, echo=True, logprobs=2, max_tokens=0)
+    assert scored["choices"][0]["text"] == prompt and scored["usage"]["completion_tokens"] == 0
+    assert scored["choices"][0]["logprobs"]["token_logprobs"] == lp["token_logprobs"][:n]
+    assert complete(text, prompt=prompt, echo=True, max_tokens=0)["choices"][0]["text"] == prompt
+    text.quiet()
+
+
+def test_tokenize_and_back(text):
+    for prompt in ["Hello world", "", "a\u0000b", "😀 Ü\n\t", "x" * 50000]:
+        status, r = text.post("/tokenize", {"prompt": prompt})
+        assert status == 200 and r["count"] == len(r["tokens"]) and r["max_model_len"] == 8192
+        assert text.post("/detokenize", {"tokens": r["tokens"]})[1]["prompt"] == prompt
+    assert text.post("/tokenize", {"prompt": "Hello world", "return_token_strs": True})[1]["token_strs"] == ["Hello", " world"]
+    assert text.post("/detokenize", {"tokens": [10**6]})[1]["error"]["param"] == "tokens"
+    assert text.post("/detokenize", {"tokens": "x"})[1]["error"]["param"] == "tokens"
+    assert text.post("/tokenize", {"prompt": 5})[1]["error"]["param"] == "prompt"
+
+
+def test_special_tokens_can_be_shown(text):
+    body = {"messages": CHAT, "temperature": 0, "max_tokens": 3}
+    hidden = text.post("/v1/chat/completions", {**body, "stop": ["<|im_end|>"]})[1]
+    assert hidden["choices"][0]["finish_reason"] in ("stop", "length")
+    r = text.post("/v1/completions", {"prompt": "<|im_start|>", "echo": True, "max_tokens": 0, "return_token_ids": True})[1]
+    assert r["choices"][0]["prompt_token_ids"] == [1] and r["choices"][0]["text"] == "<|im_start|>"
+
+
+def test_long_prompt_does_not_stop_the_others(text):
+    """3 MB of one word take the tokenizer a second or more; short requests go on meanwhile."""
+    body = json.dumps({"prompt": "x" * 3000000}).encode()
+    with socket.create_connection(("127.0.0.1", text.port), timeout=120 * SLOW) as c:
+        c.sendall(b"POST /tokenize HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        c.setblocking(False)
+        answered = 0
+        while answered < 3:
+            assert text.get("/health")[0] == 200
+            with pytest.raises(BlockingIOError):
+                c.recv(1)                        # it is at work all the while
+            answered += 1
+        c.settimeout(120 * SLOW)
+        assert c.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+# --- the HTTP edge -------------------------------------------------------------------------------------------------------------
+
+def raw(s, data, close=False, timeout=5):
+    """Sends bytes, returns all that comes until the server closes or nothing comes for a while."""
+    with socket.create_connection(("127.0.0.1", s.port), timeout=timeout * SLOW) as c:
+        c.sendall(data)
+        if close:
+            c.shutdown(socket.SHUT_WR)
+        out = b""
+        try:
+            while True:
+                part = c.recv(65536)
+                if not part:
+                    return out
+                out += part
+        except TimeoutError:
+            return out + b"<open>"
+
+
+RAW = [
+    (b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n", b"200 OK"),
+    (b"GET /health HTTP/1.0\r\n\r\n", b"200 OK"),
+    (b"HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n", b"200 OK"),
+    (b"\r\nGET /health?x=1 HTTP/1.1\r\nconnection: CLOSE\r\n\r\n", b"200 OK"),
+    (b"GET http://host/health HTTP/1.1\r\nConnection: close\r\n\r\n", b"200 OK"),
+    (b"GET /nothing HTTP/1.1\r\nConnection: close\r\n\r\n", b"404 Not Found"),
+    (b"GET /v1/completions HTTP/1.1\r\nConnection: close\r\n\r\n", b"405 Method Not Allowed"),
+    (b"nonsense\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\nHost: x\n\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/2.0\r\n\r\n", b"505 "),
+    (b"G(T /health HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+    (b"GET /he\x01alth HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health FTP/1.1\r\n\r\n", b"400 Bad Request"),
+    (b"GET health HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+    (b"GET http://host HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nExpect: x\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\n: c\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nA: b\x01\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nA: b\x00\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nContent-Length:\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nA b: c\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nA\x00: c\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", b"501 Not Implemented"),
+    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"413 Content Too Large"),
+    (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n", b"413 Content Too Large"),
+    (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}}}\r\n", b"400 Bad Request"),
+    (b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\n\r\n", b"431 "),
+    (b"GET / HTTP/1.1\r\nX: " + b"a" * 70000, b"431 "),
+]
+
+
+@pytest.mark.parametrize("data,want", RAW, ids=range(len(RAW)))
+def test_raw_requests(ids, data, want):
+    got = raw(ids, data)
+    assert got.startswith(b"HTTP/1.1 " + want) and not got.endswith(b"<open>"), got[:300]
+    if want[0:1] in b"45":
+        json.loads(got.split(b"\r\n\r\n", 1)[1])["error"]
+
+
+def test_chunked_body_and_pipelining(ids):
+    body = json.dumps({"prompt": IDS, "max_tokens": 3, "temperature": 0}).encode()
+    cut = [body[i:i + 7] for i in range(0, len(body), 7)]
+    chunked = b"".join(b"%x;ext=1\r\n%s\r\n" % (len(c), c) for c in cut) + b"0\r\nTrailer: x\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    one = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked
+    two = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    last = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+    got = raw(ids, one + two + last, timeout=20)
+    assert got.count(b"HTTP/1.1 200 OK") == 3 and got.count(b"text_completion") == 2 and got.endswith(b'{"status":"ok"}'), got
+
+
+def test_request_in_small_pieces(ids):
+    body = json.dumps({"prompt": IDS, "max_tokens": 2}).encode()
+    data = b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection(("127.0.0.1", ids.port), timeout=20 * SLOW) as c:
+        c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for i in range(0, len(data), 3):
+            c.sendall(data[i:i + 3])
+            time.sleep(0.001)
+        got = b""
+        while part := c.recv(65536):
+            got += part
+    assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n"), got
+
+
+def test_http_1_0_stream(ids):
+    body = json.dumps({"prompt": IDS, "max_tokens": 4, "stream": True}).encode()
+    got = raw(ids, b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body, timeout=20)
+    head, rest = got.split(b"\r\n\r\n", 1)
+    assert b"chunked" not in head and rest.startswith(b"data: {") and rest.endswith(b"data: [DONE]\n\n")
+
+
+def test_refused_upload_sees_its_answer(tiny_model):
+    with Suite("mixed", tiny_model, router={"max_body_bytes": 4096, "max_header_bytes": 2048}) as s:
+        status, r = s.post("/v1/completions", {"prompt": [1] * 3000000})
+        assert status == 413 and "max_body_bytes" in r["error"]["message"]
+        assert raw(s, b"GET / HTTP/1.1\r\nX: " + b"a" * 3000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
+
+
+def test_slow_and_idle_clients_are_closed(tiny_model):
+    with Suite("mixed", tiny_model, router={"read_timeout_ms": 500, "idle_timeout_ms": 500}) as s:
+        assert raw(s, b"GET /hea").startswith(b"HTTP/1.1 408")
+        assert raw(s, b"") == b""
+
+
+# --- clients that go away ------------------------------------------------------------------------------------------------------
+
+def long_request(s, stream, count=64):
+    """The tiny model is fast: many answers at once, so that they take a second or two."""
+    body = json.dumps({"prompt": [IDS] * count, "max_tokens": 400, "ignore_eos": True, "stream": stream}).encode()
+    c = socket.create_connection(("127.0.0.1", s.port), timeout=20 * SLOW)
+    c.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return c
+
+
+def generated(s):
+    return s.ctl("decode-1", "status")["generated_tokens"]
+
+
+def gone_count(s):
+    return s.log("router").count("event=client_gone")
+
+
+@pytest.mark.parametrize("phase", ["at-once", "before-the-answer", "in-the-stream", "reset"])
+def test_disconnect_cancels_everywhere(ids, phase):
+    before, tokens = gone_count(ids), generated(ids)
+    ids.quiet()
+    c = long_request(ids, stream=phase != "before-the-answer", count=128)
+    if phase == "in-the-stream":
+        while b"data: " not in c.recv(65536):
+            pass
+    elif phase != "at-once":
+        time.sleep(0.05)
+    if phase == "reset":
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    c.close()
+    wait_for(lambda: gone_count(ids) > before)
+    ids.quiet()
+    assert gone_count(ids) == before + 1
+    assert generated(ids) - tokens < 128 * 400 * 3 // 4       # cancelled, not finished for nobody
+    wait_for(lambda: ids.ctl("router", "requests") == [])
+    assert len(ids.tokens(IDS, 4)) == 4
+
+
+def test_client_that_does_not_read_is_given_up(tiny_model):
+    with Suite("mixed", tiny_model, router={"client_buffer_bytes": 65536, "write_timeout_ms": 1500}) as s:
+        body = json.dumps({"prompt": [IDS] * 64, "max_tokens": 200, "ignore_eos": True, "stream": True, "logprobs": 20}).encode()
+        with socket.socket() as c:
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            c.connect(("127.0.0.1", s.port))
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            end = time.time() + 30 * SLOW
+            while "reads too slowly" not in s.log("router") and "event=client_gone" not in s.log("router"):
+                assert time.time() < end
+                time.sleep(0.1)
+            s.quiet()
+
+
+def test_abort_endpoint(ids):
+    tokens = generated(ids)
+    c = long_request(ids, stream=True, count=128)
+    data = b""
+    while b"data: " not in data:
+        data += c.recv(65536)
+    rid = json.loads(data.split(b"data: ", 1)[1].split(b"\n", 1)[0])["id"]
+    assert ids.post("/v1/abort", {"request_id": rid}) == (200, {"aborted": True})
+    while b"[DONE]" not in data:
+        data += c.recv(65536)
+    c.close()
+    assert b'"finish_reason":"abort"' in data
+    assert ids.post("/v1/abort", {"request_id": rid})[0] == 404
+    assert ids.post("/v1/abort", {"request_id": "x"})[0] == 400
+    ids.quiet()
+    assert generated(ids) - tokens < 128 * 400 * 3 // 4
+
+
+# --- limits, keys, and workers that are not there --------------------------------------------------------------------------------
+
+def test_access_keys(tiny_model):
+    import http.client
+    with Suite("mixed", tiny_model, router={"api_keys": ["alpha", "beta"]}) as s:
+        def status(path, key=None):
+            c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=10 * SLOW)
+            c.request("GET", path, headers={"Authorization": "Bearer " + key} if key else {})
+            r = c.getresponse()
+            r.read()
+            return r.status
+        assert [status("/v1/models", k) for k in (None, "alph", "alphaa", "alpha", "beta")] == [401, 401, 401, 200, 200]
+        assert [status(p) for p in ("/health", "/ready", "/metrics")] == [200, 200, 200]
+
+
+def test_bounded(tiny_model):
+    with Suite("mixed", tiny_model, router={"max_requests": 100}) as s:
+        held = [long_request(s, stream=True, count=50) for _ in range(2)]
+        for c in held:
+            assert b"200 OK" in c.recv(4096)
+        got = raw(s, b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": [1]}')
+        assert got.startswith(b"HTTP/1.1 429") and re.search(rb"Retry-After: [1-9]\d*\r\n", got) and b"max_requests" in got
+        for c in held:
+            c.close()
+        s.quiet()
+        assert s.post("/v1/completions", {"prompt": [1]})[0] == 200
+
+
+def test_too_many_connections(tiny_model):
+    with Suite("mixed", tiny_model, router={"max_connections": 8}) as s:
+        idle = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(8)]
+        got = raw(s, b"GET /health HTTP/1.1\r\n\r\n")
+        assert got.startswith(b"HTTP/1.1 503") and b"Retry-After" in got and b"max_connections" in got
+        for c in idle:
+            c.close()
+        end = time.time() + 20 * SLOW
+        while not raw(s, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200"):
+            assert time.time() < end
+
+
+def test_reload(tiny_model):
+    """SIGHUP: limits and keys change while requests run; what needs a restart stays."""
+    with Suite("mixed", tiny_model) as s:
+        c = long_request(s, stream=True)
+        data = c.recv(4096)
+        with open(f"{s.dir}/router.conf", "w") as f:
+            f.write(f'name = "router"; rundir = "{s.dir}"; model = "{s.model}"; http_listen = "127.0.0.1:1"; api_keys = ["k"];\n')
+        s.kill("router", 1, wait=False)
+        end = time.time() + 20 * SLOW
+        while s.get("/v1/models")[0] != 401:
+            assert time.time() < end
+            time.sleep(0.02)
+        while part := c.recv(65536):
+            data += part
+            if b"data: [DONE]" in data[-40:]:
+                break
+        assert data.count(b"finish_reason\":\"length") == 64
+        c.close()
+
+
+def test_no_worker(tiny_model):
+    with Suite("mixed", tiny_model) as s:
+        assert s.get("/ready")[0] == 200
+        s.kill("mixed-1")
+        end = time.time() + 20 * SLOW
+        while s.get("/ready")[0] != 503:
+            assert time.time() < end
+        got = raw(s, b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": [1]}')
+        assert got.startswith(b"HTTP/1.1 503") and b"Retry-After: " in got and b'"error"' in got
+        assert s.get("/health")[0] == 200
+
+
+def test_deadline(tiny_model):
+    with Suite("mixed", tiny_model, router={"request_timeout_ms": 300}) as s:
+        s.kill("mixed-1", 19)   # SIGSTOP
+        t = time.time()
+        status, r = s.post("/v1/completions", {"prompt": IDS})
+        assert status in (503, 504) and time.time() - t < 3 * SLOW, r
+        s.kill("mixed-1", 18)
+        s.quiet()
+
+
+def test_end_in_order(tiny_model):
+    """SIGTERM: what runs is finished, new clients are turned away, the exit status is 0."""
+    with Suite("mixed", tiny_model, router={"stop_timeout_ms": 20000 * SLOW}) as s:
+        c = long_request(s, stream=True)
+        data = c.recv(65536)
+        s.kill("router", 15, wait=False)
+
+        def refused():
+            try:
+                return s.get("/health") is None
+            except OSError:
+                return True
+        wait_for(refused)
+        while part := c.recv(65536):
+            data += part
+        assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") and data.count(b"finish_reason\":\"length") == 64
+        assert s.procs["router"].wait(20 * SLOW) == 0
+
+
+def test_metrics_and_models(ids):
+    ids.tokens(IDS, 4)
+    text = ids.get("/metrics")[1]
+    for name in ('vllm:num_requests_running{model_name="tiny"} 0', 'vllm:time_to_first_token_seconds_count{model_name="tiny"} ',
+                 'vllm:request_success_total{model_name="tiny",finished_reason="length"} ', 'pdserve_workers_up{model_name="tiny"} 2',
+                 'pdserve_worker_up{worker="prefill-1",role="prefill"} 1'):
+        assert name in text, text
+    assert json.loads(ids.get("/v1/models/tiny")[1])["id"] == "tiny"
+    assert ids.get("/v1/models/other")[0] == 404
+
+    def workers():
+        return {x["name"]: (x["role"], x["state"], x["requests"]) for x in ids.ctl("router", "workers")}
+    wait_for(lambda: workers() == {"prefill-1": ("prefill", "up", 0), "decode-1": ("decode", "up", 0)}, workers)
+
+
+def test_one_summary_line_a_request(ids):
+    r = complete(ids, prompt=IDS, max_tokens=5)
+    mine = f"req={r['id'].removeprefix('cmpl-')} event=request_done "
+    wait_for(lambda: mine in ids.log("router"))
+    complete(ids, prompt=IDS, max_tokens=5)
+    lines = [x for x in ids.log("router").splitlines() if mine in x]
+    assert len(lines) == 1
+    f = dict(x.split("=", 1) for x in lines[0].split() if "=" in x)
+    assert f["output_tokens"] == "5" and f["prefill"] == "prefill-1" and f["decode"] == "decode-1"
+    assert f["finish"] == "length" and f["status"] == "200" and f["attempts"] == "1" and int(f["total_us"]) > int(f["first_token_us"]) > 0

@@ -1,0 +1,183 @@
+"""Constrained output: every answer has the form that was asked for, and is the same in every arrangement: mixed or split, with drafts or without, preempted, or gone on with on another
+worker after a kill -9. On the real model, which knows nothing of the forms."""
+import json
+import re
+import threading
+import time
+
+import pytest
+from suite import SLOW, Suite
+
+PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age", "email", "tags", "size"], "properties": {
+    "name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "email": {"anyOf": [{"type": "string", "format": "email"}, {"type": "null"}]},
+    "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 4},
+    "size": {"type": "object", "properties": {"unit": {"const": "cm"}, "of": {"type": "number", "minimum": 1, "exclusiveMaximum": 300}},
+             "required": ["unit", "of"], "additionalProperties": False}}}
+TREE = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
+    "value": {"type": "integer", "minimum": 1, "maximum": 9}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2}},
+    "required": ["value", "children"], "additionalProperties": False}}}
+WORDS = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 12}, "minItems": 12, "maxItems": 16}
+
+
+def schema(s, strict=True):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": s, "strict": strict}}}
+
+
+def chat(text, n=160, **more):
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": n, "return_token_ids": True, "temperature": 0, **more}
+
+
+ASKED = [chat("Describe a person as JSON.", **schema(PERSON)),
+         chat("Describe a person as JSON.", **{**schema(PERSON), "temperature": 1.0, "seed": 5, "logprobs": True, "top_logprobs": 2}),
+         chat("A tree, please.", **{**schema(TREE), "temperature": 1.0, "seed": 2}),
+         chat("Name words.", **schema(WORDS, strict=False)),
+         chat("Is the sky blue?", guided_choice=["yes", "no", "perhaps"]),
+         chat("When was the war?", guided_regex=r"(19|20)\d{2}-(0[1-9]|1[0-2])(, about)?"),
+         chat("When?", guided_regex=r"(19|20)\d{2}(, about)?", ignore_eos=True),
+         chat("An object.", **{"response_format": {"type": "json_object"}, "temperature": 0.8, "seed": 4})]
+
+
+def check(asked, r):
+    """What came has the form, if it came to an end."""
+    c = r["choices"][0]
+    text = c["message"]["content"]
+    if c["finish_reason"] != "stop":
+        assert c["finish_reason"] == "length" and ("response_format" in asked), c
+        return
+    if "guided_choice" in asked:
+        assert text in asked["guided_choice"]
+    elif "guided_regex" in asked:
+        assert re.fullmatch(asked["guided_regex"], text), text
+        assert not asked.get("ignore_eos") or text.endswith("about")      # it ends where nothing else is allowed
+    else:
+        value = json.loads(text)
+        form = asked["response_format"].get("json_schema", {"schema": {"type": "object"}})["schema"]
+        try:
+            import jsonschema
+            jsonschema.Draft202012Validator(form).validate(value)
+        except ImportError:
+            assert isinstance(value, list if form.get("type") == "array" else dict)
+
+
+def answer(s, asked):
+    status, r = s.post("/v1/chat/completions", asked)
+    assert status == 200, r
+    check(asked, r)
+    c = r["choices"][0]
+    return c["token_ids"], c["finish_reason"], c["logprobs"]
+
+
+def at_once(s, asked):
+    out = [None] * len(asked)
+    threads = [threading.Thread(target=lambda i=i: out.__setitem__(i, answer(s, asked[i]))) for i in range(len(asked))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(240 * SLOW)
+    return out
+
+
+@pytest.fixture(scope="module")
+def want(real_model):
+    with Suite("mixed", real_model) as s:
+        out = [answer(s, b) for b in ASKED]
+        s.quiet()
+    assert sum(finish == "stop" for _, finish, _ in out) >= 5, out
+    return out
+
+
+def test_split_equals_mixed(real_model, want):
+    with Suite("1p1d", real_model) as s:
+        assert at_once(s, ASKED) == want
+        s.quiet()
+
+
+def test_drafts_change_nothing(real_model, want):
+    with Suite("mixed", real_model, worker={"speculative": "ngram"}) as s:
+        assert at_once(s, ASKED) == want
+        assert s.ctl("mixed-1", "status")["drafts"] > 0
+        s.quiet()
+
+
+def test_preempted(real_model, want):
+    """Six long answers at once where there is room for two."""
+    with Suite("1p1d", real_model, decode={"kv_blocks": 8}, worker={"block_tokens": 32}) as s:
+        asked = [ASKED[i] for i in (0, 1, 2, 3, 0, 3)]
+        got = at_once(s, asked)
+        assert got == [want[i] for i in (0, 1, 2, 3, 0, 3)]
+        assert s.ctl("decode-1", "status")["preemptions"] > 0
+        s.quiet()
+
+
+def test_decode_killed_midway(real_model, want):
+    with Suite("1p2d", real_model) as s:
+        seen, box = [], {}
+
+        def read():
+            try:
+                for e in s.stream("/v1/chat/completions", ASKED[3]):
+                    for c in e["choices"]:
+                        seen.extend(c.get("token_ids") or [])
+            except Exception as e:  # noqa: BLE001
+                box["error"] = e
+        t = threading.Thread(target=read)
+        t.start()
+        end = time.time() + 60 * SLOW
+        while len(seen) < 15 and t.is_alive() and time.time() < end:
+            time.sleep(0.002)
+        victim = next(n for n in ("decode-1", "decode-2") if "event=joined" in s.log(n))
+        s.kill(victim)
+        t.join(120 * SLOW)
+        assert not box and seen == want[3][0], (box, seen)
+
+
+REFUSED = [
+    (schema({"type": "object", "properties": {"a": {"not": {}}}}, strict=False), "response_format", "/properties/a/not: this keyword is not supported"),
+    (schema({"type": "object", "properties": {"a": {}}}), "response_format", "strict"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema must be an object"),
+    ({"response_format": {"type": "grammar"}}, "response_format", "must be text, json_object or json_schema"),
+    ({"response_format": 5}, "response_format", "got 5"),
+    ({"guided_regex": "a(?=b)"}, "guided_regex", "looking ahead or behind is not supported at offset 1"),
+    ({"guided_regex": 7}, "guided_regex", "must be a regular expression"),
+    ({"guided_regex": "((((((((((a{9}){9}){9}){9}){9}){9}b){8}){8}){8}|x{8}){8}.{10000}){8}(\\w{9}|x{8}){10000}(a|bc|de){10000}" * 8}, "guided_regex", "too"),
+    ({"guided_choice": []}, None, None),
+    ({"guided_choice": ["a", 1]}, "guided_choice", "must be a string"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json", "recursion without end"),
+    ({"guided_grammar": "root ::= x"}, "guided_grammar", "not supported"),
+    ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "structured_outputs.grammar is not supported"),
+    ({"structured_outputs": {"choice": ["a"]}, "guided_regex": "a"}, "structured_outputs", "given twice"),
+]
+
+
+def test_refused(real_model):
+    with Suite("mixed", real_model) as s:
+        for more, param, says in REFUSED:
+            status, r = s.post("/v1/completions", {"prompt": "x", "max_tokens": 2, **more})
+            if param is None:
+                assert status == 200, r
+                continue
+            assert status == 400 and r["error"]["param"] == param and says in r["error"]["message"], (more, r)
+        status, r = s.post("/v1/completions", {"prompt": "x", "max_tokens": 8, "structured_outputs": {"choice": ["abc"]}})
+        assert status == 200 and r["choices"][0]["text"] == "abc", r
+
+
+def test_ids_of_control_tokens(real_model):
+    """Pushed by their bias, ids 1 (<|im_start|>) and 2 (<|im_end|>, the end) come only where they may. The same text as another kind is another constraint."""
+    with Suite("mixed", real_model) as s:
+        def ask(**more):
+            status, r = s.post("/v1/completions", {"prompt": "x", "max_tokens": 24, "temperature": 0, "return_token_ids": True, **more})
+            assert status == 200, r
+            return r["choices"][0]
+        assert ask(guided_regex="a(b(cd)?)?", logit_bias={"2": 100})["text"] == "a"
+        assert ask(guided_regex="a(b(cd)?)?", logit_bias={"2": 100}, ignore_eos=True)["text"] == "abcd"
+        c = ask(guided_regex=r"<\|im_start\|>!", logit_bias={"1": 100})
+        assert c["text"] == "<|im_start|>!" and 1 not in c["token_ids"], c
+        assert ask(guided_choice=["abc"])["text"] == "abc"
+        assert ask(guided_regex='["abc"]')["text"] in list('abc"')
+
+
+def test_no_vocabulary():
+    with Suite("mixed", sim="small") as s:
+        status, r = s.post("/v1/completions", {"prompt": [1, 2, 3], "guided_regex": "a"})
+        assert status == 400 and "vocabulary" in r["error"]["message"], r

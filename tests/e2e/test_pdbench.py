@@ -1,0 +1,136 @@
+"""test_pdbench.py - pdbench against real daemons: closed loop, open loop, conversations, a slice of a trace, workers that die while it measures."""
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import xml.dom.minidom
+
+import pytest
+from suite import BIN, ENV, ROOT, SLOW, Suite, free_port
+
+TRACE = os.path.join(ROOT, "tests", "data", "traces", "conversation_tenth_20min.jsonl")
+
+
+def pdbench(port, line, rc=0, **more):
+    r = subprocess.run([os.path.join(BIN, "pdbench"), *line.split(), f"http://127.0.0.1:{port}"], capture_output=True, text=True, timeout=120 * SLOW, env=ENV, **more)
+    assert r.returncode == rc, (r.returncode, r.stdout, r.stderr)
+    return r
+
+
+def figures(port, line, **more):
+    return json.loads(pdbench(port, "--json - " + line, **more).stdout)
+
+
+@pytest.fixture(scope="module")
+def suite(tiny_model):
+    with Suite("1p2d", tiny_model) as s:
+        yield s
+        s.quiet()
+
+
+def test_closed_loop_with_all_outputs(suite, tmp_path):
+    out = {k: tmp_path / k for k in ("json", "svg", "requests")}
+    r = pdbench(suite.port, "-c 4 -n 40 -w 4 -i 10-40 -o 4-12 --slo ttft=100s,tpot=100s --result-prefix t_ --title <a&b> "
+                + " ".join(f"--{k} {p}" for k, p in out.items()))
+    all_ = json.loads(out["json"].read_text())
+    f = all_["figures"]
+    assert f["requests"] == f["completed"] == 40 and f["failed"] == 0 and f["goodput_pct"] == 100
+    assert f["ttft_p50_ms"] <= f["ttft_p99_ms"] <= f["ttft_max_ms"] <= f["e2e_max_ms"]
+    lines = [json.loads(x) for x in out["requests"].read_text().splitlines()]
+    assert len(lines) == 44 and sum(x["measured"] for x in lines) == 40
+    assert all(x["output_tokens"] == x["max_tokens"] and x["prompt_tokens"] == x["input_tokens"] and x["good"] for x in lines)
+    results = dict(re.findall(r"(?m)^RESULT t_(\w+)=(\S+)$", r.stdout))
+    assert results["completed"] == "40" and float(results["ttft_p50_ms"]) == pytest.approx(f["ttft_p50_ms"], abs=0.001)
+    assert re.search(r"(?m)^  TTFT +\S+ \S+", r.stdout) and "40 whole, 0 failed" in r.stdout
+    page = xml.dom.minidom.parse(str(out["svg"]))
+    assert "<a&b>" in "".join(t.firstChild.data for t in page.getElementsByTagName("text") if t.firstChild and t.firstChild.nodeType == 3)
+    assert len(page.getElementsByTagName("rect")) > 5
+
+
+def test_open_loop(suite):
+    f = figures(suite.port, "-r 40 --arrivals constant -d 1500ms -w 500ms -i 16 -o 6")["figures"]
+    assert f["failed"] == 0 and f["requests"] == 60
+    assert f["late_p99_ms"] < f["window_s"] * 1000
+
+
+def test_conversations_hit_the_cache(suite):
+    out = figures(suite.port, "-c 3 -n 30 -i 20-30 -o 8 --rounds 5 --think 2ms-9ms --prefix-tokens 80 --seed 77")
+    f = out["figures"]
+    assert f["failed"] == 0 and f["requests"] == 30
+    assert f["cached_pct"] > 30, f      # rounds and the shared prefix; blocks of 64
+
+
+def test_a_slice_of_a_trace(suite):
+    out = figures(suite.port, f"--trace {TRACE} --sample 0.1 --time-scale 1000 --length-scale 64 --over clip --sessions")
+    f = out["figures"]
+    assert f["failed"] == 0 and f["requests"] > 15
+    assert out["load"].startswith("open loop, a trace") and out["times_from"] == "due"
+    skipped = figures(suite.port, f"--trace {TRACE} --sample 0.1 --time-scale 1000 --length-scale 64")
+    assert skipped["skipped"] == out["clipped"] and skipped["figures"]["requests"] + skipped["skipped"] == f["requests"]
+
+
+def test_clients_that_leave_and_leave_nothing(suite):
+    f = figures(suite.port, "-c 8 -n 80 -i 30 -o 200 --abort 40%")["figures"]
+    assert f["failed"] == 0 and f["left"] > 10 and f["left"] + f["completed"] == 80
+    suite.quiet()
+
+
+def test_refused_requests(suite):
+    r = pdbench(suite.port, "-c 1 -n 3 --text", rc=1)
+    assert "3 x status 400" in r.stdout and "3 of 3 requests failed" in r.stderr
+    pdbench(suite.port, "-c 1 -n 3 --text --allow-errors 3", rc=1)       # and none succeeded
+    f = figures(suite.port, "-c 1 -n 4 --text --allow-errors 100%", rc=1)
+    assert f["figures"]["failed"] == 4 and f["errors"][0]["status"] == 400
+    vocab = json.loads(suite.get("/v1/models")[1])["data"][0]["vocab_size"]
+    assert f"vocabulary has {vocab} tokens" in pdbench(suite.port, f"-n 1 --vocab 3-{vocab + 1}", rc=2).stderr
+    pdbench(suite.port, f"-n 1 -i 50 -o 2 --vocab {vocab - 2}-{vocab}")
+    assert "no request fits" in pdbench(suite.port, "-c 1 -i 5000", rc=2).stderr
+
+
+def test_nobody_there():
+    assert "Connection refused" in pdbench(free_port(), "-n 1", rc=3).stderr
+
+
+def test_files_that_cannot_be_written(suite):
+    assert "/nowhere/x" in pdbench(suite.port, "-n 1 --json /nowhere/x", rc=1).stderr
+    assert "No space" in pdbench(suite.port, "-n 1 -i 5 -o 2 --json /dev/full", rc=1).stderr
+
+
+def test_interrupted(suite):
+    before = suite.log("router").count("event=submitted")
+    p = subprocess.Popen([os.path.join(BIN, "pdbench"), "-c", "2", "-d", "100s", "-i", "8", "-o", "4", "--json", "-", f"http://127.0.0.1:{suite.port}"],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+    while suite.log("router").count("event=submitted") == before and p.poll() is None:
+        time.sleep(0.02)
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=30 * SLOW)
+    assert p.returncode == 1 and json.loads(out)["interrupted"] and "interrupted" in err
+    suite.quiet()
+
+
+def test_progress_on_a_terminal(suite):
+    """A line on stderr that is written over, and gone at the end; nothing of it in the figures."""
+    tty, end = os.openpty()
+    p = subprocess.Popen([os.path.join(BIN, "pdbench"), *"-c 2 -d 1500ms -i 8 -o 4".split(), f"http://127.0.0.1:{suite.port}"], stdout=subprocess.PIPE, stderr=end, text=True, env=ENV)
+    os.close(end)
+    out = p.communicate(timeout=30 * SLOW)[0]
+    seen = os.read(tty, 65536).decode()
+    os.close(tty)
+    assert p.returncode == 0 and re.search(r"\r\x1b\[K +[\d.]+ s  \d+ sent  \d+ under way .* tokens/s  ttft p50", seen) and seen.endswith("\r\x1b[K"), seen
+    assert "under way (" not in out
+
+
+def test_a_decode_worker_dies_while_it_measures(tiny_model):
+    """The router resubmits: no client sees it, and pdbench counts every token once."""
+    with Suite("1p2d", tiny_model) as s:
+        p = subprocess.Popen([os.path.join(BIN, "pdbench"), *"-c 6 -n 120 -i 16-48 -o 60 --token-ids --json -".split(), f"http://127.0.0.1:{s.port}"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+        while "event=request_done" not in s.log("router") and p.poll() is None:
+            time.sleep(0.01)
+        s.kill("decode-1")
+        out, err = p.communicate(timeout=100 * SLOW)
+        f = json.loads(out)["figures"]
+        assert p.returncode == 0, (json.loads(out)["errors"], err)
+        assert f["completed"] == 120 and f["output_tokens_mean"] == 60

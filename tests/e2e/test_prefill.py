@@ -1,0 +1,59 @@
+"""test_prefill.py - prefill workers as clients meet them: one leaves under load, prompts share a beginning, the order of a schedule. On simulated accelerators."""
+import concurrent.futures
+import random
+import re
+import signal
+import time
+
+import pytest
+from suite import SLOW, Suite
+
+SIM = {"base": "small", "check": "always", "time_scale": 0.2}
+
+
+def prompt(seed, n, common=()):
+    r = random.Random(seed)
+    return list(common) + [r.randrange(3, 320) for _ in range(n)]
+
+
+def in_hand(log):
+    """Requests that the worker has accepted and not yet computed, by its log."""
+    return len(re.findall("event=accepted ", log)) - len(re.findall("event=prefill_done ", log))
+
+
+def test_one_leaves_under_load():
+    """SIGTERM of a prefill worker that computes: its requests are handed over or run on the other, no client notices."""
+    prompts = [prompt(i, 700 + 40 * i) for i in range(24)]
+    with Suite(layout="2p1d", sim={**SIM, "time_scale": 0.5}) as s:
+        want = [s.tokens(p, n=12) for p in prompts]
+        for w in s.workers():
+            s.ctl(w, "flush")
+        begin = len(s.log("prefill-1"))
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            got = [pool.submit(s.tokens, p, n=12) for p in prompts]
+            while in_hand(s.log("prefill-1")[begin:]) < 3:      # from the log: asking takes longer than computing, under a sanitizer
+                assert not all(g.done() for g in got)
+                time.sleep(0.002)
+            s.procs["prefill-1"].send_signal(signal.SIGTERM)
+            assert [g.result() for g in got] == want
+        assert s.procs["prefill-1"].wait(20 * SLOW) == 0
+        assert in_hand(s.log("prefill-1")[begin:].split("event=stopping")[0]) > 0
+        assert all(s.ctl(w, "status")["device_kv_faults"] == 0 for w in s.workers() if w != "prefill-1")
+
+
+@pytest.mark.parametrize("order", ["fifo", "srpt"])
+def test_shared_beginnings(order):
+    """Two dozen prompts at once over three beginnings: each beginning is computed about once, and every answer is that of the prompt alone."""
+    beginnings = [prompt(1000 + k, 1500) for k in range(3)]
+    prompts = [prompt(i, 20 + i, beginnings[i % 3]) for i in range(24)]
+    with Suite(layout="1p2d", sim=SIM, prefill={"prefill_order": order, "max_batched_tokens": 256}) as s:
+        want = [s.tokens(p, n=8) for p in prompts]
+        for w in s.workers():
+            s.ctl(w, "flush")
+        before = s.ctl("prefill-1", "status")["prompt_tokens"]
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            assert list(pool.map(lambda p: s.tokens(p, n=8), prompts)) == want
+        computed = s.ctl("prefill-1", "status")["prompt_tokens"] - before
+        tails = sum(len(p) - 1500 for p in prompts)
+        assert computed < 3 * 1500 + tails + 24 * 64 + 2 * 1500, f"{computed} tokens computed of {sum(map(len, prompts))}"
+        assert all(s.ctl(w, "status")["device_kv_faults"] == 0 for w in s.workers())

@@ -1,0 +1,99 @@
+"""Tensor parallel: workers of several processes answer as workers of one, in every pair; a rank that dies costs no answer."""
+import os
+import signal
+import threading
+import time
+
+import pytest
+from suite import SLOW, TINY_MODEL, Suite
+
+PROMPTS = [list(range(3, 60)), [7, 8, 9] * 30, [200 - i for i in range(150)]]
+SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 4}
+BLOCK = {"block_tokens": 16, "output_caching": False}
+
+
+def answers(s, n=24):
+    return [s.tokens(p, n) for p in PROMPTS] + [s.tokens(PROMPTS[1], n, **SEEDED)]
+
+
+@pytest.fixture(scope="module")
+def want():
+    with Suite("mixed", TINY_MODEL, worker=BLOCK) as s:
+        return answers(s)
+
+
+def ranks_of(s, name):
+    """The processes that this worker has started."""
+    out = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                text = f.read()
+        except OSError:
+            continue
+        state, ppid = text[text.rindex(")") + 2:].split()[:2]
+        if int(ppid) == s.procs[name].pid and state != "Z":
+            out.append(int(pid))
+    return out
+
+
+ARRANGEMENTS = {
+    "mixed": {"layout": "mixed", "worker": {"tensor_parallel": 2, "threads": 2, **BLOCK}},
+    "both": {"layout": "1p1d", "worker": {"tensor_parallel": 2, **BLOCK}},
+    "prefill": {"layout": "1p1d", "worker": BLOCK, "prefill": {"tensor_parallel": 2}},
+    "decode": {"layout": "1p1d", "worker": BLOCK, "decode": {"tensor_parallel": 2}},
+    "tiers": {"layout": "1p1d", "worker": BLOCK, "decode": {"tensor_parallel": 2},
+              "prefill": {"kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always"}},
+}
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_same_tokens(want, name):
+    with Suite(model=TINY_MODEL, **ARRANGEMENTS[name]) as s:
+        for _ in range(2):
+            assert answers(s) == want
+        s.quiet()
+        ranks = [r for n in s.workers() for r in ranks_of(s, n)]
+        assert len(ranks) == (2 if name == "both" else 1)
+    for r in ranks:
+        assert not os.path.exists(f"/proc/{r}"), "a rank outlives its worker"
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_killed_rank(want, role):
+    """A worker whose rank dies ends at once, with the reason; what it was at goes on at the other one, and a new one takes its place."""
+    layout = "2p1d" if role == "prefill" else "1p2d"
+    with Suite(layout, TINY_MODEL, worker={"tensor_parallel": 2, **BLOCK}) as s:
+        got, stop = [], threading.Event()
+
+        def ask():
+            while not stop.is_set():
+                got.append(answers(s, 24))
+
+        t = threading.Thread(target=ask)
+        t.start()
+        try:
+            name = role + "-1"
+            for rank in ranks_of(s, name):
+                os.kill(rank, signal.SIGKILL)
+            assert s.procs[name].wait(30 * SLOW) == 1
+            assert "rank 1 (process" in s.log(name) and "ended by signal 9" in s.log(name)
+            s.restart(name)
+            s.ready()
+            n, end = len(got), time.time() + 60 * SLOW
+            while len(got) < n + 2 and t.is_alive():
+                assert time.time() < end
+                time.sleep(0.02)
+        finally:
+            stop.set()
+            t.join()
+        assert got and all(g == want for g in got)
+        s.quiet()
+
+
+def test_refused(tmp_path):
+    """More ranks than KV heads: the worker says so and does not start."""
+    with Suite("mixed", TINY_MODEL, worker={"tensor_parallel": 3}, wait=False) as s:
+        assert s.procs["mixed-1"].wait(30 * SLOW) != 0
+        assert "tensor_parallel is 3, the model has 2 KV heads" in s.log("mixed-1")
+        s.procs.pop("mixed-1")

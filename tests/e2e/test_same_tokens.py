@@ -1,0 +1,120 @@
+"""Invariant I8: greedy and seeded output is the same, token for token, whatever the arrangement."""
+import os
+import threading
+
+import pytest
+from prompts import PROMPTS
+from suite import Suite
+
+N = 24
+SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 1234}
+FULL = bool(os.environ.get("PD_FULL"))
+SHORT, LONG = PROMPTS[2], PROMPTS[20]
+PICKED = PROMPTS if FULL else [PROMPTS[i] for i in (0, 2, 6, 18, 19, 20)]   # on a slow machine all of them take minutes
+
+
+def run(s):
+    return [s.tokens(p, N) for p in PICKED] + [s.tokens(SHORT, N, **SEEDED), s.tokens(LONG, N, **SEEDED)]
+
+
+@pytest.fixture(scope="module")
+def want(real_model):
+    with Suite("mixed", real_model) as s:
+        out = run(s)
+        assert [len(t) for t in out] == [N] * len(out)
+        assert out[PICKED.index(SHORT)] != out[-2]   # the seeded one differs from the greedy one
+        return out
+
+
+ARRANGEMENTS = {
+    "1p1d": {"layout": "1p1d"},
+    "small-chunks": {"layout": "1p1d", "prefill": {"max_batched_tokens": 48}},
+    "mixed-small-chunks": {"layout": "mixed", "worker": {"max_batched_tokens": 64}},
+    "two-threads": {"layout": "1p1d", "worker": {"threads": 2}},
+    "three-threads-mixed": {"layout": "mixed", "worker": {"threads": 3}},
+    "2p2d": {"layout": "2p2d"},
+    "without-storage": {"layout": "1p1d", "worker": {"storage": "none"}},
+}
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_same_tokens(real_model, want, name):
+    with Suite(model=real_model, **ARRANGEMENTS[name]) as s:
+        assert run(s) == want
+        s.quiet()
+
+
+def test_twice_with_prefix_hits(real_model, want):
+    """The second round finds its prefixes in both caches and moves only what is missing."""
+    with Suite("1p1d", real_model) as s:
+        assert run(s) == want
+        assert run(s) == want
+        assert s.ctl("prefill-1", "status")["cached_tokens"] > 700
+        s.quiet()
+
+
+def test_read_back_from_storage(real_model, want):
+    """A pool for about one long prompt: what it evicts is offloaded and read back."""
+    long = [p for p in PICKED if len(p) > 600]
+    expect = [want[PICKED.index(p)] for p in long]
+    with Suite("1p1d", real_model, prefill={"kv_blocks": 30 if FULL else 11, "kv_eviction": "offload"}) as s:
+        for _ in range(3):
+            assert [s.tokens(p, N) for p in long] == expect
+        assert s.ctl("storage", "status")["hits"] > 0
+        s.quiet()
+
+
+def background(s, stop, errors):
+    i = 0
+    while not stop.is_set():
+        try:
+            s.tokens(f"Tell me about the number {i} and why it", 40)
+        except Exception as e:  # noqa: BLE001 - shown by the test
+            errors.append(repr(e))
+            return
+        i += 1
+
+
+@pytest.mark.parametrize("layout", ["1p1d", "mixed"])
+def test_with_eight_others_in_the_batch(real_model, want, layout):
+    with Suite(layout, real_model) as s:
+        stop, errors = threading.Event(), []
+        threads = [threading.Thread(target=background, args=(s, stop, errors)) for _ in range(8)]
+        for t in threads:
+            t.start()
+        try:
+            got = run(s)
+        finally:
+            stop.set()
+            for t in threads:
+                t.join()
+        assert not errors
+        assert got == want
+        s.quiet()
+
+
+@pytest.mark.parametrize("layout", ["1p1d", "mixed"])
+def test_after_preemption(real_model, layout):
+    """Eight sequences grow in a pool that holds about three: some are preempted and recomputed, with the same tokens."""
+    prompts, n = [PROMPTS[18][: 200 + 40 * i] for i in range(8)], 150 if FULL else 64
+    with Suite("mixed", real_model) as s:
+        want = [s.tokens(p, n) for p in prompts]
+    with Suite(layout, real_model, decode={"kv_blocks": 12, "growth_ratio": 0.0, "growth_ratio_min": 0.0}) as s:
+        got, errors = [None] * len(prompts), []
+
+        def one(i):
+            try:
+                got[i] = s.tokens(prompts[i], n)
+            except Exception as e:  # noqa: BLE001
+                errors.append(repr(e))
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(prompts))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not errors
+        assert got == want
+        worker = [w for w in s.workers() if not w.startswith("prefill")][0]
+        assert s.ctl(worker, "status")["preemptions"] > 0
+        s.quiet()

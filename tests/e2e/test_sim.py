@@ -1,0 +1,170 @@
+"""test_sim.py - the daemons, unchanged, over simulated accelerators: the same tokens in every layout, a dozen workers on a small host, and a
+device that says so when KV is wrong."""
+import concurrent.futures
+import os
+import random
+import signal
+import sys
+import time
+
+import pytest
+from suite import ROOT, SLOW, Suite
+
+sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
+import ideal  # noqa: E402
+
+
+def prompt(seed, n):
+    r = random.Random(seed)
+    return [r.randrange(3, 320) for _ in range(n)]
+
+
+PROMPTS = [prompt(i, n) for i, n in enumerate((1, 63, 64, 65, 300, 1000, 1700))]
+
+
+def answers(suite, **more):
+    with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(lambda p: suite.tokens(p, n=40, **more), PROMPTS))
+
+
+def faults(suite):
+    return {w: suite.ctl(w, "status")["device_kv_faults"] for w in suite.workers()}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """One at a time on one worker, large chunks."""
+    with Suite(layout="mixed", sim={"base": "small", "check": "always", "time_scale": 0.1}) as s:
+        return [s.tokens(p, n=40) for p in PROMPTS], [s.tokens(p, n=40, temperature=1.0, seed=5) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("layout,worker", [
+    ("1p1d", {}),
+    ("2p2d", {"max_batched_tokens": 96}),
+    ("mixed", {"max_batched_tokens": 64, "prefill_chunk_tokens": 32}),
+])
+def test_same_tokens_in_every_layout(alone, layout, worker):
+    with Suite(layout=layout, worker=worker, sim={"base": "small", "check": "always", "time_scale": 0.1}) as s:
+        assert answers(s) == alone[0]
+        assert answers(s, temperature=1.0, seed=5) == alone[1]     # prefixes are matched now
+        assert set(faults(s).values()) == {0}
+        s.quiet()
+
+
+def test_different_devices_same_model(alone):
+    """Prefill and decode on devices of different speed are one model: KV is handed over."""
+    with Suite(layout="1p1d", sim={"base": "small", "time_scale": 0.1, "prefill": {"flops": 8.0e12, "tp": 2}, "decode": {"bandwidth": 4.0e11}}) as s:
+        assert answers(s) == alone[0]
+
+
+def test_preempted_and_resumed():
+    """A pool too small for all: sequences leave it and come back, and no block is read that is not theirs."""
+    prompts = [prompt(50 + i, 250) for i in range(8)]
+    sim = {"base": "small", "check": "always", "time_scale": 0.1}
+    with Suite(layout="mixed", sim=sim) as s:
+        want = [s.tokens(p, n=300) for p in prompts]
+    with Suite(layout="1p1d", sim=sim, decode={"kv_blocks": 40, "growth_ratio": 0.0, "growth_ratio_min": 0.0}) as s:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda p: s.tokens(p, n=300), prompts)) == want
+        assert s.ctl("decode-1", "status")["preemptions"] > 0
+        assert set(faults(s).values()) == {0}
+        s.quiet()
+
+
+def pool_of(suite, name):
+    """The worker's KV bytes, opened for writing as another process with its descriptor could."""
+    folder = f"/proc/{suite.procs[name].pid}/fd"
+    links = {fd: os.readlink(os.path.join(folder, fd)) for fd in os.listdir(folder)}
+    fd = next(fd for fd, link in links.items() if link.startswith("/memfd:pdserve-kv ("))
+    return open(os.path.join(folder, fd), "r+b", buffering=0)
+
+
+@pytest.mark.parametrize("check", ["always", "new"])
+def test_broken_kv_is_found(check):
+    """Bytes of the pool change while a sequence decodes: the step fails and is counted; no client gets other tokens with a 200."""
+    p = prompt(7, 500)
+    with Suite(layout="mixed", worker={"kv_memory_mb": 4}, sim={"base": "small", "check": check, "step_us": 2500.0 * SLOW}) as s:
+        want = s.tokens(p, n=200)
+        with concurrent.futures.ThreadPoolExecutor(1) as thread, pool_of(s, "mixed-1") as pool:
+            job = thread.submit(s.post, "/v1/completions", {"prompt": p, "max_tokens": 200, "temperature": 0, "ignore_eos": True, "return_token_ids": True})
+            steps = s.ctl("mixed-1", "status")["device_steps"]
+            while s.ctl("mixed-1", "status")["device_steps"] < steps + 20 and not job.done():
+                pass
+            pool.write(b"\x5a" * os.fstat(pool.fileno()).st_size)
+            status, answer = job.result()
+        assert faults(s)["mixed-1"] >= 1
+        assert "KV fault: layer 0, block" in s.log("mixed-1")
+        assert status != 200 or answer["choices"][0]["token_ids"] == want
+
+
+def test_a_killed_worker(alone):
+    with Suite(layout="2p2d", sim={"base": "small", "check": "always"}) as s:
+        with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
+            jobs = [pool.submit(s.tokens, p, n=40) for p in PROMPTS]
+            time.sleep(0.02)
+            s.kill("decode-1", signal.SIGKILL)
+            s.kill("prefill-2", signal.SIGKILL)
+            assert [j.result() for j in jobs] == alone[0]
+
+
+def test_twelve_workers():
+    with Suite(layout="4p8d", worker={"kv_memory_mb": 16}, sim={"base": "small", "time_scale": 0.5}) as s:
+        prompts = [prompt(100 + i, 100 + 37 * (i % 20)) for i in range(60)]
+        with concurrent.futures.ThreadPoolExecutor(30) as pool:
+            got = list(pool.map(lambda p: s.tokens(p, n=30), prompts))
+        assert all(len(g) == 30 for g in got)
+        assert got[:3] == [s.tokens(p, n=30) for p in prompts[:3]]
+        assert set(faults(s).values()) == {0}
+        used = [w for w in s.workers() if s.ctl(w, "status")["device_steps"] > 0]
+        assert len(used) >= 6, used
+        assert sum(w.startswith("prefill") for w in used) >= 2, used
+
+
+def test_time_passes_as_configured():
+    """A prompt's first token takes as long as the description says, and the worker's counter says the same."""
+    with Suite(layout="1p1d", sim={"base": "small", "flops": 1.0e11}, worker={"max_batched_tokens": 2048}) as s:
+        n = 1500
+        want = ideal.Device.load("small", flops=1.0e11).step([(0, n)])
+        began = time.monotonic()
+        s.tokens(prompt(1, n), n=1)
+        took = time.monotonic() - began
+        assert took >= want - 0.001
+        assert took < want + 0.5 * SLOW
+        busy = s.ctl("prefill-1", "status")["device_busy_us"] / 1e6
+        assert abs(busy - want) < 0.001 * want
+        assert f'pdserve_device_busy_microseconds_total{{name="prefill-1"}} {round(busy * 1e6)}' in s.metrics("prefill-1")
+
+
+def test_the_ideal_workers_cost_the_same():
+    """tests/bench/ideal.py, from which bounds are taken, and the device agree over chunks, a batch that decodes, and tensor parallel."""
+    sim = {"base": "small", "tp": 4, "exchange_us": 11.0, "link_bandwidth": 1.0e9, "time_scale": 0.2}
+    with Suite(layout="1p1d", sim=sim, worker={"max_batched_tokens": 512}) as s:
+        s.tokens(prompt(3, 1100), n=60)
+        d = ideal.Device.load(**sim)
+        prefill = d.step([(0, 512)]) + d.step([(512, 512)]) + d.step([(1024, 76)])
+        decode = sum(d.step([(1100 + i, 1)]) for i in range(59))
+        assert s.ctl("prefill-1", "status")["device_busy_us"] == pytest.approx(prefill * 1e6, abs=2)
+        assert s.ctl("decode-1", "status")["device_busy_us"] == pytest.approx(decode * 1e6, abs=2)
+
+
+def test_ideal_workers_by_hand():
+    """Two prompts of a known length on one worker: the second waits for the first, and its answer's tokens come one a step."""
+    d = ideal.Device.load("small")
+    one = d.step([(0, 1000)])
+    sessions = [ideal.Session([ideal.Round(1000, 3)]), ideal.Session([ideal.Round(1000, 1), ideal.Round(100, 1, think_s=5.0)])]
+    r = ideal.run(sessions, d, d, budget=1000)
+    assert [q.ttft_s for q in r.requests[:2]] == pytest.approx([one, 2 * one])
+    assert r.requests[0].end_s == pytest.approx(one + d.step([(1000, 1)]) + d.step([(1001, 1)]))
+    assert (r.requests[2].prompt, r.requests[2].cached) == (1101, 960)
+    assert r.requests[2].at_s == pytest.approx(2 * one + 5.0)
+    assert r.requests[2].ttft_s == pytest.approx(d.step([(960, 141)]))
+    r = ideal.run(sessions[:1] * 2, d, d, budget=1024)
+    assert [q.ttft_s for q in r.requests] == pytest.approx([d.step([(0, 1000), (0, 24)]), d.step([(0, 1000), (0, 24)]) + d.step([(24, 976)])])
+    assert r.busy_fraction == pytest.approx(1)
+
+
+def test_wrong_description_is_said():
+    with Suite(layout="mixed", sim={"base": "small", "tp": 100}, wait=False) as s:
+        assert s.procs["mixed-1"].wait(20 * SLOW) not in (0, None)
+        assert "tp: found 100, expected a whole number, 1 to 64 devices" in s.log("mixed-1")
+        s.procs.pop("mixed-1")

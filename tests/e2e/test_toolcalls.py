@@ -1,0 +1,138 @@
+"""Calls of tools and thoughts through real daemons. SmolLM2 knows neither, but it copies what it saw itself say in the conversation; that is enough to see calls come
+out whole and streamed. What each format looks like is tests/unit/test_toolcall.c's."""
+import json
+
+import pytest
+from suite import Suite
+
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather now",
+                                           "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+def shown(text, times=4):
+    """A conversation in which the assistant always said this."""
+    turns = [{"role": "user", "content": "Weather in Oslo?"}, {"role": "assistant", "content": text}]
+    return turns * times + turns[:1]
+
+
+@pytest.fixture(scope="module")
+def s(real_model):
+    with Suite("1p1d", real_model, router={"tool_parser": "hermes", "reasoning_parser": "think"}) as suite:
+        yield suite
+
+
+def ask(s, messages, **more):
+    status, r = s.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 64, **more})
+    assert status == 200, r
+    return r["choices"][0]
+
+
+def streamed(s, messages, **more):
+    """The deltas put together, as a client does it."""
+    message, finish = {}, None
+    for chunk in s.stream("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 64, "stream": True, **more}):
+        delta = chunk["choices"][0]["delta"]
+        finish = chunk["choices"][0]["finish_reason"] or finish
+        for key in ("content", "reasoning_content"):
+            if delta.get(key):
+                message[key] = message.get(key, "") + delta[key]
+        for call in delta.get("tool_calls", []):
+            calls = message.setdefault("tool_calls", [])
+            if call["index"] == len(calls):
+                calls.append({"id": call["id"], "name": call["function"]["name"], "arguments": ""})
+            calls[call["index"]]["arguments"] += call["function"]["arguments"]
+    return message, finish
+
+
+def test_call(s):
+    r = ask(s, shown(CALL), tools=TOOLS)
+    call = r["message"]["tool_calls"][0]
+    assert r["finish_reason"] == "tool_calls" and r["message"]["content"] is None
+    assert call["type"] == "function" and call["function"]["name"] == "get_weather" and json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+    message, finish = streamed(s, shown(CALL), tools=TOOLS)
+    assert finish == "tool_calls" and "content" not in message
+    assert [(c["name"], c["arguments"]) for c in message["tool_calls"]] == [("get_weather", call["function"]["arguments"])]
+    assert ask(s, shown(CALL), tools=TOOLS, tool_choice="none")["message"]["content"] == CALL
+
+
+def test_conversation_goes_on(s):
+    """What was answered can be sent back, as clients do."""
+    message = ask(s, shown(CALL), tools=TOOLS)["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "cold"}
+    assert ask(s, shown(CALL) + [message, result], tools=TOOLS)["message"]["role"] == "assistant"
+
+
+def test_thoughts(s):
+    said = "<think>\nIt is cold there.\n</think>\n\nCold."
+    r = ask(s, shown(said))["message"]
+    assert (r["reasoning_content"], r["reasoning"], r["content"]) == ("It is cold there.", "It is cold there.", "Cold.")
+    assert streamed(s, shown(said))[0] == {"reasoning_content": "It is cold there.", "content": "Cold."}
+    assert ask(s, shown(said), separate_reasoning=False)["message"]["content"] == said
+
+
+BOOK = {"type": "function", "function": {"name": "book", "parameters": {"type": "object", "additionalProperties": False, "required": ["seats", "class"], "properties": {
+    "seats": {"type": "integer", "minimum": 1, "maximum": 9}, "class": {"enum": ["first", "second"]}, "note": {"type": "string", "maxLength": 12}}}}}
+CITY = {"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "additionalProperties": False, "required": ["city"], "properties": {"city": {"type": "string", "maxLength": 16}}}}}
+MUST = [{"tools": [BOOK], "tool_choice": "required", "parallel_tool_calls": False},
+        {"tools": [CITY, BOOK], "tool_choice": "required", "temperature": 1.0, "seed": 3},
+        {"tools": [CITY, BOOK], "tool_choice": {"type": "function", "function": {"name": "book"}}}]
+
+
+def good(asked, calls):
+    """Calls of the tools, with arguments of their schemas."""
+    assert 1 <= len(calls) <= 8
+    for name, arguments in calls:
+        a = json.loads(arguments)
+        if name == "book":
+            assert 1 <= a.pop("seats") <= 9 and a.pop("class") in ("first", "second") and len(a.pop("note", "")) <= 12 and a == {}
+        else:
+            assert name == "get_weather" and CITY in asked["tools"] and list(a) == ["city"] and len(a["city"]) <= 16
+
+
+@pytest.fixture(scope="module")
+def forced(real_model):
+    """The answers in both arrangements, whole and streamed: [arrangement][asked]."""
+    def calls_of(r):
+        return [(c["function"]["name"], c["function"]["arguments"]) for c in r["message"].get("tool_calls", [])]
+    answers = []
+    for kind in ("1p1d", "mixed"):
+        with Suite(kind, real_model, router={"tool_parser": "hermes", "reasoning_parser": "none"}) as suite:
+            own = []
+            for asked in MUST:
+                r = ask(suite, [{"role": "user", "content": "Tell me a story."}], **{**asked, "max_tokens": 900})
+                message, finish = streamed(suite, [{"role": "user", "content": "Tell me a story."}], **{**asked, "max_tokens": 900})
+                own.append((r, calls_of(r), [(c["name"], c["arguments"]) for c in message["tool_calls"]], finish))
+            answers.append(own)
+    return answers
+
+
+@pytest.mark.parametrize("n", range(len(MUST)))
+def test_must_call(forced, n):
+    r, calls, told, finish = forced[0][n]
+    want = "tool_calls" if MUST[n]["tool_choice"] == "required" else "stop"
+    assert r["finish_reason"] == finish == want and r["message"]["content"] is None
+    good(MUST[n], calls)
+    assert told == calls
+    if want == "stop" or n == 0:
+        assert [name for name, _ in calls] == ["book"]
+
+
+def test_must_call_is_the_same_everywhere(forced):
+    assert [a[1:] for a in forced[0]] == [a[1:] for a in forced[1]]
+
+
+def test_refused(s):
+    bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}
+    for more, param, says in (({"tools": [CITY, bad], "tool_choice": "required"}, "tools", "tools[1].function.parameters: /properties/a/not"),
+                              ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "bind both")):
+        status, r = s.post("/v1/chat/completions", {"messages": shown("x"), **more})
+        assert status == 400 and r["error"]["param"] == param and says in r["error"]["message"]
+
+
+def test_a_model_that_calls_nothing(real_model):
+    """auto finds no format in its template."""
+    with Suite("1p1d", real_model) as suite:
+        status, r = suite.post("/v1/chat/completions", {"messages": shown("x"), "tools": TOOLS})
+        assert status == 400 and r["error"]["param"] == "tools" and "tool_parser" in r["error"]["message"]

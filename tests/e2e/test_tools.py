@@ -1,0 +1,382 @@
+"""pdctl, the options that all daemons share, and the launcher: what they print, what they return, what they leave behind."""
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+from suite import BIN, ROOT, SLOW, Suite, free_port
+
+PROGRAMS = ["pdrouterd", "pdprefilld", "pddecoded", "pdmessagerd", "pdstoraged"]
+LAUNCH = os.path.join(ROOT, "tools", "pdserve-launch")
+
+
+def run(*argv, **more):
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60 * SLOW, **more)
+
+
+@pytest.fixture(scope="module")
+def suite(tiny_model):
+    with Suite("1p1d", tiny_model) as s:
+        os.makedirs(os.path.join(s.dir, "logs"), exist_ok=True)
+        yield s
+
+
+def pdctl(s, *args):
+    return s.pdctl("-t", "30000", *args)
+
+
+# --- pdctl
+
+def test_status(suite):
+    r = pdctl(suite, "status")
+    assert r.returncode == 0, r.stderr
+    assert r.stdout.split("\n")[0].split() == ["NAME", "PROGRAM", "STATE", "PID", "UP", "LINKS", "WHAT", "IT", "DOES"]
+    rows = {line.split()[0]: line.split() for line in r.stdout.strip().split("\n")[1:]}
+    assert set(rows) == set(suite.names)
+    assert all(row[2] == "running" for row in rows.values())
+    daemons = json.loads(pdctl(suite, "--json", "status").stdout)
+    assert {d["name"]: d["pid"] for d in daemons} == {n: p.pid for n, p in suite.procs.items()}
+    assert daemons[0]["name"] == "router"
+
+
+def test_workers_and_kv(suite):
+    assert {w["name"] for w in json.loads(pdctl(suite, "workers", "--json").stdout)} == {"prefill-1", "decode-1"}
+    assert "prefill-1" in pdctl(suite, "workers").stdout
+    kv = json.loads(pdctl(suite, "--json", "kv").stdout)
+    assert set(kv) == {"prefill-1", "decode-1"}
+    assert all(k["sum"] == k["blocks"] for k in kv.values())
+
+
+def test_config(suite):
+    keys = json.loads(pdctl(suite, "-d", "decode-1", "--json", "config").stdout)
+    assert keys["threads"]["value"] == 1 and keys["threads"]["source"].endswith("decode-1.conf:4"), keys["threads"]
+    assert keys["heartbeat_ms"]["source"] == "default"
+    r = pdctl(suite, "-d", "decode-1", "config", "threads")
+    assert r.returncode == 0 and "0 to 256" in r.stdout
+    assert pdctl(suite, "config", "nonsense").returncode == 1
+
+
+def test_log_level_and_metrics(suite):
+    assert json.loads(pdctl(suite, "-d", "storage", "--json", "log-level", "debug").stdout) == {"level": "debug"}
+    r = pdctl(suite, "-d", "storage", "log-level", "loud")
+    assert r.returncode == 1 and "none of debug, info, warn, error" in r.stderr
+    pdctl(suite, "-d", "storage", "log-level", "info")
+    text = pdctl(suite, "-d", "decode-1", "metrics").stdout
+    assert re.search(r'^pdserve_uptime_seconds\{name="decode-1"\} \d+$', text, re.M)
+    assert '# TYPE pdserve_messages_sent_total counter' in text
+
+
+def test_trace(suite):
+    status, r = suite.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5], "max_tokens": 4, "temperature": 0, "ignore_eos": True})
+    assert status == 200, r
+    end = time.time() + 20 * SLOW
+    while time.time() < end:
+        t = json.loads(pdctl(suite, "--json", "trace", r["id"]).stdout)
+        if t["done"] and any(e["event"] == "decode_done" for e in t["events"]) and {"router", "prefill-1", "decode-1"} <= {e["daemon"] for e in t["events"]}:
+            break
+        time.sleep(0.1)
+    assert t["request"] in r["id"] and t["done"]
+    stages = {s["stage"]: s for s in t["stages"]}
+    assert list(stages) == ["queue", "prepare", "reserve", "prefill", "transfer", "first token", "decode"]
+    assert stages["prefill"]["us"] > 0 and stages["first token"]["us"] >= stages["prefill"]["us"]
+    assert {"router", "prefill-1", "decode-1"} <= {e["daemon"] for e in t["events"]}
+    at = [e["at_us"] for e in t["events"]]
+    assert at == sorted(at) and at[0] == 0
+    text = pdctl(suite, "trace", t["request"]).stdout
+    assert re.search(r"^  decode +[\d.]+ (us|ms|s)  [.#]{44}$", text, re.M), text
+
+
+def test_exit_status(suite):
+    ctl = os.path.join(BIN, "pdctl")
+    assert run(ctl).returncode == 2
+    assert run(ctl, "--nonsense").returncode == 2
+    assert pdctl(suite, "nonsense").returncode == 2
+    assert pdctl(suite, "trace", "xyz").returncode == 2
+    assert pdctl(suite, "-d", "decode-1", "nonsense").returncode == 1
+    assert pdctl(suite, "trace", "0" * 32).returncode == 1
+    assert pdctl(suite, "-d", "nobody", "status").returncode == 3
+    r = run(ctl, "-r", "/nonexistent", "status")
+    assert r.returncode == 3 and "/nonexistent" in r.stderr
+    assert run(ctl, "-e", "ipc:///nonexistent", "-t", "200", "status").returncode == 3
+
+
+def test_killed_daemon_shows_as_down(suite):
+    suite.kill("storage")
+    try:
+        r = pdctl(suite, "status")
+        assert r.returncode == 3
+        assert re.search(r"^storage +\? +down", r.stdout, re.M), r.stdout
+    finally:
+        suite.restart("storage")
+    suite.ready()
+    assert pdctl(suite, "status").returncode == 0
+
+
+def test_who_looks_does_not_keep_a_daemon_from_starting(tmp_path):
+    """Whether a daemon lives is told by its lock, which who looks has for a moment; a daemon that starts in that moment starts all the same."""
+    lock = tmp_path / "messager.lock"
+    lock.write_text("1 1\n")
+    over = threading.Event()
+
+    def look():
+        with open(lock) as f:
+            while not over.is_set():
+                fcntl.flock(f, fcntl.LOCK_SH)
+                time.sleep(0.002)
+                fcntl.flock(f, fcntl.LOCK_UN)
+                time.sleep(0.0005)
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for _ in range(5):
+            p = subprocess.Popen([os.path.join(BIN, "pdmessagerd"), "-o", f"rundir={tmp_path}"], stderr=subprocess.PIPE, text=True)
+            line = p.stderr.readline()
+            while line and "event=ready" not in line:
+                line = p.stderr.readline()
+            p.terminate()
+            rest = p.communicate(timeout=20 * SLOW)[1]
+            assert (line != "", p.returncode) == (True, 0), rest
+    finally:
+        over.set()
+        looker.join()
+
+
+def test_reload(suite):
+    path = os.path.join(suite.dir, "router.conf")
+    old = open(path).read()
+    open(path, "w").write(old + 'log_level = "debug";\nwindow_messages = 1000;\n')
+    r = json.loads(pdctl(suite, "-d", "router", "--json", "reload").stdout)
+    assert r == {"changed": "log_level", "needs_restart": "window_messages"}
+    open(path, "w").write("nonsense = 1;\n")
+    r = pdctl(suite, "-d", "router", "reload")
+    assert r.returncode == 1 and "router.conf:1: unknown key" in r.stderr
+    open(path, "w").write(old)
+    suite.procs["router"].send_signal(signal.SIGHUP)
+    end = time.time() + 20 * SLOW
+    while "debug" in pdctl(suite, "-d", "router", "log-level").stdout and time.time() < end:
+        time.sleep(0.05)
+    assert "info" in pdctl(suite, "-d", "router", "log-level").stdout
+
+
+# --- options of every daemon
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_options(program, tmp_path):
+    path = os.path.join(BIN, program)
+    assert run(path, "-V").stdout.startswith(program + " ")
+    assert "--print-config" in run(path, "-h").stdout
+    assert run(path, "--nonsense").returncode == 2
+    assert run(path, "extra").returncode == 2
+    conf = tmp_path / "x.conf"
+    conf.write_text(run(path, "--print-config").stdout)
+    r = run(path, "-t", "-c", str(conf))
+    assert (r.returncode, r.stdout) == (0, "OK\n"), r.stderr
+    conf.write_text("\nheartbeat_ms = 5;\n")
+    r = run(path, "-t", "-c", str(conf))
+    assert r.returncode == 1 and f"{conf}:2: heartbeat_ms = 5 is out of range: 10 to 60000 ms" in r.stderr
+
+
+@pytest.mark.parametrize("option,part", [
+    ("rundir=/proc/none", "cannot make the run directory /proc/none"),
+    ("rundir=relative", "no absolute path"),
+    ("name=a/b", "only letters, digits"),
+])
+def test_cannot_start(option, part, tmp_path):
+    r = run(os.path.join(BIN, "pdmessagerd"), "-o", f"rundir={tmp_path}", "-o", option)
+    assert r.returncode == 1 and part in r.stderr
+
+
+def test_epoch_grows_when_the_clock_is_set_back(tmp_path):
+    lock, late = tmp_path / "messager.lock", 4102444800000000
+    lock.write_text(f"1 {late}\n")
+    p = subprocess.Popen([os.path.join(BIN, "pdmessagerd"), "-o", f"rundir={tmp_path}"], stderr=subprocess.PIPE, text=True)
+    try:
+        line = p.stderr.readline()
+        while "event=ready" not in line:
+            line = p.stderr.readline()
+            assert line
+        assert int(re.search(r"epoch=(\d+)", line)[1]) == late + 1
+    finally:
+        p.terminate()
+        assert p.wait(10 * SLOW) == 0
+    assert not (tmp_path / "messager.ipc").exists()
+
+
+# --- the launcher
+
+class Launcher:
+    def __init__(self, tmp_path, model, **env):
+        self.dir = str(tmp_path / "r")
+        self.port = free_port()
+        self.env = {**os.environ, "RUNDIR": self.dir, "PORT": str(self.port), "MODEL": model, "THREADS": "1", "KV_MB": "64", "KV_MEMORY_MB": "64", "BIN": BIN, **env}
+
+    def __enter__(self):
+        self.p = subprocess.Popen([LAUNCH, "run"], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines = []
+        self.until("ready http://")
+        return self
+
+    def __exit__(self, *_):
+        self.p.kill()
+        self.p.wait()
+        self.p.stdout.close()
+
+    def until(self, part):
+        """Reads what it says up to a line with this part; a launcher that never says it is killed, and the test fails."""
+        limit = threading.Timer(30 * SLOW, self.p.kill)
+        limit.start()
+        try:
+            while not self.lines or part not in self.lines[-1]:
+                line = self.p.stdout.readline()
+                assert line, (part, self.lines)
+                self.lines.append(line)
+        finally:
+            limit.cancel()
+
+    def pids(self):
+        """Daemons of this run directory."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                argv = open(f"/proc/{pid}/cmdline").read().split("\0")
+            except OSError:
+                continue
+            if len(argv) > 2 and argv[1] == "-c" and argv[2].startswith(self.dir):
+                found[os.path.basename(argv[2])[:-5]] = int(pid)
+        return found
+
+    def gone(self):
+        end = time.time() + 10 * SLOW
+        while self.pids() and time.time() < end:
+            time.sleep(0.05)
+        return not self.pids()
+
+
+def test_launcher_restarts_and_ends(tmp_path, tiny_model):
+    with Launcher(tmp_path, tiny_model) as l:
+        before = l.pids()
+        assert set(before) == {"router", "messager", "storage", "prefill-1", "decode-1"}
+        os.kill(before["decode-1"], signal.SIGKILL)
+        l.until("decode-1 died with status 137")
+        end = time.time() + 10 * SLOW
+        while len(l.pids()) < 5 and time.time() < end:
+            time.sleep(0.05)
+        assert l.pids()["decode-1"] != before["decode-1"]
+        r = run(LAUNCH, "run", env={**l.env, "RUNDIR": l.dir + "2"})
+        assert r.returncode == 1 and f"port {l.port} is in use" in r.stderr
+        r = run(LAUNCH, "run", env={**l.env, "PORT": str(free_port())})
+        assert r.returncode == 1 and "another pdserve runs in" in r.stderr
+        l.p.terminate()
+        assert l.p.wait(20 * SLOW) == 0
+        assert not l.pids()
+
+
+def test_launcher_restarts_all_that_die_at_once(tmp_path, tiny_model):
+    with Launcher(tmp_path, tiny_model) as l:
+        before = l.pids()
+        victims = set(before) - {"prefill-1"}
+        for name in victims:
+            os.kill(before[name], signal.SIGKILL)
+        end = time.time() + 10 * SLOW
+        while not all(l.pids().get(n, before[n]) != before[n] for n in victims):
+            assert time.time() < end, (before, l.pids())
+            time.sleep(0.05)
+        l.p.terminate()
+        assert l.p.wait(20 * SLOW) == 0
+        said = "".join(l.lines) + l.p.stdout.read()
+        assert all(f"{n} died with status 137: starting it again\n" in said for n in victims), said
+        assert "Killed" not in said and not l.pids()      # no notes of the shell
+
+
+def test_launcher_lets_a_stopped_daemon_be(tmp_path, tiny_model):
+    """Ended in order by an operator: not started again, the rest goes on; as systemd with Restart=on-failure."""
+    with Launcher(tmp_path, tiny_model) as l:
+        assert run(os.path.join(BIN, "pdctl"), "-r", l.dir, "stop", "storage").returncode == 0
+        l.until("storage was stopped")
+        time.sleep(0.5)
+        assert set(l.pids()) == {"router", "messager", "prefill-1", "decode-1"}
+        l.p.terminate()
+        assert l.p.wait(20 * SLOW) == 0
+
+
+def test_launcher_ends_a_crash_loop(tmp_path, tiny_model):
+    """A daemon that cannot live ends everything after five deaths in ten seconds, with its last words."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for p in PROGRAMS + ["pdctl"]:
+        (programs / p).symlink_to(os.path.join(BIN, p))
+    with Launcher(tmp_path, tiny_model, BIN=str(programs)) as l:
+        bad = programs / "pdstoraged"
+        bad.unlink()
+        bad.write_text("#!/bin/sh\necho 'level=error event=broken why=\"it cannot live\"' >&2\nexit 3\n")
+        bad.chmod(0o755)
+        os.kill(l.pids()["storage"], signal.SIGKILL)
+        l.until("storage died 5 times in 10 s, the last time with status 3: ")
+        assert "it cannot live" in l.lines[-1]
+        assert sum("storage died with status" in x for x in l.lines) == 4
+        assert l.p.wait(20 * SLOW) == 1
+        assert not l.pids()
+
+
+def test_launcher_tiers(tmp_path, tiny_model):
+    disk = tmp_path / 'a "disk"'
+    with Launcher(tmp_path, tiny_model, KV_DISK=str(disk), KV_DISK_MB="64", KV_REDIS=f"unix:{tmp_path}/none", KV_EVICTION="write_through") as l:
+        r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "storage", "storage")
+        tiers = {t["tier"]: t for t in json.loads(r.stdout)["tiers"]}
+        assert [tiers[t]["capacity_bytes"] >> 20 for t in ("memory", "disk")] == [64, 64]
+        assert [tiers[t]["state"][:5] for t in ("memory", "disk", "redis")] == ["ready", "ready", "away:"]
+        assert tiers["memory"]["eviction"] == tiers["disk"]["eviction"] == "write_through"
+        assert disk.is_dir()
+        r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "decode-1", "config")
+        assert json.loads(r.stdout)["kv_eviction"]["value"] == "write_through"
+        l.p.terminate()
+        assert l.p.wait(20 * SLOW) == 0
+
+
+def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
+    with Launcher(tmp_path, tiny_model, LAYOUT="mixed") as l:
+        assert set(l.pids()) == {"router", "storage", "mixed-1"}
+        l.p.kill()
+        assert l.gone()
+
+
+@pytest.mark.parametrize("env,part", [
+    ({"LAYOUT": "1p"}, "LAYOUT=1p is none"),
+    ({"PORT": "0"}, "PORT=0 is no port"),
+    ({"THREADS": "many"}, "THREADS=many"),
+    ({"KV_MB": "900000"}, "too little memory"),
+    ({"MODEL": "/nonexistent"}, "MODEL=/nonexistent cannot be read"),
+    ({"MODEL": os.path.join(ROOT, "README.md")}, "ended while starting"),
+    ({"RUNDIR": "/proc/none"}, "cannot make RUNDIR"),
+    ({"KV_EVICTION": "never"}, "KV_EVICTION=never is none"),
+    ({"KV_MEMORY_MB": "0"}, "leaves nowhere to store blocks"),
+    ({"KV_DISK": "/proc/none"}, "cannot make KV_DISK"),
+])
+def test_launcher_refuses(tmp_path, tiny_model, env, part):
+    l = Launcher(tmp_path, tiny_model, **env)
+    r = run(LAUNCH, "run", env=l.env)
+    assert r.returncode == 1 and part in r.stderr, (r.stdout, r.stderr)
+    assert len(r.stderr.strip().split("\n")) == 1, r.stderr
+    assert l.gone()
+
+
+def test_fetch_model_without_a_network(tmp_path):
+    """A damaged file in the cache is not given out, and what cannot be had is said in one line; nothing half-done stays."""
+    if run("python3", "-m", "pip", "--version").returncode:
+        pytest.skip("no pip here")
+    cache = tmp_path / "pdserve"
+    cache.mkdir()
+    (cache / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null",
+           "PIP_RETRIES": "1"}
+    r = run(os.path.join(ROOT, "tools", "fetch-model"), env={k: v for k, v in env.items() if v})
+    lines = r.stderr.strip().split("\n")
+    assert r.returncode == 1 and r.stdout == "", r
+    assert lines[0].endswith("is damaged: getting it again"), r.stderr
+    assert lines[-1].startswith("model: no network: ") and "MODEL=path" in lines[-1] and "WARNING" not in r.stderr, r.stderr
+    assert [f.name for f in cache.iterdir()] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]

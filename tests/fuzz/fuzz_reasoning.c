@@ -1,0 +1,54 @@
+/* fuzz_reasoning.c - thoughts in any text. The first byte says which format and whether the answer begins within them, the second how the text is
+ * cut: the pieces must give what the whole gives, thoughts before the answer, and no byte that did not go in. */
+#include "tests/fuzz/fuzz.h"
+#include "text/reasoning.h"
+#include "util/buf.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const formats[] = {"think", "ernie", "mistral", "granite", "cohere"};
+
+struct seen {
+	struct buf part[2];
+};
+
+static void sink(void *arg, int thoughts, const char *text, size_t len)
+{
+	struct seen *s = arg;
+	if (!len || (thoughts && s->part[0].len))
+		abort();
+	buf_add(&s->part[thoughts], text, len);
+}
+
+static void run(const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
+{
+	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 5]), data[0] & 1, sink, s);
+	buf_init(&s->part[0], 0);
+	buf_init(&s->part[1], 0);
+	for (size_t at = 2, n; at < size; at += n) {
+		n = cuts ? 1 + (cuts = cuts * 1103515245u + 12345u) / 65536u % 23 : size;
+		n = at + n > size ? size - at : n;
+		reasoning_feed(r, (const char *)data + at, n);
+	}
+	reasoning_finish(r);
+	reasoning_destroy(&r);
+	if (s->part[0].len + s->part[1].len > size)
+		abort();
+}
+
+FUZZ(reasoning, 1 << 12)
+{
+	struct seen whole, parts;
+	if (size < 2)
+		return 0;
+	run(data, size, 0, &whole);
+	run(data, size, data[1] + 1u, &parts);
+	for (int i = 0; i < 2; i++) {
+		if (whole.part[i].len != parts.part[i].len || (whole.part[i].len && memcmp(whole.part[i].data, parts.part[i].data, whole.part[i].len) != 0))
+			abort();
+		buf_fini(&whole.part[i]);
+		buf_fini(&parts.part[i]);
+	}
+	return 0;
+}

@@ -1,0 +1,342 @@
+/* messager_rig.h - a prefill worker, a decode worker and their links in one process, for driving the messager's task machine event by event.
+ *
+ * Time stands still unless a test moves it. What the machine sends is kept as struct said; nothing is delivered by itself. */
+#ifndef TEST_MESSAGER_RIG_H
+#define TEST_MESSAGER_RIG_H
+
+#include "daemons/messager/mover.h"
+#include "util/check.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RIG_BLOCKS 24u
+#define RIG_LAYERS 3u
+#define RIG_BLOCK_TOKENS 4u
+#define RIG_SLOTS 4u
+#define RIG_STALL_US 2000000u
+#define P_EPOCH 100u
+#define D_EPOCH 200u
+
+struct said {
+	enum msg_type type;
+	char to[RING_NAME_MAX];
+	uint64_t epoch, lease, slot_gen;
+	struct reqid req;
+	uint32_t slot;
+	Pds__Fault fault;
+	char text[400];
+	enum ring_state word;      /* of slot 0 at that moment */
+};
+
+struct rig {
+	struct mover *m;
+	struct kv_layout layout;
+	struct kv_region p, d;     /* the owners' mappings */
+	struct ring *ring;         /* P's */
+	_Atomic uint64_t now_us;
+	int p_linked, d_linked, full;    /* full: the window takes nothing */
+	struct said said[64];
+	unsigned n_said;
+	void (*on_clock)(struct rig *r);   /* called whenever the machine looks at the clock */
+	unsigned clock_calls;
+	/* Points: whenever the machine asks for something outside itself - the clock, before and after each message. All that it does to shared memory lies between
+	 * two points. kill_at 1: killed at the next one, n: at the n-th; 0: not. */
+	unsigned points, kill_at;
+	sigjmp_buf killed;         /* set by RIG_ALIVE */
+	void (*on_point)(struct rig *r);
+	enum task_end last_end;
+	unsigned n_ended;
+	struct task_report report;
+	uint32_t slot;             /* of the task that rig_publish made last */
+	uint64_t gen;
+	uint64_t lease;
+	struct mover_worker *wp, *wd;
+};
+
+static void rig_point(struct rig *r)
+{
+	r->points++;
+	if (r->on_point)
+		r->on_point(r);
+	if (r->kill_at && --r->kill_at == 0)
+		siglongjmp(r->killed, 1);
+}
+
+/* if (RIG_ALIVE(r)) { calls of the machine } else { it was killed at a point in them: rig_restart } */
+#define RIG_ALIVE(r) (sigsetjmp((r)->killed, 0) == 0)
+
+static uint64_t rig_now(void *arg)
+{
+	struct rig *r = arg;
+	rig_point(r);
+	r->clock_calls++;
+	if (r->on_clock)
+		r->on_clock(r);
+	return r->now_us;
+}
+
+static int rig_linked(void *arg, const char *name, uint64_t epoch)
+{
+	struct rig *r = arg;
+	if (strcmp(name, "prefill-1") == 0)
+		return r->p_linked && epoch == P_EPOCH;
+	return strcmp(name, "decode-1") == 0 && r->d_linked && epoch == D_EPOCH;
+}
+
+static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	struct rig *r = arg;
+	rig_point(r);
+	if (r->full)
+		return ERR_FULL;
+	CHECK(head->attempt && (head->req.hi || head->req.lo) && r->n_said < 64);
+	struct said *s = &r->said[r->n_said++];
+	uint64_t gen;
+	*s = (struct said){.type = type, .epoch = epoch, .req = head->req, .word = ring_peek(r->ring, 0, &gen)};
+	strcpy(s->to, name);
+	if (type == MSG_LEASE_OPEN)
+		s->lease = ((const Pds__LeaseOpen *)body)->lease->id;
+	else if (type == MSG_LEASE_REVOKED)
+		s->lease = ((const Pds__LeaseRevoked *)body)->lease->id;
+	else if (type == MSG_KV_READY)
+		s->lease = ((const Pds__KvReady *)body)->lease->id;
+	if (type == MSG_KV_SENT) {
+		s->slot = ((const Pds__KvSent *)body)->slot;
+		s->slot_gen = ((const Pds__KvSent *)body)->generation;
+	} else if (type == MSG_TASK_FAILED) {
+		const Pds__TaskFailed *f = (const Pds__TaskFailed *)body;
+		s->slot = f->slot;
+		s->slot_gen = f->generation;
+		s->fault = f->fault;
+		snprintf(s->text, sizeof s->text, "%s", f->text);
+	}
+	rig_point(r);
+	return 0;
+}
+
+static void rig_ended(void *arg, const struct task_report *rep)
+{
+	struct rig *r = arg;
+	r->last_end = rep->end;
+	r->report = *rep;
+	r->n_ended++;
+}
+
+static void rig_attach_p(struct rig *r)
+{
+	struct kv_region p;
+	struct ring *ring;
+	struct err e = {0};
+	if (kv_region_map(&p, &r->layout, RIG_BLOCKS, dup(r->p.control_fd), dup(r->p.data_fd), 1, &e) < 0 ||
+	    ring_map(dup(ring_fd(r->ring)), RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e) < 0)
+		PANIC("%s", e.text);
+	r->wp = mover_add(r->m, "prefill-1", P_EPOCH, &r->layout, &p, ring);
+}
+
+static void rig_attach_d(struct rig *r)
+{
+	struct kv_region d;
+	struct err e = {0};
+	if (kv_region_map(&d, &r->layout, RIG_BLOCKS, dup(r->d.control_fd), dup(r->d.data_fd), 1, &e) < 0)
+		PANIC("%s", e.text);
+	r->wd = mover_add(r->m, "decode-1", D_EPOCH, &r->layout, &d, NULL);
+}
+
+static struct mover *rig_mover(struct rig *r)
+{
+	const struct mover_out out = {r, rig_now, rig_linked, rig_send, rig_ended};
+	const struct mover_limits limits = {RIG_STALL_US, 1 << 20};
+	return mover_new(&out, &limits);
+}
+
+static void rig_init(struct rig *r)
+{
+	struct err e = {0};
+	memset(r, 0, sizeof *r);
+	r->now_us = 1000000;
+	r->p_linked = r->d_linked = 1;
+	kv_layout_uniform(&r->layout, RIG_LAYERS, 1, 4, RIG_BLOCK_TOKENS, KV_F32);
+	if (kv_region_create(&r->p, &r->layout, RIG_BLOCKS, &e) < 0 || kv_region_create(&r->d, &r->layout, RIG_BLOCKS, &e) < 0 ||
+	    ring_create(RIG_SLOTS, RIG_LAYERS, P_EPOCH, &r->ring, &e) < 0)
+		PANIC("%s", e.text);
+	r->m = rig_mover(r);
+	rig_attach_p(r);
+	rig_attach_d(r);
+}
+
+static void rig_fini(struct rig *r)
+{
+	r->on_clock = r->on_point = NULL;
+	r->kill_at = 0;
+	mover_destroy(&r->m);
+	ring_destroy(&r->ring);
+	kv_region_fini(&r->p);
+	kv_region_fini(&r->d);
+}
+
+/* The messager is killed and a new one starts: it knows nothing but what shared memory says. */
+__attribute__((unused)) static void rig_restart(struct rig *r)
+{
+	void (*hook)(struct rig *r) = r->on_clock, (*point)(struct rig *r) = r->on_point;
+	unsigned kill_at = r->kill_at;
+	r->on_clock = r->on_point = NULL;
+	r->kill_at = 0;
+	mover_destroy(&r->m);
+	r->m = rig_mover(r);
+	rig_attach_p(r);
+	rig_attach_d(r);
+	r->on_clock = hook;
+	r->on_point = point;
+	r->kill_at = kill_at;
+}
+
+/* --- P ------------------------------------------------------------------------------------------------------------------ */
+
+static void rig_task(struct rig *r, struct ring_task *t, uint64_t lease, uint32_t first_token, uint32_t tokens)
+{
+	memset(t, 0, sizeof *t);
+	t->req = (struct reqid){7, lease};
+	t->attempt = 1;
+	t->lease_id = lease;
+	t->lease_epoch = D_EPOCH;
+	t->lease_generation = 5;
+	strcpy(t->decode, "decode-1");
+	t->deadline_us = r->now_us + 60000000;
+	t->first_token = first_token;
+	t->tokens = tokens;
+	t->blocks = (tokens - first_token + RIG_BLOCK_TOKENS - 1) / RIG_BLOCK_TOKENS;
+	for (uint32_t i = 0; i < t->blocks; i++) {
+		t->src[i] = 2 + i;
+		t->dst[i] = 10 + i;
+	}
+}
+
+static void rig_post(struct rig *r, const struct ring_task *t)
+{
+	int e = ring_publish(r->ring, t, &r->slot, &r->gen);
+	CHECK(e == 0);
+	r->lease = t->lease_id;
+}
+
+__attribute__((unused)) static void rig_publish(struct rig *r, uint64_t lease, uint32_t first_token, uint32_t tokens)
+{
+	static struct ring_task t;
+	rig_task(r, &t, lease, first_token, tokens);
+	rig_post(r, &t);
+}
+
+static unsigned char *rig_piece(const struct rig *r, const struct kv_region *of, uint32_t layer, uint32_t block)
+{
+	return of->data + kv_piece_offset(&r->layout, RIG_BLOCKS, layer, block);
+}
+
+static unsigned char rig_value(uint64_t lease, uint32_t layer, uint32_t block)
+{
+	return (unsigned char)(1 + (lease * 41 + layer * 17 + block * 3) % 250);
+}
+
+/* P computes all blocks of the layer up to `tokens` of the last published task, and says so. */
+static void rig_compute_layer(struct rig *r, uint32_t layer, uint32_t first_block, uint32_t n_blocks, uint32_t tokens)
+{
+	for (uint32_t b = first_block; b < first_block + n_blocks; b++)
+		memset(rig_piece(r, &r->p, layer, b), rig_value(r->lease, layer, b), r->layout.piece_bytes[layer]);
+	__atomic_store_n(ring_progress_word(r->ring, r->slot, layer), ring_progress_value(r->gen, tokens), __ATOMIC_RELEASE);
+}
+
+__attribute__((unused)) static void rig_compute(struct rig *r, uint32_t n_blocks, uint32_t tokens)
+{
+	for (uint32_t l = 0; l < RIG_LAYERS; l++)
+		rig_compute_layer(r, l, 2, n_blocks, tokens);
+}
+
+/* --- D ------------------------------------------------------------------------------------------------------------------ */
+
+static void rig_opened_by(struct rig *r, uint64_t lease, uint64_t generation, uint64_t epoch, int refused)
+{
+	Pds__Lease l = PDS__LEASE__INIT;
+	Pds__LeaseOpened b = PDS__LEASE_OPENED__INIT;
+	l.id = lease;
+	l.epoch = epoch;
+	l.generation = generation;
+	b.lease = &l;
+	b.refused = refused;
+	mover_lease_opened(r->m, "decode-1", epoch, &b);
+}
+
+static void rig_opened(struct rig *r, int refused)
+{
+	rig_opened_by(r, r->lease, 5, D_EPOCH, refused);
+}
+
+static inline void rig_revoke(struct rig *r)
+{
+	Pds__Lease l = PDS__LEASE__INIT;
+	Pds__LeaseRevoke b = PDS__LEASE_REVOKE__INIT;
+	const struct msg_head head = {{7, r->lease}, 1, 0};
+	l.id = r->lease;
+	l.epoch = D_EPOCH;
+	l.generation = 5;
+	b.lease = &l;
+	mover_lease_revoke(r->m, "decode-1", D_EPOCH, &head, &b);
+}
+
+static void rig_ack(struct rig *r)
+{
+	Pds__Lease l = PDS__LEASE__INIT;
+	Pds__KvReadyAck b = PDS__KV_READY_ACK__INIT;
+	l.id = r->lease;
+	l.epoch = D_EPOCH;
+	l.generation = 5;
+	b.lease = &l;
+	mover_kv_ready_ack(r->m, "decode-1", D_EPOCH, &b);
+}
+
+/* --- what was said -------------------------------------------------------------------------------------------------------- */
+
+__attribute__((unused)) static unsigned rig_count(const struct rig *r, enum msg_type type)
+{
+	unsigned n = 0;
+	for (unsigned i = 0; i < r->n_said; i++)
+		n += r->said[i].type == type;
+	return n;
+}
+
+__attribute__((unused)) static const struct said *rig_last(const struct rig *r, enum msg_type type)
+{
+	for (unsigned i = r->n_said; i-- > 0;)
+		if (r->said[i].type == type)
+			return &r->said[i];
+	return NULL;
+}
+
+/* Bytes of D's pool that are not zero. */
+static size_t rig_written(const struct rig *r)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < r->d.data_bytes; i++)
+		n += r->d.data[i] != 0;
+	return n;
+}
+
+/* 1 when D has exactly these blocks of the task (10 + i of layer l), right in every byte. */
+static int rig_arrived(const struct rig *r, uint32_t layer, uint32_t blocks)
+{
+	for (uint32_t i = 0; i < blocks; i++)
+		for (size_t k = 0; k < r->layout.piece_bytes[layer]; k++)
+			if (rig_piece(r, &r->d, layer, 10 + i)[k] != rig_value(r->lease, layer, 2 + i))
+				return 0;
+	return 1;
+}
+
+__attribute__((unused)) static int rig_all_arrived(const struct rig *r, uint32_t blocks)
+{
+	for (uint32_t l = 0; l < RIG_LAYERS; l++)
+		if (!rig_arrived(r, l, blocks))
+			return 0;
+	return rig_written(r) == (size_t)blocks * r->layout.block_bytes;
+}
+
+#endif

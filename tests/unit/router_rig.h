@@ -1,0 +1,211 @@
+/* router_rig.h - the sequences of a router without network or text: what they send is recorded, what workers say is made by hand. */
+#ifndef TESTS_ROUTER_RIG_H
+#define TESTS_ROUTER_RIG_H
+
+#include "daemons/router/request.h"
+#include "util/clock.h"
+#include "util/err.h"
+#include "util/mem.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct rig {
+	struct registry g;
+	struct seqs e;
+	char log[8192];        /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
+	int refuse;            /* so many sends answer ERR_FULL */
+	char out[4096];        /* "10 11 12 stop" */
+	int n_prompt;          /* prompt log-probabilities that arrived */
+	int ended;
+	uint32_t stop_at;      /* the owner says stop at this token id */
+	int abort_now;
+	struct seq *s;
+	int destroy_at_end;
+};
+
+static inline int rig_send(void *arg, struct worker *w, enum msg_type type, const struct msg_head *head, const void *body)
+{
+	struct rig *r = arg;
+	size_t n = strlen(r->log);
+	ck_assert(worker_is_up(w));
+	if (r->refuse && type == MSG_REQUEST_SUBMIT) {
+		r->refuse--;
+		return ERR_FULL;
+	}
+	if (type == MSG_REQUEST_CANCEL) {
+		snprintf(r->log + n, sizeof r->log - n, "cancel %s #%u; ", w->name, head->attempt);
+		return 0;
+	}
+	const Pds__Submit *m = body;
+	n += (size_t)snprintf(r->log + n, sizeof r->log - n, "submit %s #%u %zu", w->name, head->attempt, m->request->n_tokens);
+	for (size_t i = 0; i < m->n_candidates; i++)
+		n += (size_t)snprintf(r->log + n, sizeof r->log - n, " %s", m->candidates[i]->name);
+	snprintf(r->log + n, sizeof r->log - n, "; ");
+	return 0;
+}
+
+static inline enum seq_verdict rig_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n, enum seq_finish last)
+{
+	struct rig *r = owner;
+	(void)s;
+	for (size_t i = 0; i < n; i++) {
+		size_t at = strlen(r->out);
+		snprintf(r->out + at, sizeof r->out - at, "%u ", tokens[i]->id);
+		if (r->stop_at && tokens[i]->id == r->stop_at)
+			return SEQ_STOP;
+	}
+	if (r->abort_now)
+		return SEQ_ABORT;
+	if (last != SEQ_FINISH_NONE)
+		strcat(r->out, seq_finish_name(last));
+	return SEQ_GO;
+}
+
+static inline void rig_prompt(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n)
+{
+	struct rig *r = owner;
+	(void)s;
+	(void)tokens;
+	ck_assert_str_eq(r->out, "");   /* before the first token */
+	r->n_prompt = (int)n;
+}
+
+static inline void rig_ended(void *owner, struct seq *s)
+{
+	struct rig *r = owner;
+	ck_assert(seq_ended(s));
+	r->ended++;
+	if (r->destroy_at_end)
+		seq_destroy(&r->s);
+}
+
+static const struct seq_hooks rig_hooks = {.tokens = rig_tokens, .prompt = rig_prompt, .ended = rig_ended};
+
+/* A worker comes up; the pointer only has to differ from NULL. */
+static inline struct worker *rig_up(struct rig *r, const char *name, const char *role, uint64_t epoch)
+{
+	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
+	w.role = (char *)role;
+	w.endpoint = (char *)"ipc:///none";
+	w.model_fingerprint = (char *)"f";
+	w.numerics = (char *)"cpu-r3:tp1:bf16";
+	w.layout = (char *)"l";
+	w.context_tokens = 2048;
+	w.vocab = 1000;
+	return registry_up(&r->g, (struct peer *)r, name, epoch, &w, clock_us());
+}
+
+static inline void rig_down(struct rig *r, struct worker *w)
+{
+	registry_down(&r->g, w, clock_us());
+	seqs_worker_down(&r->e, w, "killed", 0);
+}
+
+static inline struct rig *rig_new(void)
+{
+	struct rig *r = mem_zalloc(sizeof *r);
+	struct seqs_opts o = {.max_attempts = 3, .retry_wait_us = 10000000, .arg = r, .send = rig_send};
+	registry_init(&r->g, 30000000);
+	seqs_init(&r->e, &r->g, &o);
+	return r;
+}
+
+static inline void rig_free(struct rig *r)
+{
+	seq_destroy(&r->s);
+	ck_assert_uint_eq(seqs_count(&r->e), 0);
+	ck_assert(r->e.live.next == &r->e.live);
+	ck_assert(r->e.waiting.next == &r->e.waiting);
+	ck_assert(r->e.ending.next == &r->e.ending);
+	list_each(it, &r->g.workers) {   /* nothing stays charged to any worker */
+		const struct worker *w = list_entry(it, struct worker, node);
+		ck_assert_uint_eq(w->tokens_in_flight, 0);
+		ck_assert_uint_eq(w->backlog_tokens, 0);
+		ck_assert_uint_eq(w->requests, 0);
+	}
+	seqs_fini(&r->e);
+	registry_fini(&r->g);
+	free(r);
+}
+
+static inline struct seq *rig_seq(struct rig *r, uint32_t max_tokens, int prompt_logprobs)
+{
+	static const uint32_t prompt[] = {1, 2, 3, 4, 5};
+	struct seq_spec spec = {.tokens = prompt, .prompt_tokens = 5, .max_tokens = max_tokens, .begun_us = clock_us(),
+	                        .deadline_us = clock_us() + 60000000};
+	pds__sampling__init(&spec.sampling);
+	spec.sampling.prompt_logprobs = prompt_logprobs;
+	return r->s = seq_new(&r->e, &spec, &rig_hooks, r);
+}
+
+/* --- what workers say --- */
+
+static inline void rig_first_full(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt, uint32_t index, uint32_t token, const char *decode,
+                                  uint64_t epoch, Pds__Finish finish, size_t n_prompt)
+{
+	Pds__Token t = PDS__TOKEN__INIT, p[16], *pp[16];
+	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
+	struct msg_head head = {.req = id, .attempt = attempt};
+	for (size_t i = 0; i < n_prompt; i++) {
+		pds__token__init(&p[i]);
+		pp[i] = &p[i];
+	}
+	t.id = token;
+	m.index = index;
+	m.token = &t;
+	m.decode = (char *)decode;
+	m.decode_epoch = epoch;
+	m.finish = finish;
+	m.n_prompt = n_prompt;
+	m.prompt = pp;
+	seqs_first_token(&r->e, w, &head, &m);
+}
+
+static inline void rig_first(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index, uint32_t token, const char *decode, uint64_t epoch)
+{
+	rig_first_full(r, w, r->s->id, attempt, index, token, decode, epoch, PDS__FINISH__FINISH_NONE, 0);
+}
+
+/* n tokens: token, token + 1, ... */
+static inline void rig_tokens_from(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt, uint32_t index, uint32_t token, size_t n,
+                                   Pds__Finish finish)
+{
+	Pds__Token t[32], *tp[32];
+	Pds__SequenceTokens s = PDS__SEQUENCE_TOKENS__INIT, *sp[1] = {&s};
+	Pds__Tokens m = PDS__TOKENS__INIT;
+	for (size_t i = 0; i < n; i++) {
+		pds__token__init(&t[i]);
+		t[i].id = token + (uint32_t)i;
+		tp[i] = &t[i];
+	}
+	s.request_hi = id.hi;
+	s.request_lo = id.lo;
+	s.attempt = attempt;
+	s.index = index;
+	s.tokens = tp;
+	s.n_tokens = n;
+	s.finish = finish;
+	m.sequences = sp;
+	m.n_sequences = 1;
+	seqs_tokens(&r->e, w, &m);
+}
+
+static inline void rig_more(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index, uint32_t token, size_t n)
+{
+	rig_tokens_from(r, w, r->s->id, attempt, index, token, n, PDS__FINISH__FINISH_NONE);
+}
+
+static inline void rig_fail(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault, int retry)
+{
+	Pds__Failed m = PDS__FAILED__INIT;
+	struct msg_head head = {.req = r->s->id, .attempt = attempt};
+	m.fault = fault;
+	m.text = (char *)"so it is";
+	m.retry = retry;
+	seqs_failed(&r->e, w, &head, &m);
+}
+
+#endif

@@ -1,0 +1,270 @@
+/* router_world.h - a whole router in one process: its HTTP edge on a free port, and a prefill and a decode worker that answer from a script, a token a
+ * turn of the loop for all sequences at once. Clients are the test's own sockets. */
+#ifndef TESTS_ROUTER_WORLD_H
+#define TESTS_ROUTER_WORLD_H
+
+#include "daemons/router/call.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <event2/event.h>
+#include <event2/thread.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct world_seq {
+	struct list node;
+	struct reqid id;
+	uint32_t attempt, index, max_tokens, prompt_tokens;
+	int prompt_logprobs, logprobs;
+	struct worker *to;
+};
+
+struct world {
+	struct router r;
+	struct model model;
+	struct event_base *base;
+	struct event *turn, *tick;
+	struct worker *p, *d;
+	struct list running;
+	const uint32_t *script;      /* token i of every answer; NULL: i + 10 */
+	size_t n_script;
+	uint32_t stop_at;            /* the model ends the answer at this index, 0: never */
+	uint32_t pause_at;           /* no worker goes on at this index, 0: never */
+	int mute;                    /* no worker answers at all */
+	unsigned cancels;
+	char form[2048];             /* the constraint of the last request, as far as it fits; "": none */
+};
+
+static inline void world_wake(struct world *w)
+{
+	event_active(w->turn, EV_TIMEOUT, 0);
+}
+
+static inline int world_send(void *arg, struct worker *to, enum msg_type type, const struct msg_head *head, const void *body)
+{
+	struct world *w = arg;
+	if (type == MSG_REQUEST_CANCEL) {
+		w->cancels++;
+		list_each_safe(n, next, &w->running) {
+			struct world_seq *s = list_entry(n, struct world_seq, node);
+			if (s->id.hi == head->req.hi && s->id.lo == head->req.lo && s->attempt == head->attempt) {
+				list_remove(n);
+				free(s);
+			}
+		}
+		return 0;
+	}
+	const Pds__Submit *m = body;
+	struct world_seq *s = mem_zalloc(sizeof *s);
+	s->id = head->req;
+	s->attempt = head->attempt;
+	s->index = (uint32_t)m->request->n_tokens - m->request->prompt_tokens;
+	s->max_tokens = m->request->max_tokens;
+	s->prompt_tokens = m->request->prompt_tokens;
+	s->prompt_logprobs = m->request->sampling->prompt_logprobs;
+	s->logprobs = m->request->sampling->logprobs;
+	s->to = to;
+	snprintf(w->form, sizeof w->form, "%s", m->request->constraint ? m->request->constraint->text : "");
+	list_push_back(&w->running, &s->node);
+	world_wake(w);
+	return 0;
+}
+
+static inline Pds__Finish world_finish(const struct world *w, const struct world_seq *s)
+{
+	if (w->stop_at && s->index == w->stop_at)
+		return PDS__FINISH__FINISH_STOP;
+	return s->index + 1 >= s->max_tokens ? PDS__FINISH__FINISH_LENGTH : PDS__FINISH__FINISH_NONE;
+}
+
+static inline void world_token(const struct world *w, const struct world_seq *s, Pds__Token *t)
+{
+	pds__token__init(t);
+	t->id = w->script ? w->script[s->index % w->n_script] : s->index + 10;
+	t->logprob = -0.25f * (float)(s->index + 1);
+}
+
+/* The prefill worker's part: all first tokens. */
+static inline void world_first(struct world *w, struct world_seq *s)
+{
+	Pds__Token t, *prompt = mem_array(s->prompt_tokens, sizeof *prompt), **list = mem_array(s->prompt_tokens, sizeof *list);
+	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
+	struct msg_head head = {.req = s->id, .attempt = s->attempt};
+	world_token(w, s, &t);
+	for (uint32_t i = 0; s->prompt_logprobs && i + 1 < s->prompt_tokens; i++) {
+		pds__token__init(&prompt[i]);
+		prompt[i].logprob = -1.5f;
+		list[i] = &prompt[i];
+		m.n_prompt++;
+	}
+	m.index = s->index;
+	m.token = &t;
+	m.decode = w->d->name;
+	m.decode_epoch = w->d->epoch;
+	m.finish = world_finish(w, s);
+	m.prompt = list;
+	struct world_seq copy = *s;
+	s->to = w->d;
+	s->index++;
+	if (m.finish != PDS__FINISH__FINISH_NONE) {
+		list_remove(&s->node);
+		free(s);
+	}
+	seqs_first_token(&w->r.seqs, copy.to, &head, &m);
+	free(prompt);
+	free(list);
+}
+
+#define WORLD_BATCH 256
+
+static inline void world_step(struct world *w)
+{
+	static Pds__Token t[WORLD_BATCH], *tp[WORLD_BATCH];
+	static Pds__SequenceTokens st[WORLD_BATCH], *sp[WORLD_BATCH];
+	Pds__Tokens m = PDS__TOKENS__INIT;
+	list_each_safe(n, next, &w->running) {
+		struct world_seq *s = list_entry(n, struct world_seq, node);
+		size_t i = m.n_sequences;
+		if (s->to != w->d || i == WORLD_BATCH || (w->pause_at && s->index >= w->pause_at))
+			continue;
+		world_token(w, s, &t[i]);
+		tp[i] = &t[i];
+		pds__sequence_tokens__init(&st[i]);
+		st[i].request_hi = s->id.hi;
+		st[i].request_lo = s->id.lo;
+		st[i].attempt = s->attempt;
+		st[i].index = s->index;
+		st[i].tokens = &tp[i];
+		st[i].n_tokens = 1;
+		st[i].finish = world_finish(w, s);
+		sp[i] = &st[i];
+		m.n_sequences++;
+		s->index++;
+		if (st[i].finish != PDS__FINISH__FINISH_NONE) {
+			list_remove(n);
+			free(s);
+		}
+	}
+	m.sequences = sp;
+	seqs_tokens(&w->r.seqs, w->d, &m);
+}
+
+static inline void world_turn(evutil_socket_t fd, short what, void *arg)
+{
+	struct world *w = arg;
+	int again = 0;
+	(void)fd;
+	(void)what;
+	if (w->mute)
+		return;
+	for (int more = 1; more;) {   /* first tokens; a sequence may vanish under any of them */
+		more = 0;
+		list_each_safe(n, next, &w->running) {
+			struct world_seq *s = list_entry(n, struct world_seq, node);
+			if (s->to == w->p && !(w->pause_at && s->index >= w->pause_at)) {
+				world_first(w, s);
+				more = 1;
+				break;
+			}
+		}
+	}
+	world_step(w);
+	list_each(n, &w->running)
+		again |= !(w->pause_at && list_entry(n, struct world_seq, node)->index >= w->pause_at);
+	if (again)
+		world_wake(w);
+}
+
+static inline void world_tick(evutil_socket_t fd, short what, void *arg)
+{
+	struct world *w = arg;
+	(void)fd;
+	(void)what;
+	seqs_tick(&w->r.seqs, clock_us());
+}
+
+static inline void world_job_done(evutil_socket_t fd, short what, void *arg)
+{
+	struct text_job *j = arg;
+	(void)fd;
+	(void)what;
+	j->done(j);
+}
+
+static inline void world_post(void *arg, struct text_job *j)
+{
+	struct world *w = arg;
+	struct timeval now = {0};
+	CHECK(event_base_once(w->base, -1, EV_TIMEOUT, world_job_done, j, &now) == 0);
+}
+
+static inline struct worker *world_worker(struct world *w, const char *name, const char *role)
+{
+	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
+	info.role = (char *)role;
+	info.model_fingerprint = (char *)"f";
+	info.numerics = (char *)"n";
+	info.layout = (char *)"l";
+	info.context_tokens = 8192;
+	info.vocab = 49152;
+	return registry_up(&w->r.registry, (struct peer *)w, name, 7, &info, clock_us());
+}
+
+/* model: as opened, or NULL for a router without text. */
+static inline struct world *world_new(const struct model *model, size_t out_bytes_max)
+{
+	struct world *w = mem_zalloc(sizeof *w);
+	struct err err = {0};
+	CHECK(sodium_init() >= 0);
+	evthread_use_pthreads();
+	w->base = event_base_new();
+	list_init(&w->running);
+	snprintf(w->model.name, sizeof w->model.name, "test");
+	if (model) {
+		w->model = *model;
+		snprintf(w->model.name, sizeof w->model.name, "test");
+	}
+	w->r.base = w->base;
+	w->r.model = &w->model;
+	w->r.conf = (struct router_conf){.max_requests = 4096, .max_choices = 128, .retry_after_s = 1, .request_timeout_us = 60000000,
+	                                 .text_inline_bytes = 4096};
+	w->r.stats = stat_new(router_stats, STAT_COUNT);
+	list_init(&w->r.calls);
+	registry_init(&w->r.registry, 30000000);
+	struct seqs_opts so = {.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
+	seqs_init(&w->r.seqs, &w->r.registry, &so);
+	w->r.text = text_pool_new(1, 64, world_post, w);
+	struct http_opts ho = {.listen = "127.0.0.1:0", .max_header_bytes = 8192, .max_body_bytes = 1u << 20, .out_bytes_max = out_bytes_max,
+	                       .max_connections = 1000, .idle_us = 60000000, .read_us = 60000000, .write_us = 60000000};
+	if (http_new(w->base, &ho, api_handle, &w->r, &w->r.http, &err) < 0)
+		PANIC("%s", err.text);
+	w->p = world_worker(w, "p1", "prefill");
+	w->d = world_worker(w, "d1", "decode");
+	w->turn = event_new(w->base, -1, 0, world_turn, w);
+	w->tick = event_new(w->base, -1, EV_PERSIST, world_tick, w);
+	struct timeval each = {.tv_usec = 20000};
+	event_add(w->tick, &each);
+	return w;
+}
+
+static inline void world_free(struct world *w)
+{
+	text_pool_destroy(&w->r.text);
+	call_abort_all(&w->r);
+	list_each_safe(n, next, &w->running)
+		free(list_entry(n, struct world_seq, node));
+	http_destroy(&w->r.http);
+	seqs_fini(&w->r.seqs);
+	registry_fini(&w->r.registry);
+	stat_destroy(&w->r.stats);
+	event_free(w->turn);
+	event_free(w->tick);
+	event_base_free(w->base);
+	free(w);
+}
+
+#endif

@@ -1,0 +1,288 @@
+/* test_chat.c - chat templates: SmolLM2's against what Hugging Face's apply_chat_template renders (other templates: test_jinja_refs), what is done to
+ * messages before a template sees them, templates that take parts, several threads with one template, and what is refused. */
+#include "format/gguf.h"
+#include "text/chat.h"
+#include "util/mem.h"
+
+#include <check.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DATA "tests/data/chat"
+
+static char *read_file(const char *path, size_t *ret_len)
+{
+	FILE *f = fopen(path, "r");
+	ck_assert_msg(f != NULL, "cannot open %s", path);
+	char *text = mem_alloc(65536);
+	*ret_len = fread(text, 1, 65536, f);
+	fclose(f);
+	return text;
+}
+
+static struct chat_template *smollm2(void)
+{
+	size_t len;
+	char *text = read_file(DATA "/smollm2.jinja", &len);
+	struct chat_template *c = NULL;
+	struct err err = {0};
+	ck_assert_msg(chat_template_new(text, len, &c, &err) == 0, "%s", err.text);
+	free(text);
+	return c;
+}
+
+static int row_equal(const struct chat_template *c, const json_t *row)
+{
+	const json_t *want = json_object_get(row, "text");
+	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "<|im_start|>", "eos_token", "<|im_end|>");
+	struct chat_render in = {.messages = json_object_get(row, "messages"), .special_tokens = tokens,
+	                         .add_generation_prompt = json_is_true(json_object_get(row, "add_generation_prompt")),
+	                         .continue_final_message = json_is_true(json_object_get(row, "continue_final_message"))};
+	struct buf out;
+	buf_init(&out, 0);
+	int rc = chat_template_render(c, &in, &out, NULL);
+	int same = want ? rc == 0 && out.len == json_string_length(want) && !memcmp(out.data, json_string_value(want), out.len) : rc == ERR_INVALID;
+	buf_fini(&out);
+	json_decref(tokens);
+	return same;
+}
+
+static void check_rows(const struct chat_template *c)
+{
+	char *line = NULL;
+	size_t size = 0, equal = 0;
+	FILE *f = fopen(DATA "/smollm2.jsonl", "r");
+	ck_assert(f != NULL);
+	for (ssize_t len; (len = getline(&line, &size, f)) > 0;) {
+		json_t *row = json_loadb(line, (size_t)len, JSON_ALLOW_NUL, NULL);
+		ck_assert(row != NULL);
+		ck_assert_msg(row_equal(c, row), "%s differs", json_string_value(json_object_get(row, "conversation")));
+		equal++;
+		json_decref(row);
+	}
+	free(line);
+	fclose(f);
+	ck_assert_uint_eq(equal, 59);
+}
+
+START_TEST(reference)
+{
+	struct chat_template *c = smollm2();
+	check_rows(c);
+	chat_template_destroy(&c);
+	ck_assert_ptr_null(c);
+}
+END_TEST
+
+START_TEST(template_of_the_model)
+{
+	const char *path = getenv("PD_MODEL");
+	struct gguf *g = NULL;
+	struct gguf_str text;
+	struct chat_template *c = NULL;
+	if (!path || !*path) {
+		printf("test_chat: the model's own template skipped: PD_MODEL is not set\n");
+		return;
+	}
+	ck_assert_int_eq(gguf_open(path, &g, NULL), 0);
+	ck_assert_int_eq(gguf_get_str(g, "tokenizer.chat_template", &text), 0);
+	ck_assert_int_eq(chat_template_new(text.s, text.len, &c, NULL), 0);
+	gguf_close(&g);
+	check_rows(c);
+	chat_template_destroy(&c);
+}
+END_TEST
+
+START_TEST(own_default_message)
+{
+	size_t len;
+	char *text = read_file(DATA "/smollm2.jinja", &len), *at = memmem(text, len, "a helpful", 9);
+	struct chat_template *c = NULL;
+	json_t *m = json_pack("[{s:s,s:s}]", "role", "user", "content", "Hi");
+	struct chat_render in = {.messages = m, .add_generation_prompt = 1};
+	struct buf out;
+	memcpy(at, "an untidy", 9);
+	ck_assert_int_eq(chat_template_new(text, len, &c, NULL), 0);
+	memset(text, 'x', len);   /* the template keeps its own copy */
+	buf_init(&out, 0);
+	ck_assert_int_eq(chat_template_render(c, &in, &out, NULL), 0);
+	ck_assert_str_eq(out.data, "<|im_start|>system\nYou are an untidy AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+	                           "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+	json_decref(m);
+	buf_fini(&out);
+	chat_template_destroy(&c);
+	free(text);
+}
+END_TEST
+
+/* One rendering: template, messages as JSON, and the text or what the error holds. */
+static const struct one {
+	const char *text, *messages;
+	int next, rc;
+	const char *want;
+} ones[] = {
+	{"{{ messages[0].role ~ messages[0] }}", "[{'role':'user','content':null}]", 0, 0, "user{'role': 'user'}"},
+	{"{{ messages[0] | tojson }}", "[{'role':'a','reasoning':'why'}]", 0, 0, "{'thinking': 'why', 'role': 'a', 'reasoning': 'why', 'reasoning_content': 'why'}"},
+	{"{{ messages[0] | tojson }}", "[{'role':'a','thinking':null,'reasoning_content':'x'}]", 0, 0, "{'thinking': 'x', 'role': 'a', 'reasoning_content': 'x'}"},
+	{"{{ tools is none and documents is none and not add_generation_prompt and tools is defined }}", "[{}]", 0, 0, "True"},
+	{"{{ bos_token is defined }}{{ nothing }}", "[{}]", 0, 0, "False"},
+	{"{% for m in messages %}[{{ m.content }}]{% endfor %}", "[{'content':'a'},{'content':'b c '}]", 1, 0, "[a][b c "},
+	{"{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", "[{'content':'a'},{'content':' b c '}]", 1, 0, "[a][b c"},
+	{"{% for p in messages[0].content %}{{ p.text }};{% endfor %}", "[{'content':[{'text':'a'},{'text':'b'},{'image':1}]}]", 1, 0, "a;b"},
+	{"content", "[{'content':'a'}]", 1, ERR_INVALID, "changes or leaves out"},
+	{"{{ messages[0].content[2:] }}", "[{'content':'abc'}]", 1, ERR_INVALID, "changes or leaves out"},
+	{"{{ messages[0].content }}", "[{'content':null}]", 1, ERR_INVALID, "no text to continue"},
+	{"{{ messages[0].content }}", "[{'content':[{'image':1}]}]", 1, ERR_INVALID, "no text to continue"},
+	{"{{ messages[0].role }}", "[{'role':'content'}]", 1, ERR_INVALID, "does not use"},
+	{"{{ messages }}", "[]", 0, ERR_INVALID, "no message"},
+	{"{{ raise_exception('roles: ' ~ messages[0].role) }}", "[{'role':'x'}]", 0, ERR_INVALID, "roles: x"},
+	{"\n\n{{ messages[0].name + 'x' }}", "[{'role':'x'}]", 0, ERR_INVALID, "line 3: 'dict object' has no attribute 'name'"},
+};
+
+static json_t *json_of(const char *text)
+{
+	char *s = mem_strdup(text);
+	for (char *p = s; *p; p++)
+		*p = *p == '\'' ? '"' : *p;
+	json_t *j = json_loads(s, JSON_ALLOW_NUL, NULL);
+	ck_assert(j != NULL);
+	free(s);
+	return j;
+}
+
+START_TEST(prepared)
+{
+	const struct one *o = &ones[_i];
+	struct chat_template *c = NULL;
+	struct err err = {0};
+	json_t *m = json_of(o->messages), *before = json_deep_copy(m);
+	struct chat_render in = {.messages = m, .continue_final_message = o->next};
+	struct buf out;
+	buf_init(&out, 0);
+	ck_assert_int_eq(chat_template_new(o->text, strlen(o->text), &c, NULL), 0);
+	ck_assert_int_eq(chat_template_render(c, &in, &out, &err), o->rc);
+	for (size_t i = 0; strstr(o->text, "tojson") && i < out.len; i++)
+		out.data[i] = out.data[i] == '"' ? '\'' : out.data[i];
+	if (o->rc)
+		ck_assert_msg(strstr(err.text, o->want) != NULL, "%s", err.text);
+	else
+		ck_assert_str_eq(out.data ? out.data : "", o->want);
+	ck_assert(json_equal(m, before));   /* the caller's messages stay as they were */
+	buf_fini(&out);
+	json_decref(m);
+	json_decref(before);
+	chat_template_destroy(&c);
+}
+END_TEST
+
+static const struct refusal {
+	const char *text, *why;
+} refusals[] = {
+	{"{%- if tools %}{{ tools | tojson }}", "line 1: the template ends within a block: {% endif %} is missing"},
+	{"\n{{ messages[0].content", "line 2: the template ends within {{"},
+	{"{% include 'x' %}", "{% include %} is not supported"},
+	{"{% frobnicate %}", "unknown tag frobnicate"},
+	{"{{ 'x }}", "a string has no end"},
+};
+
+START_TEST(refused)
+{
+	const struct refusal *x = &refusals[_i];
+	struct chat_template *c = NULL;
+	struct err err = {0};
+	ck_assert_int_eq(chat_template_new(x->text, strlen(x->text), &c, &err), ERR_INVALID);
+	ck_assert_msg(strstr(err.text, x->why) != NULL, "%s", err.text);
+	ck_assert_ptr_null(c);
+}
+END_TEST
+
+static const struct {
+	const char *text;
+	int yes;
+} parts[] = {
+	{"{% for m in messages %}{{ m.role + m.content }}{% endfor %}", 0},
+	{"{% for m in messages %}{{ m.content }}{% endfor %}", 0},
+	{"{% for m in messages %}{{ m.content | tojson }}{% endfor %}", 0},
+	{"{% for m in messages %}{{ bos_token + (m.content if m.content is string else m.content[0].text) }}{% endfor %}", 1},
+	{"{% for m in messages %}{% for p in m.content %}{{ p['text'] }}{% endfor %}{% endfor %}", 1},
+	{"{{ raise_exception('no') }}", 0},
+};
+
+START_TEST(takes_parts)
+{
+	struct chat_template *c = NULL;
+	ck_assert_int_eq(chat_template_new(parts[_i].text, strlen(parts[_i].text), &c, NULL), 0);
+	ck_assert_int_eq(chat_template_takes_parts(c), parts[_i].yes);
+	chat_template_destroy(&c);
+}
+END_TEST
+
+static void *render_often(void *arg)
+{
+	for (int i = 0; i < 20; i++)
+		check_rows(arg);
+	return NULL;
+}
+
+START_TEST(threads)
+{
+	struct chat_template *c = smollm2();
+	pthread_t t[4];
+	for (int i = 0; i < 4; i++)
+		ck_assert_int_eq(pthread_create(&t[i], NULL, render_often, c), 0);
+	for (int i = 0; i < 4; i++)
+		pthread_join(t[i], NULL);
+	chat_template_destroy(&c);
+}
+END_TEST
+
+START_TEST(bad_messages)
+{
+	struct chat_template *c = smollm2();
+	json_t *m = json_pack("[{s:s,s:s%},{s:s}]", "role", "user", "content", "a\0b", (size_t)3, "role", "user"), *none = json_array();
+	struct chat_render in = {.messages = m};
+	struct buf out;
+	struct err err = {0};
+	buf_init(&out, 0);
+	ck_assert_int_eq(chat_template_render(c, &in, &out, &err), ERR_INVALID);
+	ck_assert_msg(strstr(err.text, "content") != NULL, "%s", err.text);
+	in.messages = none;
+	ck_assert_int_eq(chat_template_render(c, &in, &out, &err), ERR_INVALID);
+	ck_assert_uint_eq(out.len, 0);
+	json_array_remove(m, 1);
+	in.messages = m;
+	ck_assert_int_eq(chat_template_render(c, &in, &out, &err), 0);
+	ck_assert(memmem(out.data, out.len, "user\na\0b<|im_end|>", 18) != NULL);
+	buf_fini(&out);
+	buf_init(&out, 40);
+	ck_assert_int_eq(chat_template_render(c, &in, &out, &err), ERR_FULL);
+	ck_assert_msg(strstr(err.text, "40 bytes") != NULL, "%s", err.text);
+	buf_fini(&out);
+	json_decref(m);
+	json_decref(none);
+	chat_template_destroy(&c);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("chat");
+	TCase *tc = tcase_create("chat");
+	tcase_add_test(tc, reference);
+	tcase_add_test(tc, template_of_the_model);
+	tcase_add_test(tc, own_default_message);
+	tcase_add_loop_test(tc, refused, 0, (int)(sizeof refusals / sizeof *refusals));
+	tcase_add_loop_test(tc, prepared, 0, (int)(sizeof ones / sizeof *ones));
+	tcase_add_loop_test(tc, takes_parts, 0, (int)(sizeof parts / sizeof *parts));
+	tcase_add_test(tc, threads);
+	tcase_add_test(tc, bad_messages);
+	suite_add_tcase(s, tc);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? 1 : 0;
+}

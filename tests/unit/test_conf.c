@@ -1,0 +1,263 @@
+/* test_conf.c - configuration: what is taken, what is refused and with which words, what a reload changes. */
+#include "svc/conf.h"
+#include "util/mem.h"
+#include "tempdir.h"
+
+#include <check.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct conf_key common_table[] = {
+	{"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL},
+	{"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn"},
+	CONF_END,
+};
+static const struct conf_key own_table[] = {
+	{"threads", CONF_INT, "2", 1, 64, "threads", 0, "Threads", NULL},
+	{"limit_ms", CONF_INT, "500", 0, 1e12, "ms", 1, "Limit", NULL},
+	{"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "Ratio", NULL},
+	{"offload", CONF_BOOL, "true", 0, 0, "", 1, "Offload", NULL},
+	{"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL},
+	{"free", CONF_INT, "-1", 0, 0, "", 0,
+     "No limits at all, and a help that needs more than one line: it goes on and on, word after word, until the line is full and another one has to begin", NULL},
+	CONF_END,
+};
+static const struct conf_key required_table[] = {
+	{"model", CONF_STRING, "", 1, 100, "", 0, "Model file", NULL},
+	CONF_END,
+};
+static const struct conf_key *const tables[] = {common_table, own_table, NULL};
+
+static char path[TEST_FOLDER_BYTES];
+
+static void write_file(const char *text)
+{
+	FILE *f = fopen(path, "w");
+	ck_assert_ptr_nonnull(f);
+	fputs(text, f);
+	fclose(f);
+}
+
+static void make_path(void)
+{
+	test_file(path, "x.conf");
+	write_file("");
+}
+
+static void remove_path(void)
+{
+	unlink(path);
+}
+
+START_TEST(test_defaults)
+{
+	struct conf *c;
+	const char *const *items;
+	ck_assert_int_eq(conf_load(tables, NULL, NULL, 0, &c, NULL), 0);
+	ck_assert_str_eq(conf_str(c, "name"), "x");
+	ck_assert_int_eq(conf_int(c, "threads"), 2);
+	ck_assert_int_eq(conf_int(c, "free"), -1);
+	ck_assert_double_eq(conf_float(c, "ratio"), 0.5);
+	ck_assert_int_eq(conf_bool(c, "offload"), 1);
+	ck_assert_int_eq(conf_list(c, "routers", &items), 2);
+	ck_assert_str_eq(items[0], "a");
+	ck_assert_str_eq(items[1], "b");
+	conf_destroy(&c);
+	ck_assert_ptr_null(c);
+}
+END_TEST
+
+START_TEST(test_file_and_options)
+{
+	struct conf *c;
+	struct err err = {0};
+	const char *const *items;
+	char *const options[] = {(char *)"threads=9", (char *)"routers=ipc://a  ipc://b", (char *)"offload=no", (char *)"name=n=1"};
+	write_file("threads = 4;\nlimit_ms = 5000000000L;\nratio = 1;\nrouters = [\"q\"];\nlevel = \"debug\";\n");
+	ck_assert_msg(conf_load(tables, path, options, 4, &c, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(conf_int(c, "threads"), 9);
+	ck_assert_int_eq(conf_int(c, "limit_ms"), 5000000000);
+	ck_assert_double_eq(conf_float(c, "ratio"), 1);
+	ck_assert_str_eq(conf_str(c, "level"), "debug");
+	ck_assert_str_eq(conf_str(c, "name"), "n=1");
+	ck_assert_int_eq(conf_bool(c, "offload"), 0);
+	ck_assert_int_eq(conf_list(c, "routers", &items), 2);
+	ck_assert_str_eq(items[1], "ipc://b");
+	conf_destroy(&c);
+}
+END_TEST
+
+static const struct {
+	const char *file, *option, *want;   /* @ stands for the file's path */
+} refusals[] = {
+	{"threads = 0;", NULL, "@:1: threads = 0 is out of range: 1 to 64 threads"},
+	{"\n\nthreads = 65;", NULL, "@:3: threads = 65 is out of range: 1 to 64 threads"},
+	{"threads = \"four\";", NULL, "@:1: threads = four is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"threads = 1.5;", NULL, "@:1: threads = 1.5 is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"thread = 1;", NULL, "@:1: unknown key \"thread\"; did you mean \"threads\"?"},
+	{"colour = 1;", NULL, "@:1: unknown key \"colour\""},
+	{"ratio = 1.01;", NULL, "@:1: ratio = 1.01 is out of range: 0 to 1"},
+	{"offload = 1;", NULL, "@:1: offload = 1 is of the wrong type: want true or false"},
+	{"name = \"123456789\";", NULL, "@:1: name = 123456789 is out of range: 1 to 8 bytes"},
+	{"level = \"loud\";", NULL, "@:1: level = loud is out of range: one of debug|info|warn"},
+	{"level = \"debug|info\";", NULL, "@:1: level = debug|info is out of range: one of debug|info|warn"},
+	{"routers = [\"a\",\"b\",\"c\",\"d\"];", NULL, "@:1: routers = a b c d is out of range: 0 to 3 items"},
+	{"routers = (\"a\", 2);", NULL, "@:1: routers: item 2 is not a text in double quotes"},
+	{"routers = \"a\";", NULL, "@:1: routers = a is of the wrong type: want a list of texts: [ \"a\", \"b\" ] (0 to 3 items)"},
+	{"threads = { a = 1; };", NULL, "@:1: threads = {...} is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"threads = 1\nthreads = 2;", NULL, "@:2: duplicate setting name"},
+	{"threads = ;", NULL, "@:1: syntax error"},
+	{"", "threads=x", "option -o: threads = x is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"", "threads=4x", "option -o: threads = 4x is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"", "ratio=0.5x", "option -o: ratio = 0.5x is of the wrong type: want a number (0 to 1)"},
+	{"", "offload=maybe", "option -o: offload = maybe is of the wrong type: want true or false"},
+	{"", "threads=99999999999999999999", "option -o: threads = 99999999999999999999 is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"", "ratio=nan", "option -o: ratio = nan is of the wrong type: want a number (0 to 1)"},
+	{"", "threads", "option -o threads: want key=value"},
+	{"", "=3", "option -o =3: want key=value"},
+	{"", "nmae=3", "option -o: unknown key \"nmae\"; did you mean \"name\"?"},
+	{"", "name=", "option -o: name =  is out of range: 1 to 8 bytes"},
+};
+
+START_TEST(test_refused)
+{
+	struct conf *c = NULL;
+	struct err err = {0};
+	char *option[] = {(char *)refusals[_i].option};
+	write_file(refusals[_i].file);
+	ck_assert_int_eq(conf_load(tables, path, option, option[0] != NULL, &c, &err), ERR_INVALID);
+	const char *want = refusals[_i].want;
+	char *full = *want == '@' ? mem_printf("%s%s", path, want + 1) : mem_strdup(want);
+	ck_assert_str_eq(err.text, full);
+	ck_assert_ptr_null(c);
+	free(full);
+}
+END_TEST
+
+START_TEST(test_no_file)
+{
+	struct conf *c;
+	struct err err = {0};
+	ck_assert_int_eq(conf_load(tables, "/nonexistent/x.conf", NULL, 0, &c, &err), ERR_IO);
+	ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/x.conf"));
+	ck_assert_int_lt(conf_load(tables, "/tmp", NULL, 0, &c, &err), 0);
+}
+END_TEST
+
+START_TEST(test_required)
+{
+	static const struct conf_key *const with[] = {common_table, required_table, NULL};
+	struct conf *c;
+	struct err err = {0};
+	char *option[] = {(char *)"model=m.gguf"};
+	ck_assert_int_eq(conf_load(with, NULL, NULL, 0, &c, &err), ERR_INVALID);
+	ck_assert_str_eq(err.text, "configuration: the key \"model\" is missing and has no default: Model file");
+	ck_assert_int_eq(conf_load(with, NULL, option, 1, &c, &err), 0);
+	ck_assert_str_eq(conf_str(c, "model"), "m.gguf");
+	conf_destroy(&c);
+}
+END_TEST
+
+START_TEST(test_reload)
+{
+	struct conf *c;
+	struct err err = {0};
+	char *changed, *refused;
+	char *option[] = {(char *)"limit_ms=7"};
+	write_file("threads = 4; ratio = 0.25; routers = [];");
+	ck_assert_int_eq(conf_load(tables, path, option, 1, &c, &err), 0);
+	write_file("threads = 5; ratio = 0.75; offload = false; limit_ms = 100;");
+	ck_assert_int_eq(conf_reload(c, &changed, &refused, &err), 0);
+	ck_assert_str_eq(changed, "ratio offload routers");
+	ck_assert_str_eq(refused, "threads");
+	ck_assert_int_eq(conf_int(c, "threads"), 4);
+	ck_assert_int_eq(conf_int(c, "limit_ms"), 7);
+	ck_assert_double_eq(conf_float(c, "ratio"), 0.75);
+	ck_assert_int_eq(conf_bool(c, "offload"), 0);
+	free(changed);
+	free(refused);
+	write_file("ratio = 2;");
+	ck_assert_int_eq(conf_reload(c, &changed, &refused, &err), ERR_INVALID);
+	ck_assert_double_eq(conf_float(c, "ratio"), 0.75);
+	write_file("threads = 4; ratio = 0.75; offload = false;");
+	ck_assert_int_eq(conf_reload(c, &changed, &refused, &err), 0);
+	ck_assert_ptr_null(changed);
+	ck_assert_ptr_null(refused);
+	conf_destroy(&c);
+}
+END_TEST
+
+START_TEST(test_json)
+{
+	struct conf *c;
+	struct buf b;
+	buf_init(&b, 0);
+	write_file("threads = 4; routers = [\"a\\\"b\"];");
+	ck_assert_int_eq(conf_load(tables, path, NULL, 0, &c, NULL), 0);
+	conf_json(c, &b);
+	json_t *j = json_loads(b.data, 0, NULL);
+	ck_assert_ptr_nonnull(j);
+	json_t *threads = json_object_get(j, "threads");
+	ck_assert_int_eq(json_integer_value(json_object_get(threads, "value")), 4);
+	ck_assert_str_eq(json_string_value(json_object_get(threads, "unit")), "threads");
+	ck_assert_int_eq(strncmp(json_string_value(json_object_get(threads, "source")), path, strlen(path)), 0);
+	ck_assert_str_eq(json_string_value(json_array_get(json_object_get(json_object_get(j, "routers"), "value"), 0)), "a\"b");
+	ck_assert(json_is_true(json_object_get(json_object_get(j, "offload"), "value")));
+	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(j, "level"), "source")), "default");
+	json_decref(j);
+	buf_fini(&b);
+	conf_destroy(&c);
+}
+END_TEST
+
+/* What -h and etc/ show must be a file that loads and says nothing but defaults, with and without its comment signs. */
+START_TEST(test_help_is_a_file)
+{
+	struct conf *c;
+	struct err err = {0};
+	struct buf b;
+	const char *const *items;
+	buf_init(&b, 0);
+	conf_help(tables, &b);
+	ck_assert_ptr_nonnull(strstr(b.data, "# Threads. Range: 1 to 64 threads.\n#threads = 2;\n"));
+	ck_assert_ptr_nonnull(strstr(b.data, "# Limit. Range: 0 to 1000000000000 ms. SIGHUP reloads it.\n"));
+	ck_assert_ptr_nonnull(strstr(b.data, "\n#routers = [\"a\", \"b\"];\n"));
+	for (const char *line = b.data; *line; line += strcspn(line, "\n") + 1)
+		ck_assert_uint_le(strcspn(line, "\n"), 110);
+	for (char *p = b.data; p; p = strstr(p, "\n#") ? strstr(p, "\n#") + 1 : NULL)
+		if (p[0] == '#' && p[1] != ' ')
+			*p = ' ';
+	write_file(b.data);
+	ck_assert_msg(conf_load(tables, path, NULL, 0, &c, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(conf_int(c, "threads"), 2);
+	ck_assert_int_eq(conf_int(c, "free"), -1);
+	ck_assert_int_eq(conf_list(c, "routers", &items), 2);
+	ck_assert_str_eq(items[1], "b");
+	conf_destroy(&c);
+	buf_fini(&b);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("conf");
+	TCase *t = tcase_create("conf");
+	tcase_add_checked_fixture(t, make_path, remove_path);
+	tcase_add_test(t, test_defaults);
+	tcase_add_test(t, test_file_and_options);
+	tcase_add_loop_test(t, test_refused, 0, sizeof refusals / sizeof *refusals);
+	tcase_add_test(t, test_no_file);
+	tcase_add_test(t, test_required);
+	tcase_add_test(t, test_reload);
+	tcase_add_test(t, test_json);
+	tcase_add_test(t, test_help_is_a_file);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}

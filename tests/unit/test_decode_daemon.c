@@ -1,0 +1,680 @@
+/* test_decode_daemon.c - pddecoded as a process: reservations, leases, the join and the fence, as the others of the protocol see them. The names in
+ * brackets are the rules of proto/PROTOCOL.md and the counterexamples of the model that stand behind them. */
+#include "decode_world.h"
+
+#define CALM_MS 60000u       /* a lease that no test waits for */
+#define SHORT_MS 400u
+
+/* --- reservations ------------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(reserve_twice)
+{
+	world_begin(8, CALM_MS, 0);
+	const Pds__Grant *a = reserve(1, tokens_of(40)), *b = reserve(1, tokens_of(40));
+	ck_assert_uint_eq(a->n_blocks, 3);
+	ck_assert_uint_eq(a->cached_tokens, 0);
+	ck_assert_uint_eq(a->lease->epoch, W.epoch);
+	ck_assert_uint_eq(a->lease_us, CALM_MS * 1000u);
+	ck_assert_uint_eq(a->lease->id, b->lease->id);
+	ck_assert_uint_eq(a->lease->generation, b->lease->generation);
+	ck_assert_uint_eq(b->n_blocks, 3);
+	ck_assert_int_eq(memcmp(a->blocks, b->blocks, 3 * sizeof *a->blocks), 0);
+	ck_assert_uint_eq(kv_count("leased"), 3);
+	say_reserve(2, 1, tokens_of(100));
+	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
+	say_reserve(2, 1, tokens_of(100));
+	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
+	say_cancel(&W.router, 2);
+	say_cancel(&W.prefill, 1);
+	world_end();
+}
+END_TEST
+
+START_TEST(m21_no_tombstone_no_expiry)
+{
+	static struct side *const who[] = {&W.router, &W.prefill};
+	world_begin(8, CALM_MS, 0);
+	say_cancel(who[_i], 1);
+	settle(who[_i]);
+	say_reserve(1, 1, tokens_of(40));
+	ck_assert_int_eq(WANT(Pds__Deny, prefill, KV_DENY, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	ck_assert_uint_eq(kv_count("leased"), 0);
+	say_reserve(1, 2, tokens_of(40));      /* another attempt is another matter */
+	WANT(Pds__Grant, prefill, KV_GRANT, 1);
+	struct msg_head h = {{7, 1}, 2, 0};
+	Pds__Cancel c = PDS__CANCEL__INIT;
+	ck_assert_int_eq(chan_send(W.router.c, W.router.p, MSG_REQUEST_CANCEL, &h, &c.base), 0);
+	world_end();
+}
+END_TEST
+
+START_TEST(reserve_after_the_end)
+{
+	world_begin(8, CALM_MS, 0);
+	reserve(1, tokens_of(40));
+	say_cancel(&W.prefill, 1);
+	say_reserve(1, 1, tokens_of(40));
+	ck_assert_int_eq(WANT(Pds__Deny, prefill, KV_DENY, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	world_end();
+}
+END_TEST
+
+static const uint32_t vocab_end[] = {5, 319, 320};
+static const struct {
+	const char *what;
+	const uint32_t *tokens;
+	uint32_t n;
+	Pds__Fault want;
+} refusals[] = {
+	{"larger than the pool", long_tokens, 128, PDS__FAULT__FAULT_TOO_LARGE},     /* the next token is in a ninth block */
+	{"much larger than the pool", long_tokens, 511, PDS__FAULT__FAULT_TOO_LARGE},
+	{"as long as the context", long_tokens, 512, PDS__FAULT__FAULT_INVALID},
+	{"longer than the context", long_tokens, 1000, PDS__FAULT__FAULT_INVALID},
+	{"a token outside the vocabulary", vocab_end, 3, PDS__FAULT__FAULT_INVALID},
+};
+
+START_TEST(reserve_refused)
+{
+	world_begin(8, CALM_MS, 0);
+	tokens_of(0);
+	say_reserve(1, 1, (struct prompt){refusals[_i].tokens, refusals[_i].n, 8, 0});
+	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 1);
+	ck_assert_msg(d->fault == refusals[_i].want, "%s: fault %d, %s", refusals[_i].what, d->fault, d->text);
+	ck_assert_int_ne(d->text[0], 0);
+	world_end();
+}
+END_TEST
+
+START_TEST(queue_in_order)
+{
+	world_begin(8, CALM_MS, 0);
+	reserve(1, tokens_of(100));                  /* 7 of 8 blocks */
+	say_reserve(2, 1, tokens_of(40));
+	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
+	say_reserve(3, 1, tokens_of(7));             /* fits, but is not the first */
+	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 3)->position, 2);
+	say_reserve(4, 1, tokens_of(7));
+	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position, 3);
+	say_cancel(&W.router, 3);                    /* one that waits goes */
+	settle(&W.router);
+	NONE(prefill, KV_GRANT, 2);
+	say_cancel(&W.router, 1);
+	uint64_t two = WANT(Pds__Grant, prefill, KV_GRANT, 2)->lease->id;
+	uint64_t four = WANT(Pds__Grant, prefill, KV_GRANT, 4)->lease->id;
+	ck_assert_uint_lt(two, four);
+	ck_assert_uint_eq(kv_count("leased"), 4);
+	NONE(prefill, KV_GRANT, 3);
+	say_cancel(&W.router, 2);
+	say_cancel(&W.router, 4);
+	world_end();
+}
+END_TEST
+
+/* Blocks of another model, other numbers or another layout are no use here. */
+START_TEST(prefill_of_another_kind_refused)
+{
+	world_begin(8, CALM_MS, 0);
+	char **const field[] = {&W.info->model_fingerprint, &W.info->numerics, &W.info->layout};
+	char *right = *field[_i];                    /* the link logs each refusal as an error: no surprise here */
+	side_close(&W.prefill);
+	*field[_i] = "another";
+	side_open(&W.prefill);
+	pump_for(300000);
+	ck_assert_ptr_null(W.prefill.p);
+	side_close(&W.prefill);
+	*field[_i] = right;
+	side_open(&W.prefill);
+	UNTIL(W.prefill.p);
+	world_end();
+}
+END_TEST
+
+/* --- join ------------------------------------------------------------------------------------------------------------------------------------ */
+
+enum half { READY, FIRST };
+
+static void say_half(enum half which, uint32_t n, Pds__Lease l)
+{
+	if (which == READY) {
+		say_ready(&W.messager, n, l);
+		ck_assert_uint_eq(WANT(Pds__KvReadyAck, messager, KV_READY_ACK, n)->lease->id, l.id);
+	} else {
+		say_first(n, l, short_answer[0]);
+		ck_assert_uint_eq(WANT(Pds__FirstTokenAck, prefill, REQUEST_FIRST_TOKEN_ACK, n)->lease_id, l.id);
+	}
+}
+
+/* Whatever comes first and how often: acknowledged each time, joined once, the first token repeated with its index, then the rest. */
+static const struct {
+	const char *what;
+	enum half said[6];
+	unsigned n;
+} orders[] = {
+	{"KV_READY first", {READY, FIRST}, 2},
+	{"first token first", {FIRST, READY}, 2},
+	{"KV_READY repeated", {READY, READY, FIRST, READY}, 4},
+	{"first token repeated", {FIRST, FIRST, READY, FIRST}, 4},
+	{"both repeated", {READY, FIRST, READY, FIRST, FIRST, READY}, 6},
+};
+
+START_TEST(joins_once)
+{
+	world_begin(8, CALM_MS, 0);
+	learn_kv(1);
+	Pds__Lease l = filled(2, 8);
+	for (unsigned i = 0; i < orders[_i].n; i++)
+		say_half(orders[_i].said[i], 2, l);
+	expect_answer(2, 8);
+	for (unsigned i = 0; i < 2; i++)             /* and after the end */
+		say_half(orders[_i].said[i], 2, l);
+	settle(&W.router);
+	NONE(router, REQUEST_FAILED, 2);
+	ck_assert_uint_eq(W.answer[2].n, 8);
+	world_end();
+}
+END_TEST
+
+/* Repeated at once after the half that joins, while the sequence runs. */
+START_TEST(joins_once_while_active)
+{
+	enum half last = (enum half)_i;
+	world_begin(8, CALM_MS, 0);
+	learn_kv(1);
+	Pds__Lease l = filled(2, 100);
+	say_half(last == READY ? FIRST : READY, 2, l);
+	kill(W.daemon, SIGSTOP);                     /* all of them come together */
+	for (int i = 0; i < 4; i++)
+		if (last == READY)
+			say_ready(&W.messager, 2, l);
+		else
+			say_first(2, l, short_answer[0]);
+	pump_for(20000);
+	kill(W.daemon, SIGCONT);
+	for (int i = 0; i < 4; i++)
+		await(last == READY ? &W.messager : &W.prefill, last == READY ? MSG_KV_READY_ACK : MSG_REQUEST_FIRST_TOKEN_ACK, 2);
+	expect_length(2, 100);
+	world_end();
+}
+END_TEST
+
+START_TEST(m10_join_on_first_token)
+{
+	world_begin(8, CALM_MS, 0);
+	Pds__Lease l = written(1, short_of(8));
+	for (int i = 0; i < 3; i++)
+		say_half((enum half)_i, 1, l);
+	settle(&W.router);
+	ck_assert(requests_are("\"state\":\"leased\""));
+	ck_assert_uint_eq(W.answer[1].n, 0);
+	say_cancel(&W.router, 1);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	say_revoked(&W.messager, 1, l);
+	world_end();
+}
+END_TEST
+
+/* [m12] What names another lease, of this life or another, is not for this one. */
+static const struct {
+	const char *what;
+	enum half half;
+	int64_t id, epoch, generation;     /* added */
+} strangers[] = {
+	{"KV_READY, other id", READY, 1, 0, 0},
+	{"KV_READY, other generation", READY, 0, 0, 1},
+	{"KV_READY, earlier life", READY, 0, -1, 0},
+	{"KV_READY, later life", READY, 0, 1, 0},
+	{"first token, other id", FIRST, 1, 0, 0},
+	{"first token, other generation", FIRST, 0, 0, 1},
+	{"first token, earlier life", FIRST, 0, -1, 0},
+	{"first token, later life", FIRST, 0, 1, 0},
+};
+
+START_TEST(m12_no_lease_epoch)
+{
+	world_begin(8, CALM_MS, 0);
+	learn_kv(1);
+	const Pds__Lease right = filled(2, 4);
+	Pds__Lease l = right;
+	enum half half = strangers[_i].half;
+	say_half(half == READY ? FIRST : READY, 2, l);
+	l.id += (uint64_t)strangers[_i].id;
+	l.epoch += (uint64_t)strangers[_i].epoch;
+	l.generation += (uint64_t)strangers[_i].generation;
+	if (half == READY)
+		say_ready(&W.messager, 2, l);
+	else
+		say_first(2, l, 9);
+	settle(&W.messager);
+	settle(&W.prefill);
+	settle(&W.router);
+	take(&W.messager, MSG_KV_READY_ACK, 2);      /* acknowledged, or dropped when it is for another life */
+	take(&W.prefill, MSG_REQUEST_FIRST_TOKEN_ACK, 2);
+	ck_assert_msg(requests_are("\"state\":\"leased\""), "%s", strangers[_i].what);
+	ck_assert_uint_eq(W.answer[2].n, 0);
+	say_half(half, 2, right);                    /* the right one still does */
+	expect_answer(2, 4);
+	world_end();
+}
+END_TEST
+
+START_TEST(only_the_messager_says_ready)
+{
+	world_begin(8, CALM_MS, 0);
+	const Pds__Grant *g = reserve(1, short_of(4));
+	say_half(FIRST, 1, *g->lease);
+	say_ready(&W.prefill, 1, *g->lease);
+	settle(&W.prefill);
+	settle(&W.router);
+	ck_assert(requests_are("\"state\":\"leased\""));
+	ck_assert_uint_eq(W.answer[1].n, 0);
+	say_cancel(&W.router, 1);
+	world_end();
+}
+END_TEST
+
+START_TEST(first_token_outside_the_vocabulary)
+{
+	world_begin(8, CALM_MS, 0);
+	const Pds__Grant *g = reserve(1, short_of(4));
+	say_first(1, *g->lease, 320);
+	ck_assert_int_eq(WANT(Pds__Failed, router, REQUEST_FAILED, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	say_half(READY, 1, *g->lease);
+	world_end();
+}
+END_TEST
+
+/* --- writers -------------------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(lease_open)
+{
+	world_begin(8, CALM_MS, 0);
+	const Pds__Grant *g = reserve(1, short_of(4)), *gone = reserve(2, short_of(4));
+	Pds__Lease l = *g->lease;
+	opened(3, no_lease(), 1);
+	l.generation++;
+	opened(1, l, 1);
+	l = *g->lease;
+	l.epoch--;
+	opened(1, l, 1);
+	say_cancel(&W.router, 2);
+	settle(&W.router);
+	opened(2, *gone->lease, 1);
+	opened(1, *g->lease, 0);
+	opened(1, *g->lease, 0);                     /* asked again */
+	say_open(&W.prefill, 1, *g->lease);          /* no messager */
+	settle(&W.prefill);
+	NONE(prefill, LEASE_OPENED, 1);
+	say_half(READY, 1, *g->lease);
+	opened(1, *g->lease, 1);                     /* nothing is left to write */
+	say_cancel(&W.router, 1);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	say_revoked(&W.messager, 1, *g->lease);
+	world_end();
+}
+END_TEST
+
+static void messager_again(uint64_t epoch)
+{
+	side_close(&W.messager);
+	W.messager.epoch = epoch;
+	side_open(&W.messager);
+	UNTIL(W.messager.p);
+}
+
+/* [m14] A question that an older life asked and that comes late is dropped; nor does that life's word end the newer one's writing. */
+START_TEST(m14_old_m_asks_late)
+{
+	world_begin(8, CALM_MS, 0);
+	Pds__Lease l = written(1, short_of(4));
+	uint64_t epoch = W.messager.epoch;
+	messager_again(epoch - 1);
+	say_open(&W.messager, 1, l);
+	say_half(FIRST, 1, l);
+	say_ready(&W.messager, 1, l);
+	await(&W.messager, MSG_KV_READY_ACK, 1);
+	settle(&W.messager);
+	NONE(messager, LEASE_OPENED, 1);
+	ck_assert(requests_are("\"state\":\"leased\""));
+	say_cancel(&W.router, 1);
+	settle(&W.router);
+	say_revoked(&W.messager, 1, l);
+	settle(&W.messager);
+	NONE(messager, LEASE_REVOKE, 1);
+	ck_assert_uint_eq(kv_count("leased"), 1);
+	messager_again(epoch);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	say_revoked(&W.messager, 1, l);
+	world_end();
+}
+END_TEST
+
+/* [m20] The messager's next life asks anew; it is the writer then, and the only one that is revoked. */
+START_TEST(m20_newer_writer)
+{
+	world_begin(8, CALM_MS, 0);
+	Pds__Lease l = written(1, short_of(4));
+	messager_again(W.messager.epoch + 1);
+	opened(1, l, 0);
+	say_cancel(&W.router, 1);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	say_revoked(&W.messager, 1, l);
+	world_end();
+}
+END_TEST
+
+/* [rule 4] For a slot that the life before has marked it says KV_READY once more, without asking. */
+START_TEST(s_kvsent_at_once_newer_life_says_ready)
+{
+	world_begin(8, CALM_MS, 0);
+	learn_kv(1);
+	Pds__Lease l = filled(2, 4);
+	messager_again(W.messager.epoch + 1);
+	say_half(READY, 2, l);
+	say_half(FIRST, 2, l);
+	expect_answer(2, 4);
+	world_end();
+}
+END_TEST
+
+/* [m1] Cancelled while somebody may write: revoked, and only the registered writer's word about this very lease frees the blocks. */
+START_TEST(m1_free_by_timer_revoke_waits_for_the_writer)
+{
+	world_begin(8, CALM_MS, 0);
+	Pds__Lease l = written(1, tokens_of(40)), other = l;
+	say_cancel(&W.router, 1);
+	const Pds__LeaseRevoke *r = WANT(Pds__LeaseRevoke, messager, LEASE_REVOKE, 1);
+	ck_assert_uint_eq(r->lease->id, l.id);
+	ck_assert_uint_eq(r->lease->generation, l.generation);
+	say_cancel(&W.prefill, 1);                   /* once more changes nothing */
+	say_revoked(&W.prefill, 1, l);               /* not the writer */
+	settle(&W.prefill);
+	other.generation++;
+	say_revoked(&W.messager, 1, other);
+	other = l;
+	other.epoch--;
+	say_revoked(&W.messager, 1, other);
+	opened(1, l, 1);                             /* final */
+	say_half(READY, 1, l);
+	say_half(FIRST, 1, l);
+	ck_assert_uint_eq(kv_count("leased"), 3);
+	ck_assert(requests_are("\"state\":\"quarantine\""));
+	say_reserve(2, 1, tokens_of(100));           /* nobody gets them */
+	WANT(Pds__Queued, prefill, KV_QUEUED, 2);
+	NONE(messager, LEASE_REVOKE, 1);
+	say_revoked(&W.messager, 1, l);
+	WANT(Pds__Grant, prefill, KV_GRANT, 2);
+	say_revoked(&W.messager, 1, l);              /* repeated */
+	say_cancel(&W.router, 2);
+	ck_assert_uint_eq(W.answer[1].n, 0);
+	world_end();
+}
+END_TEST
+
+START_TEST(revoke_again_over_a_new_link)
+{
+	world_begin(8, CALM_MS, 0);
+	Pds__Lease l = written(1, tokens_of(40));
+	say_cancel(&W.router, 1);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	messager_again(W.messager.epoch);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	ck_assert_uint_eq(kv_count("leased"), 3);
+	say_revoked(&W.messager, 1, l);
+	world_end();
+}
+END_TEST
+
+/* [m6, m13] The end of the connection is no fence while the process lives; its death is. What that life still asks afterwards is dropped. */
+START_TEST(m13_old_m_not_dead)
+{
+	world_begin(8, CALM_MS, 1);
+	written(1, tokens_of(40));
+	say_cancel(&W.router, 1);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	kill(W.child, SIGUSR1);
+	pump_for(200000);
+	ck_assert_uint_eq(kv_count("leased"), 3);
+	child_kill();
+	UNTIL(kv_count("leased") == 0);
+	say_open(&W.messager, 2, *reserve(2, tokens_of(41))->lease);
+	settle(&W.messager);
+	NONE(messager, LEASE_OPENED, 2);
+	say_cancel(&W.router, 2);                    /* no writer, no fence */
+	settle(&W.router);
+	NONE(messager, LEASE_REVOKE, 2);
+	world_end();
+}
+END_TEST
+
+/* Its writer is dead before the lease is given up: freed at once. */
+START_TEST(messager_process_ends_first)
+{
+	world_begin(8, CALM_MS, 1);
+	written(1, tokens_of(40));
+	written(2, tokens_of(7));
+	say_cancel(&W.router, 1);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	child_kill();
+	UNTIL(kv_count("leased") == 1);
+	say_cancel(&W.router, 2);
+	settle(&W.router);
+	ck_assert(requests_are("[]"));
+	world_end();
+}
+END_TEST
+
+/* --- clocks ----------------------------------------------------------------------------------------------------------------------------------- */
+
+static void expect_lost(uint32_t n)
+{
+	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, n);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	ck_assert_int_eq(f->retry, 1);
+}
+
+/* [s-expiry-untold] A lease that nobody renews ends, and the router learns it; a writer is fenced first. */
+START_TEST(s_expiry_untold)
+{
+	int written = _i;
+	world_begin(8, SHORT_MS, 0);
+	const Pds__Grant *g = reserve(1, tokens_of(40));
+	if (written)
+		opened(1, *g->lease, 0);
+	expect_lost(1);
+	if (written) {
+		await(&W.messager, MSG_LEASE_REVOKE, 1);
+		pump_for(2 * SHORT_MS * 1000u);      /* a timer alone never frees them */
+		ck_assert_uint_eq(kv_count("leased"), 3);
+		say_revoked(&W.messager, 1, *g->lease);
+	}
+	world_end();
+}
+END_TEST
+
+static void say_renew(struct side *s, uint64_t id, uint64_t epoch)
+{
+	Pds__Renew m = PDS__RENEW__INIT;
+	struct msg_head none = {0};
+	m.lease_ids = &id;
+	m.n_lease_ids = 1;
+	m.epoch = epoch;
+	ck_assert_int_eq(chan_send(s->c, s->p, MSG_KV_RENEW, &none, &m.base), 0);
+}
+
+START_TEST(renewals_keep_the_lease)
+{
+	world_begin(8, SHORT_MS, 0);
+	uint64_t id = reserve(1, tokens_of(40))->lease->id;
+	for (uint64_t end = clock_us() + 3 * SHORT_MS * 1000u; clock_us() < end; pump_for(20000))
+		say_renew(&W.prefill, id, W.epoch);
+	NONE(router, REQUEST_FAILED, 1);
+	ck_assert_uint_eq(kv_count("leased"), 3);
+	uint64_t begin = clock_us();
+	while (!take(&W.router, MSG_REQUEST_FAILED, 1)) {    /* other people's renewals do not */
+		ck_assert_uint_lt(clock_us() - begin, WAIT_US);
+		say_renew(&W.prefill, id + 1, W.epoch);
+		say_renew(&W.prefill, id, W.epoch - 1);
+		say_renew(&W.messager, id, W.epoch);
+		pump_for(20000);
+	}
+	world_end();
+}
+END_TEST
+
+/* [s-lease-clock-goes-on] With both halves there the lease does not expire, however long the answer takes. */
+START_TEST(s_lease_clock_goes_on)
+{
+	world_begin(8, 300, 0);
+	learn_kv(1);
+	joined(2, 100);
+	UNTIL(W.answer[2].n >= 1);
+	kill(W.daemon, SIGSTOP);                     /* its clock passes, its steps do not */
+	usleep(700000);
+	kill(W.daemon, SIGCONT);
+	expect_length(2, 100);
+	settle(&W.router);
+	NONE(router, REQUEST_FAILED, 2);
+	world_end();
+}
+END_TEST
+
+START_TEST(deadline_passes)
+{
+	world_begin(8, CALM_MS, 0);
+	struct prompt p = tokens_of(100), q = tokens_of(40);
+	p.deadline_us = q.deadline_us = 500000;
+	reserve(1, p);
+	say_reserve(2, 1, q);
+	WANT(Pds__Queued, prefill, KV_QUEUED, 2);
+	for (uint32_t n = 1; n <= 2; n++) {
+		const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, n);
+		ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_DEADLINE);
+		ck_assert_int_eq(f->retry, 0);
+	}
+	world_end();
+}
+END_TEST
+
+/* --- deaths ------------------------------------------------------------------------------------------------------------------------------------ */
+
+/* All stages of a lease at once: written, granted, waiting; and one that has joined, which needs its prefill worker no more. */
+START_TEST(prefill_ends)
+{
+	world_begin(60, CALM_MS, 0);
+	learn_kv(1);
+	Pds__Lease joins = filled(2, 480), writes = written(3, tokens_of(40));
+	reserve(4, tokens_of(41));
+	say_reserve(5, 1, tokens_of(500));
+	WANT(Pds__Queued, prefill, KV_QUEUED, 5);
+	say_half(READY, 2, joins);
+	say_first(2, joins, short_answer[0]);
+	side_close(&W.prefill);
+	for (uint32_t n = 3; n <= 5; n++)
+		expect_lost(n);
+	await(&W.messager, MSG_LEASE_REVOKE, 3);
+	UNTIL(W.answer[2].finish != PDS__FINISH__FINISH_NONE);
+	UNTIL(kv_count("leased") == 3);
+	say_revoked(&W.messager, 3, writes);
+	settle(&W.router);
+	NONE(router, REQUEST_FAILED, 2);
+	ck_assert_uint_eq(W.answer[2].n, 480);
+	world_end();
+}
+END_TEST
+
+START_TEST(router_ends)
+{
+	world_begin(40, CALM_MS, 0);
+	Pds__Lease l = written(1, tokens_of(40));
+	reserve(2, tokens_of(400));
+	say_reserve(3, 1, tokens_of(300));
+	WANT(Pds__Queued, prefill, KV_QUEUED, 3);
+	struct prompt p = tokens_of(10);
+	p.max_tokens = 400;
+	say_submit(4, p);
+	side_close(&W.router);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	UNTIL(kv_count("leased") == 3 && kv_count("held") == 0);
+	say_revoked(&W.messager, 1, l);
+	world_end();
+}
+END_TEST
+
+/* --- without a prefill worker ------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(submit_twice_runs_once)
+{
+	world_begin(8, CALM_MS, 0);
+	say_submit(1, short_of(8));
+	say_submit(1, short_of(8));
+	expect_answer(1, 8);
+	UNTIL(requests_are("[]"));
+	say_submit(1, short_of(8));                  /* after its end too: on_message would see index 0 again */
+	settle(&W.router);
+	UNTIL(requests_are("[]"));
+	settle(&W.router);
+	ck_assert_uint_eq(W.answer[1].n, 8);
+	world_end();
+}
+END_TEST
+
+START_TEST(cancel_ends_the_active)
+{
+	world_begin(40, CALM_MS, 0);
+	struct prompt p = tokens_of(10);
+	p.max_tokens = 480;
+	kill(W.daemon, SIGSTOP);                     /* both come together: it has just begun when it is cancelled */
+	say_submit(1, p);
+	say_cancel(&W.router, 1);
+	say_cancel(&W.router, 1);
+	pump_for(20000);
+	kill(W.daemon, SIGCONT);
+	UNTIL(requests_are("[]"));
+	settle(&W.router);
+	ck_assert_int_eq(W.answer[1].finish, PDS__FINISH__FINISH_NONE);
+	NONE(router, REQUEST_FAILED, 1);
+	ck_assert_uint_lt(W.answer[1].n, 480);
+	world_end();
+}
+END_TEST
+
+#define COUNT(a) (int)(sizeof(a) / sizeof(*a))
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	Suite *s = suite_create("decode_daemon");
+	TCase *c = tcase_create("process");
+	tcase_set_timeout(c, 60);
+	tcase_add_test(c, reserve_twice);
+	tcase_add_loop_test(c, m21_no_tombstone_no_expiry, 0, 2);
+	tcase_add_test(c, reserve_after_the_end);
+	tcase_add_loop_test(c, reserve_refused, 0, COUNT(refusals));
+	tcase_add_test(c, queue_in_order);
+	tcase_add_loop_test(c, prefill_of_another_kind_refused, 0, 3);
+	tcase_add_loop_test(c, joins_once, 0, COUNT(orders));
+	tcase_add_loop_test(c, joins_once_while_active, READY, FIRST + 1);
+	tcase_add_loop_test(c, m10_join_on_first_token, READY, FIRST + 1);
+	tcase_add_loop_test(c, m12_no_lease_epoch, 0, COUNT(strangers));
+	tcase_add_test(c, only_the_messager_says_ready);
+	tcase_add_test(c, first_token_outside_the_vocabulary);
+	tcase_add_test(c, lease_open);
+	tcase_add_test(c, m14_old_m_asks_late);
+	tcase_add_test(c, m20_newer_writer);
+	tcase_add_test(c, s_kvsent_at_once_newer_life_says_ready);
+	tcase_add_test(c, m1_free_by_timer_revoke_waits_for_the_writer);
+	tcase_add_test(c, revoke_again_over_a_new_link);
+	tcase_add_test(c, m13_old_m_not_dead);
+	tcase_add_test(c, messager_process_ends_first);
+	tcase_add_loop_test(c, s_expiry_untold, 0, 2);
+	tcase_add_test(c, renewals_keep_the_lease);
+	tcase_add_test(c, s_lease_clock_goes_on);
+	tcase_add_test(c, deadline_passes);
+	tcase_add_test(c, prefill_ends);
+	tcase_add_test(c, router_ends);
+	tcase_add_test(c, submit_twice_runs_once);
+	tcase_add_test(c, cancel_ends_the_active);
+	suite_add_tcase(s, c);
+	return world_run(s);
+}

@@ -1,0 +1,256 @@
+/* test_decode_queue.c - the reservation queue by itself: places against a plain list, estimates from measured rates; and the tombs. */
+#include "daemons/decode/decode.h"
+#include "util/mem.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX 64u
+static _Atomic uint64_t gens[4096];
+static struct worker W;
+static struct engine_info info;
+static struct decode *D;
+static const struct reqid A = {1, 1};
+
+static void make(uint32_t blocks)
+{
+	memset(&W, 0, sizeof W);
+	W.pool = kv_pool_new(blocks, 16, gens);
+	W.max_sequences = 8;
+	info.kv.block_tokens = 16;
+	W.info = &info;
+	D = mem_zalloc(sizeof *D);
+	W.state = D;
+	D->w = &W;
+	list_init(&D->seqs);
+	list_init(&D->queued);
+	pthread_mutex_init(&D->lock, NULL);
+	tombs_init(D);
+}
+
+static void unmake(void)
+{
+	kv_pool_destroy(&W.pool);
+	tombs_fini(D);
+	free(D);
+}
+
+/* --- places ----------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(places_against_a_list)
+{
+	struct seq seqs[MAX] = {0}, *line[MAX];
+	uint32_t n = 0;
+	srand(3 + (unsigned)_i);
+	make(64);
+	for (uint32_t i = 0; i < MAX; i++)
+		list_init(&seqs[i].queue);
+	for (int round = 0; round < 5000; round++) {
+		struct seq *q = &seqs[(uint32_t)rand() % MAX];
+		int what = rand() % 4;
+		if (what < 2 && list_empty(&q->queue)) {
+			q->asks = 1 + (uint32_t)rand() % 40;
+			queue_push(D, q);
+			line[n++] = q;
+		} else if (what == 2 && n) {                /* the head is granted */
+			queue_remove(D, line[0]);
+			memmove(line, line + 1, --n * sizeof *line);
+		} else if (what == 3) {                     /* anyone is cancelled; perhaps it does not wait */
+			uint32_t at = 0;
+			queue_remove(D, q);
+			while (at < n && line[at] != q)
+				at++;
+			if (at < n) {
+				n--;
+				memmove(line + at, line + at + 1, (n - at) * sizeof *line);
+			}
+		}
+		uint64_t upto = 0;
+		for (uint32_t i = 0; i < n; i++) {
+			upto += line[i]->asks;
+			ck_assert_uint_eq(queue_position(D, line[i]), i + 1);
+			ck_assert_uint_eq(line[i]->upto - D->gone_upto, upto);
+		}
+		ck_assert_uint_eq(D->last_place - D->gone_place, n);
+		ck_assert_uint_eq(D->last_upto - D->gone_upto, upto);
+	}
+	unmake();
+}
+END_TEST
+
+/* --- estimates ---------------------------------------------------------------------------------------------------------------------- */
+
+/* Takes and gives back n blocks: a sequence that has ended. */
+static void one_ends(uint32_t n)
+{
+	uint32_t b[64];
+	ck_assert_int_eq(kv_pool_take(W.pool, n, KV_HELD, &A, b), 0);
+	kv_pool_release(W.pool, b, n);
+	D->ended++;
+}
+
+#define NEAR(x, want) ck_assert_msg((x) >= (want) * 0.8 && (x) <= (want) * 1.25, "%llu us, expected about %llu", (unsigned long long)(x), (unsigned long long)(want))
+
+START_TEST(estimate_from_rates)
+{
+	uint32_t held[60];
+	uint64_t now = 1000000;
+	make(64);
+	kv_pool_take(W.pool, 60, KV_HELD, &A, held);        /* 4 are free */
+	rates_begin(D, now);
+	ck_assert_uint_eq(queue_estimate(D, 10, 1), 0);     /* nothing is known */
+	ck_assert_uint_eq(queue_estimate(D, 3, 1), 1);      /* there is room: soon */
+	ck_assert_uint_eq(queue_retry_after(D), 20000);     /* likewise */
+	rates_update(D, now += 50000);
+	ck_assert_uint_eq(queue_estimate(D, 10, 1), 0);     /* nothing was given back */
+	for (int i = 0; i < 100; i++) {
+		one_ends(2);
+		rates_update(D, now += 50000);              /* 40 blocks a second, 20 ends */
+	}
+	NEAR(queue_estimate(D, 44, 1), 1000000.0);
+	NEAR(queue_estimate(D, 404, 1), 10000000.0);
+	ck_assert_uint_lt(queue_estimate(D, 44, 1), queue_estimate(D, 45, 1));
+	NEAR(queue_estimate(D, 1, 8 + 20), 1000000.0);      /* blocks enough, but 8 sequence slots */
+	D->active = 8;
+	NEAR(queue_estimate(D, 1, 20), 1000000.0);
+	D->active = 0;
+	D->growth_blocks = 40;                              /* kept for others */
+	NEAR(queue_estimate(D, 4, 1), 1000000.0);
+	D->growth_blocks = 0;
+	for (int i = 0; i < 200; i++) {                     /* now twice as fast: what was is forgotten */
+		one_ends(4);
+		rates_update(D, now += 50000);
+	}
+	NEAR(queue_estimate(D, 84, 1), 1000000.0);
+	now += 3600000000u;                                 /* an hour without work does not count */
+	rates_begin(D, now);
+	rates_update(D, now += 1000);                       /* too short to say anything */
+	NEAR(queue_estimate(D, 84, 1), 1000000.0);
+	ck_assert_uint_le(queue_estimate(D, UINT32_MAX, 1), 600000000u);
+	kv_pool_release(W.pool, held, 60);
+	unmake();
+}
+END_TEST
+
+START_TEST(first_rate_is_not_too_small)
+{
+	uint32_t held[64];
+	uint64_t now = 1000000;
+	make(64);
+	rates_begin(D, now);
+	one_ends(8);
+	rates_update(D, now += 100000);                     /* 8 in the first tenth of a second */
+	kv_pool_take(W.pool, 64, KV_HELD, &A, held);
+	NEAR(queue_estimate(D, 8, 1), 100000.0);
+	kv_pool_release(W.pool, held, 64);
+	unmake();
+}
+END_TEST
+
+START_TEST(retry_after_is_bounded)
+{
+	uint32_t held[64];
+	struct seq q = {.asks = 100000};
+	uint64_t now = 1000000;
+	make(64);
+	list_init(&q.queue);
+	kv_pool_take(W.pool, 64, KV_HELD, &A, held);
+	queue_push(D, &q);
+	ck_assert_uint_eq(queue_retry_after(D), 1000000);   /* not known */
+	rates_begin(D, now);
+	kv_pool_release(W.pool, held, 1);
+	D->ended++;
+	rates_update(D, now += 50000);
+	ck_assert_uint_eq(queue_retry_after(D), 10000000);
+	ck_assert_uint_eq(queue_estimate_of(D, &q), 600000000);
+	kv_pool_release(W.pool, held + 1, 63);
+	queue_remove(D, &q);
+	ck_assert_uint_eq(queue_retry_after(D), 20000);     /* never 0, never a storm */
+	unmake();
+}
+END_TEST
+
+/* --- tombs ------------------------------------------------------------------------------------------------------------------------------ */
+
+static struct work_key key(uint64_t i)
+{
+	struct reqid id = {5, i};
+	return work_key(&id, 1);
+}
+
+static void add(uint64_t i, uint64_t in_us)
+{
+	struct work_key k = key(i);
+	tomb_add(D, &k, clock_us() + in_us);
+}
+
+static int has(uint64_t i)
+{
+	struct work_key k = key(i);
+	return tomb_has(D, &k);
+}
+
+START_TEST(tombs_stand_until_the_deadline)
+{
+	make(2);
+	uint64_t now = clock_us();
+	add(1, 3000000);
+	add(1, 9000000);                                    /* it has one */
+	add(2, 500000000);
+	add(3, 100000000000u);                              /* cut to ten minutes */
+	add(4, 0);
+	add(5, 20000);
+	ck_assert_uint_eq(D->n_tombs, 4);
+	ck_assert(has(1) && has(2) && has(3) && !has(4) && has(5) && !has(6));
+	usleep(25000);
+	ck_assert(!has(5));                                 /* whether or not anybody has swept */
+	tomb_expire(D, now + 6000000);
+	ck_assert_uint_eq(D->n_tombs, 2);
+	tomb_expire(D, now + 499000000);
+	ck_assert(has(2) && has(3));
+	tomb_expire(D, now + 503000000);
+	ck_assert(!has(2) && has(3));
+	tomb_expire(D, now + 1000000000000u);               /* nobody looked for days */
+	ck_assert_uint_eq(D->n_tombs, 0);
+	unmake();
+}
+END_TEST
+
+START_TEST(tombs_are_bounded)
+{
+	make(2);
+	for (uint64_t i = 0; i < 80000; i++)
+		add(i, 1000000u * (60 + i % 500));
+	ck_assert_uint_eq(D->n_tombs, 65536);
+	ck_assert(has(79999));
+	uint32_t soon = 0, late = 0;
+	for (uint64_t i = 0; i < 65000; i++) {
+		soon += has(i) && i % 500 < 50;
+		late += has(i) && i % 500 >= 450;
+	}
+	ck_assert_uint_lt(soon, 1000);                      /* those that would end soonest have gone */
+	ck_assert_uint_gt(late, 6000);
+	unmake();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("decode_queue");
+	TCase *t = tcase_create("queue");
+	tcase_set_timeout(t, 60);
+	tcase_add_loop_test(t, places_against_a_list, 0, 4);
+	tcase_add_test(t, estimate_from_rates);
+	tcase_add_test(t, first_rate_is_not_too_small);
+	tcase_add_test(t, retry_after_is_bounded);
+	tcase_add_test(t, tombs_stand_until_the_deadline);
+	tcase_add_test(t, tombs_are_bounded);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

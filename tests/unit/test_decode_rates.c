@@ -1,0 +1,107 @@
+/* test_decode_rates.c - what a decode worker measures of computing and of reading, and tells the router: steps that decode are no measure of prompts, and a read
+ * that never comes is one of its tier. */
+#include "preempt_world.h"
+
+/* What the worker says of itself after all that this process has seen of it. */
+static void heard(void)
+{
+	uint32_t beats = W.beats;
+	UNTIL(W.beats >= beats + 2);
+}
+
+START_TEST(prompts_are_measured)
+{
+	world_begin(40, 60000, 0);
+	heard();
+	ck_assert_uint_eq(W.compute_rate, 0);
+	say_submit(1, growing(1, 200, 4));
+	expect_length(1, 4);
+	UNTIL(W.compute_rate > 0);
+	ck_assert_uint_eq(W.memory_rate, 0);
+	ck_assert_uint_eq(W.disk_rate, 0);
+	world_end();
+}
+END_TEST
+
+/* A row of a draft costs more than one of a prompt, which shares the step with many. */
+START_TEST(drafts_are_no_prompts)
+{
+	world_option = "speculative=ngram";
+	world_begin(40, 60000, 0);
+	say_submit(1, growing(1, 1, 400));
+	expect_length(1, 400);
+	ck_assert_uint_ge(metric("vllm:spec_decode_num_drafts_total"), 1);
+	heard();
+	ck_assert_uint_eq(W.compute_rate, 0);
+	world_end();
+}
+END_TEST
+
+START_TEST(reads_are_measured)
+{
+	preempt_begin(PAIR_BLOCKS, "output_caching=true", NULL);
+	say_submit(1, growing(1, PAIR));
+	UNTIL(ended(1) && requests_are("[]") && S.puts && kv_count("readers") == 0);
+	ctl("flush");
+	ck_assert_uint_eq(W.memory_rate, 0);
+	say_submit(2, growing(1, PAIR));
+	UNTIL(ended(2));
+	UNTIL(W.memory_rate > 0);
+	ck_assert_uint_eq(W.disk_rate, 0);
+	preempt_end();
+}
+END_TEST
+
+/* The first tier of the list: memory. */
+static uint32_t read_begin_us(void)
+{
+	const char *key = "\"read_begin_us\":", *at = strstr(ctl("kv"), key);
+	ck_assert_ptr_nonnull(at);
+	return (uint32_t)strtoul(at + strlen(key), NULL, 10);
+}
+
+/* Given up by the clock, whether the fence comes at once or never: so long it takes, and nothing comes. One that its client has left says nothing of storage. */
+START_TEST(what_never_comes_is_slow)
+{
+	static const enum manner fence[] = {AT_ONCE, BY_HAND, BY_HAND};
+	preempt_begin(PAIR_BLOCKS, _i == 2 ? NULL : "restore_wait_ms=300", NULL);
+	learn_pair();
+	S.get = BY_HAND;
+	S.fence = fence[_i];
+	submit_pair();
+	await(&S.side, MSG_STORE_GET, 0);
+	if (_i == 0) {
+		UNTIL(S.fences);
+		UNTIL(read_begin_us() >= 300000);
+	} else if (_i == 1) {
+		UNTIL(metric("pdserve_restores_abandoned_total") == 1);
+		ck_assert_uint_ge(read_begin_us(), 300000);
+	} else {
+		say_cancel(&W.router, 2);
+		answer_fence((const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0));
+		UNTIL(kv_count("held") == 0 || ended(1));
+		ck_assert_uint_eq(read_begin_us(), 0);
+	}
+	S.fence = AT_ONCE;
+	S.get = AT_ONCE;
+	same(1);
+	if (_i < 2)
+		same(2);
+	preempt_end();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	Suite *s = suite_create("decode_rates");
+	TCase *c = tcase_create("rates");
+	tcase_set_timeout(c, 120);
+	tcase_add_test(c, prompts_are_measured);
+	tcase_add_test(c, drafts_are_no_prompts);
+	tcase_add_test(c, reads_are_measured);
+	tcase_add_loop_test(c, what_never_comes_is_slow, 0, 3);
+	suite_add_tcase(s, c);
+	return world_run(s);
+}

@@ -1,0 +1,435 @@
+/* test_engine.c - the forward pass against itself: chunks, batches, threads; models in another shape or container against reference outputs
+ * (test_models.c has the families). With PD_MODEL set to the SmolLM2 file, tests/data/smollm2/reference.jsonl is checked as well. */
+#include "engine_rig.h"
+#include "engine/sample.h"
+#include "derived_model.h"
+#include "tempdir.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *const golden_models[] = {"llama", "llama-tied"};
+
+/* Another container, a head size that is not hidden / heads, a vocabulary that is no multiple of anything: the same logits. */
+START_TEST(golden_derived)
+{
+	char folder[TEST_FOLDER_BYTES], data[128], path[256];
+	const char *variant = _i / 4 ? NULL : "reference";
+	test_folder(folder, "engine");
+	snprintf(data, sizeof data, GOLDEN "%s", golden_models[_i % 2]);
+	snprintf(path, sizeof path, "%s/model.gguf", folder);
+	if (_i / 2 % 2)
+		derive_gguf(data, path);
+	else
+		derive_padded(data, folder);
+	golden_check(_i / 2 % 2 ? path : folder, data, (struct rig_opts){.variant = variant, .kv = KV_F32}, GOLDEN_TOLERANCE);
+	static const char *const names[] = {"model.gguf", "model.safetensors", "config.json"};
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+		unlink(path);
+	}
+	rmdir(folder);
+}
+END_TEST
+
+/* --- the same bits, however the work is cut ------------------------------------------------------------------------------- */
+
+static const struct {
+	const char *model, *variant;
+	enum kv_type kv;
+} same_bits[] = {
+	{GOLDEN "llama", "reference", KV_F32}, {GOLDEN "llama", "reference", KV_BF16}, {GOLDEN "llama", NULL, KV_F32},
+	{GOLDEN "llama-tied", NULL, KV_BF16},  {GOLDEN "llama-tied", NULL, KV_F16},    {GOLDEN "llama", "reference", KV_INT8},
+	{GOLDEN "llama-tied", NULL, KV_INT8},  {GOLDEN "llama", NULL, KV_FP8},         {GOLDEN "llama-tied", "plain", KV_FP8},
+	{GOLDEN "qwen3_moe", NULL, KV_BF16},   {GOLDEN "ernie4_5_moe", NULL, KV_F32},  {GOLDEN "glm4_moe", "reference", KV_F16},
+	{GOLDEN "deepseek_v3", NULL, KV_BF16}, {GOLDEN "deepseek_v3", NULL, KV_INT8},  {GOLDEN "deepseek_v3", "reference", KV_FP8},
+	{NULL, NULL, KV_BF16},                 {NULL, NULL, KV_INT8},                  {NULL, NULL, KV_FP8},   /* NULL: PD_MODEL */
+};
+#define SAME_BITS (int)(sizeof same_bits / sizeof *same_bits)
+
+static const char *real_model(void)
+{
+	const char *path = getenv("PD_MODEL");
+	if (!path || !*path)
+		printf("skipped: PD_MODEL is not set to the SmolLM2 file\n");
+	return path && *path ? path : NULL;
+}
+
+static int run_all(void)
+{
+	const char *full = getenv("PD_FULL");
+	return full && *full;
+}
+
+static int same_bits_opts(int i, struct rig_opts *o)
+{
+#ifdef __SANITIZE_THREAD__
+	if (i % 3)                     /* a third of them has every kernel and each way of sharing out, and takes a minute */
+		return 0;
+#endif
+	int real = !same_bits[i].model && (same_bits[i].kv == KV_BF16 || run_all());   /* half a minute for each type on a slow machine */
+	*o = (struct rig_opts){.model = real ? real_model() : same_bits[i].model, .variant = same_bits[i].variant, .kv = same_bits[i].kv};
+	return o->model != NULL;
+}
+
+/* All logits of 150 tokens in chunks of c are those of one chunk, bit for bit. */
+START_TEST(chunks_equal_whole)
+{
+	struct rig_opts o;
+	if (!same_bits_opts(_i, &o))
+		return;
+	struct rig r = rig_open(o);
+	uint32_t ids[150];
+	some_ids(ids, 150, 1);
+	size_t bytes = (size_t)150 * r.vocab * sizeof(float);
+	float *whole = mem_alloc(bytes), *parts = mem_alloc(bytes), *last = mem_alloc(r.vocab * sizeof *last);
+	struct seq s = seq_new(&r, 0);
+	feed(&r, &s, ids, 150, 150, 0, whole);
+	static const uint32_t chunks[] = {1, 3, 16, 17, 64, 149};
+	for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
+		s = seq_new(&r, 40);
+		feed(&r, &s, ids, 150, chunks[c], 0, parts);
+		ck_assert_msg(memcmp(whole, parts, bytes) == 0, "chunks of %u: differ by up to %g", chunks[c], max_diff(whole, parts, bytes / sizeof(float)));
+		s = seq_new(&r, 11);
+		feed(&r, &s, ids, 150, chunks[c], 1, last);
+		ck_assert_msg(memcmp(whole + (size_t)149 * r.vocab, last, r.vocab * sizeof *last) == 0, "chunks of %u: the last row alone differs", chunks[c]);
+	}
+	free(whole);
+	free(parts);
+	free(last);
+	rig_close(&r);
+}
+END_TEST
+
+/* Sequences of different lengths and phases in one step give the bits that each gives alone. */
+START_TEST(batch_equals_single)
+{
+	enum { SEQS = 5 };
+	static const uint32_t before[SEQS] = {0, 31, 7, 0, 16}, now[SEQS] = {20, 1, 1, 5, 33};
+	static const enum engine_logits mode[SEQS] = {ENGINE_LOGITS_LAST, ENGINE_LOGITS_LAST, ENGINE_LOGITS_ALL, ENGINE_LOGITS_NONE, ENGINE_LOGITS_ALL};
+	struct rig_opts o;
+	if (!same_bits_opts(_i, &o))
+		return;
+	struct rig r = rig_open(o);
+	uint32_t ids[SEQS][64];
+	float *single[SEQS];
+	struct seq s[SEQS];
+	for (uint32_t i = 0; i < SEQS; i++) {
+		some_ids(ids[i], 64, i + 5);
+		single[i] = mem_array((size_t)64 * r.vocab, sizeof(float));
+		s[i] = seq_new(&r, 0);
+		feed(&r, &s[i], ids[i], before[i] + now[i], before[i] + now[i], 0, single[i]);
+	}
+	struct engine_span spans[SEQS];
+	for (uint32_t i = 0; i < SEQS; i++) {
+		for (uint32_t b = 0; b < 8; b++)
+			s[i].table[b] = i * 8 + b;
+		s[i].position = 0;
+		if (before[i])
+			feed(&r, &s[i], ids[i], before[i], before[i], 1, single[i] + (size_t)63 * r.vocab);
+		spans[i] = (struct engine_span){.tokens = ids[i] + before[i], .n = now[i], .position = before[i], .blocks = s[i].table, .logits = mode[i]};
+	}
+	step(&r, spans, SEQS);
+	for (uint32_t i = 0; i < SEQS; i++) {
+		uint32_t rows = mode[i] == ENGINE_LOGITS_ALL ? now[i] : mode[i] == ENGINE_LOGITS_LAST ? 1 : 0;
+		for (uint32_t k = 0; k < rows; k++) {
+			const float *want = single[i] + (size_t)(before[i] + now[i] - rows + k) * r.vocab, *got = engine_logits(r.e, spans[i].logits_row + k);
+			ck_assert_msg(memcmp(got, want, r.vocab * sizeof *want) == 0, "sequence %u row %u: differs by up to %g", i, k, max_diff(got, want, r.vocab));
+		}
+	}
+	for (uint32_t i = 0; i < SEQS; i++)
+		free(single[i]);
+	rig_close(&r);
+}
+END_TEST
+
+START_TEST(threads_equal)
+{
+	struct rig_opts o;
+	if (!same_bits_opts(_i, &o))
+		return;
+	uint32_t ids[150];
+	some_ids(ids, 150, 3);
+	float *got[2];
+	uint32_t vocab = 0;
+	for (unsigned t = 0; t < 2; t++) {
+		o.threads = t + 1;
+		struct rig r = rig_open(o);
+		vocab = r.vocab;
+		got[t] = mem_array((size_t)150 * vocab, sizeof(float));
+		struct seq s = seq_new(&r, 0);
+		feed(&r, &s, ids, 150, 97, 0, got[t]);
+		rig_close(&r);
+	}
+	ck_assert_msg(memcmp(got[0], got[1], (size_t)150 * vocab * sizeof(float)) == 0, "1 and 2 threads differ by up to %g",
+	              max_diff(got[0], got[1], (size_t)150 * vocab));
+	free(got[0]);
+	free(got[1]);
+}
+END_TEST
+
+/* --- steps -------------------------------------------------------------------------------------------------------------- */
+
+struct hook_log {
+	uint32_t calls;
+	const uint64_t *board;
+	uint64_t seen[8];
+};
+
+static void hook(void *arg, uint32_t layer)
+{
+	struct hook_log *h = arg;
+	ck_assert_uint_eq(layer, h->calls);
+	h->seen[layer] = h->board[layer * 2];
+	h->calls++;
+}
+
+/* The board holds the value of a layer when the hook of that layer runs, and not before; words between stay. */
+START_TEST(progress_and_hook)
+{
+	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .variant = "reference", .kv = KV_F32});
+	uint64_t board[2 * 8] = {0};
+	uint32_t ids[20];
+	struct hook_log log = {.board = board};
+	struct seq s = seq_new(&r, 0);
+	struct err err;
+	some_ids(ids, 20, 1);
+	struct engine_span span = {.tokens = ids, .n = 20, .blocks = s.table, .progress = board, .progress_stride = 2, .progress_value = 77};
+	ck_assert_int_eq(engine_step(r.e, &span, 1, hook, &log, &err), 0);
+	ck_assert_uint_eq(log.calls, 3);
+	for (int l = 0; l < 3; l++) {
+		ck_assert_uint_eq(board[2 * l], 77);
+		ck_assert_uint_eq(board[2 * l + 1], 0);
+		ck_assert_uint_eq(log.seen[l], 77);
+	}
+	rig_close(&r);
+}
+END_TEST
+
+/* A bad span fails the whole step with a text, and not a byte of the pool changes. */
+START_TEST(bad_spans)
+{
+	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .variant = "reference", .kv = KV_F32, .rows = 64});
+	uint32_t ids[600] = {1, 2, 3}, bad_ids[4] = {1, 2, 320, 3}, table[64] = {0}, bad_table[2] = {0, 96};
+	static const char *const want[] = {
+		"span 1: 0 tokens, limits are 1 and 64",
+		"span 1: 65 tokens, limits are 1 and 64",
+		"span 1: token 2 is id 320, the vocabulary has 320",
+		"span 1: positions 509 up to 512, the model's context is 512",
+		"span 1: positions 4294967295 up to 4294967298, the model's context is 512",
+		"span 1: entry 1 of the block table is block 96, the pool has 96",
+		"66 tokens in one step, the limit is 64",
+	};
+	struct engine_span good = {.tokens = ids, .n = 4, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	const struct engine_span bad[] = {
+		{.tokens = ids, .n = 0, .blocks = table},
+		{.tokens = ids, .n = 65, .blocks = table},
+		{.tokens = bad_ids, .n = 4, .blocks = table},
+		{.tokens = ids, .n = 4, .position = 509, .blocks = table},
+		{.tokens = ids, .n = 4, .position = UINT32_MAX, .blocks = table},
+		{.tokens = ids, .n = 4, .position = 14, .blocks = bad_table},
+		{.tokens = ids, .n = 62, .blocks = table},
+	};
+	size_t bytes = engine_info(r.e)->kv.block_bytes * r.blocks;
+	unsigned char *before = mem_alloc(bytes);
+	memcpy(before, r.pool, bytes);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		struct engine_span spans[2] = {good, bad[i]};
+		struct err err = {0};
+		ck_assert_int_eq(engine_step(r.e, spans, 2, NULL, NULL, &err), ERR_INVALID);
+		ck_assert_str_eq(err.text, want[i]);
+		ck_assert(memcmp(before, r.pool, bytes) == 0);
+	}
+	struct err err;
+	ck_assert_int_eq(engine_step(r.e, &good, 0, NULL, NULL, &err), ERR_INVALID);
+	struct engine_span edge = {.tokens = ids, .n = 4, .position = 508, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	memset(r.pool, 0, bytes);
+	ck_assert_int_eq(engine_step(r.e, &edge, 1, NULL, NULL, &err), 0);
+	free(before);
+	rig_close(&r);
+}
+END_TEST
+
+/* --- SmolLM2 ------------------------------------------------------------------------------------------------------------ */
+
+static double log_prob(const float *logits, uint32_t vocab, uint32_t id)
+{
+	double max = logits[argmax(logits, vocab)], sum = 0;
+	for (uint32_t i = 0; i < vocab; i++)
+		sum += exp(logits[i] - max);
+	return logits[id] - max - log(sum);
+}
+
+struct deviation {
+	uint32_t positions, top1, greedy_equal, generated;
+	double sum, generated_sum, max, top1_gap;   /* top1_gap: largest gap of the reference where the best id differs */
+};
+
+struct record {
+	uint32_t ids[4096], n, prompt;      /* prompt and greedy continuation */
+	const json_t *o;
+};
+
+static void record_read(struct record *rec, const json_t *o)
+{
+	rec->o = o;
+	rec->prompt = read_ids(json_object_get(o, "ids"), rec->ids, 2048);
+	rec->n = rec->prompt + read_ids(json_object_get(o, "greedy"), rec->ids + rec->prompt, 2048);
+}
+
+/* Row at position p predicts ids[p + 1]: compares with the reference's log-probability and best id. */
+static void compare(const struct record *rec, uint32_t p, const float *row, uint32_t vocab, struct deviation *d)
+{
+	double want;
+	uint32_t best, generated = p + 1 >= rec->prompt;
+	if (generated) {
+		const json_t *top = json_array_get(json_object_get(json_array_get(json_object_get(rec->o, "steps"), p + 1 - rec->prompt), "top"), 0);
+		best = (uint32_t)json_integer_value(json_array_get(top, 0));
+		want = json_number_value(json_array_get(top, 1));
+	} else {
+		best = (uint32_t)json_integer_value(json_array_get(json_object_get(rec->o, "prompt_top1"), p));
+		want = json_number_value(json_array_get(json_object_get(rec->o, "prompt_logprobs"), p));
+	}
+	double diff = fabs(log_prob(row, vocab, rec->ids[p + 1]) - want);
+	uint32_t got = argmax(row, vocab);
+	d->positions++;
+	d->sum += diff;
+	d->generated += generated;
+	d->generated_sum += generated ? diff : 0;
+	d->max = diff > d->max ? diff : d->max;
+	d->top1 += got == best;
+	d->greedy_equal += generated && got == best;
+}
+
+/* The reference kernels take 40 ms for a position, so an ordinary run has the shortest record, an answer, bytes beyond ASCII and positions up to 768.
+ * PD_FULL=1 (make check-full) runs all 22 records, as the fast kernels always do. */
+static const char *const few_records[] = {"paris", "emoji", "raw-one-token", "long-800"};
+#define FEW_POSITIONS 955
+#define ALL_POSITIONS 3704
+
+static int is_among_few(const char *name)
+{
+	for (size_t i = 0; i < sizeof few_records / sizeof *few_records; i++)
+		if (strcmp(few_records[i], name) == 0)
+			return 1;
+	return 0;
+}
+
+static struct deviation teacher_forced(struct rig_opts o, int all)
+{
+	struct deviation d = {0};
+	struct record *rec = mem_zalloc(sizeof *rec);
+	o.rows = 128;
+	o.block_tokens = 64;
+	struct rig r = rig_open(o);
+	FILE *f = fopen("tests/data/smollm2/reference.jsonl", "r");
+	char *line = NULL;
+	size_t size = 0;
+	ck_assert(f);
+	while (getline(&line, &size, f) > 0) {
+		json_t *j = json_loads(line, 0, NULL);
+		ck_assert(j);
+		record_read(rec, j);
+		if (!all && !is_among_few(json_string_value(json_object_get(j, "name"))))
+			rec->n = 0;
+		struct seq s = seq_new(&r, 0);
+		for (uint32_t at = 0; at + 1 < rec->n; at += 128) {
+			uint32_t m = rec->n - 1 - at < 128 ? rec->n - 1 - at : 128;
+			struct engine_span span = {.tokens = rec->ids + at, .n = m, .position = at, .blocks = s.table, .logits = ENGINE_LOGITS_ALL};
+			step(&r, &span, 1);
+			for (uint32_t i = 0; i < m; i++)
+				compare(rec, at + i, engine_logits(r.e, span.logits_row + i), r.vocab, &d);
+		}
+		json_decref(j);
+	}
+	printf("%s, %s: %u positions, mean |dlogp| %.5f (generated %.5f), largest %.4f, top-1 %.2f %%, generated top-1 %u of %u\n",
+	       engine_info(r.e)->name, engine_info(r.e)->numerics, d.positions, d.sum / d.positions, d.generated_sum / d.generated, d.max,
+	       100.0 * d.top1 / d.positions, d.greedy_equal, d.generated);
+	free(line);
+	fclose(f);
+	rig_close(&r);
+	free(rec);
+	return d;
+}
+
+START_TEST(smollm2_reference)
+{
+	const char *model = real_model();
+	if (!model)
+		return;
+	struct deviation d = teacher_forced((struct rig_opts){.model = model, .variant = "reference", .kv = KV_F32, .threads = 2}, run_all());
+	ck_assert_uint_eq(d.positions, run_all() ? ALL_POSITIONS : FEW_POSITIONS);
+	ck_assert_msg(d.max <= 2e-3, "largest difference %g", d.max);
+	ck_assert_uint_eq(d.greedy_equal, d.generated);
+}
+END_TEST
+
+/* Teacher-forced, 3,704 positions (955 for the types that are not the default, but with PD_FULL): what the fast kernels and each type of KV cost against float32. README states the figures. */
+static const struct {
+	enum kv_type kv;
+	double mean, top1;
+} accuracy[] = {
+	{KV_BF16, 0.015, 0.99}, {KV_F16, 0.005, 0.99}, {KV_F32, 0.005, 0.99}, {KV_INT8, 0.060, 0.975}, {KV_FP8, 0.125, 0.935},
+};
+
+START_TEST(smollm2_fast)
+{
+	const char *model = real_model();
+	if (!model)
+		return;
+	int all = accuracy[_i].kv == KV_BF16 || run_all();
+	struct deviation d = teacher_forced((struct rig_opts){.model = model, .kv = accuracy[_i].kv, .threads = 2}, all);
+	ck_assert_uint_eq(d.positions, all ? ALL_POSITIONS : FEW_POSITIONS);
+	ck_assert_msg(d.sum / d.positions <= accuracy[_i].mean, "mean difference %g", d.sum / d.positions);
+	double top1 = accuracy[_i].top1 - (all ? 0 : 0.01);   /* of the few more are close calls */
+	ck_assert_msg(d.top1 >= top1 * d.positions, "top-1 %u of %u", d.top1, d.positions);
+}
+END_TEST
+
+START_TEST(smollm2_info)
+{
+	const char *model = real_model();
+	if (!model)
+		return;
+	struct rig r = rig_open((struct rig_opts){.model = model, .kv = KV_BF16, .block_tokens = 64});
+	const struct engine_info *i = engine_info(r.e);
+	ck_assert_str_eq(i->arch, "llama");
+	ck_assert_uint_eq(i->layers, 30);
+	ck_assert_uint_eq(i->vocab, 49152);
+	ck_assert_uint_eq(i->eos[0], 2);
+	ck_assert_uint_eq(i->params, 134515008);
+	ck_assert_uint_eq(strlen(i->fingerprint), 64);
+	printf("%s %s %s %lu bytes of weights\n", i->name, i->numerics, i->fingerprint, (unsigned long)i->weight_bytes);
+	rig_close(&r);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("engine");
+	TCase *golden = tcase_create("golden"), *bits = tcase_create("same bits"), *steps = tcase_create("steps"), *real = tcase_create("smollm2"),
+	      *slow = tcase_create("smollm2 reference");
+	tcase_set_timeout(golden, 120);
+	tcase_add_loop_test(golden, golden_derived, 0, 8);
+	tcase_set_timeout(bits, 300);
+	tcase_add_loop_test(bits, chunks_equal_whole, 0, SAME_BITS);
+	tcase_add_loop_test(bits, batch_equals_single, 0, SAME_BITS);
+	tcase_add_loop_test(bits, threads_equal, 0, SAME_BITS);
+	tcase_add_test(steps, progress_and_hook);
+	tcase_add_test(steps, bad_spans);
+	tcase_set_timeout(real, 600);
+	tcase_set_timeout(slow, 1800);   /* plain float32 code: minutes */
+	tcase_add_test(real, smollm2_info);
+	tcase_add_loop_test(real, smollm2_fast, 0, (int)(sizeof accuracy / sizeof *accuracy));
+	tcase_add_test(slow, smollm2_reference);
+	suite_add_tcase(s, golden);
+	suite_add_tcase(s, bits);
+	suite_add_tcase(s, steps);
+	suite_add_tcase(s, real);
+	suite_add_tcase(s, slow);
+	SRunner *sr = srunner_create(s);
+	srunner_run_all(sr, CK_NORMAL);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return failed != 0;
+}

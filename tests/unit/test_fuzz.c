@@ -1,0 +1,72 @@
+/* test_fuzz.c - every harness of tests/fuzz runs over every file of its committed corpus, and over each cut short; what a fuzzer found once stays found. */
+#include "tests/fuzz/fuzz.h"
+
+#include <check.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct fuzz_target *target_at(int i)
+{
+	struct fuzz_target *t = fuzz_targets();
+	while (t && i--)
+		t = t->next;
+	return t;
+}
+
+/* Whole, and up to some place: each in memory of its own, so that the address sanitizer sees a read beyond. */
+static void run_cut(const struct fuzz_target *t, const uint8_t *data, size_t size)
+{
+	enum { CUTS = 16 };
+	for (size_t i = 0; i <= CUTS; i++) {
+		size_t n = size * i / CUTS;
+		uint8_t *p = malloc(n ? n : 1);
+		memcpy(p, data, n);
+		t->run(p, n);
+		free(p);
+	}
+}
+
+START_TEST(corpus)
+{
+	struct fuzz_target *t = target_at(_i);
+	char folder[128], path[400];
+	unsigned files = 0;
+	snprintf(folder, sizeof folder, "tests/fuzz/corpus/%s", t->name);
+	DIR *d = opendir(folder);
+	ck_assert_msg(d != NULL, "%s: no corpus", folder);
+	for (struct dirent *e; (e = readdir(d));) {
+		if (e->d_name[0] == '.')
+			continue;
+		size_t size;
+		snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+		uint8_t *data = fuzz_read(path, t->max, &size);
+		ck_assert_msg(data && size, "%s", path);
+		fprintf(stderr, "%s\n", path);   /* the log's last one is the one that crashed */
+		run_cut(t, data, size);
+		free(data);
+		files++;
+	}
+	closedir(d);
+	printf("%s: %u files\n", t->name, files);
+	ck_assert_msg(files > 0, "%s: no file", folder);
+}
+END_TEST
+
+int main(void)
+{
+	int n = 0;
+	for (struct fuzz_target *t = fuzz_targets(); t; t = t->next)
+		n++;
+	Suite *s = suite_create("fuzz");
+	TCase *t = tcase_create("corpus");
+	tcase_set_timeout(t, 120);
+	tcase_add_loop_test(t, corpus, 0, n);
+	suite_add_tcase(s, t);
+	SRunner *sr = srunner_create(s);
+	srunner_run_all(sr, CK_NORMAL);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return failed != 0 || n == 0;
+}

@@ -1,0 +1,545 @@
+/* test_handover.c - the hand-over of a worker's memory: what is believed of a hello and of an answer, and when attach says `on` and `gone`.
+ *
+ * The peer of the attach tests is a forked process; it ends when the test tells it to, or with the test. */
+#include "daemons/worker/attach.h"
+#include "kv/handover.h"
+#include "kv/region.h"
+#include "kv/ring.h"
+#include "svc/svc_int.h"
+#include "util/clock.h"
+#include "util/sock.h"
+#include "tempdir.h"
+
+#include <check.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCKS 8u
+#define SLOTS 2u
+#define LAYERS 2u
+#define WORKER_EPOCH 77u
+
+static struct kv_layout layout;
+static struct kv_region region;
+static struct ring *ring;
+static struct handover_hello hello;
+static int pair[2];
+static char dir[TEST_FOLDER_BYTES], path[96];
+
+static void setup(void)
+{
+	struct err e = {0};
+	ck_assert_int_eq(kv_layout_uniform(&layout, LAYERS, 1, 4, 4, KV_F32), 0);
+	ck_assert_msg(kv_region_create(&region, &layout, BLOCKS, &e) == 0, "%s", e.text);
+	ck_assert_msg(ring_create(SLOTS, LAYERS, WORKER_EPOCH, &ring, &e) == 0, "%s", e.text);
+	handover_hello_init(&hello, "prefill-1", WORKER_EPOCH, &layout, BLOCKS);
+	hello.ring_slots = SLOTS;
+	hello.ring_layers = LAYERS;
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	test_folder(dir, "handover");
+	snprintf(path, sizeof path, "%s/m.sock", dir);
+}
+
+static void teardown(void)
+{
+	char lock[128];
+	snprintf(lock, sizeof lock, "%s.lock", path);
+	unlink(path);
+	unlink(lock);
+	rmdir(dir);
+	close(pair[0]);
+	close(pair[1]);
+	ring_destroy(&ring);
+	kv_region_fini(&region);
+}
+
+static int open_fds(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	int n = 0;
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/* --- the two messages ----------------------------------------------------------------------------------------------------- */
+
+START_TEST(both_ways)
+{
+	struct handover_hello h;
+	struct kv_layout l;
+	struct kv_region mapped;
+	struct ring *r2;
+	struct handover_reply reply;
+	struct err e = {0};
+	int fds[3], bell = eventfd(0, EFD_NONBLOCK), theirs;
+	ck_assert_int_eq(handover_offer(pair[0], &hello, region.control_fd, region.data_fd, ring_fd(ring), &e), 0);
+	ck_assert_msg(handover_receive(pair[1], &h, &l, fds, &e) == 0, "%s", e.text);
+	ck_assert_str_eq(h.name, "prefill-1");
+	ck_assert_uint_eq(h.epoch, WORKER_EPOCH);
+	ck_assert_uint_eq(l.block_bytes, layout.block_bytes);
+	ck_assert_msg(kv_region_map(&mapped, &l, h.blocks, fds[0], fds[1], 1, &e) == 0, "%s", e.text);
+	ck_assert_msg(ring_map(fds[2], h.ring_slots, h.ring_layers, h.epoch, &r2, &e) == 0, "%s", e.text);
+	mapped.data[17] = 42;
+	ck_assert_uint_eq(region.data[17], 42);      /* the same memory */
+	ck_assert_int_eq(handover_answer(pair[1], 5, 0, "", bell), 0);
+	ck_assert_int_eq(handover_result(pair[0], &reply, &theirs, &e), 0);
+	ck_assert_uint_eq(reply.epoch, 5);
+	ck_assert_int_eq(reply.code, 0);
+	uint64_t one = 1;
+	ck_assert_int_eq(write(theirs, &one, sizeof one), sizeof one);
+	ck_assert_int_eq(read(bell, &one, sizeof one), sizeof one);
+	close(theirs);
+	close(bell);
+	ring_destroy(&r2);
+	kv_region_fini(&mapped);
+}
+END_TEST
+
+START_TEST(without_a_ring)
+{
+	struct handover_hello h;
+	struct handover_reply reply;
+	struct kv_layout l;
+	struct err e = {0};
+	int fds[3], bell = 0;
+	hello.ring_slots = hello.ring_layers = 0;
+	ck_assert_int_eq(handover_offer(pair[0], &hello, region.control_fd, region.data_fd, -1, &e), 0);
+	ck_assert_int_eq(handover_receive(pair[1], &h, &l, fds, &e), 0);
+	ck_assert_int_eq(fds[2], -1);
+	close(fds[0]);
+	close(fds[1]);
+	ck_assert_int_eq(handover_answer(pair[1], 5, ERR_EXISTS, "a second one", -1), 0);
+	ck_assert_int_eq(handover_result(pair[0], &reply, &bell, &e), 0);
+	ck_assert_int_eq(reply.code, ERR_EXISTS);
+	ck_assert_str_eq(reply.text, "a second one");
+	ck_assert_int_eq(bell, -1);
+	ck_assert_int_eq(handover_offer(pair[0], &hello, region.control_fd, -1, -1, &e), ERR_UNSUPPORTED);
+}
+END_TEST
+
+#define H(f) offsetof(struct handover_hello, f)
+static const struct {
+	const char *what;
+	size_t offset;
+	uint32_t value;
+	size_t n;                  /* bytes of the value; of them, 0: as it is */
+	unsigned fds;
+	int want;
+} hellos[] = {
+	{"magic", H(magic), 1, 4, 3, ERR_CORRUPT},
+	{"version", H(version), 2, 4, 3, ERR_UNSUPPORTED},
+	{"no name", H(name), 0, 1, 3, ERR_INVALID},
+	{"name with a slash", H(name), '/', 1, 3, ERR_INVALID},
+	{"name with a line break", H(name) + 2, '\n', 1, 3, ERR_INVALID},
+	{"no epoch", H(epoch), 0, 4, 3, ERR_INVALID},
+	{"no blocks", H(blocks), 0, 4, 3, ERR_INVALID},
+	{"blocks without end", H(blocks), UINT32_MAX, 4, 3, ERR_INVALID},
+	{"ring too long", H(ring_slots), RING_SLOTS_MAX + 1, 4, 3, ERR_INVALID},
+	{"ring of other layers", H(ring_layers), 3, 4, 3, ERR_INVALID},
+	{"no layers", H(layers), 0, 4, 3, ERR_INVALID},
+	{"too many layers", H(layers), KV_LAYERS_MAX + 1, 4, 3, ERR_INVALID},
+	{"no tokens in a block", H(block_tokens), 0, 4, 3, ERR_INVALID},
+	{"a block of 16 GiB", H(block_tokens), 1u << 28, 4, 3, ERR_INVALID},
+	{"unknown type", H(kv_type), 9, 4, 3, ERR_INVALID},
+	{"a layer without heads", H(layer) + sizeof(struct kv_layer), 0, 4, 3, ERR_INVALID},
+	{"no descriptors", 0, 0, 0, 0, ERR_INVALID},
+	{"no ring descriptor", 0, 0, 0, 2, ERR_INVALID},
+	{"a ring descriptor without a ring", H(ring_slots), 0, 4, 3, ERR_INVALID},
+	{"more descriptors are not kept", 0, 0, 0, 5, 0},
+};
+
+START_TEST(hello_is_checked)
+{
+	struct handover_hello h = hello, got;
+	struct kv_layout l;
+	struct err e = {0};
+	int fds[5] = {region.control_fd, region.data_fd, ring_fd(ring), pair[0], pair[0]}, out[3] = {-1, -1, -1};
+	memcpy((char *)&h + hellos[_i].offset, &hellos[_i].value, hellos[_i].n);
+	if (H(epoch) == hellos[_i].offset)
+		h.epoch = 0;
+	int before = open_fds();
+	ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, hellos[_i].fds), 0);
+	ck_assert_msg(handover_receive(pair[1], &got, &l, out, &e) == hellos[_i].want, "%s: %s", hellos[_i].what, e.text);
+	for (int i = 0; i < 3; i++)
+		if (out[i] >= 0)
+			close(out[i]);
+	ck_assert_int_eq(open_fds(), before);        /* refused ones are closed */
+}
+END_TEST
+
+START_TEST(hello_of_another_size)
+{
+	struct handover_hello got;
+	struct kv_layout l;
+	struct err e = {0};
+	int out[3];
+	char big[sizeof hello + 1] = {0};
+	memcpy(big, &hello, sizeof hello);
+	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 1, NULL, 0), 0);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_CORRUPT);
+	ck_assert_int_eq(sock_send(pair[0], big, sizeof big, NULL, 0), 0);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
+	memset(hello.name, 'x', sizeof hello.name);  /* no end */
+	ck_assert_int_eq(sock_send(pair[0], &hello, sizeof hello, NULL, 0), 0);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
+	fcntl(pair[1], F_SETFL, O_NONBLOCK);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_TIMEOUT);
+	close(pair[0]);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_CLOSED);
+	pair[0] = dup(0);
+}
+END_TEST
+
+/* A valid hello with random bytes changed: it is refused or it is consistent, and nothing leaks. */
+START_TEST(random_hellos)
+{
+	unsigned seed = 11;
+	int before = open_fds(), taken = 0;
+	for (int i = 0; i < 3000; i++) {
+		struct handover_hello h = hello, got;
+		struct kv_layout l;
+		int fds[3] = {region.control_fd, region.data_fd, ring_fd(ring)}, out[3] = {-1, -1, -1};
+		for (int k = rand_r(&seed) % 4; k >= 0; k--)
+			((unsigned char *)&h)[(unsigned)rand_r(&seed) % (i % 2 ? 128 : sizeof h)] ^= (unsigned char)(1u << rand_r(&seed) % 8);
+		ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, 3), 0);
+		if (handover_receive(pair[1], &got, &l, out, NULL) < 0)
+			continue;
+		taken++;
+		ck_assert(l.layers && l.layers <= KV_LAYERS_MAX && l.block_bytes && memchr(got.name, 0, sizeof got.name));
+		struct kv_region mapped;
+		struct ring *r2;
+		if (kv_region_map(&mapped, &l, got.blocks, out[0], out[1], 1, NULL) == 0)
+			kv_region_fini(&mapped);
+		if (ring_map(out[2], got.ring_slots, got.ring_layers, got.epoch, &r2, NULL) == 0)
+			ring_destroy(&r2);
+	}
+	ck_assert_int_gt(taken, 0);
+	ck_assert_int_eq(open_fds(), before);
+}
+END_TEST
+
+START_TEST(answer_is_checked)
+{
+	const struct handover_reply good = {HANDOVER_MAGIC, HANDOVER_VERSION, 5, 0, ""};
+	struct handover_reply a[6] = {good, good, good, good, good, good}, got;
+	const int want[6] = {ERR_CORRUPT, ERR_UNSUPPORTED, ERR_INVALID, ERR_INVALID, ERR_CORRUPT, 0};
+	struct err e = {0};
+	a[0].magic = 0;
+	a[1].version = 9;
+	a[2].epoch = 0;
+	a[3].code = 1;
+	memset(a[4].text, 'x', sizeof a[4].text);
+	a[5].code = ERR_FULL;
+	int before = open_fds();
+	for (int i = 0; i < 6; i++) {
+		int bell = -2;
+		ck_assert_int_eq(sock_send(pair[0], &a[i], sizeof a[i], &region.data_fd, 1), 0);
+		ck_assert_int_eq(handover_result(pair[1], &got, &bell, &e), want[i]);
+		ck_assert_int_eq(open_fds(), before);    /* a refusal brings no doorbell */
+		ck_assert_int_eq(bell, want[i] ? -2 : -1);
+	}
+	ck_assert_int_eq(sock_send(pair[0], &good, sizeof good - 1, NULL, 0), 0);
+	ck_assert_int_eq(handover_result(pair[1], &got, &before, &e), ERR_CORRUPT);
+}
+END_TEST
+
+/* --- attach --------------------------------------------------------------------------------------------------------------------- */
+
+static struct svc svc;
+static struct attach *attach;
+static unsigned n_on, n_gone;
+static uint64_t on_epoch, gone_epoch;
+static int on_bell;
+
+static void note_on(void *arg, uint64_t epoch, int bell)
+{
+	(void)arg;
+	n_on++;
+	on_epoch = epoch;
+	if (on_bell >= 0)
+		close(on_bell);
+	on_bell = bell;
+}
+
+static void note_gone(void *arg, uint64_t epoch)
+{
+	(void)arg;
+	n_gone++;
+	gone_epoch = epoch;
+}
+
+static void attach_setup(void)
+{
+	static const struct attach_hooks hooks = {NULL, note_on, note_gone};
+	setup();
+	memset(&svc, 0, sizeof svc);
+	svc.base = event_base_new();
+	n_on = n_gone = 0;
+	on_bell = -1;
+	attach = attach_new(&svc, "messager", path, &hello, region.control_fd, region.data_fd, ring_fd(ring), &hooks);
+}
+
+static void attach_teardown(void)
+{
+	attach_destroy(&attach);
+	event_base_free(svc.base);
+	if (on_bell >= 0)
+		close(on_bell);
+	teardown();
+}
+
+static void stop_loop(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	event_base_loopbreak(arg);
+}
+
+static void loop_ms(unsigned ms)
+{
+	const struct timeval tv = {ms / 1000, (suseconds_t)(ms % 1000) * 1000};
+	event_base_once(svc.base, -1, EV_TIMEOUT, stop_loop, svc.base, &tv);
+	event_base_dispatch(svc.base);
+}
+
+/* Runs the loop until *what is want, at most 10 s. */
+static void loop_until(const unsigned *what, unsigned want)
+{
+	for (uint64_t end = clock_us() + 10000000; *what != want && clock_us() < end;)
+		loop_ms(5);
+	ck_assert_uint_eq(*what, want);
+}
+
+/* The peer: what it does with the connection, driven by bytes on a pipe; answers each with a byte when done. */
+struct peer_process {
+	pid_t pid;
+	int to, from;
+};
+
+static void peer_answer(int sock, uint64_t epoch, int code)
+{
+	struct handover_hello h;
+	struct kv_layout l;
+	int fds[3] = {-1, -1, -1}, bell = eventfd(0, 0);
+	if (handover_receive(sock, &h, &l, fds, NULL) < 0)
+		_exit(1);
+	for (int i = 0; i < 3; i++)
+		close(fds[i]);
+	handover_answer(sock, epoch, code, code ? "no room" : "", bell);
+	close(bell);
+}
+
+static void peer_main(int in, int out, uint64_t epoch)
+{
+	int listener = -1, sock = -1;
+	char c;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	while (read(in, &c, 1) == 1) {
+		switch (c) {
+		case 'l':   /* listen */
+			listener = sock_listen(path, 0600, NULL);
+			break;
+		case 'a':   /* accept and admit */
+		case 'r':   /* accept and refuse */
+			sock = sock_accept(listener);
+			peer_answer(sock, epoch, c == 'r' ? ERR_FULL : 0);
+			if (c == 'r')
+				close(sock);
+			break;
+		case 'c':   /* close the connection, live on */
+			close(sock);
+			break;
+		case 's':   /* say something that nobody asked for */
+			if (sock_send(sock, "x", 1, NULL, 0) < 0)
+				_exit(1);
+			break;
+		case 'f':   /* a child inherits the connection and lives on for a while */
+			if (fork() == 0) {
+				prctl(PR_SET_PDEATHSIG, 0);
+				usleep(700000);
+				_exit(0);
+			}
+			break;
+		case 'x':
+			_exit(0);
+		}
+		if (write(out, "", 1) != 1)
+			_exit(1);
+	}
+	_exit(0);
+}
+
+static struct peer_process peer_start(uint64_t epoch)
+{
+	int to[2], from[2];
+	ck_assert_int_eq(pipe(to), 0);
+	ck_assert_int_eq(pipe(from), 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		close(to[1]);
+		close(from[0]);
+		peer_main(to[0], from[1], epoch);
+	}
+	close(to[0]);
+	close(from[1]);
+	return (struct peer_process){pid, to[1], from[0]};
+}
+
+static void tell(struct peer_process *p, const char *what)
+{
+	char c;
+	for (; *what; what++) {
+		ck_assert_int_eq(write(p->to, what, 1), 1);
+		if (*what == 'a' || *what == 'r')
+			loop_ms(120);                        /* our side of the connection must move too */
+		if (*what != 'x')
+			ck_assert_int_eq(read(p->from, &c, 1), 1);
+	}
+}
+
+static void peer_kill(struct peer_process *p)
+{
+	kill(p->pid, SIGKILL);
+	waitpid(p->pid, NULL, 0);
+	close(p->to);
+	close(p->from);
+}
+
+START_TEST(on_then_gone_then_on_again)
+{
+	loop_ms(120);                                /* nobody listens yet */
+	ck_assert_uint_eq(n_on, 0);
+	struct peer_process a = peer_start(501);
+	tell(&a, "la");
+	loop_until(&n_on, 1);
+	ck_assert_uint_eq(on_epoch, 501);
+	ck_assert_uint_eq(attach_epoch(attach), 501);
+	ck_assert_int_ge(on_bell, 0);
+	peer_kill(&a);
+	loop_until(&n_gone, 1);
+	ck_assert_uint_eq(gone_epoch, 501);
+	ck_assert_uint_eq(attach_epoch(attach), 0);
+	struct peer_process b = peer_start(502);
+	tell(&b, "la");
+	loop_until(&n_on, 2);
+	ck_assert_uint_eq(on_epoch, 502);
+	peer_kill(&b);
+	loop_until(&n_gone, 2);
+}
+END_TEST
+
+START_TEST(end_of_file_alone_is_not_gone)
+{
+	struct peer_process a = peer_start(501);
+	tell(&a, "la");
+	loop_until(&n_on, 1);
+	tell(&a, "c");
+	loop_ms(300);
+	ck_assert_uint_eq(n_gone, 0);
+	kill(a.pid, SIGSTOP);                        /* stopped is not dead */
+	loop_ms(100);
+	ck_assert_uint_eq(n_gone, 0);
+	peer_kill(&a);
+	loop_until(&n_gone, 1);
+	ck_assert_uint_eq(n_on, 1);
+}
+END_TEST
+
+START_TEST(a_dead_process_alone_is_not_gone)
+{
+	struct peer_process a = peer_start(501);
+	tell(&a, "la");
+	loop_until(&n_on, 1);
+	tell(&a, "f");
+	uint64_t begin = clock_us();
+	peer_kill(&a);
+	loop_ms(200);
+	ck_assert_uint_eq(n_gone, 0);                /* its child still has the connection, and so our memory */
+	loop_until(&n_gone, 1);
+	ck_assert_uint_gt(clock_us() - begin, 300000);
+}
+END_TEST
+
+START_TEST(refused_is_tried_again)
+{
+	struct peer_process a = peer_start(501);
+	tell(&a, "lrr");
+	ck_assert_uint_eq(n_on, 0);
+	tell(&a, "a");
+	loop_until(&n_on, 1);
+	ck_assert_uint_eq(n_gone, 0);
+	peer_kill(&a);
+	loop_until(&n_gone, 1);
+}
+END_TEST
+
+START_TEST(an_answer_just_before_the_end_counts)
+{
+	struct peer_process a = peer_start(501);
+	char c;
+	tell(&a, "l");
+	loop_ms(120);                                /* connected, offered */
+	ck_assert_int_eq(write(a.to, "ax", 2), 2);
+	ck_assert_int_eq(read(a.from, &c, 1), 1);
+	waitpid(a.pid, NULL, 0);                     /* it has answered, and is dead before we look */
+	loop_until(&n_on, 1);
+	loop_until(&n_gone, 1);
+	ck_assert_uint_eq(gone_epoch, 501);
+	close(a.to);
+	close(a.from);
+}
+END_TEST
+
+START_TEST(what_comes_after_the_answer_is_no_end)
+{
+	struct peer_process a = peer_start(501);
+	tell(&a, "la");
+	loop_until(&n_on, 1);
+	tell(&a, "s");
+	loop_ms(100);
+	tell(&a, "s");                               /* the connection still stands */
+	ck_assert_uint_eq(n_gone, 0);
+	peer_kill(&a);
+	loop_until(&n_gone, 1);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("handover");
+	TCase *m = tcase_create("messages"), *a = tcase_create("attach");
+	log_set_level("error");
+	tcase_add_checked_fixture(m, setup, teardown);
+	tcase_add_test(m, both_ways);
+	tcase_add_test(m, without_a_ring);
+	tcase_add_loop_test(m, hello_is_checked, 0, (int)(sizeof hellos / sizeof *hellos));
+	tcase_add_test(m, hello_of_another_size);
+	tcase_add_test(m, random_hellos);
+	tcase_add_test(m, answer_is_checked);
+	tcase_add_checked_fixture(a, attach_setup, attach_teardown);
+	tcase_set_timeout(a, 60);
+	tcase_add_test(a, on_then_gone_then_on_again);
+	tcase_add_test(a, end_of_file_alone_is_not_gone);
+	tcase_add_test(a, a_dead_process_alone_is_not_gone);
+	tcase_add_test(a, refused_is_tried_again);
+	tcase_add_test(a, an_answer_just_before_the_end_counts);
+	tcase_add_test(a, what_comes_after_the_answer_is_no_end);
+	suite_add_tcase(s, m);
+	suite_add_tcase(s, a);
+	SRunner *sr = srunner_create(s);
+	srunner_run_all(sr, CK_NORMAL);
+	int bad = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return bad != 0;
+}

@@ -1,0 +1,89 @@
+/* test_hash.c - the prefix hash, byte for byte: the wanted values were computed from hash.h's definition with Python's hashlib. */
+#include "kv/hash.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *hex(const struct kv_hash *h)
+{
+	static char out[65];
+	for (size_t i = 0; i < sizeof h->b; i++)
+		snprintf(out + 2 * i, 3, "%02x", h->b[i]);
+	return out;
+}
+
+static const struct kv_root root = {"model-1", "tok-2", "cpu-bf16-1", "30x3x64:bf16:64", NULL, "tenant\xc3\xa9"};
+
+START_TEST(known_values)
+{
+	const uint32_t t[8] = {0, 1, 2, 0xffffffffu, 5, 6, 7, 8};
+	uint32_t big[130];
+	struct kv_hash r, b;
+	kv_hash_root(&(struct kv_root){0}, &r);
+	ck_assert_str_eq(hex(&r), "70bbf3631526cab5c897a76e654a7b9438e967e5af1b30eff5f8d67d792cf3ef");
+	kv_hash_root(&(struct kv_root){"", "", "", "", "", ""}, &r);
+	ck_assert_str_eq(hex(&r), "70bbf3631526cab5c897a76e654a7b9438e967e5af1b30eff5f8d67d792cf3ef");
+	kv_hash_root(&root, &r);
+	ck_assert_str_eq(hex(&r), "6a4faeab5724e826e246e4cd5a886911d7d75e0fa6da0be6f5b6c3845f562c39");
+	kv_hash_block(&r, t, 4, &b);
+	ck_assert_str_eq(hex(&b), "54d7771f380afc7d1de5f23c7e1e34fe5492dde0917692676f55ea6eef03701f");
+	kv_hash_block(&b, t + 4, 4, &b);   /* the result may take its parent's place */
+	ck_assert_str_eq(hex(&b), "b2a6c05e4f953a340493f905bcd0a6b896bf9730dbabe27bdc0a7d745abb5a68");
+	for (uint32_t i = 0; i < 130; i++)
+		big[i] = 1000 + i;
+	kv_hash_block(&r, big, 130, &b);
+	ck_assert_str_eq(hex(&b), "981c21d2abffd46cd417b38a75c9f448274c9b29d367ead277f00aa839f3566f");
+}
+END_TEST
+
+START_TEST(chain_has_full_blocks_only)
+{
+	const uint32_t t[8] = {0, 1, 2, 0xffffffffu, 5, 6, 7, 8};
+	struct kv_hash r, out[3], guard;
+	kv_hash_root(&root, &r);
+	memset(out, 0xAA, sizeof out);
+	memset(&guard, 0xAA, sizeof guard);
+	ck_assert_uint_eq(kv_hash_chain(&r, t, 3, 4, out), 0);
+	ck_assert_uint_eq(kv_hash_chain(&r, t, 0, 4, out), 0);
+	ck_assert_mem_eq(&out[0], &guard, sizeof guard);
+	ck_assert_uint_eq(kv_hash_chain(&r, t, 7, 4, out), 1);
+	ck_assert_mem_eq(&out[1], &guard, sizeof guard);
+	ck_assert_uint_eq(kv_hash_chain(&r, t, 8, 4, out), 2);
+	ck_assert_str_eq(hex(&out[0]), "54d7771f380afc7d1de5f23c7e1e34fe5492dde0917692676f55ea6eef03701f");
+	ck_assert_str_eq(hex(&out[1]), "b2a6c05e4f953a340493f905bcd0a6b896bf9730dbabe27bdc0a7d745abb5a68");
+}
+END_TEST
+
+/* Each part of the root counts, and no two parts can be mistaken for each other. */
+START_TEST(root_parts_do_not_run_together)
+{
+	static const struct kv_root roots[] = {
+		{"ab", "", "", "", "", ""}, {"a", "b", "", "", "", ""}, {"", "ab", "", "", "", ""}, {"", "", "ab", "", "", ""},
+		{"", "", "", "ab", "", ""}, {"", "", "", "", "ab", ""}, {"", "", "", "", "", "ab"}, {"", "", "", "", "a", "b"},
+	};
+	enum { N = sizeof roots / sizeof *roots };
+	struct kv_hash h[N];
+	for (int i = 0; i < N; i++) {
+		kv_hash_root(&roots[i], &h[i]);
+		for (int k = 0; k < i; k++)
+			ck_assert_mem_ne(&h[i], &h[k], sizeof h[i]);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("hash");
+	TCase *t = tcase_create("hash");
+	tcase_add_test(t, known_values);
+	tcase_add_test(t, chain_has_full_blocks_only);
+	tcase_add_test(t, root_parts_do_not_run_together);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_NORMAL);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}

@@ -1,0 +1,327 @@
+/* test_kernels_matmul.c - products with weights, and rows of them, of every CPU variant that this machine runs: against the reference within
+ * a stated bound, the fast variants against each other bit for bit, and each against itself with other batches and numbers of threads. */
+#include "kernels_rig.h"
+
+/* --- matmul ------------------------------------------------------------------------------------------------------------------ */
+
+static const struct { enum kern_dtype type; uint32_t n, k; } shapes[] = {
+	{ KERN_F32, 1, 1 }, { KERN_F32, 70, 37 }, { KERN_F32, 192, 96 },
+	{ KERN_F16, 65, 33 }, { KERN_F16, 130, 64 },
+	{ KERN_BF16, 63, 31 }, { KERN_BF16, 128, 576 },
+	{ KERN_Q8_0, 1, 32 }, { KERN_Q8_0, 50, 96 }, { KERN_Q8_0, 96, 576 },
+	{ KERN_Q4_0, 17, 32 }, { KERN_Q4_0, 64, 576 }, { KERN_Q4_0, 33, 1536 },
+	{ KERN_Q4_1, 15, 32 }, { KERN_Q4_1, 80, 576 }, { KERN_Q4_1, 47, 1536 },
+	{ KERN_Q6_K, 16, 256 }, { KERN_Q6_K, 37, 768 },
+	{ KERN_Q5_0, 17, 32 }, { KERN_Q5_0, 64, 576 }, { KERN_Q5_0, 33, 1056 },
+	{ KERN_Q5_1, 15, 32 }, { KERN_Q5_1, 47, 576 }, { KERN_Q5_1, 33, 1056 },
+	{ KERN_Q4_K, 16, 256 }, { KERN_Q4_K, 37, 768 },
+	{ KERN_Q5_K, 1, 256 }, { KERN_Q5_K, 35, 768 },
+};
+static const uint32_t heights[] = { 1, 2, 3, 4, 5, 7, 12, 13, 29, 64 };
+
+enum { LEVELS = 16319 };                /* of an activation: the group's largest magnitude becomes this */
+
+/* What rounding the activations in groups of 32 may change: half a unit of the group's scale for each |w|; and the float sums. */
+static float matmul_bound(struct dev *ref, const struct kern_weight *w, enum kern_dtype t, uint32_t row, uint32_t k, const float *x)
+{
+	float *v = malloc(k * sizeof *v), bound = 0, max = 0;
+	OPS->embed(ref->s, v, w, &row, 1);
+	for (uint32_t i = 0; i < k; i++) {
+		if (t >= KERN_Q8_0 && i % 32 == 0) {
+			max = 0;
+			for (uint32_t j = i; j < i + 32; j++)
+				max = fabsf(x[j]) > max ? fabsf(x[j]) : max;
+		}
+		bound += fabsf(v[i]) * (max / LEVELS * 0.501f + 1e-6f * fabsf(x[i]));
+	}
+	free(v);
+	return bound + 1e-6f;
+}
+
+static void matmul_compare(const char *variant, size_t shape, uint32_t rows)
+{
+	struct dev ref, dev;
+	enum kern_dtype t = shapes[shape].type;
+	uint32_t n = shapes[shape].n, k = shapes[shape].k, ld = n + 3;
+	if (!dev_try(&dev, variant, 2))
+		return;
+	ck_assert(dev_try(&ref, "reference", 1));
+	unsigned char *data = rand_weight(t, n, k);
+	struct kern_weight *w = weight(&dev, t, n, k, data), *w_ref = weight(&ref, t, n, k, data);
+	float *x = rand_floats((size_t)rows * k, 3), *bias = rand_floats(n, 1), *y = rand_floats((size_t)rows * ld, 1);
+	float *want = malloc((size_t)rows * ld * sizeof *want);
+	memcpy(want, y, (size_t)rows * ld * sizeof *y);
+	struct kern_product p = { w, bias, y, ld }, p_ref = { w_ref, bias, want, ld };
+	ck_assert_int_eq(OPS->matmul(dev.s, x, rows, &p, 1), 0);
+	ck_assert_int_eq(OPS->matmul(ref.s, x, rows, &p_ref, 1), 0);
+	for (uint32_t r = 0; r < rows; r++)
+		for (uint32_t c = 0; c < ld; c++) {
+			float bound = c < n ? matmul_bound(&ref, w_ref, t, c, k, x + (size_t)r * k) : 0;
+			size_t i = (size_t)r * ld + c;
+			EXPECT(fabsf(y[i] - want[i]) <= bound, "%s %s %ux%u, %u rows: (%u, %u) is %g, want %g within %g", variant,
+			              kern_dtype_name(t), n, k, rows, r, c, (double)y[i], (double)want[i], (double)bound);
+		}
+	OPS->weight_destroy(dev.d, &w);
+	OPS->weight_destroy(ref.d, &w_ref);
+	dev_close(&dev), dev_close(&ref);
+	free(data), free(x), free(bias), free(y), free(want);
+}
+
+START_TEST(matmul_near_reference)
+{
+	for (size_t v = 0; v < LEN(fast_variants); v++)
+		for (size_t s = 0; s < LEN(shapes); s++)
+			for (size_t h = 0; h < LEN(heights); h += h < 7 && shapes[s].k > 600 ? 3 : 1)
+				matmul_compare(fast_variants[v], s, heights[h]);
+}
+END_TEST
+
+/* One call of 5 rows on a variant against sums in double. */
+static void matmul_exact(const char *variant, enum kern_dtype type, uint32_t n, uint32_t k, const unsigned char *data, const float *x, const char *what)
+{
+	enum { ROWS = 5 };
+	struct dev dev;
+	if (!dev_try(&dev, variant, 1))
+		return;
+	struct kern_weight *w = weight(&dev, type, n, k, data);
+	float *row = malloc(k * sizeof *row), *y = malloc(ROWS * n * sizeof *y);
+	struct kern_product p = { w, NULL, y, n };
+	ck_assert_int_eq(OPS->matmul(dev.s, x, ROWS, &p, 1), 0);
+	for (uint32_t c = 0; c < n; c++) {
+		OPS->embed(dev.s, row, w, &c, 1);
+		for (uint32_t r = 0; r < ROWS; r++) {
+			double want = 0, all = 0;
+			for (uint32_t i = 0; i < k; i++) {
+				double part = (double)row[i] * (double)x[r * k + i];
+				want += part;
+				all += fabs(part);
+			}
+			EXPECT(fabs((double)y[r * n + c] - want) <= 1e-6 * all, "%s %s %ux%u, %s: (%u, %u) is %g, want %g within %g", variant, kern_dtype_name(type),
+			       n, k, what, r, c, (double)y[r * n + c], want, 1e-6 * all);
+		}
+	}
+	OPS->weight_destroy(dev.d, &w);
+	dev_close(&dev);
+	free(row), free(y);
+}
+
+/* Activations that are held exactly: what is left is float rounding, so a wrong code, scale or zero point cannot hide. */
+START_TEST(matmul_exact_activations)
+{
+	for (size_t v = 0; v < LEN(fast_variants); v++)
+		for (size_t i = 0; i < LEN(shapes); i++) {
+			uint32_t n = shapes[i].n, k = shapes[i].k;
+			unsigned char *data = rand_weight(shapes[i].type, n, k);
+			float *x = malloc(5 * k * sizeof *x);
+			for (uint32_t j = 0; j < 5 * k; j++)
+				x[j] = j % 32 == j / k ? LEVELS : (float)(rand_bits() % (2 * LEVELS + 1)) - LEVELS;
+			matmul_exact(fast_variants[v], shapes[i].type, n, k, data, x, "exact activations");
+			free(data), free(x);
+		}
+}
+END_TEST
+
+/* where the codes begin in a block */
+static size_t codes_at(enum kern_dtype t)
+{
+	return t == KERN_Q4_K || t == KERN_Q5_K ? 16 : t == KERN_Q4_1 || t == KERN_Q5_1 ? 4 : t == KERN_Q6_K ? 0 : 2;
+}
+
+/* The largest codes times the largest bytes, of either sign: nothing may saturate or wrap. A value's bytes are hi and lo of 128 hi + lo. */
+START_TEST(matmul_extremes)
+{
+	static const enum kern_dtype type[] = { KERN_Q8_0, KERN_Q4_0, KERN_Q4_1, KERN_Q6_K, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K };
+	static const unsigned char codes[] = { 0x00, 0x7f, 0x80, 0x81, 0xff };
+	static const float values[] = { LEVELS, -LEVELS, 126 * 128 + 64, 126 * 128 - 64, -126 * 128 - 64, -126 * 128 + 64, 64, -64 };
+	enum { N = 17, K = 256 };
+	for (size_t v = 0; v < LEN(fast_variants); v++)
+		for (size_t t = 0; t < LEN(type); t++)
+			for (size_t c = 0; c < LEN(codes); c++)
+				for (size_t a = 0; a < LEN(values); a++) {
+					unsigned char *data = rand_weight(type[t], N, K);
+					size_t block = kern_dtype_bytes(type[t], kern_dtype_bytes(type[t], 32) ? 32 : 256), from = codes_at(type[t]);
+					for (size_t i = 0; i < kern_dtype_bytes(type[t], (size_t)N * K); i++)
+						if (type[t] == KERN_Q6_K ? i % block < 192 : i % block >= from)
+							data[i] = codes[c];
+					float x[5 * K];
+					for (size_t i = 0; i < LEN(x); i++)
+						x[i] = i % 32 == 3 ? LEVELS : i / K == 4 ? values[(a + i) % LEN(values)] : values[a];
+					matmul_exact(fast_variants[v], type[t], N, K, data, x, LABEL("codes %02x, activations %g", codes[c], (double)values[a]));
+					free(data);
+				}
+}
+END_TEST
+
+/* of the group below */
+static const enum kern_dtype type[] = { KERN_Q4_1, KERN_Q6_K, KERN_F16, KERN_Q8_0, KERN_Q4_0, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K };
+
+/* Products of unlike types over `rows` rows, the rows given one call of `step` rows after the other. */
+static float *matmul_group(struct dev *dev, unsigned char *const *data, const float *x, uint32_t rows, uint32_t step)
+{
+	enum { N = 75, K = 256, COUNT = LEN(type) };
+	float *y = calloc((size_t)rows * N * COUNT, sizeof *y);
+	struct kern_weight *w[COUNT];
+	struct kern_product p[COUNT];
+	for (size_t i = 0; i < COUNT; i++)
+		w[i] = weight(dev, type[i], N, K, data[i]);
+	for (uint32_t r = 0; r < rows; r += step) {
+		for (size_t i = 0; i < COUNT; i++)
+			p[i] = (struct kern_product){ w[i], NULL, y + (size_t)r * N * COUNT + N * i, N * COUNT };
+		ck_assert_int_eq(OPS->matmul(dev->s, x + (size_t)r * K, rows - r < step ? rows - r : step, p, COUNT), 0);
+	}
+	for (size_t i = 0; i < COUNT; i++)
+		OPS->weight_destroy(dev->d, &w[i]);
+	return y;
+}
+
+START_TEST(matmul_same_bits)
+{
+	enum { N = 75, K = 256, ROWS = 53 };
+	static const struct { const char *variant; unsigned threads; uint32_t step; } runs[] = {
+		{ "plain", 2, 1 }, { "plain", 3, 7 }, { "avx2", 1, ROWS }, { "avx2", 2, 1 }, { "avx2", 3, 6 }, { "avx512", 1, ROWS },
+		{ "avx512", 2, 1 }, { "avx512", 3, 2 }, { "avx512", 1, 5 }, { "avx512", 2, 12 }, { "avx512", 2, 13 },
+	};
+	unsigned char *data[LEN(type)];
+	for (size_t i = 0; i < LEN(type); i++)
+		data[i] = rand_weight(type[i], N, K);
+	float *x = rand_floats(ROWS * K, 5);
+	for (uint32_t r = 0; r < ROWS; r += 3)          /* outliers, in some rows */
+		x[r * K + r % K] = 300, x[r * K + (r * 5 + 32) % K] = -400;
+	struct dev dev;
+	ck_assert(dev_try(&dev, "plain", 1));
+	float *want = matmul_group(&dev, data, x, ROWS, ROWS);
+	dev_close(&dev);
+	for (size_t i = 0; i < LEN(runs); i++) {
+		if (!dev_try(&dev, runs[i].variant, runs[i].threads))
+			continue;
+		float *got = matmul_group(&dev, data, x, ROWS, runs[i].step);
+		same_bits(got, want, ROWS * N * LEN(type), LABEL("%s, %u threads, %u rows a call", runs[i].variant, runs[i].threads, runs[i].step));
+		free(got);
+		dev_close(&dev);
+	}
+	for (size_t i = 0; i < LEN(type); i++)
+		free(data[i]);
+	free(x), free(want);
+}
+END_TEST
+
+/* A row with one outlier: its steps may show in its own group alone. */
+START_TEST(matmul_outliers)
+{
+	enum { N = 64, K = 576 };
+	for (size_t v = 0; v < LEN(fast_variants); v++) {
+		struct dev ref, dev;
+		if (!dev_try(&dev, fast_variants[v], 1))
+			continue;
+		ck_assert(dev_try(&ref, "reference", 1));
+		unsigned char *data = rand_weight(KERN_Q4_1, N, K);
+		struct kern_weight *w = weight(&dev, KERN_Q4_1, N, K, data), *w_ref = weight(&ref, KERN_Q4_1, N, K, data);
+		float *x = rand_floats(K, 1), y[N], want[N];
+		x[100] = 1000;
+		struct kern_product p = { w, NULL, y, N }, p_ref = { w_ref, NULL, want, N };
+		ck_assert_int_eq(OPS->matmul(dev.s, x, 1, &p, 1), 0);
+		ck_assert_int_eq(OPS->matmul(ref.s, x, 1, &p_ref, 1), 0);
+		for (uint32_t c = 0; c < N; c++) {
+			float bound = matmul_bound(&ref, w_ref, KERN_Q4_1, c, K, x) + 1e-6f * 1000 * 2;
+			EXPECT(fabsf(y[c] - want[c]) <= bound, "%s column %u is %g, want %g within %g", fast_variants[v], c, (double)y[c],
+			              (double)want[c], (double)bound);
+		}
+		OPS->weight_destroy(dev.d, &w);
+		OPS->weight_destroy(ref.d, &w_ref);
+		dev_close(&dev), dev_close(&ref);
+		free(data), free(x);
+	}
+}
+END_TEST
+
+START_TEST(matmul_odd_activations)
+{
+	/* all zero, and a group so small that its reciprocal overflows, give 0 and not NaN */
+	for (size_t v = 0; v < LEN(fast_variants); v++) {
+		struct dev dev;
+		if (!dev_try(&dev, fast_variants[v], 1))
+			continue;
+		unsigned char *data = rand_weight(KERN_Q4_1, 16, 64);
+		struct kern_weight *w = weight(&dev, KERN_Q4_1, 16, 64, data);
+		float x[2 * 64] = { [64] = 1e-42f, [100] = -1e-38f }, y[2 * 16], want[2 * 16] = { 0 };
+		struct kern_product p = { w, NULL, y, 16 };
+		ck_assert_int_eq(OPS->matmul(dev.s, x, 2, &p, 1), 0);
+		near(y, want, 32, 0, fast_variants[v]);
+		OPS->weight_destroy(dev.d, &w);
+		dev_close(&dev);
+		free(data);
+	}
+}
+END_TEST
+
+START_TEST(embed_is_exact)
+{
+	for (size_t v = 0; v < LEN(fast_variants); v++)
+		for (size_t i = 0; i < LEN(shapes); i++) {
+			struct dev ref, dev;
+			uint32_t n = shapes[i].n, k = shapes[i].k, tokens[] = { n - 1, 0, n / 2, n / 3, n - 1 };
+			if (!dev_try(&dev, fast_variants[v], 2))
+				continue;
+			ck_assert(dev_try(&ref, "reference", 1));
+			unsigned char *data = rand_weight(shapes[i].type, n, k);
+			struct kern_weight *w = weight(&dev, shapes[i].type, n, k, data), *w_ref = weight(&ref, shapes[i].type, n, k, data);
+			float *got = malloc(5 * k * sizeof *got), *want = malloc(5 * k * sizeof *want);
+			ck_assert_int_eq(OPS->embed(dev.s, got, w, tokens, 5), 0);
+			ck_assert_int_eq(OPS->embed(ref.s, want, w_ref, tokens, 5), 0);
+			same_bits(got, want, 5 * k, LABEL("%s %s %ux%u", fast_variants[v], kern_dtype_name(shapes[i].type), n, k));
+			OPS->weight_destroy(dev.d, &w);
+			OPS->weight_destroy(ref.d, &w_ref);
+			dev_close(&dev), dev_close(&ref);
+			free(data), free(got), free(want);
+		}
+}
+END_TEST
+
+/* Blocks written by hand, the values by the definition of the format. */
+START_TEST(formats_by_hand)
+{
+	static const struct { enum kern_dtype type; uint32_t k; unsigned char block[210]; uint32_t at; float want; } cases[] = {
+		{ KERN_Q8_0, 32, { 0x00, 0x38, [2 + 31] = 0xfd }, 31, -1.5f },                    /* d = 0.5, q = -3 */
+		{ KERN_Q4_0, 32, { 0x00, 0x3c, [2 + 5] = 0x2b }, 5, 3 },                          /* low nibble 11 - 8 */
+		{ KERN_Q4_0, 32, { 0x00, 0x3c, [2 + 5] = 0x2b }, 21, -6 },                        /* high nibble 2 - 8 */
+		{ KERN_Q4_1, 32, { 0x00, 0x40, 0x00, 0xbc, [4 + 15] = 0x7f }, 15, 29 },           /* d = 2, m = -1, 15 */
+		{ KERN_Q4_1, 32, { 0x00, 0x40, 0x00, 0xbc, [4 + 15] = 0x7f }, 31, 13 },
+		/* value 128 + 32 * 3 + 7 = 231: high nibble of ql[64 + 32 + 7], bits 6-7 of qh[32 + 7], scale 8 + 6 */
+		{ KERN_Q6_K, 256, { [103] = 0x50, [128 + 39] = 0xc0, [192 + 14] = 0xfe, [209] = 0x3c }, 231, -42 },
+		{ KERN_Q6_K, 256, { [103] = 0x50, [128 + 39] = 0xc0, [192 + 15] = 0x03, [209] = 0x3c }, 255, -96 },
+		{ KERN_Q5_0, 32, { 0x00, 0x3c, [2] = 0x20, [6 + 5] = 0x2b }, 5, 11 },             /* d = 1, bit 5 and low nibble: 27 - 16 */
+		{ KERN_Q5_0, 32, { 0x00, 0x3c, [2] = 0x20, [6 + 5] = 0x2b }, 21, -14 },           /* bit 21 is not set */
+		{ KERN_Q5_1, 32, { 0x00, 0x40, 0x00, 0xbc, [7] = 0x80, [8 + 15] = 0x7f }, 31, 45 },     /* d = 2, m = -1, bit 31: 23 */
+		{ KERN_Q5_1, 32, { 0x00, 0x40, 0x00, 0xbc, [7] = 0x80, [8 + 15] = 0x7f }, 15, 29 },
+		/* group 2: byte 4 + 2, offset byte 4 + 6; value 64 + 7 in the low nibble of byte 16 + 32 + 7: 2 * 5 * 11 - 1 * 3 */
+		{ KERN_Q4_K, 256, { 0x00, 0x40, 0x00, 0x3c, [6] = 5, [10] = 3, [55] = 0x2b }, 71, 107 },
+		/* group 5: low nibbles of byte 4 + 9, high pairs above bytes 4 + 1 and 4 + 5; value 160 + 7: 2 * (16 + 5) * 2 - 1 * (48 + 9) */
+		{ KERN_Q4_K, 256, { 0x00, 0x40, 0x00, 0x3c, [5] = 0x40, [9] = 0xc0, [13] = 0x95, [16 + 64 + 7] = 0x2b }, 167, 27 },
+		/* the same, the fifth bit of value 7 of group 5: 2 * 21 * 18 - 57 */
+		{ KERN_Q5_K, 256, { 0x00, 0x40, 0x00, 0x3c, [5] = 0x40, [9] = 0xc0, [13] = 0x95, [16 + 7] = 0x20, [48 + 64 + 7] = 0x2b }, 167, 699 },
+	};
+	static const char *const variants[] = { "reference", "plain" };
+	for (size_t v = 0; v < LEN(variants); v++)
+		for (size_t i = 0; i < LEN(cases); i++) {
+			struct dev dev;
+			uint32_t token = 0;
+			float got[256];
+			ck_assert(dev_try(&dev, variants[v], 1));
+			struct kern_weight *w = weight(&dev, cases[i].type, 1, cases[i].k, cases[i].block);
+			ck_assert_int_eq(OPS->embed(dev.s, got, w, &token, 1), 0);
+			ck_assert_msg(got[cases[i].at] == cases[i].want, "%s %s case %zu is %g, want %g", variants[v],
+			              kern_dtype_name(cases[i].type), i, (double)got[cases[i].at], (double)cases[i].want);
+			OPS->weight_destroy(dev.d, &w);
+			dev_close(&dev);
+		}
+}
+END_TEST
+
+int main(void)
+{
+	const TTest *const tests[] = {
+		formats_by_hand, embed_is_exact, matmul_near_reference, matmul_exact_activations, matmul_extremes, matmul_same_bits, matmul_odd_activations,
+		matmul_outliers,
+	};
+	return run_suite("kernels_matmul", tests, LEN(tests));
+}

@@ -1,0 +1,378 @@
+/* test_make_gguf.c - tools/make-gguf against the C readers: what it packs comes back within half a step of the format, what it unpacks is what
+ * cpu_dequantise says, bit for bit, and the engine computes nearly the same from every type. */
+#include "engine/engine.h"
+#include "format/gguf.h"
+#include "kernels/cpu/cpu.h"
+#include "tempdir.h"
+#include "util/mem.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 32, SUPER = 256, VOCAB = 320 };
+
+static const struct type {
+	const char *name;
+	uint32_t number;
+	enum kern_dtype dtype;
+	float logits;              /* limit of the mean difference of a logit to F32's, over their deviation */
+} types[] = {
+	{"F32", 0, KERN_F32, 0},        {"F16", 1, KERN_F16, 0.002f},   {"BF16", 30, KERN_BF16, 0.01f},
+	{"Q8_0", 8, KERN_Q8_0, 0.02f},  {"Q4_0", 2, KERN_Q4_0, 0.2f},   {"Q4_1", 3, KERN_Q4_1, 0.2f},
+	{"Q5_0", 6, KERN_Q5_0, 0.1f},   {"Q5_1", 7, KERN_Q5_1, 0.1f},   {"Q6_K", 14, KERN_Q6_K, 0.06f},
+	{"Q4_K", 12, KERN_Q4_K, 0.3f},  {"Q5_K", 13, KERN_Q5_K, 0.15f},   /* of a wider model */
+};
+#define TYPES (int)(sizeof types / sizeof *types)
+
+static const char *shape_of(const struct type *t)
+{
+	return kern_dtype_bytes(t->dtype, BLOCK) ? "tiny" : "tiny-256";
+}
+
+static const char *python;     /* the one in PATH, or Debian's where that one has no numpy */
+
+static void make_gguf(const char *fmt, const char *a, const char *b, const char *c)
+{
+	char args[256], cmd[512];
+	snprintf(args, sizeof args, fmt, a, b, c);
+	snprintf(cmd, sizeof cmd, "%s tools/make-gguf %s", python, args);
+	ck_assert_msg(system(cmd) == 0, "%s", cmd);
+}
+
+static struct gguf *open_file(const char *path)
+{
+	struct gguf *g;
+	struct err err = {0};
+	ck_assert_msg(gguf_open(path, &g, &err) == 0, "%s", err.text);
+	return g;
+}
+
+static const struct type *type_of(const struct gguf_tensor *t)
+{
+	for (int i = 0; i < TYPES; i++)
+		if (types[i].number == t->ggml_type)
+			return &types[i];
+	ck_abort_msg("%s: type number %u", t->name, t->ggml_type);
+}
+
+static uint32_t count_of(const struct gguf_tensor *t)
+{
+	return (uint32_t)(t->ne[0] * (t->dims > 1 ? t->ne[1] : 1));
+}
+
+static float *values_of(const struct gguf_tensor *t)
+{
+	float *v = mem_array(count_of(t), sizeof *v);
+	cpu_dequantise(v, type_of(t)->dtype, t->data, count_of(t));
+	return v;
+}
+
+/* --- packing ------------------------------------------------------------------------------------------------------------ */
+
+/* Blocks that random weights do not have, written over the first rows of token_embd: zeros, one value, values too small for a scale, an outlier,
+ * both ends alike, one sign. */
+static void odd_block(float *b, int which)
+{
+	for (int i = 0; i < BLOCK; i++) {
+		float ramp = (float)i / 31;
+		b[i] = which == 0 ? 0 : which == 1 ? 0.75f : which == 2 ? 1e-9f * ramp : which == 3 ? (i == 5 ? 9.0f : 0.01f * ramp) : which == 4 ? 2 * ramp - 1 : -1 - ramp;
+	}
+}
+
+static void write_odd_blocks(const char *path)
+{
+	enum { ODD = 6 };
+	float odd[ODD * BLOCK];
+	for (int i = 0; i < ODD; i++)
+		odd_block(odd + (size_t)i * BLOCK, i);
+	struct gguf *g = open_file(path);
+	const struct gguf_tensor *first = gguf_tensor_find(g, "token_embd.weight"), *last = gguf_tensor_at(g, gguf_tensors(g) - 1);
+	long back = (const char *)last->data + (last->bytes + 31) / 32 * 32 - (const char *)first->data;
+	gguf_close(&g);
+	FILE *f = fopen(path, "r+b");
+	ck_assert(f && fseek(f, -back, SEEK_END) == 0 && fwrite(odd, sizeof odd, 1, f) == 1 && fclose(f) == 0);
+}
+
+struct range {
+	float low, high, most;     /* most: the largest magnitude */
+};
+
+static struct range range_of(const float *x, uint32_t n)
+{
+	struct range r = {x[0], x[0], 0};
+	for (uint32_t i = 0; i < n; i++) {
+		r.low = fminf(r.low, x[i]);
+		r.high = fmaxf(r.high, x[i]);
+		r.most = fmaxf(r.most, fabsf(x[i]));
+	}
+	return r;
+}
+
+static const float tiny = 0x1p-24f;    /* the smallest f16: a step less than that is none */
+
+/* w = d (q - zero): ends one step short on the side where the largest magnitude is not. */
+static float limit_symmetric(struct range r, float zero, float value)
+{
+	float step = r.most / zero * (1 + 0x1p-11f) + tiny, end = r.high > -r.low ? -1 : 1;
+	return value * end > (zero - 0.52f) * r.most / zero ? step + tiny : step * 0.501f + zero * tiny;
+}
+
+/* w = d q + m */
+static float limit_offset(struct range r, float top)
+{
+	return ((r.high - r.low) / top + (top + 1) * tiny) * 0.51f + fmaxf(-r.low, fabsf(r.high)) * 0x1p-10f;
+}
+
+/* Offsets and steps are multiples of a 63rd of the block's largest; x: the whole block, i: which value. */
+static float limit_k(const float *x, uint32_t i, float top)
+{
+	float offset = 0, step = 0;
+	for (uint32_t g = 0; g < SUPER; g += BLOCK)
+		offset = fmaxf(offset, -range_of(x + g, BLOCK).low);
+	for (uint32_t g = 0; g < SUPER; g += BLOCK) {
+		struct range r = range_of(x + g, BLOCK);
+		step = fmaxf(step, (r.high + fmaxf(-r.low, 0) + offset / 63) / top);
+	}
+	struct range r = range_of(x + i / BLOCK * BLOCK, BLOCK);
+	float own = fmaxf(r.high + fmaxf(-r.low, 0) + offset / 63, 0) / top + step / 63;
+	return own * 0.51f + (step * top + offset) * 0x1p-10f + 63 * (top + 2) * tiny;
+}
+
+/* Groups of 16, whose steps are multiples of a 127th of the block's largest. */
+static float limit_q6(const float *x, uint32_t i)
+{
+	struct range r = range_of(x + i / 16 * 16, 16), all = range_of(x, SUPER);
+	float d = all.most / 32 / 127 * (1 + 0x1p-10f) + tiny;
+	return limit_symmetric(r, 32, x[i]) + 17 * d + 32 * 127 * tiny;
+}
+
+/* How far value i may be from what its block says: half a step, and what rounding the block's scales adds. */
+static float limit_of(enum kern_dtype type, const float *x, uint32_t i)
+{
+	const float *block = x + i / BLOCK * BLOCK, *super = x + i / SUPER * SUPER;
+	struct range r = range_of(block, BLOCK);
+	switch (type) {
+	case KERN_Q8_0: return (r.most / 127 + 128 * 2 * tiny) * 0.501f;
+	case KERN_Q4_0: return limit_symmetric(r, 8, x[i]);
+	case KERN_Q5_0: return limit_symmetric(r, 16, x[i]);
+	case KERN_Q4_1: return limit_offset(r, 15);
+	case KERN_Q5_1: return limit_offset(r, 31);
+	case KERN_Q4_K: return limit_k(super, i % SUPER, 15);
+	case KERN_Q5_K: return limit_k(super, i % SUPER, 31);
+	case KERN_Q6_K: return limit_q6(super, i % SUPER);
+	default: return 0;
+	}
+}
+
+static void check_tensor(const struct gguf_tensor *from, const struct gguf_tensor *to)
+{
+	float *x = values_of(from), *y = values_of(to);
+	enum kern_dtype type = type_of(to)->dtype;
+	for (uint32_t i = 0; i < count_of(from); i++) {
+		float want = type == KERN_F16 ? cpu_f16_to_f32(cpu_f32_to_f16(x[i])) : type == KERN_BF16 ? cpu_bf16_to_f32(cpu_f32_to_bf16(x[i])) : x[i];
+		float limit = limit_of(type, x, i);
+		ck_assert_msg(fabsf(y[i] - want) <= limit, "%s as %s, value %u: %g became %g, limit %g", from->name, type_of(to)->name, i, x[i], y[i], limit);
+	}
+	free(x);
+	free(y);
+}
+
+/* Matrices get the type that was asked for, vectors F32, and what stands outside the layers Q8_0 in 4-bit files. */
+static uint32_t expected_number(const struct type *t, const struct gguf_tensor *of)
+{
+	return of->dims == 1 ? 0 : (t->dtype == KERN_Q4_0 || t->dtype == KERN_Q4_1) && !strcmp(of->name, "token_embd.weight") ? 8 : t->number;
+}
+
+START_TEST(packs_within_half_a_step)
+{
+	char folder[TEST_FOLDER_BYTES], from[128], to[128];
+	test_folder(folder, "gguf");
+	snprintf(from, sizeof from, "%s/from.gguf", folder);
+	snprintf(to, sizeof to, "%s/to.gguf", folder);
+	make_gguf("random %s %s %s", shape_of(&types[_i]), "F32", from);
+	write_odd_blocks(from);
+	make_gguf("convert %s %s %s", from, types[_i].name, to);
+	struct gguf *a = open_file(from), *b = open_file(to);
+	ck_assert_uint_eq(gguf_tensors(a), gguf_tensors(b));
+	for (size_t i = 0; i < gguf_tensors(a); i++) {
+		const struct gguf_tensor *t = gguf_tensor_at(a, i), *u = gguf_tensor_find(b, t->name);
+		ck_assert_msg(u && u->ggml_type == expected_number(&types[_i], t) && count_of(u) == count_of(t) && u->ne[0] == t->ne[0], "%s", t->name);
+		check_tensor(t, u);
+	}
+	gguf_close(&a);
+	gguf_close(&b);
+}
+END_TEST
+
+/* --- unpacking ---------------------------------------------------------------------------------------------------------- */
+
+START_TEST(unpacks_as_the_engine_does)
+{
+	char folder[TEST_FOLDER_BYTES], from[128], to[128];
+	test_folder(folder, "gguf");
+	snprintf(from, sizeof from, "%s/from.gguf", folder);
+	snprintf(to, sizeof to, "%s/to.gguf", folder);
+	make_gguf("random %s %s %s", shape_of(&types[_i]), types[_i].name, from);
+	make_gguf("convert %s %s %s", from, "F32", to);
+	struct gguf *a = open_file(from), *b = open_file(to);
+	for (size_t i = 0; i < gguf_tensors(a); i++) {
+		const struct gguf_tensor *t = gguf_tensor_at(a, i), *u = gguf_tensor_find(b, t->name);
+		ck_assert_msg(u && u->ggml_type == 0 && count_of(u) == count_of(t), "%s", t->name);
+		float *v = values_of(t);
+		ck_assert_msg(memcmp(v, u->data, u->bytes) == 0, "%s of %s", t->name, types[_i].name);
+		free(v);
+	}
+	gguf_close(&a);
+	gguf_close(&b);
+}
+END_TEST
+
+/* --- the engine on them ------------------------------------------------------------------------------------------------- */
+
+static const uint32_t prompt[] = {5, 300, 17, 42, 42, 199, 0, 319};
+
+struct run {
+	struct engine *e;
+	void *pool;
+};
+
+/* false when the machine lacks the variant's instructions */
+static int run_open(struct run *r, const char *path, const char *variant)
+{
+	struct engine_opts o = {.model_path = path, .backend = "cpu", .variant = variant, .threads = 1, .kv_type = KV_F32, .block_tokens = 64,
+	                        .max_rows = 16, .max_logits = 1, .max_spans = 1, .max_table = 1};
+	struct err err = {0};
+	int rc = engine_open(&o, &r->e, &err);
+	if (rc && strstr(err.text, "lacks"))
+		return 0;
+	ck_assert_msg(rc == 0, "%s", err.text);
+	ck_assert_uint_eq(engine_info(r->e)->vocab, VOCAB);
+	size_t bytes = engine_info(r->e)->kv.block_bytes;
+	r->pool = mem_zalloc(bytes);
+	ck_assert_msg(engine_attach_kv(r->e, r->pool, -1, 1, bytes, &err) == 0, "%s", err.text);
+	return 1;
+}
+
+static const float *run_step(struct run *r, const uint32_t *tokens, uint32_t n, uint32_t position)
+{
+	static const uint32_t table[] = {0};
+	struct err err = {0};
+	struct engine_span span = {.tokens = tokens, .n = n, .position = position, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	ck_assert_msg(engine_step(r->e, &span, 1, NULL, NULL, &err) == 0, "%s", err.text);
+	return engine_logits(r->e, span.logits_row);
+}
+
+static void run_close(struct run *r)
+{
+	engine_close(&r->e);
+	free(r->pool);
+}
+
+static void logits_of(const char *path, float out[VOCAB])
+{
+	struct run r;
+	ck_assert(run_open(&r, path, "reference"));
+	memcpy(out, run_step(&r, prompt, sizeof prompt / sizeof *prompt, 0), VOCAB * sizeof *out);
+	run_close(&r);
+}
+
+/* The same seed is the same model in every type. */
+START_TEST(engine_agrees)
+{
+	char folder[TEST_FOLDER_BYTES], path[2][128];
+	float logits[2][VOCAB], square = 0, apart = 0;
+	test_folder(folder, "gguf");
+	for (int i = 0; i < 2; i++) {
+		snprintf(path[i], sizeof path[i], "%s/%d.gguf", folder, i);
+		make_gguf("random --seed 7 %s %s %s", shape_of(&types[_i]), types[i ? _i : 0].name, path[i]);
+		logits_of(path[i], logits[i]);
+	}
+	for (int i = 0; i < VOCAB; i++) {
+		square += logits[0][i] * logits[0][i];
+		apart += fabsf(logits[1][i] - logits[0][i]);
+	}
+	float deviation = sqrtf(square / VOCAB);
+	printf("%s: mean difference of a logit %.4f of their deviation %.3f (limit %g)\n", types[_i].name, apart / VOCAB / deviation, deviation, types[_i].logits);
+	ck_assert(deviation > 0.01f && apart / VOCAB <= types[_i].logits * deviation);
+}
+END_TEST
+
+/* Greedy tokens, none of them twice (a random model repeats itself), and the logits before the first; how near the second best token ever was. */
+enum { TOKENS = 24 };
+
+static int tokens_of(const char *path, const char *variant, uint32_t tokens[TOKENS], float logits[VOCAB], float *ret_nearest)
+{
+	struct run r;
+	char used[VOCAB] = {0};
+	if (!run_open(&r, path, variant))
+		return 0;
+	uint32_t position = sizeof prompt / sizeof *prompt;
+	const float *l = run_step(&r, prompt, position, 0);
+	memcpy(logits, l, VOCAB * sizeof *logits);
+	*ret_nearest = INFINITY;
+	for (uint32_t n = 0; n < TOKENS; n++) {
+		uint32_t best = VOCAB;
+		float second = -INFINITY;
+		for (uint32_t i = 0; i < VOCAB; i++) {
+			if (used[i])
+				continue;
+			if (best < VOCAB)
+				second = fmaxf(second, fminf(l[i], l[best]));
+			best = best == VOCAB || l[i] > l[best] ? i : best;
+		}
+		*ret_nearest = fminf(*ret_nearest, l[best] - second);
+		tokens[n] = best;
+		used[best] = 1;
+		l = run_step(&r, &tokens[n], 1, position++);
+	}
+	run_close(&r);
+	return 1;
+}
+
+/* Each type through its packed layout and integer products: the same tokens as the reference, which multiplies floats. */
+START_TEST(fast_as_reference)
+{
+	static const char *const variants[] = {"plain", "avx2", "avx512"};
+	char folder[TEST_FOLDER_BYTES], path[128];
+	uint32_t want[TOKENS], got[TOKENS];
+	float logits[2][VOCAB], nearest;
+	test_folder(folder, "gguf");
+	snprintf(path, sizeof path, "%s/model.gguf", folder);
+	make_gguf("random --seed 11 %s %s %s", shape_of(&types[_i]), types[_i].name, path);
+	ck_assert(tokens_of(path, "reference", want, logits[0], &nearest));
+	for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
+		float apart = 0, most = 0, none;
+		if (!tokens_of(path, variants[v], got, logits[1], &none))
+			continue;
+		for (int i = 0; i < VOCAB; i++) {
+			apart = fmaxf(apart, fabsf(logits[1][i] - logits[0][i]));
+			most = fmaxf(most, fabsf(logits[0][i]));
+		}
+		printf("%s %s: a logit differs by %.2g of %.2g at most; the second best token came as near as %.2g\n", types[_i].name, variants[v], apart, most, nearest);
+		ck_assert(apart <= 3e-4f * most);
+		for (int i = 0; i < TOKENS; i++)
+			ck_assert_msg(got[i] == want[i], "%s %s: token %d is %u, want %u", types[_i].name, variants[v], i, got[i], want[i]);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	python = system("python3 -c 'import numpy' 2>/dev/null") == 0 ? "python3" : "/usr/bin/python3";
+	Suite *s = suite_create("make-gguf");
+	TCase *tc = tcase_create("make-gguf");
+	tcase_set_timeout(tc, 120);
+	tcase_add_loop_test(tc, packs_within_half_a_step, 0, TYPES);
+	tcase_add_loop_test(tc, unpacks_as_the_engine_does, 1, TYPES);
+	tcase_add_loop_test(tc, engine_agrees, 0, TYPES);
+	tcase_add_loop_test(tc, fast_as_reference, 0, TYPES);
+	suite_add_tcase(s, tc);
+	SRunner *sr = srunner_create(s);
+	srunner_run_all(sr, CK_NORMAL);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return failed != 0;
+}

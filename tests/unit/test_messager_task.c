@@ -1,0 +1,513 @@
+/* test_messager_task.c - the messager's task machine against a real ring and two real pools, event by event. Names in brackets are the
+ * model's counterexamples (tests/model/README.md) that the messager guards against. */
+#include "messager_steps.h"
+
+#include <sys/eventfd.h>
+
+/* --- the way of a task that ends well ----------------------------------------------------------------------------------- */
+
+START_TEST(life_of_a_task)
+{
+	turn(MOVER_IDLE);
+	asked();
+	const struct said *s = rig_last(r, MSG_LEASE_OPEN);
+	ck_assert_str_eq(s->to, "decode-1");
+	ck_assert_uint_eq(s->epoch, D_EPOCH);
+	ck_assert_uint_eq(s->req.lo, 1);
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_written(r), 0);            /* not before the answer */
+	rig_opened(r, 0);
+	turn(MOVER_OPEN);
+	ck_assert(rig_all_arrived(r, 3));
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 0);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	s = rig_last(r, MSG_KV_SENT);
+	ck_assert_ptr_nonnull(s);
+	ck_assert_str_eq(s->to, "prefill-1");
+	ck_assert_uint_eq(s->slot, r->slot);
+	ck_assert_uint_eq(s->slot_gen, r->gen);
+	ck_assert_int_eq(r->last_end, END_SENT);
+	ck_assert_uint_eq(r->report.bytes, 3 * r->layout.block_bytes);
+	ck_assert_uint_eq(r->report.pieces, 3 * RIG_LAYERS);
+	ck_assert_uint_eq(r->n_said, 3);
+	turn(MOVER_IDLE);                                /* the slot is still SENT: it is not taken up twice */
+	ring_retire(r->ring, r->slot, r->gen);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(r->n_said, 3);
+}
+END_TEST
+
+/* tokens computed in layer 0 -> blocks of layer 0 that D has; 10 tokens in blocks of 4 */
+static const struct {
+	uint32_t tokens, blocks;
+} partial[] = {{0, 0}, {3, 0}, {4, 1}, {7, 1}, {8, 2}, {9, 2}, {10, 3}, {4000000000u, 3}};
+
+START_TEST(full_blocks_as_they_fill_the_last_one_once)
+{
+	opened();
+	rig_compute_layer(r, 0, 2, 3, partial[_i].tokens);
+	turn(MOVER_OPEN);
+	ck_assert(rig_arrived(r, 0, partial[_i].blocks));
+	ck_assert_uint_eq(rig_written(r), partial[_i].blocks * r->layout.piece_bytes[0]);
+	turn(MOVER_OPEN);
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert(rig_all_arrived(r, 3));
+	ck_assert_uint_eq(r->report.pieces, 3 * RIG_LAYERS);   /* each piece once */
+}
+END_TEST
+
+START_TEST(only_what_decode_lacks)
+{
+	rig_publish(r, 1, 8, 10);
+	turn(MOVER_OPEN);
+	rig_opened(r, 0);
+	rig_compute(r, 1, 8);                             /* P's own cached prefix */
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_written(r), 0);
+	rig_compute(r, 1, 10);
+	turn(MOVER_OPEN);
+	ck_assert(rig_all_arrived(r, 1));
+}
+END_TEST
+
+START_TEST(progress_of_another_generation_is_none)
+{
+	opened();
+	rig_compute(r, 3, 10);
+	for (uint32_t l = 0; l < RIG_LAYERS; l++)
+		*ring_progress_word(r->ring, r->slot, l) = ring_progress_value(r->gen + 1, 10);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_written(r), 0);
+}
+END_TEST
+
+static const struct {
+	uint32_t src[4], dst[4], runs;   /* per layer */
+} runs[] = {
+	{{2, 3, 4, 5}, {10, 11, 12, 13}, 1},
+	{{2, 3, 4, 5}, {10, 11, 13, 14}, 2},
+	{{2, 3, 9, 10}, {10, 11, 12, 13}, 2},
+	{{5, 4, 3, 2}, {10, 11, 12, 13}, 4},
+	{{2, 3, 4, 5}, {13, 12, 11, 10}, 4},
+	{{2, 2, 2, 2}, {10, 11, 12, 13}, 4},
+};
+
+START_TEST(neighbours_are_copied_in_one_go)
+{
+	static struct ring_task t;
+	rig_task(r, &t, 1, 0, 16);
+	memcpy(t.src, runs[_i].src, sizeof runs[_i].src);
+	memcpy(t.dst, runs[_i].dst, sizeof runs[_i].dst);
+	rig_post(r, &t);
+	turn(MOVER_OPEN);
+	rig_opened(r, 0);
+	for (uint32_t l = 0; l < RIG_LAYERS; l++)
+		rig_compute_layer(r, l, 0, RIG_BLOCKS, 16);
+	turn(MOVER_OPEN);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(r->report.runs, runs[_i].runs * RIG_LAYERS);
+	ck_assert_uint_eq(r->report.pieces, 4 * RIG_LAYERS);
+	for (uint32_t l = 0; l < RIG_LAYERS; l++)
+		for (int i = 0; i < 4; i++)
+			ck_assert_mem_eq(rig_piece(r, &r->d, l, t.dst[i]), rig_piece(r, &r->p, l, t.src[i]), r->layout.piece_bytes[l]);
+}
+END_TEST
+
+START_TEST(a_turn_copies_no_more_than_a_slice)
+{
+	const size_t piece = r->layout.piece_bytes[0];
+	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 2 * piece});
+	opened();
+	rig_compute(r, 3, 10);
+	for (unsigned n = 1; n <= 4; n++) {
+		turn(MOVER_BUSY);
+		ck_assert_uint_eq(mover_bytes(r->m), 2 * n * piece);
+	}
+	turn(MOVER_OPEN);
+	ck_assert(rig_all_arrived(r, 3));
+}
+END_TEST
+
+START_TEST(a_slice_smaller_than_a_piece_still_moves)
+{
+	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1});
+	opened();
+	rig_compute(r, 3, 10);
+	for (unsigned n = 1; n < 9; n++)
+		turn(MOVER_BUSY);
+	turn(MOVER_OPEN);
+	ck_assert(rig_all_arrived(r, 3));
+}
+END_TEST
+
+START_TEST(tasks_take_turns)
+{
+	const size_t piece = r->layout.piece_bytes[0];
+	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 3 * piece});
+	static struct ring_task t;
+	for (uint64_t lease = 1; lease <= 2; lease++) {
+		rig_task(r, &t, lease, 0, 36);
+		for (int i = 0; i < 9; i++)
+			t.dst[i] = (uint32_t)((lease - 1) * 9) + (uint32_t)i;
+		rig_post(r, &t);
+		rig_compute(r, 9, 36);
+	}
+	turn(MOVER_OPEN);
+	for (r->lease = 1; r->lease <= 2; r->lease++)
+		rig_opened(r, 0);
+	turn(MOVER_BUSY);
+	turn(MOVER_BUSY);
+	ck_assert(rig_piece(r, &r->d, 0, 0)[0]);     /* both have begun */
+	ck_assert(rig_piece(r, &r->d, 0, 9)[0]);
+}
+END_TEST
+
+/* --- model: the counterexamples that the messager guards against --------------------------------------------------------- */
+
+START_TEST(m4_restarted_unasked)
+{
+	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1});
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_BUSY);
+	rig_restart(r);
+	memset(r->d.data, 0, r->d.data_bytes);       /* D has freed the blocks: the old messager is gone */
+	turn(MOVER_OPEN);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
+	ck_assert_uint_eq(rig_written(r), 0);
+	rig_opened(r, 1);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_written(r), 0);
+	failed(END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST, "refused to open lease 1");
+}
+END_TEST
+
+START_TEST(m5_ack_while_copying)
+{
+	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1});
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_BUSY);
+	ck_assert_uint_ne(rig_written(r), 0);
+	rig_revoke(r);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);   /* at once, not at a later turn */
+	memset(r->d.data, 0, r->d.data_bytes);
+	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked lease 1");
+	for (int i = 0; i < 5; i++)
+		turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_written(r), 0);
+	word_is(RING_PENDING);
+	rig_revoke(r);                               /* repeated: answered the same */
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 2);
+}
+END_TEST
+
+START_TEST(m17_cancel_forgotten)
+{
+	asked();
+	rig_compute(r, 3, 10);
+	rig_revoke(r);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
+	rig_opened(r, 0);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_written(r), 0);
+	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked lease 1");
+	/* published again under the same lease, and the answer comes once more */
+	ring_cancel(r->ring, r->slot, r->gen);
+	ring_retire(r->ring, r->slot, r->gen);
+	rig_publish(r, 1, 0, 10);
+	rig_compute(r, 3, 10);
+	turn(MOVER_IDLE);
+	rig_opened(r, 0);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
+	ck_assert_uint_eq(rig_written(r), 0);
+}
+END_TEST
+
+START_TEST(m17_cancel_forgotten_without_a_task)
+{
+	r->lease = 1;
+	rig_revoke(r);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
+	ck_assert_uint_eq(mover_revoked(r->m), 1);
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_IDLE);
+	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked lease 1");
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+	rig_publish(r, 2, 0, 10);                    /* another lease is not touched */
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
+}
+END_TEST
+
+/* The machine looks at the clock between the last copy and the mark; there P cancels. */
+static void cancel_before_mark(struct rig *x)
+{
+	if (rig_written(x) == 3 * x->layout.block_bytes) {
+		x->on_clock = NULL;
+		ck_assert_int_eq(ring_cancel(x->ring, x->slot, x->gen), 0);
+	}
+}
+
+static void reuse_before_mark(struct rig *x)
+{
+	if (rig_written(x) != 3 * x->layout.block_bytes)
+		return;
+	uint64_t gen = x->gen;
+	uint32_t slot = x->slot;
+	x->on_clock = NULL;
+	ck_assert_int_eq(ring_cancel(x->ring, slot, gen), 0);
+	ring_retire(x->ring, slot, gen);
+	rig_publish(x, 2, 0, 10);
+	ck_assert_uint_eq(x->slot, slot);
+}
+
+START_TEST(m8_cancel_not_in_slot)
+{
+	opened();
+	rig_compute(r, 3, 10);
+	r->on_clock = cancel_before_mark;
+	turn(MOVER_IDLE);
+	ck_assert_ptr_null(r->on_clock);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+	ck_assert_int_eq(r->last_end, END_CANCELLED);
+	word_is(RING_VOID);
+}
+END_TEST
+
+START_TEST(bm8_bm9_the_mark_never_hits_the_next_task_of_the_slot)
+{
+	opened();
+	rig_compute(r, 3, 10);
+	r->on_clock = reuse_before_mark;
+	turn(MOVER_IDLE);
+	ck_assert_ptr_null(r->on_clock);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+	word_is(RING_PENDING);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_last(r, MSG_LEASE_OPEN)->lease, 2);
+}
+END_TEST
+
+START_TEST(m19_bm10_ready_before_mark)
+{
+	posted();
+	ck_assert_int_eq(rig_last(r, MSG_KV_READY)->word, RING_SENT);
+}
+END_TEST
+
+START_TEST(m19_ready_before_mark_nothing_is_written_again)
+{
+	posted();
+	rig_restart(r);
+	memset(r->d.data, 0, r->d.data_bytes);
+	r->n_said = 0;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+	rig_opened(r, 0);                            /* late, of the old messager's question */
+	turn(MOVER_OPEN);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_written(r), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 1);
+}
+END_TEST
+
+START_TEST(s_kvsent_at_once)
+{
+	posted();
+	for (int i = 0; i < 3; i++)
+		turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 0);
+	rig_restart(r);                              /* KV_READY was lost with the messager: it is posted again */
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 2);
+	rig_ack(r);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 1);
+}
+END_TEST
+
+/* m14: an answer of another life of D, or about another generation of the lease, opens nothing */
+static const struct {
+	uint64_t lease, generation, epoch;
+} strangers[] = {{1, 5, D_EPOCH - 1}, {1, 5, D_EPOCH + 1}, {1, 4, D_EPOCH}, {2, 5, D_EPOCH}};
+
+START_TEST(m14_old_m_asks_late_answers_of_another_life)
+{
+	asked();
+	rig_compute(r, 3, 10);
+	rig_opened_by(r, strangers[_i].lease, strangers[_i].generation, strangers[_i].epoch, 0);
+	rig_opened_by(r, strangers[_i].lease, strangers[_i].generation, strangers[_i].epoch, 1);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_written(r), 0);
+	rig_opened(r, 0);
+	turn(MOVER_OPEN);
+	ck_assert(rig_all_arrived(r, 3));
+}
+END_TEST
+
+START_TEST(an_answer_in_another_workers_name_is_dropped)
+{
+	asked();
+	rig_compute(r, 3, 10);
+	Pds__Lease l = PDS__LEASE__INIT;
+	Pds__LeaseOpened b = PDS__LEASE_OPENED__INIT;
+	l.id = 1;
+	l.epoch = D_EPOCH;
+	l.generation = 5;
+	b.lease = &l;
+	mover_lease_opened(r->m, "decode-2", D_EPOCH, &b);
+	b.lease = NULL;
+	mover_lease_opened(r->m, "decode-1", D_EPOCH, &b);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_written(r), 0);
+}
+END_TEST
+
+/* --- cancel and restart between every two steps ------------------------------------------------------------------------------ */
+
+START_TEST(restart_between_any_two_steps)
+{
+	for (int i = 0; i <= _i; i++)
+		way(i);
+	rig_restart(r);
+	for (int round = 0; round < 3; round++) {
+		mover_turn(r->m);
+		rig_opened(r, 0);
+		if (_i >= 0)
+			rig_compute(r, 3, 10);
+		mover_turn(r->m);
+		rig_ack(r);
+		mover_turn(r->m);
+	}
+	ck_assert(rig_all_arrived(r, 3));
+	word_is(RING_SENT);
+	ck_assert_uint_ge(rig_count(r, MSG_KV_SENT), 1);
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+	ck_assert_uint_eq(mover_open_tasks(r->m), 0);
+}
+END_TEST
+
+START_TEST(cancel_after_each_step)
+{
+	for (int i = 0; i <= _i; i++)
+		way(i);
+	size_t written = rig_written(r);
+	unsigned said = r->n_said;
+	int late = ring_cancel(r->ring, r->slot, r->gen);
+	ck_assert_int_eq(late, _i >= 5 ? ERR_STALE : 0);
+	if (late)
+		ring_retire(r->ring, r->slot, r->gen);
+	turn(MOVER_IDLE);
+	rig_opened(r, 0);
+	rig_compute_layer(r, 1, 2, 3, 10);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_written(r), written);
+	ck_assert_uint_eq(r->n_said, said);          /* closed without a word */
+	rig_revoke(r);                               /* D is told by P, and asks for the fence */
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
+}
+END_TEST
+
+START_TEST(revoke_after_each_step)
+{
+	for (int i = 0; i <= _i; i++)
+		way(i);
+	size_t written = rig_written(r);
+	rig_revoke(r);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
+	if (_i >= 1 && _i < 7)
+		failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked lease 1");
+	rig_opened(r, 0);
+	rig_compute(r, 3, 10);
+	turn(MOVER_IDLE);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_written(r), written);
+}
+END_TEST
+
+START_TEST(json_names_the_tasks)
+{
+	struct buf b;
+	opened();
+	buf_init(&b, 0);
+	mover_tasks_json(r->m, &b);
+	ck_assert_ptr_nonnull(strstr(b.data, "\"state\":\"open\",\"from\":\"prefill-1\",\"to\":\"decode-1\",\"slot\":0"));
+	mover_workers_json(r->m, &b);
+	ck_assert_ptr_nonnull(strstr(b.data, "\"name\":\"decode-1\",\"layout\":\"3x1x4:f32:4\",\"epoch\":200,\"blocks\":24"));
+	buf_fini(&b);
+}
+END_TEST
+
+/* --- doorbell ------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(the_bell_rings_only_a_sleeper)
+{
+	int bell = eventfd(0, EFD_NONBLOCK);
+	uint64_t n;
+	ring_set_bell(r->ring, dup(bell));
+	opened();
+	mover_sleeping(r->m, 1);
+	turn(MOVER_OPEN);
+	rig_compute_layer(r, 0, 2, 3, 4);
+	ring_bell(r->ring);
+	ck_assert_int_eq(read(bell, &n, sizeof n), sizeof n);
+	mover_sleeping(r->m, 0);
+	turn(MOVER_OPEN);
+	ck_assert(rig_arrived(r, 0, 1));
+	ring_bell(r->ring);
+	ck_assert_int_lt(read(bell, &n, sizeof n), 0);
+	close(bell);
+}
+END_TEST
+
+static void add_tests(TCase *t)
+{
+	tcase_add_test(t, life_of_a_task);
+	tcase_add_loop_test(t, full_blocks_as_they_fill_the_last_one_once, 0, (int)(sizeof partial / sizeof *partial));
+	tcase_add_test(t, only_what_decode_lacks);
+	tcase_add_test(t, progress_of_another_generation_is_none);
+	tcase_add_loop_test(t, neighbours_are_copied_in_one_go, 0, (int)(sizeof runs / sizeof *runs));
+	tcase_add_test(t, a_turn_copies_no_more_than_a_slice);
+	tcase_add_test(t, a_slice_smaller_than_a_piece_still_moves);
+	tcase_add_test(t, tasks_take_turns);
+	tcase_add_test(t, m4_restarted_unasked);
+	tcase_add_test(t, m5_ack_while_copying);
+	tcase_add_test(t, m17_cancel_forgotten);
+	tcase_add_test(t, m17_cancel_forgotten_without_a_task);
+	tcase_add_test(t, m8_cancel_not_in_slot);
+	tcase_add_test(t, bm8_bm9_the_mark_never_hits_the_next_task_of_the_slot);
+	tcase_add_test(t, m19_bm10_ready_before_mark);
+	tcase_add_test(t, m19_ready_before_mark_nothing_is_written_again);
+	tcase_add_test(t, s_kvsent_at_once);
+	tcase_add_loop_test(t, m14_old_m_asks_late_answers_of_another_life, 0, (int)(sizeof strangers / sizeof *strangers));
+	tcase_add_test(t, an_answer_in_another_workers_name_is_dropped);
+	tcase_add_loop_test(t, restart_between_any_two_steps, 0, STEPS);
+	tcase_add_loop_test(t, cancel_after_each_step, 0, STEPS);
+	tcase_add_loop_test(t, revoke_after_each_step, 0, STEPS);
+	tcase_add_test(t, json_names_the_tasks);
+	tcase_add_test(t, the_bell_rings_only_a_sleeper);
+}
+
+int main(void)
+{
+	return steps_main("messager task", add_tests);
+}

@@ -1,0 +1,302 @@
+/* test_messager_waits.c - what the messager waits for comes late, never, or its owner ends: each wait has an end that names what was missing, and a new link is told again what the
+ * old one may have lost. */
+#include "messager_steps.h"
+
+/* --- waits end ----------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(stalled_prefill)
+{
+	opened();
+	turn(MOVER_OPEN);
+	rig_compute_layer(r, 0, 2, 3, 8);
+	rig_compute_layer(r, 2, 2, 3, 8);
+	turn(MOVER_OPEN);
+	r->now_us += RIG_STALL_US - 1;
+	turn(MOVER_OPEN);
+	r->now_us += 1;
+	turn(MOVER_IDLE);
+	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "layer 1 has 0 of 10 tokens (limit 2000 ms)");
+}
+END_TEST
+
+START_TEST(progress_restarts_the_stall_clock)
+{
+	opened();
+	for (uint32_t done = 1; done < 10; done++) {
+		rig_compute_layer(r, 0, 2, 3, done);
+		turn(MOVER_OPEN);
+		r->now_us += RIG_STALL_US - 1;
+		turn(MOVER_OPEN);
+	}
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+}
+END_TEST
+
+START_TEST(a_job_in_the_queue_is_not_stalled)
+{
+	opened();
+	uint32_t first = r->slot;
+	uint64_t first_gen = r->gen;
+	rig_publish(r, 2, 0, 10);
+	turn(MOVER_OPEN);
+	rig_opened(r, 0);
+	for (uint32_t done = 1; done < 10; done++) {
+		*ring_progress_word(r->ring, first, 0) = ring_progress_value(first_gen, done);
+		r->now_us += RIG_STALL_US / 2;
+		turn(MOVER_OPEN);
+	}
+	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	r->now_us += RIG_STALL_US;
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+}
+END_TEST
+
+/* One that has begun and is then passed over, as with shortest first, is not either; nor is anybody while P computes for one that still waits for D. */
+START_TEST(a_job_that_is_passed_over_is_not_stalled)
+{
+	opened();
+	*ring_progress_word(r->ring, r->slot, 0) = ring_progress_value(r->gen, 1);
+	turn(MOVER_OPEN);
+	r->now_us += _i == 0 ? 0 : RIG_STALL_US - 1;
+	rig_publish(r, 2, 0, 10);
+	turn(MOVER_OPEN);
+	if (_i == 0)
+		rig_opened(r, 0);
+	for (uint32_t done = 1; done < 10; done++) {
+		*ring_progress_word(r->ring, r->slot, 0) = ring_progress_value(r->gen, done);
+		if (done > 1)
+			r->now_us += RIG_STALL_US / (_i == 0 ? 2 : 10);
+		turn(MOVER_OPEN);
+	}
+	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	r->now_us += RIG_STALL_US;
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+}
+END_TEST
+
+START_TEST(deadline_after_each_step)
+{
+	for (int i = 0; i <= _i; i++)
+		way(i);
+	r->now_us += 60000000;
+	turn(MOVER_IDLE);
+	failed(END_DEADLINE, PDS__FAULT__FAULT_DEADLINE, "deadline has passed");
+	rig_ack(r);
+	rig_opened(r, 0);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 0);
+}
+END_TEST
+
+START_TEST(no_answer_to_lease_open)
+{
+	asked();
+	r->now_us += RIG_STALL_US;
+	turn(MOVER_IDLE);
+	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "the answer to LEASE_OPEN of decode-1");
+}
+END_TEST
+
+START_TEST(decode_comes_late)
+{
+	mover_remove(r->m, r->wd);
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_OPEN);
+	r->d_linked = 0;
+	rig_attach_d(r);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+	r->p_linked = 0;
+	r->d_linked = 1;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+	r->p_linked = 1;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
+}
+END_TEST
+
+START_TEST(decode_never_comes)
+{
+	mover_remove(r->m, r->wd);
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_OPEN);
+	r->now_us += RIG_STALL_US;
+	turn(MOVER_IDLE);
+	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "the memory of decode-1 (limit 2000 ms)");
+}
+END_TEST
+
+START_TEST(decode_has_restarted)
+{
+	static struct ring_task t;
+	rig_task(r, &t, 1, 0, 10);
+	t.lease_epoch = D_EPOCH - 1;
+	rig_post(r, &t);
+	turn(MOVER_IDLE);
+	failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "decode-1 has restarted");
+}
+END_TEST
+
+START_TEST(decode_ends_after_each_step)
+{
+	for (int i = 0; i <= _i; i++)
+		way(i);
+	mover_remove(r->m, r->wd);
+	if (_i >= 1)
+		failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "decode-1 has ended");
+	ck_assert_uint_eq(mover_workers(r->m), 1);
+}
+END_TEST
+
+START_TEST(prefill_ends_after_each_step)
+{
+	for (int i = 0; i <= _i; i++)
+		way(i);
+	unsigned said = r->n_said;
+	mover_remove(r->m, r->wp);
+	turn(MOVER_IDLE);
+	rig_opened(r, 0);
+	rig_ack(r);
+	rig_revoke(r);                               /* D's fence */
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(r->n_said, said + 1);
+	ck_assert_uint_eq(mover_workers(r->m), 1);
+}
+END_TEST
+
+/* --- links that break ------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(kv_ready_is_posted_again_on_a_new_link)
+{
+	posted();
+	r->d_linked = 0;
+	turn(MOVER_OPEN);
+	r->d_linked = 1;
+	mover_linked(r->m, "decode-1", D_EPOCH);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 2);
+	r->d_linked = 0;
+	turn(MOVER_OPEN);
+	r->now_us += RIG_STALL_US;
+	turn(MOVER_IDLE);
+	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "KV_READY is not acknowledged");
+}
+END_TEST
+
+START_TEST(lease_open_is_said_again_on_a_new_link)
+{
+	asked();
+	mover_linked(r->m, "decode-1", D_EPOCH);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
+	mover_linked(r->m, "decode-1", D_EPOCH + 1); /* another life: none of ours */
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
+}
+END_TEST
+
+START_TEST(an_end_is_said_again_on_a_new_link)
+{
+	posted();
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	mover_linked(r->m, "prefill-1", P_EPOCH);    /* KV_SENT may be lost: the slot still says so */
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 2);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 2);
+	ring_retire(r->ring, r->slot, r->gen);
+	rig_publish(r, 2, 0, 10);
+	turn(MOVER_OPEN);
+	r->p_linked = 0;
+	rig_opened(r, 1);
+	turn(MOVER_IDLE);                            /* nothing to do until the link is up */
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+	r->p_linked = 1;
+	mover_linked(r->m, "prefill-1", P_EPOCH);
+	turn(MOVER_IDLE);
+	failed(END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST, "refused");
+	mover_linked(r->m, "prefill-1", P_EPOCH);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+	ring_cancel(r->ring, r->slot, r->gen);
+	mover_linked(r->m, "prefill-1", P_EPOCH);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+}
+END_TEST
+
+START_TEST(a_full_window_is_tried_again)
+{
+	r->full = 1;
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_OPEN);
+	r->full = 0;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
+	rig_opened(r, 0);
+	rig_compute(r, 3, 10);
+	r->full = 1;
+	turn(MOVER_OPEN);
+	word_is(RING_SENT);
+	r->full = 0;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+	r->full = 1;
+	rig_revoke(r);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 0);
+	r->full = 0;
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
+	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked");
+}
+END_TEST
+
+START_TEST(a_revocation_of_another_life_is_not_answered)
+{
+	opened();
+	Pds__Lease l = PDS__LEASE__INIT;
+	Pds__LeaseRevoke b = PDS__LEASE_REVOKE__INIT;
+	const struct msg_head head = {{7, 1}, 1, 0};
+	l.id = 1;
+	l.epoch = D_EPOCH;
+	l.generation = 5;
+	b.lease = &l;
+	mover_lease_revoke(r->m, "decode-1", D_EPOCH + 1, &head, &b);
+	mover_lease_revoke(r->m, "decode-2", D_EPOCH + 1, &head, &b);
+	b.lease = NULL;
+	mover_lease_revoke(r->m, "decode-1", D_EPOCH, &head, &b);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 0);
+	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
+}
+END_TEST
+
+static void add_tests(TCase *t)
+{
+	tcase_add_test(t, stalled_prefill);
+	tcase_add_test(t, progress_restarts_the_stall_clock);
+	tcase_add_test(t, a_job_in_the_queue_is_not_stalled);
+	tcase_add_loop_test(t, a_job_that_is_passed_over_is_not_stalled, 0, 2);
+	tcase_add_loop_test(t, deadline_after_each_step, 0, STEPS - 1);
+	tcase_add_test(t, no_answer_to_lease_open);
+	tcase_add_test(t, decode_comes_late);
+	tcase_add_test(t, decode_never_comes);
+	tcase_add_test(t, decode_has_restarted);
+	tcase_add_loop_test(t, decode_ends_after_each_step, 0, STEPS - 1);
+	tcase_add_loop_test(t, prefill_ends_after_each_step, 0, STEPS);
+	tcase_add_test(t, kv_ready_is_posted_again_on_a_new_link);
+	tcase_add_test(t, lease_open_is_said_again_on_a_new_link);
+	tcase_add_test(t, an_end_is_said_again_on_a_new_link);
+	tcase_add_test(t, a_full_window_is_tried_again);
+	tcase_add_test(t, a_revocation_of_another_life_is_not_answered);
+}
+
+int main(void)
+{
+	return steps_main("messager waits", add_tests);
+}

@@ -1,0 +1,445 @@
+/* test_msg.c - numbered links: what arrives, how often, in which order, over lives and reconnects; what garbage does. Faults on purpose: test_msg_fault.c; heartbeats and
+ * goodbyes: test_msg_ends.c; random walks: test_msg_walk.c; peers that break the rules: test_msg_rogue.c. */
+#include "msg/link.h"
+#include "msg_pair.h"
+#include "util/mem.h"
+
+#include <pthread.h>
+#include <zmq.h>
+
+struct end {
+	struct chan *c;
+	struct peer *last;
+	int ups, downs, messages, in_order;
+	uint32_t next;
+	int cuts;                  /* disconnects whoever is down, so often, when it is told so */
+	char why[128];
+};
+
+static void on_up(void *arg, struct peer *p)
+{
+	struct end *s = arg;
+	s->ups++;
+	s->last = p;
+}
+
+static void on_down(void *arg, struct peer *p, const char *why)
+{
+	struct end *s = arg;
+	s->downs++;
+	snprintf(s->why, sizeof s->why, "%s", why);
+	for (int i = 0; i < s->cuts; i++)
+		chan_disconnect(s->c, p);
+}
+
+/* Deny.retry_after_us carries a running number. */
+static void on_message(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h, const ProtobufCMessage *body)
+{
+	struct end *s = arg;
+	if (t != MSG_KV_DENY)
+		return;
+	ck_assert_int_eq(h->attempt, 7);
+	ck_assert(h->req.hi == 1 && h->req.lo == 2);
+	s->in_order += ((const Pds__Deny *)body)->retry_after_us == s->next;
+	s->next++;
+	s->messages++;
+	s->last = p;
+}
+
+static int on_ctl(void *arg, const char *command, char *const *args, size_t n, char **ret)
+{
+	(void)arg;
+	(void)args;
+	*ret = mem_printf("{\"command\":\"%s\",\"args\":%zu}", command, n);
+	return strcmp(command, "bad") == 0 ? ERR_INVALID : 0;
+}
+
+static void end_open(struct end *s, const char *name, uint64_t epoch, const char *bind_to, uint32_t window)
+{
+	memset(s, 0, sizeof *s);
+	struct chan_opts o = {.program = "test", .name = name, .epoch = epoch, .bind = bind_to, .heartbeat_us = 200000, .silence_us = 2000000,
+	                      .window_messages = window, .window_bytes = 1 << 20, .peers_max = 4, .message_bytes_max = 1 << 20};
+	struct chan_hooks h = {.arg = s, .up = on_up, .down = on_down, .message = on_message, .ctl = on_ctl};
+	struct err err = {0};
+	ck_assert_msg(chan_new(base, &o, &h, &s->c, &err) == 0, "%s", err.text);
+}
+
+static void spin(const int *counter, int want, int ms)
+{
+	uint64_t end = clock_us() + (uint64_t)ms * 1000;
+	struct timeval tv = {0, 5000};
+	while (*counter < want && clock_us() < end) {
+		event_base_loopexit(base, &tv);
+		event_base_loop(base, EVLOOP_ONCE);
+	}
+}
+
+static int say(struct end *s, struct peer *p, uint32_t n)
+{
+	Pds__Deny d = PDS__DENY__INIT;
+	struct msg_head h = {{1, 2}, 7, 0};
+	d.retry_after_us = n;
+	return chan_send(s->c, p, MSG_KV_DENY, &h, &d.base);
+}
+
+START_TEST(both_ways_in_order)
+{
+	struct end a, b;
+	end_open(&a, "bound", 10, endpoint, 4096);
+	end_open(&b, "dials", 20, NULL, 4096);
+	struct peer *pa = chan_connect(b.c, endpoint, "bound", 3);
+	spin(&b.ups, 1, 3000);
+	ck_assert_int_eq(a.ups, 1);
+	ck_assert_int_eq(b.ups, 1);
+	ck_assert_int_eq(peer_tag(pa), 3);
+	ck_assert_str_eq(peer_name(a.last), "dials");
+	ck_assert_uint_eq(peer_epoch(a.last), 20);
+	struct peer *back = a.last;
+	for (uint32_t i = 0; i < 1000; i++) {
+		ck_assert_int_eq(say(&b, pa, i), 0);
+		ck_assert_int_eq(say(&a, back, i), 0);
+	}
+	spin(&a.messages, 1000, 3000);
+	spin(&b.messages, 1000, 3000);
+	ck_assert_int_eq(a.in_order, 1000);
+	ck_assert_int_eq(b.in_order, 1000);
+	chan_destroy(&b.c);
+	chan_destroy(&a.c);
+}
+END_TEST
+
+START_TEST(bound_side_restarts)
+{
+	struct end a, a2, b;
+	end_open(&a, "bound", 10, endpoint, 4096);
+	end_open(&b, "dials", 20, NULL, 4096);
+	struct peer *p = chan_connect(b.c, endpoint, NULL, 0);
+	spin(&b.ups, 1, 3000);
+	for (uint32_t i = 0; i < 3; i++)                /* its numbers end with that life */
+		ck_assert_int_eq(say(&b, p, i), 0);
+	spin(&a.messages, 3, 3000);
+	chan_destroy(&a.c);
+	end_open(&a2, "bound", 11, endpoint, 4096);
+	spin(&b.ups, 2, 4000);
+	ck_assert_int_eq(b.downs, 1);
+	ck_assert_int_eq(b.ups, 2);
+	ck_assert_uint_eq(peer_epoch(p), 11);
+	ck_assert_int_eq(say(&b, p, 0), 0);
+	spin(&a2.messages, 1, 2000);
+	ck_assert_int_eq(a2.in_order, 1);
+	chan_destroy(&b.c);
+	chan_destroy(&a2.c);
+}
+END_TEST
+
+START_TEST(dialling_side_restarts)
+{
+	struct end a, b, b2;
+	end_open(&a, "bound", 10, endpoint, 4096);
+	end_open(&b, "dials", 20, NULL, 4096);
+	chan_connect(b.c, endpoint, NULL, 0);
+	spin(&b.ups, 1, 3000);
+	chan_destroy(&b.c);
+	spin(&a.downs, 1, 3000);
+	ck_assert_int_eq(a.downs, 1);
+	end_open(&b2, "dials", 21, NULL, 4096);
+	chan_connect(b2.c, endpoint, NULL, 0);
+	spin(&a.ups, 2, 3000);
+	ck_assert_int_eq(a.ups, 2);
+	ck_assert_uint_eq(peer_epoch(a.last), 21);
+	chan_destroy(&b2.c);
+	chan_destroy(&a.c);
+}
+END_TEST
+
+START_TEST(name_is_taken_while_it_lives)
+{
+	struct end a, b, c;
+	end_open(&a, "bound", 10, endpoint, 4096);
+	end_open(&b, "dials", 20, NULL, 4096);
+	end_open(&c, "dials", 30, NULL, 4096);
+	chan_connect(b.c, endpoint, NULL, 0);
+	spin(&b.ups, 1, 3000);
+	chan_connect(c.c, endpoint, NULL, 0);
+	int never = 0;
+	spin(&never, 1, 700);
+	ck_assert_int_eq(c.ups, 0);
+	ck_assert_int_eq(a.downs, 0);
+	ck_assert_int_eq(a.ups, 1);
+	chan_destroy(&c.c);
+	chan_destroy(&b.c);
+	chan_destroy(&a.c);
+}
+END_TEST
+
+START_TEST(window_is_bounded)
+{
+	struct end a, b;
+	end_open(&a, "bound", 10, endpoint, 4096);
+	end_open(&b, "dials", 20, NULL, 16);
+	struct peer *p = chan_connect(b.c, endpoint, NULL, 0);
+	ck_assert_int_eq(say(&b, p, 0), ERR_CLOSED);
+	spin(&b.ups, 1, 3000);
+	for (uint32_t i = 0; i < 16; i++)
+		ck_assert_int_eq(say(&b, p, i), 0);
+	ck_assert_int_eq(say(&b, p, 16), ERR_FULL);
+	spin(&a.messages, 16, 2000);
+	int never = 0;
+	spin(&never, 1, 300);            /* acknowledged at the next tick */
+	ck_assert_int_eq(say(&b, p, 16), 0);
+	spin(&a.messages, 17, 2000);
+	ck_assert_int_eq(a.in_order, 17);
+	chan_destroy(&b.c);
+	chan_destroy(&a.c);
+}
+END_TEST
+
+static void *ask_thread(void *arg)
+{
+	struct err err = {0};
+	char *text = NULL, *args[] = {(char *)"x", (char *)"y"};
+	int r = chan_ask(endpoint, arg, args, 2, 3000000, &text, &err);
+	char *out = mem_printf("%d %s", r, r == 0 ? text : err.text);
+	free(text);
+	return out;
+}
+
+START_TEST(pdctl_asks)
+{
+	static const struct {
+		const char *command, *want;
+	} rows[] = {{"status", "0 {\"command\":\"status\",\"args\":2}"}, {"bad", "-2 {\"command\":\"bad\",\"args\":2}"}};
+	struct end a;
+	end_open(&a, "bound", 10, endpoint, 16);
+	for (size_t i = 0; i < 2; i++) {
+		pthread_t t;
+		void *got;
+		int never = 0;
+		pthread_create(&t, NULL, ask_thread, (void *)rows[i].command);
+		spin(&never, 1, 500);
+		pthread_join(t, &got);
+		ck_assert_str_eq(got, rows[i].want);
+		free(got);
+	}
+	chan_destroy(&a.c);
+}
+END_TEST
+
+/* Frames of random length and content, and near-misses, on a raw connection: nothing is delivered, the next peer is served. */
+START_TEST(garbage_changes_nothing)
+{
+	struct end a, b;
+	end_open(&a, "bound", 10, endpoint, 16);
+	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_DEALER);
+	int zero = 0;
+	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
+	zmq_connect(z, endpoint);
+	srand(4711);
+	for (int i = 0; i < 2000; i++) {
+		unsigned char buf[96];
+		int frames = 1 + rand() % 4;
+		for (int f = 0; f < frames; f++) {
+			size_t n = (size_t)(rand() % (int)sizeof buf);
+			for (size_t k = 0; k < n; k++)
+				buf[k] = (unsigned char)rand();
+			if (f == 0 && n > 2 && i % 2)
+				buf[0] = 8, buf[1] = 1;      /* version 1, then noise */
+			zmq_send(z, buf, n, ZMQ_DONTWAIT | (f + 1 < frames ? ZMQ_SNDMORE : 0));
+		}
+	}
+	int never = 0;
+	spin(&never, 1, 300);
+	struct chan_counts counts;
+	chan_counts(a.c, &counts);
+	ck_assert_uint_ge(counts.bad, 500);   /* of 2,000; what finds the queue full (1,000) on a busy machine is not sent */
+	ck_assert_int_eq(a.ups, 0);
+	ck_assert_int_eq(a.messages, 0);
+	end_open(&b, "dials", 20, NULL, 16);
+	chan_connect(b.c, endpoint, NULL, 0);
+	spin(&b.ups, 1, 3000);
+	ck_assert_int_eq(b.ups, 1);
+	zmq_close(z);
+	zmq_ctx_term(ctx);
+	chan_destroy(&b.c);
+	chan_destroy(&a.c);
+}
+END_TEST
+
+START_TEST(link_numbers)
+{
+	static const struct {
+		uint64_t seq;
+		enum link_verdict want;
+	} in[] = {{1, LINK_DELIVER}, {1, LINK_DUPLICATE}, {3, LINK_GAP}, {2, LINK_DELIVER}, {3, LINK_DELIVER}, {2, LINK_DUPLICATE}};
+	struct link l;
+	link_init(&l);
+	for (size_t i = 0; i < sizeof in / sizeof *in; i++)
+		ck_assert_int_eq(link_arrived(&l, in[i].seq), in[i].want);
+	for (int i = 0; i < 5; i++)
+		ck_assert_ptr_nonnull(link_push(&l, 5, 1000, 10));
+	ck_assert_ptr_null(link_push(&l, 5, 1000, 10));
+	link_acked(&l, 99);              /* never sent: ignored */
+	ck_assert_uint_eq(l.n_window, 5);
+	link_acked(&l, 3);
+	ck_assert_uint_eq(l.n_window, 2);
+	ck_assert_ptr_null(link_push(&l, 5, 25, 10));
+	link_fini(&l);
+	ck_assert_uint_eq(l.n_window, 0);
+}
+END_TEST
+
+START_TEST(decode_demands_what_is_required)
+{
+	static const struct {
+		uint32_t version, type, attempt;
+		uint64_t lo;
+		const char *sender;
+		int want;
+	} rows[] = {
+		{1, MSG_REQUEST_CANCEL, 1, 5, "p", 0},
+		{2, MSG_REQUEST_CANCEL, 1, 5, "p", ERR_UNSUPPORTED},
+		{1, 9999, 1, 5, "p", ERR_UNSUPPORTED},
+		{1, MSG_REQUEST_CANCEL, 0, 5, "p", ERR_CORRUPT},
+		{1, MSG_REQUEST_CANCEL, 1, 0, "p", ERR_CORRUPT},
+		{1, MSG_REQUEST_CANCEL, 1, 5, "", ERR_CORRUPT},
+		{1, MSG_REQUEST_CANCEL, 1, 5, "a-name-that-is-far-too-long-for-a-daemon-of-this-suite", ERR_CORRUPT},
+		{1, MSG_KV_GRANT, 1, 5, "p", ERR_CORRUPT},            /* no lease */
+		{1, MSG_REQUEST_SUBMIT, 1, 5, "p", ERR_CORRUPT},      /* no request */
+		{1, MSG_REQUEST_FIRST_TOKEN, 1, 5, "p", ERR_CORRUPT}, /* no token */
+	};
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		Pds__Envelope e = PDS__ENVELOPE__INIT;
+		unsigned char buf[256];
+		struct msg_in m;
+		struct err err = {0};
+		e.version = rows[i].version;
+		e.type = rows[i].type;
+		e.attempt = rows[i].attempt;
+		e.request_lo = rows[i].lo;
+		e.sender = (char *)rows[i].sender;
+		size_t n = pds__envelope__pack(&e, buf);
+		ck_assert_msg(msg_decode(buf, n, "", 0, &m, &err) == rows[i].want, "row %zu: %s", i, err.text);
+		msg_in_fini(&m);
+	}
+}
+END_TEST
+
+/* What a worker says of itself is kept: in HELLO and later it has the same bounds. */
+START_TEST(texts_of_workers_are_bounded)
+{
+	char text[MSG_TEXT_MAX + 2];
+	memset(text, 't', sizeof text);
+	for (int i = 0; i < 6; i++) {
+		Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
+		Pds__Hello hello = PDS__HELLO__INIT;
+		Pds__WorkerUpdate update = PDS__WORKER_UPDATE__INIT;
+		struct err err = {0};
+		char **texts[] = {&w.role, &w.endpoint, &w.model, &w.model_fingerprint, &w.numerics, &w.layout};
+		hello.worker = update.worker = &w;
+		*texts[i] = text;
+		for (int longer = 0; longer < 2; longer++) {
+			text[MSG_TEXT_MAX + longer] = 0;
+			ck_assert_int_eq(msg_validate(msg_type_find(MSG_HELLO), &hello.base, &err), longer ? ERR_CORRUPT : 0);
+			ck_assert_int_eq(msg_validate(msg_type_find(MSG_WORKER_UPDATE), &update.base, &err), longer ? ERR_CORRUPT : 0);
+			text[MSG_TEXT_MAX + longer] = 't';
+		}
+	}
+}
+END_TEST
+
+/* Disconnected while its WELCOME is under way: it does not come back to life. */
+START_TEST(disconnected_stays_so)
+{
+	struct end a, b;
+	end_open(&a, "bound", 10, endpoint, 16);
+	end_open(&b, "dials", 20, NULL, 16);
+	for (int i = 0; i < 20; i++) {
+		struct chan_counts n;
+		chan_counts(b.c, &n);
+		uint64_t before = n.sent, ups = (uint64_t)b.ups;
+		struct peer *p = chan_connect(b.c, endpoint, NULL, 0);
+		for (uint64_t end = clock_us() + 20000000; n.sent == before; chan_counts(b.c, &n)) {
+			ck_assert(clock_us() < end);
+			event_base_loop(base, EVLOOP_ONCE);
+		}
+		int never = 0, gone_early = (uint64_t)b.ups != ups;      /* its HELLO has left; most times WELCOME has not come */
+		chan_disconnect(b.c, p);
+		spin(&never, 1, 15);
+		ck_assert_msg((uint64_t)b.ups == ups + (uint64_t)gone_early && b.downs == b.ups, "turn %d: %d ups, %d downs", i, b.ups, b.downs);
+	}
+	chan_destroy(&b.c);
+	chan_destroy(&a.c);
+}
+END_TEST
+
+/* An owner may disconnect a peer inside the hook that says it is down, also twice: it ends once, and others find its place free. */
+START_TEST(disconnected_when_it_is_down)
+{
+	struct end a, b;
+	end_open(&a, "bound", 10, endpoint, 16);
+	a.cuts = 2;
+	for (int i = 0; i < 3; i++) {
+		end_open(&b, "dials", 20 + (uint64_t)i, NULL, 16);
+		chan_connect(b.c, endpoint, NULL, 0);
+		spin(&b.ups, 1, 20000);
+		spin(&a.ups, i + 1, 20000);
+		ck_assert_int_eq(a.ups, i + 1);
+		chan_destroy(&b.c);
+		spin(&a.downs, i + 1, 20000);
+		ck_assert_int_eq(a.downs, i + 1);
+		ck_assert_ptr_null(chan_next(a.c, NULL));
+	}
+	chan_destroy(&a.c);
+}
+END_TEST
+
+/* So may the side that connected, when it is told that its link begins anew: it does not come up again. */
+START_TEST(disconnected_when_its_link_begins_anew)
+{
+	struct end a, b;
+	int never = 0;
+	end_open(&a, "bound", 10, endpoint, 16);
+	end_open(&b, "dials", 20, NULL, 16);
+	b.cuts = 1;
+	chan_connect(b.c, endpoint, NULL, 0);
+	spin(&b.ups, 1, 20000);
+	spin(&a.ups, 1, 20000);
+	struct peer *p = b.last;
+	chan_disconnect(a.c, a.last);          /* it knows the other no more, who says so by speaking */
+	ck_assert_int_eq(say(&b, p, 0), 0);
+	spin(&b.downs, 1, 20000);
+	ck_assert_str_eq(b.why, "its link starts anew");
+	ck_assert_ptr_null(chan_next(b.c, NULL));
+	spin(&never, 1, 200);
+	ck_assert_int_eq(b.ups, 1);
+	chan_destroy(&b.c);
+	chan_destroy(&a.c);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("msg");
+	TCase *t = tcase_create("msg");
+	tcase_add_checked_fixture(t, base_setup, base_teardown);
+	tcase_set_timeout(t, 120);
+	tcase_add_test(t, both_ways_in_order);
+	tcase_add_test(t, bound_side_restarts);
+	tcase_add_test(t, dialling_side_restarts);
+	tcase_add_test(t, name_is_taken_while_it_lives);
+	tcase_add_test(t, window_is_bounded);
+	tcase_add_test(t, pdctl_asks);
+	tcase_add_test(t, garbage_changes_nothing);
+	tcase_add_test(t, link_numbers);
+	tcase_add_test(t, decode_demands_what_is_required);
+	tcase_add_test(t, texts_of_workers_are_bounded);
+	tcase_add_test(t, disconnected_stays_so);
+	tcase_add_test(t, disconnected_when_it_is_down);
+	tcase_add_test(t, disconnected_when_its_link_begins_anew);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}

@@ -1,0 +1,200 @@
+/* test_msg_ends.c - how a link's ends know of each other: heartbeats at work and idle, goodbyes to one who is busy and to one who is stopped, and how soon silence is noticed. */
+#include "msg_pair.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+/* --- heartbeats ----------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t sent_in(struct side *a, struct side *b, int work, unsigned ms)
+{
+	struct chan_counts from[2], to[2];
+	chan_counts(a->c, &from[0]);
+	chan_counts(b->c, &from[1]);
+	for (uint64_t end = clock_us() + ms * 1000u; clock_us() < end; pump_ms(base, 20))
+		if (work && a->p)
+			say_type(a, MSG_PEERS);
+	chan_counts(a->c, &to[0]);
+	chan_counts(b->c, &to[1]);
+	return to[0].sent - from[0].sent + to[1].sent - from[1].sent;
+}
+
+/* A router and its worker: at work a beat each 20 ms either way, without work a fifth of that; neither goes down. */
+START_TEST(an_idle_link_sleeps)
+{
+	struct side a, b;
+	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
+	oa.program = "pdrouterd";
+	oa.silence_us = ob.silence_us = 2000000;
+	pair_open(base, &a, &b, "idle", &oa, &ob);
+	until_up(&a, &b);
+	uint64_t busy = sent_in(&a, &b, 1, 1000);
+	pump_ms(base, 1300);                            /* ACTIVE_US, and the last acknowledgement */
+	uint64_t idle = sent_in(&a, &b, 0, 1000);
+	ck_assert_msg(idle >= 4 && idle <= 26, "%llu messages in an idle second", (unsigned long long)idle);
+	ck_assert_msg(busy >= 3 * idle, "%llu at work, %llu idle", (unsigned long long)busy, (unsigned long long)idle);
+	ck_assert_uint_eq(a.downs + b.downs, 0);
+	until_settled(&a, &b, "idle");
+	pair_close(&a, &b);
+}
+END_TEST
+
+/* The peer bears less silence than our pace would give it: it is heard often enough. */
+START_TEST(beats_as_often_as_the_peer_bears)
+{
+	struct side a, b;
+	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
+	oa.heartbeat_us = ob.heartbeat_us = 5000000;
+	ob.silence_us = 400000;
+	oa.program = "pdrouterd";
+	pair_open(base, &a, &b, "bears", &oa, &ob);
+	until_up(&a, &b);
+	pump_ms(base, 1800);
+	ck_assert_msg(b.downs == 0, "%s", b.why);
+	pair_close(&a, &b);
+}
+END_TEST
+
+/* --- goodbyes ------------------------------------------------------------------------------------------------------------------- */
+
+static int report_fd;
+
+static void child_down(void *arg, struct peer *p, const char *why)
+{
+	(void)arg;
+	(void)p;
+	ssize_t n = write(report_fd, why, strlen(why));
+	_exit(n < 0);
+}
+
+/* Busy for a while, while the goodbye and the end of the connection arrive. */
+static void child_message(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h, const ProtobufCMessage *body)
+{
+	(void)arg;
+	(void)p;
+	(void)h;
+	(void)body;
+	if (t == MSG_KV_DENY)
+		usleep(60000);
+}
+
+static pid_t child_who_hears(int *ret_fd)
+{
+	int fds[2];
+	ck_assert_int_eq(pipe(fds), 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		struct chan_opts o = pair_opts(0, NULL);
+		struct chan_hooks h = {.down = child_down, .message = child_message};
+		struct err err = {0};
+		struct chan *c;
+		close(fds[0]);
+		report_fd = fds[1];
+		o.program = "test";
+		o.name = "busy";
+		o.epoch = 5;
+		struct event_base *b = event_base_new();
+		if (chan_new(b, &o, &h, &c, &err) < 0)
+			_exit(3);
+		chan_connect(c, endpoint, NULL, 0);
+		event_base_dispatch(b);
+		_exit(4);
+	}
+	close(fds[1]);
+	*ret_fd = fds[0];
+	return pid;
+}
+
+/* This process lives on: only the goodbye can tell that its chan has ended. */
+START_TEST(goodbye_is_heard_by_the_busy)
+{
+	for (int i = 0; i < 5; i++) {
+		struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
+		int fd, status;
+		char why[100] = "";
+		snprintf(a.bind, sizeof a.bind, "%s", endpoint);
+		pid_t pid = child_who_hears(&fd);
+		side_start(base, &a);
+		for (uint64_t end = clock_us() + 30000000; !a.p; pump_ms(base, 2))
+			ck_assert(clock_us() < end);
+		ck_assert_int_eq(say_type(&a, MSG_KV_DENY), 0);
+		pump_ms(base, 1);
+		side_stop(&a);
+		ck_assert(read(fd, why, sizeof why - 1) > 0);
+		ck_assert_str_eq(why, "it said goodbye");
+		close(fd);
+		waitpid(pid, &status, 0);
+	}
+}
+END_TEST
+
+/* One who is stopped costs the one who ends a moment, not more. */
+START_TEST(goodbye_does_not_wait_for_the_stopped)
+{
+	struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
+	int fd, status;
+	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
+	pid_t pid = child_who_hears(&fd);
+	side_start(base, &a);
+	for (uint64_t end = clock_us() + 30000000; !a.p; pump_ms(base, 2))
+		ck_assert(clock_us() < end);
+	kill(pid, SIGSTOP);
+	uint64_t from = clock_us();
+	side_stop(&a);
+	uint64_t took = clock_us() - from;
+	ck_assert_msg(took >= 200000 && took < 5000000, "%llu us", (unsigned long long)took);
+	kill(pid, SIGKILL);
+	waitpid(pid, &status, 0);
+	close(fd);
+}
+END_TEST
+
+/* Stopped, so that neither the end of its process nor a goodbye tells: without work between the two after twice the silence, with work after once. */
+START_TEST(stopped_peer_is_noticed)
+{
+	for (int work = 0; work < 2; work++) {
+		struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
+		int fd, status;
+		snprintf(a.bind, sizeof a.bind, "%s", endpoint);
+		a.opts.program = "pdrouterd";
+		a.opts.silence_us = 800000;
+		pid_t pid = child_who_hears(&fd);
+		side_start(base, &a);
+		for (uint64_t end = clock_us() + 30000000; !a.p; pump_ms(base, 2))
+			ck_assert(clock_us() < end);
+		pump_ms(base, work ? 50 : 1200);
+		kill(pid, SIGSTOP);
+		uint64_t from = clock_us(), took;
+		if (work)
+			ck_assert_int_eq(say_type(&a, MSG_PEERS), 0);
+		while (!a.downs && (took = clock_us() - from) < 20000000)
+			pump_ms(base, 5);
+		ck_assert_str_eq(a.why, "silent for too long");
+		ck_assert_msg(took >= (work ? 500000u : 1000000u) && took < (work ? 1200000u : 3000000u), "%s: %llu us", work ? "at work" : "idle",
+		              (unsigned long long)took);
+		kill(pid, SIGKILL);
+		waitpid(pid, &status, 0);
+		close(fd);
+		side_stop(&a);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("msg ends");
+	TCase *t = tcase_create("msg ends");
+	tcase_add_checked_fixture(t, base_setup, base_teardown);
+	tcase_set_timeout(t, 120);
+	tcase_add_test(t, an_idle_link_sleeps);
+	tcase_add_test(t, beats_as_often_as_the_peer_bears);
+	tcase_add_test(t, goodbye_is_heard_by_the_busy);
+	tcase_add_test(t, goodbye_does_not_wait_for_the_stopped);
+	tcase_add_test(t, stopped_peer_is_noticed);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}

@@ -1,0 +1,744 @@
+/* test_prefill_daemon.c - a pdprefilld process between a played router, decode workers and messager: what it asks, publishes, sends and gives back, and
+ * how each request ends. Every test ends with a daemon that holds nothing (at_rest) and that leaves in order. */
+#include "prefill_world.h"
+
+/* --- asking a decode worker ------------------------------------------------------------------------------------------------------------------------ */
+
+START_TEST(test_reserve_is_what_was_submitted)
+{
+	BEGIN("kv_blocks=64");
+	char endpoint[128];
+	endpoint_of("decode-1", endpoint);
+	Pds__Peer d = PDS__PEER__INIT, *list = &d;
+	Pds__Peers m = PDS__PEERS__INIT;
+	d.name = (char *)"decode-1";
+	d.endpoint = endpoint;
+	d.role = (char *)"decode";
+	d.epoch = node[D1].epoch;
+	m.peers = &list;
+	m.n_peers = 1;
+	say(ROUTER, MSG_PEERS, 0, &m);
+	WAIT(node[D1].p);       /* before any request */
+	submit((struct ask){.req = 1, .n = 50, .to = "12"});
+	WAIT(count(D1, MSG_KV_RESERVE, 1));
+	const struct seen *s = last(D1, MSG_KV_RESERVE, 1);
+	ck_assert_uint_eq(s->attempt, 1);
+	ck_assert_uint_eq(s->n_tokens, 50);
+	ck_assert_int_eq(memcmp(s->tokens, words, 50 * sizeof *words), 0);
+	ck_assert_uint_eq(s->prompt_tokens, 50);
+	ck_assert_uint_eq(s->max_tokens, 8);
+	ck_assert_uint_eq(s->stop_id, 319);
+	ck_assert_uint_eq(s->seed, 77);
+	ck_assert_str_eq(s->name, "router");
+	ck_assert_uint_eq(s->epoch, node[ROUTER].epoch);
+	pump_for(50000);
+	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 0);
+	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
+	cancel(1);
+	end();
+}
+END_TEST
+
+START_TEST(test_grant_that_does_not_fit)
+{
+	static const struct {
+		const char *name;
+		int epoch_off;
+		uint32_t cached, blocks;
+	} bad[] = {
+		{"cached_tokens no multiple of the block", 0, 8, 4}, {"a block too few", 0, 0, 3},  {"a block too many", 0, 0, 5},
+		{"no block", 0, 0, 0},                               {"another epoch", 1, 0, 4},    {"all of the prompt cached", 0, 64, 0},
+		{"blocks as if nothing were cached", 0, 32, 4},
+	};
+	BEGIN("kv_blocks=64");
+	for (uint64_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		uint64_t req = i + 1;
+		submit((struct ask){.req = req, .n = 64, .to = "12"});
+		for (enum who d = D1; d <= D2; d++) {
+			WAIT(count(d, MSG_KV_RESERVE, req));
+			grant_as(d, req, req + 500, node[d].epoch + (uint64_t)bad[i].epoch_off, bad[i].cached, bad[i].blocks);
+			WAIT(count(d, MSG_REQUEST_CANCEL, req));
+		}
+		const struct seen *f = failed(req);
+		ck_assert_msg(f->fault == PDS__FAULT__FAULT_INTERNAL && f->retry, "%s: fault %d, retry %d", bad[i].name, f->fault, f->retry);
+		at_rest();
+		ck_assert_msg(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req) == 0, "%s: was computed", bad[i].name);
+	}
+	end();
+}
+END_TEST
+
+START_TEST(test_grant_is_taken_once)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 64, .to = "2"});
+	WAIT(count(D2, MSG_KV_RESERVE, 1));
+	cancel(1);              /* the link to D2 is up now */
+	submit((struct ask){.req = 2, .n = 64, .to = "12"});
+	WAIT(count(D1, MSG_KV_RESERVE, 2));
+	grant_as(D2, 2, 900, node[D2].epoch, 0, 4);
+	deny(D2, 2, PDS__FAULT__FAULT_NO_ROOM, "nobody asked");
+	pump_for(50000);
+	ck_assert_uint_eq(told("status", "reserve"), 1);
+	grant_as(D1, 2, 502, node[D1].epoch, 0, 4);
+	grant_as(D1, 2, 901, node[D1].epoch, 0, 4);
+	struct task t = task_of(2);
+	ck_assert_uint_eq(task_now.lease_id, 502);
+	ck_assert_str_eq(task_now.decode, "decode-1");
+	first_token(2);
+	grant_as(D1, 2, 902, node[D1].epoch, 0, 4);
+	pump_for(50000);
+	ck_assert_uint_eq(told("status", "ring_used"), 1);
+	finish(D1, 2, &t);
+	end();
+}
+END_TEST
+
+START_TEST(test_deny)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	WAIT(count(D1, MSG_KV_RESERVE, 1));
+	deny(D1, 1, PDS__FAULT__FAULT_NO_ROOM, "decode-1 is full");
+	deny(D1, 1, PDS__FAULT__FAULT_NO_ROOM, "decode-1 is full");
+	WAIT(count(D2, MSG_KV_RESERVE, 1));
+	pump_for(50000);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 1), 0);
+	deny(D2, 1, PDS__FAULT__FAULT_DRAINING, "decode-2 is draining");
+	const struct seen *f = failed(1);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_DRAINING);
+	ck_assert_str_eq(f->text, "decode-2 is draining");
+	ck_assert_int_eq(f->retry, 1);
+	at_rest();
+	submit((struct ask){.req = 2, .n = 64, .to = "12"});     /* denied, then served by the next */
+	WAIT(count(D1, MSG_KV_RESERVE, 2));
+	deny(D1, 2, PDS__FAULT__FAULT_NO_ROOM, "decode-1 is full");
+	grant(D2, 2, 64);
+	struct task t = task_of(2);
+	ck_assert_str_eq(task_now.decode, "decode-2");
+	ck_assert_str_eq(first_token(2)->name, "decode-2");
+	finish(D2, 2, &t);
+	end();
+}
+END_TEST
+
+/* One does not answer for 2 s, one has no link for 3 s: cancelled where it was asked, and the next is asked. */
+START_TEST(test_late_candidate)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t begun = clock_us();
+	submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	submit((struct ask){.req = 2, .n = 64, .to = "92"});
+	submit((struct ask){.req = 3, .n = 64, .to = "9"});
+	WAIT(count(D1, MSG_REQUEST_CANCEL, 1) && count(D2, MSG_KV_RESERVE, 1));
+	ck_assert_uint_ge(clock_us() - begun, 1900000);
+	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
+	grant_as(D1, 1, 900, node[D1].epoch, 0, 4);              /* too late */
+	grant(D2, 1, 64);
+	struct task one = task_of(1);
+	ck_assert_uint_eq(task_now.lease_id, 501);
+	first_token(1);
+	finish(D2, 1, &one);
+	grant(D2, 2, 64);
+	struct task two = task_of(2);
+	first_token(2);
+	finish(D2, 2, &two);
+	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert_int_eq(failed(3)->retry, 1);
+	end();
+}
+END_TEST
+
+/* m11, m15: eight requests for a full decode worker hold no block and no thread; one for the other is served at once. */
+START_TEST(m11_m15_parked_with_blocks_or_thread)
+{
+	BEGIN("kv_blocks=8", "prepare_threads=1");
+	for (uint64_t r = 1; r <= 8; r++)
+		submit((struct ask){.req = r, .n = 64, .to = "1"});
+	for (uint64_t r = 1; r <= 8; r++)
+		WAIT(count(D1, MSG_KV_RESERVE, r));
+	ck_assert_uint_eq(told("kv", "held"), 0);
+	ck_assert_uint_eq(told("status", "ring_used"), 0);
+	struct task t = to_computed(D2, (struct ask){.req = 9, .n = 128, .to = "2"});
+	ck_assert_uint_eq(told("kv", "held"), 8);
+	ck_assert_uint_eq(told("status", "reserve"), 8);
+	finish(D2, 9, &t);
+	for (uint64_t r = 1; r <= 8; r++)
+		cancel(r);
+	end();
+}
+END_TEST
+
+/* Granted, and no room here: it waits, keeps its lease alive, and runs when another's blocks or slot come back. */
+START_TEST(test_granted_and_blocked)
+{
+	static const char *const tight[2][3] = {{"kv_blocks=8", "ring_slots=8"}, {"kv_blocks=64", "ring_slots=1"}};
+	begin(tight[_i]);
+	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
+	submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
+	grant(D1, 2, 100);
+	WAIT(told("status", "blocked") == 1);
+	WAIT(renewals(D1, 502) >= 1);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 2), 0);
+	kv_sent(1, &one);       /* from here on the first holds nothing but the request */
+	struct task two = task_of(2);
+	first_token(2);
+	ack(D1, 1);
+	finish(D1, 2, &two);
+	end();
+}
+END_TEST
+
+/* --- a grant's way to the end ---------------------------------------------------------------------------------------------------------------------- */
+
+static const unsigned char *piece(uint32_t layer, uint32_t block)
+{
+	return region.data + kv_piece_offset(&layout, region.blocks, layer, block);
+}
+
+/* The KV of the common prompt's full blocks, as the first task had it; later tasks name blocks with the same bytes. */
+static void check_src(uint32_t skip, uint32_t full)
+{
+	static unsigned char *kv;
+	static uint32_t known;
+	int first = !kv;
+	if (first) {
+		known = full;
+		kv = mem_array(full, layout.block_bytes);
+	}
+	for (uint32_t l = 0; l < layout.layers; l++)
+		for (uint32_t b = skip; b < full; b++) {
+			unsigned char *at = kv + layout.before_bytes[l] * known + b * layout.piece_bytes[l];
+			const unsigned char *here = piece(l, task_now.src[b - skip]);
+			if (first)
+				memcpy(at, here, layout.piece_bytes[l]);
+			ck_assert_msg(memcmp(at, here, layout.piece_bytes[l]) == 0, "src[%u] of layer %u is not block %u of the prompt", b - skip, l, b);
+		}
+}
+
+START_TEST(test_task_and_first_token)
+{
+	static const struct {
+		uint32_t n, cached;
+		int ack_first;
+	} cases[] = {{150, 0, 0}, {150, 0, 1}, {150, 32, 0}, {150, 144, 1}, {16, 0, 0}, {1, 0, 1}};
+	BEGIN("kv_blocks=64");
+	for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		uint64_t req = i + 1;
+		uint32_t n = cases[i].n, skip = cases[i].cached / BLOCK, blocks = blocks_for(n) - skip;
+		submit((struct ask){.req = req, .n = n, .to = "1"});
+		WAIT(count(D1, MSG_KV_RESERVE, req));
+		grant_as(D1, req, req + 500, node[D1].epoch, cases[i].cached, blocks);
+		struct task t = task_of(req);
+		ck_assert_int_eq(t.state, RING_PENDING);
+		ck_assert_uint_eq(task_now.attempt, 1);
+		ck_assert_uint_eq(task_now.lease_id, req + 500);
+		ck_assert_uint_eq(task_now.lease_epoch, node[D1].epoch);
+		ck_assert_uint_eq(task_now.lease_generation, req + 505);
+		ck_assert_str_eq(task_now.decode, "decode-1");
+		ck_assert_uint_eq(task_now.first_token, cases[i].cached);
+		ck_assert_uint_eq(task_now.tokens, n);
+		ck_assert_uint_eq(task_now.blocks, blocks);
+		ck_assert_int_eq(ring_task_check(&task_now, BLOCK, hello.blocks, 200), 0);
+		for (uint32_t b = 0; b < blocks; b++)
+			ck_assert_uint_eq(task_now.dst[b], 100 + b);
+		const struct seen *r = first_token(req);
+		ck_assert(computed(&t, n));
+		check_src(skip, n / BLOCK);
+		ck_assert(n != 150 || r->token == golden_first);
+		WAIT(count(D1, MSG_REQUEST_FIRST_TOKEN, req));
+		const struct seen *d = last(D1, MSG_REQUEST_FIRST_TOKEN, req);
+		for (const struct seen *s = r;; s = d) {
+			ck_assert_uint_eq(s->index, 0);
+			ck_assert_uint_eq(s->token, r->token);
+			ck_assert_uint_eq(s->lease, req + 500);
+			ck_assert_uint_eq(s->lease_generation, req + 505);
+			ck_assert_str_eq(s->name, "decode-1");
+			ck_assert_uint_eq(s->epoch, node[D1].epoch);
+			ck_assert_int_eq(s->finish, PDS__FINISH__FINISH_NONE);
+			if (s == d)
+				break;
+		}
+		if (cases[i].ack_first)
+			ack(D1, req);
+		else
+			kv_sent(req, &t);
+		pump_for(30000);
+		ck_assert_uint_eq(told("status", "computed"), 1);
+		ck_assert_uint_eq(told("kv", "held"), cases[i].ack_first ? blocks_for(n) : 0);
+		if (cases[i].ack_first)
+			kv_sent(req, &t);
+		else
+			ack(D1, req);
+		flush();
+		ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, req), 0);
+		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
+	}
+	end();
+}
+END_TEST
+
+/* What progress covers is final: copied the moment that the board says so, it is what is there at the end, and what a second run computes. */
+START_TEST(bm2_word_before_kernel)
+{
+	BEGIN("kv_blocks=64");
+	uint32_t n = 320, full = n / BLOCK, half_way = 0, taken[8] = {0};
+	submit((struct ask){.req = 1, .n = n, .to = "1"});
+	grant(D1, 1, n);
+	struct task t = task_of(1);
+	static struct ring_task task;
+	task = task_now;
+	ck_assert_uint_le(hello.layers, 8);
+	unsigned char *copy = mem_array(full, layout.block_bytes);
+	for (int done = 0; !done;) {
+		done = 1;
+		for (uint32_t l = 0; l < hello.layers; l++) {
+			uint32_t p = ring_progress(ring, t.slot, l, t.gen);
+			ck_assert_uint_le(p, n);
+			ck_assert_uint_ge(p, taken[l] * BLOCK);
+			for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
+				memcpy(copy + layout.before_bytes[l] * full + taken[l] * layout.piece_bytes[l], piece(l, task.src[taken[l]]), layout.piece_bytes[l]);
+			half_way += p > 0 && p < n;
+			done &= p == n;
+		}
+		event_base_loop(base, EVLOOP_NONBLOCK);
+	}
+	ck_assert_uint_gt(half_way, 0);
+	first_token(1);
+	for (int run = 0; run < 2; run++) {
+		for (uint32_t l = 0; l < hello.layers; l++)
+			for (uint32_t b = 0; b < full; b++)
+				ck_assert_msg(memcmp(copy + layout.before_bytes[l] * full + b * layout.piece_bytes[l], piece(l, task.src[b]), layout.piece_bytes[l]) == 0,
+				              "run %d: layer %u, block %u changed after progress had covered it", run, l, b);
+		if (run)
+			break;
+		finish(D1, 1, &t);
+		flush();
+		t = to_computed(D1, (struct ask){.req = 2, .n = n, .to = "1"});
+		task = task_now;
+	}
+	finish(D1, 2, &t);
+	free(copy);
+	end();
+}
+END_TEST
+
+/* s-p-ends-at-kvsent: whichever of KV_SENT and the acknowledgement comes first, the lease is renewed until the other has come, and not after. */
+START_TEST(s_p_ends_at_kvsent)
+{
+	BEGIN("kv_blocks=64");
+	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}), two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
+	kv_sent(1, &one);
+	ack_as(D1, 1, 999);     /* of another lease: counts for nothing */
+	ack(D2, 2);
+	unsigned before1 = renewals(D1, 501), before2 = renewals(D2, 502);
+	WAIT(renewals(D1, 501) >= before1 + 2 && renewals(D2, 502) >= before2 + 2);
+	ck_assert_uint_eq(told("status", "computed"), 2);
+	ack(D1, 1);
+	kv_sent(2, &two);
+	at_rest();
+	before1 = renewals(D1, 501);
+	before2 = renewals(D2, 502);
+	pump_for(900000);
+	ck_assert_uint_eq(renewals(D1, 501), before1);
+	ck_assert_uint_eq(renewals(D2, 502), before2);
+	end();
+}
+END_TEST
+
+START_TEST(test_kv_sent_before_first_token)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t req = 1;
+	struct task t = to_running(D1, &req, "1");
+	kv_sent(req, &t);
+	task_failed(req, t.slot, t.gen);      /* what was sent cannot fail */
+	kill(pid, SIGCONT);
+	first_token(req);
+	WAIT(told("kv", "held") == 0);
+	ck_assert_uint_eq(told("status", "computed"), 1);
+	ack(D1, req);
+	at_rest();
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
+	end();
+}
+END_TEST
+
+START_TEST(test_other_generations_are_ignored)
+{
+	BEGIN("kv_blocks=64");
+	struct task old = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	finish(D1, 1, &old);
+	at_rest();
+	struct task t = to_computed(D1, (struct ask){.req = 2, .n = 64, .to = "1"});
+	const struct {
+		uint32_t slot;
+		uint64_t gen;
+	} wrong[] = {{t.slot, t.gen + 1}, {t.slot, t.gen - 1}, {old.slot, old.gen}, {t.slot + 1, t.gen}, {100000, t.gen}, {UINT32_MAX, 0}};
+	for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+		if (wrong[i].slot == t.slot && wrong[i].gen == t.gen)
+			continue;
+		kv_sent_as(2, wrong[i].slot, wrong[i].gen);
+		task_failed(2, wrong[i].slot, wrong[i].gen);
+	}
+	ack(D1, 2);
+	pump_for(100000);
+	ck_assert_uint_eq(told("status", "computed"), 1);
+	ck_assert_uint_eq(told("kv", "held"), 4);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 2), 0);
+	kv_sent(2, &t);
+	at_rest();
+	t = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "1"});
+	task_failed(3, t.slot, t.gen);       /* its own: the attempt ends with what the messager says */
+	const struct seen *f = failed(3);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	ck_assert_str_eq(f->text, "the lease was refused");
+	ck_assert_int_eq(f->retry, 1);
+	WAIT(count(D1, MSG_REQUEST_CANCEL, 3));
+	end();
+}
+END_TEST
+
+/* --- early ends ---------------------------------------------------------------------------------------------------------------------------------------- */
+
+static void cancelled_quietly(enum who d, uint64_t req, unsigned first_tokens)
+{
+	WAIT(count(d, MSG_REQUEST_CANCEL, req));
+	WAIT(no_requests());
+	pump_for(50000);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req), first_tokens);
+	ck_assert_uint_eq(count(d, MSG_REQUEST_CANCEL, req), 1);
+	at_rest();
+}
+
+START_TEST(test_cancel_waiting_for_grant)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	WAIT(count(D1, MSG_KV_RESERVE, 1));
+	cancel(1);
+	cancelled_quietly(D1, 1, 0);
+	grant_as(D1, 1, 501, node[D1].epoch, 0, 4);    /* was under way */
+	pump_for(50000);
+	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 0);
+	end();
+}
+END_TEST
+
+START_TEST(test_cancel_granted)
+{
+	BEGIN("kv_blocks=8");
+	struct task other = to_computed(D2, (struct ask){.req = 1, .n = 100, .to = "2"});
+	submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
+	grant(D1, 2, 100);
+	WAIT(told("status", "blocked") == 1);
+	cancel(2);
+	WAIT(count(D1, MSG_REQUEST_CANCEL, 2));
+	WAIT(told("status", "blocked") == 0);
+	finish(D2, 1, &other);
+	cancelled_quietly(D1, 2, 0);
+	end();
+}
+END_TEST
+
+START_TEST(test_cancel_running)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t req = 1;
+	struct task t = to_running(D1, &req, "1");
+	cancel(req);
+	kill(pid, SIGCONT);
+	WAIT(task_is_void(&t));
+	cancelled_quietly(D1, req, 0);
+	ck_assert_uint_ne(told("status", "prompt_tokens") % LONG, 0);    /* it was not computed to its end */
+	end();
+}
+END_TEST
+
+START_TEST(test_cancel_computed)
+{
+	BEGIN("kv_blocks=64");
+	struct task t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	cancel(1);
+	WAIT(task_is_void(&t));
+	ck_assert_int_lt(ring_mark_sent(ring, t.slot, t.gen), 0);
+	cancelled_quietly(D1, 1, 1);
+	end();
+}
+END_TEST
+
+/* Nobody answers any more: the messager, or the decode worker with its acknowledgement. */
+START_TEST(test_stalled)
+{
+	BEGIN("kv_blocks=64", "stall_ms=300");
+	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}), two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
+	uint64_t begun = clock_us();
+	kv_sent(2, &two);
+	for (uint64_t r = 1; r <= 2; r++) {
+		const struct seen *f = failed(r);
+		ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_STALLED);
+		ck_assert_int_eq(f->retry, 1);
+		ck_assert_ptr_nonnull(strstr(f->text, r == 1 ? "messager" : "decode worker"));
+		WAIT(count(r == 1 ? D1 : D2, MSG_REQUEST_CANCEL, r));
+	}
+	ck_assert_uint_lt(clock_us() - begun, 3000000);
+	WAIT(task_is_void(&one));
+	end();
+}
+END_TEST
+
+static void expect_lost(uint64_t req)
+{
+	const struct seen *f = failed(req);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert_int_eq(f->retry, 1);
+}
+
+START_TEST(test_decode_worker_dies)
+{
+	BEGIN("kv_blocks=34");
+	submit((struct ask){.req = 1, .n = 64, .to = "12"});     /* asked, another is left */
+	submit((struct ask){.req = 2, .n = 64, .to = "1"});      /* asked, the last one */
+	WAIT(count(D1, MSG_KV_RESERVE, 1) && count(D1, MSG_KV_RESERVE, 2));
+	struct task three = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "12"});
+	uint64_t begun = clock_us();
+	node_close(D1);
+	WAIT(count(D2, MSG_KV_RESERVE, 1) && count(ROUTER, MSG_REQUEST_FAILED, 2));
+	ck_assert_uint_lt(clock_us() - begun, 2500000);      /* at once: not when the wait for a link ends, 3 s */
+	grant(D2, 1, 64);
+	struct task one = task_of(1);
+	first_token(1);
+	expect_lost(2);
+	expect_lost(3);
+	WAIT(task_is_void(&three));
+	finish(D2, 1, &one);
+	at_rest();
+	node_open(D1);                       /* its next life */
+	uint64_t req = 10;
+	struct task long_one = to_running(D1, &req, "12");
+	submit((struct ask){.req = 20, .n = 100, .to = "12", .seed = 20});   /* granted, and waits for blocks */
+	kill(pid, SIGCONT);
+	grant(D1, 20, 100);
+	WAIT(told("status", "blocked") == 1 || count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req));
+	node_close(D1);
+	expect_lost(req);
+	expect_lost(20);
+	WAIT(task_is_void(&long_one));
+	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, req), 0);
+	node_open(D1);
+	struct task t = to_computed(D1, (struct ask){.req = 30, .n = 64, .to = "1"});
+	finish(D1, 30, &t);
+	end();
+}
+END_TEST
+
+START_TEST(test_router_dies)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	struct task two = to_computed(D1, (struct ask){.req = 2, .n = 64, .to = "1"});
+	uint64_t req = 10;
+	WAIT(count(D1, MSG_KV_RESERVE, 1));
+	struct task three = to_running(D2, &req, "2");
+	node_close(ROUTER);           /* its goodbye and the end of the connection are there together when the daemon goes on */
+	kill(pid, SIGCONT);
+	WAIT(count(D1, MSG_REQUEST_CANCEL, 1) && count(D1, MSG_REQUEST_CANCEL, 2) && count(D2, MSG_REQUEST_CANCEL, req));
+	WAIT(task_is_void(&two) && task_is_void(&three));
+	at_rest();
+	node_open(ROUTER);                   /* its next life hears nothing of the former's requests and is served */
+	WAIT(node[ROUTER].p);
+	struct task t = to_computed(D1, (struct ask){.req = 20, .n = 64, .to = "1"});
+	finish(D1, 20, &t);
+	at_rest();
+	for (uint64_t r = 1; r <= req; r++)
+		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, r), 0);
+	end();
+}
+END_TEST
+
+START_TEST(test_first_token_ends_the_answer)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 150, .to = "1", .max_tokens = 1});
+	grant(D1, 1, 150);
+	const struct seen *f = first_token(1);
+	ck_assert_int_eq(f->finish, PDS__FINISH__FINISH_LENGTH);
+	ck_assert_uint_eq(f->token, golden_first);
+	WAIT(count(D1, MSG_REQUEST_CANCEL, 1));
+	at_rest();
+	ck_assert_uint_eq(count(D1, MSG_REQUEST_FIRST_TOKEN, 1), 0);
+	end();
+}
+END_TEST
+
+/* --- submitting ------------------------------------------------------------------------------------------------------------------------------------------ */
+
+START_TEST(test_submitted_twice)
+{
+	BEGIN("kv_blocks=64");
+	struct ask a = {.req = 1, .n = 64, .to = "1"};
+	submit(a);
+	submit(a);
+	struct task t = to_computed(D1, a);
+	submit(a);
+	pump_for(100000);
+	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 1);
+	ck_assert_uint_eq(count(D1, MSG_REQUEST_FIRST_TOKEN, 1), 1);
+	ck_assert_uint_eq(told("status", "ring_used"), 1);
+	finish(D1, 1, &t);
+	end();
+}
+END_TEST
+
+START_TEST(test_prefix_of_a_finished_request)
+{
+	static const struct {
+		uint32_t n, own_from, cached;
+	} cases[] = {{150, 150, 144}, {150, 80, 80}, {150, 70, 64}, {64, 64, 48}, {150, 5, 0}};
+	BEGIN("kv_blocks=64");
+	for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct ask a = {.req = 10 * i + 1, .n = cases[i].n, .to = "1", .seed = 3, .own_from = cases[i].own_from};
+		uint32_t want = alone(a);
+		struct task t = to_computed(D1, (struct ask){.req = 10 * i + 2, .n = 160, .to = "1"});
+		finish(D1, 10 * i + 2, &t);
+		at_rest();
+		a.req = 10 * i + 3;
+		t = to_computed(D1, a);
+		const struct seen *f = last(ROUTER, MSG_REQUEST_FIRST_TOKEN, a.req);
+		ck_assert_msg(f->cached == cases[i].cached && f->token == want, "%u tokens, own from %u: %u cached, not %u; token %u, alone %u", a.n, a.own_from,
+		              f->cached, cases[i].cached, f->token, want);
+		ck_assert(computed(&t, a.n));
+		finish(D1, a.req, &t);
+	}
+	end();
+}
+END_TEST
+
+/* A second one with the same beginning while the first is half done: it uses no more than what is there. */
+START_TEST(test_prefix_of_a_running_request)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t req = 10;
+	uint32_t cached = 0, want[5];
+	for (unsigned i = 0; i < 5; i++)
+		want[i] = alone((struct ask){.req = 1 + i, .n = 300, .to = "1", .seed = 10 + i});
+	for (unsigned i = 0; i < 5; i++)             /* parked: one of them has the beginning of whichever is met half way */
+		submit((struct ask){.req = 20 + i, .n = 300, .to = "2", .seed = 10 + i});
+	for (unsigned i = 0; i < 5; i++)
+		WAIT(count(D2, MSG_KV_RESERVE, 20 + i));
+	struct task first = to_running(D1, &req, "1");
+	uint64_t next = req + 10;
+	grant(D2, next, 300);
+	for (unsigned i = 0; i < 5; i++)
+		if (20 + i != next)
+			cancel(20 + i);
+	kill(pid, SIGCONT);
+	struct task second = task_of(next);
+	for (uint32_t l = 0; l < hello.layers; l++) {
+		uint32_t said = ring_progress(ring, second.slot, l, second.gen);
+		/* who takes the blocks now gets computed ones; from 288 on it computes its own */
+		ck_assert_uint_le(said < 288 ? said : 288, ring_progress(ring, first.slot, l, first.gen));
+	}
+	const struct seen *f = first_token(next);
+	cached = f->cached;
+	ck_assert_uint_eq(cached % BLOCK, 0);
+	ck_assert_uint_le(cached, 288);
+	ck_assert_uint_eq(f->token, want[req - 10]);
+	first_token(req);
+	finish(D1, req, &first);
+	finish(D2, next, &second);
+	end();
+}
+END_TEST
+
+START_TEST(test_refused)
+{
+	static const struct {
+		const char *name, *to;
+		uint32_t n;
+		Pds__Fault fault;
+		int retry;
+	} cases[] = {
+		{"larger than the pool", "1", 129, PDS__FAULT__FAULT_TOO_LARGE, 0},
+		{"no decode worker", "", 64, PDS__FAULT__FAULT_DRAINING, 1},      /* the router has not heard of a switched role */
+	};
+	BEGIN("kv_blocks=8", "max_jobs=2");
+	for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		submit((struct ask){.req = i + 1, .n = cases[i].n, .to = cases[i].to});
+		const struct seen *f = failed(i + 1);
+		ck_assert_msg(f->fault == cases[i].fault && f->retry == cases[i].retry && f->text[0], "%s: fault %d, retry %d", cases[i].name, f->fault, f->retry);
+		ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, i + 1), 0);
+	}
+	for (uint64_t r = 10; r < 13; r++)
+		submit((struct ask){.req = r, .n = 128, .to = "1"});
+	ck_assert_int_eq(failed(12)->fault, PDS__FAULT__FAULT_OVERLOADED);
+	ck_assert_int_eq(failed(12)->retry, 1);
+	WAIT(count(D1, MSG_KV_RESERVE, 10) && count(D1, MSG_KV_RESERVE, 11));
+	cancel(10);
+	cancel(11);
+	end();
+}
+END_TEST
+
+START_TEST(test_prompt_logprobs)
+{
+	BEGIN("kv_blocks=64", "max_batched_tokens=128");
+	for (uint64_t r = 1; r <= 2; r++) {        /* the second may not use what the first left in the cache */
+		struct task t = to_computed(D1, (struct ask){.req = r, .n = 150, .to = "1", .prompt_logprobs = 1});
+		const struct seen *f = last(ROUTER, MSG_REQUEST_FIRST_TOKEN, r);
+		ck_assert_uint_eq(f->n_prompt, 149);
+		ck_assert_int_eq(f->right_prompt, 1);
+		ck_assert_uint_eq(f->cached, 0);
+		ck_assert_uint_eq(f->token, golden_first);
+		finish(D1, r, &t);
+	}
+	end();
+}
+END_TEST
+
+static TCase *group(Suite *s, const char *name)
+{
+	TCase *c = tcase_create(name);
+	tcase_set_timeout(c, 60);
+	suite_add_tcase(s, c);
+	return c;
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	Suite *s = suite_create("prefill_daemon");
+	TCase *c = group(s, "ask");
+	tcase_add_test(c, test_reserve_is_what_was_submitted);
+	tcase_add_test(c, test_grant_that_does_not_fit);
+	tcase_add_test(c, test_grant_is_taken_once);
+	tcase_add_test(c, test_deny);
+	tcase_add_test(c, test_late_candidate);
+	tcase_add_test(c, m11_m15_parked_with_blocks_or_thread);
+	tcase_add_loop_test(c, test_granted_and_blocked, 0, 2);
+	c = group(s, "grant");
+	tcase_add_test(c, test_task_and_first_token);
+	tcase_add_test(c, bm2_word_before_kernel);
+	tcase_add_test(c, s_p_ends_at_kvsent);
+	tcase_add_test(c, test_kv_sent_before_first_token);
+	tcase_add_test(c, test_other_generations_are_ignored);
+	c = group(s, "end");
+	tcase_add_test(c, test_cancel_waiting_for_grant);
+	tcase_add_test(c, test_cancel_granted);
+	tcase_add_test(c, test_cancel_running);
+	tcase_add_test(c, test_cancel_computed);
+	tcase_add_test(c, test_stalled);
+	tcase_add_test(c, test_decode_worker_dies);
+	tcase_add_test(c, test_router_dies);
+	tcase_add_test(c, test_first_token_ends_the_answer);
+	c = group(s, "submit");
+	tcase_add_test(c, test_submitted_twice);
+	tcase_add_test(c, test_prefix_of_a_finished_request);
+	tcase_add_test(c, test_prefix_of_a_running_request);
+	tcase_add_test(c, test_refused);
+	tcase_add_test(c, test_prompt_logprobs);
+	return world_run(s);
+}

@@ -1,0 +1,448 @@
+/* test_prefill_reserve.c - a pdprefilld between played peers: whom it asks when many wait, what a denial's hint does, who is served first, and that a
+ * client's abort is honoured in every state. Every test ends with a daemon that holds nothing. */
+#include "prefill_world.h"
+
+static int reserved(enum who d, uint64_t req)
+{
+	return count(d, MSG_KV_RESERVE, req) > 0;
+}
+
+static void cancel_all(uint64_t from, uint64_t to)
+{
+	for (uint64_t r = from; r <= to; r++)
+		cancel(r);
+}
+
+static void served(enum who d, uint64_t req, uint32_t n)
+{
+	grant(d, req, n);
+	struct task t = task_of(req);
+	first_token(req);
+	finish(d, req, &t);
+}
+
+/* --- a cap for each decode worker ------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(test_cap)
+{
+	BEGIN("kv_blocks=64", "max_inflight_prefill=2");
+	for (uint64_t r = 1; r <= 6; r++)
+		submit((struct ask){.req = r, .n = 64, .to = "1"});
+	WAIT(reserved(D1, 1) && reserved(D1, 2));
+	WAIT(told("status", "reserve") == 6);
+	pump_for(150000);
+	for (uint64_t r = 3; r <= 6; r++)
+		ck_assert(!reserved(D1, r));
+	ck_assert_uint_eq(told("kv", "held"), 0);
+	ck_assert_uint_eq(told("status", "decode-1"), 2);
+	submit((struct ask){.req = 7, .n = 64, .to = "12"});      /* another candidate is asked at once */
+	served(D2, 7, 64);
+	ck_assert(!reserved(D1, 7));
+	cancel(2);                                                /* each place that is free is the next one's, in order of arrival */
+	WAIT(reserved(D1, 3));
+	grant(D1, 1, 64);
+	struct task t = task_of(1);
+	first_token(1);
+	pump_for(100000);
+	ck_assert(!reserved(D1, 4));                              /* granted and computed: in flight until it is handed over */
+	kv_sent(1, &t);
+	WAIT(reserved(D1, 4));
+	ack(D1, 1);
+	deny(D1, 3, PDS__FAULT__FAULT_TOO_LARGE, "no");
+	WAIT(reserved(D1, 5));
+	ck_assert(!reserved(D1, 6));
+	cancel_all(4, 6);
+	end();
+}
+END_TEST
+
+/* Forty for a decode worker that never answers: those for the other pass them all, one after the other. */
+START_TEST(test_slow_peer_holds_nobody)
+{
+	BEGIN("kv_blocks=8", "prepare_threads=1", "max_inflight_prefill=4");
+	for (uint64_t r = 1; r <= 40; r++)
+		submit((struct ask){.req = r, .n = 128, .to = "1"});
+	WAIT(told("status", "reserve") == 40);
+	for (uint64_t r = 101; r <= 106; r++) {
+		submit((struct ask){.req = r, .n = 128, .to = r % 2 ? "2" : "12"});
+		served(D2, r, 128);
+	}
+	ck_assert_uint_ge(metric("pdserve_reserve_parked_total"), 36);
+	ck_assert_uint_eq(told("status", "decode-1"), 4);
+	cancel_all(1, 40);
+	end();
+}
+END_TEST
+
+/* Both full: parked; whichever has a place first is asked, by arrival. */
+START_TEST(test_parked_for_either)
+{
+	BEGIN("kv_blocks=64", "max_inflight_prefill=1");
+	submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	submit((struct ask){.req = 2, .n = 64, .to = "2"});
+	WAIT(reserved(D1, 1) && reserved(D2, 2));
+	submit((struct ask){.req = 3, .n = 64, .to = "1"});
+	submit((struct ask){.req = 4, .n = 64, .to = "12"});
+	submit((struct ask){.req = 5, .n = 64, .to = "21"});
+	WAIT(told("status", "reserve") == 5);
+	cancel(2);
+	WAIT(reserved(D2, 4));
+	cancel(1);
+	WAIT(reserved(D1, 3));
+	ck_assert(!reserved(D1, 5) && !reserved(D2, 5));
+	node_close(D1);                 /* 5 is asked of the other when 4 has gone; 3 has nobody left */
+	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_PEER_LOST);
+	cancel(4);
+	WAIT(reserved(D2, 5));
+	cancel(5);
+	end();
+}
+END_TEST
+
+/* --- hints ---------------------------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(test_hint_of_the_only_one)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	WAIT(reserved(D1, 1));
+	uint64_t said = clock_us();
+	deny_for(D1, 1, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 400000);
+	WAIT(count(D1, MSG_KV_RESERVE, 1) == 2);
+	ck_assert_uint_ge(clock_us() - said, 400000);
+	ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, 1), 0);      /* a tombstone would forbid the second */
+	served(D1, 1, 64);
+	at_rest();
+	submit((struct ask){.req = 2, .n = 64, .to = "1"});           /* however short the hint: no storm */
+	WAIT(reserved(D1, 2));
+	said = clock_us();
+	while (count(D1, MSG_KV_RESERVE, 2) < 4) {
+		unsigned n = count(D1, MSG_KV_RESERVE, 2);
+		deny_for(D1, 2, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 1);
+		WAIT(count(D1, MSG_KV_RESERVE, 2) > n);
+	}
+	ck_assert_uint_ge(clock_us() - said, 60000);
+	cancel(2);
+	end();
+}
+END_TEST
+
+START_TEST(test_hint_and_another_candidate)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	WAIT(reserved(D1, 1));
+	uint64_t said = clock_us();
+	deny_for(D1, 1, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 500000);
+	WAIT(reserved(D2, 1));
+	ck_assert_uint_lt(clock_us() - said, 400000);                 /* the hint is for when nobody else is left */
+	deny(D2, 1, PDS__FAULT__FAULT_DRAINING, "draining");
+	WAIT(count(D1, MSG_KV_RESERVE, 1) == 2);
+	ck_assert_uint_ge(clock_us() - said, 500000);
+	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 1);
+	deny(D1, 1, PDS__FAULT__FAULT_NO_ROOM, "still full");
+	ck_assert_int_eq(failed(1)->fault, PDS__FAULT__FAULT_NO_ROOM);
+	ck_assert_int_eq(failed(1)->retry, 1);
+	end();
+}
+END_TEST
+
+/* A hint past the deadline is no hope; a wait ends at the deadline. */
+START_TEST(test_hints_and_deadlines)
+{
+	BEGIN("kv_blocks=64", "max_inflight_prefill=1");
+	submit((struct ask){.req = 8, .n = 64, .to = "2"});           /* takes D2's place */
+	WAIT(reserved(D2, 8));
+	deadline_us = clock_us() + 2000000;
+	submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	submit((struct ask){.req = 3, .n = 64, .to = "2"});           /* parked */
+	deadline_us = 0;
+	WAIT(reserved(D1, 1));
+	deny_for(D1, 1, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 60000000);
+	ck_assert_int_eq(failed(1)->fault, PDS__FAULT__FAULT_OVERLOADED);
+	ck_assert_uint_eq(failed(1)->retry_after_us, 60000000);       /* the router may tell its client */
+	ck_assert_uint_eq(failed(3)->retry_after_us, 0);
+	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_DEADLINE);
+	ck_assert_int_eq(failed(3)->retry, 0);
+	ck_assert(!reserved(D2, 3));
+	cancel(8);
+	end();
+}
+END_TEST
+
+/* A candidate of a life that is over is not waited for. */
+START_TEST(test_candidate_of_an_earlier_life)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	WAIT(reserved(D1, 1));
+	cancel(1);
+	node[D1].epoch--;
+	submit((struct ask){.req = 2, .n = 64, .to = "12"});
+	node[D1].epoch++;
+	uint64_t begun = clock_us();
+	WAIT(reserved(D2, 2));
+	ck_assert_uint_lt(clock_us() - begun, 2500000);
+	ck_assert(!reserved(D1, 2));
+	cancel(2);
+	end();
+}
+END_TEST
+
+/* --- own blocks, in order ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* A long prompt that waits for blocks is not overtaken by short ones for which there would be room. */
+START_TEST(test_blocked_in_order)
+{
+	BEGIN("kv_blocks=8");
+	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1", .seed = 1});      /* 7 of 8 blocks */
+	submit((struct ask){.req = 2, .n = 128, .to = "1", .seed = 2});
+	grant(D1, 2, 128);
+	WAIT(told("status", "blocked") == 1);
+	for (uint64_t r = 3; r <= 5; r++) {
+		submit((struct ask){.req = r, .n = 16, .to = "1", .seed = (uint32_t)r});
+		grant(D1, r, 16);
+	}
+	WAIT(told("status", "blocked") == 4);
+	pump_for(150000);
+	ck_assert_uint_eq(told("kv", "held"), 7);
+	kv_sent(1, &one);
+	struct task two = task_of(2);
+	first_token(2);
+	WAIT(told("status", "blocked") == 3);        /* the first of them looks once more, and does so beside the loop */
+	cancel(4);
+	ack(D1, 1);
+	finish(D1, 2, &two);
+	for (uint64_t r = 3; r <= 5; r += 2) {
+		struct task t = task_of(r);
+		first_token(r);
+		finish(D1, r, &t);
+	}
+	end();
+}
+END_TEST
+
+/* The ring is full and the messager stands still: who waits for a slot waits for the stall limit of those who have one. */
+START_TEST(test_ring_full_and_no_messager)
+{
+	BEGIN("kv_blocks=64", "ring_slots=1", "stall_ms=300");
+	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1", .seed = 1});
+	for (uint64_t r = 2; r <= 3; r++) {
+		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
+		grant(D1, r, 64);
+	}
+	ck_assert_int_eq(failed(1)->fault, PDS__FAULT__FAULT_STALLED);
+	WAIT(task_is_void(&one));
+	first_token(2);
+	ck_assert_int_eq(failed(2)->fault, PDS__FAULT__FAULT_STALLED);
+	first_token(3);
+	struct task three = task_of(3);
+	finish(D1, 3, &three);
+	end();
+}
+END_TEST
+
+/* --- aborts ---------------------------------------------------------------------------------------------------------------------------------------------- */
+
+static void gone_quietly(uint64_t req)
+{
+	at_rest();
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req), 0);
+}
+
+/* What is said while the daemon stands is there all at once when it goes on: the cancel comes right behind what began the state. */
+START_TEST(test_cancel_in_prepare_and_take)
+{
+	BEGIN("kv_blocks=64");
+	for (uint64_t r = 1; r <= 20; r++) {
+		kill(pid, SIGSTOP);
+		submit((struct ask){.req = r, .n = 480, .to = "1", .seed = (uint32_t)r});
+		cancel(r);
+		pump_for(2000);
+		kill(pid, SIGCONT);
+	}
+	at_rest();
+	for (uint64_t r = 1; r <= 20; r++) {
+		gone_quietly(r);
+		ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, r), count(D1, MSG_REQUEST_CANCEL, r));
+	}
+	for (uint64_t r = 31; r <= 50; r++) {
+		submit((struct ask){.req = r, .n = 480, .to = "1", .seed = (uint32_t)r});
+		WAIT(reserved(D1, r));
+		kill(pid, SIGSTOP);
+		grant(D1, r, 480);
+		cancel(r);
+		pump_for(2000);
+		kill(pid, SIGCONT);
+	}
+	at_rest();
+	for (uint64_t r = 31; r <= 50; r++) {
+		WAIT(count(D1, MSG_REQUEST_CANCEL, r) == 1);
+		gone_quietly(r);
+	}
+	end();
+}
+END_TEST
+
+START_TEST(test_cancel_parked)
+{
+	BEGIN("kv_blocks=64", "max_inflight_prefill=1");
+	submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	WAIT(reserved(D1, 1));
+	submit((struct ask){.req = 2, .n = 64, .to = "1"});          /* beyond the cap */
+	submit((struct ask){.req = 3, .n = 64, .to = "9"});          /* its link never comes */
+	submit((struct ask){.req = 4, .n = 64, .to = "2"});
+	WAIT(reserved(D2, 4));
+	deny_for(D2, 4, PDS__FAULT__FAULT_OVERLOADED, "later", 20000000);      /* told to wait */
+	WAIT(told("status", "reserve") == 4);
+	cancel_all(2, 4);
+	WAIT(told("status", "reserve") == 1);
+	cancel(1);
+	for (uint64_t r = 1; r <= 4; r++)
+		gone_quietly(r);
+	ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, 2) + count(D2, MSG_REQUEST_CANCEL, 4), 0);      /* nothing was asked there that stands */
+	end();
+}
+END_TEST
+
+/* --- storage ------------------------------------------------------------------------------------------------------------------------------------------------ */
+
+/* Of the common prompt's first four blocks two are in storage and no longer here; a request for 80 of them has been looked up and stands before its grant.
+ * Another prompt, of ten blocks, has taken their place in the pool of twelve; what the next one would evict of it is stored as well. */
+static void to_stored(uint64_t req)
+{
+	storage_start();
+	WAIT(told("status", "storage_ready") == 1);
+	struct task t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	finish(D1, 1, &t);
+	WAIT(told("kv", "cached_stored") == 2);         /* free and stored together are what offload_low_percent asks for */
+	t = to_computed(D1, (struct ask){.req = 90, .n = 160, .to = "1", .seed = 90});
+	finish(D1, 90, &t);
+	WAIT(told("kv", "cached_stored") == 10);
+	ck_assert_uint_eq(told("kv", "evicted_stored"), 2);
+	submit((struct ask){.req = req, .n = 80, .to = "1"});
+	WAIT(reserved(D1, req));
+}
+
+#define STORED "storage=storage", "kv_blocks=12", "kv_eviction=offload", "offload_low_percent=90", "storage_lookup_wait_ms=1000"
+
+/* A storage daemon that stands still in the middle of a read: the request goes on without it in other blocks, and those that it may still write stay
+ * where they are until it has said that it does not. */
+START_TEST(test_fetch_from_a_stopped_storage)
+{
+	BEGIN(STORED);
+	uint32_t want = alone((struct ask){.req = 9, .n = 80, .to = "1"});
+	to_stored(2);
+	kill(storage, SIGSTOP);
+	grant(D1, 2, 80);
+	WAIT(told("status", "fetch") == 1);
+	struct task t = task_of(2);
+	const struct seen *f = first_token(2);
+	ck_assert_uint_eq(f->token, want);
+	ck_assert_uint_eq(f->cached, 32);
+	finish(D1, 2, &t);
+	WAIT(no_requests());
+	ck_assert_uint_eq(told("kv", "held"), 5);
+	ck_assert_uint_eq(metric("pdserve_fetches_abandoned_total"), 1);
+	kill(storage, SIGCONT);
+	WAIT(told("kv", "held") == 0);
+	end();
+}
+END_TEST
+
+START_TEST(test_cancel_in_fetch)
+{
+	BEGIN(STORED);
+	to_stored(2);
+	kill(storage, SIGSTOP);
+	grant(D1, 2, 80);
+	WAIT(told("status", "fetch") == 1);
+	cancel(2);
+	WAIT(count(D1, MSG_REQUEST_CANCEL, 2));
+	WAIT(no_requests());              /* the request ends at once, its blocks when storage is done with them */
+	ck_assert_uint_eq(told("kv", "held"), 5);
+	char *kv = ctl("kv");
+	ck_assert_ptr_nonnull(strstr(kv, "\"reason\":\"fence: storage may still write it\""));
+	free(kv);
+	storage_kill();
+	WAIT(told("kv", "held") == 0);
+	gone_quietly(2);
+	end();
+}
+END_TEST
+
+START_TEST(test_fetch)
+{
+	BEGIN(STORED);
+	uint32_t want = alone((struct ask){.req = 9, .n = 80, .to = "1"});
+	to_stored(2);
+	grant(D1, 2, 80);
+	struct task t = task_of(2);
+	const struct seen *f = first_token(2);
+	ck_assert_uint_eq(f->token, want);
+	ck_assert_uint_eq(f->cached, 64);
+	ck_assert_uint_eq(metric("pdserve_stored_tokens_total"), 32);
+	finish(D1, 2, &t);
+	at_rest();
+	end();
+}
+END_TEST
+
+/* The look-up of a storage that stands still ends after its time; a cancel does not wait for that either. */
+START_TEST(test_lookup_from_a_stopped_storage)
+{
+	BEGIN(STORED);
+	to_stored(2);
+	kill(storage, SIGSTOP);
+	for (uint64_t r = 10; r < 20; r++) {
+		submit((struct ask){.req = r, .n = 80, .to = "1", .seed = (uint32_t)r});
+		if (r % 2)
+			cancel(r);
+	}
+	for (uint64_t r = 10; r < 20; r += 2)
+		WAIT(reserved(D1, r));
+	cancel(2);
+	for (uint64_t r = 10; r < 20; r += 2)
+		cancel(r);
+	kill(storage, SIGCONT);
+	at_rest();
+	end();
+}
+END_TEST
+
+static TCase *group(Suite *s, const char *name)
+{
+	TCase *c = tcase_create(name);
+	tcase_set_timeout(c, 90);
+	suite_add_tcase(s, c);
+	return c;
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	Suite *s = suite_create("prefill_reserve");
+	TCase *c = group(s, "cap");
+	tcase_add_test(c, test_cap);
+	tcase_add_test(c, test_slow_peer_holds_nobody);
+	tcase_add_test(c, test_parked_for_either);
+	c = group(s, "hint");
+	tcase_add_test(c, test_hint_of_the_only_one);
+	tcase_add_test(c, test_hint_and_another_candidate);
+	tcase_add_test(c, test_hints_and_deadlines);
+	tcase_add_test(c, test_candidate_of_an_earlier_life);
+	c = group(s, "blocks");
+	tcase_add_test(c, test_blocked_in_order);
+	tcase_add_test(c, test_ring_full_and_no_messager);
+	c = group(s, "abort");
+	tcase_add_test(c, test_cancel_in_prepare_and_take);
+	tcase_add_test(c, test_cancel_parked);
+	c = group(s, "storage");
+	tcase_add_test(c, test_fetch);
+	tcase_add_test(c, test_fetch_from_a_stopped_storage);
+	tcase_add_test(c, test_cancel_in_fetch);
+	tcase_add_test(c, test_lookup_from_a_stopped_storage);
+	return world_run(s);
+}

@@ -1,0 +1,403 @@
+/* test_prefill_schedule.c - the prefill scheduler by itself: which tokens of which jobs make a step, in which order, and what happens to a job that is broken.
+ * Jobs are made up; nothing is computed, only counted. */
+#include "daemons/prefill/prefill.h"
+#include "util/mem.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define BLOCK 16u
+#define POOL 4096u
+#define JOBS 64u
+
+static struct engine_info info;
+static struct worker w;
+static struct prefill s;
+static struct job job[JOBS];
+static unsigned n_jobs;
+
+static void set_up(void)
+{
+	struct err err = {0};
+	memset(&info, 0, sizeof info);
+	memset(&w, 0, sizeof w);
+	memset(&s, 0, sizeof s);
+	memset(job, 0, sizeof job);
+	n_jobs = 0;
+	info.layers = 3;
+	info.kv.block_tokens = BLOCK;
+	w.info = &info;
+	w.region.blocks = POOL;
+	w.max_batched_tokens = 256;
+	w.max_sequences = 32;
+	w.max_logits = 64;
+	w.state = &s;
+	ck_assert_int_eq(ring_create(JOBS, info.layers, 1, &w.ring, &err), 0);
+	s.w = &w;
+	s.ageing_us = 1000000;
+	s.bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	list_init(&s.running);
+	list_init(&s.back);
+	pthread_mutex_init(&s.back_lock, NULL);
+	s.spans = mem_array(w.max_sequences, sizeof *s.spans);
+	s.step_jobs = mem_array(w.max_sequences, sizeof *s.step_jobs);
+}
+
+static void tear_down(void)
+{
+	for (unsigned i = 0; i < n_jobs; i++) {
+		free(job[i].work.tokens);
+		free(job[i].blocks);
+	}
+	ring_destroy(&w.ring);
+	free(s.spans);
+	free(s.step_jobs);
+	close(s.bell_fd);
+	pthread_mutex_destroy(&s.back_lock);
+}
+
+static struct job *add(uint32_t tokens, int logprobs, uint64_t ready_us)
+{
+	static struct ring_task task;
+	ck_assert_uint_lt(n_jobs, JOBS);
+	struct job *j = &job[n_jobs];
+	j->w = &w;
+	j->work.id.lo = n_jobs + 1;
+	j->seq = n_jobs;
+	j->turn = n_jobs++;
+	j->work.n_tokens = j->work.given_tokens = tokens;
+	j->work.tokens = mem_array(tokens, sizeof *j->work.tokens);
+	j->work.prompt_logprobs = logprobs;
+	j->n_blocks = worker_blocks_for(&w, tokens);
+	j->blocks = mem_array(j->n_blocks, sizeof *j->blocks);
+	j->ready_us = ready_us;
+	task.req = j->work.id;
+	task.attempt = 1;
+	task.tokens = tokens;
+	task.blocks = j->n_blocks;
+	ck_assert_int_eq(ring_publish(w.ring, &task, &j->slot, &j->slot_gen), 0);
+	j->in_ring = 1;
+	list_push_back(&s.running, &j->run);
+	return j;
+}
+
+static struct job *nth(unsigned n)
+{
+	struct list *it = s.running.next;
+	while (n--)
+		it = it->next;
+	return list_entry(it, struct job, run);
+}
+
+static unsigned running(void)
+{
+	unsigned n = 0;
+	list_each(it, &s.running)
+		n++;
+	return n;
+}
+
+/* What the engine and after_step would do. */
+static void done(uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct job *j = s.step_jobs[i];
+		ck_assert_uint_eq(s.spans[i].position, j->computed);
+		ck_assert_ptr_eq(s.spans[i].tokens, j->work.tokens + j->computed);
+		j->computed += s.spans[i].n;
+		ck_assert_uint_le(j->computed, j->work.n_tokens);
+		if (j->computed == j->work.n_tokens)
+			list_remove(&j->run);
+	}
+}
+
+static uint32_t tokens_of(const struct job *j, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (s.step_jobs[i] == j)
+			return s.spans[i].n;
+	return 0;
+}
+
+/* --- filling ------------------------------------------------------------------------------------------------------------------------ */
+
+START_TEST(test_whole_budget_in_order)
+{
+	struct job *a = add(100, 0, 0), *b = add(500, 0, 0), *c = add(50, 0, 0);
+	schedule_sort(&s, 0);
+	uint32_t n = schedule_fill(&s);
+	ck_assert_uint_eq(n, 2);
+	ck_assert_uint_eq(tokens_of(a, n), 100);
+	ck_assert_uint_eq(tokens_of(b, n), 156);
+	ck_assert_int_eq(s.spans[0].logits, ENGINE_LOGITS_LAST);
+	ck_assert_int_eq(s.spans[1].logits, ENGINE_LOGITS_NONE);
+	ck_assert_uint_eq(s.spans[1].progress_value, ring_progress_value(b->slot_gen, 156));
+	ck_assert_ptr_eq(s.spans[1].progress, ring_progress_word(w.ring, b->slot, 0));
+	ck_assert_ptr_eq(s.spans[1].progress + s.spans[1].progress_stride, ring_progress_word(w.ring, b->slot, 1));
+	done(n);
+	n = schedule_fill(&s);
+	ck_assert_uint_eq(tokens_of(b, n), 256);
+	done(n);
+	n = schedule_fill(&s);
+	ck_assert_uint_eq(tokens_of(b, n), 88);
+	ck_assert_uint_eq(tokens_of(c, n), 50);
+}
+END_TEST
+
+/* Prompt logprobs need a row of logits for each token: whoever comes behind still gets its row and the rest of the budget. */
+START_TEST(test_logprobs_do_not_block_others)
+{
+	struct job *a = add(500, 1, 0), *b = add(400, 1, 0), *c = add(40, 0, 0), *d = add(300, 0, 0);
+	uint32_t n = schedule_fill(&s), rows = 0;
+	ck_assert_uint_ge(tokens_of(a, n), 32);
+	ck_assert_uint_eq(tokens_of(c, n), 40);
+	ck_assert_uint_eq(tokens_of(a, n) + tokens_of(b, n) + tokens_of(c, n) + tokens_of(d, n), 256);
+	for (uint32_t i = 0; i < n; i++)
+		rows += s.spans[i].logits == ENGINE_LOGITS_ALL ? s.spans[i].n : s.spans[i].logits == ENGINE_LOGITS_LAST;
+	ck_assert_uint_le(rows, w.max_logits);
+	for (unsigned i = 0; i < 1000 && running(); i++)
+		done(schedule_fill(&s));
+	ck_assert_uint_eq(running(), 0);
+}
+END_TEST
+
+/* More prompts end in a step than there are rows: who gets none computes all but its last token. */
+START_TEST(test_no_row_left)
+{
+	w.max_logits = 4;
+	for (unsigned i = 0; i < 6; i++)
+		add(10, 0, 0);
+	uint32_t n = schedule_fill(&s);
+	ck_assert_uint_eq(n, 6);
+	for (unsigned i = 0; i < 6; i++) {
+		ck_assert_uint_eq(s.spans[i].n, i < 4 ? 10 : 9);
+		ck_assert_int_eq(s.spans[i].logits, i < 4 ? ENGINE_LOGITS_LAST : ENGINE_LOGITS_NONE);
+	}
+	done(n);
+	n = schedule_fill(&s);
+	ck_assert_uint_eq(n, 2);
+	done(n);
+	ck_assert_uint_eq(running(), 0);
+}
+END_TEST
+
+START_TEST(test_random_loads_are_computed_once)
+{
+	srandom(7);
+	for (unsigned round = 0; round < 50; round++) {
+		uint64_t now = 0;
+		if (round)
+			set_up();
+		s.order = round % 2 ? ORDER_SRPT : ORDER_FIFO;
+		w.max_sequences = 1 + (uint32_t)random() % 32;
+		w.max_logits = 2 + (uint32_t)random() % 63;
+		for (unsigned i = 0; i < JOBS; i++)
+			add(1 + (uint32_t)random() % 900, random() % 4 == 0, (uint64_t)random() % 3000000);
+		for (unsigned step = 0; running(); step++, now += 20000) {
+			uint32_t sum = 0, left = 0, rows = 0, open = running(), plain = 0;
+			ck_assert_uint_lt(step, 60000);
+			schedule_sort(&s, now);
+			list_each(it, &s.running) {
+				const struct job *j = list_entry(it, struct job, run);
+				left += j->work.n_tokens - j->computed;
+				plain += !j->work.prompt_logprobs;
+			}
+			uint32_t n = schedule_fill(&s);
+			ck_assert_uint_ge(n, 1);
+			ck_assert_uint_le(n, w.max_sequences);
+			for (uint32_t i = 0; i < n; i++) {
+				sum += s.spans[i].n;
+				rows += s.spans[i].logits == ENGINE_LOGITS_ALL ? s.spans[i].n : s.spans[i].logits == ENGINE_LOGITS_LAST;
+			}
+			ck_assert_uint_le(sum, w.max_batched_tokens);
+			ck_assert_uint_le(rows, w.max_logits);
+			if (plain == open && n < w.max_sequences && n < open)      /* nothing but the budget ended this step, or rows that only a last token lacks */
+				ck_assert_uint_ge(sum + open, left < w.max_batched_tokens ? left : w.max_batched_tokens);
+			done(n);
+		}
+		if (round < 49)
+			tear_down();
+	}
+}
+END_TEST
+
+/* --- order ---------------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(test_fifo_is_by_arrival)
+{
+	struct job *a = add(900, 0, 500), *b = add(10, 0, 0), *c = add(100, 0, 0);
+	list_remove(&a->run);
+	list_push_back(&s.running, &a->run);      /* came back late: parked longer */
+	schedule_sort(&s, 3000000);
+	ck_assert_ptr_eq(nth(0), a);
+	ck_assert_ptr_eq(nth(1), b);
+	ck_assert_ptr_eq(nth(2), c);
+	a->turn = 2;                              /* b and c do not wait for it */
+	c->turn = 0;                              /* somebody older waits for c's blocks */
+	schedule_sort(&s, 3000000);
+	ck_assert_ptr_eq(nth(0), c);
+	ck_assert_ptr_eq(nth(1), b);
+}
+END_TEST
+
+START_TEST(test_srpt_shortest_first)
+{
+	s.order = ORDER_SRPT;
+	struct job *a = add(900, 0, 0), *b = add(500, 0, 0), *c = add(700, 0, 0);
+	schedule_sort(&s, 1000);
+	ck_assert_ptr_eq(nth(0), b);
+	ck_assert_ptr_eq(nth(1), c);
+	ck_assert_ptr_eq(nth(2), a);
+	a->computed = 850;                        /* what is left counts */
+	schedule_sort(&s, 1000);
+	ck_assert_ptr_eq(nth(0), a);
+	a->computed = 0;
+	a->wanted = 2;                            /* somebody waits for its first 32 tokens */
+	schedule_sort(&s, 1000);
+	ck_assert_ptr_eq(nth(0), a);
+}
+END_TEST
+
+/* A short prompt arrives for every step, and alone fills it: the long one is computed all the same, soon after ageing. */
+START_TEST(test_srpt_starves_nobody)
+{
+	s.order = ORDER_SRPT;
+	struct job *a = add(2560, 0, 0);
+	uint64_t now = 0, step_us = 50000;
+	unsigned steps = 0;
+	for (; a->computed < a->work.n_tokens; steps++, now += step_us) {
+		ck_assert_uint_lt(steps, 60);
+		add(256, 0, now);
+		schedule_sort(&s, now);
+		done(schedule_fill(&s));
+		if (now + step_us < s.ageing_us / 2)
+			ck_assert_uint_eq(a->computed, 0);        /* and the short ones were not held up by it at first */
+	}
+	ck_assert_uint_le(now, s.ageing_us + 11 * step_us);
+}
+END_TEST
+
+START_TEST(test_aged_stand_by_arrival)
+{
+	s.order = ORDER_SRPT;
+	struct job *a = add(900, 0, 0), *b = add(800, 0, 0), *c = add(5, 0, 1999000);
+	schedule_sort(&s, 2000000);
+	ck_assert_ptr_eq(nth(0), a);
+	ck_assert_ptr_eq(nth(1), b);
+	ck_assert_ptr_eq(nth(2), c);
+	schedule_sort(&s, 0);                     /* a clock before all: nothing underflows */
+	ck_assert_ptr_eq(nth(0), c);
+}
+END_TEST
+
+/* What a job has waited makes it smaller before that, too. */
+START_TEST(test_ageing_is_gradual)
+{
+	s.order = ORDER_SRPT;
+	struct job *a = add(900, 0, 0), *b = add(200, 0, 900000);
+	schedule_sort(&s, 100000);
+	ck_assert_ptr_eq(nth(0), b);
+	schedule_sort(&s, 900000);
+	ck_assert_ptr_eq(nth(0), a);
+}
+END_TEST
+
+/* Who waits for a running prompt's blocks is told when they are published, once, and not before. */
+START_TEST(test_sharers_are_told)
+{
+	struct job *a = add(100, 0, 0);
+	a->published = 2;
+	share_published(a);
+	ck_assert_uint_eq(s.soon, 0);
+	a->wanted = 3;
+	share_published(a);
+	ck_assert_uint_eq(s.soon, 0);
+	a->published = 4;
+	share_published(a);
+	ck_assert_uint_eq(s.soon, SOON_SHARE);
+	ck_assert_uint_eq(a->wanted, 0);
+	s.soon = 0;
+	share_published(a);
+	ck_assert_uint_eq(s.soon, 0);
+}
+END_TEST
+
+/* --- what is broken ------------------------------------------------------------------------------------------------------------------------ */
+
+static void few_blocks(struct job *j) { j->n_blocks--; }
+static void no_blocks(struct job *j) { j->n_blocks = 0; }
+static void block_outside(struct job *j) { j->blocks[2] = POOL; }
+static void all_computed(struct job *j) { j->computed = j->work.n_tokens; }
+static void beyond(struct job *j) { j->computed = UINT32_MAX; }
+static void early(struct job *j) { j->published = j->computed / BLOCK + 1; }
+static void no_slot(struct job *j) { j->in_ring = 0; }
+static void slot_outside(struct job *j) { j->slot = JOBS; }
+
+static const struct {
+	const char *name;
+	void (*fn)(struct job *j);
+} breaks[] = {
+	{"a block too few", few_blocks}, {"no block", no_blocks}, {"a block outside of the pool", block_outside}, {"all computed already", all_computed},
+	{"computed beyond its end", beyond}, {"published before it was computed", early}, {"no slot", no_slot}, {"a slot outside of the ring", slot_outside},
+};
+
+/* In every build: logged, its own request fails, the others are computed. */
+START_TEST(test_broken_precondition)
+{
+	log_set_level("error");
+	struct job *a = add(100, 0, 0), *b = add(100, 0, 0), *c = add(100, 0, 0);
+	breaks[_i].fn(b);
+	schedule_sweep(&s, 0);
+	ck_assert_msg(running() == 2 && nth(0) == a && nth(1) == c, "%s: %u are left", breaks[_i].name, running());
+	ck_assert_msg(!list_empty(&s.back) && list_entry(s.back.next, struct job, back) == b, "%s: was not given back", breaks[_i].name);
+	ck_assert_int_eq(b->step_failed, 1);
+	ck_assert_int_eq(b->broken, 1);
+	ck_assert_int_eq(b->back_as, BACK_COMPUTED);
+	ck_assert_uint_gt(strlen(b->fail_text), 20);
+	ck_assert_int_eq(a->step_failed + c->step_failed, 0);
+	uint32_t n = schedule_fill(&s);
+	ck_assert_uint_eq(n, 2);
+	b->n_blocks = 7;
+}
+END_TEST
+
+START_TEST(test_sweep_gives_back_the_cancelled)
+{
+	struct job *a = add(100, 0, 0), *b = add(100, 0, 0);
+	a->cancelled = 1;
+	schedule_sweep(&s, 0);
+	ck_assert_uint_eq(running(), 1);
+	ck_assert_int_eq(a->step_failed, 0);
+	schedule_sweep(&s, 1);
+	ck_assert_uint_eq(running(), 0);
+	ck_assert_int_eq(b->broken, 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("prefill_schedule");
+	TCase *c = tcase_create("all");
+	tcase_add_checked_fixture(c, set_up, tear_down);
+	suite_add_tcase(suite, c);
+	tcase_add_test(c, test_whole_budget_in_order);
+	tcase_add_test(c, test_logprobs_do_not_block_others);
+	tcase_add_test(c, test_no_row_left);
+	tcase_add_test(c, test_random_loads_are_computed_once);
+	tcase_add_test(c, test_fifo_is_by_arrival);
+	tcase_add_test(c, test_srpt_shortest_first);
+	tcase_add_test(c, test_srpt_starves_nobody);
+	tcase_add_test(c, test_aged_stand_by_arrival);
+	tcase_add_test(c, test_ageing_is_gradual);
+	tcase_add_test(c, test_sharers_are_told);
+	tcase_add_loop_test(c, test_broken_precondition, 0, sizeof breaks / sizeof *breaks);
+	tcase_add_test(c, test_sweep_gives_back_the_cancelled);
+	SRunner *r = srunner_create(suite);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

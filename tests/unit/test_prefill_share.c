@@ -1,0 +1,282 @@
+/* test_prefill_share.c - prompts that share a prefix, of which one is being computed when the other could begin: what is computed twice, what is not, who
+ * waits how long, and that nobody reads what is not computed (I2): the first tokens are those of the same prompts alone. */
+#include "prefill_world.h"
+
+#define N 300u
+#define SHARED 288u            /* full blocks of N tokens */
+
+/* Requests 20.. have N tokens of what request 10.. (seed 10..) begins with, and are parked, known to D2. */
+static void park(unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		submit((struct ask){.req = 20 + i, .n = N, .to = "2", .seed = 10 + i});
+	for (unsigned i = 0; i < n; i++)
+		WAIT(count(D2, MSG_KV_RESERVE, 20 + i));
+}
+
+/* The first of LONG tokens half way, the daemon stopped; *ret_next shares its beginning and has its grant on the way. Others are cancelled. */
+static struct task half_way(unsigned n, uint64_t *ret_first, uint64_t *ret_next)
+{
+	*ret_first = 10;
+	park(n);
+	struct task first = to_running(D1, ret_first, "1");
+	*ret_next = *ret_first + 10;
+	grant(D2, *ret_next, N);
+	for (unsigned i = 0; i < n; i++)
+		if (20 + i != *ret_next)
+			cancel(20 + i);
+	return first;
+}
+
+/* The first token of 20.. is that of its prompt alone, which is computed now that all is over. */
+static void as_alone(uint64_t req, uint32_t token)
+{
+	ck_assert_uint_eq(alone((struct ask){.req = 60, .n = N, .to = "1", .seed = (uint32_t)req - 10}), token);
+}
+
+static uint64_t computed_tokens(void)
+{
+	return told("status", "prompt_tokens");
+}
+
+/* The second waits for the first and computes its own tail only. */
+START_TEST(test_waits_for_the_first)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t a, b;
+	struct task first = half_way(4, &a, &b);
+	kill(pid, SIGCONT);
+	const struct seen *f = first_token(b);
+	const uint32_t token = f->token;
+	ck_assert_uint_eq(f->cached, SHARED);
+	struct task second = task_of(b);
+	first_token(a);
+	ck_assert_uint_eq(computed_tokens(), (a - 9) * LONG + N - SHARED);   /* those met too late, too */
+	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 1);
+	ck_assert_uint_gt(metric("pdserve_prefix_shared_tokens_total"), 0);
+	finish(D1, a, &first);
+	finish(D2, b, &second);
+	as_alone(b, token);
+	end();
+}
+END_TEST
+
+/* A longer prompt behind a shorter one: all of the shorter's full blocks. */
+START_TEST(test_longer_behind_shorter)
+{
+	BEGIN("kv_blocks=64");
+	uint32_t whole = alone((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 3});
+	uint64_t tokens = computed_tokens();
+	submit((struct ask){.req = 2, .n = LONG, .to = "2", .seed = 3});
+	submit((struct ask){.req = 3, .n = LONG - 10, .to = "1", .seed = 3});
+	WAIT(count(D2, MSG_KV_RESERVE, 2) && count(D1, MSG_KV_RESERVE, 3));
+	kill(pid, SIGSTOP);                      /* both grants at once, the shorter prompt's first */
+	grant(D1, 3, LONG - 10);
+	pump_for(20000);
+	grant(D2, 2, LONG);
+	pump_for(20000);
+	kill(pid, SIGCONT);
+	const struct seen *f = first_token(2);
+	ck_assert_uint_eq(f->token, whole);
+	first_token(3);
+	struct task t3 = task_of(3), t2 = task_of(2);
+	/* whichever of the two grants is taken first, the prefix is computed once */
+	ck_assert_uint_le(computed_tokens() - tokens, LONG + 2 * BLOCK + 16);
+	ck_assert_uint_ge(metric("pdserve_prefix_shares_total"), 1);
+	finish(D1, 3, &t3);
+	finish(D2, 2, &t2);
+	end();
+}
+END_TEST
+
+/* The source is cancelled in the middle: what it did compute is used, the rest computed at once. */
+START_TEST(test_source_cancelled)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t a, b;
+	struct task first = half_way(4, &a, &b);
+	cancel(a);
+	kill(pid, SIGCONT);
+	const struct seen *f = first_token(b);
+	const uint32_t token = f->token;
+	ck_assert_uint_eq(f->cached % BLOCK, 0);
+	ck_assert_uint_lt(f->cached, SHARED);
+	struct task second = task_of(b);
+	WAIT(task_is_void(&first));
+	finish(D2, b, &second);
+	as_alone(b, token);
+	end();
+}
+END_TEST
+
+/* As the messager does when D has revoked its lease. */
+START_TEST(test_source_fails)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t a, b;
+	struct task first = half_way(4, &a, &b);
+	task_failed(a, first.slot, first.gen);
+	kill(pid, SIGCONT);
+	const struct seen *f = first_token(b);
+	const uint32_t token = f->token;
+	failed(a);
+	struct task second = task_of(b);
+	finish(D2, b, &second);
+	as_alone(b, token);
+	end();
+}
+END_TEST
+
+/* Who waits goes away: cancelled, or its decode worker dies. The source does not notice. */
+START_TEST(test_sharer_goes)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t a, b;
+	struct task first = half_way(4, &a, &b);
+	if (_i == 0)
+		cancel(b);
+	kill(pid, SIGCONT);
+	if (_i == 1)
+		node_close(D2);      /* while it waits, or a moment after */
+	first_token(a);
+	ck_assert(computed(&first, LONG));
+	finish(D1, a, &first);
+	if (_i == 1) {
+		ck_assert_int_eq(failed(b)->fault, PDS__FAULT__FAULT_PEER_LOST);
+	} else {
+		WAIT(count(D2, MSG_REQUEST_CANCEL, b));
+		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, b), 0);
+	}
+	end();
+}
+END_TEST
+
+/* Four of the same prompt, granted at once: one computes, three wait; that one is cancelled, another takes its place. */
+START_TEST(test_many_of_one)
+{
+	BEGIN("kv_blocks=128", "ring_slots=64");
+	uint32_t whole = alone((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 5});
+	uint64_t tokens = computed_tokens();
+	for (uint64_t r = 2; r <= 5; r++)
+		submit((struct ask){.req = r, .n = LONG, .to = "1", .seed = 5});
+	for (uint64_t r = 2; r <= 5; r++)
+		WAIT(count(D1, MSG_KV_RESERVE, r));
+	kill(pid, SIGSTOP);
+	for (uint64_t r = 2; r <= 5; r++)
+		grant(D1, r, LONG);
+	pump_for(20000);
+	kill(pid, SIGCONT);
+	struct task t = {0};
+	uint64_t source = 0;
+	for (uint64_t until = clock_us() + WAIT_US; !source; pump()) {
+		ck_assert_uint_lt(clock_us(), until);
+		for (uint64_t r = 2; r <= 5 && !source; r++)
+			source = find_task(r, &t) ? r : 0;
+	}
+	if (_i == 1)
+		cancel(source);
+	unsigned n = 0;
+	for (uint64_t r = 2; r <= 5; r++) {
+		if (_i == 1 && r == source)
+			continue;
+		ck_assert_uint_eq(first_token(r)->token, whole);
+		struct task own = task_of(r);
+		finish(D1, r, &own);
+		n++;
+	}
+	if (_i == 0)            /* computed once; each of the others its last block */
+		ck_assert_uint_le(computed_tokens() - tokens, LONG + 3 * BLOCK + 16);
+	at_rest();
+	end();
+}
+END_TEST
+
+START_TEST(test_off)
+{
+	BEGIN("kv_blocks=64", "share_running_prefix=false");
+	uint64_t a, b;
+	struct task first = half_way(4, &a, &b);
+	kill(pid, SIGCONT);
+	const struct seen *f = first_token(b);
+	const uint32_t token = f->token;
+	ck_assert_uint_lt(f->cached, SHARED);
+	struct task second = task_of(b);
+	first_token(a);
+	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 0);
+	finish(D1, a, &first);
+	finish(D2, b, &second);
+	as_alone(b, token);
+	end();
+}
+END_TEST
+
+/* Prompt logprobs need every token's row: such a prompt shares nothing, and may be a source. */
+START_TEST(test_logprobs_share_nothing)
+{
+	BEGIN("kv_blocks=64");
+	uint64_t a = 10;
+	submit((struct ask){.req = 30, .n = N, .to = "2", .seed = 10, .prompt_logprobs = 1});
+	WAIT(count(D2, MSG_KV_RESERVE, 30));
+	struct task first = to_running(D1, &a, "1");
+	grant(D2, 30, N);
+	kill(pid, SIGCONT);
+	const struct seen *f = first_token(30);
+	ck_assert_uint_eq(f->cached, 0);
+	ck_assert_uint_eq(f->n_prompt, N - 1);
+	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 0);
+	struct task second = task_of(30);
+	first_token(a);
+	finish(D1, a, &first);
+	finish(D2, 30, &second);
+	end();
+}
+END_TEST
+
+/* With shortest first a short prompt that waits for a long one's beginning is not left behind with it. */
+START_TEST(test_srpt_hurries_the_source)
+{
+	BEGIN("kv_blocks=128", "prefill_order=srpt", "prefill_ageing_ms=600000");
+	uint64_t a, b;
+	struct task first = half_way(4, &a, &b);
+	for (uint64_t r = 41; r <= 43; r++)      /* shorter than what the first has left, longer than what the second waits for */
+		submit((struct ask){.req = r, .n = 200, .to = "1", .seed = (uint32_t)r});
+	pump_for(5000);
+	kill(pid, SIGCONT);
+	for (uint64_t r = 41; r <= 43; r++)
+		grant(D1, r, 200);
+	const struct seen *f = first_token(b);
+	const uint32_t token = f->token;
+	ck_assert_uint_eq(f->cached, SHARED);
+	first_token(a);
+	finish(D1, a, &first);
+	struct task t = task_of(b);
+	finish(D2, b, &t);
+	for (uint64_t r = 41; r <= 43; r++) {
+		first_token(r);
+		t = task_of(r);
+		finish(D1, r, &t);
+	}
+	as_alone(b, token);
+	end();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	Suite *s = suite_create("prefill_share");
+	TCase *c = tcase_create("all");
+	tcase_set_timeout(c, 90);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, test_waits_for_the_first);
+	tcase_add_test(c, test_longer_behind_shorter);
+	tcase_add_test(c, test_source_cancelled);
+	tcase_add_test(c, test_source_fails);
+	tcase_add_loop_test(c, test_sharer_goes, 0, 2);
+	tcase_add_loop_test(c, test_many_of_one, 0, 2);
+	tcase_add_test(c, test_off);
+	tcase_add_test(c, test_logprobs_share_nothing);
+	tcase_add_test(c, test_srpt_hurries_the_source);
+	return world_run(s);
+}

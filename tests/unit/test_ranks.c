@@ -1,0 +1,444 @@
+/* test_ranks.c - tensor parallel: ranks compute the bits of one process, and one that ends, stops or cannot open never hangs the others.
+ * Needs build*\/bin/pdrank. With PD_MODEL set to the SmolLM2 file its 3 KV heads are shared out over 2 and 3 ranks as well. */
+#include "engine/engine_impl.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <check.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define GOLDEN "tests/data/golden/"
+enum { BLOCKS = 48, BLOCK = 16, ROWS = 64, TOKENS = 110, PIDS = 8 };
+
+struct rig {
+	struct engine *e;
+	unsigned char *pool;
+	size_t bytes;
+	int fd;
+};
+
+static struct engine_opts options(const char *model, enum kv_type kv, unsigned tp)
+{
+	return (struct engine_opts){.model_path = model, .backend = "cpu", .threads = tp, .tp = tp, .kv_type = kv, .block_tokens = BLOCK, .max_rows = ROWS,
+	                            .max_logits = ROWS, .max_spans = 8, .max_table = 64};
+}
+
+static struct rig rig_open(const char *model, enum kv_type kv, unsigned tp)
+{
+	struct rig r = {.fd = memfd_create("test-kv", MFD_CLOEXEC)};
+	struct engine_opts o = options(model, kv, tp);
+	struct err err = {0};
+	ck_assert_msg(engine_open(&o, &r.e, &err) == 0, "engine_open: %s", err.text);
+	r.bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
+	ck_assert_int_eq(ftruncate(r.fd, (off_t)r.bytes), 0);
+	r.pool = mmap(NULL, r.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r.fd, 0);
+	ck_assert_ptr_ne(r.pool, MAP_FAILED);
+	memset(r.pool, 0xff, r.bytes);         /* NaN: what is read before it is written shows */
+	ck_assert_msg(engine_attach_kv(r.e, r.pool, r.fd, BLOCKS, r.bytes, &err) == 0, "engine_attach_kv: %s", err.text);
+	return r;
+}
+
+static void rig_close(struct rig *r)
+{
+	engine_close(&r->e);
+	munmap(r->pool, r->bytes);
+	close(r->fd);
+}
+
+static void some_ids(uint32_t *ids, uint32_t n, uint32_t seed)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		seed = seed * 1664525u + 1013904223u;
+		ids[i] = (seed >> 8) % 320;
+	}
+}
+
+static int step(struct rig *r, struct engine_span *spans, uint32_t n, struct err *err)
+{
+	return engine_step(r->e, spans, n, NULL, NULL, err);
+}
+
+static const float *logits_of(struct rig *r, const struct engine_span *sp)
+{
+	return engine_logits(r->e, sp->logits_row);
+}
+
+/* Two sequences through chunks with all logits, with none, together, and as decoding rows; all logits one after the other into out. */
+static size_t story(struct rig *r, float *out)
+{
+	uint32_t ids[2][TOKENS], table[2][8];
+	size_t vocab = engine_info(r->e)->vocab, n = 0;
+	struct err err = {0};
+	for (uint32_t s = 0; s < 2; s++) {
+		some_ids(ids[s], TOKENS, s + 3);
+		for (uint32_t b = 0; b < 8; b++)
+			table[s][b] = (s * 8 + b) * 5 % BLOCKS;
+	}
+	static const struct { uint32_t seq, from, n; enum engine_logits logits; } part[] = {
+		{0, 0, 33, ENGINE_LOGITS_ALL}, {1, 0, 50, ENGINE_LOGITS_NONE}, {0, 33, 1, ENGINE_LOGITS_LAST}, {1, 50, 17, ENGINE_LOGITS_LAST},
+		{0, 34, 60, ENGINE_LOGITS_LAST},
+	};
+	for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+		struct engine_span sp = {.tokens = ids[part[i].seq] + part[i].from, .n = part[i].n, .position = part[i].from, .blocks = table[part[i].seq],
+		                         .logits = part[i].logits};
+		ck_assert_msg(step(r, &sp, 1, &err) == 0, "part %zu: %s", i, err.text);
+		size_t rows = part[i].logits == ENGINE_LOGITS_ALL ? part[i].n : part[i].logits == ENGINE_LOGITS_LAST ? 1 : 0;
+		memcpy(out + n, rows ? logits_of(r, &sp) : out, rows * vocab * sizeof *out);
+		n += rows * vocab;
+	}
+	for (uint32_t i = 0; i < 6; i++) {
+		struct engine_span sp[2] = {
+			{.tokens = ids[0] + 94 + i, .n = 1, .position = 94 + i, .blocks = table[0], .logits = ENGINE_LOGITS_LAST},
+			{.tokens = ids[1] + 67 + 2 * i, .n = 2, .position = 67 + 2 * i, .blocks = table[1], .logits = ENGINE_LOGITS_ALL},
+		};
+		ck_assert_msg(step(r, sp, 2, &err) == 0, "both %u: %s", i, err.text);
+		memcpy(out + n, logits_of(r, &sp[0]), 3 * vocab * sizeof *out);
+		n += 3 * vocab;
+	}
+	return n;
+}
+
+static const char *real_model(void)
+{
+	const char *path = getenv("PD_MODEL");
+	if (!path || !*path)
+		printf("skipped: PD_MODEL is not set to the SmolLM2 file\n");
+	return path && *path ? path : NULL;
+}
+
+static const struct { const char *model; enum kv_type kv; unsigned tp; } same[] = {
+	{GOLDEN "llama", KV_BF16, 2}, {GOLDEN "llama-tied", KV_F32, 2}, {GOLDEN "llama-tied", KV_F16, 3}, {GOLDEN "llama-tied", KV_INT8, 2},
+	{GOLDEN "mistral", KV_BF16, 2}, {GOLDEN "qwen2", KV_BF16, 2}, {GOLDEN "qwen3", KV_F32, 2}, {GOLDEN "ernie4_5", KV_BF16, 2},
+	{GOLDEN "qwen3_moe", KV_BF16, 2}, {GOLDEN "ernie4_5_moe", KV_F32, 2}, {GOLDEN "glm4_moe", KV_F16, 2}, {NULL, KV_BF16, 2}, {NULL, KV_BF16, 3},
+};
+
+/* Every logit and every byte of KV, whatever the number of ranks. */
+START_TEST(bits_of_one_process)
+{
+	const char *model = same[_i].model ? same[_i].model : real_model();
+	if (!model)
+		return;
+	struct rig one = rig_open(model, same[_i].kv, 1), many = rig_open(model, same[_i].kv, same[_i].tp);
+	ck_assert_str_eq(engine_info(one.e)->numerics, engine_info(many.e)->numerics);
+	ck_assert_uint_eq(engine_info(one.e)->weight_bytes, engine_info(many.e)->weight_bytes);
+	ck_assert_uint_eq(engine_info(one.e)->params, engine_info(many.e)->params);
+	size_t room = (33 + 3 + 18) * (size_t)engine_info(one.e)->vocab;
+	float *a = mem_array(room, sizeof *a), *b = mem_array(room, sizeof *b);
+	size_t n = story(&one, a);
+	ck_assert_uint_le(n, room);
+	ck_assert_uint_eq(story(&many, b), n);
+	ck_assert_msg(memcmp(a, b, n * sizeof *a) == 0, "logits of %u ranks are not those of one process", same[_i].tp);
+	ck_assert_msg(memcmp(one.pool, many.pool, one.bytes) == 0, "KV of %u ranks is not that of one process", same[_i].tp);
+	free(a);
+	free(b);
+	rig_close(&one);
+	rig_close(&many);
+}
+END_TEST
+
+struct watcher { const unsigned char *pool, *want; const struct kv_layout *kv; uint64_t *board; uint32_t calls; };
+
+/* Block 0 of the layer that is told of is there with all heads. */
+static void hook(void *arg, uint32_t layer)
+{
+	struct watcher *w = arg;
+	size_t at = kv_piece_offset(w->kv, BLOCKS, layer, 0);
+	ck_assert_uint_eq(w->board[layer], 9);
+	ck_assert_msg(memcmp(w->pool + at, w->want + at, w->kv->piece_bytes[layer]) == 0, "layer %u is told of before all ranks have written it", layer);
+	w->calls++;
+}
+
+START_TEST(layers_are_told_when_all_have_written)
+{
+	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+	uint32_t ids[BLOCK], table[] = {0};
+	uint64_t board[8] = {0};
+	struct err err = {0};
+	some_ids(ids, BLOCK, 1);
+	struct engine_span sp = {.tokens = ids, .n = BLOCK, .blocks = table, .progress = board, .progress_stride = 1, .progress_value = 9};
+	ck_assert_int_eq(step(&r, &sp, 1, &err), 0);
+	unsigned char *want = mem_alloc(r.bytes);
+	memcpy(want, r.pool, r.bytes);
+	for (int i = 0; i < 50; i++) {
+		memset(r.pool, 0xff, r.bytes);
+		memset(board, 0, sizeof board);
+		struct watcher w = {r.pool, want, &engine_info(r.e)->kv, board, 0};
+		ck_assert_int_eq(engine_step(r.e, &sp, 1, hook, &w, &err), 0);
+		ck_assert_uint_eq(w.calls, engine_info(r.e)->layers);
+	}
+	free(want);
+	rig_close(&r);
+}
+END_TEST
+
+/* --- ends ------------------------------------------------------------------------------------------------------------------ */
+
+/* Processes whose parent is `parent`. */
+static unsigned children(pid_t parent, pid_t *out)
+{
+	unsigned n = 0;
+	DIR *d = opendir("/proc");
+	struct dirent *de;
+	while ((de = readdir(d))) {
+		char path[300], line[512];
+		int pid = atoi(de->d_name), ppid = 0;
+		snprintf(path, sizeof path, "/proc/%d/stat", pid);
+		FILE *f = pid > 0 ? fopen(path, "re") : NULL;
+		if (!f)
+			continue;
+		if (fgets(line, sizeof line, f) && strrchr(line, ')') && sscanf(strrchr(line, ')') + 1, " %*c %d", &ppid) == 1 && ppid == (int)parent && n < PIDS)
+			out[n++] = pid;
+		fclose(f);
+	}
+	closedir(d);
+	return n;
+}
+
+static int decode_one(struct rig *r, struct err *err)
+{
+	uint32_t id = 5, table[] = {1};
+	struct engine_span sp = {.tokens = &id, .n = 1, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	return step(r, &sp, 1, err);
+}
+
+/* A rank that is killed between steps: the next step says which, the one after it again, and nothing is left of the others. */
+START_TEST(killed_rank)
+{
+	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+	pid_t pid[PIDS];
+	struct err err = {0};
+	ck_assert_int_eq(decode_one(&r, &err), 0);
+	ck_assert_ptr_null(engine_broken(r.e));
+	ck_assert_uint_eq(children(getpid(), pid), 1);
+	kill(pid[0], SIGKILL);
+	for (int i = 0; i < 1000 && !engine_broken(r.e); i++)
+		usleep(5000);
+	ck_assert_ptr_nonnull(engine_broken(r.e));
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(decode_one(&r, &err), ERR_IO);
+		ck_assert_ptr_nonnull(strstr(err.text, "rank 1 (process"));
+		ck_assert_ptr_nonnull(strstr(err.text, "ended by signal 9"));
+	}
+	rig_close(&r);
+	ck_assert_uint_eq(children(getpid(), pid), 0);
+}
+END_TEST
+
+static void *kill_later(void *arg)
+{
+	usleep(20000);
+	kill(*(pid_t *)arg, SIGKILL);
+	return NULL;
+}
+
+/* Killed while steps run: the step that notices ends with the reason; it does not hang. */
+START_TEST(killed_in_a_step)
+{
+	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+	pid_t pid[PIDS];
+	pthread_t t;
+	struct err err = {0};
+	int rc = 0;
+	ck_assert_uint_eq(children(getpid(), pid), 1);
+	ck_assert_int_eq(pthread_create(&t, NULL, kill_later, &pid[0]), 0);
+	uint64_t end = clock_us() + 20000000;
+	while (!rc && clock_us() < end)
+		rc = decode_one(&r, &err);
+	pthread_join(t, NULL);
+	ck_assert_int_eq(rc, ERR_IO);
+	ck_assert_ptr_nonnull(strstr(err.text, "rank 1 (process"));
+	rig_close(&r);
+}
+END_TEST
+
+/* A rank that is stopped is named when the limit has passed, and is ended all the same. */
+START_TEST(stopped_rank)
+{
+	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+	pid_t pid[PIDS];
+	struct err err = {0};
+	ck_assert_int_eq(decode_one(&r, &err), 0);
+	ck_assert_uint_eq(children(getpid(), pid), 1);
+	kill(pid[0], SIGSTOP);
+	ck_assert_int_eq(tp_meet(r.e->tp, 1), ERR_IO);
+	ck_assert_str_eq(engine_broken(r.e), "rank 1 has not come within 1 s");
+	rig_close(&r);
+	ck_assert_uint_eq(children(getpid(), pid), 0);
+}
+END_TEST
+
+/* kill -9 of rank 0: the other ranks are gone soon, with nobody to tell them. */
+START_TEST(ranks_end_with_their_engine)
+{
+	pid_t pid[PIDS];
+	int ready[2];
+	char c;
+	ck_assert_int_eq(pipe(ready), 0);
+	pid_t main_pid = fork();
+	if (main_pid == 0) {
+		struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+		if (r.e && write(ready[1], "", 1) == 1)
+			pause();
+		_exit(1);
+	}
+	ck_assert_int_eq(read(ready[0], &c, 1), 1);
+	ck_assert_uint_eq(children(main_pid, pid), 1);
+	kill(main_pid, SIGKILL);
+	waitpid(main_pid, NULL, 0);
+	int alive = 0;
+	for (int i = 0; i < 1000 && (alive = kill(pid[0], 0) == 0); i++) {
+		char path[64], line[512] = "";
+		snprintf(path, sizeof path, "/proc/%d/stat", (int)pid[0]);
+		FILE *f = fopen(path, "re");
+		if (f && fgets(line, sizeof line, f) && strstr(line, ") Z ")) {   /* nobody here is its parent any more */
+			fclose(f);
+			alive = 0;
+			break;
+		}
+		if (f)
+			fclose(f);
+		usleep(10000);
+	}
+	ck_assert_msg(!alive, "rank 1 lives on");
+}
+END_TEST
+
+/* What signals of a terminal and of a service manager do to a rank: nothing. */
+START_TEST(signals_are_for_rank_0)
+{
+	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+	pid_t pid[PIDS];
+	struct err err = {0};
+	ck_assert_uint_eq(children(getpid(), pid), 1);
+	kill(pid[0], SIGTERM);
+	kill(pid[0], SIGINT);
+	kill(pid[0], SIGHUP);
+	usleep(50000);
+	ck_assert_msg(decode_one(&r, &err) == 0, "%s", err.text);
+	rig_close(&r);
+}
+END_TEST
+
+/* --- refusals ---------------------------------------------------------------------------------------------------------------- */
+
+static void refused(struct engine_opts o, int code, const char *text)
+{
+	struct engine *e = NULL;
+	struct err err = {0};
+	pid_t pid[PIDS];
+	ck_assert_int_eq(engine_open(&o, &e, &err), code);
+	ck_assert_ptr_null(e);
+	ck_assert_msg(strstr(err.text, text) != NULL, "\"%s\" does not say \"%s\"", err.text, text);
+	ck_assert_uint_eq(children(getpid(), pid), 0);
+}
+
+START_TEST(refusals)
+{
+	refused(options(GOLDEN "llama", KV_BF16, 3), ERR_INVALID, "tensor_parallel is 3, the model has 2 KV heads");
+	refused(options(GOLDEN "gemma3", KV_BF16, 2), ERR_INVALID, "tensor_parallel is 2, the model has 1 KV heads");
+	refused(options(GOLDEN "llama", KV_BF16, 65), ERR_INVALID, "tensor_parallel is 65, limits are 1 and 64");
+	refused(options(GOLDEN "deepseek_v3", KV_BF16, 2), ERR_UNSUPPORTED, "tensor_parallel is 2: deepseek_v3 keeps one latent for all heads");
+	struct engine_opts o = options("etc/sim/small.conf", KV_BF16, 2);
+	o.backend = "sim";
+	refused(o, ERR_INVALID, "a simulated device has its own");
+}
+END_TEST
+
+/* A rank that cannot begin, here because it is told something else than it expects, fails the group. */
+START_TEST(rank_that_cannot_open)
+{
+	struct tp_sizes sizes = {16, 16, 16, 16, 16};
+	struct tp *tp = NULL;
+	struct err err = {0};
+	char junk[100] = "";
+	pid_t pid[PIDS];
+	ck_assert_int_eq(tp_start(2, &sizes, junk, sizeof junk, NULL, NULL, &tp, &err), 0);
+	ck_assert_int_eq(tp_meet(tp, 20), ERR_IO);
+	ck_assert_msg(strstr(tp_why(tp), "ended with status 1") != NULL, "%s", tp_why(tp));
+	tp_destroy(&tp);
+	ck_assert_uint_eq(children(getpid(), pid), 0);
+}
+END_TEST
+
+/* The model is there for rank 0 alone, by a descriptor that the other does not inherit: that one's own words come back. */
+START_TEST(rank_without_model)
+{
+	char path[64];
+	int dir = open(GOLDEN "llama", O_RDONLY | O_DIRECTORY | O_CLOEXEC), far = fcntl(dir, F_DUPFD_CLOEXEC, 200);
+	ck_assert_int_ge(far, 200);
+	snprintf(path, sizeof path, "/proc/self/fd/%d", far);
+	refused(options(path, KV_BF16, 2), ERR_IO, "No such file");
+	close(far);
+	close(dir);
+}
+END_TEST
+
+START_TEST(pool_without_descriptor)
+{
+	struct engine_opts o = options(GOLDEN "llama", KV_BF16, 2);
+	struct engine *e = NULL;
+	struct err err = {0};
+	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
+	size_t bytes = engine_info(e)->kv.block_bytes * BLOCKS;
+	void *pool = mem_zalloc(bytes);
+	ck_assert_int_eq(engine_attach_kv(e, pool, -1, BLOCKS, bytes, &err), ERR_IO);
+	ck_assert_ptr_nonnull(strstr(err.text, "KV pool"));
+	engine_close(&e);
+	free(pool);
+}
+END_TEST
+
+/* Parts cover everything once, in order, in whole units. */
+START_TEST(shares)
+{
+	for (uint32_t total = 1; total < 700; total += 13)
+		for (unsigned ranks = 1; ranks <= 9; ranks++) {
+			uint32_t at = 0;
+			for (unsigned r = 0; r < ranks; r++) {
+				struct tp_share s = tp_share_of(total, 16, r, ranks);
+				ck_assert_uint_eq(s.begin, at);
+				ck_assert_uint_eq(s.begin % 16, 0);
+				at += s.count;
+			}
+			ck_assert_uint_eq(at, total);
+		}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("ranks");
+	TCase *bits = tcase_create("bits"), *ends = tcase_create("ends"), *bad = tcase_create("refusals");
+	tcase_set_timeout(bits, 120);
+	tcase_add_loop_test(bits, bits_of_one_process, 0, (int)(sizeof same / sizeof *same));
+	tcase_add_test(bits, layers_are_told_when_all_have_written);
+	tcase_set_timeout(ends, 60);
+	tcase_add_test(ends, killed_rank);
+	tcase_add_test(ends, killed_in_a_step);
+	tcase_add_test(ends, stopped_rank);
+	tcase_add_test(ends, ranks_end_with_their_engine);
+	tcase_add_test(ends, signals_are_for_rank_0);
+	tcase_set_timeout(bad, 60);
+	tcase_add_test(bad, refusals);
+	tcase_add_test(bad, rank_that_cannot_open);
+	tcase_add_test(bad, rank_without_model);
+	tcase_add_test(bad, pool_without_descriptor);
+	tcase_add_test(bad, shares);
+	suite_add_tcase(s, bits);
+	suite_add_tcase(s, ends);
+	suite_add_tcase(s, bad);
+	SRunner *sr = srunner_create(s);
+	srunner_run_all(sr, CK_NORMAL);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return failed != 0;
+}

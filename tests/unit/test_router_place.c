@@ -1,0 +1,359 @@
+/* test_router_place.c - what binds all policies, pins, what a sequence weighs at its workers, and what a router says of when to come again. */
+#include "place_rig.h"
+
+/* --- what binds all -------------------------------------------------------------------------------------------------------------------- */
+
+/* Whatever the policy and the state of the workers: a pair is alike, all are up, take new work and are long enough; stuck, failed and broken
+ * ones come after the others. */
+START_TEST(constraints_under_each_policy)
+{
+	static const char *const roles[] = {"prefill", "decode", "mixed"}, *const numerics[] = {"n1", "n2"};
+	unsigned seed = 11 + (unsigned)_i, placed = 0, pairs = 0;
+	for (int round = 0; round < 400; round++) {
+		struct registry g;
+		char name[8];
+		struct placement p;
+		uint64_t now = clock_us();
+		registry_init(&g, 1000000);
+		both(&g, (unsigned)_i);
+		for (int i = 0, n = 1 + rand_r(&seed) % 14; i < n; i++) {
+			snprintf(name, sizeof name, "w%d", i);
+			struct worker *w = add_like(&g, name, roles[rand_r(&seed) % 3], numerics[rand_r(&seed) % 2], rand_r(&seed) % 3 ? 2000 : 100);
+			w->tokens_in_flight = (uint64_t)(rand_r(&seed) % 1000);
+			w->backlog_tokens = (uint64_t)rand_r(&seed) % (w->tokens_in_flight + 1);
+			w->requests = (uint32_t)rand_r(&seed) % 5;
+			w->beat.draining = rand_r(&seed) % 5 == 0;
+			if (rand_r(&seed) % 5 == 0) {
+				w->beat.running = 1;
+				w->progress_us = now - 2000000;
+			}
+			if (rand_r(&seed) % 5 == 0) {
+				w->breaker.open = 1;
+				w->breaker.until_us = now + 1000000;
+			}
+			if (rand_r(&seed) % 6 == 0)
+				registry_down(&g, w, now);
+		}
+		struct place_wish wish = {.tokens = 50, .total_tokens = rand_r(&seed) % 2 ? 90 : 1000, .session = (uint64_t)rand_r(&seed) % 3};
+		wish.avoid = rand_r(&seed) % 2 ? "w1" : NULL;
+		int r = place_choose(&g, &wish, now, &p);
+		ck_assert_int_eq(r == 0, place_possible(&g, &wish));
+		for (unsigned i = 0; r == 0 && i <= p.n_decode; i++) {
+			const struct worker *w = i ? p.decode[i - 1] : p.first;
+			ck_assert(worker_is_up(w) && !w->beat.draining && w->context_tokens >= wish.total_tokens);
+			ck_assert(i ? w->role == WORKER_DECODE && strcmp(w->numerics, p.first->numerics) == 0 : 1);
+			for (unsigned k = 1; k < i; k++) {
+				const struct worker *before = p.decode[k - 1];
+				ck_assert_ptr_ne(before, w);
+				ck_assert_int_le(worker_is_stuck(&g, before, now) && !before->breaker.open, worker_is_stuck(&g, w, now) || w->breaker.open);
+				ck_assert_int_eq(before->breaker.open, w->breaker.open);   /* open ones are named only among themselves */
+			}
+		}
+		if (r == 0 && p.first->role == WORKER_PREFILL)
+			ck_assert_uint_gt(p.n_decode, 0);
+		if (r == 0 && (p.first->breaker.open || worker_is_stuck(&g, p.first, now)))
+			list_each(it, &g.workers) {
+				const struct worker *o = list_entry(it, struct worker, node);
+				ck_assert(o->role != WORKER_MIXED || !worker_is_up(o) || o->beat.draining || o->context_tokens < wish.total_tokens || o->breaker.open ||
+				          (!p.first->breaker.open && worker_is_stuck(&g, o, now)));
+			}
+		placed += r == 0;
+		pairs += r == 0 && p.n_decode > 1;
+		registry_fini(&g);
+	}
+	ck_assert_uint_gt(placed, 200);
+	ck_assert_uint_gt(pairs, 10);
+}
+END_TEST
+
+START_TEST(breaker_lets_one_try)
+{
+	struct registry g;
+	struct placement p;
+	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	uint64_t now = clock_us();
+	unsigned n = 0;
+	registry_init(&g, 1000000);
+	both(&g, POLICY_ROUND_ROBIN);
+	add(&g, "p1", "prefill");
+	struct worker *p2 = add(&g, "p2", "prefill");
+	add(&g, "d1", "decode");
+	for (int i = 0; i < 10; i++)
+		registry_outcome(&g, p2, 0, now);
+	ck_assert_uint_eq(g.breaker_opened, 1);
+	for (int i = 0; i < 10; i++) {
+		ck_assert_int_eq(place_choose(&g, &wish, now, &p), 0);
+		ck_assert_str_eq(p.first->name, "p1");
+	}
+	now += g.breaker.open_us;
+	for (int i = 0; i < 10; i++) {
+		ck_assert_int_eq(place_choose(&g, &wish, now, &p), 0);
+		n += p.first == p2;
+	}
+	ck_assert_uint_eq(n, 1);
+	registry_outcome(&g, p2, 1, now);
+	for (int i = 0; i < 10; i++) {
+		ck_assert_int_eq(place_choose(&g, &wish, now, &p), 0);
+		n += p.first == p2;
+	}
+	ck_assert_uint_ge(n, 6);
+	registry_fini(&g);
+}
+END_TEST
+
+/* Rather a decode worker alone than a pair whose prefill worker is stuck or keeps failing. */
+START_TEST(all_prefill_workers_are_ill)
+{
+	struct registry g;
+	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	uint64_t now = clock_us();
+	registry_init(&g, 1000000);
+	struct worker *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill"), *d1 = add(&g, "d1", "decode");
+	p1->beat.running = p2->beat.running = 1;
+	p1->progress_us = now - 2000000;
+	ck_assert_str_eq(show(&g, &wish), "p2 d1");
+	p2->breaker.open = 1;
+	p2->breaker.until_us = now + 60000000;
+	ck_assert_str_eq(show(&g, &wish), "d1");
+	d1->beat.running = 1;
+	d1->progress_us = now - 2000000;
+	ck_assert_str_eq(show(&g, &wish), "p1 d1");           /* nobody is well: as always */
+	registry_fini(&g);
+}
+END_TEST
+
+static const struct {
+	const char *prefill, *decode[3];
+	const char *want;
+} pins[] = {
+	{"p2", {NULL}, "p2 d1 d2"},
+	{"", {"d2"}, "p1 d2"},
+	{"p2", {"d2", "d1"}, "p2 d2 d1"},           /* in the order that was asked for */
+	{"p2", {"d9", "d1"}, "p2 d1"},
+	{"p9", {NULL}, "not found"},
+	{"", {"d9"}, "not found"},
+	{"m1", {NULL}, "m1"},
+	{"m1", {"d1"}, "not found"},                /* m1 decodes what it begins */
+	{"d1", {NULL}, "d1"},                       /* alone, and asked for */
+	{"", {"m1"}, "m1"},
+	{"p1", {"other"}, "not found"},             /* not alike */
+};
+
+START_TEST(pinned)
+{
+	struct registry g;
+	struct place_pin pin = {0};
+	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .pin = &pin};
+	registry_init(&g, 1000000);
+	add(&g, "p1", "prefill");
+	add(&g, "p2", "prefill")->backlog_tokens = 5000;
+	add(&g, "d1", "decode");
+	add(&g, "d2", "decode")->tokens_in_flight = 5000;
+	add(&g, "m1", "mixed")->backlog_tokens = 9000;
+	add_like(&g, "other", "decode", "else", 0);
+	snprintf(pin.prefill, sizeof pin.prefill, "%s", pins[_i].prefill);
+	for (unsigned i = 0; i < 3 && pins[_i].decode[i]; i++)
+		snprintf(pin.decode[pin.n_decode++], WORKER_NAME_MAX, "%s", pins[_i].decode[i]);
+	const char *want = strcmp(pins[_i].want, "not found") == 0 ? err_name(ERR_NOTFOUND) : pins[_i].want;
+	ck_assert_str_eq(show(&g, &wish), want);
+	registry_fini(&g);
+}
+END_TEST
+
+/* --- when to come again ---------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(retry_after)
+{
+	struct registry g;
+	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
+	uint64_t now = clock_us();
+	registry_init(&g, 1000000);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2);      /* nothing was measured */
+	struct worker *p = add(&g, "p1", "prefill"), *d = add(&g, "d1", "decode");
+	p->backlog_tokens = 10000;
+	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2);
+	for (int i = 0; i < 5; i++) {                                  /* 1,000 prompt tokens and 50 of answers a second */
+		registry_beat(p, &b, now);
+		registry_beat(d, &b, now);
+		now += 1000000;
+		b.prompt_tokens += 1000;
+		b.generated_tokens += 50;
+	}
+	ck_assert_double_eq_tol(p->prompt_rate, 1000, 1);
+	p->output_rate = d->prompt_rate = 0;
+	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 10);
+	registry_answered(&g, 100);                                    /* and 2 s until somebody is done */
+	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 12);
+	p->backlog_tokens = 10;
+	ck_assert_uint_eq(registry_retry_after_s(&g, 1, 60), 3);
+	p->backlog_tokens = 1000000000;
+	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 60);
+	p->backlog_tokens = UINT64_MAX / 2;
+	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 60);
+	registry_down(&g, p, now);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 1, 60), 2);
+	b.prompt_tokens = 0;                                           /* totals that go back, or jump, do no harm */
+	registry_beat(d, &b, now);
+	b.prompt_tokens = UINT64_MAX;
+	registry_beat(d, &b, now + 1);
+	registry_beat(d, &b, now + 2000000);
+	ck_assert_uint_le(registry_retry_after_s(&g, 1, 60), 60);
+	p->backlog_tokens = 0;
+	registry_fini(&g);
+}
+END_TEST
+
+/* --- what a sequence weighs ----------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(only_uncached_tokens_weigh)
+{
+	struct rig *r = rig_new();
+	struct prompt_of p;
+	struct worker *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
+	make_prompt(&r->g, &p, 1, 320);
+	holds(&r->g, pw, &p, 15, 0);
+	struct seq_spec spec = {.tokens = p.tokens, .prompt_tokens = 320, .max_tokens = 4, .begun_us = clock_us(), .deadline_us = clock_us() + 60000000,
+	                        .prefixes = &p.prefixes};
+	pds__sampling__init(&spec.sampling);
+	r->s = seq_new(&r->e, &spec, &rig_hooks, r);
+	ck_assert_int_eq(seq_start(r->s), 0);
+	ck_assert_uint_eq(pw->backlog_tokens, 320 - 15 * BT);
+	ck_assert_uint_eq(pw->tokens_in_flight, 320 - 15 * BT);
+	ck_assert_uint_eq(d->tokens_in_flight, 320);
+	ck_assert_uint_eq(d->backlog_tokens, 0);
+	rig_first(r, pw, 1, 0, 10, "d1", 1);
+	ck_assert_uint_eq(pw->backlog_tokens, 0);
+	ck_assert_uint_eq(pw->tokens_in_flight, 0);
+	rig_more(r, d, 1, 0, 10, 4);
+	ck_assert_int_eq(r->s->state, SEQ_DONE);
+	ck_assert_uint_eq(d->tokens_in_flight, 0);
+	rig_free(r);
+	prefixes_fini(&p.prefixes);
+}
+END_TEST
+
+/* What is to be read first weighs like what it takes: where reading is as slow as computing, no worker looks idle for it. */
+START_TEST(stored_tokens_weigh_what_reading_takes)
+{
+	static const struct {
+		uint32_t compute, memory, disk, want;
+	} rows[] = {{0, 0, 0, 80 + 80 / 4 + 160 / 2}, {1000, 100000, 10000, 80 + 16}, {1000, 1000, 500, 320}};
+	struct rig *r = rig_new();
+	struct prompt_of p;
+	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
+	struct worker *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
+	make_prompt(&r->g, &p, 1, 320);
+	holds(&r->g, pw, &p, 15, 2);
+	holds(&r->g, pw, &p, 5, 1);
+	b.compute_tokens_per_s = rows[_i].compute;
+	b.memory_tokens_per_s = rows[_i].memory;
+	b.disk_tokens_per_s = rows[_i].disk;
+	registry_beat(pw, &b, clock_us());
+	struct seq_spec spec = {.tokens = p.tokens, .prompt_tokens = 320, .max_tokens = 4, .begun_us = clock_us(), .deadline_us = clock_us() + 60000000,
+	                        .prefixes = &p.prefixes};
+	pds__sampling__init(&spec.sampling);
+	r->s = seq_new(&r->e, &spec, &rig_hooks, r);
+	ck_assert_int_eq(seq_start(r->s), 0);
+	ck_assert_uint_eq(r->s->hit_stored, 15 * BT);
+	ck_assert_uint_eq(pw->backlog_tokens, rows[_i].want);
+	ck_assert_uint_eq(pw->tokens_in_flight, rows[_i].want);
+	rig_first(r, pw, 1, 0, 10, "d1", 1);
+	ck_assert_uint_eq(pw->backlog_tokens + pw->tokens_in_flight, 0);
+	rig_more(r, d, 1, 0, 10, 4);
+	rig_free(r);
+	prefixes_fini(&p.prefixes);
+}
+END_TEST
+
+START_TEST(a_lone_worker_weighs_the_whole_sequence)
+{
+	struct rig *r = rig_new();
+	struct worker *m = rig_up(r, "m1", "mixed", 7);
+	rig_seq(r, 8, 0);
+	ck_assert_int_eq(seq_start(r->s), 0);
+	ck_assert_uint_eq(m->backlog_tokens, 5);
+	rig_more(r, m, 1, 0, 10, 1);
+	ck_assert_uint_eq(m->backlog_tokens, 0);
+	ck_assert_uint_eq(m->tokens_in_flight, 6);
+	rig_more(r, m, 1, 1, 11, 3);                          /* and grows with it */
+	ck_assert_uint_eq(m->tokens_in_flight, 9);
+	rig_down(r, m);
+	ck_assert_uint_eq(m->tokens_in_flight, 0);
+	rig_free(r);
+}
+END_TEST
+
+/* What clients do, and what a full or draining worker says, is no failure of the worker. */
+START_TEST(client_errors_trip_no_breaker)
+{
+	static const Pds__Fault innocent[] = {PDS__FAULT__FAULT_INVALID, PDS__FAULT__FAULT_TOO_LARGE, PDS__FAULT__FAULT_OVERLOADED, PDS__FAULT__FAULT_DEADLINE,
+	                                      PDS__FAULT__FAULT_DRAINING, PDS__FAULT__FAULT_NO_ROOM, PDS__FAULT__FAULT_PEER_LOST};
+	struct rig *r = rig_new();
+	struct worker *m = rig_up(r, "m1", "mixed", 7);
+	r->g.breaker.min_requests = 3;
+	for (int i = 0; i < 70; i++) {
+		rig_seq(r, 8, 0);
+		ck_assert_int_eq(seq_start(r->s), 0);
+		if (i % 2)
+			rig_fail(r, m, 1, innocent[i % COUNT(innocent)], 0);
+		else
+			seq_cancel(r->s, "the client is gone");
+		seq_destroy(&r->s);
+	}
+	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_CLOSED);
+	for (int i = 0; i < 3; i++) {
+		rig_seq(r, 8, 0);
+		ck_assert_int_eq(seq_start(r->s), 0);
+		rig_fail(r, m, 1, PDS__FAULT__FAULT_STALLED, 0);
+		seq_destroy(&r->s);
+	}
+	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_OPEN);
+	rig_seq(r, 8, 0);
+	ck_assert_int_eq(seq_start(r->s), 0);                 /* nobody else is there: it is asked all the same */
+	seq_destroy(&r->s);
+	rig_free(r);
+}
+END_TEST
+
+/* A role that changes under running sequences leaves them as they are. */
+START_TEST(a_role_changes_under_way)
+{
+	struct rig *r = rig_new();
+	struct worker *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
+	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
+	char why[200];
+	rig_seq(r, 3, 0);
+	ck_assert_int_eq(seq_start(r->s), 0);
+	info.role = (char *)"mixed";
+	info.model_fingerprint = (char *)"f";
+	info.numerics = (char *)"cpu-r3:tp1:bf16";
+	info.layout = (char *)"l";
+	ck_assert_int_eq(registry_update(&r->g, p, &info, why, sizeof why), 0);
+	info.role = (char *)"prefill";
+	ck_assert_int_eq(registry_update(&r->g, d, &info, why, sizeof why), 0);
+	rig_first(r, p, 1, 0, 10, "d1", 21);
+	rig_more(r, d, 1, 0, 10, 3);
+	ck_assert_int_eq(r->s->state, SEQ_DONE);
+	ck_assert_str_eq(r->out, "10 11 12 length");
+	rig_free(r);
+}
+END_TEST
+
+static void add_tests(TCase *c)
+{
+	tcase_add_loop_test(c, constraints_under_each_policy, 0, POLICIES);
+	tcase_add_test(c, breaker_lets_one_try);
+	tcase_add_test(c, all_prefill_workers_are_ill);
+	tcase_add_loop_test(c, pinned, 0, COUNT(pins));
+	tcase_add_test(c, retry_after);
+	tcase_add_test(c, only_uncached_tokens_weigh);
+	tcase_add_loop_test(c, stored_tokens_weigh_what_reading_takes, 0, 3);
+	tcase_add_test(c, a_lone_worker_weighs_the_whole_sequence);
+	tcase_add_test(c, client_errors_trip_no_breaker);
+	tcase_add_test(c, a_role_changes_under_way);
+}
+
+int main(void)
+{
+	return place_run("router_place", add_tests);
+}

@@ -1,0 +1,461 @@
+/* test_router_retry.c - attempts that are lost: every order of what may happen to a sequence in one moment, what uses its attempts up and what does not.
+ *
+ * One fault may take several workers: a router that was stopped for a while finds all its links begun anew, one after the other. However the events of such
+ * a moment are ordered, the sequence goes on elsewhere, and its client sees every token once. */
+#include "router_rig.h"
+
+#define MAX_TOKENS 12u
+
+struct fleet {
+	struct rig *r;
+	struct worker *p1, *p2, *d1, *d2, *d3;
+	uint64_t now;                        /* ahead of the clock by what the test let pass */
+};
+
+static struct fleet fleet_new(void)
+{
+	struct fleet f = {.r = rig_new(), .now = clock_us()};
+	f.p1 = rig_up(f.r, "p1", "prefill", 11);
+	f.p2 = rig_up(f.r, "p2", "prefill", 12);
+	f.d1 = rig_up(f.r, "d1", "decode", 21);
+	f.d2 = rig_up(f.r, "d2", "decode", 22);
+	f.d3 = rig_up(f.r, "d3", "decode", 23);
+	rig_seq(f.r, MAX_TOKENS, 0);
+	ck_assert_int_eq(seq_start(f.r->s), 0);
+	ck_assert_str_eq(f.r->log, "submit p1 #1 5 d1 d2 d3; ");
+	return f;
+}
+
+static void later(struct fleet *f, uint64_t us)
+{
+	uint64_t now = clock_us();
+	f->now = (f->now > now ? f->now : now) + us;
+	seqs_tick(&f->r->e, f->now);
+}
+
+/* --- what may happen ------------------------------------------------------------------------------------------------------------------ */
+
+static void anew(struct fleet *f, struct worker *w)
+{
+	char role[16];
+	if (!worker_is_up(w))
+		return;
+	snprintf(role, sizeof role, "%s", worker_role_name(w->role));
+	registry_down(&f->r->g, w, clock_us());
+	seqs_worker_down(&f->r->e, w, "its link starts anew", 1);
+	rig_up(f->r, w->name, role, w->epoch);
+	seqs_worker_up(&f->r->e);
+}
+
+static void dies(struct fleet *f, struct worker *w)
+{
+	if (worker_is_up(w))
+		rig_down(f->r, w);
+}
+
+static void p1_anew(struct fleet *f)
+{
+	anew(f, f->p1);
+}
+
+static void p2_anew(struct fleet *f)
+{
+	anew(f, f->p2);
+}
+
+static void d1_anew(struct fleet *f)
+{
+	anew(f, f->d1);
+}
+
+static void d2_anew(struct fleet *f)
+{
+	anew(f, f->d2);
+}
+
+static void d3_anew(struct fleet *f)
+{
+	anew(f, f->d3);
+}
+
+static void p1_dies(struct fleet *f)
+{
+	dies(f, f->p1);
+}
+
+static void d1_dies(struct fleet *f)
+{
+	dies(f, f->d1);
+}
+
+static void d1_restarts(struct fleet *f)
+{
+	if (worker_is_up(f->d1))
+		rig_down(f->r, f->d1);
+	rig_up(f->r, "d1", "decode", f->d1->epoch + 100);
+	seqs_worker_up(&f->r->e);
+}
+
+/* What was sent in the first attempt, whatever the present one is. */
+static void p1_first(struct fleet *f)
+{
+	if (worker_is_up(f->p1))
+		rig_first(f->r, f->p1, 1, 0, 10, "d1", 21);
+}
+
+static void p1_fails(struct fleet *f)
+{
+	if (worker_is_up(f->p1))
+		rig_fail(f->r, f->p1, 1, PDS__FAULT__FAULT_STALLED, 1);
+}
+
+static void d1_token(struct fleet *f)
+{
+	if (worker_is_up(f->d1))
+		rig_more(f->r, f->d1, 1, 0, 10, 1);
+}
+
+static void d1_tokens(struct fleet *f)
+{
+	if (worker_is_up(f->d1))
+		rig_more(f->r, f->d1, 1, 0, 10, 5);
+}
+
+static void d1_fails(struct fleet *f)
+{
+	if (worker_is_up(f->d1))
+		rig_fail(f->r, f->d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
+}
+
+/* Whoever has the present attempt gives it back. */
+static void drains(struct fleet *f)
+{
+	struct seq *s = f->r->s;
+	if (s->prefill && s->state != SEQ_DECODING)
+		rig_fail(f->r, s->prefill, s->attempt, PDS__FAULT__FAULT_DRAINING, 1);
+	else if (s->decode)
+		rig_fail(f->r, s->decode, s->attempt, PDS__FAULT__FAULT_DRAINING, 1);
+}
+
+static void tick(struct fleet *f)
+{
+	seqs_tick(&f->r->e, clock_us());
+}
+
+static void (*const events[])(struct fleet *) = {
+	p1_anew, p2_anew, d1_anew, d2_anew, d3_anew, p1_dies, d1_dies, d1_restarts, p1_first, p1_fails, d1_token, d1_tokens, d1_fails, drains, tick,
+};
+#define EVENTS (sizeof events / sizeof *events)
+
+/* --- and its end ------------------------------------------------------------------------------------------------------------------------ */
+
+static void waits(struct fleet *f, const char *story)
+{
+	struct seq *s = f->r->s;
+	for (int i = 0; i < 4 && s->state == SEQ_WAITING; i++)
+		later(f, 400000);
+	ck_assert_msg(!seq_ended(s), "%s: %s: %s", story, seq_state_name(s->state), s->why);
+	ck_assert_msg(s->state != SEQ_WAITING, "%s: still waiting", story);
+}
+
+/* The workers of the present attempt do what they are asked to. */
+static void serve(struct fleet *f, const char *story)
+{
+	struct seq *s = f->r->s;
+	if (s->state == SEQ_SUBMITTED && !s->alone)
+		rig_first(f->r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->cand[0].name, s->cand[0].epoch);
+	if (s->state == SEQ_WAITING) {           /* the one that it was handed to has a new link since: once more */
+		waits(f, story);
+		rig_first(f->r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->cand[0].name, s->cand[0].epoch);
+	}
+	uint32_t n = s->n_out;
+	struct worker *w = s->alone ? s->prefill : s->decode;
+	ck_assert_msg(w, "%s: nobody decodes", story);
+	rig_tokens_from(f->r, w, s->id, s->attempt, n, 10 + n, MAX_TOKENS - n, PDS__FINISH__FINISH_LENGTH);
+	later(f, 300000);                        /* for the account, if the prefill worker's did not come */
+}
+
+static void goes_on(struct fleet *f, const char *story)
+{
+	struct seq *s = f->r->s;
+	waits(f, story);
+	serve(f, story);
+	ck_assert_msg(s->state == SEQ_DONE, "%s: %s", story, seq_state_name(s->state));
+	ck_assert_msg(strcmp(f->r->out, "10 11 12 13 14 15 16 17 18 19 20 21 length") == 0, "%s: %s", story, f->r->out);
+	ck_assert_uint_eq(f->r->e.counts.mismatches, 0);
+	ck_assert_int_eq(f->r->ended, 1);
+	rig_free(f->r);
+}
+
+/* --- tests -------------------------------------------------------------------------------------------------------------------------------- */
+
+/* Every three of them in every order, with the same one twice or thrice: both orders of every pair, from every state that one event leads to. */
+START_TEST(every_order_of_three)
+{
+	for (unsigned b = 0; b < EVENTS; b++)
+		for (unsigned c = 0; c < EVENTS; c++) {
+			char story[64];
+			struct fleet f = fleet_new();
+			snprintf(story, sizeof story, "events %d, %u, %u", _i, b, c);
+			events[_i](&f);
+			events[b](&f);
+			events[c](&f);
+			goes_on(&f, story);
+		}
+}
+END_TEST
+
+/* All links begin anew in one moment, in every order, before the first token, after it, and midway. */
+START_TEST(all_links_anew)
+{
+	void (*const begun[])(struct fleet *) = {tick, p1_first, d1_tokens};
+	unsigned order[5], n = 0;
+	for (unsigned code = 0; code < 5 * 5 * 5 * 5 * 5; code++) {
+		unsigned seen = 0;
+		for (unsigned i = 0, k = code; i < 5; i++, k /= 5)
+			seen |= 1u << (order[i] = k % 5);
+		if (seen != 31)
+			continue;
+		char story[64];
+		struct fleet f = fleet_new();
+		snprintf(story, sizeof story, "order %u%u%u%u%u", order[0], order[1], order[2], order[3], order[4]);
+		begun[_i](&f);
+		for (unsigned i = 0; i < 5; i++)
+			events[order[i]](&f);
+		ck_assert_uint_le(f.r->s->attempt, 3);
+		goes_on(&f, story);
+		n++;
+	}
+	ck_assert_uint_eq(n, 120);
+}
+END_TEST
+
+/* Workers that are restarted in turn while a long answer comes: more losses than max_attempts, each after some tokens. */
+START_TEST(restarted_in_turn)
+{
+	struct fleet f = fleet_new();
+	for (uint32_t i = 0; i < 5; i++) {
+		struct seq *s = f.r->s;
+		rig_more(f.r, s->decode, s->attempt, s->n_out, 10 + s->n_out, 2);
+		ck_assert_uint_eq(s->n_out, 2 * (i + 1));
+		drains(&f);
+		ck_assert_uint_eq(s->lost, 1);
+		later(&f, 200000);
+		ck_assert_uint_eq(s->attempt, i + 2);
+	}
+	goes_on(&f, "restarted in turn");
+}
+END_TEST
+
+/* However often the links are lost without any progress in between: nobody has failed. */
+START_TEST(links_anew_again_and_again)
+{
+	struct fleet f = fleet_new();
+	for (uint32_t i = 1; i < 3 * SEQ_ATTEMPTS_TIMES - 1; i++) {
+		struct seq *s = f.r->s;
+		f.now = 0;
+		ck_assert_uint_eq(s->attempt, i);
+		rig_first(f.r, s->prefill, i, s->n_out, 10 + s->n_out, s->cand[0].name, s->cand[0].epoch);
+		for (unsigned k = 0; k < 5; k++)
+			events[(k + i) % 5](&f);
+		ck_assert_int_eq(s->state, SEQ_WAITING);
+		ck_assert_uint_eq(s->lost, 0);
+		later(&f, 50000);
+		ck_assert_int_eq(s->state, SEQ_WAITING);
+		later(&f, 60000);
+	}
+	goes_on(&f, "again and again");
+}
+END_TEST
+
+/* The decode worker's link begins anew while the prompt is computed: what it had reserved is given up there, its first tokens may be lost, and whoever tells of it
+ * first, no attempt is lost. */
+START_TEST(anew_before_it_is_named)
+{
+	struct fleet f = fleet_new();
+	struct seq *s = f.r->s;
+	f.r->e.opts.max_attempts = 1;
+	anew(&f, f.d1);
+	ck_assert_uint_eq(s->attempt, 1);                     /* another candidate may have it */
+	switch (_i) {
+	case 0:
+		rig_more(f.r, f.d1, 1, 1, 11, 1);             /* the token before was lost */
+		break;
+	case 1:
+		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
+		break;
+	case 2:
+		rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
+		break;
+	default:
+		rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
+	}
+	ck_assert_msg(s->state == SEQ_WAITING, "%d: %s: %s", _i, seq_state_name(s->state), s->why);
+	ck_assert_uint_eq(s->lost, 0);
+	goes_on(&f, "anew before it is named");
+}
+END_TEST
+
+/* The link of a candidate that has nothing to do with the sequence says nothing of it. */
+START_TEST(another_one_anew)
+{
+	struct fleet f = fleet_new();
+	struct seq *s = f.r->s;
+	anew(&f, f.d2);
+	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
+	ck_assert_int_eq(s->state, SEQ_HANDED);
+	rig_more(f.r, f.d1, 1, 3, 13, 1);
+	ck_assert_uint_eq(s->lost, 1);
+	later(&f, 200000);
+	goes_on(&f, "another one anew");
+}
+END_TEST
+
+/* Losses before an attempt that came forward are no more in a row with what comes after it, however that attempt ended. */
+START_TEST(cut_after_progress)
+{
+	struct fleet f = fleet_new();
+	struct seq *s = f.r->s;
+	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_STALLED, 1);
+	ck_assert_uint_eq(s->lost, 1);
+	rig_more(f.r, s->decode, 2, 0, 10, (size_t)_i + 1);
+	anew(&f, s->decode);
+	ck_assert_uint_eq(s->lost, _i == 0);                  /* a first token alone is no progress */
+	later(&f, 200000);
+	ck_assert_uint_eq(s->attempt, 3);
+	goes_on(&f, "cut after progress");
+}
+END_TEST
+
+/* A sequence whose every attempt brings a first token and then takes its decode worker down: that is no progress. */
+START_TEST(one_that_kills)
+{
+	struct fleet f = fleet_new();
+	struct seq *s = f.r->s;
+	for (uint32_t i = 0; i < 3; i++) {
+		ck_assert_uint_eq(s->attempt, i + 1);
+		rig_first(f.r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->decode->name, s->decode->epoch);
+		rig_down(f.r, s->decode);
+		later(&f, 500000);
+	}
+	ck_assert_int_eq(s->state, SEQ_FAILED);
+	ck_assert_int_eq(s->status, 503);
+	ck_assert_str_eq(s->why, "worker d3 is gone: killed (attempt 3, 3 lost in a row: max_attempts)");
+	ck_assert_str_eq(f.r->out, "10 11 12 ");
+	rig_free(f.r);
+}
+END_TEST
+
+/* Nor does one have all workers that brings some tokens each time. */
+START_TEST(attempts_are_bounded)
+{
+	struct fleet f = fleet_new();
+	struct seq *s = f.r->s;
+	uint32_t n = 0;
+	seq_destroy(&f.r->s);
+	s = rig_seq(f.r, 200, 0);
+	ck_assert_int_eq(seq_start(s), 0);
+	for (; !seq_ended(s); n++) {
+		struct worker *d = s->decode;
+		rig_more(f.r, d, s->attempt, s->n_out, 10 + s->n_out, 2);
+		if (_i == 0) {
+			anew(&f, d);
+		} else {
+			rig_down(f.r, d);
+			rig_up(f.r, d->name, "decode", d->epoch + 1);
+		}
+		later(&f, 500000);
+	}
+	ck_assert_uint_eq(n, 3 * SEQ_ATTEMPTS_TIMES);
+	ck_assert_int_eq(s->state, SEQ_FAILED);
+	ck_assert_int_eq(s->status, 503);
+	rig_free(f.r);
+}
+END_TEST
+
+/* A worker that says when it has room is not asked before that, within retry_wait_ms; one that has none in time for the request ends it. */
+START_TEST(room_at_a_time)
+{
+	static const struct {
+		uint64_t hint_us, waits_us;      /* 0: fails at once */
+	} rows[] = {{0, 100000}, {50000, 100000}, {3000000, 3000000}, {30000000, 10000000}, {60000000, 0}, {UINT64_MAX, 0}};
+	struct fleet f = fleet_new();
+	struct seq *s = f.r->s;
+	struct msg_head head = {.req = s->id, .attempt = 1};
+	Pds__Failed m = PDS__FAILED__INIT;
+	m.fault = PDS__FAULT__FAULT_OVERLOADED;
+	m.text = (char *)"full";
+	m.retry = 1;
+	m.retry_after_us = rows[_i].hint_us;
+	seqs_failed(&f.r->e, f.p1, &head, &m);
+	if (!rows[_i].waits_us) {
+		ck_assert_int_eq(s->state, SEQ_FAILED);
+		ck_assert_int_eq(s->status, 503);
+		ck_assert_str_eq(s->why, "full");
+		ck_assert_uint_ge(s->retry_after_us, 60000000);
+		ck_assert_uint_le(s->retry_after_us, 3600000000);
+		rig_free(f.r);
+		return;
+	}
+	ck_assert_int_eq(s->state, SEQ_WAITING);
+	later(&f, rows[_i].waits_us - 30000);
+	ck_assert_int_eq(s->state, SEQ_WAITING);
+	f.now = 0;
+	later(&f, rows[_i].waits_us);
+	ck_assert_int_eq(s->state, SEQ_SUBMITTED);
+	ck_assert_uint_eq(s->retry_after_us, 0);
+	goes_on(&f, "room");
+}
+END_TEST
+
+/* retry_wait_ms 0: nobody is waited for, but a pause is made. */
+START_TEST(no_wait_for_workers)
+{
+	struct fleet f = fleet_new();
+	struct seq *s = f.r->s;
+	f.r->e.opts.retry_wait_us = 0;
+	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_STALLED, 1);
+	ck_assert_int_eq(s->state, SEQ_SUBMITTED);
+	rig_fail(f.r, s->prefill, 2, PDS__FAULT__FAULT_STALLED, 1);
+	ck_assert_int_eq(s->state, SEQ_WAITING);
+	later(&f, 100000);
+	ck_assert_int_eq(s->state, SEQ_WAITING);
+	if (_i == 0) {
+		goes_on(&f, "no wait");
+		return;
+	}
+	struct worker *all[] = {f.p1, f.p2, f.d1, f.d2, f.d3};
+	for (int i = 0; i < 5; i++)
+		rig_down(f.r, all[i]);
+	later(&f, 400000);
+	ck_assert_int_eq(s->state, SEQ_FAILED);
+	ck_assert_int_eq(s->status, 503);
+	rig_free(f.r);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("router_retry");
+	TCase *c = tcase_create("retry");
+	log_init("test", NULL);
+	log_set_level("error");
+	tcase_set_timeout(c, 120);
+	tcase_add_loop_test(c, every_order_of_three, 0, EVENTS);
+	tcase_add_loop_test(c, all_links_anew, 0, 3);
+	tcase_add_test(c, restarted_in_turn);
+	tcase_add_test(c, one_that_kills);
+	tcase_add_loop_test(c, attempts_are_bounded, 0, 2);
+	tcase_add_loop_test(c, anew_before_it_is_named, 0, 4);
+	tcase_add_test(c, another_one_anew);
+	tcase_add_test(c, links_anew_again_and_again);
+	tcase_add_loop_test(c, cut_after_progress, 0, 2);
+	tcase_add_loop_test(c, room_at_a_time, 0, 6);
+	tcase_add_loop_test(c, no_wait_for_workers, 0, 2);
+	suite_add_tcase(suite, c);
+	SRunner *sr = srunner_create(suite);
+	srunner_run_all(sr, CK_NORMAL);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return failed ? 1 : 0;
+}

@@ -1,0 +1,246 @@
+/* test_router_template.c - where a model's chat templates come from, and what a request may say about rendering. The templates here answer by
+ * raise_exception with what they see, so that the error of /tokenize shows it. */
+#include "router_client.h"
+#include "tempdir.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+
+static struct model *model;
+
+/* --- folders --------------------------------------------------------------------------------------------------------------------- */
+
+static void put(const char *folder, const char *name, const char *text)
+{
+	char *path = mem_printf("%s/%s", folder, name), *slash = strrchr(path, '/');
+	*slash = 0;
+	mkdir(path, 0700);
+	*slash = '/';
+	FILE *f = fopen(path, "w");
+	ck_assert_msg(f != NULL, "%s", path);
+	fputs(text, f);
+	fclose(f);
+	free(path);
+}
+
+static const struct folder_case {
+	const char *files[8];          /* name, text, ... */
+	const char *plain, *tools;     /* what each template is, NULL: none */
+	const char *bos, *why;
+} folders[] = {
+	{{NULL}, NULL, NULL, NULL, NULL},
+	{{"chat_template.jinja", "A", "tokenizer_config.json", "{'chat_template':'B','bos_token':'<b>'}"}, "A", NULL, "<b>", NULL},
+	{{"tokenizer_config.json", "{'chat_template':'B','bos_token':{'content':'<c>','lstrip':false}}"}, "B", NULL, "<c>", NULL},
+	{{"tokenizer_config.json", "{'chat_template':[{'name':'default','template':'D'},{'name':'tool_use','template':'T'},{'name':'rag','template':'R'}]}"}, "D", "T",
+	 NULL, NULL},
+	{{"chat_template.json", "{'chat_template':'J'}"}, "J", NULL, NULL, NULL},
+	{{"chat_template.jinja", "A", "additional_chat_templates/tool_use.jinja", "T", "special_tokens_map.json", "{'bos_token':'<s>','eos_token':null}"}, "A", "T", "<s>",
+	 NULL},
+	{{"special_tokens_map.json", "{'bos_token':'old'}", "tokenizer_config.json", "{'bos_token':'new'}"}, NULL, NULL, "new", NULL},
+	{{"chat_template.jinja", "\n{% if %}"}, NULL, NULL, NULL, "chat_template.jinja: line 2: "},
+	{{"tokenizer_config.json", "{'chat_template':'{{'}"}, NULL, NULL, NULL, "tokenizer_config.json: line 1: "},
+	{{"tokenizer_config.json", "{'chat_template':5}"}, NULL, NULL, NULL, "must be a text or a list"},
+	{{"tokenizer_config.json", "{'chat_template':[{'name':'default'}]}"}, NULL, NULL, NULL, "chat_template[0] must have a name"},
+	{{"tokenizer_config.json", "[1]"}, NULL, NULL, NULL, "is not a JSON object"},
+	{{"tokenizer_config.json", "{"}, NULL, NULL, NULL, "is not a JSON object"},
+};
+
+static void check_template(const struct chat_template *t, const char *want)
+{
+	size_t len;
+	ck_assert((t != NULL) == (want != NULL));
+	if (t)
+		ck_assert_str_eq(chat_template_text(t, &len), want);
+}
+
+static char *double_quoted(const char *text)
+{
+	char *s = mem_strdup(text);
+	for (char *p = s; *p; p++)
+		*p = *p == '\'' ? '"' : *p;
+	return s;
+}
+
+START_TEST(of_a_folder)
+{
+	const struct folder_case *f = &folders[_i];
+	char folder[TEST_FOLDER_BYTES];
+	struct chat_set s = {0};
+	struct err err = {0};
+	test_folder(folder, "templates");
+	for (int i = 0; i < 8 && f->files[i]; i += 2) {
+		char *text = double_quoted(f->files[i + 1]);
+		put(folder, f->files[i], text);
+		free(text);
+	}
+	int r = chat_set_from_folder(folder, &s, &err);
+	ck_assert_msg((r == 0) == !f->why && (!f->why || strstr(err.text, f->why)), "got %d %s", r, err.text);
+	check_template(s.plain, f->plain);
+	check_template(s.tools, f->tools);
+	const char *bos = json_string_value(json_object_get(s.special_tokens, "bos_token"));
+	ck_assert((bos != NULL) == (f->bos != NULL) && (!bos || !strcmp(bos, f->bos)));
+	ck_assert_ptr_eq(chat_set_choose(&s, 1), f->tools ? s.tools : s.plain);
+	ck_assert_ptr_eq(chat_set_choose(&s, 0), s.plain);
+	chat_set_fini(&s);
+}
+END_TEST
+
+/* A wrong template of the model's own is an error with the remedy, and none once another is used. */
+START_TEST(override)
+{
+	char folder[TEST_FOLDER_BYTES];
+	struct model *m = NULL;
+	struct err err = {0};
+	test_folder(folder, "templates");
+	put(folder, "chat_template.jinja", "{{ 'x }}");
+	put(folder, "mine.jinja", "mine");
+	put(folder, "bad.jinja", "{% endif %}");
+	char *mine = mem_printf("%s/mine.jinja", folder), *bad = mem_printf("%s/bad.jinja", folder), *none = mem_printf("%s/none.jinja", folder);
+	ck_assert_int_eq(model_open(folder, "", &m, &err), 0);
+	ck_assert_int_lt(model_use_template(m, "", &err), 0);
+	has(err.text, "a string has no end");
+	has(err.text, "setting chat_template");
+	ck_assert_int_lt(model_use_template(m, bad, &err), 0);
+	has(err.text, "bad.jinja: line 1: unknown tag endif");
+	ck_assert_int_lt(model_use_template(m, none, &err), 0);
+	has(err.text, "no such file");
+	ck_assert_int_eq(model_use_template(m, mine, &err), 0);
+	check_template(chat_set_choose(&m->chats, 1), "mine");
+	model_close(&m);
+	free(mine);
+	free(bad);
+	free(none);
+}
+END_TEST
+
+/* --- requests ---------------------------------------------------------------------------------------------------------------------- */
+
+#define PLAIN "{{ raise_exception([add_generation_prompt, documents, tools, messages[-1].content, kind|default('none'), bos_token|default('?')]|tojson) }}"
+#define USER "'messages':[{'role':'user','content':'Hi'}]"
+#define TOOLS "'tools':[{'type':'function','function':{'name':'f','parameters':{}}}]"
+
+static const struct {
+	const char *body;
+	int status;
+	const char *has;   /* in the answer, its quotes as here */
+} requests[] = {
+	{USER, 400, "[true, null, null, 'Hi', 'none', '<|im_start|>']"},
+	{USER ",'add_generation_prompt':false", 400, "[false, null"},
+	{USER ",'chat_template_kwargs':{'kind':'x','messages':5}", 400, "'Hi', 'x', '<|im_start|>']"},
+	{USER ",'chat_template_kwargs':{'bos_token':'B'}", 400, "'none', 'B']"},
+	{USER ",'chat_template_kwargs':null", 400, "'none', '<"},
+	{USER ",'chat_template_kwargs':[]", 400, "chat_template_kwargs must be an object"},
+	{USER ",'documents':[{'text':'d'}]", 400, "[true, [{'text': 'd'}], null"},
+	{USER ",'documents':[]", 400, "[true, null"},
+	{USER ",'documents':[5]", 400, "documents[0] must be an object"},
+	{USER ",'documents':'x'", 400, "documents must be an array"},
+	{USER ",'continue_final_message':true", 400, "[false, null, null, 'HiCONTINUE"},
+	{USER ",'continue_final_message':true,'add_generation_prompt':true", 400, "cannot both be true"},
+	{USER ",'continue_final_message':5", 400, "continue_final_message must be true or false"},
+	{USER "," TOOLS, 400, "with tools f"},
+	{"'messages':[{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}]", 400, "null, 'ab',"},
+};
+
+static struct chat_set templates(const char *plain, const char *tools)
+{
+	struct chat_set s = {.special_tokens = json_incref(model->chats.special_tokens)};
+	ck_assert_int_eq(chat_template_new(plain, strlen(plain), &s.plain, NULL), 0);
+	if (tools)
+		ck_assert_int_eq(chat_template_new(tools, strlen(tools), &s.tools, NULL), 0);
+	return s;
+}
+
+/* The answer's body, quotes as ours and without the backslashes of JSON in JSON. */
+static void single_quoted(char *s)
+{
+	char *to = s;
+	for (; *s; s++)
+		if (*s != '\\')
+			*to++ = *s == '"' ? '\'' : *s;
+	*to = 0;
+}
+
+static void check_request(struct world *w, const char *path, const char *inside, int status, const char *part)
+{
+	char *braced = mem_printf("{%s}", inside), *body = double_quoted(braced), *out = ask(w, path, body), line[32];
+	snprintf(line, sizeof line, "HTTP/1.1 %d ", status);
+	has(out, line);
+	single_quoted(out);
+	has(out, part);
+	free(braced);
+	free(body);
+	free(out);
+}
+
+START_TEST(what_requests_say)
+{
+	if (!model)
+		return;
+	struct world *w = world_new(model, 1u << 20);
+	ck_assert_int_eq(model_set_parsers(&w->model, "hermes", "none", NULL), 0);
+	w->model.chats = templates(PLAIN, "{{ raise_exception('with tools ' ~ tools[0].function.name) }}");
+	check_request(w, "/tokenize", requests[_i].body, requests[_i].status, requests[_i].has);
+	check_request(w, "/v1/chat/completions", requests[_i].body, requests[_i].status, requests[_i].has);
+	chat_set_fini(&w->model.chats);
+	world_free(w);
+}
+END_TEST
+
+START_TEST(parts_and_continuing)
+{
+	if (!model)
+		return;
+	struct world *w = world_new(model, 1u << 20);
+	w->model.chats = templates("{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}", NULL);
+	check_request(w, "/tokenize", "'messages':[{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}],'return_token_strs':true", 200,
+	              "'token_strs':['a','|','b','|']");
+	chat_set_fini(&w->model.chats);
+	w->model.chats = templates("{% for m in messages %}({{ m.content }}){% endfor %}", NULL);
+	check_request(w, "/tokenize", "'messages':[{'role':'user','content':'a'},{'role':'assistant','content':'b'}],'continue_final_message':true,'return_token_strs':true", 200,
+	              "'token_strs':['(','a',')(','b']");
+	chat_set_fini(&w->model.chats);
+	w->model.chats = (struct chat_set){0};
+	check_request(w, "/v1/chat/completions", USER, 400, "has no chat template");
+	world_free(w);
+}
+END_TEST
+
+START_TEST(of_the_model)
+{
+	if (!model)
+		return;
+	ck_assert_str_eq(json_string_value(json_object_get(model->chats.special_tokens, "bos_token")), "<|im_start|>");
+	ck_assert_str_eq(json_string_value(json_object_get(model->chats.special_tokens, "eos_token")), "<|im_end|>");
+	ck_assert(model->chats.plain != NULL && !model->chats.tools);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("router_template");
+	TCase *c = tcase_create("template");
+	struct err err = {0};
+	const char *path = getenv("PD_MODEL");
+	log_init("test", NULL);
+	log_set_level("error");
+	if (!path || !*path)
+		printf("test_router_template: PD_MODEL is not set, tests with text are skipped\n");
+	else if (model_open(path, "", &model, &err) < 0) {
+		printf("%s\n", err.text);
+		return 1;
+	}
+	tcase_set_timeout(c, 60);
+	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	tcase_add_loop_test(c, of_a_folder, 0, (int)(sizeof folders / sizeof *folders));
+	tcase_add_test(c, override);
+	tcase_add_test(c, of_the_model);
+	tcase_add_loop_test(c, what_requests_say, 0, (int)(sizeof requests / sizeof *requests));
+	tcase_add_test(c, parts_and_continuing);
+	suite_add_tcase(suite, c);
+	SRunner *sr = srunner_create(suite);
+	srunner_run_all(sr, CK_ENV);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	model_close(&model);
+	return failed ? 1 : 0;
+}

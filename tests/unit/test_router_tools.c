@@ -1,0 +1,457 @@
+/* test_router_tools.c - tools and thoughts through the whole router: scripted workers write calls, the client gets them whole and streamed, and both
+ * are the same. What needs a tokenizer is skipped without PD_MODEL. */
+#include "router_client.h"
+
+#include <signal.h>
+
+static struct model *model;   /* NULL: without PD_MODEL */
+static uint32_t script[400];
+
+static struct world *tools_world(const char *tool_parser, const char *reasoning_parser, const char *says)
+{
+	struct world *w = world_new(model, 1u << 20);
+	struct token_list l = {0};
+	struct err err = {0};
+	ck_assert_msg(model_set_parsers(&w->model, tool_parser, reasoning_parser, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(tokenizer_encode(model->tokenizer, says, strlen(says), TOKENIZE_PARSE_SPECIAL, 400, &l), 0);
+	memcpy(script, l.ids, l.n * sizeof *script);
+	w->script = script;
+	w->n_script = l.n;
+	w->stop_at = (uint32_t)l.n - 1;   /* the last token is an end of sequence */
+	token_list_fini(&l);
+	return w;
+}
+
+/* --- answers as one line: THOUGHTS|CONTENT|<0 NAME ARGUMENTS>..|FINISH -------------------------------------------------------- */
+
+struct told {
+	struct buf thoughts, content, calls;
+	char id[8][64];
+	int open, content_null;
+	char finish[32];
+};
+
+static void told_init(struct told *t)
+{
+	memset(t, 0, sizeof *t);
+	buf_init(&t->thoughts, 0);
+	buf_init(&t->content, 0);
+	buf_init(&t->calls, 0);
+	t->open = -1;
+}
+
+static void told_fini(struct told *t)
+{
+	buf_fini(&t->thoughts);
+	buf_fini(&t->content);
+	buf_fini(&t->calls);
+}
+
+static void take_call(struct told *t, const json_t *call, int whole, int at)
+{
+	const json_t *f = json_object_get(call, "function"), *name = json_object_get(f, "name"), *id = json_object_get(call, "id"), *n = json_object_get(call, "index");
+	int index = whole ? at : (int)json_integer_value(n);
+	ck_assert(json_is_object(f) && (whole ? !n : json_is_integer(n)));
+	ck_assert_int_lt(index, 8);
+	if (name) {
+		ck_assert_int_eq(index, t->open + 1);      /* calls come one after the other, each begins once, with all that names it */
+		ck_assert(json_is_string(id));
+		ck_assert_str_eq(json_string_value(json_object_get(call, "type")), "function");
+		snprintf(t->id[index], sizeof t->id[index], "%s", json_string_value(id));
+		buf_printf(&t->calls, "%s<%d %s ", t->open >= 0 ? ">" : "", index, json_string_value(name));
+		t->open = index;
+	}
+	ck_assert_int_eq(index, t->open);
+	ck_assert(json_is_string(json_object_get(f, "arguments")));
+	buf_adds(&t->calls, json_string_value(json_object_get(f, "arguments")));
+}
+
+static void take(struct told *t, const json_t *choice, int whole)
+{
+	const json_t *m = json_object_get(choice, whole ? "message" : "delta"), *content = json_object_get(m, "content"), *r = json_object_get(m, "reasoning_content");
+	const json_t *calls = json_object_get(m, "tool_calls"), *finish = json_object_get(choice, "finish_reason");
+	ck_assert(json_is_object(m));
+	ck_assert(r == NULL || json_equal(r, json_object_get(m, "reasoning")));
+	t->content_null |= json_is_null(content);
+	buf_adds(&t->content, json_is_string(content) ? json_string_value(content) : "");
+	buf_adds(&t->thoughts, json_is_string(r) ? json_string_value(r) : "");
+	ck_assert(!calls || json_array_size(calls) > 0);
+	for (size_t i = 0; i < json_array_size(calls); i++)
+		take_call(t, json_array_get(calls, i), whole, (int)i);
+	if (json_is_string(finish)) {
+		ck_assert_str_eq(t->finish, "");
+		snprintf(t->finish, sizeof t->finish, "%s", json_string_value(finish));
+	}
+}
+
+/* Choice `index` of an answer. */
+static void read_told(const char *answer, int index, struct told *t)
+{
+	const char *at = answer, *body = strstr(answer, "\r\n\r\n");
+	int whole = !strstr(answer, "data: {");
+	told_init(t);
+	while ((at = whole ? (at == answer ? body + 4 : NULL) : strstr(at, "data: {"))) {
+		json_t *o = json_loads(whole ? at : at + 6, JSON_DISABLE_EOF_CHECK, NULL);
+		ck_assert_msg(o != NULL, "%.300s", at);
+		for (size_t i = 0; i < json_array_size(json_object_get(o, "choices")); i++) {
+			const json_t *c = json_array_get(json_object_get(o, "choices"), i);
+			if (json_integer_value(json_object_get(c, "index")) == index)
+				take(t, c, whole);
+		}
+		json_decref(o);
+		at++;
+	}
+}
+
+static char *line_of(const struct told *t)
+{
+	return mem_printf("%s|%s|%s%s|%s", t->thoughts.data ? t->thoughts.data : "", t->content.data ? t->content.data : "", t->calls.data ? t->calls.data : "",
+	                  t->open >= 0 ? ">" : "", t->finish);
+}
+
+#define TOOLS "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}," \
+	"\"days\":{\"type\":\"array\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]"
+#define NAMED_G "{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"
+#define CALL_F "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"city\": \"Oslo\", \"days\": [1, 2]}}\n</tool_call>"
+#define CALL_G "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>"
+#define ARGS_F "{\"city\": \"Oslo\", \"days\": [1, 2]}"
+
+static const struct {
+	const char *calls, *reasoning, *says, *more, *want;
+} answers[] = {
+	{"hermes", "none", CALL_F, TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "none", "Let me look.\n" CALL_F "\n" CALL_G "\n", TOOLS, "|Let me look.|<0 f " ARGS_F "><1 g {}>|tool_calls"},
+	{"hermes", "none", CALL_F "\n" CALL_G, TOOLS ",\"parallel_tool_calls\":false", "||<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "none", "No call, just <b>text</b>.\n", TOOLS, "|No call, just <b>text</b>.\n||stop"},
+	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"none\"", "|" CALL_F "||stop"},
+	{"hermes", "none", CALL_F, "\"tools\":[]", "|" CALL_F "||stop"},
+	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"auto\",\"max_tokens\":12", NULL},
+	{"hermes", "none", CALL_F "\n" CALL_G, TOOLS ",\"tool_choice\":\"required\"", "||<0 f " ARGS_F "><1 g {}>|tool_calls"},
+	{"hermes", "none", CALL_F "\n" CALL_G, TOOLS ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false", "||<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "think", "<think>Hm.</think>" CALL_G, TOOLS ",\"tool_choice\":" NAMED_G, "Hm.||<0 g {}>|stop"},
+	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"required\",\"max_tokens\":22", "||<0 f {\"city\": \"Oslo\",>|length"},
+	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"required\",\"stop\":\"Oslo\"", "||<0 f {\"city\": \">|tool_calls"},
+	{"hermes", "none", "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>", TOOLS,
+	 "|<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>||stop"},
+	{"hermes", "none", "Look: END" CALL_F, TOOLS ",\"stop\":\"END\"", "|Look: ||stop"},
+	{"hermes", "none", CALL_F " and END of it", TOOLS ",\"stop\":[\"END\"]", "| and |<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "none", CALL_F, TOOLS ",\"stop\":\"Oslo\"", "||<0 f {\"city\": \">|tool_calls"},
+	{"hermes", "think", "<think>\nTwo days.\n</think>\n\nOk. " CALL_F, TOOLS, "Two days.|Ok.|<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "think", "<think>" CALL_F "</think>No.", TOOLS, CALL_F "|No.||stop"},
+	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"max_tokens\":90", "Two.|4||stop"},
+	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"include_reasoning\":false", "|4||stop"},
+	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"separate_reasoning\":false", "|<think>\nTwo.\n</think>\n\n4||stop"},
+	{"none", "think", "<think>\nTwo and so", "\"max_tokens\":90", "Two and so|||stop"},
+	{"qwen3_coder", "none", "<tool_call>\n<function=f>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n[1, 2]\n</parameter>\n</function>\n</tool_call>", TOOLS,
+	 "||<0 f " ARGS_F ">|tool_calls"},
+	{"glm", "think", "<think>x</think>\n<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>", TOOLS, "x||<0 f {\"city\": \"Oslo\"}>|tool_calls"},
+	{"llama3_json", "none", "{\"name\": \"f\", \"parameters\": " ARGS_F "}", TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
+	{"mistral", "none", "[TOOL_CALLS]f[ARGS]" ARGS_F, TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
+};
+
+START_TEST(calls_whole_and_streamed)
+{
+	struct told told[2];
+	char *line[2];
+	if (!model)
+		return;
+	for (int stream = 0; stream < 2; stream++) {
+		char *says = mem_printf("%s<|im_end|>", answers[_i].says), *body;
+		struct world *w = tools_world(answers[_i].calls, answers[_i].reasoning, says);
+		body = mem_printf("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"seed\":1,%s,\"stream\":%s}", answers[_i].more, stream ? "true" : "false");
+		char *out = ask(w, "/v1/chat/completions", body);
+		read_told(out, 0, &told[stream]);
+		line[stream] = line_of(&told[stream]);
+		if (answers[_i].want)
+			ck_assert_msg(strcmp(line[stream], answers[_i].want) == 0, "%s\nwant %s\n got %s", out, answers[_i].want, line[stream]);
+		for (int i = 0; i <= told[stream].open; i++) {
+			int is_short = strcmp(answers[_i].calls, "mistral") == 0;
+			ck_assert_uint_eq(strlen(told[stream].id[i]), is_short ? 9 : 29);
+		}
+		if (!stream && told[0].open >= 0)
+			ck_assert_int_eq(told[0].content_null, told[0].content.len == 0);
+		free(out);
+		free(body);
+		free(says);
+		world_free(w);
+	}
+	ck_assert_str_eq(line[0], line[1]);
+	for (int i = 0; i < 2; i++) {
+		free(line[i]);
+		told_fini(&told[i]);
+	}
+}
+END_TEST
+
+/* Each choice has its calls, with ids of their own; usage and log-probabilities count every token, also those that no text shows. */
+START_TEST(several_choices_with_logprobs)
+{
+	if (!model)
+		return;
+	struct world *w = tools_world("hermes", "think", "<think>Hm.</think>" CALL_F "<|im_end|>");
+	for (int stream = 0; stream < 2; stream++) {
+		struct told a, b;
+		char *body = mem_printf("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS ",\"n\":2,\"logprobs\":true,\"return_token_ids\":true,\"stream\":%s%s}",
+		                        stream ? "true" : "false", stream ? ",\"stream_options\":{\"include_usage\":true}" : "");
+		char *out = ask(w, "/v1/chat/completions", body), want[64];
+		read_told(out, 0, &a);
+		read_told(out, 1, &b);
+		char *line = line_of(&a), *other = line_of(&b);
+		ck_assert_str_eq(line, "Hm.||<0 f " ARGS_F ">|tool_calls");
+		ck_assert_str_eq(line, other);
+		ck_assert_str_ne(a.id[0], b.id[0]);
+		snprintf(want, sizeof want, "\"completion_tokens\":%zu", 2 * w->n_script);
+		has(out, want);
+		ck_assert_uint_eq(count(out, "\"top_logprobs\":"), (unsigned)(2 * w->n_script));
+		free(line);
+		free(other);
+		told_fini(&a);
+		told_fini(&b);
+		free(out);
+		free(body);
+	}
+	world_free(w);
+}
+END_TEST
+
+/* A marker that is a special token is seen although special tokens are left out of texts; where nobody looks for it, it is left out. */
+START_TEST(special_tokens_that_are_markers)
+{
+	struct told t;
+	if (!model)
+		return;
+	struct world *w = tools_world("hermes", "think", "<|im_start|>assistant<|im_end|>");
+	w->model.n_markers = 1;
+	w->model.markers[0] = (struct model_marker){script[0], MODEL_MARKS_CALLS};
+	ck_assert_uint_eq(model_marker(&w->model, script[0]), MODEL_MARKS_CALLS);
+	for (int i = 0; i < 2; i++) {
+		char *out = ask(w, "/v1/chat/completions", i ? "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"
+		                                            : "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS "}");
+		read_told(out, 0, &t);
+		ck_assert_str_eq(t.content.data, i ? "assistant" : "<|im_start|>assistant");
+		told_fini(&t);
+		free(out);
+	}
+	world_free(w);
+}
+END_TEST
+
+/* While a marker may be coming nothing is told; a chunk that would say nothing is not sent. */
+START_TEST(no_empty_chunks)
+{
+	if (!model)
+		return;
+	struct world *w = tools_world("hermes", "none", CALL_G "<|im_end|>");
+	char *out = ask(w, "/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS ",\"stream\":true}");
+	ck_assert_uint_eq(count(out, "\"delta\":{}"), 1);      /* the one that ends it */
+	ck_assert_uint_eq(count(out, "\"role\":\"assistant\""), 1);
+	has(out, "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"tool_calls\"");
+	free(out);
+	world_free(w);
+}
+END_TEST
+
+/* --- requests ---------------------------------------------------------------------------------------------------------------------- */
+
+#define USER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
+#define AFTER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"},"
+#define RESULT "{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"content\":\"cold\"}]"
+#define IMPOSSIBLE ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\",\"function\":{\"name\":\"h\",\"parameters\":{\"type\":\"object\"," \
+	"\"properties\":{\"a\":{\"not\":{}}}}}}")
+#define ONE(tool) USER ",\"tools\":[" tool "]"
+
+static const struct {
+	const char *body, *param;   /* NULL: it is taken */
+	const char *says;
+} requests[] = {
+	{USER "," TOOLS, NULL, ""},
+	{USER "," TOOLS ",\"tool_choice\":\"auto\",\"parallel_tool_calls\":true", NULL, ""},
+	{USER ",\"tools\":null,\"tool_choice\":null,\"parallel_tool_calls\":null", NULL, ""},
+	{USER ",\"tool_choice\":\"none\"", NULL, ""},
+	{USER ",\"functions\":[],\"function_call\":\"none\"", NULL, ""},
+	{USER ",\"tools\":{}", "tools", "must be an array"},
+	{ONE("5"), "tools", "tools[0] must be an object"},
+	{ONE("{\"function\":{\"name\":\"f\"}}"), "tools", "tools[0].type must be"},
+	{ONE("{\"type\":\"retrieval\"}"), "tools", "got \\\"retrieval\\\""},
+	{ONE("{\"type\":\"function\"}"), "tools", "tools[0].function must be an object"},
+	{ONE("{\"type\":\"function\",\"function\":{}}"), "tools", "function.name must be"},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}"), "tools", "got \\\"a b\\\""},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":1}}"), "tools", "description must be a string"},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":[]}}"), "tools", "parameters must be an object"},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"), "tools", "the same name"},
+	{USER "," TOOLS ",\"tool_choice\":\"sometimes\"", "tool_choice", "got \\\"sometimes\\\""},
+	{USER "," TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"h\"}}", "tool_choice", "not among tools"},
+	{USER ",\"tool_choice\":\"required\"", "tool_choice", "needs tools"},
+	{USER "," TOOLS ",\"tool_choice\":" NAMED_G ",\"response_format\":{\"type\":\"json_object\"}", "tool_choice", "bind both"},
+	{USER "," TOOLS ",\"tool_choice\":\"required\",\"guided_choice\":[\"a\"]", "tool_choice", "bind both"},
+	{USER "," TOOLS ",\"response_format\":{\"type\":\"json_object\"}", NULL, ""},
+	{USER "," TOOLS ",\"tool_choice\":\"required\",\"response_format\":{\"type\":\"text\"}", NULL, ""},
+	{IMPOSSIBLE ",\"tool_choice\":\"required\"", "tools", "tools[1].function.parameters: /properties/a/not: this keyword is not supported"},
+	{IMPOSSIBLE ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}", NULL, ""},
+	{IMPOSSIBLE, NULL, ""},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"string\"}}}") ",\"tool_choice\":\"required\"", "tools", "tools[0].function.parameters: must say type"},
+	{USER "," TOOLS ",\"parallel_tool_calls\":1", "parallel_tool_calls", "true or false"},
+	{USER ",\"functions\":[{\"name\":\"f\"}]", "functions", "use tools"},
+	{USER ",\"function_call\":\"auto\"", "function_call", "use tool_choice"},
+	{USER ",\"include_reasoning\":5", "include_reasoning", "true or false"},
+	{AFTER "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}," RESULT, NULL, ""},
+	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"not JSON\"}}]}," RESULT, NULL, ""},
+	{AFTER "{\"role\":\"assistant\",\"content\":null}]", "messages", "messages[1].content must be"},
+	{AFTER "{\"role\":\"user\",\"content\":null,\"tool_calls\":[]}]", "messages", "messages[1].content must be"},
+	{AFTER "{\"role\":\"assistant\",\"tool_calls\":5}]", "messages", "messages[1].content must be"},
+	{AFTER "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":5}]", "messages", "messages[1].tool_calls must be an array"},
+	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[5]}]", "messages", "messages[1].tool_calls[0] must be"},
+	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":5}}]}]", "messages", "function.name must be"},
+	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":5}}]}]", "messages", "arguments must be"},
+	{AFTER "{\"role\":\"tool\",\"tool_call_id\":5,\"content\":\"x\"}]", "messages", "tool_call_id must be"},
+	{AFTER "{\"role\":\"assistant\",\"content\":\"x\",\"function_call\":{}}]", "messages", "use tool_calls"},
+};
+
+START_TEST(requests_are_checked)
+{
+	char want[64];
+	if (!model)
+		return;
+	struct world *w = tools_world("hermes", "think", "ok<|im_end|>");
+	char *body = mem_printf("{%s}", requests[_i].body), *out = ask(w, "/v1/chat/completions", body);
+	has(out, requests[_i].param ? "HTTP/1.1 400 " : "HTTP/1.1 200 ");
+	has(out, requests[_i].says);
+	if (requests[_i].param) {
+		snprintf(want, sizeof want, "\"param\":\"%s\"", requests[_i].param);
+		has(out, want);
+	}
+	free(out);
+	free(body);
+	world_free(w);
+}
+END_TEST
+
+/* What the workers are told: nothing, or a form with this in it. */
+static const struct {
+	const char *calls, *reasoning, *more, *form;     /* form NULL: none */
+} forms[] = {
+	{"hermes", "none", "", NULL},
+	{"hermes", "none", ",\"tool_choice\":\"auto\"", NULL},
+	{"hermes", "none", ",\"tool_choice\":\"none\"", NULL},
+	{"hermes", "none", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\\n{\\\"name\\\": \\\"\"},{\"any_of\":[[{\"literal\":\"f\"}"},
+	{"hermes", "none", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":8,"},
+	{"hermes", "none", ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false", "\"min\":1,\"max\":1,"},
+	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "{\"any_of\":[[{\"literal\":\"g\"}"},
+	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "\"min\":1,\"max\":1,"},
+	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
+	{"glm", "think", ",\"tool_choice\":\"required\",\"messages\":[{\"role\":\"assistant\",\"content\":\"<think>\"}],\"continue_final_message\":true,\"add_generation_prompt\":false",
+	 "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
+};
+
+START_TEST(forms_are_told)
+{
+	if (!model)
+		return;
+	struct world *w = tools_world(forms[_i].calls, forms[_i].reasoning, "ok<|im_end|>");
+	char *body = mem_printf("{%s," TOOLS "%s}", strstr(forms[_i].more, "messages") ? "\"seed\":1" : USER, forms[_i].more), *out = ask(w, "/v1/chat/completions", body);
+	has(out, "HTTP/1.1 200 ");
+	if (forms[_i].form)
+		ck_assert_msg(strstr(w->form, forms[_i].form) != NULL, "%s", w->form);
+	else
+		ck_assert_str_eq(w->form, "");
+	free(out);
+	free(body);
+	world_free(w);
+}
+END_TEST
+
+/* A format that cannot be bound says so, by name. */
+START_TEST(unbound_format)
+{
+	if (!model)
+		return;
+	struct world *w = tools_world("pythonic", "none", "ok<|im_end|>");
+	char *out = ask(w, "/v1/chat/completions", "{" USER "," TOOLS ",\"tool_choice\":\"required\"}");
+	has(out, "HTTP/1.1 400 ");
+	has(out, "format pythonic");
+	free(out);
+	world_free(w);
+}
+END_TEST
+
+START_TEST(too_much)
+{
+	struct buf b;
+	if (!model)
+		return;
+	struct world *w = tools_world("hermes", "none", "ok<|im_end|>");
+	for (int kind = 0; kind < 3; kind++) {
+		static const char *const says[] = {"more than 128", "deeper than 64 levels", "more than 20000 values"};
+		buf_init(&b, 0);
+		buf_adds(&b, "{" USER ",\"tools\":[");
+		for (int i = 0; kind == 0 && i < 129; i++)
+			buf_printf(&b, "%s{\"type\":\"function\",\"function\":{\"name\":\"f%d\"}}", i ? "," : "", i);
+		if (kind)
+			buf_adds(&b, "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"x\":");
+		for (int i = 0; kind == 1 && i < 65; i++)
+			buf_adds(&b, "[");
+		for (int i = 0; kind == 1 && i < 65; i++)
+			buf_adds(&b, "]");
+		for (int i = 0; kind == 2 && i < 20000; i++)
+			buf_adds(&b, i ? ",0" : "[0");
+		buf_adds(&b, kind == 2 ? "]}}}]}" : kind ? "}}}]}" : "]}");
+		char *out = ask(w, "/v1/chat/completions", b.data);
+		has(out, "HTTP/1.1 400 ");
+		has(out, says[kind]);
+		free(out);
+		buf_fini(&b);
+	}
+	world_free(w);
+}
+END_TEST
+
+/* A model of which nobody knows how it calls says so. */
+START_TEST(unknown_format)
+{
+	if (!model)
+		return;
+	struct world *w = tools_world("none", "none", "ok<|im_end|>");
+	char *out = ask(w, "/v1/chat/completions", "{" USER "," TOOLS "}");
+	has(out, "HTTP/1.1 400 ");
+	has(out, "tool_parser");
+	free(out);
+	struct err err = {0};
+	ck_assert_int_lt(model_set_parsers(&w->model, "nope", "auto", &err), 0);
+	ck_assert_int_lt(model_set_parsers(&w->model, "auto", "nope", &err), 0);
+	world_free(w);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("router_tools");
+	TCase *c = tcase_create("tools");
+	struct err err = {0};
+	const char *path = getenv("PD_MODEL");
+	log_init("test", NULL);
+	log_set_level("error");
+	if (!path || !*path)
+		printf("test_router_tools: PD_MODEL is not set, tests with text are skipped\n");
+	else if (model_open(path, "", &model, &err) < 0) {
+		printf("%s\n", err.text);
+		return 1;
+	}
+	tcase_set_timeout(c, 60);
+	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	tcase_add_loop_test(c, calls_whole_and_streamed, 0, (int)(sizeof answers / sizeof *answers));
+	tcase_add_test(c, several_choices_with_logprobs);
+	tcase_add_test(c, special_tokens_that_are_markers);
+	tcase_add_test(c, no_empty_chunks);
+	tcase_add_loop_test(c, requests_are_checked, 0, (int)(sizeof requests / sizeof *requests));
+	tcase_add_loop_test(c, forms_are_told, 0, (int)(sizeof forms / sizeof *forms));
+	tcase_add_test(c, unbound_format);
+	tcase_add_test(c, too_much);
+	tcase_add_test(c, unknown_format);
+	suite_add_tcase(suite, c);
+	SRunner *sr = srunner_create(suite);
+	srunner_run_all(sr, CK_NORMAL);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	model_close(&model);
+	return failed ? 1 : 0;
+}

@@ -1,0 +1,356 @@
+/* test_sample.c - draws against exact probabilities, the cuts against a full sort, logprobs against double arithmetic. */
+#include "engine/sample.h"
+#include "util/mem.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VOCAB 1003u   /* no multiple of anything */
+#define AT(i) ((struct sample_at){.index = (i)})
+
+/* --- an exact, slow sampler --------------------------------------------------------------------------------------------- */
+
+struct item {
+	uint32_t id;
+	double p;
+};
+
+static int item_cmp(const void *a, const void *b)
+{
+	const struct item *x = a, *y = b;
+	return x->p != y->p ? (x->p < y->p) - (x->p > y->p) : (x->id > y->id) - (x->id < y->id);
+}
+
+/* Probabilities of the draw: temperature, min_p, top_k, top_p in this order. */
+static void exact(const float *logits, uint32_t n, const struct sample_params *p, double *out)
+{
+	struct item *it = mem_array(n, sizeof *it);
+	double max = -INFINITY, sum = 0;
+	for (uint32_t i = 0; i < n; i++)
+		max = logits[i] > max ? logits[i] : max;
+	for (uint32_t i = 0; i < n; i++)
+		it[i] = (struct item){i, exp(((double)logits[i] - max) / p->temperature)};
+	qsort(it, n, sizeof *it, item_cmp);
+	uint32_t keep = 0;
+	while (keep < n && it[keep].p >= p->min_p && it[keep].p > 0 && (!p->top_k || keep < p->top_k))
+		sum += it[keep++].p;
+	double cum = 0;
+	uint32_t kept = 0;
+	while (kept < keep && (kept == 0 || cum < (double)p->top_p * sum || p->top_p >= 1))
+		cum += it[kept++].p;
+	memset(out, 0, n * sizeof *out);
+	for (uint32_t i = 0; i < kept; i++)
+		out[it[i].id] = it[i].p / cum;
+	free(it);
+}
+
+/* Roughly normal logits, the same in each run. */
+static void make_logits(float *l, uint32_t n, float spread, uint32_t seed)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		float sum = 0;
+		for (int k = 0; k < 6; k++) {
+			seed = seed * 1664525u + 1013904223u;
+			sum += (float)(seed >> 8) * 0x1p-24f - 0.5f;
+		}
+		l[i] = sum * spread * 1.4f;
+	}
+}
+
+static const struct {
+	struct sample_params p;
+	float spread;
+} draws[] = {
+	{{.temperature = 1, .top_p = 1}, 3},
+	{{.temperature = 1, .top_p = 1}, 0.01f},
+	{{.temperature = 0.5f, .top_p = 1, .seed = 7}, 3},
+	{{.temperature = 2, .top_p = 0.9f, .seed = 8}, 3},
+	{{.temperature = 1, .top_p = 0.5f, .seed = 9}, 0.1f},
+	{{.temperature = 1, .top_p = 1, .top_k = 5, .seed = 10}, 2},
+	{{.temperature = 1, .top_p = 1, .top_k = 900, .seed = 11}, 2},
+	{{.temperature = 1, .top_p = 0.7f, .top_k = 40, .seed = 12}, 2},
+	{{.temperature = 1, .top_p = 1, .min_p = 0.05f, .seed = 13}, 3},
+	{{.temperature = 1.3f, .top_p = 0.95f, .top_k = 300, .min_p = 0.001f, .seed = UINT64_MAX}, 3},
+	{{.temperature = 100, .top_p = 0.99f, .seed = 14}, 3},
+	{{.temperature = 1, .top_p = 1e-6f, .seed = 15}, 3},
+	{{.temperature = 1, .top_p = 0.995f, .seed = 16}, 3},
+};
+
+/* Upper quantile of chi-square at level 1e-6, Wilson-Hilferty. */
+static double chi_limit(uint32_t df)
+{
+	double a = 2.0 / (9.0 * df), q = 1 - a + 4.753424 * sqrt(a);
+	return df * q * q * q;
+}
+
+/* Nothing outside the cuts is ever drawn; the frequencies inside fit at level 1e-6 (seeds are fixed, so this cannot flicker). */
+START_TEST(frequencies)
+{
+	enum { N = 100000 };
+	struct sample_params p = draws[_i].p;
+	float l[VOCAB];
+	double want[VOCAB];
+	uint32_t got[VOCAB] = {0};
+	struct sample_result r;
+	p.logprobs = -1;
+	make_logits(l, VOCAB, draws[_i].spread, 1 + (uint32_t)_i);
+	exact(l, VOCAB, &p, want);
+	struct sampler *s = sampler_new(VOCAB);
+	for (uint32_t k = 0; k < N; k++) {
+		sampler_draw(s, l, &p, &AT(k), &r);
+		ck_assert_uint_lt(r.id, VOCAB);
+		got[r.id]++;
+	}
+	double chi = 0, rest_want = 0, rest_got = 0;
+	uint32_t df = 0, support = 0;
+	for (uint32_t i = 0; i < VOCAB; i++) {
+		ck_assert_msg(want[i] > 0 || got[i] == 0, "case %d: id %u was drawn %u times, its probability is 0", _i, i, got[i]);
+		support += want[i] > 0;
+		if (want[i] * N < 10) {
+			rest_want += want[i] * N;
+			rest_got += got[i];
+			continue;
+		}
+		chi += (got[i] - want[i] * N) * (got[i] - want[i] * N) / (want[i] * N);
+		df++;
+	}
+	if (rest_want >= 10) {
+		chi += (rest_got - rest_want) * (rest_got - rest_want) / rest_want;
+		df++;
+	}
+	double limit = df > 1 ? chi_limit(df - 1) : 1e-6;
+	printf("case %d: %u ids can be drawn, chi-square %.1f with %u degrees of freedom (limit %.1f)\n", _i, support, chi, df ? df - 1 : 0, limit);
+	ck_assert_msg(chi <= limit, "case %d: %g > %g", _i, chi, limit);
+	sampler_destroy(&s);
+}
+END_TEST
+
+/* Equal logits: the draw is floor(u * vocabulary), u from the published answers of Philox4x32-10 for key 0, counter 0. */
+START_TEST(philox_known_answer)
+{
+	enum { N = 65536 };
+	float *l = mem_array(N, sizeof *l);
+	struct sampler *s = sampler_new(N);
+	struct sample_result r;
+	struct sample_params p = {.temperature = 1, .top_p = 1, .logprobs = -1};
+	sampler_draw(s, l, &p, &AT(0), &r);
+	ck_assert_uint_eq(r.id, 0xe169);   /* 0x6627e8d5, 0xe169c58d, ... */
+	sampler_destroy(&s);
+	free(l);
+}
+END_TEST
+
+/* A function of (seed, index) alone: another sampler, another order, the same ids; other seeds give other ids. */
+START_TEST(reproducible)
+{
+	float l[VOCAB];
+	struct sample_result a, b;
+	struct sample_params p = {.temperature = 1, .top_p = 0.95f, .seed = 42, .logprobs = -1};
+	make_logits(l, VOCAB, 0.5f, 3);
+	struct sampler *s = sampler_new(VOCAB), *t = sampler_new(VOCAB);
+	uint32_t ids[64], same = 0;
+	for (uint32_t i = 0; i < 64; i++) {
+		sampler_draw(s, l, &p, &AT(i), &a);
+		ids[i] = a.id;
+	}
+	for (uint32_t i = 64; i-- > 0;) {
+		sampler_draw(t, l, &p, &AT(i), &b);
+		ck_assert_uint_eq(ids[i], b.id);
+		struct sample_params q = p;
+		q.seed++;
+		sampler_draw(t, l, &q, &AT(i), &b);
+		same += ids[i] == b.id;
+	}
+	ck_assert_uint_lt(same, 8);
+	sampler_destroy(&s);
+	sampler_destroy(&t);
+}
+END_TEST
+
+static const struct {
+	const char *name;
+	float l[6];
+	float temperature;
+	uint32_t want;
+} edges[] = {
+	{"greedy takes the largest", {1, 5, 2, 4, 3, 0}, 0, 1},
+	{"of equal ones the lowest id", {1, 5, 2, 5, 5, 0}, 0, 1},
+	{"a temperature near 0 is greedy", {1, 5, 2, 4.999f, 3, 0}, 1e-7f, 1},
+	{"NaN counts as minus infinity", {NAN, 1, NAN, 2, NAN, NAN}, 0, 3},
+	{"NaN is never drawn", {NAN, NAN, NAN, 2, NAN, NAN}, 1, 3},
+	{"minus infinity is never drawn", {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -7, -INFINITY}, 100, 4},
+	{"plus infinity wins", {1, 2, INFINITY, 3, 4, 5}, 1, 2},
+	{"nothing to choose from", {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY}, 1, 0},
+	{"huge logits", {1e30f, 3e38f, 1e38f, -3e38f, 0, 0}, 1, 1},
+};
+
+START_TEST(edge_logits)
+{
+	struct sampler *s = sampler_new(6);
+	struct sample_result r;
+	struct sample_params p = {.temperature = edges[_i].temperature, .top_p = 1, .logprobs = -1};
+	for (uint32_t k = 0; k < 50; k++) {
+		sampler_draw(s, edges[_i].l, &p, &AT(k), &r);
+		ck_assert_msg(r.id == edges[_i].want, "%s: id %u, want %u", edges[_i].name, r.id, edges[_i].want);
+	}
+	sampler_destroy(&s);
+}
+END_TEST
+
+/* Logprobs are of the unscaled distribution, whatever the draw does; ranks and alternatives are those of a full sort. */
+START_TEST(logprobs)
+{
+	enum { N = 4999 };
+	static float l[N];
+	static struct item it[N];
+	make_logits(l, N, 4, 9);
+	l[17] = l[400] = l[4998];   /* ties */
+	double sum = 0;
+	for (uint32_t i = 0; i < N; i++)
+		sum += exp((double)l[i]);
+	for (uint32_t i = 0; i < N; i++)
+		it[i] = (struct item){i, (double)l[i]};
+	qsort(it, N, sizeof *it, item_cmp);
+	struct sampler *s = sampler_new(N);
+	struct sample_result r;
+	struct sample_params p = {.temperature = 0.3f, .top_p = 0.8f, .top_k = 50, .seed = 5};
+	for (p.logprobs = 0; p.logprobs <= SAMPLE_LOGPROBS_MAX; p.logprobs++) {
+		sampler_draw(s, l, &p, &AT((uint64_t)p.logprobs), &r);
+		ck_assert_float_eq_tol(r.logprob, (float)(l[r.id] - log(sum)), 1e-5f);
+		ck_assert_uint_eq(it[r.rank - 1].id, r.id);
+		ck_assert_uint_eq(r.n_top, (uint32_t)p.logprobs);
+		for (uint32_t i = 0; i < r.n_top; i++) {
+			ck_assert_uint_eq(r.top[i].id, it[i].id);
+			ck_assert_float_eq_tol(r.top[i].logprob, (float)(it[i].p - log(sum)), 1e-5f);
+		}
+	}
+	static const uint32_t ties[] = {17, 400, 4998};
+	for (uint32_t i = 0, first = 0; i < 3; i++) {
+		sampler_score(s, l, ties[i], 0, &r);
+		first = i ? first : r.rank;
+		ck_assert_uint_eq(r.rank, first + i);
+	}
+	for (uint32_t i = 0; i < N; i += 97) {
+		sampler_score(s, l, it[i].id, 2, &r);
+		ck_assert_uint_eq(r.rank, i + 1);
+		ck_assert_uint_eq(r.id, it[i].id);
+		ck_assert_float_eq_tol(r.logprob, (float)(it[i].p - log(sum)), 1e-5f);
+	}
+	sampler_destroy(&s);
+}
+END_TEST
+
+/* Vocabularies around the sizes of blocks and lanes, down to one. */
+START_TEST(odd_vocabularies)
+{
+	static const uint32_t sizes[] = {1, 2, 7, 8, 63, 64, 65, 127, 128, 129, 1000};
+	float l[1000];
+	for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+		uint32_t n = sizes[k];
+		for (uint32_t best = 0; best < n; best += n > 16 ? n / 16 : 1) {
+			struct sampler *s = sampler_new(n);
+			struct sample_result r;
+			for (uint32_t i = 0; i < n; i++)
+				l[i] = i == best ? 9 : -1e4f;
+			for (int t = 0; t < 2; t++) {
+				sampler_draw(s, l, &(struct sample_params){.temperature = (float)t, .top_p = 1, .logprobs = 20}, &AT(0), &r);
+				ck_assert_uint_eq(r.id, best);
+				ck_assert_uint_eq(r.rank, 1);
+				ck_assert_uint_eq(r.n_top, n < 20 ? n : 20);
+				ck_assert_float_eq_tol(r.logprob, 0, 1e-6f);
+			}
+			sampler_destroy(&s);
+		}
+	}
+}
+END_TEST
+
+/* Only allowed ids are drawn, and those as if the others were not there; log-probabilities stay those of all. */
+START_TEST(allowed_ids)
+{
+	enum { N = 20000 };
+	float l[VOCAB], few[VOCAB];
+	uint64_t allowed[(VOCAB + 63) / 64] = {0};
+	double want[VOCAB], sum = 0;
+	uint32_t got[VOCAB] = {0}, df = 0;
+	struct sample_result r, raw;
+	struct sample_params p = {.temperature = 1, .top_p = 0.9f, .top_k = 40, .seed = 21};
+	struct sampler *s = sampler_new(VOCAB);
+	make_logits(l, VOCAB, 2, 5);
+	for (uint32_t i = 0; i < VOCAB; i++) {
+		int in = i % 3 == 1 || (i >= 128 && i < 192) || i == VOCAB - 1;
+		in = in && !(i >= 64 && i < 128);
+		allowed[i / 64] |= (uint64_t)in << i % 64;
+		few[i] = in ? l[i] : -INFINITY;
+		sum += exp((double)l[i]);
+	}
+	allowed[VOCAB / 64] |= UINT64_MAX << VOCAB % 64;   /* bits past the vocabulary mean nothing */
+	exact(few, VOCAB, &p, want);
+	for (uint32_t k = 0; k < N; k++) {
+		sampler_draw(s, l, &p, &(struct sample_at){.index = k, .allowed = allowed}, &r);
+		got[r.id]++;
+		ck_assert_float_eq_tol(r.logprob, (float)(l[r.id] - log(sum)), 1e-5f);
+	}
+	double chi = 0;
+	for (uint32_t i = 0; i < VOCAB; i++) {
+		ck_assert_msg(want[i] > 0 || got[i] == 0, "id %u was drawn", i);
+		df += want[i] > 0;
+		chi += want[i] > 0 ? (got[i] - want[i] * N) * (got[i] - want[i] * N) / (want[i] * N) : 0;
+	}
+	ck_assert_double_le(chi, chi_limit(df - 1));
+	p.temperature = 0;
+	sampler_draw(s, l, &p, &(struct sample_at){.allowed = allowed}, &r);
+	sampler_draw(s, few, &p, &AT(0), &raw);
+	ck_assert_uint_eq(r.id, raw.id);
+	sampler_destroy(&s);
+}
+END_TEST
+
+/* The lowest allowed id if none of them has a finite logit, id 0 if nothing is allowed. */
+START_TEST(nothing_allowed)
+{
+	float l[130];
+	uint64_t allowed[3] = {0};
+	struct sample_result r;
+	struct sampler *s = sampler_new(130);
+	for (int t = 0; t < 2; t++) {
+		struct sample_params p = {.temperature = (float)t, .top_p = 1, .logprobs = -1};
+		for (uint32_t i = 0; i < 130; i++)
+			l[i] = i % 2 ? -INFINITY : 1;
+		memset(allowed, 0, sizeof allowed);
+		sampler_draw(s, l, &p, &(struct sample_at){.allowed = allowed}, &r);
+		ck_assert_uint_eq(r.id, 0);
+		allowed[2] = 2;
+		sampler_draw(s, l, &p, &(struct sample_at){.allowed = allowed}, &r);
+		ck_assert_uint_eq(r.id, 129);
+		allowed[1] = 1ull << 63;
+		sampler_draw(s, l, &p, &(struct sample_at){.allowed = allowed}, &r);
+		ck_assert_uint_eq(r.id, 127);
+	}
+	sampler_destroy(&s);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("sample");
+	TCase *t = tcase_create("sample");
+	tcase_set_timeout(t, 120);
+	tcase_add_loop_test(t, frequencies, 0, (int)(sizeof draws / sizeof *draws));
+	tcase_add_test(t, philox_known_answer);
+	tcase_add_test(t, reproducible);
+	tcase_add_loop_test(t, edge_logits, 0, (int)(sizeof edges / sizeof *edges));
+	tcase_add_test(t, logprobs);
+	tcase_add_test(t, odd_vocabularies);
+	tcase_add_test(t, allowed_ids);
+	tcase_add_test(t, nothing_allowed);
+	suite_add_tcase(s, t);
+	SRunner *sr = srunner_create(s);
+	srunner_run_all(sr, CK_NORMAL);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return failed != 0;
+}

@@ -1,0 +1,111 @@
+/* test_stat.c - counters, gauges and histograms: what is rendered, what threads add up to. */
+#include "svc/stat.h"
+
+#include <check.h>
+#include <pthread.h>
+#include <string.h>
+
+enum { S_DONE, S_OPEN, S_TIME, S_COUNT };
+static const struct stat_def defs[S_COUNT] = {
+	[S_DONE] = {"done_total", "Things done.", STAT_COUNTER},
+	[S_OPEN] = {"open", "Things open.", STAT_GAUGE},
+	[S_TIME] = {"time_seconds", "How long.", STAT_SECONDS},
+};
+
+START_TEST(test_render)
+{
+	struct stat_set *s = stat_new(defs, S_COUNT);
+	struct buf b;
+	buf_init(&b, 0);
+	stat_add(s, S_DONE, 3);
+	stat_add(s, S_DONE, 0xFFFFFFFFu);
+	stat_set_value(s, S_OPEN, -7);
+	stat_observe_us(s, S_TIME, 100);         /* on the bound of the first bucket */
+	stat_observe_us(s, S_TIME, 101);
+	stat_observe_us(s, S_TIME, 70000000);    /* above the last bound */
+	stat_render(s, "name=\"a\"", &b);
+	static const char *const want[] = {
+		"# HELP done_total Things done.\n# TYPE done_total counter\ndone_total{name=\"a\"} 4294967298\n",
+		"# TYPE open gauge\nopen{name=\"a\"} -7\n",
+		"# TYPE time_seconds histogram\ntime_seconds_bucket{name=\"a\",le=\"0.0001\"} 1\n",
+		"time_seconds_bucket{name=\"a\",le=\"0.00025\"} 2\n",
+		"time_seconds_bucket{name=\"a\",le=\"60\"} 2\n",
+		"time_seconds_bucket{name=\"a\",le=\"+Inf\"} 3\n",
+		"time_seconds_sum{name=\"a\"} 70.000201\n",
+		"time_seconds_count{name=\"a\"} 3\n",
+	};
+	for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+		ck_assert_msg(strstr(b.data, want[i]) != NULL, "missing: %s in\n%s", want[i], b.data);
+	buf_reset(&b);
+	stat_render(s, "", &b);
+	ck_assert_ptr_nonnull(strstr(b.data, "\nopen -7\n"));
+	ck_assert_ptr_nonnull(strstr(b.data, "\ntime_seconds_bucket{le=\"+Inf\"} 3\n"));
+	ck_assert_ptr_nonnull(strstr(b.data, "\ntime_seconds_count 3\n"));
+	ck_assert_uint_eq(stat_get(s, S_DONE), 4294967298u);
+	ck_assert_int_eq((int64_t)stat_get(s, S_OPEN), -7);
+	ck_assert_uint_eq(stat_get(s, S_TIME), 3);
+	buf_fini(&b);
+	stat_destroy(&s);
+	ck_assert_ptr_null(s);
+}
+END_TEST
+
+#define THREADS 4
+#define ROUNDS 200000
+
+static void *add_many(void *arg)
+{
+	for (int i = 0; i < ROUNDS; i++) {
+		stat_add(arg, S_DONE, 2);
+		stat_observe_us(arg, S_TIME, 30000);      /* one bucket, and not in the line of memory that the sum is in */
+	}
+	return NULL;
+}
+
+START_TEST(test_threads)
+{
+	struct stat_set *s = stat_new(defs, S_COUNT);
+	pthread_t t[THREADS];
+	for (int i = 0; i < THREADS; i++)
+		ck_assert_int_eq(pthread_create(&t[i], NULL, add_many, s), 0);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(t[i], NULL);
+	ck_assert_uint_eq(stat_get(s, S_DONE), 2 * THREADS * ROUNDS);
+	ck_assert_uint_eq(stat_get(s, S_TIME), THREADS * ROUNDS);
+	stat_destroy(&s);
+}
+END_TEST
+
+START_TEST(test_wrong_index)
+{
+	struct stat_set *s = stat_new(defs, S_COUNT);
+	stat_add(s, S_OPEN, 1);   /* a gauge: a bug, which panics */
+}
+END_TEST
+
+START_TEST(test_none)
+{
+	struct stat_set *s = stat_new(NULL, 0);
+	struct buf b;
+	buf_init(&b, 0);
+	stat_render(s, "", &b);
+	ck_assert_uint_eq(b.len, 0);
+	stat_destroy(&s);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("stat");
+	TCase *t = tcase_create("stat");
+	tcase_add_test(t, test_render);
+	tcase_add_test(t, test_threads);
+	tcase_add_test_raise_signal(t, test_wrong_index, 6);
+	tcase_add_test(t, test_none);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}

@@ -1,0 +1,689 @@
+/* test_storage_disk_fault.c - the disk tier when the system refuses: disks that are full, slow, read-only or broken, an index that cannot be written, folders
+ * that are not to be had, kernels without io_uring. Everybody is told why, and the tier goes on as far as it can. */
+#include "tests/unit/disk_rig.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <linux/magic.h>
+#include <lmdb.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/statfs.h>
+#include <sys/wait.h>
+
+#define SLOT (256 * KIB)
+
+static const char *const engines[] = {"auto", "threads"};
+
+/* --- faults put in the place of system calls --- */
+
+static atomic_int write_error, read_error, commit_error, sync_error, fallocate_error, ring_error, fallocates_left;
+static atomic_int slow, slow_waiting;      /* transfers wait while slow != 0, reads alone if it is 2 */
+static atomic_int commit_once;             /* as commit_error, one time */
+static atomic_int commit_hold, commit_waiting;   /* commits wait while commit_hold != 0 */
+static atomic_int maps_full;               /* so many commits find the map full */
+static atomic_uint piece;                  /* at most so many bytes in one go */
+
+static int fault_fallocate(int fd, int mode, off_t at, off_t bytes)
+{
+	if (fallocate_error && atomic_fetch_sub(&fallocates_left, 1) <= 0) {
+		errno = fallocate_error;
+		return -1;
+	}
+	return fallocate(fd, mode, at, bytes);
+}
+
+static int fault_sync(int fd)
+{
+	if (sync_error) {
+		errno = sync_error;
+		return -1;
+	}
+	return fdatasync(fd);
+}
+
+static int fault_ring(unsigned entries, struct io_uring *ring)
+{
+	return ring_error ? -ring_error : io_uring_queue_init(entries, ring, 0);
+}
+
+static ssize_t fault_transfer(int write, size_t bytes, off_t at)
+{
+	(void)at;
+	while (slow == 1 || (slow == 2 && !write)) {
+		slow_waiting = 1;
+		usleep(1000);
+	}
+	int e = write ? write_error : read_error;
+	if (e)
+		return -e;
+	return piece && bytes > piece ? (ssize_t)piece : (ssize_t)bytes;
+}
+
+static int fault_commit(void)
+{
+	while (commit_hold) {
+		commit_waiting = 1;
+		usleep(1000);
+	}
+	if (commit_once)
+		return atomic_exchange(&commit_once, 0);
+	if (maps_full <= 0)
+		return commit_error;
+	maps_full--;
+	return MDB_MAP_FULL;
+}
+
+static const struct disk_calls faults = {
+	.fallocate = fault_fallocate, .datasync = fault_sync, .ring_init = fault_ring, .transfer = fault_transfer, .commit = fault_commit};
+
+static void no_faults(void)
+{
+	write_error = read_error = commit_error = sync_error = fallocate_error = ring_error = fallocates_left = slow = slow_waiting = 0;
+	piece = 0;
+	maps_full = commit_once = commit_hold = commit_waiting = 0;
+}
+
+static void setup(void)
+{
+	no_faults();
+	rig_folder_new();
+}
+
+static struct tier_disk_opts fault_opts(size_t capacity)
+{
+	struct tier_disk_opts o = rig_opts(capacity);
+	o.calls = &faults;
+	return o;
+}
+
+/* --- folders --- */
+
+START_TEST(test_folders)
+{
+	struct tier *t, *second;
+	struct err err = {0};
+	struct tier_disk_opts o = rig_opts(4 * MIB);
+	t = rig_open(&o);
+	ck_assert_int_eq(tier_disk_new(&o, &second, &err), ERR_EXISTS);
+	ck_assert_ptr_nonnull(strstr(err.text, "another process uses"));
+	t->ops->destroy(t);
+	t = rig_open(&o);
+	t->ops->destroy(t);
+	static const struct {
+		const char *path, *says;
+	} row[] = {
+		{"/nowhere/at/all", "cannot make the folder"}, {"/proc/version", "is not a folder"}, {"/proc/sys", "cannot write to the folder"}, {"", "no folder is named"},
+	};
+	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
+		o.path = row[i].path;
+		ck_assert_int_ne(tier_disk_new(&o, &t, &err), 0);
+		ck_assert_msg(strstr(err.text, row[i].says) != NULL, "%s: %s", row[i].path, err.text);
+	}
+	o = rig_opts(1000);
+	ck_assert_int_eq(tier_disk_new(&o, &t, &err), ERR_INVALID);
+	o = rig_opts(4 * MIB);
+	o.depth = 257;
+	ck_assert_int_eq(tier_disk_new(&o, &t, &err), ERR_INVALID);
+	o.depth = 0;
+	o.io = "magic";
+	ck_assert_int_eq(tier_disk_new(&o, &t, &err), ERR_INVALID);
+}
+END_TEST
+
+/* --- full disks --- */
+
+/* No room for another file: it goes on with what it has; none at all: puts say so, reads of nothing are misses; room again: so does it. */
+START_TEST(test_full)
+{
+	struct tier_disk_opts o = fault_opts(16 * SLOT);
+	fallocate_error = ENOSPC;
+	struct tier *t = rig_open(&o);
+	struct rig_op *p = rig_put_begin(t, 0, SLOT);
+	ck_assert_int_eq(rig_wait(p), ERR_FULL);
+	ck_assert_str_ne(p->text, "");
+	rig_free(p);
+	ck_assert_ptr_nonnull(strstr(rig_stat(t).state, "full"));
+	ck_assert_uint_gt(rig_stat(t).full, 0);
+	t->ops->destroy(t);
+	fallocates_left = 2;   /* two segments of two blocks */
+	t = rig_open(&o);
+	for (unsigned i = 0; i < 12; i++) {
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
+	}
+	ck_assert_uint_eq(rig_stat(t).blocks, 4);
+	ck_assert_uint_eq(rig_stat(t).evictions, 8);
+	fallocates_left = 1;
+	ck_assert_int_eq(rig_put(t, 100, SLOT / 2), 0);   /* another size takes the room of a whole segment, when that can be had */
+	t->ops->destroy(t);
+	no_faults();
+	t = rig_open(&o);
+	for (unsigned i = 20; i < 30; i++)
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+	ck_assert_uint_ge(rig_stat(t).blocks, 10);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* The same on a real file system that is too small; also its index finds no room. */
+START_TEST(test_full_really)
+{
+	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount("none", rig_folder, "tmpfs", 0, "size=6m") != 0)
+		return;   /* not allowed here */
+	struct tier_disk_opts o = rig_opts(64 * MIB);
+	struct tier *t = rig_open(&o);
+	unsigned stored = 0;
+	for (unsigned i = 0; i < 60; i++) {
+		int code = rig_put(t, i, SLOT);
+		ck_assert_msg(code == 0 || code == ERR_FULL, "put %u: %s", i, err_name(code));
+		stored += code == 0;
+		if (code == 0)
+			ck_assert_int_eq(rig_get(t, i, SLOT), 0);
+	}
+	ck_assert_uint_gt(stored, 0);
+	uint64_t blocks = rig_stat(t).blocks;
+	t->ops->destroy(t);
+	t = rig_open(&o);
+	ck_assert_uint_eq(rig_stat(t).blocks, blocks);
+	t->ops->destroy(t);
+	ck_assert_int_eq(umount2(rig_folder, MNT_DETACH), 0);
+}
+END_TEST
+
+/* A read-only file system from the start; one that becomes so. */
+START_TEST(test_read_only_really)
+{
+	struct err err = {0};
+	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount("none", rig_folder, "tmpfs", 0, "size=32m") != 0)
+		return;
+	struct tier_disk_opts o = rig_opts(8 * MIB);
+	struct tier *t = rig_open(&o);
+	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
+	t->ops->destroy(t);
+	ck_assert_int_eq(mount("none", rig_folder, NULL, MS_REMOUNT | MS_RDONLY, "size=32m"), 0);
+	ck_assert_int_eq(tier_disk_new(&o, &t, &err), ERR_IO);
+	ck_assert_msg(strstr(err.text, "Read-only") != NULL, "%s", err.text);
+	ck_assert_int_eq(mount("none", rig_folder, NULL, MS_REMOUNT, "size=32m"), 0);
+	t = rig_open(&o);
+	ck_assert_int_eq(rig_get(t, 1, SLOT), 0);
+	t->ops->destroy(t);
+	umount2(rig_folder, MNT_DETACH);
+}
+END_TEST
+
+/* --- errors of the device --- */
+
+/* Three failed writes in a row: no puts for a while, and everybody is told why; reads go on all the time. */
+START_TEST(test_write_errors)
+{
+	static const int error[] = {EIO, EROFS};
+	for (unsigned i = 0; i < 2; i++) {
+		struct tier_disk_opts o = fault_opts(8 * MIB);
+		o.io = engines[i];
+		struct tier *t = rig_open(&o);
+		t->ops->flush(t);
+		ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
+		write_error = error[i];
+		for (unsigned k = 0; k < 8; k++) {
+			struct rig_op *p = rig_put_begin(t, 10 + k, SLOT);
+			ck_assert_int_eq(rig_wait(p), ERR_IO);
+			ck_assert_msg(strstr(p->text, error[i] == EIO ? "Input/output" : "Read-only") != NULL, "%s", p->text);
+			ck_assert_int_eq(p->moved, k < 3);   /* after three not even tried */
+			rig_free(p);
+			ck_assert_int_eq(rig_get(t, 1, SLOT), 0);
+			ck_assert_int_eq(rig_get(t, 10 + k, SLOT), ERR_NOTFOUND);
+		}
+		ck_assert_uint_eq(rig_stat(t).errors, 8);
+		ck_assert_ptr_nonnull(strstr(rig_stat(t).state, "takes no puts"));
+		write_error = 0;
+		if (getenv("PD_FULL")) {
+			usleep(10200000);
+			ck_assert_int_eq(rig_put(t, 2, SLOT), 0);
+			ck_assert_str_eq(rig_stat(t).state, "ready");
+		}
+		t->ops->destroy(t);
+	}
+}
+END_TEST
+
+/* A block that cannot be read is an error with a reason; it is not dropped: the disk may be back soon. */
+START_TEST(test_read_errors)
+{
+	struct tier_disk_opts o = fault_opts(8 * MIB);
+	o.io = engines[_i];
+	struct tier *t = rig_open(&o);
+	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
+	read_error = EIO;
+	struct rig_op *g = rig_op(1, SLOT, 0);
+	t->ops->get(t, &g->op);
+	ck_assert_int_eq(rig_wait(g), ERR_IO);
+	ck_assert_ptr_nonnull(strstr(g->text, "cannot read"));
+	rig_free(g);
+	read_error = 0;
+	ck_assert_int_eq(rig_get(t, 1, SLOT), 0);
+	ck_assert_uint_eq(rig_stat(t).errors, 1);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* Reads and writes that come in pieces. */
+START_TEST(test_pieces)
+{
+	struct tier_disk_opts o = fault_opts(64 * MIB);
+	o.io = engines[_i];
+	piece = 12 * KIB;
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 0; i < 8; i++)
+		ck_assert_int_eq(rig_put(t, i, 1000 * KIB + i), 0);
+	for (unsigned i = 0; i < 8; i++)
+		ck_assert_int_eq(rig_get(t, i, 1000 * KIB + i), 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* The index cannot be committed: the puts of that round fail with the reason, nothing of them is there, no slot is lost, and it goes on when it can. */
+START_TEST(test_commit_errors)
+{
+	static const struct {
+		int error, code;
+	} row[] = {{ENOSPC, ERR_FULL}, {EIO, ERR_IO}};
+	struct tier_disk_opts o = fault_opts(16 * SLOT);
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 0; i < 8; i++)
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
+		commit_error = row[i].error;
+		struct rig_op *p = rig_put_begin(t, 100, SLOT);
+		ck_assert_int_eq(rig_wait(p), row[i].code);
+		ck_assert_str_ne(p->text, "");
+		rig_free(p);
+		commit_error = 0;
+		ck_assert_int_eq(rig_get(t, 100, SLOT), ERR_NOTFOUND);
+		ck_assert_int_eq(rig_get(t, 3, SLOT), 0);
+	}
+	for (unsigned i = 20; i < 36; i++)
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+	ck_assert_uint_eq(rig_stat(t).blocks, 15);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* The index turns out to be damaged while it is in use: it is begun anew, the files are used again, and nothing old comes back. */
+START_TEST(test_index_fails)
+{
+	static const int error[] = {MDB_PANIC, MDB_CORRUPTED};
+	struct tier_disk_opts o = fault_opts(16 * SLOT);
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 0; i < 2; i++) {
+		for (unsigned k = 0; k < 12; k++)
+			ck_assert_int_eq(rig_put(t, k, SLOT), 0);
+		struct tier_stat had = rig_stat(t);
+		commit_once = error[i];
+		ck_assert_int_eq(rig_put(t, 100, SLOT), ERR_IO);
+		for (int k = 0; k < 20000 && (strcmp(rig_stat(t).state, "ready") != 0 || rig_stat(t).blocks > 0); k++)
+			usleep(1000);
+		ck_assert_str_eq(rig_stat(t).state, "ready");
+		ck_assert_uint_eq(rig_stat(t).lost, had.lost + had.blocks);
+		for (unsigned k = 0; k < 12; k++)
+			ck_assert_int_eq(rig_get(t, k, SLOT), ERR_NOTFOUND);
+		for (unsigned k = 50; k < 70; k++)
+			ck_assert_int_eq(rig_put(t, k, SLOT), 0);
+		ck_assert_uint_eq(rig_stat(t).blocks, 15);
+		ck_assert_uint_le(rig_stat(t).bytes, 16 * SLOT);
+		t->ops->destroy(t);
+		t = rig_open(&o);
+		ck_assert_uint_eq(rig_stat(t).blocks, 15);
+		ck_assert_int_eq(rig_get(t, 69, SLOT), 0);
+	}
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* The map is full in the middle of a round of puts, evictions, removes and uses: it is done again with a larger one, and nothing of it twice. */
+START_TEST(test_map_full)
+{
+	struct tier_disk_opts o = fault_opts(16 * SLOT);
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 0; i < 60; i++) {
+		struct tier_key k = rig_key(i);
+		maps_full = i % 16 == 3 ? 2 : 0;
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
+		if (i < 5)
+			ck_assert_int_eq(t->ops->remove(t, &k), 0);
+	}
+	t->ops->destroy(t);
+	t = rig_open(&o);
+	ck_assert_uint_eq(rig_stat(t).blocks, 15);
+	for (unsigned i = 45; i < 60; i++)
+		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* With sync a put is acknowledged only when its data is on the device. */
+START_TEST(test_sync_errors)
+{
+	struct tier_disk_opts o = fault_opts(16 * SLOT);
+	o.sync = 1;
+	struct tier *t = rig_open(&o);
+	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
+	sync_error = EIO;
+	ck_assert_int_eq(rig_put(t, 2, SLOT), ERR_IO);
+	sync_error = 0;
+	ck_assert_int_eq(rig_get(t, 2, SLOT), ERR_NOTFOUND);
+	ck_assert_int_eq(rig_put(t, 2, SLOT), 0);
+	ck_assert_int_eq(rig_get(t, 2, SLOT), 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* --- a slow disk --- */
+
+/* While no transfer ends: callers never wait, look-ups are answered, the queues are bounded and say so, the oldest operation's age is seen; then all end. */
+START_TEST(test_slow)
+{
+	enum { N = 1200 };
+	static struct rig_op *p[N];
+	struct tier_disk_opts o = fault_opts(64 * MIB);
+	o.io = engines[_i];
+	struct tier *t = rig_open(&o);
+	ck_assert_int_eq(rig_put(t, 5000, 4 * KIB), 0);
+	slow = 1;
+	uint64_t t0 = clock_us();
+	for (unsigned i = 0; i < N; i++)
+		p[i] = rig_put_begin(t, i, 4 * KIB);
+	unsigned refused = 0;
+	for (unsigned i = 0; i < N; i++) {
+		pthread_mutex_lock(&p[i]->lock);
+		refused += p[i]->done && p[i]->code == ERR_FULL;
+		pthread_mutex_unlock(&p[i]->lock);
+	}
+	ck_assert_uint_gt(refused, 0);
+	while (!slow_waiting)
+		usleep(1000);
+	ck_assert(rig_has(t, 5000, 4 * KIB));
+	ck_assert(!rig_has(t, 1, 4 * KIB));
+	struct tier_stat s = rig_stat(t);
+	ck_assert_uint_gt(s.queued, 500);
+	ck_assert_uint_ge(s.oldest_us, t0);
+	struct rig_op *g = rig_op(5000, 4 * KIB, 0);
+	t->ops->get(t, &g->op);
+	slow = 0;
+	ck_assert_int_eq(rig_get_end(g), 0);
+	for (unsigned i = 0; i < N; i++) {
+		int code = rig_wait(p[i]);
+		ck_assert_msg(code == 0 || code == ERR_FULL, "%s", err_name(code));
+		if (code == ERR_FULL)
+			ck_assert_ptr_nonnull(strstr(p[i]->text, "too many"));
+		rig_free(p[i]);
+	}
+	ck_assert_uint_eq(rig_stat(t).blocks, N - refused + 1);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* Many puts of one block wait for room; those that get it turn out not to need it, as the first was faster: the others go on all the same. */
+START_TEST(test_parked_known)
+{
+	enum { N = 40 };
+	struct rig_op *first, *p[N];
+	struct tier_disk_opts o = fault_opts(16 * SLOT);
+	struct tier *t = rig_open(&o);
+	commit_hold = 1;
+	first = rig_put_begin(t, 1000, 4 * KIB);
+	while (!commit_waiting)
+		usleep(1000);
+	for (unsigned i = 0; i < N; i++)
+		p[i] = rig_put_begin(t, 1, SLOT);
+	usleep(20000);   /* better all of them wait, but some will do */
+	commit_hold = 0;
+	ck_assert_int_eq(rig_wait(first), 0);
+	rig_free(first);
+	for (unsigned i = 0; i < N; i++) {
+		ck_assert_int_eq(rig_wait(p[i]), 0);
+		rig_free(p[i]);
+	}
+	ck_assert_int_eq(rig_get(t, 1, SLOT), 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
+static void remove_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
+{
+	struct rig_op *o = (struct rig_op *)op;
+	struct tier *t = o->arg;
+	o->moved += t->ops->remove(t, &op->key) == 0;
+	rig_done(op, code, tier, text);
+}
+
+/* Who hears that its put has ended may remove the block at once, also while as many removals wait as are kept. */
+START_TEST(test_remove_in_done)
+{
+	enum { N = 256 };
+	struct tier_disk_opts o = fault_opts(16 * MIB);
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 0; i < N; i++)
+		ck_assert_int_eq(rig_put(t, i, 4 * KIB), 0);
+	usleep(20000);   /* better the committer has nothing else to do, but it may */
+	commit_hold = 1;
+	struct rig_op *p = rig_op(1000, 4 * KIB, 1);
+	p->op.done = remove_done;
+	p->arg = t;
+	t->ops->put(t, &p->op);
+	while (!commit_waiting)
+		usleep(1000);
+	for (unsigned i = 0; i < N; i++) {
+		struct tier_key k = rig_key(i);
+		ck_assert_int_eq(t->ops->remove(t, &k), 0);
+	}
+	commit_hold = 0;
+	ck_assert_int_eq(rig_wait(p), 0);
+	ck_assert_int_eq(p->moved, 2);   /* copied, and removed */
+	rig_free(p);
+	ck_assert(!rig_has(t, 1000, 4 * KIB));
+	for (int i = 0; i < RIG_WAIT_S * 1000 && rig_stat(t).blocks > 0; i++)
+		usleep(1000);
+	ck_assert_uint_eq(rig_stat(t).blocks, 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
+static size_t data_kib(void)
+{
+	size_t kib = 0;
+	char line[128];
+	FILE *f = fopen("/proc/self/status", "r");
+	while (f && fgets(line, sizeof line, f))
+		if (sscanf(line, "VmData: %zu", &kib) == 1)
+			break;
+	if (f)
+		fclose(f);
+	return kib;
+}
+
+/* No memory for a buffer: that block fails with the reason, though idle buffers of another size are there; smaller ones go on. */
+START_TEST(test_no_memory)
+{
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+	return;   /* these end the process when they get no memory */
+#endif
+	struct tier_disk_opts o = fault_opts(256 * MIB);
+	struct tier *t = rig_open(&o);
+	struct rlimit was;
+	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
+	ck_assert_int_eq(getrlimit(RLIMIT_DATA, &was), 0);
+	struct rlimit little = {(rlim_t)((data_kib() + 8192) * KIB), was.rlim_max};
+	ck_assert_int_eq(setrlimit(RLIMIT_DATA, &little), 0);
+	struct rig_op *p = rig_put_begin(t, 2, 64 * MIB);
+	ck_assert_int_eq(rig_wait(p), ERR_NOMEM);
+	ck_assert_str_eq(p->text, "no memory for a buffer");
+	rig_free(p);
+	ck_assert_int_eq(rig_put(t, 3, SLOT), 0);
+	ck_assert_int_eq(setrlimit(RLIMIT_DATA, &was), 0);
+	ck_assert_int_eq(rig_put(t, 2, 64 * MIB), 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* --- the page cache --- */
+
+static int no_direct(const char *path, int flags, mode_t mode)
+{
+	if (flags & O_DIRECT) {
+		errno = EINVAL;
+		return -1;
+	}
+	return open(path, flags, mode);
+}
+
+static size_t cached_pages(const char *file)
+{
+	struct stat st;
+	int fd = open(rig_path(file), O_RDONLY);
+	if (fd < 0)
+		return 0;
+	ck_assert_int_eq(fstat(fd, &st), 0);
+	size_t n = (size_t)st.st_size / 4096, cached = 0;
+	unsigned char *in = mem_zalloc(n + 1);
+	void *p = mmap(NULL, n * 4096, PROT_READ, MAP_SHARED, fd, 0);
+	ck_assert(p != MAP_FAILED && mincore(p, n * 4096, in) == 0);
+	for (size_t i = 0; i < n; i++)
+		cached += in[i] & 1;
+	munmap(p, n * 4096);
+	close(fd);
+	free(in);
+	return cached;
+}
+
+static size_t segment_sync(const char *file)
+{
+	int fd = open(rig_path(file), O_RDWR);
+	if (fd >= 0) {
+		ck_assert_int_eq(fdatasync(fd), 0);
+		close(fd);
+	}
+	return 0;
+}
+
+static size_t each_segment(unsigned n, size_t (*fn)(const char *file))
+{
+	size_t sum = 0;
+	for (unsigned i = 0; i < n; i++) {
+		char name[32];
+		snprintf(name, sizeof name, "segment-%04u", i);
+		sum += fn(name);
+	}
+	return sum;
+}
+
+/* What goes through the disk tier leaves nothing in the page cache; where the file system cannot go past it, little: the last writes at most. */
+START_TEST(test_page_cache)
+{
+	enum { N = 256 };
+	static const struct disk_calls without = {.open = no_direct};
+	struct statfs fs;
+	struct tier_disk_opts o = rig_opts(2 * N * SLOT);
+	if (statfs(rig_folder, &fs) != 0 || fs.f_type == TMPFS_MAGIC)
+		return;   /* that is nothing but page cache */
+	o.segment_bytes = MIB;
+	o.calls = _i ? &without : NULL;
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 0; i < N; i++)
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+	each_segment(N / 4 + 4, segment_sync);   /* only what has reached the device can leave */
+	for (unsigned i = 0; i < N; i++)
+		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
+	size_t cached = each_segment(N / 4 + 4, cached_pages);
+	ck_assert_msg(cached <= (_i ? 64 * (SLOT / 4096) : 0), "%zu of %zu pages are in the page cache", cached, N * SLOT / 4096);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* A slot that is being read is given to nobody else, though its block is evicted meanwhile. */
+START_TEST(test_read_slot_kept)
+{
+	struct tier_disk_opts o = fault_opts(4 * SLOT);
+	o.io = "threads";
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 1; i <= 4; i++)
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+	slow = 2;
+	struct rig_op *g = rig_op(1, SLOT, 0), *p[4];
+	t->ops->get(t, &g->op);
+	while (!slow_waiting)
+		usleep(1000);
+	for (unsigned i = 0; i < 4; i++)
+		p[i] = rig_put_begin(t, 5 + i, SLOT);   /* the last one takes the slot of 1, which was used last */
+	for (int i = 0; i < RIG_WAIT_S * 1000 && rig_stat(t).evictions < 4; i++)
+		usleep(1000);
+	ck_assert(!rig_has(t, 1, SLOT));
+	usleep(50000);
+	slow = 0;
+	ck_assert_int_eq(rig_get_end(g), 0);
+	for (unsigned i = 0; i < 4; i++) {
+		ck_assert_int_eq(rig_wait(p[i]), 0);
+		rig_free(p[i]);
+		ck_assert_int_eq(rig_get(t, 5 + i, SLOT), 0);
+	}
+	ck_assert_uint_eq(rig_stat(t).corrupt, 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* --- without io_uring --- */
+
+START_TEST(test_no_io_uring)
+{
+	static const int error[] = {EPERM, ENOSYS, ENOMEM};
+	struct err err = {0};
+	for (unsigned i = 0; i < sizeof error / sizeof error[0]; i++) {
+		struct tier_disk_opts o = fault_opts(8 * MIB);
+		struct tier *t;
+		ring_error = error[i];
+		t = rig_open(&o);
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
+		t->ops->destroy(t);
+		o.io = "io_uring";
+		ck_assert_int_eq(tier_disk_new(&o, &t, &err), ERR_UNSUPPORTED);
+		ck_assert_ptr_nonnull(strstr(err.text, "io_uring"));
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("storage_disk_fault");
+	TCase *c = tcase_create("fault");
+	tcase_set_timeout(c, 300);
+	tcase_add_checked_fixture(c, setup, rig_folder_delete);
+	tcase_add_test(c, test_folders);
+	tcase_add_test(c, test_full);
+	tcase_add_test(c, test_full_really);
+	tcase_add_test(c, test_read_only_really);
+	tcase_add_test(c, test_write_errors);
+	tcase_add_loop_test(c, test_read_errors, 0, 2);
+	tcase_add_loop_test(c, test_pieces, 0, 2);
+	tcase_add_test(c, test_commit_errors);
+	tcase_add_test(c, test_index_fails);
+	tcase_add_test(c, test_map_full);
+	tcase_add_test(c, test_sync_errors);
+	tcase_add_loop_test(c, test_slow, 0, 2);
+	tcase_add_test(c, test_read_slot_kept);
+	tcase_add_test(c, test_parked_known);
+	tcase_add_test(c, test_remove_in_done);
+	tcase_add_test(c, test_no_memory);
+	tcase_add_loop_test(c, test_page_cache, 0, 2);
+	tcase_add_test(c, test_no_io_uring);
+	suite_add_tcase(s, c);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,199 @@
+/* test_storage_serve_blocks.c - other layouts and other workers, damage, a tier that is full; and messages with any fields in any order. */
+#include "tests/unit/serve_world.h"
+
+/* --- other layouts, other workers -------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(test_layouts)
+{
+	static const uint32_t one[] = {1}, zero[] = {0}, two[] = {2};
+	int code;
+	struct err err = {0};
+	struct kv_layout l2 = layout;
+	struct kv_region r2;
+	l2.type = KV_F16;             /* the same sizes under another name */
+	ck_assert_int_eq(kv_region_create(&r2, &l2, 4, &err), 0);
+	block_fill(0, 1);
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
+	int s2 = hand_over("worker-1", 101, &l2, &r2, &code);
+	ck_assert_int_eq(code, 0);
+	ck_assert_uint_eq(lookup(&peers[1], one, 1), 0);
+	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_GET, 1, one, zero, 1), "m");
+	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_PUT, 2, one, zero, 1), "o");   /* and neither takes the other's place */
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 2, one, two, 1), "o");
+	ck_assert(block_holds(2, 1));
+	close(s2);
+	kv_region_fini(&r2);
+}
+END_TEST
+
+/* A worker of the same layout gets what another one put. */
+START_TEST(test_shared)
+{
+	static const uint32_t one[] = {1}, zero[] = {0};
+	int code;
+	struct err err = {0};
+	struct kv_region r2;
+	ck_assert_int_eq(kv_region_create(&r2, &layout, BLOCKS, &err), 0);
+	block_fill(0, 1);
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
+	int s2 = hand_over("worker-1", 101, &layout, &r2, &code);
+	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_GET, 1, one, zero, 1), "o");
+	ck_assert_mem_eq(r2.data, region.data, layout.piece_bytes[0]);
+	struct tier_stat t;
+	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_PUT, 2, one, zero, 1), "o");
+	gate.inner->ops->stat(gate.inner, &t);
+	ck_assert_uint_eq(t.blocks, 1);
+	ck_assert_uint_eq(t.known, 1);
+	close(s2);
+	kv_region_fini(&r2);
+}
+END_TEST
+
+/* A stored byte changes: the get is an error, the worker's block is untouched, the next one is a miss. */
+static unsigned char *damaged;
+static int (*damage_inner)(struct tier_op *op, const struct tier_span *span, unsigned n);
+static int damage_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+{
+	damaged = span[0].at + 5;
+	return damage_inner(op, span, n);
+}
+static void damage_put(struct tier *t, struct tier_op *op)
+{
+	(void)t;
+	damage_inner = op->move;
+	op->move = damage_move;
+	gate.inner->ops->put(gate.inner, op);
+}
+
+START_TEST(test_damage)
+{
+	static const uint32_t one[] = {1}, zero[] = {0}, three[] = {3};
+	struct tier_ops ops = gate_ops;
+	ops.put = damage_put;
+	gate.tier.ops = &ops;
+	block_fill(0, 1);
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
+	*damaged ^= 0x40;
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 2, one, three, 1), "e");
+	ck_assert(block_zero(3));
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 3, one, three, 1), "m");
+	gate.tier.ops = &gate_ops;
+}
+END_TEST
+
+START_TEST(test_full)
+{
+	uint32_t names[6], blocks[6] = {0, 1, 2, 3, 4, 5};
+	for (unsigned i = 0; i < 6; i++) {
+		names[i] = 50 + i;
+		block_fill(i, names[i]);
+	}
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 6), "oooooo");   /* the tier holds 4: least recently used go */
+	ck_assert_uint_eq(lookup(W, names, 1), 0);
+	ck_assert_uint_eq(lookup(W, &names[2], 4), 4);
+}
+END_TEST
+
+static void set_up_small(void)
+{
+	int code;
+	start_with(4 * 65536, 1);
+	sock = hand_over("worker-0", 100, &layout, &region, &code);
+	ck_assert_int_ge(sock, 0);
+}
+
+/* --- fuzz ---------------------------------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t seed;
+static uint64_t rnd(uint64_t below)
+{
+	seed ^= seed << 13;
+	seed ^= seed >> 7;
+	seed ^= seed << 17;
+	return seed % below;
+}
+
+static uint64_t rnd_number(void)
+{
+	static const uint64_t odd[] = {0, 1, UINT32_MAX, UINT64_MAX, 1ull << 63, 4096};
+	return rnd(4) ? rnd(200) : odd[rnd(6)];
+}
+
+/* Messages with any fields, in any order, of a worker that is attached, one that is not, and one of another life. One copy thread: messages that ask for two
+ * writes into one block are answered, but what they deliver is nobody's, and no race is to be reported. */
+START_TEST(test_fuzz)
+{
+	struct kv_hash hash[40];
+	Pds__StoreItem item[40], *list[40];
+	ProtobufCBinaryData hashes[40];
+	seed = 88172645463325252ull;
+	for (unsigned round = 100; round < 3100; round++) {
+		size_t n = rnd(40);
+		for (size_t i = 0; i < n; i++) {
+			hash[i] = hash_of((uint32_t)rnd(30));
+			pds__store_item__init(&item[i]);
+			hashes[i] = item[i].hash = (ProtobufCBinaryData){.len = rnd(8) ? 32 : rnd(33), .data = hash[i].b};
+			item[i].block = (uint32_t)(rnd(8) ? rnd(BLOCKS) : rnd_number());
+			item[i].generation = rnd(4) ? 0 : rnd_number();
+			list[i] = &item[i];
+		}
+		Pds__StorePut put = PDS__STORE_PUT__INIT;
+		Pds__StoreGet get = PDS__STORE_GET__INIT;
+		Pds__StoreLookup look = PDS__STORE_LOOKUP__INIT;
+		struct peer *p = rnd(8) ? W : &peers[1];
+		peers[0].epoch = rnd(16) ? 100 : 100 + rnd(3);
+		put.batch = get.batch = look.batch = rnd(4) ? round : rnd(20) ? round - rnd(50) : rnd_number() % 100;
+		put.items = get.items = list;
+		look.hashes = hashes;
+		put.n_items = get.n_items = look.n_hashes = n;
+		switch (rnd(4)) {
+		case 0:
+			serve_put(NULL, p, NULL, &put.base);
+			break;
+		case 1:
+			serve_get(NULL, p, NULL, &get.base);
+			break;
+		case 2:
+			serve_lookup(NULL, p, NULL, &look.base);
+			break;
+		default:
+			fence(p, round - rnd(8));
+		}
+		if (rnd(100) == 0)
+			serve_down(NULL, p, "fuzz");
+		loop();
+		if (n_said > 6000)
+			forget_said();
+	}
+	peers[0].epoch = 100;
+	for (int i = 0; i < 5000 && serve_batches(&st); i++, usleep(200))
+		loop();
+	ck_assert_uint_eq(serve_batches(&st), 0);   /* everything that began has ended */
+	ck_assert_uint_gt(stat_get(figures, ST_GETS_HIT), 1000);   /* and much of it was good */
+	block_fill(0, 900);
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 100000, (uint32_t[]){900}, (uint32_t[]){0}, 1), "o");
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 100001, (uint32_t[]){900}, (uint32_t[]){1}, 1), "o");
+	ck_assert(block_holds(1, 900));
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("storage_serve_blocks");
+	TCase *blocks = tcase_create("blocks"), *fuzz = tcase_create("fuzz"), *small = tcase_create("small");
+	tcase_set_timeout(blocks, 60);
+	tcase_add_checked_fixture(blocks, set_up, tear_down);
+	tcase_add_test(blocks, test_layouts);
+	tcase_add_test(blocks, test_shared);
+	tcase_add_test(blocks, test_damage);
+	suite_add_tcase(suite, blocks);
+	tcase_set_timeout(fuzz, 60);
+	tcase_add_checked_fixture(fuzz, set_up_one, tear_down);
+	tcase_add_test(fuzz, test_fuzz);
+	suite_add_tcase(suite, fuzz);
+	tcase_set_timeout(small, 60);
+	tcase_add_checked_fixture(small, set_up_small, tear_down);
+	tcase_add_test(small, test_full);
+	suite_add_tcase(suite, small);
+	return world_run(suite);
+}

@@ -1,0 +1,235 @@
+/* test_storage_serve_gone.c - workers that die, lose their link, give up, come again under the same name, or are none: what of theirs is under way, and their memory. */
+#include "tests/unit/serve_world.h"
+
+/* The memory stays mapped while a copy runs; what had not begun is dropped; nobody is answered. */
+START_TEST(test_worker_dies)
+{
+	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3}, to[] = {4, 5, 6, 7};
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 4), "oooo");
+	forget_said();
+	atomic_store(&gate.closed, 1);
+	ask(W, MSG_STORE_GET, 2, names, to, 4);
+	wait_inside(2);
+	peers[0].up = 0;
+	close(sock);
+	sock = -1;
+	for (int i = 0; i < 20; i++)
+		loop();
+	ck_assert_uint_eq(st.n_clients, 0);
+	ck_assert_uint_eq(n_clients(), 1);
+	atomic_store(&gate.closed, 0);
+	for (int i = 0; i < 1000 && n_clients(); i++, usleep(200))
+		loop();
+	ck_assert_uint_eq(n_clients(), 0);
+	ck_assert_uint_eq(n_said, 0);
+}
+END_TEST
+
+/* The link is down, the socket is not: what is under way ends, also without a fence; one that comes when the link is up again is answered. */
+START_TEST(test_link_down)
+{
+	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3}, to[] = {4, 5, 6, 7};
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 4), "oooo");
+	forget_said();
+	atomic_store(&gate.closed, 1);
+	ask(W, MSG_STORE_GET, 2, names, to, 4);
+	wait_inside(2);
+	peers[0].up = 0;
+	serve_down(NULL, W, "silence");
+	peers[0].up = 1;
+	if (_i)
+		fence(W, 2);
+	ck_assert_uint_eq(n_said, 0);
+	atomic_store(&gate.closed, 0);
+	loop_until_said(1 + (unsigned)_i);
+	ck_assert_uint_eq(n_said, 1 + (unsigned)_i);
+	ck_assert_str_eq(codes_of(0, 2), "oocc");
+	if (_i)
+		ck_assert_int_eq(said[1].type, MSG_STORE_FENCED);
+}
+END_TEST
+
+/* Puts whose bytes are copied do not wait for the tier when they are given up: the answer and the fence come at once, and the worker's memory may go while
+ * the tier still has them. */
+START_TEST(test_put_given_up)
+{
+	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3};
+	for (unsigned i = 0; i < 4; i++)
+		block_fill(i, names[i]);
+	atomic_store(&gate.closed, 1);
+	forget_said();
+	ask(W, MSG_STORE_PUT, 1, names, blocks, 4);
+	wait_inside(2);
+	fence(W, 1);
+	loop_until_said(2);
+	ck_assert_uint_eq(n_said, 2);
+	ck_assert_str_eq(codes_of(0, 1), "cccc");
+	ck_assert_int_eq(said[1].type, MSG_STORE_FENCED);
+	ask(W, MSG_STORE_PUT, 2, names, blocks, 4);   /* one more of each thread waits for the gate */
+	close(sock);
+	sock = -1;
+	for (int i = 0; i < 1000 && n_clients(); i++, usleep(200))
+		loop();
+	ck_assert_uint_eq(n_clients(), 0);
+	atomic_store(&gate.closed, 0);
+}
+END_TEST
+
+/* A tier that takes its time: it has operations and has not begun them. */
+#define PARKED_MAX 16u
+static struct tier_op *parked[PARKED_MAX];
+static atomic_uint n_parked;
+static void park(struct tier *t, struct tier_op *op)
+{
+	(void)t;
+	unsigned i = atomic_load(&n_parked);
+	ck_assert_uint_lt(i, PARKED_MAX);
+	parked[i] = op;
+	atomic_store(&n_parked, i + 1);   /* one copy thread at a time: see below */
+}
+
+static void release(void (*to)(struct tier *t, struct tier_op *op))
+{
+	for (unsigned i = 0; i < atomic_load(&n_parked); i++) {
+		ck_assert_ptr_nonnull(parked[i]->given_up);
+		ck_assert_int_eq(atomic_load(parked[i]->given_up), 1);
+		to(gate.inner, parked[i]);
+	}
+	atomic_store(&n_parked, 0);
+}
+
+/* What such a tier has is given up at once, by a fence, by the link's end or by the end of the worker; what it does later touches the worker's memory no more, also
+ * when that is gone, and stores nothing. */
+START_TEST(test_slow_tier)
+{
+	static const uint32_t names[] = {1, 2, 3}, blocks[] = {0, 1, 2}, to[] = {4, 5, 6};
+	int put = _i % 2, how = _i / 2;
+	struct tier_ops slow = gate_ops;
+	slow.put = slow.get = park;
+	for (unsigned i = 0; i < 3; i++)
+		block_fill(i, names[i]);
+	if (!put)
+		ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 3), "ooo");
+	gate.tier.ops = &slow;
+	forget_said();
+	ask(W, put ? MSG_STORE_PUT : MSG_STORE_GET, 2, names, put ? blocks : to, 3);
+	for (int i = 0; i < 10000 && atomic_load(&n_parked) < 3; i++)
+		usleep(200);
+	ck_assert_uint_eq(atomic_load(&n_parked), 3);
+	if (how == 0)
+		fence(W, 2);
+	else if (how == 1)
+		serve_down(NULL, W, "silence");
+	else
+		close(sock);
+	if (how < 2) {
+		loop_until_said(how == 0 ? 2 : 1);
+		ck_assert_str_eq(codes_of(0, 2), "ccc");
+	} else {
+		sock = -1;
+		for (int i = 0; i < 1000 && n_clients(); i++, usleep(200))
+			loop();
+		ck_assert_uint_eq(n_clients(), 0);
+	}
+	gate.tier.ops = &gate_ops;
+	release(put ? gate.inner->ops->put : gate.inner->ops->get);
+	ck_assert(block_zero(4) && block_zero(5) && block_zero(6));
+	if (put) {
+		struct tier_stat t;
+		gate.inner->ops->stat(gate.inner, &t);
+		ck_assert_uint_eq(t.blocks, 0);
+	}
+}
+END_TEST
+
+START_TEST(test_names)
+{
+	int code, other;
+	struct kv_region r2;
+	struct err err = {0};
+	ck_assert_int_eq(kv_region_create(&r2, &layout, 2, &err), 0);
+	hand_over("worker-0", 101, &layout, &r2, &code);
+	ck_assert_int_eq(code, ERR_EXISTS);            /* the first one's socket lives */
+	other = hand_over("worker-1", 101, &layout, &r2, &code);
+	ck_assert_int_eq(code, 0);
+	hand_over("worker-2", 102, &layout, &r2, &code);
+	ck_assert_int_eq(code, ERR_FULL);              /* workers_max is 2 */
+	close(sock);
+	sock = hand_over("worker-0", 150, &layout, &region, &code);   /* its next life, at the same moment */
+	ck_assert_int_eq(code, 0);
+	ck_assert_uint_eq(st.n_clients, 2);
+	close(other);
+	kv_region_fini(&r2);
+}
+END_TEST
+
+/* The next life's hello is read before the last one's end of file, which is there: it counts. */
+START_TEST(test_next_life)
+{
+	char path[128];
+	struct handover_hello h;
+	struct handover_reply reply;
+	struct err err = {0};
+	int bell;
+	svc_sock_path(NULL, "storage", path, sizeof path);
+	int s = sock_connect(path, &err);
+	loop();
+	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS);
+	ck_assert_int_eq(handover_offer(s, &h, region.control_fd, region.data_fd, -1, &err), 0);
+	close(sock);
+	sock = s;
+	for (int i = 0; i < 5; i++)
+		loop();
+	ck_assert_int_eq(handover_result(s, &reply, &bell, &err), 0);
+	ck_assert_int_eq(reply.code, 0);
+	ck_assert_uint_eq(st.n_clients, 1);
+}
+END_TEST
+
+/* Something after the hello, and something that is no hello: the connection ends, the daemon does not. */
+START_TEST(test_bad_connections)
+{
+	char path[128];
+	struct err err = {0};
+	ck_assert_int_eq(sock_send(sock, "x", 1, NULL, 0), 0);
+	for (int i = 0; i < 5; i++)
+		loop();
+	ck_assert_uint_eq(st.n_clients, 0);
+	svc_sock_path(NULL, "storage", path, sizeof path);
+	for (unsigned i = 0; i < 20; i++) {
+		unsigned char junk[300];
+		for (unsigned k = 0; k < sizeof junk; k++)
+			junk[k] = (unsigned char)(i * 7 + k * 13);
+		int s = sock_connect(path, &err), fd = dup(region.data_fd);
+		ck_assert_int_ge(s, 0);
+		if (i)
+			sock_send(s, junk, 1 + i * 14, &fd, 1);
+		close(s);
+		close(fd);
+		for (int k = 0; k < 5; k++)
+			loop();
+	}
+	ck_assert_uint_eq(st.n_clients, 0);
+	ck_assert_uint_eq(st.n_greeting, 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("storage_serve_gone");
+	TCase *gone = tcase_create("gone"), *one = tcase_create("one");
+	tcase_set_timeout(gone, 60);
+	tcase_add_checked_fixture(gone, set_up, tear_down);
+	tcase_add_test(gone, test_worker_dies);
+	tcase_add_loop_test(gone, test_link_down, 0, 2);
+	tcase_add_test(gone, test_put_given_up);
+	tcase_add_test(gone, test_names);
+	tcase_add_test(gone, test_next_life);
+	tcase_add_test(gone, test_bad_connections);
+	suite_add_tcase(suite, gone);
+	tcase_set_timeout(one, 60);
+	tcase_add_checked_fixture(one, set_up_one, tear_down);
+	tcase_add_loop_test(one, test_slow_tier, 0, 6);
+	suite_add_tcase(suite, one);
+	return world_run(suite);
+}

@@ -1,0 +1,712 @@
+/* test_store.c - the worker's storage client alone: link, attachment and loop are this file's own, so that every order of events can be
+ * played. Each test says what is asked, what storage does, and what completions come. */
+#include "daemons/worker/attach.h"
+#include "daemons/worker/store.h"
+
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <check.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* --- the fakes: what store.c calls of svc, chan and attach ----------------------------------------------------------------- */
+
+struct peer {
+	uint64_t epoch;
+};
+
+struct sent {
+	enum msg_type type;
+	uint64_t batch;
+	size_t n;
+	unsigned char hash0;
+	uint32_t block0;
+	uint64_t generation0;
+};
+
+static struct event_base *base;
+static struct peer peer;
+static struct attach_hooks attached;
+static struct sent sent[64];
+static unsigned n_sent;
+static int send_fails;
+static struct {
+	void (*fn)(struct svc *, void *);
+	void *arg;
+} posts[64];
+static unsigned n_posts;
+static pthread_mutex_t post_lock = PTHREAD_MUTEX_INITIALIZER;
+
+struct event_base *svc_base(struct svc *s)
+{
+	(void)s;
+	return base;
+}
+struct chan *svc_chan(struct svc *s)
+{
+	(void)s;
+	return NULL;
+}
+void svc_post(struct svc *s, void (*fn)(struct svc *, void *), void *arg)
+{
+	(void)s;
+	pthread_mutex_lock(&post_lock);
+	posts[n_posts].fn = fn;
+	posts[n_posts++].arg = arg;
+	pthread_mutex_unlock(&post_lock);
+}
+void svc_ipc_endpoint(const struct svc *s, const char *name, char *out, size_t size)
+{
+	(void)s;
+	snprintf(out, size, "ipc://%s", name);
+}
+void svc_sock_path(const struct svc *s, const char *name, char *out, size_t size)
+{
+	(void)s;
+	snprintf(out, size, "%s.sock", name);
+}
+int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head, const void *body)
+{
+	(void)s;
+	(void)head;
+	ck_assert_ptr_eq(p, &peer);
+	if (send_fails)
+		return send_fails;
+	struct sent m = {.type = type};
+	if (type == MSG_STORE_PUT || type == MSG_STORE_GET) {
+		const Pds__StoreGet *g = body;   /* a put has the same fields */
+		m.batch = g->batch;
+		m.n = g->n_items;
+		m.hash0 = g->items[0]->hash.data[0];
+		m.block0 = g->items[0]->block;
+		m.generation0 = g->items[0]->generation;
+	} else if (type == MSG_STORE_LOOKUP) {
+		m.batch = ((const Pds__StoreLookup *)body)->batch;
+		m.n = ((const Pds__StoreLookup *)body)->n_hashes;
+	} else {
+		m.batch = ((const Pds__StoreFence *)body)->batch;
+	}
+	ck_assert_uint_lt(n_sent, 64);
+	sent[n_sent++] = m;
+	return 0;
+}
+struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag)
+{
+	(void)c;
+	(void)tag;
+	ck_assert_str_eq(endpoint, "ipc://storage");
+	ck_assert_str_eq(expected_name, "storage");
+	return &peer;
+}
+void chan_disconnect(struct chan *c, struct peer *p)
+{
+	(void)c;
+	(void)p;
+}
+uint64_t peer_epoch(const struct peer *p)
+{
+	return p->epoch;
+}
+struct attach *attach_new(struct svc *s, const char *what, const char *path, const struct handover_hello *hello, int control_fd, int data_fd,
+                          int ring_fd, const struct attach_hooks *hooks)
+{
+	(void)s;
+	(void)what;
+	(void)hello;
+	(void)control_fd;
+	(void)data_fd;
+	ck_assert_str_eq(path, "storage.sock");
+	ck_assert_int_eq(ring_fd, -1);
+	attached = *hooks;
+	return (struct attach *)&attached;
+}
+void attach_destroy(struct attach **a)
+{
+	*a = NULL;
+}
+
+/* --- the stage of a test ---------------------------------------------------------------------------------------------------- */
+
+#define EPOCH 77u
+#define BATCHES 4u
+static struct store *st;
+
+static void loop(void)
+{
+	pthread_mutex_lock(&post_lock);
+	unsigned n = n_posts;
+	n_posts = 0;
+	pthread_mutex_unlock(&post_lock);
+	for (unsigned i = 0; i < n; i++)
+		posts[i].fn(NULL, posts[i].arg);
+	event_base_loop(base, EVLOOP_NONBLOCK);
+}
+
+static void loop_for(unsigned ms)
+{
+	for (uint64_t until = clock_us() + ms * 1000; clock_us() < until; usleep(500))
+		loop();
+}
+
+static void link_up(uint64_t epoch)
+{
+	peer.epoch = epoch;
+	store_up(st, &peer);
+}
+
+static void set_up(void)
+{
+	base = event_base_new();
+	n_sent = n_posts = 0;
+	send_fails = 0;
+	st = store_new(NULL, &(struct store_opts){.name = "storage", .control_fd = -1, .data_fd = -1, .batches_max = BATCHES});
+	link_up(EPOCH);
+	attached.on(attached.arg, EPOCH, -1);
+	ck_assert_int_eq(store_ready(st), 1);
+}
+
+static void tear_down(void)
+{
+	store_destroy(&st);
+	loop();
+	event_base_free(base);
+}
+
+static struct store_item items[3];
+
+static uint64_t ask(enum store_op op, uint32_t n, uint64_t deadline_us)
+{
+	struct kv_hash hash[3];
+	uint64_t batch = 0;
+	for (uint32_t i = 0; i < 3; i++) {
+		memset(items[i].hash.b, (int)(10 + i), sizeof items[i].hash.b);
+		items[i].block = 5 + i;
+		items[i].generation = 100 + i;
+		hash[i] = items[i].hash;
+	}
+	int r = op == STORE_OP_PUT ? store_put(st, items, n, deadline_us, &items[0], &batch) :
+	        op == STORE_OP_GET ? store_get(st, items, n, deadline_us, &items[0], &batch) :
+	                             store_lookup(st, hash, n, 0, deadline_us, &items[0], &batch);
+	ck_assert_int_eq(r, 0);
+	ck_assert_uint_ne(batch, 0);
+	return batch;
+}
+
+static uint64_t ask_and_send(enum store_op op, uint32_t n, uint64_t deadline_us)
+{
+	uint64_t batch = ask(op, n, deadline_us);
+	loop();
+	return batch;
+}
+
+/* Storage's answer; one letter for each item: o OK, m miss, v void, f full, e error, c cancelled, x OK for another block. */
+static void answer_from(struct peer *from, uint64_t batch, const char *codes)
+{
+	static const char letter[] = "omvfec";
+	Pds__StoreResult r[8], *list[8];
+	Pds__StoreDone d = PDS__STORE_DONE__INIT;
+	for (d.n_results = 0; codes[d.n_results]; d.n_results++) {
+		size_t i = d.n_results;
+		pds__store_result__init(&r[i]);
+		r[i].hash = (ProtobufCBinaryData){.len = 32, .data = items[i % 3].hash.b};
+		r[i].block = items[i % 3].block + (codes[i] == 'x');
+		r[i].generation = items[i % 3].generation;
+		r[i].code = codes[i] == 'x' ? PDS__STORE_CODE__STORE_OK : (Pds__StoreCode)(strchr(letter, codes[i]) - letter);
+		r[i].tier = codes[i] == 'o' ? "memory" : "";
+		r[i].text = codes[i] == 'e' ? "bad weather" : "";
+		list[i] = &r[i];
+	}
+	d.batch = batch;
+	d.results = list;
+	store_message(st, from, &d.base);
+}
+
+static void answer(uint64_t batch, const char *codes)
+{
+	answer_from(&peer, batch, codes);
+}
+
+static void fenced(uint64_t batch)
+{
+	Pds__StoreFenced m = PDS__STORE_FENCED__INIT;
+	m.batch = batch;
+	store_message(st, &peer, &m.base);
+}
+
+static void found(uint64_t batch, uint32_t leading)
+{
+	Pds__StoreFound m = PDS__STORE_FOUND__INIT;
+	m.batch = batch;
+	m.leading = leading;
+	store_message(st, &peer, &m.base);
+}
+
+static unsigned count_sent(enum msg_type type, uint64_t batch)
+{
+	unsigned n = 0;
+	for (unsigned i = 0; i < n_sent; i++)
+		n += sent[i].type == type && sent[i].batch == batch;
+	return n;
+}
+
+static int fd_readable(void)
+{
+	struct pollfd p = {.fd = store_fd(st), .events = POLLIN};
+	return poll(&p, 1, 0) == 1;
+}
+
+static void none(void)
+{
+	ck_assert_ptr_null(store_try(st));
+	ck_assert_int_eq(fd_readable(), 0);
+}
+
+/* The one completion that is there: of this batch, with this code, letters of its results, and whether the blocks are quiet. */
+static void one(uint64_t batch, int code, const char *codes, int quiet)
+{
+	static const char letter[] = "omvfec";
+	struct store_completion *c = store_try(st);
+	ck_assert_ptr_nonnull(c);
+	ck_assert_uint_eq(c->batch, batch);
+	ck_assert_int_eq(c->code, code);
+	ck_assert_int_eq(c->quiet, quiet);
+	ck_assert_ptr_eq(c->user, &items[0]);
+	ck_assert_int_eq(c->text[0] != 0, code != 0);
+	ck_assert_uint_eq(c->n, strlen(codes));
+	for (uint32_t i = 0; i < c->n; i++) {
+		ck_assert_int_eq(letter[c->result[i].code], codes[i]);
+		ck_assert_uint_eq(c->result[i].item.block, items[i].block);
+		ck_assert_str_eq(store_tier_name(c->result[i].tier), codes[i] == 'o' ? "memory" : "");
+	}
+	if (c->op != STORE_OP_LOOKUP)
+		ck_assert_uint_eq(c->leading, strspn(codes, "o"));
+	store_completion_free(&c);
+}
+
+/* --- answers ------------------------------------------------------------------------------------------------------------------ */
+
+START_TEST(test_answers)
+{
+	static const struct {
+		enum store_op op;
+		const char *answer, *want;
+	} row[] = {
+		{STORE_OP_PUT, "ooo", "ooo"}, {STORE_OP_PUT, "vfo", "vfo"}, {STORE_OP_PUT, "eoc", "eoc"},
+		{STORE_OP_GET, "ooo", "ooo"}, {STORE_OP_GET, "oom", "oom"}, {STORE_OP_GET, "mmm", "mmm"}, {STORE_OP_GET, "oxe", "oee"},
+	};
+	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
+		uint64_t b = ask_and_send(row[i].op, 3, 0);
+		none();
+		answer(b, row[i].answer);
+		ck_assert_int_eq(fd_readable(), 1);
+		one(b, 0, row[i].want, 1);
+		none();
+		answer(b, row[i].answer);   /* repeated: completed already */
+		none();
+	}
+	ck_assert_uint_eq(store_outstanding(st), 0);
+}
+END_TEST
+
+START_TEST(test_message)
+{
+	uint64_t b = ask_and_send(STORE_OP_GET, 2, 0);
+	ck_assert_uint_eq(n_sent, 1);
+	ck_assert_int_eq(sent[0].type, MSG_STORE_GET);
+	ck_assert_uint_eq(sent[0].batch, b);
+	ck_assert_uint_eq(sent[0].n, 2);
+	ck_assert_uint_eq(sent[0].hash0, 10);
+	ck_assert_uint_eq(sent[0].block0, 5);
+	ck_assert_uint_eq(sent[0].generation0, 100);
+	answer(b, "oo");
+	one(b, 0, "oo", 1);
+}
+END_TEST
+
+START_TEST(test_lookup)
+{
+	static const struct {
+		uint32_t says, want;
+	} row[] = {{0, 0}, {2, 2}, {3, 3}, {4000000000u, 3}};
+	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
+		uint64_t b = ask_and_send(STORE_OP_LOOKUP, 3, 0);
+		found(b, row[i].says);
+		struct store_completion *c = store_try(st);
+		ck_assert_ptr_nonnull(c);
+		ck_assert_int_eq(c->code, 0);
+		ck_assert_uint_eq(c->leading, row[i].want);
+		ck_assert_uint_eq(c->n, 0);
+		store_completion_free(&c);
+	}
+}
+END_TEST
+
+/* Answers that do not fit what was asked: an error for the asker, no crash, nothing delivered. */
+START_TEST(test_wrong_answers)
+{
+	struct peer stranger = {EPOCH};
+	uint64_t b = ask_and_send(STORE_OP_GET, 3, 0);
+	answer(b + 1, "ooo");
+	found(b, 3);
+	fenced(b);              /* nobody asked for a fence */
+	answer_from(&stranger, b, "ooo");
+	peer.epoch = EPOCH - 1; /* an older life */
+	answer(b, "ooo");
+	peer.epoch = EPOCH;
+	none();
+	answer(b, "oo");
+	one(b, ERR_INVALID, "eee", 1);
+	b = ask_and_send(STORE_OP_LOOKUP, 3, 0);
+	answer(b, "ooo");
+	none();
+	found(b, 1);
+	one(b, 0, "", 1);
+}
+END_TEST
+
+/* --- bounds ------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(test_bounds)
+{
+	struct store_item it = {.block = 1};
+	uint64_t batch[BATCHES], b;
+	ck_assert_int_eq(store_put(st, &it, 0, 0, NULL, &b), ERR_INVALID);
+	ck_assert_int_eq(store_get(st, &it, STORE_ITEMS_MAX + 1, 0, NULL, &b), ERR_INVALID);
+	for (unsigned i = 0; i < BATCHES; i++)
+		batch[i] = ask_and_send(STORE_OP_PUT, 1, 0);
+	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, &b), ERR_FULL);
+	answer(batch[0], "o");
+	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, &b), ERR_FULL);   /* not taken yet: the queue's room is its */
+	one(batch[0], 0, "o", 1);
+	ck_assert_int_eq(store_put(st, &it, 1, 0, &items[0], &b), 0);
+	ck_assert_uint_eq(store_outstanding(st), BATCHES);
+}
+END_TEST
+
+START_TEST(test_not_ready)
+{
+	struct store_item it = {.block = 1};
+	uint64_t b = ask(STORE_OP_GET, 1, 0);   /* in hand when the link goes: never sent, so quiet at once */
+	store_down(st, &peer, "silence");
+	ck_assert_int_eq(store_ready(st), 0);
+	loop();
+	one(b, ERR_CLOSED, "e", 1);
+	ck_assert_uint_eq(n_sent, 0);
+	ck_assert_int_eq(store_get(st, &it, 1, 0, NULL, NULL), ERR_CLOSED);
+	link_up(EPOCH + 1);                     /* another life than the one that has our memory */
+	ck_assert_int_eq(store_ready(st), 0);
+	attached.gone(attached.arg, EPOCH);
+	attached.on(attached.arg, EPOCH + 1, -1);
+	ck_assert_int_eq(store_ready(st), 1);
+	send_fails = ERR_FULL;
+	b = ask_and_send(STORE_OP_PUT, 1, 0);
+	one(b, ERR_FULL, "c", 1);
+}
+END_TEST
+
+/* --- deadlines and fences ----------------------------------------------------------------------------------------------------- */
+
+START_TEST(test_timeout_put_lookup)
+{
+	uint64_t put = ask_and_send(STORE_OP_PUT, 2, clock_us() + 100000), look = ask_and_send(STORE_OP_LOOKUP, 2, clock_us() + 100000);
+	loop_for(10);
+	none();
+	loop_for(120);
+	one(put, ERR_TIMEOUT, "cc", 0);    /* storage may still read: void by generation */
+	one(look, ERR_TIMEOUT, "", 1);
+	ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, put), 1);
+	answer(put, "oo");
+	fenced(put);
+	none();
+}
+END_TEST
+
+START_TEST(pm5_timer_frees_restore)
+{
+	static const struct {
+		const char *then;   /* F fenced, D done with "om", G gone, U down and up, - nothing */
+		int code;
+		const char *codes;
+	} row[] = {
+		{"F", ERR_TIMEOUT, "cc"},
+		{"D", ERR_TIMEOUT, "om"},       /* partial hits count */
+		{"DF", ERR_TIMEOUT, "om"},
+		{"G", ERR_TIMEOUT, "cc"},
+		{"UF", ERR_TIMEOUT, "cc"},
+	};
+	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
+		uint64_t b = ask_and_send(STORE_OP_GET, 2, clock_us() + 40000);
+		loop_for(60);
+		none();                         /* out of time, but the blocks may still be written */
+		ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, b), 1);
+		for (const char *s = row[i].then; *s; s++) {
+			if (*s == 'F')
+				fenced(b);
+			else if (*s == 'D')
+				answer(b, "om");
+			else if (*s == 'G')
+				attached.gone(attached.arg, EPOCH);
+			else {
+				store_down(st, &peer, "silence");
+				loop();
+				none();
+				link_up(EPOCH);
+				ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, b), 2);   /* asked again */
+				none();
+			}
+		}
+		one(b, row[i].code, row[i].codes, 1);
+		none();
+		attached.on(attached.arg, EPOCH, -1);
+	}
+}
+END_TEST
+
+/* A fence that nobody answers is asked for again each second; a late deadline is no reason to complete. */
+START_TEST(test_fence_again)
+{
+	uint64_t b = ask_and_send(STORE_OP_GET, 1, clock_us() + 40000);
+	loop_for(1150);
+	none();
+	ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, b), 2);
+	fenced(b);
+	one(b, ERR_TIMEOUT, "c", 1);
+}
+END_TEST
+
+START_TEST(test_deadline_before_sending)
+{
+	uint64_t b = ask(STORE_OP_GET, 1, clock_us() - 1);
+	loop();
+	one(b, ERR_TIMEOUT, "c", 1);
+	ck_assert_uint_eq(n_sent, 0);
+}
+END_TEST
+
+/* --- storage goes --------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(test_storage_dies)
+{
+	uint64_t put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 2, 0), look = ask_and_send(STORE_OP_LOOKUP, 1, 0);
+	store_down(st, &peer, "process ended");
+	one(put, ERR_CLOSED, "e", 0);
+	one(look, ERR_CLOSED, "", 1);
+	none();                                  /* the get's blocks: only when the process is known to be gone */
+	link_up(EPOCH + 1);
+	loop();
+	none();                                  /* the next life says nothing about the last one's writes */
+	fenced(get);
+	none();
+	attached.gone(attached.arg, EPOCH + 9);  /* another one's end */
+	none();
+	attached.gone(attached.arg, EPOCH);
+	one(get, ERR_CLOSED, "ee", 1);
+	ck_assert_uint_eq(store_outstanding(st), 0);
+}
+END_TEST
+
+START_TEST(test_gone_first)
+{
+	uint64_t put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 1, 0);
+	attached.gone(attached.arg, EPOCH);
+	one(put, ERR_CLOSED, "e", 1);            /* dead: it does not read */
+	one(get, ERR_CLOSED, "e", 1);
+	store_down(st, &peer, "process ended");
+	none();
+}
+END_TEST
+
+/* --- cancel, reset, close --------------------------------------------------------------------------------------------------------- */
+
+START_TEST(test_cancel)
+{
+	uint64_t a = ask_and_send(STORE_OP_GET, 1, 0), b = ask_and_send(STORE_OP_GET, 1, 0);
+	store_cancel(st, 0);
+	store_cancel(st, b + 5);
+	store_cancel(st, a);
+	loop();
+	none();
+	ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, a), 1);
+	ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, b), 0);
+	fenced(a);
+	one(a, ERR_CANCELLED, "c", 1);
+	answer(b, "o");
+	one(b, 0, "o", 1);
+}
+END_TEST
+
+/* One answered and not taken, one put and one get sent, one in hand: each completes once. */
+START_TEST(test_reset)
+{
+	uint64_t done = ask_and_send(STORE_OP_PUT, 1, 0), put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 1, 0);
+	answer(done, "o");
+	uint64_t hand = ask(STORE_OP_GET, 1, 0);
+	ck_assert_uint_eq(store_reset(st), 4);
+	loop();
+	one(done, 0, "o", 1);
+	one(put, ERR_CANCELLED, "c", 0);
+	one(hand, ERR_CANCELLED, "c", 1);
+	none();
+	ck_assert_uint_eq(count_sent(MSG_STORE_GET, hand), 0);
+	ck_assert_uint_eq(store_reset(st), 1);
+	loop();
+	fenced(get);
+	one(get, ERR_CANCELLED, "c", 1);
+	ck_assert_uint_eq(store_reset(st), 0);
+	uint64_t again = ask_and_send(STORE_OP_PUT, 1, 0);   /* a reset store goes on */
+	answer(again, "o");
+	one(again, 0, "o", 1);
+}
+END_TEST
+
+static void *take_all(void *arg)
+{
+	unsigned *n = arg;
+	for (struct store_completion *c; (c = store_take(st)); ++*n)
+		store_completion_free(&c);
+	return NULL;
+}
+
+START_TEST(test_close)
+{
+	unsigned n = 0;
+	pthread_t th;
+	uint64_t get = ask_and_send(STORE_OP_GET, 1, 0);
+	ask_and_send(STORE_OP_PUT, 1, 0);
+	pthread_create(&th, NULL, take_all, &n);
+	store_close(st);
+	struct store_item it = {.block = 1};
+	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, NULL), ERR_CLOSED);
+	loop();
+	fenced(get);
+	pthread_join(th, NULL);      /* two completions, then the end */
+	ck_assert_uint_eq(n, 2);
+	struct store_completion *c = NULL;
+	ck_assert_int_eq(store_take_timed(st, 1000, &c), ERR_CLOSED);
+}
+END_TEST
+
+/* --- takes ------------------------------------------------------------------------------------------------------------------------- */
+
+static void *answer_later(void *arg)
+{
+	usleep(20000);
+	answer(*(uint64_t *)arg, "o");   /* the main thread only waits meanwhile: this is the loop's thread */
+	return NULL;
+}
+
+START_TEST(test_takes)
+{
+	pthread_t th;
+	struct store_completion *c = NULL;
+	uint64_t b = ask_and_send(STORE_OP_PUT, 1, 0);
+	uint64_t t0 = clock_us();
+	ck_assert_int_eq(store_take_timed(st, 10000, &c), ERR_TIMEOUT);
+	ck_assert_ptr_null(c);
+	ck_assert_uint_ge(clock_us() - t0, 9000);
+	pthread_create(&th, NULL, answer_later, &b);
+	ck_assert_int_eq(store_take_timed(st, 2000000, &c), 0);
+	ck_assert_uint_eq(c->batch, b);
+	store_completion_free(&c);
+	pthread_join(th, NULL);
+	b = ask_and_send(STORE_OP_PUT, 1, 0);
+	pthread_create(&th, NULL, answer_later, &b);
+	c = store_take(st);
+	ck_assert_uint_eq(c->batch, b);
+	store_completion_free(&c);
+	pthread_join(th, NULL);
+	b = ask_and_send(STORE_OP_PUT, 1, 0);
+	pthread_create(&th, NULL, answer_later, &b);
+	struct pollfd p = {.fd = store_fd(st), .events = POLLIN};
+	ck_assert_int_eq(poll(&p, 1, 2000), 1);
+	one(b, 0, "o", 1);
+	ck_assert_int_eq(fd_readable(), 0);
+	pthread_join(th, NULL);
+}
+END_TEST
+
+/* Threads ask and cancel while the loop answers: each batch completes once. */
+static atomic_uint asked_n;
+static void *ask_many(void *arg)
+{
+	struct store_item it = {.block = 1};
+	for (unsigned i = 0; i < 400; i++) {
+		uint64_t b;
+		if (store_put(st, &it, 1, 0, NULL, &b) == 0) {
+			atomic_fetch_add(&asked_n, 1);
+			if (i % 3 == 0)
+				store_cancel(st, b);
+		} else {
+			usleep(50);
+		}
+	}
+	return arg;
+}
+
+START_TEST(test_threads)
+{
+	pthread_t th[2];
+	unsigned got = 0, running = 1;
+	memset(items, 0, sizeof items);
+	items[0].block = 1;
+	atomic_store(&asked_n, 0);
+	for (unsigned i = 0; i < 2; i++)
+		pthread_create(&th[i], NULL, ask_many, NULL);
+	for (uint64_t until = clock_us() + 400000; running;) {
+		running = clock_us() < until;
+		loop();
+		for (unsigned i = 0; i < n_sent; i++)
+			if (sent[i].type == MSG_STORE_PUT)
+				answer(sent[i].batch, "o");
+		n_sent = 0;
+		for (struct store_completion *c; (c = store_try(st)); got++)
+			store_completion_free(&c);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		pthread_join(th[i], NULL);
+	store_reset(st);
+	loop();
+	for (struct store_completion *c; (c = store_try(st)); got++)
+		store_completion_free(&c);
+	ck_assert_uint_gt(got, 0);
+	ck_assert_uint_eq(got, atomic_load(&asked_n));
+	ck_assert_uint_eq(store_outstanding(st), 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("store");
+	TCase *c = tcase_create("client");
+	tcase_set_timeout(c, 30);
+	tcase_add_checked_fixture(c, set_up, tear_down);
+	tcase_add_test(c, test_answers);
+	tcase_add_test(c, test_message);
+	tcase_add_test(c, test_lookup);
+	tcase_add_test(c, test_wrong_answers);
+	tcase_add_test(c, test_bounds);
+	tcase_add_test(c, test_not_ready);
+	tcase_add_test(c, test_timeout_put_lookup);
+	tcase_add_test(c, pm5_timer_frees_restore);
+	tcase_add_test(c, test_fence_again);
+	tcase_add_test(c, test_deadline_before_sending);
+	tcase_add_test(c, test_storage_dies);
+	tcase_add_test(c, test_gone_first);
+	tcase_add_test(c, test_cancel);
+	tcase_add_test(c, test_reset);
+	tcase_add_test(c, test_close);
+	tcase_add_test(c, test_takes);
+	tcase_add_test(c, test_threads);
+	suite_add_tcase(s, c);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
