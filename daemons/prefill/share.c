@@ -2,7 +2,8 @@
  *
  * Only granted jobs wait, and only for a job that is in the schedule, has everything it needs, and waits for nobody. The waiting one holds no block and
  * no thread, so it can keep nobody from going on; it is not in the schedule, so it never reads a block that is not computed: it goes through TAKE again,
- * which matches what was published by then. If its source is cancelled or fails it goes on at once. It waits SHARES_MAX times at most.
+ * which matches what was published by then; so does a job whose next block was published after its match. If its source is cancelled or fails it goes on at
+ * once. It takes again SHARES_MAX times at most.
  *
  * All of it runs on the loop's thread but for share_published. The source stands in the schedule as early as the earliest who waits for it. */
 #include "prefill.h"
@@ -60,6 +61,14 @@ int share_wait(struct job *j, uint32_t have)
 	uint32_t blocks;
 	if (!s->share || j->shares >= SHARES_MAX || j->n_match <= have)
 		return 0;
+	if (kv_pool_probe(j->w->pool, &j->hashes[have], 1)) {       /* came between the match and now: its source may have nothing left to wait for */
+		job_release_blocks(j);
+		if (!j->shares++)
+			j->share_had = have;
+		job_enter(j, JOB_SHARE);
+		job_take(j);
+		return 1;
+	}
 	struct job *a = source(s, j, have, &blocks);
 	if (!a)
 		return 0;
