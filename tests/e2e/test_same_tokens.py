@@ -10,11 +10,11 @@ N = 24
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 1234}
 FULL = bool(os.environ.get("PD_FULL"))
 SHORT, LONG = PROMPTS[2], PROMPTS[20]
-PICKED = PROMPTS if FULL else [PROMPTS[i] for i in (0, 2, 6, 18, 19, 20)]   # on a slow machine all of them take minutes
+PICKED = PROMPTS if FULL else [PROMPTS[i] for i in (2, 6, 19, 20)]   # on a slow machine all of them take minutes
 
 
 def run(s):
-    return [s.tokens(p, N) for p in PICKED] + [s.tokens(SHORT, N, **SEEDED), s.tokens(LONG, N, **SEEDED)]
+    return [s.tokens(p, N) for p in PICKED] + [s.tokens(p, N, **SEEDED) for p in ((SHORT, LONG) if FULL else (SHORT,))]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def want(real_model):
     with Suite("mixed", real_model) as s:
         out = run(s)
         assert [len(t) for t in out] == [N] * len(out)
-        assert out[PICKED.index(SHORT)] != out[-2]   # the seeded one differs from the greedy one
+        assert out[PICKED.index(SHORT)] != out[len(PICKED)]   # the seeded one differs from the greedy one
         return out
 
 
