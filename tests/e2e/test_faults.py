@@ -8,16 +8,21 @@ import threading
 import time
 
 import pytest
-from prompts import PROMPTS
 from suite import SLOW, Suite
 
-LONG = PROMPTS[21]
+# On simulated devices that check all KV which they read: LONG takes the prefill worker a second and a half, a token the decode worker 8 ms. The states that the tests
+# wait for last, whatever machine this is; where one may have been missed all the same, it is tried again.
+FAST = {"base": "small", "check": "always", "time_scale": 0.01}
+SIM = {"base": "small", "check": "always", "prefill": {"flops": 4.0e10}, "decode": {"step_us": 8000.0}}
+LONG, SHORT, NEXT = [3 + i * 7 % 310 for i in range(1000)], [5, 6, 7], [9, 8, 7, 6]
+SMALL_CHUNKS = {"max_batched_tokens": 64}
+TRIES = 10
 
 
 @pytest.fixture(scope="module")
-def reference(real_model):
-    with Suite("mixed", real_model) as s:
-        return {"long": s.tokens(LONG, 60), "short": s.tokens(PROMPTS[2], 200), "next": s.tokens(PROMPTS[3], 8)}
+def want():
+    with Suite("mixed", sim=FAST) as s:
+        return {"long": s.tokens(LONG, 60), "short": s.tokens(SHORT, 200), "next": s.tokens(NEXT, 8)}
 
 
 def in_thread(fn):
@@ -51,48 +56,77 @@ def restart_when_dead(s, name):
     s.ready()
 
 
-def test_messager_killed_in_a_transfer(real_model, reference):
-    with Suite("1p1d", real_model, prefill={"max_batched_tokens": 64}) as s:
-        box = in_thread(lambda: s.tokens(LONG, 60))
-        assert wait_for(lambda: "event=granted" in s.log("decode-1"))
-        time.sleep(0.3)                     # some layers of some chunks are over
-        s.kill("messager")
-        restart_when_dead(s, "messager")
-        box["join"]()
-        assert box.get("value") == reference["long"], box
-        assert s.tokens(PROMPTS[3], 8) == reference["next"]
+def forget(s):
+    for w in s.workers():
+        s.ctl(w, "flush")
+
+
+def faults(s):
+    return sum(s.ctl(w, "status")["device_kv_faults"] for w in s.workers())
+
+
+def test_messager_killed_in_a_transfer(want):
+    """Some blocks are there, some not."""
+    with Suite("1p1d", sim=SIM, prefill=SMALL_CHUNKS) as s:
+        for _ in range(TRIES):
+            joined = s.log("decode-1").count("event=joined")
+            box = in_thread(lambda: s.tokens(LONG, 60))
+            assert wait_for(lambda: any(t["blocks_sent"] >= 3 for t in s.ctl("messager", "tasks")) or s.log("decode-1").count("event=joined") > joined)
+            s.kill("messager")
+            in_time = s.log("decode-1").count("event=joined") == joined
+            restart_when_dead(s, "messager")
+            box["join"]()
+            assert box.get("value") == want["long"], box
+            if in_time:
+                break
+            forget(s)
+        assert in_time
+        assert s.tokens(NEXT, 8) == want["next"]
+        assert faults(s) == 0
         s.quiet()
 
 
-def test_decode_killed_mid_stream(real_model, reference):
-    with Suite("1p2d", real_model) as s:
-        seen = []
+def test_decode_killed_mid_stream(want):
+    with Suite("1p2d", sim=SIM) as s:
+        for _ in range(TRIES):
+            seen = []
 
-        def read():
-            for e in s.stream("/v1/completions", {"prompt": PROMPTS[2], "max_tokens": 200, "temperature": 0, "ignore_eos": True, "return_token_ids": True}):
-                for c in e["choices"]:
-                    seen.extend(c.get("token_ids") or [])
+            def read():
+                for e in s.stream("/v1/completions", {"prompt": SHORT, "max_tokens": 200, "temperature": 0, "ignore_eos": True, "return_token_ids": True}):
+                    for c in e["choices"]:
+                        seen.extend(c.get("token_ids") or [])
 
-        box = in_thread(read)
-        assert wait_for(lambda: len(seen) > 20)
-        victim = next(n for n in ("decode-1", "decode-2") if "event=joined" in s.log(n))
-        s.kill(victim)
-        box["join"]()
-        assert "error" not in box, box
-        assert seen == reference["short"]   # each token once, in order
-        restart_when_dead(s, victim)
-        assert s.tokens(PROMPTS[3], 8) == reference["next"]
+            joined = {n: s.log(n).count("event=joined") for n in ("decode-1", "decode-2")}
+            box = in_thread(read)
+            assert wait_for(lambda: len(seen) > 20)
+            victim = next(n for n in joined if s.log(n).count("event=joined") > joined[n])
+            s.kill(victim)
+            box["join"]()
+            assert "error" not in box, box
+            assert seen == want["short"]   # each token once, in order
+            restart_when_dead(s, victim)
+            if "event=submitted attempt=2" in s.log("router"):
+                break
+        assert "event=submitted attempt=2" in s.log("router")
+        assert s.tokens(NEXT, 8) == want["next"]
+        assert faults(s) == 0
         s.quiet()
 
 
-def test_prefill_killed_while_it_computes(real_model, reference):
-    with Suite("2p1d", real_model, prefill={"max_batched_tokens": 64}) as s:
-        box = in_thread(lambda: s.tokens(LONG, 60))
-        assert wait_for(lambda: "event=granted" in s.log("decode-1"))
-        victim = next(n for n in ("prefill-1", "prefill-2") if "event=accepted" in s.log(n))
-        s.kill(victim)
-        box["join"]()
-        assert box.get("value") == reference["long"], box
+def test_prefill_killed_while_it_computes(want):
+    with Suite("2p1d", sim=SIM, prefill=SMALL_CHUNKS) as s:
+        for _ in range(TRIES):
+            box = in_thread(lambda: s.tokens(LONG, 60))
+            assert wait_for(lambda: box.get("value") or any(s.ctl(n, "requests") for n in ("prefill-1", "prefill-2")))
+            victim = next((n for n in ("prefill-1", "prefill-2") if s.ctl(n, "requests")), "prefill-1")
+            s.kill(victim)
+            box["join"]()
+            assert box.get("value") == want["long"], box
+            restart_when_dead(s, victim)
+            if "event=submitted attempt=2" in s.log("router"):
+                break
+            forget(s)
+        assert "event=submitted attempt=2" in s.log("router")
         s.quiet()
 
 
@@ -101,27 +135,39 @@ def test_router_stopped_again_and_again():
     is placed on do so, nor if they do again."""
     sim = {"base": "small", "time_scale": 1.0, "decode": {"step_us": 5000.0}}
     with Suite("1p2d", sim=sim, worker={"silence_ms": 400, "heartbeat_ms": 50}, router={"max_attempts": 1}) as s:
-        ask = {"prompt": [[7, 8, 9 + i] for i in range(4)], "max_tokens": 250, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        want = [c["token_ids"] for c in s.post("/v1/completions", ask)[1]["choices"]]
-        box, had, downs = in_thread(lambda: s.post("/v1/completions", ask)), {}, 0
 
-        def went_on():
-            now = {r["id"]: r["output_tokens"] for r in s.ctl("router", "requests")}
-            return len(now) == 4 and all(n >= had.get(k, 0) + 5 for k, n in now.items()) and now
+        def stopped_twice(ask):
+            """The answer; None if it was complete before the router had been stopped twice."""
+            box, had = in_thread(lambda: s.post("/v1/completions", ask)), {}
 
-        for _ in range(2):
-            assert wait_for(lambda: went_on() or not box["running"]())
-            assert box["running"](), box
-            had = went_on() or had
-            downs = {n: s.log(n).count("peer_down peer=router") for n in s.workers()}
-            s.procs["router"].send_signal(signal.SIGSTOP)
-            assert wait_for(lambda: all(s.log(n).count("peer_down peer=router") > downs[n] for n in downs))
-            s.procs["router"].send_signal(signal.SIGCONT)
-        box["join"]()
-        status, answer = box["value"]
+            def went_on():
+                now = {r["id"]: r["output_tokens"] for r in s.ctl("router", "requests")}
+                return len(now) == 4 and all(n >= had.get(k, 0) + 5 for k, n in now.items()) and now
+
+            for _ in range(2):
+                assert wait_for(lambda: went_on() or not box["running"]())
+                had = went_on()
+                if not had:
+                    break
+                downs = {n: s.log(n).count("peer_down peer=router") for n in s.workers()}
+                s.procs["router"].send_signal(signal.SIGSTOP)
+                assert wait_for(lambda: all(s.log(n).count("peer_down peer=router") > downs[n] for n in downs))
+                s.procs["router"].send_signal(signal.SIGCONT)
+            box["join"]()
+            return box["value"] if had else None
+
+        for n in (250, 1000, 4000):
+            cut = s.log("router").count("event=attempt_cut")
+            ask = {"prompt": [[7, 8, 9 + i] for i in range(4)], "max_tokens": n, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+            got = stopped_twice(ask)
+            if got and s.log("router").count("event=attempt_cut") >= cut + 8:
+                break
+        assert got, "complete before the router was stopped twice"
+        status, answer = got
         assert status == 200, answer
-        assert [c["token_ids"] for c in answer["choices"]] == want
-        assert s.log("router").count("event=attempt_cut") >= 8 and '"its link starts anew"' in s.log("router")
+        with Suite("mixed", sim=FAST) as alone:
+            assert [c["token_ids"] for c in answer["choices"]] == [c["token_ids"] for c in alone.post("/v1/completions", ask)[1]["choices"]]
+        assert s.log("router").count("event=attempt_cut") >= cut + 8 and '"its link starts anew"' in s.log("router")
         s.quiet()
 
 
@@ -131,7 +177,7 @@ def test_anybody_at_any_time():
     seconds = 60 if os.environ.get("PD_FULL") else 3
     draw = random.Random(17)
     sim = {"base": "small", "time_scale": 1.0, "decode": {"step_us": 4000.0}}
-    with Suite("2p3d", sim=sim, worker={"silence_ms": 1000}, router={"retry_wait_ms": 60000 * SLOW}) as s:
+    with Suite("2p3d", sim=sim, worker={"silence_ms": 1000}, router={"retry_wait_ms": 60000 * SLOW, "max_attempts": 100}) as s:
         asks = [{"prompt": [7, 8, 9 + i], "max_tokens": 200, "temperature": 0, "ignore_eos": True, "return_token_ids": True} for i in range(6)]
         want = [c["token_ids"] for c in s.post("/v1/completions", {**asks[0], "prompt": [a["prompt"] for a in asks]})[1]["choices"]]
         end, wrong, right, over = time.time() + seconds, [], [], threading.Event()
@@ -172,10 +218,10 @@ def test_anybody_at_any_time():
         s.quiet()
 
 
-def test_no_prefill_worker_left(real_model, reference):
-    with Suite("1p1d", real_model) as s:
+def test_no_prefill_worker_left(want):
+    with Suite("1p1d", sim=FAST) as s:
         s.kill("prefill-1")
-        assert wait_for(lambda: s.tokens(PROMPTS[3], 8) == reference["next"])
+        assert s.tokens(NEXT, 8) == want["next"]
         s.quiet()
 
 
@@ -189,18 +235,18 @@ def test_no_decode_worker_left(tiny_model):
         s.quiet()
 
 
-def test_storage_killed(real_model, reference):
-    with Suite("1p1d", real_model) as s:
+def test_storage_killed(want):
+    with Suite("1p1d", sim=FAST) as s:
         s.kill("storage")
-        assert s.tokens(PROMPTS[3], 8) == reference["next"]
+        assert s.tokens(LONG, 60) == want["long"]
         s.restart("storage")
-        assert s.tokens(PROMPTS[2], 200) == reference["short"]
+        assert s.tokens(SHORT, 200) == want["short"]
         s.quiet()
 
 
-def test_router_restarted(tiny_model):
+def test_router_restarted():
     """Requests of the dead router are cancelled at the workers, long before their ends; the next router is whole within a second or so."""
-    with Suite("1p1d", tiny_model) as s:
+    with Suite("1p1d", sim={**SIM, "decode": {"step_us": 10000.0 * SLOW}}) as s:
         many = {"prompt": [[1, 2, 3]] * 128, "max_tokens": 480, "temperature": 0, "ignore_eos": True}
         box = in_thread(lambda: s.post("/v1/completions", many))
         assert wait_for(lambda: any(r["state"] == "active" for r in s.ctl("decode-1", "requests")))
@@ -226,21 +272,27 @@ def test_stopped_messager_keeps_its_blocks(tiny_model):
         assert len(s.tokens(list(range(2, 100)), 4)) == 4
 
 
-@pytest.mark.parametrize("when", ["at-once", "in-prefill", "in-decode"])
-def test_client_disconnects(real_model, when):
-    with Suite("1p1d", real_model, prefill={"max_batched_tokens": 64}) as s:
-        body = json.dumps({"prompt": LONG, "max_tokens": 2000, "ignore_eos": True, "stream": True}).encode()
-        c = socket.create_connection(("127.0.0.1", s.port))
-        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        if when == "in-prefill":
-            assert wait_for(lambda: "event=granted" in s.log("decode-1"))
-        elif when == "in-decode":
-            assert wait_for(lambda: "event=joined" in s.log("decode-1"))
-        c.close()
-        begin = time.time()
-        s.quiet()
-        assert time.time() - begin < 10 * SLOW
-        assert s.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2})[0] == 200
+def test_client_disconnects():
+    with Suite("1p1d", sim=SIM, prefill=SMALL_CHUNKS) as s:
+        for when in ("at-once", "in-prefill", "in-decode"):
+            disconnected(s, when)
+
+
+def disconnected(s, when):
+    granted, joined = (s.log("decode-1").count(f"event={e}") for e in ("granted", "joined"))
+    body = json.dumps({"prompt": LONG, "max_tokens": 15300, "ignore_eos": True, "stream": True}).encode()
+    c = socket.create_connection(("127.0.0.1", s.port))
+    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    if when == "in-prefill":
+        assert wait_for(lambda: s.log("decode-1").count("event=granted") > granted)
+    elif when == "in-decode":
+        assert wait_for(lambda: s.log("decode-1").count("event=joined") > joined)
+    c.close()
+    begin = time.time()
+    s.quiet()
+    assert time.time() - begin < 10 * SLOW
+    assert s.post("/v1/completions", {"prompt": NEXT, "max_tokens": 2})[0] == 200
+    forget(s)
 
 
 @pytest.mark.parametrize("name", ["prefill-1", "decode-1", "messager", "storage", "router"])
