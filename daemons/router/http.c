@@ -667,6 +667,16 @@ unsigned http_connections(const struct http_server *h)
 	return h->n_conns;
 }
 
+int http_has_unsent(const struct http_server *h)
+{
+	list_each(n, &h->conns) {
+		const struct http_conn *c = list_entry(n, struct http_conn, node);
+		if (c->state != CONN_DEAD && unread(c))
+			return 1;
+	}
+	return 0;
+}
+
 uint64_t http_accepted(const struct http_server *h)
 {
 	return h->accepted;

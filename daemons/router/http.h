@@ -41,6 +41,7 @@ void http_destroy(struct http_server **h);         /* closes every connection; g
 void http_stop_accepting(struct http_server *h);   /* later answers close their connections */
 unsigned http_port(const struct http_server *h);
 unsigned http_connections(const struct http_server *h);
+int http_has_unsent(const struct http_server *h);  /* whether a client has still to take some of its answer; one that takes nothing is gone after write_us */
 uint64_t http_accepted(const struct http_server *h);
 
 /* extra: header lines, each ended by CR LF, or NULL. */

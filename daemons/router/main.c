@@ -350,10 +350,11 @@ static void on_drain(struct svc *s)
 	http_stop_accepting(r->http);
 }
 
+/* A call has ended when its answer is written; the client may still have to take what the socket had no room for. */
 static int on_idle(struct svc *s)
 {
 	struct router *r = svc_data(s);
-	return r->n_calls == 0;
+	return r->n_calls == 0 && !http_has_unsent(r->http);
 }
 
 static void on_stop(struct svc *s)
