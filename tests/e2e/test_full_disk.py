@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from suite import BIN, ROOT, SLOW
+from suite import BIN, ROOT, SLOW, wait_for
 from test_tools import LAUNCH, PROGRAMS, Launcher, run
 
 MODEL = os.path.join(ROOT, "tests", "data", "golden", "llama")
@@ -124,9 +124,9 @@ def test_disk_fills_while_all_runs(tmp_path):
         while '"token_ids":[' not in ask():
             assert time.time() < end, (l.pids(), before)
             time.sleep(0.1)
-        assert all(l.pids()[n] != before[n] for n in ("decode-1", "router", "messager"))
-        r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "status")
-        assert r.returncode == 0 and "router" in r.stdout, r
+        wait_for(lambda: all(l.pids().get(n, before[n]) != before[n] for n in ("decode-1", "router", "messager")), l.pids)
+        r = wait_for(lambda: (r := run(os.path.join(BIN, "pdctl"), "-r", l.dir, "status")).returncode == 0 and r, "not all of them answer")
+        assert "router" in r.stdout, r
         assert to_full_disk("pdctl", "-r", l.dir, "status") == 1
         log = os.path.join(l.dir, "logs", "router.log")
         d.clear()

@@ -11,7 +11,8 @@ TYPES = ("bf16", "f16", "f32", "int8", "fp8")
 RND = random.Random(9)
 PROMPTS = [[RND.randrange(3, 300) for _ in range(n)] for n in (1, 17, 70, 150, 200)]
 N = 24
-WORKER = {"block_tokens": 16, "kv_blocks": 96, "kv_eviction": "write_through", "write_through_after": 0, "storage_read": "always"}
+WORKER = {"block_tokens": 16, "kv_blocks": 96, "kv_eviction": "write_through", "write_through_after": 0, "storage_read": "always", "storage_lookup_wait_ms": 60000,
+          "storage_read_wait_ms": 60000}
 
 
 def worker(kv_type, **more):

@@ -56,10 +56,12 @@ def test_latents_through_storage():
     prompts = [[(7 * i + j) % 300 + 3 for i in range(150)] for j in (0, 100, 200)]
     with Suite("mixed", LATENT, worker={**WORKER, "kv_type": "f32"}) as s:
         want = [s.tokens(p, 24) for p in prompts]
-    prefill = {"kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always"}
+    prefill = {"kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always", "storage_lookup_wait_ms": 60000, "storage_read_wait_ms": 60000}
     with Suite("1p1d", LATENT, worker={**WORKER, "kv_type": "f32"}, prefill=prefill) as s:
-        for _ in range(3):
+        for _ in range(20):              # what is evicted before it was written is computed again, and has another chance
             assert [s.tokens(p, 24) for p in prompts] == want
+            if s.ctl("storage", "status")["hits"]:
+                break
         assert s.ctl("storage", "status")["hits"] > 0
         s.quiet()
 

@@ -57,9 +57,12 @@ def test_read_back_from_storage(real_model, want):
     """A pool for about one long prompt: what it evicts is offloaded and read back."""
     long = [p for p in PICKED if len(p) > 600]
     expect = [want[PICKED.index(p)] for p in long]
-    with Suite("1p1d", real_model, prefill={"kv_blocks": 30 if FULL else 11, "kv_eviction": "offload"}) as s:
-        for _ in range(3):
+    with Suite("1p1d", real_model, prefill={"kv_blocks": 30 if FULL else 11, "kv_eviction": "offload", "storage_read": "always", "storage_lookup_wait_ms": 60000,
+                                                 "storage_read_wait_ms": 60000}) as s:
+        for i in range(20):
             assert [s.tokens(p, N) for p in long] == expect
+            if i and s.ctl("storage", "status")["hits"]:
+                break
         assert s.ctl("storage", "status")["hits"] > 0
         s.quiet()
 

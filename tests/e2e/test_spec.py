@@ -96,26 +96,32 @@ def want(loops):
 
 @pytest.mark.parametrize("layout", ["mixed", "1p1d"])
 def test_same_answers(loops, want, layout):
+    """Until enough was drafted: how much that is depends on what rows seem to cost on a machine that does other things as well."""
     asked, out = want
     with Suite(layout, loops, worker=ON) as s:
-        assert [answer(s, b) for b in asked] == out
-        drafts, drafted, accepted = spec(s)
+        for rounds in range(1, 21):
+            assert [answer(s, b) for b in asked] == out
+            drafts, drafted, accepted = spec(s)
+            if 20 < drafts < drafted and 20 < accepted:
+                break
         assert 20 < drafts < drafted and 20 < accepted <= drafted
+        s.quiet()
         d = s.ctl("mixed-1" if layout == "mixed" else "decode-1", "status")
-        assert (d["speculative"], d["drafts"], d["drafted_tokens"], d["accepted_tokens"]) == ("ngram", drafts, drafted, accepted)
-        made = sum(r[2] for r in out) - (0 if layout == "mixed" else sum(len(r[0]) for r in out))     # first tokens are the prefill worker's
+        assert (d["speculative"], d["drafts"], d["drafted_tokens"], d["accepted_tokens"]) == ("ngram", *spec(s))
+        made = rounds * (sum(r[2] for r in out) - (0 if layout == "mixed" else sum(len(r[0]) for r in out)))     # first tokens are the prefill worker's
         assert d["generated_tokens"] == made
         assert d["steps"] < made if layout == "1p1d" else True
-        s.quiet()
 
 
-def test_all_at_once_twice(loops, want):
-    """Few rows to share, few blocks; the second time with what the first has left in the index."""
+def test_all_at_once_again_and_again(loops, want):
+    """Few rows to share, few blocks; the second time with what the first has left in the index. Until somebody was preempted and a draft was right."""
     asked, out = want
     with Suite("mixed", loops, worker={**ON, "kv_blocks": 24, "block_tokens": 16, "max_batched_tokens": 32, "prefill_chunk_tokens": 8, "growth_ratio": 0.0, "growth_ratio_min": 0.0}) as s:
         small = [(b, r) for b, r in zip(asked, out) if b["max_tokens"] < 100]
-        for _ in range(2):
+        for i in range(20):
             assert at_once(s, [b for b, _ in small]) == [r for _, r in small]
+            if i > 0 and s.ctl("mixed-1", "status")["preemptions"] and spec(s)[2]:
+                break
         assert s.ctl("mixed-1", "status")["preemptions"] > 0
         assert spec(s)[2] > 0
         s.quiet()
@@ -164,11 +170,16 @@ def test_end_of_sequence_within_a_draft(loops, tmp_path, want):
     ends = [body(p, ignore_eos=False, max_tokens=300, **more) for p in [*IDS, asked[15]["prompt"]] for more in ({}, {"temperature": 0.5, "seed": 1})]
     with Suite("mixed", folder) as s:
         expect = [answer(s, b) for b in ends]
+        s.quiet()
         cached = s.kv("mixed-1")["cached"]
     assert sum(r[0][0]["finish_reason"] == "stop" for r in expect) >= len(IDS)
     with Suite("mixed", folder, worker=ON) as s:
-        assert [answer(s, b) for b in ends] == expect
-        assert s.kv("mixed-1")["cached"] == cached
+        for _ in range(20):
+            assert [answer(s, b) for b in ends] == expect
+            s.quiet()
+            assert s.kv("mixed-1")["cached"] == cached
+            if spec(s)[2]:
+                break
         assert spec(s)[2] > 0
 
 
@@ -207,7 +218,7 @@ def test_decode_worker_killed(loops):
                 assert streamed_until_killed(s, b, victim, other) == expect
                 s.restart(victim)
                 s.ready()
-                if moved(s) > before:
+                if moved(s) > before and (victim == "decode-1" or spec(s, other)[2]):
                     break
             assert moved(s) > before
         assert spec(s, "decode-1")[2] > 0
@@ -245,6 +256,9 @@ def test_real_model(real_model):
         assert expect[-1][0][0]["finish_reason"] == "stop"
     with Suite("1p1d", real_model, worker=ON) as s:
         assert at_once(s, asked[:3]) == expect[:3]
-        assert [answer(s, b) for b in asked] == expect
+        for _ in range(10):
+            assert [answer(s, b) for b in asked] == expect
+            if spec(s)[2] > 20:
+                break
         assert spec(s)[2] > 20
         s.quiet()

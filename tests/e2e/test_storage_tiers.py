@@ -61,6 +61,7 @@ def test_disk_outlives_storage_and_workers(tiny_model, wanted, disk):
     storage = {"memory_mb": 16, "memory_eviction": "write_through", "memory_write_through_after": 0, "disk_path": disk, "disk_mb": 64}
     with Suite("1p1d", tiny_model, worker=WORKER, storage=storage) as s:
         same_answers(s, wanted)
+        s.quiet()
         until(lambda: all_stored(s) and tiers(s)["memory"]["blocks"] > 20 and tiers(s)["disk"]["blocks"] == tiers(s)["memory"]["blocks"], lambda: tiers(s))
         had = tiers(s)["disk"]["blocks"]
         for name in ("storage", "prefill-1", "decode-1"):
@@ -82,7 +83,8 @@ def test_pdctl(tiny_model, wanted, disk):
     with Suite("1p1d", tiny_model, worker=WORKER, storage={"memory_mb": 16, "memory_eviction": "write_through", "memory_write_through_after": 0,
                                                            "disk_path": disk, "disk_mb": 64}) as s:
         same_answers(s, wanted)
-        until(lambda: tiers(s)["disk"]["blocks"] == tiers(s)["memory"]["blocks"] > 0, lambda: tiers(s))
+        s.quiet()
+        until(lambda: all_stored(s) and tiers(s)["disk"]["blocks"] == tiers(s)["memory"]["blocks"] > 0, lambda: tiers(s))      # and nothing comes later
         for command in ("storage", "kv"):
             r = pdctl(s, command)
             rows = [line.split() for line in r.stdout.splitlines()]
