@@ -7,6 +7,7 @@
 #include "util/clock.h"
 #include "util/mem.h"
 
+#include <math.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,6 +118,41 @@ static void hash_prompts(struct call *c)
 		prefixes_make(&c->roots, c->prompts[i].tokens.ids, c->prompts[i].tokens.n, &c->prompts[i].prefixes);
 }
 
+/* Is there a number that 64 bits do not hold? */
+static int has_huge(const json_t *v)
+{
+	const char *name;
+	const json_t *member;
+	size_t i;
+	if (json_is_object(v)) {
+		json_object_foreach((json_t *)v, name, member)
+			if (has_huge(member))
+				return 1;
+	} else if (json_is_array(v)) {
+		json_array_foreach((json_t *)v, i, member)
+			if (has_huge(member))
+				return 1;
+	}
+	return json_is_real(v) && fabs(json_real_value(v)) >= 0x1p63;
+}
+
+/* A body that was not taken: no JSON, or JSON with an integer too large for the reader, which is then named as any other value out of range. */
+static void refuse_body(struct call *c, const json_error_t *bad)
+{
+	json_t *o = json_error_code(bad) == json_error_numeric_overflow ? json_loadb(c->body, c->body_len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL) : NULL;
+	const char *name;
+	const json_t *v;
+	api_bad(&c->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text, bad->line, bad->column);
+	json_object_foreach(o, name, v) {
+		if (has_huge(v)) {
+			api_bad(&c->error, name, "%.64s has a number out of range: integers are from %lld to %lld, got %s", name, (long long)INT64_MIN,
+			        (long long)INT64_MAX, param_show(v));
+			break;
+		}
+	}
+	json_decref(o);
+}
+
 static void prepare(struct text_job *j)
 {
 	static int (*const by_kind[])(struct call *, const json_t *) = {
@@ -129,7 +165,7 @@ static void prepare(struct text_job *j)
 	json_error_t bad;
 	json_t *o = json_loadb(c->body, c->body_len, JSON_ALLOW_NUL, &bad);
 	if (!o)
-		api_bad(&c->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad.text, bad.line, bad.column);
+		refuse_body(c, &bad);
 	else if (!json_is_object(o))
 		api_bad(&c->error, NULL, "the body must be a JSON object, got %s", param_show(o));
 	else if (check_model(c, o) == 0 && by_kind[c->kind](c, o) == 0)

@@ -10,7 +10,7 @@
 const char *param_show(const json_t *v)
 {
 	static __thread char text[48];
-	char *s = v ? json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
+	char *s = v ? json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(15)) : NULL;
 	size_t n = s ? strlen(s) : 0;
 	snprintf(text, sizeof text, "%.40s%s", s ? s : "nothing", n > 40 ? "..." : "");
 	free(s);
@@ -183,10 +183,9 @@ static int read_logprobs(const json_t *o, int chat, struct params *p, struct api
 /* A number that must be above min: 0 would be division by it, or nothing left to draw from. */
 static int read_above(const json_t *o, const char *name, double max, double def, double *ret, struct api_error *e)
 {
-	if (param_float(o, name, 0, max, def, ret, e) < 0)
-		return -1;
-	if ((float)*ret <= 0)
-		return api_bad(e, name, "%s must be greater than 0 and at most %g, got %s", name, max, param_show(json_object_get(o, name)));
+	struct api_error unused;
+	if (param_float(o, name, 0, max, def, ret, &unused) < 0 || (float)*ret <= 0)
+		return api_bad(e, name, "%s must be a number greater than 0 and at most %g, got %s", name, max, param_show(member(o, name)));
 	return 0;
 }
 
