@@ -1,5 +1,6 @@
 """pdctl, the options that all daemons share, and the launcher: what they print, what they return, what they leave behind."""
 import fcntl
+import http.server
 import json
 import os
 import re
@@ -89,6 +90,33 @@ def test_trace(suite):
     assert at == sorted(at) and at[0] == 0
     text = pdctl(suite, "trace", t["request"]).stdout
     assert re.search(r"^  decode +[\d.]+ (us|ms|s)  [.#]{44}$", text, re.M), text
+    assert all(e["fields"] in text for e in t["events"] if e["event"] != "request_done"), text
+
+
+@pytest.mark.parametrize("args,key,want", [
+    ((), None, {"temperature": 0.7, "min_p": 0.05}),
+    (("-s", "temperature=0", "-s", "top_k=5"), "alpha", {"temperature": 0, "min_p": 0.05, "top_k": 5}),
+])
+def test_chat_asks(args, key, want):
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append((self.headers.get("Authorization"), json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'data: {"id":"chatcmpl-1","choices":[{"delta":{"content":"Hello"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        env = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"} | ({"OPENAI_API_KEY": key} if key else {})
+        r = run(os.path.join(BIN, "pdctl"), "-u", f"http://127.0.0.1:{server.server_port}", *args, "chat", "Hi", env=env)
+    assert (r.returncode, r.stdout) == (0, "Hello\n"), r.stderr
+    assert asked[0][0] == (f"Bearer {key}" if key else None)
+    assert {k: v for k, v in asked[0][1].items() if k not in ("messages", "stream", "stream_options")} == want
 
 
 def test_exit_status(suite):

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #define LINE_BYTES_MAX (1 << 20)
+#define CHAT_TEMPERATURE 0.7
+#define CHAT_MIN_P 0.05
 
 struct turn {
 	int print, failed;
@@ -95,10 +97,19 @@ static void turn_fini(struct turn *t)
 	json_decref(t->usage);
 }
 
-/* Sends the conversation, adds the answer to it. An exit code. */
+/* As api_keys of the router want it; NULL: none. */
+static const char *key_of_user(void)
+{
+	const char *key = getenv("OPENAI_API_KEY");
+	return key && *key ? key : NULL;
+}
+
+/* Sends the conversation, adds the answer to it. An exit code. The API's own default, temperature 1 without a limit, makes small models ramble:
+ * a person who has not chosen gets what people usually choose. */
 static int ask(const struct options *o, const char *base, json_t *messages, struct turn *t)
 {
-	json_t *request = json_pack("{s:O,s:b,s:{s:b}}", "messages", messages, "stream", 1, "stream_options", "include_usage", 1);
+	json_t *request = json_pack("{s:O,s:b,s:{s:b},s:f,s:f}", "messages", messages, "stream", 1, "stream_options", "include_usage", 1,
+	                            "temperature", CHAT_TEMPERATURE, "min_p", CHAT_MIN_P);
 	if (o->members)
 		json_object_update(request, o->members);
 	char *body = json_dumps(request, JSON_COMPACT), *why = NULL;
@@ -106,7 +117,7 @@ static int ask(const struct options *o, const char *base, json_t *messages, stru
 	buf_init(&t->line, LINE_BYTES_MAX);
 	buf_init(&t->answer, 0);
 	buf_init(&t->error, 0);
-	int r = http_post(base, "/v1/chat/completions", body, &hooks, &why);
+	int r = http_post(base, "/v1/chat/completions", key_of_user(), body, &hooks, &why);
 	if (t->failed)
 		take_failure(t);
 	json_decref(request);

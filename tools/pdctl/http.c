@@ -200,12 +200,12 @@ static int read_chunks(struct reader *r)
 	}
 }
 
-static int post(struct reader *r, const char *host, const char *path, const char *body)
+static int post(struct reader *r, const char *host, const char *path, const char *key, const char *body)
 {
 	struct timeval silence = {.tv_sec = SILENCE_S};
 	setsockopt(r->fd, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof silence);
-	char *head = mem_printf("POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n", path,
-	                        host, strlen(body));
+	char *head = mem_printf("POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n%s%s%sConnection: close\r\n\r\n", path,
+	                        host, strlen(body), key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "");
 	int bad = send_all(r, head, strlen(head)) < 0 || send_all(r, body, strlen(body)) < 0 || read_head(r) < 0;
 	free(head);
 	if (bad || (r->chunked ? read_chunks(r) : read_part(r)) < 0)
@@ -214,15 +214,19 @@ static int post(struct reader *r, const char *host, const char *path, const char
 	return 0;
 }
 
-int http_post(const char *base, const char *path, const char *body, const struct http_hooks *hooks, char **ret_why)
+int http_post(const char *base, const char *path, const char *key, const char *body, const struct http_hooks *hooks, char **ret_why)
 {
 	char host[256];
+	if (key && strpbrk(key, "\r\n")) {
+		*ret_why = mem_strdup("the key has a line break in it");
+		return -1;
+	}
 	int fd = connect_to(base, host, sizeof host, ret_why);
 	if (fd < 0)
 		return -1;
 	struct reader r = {.fd = fd, .hooks = hooks};
 	buf_init(&r.in, 0);
-	int code = post(&r, host, path, body);
+	int code = post(&r, host, path, key, body);
 	if (code < 0)
 		*ret_why = r.why;
 	buf_fini(&r.in);

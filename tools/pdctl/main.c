@@ -389,7 +389,7 @@ static void usage(FILE *f)
 	      "  -d, --daemon NAME    only this daemon\n"
 	      "  -u, --url URL        the router's HTTP address for chat (default: as the router says)\n"
 	      "  -S, --system TEXT    the system message of a chat\n"
-	      "  -s, --set KEY=VALUE  a member of the chat request, as temperature=0 (VALUE is JSON, or else a text)\n"
+	      "  -s, --set KEY=VALUE  a member of the chat request, as temperature=0 (VALUE is JSON, or else a text; without: temperature=0.7, min_p=0.05)\n"
 	      "  -j, --json           JSON instead of text\n"
 	      "  -t, --timeout MS     longest wait for an answer (default 2000)\n"
 	      "exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be reached\n",

@@ -67,7 +67,7 @@ struct http_hooks {
 	/* status: of the answer; n 0 at its end. Nonzero ends the transfer. */
 	int (*body)(void *arg, int status, const char *data, size_t n);
 };
-/* 0, or -1 with the reason in *ret_why (malloc'd). base: "http://HOST:PORT". */
-int http_post(const char *base, const char *path, const char *body, const struct http_hooks *hooks, char **ret_why);
+/* 0, or -1 with the reason in *ret_why (malloc'd). base: "http://HOST:PORT". key: sent as Authorization: Bearer, or NULL. */
+int http_post(const char *base, const char *path, const char *key, const char *body, const struct http_hooks *hooks, char **ret_why);
 
 #endif

@@ -21,13 +21,16 @@ struct table *table_new(void)
 
 void table_cell(struct table *t, const char *fmt, ...)
 {
-	char text[512];
-	va_list ap;
+	va_list ap, again;
 	va_start(ap, fmt);
-	vsnprintf(text, sizeof text, fmt, ap);
+	va_copy(again, ap);
+	int n = vsnprintf(NULL, 0, fmt, again);
+	va_end(again);
+	char *text = mem_zalloc((size_t)(n < 0 ? 0 : n) + 1);
+	vsnprintf(text, (size_t)(n < 0 ? 0 : n) + 1, fmt, ap);
 	va_end(ap);
 	t->cells = mem_grow(t->cells, t->n + 1, sizeof *t->cells);
-	t->cells[t->n++] = mem_strdup(text);
+	t->cells[t->n++] = text;
 }
 
 void table_end_row(struct table *t)

@@ -238,7 +238,7 @@ static void print_events(const struct trace *t)
 		table_cell(table, "%.3f ms", (double)(e->at_us - t->events[0].at_us) / 1e3);
 		table_cell(table, "%s", e->daemon);
 		table_cell(table, "%s", e->name);
-		table_cell(table, "%.120s", strcmp(e->name, "request_done") == 0 ? "(above)" : e->fields);
+		table_cell(table, "%s", strcmp(e->name, "request_done") == 0 ? "(above)" : e->fields);
 		table_end_row(table);
 	}
 	table_print(&table);
