@@ -351,9 +351,10 @@ def test_launcher_ends_a_crash_loop(tmp_path, tiny_model):
         assert not l.pids()
 
 
-def test_launcher_tiers(tmp_path, tiny_model):
+def test_launcher_tiers_and_settings(tmp_path, tiny_model):
     disk = tmp_path / 'a "disk"'
-    with Launcher(tmp_path, tiny_model, KV_DISK=str(disk), KV_DISK_MB="64", KV_REDIS=f"unix:{tmp_path}/none", KV_EVICTION="write_through") as l:
+    with Launcher(tmp_path, tiny_model, KV_DISK=str(disk), KV_DISK_MB="64", KV_REDIS=f"unix:{tmp_path}/none", KV_EVICTION="write_through",
+                  SET="worker.kv_type=f32; decode.max_sequences=8; router.served_model_name=my model") as l:
         r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "storage", "storage")
         tiers = {t["tier"]: t for t in json.loads(r.stdout)["tiers"]}
         assert [tiers[t]["capacity_bytes"] >> 20 for t in ("memory", "disk")] == [64, 64]
@@ -361,7 +362,13 @@ def test_launcher_tiers(tmp_path, tiny_model):
         assert tiers["memory"]["eviction"] == tiers["disk"]["eviction"] == "write_through"
         assert disk.is_dir()
         r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "decode-1", "config")
-        assert json.loads(r.stdout)["kv_eviction"]["value"] == "write_through"
+        keys = json.loads(r.stdout)
+        assert keys["kv_eviction"]["value"] == "write_through"
+        assert (keys["kv_type"]["value"], keys["max_sequences"]["value"]) == ("f32", 8)
+        r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "prefill-1", "config")
+        assert json.loads(r.stdout)["kv_type"]["value"] == "f32" and json.loads(r.stdout)["max_sequences"]["value"] == 64
+        r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "config")
+        assert json.loads(r.stdout)["served_model_name"]["value"] == "my model"
         l.p.terminate()
         assert l.p.wait(20 * SLOW) == 0
 
@@ -384,12 +391,22 @@ def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
     ({"KV_EVICTION": "never"}, "KV_EVICTION=never is none"),
     ({"KV_MEMORY_MB": "0"}, "leaves nowhere to store blocks"),
     ({"KV_DISK": "/proc/none"}, "cannot make KV_DISK"),
+    ({"SET": "max_sequences=8"}, '"max_sequences=8" is none: use NAME.KEY=VALUE'),
+    ({"SET": "router.max_requests=9; decode-2.max_sequences=8"}, "there is no decode-2 here"),
 ])
 def test_launcher_refuses(tmp_path, tiny_model, env, part):
     l = Launcher(tmp_path, tiny_model, **env)
     r = run(LAUNCH, "run", env=l.env)
     assert r.returncode == 1 and part in r.stderr, (r.stdout, r.stderr)
     assert len(r.stderr.strip().split("\n")) == 1, r.stderr
+    assert l.gone()
+
+
+def test_launcher_tells_who_was_refused(tmp_path, real_model):
+    """A simulated worker with fewer tokens than the router's tokenizer never becomes ready: said at once, not after a long wait."""
+    l = Launcher(tmp_path, "small", BACKEND="sim", TOKENIZER=real_model)
+    r = run(LAUNCH, "run", env=l.env)
+    assert r.returncode == 1 and re.search(r'^pdserve: \S+ was refused by "router" reason=".*320 tokens.*"$', r.stderr.strip()), (r.stdout, r.stderr)
     assert l.gone()
 
 
