@@ -261,11 +261,11 @@ static void step(struct decode *d, uint32_t n)
 	}
 	if (!of_prompts && r == 0)
 		spec_step_took(d, (uint32_t)rows, took);
-	report_send(rep);
-	w->progress++;
-	w->prompt_tokens += of_prompts;
+	w->prompt_tokens += of_prompts;      /* before anybody sees the answer: who has it finds it counted */
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, of_prompts);
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
+	report_send(rep);
+	w->progress++;
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
 	if (2 * of_prompts > rows && r == 0)   /* drafts, and rows of those who decode, cost more than a prompt's */
 		rates_note_compute(&w->rates, rows, clock_us() - begin);

@@ -189,6 +189,8 @@ static void after_step(struct prefill *s, struct job *j, const struct engine_spa
 {
 	struct worker *w = s->w;
 	j->computed += sp->n;
+	w->prompt_tokens += sp->n;       /* before anybody sees the answer: who has it finds it counted */
+	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, sp->n);
 	publish_full(w, j);
 	if (j->work.prompt_logprobs)
 		score_prompt(s, j, sp);
@@ -241,9 +243,7 @@ static void whole_step(struct prefill *s, uint32_t n)
 	struct worker *w = s->w;
 	uint64_t begin = clock_us(), rows = step(s, 0, n);
 	w->progress++;
-	w->prompt_tokens += rows;
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
-	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, rows);
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
 	rates_note_compute(&w->rates, rows, clock_us() - begin);
 }
