@@ -95,7 +95,10 @@ def test_split_equals_mixed(real_model, want):
 
 def test_drafts_change_nothing(real_model, want):
     with Suite("mixed", real_model, worker={"speculative": "ngram"}) as s:
-        assert at_once(s, ASKED) == want
+        for _ in range(5):                   # whether a draft is worth its rows depends on what rows seem to cost
+            assert at_once(s, ASKED) == want
+            if s.ctl("mixed-1", "status")["drafts"]:
+                break
         assert s.ctl("mixed-1", "status")["drafts"] > 0
         s.quiet()
 
