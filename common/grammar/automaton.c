@@ -243,7 +243,7 @@ static uint32_t closed(struct automaton *a, struct closure *c)
 
 static uint32_t *row_of(struct automaton *a, uint32_t s)
 {
-	uint32_t k = a->f->n_classes;
+	uint32_t k = a->row_len;
 	if (a->state[s].row == NONE) {
 		if (a->n_rows == a->max_rows) {
 			a->full = 1;
@@ -259,15 +259,21 @@ static uint32_t *row_of(struct automaton *a, uint32_t s)
 	return a->row + (size_t)a->state[s].row * k;
 }
 
-static struct closure *follow(struct automaton *a, uint32_t s, unsigned class)
+/* *ret_alike: the bytes that the same configs take. */
+static struct closure *follow(struct automaton *a, uint32_t s, unsigned byte, struct byte_set *ret_alike)
 {
 	struct closure *c = closure_begin();
 	const struct nfa *f = a->f;
-	unsigned byte = f->byte_of[class];
+	memset(ret_alike, 0xff, sizeof *ret_alike);
 	for (uint32_t i = 0; i < a->state[s].n; i++) {
 		struct config at = a->config[a->state[s].first + i];
 		const struct nfa_node *n = &f->node[at.node];
-		if (n->kind == NFA_SET && byte_has(&f->set[n->a], byte))
+		if (n->kind != NFA_SET)
+			continue;
+		int takes = byte_has(&f->set[n->a], byte);
+		for (unsigned w = 0; w < 4; w++)
+			ret_alike->w[w] &= takes ? f->set[n->a].w[w] : ~f->set[n->a].w[w];
+		if (takes)
 			note(a, c, n->b, at.stack);
 	}
 	return c;
@@ -275,7 +281,8 @@ static struct closure *follow(struct automaton *a, uint32_t s, unsigned class)
 
 int automaton_is_over(struct automaton *a, uint32_t s, unsigned char byte)
 {
-	struct closure *c = follow(a, s, a->f->class_of[byte]);
+	struct byte_set alike;
+	struct closure *c = follow(a, s, byte, &alike);
 	closure_run(a, c);
 	return c->over;
 }
@@ -288,10 +295,31 @@ uint32_t automaton_next(struct automaton *a, uint32_t s, unsigned char byte)
 		return STATE_DEAD;
 	if (row[class] != STATE_UNKNOWN)
 		return row[class];
-	uint32_t t = closed(a, follow(a, s, class));
-	if (!a->full)
-		row_of(a, s)[class] = t;
+	struct byte_set alike;
+	uint32_t t = closed(a, follow(a, s, byte, &alike));
+	if (a->full)
+		return t;
+	row = row_of(a, s);
+	for (unsigned k = 0; k < a->f->n_classes; k++)
+		if (byte_has(&alike, a->f->byte_of[k]))
+			row[k] = t;
 	return t;
+}
+
+uint32_t automaton_next_in(struct automaton *a, uint32_t s, unsigned cell)
+{
+	uint32_t *row = s == STATE_DEAD ? NULL : row_of(a, s), t;
+	if (!row)
+		return STATE_DEAD;
+	if (row[a->f->n_classes + cell] != STATE_UNKNOWN)
+		return row[a->f->n_classes + cell];
+	t = automaton_next(a, s, a->cell[cell].byte[0]);
+	for (unsigned i = 1; i < a->cell[cell].n && t != STATE_MIXED; i++)
+		if (automaton_next(a, s, a->cell[cell].byte[i]) != t)
+			t = STATE_MIXED;
+	if (a->full)
+		return STATE_DEAD;
+	return row_of(a, s)[a->f->n_classes + cell] = t;
 }
 
 /* --- aliases ---------------------------------------------------------------------------------------------------------------------------- */
@@ -381,11 +409,25 @@ static void set_limits(struct automaton *a)
 {
 	size_t part = a->bytes_max / 8;      /* half for masks; a level takes no more than two configs, a state with its place in the table no more than a row */
 	a->max_states = within(part, sizeof *a->state + 8, 4096);
-	a->max_rows = within(part, a->f->n_classes * sizeof *a->row, 2048);
+	a->max_rows = within(part, a->row_len * sizeof *a->row, 2048);
 	a->max_configs = within(part, sizeof *a->config, 16 * CONFIGS_MAX);
 	a->max_levels = within(part, sizeof *a->level + 8, CONFIGS_MAX * GRAMMAR_DEPTH_MAX + 4096);     /* so that any state finds room in a new life */
 	a->words = a->v ? grammar_mask_words(a->v->n) : 0;
 	a->max_slots = a->v ? within(4 * part, a->words * 8 + sizeof *a->slot, 16) : 0;
+}
+
+/* One byte of each class that is in a cell, or plain. */
+static void find_representatives(struct automaton *a)
+{
+	unsigned char seen[CELLS + 1][256] = {{0}};
+	for (unsigned b = 0; b < 256; b++) {
+		unsigned char class = a->f->class_of[b];
+		for (unsigned c = 0; c < CELLS; c++)
+			if (b >= vocab_cell[c].lo && b <= vocab_cell[c].hi && !seen[c][class]++)
+				a->cell[c].byte[a->cell[c].n++] = (unsigned char)b;
+		if (vocab_is_plain((unsigned char)b) && !seen[CELLS][class]++)
+			a->plain[a->n_plain++] = (unsigned char)b;
+	}
 }
 
 struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v, size_t bytes_max)
@@ -395,6 +437,7 @@ struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v
 	a->f = &g->f;
 	a->v = v;
 	a->bytes_max = bytes_max;
+	a->row_len = a->f->n_classes + CELLS;
 	pthread_mutex_init(&a->lock, NULL);
 	set_limits(a);
 	a->size_states = 64;
@@ -404,14 +447,8 @@ struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v
 	a->state = mem_array(a->size_states, sizeof *a->state);
 	a->config = mem_array(a->size_configs, sizeof *a->config);
 	a->level = mem_array(a->size_levels, sizeof *a->level);
-	a->row = mem_array((size_t)a->size_rows * a->f->n_classes, sizeof *a->row);
-	for (unsigned k = 0; k < a->f->n_classes; k++) {
-		int some = 0;
-		for (unsigned b = 0; b < 256; b++)
-			some |= a->f->class_of[b] == k && vocab_is_plain((unsigned char)b);
-		if (some)
-			a->plain[a->n_plain++] = a->f->byte_of[k];
-	}
+	a->row = mem_array((size_t)a->size_rows * a->row_len, sizeof *a->row);
+	find_representatives(a);
 	begin_life(a);
 	return a;
 }
@@ -427,6 +464,7 @@ static void automaton_fini(struct automaton *a)
 	free(a->levels.slot);
 	free(a->mask);
 	free(a->slot);
+	free(a->run);
 	free(a);
 }
 
@@ -443,7 +481,7 @@ size_t automaton_bytes(struct automaton *a)
 {
 	pthread_mutex_lock(&a->lock);
 	size_t n = sizeof *a + a->size_states * sizeof *a->state + a->size_configs * sizeof *a->config + a->size_levels * sizeof *a->level +
-	           (size_t)a->size_rows * a->f->n_classes * sizeof *a->row + (a->states.size + a->levels.size) * sizeof *a->states.slot +
+	           (size_t)a->size_rows * a->row_len * sizeof *a->row + a->size_runs * sizeof *a->run + (a->states.size + a->levels.size) * sizeof *a->states.slot +
 	           (a->mask ? a->max_slots * (a->words * 8 + sizeof *a->slot) : 0);
 	pthread_mutex_unlock(&a->lock);
 	return n + a->f->size * sizeof *a->f->node + a->f->size_sets * sizeof *a->f->set + 2 * NFA_SETS_MAX * sizeof *a->f->set_slot;

@@ -11,6 +11,7 @@
 
 #define STATE_DEAD 0u            /* no config: nothing leads on, and it is no end */
 #define STATE_UNKNOWN UINT32_MAX
+#define STATE_MIXED (UINT32_MAX - 1) /* the bytes of a cell lead to several states */
 #define CONFIGS_MAX 512u         /* of one state; one with more counts as dead */
 
 struct config {
@@ -24,7 +25,7 @@ struct level {                   /* of a stack; level 0 is the empty one */
 
 struct state {
 	uint32_t first, n;           /* configs, sorted */
-	uint32_t row;                /* its transitions at rows[row * classes]; UINT32_MAX: none yet */
+	uint32_t row;                /* its transitions at rows[row * row_len]; UINT32_MAX: none yet */
 	uint32_t alias;              /* the state with aliases in its stacks; STATE_UNKNOWN */
 	uint32_t mask;               /* slot; UINT32_MAX: none */
 };
@@ -32,6 +33,10 @@ struct state {
 struct mask_slot {
 	uint32_t state;
 	int used, any;               /* used: since the hand passed; any: some token is allowed */
+};
+
+struct token_run {               /* of a trie's ids, from .. to - 1 */
+	uint32_t from, to;
 };
 
 struct table {                   /* open addressing: index + 1 */
@@ -55,21 +60,32 @@ struct automaton {
 	struct level *level;
 	uint32_t n_levels, size_levels, max_levels;
 	uint32_t *row, n_rows, size_rows, max_rows;
+	uint32_t row_len;                /* a state for each class of bytes, then for each cell */
 	struct table states, levels;
 
 	uint64_t *mask;                  /* (max_slots, words) */
 	struct mask_slot *slot;
 	uint32_t n_slots, max_slots, hand;
 	size_t words;
-	unsigned char plain[256];        /* classes of the bytes that JSON strings hold as they are */
+	struct token_run *run;           /* scratch of a mask */
+	uint32_t n_runs, size_runs;
+	struct {
+		unsigned char byte[CELL_BYTES_MAX];      /* one of each class */
+		unsigned n;
+	} cell[CELLS];
+	unsigned char plain[256];        /* the same of the bytes that JSON strings hold as they are */
 	unsigned n_plain;
 };
 
 /* automaton.c; the lock is held */
 uint32_t automaton_next(struct automaton *a, uint32_t state, unsigned char byte);
+/* The same for all bytes of a cell; STATE_MIXED: they lead to different states. */
+uint32_t automaton_next_in(struct automaton *a, uint32_t state, unsigned cell);
 /* Whether it is dead there for the limit on configs. `full` set: not known. */
 int automaton_is_over(struct automaton *a, uint32_t state, unsigned char byte);
 uint32_t automaton_alias(struct automaton *a, uint32_t state);
+/* walk.c: the mask of a state, and whether it has a bit. ERR_FULL: a table was; ERR_NOMEM: too costly. */
+int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any, struct err *err);
 /* All tables are emptied; returns the same state in the new life. */
 uint32_t automaton_renew(struct automaton *a, uint32_t state);
 static inline int automaton_ends(const struct automaton *a, uint32_t state)

@@ -10,7 +10,7 @@ struct grammar {
 	int counted;             /* some node has an alias: tokens over NFA_LOOKAHEAD bytes are not offered */
 };
 
-/* Tokens in the order of their bytes, as a tree in preorder. */
+/* Tokens in the order of their bytes, or of their shapes, as a tree in preorder. */
 struct trie_node {
 	uint32_t tokens;         /* first of trie.id that ends here; the next node's `tokens` is behind the last */
 	uint32_t skip;           /* the next node that is no descendant */
@@ -27,10 +27,23 @@ enum { TRIE_PLAIN, TRIE_OTHER, TRIE_LONG, TRIES };      /* plain: of at most NFA
 struct grammar_vocab {
 	uint32_t n;
 	struct trie trie[TRIES];
-	uint64_t *plain;         /* mask of the plain ones */
+	struct trie shape;       /* of all but the long ones, by their shapes */
+	uint64_t *shaped;        /* mask of those */
+	uint8_t cell_of[256];    /* of a mark: 1 + its cell; 0: it is the byte itself */
 	char *bytes;             /* of all tokens */
 	uint32_t *at;            /* (n + 1) where each one's begin */
 };
+
+/* Cells: bytes that most constraints do not tell apart where one of them may stand: letters, digits, parts of a UTF-8 character. A token's shape is its bytes with each byte of a
+ * cell replaced by the cell's mark, so that a few thousand shapes stand for all tokens of a vocabulary. */
+struct vocab_cell {
+	unsigned char lo, hi;    /* its bytes ... */
+	unsigned char before;    /* ... where this byte is before them; 0: anywhere */
+	unsigned char mark;
+};
+#define CELLS 12u
+#define CELL_BYTES_MAX 64u
+extern const struct vocab_cell vocab_cell[CELLS];
 
 static inline int vocab_is_plain(unsigned char b)
 {

@@ -1,7 +1,5 @@
-/* mask.c - which tokens may follow: the tree of tokens is walked along the states. A mask belongs to a state (to its alias: what a counter says beyond the longest token makes no
- * difference) and is kept; which ones, is by use.
- *
- * The work of a mask is bounded by what it costs as if nothing was cached, so that all workers find the same tokens too costly. */
+/* mask.c - which tokens may follow. A mask belongs to a state (to its alias: what a counter says beyond the longest token makes no difference) and is kept; which ones, is by
+ * use. */
 #include "automaton.h"
 #include "util/mem.h"
 
@@ -9,52 +7,6 @@
 #include <string.h>
 
 #define NONE UINT32_MAX
-#define CONFIGS_PER_NODE 16u     /* of the tree, on the average over a mask: more is too costly */
-
-struct walker {
-	struct automaton *a;
-	uint64_t *mask;
-	uint64_t work, work_max;
-	int any;
-};
-
-static void allow(struct walker *w, const struct trie *t, uint32_t from, uint32_t to)
-{
-	for (; from < to; from++) {
-		w->mask[t->id[from] / 64] |= 1ull << t->id[from] % 64;
-		w->any = 1;
-	}
-}
-
-static void walk(struct walker *w, const struct trie *t, uint32_t state)
-{
-	struct automaton *a = w->a;
-	uint32_t at[257];
-	at[0] = state;
-	for (uint32_t i = 0; i < t->n && !a->full && w->work <= w->work_max;) {
-		const struct trie_node *n = &t->node[i];
-		uint32_t s = automaton_next(a, at[n->depth - 1], n->byte);
-		if (s == STATE_DEAD) {
-			i = n->skip;
-			continue;
-		}
-		w->work += a->state[s].n;
-		at[n->depth] = s;
-		allow(w, t, n->tokens, n[1].tokens);
-		i++;
-	}
-}
-
-/* Whether what JSON strings hold as it is leads from here to here: then all tokens of it are allowed. */
-static int stays(struct automaton *a, uint32_t state)
-{
-	for (unsigned i = 0; i < a->n_plain; i++) {
-		uint32_t s = automaton_next(a, state, a->plain[i]);
-		if (s == STATE_DEAD || automaton_alias(a, s) != state)
-			return 0;
-	}
-	return a->n_plain > 0;
-}
 
 static uint32_t take_slot(struct automaton *a)
 {
@@ -77,27 +29,6 @@ static uint32_t take_slot(struct automaton *a)
 	}
 }
 
-static int fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any, struct err *err)
-{
-	const struct grammar_vocab *v = a->v;
-	uint32_t nodes = v->trie[TRIE_PLAIN].n + v->trie[TRIE_OTHER].n + v->trie[TRIE_LONG].n;
-	struct walker w = {.a = a, .mask = mask, .work_max = (uint64_t)CONFIGS_PER_NODE * nodes + 65536};
-	if (stays(a, state)) {
-		memcpy(mask, v->plain, a->words * sizeof *mask);
-		w.any = v->trie[TRIE_PLAIN].n > 0;
-	} else {
-		memset(mask, 0, a->words * sizeof *mask);
-		walk(&w, &v->trie[TRIE_PLAIN], state);
-	}
-	walk(&w, &v->trie[TRIE_OTHER], state);
-	if (!a->g->counted)
-		walk(&w, &v->trie[TRIE_LONG], state);
-	*ret_any = w.any;
-	if (a->full)
-		return ERR_FULL;
-	return w.work > w.work_max ? err_set(err, ERR_NOMEM, "the constraint is too ambiguous: telling the next token takes more than %u steps", (unsigned)w.work_max) : 0;
-}
-
 /* The mask of a state, in *ret_slot. ERR_FULL: a table was; ERR_NOMEM: too costly. */
 static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, struct err *err)
 {
@@ -109,7 +40,7 @@ static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, stru
 		slot = take_slot(a);
 		a->slot[slot].state = as;
 		a->slot[slot].used = 1;
-		int r = fill(a, as, a->mask + (size_t)slot * a->words, &any, err);
+		int r = automaton_fill(a, as, a->mask + (size_t)slot * a->words, &any, err);
 		if (r < 0) {
 			a->slot[slot].used = 0;
 			return r;

@@ -1,4 +1,5 @@
-/* vocab.c - a vocabulary for walking: three trees of tokens by their bytes. A token that is no whole UTF-8 is a token as any other. Tokens over TOKEN_MAX bytes are left out. */
+/* vocab.c - a vocabulary for walking: three trees of tokens by their bytes, one by their shapes. A token that is no whole UTF-8 is a token as any other. Tokens over TOKEN_MAX
+ * bytes are left out. */
 #include "grammar_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -7,6 +8,12 @@
 #include <string.h>
 
 #define TOKEN_MAX 255u
+
+/* The first that fits is a byte's. What is left of 80 .. bf by the others has the mark 80, so 81 .. bf are free as marks. */
+const struct vocab_cell vocab_cell[CELLS] = {
+	{'a', 'z', 0, 'a'},       {'A', 'Z', 0, 'A'},       {'0', '9', 0, '0'},       {0xc2, 0xdf, 0, 0xc2},    {0xe1, 0xec, 0, 0xe1},    {0xee, 0xef, 0, 0xee},
+	{0xf1, 0xf3, 0, 0xf1},    {0xa0, 0xbf, 0xe0, 0xa0}, {0x80, 0x9f, 0xed, 0x81}, {0x90, 0xbf, 0xf0, 0x90}, {0x80, 0x8f, 0xf4, 0x82}, {0x80, 0xbf, 0, 0x80},
+};
 
 struct entry {
 	const char *s;
@@ -28,6 +35,19 @@ static int kind_of(const char *s, uint32_t len)
 		if (!vocab_is_plain((unsigned char)s[i]))
 			return TRIE_OTHER;
 	return TRIE_PLAIN;
+}
+
+static void shape_of(const char *s, uint32_t len, char *ret)
+{
+	for (uint32_t i = 0; i < len; i++) {
+		unsigned char b = (unsigned char)s[i], before = i ? (unsigned char)s[i - 1] : 0, mark = b;
+		for (unsigned c = 0; c < CELLS; c++)
+			if (b >= vocab_cell[c].lo && b <= vocab_cell[c].hi && (!vocab_cell[c].before || vocab_cell[c].before == before)) {
+				mark = vocab_cell[c].mark;
+				break;
+			}
+		ret[i] = (char)mark;
+	}
 }
 
 /* A node is open until one comes that is not deeper. */
@@ -65,6 +85,25 @@ static void trie_build(struct trie *t, struct entry *e, uint32_t n)
 	find_skips(t);
 }
 
+static void shapes_build(struct grammar_vocab *v, struct entry *e)
+{
+	char *shapes = mem_array((size_t)v->at[v->n] + 1, 1);
+	uint32_t count = 0;
+	v->shaped = mem_array(grammar_mask_words(v->n), sizeof *v->shaped);
+	for (uint32_t i = 0; i < v->n; i++) {
+		uint32_t len = v->at[i + 1] - v->at[i];
+		if (!len || len > NFA_LOOKAHEAD)
+			continue;
+		shape_of(v->bytes + v->at[i], len, shapes + v->at[i]);
+		e[count++] = (struct entry){shapes + v->at[i], len, i};
+		v->shaped[i / 64] |= 1ull << i % 64;
+	}
+	trie_build(&v->shape, e, count);
+	for (unsigned c = 0; c < CELLS; c++)
+		v->cell_of[vocab_cell[c].mark] = (uint8_t)(c + 1);
+	free(shapes);
+}
+
 struct grammar_vocab *grammar_vocab_new(const char *const *bytes, const uint32_t *len, uint32_t n)
 {
 	struct grammar_vocab *v = mem_zalloc(sizeof *v);
@@ -79,7 +118,6 @@ struct grammar_vocab *grammar_vocab_new(const char *const *bytes, const uint32_t
 	CHECK(total < UINT32_MAX);
 	v->at[n] = (uint32_t)total;
 	v->bytes = mem_array(total + 1, 1);
-	v->plain = mem_array(grammar_mask_words(n), sizeof *v->plain);
 	for (uint32_t i = 0; i < n; i++)
 		if (v->at[i + 1] > v->at[i])
 			memcpy(v->bytes + v->at[i], bytes[i], len[i]);
@@ -90,11 +128,10 @@ struct grammar_vocab *grammar_vocab_new(const char *const *bytes, const uint32_t
 			if (!own || kind_of(v->bytes + v->at[i], own) != k)
 				continue;
 			e[count++] = (struct entry){v->bytes + v->at[i], own, i};
-			if (k == TRIE_PLAIN)
-				v->plain[i / 64] |= 1ull << i % 64;
 		}
 		trie_build(&v->trie[k], e, count);
 	}
+	shapes_build(v, e);
 	free(e);
 	return v;
 }
@@ -108,7 +145,9 @@ void grammar_vocab_destroy(struct grammar_vocab **vp)
 		free(v->trie[k].node);
 		free(v->trie[k].id);
 	}
-	free(v->plain);
+	free(v->shape.node);
+	free(v->shape.id);
+	free(v->shaped);
 	free(v->bytes);
 	free(v->at);
 	free(v);

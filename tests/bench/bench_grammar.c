@@ -1,7 +1,7 @@
 /* bench_grammar.c - constrained output on one core, in processor time: compiling a constraint, the first mask of each state that an answer passes, and the same masks again.
  *
- *   bench_grammar MODEL KIND TEXT ANSWER N      MODEL: a GGUF file; KIND: json_schema, regex ...; TEXT, ANSWER: files; the best of N runs. Prints three times in seconds
- *                                               (the last two per token of the answer), then the answer's tokens
+ *   bench_grammar MODEL KIND TEXT ANSWER N      MODEL: a GGUF file; KIND: json_schema, regex ...; TEXT, ANSWER: files; the best of N runs. Prints four times in seconds:
+ *                                               compile, first masks, again (both per token of the answer), the slowest first mask; then the answer's tokens
  *   bench_grammar --vocab MODEL                 prints the bytes of each token id in hexadecimal, "-" for special ones: for the peer */
 #include "format/gguf.h"
 #include "grammar/grammar.h"
@@ -84,17 +84,25 @@ static enum grammar_kind kind_of(const char *name)
 	check_fatal("no kind of constraint is called %s", name);
 }
 
-/* Seconds for the masks before each token and behind the last. */
-static double masks(struct automaton *a, const struct token_list *l, uint64_t *mask)
+/* Seconds for the masks before each token and behind the last, per token, and of the slowest. */
+static double masks(struct automaton *a, const struct token_list *l, uint64_t *mask, double *ret_slowest)
 {
 	struct grammar_walk walk = {0};
 	struct err err = {0};
 	unsigned flags = 0;
-	double begin = cpu_s();
-	for (uint32_t n = 0; n <= l->n; n++)
+	double begin = cpu_s(), last = begin, slowest = 0;
+	for (uint32_t n = 0; n <= l->n; n++) {
 		if (automaton_mask(a, &walk, l->ids, n, mask, &flags, &err) < 0)
 			check_fatal("%s", err.text);
+		if (ret_slowest) {
+			double now = cpu_s();
+			slowest = now - last > slowest ? now - last : slowest;
+			last = now;
+		}
+	}
 	double took = cpu_s() - begin;
+	if (ret_slowest)
+		*ret_slowest = slowest;
 	if (!(flags & AUTOMATON_MAY_END))
 		check_fatal("the answer is not whole");
 	return took / (double)(l->n + 1);
@@ -118,7 +126,7 @@ int main(int argc, char **argv)
 	struct buf text = read_file(argv[3]), answer = read_file(argv[4]);
 	struct token_list l = {0};
 	uint64_t *mask = mem_array(grammar_mask_words(grammar_vocab_size(v)), sizeof *mask);
-	double compile = 1e9, first = 1e9, again = 1e9;
+	double compile = 1e9, first = 1e9, again = 1e9, slowest = 1e9, slow;
 	CHECK(tokenizer_encode(t, answer.data, answer.len, 0, 0, &l) == 0);
 	for (int i = atoi(argv[5]); i > 0; i--) {
 		struct grammar *g;
@@ -128,11 +136,12 @@ int main(int argc, char **argv)
 			check_fatal("%s: %s", argv[3], err.text);
 		struct automaton *a = automaton_new(g, v, AUTOMATON_BYTES);
 		compile = lesser(compile, cpu_s() - begin);
-		first = lesser(first, masks(a, &l, mask));
-		again = lesser(again, masks(a, &l, mask));
+		first = lesser(first, masks(a, &l, mask, &slow));
+		slowest = lesser(slowest, slow);
+		again = lesser(again, masks(a, &l, mask, NULL));
 		automaton_destroy(&a);
 	}
-	printf("%.9f %.9f %.9f\n", compile, first, again);
+	printf("%.9f %.9f %.9f %.9f\n", compile, first, again, slowest);
 	for (size_t i = 0; i < l.n; i++)
 		printf("%u ", l.ids[i]);
 	puts("");

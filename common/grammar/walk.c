@@ -1,0 +1,216 @@
+/* walk.c - the mask of a state: the tree of token shapes is walked along the states. A shape stands for all its tokens as long as the bytes of its cells lead to one state. Where
+ * they do not, tokens are looked at by their bytes: those behind bytes that stand for themselves in the trees by bytes (names, words of a choice, where most branches end at
+ * once), others one by one.
+ *
+ * So a state that differs from others in a counter alone costs some thousand steps, not one for each prefix of a token. What comes out is what each token's bytes would say.
+ *
+ * The work of a mask is bounded by what it costs as if nothing was cached, so that all workers find the same tokens too costly. */
+#include "automaton.h"
+#include "util/mem.h"
+
+#include <string.h>
+
+#define CONFIGS_PER_NODE 16u     /* of the trees by bytes, on the average over a mask: more is too costly */
+#define BRANCHES_MAX 64u
+
+struct branch {
+	uint32_t shape, state;   /* the node of the shapes that could not be followed, and the state before it */
+};
+
+struct walker {
+	struct automaton *a;
+	uint64_t *mask;
+	uint64_t work, work_max;
+	int any;
+	struct branch branch[BRANCHES_MAX];
+	uint32_t n_branches;
+};
+
+static int goes_on(const struct walker *w)
+{
+	return !w->a->full && w->work <= w->work_max;
+}
+
+/* --- trees by bytes ---------------------------------------------------------------------------------------------------------------------- */
+
+static void allow(struct walker *w, const struct trie *t, uint32_t from, uint32_t to)
+{
+	for (; from < to; from++) {
+		w->mask[t->id[from] / 64] |= 1ull << t->id[from] % 64;
+		w->any = 1;
+	}
+}
+
+/* Whether what JSON strings hold as it is leads from here to here: then all tokens of it are allowed. */
+static int loops(struct automaton *a, uint32_t state)
+{
+	for (unsigned i = 0; i < a->n_plain; i++)
+		if (automaton_next(a, state, a->plain[i]) != state)
+			return 0;
+	return a->n_plain > 0;
+}
+
+/* Nodes i .. end - 1, of which the first ones have this depth; state: before it. */
+static void walk(struct walker *w, const struct trie *t, uint32_t i, uint32_t end, uint32_t depth, uint32_t state)
+{
+	struct automaton *a = w->a;
+	uint32_t at[257];
+	at[depth - 1] = state;
+	while (i < end && goes_on(w)) {
+		const struct trie_node *n = &t->node[i];
+		uint32_t s = automaton_next(a, at[n->depth - 1], n->byte);
+		if (s == STATE_DEAD) {
+			i = n->skip;
+			continue;
+		}
+		w->work += a->state[s].n;
+		at[n->depth] = s;
+		if (t == &a->v->trie[TRIE_PLAIN] && loops(a, s)) {
+			allow(w, t, n->tokens, t->node[n->skip].tokens);
+			i = n->skip;
+			continue;
+		}
+		allow(w, t, n->tokens, n[1].tokens);
+		i++;
+	}
+}
+
+/* The tokens that begin with these bytes and go on with one of a cell. */
+static void walk_branch(struct walker *w, const struct trie *t, const char *bytes, uint32_t n, const struct vocab_cell *c, uint32_t state)
+{
+	uint32_t i = 0, end = t->n;
+	for (uint32_t k = 0; k < n; k++) {
+		while (i < end && t->node[i].byte != (unsigned char)bytes[k])
+			i = t->node[i].skip;
+		end = i < end ? t->node[i].skip : i;
+		i++;
+	}
+	for (; i < end; i = t->node[i].skip)
+		if (t->node[i].byte >= c->lo && t->node[i].byte <= c->hi)
+			walk(w, t, i, t->node[i].skip, n + 1, state);
+}
+
+static void walk_branches(struct walker *w)
+{
+	const struct grammar_vocab *v = w->a->v;
+	for (uint32_t k = 0; k < w->n_branches; k++) {
+		const struct trie_node *n = &v->shape.node[w->branch[k].shape];
+		const char *bytes = v->bytes + v->at[v->shape.id[n->tokens]];
+		const struct vocab_cell *c = &vocab_cell[v->cell_of[n->byte] - 1];
+		walk_branch(w, &v->trie[TRIE_PLAIN], bytes, n->depth - 1u, c, w->branch[k].state);
+		walk_branch(w, &v->trie[TRIE_OTHER], bytes, n->depth - 1u, c, w->branch[k].state);
+	}
+}
+
+/* --- the tree by shapes ------------------------------------------------------------------------------------------------------------------ */
+
+static void run_add(struct automaton *a, uint32_t from, uint32_t to)
+{
+	if (from == to)
+		return;
+	if (a->n_runs && a->run[a->n_runs - 1].to == from) {
+		a->run[a->n_runs - 1].to = to;
+		return;
+	}
+	if (a->n_runs == a->size_runs) {
+		a->size_runs = a->size_runs ? 2 * a->size_runs : 256;
+		a->run = mem_grow(a->run, a->size_runs, sizeof *a->run);
+	}
+	a->run[a->n_runs++] = (struct token_run){from, to};
+}
+
+static void one_by_one(struct walker *w, const struct trie_node *n, uint32_t state)
+{
+	struct automaton *a = w->a;
+	const struct grammar_vocab *v = a->v;
+	const struct trie *t = &v->shape;
+	for (uint32_t k = n->tokens; k < t->node[n->skip].tokens && goes_on(w); k++) {
+		uint32_t id = t->id[k], s = state;
+		for (uint32_t i = v->at[id] + n->depth - 1; i < v->at[id + 1] && s != STATE_DEAD; i++) {
+			s = automaton_next(a, s, (unsigned char)v->bytes[i]);
+			w->work += a->state[s].n;
+		}
+		if (s != STATE_DEAD)
+			run_add(a, k, k + 1);
+	}
+}
+
+/* The bytes of a node's cell lead to several states. */
+static void split_up(struct walker *w, const struct trie_node *n, uint32_t state, int alone)
+{
+	const struct grammar_vocab *v = w->a->v;
+	if (alone && w->n_branches < BRANCHES_MAX)
+		w->branch[w->n_branches++] = (struct branch){(uint32_t)(n - v->shape.node), state};
+	else
+		one_by_one(w, n, state);
+}
+
+/* Leaves runs of the shapes' tokens, in order, and branches. */
+static void walk_shapes(struct walker *w, uint32_t state)
+{
+	struct automaton *a = w->a;
+	const struct trie *t = &a->v->shape;
+	uint32_t at[NFA_LOOKAHEAD + 1], from = 0;
+	int alone[NFA_LOOKAHEAD + 1];        /* no cell so far */
+	at[0] = state;
+	alone[0] = 1;
+	a->n_runs = 0;
+	for (uint32_t i = 0; i < t->n && goes_on(w);) {
+		const struct trie_node *n = &t->node[i];
+		unsigned cell = a->v->cell_of[n->byte];
+		uint32_t before = at[n->depth - 1], s = cell ? automaton_next_in(a, before, cell - 1) : automaton_next(a, before, n->byte);
+		if (s != STATE_DEAD && s != STATE_MIXED) {
+			w->work += a->state[s].n;
+			at[n->depth] = s;
+			alone[n->depth] = alone[n->depth - 1] && !cell;
+			i++;
+			continue;
+		}
+		run_add(a, from, n->tokens);
+		from = t->node[n->skip].tokens;
+		if (s == STATE_MIXED)
+			split_up(w, n, before, alone[n->depth - 1]);
+		i = n->skip;
+	}
+	run_add(a, from, t->node[t->n].tokens);
+}
+
+/* The runs, to the mask: its bits are set, or those of the others are cleared, by which are fewer. */
+static void take_runs(struct walker *w)
+{
+	const struct automaton *a = w->a;
+	const struct trie *t = &a->v->shape;
+	uint32_t all = t->node[t->n].tokens, n = 0, from = 0;
+	for (uint32_t k = 0; k < a->n_runs; k++)
+		n += a->run[k].to - a->run[k].from;
+	w->any = n > 0;
+	if (n <= all / 2) {
+		memset(w->mask, 0, a->words * sizeof *w->mask);
+		for (uint32_t k = 0; k < a->n_runs; k++)
+			allow(w, t, a->run[k].from, a->run[k].to);
+		return;
+	}
+	memcpy(w->mask, a->v->shaped, a->words * sizeof *w->mask);
+	for (uint32_t k = 0; k <= a->n_runs; k++) {
+		for (uint32_t to = k < a->n_runs ? a->run[k].from : all; from < to; from++)
+			w->mask[t->id[from] / 64] &= ~(1ull << t->id[from] % 64);
+		from = k < a->n_runs ? a->run[k].to : all;
+	}
+}
+
+int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any, struct err *err)
+{
+	const struct grammar_vocab *v = a->v;
+	const struct trie *far = &v->trie[TRIE_LONG];
+	uint32_t nodes = v->trie[TRIE_PLAIN].n + v->trie[TRIE_OTHER].n + far->n;
+	struct walker w = {.a = a, .mask = mask, .work_max = (uint64_t)CONFIGS_PER_NODE * nodes + 65536};
+	walk_shapes(&w, state);
+	take_runs(&w);
+	walk_branches(&w);
+	if (!a->g->counted)
+		walk(&w, far, 0, far->n, 1, state);
+	*ret_any = w.any;
+	if (a->full)
+		return ERR_FULL;
+	return w.work > w.work_max ? err_set(err, ERR_NOMEM, "the constraint is too ambiguous: telling the next token takes more than %u steps", (unsigned)w.work_max) : 0;
+}
