@@ -353,7 +353,7 @@ def test_launcher_ends_a_crash_loop(tmp_path, tiny_model):
 
 def test_launcher_tiers_and_settings(tmp_path, tiny_model):
     disk = tmp_path / 'a "disk"'
-    with Launcher(tmp_path, tiny_model, KV_DISK=str(disk), KV_DISK_MB="64", KV_REDIS=f"unix:{tmp_path}/none", KV_EVICTION="write_through",
+    with Launcher(tmp_path, tiny_model, KV_DISK=str(disk), KV_DISK_MB="64", KV_REDIS=f"unix:{tmp_path}/none", KV_EVICTION="write_through", HOST="127.0.0.2",
                   SET="worker.kv_type=f32; decode.max_sequences=8; router.served_model_name=my model") as l:
         r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "storage", "storage")
         tiers = {t["tier"]: t for t in json.loads(r.stdout)["tiers"]}
