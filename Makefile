@@ -153,10 +153,11 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 help:
 	@echo "make            build everything into build/bin/ (SAN=address or SAN=thread: into build-address/, build-thread/)"
 	@echo "make demo       install what is missing, build, get the model, ask one question through five daemons, show its timeline"
-	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=sim"
+	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=sim SET='router.api_keys=KEY' (README.md lists all)"
 	@echo "make check      all tests, then again under the sanitizers; ends with 'N passed, N failed'"
 	@echo "make check-full the same with the tests that take minutes (PD_FULL=1)"
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
+	@echo "make check-clients the openai package from PyPI against real daemons"
 	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
 	@echo "make bench-text tokenizers, chat templates and constrained output, beside Hugging Face tokenizers, tiktoken, Jinja2 and llguidance"
