@@ -191,8 +191,10 @@ static struct jv add_at_tip(struct jin *r, struct jv a, struct jv b)
 {
 	size_t len = a.len + b.len;
 	for (unsigned i = 0; i < 8; i++) {
+		if (!r->tips[i].base)
+			continue;
 		char *end = r->tips[i].base + r->tips[i].used;
-		if (!r->tips[i].base || a.s + a.len != end || a.s < r->tips[i].base || r->tips[i].size - r->tips[i].used < b.len)
+		if (a.s + a.len != end || a.s < r->tips[i].base || r->tips[i].size - r->tips[i].used < b.len)
 			continue;
 		jin_step(r, b.len / 64);
 		memmove(end, b.s, b.len);
