@@ -209,12 +209,27 @@ static void arm(struct chan *c, uint64_t now)
 		chan_tick_soon(c, max_u64(at, now + 1000));
 }
 
+/* A timer that comes much too late says that this process was stopped, or had no processor: what a peer sent meanwhile waits in the sockets, and may be read only after
+ * this tick. That time is nobody's silence. (A peer that has given us up says so with a HELLO, which begins its link anew.) */
+static void excuse_absence(struct chan *c, uint64_t now)
+{
+	uint64_t late = now > c->tick_at_us ? now - c->tick_at_us : 0;   /* UINT64_MAX: not armed */
+	if (late <= c->opts.silence_us / 4)
+		return;
+	list_each(it, &c->peers) {
+		struct peer *p = list_entry(it, struct peer, node);
+		p->heard_us = min_u64(now, p->heard_us + late);
+		p->progress_us = min_u64(now, p->progress_us + late);
+	}
+}
+
 void chan_tick(evutil_socket_t fd, short what, void *arg)
 {
 	(void)fd;
 	(void)what;
 	struct chan *c = arg;
 	uint64_t now = clock_us();
+	excuse_absence(c, now);
 	c->tick_at_us = UINT64_MAX;
 	list_each_safe(it, nx, &c->graveyard)
 		chan_peer_free(list_entry(it, struct peer, node));
@@ -237,5 +252,6 @@ void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 	if (p->state != PEER_UP || p->dealer || !lull(c, p, now) || now - p->beat_us < beat_every(c, p, now) / 2)
 		return;
 	beat(c, p, now);
+	excuse_absence(c, now);
 	arm(c, now);            /* mostly later than it was: else each answer is followed by a look for nothing */
 }
