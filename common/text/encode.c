@@ -349,3 +349,13 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, un
 	encoder_fini(&e);
 	return rc;
 }
+
+int tokenizer_encode_prompt(const struct tokenizer *t, const char *text, size_t len, int add_special, size_t max_tokens, struct token_list *out)
+{
+	if (add_special && tokenizer_adds_bos(t) && tokenizer_bos(t) != UINT32_MAX) {
+		out->ids = mem_array(16, sizeof *out->ids);
+		out->size = 16;
+		out->ids[out->n++] = tokenizer_bos(t);
+	}
+	return tokenizer_encode(t, text, len, TOKENIZE_PARSE_SPECIAL, max_tokens, out);
+}

@@ -34,6 +34,8 @@ enum { TOKENIZE_PARSE_SPECIAL = 1 };   /* special tokens in the text become thei
 /* Appends to out. 0; ERR_FULL when more than max_tokens would come out (0: no limit) or the text has 2^31 bytes or more; ERR_NOMEM when the
  * pre-tokenizer's expression runs into its memory bound. After an error out holds the ids so far. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t max_tokens, struct token_list *out);
+/* The tokens of a prompt, into the empty out: BOS first where the model wants one and add_special says so, special tokens in the text as their ids; else as above. */
+int tokenizer_encode_prompt(const struct tokenizer *t, const char *text, size_t len, int add_special, size_t max_tokens, struct token_list *out);
 /* How ids become text. SentencePiece kinds begin a text with a space that is not its own: it is dropped, unless the ids CONTINUE a text. */
 enum { DECODE_SKIP_SPECIAL = 1, DECODE_CONTINUES = 2 };
 

@@ -25,13 +25,12 @@ int api_tokenize_prepare(struct call *c, const json_t *o)
 	struct prompt p = {0};
 	struct buf text;
 	if (param_bool(o, "return_token_strs", 0, &strings, &c->error) < 0 ||
-	    param_bool(o, "add_special_tokens", !chat, &c->p.add_special, &c->error) < 0 ||
-	    param_bool(o, "add_generation_prompt", 1, &c->p.add_generation, &c->error) < 0)
+	    param_bool(o, "add_special_tokens", !chat, &c->p.add_special, &c->error) < 0)
 		return -1;
 	if (!chat && !json_is_string(prompt))
 		return api_bad(&c->error, "prompt", "prompt must be a string, got %s", param_show(prompt));
 	c->context = 0;   /* counting is allowed beyond it */
-	buf_init(&text, c->body_len * 4 + (1u << 20));
+	buf_init(&text, chat_request_text_max(c->body_len));
 	int r = chat ? chat_render(c, o, &text) : 0;
 	if (r == 0 && chat)
 		r = prompt_encode(c, &p, text.data ? text.data : "", text.len, "messages");

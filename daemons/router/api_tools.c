@@ -1,114 +1,5 @@
-/* api_tools.c - what a chat request says about tools and thoughts: tools, tool_choice, parallel_tool_calls, include_reasoning, separate_reasoning.
- *
- * Bounded here in count, depth and size, because templates and parsers walk through what is accepted. */
+/* api_tools.c - what a chat request says about tools and thoughts: tools, tool_choice, parallel_tool_calls, include_reasoning, separate_reasoning. */
 #include "call.h"
-
-#include <stdio.h>
-#include <string.h>
-
-#define TOOLS_MAX 128
-#define TOOL_DEPTH_MAX 64
-#define TOOL_VALUES_MAX 20000     /* of all tools together: members, elements, leaves */
-
-/* Values below v, or SIZE_MAX when it is deeper than it may be. */
-static size_t count_values(const json_t *v, int depth)
-{
-	size_t n = 1, i;
-	const char *key;
-	json_t *sub;
-	if (depth > TOOL_DEPTH_MAX)
-		return SIZE_MAX;
-	json_array_foreach((json_t *)v, i, sub) {
-		size_t k = count_values(sub, depth + 1);
-		if (k == SIZE_MAX || (n += k) > TOOL_VALUES_MAX)
-			return k == SIZE_MAX ? k : n;
-	}
-	json_object_foreach((json_t *)v, key, sub) {
-		size_t k = count_values(sub, depth + 1);
-		if (k == SIZE_MAX || (n += k) > TOOL_VALUES_MAX)
-			return k == SIZE_MAX ? k : n;
-	}
-	return n;
-}
-
-static int read_tool(struct call *c, const json_t *tools, size_t at)
-{
-	const json_t *t = json_array_get(tools, at), *type = json_object_get(t, "type"), *f = json_object_get(t, "function");
-	const json_t *name = json_object_get(f, "name"), *text = json_object_get(f, "description"), *parameters = json_object_get(f, "parameters");
-	if (!json_is_object(t))
-		return api_bad(&c->error, "tools", "tools[%zu] must be an object, got %s", at, param_show(t));
-	if (!json_is_string(type) || strcmp(json_string_value(type), "function") != 0)
-		return api_bad(&c->error, "tools", "tools[%zu].type must be \"function\", got %s", at, param_show(type));
-	if (!json_is_object(f))
-		return api_bad(&c->error, "tools", "tools[%zu].function must be an object, got %s", at, param_show(f));
-	if (!json_is_string(name) || !toolcall_name_good(json_string_value(name), json_string_length(name)))
-		return api_bad(&c->error, "tools", "tools[%zu].function.name must be 1 to %d of A-Z a-z 0-9 _ - . : /, got %s", at, TOOLCALL_NAME_MAX, param_show(name));
-	if (text && !json_is_null(text) && !json_is_string(text))
-		return api_bad(&c->error, "tools", "tools[%zu].function.description must be a string, got %s", at, param_show(text));
-	if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
-		return api_bad(&c->error, "tools", "tools[%zu].function.parameters must be an object (a JSON schema), got %s", at, param_show(parameters));
-	for (size_t i = 0; i < at; i++)
-		if (json_equal(name, json_object_get(json_object_get(json_array_get(tools, i), "function"), "name")))
-			return api_bad(&c->error, "tools", "tools[%zu] and tools[%zu] have the same name %s", i, at, param_show(name));
-	return 0;
-}
-
-static int check_tools(struct call *c, const json_t *tools)
-{
-	size_t n = json_array_size(tools);
-	if (!json_is_array(tools))
-		return api_bad(&c->error, "tools", "tools must be an array, got %s", param_show(tools));
-	if (n > TOOLS_MAX)
-		return api_bad(&c->error, "tools", "tools has %zu elements, more than %d", n, TOOLS_MAX);
-	size_t values = count_values(tools, 0);
-	if (values == SIZE_MAX)
-		return api_bad(&c->error, "tools", "tools is nested deeper than %d levels", TOOL_DEPTH_MAX);
-	if (values > TOOL_VALUES_MAX)
-		return api_bad(&c->error, "tools", "tools has more than %d values", TOOL_VALUES_MAX);
-	for (size_t i = 0; i < n; i++)
-		if (read_tool(c, tools, i) < 0)
-			return -1;
-	return 0;
-}
-
-enum tool_choice { CHOICE_NONE, CHOICE_AUTO, CHOICE_REQUIRED, CHOICE_NAMED };
-
-static int read_choice(struct call *c, const json_t *o, const json_t *tools, enum tool_choice *ret, const json_t **ret_name)
-{
-	static const char *const names[] = {[CHOICE_NONE] = "none", [CHOICE_AUTO] = "auto", [CHOICE_REQUIRED] = "required"};
-	const json_t *v = json_object_get(o, "tool_choice"), *type = json_object_get(v, "type");
-	const json_t *name = json_object_get(json_object_get(v, "function"), "name");
-	*ret = tools ? CHOICE_AUTO : CHOICE_NONE;
-	*ret_name = NULL;
-	if (!v || json_is_null(v))
-		return 0;
-	if (json_is_object(v) && json_is_string(name) && json_is_string(type) && strcmp(json_string_value(type), "function") == 0) {
-		for (size_t i = 0; i < json_array_size(tools); i++)
-			if (json_equal(name, json_object_get(json_object_get(json_array_get(tools, i), "function"), "name")))
-				*ret_name = name;
-		*ret = CHOICE_NAMED;
-		return *ret_name ? 0 : api_bad(&c->error, "tool_choice", "tool_choice names a function %s that is not among tools", param_show(name));
-	}
-	for (size_t i = 0; json_is_string(v) && i < sizeof names / sizeof *names; i++)
-		if (strcmp(json_string_value(v), names[i]) == 0) {
-			*ret = tools || i == CHOICE_REQUIRED ? (enum tool_choice)i : CHOICE_NONE;
-			return tools || i != CHOICE_REQUIRED ? 0 : api_bad(&c->error, "tool_choice", "tool_choice \"required\" needs tools");
-		}
-	return api_bad(&c->error, "tool_choice", "tool_choice must be \"none\", \"auto\", \"required\" or "
-	               "{\"type\":\"function\",\"function\":{\"name\":\"...\"}}, got %s", param_show(v));
-}
-
-/* The members from before there were tools. */
-static int refuse_functions(struct call *c, const json_t *o)
-{
-	static const char *const old[][2] = {{"functions", "tools"}, {"function_call", "tool_choice"}};
-	for (size_t i = 0; i < 2; i++) {
-		const json_t *v = json_object_get(o, old[i][0]);
-		if (v && !json_is_null(v) && !(json_is_array(v) && json_array_size(v) == 0) && !(json_is_string(v) && strcmp(json_string_value(v), "none") == 0))
-			return api_bad(&c->error, old[i][0], "%s is not supported by this server: use %s", old[i][0], old[i][1]);
-	}
-	return 0;
-}
 
 static int read_reasoning(struct call *c, const json_t *o)
 {
@@ -120,30 +11,25 @@ static int read_reasoning(struct call *c, const json_t *o)
 	return 0;
 }
 
-int tools_read(struct call *c, const json_t *o, const json_t **ret_tools)
+int tools_read(struct call *c, const json_t *o, struct chat_tools *ret)
 {
-	const json_t *tools = json_object_get(o, "tools"), *name;
-	enum tool_choice choice;
+	struct body_error bad;
 	int parallel;
-	*ret_tools = NULL;
-	if (refuse_functions(c, o) < 0 || read_reasoning(c, o) < 0)
+	if (read_reasoning(c, o) < 0)
 		return -1;
-	if (tools && !json_is_null(tools) && check_tools(c, tools) < 0)
+	if (chat_tools_read(o, ret, &bad) < 0)
+		return call_bad_body(c, &bad);
+	if (param_bool(o, "parallel_tool_calls", 1, &parallel, &c->error) < 0)
 		return -1;
-	if (json_array_size(tools) == 0)
-		tools = NULL;
-	if (read_choice(c, o, tools, &choice, &name) < 0 || param_bool(o, "parallel_tool_calls", 1, &parallel, &c->error) < 0)
-		return -1;
-	if (choice == CHOICE_NONE)
+	if (ret->choice == CHAT_CHOICE_NONE)
 		return 0;
 	if (!c->model->calls)
 		return api_bad(&c->error, "tools", "it is not known how the model %s writes calls of tools (setting tool_parser); send tool_choice \"none\" or no tools",
 		               c->model->name);
 	c->message.calls = c->model->calls;
-	c->message.tools = toolcall_tools_new(tools);
-	c->message.named = choice == CHOICE_NAMED;
+	c->message.tools = toolcall_tools_new(ret->tools);
+	c->message.named = ret->choice == CHAT_CHOICE_NAMED;
 	c->message.one_call = !parallel || c->message.named;
-	c->must_call = choice == CHOICE_REQUIRED || c->message.named;
-	*ret_tools = tools;
+	c->must_call = ret->choice == CHAT_CHOICE_REQUIRED || c->message.named;
 	return 0;
 }

@@ -11,6 +11,7 @@
 #include "message.h"
 #include "params.h"
 #include "router.h"
+#include "text/chat_request.h"
 #include "text/tokenizer.h"
 
 enum call_kind { CALL_COMPLETION, CALL_CHAT, CALL_TOKENIZE, CALL_DETOKENIZE };
@@ -102,13 +103,12 @@ int api_detokenize_prepare(struct call *c, const json_t *o);
 int prompt_need_text(struct call *c, const char *param);
 int prompt_encode(struct call *c, struct prompt *p, const char *text, size_t len, const char *param);
 int prompt_check_lengths(struct call *c, const char *param);
-/* template.c: what a request says about its rendering. 0 or -1 with the error set; *ret_t and what `in` points to live as long as model and request. */
-int template_choose(struct call *c, const json_t *o, const json_t *tools, struct chat_render *in, const struct chat_template **ret_t);
-int chat_render(struct call *c, const json_t *o, struct buf *out);   /* o: the request */
+/* api_chat.c: the prompt of a chat request (o), appended to out. 0 or -1 with c->error set */
+int chat_render(struct call *c, const json_t *o, struct buf *out);
+int call_bad_body(struct call *c, const struct body_error *e);       /* -1 */
 
-/* api_tools.c: what of the request is about tools and thoughts, into c->message. *ret_tools: what the template is to see of them, o's own, or NULL. 0 or -1 with
- * c->error set. */
-int tools_read(struct call *c, const json_t *o, const json_t **ret_tools);
+/* api_tools.c: what of the request is about tools and thoughts, into c->message. 0 or -1 with c->error set. */
+int tools_read(struct call *c, const json_t *o, struct chat_tools *ret);
 /* api_force.c: when the answer must be a call, its form. o: the request; prompt: as it was rendered. 0 or -1 with c->error set. */
 int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len);
 /* api_format.c: what form the answers must have. 0 or -1 with c->error set. */

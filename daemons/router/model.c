@@ -3,11 +3,9 @@
 #include "format/gguf.h"
 #include "util/mem.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
 /* "general.name", or the path's last part without ".gguf". */
@@ -18,7 +16,7 @@ static void choose_name(struct model *m, const char *served_name)
 		snprintf(m->name, sizeof m->name, "%s", served_name);
 		return;
 	}
-	if (m->file && gguf_get_str(m->file, "general.name", &own) == 0 && own.len > 0 && own.len < sizeof m->name) {
+	if (m->text.file && gguf_get_str(m->text.file, "general.name", &own) == 0 && own.len > 0 && own.len < sizeof m->name) {
 		snprintf(m->name, sizeof m->name, "%.*s", (int)own.len, own.s);
 		return;
 	}
@@ -33,75 +31,53 @@ static void choose_name(struct model *m, const char *served_name)
 	snprintf(m->name, sizeof m->name, "%.*s", n > at ? (int)(n - at) : 7, n > at ? m->path + at : "default");
 }
 
-static int read_file(struct model *m, struct err *err)
+/* The context that a GGUF file says; a folder's is the workers' to say. */
+static void read_context(struct model *m)
 {
 	struct gguf_str s;
 	char key[160];
-	int r = gguf_open(m->path, &m->file, err);
-	if (r < 0)
-		return r;
-	if (gguf_get_str(m->file, "general.architecture", &s) == 0 && s.len < 64) {
+	if (m->text.file && gguf_get_str(m->text.file, "general.architecture", &s) == 0 && s.len < 64) {
 		snprintf(key, sizeof key, "%.*s.context_length", (int)s.len, s.s);
-		gguf_get_u32(m->file, key, &m->context);
+		gguf_get_u32(m->text.file, key, &m->context);
 	}
-	if (gguf_get_str(m->file, "tokenizer.ggml.model", &s) < 0)
-		return 0;
-	return tokenizer_from_gguf(m->file, &m->tokenizer, err);
-}
-
-/* A Hugging Face folder. Without a tokenizer.json only token ids are served. */
-static int read_folder(struct model *m, struct err *err)
-{
-	int r = tokenizer_from_folder(m->path, &m->tokenizer, err);
-	return r == ERR_NOTFOUND ? 0 : r;
 }
 
 static void see_template(struct model *m)
 {
-	const struct chat_template *t = chat_set_choose(&m->chats, 1);
+	const struct chat_template *t = chat_set_choose(&m->text.chats, 1);
 	size_t len;
 	const char *text = t ? chat_template_text(t, &len) : NULL;
 	if (text)
 		model_see_template(m, text, len);
 }
 
-static void read_templates(struct model *m)
-{
-	if (m->file)
-		chat_set_from_gguf(m->file, &m->chats, &m->chats_error);
-	else if (*m->path)
-		chat_set_from_folder(m->path, &m->chats, &m->chats_error);
-	see_template(m);
-}
-
 int model_use_template(struct model *m, const char *path, struct err *err)
 {
-	if (!*path)
-		return m->chats_error.code ? err_set(err, m->chats_error.code, "%.240s; the setting chat_template can name a file to use instead", m->chats_error.text) : 0;
-	int r = chat_set_override(&m->chats, path, err);
-	if (r == 0)
+	int r = text_model_use_template(&m->text, path, err);
+	if (r < 0 && !*path && err)
+		return err_set(err, r, "%.240s; the setting chat_template can name a file to use instead", m->text.chats_error.text);
+	if (r == 0 && *path)
 		see_template(m);
 	return r;
 }
 
 int model_open(const char *path, const char *served_name, struct model **ret_m, struct err *err)
 {
-	struct stat st;
 	struct model *m = mem_zalloc(sizeof *m);
 	snprintf(m->path, sizeof m->path, "%s", path);
 	m->created_s = (int64_t)time(NULL);
 	int r = 0;
 	if (strlen(path) >= sizeof m->path)
 		r = err_set(err, ERR_INVALID, "model: the path is longer than %zu bytes", sizeof m->path - 1);
-	else if (*path && stat(path, &st) < 0)
-		r = err_set(err, ERR_IO, "model \"%s\": %s", path, strerror(errno));
 	else if (*path)
-		r = S_ISDIR(st.st_mode) ? read_folder(m, err) : read_file(m, err);
+		r = text_model_open(path, &m->text, err);
 	if (r < 0) {
 		model_close(&m);
 		return r;
 	}
-	read_templates(m);
+	m->tokenizer = m->text.tokenizer;
+	read_context(m);
+	see_template(m);
 	choose_name(m, served_name);
 	*ret_m = m;
 	return 0;
@@ -112,9 +88,7 @@ void model_close(struct model **mp)
 	struct model *m = *mp;
 	if (!m)
 		return;
-	chat_set_fini(&m->chats);
-	tokenizer_destroy(&m->tokenizer);
-	gguf_close(&m->file);
+	text_model_close(&m->text);
 	free(m);
 	*mp = NULL;
 }

@@ -3,9 +3,8 @@
 #ifndef ROUTER_MODEL_H
 #define ROUTER_MODEL_H
 
-#include "text/chat_set.h"
 #include "text/reasoning.h"
-#include "text/tokenizer.h"
+#include "text/text_model.h"
 #include "text/toolcall.h"
 #include "util/err.h"
 
@@ -25,10 +24,8 @@ struct model_marker {
 struct model {
 	char name[128];                  /* as served */
 	char path[1024];
-	struct gguf *file;               /* NULL: a folder */
-	struct tokenizer *tokenizer;     /* NULL: only token ids are served */
-	struct chat_set chats;           /* its templates */
-	struct err chats_error;          /* code 0, or why those of its own cannot be used */
+	struct text_model text;
+	const struct tokenizer *tokenizer;   /* of text; NULL: only token ids are served */
 	const struct toolcall_format *calls;          /* how it writes calls of tools; NULL: not known, or not wanted */
 	const struct reasoning_format *reasoning;     /* and thoughts */
 	struct model_marker markers[MODEL_MARKERS_MAX];   /* of these formats, as far as they are special tokens */

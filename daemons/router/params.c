@@ -7,30 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *param_show(const json_t *v)
-{
-	static __thread char text[48];
-	char *s = v ? json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(15)) : NULL;
-	size_t n = s ? strlen(s) : 0;
-	snprintf(text, sizeof text, "%.40s%s", s ? s : "nothing", n > 40 ? "..." : "");
-	free(s);
-	return text;
-}
-
-static const json_t *member(const json_t *o, const char *name)
-{
-	const json_t *v = json_object_get(o, name);
-	return v && !json_is_null(v) ? v : NULL;
-}
-
 int param_is_set(const json_t *o, const char *name)
 {
-	return member(o, name) != NULL;
+	return body_member(o, name) != NULL;
 }
 
 int param_int(const json_t *o, const char *name, int64_t min, int64_t max, int64_t def, int64_t *ret, struct api_error *e)
 {
-	const json_t *v = member(o, name);
+	const json_t *v = body_member(o, name);
 	int64_t n = def;
 	int good = 1;
 	if (json_is_integer(v)) {
@@ -50,7 +34,7 @@ int param_int(const json_t *o, const char *name, int64_t min, int64_t max, int64
 
 int param_float(const json_t *o, const char *name, double min, double max, double def, double *ret, struct api_error *e)
 {
-	const json_t *v = member(o, name);
+	const json_t *v = body_member(o, name);
 	double d = v ? json_number_value(v) : def;
 	if (v && (!json_is_number(v) || !(d >= min && d <= max)))
 		return api_bad(e, name, "%s must be a number from %g to %g, got %s", name, min, max, param_show(v));
@@ -60,11 +44,8 @@ int param_float(const json_t *o, const char *name, double min, double max, doubl
 
 int param_bool(const json_t *o, const char *name, int def, int *ret, struct api_error *e)
 {
-	const json_t *v = member(o, name);
-	if (v && !json_is_boolean(v))
-		return api_bad(e, name, "%s must be true or false, got %s", name, param_show(v));
-	*ret = v ? json_is_true(v) : def;
-	return 0;
+	struct body_error bad;
+	return body_bool(o, name, def, ret, &bad) < 0 ? api_bad(e, bad.param, "%s", bad.text) : 0;
 }
 
 /* --- what this build cannot do ------------------------------------------------------------------------------------------- */
@@ -96,7 +77,7 @@ static int check_refused(const json_t *o, struct api_error *e)
 {
 	static const char *const only[] = {"an empty value", "false"};
 	for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-		const json_t *v = member(o, refused[i].name);
+		const json_t *v = body_member(o, refused[i].name);
 		if (v && !is_neutral(v, refused[i].neutral))
 			return api_bad(e, refused[i].name, "%s is not supported by this server: only %s is accepted, got %s", refused[i].name,
 			               only[refused[i].neutral], param_show(v));
@@ -108,7 +89,7 @@ static int check_refused(const json_t *o, struct api_error *e)
 
 static int read_stop(const json_t *o, struct params *p, struct api_error *e)
 {
-	const json_t *v = member(o, "stop");
+	const json_t *v = body_member(o, "stop");
 	const char *strings[STOP_STRINGS_MAX];
 	size_t lens[STOP_STRINGS_MAX], n = 0;
 	if (!v)
@@ -136,7 +117,7 @@ static int read_stop(const json_t *o, struct params *p, struct api_error *e)
 
 static int read_stop_ids(const json_t *o, struct params *p, struct api_error *e)
 {
-	const json_t *v = member(o, "stop_token_ids");
+	const json_t *v = body_member(o, "stop_token_ids");
 	if (!v)
 		return 0;
 	if (!json_is_array(v) || json_array_size(v) > PARAM_STOP_IDS_MAX)
@@ -185,7 +166,7 @@ static int read_above(const json_t *o, const char *name, double max, double def,
 {
 	struct api_error unused;
 	if (param_float(o, name, 0, max, def, ret, &unused) < 0 || (float)*ret <= 0)
-		return api_bad(e, name, "%s must be a number greater than 0 and at most %g, got %s", name, max, param_show(member(o, name)));
+		return api_bad(e, name, "%s must be a number greater than 0 and at most %g, got %s", name, max, param_show(body_member(o, name)));
 	return 0;
 }
 
@@ -247,7 +228,7 @@ static int read_prompt_logprobs(const json_t *o, struct params *p, struct api_er
 
 static int read_stream(const json_t *o, struct params *p, struct api_error *e)
 {
-	const json_t *v = member(o, "stream_options");
+	const json_t *v = body_member(o, "stream_options");
 	if (param_bool(o, "stream", 0, &p->stream, e) < 0)
 		return -1;
 	if (!v)
@@ -281,7 +262,7 @@ static int read_session(const json_t *o, struct params *p, struct api_error *e)
 {
 	static const char *const names[] = {"user", "prompt_cache_key"};
 	for (size_t i = 0; i < 2; i++) {
-		const json_t *v = member(o, names[i]);
+		const json_t *v = body_member(o, names[i]);
 		if (v && !json_is_string(v))
 			return api_bad(e, names[i], "%s must be a string, got %s", names[i], param_show(v));
 		if (v && json_string_length(v))
@@ -298,7 +279,7 @@ int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, str
 	    param_bool(o, "ignore_eos", 0, &p->ignore_eos, e) < 0 || param_bool(o, "return_token_ids", 0, &p->return_token_ids, e) < 0 ||
 	    param_bool(o, "include_stop_str_in_output", 0, &p->include_stop, e) < 0 ||
 	    param_bool(o, "skip_special_tokens", 1, &p->skip_special, e) < 0 || param_bool(o, "add_special_tokens", !chat, &p->add_special, e) < 0 ||
-	    param_bool(o, "add_generation_prompt", 1, &p->add_generation, e) < 0 || read_stop_ids(o, p, e) < 0 || read_session(o, p, e) < 0 ||
+	    read_stop_ids(o, p, e) < 0 || read_session(o, p, e) < 0 ||
 	    read_stop(o, p, e) < 0)
 		return -1;
 	if (chat && p->echo)

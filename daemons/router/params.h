@@ -6,6 +6,7 @@
 #include "api_error.h"
 #include "request.pb-c.h"
 #include "stop.h"
+#include "text/body.h"
 #include "text/tokenizer.h"
 
 #include <jansson.h>
@@ -21,7 +22,7 @@
 
 struct params {
 	int stream, include_usage, continuous_usage;
-	int echo, ignore_eos, return_token_ids, include_stop, skip_special, add_special, add_generation;
+	int echo, ignore_eos, return_token_ids, include_stop, skip_special, add_special;
 	int has_max_tokens;
 	uint32_t max_tokens;
 	uint32_t n;
@@ -42,8 +43,10 @@ int param_int(const json_t *o, const char *name, int64_t min, int64_t max, int64
 int param_float(const json_t *o, const char *name, double min, double max, double def, double *ret, struct api_error *e);
 int param_bool(const json_t *o, const char *name, int def, int *ret, struct api_error *e);
 int param_is_set(const json_t *o, const char *name);
-/* A JSON value as short text for a message; from a per-thread buffer. */
-const char *param_show(const json_t *v);
+static inline const char *param_show(const json_t *v)
+{
+	return body_show(v);
+}
 
 /* All that completions and chat share. n_max: limit on n. */
 int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, struct api_error *e);

@@ -17,17 +17,11 @@ int prompt_need_text(struct call *c, const char *param)
 
 int prompt_encode(struct call *c, struct prompt *p, const char *text, size_t len, const char *param)
 {
-	const struct tokenizer *t = c->model->tokenizer;
 	if (prompt_need_text(c, param) < 0)
 		return -1;
-	if (c->p.add_special && tokenizer_adds_bos(t) && tokenizer_bos(t) != UINT32_MAX) {
-		p->tokens.ids = mem_array(16, sizeof *p->tokens.ids);
-		p->tokens.size = 16;
-		p->tokens.ids[p->tokens.n++] = tokenizer_bos(t);
-	}
 	/* A prompt that is too long is counted, so that the refusal can say by how much, as far as that costs little. */
 	size_t most = c->context && !c->p.truncate ? (size_t)c->context * COUNTED_TIMES : 0;
-	int r = tokenizer_encode(t, text, len, TOKENIZE_PARSE_SPECIAL, most, &p->tokens);
+	int r = tokenizer_encode_prompt(c->model->tokenizer, text, len, c->p.add_special, most, &p->tokens);
 	if (r < 0) {
 		api_bad(&c->error, param, "the prompt has more than %zu tokens; this model's context length is %u tokens for prompt and answer together", most,
 		        c->context);

@@ -2,12 +2,17 @@
 import json
 import os
 import shutil
+import subprocess
 
 import pytest
-from suite import Suite
+from suite import BIN, ROOT, SLOW, Suite
 
 PIECES = ["▁", "▁▁", "a", "b", "c", "d", "e", "h", "l", "o", "r", "w", "▁h", "el", "lo", "▁hel", "▁hello", "▁w", "or", "ld", "▁wor", "▁world", "漢", "字", "!"]
 MERGES = ["▁ h", "e l", "l o", "▁h el", "▁hel lo", "▁ w", "o r", "l d", "▁w or", "▁wor ld", "▁ ▁"]
+PLAIN = ("{{ bos_token }}{% for d in documents or [] %}[{{ d.text }}]{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+         "{% if add_generation_prompt %}<{{ name | default('bot') }}>{% endif %}")
+TOOL_USE = ("{{ tools | tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.items() | list }}"
+            "</tool_call>{% endfor %}|{% endfor %}")
 BOS, EOS, FIRST = 1, 2, 3 + 256          # 0 is <unk>, then the bytes
 
 
@@ -34,6 +39,9 @@ def folder(tmp_path_factory, tiny_model):
         shutil.copy(os.path.join(tiny_model, name), path)
     (path / "tokenizer.json").write_text(json.dumps(tokenizer(), ensure_ascii=False), encoding="utf-8")
     (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True}), encoding="utf-8")
+    (path / "chat_template.jinja").write_text(PLAIN, encoding="utf-8")
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE, encoding="utf-8")
     return str(path)
 
 
@@ -81,3 +89,98 @@ def test_first_space_is_the_answers(hf):
     """What an answer begins with is not the beginning of a text: its space stays."""
     status, r = hf.post("/v1/completions", {"prompt": "hello", "max_tokens": 2, "temperature": 0, "ignore_eos": True, "logit_bias": {str(ids("▁world")[0]): 100}})
     assert (status, r["choices"][0]["text"]) == (200, " world world")
+
+
+# --- pdctl on the same folder, without the daemons
+
+def pdctl(command, model, *args, stdin=""):
+    r = subprocess.run([os.path.join(BIN, "pdctl"), command, model, *args], input=stdin.encode(), capture_output=True, timeout=60 * SLOW)
+    return r.returncode, r.stdout.decode(), r.stderr.decode()
+
+
+HELLO = [{"role": "system", "content": "held"}, {"role": "user", "content": "hello é 漢 <s>world"}]
+CALLED = [*HELLO, {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]}, {"role": "tool", "content": "2"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("body", [
+    {"messages": HELLO},
+    {"messages": HELLO, "add_generation_prompt": False, "add_special_tokens": True},
+    {"messages": HELLO, "chat_template_kwargs": {"name": "world"}, "documents": [{"text": "hello"}]},
+    {"messages": [*HELLO, {"role": "assistant", "content": " hello wor"}], "continue_final_message": True},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]},
+    {"messages": CALLED, "tools": TOOLS},
+    {"messages": HELLO, "tools": TOOLS, "tool_choice": "none"},
+])
+def test_pdctl_renders_what_the_router_does(hf, folder, body):
+    status, want = hf.post("/tokenize", {**body, "return_token_strs": True})
+    assert status == 200, want
+    code, out, err = pdctl("render", folder, "--json", stdin=json.dumps(body))
+    assert (code, err) == (0, ""), err
+    got = json.loads(out)
+    assert (got["tokens"], got["count"]) == (want["tokens"], want["count"])
+    code, out, err = pdctl("render", folder, "-", stdin=json.dumps(body))
+    assert (code, out) == (0, got["prompt"])
+    assert out.startswith("[{" if body.get("tools") and "tool_choice" not in body else "<s>")   # which of the two templates it was
+    set_special = "add_special_tokens=" + json.dumps(body.get("add_special_tokens", False))
+    assert json.loads(pdctl("tokenize", folder, "--json", "-s", set_special, stdin=out)[1]) == {k: want[k] for k in ("count", "tokens", "token_strs")}
+
+
+@pytest.mark.parametrize("body", [
+    {"messages": []}, {"messages": [5]}, {"messages": HELLO, "tools": 5}, {"messages": HELLO, "add_generation_prompt": 1}, {"messages": HELLO, "chat_template_kwargs": []},
+    {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}, {"messages": [{"role": "user", "content": 5}]},
+    {"messages": HELLO, "tools": TOOLS, "tool_choice": "any"},
+])
+def test_pdctl_refuses_what_the_router_does(hf, folder, body):
+    status, want = hf.post("/tokenize", body)
+    assert status == 400, want
+    assert pdctl("render", folder, stdin=json.dumps(body)) == (1, "", f"pdctl: {want['error']['message']}\n")
+
+
+def test_pdctl_tokenize_and_back(hf, folder):
+    for text in ("hello world", " hello", "é!", "漢<s>字"):
+        status, want = hf.post("/tokenize", {"prompt": text, "return_token_strs": True})
+        code, out, err = pdctl("tokenize", folder, text, "--json")
+        assert (code, json.loads(out)) == (0, {k: want[k] for k in ("count", "tokens", "token_strs")}), err
+        status, back = hf.post("/detokenize", {"tokens": want["tokens"]})
+        assert pdctl("detokenize", folder, *map(str, want["tokens"])) == (0, back["prompt"], "")
+        assert json.loads(pdctl("detokenize", folder, "--json", stdin=str(want["tokens"]))[1]) == back
+    assert pdctl("tokenize", folder, "é\n!", "-s", "add_special_tokens=false")[1].split("\n") == [
+        '     259  " "', '     198  "\\xc3"', '     172  "\\xa9"', '      13  "\\n"', '     283  "!"', ""]
+
+
+def test_pdctl_renders_the_committed_rows(folder):
+    """--template instead of the model's own: what transformers renders with SmolLM2's."""
+    data = os.path.join(ROOT, "tests", "data", "chat")
+    with open(os.path.join(data, "smollm2.jsonl"), encoding="utf-8") as f:
+        rows = [json.loads(line) for line in f]
+    texts, errors = [r for r in rows if "text" in r], [r for r in rows if "error" in r]
+    for row in texts[::6] + errors[:1]:
+        body = {k: row[k] for k in ("messages", "add_generation_prompt", "continue_final_message") if k in row}
+        code, out, err = pdctl("render", folder, "--template", os.path.join(data, "smollm2.jinja"), stdin=json.dumps(body))
+        assert (code, out) == ((0, row["text"]) if "text" in row else (1, "")), err
+
+
+def test_pdctl_says_what_is_wrong(folder, tmp_path):
+    def refused(code, *words, args=(), stdin=""):
+        got, out, err = pdctl(*args, stdin=stdin)
+        assert (got, out, err.count("\n")) == (code, "", 1) and all(w in err for w in words), err
+
+    (tmp_path / "loop.jinja").write_text("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", encoding="utf-8")
+    (tmp_path / "wrong.jinja").write_text("\n{% if %}", encoding="utf-8")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF\3\0\0\0" + b"\xff" * 16)
+    hello = json.dumps({"messages": HELLO})
+    refused(2, "MODEL [FILE|-]", args=("render", "--json"))
+    refused(2, "MODEL [TEXT|-]", args=("tokenize", folder, "a", "b"))
+    refused(1, "/nowhere", "No such file", args=("tokenize", "/nowhere", "a"))
+    refused(1, "bad.gguf", args=("tokenize", str(tmp_path / "bad.gguf"), "a"))
+    refused(1, "/nowhere", "No such file", args=("render", folder, "/nowhere"))
+    refused(1, "not valid JSON", "line 1", args=("render", folder), stdin="{")
+    refused(1, "must be a JSON object", args=("render", folder), stdin="[]")
+    refused(1, "no tokenizer", args=("tokenize", str(tmp_path), "a"))
+    refused(1, "no chat template", "--template", args=("render", str(tmp_path)), stdin=hello)
+    refused(1, "wrong.jinja: line 2", args=("render", folder, "--template", str(tmp_path / "wrong.jinja")), stdin=hello)
+    refused(1, "line 1", "needs more than", args=("render", folder, "--template", str(tmp_path / "loop.jinja")), stdin=hello)
+    refused(1, "from 0 to 283", "284", args=("detokenize", folder, "284"))
+    refused(1, "-1", args=("detokenize", folder, "--", "-1"))
+    refused(1, "5x", args=("detokenize", folder, "1,5x"))

@@ -105,7 +105,7 @@ START_TEST(override)
 	ck_assert_int_lt(model_use_template(m, none, &err), 0);
 	has(err.text, "no such file");
 	ck_assert_int_eq(model_use_template(m, mine, &err), 0);
-	check_template(chat_set_choose(&m->chats, 1), "mine");
+	check_template(chat_set_choose(&m->text.chats, 1), "mine");
 	model_close(&m);
 	free(mine);
 	free(bad);
@@ -143,7 +143,7 @@ static const struct {
 
 static struct chat_set templates(const char *plain, const char *tools)
 {
-	struct chat_set s = {.special_tokens = json_incref(model->chats.special_tokens)};
+	struct chat_set s = {.special_tokens = json_incref(model->text.chats.special_tokens)};
 	ck_assert_int_eq(chat_template_new(plain, strlen(plain), &s.plain, NULL), 0);
 	if (tools)
 		ck_assert_int_eq(chat_template_new(tools, strlen(tools), &s.tools, NULL), 0);
@@ -178,10 +178,10 @@ START_TEST(what_requests_say)
 		return;
 	struct world *w = world_new(model, 1u << 20);
 	ck_assert_int_eq(model_set_parsers(&w->model, "hermes", "none", NULL), 0);
-	w->model.chats = templates(PLAIN, "{{ raise_exception('with tools ' ~ tools[0].function.name) }}");
+	w->model.text.chats = templates(PLAIN, "{{ raise_exception('with tools ' ~ tools[0].function.name) }}");
 	check_request(w, "/tokenize", requests[_i].body, requests[_i].status, requests[_i].has);
 	check_request(w, "/v1/chat/completions", requests[_i].body, requests[_i].status, requests[_i].has);
-	chat_set_fini(&w->model.chats);
+	chat_set_fini(&w->model.text.chats);
 	world_free(w);
 }
 END_TEST
@@ -191,15 +191,15 @@ START_TEST(parts_and_continuing)
 	if (!model)
 		return;
 	struct world *w = world_new(model, 1u << 20);
-	w->model.chats = templates("{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}", NULL);
+	w->model.text.chats = templates("{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}", NULL);
 	check_request(w, "/tokenize", "'messages':[{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}],'return_token_strs':true", 200,
 	              "'token_strs':['a','|','b','|']");
-	chat_set_fini(&w->model.chats);
-	w->model.chats = templates("{% for m in messages %}({{ m.content }}){% endfor %}", NULL);
+	chat_set_fini(&w->model.text.chats);
+	w->model.text.chats = templates("{% for m in messages %}({{ m.content }}){% endfor %}", NULL);
 	check_request(w, "/tokenize", "'messages':[{'role':'user','content':'a'},{'role':'assistant','content':'b'}],'continue_final_message':true,'return_token_strs':true", 200,
 	              "'token_strs':['(','a',')(','b']");
-	chat_set_fini(&w->model.chats);
-	w->model.chats = (struct chat_set){0};
+	chat_set_fini(&w->model.text.chats);
+	w->model.text.chats = (struct chat_set){0};
 	check_request(w, "/v1/chat/completions", USER, 400, "has no chat template");
 	world_free(w);
 }
@@ -209,9 +209,9 @@ START_TEST(of_the_model)
 {
 	if (!model)
 		return;
-	ck_assert_str_eq(json_string_value(json_object_get(model->chats.special_tokens, "bos_token")), "<|im_start|>");
-	ck_assert_str_eq(json_string_value(json_object_get(model->chats.special_tokens, "eos_token")), "<|im_end|>");
-	ck_assert(model->chats.plain != NULL && !model->chats.tools);
+	ck_assert_str_eq(json_string_value(json_object_get(model->text.chats.special_tokens, "bos_token")), "<|im_start|>");
+	ck_assert_str_eq(json_string_value(json_object_get(model->text.chats.special_tokens, "eos_token")), "<|im_end|>");
+	ck_assert(model->text.chats.plain != NULL && !model->text.chats.tools);
 }
 END_TEST
 

@@ -373,6 +373,9 @@ static const struct command {
 	{"role", "NAME [ROLE]", "show a worker's role, or switch it to prefill, decode or mixed and wait until that is done", role_command, 2},
 	{"log-level", "[LEVEL]", "show or set what is logged: debug, info, warn, error", log_level_command, 1},
 	{"chat", "[TEXT]", "ask the model; without TEXT: a conversation, one line each", chat_command, 64},
+	{"render", "MODEL [FILE|-]", "the prompt that the body of a chat request becomes; without daemons; MODEL: a GGUF file or a folder", render_command, 2},
+	{"tokenize", "MODEL [TEXT|-]", "a text's token ids and pieces, likewise", tokenize_command, 2},
+	{"detokenize", "MODEL [ID...|-]", "the text of token ids, likewise", detokenize_command, SIZE_MAX},
 	{"stop", "NAME|all", "end daemons in order", stop_command, 1},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -381,7 +384,7 @@ static void usage(FILE *f)
 {
 	fputs("usage: pdctl [-r RUNDIR | -e ENDPOINT] [-d NAME] [--json] COMMAND [ARGUMENT]...\n", f);
 	for (size_t i = 0; i < COMMANDS; i++)
-		fprintf(f, "  %-9s %-11s %s\n", commands[i].name, commands[i].args, commands[i].help);
+		fprintf(f, "  %-10s %-15s %s\n", commands[i].name, commands[i].args, commands[i].help);
 	fputs("  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists them).\n"
 	      "options:\n"
 	      "  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, /run/pdserve, or the launcher's)\n"
@@ -389,7 +392,9 @@ static void usage(FILE *f)
 	      "  -d, --daemon NAME    only this daemon\n"
 	      "  -u, --url URL        the router's HTTP address for chat (default: as the router says)\n"
 	      "  -S, --system TEXT    the system message of a chat\n"
-	      "  -s, --set KEY=VALUE  a member of the chat request, as temperature=0 (VALUE is JSON, or else a text; without: temperature=0.7, min_p=0.05)\n"
+	      "  -s, --set KEY=VALUE  a member of the chat request, as temperature=0 (VALUE is JSON, or else a text; without: temperature=0.7, min_p=0.05),\n"
+	      "                       of render's body, or add_special_tokens of tokenize\n"
+	      "      --template FILE  the chat template of render, instead of the model's own\n"
 	      "  -j, --json           JSON instead of text\n"
 	      "  -t, --timeout MS     longest wait for an answer (default 2000)\n"
 	      "exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be reached\n",
@@ -425,7 +430,7 @@ static int parse(int argc, char **argv, struct options *o)
 	static const struct option longs[] = {
 		{"rundir", required_argument, 0, 'r'}, {"endpoint", required_argument, 0, 'e'}, {"daemon", required_argument, 0, 'd'},
 		{"url", required_argument, 0, 'u'},    {"json", no_argument, 0, 'j'},           {"set", required_argument, 0, 's'},    {"system", required_argument, 0, 'S'},
-		{"timeout", required_argument, 0, 't'},
+		{"timeout", required_argument, 0, 't'}, {"template", required_argument, 0, 'T'},
 		{"help", no_argument, 0, 'h'},         {0},
 	};
 	int c;
@@ -440,6 +445,8 @@ static int parse(int argc, char **argv, struct options *o)
 			o->http = optarg;
 		else if (c == 'S')
 			o->system = optarg;
+		else if (c == 'T')
+			o->chat_template = optarg;
 		else if (c == 'j')
 			o->json = 1;
 		else if (c == 's' && strchr(optarg, '='))
@@ -452,6 +459,12 @@ static int parse(int argc, char **argv, struct options *o)
 		}
 	}
 	return 0;
+}
+
+/* What follows "--" is no option, and getopt, asked again, would begin anew with it. */
+static int options_ended(char **argv)
+{
+	return optind > 1 && strcmp(argv[optind - 1], "--") == 0;
 }
 
 static int pass_through(const struct options *o, char **words, size_t n)
@@ -473,10 +486,13 @@ int main(int argc, char **argv)
 	/* options may also follow the command, as in `pdctl status --json` */
 	size_t n = 0;
 	char **words = calloc((size_t)argc + 1, sizeof *words);
-	while (words && optind < argc) {
+	int plain = options_ended(argv);
+	while (words && optind < argc && !r) {
 		words[n++] = argv[optind++];
-		if ((r = parse(argc, argv, &o)) != 0)
-			break;
+		if (plain)
+			continue;
+		r = parse(argc, argv, &o);
+		plain = options_ended(argv);
 	}
 	if (!words || r || !n) {
 		if (!r)

@@ -11,10 +11,10 @@
 enum exit_code { EXIT_DONE = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_UNREACHABLE = 3 };
 
 struct options {
-	const char *rundir, *daemon, *endpoint, *http, *system;
+	const char *rundir, *daemon, *endpoint, *http, *system, *chat_template;
 	int json;
 	uint64_t timeout_us;
-	json_t *members;          /* further members of a chat request (-s), or NULL */
+	json_t *members;          /* further members of a chat request or of its body (-s), or NULL */
 };
 
 /* --- ask.c: the daemons of a run directory, or the one of an endpoint --- */
@@ -60,6 +60,9 @@ void show_status_row(struct table *t, const struct target *at, const json_t *sta
 /* --- commands --- */
 int trace_command(const struct options *o, char *const *args, size_t n_args);
 int chat_command(const struct options *o, char *const *args, size_t n_args);
+int render_command(const struct options *o, char *const *args, size_t n_args);
+int tokenize_command(const struct options *o, char *const *args, size_t n_args);
+int detokenize_command(const struct options *o, char *const *args, size_t n_args);
 
 /* --- http.c: one POST, the answer's body handed over in pieces --- */
 struct http_hooks {

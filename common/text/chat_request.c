@@ -1,0 +1,191 @@
+/* chat_request.c - see chat_request.h. Messages as the client sent them -> messages as the template takes them -> text. */
+#include "text/chat_request.h"
+#include "util/mem.h"
+
+#include <string.h>
+
+#define MESSAGES_MAX 4096
+#define PARTS_MAX 4096
+#define TOOL_CALLS_MAX 128
+#define DOCUMENTS_MAX 1024
+
+/* A text in parts: as it is for a template that takes parts, else joined. */
+static int join_parts(struct body_error *e, const json_t *parts, size_t at, int takes_parts, json_t *into)
+{
+	struct buf b;
+	buf_init(&b, 0);
+	for (size_t i = 0; i < json_array_size(parts); i++) {
+		const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
+		const char *type = json_string_value(json_object_get(part, "type"));
+		if (!type || strcmp(type, "text") != 0 || !json_is_string(text)) {
+			buf_fini(&b);
+			return body_bad(e, "messages", "messages[%zu].content[%zu] must be {\"type\":\"text\",\"text\":\"...\"}, got %s", at, i,
+			               body_show(part));
+		}
+		buf_add(&b, json_string_value(text), json_string_length(text));
+	}
+	if (!takes_parts)
+		json_object_set_new(into, "content", json_stringn(b.data ? b.data : "", b.len));
+	buf_fini(&b);
+	return 0;
+}
+
+/* One call that the assistant made: its arguments, a string of JSON for OpenAI, are an object for templates. Appends to `list` what those see. */
+static int read_tool_call(struct body_error *e, const json_t *call, size_t at, size_t i, json_t *list)
+{
+	const json_t *f = json_object_get(call, "function"), *name = json_object_get(f, "name"), *args = json_object_get(f, "arguments");
+	if (!json_is_object(call) || !json_is_object(f))
+		return body_bad(e, "messages", "messages[%zu].tool_calls[%zu] must be an object with a function, got %s", at, i, body_show(call));
+	if (!json_is_string(name) || json_string_length(name) == 0)
+		return body_bad(e, "messages", "messages[%zu].tool_calls[%zu].function.name must be a string, got %s", at, i, body_show(name));
+	if (args && !json_is_string(args) && !json_is_object(args) && !json_is_null(args))
+		return body_bad(e, "messages", "messages[%zu].tool_calls[%zu].function.arguments must be a string of JSON, got %s", at, i, body_show(args));
+	json_t *parsed = NULL;
+	if (json_string_length(args))
+		parsed = json_loadb(json_string_value(args), json_string_length(args), JSON_ALLOW_NUL, NULL);
+	else
+		parsed = json_is_object(args) ? json_incref((json_t *)args) : json_object();
+	json_t *own = json_copy((json_t *)call), *own_f = json_copy((json_t *)f);
+	if (json_is_object(parsed))      /* what is no object stays the string that it is: the template may take that */
+		json_object_set(own_f, "arguments", parsed);
+	json_decref(parsed);
+	json_object_set_new(own, "function", own_f);
+	json_array_append_new(list, own);
+	return 0;
+}
+
+/* Sets tool_calls of `own`, a shallow copy of message m. */
+static int read_tool_calls(struct body_error *e, const json_t *m, size_t at, json_t *own)
+{
+	const json_t *calls = json_object_get(m, "tool_calls");
+	if (!calls || json_is_null(calls))
+		return 0;
+	if (!json_is_array(calls) || json_array_size(calls) > TOOL_CALLS_MAX)
+		return body_bad(e, "messages", "messages[%zu].tool_calls must be an array of at most %d calls, got %s", at, TOOL_CALLS_MAX, body_show(calls));
+	json_t *list = json_array();
+	json_object_set_new(own, "tool_calls", list);
+	for (size_t i = 0; i < json_array_size(calls); i++)
+		if (read_tool_call(e, json_array_get(calls, i), at, i, list) < 0)
+			return -1;
+	return 0;
+}
+
+/* An assistant that called tools or thought may have said nothing. */
+static int may_be_silent(const json_t *m)
+{
+	const char *role = json_string_value(json_object_get(m, "role"));
+	int thought = json_is_string(json_object_get(m, "reasoning_content")) || json_is_string(json_object_get(m, "reasoning"));
+	return strcmp(role, "assistant") == 0 && (thought || json_array_size(json_object_get(m, "tool_calls")) > 0);
+}
+
+/* Appends to `list` the message as the template shall see it. */
+static int read_message(struct body_error *e, const json_t *m, size_t at, int takes_parts, json_t *list)
+{
+	const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content"), *id = json_object_get(m, "tool_call_id");
+	if (!json_is_object(m))
+		return body_bad(e, "messages", "messages[%zu] must be an object, got %s", at, body_show(m));
+	if (!json_is_string(role) || json_string_length(role) == 0)
+		return body_bad(e, "messages", "messages[%zu].role must be a string, got %s", at, body_show(role));
+	if (id && !json_is_null(id) && !json_is_string(id))
+		return body_bad(e, "messages", "messages[%zu].tool_call_id must be a string, got %s", at, body_show(id));
+	if (json_is_object(json_object_get(m, "function_call")))
+		return body_bad(e, "messages", "messages[%zu].function_call is not supported by this server: use tool_calls", at);
+	int parts = json_is_array(content) && json_array_size(content) > 0 && json_array_size(content) <= PARTS_MAX;
+	int silent = (!content || json_is_null(content)) && may_be_silent(m);
+	if (!parts && !json_is_string(content) && !silent)
+		return body_bad(e, "messages", "messages[%zu].content must be a string or an array of text parts, got %s", at, body_show(content));
+	json_t *own = json_copy((json_t *)m);
+	json_array_append_new(list, own);
+	if (read_tool_calls(e, m, at, own) < 0)
+		return -1;
+	return parts ? join_parts(e, content, at, takes_parts, own) : 0;
+}
+
+/* Templates differ in what they take of an assistant that called tools. The list as it stands is what the reference renders; if that fails, the n-th
+ * other way to say it: 0: content "" where there is none, 1: arguments as the string that came. 0: nothing in it can be said so. */
+static int say_otherwise(json_t *list, const json_t *messages, int n)
+{
+	int any = 0;
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		json_t *own = json_array_get(list, i), *came = json_object_get(json_array_get(messages, i), "tool_calls");
+		if (json_array_size(came) == 0)
+			continue;
+		if (n == 0 && !json_is_string(json_object_get(own, "content")))
+			any |= json_object_set_new(own, "content", json_string("")) == 0;
+		else if (n == 1)
+			any |= json_object_set(own, "tool_calls", came) == 0;
+	}
+	return any;
+}
+
+static int render(struct body_error *e, const struct chat_template *t, const struct chat_render *in, json_t *list, const json_t *messages, struct buf *out)
+{
+	struct err first = {0}, err = {0};
+	int r = chat_template_render(t, in, out, &first);
+	for (int n = 0; r == ERR_INVALID && n < 2; n++)
+		if (say_otherwise(list, messages, n)) {
+			buf_reset(out);
+			r = chat_template_render(t, in, out, &err);
+		}
+	return r < 0 ? body_bad(e, "messages", "the chat template cannot render this conversation: %s", *first.text ? first.text : "too long") : 0;
+}
+
+static int read_documents(struct body_error *e, const json_t *o, struct chat_render *in)
+{
+	const json_t *v = json_object_get(o, "documents");
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_array(v) || json_array_size(v) > DOCUMENTS_MAX)
+		return body_bad(e, "documents", "documents must be an array of at most %d objects, got %s", DOCUMENTS_MAX, body_show(v));
+	for (size_t i = 0; i < json_array_size(v); i++)
+		if (!json_is_object(json_array_get(v, i)))
+			return body_bad(e, "documents", "documents[%zu] must be an object, got %s", i, body_show(json_array_get(v, i)));
+	in->documents = json_array_size(v) ? v : NULL;
+	return 0;
+}
+
+/* What the body says beside messages and tools. */
+static int read_options(struct body_error *e, const json_t *o, struct chat_render *in)
+{
+	const json_t *more = body_member(o, "chat_template_kwargs");
+	if (body_bool(o, "add_generation_prompt", 1, &in->add_generation_prompt, e) < 0 || body_bool(o, "continue_final_message", 0, &in->continue_final_message, e) < 0 ||
+	    read_documents(e, o, in) < 0)
+		return -1;
+	if (in->continue_final_message && in->add_generation_prompt) {
+		if (body_member(o, "add_generation_prompt"))
+			return body_bad(e, "continue_final_message", "continue_final_message and add_generation_prompt cannot both be true");
+		in->add_generation_prompt = 0;
+	}
+	if (more && !json_is_object(more))
+		return body_bad(e, "chat_template_kwargs", "chat_template_kwargs must be an object, got %s", body_show(more));
+	in->variables = more;
+	return 0;
+}
+
+int chat_request_render(const struct chat_set *chats, const json_t *body, const struct chat_tools *tools, int64_t now_s, struct buf *out, struct body_error *e)
+{
+	const json_t *messages = json_object_get(body, "messages");
+	size_t n = json_array_size(messages);
+	const struct chat_template *t = chat_set_choose(chats, json_array_size(tools->tools) > 0);
+	struct chat_render in = {.tools = tools->tools, .special_tokens = chats->special_tokens, .now_s = now_s};
+	if (!json_is_array(messages) || n == 0 || n > MESSAGES_MAX)
+		return body_bad(e, "messages", "messages must be an array of 1 to %d messages, got %s", MESSAGES_MAX, body_show(messages));
+	if (!t)
+		return body_bad(e, "messages", "the model has no chat template");
+	if (read_options(e, body, &in) < 0)
+		return -1;
+	json_t *list = json_array();
+	int r = 0;
+	in.messages = list;
+	for (size_t i = 0; i < n && r == 0; i++)
+		r = read_message(e, json_array_get(messages, i), i, chat_template_takes_parts(t), list);
+	if (r == 0)
+		r = render(e, t, &in, list, messages, out);
+	json_decref(list);
+	return r;
+}
+
+size_t chat_request_text_max(size_t body_bytes)
+{
+	return body_bytes * 4 + (1u << 20);
+}
