@@ -242,9 +242,9 @@ static int check_limits(const struct limit *l, size_t n, struct err *err)
 static int check_sizes(const struct model_conf *c, struct err *err)
 {
 	const struct limit limits[] = {
-		{"layers", c->layers, 1, KV_LAYERS_MAX},  {"hidden size", c->hidden, 1, 1u << 16}, {"heads", c->heads, 1, 1024},
+		{"layers", c->layers, 1, KV_LAYERS_MAX},  {"hidden size", c->hidden, 1, MODEL_HIDDEN_MAX}, {"heads", c->heads, 1, MODEL_HEADS_MAX},
 		{"KV heads", c->kv_heads, 1, c->heads},   {"head size", c->head_dim, 1, MODEL_HEAD_DIM_MAX},
-		{"feed-forward size", c->ffn, 1, 1u << 20}, {"vocabulary", c->vocab, 1, 1u << 22}, {"context", c->context, 1, 1u << 24},
+		{"feed-forward size", c->ffn, 1, MODEL_FFN_MAX}, {"vocabulary", c->vocab, 1, 1u << 22}, {"context", c->context, 1, MODEL_CONTEXT_MAX},
 	};
 	int rc = check_limits(limits, sizeof limits / sizeof *limits, err);
 	if (rc)

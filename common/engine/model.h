@@ -15,6 +15,10 @@
 #define MODEL_HEAD_DIM_MAX 512u
 #define MODEL_LATENT_MAX 640u                       /* of a token's latent and its rotated part together */
 #define MODEL_EOS_MAX 8u
+#define MODEL_HIDDEN_MAX (1u << 16)
+#define MODEL_FFN_MAX (1u << 20)
+#define MODEL_HEADS_MAX 1024u
+#define MODEL_CONTEXT_MAX (1u << 24)
 #define MODEL_ROPES 2u
 
 enum model_source_kind { MODEL_GGUF, MODEL_HF, MODEL_SOURCES };

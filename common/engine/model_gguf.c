@@ -60,12 +60,12 @@ static float may_f32(struct reader *r, const char *key, float absent)
 
 static float need_f32(struct reader *r, const char *key)
 {
-	float v = may_f32(r, key, NAN);
-	if (!r->rc && isnan(v)) {
-		char full[128];
-		key_of(r, key, full, sizeof full);
-		reader_fail(r, full, ERR_NOTFOUND, "a float");
-	}
+	char full[128];
+	float v = 0;
+	key_of(r, key, full, sizeof full);
+	int rc = r->rc ? 0 : gguf_get_f32(r->g, full, &v);
+	if (rc)
+		reader_fail(r, full, rc, "a float");
 	return v;
 }
 
@@ -73,7 +73,15 @@ static int refuse(struct reader *r, const char *key, double found, const char *e
 {
 	char full[128];
 	key_of(r, key, full, sizeof full);
-	return r->rc = err_set(r->err, ERR_UNSUPPORTED, "%.160s: metadata %s: found %g, expected %s", gguf_path(r->g), full, found, expected);
+	return r->rc = err_set(r->err, ERR_UNSUPPORTED, "%.160s: metadata %s: found %.10g, expected %s", gguf_path(r->g), full, found, expected);
+}
+
+static void within(struct reader *r, const char *key, uint32_t found, uint32_t min, uint32_t max)
+{
+	char expected[40];
+	snprintf(expected, sizeof expected, "%u..%u", min, max);
+	if (!r->rc && (found < min || found > max))
+		refuse(r, key, found, expected);
 }
 
 /* may_f32, and more than `above`. */
@@ -101,12 +109,16 @@ static int read_sizes(struct reader *r, struct model_conf *c)
 	c->norm_eps = need_f32(r, "attention.layer_norm_rms_epsilon");
 	c->rope_dims = may_u32(r, "rope.dimension_count", c->head_dim);
 	uint32_t value_dim = may_u32(r, "attention.value_length", c->head_dim), experts = may_u32(r, "expert_count", 0);
-	if (!r->rc && (c->layers < 1 || c->layers > KV_LAYERS_MAX))
-		return refuse(r, "block_count", c->layers, "1..256");
-	if (!r->rc && (c->head_dim < 2 || c->head_dim > MODEL_HEAD_DIM_MAX))
-		return refuse(r, "attention.key_length", c->head_dim, "2..512");
-	if (!r->rc && c->rope_dims > c->head_dim)
-		return refuse(r, "rope.dimension_count", c->rope_dims, "at most the head size");
+	within(r, "block_count", c->layers, 1, KV_LAYERS_MAX);
+	within(r, "embedding_length", c->hidden, 1, MODEL_HIDDEN_MAX);
+	within(r, "feed_forward_length", c->ffn, 1, MODEL_FFN_MAX);
+	within(r, "attention.head_count", c->heads, 1, MODEL_HEADS_MAX);
+	within(r, "attention.head_count_kv", c->kv_heads, 1, c->heads);
+	within(r, "context_length", c->context, 1, MODEL_CONTEXT_MAX);
+	within(r, "attention.key_length", c->head_dim, 2, MODEL_HEAD_DIM_MAX);
+	within(r, "rope.dimension_count", c->rope_dims, 2, c->head_dim);
+	if (!r->rc && !(c->norm_eps > 0 && c->norm_eps < 1))
+		return refuse(r, "attention.layer_norm_rms_epsilon", (double)c->norm_eps, "more than 0 and less than 1");
 	if (!r->rc && value_dim != c->head_dim && !c->family->mla)
 		return refuse(r, "attention.value_length", value_dim, "as the key's");
 	if (!r->rc && experts && c->family->experts == FAMILY_DENSE)
@@ -285,8 +297,9 @@ int model_gguf_open(const char *path, struct model_conf *c, struct model_source 
 	if (rc)
 		return rc;
 	struct gguf_str arch = {0};
-	if (gguf_get_str(g, "general.architecture", &arch))
-		return err_set(err, ERR_CORRUPT, "%.160s: metadata general.architecture: found none, expected a string", path);
+	rc = gguf_get_str(g, "general.architecture", &arch);
+	if (rc)
+		return err_set(err, ERR_CORRUPT, "%.160s: metadata general.architecture: found %s, expected a string", path, rc == ERR_NOTFOUND ? "none" : "another type");
 	c->family = model_family_find(MODEL_GGUF, arch.s, arch.len, err);
 	if (!c->family) {
 		err_prefix(err, "%.160s", path);

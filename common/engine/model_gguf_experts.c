@@ -26,6 +26,8 @@ static uint32_t number(struct keys *k, const char *key, uint32_t min, uint32_t m
 	int rc = k->rc ? 0 : gguf_get_u32(k->g, full, &v);
 	if (rc == ERR_INVALID)
 		k->rc = err_set(k->err, ERR_CORRUPT, "%.160s: metadata %s: found another type or range, expected %u..%u", gguf_path(k->g), full, min, max);
+	else if (!k->rc && rc == ERR_NOTFOUND && (v < min || v > max))
+		k->rc = err_set(k->err, ERR_NOTFOUND, "%.160s: metadata %s: found none, expected %u..%u", gguf_path(k->g), full, min, max);
 	else if (!k->rc && (v < min || v > max))
 		k->rc = err_set(k->err, ERR_UNSUPPORTED, "%.160s: metadata %s: found %u, expected %u..%u", gguf_path(k->g), full, v, min, max);
 	return k->rc ? absent : v;
@@ -69,8 +71,6 @@ int model_gguf_mla(struct gguf *g, struct model_conf *c, struct err *err)
 		.norm_eps = 1e-6f,
 	};
 	c->kv_heads = c->heads;             /* files may say 1, of the cache */
-	if (!k.rc && !c->mla.kv_rank)
-		k.rc = err_set(err, ERR_NOTFOUND, "%.160s: metadata %s.attention.kv_lora_rank: found none, expected 1..%u", gguf_path(g), k.arch, MODEL_LATENT_MAX);
 	return k.rc;
 }
 

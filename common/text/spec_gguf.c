@@ -8,6 +8,8 @@
 #include "util/mem.h"
 
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +19,28 @@
 #define SCORES_KEY KEY "scores"
 #define MERGES_KEY KEY "merges"
 
+/* The key is not the array that it should be. */
+static int wrong_array(const struct gguf *g, const char *key, struct err *err, const char *expected, ...) __attribute__((format(printf, 4, 5)));
+static int wrong_array(const struct gguf *g, const char *key, struct err *err, const char *expected, ...)
+{
+	static const char *const names[] = {[GGUF_U8] = "u8", [GGUF_I8] = "i8", [GGUF_U16] = "u16", [GGUF_I16] = "i16", [GGUF_U32] = "u32", [GGUF_I32] = "i32",
+	                                    [GGUF_F32] = "f32", [GGUF_BOOL] = "bool", [GGUF_STRING] = "string", [GGUF_U64] = "u64", [GGUF_I64] = "i64", [GGUF_F64] = "f64"};
+	enum gguf_type type;
+	size_t count;
+	const void *data;
+	char found[48] = "none", want[64];
+	int rc = gguf_get_array(g, key, &type, &count, &data);
+	if (rc == 0)
+		snprintf(found, sizeof found, "an array of %zu %s", count, names[type]);
+	else if (rc != ERR_NOTFOUND)
+		snprintf(found, sizeof found, "no array");
+	va_list ap;
+	va_start(ap, expected);
+	vsnprintf(want, sizeof want, expected, ap);
+	va_end(ap);
+	return err_set(err, ERR_INVALID, "%s: found %s, expected %s", key, found, want);
+}
+
 static int read_texts(struct spec *s, const struct gguf *g, struct err *err)
 {
 	enum gguf_type type;
@@ -24,14 +48,14 @@ static int read_texts(struct spec *s, const struct gguf *g, struct err *err)
 	const void *data;
 	struct gguf_str text;
 	if (gguf_get_array(g, TOKENS_KEY, &type, &count, &data) < 0 || type != GGUF_STRING)
-		return err_set(err, ERR_INVALID, "%s: expected an array of strings", TOKENS_KEY);
+		return wrong_array(g, TOKENS_KEY, err, "an array of strings");
 	if (!count || count > VOCAB_IDS_MAX)
 		return err_set(err, ERR_INVALID, "%s: found %zu tokens, expected 1 to %d", TOKENS_KEY, count, VOCAB_IDS_MAX);
 	vocab_init(&s->vocab, (uint32_t)count);
 	for (size_t i = 0; i < count; i++) {
 		CHECK(gguf_array_str(g, TOKENS_KEY, i, &text) == 0);
 		if (text.len > VOCAB_TOKEN_MAX)
-			return err_set(err, ERR_INVALID, "%s: token %zu has %zu bytes, expected at most %d", TOKENS_KEY, i, text.len, VOCAB_TOKEN_MAX);
+			return err_set(err, ERR_INVALID, "%s: found that token %zu has %zu bytes, expected at most %d", TOKENS_KEY, i, text.len, VOCAB_TOKEN_MAX);
 		vocab_set(&s->vocab, (uint32_t)i, text.s, text.len, VOCAB_NORMAL);
 	}
 	return 0;
@@ -46,12 +70,12 @@ static int read_types(struct spec *s, const struct gguf *g, struct err *err)
 	if (rc == ERR_NOTFOUND)
 		return 0;
 	if (rc < 0 || (type != GGUF_I32 && type != GGUF_U32) || count != s->vocab.n)
-		return err_set(err, ERR_INVALID, "%s: expected an array of %u 32-bit integers", TYPES_KEY, s->vocab.n);
+		return wrong_array(g, TYPES_KEY, err, "an array of %u 32-bit integers", s->vocab.n);
 	for (uint32_t i = 0; i < s->vocab.n; i++) {
 		uint32_t value;
 		memcpy(&value, (const char *)data + (size_t)i * 4, 4);
 		if (value < VOCAB_NORMAL || value > VOCAB_BYTE)
-			return err_set(err, ERR_INVALID, "%s: token %u has type %u, expected 1 to 6", TYPES_KEY, i, value);
+			return err_set(err, ERR_INVALID, "%s: found that token %u has type %u, expected 1 to 6", TYPES_KEY, i, value);
 		s->vocab.tokens[i].type = (uint8_t)value;
 	}
 	return 0;
@@ -63,13 +87,13 @@ static int read_scores(struct spec *s, const struct gguf *g, struct err *err)
 	size_t count;
 	const void *data;
 	if (gguf_get_array(g, SCORES_KEY, &type, &count, &data) < 0 || type != GGUF_F32 || count != s->vocab.n)
-		return err_set(err, ERR_INVALID, "%s: expected an array of %u floats", SCORES_KEY, s->vocab.n);
+		return wrong_array(g, SCORES_KEY, err, "an array of %u f32", s->vocab.n);
 	for (uint32_t i = 0; i < s->vocab.n; i++) {
 		float score;
 		memcpy(&score, (const char *)data + (size_t)i * 4, 4);
 		s->vocab.tokens[i].score = (double)score;
 		if (!isfinite(score))
-			return err_set(err, ERR_INVALID, "%s: token %u has a score that is not finite", SCORES_KEY, i);
+			return err_set(err, ERR_INVALID, "%s: found %g as the score of token %u, expected a finite number", SCORES_KEY, (double)score, i);
 	}
 	return 0;
 }
@@ -78,7 +102,7 @@ static int read_scores(struct spec *s, const struct gguf *g, struct err *err)
 static int read_bool(const struct gguf *g, const char *key, int *ret, struct err *err)
 {
 	int rc = gguf_get_bool(g, key, ret);
-	return rc < 0 && rc != ERR_NOTFOUND ? err_set(err, ERR_INVALID, "%s: expected a bool", key) : 0;
+	return rc < 0 && rc != ERR_NOTFOUND ? err_set(err, ERR_INVALID, "%s: found another type, expected a bool", key) : 0;
 }
 
 static int read_id(const struct spec *s, const struct gguf *g, const char *key, uint32_t *ret, struct err *err)
@@ -87,8 +111,10 @@ static int read_id(const struct spec *s, const struct gguf *g, const char *key, 
 	int rc = gguf_get_u32(g, key, &id);
 	if (rc == ERR_NOTFOUND)
 		return 0;
-	if (rc < 0 || id >= s->vocab.n)
-		return err_set(err, ERR_INVALID, "%s: expected a token id below %u", key, s->vocab.n);
+	if (rc < 0)
+		return err_set(err, ERR_INVALID, "%s: found another type or range, expected a token id below %u", key, s->vocab.n);
+	if (id >= s->vocab.n)
+		return err_set(err, ERR_INVALID, "%s: found %u, expected a token id below %u", key, id, s->vocab.n);
 	*ret = id;
 	return 0;
 }
@@ -118,7 +144,7 @@ static int read_merges(struct spec *s, const struct gguf *g, struct err *err)
 	const void *data;
 	struct gguf_str m;
 	if (gguf_get_array(g, MERGES_KEY, &type, &count, &data) < 0 || type != GGUF_STRING || count >= UINT32_MAX)
-		return err_set(err, ERR_INVALID, "%s: expected an array of strings", MERGES_KEY);
+		return wrong_array(g, MERGES_KEY, err, "an array of strings");
 	for (size_t i = 0; i < count; i++) {
 		CHECK(gguf_array_str(g, MERGES_KEY, i, &m) == 0);
 		longest = m.len > longest ? m.len : longest;
@@ -147,10 +173,10 @@ static int read_byte_level(struct spec *s, const struct gguf *g, struct err *err
 	char quote[ASCII_QUOTE + 1];
 	struct gguf_str pre;
 	if (gguf_get_str(g, KEY "pre", &pre) < 0)
-		return err_set(err, ERR_UNSUPPORTED, KEY "pre: not given, so the pre-tokenizer is not known");
+		return err_set(err, ERR_UNSUPPORTED, KEY "pre: found no string, expected the name of a pre-tokenizer");
 	const struct pretok_kind *kind = pretok_kind_find(pre.s, pre.len);
 	if (!kind)
-		return err_set(err, ERR_UNSUPPORTED, "pre-tokenizer '%s' (" KEY "pre) is not known to this build", ascii_quote(pre.s, pre.len, quote));
+		return err_set(err, ERR_UNSUPPORTED, KEY "pre: found '%s', expected a pre-tokenizer that this build knows", ascii_quote(pre.s, pre.len, quote));
 	memcpy(s->stages, kind->stage, sizeof s->stages);
 	s->byte_level = 1;
 	s->ignore_merges = kind->ignore_merges;
@@ -202,11 +228,11 @@ static int read_model(struct spec *s, const struct gguf *g, struct err *err)
 	char quote[ASCII_QUOTE + 1];
 	struct gguf_str model;
 	if (gguf_get_str(g, KEY "model", &model) < 0)
-		return err_set(err, ERR_INVALID, KEY "model: expected a string");
+		return err_set(err, ERR_INVALID, KEY "model: found no string, expected gpt2, llama or t5");
 	int gpt2 = model.len == 4 && !memcmp(model.s, "gpt2", 4), llama = model.len == 5 && !memcmp(model.s, "llama", 5);
 	int t5 = model.len == 2 && !memcmp(model.s, "t5", 2);
 	if (!gpt2 && !llama && !t5)
-		return err_set(err, ERR_UNSUPPORTED, "tokenizer model '%s' (" KEY "model) is not one this build has; it has gpt2, llama and t5",
+		return err_set(err, ERR_UNSUPPORTED, KEY "model: found '%s', expected gpt2, llama or t5",
 		               ascii_quote(model.s, model.len, quote));
 	s->model = t5 ? SPEC_UNIGRAM : SPEC_BPE;
 	int rc = read_texts(s, g, err);

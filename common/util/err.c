@@ -5,6 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
+/* What a file or a peer is quoted with must neither break the line nor steer a terminal. */
+static void make_one_line(char *s)
+{
+	for (; *s; s++)
+		if ((unsigned char)*s < ' ' || *s == 0x7f)
+			*s = *s == '\n' || *s == '\t' || *s == '\r' ? ' ' : '?';
+}
+
 int err_set(struct err *e, int code, const char *fmt, ...)
 {
 	if (!e)
@@ -13,6 +21,7 @@ int err_set(struct err *e, int code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(e->text, sizeof e->text, fmt, ap);
 	va_end(ap);
+	make_one_line(e->text);
 	e->code = code;
 	return code;
 }
@@ -29,6 +38,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
 	va_end(ap);
 	if (n >= 0 && (size_t)n < sizeof e->text)
 		snprintf(e->text + n, sizeof e->text - (size_t)n, ": %s", old);
+	make_one_line(e->text);
 	return e->code;
 }
 

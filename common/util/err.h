@@ -26,7 +26,7 @@ struct err {
 	char text[384];
 };
 
-/* Stores code and text (truncated to fit); returns code, so that `return err_set(e, ERR_INVALID, ...)` reads well. */
+/* Stores code and text (truncated to fit, control characters replaced); returns code, so that `return err_set(e, ERR_INVALID, ...)` reads well. */
 int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* Puts "prefix: " before the present text. Returns e->code (ERR_INVALID if e is NULL). */
 int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
