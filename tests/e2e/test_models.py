@@ -8,6 +8,7 @@ from suite import GOLDEN, SLOW, Suite
 
 FEW = ("qwen3_moe", "deepseek_v3")          # experts over ordinary attention; experts over one latent for all heads
 FAMILIES = sorted(f for f in os.listdir(GOLDEN) if os.path.isdir(os.path.join(GOLDEN, f))) if os.environ.get("PD_MODELS") == "all" else FEW
+IN_GGUF = [f for f in (FAMILIES if os.environ.get("PD_MODELS") == "all" else ("gemma3",)) if os.path.exists(os.path.join(GOLDEN, f, "model.gguf"))]
 LATENT = os.path.join(GOLDEN, "deepseek_v3")
 WORKER = {"block_tokens": 16, "kv_blocks": 96, "output_caching": False}
 
@@ -23,9 +24,9 @@ def asked(family):
     return [(prompts[k], len(n[k]["greedy"])) for k in ("short", "long")]
 
 
-def answers(family, layout, kv_type, rounds=1, **more):
+def answers(family, layout, kv_type, rounds=1, file="", **more):
     """Of all rounds, which must be alike: with what the first left in the pools the second computes less."""
-    with Suite(layout, os.path.join(GOLDEN, family), worker={**WORKER, "kv_type": kv_type}, **more) as s:
+    with Suite(layout, os.path.join(GOLDEN, family, file), worker={**WORKER, "kv_type": kv_type}, **more) as s:
         out = [[s.tokens(p, n) for p, n in asked(family)] for _ in range(rounds)]
         assert all(o == out[0] for o in out)
         s.quiet()
@@ -37,6 +38,15 @@ def answers(family, layout, kv_type, rounds=1, **more):
 def test_golden_tokens(family, layout):
     golden = load(family, "golden.json")["continuations"]
     assert answers(family, layout, "f32") == [golden[k]["greedy"] for k in ("short", "long")]
+
+
+@pytest.mark.parametrize("family", IN_GGUF)
+def test_folder_and_gguf(family):
+    """One model in both containers: names, order of rows, norms and scales differ, the tokens do not."""
+    golden = load(family, "golden.json")["continuations"]
+    want = [golden[k]["greedy"] for k in ("short", "long")]
+    assert answers(family, "1p1d", "f32") == want
+    assert answers(family, "1p1d", "f32", file="model.gguf") == want
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,12 +1,16 @@
 /* test_ranks.c - tensor parallel: ranks compute the bits of one process, and one that ends, stops or cannot open never hangs the others.
  * Needs build*\/bin/pdrank. With PD_MODEL set to the SmolLM2 file its 3 KV heads are shared out over 2 and 3 ranks as well. */
 #include "engine/engine_impl.h"
+#include "format/safetensors.h"
+#include "tempdir.h"
+#include "util/buf.h"
 #include "util/clock.h"
 #include "util/mem.h"
 
 #include <check.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -115,18 +119,83 @@ static const char *real_model(void)
 	return path && *path ? path : NULL;
 }
 
+/* --- a Gemma that can be shared out: the golden one has one KV head; this one has two, the second with the first one's rows in turned order. -------- */
+
+#define TWO_KV_HEADS "gemma3 with two KV heads"
+
+static void add_doubled(struct buf *b, const struct st_tensor *t)
+{
+	size_t row = t->bytes / t->shape[0];
+	buf_add(b, t->data, t->bytes);
+	for (size_t i = t->shape[0]; i-- > 0;)
+		buf_add(b, (const char *)t->data + i * row, row);
+}
+
+static void put_file(const char *folder, const char *name, const void *data, size_t n)
+{
+	char *path = mem_printf("%s/%s", folder, name);
+	FILE *f = fopen(path, "w");
+	ck_assert(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
+	free(path);
+}
+
+static void make_two_kv_heads(char folder[TEST_FOLDER_BYTES])
+{
+	struct safetensors *st;
+	struct err err = {0};
+	struct buf header, data, file;
+	test_folder(folder, "ranks");
+	buf_init(&header, 0);
+	buf_init(&data, 0);
+	buf_init(&file, 0);
+	ck_assert_msg(st_open_folder(GOLDEN "gemma3", &st, &err) == 0, "%s", err.text);
+	for (size_t i = 0; i < st_tensors(st); i++) {
+		const struct st_tensor *t = st_tensor_at(st, i);
+		size_t from = data.len, doubled = strstr(t->name, "k_proj") || strstr(t->name, "v_proj");
+		if (doubled)
+			add_doubled(&data, t);
+		else
+			buf_add(&data, t->data, t->bytes);
+		buf_printf(&header, "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", i ? ',' : '{', t->name, t->dtype, (unsigned long long)t->shape[0] << doubled);
+		if (t->dims == 2)
+			buf_printf(&header, ",%llu", (unsigned long long)t->shape[1]);
+		buf_printf(&header, "],\"data_offsets\":[%zu,%zu]}", from, data.len);
+	}
+	buf_addc(&header, '}');
+	uint64_t len = header.len;
+	buf_add(&file, &len, sizeof len);
+	buf_add(&file, header.data, header.len);
+	buf_add(&file, data.data, data.len);
+	put_file(folder, "model.safetensors", file.data, file.len);
+	json_t *config = json_load_file(GOLDEN "gemma3/config.json", 0, NULL);
+	json_object_set_new(config, "num_key_value_heads", json_integer(2));
+	char *text = json_dumps(config, 0);
+	put_file(folder, "config.json", text, strlen(text));
+	free(text);
+	json_decref(config);
+	st_close(&st);
+	buf_fini(&header);
+	buf_fini(&data);
+	buf_fini(&file);
+}
+
 static const struct { const char *model; enum kv_type kv; unsigned tp; } same[] = {
 	{GOLDEN "llama", KV_BF16, 2}, {GOLDEN "llama-tied", KV_F32, 2}, {GOLDEN "llama-tied", KV_F16, 3}, {GOLDEN "llama-tied", KV_INT8, 2},
 	{GOLDEN "mistral", KV_BF16, 2}, {GOLDEN "qwen2", KV_BF16, 2}, {GOLDEN "qwen3", KV_F32, 2}, {GOLDEN "ernie4_5", KV_BF16, 2},
-	{GOLDEN "qwen3_moe", KV_BF16, 2}, {GOLDEN "ernie4_5_moe", KV_F32, 2}, {GOLDEN "glm4_moe", KV_F16, 2}, {NULL, KV_BF16, 2}, {NULL, KV_BF16, 3},
+	{GOLDEN "qwen3_moe", KV_BF16, 2}, {GOLDEN "ernie4_5_moe", KV_F32, 2}, {GOLDEN "glm4_moe", KV_F16, 2}, {TWO_KV_HEADS, KV_BF16, 2}, {NULL, KV_BF16, 2}, {NULL, KV_BF16, 3},
 };
 
 /* Every logit and every byte of KV, whatever the number of ranks. */
 START_TEST(bits_of_one_process)
 {
+	char made[TEST_FOLDER_BYTES];
 	const char *model = same[_i].model ? same[_i].model : real_model();
 	if (!model)
 		return;
+	if (strcmp(model, TWO_KV_HEADS) == 0) {
+		make_two_kv_heads(made);
+		model = made;
+	}
 	struct rig one = rig_open(model, same[_i].kv, 1), many = rig_open(model, same[_i].kv, same[_i].tp);
 	ck_assert_str_eq(engine_info(one.e)->numerics, engine_info(many.e)->numerics);
 	ck_assert_uint_eq(engine_info(one.e)->weight_bytes, engine_info(many.e)->weight_bytes);
