@@ -92,10 +92,11 @@ $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 # --- unit tests: tests/unit/test_X.c -> $(O)/test/test_X ----------------------------------------------------------------
 UNIT := $(patsubst tests/unit/%.c,$(O)/test/%,$(sort $(wildcard tests/unit/test_*.c)))
 ALLLIBS := $(O)/libstages.a $(LIBS)
+NO_MARKS := -include tests/unit/no_marks.h
 $(O)/test/%: tests/unit/%.c $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
 # tests/bench/bench_X.c -> $(O)/bench/bench_X, built like the unit tests
 $(O)/bench/%: tests/bench/%.c $(ALLLIBS)
 	@mkdir -p $(@D)
@@ -107,7 +108,7 @@ $(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(sort $(wildcard daemons/$(1)/
 $(O)/test/test_$(1)_%: tests/unit/test_$(1)_%.c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $$(ALLFLAGS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $$(ALLFLAGS) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LDLIBS) $(CHECK_LIBS)
 $(O)/bench/bench_$(1): tests/bench/bench_$(1).c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"

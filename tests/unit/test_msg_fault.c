@@ -213,7 +213,7 @@ START_TEST(delays_are_in_a_pipe)
 			ck_assert_int_eq(say_type(&b, MSG_KV_RESERVE), 0);
 		until_settled(&a, &b, faults[i]);
 		uint64_t took = clock_us() - from;
-		ck_assert_msg(took >= 20000 && took < 1500000, "%s: %llu us", faults[i], (unsigned long long)took);
+		ck_assert_msg(took >= 20000 && took < 10000000, "%s: %llu us", faults[i], (unsigned long long)took);
 		pair_close(&a, &b);
 	}
 }
