@@ -204,6 +204,7 @@ def test_restarts_are_learned_again(fleet):
 
 def drained_meanwhile(s, tokens):
     """Whether an answer of so many tokens lasted until others had gone to the worker that is left."""
+    wait_for(lambda: worker(s, "decode-1", "running") == 0)     # what it told of an answer before this one
     n, done = len(events(s, "submitted")), len(events(s, "request_done"))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         long = pool.submit(post, s, ids(1, 50), {"X-Pdserve-Decode": "decode-1"}, max_tokens=tokens)
