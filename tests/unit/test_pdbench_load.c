@@ -112,21 +112,23 @@ END_TEST
 
 START_TEST(ramp_of_a_closed_loop)
 {
-	struct server *s = server_new(answer_slowly, NULL);
-	struct outcome_of b;
-	bench(&b, s, "-c 8 -d 1s --ramp 800ms -o 1");   /* an answer takes 35 ms and more */
-	ck_assert_uint_eq(b.f.failed, 0);
-	ck_assert_uint_eq(b.r.in_flight_most, 8);
-	ck_assert_int_le(atomic_load(&s->inside_most), 8);
 	uint64_t eighth = 0;
-	for (size_t i = 0, open = 0; i < b.r.n && !eighth; i++) {
-		open = 0;
-		for (size_t k = 0; k <= i; k++)
-			open += b.r.records[k].end_us > b.r.records[i].sent_us || !b.r.records[k].end_us;
-		eighth = open == 8 ? b.r.records[i].sent_us : 0;
+	for (int i = 0; i < 10 && !eighth; i++) {      /* until all eight are under way at once: a busy machine may serve one after the other */
+		struct server *s = server_new(answer_slowly, NULL);
+		struct outcome_of b;
+		bench(&b, s, "-c 8 -d 1s --ramp 800ms -o 1");   /* an answer takes 35 ms and more */
+		ck_assert_uint_eq(b.f.failed, 0);
+		ck_assert_uint_le(b.r.in_flight_most, 8);
+		ck_assert_int_le(atomic_load(&s->inside_most), 8);
+		for (size_t k = 0; k < b.r.n && !eighth; k++) {
+			size_t open = 0;
+			for (size_t m = 0; m <= k; m++)
+				open += b.r.records[m].end_us > b.r.records[k].sent_us || !b.r.records[m].end_us;
+			eighth = open == 8 ? b.r.records[k].sent_us : 0;
+		}
+		over(&b, &s);
 	}
 	ck_assert_msg(eighth >= 700000, "8 requests were under way after %llu us", (unsigned long long)eighth);
-	over(&b, &s);
 }
 END_TEST
 
