@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_ABI 3u                /* raised when a struct or a signature below changes */
+#define KERN_ABI 4u                /* raised when a struct or a signature below changes */
 
 enum kern_error { KERN_OK = 0, KERN_ENOMEM = -1, KERN_EINVAL = -2, KERN_ENOTSUP = -3, KERN_EDEVICE = -4 };
 
@@ -65,11 +65,12 @@ struct kern_sim {
 };
 
 struct kern_config {
-	const char *variant;       /* NULL or "auto": best for this machine; cpu: "plain", "avx2", "avx512"; the cpu variant
+	const char *variant;       /* NULL or "auto": best for this machine; cpu: "plain", "avx2", "avx512", "avx512bf16"; the cpu variant
 	                              "reference" keeps every product in float32 (no quantised activations) */
 	unsigned threads;          /* 0: one per core that the process may run on */
 	unsigned max_rows;         /* largest number of rows of any call; scratch is sized by it */
 	int device_index;
+	enum kern_dtype activations; /* KERN_F32 (0), or cpu: KERN_BF16, which products with weights of that type round activations to */
 	const struct kern_sim *sim; /* sim: what it models, copied; others: not read */
 };
 
@@ -160,7 +161,8 @@ struct kern_ops {
 	/* device; ret_ values are written only on success */
 	int (*open)(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen);
 	void (*close)(struct kern_device **dev);
-	/* "cpu-r4": part of the numerics id; equal texts promise equal bits (the fast CPU variants have the same) */
+	/* "cpu-r4", "cpu-r4-bf16act" with activations of KERN_BF16: part of the numerics id; equal texts promise equal bits (the fast CPU variants
+	 * have the same) */
 	const char *(*numerics)(const struct kern_device *dev);
 	const char *(*last_error)(const struct kern_device *dev);
 	/* 1: operations are done when they return and the host may act on their results at once (CPU) */

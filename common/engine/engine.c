@@ -258,7 +258,7 @@ static int open_device(struct engine *e, struct err *err)
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
 	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .max_rows = o->max_rows > o->max_logits ? o->max_rows : o->max_logits,
-	                           .sim = e->sim ? &e->sim->sim : NULL};
+	                           .activations = o->activations, .sim = e->sim ? &e->sim->sim : NULL};
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);
 	if (rc)
 		return err_set(err, rc == KERN_ENOMEM ? ERR_NOMEM : ERR_UNSUPPORTED, "cannot open device %s, variant %.40s: %s", e->ops->name,

@@ -21,6 +21,7 @@ struct engine_opts {
 	unsigned threads;             /* 0: all cores; with tp > 1 those of all ranks together, each takes an equal part */
 	unsigned tp;                  /* tensor parallel: processes that share the work (tp.h); 0 or 1: this one alone. cpu only */
 	enum kv_type kv_type;
+	enum kern_dtype activations;  /* see kern_config: KERN_F32 (0) or KERN_BF16 */
 	uint32_t block_tokens;
 	uint32_t max_rows;            /* tokens of one step: max_batched_tokens, or max sequences when decoding */
 	uint32_t max_logits;          /* rows of logits of one step */

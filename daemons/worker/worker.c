@@ -19,10 +19,11 @@ static const struct conf_key keys[] = {
 	{"model", CONF_STRING, "", 0, 4096, "", 0, "GGUF file or Hugging Face folder; backend sim: a description as in etc/sim (required)", NULL},
 	{"role", CONF_STRING, "default", 0, 16, "", 0, "what this worker does; default: by the program's name", "default|prefill|decode|mixed"},
 	{"backend", CONF_STRING, "cpu", 0, 16, "", 0, "device backend; sim: a simulated accelerator that computes nothing", "cpu|sim"},
-	{"variant", CONF_STRING, "auto", 0, 16, "", 0, "instruction set or reference kernels", "auto|reference|plain|avx2|avx512"},
+	{"variant", CONF_STRING, "auto", 0, 16, "", 0, "instruction set or reference kernels", "auto|reference|plain|avx2|avx512|avx512bf16"},
 	{"threads", CONF_INT, "0", 0, 256, "threads", 0, "compute threads; 0: one per core that the process may use", NULL},
 	{"tensor_parallel", CONF_INT, "1", 1, 64, "processes", 0, "cpu: processes that share the model and its work, at most one for each KV head; each takes an equal part of the threads", NULL},
 	{"kv_type", CONF_STRING, "bf16", 0, 8, "", 0, "element type of the KV cache; int8 and fp8 halve it and cost accuracy", "bf16|f16|f32|int8|fp8"},
+	{"activation_type", CONF_STRING, "f32", 0, 4, "", 0, "cpu: what products with BF16 weights (no others) take activations as; bf16 rounds them, which is faster with AVX512_BF16 and costs accuracy", "f32|bf16"},
 	{"block_tokens", CONF_INT, "64", 8, 256, "tokens", 0, "tokens of a KV block; a multiple of 8", NULL},
 	{"kv_memory_mb", CONF_INT, "512", 1, 1048576, "MiB", 0, "memory of the KV pool", NULL},
 	{"kv_blocks", CONF_INT, "0", 0, 1048576, "blocks", 0, "size of the KV pool; 0: as many as kv_memory_mb holds", NULL},
@@ -185,6 +186,7 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		.tp = (unsigned)conf_int(c, "tensor_parallel"),
 		.broken = engine_is_broken,
 		.broken_arg = w,
+		.activations = strcmp(conf_str(c, "activation_type"), "bf16") == 0 ? KERN_BF16 : KERN_F32,
 		.block_tokens = (uint32_t)conf_int(c, "block_tokens"),
 	};
 	if (!o.model_path[0])

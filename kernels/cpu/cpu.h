@@ -12,7 +12,7 @@
 enum {
 	CPU_MAX_HEAD_DIM = 640,    /* DeepSeek's latent and its rotated part are 576 */
 	CPU_MAX_DIM = 1 << 20,
-	CPU_SCRATCH_ACT = 64,      /* slots below belong to the workers; quantised activations; */
+	CPU_SCRATCH_ACT = 64,      /* slots below belong to the workers; quantised and rounded activations; */
 	CPU_SCRATCH_SHARED = 65,   /* what else all workers share */
 	CPU_SCRATCH_GATHERED = 66, /* rows that a product takes from here and there */
 	CPU_SCRATCH_SLOTS = 67,
@@ -45,6 +45,7 @@ struct cpu_attention {
 struct cpu_variant {
 	const char *name, *numerics;
 	bool packed;               /* wants packed weights */
+	bool vdpbf16ps;            /* may use that instruction */
 	void (*rms_norm)(float *y, float *x, const float *a, const float *w, uint32_t dim, float eps);   /* a: NULL or added to x */
 	void (*rope)(float *x, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope, const float *cos_sin);
 	void (*act_mul)(float *y, const float *gate, const float *up, enum kern_act act, uint32_t dim);
@@ -54,7 +55,7 @@ struct cpu_variant {
 
 extern const struct cpu_variant cpu_variant_reference, cpu_variant_plain;
 #if defined(__x86_64__)
-extern const struct cpu_variant cpu_variant_avx2, cpu_variant_avx512;
+extern const struct cpu_variant cpu_variant_avx2, cpu_variant_avx512, cpu_variant_avx512bf16;
 #endif
 
 struct cpu_scratch { void *mem; size_t bytes; };
@@ -73,6 +74,8 @@ struct kern_device {
 	const struct cpu_variant *variant;
 	struct pool *pool;
 	uint32_t max_rows;
+	bool bf16_activations;     /* kern_config.activations */
+	char numerics[32];
 	pthread_mutex_t lock;      /* one operation at a time: pool and scratch are shared by the streams */
 	struct cpu_scratch scratch[CPU_SCRATCH_SLOTS];
 	struct cpu_rope_cache rope[CPU_ROPE_CACHES];

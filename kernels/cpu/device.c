@@ -62,6 +62,8 @@ static bool variant_runs(const struct cpu_variant *v)
 #if defined(__x86_64__)
 	if (v == &cpu_variant_avx2)
 		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+	if (v == &cpu_variant_avx512bf16)
+		return variant_runs(&cpu_variant_avx512) && __builtin_cpu_supports("avx512bf16");
 	if (v == &cpu_variant_avx512)
 		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
 		       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") &&
@@ -72,7 +74,7 @@ static bool variant_runs(const struct cpu_variant *v)
 
 static const struct cpu_variant *const variants[] = {      /* best first */
 #if defined(__x86_64__)
-	&cpu_variant_avx512, &cpu_variant_avx2,
+	&cpu_variant_avx512bf16, &cpu_variant_avx512, &cpu_variant_avx2,
 #endif
 	&cpu_variant_plain, &cpu_variant_reference,
 };
@@ -91,7 +93,7 @@ static const struct cpu_variant *variant_choose(const char *name, char *errbuf, 
 		snprintf(errbuf, errlen, "cpu variant %s needs instructions that this machine lacks", name);
 		return NULL;
 	}
-	snprintf(errbuf, errlen, "unknown cpu variant %.40s: must be auto, avx512, avx2, plain or reference", name ? name : "");
+	snprintf(errbuf, errlen, "unknown cpu variant %.40s: must be auto, avx512bf16, avx512, avx2, plain or reference", name ? name : "");
 	return NULL;
 }
 
@@ -130,11 +132,17 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 		         conf->max_rows);
 		return KERN_EINVAL;
 	}
+	if (conf->activations != KERN_F32 && conf->activations != KERN_BF16) {
+		snprintf(errbuf, errlen, "cpu device with activations of type %s: must be f32 or bf16", kern_dtype_name(conf->activations));
+		return KERN_EINVAL;
+	}
 	struct kern_device *dev = calloc(1, sizeof *dev);
 	if (!dev)
 		goto nomem;
 	dev->variant = v;
 	dev->max_rows = conf->max_rows;
+	dev->bf16_activations = conf->activations == KERN_BF16;
+	snprintf(dev->numerics, sizeof dev->numerics, "%s%s", v->numerics, dev->bf16_activations ? "-bf16act" : "");
 	pthread_mutex_init(&dev->lock, NULL);
 	dev->pool = pool_new(conf->threads ? conf->threads : threads_default());
 	if (!dev->pool)
@@ -149,7 +157,7 @@ nomem:
 
 static const char *device_numerics(const struct kern_device *dev)
 {
-	return dev->variant->numerics;
+	return dev->numerics;
 }
 
 static const char *device_last_error(const struct kern_device *dev)

@@ -6,13 +6,15 @@
 #include "kernels/cpu/fast_matmul.h"
 #include "kernels/cpu/fast_rows.h"
 
-const struct cpu_variant VARIANT = {
-	.name = VARIANT_NAME,
-	.numerics = "cpu-r4",
-	.packed = true,
-	.rms_norm = fast_rms_norm,
-	.rope = fast_rope,
-	.act_mul = fast_act_mul,
-	.matmul = fast_matmul,
-	.attention = fast_attention,
-};
+#define FAST_VARIANT(variant_name, has_vdpbf16ps) { \
+	.name = variant_name, \
+	.numerics = "cpu-r4", \
+	.packed = true, \
+	.vdpbf16ps = has_vdpbf16ps, \
+	.rms_norm = fast_rms_norm, \
+	.rope = fast_rope, \
+	.act_mul = fast_act_mul, \
+	.matmul = fast_matmul, \
+	.attention = fast_attention, \
+}
+const struct cpu_variant VARIANT = FAST_VARIANT(VARIANT_NAME, false);

@@ -243,3 +243,5 @@ static void transpose16(v16 *m)
 #define VARIANT cpu_variant_avx512
 #define VARIANT_NAME "avx512"
 #include "kernels/cpu/fast.h"
+
+const struct cpu_variant cpu_variant_avx512bf16 = FAST_VARIANT("avx512bf16", true);

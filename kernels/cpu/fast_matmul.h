@@ -7,6 +7,10 @@
  *     acc = fma(m_w, d_x * sum, acc).
  * d_w and m_w of Q4_K and Q5_K are the exact products of their 6-bit scales with the block's d and m.
  * Float weights: acc = fma(x, w, acc) in the order of k.
+ * BF16 weights with activations rounded to bfloat16 (kern_config.activations): what vdpbf16ps does, for each pair of k the second and then the first,
+ *     acc = fma(x1, w1, acc), acc = fma(x0, w0, acc), each rounded to nearest even; denormals are zeros, in and out, after that rounding.
+ * Intel's manual says so of the order and of denormals; that products are not rounded by themselves, and when a result is flushed, was found on Zen 4: equal in
+ * 48 million sums of random, huge, tiny, denormal and cancelling values. test_kernels_matmul compares the instruction with the other variants wherever it runs.
  *
  * Why two bytes a value, which is twice the products: mean error of a log-probability on SmolLM2 Q4_1, teacher-forced over 3,704 positions,
  * with float KV 0.0007 and with bf16 KV 0.0092, which is the KV's own; with one byte 0.072. With the second byte only in groups whose largest
@@ -32,8 +36,10 @@ struct fast_matmul {
 	const float *x;
 	const struct kern_product *p;
 	uint32_t products, rows, k, tiles;
+	uint32_t groups;           /* to quantise of a row; 0: no weight is quantised */
 	struct fast_tile *tile;
 	unsigned char *act;
+	float *rounded;            /* (rows, (k + 1) / 2) pairs of bfloat16; NULL: not asked for, or no weight is BF16 */
 	uint32_t *first_item;      /* of each product, in items of panels_per_item panels */
 	uint32_t *panels_per_item;
 };
@@ -74,6 +80,20 @@ INLINE void quantise_group(unsigned char *rec, uint32_t R, uint32_t r, const flo
 	((int32_t *)(void *)(rec + REC_Z32 * R))[R + r] = -32 * sum[1];
 }
 
+/* to pairs of bfloat16, an odd k with a zero behind it */
+static void round_row(float *pairs, const float *x, uint32_t k)
+{
+	union { uint32_t u; float f; } pair;
+	for (uint32_t i = 0; i < k / 2; i++) {
+		pair.u = cpu_f32_to_bf16(x[2 * i]) | (uint32_t)cpu_f32_to_bf16(x[2 * i + 1]) << 16;
+		pairs[i] = pair.f;
+	}
+	if (k % 2) {
+		pair.u = cpu_f32_to_bf16(x[k - 1]);
+		pairs[k / 2] = pair.f;
+	}
+}
+
 static void quantise_tile(void *ctx, uint32_t item, unsigned worker)
 {
 	(void)worker;
@@ -82,7 +102,9 @@ static void quantise_tile(void *ctx, uint32_t item, unsigned worker)
 	for (uint32_t r = 0; r < t->rows; r++) {
 		const float *x = m->x + (size_t)(t->row + r) * m->k;
 		unsigned char *rec = m->act + t->act;
-		for (uint32_t g = 0; g < m->k / GROUP; g++, x += GROUP, rec += t->rows * REC_BYTES)
+		if (m->rounded)
+			round_row(m->rounded + (size_t)(t->row + r) * ((m->k + 1) / 2), x, m->k);
+		for (uint32_t g = 0; g < m->groups; g++, x += GROUP, rec += t->rows * REC_BYTES)
 			quantise_group(rec, t->rows, r, x);
 	}
 }
@@ -101,52 +123,111 @@ static void store_columns(const struct kern_product *p, const struct fast_tile *
 	}
 }
 
-/* R rows x V vectors of columns, over all of k */
-INLINE void float_kernel(const int R, const int V, enum kern_dtype type, const float *const *x, const unsigned char *w, uint32_t k,
-                         float *acc)
+/* Types of weights, and what is done with BF16: float activations; bfloat16 ones, in pairs; the same by the instruction for it. */
+enum float_kind { FLOAT_F32, FLOAT_F16, FLOAT_BF16, FLOAT_BF16_PAIRS, FLOAT_BF16_DOT };
+
+/* sum (R, V) += products with one k: the first or second of each pair i */
+INLINE void float_of_pair(const int R, const int V, enum float_kind kind, int second, const float *const *x, uint32_t i, const unsigned char *w,
+                          v16 (*sum)[FLOAT_VECS_MAX])
 {
-	size_t elem = type == KERN_F32 ? 4 : 2;
+	v16 col[FLOAT_VECS_MAX];
+	for (int c = 0; c < V; c++) {
+		v16 pairs = v_load((const float *)(const void *)(w + (size_t)c * 64));
+		col[c] = second ? v_second_bf16(pairs) : v_first_bf16(pairs);
+	}
+	for (int r = 0; r < R; r++) {
+		v16 b = v_set1(kind == FLOAT_BF16 ? x[r][2 * i + second] : x[r][i]);
+		if (kind == FLOAT_BF16_PAIRS)
+			b = second ? v_second_bf16(b) : v_first_bf16(b);
+		for (int c = 0; c < V; c++)
+			sum[r][c] = kind == FLOAT_BF16 ? v_fma(b, col[c], sum[r][c]) : v_fma_flushed(b, col[c], sum[r][c]);
+	}
+}
+
+/* the same for a row of the panel that is not taken apart */
+INLINE void float_row(const int R, const int V, enum float_kind kind, const float *const *x, uint32_t i, const unsigned char *w, v16 (*sum)[FLOAT_VECS_MAX])
+{
+	v16 col[FLOAT_VECS_MAX];
+	for (int c = 0; c < V; c++)
+		col[c] = kind == FLOAT_F16 ? v_load_as(w + (size_t)c * 32, KERN_F16, 16) : v_load((const float *)(const void *)(w + (size_t)c * 64));
+	for (int r = 0; r < R; r++) {
+		v16 b = v_set1(x[r][i]);
+		for (int c = 0; c < V; c++)
+#if defined(__AVX512F__)
+			if (kind == FLOAT_BF16_DOT)
+				sum[r][c] = v_dot_bf16(col[c], b, sum[r][c]);
+			else
+#endif
+				sum[r][c] = v_fma(b, col[c], sum[r][c]);
+	}
+}
+
+/* R rows x V vectors of columns, over all of k */
+INLINE void float_kernel(const int R, const int V, enum float_kind kind, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
+{
 	v16 sum[FLOAT_ROWS][FLOAT_VECS_MAX];
+	size_t row_bytes = FLOAT_COLUMNS * (kind == FLOAT_F16 ? 2 : 4);
+	uint32_t n = kind == FLOAT_BF16 ? k / 2 : kind > FLOAT_BF16 ? (k + 1) / 2 : k;
 	for (int r = 0; r < R; r++)
 		for (int c = 0; c < V; c++)
 			sum[r][c] = v_set1(0);
-	for (uint32_t i = 0; i < k; i++, w += FLOAT_COLUMNS * elem) {
-		v16 col[FLOAT_VECS_MAX];
-		for (int c = 0; c < V; c++)
-			col[c] = v_load_as(w + (size_t)c * 16 * elem, type, 16);
-		for (int r = 0; r < R; r++) {
-			v16 b = v_set1(x[r][i]);
-			for (int c = 0; c < V; c++)
-				sum[r][c] = v_fma(b, col[c], sum[r][c]);
+	for (uint32_t i = 0; i < n; i++, w += row_bytes)
+		if (kind == FLOAT_BF16 || kind == FLOAT_BF16_PAIRS) {
+			float_of_pair(R, V, kind, kind == FLOAT_BF16_PAIRS, x, i, w, sum);
+			float_of_pair(R, V, kind, kind == FLOAT_BF16, x, i, w, sum);
+		} else {
+			float_row(R, V, kind, x, i, w, sum);
 		}
-	}
+	if (kind == FLOAT_BF16 && k % 2)
+		float_of_pair(R, V, kind, 0, x, n, w, sum);
 	for (int r = 0; r < R; r++)
 		for (int c = 0; c < V; c++)
 			v_store(acc + (r * V + c) * 16, sum[r][c]);
 }
 
 /* returns the number of vectors of columns done */
-INLINE int float_type(enum kern_dtype type, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
+INLINE int float_rows(enum float_kind kind, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
 {
 	switch (rows) {
-	case 1: float_kernel(1, FLOAT_VECS_MAX, type, x, w, k, acc); return FLOAT_VECS_MAX;
-	case 2: float_kernel(2, FLOAT_VECS, type, x, w, k, acc); break;
+	case 1: float_kernel(1, FLOAT_VECS_MAX, kind, x, w, k, acc); return FLOAT_VECS_MAX;
+	case 2: float_kernel(2, FLOAT_VECS, kind, x, w, k, acc); break;
 #if FLOAT_ROWS > 4
-	case 3: float_kernel(3, FLOAT_VECS, type, x, w, k, acc); break;
-	case 4: float_kernel(4, FLOAT_VECS, type, x, w, k, acc); break;
+	case 3: float_kernel(3, FLOAT_VECS, kind, x, w, k, acc); break;
+	case 4: float_kernel(4, FLOAT_VECS, kind, x, w, k, acc); break;
 #endif
-	default: float_kernel(FLOAT_ROWS, FLOAT_VECS, type, x, w, k, acc);
+	default: float_kernel(FLOAT_ROWS, FLOAT_VECS, kind, x, w, k, acc);
 	}
 	return FLOAT_VECS;
 }
 
-static int float_dispatch(enum kern_dtype type, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
+/* a function of its own, so that no arithmetic leaves the place where denormals are zeros */
+static __attribute__((noinline)) int float_flushed(uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
 {
-	switch (type) {
-	case KERN_F32: return float_type(KERN_F32, rows, x, w, k, acc);
-	case KERN_F16: return float_type(KERN_F16, rows, x, w, k, acc);
-	default: return float_type(KERN_BF16, rows, x, w, k, acc);
+	return float_rows(FLOAT_BF16_PAIRS, rows, x, w, k, acc);
+}
+
+static int float_dispatch(enum float_kind kind, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
+{
+	switch (kind) {
+	case FLOAT_F32: return float_rows(FLOAT_F32, rows, x, w, k, acc);
+	case FLOAT_F16: return float_rows(FLOAT_F16, rows, x, w, k, acc);
+	case FLOAT_BF16: return float_rows(FLOAT_BF16, rows, x, w, k, acc);
+#if defined(__AVX512F__)
+	case FLOAT_BF16_DOT: return float_rows(FLOAT_BF16_DOT, rows, x, w, k, acc);
+#endif
+	default: break;
 	}
+	unsigned before = v_flush_begin();
+	int done = float_flushed(rows, x, w, k, acc);
+	v_flush_end(before);
+	return done;
+}
+
+static enum float_kind float_kind_of(const struct fast_matmul *m, enum kern_dtype type)
+{
+	if (type != KERN_BF16)
+		return type == KERN_F32 ? FLOAT_F32 : FLOAT_F16;
+	return !m->rounded ? FLOAT_BF16 : m->dev->variant->vdpbf16ps ? FLOAT_BF16_DOT : FLOAT_BF16_PAIRS;
 }
 
 /* The panel's columns of all rows, in parts of nearly equal height; spare rows of a kernel repeat the last one. */
@@ -154,16 +235,18 @@ static void float_panel(const struct fast_matmul *m, const struct kern_product *
 {
 	const struct kern_weight *w = p->w;
 	const unsigned char *data = w->data + panel * w->panel_bytes;
-	size_t elem = w->dtype == KERN_F32 ? 4 : 2;
+	enum float_kind kind = float_kind_of(m, w->dtype);
+	bool rounded = kind > FLOAT_BF16;
+	size_t unit = panel_float_bytes(w->dtype), ldx = rounded ? (m->k + 1) / 2 : m->k;
 	uint32_t c0 = panel * FLOAT_COLUMNS, columns = w->n - c0 < FLOAT_COLUMNS ? w->n - c0 : FLOAT_COLUMNS;
 	_Alignas(64) float acc[FLOAT_ROWS * FLOAT_VECS_MAX * 16];
 	const float *x[FLOAT_ROWS];
 	for (uint32_t row = 0, left = (m->rows + FLOAT_ROWS - 1) / FLOAT_ROWS; left; left--) {
 		struct fast_tile part = { .row = row, .rows = (m->rows - row + left - 1) / left };
 		for (uint32_t r = 0; r < FLOAT_ROWS; r++)
-			x[r] = m->x + (size_t)(row + (r < part.rows ? r : part.rows - 1)) * m->k;
+			x[r] = (rounded ? m->rounded : m->x) + (row + (r < part.rows ? r : part.rows - 1)) * ldx;
 		for (uint32_t c = 0, done; c < columns; c += done * 16) {
-			done = (uint32_t)float_dispatch(w->dtype, part.rows, x, data + c * elem, m->k, acc);
+			done = (uint32_t)float_dispatch(kind, part.rows, x, data + c * unit, m->k, acc);
 			for (uint32_t v = 0; v < done; v++)
 				store_columns(p, &part, c0 + c + v * 16, acc + v * 16, (size_t)done * 16);
 		}
@@ -226,13 +309,13 @@ static void matmul_item(void *ctx, uint32_t item, unsigned worker)
 }
 
 /* Full tiles and one for the rest. Returns the bytes of the records; none when nothing is quantised. */
-static size_t matmul_tiles(struct fast_matmul *m, uint32_t rows, bool quantised)
+static size_t matmul_tiles(struct fast_matmul *m, uint32_t rows)
 {
-	size_t act = 0, groups = quantised ? m->k / GROUP : 0;
+	size_t act = 0;
 	for (uint32_t t = 0, row = 0; t < m->tiles; t++, row += TILE_ROWS) {
 		uint32_t height = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
 		m->tile[t] = (struct fast_tile){ .row = row, .rows = height, .act = act };
-		act = (act + groups * height * REC_BYTES + 63) & ~(size_t)63;
+		act = (act + (size_t)m->groups * height * REC_BYTES + 63) & ~(size_t)63;
 	}
 	return act;
 }
@@ -257,12 +340,15 @@ static uint32_t matmul_items(struct fast_matmul *m)
 	return items;
 }
 
-static int matmul_quantise(struct fast_matmul *m, size_t act_bytes, uint32_t rows)
+/* Records, and behind them the rounded rows if they are wanted. */
+static int matmul_quantise(struct fast_matmul *m, size_t act_bytes, uint32_t rows, bool round)
 {
 	enum { INLINE_VALUES = 4096 };
-	m->act = cpu_scratch(m->dev, CPU_SCRATCH_ACT, act_bytes);
+	m->act = cpu_scratch(m->dev, CPU_SCRATCH_ACT, act_bytes + (round ? (size_t)rows * ((m->k + 1) / 2) * sizeof *m->rounded : 0));
 	if (!m->act)
 		return KERN_ENOMEM;
+	if (round)
+		m->rounded = (float *)(void *)(m->act + act_bytes);
 	if ((size_t)rows * m->k >= INLINE_VALUES)
 		pool_run(m->dev->pool, m->tiles, quantise_tile, m);
 	else
@@ -274,16 +360,18 @@ static int matmul_quantise(struct fast_matmul *m, size_t act_bytes, uint32_t row
 static int fast_matmul(struct kern_device *dev, const float *x, uint32_t rows, const struct kern_product *p, uint32_t products)
 {
 	struct fast_matmul m = { .dev = dev, .x = x, .p = p, .products = products, .rows = rows, .k = p[0].w->k, .tiles = (rows + TILE_ROWS - 1) / TILE_ROWS };
-	bool quantised = false;
-	for (uint32_t i = 0; i < products; i++)
-		quantised |= !panel_is_float(p[i].w->dtype);
+	bool round = false;
+	for (uint32_t i = 0; i < products; i++) {
+		m.groups = panel_is_float(p[i].w->dtype) ? m.groups : m.k / GROUP;
+		round |= dev->bf16_activations && p[i].w->dtype == KERN_BF16;
+	}
 	m.tile = cpu_scratch(dev, CPU_SCRATCH_SHARED, m.tiles * sizeof *m.tile + 2 * products * sizeof(uint32_t));
 	if (!m.tile)
 		return KERN_ENOMEM;
 	m.first_item = (uint32_t *)(void *)(m.tile + m.tiles);
 	m.panels_per_item = m.first_item + products;
-	size_t act_bytes = matmul_tiles(&m, rows, quantised);
-	int rc = quantised ? matmul_quantise(&m, act_bytes, rows) : KERN_OK;
+	size_t act_bytes = matmul_tiles(&m, rows);
+	int rc = m.groups || round ? matmul_quantise(&m, act_bytes, rows, round) : KERN_OK;
 	if (!rc)
 		pool_run(dev->pool, matmul_items(&m), matmul_item, &m);
 	return rc;

@@ -140,21 +140,26 @@ static void pack_quantised(const struct kern_weight *w, unsigned char *panel, co
 	}
 }
 
-/* `columns` rows of the file to one panel, a cache line of each row at a time */
+/* `columns` rows of the file to one panel, a cache line of each row at a time. Units are floats, F16 or pairs of BF16; half a pair may be left. */
 static void pack_float(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, uint32_t columns)
 {
 	enum { STEP = 16 };
-	for (uint32_t i = 0; i < w->k; i += STEP)
+	uint32_t units = w->k / panel_float_k(w->dtype);
+	size_t row_bytes = kern_dtype_bytes(w->dtype, w->k);
+	for (uint32_t i = 0; i < units; i += STEP)
 		for (uint32_t r = 0; r < columns; r++) {
-			uint32_t n = w->k - i < STEP ? w->k - i : STEP;
-			size_t from = (size_t)r * w->k + i, to = (size_t)i * FLOAT_COLUMNS + r;
-			if (w->dtype == KERN_F32)
+			uint32_t n = units - i < STEP ? units - i : STEP;
+			const unsigned char *from = src + r * row_bytes;
+			size_t to = (size_t)i * FLOAT_COLUMNS + r;
+			if (w->dtype == KERN_F16)
 				for (uint32_t j = 0; j < n; j++)
-					memcpy(panel + 4 * (to + j * FLOAT_COLUMNS), src + 4 * (from + j), 4);
+					memcpy(panel + 2 * (to + j * FLOAT_COLUMNS), from + 2 * (i + j), 2);
 			else
 				for (uint32_t j = 0; j < n; j++)
-					memcpy(panel + 2 * (to + j * FLOAT_COLUMNS), src + 2 * (from + j), 2);
+					memcpy(panel + 4 * (to + j * FLOAT_COLUMNS), from + 4 * (i + j), 4);
 		}
+	for (uint32_t r = 0; w->k % panel_float_k(w->dtype) && r < columns; r++)
+		memcpy(panel + 4 * ((size_t)units * FLOAT_COLUMNS + r), src + r * row_bytes + 4 * (size_t)units, 2);
 }
 
 size_t cpu_weight_bytes(const struct kern_weight *w)
@@ -244,9 +249,10 @@ void cpu_weight_row(const struct kern_weight *w, uint32_t row, float *out)
 	uint32_t columns = panel_columns(w->dtype), c = row % columns, side = c / SIDE_COLUMNS;
 	const unsigned char *panel = w->data + row / columns * w->panel_bytes;
 	if (panel_is_float(w->dtype)) {
-		size_t elem = w->dtype == KERN_F32 ? 4 : 2;
-		for (uint32_t i = 0; i < w->k; i++)
-			cpu_dequantise(&out[i], w->dtype, panel + ((size_t)i * FLOAT_COLUMNS + c) * elem, 1);
+		uint32_t each = panel_float_k(w->dtype);
+		size_t unit = panel_float_bytes(w->dtype);
+		for (uint32_t i = 0; i < w->k; i += each)
+			cpu_dequantise(&out[i], w->dtype, panel + ((size_t)(i / each) * FLOAT_COLUMNS + c) * unit, w->k - i < each ? w->k - i : each);
 		return;
 	}
 	for (uint32_t g = 0; g < w->k / GROUP; g++) {

@@ -1,6 +1,7 @@
 /* panel.h - the layout of packed weights, written by pack.c and read by the matmul kernels.
  *
- * A weight is a sequence of panels. F32, F16, BF16: a panel is 64 columns (rows of W), as k rows of 64 elements.
+ * A weight is a sequence of panels. F32, F16: a panel is 64 columns (rows of W), as k rows of 64 elements. BF16: the same with pairs of k, 2 i and 2 i + 1 of
+ * a column beside each other, as vdpbf16ps wants them; an odd k has a zero behind it.
  * Quantised types: a panel is 32 columns in two sides, 0 .. 15 and 16 .. 31; k is cut into groups of 32, and one or more groups with their
  * scales make a block: first the scales of both sides, then for each group the codes of both sides, so that a kernel that does 32 columns
  * reads memory as one stream (two streams 512 bytes apart cost half the bandwidth). All parts begin at multiples of 64 bytes. Codes are unsigned
@@ -27,6 +28,16 @@ enum { Q8_STEP = 4 * PANEL_COLUMNS };      /* bytes from one step of Q8_0's code
 static inline int panel_is_float(enum kern_dtype t)
 {
 	return t == KERN_F32 || t == KERN_F16 || t == KERN_BF16;
+}
+
+static inline uint32_t panel_float_k(enum kern_dtype t)        /* k of a row of a float panel */
+{
+	return t == KERN_BF16 ? 2 : 1;
+}
+
+static inline size_t panel_float_bytes(enum kern_dtype t)      /* of a column in such a row */
+{
+	return t == KERN_F16 ? 2 : 4;
 }
 
 static inline uint32_t panel_columns(enum kern_dtype t)
@@ -73,7 +84,7 @@ static inline size_t panel_block_bytes(enum kern_dtype t)
 static inline size_t panel_bytes(enum kern_dtype t, uint32_t k)
 {
 	if (panel_is_float(t))
-		return (size_t)k * FLOAT_COLUMNS * (t == KERN_F32 ? 4 : 2);
+		return (size_t)((k + panel_float_k(t) - 1) / panel_float_k(t)) * FLOAT_COLUMNS * panel_float_bytes(t);
 	return (k / GROUP + panel_block_groups(t) - 1) / panel_block_groups(t) * panel_block_bytes(t);
 }
 

@@ -79,12 +79,21 @@ static void matmul_columns(void *ctx, uint32_t item, unsigned worker)
 	}
 }
 
+static const float *rounded_to_bf16(struct kern_device *dev, const float *x, size_t n)
+{
+	float *r = cpu_scratch(dev, CPU_SCRATCH_ACT, n * sizeof *r);
+	for (size_t i = 0; r && i < n; i++)
+		r[i] = cpu_bf16_to_f32(cpu_f32_to_bf16(x[i]));
+	return r;
+}
+
 static int ref_matmul(struct kern_device *dev, const float *x, uint32_t rows, const struct kern_product *p, uint32_t products)
 {
-	if (cpu_scratch_workers(dev, (size_t)p[0].w->k * sizeof(float)))
+	const float *rounded = dev->bf16_activations ? rounded_to_bf16(dev, x, (size_t)rows * p[0].w->k) : x;
+	if (!rounded || cpu_scratch_workers(dev, (size_t)p[0].w->k * sizeof(float)))
 		return KERN_ENOMEM;
 	for (uint32_t i = 0; i < products; i++) {
-		struct ref_matmul m = { dev, x, rows, &p[i] };
+		struct ref_matmul m = { dev, p[i].w->dtype == KERN_BF16 ? rounded : x, rows, &p[i] };
 		pool_run(dev->pool, (p[i].w->n + COLUMNS_PER_ITEM - 1) / COLUMNS_PER_ITEM, matmul_columns, &m);
 	}
 	return KERN_OK;

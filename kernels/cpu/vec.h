@@ -43,6 +43,13 @@ INLINE v16 v_second_bf16(v16 a)
 {
 	return V1(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32((int)0xffff0000))));
 }
+/* acc + two products a lane of such pairs, see fast_matmul.h. Inline assembly, so that one file serves processors with AVX512_BF16 and without. */
+INLINE v16 v_dot_bf16(v16 a, v16 b, v16 acc)
+{
+	__m512 sum = acc.v;
+	__asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a.v), "v"(b.v));
+	return V1(sum);
+}
 INLINE v16 v_load_f16(const uint16_t *p) { return V1(_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p))); }
 INLINE v16 v_load_i8(const unsigned char *p) { return V1(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)))); }
 /* E4M3 times 2^-8: its bits are an f16's, three places to the right */
@@ -150,7 +157,7 @@ typedef struct { f4 q[4]; } v16;
 /* a loop that stays one: unrolled sixteenfold in every use it makes the compiler slow, more so under sanitizers */
 #define V_EACH _Pragma("GCC unroll 1") for (int i = 0; i < 16; i++)
 INLINE f4 v_choose(i4 yes, f4 a, f4 b) { return (f4)((yes & (i4)a) | (~yes & (i4)b)); }
-INLINE v16 v_set1(float x) { v16 r; V4((f4){ 0 } + x); }
+INLINE v16 v_set1(float x) { v16 r; V4(((f4){ x, x, x, x })); }
 INLINE v16 v_load(const float *p) { v16 r; memcpy(&r, p, sizeof r); return r; }
 INLINE void v_store(float *p, v16 a) { memcpy(p, &a, sizeof a); }
 INLINE v16 v_add(v16 a, v16 b) { v16 r; V4(a.q[i] + b.q[i]); }
@@ -190,6 +197,35 @@ INLINE int32_t v_store_i8(int8_t *p, v16 a)
 	int32_t sum = 0;
 	V_EACH sum += p[i] = (int8_t)v_integer(a.q[i / 4])[i % 4];
 	return sum;
+}
+#endif
+
+/* v_fma with denormals as zeros, in and out, as vdpbf16ps has them: between v_flush_begin and v_flush_end. Vector instructions take that from a register of the
+ * thread. In plain C a result is flushed that would be below 2^-126 if it were rounded with as many bits as any other: from 2^-126 - 2^-151 on it is not. Where
+ * that is in question the sum of a product of two bfloat16 and a float is exact in a double. */
+#if defined(__AVX2__)
+INLINE unsigned v_flush_begin(void)
+{
+	unsigned before = _mm_getcsr();
+	_mm_setcsr(before | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+	return before;
+}
+INLINE void v_flush_end(unsigned before) { _mm_setcsr(before); }
+INLINE v16 v_fma_flushed(v16 a, v16 b, v16 c) { return v_fma(a, b, c); }
+#else
+INLINE unsigned v_flush_begin(void) { return 0; }
+INLINE void v_flush_end(unsigned before) { (void)before; }
+INLINE float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+INLINE float fma_flushed(float a, float b, float c)
+{
+	float r = fmaf(flushed(a), flushed(b), flushed(c));
+	bool tiny = fabsf(r) <= 0x1p-126f && fabs((double)flushed(a) * (double)flushed(b) + (double)flushed(c)) < 0x1p-126 - 0x1p-151;
+	return tiny ? copysignf(0, r) : r;
+}
+INLINE v16 v_fma_flushed(v16 a, v16 b, v16 c)
+{
+	V_EACH c.q[i / 4][i % 4] = fma_flushed(a.q[i / 4][i % 4], b.q[i / 4][i % 4], c.q[i / 4][i % 4]);
+	return c;
 }
 #endif
 

@@ -42,7 +42,7 @@ build/venv-text/bin/python: tests/bench/requirements-text.txt
 	@python3 -c 'import ensurepip' 2>/dev/null || { echo "the peers need venv: apt-get install -y python3-venv (as root)" >&2; exit 1; }
 	@python3 -m venv build/venv-text
 	@build/venv-text/bin/pip install -q --disable-pip-version-check -r tests/bench/requirements-text.txt && touch $@
-# the CPU engine on eight files (2 GB in the user's cache, made once) against llama.cpp and against limits measured beside it: ONLY=smollm2/Q4_1 TURNS=5
+# the CPU engine on eight files (2 GB in the user's cache, made once; BF16 with each type of activations) against llama.cpp and against limits measured beside it: ONLY=smollm2/Q4_1 TURNS=5
 # CPU_TIME=1 (one thread, processor time: for a machine that others use too) LLAMA_BENCH=program of another build of the peer, run beside
 bench-cpu: $(PEER)/bin/python $(O)/bench/bench_engine $(O)/bench/bench_limits
 	@model=$(BENCH_MODEL) && $(PEER)/bin/python tests/bench/bench_cpu.py $(if $(THREADS),-t $(THREADS)) $(if $(TURNS),-n $(TURNS)) $(if $(ONLY),--only $(ONLY)) \

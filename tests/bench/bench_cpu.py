@@ -5,10 +5,11 @@ and the time from opening the file to the first token (files in the page cache).
 
 Limits, measured here before each model:
   decode   the bandwidth of reading a buffer of the size of the weights that a step reads, over that size
-  prompt   products with weights at the peak rate of the instruction for them (int8 products for quantised files, float32 for BF16), then the attention at
-           float32's. A product with a weight counts once, as two operations, however a kernel gets there: `useful`. Our kernels make a quantised product in two
-           int8 passes, one for the activations' values and one for what rounding took from them (the peer leaves that out), so they execute twice as many:
-           `executed` is the share of the limit with both passes counted.
+  prompt   products with weights at the peak rate of the instruction for them (int8 products for quantised files, float32 for BF16; where BF16+bf16 rounds
+           activations to bfloat16, as the peer does, bfloat16 if there is such an instruction), then the attention at float32's. A product with a weight counts
+           once, as two operations, however a kernel gets there: `useful`. Our kernels make a quantised product in two int8 passes, one for the activations'
+           values and one for what rounding took from them (the peer leaves that out), so they execute twice as many: `executed` is the share of the limit with
+           both passes counted.
 
 Accuracy: mean difference of the log-probabilities that a float32 computation gave for the demo's weights (tests/data/smollm2), each token after the true ones
 before it, and the share of positions with the same most probable token.
@@ -31,7 +32,7 @@ from benchlib import ROOT, Report, machine, median, percentile
 from cpulib import Engine, Limits, model_files
 
 REFERENCE = os.path.join(ROOT, "tests", "data", "smollm2", "reference.jsonl")
-MODELS = [(m, t) for m in ("smollm2", "ernie") for t in ("Q4_1", "BF16", "Q8_0", "Q4_0")]   # the demo's file first
+MODELS = [(m, t) for m in ("smollm2", "ernie") for t in ("Q4_1", "BF16", "BF16+bf16", "Q8_0", "Q4_0")]   # the demo's file first
 TITLES = {"smollm2": "SmolLM2-135M", "ernie": "ERNIE-4.5-0.3B's shape, random weights, architecture llama"}
 PROMPTS, STREAMS = (512, 1280), 32
 TOKENS = {1: 64, STREAMS: 16}                        # of each stream
@@ -65,7 +66,7 @@ class Bench:
         self.rep = Report("The CPU engine against llama.cpp and the machine's limits" + (", processor time" if a.cpu else ""), command)
 
     def result(self, model, name, value, digits=3):
-        prefix = "" if (model.name, model.kind) == MODELS[0] else f"{model.name}_{model.kind.lower()}_"
+        prefix = "" if (model.name, model.kind) == MODELS[0] else f"{model.name}_{model.kind.lower().replace('+', '_')}_"
         self.rep.result(("cpu_" if self.a.cpu else "") + prefix + name, value, digits)
 
     def goal(self, reached):
@@ -126,7 +127,8 @@ class Bench:
         if not test.prompt:
             return read / model.bytes if test.streams == 1 else None
         products, attention = model.prompt_ops(test.prompt)
-        peak, f32 = self.limits.peak("int8" if model.kind.startswith("Q") else "f32"), self.limits.peak("f32")
+        f32 = self.limits.peak("f32")
+        peak = self.limits.peak("int8" if model.kind.startswith("Q") else model.activations) or f32
         return test.prompt / (products * passes / peak[1] + attention / f32[1]) if peak and f32 else None
 
     # --- the table

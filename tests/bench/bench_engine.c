@@ -1,6 +1,6 @@
 /* bench_engine.c - speed of a model on this machine, without daemons: prompts (pp) and generation (tg), as llama-bench counts them.
  *
- *   bench_engine MODEL [-t threads] [-T ranks] [-v variant] [-k bf16|f16|f32] [-b block tokens] [-c chunk tokens] [-r repeats]
+ *   bench_engine MODEL [-t threads] [-T ranks] [-v variant] [-k bf16|f16|f32] [-a f32|bf16] [-b block tokens] [-c chunk tokens] [-r repeats]
  *                      [-p 512,1280] [-n 128] [-s 1,4,16,32] [-g] [-i]
  *
  * One line per test: the median of the repeats and the best. -p and -s 0 leave a part out; -g adds the sampler alone.
@@ -309,7 +309,7 @@ static void run_all(struct bench *b)
 
 static int usage(void)
 {
-	fprintf(stderr, "usage: bench_engine MODEL [-t threads] [-T ranks] [-v variant] [-k bf16|f16|f32] [-b block_tokens] [-c chunk_tokens] [-r repeats]\n"
+	fprintf(stderr, "usage: bench_engine MODEL [-t threads] [-T ranks] [-v variant] [-k bf16|f16|f32] [-a f32|bf16] [-b block_tokens] [-c chunk_tokens] [-r repeats]\n"
 	                "                    [-p 512,1280] [-n 128] [-s 1,4,16,32] [-g] [-i]\n");
 	return 2;
 }
@@ -317,12 +317,13 @@ static int usage(void)
 static int parse(int argc, char **argv, struct bench *b, struct engine_opts *o)
 {
 	int c;
-	while ((c = getopt(argc, argv, "t:T:v:k:b:c:r:p:n:s:gi")) != -1) {
+	while ((c = getopt(argc, argv, "t:T:v:k:a:b:c:r:p:n:s:gi")) != -1) {
 		switch (c) {
 		case 't': o->threads = (unsigned)atoi(optarg); break;
 		case 'T': o->tp = (unsigned)atoi(optarg); break;
 		case 'v': o->variant = optarg; break;
 		case 'k': if (kv_type_parse(optarg, &o->kv_type)) return usage(); break;
+		case 'a': o->activations = strcmp(optarg, "bf16") == 0 ? KERN_BF16 : KERN_F32; break;
 		case 'b': b->block_tokens = (uint32_t)atoi(optarg); break;
 		case 'c': b->chunk = (uint32_t)atoi(optarg); break;
 		case 'r': b->repeats = (uint32_t)atoi(optarg); break;

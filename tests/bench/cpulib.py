@@ -26,10 +26,11 @@ def gguf_module():
 
 
 class Model:
-    """A GGUF file's sizes: what a step reads, what a token costs."""
+    """A GGUF file's sizes: what a step reads, what a token costs. kind: its type of weights, and after a + the type that activations are rounded to, if any."""
 
     def __init__(self, name, kind, path):
         self.name, self.kind, self.path = name, kind, path
+        self.activations = kind.partition("+")[2] or "f32"
         r = gguf_module().Reader(path)
         meta = dict(r.metadata)
 
@@ -51,7 +52,7 @@ class Model:
 
 
 def model_files(demo, wanted):
-    """wanted: (model, type) pairs -> Model of each; what is not there yet is made."""
+    """wanted: (model, kind) pairs -> Model of each; what is not there yet is made."""
     with open(MAKE_GGUF, "rb") as f:
         tag = hashlib.sha256(f.read() + str(os.path.getsize(demo)).encode()).hexdigest()[:8]
     folder, out = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pdserve"), []
@@ -60,13 +61,14 @@ def model_files(demo, wanted):
         if (name, kind) == ("smollm2", "Q4_1"):
             out.append(Model(name, kind, demo))
             continue
-        path = os.path.join(folder, f"bench-{name}.{kind}-{tag}.gguf")
+        weights = kind.partition("+")[0]
+        path = os.path.join(folder, f"bench-{name}.{weights}-{tag}.gguf")
         if not os.path.exists(path):
-            for old in glob.glob(os.path.join(folder, f"bench-{name}.{kind}-*.gguf")):
+            for old in glob.glob(os.path.join(folder, f"bench-{name}.{weights}-*.gguf")):
                 os.unlink(old)
             print(f"making {path}", flush=True)
             what = ["convert", demo] if name == "smollm2" else ["random", "ernie-4.5-0.3b"]
-            subprocess.run([sys.executable, MAKE_GGUF, *what, kind, path], check=True)
+            subprocess.run([sys.executable, MAKE_GGUF, *what, weights, path], check=True)
         out.append(Model(name, kind, path))
     return out
 
@@ -75,7 +77,8 @@ class Engine:
     """bench_engine -i: one run at a time. `ready` is its time from opening the file to the first token."""
 
     def __init__(self, model, threads, prompt, streams, tokens, cpu=False):
-        argv = [os.path.join(BENCH, "bench_engine"), "-i", "-t", str(threads), "-p", str(prompt), "-s", str(streams), "-n", str(tokens), model.path]
+        argv = [os.path.join(BENCH, "bench_engine"), "-i", "-t", str(threads), "-p", str(prompt), "-s", str(streams), "-n", str(tokens),
+                "-a", model.activations, model.path]
         self.argv, self.field = argv, 1 if cpu else 0
         self.child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.says = self._line()

@@ -1,4 +1,5 @@
-"""The types of the KV cache in a whole suite: the same tokens however a request is run, workers of unlike types are no pair, stored blocks do not mix."""
+"""The types of the KV cache in a whole suite: the same tokens however a request is run, workers of unlike types (or types of activations) are no pair, stored
+blocks do not mix."""
 import random
 import re
 import shutil
@@ -86,11 +87,13 @@ def test_stored_blocks_do_not_mix(tiny_model, want, kv_type, other):
         shutil.rmtree(disk, ignore_errors=True)
 
 
-def test_unlike_workers_are_no_pair(tiny_model, want):
+@pytest.mark.parametrize("prefill, decode, yours, here", [(worker("int8"), worker("fp8"), r"\S+:int8", r"\S+:fp8"),
+                                                          (worker("f16", activation_type="bf16"), worker("f16"), r"\S+-bf16act:\S+", r"cpu-r\d+:\S+")])
+def test_unlike_workers_are_no_pair(tiny_model, want, prefill, decode, yours, here):
     """The two say why, the router pairs neither with the other, and the decode worker answers by itself."""
-    with Suite("1p1d", tiny_model, prefill=worker("int8"), decode=worker("fp8"), wait=False) as s:
+    with Suite("1p1d", tiny_model, prefill=prefill, decode=decode, wait=False) as s:
         logs = lambda: s.log("prefill-1") + s.log("decode-1")   # noqa: E731
-        wait_for(lambda: re.search(r"numerics differs: yours is \S+:int8, here it is \S+:fp8", logs()), logs)
+        wait_for(lambda: re.search(f"numerics differs: yours is {yours}, here it is {here}", logs()), logs)
         wait_for(lambda: all(f"event=worker_up worker={w}" in s.log("router") for w in ("prefill-1", "decode-1")), lambda: s.log("router"))
         wait_for(lambda: s.get("/ready")[0] == 200, lambda: s.log("router"))
-        assert answers(s) == want["fp8"]
+        assert answers(s) == want[decode["kv_type"]]

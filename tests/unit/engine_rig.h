@@ -28,6 +28,7 @@ struct rig {
 struct rig_opts {
 	const char *model, *variant;
 	enum kv_type kv;
+	enum kern_dtype activations;
 	unsigned threads, block_tokens, rows, logits, blocks;   /* 0: 1, 16, 320, as rows, 96 */
 };
 
@@ -37,7 +38,7 @@ static struct rig rig_open(struct rig_opts o)
 	struct err err = {0};
 	uint32_t rows = o.rows ? o.rows : 320;
 	struct engine_opts eo = {
-		.model_path = o.model, .backend = "cpu", .variant = o.variant, .threads = o.threads ? o.threads : 1, .kv_type = o.kv,
+		.model_path = o.model, .backend = "cpu", .variant = o.variant, .threads = o.threads ? o.threads : 1, .kv_type = o.kv, .activations = o.activations,
 		.block_tokens = o.block_tokens ? o.block_tokens : 16, .max_rows = rows, .max_logits = o.logits ? o.logits : rows, .max_spans = 32, .max_table = 512,
 	};
 	int rc = engine_open(&eo, &r.e, &err);

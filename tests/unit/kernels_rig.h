@@ -23,16 +23,21 @@ static const char *const fast_variants[] = { "plain", "avx2", "avx512" };
 struct dev { struct kern_device *d; struct kern_stream *s; };
 
 /* false when the machine lacks the variant's instructions */
-static bool dev_try(struct dev *dev, const char *variant, unsigned threads)
+static bool dev_try_as(struct dev *dev, const char *variant, unsigned threads, enum kern_dtype activations)
 {
 	char err[160] = "";
-	struct kern_config conf = { .variant = variant, .threads = threads, .max_rows = MAX_ROWS };
+	struct kern_config conf = { .variant = variant, .threads = threads, .max_rows = MAX_ROWS, .activations = activations };
 	int rc = OPS->open(&conf, &dev->d, err, sizeof err);
 	if (rc == KERN_ENOTSUP && strstr(err, "lacks"))
 		return false;
 	ck_assert_msg(rc == 0, "%s: %s", variant, err);
 	ck_assert_int_eq(OPS->stream_new(dev->d, &dev->s), 0);
 	return true;
+}
+
+static UNUSED bool dev_try(struct dev *dev, const char *variant, unsigned threads)
+{
+	return dev_try_as(dev, variant, threads, KERN_F32);
 }
 
 static void dev_close(struct dev *dev)

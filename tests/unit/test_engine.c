@@ -37,13 +37,15 @@ END_TEST
 static const struct {
 	const char *model, *variant;
 	enum kv_type kv;
+	enum kern_dtype activations;
 } same_bits[] = {
-	{GOLDEN "llama", "reference", KV_F32}, {GOLDEN "llama", "reference", KV_BF16}, {GOLDEN "llama", NULL, KV_F32},
-	{GOLDEN "llama-tied", NULL, KV_BF16},  {GOLDEN "llama-tied", NULL, KV_F16},    {GOLDEN "llama", "reference", KV_INT8},
-	{GOLDEN "llama-tied", NULL, KV_INT8},  {GOLDEN "llama", NULL, KV_FP8},         {GOLDEN "llama-tied", "plain", KV_FP8},
-	{GOLDEN "qwen3_moe", NULL, KV_BF16},   {GOLDEN "ernie4_5_moe", NULL, KV_F32},  {GOLDEN "glm4_moe", "reference", KV_F16},
-	{GOLDEN "deepseek_v3", NULL, KV_BF16}, {GOLDEN "deepseek_v3", NULL, KV_INT8},  {GOLDEN "deepseek_v3", "reference", KV_FP8},
-	{NULL, NULL, KV_BF16},                 {NULL, NULL, KV_INT8},                  {NULL, NULL, KV_FP8},   /* NULL: PD_MODEL */
+	{GOLDEN "llama", "reference", KV_F32, KERN_F32}, {GOLDEN "llama", "reference", KV_BF16, KERN_F32}, {GOLDEN "llama", NULL, KV_F32, KERN_F32},
+	{GOLDEN "llama-tied", NULL, KV_BF16, KERN_F32}, {GOLDEN "llama-tied", NULL, KV_F16, KERN_F32}, {GOLDEN "llama", "reference", KV_INT8, KERN_F32},
+	{GOLDEN "llama-tied", NULL, KV_INT8, KERN_F32}, {GOLDEN "llama", NULL, KV_FP8, KERN_F32}, {GOLDEN "llama-tied", "plain", KV_FP8, KERN_F32},
+	{GOLDEN "qwen3_moe", NULL, KV_BF16, KERN_F32}, {GOLDEN "ernie4_5_moe", NULL, KV_F32, KERN_F32}, {GOLDEN "glm4_moe", "reference", KV_F16, KERN_F32},
+	{GOLDEN "deepseek_v3", NULL, KV_BF16, KERN_F32}, {GOLDEN "deepseek_v3", NULL, KV_INT8, KERN_F32}, {GOLDEN "deepseek_v3", "reference", KV_FP8, KERN_F32},
+	{GOLDEN "llama-tied", NULL, KV_BF16, KERN_BF16}, {NULL, NULL, KV_BF16, KERN_F32}, {NULL, NULL, KV_INT8, KERN_F32},   /* NULL: PD_MODEL */
+	{NULL, NULL, KV_FP8, KERN_F32},
 };
 #define SAME_BITS (int)(sizeof same_bits / sizeof *same_bits)
 
@@ -68,7 +70,8 @@ static int same_bits_opts(int i, struct rig_opts *o)
 		return 0;
 #endif
 	int real = !same_bits[i].model && (same_bits[i].kv == KV_BF16 || run_all());   /* half a minute for each type on a slow machine */
-	*o = (struct rig_opts){.model = real ? real_model() : same_bits[i].model, .variant = same_bits[i].variant, .kv = same_bits[i].kv};
+	*o = (struct rig_opts){.model = real ? real_model() : same_bits[i].model, .variant = same_bits[i].variant, .kv = same_bits[i].kv,
+	                      .activations = same_bits[i].activations};
 	return o->model != NULL;
 }
 

@@ -9,6 +9,7 @@ START_TEST(open_errors)
 	static const struct { struct kern_config conf; int want; const char *text; } cases[] = {
 		{ { .variant = "sse9", .max_rows = 1 }, KERN_ENOTSUP, "sse9" },
 		{ { .variant = "plain", .max_rows = 0 }, KERN_EINVAL, "0 rows" },
+		{ { .variant = "plain", .max_rows = 1, .activations = KERN_F16 }, KERN_EINVAL, "type f16" },
 		{ { .variant = "plain", .max_rows = 1, .threads = 65 }, KERN_EINVAL, "65 threads" },
 	};
 	for (size_t i = 0; i < LEN(cases); i++) {
@@ -92,6 +93,9 @@ START_TEST(numerics_texts)
 	for (size_t i = 0; i < LEN(fast_variants); i++)
 		if (dev_try(&dev, fast_variants[i], 1)) {
 			ck_assert_str_eq(OPS->numerics(dev.d), "cpu-r4");
+			dev_close(&dev);
+			ck_assert(dev_try_as(&dev, fast_variants[i], 1, KERN_BF16));
+			ck_assert_str_eq(OPS->numerics(dev.d), "cpu-r4-bf16act");
 			dev_close(&dev);
 		}
 	ck_assert(dev_try(&dev, "reference", 1));

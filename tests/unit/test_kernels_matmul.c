@@ -7,7 +7,7 @@
 static const struct { enum kern_dtype type; uint32_t n, k; } shapes[] = {
 	{ KERN_F32, 1, 1 }, { KERN_F32, 70, 37 }, { KERN_F32, 192, 96 },
 	{ KERN_F16, 65, 33 }, { KERN_F16, 130, 64 },
-	{ KERN_BF16, 63, 31 }, { KERN_BF16, 128, 576 },
+	{ KERN_BF16, 63, 31 }, { KERN_BF16, 128, 576 }, { KERN_BF16, 7, 1 },
 	{ KERN_Q8_0, 1, 32 }, { KERN_Q8_0, 50, 96 }, { KERN_Q8_0, 96, 576 },
 	{ KERN_Q4_0, 17, 32 }, { KERN_Q4_0, 64, 576 }, { KERN_Q4_0, 33, 1536 },
 	{ KERN_Q4_1, 15, 32 }, { KERN_Q4_1, 80, 576 }, { KERN_Q4_1, 47, 1536 },
@@ -153,7 +153,7 @@ START_TEST(matmul_extremes)
 END_TEST
 
 /* of the group below */
-static const enum kern_dtype type[] = { KERN_Q4_1, KERN_Q6_K, KERN_F16, KERN_Q8_0, KERN_Q4_0, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K };
+static const enum kern_dtype type[] = { KERN_Q4_1, KERN_Q6_K, KERN_F16, KERN_BF16, KERN_Q8_0, KERN_Q4_0, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K };
 
 /* Products of unlike types over `rows` rows, the rows given one call of `step` rows after the other. */
 static float *matmul_group(struct dev *dev, unsigned char *const *data, const float *x, uint32_t rows, uint32_t step)
@@ -254,6 +254,154 @@ START_TEST(matmul_odd_activations)
 }
 END_TEST
 
+/* --- activations rounded to bfloat16 ------------------------------------------------------------------------------------------- */
+
+static const char *const bf16_variants[] = { "plain", "avx2", "avx512", "avx512bf16" };      /* the last one by vdpbf16ps, plain and the others by what it does */
+
+/* Against the reference's float32 sums, within what these round: of the same rounded activations; and of the whole ones, each of which moves by up to
+ * 2^-8 of itself, half a unit in the last place of 8 bits. */
+static void bf16_compare(const char *variant, uint32_t n, uint32_t k, uint32_t rows)
+{
+	struct dev dev, ref[2];
+	if (!dev_try_as(&dev, variant, 2, KERN_BF16))
+		return;
+	ck_assert(dev_try_as(&ref[0], "reference", 1, KERN_BF16) && dev_try(&ref[1], "reference", 1));
+	unsigned char *data = rand_weight(KERN_BF16, n, k);
+	float *x = rand_floats((size_t)rows * k, 3), *y = rand_floats((size_t)rows * n, 1), *want = rand_floats((size_t)rows * n, 1), *row = rand_floats(k, 1);
+	struct kern_weight *w = weight(&dev, KERN_BF16, n, k, data);
+	struct kern_product p = { w, NULL, y, n };
+	ck_assert_int_eq(OPS->matmul(dev.s, x, rows, &p, 1), 0);
+	for (int i = 0; i < 2; i++) {
+		struct kern_weight *w_ref = weight(&ref[i], KERN_BF16, n, k, data);
+		struct kern_product p_ref = { w_ref, NULL, want, n };
+		ck_assert_int_eq(OPS->matmul(ref[i].s, x, rows, &p_ref, 1), 0);
+		for (uint32_t c = 0; c < n; c++) {
+			OPS->embed(ref[i].s, row, w_ref, &c, 1);
+			for (uint32_t r = 0; r < rows; r++) {
+				float bound = 1e-6f, got = y[r * n + c], of = want[r * n + c];
+				for (uint32_t j = 0; j < k; j++)
+					bound += fabsf(row[j] * x[r * k + j]) * ((i ? 0x1p-8f : 0) + 1e-6f);
+				EXPECT(fabsf(got - of) <= bound, "%s %ux%u, %u rows, %s: (%u, %u) is %g, want %g within %g", variant, n, k, rows, i ? "whole" : "rounded",
+				       r, c, (double)got, (double)of, (double)bound);
+			}
+		}
+		OPS->weight_destroy(ref[i].d, &w_ref);
+		dev_close(&ref[i]);
+	}
+	OPS->weight_destroy(dev.d, &w);
+	dev_close(&dev);
+	free(data), free(x), free(y), free(want), free(row);
+}
+
+START_TEST(bf16_near_reference)
+{
+	static const struct { uint32_t n, k; } of[] = { { 1, 1 }, { 63, 31 }, { 130, 64 }, { 128, 577 } };
+	for (size_t v = 0; v < LEN(bf16_variants); v++)
+		for (size_t i = 0; i < LEN(of); i++)
+			for (size_t h = 0; h < LEN(heights); h++)
+				bf16_compare(bf16_variants[v], of[i].n, of[i].k, heights[h]);
+}
+END_TEST
+
+/* One row and column by hand: of each pair of k the second is added first; denormals are zeros, in and out, and only what is below 2^-126 after rounding
+ * with 24 bits is flushed. */
+START_TEST(bf16_by_hand)
+{
+	static const struct { float x[4], w[4]; float want; const char *what; } cases[] = {
+		{ { 1, 0, -1, 0x1p-30f }, { 1, 0, 1, 1 }, 0, "second first: 1 + 2^-30 - 1" },
+		{ { 1, 0, 0x1p-30f, -1 }, { 1, 0, 1, 1 }, 0x1p-30f, "second first: 1 - 1 + 2^-30" },
+		{ { 1.00390625f }, { 1 }, 1, "half of an activation's last place goes to the even one" },
+		{ { 1.01171875f }, { 1 }, 1.015625f, "and up, where that is the even one" },
+		{ { 0x1p100f }, { 0x1p-130f }, 0, "denormal weight" },
+		{ { 0x1p-130f }, { 0x1p100f }, 0, "denormal activation" },
+		{ { 0x1p-126f, 0x1p-60f }, { 1, 0x1p-70f }, 0x1p-126f, "denormal sum, before it is added to" },
+		{ { 0x1p-60f, 0x1p-60f }, { 0x1p-67f, 0x1p-67f }, 0, "two halves of the smallest, each flushed" },
+		{ { -0x1p-76f, 1 }, { 0x1p-76f, 0x1p-126f }, 0x1p-126f, "2^-126 - 2^-152 rounds to 2^-126" },
+		{ { -0x1p-75f, 1 }, { 0x1p-75f, 0x1p-126f }, 0, "2^-126 - 2^-150 does not, with 24 bits" },
+		{ { -0x1.8p-75f, 1 }, { 0x1p-76f, 0x1p-126f }, 0, "2^-126 - 1.5 2^-151 neither" },
+		{ { -0x1p-75f, 1 }, { 0x1p-76f, 0x1p-126f }, 0x1p-126f, "2^-126 - 2^-151 is half way, to the even one" },
+		{ { 0x1p100f, 0x1p100f }, { 0x1p100f, 0x1p-100f }, INFINITY, "too large" },
+	};
+	for (size_t v = 0; v < LEN(bf16_variants); v++)
+		for (size_t i = 0; i < LEN(cases); i++) {
+			struct dev dev;
+			float y;
+			uint16_t data[4];
+			if (!dev_try_as(&dev, bf16_variants[v], 1, KERN_BF16))
+				continue;
+			for (int j = 0; j < 4; j++)
+				memcpy(&data[j], (const unsigned char *)&cases[i].w[j] + 2, 2);
+			struct kern_weight *w = weight(&dev, KERN_BF16, 1, 4, (const unsigned char *)data);
+			struct kern_product p = { w, NULL, &y, 1 };
+			ck_assert_int_eq(OPS->matmul(dev.s, cases[i].x, 1, &p, 1), 0);
+			EXPECT(y == cases[i].want, "%s: %s: %a, want %a", bf16_variants[v], cases[i].what, (double)y, (double)cases[i].want);
+			OPS->weight_destroy(dev.d, &w);
+			dev_close(&dev);
+		}
+}
+END_TEST
+
+/* a number of any size: ordinary, around the smallest that are not denormal, denormal, large, of any exponent, special */
+static float any_float(void)
+{
+	static const float special[] = { 0, -0.0f, 1, -1, 0x1p-126f, -0x1p-126f, 0x1p-133f, 0x1.fep-127f, 0x1.fep127f, -0x1.fep127f };
+	uint32_t kind = rand_bits() % 7, u = rand_bits(), exponent = u >> 8;
+	exponent = kind == 0 ? 120 + exponent % 8 : kind == 1 ? exponent % 12 : kind == 2 ? 0 : kind == 3 ? 243 + exponent % 12 : kind == 4 ? 60 + exponent % 8 : exponent % 255;
+	float f;
+	u = (u & 0x80000000) | exponent << 23 | (rand_bits() & 0x7fffff);
+	memcpy(&f, &u, 4);
+	return kind == 6 ? special[u % LEN(special)] : f;
+}
+
+/* y (ROWS, N) by a variant, the rows given `step` rows a call; false if the machine lacks it. With k = 2 numbers of all sizes; else ones whose sums come and go
+ * about the smallest that is not denormal. */
+enum { BF16_N = 70, BF16_ROWS = 53, BF16_K = 37 };
+static bool bf16_product(const char *variant, unsigned threads, uint32_t k, uint32_t step, uint32_t from, float *y)
+{
+	struct dev dev;
+	float x[BF16_ROWS * BF16_K];
+	uint16_t data[BF16_N * BF16_K];
+	if (!dev_try_as(&dev, variant, threads, KERN_BF16))
+		return false;
+	seed = from;
+	for (uint32_t i = 0; i < BF16_ROWS * k; i++)
+		x[i] = k == 2 ? any_float() : rand_unit() * 0x1p-63f;
+	for (uint32_t i = 0; i < BF16_N * k; i++) {
+		float f = k == 2 ? any_float() : rand_unit() * 0x1p-63f;
+		memcpy(&data[i], (unsigned char *)&f + 2, 2);
+	}
+	struct kern_weight *w = weight(&dev, KERN_BF16, BF16_N, k, (unsigned char *)data);
+	for (uint32_t r = 0; r < BF16_ROWS; r += step) {
+		struct kern_product p = { w, NULL, y + r * BF16_N, BF16_N };
+		ck_assert_int_eq(OPS->matmul(dev.s, x + r * k, BF16_ROWS - r < step ? BF16_ROWS - r : step, &p, 1), 0);
+	}
+	OPS->weight_destroy(dev.d, &w);
+	dev_close(&dev);
+	return true;
+}
+
+/* Plain C, fused additions in a mode of the processor, and the instruction: the same bits, however rows are put together. A NaN is a NaN. */
+START_TEST(bf16_same_bits)
+{
+	static const struct { const char *variant; unsigned threads; uint32_t step; } runs[] = {
+		{ "plain", 2, 1 }, { "avx2", 1, BF16_ROWS }, { "avx2", 2, 1 }, { "avx2", 3, 7 }, { "avx512", 1, BF16_ROWS }, { "avx512", 2, 1 }, { "avx512", 3, 5 },
+		{ "avx512bf16", 1, BF16_ROWS }, { "avx512bf16", 2, 1 }, { "avx512bf16", 3, 2 }, { "avx512bf16", 1, 3 }, { "avx512bf16", 2, 16 },
+	};
+	static float want[BF16_ROWS * BF16_N], got[BF16_ROWS * BF16_N];
+	for (uint32_t round = 0; round < 16; round++) {
+		uint32_t k = round % 2 ? BF16_K : 2, from = 1 + 77 * round;
+		ck_assert(bf16_product("plain", 1, k, BF16_ROWS, from, want));
+		for (size_t i = 0; i < LEN(runs); i++) {
+			if (!bf16_product(runs[i].variant, runs[i].threads, k, runs[i].step, from, got))
+				continue;
+			for (size_t j = 0; j < LEN(want); j++)
+				got[j] = isnan(got[j]) && isnan(want[j]) ? want[j] : got[j];
+			same_bits(got, want, LEN(want), LABEL("round %u: %s, %u threads, %u rows a call", round, runs[i].variant, runs[i].threads, runs[i].step));
+		}
+	}
+}
+END_TEST
+
 START_TEST(embed_is_exact)
 {
 	for (size_t v = 0; v < LEN(fast_variants); v++)
@@ -321,7 +469,7 @@ int main(void)
 {
 	const TTest *const tests[] = {
 		formats_by_hand, embed_is_exact, matmul_near_reference, matmul_exact_activations, matmul_extremes, matmul_same_bits, matmul_odd_activations,
-		matmul_outliers,
+		matmul_outliers, bf16_near_reference, bf16_by_hand, bf16_same_bits,
 	};
 	return run_suite("kernels_matmul", tests, LEN(tests));
 }

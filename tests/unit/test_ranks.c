@@ -30,10 +30,12 @@ struct rig {
 	int fd;
 };
 
+static enum kern_dtype activations;
+
 static struct engine_opts options(const char *model, enum kv_type kv, unsigned tp)
 {
-	return (struct engine_opts){.model_path = model, .backend = "cpu", .threads = tp, .tp = tp, .kv_type = kv, .block_tokens = BLOCK, .max_rows = ROWS,
-	                            .max_logits = ROWS, .max_spans = 8, .max_table = 64};
+	return (struct engine_opts){.model_path = model, .backend = "cpu", .threads = tp, .tp = tp, .kv_type = kv, .activations = activations, .block_tokens = BLOCK,
+	                            .max_rows = ROWS, .max_logits = ROWS, .max_spans = 8, .max_table = 64};
 }
 
 static struct rig rig_open(const char *model, enum kv_type kv, unsigned tp)
@@ -179,10 +181,12 @@ static void make_two_kv_heads(char folder[TEST_FOLDER_BYTES])
 	buf_fini(&file);
 }
 
-static const struct { const char *model; enum kv_type kv; unsigned tp; } same[] = {
-	{GOLDEN "llama", KV_BF16, 2}, {GOLDEN "llama-tied", KV_F32, 2}, {GOLDEN "llama-tied", KV_F16, 3}, {GOLDEN "llama-tied", KV_INT8, 2},
-	{GOLDEN "mistral", KV_BF16, 2}, {GOLDEN "qwen2", KV_BF16, 2}, {GOLDEN "qwen3", KV_F32, 2}, {GOLDEN "ernie4_5", KV_BF16, 2},
-	{GOLDEN "qwen3_moe", KV_BF16, 2}, {GOLDEN "ernie4_5_moe", KV_F32, 2}, {GOLDEN "glm4_moe", KV_F16, 2}, {TWO_KV_HEADS, KV_BF16, 2}, {NULL, KV_BF16, 2}, {NULL, KV_BF16, 3},
+static const struct { const char *model; enum kv_type kv; unsigned tp; enum kern_dtype activations; } same[] = {
+	{GOLDEN "llama", KV_BF16, 2, KERN_F32}, {GOLDEN "llama-tied", KV_F32, 2, KERN_F32}, {GOLDEN "llama-tied", KV_F16, 3, KERN_F32},
+	{GOLDEN "llama-tied", KV_INT8, 2, KERN_F32}, {GOLDEN "mistral", KV_BF16, 2, KERN_F32}, {GOLDEN "qwen2", KV_BF16, 2, KERN_F32},
+	{GOLDEN "qwen3", KV_F32, 2, KERN_F32}, {GOLDEN "ernie4_5", KV_BF16, 2, KERN_F32}, {GOLDEN "qwen3_moe", KV_BF16, 2, KERN_F32},
+	{GOLDEN "ernie4_5_moe", KV_F32, 2, KERN_F32}, {GOLDEN "glm4_moe", KV_F16, 2, KERN_F32}, {TWO_KV_HEADS, KV_BF16, 2, KERN_F32},
+	{NULL, KV_BF16, 2, KERN_F32}, {NULL, KV_BF16, 3, KERN_F32}, {GOLDEN "llama-tied", KV_BF16, 2, KERN_BF16},
 };
 
 /* Every logit and every byte of KV, whatever the number of ranks. */
@@ -196,6 +200,7 @@ START_TEST(bits_of_one_process)
 		make_two_kv_heads(made);
 		model = made;
 	}
+	activations = same[_i].activations;
 	struct rig one = rig_open(model, same[_i].kv, 1), many = rig_open(model, same[_i].kv, same[_i].tp);
 	ck_assert_str_eq(engine_info(one.e)->numerics, engine_info(many.e)->numerics);
 	ck_assert_uint_eq(engine_info(one.e)->weight_bytes, engine_info(many.e)->weight_bytes);
