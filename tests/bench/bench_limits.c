@@ -11,6 +11,7 @@
 #include "util/mem.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,10 +145,25 @@ static int has(const char *feature)
 
 /* --- the threads ---------------------------------------------------------------------------------------------------------- */
 
+/* Each on a core of its own: threads that are woken together may share one for longer than a measurement lasts. */
+static void pin(unsigned index)
+{
+	cpu_set_t all, one;
+	if (sched_getaffinity(0, sizeof all, &all) != 0)
+		return;
+	unsigned left = index % (unsigned)CPU_COUNT(&all);
+	CPU_ZERO(&one);
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, &all) && left-- == 0)
+			CPU_SET(cpu, &one);
+	pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+}
+
 static void *member_main(void *arg)
 {
 	struct member *m = arg;
 	struct crew *c = m->c;
+	pin(m->index);
 	for (;;) {
 		pthread_barrier_wait(&c->begin);
 		if (!c->fn)
