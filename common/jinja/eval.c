@@ -5,6 +5,7 @@
 #include "jinja/jinja.h"
 #include "jinja/tree.h"
 #include "util/mem.h"
+#include "util/quota.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -620,6 +621,7 @@ int jinja_render(const struct jinja_template *t, const struct jinja_run *in, str
 	r->err = err;
 	r->steps_max = in->steps_max ? in->steps_max : JINJA_STEPS_MAX;
 	r->memory_max = in->memory_max ? in->memory_max : JINJA_MEMORY_MAX;
+	r->quota = in->quota;
 	r->now_s = in->now_s;
 	r->stack = __builtin_frame_address(0);
 	r->line = 1;
@@ -635,6 +637,7 @@ int jinja_render(const struct jinja_template *t, const struct jinja_run *in, str
 	for (struct jbuf *b = r->spare; b; b = b->up)
 		buf_fini(&b->b);
 	arena_destroy(&r->arena);
+	quota_give(r->quota, r->memory);
 	free(r);
 	return code;
 }

@@ -19,6 +19,7 @@
 #define JINJA_TEMPLATE_BYTES_MAX (4u << 20)
 
 struct jinja_template;
+struct quota;
 
 struct jinja_run {
 	const json_t *const *layers;   /* objects whose members are the variables; a later layer wins. Only read, and only during the call */
@@ -26,6 +27,7 @@ struct jinja_run {
 	int64_t now_s;                 /* strftime_now: seconds since 1970, shown in the local zone */
 	uint64_t steps_max;            /* 0: JINJA_STEPS_MAX. A step is an expression or statement, or some 64 bytes worked on */
 	size_t memory_max;             /* bytes of values and of text under way; 0: JINJA_MEMORY_MAX */
+	struct quota *quota;           /* that these bytes are also taken from, till the end of the rendering; NULL: none */
 };
 
 #define JINJA_STEPS_MAX 50000000u

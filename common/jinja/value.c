@@ -1,6 +1,7 @@
 /* value.c - making values, and the bounds on it: every allocation and every piece of text under way is counted against the rendering's memory, and what
  * takes time against its steps. */
 #include "jinja/value.h"
+#include "util/quota.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -90,6 +91,8 @@ static void count_memory(struct jin *r, size_t bytes)
 {
 	if (bytes > r->memory_max - r->memory)
 		jin_over(r, "the template needs more than %zu bytes of memory", r->memory_max);
+	if (quota_take(r->quota, bytes) < 0)
+		jin_over(r, "the template needs more memory than is left for this request");
 	r->memory += bytes;
 }
 
@@ -98,7 +101,10 @@ void *jin_alloc(struct jin *r, size_t count, size_t size)
 	if (count > r->memory_max / size)
 		jin_over(r, "the template needs more than %zu bytes of memory", r->memory_max);
 	count_memory(r, count * size + 16);
-	return arena_alloc(r->arena, count * size);
+	void *p = arena_try_alloc(r->arena, count * size);
+	if (!p)
+		jin_over(r, "there is no memory for the template");
+	return p;
 }
 
 /* --- text under way ------------------------------------------------------------------------------------------------------------ */
@@ -111,7 +117,7 @@ struct buf *buf_open(struct jin *r)
 		buf_reset(&b->b);
 	} else {
 		b = jin_alloc(r, 1, sizeof *b);
-		buf_init(&b->b, 0);
+		buf_init(&b->b, r->memory_max + 1);      /* reached only by what text_add has counted */
 	}
 	b->up = r->bufs;
 	r->bufs = b;
@@ -133,7 +139,7 @@ void text_add(struct jin *r, struct buf *b, const char *s, size_t len)
 	jin_step(r, len / 64);
 	count_memory(r, len);
 	if (buf_add(b, s, len) < 0)
-		jin_over(r, "the output is longer than %zu bytes", b->limit);
+		jin_over(r, "the output is longer than %zu bytes, or there is no memory for it", b->limit);
 }
 
 void text_adds(struct jin *r, struct buf *b, const char *s)

@@ -129,6 +129,7 @@ struct jin {
 	struct jbuf *bufs, *spare;
 	uint64_t steps, steps_max;
 	size_t memory, memory_max, output_max;
+	struct quota *quota;
 	const char *stack;        /* address at the start */
 	unsigned macros;          /* how deep */
 	uint32_t line;

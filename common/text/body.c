@@ -16,14 +16,33 @@ int body_bad(struct body_error *e, const char *param, const char *fmt, ...)
 	return -1;
 }
 
+#define SHOWN 40
+
+struct shown {
+	char text[SHOWN + 4];
+	size_t n;
+};
+
+/* -1: that is enough. */
+static int show(const char *s, size_t len, void *arg)
+{
+	struct shown *out = arg;
+	size_t take = len < SHOWN - out->n ? len : SHOWN - out->n;
+	memcpy(out->text + out->n, s, take);
+	out->n += take;
+	memcpy(out->text + out->n, take < len ? "..." : "", take < len ? 4 : 1);
+	return take < len ? -1 : 0;
+}
+
+/* A value may be megabytes: no more of it is written than is shown. */
 const char *body_show(const json_t *v)
 {
-	static __thread char text[48];
-	char *s = v ? json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(15)) : NULL;
-	size_t n = s ? strlen(s) : 0;
-	snprintf(text, sizeof text, "%.40s%s", s ? s : "nothing", n > 40 ? "..." : "");
-	free(s);
-	return text;
+	static __thread struct shown out;
+	out.n = 0;
+	memcpy(out.text, "", 1);
+	if (v)
+		json_dump_callback(v, show, &out, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(15));
+	return out.n ? out.text : "nothing";
 }
 
 const json_t *body_member(const json_t *o, const char *name)

@@ -6,6 +6,7 @@
 #include "text/bpe.h"
 #include "util/check.h"
 #include "util/mem.h"
+#include "util/quota.h"
 
 #include <sodium.h>
 #include <stdlib.h>
@@ -80,19 +81,23 @@ void bpe_add_merge(struct bpe *b, uint32_t left, uint32_t right, uint32_t rank, 
 
 void bpe_scratch_fini(struct bpe_scratch *s)
 {
-	free(s->symbols);
-	free(s->heap);
-	free(s->ids);
+	quota_free(s->quota, s->symbols, s->symbols_size * sizeof *s->symbols);
+	quota_free(s->quota, s->heap, s->heap_size * sizeof *s->heap);
+	quota_free(s->quota, s->ids, s->ids_size * sizeof *s->ids);
 	memset(s, 0, sizeof *s);
 }
 
-static void *grown(void *p, size_t *size, size_t want, size_t bytes)
+/* What was there is lost. NULL with size 0: no memory. */
+static void *grown(struct bpe_scratch *s, void *p, size_t *size, size_t want, size_t bytes)
 {
 	if (*size >= want)
 		return p;
-	free(p);
+	quota_free(s->quota, p, *size * bytes);
 	*size = want < 64 ? 64 : want + want / 2;
-	return mem_alloc(*size * bytes);
+	p = quota_alloc(s->quota, *size * bytes);
+	if (!p)
+		*size = 0;
+	return p;
 }
 
 /* --- short pieces -------------------------------------------------------------------------------------------------------- */
@@ -182,8 +187,10 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
 {
 	uint32_t id;
 	size_t queued = 0, out = 0;
-	s->symbols = grown(s->symbols, &s->symbols_size, n, sizeof *s->symbols);
-	s->heap = grown(s->heap, &s->heap_size, 2 * n, sizeof *s->heap);   /* each join takes one entry out and puts at most two in */
+	s->symbols = grown(s, s->symbols, &s->symbols_size, n, sizeof *s->symbols);
+	s->heap = grown(s, s->heap, &s->heap_size, 2 * n, sizeof *s->heap);   /* each join takes one entry out and puts at most two in */
+	if (!s->symbols || !s->heap)
+		return BPE_NO_MEMORY;
 	struct bpe_symbol *sym = s->symbols;
 	for (size_t i = 0; i < n; i++)
 		sym[i] = (struct bpe_symbol){s->ids[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
@@ -211,7 +218,7 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
 uint32_t *bpe_room(struct bpe_scratch *s, size_t n)
 {
 	CHECK(n <= INT32_MAX);
-	return s->ids = grown(s->ids, &s->ids_size, n, sizeof *s->ids);
+	return s->ids = grown(s, s->ids, &s->ids_size, n, sizeof *s->ids);
 }
 
 size_t bpe_merge(const struct bpe *b, struct bpe_scratch *s, size_t n)

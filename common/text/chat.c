@@ -69,10 +69,10 @@ static json_t *prepare_messages(const json_t *messages)
 static json_t *marked(const json_t *text)
 {
 	struct buf b;
-	buf_init(&b, 0);
+	buf_init(&b, json_string_length(text) + sizeof MARK);
 	buf_add(&b, json_string_value(text), json_string_length(text));
 	buf_adds(&b, MARK " ");
-	json_t *out = json_stringn(b.data, b.len);
+	json_t *out = b.full ? NULL : json_stringn(b.data, b.len);
 	buf_fini(&b);
 	return out;
 }
@@ -155,7 +155,7 @@ static int render(const struct chat_template *c, const struct chat_render *in, c
 {
 	json_t *own = json_object();
 	const json_t *layers[3];
-	struct jinja_run run = {.layers = layers, .now_s = in->now_s};
+	struct jinja_run run = {.layers = layers, .now_s = in->now_s, .quota = out->quota};
 	if (in->special_tokens)
 		layers[run.n_layers++] = in->special_tokens;
 	if (in->variables)
@@ -184,7 +184,7 @@ int chat_template_render(const struct chat_template *c, const struct chat_render
 	if (r == 0 && !final) {
 		r = render(c, in, list, out, err);
 	} else if (r == 0) {
-		buf_init(&whole, out->limit ? out->limit + sizeof MARK : 0);
+		buf_init_quota(&whole, out->limit ? out->limit + sizeof MARK : 0, out->quota);
 		r = render(c, in, list, &whole, err);
 		if (r == 0)
 			r = cut_at_mark(&whole, final, out, err);

@@ -10,10 +10,10 @@
 #define DOCUMENTS_MAX 1024
 
 /* A text in parts: as it is for a template that takes parts, else joined. */
-static int join_parts(struct body_error *e, const json_t *parts, size_t at, int takes_parts, json_t *into)
+static int join_parts(struct body_error *e, const json_t *parts, size_t at, int takes_parts, struct quota *q, json_t *into)
 {
 	struct buf b;
-	buf_init(&b, 0);
+	buf_init_quota(&b, 0, q);
 	for (size_t i = 0; i < json_array_size(parts); i++) {
 		const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
 		const char *type = json_string_value(json_object_get(part, "type"));
@@ -24,10 +24,11 @@ static int join_parts(struct body_error *e, const json_t *parts, size_t at, int 
 		}
 		buf_add(&b, json_string_value(text), json_string_length(text));
 	}
-	if (!takes_parts)
+	int r = b.full ? body_bad(e, "messages", "messages[%zu].content needs more memory than is left for this request", at) : 0;
+	if (!takes_parts && r == 0)
 		json_object_set_new(into, "content", json_stringn(b.data ? b.data : "", b.len));
 	buf_fini(&b);
-	return 0;
+	return r;
 }
 
 /* One call that the assistant made: its arguments, a string of JSON for OpenAI, are an object for templates. Appends to `list` what those see. */
@@ -79,7 +80,7 @@ static int may_be_silent(const json_t *m)
 }
 
 /* Appends to `list` the message as the template shall see it. */
-static int read_message(struct body_error *e, const json_t *m, size_t at, int takes_parts, json_t *list)
+static int read_message(struct body_error *e, const json_t *m, size_t at, int takes_parts, struct quota *q, json_t *list)
 {
 	const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content"), *id = json_object_get(m, "tool_call_id");
 	if (!json_is_object(m))
@@ -98,7 +99,7 @@ static int read_message(struct body_error *e, const json_t *m, size_t at, int ta
 	json_array_append_new(list, own);
 	if (read_tool_calls(e, m, at, own) < 0)
 		return -1;
-	return parts ? join_parts(e, content, at, takes_parts, own) : 0;
+	return parts ? join_parts(e, content, at, takes_parts, q, own) : 0;
 }
 
 /* Templates differ in what they take of an assistant that called tools. The list as it stands is what the reference renders; if that fails, the n-th
@@ -178,7 +179,7 @@ int chat_request_render(const struct chat_set *chats, const json_t *body, const 
 	int r = 0;
 	in.messages = list;
 	for (size_t i = 0; i < n && r == 0; i++)
-		r = read_message(e, json_array_get(messages, i), i, chat_template_takes_parts(t), list);
+		r = read_message(e, json_array_get(messages, i), i, chat_template_takes_parts(t), out->quota, list);
 	if (r == 0)
 		r = render(e, t, &in, list, messages, out);
 	json_decref(list);

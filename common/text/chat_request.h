@@ -22,7 +22,7 @@ struct chat_tools {
 /* What the body says about tools: checked and chosen. 0 or -1 with the error set. */
 int chat_tools_read(const json_t *body, struct chat_tools *ret, struct body_error *e);
 
-/* The prompt's text, appended to out, which is empty and has a limit (chat_request_text_max). now_s: for the template's strftime_now. 0 or -1 with the error set. */
+/* The prompt's text, appended to out, which is empty and has a limit (chat_request_text_max); its quota, if it has one, gives what rendering needs, too. now_s: for the template's strftime_now. 0 or -1 with the error set. */
 int chat_request_render(const struct chat_set *chats, const json_t *body, const struct chat_tools *tools, int64_t now_s, struct buf *out, struct body_error *e);
 size_t chat_request_text_max(size_t body_bytes);
 

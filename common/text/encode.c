@@ -6,7 +6,7 @@
 #include "text/tokenizer_int.h"
 #include "text/unicode.h"
 #include "util/check.h"
-#include "util/mem.h"
+#include "util/quota.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +20,10 @@ void encoder_init(struct encoder *e, const struct tokenizer *t, struct token_lis
 	e->out = out;
 	e->limit = limit;
 	e->flags = flags;
-	buf_init(&e->normal, TEXT_MAX);
-	buf_init(&e->spare, TEXT_MAX);
-	buf_init(&e->marked, TEXT_MAX);
+	buf_init_quota(&e->normal, TEXT_MAX, out->quota);
+	buf_init_quota(&e->spare, TEXT_MAX, out->quota);
+	buf_init_quota(&e->marked, TEXT_MAX, out->quota);
+	e->pretok.quota = e->bpe.quota = e->unigram.quota = out->quota;
 }
 
 void encoder_fini(struct encoder *e)
@@ -37,8 +38,9 @@ void encoder_fini(struct encoder *e)
 
 void token_list_fini(struct token_list *l)
 {
-	free(l->ids);
-	memset(l, 0, sizeof *l);
+	quota_free(l->quota, l->ids, l->size * sizeof *l->ids);
+	l->ids = NULL;
+	l->n = l->size = 0;
 }
 
 static int push(struct encoder *e, const uint32_t *ids, size_t n)
@@ -47,8 +49,12 @@ static int push(struct encoder *e, const uint32_t *ids, size_t n)
 	if (n > e->limit - l->n)
 		return ERR_FULL;
 	if (l->n + n > l->size) {
-		l->size = l->size * 2 > l->n + n ? l->size * 2 : l->n + n + 32;
-		l->ids = mem_grow(l->ids, l->size, sizeof *l->ids);
+		size_t size = l->size * 2 > l->n + n ? l->size * 2 : l->n + n + 32;
+		uint32_t *ids_now = quota_grow(l->quota, l->ids, l->size, size, sizeof *l->ids);
+		if (!ids_now)
+			return ERR_NOMEM;
+		l->ids = ids_now;
+		l->size = size;
 	}
 	if (n)
 		memcpy(l->ids + l->n, ids, n * sizeof *ids);
@@ -127,6 +133,8 @@ static int encode_best(struct encoder *e, const char *word, size_t len)
 	const struct tokenizer *t = e->t;
 	size_t n = unigram_best(t->unigram, &e->unigram, word, len);
 	int rc = 0;
+	if (n == UNIGRAM_NO_MEMORY)
+		return ERR_NOMEM;
 	for (size_t i = 0; i < n && rc == 0; i++) {
 		const struct unigram_part *p = &e->unigram.parts[i];
 		if (p->id != UNIGRAM_UNKNOWN) {
@@ -134,6 +142,8 @@ static int encode_best(struct encoder *e, const char *word, size_t len)
 			continue;
 		}
 		uint32_t *ids = bpe_room(&e->bpe, p->len);
+		if (!ids)
+			return ERR_NOMEM;
 		size_t bytes = t->spec.byte_fallback ? add_bytes(t, ids, word + p->begin, p->len) : 0;
 		if (bytes)
 			rc = push_word(e, ids, bytes);
@@ -149,9 +159,11 @@ int encode_word(struct encoder *e, const char *word, size_t len)
 	if (t->unigram)
 		return encode_best(e, word, len);
 	uint32_t *ids = bpe_room(&e->bpe, len + 1);
+	if (!ids)
+		return ERR_NOMEM;
 	size_t n = t->spec.byte_level ? symbols_of_bytes(t, ids, word, len) : symbols_of_chars(t, ids, word, len);
 	n = bpe_merge(t->bpe, &e->bpe, n);
-	return push_word(e, e->bpe.ids, n);
+	return n == BPE_NO_MEMORY ? ERR_NOMEM : push_word(e, e->bpe.ids, n);
 }
 
 static int encode_known(struct encoder *e, const char *word, size_t len)
@@ -353,7 +365,9 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, un
 int tokenizer_encode_prompt(const struct tokenizer *t, const char *text, size_t len, int add_special, size_t max_tokens, struct token_list *out)
 {
 	if (add_special && tokenizer_adds_bos(t) && tokenizer_bos(t) != UINT32_MAX) {
-		out->ids = mem_array(16, sizeof *out->ids);
+		out->ids = quota_array(out->quota, 16, sizeof *out->ids);
+		if (!out->ids)
+			return ERR_NOMEM;
 		out->size = 16;
 		out->ids[out->n++] = tokenizer_bos(t);
 	}

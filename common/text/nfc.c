@@ -1,13 +1,13 @@
 /* nfc.c - see nfc.h. Most text is normal already: a look-up per character finds the first that could change or join, and only the stretch from the starter
  * before it to the next character that stands for itself is taken apart, put in order and composed.
  *
- * Ordering is a counting sort by combining class, so that a text of combining marks alone takes no longer than any other. Nothing here fails but for the bound
- * of the output. */
+ * Ordering is a counting sort by combining class, so that a text of combining marks alone takes no longer than any other. Nothing here fails but for the
+ * bounds of the output, of which its quota also gives what is needed on the way. */
 #include "text/nfc.h"
 #include "text/unicode.h"
 #include "util/check.h"
 #include "util/err.h"
-#include "util/mem.h"
+#include "util/quota.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -30,18 +30,37 @@ static unsigned combining(uint32_t cp)
 }
 
 struct points {
-	uint32_t *v, *sorted;
+	uint32_t *v, *sorted;      /* (size) each */
 	size_t n, size;
+	struct quota *quota;
+	int failed;                /* no memory: some are missing */
 };
+
+static void grow(struct points *p)
+{
+	size_t size = p->size ? p->size * 2 : 64;
+	uint32_t *v = quota_alloc(p->quota, size * sizeof *v), *sorted = quota_alloc(p->quota, size * sizeof *sorted);
+	if (!v || !sorted) {
+		quota_free(p->quota, v, size * sizeof *v);
+		quota_free(p->quota, sorted, size * sizeof *sorted);
+		p->failed = 1;
+		return;
+	}
+	if (p->n)
+		memcpy(v, p->v, p->n * sizeof *v);
+	quota_free(p->quota, p->v, p->size * sizeof *v);
+	quota_free(p->quota, p->sorted, p->size * sizeof *sorted);
+	p->v = v;
+	p->sorted = sorted;
+	p->size = size;
+}
 
 static void push(struct points *p, uint32_t cp)
 {
-	if (p->n == p->size) {
-		p->size = p->size ? p->size * 2 : 64;
-		p->v = mem_grow(p->v, p->size, sizeof *p->v);
-		p->sorted = mem_grow(p->sorted, p->size, sizeof *p->sorted);
-	}
-	p->v[p->n++] = cp;
+	if (p->n == p->size)
+		grow(p);
+	if (p->n < p->size)
+		p->v[p->n++] = cp;
 }
 
 /* Canonical decompositions are few levels deep, and all but the first part of one are whole. */
@@ -163,7 +182,7 @@ static void add_changed(struct buf *out, struct points *p, const char *text, siz
 
 int nfc_add(struct buf *out, const char *text, size_t len)
 {
-	struct points p = {0};
+	struct points p = {.quota = out->quota};
 	size_t copied = 0, before = 0, i = 0;     /* before: where the last character that stands for itself begins */
 	uint32_t cp;
 	pthread_once(&values_once, values_build);
@@ -189,7 +208,7 @@ int nfc_add(struct buf *out, const char *text, size_t len)
 		add_changed(out, &p, text + before, end - before);
 		before = copied = i = end;
 	}
-	free(p.v);
-	free(p.sorted);
-	return buf_add(out, text + copied, len - copied) < 0 || out->full ? ERR_FULL : 0;
+	quota_free(p.quota, p.v, p.size * sizeof *p.v);
+	quota_free(p.quota, p.sorted, p.size * sizeof *p.sorted);
+	return buf_add(out, text + copied, len - copied) < 0 || out->full || p.failed ? ERR_FULL : 0;
 }

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Appends the normal form of well-formed UTF-8. 0 or ERR_FULL (out's limit). Linear in the text. */
+/* Appends the normal form of well-formed UTF-8. 0 or ERR_FULL (out's limit or quota, which gives what is needed besides, too). Linear in the text. */
 int nfc_add(struct buf *out, const char *text, size_t len);
 
 /* The generated tables. */

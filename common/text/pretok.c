@@ -13,6 +13,7 @@
 #include "util/buf.h"
 #include "util/check.h"
 #include "util/mem.h"
+#include "util/quota.h"
 
 #include <pcre2.h>
 #include <stdlib.h>
@@ -247,7 +248,7 @@ void pretok_destroy(struct pretok **pp)
 void pretok_scratch_fini(struct pretok_scratch *s)
 {
 	pcre2_match_data_free(s->match);
-	free(s->classes);
+	quota_free(s->quota, s->classes, s->classes_size);
 	memset(s, 0, sizeof *s);
 }
 
@@ -314,13 +315,15 @@ static int split_stage(struct split *s, unsigned stage, size_t begin, size_t end
 	return 0;
 }
 
-/* Class codes of the text into the scratch; returns how many. */
+/* Class codes of the text into the scratch; returns how many, 0: no memory. */
 static size_t classify(const struct pretok *p, struct pretok_scratch *s, const char *text, size_t len)
 {
 	if (s->classes_size < len) {
-		free(s->classes);
-		s->classes = mem_alloc(len);
-		s->classes_size = len;
+		quota_free(s->quota, s->classes, s->classes_size);
+		s->classes = quota_alloc(s->quota, len);
+		s->classes_size = s->classes ? len : 0;
+		if (!s->classes)
+			return 0;
 	}
 	size_t n = 0;
 	for (size_t i = 0; i < len;) {
@@ -340,6 +343,8 @@ int pretok_split(const struct pretok *p, struct pretok_scratch *s, const char *t
 	struct split sp = {.p = p, .match = s->match, .next = text, .give = give, .arg = arg};
 	sp.ascii = ascii_span(text, len) == len;
 	size_t n = sp.ascii ? len : classify(p, s, text, len);
+	if (!n && len)
+		return ERR_NOMEM;
 	sp.subject = sp.ascii ? (const unsigned char *)text : s->classes;
 	return split_stage(&sp, 0, 0, n);
 }

@@ -31,6 +31,7 @@ int pretok_stage_covers(enum pretok_stage s);
 const char *pretok_stage_name(enum pretok_stage s);
 
 struct pretok;
+struct quota;
 
 /* Immutable. To the first PRETOK_NONE, or PRETOK_STAGES. */
 struct pretok *pretok_new(const enum pretok_stage *stages);
@@ -38,6 +39,7 @@ void pretok_destroy(struct pretok **p);
 
 /* What one call, or many calls of one thread, need besides; zeroed to begin with. */
 struct pretok_scratch {
+	struct quota *quota;      /* that it is taken from; NULL: none */
 	void *match;              /* pcre2_match_data */
 	unsigned char *classes;
 	size_t classes_size;

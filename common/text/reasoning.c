@@ -194,15 +194,20 @@ static int step(struct reasoning *r)
 	return 0;
 }
 
-struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, reasoning_sink *sink, void *arg)
+struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, struct quota *q, reasoning_sink *sink, void *arg)
 {
 	struct reasoning *r = mem_zalloc(sizeof *r);
 	r->f = f;
 	r->sink = sink;
 	r->arg = arg;
 	r->part = inside ? LEAD : BEGIN;
-	buf_init(&r->in, 0);
+	buf_init_quota(&r->in, 0, q);
 	return r;
+}
+
+int reasoning_is_full(const struct reasoning *r)
+{
+	return r->in.full;
 }
 
 void reasoning_destroy(struct reasoning **rp)

@@ -15,6 +15,7 @@
 
 #include <stddef.h>
 
+struct quota;
 struct reasoning;
 struct reasoning_format;
 
@@ -30,8 +31,9 @@ const char *reasoning_format_marker(const struct reasoning_format *f, size_t i);
 /* 1: the prompt ends within thoughts that the template opened. */
 int reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len);
 
-/* inside: the answer begins within thoughts. */
-struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, reasoning_sink *sink, void *arg);
+/* inside: the answer begins within thoughts. q: what is held back is taken from it; outlives this; NULL: none. */
+struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, struct quota *q, reasoning_sink *sink, void *arg);
+int reasoning_is_full(const struct reasoning *r);    /* the quota was exceeded: the text from there on is not looked at */
 void reasoning_destroy(struct reasoning **r);
 void reasoning_feed(struct reasoning *r, const char *text, size_t len);
 void reasoning_finish(struct reasoning *r);    /* the answer is over; once */

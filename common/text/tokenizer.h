@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 struct gguf;
+struct quota;
 struct tokenizer;
 
 /* What this build cannot do (another tokenizer model, an unknown pre-tokenizer) is ERR_UNSUPPORTED with its name. */
@@ -26,13 +27,14 @@ void tokenizer_destroy(struct tokenizer **t);
 struct token_list {
 	uint32_t *ids;      /* malloc; free with token_list_fini */
 	size_t n, size;
+	struct quota *quota;   /* that ids and whatever encoding into this needs is taken from; NULL: none. Outlives it */
 };
 void token_list_fini(struct token_list *l);
 
 enum { TOKENIZE_PARSE_SPECIAL = 1 };   /* special tokens in the text become their ids; else they are plain text */
 
-/* Appends to out. 0; ERR_FULL when more than max_tokens would come out (0: no limit) or the text has 2^31 bytes or more; ERR_NOMEM when the
- * pre-tokenizer's expression runs into its memory bound. After an error out holds the ids so far. */
+/* Appends to out. 0; ERR_FULL when more than max_tokens would come out (0: no limit) or the text has 2^31 bytes or more; ERR_NOMEM when there
+ * is no memory, out's quota has none left (its `over` says so), or the pre-tokenizer's expression runs into its memory bound. After an error out holds the ids so far. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t max_tokens, struct token_list *out);
 /* The tokens of a prompt, into the empty out: BOS first where the model wants one and add_special says so, special tokens in the text as their ids; else as above. */
 int tokenizer_encode_prompt(const struct tokenizer *t, const char *text, size_t len, int add_special, size_t max_tokens, struct token_list *out);

@@ -274,7 +274,7 @@ enum tc_go tc_cursor_no(struct toolcall *t, const struct tc_cursor *c)
 
 /* --- life ------------------------------------------------------------------------------------------------------------------------ */
 
-struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools, toolcall_sink *sink, void *arg)
+struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools, struct quota *q, toolcall_sink *sink, void *arg)
 {
 	struct toolcall *t = mem_zalloc(sizeof *t);
 	t->f = f;
@@ -283,7 +283,7 @@ struct toolcall *toolcall_new(const struct toolcall_format *f, const struct tool
 	t->arg = arg;
 	t->step = tc_content;
 	t->fresh = 1;
-	buf_init(&t->in, 0);
+	buf_init_quota(&t->in, 0, q);
 	for (size_t i = 0; f->triggers[i]; i++)
 		t->first[(unsigned char)f->triggers[i][0]] = 1;
 	return t;
@@ -327,4 +327,9 @@ void toolcall_finish(struct toolcall *t)
 unsigned toolcall_count(const struct toolcall *t)
 {
 	return t->calls;
+}
+
+int toolcall_is_full(const struct toolcall *t)
+{
+	return t->in.full;
 }

@@ -29,6 +29,7 @@
 #define TOOLCALL_ID_SIZE 40
 #define TOOLCALL_COUNT_MAX 128     /* calls in one answer; further ones are content */
 
+struct quota;
 struct toolcall;
 struct toolcall_format;
 struct toolcall_tools;
@@ -57,12 +58,13 @@ int toolcall_name_good(const char *name, size_t len);
 struct toolcall_tools *toolcall_tools_new(const json_t *tools);
 void toolcall_tools_destroy(struct toolcall_tools **t);
 
-/* tools outlives it. */
-struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools, toolcall_sink *sink, void *arg);
+/* tools outlives it, and so does q, which what is held back is taken from (NULL: none). */
+struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools, struct quota *q, toolcall_sink *sink, void *arg);
 void toolcall_destroy(struct toolcall **t);
 void toolcall_feed(struct toolcall *t, const char *text, size_t len);
 void toolcall_finish(struct toolcall *t);      /* the answer is over; once */
 unsigned toolcall_count(const struct toolcall *t);       /* calls that have begun */
+int toolcall_is_full(const struct toolcall *t);          /* the quota was exceeded: the text from there on is not looked at */
 
 /* An id as the format's models expect it ("call_" and 24 characters, or 9 characters), the same for the same seed, choice and call. */
 void toolcall_make_id(const struct toolcall_format *f, const char *seed, unsigned choice, unsigned index, char out[TOOLCALL_ID_SIZE]);

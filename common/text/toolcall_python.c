@@ -151,12 +151,13 @@ static int value(struct literal *l)
 static int give_value(struct toolcall *t, size_t to)
 {
 	struct buf out;
-	buf_init(&out, 0);
+	buf_init_quota(&out, 0, t->in.quota);
 	struct literal l = {.s = t->in.data + t->start, .end = t->in.data + to, .out = &out};
 	int good = value(&l);
 	space(&l);
 	good = good && l.s == l.end;
-	if (good)
+	t->in.full |= out.full;
+	if (good && !out.full)
 		tc_give(t, out.data, out.len);
 	buf_fini(&out);
 	return good;

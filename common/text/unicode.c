@@ -88,6 +88,14 @@ size_t ascii_span(const char *s, size_t n)
 	return i;
 }
 
+size_t utf8_count(const char *s, size_t n)
+{
+	size_t chars = 0;
+	for (size_t i = 0; i < n; i++)
+		chars += ((unsigned char)s[i] & 0xc0) != 0x80;
+	return chars;
+}
+
 const char *ascii_quote(const char *s, size_t n, char out[ASCII_QUOTE + 1])
 {
 	size_t i = 0;

@@ -26,6 +26,8 @@ int utf8_step(const char *s, size_t n, uint32_t *ret_cp);
 
 /* Bytes at the start that are ASCII. */
 size_t ascii_span(const char *s, size_t n);
+/* Code points: bytes that do not continue one. */
+size_t utf8_count(const char *s, size_t n);
 
 /* The beginning of a name from a file as it may stand in a message: printable ASCII, the rest as '?'. */
 enum { ASCII_QUOTE = 64 };

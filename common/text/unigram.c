@@ -2,7 +2,9 @@
  * number drawn per table, so that a model file cannot be made to collide. Scores are added as doubles from the left, as the reference does. */
 #include "text/unigram.h"
 #include "util/check.h"
+#include "util/err.h"
 #include "util/mem.h"
+#include "util/quota.h"
 
 #include <math.h>
 #include <sodium.h>
@@ -100,9 +102,11 @@ void unigram_destroy(struct unigram **up)
 
 void unigram_scratch_fini(struct unigram_scratch *s)
 {
-	free(s->steps);
-	free(s->parts);
-	memset(s, 0, sizeof *s);
+	quota_free(s->quota, s->steps, s->steps_size * sizeof *s->steps);
+	quota_free(s->quota, s->parts, s->steps_size * sizeof *s->parts);
+	s->steps = NULL;
+	s->parts = NULL;
+	s->steps_size = 0;
 }
 
 static size_t char_len(unsigned char c)
@@ -158,16 +162,26 @@ static size_t collect(struct unigram_scratch *s, size_t len)
 	return n;
 }
 
+/* What was there is lost. 0 or ERR_NOMEM. */
+static int make_room(struct unigram_scratch *s, size_t n)
+{
+	if (s->steps_size >= n)
+		return 0;
+	unigram_scratch_fini(s);
+	s->steps_size = n + n / 2 + 64;
+	s->steps = quota_alloc(s->quota, s->steps_size * sizeof *s->steps);
+	s->parts = quota_alloc(s->quota, s->steps_size * sizeof *s->parts);
+	if (s->steps && s->parts)
+		return 0;
+	unigram_scratch_fini(s);
+	return ERR_NOMEM;
+}
+
 size_t unigram_best(const struct unigram *u, struct unigram_scratch *s, const char *text, size_t len)
 {
 	CHECK(len <= INT32_MAX);
-	if (s->steps_size < len + 1) {
-		s->steps_size = len + len / 2 + 64;
-		free(s->steps);
-		free(s->parts);
-		s->steps = mem_alloc(s->steps_size * sizeof *s->steps);
-		s->parts = mem_alloc(s->steps_size * sizeof *s->parts);
-	}
+	if (make_room(s, len + 1) < 0)
+		return UNIGRAM_NO_MEMORY;
 	for (size_t i = 0; i <= len; i++)
 		s->steps[i].reached = 0;
 	s->steps[0].score = 0;

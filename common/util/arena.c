@@ -38,14 +38,16 @@ void arena_destroy(struct arena **a)
 	*a = NULL;
 }
 
-void *arena_alloc(struct arena *a, size_t bytes)
+void *arena_try_alloc(struct arena *a, size_t bytes)
 {
 	CHECK(bytes < (size_t)1 << 40);
 	bytes = (bytes + 15) & ~(size_t)15;
 	struct chunk *c = a->head;
 	if (!c || c->size - c->used < bytes) {
 		size_t size = bytes > CHUNK_BYTES / 4 ? bytes : CHUNK_BYTES;
-		c = mem_zalloc(sizeof *c + size);
+		c = mem_try_array(1, sizeof *c + size);
+		if (!c)
+			return NULL;
 		c->size = size;
 		a->bytes += size;
 		if (size != CHUNK_BYTES && a->head) {   /* a big piece goes behind, so that the open chunk stays in use */
@@ -58,6 +60,14 @@ void *arena_alloc(struct arena *a, size_t bytes)
 	}
 	void *p = c->data + c->used;
 	c->used += bytes;
+	return p;
+}
+
+void *arena_alloc(struct arena *a, size_t bytes)
+{
+	void *p = arena_try_alloc(a, bytes);
+	if (!p)
+		check_fatal("out of memory while asking for %zu bytes: give the process more", bytes);
 	return p;
 }
 

@@ -2,20 +2,31 @@
 #include "util/buf.h"
 #include "util/err.h"
 #include "util/mem.h"
+#include "util/quota.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define GROW_DOUBLE_MAX (1u << 20)   /* larger buffers grow by a quarter: half of one may be unused */
+
 void buf_init(struct buf *b, size_t limit)
+{
+	buf_init_quota(b, limit, NULL);
+}
+
+void buf_init_quota(struct buf *b, size_t limit, struct quota *q)
 {
 	memset(b, 0, sizeof *b);
 	b->limit = limit;
+	b->quota = q;
 }
 
 void buf_fini(struct buf *b)
 {
+	if (b->quota)
+		quota_give(b->quota, b->size);
 	free(b->data);
 	memset(b, 0, sizeof *b);
 }
@@ -28,20 +39,34 @@ void buf_reset(struct buf *b)
 		b->data[0] = 0;
 }
 
-static int buf_room(struct buf *b, size_t n)
+static int no_room(struct buf *b)
 {
-	if (b->full || (b->limit && (n > b->limit || b->len > b->limit - n))) {
-		b->full = 1;
-		return ERR_FULL;
-	}
-	if (b->len + n + 1 > b->size) {
-		size_t want = b->size ? b->size * 2 : 128;
-		while (want < b->len + n + 1)
-			want *= 2;
-		b->data = mem_grow(b->data, want, 1);
-		b->size = want;
-	}
+	b->full = 1;
+	return ERR_FULL;
+}
+
+static int buf_grow(struct buf *b, size_t need)
+{
+	size_t want = b->size ? b->size : 64;
+	char *data;
+	while (want < need)
+		want += want < GROW_DOUBLE_MAX ? want : want / 4;
+	if (b->quota)
+		data = quota_grow(b->quota, b->data, b->size, want, 1);
+	else
+		data = b->limit ? mem_try_grow(b->data, want, 1) : mem_grow(b->data, want, 1);
+	if (!data)
+		return no_room(b);
+	b->data = data;
+	b->size = want;
 	return 0;
+}
+
+static inline int buf_room(struct buf *b, size_t n)
+{
+	if (b->full || (b->limit && (n > b->limit || b->len > b->limit - n)))
+		return no_room(b);
+	return b->len + n < b->size ? 0 : buf_grow(b, b->len + n + 1);
 }
 
 int buf_add(struct buf *b, const void *p, size_t n)
@@ -99,31 +124,76 @@ static size_t utf8_len(const unsigned char *s, size_t n)
 	return len;
 }
 
-int buf_add_json(struct buf *b, const char *str, size_t n)
+int buf_add_uint(struct buf *b, uint64_t v)
 {
-	static const char esc[] = "\b\t\n\v\f\r", let[] = "btn?fr";
+	char text[20];
+	size_t at = sizeof text;
+	do
+		text[--at] = (char)('0' + v % 10);
+	while (v /= 10);
+	return buf_add(b, text + at, sizeof text - at);
+}
+
+enum { JSON_SELF, JSON_CONTROL, JSON_LONG };   /* else: what follows the backslash */
+
+static inline unsigned char json_kind(unsigned char c)
+{
+	static const unsigned char kinds[128] = {
+		[0 ... 7] = JSON_CONTROL, [0x0B] = JSON_CONTROL, [0x0E ... 0x1F] = JSON_CONTROL,
+		[0x7F] = JSON_CONTROL, ['\b'] = 'b', ['\t'] = 't', ['\n'] = 'n', ['\f'] = 'f', ['\r'] = 'r', ['"'] = '"', ['\\'] = '\\',
+	};
+	return c < 0x80 ? kinds[c] : JSON_LONG;
+}
+
+static void add_control(struct buf *b, unsigned char c)
+{
+	static const char hex[] = "0123456789abcdef";
+	char text[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
+	buf_add(b, text, sizeof text);
+}
+
+int buf_add_json_part(struct buf *b, const char *str, size_t n)
+{
 	const unsigned char *s = (const unsigned char *)str;
-	buf_addc(b, '"');
 	for (size_t i = 0; i < n;) {
-		size_t run = i;
-		while (run < n && s[run] >= 0x20 && s[run] < 0x7F && s[run] != '"' && s[run] != '\\')
+		size_t run = i, len;
+		unsigned char kind = JSON_SELF;
+		while (run < n && ((kind = json_kind(s[run])) == JSON_SELF))
 			run++;
 		if (run > i)
 			buf_add(b, s + i, run - i);
 		if ((i = run) == n)
 			break;
-		const char *e = s[i] ? strchr(esc, s[i]) : NULL;
-		size_t len;
-		if (s[i] == '"' || s[i] == '\\')
-			buf_printf(b, "\\%c", s[i++]);
-		else if (e && s[i] != '\v')
-			buf_printf(b, "\\%c", let[e - esc]), i++;
-		else if (s[i] < 0x20 || s[i] == 0x7F)
-			buf_printf(b, "\\u%04x", s[i++]);
-		else if ((len = utf8_len(s + i, n - i)))
-			buf_add(b, s + i, len), i += len;
-		else
-			buf_adds(b, "\xEF\xBF\xBD"), i++;
+		if (kind == JSON_CONTROL) {
+			add_control(b, s[i++]);
+		} else if (kind != JSON_LONG) {
+			char text[2] = {'\\', (char)kind};
+			buf_add(b, text, 2);
+			i++;
+		} else if ((len = utf8_len(s + i, n - i))) {
+			buf_add(b, s + i, len);
+			i += len;
+		} else {
+			buf_adds(b, "\xEF\xBF\xBD");
+			i++;
+		}
 	}
+	return b->full ? ERR_FULL : 0;
+}
+
+int buf_add_json(struct buf *b, const char *s, size_t n)
+{
+	buf_addc(b, '"');
+	buf_add_json_part(b, s, n);
 	return buf_addc(b, '"');
+}
+
+size_t buf_json_piece(const char *s, size_t n, size_t most)
+{
+	if (n <= most)
+		return n;
+	size_t at = most;
+	while (most - at < 3 && ((unsigned char)s[at] & 0xC0) == 0x80)
+		at--;
+	return ((unsigned char)s[at] & 0xC0) == 0x80 ? most : at;
 }

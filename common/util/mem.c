@@ -14,9 +14,24 @@ static void *present(void *p, size_t bytes)
 	return p;
 }
 
+void *mem_try_alloc(size_t bytes)
+{
+	return malloc(bytes ? bytes : 1);
+}
+
+void *mem_try_array(size_t count, size_t size)
+{
+	return calloc(count ? count : 1, size ? size : 1);
+}
+
+void *mem_try_grow(void *p, size_t count, size_t size)
+{
+	return reallocarray(p, count ? count : 1, size ? size : 1);
+}
+
 void *mem_alloc(size_t bytes)
 {
-	return present(malloc(bytes ? bytes : 1), bytes);
+	return present(mem_try_alloc(bytes), bytes);
 }
 
 void *mem_zalloc(size_t bytes)
@@ -26,12 +41,12 @@ void *mem_zalloc(size_t bytes)
 
 void *mem_array(size_t count, size_t size)
 {
-	return present(calloc(count ? count : 1, size ? size : 1), count * size);
+	return present(mem_try_array(count, size), count * size);
 }
 
 void *mem_grow(void *p, size_t count, size_t size)
 {
-	return present(reallocarray(p, count ? count : 1, size), count * size);
+	return present(mem_try_grow(p, count, size), count * size);
 }
 
 char *mem_strdup(const char *s)

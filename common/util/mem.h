@@ -1,5 +1,5 @@
-/* mem.h - allocation that does not return NULL: running out of memory is fatal and says so. For sizes that a peer or a file
- * chooses, check them against their limit first. */
+/* mem.h - allocation that does not return NULL: running out of memory is fatal and says so. It is for what the program itself sizes, and for what has a
+ * small bound. Whatever a request, a peer's message or a text of theirs can make large is allocated by mem_try_* (or a quota, quota.h), and fails alone. */
 #ifndef UTIL_MEM_H
 #define UTIL_MEM_H
 
@@ -11,5 +11,10 @@ void *mem_array(size_t count, size_t size);        /* zeroed; overflow of count 
 void *mem_grow(void *p, size_t count, size_t size); /* realloc */
 char *mem_strdup(const char *s);                   /* NULL stays NULL */
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* NULL: there is no memory (or count * size overflows); mem_try_grow then leaves p as it is. */
+void *mem_try_alloc(size_t bytes);                      /* not zeroed */
+void *mem_try_array(size_t count, size_t size);         /* zeroed */
+void *mem_try_grow(void *p, size_t count, size_t size);
 
 #endif

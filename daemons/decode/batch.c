@@ -113,7 +113,7 @@ static int collect(struct decode *d)
 static void add_span(struct decode *d, struct seq *q, uint32_t n_rows, uint32_t *n)
 {
 	uint32_t left = q->work.n_tokens - q->computed;
-	int all = q->work.prompt_logprobs && q->n_prompt + 1 < q->work.given_tokens && !q->first_us;
+	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
 	d->step_seqs[*n] = q;
 	d->spans[*n] = (struct engine_span){
 		.tokens = q->work.tokens + q->computed, .n = n_rows, .position = q->computed, .blocks = q->blocks,
@@ -166,18 +166,26 @@ static void publish_full(struct worker *w, struct seq *q)
 		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published], q->published ? &q->hashes[q->published - 1] : NULL);
 }
 
+/* Row i of a span is the distribution of token position + i + 1. What was sent before a preemption is not sent again. */
 static void score_prompt(struct decode *d, struct seq *q, const struct engine_span *sp)
 {
-	if (!q->prompt)
-		q->prompt = mem_array(q->work.given_tokens, sizeof *q->prompt);
+	struct score *c = NULL;
 	for (uint32_t i = 0; i < sp->n; i++) {
 		uint32_t at = sp->position + i + 1;
 		struct sample_result r;
-		if (at >= q->work.given_tokens || at != q->n_prompt + 1)
+		if (at >= q->work.prompt_tokens || at != q->scored + 1)
 			continue;
 		sampler_score(d->sampler, engine_logits(d->w->engine, sp->logits_row + i), q->work.tokens[at], q->work.prompt_top, &r);
-		q->prompt[q->n_prompt++] = work_token(&r, 1);
+		if (!c)
+			c = score_new(d->w, &q->work, at);
+		q->scored++;
+		if (score_add(c, &r)) {
+			svc_post(d->w->svc, score_post, c);
+			c = NULL;
+		}
 	}
+	if (c)
+		svc_post(d->w->svc, score_post, c);
 }
 
 /* Its constraint cannot be followed any further: another worker would find the same. */

@@ -18,6 +18,7 @@
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/map.h"
+#include "daemons/worker/score.h"
 #include "daemons/worker/stage.h"
 #include "daemons/worker/work.h"
 
@@ -71,8 +72,7 @@ struct seq {
 	uint64_t back_us;              /* since a preemption: when it got blocks again, until it has caught up; 0: it has */
 	struct spec_seq *spec;         /* what its drafts were like; NULL: none was thought of */
 	uint32_t drafted, accepted;    /* tokens, of all its drafts */
-	Pds__Token **prompt;
-	uint32_t n_prompt;
+	uint32_t scored;               /* prompt_logprobs: tokens of the prompt that were sent, its first one not counted */
 	int failed, hopeless;          /* hopeless: on any worker */
 	char fail_text[160];
 

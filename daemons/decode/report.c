@@ -57,12 +57,6 @@ static struct entry *add_entry(struct report *r, struct seq *q, uint32_t index)
 	e->s.attempt = q->work.attempt;
 	e->s.index = index;
 	e->first = r->n_tokens;
-	if (q->n_prompt) {            /* goes with the first token, then it is the message's */
-		e->s.prompt = q->prompt;
-		e->s.n_prompt = q->n_prompt;
-		q->prompt = NULL;
-		q->n_prompt = 0;
-	}
 	return e;
 }
 
@@ -128,12 +122,6 @@ static void deliver(struct svc *s, void *arg)
 	for (uint32_t i = 0; i < r->n; i++)
 		if (!done[i])
 			send_to(r, i, list, done);
-	for (uint32_t i = 0; i < r->n; i++) {
-		for (size_t k = 0; k < r->entry[i].s.n_prompt; k++)
-			free(r->entry[i].s.prompt[k]);
-		if (r->entry[i].s.n_prompt)
-			free(r->entry[i].s.prompt);
-	}
 	free(done);
 	free(list);
 	report_free(r);

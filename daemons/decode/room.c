@@ -85,7 +85,7 @@ static int take_blocks(struct decode *d, struct seq *q, uint32_t may)
 /* The last token is always computed, and all of them when the prompt's own probabilities are still to be told. */
 static uint32_t may_have(const struct seq *q)
 {
-	int all = q->work.prompt_logprobs && q->n_prompt + 1 < q->work.given_tokens && !q->first_us;
+	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
 	return all ? 0 : (q->work.n_tokens - 1) / q->w->info->kv.block_tokens;
 }
 

@@ -124,9 +124,6 @@ void seq_end(struct seq *q)
 	queue_remove(d, q);
 	d->ended++;
 	role_look(q->w);
-	for (uint32_t i = 0; i < q->n_prompt; i++)
-		free(q->prompt[i]);
-	free(q->prompt);
 	free(q->hashes);
 	free(q->blocks);
 	work_fini(&q->work);

@@ -1,7 +1,6 @@
 /* first.c - from the last computed token to the end: the first token goes to the decode worker and to the router, then KvSent and the
  * acknowledgement are awaited. Runs on the loop's thread. */
 #include "prefill.h"
-#include "util/mem.h"
 
 #include <stdlib.h>
 
@@ -36,17 +35,9 @@ static void send_first(struct job *j)
 	struct peer *d = job_decode(j);
 	if (d && j->finish == PDS__FINISH__FINISH_NONE)
 		svc_send(w->svc, d, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
-	Pds__Token **prompt = mem_array(j->n_score + 1, sizeof *prompt);
-	for (uint32_t i = 0; i < j->n_score; i++)
-		prompt[i] = work_token(&j->score[i], 1);
-	f.prompt = prompt;
-	f.n_prompt = j->n_score;
 	struct peer *r = worker_router(w, j->work.router, j->work.router_epoch);
 	if (r)
 		svc_send(w->svc, r, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
-	for (uint32_t i = 0; i < j->n_score; i++)
-		free(prompt[i]);
-	free(prompt);
 	free(f.token);
 }
 

@@ -70,7 +70,6 @@ static void job_free_if_unheld(struct job *j)
 	list_remove(&j->node);
 	s->count[JOB_END]--;
 	reserve_leave(j);
-	free(j->score);
 	free(j->hashes);
 	free(j->dst);
 	free(j->blocks);
@@ -282,8 +281,6 @@ void job_run(struct job *j)
 			job_enter(j, JOB_BLOCKED);
 		return;
 	}
-	if (j->work.prompt_logprobs)
-		j->score = mem_array(j->work.n_tokens, sizeof *j->score);
 	w->cached_tokens += j->start_tokens;
 	stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, j->start_tokens);
 	if (j->shares) {

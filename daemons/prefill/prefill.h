@@ -28,6 +28,7 @@
 #include "util/list.h"
 #include "util/map.h"
 #include "util/queue.h"
+#include "daemons/worker/score.h"
 #include "daemons/worker/stage.h"
 #include "daemons/worker/work.h"
 
@@ -140,8 +141,6 @@ struct job {
 
 	struct sample_result first;
 	Pds__Finish finish;
-	struct sample_result *score;  /* prompt_logprobs: of token i + 1 */
-	uint32_t n_score;
 	int step_failed, broken;      /* broken: a precondition did not hold */
 	int hopeless;                 /* its constraint cannot be followed, on any worker */
 	char fail_text[160];
@@ -173,6 +172,7 @@ struct prefill {
 	/* threads -> loop */
 	pthread_mutex_t back_lock;
 	struct list back;
+	struct list scores;           /* struct score: the loop sends those of a job before it takes the job back */
 	_Atomic unsigned soon;
 	int bell_fd;
 	struct event *bell;
@@ -214,6 +214,7 @@ static inline struct prefill *prefill_of(struct worker *w)
 /* stage.c */
 void stage_soon(struct prefill *s, unsigned what);       /* any thread */
 void stage_return(struct prefill *s, struct job *j, enum job_back as);   /* a thread gives a job back to the loop */
+void stage_score(struct prefill *s, struct score *c);    /* the schedule thread gives a slice of a prompt's log-probabilities to the loop */
 void stage_leased(struct prefill *s, uint64_t lease_us);
 void stage_jobs(struct prefill *s, int by);              /* one more or one less: the timer runs only while there are some */
 

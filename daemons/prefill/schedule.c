@@ -180,9 +180,20 @@ static void publish_full(struct worker *w, struct job *j)
 /* Row i of a span is the distribution of token position + i + 1. */
 static void score_prompt(struct prefill *s, struct job *j, const struct engine_span *sp)
 {
-	for (uint32_t i = 0; i < sp->n && sp->position + i + 1 < j->work.n_tokens; i++)
-		sampler_score(s->sampler, engine_logits(s->w->engine, sp->logits_row + i), j->work.tokens[sp->position + i + 1], j->work.prompt_top,
-		              &j->score[j->n_score++]);
+	struct score *c = NULL;
+	for (uint32_t i = 0; i < sp->n && sp->position + i + 1 < j->work.prompt_tokens; i++) {
+		uint32_t at = sp->position + i + 1;
+		struct sample_result r;
+		sampler_score(s->sampler, engine_logits(s->w->engine, sp->logits_row + i), j->work.tokens[at], j->work.prompt_top, &r);
+		if (!c)
+			c = score_new(s->w, &j->work, at);
+		if (score_add(c, &r)) {
+			stage_score(s, c);
+			c = NULL;
+		}
+	}
+	if (c)
+		stage_score(s, c);
 }
 
 static void after_step(struct prefill *s, struct job *j, const struct engine_span *sp)

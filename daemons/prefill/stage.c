@@ -35,16 +35,35 @@ void stage_return(struct prefill *s, struct job *j, enum job_back as)
 	stage_soon(s, SOON_RETURNED);
 }
 
+void stage_score(struct prefill *s, struct score *c)
+{
+	pthread_mutex_lock(&s->back_lock);
+	list_push_back(&s->scores, score_node(c));
+	pthread_mutex_unlock(&s->back_lock);
+	stage_soon(s, SOON_RETURNED);
+}
+
+static struct list *take_first(struct list *l)
+{
+	struct list *n = list_empty(l) ? NULL : l->next;
+	if (n)
+		list_remove(n);
+	return n;
+}
+
+/* The next job that came back, when all slices that were given before it are sent. */
 static struct job *returned(struct prefill *s)
 {
-	struct job *j = NULL;
-	pthread_mutex_lock(&s->back_lock);
-	if (!list_empty(&s->back)) {
-		j = list_entry(s->back.next, struct job, back);
-		list_remove(&j->back);
-	}
-	pthread_mutex_unlock(&s->back_lock);
-	return j;
+	struct list *slice, *job;
+	do {
+		pthread_mutex_lock(&s->back_lock);
+		slice = take_first(&s->scores);
+		job = slice ? NULL : take_first(&s->back);
+		pthread_mutex_unlock(&s->back_lock);
+		if (slice)
+			score_send(score_of(slice));
+	} while (slice);
+	return job ? list_entry(job, struct job, back) : NULL;
 }
 
 static void on_bell(evutil_socket_t fd, short what, void *arg)
@@ -411,6 +430,7 @@ static int start(struct worker *w, struct err *err)
 	w->state = s;
 	list_init(&s->jobs);
 	list_init(&s->back);
+	list_init(&s->scores);
 	list_init(&s->targets);
 	list_init(&s->parked);
 	list_init(&s->fetches);
@@ -485,6 +505,8 @@ static void stop(struct worker *w)
 		j->cancelled = 0;
 		job_fail(j, PDS__FAULT__FAULT_DRAINING, 1, "the prefill worker ends");
 	}
+	list_each_safe(it, nx, &s->scores)
+		score_free(score_of(it));
 	free_fetches(s);
 	gate_fini(s);
 	if (s->bell)

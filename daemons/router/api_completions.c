@@ -12,16 +12,20 @@ static int bad_prompt(struct call *c)
 
 static int take_text(struct call *c, struct prompt *p, const json_t *v)
 {
-	p->text_len = json_string_length(v);
-	p->text = mem_alloc(p->text_len + 1);
-	memcpy(p->text, json_string_value(v), p->text_len + 1);
-	return prompt_encode(c, p, p->text, p->text_len, "prompt");
+	if (c->p.echo) {
+		buf_init_quota(&p->text, 0, &c->quota);
+		buf_add(&p->text, json_string_value(v), json_string_length(v));
+	}
+	return prompt_encode(c, p, json_string_value(v), json_string_length(v), "prompt");
 }
 
 static int take_ids(struct call *c, struct prompt *p, const json_t *v)
 {
 	size_t n = json_array_size(v);
-	p->tokens.ids = mem_array(n, sizeof *p->tokens.ids);
+	p->tokens.quota = &c->quota;
+	p->tokens.ids = quota_array(&c->quota, n, sizeof *p->tokens.ids);
+	if (!p->tokens.ids)
+		return budget_refuse(c, "prompt", "the tokens of its prompt");
 	p->tokens.size = n;
 	for (size_t i = 0; i < n; i++) {
 		const json_t *id = json_array_get(v, i);
@@ -44,7 +48,9 @@ static int read_prompts(struct call *c, const json_t *v)
 		return bad_prompt(c);
 	if (n == 0 || n * c->p.n > c->max_choices)
 		return api_bad(&c->error, "prompt", "prompt has %zu items; with n %u that must be 1 to %u answers (max_choices)", n, c->p.n, c->max_choices);
-	c->prompts = mem_array(n, sizeof *c->prompts);
+	c->prompts = quota_take(&c->quota, n * sizeof *c->prompts) < 0 ? NULL : mem_try_array(n, sizeof *c->prompts);
+	if (!c->prompts)
+		return budget_refuse(c, "prompt", "its prompts");
 	for (c->n_prompts = 0; c->n_prompts < n;) {
 		const json_t *item = several ? json_array_get(v, c->n_prompts) : v;
 		struct prompt *p = &c->prompts[c->n_prompts++];

@@ -1,7 +1,7 @@
-/* call.c - see call.h: how a call begins, is prepared, runs and ends.
+/* call.c - see call.h: how a call begins, is prepared, runs and ends. write.c has how its answer is written.
  *
  * What always holds: a call is in router.calls from begin to free; only while in_pool is set does a text thread touch it, and then nobody else does but to
- * note that the client is gone; after `over` nothing of it is sent. */
+ * note that the client is gone; after `over` nothing of it is sent but a whole answer that is being written. */
 #include "call.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -14,30 +14,44 @@
 #include <string.h>
 #include <time.h>
 
-static void call_free(struct call *c)
+#define START_TOKENS 32768u        /* of prompts that are sent to workers in one step: a fraction of a millisecond */
+#define CHOICE_BYTES (sizeof(struct choice) + sizeof(struct seq) + 2048)   /* with what a choice has of a small size: the first of its text, its list of tokens */
+#define OUT_MAX (64u << 20)        /* what is written in one step is far less; a prompt's ids at most */
+
+static void prompt_fini(struct prompt *p)
+{
+	token_list_fini(&p->tokens);
+	prefixes_fini(&p->prefixes);
+	buf_fini(&p->text);
+	buf_fini(&p->ids);
+	rows_fini(&p->rows);
+}
+
+void call_free(struct call *c)
 {
 	c->over = 1;
 	if (c->in_pool)
 		return;   /* prepared() frees it */
 	for (uint32_t i = 0; i < c->n_choices; i++)
 		choice_fini(&c->choices[i]);
-	for (size_t i = 0; i < c->n_prompts; i++) {
-		token_list_fini(&c->prompts[i].tokens);
-		prefixes_fini(&c->prompts[i].prefixes);
-		free(c->prompts[i].text);
-	}
+	for (size_t i = 0; i < c->n_prompts; i++)
+		prompt_fini(&c->prompts[i]);
 	c->r->n_calls--;
-	c->r->n_sequences -= c->n_choices;
+	c->r->n_sequences -= c->counted;
 	list_remove(&c->node);
+	pace_remove(&c->paced);
+	json_decref(c->parsed);
 	toolcall_tools_destroy(&c->message.tools);
 	params_fini(&c->p);
 	free(c->constraint.text);
 	buf_fini(&c->head);
 	buf_fini(&c->out);
+	parts_fini(&c->parts);
 	free(c->choices);
 	free(c->prompts);
 	free(c->pin);
 	free(c->body);
+	quota_fini(&c->quota);
 	free(c);
 }
 
@@ -57,7 +71,7 @@ uint32_t router_retry_after_s(const struct router *r)
 	return registry_retry_after_s(&r->registry, r->conf.retry_after_s, r->conf.retry_after_max_s);
 }
 
-static void retry_header(const struct call *c, int status, uint32_t least_s, char *out, size_t size)
+void call_headers(const struct call *c, int status, uint32_t least_s, char *out, size_t size)
 {
 	uint32_t s = router_retry_after_s(c->r), most_s = c->r->conf.retry_after_max_s;
 	if (least_s > most_s)
@@ -88,7 +102,7 @@ void call_fail(struct call *c, const struct api_error *e)
 		else
 			http_stream_end(c->conn);
 	} else if (c->conn) {
-		retry_header(c, e->status, e->retry_after_s, extra, sizeof extra);
+		call_headers(c, e->status, e->retry_after_s, extra, sizeof extra);
 		http_reply(c->conn, e->status, "application/json", extra, text.data, text.len);
 	}
 	buf_fini(&text);
@@ -110,12 +124,6 @@ static int check_model(struct call *c, const json_t *o)
 	snprintf(c->error.param, sizeof c->error.param, "model");
 	c->error.code = "model_not_found";
 	return -1;
-}
-
-static void hash_prompts(struct call *c)
-{
-	for (size_t i = 0; c->roots.n && i < c->n_prompts; i++)
-		prefixes_make(&c->roots, c->prompts[i].tokens.ids, c->prompts[i].tokens.n, &c->prompts[i].prefixes);
 }
 
 /* Is there a number that 64 bits do not hold? */
@@ -153,7 +161,27 @@ static void refuse_body(struct call *c, const json_error_t *bad)
 	json_decref(o);
 }
 
-static void prepare(struct text_job *j)
+/* NULL with the error set. The body is gone then, one way or the other. */
+static json_t *read_body(struct call *c)
+{
+	json_error_t bad;
+	json_t *o = json_loadb(c->body, c->body_len, JSON_ALLOW_NUL, &bad);
+	if (!o && c->quota.over)
+		budget_refuse(c, NULL, "its body as JSON");
+	else if (!o)
+		refuse_body(c, &bad);
+	else if (!json_is_object(o))
+		api_bad(&c->error, NULL, "the body must be a JSON object, got %s", param_show(o));
+	free(c->body);
+	c->body = NULL;
+	quota_give(&c->quota, c->body_len + 1);
+	if (!c->error.status)
+		return o;
+	json_decref(o);
+	return NULL;
+}
+
+static void prepare_by_kind(struct call *c, const json_t *o)
 {
 	static int (*const by_kind[])(struct call *, const json_t *) = {
 		[CALL_COMPLETION] = api_completions_prepare,
@@ -161,19 +189,37 @@ static void prepare(struct text_job *j)
 		[CALL_TOKENIZE] = api_tokenize_prepare,
 		[CALL_DETOKENIZE] = api_detokenize_prepare,
 	};
+	if (check_model(c, o) < 0 || by_kind[c->kind](c, o) < 0)
+		return;
+	for (size_t i = 0; c->roots.n && i < c->n_prompts; i++)
+		prefixes_make(&c->roots, c->prompts[i].tokens.ids, c->prompts[i].tokens.n, &c->prompts[i].prefixes);
+	if (prompt_keep(c) == 0)
+		budget_keep(c);
+}
+
+static void prepare(struct text_job *j)
+{
 	struct call *c = (struct call *)j;
-	json_error_t bad;
-	json_t *o = json_loadb(c->body, c->body_len, JSON_ALLOW_NUL, &bad);
-	if (!o)
-		refuse_body(c, &bad);
-	else if (!json_is_object(o))
-		api_bad(&c->error, NULL, "the body must be a JSON object, got %s", param_show(o));
-	else if (check_model(c, o) == 0 && by_kind[c->kind](c, o) == 0)
-		hash_prompts(c);
+	budget_json_begin(&c->json);
+	json_t *o = c->parsed ? c->parsed : read_body(c);
+	c->parsed = NULL;
+	if (o)
+		prepare_by_kind(c, o);
 	json_decref(o);
-	free(c->body);
-	c->body = NULL;
+	budget_json_end();
+	if (c->quota.over && !c->refused)
+		budget_refuse(c, NULL, "its body");   /* JSON was missing where it was looked for: whatever came of that does not count */
 	c->prepared_us = clock_us();
+}
+
+/* Compiling a constraint takes milliseconds, however short it is. */
+static int is_slow(const json_t *o)
+{
+	static const char *const slow[] = {"response_format", "guided_json", "guided_regex", "guided_choice", "structured_outputs", "tool_choice"};
+	for (size_t i = 0; i < sizeof slow / sizeof *slow; i++)
+		if (param_is_set(o, slow[i]))
+			return 1;
+	return 0;
 }
 
 static void draw_id(struct call *c, const struct reqid *first)
@@ -183,59 +229,20 @@ static void draw_id(struct call *c, const struct reqid *first)
 	snprintf(c->id, sizeof c->id, "%s-%s", c->kind == CALL_CHAT ? "chatcmpl" : "cmpl", log_reqid(first ? first : &id));
 }
 
-/* What the answer begins with when the client wants the prompt back. */
-static void add_echo(struct choice *ch)
+/* 0 or -1 with the error set. */
+static int make_choices(struct call *c)
 {
-	const struct call *c = ch->call;
-	const struct prompt *p = ch->prompt;
-	if (p->text)
-		buf_add(&ch->text, p->text, p->text_len);
-	else if (c->model->tokenizer)
-		tokenizer_decode(c->model->tokenizer, p->tokens.ids, p->tokens.n, c->p.skip_special ? DECODE_SKIP_SPECIAL : 0, &ch->text);
-	for (size_t i = 0; i < ch->text.len; i++)
-		ch->chars += ((unsigned char)ch->text.data[i] & 0xc0) != 0x80;
-	if (c->p.logprobs >= 0 && p->tokens.n == 1)
-		logprob_add_prompt(ch, p->tokens.ids[0], NULL, 0);
-}
-
-void call_prompt_logprobs(struct choice *ch, Pds__Token *const *tokens, size_t n)
-{
-	const struct call *c = ch->call;
-	const uint32_t *ids = ch->prompt->tokens.ids;
-	for (size_t i = 0; c->p.prompt_logprobs >= 0 && i <= n; i++)
-		logprob_add_prompt_entry(ch, i ? tokens[i - 1] : NULL);
-	if (!c->p.echo || c->p.logprobs < 0)
-		return;
-	struct detok d;
-	struct buf text;
-	size_t chars = 0;
-	buf_init(&text, 0);
-	if (c->model->tokenizer)
-		detok_init(&d, c->model->tokenizer, c->p.skip_special ? DECODE_SKIP_SPECIAL : 0);
-	for (size_t i = 0; i <= n; i++) {
-		logprob_add_prompt(ch, ids[i], i ? tokens[i - 1] : NULL, chars);
-		if (!c->model->tokenizer)
-			continue;
-		buf_reset(&text);
-		detok_feed(&d, ids[i], &text);
-		for (size_t k = 0; k < text.len; k++)
-			chars += ((unsigned char)text.data[k] & 0xc0) != 0x80;
-	}
-	buf_fini(&text);
-}
-
-static void make_choices(struct call *c)
-{
-	c->n_choices = (uint32_t)(c->n_prompts * c->p.n);
-	c->choices = mem_array(c->n_choices, sizeof *c->choices);
-	c->r->n_sequences += c->n_choices;
-	for (uint32_t i = 0; i < c->n_choices; i++) {
+	uint32_t n = (uint32_t)(c->n_prompts * c->p.n);
+	if (quota_take(&c->quota, n * CHOICE_BYTES) < 0)
+		return budget_refuse(c, "n", "its answers");
+	c->choices = mem_try_array(n, sizeof *c->choices);
+	if (!c->choices)
+		return api_fault(&c->error, 503, "this server has no memory for %u answers", n);
+	c->n_choices = n;
+	c->r->n_sequences += c->counted = n;
+	for (uint32_t i = 0; i < n; i++)
 		choice_init(&c->choices[i], c, &c->prompts[i / c->p.n], i);
-		if (c->p.echo)
-			add_echo(&c->choices[i]);
-		if (c->p.prompt_logprobs >= 0 && c->choices[i].prompt->tokens.n == 1)
-			logprob_add_prompt_entry(&c->choices[i], NULL);
-	}
+	return budget_answers(c);
 }
 
 static void make_sequences(struct call *c)
@@ -252,6 +259,7 @@ static void make_sequences(struct call *c)
 		spec.prompt_tokens = (uint32_t)ch->prompt->tokens.n;
 		spec.prefixes = ch->prompt->prefixes.n ? &ch->prompt->prefixes : NULL;
 		spec.sampling.seed = seed + i % c->p.n;
+		spec.sampling.prompt_logprobs = c->p.sampling.prompt_logprobs && i % c->p.n == 0;   /* one for each prompt tells them */
 		spec.beside = i % c->p.n ? c->choices[i - i % c->p.n].seq : NULL;
 		ch->seq = seq_new(&c->r->seqs, &spec, &choice_hooks, ch);
 	}
@@ -259,19 +267,47 @@ static void make_sequences(struct call *c)
 		c->r->wake(c->r);
 }
 
-static void answer(struct call *c);
-
 /* max_tokens 0 without log-probabilities: the prompt is the answer. */
 static void answer_at_once(struct call *c)
 {
 	draw_id(c, NULL);
 	reply_head(c);
+	c->n_started = c->n_ended = c->n_choices;
 	for (uint32_t i = 0; i < c->n_choices; i++) {
 		c->choices[i].finish = SEQ_FINISH_LENGTH;
 		if (c->p.stream)
 			call_chunk(c, &c->choices[i]);
 	}
-	answer(c);
+	call_finish(c);
+}
+
+static void fail_start(struct call *c, int code)
+{
+	struct api_error e = {0};
+	if (code == ERR_FULL)
+		api_bad(&e, "max_tokens", "prompt and max_tokens together are longer than any worker takes");
+	else if (c->pin)
+		api_fault(&e, 503, "a worker that the request is pinned to is not ready to take it");
+	else
+		api_fault(&e, 503, "no worker is ready to take this request");
+	for (uint32_t k = c->n_started; k < c->n_choices; k++)
+		c->choices[k].seq->status = e.status;
+	call_fail(c, &e);
+}
+
+int call_start_some(struct call *c)
+{
+	for (size_t tokens = 0; c->n_started < c->n_choices && tokens < START_TOKENS;) {
+		struct choice *ch = &c->choices[c->n_started];
+		int r = seq_start(ch->seq);
+		if (r < 0) {
+			fail_start(c, r);
+			return -1;
+		}
+		c->n_started++;
+		tokens += ch->prompt->tokens.n;
+	}
+	return c->n_started < c->n_choices;
 }
 
 static void start(struct call *c)
@@ -284,7 +320,10 @@ static void start(struct call *c)
 		call_fail(c, &e);
 		return;
 	}
-	make_choices(c);
+	if (make_choices(c) < 0) {
+		call_fail(c, &c->error);
+		return;
+	}
 	if (c->p.max_tokens == 0 && !c->score_only) {
 		answer_at_once(c);
 		return;
@@ -292,21 +331,8 @@ static void start(struct call *c)
 	make_sequences(c);
 	draw_id(c, &c->choices[0].seq->id);
 	reply_head(c);
-	for (uint32_t i = 0; i < c->n_choices; i++) {
-		int r = seq_start(c->choices[i].seq);
-		if (r == 0)
-			continue;
-		if (r == ERR_FULL)
-			api_bad(&e, "max_tokens", "prompt and max_tokens together are longer than any worker takes");
-		else if (c->pin)
-			api_fault(&e, 503, "a worker that the request is pinned to is not ready to take it");
-		else
-			api_fault(&e, 503, "no worker is ready to take this request");
-		for (uint32_t k = i; k < c->n_choices; k++)
-			c->choices[k].seq->status = e.status;
-		call_fail(c, &e);
-		return;
-	}
+	if (call_start_some(c) > 0)
+		pace_add(&c->r->pace, &c->paced);
 }
 
 static void prepared(struct text_job *j)
@@ -318,20 +344,23 @@ static void prepared(struct text_job *j)
 		return;
 	}
 	stat_observe_us(c->r->stats, STAT_PREPARE, c->prepared_us - c->begun_us);
-	if (c->error.status) {
+	if (c->error.status)
 		call_fail(c, &c->error);
-	} else if (c->kind == CALL_TOKENIZE || c->kind == CALL_DETOKENIZE) {
-		http_reply(c->conn, 200, "application/json", NULL, c->out.data, c->out.len);
-		call_free(c);
-	} else {
+	else if (c->kind == CALL_TOKENIZE || c->kind == CALL_DETOKENIZE)
+		call_write(c);
+	else
 		start(c);
-	}
 }
 
 static struct call *call_new(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, char *body, size_t body_len)
 {
 	struct call *c = mem_zalloc(sizeof *c);
 	uint32_t seen = registry_context(&r->registry);
+	quota_init(&c->quota, &r->memory, r->conf.request_memory_bytes);
+	c->json.quota = &c->quota;
+	paced_init(&c->paced, call_step);
+	parts_init(&c->parts);
+	buf_init_quota(&c->out, 0, &c->quota);
 	pds__constraint__init(&c->constraint);
 	c->constraint.text = NULL;
 	c->job.work = prepare;
@@ -359,32 +388,56 @@ static struct call *call_new(struct router *r, struct http_conn *conn, enum call
 	return c;
 }
 
+/* 1: the call has ended. */
+static int refuse_at_once(struct call *c, const struct http_head *head)
+{
+	struct router *r = c->r;
+	if (r->draining)
+		api_fault(&c->error, 503, "this server is shutting down");
+	else if (r->n_calls > r->conf.max_requests)
+		api_fault(&c->error, 429, "%u requests are at work here, which is the limit (max_requests)", r->conf.max_requests);
+	else if (quota_take(&c->quota, c->body_len + 1) < 0)
+		budget_refuse(c, NULL, "its body");
+	else
+		pin_read(c, head);
+	if (!c->error.status)
+		return 0;
+	call_fail(c, &c->error);
+	return 1;
+}
+
+static void prepare_elsewhere(struct call *c)
+{
+	struct api_error e = {0};
+	c->in_pool = 1;
+	if (text_pool_put(c->r->text, &c->job) == 0)
+		return;
+	c->in_pool = 0;
+	api_fault(&e, 429, "too many long prompts wait to be tokenized (text_queue)");
+	call_fail(c, &e);
+}
+
 void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, char *body, size_t body_len)
 {
 	struct call *c = call_new(r, conn, kind, head, body, body_len);
-	struct api_error e = {0};
 	http_on_gone(conn, client_gone, c);
-	if (r->draining)
-		api_fault(&e, 503, "this server is shutting down");
-	else if (r->n_calls > r->conf.max_requests)
-		api_fault(&e, 429, "%u requests are at work here, which is the limit (max_requests)", r->conf.max_requests);
-	else if (pin_read(c, head) < 0)
-		e = c->error;
-	if (e.status) {
-		call_fail(c, &e);
+	if (refuse_at_once(c, head))
+		return;
+	if (body_len > r->conf.text_inline_bytes) {
+		prepare_elsewhere(c);
 		return;
 	}
-	if (body_len <= r->conf.text_inline_bytes) {
+	budget_json_begin(&c->json);
+	c->parsed = read_body(c);
+	budget_json_end();
+	if (c->parsed && is_slow(c->parsed)) {
+		prepare_elsewhere(c);
+		return;
+	}
+	if (c->parsed)
 		prepare(&c->job);
-		prepared(&c->job);
-		return;
-	}
-	c->in_pool = 1;
-	if (text_pool_put(r->text, &c->job) < 0) {
-		c->in_pool = 0;
-		api_fault(&e, 429, "too many long prompts wait to be tokenized (text_queue)");
-		call_fail(c, &e);
-	}
+	c->prepared_us = clock_us();
+	prepared(&c->job);
 }
 
 /* --- answering ------------------------------------------------------------------------------------------------------------------ */
@@ -413,48 +466,6 @@ uint32_t call_cached_tokens(const struct call *c)
 	return n;
 }
 
-static void begin_stream(struct call *c)
-{
-	char extra[160];
-	if (c->streaming)
-		return;
-	c->streaming = 1;
-	retry_header(c, 200, 0, extra, sizeof extra);
-	http_stream_begin(c->conn, "text/event-stream; charset=utf-8", extra);
-}
-
-static void given(struct choice *ch, size_t n)
-{
-	if (n < ch->text.len)
-		memmove(ch->text.data, ch->text.data + n, ch->text.len - n);
-	ch->text.len -= n;
-	if (ch->message)
-		message_given(ch->message);
-	buf_reset(&ch->ids);
-	buf_reset(&ch->parts.content);
-	buf_reset(&ch->parts.values);
-	buf_reset(&ch->parts.top);
-	buf_reset(&ch->parts.offsets);
-}
-
-int call_chunk(struct call *c, struct choice *ch)
-{
-	size_t n = ch->text.len;
-	if (!c->conn)
-		return ERR_CLOSED;
-	if (ch->message)
-		n = 0;
-	else if (ch->finish == SEQ_FINISH_NONE && c->p.stop)
-		n -= stop_held(c->p.stop, &ch->scan);
-	if (ch->message && reply_is_empty(ch))
-		return 0;
-	begin_stream(c);
-	buf_reset(&c->out);
-	reply_chunk(c, ch, n, &c->out);
-	given(ch, n);
-	return http_stream_add(c->conn, c->out.data, c->out.len);
-}
-
 static void count_choice(const struct call *c, const struct choice *ch)
 {
 	struct stat_set *st = c->r->stats;
@@ -471,38 +482,13 @@ static void count_choice(const struct call *c, const struct choice *ch)
 		stat_observe_us(st, STAT_TPOT, (now - s->first_us) / (ch->n_tokens - 1));
 }
 
-static void answer(struct call *c)
-{
-	char extra[160];
-	int r = 0;
-	c->over = 1;
-	buf_reset(&c->out);
-	if (!c->p.stream) {
-		retry_header(c, 200, 0, extra, sizeof extra);
-		reply_whole(c, &c->out);
-		http_reply(c->conn, 200, "application/json", extra, c->out.data, c->out.len);
-		call_free(c);
-		return;
-	}
-	begin_stream(c);
-	if (c->p.include_usage)
-		reply_usage_chunk(c, &c->out);
-	buf_adds(&c->out, "data: [DONE]\n\n");
-	r = http_stream_add(c->conn, c->out.data, c->out.len);
-	if (r < 0)
-		http_drop(c->conn);
-	else
-		http_stream_end(c->conn);
-	call_free(c);
-}
-
 void call_choice_ended(struct call *c, struct choice *ch)
 {
 	CHECK(!ch->ended);
 	ch->ended = 1;
 	count_choice(c, ch);
 	if (++c->n_ended == c->n_choices && c->conn)
-		answer(c);
+		call_finish(c);
 }
 
 int call_abort(struct router *r, const struct reqid *id)
@@ -511,6 +497,7 @@ int call_abort(struct router *r, const struct reqid *id)
 	if (!s)
 		return ERR_NOTFOUND;
 	struct call *c = ((struct choice *)s->owner)->call;
+	c->n_started = c->n_choices;
 	for (uint32_t i = 0; i < c->n_choices; i++) {
 		struct choice *ch = &c->choices[i];
 		if (ch->ended)
@@ -522,8 +509,21 @@ int call_abort(struct router *r, const struct reqid *id)
 		if (c->p.stream)
 			call_chunk(c, ch);
 	}
-	answer(c);
+	call_finish(c);
 	return 0;
+}
+
+void calls_init(struct router *r)
+{
+	list_init(&r->calls);
+	pace_init(&r->pace, r->base);
+	buf_init(&r->out, OUT_MAX);
+}
+
+void calls_fini(struct router *r)
+{
+	pace_fini(&r->pace);
+	buf_fini(&r->out);
 }
 
 void call_abort_all(struct router *r)

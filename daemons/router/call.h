@@ -1,6 +1,9 @@
 /* call.h - one API call that needs the model's text or workers: from its body to its answer.
  *
- *   made -> prepared (here, or on a text thread when the body is long) -> its choices run as sequences -> answered
+ *   made -> prepared (here, or on a text thread when that may take long) -> its choices run as sequences -> answered
+ *
+ * What it holds of memory: budget.h. What of it may take long on the event loop goes there in steps (pace.h): sending out its sequences, what a streamed answer begins
+ * with when that is long, a long answer as a whole.
  *
  * The call owns its choices and they their sequences. It ends exactly once: by the last choice's end, by a failure, or by the client's leaving;
  * ending cancels whatever still runs, everywhere. */
@@ -8,26 +11,27 @@
 #define ROUTER_CALL_H
 
 #include "api_error.h"
+#include "budget.h"
 #include "message.h"
+#include "pace.h"
 #include "params.h"
+#include "parts.h"
 #include "router.h"
 #include "text/chat_request.h"
 #include "text/tokenizer.h"
 
 enum call_kind { CALL_COMPLETION, CALL_CHAT, CALL_TOKENIZE, CALL_DETOKENIZE };
 
+/* Shared by all choices of it. */
 struct prompt {
 	struct token_list tokens;
 	struct prefixes prefixes;    /* hashes of its blocks; none when no policy asks */
-	char *text;                  /* as given, for echo; NULL: token ids were given */
-	size_t text_len;
-};
-
-/* JSON fragments of log-probabilities, without their brackets; chat uses `content` alone. */
-struct logprob_parts {
-	struct buf content;          /* chat: objects; completions: token strings */
-	struct buf values, top, offsets;
-	struct buf prompt;           /* prompt_logprobs: one for each token of the prompt; sent once, at the end */
+	struct buf text;             /* to be echoed; else empty */
+	size_t chars;                /* its code points */
+	struct buf ids;              /* "1,2,3": return_token_ids; else empty */
+	struct rows rows;            /* log-probabilities, if they are wanted: row i is token i's. Complete before its first choice has a token */
+	struct detok detok;          /* of the tokens that have rows: where in the text they are */
+	size_t row_chars;
 };
 
 struct choice {
@@ -41,9 +45,14 @@ struct choice {
 	struct buf text;             /* decoded and not yet given to the client; its end may be the beginning of a stop string */
 	size_t chars;                /* code points of all text so far */
 	uint32_t n_tokens;           /* of the answer */
-	struct logprob_parts parts;  /* since the last chunk */
-	struct buf ids;              /* "1,2,3", since the last chunk */
-	int role_sent, prompt_sent;
+	uint32_t ids_given;          /* of them, in chunks */
+	struct rows rows;            /* log-probabilities since the last chunk */
+	/* what a stream begins with: what is echoed of the prompt, and its ids. So much of it was sent: */
+	size_t echo_given;           /* bytes of prompt->text */
+	uint32_t rows_given;         /* of prompt->rows */
+	int role_sent, ids_sent;
+	int opening;                 /* it is long: the call sends it in steps, and tokens wait meanwhile */
+	int lost;                    /* something that was generated found no memory: the answer ends before it */
 	int stopped;                 /* index of the stop string that ended it, or -1 */
 	int64_t stop_id;             /* stop_token_ids: which one ended it, or -1 */
 	enum seq_finish finish;      /* not NONE: no further text */
@@ -58,6 +67,9 @@ struct call {
 	struct http_conn *conn;      /* NULL: the client is gone */
 	enum call_kind kind;
 	int in_pool;
+	struct quota quota;          /* what it may hold; used by whoever has the call */
+	struct json_account json;
+	json_t *parsed;              /* the body, between the event loop and a text thread; else NULL */
 	char *body;
 	size_t body_len;
 	uint32_t context, vocab;     /* limits as they were when the call came */
@@ -67,6 +79,7 @@ struct call {
 	uint64_t session;            /* of the header; 0: none */
 	struct place_pin *pin;       /* NULL: none */
 	struct api_error error;      /* of preparing */
+	int refused;                 /* by budget_refuse */
 	struct params p;
 	struct message_opts message;   /* chat */
 	int must_call;               /* chat: tool_choice is "required" or names a function */
@@ -74,13 +87,19 @@ struct call {
 	struct prompt *prompts;
 	size_t n_prompts;
 	struct choice *choices;
-	uint32_t n_choices, n_ended;
+	uint32_t n_choices, n_started, n_ended;
+	uint32_t counted;            /* in router.n_sequences */
+	uint32_t n_opening;          /* choices with `opening` */
+	struct paced paced;
+	uint32_t stage;              /* of a whole answer: 0: its head, i: choice i - 1, n_choices + 1: its end */
+	struct parts parts;          /* of that stage, or of a chunk */
 	int score_only;              /* max_tokens 0 with log-probabilities of the prompt: the one token that comes is not shown */
 	char id[64];
 	struct buf head;             /* the members that all chunks share */
 	struct buf out;              /* an answer, or a chunk being built */
 	int streaming;               /* the head of the stream is out */
 	int over;                    /* ended; whatever its sequences say now is nobody's business */
+	int writing;                 /* over, and a long answer is being sent */
 	int64_t created_s;
 	uint64_t begun_us, deadline_us, prepared_us, first_us;
 };
@@ -103,6 +122,14 @@ int api_detokenize_prepare(struct call *c, const json_t *o);
 int prompt_need_text(struct call *c, const char *param);
 int prompt_encode(struct call *c, struct prompt *p, const char *text, size_t len, const char *param);
 int prompt_check_lengths(struct call *c, const char *param);
+/* What the answer needs of the prompts besides their tokens; p is what it needs. 0 or -1 with c->error set. */
+int prompt_keep(struct call *c);
+/* The next rows of a prompt: n of m's tokens, from `from` on. */
+void prompt_add_rows(struct call *c, struct prompt *p, const Pds__PromptLogprobs *m, size_t from, size_t n);
+static inline int prompt_is_told(const struct call *c, const struct prompt *p)
+{
+	return !c->p.sampling.prompt_logprobs || p->rows.n == p->tokens.n;
+}
 /* api_chat.c: the prompt of a chat request (o), appended to out. 0 or -1 with c->error set */
 int chat_render(struct call *c, const json_t *o, struct buf *out);
 int call_bad_body(struct call *c, const struct body_error *e);       /* -1 */
@@ -123,21 +150,26 @@ void choice_init(struct choice *ch, struct call *c, struct prompt *prompt, uint3
 void choice_fini(struct choice *ch);
 extern const struct seq_hooks choice_hooks;
 void choice_finish(struct choice *ch, enum seq_finish finish);
-/* call.c, for choice.c */
-int call_chunk(struct call *c, struct choice *ch);       /* streams what the choice has; 0 or ERR_* when the client takes no more */
+/* call.c, for choice.c and write.c */
 void call_choice_ended(struct call *c, struct choice *ch);
-void call_prompt_logprobs(struct choice *ch, Pds__Token *const *tokens, size_t n);
-
-/* logprob.c */
-void logprob_add(struct choice *ch, const Pds__Token *t);            /* of an answer's token, before it is decoded */
-void logprob_add_prompt(struct choice *ch, uint32_t id, const Pds__Token *t, size_t chars_before);   /* t NULL: the first one */
-void logprob_add_prompt_entry(struct choice *ch, const Pds__Token *t);                               /* for prompt_logprobs; likewise */
+void call_free(struct call *c);
+void call_headers(const struct call *c, int status, uint32_t least_s, char *out, size_t size);   /* Retry-After, X-Request-Id */
+int call_start_some(struct call *c);                     /* sends out some of its sequences. 1: there are more; 0: none; -1: it has failed and is gone */
+/* write.c: the answer to the client, in one piece or in steps */
+int call_chunk(struct call *c, struct choice *ch);       /* streams what the choice has; 0 or ERR_* when the client takes no more */
+void call_finish(struct call *c);                        /* all choices have ended: the rest of the answer is written, and the call is freed by then */
+void call_write(struct call *c);                         /* likewise, of a call that needs no worker */
+int call_step(struct paced *p);
+void call_prompt_told(struct call *c);                   /* all log-probabilities of a prompt are there */
 
 /* reply.c */
 void reply_head(struct call *c);
-void reply_chunk(struct call *c, struct choice *ch, size_t text_len, struct buf *out);   /* one SSE event with text[0..text_len) */
+/* One SSE event: the next piece of what the choice begins with, and when that is all sent, text[0..text_len) and what came with it. 1: that is in it. */
+int reply_chunk(struct call *c, struct choice *ch, size_t text_len, struct buf *out);
 int reply_is_empty(const struct choice *ch);   /* a chunk would tell nothing */
+size_t reply_opening_bytes(const struct choice *ch);   /* about what a stream of it still begins with; 0: nothing */
 void reply_usage_chunk(struct call *c, struct buf *out);
-void reply_whole(struct call *c, struct buf *out);
+/* Goes on with a whole answer until out has `most` bytes, or a little more. 1: to the end. */
+int reply_more(struct call *c, struct buf *out, size_t most);
 
 #endif

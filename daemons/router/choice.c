@@ -3,6 +3,7 @@
  * What always holds: text holds what was decoded and not yet given to the client; it never holds anything behind a stop string; what is given to the
  * client is whole UTF-8 (detok gives whole characters, and a stop string begins with one). */
 #include "call.h"
+#include "text/unicode.h"
 #include "util/check.h"
 
 #include <string.h>
@@ -15,10 +16,13 @@ void choice_init(struct choice *ch, struct call *c, struct prompt *prompt, uint3
 	ch->index = index;
 	ch->stopped = -1;
 	ch->stop_id = -1;
+	ch->chars = c->p.echo ? prompt->chars : 0;
+	buf_init_quota(&ch->text, 0, &c->quota);
+	rows_init(&ch->rows, c->p.logprobs > 0 ? (uint32_t)c->p.logprobs : 0, &c->quota);
 	if (c->model->tokenizer)
 		detok_init(&ch->detok, c->model->tokenizer, DECODE_CONTINUES | (c->p.skip_special ? DECODE_SKIP_SPECIAL : 0));
 	if (c->kind == CALL_CHAT)
-		ch->message = message_new(&c->message, c->id, index);
+		ch->message = message_new(&c->message, &c->quota, c->id, index);
 }
 
 void choice_fini(struct choice *ch)
@@ -26,20 +30,7 @@ void choice_fini(struct choice *ch)
 	seq_destroy(&ch->seq);
 	message_destroy(&ch->message);
 	buf_fini(&ch->text);
-	buf_fini(&ch->parts.content);
-	buf_fini(&ch->parts.values);
-	buf_fini(&ch->parts.top);
-	buf_fini(&ch->parts.offsets);
-	buf_fini(&ch->parts.prompt);
-	buf_fini(&ch->ids);
-}
-
-static size_t count_chars(const char *s, size_t n)
-{
-	size_t chars = 0;
-	for (size_t i = 0; i < n; i++)
-		chars += ((unsigned char)s[i] & 0xc0) != 0x80;
-	return chars;
+	rows_fini(&ch->rows);
 }
 
 /* New text is at text[from ..]: 1 if a stop string ended it there (the text is cut). */
@@ -61,7 +52,7 @@ static int scan_new(struct choice *ch, size_t from)
 			return 1;
 		}
 	}
-	ch->chars += count_chars(ch->text.data + from, ch->text.len - from);
+	ch->chars += utf8_count(ch->text.data + from, ch->text.len - from);
 	return 0;
 }
 
@@ -84,21 +75,21 @@ static int is_skipped(const struct choice *ch, uint32_t id)
 	return c->p.skip_special && !(ch->message && model_marker(c->model, id) & wanted);
 }
 
-/* One token: 1 if a stop string is complete. silent: it ends the answer and is not part of its text. */
+/* One token: 1 if a stop string is complete, or the answer ends as there is no memory for the token. silent: it ends the answer and is not part of its text. */
 static int add_token(struct choice *ch, const Pds__Token *t, int silent)
 {
 	const struct call *c = ch->call;
+	size_t from = ch->text.len;
+	if (c->p.logprobs >= 0 && rows_add_token(&ch->rows, t, (uint32_t)ch->chars) < 0)
+		return ch->lost = 1;
 	ch->n_tokens++;
-	if (c->p.return_token_ids)
-		buf_printf(&ch->ids, ch->ids.len ? ",%u" : "%u", t->id);
-	logprob_add(ch, t);
 	if (silent || !c->model->tokenizer)
 		return 0;
-	size_t from = ch->text.len;
 	ch->detok.flags &= ~(unsigned)DECODE_SKIP_SPECIAL;
 	ch->detok.flags |= is_skipped(ch, t->id) ? DECODE_SKIP_SPECIAL : 0;
 	detok_feed(&ch->detok, t->id, &ch->text);
-	return scan_new(ch, from);
+	ch->lost = ch->text.full;
+	return scan_new(ch, from) | ch->lost;
 }
 
 static void note_stop_id(struct choice *ch, uint32_t id)
@@ -119,6 +110,7 @@ static void settle_text(struct choice *ch)
 		held = stop_held(ch->call->p.stop, &ch->scan);
 	n -= held;
 	message_feed(ch->message, ch->text.data, n);
+	ch->lost |= message_is_full(ch->message);
 	if (held)
 		memmove(ch->text.data, ch->text.data + n, held);
 	ch->text.len = held;
@@ -150,13 +142,15 @@ static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const 
 			note_stop_id(ch, tokens[i]->id);
 		stop = add_token(ch, tokens[i], ends && !ch->call->p.include_stop);
 	}
+	if (ch->lost && ch->call->p.stream)
+		return SEQ_ABORT;
 	if (stop)
-		ch->finish = ch->finish == SEQ_FINISH_NONE ? SEQ_FINISH_STOP : ch->finish;
+		ch->finish = ch->finish != SEQ_FINISH_NONE ? ch->finish : ch->lost ? SEQ_FINISH_LENGTH : SEQ_FINISH_STOP;
 	else if (last != SEQ_FINISH_NONE)
 		choice_finish(ch, last);
 	settle_text(ch);
-	if (ch->message && ch->message->enough && ch->finish == SEQ_FINISH_NONE) {
-		choice_finish(ch, SEQ_FINISH_STOP);
+	if (ch->finish == SEQ_FINISH_NONE && (ch->lost || (ch->message && ch->message->enough))) {
+		choice_finish(ch, ch->lost ? SEQ_FINISH_LENGTH : SEQ_FINISH_STOP);
 		stop = 1;
 	}
 	if (ch->call->p.stream && call_chunk(ch->call, ch) < 0)
@@ -164,10 +158,13 @@ static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const 
 	return stop ? SEQ_STOP : SEQ_GO;
 }
 
-static void on_prompt(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n)
+static void on_prompt(void *owner, struct seq *s, const Pds__PromptLogprobs *m, size_t from, size_t n)
 {
+	struct choice *ch = owner;
 	(void)s;
-	call_prompt_logprobs(owner, tokens, n);
+	prompt_add_rows(ch->call, ch->prompt, m, from, n);
+	if (prompt_is_told(ch->call, ch->prompt))
+		call_prompt_told(ch->call);
 }
 
 static void on_ended(void *owner, struct seq *s)

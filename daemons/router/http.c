@@ -59,6 +59,8 @@ struct http_conn {
 	size_t trailer;           /* bytes of the trailer so far */
 	void (*gone)(void *arg);
 	void *gone_arg;
+	void (*taken)(void *arg);
+	void *taken_arg;
 };
 
 struct http_server {
@@ -88,6 +90,7 @@ static void conn_free(struct http_conn *c)
 static void conn_kill(struct http_conn *c)
 {
 	c->gone = NULL;
+	c->taken = NULL;
 	c->state = CONN_DEAD;
 	bufferevent_disable(c->bev, EV_READ | EV_WRITE);
 	event_active(c->later, EV_TIMEOUT, 0);
@@ -125,6 +128,7 @@ static const char *reason(int status)
 static void conn_answered(struct http_conn *c)
 {
 	c->gone = NULL;
+	c->taken = NULL;
 	c->streaming = 0;
 	c->since_us = clock_us();
 	evbuffer_drain(c->body, evbuffer_get_length(c->body));
@@ -219,6 +223,12 @@ void http_stream_end(struct http_conn *c)
 	conn_answered(c);
 }
 
+void http_on_taken(struct http_conn *c, void (*fn)(void *arg), void *arg)
+{
+	c->taken = fn;
+	c->taken_arg = arg;
+}
+
 void http_drop(struct http_conn *c)
 {
 	if (c->state != CONN_DEAD)
@@ -260,7 +270,7 @@ static void conn_hand_over(struct http_conn *c)
 	free(q.body);
 }
 
-static size_t unread(const struct http_conn *c)
+size_t http_unsent(const struct http_conn *c)
 {
 	return evbuffer_get_length(bufferevent_get_output(c->bev));
 }
@@ -281,7 +291,7 @@ static int skip_empty_lines(struct http_conn *c, struct evbuffer *in)
 static int step_head(struct http_conn *c, struct evbuffer *in)
 {
 	size_t limit = c->server->opts.max_header_bytes;
-	if (unread(c) >= UNREAD_MAX || !skip_empty_lines(c, in))
+	if (http_unsent(c) >= UNREAD_MAX || !skip_empty_lines(c, in))
 		return 0;
 	if (c->scanned == 0)
 		c->since_us = clock_us();
@@ -448,11 +458,14 @@ static void on_read(struct bufferevent *bev, void *arg)
 	conn_go_on(arg);
 }
 
-/* The client has taken all there was: a request of its that waited for that goes on. */
+/* The client has taken all there was: its answer goes on, or a request of its that waited for that. */
 static void on_written(struct bufferevent *bev, void *arg)
 {
+	struct http_conn *c = arg;
 	(void)bev;
-	conn_go_on(arg);
+	if (c->taken)
+		c->taken(c->taken_arg);
+	conn_go_on(c);
 }
 
 /* No further request on this connection; what is answered already still goes out. */
@@ -546,7 +559,7 @@ static void check_limits(struct http_conn *c, uint64_t now)
 		if (age > o->idle_us)
 			conn_retire(c);
 	} else if (c->state < CONN_ANSWERING) {
-		int waits = c->state == CONN_HEAD && c->scanned == 0 && unread(c);   /* for its client to read: the limit on writing ends that */
+		int waits = c->state == CONN_HEAD && c->scanned == 0 && http_unsent(c);   /* for its client to read: the limit on writing ends that */
 		if (age > o->read_us && !waits)
 			conn_refuse(c, 408, "the request did not arrive within this server's limit (read_timeout_ms)");
 	} else if (c->state == CONN_LINGER && age > LINGER_US) {
@@ -671,7 +684,7 @@ int http_has_unsent(const struct http_server *h)
 {
 	list_each(n, &h->conns) {
 		const struct http_conn *c = list_entry(n, struct http_conn, node);
-		if (c->state != CONN_DEAD && unread(c))
+		if (c->state != CONN_DEAD && http_unsent(c))
 			return 1;
 	}
 	return 0;

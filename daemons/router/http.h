@@ -49,6 +49,9 @@ void http_reply(struct http_conn *c, int status, const char *type, const char *e
 void http_stream_begin(struct http_conn *c, const char *type, const char *extra);
 int http_stream_add(struct http_conn *c, const void *data, size_t n);   /* 0 or ERR_FULL */
 void http_stream_end(struct http_conn *c);
+size_t http_unsent(const struct http_conn *c);     /* bytes of its answers that the client has not taken */
+/* Until the answer is complete: fn is called from the loop whenever the client has taken all there was. */
+void http_on_taken(struct http_conn *c, void (*fn)(void *arg), void *arg);
 void http_drop(struct http_conn *c);               /* closes without (more of) an answer; the gone function is not called */
 void http_on_gone(struct http_conn *c, void (*fn)(void *arg), void *arg);   /* fn NULL: nobody is told */
 

@@ -1,25 +1,62 @@
-/* logprob.c - log-probabilities of tokens as JSON, in both of OpenAI's shapes.
+/* logprob.c - rows of log-probabilities as JSON, in both of OpenAI's shapes and in vLLM's for prompts.
  *
  * Completions: parallel arrays; a token that is no UTF-8 by itself is written bytes:\xe2\x80, as OpenAI did, so that keys of top_logprobs stay apart.
  * Chat: objects with the token's exact bytes. Infinite values become -9999, because JSON has none. */
-#include "call.h"
+#include "logprob.h"
+#include "text/tokenizer.h"
 #include "text/unicode.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-static void add_number(struct buf *b, float v)
+#define DIGITS 7               /* as "%.7g" */
+
+/* A value from 1e-4 up to 1e7 as "%.7g" has it, 20 times as fast: a float's 24 bits times 10^10 is exact in a double, so it is rounded once. */
+static size_t fixed_number(double v, char *out)
 {
-	char text[32];
-	int n = snprintf(text, sizeof text, "%.7g", isfinite(v) ? (double)v : -9999.0);
-	buf_add(b, text, (size_t)n);
+	static const double power[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10};
+	char digit[DIGITS];
+	int e = 6;
+	while (e > 0 && v < power[e])
+		e--;
+	while (e <= 0 && e > -4 && v * power[-e] < 1)
+		e--;
+	long n = lrint(v * power[DIGITS - 1 - e]);
+	if (n == 10000000) {
+		n /= 10;
+		e++;
+	}
+	for (int i = DIGITS; i-- > 0; n /= 10)
+		digit[i] = (char)('0' + n % 10);
+	size_t len = 0, used = DIGITS;
+	while (used > 1 && digit[used - 1] == '0' && (int)used - 1 > e)
+		used--;
+	if (e < 0) {
+		memcpy(out, "0.000", 5);
+		len = (size_t)(1 - e);
+	}
+	for (size_t i = 0; i < used; i++) {
+		if (e >= 0 && (int)i == e + 1)
+			out[len++] = '.';
+		out[len++] = digit[i];
+	}
+	return len;
 }
 
-static void token_bytes(const struct choice *ch, uint32_t id, struct buf *out)
+void logprob_number(float v, struct buf *out)
 {
-	if (!ch->call->model->tokenizer || tokenizer_decode(ch->call->model->tokenizer, &id, 1, DECODE_CONTINUES, out) < 0)
-		buf_printf(out, "token_id:%u", id);
+	char text[32];
+	double d = isfinite(v) ? (double)v : -9999.0, size = fabs(d);
+	size_t n = 0;
+	if (size >= 1e-4 && size < 9999999) {
+		text[0] = '-';
+		n = (size_t)(d < 0);
+		n += fixed_number(size, text + n);
+	} else {
+		n = (size_t)snprintf(text, sizeof text, "%.7g", d);
+	}
+	buf_add(out, text, n);
 }
 
 static int is_utf8(const char *s, size_t n)
@@ -35,151 +72,158 @@ static int is_utf8(const char *s, size_t n)
 	return 1;
 }
 
+/* A token's bytes; of one that the vocabulary lacks, its number in room. */
+static const char *token_bytes(const struct model *m, uint32_t id, char room[32], size_t *ret_len)
+{
+	const char *bytes = m->tokenizer ? tokenizer_bytes(m->tokenizer, id, ret_len) : NULL;
+	if (bytes)
+		return bytes;
+	*ret_len = (size_t)snprintf(room, 32, "token_id:%u", id);
+	return room;
+}
+
 /* The token's text as a JSON string of the completions shape. */
-static void add_name(const struct choice *ch, uint32_t id, struct buf *out)
+static void add_name(const struct model *m, uint32_t id, struct buf *out)
 {
-	char room[64];
-	struct buf piece, shown;
-	buf_init(&piece, 0);
-	buf_init(&shown, 0);
-	token_bytes(ch, id, &piece);
-	if (piece.len == 0 || is_utf8(piece.data, piece.len)) {
-		buf_add_json(out, piece.data ? piece.data : "", piece.len);
-	} else {
-		buf_adds(&shown, "bytes:");
-		for (size_t i = 0; i < piece.len; i++) {
-			snprintf(room, sizeof room, "\\x%02x", (unsigned char)piece.data[i]);
-			buf_adds(&shown, room);
-		}
-		buf_add_json(out, shown.data, shown.len);
+	char room[32];
+	size_t n;
+	const char *s = token_bytes(m, id, room, &n);
+	if (is_utf8(s, n)) {
+		buf_add_json(out, s, n);
+		return;
 	}
-	buf_fini(&piece);
-	buf_fini(&shown);
+	buf_adds(out, "\"bytes:");
+	for (size_t i = 0; i < n; i++)
+		buf_printf(out, "\\\\x%02x", (unsigned char)s[i]);
+	buf_addc(out, '"');
 }
 
-static void comma(struct buf *b)
+static void add_top(const struct model *m, const struct row *r, uint32_t most, struct buf *out)
 {
-	if (b->len)
-		buf_addc(b, ',');
-}
-
-/* --- completions ----------------------------------------------------------------------------------------------------------- */
-
-static void add_top(const struct choice *ch, const Pds__Token *t, struct buf *out)
-{
+	uint32_t n = r->n_top < most ? r->n_top : most;
 	int seen = 0;
 	buf_addc(out, '{');
-	for (size_t i = 0; i < t->n_top && i < (size_t)ch->call->p.logprobs; i++) {
-		seen |= t->top[i]->id == t->id;
-		buf_adds(out, i ? "," : "");
-		add_name(ch, t->top[i]->id, out);
+	for (uint32_t i = 0; i < n; i++) {
+		seen |= r->top[i].id == r->id;
+		if (i)
+			buf_addc(out, ',');
+		add_name(m, r->top[i].id, out);
 		buf_addc(out, ':');
-		add_number(out, t->top[i]->logprob);
+		logprob_number(r->top[i].logprob, out);
 	}
 	if (!seen) {
-		buf_adds(out, t->n_top && ch->call->p.logprobs ? "," : "");
-		add_name(ch, t->id, out);
+		if (n)
+			buf_addc(out, ',');
+		add_name(m, r->id, out);
 		buf_addc(out, ':');
-		add_number(out, t->logprob);
+		logprob_number(r->logprob, out);
 	}
 	buf_addc(out, '}');
 }
 
-static void add_completion(struct choice *ch, uint32_t id, const Pds__Token *t, size_t offset)
-{
-	struct logprob_parts *p = &ch->parts;
-	comma(&p->content);
-	add_name(ch, id, &p->content);
-	comma(&p->values);
-	comma(&p->top);
-	if (t) {
-		add_number(&p->values, t->logprob);
-		add_top(ch, t, &p->top);
-	} else {
-		buf_adds(&p->values, "null");
-		buf_adds(&p->top, "null");
-	}
-	comma(&p->offsets);
-	buf_printf(&p->offsets, "%zu", offset);
-}
+/* --- chat: {"token", "logprob", "bytes", "top_logprobs"} -------------------------------------------------------------- */
 
-/* --- chat ------------------------------------------------------------------------------------------------------------------ */
-
-static void add_object(const struct choice *ch, uint32_t id, float logprob, struct buf *out)
+static void add_object(const struct model *m, uint32_t id, float logprob, struct buf *out)
 {
-	struct buf piece;
-	buf_init(&piece, 0);
-	token_bytes(ch, id, &piece);
+	char room[32];
+	size_t n;
+	const char *s = token_bytes(m, id, room, &n);
 	buf_adds(out, "{\"token\":");
-	buf_add_json(out, piece.data ? piece.data : "", piece.len);
+	buf_add_json(out, s, n);
 	buf_adds(out, ",\"logprob\":");
-	add_number(out, logprob);
+	logprob_number(logprob, out);
 	buf_adds(out, ",\"bytes\":[");
-	for (size_t i = 0; i < piece.len; i++)
-		buf_printf(out, i ? ",%u" : "%u", (unsigned char)piece.data[i]);
+	for (size_t i = 0; i < n; i++) {
+		if (i)
+			buf_addc(out, ',');
+		buf_add_uint(out, (unsigned char)s[i]);
+	}
 	buf_addc(out, ']');
-	buf_fini(&piece);
 }
 
-static void add_chat(struct choice *ch, const Pds__Token *t)
+static void add_chat(const struct model *m, const struct row *r, uint32_t most, struct buf *out)
 {
-	struct buf *out = &ch->parts.content;
-	comma(out);
-	add_object(ch, t->id, t->logprob, out);
+	add_object(m, r->id, r->logprob, out);
 	buf_adds(out, ",\"top_logprobs\":[");
-	for (size_t i = 0; i < t->n_top && i < (size_t)ch->call->p.logprobs; i++) {
-		buf_adds(out, i ? "," : "");
-		add_object(ch, t->top[i]->id, t->top[i]->logprob, out);
+	for (uint32_t i = 0; i < r->n_top && i < most; i++) {
+		if (i)
+			buf_addc(out, ',');
+		add_object(m, r->top[i].id, r->top[i].logprob, out);
 		buf_addc(out, '}');
 	}
 	buf_adds(out, "]}");
 }
 
-void logprob_add(struct choice *ch, const Pds__Token *t)
-{
-	if (ch->call->p.logprobs < 0)
-		return;
-	if (ch->call->kind == CALL_CHAT)
-		add_chat(ch, t);
-	else
-		add_completion(ch, t->id, t, ch->chars);
-}
+/* --- prompts: {"ID": {"logprob", "rank", "decoded_token"}, ...}, the prompt's own token first --------------------------- */
 
-void logprob_add_prompt(struct choice *ch, uint32_t id, const Pds__Token *t, size_t chars_before)
+static void add_entry(const struct model *m, uint32_t id, float logprob, uint32_t rank, struct buf *out)
 {
-	add_completion(ch, id, t, chars_before);
-}
-
-/* --- prompt_logprobs, as vLLM has them: {"ID": {"logprob", "rank", "decoded_token"}, ...}, the prompt's own token first ------------- */
-
-static void add_entry(const struct choice *ch, uint32_t id, float logprob, uint32_t rank, struct buf *out)
-{
-	struct buf piece;
-	buf_init(&piece, 0);
-	token_bytes(ch, id, &piece);
-	buf_printf(out, "\"%u\":{\"logprob\":", id);
-	add_number(out, logprob);
-	buf_printf(out, ",\"rank\":%u,\"decoded_token\":", rank);
-	buf_add_json(out, piece.data ? piece.data : "", piece.len);
+	char room[32];
+	size_t n;
+	const char *s = token_bytes(m, id, room, &n);
+	buf_addc(out, '"');
+	buf_add_uint(out, id);
+	buf_adds(out, "\":{\"logprob\":");
+	logprob_number(logprob, out);
+	buf_adds(out, ",\"rank\":");
+	buf_add_uint(out, rank);
+	buf_adds(out, ",\"decoded_token\":");
+	buf_add_json(out, s, n);
 	buf_addc(out, '}');
-	buf_fini(&piece);
 }
 
-void logprob_add_prompt_entry(struct choice *ch, const Pds__Token *t)
+static void add_prompt(const struct model *m, const struct row *r, uint32_t most, struct buf *out)
 {
-	struct buf *out = &ch->parts.prompt;
-	comma(out);
-	if (!t) {
-		buf_adds(out, "null");
-		return;
-	}
 	buf_addc(out, '{');
-	add_entry(ch, t->id, t->logprob, t->rank, out);
-	for (size_t i = 0; i < t->n_top && i < (size_t)ch->call->p.prompt_logprobs; i++) {
-		if (t->top[i]->id == t->id)
+	add_entry(m, r->id, r->logprob, r->rank, out);
+	for (uint32_t i = 0; i < r->n_top && i < most; i++) {
+		if (r->top[i].id == r->id)
 			continue;
 		buf_addc(out, ',');
-		add_entry(ch, t->top[i]->id, t->top[i]->logprob, (uint32_t)i + 1, out);
+		add_entry(m, r->top[i].id, r->top[i].logprob, i + 1, out);
 	}
 	buf_addc(out, '}');
+}
+
+void logprob_row(const struct model *m, const struct row *r, enum row_shape shape, uint32_t most, struct buf *out)
+{
+	int none = r->n_top == ROW_NONE;
+	switch (shape) {
+	case ROW_NAME:
+		add_name(m, r->id, out);
+		break;
+	case ROW_OFFSET:
+		buf_add_uint(out, r->offset);
+		break;
+	case ROW_VALUE:
+		if (none)
+			buf_adds(out, "null");
+		else
+			logprob_number(r->logprob, out);
+		break;
+	case ROW_TOP:
+		if (none)
+			buf_adds(out, "null");
+		else
+			add_top(m, r, most, out);
+		break;
+	case ROW_CHAT:
+		add_chat(m, r, most, out);
+		break;
+	case ROW_PROMPT:
+		if (none)
+			buf_adds(out, "null");
+		else
+			add_prompt(m, r, most, out);
+		break;
+	}
+}
+
+void logprob_rows(const struct model *m, const struct rows *l, uint32_t from, uint32_t to, enum row_shape shape, uint32_t most, struct buf *out)
+{
+	for (uint32_t i = from; i < to; i++) {
+		if (i > from)
+			buf_addc(out, ',');
+		logprob_row(m, rows_at(l, i), shape, most, out);
+	}
 }

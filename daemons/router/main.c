@@ -28,6 +28,8 @@ static const struct conf_key keys[] = {
 	{"max_connections", CONF_INT, "8192", 1, 500000, "connections", 0, "open client connections; past it the answer is 503", NULL},
 	{"max_header_bytes", CONF_INT, "65536", 1024, 1048576, "bytes", 0, "of a request's head", NULL},
 	{"max_body_bytes", CONF_INT, "4194304", 1024, 1073741824, "bytes", 0, "of a request's body; parsing needs up to 25 times as much for a moment", NULL},
+	{"max_memory_mb", CONF_INT, "128", 8, 1048576, "MiB", 1, "of all requests together: bodies, prompts, log-probabilities, answers that were not sent; past it the answer is 429", NULL},
+	{"max_request_memory_mb", CONF_INT, "64", 1, 1048576, "MiB", 1, "of one request; one that needs more for certain is refused, an answer that grows past it ends with finish_reason length", NULL},
 	{"client_buffer_bytes", CONF_INT, "8388608", 65536, 1073741824, "bytes", 0, "not yet taken by one client; past it its request is given up", NULL},
 	{"request_timeout_ms", CONF_INT, "600000", 100, 86400000, "ms", 1, "from a request's arrival to its last token", NULL},
 	{"idle_timeout_ms", CONF_INT, "75000", 100, 3600000, "ms", 0, "a connection without a request is closed", NULL},
@@ -101,6 +103,10 @@ static void read_conf(struct router *r)
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
 	r->conf.request_timeout_us = ms(c, "request_timeout_ms");
 	r->conf.text_inline_bytes = (size_t)conf_int(c, "text_inline_bytes");
+	r->conf.out_bytes_max = (size_t)conf_int(c, "client_buffer_bytes");
+	size_t all = (size_t)conf_int(c, "max_memory_mb") << 20, one = (size_t)conf_int(c, "max_request_memory_mb") << 20;
+	r->memory.size = all;
+	r->conf.request_memory_bytes = one < all - all / 8 ? one : all - all / 8;
 	r->conf.n_api_keys = conf_list(c, "api_keys", &r->conf.api_keys);
 	r->conf.retry_after_max_s = (uint32_t)conf_int(c, "retry_after_max_s");
 	r->conf.allow_pinning = conf_bool(c, "allow_pinning");
@@ -199,6 +205,14 @@ static void on_first_token(struct svc *s, struct peer *p, const struct msg_head 
 	struct worker *w = sender(p);
 	if (w)
 		seqs_first_token(&r->seqs, w, head, (const Pds__FirstToken *)body);
+}
+
+static void on_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+{
+	struct router *r = svc_data(s);
+	struct worker *w = sender(p);
+	if (w)
+		seqs_prompt(&r->seqs, w, head, (const Pds__PromptLogprobs *)body);
 }
 
 static void on_tokens(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
@@ -364,6 +378,7 @@ static void on_stop(struct svc *s)
 	svc_timer_del(&r->slow_tick);
 	text_pool_destroy(&r->text);
 	call_abort_all(r);
+	calls_fini(r);
 	http_destroy(&r->http);
 	seqs_fini(&r->seqs);
 	registry_fini(&r->registry);
@@ -399,11 +414,12 @@ static int on_start(struct svc *s, struct err *err)
 	if (sodium_init() < 0)
 		check_fatal("libsodium cannot draw random numbers: the system's random device is missing");
 	json_object_seed(0);
+	budget_watch_json();
 	svc_set_data(s, r);
 	r->svc = s;
 	r->base = svc_base(s);
 	r->stats = svc_stats(s);
-	list_init(&r->calls);
+	calls_init(r);
 	registry_init(&r->registry, ms(svc_conf(s), "stuck_ms"));
 	struct seqs_opts o = {.arg = r, .send = send_to_worker};
 	seqs_init(&r->seqs, &r->registry, &o);
@@ -428,6 +444,7 @@ static void on_status(struct svc *s, struct buf *out)
 
 static const struct svc_msg messages[] = {
 	{MSG_REQUEST_FIRST_TOKEN, on_first_token},
+	{MSG_REQUEST_PROMPT_LOGPROBS, on_prompt_logprobs},
 	{MSG_REQUEST_TOKENS, on_tokens},
 	{MSG_REQUEST_FAILED, on_failed},
 	{MSG_HEARTBEAT, on_heartbeat},

@@ -1,34 +1,51 @@
 /* message.c - see message.h. Text -> thoughts and the rest -> calls and content. */
 #include "message.h"
 #include "util/mem.h"
+#include "util/quota.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* NULL: there is no room for it. */
 static struct message_call *add_call(struct message *m)
 {
 	if (m->n_calls == m->calls_size) {
-		m->calls_size = m->calls_size ? 2 * m->calls_size : 2;
-		m->calls = mem_grow(m->calls, m->calls_size, sizeof *m->calls);
+		size_t size = m->calls_size ? 2 * m->calls_size : 2;
+		struct message_call *calls = quota_grow(m->quota, m->calls, m->calls_size, size, sizeof *calls);
+		if (!calls) {
+			m->lost_text = 1;
+			return NULL;
+		}
+		m->calls = calls;
+		m->calls_size = size;
 	}
 	struct message_call *c = &m->calls[m->n_calls++];
 	memset(c, 0, sizeof *c);
-	buf_init(&c->arguments, 0);
+	buf_init_quota(&c->arguments, 0, m->quota);
 	return c;
+}
+
+/* What cannot be kept ends the message: nothing is added behind it. */
+static void keep(struct message *m, struct buf *to, const char *text, size_t len)
+{
+	if (!m->lost_text && buf_add(to, text, len) < 0)
+		m->lost_text = 1;
 }
 
 static void on_event(void *arg, const struct toolcall_event *e)
 {
 	struct message *m = arg;
 	struct message_call *c = m->n_calls ? &m->calls[m->n_calls - 1] : NULL;
-	if (m->enough)
+	if (m->enough || m->lost_text)
 		return;
 	switch (e->kind) {
 	case TOOLCALL_CONTENT:
-		buf_add(&m->content, e->text, e->len);
+		keep(m, &m->content, e->text, e->len);
 		break;
 	case TOOLCALL_BEGIN:
 		c = add_call(m);
+		if (!c)
+			break;
 		c->index = e->index;
 		c->begins = 1;
 		memcpy(c->name, e->text, e->len + 1);
@@ -37,9 +54,11 @@ static void on_event(void *arg, const struct toolcall_event *e)
 	case TOOLCALL_ARGUMENTS:
 		if (!c || c->index != e->index) {
 			c = add_call(m);
+			if (!c)
+				break;
 			c->index = e->index;
 		}
-		buf_add(&c->arguments, e->text, e->len);
+		keep(m, &c->arguments, e->text, e->len);
 		break;
 	case TOOLCALL_END:
 		m->enough = m->opts->one_call;
@@ -52,7 +71,7 @@ static void answer(struct message *m, const char *text, size_t len)
 	if (m->toolcall)
 		toolcall_feed(m->toolcall, text, len);
 	else
-		buf_add(&m->content, text, len);
+		keep(m, &m->content, text, len);
 }
 
 static void on_split(void *arg, int thoughts, const char *text, size_t len)
@@ -61,23 +80,24 @@ static void on_split(void *arg, int thoughts, const char *text, size_t len)
 	if (!thoughts)
 		answer(m, text, len);
 	else if (!m->opts->drop_reasoning)
-		buf_add(&m->reasoning, text, len);
+		keep(m, &m->reasoning, text, len);
 }
 
-struct message *message_new(const struct message_opts *opts, const char *seed, unsigned choice)
+struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed, unsigned choice)
 {
 	if (!opts->calls && !opts->reasoning)
 		return NULL;
 	struct message *m = mem_zalloc(sizeof *m);
 	m->opts = opts;
+	m->quota = q;
 	m->seed = seed;
 	m->choice = choice;
-	buf_init(&m->reasoning, 0);
-	buf_init(&m->content, 0);
+	buf_init_quota(&m->reasoning, 0, q);
+	buf_init_quota(&m->content, 0, q);
 	if (opts->calls)
-		m->toolcall = toolcall_new(opts->calls, opts->tools, on_event, m);
+		m->toolcall = toolcall_new(opts->calls, opts->tools, q, on_event, m);
 	if (opts->reasoning)
-		m->split = reasoning_new(opts->reasoning, opts->inside, on_split, m);
+		m->split = reasoning_new(opts->reasoning, opts->inside, q, on_split, m);
 	return m;
 }
 
@@ -91,7 +111,7 @@ void message_destroy(struct message **mp)
 	reasoning_destroy(&m->split);
 	buf_fini(&m->reasoning);
 	buf_fini(&m->content);
-	free(m->calls);
+	quota_free(m->quota, m->calls, m->calls_size * sizeof *m->calls);
 	free(m);
 	*mp = NULL;
 }
@@ -122,6 +142,11 @@ unsigned message_count(const struct message *m)
 	return m->toolcall ? toolcall_count(m->toolcall) : 0;
 }
 
+int message_is_full(const struct message *m)
+{
+	return m->lost_text || (m->toolcall && toolcall_is_full(m->toolcall)) || (m->split && reasoning_is_full(m->split));
+}
+
 int message_is_empty(const struct message *m)
 {
 	return m->reasoning.len == 0 && m->content.len == 0 && m->n_calls == 0;
@@ -138,51 +163,55 @@ void message_given(struct message *m)
 
 /* --- JSON ------------------------------------------------------------------------------------------------------------------------- */
 
-static void add_text(struct buf *out, const char *name, const struct buf *text)
+static void add_text(struct parts *out, const char *name, const struct buf *text)
 {
-	buf_printf(out, "\"%s\":", name);
-	buf_add_json(out, text->data ? text->data : "", text->len);
+	buf_printf(&out->text, "\"%s\":", name);
+	parts_string(out, text->data ? text->data : "", text->len);
 }
 
-static void add_call_json(const struct message_call *c, int whole, struct buf *out)
+static void add_call_json(const struct message_call *c, int whole, struct parts *out)
 {
-	buf_addc(out, '{');
+	buf_addc(&out->text, '{');
 	if (!whole)
-		buf_printf(out, "\"index\":%u%s", c->index, c->begins ? "," : "");
+		buf_printf(&out->text, "\"index\":%u%s", c->index, c->begins ? "," : "");
 	if (c->begins)
-		buf_printf(out, "\"id\":\"%s\",\"type\":\"function\"", c->id);
-	buf_adds(out, ",\"function\":{");
+		buf_printf(&out->text, "\"id\":\"%s\",\"type\":\"function\"", c->id);
+	buf_adds(&out->text, ",\"function\":{");
 	if (c->begins) {
-		buf_adds(out, "\"name\":");
-		buf_add_json(out, c->name, strlen(c->name));
-		buf_addc(out, ',');
+		buf_adds(&out->text, "\"name\":");
+		buf_add_json(&out->text, c->name, strlen(c->name));
+		buf_addc(&out->text, ',');
 	}
 	add_text(out, "arguments", &c->arguments);
-	buf_adds(out, "}}");
+	buf_adds(&out->text, "}}");
 }
 
 /* vLLM and SGLang say reasoning_content, newer vLLM reasoning: clients of both find it. */
-void message_add_json(const struct message *m, int whole, struct buf *out)
+void message_add(const struct message *m, int whole, struct parts *out)
 {
-	size_t from = out->len;
-	if (m->content.len || (whole && !m->n_calls && !m->reasoning.len))
+	const char *comma = "";
+	if (m->content.len || (whole && !m->n_calls && !m->reasoning.len)) {
 		add_text(out, "content", &m->content);
-	else if (whole)
-		buf_adds(out, "\"content\":null");
+		comma = ",";
+	} else if (whole) {
+		buf_adds(&out->text, "\"content\":null");
+		comma = ",";
+	}
 	if (whole)
-		buf_adds(out, ",\"refusal\":null");
+		buf_adds(&out->text, ",\"refusal\":null");
 	if (m->reasoning.len) {
-		buf_adds(out, out->len > from ? "," : "");
+		buf_adds(&out->text, comma);
 		add_text(out, "reasoning_content", &m->reasoning);
-		buf_addc(out, ',');
+		buf_addc(&out->text, ',');
 		add_text(out, "reasoning", &m->reasoning);
+		comma = ",";
 	}
 	if (!m->n_calls)
 		return;
-	buf_adds(out, out->len > from ? ",\"tool_calls\":[" : "\"tool_calls\":[");
+	buf_printf(&out->text, "%s\"tool_calls\":[", comma);
 	for (size_t i = 0; i < m->n_calls; i++) {
-		buf_adds(out, i ? "," : "");
+		buf_adds(&out->text, i ? "," : "");
 		add_call_json(&m->calls[i], whole, out);
 	}
-	buf_addc(out, ']');
+	buf_addc(&out->text, ']');
 }

@@ -2,6 +2,7 @@
 #ifndef ROUTER_MESSAGE_H
 #define ROUTER_MESSAGE_H
 
+#include "parts.h"
 #include "text/reasoning.h"
 #include "text/toolcall.h"
 #include "util/buf.h"
@@ -27,27 +28,30 @@ struct message_call {
 
 struct message {
 	const struct message_opts *opts;
+	struct quota *quota;         /* that texts are taken from */
 	const char *seed;            /* of ids; the call's */
 	unsigned choice;
 	struct toolcall *toolcall;   /* NULL: none looked for */
 	struct reasoning *split;     /* NULL: none looked for */
 	int finished, enough;        /* enough: the answer ends here, as one_call has it */
+	int lost_text;               /* the quota had no room for some text; what is here came before it */
 	/* since message_given */
 	struct buf reasoning, content;
 	struct message_call *calls;
 	size_t n_calls, calls_size;
 };
 
-/* NULL when there is nothing to look for. opts and seed outlive it; seed may be filled in later, before the first text. */
-struct message *message_new(const struct message_opts *opts, const char *seed, unsigned choice);
+/* NULL when there is nothing to look for. opts, q and seed outlive it; seed may be filled in later, before the first text. */
+struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed, unsigned choice);
 void message_destroy(struct message **m);
 void message_feed(struct message *m, const char *text, size_t len);
 void message_finish(struct message *m);        /* again: nothing */
 unsigned message_count(const struct message *m);   /* calls that have begun */
 int message_is_empty(const struct message *m); /* nothing since message_given */
+int message_is_full(const struct message *m);  /* the quota was exceeded: what came after that is not in the message */
 void message_given(struct message *m);
 
 /* Members of `message` (whole: content and refusal always) or of `delta` (only what there is), without braces, the first without a comma. */
-void message_add_json(const struct message *m, int whole, struct buf *out);
+void message_add(const struct message *m, int whole, struct parts *out);
 
 #endif

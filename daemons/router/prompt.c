@@ -1,6 +1,6 @@
 /* prompt.c - from text to tokens, within the context. Runs on the event loop for short texts, on a text thread for long ones. */
 #include "call.h"
-#include "util/mem.h"
+#include "text/unicode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,12 @@ int prompt_encode(struct call *c, struct prompt *p, const char *text, size_t len
 		return -1;
 	/* A prompt that is too long is counted, so that the refusal can say by how much, as far as that costs little. */
 	size_t most = c->context && !c->p.truncate ? (size_t)c->context * COUNTED_TIMES : 0;
+	p->tokens.quota = &c->quota;
 	int r = tokenizer_encode_prompt(c->model->tokenizer, text, len, c->p.add_special, most, &p->tokens);
+	if (c->quota.over)
+		return budget_refuse(c, param, "the tokens of its prompt");
+	if (r == ERR_NOMEM)
+		return api_fault(&c->error, 503, "the prompt is too hard to cut into words: that takes more memory than is allowed");
 	if (r < 0) {
 		api_bad(&c->error, param, "the prompt has more than %zu tokens; this model's context length is %u tokens for prompt and answer together", most,
 		        c->context);
@@ -57,8 +62,7 @@ static int truncate_prompts(struct call *c)
 			continue;
 		memmove(p->tokens.ids, p->tokens.ids + (p->tokens.n - keep), keep * sizeof *p->tokens.ids);
 		p->tokens.n = keep;
-		free(p->text);
-		p->text = NULL;
+		buf_fini(&p->text);
 	}
 	return 0;
 }
@@ -100,4 +104,77 @@ int prompt_check_lengths(struct call *c, const char *param)
 	if (c->p.min_tokens > c->p.max_tokens)
 		return api_bad(&c->error, "min_tokens", "min_tokens is %u, more than max_tokens, which is %u", c->p.min_tokens, c->p.max_tokens);
 	return 0;
+}
+
+/* --- what the answer needs of a prompt ------------------------------------------------------------------------------------------------- */
+
+/* The text as it was given is there already, unless it was cut. */
+static int keep_echo(struct call *c, struct prompt *p)
+{
+	if (!p->text.quota) {
+		buf_init_quota(&p->text, 0, &c->quota);
+		if (c->model->tokenizer)
+			tokenizer_decode(c->model->tokenizer, p->tokens.ids, p->tokens.n, c->p.skip_special ? DECODE_SKIP_SPECIAL : 0, &p->text);
+	}
+	p->chars = utf8_count(p->text.data, p->text.len);
+	return p->text.full ? budget_refuse(c, "echo", "the prompt to be echoed") : 0;
+}
+
+static int keep_ids(struct call *c, struct prompt *p)
+{
+	buf_init_quota(&p->ids, 0, &c->quota);
+	for (size_t i = 0; i < p->tokens.n; i++) {
+		if (i)
+			buf_addc(&p->ids, ',');
+		buf_add_uint(&p->ids, p->tokens.ids[i]);
+	}
+	return p->ids.full ? budget_refuse(c, "return_token_ids", "the ids of its prompt") : 0;
+}
+
+/* The row of the first token, which nobody computes. */
+static void add_first_row(struct call *c, struct prompt *p)
+{
+	struct row *r = rows_add(&p->rows);
+	r->id = p->tokens.ids[0];
+	r->n_top = ROW_NONE;
+	if (c->model->tokenizer)
+		detok_init(&p->detok, c->model->tokenizer, c->p.skip_special ? DECODE_SKIP_SPECIAL : 0);
+}
+
+int prompt_keep(struct call *c)
+{
+	if (budget_prompt_rows(c) < 0)
+		return -1;
+	for (size_t i = 0; i < c->n_prompts; i++) {
+		struct prompt *p = &c->prompts[i];
+		if ((c->p.echo && keep_echo(c, p) < 0) || (c->p.return_token_ids && keep_ids(c, p) < 0))
+			return -1;
+		if (c->p.sampling.prompt_logprobs)
+			add_first_row(c, p);
+	}
+	return 0;
+}
+
+/* Code points of the prompt's text before token `at`; called for one after the other. */
+static size_t chars_before(struct call *c, struct prompt *p, uint32_t at)
+{
+	struct buf text;
+	if (!c->p.echo || !c->model->tokenizer)
+		return 0;
+	buf_init(&text, 0);   /* of one token */
+	detok_feed(&p->detok, p->tokens.ids[at - 1], &text);
+	p->row_chars += utf8_count(text.data, text.len);
+	buf_fini(&text);
+	return p->row_chars;
+}
+
+void prompt_add_rows(struct call *c, struct prompt *p, const Pds__PromptLogprobs *m, size_t from, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		uint32_t at = p->rows.n;
+		struct row *r = rows_add(&p->rows);   /* there is room: budget_prompt_rows */
+		r->id = p->tokens.ids[at];
+		r->offset = (uint32_t)chars_before(c, p, at);
+		row_take(r, p->rows.top, m, from + i);
+	}
 }

@@ -105,13 +105,14 @@ struct seq *seq_new(struct seqs *e, const struct seq_spec *spec, const struct se
 	do
 		randombytes_buf(&s->id, sizeof s->id);
 	while ((s->id.hi == 0 && s->id.lo == 0) || map_get(e->by_id, &s->id));
-	s->size = (size_t)spec->prompt_tokens + (spec->max_tokens < 256 ? spec->max_tokens : 256);
-	s->tokens = mem_array(s->size, sizeof *s->tokens);
-	memcpy(s->tokens, spec->tokens, spec->prompt_tokens * sizeof *s->tokens);
+	s->size = spec->max_tokens < 256 ? spec->max_tokens : 256;
+	s->out = mem_array(s->size, sizeof *s->out);
+	s->prompt = spec->tokens;
 	s->prompt_tokens = spec->prompt_tokens;
 	s->max_tokens = spec->max_tokens;
 	s->sampling = spec->sampling;
 	s->want_prompt = spec->sampling.prompt_logprobs && spec->prompt_tokens > 1;
+	s->got_prompt = 1;
 	s->ignore_eos = spec->ignore_eos;
 	s->constraint = spec->constraint;
 	s->prefixes = spec->prefixes;
@@ -342,7 +343,7 @@ void seq_destroy(struct seq **sp)
 	if (!s)
 		return;
 	seq_cancel(s, "not wanted any more");
-	free(s->tokens);
+	free(s->out);
 	free(s->stop_ids);
 	free(s);
 	*sp = NULL;
@@ -350,8 +351,23 @@ void seq_destroy(struct seq **sp)
 
 /* --- attempts -------------------------------------------------------------------------------------------------------------- */
 
+/* Prompt and answer so far, as one array: *ret_own is to be freed. NULL: no memory. */
+static uint32_t *all_tokens(const struct seq *s, uint32_t **ret_own)
+{
+	*ret_own = NULL;
+	if (!s->n_out)
+		return (uint32_t *)s->prompt;
+	uint32_t *all = mem_try_alloc(((size_t)s->prompt_tokens + s->n_out) * sizeof *all);
+	if (all) {
+		memcpy(all, s->prompt, s->prompt_tokens * sizeof *all);
+		memcpy(all + s->prompt_tokens, s->out, s->n_out * sizeof *all);
+	}
+	return *ret_own = all;
+}
+
 static int send_submit(struct seq *s, const struct placement *p)
 {
+	uint32_t *own;
 	Pds__Candidate cands[PLACE_CANDIDATES_MAX], *list[PLACE_CANDIDATES_MAX];
 	Pds__Request req = PDS__REQUEST__INIT;
 	Pds__Submit body = PDS__SUBMIT__INIT;
@@ -364,7 +380,7 @@ static int send_submit(struct seq *s, const struct placement *p)
 		cands[i].epoch = p->decode[i]->epoch;
 		list[i] = &cands[i];
 	}
-	req.tokens = s->tokens;
+	req.tokens = all_tokens(s, &own);
 	req.n_tokens = (size_t)s->prompt_tokens + s->n_out;
 	req.prompt_tokens = s->prompt_tokens;
 	req.max_tokens = s->max_tokens;
@@ -377,7 +393,9 @@ static int send_submit(struct seq *s, const struct placement *p)
 	body.candidates = list;
 	body.n_candidates = p->n_decode;
 	struct msg_head head = {.req = s->id, .attempt = s->attempt, .deadline_us = s->deadline_us};
-	return s->all->opts.send(s->all->opts.arg, p->first, MSG_REQUEST_SUBMIT, &head, &body);
+	int r = req.tokens ? s->all->opts.send(s->all->opts.arg, p->first, MSG_REQUEST_SUBMIT, &head, &body) : ERR_NOMEM;
+	free(own);
+	return r;
 }
 
 /* One more attempt on workers that are there now. 0, ERR_NOTFOUND, ERR_FULL (too long for all), ERR_CLOSED (the worker's link took nothing). */
@@ -388,6 +406,8 @@ static int submit(struct seq *s)
 	                          .numerics = *s->numerics ? s->numerics : NULL, .avoid = *s->avoid ? s->avoid : NULL, .prefixes = s->prefixes,
 	                          .beside = s->beside && s->beside->prefill ? s->beside->prefill->name : NULL, .pin = s->pin, .session = s->session, .id = &s->id};
 	uint64_t now = clock_us();
+	if (s->got_prompt == s->prompt_tokens)
+		s->want_prompt = 0;   /* an earlier attempt has told them all */
 	int r = place_choose(s->all->registry, &wish, now, &p);
 	if (r < 0)
 		return r;

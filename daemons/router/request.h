@@ -37,14 +37,15 @@ struct seq_hooks {
 	/* New tokens, each index once and in order; last: no further ones follow, and the model ended the answer (finish is STOP or LENGTH). The sequence must not
 	 * be destroyed inside. */
 	enum seq_verdict (*tokens)(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n, enum seq_finish last);
-	/* Log-probabilities of prompt tokens 1 .. n-1, before the first token; only if they were asked for. */
-	void (*prompt)(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n);
+	/* Log-probabilities of the prompt's tokens, if they were asked for: of n of them, m's from `from` on, each token's once, in order, and all of them before
+	 * the first token of the answer. */
+	void (*prompt)(void *owner, struct seq *s, const Pds__PromptLogprobs *m, size_t from, size_t n);
 	/* The state is DONE, FAILED or CANCELLED; the owner may destroy the sequence. */
 	void (*ended)(void *owner, struct seq *s);
 };
 
 struct seq_spec {
-	const uint32_t *tokens;      /* the prompt; copied */
+	const uint32_t *tokens;      /* the prompt; not copied: outlives the sequence */
 	uint32_t prompt_tokens, max_tokens;
 	Pds__Sampling sampling;      /* copied, but for its lists: they outlive the sequence */
 	const uint32_t *stop_ids;    /* copied */
@@ -79,8 +80,9 @@ struct seq {
 	struct list waiting;         /* seqs.waiting while WAITING */
 	struct list at_prefill, at_decode;   /* worker.prefills, worker.decodes */
 
-	uint32_t *tokens;            /* (size): prompt, then the answer so far */
-	size_t size;
+	const uint32_t *prompt;      /* (prompt_tokens), the owner's */
+	uint32_t *out;               /* (size): the answer so far */
+	uint32_t size;
 	uint32_t prompt_tokens, n_out, max_tokens;
 	Pds__Sampling sampling;
 	uint32_t *stop_ids;
@@ -92,6 +94,7 @@ struct seq {
 	uint64_t session;
 	const struct seq *beside;
 	int want_prompt;             /* log-probabilities of the prompt are still to come; tokens are held until then */
+	uint32_t got_prompt;         /* of so many of its tokens they have come, counting the first, which has none */
 
 	/* the present attempt */
 	struct worker *prefill;      /* who got Submit; NULL when it is down */
@@ -175,6 +178,7 @@ const char *seq_state_name(enum seq_state state);
 const char *seq_finish_name(enum seq_finish finish);
 
 void seqs_first_token(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__FirstToken *m);
+void seqs_prompt(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__PromptLogprobs *m);
 void seqs_tokens(struct seqs *e, struct worker *w, const Pds__Tokens *m);
 void seqs_failed(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__Failed *m);
 void seqs_worker_up(struct seqs *e);

@@ -73,15 +73,24 @@ static void take_answer_times(struct seq *s, const Pds__Timing *t)
 	a->preemptions = t->preemptions;
 }
 
+/* Room for n more tokens of the answer. 0 or ERR_NOMEM. */
+static int make_room(struct seq *s, size_t n)
+{
+	if (s->n_out + n <= s->size)
+		return 0;
+	uint32_t size = (uint32_t)(s->n_out + n) * 2;
+	uint32_t *out = mem_try_grow(s->out, size, sizeof *out);
+	if (!out)
+		return ERR_NOMEM;
+	s->out = out;
+	s->size = size;
+	return 0;
+}
+
 static void append(struct seq *s, Pds__Token *const *tokens, size_t n)
 {
-	size_t at = (size_t)s->prompt_tokens + s->n_out;
-	if (at + n > s->size) {
-		s->size = (at + n) * 2;
-		s->tokens = mem_grow(s->tokens, s->size, sizeof *s->tokens);
-	}
 	for (size_t i = 0; i < n; i++)
-		s->tokens[at + i] = tokens[i]->id;
+		s->out[s->n_out + i] = tokens[i]->id;
 	s->n_out += (uint32_t)n;
 	seq_weigh(s, n);
 	if (!s->first_us)
@@ -92,7 +101,7 @@ static void append(struct seq *s, Pds__Token *const *tokens, size_t n)
 static void compare(struct seq *s, const struct worker *w, uint32_t index, Pds__Token *const *tokens, size_t n)
 {
 	for (size_t i = 0; i < n && index + i < s->n_out; i++) {
-		uint32_t had = s->tokens[s->prompt_tokens + index + i];
+		uint32_t had = s->out[index + i];
 		s->all->counts.duplicates++;
 		if (had == tokens[i]->id)
 			continue;
@@ -121,6 +130,10 @@ static int take_tokens(struct seq *s, struct worker *w, uint32_t index, Pds__Tok
 		last = SEQ_FINISH_LENGTH;
 	}
 	int told = last != SEQ_FINISH_NONE;
+	if (make_room(s, fresh) < 0) {
+		seq_fail(s, 503, "this server has no memory for the rest of the answer");
+		return 1;
+	}
 	if (fresh)
 		append(s, tokens + skip, fresh);
 	if (last == SEQ_FINISH_NONE && s->n_out >= s->max_tokens)
@@ -202,19 +215,49 @@ void seqs_ending_tick(struct seqs *e, uint64_t now_us)
 	}
 }
 
-/* 0: they are there now, or were not wanted. 1: the sequence ended. */
-static int take_prompt(struct seq *s, struct worker *w, Pds__Token *const *tokens, size_t n)
+/* What of m this sequence has not had yet: *ret_from. Returns how many, or -1 when m is none that follows what came before. */
+static ptrdiff_t new_of(const struct seq *s, const Pds__PromptLogprobs *m, size_t *ret_from)
 {
-	if (!s->want_prompt)
-		return 0;
-	if (n != s->prompt_tokens - 1) {
-		char why[160];
-		snprintf(why, sizeof why, "%s sent the log-probabilities of %zu prompt tokens instead of %u", w->name, n, s->prompt_tokens - 1);
-		seq_attempt_lost(s, PDS__FAULT__FAULT_INTERNAL, w->name, why, 0);
+	size_t n = m->n_logprobs;
+	int whole = n && m->n_ranks == n && m->n_top_ids % n == 0 && m->n_top_logprobs == m->n_top_ids;
+	if (!whole || m->n_top_ids / n > (size_t)s->sampling.prompt_top || m->first == 0 || m->first > s->got_prompt || m->first + n > s->prompt_tokens)
+		return -1;
+	*ret_from = s->got_prompt - m->first;
+	return *ret_from < n ? (ptrdiff_t)(n - *ret_from) : 0;
+}
+
+/* They are kept over attempts, as all attempts have the same numerics: a new attempt tells them again from the beginning. */
+void seqs_prompt(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__PromptLogprobs *m)
+{
+	struct seq *s = present(e, w, &head->req, head->attempt);
+	size_t from = 0;
+	if (!s || s->prefill != w || !s->want_prompt) {
+		e->counts.stale += s != NULL;
+		return;
+	}
+	ptrdiff_t n = new_of(s, m, &from);
+	if (n < 0) {
+		char why[192];
+		snprintf(why, sizeof why, "%s sent log-probabilities of %zu prompt tokens from %u on, where %u of %u were there", w->name, m->n_logprobs, m->first,
+		         s->got_prompt, s->prompt_tokens);
+		seq_attempt_lost(s, PDS__FAULT__FAULT_INTERNAL, w->name, why, 1);
+		return;
+	}
+	s->got_prompt += (uint32_t)n;
+	if (n)
+		s->hooks->prompt(s->owner, s, m, from, (size_t)n);
+}
+
+/* Who computed the prompt has sent its first token. 0, or 1: something is missing, and the attempt is lost. */
+static int prompt_is_told(struct seq *s, const struct worker *w)
+{
+	if (s->want_prompt && s->got_prompt < s->prompt_tokens) {
+		char why[192];
+		snprintf(why, sizeof why, "%s sent the first token after log-probabilities of %u of %u prompt tokens", w->name, s->got_prompt, s->prompt_tokens);
+		seq_attempt_lost(s, PDS__FAULT__FAULT_INTERNAL, w->name, why, 1);
 		return 1;
 	}
 	s->want_prompt = 0;
-	s->hooks->prompt(s->owner, s, tokens, n);
 	return 0;
 }
 
@@ -264,7 +307,7 @@ void seqs_first_token(struct seqs *e, struct worker *w, const struct msg_head *h
 	if (s->alone)
 		take_answer_times(s, m->timing);
 	registry_outcome(e->registry, w, 1, clock_us());
-	if (take_prompt(s, w, m->prompt, m->n_prompt))
+	if (prompt_is_told(s, w))
 		return;
 	log_req(LOG_INFO, &s->id, s->state == SEQ_SUBMITTED ? "first_token" : "prefill_told", "attempt=%u index=%u from=%s decode=%s", s->attempt, m->index,
 	        w->name, m->decode && *m->decode ? m->decode : "-");
@@ -308,7 +351,7 @@ static void sequence_tokens(struct seqs *e, struct worker *w, const Pds__Sequenc
 	if (s->alone)
 		seq_take_prompt_times(s, m->timing);
 	take_answer_times(s, m->timing);
-	if (s->want_prompt && !s->alone && !m->n_prompt) {
+	if (s->want_prompt && !s->alone) {
 		hold(s, w, m);
 		return;
 	}
@@ -317,7 +360,7 @@ static void sequence_tokens(struct seqs *e, struct worker *w, const Pds__Sequenc
 			wait_for_account(s);
 		return;
 	}
-	if (take_prompt(s, w, m->prompt, m->n_prompt) == 0)
+	if (prompt_is_told(s, w) == 0)
 		take_tokens(s, w, m->index, m->tokens, m->n_tokens, m->finish);
 }
 

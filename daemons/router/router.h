@@ -4,11 +4,13 @@
 
 #include "http.h"
 #include "model.h"
+#include "pace.h"
 #include "registry.h"
 #include "request.h"
 #include "svc/svc.h"
 #include "text.h"
 #include "util/list.h"
+#include "util/quota.h"
 
 enum router_stat {
 	STAT_RUNNING, STAT_WAITING, STAT_PROMPT_TOKENS, STAT_OUTPUT_TOKENS, STAT_CACHED_TOKENS,
@@ -25,6 +27,8 @@ struct router_conf {
 	int allow_pinning;
 	uint64_t request_timeout_us;
 	size_t text_inline_bytes;
+	size_t request_memory_bytes; /* of one request; of all: router.memory */
+	size_t out_bytes_max;        /* as http_opts has it */
 	const char *const *api_keys;
 	int n_api_keys;
 };
@@ -41,11 +45,17 @@ struct router {
 	struct stat_set *stats;
 	struct svc_timer *tick, *slow_tick;   /* tick: while there are sequences; NULL: none */
 	void (*wake)(struct router *r);       /* sequences were made; NULL in tests, which tick themselves */
+	struct quota_pool memory;    /* budget.h */
+	struct pace pace;
+	struct buf out;              /* what is being written for some client, for as long as a function runs */
 	struct list calls;           /* struct call, node */
 	uint32_t n_calls, n_sequences;
 	int draining;
 };
 
+/* call.c: what calls need, before there is one, and when none is left. r is zeroed but for its base and configuration. */
+void calls_init(struct router *r);
+void calls_fini(struct router *r);
 /* api.c: every HTTP request comes in here. */
 void api_handle(void *arg, struct http_conn *c, struct http_request *q);
 /* What Retry-After says now. */

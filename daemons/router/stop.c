@@ -56,6 +56,14 @@ void stop_set_destroy(struct stop_set **sp)
 	*sp = NULL;
 }
 
+size_t stop_set_bytes(const struct stop_set *s)
+{
+	size_t n = sizeof *s;
+	for (size_t i = 0; i < s->n; i++)
+		n += s->p[i].len * (1 + sizeof *s->p[i].fall) + 1;
+	return n;
+}
+
 const char *stop_string(const struct stop_set *s, size_t i, size_t *ret_len)
 {
 	*ret_len = s->p[i].len;

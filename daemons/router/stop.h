@@ -13,6 +13,7 @@ struct stop_set;       /* the strings; may be shared by several texts */
 
 struct stop_set *stop_set_new(const char *const *strings, const size_t *lens, size_t n);   /* each 1 .. STOP_BYTES_MAX bytes */
 void stop_set_destroy(struct stop_set **s);
+size_t stop_set_bytes(const struct stop_set *s);       /* of memory */
 const char *stop_string(const struct stop_set *s, size_t i, size_t *ret_len);
 
 struct stop_scan {     /* of one text; zeroed at its beginning */

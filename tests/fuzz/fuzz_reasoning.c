@@ -23,7 +23,7 @@ static void sink(void *arg, int thoughts, const char *text, size_t len)
 
 static void run(const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
 {
-	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 5]), data[0] & 1, sink, s);
+	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 5]), data[0] & 1, NULL, sink, s);
 	buf_init(&s->part[0], 0);
 	buf_init(&s->part[1], 0);
 	for (size_t at = 2, n; at < size; at += n) {

@@ -34,7 +34,7 @@ static void sink(void *arg, const struct toolcall_event *e)
 
 static void run(const char *format, const struct toolcall_tools *tools, const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
 {
-	struct toolcall *t = toolcall_new(toolcall_format_find(format), tools, sink, s);
+	struct toolcall *t = toolcall_new(toolcall_format_find(format), tools, NULL, sink, s);
 	memset(s, 0, sizeof *s);
 	buf_init(&s->text, 0);
 	for (size_t at = 0, n; at < size; at += n) {

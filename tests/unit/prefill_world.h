@@ -57,7 +57,7 @@ struct seen {
 	uint64_t req;
 	uint64_t lease, lease_generation, epoch;   /* epoch: of the router (RESERVE), the decode worker (FIRST_TOKEN, KV_RENEW) */
 	uint32_t attempt, index, token, cached, n_prompt;
-	int right_prompt;                          /* n_prompt tokens, each the right one, each logprob below 0 */
+	int right_prompt;                          /* n_prompt tokens, one behind the other, each logprob below 0, each rank above */
 	Pds__Finish finish;
 	Pds__Fault fault;
 	int retry;
@@ -185,10 +185,28 @@ static inline void see_first(struct seen *s, const Pds__FirstToken *m)
 	s->cached = m->timing ? m->timing->cached_tokens : 0;
 	snprintf(s->name, sizeof s->name, "%s", m->decode);
 	s->epoch = m->decode_epoch;
-	s->n_prompt = (uint32_t)m->n_prompt;
-	s->right_prompt = 1;
-	for (size_t i = 0; i < m->n_prompt; i++)
-		s->right_prompt &= m->prompt[i]->id == words[i + 1] && m->prompt[i]->logprob < 0;
+}
+
+static inline void see_prompt(struct seen *s, const Pds__PromptLogprobs *m)
+{
+	s->index = m->first;
+	s->n_prompt = (uint32_t)m->n_logprobs;
+	s->right_prompt = m->n_ranks == m->n_logprobs;
+	for (size_t i = 0; i < m->n_logprobs && s->right_prompt; i++)
+		s->right_prompt = m->logprobs[i] < 0 && m->ranks[i] > 0;
+}
+
+/* All slices of the attempt so far together. */
+static inline void sum_prompt(struct seen *first)
+{
+	first->right_prompt = 1;
+	for (size_t i = 0; i < n_seen; i++) {
+		const struct seen *s = &seen[i];
+		if (s->type != MSG_REQUEST_PROMPT_LOGPROBS || s->req != first->req || s->attempt != first->attempt)
+			continue;
+		first->right_prompt &= s->right_prompt && s->index == first->n_prompt + 1;
+		first->n_prompt += s->n_prompt;
+	}
 }
 
 static inline struct seen *see(enum who who, enum msg_type type)
@@ -217,8 +235,12 @@ static inline void on_message(void *arg, struct peer *p, enum msg_type type, con
 	s->attempt = h->attempt;
 	if (type == MSG_KV_RESERVE)
 		see_reserve(s, (const Pds__Reserve *)body);
-	if (type == MSG_REQUEST_FIRST_TOKEN)
+	if (type == MSG_REQUEST_PROMPT_LOGPROBS)
+		see_prompt(s, (const Pds__PromptLogprobs *)body);
+	if (type == MSG_REQUEST_FIRST_TOKEN) {
 		see_first(s, (const Pds__FirstToken *)body);
+		sum_prompt(s);
+	}
 	if (type == MSG_REQUEST_FAILED) {
 		const Pds__Failed *m = (const Pds__Failed *)body;
 		s->fault = m->fault;

@@ -18,7 +18,8 @@ struct rig {
 	char log[8192];        /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
 	int refuse;            /* so many sends answer ERR_FULL */
 	char out[4096];        /* "10 11 12 stop" */
-	int n_prompt;          /* prompt log-probabilities that arrived */
+	int n_prompt;          /* prompt log-probabilities that arrived, one after the other */
+	float prompt[16];      /* they */
 	int ended;
 	uint32_t stop_at;      /* the owner says stop at this token id */
 	int abort_now;
@@ -64,13 +65,15 @@ static inline enum seq_verdict rig_tokens(void *owner, struct seq *s, Pds__Token
 	return SEQ_GO;
 }
 
-static inline void rig_prompt(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n)
+static inline void rig_prompt(void *owner, struct seq *s, const Pds__PromptLogprobs *m, size_t from, size_t n)
 {
 	struct rig *r = owner;
-	(void)s;
-	(void)tokens;
 	ck_assert_str_eq(r->out, "");   /* before the first token */
-	r->n_prompt = (int)n;
+	ck_assert_uint_eq(from + n, m->n_logprobs);
+	ck_assert_uint_eq(m->first + from, (size_t)r->n_prompt + 1);
+	for (size_t i = 0; i < n; i++)
+		r->prompt[r->n_prompt++] = m->logprobs[from + i];
+	ck_assert_uint_eq(s->got_prompt, (uint32_t)r->n_prompt + 1);
 }
 
 static inline void rig_ended(void *owner, struct seq *s)
@@ -143,24 +146,39 @@ static inline struct seq *rig_seq(struct rig *r, uint32_t max_tokens, int prompt
 
 /* --- what workers say --- */
 
+/* Log-probabilities of n prompt tokens from `first` on: token i's is -i. */
+static inline void rig_told(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt, uint32_t first, size_t n)
+{
+	float logprobs[16];
+	uint32_t ranks[16];
+	Pds__PromptLogprobs m = PDS__PROMPT_LOGPROBS__INIT;
+	struct msg_head head = {.req = id, .attempt = attempt};
+	for (size_t i = 0; i < n; i++) {
+		logprobs[i] = -(float)(first + i);
+		ranks[i] = 1;
+	}
+	m.first = first;
+	m.logprobs = logprobs;
+	m.ranks = ranks;
+	m.n_logprobs = m.n_ranks = n;
+	seqs_prompt(&r->e, w, &head, &m);
+}
+
+/* n_prompt: log-probabilities of so many prompt tokens come before. */
 static inline void rig_first_full(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt, uint32_t index, uint32_t token, const char *decode,
                                   uint64_t epoch, Pds__Finish finish, size_t n_prompt)
 {
-	Pds__Token t = PDS__TOKEN__INIT, p[16], *pp[16];
+	Pds__Token t = PDS__TOKEN__INIT;
 	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
 	struct msg_head head = {.req = id, .attempt = attempt};
-	for (size_t i = 0; i < n_prompt; i++) {
-		pds__token__init(&p[i]);
-		pp[i] = &p[i];
-	}
+	if (n_prompt)
+		rig_told(r, w, id, attempt, 1, n_prompt);
 	t.id = token;
 	m.index = index;
 	m.token = &t;
 	m.decode = (char *)decode;
 	m.decode_epoch = epoch;
 	m.finish = finish;
-	m.n_prompt = n_prompt;
-	m.prompt = pp;
 	seqs_first_token(&r->e, w, &head, &m);
 }
 

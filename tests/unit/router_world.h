@@ -19,7 +19,7 @@ struct world_seq {
 	struct list node;
 	struct reqid id;
 	uint32_t attempt, index, max_tokens, prompt_tokens;
-	int prompt_logprobs, logprobs;
+	int prompt_logprobs, prompt_top, logprobs;
 	struct worker *to;
 };
 
@@ -36,6 +36,7 @@ struct world {
 	uint32_t pause_at;           /* no worker goes on at this index, 0: never */
 	int mute;                    /* no worker answers at all */
 	unsigned cancels;
+	unsigned told;               /* sequences that asked for their prompt's log-probabilities */
 	char form[2048];             /* the constraint of the last request, as far as it fits; "": none */
 };
 
@@ -66,6 +67,8 @@ static inline int world_send(void *arg, struct worker *to, enum msg_type type, c
 	s->max_tokens = m->request->max_tokens;
 	s->prompt_tokens = m->request->prompt_tokens;
 	s->prompt_logprobs = m->request->sampling->prompt_logprobs;
+	s->prompt_top = m->request->sampling->prompt_top;
+	w->told += (unsigned)s->prompt_logprobs;
 	s->logprobs = m->request->sampling->logprobs;
 	s->to = to;
 	snprintf(w->form, sizeof w->form, "%s", m->request->constraint ? m->request->constraint->text : "");
@@ -88,25 +91,51 @@ static inline void world_token(const struct world *w, const struct world_seq *s,
 	t->logprob = -0.25f * (float)(s->index + 1);
 }
 
+#define WORLD_SLICE 64u
+
+/* Log-probabilities of a prompt, in slices: -1.5 for each token, and for alternative k -2 - k with id 100 + k. */
+static inline void world_tell(struct world *w, const struct world_seq *s)
+{
+	static float logprobs[WORLD_SLICE], top[WORLD_SLICE * 20];
+	static uint32_t ranks[WORLD_SLICE], ids[WORLD_SLICE * 20];
+	struct msg_head head = {.req = s->id, .attempt = s->attempt};
+	struct worker *from = s->to;
+	uint32_t n = s->prompt_tokens, k = (uint32_t)s->prompt_top;
+	for (uint32_t first = 1; first < n; first += WORLD_SLICE) {
+		Pds__PromptLogprobs m = PDS__PROMPT_LOGPROBS__INIT;
+		m.first = first;
+		m.n_logprobs = m.n_ranks = n - first < WORLD_SLICE ? n - first : WORLD_SLICE;
+		m.n_top_ids = m.n_top_logprobs = m.n_logprobs * k;
+		for (size_t i = 0; i < m.n_logprobs; i++) {
+			logprobs[i] = -1.5f;
+			ranks[i] = 3;
+			for (uint32_t j = 0; j < k; j++) {
+				ids[i * k + j] = 100 + j;
+				top[i * k + j] = -2.0f - (float)j;
+			}
+		}
+		m.logprobs = logprobs;
+		m.ranks = ranks;
+		m.top_ids = ids;
+		m.top_logprobs = top;
+		seqs_prompt(&w->r.seqs, from, &head, &m);
+	}
+}
+
 /* The prefill worker's part: all first tokens. */
 static inline void world_first(struct world *w, struct world_seq *s)
 {
-	Pds__Token t, *prompt = mem_array(s->prompt_tokens, sizeof *prompt), **list = mem_array(s->prompt_tokens, sizeof *list);
+	Pds__Token t;
 	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
 	struct msg_head head = {.req = s->id, .attempt = s->attempt};
 	world_token(w, s, &t);
-	for (uint32_t i = 0; s->prompt_logprobs && i + 1 < s->prompt_tokens; i++) {
-		pds__token__init(&prompt[i]);
-		prompt[i].logprob = -1.5f;
-		list[i] = &prompt[i];
-		m.n_prompt++;
-	}
+	if (s->prompt_logprobs)
+		world_tell(w, s);
 	m.index = s->index;
 	m.token = &t;
 	m.decode = w->d->name;
 	m.decode_epoch = w->d->epoch;
 	m.finish = world_finish(w, s);
-	m.prompt = list;
 	struct world_seq copy = *s;
 	s->to = w->d;
 	s->index++;
@@ -115,8 +144,6 @@ static inline void world_first(struct world *w, struct world_seq *s)
 		free(s);
 	}
 	seqs_first_token(&w->r.seqs, copy.to, &head, &m);
-	free(prompt);
-	free(list);
 }
 
 #define WORLD_BATCH 256
@@ -220,6 +247,7 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	struct world *w = mem_zalloc(sizeof *w);
 	struct err err = {0};
 	CHECK(sodium_init() >= 0);
+	budget_watch_json();
 	evthread_use_pthreads();
 	w->base = event_base_new();
 	list_init(&w->running);
@@ -231,9 +259,10 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	w->r.base = w->base;
 	w->r.model = &w->model;
 	w->r.conf = (struct router_conf){.max_requests = 4096, .max_choices = 128, .retry_after_s = 1, .request_timeout_us = 60000000,
-	                                 .text_inline_bytes = 4096};
+	                                 .text_inline_bytes = 4096, .request_memory_bytes = 64u << 20, .out_bytes_max = out_bytes_max};
+	w->r.memory.size = 128u << 20;
 	w->r.stats = stat_new(router_stats, STAT_COUNT);
-	list_init(&w->r.calls);
+	calls_init(&w->r);
 	registry_init(&w->r.registry, 30000000);
 	struct seqs_opts so = {.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
 	seqs_init(&w->r.seqs, &w->r.registry, &so);
@@ -255,6 +284,7 @@ static inline void world_free(struct world *w)
 {
 	text_pool_destroy(&w->r.text);
 	call_abort_all(&w->r);
+	calls_fini(&w->r);
 	list_each_safe(n, next, &w->running)
 		free(list_entry(n, struct world_seq, node));
 	http_destroy(&w->r.http);

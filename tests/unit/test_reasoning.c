@@ -62,7 +62,7 @@ static void run(int row, size_t cut, size_t each)
 	const char *text = rows[row].text;
 	size_t len = strlen(text);
 	struct got g = {0};
-	struct reasoning *r = reasoning_new(reasoning_format_find(rows[row].format), rows[row].inside, sink, &g);
+	struct reasoning *r = reasoning_new(reasoning_format_find(rows[row].format), rows[row].inside, NULL, sink, &g);
 	buf_init(&g.part[0], 0);
 	buf_init(&g.part[1], 0);
 	for (size_t at = 0, n; at < len; at += n) {

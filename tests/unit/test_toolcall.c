@@ -57,7 +57,7 @@ static char *run(const char *format, const char *text, size_t len, const size_t 
 	struct got g = {0};
 	const struct toolcall_format *f = toolcall_format_find(format);
 	ck_assert_msg(f != NULL, "%s", format);
-	struct toolcall *t = toolcall_new(f, tools, sink, &g);
+	struct toolcall *t = toolcall_new(f, tools, NULL, sink, &g);
 	size_t at = 0;
 	buf_init(&g.b, 0);
 	for (size_t i = 0; i <= n; i++) {
@@ -266,7 +266,7 @@ START_TEST(arguments_stream)
 		{"llama3_json", "text {\"nam", "text {\"nam"},
 	};
 	struct got g = {0};
-	struct toolcall *t = toolcall_new(toolcall_format_find(early[_i].format), tools, sink, &g);
+	struct toolcall *t = toolcall_new(toolcall_format_find(early[_i].format), tools, NULL, sink, &g);
 	buf_init(&g.b, 0);
 	toolcall_feed(t, early[_i].text, strlen(early[_i].text));
 	ck_assert_str_eq(g.b.data ? g.b.data : "", early[_i].want);

@@ -30,7 +30,7 @@ static char *parsed(const char *format, const json_t *tools, const char *text)
 	struct buf b;
 	buf_init(&b, 0);
 	struct toolcall_tools *t = toolcall_tools_new(tools);
-	struct toolcall *c = toolcall_new(toolcall_format_find(format), t, sink, &b);
+	struct toolcall *c = toolcall_new(toolcall_format_find(format), t, NULL, sink, &b);
 	toolcall_feed(c, text, strlen(text));
 	toolcall_finish(c);
 	toolcall_destroy(&c);

@@ -1,0 +1,144 @@
+/* budget.c - see budget.h. */
+#include "budget.h"
+#include "call.h"
+
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- JSON ------------------------------------------------------------------------------------------------------------- */
+
+static __thread struct json_account *watched;
+
+static void *json_alloc(size_t n)
+{
+	struct json_account *a = watched;
+	void *p = malloc(n);
+	if (!a || !p)
+		return p;
+	size_t bytes = malloc_usable_size(p) + sizeof(size_t);
+	if (quota_take(a->quota, bytes) < 0) {
+		free(p);
+		return NULL;
+	}
+	a->used += bytes;
+	return p;
+}
+
+static void json_free(void *p)
+{
+	struct json_account *a = watched;
+	if (a && p) {
+		size_t bytes = malloc_usable_size(p) + sizeof(size_t);
+		bytes = bytes < a->used ? bytes : a->used;
+		a->used -= bytes;
+		quota_give(a->quota, bytes);
+	}
+	free(p);
+}
+
+void budget_watch_json(void)
+{
+	json_set_alloc_funcs(json_alloc, json_free);
+}
+
+void budget_json_begin(struct json_account *a)
+{
+	watched = a;
+}
+
+void budget_json_end(void)
+{
+	watched = NULL;
+}
+
+/* --- refusals --------------------------------------------------------------------------------------------------------- */
+
+static unsigned long long mib(size_t bytes)
+{
+	return (bytes + (1u << 20) - 1) >> 20;
+}
+
+int budget_refuse(struct call *c, const char *param, const char *what)
+{
+	const struct quota *q = &c->quota;
+	c->refused = 1;
+	if (q->over == QUOTA_OVER_LIMIT)
+		return api_bad(&c->error, param, "with %s the request takes more memory than the %llu MiB that this server gives to one (max_request_memory_mb)", what,
+		               mib(q->limit));
+	return api_fault(&c->error, 429, "with %s the request takes more memory than the requests at work here leave: %llu of %llu MiB are taken (max_memory_mb)",
+	                 what, mib(q->pool->lent), mib(q->pool->size));
+}
+
+/* --- what is held ----------------------------------------------------------------------------------------------------- */
+
+static size_t params_bytes(const struct params *p)
+{
+	const Pds__Sampling *s = &p->sampling;
+	size_t ids = s->n_bias_ids + s->n_bias + s->n_allowed_ids + (s->bad_words ? PARAM_BAD_TOKENS_MAX : 0);
+	return ids * sizeof(uint32_t) + (p->stop ? stop_set_bytes(p->stop) : 0);
+}
+
+static size_t prefixes_bytes(const struct prefixes *p)
+{
+	size_t n = 0;
+	for (unsigned i = 0; i < p->n; i++)
+		n += p->of[i].n * sizeof(uint64_t);
+	return n;
+}
+
+int budget_keep(struct call *c)
+{
+	size_t n = params_bytes(&c->p) + (c->constraint.text ? strlen(c->constraint.text) : 0);
+	for (size_t i = 0; i < c->n_prompts; i++)
+		n += prefixes_bytes(&c->prompts[i].prefixes);
+	return quota_take(&c->quota, n) < 0 ? budget_refuse(c, NULL, "its parameters") : 0;
+}
+
+/* rows of so many alternatives, times, are more than a request may ever have. */
+static int too_many(struct call *c, const char *param, const char *of, uint64_t tokens, uint32_t top, const char *lower)
+{
+	uint64_t bytes = tokens * row_bytes(top);
+	if (bytes <= c->quota.limit)
+		return 0;
+	return api_bad(&c->error, param,
+	               "log-probabilities of %llu tokens of %s with %u alternatives each take %llu MiB; a request may take %llu MiB (max_request_memory_mb): lower %s",
+	               (unsigned long long)tokens, of, top, mib(bytes), mib(c->quota.limit), lower);
+}
+
+int budget_prompt_rows(struct call *c)
+{
+	uint32_t top = (uint32_t)c->p.sampling.prompt_top;
+	uint64_t tokens = 0;
+	const char *param = c->p.prompt_logprobs >= 0 ? "prompt_logprobs" : "logprobs";
+	for (size_t i = 0; i < c->n_prompts; i++)
+		tokens += c->prompts[i].tokens.n;
+	if (!c->p.sampling.prompt_logprobs)
+		return 0;
+	if (too_many(c, param, "the prompts", tokens, top, "it, or send less at once"))
+		return -1;
+	for (size_t i = 0; i < c->n_prompts; i++) {
+		struct prompt *p = &c->prompts[i];
+		rows_init(&p->rows, top, &c->quota);
+		if (rows_reserve(&p->rows, (uint32_t)p->tokens.n) < 0)
+			return budget_refuse(c, param, "the log-probabilities of its prompts");
+	}
+	return 0;
+}
+
+/* Called when the choices are there, before any of them has begun. */
+int budget_answers(struct call *c)
+{
+	uint32_t tokens = c->p.max_tokens, top = c->p.logprobs > 0 ? (uint32_t)c->p.logprobs : 0;
+	if (c->p.logprobs < 0 || c->p.stream || c->score_only || !tokens)
+		return 0;
+	if (!c->p.has_max_tokens && tokens > OPEN_ANSWER_TOKENS)
+		tokens = OPEN_ANSWER_TOKENS;
+	const char *param = c->kind == CALL_CHAT ? "top_logprobs" : "logprobs";
+	if (too_many(c, param, "its answers", (uint64_t)tokens * c->n_choices, top, "n, max_tokens or the number of alternatives, or ask for a stream"))
+		return -1;
+	for (uint32_t i = 0; i < c->n_choices; i++)
+		if (rows_reserve(&c->choices[i].rows, tokens) < 0)
+			return budget_refuse(c, param, "the log-probabilities of its answers");
+	return 0;
+}

@@ -1,0 +1,50 @@
+/* budget.h - what a client's request may hold of the router's memory.
+ *
+ * One pool (max_memory_mb) for all requests, one limit for each (max_request_memory_mb). Everything whose size a
+ * client chooses is taken from both, by what it really takes:
+ *
+ *   from its arrival until it is prepared   its body; the JSON tree; what chat template and tokenizer need on the way
+ *   to its end                              the prompts' tokens, the texts to be echoed, tools, stop strings, lists of ids, the constraint's text
+ *                                           log-probabilities of the prompts: one set for each prompt, whatever n is
+ *                                           what was generated and the client has not been sent
+ *
+ * When it is decided:
+ *
+ *   before anything is queued   all that is certain by then, and beside it log-probabilities of answers that are not streamed: for max_tokens, or for
+ *                               OPEN_ANSWER_TOKENS if the client left the length open. Over the request's own limit: 400, with the limit, the amount, and
+ *                               what to lower. More than the pool has left: 429 with Retry-After.
+ *   while an answer grows       its text and the rest, as they come; nothing of it is estimated before. An answer that finds no more memory ends there with
+ *                               finish_reason "length"; a stream that waits for its client to read is given up. So what was admitted comes to its end.
+ *
+ * The last eighth of the pool is for requests that hold no more than QUOTA_SMALL: large ones cannot keep ordinary ones out. */
+#ifndef ROUTER_BUDGET_H
+#define ROUTER_BUDGET_H
+
+#include "util/quota.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define OPEN_ANSWER_TOKENS 1024u
+
+struct call;
+
+/* JSON values made on this thread between begin and end are taken from the quota. What is left of them at the end stays taken, in `used`. One at a time on a
+ * thread; may be begun again later, on another one. */
+struct json_account {
+	struct quota *quota;
+	size_t used;
+};
+void budget_watch_json(void);            /* once, at start, before there is any JSON */
+void budget_json_begin(struct json_account *a);
+void budget_json_end(void);
+
+/* Sets the call's error by what its quota says of the last thing it asked for; what: for whom it asked, "the log-probabilities of its prompt". Returns -1. */
+int budget_refuse(struct call *c, const char *param, const char *what);
+/* What stays of a call that is prepared and that nobody else has counted. 0 or -1 with the error set. */
+int budget_keep(struct call *c);
+/* Takes what the log-probabilities of its prompts, and of answers that are not streamed, need. 0 or -1 with the error set. */
+int budget_prompt_rows(struct call *c);
+int budget_answers(struct call *c);
+
+#endif

@@ -1,0 +1,155 @@
+/* parts.c - see parts.h. */
+#include "parts.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define STRING_PIECE 4096u     /* bytes of a string that are written at once; six times as many at most */
+#define STRING_SHORT 256u      /* bytes of a string that is copied at once */
+#define IDS_PIECE 1024u
+
+enum part_kind { PART_TEXT, PART_BYTES, PART_STRING, PART_IDS, PART_ROWS };
+
+struct part {
+	enum part_kind kind;
+	enum row_shape shape;
+	uint32_t most;
+	const void *of;              /* TEXT: NULL, see from */
+	size_t from, n;              /* TEXT: begin in parts.text; bytes, ids, rows */
+};
+
+void parts_init(struct parts *p)
+{
+	memset(p, 0, sizeof *p);
+}
+
+void parts_fini(struct parts *p)
+{
+	buf_fini(&p->text);
+	free(p->part);
+	memset(p, 0, sizeof *p);
+}
+
+void parts_reset(struct parts *p)
+{
+	buf_reset(&p->text);
+	p->closed = p->done = 0;
+	p->n = p->at = 0;
+}
+
+/* A list is bounded by the calls that an answer may have (TOOLCALL_COUNT_MAX). */
+static void push(struct parts *p, struct part part)
+{
+	if (p->n == p->size) {
+		p->size = p->size ? p->size * 2 : 16;
+		p->part = mem_grow(p->part, p->size, sizeof *p->part);
+	}
+	p->part[p->n++] = part;
+}
+
+/* What was added to the text since the last part is one. */
+static void close_text(struct parts *p)
+{
+	if (p->closed < p->text.len)
+		push(p, (struct part){.kind = PART_TEXT, .from = p->closed, .n = p->text.len - p->closed});
+	p->closed = p->text.len;
+}
+
+static void add(struct parts *p, struct part part)
+{
+	if (!part.n)
+		return;
+	close_text(p);
+	push(p, part);
+}
+
+void parts_bytes(struct parts *p, const char *s, size_t n)
+{
+	add(p, (struct part){.kind = PART_BYTES, .of = s, .n = n});
+}
+
+void parts_inside(struct parts *p, const char *s, size_t n)
+{
+	if (n <= STRING_SHORT)
+		buf_add_json_part(&p->text, s, n);
+	else
+		add(p, (struct part){.kind = PART_STRING, .of = s, .n = n});
+}
+
+void parts_string(struct parts *p, const char *s, size_t n)
+{
+	buf_addc(&p->text, '"');
+	parts_inside(p, s, n);
+	buf_addc(&p->text, '"');
+}
+
+void parts_ids(struct parts *p, const uint32_t *ids, size_t n)
+{
+	add(p, (struct part){.kind = PART_IDS, .of = ids, .n = n});
+}
+
+void parts_rows(struct parts *p, const struct rows *rows, enum row_shape shape, uint32_t most)
+{
+	add(p, (struct part){.kind = PART_ROWS, .of = rows, .n = rows->n, .shape = shape, .most = most});
+}
+
+static size_t write_ids(const uint32_t *ids, size_t from, size_t n, struct buf *out)
+{
+	size_t to = n - from > IDS_PIECE ? from + IDS_PIECE : n;
+	for (size_t i = from; i < to; i++) {
+		if (i)
+			buf_addc(out, ',');
+		buf_add_uint(out, ids[i]);
+	}
+	return to - from;
+}
+
+static size_t write_row(const struct part *part, const struct model *m, uint32_t i, struct buf *out)
+{
+	if (i)
+		buf_addc(out, ',');
+	logprob_row(m, rows_at(part->of, i), part->shape, part->most, out);
+	return 1;
+}
+
+/* A piece of the part, from `done` on; returns how much of it that was. */
+static size_t write_piece(const struct parts *p, const struct part *part, const struct model *m, size_t most, struct buf *out)
+{
+	const char *s = part->of;
+	size_t left = part->n - p->done, n = left;
+	switch (part->kind) {
+	case PART_TEXT:
+		buf_add(out, p->text.data + part->from, n);
+		return n;
+	case PART_BYTES:
+		n = left < most ? left : most;
+		buf_add(out, s + p->done, n);
+		return n;
+	case PART_STRING:
+		n = buf_json_piece(s + p->done, left, STRING_PIECE);
+		buf_add_json_part(out, s + p->done, n);
+		return n;
+	case PART_IDS:
+		return write_ids(part->of, p->done, part->n, out);
+	case PART_ROWS:
+		return write_row(part, m, (uint32_t)p->done, out);
+	}
+	return n;
+}
+
+int parts_write(struct parts *p, const struct model *m, struct buf *out, size_t most)
+{
+	close_text(p);
+	while (p->at < p->n) {
+		const struct part *part = &p->part[p->at];
+		if (out->len >= most || out->full)
+			return 0;
+		p->done += write_piece(p, part, m, most - out->len, out);
+		if (p->done == part->n) {
+			p->done = 0;
+			p->at++;
+		}
+	}
+	return 1;
+}

@@ -1,0 +1,92 @@
+/* score.c - see score.h. */
+#include "score.h"
+#include "util/check.h"
+#include "util/list.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct score {
+	struct list node;
+	struct worker *worker;
+	struct msg_head head;
+	char router[48];
+	uint64_t router_epoch;
+	uint32_t first, n, n_top;      /* n_top: of each token */
+	float logprobs[SCORE_TOKENS_MAX];
+	uint32_t ranks[SCORE_TOKENS_MAX];
+	struct sample_top top[];       /* (SCORE_TOKENS_MAX, n_top) */
+};
+
+struct score *score_new(struct worker *worker, const struct work *w, uint32_t at)
+{
+	uint32_t top = (uint32_t)w->prompt_top;
+	uint32_t n_top = top < worker->info->vocab ? top : worker->info->vocab;
+	struct score *s = mem_alloc(sizeof *s + SCORE_TOKENS_MAX * n_top * sizeof *s->top);
+	memset(s, 0, sizeof *s);
+	list_init(&s->node);
+	s->worker = worker;
+	s->head = (struct msg_head){w->id, w->attempt, w->deadline_us};
+	memcpy(s->router, w->router, sizeof s->router);
+	s->router_epoch = w->router_epoch;
+	s->first = at;
+	s->n_top = n_top;
+	return s;
+}
+
+int score_add(struct score *s, const struct sample_result *r)
+{
+	CHECK(s->n < SCORE_TOKENS_MAX && r->n_top == s->n_top);   /* sampler_score gives as many as there are */
+	s->logprobs[s->n] = r->logprob;
+	s->ranks[s->n] = r->rank;
+	memcpy(s->top + (size_t)s->n * s->n_top, r->top, s->n_top * sizeof *r->top);
+	return ++s->n == SCORE_TOKENS_MAX;
+}
+
+struct list *score_node(struct score *s)
+{
+	return &s->node;
+}
+
+struct score *score_of(struct list *node)
+{
+	return list_entry(node, struct score, node);
+}
+
+void score_send(struct score *s)
+{
+	struct worker *w = s->worker;
+	struct peer *p = worker_router(w, s->router, s->router_epoch);
+	Pds__PromptLogprobs m = PDS__PROMPT_LOGPROBS__INIT;
+	size_t n = (size_t)s->n * s->n_top;
+	uint32_t *ids = mem_array(n, sizeof *ids);
+	float *logprobs = mem_array(n, sizeof *logprobs);
+	for (size_t i = 0; i < n; i++) {
+		ids[i] = s->top[i].id;
+		logprobs[i] = s->top[i].logprob;
+	}
+	m.first = s->first;
+	m.logprobs = s->logprobs;
+	m.ranks = s->ranks;
+	m.n_logprobs = m.n_ranks = s->n;
+	m.top_ids = ids;
+	m.top_logprobs = logprobs;
+	m.n_top_ids = m.n_top_logprobs = n;
+	if (p)
+		svc_send(w->svc, p, MSG_REQUEST_PROMPT_LOGPROBS, &s->head, &m.base);
+	free(ids);
+	free(logprobs);
+	score_free(s);
+}
+
+void score_post(struct svc *svc, void *score)
+{
+	(void)svc;
+	score_send(score);
+}
+
+void score_free(struct score *s)
+{
+	free(s);
+}
