@@ -45,21 +45,16 @@ static int borrow(struct quota *q, size_t bytes)
 	return 1;
 }
 
-int quota_take(struct quota *q, size_t bytes)
+int quota_borrow(struct quota *q, size_t bytes)
 {
-	if (!q)
-		return 0;
 	if (bytes > q->limit - q->used) {
 		q->over = QUOTA_OVER_LIMIT;
 		return ERR_NOMEM;
 	}
-	size_t free_bytes = q->lent - q->used;
-	if (bytes > free_bytes) {
-		size_t need = bytes - free_bytes, piece = q->lent < QUOTA_SMALL ? PIECE_SMALL : PIECE_LARGE;
-		if (!borrow(q, need > piece ? need : piece) && !borrow(q, need)) {
-			q->over = QUOTA_OVER_POOL;
-			return ERR_NOMEM;
-		}
+	size_t need = bytes - (q->lent - q->used), piece = q->lent < QUOTA_SMALL ? PIECE_SMALL : PIECE_LARGE;
+	if (!borrow(q, need > piece ? need : piece) && !borrow(q, need)) {
+		q->over = QUOTA_OVER_POOL;
+		return ERR_NOMEM;
 	}
 	q->used += bytes;
 	return 0;

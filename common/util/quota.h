@@ -33,8 +33,17 @@ struct quota {
 
 void quota_init(struct quota *q, struct quota_pool *pool, size_t limit);
 void quota_fini(struct quota *q);                /* gives all back; may be used again after quota_init */
+int quota_borrow(struct quota *q, size_t bytes);  /* of quota_take: what was lent does not do */
 /* 0, or ERR_NOMEM with `over` set and nothing taken. q NULL: always 0. */
-int quota_take(struct quota *q, size_t bytes);
+static inline int quota_take(struct quota *q, size_t bytes)
+{
+	if (!q)
+		return 0;
+	if (bytes > q->lent - q->used || bytes > q->limit - q->used)
+		return quota_borrow(q, bytes);
+	q->used += bytes;
+	return 0;
+}
 void quota_give(struct quota *q, size_t bytes);  /* no more than was taken */
 
 /* malloc, zeroed array and realloc of what is taken first; NULL: the quota or the system refused (the old

@@ -11,6 +11,17 @@ static int read_reasoning(struct call *c, const json_t *o)
 	return 0;
 }
 
+/* They stay, so they count, also where the rest of the body does not. */
+static void take_tools(struct call *c, const json_t *tools)
+{
+	struct json_account own = {.quota = &c->quota};
+	if (!c->json.quota)
+		budget_json_begin(&own);
+	c->message.tools = toolcall_tools_new(tools);
+	if (!c->json.quota)
+		budget_json_end();
+}
+
 int tools_read(struct call *c, const json_t *o, struct chat_tools *ret)
 {
 	struct body_error bad;
@@ -27,7 +38,7 @@ int tools_read(struct call *c, const json_t *o, struct chat_tools *ret)
 		return api_bad(&c->error, "tools", "it is not known how the model %s writes calls of tools (setting tool_parser); send tool_choice \"none\" or no tools",
 		               c->model->name);
 	c->message.calls = c->model->calls;
-	c->message.tools = toolcall_tools_new(ret->tools);
+	take_tools(c, ret->tools);
 	c->message.named = ret->choice == CHAT_CHOICE_NAMED;
 	c->message.one_call = !parallel || c->message.named;
 	c->must_call = ret->choice == CHAT_CHOICE_REQUIRED || c->message.named;

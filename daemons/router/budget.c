@@ -44,7 +44,7 @@ void budget_watch_json(void)
 
 void budget_json_begin(struct json_account *a)
 {
-	watched = a;
+	watched = a->quota ? a : NULL;
 }
 
 void budget_json_end(void)

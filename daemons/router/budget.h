@@ -29,8 +29,10 @@
 
 struct call;
 
+#define JSON_SMALL 4096u                 /* bytes of a body whose JSON tree, 75 times as much at most, is not counted: it is gone before the loop goes on */
+
 /* JSON values made on this thread between begin and end are taken from the quota. What is left of them at the end stays taken, in `used`. One at a time on a
- * thread; may be begun again later, on another one. */
+ * thread. quota NULL: they are not. */
 struct json_account {
 	struct quota *quota;
 	size_t used;

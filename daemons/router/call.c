@@ -357,7 +357,7 @@ static struct call *call_new(struct router *r, struct http_conn *conn, enum call
 	struct call *c = mem_zalloc(sizeof *c);
 	uint32_t seen = registry_context(&r->registry);
 	quota_init(&c->quota, &r->memory, r->conf.request_memory_bytes);
-	c->json.quota = &c->quota;
+	c->json.quota = body_len > JSON_SMALL ? &c->quota : NULL;
 	paced_init(&c->paced, call_step);
 	parts_init(&c->parts);
 	buf_init_quota(&c->out, 0, &c->quota);
