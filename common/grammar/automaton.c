@@ -12,6 +12,9 @@
 #define SEEN_SIZE 16384u         /* places looked at in one closure: at most half of it */
 #define NONE UINT32_MAX
 
+/* What a new one has room for. */
+enum { STATES_FIRST = 64, CONFIGS_FIRST = 1024, LEVELS_FIRST = 128, ROWS_FIRST = 32, TABLE_FIRST = 512 };
+
 /* --- closure ------------------------------------------------------------------------------------------------------------------------- */
 
 /* Scratch of one thread. */
@@ -74,13 +77,61 @@ static void note(const struct automaton *a, struct closure *c, uint32_t node, ui
 	c->pending[c->n_pending++] = (struct config){node, stack};
 }
 
-static int table_grow(struct table *t, uint32_t n)
+void *automaton_grow(struct automaton *a, void *p, uint32_t *size, uint32_t n, size_t each)
 {
+	uint32_t want = 2 * *size > n ? 2 * *size : n;
+	if (n <= *size)
+		return p;
+	void *more = quota_grow(&a->quota, p, *size, want, each);
+	if (more)
+		*size = want;
+	else
+		a->full = 1;
+	return more;
+}
+
+static int level_room(struct automaton *a, uint32_t n)
+{
+	struct level *more = automaton_grow(a, a->level, &a->size_levels, n, sizeof *more);
+	a->level = more ? more : a->level;
+	return more ? 0 : -1;
+}
+
+static int state_room(struct automaton *a, uint32_t n)
+{
+	struct state *more = automaton_grow(a, a->state, &a->size_states, n, sizeof *more);
+	a->state = more ? more : a->state;
+	return more ? 0 : -1;
+}
+
+static int config_room(struct automaton *a, uint32_t n)
+{
+	struct config *more = automaton_grow(a, a->config, &a->size_configs, n, sizeof *more);
+	a->config = more ? more : a->config;
+	return more ? 0 : -1;
+}
+
+static int row_room(struct automaton *a, uint32_t n)
+{
+	uint32_t *more = automaton_grow(a, a->row, &a->size_rows, n, a->row_len * sizeof *more);
+	a->row = more ? more : a->row;
+	return more ? 0 : -1;
+}
+
+/* Room for n entries. 0, 1: all are to be placed again, or -1 with `full` set: no memory. */
+static int table_grow(struct automaton *a, struct table *t, uint32_t n)
+{
+	uint32_t size = t->size ? t->size * 2 : TABLE_FIRST;
 	if (n * 2 < t->size)
 		return 0;
-	free(t->slot);
-	t->size = t->size ? t->size * 2 : 256;
-	t->slot = mem_array(t->size, sizeof *t->slot);
+	uint32_t *slot = quota_array(&a->quota, size, sizeof *slot);
+	if (!slot) {
+		a->full = 1;
+		return -1;
+	}
+	quota_free(&a->quota, t->slot, t->size * sizeof *t->slot);
+	t->slot = slot;
+	t->size = size;
 	return 1;
 }
 
@@ -104,18 +155,13 @@ static uint32_t level_of(struct automaton *a, uint32_t ret, uint32_t up)
 		a->full = 1;
 		return 0;
 	}
-	if (a->n_levels == a->size_levels) {
-		a->size_levels *= 2;
-		a->level = mem_grow(a->level, a->size_levels, sizeof *a->level);
-	}
+	int again = level_room(a, a->n_levels + 1) < 0 ? -1 : table_grow(a, &a->levels, a->n_levels + 1);
+	if (again < 0)
+		return 0;
 	a->level[a->n_levels] = (struct level){ret, up, a->level[up].depth + 1, NONE};
 	a->n_levels++;
-	if (table_grow(&a->levels, a->n_levels)) {
-		for (uint32_t l = 1; l < a->n_levels; l++)
-			level_place(a, l);
-	} else {
-		level_place(a, a->n_levels - 1);
-	}
+	for (uint32_t l = again ? 1 : a->n_levels - 1; l < a->n_levels; l++)
+		level_place(a, l);
 	return a->n_levels - 1;
 }
 
@@ -195,27 +241,22 @@ static void state_place(struct automaton *a, uint32_t s)
 	a->states.slot[i] = s + 1;
 }
 
-static void state_add(struct automaton *a, const struct config *c, uint32_t n)
+/* 0, or -1 with `full` set: no memory. */
+static int state_add(struct automaton *a, const struct config *c, uint32_t n)
 {
-	if (a->n_states == a->size_states) {
-		a->size_states *= 2;
-		a->state = mem_grow(a->state, a->size_states, sizeof *a->state);
-	}
-	while (a->n_configs + n > a->size_configs) {
-		a->size_configs *= 2;
-		a->config = mem_grow(a->config, a->size_configs, sizeof *a->config);
-	}
+	if (state_room(a, a->n_states + 1) < 0 || config_room(a, a->n_configs + n) < 0)
+		return -1;
+	int again = table_grow(a, &a->states, a->n_states + 1);
+	if (again < 0)
+		return -1;
 	if (n)
 		memcpy(a->config + a->n_configs, c, n * sizeof *c);
 	a->state[a->n_states] = (struct state){a->n_configs, n, NONE, STATE_UNKNOWN, NONE};
 	a->n_configs += n;
 	a->n_states++;
-	if (table_grow(&a->states, a->n_states)) {
-		for (uint32_t s = 0; s < a->n_states; s++)
-			state_place(a, s);
-	} else {
-		state_place(a, a->n_states - 1);
-	}
+	for (uint32_t s = again ? 0 : a->n_states - 1; s < a->n_states; s++)
+		state_place(a, s);
+	return 0;
 }
 
 /* The state of these configs (sorted here); DEAD with `full` set when there is no room. */
@@ -231,8 +272,7 @@ static uint32_t state_of(struct automaton *a, struct config *c, uint32_t n)
 		a->full = 1;
 		return STATE_DEAD;
 	}
-	state_add(a, c, n);
-	return a->n_states - 1;
+	return state_add(a, c, n) < 0 ? STATE_DEAD : a->n_states - 1;
 }
 
 static uint32_t closed(struct automaton *a, struct closure *c)
@@ -249,10 +289,8 @@ static uint32_t *row_of(struct automaton *a, uint32_t s)
 			a->full = 1;
 			return NULL;
 		}
-		if (a->n_rows == a->size_rows) {
-			a->size_rows *= 2;
-			a->row = mem_grow(a->row, (size_t)a->size_rows * k, sizeof *a->row);
-		}
+		if (row_room(a, a->n_rows + 1) < 0)
+			return NULL;
 		a->state[s].row = a->n_rows++;
 		memset(a->row + (size_t)a->state[s].row * k, 0xff, k * sizeof *a->row);
 	}
@@ -365,18 +403,21 @@ static void begin_life(struct automaton *a)
 	a->n_levels = 1;
 	a->n_slots = a->hand = 0;
 	a->level[0] = (struct level){0, 0, 0, 0};
-	if (a->states.slot)
-		memset(a->states.slot, 0, a->states.size * sizeof *a->states.slot);
-	else
-		table_grow(&a->states, 0);
-	if (a->levels.slot)
-		memset(a->levels.slot, 0, a->levels.size * sizeof *a->levels.slot);
-	else
-		table_grow(&a->levels, 0);
-	state_add(a, NULL, 0);               /* the dead one */
+	memset(a->states.slot, 0, a->states.size * sizeof *a->states.slot);
+	memset(a->levels.slot, 0, a->levels.size * sizeof *a->levels.slot);
+	state_add(a, NULL, 0);               /* the dead one; there is room */
 	struct closure *c = closure_begin();
 	note(a, c, a->f->start, 0);
 	a->start = closed(a, c);
+	if (a->full)
+		a->start = STATE_UNKNOWN;        /* no memory for it now */
+}
+
+int automaton_begin(struct automaton *a)
+{
+	if (a->start == STATE_UNKNOWN)
+		begin_life(a);
+	return a->start == STATE_UNKNOWN ? -1 : 0;
 }
 
 /* Level l of the old table, in the new one; depth is bounded by GRAMMAR_DEPTH_MAX. */
@@ -430,27 +471,12 @@ static void find_representatives(struct automaton *a)
 	}
 }
 
-struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v, size_t bytes_max)
+
+static int first_arrays(struct automaton *a)
 {
-	struct automaton *a = mem_zalloc(sizeof *a);
-	a->g = g;
-	a->f = &g->f;
-	a->v = v;
-	a->bytes_max = bytes_max;
-	a->row_len = a->f->n_classes + CELLS;
-	pthread_mutex_init(&a->lock, NULL);
-	set_limits(a);
-	a->size_states = 64;
-	a->size_configs = 256;
-	a->size_levels = 64;
-	a->size_rows = 32;
-	a->state = mem_array(a->size_states, sizeof *a->state);
-	a->config = mem_array(a->size_configs, sizeof *a->config);
-	a->level = mem_array(a->size_levels, sizeof *a->level);
-	a->row = mem_array((size_t)a->size_rows * a->row_len, sizeof *a->row);
-	find_representatives(a);
-	begin_life(a);
-	return a;
+	if (state_room(a, STATES_FIRST) < 0 || config_room(a, CONFIGS_FIRST) < 0 || level_room(a, LEVELS_FIRST) < 0 || row_room(a, ROWS_FIRST) < 0)
+		return -1;
+	return table_grow(a, &a->states, 0) < 0 || table_grow(a, &a->levels, 0) < 0 ? -1 : 0;
 }
 
 static void automaton_fini(struct automaton *a)
@@ -465,7 +491,30 @@ static void automaton_fini(struct automaton *a)
 	free(a->mask);
 	free(a->slot);
 	free(a->run);
+	quota_fini(&a->quota);
 	free(a);
+}
+
+struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v, size_t bytes_max, struct quota_pool *pool)
+{
+	struct automaton *a = mem_zalloc(sizeof *a);
+	a->g = g;
+	a->f = &g->f;
+	a->v = v;
+	a->bytes_max = bytes_max;
+	a->row_len = a->f->n_classes + CELLS;
+	pthread_mutex_init(&a->lock, NULL);
+	quota_init(&a->quota, pool, SIZE_MAX);
+	set_limits(a);
+	if (quota_take(&a->quota, sizeof *a + grammar_bytes(g)) < 0 || first_arrays(a) < 0) {
+		automaton_destroy(&a);
+		return NULL;
+	}
+	find_representatives(a);
+	begin_life(a);
+	if (a->start == STATE_UNKNOWN)
+		automaton_destroy(&a);
+	return a;
 }
 
 void automaton_destroy(struct automaton **ap)
@@ -480,16 +529,52 @@ void automaton_destroy(struct automaton **ap)
 size_t automaton_bytes(struct automaton *a)
 {
 	pthread_mutex_lock(&a->lock);
-	size_t n = sizeof *a + a->size_states * sizeof *a->state + a->size_configs * sizeof *a->config + a->size_levels * sizeof *a->level +
-	           (size_t)a->size_rows * a->row_len * sizeof *a->row + a->size_runs * sizeof *a->run + (a->states.size + a->levels.size) * sizeof *a->states.slot +
-	           (a->mask ? a->max_slots * (a->words * 8 + sizeof *a->slot) : 0);
+	size_t n = a->quota.used;
 	pthread_mutex_unlock(&a->lock);
-	return n + a->f->size * sizeof *a->f->node + a->f->size_sets * sizeof *a->f->set + 2 * NFA_SETS_MAX * sizeof *a->f->set_slot;
+	return n;
+}
+
+/* p, an array of *size elements, keeps n. */
+static void *shrunk(struct automaton *a, void *p, uint32_t *size, uint32_t n, size_t each)
+{
+	void *less = *size > n ? mem_try_grow(p, n, each) : NULL;
+	if (!less)
+		return p;
+	quota_give(&a->quota, (*size - n) * each);
+	*size = n;
+	return less;
+}
+
+static void drop_masks(struct automaton *a)
+{
+	quota_free(&a->quota, a->mask, a->size_slots * a->words * sizeof *a->mask);
+	quota_free(&a->quota, a->slot, a->size_slots * sizeof *a->slot);
+	quota_free(&a->quota, a->run, a->size_runs * sizeof *a->run);
+	a->mask = NULL;
+	a->slot = NULL;
+	a->run = NULL;
+	a->size_slots = a->size_runs = a->n_runs = 0;
+}
+
+void automaton_trim(struct automaton *a)
+{
+	pthread_mutex_lock(&a->lock);
+	a->state = shrunk(a, a->state, &a->size_states, STATES_FIRST, sizeof *a->state);
+	a->config = shrunk(a, a->config, &a->size_configs, CONFIGS_FIRST, sizeof *a->config);
+	a->level = shrunk(a, a->level, &a->size_levels, LEVELS_FIRST, sizeof *a->level);
+	a->row = shrunk(a, a->row, &a->size_rows, ROWS_FIRST, a->row_len * sizeof *a->row);
+	a->states.slot = shrunk(a, a->states.slot, &a->states.size, TABLE_FIRST, sizeof *a->states.slot);
+	a->levels.slot = shrunk(a, a->levels.slot, &a->levels.size, TABLE_FIRST, sizeof *a->levels.slot);
+	drop_masks(a);
+	begin_life(a);
+	pthread_mutex_unlock(&a->lock);
 }
 
 int automaton_probe(struct grammar *g, struct err *err)
 {
-	struct automaton *a = automaton_new(g, NULL, 0);
+	struct automaton *a = automaton_new(g, NULL, 0, NULL);
+	if (!a)
+		return err_set(err, ERR_NOMEM, "there is no memory to look at the constraint");
 	uint32_t start = a->start;
 	automaton_fini(a);
 	return start == STATE_DEAD ? err_set(err, ERR_FULL, "the constraint is too ambiguous: its beginning may be more than %u things at once", CONFIGS_MAX) : 0;

@@ -49,9 +49,10 @@ struct automaton {
 	const struct grammar_vocab *v;   /* NULL: no masks */
 	pthread_mutex_t lock;
 	uint64_t life;
-	uint32_t start;
+	uint32_t start;                  /* STATE_UNKNOWN: there was no memory for it */
 	int full;                        /* a table had no room since this was last cleared: what was found meanwhile does not count */
 	size_t bytes_max;
+	struct quota quota;              /* of the grammar and all below */
 
 	struct state *state;
 	uint32_t n_states, size_states, max_states;
@@ -63,9 +64,9 @@ struct automaton {
 	uint32_t row_len;                /* a state for each class of bytes, then for each cell */
 	struct table states, levels;
 
-	uint64_t *mask;                  /* (max_slots, words) */
+	uint64_t *mask;                  /* (size_slots, words) */
 	struct mask_slot *slot;
-	uint32_t n_slots, max_slots, hand;
+	uint32_t n_slots, size_slots, max_slots, hand;
 	size_t words;
 	struct token_run *run;           /* scratch of a mask */
 	uint32_t n_runs, size_runs;
@@ -78,14 +79,18 @@ struct automaton {
 };
 
 /* automaton.c; the lock is held */
+/* p, an array of *size elements, with room for n, and twice as many as before at least; NULL with `full` set: no memory, p is as it was. */
+void *automaton_grow(struct automaton *a, void *p, uint32_t *size, uint32_t n, size_t each);
 uint32_t automaton_next(struct automaton *a, uint32_t state, unsigned char byte);
 /* The same for all bytes of a cell; STATE_MIXED: they lead to different states. */
 uint32_t automaton_next_in(struct automaton *a, uint32_t state, unsigned cell);
 /* Whether it is dead there for the limit on configs. `full` set: not known. */
 int automaton_is_over(struct automaton *a, uint32_t state, unsigned char byte);
 uint32_t automaton_alias(struct automaton *a, uint32_t state);
-/* walk.c: the mask of a state, and whether it has a bit. ERR_FULL: a table was; ERR_NOMEM: too costly. */
+/* walk.c: the mask of a state, and whether it has a bit. ERR_FULL: a table was; ERR_UNSUPPORTED: too costly. */
 int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any, struct err *err);
+/* `start` is known, or -1: no memory. */
+int automaton_begin(struct automaton *a);
 /* All tables are emptied; returns the same state in the new life. */
 uint32_t automaton_renew(struct automaton *a, uint32_t state);
 static inline int automaton_ends(const struct automaton *a, uint32_t state)

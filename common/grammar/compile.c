@@ -243,6 +243,7 @@ int grammar_compile(enum grammar_kind kind, const char *text, size_t len, unsign
 	if (r == 0)
 		r = nfa_finish(&g->f, GRAMMAR_DEPTH_MAX, &own);
 	if (r == 0) {
+		nfa_trim(&g->f);
 		note_counted(g);
 		r = automaton_probe(g, &own);
 	}
@@ -266,4 +267,9 @@ void grammar_destroy(struct grammar **gp)
 uint32_t grammar_nodes(const struct grammar *g)
 {
 	return g->f.n;
+}
+
+size_t grammar_bytes(const struct grammar *g)
+{
+	return sizeof *g + nfa_memory(&g->f);
 }

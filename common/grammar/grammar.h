@@ -17,6 +17,7 @@
 #define GRAMMAR_GRAMMAR_H
 
 #include "util/err.h"
+#include "util/quota.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -34,6 +35,7 @@ const char *grammar_kind_name(enum grammar_kind k);
 int grammar_compile(enum grammar_kind kind, const char *text, size_t len, unsigned flags, struct grammar **ret_g, struct err *err);
 void grammar_destroy(struct grammar **g);
 uint32_t grammar_nodes(const struct grammar *g);
+size_t grammar_bytes(const struct grammar *g);      /* of memory; some 2 MB at most */
 
 /* The bytes of each token id, arranged for walking. Immutable; used by several threads. bytes[i] NULL (special tokens, ids without a text) or of length 0: never
  * allowed. Copies what it needs. */
@@ -55,16 +57,20 @@ struct grammar_walk {
 
 struct automaton;           /* has its own lock */
 
-/* Takes the grammar; the vocabulary outlives it. bytes_max: of states and masks together, about. */
-struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v, size_t bytes_max);
+/* Takes the grammar, in any case; the vocabulary outlives it. bytes_max: of states and masks together, about. pool: all that the automaton has is taken from it, the
+ * grammar too (NULL: none). NULL: there is no room in it, or no memory. */
+struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v, size_t bytes_max, struct quota_pool *pool);
 void automaton_destroy(struct automaton **a);
-size_t automaton_bytes(struct automaton *a);
+size_t automaton_bytes(struct automaton *a);        /* that are taken from the pool */
+/* What was found goes, and is found again when it is needed: it keeps no more than a new one has. */
+void automaton_trim(struct automaton *a);
 
 enum { AUTOMATON_MAY_END = 1,          /* the answer is whole as it stands */
        AUTOMATON_MAY_GO_ON = 2 };      /* some token is allowed; without it, only the end is */
 
 /* The tokens allowed after `tokens`: n of the answer, of which the first walk->n were walked before. ERR_INVALID: these tokens are none of the grammar's, with the
- * first that is not; ERR_FULL, ERR_NOMEM: telling would take more time or memory than is allowed. *ret_flags as above, and of neither there is no way on (ERR_NOTFOUND). */
+ * first that is not; ERR_FULL, ERR_UNSUPPORTED: telling would take more memory or time than is allowed; ERR_NOMEM: the pool has no room for it now. *ret_flags as
+ * above, and of neither there is no way on (ERR_NOTFOUND). */
 int automaton_mask(struct automaton *a, struct grammar_walk *walk, const uint32_t *tokens, uint32_t n, uint64_t *ret_mask, unsigned *ret_flags, struct err *err);
 /* How many of `more`, which would follow the walked tokens, are allowed one after the other. */
 uint32_t automaton_leading(struct automaton *a, struct grammar_walk *walk, const uint32_t *tokens, uint32_t n, const uint32_t *more, uint32_t n_more);

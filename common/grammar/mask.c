@@ -1,22 +1,44 @@
 /* mask.c - which tokens may follow. A mask belongs to a state (to its alias: what a counter says beyond the longest token makes no difference) and is kept; which ones, is by
  * use. */
 #include "automaton.h"
-#include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define NONE UINT32_MAX
+#define SLOTS_FIRST 8u
 
+/* Room for one more mask. 0: there are enough, or no memory. */
+static int slot_room(struct automaton *a)
+{
+	uint32_t masks = a->size_slots, want = 2 * masks < a->max_slots ? 2 * masks : a->max_slots;
+	if (a->n_slots < a->size_slots || a->size_slots == a->max_slots)
+		return a->n_slots < a->size_slots;
+	want = want < SLOTS_FIRST ? SLOTS_FIRST : want;
+	uint64_t *mask = quota_grow(&a->quota, a->mask, masks, want, a->words * sizeof *mask);
+	if (!mask)
+		return 0;
+	a->mask = mask;
+	struct mask_slot *slot = quota_grow(&a->quota, a->slot, masks, want, sizeof *slot);
+	if (!slot) {
+		quota_give(&a->quota, (want - masks) * a->words * sizeof *mask);
+		return 0;
+	}
+	a->slot = slot;
+	a->size_slots = want;
+	return 1;
+}
+
+/* A slot that is free, or was not used for long. NONE with `full` set: no memory. */
 static uint32_t take_slot(struct automaton *a)
 {
-	if (!a->mask) {
-		a->mask = mem_array((size_t)a->max_slots * a->words, sizeof *a->mask);
-		a->slot = mem_array(a->max_slots, sizeof *a->slot);
-	}
-	if (a->n_slots < a->max_slots)
+	if (slot_room(a))
 		return a->n_slots++;
-	for (;; a->hand = (a->hand + 1) % a->max_slots) {
+	if (!a->n_slots) {
+		a->full = 1;
+		return NONE;
+	}
+	for (;; a->hand = (a->hand + 1) % a->n_slots) {
 		struct mask_slot *s = &a->slot[a->hand];
 		if (s->used) {
 			s->used = 0;
@@ -24,12 +46,12 @@ static uint32_t take_slot(struct automaton *a)
 		}
 		a->state[s->state].mask = NONE;
 		uint32_t slot = a->hand;
-		a->hand = (a->hand + 1) % a->max_slots;
+		a->hand = (a->hand + 1) % a->n_slots;
 		return slot;
 	}
 }
 
-/* The mask of a state, in *ret_slot. ERR_FULL: a table was; ERR_NOMEM: too costly. */
+/* The mask of a state, in *ret_slot. ERR_FULL: a table was; ERR_UNSUPPORTED: too costly. */
 static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, struct err *err)
 {
 	uint32_t as = automaton_alias(a, state), slot;
@@ -38,6 +60,8 @@ static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, stru
 		return ERR_FULL;
 	if (a->state[as].mask == NONE) {
 		slot = take_slot(a);
+		if (slot == NONE)
+			return ERR_FULL;
 		a->slot[slot].state = as;
 		a->slot[slot].used = 1;
 		int r = automaton_fill(a, as, a->mask + (size_t)slot * a->words, &any, err);
@@ -55,7 +79,7 @@ static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, stru
 
 /* --- walks --------------------------------------------------------------------------------------------------------------------------------- */
 
-/* No state follows by this byte: ERR_NOMEM when it would be too large, else 0. A mask is that of an alias, which has fewer configs, so it may allow what is too much here. */
+/* No state follows by this byte: ERR_UNSUPPORTED when it would be too large, else 0. A mask is that of an alias, which has fewer configs, so it may allow what is too much here. */
 static int why_dead(struct automaton *a, uint32_t s, unsigned char byte)
 {
 	int over = automaton_is_over(a, s, byte);
@@ -63,10 +87,10 @@ static int why_dead(struct automaton *a, uint32_t s, unsigned char byte)
 		s = automaton_renew(a, s);
 		over = automaton_is_over(a, s, byte);
 	}
-	return over ? ERR_NOMEM : 0;
+	return over ? ERR_UNSUPPORTED : 0;
 }
 
-/* One token from *state: 1, 0 as it is none of the grammar's there, or ERR_NOMEM. The tables may be renewed. */
+/* One token from *state: 1, 0 as it is none of the grammar's there, or ERR_UNSUPPORTED. The tables may be renewed. */
 static int take_token(struct automaton *a, uint32_t *state, uint32_t id)
 {
 	const struct grammar_vocab *v = a->v;
@@ -89,6 +113,8 @@ static int take_token(struct automaton *a, uint32_t *state, uint32_t id)
 
 static int catch_up(struct automaton *a, struct grammar_walk *w, const uint32_t *tokens, uint32_t n, struct err *err)
 {
+	if (automaton_begin(a) < 0)
+		return ERR_NOMEM;
 	if (w->life != a->life || w->n > n)
 		*w = (struct grammar_walk){a->life, a->start, 0};
 	for (; w->n < n; w->n++) {
@@ -121,6 +147,7 @@ int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32
 {
 	uint32_t slot = 0;
 	pthread_mutex_lock(&a->lock);
+	a->quota.over = QUOTA_FITS;
 	int r = catch_up(a, walk_, tokens, n, err);
 	if (r == 0)
 		r = find_mask(a, walk_, &slot, err);
@@ -129,6 +156,10 @@ int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32
 		*ret_flags = (automaton_ends(a, walk_->state) ? AUTOMATON_MAY_END : 0u) | (a->slot[slot].any ? AUTOMATON_MAY_GO_ON : 0u);
 		if (!*ret_flags)
 			r = err_set(err, ERR_NOTFOUND, "no token of the vocabulary leads on behind token %u of the constrained answer", n);
+	}
+	if (r < 0 && a->quota.over) {        /* whatever came of that says nothing of the answer */
+		r = err_set(err, ERR_NOMEM, "there is no memory for the constraint now: it has %zu bytes", a->quota.used);
+		walk_->life = 0;
 	}
 	pthread_mutex_unlock(&a->lock);
 	return r;

@@ -30,6 +30,30 @@ void nfa_fini(struct nfa *f)
 	memset(f, 0, sizeof *f);
 }
 
+static void *trim(void *p, uint32_t n, uint32_t *size, size_t each)
+{
+	void *less = mem_try_grow(p, n, each);
+	if (!less)
+		return p;
+	*size = n;
+	return less;
+}
+
+void nfa_trim(struct nfa *f)
+{
+	free(f->set_slot);
+	f->set_slot = NULL;
+	f->node = trim(f->node, f->n, &f->size, sizeof *f->node);
+	f->rule = trim(f->rule, f->n_rules, &f->size_rules, sizeof *f->rule);
+	f->set = trim(f->set, f->n_sets, &f->size_sets, sizeof *f->set);
+}
+
+size_t nfa_memory(const struct nfa *f)
+{
+	size_t n = (size_t)f->size * sizeof *f->node + (size_t)f->size_rules * sizeof *f->rule + (size_t)f->size_sets * sizeof *f->set;
+	return n + (f->set_slot ? SET_SLOTS * sizeof *f->set_slot : 0);
+}
+
 static uint32_t over(struct nfa *f, const char *what, uint32_t limit)
 {
 	if (!f->err.code)

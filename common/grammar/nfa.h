@@ -38,7 +38,7 @@ struct nfa {
 	uint32_t n_rules, size_rules;
 	struct byte_set *set;
 	uint32_t n_sets, size_sets;
-	uint32_t *set_slot;         /* hash table over sets: index + 1 */
+	uint32_t *set_slot;         /* hash table over sets: index + 1. NULL: nothing is built any more */
 	uint32_t start;
 	struct err err;             /* of the first builder that hit a limit; then builders return 0 */
 	unsigned char class_of[256];    /* bytes that no set tells apart; by nfa_finish */
@@ -86,5 +86,8 @@ uint32_t nfa_one_of(struct nfa *f, struct nfa_string *list, size_t n, uint32_t n
 
 /* Checks the whole network: f->err, recursion without end, nothing that can be finished, a nesting over the limit; then fills in need and classes. */
 int nfa_finish(struct nfa *f, uint32_t depth_max, struct err *err);
+/* What only builders need goes, and every array gets its size. */
+void nfa_trim(struct nfa *f);
+size_t nfa_memory(const struct nfa *f);
 
 #endif

@@ -6,7 +6,6 @@
  *
  * The work of a mask is bounded by what it costs as if nothing was cached, so that all workers find the same tokens too costly. */
 #include "automaton.h"
-#include "util/mem.h"
 
 #include <string.h>
 
@@ -112,10 +111,10 @@ static void run_add(struct automaton *a, uint32_t from, uint32_t to)
 		a->run[a->n_runs - 1].to = to;
 		return;
 	}
-	if (a->n_runs == a->size_runs) {
-		a->size_runs = a->size_runs ? 2 * a->size_runs : 256;
-		a->run = mem_grow(a->run, a->size_runs, sizeof *a->run);
-	}
+	struct token_run *run = automaton_grow(a, a->run, &a->size_runs, a->n_runs < 256 ? 256 : a->n_runs + 1, sizeof *run);
+	if (!run)
+		return;
+	a->run = run;
 	a->run[a->n_runs++] = (struct token_run){from, to};
 }
 
@@ -212,5 +211,5 @@ int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret
 	*ret_any = w.any;
 	if (a->full)
 		return ERR_FULL;
-	return w.work > w.work_max ? err_set(err, ERR_NOMEM, "the constraint is too ambiguous: telling the next token takes more than %u steps", (unsigned)w.work_max) : 0;
+	return w.work > w.work_max ? err_set(err, ERR_UNSUPPORTED, "the constraint is too ambiguous: telling the next token takes more than %u steps", (unsigned)w.work_max) : 0;
 }

@@ -188,10 +188,12 @@ static void score_prompt(struct decode *d, struct seq *q, const struct engine_sp
 		svc_post(d->w->svc, score_post, c);
 }
 
-/* Its constraint cannot be followed any further: another worker would find the same. */
+/* Its constraint cannot be followed any further: another worker would find the same, unless it was memory that lacked. */
 static void fail_constraint(struct seq *q, const struct err *err)
 {
-	q->failed = q->hopeless = 1;
+	q->failed = 1;
+	q->no_memory = err->code == ERR_NOMEM;
+	q->hopeless = !q->no_memory;
 	snprintf(q->fail_text, sizeof q->fail_text, "%.150s", err->text);
 }
 

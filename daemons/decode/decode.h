@@ -2,6 +2,7 @@
  *
  * A seq is one attempt of one request. On the loop's thread (lease.c, stage.c) it is
  *
+ *   COMPILING   a thread compiles its constraint (form.c); nothing of it is freed before that is over
  *   QUEUED      a reservation that waits for room, in order
  *   LEASED      granted: the messager fills its blocks; waits for KvReady and the first token
  *   QUARANTINE  given up while a messager may still write: its blocks stay until the fence
@@ -18,6 +19,7 @@
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/map.h"
+#include "util/queue.h"
 #include "daemons/worker/score.h"
 #include "daemons/worker/stage.h"
 #include "daemons/worker/work.h"
@@ -25,7 +27,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum seq_state { SEQ_NEW, SEQ_QUEUED, SEQ_LEASED, SEQ_QUARANTINE, SEQ_ACTIVE, SEQ_END, SEQ_STATE_COUNT };
+enum seq_state { SEQ_NEW, SEQ_COMPILING, SEQ_QUEUED, SEQ_LEASED, SEQ_QUARANTINE, SEQ_ACTIVE, SEQ_END, SEQ_STATE_COUNT };
 
 /* What an ACTIVE one does; for pdctl, by which it is read without a lock. */
 enum seq_phase { PHASE_WAITING, PHASE_PREEMPTED, PHASE_RESTORING, PHASE_RUNNING };
@@ -74,6 +76,7 @@ struct seq {
 	uint32_t drafted, accepted;    /* tokens, of all its drafts */
 	uint32_t scored;               /* prompt_logprobs: tokens of the prompt that were sent, its first one not counted */
 	int failed, hopeless;          /* hopeless: on any worker */
+	int no_memory;                 /* there is none for its constraint now */
 	char fail_text[160];
 
 	uint64_t accepted_us, granted_us, ready_us, joined_us, first_us, done_us;
@@ -108,6 +111,9 @@ struct decode {
 	uint64_t gone_place, gone_upto, last_place, last_upto;
 	uint32_t max_queued;
 	struct rate blocks, ends;      /* blocks given back; leases and sequences that ended */
+	struct queue *forms;           /* sequences whose constraint is to be compiled */
+	pthread_t form_thread;
+	int form_runs;
 	uint64_t rated_us, ended;
 	/* tombs by the second of their end */
 	struct list tombs[TOMB_WHEEL];
@@ -159,6 +165,7 @@ void seq_enter(struct seq *q, enum seq_state next);
 /* Registers a checked request; NULL and a fault when it is refused (bounds, draining, size). */
 struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Request *r, Pds__Fault *fault, struct err *err);
 void seq_end(struct seq *q);           /* gives back what it has, leaves a tomb, frees */
+void seq_forget(struct seq *q);        /* as if it had never come: the same attempt may be asked for again */
 void seq_head(const struct seq *q, struct msg_head *h);
 struct seq *seq_find(struct decode *d, const struct msg_head *h);
 /* Extends q->hashes to all full blocks of its tokens. */
@@ -183,7 +190,16 @@ uint64_t queue_estimate(struct decode *d, uint64_t upto, uint32_t position);
 uint64_t queue_estimate_of(struct decode *d, const struct seq *q);
 uint64_t queue_retry_after(struct decode *d);            /* for one that is refused because too many wait; never 0 */
 
+/* form.c: constraints are compiled before anything else is done with their sequences */
+int form_start(struct decode *d, struct err *err);
+void form_stop(struct decode *d);
+/* Goes on with a sequence that is NEW: reserved_new or submitted_new, now or when its constraint is compiled; or it is refused. */
+void form_then_go_on(struct seq *q);
+void submitted_new(struct seq *q);             /* stage.c */
+
 /* lease.c */
+void reserved_new(struct seq *q);
+void lease_deny(struct seq *q, Pds__Fault fault, const char *text, uint64_t retry_us);    /* to who reserved it, if it is still there */
 void lease_try_grant(struct decode *d);
 uint64_t lease_growth(struct decode *d);            /* blocks that are kept for those who have room */
 void lease_drop(struct seq *q, const char *why);    /* QUEUED, LEASED: with the fence */

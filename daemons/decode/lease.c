@@ -172,6 +172,15 @@ static void send_queued(struct decode *d, struct seq *q, struct peer *p)
 	svc_send(d->w->svc, p, MSG_KV_QUEUED, &h, &m.base);
 }
 
+void lease_deny(struct seq *q, Pds__Fault fault, const char *text, uint64_t retry_us)
+{
+	struct peer *p = prefill_peer(q);
+	struct msg_head h;
+	seq_head(q, &h);
+	if (p)
+		send_deny(q->w, p, &h, fault, text, retry_us);
+}
+
 static struct seq *admit(struct worker *w, const struct msg_head *h, const Pds__Request *r, Pds__Fault *fault, struct err *err)
 {
 	struct decode *d = decode_of(w);
@@ -216,6 +225,14 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h, cons
 	q->work.router_epoch = m->router_epoch;
 	snprintf(q->prefill, sizeof q->prefill, "%s", peer_name(p));
 	q->prefill_epoch = peer_epoch(p);
+	form_then_go_on(q);
+}
+
+void reserved_new(struct seq *q)
+{
+	struct worker *w = q->w;
+	struct decode *d = decode_of(w);
+	struct peer *p = prefill_peer(q);
 	seq_enter(q, SEQ_QUEUED);
 	q->asks = worker_blocks_for(w, q->work.n_tokens) + (uint32_t)growth_at(d, q, ratio_now(d));
 	queue_push(d, q);
@@ -223,7 +240,8 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h, cons
 	if (q->state != SEQ_QUEUED)
 		return;
 	stat_add(svc_stats(w->svc), WS_QUEUED, 1);
-	send_queued(d, q, p);
+	if (p)
+		send_queued(d, q, p);
 }
 
 void on_renew(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
@@ -336,7 +354,7 @@ void lease_check(struct decode *d, uint64_t now)
 			lease_lost(q, "the lease expired: its prefill worker did not renew it");
 		else if (q->state != SEQ_QUARANTINE && now >= q->work.deadline_us && !q->cancelled) {
 			worker_fail(d->w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DEADLINE, 0, "the request's deadline has passed in decode");
-			if (q->state == SEQ_ACTIVE) {
+			if (q->state == SEQ_ACTIVE || q->state == SEQ_COMPILING) {
 				q->cancelled = 1;
 				batch_kick(d);
 			} else {

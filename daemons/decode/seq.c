@@ -9,14 +9,15 @@
 
 const char *seq_state_name(enum seq_state s)
 {
-	static const char *const names[] = {"new", "queued", "leased", "quarantine", "active", "end"};
+	static const char *const names[] = {"new", "compiling", "queued", "leased", "quarantine", "active", "end"};
 	return names[s];
 }
 
 static int legal(enum seq_state from, enum seq_state to)
 {
 	static const unsigned next[SEQ_STATE_COUNT] = {
-		[SEQ_NEW] = 1u << SEQ_QUEUED | 1u << SEQ_ACTIVE | 1u << SEQ_END,
+		[SEQ_NEW] = 1u << SEQ_COMPILING | 1u << SEQ_QUEUED | 1u << SEQ_ACTIVE | 1u << SEQ_END,
+		[SEQ_COMPILING] = 1u << SEQ_QUEUED | 1u << SEQ_ACTIVE | 1u << SEQ_END,
 		[SEQ_QUEUED] = 1u << SEQ_LEASED | 1u << SEQ_END,
 		[SEQ_LEASED] = 1u << SEQ_QUARANTINE | 1u << SEQ_ACTIVE | 1u << SEQ_END,
 		[SEQ_QUARANTINE] = 1u << SEQ_END,
@@ -86,7 +87,10 @@ struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Reque
 	struct seq *q = mem_zalloc(sizeof *q);
 	q->w = w;
 	*fault = PDS__FAULT__FAULT_INVALID;
-	if (work_init(&q->work, h, r, w->info, err) < 0 || constraint_attach(w->constraints, &q->work, r, err) < 0 || refuse(d, &q->work, fault, err) < 0) {
+	int code = work_init(&q->work, h, r, w->info, err);
+	if (code == 0 && (code = constraint_take(w->constraints, &q->work, r, err)) == ERR_NOMEM)
+		*fault = PDS__FAULT__FAULT_OVERLOADED;
+	if (code < 0 || refuse(d, &q->work, fault, err) < 0) {
 		work_fini(&q->work);
 		free(q);
 		return NULL;
@@ -109,6 +113,13 @@ struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Reque
 
 void seq_end(struct seq *q)
 {
+	struct work_key k = work_key(&q->work.id, q->work.attempt);
+	tomb_add(decode_of(q->w), &k, q->work.deadline_us);
+	seq_forget(q);
+}
+
+void seq_forget(struct seq *q)
+{
 	struct decode *d = decode_of(q->w);
 	struct work_key k = work_key(&q->work.id, q->work.attempt);
 	if (q->n_blocks)
@@ -116,7 +127,6 @@ void seq_end(struct seq *q)
 	map_remove(d->by_key, k.b);
 	if (q->lease_id)
 		map_remove(d->by_lease, &q->lease_id);
-	tomb_add(d, &k, q->work.deadline_us);
 	seq_enter(q, SEQ_END);
 	d->count[SEQ_END]--;
 	d->n_seqs--;

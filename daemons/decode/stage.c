@@ -1,6 +1,7 @@
 /* stage.c - the decode stage towards the worker: messages, peers, timers, life. It also takes whole requests (role mixed, or no prefill
  * worker lives): they have no lease and no candidate, and go straight to the schedule thread. */
 #include "decode.h"
+#include "daemons/worker/constraint.h"
 #include "util/mem.h"
 
 #include <math.h>
@@ -38,8 +39,13 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	snprintf(q->work.router, sizeof q->work.router, "%s", peer_name(p));
 	q->work.router_epoch = peer_epoch(p);
 	log_req(LOG_INFO, &h->req, "accepted", "attempt=%u tokens=%u local=1", h->attempt, q->work.n_tokens);
+	form_then_go_on(q);
+}
+
+void submitted_new(struct seq *q)
+{
 	seq_enter(q, SEQ_ACTIVE);
-	batch_add(d, q);
+	batch_add(decode_of(q->w), q);
 }
 
 static void cancel_seq(struct seq *q, const char *why)
@@ -51,6 +57,8 @@ static void cancel_seq(struct seq *q, const char *why)
 		log_req(LOG_INFO, &q->work.id, "cancelled", "attempt=%u why=%s", q->work.attempt, log_quote(why));
 		stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
 		batch_kick(decode_of(q->w));
+	} else if (q->state == SEQ_COMPILING) {
+		q->cancelled = 1;
 	} else if (q->state != SEQ_QUARANTINE) {
 		lease_drop(q, why);
 	}
@@ -77,8 +85,9 @@ void seq_ended(struct svc *s, void *arg)
 	struct msg_head h;
 	(void)s;
 	seq_head(q, &h);
+	Pds__Fault fault = q->hopeless ? PDS__FAULT__FAULT_INVALID : q->no_memory ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INTERNAL;
 	if (q->failed && !q->cancelled)
-		worker_fail(q->w, &h, q->work.router, q->work.router_epoch, q->hopeless ? PDS__FAULT__FAULT_INVALID : PDS__FAULT__FAULT_INTERNAL, !q->hopeless, q->fail_text);
+		worker_fail_until(q->w, &h, q->work.router, q->work.router_epoch, fault, !q->hopeless, q->fail_text, q->no_memory ? CONSTRAINT_RETRY_US : 0);
 	log_req(LOG_INFO, &q->work.id, "decode_done", "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u cancelled=%d", q->work.attempt,
 	        work_index(&q->work), q->cached_tokens, (unsigned long long)(q->first_us ? q->done_us - q->first_us : 0), q->preemptions, q->drafted,
 	        q->accepted, q->cancelled);
@@ -105,6 +114,8 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 		else if (peer_tag(p) == TAG_NONE && (q->state == SEQ_LEASED || q->state == SEQ_QUEUED) && q->prefill_epoch == peer_epoch(p) &&
 		         strcmp(q->prefill, peer_name(p)) == 0)
 			lease_lost(q, "its prefill worker is gone");
+		else if (peer_tag(p) == TAG_NONE && q->state == SEQ_COMPILING && q->prefill_epoch == peer_epoch(p) && strcmp(q->prefill, peer_name(p)) == 0)
+			q->cancelled = 1;
 	}
 }
 
@@ -185,7 +196,8 @@ static int start(struct worker *w, struct err *err)
 	d->wait_us = (uint64_t)conf_int(c, "preempt_wait_ms") * 1000u;
 	d->restore_wait_us = (uint64_t)conf_int(c, "restore_wait_ms") * 1000u;
 	d->timer = event_new(svc_base(w->svc), -1, 0, on_timer, d);
-	return batch_start(d, err);
+	int r = form_start(d, err);
+	return r < 0 ? r : batch_start(d, err);
 }
 
 static void drain(struct worker *w)
@@ -226,6 +238,7 @@ static void stop(struct worker *w)
 	if (!d)
 		return;
 	event_free(d->timer);
+	form_stop(d);
 	batch_stop(d);
 	list_each_safe(it, nx, &d->seqs) {
 		struct seq *q = list_entry(it, struct seq, node);
@@ -246,7 +259,7 @@ static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
 	struct decode *d = decode_of(w);
 	hb->running = d->active;
-	hb->waiting = d->count[SEQ_QUEUED] + d->count[SEQ_LEASED];
+	hb->waiting = d->count[SEQ_COMPILING] + d->count[SEQ_QUEUED] + d->count[SEQ_LEASED];
 }
 
 static const char *state_word(const struct seq *q)
@@ -282,8 +295,8 @@ static void status(struct worker *w, struct buf *out)
 	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"preempted\":%u,\"growth_ratio\":%.3f,\"growth_blocks\":%llu,\"queue_us\":%llu,\"sequences\":{", d->active,
 	           d->count[SEQ_QUEUED] + d->count[SEQ_LEASED], d->preempted, ratio, (unsigned long long)lease_growth(d),
 	           (unsigned long long)(d->count[SEQ_QUEUED] ? queue_estimate(d, d->last_upto - d->gone_upto, d->count[SEQ_QUEUED]) : 0));
-	for (int i = SEQ_QUEUED; i < SEQ_END; i++)
-		buf_printf(out, "%s\"%s\":%u", i == SEQ_QUEUED ? "" : ",", seq_state_name((enum seq_state)i), d->count[i]);
+	for (int i = SEQ_COMPILING; i < SEQ_END; i++)
+		buf_printf(out, "%s\"%s\":%u", i == SEQ_COMPILING ? "" : ",", seq_state_name((enum seq_state)i), d->count[i]);
 	buf_adds(out, "}");
 	spec_status(d, out);
 }

@@ -56,7 +56,11 @@ void job_computed(struct job *j)
 	j->hands--;
 	stat_add(st, WS_PRECONDITIONS, j->broken != 0);
 	if (j->step_failed) {
-		job_fail(j, j->hopeless ? PDS__FAULT__FAULT_INVALID : PDS__FAULT__FAULT_INTERNAL, !j->hopeless, j->fail_text);
+		job_fail(j, PDS__FAULT__FAULT_INTERNAL, 1, j->fail_text);
+		return;
+	}
+	if (j->hopeless || j->no_memory) {
+		job_fail_constraint(j);
 		return;
 	}
 	if (j->cancelled || j->computed < j->work.n_tokens) {

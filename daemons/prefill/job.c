@@ -4,6 +4,7 @@
  * reservation at D is cancelled, and a job that a thread still holds ends when it comes back. Blocks that storage may still write stay
  * with the fetch, not with the job. */
 #include "prefill.h"
+#include "daemons/worker/constraint.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -169,6 +170,13 @@ void job_fail(struct job *j, Pds__Fault fault, int retry, const char *text)
 	job_drop(j, text);
 }
 
+void job_fail_constraint(struct job *j)
+{
+	if (j->no_memory)
+		j->room_after_us = CONSTRAINT_RETRY_US;
+	job_fail(j, j->no_memory ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INVALID, j->no_memory, j->fail_text);
+}
+
 /* --- prepare ------------------------------------------------------------------------------------------------------------------------ */
 
 static void to_thread(struct job *j, int phase)
@@ -216,12 +224,14 @@ void job_take(struct job *j)
 void job_taken(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
-	int got = j->n_blocks > 0, gone = j->cancelled, again = s->releases != j->releases;
+	int got = j->n_blocks > 0, gone = j->cancelled || j->hopeless || j->no_memory, again = s->releases != j->releases;
 	j->hands--;
 	if (s->retrying == j)
 		s->retrying = NULL;
 	if (j->cancelled) {
 		job_drop(j, "cancelled");
+	} else if (j->hopeless || j->no_memory) {
+		job_fail_constraint(j);
 	} else if (!got) {
 		job_enter(j, JOB_BLOCKED);
 		writeout_hurry(j->w->writeout);

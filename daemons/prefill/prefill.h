@@ -143,6 +143,7 @@ struct job {
 	Pds__Finish finish;
 	int step_failed, broken;      /* broken: a precondition did not hold */
 	int hopeless;                 /* its constraint cannot be followed, on any worker */
+	int no_memory;                /* there is none for its constraint now */
 	char fail_text[160];
 	int kv_sent, first_acked;
 
@@ -223,6 +224,7 @@ void job_enter(struct job *j, enum job_state next);
 void job_drop(struct job *j, const char *why);           /* cancel everywhere, give all back, end; when held by others: as soon as they return it */
 void job_end(struct job *j);                             /* give all back, end; nobody holds it */
 void job_fail(struct job *j, Pds__Fault fault, int retry, const char *text);
+void job_fail_constraint(struct job *j);                 /* hopeless or no_memory, with fail_text */
 void job_begin(struct job *j);                           /* NEW -> PREPARE */
 void job_take(struct job *j);                            /* granted: to a prepare thread, or behind those who wait for blocks */
 void job_retry_blocked(struct prefill *s);

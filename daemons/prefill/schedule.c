@@ -209,9 +209,11 @@ static void after_step(struct prefill *s, struct job *j, const struct engine_spa
 		return;
 	uint32_t row = sp->logits_row + (sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0);
 	struct err err = {0};
-	if (constraint_draw(&j->work, w->info, s->sampler, engine_logits(w->engine, row), &j->first, &err) < 0) {
+	int r = constraint_draw(&j->work, w->info, s->sampler, engine_logits(w->engine, row), &j->first, &err);
+	if (r < 0) {
 		snprintf(j->fail_text, sizeof j->fail_text, "%.150s", err.text);
-		j->step_failed = j->hopeless = 1;
+		j->no_memory = r == ERR_NOMEM;
+		j->hopeless = !j->no_memory;
 	}
 	j->first_us = clock_us();
 	give_back(s, j);

@@ -185,8 +185,11 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	}
 	struct job *j = mem_zalloc(sizeof *j);
 	j->w = w;
-	if (work_init(&j->work, h, m->request, w->info, &err) < 0 || constraint_attach(w->constraints, &j->work, m->request, &err) < 0) {
-		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_INVALID, 0, err.text);
+	int code = work_init(&j->work, h, m->request, w->info, &err);
+	if (code < 0 || (code = constraint_take(w->constraints, &j->work, m->request, &err)) < 0) {
+		int later = code == ERR_NOMEM;
+		worker_fail_until(w, h, peer_name(p), peer_epoch(p), later ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INVALID, later, err.text,
+		                  later ? CONSTRAINT_RETRY_US : 0);
 		work_fini(&j->work);
 		free(j);
 		return;

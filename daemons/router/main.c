@@ -410,6 +410,7 @@ static int set_up(struct router *r, struct err *err)
 
 static int on_start(struct svc *s, struct err *err)
 {
+	mem_map_large();
 	struct router *r = mem_zalloc(sizeof *r);
 	if (sodium_init() < 0)
 		check_fatal("libsodium cannot draw random numbers: the system's random device is missing");

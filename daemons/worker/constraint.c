@@ -1,4 +1,7 @@
-/* constraint.c - see constraint.h. A request whose constraint does not compile fails, nothing else does. An automaton has a bound on its memory, idle ones a bound on their number. */
+/* constraint.c - see constraint.h. A request whose constraint does not compile fails, nothing else does.
+ *
+ * What all compiled constraints take, live and idle, is one pool (constraint_memory_mb). Networks, which a request needs for as long as it lives, have at most half of it;
+ * the rest is for what is found on the way, which can be found again. Past HIGH of the pool the least recently used give way: idle ones go, live ones are trimmed. */
 #include "constraint.h"
 #include "work.h"
 #include "format/gguf.h"
@@ -9,19 +12,25 @@
 #include "util/map.h"
 #include "util/mem.h"
 
+#include <pthread.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#define AUTOMATON_BYTES (16u << 20)
-#define IDLE_MAX 32u
+#define AUTOMATON_BYTES (16u << 20)      /* of states and masks of one; a sixteenth of the pool if that is less */
+#define IDLE_MAX 32u                     /* that no request has, */
+#define IDLE_BYTES_MAX (32u << 20)       /* and what they take: memory goes back when work ends */
+#define HIGH(size) ((size) - (size) / 4)
+#define LOW(size) ((size) / 2 + (size) / 8)
 
 struct compiled {
-	struct list idle;            /* least recently used first, while no request has it */
+	struct list use;             /* constraints.by_use */
 	unsigned char key[32];
 	struct automaton *automaton;
+	size_t network;              /* bytes of it that stay as long as it lives */
 	uint32_t users;
+	int trimmed;                 /* and not used since */
 };
 
 struct constraints {
@@ -30,16 +39,20 @@ struct constraints {
 	char why[200];
 	uint32_t n_eos;
 	size_t words;
+	struct quota_pool pool;
+	pthread_mutex_t lock;        /* of what follows */
 	struct map *by_key;
-	struct list idle;
+	struct list by_use;          /* all, the least recently used first */
 	uint32_t n_idle;
+	size_t networks;             /* bytes */
 };
 
 struct constraint {
 	struct constraints *all;
-	struct compiled *compiled;
+	struct compiled *compiled;   /* NULL: not yet */
 	struct grammar_walk walk;
 	uint64_t *mask;
+	struct quota quota;          /* of the text and the mask */
 	Pds__Constraint message;
 };
 
@@ -97,36 +110,86 @@ static int read_vocabulary(struct constraints *all, const char *path, const stru
 	return r;
 }
 
-struct constraints *constraints_new(const char *model_path, const struct engine_info *info)
+struct constraints *constraints_new(const char *model_path, const struct engine_info *info, size_t memory_bytes)
 {
 	struct constraints *all = mem_zalloc(sizeof *all);
 	struct err err = {0};
 	all->n_eos = info->n_eos;
 	all->words = grammar_mask_words(info->vocab);
+	all->pool.size = memory_bytes;
 	all->by_key = map_new(sizeof((struct compiled *)0)->key);
-	list_init(&all->idle);
+	pthread_mutex_init(&all->lock, NULL);
+	list_init(&all->by_use);
 	if (read_vocabulary(all, model_path, info, &err) < 0)
 		snprintf(all->why, sizeof all->why, "%.190s", err.text);
 	return all;
 }
 
-/* --- the cache ------------------------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------------------------------ */
 
+/* With the lock held, as all below. */
 static void compiled_free(struct constraints *all, struct compiled *c)
 {
+	all->n_idle--;
+	all->networks -= c->network;
+	list_remove(&c->use);
 	map_remove(all->by_key, c->key);
 	automaton_destroy(&c->automaton);
 	free(c);
 }
 
-static void drop_idle(struct constraints *all, uint32_t most)
+static void drop_idle(struct constraints *all)
 {
-	while (all->n_idle > most) {
-		struct compiled *c = list_entry(all->idle.next, struct compiled, idle);
-		list_remove(&c->idle);
-		all->n_idle--;
+	size_t bytes = 0;
+	list_each(n, &all->by_use) {
+		struct compiled *c = list_entry(n, struct compiled, use);
+		bytes += c->users ? 0 : automaton_bytes(c->automaton);
+	}
+	list_each_safe(n, next, &all->by_use) {
+		struct compiled *c = list_entry(n, struct compiled, use);
+		if (all->n_idle <= IDLE_MAX && bytes <= IDLE_BYTES_MAX)
+			return;
+		if (c->users)
+			continue;
+		bytes -= automaton_bytes(c->automaton);
 		compiled_free(all, c);
 	}
+}
+
+/* Until no more than `bytes` of the pool are lent, if that can be: what was not used for longest gives way first. */
+static void reclaim(struct constraints *all, const struct compiled *keep, size_t bytes)
+{
+	list_each_safe(n, next, &all->by_use) {
+		struct compiled *c = list_entry(n, struct compiled, use);
+		if (all->pool.lent <= bytes)
+			return;
+		if (c == keep)
+			continue;
+		if (!c->users) {
+			compiled_free(all, c);
+		} else if (!c->trimmed) {
+			automaton_trim(c->automaton);
+			c->trimmed = 1;
+		}
+	}
+}
+
+/* Room for a network of so many bytes: 0, or -1. */
+static int network_room(struct constraints *all, size_t bytes)
+{
+	size_t most = all->pool.size / 2;
+	list_each_safe(n, next, &all->by_use) {
+		struct compiled *c = list_entry(n, struct compiled, use);
+		if (bytes <= most && all->networks <= most - bytes)
+			break;
+		if (!c->users)
+			compiled_free(all, c);
+	}
+	if (bytes > most || all->networks > most - bytes)
+		return -1;
+	if (all->pool.lent + bytes > HIGH(all->pool.size))
+		reclaim(all, NULL, LOW(all->pool.size) > bytes ? LOW(all->pool.size) - bytes : 0);
+	return 0;
 }
 
 void constraints_destroy(struct constraints **allp)
@@ -134,16 +197,24 @@ void constraints_destroy(struct constraints **allp)
 	struct constraints *all = *allp;
 	if (!all)
 		return;
-	void *c;
-	const void *key;
-	for (size_t it = 0; map_next(all->by_key, &it, &key, &c);)
-		compiled_free(all, c);
+	list_each_safe(n, next, &all->by_use)
+		compiled_free(all, list_entry(n, struct compiled, use));
 	map_destroy(&all->by_key);
+	pthread_mutex_destroy(&all->lock);
 	grammar_vocab_destroy(&all->vocab);
 	grammar_vocab_destroy(&all->marked);
 	free(all);
 	*allp = NULL;
 }
+
+void constraints_json(struct constraints *all, struct buf *out)
+{
+	pthread_mutex_lock(&all->lock);
+	buf_printf(out, ",\"constraints\":%zu,\"constraints_idle\":%u,\"constraint_bytes\":%zu", map_count(all->by_key), all->n_idle, (size_t)all->pool.lent);
+	pthread_mutex_unlock(&all->lock);
+}
+
+/* --- the cache ------------------------------------------------------------------------------------------------------------------------- */
 
 static void key_of(const Pds__Constraint *m, unsigned char key[32])
 {
@@ -155,60 +226,131 @@ static void key_of(const Pds__Constraint *m, unsigned char key[32])
 	crypto_generichash_final(&h, key, 32);
 }
 
-static int compile(struct constraints *all, const Pds__Constraint *m, const unsigned char key[32], struct compiled **ret, struct err *err)
+/* What is compiled under this key is k's, too, now. 0: there is none. With the lock held. */
+static int share(struct constraint *k, const unsigned char key[32])
 {
-	struct grammar *g;
-	int r = grammar_compile((enum grammar_kind)m->kind, m->text, strlen(m->text), m->strict ? GRAMMAR_STRICT : 0, &g, err);
-	if (r < 0)
-		return r;
-	struct compiled *c = mem_zalloc(sizeof *c);
-	memcpy(c->key, key, sizeof c->key);
-	c->automaton = automaton_new(g, m->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE && all->marked ? all->marked : all->vocab, AUTOMATON_BYTES);
-	list_init(&c->idle);
-	map_put(all->by_key, key, c);
-	*ret = c;
-	return 0;
-}
-
-static int find(struct constraints *all, const Pds__Constraint *m, struct compiled **ret, struct err *err)
-{
-	unsigned char key[32];
-	key_of(m, key);
+	struct constraints *all = k->all;
 	struct compiled *c = map_get(all->by_key, key);
-	if (!c) {
-		int r = compile(all, m, key, &c, err);
-		if (r < 0)
-			return r;
-	} else if (!c->users) {
-		list_remove(&c->idle);
-		all->n_idle--;
+	if (!c)
+		return 0;
+	all->n_idle -= c->users++ == 0;
+	list_remove(&c->use);
+	list_push_back(&all->by_use, &c->use);
+	k->compiled = c;
+	return 1;
+}
+
+static int no_memory(struct constraints *all, struct err *err)
+{
+	return err_set(err, ERR_NOMEM, "compiled constraints take %zu of %zu MiB here (constraint_memory_mb)", (size_t)all->pool.lent >> 20,
+	               (size_t)all->pool.size >> 20);
+}
+
+/* Takes g. *ret_c is in no list and no map yet. */
+static int make_compiled(struct constraints *all, const Pds__Constraint *m, struct grammar *g, struct compiled **ret_c, struct err *err)
+{
+	const struct grammar_vocab *v = m->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE && all->marked ? all->marked : all->vocab;
+	size_t bytes = grammar_bytes(g), most = all->pool.size / 16;
+	pthread_mutex_lock(&all->lock);
+	int r = network_room(all, bytes);
+	all->networks += r < 0 ? 0 : bytes;
+	pthread_mutex_unlock(&all->lock);
+	if (r < 0) {
+		grammar_destroy(&g);
+		return no_memory(all, err);
 	}
-	c->users++;
-	*ret = c;
+	struct automaton *a = automaton_new(g, v, AUTOMATON_BYTES < most ? AUTOMATON_BYTES : most, &all->pool);
+	if (!a) {
+		pthread_mutex_lock(&all->lock);
+		all->networks -= bytes;
+		pthread_mutex_unlock(&all->lock);
+		return no_memory(all, err);
+	}
+	*ret_c = mem_zalloc(sizeof **ret_c);
+	(*ret_c)->automaton = a;
+	(*ret_c)->network = bytes;
+	(*ret_c)->trimmed = 1;
+	list_init(&(*ret_c)->use);
 	return 0;
 }
 
-int constraint_attach(struct constraints *all, struct work *w, const Pds__Request *r, struct err *err)
+/* Another thread may have compiled the same meanwhile: then that one is used. */
+static void publish(struct constraint *k, struct compiled *c, const unsigned char key[32])
+{
+	struct constraints *all = k->all;
+	pthread_mutex_lock(&all->lock);
+	all->n_idle++;
+	if (share(k, key)) {
+		compiled_free(all, c);
+	} else {
+		memcpy(c->key, key, sizeof c->key);
+		map_put(all->by_key, key, c);
+		list_push_back(&all->by_use, &c->use);
+		share(k, key);
+	}
+	pthread_mutex_unlock(&all->lock);
+}
+
+int constraint_take(struct constraints *all, struct work *w, const Pds__Request *r, struct err *err)
 {
 	const Pds__Constraint *m = r->constraint;
-	struct compiled *c;
+	unsigned char key[32];
 	if (!m)
 		return 0;
 	if (!all || !all->vocab)
 		return err_set(err, ERR_UNSUPPORTED, "constrained output needs the model's vocabulary, and this worker has none: %s", all ? all->why : "it has no model");
 	if (!all->n_eos)
 		return err_set(err, ERR_UNSUPPORTED, "constrained output needs an end-of-sequence id, and the model names none");
-	int code = find(all, m, &c, err);
-	if (code < 0)
-		return err_prefix(err, "constraint");
-	struct constraint *k = w->constraint = mem_zalloc(sizeof *k);
-	k->all = all;
-	k->compiled = c;
-	k->mask = mem_array(all->words, sizeof *k->mask);
+	size_t len = strlen(m->text);
+	if (len > GRAMMAR_TEXT_MAX)
+		return err_set(err, ERR_INVALID, "the constraint has %zu bytes, the limit is %u", len, GRAMMAR_TEXT_MAX);
+	struct constraint *k = mem_zalloc(sizeof *k);
+	quota_init(&k->quota, &all->pool, SIZE_MAX);
 	pds__constraint__init(&k->message);
+	k->all = all;
 	k->message.kind = m->kind;
 	k->message.strict = m->strict;
-	k->message.text = mem_strdup(m->text);
+	k->message.text = quota_alloc(&k->quota, len + 1);
+	k->mask = quota_array(&k->quota, all->words, sizeof *k->mask);
+	w->constraint = k;
+	if (!k->message.text || !k->mask) {
+		constraint_detach(w);
+		return no_memory(all, err);
+	}
+	memcpy(k->message.text, m->text, len + 1);
+	key_of(&k->message, key);
+	pthread_mutex_lock(&all->lock);
+	share(k, key);
+	pthread_mutex_unlock(&all->lock);
+	return 0;
+}
+
+int constraint_is_ready(const struct work *w)
+{
+	return !w->constraint || w->constraint->compiled;
+}
+
+int constraint_compile(struct work *w, struct err *err)
+{
+	struct constraint *k = w->constraint;
+	const Pds__Constraint *m = &k->message;
+	unsigned char key[32];
+	struct grammar *g;
+	struct compiled *c = NULL;
+	key_of(m, key);
+	pthread_mutex_lock(&k->all->lock);
+	int there = share(k, key), room = k->all->n_idle || k->all->networks < k->all->pool.size / 2;
+	pthread_mutex_unlock(&k->all->lock);
+	if (there)
+		return 0;
+	if (!room)
+		return no_memory(k->all, err);     /* without compiling it first */
+	int r = grammar_compile((enum grammar_kind)m->kind, m->text, strlen(m->text), m->strict ? GRAMMAR_STRICT : 0, &g, err);
+	if (r == 0)
+		r = make_compiled(k->all, m, g, &c, err);
+	if (r < 0)
+		return err_prefix(err, "constraint");
+	publish(k, c, key);
 	return 0;
 }
 
@@ -217,13 +359,15 @@ void constraint_detach(struct work *w)
 	struct constraint *k = w->constraint;
 	if (!k)
 		return;
-	if (--k->compiled->users == 0) {
-		list_push_back(&k->all->idle, &k->compiled->idle);
+	pthread_mutex_lock(&k->all->lock);
+	if (k->compiled && --k->compiled->users == 0) {
 		k->all->n_idle++;
-		drop_idle(k->all, IDLE_MAX);
+		drop_idle(k->all);
 	}
+	pthread_mutex_unlock(&k->all->lock);
 	free(k->mask);
 	free(k->message.text);
+	quota_fini(&k->quota);
 	free(k);
 	w->constraint = NULL;
 }
@@ -246,13 +390,37 @@ static void allow_end(const struct work *w, const struct engine_info *info, unsi
 	}
 }
 
+/* It is in use: the last to give way. Others give way while there is little room. */
+static void touch(struct constraints *all, struct compiled *c, size_t lent_max)
+{
+	pthread_mutex_lock(&all->lock);
+	list_remove(&c->use);
+	list_push_back(&all->by_use, &c->use);
+	c->trimmed = 0;
+	if (all->pool.lent > lent_max)
+		reclaim(all, c, LOW(all->pool.size));
+	pthread_mutex_unlock(&all->lock);
+}
+
+static int find_mask(struct work *w, struct constraint *k, unsigned *ret_flags, struct err *err)
+{
+	struct compiled *c = k->compiled;
+	const uint32_t *answer = w->tokens + w->prompt_tokens;
+	touch(k->all, c, HIGH(k->all->pool.size));
+	int r = automaton_mask(c->automaton, &k->walk, answer, work_index(w), k->mask, ret_flags, err);
+	if (r != ERR_NOMEM)
+		return r;
+	touch(k->all, c, 0);
+	return automaton_mask(c->automaton, &k->walk, answer, work_index(w), k->mask, ret_flags, err);
+}
+
 int constraint_draw(struct work *w, const struct engine_info *info, struct sampler *s, const float *logits, struct sample_result *ret, struct err *err)
 {
 	struct constraint *k = w->constraint;
 	struct sample_at at = work_at(w, k ? k->mask : NULL);
 	unsigned flags;
 	if (k) {
-		int r = automaton_mask(k->compiled->automaton, &k->walk, w->tokens + w->prompt_tokens, work_index(w), k->mask, &flags, err);
+		int r = find_mask(w, k, &flags, err);
 		if (r < 0)
 			return r;
 		allow_end(w, info, flags);

@@ -36,6 +36,7 @@ static const struct conf_key keys[] = {
 	{"prefill_order", CONF_STRING, "fifo", 0, 8, "", 0, "prefill: who is computed first: by arrival, or the least left to compute (with ageing)", "fifo|srpt"},
 	{"prefill_ageing_ms", CONF_INT, "2000", 1, 600000, "ms", 0, "prefill: with srpt, a prompt that has waited for so long stands before all that came later", NULL},
 	{"max_jobs", CONF_INT, "1024", 1, 100000, "requests", 0, "requests that a worker holds in any state; past it they are refused", NULL},
+	{"constraint_memory_mb", CONF_INT, "256", 8, 1048576, "MiB", 0, "compiled constraints of requests, those in use and those kept; past it the least recently used give way, then new ones are refused", NULL},
 	{"ring_slots", CONF_INT, "128", 1, 1024, "slots", 0, "prefill: transfers that may be under way; made for every role, so that it can be switched", NULL},
 	{"lease_ms", CONF_INT, "3000", 300, 600000, "ms", 0, "decode: life of a reservation that nobody renews (every third of it, if that is less than 400 ms)", NULL},
 	{"stall_ms", CONF_INT, "5000", 100, 600000, "ms", 0, "prefill: longest wait for the messager after the last token was computed", NULL},
@@ -316,6 +317,7 @@ static int connect_routers(struct worker *w, const struct conf *c)
 static int start(struct svc *s, struct err *err)
 {
 	struct conf *c = svc_conf(s);
+	mem_map_large();
 	struct worker *w = mem_zalloc(sizeof *w);
 	w->svc = s;
 	w->region.control_fd = w->region.data_fd = -1;
@@ -325,7 +327,7 @@ static int start(struct svc *s, struct err *err)
 	if (r < 0)
 		return r;
 	w->info = engine_info(w->engine);
-	w->constraints = constraints_new(conf_str(c, "model"), w->info);
+	w->constraints = constraints_new(conf_str(c, "model"), w->info, (size_t)conf_int(c, "constraint_memory_mb") << 20);
 	if ((r = open_pool(w, c, err)) < 0)
 		return r;
 	struct handover_hello hello;
@@ -642,6 +644,7 @@ static void status(struct svc *s, struct buf *out)
 	           (unsigned long long)w->generated_tokens, (unsigned long long)w->preemptions);
 	buf_printf(out, ",\"device_busy_us\":%llu,\"device_steps\":%llu,\"device_kv_faults\":%llu", (unsigned long long)dev.busy_ns / 1000,
 	           (unsigned long long)dev.steps, (unsigned long long)dev.kv_faults);
+	constraints_json(w->constraints, out);
 	w->stage->status(w, out);
 }
 

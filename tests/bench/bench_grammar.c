@@ -134,7 +134,7 @@ int main(int argc, char **argv)
 		double begin = cpu_s();
 		if (grammar_compile(kind_of(argv[2]), text.data ? text.data : "", text.len, 0, &g, &err) < 0)
 			check_fatal("%s: %s", argv[3], err.text);
-		struct automaton *a = automaton_new(g, v, AUTOMATON_BYTES);
+		struct automaton *a = automaton_new(g, v, AUTOMATON_BYTES, NULL);
 		compile = lesser(compile, cpu_s() - begin);
 		first = lesser(first, masks(a, &l, mask, &slow));
 		slowest = lesser(slowest, slow);

@@ -25,7 +25,7 @@ static struct automaton *made(size_t i, const struct grammar_vocab *v)
 	if (grammar_compile(GRAMMAR_JSON_SCHEMA, text, strlen(text), 0, &g, &err) < 0)
 		check_fatal("%s: %s", text, err.text);
 	free(text);
-	return automaton_new(g, v, 1 << 20);
+	return automaton_new(g, v, 1 << 20, NULL);
 }
 
 START_TEST(agrees)

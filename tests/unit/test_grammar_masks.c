@@ -109,7 +109,7 @@ static struct automaton *made(size_t i, const struct grammar_vocab *v)
 	struct err err = {0};
 	if (grammar_compile(constraints[i].kind, constraints[i].text, strlen(constraints[i].text), 0, &g, &err) < 0)
 		check_fatal("%s: %s", constraints[i].text, err.text);
-	return automaton_new(g, v, 1 << 20);
+	return automaton_new(g, v, 1 << 20, NULL);
 }
 
 static uint64_t rng = 1;

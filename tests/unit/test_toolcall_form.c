@@ -49,7 +49,7 @@ static int matches(const char *format, const json_t *tools, const char *only, un
 	ck_assert_msg(form != NULL, "%s: %s", format, err.text);
 	char *s = json_dumps(form, 0);
 	ck_assert_msg(grammar_compile(GRAMMAR_STRUCTURE, s, strlen(s), 0, &g, &err) == 0, "%s: %s", s, err.text);
-	struct automaton *a = automaton_new(g, NULL, 1 << 20);
+	struct automaton *a = automaton_new(g, NULL, 1 << 20, NULL);
 	int good = automaton_matches(a, text, strlen(text), NULL);
 	automaton_destroy(&a);
 	free(s);

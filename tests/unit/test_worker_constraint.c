@@ -44,11 +44,14 @@ START_TEST(tokens_that_may_be_written)
 	snprintf(path, sizeof path, "%s/tokenizer.json", dir);
 	FILE *f = fopen(path, "w");
 	ck_assert(f && fputs(TOKENIZER, f) >= 0 && fclose(f) == 0);
-	struct constraints *all = constraints_new(dir, &info);
+	struct constraints *all = constraints_new(dir, &info, 16u << 20);
 	k.kind = cases[_i].kind;
 	k.text = mem_strdup(cases[_i].text);
 	r.constraint = &k;
-	ck_assert_msg(constraint_attach(all, &w, &r, &err) == 0, "%s", err.text);
+	ck_assert_msg(constraint_take(all, &w, &r, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(constraint_is_ready(&w), 0);
+	ck_assert_msg(constraint_compile(&w, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(constraint_is_ready(&w), 1);
 	w.tokens = (uint32_t *)cases[_i].tokens;
 	ck_assert_uint_eq(constraint_leading(&w, cases[_i].n), cases[_i].want);
 	constraint_detach(&w);
