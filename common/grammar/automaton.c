@@ -37,13 +37,23 @@ static void make_key(void)
 	pthread_key_create(&scratch_key, free);
 }
 
+/* This thread's scratch is there: 0, or -1: no memory. */
+static int scratch_ready(struct automaton *a)
+{
+	if (scratch)
+		return 0;
+	pthread_once(&scratch_once, make_key);
+	scratch = mem_try_array(1, sizeof *scratch);
+	if (!scratch) {
+		a->quota.over = QUOTA_NO_MEMORY;
+		return -1;
+	}
+	pthread_setspecific(scratch_key, scratch);
+	return 0;
+}
+
 static struct closure *closure_begin(void)
 {
-	if (!scratch) {
-		pthread_once(&scratch_once, make_key);
-		scratch = mem_zalloc(sizeof *scratch);
-		pthread_setspecific(scratch_key, scratch);
-	}
 	if (++scratch->turn == 0) {
 		memset(scratch->seen, 0, sizeof scratch->seen);
 		scratch->turn = 1;
@@ -415,6 +425,8 @@ static void begin_life(struct automaton *a)
 
 int automaton_begin(struct automaton *a)
 {
+	if (scratch_ready(a) < 0)
+		return -1;
 	if (a->start == STATE_UNKNOWN)
 		begin_life(a);
 	return a->start == STATE_UNKNOWN ? -1 : 0;
@@ -430,7 +442,12 @@ uint32_t automaton_renew(struct automaton *a, uint32_t s)
 {
 	struct config own[CONFIGS_MAX];
 	uint32_t n = a->state[s].n;
-	struct level *old = mem_array(a->n_levels, sizeof *old);
+	struct level *old = mem_try_array(a->n_levels, sizeof *old);
+	if (!old) {
+		begin_life(a);
+		a->quota.over = QUOTA_NO_MEMORY;     /* what comes of it does not count */
+		return a->start == STATE_UNKNOWN ? STATE_DEAD : a->start;
+	}
 	memcpy(own, a->config + a->state[s].first, n * sizeof *own);
 	memcpy(old, a->level, a->n_levels * sizeof *old);
 	begin_life(a);
@@ -506,7 +523,7 @@ struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v
 	pthread_mutex_init(&a->lock, NULL);
 	quota_init(&a->quota, pool, SIZE_MAX);
 	set_limits(a);
-	if (quota_take(&a->quota, sizeof *a + grammar_bytes(g)) < 0 || first_arrays(a) < 0) {
+	if (scratch_ready(a) < 0 || quota_take(&a->quota, sizeof *a + grammar_bytes(g)) < 0 || first_arrays(a) < 0) {
 		automaton_destroy(&a);
 		return NULL;
 	}
@@ -566,7 +583,8 @@ void automaton_trim(struct automaton *a)
 	a->states.slot = shrunk(a, a->states.slot, &a->states.size, TABLE_FIRST, sizeof *a->states.slot);
 	a->levels.slot = shrunk(a, a->levels.slot, &a->levels.size, TABLE_FIRST, sizeof *a->levels.slot);
 	drop_masks(a);
-	begin_life(a);
+	a->life++;                       /* no walk is in it any more; it begins when one comes */
+	a->start = STATE_UNKNOWN;
 	pthread_mutex_unlock(&a->lock);
 }
 

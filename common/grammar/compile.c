@@ -38,7 +38,9 @@ static json_t *parse(const char *text, size_t len, struct err *err)
 {
 	json_error_t e;
 	json_t *v = json_loadb(text, len, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
-	if (!v)
+	if (!v && json_error_code(&e) == json_error_out_of_memory)
+		err_set(err, ERR_NOMEM, "there is no memory to read the constraint now");
+	else if (!v)
 		err_set(err, ERR_INVALID, "not valid JSON: %.120s (line %d, column %d)", e.text, e.line, e.column);
 	return v;
 }
@@ -50,8 +52,10 @@ static uint32_t choice(struct builder *b, const json_t *v, uint32_t next)
 	size_t n = json_array_size(v);
 	if (n == 0 || n > CHOICES_MAX)
 		return bad(b, ERR_INVALID, "a choice must be an array of 1 to 10000 strings");
-	struct nfa_string *list = mem_array(n, sizeof *list);
+	struct nfa_string *list = mem_try_array(n, sizeof *list);
 	uint32_t begin = 0;
+	if (!list)
+		return nfa_no_memory(b->f);
 	for (size_t i = 0; i < n && !b->failed; i++) {
 		const json_t *s = json_array_get(v, i);
 		if (json_string_length(s) == 0)
@@ -212,7 +216,7 @@ static int build(enum grammar_kind kind, const char *text, size_t len, unsigned 
 	}
 	json_t *v = parse(text, len, err);
 	if (!v)
-		return ERR_INVALID;
+		return err->code;
 	int r = 0;
 	if (kind == GRAMMAR_JSON_SCHEMA)
 		r = schema_build(f, &b.rules, v, b.strict, 0, &f->start, err);
@@ -238,7 +242,10 @@ int grammar_compile(enum grammar_kind kind, const char *text, size_t len, unsign
 	if (len > GRAMMAR_TEXT_MAX)
 		return err_set(err, ERR_FULL, "the constraint has %zu bytes, the limit is %u", len, GRAMMAR_TEXT_MAX);
 	struct grammar *g = mem_zalloc(sizeof *g);
-	nfa_init(&g->f);
+	if (nfa_init(&g->f) < 0) {
+		free(g);
+		return err_set(err, ERR_NOMEM, "there is no memory to compile the constraint now");
+	}
 	int r = build(kind, text, len, flags, &g->f, &own);
 	if (r == 0)
 		r = nfa_finish(&g->f, GRAMMAR_DEPTH_MAX, &own);

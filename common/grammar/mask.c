@@ -180,7 +180,7 @@ uint32_t automaton_leading(struct automaton *a, struct grammar_walk *walk_, cons
 int automaton_matches(struct automaton *a, const char *text, size_t len, size_t *ret_good)
 {
 	pthread_mutex_lock(&a->lock);
-	uint32_t s = a->start;
+	uint32_t s = automaton_begin(a) < 0 ? STATE_DEAD : a->start;
 	size_t i = 0;
 	for (; i < len && s != STATE_DEAD; i++) {
 		uint32_t next = automaton_next(a, s, (unsigned char)text[i]);

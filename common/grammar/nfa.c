@@ -9,16 +9,38 @@
 #define SET_SLOTS (2 * NFA_SETS_MAX)
 #define COPIES 8u            /* a unit that is repeated more often is called, not copied */
 
-void nfa_init(struct nfa *f)
+int nfa_init(struct nfa *f)
 {
 	memset(f, 0, sizeof *f);
 	f->size = 256;
-	f->node = mem_array(f->size, sizeof *f->node);
+	f->node = mem_try_array(f->size, sizeof *f->node);
 	f->n = 1;                  /* node 0: RET */
 	f->size_rules = f->size_sets = 64;
-	f->rule = mem_array(f->size_rules, sizeof *f->rule);
-	f->set = mem_array(f->size_sets, sizeof *f->set);
-	f->set_slot = mem_array(SET_SLOTS, sizeof *f->set_slot);
+	f->rule = mem_try_array(f->size_rules, sizeof *f->rule);
+	f->set = mem_try_array(f->size_sets, sizeof *f->set);
+	f->set_slot = mem_try_array(SET_SLOTS, sizeof *f->set_slot);
+	if (f->node && f->rule && f->set && f->set_slot)
+		return 0;
+	nfa_fini(f);
+	return ERR_NOMEM;
+}
+
+uint32_t nfa_no_memory(struct nfa *f)
+{
+	if (!f->err.code)
+		err_set(&f->err, ERR_NOMEM, "there is no memory to compile the constraint now");
+	return 0;
+}
+
+/* p, an array of *size elements, with twice as many; NULL with the error noted. */
+static void *twice(struct nfa *f, void *p, uint32_t *size, size_t each)
+{
+	void *more = mem_try_grow(p, *size * 2u, each);
+	if (more)
+		*size *= 2;
+	else
+		nfa_no_memory(f);
+	return more;
 }
 
 void nfa_fini(struct nfa *f)
@@ -66,8 +88,10 @@ static uint32_t add(struct nfa *f, enum nfa_kind kind, uint32_t a, uint32_t b)
 	if (f->err.code || f->n == NFA_NODES_MAX)
 		return over(f, "nodes", NFA_NODES_MAX);
 	if (f->n == f->size) {
-		f->size *= 2;
-		f->node = mem_grow(f->node, f->size, sizeof *f->node);
+		struct nfa_node *more = twice(f, f->node, &f->size, sizeof *more);
+		if (!more)
+			return 0;
+		f->node = more;
 	}
 	f->node[f->n] = (struct nfa_node){.kind = (uint8_t)kind, .a = a, .b = b, .alias = f->n};
 	return f->n++;
@@ -84,8 +108,10 @@ static uint32_t set_find(struct nfa *f, const struct byte_set *s)
 		if (f->n_sets == NFA_SETS_MAX)
 			return over(f, "sets of bytes", NFA_SETS_MAX);
 		if (f->n_sets == f->size_sets) {
-			f->size_sets *= 2;
-			f->set = mem_grow(f->set, f->size_sets, sizeof *f->set);
+			struct byte_set *more = twice(f, f->set, &f->size_sets, sizeof *more);
+			if (!more)
+				return 0;
+			f->set = more;
 		}
 		f->set[f->n_sets++] = *s;
 		f->set_slot[i] = f->n_sets;
@@ -133,8 +159,10 @@ uint32_t nfa_rule(struct nfa *f)
 	if (f->n_rules == NFA_RULES_MAX)
 		return over(f, "rules", NFA_RULES_MAX);
 	if (f->n_rules == f->size_rules) {
-		f->size_rules *= 2;
-		f->rule = mem_grow(f->rule, f->size_rules, sizeof *f->rule);
+		uint32_t *more = twice(f, f->rule, &f->size_rules, sizeof *more);
+		if (!more)
+			return 0;
+		f->rule = more;
 	}
 	f->rule[f->n_rules] = 0;
 	return f->n_rules++;
@@ -248,7 +276,9 @@ static uint32_t one(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, ui
 static uint32_t chain(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next), void *arg, uint32_t rule, uint32_t min, uint32_t max, uint32_t next)
 {
 	uint32_t n = max == NFA_UNBOUNDED ? min : max, at;
-	uint32_t *place = mem_array((size_t)n + 1, sizeof *place);
+	uint32_t *place = mem_try_array((size_t)n + 1, sizeof *place);
+	if (!place)
+		return nfa_no_memory(f);
 	if (max == NFA_UNBOUNDED) {
 		at = nfa_loop(f);
 		nfa_loop_set(f, at, one(f, unit, arg, rule, at), next);

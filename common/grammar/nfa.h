@@ -46,7 +46,8 @@ struct nfa {
 	unsigned char byte_of[256];     /* one of each class */
 };
 
-void nfa_init(struct nfa *f);
+int nfa_init(struct nfa *f);                    /* 0 or ERR_NOMEM */
+uint32_t nfa_no_memory(struct nfa *f);          /* notes it as the error; 0 */
 void nfa_fini(struct nfa *f);
 
 static inline void byte_add(struct byte_set *s, unsigned lo, unsigned hi)

@@ -99,10 +99,11 @@ static int enters_itself(struct search *s, uint32_t begin)
 	return 0;
 }
 
+/* 1, 0 or ERR_NOMEM */
 static int has_endless(struct nfa *f)
 {
-	struct search s = {.f = f, .color = mem_array(f->n_rules + 1, 1), .seen = mem_array(f->n, 1), .stack = mem_array(f->n, sizeof *s.stack)};
-	int bad = enters_itself(&s, f->start);
+	struct search s = {.f = f, .color = mem_try_array(f->n_rules + 1, 1), .seen = mem_try_array(f->n, 1), .stack = mem_try_array(f->n, sizeof *s.stack)};
+	int bad = s.color && s.seen && s.stack ? enters_itself(&s, f->start) : ERR_NOMEM;
 	for (uint32_t r = 0; r < f->n_rules && !bad; r++) {
 		if (s.color[r])
 			continue;
@@ -150,7 +151,10 @@ int nfa_finish(struct nfa *f, uint32_t depth_max, struct err *err)
 {
 	if (f->err.code)
 		return err_set(err, f->err.code, "%s", f->err.text);
-	if (has_endless(f))
+	int endless = has_endless(f);
+	if (endless < 0)
+		return err_set(err, endless, "there is no memory to look at the constraint now");
+	if (endless)
 		return err_set(err, ERR_INVALID, "the constraint refers to itself without anything in between: recursion without end");
 	if (find_needs(f) < 0)
 		return err_set(err, ERR_FULL, "the constraint's parts refer to each other over more than %u levels", PASSES_MAX);

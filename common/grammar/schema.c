@@ -64,7 +64,7 @@ static char *dump(const json_t *v)
 		if (same)
 			break;
 	}
-	return text ? text : mem_strdup("null");
+	return text;
 }
 
 static int is_type(const json_t *v, const char *type)
@@ -99,12 +99,18 @@ static uint32_t fixed(struct schema *s, const json_t *v, const char *key, uint32
 	size_t n = single ? 1 : json_array_size(values), kept = 0;
 	if (!single && (!json_is_array(values) || n == 0))
 		return schema_bad(s, ERR_INVALID, key, "must be an array with at least one value");
-	struct nfa_string *list = mem_array(n, sizeof *list);
-	for (size_t i = 0; i < n; i++) {
+	struct nfa_string *list = mem_try_array(n, sizeof *list);
+	if (!list)
+		return nfa_no_memory(s->f);
+	for (size_t i = 0; i < n && !s->f->err.code; i++) {
 		const json_t *one = single ? values : json_array_get(values, i);
 		if (!fits_type(types, one))
 			continue;
 		list[kept].s = dump(one);
+		if (!list[kept].s) {
+			nfa_no_memory(s->f);
+			break;
+		}
 		list[kept].len = strlen(list[kept].s);
 		kept++;
 	}
@@ -161,7 +167,9 @@ uint32_t schema_call(struct schema *s, const json_t *target, uint32_t next)
 	if (s->n_refs == SCHEMA_REFS_MAX)
 		return schema_bad(s, ERR_FULL, NULL, "more than %u different references and arrays", SCHEMA_REFS_MAX);
 	if (!s->ref)
-		s->ref = mem_array(SCHEMA_REFS_MAX, sizeof *s->ref);
+		s->ref = mem_try_array(SCHEMA_REFS_MAX, sizeof *s->ref);
+	if (!s->ref)
+		return nfa_no_memory(s->f);
 	uint32_t rule = nfa_rule(s->f);
 	s->ref[s->n_refs++] = (struct schema_ref){target, rule};
 	uint32_t begin = schema_value(s, target, 0);

@@ -168,8 +168,10 @@ static int read_properties(struct object *o, const json_t *v)
 		return schema_bad(s, ERR_INVALID, "properties", "must be an object"), -1;
 	if (required && !json_is_array(required))
 		return schema_bad(s, ERR_INVALID, "required", "must be an array of names"), -1;
-	o->p = mem_array(json_object_size(named) + json_array_size(required) + 1, sizeof *o->p);
-	struct nfa_string *must = o->taken = mem_array(json_object_size(named) + 2 * json_array_size(required) + 1, sizeof *must);
+	o->p = mem_try_array(json_object_size(named) + json_array_size(required) + 1, sizeof *o->p);
+	struct nfa_string *must = o->taken = mem_try_array(json_object_size(named) + 2 * json_array_size(required) + 1, sizeof *must);
+	if (!o->p || !must)
+		return nfa_no_memory(s->f), -1;
 	size_t n_must = json_array_size(required);
 	for (size_t i = 0; i < n_must; i++) {
 		must[i].s = json_string_value(json_array_get(required, i));

@@ -75,7 +75,7 @@ static void *present(struct quota *q, void *p, size_t bytes)
 {
 	if (!p && q) {
 		quota_give(q, bytes);
-		q->over = QUOTA_OVER_POOL;
+		q->over = QUOTA_NO_MEMORY;
 	}
 	return p;
 }
@@ -87,8 +87,7 @@ void *quota_alloc(struct quota *q, size_t bytes)
 
 void *quota_array(struct quota *q, size_t count, size_t size)
 {
-	if (size && count > SIZE_MAX / size)
-		return NULL;
+	CHECK(!size || count <= SIZE_MAX / size);
 	return quota_take(q, count * size) < 0 ? NULL : present(q, mem_try_array(count, size), count * size);
 }
 

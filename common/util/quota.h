@@ -21,7 +21,8 @@ struct quota_pool {
 enum quota_over {
 	QUOTA_FITS,
 	QUOTA_OVER_LIMIT,          /* the work's own limit */
-	QUOTA_OVER_POOL            /* the others have the rest, or the system has no memory */
+	QUOTA_OVER_POOL,           /* the others have the rest */
+	QUOTA_NO_MEMORY            /* the system has none */
 };
 
 struct quota {

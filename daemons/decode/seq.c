@@ -88,7 +88,9 @@ struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Reque
 	q->w = w;
 	*fault = PDS__FAULT__FAULT_INVALID;
 	int code = work_init(&q->work, h, r, w->info, err);
-	if (code == 0 && (code = constraint_take(w->constraints, &q->work, r, err)) == ERR_NOMEM)
+	if (code == 0)
+		code = constraint_take(w->constraints, &q->work, r, err);
+	if (code == ERR_NOMEM)
 		*fault = PDS__FAULT__FAULT_OVERLOADED;
 	if (code < 0 || refuse(d, &q->work, fault, err) < 0) {
 		work_fini(&q->work);

@@ -7,11 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+static int no_memory(struct call *c, const char *param)
+{
+	return api_fault(&c->error, 503, "%s: this server has no memory to look at it now", param);
+}
+
 /* text is taken. param: who asks; a second one that asks is refused. */
 int call_constrain(struct call *c, const char *param, unsigned kind, char *text, int strict)
 {
 	struct err err = {0};
 	struct grammar *g;
+	if (!text)
+		return no_memory(c, param);
 	if (c->constraint.kind) {
 		free(text);
 		return api_bad(&c->error, param, "%s: the answer's form is given twice", param);
@@ -19,8 +26,9 @@ int call_constrain(struct call *c, const char *param, unsigned kind, char *text,
 	c->constraint.text = text;
 	if (!c->model->tokenizer)
 		return api_bad(&c->error, param, "%s needs the model's vocabulary, which this server has not", param);
-	if (grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err) < 0)
-		return api_bad(&c->error, param, "%s: %s", param, err.text);
+	int r = grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err);
+	if (r < 0)
+		return r == ERR_NOMEM ? no_memory(c, param) : api_bad(&c->error, param, "%s: %s", param, err.text);
 	grammar_destroy(&g);
 	c->constraint.kind = (Pds__ConstraintKind)kind;
 	c->constraint.strict = strict;
@@ -29,15 +37,26 @@ int call_constrain(struct call *c, const char *param, unsigned kind, char *text,
 
 static char *dump(const json_t *v)
 {
-	char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
-	return text ? text : mem_strdup("");
+	return json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+}
+
+/* A text as the client gave it, copied. */
+static int constrain_text(struct call *c, const char *param, unsigned kind, const json_t *v, int strict)
+{
+	size_t len = json_string_length(v);
+	if (len > GRAMMAR_TEXT_MAX)
+		return api_bad(&c->error, param, "%s: the constraint has %zu bytes, the limit is %u", param, len, GRAMMAR_TEXT_MAX);
+	char *text = mem_try_alloc(len + 1);
+	if (text)
+		memcpy(text, json_string_value(v), len + 1);
+	return call_constrain(c, param, kind, text, strict);
 }
 
 /* A schema as an object, or as a text of one. */
 static int constrain_json(struct call *c, const char *param, const json_t *v, int strict)
 {
 	if (json_is_string(v) && strlen(json_string_value(v)) == json_string_length(v))
-		return call_constrain(c, param, GRAMMAR_JSON_SCHEMA, mem_strdup(json_string_value(v)), strict);
+		return constrain_text(c, param, GRAMMAR_JSON_SCHEMA, v, strict);
 	if (!json_is_object(v))
 		return api_bad(&c->error, param, "%s must be a JSON schema, got %s", param, param_show(v));
 	return call_constrain(c, param, GRAMMAR_JSON_SCHEMA, dump(v), strict);
@@ -47,7 +66,7 @@ static int constrain_regex(struct call *c, const char *param, const json_t *v)
 {
 	if (!json_is_string(v) || json_string_length(v) == 0 || strlen(json_string_value(v)) != json_string_length(v))
 		return api_bad(&c->error, param, "%s must be a regular expression, got %s", param, param_show(v));
-	return call_constrain(c, param, GRAMMAR_REGEX, mem_strdup(json_string_value(v)), 0);
+	return constrain_text(c, param, GRAMMAR_REGEX, v, 0);
 }
 
 static int constrain_choice(struct call *c, const char *param, const json_t *v)

@@ -1,6 +1,7 @@
 /* budget.c - see budget.h. */
 #include "budget.h"
 #include "call.h"
+#include "util/err.h"
 
 #include <malloc.h>
 #include <stdlib.h>
@@ -9,11 +10,13 @@
 /* --- JSON ------------------------------------------------------------------------------------------------------------- */
 
 static __thread struct json_account *watched;
+static __thread int no_memory;
 
 static void *json_alloc(size_t n)
 {
 	struct json_account *a = watched;
 	void *p = malloc(n);
+	no_memory |= !p;
 	if (!a || !p)
 		return p;
 	size_t bytes = malloc_usable_size(p) + sizeof(size_t);
@@ -45,11 +48,13 @@ void budget_watch_json(void)
 void budget_json_begin(struct json_account *a)
 {
 	watched = a->quota ? a : NULL;
+	no_memory = 0;
 }
 
-void budget_json_end(void)
+int budget_json_end(void)
 {
 	watched = NULL;
+	return no_memory ? ERR_NOMEM : 0;
 }
 
 /* --- refusals --------------------------------------------------------------------------------------------------------- */
@@ -66,6 +71,8 @@ int budget_refuse(struct call *c, const char *param, const char *what)
 	if (q->over == QUOTA_OVER_LIMIT)
 		return api_bad(&c->error, param, "with %s the request takes more memory than the %llu MiB that this server gives to one (max_request_memory_mb)", what,
 		               mib(q->limit));
+	if (q->over != QUOTA_OVER_POOL)
+		return api_fault(&c->error, 503, "this server has no memory for %s now", what);
 	return api_fault(&c->error, 429, "with %s the request takes more memory than the requests at work here leave: %llu of %llu MiB are taken (max_memory_mb)",
 	                 what, mib(q->pool->lent), mib(q->pool->size));
 }

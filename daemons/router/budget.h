@@ -39,7 +39,7 @@ struct json_account {
 };
 void budget_watch_json(void);            /* once, at start, before there is any JSON */
 void budget_json_begin(struct json_account *a);
-void budget_json_end(void);
+int budget_json_end(void);               /* 0, or ERR_NOMEM: the system had no memory for some of it */
 
 /* Sets the call's error by what its quota says of the last thing it asked for; what: for whom it asked, "the log-probabilities of its prompt". Returns -1. */
 int budget_refuse(struct call *c, const char *param, const char *what);

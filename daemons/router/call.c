@@ -15,7 +15,7 @@
 #include <time.h>
 
 #define START_TOKENS 32768u        /* of prompts that are sent to workers in one step: a fraction of a millisecond */
-#define CHOICE_BYTES (sizeof(struct choice) + sizeof(struct seq) + 2048)   /* with what a choice has of a small size: the first of its text, its list of tokens */
+#define CHOICE_BYTES (sizeof(struct choice) + sizeof(struct seq) + CHOICE_IDS_BYTES)
 #define OUT_MAX (64u << 20)        /* what is written in one step is far less; a prompt's ids at most */
 
 static void prompt_fini(struct prompt *p)
@@ -181,7 +181,7 @@ static json_t *read_body(struct call *c)
 	return NULL;
 }
 
-static void prepare_by_kind(struct call *c, const json_t *o)
+static int prepare_by_kind(struct call *c, const json_t *o)
 {
 	static int (*const by_kind[])(struct call *, const json_t *) = {
 		[CALL_COMPLETION] = api_completions_prepare,
@@ -189,8 +189,12 @@ static void prepare_by_kind(struct call *c, const json_t *o)
 		[CALL_TOKENIZE] = api_tokenize_prepare,
 		[CALL_DETOKENIZE] = api_detokenize_prepare,
 	};
-	if (check_model(c, o) < 0 || by_kind[c->kind](c, o) < 0)
-		return;
+	return check_model(c, o) < 0 ? -1 : by_kind[c->kind](c, o);
+}
+
+/* What needs the prompts' tokens alone: the JSON is gone. */
+static void prepare_prompts(struct call *c)
+{
 	for (size_t i = 0; c->roots.n && i < c->n_prompts; i++)
 		prefixes_make(&c->roots, c->prompts[i].tokens.ids, c->prompts[i].tokens.n, &c->prompts[i].prefixes);
 	if (prompt_keep(c) == 0)
@@ -203,12 +207,12 @@ static void prepare(struct text_job *j)
 	budget_json_begin(&c->json);
 	json_t *o = c->parsed ? c->parsed : read_body(c);
 	c->parsed = NULL;
-	if (o)
-		prepare_by_kind(c, o);
+	int r = o ? prepare_by_kind(c, o) : -1;
 	json_decref(o);
-	budget_json_end();
-	if (c->quota.over && !c->refused)
+	if ((budget_json_end() < 0 || c->quota.over) && !c->refused)
 		budget_refuse(c, NULL, "its body");   /* JSON was missing where it was looked for: whatever came of that does not count */
+	else if (r == 0)
+		prepare_prompts(c);
 	c->prepared_us = clock_us();
 }
 
@@ -429,7 +433,8 @@ void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind, c
 	}
 	budget_json_begin(&c->json);
 	c->parsed = read_body(c);
-	budget_json_end();
+	if (budget_json_end() < 0)
+		budget_refuse(c, NULL, "its body");
 	if (c->parsed && is_slow(c->parsed)) {
 		prepare_elsewhere(c);
 		return;

@@ -34,6 +34,8 @@ struct prompt {
 	size_t row_chars;
 };
 
+#define CHOICE_IDS_BYTES 1024u   /* of a choice's tokens, that are counted from the beginning */
+
 struct choice {
 	struct call *call;
 	struct seq *seq;             /* NULL: not begun, or answered without a worker */
@@ -52,6 +54,7 @@ struct choice {
 	uint32_t rows_given;         /* of prompt->rows */
 	int role_sent, ids_sent;
 	int opening;                 /* it is long: the call sends it in steps, and tokens wait meanwhile */
+	size_t charged;              /* of the quota, for the sequence's tokens */
 	int lost;                    /* something that was generated found no memory: the answer ends before it */
 	int stopped;                 /* index of the stop string that ended it, or -1 */
 	int64_t stop_id;             /* stop_token_ids: which one ended it, or -1 */

@@ -16,6 +16,7 @@ void choice_init(struct choice *ch, struct call *c, struct prompt *prompt, uint3
 	ch->index = index;
 	ch->stopped = -1;
 	ch->stop_id = -1;
+	ch->charged = CHOICE_IDS_BYTES;
 	ch->chars = c->p.echo ? prompt->chars : 0;
 	buf_init_quota(&ch->text, 0, &c->quota);
 	rows_init(&ch->rows, c->p.logprobs > 0 ? (uint32_t)c->p.logprobs : 0, &c->quota);
@@ -127,16 +128,27 @@ void choice_finish(struct choice *ch, enum seq_finish finish)
 	settle_text(ch);
 }
 
+/* The sequence's own list of tokens grows with the answer. */
+static void charge_ids(struct choice *ch)
+{
+	size_t bytes = ch->seq->size * sizeof *ch->seq->out;
+	if (bytes <= ch->charged)
+		return;
+	ch->lost |= quota_take(&ch->call->quota, bytes - ch->charged) < 0;
+	ch->charged = bytes;
+}
+
 static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n, enum seq_finish last)
 {
 	struct choice *ch = owner;
 	int stop = 0;
 	(void)s;
+	charge_ids(ch);
 	if (ch->call->score_only) {
 		choice_finish(ch, SEQ_FINISH_LENGTH);
 		stop = 1;
 	}
-	for (size_t i = 0; i < n && !stop; i++) {
+	for (size_t i = 0; i < n && !stop && !ch->lost; i++) {
 		int ends = last == SEQ_FINISH_STOP && i == n - 1;
 		if (ends)
 			note_stop_id(ch, tokens[i]->id);

@@ -176,10 +176,13 @@ void http_reply(struct http_conn *c, int status, const char *type, const char *e
 	CHECK(c->state == CONN_ANSWERING && !c->streaming);
 	struct evbuffer *out = bufferevent_get_output(c->bev);
 	write_head(c, status, type, extra);
-	evbuffer_add_printf(out, "Content-Length: %zu\r\n\r\n", len);
-	if (strcmp(c->head.method ? c->head.method : "", "HEAD") != 0)
-		evbuffer_add(out, body, len);
-	conn_answered(c);
+	int r = evbuffer_add_printf(out, "Content-Length: %zu\r\n\r\n", len);
+	if (r >= 0 && strcmp(c->head.method ? c->head.method : "", "HEAD") != 0)
+		r = evbuffer_add(out, body, len);
+	if (r < 0)
+		conn_kill(c);     /* no memory: better no answer than half of one */
+	else
+		conn_answered(c);
 }
 
 void http_stream_begin(struct http_conn *c, const char *type, const char *extra)
@@ -207,7 +210,8 @@ int http_stream_add(struct http_conn *c, const void *data, size_t n)
 		return evbuffer_add(out, data, n);
 	char size[24];
 	int k = snprintf(size, sizeof size, "%zx\r\n", n);
-	evbuffer_expand(out, n + 32);
+	if (evbuffer_expand(out, n + 32) < 0)     /* nothing below fails then: all of a chunk, or nothing */
+		return ERR_FULL;
 	evbuffer_add(out, size, (size_t)k);
 	evbuffer_add(out, data, n);
 	return evbuffer_add(out, "\r\n", 2);
@@ -259,7 +263,11 @@ static void conn_refuse(struct http_conn *c, int status, const char *text)
 static void conn_hand_over(struct http_conn *c)
 {
 	struct http_request q = {.head = &c->head, .body_len = evbuffer_get_length(c->body)};
-	q.body = mem_alloc(q.body_len + 1);
+	q.body = mem_try_alloc(q.body_len + 1);
+	if (!q.body) {
+		conn_refuse(c, 503, "this server has no memory for the request's body now");
+		return;
+	}
 	evbuffer_remove(c->body, q.body, q.body_len);
 	q.body[q.body_len] = 0;
 	c->state = CONN_ANSWERING;
@@ -307,7 +315,11 @@ static int step_head(struct http_conn *c, struct evbuffer *in)
 	}
 	size_t len = (size_t)end.pos + 4;
 	c->scanned = 0;
-	c->head_text = mem_alloc(len + 1);
+	c->head_text = mem_try_alloc(len + 1);
+	if (!c->head_text) {
+		conn_refuse(c, 503, "this server has no memory for the request's head now");
+		return 0;
+	}
 	evbuffer_remove(in, c->head_text, len);
 	c->head_text[len] = 0;
 	const char *why = "";

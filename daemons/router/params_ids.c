@@ -57,7 +57,9 @@ static int read_allowed(const json_t *o, uint32_t vocab, struct params *p, struc
 		return 0;
 	if (!json_is_array(v) || n == 0 || n > PARAM_ALLOWED_MAX)
 		return api_bad(e, "allowed_token_ids", "allowed_token_ids must be an array of 1 to %d token ids, got %zu: %s", PARAM_ALLOWED_MAX, n, param_show(v));
-	p->sampling.allowed_ids = mem_array(n, sizeof *p->sampling.allowed_ids);
+	p->sampling.allowed_ids = mem_try_array(n, sizeof *p->sampling.allowed_ids);
+	if (!p->sampling.allowed_ids)
+		return api_fault(e, 503, "allowed_token_ids: this server has no memory for them now");
 	for (size_t i = 0; i < n; i++) {
 		const json_t *id = json_array_get(v, i);
 		if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= vocab)
@@ -113,7 +115,9 @@ static int read_bad_words(const json_t *o, const struct tokenizer *t, struct par
 		return api_bad(e, "bad_words", "bad_words must be an array of at most %d strings, got %zu: %s", PARAM_BAD_WORDS_MAX, n, param_show(v));
 	if (!t)
 		return api_bad(e, "bad_words", "bad_words needs a tokenizer, and this model has none here");
-	p->sampling.bad_words = mem_array(PARAM_BAD_TOKENS_MAX, sizeof *p->sampling.bad_words);
+	p->sampling.bad_words = mem_try_array(PARAM_BAD_TOKENS_MAX, sizeof *p->sampling.bad_words);
+	if (!p->sampling.bad_words)
+		return api_fault(e, 503, "bad_words: this server has no memory for them now");
 	for (size_t i = 0; i < n; i++) {
 		const json_t *s = json_array_get(v, i);
 		size_t len = json_string_length(s);

@@ -8,6 +8,7 @@
 #define STRING_PIECE 4096u     /* bytes of a string that are written at once; six times as many at most */
 #define STRING_SHORT 256u      /* bytes of a string that is copied at once */
 #define IDS_PIECE 1024u
+#define TEXT_MAX (16u << 20)   /* far more than a list has */
 
 enum part_kind { PART_TEXT, PART_BYTES, PART_STRING, PART_IDS, PART_ROWS };
 
@@ -22,6 +23,7 @@ struct part {
 void parts_init(struct parts *p)
 {
 	memset(p, 0, sizeof *p);
+	buf_init(&p->text, TEXT_MAX);
 }
 
 void parts_fini(struct parts *p)
@@ -38,12 +40,18 @@ void parts_reset(struct parts *p)
 	p->n = p->at = 0;
 }
 
-/* A list is bounded by the calls that an answer may have (TOOLCALL_COUNT_MAX). */
+/* A list is bounded by the calls that an answer may have (TOOLCALL_COUNT_MAX). Without memory for it nothing more is written. */
 static void push(struct parts *p, struct part part)
 {
 	if (p->n == p->size) {
-		p->size = p->size ? p->size * 2 : 16;
-		p->part = mem_grow(p->part, p->size, sizeof *p->part);
+		uint32_t size = p->size ? p->size * 2 : 16;
+		struct part *more = mem_try_grow(p->part, size, sizeof *more);
+		if (!more) {
+			p->text.full = 1;
+			return;
+		}
+		p->part = more;
+		p->size = size;
 	}
 	p->part[p->n++] = part;
 }
@@ -141,6 +149,7 @@ static size_t write_piece(const struct parts *p, const struct part *part, const 
 int parts_write(struct parts *p, const struct model *m, struct buf *out, size_t most)
 {
 	close_text(p);
+	out->full |= p->text.full;
 	while (p->at < p->n) {
 		const struct part *part = &p->part[p->at];
 		if (out->len >= most || out->full)

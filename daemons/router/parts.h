@@ -28,7 +28,7 @@ void parts_inside(struct parts *p, const char *s, size_t n);           /* as the
 void parts_ids(struct parts *p, const uint32_t *ids, size_t n);        /* 1,2,3 */
 void parts_rows(struct parts *p, const struct rows *rows, enum row_shape shape, uint32_t most);    /* see logprob_rows */
 
-/* Writes on until out has `most` bytes, or a little more. 1: to the end. */
+/* Writes on until out has `most` bytes, or a little more. 1: to the end. Without memory out is full. */
 int parts_write(struct parts *p, const struct model *m, struct buf *out, size_t most);
 
 #endif

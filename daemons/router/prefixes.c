@@ -1,4 +1,4 @@
-/* prefixes.c - see prefixes.h. Touches nothing but its arguments: any thread. Nothing here fails. */
+/* prefixes.c - see prefixes.h. Touches nothing but its arguments: any thread. Nothing here fails; a prompt for whose hashes there is no memory counts as not cached. */
 #include "prefixes.h"
 #include "util/mem.h"
 
@@ -36,9 +36,9 @@ void prefixes_make(const struct prefix_roots *roots, const uint32_t *tokens, siz
 		size_t blocks = n / bt < PREFIX_BLOCKS_MAX ? n / bt : PREFIX_BLOCKS_MAX;
 		struct kv_hash h = roots->of[r].hash;
 		ret->of[r].root = roots->of[r];
-		ret->of[r].n = blocks;
-		ret->of[r].hashes = blocks ? mem_array(blocks, sizeof(uint64_t)) : NULL;
-		for (size_t i = 0; i < blocks; i++) {
+		ret->of[r].hashes = blocks ? mem_try_array(blocks, sizeof(uint64_t)) : NULL;
+		ret->of[r].n = ret->of[r].hashes ? blocks : 0;
+		for (size_t i = 0; i < ret->of[r].n; i++) {
 			struct kv_hash parent = h;
 			kv_hash_block(&parent, tokens + i * bt, bt, &h);
 			ret->of[r].hashes[i] = prefix_short(&h);

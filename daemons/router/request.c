@@ -477,6 +477,7 @@ static int status_of(Pds__Fault fault)
 	case PDS__FAULT__FAULT_TOO_LARGE:
 		return 400;
 	case PDS__FAULT__FAULT_OVERLOADED:
+		return 429;
 	case PDS__FAULT__FAULT_DRAINING:
 	case PDS__FAULT__FAULT_NO_ROOM:
 	case PDS__FAULT__FAULT_PEER_LOST:

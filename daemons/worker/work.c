@@ -101,7 +101,9 @@ int work_init(struct work *w, const struct msg_head *head, const Pds__Request *r
 	w->deadline_us = head->deadline_us ? head->deadline_us : clock_us() + 600000000u;
 	w->n_tokens = w->given_tokens = (uint32_t)r->n_tokens;
 	w->room_tokens = w->n_tokens + 64;
-	w->tokens = mem_array(w->room_tokens, sizeof *w->tokens);
+	w->tokens = mem_try_array(w->room_tokens, sizeof *w->tokens);
+	if (!w->tokens)
+		return err_set(err, ERR_NOMEM, "this worker has no memory for a request of %u tokens now", w->n_tokens);
 	memcpy(w->tokens, r->tokens, r->n_tokens * sizeof *w->tokens);
 	w->prompt_tokens = r->prompt_tokens;
 	w->max_tokens = r->max_tokens;

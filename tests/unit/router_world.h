@@ -84,9 +84,20 @@ static inline Pds__Finish world_finish(const struct world *w, const struct world
 	return s->index + 1 >= s->max_tokens ? PDS__FINISH__FINISH_LENGTH : PDS__FINISH__FINISH_NONE;
 }
 
+/* Alternative k: id 100 + k, -2 - k. */
 static inline void world_token(const struct world *w, const struct world_seq *s, Pds__Token *t)
 {
+	static Pds__TopLogprob alt[20], *alts[20];
+	for (uint32_t k = 0; k < 20; k++) {
+		pds__top_logprob__init(&alt[k]);
+		alt[k].id = 100 + k;
+		alt[k].logprob = -2.0f - (float)k;
+		alts[k] = &alt[k];
+	}
 	pds__token__init(t);
+	t->n_top = s->logprobs > 0 ? (size_t)s->logprobs : 0;
+	t->top = alts;
+	t->rank = 1;
 	t->id = w->script ? w->script[s->index % w->n_script] : s->index + 10;
 	t->logprob = -0.25f * (float)(s->index + 1);
 }

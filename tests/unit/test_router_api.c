@@ -165,7 +165,7 @@ START_TEST(retry_after_of_a_worker)
 	w->mute = 1;
 	when_all_wait(w, no_room);
 	char *out = ask(w, "/v1/completions", "{\"prompt\":[1,2,3]}");
-	has(out, "HTTP/1.1 503 Service Unavailable\r\n");
+	has(out, "HTTP/1.1 429 Too Many Requests\r\n");
 	has(out, rows[_i].want);
 	has(out, "the table is full");
 	free(out);

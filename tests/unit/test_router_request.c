@@ -543,13 +543,68 @@ START_TEST(prompt_logprobs_lost_with_prefill)
 }
 END_TEST
 
+/* They come in slices; what was there already is passed over. */
+START_TEST(prompt_logprobs_in_slices)
+{
+	struct three t = three(8, 1);
+	struct reqid id = t.r->s->id;
+	rig_told(t.r, t.p, id, 1, 1, 2);
+	rig_told(t.r, t.p, id, 1, 1, 2);
+	rig_told(t.r, t.p, id, 1, 2, 2);    /* half of it is new */
+	ck_assert_int_eq(t.r->n_prompt, 3);
+	rig_told(t.r, t.d1, id, 1, 4, 1);   /* not who computes the prompt */
+	rig_told(t.r, t.p, id, 2, 4, 1);    /* not this attempt: p1 is told so */
+	ck_assert_int_eq(t.r->n_prompt, 3);
+	rig_told(t.r, t.p, id, 1, 4, 1);
+	for (int i = 0; i < 4; i++)
+		ck_assert_double_eq((double)t.r->prompt[i], -(i + 1.0));
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	expect(t.r, SEQ_HANDED, "10 ", "cancel p1 #2; ");
+	rig_told(t.r, t.p, id, 1, 4, 1);    /* late */
+	ck_assert_int_eq(t.r->n_prompt, 4);
+	rig_free(t.r);
+}
+END_TEST
+
+/* A new attempt tells them from the beginning: what the first one told is kept, and when it had told them all they are not asked for again. */
+START_TEST(prompt_logprobs_over_attempts)
+{
+	struct three t = three(8, 1);
+	struct worker *p2 = rig_up(t.r, "p2", "prefill", 12);
+	rig_told(t.r, t.p, t.r->s->id, 1, 1, 3);
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
+	ck_assert_int_eq(t.r->s->want_prompt, 1);
+	rig_told(t.r, p2, t.r->s->id, 2, 1, 4);
+	ck_assert_int_eq(t.r->n_prompt, 4);
+	rig_fail(t.r, p2, 2, PDS__FAULT__FAULT_DRAINING, 1);
+	seqs_tick(&t.r->e, clock_us() + 1000000);
+	ck_assert_uint_eq(t.r->s->attempt, 3);
+	ck_assert_int_eq(t.r->s->want_prompt, 0);
+	rig_first(t.r, t.r->s->prefill, 3, 0, 10, "d1", 21);
+	ck_assert_str_eq(t.r->out, "10 ");
+	rig_free(t.r);
+}
+END_TEST
+
+/* A gap, too many, lists that do not fit each other, or a first token before they are complete: the attempt is lost, the next one may do better. */
 START_TEST(prompt_logprobs_that_are_not_all_there)
 {
 	struct three t = three(8, 1);
+	static const struct {
+		uint32_t first;
+		size_t n;
+	} bad[] = {{2, 1}, {0, 1}, {1, 5}, {1, 0}};
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "d1", 21, NONE, 3);
-	ck_assert_int_eq(t.r->s->state, SEQ_FAILED);
-	ck_assert_int_eq(t.r->s->status, 500);
+	ck_assert_uint_eq(t.r->s->attempt, 2);
+	ck_assert_str_eq(t.r->out, "");
 	rig_free(t.r);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		t = three(8, 1);
+		rig_told(t.r, t.p, t.r->s->id, 1, bad[i].first, bad[i].n);
+		ck_assert_uint_eq(t.r->s->attempt, 2);
+		ck_assert_int_eq(t.r->n_prompt, 0);
+		rig_free(t.r);
+	}
 }
 END_TEST
 
@@ -751,6 +806,8 @@ int main(void)
 	tcase_add_test(c, prefill_that_was_only_silent);
 	tcase_add_test(c, ended_in_order_needs_no_cancel);
 	tcase_add_test(c, prompt_logprobs_before_tokens);
+	tcase_add_test(c, prompt_logprobs_in_slices);
+	tcase_add_test(c, prompt_logprobs_over_attempts);
 	tcase_add_test(c, prompt_logprobs_lost_with_prefill);
 	tcase_add_test(c, more_held_than_there_can_be);
 	tcase_add_test(c, prompt_logprobs_that_are_not_all_there);

@@ -390,7 +390,7 @@ START_TEST(room_at_a_time)
 	seqs_failed(&f.r->e, f.p1, &head, &m);
 	if (!rows[_i].waits_us) {
 		ck_assert_int_eq(s->state, SEQ_FAILED);
-		ck_assert_int_eq(s->status, 503);
+		ck_assert_int_eq(s->status, 429);
 		ck_assert_str_eq(s->why, "full");
 		ck_assert_uint_ge(s->retry_after_us, 60000000);
 		ck_assert_uint_le(s->retry_after_us, 3600000000);

@@ -1,0 +1,278 @@
+/* test_router_nomem.c - memory that cannot be had: each large allocation on the way of a request fails in its turn, wherever it is made, in our code or in a library's. The
+ * request may fail, with an error or with its connection; the router lives, holds nothing of it, and answers the next one. */
+#include "router_client.h"
+
+#include <errno.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define INTERPOSED 0          /* the sanitizers have an allocator of their own: there the requests run without a failure */
+#else
+#define INTERPOSED 1
+#endif
+
+#define LARGE 16384u
+
+static atomic_int armed;              /* allocations on the router's threads count */
+static atomic_long skip;              /* so many of them succeed, then one fails */
+static atomic_int failed;
+static __thread int is_client;
+
+static int fails(size_t bytes)
+{
+	if (bytes < LARGE || !atomic_load(&armed) || is_client || atomic_fetch_sub(&skip, 1) != 0)
+		return 0;
+	atomic_store(&failed, 1);
+	errno = ENOMEM;
+	return 1;
+}
+
+#if INTERPOSED
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t n);
+
+void *malloc(size_t n)
+{
+	return fails(n) ? NULL : __libc_malloc(n);
+}
+
+void *calloc(size_t n, size_t size)
+{
+	return fails(n * size) ? NULL : __libc_calloc(n, size);
+}
+
+void *realloc(void *p, size_t n)
+{
+	return fails(n) ? NULL : __libc_realloc(p, n);
+}
+
+void *reallocarray(void *p, size_t n, size_t size)
+{
+	size_t bytes;
+	if (__builtin_mul_overflow(n, size, &bytes))
+		return NULL;
+	return fails(bytes) ? NULL : __libc_realloc(p, bytes);
+}
+#endif
+
+/* --- requests ------------------------------------------------------------------------------------------------------------ */
+
+static struct model *model;   /* NULL: without PD_MODEL */
+
+static void repeat(struct buf *b, const char *text, unsigned times)
+{
+	for (unsigned i = 0; i < times; i++)
+		buf_adds(b, text);
+}
+
+static void ids(struct buf *b, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		buf_printf(b, i ? ",%u" : "%u", i % 300 + 5);
+}
+
+static void whole(struct buf *b)
+{
+	buf_adds(b, "{\"prompt\":[");
+	ids(b, 5000);
+	buf_adds(b, "],\"max_tokens\":3,\"n\":2,\"prompt_logprobs\":3,\"return_token_ids\":true}");
+}
+
+static void stream(struct buf *b)
+{
+	buf_adds(b, "{\"prompt\":[");
+	ids(b, 5000);
+	buf_adds(b, "],\"max_tokens\":3,\"n\":2,\"echo\":true,\"logprobs\":4,\"stream\":true,\"return_token_ids\":true}");
+}
+
+static void answers(struct buf *b)
+{
+	buf_adds(b, "{\"prompt\":[1,2],\"max_tokens\":6000,\"n\":2,\"logprobs\":3,\"return_token_ids\":true,\"allowed_token_ids\":[");
+	ids(b, 12000);
+	buf_adds(b, "]}");
+}
+
+static void objects(struct buf *b)
+{
+	buf_adds(b, "{\"prompt\":[");
+	repeat(b, "{\"a\":[1,2,3]},", 3000);
+	buf_adds(b, "{}]}");
+}
+
+static void text(struct buf *b)
+{
+	buf_adds(b, "{\"max_tokens\":2,\"echo\":true,\"logprobs\":1,\"truncate_prompt_tokens\":4000,\"prompt\":\"");
+	repeat(b, "The quick brown fox jumps over the lazy dog. ", 800);
+	repeat(b, "a", 60000);
+	repeat(b, "\xc3\xa4\xe6\xbc\xa2", 8000);
+	buf_adds(b, "\"}");
+}
+
+static void chat(struct buf *b)
+{
+	buf_adds(b, "{\"max_tokens\":2,\"truncate_prompt_tokens\":4000,\"messages\":[");
+	for (int i = 0; i < 40; i++) {
+		buf_adds(b, i ? ",{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"" : "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"");
+		repeat(b, "What is the capital of France? ", 40);
+		buf_adds(b, "\"}]}");
+	}
+	buf_adds(b, "]}");
+}
+
+static void form(struct buf *b)
+{
+	buf_adds(b, "{\"max_tokens\":2,\"prompt\":\"x\",\"guided_json\":{\"type\":\"object\",\"properties\":{");
+	for (int i = 0; i < 200; i++)
+		buf_printf(b, "%s\"name_%d\":{\"enum\":[\"one_%d\",\"two\",\"three\"]}", i ? "," : "", i, i);
+	buf_adds(b, "}}}");
+}
+
+static void many_choices(struct buf *b)
+{
+	buf_adds(b, "{\"max_tokens\":2,\"prompt\":\"x\",\"guided_choice\":[");
+	for (int i = 0; i < 3000; i++)
+		buf_printf(b, "%s\"choice number %d\"", i ? "," : "", i);
+	buf_adds(b, "]}");
+}
+
+static void tokenize(struct buf *b)
+{
+	buf_adds(b, "{\"return_token_strs\":true,\"prompt\":\"");
+	repeat(b, "The quick brown fox. ", 1500);
+	buf_adds(b, "\"}");
+}
+
+static void detokenize(struct buf *b)
+{
+	buf_adds(b, "{\"tokens\":[");
+	ids(b, 9000);
+	buf_adds(b, "]}");
+}
+
+static const struct {
+	const char *path;
+	void (*body)(struct buf *b);
+	int text;                         /* needs the model */
+	int status;                       /* when nothing fails */
+} requests[] = {
+	{"/v1/completions", whole, 0, 200},        {"/v1/completions", stream, 0, 200}, {"/v1/completions", answers, 0, 200},
+	{"/v1/completions", objects, 0, 400},      {"/v1/completions", text, 1, 200},   {"/v1/chat/completions", chat, 1, 200},
+	{"/v1/completions", form, 1, 200},         {"/v1/completions", many_choices, 1, 200}, {"/tokenize", tokenize, 1, 200},
+	{"/detokenize", detokenize, 1, 200},
+};
+
+struct asking {
+	unsigned port;
+	const char *path;
+	const struct buf *body;
+	int status;               /* 0: the connection ended without an answer */
+	int whole;                /* its last chunk came, or all of its length */
+	atomic_int over;
+};
+
+/* Status, and whether the answer was whole. */
+static void *client(void *arg)
+{
+	struct asking *a = arg;
+	is_client = 1;
+	struct buf in;
+	buf_init(&in, 0);
+	char *head = mem_printf("POST %s HTTP/1.1\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", a->path, a->body->len);
+	int fd = dial(a->port);
+	send(fd, head, strlen(head), MSG_NOSIGNAL);
+	for (size_t done = 0; done < a->body->len;) {
+		ssize_t k = send(fd, a->body->data + done, a->body->len - done, MSG_NOSIGNAL);
+		if (k <= 0)
+			break;            /* refused before it was all there */
+		done += (size_t)k;
+	}
+	char room[16384];
+	for (ssize_t k; (k = recv(fd, room, sizeof room, 0)) > 0;)
+		buf_add(&in, room, (size_t)k);
+	if (in.len > 12)
+		a->status = atoi(in.data + 9);
+	const char *length = in.len ? strstr(in.data, "Content-Length: ") : NULL, *end = in.len ? strstr(in.data, "\r\n\r\n") : NULL;
+	if (length && end && length < end)
+		a->whole = in.len == (size_t)(end + 4 - in.data) + (size_t)atol(length + 16);
+	else
+		a->whole = in.len > 5 && memcmp(in.data + in.len - 5, "0\r\n\r\n", 5) == 0;
+	close(fd);
+	free(head);
+	buf_fini(&in);
+	atomic_store(&a->over, 1);
+	return NULL;
+}
+
+static void go(struct world *w, struct asking *a)
+{
+	pthread_t t;
+	uint64_t accepted = http_accepted(w->r.http);
+	a->port = http_port(w->r.http);
+	ck_assert_int_eq(pthread_create(&t, NULL, client, a), 0);
+	while (!atomic_load(&a->over))
+		event_base_loop(w->base, EVLOOP_ONCE);
+	pthread_join(t, NULL);
+	atomic_store(&armed, 0);
+	while (http_accepted(w->r.http) == accepted || w->r.n_calls || http_connections(w->r.http))
+		event_base_loop(w->base, EVLOOP_ONCE);
+}
+
+START_TEST(each_large_allocation_fails)
+{
+	struct world *w = world_new(requests[_i].text ? model : NULL, 1u << 20);
+	struct buf body;
+	unsigned k = 0, by_status[600] = {0}, cut = 0;
+	if (requests[_i].text && !model) {
+		world_free(w);
+		return;           /* no text without a model */
+	}
+	buf_init(&body, 0);
+	requests[_i].body(&body);
+	w->r.conf.text_inline_bytes = 4096;
+	for (;; k++) {
+		struct asking a = {.path = requests[_i].path, .body = &body};
+		atomic_store(&failed, 0);
+		atomic_store(&skip, k);
+		atomic_store(&armed, INTERPOSED);
+		go(w, &a);
+		ck_assert_uint_eq(w->r.n_sequences, 0);
+		ck_assert_uint_eq(w->r.memory.lent, 0);
+		ck_assert_uint_eq(seqs_count(&w->r.seqs), 0);
+		if (!atomic_load(&failed)) {
+			ck_assert_int_eq(a.status, requests[_i].status);
+			ck_assert_int_eq(a.whole, 1);
+			break;
+		}
+		by_status[a.status]++;
+		cut += !a.whole;
+		ck_assert_msg(a.status == 0 || a.status == requests[_i].status || a.status == 503, "allocation %u: status %d", k, a.status);
+		ck_assert_uint_lt(k, 5000);
+	}
+	printf("%s: %u large allocations; %u times 503, %u times without an answer, %u answers cut\n", requests[_i].path, k, by_status[503], by_status[0], cut - by_status[0]);
+	ck_assert(!INTERPOSED || k > 2);
+	buf_fini(&body);
+	world_free(w);
+}
+END_TEST
+
+int main(void)
+{
+	const char *path = getenv("PD_MODEL");
+	struct err err = {0};
+	if (path && *path && model_open(path, "", &model, &err) < 0) {
+		fprintf(stderr, "%s\n", err.text);
+		return 1;
+	}
+	log_set_level("error");
+	Suite *suite = suite_create("router_nomem");
+	TCase *c = tcase_create("requests");
+	tcase_set_timeout(c, 600);
+	tcase_add_loop_test(c, each_large_allocation_fails, 0, (int)(sizeof requests / sizeof *requests));
+	suite_add_tcase(suite, c);
+	SRunner *sr = srunner_create(suite);
+	srunner_run_all(sr, CK_NORMAL);
+	int bad = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	model_close(&model);
+	return bad ? 1 : 0;
+}
