@@ -1,4 +1,5 @@
-/* test_worker_constraint.c - which tokens a constraint may be written with: special ones never, but for a call those that are markers of calls and thoughts. */
+/* test_worker_constraint.c - which tokens a constraint may be written with: special ones never, but for a call those that are markers of calls and thoughts; and what all
+ * compiled constraints take of memory. */
 #include "daemons/worker/constraint.h"
 #include "daemons/worker/work.h"
 #include "grammar/grammar.h"
@@ -6,6 +7,7 @@
 #include "util/mem.h"
 
 #include <check.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,8 @@ static const char TOKENIZER[] =
 	"{\"id\":5,\"content\":\"<|other|>\",\"special\":true},{\"id\":6,\"content\":\"<|END_ACTION|>\",\"special\":true},{\"id\":7,\"content\":\"<tool_call>\",\"special\":false}],"
 	"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
 	"\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}";
+
+static const struct engine_info info = {.vocab = 8, .eos = {6}, .n_eos = 1};
 
 /* 6 ends sequences: it is no marker to write, whatever its text. */
 static const struct {
@@ -32,31 +36,216 @@ static const struct {
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, ".*", {0, 4}, 2, 1},
 };
 
-START_TEST(tokens_that_may_be_written)
+/* Constraints over the vocabulary above, within so much memory. */
+static struct constraints *constraints(size_t bytes)
 {
 	char dir[TEST_FOLDER_BYTES], path[TEST_FOLDER_BYTES + 64];
-	struct engine_info info = {.vocab = 8, .eos = {6}, .n_eos = 1};
-	struct work w = {0};
-	struct err err = {0};
-	Pds__Request r = PDS__REQUEST__INIT;
-	Pds__Constraint k = PDS__CONSTRAINT__INIT;
 	test_folder(dir, "constraint");
 	snprintf(path, sizeof path, "%s/tokenizer.json", dir);
 	FILE *f = fopen(path, "w");
 	ck_assert(f && fputs(TOKENIZER, f) >= 0 && fclose(f) == 0);
-	struct constraints *all = constraints_new(dir, &info, 16u << 20);
-	k.kind = cases[_i].kind;
-	k.text = mem_strdup(cases[_i].text);
+	return constraints_new(dir, &info, bytes);
+}
+
+/* 0 or ERR_*; w is empty. */
+static int compile(struct constraints *all, struct work *w, Pds__ConstraintKind kind, const char *text)
+{
+	Pds__Request r = PDS__REQUEST__INIT;
+	Pds__Constraint k = PDS__CONSTRAINT__INIT;
+	struct err err = {0};
+	k.kind = kind;
+	k.text = (char *)text;
 	r.constraint = &k;
-	ck_assert_msg(constraint_take(all, &w, &r, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(constraint_is_ready(&w), 0);
-	ck_assert_msg(constraint_compile(&w, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(constraint_is_ready(&w), 1);
+	int code = constraint_take(all, w, &r, &err);
+	if (code < 0 || constraint_is_ready(w))
+		return code;
+	code = constraint_compile(w, &err);
+	ck_assert_int_eq(constraint_is_ready(w), code == 0);
+	ck_assert(code == 0 || *err.text);
+	if (code < 0)
+		constraint_detach(w);
+	return code;
+}
+
+START_TEST(tokens_that_may_be_written)
+{
+	struct constraints *all = constraints(16u << 20);
+	struct work w = {0};
+	ck_assert_int_eq(compile(all, &w, cases[_i].kind, cases[_i].text), 0);
 	w.tokens = (uint32_t *)cases[_i].tokens;
 	ck_assert_uint_eq(constraint_leading(&w, cases[_i].n), cases[_i].want);
 	constraint_detach(&w);
 	constraints_destroy(&all);
-	free(k.text);
+}
+END_TEST
+
+/* --- memory --------------------------------------------------------------------------------------------------------------- */
+
+struct shown {
+	size_t all, idle, bytes;
+};
+
+static struct shown shown(struct constraints *all)
+{
+	struct shown s;
+	struct buf b;
+	buf_init(&b, 0);
+	constraints_json(all, &b);
+	ck_assert_int_eq(sscanf(b.data, ",\"constraints\":%zu,\"constraints_idle\":%zu,\"constraint_bytes\":%zu", &s.all, &s.idle, &s.bytes), 3);
+	buf_fini(&b);
+	return s;
+}
+
+/* 90,000 nodes each, all different. */
+static void large(char text[128], int k)
+{
+	snprintf(text, 128, "a{%d}(a|b){0,10000}(ab|a){0,10000}(b|aa){0,10000}(bb|ba){0,10000}", k + 1);
+}
+
+/* A flood of large constraints that all stay in use: some compile, the others are told that there is no memory now; then their memory goes back, and others compile. */
+START_TEST(networks_have_half)
+{
+	enum { N = 60, MB = 32 };
+	struct constraints *all = constraints(MB << 20);
+	static struct work w[N];
+	char text[128];
+	int live = 0;
+	memset(w, 0, sizeof w);
+	for (int i = 0; i < N; i++) {
+		large(text, i);
+		int r = compile(all, &w[i], PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text);
+		ck_assert(r == 0 || r == ERR_NOMEM);
+		live += r == 0;
+		ck_assert_uint_le(shown(all).bytes, MB << 20);
+	}
+	ck_assert_msg(live >= 4 && live < 30, "%d", live);
+	large(text, 0);                               /* what is there is shared, whatever it takes */
+	struct work same = {0};
+	ck_assert_int_eq(compile(all, &same, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
+	constraint_detach(&same);
+	for (int i = 0; i < N; i++)
+		constraint_detach(&w[i]);
+	ck_assert_uint_eq(shown(all).idle, shown(all).all);
+	large(text, 1000);                            /* an idle one gives way */
+	ck_assert_int_eq(compile(all, &same, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
+	constraint_detach(&same);
+	for (int i = 0; i < 100; i++) {               /* few of the small ones are kept */
+		snprintf(text, sizeof text, "a{%d}b", i + 1);
+		ck_assert_int_eq(compile(all, &same, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
+		constraint_detach(&same);
+	}
+	ck_assert_uint_le(shown(all).idle, 32);
+	constraints_destroy(&all);
+}
+END_TEST
+
+/* The next token, by the logits of all alike but for this one's advantage: what is drawn under the constraint. */
+static uint32_t draw(struct work *w, struct sampler *s, uint32_t best)
+{
+	float logits[8] = {0};
+	struct sample_result r;
+	struct err err = {0};
+	logits[best] = 1;
+	ck_assert_msg(constraint_draw(w, &info, s, logits, &r, &err) == 0, "%s", err.text);
+	return r.id;
+}
+
+/* Many answers grow under constraints that find much on the way, in a memory that holds a few of them: what is found gives way and is found again, and each answer is
+ * what it would have been alone. */
+START_TEST(tables_give_way)
+{
+	enum { LIVE = 24, STEPS = 60, ROOM = 4096, MB = 2 };
+	struct constraints *all = constraints(MB << 20), *alone = constraints(512u << 20);
+	struct sampler *s = sampler_new(info.vocab);
+	static struct work w[LIVE], own[LIVE];
+	static uint32_t tokens[LIVE][ROOM], own_tokens[LIVE][ROOM];
+	char text[128];
+	uint32_t rng = 1;
+	size_t most = 0;
+	memset(w, 0, sizeof w);
+	memset(own, 0, sizeof own);
+	for (int i = 0; i < LIVE; i++) {
+		snprintf(text, sizeof text, "(a|b)*a(a|b){%d}(ab|b){3,400}", 8 + i % 3 + (i & 1));
+		snprintf(text + strlen(text), sizeof text - strlen(text), "a{%d}", i + 1);
+		ck_assert_int_eq(compile(all, &w[i], PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
+		ck_assert_int_eq(compile(alone, &own[i], PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
+		w[i].tokens = tokens[i];
+		own[i].tokens = own_tokens[i];
+	}
+	for (int step = 0; step < STEPS; step++) {
+		for (int i = 0; i < LIVE; i++) {
+			uint32_t best = (rng = rng * 1664525u + 1013904223u) >> 30, id = draw(&w[i], s, best);
+			ck_assert_uint_eq(id, draw(&own[i], s, best));
+			tokens[i][w[i].n_tokens++] = own_tokens[i][own[i].n_tokens++] = id;
+		}
+		most = shown(all).bytes > most ? shown(all).bytes : most;
+	}
+	printf("%d answers under constraints: %zu KB at most, alone %zu KB\n", LIVE, most >> 10, shown(alone).bytes >> 10);
+	ck_assert_uint_le(most, MB << 20);
+	ck_assert_uint_gt(shown(alone).bytes, MB << 20);
+	for (int i = 0; i < LIVE; i++) {
+		constraint_detach(&w[i]);
+		constraint_detach(&own[i]);
+	}
+	sampler_destroy(&s);
+	constraints_destroy(&all);
+	constraints_destroy(&alone);
+}
+END_TEST
+
+/* --- threads --------------------------------------------------------------------------------------------------------------- */
+
+struct compiler {
+	struct constraints *all;
+	unsigned seed;
+};
+
+static void *compile_some(void *arg)
+{
+	struct compiler *c = arg;
+	struct sampler *s = sampler_new(info.vocab);
+	for (unsigned i = 0; i < 60; i++) {
+		struct work w = {0};
+		uint32_t tokens[8];
+		char text[128];
+		if ((i + c->seed) % 5)
+			snprintf(text, sizeof text, "(a|b){%u}", (i * 7 + c->seed) % 9 + 3);
+		else
+			large(text, (int)(i % 3));
+		if (compile(c->all, &w, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text) < 0)
+			continue;
+		w.tokens = tokens;
+		for (; w.n_tokens < 3; w.n_tokens++) {
+			float logits[8] = {0};
+			struct sample_result r;
+			struct err err = {0};
+			if (constraint_draw(&w, &info, s, logits, &r, &err) < 0) {
+				ck_assert_int_eq(err.code, ERR_NOMEM);
+				break;
+			}
+			tokens[w.n_tokens] = r.id;
+		}
+		constraint_detach(&w);
+	}
+	sampler_destroy(&s);
+	return NULL;
+}
+
+/* Compiled by several threads at once, the same and others; each stays what it is. */
+START_TEST(compiled_by_several_threads)
+{
+	struct constraints *all = constraints(12u << 20);
+	struct compiler c[4];
+	pthread_t t[4];
+	for (unsigned i = 0; i < 4; i++) {
+		c[i] = (struct compiler){all, i};
+		ck_assert_int_eq(pthread_create(&t[i], NULL, compile_some, &c[i]), 0);
+	}
+	for (unsigned i = 0; i < 4; i++)
+		pthread_join(t[i], NULL);
+	ck_assert_uint_eq(shown(all).idle, shown(all).all);
+	ck_assert_uint_le(shown(all).bytes, 12u << 20);
+	constraints_destroy(&all);
 }
 END_TEST
 
@@ -64,8 +253,11 @@ int main(void)
 {
 	Suite *suite = suite_create("worker_constraint");
 	TCase *c = tcase_create("tokens");
-	tcase_set_timeout(c, 60);
+	tcase_set_timeout(c, 300);
 	tcase_add_loop_test(c, tokens_that_may_be_written, 0, (int)(sizeof cases / sizeof *cases));
+	tcase_add_test(c, networks_have_half);
+	tcase_add_test(c, tables_give_way);
+	tcase_add_test(c, compiled_by_several_threads);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);
