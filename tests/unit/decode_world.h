@@ -85,6 +85,7 @@ static struct world W;
 static char bin_dir[512];
 static const char *world_option;   /* one more KEY=VALUE for the daemon */
 static const char *world_options[9];   /* and more */
+static const char *world_regex;    /* the form of the next request's answer, which then ends where that does; NULL: none */
 static void (*world_each)(void);   /* in every round of waiting; NULL: nothing */
 
 /* What the messager's process is to do to D's memory (it maps it, as the real one does): write over these blocks for as long as `on` is set. */
@@ -468,6 +469,7 @@ static inline ProtobufCMessage *await(struct side *s, enum msg_type type, uint32
 
 static inline void fill_request(Pds__Request *r, Pds__Sampling *s, const struct prompt *p)
 {
+	static Pds__Constraint form;
 	pds__request__init(r);
 	pds__sampling__init(s);
 	r->tokens = (uint32_t *)p->tokens;
@@ -479,6 +481,14 @@ static inline void fill_request(Pds__Request *r, Pds__Sampling *s, const struct 
 	s->top_p = 1;
 	s->seed = 1;
 	s->logprobs = -1;
+	if (!world_regex)
+		return;
+	pds__constraint__init(&form);
+	form.kind = PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX;
+	form.text = (char *)(uintptr_t)world_regex;
+	r->constraint = &form;
+	r->ignore_eos = 0;
+	world_regex = NULL;
 }
 
 static inline void say_submit(uint32_t n, struct prompt p)
