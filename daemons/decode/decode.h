@@ -2,7 +2,7 @@
  *
  * A seq is one attempt of one request. On the loop's thread (lease.c, stage.c) it is
  *
- *   COMPILING   a thread compiles its constraint (form.c); nothing of it is freed before that is over
+ *   COMPILING   the compiler has its constraint (form.c); nothing of it is freed before that is over
  *   QUEUED      a reservation that waits for room, in order
  *   LEASED      granted: the messager fills its blocks; waits for KvReady and the first token
  *   QUARANTINE  given up while a messager may still write: its blocks stay until the fence
@@ -19,7 +19,6 @@
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/map.h"
-#include "util/queue.h"
 #include "daemons/worker/score.h"
 #include "daemons/worker/stage.h"
 #include "daemons/worker/work.h"
@@ -45,6 +44,7 @@ struct seq {
 	struct work work;
 	enum seq_state state;
 	_Atomic int cancelled;
+	struct compile_task form;      /* COMPILING */
 	char prefill[48];              /* who reserved, and its epoch; "" for local ones */
 	uint64_t prefill_epoch;
 
@@ -111,9 +111,6 @@ struct decode {
 	uint64_t gone_place, gone_upto, last_place, last_upto;
 	uint32_t max_queued;
 	struct rate blocks, ends;      /* blocks given back; leases and sequences that ended */
-	struct queue *forms;           /* sequences whose constraint is to be compiled */
-	pthread_t form_thread;
-	int form_runs;
 	uint64_t rated_us, ended;
 	/* tombs by the second of their end */
 	struct list tombs[TOMB_WHEEL];
@@ -191,8 +188,7 @@ uint64_t queue_estimate_of(struct decode *d, const struct seq *q);
 uint64_t queue_retry_after(struct decode *d);            /* for one that is refused because too many wait; never 0 */
 
 /* form.c: constraints are compiled before anything else is done with their sequences */
-int form_start(struct decode *d, struct err *err);
-void form_stop(struct decode *d);
+void form_stop(struct decode *d);              /* none is at the compiler any more */
 /* Goes on with a sequence that is NEW: reserved_new or submitted_new, now or when its constraint is compiled; or it is refused. */
 void form_then_go_on(struct seq *q);
 void submitted_new(struct seq *q);             /* stage.c */

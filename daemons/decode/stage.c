@@ -196,8 +196,7 @@ static int start(struct worker *w, struct err *err)
 	d->wait_us = (uint64_t)conf_int(c, "preempt_wait_ms") * 1000u;
 	d->restore_wait_us = (uint64_t)conf_int(c, "restore_wait_ms") * 1000u;
 	d->timer = event_new(svc_base(w->svc), -1, 0, on_timer, d);
-	int r = form_start(d, err);
-	return r < 0 ? r : batch_start(d, err);
+	return batch_start(d, err);
 }
 
 static void drain(struct worker *w)

@@ -179,12 +179,23 @@ void job_fail_constraint(struct job *j)
 
 /* --- prepare ------------------------------------------------------------------------------------------------------------------------ */
 
+static void compiled(struct compile_task *t)
+{
+	struct job *j = list_entry(t, struct job, form);
+	CHECK(queue_put(prefill_of(j->w)->prepare, j) == 0);
+}
+
+/* Its constraint is compiled only before phase 2, when its decode worker has granted: who is parked holds no network. */
 static void to_thread(struct job *j, int phase)
 {
 	j->phase = phase;
 	j->releases = prefill_of(j->w)->releases;
 	j->hands++;
-	CHECK(queue_put(prefill_of(j->w)->prepare, j) == 0);
+	j->form = (struct compile_task){.work = &j->work, .cancelled = &j->cancelled, .done = compiled};
+	if (phase == 2 && !constraint_is_ready(&j->work))
+		compiler_put(j->w->compiler, &j->form);
+	else
+		compiled(&j->form);
 }
 
 void job_begin(struct job *j)

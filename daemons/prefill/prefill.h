@@ -91,6 +91,7 @@ struct job {
 	int hands;
 	_Atomic int cancelled;
 	int phase;                    /* for the prepare thread: 1 or 2 */
+	struct compile_task form;     /* before phase 2 */
 	enum job_back back_as;
 	int told_failed;
 

@@ -1,9 +1,8 @@
-/* prepare.c - the prepare threads: hash the prompt, look what is cached (phase 1); compile the constraint, match again and take blocks (phase 2).
+/* prepare.c - the prepare threads: hash the prompt, look what is cached (phase 1); match again and take blocks (phase 2).
  *
  * A thread never waits for a peer: phase 1 ends with the job parked, phase 2 begins when the decode worker has granted.
  * Results go back to the loop by stage_return. */
 #include "prefill.h"
-#include "daemons/worker/constraint.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -48,17 +47,13 @@ static int wait_for_writes(struct job *j, uint32_t need)
 	return 0;
 }
 
-/* Only now: who waits for its decode worker holds no network. 0, or -1 with the job's failure set. */
-static int compile_constraint(struct job *j)
+/* 0, or -1 with the job's failure set: its constraint was not compiled. */
+static int look_at_form(struct job *j)
 {
-	struct err err = {0};
-	if (constraint_is_ready(&j->work))
+	if (j->form.code == 0)
 		return 0;
-	int r = constraint_compile(&j->work, &err);
-	if (r == 0)
-		return 0;
-	snprintf(j->fail_text, sizeof j->fail_text, "%.150s", err.text);
-	j->no_memory = r == ERR_NOMEM;
+	snprintf(j->fail_text, sizeof j->fail_text, "%.150s", j->form.err.text);
+	j->no_memory = j->form.code == ERR_NOMEM;
 	j->hopeless = !j->no_memory;
 	return -1;
 }
@@ -66,7 +61,7 @@ static int compile_constraint(struct job *j)
 static void phase_take(struct job *j)
 {
 	struct worker *w = j->w;
-	if (compile_constraint(j) < 0)
+	if (look_at_form(j) < 0)
 		return;
 	uint64_t begin = clock_us();
 	uint32_t need = worker_blocks_for(w, j->work.n_tokens);
@@ -118,6 +113,9 @@ int prepare_start(struct prefill *s, struct err *err)
 
 void prepare_stop(struct prefill *s)
 {
+	list_each(n, &s->jobs)
+		list_entry(n, struct job, node)->cancelled = 1;
+	compiler_wait(s->w->compiler);
 	queue_close(s->prepare);
 	for (uint32_t i = 0; i < s->n_threads; i++)
 		pthread_join(s->threads[i], NULL);

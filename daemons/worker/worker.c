@@ -328,6 +328,8 @@ static int start(struct svc *s, struct err *err)
 		return r;
 	w->info = engine_info(w->engine);
 	w->constraints = constraints_new(conf_str(c, "model"), w->info, (size_t)conf_int(c, "constraint_memory_mb") << 20);
+	if ((r = compiler_new(&w->compiler, err)) < 0)
+		return r;
 	if ((r = open_pool(w, c, err)) < 0)
 		return r;
 	struct handover_hello hello;
@@ -583,6 +585,7 @@ static void stop(struct svc *s)
 	}
 	if (w->messager_attach)
 		attach_destroy(&w->messager_attach);
+	compiler_destroy(&w->compiler);
 	constraints_destroy(&w->constraints);
 	engine_close(&w->engine);
 	events_destroy(&w->events);

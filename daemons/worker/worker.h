@@ -3,6 +3,7 @@
 #define WORKER_WORKER_H
 
 #include "attach.h"
+#include "compiler.h"
 #include "engine/engine.h"
 #include "events.h"
 #include "kv/pool.h"
@@ -42,6 +43,7 @@ struct worker {
 	struct event *store_ev;
 	struct writeout *writeout;        /* NULL: no storage is configured */
 	struct constraints *constraints;  /* compiled ones, and the vocabulary */
+	struct compiler *compiler;
 	struct rates rates;               /* of reading from storage and of computing */
 	const struct stage_ops *stage;
 	void *state;                      /* the stage's */
