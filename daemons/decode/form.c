@@ -54,7 +54,7 @@ void form_then_go_on(struct seq *q)
 	}
 	seq_enter(q, SEQ_COMPILING);
 	q->form = (struct compile_task){.work = &q->work, .cancelled = &q->cancelled, .done = done};
-	compiler_put(q->w->compiler, &q->form);
+	compiler_put(q->w->compiler, &q->form, 0);
 }
 
 void form_stop(struct decode *d)

@@ -188,12 +188,13 @@ static void compiled(struct compile_task *t)
 /* Its constraint is compiled only before phase 2, when its decode worker has granted: who is parked holds no network. */
 static void to_thread(struct job *j, int phase)
 {
+	struct prefill *s = prefill_of(j->w);
 	j->phase = phase;
-	j->releases = prefill_of(j->w)->releases;
+	j->releases = s->releases;
 	j->hands++;
 	j->form = (struct compile_task){.work = &j->work, .cancelled = &j->cancelled, .done = compiled};
 	if (phase == 2 && !constraint_is_ready(&j->work))
-		compiler_put(j->w->compiler, &j->form);
+		compiler_put(j->w->compiler, &j->form, s->retrying == j);
 	else
 		compiled(&j->form);
 }

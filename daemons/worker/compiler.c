@@ -76,10 +76,13 @@ void compiler_destroy(struct compiler **cp)
 	*cp = NULL;
 }
 
-void compiler_put(struct compiler *c, struct compile_task *t)
+void compiler_put(struct compiler *c, struct compile_task *t, int first)
 {
 	pthread_mutex_lock(&c->lock);
-	list_push_back(&c->tasks, &t->node);
+	if (first)
+		list_push_front(&c->tasks, &t->node);
+	else
+		list_push_back(&c->tasks, &t->node);
 	pthread_cond_signal(&c->wake);
 	pthread_mutex_unlock(&c->lock);
 }

@@ -22,7 +22,7 @@ struct compile_task {
 
 int compiler_new(struct compiler **ret_c, struct err *err);
 void compiler_destroy(struct compiler **c);          /* nothing is there any more */
-void compiler_put(struct compiler *c, struct compile_task *t);
+void compiler_put(struct compiler *c, struct compile_task *t, int first);   /* first: others wait for it */
 void compiler_wait(struct compiler *c);              /* until nothing is there; what was cancelled is not compiled first */
 
 #endif

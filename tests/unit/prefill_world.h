@@ -75,6 +75,7 @@ struct ask {
 	uint32_t seed, own_from;   /* with a seed the tokens from own_from on are this request's own */
 	uint32_t max_tokens;
 	int prompt_logprobs;
+	const char *regex;     /* of the answer; NULL: free */
 };
 
 struct task {
@@ -529,6 +530,7 @@ static inline void submit(struct ask a)
 	Pds__Sampling s = PDS__SAMPLING__INIT;
 	Pds__Request r = PDS__REQUEST__INIT;
 	Pds__Submit m = PDS__SUBMIT__INIT;
+	Pds__Constraint form = PDS__CONSTRAINT__INIT;
 	Pds__Candidate c[4], *list[4];
 	fill_tokens(&a, tokens);
 	s.top_p = 1;
@@ -542,6 +544,9 @@ static inline void submit(struct ask a)
 	r.stop_ids = &stop_id;
 	r.n_stop_ids = 1;
 	r.ignore_eos = 1;
+	form.kind = PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX;
+	form.text = (char *)a.regex;
+	r.constraint = a.regex ? &form : NULL;
 	m.request = &r;
 	m.candidates = list;
 	for (const char *p = a.to; *p; p++) {

@@ -1,38 +1,9 @@
 /* test_decode_form.c - pddecoded and constraints: they are compiled beside the loop, which goes on with all else; what happens meanwhile to a sequence that waits for it;
  * and their memory. */
 #include "decode_world.h"
+#include "letters_model.h"
 
 #include <stdlib.h>
-
-/* The golden model, with a vocabulary: id 3 + i is the i-th letter. */
-static void model_with_letters(void)
-{
-	static char option[TEST_FOLDER_BYTES + 16];
-	char dir[TEST_FOLDER_BYTES], command[3 * TEST_FOLDER_BYTES + 200], path[TEST_FOLDER_BYTES + 32];
-	test_folder(dir, "letters");
-	snprintf(command, sizeof command, "ln -s \"$PWD\"/tests/data/golden/llama/config.json \"$PWD\"/tests/data/golden/llama/model.safetensors %s", dir);
-	ck_assert_int_eq(system(command), 0);
-	snprintf(path, sizeof path, "%s/tokenizer.json", dir);
-	FILE *f = fopen(path, "w");
-	ck_assert_ptr_nonnull(f);
-	fputs("{\"added_tokens\":[{\"id\":0,\"content\":\"<pad>\",\"special\":true},{\"id\":1,\"content\":\"<s>\",\"special\":true},"
-	      "{\"id\":2,\"content\":\"</s>\",\"special\":true}],\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
-	      "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{", f);
-	for (int i = 0; i < 26; i++)
-		fprintf(f, "%s\"%c\":%d", i ? "," : "", 'a' + i, 3 + i);
-	fputs("},\"merges\":[]}}", f);
-	ck_assert_int_eq(fclose(f), 0);
-	snprintf(option, sizeof option, "model=%s", dir);
-	world_option = option;
-}
-
-/* 90,000 nodes: some ten milliseconds of compiling, and two megabytes. Each k another one; by turns from a few buffers. */
-static const char *large(int k)
-{
-	static char text[8][128];
-	snprintf(text[k % 8], sizeof text[0], "a{%d}(a|b){0,10000}(ab|a){0,10000}(b|aa){0,10000}(bb|ba){0,10000}", k + 1);
-	return text[k % 8];
-}
 
 static struct prompt with_form(uint32_t n, uint32_t max_tokens, const char *regex)
 {
@@ -51,7 +22,7 @@ static unsigned compiling(void)
 
 START_TEST(answer_has_its_form)
 {
-	model_with_letters();
+	world_option = letters_model();
 	world_begin(64, 3000, 0);
 	say_submit(1, with_form(20, 20, "(b|c){4}d"));
 	UNTIL(W.answer[1].finish);
@@ -69,10 +40,10 @@ END_TEST
 START_TEST(loop_goes_on_meanwhile)
 {
 	enum { N = 60 };
-	model_with_letters();
+	world_option = letters_model();
 	world_begin(256, 3000, 0);
 	for (int i = 1; i <= N; i++)
-		say_submit((uint32_t)i, with_form(20, 8, large(i)));
+		say_submit((uint32_t)i, with_form(20, 8, letters_costly(i)));
 	say_submit(N + 1, tokens_of(20));
 	UNTIL(W.answer[N + 1].finish);
 	unsigned left = compiling();
@@ -87,20 +58,20 @@ END_TEST
 /* Cancels, a deadline and the end of the prefill worker reach sequences that wait for the compiler; nothing of them is left. */
 START_TEST(ended_while_it_compiles)
 {
-	model_with_letters();
+	world_option = letters_model();
 	world_begin(256, 3000, 0);
 	for (int i = 1; i <= 30; i++)
-		say_submit((uint32_t)i, with_form(20, 8, large(i)));
+		say_submit((uint32_t)i, with_form(20, 8, letters_costly(i)));
 	for (uint32_t i = 1; i <= 30; i++)
 		say_cancel(&W.router, i);
 	settle(&W.router);
-	say_reserve(31, 1, with_form(30, 8, large(31)));
+	say_reserve(31, 1, with_form(30, 8, letters_costly(31)));
 	say_cancel(&W.prefill, 31);
-	say_reserve(31, 1, with_form(30, 8, large(31)));       /* a tombstone, or the one that is cancelled */
-	struct prompt late_one = with_form(30, 8, large(32));
+	say_reserve(31, 1, with_form(30, 8, letters_costly(31)));       /* a tombstone, or the one that is cancelled */
+	struct prompt late_one = with_form(30, 8, letters_costly(32));
 	late_one.deadline_us = 1000;
 	say_reserve(32, 1, late_one);
-	say_reserve(33, 1, with_form(30, 8, large(33)));
+	say_reserve(33, 1, with_form(30, 8, letters_costly(33)));
 	settle(&W.prefill);
 	side_close(&W.prefill);
 	UNTIL(requests_are("[]"));
@@ -115,12 +86,14 @@ END_TEST
 
 START_TEST(reserved_once)
 {
-	model_with_letters();
-	world_begin(64, 3000, 0);
-	say_reserve(1, 1, with_form(40, 8, large(1)));
-	say_reserve(1, 1, with_form(40, 8, large(1)));
+	world_option = letters_model();
+	world_begin(256, 3000, 0);
+	for (int i = 2; i <= 31; i++)
+		say_submit((uint32_t)i, with_form(20, 1, letters_costly(i)));
+	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));
+	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));       /* while the first stands behind thirty others */
 	WANT(Pds__Grant, prefill, KV_GRANT, 1);
-	say_reserve(1, 1, with_form(40, 8, large(1)));
+	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));
 	WANT(Pds__Grant, prefill, KV_GRANT, 1);      /* asked again, answered the same */
 	settle(&W.prefill);
 	NONE(prefill, KV_GRANT, 1);
@@ -131,7 +104,7 @@ END_TEST
 
 START_TEST(one_that_does_not_compile)
 {
-	model_with_letters();
+	world_option = letters_model();
 	world_begin(64, 3000, 0);
 	say_reserve(1, 1, with_form(40, 8, "(a"));
 	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 1);
@@ -147,18 +120,18 @@ END_TEST
 /* With room for the networks of three: the fourth is told when to come again, and is granted when one has gone. */
 START_TEST(no_memory_for_now)
 {
-	model_with_letters();
+	world_option = letters_model();
 	world_options[0] = "constraint_memory_mb=8";
 	world_begin(64, 60000, 0);
 	for (uint32_t i = 1; i <= 3; i++) {
-		say_reserve(i, 1, with_form(40, 8, large((int)i)));
+		say_reserve(i, 1, with_form(40, 8, letters_costly((int)i)));
 		WANT(Pds__Grant, prefill, KV_GRANT, i);
 	}
-	say_reserve(4, 1, with_form(40, 8, large(4)));
+	say_reserve(4, 1, with_form(40, 8, letters_costly(4)));
 	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 4);
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_uint_gt(d->retry_after_us, 0);
-	say_submit(5, with_form(40, 8, large(5)));
+	say_submit(5, with_form(40, 8, letters_costly(5)));
 	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, 5);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_int_eq(f->retry, 1);
@@ -167,7 +140,7 @@ START_TEST(no_memory_for_now)
 	UNTIL(W.answer[6].finish);
 	say_cancel(&W.prefill, 1);
 	settle(&W.prefill);
-	say_reserve(4, 1, with_form(40, 8, large(4)));
+	say_reserve(4, 1, with_form(40, 8, letters_costly(4)));
 	WANT(Pds__Grant, prefill, KV_GRANT, 4);
 	for (uint32_t i = 2; i <= 4; i++)
 		say_cancel(&W.prefill, i);
