@@ -7,6 +7,7 @@
 #include "util/clock.h"
 #include "util/mem.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@
 
 #define START_TOKENS 32768u        /* of prompts that are sent to workers in one step: a fraction of a millisecond */
 #define CHOICE_BYTES (sizeof(struct choice) + sizeof(struct seq) + CHOICE_IDS_BYTES)
+#define LARGE_BODY (1u << 20)
 #define OUT_MAX (64u << 20)        /* what is written in one step is far less; a prompt's ids at most */
 
 static void prompt_fini(struct prompt *p)
@@ -214,6 +216,8 @@ static void prepare(struct text_job *j)
 	else if (r == 0)
 		prepare_prompts(c);
 	c->prepared_us = clock_us();
+	if (c->in_pool && c->body_len >= LARGE_BODY)
+		malloc_trim(0);   /* else the allocator keeps what the JSON took, tens of MiB for each thread */
 }
 
 /* Compiling a constraint takes milliseconds, however short it is. */
