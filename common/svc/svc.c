@@ -20,6 +20,7 @@
 
 #define END_GRACE_S 3
 #define IDLE_TICK_US 20000
+#define LOG_WAIT_MS 300       /* at the end, for what is not yet written */
 
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0, "Name of this daemon; one running process per name and run directory", NULL},
@@ -99,10 +100,16 @@ static void on_message(void *arg, struct peer *p, enum msg_type type, const stru
 
 /* --- the end ------------------------------------------------------------------------------------------------------------- */
 
+/* A second alarm, now with its default action, ends the process where stderr takes nothing. */
 static void on_alarm(int sig)
 {
 	static const char text[] = "level=error event=stop_timeout why=\"the end took too long: leaving at once\"\n";
-	(void)sig;
+	sigset_t alone;
+	signal(sig, SIG_DFL);
+	sigemptyset(&alone);
+	sigaddset(&alone, sig);
+	pthread_sigmask(SIG_UNBLOCK, &alone, NULL);
+	alarm(1);
 	ssize_t done = write(STDERR_FILENO, text, sizeof text - 1);
 	(void)done;
 	_exit(1);
@@ -153,6 +160,7 @@ static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
 	(void)what;
 	if (s->draining) {
 		log_warn("stopped_at_once", "why=\"a second signal\"");
+		log_stop(LOG_WAIT_MS);
 		_exit(128 + (int)sig);
 	}
 	svc_drain_begin(s, sig == SIGINT ? "SIGINT" : "SIGTERM");
@@ -226,8 +234,15 @@ static int follow_parent(int parent, struct err *err)
 	return 0;
 }
 
+static void on_libevent_says(int severity, const char *text)
+{
+	static const enum log_level levels[] = {LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR};
+	log_at(levels[severity & 3], 0, "libevent", "text=%s", log_quote(text));
+}
+
 static int setup_base(struct svc *s, struct err *err)
 {
+	event_set_log_callback(on_libevent_says);
 	struct event_config *cfg = event_config_new();
 	CHECK(cfg);
 	event_config_set_flag(cfg, EVENT_BASE_FLAG_PRECISE_TIMER);
@@ -293,6 +308,8 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	int r;
 	if ((r = setup_names(s, err)) < 0 || (r = follow_parent(o->die_with_parent, err)) < 0)
 		return r;
+	if (log_start() < 0)
+		return err_set(err, ERR_NOMEM, "cannot start the log's thread: raise the limit on tasks");
 	umask(0007);   /* sockets are for the user and its group; the run directory's mode decides who gets near them */
 	if ((r = svc_rundir_make(s->rundir, err)) < 0 || (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
 		return r;
@@ -334,6 +351,8 @@ static int run(struct svc *s, const struct svc_opts *o)
 	s->lock_fd = s->posts.fd = -1;
 	s->started_us = clock_us();
 	if (setup(s, o, &err) < 0) {
+		alarm(END_GRACE_S);   /* should stderr take nothing */
+		log_stop(LOG_WAIT_MS);
 		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program, err.text[0] ? err.text : "no reason given", svc_remedy(err.text));
 		return 1;
 	}
@@ -404,6 +423,7 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 out:
 	teardown(s);
 	free(s);
+	log_stop(LOG_WAIT_MS);
 	return status;
 }
 

@@ -115,6 +115,7 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 		{"pdserve_messages_duplicate_total", "Messages that had come before and were dropped.", STAT_COUNTER},
 		{"pdserve_messages_gap_total", "Messages dropped because one before them was missing; they come again.", STAT_COUNTER},
 		{"pdserve_messages_faults_total", "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is set).", STAT_COUNTER},
+		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr took nothing.", STAT_COUNTER},
 	};
 	struct stat_set *set = stat_new(defs, sizeof defs / sizeof *defs);
 	struct chan_counts c;
@@ -129,6 +130,7 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 	stat_add(set, 7, c.duplicates);
 	stat_add(set, 8, c.dropped);
 	stat_add(set, 9, c.faults);
+	stat_add(set, 10, log_dropped());
 	stat_render(set, labels, out);
 	stat_destroy(&set);
 }
