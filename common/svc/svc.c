@@ -9,6 +9,7 @@
 #include "util/mem.h"
 
 #include <errno.h>
+#include <grp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,9 @@ static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0, "Name of this daemon; one running process per name and run directory", NULL},
 	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0, "Folder of sockets and lock files, made if it is missing", NULL},
 	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
-     "ZeroMQ address that other daemons and pdctl connect to: tcp://ADDRESS:PORT or ipc://PATH; empty: ipc://RUNDIR/NAME.ipc", NULL},
+     "ZeroMQ address that other daemons and pdctl connect to: ipc://PATH; empty: ipc://RUNDIR/NAME.ipc", NULL},
+	{"control_group", CONF_STRING, "", 0, 64, "", 0,
+     "Group whose members may give the commands that change something or show the configuration; always allowed: the daemon's own user and root", NULL},
 	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Least level of events that are logged", "debug|info|warn|error"},
 	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0, "Interval of heartbeats between routers and workers at work; without work 5 to 10 times that", NULL},
 	{"silence_ms", CONF_INT, "2000", 100, 600000, "ms", 0,
@@ -75,27 +78,29 @@ static void on_heartbeat(void *arg, struct peer *p, Pds__Heartbeat *hb)
 		s->hooks->heartbeat(s, p, hb);
 }
 
-/* Heartbeats and goodbyes need no handler; the rest is told once a second and type. */
-static void no_handler(struct svc *s, struct peer *p, enum msg_type type)
+/* Told once a second and type. */
+static int may_say(struct svc *s, unsigned type)
 {
 	uint64_t now = clock_us();
-	if (type == MSG_HEARTBEAT || type == MSG_GOODBYE || type == MSG_PEERS)
-		return;
-	if ((unsigned)type < SVC_MESSAGE_TYPES && s->unknown_us[type] && now - s->unknown_us[type] < 1000000)
-		return;
-	if ((unsigned)type < SVC_MESSAGE_TYPES)
-		s->unknown_us[type] = now;
-	const struct msg_type_info *info = msg_type_find(type);
-	log_warn("message_dropped", "peer=%s type=%s why=\"%s does not take it\"", log_quote(peer_name(p)), info ? info->name : "?", s->hooks->program);
+	if (type >= SVC_MESSAGE_TYPES || (s->unknown_us[type] && now - s->unknown_us[type] < 1000000))
+		return 0;
+	s->unknown_us[type] = now;
+	return 1;
 }
 
 static void on_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
 {
 	struct svc *s = arg;
+	const struct msg_type_info *info = msg_type_find(type);
+	if (!msg_type_is_from(info, peer_program(p))) {
+		if (may_say(s, (unsigned)type))
+			log_warn("message_dropped", "peer=%s type=%s why=\"%s may not send it\"", log_quote(peer_name(p)), info->name, log_quote(peer_program(p)));
+		return;
+	}
 	if ((unsigned)type < SVC_MESSAGE_TYPES && s->dispatch[type])
 		s->dispatch[type](s, p, head, body);
-	else
-		no_handler(s, p, type);
+	else if (type != MSG_HEARTBEAT && may_say(s, (unsigned)type))
+		log_warn("message_dropped", "peer=%s type=%s why=\"%s does not take it\"", log_quote(peer_name(p)), info->name, s->hooks->program);
 }
 
 /* --- the end ------------------------------------------------------------------------------------------------------------- */
@@ -279,7 +284,7 @@ static int setup_chan(struct svc *s, struct err *err)
 		.window_messages = (uint32_t)conf_int(s->conf, "window_messages"),
 		.window_bytes = 256u << 20,
 		.peers_max = 1024,
-		.message_bytes_max = 64u << 20,
+		.message_bytes_max = 16u << 20,
 		.fault = conf_str(s->conf, "fault"),
 	};
 	for (const struct svc_msg *m = s->hooks->messages; m && m->fn; m++) {
@@ -289,6 +294,22 @@ static int setup_chan(struct svc *s, struct err *err)
 	return chan_new(s->base, &opts, &hooks, &s->chan, err);
 }
 
+static int check_endpoint(const char *endpoint, struct err *err)
+{
+	if (!*endpoint || strncmp(endpoint, "ipc://", 6) == 0)
+		return 0;
+	return err_set(err, ERR_UNSUPPORTED, "endpoint = \"%s\": only ipc://PATH can be used: links between hosts would not be authenticated", endpoint);
+}
+
+static int find_group(const char *name, int64_t *ret_gid, struct err *err)
+{
+	const struct group *g = *name ? getgrnam(name) : NULL;
+	if (*name && !g)
+		return err_set(err, ERR_INVALID, "control_group = \"%s\": there is no such group", name);
+	*ret_gid = g ? (int64_t)g->gr_gid : -1;
+	return 0;
+}
+
 static int setup_names(struct svc *s, struct err *err)
 {
 	int r;
@@ -296,7 +317,9 @@ static int setup_names(struct svc *s, struct err *err)
 	s->rundir = mem_strdup(conf_str(s->conf, "rundir"));
 	const char *endpoint = conf_str(s->conf, "endpoint");
 	s->endpoint = *endpoint ? mem_strdup(endpoint) : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
-	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0)
+	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 || (r = check_endpoint(endpoint, err)) < 0)
+		return r;
+	if ((r = find_group(conf_str(s->conf, "control_group"), &s->control_gid, err)) < 0)
 		return r;
 	log_init(s->hooks->program, s->name);
 	log_set_level(conf_str(s->conf, "log_level"));

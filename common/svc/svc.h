@@ -25,6 +25,7 @@ struct svc_ctl {
 	const char *name;
 	svc_ctl_fn *fn;
 	const char *help;
+	int operator_only;                    /* the own user, root, and the group control_group alone may give it */
 };
 
 typedef void svc_msg_fn(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body);
@@ -39,7 +40,7 @@ struct svc_hooks {
 	const struct conf_key *keys;          /* the daemon's own, ended by CONF_END; the common ones are added */
 	const struct stat_def *stats;
 	unsigned n_stats;
-	const struct svc_msg *messages;       /* ended by {0}; a type that is not here is logged and dropped */
+	const struct svc_msg *messages;       /* ended by {0}; a type that is not here, or not from who may send it, is logged and dropped */
 	const struct svc_ctl *ctl;            /* ended by {0}; status, config, reload, metrics, log-level, stop, help come with the skeleton */
 	int (*start)(struct svc *s, struct err *err);
 	void (*reload)(struct svc *s);                    /* may be NULL */

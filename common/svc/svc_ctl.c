@@ -183,13 +183,13 @@ static int ctl_stop(struct svc *s, char *const *args, size_t n_args, struct buf 
 static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err);
 
 static const struct svc_ctl common_commands[] = {
-	{"status", ctl_status, "what the daemon is and does"},
-	{"config", ctl_config, "every configuration key with value, default, range and source"},
-	{"reload", ctl_reload, "read the configuration again, as SIGHUP does"},
-	{"metrics", ctl_metrics, "all figures as Prometheus text"},
-	{"log-level", ctl_log_level, "[debug|info|warn|error] show or set what is logged"},
-	{"stop", ctl_stop, "end in order"},
-	{"help", ctl_help, "list the commands"},
+	{"status", ctl_status, "what the daemon is and does", 0},
+	{"config", ctl_config, "every configuration key with value, default, range and source", 1},
+	{"reload", ctl_reload, "read the configuration again, as SIGHUP does", 1},
+	{"metrics", ctl_metrics, "all figures as Prometheus text", 0},
+	{"log-level", ctl_log_level, "[debug|info|warn|error] show or set what is logged", 1},
+	{"stop", ctl_stop, "end in order", 1},
+	{"help", ctl_help, "list the commands", 0},
 	{0},
 };
 
@@ -226,7 +226,19 @@ static const struct svc_ctl *find(const struct svc_ctl *table, const char *comma
 	return NULL;
 }
 
-int svc_ctl_call(void *arg, const char *command, char *const *args, size_t n_args, char **ret_text)
+static int is_operator(const struct svc *s, const struct process_origin *who)
+{
+	return who->is_local && (who->uid == geteuid() || who->uid == 0 || (s->control_gid >= 0 && process_origin_in_group(who, (uint32_t)s->control_gid)));
+}
+
+static int refuse_stranger(const struct svc *s, const struct process_origin *who, const char *command, struct err *err)
+{
+	log_warn("command_refused", "command=%s uid=%u gid=%u pid=%u", command, who->uid, who->gid, who->pid);
+	return err_set(err, ERR_INVALID, "%s is for user %u, root and the group control_group (%s); you are user %u", command, (unsigned)geteuid(),
+	               *conf_str(s->conf, "control_group") ? conf_str(s->conf, "control_group") : "none is set", who->uid);
+}
+
+int svc_ctl_call(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text)
 {
 	struct svc *s = arg;
 	const struct svc_ctl *c = find(s->hooks->ctl, command);
@@ -235,8 +247,9 @@ int svc_ctl_call(void *arg, const char *command, char *const *args, size_t n_arg
 	buf_init(&out, ANSWER_BYTES_MAX);
 	if (!c)
 		c = find(common_commands, command);
-	int r = c ? c->fn(s, args, n_args, &out, &err)
-	          : err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has", s->hooks->program, command);
+	int r = c && c->operator_only && !is_operator(s, who) ? refuse_stranger(s, who, c->name, &err)
+	        : c ? c->fn(s, args, n_args, &out, &err)
+	            : err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has", s->hooks->program, command);
 	if (r == 0 && out.full)
 		r = err_set(&err, ERR_FULL, "the answer to \"%.60s\" is longer than %u bytes", command, ANSWER_BYTES_MAX);
 	if (r < 0) {
