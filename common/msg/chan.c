@@ -565,6 +565,10 @@ int peer_begins_anew(const struct peer *p)
 {
 	return p->anew;
 }
+const char *peer_expected(const struct peer *p)
+{
+	return p->expected;
+}
 const char *peer_endpoint(const struct peer *p)
 {
 	return p->endpoint;

@@ -75,10 +75,15 @@ void role_router_up(struct worker *w)
 		tell_and_retry(w);
 }
 
+Pds__Peers *role_peers(const struct worker *w)
+{
+	return w->sw.peers ? pds__peers__unpack(NULL, w->sw.peers_len, w->sw.peers) : NULL;
+}
+
 static void tell_stage_of_peers(struct worker *w)
 {
 	struct msg_head none = {0};
-	Pds__Peers *m = w->sw.peers ? pds__peers__unpack(NULL, w->sw.peers_len, w->sw.peers) : NULL;
+	Pds__Peers *m = role_peers(w);
 	if (!m)
 		return;
 	for (const struct stage_msg *s = w->stage->messages; s->body; s++)

@@ -133,7 +133,7 @@ static void start_messager(void)
 
 static struct chan *link_to_messager(const char *name, uint64_t epoch, const struct chan_hooks *hooks, struct peer **ret_peer)
 {
-	const struct chan_opts opts = {.program = "bench", .name = name, .epoch = epoch, .heartbeat_us = 200000, .silence_us = 5000000,
+	const struct chan_opts opts = {.program = "pddecoded", .name = name, .epoch = epoch, .heartbeat_us = 200000, .silence_us = 5000000,
 	                               .window_messages = 1000, .window_bytes = 1 << 20, .peers_max = 4, .message_bytes_max = 1 << 20};
 	struct chan *c;
 	struct err err = {0};

@@ -236,12 +236,13 @@ static inline void endpoint_of(const char *name, char out[128])
 
 static inline void node_open(enum who w)
 {
+	static const char *const programs[N_NODES] = {"pdrouterd", "pddecoded", "pddecoded", "pdmessagerd"};
 	char endpoint[128];
 	struct err err = {0};
 	endpoint_of(node[w].name, endpoint);
 	node[w].epoch = ++epochs;
 	struct chan_opts o = {
-		.program = w == ROUTER ? "pdrouterd" : "test", .name = node[w].name, .epoch = node[w].epoch, .bind = endpoint, .heartbeat_us = 100000, .silence_us = 5000000,
+		.program = programs[w], .name = node[w].name, .epoch = node[w].epoch, .bind = endpoint, .heartbeat_us = 100000, .silence_us = 5000000,
 		.window_messages = 1000, .window_bytes = 1 << 20, .peers_max = 8, .message_bytes_max = 1 << 20,
 	};
 	struct chan_hooks h = {.arg = &node[w], .up = on_up, .down = on_down, .message = on_message};
