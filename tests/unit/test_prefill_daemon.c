@@ -107,6 +107,7 @@ START_TEST(test_peers_from_a_decode_worker)
 	WAIT(count(D1, MSG_KV_RESERVE, 1));
 	deny(D1, 1, PDS__FAULT__FAULT_TOO_LARGE, "no");       /* behind its PEERS on one link */
 	WAIT(count(ROUTER, MSG_REQUEST_FAILED, 1));
+	pump_for(300000);                                  /* in which it would connect */
 	ck_assert_ptr_null(node[D2].p);
 	end();
 }
