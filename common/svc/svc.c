@@ -6,6 +6,7 @@
 #include "svc/svc_int.h"
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/descriptors.h"
 #include "util/mem.h"
 
 #include <errno.h>
@@ -21,6 +22,7 @@
 
 #define END_GRACE_S 3
 #define IDLE_TICK_US 20000
+#define DESCRIPTORS_RESERVED 256u   /* own files, and links to other daemons, three each */
 #define LOG_WAIT_MS 300       /* at the end, for what is not yet written */
 
 static const struct conf_key common_keys[] = {
@@ -326,10 +328,20 @@ static int setup_names(struct svc *s, struct err *err)
 	return 0;
 }
 
+static int take_descriptors(const struct svc *s, struct err *err)
+{
+	const char *key = "";
+	unsigned own = s->hooks->descriptors ? s->hooks->descriptors(s->conf, &key) : 0;
+	int r = descriptors_init(DESCRIPTORS_RESERVED + own, err);
+	return r == ERR_FULL && own ? err_prefix(err, "%s = %lld", key, (long long)conf_int(s->conf, key)) : r;
+}
+
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 {
 	int r;
 	if ((r = setup_names(s, err)) < 0 || (r = follow_parent(o->die_with_parent, err)) < 0)
+		return r;
+	if ((r = take_descriptors(s, err)) < 0)
 		return r;
 	if (log_start() < 0)
 		return err_set(err, ERR_NOMEM, "cannot start the log's thread: raise the limit on tasks");

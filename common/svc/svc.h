@@ -42,6 +42,8 @@ struct svc_hooks {
 	unsigned n_stats;
 	const struct svc_msg *messages;       /* ended by {0}; a type that is not here, or not from who may send it, is logged and dropped */
 	const struct svc_ctl *ctl;            /* ended by {0}; status, config, reload, metrics, log-level, stop, help come with the skeleton */
+	/* File descriptors that the configuration asks for, besides what each daemon needs, and the key that does; may be NULL */
+	unsigned (*descriptors)(const struct conf *c, const char **ret_key);
 	int (*start)(struct svc *s, struct err *err);
 	void (*reload)(struct svc *s);                    /* may be NULL */
 	void (*drain)(struct svc *s);                     /* may be NULL: nothing to finish */

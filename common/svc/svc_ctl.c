@@ -2,6 +2,7 @@
  * Prometheus text. What an operator asks is bounded (ANSWER_BYTES_MAX) and never ends the daemon. */
 #include "svc/svc_int.h"
 #include "util/clock.h"
+#include "util/descriptors.h"
 #include "util/mem.h"
 
 #include <stdio.h>
@@ -116,6 +117,7 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 		{"pdserve_messages_gap_total", "Messages dropped because one before them was missing; they come again.", STAT_COUNTER},
 		{"pdserve_messages_faults_total", "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is set).", STAT_COUNTER},
 		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr took nothing.", STAT_COUNTER},
+		{"pdserve_connections_without_descriptor_total", "Connections closed because the process had no file descriptor left.", STAT_COUNTER},
 	};
 	struct stat_set *set = stat_new(defs, sizeof defs / sizeof *defs);
 	struct chan_counts c;
@@ -131,6 +133,7 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 	stat_add(set, 8, c.dropped);
 	stat_add(set, 9, c.faults);
 	stat_add(set, 10, log_dropped());
+	stat_add(set, 11, descriptors_refused());
 	stat_render(set, labels, out);
 	stat_destroy(&set);
 }

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #define TICK_US 50000u
 #define SLOW_TICK_US 30000000u
@@ -326,16 +325,12 @@ static int start_http(struct router *r, struct err *err)
 	return rc;
 }
 
-/* As many descriptors as the system allows: each client needs one. */
-static void raise_files(unsigned wanted)
+/* Connections past max_connections are answered, too (http.c). */
+static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
-	struct rlimit l;
-	if (getrlimit(RLIMIT_NOFILE, &l) < 0)
-		return;
-	l.rlim_cur = l.rlim_max;
-	setrlimit(RLIMIT_NOFILE, &l);
-	if (l.rlim_max != RLIM_INFINITY && l.rlim_max < wanted + 64)
-		log_warn("few_descriptors", "limit=%llu max_connections=%u", (unsigned long long)l.rlim_max, wanted);
+	*ret_key = "max_connections";
+	unsigned n = (unsigned)conf_int(c, *ret_key);
+	return n + n / 8 + 16;
 }
 
 static void on_reload(struct svc *s)
@@ -386,7 +381,6 @@ static int set_up(struct router *r, struct err *err)
 		return rc;
 	if (!r->model->tokenizer)
 		log_warn("no_tokenizer", "model=%s effect=\"only prompts of token ids are served\"", log_quote(r->model->name));
-	raise_files((unsigned)conf_int(c, "max_connections"));
 	r->text = text_pool_new((unsigned)conf_int(c, "text_threads"), (size_t)conf_int(c, "text_queue"), post_job, r->svc);
 	r->slow_tick = svc_timer_add(r->svc, SLOW_TICK_US, on_slow_tick, NULL);
 	r->wake = wake;
@@ -446,6 +440,7 @@ int main(int argc, char **argv)
 		.n_stats = STAT_COUNT,
 		.messages = messages,
 		.ctl = router_ctl,
+		.descriptors = descriptors,
 		.start = on_start,
 		.reload = on_reload,
 		.drain = on_drain,
