@@ -449,12 +449,12 @@ __attribute__((noinline)) static size_t copy_rid(unsigned char *out, zmq_msg_t *
 	return zmq_msg_size(f);
 }
 
-/* The frames of one message, at most want into f. Returns how many there were, 0: none. */
+/* The frames of one message, the first `want` into f[want + 1]. Returns how many there were, 0: none. */
 static int take_frames(struct sock *s, zmq_msg_t *f, int want)
 {
 	int n = 0;
 	for (int more = 1; more; n++) {
-		zmq_msg_t beyond, *m = n < want ? &f[n] : &beyond;
+		zmq_msg_t *m = &f[n < want ? n : want];
 		zmq_msg_init(m);
 		if (zmq_msg_recv(m, s->z, ZMQ_DONTWAIT) < 0) {
 			zmq_msg_close(m);
@@ -485,7 +485,7 @@ static void take_message(struct sock *s, zmq_msg_t *env, struct incoming *in)
 /* Reads one multipart message; 0, or -1 when there is none. Frames beyond what is expected make it bad. */
 static int take_one(struct sock *s)
 {
-	zmq_msg_t f[3];
+	zmq_msg_t f[4];
 	int want = s->peer ? 2 : 3, n = take_frames(s, f, want);
 	struct incoming in = {.s = s};
 	struct err err = {0};

@@ -129,8 +129,9 @@ __attribute__((format(printf, 2, 3))) static void put_own_line(const char *event
 	char line[LINE_BYTES_MAX];
 	va_list ap;
 	va_start(ap, fmt);
-	ring_put(line, format_line(line, LOG_WARN, NULL, event, fmt, ap));
+	size_t n = format_line(line, LOG_WARN, NULL, event, fmt, ap);
 	va_end(ap);
+	ring_put(line, n);
 }
 
 static void tell_dropped(void)
