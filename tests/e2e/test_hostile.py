@@ -167,6 +167,7 @@ def test_another_user_may_look_and_change_nothing():
 
     with Suite("mixed", model=suite.TINY_MODEL, storage={"control_group": "daemon"}) as s:
         os.chmod(s.dir, 0o755)
+        os.chmod(os.path.dirname(s.dir), os.stat(os.path.dirname(s.dir)).st_mode | 0o011)
         for name in s.names:
             os.chmod(os.path.join(s.dir, name + ".ipc"), 0o777)
         for name in s.names:
