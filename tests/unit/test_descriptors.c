@@ -94,20 +94,21 @@ START_TEST(libzmq_survives)
 {
 	struct err err = {0};
 	char path[TEST_FOLDER_BYTES], endpoint[TEST_FOLDER_BYTES + 8], text[8];
-	int status, ms = 30000;
+	int status, ms = 30000, go[2];
 	test_file(path, "z.ipc");
 	snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
 	ck_assert_int_eq(descriptors_init(10, &err), 0);
+	ck_assert_int_eq(pipe(go), 0);
+	pid_t pid = fork();                     /* before libzmq has threads */
+	if (pid == 0) {
+		void *c = zmq_ctx_new(), *push = zmq_socket(c, ZMQ_PUSH);
+		_exit(read(go[0], text, 1) != 1 || zmq_connect(push, endpoint) < 0 || zmq_send(push, "hello", 5, 0) < 0 || (sleep(60), 1));
+	}
 	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_PULL);
 	zmq_setsockopt(z, ZMQ_RCVTIMEO, &ms, sizeof ms);
 	ck_assert_int_eq(zmq_bind(z, endpoint), 0);
 	exhaust();
-	pid_t pid = fork();
-	if (pid == 0) {
-		release();
-		void *c = zmq_ctx_new(), *push = zmq_socket(c, ZMQ_PUSH);
-		_exit(zmq_connect(push, endpoint) < 0 || zmq_send(push, "hello", 5, 0) < 0 || (sleep(60), 1));
-	}
+	ck_assert_int_eq(write(go[1], "g", 1), 1);
 	while (descriptors_refused() == 0)
 		usleep(1000);
 	release();
