@@ -163,6 +163,7 @@ help:
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
 	@echo "make bench-text tokenizers, chat templates and constrained output, beside Hugging Face tokenizers, tiktoken, Jinja2 and llguidance"
 	@echo "make soak       64 streams for 60 s: no error, no leak, memory flat: LAYOUT=1p2d SOAK_SECONDS=60 QUICK=1"
+	@echo "make chaos      kills, stops, faults and hostile clients over all daemons: no wrong answer, nothing hung or leaked: CHAOS_SECONDS=600 SEED=1"
 	@echo "make model      checks the hand-over protocol's models (tests/model), up to 15 minutes on two cores; MATCH='^m' picks lines"
 	@echo "make fuzz       fuzzes every decoder for FUZZ_SECONDS=60; ONLY=\"gguf safetensors\" picks some"
 	@echo "make lint       include direction, etc/ against the programs, lengths, cppcheck"
@@ -191,6 +192,10 @@ check-models: all
 
 lint: all
 	@tools/lint
+
+.PHONY: chaos
+chaos: all
+	@python3 tests/chaos/chaos.py --seconds $(or $(CHAOS_SECONDS),600) --seed $(or $(SEED),1)
 
 # the protocol's models, exhaustively; MATCH=pattern picks lines of tests/model/table
 .PHONY: model
