@@ -223,6 +223,8 @@ static void stray_open(struct worker *w, struct peer *p, const struct msg_head *
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
 	a.lease = m->lease;
 	a.refused = 1;
+	a.prefill = m->prefill;
+	a.prefill_epoch = m->prefill_epoch;
 	svc_send(w->svc, p, MSG_LEASE_OPENED, h, &a.base);
 }
 
@@ -230,6 +232,8 @@ static void stray_ready(struct worker *w, struct peer *p, const struct msg_head 
 {
 	Pds__KvReadyAck a = PDS__KV_READY_ACK__INIT;
 	a.lease = m->lease;
+	a.prefill = m->prefill;
+	a.prefill_epoch = m->prefill_epoch;
 	if (m->lease->epoch == svc_epoch(w->svc))
 		svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
 }

@@ -521,6 +521,8 @@ static inline void say_open(struct side *s, uint32_t n, Pds__Lease l)
 {
 	Pds__LeaseOpen m = PDS__LEASE_OPEN__INIT;
 	m.lease = &l;
+	m.prefill = (char *)W.prefill.name;
+	m.prefill_epoch = W.prefill.epoch;
 	say(s, MSG_LEASE_OPEN, n, &m.base);
 }
 
@@ -535,6 +537,8 @@ static inline void say_ready(struct side *s, uint32_t n, Pds__Lease l)
 {
 	Pds__KvReady m = PDS__KV_READY__INIT;
 	m.lease = &l;
+	m.prefill = (char *)W.prefill.name;
+	m.prefill_epoch = W.prefill.epoch;
 	say(s, MSG_KV_READY, n, &m.base);
 }
 
@@ -554,7 +558,18 @@ static inline void say_first(uint32_t n, Pds__Lease l, uint32_t token)
 static inline void opened(uint32_t n, Pds__Lease l, int refused)
 {
 	say_open(&W.messager, n, l);
-	ck_assert_int_eq(WANT(Pds__LeaseOpened, messager, LEASE_OPENED, n)->refused, refused);
+	const Pds__LeaseOpened *o = WANT(Pds__LeaseOpened, messager, LEASE_OPENED, n);
+	ck_assert_int_eq(o->refused, refused);
+	ck_assert_str_eq(o->prefill, W.prefill.name);
+	ck_assert_uint_eq(o->prefill_epoch, W.prefill.epoch);
+}
+
+/* KV_READY is acknowledged, whatever has become of the lease. */
+static inline void ready_acked(uint32_t n)
+{
+	const Pds__KvReadyAck *a = WANT(Pds__KvReadyAck, messager, KV_READY_ACK, n);
+	ck_assert_str_eq(a->prefill, W.prefill.name);
+	ck_assert_uint_eq(a->prefill_epoch, W.prefill.epoch);
 }
 
 static inline Pds__Lease no_lease(void)

@@ -9,7 +9,7 @@
 static void ready(uint32_t n, Pds__Lease l)
 {
 	say_ready(&W.messager, n, l);
-	await(&W.messager, MSG_KV_READY_ACK, n);
+	ready_acked(n);
 }
 
 static void first(uint32_t n, Pds__Lease l)
