@@ -385,6 +385,8 @@ enum mover_turn mover_turn(struct mover *m)
 	}
 	list_each_safe(it, nx, &m->tasks)
 		task_run(task_entry(it));
+	list_each_safe(it, nx, &m->tasks)
+		task_waits(task_entry(it));
 	if (m->cut) {   /* the others come first next time */
 		list_remove(&m->cut->node);
 		list_push_back(&m->tasks, &m->cut->node);

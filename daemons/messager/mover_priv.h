@@ -83,6 +83,8 @@ void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Faul
 void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen, enum ring_state state);
 /* As far as it goes. The task may be gone afterwards. */
 void task_run(struct task *t);
+/* Of one that is OPEN, when all have run and so all that P has computed is known: is it time to give it up? The task may be gone afterwards. */
+void task_waits(struct task *t);
 void task_opened(struct task *t, const Pds__LeaseOpened *b);
 void task_revoked(struct task *t);
 void task_acked(struct task *t);

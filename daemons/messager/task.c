@@ -346,21 +346,6 @@ static enum step fail_reused(struct task *t, uint32_t at)
 	                 t->lease.decode, t->dst[at], t->lease.id, is, t->dst_gen[at]);
 }
 
-static enum step wait_for_tokens(struct task *t)
-{
-	uint32_t behind = 0;
-	for (uint32_t l = 1; l < t->p->layout.layers; l++)
-		if (t->seen[l] < t->seen[behind])
-			behind = l;
-	/* P computes its jobs in an order of its own, and may pass one over that it has begun: while any of them progresses none is stalled */
-	uint64_t since = t->p->progress_us > t->progress_us ? t->p->progress_us : t->progress_us;
-	if (!stalled(t, since))
-		return STEP_STAY;
-	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
-	                 "prefill on %s made no progress for %" PRIu64 " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)", t->p->name,
-	                 (t->m->now_us - since) / 1000, behind, t->seen[behind], t->tokens, t->m->limits.stall_us / 1000);
-}
-
 static enum step step_open(struct task *t)
 {
 	struct mover *m = t->m;
@@ -380,7 +365,7 @@ static enum step step_open(struct task *t)
 		return STEP_STAY;
 	}
 	if (!all)
-		return wait_for_tokens(t);
+		return STEP_STAY;   /* task_waits says how long */
 	t->tail_us = end - t->computed_us;
 	if (ring_mark_sent(t->p->ring, t->slot, t->gen) < 0) {
 		task_drop(t, END_CANCELLED, "cancelled by the prefill worker");
@@ -455,6 +440,27 @@ void task_run(struct task *t)
 	enum step s = task_watch(t);
 	while (s != STEP_GONE && (s = states[t->state].step(t)) == STEP_MOVED)
 		;
+}
+
+/* P computes its jobs in an order of its own, and may pass one over that it has begun: who still is in P's schedule waits for its turn as long as P progresses with others, to
+ * its deadline at most. One that P has lost sight of is excused by nobody's progress but its own. */
+void task_waits(struct task *t)
+{
+	if (t->state != TASK_OPEN || t->computed_us)
+		return;
+	int in_hand = ring_in_schedule(t->p->ring, t->slot, t->gen);
+	if (in_hand && t->p->progress_us > t->progress_us)
+		t->progress_us = t->p->progress_us;
+	if (!stalled(t, t->progress_us))
+		return;
+	uint32_t behind = 0;
+	for (uint32_t l = 1; l < t->p->layout.layers; l++)
+		if (t->seen[l] < t->seen[behind])
+			behind = l;
+	task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	          "prefill on %s made no progress%s for %" PRIu64 " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)", t->p->name,
+	          in_hand ? "" : " with this prompt, which is not in its schedule,", (t->m->now_us - t->progress_us) / 1000, behind, t->seen[behind],
+	          t->tokens, t->m->limits.stall_us / 1000);
 }
 
 /* --- what D says ---------------------------------------------------------------------------------------------------------- */
