@@ -426,3 +426,32 @@ def test_fetch_model_without_a_network(tmp_path):
     assert lines[0].endswith("is damaged: getting it again"), r.stderr
     assert lines[-1].startswith("model: no network: ") and "MODEL=path" in lines[-1] and "WARNING" not in r.stderr, r.stderr
     assert [f.name for f in cache.iterdir()] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
+
+
+# --- run-tests
+
+UNIT_SKIPS = "printf 'Running\\nSKIP 1: no disk here\\n\\nSKIP 0: no avx9\\n100%%: Checks: 3, Failures: 0, Errors: 0\\n'"
+UNIT_FAILS_ONCE = "[ -e again ] && exec printf '100%%: Checks: 1, Failures: 0, Errors: 0\\n'; touch again; printf '0%%: Checks: 1, Failures: 1, Errors: 0\\n'; exit 1"
+PYTEST_SKIPS = "import pytest\n\n\ndef test_a():\n    pytest.skip('no moon')\n\n\ndef test_b():\n    pass\n"
+
+
+def test_run_tests_counts(tmp_path):
+    """What is skipped has not passed, and is named with its reason; what fails has failed, though it would pass if it were asked again."""
+    for folder in ("tools", "tests/unit", "tests/e2e", "build/test"):
+        (tmp_path / folder).mkdir(parents=True)
+    tool = tmp_path / "tools" / "run-tests"
+    tool.write_text(open(os.path.join(ROOT, "tools", "run-tests")).read())
+    tool.chmod(0o755)
+    (tmp_path / "Makefile").write_text("all unit-build:\n\t@true\n")
+    (tmp_path / "tests" / "e2e" / "test_c.py").write_text(PYTEST_SKIPS)
+    for name, script in (("test_a", UNIT_SKIPS), ("test_b", UNIT_FAILS_ONCE)):
+        (tmp_path / "tests" / "unit" / (name + ".c")).touch()
+        program = tmp_path / "build" / "test" / name
+        program.write_text("#!/bin/sh\n" + script + "\n")
+        program.chmod(0o755)
+    r = run(str(tool), "plain", env={**os.environ, "PD_MODEL": "/dev/null", "JOBS": "2"})
+    assert r.returncode == 1, r.stdout
+    lines = r.stdout.rstrip().split("\n")
+    assert lines[-1] == "3 passed, 1 failed", r.stdout
+    assert lines[-5:-2] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here", "  1 plain test_c: no moon"], r.stdout
+    assert lines[-2].startswith("3 skipped, ") and "slowest:" in lines

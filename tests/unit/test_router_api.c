@@ -1,6 +1,7 @@
 /* test_router_api.c - a whole router in one process with scripted workers: what goes over the wire when workers die, clients leave, answers are cut. What needs
  * a tokenizer is skipped without PD_MODEL. */
 #include "router_client.h"
+#include "skip.h"
 
 #include <semaphore.h>
 #include <signal.h>
@@ -410,7 +411,7 @@ START_TEST(answers_are_cut)
 {
 	char body[512];
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	for (int stream = 0; stream < 2; stream++)
 		for (int chat = 0; chat < 2; chat++) {
 			struct world *w = text_world(cuts[_i].says);
@@ -431,7 +432,7 @@ END_TEST
 START_TEST(answer_that_ends_within_a_character)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = text_world("a日<|im_end|>");
 	ck_assert_uint_gt(w->n_script, 2);
 	char *out = ask(w, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":2,\"stream\":true}"), *got = texts(out, "text");
@@ -445,7 +446,7 @@ END_TEST
 START_TEST(echo_and_logprobs)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = text_world(" is Paris.<|im_end|>");
 	char *out = ask(w, "/v1/completions", "{\"prompt\":\"The capital of France\",\"echo\":true,\"logprobs\":0,\"return_token_ids\":true}");
 	has(out, "\"text\":\"The capital of France is Paris.\"");
@@ -466,7 +467,7 @@ END_TEST
 START_TEST(long_prompts_go_to_a_thread)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = text_world("ok<|im_end|>");
 	char *body = mem_alloc(100000), *at = body + sprintf(body, "{\"max_tokens\":5,\"prompt\":\"");
 	for (int i = 0; i < 4000; i++)
@@ -574,9 +575,7 @@ int main(void)
 	const char *path = getenv("PD_MODEL");
 	log_init("test", NULL);
 	log_set_level("error");
-	if (!path || !*path)
-		printf("test_router_api: PD_MODEL is not set, tests with text are skipped\n");
-	else if (model_open(path, "", &model, &err) < 0) {
+	if (path && *path && model_open(path, "", &model, &err) < 0) {   /* without one the tests that need text are skipped */
 		printf("%s\n", err.text);
 		return 1;
 	}
