@@ -89,7 +89,7 @@ static void (*world_each)(void);   /* in every round of waiting; NULL: nothing *
 
 /* What the messager's process is to do to D's memory (it maps it, as the real one does): write over these blocks for as long as `on` is set. */
 struct late_writes {
-	_Atomic int on;
+	_Atomic int on, busy;      /* busy: it is in a round, which it ends when `on` is taken back */
 	_Atomic uint32_t rounds;
 	uint32_t n, blocks[64];
 };
@@ -237,12 +237,14 @@ static inline void on_usr2(int sig)
 static inline void write_late(void)
 {
 	write_now = 0;
+	late->busy = 1;
 	while (late->on) {
 		for (uint32_t l = 0; l < W.layout.layers; l++)
 			for (uint32_t i = 0; i < late->n; i++)
 				memset(W.region.data + kv_piece_offset(&W.layout, W.region.blocks, l, late->blocks[i]), 0x42, W.layout.piece_bytes[l]);
 		late->rounds++;
 	}
+	late->busy = 0;
 }
 
 static inline void messager_process(void)
