@@ -55,7 +55,7 @@ struct ring {
 	struct header *header;
 	_Atomic uint64_t *word;    /* (slots) */
 	struct fields *fields;     /* (slots) */
-	_Atomic uint64_t *board;   /* (slots, row_words): a word for each layer, then the schedule's */
+	_Atomic uint64_t *board;   /* (slots, row_words): the layers' words, then the schedule's */
 	/* P only */
 	pthread_mutex_t lock;
 	uint64_t *generation;      /* (slots): of the present task, or of the next one */
@@ -381,7 +381,8 @@ void ring_schedule(struct ring *r, uint32_t slot, uint64_t gen)
 {
 	CHECK(r->owner && slot < r->slots);
 	uint32_t step = atomic_load_explicit(&r->header->step, memory_order_relaxed);
-	atomic_store_explicit(&board_row(r, slot)[r->layers], gen << 32 | step, memory_order_release);
+	atomic_store_explicit(&board_row(r, slot)[r->layers], gen << 32 | step,
+	                      memory_order_release);
 }
 
 uint32_t ring_used(struct ring *r)
@@ -430,7 +431,8 @@ uint32_t ring_progress(const struct ring *r, uint32_t slot, uint32_t layer, uint
 int ring_in_schedule(const struct ring *r, uint32_t slot, uint64_t gen)
 {
 	CHECK(slot < r->slots);
-	/* the task's word first: were it read last, it could be of a step that `step` does not count yet */
+	/* the task's word first: were it read last, it could be of a step that `step` does not
+	 * count yet */
 	uint64_t w = atomic_load_explicit(&board_row(r, slot)[r->layers], memory_order_acquire);
 	uint32_t step = atomic_load_explicit(&r->header->step, memory_order_acquire);
 	return w >> 32 == (gen & UINT32_MAX) && step - (uint32_t)w <= 1;

@@ -361,7 +361,8 @@ static void fill_opened(const struct seq *q, Pds__LeaseOpened *a, uint64_t *gene
 	a->blocks = q->blocks + q->n_matched;
 	a->n_blocks = q->n_blocks - q->n_matched;
 	for (size_t i = 0; i < a->n_blocks; i++)
-		generations[i] = atomic_load_explicit(&q->w->region.generations[a->blocks[i]], memory_order_relaxed);
+		generations[i] = atomic_load_explicit(&q->w->region.generations[a->blocks[i]],
+		                                      memory_order_relaxed);
 	a->generations = generations;
 	a->n_generations = a->n_blocks;
 }
@@ -377,7 +378,8 @@ void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h, c
 	a.lease = m->lease;
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
-	a.refused = !(q && q->state == SEQ_LEASED && !q->kv_ready && granted_to(q, m->prefill, m->prefill_epoch));
+	a.refused = !(q && q->state == SEQ_LEASED && !q->kv_ready &&
+	              granted_to(q, m->prefill, m->prefill_epoch));
 	if (!a.refused) {
 		q->writer = peer_epoch(p);
 		generations = mem_array(q->n_blocks - q->n_matched, sizeof *generations);

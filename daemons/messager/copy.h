@@ -13,7 +13,7 @@ struct copy_pools {
 	const unsigned char *from;
 	unsigned char *to;
 	uint32_t from_blocks, to_blocks;
-	const _Atomic uint64_t *to_generations;   /* (to_blocks), in the control memory of the pool's owner */
+	const _Atomic uint64_t *to_generations;   /* (to_blocks), in D's control memory */
 };
 
 /* Which blocks go where; the numbers are below the pools' counts. Three arrays of n. */
@@ -25,8 +25,11 @@ struct copy_list {
 
 /* How many of the leading blocks are neighbours on both sides, 1 .. n. */
 uint32_t copy_run(const uint32_t *src, const uint32_t *dst, uint32_t n);
-/* Copies blocks of the layer until limit_bytes is reached (at least one block) or all are done. A block that has another generation than the list says is not
- * written, nor is one behind it: ERR_STALE, else 0. *ret_n: blocks copied; *ret_runs is increased by the number of separate copies. */
-int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_list *list, size_t limit_bytes, uint32_t *ret_n, uint32_t *ret_runs);
+/* Copies blocks of the layer until limit_bytes is reached (at least one block) or all are done. A
+ * block that has another generation than the list says is not written, nor is one behind it:
+ * ERR_STALE, else 0. *ret_n: blocks copied; *ret_runs is increased by the number of separate
+ * copies. */
+int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
+               size_t limit_bytes, uint32_t *ret_n, uint32_t *ret_runs);
 
 #endif

@@ -239,7 +239,8 @@ uint32_t mover_workers(const struct mover *m)
 
 /* --- what comes over the links ------------------------------------------------------------------------------------------------ */
 
-struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p, const struct lease_key *k)
+struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p,
+                                 const struct lease_key *k)
 {
 	list_each(it, &m->tasks) {
 		if (task_entry(it)->p == p && memcmp(&task_entry(it)->lease, k, sizeof *k) == 0)
@@ -259,8 +260,10 @@ static int lease_of(const char *name, uint64_t epoch, const Pds__Lease *l, struc
 	return 0;
 }
 
-/* What D says of a lease it says of the task in that prefill worker's ring, and of no other that names the lease. */
-static struct task *task_to(struct mover *m, const char *name, uint64_t epoch, const Pds__Lease *l, const char *prefill, uint64_t prefill_epoch)
+/* What D says of a lease it says of the task in that prefill worker's ring, and of no other that
+ * names the lease. */
+static struct task *task_to(struct mover *m, const char *name, uint64_t epoch, const Pds__Lease *l,
+                            const char *prefill, uint64_t prefill_epoch)
 {
 	struct lease_key k;
 	struct mover_worker *p = mover_find(m, prefill);
@@ -284,7 +287,8 @@ static int answer_revoke(struct mover *m, struct revoked_lease *e)
 	mover_lease_fill(&lease, &e->lease);
 	b.lease = &lease;
 	const struct msg_head head = {e->req, e->attempt, 0};
-	e->owed = mover_send(m, e->lease.decode, e->lease.epoch, MSG_LEASE_REVOKED, &head, &b.base) == ERR_FULL;
+	e->owed = mover_send(m, e->lease.decode, e->lease.epoch, MSG_LEASE_REVOKED, &head,
+	                     &b.base) == ERR_FULL;
 	return !e->owed;
 }
 

@@ -7,7 +7,8 @@
  *   A slot that is SENT already when it is found (an earlier messager marked it) goes FOUND --> MARKED: it is posted again, never written.
  *   Any of them --cancelled, revoked, refused, stalled, deadline, a worker gone, malformed--> CLOSED, with TASK_FAILED to P where P waits for one.
  *
- * What always holds: nothing is written before D has answered LEASE_OPENED for exactly this lease in this life of ours, nothing but the blocks that D names there, and nothing after a
+ * What always holds: nothing is written before D has answered LEASE_OPENED for exactly this lease
+ * in this life of ours, nothing but the blocks that D names there, and nothing after a
  * revocation, the mark, or CLOSED. No write is in flight between calls, so each LEASE_REVOKE is answered at once and finally. All that comes out of shared memory is
  * checked before it is used; a malformed task is a failed task.
  *
@@ -64,7 +65,7 @@ struct mover_out {
 };
 
 struct mover_limits {
-	uint64_t stall_us;      /* without progress (see task_waits), or waiting for D's socket, a link or LEASE_OPENED */
+	uint64_t stall_us;      /* without progress, or waiting for D's socket, a link or LEASE_OPENED */
 	size_t slice_bytes;     /* copied at most in one turn (at least one piece) */
 };
 

@@ -42,7 +42,7 @@ struct task {
 	struct lease_key lease;
 	uint32_t first_token, tokens, blocks;
 	uint32_t *src, *dst;       /* (blocks) */
-	uint64_t *dst_gen;         /* (blocks) of D's blocks under the lease, as D has said; from OPEN on */
+	uint64_t *dst_gen;         /* (blocks) of D's blocks, as D has said; from OPEN on */
 	uint32_t *sent;            /* (layers) blocks delivered */
 	uint32_t *seen;            /* (layers) tokens seen computed, at most tokens */
 	enum task_state state;
@@ -74,7 +74,8 @@ int mover_is_linked(const struct mover *m, const char *name, uint64_t epoch);
 int mover_send(const struct mover *m, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body);
 void mover_lease_fill(Pds__Lease *out, const struct lease_key *k);
 /* The task in p's ring that names the lease. */
-struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p, const struct lease_key *k);
+struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p,
+                                 const struct lease_key *k);
 /* The slot's task, or what would be one, failed: P is told, now or later. */
 void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Fault fault, const char *text);
 
@@ -83,7 +84,8 @@ void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Faul
 void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen, enum ring_state state);
 /* As far as it goes. The task may be gone afterwards. */
 void task_run(struct task *t);
-/* Of one that is OPEN, when all have run and so all that P has computed is known: is it time to give it up? The task may be gone afterwards. */
+/* Of one that is OPEN, when all have run and so all that P has computed is known: is it time to
+ * give it up? The task may be gone afterwards. */
 void task_waits(struct task *t);
 void task_opened(struct task *t, const Pds__LeaseOpened *b);
 void task_revoked(struct task *t);

@@ -73,12 +73,15 @@ static void task_report(const struct task *t, enum task_end end, const char *why
 	                        .life_us = t->m->now_us - t->found_us, .pieces = t->pieces, .runs = t->runs};
 	if (end == END_SENT)
 		log_req(LOG_INFO, &r.req, "transfer_done",
-		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64 " tail_us=%" PRIu64 " life_us=%" PRIu64
-		        " pieces=%u coalesced=%u again=%d",
-		        t->head.attempt, t->p->name, t->lease.decode, r.bytes, r.copy_us, r.tail_us, r.life_us, r.pieces, r.runs, t->was_sent);
+		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64
+		        " tail_us=%" PRIu64 " life_us=%" PRIu64 " pieces=%u coalesced=%u again=%d",
+		        t->head.attempt, t->p->name, t->lease.decode, r.bytes, r.copy_us, r.tail_us,
+		        r.life_us, r.pieces, r.runs, t->was_sent);
 	else
-		log_req(LOG_INFO, &r.req, "transfer_ended", "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s", t->head.attempt, t->p->name,
-		        log_quote(t->lease.decode), task_end_name(end), task_state_name(t->state), r.bytes, log_quote(why));
+		log_req(LOG_INFO, &r.req, "transfer_ended",
+		        "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s",
+		        t->head.attempt, t->p->name, log_quote(t->lease.decode), task_end_name(end),
+		        task_state_name(t->state), r.bytes, log_quote(why));
 	if (t->m->out.ended)
 		t->m->out.ended(t->m->out.arg, &r);
 }
@@ -181,7 +184,8 @@ static void say_seen(struct task *t)
 void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen, enum ring_state state)
 {
 	const struct ring_task *r = &m->scratch;
-	const struct lease_key key = lease_key_of(r->decode, r->lease_id, r->lease_epoch, r->lease_generation);
+	const struct lease_key key = lease_key_of(r->decode, r->lease_id, r->lease_epoch,
+	                                          r->lease_generation);
 	int taken = lease_is_taken(m, p, &key);
 	struct task *t = task_new(m, p, slot, gen);
 	p->notes[slot].task = t;
@@ -198,7 +202,8 @@ void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t
 	else if (strcmp(t->lease.decode, p->name) == 0)
 		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s: asks for a copy to itself", slot, p->name);
 	else if (!t->was_sent && revoked_has(m->revoked, &key))
-		task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64, t->lease.decode, key.id);
+		task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
+		          "%s has revoked lease %" PRIu64, t->lease.decode, key.id);
 }
 
 /* --- steps ------------------------------------------------------------------------------------------------------------------ */
@@ -210,8 +215,10 @@ static int stalled(const struct task *t, uint64_t since_us)
 
 static enum step fail_stalled(struct task *t, const char *for_what)
 {
-	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED, "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
-	                 (t->m->now_us - t->since_us) / 1000, for_what, t->lease.decode, t->m->limits.stall_us / 1000);
+	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	                 "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
+	                 (t->m->now_us - t->since_us) / 1000, for_what, t->lease.decode,
+	                 t->m->limits.stall_us / 1000);
 }
 
 /* D's memory and both links are here. Both pools must be alike, and the task must fit them, before anything is asked. */
@@ -224,7 +231,7 @@ static enum step ask(struct task *t, struct mover_worker *d)
 	r->first_token = t->first_token;
 	r->tokens = t->tokens;
 	r->blocks = t->blocks;
-	_Static_assert(sizeof r->decode == sizeof t->lease.decode, "a ring names D in as many bytes as a lease");
+	_Static_assert(sizeof r->decode == sizeof t->lease.decode, "both names have one size");
 	memcpy(r->decode, t->lease.decode, sizeof r->decode);
 	memcpy(r->src, t->src, t->blocks * sizeof *r->src);
 	memcpy(r->dst, t->dst, t->blocks * sizeof *r->dst);
@@ -277,7 +284,8 @@ static enum step step_asked(struct task *t)
 		open.lease = &lease;
 		open.prefill = t->p->name;
 		open.prefill_epoch = t->p->epoch;
-		t->said = mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_LEASE_OPEN, &t->head, &open.base) == 0;
+		t->said = mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_LEASE_OPEN,
+		                     &t->head, &open.base) == 0;
 	}
 	return stalled(t, t->since_us) ? fail_stalled(t, "the answer to LEASE_OPEN") : STEP_STAY;
 }
@@ -309,19 +317,22 @@ static int look(struct task *t)
 	return all;
 }
 
-/* Copies what is computed and not yet sent, within the turn's budget. 1 when nothing of that is left; ERR_STALE: D has reused the block of *ret_stale. */
+/* Copies what is computed and not yet sent, within the turn's budget. 1 when nothing of that is
+ * left; ERR_STALE: D has reused the block of *ret_stale. */
 static int copy(struct task *t, uint32_t *ret_stale)
 {
 	struct mover *m = t->m;
-	const struct copy_pools pools = {&t->p->layout,        t->p->region.data,   t->d->region.data,
-	                                 t->p->region.blocks, t->d->region.blocks, t->d->region.generations};
+	const struct copy_pools pools = {&t->p->layout,       t->p->region.data,
+	                                 t->d->region.data,   t->p->region.blocks,
+	                                 t->d->region.blocks, t->d->region.generations};
 	for (uint32_t l = 0; l < t->p->layout.layers; l++) {
 		uint32_t ready = blocks_ready(t, t->seen[l]), from = t->sent[l], n;
 		if (from >= ready)
 			continue;
 		if (m->budget == 0)
 			return 0;
-		const struct copy_list list = {t->src + from, t->dst + from, t->dst_gen + from, ready - from};
+		const struct copy_list list = {t->src + from, t->dst + from, t->dst_gen + from,
+		                               ready - from};
 		int r = copy_layer(&pools, l, &list, m->budget, &n, &t->runs);
 		size_t bytes = n * t->p->layout.piece_bytes[l];
 		m->budget -= bytes < m->budget ? bytes : m->budget;
@@ -336,13 +347,17 @@ static int copy(struct task *t, uint32_t *ret_stale)
 	return 1;
 }
 
-/* The lease ended at D without a revocation, which D owes its writer: a fault of D. Nothing more is written. */
+/* The lease ended at D without a revocation, which D owes its writer: D's fault. */
 static enum step fail_reused(struct task *t, uint32_t at)
 {
-	uint64_t is = atomic_load_explicit(&t->d->region.generations[t->dst[at]], memory_order_relaxed);
-	log_req(LOG_WARN, &t->head.req, "block_reused", "worker=%s block=%u generation=%" PRIu64 " leased=%" PRIu64, t->lease.decode, t->dst[at], is,
-	        t->dst_gen[at]);
-	return task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has reused block %u of lease %" PRIu64 ": its generation is %" PRIu64 ", the lease's %" PRIu64,
+	uint64_t is = atomic_load_explicit(&t->d->region.generations[t->dst[at]],
+	                                   memory_order_relaxed);
+	log_req(LOG_WARN, &t->head.req, "block_reused",
+	        "worker=%s block=%u generation=%" PRIu64 " leased=%" PRIu64, t->lease.decode,
+	        t->dst[at], is, t->dst_gen[at]);
+	return task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
+	                 "%s has reused block %u of lease %" PRIu64 ": its generation is %" PRIu64
+	                 ", the lease's %" PRIu64,
 	                 t->lease.decode, t->dst[at], t->lease.id, is, t->dst_gen[at]);
 }
 
@@ -386,7 +401,8 @@ static enum step step_marked(struct task *t)
 	ready.bytes = t->bytes;
 	ready.copy_us = t->copy_us;
 	ready.tail_us = t->tail_us;
-	if (mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_KV_READY, &t->head, &ready.base) == 0) {
+	if (mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_KV_READY, &t->head,
+	               &ready.base) == 0) {
 		t->unlinked_us = 0;
 		task_enter(t, TASK_POSTED);
 		return STEP_MOVED;
@@ -442,8 +458,9 @@ void task_run(struct task *t)
 		;
 }
 
-/* P computes its jobs in an order of its own, and may pass one over that it has begun: who still is in P's schedule waits for its turn as long as P progresses with others, to
- * its deadline at most. One that P has lost sight of is excused by nobody's progress but its own. */
+/* P computes its jobs in an order of its own, and may pass one over that it has begun: who still is
+ * in P's schedule waits for its turn as long as P progresses with others, to its deadline at most.
+ * One that P has lost sight of is excused by nobody's progress but its own. */
 void task_waits(struct task *t)
 {
 	if (t->state != TASK_OPEN || t->computed_us)
@@ -458,25 +475,35 @@ void task_waits(struct task *t)
 		if (t->seen[l] < t->seen[behind])
 			behind = l;
 	task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
-	          "prefill on %s made no progress%s for %" PRIu64 " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)", t->p->name,
-	          in_hand ? "" : " with this prompt, which is not in its schedule,", (t->m->now_us - t->progress_us) / 1000, behind, t->seen[behind],
-	          t->tokens, t->m->limits.stall_us / 1000);
+	          "prefill on %s made no progress%s for %" PRIu64
+	          " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)",
+	          t->p->name, in_hand ? "" : " with this prompt, which is not in its schedule,",
+	          (t->m->now_us - t->progress_us) / 1000, behind, t->seen[behind], t->tokens,
+	          t->m->limits.stall_us / 1000);
 }
 
 /* --- what D says ---------------------------------------------------------------------------------------------------------- */
 
-/* The one place where a task's destination comes to be believed: the blocks that P's ring named must be just those that D names, in order, for the same tokens. 0, or 1 and
- * in `why` what each of them says. */
+/* The one place where a task's destination comes to be believed: the blocks that P's ring named
+ * must be just those that D names, in order, for the same tokens. 0, or 1 and in `why` what each of
+ * them says. */
 static int differs(const struct task *t, const Pds__LeaseOpened *b, char *why, size_t size)
 {
 	const uint32_t bt = t->p->layout.block_tokens;
-	if (b->cached_tokens != t->first_token || b->tokens != t->tokens || b->n_blocks != t->blocks || b->n_generations != b->n_blocks)
-		return snprintf(why, size, "tokens %u to %u in %u blocks, but lease %" PRIu64 " of %s is of tokens %u to %u in %zu blocks of %zu generations",
-		                t->first_token, t->tokens, t->blocks, t->lease.id, t->lease.decode, b->cached_tokens, b->tokens, b->n_blocks, b->n_generations) > 0;
+	if (b->cached_tokens != t->first_token || b->tokens != t->tokens ||
+	    b->n_blocks != t->blocks || b->n_generations != b->n_blocks)
+		return snprintf(why, size,
+		                "tokens %u to %u in %u blocks, but lease %" PRIu64
+		                " of %s is of tokens %u to %u in %zu blocks of %zu generations",
+		                t->first_token, t->tokens, t->blocks, t->lease.id, t->lease.decode,
+		                b->cached_tokens, b->tokens, b->n_blocks, b->n_generations) > 0;
 	for (uint32_t i = 0; i < t->blocks; i++)
 		if (b->blocks[i] != t->dst[i])
-			return snprintf(why, size, "block %u of %s for the tokens from %u on, but its lease %" PRIu64 " has block %u there", t->dst[i],
-			                t->lease.decode, t->first_token + i * bt, t->lease.id, b->blocks[i]) > 0;
+			return snprintf(why, size,
+			                "block %u of %s for the tokens from %u on, but its lease %" PRIu64
+			                " has block %u there",
+			                t->dst[i], t->lease.decode, t->first_token + i * bt,
+			                t->lease.id, b->blocks[i]) > 0;
 	return 0;
 }
 
@@ -486,13 +513,19 @@ void task_opened(struct task *t, const Pds__LeaseOpened *b)
 	if (t->state != TASK_ASKED)
 		return;
 	if (b->refused) {
-		task_fail(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST, "%s refused to open lease %" PRIu64 " for %s: it has ended there, or is another's",
+		task_fail(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST,
+		          "%s refused to open lease %" PRIu64
+		          " for %s: it has ended there, or is another's",
 		          t->lease.decode, t->lease.id, t->p->name);
 		return;
 	}
 	if (differs(t, b, why, sizeof why)) {
-		log_req(LOG_WARN, &t->head.req, "lease_differs", "worker=%s slot=%u decode=%s why=%s", t->p->name, t->slot, t->lease.decode, log_quote(why));
-		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name, why);
+		log_req(LOG_WARN, &t->head.req, "lease_differs",
+		        "worker=%s slot=%u decode=%s why=%s", t->p->name, t->slot, t->lease.decode,
+		        log_quote(why));
+		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		          "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name,
+		          why);
 		return;
 	}
 	t->dst_gen = mem_array(t->blocks, sizeof *t->dst_gen);
@@ -503,7 +536,8 @@ void task_opened(struct task *t, const Pds__LeaseOpened *b)
 
 void task_revoked(struct task *t)
 {
-	task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64, t->lease.decode, t->lease.id);
+	task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
+	          t->lease.decode, t->lease.id);
 }
 
 void task_acked(struct task *t)

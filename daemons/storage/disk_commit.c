@@ -308,7 +308,8 @@ static int evict(struct cycle *c, uint32_t slot_bytes, unsigned n)
 static int do_room(struct cycle *c, struct disk_class *k)
 {
 	struct disk *d = c->d;
-	if (c->flush) {   /* all slots come back when this round is committed: what it adds must not be evicted for want of them */
+	if (c->flush) {
+		/* all slots come back with the commit: what it adds must not be evicted for want of them */
 		c->again = 1;
 		return 0;
 	}
@@ -626,8 +627,13 @@ static void cycle_end(struct cycle *c, int r)
 	list_each_safe(it, nx, &hopeless) {
 		struct disk_job *j = list_entry(it, struct disk_job, link);
 		list_remove(it);
-		j->code = r == 0 && c->stop ? ERR_CANCELLED : r == 0 || r == ERR_FULL ? ERR_FULL : ERR_IO;
-		j->text = r != 0 ? "the disk tier's index cannot be written" : c->stop ? "the disk tier ends" : "the disk tier has no room that is not in use";
+		if (r != 0) {
+			j->code = r == ERR_FULL ? ERR_FULL : ERR_IO;
+			j->text = "the disk tier's index cannot be written";
+		} else {
+			j->code = c->stop ? ERR_CANCELLED : ERR_FULL;
+			j->text = c->stop ? "the disk tier ends" : "the disk tier has no room that is not in use";
+		}
 		disk_job_end(d, j);
 	}
 }

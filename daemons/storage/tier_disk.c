@@ -42,8 +42,10 @@ int disk_visible(struct disk *d, const struct tier_key *key, const struct disk_r
 	return 1;
 }
 
-/* Between the look into the index and the one into the list of drops the committer may have moved one from the list to the index: then both are looked at again. */
-int disk_find_visible(struct disk *d, struct disk_reader *r, const struct tier_key *key, struct disk_record *ret)
+/* Between the look into the index and the one into the list of drops the committer may have moved
+ * one from the list to the index: then both are looked at again. */
+int disk_find_visible(struct disk *d, struct disk_reader *r, const struct tier_key *key,
+                      struct disk_record *ret)
 {
 	uint64_t forgotten;
 	int code;

@@ -243,7 +243,7 @@ class Suite:
         """What the daemons did before a test failed; pytest shows it with the failure."""
         for n, c in codes.items():
             lines = self.log(n).splitlines()
-            odd = [line for line in lines[:-20] if " level=info " not in line and " level=debug " not in line]
+            odd = [x for x in lines[:-20] if " level=info " not in x and " level=debug " not in x]
             print(f"--- {n} ended with {c}", *odd[-20:], "   ...", *lines[-20:], sep="\n")
 
     def kill(self, name, sig=signal.SIGKILL, wait=True):

@@ -430,13 +430,28 @@ def test_fetch_model_without_a_network(tmp_path):
 
 # --- run-tests
 
-UNIT_SKIPS = "printf 'Running\\nSKIP 1: no disk here\\n\\nSKIP 0: no avx9\\n100%%: Checks: 3, Failures: 0, Errors: 0\\n'"
-UNIT_FAILS_ONCE = "[ -e again ] && exec printf '100%%: Checks: 1, Failures: 0, Errors: 0\\n'; touch again; printf '0%%: Checks: 1, Failures: 1, Errors: 0\\n'; exit 1"
-PYTEST_SKIPS = "import pytest\n\n\ndef test_a():\n    pytest.skip('no moon')\n\n\ndef test_b():\n    pass\n"
+UNIT_SKIPS = """
+echo Running; echo SKIP 1: no disk here; echo; echo SKIP 0: no avx9
+echo "100%: Checks: 3, Failures: 0, Errors: 0"
+"""
+UNIT_FAILS_ONCE = """
+[ -e again ] && echo "100%: Checks: 1, Failures: 0, Errors: 0" && exit 0
+touch again; echo "0%: Checks: 1, Failures: 1, Errors: 0"; exit 1
+"""
+PYTEST_SKIPS = """
+import pytest
+
+def test_a():
+    pytest.skip("no moon")
+
+def test_b():
+    pass
+"""
 
 
 def test_run_tests_counts(tmp_path):
-    """What is skipped has not passed, and is named with its reason; what fails has failed, though it would pass if it were asked again."""
+    """What is skipped has not passed, and is named with its reason; what fails has failed, though it
+    would pass if it were asked again."""
     for folder in ("tools", "tests/unit", "tests/e2e", "build/test"):
         (tmp_path / folder).mkdir(parents=True)
     tool = tmp_path / "tools" / "run-tests"
@@ -453,5 +468,6 @@ def test_run_tests_counts(tmp_path):
     assert r.returncode == 1, r.stdout
     lines = r.stdout.rstrip().split("\n")
     assert lines[-1] == "3 passed, 1 failed", r.stdout
-    assert lines[-5:-2] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here", "  1 plain test_c: no moon"], r.stdout
+    assert lines[-5:-2] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here",
+                            "  1 plain test_c: no moon"], r.stdout
     assert lines[-2].startswith("3 skipped, ") and "slowest:" in lines

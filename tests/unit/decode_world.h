@@ -89,7 +89,7 @@ static void (*world_each)(void);   /* in every round of waiting; NULL: nothing *
 
 /* What the messager's process is to do to D's memory (it maps it, as the real one does): write over these blocks for as long as `on` is set. */
 struct late_writes {
-	_Atomic int on, busy;      /* busy: it is in a round, which it ends when `on` is taken back */
+	_Atomic int on, busy; /* busy: it is in a round, which it ends when `on` is taken back */
 	_Atomic uint32_t rounds;
 	uint32_t n, blocks[64];
 };

@@ -290,7 +290,8 @@ struct answer {
 	uint64_t generations[RIG_BLOCKS];
 };
 
-static void rig_answer(const struct rig *r, struct answer *a, uint64_t lease, uint64_t generation, uint64_t epoch)
+static void rig_answer(const struct rig *r, struct answer *a, uint64_t lease, uint64_t generation,
+                       uint64_t epoch)
 {
 	const struct grant *g = &r->grants[lease % RIG_LEASES];
 	pds__lease__init(&a->lease);

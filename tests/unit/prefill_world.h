@@ -331,7 +331,8 @@ static char *ctl(const char *command)
 /* What was waited for has not come: with what the daemon is at. */
 static inline void never(const char *cond)
 {
-	ck_abort_msg("not within %u s: %s; requests %s; status %s", WAIT_US / 1000000u, cond, ctl("requests"), ctl("status"));
+	ck_abort_msg("not within %u s: %s; requests %s; status %s", WAIT_US / 1000000u, cond,
+	             ctl("requests"), ctl("status"));
 }
 
 /* The number after "key": in what the command says. */

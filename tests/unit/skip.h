@@ -1,5 +1,6 @@
-/* skip.h - a test that cannot run here says so. libcheck knows no such thing: what returns early has passed. tools/run-tests reads these lines, counts them, takes the first kind
- * from those that passed, and names each reason. */
+/* skip.h - a test that cannot run here says so. libcheck knows no such thing: what returns early
+ * has passed. tools/run-tests reads these lines, counts them, takes the first kind from those that
+ * passed, and names each reason. */
 #ifndef TESTS_SKIP_H
 #define TESTS_SKIP_H
 

@@ -313,11 +313,12 @@ START_TEST(lease_open)
 }
 END_TEST
 
-/* What the messager may write is what was granted: the blocks that D lacks, in order, each with the generation that its control memory has for it. */
+/* What the messager may write is what was granted: the blocks that D lacks, in order, each with the
+ * generation that its control memory has for it. */
 START_TEST(lease_opened_names_the_blocks)
 {
 	world_begin(16, CALM_MS, 0);
-	say_submit(1, tokens_of(40));                /* 2 full blocks of it are in the prefix index then */
+	say_submit(1, tokens_of(40)); /* 2 full blocks of it are in the prefix index then */
 	expect_length(1, tokens_of(40).max_tokens);
 	UNTIL(kv_count("held") == 0);
 	const Pds__Grant *g = reserve(2, tokens_of(_i ? 101 : 40));
@@ -344,7 +345,8 @@ START_TEST(lease_opened_names_the_blocks)
 }
 END_TEST
 
-/* The ring of another prefill worker, or of another life of this one, names the lease: refused, and what it says is there is not. */
+/* The ring of another prefill worker, or of another life of this one, names the lease: refused, and
+ * what it says is there is not. */
 START_TEST(the_lease_of_another_prefill_worker)
 {
 	static const struct {

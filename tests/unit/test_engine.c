@@ -67,12 +67,15 @@ static const char *same_bits_opts(int i, struct rig_opts *o)
 {
 #ifdef __SANITIZE_THREAD__
 	if (i % 3)
-		return "under ThreadSanitizer a third of the models has every kernel and each way of sharing out, and takes a minute";
+		return "under ThreadSanitizer a third of the models has every kernel and each way "
+		       "of sharing out, and takes a minute";
 #endif
 	if (!same_bits[i].model && same_bits[i].kv != KV_BF16 && !run_all())
 		return "PD_FULL is not set: half a minute for each type of KV on the real model";
-	*o = (struct rig_opts){.model = same_bits[i].model ? same_bits[i].model : real_model(), .variant = same_bits[i].variant, .kv = same_bits[i].kv,
-	                      .activations = same_bits[i].activations};
+	*o = (struct rig_opts){.model = same_bits[i].model ? same_bits[i].model : real_model(),
+	                       .variant = same_bits[i].variant,
+	                       .kv = same_bits[i].kv,
+	                       .activations = same_bits[i].activations};
 	return o->model ? NULL : SKIP_NO_MODEL;
 }
 

@@ -156,7 +156,7 @@ START_TEST(of_many_models)
 	int there = access(path, R_OK) == 0;
 	free(path);
 	if (!there)
-		SKIP("the templates of many models: no references in %s (PD_CHAT_REFS names another folder)", x.folder);
+		SKIP("templates of many models: none in %s (PD_CHAT_REFS names a folder)", x.folder);
 	check_folder(&x);
 	ck_assert_uint_ge(x.rows, 1593 + 130);
 }

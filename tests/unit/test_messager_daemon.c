@@ -1,5 +1,6 @@
-/* test_messager_daemon.c - the real messager and the real pddecoded, beside a prefill worker that this process plays, a hostile one: D has granted it a lease, and its task ring
- * names other blocks of D. */
+/* test_messager_daemon.c - the real messager and the real pddecoded, beside a prefill worker that
+ * this process plays, a hostile one: D has granted it a lease, and its task ring names other blocks
+ * of D. */
 #include "decode_world.h"
 
 #include "daemons/worker/attach.h"
@@ -42,7 +43,8 @@ static void start_messager(void)
 	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	P.messager = vfork();
 	if (P.messager == 0) {
-		execl(program, program, "-o", rundir, "-o", "log_level=error", "--die-with-parent", parent, (char *)NULL);
+		execl(program, program, "-o", rundir, "-o", "log_level=error", "--die-with-parent",
+		      parent, (char *)NULL);
 		_exit(127);
 	}
 	ck_assert_int_gt(P.messager, 0);
@@ -56,7 +58,8 @@ static void hand_memory_over(void)
 	struct err e = {0};
 	uint32_t layers, heads, dim, tokens;
 	char sock[128];
-	ck_assert_int_eq(sscanf(W.info->layout, "%ux%ux%u:f32:%u", &layers, &heads, &dim, &tokens), 4);
+	int parts = sscanf(W.info->layout, "%ux%ux%u:f32:%u", &layers, &heads, &dim, &tokens);
+	ck_assert_int_eq(parts, 4);
 	ck_assert_int_eq(kv_layout_uniform(&W.layout, layers, heads, dim, tokens, KV_F32), 0);
 	ck_assert_int_eq(kv_region_create(&P.pool, &W.layout, BLOCKS, &e), 0);
 	memset(P.pool.data, 0x42, P.pool.data_bytes);
@@ -66,7 +69,8 @@ static void hand_memory_over(void)
 	hello.ring_layers = layers;
 	snprintf(sock, sizeof sock, "%s/messager.sock", W.dir);
 	P.svc.base = W.base;
-	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.control_fd, P.pool.data_fd, ring_fd(P.ring), &hooks);
+	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.control_fd, P.pool.data_fd,
+	                      ring_fd(P.ring), &hooks);
 }
 
 static void link_to_messager(void)
@@ -75,9 +79,20 @@ static void link_to_messager(void)
 	struct err e = {0};
 	P.link = W.prefill;
 	P.link.p = NULL;
-	const struct chan_opts o = {.program = P.link.program, .name = P.link.name, .epoch = P.link.epoch, .heartbeat_us = 200000, .silence_us = WAIT_US,
-	                            .window_messages = 1024, .window_bytes = 1u << 24, .peers_max = 8, .message_bytes_max = 1u << 20};
-	const struct chan_hooks h = {.arg = &P.link, .describe = describe_prefill, .up = on_up, .down = on_down, .message = on_message};
+	const struct chan_opts o = {.program = P.link.program,
+	                            .name = P.link.name,
+	                            .epoch = P.link.epoch,
+	                            .heartbeat_us = 200000,
+	                            .silence_us = WAIT_US,
+	                            .window_messages = 1024,
+	                            .window_bytes = 1u << 24,
+	                            .peers_max = 8,
+	                            .message_bytes_max = 1u << 20};
+	const struct chan_hooks h = {.arg = &P.link,
+	                             .describe = describe_prefill,
+	                             .up = on_up,
+	                             .down = on_down,
+	                             .message = on_message};
 	ck_assert_int_eq(chan_new(W.base, &o, &h, &P.link.c, &e), 0);
 	snprintf(endpoint, sizeof endpoint, "ipc://%s/messager.ipc", W.dir);
 	chan_connect(P.link.c, endpoint, "messager", 1);
@@ -138,7 +153,8 @@ static void publish(uint32_t n, const Pds__Grant *g, uint32_t tokens, const uint
 	}
 	ck_assert_int_eq(ring_publish(P.ring, &t, &slot, &gen), 0);
 	for (uint32_t l = 0; l < W.layout.layers; l++)
-		__atomic_store_n(ring_progress_word(P.ring, slot, l), ring_progress_value(gen, tokens), __ATOMIC_RELEASE);
+		__atomic_store_n(ring_progress_word(P.ring, slot, l),
+		                 ring_progress_value(gen, tokens), __ATOMIC_RELEASE);
 	ring_bell(P.ring);
 }
 
@@ -162,7 +178,8 @@ static int sent(uint32_t n)
 {
 	const Pds__TaskFailed *f = NULL;
 	const Pds__KvSent *s = NULL;
-	UNTIL((f = (const Pds__TaskFailed *)take(&P.link, MSG_TASK_FAILED, n)) || (s = (const Pds__KvSent *)take(&P.link, MSG_KV_SENT, n)));
+	UNTIL((f = (const Pds__TaskFailed *)take(&P.link, MSG_TASK_FAILED, n)) ||
+	      (s = (const Pds__KvSent *)take(&P.link, MSG_KV_SENT, n)));
 	if (f)
 		ck_assert_msg(strstr(f->text, "nothing was written") != NULL, "%s", f->text);
 	uint32_t slot = f ? f->slot : s->slot;
@@ -172,7 +189,8 @@ static int sent(uint32_t n)
 	return s != NULL;
 }
 
-/* Every block of the pool that is not the lease's: six of them hold a prompt that D has in its prefix index, and answers from again. */
+/* Every block of the pool that is not the lease's: six of them hold a prompt that D has in its
+ * prefix index, and answers from again. */
 START_TEST(blocks_that_are_not_the_leases)
 {
 	uint32_t foreign[BLOCKS], n = 0;
@@ -192,7 +210,8 @@ START_TEST(blocks_that_are_not_the_leases)
 	}
 	struct answer got = ask(2);
 	for (uint32_t i = 0; i < want.n; i++)
-		ck_assert_msg(got.id[i] == want.id[i], "token %u is %u, undisturbed it is %u", i, got.id[i], want.id[i]);
+		ck_assert_msg(got.id[i] == want.id[i], "token %u is %u, undisturbed it is %u", i,
+		              got.id[i], want.id[i]);
 	/* and the lease is as good as ever: what it names is delivered */
 	publish(3, g, 40, g->blocks);
 	ck_assert(sent(3));

@@ -1,5 +1,7 @@
-/* test_messager_forged.c - tasks that do not fit the pools or the lease, published or changed in shared memory by a broken or hostile prefill worker; answers and revocations
- * by one who is not the lease's decode worker: such a task fails, nobody else is touched, and not a byte is written outside of the lease. */
+/* test_messager_forged.c - tasks that do not fit the pools or the lease, published or changed in
+ * shared memory by a broken or hostile prefill worker; answers and revocations by one who is not
+ * the lease's decode worker: such a task fails, nobody else is touched, and not a byte is written
+ * outside of the lease. */
 #include "messager_steps.h"
 
 #include <sys/mman.h>
@@ -132,7 +134,7 @@ START_TEST(layouts_must_be_equal)
 }
 END_TEST
 
-/* --- the lease's blocks ------------------------------------------------------------------------------------------------------------------ */
+/* --- the lease's blocks -------------------------------------------------------------------- */
 
 /* What P's ring names; D has leased blocks 10, 11, 12 for tokens 0 to 10. */
 static const struct {
@@ -140,14 +142,22 @@ static const struct {
 	uint32_t first_token, tokens, n, dst[5];
 	const char *text;
 } foreign[] = {
-	{"another's block first", 0, 10, 3, {0, 11, 12}, "names block 0 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there"},
-	{"another's block last", 0, 10, 3, {10, 11, 23}, "names block 23 of decode-1 for the tokens from 8 on, but its lease 1 has block 12 there"},
-	{"its own in another order", 0, 10, 3, {11, 10, 12}, "block 11 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there"},
-	{"one of its own twice", 0, 10, 3, {10, 10, 12}, "block 10 of decode-1 for the tokens from 4 on, but its lease 1 has block 11 there"},
-	{"fewer tokens", 0, 8, 2, {10, 11}, "names tokens 0 to 8 in 2 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
-	{"fewer tokens in as many blocks", 0, 9, 3, {10, 11, 12}, "names tokens 0 to 9 in 3 blocks, but lease 1 of decode-1 is of tokens 0 to 10"},
-	{"more tokens", 0, 17, 5, {10, 11, 12, 13, 14}, "names tokens 0 to 17 in 5 blocks, but lease 1 of decode-1 is of tokens 0 to 10"},
-	{"tokens further on", 4, 14, 3, {10, 11, 12}, "names tokens 4 to 14 in 3 blocks, but lease 1 of decode-1 is of tokens 0 to 10"},
+	{"another's block first", 0, 10, 3, {0, 11, 12},
+	 "block 0 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there"},
+	{"another's block last", 0, 10, 3, {10, 11, 23},
+	 "block 23 of decode-1 for the tokens from 8 on, but its lease 1 has block 12 there"},
+	{"its own in another order", 0, 10, 3, {11, 10, 12},
+	 "block 11 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there"},
+	{"one of its own twice", 0, 10, 3, {10, 10, 12},
+	 "block 10 of decode-1 for the tokens from 4 on, but its lease 1 has block 11 there"},
+	{"fewer tokens", 0, 8, 2, {10, 11},
+	 "tokens 0 to 8 in 2 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
+	{"fewer tokens in as many blocks", 0, 9, 3, {10, 11, 12},
+	 "tokens 0 to 9 in 3 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
+	{"more tokens", 0, 17, 5, {10, 11, 12, 13, 14},
+	 "tokens 0 to 17 in 5 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
+	{"tokens further on", 4, 14, 3, {10, 11, 12},
+	 "tokens 4 to 14 in 3 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
 };
 
 static void publish_foreign(int i)
@@ -174,7 +184,8 @@ START_TEST(blocks_that_are_not_the_leases)
 	rig_opened(r, 0);
 	turn(MOVER_IDLE);
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, foreign[_i].text);
-	ck_assert_ptr_nonnull(strstr(rig_last(r, MSG_TASK_FAILED)->text, "ring slot 0 of prefill-1 names "));
+	const char *said = rig_last(r, MSG_TASK_FAILED)->text;
+	ck_assert_ptr_eq(strstr(said, "ring slot 0 of prefill-1 names "), said);
 	rig_opened(r, 0);                            /* repeated */
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_written(r), 0);
@@ -196,7 +207,8 @@ START_TEST(a_restarted_messager_asks_for_the_blocks_again)
 	turn(MOVER_OPEN);
 	rig_opened(r, 0);
 	turn(MOVER_IDLE);
-	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "names block 20 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there");
+	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+	       "block 20 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there");
 	ck_assert_uint_eq(rig_written(r), 0);
 }
 END_TEST
@@ -223,7 +235,8 @@ START_TEST(an_answer_that_does_not_hold)
 }
 END_TEST
 
-/* D has handed a block out again without a revocation: nothing more is written into it, and the task ends. */
+/* D has handed a block out again without a revocation: nothing more is written into it, and the
+ * task ends. */
 START_TEST(a_block_that_decode_has_reused)
 {
 	const uint32_t at = 10 + (uint32_t)_i % 3;
@@ -239,20 +252,23 @@ START_TEST(a_block_that_decode_has_reused)
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1 << 20});
 	turn(MOVER_IDLE);
 	char text[80];
-	snprintf(text, sizeof text, "decode-1 has reused block %u of lease 1: its generation is 1, the lease's 0", at);
+	snprintf(text, sizeof text,
+	         "decode-1 has reused block %u of lease 1: its generation is 1, the lease's 0", at);
 	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, text);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
 	for (uint32_t l = 0; l < RIG_LAYERS; l++)   /* what was there before may stay */
-		ck_assert_int_eq(rig_piece(r, &r->d, l, at)[0], begun && l == 0 && at == 10 ? rig_value(1, 0, 2) : 0);
+		ck_assert_int_eq(rig_piece(r, &r->d, l, at)[0],
+		                 begun && l == 0 && at == 10 ? rig_value(1, 0, 2) : 0);
 }
 END_TEST
 
-/* --- who says it ------------------------------------------------------------------------------------------------------------------------- */
+/* --- who says it ---------------------------------------------------------------------------- */
 
 static struct kv_region second;
 static struct ring *second_ring;
 
-/* prefill-2, whose pool is full of 0xBB and whose ring names, as computed, lease 1 of prefill-1, and rightly in all. */
+/* prefill-2, whose pool is full of 0xBB and whose ring names, as computed, lease 1 of prefill-1,
+ * and rightly in all. */
 static void attach_second(struct ring_task *t, enum ring_state state)
 {
 	struct kv_region p;
@@ -268,8 +284,9 @@ static void attach_second(struct ring_task *t, enum ring_state state)
 		*ring_progress_word(second_ring, slot, l) = ring_progress_value(gen, t->tokens);
 	if (state == RING_SENT)
 		ck_assert_int_eq(ring_mark_sent(second_ring, slot, gen), 0);
-	ck_assert_int_eq(kv_region_map(&p, &r->layout, RIG_BLOCKS, dup(second.control_fd), dup(second.data_fd), 1, &e), 0);
-	ck_assert_int_eq(ring_map(dup(ring_fd(second_ring)), RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e), 0);
+	int control = dup(second.control_fd), data = dup(second.data_fd), shared = dup(ring_fd(second_ring));
+	ck_assert_int_eq(kv_region_map(&p, &r->layout, RIG_BLOCKS, control, data, 1, &e), 0);
+	ck_assert_int_eq(ring_map(shared, RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e), 0);
 	mover_add(r->m, "prefill-2", P_EPOCH, &r->layout, &p, ring);
 }
 
@@ -288,7 +305,8 @@ static void answer_to(const char *prefill, int refused)
 	mover_lease_opened(r->m, "decode-1", D_EPOCH, &a.b);
 }
 
-/* Another prefill worker's ring names the lease too, before or after its own: each is asked for by itself, D refuses the other's, and the lease's own task does not notice. */
+/* Another prefill worker's ring names the lease too, before or after its own: each is asked for by
+ * itself, D refuses the other's, and the lease's own task does not notice. */
 START_TEST(a_lease_of_another_prefill_worker)
 {
 	static struct ring_task t;
@@ -323,7 +341,8 @@ START_TEST(a_lease_of_another_prefill_worker)
 }
 END_TEST
 
-/* ... or says that all of it is there: KV_READY says whose ring says so, and its acknowledgement ends that one's task, not the lease's own. */
+/* ... or says that all of it is there: KV_READY says whose ring says so, and its acknowledgement
+ * ends that one's task, not the lease's own. */
 START_TEST(another_prefill_worker_says_that_it_is_sent)
 {
 	static struct ring_task t;
@@ -352,7 +371,8 @@ START_TEST(another_prefill_worker_says_that_it_is_sent)
 }
 END_TEST
 
-/* A decode worker of the same epoch revokes and opens another's leases: nothing comes of it, and the revocation by the right one is answered to that one. */
+/* A decode worker of the same epoch revokes and opens another's leases: nothing comes of it, and
+ * the revocation by the right one is answered to that one. */
 START_TEST(words_of_another_decode_worker)
 {
 	Pds__Lease l = PDS__LEASE__INIT;
@@ -382,7 +402,8 @@ END_TEST
 
 static void add_tests(TCase *t)
 {
-	tcase_add_loop_test(t, blocks_that_are_not_the_leases, 0, (int)(sizeof foreign / sizeof *foreign));
+	tcase_add_loop_test(t, blocks_that_are_not_the_leases, 0,
+	                    (int)(sizeof foreign / sizeof *foreign));
 	tcase_add_test(t, a_restarted_messager_asks_for_the_blocks_again);
 	tcase_add_loop_test(t, an_answer_that_does_not_hold, 0, 4);
 	tcase_add_loop_test(t, a_block_that_decode_has_reused, 0, 6);

@@ -544,8 +544,10 @@ static size_t foreign_bytes(void)
 	return n;
 }
 
-/* A worker that writes anything anywhere into its ring and board while the messager reads them: no crash, no write into a block that D has not leased, nor beside its pool
- * (whose mapping ends where the pool ends), no turn without end, no more open tasks than slots. Then a task of an honest worker goes through the same messager. */
+/* A worker that writes anything anywhere into its ring and board while the messager reads them: no
+ * crash, no write into a block that D has not leased, nor beside its pool (whose mapping ends where
+ * the pool ends), no turn without end, no more open tasks than slots. Then a task of an honest
+ * worker goes through the same messager. */
 START_TEST(hostile_worker)
 {
 	pthread_t t;
@@ -559,7 +561,8 @@ START_TEST(hostile_worker)
 	}
 	memset(r->p.data, 0xBB, r->p.data_bytes);
 	ck_assert_int_eq(pthread_create(&t, NULL, make_noise, &seed), 0);
-	while (ends[END_MALFORMED] < 300 || ends[END_CANCELLED] < 30 || ends[END_SENT] < 10 || ends[END_REVOKED] + ends[END_REFUSED] < 10) {   /* it gets everywhere */
+	while (ends[END_MALFORMED] < 300 || ends[END_CANCELLED] < 30 || ends[END_SENT] < 10 ||
+	       ends[END_REVOKED] + ends[END_REFUSED] < 10) { /* it gets everywhere */
 		ck_assert_uint_lt(clock_us(), until);
 		unsigned before = r->n_ended;
 		uint64_t begun = clock_us();
@@ -569,7 +572,7 @@ START_TEST(hostile_worker)
 		ck_assert_uint_le(mover_open_tasks(r->m), RIG_SLOTS);
 		ends[r->last_end] += r->n_ended != before;
 		if (r->n_ended == before)
-			sched_yield();       /* on a busy machine nothing changes until the other thread runs */
+			sched_yield();       /* nothing changes until the other thread runs */
 		noise_answers(&other);
 		r->now_us += draw(&other, 100000);
 		if (draw(&other, 300) == 0)

@@ -20,8 +20,9 @@ START_TEST(each_part_of_the_name_counts)
 {
 	struct revoked *r = revoked_new(10);
 	add(r, 1, "decode-1", 0);
-	const struct lease_key others[] = {lease_key_of("decode-1", 2, 9, 1), lease_key_of("decode-1", 1, 8, 1), lease_key_of("decode-1", 1, 9, 2),
-	                                   lease_key_of("decode-2", 1, 9, 1)};
+	const struct lease_key others[] = {
+		lease_key_of("decode-1", 2, 9, 1), lease_key_of("decode-1", 1, 8, 1),
+		lease_key_of("decode-1", 1, 9, 2), lease_key_of("decode-2", 1, 9, 1)};
 	ck_assert(has(r, 1));
 	for (int i = 0; i < 4; i++)
 		ck_assert(!revoked_has(r, &others[i]));

@@ -93,7 +93,7 @@ static struct beside two_jobs(void)
 	return first;
 }
 
-/* A step of P computes a token of the second job; the first is in the schedule, or P has lost it. */
+/* A step of P computes a token of the second job; the first is in hand, or P has lost it. */
 static void one_step(const struct beside *first, int in_schedule, uint32_t done)
 {
 	ring_step(r->ring);
@@ -105,7 +105,8 @@ static void one_step(const struct beside *first, int in_schedule, uint32_t done)
 	turn(MOVER_OPEN);
 }
 
-/* P works on others for many times the stall limit, and says that the job waits for its turn: it is not lost, and arrives. */
+/* P works on others for many times the stall limit, and says that the job waits for its turn: it is
+ * not lost, and arrives. */
 START_TEST(a_job_that_waits_for_its_turn)
 {
 	struct beside first = two_jobs();
@@ -122,7 +123,8 @@ START_TEST(a_job_that_waits_for_its_turn)
 }
 END_TEST
 
-/* P works on others and has lost sight of this job, at once (0) or after a while in its schedule (1): it ends at the stall limit, the others go on. */
+/* P works on others and has lost sight of this job, at once (0) or after a while in its schedule
+ * (1): it ends at the stall limit, the others go on. */
 START_TEST(a_job_that_prefill_has_lost)
 {
 	struct beside first = two_jobs();
@@ -139,14 +141,16 @@ START_TEST(a_job_that_prefill_has_lost)
 	ck_assert_ptr_nonnull(s);
 	ck_assert_uint_eq(s->slot, first.slot);
 	ck_assert_int_eq(s->fault, PDS__FAULT__FAULT_STALLED);
-	ck_assert_ptr_nonnull(strstr(s->text, "prefill on prefill-1 made no progress with this prompt, which is not in its schedule, for 2000 ms"));
+	ck_assert_ptr_nonnull(strstr(s->text, "no progress with this prompt, which is not in its "
+	                                      "schedule, for 2000 ms"));
 	for (; done < 10; done++)
 		one_step(&first, 0, done);
 	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
 }
 END_TEST
 
-/* Published while P is in a step that takes far longer than the limit: it is in no step's schedule yet, and waits for the next. */
+/* Published while P is in a step that takes far longer than the limit: it is in no step's schedule
+ * yet, and waits for the next. */
 START_TEST(a_job_that_comes_in_the_middle_of_a_long_step)
 {
 	ring_step(r->ring);
@@ -158,7 +162,7 @@ START_TEST(a_job_that_comes_in_the_middle_of_a_long_step)
 	rig_publish(r, 1, 0, 10);
 	turn(MOVER_OPEN);
 	rig_opened(r, 0);
-	if (_i) {                                    /* the next step begins without it: it was not in the schedule's inbox yet */
+	if (_i) { /* the next step begins without it: it was not in the schedule's inbox yet */
 		ring_step(r->ring);
 		ring_schedule(r->ring, first.slot, first.gen);
 	}

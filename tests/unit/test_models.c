@@ -45,7 +45,8 @@ START_TEST(logits_and_tokens)
 	snprintf(folder, sizeof folder, GOLDEN "%s", families[_i % FAMILIES]);
 	if (!variant_runs(variant))
 		SKIP("this machine lacks the instructions of variant %s", variant);
-	golden_check(folder, folder, (struct rig_opts){.variant = variant, .kv = KV_F32}, GOLDEN_TOLERANCE);
+	golden_check(folder, folder, (struct rig_opts){.variant = variant, .kv = KV_F32},
+	             GOLDEN_TOLERANCE);
 }
 END_TEST
 

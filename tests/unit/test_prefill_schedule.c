@@ -377,7 +377,8 @@ START_TEST(test_sweep_gives_back_the_cancelled)
 }
 END_TEST
 
-/* The messager is told of every job that computes or waits for its turn, and of nobody else: two steps on, one that the schedule has not is not in hand any more. */
+/* The messager is told of every job that computes or waits for its turn, and of nobody else: two
+ * steps on, one that the schedule has not is not in hand any more. */
 START_TEST(test_messager_is_told_who_is_in_hand)
 {
 	struct job *a = add(10000, 0, 0), *b = add(100, 0, 0), *lost = add(100, 0, 0);

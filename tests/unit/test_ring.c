@@ -69,7 +69,7 @@ START_TEST(tasks_in_hand)
 		ck_assert(ring_in_schedule(M, slot, gen));
 	}
 	for (uint32_t i = 0; i < LAYERS; i++)
-		ck_assert_uint_eq(ring_progress(M, slot, i, gen), 0);   /* that word is no layer's */
+		ck_assert_uint_eq(ring_progress(M, slot, i, gen), 0); /* that word is no layer's */
 	ring_retire(P, slot, gen);
 	for (int i = 0; i < 3; i++)
 		ring_step(P);

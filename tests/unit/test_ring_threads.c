@@ -97,7 +97,8 @@ START_TEST(no_bell_is_lost)
 }
 END_TEST
 
-/* Both act in the same instant, many times: either M sees the progress or P sees that M sleeps. Fewer times where two threads do not get two processors at once. */
+/* Both act in the same instant, many times: either M sees the progress or P sees that M sleeps.
+ * Fewer times where two threads do not get two processors at once. */
 #define ROUNDS 100000u
 #define ROUNDS_US 20000000u
 static _Atomic uint32_t at_gate, last_round = ROUNDS;
@@ -136,7 +137,7 @@ START_TEST(progress_or_bell_is_seen)
 	for (uint32_t i = 1; i <= atomic_load(&last_round); i++) {
 		ring_sleeping(M, 0);
 		if (i >= 1000 && clock_us() >= until)
-			atomic_store(&last_round, i);   /* before the gate: the other thread is not past it */
+			atomic_store(&last_round, i);   /* the other thread is not past the gate */
 		gate(2 * i - 1);
 		for (volatile uint32_t wait = i % 128; wait; wait--)
 			;

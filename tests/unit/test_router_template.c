@@ -224,7 +224,8 @@ int main(void)
 	const char *path = getenv("PD_MODEL");
 	log_init("test", NULL);
 	log_set_level("error");
-	if (path && *path && model_open(path, "", &model, &err) < 0) {   /* without one the tests that need text are skipped */
+	/* without one the tests that need text are skipped */
+	if (path && *path && model_open(path, "", &model, &err) < 0) {
 		printf("%s\n", err.text);
 		return 1;
 	}

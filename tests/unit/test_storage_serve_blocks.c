@@ -170,7 +170,7 @@ START_TEST(test_fuzz)
 		if (rnd(100) == 0)
 			serve_down(NULL, p, "fuzz");
 		loop();
-		at_most(8);                          /* or a copy thread that gets no processor finds little stored */
+		at_most(8); /* or a copy thread that gets no processor finds little stored */
 		if (n_said > 6000)
 			forget_said();
 	}

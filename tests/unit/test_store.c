@@ -413,7 +413,8 @@ END_TEST
 
 START_TEST(test_timeout_put_lookup)
 {
-	uint64_t late_us = clock_us() + 100000, put = ask_and_send(STORE_OP_PUT, 2, late_us), look = ask_and_send(STORE_OP_LOOKUP, 2, late_us);
+	uint64_t late_us = clock_us() + 100000, put = ask_and_send(STORE_OP_PUT, 2, late_us);
+	uint64_t look = ask_and_send(STORE_OP_LOOKUP, 2, late_us);
 	UNTIL(fd_readable());
 	ck_assert_uint_ge(clock_us(), late_us);
 	UNTIL(count_sent(MSG_STORE_FENCE, put));
@@ -456,7 +457,8 @@ START_TEST(pm5_timer_frees_restore)
 				none();
 				unsigned asked = count_sent(MSG_STORE_FENCE, b);
 				link_up(EPOCH);
-				ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, b), asked + 1);   /* at once, not only each second */
+				/* at once, not only each second */
+				ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, b), asked + 1);
 				none();
 			}
 		}

@@ -108,7 +108,8 @@ static void loop(void)
 	event_base_loop(base, EVLOOP_NONBLOCK);
 }
 
-/* At least so long, and so many turns that all which follows from what was done has happened, however busy the machine is. */
+/* At least so long, and so many turns that all which follows from what was done has happened,
+ * however busy the machine is. */
 static void loop_for(unsigned ms)
 {
 	uint64_t until = clock_us() + ms * 1000;
