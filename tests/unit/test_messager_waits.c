@@ -175,6 +175,21 @@ START_TEST(a_job_that_comes_in_the_middle_of_a_long_step)
 }
 END_TEST
 
+/* The messager has had no processor for longer than the limit: what P has done meanwhile, for whichever
+ * of the two, counts for both. */
+START_TEST(a_messager_that_slept)
+{
+	struct beside first = two_jobs(), *done = _i ? &first : &(struct beside){r->slot, r->gen};
+	r->now_us += 3 * RIG_STALL_US;
+	ring_step(r->ring);
+	ring_schedule(r->ring, first.slot, first.gen);
+	ring_schedule(r->ring, r->slot, r->gen);
+	*ring_progress_word(r->ring, done->slot, 0) = ring_progress_value(done->gen, 1);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+}
+END_TEST
+
 /* In the schedule, but nobody progresses: P hangs. */
 START_TEST(a_schedule_that_hangs)
 {
@@ -394,6 +409,7 @@ static void add_tests(TCase *t)
 	tcase_add_test(t, a_job_that_waits_for_its_turn);
 	tcase_add_loop_test(t, a_job_that_prefill_has_lost, 0, 2);
 	tcase_add_loop_test(t, a_job_that_comes_in_the_middle_of_a_long_step, 0, 2);
+	tcase_add_loop_test(t, a_messager_that_slept, 0, 2);
 	tcase_add_test(t, a_schedule_that_hangs);
 	tcase_add_loop_test(t, deadline_after_each_step, 0, STEPS - 1);
 	tcase_add_test(t, no_answer_to_lease_open);
