@@ -1,0 +1,18 @@
+/* trim.h - memory that was freed goes back to the system, so that a flood leaves no large process behind. glibc's malloc keeps what lies below memory in use,
+ * and, after the first large block, large blocks too. */
+#ifndef UTIL_TRIM_H
+#define UTIL_TRIM_H
+
+#include <stddef.h>
+
+struct trim {
+	size_t floor, last;      /* bytes of own memory: least since the last trim, at the last tick */
+};
+
+/* Large blocks go back as soon as they are freed from now on. Once, before the process has threads. */
+void trim_setup(struct trim *t);
+/* About once a second, from one thread: when the process holds much more than it did and no longer grows, what is free of it goes back. That takes
+ * about 0.1 ms for each MiB. Returns the bytes given back, usually 0. */
+size_t trim_tick(struct trim *t);
+
+#endif
