@@ -8,6 +8,7 @@
 #include "util/clock.h"
 #include "util/descriptors.h"
 #include "util/mem.h"
+#include "util/trim.h"
 
 #include <errno.h>
 #include <grp.h>
@@ -21,9 +22,11 @@
 #include <unistd.h>
 
 #define END_GRACE_S 3
+#define LAST_WORDS_US 1000000u   /* after `expire` */
 #define IDLE_TICK_US 20000
 #define DESCRIPTORS_RESERVED 256u   /* own files, and links to other daemons, three each */
 #define LOG_WAIT_MS 300       /* at the end, for what is not yet written */
+#define TRIM_TICK_US 1000000
 
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0, "Name of this daemon; one running process per name and run directory", NULL},
@@ -130,8 +133,15 @@ static void on_idle_tick(evutil_socket_t fd, short what, void *arg)
 	int idle = s->hooks->idle ? s->hooks->idle(s) : 1;
 	if (!idle && clock_us() < s->stop_at_us)
 		return;
-	if (!idle)
+	if (!idle && !s->expired) {
+		s->expired = 1;
 		log_warn("stop_timeout", "why=\"work was still running after stop_timeout_ms\"");
+		if (s->hooks->expire) {
+			s->stop_at_us = clock_us() + LAST_WORDS_US;
+			s->hooks->expire(s);
+			return;
+		}
+	}
 	event_base_loopbreak(s->base);
 }
 
@@ -201,6 +211,15 @@ static void on_reload_signal(evutil_socket_t sig, short what, void *arg)
 	svc_notify("READY=1");
 	free(changed);
 	free(refused);
+}
+
+static void on_trim_tick(struct svc *s, void *arg)
+{
+	(void)arg;
+	uint64_t t = clock_us();
+	size_t given = trim_tick(&s->trim);
+	if (given)
+		log_info("memory_given_back", "bytes=%zu took_us=%llu", given, (unsigned long long)(clock_us() - t));
 }
 
 static void on_watchdog(evutil_socket_t fd, short what, void *arg)
@@ -351,6 +370,7 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
 	s->stats = stat_new(s->hooks->stats, s->hooks->n_stats);
+	s->trim_tick = svc_timer_add(s, TRIM_TICK_US, on_trim_tick, NULL);
 	return s->hooks->start(s, err);
 }
 
@@ -363,6 +383,7 @@ static void teardown(struct svc *s)
 		event_free(s->idle_tick);
 	if (s->watchdog)
 		event_free(s->watchdog);
+	svc_timer_del(&s->trim_tick);
 	int bound = s->chan != NULL;
 	chan_destroy(&s->chan);
 	if (bound && strncmp(s->endpoint, "ipc://", 6) == 0)
@@ -435,6 +456,7 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 	struct svc *s = mem_zalloc(sizeof *s);
 	struct svc_opts o;
 	struct err err = {0};
+	trim_setup(&s->trim);
 	s->hooks = hooks;
 	s->common = mem_alloc(sizeof common_keys);
 	memcpy(s->common, common_keys, sizeof common_keys);
