@@ -3,6 +3,7 @@
  * What always holds: a call is in router.calls from begin to free; only while in_pool is set does a text thread touch it, and then nobody else does but to
  * note that the client is gone; after `over` nothing of it is sent. */
 #include "call.h"
+#include "json_tree.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -37,7 +38,7 @@ static void call_free(struct call *c)
 	free(c->choices);
 	free(c->prompts);
 	free(c->pin);
-	free(c->body);
+	http_body_free(&c->body);
 	free(c);
 }
 
@@ -49,6 +50,7 @@ static void client_gone(void *arg)
 	for (uint32_t i = 0; i < c->n_choices; i++)
 		if (c->choices[i].seq)
 			seq_cancel(c->choices[i].seq, "the client is gone");
+	text_job_skip(&c->job);
 	call_free(c);
 }
 
@@ -91,6 +93,7 @@ void call_fail(struct call *c, const struct api_error *e)
 		retry_header(c, e->status, e->retry_after_s, extra, sizeof extra);
 		http_reply(c->conn, e->status, "application/json", extra, text.data, text.len);
 	}
+	c->conn = NULL;
 	buf_fini(&text);
 	call_free(c);
 }
@@ -139,7 +142,7 @@ static int has_huge(const json_t *v)
 /* A body that was not taken: no JSON, or JSON with an integer too large for the reader, which is then named as any other value out of range. */
 static void refuse_body(struct call *c, const json_error_t *bad)
 {
-	json_t *o = json_error_code(bad) == json_error_numeric_overflow ? json_loadb(c->body, c->body_len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL) : NULL;
+	json_t *o = json_error_code(bad) == json_error_numeric_overflow ? json_loadb(c->body.data, c->body.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL) : NULL;
 	const char *name;
 	const json_t *v;
 	api_bad(&c->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text, bad->line, bad->column);
@@ -153,6 +156,14 @@ static void refuse_body(struct call *c, const json_error_t *bad)
 	json_decref(o);
 }
 
+static int fits_memory(struct call *c)
+{
+	size_t most = c->parse_bytes_max, bytes = c->body.len * JSON_TREE_TIMES + JSON_TREE_NESTED <= most ? 0 : json_tree_bytes(c->body.data, c->body.len);
+	if (bytes > most)
+		api_fault(&c->error, 413, "the body's JSON values would take %zu bytes of memory, more than this server's limit of %zu (parse_bytes_max)", bytes, most);
+	return bytes <= most;
+}
+
 static void prepare(struct text_job *j)
 {
 	static int (*const by_kind[])(struct call *, const json_t *) = {
@@ -163,16 +174,15 @@ static void prepare(struct text_job *j)
 	};
 	struct call *c = (struct call *)j;
 	json_error_t bad;
-	json_t *o = json_loadb(c->body, c->body_len, JSON_ALLOW_NUL, &bad);
-	if (!o)
+	json_t *o = NULL;
+	if (fits_memory(c) && !(o = json_loadb(c->body.data, c->body.len, JSON_ALLOW_NUL, &bad)))
 		refuse_body(c, &bad);
-	else if (!json_is_object(o))
+	else if (o && !json_is_object(o))
 		api_bad(&c->error, NULL, "the body must be a JSON object, got %s", param_show(o));
-	else if (check_model(c, o) == 0 && by_kind[c->kind](c, o) == 0)
+	else if (o && check_model(c, o) == 0 && by_kind[c->kind](c, o) == 0)
 		hash_prompts(c);
 	json_decref(o);
-	free(c->body);
-	c->body = NULL;
+	http_body_free(&c->body);
 	c->prepared_us = clock_us();
 }
 
@@ -328,7 +338,7 @@ static void prepared(struct text_job *j)
 	}
 }
 
-static struct call *call_new(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, char *body, size_t body_len)
+static struct call *call_new(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, const struct http_body *body)
 {
 	struct call *c = mem_zalloc(sizeof *c);
 	uint32_t seen = registry_context(&r->registry);
@@ -340,13 +350,13 @@ static struct call *call_new(struct router *r, struct http_conn *conn, enum call
 	c->model = r->model;
 	c->conn = conn;
 	c->kind = kind;
-	c->body = body;
-	c->body_len = body_len;
+	c->body = *body;
 	c->context = c->max_model_len = seen ? seen : r->model->context;
 	c->vocab = registry_vocab(&r->registry);
 	if (!c->vocab)
 		c->vocab = r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : INT32_MAX;
 	c->max_choices = r->conf.max_choices;
+	c->parse_bytes_max = r->conf.parse_bytes_max;
 	if (policy_uses_prefixes(&r->registry.policy))
 		c->roots = r->registry.roots;
 	if (*head->session_id)
@@ -359,14 +369,12 @@ static struct call *call_new(struct router *r, struct http_conn *conn, enum call
 	return c;
 }
 
-void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, char *body, size_t body_len)
+void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, const struct http_body *body)
 {
-	struct call *c = call_new(r, conn, kind, head, body, body_len);
+	struct call *c = call_new(r, conn, kind, head, body);
 	struct api_error e = {0};
 	http_on_gone(conn, client_gone, c);
-	if (r->draining)
-		api_fault(&e, 503, "this server is shutting down");
-	else if (r->n_calls > r->conf.max_requests)
+	if (r->n_calls > r->conf.max_requests)
 		api_fault(&e, 429, "%u requests are at work here, which is the limit (max_requests)", r->conf.max_requests);
 	else if (pin_read(c, head) < 0)
 		e = c->error;
@@ -374,7 +382,7 @@ void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind, c
 		call_fail(c, &e);
 		return;
 	}
-	if (body_len <= r->conf.text_inline_bytes) {
+	if (body->len <= r->conf.text_inline_bytes) {
 		prepare(&c->job);
 		prepared(&c->job);
 		return;
@@ -524,6 +532,27 @@ int call_abort(struct router *r, const struct reqid *id)
 	}
 	answer(c);
 	return 0;
+}
+
+/* Ends as a failure does: with a status or an error event, and in the log as what it was. */
+void call_stop_all(struct router *r)
+{
+	list_each_safe(n, next, &r->calls) {
+		struct call *c = list_entry(n, struct call, node);
+		struct api_error e = {0};
+		api_fault(&e, 503, "this server was stopped before the answer was complete");
+		if (c->over)
+			continue;
+		for (uint32_t i = 0; i < c->n_choices; i++) {
+			struct seq *s = c->choices[i].seq;
+			if (!s || seq_ended(s))
+				continue;
+			s->status = e.status;
+			seq_cancel(s, e.text);
+		}
+		text_job_skip(&c->job);
+		call_fail(c, &e);
+	}
 }
 
 void call_abort_all(struct router *r)

@@ -58,11 +58,11 @@ struct call {
 	struct http_conn *conn;      /* NULL: the client is gone */
 	enum call_kind kind;
 	int in_pool;
-	char *body;
-	size_t body_len;
+	struct http_body body;       /* until it is prepared */
 	uint32_t context, vocab;     /* limits as they were when the call came */
 	uint32_t max_model_len;      /* context, to show */
 	uint32_t max_choices;
+	size_t parse_bytes_max;
 	struct prefix_roots roots;   /* of the workers that there were when the call came; none: no policy asks */
 	uint64_t session;            /* of the header; 0: none */
 	struct place_pin *pin;       /* NULL: none */
@@ -85,9 +85,10 @@ struct call {
 	uint64_t begun_us, deadline_us, prepared_us, first_us;
 };
 
-void call_begin(struct router *r, struct http_conn *c, enum call_kind kind, const struct http_head *head, char *body, size_t body_len);   /* body is the call's */
+void call_begin(struct router *r, struct http_conn *c, enum call_kind kind, const struct http_head *head, const struct http_body *body);   /* what it holds is the call's */
 void call_fail(struct call *c, const struct api_error *e);           /* tells the client, ends and frees the call */
-void call_abort_all(struct router *r);                                /* the end of the router: without answers */
+void call_stop_all(struct router *r);                                 /* the time to stop is over: every call that is not answered fails with 503 */
+void call_abort_all(struct router *r);                                /* the end of the router, and of its text threads: frees what is left */
 /* Ends the call in which this sequence is, with what there is, finish reason "abort". 0 or ERR_NOTFOUND. */
 int call_abort(struct router *r, const struct reqid *id);
 uint32_t call_prompt_tokens(const struct call *c);

@@ -2,6 +2,7 @@
 #ifndef ROUTER_ROUTER_H
 #define ROUTER_ROUTER_H
 
+#include "api_keys.h"
 #include "http.h"
 #include "model.h"
 #include "registry.h"
@@ -13,7 +14,8 @@
 enum router_stat {
 	STAT_RUNNING, STAT_WAITING, STAT_PROMPT_TOKENS, STAT_OUTPUT_TOKENS, STAT_CACHED_TOKENS,
 	STAT_SUCCESS_STOP, STAT_SUCCESS_LENGTH, STAT_TTFT, STAT_TPOT, STAT_E2E,
-	STAT_HTTP_REQUESTS, STAT_HTTP_CONNECTIONS, STAT_REFUSED, STAT_FAILED, STAT_CANCELLED, STAT_RETRIES, STAT_DUPLICATES, STAT_STALE, STAT_MISMATCHES,
+	STAT_HTTP_REQUESTS, STAT_HTTP_CONNECTIONS, STAT_HTTP_REFUSED, STAT_HTTP_CLOSED_WAITING, STAT_HTTP_IN_BYTES, STAT_HTTP_OUT_BYTES,
+	STAT_REFUSED, STAT_FAILED, STAT_CANCELLED, STAT_RETRIES, STAT_DUPLICATES, STAT_STALE, STAT_MISMATCHES,
 	STAT_WORKERS_UP, STAT_PREPARE,
 	STAT_KV_EVENTS, STAT_KV_EVENTS_BAD, STAT_KV_INDEX, STAT_KV_INDEX_DROPPED, STAT_HITS_PREDICTED, STAT_HITS_ACTUAL, STAT_HITS_STORED_PREDICTED, STAT_HITS_STORED_ACTUAL,
 	STAT_KV_STORED, STAT_BREAKER_OPENED,
@@ -24,15 +26,14 @@ struct router_conf {
 	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
 	int allow_pinning;
 	uint64_t request_timeout_us;
-	size_t text_inline_bytes;
-	const char *const *api_keys;
-	int n_api_keys;
+	size_t text_inline_bytes, parse_bytes_max;
 };
 
 struct router {
 	struct svc *svc;             /* NULL in tests */
 	struct event_base *base;
 	struct router_conf conf;
+	struct api_keys keys;
 	struct registry registry;
 	struct seqs seqs;
 	struct model *model;
@@ -44,10 +45,12 @@ struct router {
 	struct list calls;           /* struct call, node */
 	uint32_t n_calls, n_sequences;
 	int draining;
+	uint64_t drain_us;           /* since then */
 };
 
-/* api.c: every HTTP request comes in here. */
-void api_handle(void *arg, struct http_conn *c, struct http_request *q);
+/* api.c: every HTTP request comes in here, as http_handlers has it. */
+int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
+void api_request(void *arg, struct http_conn *c, struct http_request *q);
 /* What Retry-After says now. */
 uint32_t router_retry_after_s(const struct router *r);
 /* metrics.c */

@@ -1,5 +1,6 @@
 """pdctl, the options that all daemons share, and the launcher: what they print, what they return, what they leave behind."""
 import fcntl
+import http.client
 import http.server
 import json
 import os
@@ -374,6 +375,55 @@ def test_launcher_tiers_and_settings(tmp_path, tiny_model):
         assert l.p.wait(20 * SLOW) == 0
 
 
+def test_launcher_hides_secrets(tmp_path, tiny_model):
+    """What SET says stands in no command line, at no time, in files of this user alone, and works."""
+    seen, over = set(), threading.Event()
+
+    def look():
+        while not over.is_set():
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    line = open(f"/proc/{pid}/cmdline").read()
+                except OSError:
+                    continue
+                if "sk-one" in line or "sk two" in line:
+                    seen.add(line)
+    t = threading.Thread(target=look)
+    t.start()
+    try:
+        with Launcher(tmp_path, tiny_model, LAYOUT="mixed",
+                      SET='router.api_keys=sk-one sk-*; router.served_model_name=sk two "q"; router.allow_pinning=yes; worker.max_sequences=5; router.kv_load_weight=0.25') as l:
+            for conf in os.listdir(os.path.join(l.dir, "etc")):
+                assert os.stat(os.path.join(l.dir, "etc", conf)).st_mode & 0o077 == 0, conf
+            keys = json.loads(run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "config").stdout)
+            assert keys["api_keys"]["value"] == "set, 2 items" and keys["api_keys"]["source"].endswith("router.conf:5"), keys["api_keys"]
+            assert (keys["served_model_name"]["value"], keys["allow_pinning"]["value"], keys["kv_load_weight"]["value"]) == ('sk two "q"', True, 0.25)
+            keys = json.loads(run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "mixed-1", "config").stdout)
+            assert keys["max_sequences"]["value"] == 5
+
+            def status(key):
+                c = http.client.HTTPConnection("127.0.0.1", l.port, timeout=10 * SLOW)
+                c.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
+                return c.getresponse().status
+            assert [status(k) for k in ("sk-one", "sk-*", "sk-two", "sk-one sk-*")] == [200, 200, 401, 401]
+            l.p.terminate()
+            assert l.p.wait(20 * SLOW) == 0
+    finally:
+        over.set()
+        t.join()
+    assert not seen
+
+
+def test_launcher_refuses_a_wrong_setting(tmp_path, tiny_model):
+    """As the daemon says it: file, line, key, range; a secret not."""
+    for setting, part in (("worker.max_sequences=many", "max_sequences = many is of the wrong type: want a whole number"), ("router.max_requests=0", "max_requests = 0 is out of range"),
+                          ("router.nonsense=1", 'unknown key "nonsense"'), ("router.api_keys=" + "sk-one " * 65, "api_keys = (secret) is out of range: 0 to 64 items")):
+        l = Launcher(tmp_path, tiny_model, SET=setting)
+        r = run(LAUNCH, "run", env=l.env)
+        assert r.returncode == 1 and part in r.stderr and ".conf:" in r.stderr and "sk-" not in r.stderr, (r.stdout, r.stderr)
+        assert l.gone()
+
+
 def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
     with Launcher(tmp_path, tiny_model, LAYOUT="mixed") as l:
         assert set(l.pids()) == {"router", "storage", "mixed-1"}
@@ -392,7 +442,7 @@ def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
     ({"KV_EVICTION": "never"}, "KV_EVICTION=never is none"),
     ({"KV_MEMORY_MB": "0"}, "leaves nowhere to store blocks"),
     ({"KV_DISK": "/proc/none"}, "cannot make KV_DISK"),
-    ({"SET": "max_sequences=8"}, '"max_sequences=8" is none: use NAME.KEY=VALUE'),
+    ({"SET": "max_sequences=8"}, '"max_sequences" is none: use NAME.KEY=VALUE'),
     ({"SET": "router.max_requests=9; decode-2.max_sequences=8"}, "there is no decode-2 here"),
 ])
 def test_launcher_refuses(tmp_path, tiny_model, env, part):

@@ -13,36 +13,39 @@ static const struct {
 	int keep_alive, chunked;
 	long length;
 } heads[] = {
-	{"GET / HTTP/1.1\r\n\r\n", 0, "GET", "/", "", 1, 0, -1},
+	{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 0, "GET", "/", "", 1, 0, -1},
 	{"GET /a?b=c?d HTTP/1.0\r\n\r\n", 0, "GET", "/a", "b=c?d", 0, 0, -1},
 	{"GET /a HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", 0, "GET", "/a", "", 1, 0, -1},
-	{"POST /a HTTP/1.1\r\nConnection: foo, close\r\nContent-Length:  12 \r\n\r\n", 0, "POST", "/a", "", 0, 0, 12},
-	{"POST /a HTTP/1.1\r\nCONTENT-LENGTH: 3\r\ncontent-length: 3\r\n\r\n", 0, "POST", "/a", "", 1, 0, 3},
-	{"POST /a HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n", 0, "POST", "/a", "", 1, 1, -1},
-	{"GET http://h:1/x HTTP/1.1\r\n\r\n", 0, "GET", "/x", "", 1, 0, -1},
-	{"GET http://h HTTP/1.1\r\n\r\n", .status = 400},
-	{"GET  / HTTP/1.1\r\n\r\n", .status = 400},
+	{"POST /a HTTP/1.1\r\nHost: x\r\nConnection: foo, close\r\nContent-Length:  12 \r\n\r\n", 0, "POST", "/a", "", 0, 0, 12},
+	{"POST /a HTTP/1.1\r\nHost: x\r\nCONTENT-LENGTH: 3\r\n\r\n", 0, "POST", "/a", "", 1, 0, 3},
+	{"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\n", .status = 400},
+	{"GET / HTTP/1.1\r\n\r\n", .status = 400},
+	{"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n", 0, "POST", "/a", "", 1, 1, -1},
+	{"GET http://h:1/x HTTP/1.1\r\nHost: x\r\n\r\n", 0, "GET", "/x", "", 1, 0, -1},
+	{"GET http://h HTTP/1.1\r\nHost: x\r\n\r\n", .status = 400},
+	{"GET  / HTTP/1.1\r\nHost: x\r\n\r\n", .status = 400},
 	{"GET /\r\n\r\n", .status = 400},
-	{"GET / HTTP/1.1 x\r\n\r\n", .status = 505},
-	{"GET / HTTP/3\r\n\r\n", .status = 505},
+	{"GET / HTTP/1.1 x\r\n\r\n", .status = 400},
+	{"GET / HTTP/3.0\r\n\r\n", .status = 505},
+	{"GET / HTTP/3\r\n\r\n", .status = 400},
 	{"GET / FTP/1.1\r\n\r\n", .status = 400},
-	{"G(T / HTTP/1.1\r\n\r\n", .status = 400},
-	{"GET x HTTP/1.1\r\n\r\n", .status = 400},
+	{"G(T / HTTP/1.1\r\nHost: x\r\n\r\n", .status = 400},
+	{"GET x HTTP/1.1\r\nHost: x\r\n\r\n", .status = 400},
 	{"GET / HTTP/1.1\n\r\n", .status = 400},
 	{"\r\n", .status = 400},
-	{"GET / HTTP/1.1\r\nNoColon\r\n\r\n", .status = 400},
-	{"GET / HTTP/1.1\r\n: x\r\n\r\n", .status = 400},
-	{"GET / HTTP/1.1\r\nA : x\r\n\r\n", .status = 400},
-	{"GET / HTTP/1.1\r\n folded: x\r\n\r\n", .status = 400},
-	{"GET / HTTP/1.1\r\nA: \x01\r\n\r\n", .status = 400},
-	{"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n", .status = 400},
-	{"POST / HTTP/1.1\r\nContent-Length: \r\n\r\n", .status = 400},
-	{"POST / HTTP/1.1\r\nContent-Length: +3\r\n\r\n", .status = 400},
-	{"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", .status = 400},
-	{"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", .status = 501},
-	{"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", .status = 400},
+	{"GET / HTTP/1.1\r\nHost: x\r\nNoColon\r\n\r\n", .status = 400},
+	{"GET / HTTP/1.1\r\nHost: x\r\n: x\r\n\r\n", .status = 400},
+	{"GET / HTTP/1.1\r\nHost: x\r\nA : x\r\n\r\n", .status = 400},
+	{"GET / HTTP/1.1\r\nHost: x\r\n folded: x\r\n\r\n", .status = 400},
+	{"GET / HTTP/1.1\r\nHost: x\r\nA: \x01\r\n\r\n", .status = 400},
+	{"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n", .status = 400},
+	{"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: \r\n\r\n", .status = 400},
+	{"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\n", .status = 400},
+	{"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n", .status = 400},
+	{"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", .status = 501},
+	{"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", .status = 400},
 	{"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", .status = 400},
-	{"POST / HTTP/1.1\r\nExpect: tea\r\n\r\n", .status = 400},
+	{"POST / HTTP/1.1\r\nHost: x\r\nExpect: tea\r\n\r\n", .status = 400},
 };
 
 START_TEST(request_heads)
@@ -90,8 +93,8 @@ static const struct {
 	const char *line;
 	long long want;
 } sizes[] = {
-	{"0", 0}, {"a", 10}, {"1F", 31}, {"10;name=x", 16}, {"5 ", 5}, {"", -1}, {"x", -1}, {"-1", -1}, {"0x5", -1},
-	{"ffffffffffffff", 0xffffffffffffffll}, {"10000000000000000", -1}, {"5g", -1},
+	{"0", 0}, {"a", 10}, {"1F", 31}, {"10;name=x", 16}, {"5;a;b=\"c d\"", 5}, {"5 ", -1}, {"5;", -1}, {"5; a", -1}, {"", -1}, {"x", -1}, {"-1", -1}, {"0x5", -1},
+	{"00ffffffffffffff", 0xffffffffffffffll}, {"10000000000000000", -1}, {"00000000000000000", -1}, {"5g", -1},
 };
 
 START_TEST(chunk_sizes)
