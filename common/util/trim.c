@@ -1,4 +1,4 @@
-/* trim.c - see trim.h. A free list says what could go back, but also what already did; so the process's size decides when it is worth while. */
+/* trim.c - see trim.h. What is free in malloc may have gone back already, and what the process has may be in use: since the last trim one of them must have grown. */
 #include "util/trim.h"
 
 #include <fcntl.h>
@@ -25,22 +25,32 @@ static size_t own_bytes(void)
 	return (resident - shared) * (size_t)sysconf(_SC_PAGESIZE);
 }
 
+static size_t least(size_t a, size_t b)
+{
+	return a < b ? a : b;
+}
+
 void trim_setup(struct trim *t)
 {
 	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);   /* and it stays there: by default the largest block freed so far raises it, to 32 MiB */
 	mallopt(M_TRIM_THRESHOLD, TOP_BYTES);
-	t->floor = t->last = own_bytes();
+	t->last = t->resident = own_bytes();
+	t->kept = 0;
 }
 
 size_t trim_tick(struct trim *t)
 {
 	size_t now = own_bytes(), last = t->last;
 	t->last = now;
-	if (now < t->floor)
-		t->floor = now;
-	if (now < t->floor + WORTH_BYTES || now > last || mallinfo2().fordblks < WORTH_BYTES)
+	t->resident = least(t->resident, now);
+	if (now < WORTH_BYTES || now > last)
+		return 0;
+	size_t kept = mallinfo2().fordblks;
+	t->kept = least(t->kept, kept);
+	if (kept < WORTH_BYTES || (now - t->resident < WORTH_BYTES && kept - t->kept < WORTH_BYTES))
 		return 0;
 	malloc_trim(0);
-	t->floor = t->last = own_bytes();
-	return now > t->floor ? now - t->floor : 0;
+	t->last = t->resident = own_bytes();
+	t->kept = mallinfo2().fordblks;
+	return now > t->resident ? now - t->resident : 0;
 }

@@ -6,13 +6,14 @@
 #include <stddef.h>
 
 struct trim {
-	size_t floor, last;      /* bytes of own memory: least since the last trim, at the last tick */
+	size_t last;             /* bytes of own memory at the last tick */
+	size_t resident, kept;   /* of own memory, and free in malloc: the least since the last trim */
 };
 
 /* Large blocks go back as soon as they are freed from now on. Once, before the process has threads. */
 void trim_setup(struct trim *t);
-/* About once a second, from one thread: when the process holds much more than it did and no longer grows, what is free of it goes back. That takes
- * about 0.1 ms for each MiB. Returns the bytes given back, usually 0. */
+/* About once a second, from one thread: when much was freed and the process does not grow, it goes back. That takes about 0.1 ms for each MiB. Returns the bytes
+ * given back, usually 0. */
 size_t trim_tick(struct trim *t);
 
 #endif

@@ -41,6 +41,28 @@ START_TEST(after_a_flood)
 }
 END_TEST
 
+/* A part is freed, goes back, and then the rest, which makes the process no larger than it was after that. */
+START_TEST(in_two_parts)
+{
+	static char *block[BLOCKS];
+	struct trim t;
+	trim_setup(&t);
+	size_t before = resident(), half = BLOCKS / 2;
+	for (size_t i = 0; i < BLOCKS; i++)
+		memset(block[i] = mem_alloc(BLOCK_BYTES), 1, BLOCK_BYTES);
+	ck_assert_uint_eq(trim_tick(&t), 0);
+	for (size_t i = 0; i < half; i++)
+		free(block[i]);
+	ck_assert_uint_gt(trim_tick(&t), 50u << 20);
+	for (size_t i = half; i + 1 < BLOCKS; i++)
+		free(block[i]);
+	ck_assert_uint_gt(resident(), before + (50u << 20));
+	ck_assert_uint_gt(trim_tick(&t), 50u << 20);
+	ck_assert_uint_lt(resident(), before + (10u << 20));
+	free(block[BLOCKS - 1]);
+}
+END_TEST
+
 /* By default the first large block that is freed keeps all others of its size. */
 START_TEST(large_blocks)
 {
@@ -72,6 +94,7 @@ int main(void)
 	}
 	tcase_set_timeout(c, 60);
 	tcase_add_test(c, after_a_flood);
+	tcase_add_test(c, in_two_parts);
 	tcase_add_test(c, large_blocks);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
