@@ -12,10 +12,13 @@ static int bad_prompt(struct call *c)
 
 static int take_text(struct call *c, struct prompt *p, const json_t *v)
 {
-	p->text_len = json_string_length(v);
-	p->text = mem_alloc(p->text_len + 1);
-	memcpy(p->text, json_string_value(v), p->text_len + 1);
-	return prompt_encode(c, p, p->text, p->text_len, "prompt");
+	size_t len = json_string_length(v);
+	if (c->p.echo) {
+		p->text_len = len;
+		p->text = mem_alloc(len + 1);
+		memcpy(p->text, json_string_value(v), len + 1);
+	}
+	return prompt_encode(c, p, json_string_value(v), len, "prompt");
 }
 
 static int take_ids(struct call *c, struct prompt *p, const json_t *v)

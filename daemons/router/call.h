@@ -19,7 +19,7 @@ enum call_kind { CALL_COMPLETION, CALL_CHAT, CALL_TOKENIZE, CALL_DETOKENIZE };
 struct prompt {
 	struct token_list tokens;
 	struct prefixes prefixes;    /* hashes of its blocks; none when no policy asks */
-	char *text;                  /* as given, for echo; NULL: token ids were given */
+	char *text;                  /* as given, for echo; NULL: token ids were given, or nothing is echoed */
 	size_t text_len;
 };
 

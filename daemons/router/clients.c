@@ -79,7 +79,7 @@ void client_hold(struct client *c)
 /* Under the lock. What it has then is no more than what is free then. */
 static size_t room(const struct client *c)
 {
-	size_t free_bytes = c->all->bytes_max - c->all->bytes;
+	size_t free_bytes = c->all->bytes_max > c->all->bytes ? c->all->bytes_max - c->all->bytes : 0;
 	return free_bytes > c->shared.bytes ? (free_bytes - c->shared.bytes) / 2 : 0;
 }
 
@@ -88,7 +88,7 @@ int client_resize(struct client *c, size_t had, size_t now)
 	if (had == now)
 		return 0;
 	pthread_mutex_lock(&c->all->lock);
-	int full = now > had && now - had > room(c);
+	int full = now > had && now > CLIENT_SURE_BYTES && now - had > room(c);
 	if (!full) {
 		c->shared.bytes += now - had;
 		c->all->bytes += now - had;

@@ -153,12 +153,15 @@ static void on_read(struct bufferevent *bev, void *arg)
 	go_on(arg);
 }
 
-/* The client has taken all there was: a request of its that waited for that goes on. */
+/* The client has taken all there was: a request of its that waited for that goes on, or it may make room for others now. */
 static void on_written(struct bufferevent *bev, void *arg)
 {
 	(void)bev;
-	conn_count_output(arg);
-	go_on(arg);
+	struct http_conn *c = arg;
+	conn_count_output(c);
+	if (c->state == CONN_READING && c->frame.state == HTTP_FRAME_HEAD)
+		conn_waits(c, 1);
+	go_on(c);
 }
 
 static void on_event(struct bufferevent *bev, short what, void *arg)

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SURE_BYTES 16384u    /* bodies up to here are let come without a look at the room for them */
-
 void http_body_free(struct http_body *b)
 {
 	if (!b->data)
@@ -34,6 +32,7 @@ void conn_refuse(struct http_conn *c, int status, const char *text)
 	if (http_note_due(&h->refused_note, &more))
 		log_info("http_refused", "status=%d why=%s more=%u", status, log_quote(text), more);
 	conn_waits(c, 0);
+	evbuffer_drain(bufferevent_get_input(c->bev), evbuffer_get_length(bufferevent_get_input(c->bev)));
 	c->keep_alive = 0;
 	c->refused = 1;
 	c->state = CONN_ANSWERING;
@@ -54,9 +53,22 @@ static void no_room(struct http_conn *c)
 		conn_lost(c);   /* it sends further requests while one is answered */
 }
 
-int conn_charge(struct http_conn *c)
+static size_t held_by(const struct http_conn *c)
 {
-	size_t held = http_frame_held(&c->frame) + evbuffer_get_length(bufferevent_get_input(c->bev));
+	return http_frame_held(&c->frame) + evbuffer_get_length(bufferevent_get_input(c->bev));
+}
+
+void conn_uncharge(struct http_conn *c)
+{
+	size_t held = held_by(c);
+	if (held < c->in_bytes && client_resize(c->client, c->in_bytes, held) == 0)
+		c->in_bytes = held;
+}
+
+/* What the connection holds is charged to its client. 0, or ERR_FULL: there is no room for it, and it was refused. */
+static int charge(struct http_conn *c)
+{
+	size_t held = held_by(c);
 	int r = client_resize(c->client, c->in_bytes, held);
 	if (r == 0)
 		c->in_bytes = held;
@@ -92,7 +104,7 @@ static int take_head(struct http_conn *c)
 		conn_refuse(c, c->frame.status, c->frame.why);
 		return 0;
 	}
-	if (head->content_length > SURE_BYTES && head->content_length > client_room(c->client)) {
+	if (head->content_length > CLIENT_SURE_BYTES && head->content_length > client_room(c->client)) {
 		no_room(c);
 		return 0;
 	}
@@ -105,7 +117,7 @@ static int hand_over(struct http_conn *c)
 {
 	struct http_server *h = c->server;
 	struct http_bytes *b = &c->frame.body;
-	if (conn_charge(c) < 0)
+	if (charge(c) < 0)
 		return 0;
 	struct http_request q = {.head = &c->frame.head, .body = {b->data ? b->data : mem_zalloc(1), b->len, c->client, b->size}};
 	c->in_bytes -= b->size;
@@ -165,5 +177,5 @@ void conn_go_on(struct http_conn *c)
 	while (step(c))
 		;
 	if (c->state != CONN_DEAD)
-		conn_charge(c);
+		charge(c);
 }

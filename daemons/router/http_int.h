@@ -25,7 +25,7 @@ struct http_conn {
 	struct list node;
 	struct http_server *server;
 	struct client *client;
-	struct list by_server, by_client;   /* in their lists of who waits, while it has no whole head */
+	struct list by_server, by_client;   /* in their lists of who waits: without a whole head, and without an answer that was not taken */
 	struct bufferevent *bev;
 	struct event *later;      /* goes on reading, or frees, outside of everybody's stack */
 	struct event *closed;     /* the client's end, while what it sent fills the input; NULL until that happens */
@@ -83,8 +83,7 @@ void conn_go_on(struct http_conn *c);
 /* An error of the edge itself: answered, and the connection ends, because where the next request begins is not known. */
 void conn_refuse(struct http_conn *c, int status, const char *text);
 int conn_has_begun(const struct http_conn *c);   /* something of a request is there */
-/* What it holds is charged to its client. 0, or ERR_FULL: there is no room for it, and it was refused. */
-int conn_charge(struct http_conn *c);
+void conn_uncharge(struct http_conn *c);         /* what it holds no longer is no longer charged to its client */
 
 /* http_out.c */
 void conn_answered(struct http_conn *c);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define REFUSED_EACH_MAX 16u
+#define BACKLOG 1024
 
 static unsigned refused_max(unsigned max_connections)
 {
@@ -95,7 +96,7 @@ void http_listen_end(struct http_server *h)
 	if (!h->listener)
 		return;
 	struct sockaddr_storage from;
-	for (;;) {
+	for (int i = 0; i < BACKLOG; i++) {
 		socklen_t len = sizeof from;
 		int fd = accept4(evconnlistener_get_fd(h->listener), (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
 		if (fd < 0)
@@ -134,7 +135,7 @@ int http_listen(struct http_server *h, struct err *err)
 	int r = getaddrinfo(*host ? host : NULL, port, &hints, &found);
 	if (r)
 		return err_set(err, ERR_INVALID, "http_listen \"%s\": %s", h->opts.listen, gai_strerror(r));
-	h->listener = evconnlistener_new_bind(h->base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC | LEV_OPT_REUSEABLE, 1024,
+	h->listener = evconnlistener_new_bind(h->base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC | LEV_OPT_REUSEABLE, BACKLOG,
 	                                      found->ai_addr, (int)found->ai_addrlen);
 	int cause = errno;
 	freeaddrinfo(found);

@@ -58,14 +58,13 @@ void conn_answered(struct http_conn *c)
 	c->streaming = 0;
 	c->since_us = clock_us();
 	http_frame_next(&c->frame);
-	conn_charge(c);
+	conn_uncharge(c);
 	conn_count_output(c);
 	if (!c->keep_alive || c->server->stopping) {
 		c->state = CONN_FLUSHING;
 		return;
 	}
 	c->state = CONN_READING;
-	conn_waits(c, 1);
 	if (evbuffer_get_length(bufferevent_get_input(c->bev)))
 		event_add(c->later, &at_once);   /* a request that came in behind the answered one; after what else there is to do */
 }

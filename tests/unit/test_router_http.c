@@ -385,11 +385,14 @@ START_TEST(bytes_of_addresses)
 		ck_assert_uint_le(counts().in_bytes, 4u << 20);
 	}
 	ck_assert_uint_eq(n_held, 4);
+	other = dial();                        /* a small request of the same address */
+	say(other, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(other, "HTTP/1.1 200 ", NULL);
 	other = dial_from(2);
 	upload(other, "/hold", LARGE);
 	UNTIL(n_held == 5);
 	upload(dial_from(3), "/", LARGE);
-	UNTIL(handled == 6);
+	UNTIL(handled == 7);
 	pthread_t t;
 	ck_assert_int_eq(pthread_create(&t, NULL, free_all, NULL), 0);
 	pthread_join(t, NULL);
@@ -572,6 +575,39 @@ START_TEST(idle_ones_make_room)
 }
 END_TEST
 
+/* Nor does one give way that has not taken its answer, until it has. */
+START_TEST(untaken_answers_stay)
+{
+	enum { N = 400 };
+	static const char one[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+	size_t got = 0;
+	int fd, late, closed = 0;
+	opts.max_per_address = 1;
+	answer_bytes = sizeof answer;
+	begin();
+	fd = dial();
+	for (int i = 0; i < N; i++)
+		say(fd, one);
+	for (unsigned quiet = 0, before = 0; quiet < 20; turn()) {
+		quiet = handled == before ? quiet + 1 : 0;
+		before = handled;
+	}
+	ck_assert_uint_lt(handled, N);
+	late = dial();
+	answered(late, "HTTP/1.1 503 ", NULL);
+	close(late);
+	UNTIL(got > N * sizeof answer, got += take(fd, &closed));
+	ck_assert_int_eq(closed, 0);
+	UNTIL(got % N == 0, got += take(fd, &closed));
+	late = dial();
+	say(late, one);
+	answered(late, "HTTP/1.1 200 ", NULL);
+	ck_assert_int_eq(is_open(fd), 0);
+	close(fd);
+	close(late);
+}
+END_TEST
+
 /* Busy ones stay. Who comes then is told so, a few of an address, past which they are closed; another address comes in. */
 START_TEST(busy_ones_stay)
 {
@@ -693,6 +729,7 @@ int main(void)
 	tcase_add_test(c, unread_streams);
 	tcase_add_test(c, whole_answer_without_room);
 	tcase_add_test(c, idle_ones_make_room);
+	tcase_add_test(c, untaken_answers_stay);
 	tcase_add_test(c, busy_ones_stay);
 	tcase_add_test(c, cap_of_an_address);
 	tcase_add_test(c, drained);
