@@ -99,7 +99,23 @@ START_TEST(stopped)
 }
 END_TEST
 
-/* The thread that has it never comes back: the end of the router does not wait for what it would have done next. */
+static atomic_int passed;
+
+static void gate_passed(struct text_job *j)
+{
+	(void)j;
+	atomic_store(&passed, 1);
+}
+
+/* When the end has begun to wait for the thread. */
+static void *open_gate(void *arg)
+{
+	usleep(50000);
+	sem_post(&((struct gate *)arg)->open);
+	return NULL;
+}
+
+/* The only thread is busy: the end of the router does not wait for what it would do next. */
 START_TEST(stopped_behind_a_queue)
 {
 	enum { N = 20 };
@@ -115,6 +131,8 @@ START_TEST(stopped_behind_a_queue)
 	}
 	while (w->r.n_calls < N)
 		turn(w);
+	struct gate behind = {.job = {.work = gate_passed, .done = gate_done}};
+	ck_assert_int_eq(text_pool_put(w->r.text, &behind.job), 0);
 	drain(w);
 	expire(w);
 	for (int i = 0; i < N; i++) {
@@ -124,9 +142,14 @@ START_TEST(stopped_behind_a_queue)
 		has(a[i].out, "HTTP/1.1 503 ");
 		free(a[i].out);
 	}
-	sem_post(&g.open);
+	pthread_t opener;
+	ck_assert_int_eq(pthread_create(&opener, NULL, open_gate, &g), 0);
+	text_pool_destroy(&w->r.text);   /* waits for what is at work, not for what is behind it */
+	pthread_join(opener, NULL);
+	ck_assert_int_eq(atomic_load(&passed), 0);
+	ck_assert_uint_eq(w->r.n_calls, N);
 	free(big);
-	world_free(w);   /* waits for the thread, frees the calls */
+	world_free(w);                   /* frees the calls */
 }
 END_TEST
 

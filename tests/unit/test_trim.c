@@ -74,7 +74,7 @@ START_TEST(large_blocks)
 	size_t before = resident();
 	for (int i = 0; i < N; i++)
 		memset(block[i] = mem_alloc(LARGE), 1, LARGE);
-	char *last = memset(mem_alloc(1000), 1, 1000);
+	char *last = memset(mem_alloc(300000), 1, 300000);
 	ck_assert_uint_gt(resident(), before + (70u << 20));
 	for (int i = 0; i < N; i++)
 		free(block[i]);
