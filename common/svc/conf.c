@@ -186,15 +186,17 @@ static int value_check(const struct conf_key *k, const struct conf_value *v, str
 		return 0;
 	char range[256];
 	conf_range_text(k, range, sizeof range);
-	return err_set(err, ERR_INVALID, "%s: %s = %.100s is out of range: %s", v->source, k->name, shown(k, v->text), range);
+	return err_set(err, ERR_INVALID, "%s: %s = %.100s is out of range: %s", v->source, k->name,
+	               shown(k, v->text), range);
 }
 
 static int wrong_type(const struct conf_key *k, const char *source, const char *got, struct err *err)
 {
 	char range[256];
 	conf_range_text(k, range, sizeof range);
-	return err_set(err, ERR_INVALID, "%s: %s = %.100s is of the wrong type: want %s%s%s%s", source, k->name, shown(k, got), type_name(k->type),
-	               *range ? " (" : "", range, *range ? ")" : "");
+	return err_set(err, ERR_INVALID, "%s: %s = %.100s is of the wrong type: want %s%s%s%s", source,
+	               k->name, shown(k, got), type_name(k->type), *range ? " (" : "", range,
+	               *range ? ")" : "");
 }
 
 static int set_text(struct conf_entry *e, const char *text, const char *source, struct err *err)

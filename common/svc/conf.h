@@ -12,7 +12,7 @@ enum conf_type { CONF_BOOL, CONF_INT, CONF_FLOAT, CONF_STRING, CONF_LIST /* of s
 
 enum conf_flag {
 	CONF_RELOADABLE = 1,       /* may change by SIGHUP */
-	CONF_SECRET = 2            /* STRING, LIST: only whether it is set is ever shown, in no answer, message or log more */
+	CONF_SECRET = 2            /* STRING, LIST: no answer, message or log says more than whether it is set */
 };
 
 struct conf_key {
@@ -41,7 +41,9 @@ int64_t conf_int(const struct conf *c, const char *key);
 double conf_float(const struct conf *c, const char *key);
 const char *conf_str(const struct conf *c, const char *key);     /* "" when empty */
 int conf_list(const struct conf *c, const char *key, const char *const **ret_items);   /* count */
-void conf_json(const struct conf *c, struct buf *out);           /* key -> {value (of a secret: "set, 2 items" or "not set"), default, unit, min, max, help, reloadable, source} */
+/* key -> {value, default, unit, min, max, help, reloadable, source}; a secret's value is "set",
+ * "set, 2 items" or "not set" */
+void conf_json(const struct conf *c, struct buf *out);
 void conf_help(const struct conf_key *const *tables, struct buf *out);   /* text for --help and the manual */
 
 #endif

@@ -143,7 +143,8 @@ void conf_json(const struct conf *c, struct buf *out)
 			buf_adds(out, ",\"choices\":");
 			json_text(out, k->choices);
 		}
-		buf_printf(out, ",\"reloadable\":%s,\"source\":", k->flags & CONF_RELOADABLE ? "true" : "false");
+		const char *reloadable = k->flags & CONF_RELOADABLE ? "true" : "false";
+		buf_printf(out, ",\"reloadable\":%s,\"source\":", reloadable);
 		json_text(out, v->source);
 		buf_addc(out, '}');
 	}

@@ -219,7 +219,8 @@ static void on_trim_tick(struct svc *s, void *arg)
 	uint64_t t = clock_us();
 	size_t given = trim_tick(&s->trim);
 	if (given)
-		log_info("memory_given_back", "bytes=%zu took_us=%llu", given, (unsigned long long)(clock_us() - t));
+		log_info("memory_given_back", "bytes=%zu took_us=%llu", given,
+		         (unsigned long long)(clock_us() - t));
 }
 
 static void on_watchdog(evutil_socket_t fd, short what, void *arg)

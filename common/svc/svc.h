@@ -2,8 +2,8 @@
  * systemd notification, orderly end. A daemon is a table of hooks.
  *
  * Life: main -> svc_main -> start (all is set up; failure is fatal with a sentence) -> ready -> events ... -> SIGTERM, SIGINT or pdctl stop: drain is called once;
- * `idle` is asked each 20 ms until it says 1; after stop_timeout_ms `expire` is called, and `idle` has a second more; then stop is called and the process exits
- * with 0. A second signal ends at once.
+ * `idle` is asked each 20 ms until it says 1; after stop_timeout_ms `expire` is called, and `idle`
+ * has a second more; then stop is called and the process exits with 0. A second signal ends at once.
  * SIGHUP: the configuration is read again, then `reload` is called.
  *
  * Everything here runs on the loop's thread, which is never blocked; other threads use svc_post. */
@@ -49,7 +49,7 @@ struct svc_hooks {
 	void (*reload)(struct svc *s);                    /* may be NULL */
 	void (*drain)(struct svc *s);                     /* may be NULL: nothing to finish */
 	int (*idle)(struct svc *s);                       /* may be NULL: always 1 */
-	void (*expire)(struct svc *s);                    /* may be NULL: nobody is to be told. Called once: what still runs ends now */
+	void (*expire)(struct svc *s);                    /* may be NULL; once: what still runs ends now */
 	void (*stop)(struct svc *s);
 	void (*status)(struct svc *s, struct buf *out);   /* members of a JSON object, without braces, beginning with a comma if any; may be NULL */
 	/* as in chan_hooks; each may be NULL */

@@ -1,4 +1,5 @@
-/* trim.c - see trim.h. What is free in malloc may have gone back already, and what the process has may be in use: since the last trim one of them must have grown. */
+/* trim.c - see trim.h. What is free in malloc may have gone back already, and what the process has
+ * may be in use: since the last trim one of them must have grown. */
 #include "util/trim.h"
 
 #include <fcntl.h>
@@ -32,7 +33,8 @@ static size_t least(size_t a, size_t b)
 
 void trim_setup(struct trim *t)
 {
-	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);   /* and it stays there: by default the largest block freed so far raises it, to 32 MiB */
+	/* and it stays there: by default the largest block freed so far raises it, to 32 MiB at most */
+	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
 	mallopt(M_TRIM_THRESHOLD, TOP_BYTES);
 	t->last = t->resident = own_bytes();
 	t->kept = 0;

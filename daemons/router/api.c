@@ -153,7 +153,7 @@ static void metrics(struct router *r, struct http_conn *c, struct http_request *
 	reply_buf(c, "text/plain; version=0.0.4", &b);
 }
 
-#define SMALL_BYTES_MAX 4096u   /* parsed on the event loop, where long bodies have no place, or not looked at */
+#define SMALL_BYTES_MAX 4096u   /* of a body that is parsed on the event loop, or not looked at */
 
 /* POST /v1/abort {"request_id": "cmpl-..." or 32 hex digits} */
 static void abort_request(struct router *r, struct http_conn *c, struct http_request *q)
@@ -223,10 +223,12 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	} else if (!route) {
 		api_fault(&e, 404, "there is no %.200s here", head->path);
 	} else if (route->admits != OPEN && !api_keys_allow(&r->keys, head->authorization)) {
-		api_fault(&e, 401, "the access key is missing or wrong: send it as Authorization: Bearer KEY");
+		api_fault(&e, 401,
+		          "the access key is missing or wrong: send it as Authorization: Bearer KEY");
 		snprintf(extra, sizeof extra, "WWW-Authenticate: Bearer\r\n");
 	} else if (head->content_length > route->body_max) {
-		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu", (unsigned long long)head->content_length, head->path, route->body_max);
+		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu",
+		          (unsigned long long)head->content_length, head->path, route->body_max);
 	} else if (route->admits == WORKS && r->draining) {
 		api_fault(&e, 503, "this server is shutting down");
 		snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));

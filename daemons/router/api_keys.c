@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void digest(const struct api_keys *k, const char *key, unsigned char out[API_KEY_DIGEST_BYTES])
+static void digest(const struct api_keys *k, const char *key,
+                   unsigned char out[API_KEY_DIGEST_BYTES])
 {
-	crypto_generichash(out, API_KEY_DIGEST_BYTES, (const unsigned char *)key, strlen(key), k->secret, sizeof k->secret);
+	crypto_generichash(out, API_KEY_DIGEST_BYTES, (const unsigned char *)key, strlen(key),
+	                   k->secret, sizeof k->secret);
 }
 
 void api_keys_set(struct api_keys *k, const char *const *keys, size_t n)

@@ -142,7 +142,9 @@ static int has_huge(const json_t *v)
 /* A body that was not taken: no JSON, or JSON with an integer too large for the reader, which is then named as any other value out of range. */
 static void refuse_body(struct call *c, const json_error_t *bad)
 {
-	json_t *o = json_error_code(bad) == json_error_numeric_overflow ? json_loadb(c->body.data, c->body.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL) : NULL;
+	json_t *o = NULL;
+	if (json_error_code(bad) == json_error_numeric_overflow)
+		o = json_loadb(c->body.data, c->body.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
 	const char *name;
 	const json_t *v;
 	api_bad(&c->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text, bad->line, bad->column);
@@ -158,9 +160,12 @@ static void refuse_body(struct call *c, const json_error_t *bad)
 
 static int fits_memory(struct call *c)
 {
-	size_t most = c->parse_bytes_max, bytes = c->body.len * JSON_TREE_TIMES + JSON_TREE_NESTED <= most ? 0 : json_tree_bytes(c->body.data, c->body.len);
+	size_t most = c->parse_bytes_max, bytes = c->body.len * JSON_TREE_TIMES + JSON_TREE_NESTED;
 	if (bytes > most)
-		api_fault(&c->error, 413, "the body's JSON values would take %zu bytes of memory, more than this server's limit of %zu (parse_bytes_max)", bytes, most);
+		bytes = json_tree_bytes(c->body.data, c->body.len);
+	if (bytes > most)
+		api_fault(&c->error, 413, "the body's JSON values would take %zu bytes of memory, more than "
+		          "this server's limit of %zu (parse_bytes_max)", bytes, most);
 	return bytes <= most;
 }
 
@@ -338,7 +343,8 @@ static void prepared(struct text_job *j)
 	}
 }
 
-static struct call *call_new(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, const struct http_body *body)
+static struct call *call_new(struct router *r, struct http_conn *conn, enum call_kind kind,
+                             const struct http_head *head, const struct http_body *body)
 {
 	struct call *c = mem_zalloc(sizeof *c);
 	uint32_t seen = registry_context(&r->registry);
@@ -369,7 +375,8 @@ static struct call *call_new(struct router *r, struct http_conn *conn, enum call
 	return c;
 }
 
-void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, const struct http_body *body)
+void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind,
+                const struct http_head *head, const struct http_body *body)
 {
 	struct call *c = call_new(r, conn, kind, head, body);
 	struct api_error e = {0};

@@ -19,7 +19,7 @@ enum call_kind { CALL_COMPLETION, CALL_CHAT, CALL_TOKENIZE, CALL_DETOKENIZE };
 struct prompt {
 	struct token_list tokens;
 	struct prefixes prefixes;    /* hashes of its blocks; none when no policy asks */
-	char *text;                  /* as given, for echo; NULL: token ids were given, or nothing is echoed */
+	char *text;                  /* as given, when it is echoed; NULL: token ids were given */
 	size_t text_len;
 };
 
@@ -85,10 +85,12 @@ struct call {
 	uint64_t begun_us, deadline_us, prepared_us, first_us;
 };
 
-void call_begin(struct router *r, struct http_conn *c, enum call_kind kind, const struct http_head *head, const struct http_body *body);   /* what it holds is the call's */
+/* What the body holds is the call's. */
+void call_begin(struct router *r, struct http_conn *c, enum call_kind kind,
+                const struct http_head *head, const struct http_body *body);
 void call_fail(struct call *c, const struct api_error *e);           /* tells the client, ends and frees the call */
-void call_stop_all(struct router *r);                                 /* the time to stop is over: every call that is not answered fails with 503 */
-void call_abort_all(struct router *r);                                /* the end of the router, and of its text threads: frees what is left */
+void call_stop_all(struct router *r);                                /* fails all, with 503 */
+void call_abort_all(struct router *r);                               /* frees all; no text threads any more */
 /* Ends the call in which this sequence is, with what there is, finish reason "abort". 0 or ERR_NOTFOUND. */
 int call_abort(struct router *r, const struct reqid *id);
 uint32_t call_prompt_tokens(const struct call *c);

@@ -1,4 +1,5 @@
-/* clients.c - see clients.h. What always holds: an address is in the map as long as somebody has a reference to it; `bytes` is the sum over the map. */
+/* clients.c - see clients.h. What always holds: an address is in the map as long as somebody has a
+ * reference to it; `bytes` is the sum over the map. */
 #include "clients.h"
 #include "util/check.h"
 #include "util/err.h"

@@ -1,9 +1,12 @@
 /* http.c - see http.h: one connection's life, from accept to the last byte, and the server's.
  *
- * What always holds: a client that leaves is noticed at once, in every phase; what it sends while it is answered waits in the input buffer, which is bounded, and
- * a client that does not take its answers is asked for no further request, so that pipelining fills no memory and does not keep the loop from the others.
- * A half-closed client counts as gone. All bytes that a client makes the edge hold are charged to its address. A connection is freed from the loop alone
- * (by an event of its own, by the tick, or to make room), never under a function that its owner called. Whatever a client sends costs at most its own connection. */
+ * What always holds: a client that leaves is noticed at once, in every phase; what it sends while
+ * it is answered waits in the input buffer, which is bounded, and a client that does not take its
+ * answers is asked for no further request, so that pipelining fills no memory and does not keep the
+ * loop from the others. A half-closed client counts as gone. All bytes that a client makes the edge
+ * hold are charged to its address. A connection is freed from the loop alone (by an event of its
+ * own, by the tick, or to make room), never under a function that its owner called. Whatever a
+ * client sends costs at most its own connection. */
 #include "http_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -32,7 +35,7 @@ int http_note_due(struct http_note *n, unsigned *ret_more)
 	return 1;
 }
 
-/* --- the end of a connection -------------------------------------------------------------------------------------------------- */
+/* --- the end of a connection ------------------------------------------------------------------ */
 
 void conn_waits(struct http_conn *c, int waits)
 {
@@ -103,7 +106,7 @@ void http_on_gone(struct http_conn *c, void (*fn)(void *arg), void *arg)
 	c->gone_arg = arg;
 }
 
-/* --- what happens to it ------------------------------------------------------------------------------------------------------- */
+/* --- what happens to it ----------------------------------------------------------------------- */
 
 /* All written and nothing more to come: close, or (after a refusal) read on for a while. */
 static void conn_flushed(struct http_conn *c)
@@ -131,7 +134,8 @@ static void on_closed(evutil_socket_t fd, short what, void *arg)
 /* Nothing is read any more when the input is full, so that its end would not be seen. */
 static void watch_end(struct http_conn *c)
 {
-	int full = c->state == CONN_ANSWERING && evbuffer_get_length(bufferevent_get_input(c->bev)) >= INPUT_MAX;
+	int full = c->state == CONN_ANSWERING &&
+	           evbuffer_get_length(bufferevent_get_input(c->bev)) >= INPUT_MAX;
 	if (full && !c->closed)
 		c->closed = event_new(c->server->base, bufferevent_getfd(c->bev), EV_CLOSED, on_closed, c);
 	if (full && c->closed)
@@ -153,7 +157,8 @@ static void on_read(struct bufferevent *bev, void *arg)
 	go_on(arg);
 }
 
-/* The client has taken all there was: a request of its that waited for that goes on, or it may make room for others now. */
+/* The client has taken all there was: a request of its that waited for that goes on, or it may make
+ * room for others now. */
 static void on_written(struct bufferevent *bev, void *arg)
 {
 	(void)bev;
@@ -194,7 +199,8 @@ static void tick_on(struct http_server *h)
 		event_add(h->tick, &each);
 }
 
-struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct client *client, int not_served)
+struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct client *client,
+                           int not_served)
 {
 	struct http_conn *c = mem_zalloc(sizeof *c);
 	int one = 1;
@@ -225,7 +231,7 @@ struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct cli
 	return c;
 }
 
-/* --- limits of time ----------------------------------------------------------------------------------------------------------- */
+/* --- limits of time --------------------------------------------------------------------------- */
 
 /* Empty lines are no request: who sends nothing else is told nothing. */
 static void request_is_late(struct http_conn *c)
@@ -233,7 +239,8 @@ static void request_is_late(struct http_conn *c)
 	if (c->frame.state == HTTP_FRAME_HEAD && !c->frame.text.len)
 		conn_retire(c);
 	else
-		conn_refuse(c, 408, "the request did not arrive within this server's limit (read_timeout_ms)");
+		conn_refuse(c, 408,
+		            "the request did not arrive within this server's limit (read_timeout_ms)");
 }
 
 static void check_limits(struct http_conn *c, uint64_t now)
@@ -244,8 +251,9 @@ static void check_limits(struct http_conn *c, uint64_t now)
 	if (c->state == CONN_READING && http_frame_begun(&c->frame)) {
 		if (age > o->read_us)
 			request_is_late(c);
-	} else if (c->state == CONN_READING && !evbuffer_get_length(bufferevent_get_input(c->bev))) {   /* else it waits for its client to read */
-		if (age > o->idle_us)
+	} else if (c->state == CONN_READING) {
+		/* with a request there it waits for its client to read: that has its own limit */
+		if (age > o->idle_us && !conn_has_begun(c))
 			conn_retire(c);
 	} else if (c->state == CONN_LINGER && age > LINGER_US) {
 		conn_lost(c);
@@ -267,13 +275,16 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 		event_del(h->tick);
 }
 
-/* --- the server --------------------------------------------------------------------------------------------------------------- */
+/* --- the server ------------------------------------------------------------------------------- */
 
-int http_new(struct event_base *base, const struct http_opts *opts, const struct http_handlers *handlers, void *arg, struct http_server **ret_h, struct err *err)
+int http_new(struct event_base *base, const struct http_opts *opts,
+             const struct http_handlers *handlers, void *arg, struct http_server **ret_h,
+             struct err *err)
 {
 	size_t request = opts->max_header_bytes + opts->max_body_bytes;
 	if (opts->in_bytes_max / 2 < request)
-		return err_set(err, ERR_INVALID, "input_bytes_max = %zu is less than a request needs, twice max_header_bytes + max_body_bytes = %zu: raise it, or lower these",
+		return err_set(err, ERR_INVALID, "input_bytes_max = %zu is less than a request needs, twice "
+		               "max_header_bytes + max_body_bytes = %zu: raise it, or lower these",
 		               opts->in_bytes_max, 2 * request);
 	struct http_server *h = mem_zalloc(sizeof *h);
 	h->base = base;
@@ -323,7 +334,8 @@ int http_busy(const struct http_server *h)
 {
 	list_each(n, &h->conns) {
 		const struct http_conn *c = list_entry(n, struct http_conn, node);
-		if (c->state != CONN_DEAD && (http_unread(c) || c->state == CONN_LINGER || (c->state == CONN_READING && conn_has_begun(c))))
+		if (c->state != CONN_DEAD && (http_unread(c) || c->state == CONN_LINGER ||
+		                              (c->state == CONN_READING && conn_has_begun(c))))
 			return 1;
 	}
 	return 0;
@@ -341,6 +353,10 @@ unsigned http_connections(const struct http_server *h)
 
 void http_counts(const struct http_server *h, struct http_counts *ret)
 {
-	*ret = (struct http_counts){.accepted = h->accepted, .refused = h->refused, .closed_waiting = h->closed_waiting, .connections = http_connections(h),
-	                            .in_bytes = clients_bytes(h->clients), .out_bytes = h->out_bytes};
+	*ret = (struct http_counts){.accepted = h->accepted,
+	                            .refused = h->refused,
+	                            .closed_waiting = h->closed_waiting,
+	                            .connections = http_connections(h),
+	                            .in_bytes = clients_bytes(h->clients),
+	                            .out_bytes = h->out_bytes};
 }

@@ -1,4 +1,5 @@
-/* http_frame.c - see http_frame.h. Each step uses what it can of the bytes that are there and says whether the next step may go on with the rest. */
+/* http_frame.c - see http_frame.h. Each step uses what it can of the bytes that are there and says
+ * whether the next step may go on with the rest. */
 #include "http_frame.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -55,7 +56,7 @@ static size_t line_part(const struct piece *in)
 	return lf ? (size_t)(lf + 1 - in->p) : in->n;
 }
 
-/* --- the head ----------------------------------------------------------------------------------------------------------------- */
+/* --- the head --------------------------------------------------------------------------------- */
 
 static int head_complete(struct http_frame *f)
 {
@@ -88,7 +89,8 @@ static int step_head(struct http_frame *f, struct piece *in)
 {
 	size_t n = line_part(in);
 	if (n > f->head_max - f->empty - f->text.len)
-		return bad(f, 431, "the request's head is longer than this server's limit (max_header_bytes)");
+		return bad(f, 431,
+		           "the request's head is longer than this server's limit (max_header_bytes)");
 	int ended = in->p[n - 1] == '\n';
 	if (!f->text.size)
 		reserve(&f->text, n < LINE_FIRST ? LINE_FIRST - 1 : n, f->head_max);
@@ -98,7 +100,8 @@ static int step_head(struct http_frame *f, struct piece *in)
 
 static int too_long(struct http_frame *f)
 {
-	return bad(f, 413, "the request's body is longer than this path takes (max_body_bytes at most)");
+	return bad(f, 413,
+	           "the request's body is longer than this path takes (max_body_bytes at most)");
 }
 
 int http_frame_go_on(struct http_frame *f, size_t body_max)
@@ -110,7 +113,7 @@ int http_frame_go_on(struct http_frame *f, size_t body_max)
 	return f->left > body_max ? too_long(f), -1 : 0;
 }
 
-/* --- a body of known length --------------------------------------------------------------------------------------------------- */
+/* --- a body of known length ------------------------------------------------------------------- */
 
 static int step_body(struct http_frame *f, struct piece *in)
 {
@@ -124,7 +127,7 @@ static int step_body(struct http_frame *f, struct piece *in)
 	return HTTP_REQUEST;
 }
 
-/* --- a body in chunks --------------------------------------------------------------------------------------------------------- */
+/* --- a body in chunks ------------------------------------------------------------------------- */
 
 /* 1: `line` holds a whole line, its CR LF cut off; 0: more is needed; -1: bad */
 static int take_line(struct http_frame *f, struct piece *in)
@@ -154,12 +157,14 @@ static int step_chunk_size(struct http_frame *f, struct piece *in)
 	if (r <= 0)
 		return r < 0 ? HTTP_BAD : HTTP_MORE;
 	if (http_parse_chunk_size(f->line.data, f->line.len, &f->left) < 0)
-		return bad(f, 400, "a chunk's size is not 1 to 16 hexadecimal digits, with extensions of the form ;name=value");
+		return bad(f, 400, "a chunk's size is not 1 to 16 hexadecimal digits, with extensions of the "
+		                   "form ;name=value");
 	const char *extension = memchr(f->line.data, ';', f->line.len);
 	f->around += extension ? f->line.len - (size_t)(extension - f->line.data) : 0;
 	f->line.len = 0;
 	if (f->around > f->head_max)
-		return bad(f, 400, "the chunks' extensions are longer than this server's limit (max_header_bytes)");
+		return bad(f, 400,
+		           "the chunks' extensions are longer than this server's limit (max_header_bytes)");
 	if (f->left > f->body_max - f->body.len)
 		return too_long(f);
 	f->state = f->left ? HTTP_FRAME_CHUNK_DATA : HTTP_FRAME_TRAILER;
@@ -203,13 +208,14 @@ static int step_trailer(struct http_frame *f, struct piece *in)
 	}
 	f->around += n + 2;
 	if (f->around > f->head_max)
-		return bad(f, 431, "the request's trailer is longer than this server's limit (max_header_bytes)");
+		return bad(f, 431,
+		           "the request's trailer is longer than this server's limit (max_header_bytes)");
 	if (http_parse_trailer(f->line.data, n) < 0)
 		return bad(f, 400, "a line of the trailer is not a name, a colon and a value");
 	return HTTP_MORE;
 }
 
-/* --- all ---------------------------------------------------------------------------------------------------------------------- */
+/* --- all -------------------------------------------------------------------------------------- */
 
 static int step(struct http_frame *f, struct piece *in)
 {

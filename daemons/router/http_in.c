@@ -27,28 +27,33 @@ void conn_refuse(struct http_conn *c, int status, const char *text)
 	struct http_server *h = c->server;
 	char body[1024];
 	unsigned more;
-	size_t n = h->opts.error_body ? h->opts.error_body(status, text, body, sizeof body) : (size_t)snprintf(body, sizeof body, "%s\n", text);
+	size_t n = h->opts.error_body ? h->opts.error_body(status, text, body, sizeof body)
+	                              : (size_t)snprintf(body, sizeof body, "%s\n", text);
 	h->refused++;
 	if (http_note_due(&h->refused_note, &more))
 		log_info("http_refused", "status=%d why=%s more=%u", status, log_quote(text), more);
 	conn_waits(c, 0);
-	evbuffer_drain(bufferevent_get_input(c->bev), evbuffer_get_length(bufferevent_get_input(c->bev)));
+	evbuffer_drain(bufferevent_get_input(c->bev),
+	               evbuffer_get_length(bufferevent_get_input(c->bev)));
 	c->keep_alive = 0;
 	c->refused = 1;
 	c->state = CONN_ANSWERING;
-	http_reply(c, status, h->opts.error_body ? "application/json" : "text/plain", status == 503 ? "Retry-After: 1\r\n" : NULL, body, n);
+	http_reply(c, status, h->opts.error_body ? "application/json" : "text/plain",
+	           status == 503 ? "Retry-After: 1\r\n" : NULL, body, n);
 }
 
-/* --- what is held ------------------------------------------------------------------------------------------------------------- */
+/* --- what is held ----------------------------------------------------------------------------- */
 
 static void no_room(struct http_conn *c)
 {
 	struct http_server *h = c->server;
 	unsigned more;
 	if (http_note_due(&h->full_note, &more))
-		log_warn("http_full", "what=input bytes=%zu limit=%zu more=%u", clients_bytes(h->clients), h->opts.in_bytes_max, more);
+		log_warn("http_full", "what=input bytes=%zu limit=%zu more=%u", clients_bytes(h->clients),
+		         h->opts.in_bytes_max, more);
 	if (c->state == CONN_READING)
-		conn_refuse(c, 503, "this server has no room for the request now (input_bytes_max); try again in a second");
+		conn_refuse(c, 503, "this server has no room for the request now (input_bytes_max); try "
+		                    "again in a second");
 	else
 		conn_lost(c);   /* it sends further requests while one is answered */
 }
@@ -65,7 +70,8 @@ void conn_uncharge(struct http_conn *c)
 		c->in_bytes = held;
 }
 
-/* What the connection holds is charged to its client. 0, or ERR_FULL: there is no room for it, and it was refused. */
+/* What the connection holds is charged to its client. 0, or ERR_FULL: there is no room for it, and
+ * it was refused. */
 static int charge(struct http_conn *c)
 {
 	size_t held = held_by(c);
@@ -77,9 +83,13 @@ static int charge(struct http_conn *c)
 	return r;
 }
 
-/* --- steps: 1 if there may be more to do, 0 if more bytes are needed or it is somebody else's turn -------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------ */
 
-/* One request a turn: who sends many behind each other does not keep the loop from others. What follows the last one is dropped at once. */
+/* Each returns 1 if there may be more to do, 0 if more bytes are needed or it is another's turn. */
+
+
+/* One request a turn: who sends many behind each other does not keep the loop from others. What
+ * follows the last one is dropped at once. */
 static int answered(const struct http_conn *c)
 {
 	return c->state == CONN_FLUSHING;
@@ -119,7 +129,9 @@ static int hand_over(struct http_conn *c)
 	struct http_bytes *b = &c->frame.body;
 	if (charge(c) < 0)
 		return 0;
-	struct http_request q = {.head = &c->frame.head, .body = {b->data ? b->data : mem_zalloc(1), b->len, c->client, b->size}};
+	struct http_request q = {
+		.head = &c->frame.head,
+		.body = {b->data ? b->data : mem_zalloc(1), b->len, c->client, b->size}};
 	c->in_bytes -= b->size;
 	memset(b, 0, sizeof *b);
 	client_hold(c->client);
@@ -139,7 +151,8 @@ static int step_reading(struct http_conn *c)
 			return 0;
 		c->since_us = clock_us();
 	}
-	enum http_event event = http_frame_feed(&c->frame, n ? (const char *)evbuffer_pullup(in, (ev_ssize_t)n) : "", n, &used);
+	enum http_event event = http_frame_feed(
+		&c->frame, n ? (const char *)evbuffer_pullup(in, (ev_ssize_t)n) : "", n, &used);
 	evbuffer_drain(in, used);
 	switch (event) {
 	case HTTP_MORE:

@@ -1,5 +1,6 @@
-/* http_out.c - answers: whole or streamed, and what of them clients have not taken yet. The last part has one bound for all connections, shared as
- * clients.h shares the input: a connection may leave as much as it leaves free to others. */
+/* http_out.c - answers: whole or streamed, and what of them clients have not taken yet. The last
+ * part has one bound for all connections, shared as clients.h shares the input: a connection may
+ * leave as much as it leaves free to others. */
 #include "http_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -9,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#define SURE_BYTES 4096u     /* answers up to here are always given: refusals, and what is no larger than one */
+#define SURE_BYTES 4096u     /* answers up to here are always given */
 
 void conn_count_output(struct http_conn *c)
 {
@@ -31,7 +32,8 @@ static void no_room(struct http_server *h)
 {
 	unsigned more;
 	if (http_note_due(&h->full_note, &more))
-		log_warn("http_full", "what=output bytes=%zu limit=%zu more=%u", h->out_bytes, h->opts.out_total_max, more);
+		log_warn("http_full", "what=output bytes=%zu limit=%zu more=%u", h->out_bytes,
+		         h->opts.out_total_max, more);
 }
 
 static const char *reason(int status)
@@ -40,9 +42,11 @@ static const char *reason(int status)
 		int status;
 		const char *text;
 	} known[] = {
-		{200, "OK"}, {400, "Bad Request"}, {401, "Unauthorized"}, {404, "Not Found"}, {405, "Method Not Allowed"}, {408, "Request Timeout"},
-		{413, "Content Too Large"}, {429, "Too Many Requests"}, {431, "Request Header Fields Too Large"}, {500, "Internal Server Error"},
-		{501, "Not Implemented"}, {503, "Service Unavailable"}, {504, "Gateway Timeout"}, {505, "HTTP Version Not Supported"},
+		{200, "OK"}, {400, "Bad Request"}, {401, "Unauthorized"}, {404, "Not Found"},
+		{405, "Method Not Allowed"}, {408, "Request Timeout"}, {413, "Content Too Large"},
+		{429, "Too Many Requests"}, {431, "Request Header Fields Too Large"},
+		{500, "Internal Server Error"}, {501, "Not Implemented"}, {503, "Service Unavailable"},
+		{504, "Gateway Timeout"}, {505, "HTTP Version Not Supported"},
 	};
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
 		if (known[i].status == status)
@@ -66,7 +70,7 @@ void conn_answered(struct http_conn *c)
 	}
 	c->state = CONN_READING;
 	if (evbuffer_get_length(bufferevent_get_input(c->bev)))
-		event_add(c->later, &at_once);   /* a request that came in behind the answered one; after what else there is to do */
+		event_add(c->later, &at_once);   /* the next request is there; others have their turn first */
 }
 
 /* "Date: ...\r\n", made once a second. */
@@ -88,13 +92,15 @@ static void write_head(struct http_conn *c, int status, const char *type, const 
 	struct evbuffer *out = bufferevent_get_output(c->bev);
 	if (c->server->stopping)
 		c->keep_alive = 0;
-	evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n%sContent-Type: %s\r\n%s%s", status, reason(status), date_header(), type,
-	                    extra ? extra : "", c->keep_alive ? "" : "Connection: close\r\n");
+	evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n%sContent-Type: %s\r\n%s%s", status, reason(status),
+	                    date_header(), type, extra ? extra : "",
+	                    c->keep_alive ? "" : "Connection: close\r\n");
 	if (c->keep_alive && c->frame.head.minor == 0)
 		evbuffer_add_printf(out, "Connection: keep-alive\r\n");
 }
 
-static void write_whole(struct http_conn *c, int status, const char *type, const char *extra, const void *body, size_t len)
+static void write_whole(struct http_conn *c, int status, const char *type, const char *extra,
+                        const void *body, size_t len)
 {
 	struct evbuffer *out = bufferevent_get_output(c->bev);
 	const char *method = c->frame.head.method;
@@ -104,7 +110,8 @@ static void write_whole(struct http_conn *c, int status, const char *type, const
 		evbuffer_add(out, body, len);
 }
 
-void http_reply(struct http_conn *c, int status, const char *type, const char *extra, const void *body, size_t len)
+void http_reply(struct http_conn *c, int status, const char *type, const char *extra,
+                const void *body, size_t len)
 {
 	if (c->state == CONN_DEAD)
 		return;
@@ -112,8 +119,10 @@ void http_reply(struct http_conn *c, int status, const char *type, const char *e
 	if (len <= SURE_BYTES || http_unread(c) + len <= share(c)) {
 		write_whole(c, status, type, extra, body, len);
 	} else {
-		static const char text[] = "{\"error\":{\"message\":\"this server has no room for the answer now (output_bytes_max); try again in a second\","
-		                           "\"type\":\"server_error\",\"param\":null,\"code\":\"unavailable\"}}";
+		static const char text[] =
+			"{\"error\":{\"message\":\"this server has no room for the answer now "
+			"(output_bytes_max); try again in a second\","
+			"\"type\":\"server_error\",\"param\":null,\"code\":\"unavailable\"}}";
 		no_room(c->server);
 		c->keep_alive = 0;
 		write_whole(c, 503, "application/json", "Retry-After: 1\r\n", text, sizeof text - 1);

@@ -1,8 +1,9 @@
 /* http_parse.c - see http_parse.h.
  *
- * Strict where leniency would let two readers of the same bytes disagree about where a request ends or whose it is: a bare LF or CR, white space before a
- * colon, a folded header, both kinds of length, a length, coding or host given twice are refused. What is refused is answered with a status and
- * ends the connection. */
+ * Strict where leniency would let two readers of the same bytes disagree about where a request ends
+ * or whose it is: a bare LF or CR, white space before a colon, a folded header, both kinds of
+ * length, a length, coding or host given twice are refused. What is refused is answered with a
+ * status and ends the connection. */
 #include "http_parse.h"
 
 #include <ctype.h>
@@ -22,9 +23,10 @@ static int fail(const char **why, int status, const char *text)
 	return status;
 }
 
-/* --- the authority: Host, and the target's ------------------------------------------------------------------------------------ */
+/* --- the authority: Host, and the target's ---------------------------------------------------- */
 
-/* "name", "name:port", "1.2.3.4:port", "[v6]:port". A comma, which a name might have, would be two hosts to others. */
+/* "name", "name:port", "1.2.3.4:port", "[v6]:port". A comma, which a name might have, would be two
+ * hosts to others. */
 static int is_authority(const char *s, size_t len)
 {
 	const char *end = s + len, *p = s;
@@ -34,7 +36,8 @@ static int is_authority(const char *s, size_t len)
 		if (p == s + 1 || p == end || *p++ != ']')
 			return 0;
 	} else {
-		while (p < end && *p != ':' && *p && (isalnum((unsigned char)*p) || strchr("-._~%!$&'()*+;=", *p)))
+		while (p < end && *p != ':' && *p &&
+		       (isalnum((unsigned char)*p) || strchr("-._~%!$&'()*+;=", *p)))
 			p++;
 	}
 	if (p == s)
@@ -45,11 +48,12 @@ static int is_authority(const char *s, size_t len)
 	return p == end;
 }
 
-/* --- the request line --------------------------------------------------------------------------------------------------------- */
+/* --- the request line ------------------------------------------------------------------------- */
 
 static int parse_version(const char *v, struct http_head *h, const char **why)
 {
-	if (strncmp(v, "HTTP/", 5) != 0 || !isdigit((unsigned char)v[5]) || v[6] != '.' || !isdigit((unsigned char)v[7]) || v[8])
+	if (strncmp(v, "HTTP/", 5) != 0 || !isdigit((unsigned char)v[5]) || v[6] != '.' ||
+	    !isdigit((unsigned char)v[7]) || v[8])
 		return fail(why, 400, "the request line does not end in an HTTP version");
 	if (v[5] != '1' || v[7] > '1')
 		return fail(why, 505, "only HTTP/1.0 and HTTP/1.1 are spoken here");
@@ -102,7 +106,7 @@ static int parse_request_line(char *line, struct http_head *h, const char **why)
 	return status ? status : parse_target(target, h, why);
 }
 
-/* --- header fields ------------------------------------------------------------------------------------------------------------ */
+/* --- header fields ---------------------------------------------------------------------------- */
 
 static int take_length(const char *v, struct http_head *h, const char **why)
 {
@@ -129,7 +133,8 @@ static int ends_in_chunked(const char *list)
 	return n > len && strcasecmp(list + n - len, word) == 0 && strchr(", \t", list[n - len - 1]);
 }
 
-/* A body whose coding does not end in "chunked" has no end that can be known; another coding before it is merely not known here. */
+/* A body whose coding does not end in "chunked" has no end that can be known; another coding before
+ * it is merely not known here. */
 static int take_coding(const char *v, struct http_head *h, const char **why)
 {
 	if (h->has_coding)
@@ -137,7 +142,8 @@ static int take_coding(const char *v, struct http_head *h, const char **why)
 	h->has_coding = 1;
 	if (strcasecmp(v, "chunked") == 0)
 		h->chunked = 1;
-	else if (is_token_char((unsigned char)*v) && strncasecmp(v, "chunked", 7) != 0 && ends_in_chunked(v))
+	else if (is_token_char((unsigned char)*v) && strncasecmp(v, "chunked", 7) != 0 &&
+	         ends_in_chunked(v))
 		return fail(why, 501, "the only Transfer-Encoding known here is chunked");
 	else
 		return fail(why, 400, "Transfer-Encoding is not chunked");
@@ -303,7 +309,8 @@ int http_parse_head(char *text, size_t len, struct http_head *h, const char **wh
 		end[-1] = 0;
 		if (!*line)
 			break;
-		int status = first ? parse_request_line(line, h, why) : parse_header_line(line, (size_t)(end - 1 - line), h, why);
+		int status = first ? parse_request_line(line, h, why)
+		                   : parse_header_line(line, (size_t)(end - 1 - line), h, why);
 		if (status)
 			return status;
 		first = 0;
@@ -314,7 +321,7 @@ int http_parse_head(char *text, size_t len, struct http_head *h, const char **wh
 	return check_head(h, why);
 }
 
-/* --- chunks ------------------------------------------------------------------------------------------------------------------- */
+/* --- chunks ----------------------------------------------------------------------------------- */
 
 static size_t token_length(const char *s, size_t len)
 {

@@ -1,18 +1,20 @@
-/* json_tree.c - see json_tree.h. jansson (2.14) cannot be refused memory: where it ignores that, it reads and writes past what it has. So what a text would take is
- * known before it is loaded. The sizes are those of its structures in glibc's blocks; test_router_keys holds them against jansson itself. */
+/* json_tree.c - see json_tree.h. jansson (2.14) cannot be refused memory: where it ignores that, it
+ * reads and writes past what it has. So what a text would take is known before it is loaded. The
+ * sizes are those of its structures in glibc's blocks; test_router_keys holds them against jansson
+ * itself. */
 #include "json_tree.h"
 
 #include <ctype.h>
 #include <string.h>
 
 enum {
-	ARRAY_BYTES = 144,        /* and a table for 8 elements */
-	OBJECT_BYTES = 256,       /* and 8 buckets */
-	ELEMENT_BYTES = 24,       /* a table is twice as large as it was, which is there until it is copied */
-	MEMBER_BYTES = 144,       /* likewise; with the key's node */
+	ARRAY_BYTES = 144,  /* and a table for 8 elements */
+	OBJECT_BYTES = 256, /* and 8 buckets */
+	ELEMENT_BYTES = 24, /* a table is twice as large as it was, which is there until it is copied */
+	MEMBER_BYTES = 144, /* likewise; with the key's node */
 	STRING_BYTES = 80,
 	NUMBER_BYTES = 32,
-	LONGEST_TIMES = 3         /* the text of a string while it is gathered */
+	LONGEST_TIMES = 3   /* the text of a string while it is gathered */
 };
 
 struct counts {
@@ -55,7 +57,7 @@ size_t json_tree_bytes(const char *text, size_t len)
 			p = take_string(p, end, &n);
 			continue;
 		}
-		if (isalnum((unsigned char)*p) || *p == '-') {   /* or true, false, null, which take nothing */
+		if (isalnum((unsigned char)*p) || *p == '-') {   /* also true, false, null: they take nothing */
 			p = take_number(p, end, &n);
 			continue;
 		}
@@ -65,6 +67,7 @@ size_t json_tree_bytes(const char *text, size_t len)
 		n.members += *p == ':';
 		p++;
 	}
-	return n.arrays * ARRAY_BYTES + n.objects * OBJECT_BYTES + n.elements * ELEMENT_BYTES + n.members * MEMBER_BYTES + n.strings * STRING_BYTES + n.string_bytes +
+	return n.arrays * ARRAY_BYTES + n.objects * OBJECT_BYTES + n.elements * ELEMENT_BYTES +
+	       n.members * MEMBER_BYTES + n.strings * STRING_BYTES + n.string_bytes +
 	       n.numbers * NUMBER_BYTES + n.longest * LONGEST_TIMES + 1024;
 }

@@ -13,7 +13,7 @@
 
 #define TICK_US 50000u
 #define SLOW_TICK_US 30000000u
-#define LAST_LOOK_US 30000u   /* between the last new connection and the end: what clients had sent by then is read */
+#define LAST_LOOK_US 30000u   /* before the end: what clients had sent by then is read */
 
 static const struct conf_key keys[] = {
 	{"http_listen", CONF_STRING, "127.0.0.1:8080", 2, 255, "HOST:PORT", 0, "where clients connect", NULL},
@@ -357,8 +357,8 @@ static void on_drain(struct svc *s)
 	http_drain(r->http);
 }
 
-/* A call has ended when its answer is written; the client may still have to take what the socket had no room for. What was sent before the end began is
- * looked at, even when nothing else is left to do. */
+/* A call has ended when its answer is written; the client may still have to take what the socket had
+ * no room for. What was sent before the end began is looked at, even when nothing is left to do. */
 static int on_idle(struct svc *s)
 {
 	struct router *r = svc_data(s);

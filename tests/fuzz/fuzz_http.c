@@ -1,5 +1,6 @@
-/* fuzz_http.c - all bytes of a connection. The first two say how they are cut: in whatever pieces they come, the same requests must be seen, with the same
- * bodies and the same end, and nothing may be held beyond its limit. */
+/* fuzz_http.c - all bytes of a connection. The first two say how they are cut: in whatever pieces
+ * they come, the same requests must be seen, with the same bodies and the same end, and nothing may
+ * be held beyond its limit. */
 #include "daemons/router/http_frame.h"
 #include "tests/fuzz/fuzz.h"
 #include "util/buf.h"
@@ -18,8 +19,9 @@ static void must(int holds)
 
 static void note_head(const struct http_head *h, struct buf *out)
 {
-	buf_printf(out, "%s %s?%s %d %d %d %d %llu [%s] [%s]\n", h->method, h->path, h->query, h->minor, h->keep_alive, h->chunked, h->expect_continue,
-	           (unsigned long long)h->content_length, h->authorization, h->session_id);
+	buf_printf(out, "%s %s?%s %d %d %d %d %llu [%s] [%s]\n", h->method, h->path, h->query, h->minor,
+	           h->keep_alive, h->chunked, h->expect_continue, (unsigned long long)h->content_length,
+	           h->authorization, h->session_id);
 	must(h->has_host || h->minor == 0);
 	must(!(h->chunked && h->has_length));
 }

@@ -1,6 +1,7 @@
-/* http_cases.h - tests/data/http-cases.json: bytes of a client, the statuses it must get, and whether the connection stays. Request smuggling as it was published
- * (CL.TE, TE.CL, TE.TE, CL.0, 0.CL, chunk extensions, trailers), and the rest of what RFC 9110 and 9112 do not allow. tests/e2e/test_http.py sends the same
- * to a real router. */
+/* http_cases.h - tests/data/http-cases.json: bytes of a client, the statuses it must get, and
+ * whether the connection stays. Request smuggling as it was published (CL.TE, TE.CL, TE.TE, CL.0,
+ * 0.CL, chunk extensions, trailers), and the rest of what RFC 9110 and 9112 do not allow.
+ * tests/e2e/test_http.py sends the same to a real router. */
 #ifndef TESTS_HTTP_CASES_H
 #define TESTS_HTTP_CASES_H
 
@@ -52,7 +53,8 @@ static inline void http_case_bytes(struct buf *b, const json_t *v)
 	if (json_is_string(v))
 		http_case_add(b, v, 1);
 	json_array_foreach(v, i, part)
-		http_case_add(b, json_is_string(part) ? part : json_array_get(part, 0), json_is_string(part) ? 1 : json_integer_value(json_array_get(part, 1)));
+		http_case_add(b, json_is_string(part) ? part : json_array_get(part, 0),
+		              json_is_string(part) ? 1 : json_integer_value(json_array_get(part, 1)));
 }
 
 static inline void http_case_read(size_t i, struct http_case *c)

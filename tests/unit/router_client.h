@@ -37,7 +37,9 @@ static inline int dial(unsigned port)
 static inline void *ask_thread(void *arg)
 {
 	struct ask *a = arg;
-	char *head = mem_printf("POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", a->path, strlen(a->body));
+	char *head = mem_printf(
+		"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", a->path,
+		strlen(a->body));
 	int fd = dial(a->port);
 	ck_assert_int_eq((int)send(fd, head, strlen(head), 0), (int)strlen(head));
 	for (size_t done = 0, len = strlen(a->body); done < len;) {
@@ -77,7 +79,9 @@ static inline char *ask_full(struct world *w, struct ask *a)
 	while (!atomic_load(&a->over))
 		event_base_loop(w->base, EVLOOP_ONCE);
 	pthread_join(t, NULL);
-	for (uint64_t end = clock_us() + 5000000; (accepted(w) == before || w->r.n_calls || http_connections(w->r.http)) && clock_us() < end;)
+	for (uint64_t end = clock_us() + 5000000;
+	     (accepted(w) == before || w->r.n_calls || http_connections(w->r.http)) &&
+	     clock_us() < end;)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	ck_assert_uint_eq(w->r.n_calls, 0);
 	ck_assert_uint_eq(w->r.n_sequences, 0);

@@ -238,8 +238,15 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	struct seqs_opts so = {.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
 	seqs_init(&w->r.seqs, &w->r.registry, &so);
 	w->r.text = text_pool_new(1, 64, world_post, w);
-	struct http_opts ho = {.listen = "127.0.0.1:0", .max_header_bytes = 8192, .max_body_bytes = 1u << 20, .in_bytes_max = 16u << 20,
-	                       .out_bytes_max = out_bytes_max, .out_total_max = 1u << 30, .max_connections = 1000, .idle_us = 60000000, .read_us = 60000000,
+	struct http_opts ho = {.listen = "127.0.0.1:0",
+	                       .max_header_bytes = 8192,
+	                       .max_body_bytes = 1u << 20,
+	                       .in_bytes_max = 16u << 20,
+	                       .out_bytes_max = out_bytes_max,
+	                       .out_total_max = 1u << 30,
+	                       .max_connections = 1000,
+	                       .idle_us = 60000000,
+	                       .read_us = 60000000,
 	                       .write_us = 60000000};
 	struct http_handlers handlers = {.head = api_head, .request = api_request};
 	if (http_new(w->base, &ho, &handlers, &w->r, &w->r.http, &err) < 0)

@@ -271,8 +271,10 @@ START_TEST(test_secrets)
 	conf_json(c, &b);
 	ck_assert_ptr_null(strstr(b.data, "sk-"));
 	json_t *o = json_loads(b.data, 0, NULL);
-	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(o, "tokens"), "value")), files[_i].tokens);
-	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(o, "password"), "value")), files[_i].password);
+	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(o, "tokens"), "value")),
+	                 files[_i].tokens);
+	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(o, "password"), "value")),
+	                 files[_i].password);
 	json_decref(o);
 	buf_fini(&b);
 	conf_destroy(&c);
@@ -283,16 +285,21 @@ END_TEST
 START_TEST(test_secrets_refused)
 {
 	static const char *const files[] = {
-		"tokens = \"sk-one\";", "tokens = [\"sk-a\", \"sk-b\", \"sk-c\"];", "tokens = (\"sk-a\", 5);", "password = \"sk-0123456789012\";", "password = [\"sk-a\"];",
-		"password = 5678;",
+		"tokens = \"sk-one\";",    "tokens = [\"sk-a\", \"sk-b\", \"sk-c\"];",
+		"tokens = (\"sk-a\", 5);", "password = \"sk-0123456789012\";",
+		"password = [\"sk-a\"];",  "password = 5678;",
 	};
-	static char *const options[] = {(char *)"tokens=sk-a sk-b sk-c", (char *)"password=sk-0123456789012"};
+	static char *const options[] = {(char *)"tokens=sk-a sk-b sk-c",
+	                                (char *)"password=sk-0123456789012"};
 	size_t n_files = sizeof files / sizeof *files;
 	struct conf *c = NULL;
 	struct err err = {0};
 	write_file((size_t)_i < n_files ? files[_i] : "");
 	int with_option = (size_t)_i >= n_files;
-	ck_assert_int_lt(conf_load(secret_tables, path, with_option ? &options[(size_t)_i - n_files] : NULL, with_option, &c, &err), 0);
+	ck_assert_int_lt(conf_load(secret_tables, path,
+	                           with_option ? &options[(size_t)_i - n_files] : NULL, with_option, &c,
+	                           &err),
+	                 0);
 	ck_assert_msg(!strstr(err.text, "sk-") && !strstr(err.text, "5678"), "%s", err.text);
 	ck_assert_msg(strstr(err.text, "tokens") || strstr(err.text, "password"), "%s", err.text);
 }

@@ -219,7 +219,9 @@ START_TEST(client_that_reads_nothing)
 	struct world *w = world_new(NULL, 70000);
 	int fd = dial(http_port(w->r.http)), small = 4096;
 	const char *body = "{\"prompt\":[[1],[2],[3],[4],[5],[6],[7],[8]],\"n\":16,\"max_tokens\":8000,\"stream\":true,\"logprobs\":1}";
-	char *head = mem_printf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+	char *head =
+		mem_printf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+	               strlen(body), body);
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
 	ck_assert_int_gt((int)send(fd, head, strlen(head), 0), 0);
 	for (uint64_t end = clock_us() + 20000000; w->r.seqs.counts.cancelled < 128 && clock_us() < end;)
@@ -266,7 +268,8 @@ static void *storm_thread(void *arg)
 	const char *path;
 	int fd = dial(m->port), len;
 	for (; (len = m->body(m->n, body, &path)) >= 0; m->n++) {
-		int k = snprintf(head, sizeof head, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, len);
+		int k = snprintf(head, sizeof head,
+		                 "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, len);
 		ck_assert_int_eq((int)send(fd, head, (size_t)k, 0), k);
 		ck_assert_int_eq((int)send(fd, body, (size_t)len, 0), len);
 		int status = read_answer(fd, answer, 1u << 20);

@@ -1,13 +1,15 @@
-/* test_router_frame.c - where requests end: the cases of tests/data/http-cases.json, in every way to cut their bytes, and what a request may hold. */
+/* test_router_frame.c - where requests end: the cases of tests/data/http-cases.json, in every way
+ * to cut their bytes, and what a request may hold. */
 #include "daemons/router/http_frame.h"
 #include "http_cases.h"
 
 #define HEAD_MAX 65536u
 #define BODY_MAX (4u << 20)
 
-static const char good_body[] = "{\"prompt\":[1],\"max_tokens\":0,\"echo\": true}";   /* the good one of the cases */
+static const char good_body[] =
+	"{\"prompt\":[1],\"max_tokens\":0,\"echo\": true}"; /* the good one of the cases */
 
-/* --- what an edge makes of it: the statuses, in order --------------------------------------------------------------------------- */
+/* --- what an edge makes of it: the statuses, in order ----------------------------------------- */
 
 struct edge {
 	struct http_frame f;
@@ -43,7 +45,9 @@ static void take_request(struct edge *e)
 	const struct http_frame *f = &e->f;
 	int keep = f->head.keep_alive;
 	ck_assert_uint_eq(f->body.len, f->body.len ? strlen(f->body.data) : 0);
-	say(e, strcmp(f->head.method, "GET") == 0 || (f->body.len && strcmp(f->body.data, good_body) == 0) ? 200 : 400, keep);
+	int good = strcmp(f->head.method, "GET") == 0 ||
+	           (f->body.len && strcmp(f->body.data, good_body) == 0);
+	say(e, good ? 200 : 400, keep);
 }
 
 static void feed(struct edge *e, const char *p, size_t n)
@@ -67,7 +71,8 @@ static void feed(struct edge *e, const char *p, size_t n)
 			say(e, e->f.status, 0);
 		else
 			ck_assert_uint_eq(n, 0);
-	} while (!e->closed && (n || (http_frame_begun(&e->f) && !e->f.left && e->f.state == HTTP_FRAME_BODY)));
+	} while (!e->closed &&
+	         (n || (http_frame_begun(&e->f) && !e->f.left && e->f.state == HTTP_FRAME_BODY)));
 }
 
 /* Pieces of `piece` bytes after a first one of `first`. */
@@ -81,10 +86,12 @@ static void run(const struct http_case *c, size_t first, size_t piece)
 		feed(&e, c->bytes.data + at, n);
 	}
 	http_frame_fini(&e.f);
-	ck_assert_msg(e.n == c->n, "%s, cut at %zu and each %zu: %zu answers (the first %d), not %zu", c->name, first, piece, e.n, e.statuses[0], c->n);
+	ck_assert_msg(e.n == c->n, "%s, cut at %zu and each %zu: %zu answers (the first %d), not %zu",
+	              c->name, first, piece, e.n, e.statuses[0], c->n);
 	for (size_t i = 0; i < e.n; i++)
-		ck_assert_msg(e.statuses[i] == c->statuses[i], "%s, cut at %zu and each %zu: answer %zu is %d, not %d", c->name, first, piece, i, e.statuses[i],
-		              c->statuses[i]);
+		ck_assert_msg(e.statuses[i] == c->statuses[i],
+		              "%s, cut at %zu and each %zu: answer %zu is %d, not %d", c->name, first,
+		              piece, i, e.statuses[i], c->statuses[i]);
 	ck_assert_msg(e.closed == !c->kept, "%s: %s", c->name, e.closed ? "closed" : "kept");
 }
 
@@ -101,7 +108,7 @@ START_TEST(cases)
 }
 END_TEST
 
-/* --- bounds --------------------------------------------------------------------------------------------------------------------- */
+/* --- bounds ----------------------------------------------------------------------------------- */
 
 /* A body of a known length takes no more than that, however it comes. */
 START_TEST(room_for_a_body)

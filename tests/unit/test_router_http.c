@@ -1,5 +1,6 @@
-/* test_router_http.c - the HTTP edge by itself, against clients that pipeline and read nothing, trickle, come in crowds, or send what nobody asked for. They are
- * sockets of the test's own on the loop's thread, from several addresses; the handlers count and answer. */
+/* test_router_http.c - the HTTP edge by itself, against clients that pipeline and read nothing,
+ * trickle, come in crowds, or send what nobody asked for. They are sockets of the test's own on the
+ * loop's thread, from several addresses; the handlers count and answer. */
 #include "daemons/router/http.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -46,7 +47,8 @@ static void turn(void)
 	event_base_loop(base, EVLOOP_ONCE);
 }
 
-/* Paths: /no is refused at its head; /hold is not answered, its body kept; /stream begins a stream; all others get `answer`. */
+/* Paths: /no is refused at its head; /hold is not answered, its body kept; /stream begins a stream;
+ * all others get `answer`. */
 static int head(void *arg, struct http_conn *c, struct http_head *h, size_t *body_max)
 {
 	(void)arg;
@@ -79,8 +81,16 @@ static void request(void *arg, struct http_conn *c, struct http_request *q)
 static void set_up(void)
 {
 	base = event_base_new();
-	opts = (struct http_opts){.listen = "127.0.0.1:0", .max_header_bytes = 4096, .max_body_bytes = 1u << 20, .in_bytes_max = 8u << 20, .out_bytes_max = 1u << 20,
-	                          .out_total_max = 1u << 30, .max_connections = 200, .idle_us = 60000000, .read_us = 60000000, .write_us = 60000000};
+	opts = (struct http_opts){.listen = "127.0.0.1:0",
+	                          .max_header_bytes = 4096,
+	                          .max_body_bytes = 1u << 20,
+	                          .in_bytes_max = 8u << 20,
+	                          .out_bytes_max = 1u << 20,
+	                          .out_total_max = 1u << 30,
+	                          .max_connections = 200,
+	                          .idle_us = 60000000,
+	                          .read_us = 60000000,
+	                          .write_us = 60000000};
 	memset(answer, 'a', sizeof answer);
 	answer_bytes = 1000;
 	heads = handled = n_held = 0;
@@ -112,7 +122,8 @@ static struct http_counts counts(void)
 /* From 127.0.0.`from`. */
 static int dial_from(unsigned from)
 {
-	struct sockaddr_in me = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK - 1 + from)}};
+	struct sockaddr_in me = {.sin_family = AF_INET,
+	                         .sin_addr = {htonl(INADDR_LOOPBACK - 1 + from)}};
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)http_port(server)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
 	ck_assert_int_ge(fd, 0);
@@ -266,7 +277,7 @@ START_TEST(trailer_without_end)
 }
 END_TEST
 
-/* --- what is decided at the head --------------------------------------------------------------------------------------------------- */
+/* --- what is decided at the head -------------------------------------------------------------- */
 
 /* Adds what there is to read to text; *closed is set at its end. */
 static void listen_to(int fd, char *text, size_t size, int *closed)
@@ -288,7 +299,8 @@ static void answered(int fd, const char *begin, int *closed)
 		*closed = end;
 }
 
-/* Who is refused at the head is neither asked for the body nor is anything of it kept; he sees the answer although he sends on. */
+/* Who is refused at the head is neither asked for the body nor is anything of it kept; he sees the
+ * answer although he sends on. */
 START_TEST(refused_at_the_head)
 {
 	static const char *const requests[] = {
@@ -340,14 +352,15 @@ START_TEST(asked_for_the_body)
 	answered(fd, "HTTP/1.1 100 Continue\r\n\r\n", NULL);
 	say(fd, "abc");
 	answered(fd, "HTTP/1.1 200 ", NULL);
-	say(fd, "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9000000\r\n\r\n");
+	say(fd,
+	    "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9000000\r\n\r\n");
 	answered(fd, "HTTP/1.1 413 ", NULL);
 	ck_assert_uint_eq(handled, 1);
 	close(fd);
 }
 END_TEST
 
-/* --- bytes ------------------------------------------------------------------------------------------------------------------------- */
+/* --- bytes ------------------------------------------------------------------------------------ */
 
 #define LARGE (1u << 20)
 
@@ -357,7 +370,8 @@ static void upload(int fd, const char *path, size_t len)
 	static char zeros[LARGE];
 	char text[200], peek[4];
 	size_t sent = 0;
-	snprintf(text, sizeof text, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", path, len);
+	snprintf(text, sizeof text, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", path,
+	         len);
 	say(fd, text);
 	UNTIL(sent == len || recv(fd, peek, 1, MSG_PEEK) > 0, sent += push(fd, zeros, len - sent));
 }
@@ -370,7 +384,8 @@ static void *free_all(void *arg)
 	return NULL;
 }
 
-/* An address may hold half of the bytes that there are, and leaves enough to the next one; what is freed, on any thread, is room again. */
+/* An address may hold half of the bytes that there are, and leaves enough to the next one; what is
+ * freed, on any thread, is room again. */
 START_TEST(bytes_of_addresses)
 {
 	int fd[8], other;
@@ -421,7 +436,8 @@ START_TEST(bytes_of_chunks)
 		fd[i] = dial();
 		say(fd[i], "POST /hold HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
 	}
-	for (int i = 0; refused < 2; i = (i + 1) % N, turn()) {   /* up to 15 chunks each, none complete */
+	/* up to 15 chunks each, none complete */
+	for (int i = 0; refused < 2; i = (i + 1) % N, turn()) {
 		if (!over[i] && rounds[i] < 15) {
 			size_t k = push(fd[i], chunk + at[i], size - at[i]);
 			at[i] = at[i] + k == size ? rounds[i]++, 0 : at[i] + k;
@@ -440,7 +456,8 @@ START_TEST(bytes_of_chunks)
 }
 END_TEST
 
-/* What one client sends behind a request that is being answered stays in the system's buffers, but for a little, and his end behind it is seen all the same. */
+/* What one client sends behind a request that is being answered stays in the system's buffers, but
+ * for a little, and his end behind it is seen all the same. */
 static int gone;
 
 static void on_gone(void *arg)
@@ -525,7 +542,7 @@ START_TEST(whole_answer_without_room)
 }
 END_TEST
 
-/* --- crowds ------------------------------------------------------------------------------------------------------------------------ */
+/* --- crowds ----------------------------------------------------------------------------------- */
 
 static void hold(int fd)
 {
@@ -540,7 +557,8 @@ static int is_open(int fd)
 	return recv(fd, &c, 1, MSG_PEEK) < 0 && errno == EAGAIN;
 }
 
-/* They give way to whoever comes, those first that have waited longest; with half of all one address gives way to itself. */
+/* They give way to whoever comes, those first that have waited longest; with half of all one
+ * address gives way to itself. */
 START_TEST(idle_ones_make_room)
 {
 	enum { N = 60 };
@@ -558,7 +576,8 @@ START_TEST(idle_ones_make_room)
 	for (int i = 0; i < N; i++)
 		open += is_open(fd[i]) && i >= N - 12;
 	ck_assert_int_eq(open, 12);
-	for (unsigned i = 0; i < 20; i++) {            /* others come, each once: the address that has most gives way when all are taken */
+	/* others come, each once: the address that has most gives way when all are taken */
+	for (unsigned i = 0; i < 20; i++) {
 		others[i] = dial_from(2 + i);
 		UNTIL(counts().accepted == N + i + 1);
 		ck_assert_uint_le(counts().connections, 24);
@@ -609,7 +628,8 @@ START_TEST(untaken_answers_stay)
 }
 END_TEST
 
-/* Busy ones stay. Who comes then is told so, a few of an address, past which they are closed; another address comes in. */
+/* Busy ones stay. Who comes then is told so, a few of an address, past which they are closed;
+ * another address comes in. */
 START_TEST(busy_ones_stay)
 {
 	enum { N = 60 };
@@ -657,7 +677,8 @@ START_TEST(cap_of_an_address)
 	answered(fd[3], "HTTP/1.1 503 ", NULL);
 	fd[4] = dial_from(2);
 	hold(fd[4]);
-	http_reply(held_conn[1], 200, "text/plain", NULL, "x", 1);   /* that one waits now, and makes room for the next */
+	/* that one waits now, and makes room for the next */
+	http_reply(held_conn[1], 200, "text/plain", NULL, "x", 1);
 	answered(fd[1], "HTTP/1.1 200 ", NULL);
 	fd[5] = dial();
 	hold(fd[5]);
@@ -669,7 +690,7 @@ START_TEST(cap_of_an_address)
 }
 END_TEST
 
-/* --- the end ----------------------------------------------------------------------------------------------------------------------- */
+/* --- the end ---------------------------------------------------------------------------------- */
 
 /* Whatever a client has sent: it is told, and its connection closes. */
 START_TEST(drained)

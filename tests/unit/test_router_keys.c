@@ -1,4 +1,5 @@
-/* test_router_keys.c - who may come in and with how much: access keys, what is decided at a request's head, JSON that takes much memory. */
+/* test_router_keys.c - who may come in and with how much: access keys, what is decided at a
+ * request's head, JSON that takes much memory. */
 #include "daemons/router/api_keys.h"
 #include "daemons/router/json_tree.h"
 #include "router_client.h"
@@ -7,16 +8,37 @@
 #include <malloc.h>
 #include <signal.h>
 
-/* --- keys ------------------------------------------------------------------------------------------------------------------------ */
+/* --- keys ------------------------------------------------------------------------------------- */
 
 static const struct {
 	const char *authorization;
 	int good;
 } forms[] = {
-	{"Bearer alpha", 1}, {"Bearer beta-2", 1}, {"bearer alpha", 1}, {"BEARER alpha", 1}, {"Bearer  alpha", 1}, {"Bearer      beta-2", 1},
-	{"", 0}, {"alpha", 0}, {"Bearer", 0}, {"Bearer ", 0}, {"Bearer  ", 0}, {"Beareralpha", 0}, {"Bearer\talpha", 0}, {"Bearer: alpha", 0}, {"Bearer=alpha", 0},
-	{"Basic alpha", 0}, {"Bearer alph", 0}, {"Bearer alphaa", 0}, {"Bearer Alpha", 0}, {"Bearer alpha beta-2", 0}, {"Bearer alpha,", 0}, {"Bearer Bearer alpha", 0},
-	{"Bearer \"alpha\"", 0}, {"Token alpha", 0}, {" Bearer alpha", 0},
+	{"Bearer alpha", 1},
+	{"Bearer beta-2", 1},
+	{"bearer alpha", 1},
+	{"BEARER alpha", 1},
+	{"Bearer  alpha", 1},
+	{"Bearer      beta-2", 1},
+	{"", 0},
+	{"alpha", 0},
+	{"Bearer", 0},
+	{"Bearer ", 0},
+	{"Bearer  ", 0},
+	{"Beareralpha", 0},
+	{"Bearer\talpha", 0},
+	{"Bearer: alpha", 0},
+	{"Bearer=alpha", 0},
+	{"Basic alpha", 0},
+	{"Bearer alph", 0},
+	{"Bearer alphaa", 0},
+	{"Bearer Alpha", 0},
+	{"Bearer alpha beta-2", 0},
+	{"Bearer alpha,", 0},
+	{"Bearer Bearer alpha", 0},
+	{"Bearer \"alpha\"", 0},
+	{"Token alpha", 0},
+	{" Bearer alpha", 0},
 };
 
 START_TEST(key_forms)
@@ -25,7 +47,8 @@ START_TEST(key_forms)
 	struct api_keys k = {0};
 	ck_assert_int_eq(api_keys_allow(&k, forms[_i].authorization), 1);   /* no key is needed */
 	api_keys_set(&k, keys, 3);
-	ck_assert_msg(api_keys_allow(&k, forms[_i].authorization) == forms[_i].good, "\"%s\"", forms[_i].authorization);
+	ck_assert_msg(api_keys_allow(&k, forms[_i].authorization) == forms[_i].good, "\"%s\"",
+	              forms[_i].authorization);
 	api_keys_set(&k, keys + 1, 1);
 	ck_assert_int_eq(api_keys_allow(&k, "Bearer alpha"), 0);
 	ck_assert_int_eq(api_keys_allow(&k, "Bearer beta-2"), 1);
@@ -35,7 +58,7 @@ START_TEST(key_forms)
 }
 END_TEST
 
-/* --- the head ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the head --------------------------------------------------------------------------------- */
 
 #define KEY "Authorization: Bearer alpha\r\n"
 #define LONG "Content-Length: 100000\r\n"
@@ -68,13 +91,16 @@ START_TEST(decided_at_the_head)
 {
 	static const char *const keys[] = {"alpha"};
 	struct world *w = world_new(NULL, 1u << 20);
-	char want[32], *text = mem_zalloc(1 << 16), *request = mem_printf("%s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n%s\r\n", heads[_i].line, heads[_i].fields);
+	char want[32], *text = mem_zalloc(1 << 16);
+	char *request = mem_printf("%s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n%s\r\n",
+	                           heads[_i].line, heads[_i].fields);
 	size_t n = 0;
 	struct http_counts held;
 	api_keys_set(&w->r.keys, keys, 1);
 	int fd = dial(http_port(w->r.http));
 	ck_assert_int_gt((int)send(fd, request, strlen(request), 0), 0);
-	while (!strstr(text, "\r\n\r\n") || (heads[_i].status != 100 && !strpbrk(strstr(text, "\r\n\r\n") + 4, "}\n"))) {
+	while (!strstr(text, "\r\n\r\n") ||
+	       (heads[_i].status != 100 && !strpbrk(strstr(text, "\r\n\r\n") + 4, "}\n"))) {
 		event_base_loop(w->base, EVLOOP_ONCE);
 		ssize_t k = recv(fd, text + n, (1 << 16) - 1 - n, MSG_DONTWAIT);
 		n += k > 0 ? (size_t)k : 0;
@@ -92,7 +118,7 @@ START_TEST(decided_at_the_head)
 }
 END_TEST
 
-/* --- JSON -------------------------------------------------------------------------------------------------------------------------- */
+/* --- JSON ------------------------------------------------------------------------------------- */
 
 static size_t used, peak;
 
@@ -115,10 +141,29 @@ static const struct {
 	const char *begin, *each, *end;
 	double slack;                /* the bound is at most so many times what is used */
 } shapes[] = {
-	{"[", "1,", "1]", 2}, {"[", "{},", "1]", 1.5}, {"[", "[],", "1]", 1.5}, {"[", "[1],", "1]", 2}, {"[", "{\"a\":1},", "1]", 2}, {"[", "\"\",", "1]", 2},
-	{"[", "\"abcdefghijkl\",", "1]", 2}, {"[", "1.5,", "1]", 2}, {"[", "123456,", "1]", 2}, {"[", "null,", "1]", 8}, {"[\"", "abcd", "\"]", 3}, {"[\"", "\\u00e9", "\"]", 6},
-	{"[\"", "\\\\", "\"]", 4}, {"", "[", "", 20}, {"{\"k", "a", "\":1}", 3}, {"[", " 1 , ", "1]", 2}, {"[", "{\"abc\":[{\"d\":\"e\"}]},", "1]", 2}, {"[", "-", "", 8}, {"\"", "x", "", 3},
-	{"[", "{\"a\":{\"b\":{\"c\":{}}}},", "1]", 2}, {"[", "1e5,", "1]", 2}, {"[", "9", "]", 4}, {"[", "\"\\\"\",", "1]", 2},
+	{"[", "1,", "1]", 2},
+	{"[", "{},", "1]", 1.5},
+	{"[", "[],", "1]", 1.5},
+	{"[", "[1],", "1]", 2},
+	{"[", "{\"a\":1},", "1]", 2},
+	{"[", "\"\",", "1]", 2},
+	{"[", "\"abcdefghijkl\",", "1]", 2},
+	{"[", "1.5,", "1]", 2},
+	{"[", "123456,", "1]", 2},
+	{"[", "null,", "1]", 8},
+	{"[\"", "abcd", "\"]", 3},
+	{"[\"", "\\u00e9", "\"]", 6},
+	{"[\"", "\\\\", "\"]", 4},
+	{"", "[", "", 20},
+	{"{\"k", "a", "\":1}", 3},
+	{"[", " 1 , ", "1]", 2},
+	{"[", "{\"abc\":[{\"d\":\"e\"}]},", "1]", 2},
+	{"[", "-", "", 8},
+	{"\"", "x", "", 3},
+	{"[", "{\"a\":{\"b\":{\"c\":{}}}},", "1]", 2},
+	{"[", "1e5,", "1]", 2},
+	{"[", "9", "]", 4},
+	{"[", "\"\\\"\",", "1]", 2},
 };
 
 START_TEST(memory_of_json)
@@ -136,11 +181,13 @@ START_TEST(memory_of_json)
 		used = peak = 0;
 		json_decref(json_loadb(b.data, b.len, JSON_ALLOW_NUL, &bad));
 		size_t bound = json_tree_bytes(b.data, b.len);
-		ck_assert_msg(bound >= peak, "%s%s...%s %zu times: %zu bytes, bound %zu", shapes[_i].begin, shapes[_i].each, shapes[_i].end, times[i], peak, bound);
+		ck_assert_msg(bound >= peak, "%s%s...%s %zu times: %zu bytes, bound %zu", shapes[_i].begin,
+		              shapes[_i].each, shapes[_i].end, times[i], peak, bound);
 		ck_assert_uint_le(peak, b.len * JSON_TREE_TIMES + JSON_TREE_NESTED);
 		if (times[i] >= 2000 && peak > 10000)
-			ck_assert_msg((double)bound <= shapes[_i].slack * (double)peak, "%s%s...%s %zu times: %zu bytes, bound %zu", shapes[_i].begin, shapes[_i].each,
-			              shapes[_i].end, times[i], peak, bound);
+			ck_assert_msg((double)bound <= shapes[_i].slack * (double)peak,
+			              "%s%s...%s %zu times: %zu bytes, bound %zu", shapes[_i].begin,
+			              shapes[_i].each, shapes[_i].end, times[i], peak, bound);
 		buf_fini(&b);
 	}
 	json_set_alloc_funcs(malloc, free);

@@ -16,11 +16,14 @@ static const struct {
 	{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 0, "GET", "/", "", 1, 0, -1},
 	{"GET /a?b=c?d HTTP/1.0\r\n\r\n", 0, "GET", "/a", "b=c?d", 0, 0, -1},
 	{"GET /a HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", 0, "GET", "/a", "", 1, 0, -1},
-	{"POST /a HTTP/1.1\r\nHost: x\r\nConnection: foo, close\r\nContent-Length:  12 \r\n\r\n", 0, "POST", "/a", "", 0, 0, 12},
+	{"POST /a HTTP/1.1\r\nHost: x\r\nConnection: foo, close\r\nContent-Length:  12 \r\n\r\n", 0,
+     "POST", "/a", "", 0, 0, 12},
 	{"POST /a HTTP/1.1\r\nHost: x\r\nCONTENT-LENGTH: 3\r\n\r\n", 0, "POST", "/a", "", 1, 0, 3},
-	{"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\n", .status = 400},
+	{"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\n",
+     .status = 400},
 	{"GET / HTTP/1.1\r\n\r\n", .status = 400},
-	{"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n", 0, "POST", "/a", "", 1, 1, -1},
+	{"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n", 0, "POST", "/a", "", 1, 1,
+     -1},
 	{"GET http://h:1/x HTTP/1.1\r\nHost: x\r\n\r\n", 0, "GET", "/x", "", 1, 0, -1},
 	{"GET http://h HTTP/1.1\r\nHost: x\r\n\r\n", .status = 400},
 	{"GET  / HTTP/1.1\r\nHost: x\r\n\r\n", .status = 400},
@@ -43,7 +46,8 @@ static const struct {
 	{"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\n", .status = 400},
 	{"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n", .status = 400},
 	{"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", .status = 501},
-	{"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", .status = 400},
+	{"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n",
+     .status = 400},
 	{"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", .status = 400},
 	{"POST / HTTP/1.1\r\nHost: x\r\nExpect: tea\r\n\r\n", .status = 400},
 };
@@ -93,8 +97,22 @@ static const struct {
 	const char *line;
 	long long want;
 } sizes[] = {
-	{"0", 0}, {"a", 10}, {"1F", 31}, {"10;name=x", 16}, {"5;a;b=\"c d\"", 5}, {"5 ", -1}, {"5;", -1}, {"5; a", -1}, {"", -1}, {"x", -1}, {"-1", -1}, {"0x5", -1},
-	{"00ffffffffffffff", 0xffffffffffffffll}, {"10000000000000000", -1}, {"00000000000000000", -1}, {"5g", -1},
+	{"0", 0},
+	{"a", 10},
+	{"1F", 31},
+	{"10;name=x", 16},
+	{"5;a;b=\"c d\"", 5},
+	{"5 ", -1},
+	{"5;", -1},
+	{"5; a", -1},
+	{"", -1},
+	{"x", -1},
+	{"-1", -1},
+	{"0x5", -1},
+	{"00ffffffffffffff", 0xffffffffffffffll},
+	{"10000000000000000", -1},
+	{"00000000000000000", -1},
+	{"5g", -1},
 };
 
 START_TEST(chunk_sizes)

@@ -1,4 +1,5 @@
-/* test_router_stop.c - the router ends: whatever state a request is in, its client is told so, in HTTP, and the workers have nothing left of it. */
+/* test_router_stop.c - the router ends: whatever state a request is in, its client is told so, in
+ * HTTP, and the workers have nothing left of it. */
 #include "router_client.h"
 #include "util/log.h"
 
@@ -41,11 +42,18 @@ static const struct {
 } states[] = {
 	{"on a text thread", "/v1/completions", NULL, .gate = 1},
 	{"at a worker, nothing came", "/v1/completions", "{\"prompt\":[1]}", .mute = 1, .sequences = 1},
-	{"several", "/v1/completions", "{\"prompt\":[[1],[2]],\"n\":2,\"max_tokens\":50}", .pause_at = 5, .sequences = 4},
-	{"in the middle of an answer", "/v1/completions", "{\"prompt\":[1],\"max_tokens\":50}", .pause_at = 5, .sequences = 1},
-	{"before its stream has begun", "/v1/completions", "{\"prompt\":[1],\"stream\":true}", .mute = 1, .sequences = 1},
-	{"in the middle of a stream", "/v1/completions", "{\"prompt\":[1],\"max_tokens\":50,\"stream\":true}", .pause_at = 5, .sequences = 1, .stream = 1},
-	{"in the middle of several streams", "/v1/completions", "{\"prompt\":[[1],[2]],\"n\":2,\"max_tokens\":50,\"stream\":true}", .pause_at = 5, .sequences = 4, .stream = 1},
+	{"several", "/v1/completions", "{\"prompt\":[[1],[2]],\"n\":2,\"max_tokens\":50}",
+     .pause_at = 5, .sequences = 4},
+	{"in the middle of an answer", "/v1/completions", "{\"prompt\":[1],\"max_tokens\":50}",
+     .pause_at = 5, .sequences = 1},
+	{"before its stream has begun", "/v1/completions", "{\"prompt\":[1],\"stream\":true}",
+     .mute = 1, .sequences = 1},
+	{"in the middle of a stream", "/v1/completions",
+     "{\"prompt\":[1],\"max_tokens\":50,\"stream\":true}", .pause_at = 5, .sequences = 1,
+     .stream = 1},
+	{"in the middle of several streams", "/v1/completions",
+     "{\"prompt\":[[1],[2]],\"n\":2,\"max_tokens\":50,\"stream\":true}", .pause_at = 5,
+     .sequences = 4, .stream = 1},
 };
 
 START_TEST(stopped)
@@ -53,7 +61,9 @@ START_TEST(stopped)
 	struct world *w = world_new(NULL, 1u << 20);
 	struct gate g;
 	char *big = long_body();
-	struct ask a = {.port = http_port(w->r.http), .path = states[_i].path, .body = states[_i].body ? states[_i].body : big};
+	struct ask a = {.port = http_port(w->r.http),
+	                .path = states[_i].path,
+	                .body = states[_i].body ? states[_i].body : big};
 	pthread_t t;
 	w->mute = states[_i].mute;
 	w->pause_at = states[_i].pause_at;
@@ -62,7 +72,8 @@ START_TEST(stopped)
 	ck_assert_int_eq(pthread_create(&t, NULL, ask_thread, &a), 0);
 	while (w->r.n_calls == 0 || submitted(w) < states[_i].sequences)
 		turn(w);
-	for (int more = 1; more && w->pause_at; turn(w)) {   /* all are at the place where workers pause */
+	/* until all are at the place where workers pause */
+	for (int more = 1; more && w->pause_at; turn(w)) {
 		more = 0;
 		list_each(it, &w->running)
 			more |= list_entry(it, struct world_seq, node)->index < w->pause_at;
@@ -153,14 +164,17 @@ START_TEST(stopped_behind_a_queue)
 }
 END_TEST
 
-/* What comes on connections that are open is told to come again; who asks how it stands is told that. */
+/* What comes on connections that are open is told to come again; who asks how it stands is told
+ * that. */
 START_TEST(new_requests_while_draining)
 {
 	static const struct {
 		const char *head, *body, *status, *part;
 	} asks[] = {
-		{"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n", "{\"prompt\":[1]}", "HTTP/1.1 503 ", "shutting down"},
-		{"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n\r\n", "", "HTTP/1.1 503 ", "Retry-After: "},
+		{"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n",
+	     "{\"prompt\":[1]}", "HTTP/1.1 503 ", "shutting down"},
+		{"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n\r\n",
+	     "", "HTTP/1.1 503 ", "Retry-After: "},
 		{"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 503 ", "draining"},
 		{"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 200 ", "Connection: close"},
 		{"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 200 ", "Connection: close"},

@@ -1,4 +1,5 @@
-/* test_trim.c - memory that was freed goes back to the system, although something above it is still in use. */
+/* test_trim.c - memory that was freed goes back to the system, although something above it is still
+ * in use. */
 #include "util/mem.h"
 #include "util/trim.h"
 
@@ -41,7 +42,8 @@ START_TEST(after_a_flood)
 }
 END_TEST
 
-/* A part is freed, goes back, and then the rest, which makes the process no larger than it was after that. */
+/* A part is freed, goes back, and then the rest, which makes the process no larger than it was
+ * after that. */
 START_TEST(in_two_parts)
 {
 	static char *block[BLOCKS];
@@ -89,7 +91,8 @@ int main(void)
 	TCase *c = tcase_create("trim");
 	const char *san = getenv("SAN");
 	if (san && *san) {
-		printf("test_trim: a sanitizer has an allocator of its own\n100%%: Checks: 0, Failures: 0, Errors: 0\n");
+		printf("test_trim: a sanitizer has an allocator of its own\n"
+		       "100%%: Checks: 0, Failures: 0, Errors: 0\n");
 		return 0;
 	}
 	tcase_set_timeout(c, 60);
