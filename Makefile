@@ -154,7 +154,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 help:
 	@echo "make            build everything into build/bin/ (SAN=address or SAN=thread: into build-address/, build-thread/)"
 	@echo "make demo       install what is missing, build, get the model, ask one question through five daemons, show its timeline"
-	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=sim SET='router.api_keys=KEY' (README.md lists all)"
+	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=sim SET='decode.max_sequences=8' (README.md lists all)"
 	@echo "make check      all tests, then again under the sanitizers; ends with 'N passed, N failed'"
 	@echo "make check-full the same with the tests that take minutes (PD_FULL=1)"
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
@@ -163,6 +163,7 @@ help:
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
 	@echo "make bench-text tokenizers, chat templates and constrained output, beside Hugging Face tokenizers, tiktoken, Jinja2 and llguidance"
 	@echo "make soak       64 streams for 60 s: no error, no leak, memory flat: LAYOUT=1p2d SOAK_SECONDS=60 QUICK=1"
+	@echo "make chaos      kills, stops, faults and hostile clients over all daemons: no wrong answer, nothing hung or leaked: CHAOS_SECONDS=600 SEED=1"
 	@echo "make model      checks the hand-over protocol's models (tests/model), up to 15 minutes on two cores; MATCH='^m' picks lines"
 	@echo "make fuzz       fuzzes every decoder for FUZZ_SECONDS=60; ONLY=\"gguf safetensors\" picks some"
 	@echo "make lint       include direction, etc/ against the programs, lengths, cppcheck"
@@ -191,6 +192,10 @@ check-models: all
 
 lint: all
 	@tools/lint
+
+.PHONY: chaos
+chaos: all
+	@python3 tests/chaos/chaos.py --seconds $(or $(CHAOS_SECONDS),600) --seed $(or $(SEED),1)
 
 # the protocol's models, exhaustively; MATCH=pattern picks lines of tests/model/table
 .PHONY: model

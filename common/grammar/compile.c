@@ -3,6 +3,7 @@
 #include "json.h"
 #include "regex.h"
 #include "schema.h"
+#include "util/json_load.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -37,7 +38,7 @@ static uint32_t bad(struct builder *b, int code, const char *text)
 static json_t *parse(const char *text, size_t len, struct err *err)
 {
 	json_error_t e;
-	json_t *v = json_loadb(text, len, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
+	json_t *v = json_load(text, len, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
 	if (!v && json_error_code(&e) == json_error_out_of_memory)
 		err_set(err, ERR_NOMEM, "there is no memory to read the constraint now");
 	else if (!v)

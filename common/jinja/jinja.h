@@ -31,7 +31,7 @@ struct jinja_run {
 };
 
 #define JINJA_STEPS_MAX 50000000u
-#define JINJA_MEMORY_MAX (256u << 20)
+#define JINJA_MEMORY_MAX (64u << 20)
 
 /* Copies the text. ERR_INVALID: "line N: what is wrong". */
 int jinja_template_new(const char *text, size_t len, struct jinja_template **ret_t, struct err *err);

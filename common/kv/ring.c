@@ -25,7 +25,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define RING_VERSION 1u
+#define RING_VERSION 2u
 #define PAGE_BYTES 4096u
 #define LINE_WORDS 8u                               /* 64-bit words of a cache line */
 #define GENERATION_LAST (((uint64_t)1 << 56) - 2)   /* a slot that got here is used no more */
@@ -35,6 +35,7 @@ struct header {
 	uint32_t version, slots, layers, task_bytes;
 	uint64_t epoch;
 	_Alignas(64) _Atomic uint32_t sleeping;
+	_Alignas(64) _Atomic uint32_t step;
 };
 
 /* A task travels as 32-bit words: the head (all before src), then src and dst, of which only `blocks` entries are meant. */
@@ -54,7 +55,7 @@ struct ring {
 	struct header *header;
 	_Atomic uint64_t *word;    /* (slots) */
 	struct fields *fields;     /* (slots) */
-	_Atomic uint64_t *board;   /* (slots, row_words), of which `layers` are used */
+	_Atomic uint64_t *board;   /* (slots, row_words): the layers' words, then the schedule's */
 	/* P only */
 	pthread_mutex_t lock;
 	uint64_t *generation;      /* (slots): of the present task, or of the next one */
@@ -89,7 +90,7 @@ static int ring_new(int fd, uint32_t slots, uint32_t layers, struct ring **ret, 
 	r->bell = -1;
 	r->slots = slots;
 	r->layers = layers;
-	r->row_words = (layers + LINE_WORDS - 1) & ~(LINE_WORDS - 1);
+	r->row_words = (layers + 1 + LINE_WORDS - 1) & ~(LINE_WORDS - 1);
 	r->bytes = PAGE_BYTES + page_round(slots * sizeof *r->word) + page_round(slots * sizeof *r->fields) +
 	           page_round((size_t)slots * r->row_words * sizeof *r->board);
 	*ret = r;
@@ -308,6 +309,7 @@ static void slot_open(struct ring *r, uint32_t slot, const struct ring_task *tas
 	_Atomic uint64_t *row = board_row(r, slot);
 	for (uint32_t i = 0; i < r->layers; i++)
 		atomic_store_explicit(&row[i], 0, memory_order_release);
+	ring_schedule(r, slot, gen);
 	atomic_store_explicit(&r->word[slot], word_of(gen, RING_PENDING), memory_order_release);
 }
 
@@ -369,6 +371,20 @@ uint64_t ring_progress_value(uint64_t gen, uint32_t tokens)
 	return gen << 32 | tokens;
 }
 
+void ring_step(struct ring *r)
+{
+	CHECK(r->owner);
+	atomic_fetch_add_explicit(&r->header->step, 1, memory_order_release);
+}
+
+void ring_schedule(struct ring *r, uint32_t slot, uint64_t gen)
+{
+	CHECK(r->owner && slot < r->slots);
+	uint32_t step = atomic_load_explicit(&r->header->step, memory_order_relaxed);
+	atomic_store_explicit(&board_row(r, slot)[r->layers], gen << 32 | step,
+	                      memory_order_release);
+}
+
 uint32_t ring_used(struct ring *r)
 {
 	CHECK(r->owner);
@@ -410,6 +426,16 @@ uint32_t ring_progress(const struct ring *r, uint32_t slot, uint32_t layer, uint
 	CHECK(slot < r->slots && layer < r->layers);
 	uint64_t w = atomic_load_explicit(&board_row(r, slot)[layer], memory_order_acquire);
 	return w >> 32 == (gen & UINT32_MAX) ? (uint32_t)w : 0;
+}
+
+int ring_in_schedule(const struct ring *r, uint32_t slot, uint64_t gen)
+{
+	CHECK(slot < r->slots);
+	/* the task's word first: were it read last, it could be of a step that `step` does not
+	 * count yet */
+	uint64_t w = atomic_load_explicit(&board_row(r, slot)[r->layers], memory_order_acquire);
+	uint32_t step = atomic_load_explicit(&r->header->step, memory_order_acquire);
+	return w >> 32 == (gen & UINT32_MAX) && step - (uint32_t)w <= 1;
 }
 
 int ring_mark_sent(struct ring *r, uint32_t slot, uint64_t gen)

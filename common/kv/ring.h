@@ -13,6 +13,11 @@
  * KV of those tokens is in the pool (on CUDA by a stream-ordered write). It is state, not an event: early, repeated or late stores
  * of another generation count for nothing.
  *
+ * Beside the layers' words of a slot is one that says in which step P's schedule had the task in
+ * hand, (generation << 32 | number of the step, cut to 32 bits); the header has the number of the
+ * present step. So M can tell a task that waits for its turn from one that P has lost. Both are
+ * state as well.
+ *
  * Doorbell: an eventfd that M created and P rings only while M says that it sleeps; it is an accelerator, never needed for correctness.
  *
  * M trusts nothing here: counts are checked against the sizes of the hello message; a bad slot is a failed task, not a crash.
@@ -72,6 +77,10 @@ void ring_retire(struct ring *r, uint32_t slot, uint64_t gen);
 /* Address of the layer's word, for the device's `signal`, and the value to store there (atomically, with release order). */
 uint64_t *ring_progress_word(struct ring *r, uint32_t slot, uint32_t layer);
 uint64_t ring_progress_value(uint64_t gen, uint32_t tokens);
+/* The schedule begins a step, then says of each task that it has in hand that it has. One thread. A
+ * task that was just published counts as in hand until the step after the next begins. */
+void ring_step(struct ring *r);
+void ring_schedule(struct ring *r, uint32_t slot, uint64_t gen);
 uint32_t ring_used(struct ring *r);   /* slots that are not free */
 
 /* --- M --- */
@@ -85,6 +94,9 @@ int ring_task_check(const struct ring_task *t, uint32_t block_tokens, uint32_t s
 /* Tokens computed in this layer for exactly this generation, 0 if the word is another's. Acquire order. A broken P may say any
  * number: no more than the task's tokens count. */
 uint32_t ring_progress(const struct ring *r, uint32_t slot, uint32_t layer, uint64_t gen);
+/* 1: P's schedule had this task in hand in its present step, or in the one before (it may be about
+ * to say so). */
+int ring_in_schedule(const struct ring *r, uint32_t slot, uint64_t gen);
 /* (gen, PENDING) -> (gen, SENT); 0 or ERR_STALE. */
 int ring_mark_sent(struct ring *r, uint32_t slot, uint64_t gen);
 

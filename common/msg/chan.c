@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define SOCKET_MESSAGES 4096   /* that a connection holds in each direction before it is full */
+
 static void sock_ready(evutil_socket_t fd, short what, void *arg)
 {
 	(void)fd;
@@ -25,12 +27,13 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 	void *z = zmq_socket(c->ctx, type);
 	if (!z)
 		return ERR_IO;
-	int zero = 0, hwm = 100000, one = 1, ivl = 20, ivl_max = 500;
-	int64_t max = (int64_t)c->opts.message_bytes_max;
+	int zero = 0, hwm = SOCKET_MESSAGES, one = 1, ivl = 20, ivl_max = 500, handshake_ms = 5000;
+	int64_t max = 2 * MSG_PART_BYTES;    /* a part with its envelope; who sends more is cut off */
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDHWM, &hwm, sizeof hwm);
 	zmq_setsockopt(z, ZMQ_RCVHWM, &hwm, sizeof hwm);
 	zmq_setsockopt(z, ZMQ_MAXMSGSIZE, &max, sizeof max);
+	zmq_setsockopt(z, ZMQ_HANDSHAKE_IVL, &handshake_ms, sizeof handshake_ms);
 	if (type == ZMQ_ROUTER) {
 		zmq_setsockopt(z, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
 	} else {
@@ -153,6 +156,7 @@ static void send_out(struct chan *c, struct peer *p, struct link_out *o)
 	Pds__Envelope env;
 	chan_envelope(c, p, o->type, &env);
 	env.seq = o->seq;
+	env.more = o->more;
 	env.request_hi = o->req.hi;
 	env.request_lo = o->req.lo;
 	env.attempt = o->attempt;
@@ -172,15 +176,29 @@ static void send_out(struct chan *c, struct peer *p, struct link_out *o)
 void chan_resend(struct chan *c, struct peer *p, uint32_t most)
 {
 	p->resend_at_us = 0;
+	p->resend_all = 0;
 	list_each(it, &p->link.window) {
 		struct link_out *o = list_entry(it, struct link_out, node);
 		if (most-- == 0)
 			return;
 		c->counts.resent += o->sent_us != 0;
 		send_out(c, p, o);
-		if (p->resend_at_us)
+		if (p->resend_at_us) {
+			p->resend_all = o->sent_us != 0;
 			return;
+		}
 	}
+}
+
+/* What was given to the socket lies at the window's beginning. */
+void chan_send_rest(struct chan *c, struct peer *p)
+{
+	struct list *first = &p->link.window;
+	p->resend_at_us = 0;
+	while (first->prev != &p->link.window && !list_entry(first->prev, struct link_out, node)->sent_us)
+		first = first->prev;
+	for (; first != &p->link.window && !p->resend_at_us; first = first->next)
+		send_out(c, p, list_entry(first, struct link_out, node));
 }
 
 /* Progress: what remains has its time again. */
@@ -196,6 +214,47 @@ void chan_acked(struct chan *c, struct peer *p, uint64_t ack)
 		chan_tick_soon(c, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
 }
 
+/* Whether the peer would take it: what it refuses would be sent again and again, and end the link with all its requests. */
+static int check_out(const struct chan *c, const struct peer *p, const struct msg_type_info *info, const ProtobufCMessage *body, size_t len)
+{
+	size_t limit = info->flags & MSG_NUMBERED ? c->opts.message_bytes_max : MSG_PART_BYTES;
+	struct err err = {0};
+	if (len > limit)
+		err_set(&err, ERR_INVALID, "it has %zu bytes, allowed %zu", len, limit);
+	else if (msg_validate(info, body, &err) == 0)
+		return 0;
+	log_error("message_refused", "peer=%s type=%s why=%s", p->name, info->name, log_quote(err.text));
+	return ERR_INVALID;
+}
+
+/* Appends it to the window, in as many parts as it needs; *ret_first is the first. */
+static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len, struct link_out **ret_first)
+{
+	size_t n = len > MSG_PART_BYTES ? (len + MSG_PART_BYTES - 1) / MSG_PART_BYTES : 1, pushed = 0;
+	unsigned char *whole = n > 1 ? malloc(len) : NULL;
+	struct link_out *o = NULL;
+	if (whole)
+		protobuf_c_message_pack(body, whole);
+	for (; pushed < n && (n == 1 || whole); pushed++) {
+		size_t at = pushed * MSG_PART_BYTES, size = len - at < MSG_PART_BYTES ? len - at : MSG_PART_BYTES;
+		if (!(o = link_push(&p->link, size)))
+			break;
+		o->more = pushed + 1 < n;
+		if (whole)
+			memcpy(o->body, whole + at, size);
+		else
+			protobuf_c_message_pack(body, o->body);
+		if (pushed == 0)
+			*ret_first = o;
+	}
+	free(whole);
+	if (pushed == n)
+		return 0;
+	while (pushed--)
+		link_pop(&p->link);
+	return ERR_NOMEM;
+}
+
 int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
 {
 	const struct msg_type_info *info = msg_type_find(type);
@@ -203,27 +262,34 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 	CHECK(!(info->flags & MSG_REQUEST) || (head && (head->req.hi || head->req.lo) && head->attempt));
 	if (p->state != PEER_UP)
 		return info->flags & MSG_NUMBERED ? ERR_CLOSED : 0;
+	size_t len = protobuf_c_message_get_packed_size(body), parts = len / MSG_PART_BYTES + 1;
+	struct link_out *first = NULL;
+	int r = check_out(c, p, info, body, len);
+	if (r < 0)
+		return r;
 	if (!(info->flags & MSG_NUMBERED)) {
 		chan_send_link(c, p, type, body);
 		return 0;
 	}
-	size_t len = protobuf_c_message_get_packed_size(body);
+	if (!link_has_room(&p->link, c->opts.window_messages, c->opts.window_bytes, parts, len))
+		return ERR_FULL;
 	if (list_empty(&p->link.window))
 		p->progress_us = clock_us();
-	struct link_out *o = link_push(&p->link, c->opts.window_messages, c->opts.window_bytes, len);
-	if (!o)
-		return ERR_FULL;
-	o->type = type;
-	protobuf_c_message_pack(body, o->body);
-	if (head) {
-		o->req = head->req;
-		o->attempt = head->attempt;
-		o->deadline_us = head->deadline_us;
+	if ((r = push_parts(p, body, len, &first)) < 0)
+		return r;
+	for (struct list *it = &first->node; it != &p->link.window; it = it->next) {
+		struct link_out *o = list_entry(it, struct link_out, node);
+		o->type = type;
+		if (head) {
+			o->req = head->req;
+			o->attempt = head->attempt;
+			o->deadline_us = head->deadline_us;
+		}
+		if (!p->resend_at_us)
+			send_out(c, p, o);
 	}
-	if (!p->resend_at_us)
-		send_out(c, p, o);
 	chan_worked(c, p);
-	chan_tick_soon(c, o->sent_us + p->resend_wait_us);
+	chan_tick_soon(c, first->sent_us + p->resend_wait_us);
 	return 0;
 }
 
@@ -293,6 +359,7 @@ void chan_peer_free(struct peer *p)
 		chan_fault_forget(p->c, p);
 	peer_unwatch(p);
 	link_fini(&p->link);
+	parts_drop(&p->parts);
 	sock_close(&p->dealer);
 	if (p->hello)
 		pds__hello__free_unpacked(p->hello, NULL);
@@ -351,6 +418,8 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 		chan_fault_forget(c, p);
 	link_fini(&p->link);
 	link_init(&p->link);
+	parts_drop(&p->parts);
+	p->resend_all = 0;
 	p->resend_at_us = p->ack_due_us = p->gap_us = p->link_id = 0;
 	p->resend_wait_us = c->pace.resend_us;
 	p->hello_us = 0;
@@ -370,7 +439,7 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 static struct pace pace_of(uint64_t resend_us)
 {
 	uint64_t r = resend_us ? resend_us : RESEND_US;
-	return (struct pace){.resend_us = r, .resend_max_us = 8 * r, .ack_us = r / 4, .retry_us = r / 4, .gap_us = r / 20,
+	return (struct pace){.resend_us = r, .resend_max_us = 8 * r, .ack_us = r / 4, .retry_us = r / 20, .gap_us = r / 20,
 	                     .hello_us = r < HELLO_RETRY_US ? r : HELLO_RETRY_US};
 }
 
@@ -389,6 +458,7 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 	list_init(&c->graveyard);
 	c->tick_at_us = UINT64_MAX;
 	c->ctx = zmq_ctx_new();
+	zmq_ctx_set(c->ctx, ZMQ_MAX_SOCKETS, (int)opts->peers_max + 8);
 	c->tick = event_new(base, -1, 0, chan_tick, c);
 	int bad = chan_fault_start(c, opts->fault, err);
 	if (bad < 0) {
@@ -435,15 +505,24 @@ void chan_destroy(struct chan **cp)
 
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag)
 {
+	struct sock *dealer = NULL;
+	const char *why = NULL;
+	if (c->n_peers >= c->opts.peers_max)
+		why = "as many peers as are allowed are there";
+	else if (sock_open(c, ZMQ_DEALER, &dealer) < 0 || zmq_connect(dealer->z, endpoint) < 0)
+		why = zmq_strerror(zmq_errno());
+	if (why) {
+		log_error("connect_failed", "endpoint=%s peers=%u limit=%u why=%s", log_quote(endpoint), c->n_peers, c->opts.peers_max, log_quote(why));
+		sock_close(&dealer);
+		return NULL;
+	}
 	struct peer *p = chan_peer_new(c);
 	p->tag = tag;
 	p->state = PEER_HELLO;
 	snprintf(p->endpoint, sizeof p->endpoint, "%s", endpoint);
 	snprintf(p->expected, sizeof p->expected, "%s", expected_name ? expected_name : "");
-	CHECK(sock_open(c, ZMQ_DEALER, &p->dealer) == 0);
+	p->dealer = dealer;
 	p->dealer->peer = p;
-	if (zmq_connect(p->dealer->z, endpoint) < 0)
-		log_error("connect", "endpoint=%s error=%s", log_quote(endpoint), log_quote(zmq_strerror(zmq_errno())));
 	p->hello_us = clock_us();
 	p->hello_waits = 1;     /* for the connection */
 	chan_tick_soon(c, p->hello_us + c->pace.hello_us);
@@ -485,6 +564,10 @@ uint64_t peer_epoch(const struct peer *p)
 int peer_begins_anew(const struct peer *p)
 {
 	return p->anew;
+}
+const char *peer_expected(const struct peer *p)
+{
+	return p->expected;
 }
 const char *peer_endpoint(const struct peer *p)
 {

@@ -8,11 +8,18 @@
  * A peer is down when it says goodbye, when its process ends (pidfd, same host), when it was silent for `silence_us` (twice that on a watched link without work, five times
  * between watched processes of which neither is a router), or when it talks but acknowledges nothing.
  *
- * Nothing that a peer sends ends the daemon: what does not decode, has another version, an unknown type, or lacks a request id
- * is counted, logged (rate-limited) and dropped. */
+ * Nothing that a peer sends ends the daemon: what does not decode, has an unknown type, or lacks a request id is counted,
+ * logged (rate-limited) and dropped. A HELLO of another protocol version is refused with both numbers.
+ *
+ * Links are local (ipc). The process at the other end is known from the kernel: a HELLO that names another process, or a
+ * name that a living process has, is refused, and each message of a link must come from the process that said HELLO.
+ *
+ * A body longer than MSG_PART_BYTES travels in parts and is put together again, so what waits in sockets is bounded by
+ * bytes: SOCKET_MESSAGES (chan.c) times MSG_PART_BYTES for each connection and direction. */
 #ifndef MSG_CHAN_H
 #define MSG_CHAN_H
 
+#include "msg/process.h"
 #include "msg/types.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -40,20 +47,21 @@ struct chan_hooks {
 	void (*down)(void *arg, struct peer *p, const char *why);   /* its pointer stays valid until the next up or destroy */
 	void (*message)(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body);
 	void (*heartbeat)(void *arg, struct peer *p, Pds__Heartbeat *hb);   /* fill; NULL: empty ones */
-	/* pdctl: append the answer (JSON) to a malloc'd string in *ret_text (or an error sentence); returns 0 or ERR_* */
-	int (*ctl)(void *arg, const char *command, char *const *args, size_t n_args, char **ret_text);
+	/* pdctl, which process who runs: the answer (JSON), or an error sentence, as a malloc'd string in *ret_text; 0 or ERR_* */
+	int (*ctl)(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args,
+	           char **ret_text);
 };
 
 struct chan_opts {
 	const char *program, *name;
 	uint64_t epoch;
-	const char *bind;                 /* "ipc:///run/pdserve/decode-1.ipc", "tcp://10.0.0.1:9000"; NULL: binds nothing */
+	const char *bind;                 /* "ipc:///run/pdserve/decode-1.ipc"; NULL: binds nothing */
 	uint64_t heartbeat_us;            /* interval between routers and workers at work; else 5 to 10 times that, never more than a quarter of what the peer bears */
 	uint64_t silence_us;
 	uint32_t window_messages;         /* unacknowledged messages of a link; past it chan_send says ERR_FULL */
 	size_t window_bytes;
-	uint32_t peers_max;
-	size_t message_bytes_max;
+	uint32_t peers_max;               /* that connected to us and that we connect to */
+	size_t message_bytes_max;         /* of a whole body, in one part or several */
 	uint64_t resend_us;               /* what is not acknowledged by then is sent again; acknowledgements take a quarter of it; 0: 400 ms */
 	const char *fault;                /* for tests: loses, repeats, delays messages, as fault.h says; NULL or "": none */
 };
@@ -61,20 +69,24 @@ struct chan_opts {
 int chan_new(struct event_base *base, const struct chan_opts *opts, const struct chan_hooks *hooks, struct chan **ret_c, struct err *err);
 void chan_destroy(struct chan **c);   /* says goodbye to all, waits at most 300 ms for their answers, then at most 1 s for what must leave */
 
-/* Connects (in the background, again and again until chan_disconnect). tag is kept for the owner. expected_name may be NULL. */
+/* Connects (in the background, again and again until chan_disconnect). tag is kept for the owner. expected_name may be NULL.
+ * NULL, after a line in the log: peers_max are there, or the system has no descriptors left. */
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag);
 /* p is not to be used any more after the hook, or the call of the loop, that this was called from. */
 void chan_disconnect(struct chan *c, struct peer *p);
 struct peer *chan_find(struct chan *c, const char *name);           /* an up peer, or NULL */
 struct peer *chan_next(struct chan *c, struct peer *after);         /* iterate over all peers, NULL first */
 
-/* body is packed before the return. Numbered: kept until acknowledged, also while the peer is reconnecting; ERR_FULL past the window; ERR_CLOSED when
- * the peer is not up. Not numbered: sent if that is possible now, else dropped (0 all the same). */
+/* body is packed before the return. Numbered: kept until acknowledged, also while the peer is reconnecting; ERR_FULL past
+ * the window; ERR_CLOSED when the peer is not up; ERR_NOMEM. Not numbered: sent if that is possible now, else dropped (0 all
+ * the same). ERR_INVALID, after a line in the log: the peer would refuse it, for its size (message_bytes_max; not numbered:
+ * MSG_PART_BYTES) or for what msg_validate says. */
 int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body);
 
 const char *peer_name(const struct peer *p);       /* "?" before hello */
 uint64_t peer_epoch(const struct peer *p);
 int peer_begins_anew(const struct peer *p);        /* within `down`: its process lives, it had lost sight of us, and it is up again next */
+const char *peer_expected(const struct peer *p);   /* the name that chan_connect was given; "" for none */
 const char *peer_endpoint(const struct peer *p);   /* what chan_connect was given; "" for those that connected to us */
 int peer_is_up(const struct peer *p);
 int peer_tag(const struct peer *p);                /* 0 for those that connected to us */

@@ -36,7 +36,7 @@ static void held_free(struct chan *c, struct held *h)
 	if (h->line)
 		h->line->n--;
 	if (h->kind != HELD_OUT)
-		msg_in_fini(&h->in.m);
+		incoming_fini(&h->in);
 	free(h);
 }
 
@@ -101,13 +101,20 @@ static struct held *hold(struct chan *c, enum held_kind kind, struct peer *p, st
 	return h;
 }
 
+/* Takes over in's parts. A body that is not yet decoded is copied: ZeroMQ's frame ends before it is looked at. */
 static void hold_in(struct chan *c, enum held_kind kind, struct peer *p, struct line *line, struct incoming *in, uint64_t due_us)
 {
 	struct held *h = hold(c, kind, p, line, due_us, 0);
 	if (!h)
 		return;
+	if (!in->own && !in->m.body) {
+		in->own = mem_alloc(in->len);
+		memcpy(in->own, in->bytes, in->len);
+		in->bytes = in->own;
+	}
 	h->in = *in;
 	in->m = (struct msg_in){0};
+	in->own = NULL;
 }
 
 /* Until when a message that is to wait delay_us waits, behind those before it on its line and on the one before that (may be NULL); 0: it need not. */
@@ -223,12 +230,14 @@ void chan_fault_in(struct chan *c, struct incoming *in)
 	struct incoming again = *in;
 	if (v.repeat) {
 		again.m.env = (Pds__Envelope *)twin(&in->m.env->base);
-		again.m.body = twin(in->m.body);
+		again.own = mem_alloc(in->len);
+		memcpy(again.own, in->bytes, in->len);
+		again.bytes = again.own;
 	}
 	pass(c, in, v.delay_us);
 	if (v.repeat) {
 		pass(c, &again, v.delay_us);
-		msg_in_fini(&again.m);
+		incoming_fini(&again);
 	}
 }
 

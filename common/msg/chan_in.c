@@ -1,7 +1,9 @@
-/* chan_in.c - what arrives on the message links: decode, find the peer, judge the number, hand up.
+/* chan_in.c - what arrives on the message links: decode the envelope, find the peer, judge the number, put parts together,
+ * decode the body, hand up.
  *
- * From an unknown connection only HELLO and CTL_REQUEST count; anything else is answered by WHO. What is malformed is counted, logged
- * at most once a second, and dropped; refusals are logged at most five times a second. */
+ * From an unknown connection only HELLO and CTL_REQUEST count; anything else is answered by WHO, its body unread. What is
+ * malformed is counted, logged at most once a second, and dropped; a numbered message still counts as arrived then, so that
+ * the link goes on. Refusals are logged at most five times a second. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -18,6 +20,23 @@ static void complain(struct chan *c, const struct err *err)
 		return;
 	c->bad_logged_us = now;
 	log_warn("bad_message", "total=%llu text=%s", (unsigned long long)c->counts.bad, log_quote(err->text));
+}
+
+void incoming_fini(struct incoming *in)
+{
+	msg_in_fini(&in->m);
+	free(in->own);
+	in->own = NULL;
+}
+
+/* 0, or the message is counted as bad and to be dropped. */
+static int decode_body(struct chan *c, struct incoming *in)
+{
+	struct err err = {0};
+	int r = msg_decode_body(&in->m, in->bytes, in->len, &err);
+	if (r < 0)
+		complain(c, &err);
+	return r;
 }
 
 struct peer *chan_find_rid(struct chan *c, const void *rid, size_t n)
@@ -48,7 +67,7 @@ static void refuse(struct chan *c, const struct incoming *in, const char *reason
 	w.program = c->program;
 	w.refused = 1;
 	w.reason = (char *)reason;
-	w.link = ((const Pds__Hello *)in->m.body)->nth;
+	w.link = in->m.body ? ((const Pds__Hello *)in->m.body)->nth : 0;
 	chan_send_rid(c, in->rid, in->rid_len, MSG_WELCOME, &w.base);
 	uint64_t now = clock_us();
 	if (c->refused_logged_us && now - c->refused_logged_us < 200000u)
@@ -57,19 +76,24 @@ static void refuse(struct chan *c, const struct incoming *in, const char *reason
 	log_warn("hello_refused", "peer=%s reason=%s", log_quote(in->m.env->sender), log_quote(reason));
 }
 
-/* 1: the name is somebody else's, who lives. A peer whose process has ended or who was silent is already down and gone. */
+static uint32_t pid_of(const struct peer *p)
+{
+	return p->hello && p->hello->process ? p->hello->process->pid : 0;
+}
+
+/* 1: the name is another life's, which goes on. A peer whose process has ended or who was silent is already down and gone. */
 static int name_taken(struct chan *c, const struct incoming *in, struct peer *old, char *why, size_t len)
 {
-	if (in->m.env->epoch == old->epoch)
+	uint64_t epoch = in->m.env->epoch;
+	if (epoch == old->epoch && process_origin_same(&in->origin, &old->origin))
 		return 0;
-	if (in->m.env->epoch < old->epoch) {
+	if (epoch < old->epoch) {
 		snprintf(why, len, "the name %s belongs to a newer life: epoch %llu, yours is %llu", old->name, (unsigned long long)old->epoch,
-		         (unsigned long long)in->m.env->epoch);
+		         (unsigned long long)epoch);
 		return 1;
 	}
-	if ((old->watched && !old->self) || clock_us() - old->heard_us < c->opts.silence_us / 2) {
-		snprintf(why, len, "the name %s is taken by process %u, which lives", old->name,
-		         old->hello && old->hello->process ? old->hello->process->pid : 0);
+	if (epoch == old->epoch || (old->watched && !old->self) || clock_us() - old->heard_us < c->opts.silence_us / 2) {
+		snprintf(why, len, "the name %s is taken by process %u, which lives", old->name, pid_of(old));
 		return 1;
 	}
 	return 0;
@@ -79,6 +103,7 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 {
 	memcpy(p->rid, in->rid, in->rid_len);
 	p->rid_len = in->rid_len;
+	p->origin = in->origin;
 	p->heard_us = clock_us();
 	p->hello_nth = h->nth;
 	p->their_silence_ms = h->silence_ms;
@@ -114,6 +139,10 @@ static void on_hello(struct chan *c, struct incoming *in)
 {
 	Pds__Hello *h = (Pds__Hello *)in->m.body;
 	char why[320];
+	if (process_origin_check(&in->origin, h->process, why, sizeof why) < 0) {
+		refuse(c, in, why);
+		return;
+	}
 	struct peer *old = find_accepted(c, in->m.env->sender);
 	if (old && name_taken(c, in, old, why, sizeof why)) {
 		refuse(c, in, why);
@@ -171,6 +200,11 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 			on_refused(c, p, in, w->reason);
 		return;
 	}
+	char why[320];
+	if (process_origin_check(&in->origin, w->process, why, sizeof why) < 0) {
+		on_refused(c, p, in, why);
+		return;
+	}
 	p->heard_us = clock_us();
 	p->their_silence_ms = w->silence_ms;
 	int same = p->state == PEER_UP && p->epoch == in->m.env->epoch;
@@ -192,6 +226,7 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 	snprintf(p->program, sizeof p->program, "%s", w->program);
 	p->epoch = in->m.env->epoch;
 	p->link_id = w->link;
+	p->origin = in->origin;
 	chan_peer_watch(c, p, w->process);
 	chan_peer_up(c, p);
 }
@@ -203,7 +238,7 @@ static void on_ctl(struct chan *c, struct incoming *in)
 	const Pds__CtlRequest *q = (const Pds__CtlRequest *)in->m.body;
 	Pds__CtlReply a = PDS__CTL_REPLY__INIT;
 	char *text = NULL;
-	a.code = c->hooks.ctl ? c->hooks.ctl(c->hooks.arg, q->command, q->args, q->n_args, &text) : ERR_UNSUPPORTED;
+	a.code = c->hooks.ctl ? c->hooks.ctl(c->hooks.arg, &in->origin, q->command, q->args, q->n_args, &text) : ERR_UNSUPPORTED;
 	a.text = text ? text : (char *)"";
 	chan_send_rid(c, in->rid, in->rid_len, MSG_CTL_REPLY, &a.base);
 	free(text);
@@ -221,8 +256,56 @@ void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in)
 		c->hooks.message(c->hooks.arg, p, in->m.info->type, &head, in->m.body);
 }
 
+/* 0, ERR_FULL past limit, or ERR_NOMEM. */
+static int parts_add(struct parts *j, const void *bytes, size_t len, size_t limit)
+{
+	if (len > limit || j->len > limit - len)
+		return ERR_FULL;
+	if (j->len + len > j->size) {
+		size_t size = 2 * (j->len + len);
+		unsigned char *longer = realloc(j->bytes, size);
+		if (!longer)
+			return ERR_NOMEM;
+		j->bytes = longer;
+		j->size = size;
+	}
+	memcpy(j->bytes + j->len, bytes, len);
+	j->len += len;
+	return 0;
+}
+
+void parts_drop(struct parts *j)
+{
+	free(j->bytes);
+	*j = (struct parts){0};
+}
+
+/* 1: the body is whole now, and in->bytes all of it. 0: it goes on, or could not be kept and is dropped. */
+static int join_parts(struct chan *c, struct parts *j, struct incoming *in)
+{
+	struct err err = {0};
+	if (!in->m.env->more && !j->bytes && !j->lost)
+		return 1;
+	if (!j->lost && parts_add(j, in->bytes, in->len, c->opts.message_bytes_max) < 0) {
+		err_set(&err, ERR_FULL, "%s from %s has more than %zu bytes", in->m.info->name, in->m.env->sender, c->opts.message_bytes_max);
+		complain(c, &err);
+		parts_drop(j);
+		j->lost = 1;
+	}
+	if (in->m.env->more)
+		return 0;
+	int whole = !j->lost;
+	free(in->own);
+	in->bytes = in->own = j->bytes;
+	in->len = j->len;
+	*j = (struct parts){0};
+	return whole;
+}
+
 static void deliver(struct chan *c, struct peer *p, struct incoming *in)
 {
+	if (decode_body(c, in) < 0)
+		return;
 	if (in->late_us)
 		chan_fault_late(c, p, in);
 	else
@@ -252,7 +335,8 @@ static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 			chan_send_link(c, p, MSG_ACK, &a.base);
 		else
 			chan_owe_ack(c, p);
-		deliver(c, p, in);
+		if (join_parts(c, &p->parts, in))
+			deliver(c, p, in);
 		return;
 	case LINK_DUPLICATE:
 		c->counts.duplicates++;
@@ -266,7 +350,10 @@ static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 
 static void on_ack(struct chan *c, struct peer *p, const Pds__Ack *a)
 {
-	if (!a->missing || list_empty(&p->link.window) || p->resend_at_us)
+	if (!a->missing || list_empty(&p->link.window))
+		return;
+	p->resend_all = 1;
+	if (p->resend_at_us)
 		return;
 	p->resend_at_us = list_entry(p->link.window.next, struct link_out, node)->sent_us + c->pace.gap_us;
 	chan_tick_soon(c, p->resend_at_us);
@@ -281,7 +368,7 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 	int this_link = e->ack_epoch == c->opts.epoch && e->link == p->link_id;
 	if (this_link)
 		chan_acked(c, p, e->ack);
-	if (in->m.info->type == MSG_ACK && this_link)
+	if (in->m.info->type == MSG_ACK && this_link && decode_body(c, in) == 0)
 		on_ack(c, p, (const Pds__Ack *)in->m.body);
 	if (in->m.info->flags & MSG_LINK)
 		return;
@@ -291,8 +378,20 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	}
 	deliver(c, p, in);
-	if (in->m.info->type == MSG_HEARTBEAT && !in->late_us)
+	if (in->m.info->type == MSG_HEARTBEAT && !in->late_us && in->m.body)
 		chan_beat_taken(c, p, (const Pds__Heartbeat *)in->m.body);
+}
+
+/* It is up, but another process sent this on its connection's name. */
+static int is_forged(struct chan *c, const struct peer *p, const struct incoming *in)
+{
+	struct err err = {0};
+	if (p->state != PEER_UP || process_origin_same(&p->origin, &in->origin))
+		return 0;
+	err_set(&err, ERR_INVALID, "%s as %s, but from process %u of user %u, not %u of %u", in->m.info->name, p->name, in->origin.pid, in->origin.uid,
+	        p->origin.pid, p->origin.uid);
+	complain(c, &err);
+	return 1;
 }
 
 void chan_dispatch(struct chan *c, struct incoming *in)
@@ -303,22 +402,43 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 	c->counts.received++;
 	if ((p && p->state == PEER_DEAD) || (c->ending && t != MSG_GOODBYE))
 		return;                 /* disconnected: its socket closes at the next tick */
-	if (t == MSG_GOODBYE) {
-		chan_goodbye_taken(c, p, in);
-	} else if (!s->peer && t == MSG_HELLO) {
-		on_hello(c, in);
+	if (!s->peer && t == MSG_HELLO) {
+		if (decode_body(c, in) == 0)
+			on_hello(c, in);
 	} else if (!s->peer && t == MSG_CTL_REQUEST) {
-		on_ctl(c, in);          /* whom we connected to asks us nothing */
+		if (decode_body(c, in) == 0)
+			on_ctl(c, in);  /* whom we connected to asks us nothing */
 	} else if (s->peer && t == MSG_WELCOME) {
-		on_welcome(c, p, in);
+		if (decode_body(c, in) == 0)
+			on_welcome(c, p, in);
 	} else if (s->peer && t == MSG_WHO) {
 		if (clock_us() - p->hello_us > c->pace.hello_us / 6)
 			chan_hello(c, p);
+	} else if (p && is_forged(c, p, in)) {
+		return;
+	} else if (t == MSG_GOODBYE) {
+		if (decode_body(c, in) == 0)
+			chan_goodbye_taken(c, p, in);
 	} else if (p && p->state == PEER_UP) {
 		on_known(c, p, in);
 	} else if (!s->peer && !(in->m.info->flags & MSG_LINK)) {
 		Pds__Who who = PDS__WHO__INIT;
 		chan_send_rid(c, in->rid, in->rid_len, MSG_WHO, &who.base);
+	}
+}
+
+/* A peer of another protocol version hears why, and we say it of one that we connected to: what a WELCOME refuses is the same in all versions. */
+static void other_version(struct chan *c, struct incoming *in, const char *why)
+{
+	struct err ignored = {0};
+	if (!in->s->peer && in->m.info->type == MSG_HELLO) {
+		if (msg_decode_body(&in->m, in->bytes, in->len, &ignored) < 0 && in->m.body) {
+			protobuf_c_message_free_unpacked(in->m.body, NULL);
+			in->m.body = NULL;
+		}
+		refuse(c, in, why);
+	} else if (in->s->peer && in->m.info->type == MSG_WELCOME) {
+		on_refused(c, in->s->peer, in, why);
 	}
 }
 
@@ -329,44 +449,61 @@ __attribute__((noinline)) static size_t copy_rid(unsigned char *out, zmq_msg_t *
 	return zmq_msg_size(f);
 }
 
+/* The frames of one message, the first `want` into f[want + 1]. Returns how many there were, 0: none. */
+static int take_frames(struct sock *s, zmq_msg_t *f, int want)
+{
+	int n = 0;
+	for (int more = 1; more; n++) {
+		zmq_msg_t *m = &f[n < want ? n : want];
+		zmq_msg_init(m);
+		if (zmq_msg_recv(m, s->z, ZMQ_DONTWAIT) < 0) {
+			zmq_msg_close(m);
+			return n;
+		}
+		more = zmq_msg_more(m);
+		if (n >= want)
+			zmq_msg_close(m);
+	}
+	return n;
+}
+
+static void take_message(struct sock *s, zmq_msg_t *env, struct incoming *in)
+{
+	struct err err = {0};
+	int r = msg_decode_head(zmq_msg_data(env), zmq_msg_size(env), in->len, &in->m, &err);
+	if (r == ERR_UNSUPPORTED && in->m.info)
+		other_version(s->c, in, err.text);
+	if (r < 0)
+		complain(s->c, &err);
+	else if (s->c->fault)
+		chan_fault_in(s->c, in);
+	else
+		chan_dispatch(s->c, in);
+	incoming_fini(in);
+}
+
 /* Reads one multipart message; 0, or -1 when there is none. Frames beyond what is expected make it bad. */
 static int take_one(struct sock *s)
 {
-	zmq_msg_t f[3];
-	int want = s->peer ? 2 : 3, n = 0, more = 1, extra = 0;
-	while (more) {
-		zmq_msg_t m;
-		zmq_msg_init(&m);
-		if (zmq_msg_recv(&m, s->z, ZMQ_DONTWAIT) < 0) {
-			zmq_msg_close(&m);
-			break;
-		}
-		more = zmq_msg_more(&m);
-		if (n < want)
-			f[n++] = m;
-		else
-			extra++, zmq_msg_close(&m);
-	}
-	if (n == 0)
-		return -1;
+	zmq_msg_t f[4];
+	int want = s->peer ? 2 : 3, n = take_frames(s, f, want);
 	struct incoming in = {.s = s};
 	struct err err = {0};
-	if (n == want && !extra && (s->peer || zmq_msg_size(&f[0]) <= RID_MAX)) {
+	if (n == 0)
+		return -1;
+	if (n == want && (s->peer || zmq_msg_size(&f[0]) <= RID_MAX)) {
+		zmq_msg_t *env = &f[n - 2], *body = &f[n - 1];
 		if (!s->peer)
 			in.rid_len = copy_rid(in.rid, &f[0]);
-		zmq_msg_t *env = &f[n - 2], *body = &f[n - 1];
-		if (msg_decode(zmq_msg_data(env), zmq_msg_size(env), zmq_msg_data(body), zmq_msg_size(body), &in.m, &err) < 0)
-			complain(s->c, &err);
-		else if (s->c->fault)
-			chan_fault_in(s->c, &in);
-		else
-			chan_dispatch(s->c, &in);
-		msg_in_fini(&in.m);
+		process_origin_parse(zmq_msg_gets(body, "Peer-Address"), &in.origin);
+		in.bytes = zmq_msg_data(body);
+		in.len = zmq_msg_size(body);
+		take_message(s, env, &in);
 	} else {
-		err_set(&err, ERR_CORRUPT, "message of %d frames, expected %d", n + extra, want);
+		err_set(&err, ERR_CORRUPT, "message of %d frames, expected %d", n, want);
 		complain(s->c, &err);
 	}
-	for (int i = 0; i < n; i++)
+	for (int i = 0; i < n && i < want; i++)
 		zmq_msg_close(&f[i]);
 	return 0;
 }

@@ -37,6 +37,13 @@ struct line {
 	uint32_t n;
 };
 
+/* A body of which not all parts are there. */
+struct parts {
+	unsigned char *bytes;    /* NULL: none */
+	size_t len, size;
+	int lost;                /* it grew too long: dropped until its last part has come */
+};
+
 struct peer {
 	struct list node;
 	struct chan *c;
@@ -50,6 +57,8 @@ struct peer {
 	int self;                /* it lives in this very process */
 	int hello_waits;         /* the socket did not take our HELLO: again as soon as it is connected */
 	int anew;                /* it is down only for its link to begin anew */
+	struct process_origin origin;   /* of its HELLO or WELCOME: all its messages come from there */
+	struct parts parts;
 	int bye_waits;           /* chan_destroy: it has not yet answered our goodbye */
 	void *data;
 	Pds__Hello *hello;       /* theirs, if they connected to us */
@@ -60,6 +69,7 @@ struct peer {
 	uint64_t busy_us, stir_us;    /* last numbered message or news from it; when that began after a lull */
 	uint64_t ack_due_us;     /* 0: nothing to acknowledge */
 	uint64_t resend_at_us;   /* the window is sent again then, and nothing before; 0: all of it was given to the socket */
+	int resend_all;          /* then: all of it. 0: from the first that the socket has not taken */
 	uint64_t progress_us;    /* the window became filled, or shorter */
 	uint64_t resend_wait_us; /* how long the clock waits for an acknowledgement */
 	uint64_t gap_us;         /* when a gap was last told */
@@ -76,8 +86,12 @@ struct incoming {
 	struct sock *s;
 	unsigned char rid[RID_MAX];
 	size_t rid_len;
+	struct process_origin origin;
 	uint64_t late_us;        /* fault layer: its handler hears of it that much later */
-	struct msg_in m;
+	struct msg_in m;         /* its body is decoded when it is known whose it is */
+	const unsigned char *bytes;
+	size_t len;              /* the body as it came */
+	unsigned char *own;      /* bytes, where they outlive ZeroMQ's frame; else NULL */
 };
 
 /* Times of a link, all from chan_opts.resend_us. */
@@ -85,7 +99,7 @@ struct pace {
 	uint64_t resend_us;      /* sent, not acknowledged: again after this, then after twice, ... */
 	uint64_t resend_max_us;
 	uint64_t ack_us;         /* what has arrived is acknowledged after this, if nothing was sent that could carry it */
-	uint64_t retry_us;       /* the socket took nothing: again after this */
+	uint64_t retry_us;       /* the socket took nothing more: the rest after this */
 	uint64_t gap_us;         /* at least, between two times that a gap is told, or the window is sent again for one */
 	uint64_t hello_us;       /* HELLO again; at the earliest a sixth of it */
 };
@@ -124,6 +138,8 @@ int chan_send_link(struct chan *c, struct peer *p, enum msg_type type, const Pro
 int chan_send_rid(struct chan *c, const void *rid, size_t rid_len, enum msg_type type, const ProtobufCMessage *body);
 /* Sends the first `most` of the window again. */
 void chan_resend(struct chan *c, struct peer *p, uint32_t most);
+/* Sends what of the window the socket has not taken yet. */
+void chan_send_rest(struct chan *c, struct peer *p);
 void chan_acked(struct chan *c, struct peer *p, uint64_t ack);
 void chan_hello(struct chan *c, struct peer *p);
 void chan_welcome(struct chan *c, struct peer *p, int resumed);
@@ -135,6 +151,8 @@ void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc);
 void chan_peer_free(struct peer *p);
 /* chan_in.c */
 void chan_take(struct sock *s);
+void incoming_fini(struct incoming *in);
+void parts_drop(struct parts *j);
 struct peer *chan_find_rid(struct chan *c, const void *rid, size_t n);
 void chan_dispatch(struct chan *c, struct incoming *in);    /* may take in->m's parts */
 void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in);

@@ -154,8 +154,10 @@ static void look_at_window(struct chan *c, struct peer *p, uint64_t now)
 {
 	if (list_empty(&p->link.window))
 		p->resend_at_us = 0;
-	else if (p->resend_at_us && now >= p->resend_at_us)
+	else if (p->resend_at_us && now >= p->resend_at_us && p->resend_all)
 		chan_resend(c, p, UINT32_MAX);
+	else if (p->resend_at_us && now >= p->resend_at_us)
+		chan_send_rest(c, p);
 	else if (!p->resend_at_us && now >= list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us) {
 		p->resend_wait_us = min_u64(2 * p->resend_wait_us, c->pace.resend_max_us);
 		chan_resend(c, p, RESEND_BATCH);

@@ -31,33 +31,67 @@ static ProtobufCMessage *unpack_bounded(const ProtobufCMessageDescriptor *d, siz
 	return protobuf_c_message_unpack(d, &a, len, bytes);
 }
 
-int msg_decode(const void *env, size_t env_len, const void *body, size_t body_len, struct msg_in *ret, struct err *err)
+static int check_sender(const char *sender, struct err *err)
+{
+	size_t n = strlen(sender);
+	if (n == 0 || n > MSG_NAME_MAX)
+		return err_set(err, ERR_CORRUPT, "sender's name has %zu bytes, allowed 1 to %u", n, MSG_NAME_MAX);
+	if (strspn(sender, NAME_CHARS) != n)
+		return err_set(err, ERR_CORRUPT, "sender's name holds other characters than " NAME_CHARS);
+	return 0;
+}
+
+static int is_ctl(enum msg_type type)
+{
+	return type == MSG_CTL_REQUEST || type == MSG_CTL_REPLY;
+}
+
+static int check_head(const Pds__Envelope *env, const struct msg_type_info *info, size_t body_len, struct err *err)
+{
+	if ((info->flags & MSG_REQUEST) && !env->request_hi && !env->request_lo)
+		return err_set(err, ERR_CORRUPT, "%s from %s without a request id", info->name, env->sender);
+	if ((info->flags & MSG_REQUEST) && !env->attempt)
+		return err_set(err, ERR_CORRUPT, "%s from %s without an attempt number", info->name, env->sender);
+	if ((info->flags & MSG_LINK) && !is_ctl(info->type) && body_len > LINK_BODY_MAX)
+		return err_set(err, ERR_CORRUPT, "%s of %zu bytes from %s, allowed %u", info->name, body_len, env->sender, LINK_BODY_MAX);
+	if (env->more && !(info->flags & MSG_NUMBERED))
+		return err_set(err, ERR_CORRUPT, "%s from %s in parts, although it is not numbered", info->name, env->sender);
+	return 0;
+}
+
+int msg_decode_head(const void *env, size_t env_len, size_t body_len, struct msg_in *ret, struct err *err)
 {
 	memset(ret, 0, sizeof *ret);
-	ret->env = pds__envelope__unpack(NULL, env_len, env);
-	if (!ret->env)
+	Pds__Envelope *e = ret->env = pds__envelope__unpack(NULL, env_len, env);
+	if (!e)
 		return err_set(err, ERR_CORRUPT, "envelope of %zu bytes does not decode", env_len);
-	if (ret->env->version != PROTOCOL_VERSION)
-		return err_set(err, ERR_UNSUPPORTED, "protocol version %u from %.47s, here %u", ret->env->version, ret->env->sender, PROTOCOL_VERSION);
-	size_t name = strlen(ret->env->sender);
-	if (name == 0 || name > MSG_NAME_MAX)
-		return err_set(err, ERR_CORRUPT, "sender's name has %zu bytes, allowed 1 to %u", name, MSG_NAME_MAX);
-	if (strspn(ret->env->sender, NAME_CHARS) != name)
-		return err_set(err, ERR_CORRUPT, "sender's name holds other characters than " NAME_CHARS);
-	ret->info = msg_type_find(ret->env->type);
-	if (!ret->info)
-		return err_set(err, ERR_UNSUPPORTED, "message type %u from %s is unknown", ret->env->type, ret->env->sender);
-	if ((ret->info->flags & MSG_REQUEST) && !ret->env->request_hi && !ret->env->request_lo)
-		return err_set(err, ERR_CORRUPT, "%s from %s without a request id", ret->info->name, ret->env->sender);
-	if ((ret->info->flags & MSG_REQUEST) && !ret->env->attempt)
-		return err_set(err, ERR_CORRUPT, "%s from %s without an attempt number", ret->info->name, ret->env->sender);
-	if ((ret->info->flags & MSG_LINK) && ret->info->type != MSG_CTL_REQUEST && ret->info->type != MSG_CTL_REPLY && body_len > LINK_BODY_MAX)
-		return err_set(err, ERR_CORRUPT, "%s of %zu bytes from %s, allowed %u", ret->info->name, body_len, ret->env->sender, LINK_BODY_MAX);
-	ret->body = unpack_bounded(ret->info->body, body_len, body);
-	if (!ret->body)
-		return err_set(err, ERR_CORRUPT, "%s of %zu bytes from %s does not decode", ret->info->name, body_len, ret->env->sender);
-	int r = msg_validate(ret->info, ret->body, err);
-	return r < 0 ? err_prefix(err, "%s from %s", ret->info->name, ret->env->sender) : 0;
+	int r = check_sender(e->sender, err);
+	if (r < 0)
+		return r;
+	const struct msg_type_info *info = msg_type_find(e->type);
+	if (e->version != PROTOCOL_VERSION) {
+		ret->info = e->type == MSG_HELLO || e->type == MSG_WELCOME ? info : NULL;
+		return err_set(err, ERR_UNSUPPORTED, "%s speaks protocol version %u, this daemon %u", e->sender, e->version, PROTOCOL_VERSION);
+	}
+	if (!info)
+		return err_set(err, ERR_UNSUPPORTED, "message type %u from %s is unknown", e->type, e->sender);
+	ret->info = info;
+	return check_head(e, info, body_len, err);
+}
+
+int msg_decode_body(struct msg_in *m, const void *body, size_t len, struct err *err)
+{
+	m->body = unpack_bounded(m->info->body, len, body);
+	if (!m->body)
+		return err_set(err, ERR_CORRUPT, "%s of %zu bytes from %s does not decode", m->info->name, len, m->env->sender);
+	int r = msg_validate(m->info, m->body, err);
+	return r < 0 ? err_prefix(err, "%s from %s", m->info->name, m->env->sender) : 0;
+}
+
+int msg_decode(const void *env, size_t env_len, const void *body, size_t body_len, struct msg_in *ret, struct err *err)
+{
+	int r = msg_decode_head(env, env_len, body_len, ret, err);
+	return r < 0 ? r : msg_decode_body(ret, body, body_len, err);
 }
 
 void msg_in_fini(struct msg_in *m)

@@ -1,5 +1,6 @@
-/* codec.h - two frames to and from a message. Decoding is whole: unpacked, left-over bytes refused, required parts present, sizes within bounds; only
- * then is a message handed on. */
+/* codec.h - two frames to and from a message. The envelope is decoded first and says what the body is; the body when it is
+ * known whose it is and all of it is there. Decoding is whole: unpacked, left-over bytes refused, required parts present,
+ * sizes within bounds; only then is a message handed on. */
 #ifndef MSG_CODEC_H
 #define MSG_CODEC_H
 
@@ -19,7 +20,12 @@ struct msg_in {
 	ProtobufCMessage *body;
 };
 
-/* ERR_UNSUPPORTED: another protocol version or an unknown type (ret->env is set for the version's sake); ERR_CORRUPT: all else. */
+/* The envelope alone, of a message with body_len bytes of body. ERR_UNSUPPORTED: another protocol version (ret->env is set, and
+ * ret->info when it is a HELLO or a WELCOME) or an unknown type; ERR_CORRUPT: all else. */
+int msg_decode_head(const void *env, size_t env_len, size_t body_len, struct msg_in *ret, struct err *err);
+/* The body of a message whose head is decoded; ERR_CORRUPT. */
+int msg_decode_body(struct msg_in *m, const void *body, size_t len, struct err *err);
+/* Both. */
 int msg_decode(const void *env, size_t env_len, const void *body, size_t body_len, struct msg_in *ret, struct err *err);
 void msg_in_fini(struct msg_in *m);
 /* What the .proto files cannot say: sub-messages that must be there, bounds of counts. */

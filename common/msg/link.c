@@ -1,6 +1,5 @@
 /* link.c - see link.h. */
 #include "msg/link.h"
-#include "util/mem.h"
 
 #include <stdlib.h>
 
@@ -27,17 +26,27 @@ void link_fini(struct link *l)
 		link_drop(l, list_entry(it, struct link_out, node));
 }
 
-struct link_out *link_push(struct link *l, uint32_t max_messages, size_t max_bytes, size_t len)
+int link_has_room(const struct link *l, uint32_t max_messages, size_t max_bytes, size_t n, size_t bytes)
 {
-	if (l->n_window >= max_messages || len > max_bytes || l->window_bytes > max_bytes - len)
+	return n <= max_messages && l->n_window <= max_messages - n && bytes <= max_bytes && l->window_bytes <= max_bytes - bytes;
+}
+
+struct link_out *link_push(struct link *l, size_t len)
+{
+	struct link_out *o = malloc(sizeof *o + len);
+	if (!o)
 		return NULL;
-	struct link_out *o = mem_zalloc(sizeof *o + len);
-	o->seq = l->next_seq++;
-	o->len = len;
+	*o = (struct link_out){.seq = l->next_seq++, .len = len};
 	list_push_back(&l->window, &o->node);
 	l->n_window++;
 	l->window_bytes += len;
 	return o;
+}
+
+void link_pop(struct link *l)
+{
+	link_drop(l, list_entry(l->window.prev, struct link_out, node));
+	l->next_seq--;
 }
 
 void link_acked(struct link *l, uint64_t ack)

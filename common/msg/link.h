@@ -17,6 +17,7 @@ struct link_out {
 	uint32_t attempt;
 	uint64_t deadline_us;
 	uint64_t sent_us;          /* last time it was given to the socket, 0: not yet */
+	int more;                  /* the body goes on in the next one */
 	size_t len;
 	unsigned char body[];
 };
@@ -34,8 +35,12 @@ enum link_verdict { LINK_DELIVER, LINK_DUPLICATE, LINK_GAP };
 
 void link_init(struct link *l);
 void link_fini(struct link *l);
-/* Copies body; NULL when the window has no room (max_messages, max_bytes). */
-struct link_out *link_push(struct link *l, uint32_t max_messages, size_t max_bytes, size_t len);
+/* Whether n messages of bytes in all have room (max_messages, max_bytes). */
+int link_has_room(const struct link *l, uint32_t max_messages, size_t max_bytes, size_t n, size_t bytes);
+/* One more, with room for a body of len bytes, after link_has_room; NULL: no memory. */
+struct link_out *link_push(struct link *l, size_t len);
+/* Takes the last one back, which nobody has sent yet. */
+void link_pop(struct link *l);
 /* Everything up to ack has arrived at the other side. A number that was never sent is ignored. */
 void link_acked(struct link *l, uint64_t ack);
 /* Judges an incoming number; LINK_DELIVER advances what is expected. */

@@ -1,5 +1,6 @@
 /* process.c - see process.h. The start time guards against a PID that was used again. */
 #include "msg/process.h"
+#include "util/err.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -68,4 +69,76 @@ int process_watch(const Pds__Process *p, int *ret_dead)
 		close(fd);
 	*ret_dead = 1;
 	return -1;
+}
+
+/* --- who is at the other end -------------------------------------------------------------------------------------------- */
+
+/* libzmq 4.x writes an ipc peer's SO_PEERCRED as "localhost:UID:GID:PID"; of TCP it has the address alone. */
+void process_origin_parse(const char *text, struct process_origin *ret)
+{
+	unsigned long v[3];
+	*ret = (struct process_origin){0};
+	const char *p = text ? strchr(text, ':') : NULL;
+	for (int i = 0; i < 3; i++) {
+		char *end;
+		if (!p || *p != ':')
+			return;
+		v[i] = strtoul(p + 1, &end, 10);
+		if (end == p + 1 || v[i] > UINT32_MAX)
+			return;
+		p = end;
+	}
+	if (*p)
+		return;
+	*ret = (struct process_origin){.is_local = 1, .uid = (uint32_t)v[0], .gid = (uint32_t)v[1], .pid = (uint32_t)v[2]};
+}
+
+int process_origin_same(const struct process_origin *a, const struct process_origin *b)
+{
+	return a->is_local == b->is_local && a->uid == b->uid && a->gid == b->gid && a->pid == b->pid;
+}
+
+int process_origin_check(const struct process_origin *o, const Pds__Process *p, char *why, size_t why_len)
+{
+	pthread_once(&once, read_host);
+	if (!o->is_local)
+		snprintf(why, why_len, "the connection is not local: this version has no links between hosts");
+	else if (o->uid != geteuid() && o->uid != 0)
+		snprintf(why, why_len, "process %u runs as user %u; allowed are user %u and root", o->pid, o->uid, (unsigned)geteuid());
+	else if (!p)
+		snprintf(why, why_len, "it does not say which process it is");
+	else if (strcmp(p->boot_id, boot_id) != 0)
+		snprintf(why, why_len, "it says that it runs on another host: this version has no links between hosts");
+	else if (p->pid_namespace == pid_namespace && p->pid != o->pid)
+		snprintf(why, why_len, "it says that it is process %u, the connection is process %u's", p->pid, o->pid);
+	else
+		return 0;
+	return ERR_INVALID;
+}
+
+/* Field Groups of /proc/PID/status: its groups besides its own. */
+static int has_other_group(uint32_t pid, uint32_t gid)
+{
+	char path[64], line[4096];
+	int found = 0;
+	snprintf(path, sizeof path, "/proc/%u/status", pid);
+	FILE *f = fopen(path, "re");
+	if (!f)
+		return 0;
+	while (!found && fgets(line, sizeof line, f)) {
+		if (strncmp(line, "Groups:", 7) != 0)
+			continue;
+		char *at = line + 7, *end;
+		for (unsigned long g = strtoul(at, &end, 10); end != at && !found; g = strtoul(at, &end, 10)) {
+			found = g == gid;
+			at = end;
+		}
+	}
+	fclose(f);
+	return found;
+}
+
+int process_origin_in_group(const struct process_origin *o, uint32_t gid)
+{
+	return o->is_local && (o->gid == gid || (o->pid && has_other_group(o->pid, gid)));
 }

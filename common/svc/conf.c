@@ -174,21 +174,29 @@ static int in_range(const struct conf_key *k, const struct conf_value *v)
 	return x >= k->min && x <= upper(k);
 }
 
+/* A value as a message may show it. */
+static const char *shown(const struct conf_key *k, const char *text)
+{
+	return k->flags & CONF_SECRET ? "(secret)" : text;
+}
+
 static int value_check(const struct conf_key *k, const struct conf_value *v, struct err *err)
 {
 	if (in_range(k, v))
 		return 0;
 	char range[256];
 	conf_range_text(k, range, sizeof range);
-	return err_set(err, ERR_INVALID, "%s: %s = %.100s is out of range: %s", v->source, k->name, v->text, range);
+	return err_set(err, ERR_INVALID, "%s: %s = %.100s is out of range: %s", v->source, k->name,
+	               shown(k, v->text), range);
 }
 
 static int wrong_type(const struct conf_key *k, const char *source, const char *got, struct err *err)
 {
 	char range[256];
 	conf_range_text(k, range, sizeof range);
-	return err_set(err, ERR_INVALID, "%s: %s = %.100s is of the wrong type: want %s%s%s%s", source, k->name, got, type_name(k->type),
-	               *range ? " (" : "", range, *range ? ")" : "");
+	return err_set(err, ERR_INVALID, "%s: %s = %.100s is of the wrong type: want %s%s%s%s", source,
+	               k->name, shown(k, got), type_name(k->type), *range ? " (" : "", range,
+	               *range ? ")" : "");
 }
 
 static int set_text(struct conf_entry *e, const char *text, const char *source, struct err *err)
@@ -432,8 +440,9 @@ int conf_reload(struct conf *c, char **ret_changed, char **ret_refused, struct e
 		struct conf_entry *old = &c->entries[i], *new = &fresh->entries[i];
 		if (strcmp(old->value.text, new->value.text) == 0)
 			continue;
-		add_name(old->key->reloadable ? &changed : &refused, all[i].name);
-		if (old->key->reloadable) {
+		int may = old->key->flags & CONF_RELOADABLE;
+		add_name(may ? &changed : &refused, all[i].name);
+		if (may) {
 			struct conf_value v = old->value;
 			old->value = new->value;
 			new->value = v;

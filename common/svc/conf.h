@@ -10,13 +10,18 @@
 
 enum conf_type { CONF_BOOL, CONF_INT, CONF_FLOAT, CONF_STRING, CONF_LIST /* of strings */ };
 
+enum conf_flag {
+	CONF_RELOADABLE = 1,       /* may change by SIGHUP */
+	CONF_SECRET = 2            /* STRING, LIST: no answer, message or log says more than whether it is set */
+};
+
 struct conf_key {
 	const char *name;          /* "max_batched_tokens" */
 	enum conf_type type;
 	const char *def;           /* as text; lists: items separated by spaces */
 	double min, max;           /* INT, FLOAT: inclusive; STRING: of the length; LIST: of the count */
 	const char *unit;          /* "tokens", "us", "" */
-	int reloadable;            /* may change by SIGHUP */
+	int flags;                 /* of enum conf_flag */
 	const char *help;
 	const char *choices;       /* STRING: "a|b|c", or NULL */
 };
@@ -36,7 +41,9 @@ int64_t conf_int(const struct conf *c, const char *key);
 double conf_float(const struct conf *c, const char *key);
 const char *conf_str(const struct conf *c, const char *key);     /* "" when empty */
 int conf_list(const struct conf *c, const char *key, const char *const **ret_items);   /* count */
-void conf_json(const struct conf *c, struct buf *out);           /* key -> {value, default, unit, min, max, help, reloadable, source} */
+/* key -> {value, default, unit, min, max, help, reloadable, source}; a secret's value is "set",
+ * "set, 2 items" or "not set" */
+void conf_json(const struct conf *c, struct buf *out);
 void conf_help(const struct conf_key *const *tables, struct buf *out);   /* text for --help and the manual */
 
 #endif

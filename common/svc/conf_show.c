@@ -96,9 +96,19 @@ static void json_text(struct buf *out, const char *s)
 	buf_add_json(out, s, strlen(s));
 }
 
+static void json_secret(struct buf *out, const struct conf_key *k, const struct conf_value *v)
+{
+	if (k->type == CONF_LIST && v->n_items)
+		buf_printf(out, "\"set, %zu item%s\"", v->n_items, v->n_items == 1 ? "" : "s");
+	else
+		json_text(out, *v->text ? "set" : "not set");
+}
+
 static void json_value(struct buf *out, const struct conf_key *k, const struct conf_value *v)
 {
-	if (k->type == CONF_STRING) {
+	if (k->flags & CONF_SECRET) {
+		json_secret(out, k, v);
+	} else if (k->type == CONF_STRING) {
 		json_text(out, v->text);
 	} else if (k->type == CONF_LIST) {
 		buf_addc(out, '[');
@@ -133,7 +143,8 @@ void conf_json(const struct conf *c, struct buf *out)
 			buf_adds(out, ",\"choices\":");
 			json_text(out, k->choices);
 		}
-		buf_printf(out, ",\"reloadable\":%s,\"source\":", k->reloadable ? "true" : "false");
+		const char *reloadable = k->flags & CONF_RELOADABLE ? "true" : "false";
+		buf_printf(out, ",\"reloadable\":%s,\"source\":", reloadable);
 		json_text(out, v->source);
 		buf_addc(out, '}');
 	}
@@ -190,7 +201,7 @@ static void help_key(const struct conf_key *k, struct buf *out)
 	struct buf b;
 	buf_init(&b, 0);
 	buf_printf(&b, "%c%.*s.%s%s%s%s%s", n ? toupper((unsigned char)*help) : '?', n ? (int)n - 1 : 0, n ? help + 1 : "", *range ? " Range: " : "", range, *range ? "." : "", required ? " Must be set." : "",
-	           k->reloadable ? " SIGHUP reloads it." : "");
+	           k->flags & CONF_RELOADABLE ? " SIGHUP reloads it." : "");
 	line = b.data;
 	comment(out, line);
 	buf_fini(&b);

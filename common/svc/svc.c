@@ -6,9 +6,12 @@
 #include "svc/svc_int.h"
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/descriptors.h"
 #include "util/mem.h"
+#include "util/trim.h"
 
 #include <errno.h>
+#include <grp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,13 +22,19 @@
 #include <unistd.h>
 
 #define END_GRACE_S 3
+#define LAST_WORDS_US 1000000u   /* after `expire` */
 #define IDLE_TICK_US 20000
+#define DESCRIPTORS_RESERVED 256u   /* own files, and links to other daemons, three each */
+#define LOG_WAIT_MS 300       /* at the end, for what is not yet written */
+#define TRIM_TICK_US 1000000
 
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0, "Name of this daemon; one running process per name and run directory", NULL},
 	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0, "Folder of sockets and lock files, made if it is missing", NULL},
 	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
-     "ZeroMQ address that other daemons and pdctl connect to: tcp://ADDRESS:PORT or ipc://PATH; empty: ipc://RUNDIR/NAME.ipc", NULL},
+     "ZeroMQ address that other daemons and pdctl connect to: ipc://PATH; empty: ipc://RUNDIR/NAME.ipc", NULL},
+	{"control_group", CONF_STRING, "", 0, 64, "", 0,
+     "Group whose members may give the commands that change something or show the configuration; always allowed: the daemon's own user and root", NULL},
 	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Least level of events that are logged", "debug|info|warn|error"},
 	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0, "Interval of heartbeats between routers and workers at work; without work 5 to 10 times that", NULL},
 	{"silence_ms", CONF_INT, "2000", 100, 600000, "ms", 0,
@@ -74,35 +83,43 @@ static void on_heartbeat(void *arg, struct peer *p, Pds__Heartbeat *hb)
 		s->hooks->heartbeat(s, p, hb);
 }
 
-/* Heartbeats and goodbyes need no handler; the rest is told once a second and type. */
-static void no_handler(struct svc *s, struct peer *p, enum msg_type type)
+/* Told once a second and type. */
+static int may_say(struct svc *s, unsigned type)
 {
 	uint64_t now = clock_us();
-	if (type == MSG_HEARTBEAT || type == MSG_GOODBYE || type == MSG_PEERS)
-		return;
-	if ((unsigned)type < SVC_MESSAGE_TYPES && s->unknown_us[type] && now - s->unknown_us[type] < 1000000)
-		return;
-	if ((unsigned)type < SVC_MESSAGE_TYPES)
-		s->unknown_us[type] = now;
-	const struct msg_type_info *info = msg_type_find(type);
-	log_warn("message_dropped", "peer=%s type=%s why=\"%s does not take it\"", log_quote(peer_name(p)), info ? info->name : "?", s->hooks->program);
+	if (type >= SVC_MESSAGE_TYPES || (s->unknown_us[type] && now - s->unknown_us[type] < 1000000))
+		return 0;
+	s->unknown_us[type] = now;
+	return 1;
 }
 
 static void on_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
 {
 	struct svc *s = arg;
+	const struct msg_type_info *info = msg_type_find(type);
+	if (!msg_type_is_from(info, peer_program(p))) {
+		if (may_say(s, (unsigned)type))
+			log_warn("message_dropped", "peer=%s type=%s why=\"%s may not send it\"", log_quote(peer_name(p)), info->name, log_quote(peer_program(p)));
+		return;
+	}
 	if ((unsigned)type < SVC_MESSAGE_TYPES && s->dispatch[type])
 		s->dispatch[type](s, p, head, body);
-	else
-		no_handler(s, p, type);
+	else if (type != MSG_HEARTBEAT && may_say(s, (unsigned)type))
+		log_warn("message_dropped", "peer=%s type=%s why=\"%s does not take it\"", log_quote(peer_name(p)), info->name, s->hooks->program);
 }
 
 /* --- the end ------------------------------------------------------------------------------------------------------------- */
 
+/* A second alarm, now with its default action, ends the process where stderr takes nothing. */
 static void on_alarm(int sig)
 {
 	static const char text[] = "level=error event=stop_timeout why=\"the end took too long: leaving at once\"\n";
-	(void)sig;
+	sigset_t alone;
+	signal(sig, SIG_DFL);
+	sigemptyset(&alone);
+	sigaddset(&alone, sig);
+	pthread_sigmask(SIG_UNBLOCK, &alone, NULL);
+	alarm(1);
 	ssize_t done = write(STDERR_FILENO, text, sizeof text - 1);
 	(void)done;
 	_exit(1);
@@ -116,8 +133,15 @@ static void on_idle_tick(evutil_socket_t fd, short what, void *arg)
 	int idle = s->hooks->idle ? s->hooks->idle(s) : 1;
 	if (!idle && clock_us() < s->stop_at_us)
 		return;
-	if (!idle)
+	if (!idle && !s->expired) {
+		s->expired = 1;
 		log_warn("stop_timeout", "why=\"work was still running after stop_timeout_ms\"");
+		if (s->hooks->expire) {
+			s->stop_at_us = clock_us() + LAST_WORDS_US;
+			s->hooks->expire(s);
+			return;
+		}
+	}
 	event_base_loopbreak(s->base);
 }
 
@@ -153,6 +177,7 @@ static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
 	(void)what;
 	if (s->draining) {
 		log_warn("stopped_at_once", "why=\"a second signal\"");
+		log_stop(LOG_WAIT_MS);
 		_exit(128 + (int)sig);
 	}
 	svc_drain_begin(s, sig == SIGINT ? "SIGINT" : "SIGTERM");
@@ -186,6 +211,16 @@ static void on_reload_signal(evutil_socket_t sig, short what, void *arg)
 	svc_notify("READY=1");
 	free(changed);
 	free(refused);
+}
+
+static void on_trim_tick(struct svc *s, void *arg)
+{
+	(void)arg;
+	uint64_t t = clock_us();
+	size_t given = trim_tick(&s->trim);
+	if (given)
+		log_info("memory_given_back", "bytes=%zu took_us=%llu", given,
+		         (unsigned long long)(clock_us() - t));
 }
 
 static void on_watchdog(evutil_socket_t fd, short what, void *arg)
@@ -226,8 +261,15 @@ static int follow_parent(int parent, struct err *err)
 	return 0;
 }
 
+static void on_libevent_says(int severity, const char *text)
+{
+	static const enum log_level levels[] = {LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR};
+	log_at(levels[severity & 3], 0, "libevent", "text=%s", log_quote(text));
+}
+
 static int setup_base(struct svc *s, struct err *err)
 {
+	event_set_log_callback(on_libevent_says);
 	struct event_config *cfg = event_config_new();
 	CHECK(cfg);
 	event_config_set_flag(cfg, EVENT_BASE_FLAG_PRECISE_TIMER);
@@ -264,7 +306,7 @@ static int setup_chan(struct svc *s, struct err *err)
 		.window_messages = (uint32_t)conf_int(s->conf, "window_messages"),
 		.window_bytes = 256u << 20,
 		.peers_max = 1024,
-		.message_bytes_max = 64u << 20,
+		.message_bytes_max = 16u << 20,
 		.fault = conf_str(s->conf, "fault"),
 	};
 	for (const struct svc_msg *m = s->hooks->messages; m && m->fn; m++) {
@@ -274,6 +316,22 @@ static int setup_chan(struct svc *s, struct err *err)
 	return chan_new(s->base, &opts, &hooks, &s->chan, err);
 }
 
+static int check_endpoint(const char *endpoint, struct err *err)
+{
+	if (!*endpoint || strncmp(endpoint, "ipc://", 6) == 0)
+		return 0;
+	return err_set(err, ERR_UNSUPPORTED, "endpoint = \"%s\": only ipc://PATH can be used: links between hosts would not be authenticated", endpoint);
+}
+
+static int find_group(const char *name, int64_t *ret_gid, struct err *err)
+{
+	const struct group *g = *name ? getgrnam(name) : NULL;
+	if (*name && !g)
+		return err_set(err, ERR_INVALID, "control_group = \"%s\": there is no such group", name);
+	*ret_gid = g ? (int64_t)g->gr_gid : -1;
+	return 0;
+}
+
 static int setup_names(struct svc *s, struct err *err)
 {
 	int r;
@@ -281,11 +339,21 @@ static int setup_names(struct svc *s, struct err *err)
 	s->rundir = mem_strdup(conf_str(s->conf, "rundir"));
 	const char *endpoint = conf_str(s->conf, "endpoint");
 	s->endpoint = *endpoint ? mem_strdup(endpoint) : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
-	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0)
+	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 || (r = check_endpoint(endpoint, err)) < 0)
+		return r;
+	if ((r = find_group(conf_str(s->conf, "control_group"), &s->control_gid, err)) < 0)
 		return r;
 	log_init(s->hooks->program, s->name);
 	log_set_level(conf_str(s->conf, "log_level"));
 	return 0;
+}
+
+static int take_descriptors(const struct svc *s, struct err *err)
+{
+	const char *key = "";
+	unsigned own = s->hooks->descriptors ? s->hooks->descriptors(s->conf, &key) : 0;
+	int r = descriptors_init(DESCRIPTORS_RESERVED + own, err);
+	return r == ERR_FULL && own ? err_prefix(err, "%s = %lld", key, (long long)conf_int(s->conf, key)) : r;
 }
 
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
@@ -293,12 +361,17 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	int r;
 	if ((r = setup_names(s, err)) < 0 || (r = follow_parent(o->die_with_parent, err)) < 0)
 		return r;
+	if ((r = take_descriptors(s, err)) < 0)
+		return r;
+	if (log_start() < 0)
+		return err_set(err, ERR_NOMEM, "cannot start the log's thread: raise the limit on tasks");
 	umask(0007);   /* sockets are for the user and its group; the run directory's mode decides who gets near them */
 	if ((r = svc_rundir_make(s->rundir, err)) < 0 || (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
 		return r;
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
 	s->stats = stat_new(s->hooks->stats, s->hooks->n_stats);
+	s->trim_tick = svc_timer_add(s, TRIM_TICK_US, on_trim_tick, NULL);
 	return s->hooks->start(s, err);
 }
 
@@ -311,6 +384,7 @@ static void teardown(struct svc *s)
 		event_free(s->idle_tick);
 	if (s->watchdog)
 		event_free(s->watchdog);
+	svc_timer_del(&s->trim_tick);
 	int bound = s->chan != NULL;
 	chan_destroy(&s->chan);
 	if (bound && strncmp(s->endpoint, "ipc://", 6) == 0)
@@ -334,6 +408,8 @@ static int run(struct svc *s, const struct svc_opts *o)
 	s->lock_fd = s->posts.fd = -1;
 	s->started_us = clock_us();
 	if (setup(s, o, &err) < 0) {
+		alarm(END_GRACE_S);   /* should stderr take nothing */
+		log_stop(LOG_WAIT_MS);
 		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program, err.text[0] ? err.text : "no reason given", svc_remedy(err.text));
 		return 1;
 	}
@@ -381,6 +457,7 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 	struct svc *s = mem_zalloc(sizeof *s);
 	struct svc_opts o;
 	struct err err = {0};
+	trim_setup(&s->trim);
 	s->hooks = hooks;
 	s->common = mem_alloc(sizeof common_keys);
 	memcpy(s->common, common_keys, sizeof common_keys);
@@ -404,6 +481,7 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 out:
 	teardown(s);
 	free(s);
+	log_stop(LOG_WAIT_MS);
 	return status;
 }
 

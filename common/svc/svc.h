@@ -2,7 +2,8 @@
  * systemd notification, orderly end. A daemon is a table of hooks.
  *
  * Life: main -> svc_main -> start (all is set up; failure is fatal with a sentence) -> ready -> events ... -> SIGTERM, SIGINT or pdctl stop: drain is called once;
- * `idle` is asked each 20 ms; when it says 1, or after stop_timeout_ms, stop is called and the process exits with 0. A second signal ends at once.
+ * `idle` is asked each 20 ms until it says 1; after stop_timeout_ms `expire` is called, and `idle`
+ * has a second more; then stop is called and the process exits with 0. A second signal ends at once.
  * SIGHUP: the configuration is read again, then `reload` is called.
  *
  * Everything here runs on the loop's thread, which is never blocked; other threads use svc_post. */
@@ -25,6 +26,7 @@ struct svc_ctl {
 	const char *name;
 	svc_ctl_fn *fn;
 	const char *help;
+	int operator_only;                    /* the own user, root, and the group control_group alone may give it */
 };
 
 typedef void svc_msg_fn(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body);
@@ -39,12 +41,15 @@ struct svc_hooks {
 	const struct conf_key *keys;          /* the daemon's own, ended by CONF_END; the common ones are added */
 	const struct stat_def *stats;
 	unsigned n_stats;
-	const struct svc_msg *messages;       /* ended by {0}; a type that is not here is logged and dropped */
+	const struct svc_msg *messages;       /* ended by {0}; a type that is not here, or not from who may send it, is logged and dropped */
 	const struct svc_ctl *ctl;            /* ended by {0}; status, config, reload, metrics, log-level, stop, help come with the skeleton */
+	/* File descriptors that the configuration asks for, besides what each daemon needs, and the key that does; may be NULL */
+	unsigned (*descriptors)(const struct conf *c, const char **ret_key);
 	int (*start)(struct svc *s, struct err *err);
 	void (*reload)(struct svc *s);                    /* may be NULL */
 	void (*drain)(struct svc *s);                     /* may be NULL: nothing to finish */
 	int (*idle)(struct svc *s);                       /* may be NULL: always 1 */
+	void (*expire)(struct svc *s);                    /* may be NULL; once: what still runs ends now */
 	void (*stop)(struct svc *s);
 	void (*status)(struct svc *s, struct buf *out);   /* members of a JSON object, without braces, beginning with a comma if any; may be NULL */
 	/* as in chan_hooks; each may be NULL */

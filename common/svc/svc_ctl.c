@@ -2,6 +2,7 @@
  * Prometheus text. What an operator asks is bounded (ANSWER_BYTES_MAX) and never ends the daemon. */
 #include "svc/svc_int.h"
 #include "util/clock.h"
+#include "util/descriptors.h"
 #include "util/mem.h"
 
 #include <stdio.h>
@@ -115,6 +116,8 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 		{"pdserve_messages_duplicate_total", "Messages that had come before and were dropped.", STAT_COUNTER},
 		{"pdserve_messages_gap_total", "Messages dropped because one before them was missing; they come again.", STAT_COUNTER},
 		{"pdserve_messages_faults_total", "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is set).", STAT_COUNTER},
+		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr took nothing.", STAT_COUNTER},
+		{"pdserve_connections_without_descriptor_total", "Connections closed because the process had no file descriptor left.", STAT_COUNTER},
 	};
 	struct stat_set *set = stat_new(defs, sizeof defs / sizeof *defs);
 	struct chan_counts c;
@@ -129,6 +132,8 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 	stat_add(set, 7, c.duplicates);
 	stat_add(set, 8, c.dropped);
 	stat_add(set, 9, c.faults);
+	stat_add(set, 10, log_dropped());
+	stat_add(set, 11, descriptors_refused());
 	stat_render(set, labels, out);
 	stat_destroy(&set);
 }
@@ -181,13 +186,13 @@ static int ctl_stop(struct svc *s, char *const *args, size_t n_args, struct buf 
 static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err);
 
 static const struct svc_ctl common_commands[] = {
-	{"status", ctl_status, "what the daemon is and does"},
-	{"config", ctl_config, "every configuration key with value, default, range and source"},
-	{"reload", ctl_reload, "read the configuration again, as SIGHUP does"},
-	{"metrics", ctl_metrics, "all figures as Prometheus text"},
-	{"log-level", ctl_log_level, "[debug|info|warn|error] show or set what is logged"},
-	{"stop", ctl_stop, "end in order"},
-	{"help", ctl_help, "list the commands"},
+	{"status", ctl_status, "what the daemon is and does", 0},
+	{"config", ctl_config, "every configuration key with value, default, range and source", 1},
+	{"reload", ctl_reload, "read the configuration again, as SIGHUP does", 1},
+	{"metrics", ctl_metrics, "all figures as Prometheus text", 0},
+	{"log-level", ctl_log_level, "[debug|info|warn|error] show or set what is logged", 1},
+	{"stop", ctl_stop, "end in order", 1},
+	{"help", ctl_help, "list the commands", 0},
 	{0},
 };
 
@@ -224,7 +229,19 @@ static const struct svc_ctl *find(const struct svc_ctl *table, const char *comma
 	return NULL;
 }
 
-int svc_ctl_call(void *arg, const char *command, char *const *args, size_t n_args, char **ret_text)
+static int is_operator(const struct svc *s, const struct process_origin *who)
+{
+	return who->is_local && (who->uid == geteuid() || who->uid == 0 || (s->control_gid >= 0 && process_origin_in_group(who, (uint32_t)s->control_gid)));
+}
+
+static int refuse_stranger(const struct svc *s, const struct process_origin *who, const char *command, struct err *err)
+{
+	log_warn("command_refused", "command=%s uid=%u gid=%u pid=%u", command, who->uid, who->gid, who->pid);
+	return err_set(err, ERR_INVALID, "%s is for user %u, root and the group control_group (%s); you are user %u", command, (unsigned)geteuid(),
+	               *conf_str(s->conf, "control_group") ? conf_str(s->conf, "control_group") : "none is set", who->uid);
+}
+
+int svc_ctl_call(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text)
 {
 	struct svc *s = arg;
 	const struct svc_ctl *c = find(s->hooks->ctl, command);
@@ -233,8 +250,9 @@ int svc_ctl_call(void *arg, const char *command, char *const *args, size_t n_arg
 	buf_init(&out, ANSWER_BYTES_MAX);
 	if (!c)
 		c = find(common_commands, command);
-	int r = c ? c->fn(s, args, n_args, &out, &err)
-	          : err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has", s->hooks->program, command);
+	int r = c && c->operator_only && !is_operator(s, who) ? refuse_stranger(s, who, c->name, &err)
+	        : c ? c->fn(s, args, n_args, &out, &err)
+	            : err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has", s->hooks->program, command);
 	if (r == 0 && out.full)
 		r = err_set(&err, ERR_FULL, "the answer to \"%.60s\" is longer than %u bytes", command, ANSWER_BYTES_MAX);
 	if (r < 0) {

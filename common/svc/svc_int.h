@@ -4,6 +4,7 @@
 #define SVC_SVC_INT_H
 
 #include "svc/svc.h"
+#include "util/trim.h"
 
 #include <pthread.h>
 
@@ -40,11 +41,14 @@ struct svc {
 	struct event_base *base;
 	struct event *signals[3], *idle_tick, *watchdog;
 	struct svc_posts posts;
+	struct trim trim;
+	struct svc_timer *trim_tick;
 	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
 	uint64_t unknown_us[SVC_MESSAGE_TYPES];   /* when a type without a handler was last logged */
 	char *name, *rundir, *endpoint;
 	uint64_t epoch, started_us, stop_at_us;
-	int lock_fd, draining, stopped, exit_status;
+	int64_t control_gid;       /* -1: none */
+	int lock_fd, draining, expired, stopped, exit_status;
 	void *data;
 };
 
@@ -67,7 +71,7 @@ void svc_posts_run(struct svc *s);
 void svc_posts_stop(struct svc *s);
 
 /* svc_ctl.c */
-int svc_ctl_call(void *arg, const char *command, char *const *args, size_t n_args, char **ret_text);
+int svc_ctl_call(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text);
 
 /* svc.c */
 void svc_drain_begin(struct svc *s, const char *why);

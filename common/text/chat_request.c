@@ -1,5 +1,6 @@
 /* chat_request.c - see chat_request.h. Messages as the client sent them -> messages as the template takes them -> text. */
 #include "text/chat_request.h"
+#include "util/json_load.h"
 #include "util/mem.h"
 
 #include <string.h>
@@ -42,8 +43,9 @@ static int read_tool_call(struct body_error *e, const json_t *call, size_t at, s
 	if (args && !json_is_string(args) && !json_is_object(args) && !json_is_null(args))
 		return body_bad(e, "messages", "messages[%zu].tool_calls[%zu].function.arguments must be a string of JSON, got %s", at, i, body_show(args));
 	json_t *parsed = NULL;
+	json_error_t bad;
 	if (json_string_length(args))
-		parsed = json_loadb(json_string_value(args), json_string_length(args), JSON_ALLOW_NUL, NULL);
+		parsed = json_load(json_string_value(args), json_string_length(args), JSON_ALLOW_NUL, &bad);
 	else
 		parsed = json_is_object(args) ? json_incref((json_t *)args) : json_object();
 	json_t *own = json_copy((json_t *)call), *own_f = json_copy((json_t *)f);

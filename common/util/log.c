@@ -1,8 +1,17 @@
-/* log.c - see log.h. A line that does not fit is cut; a write that fails is dropped: logging never stops a daemon. */
+/* log.c - see log.h. A line longer than LINE_BYTES_MAX is cut.
+ *
+ * The writer takes whole lines, at most PIPE_BUF bytes at once, copies them out of the ring and writes them unlocked. So
+ * a writer that hangs in write(2) holds no lock, and what it writes to a pipe is not mixed with other daemons' lines. A
+ * write that fails (the pipe's reader is gone, the disk is full) loses those lines; they count as dropped. */
 #include "util/log.h"
 #include "util/clock.h"
 #include "util/err.h"
 
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,9 +19,27 @@
 #include <time.h>
 #include <unistd.h>
 
+#define LINE_BYTES_MAX 2048u   /* below PIPE_BUF */
+
 static const char *const level_names[] = {"debug", "info", "warn", "error"};
 static _Atomic int threshold = LOG_INFO;
 static char prog_text[96] = "prog=?";
+
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t filled, written;
+	int running;               /* between log_start and log_stop */
+	int writing;               /* the writer is in write(2) */
+	int failed;                /* its last write failed: no report of dropped lines until one succeeds */
+	char ring[LOG_BUFFER_BYTES];
+	size_t begin, len;         /* of what is not yet taken */
+	uint64_t dropped;          /* in all */
+	uint64_t told;             /* of them: reported in a line */
+} sink = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.filled = PTHREAD_COND_INITIALIZER,
+	.written = PTHREAD_COND_INITIALIZER,
+};
 
 void log_init(const char *prog, const char *instance)
 {
@@ -52,25 +79,177 @@ static int stamp(char *out, size_t size)
 	                tm.tm_min, tm.tm_sec, (unsigned)(us % 1000000u));
 }
 
-void log_write(enum log_level level, const struct reqid *req, const char *event, const char *fmt, ...)
+/* One line with its line break into line[LINE_BYTES_MAX]; returns its length. */
+static size_t format_line(char *line, enum log_level level, const struct reqid *req, const char *event, const char *fmt, va_list ap)
 {
-	char line[2048];
-	int n = stamp(line, sizeof line);
-	n += snprintf(line + n, sizeof line - (size_t)n, " level=%s %s", level_names[level], prog_text);
+	int size = LINE_BYTES_MAX, n = stamp(line, LINE_BYTES_MAX);
+	n += snprintf(line + n, (size_t)(size - n), " level=%s %s", level_names[level], prog_text);
 	if (req)
-		n += snprintf(line + n, sizeof line - (size_t)n, " req=%016llx%016llx", (unsigned long long)req->hi, (unsigned long long)req->lo);
-	n += snprintf(line + n, sizeof line - (size_t)n, " event=%s ", event);
-	va_list ap;
-	va_start(ap, fmt);
-	int more = vsnprintf(line + n, sizeof line - (size_t)n - 1, fmt, ap);
-	va_end(ap);
+		n += snprintf(line + n, (size_t)(size - n), " req=%016llx%016llx", (unsigned long long)req->hi, (unsigned long long)req->lo);
+	n += snprintf(line + n, (size_t)(size - n), " event=%s ", event);
+	int more = vsnprintf(line + n, (size_t)(size - n - 1), fmt, ap);
 	if (more > 0)
-		n = n + more < (int)sizeof line - 2 ? n + more : (int)sizeof line - 2;
+		n = n + more < size - 2 ? n + more : size - 2;
 	if (line[n - 1] == ' ')
 		n--;
 	line[n++] = '\n';
-	ssize_t done = write(STDERR_FILENO, line, (size_t)n);
-	(void)done;
+	return (size_t)n;
+}
+
+/* --- the ring: the caller holds the lock ------------------------------------------------------------------------------- */
+
+static int ring_put(const char *line, size_t n)
+{
+	size_t at = (sink.begin + sink.len) % sizeof sink.ring, head = sizeof sink.ring - at;
+	if (sink.len + n > sizeof sink.ring)
+		return ERR_FULL;
+	memcpy(sink.ring + at, line, n < head ? n : head);
+	if (n > head)
+		memcpy(sink.ring, line + head, n - head);
+	sink.len += n;
+	return 0;
+}
+
+/* Whole lines, at most PIPE_BUF bytes, into chunk[PIPE_BUF]; the ring is not empty. */
+static size_t ring_take(char *chunk)
+{
+	size_t n = sink.len < PIPE_BUF ? sink.len : PIPE_BUF, head = sizeof sink.ring - sink.begin;
+	memcpy(chunk, sink.ring + sink.begin, n < head ? n : head);
+	if (n > head)
+		memcpy(chunk + head, sink.ring, n - head);
+	while (chunk[n - 1] != '\n')
+		n--;
+	sink.begin = (sink.begin + n) % sizeof sink.ring;
+	sink.len -= n;
+	return n;
+}
+
+__attribute__((format(printf, 2, 3))) static void put_own_line(const char *event, const char *fmt, ...)
+{
+	char line[LINE_BYTES_MAX];
+	va_list ap;
+	va_start(ap, fmt);
+	size_t n = format_line(line, LOG_WARN, NULL, event, fmt, ap);
+	va_end(ap);
+	ring_put(line, n);
+}
+
+static void tell_dropped(void)
+{
+	if (sink.failed || sink.dropped == sink.told || sink.len > sizeof sink.ring / 2)
+		return;
+	put_own_line("log_lines_dropped", "lines=%llu total=%llu", (unsigned long long)(sink.dropped - sink.told),
+	             (unsigned long long)sink.dropped);
+	sink.told = sink.dropped;
+}
+
+static uint64_t count_lines(const char *s, size_t n)
+{
+	uint64_t lines = 0;
+	for (size_t i = 0; i < n; i++)
+		lines += s[i] == '\n';
+	return lines;
+}
+
+/* --- the writer -------------------------------------------------------------------------------------------------------- */
+
+/* Returns how many bytes were not written. */
+static size_t write_whole(const char *s, size_t n)
+{
+	while (n) {
+		ssize_t done = write(STDERR_FILENO, s, n);
+		if (done < 0 && errno == EAGAIN) {
+			struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
+			poll(&room, 1, -1);
+		} else if (done < 0 && errno != EINTR) {
+			return n;
+		} else if (done > 0) {
+			s += done;
+			n -= (size_t)done;
+		}
+	}
+	return 0;
+}
+
+static void *writer_main(void *arg)
+{
+	char chunk[PIPE_BUF];
+	(void)arg;
+	pthread_setname_np(pthread_self(), "log");
+	pthread_mutex_lock(&sink.lock);
+	for (;;) {
+		tell_dropped();
+		while (sink.len == 0)
+			pthread_cond_wait(&sink.filled, &sink.lock);
+		size_t n = ring_take(chunk);
+		sink.writing = 1;
+		pthread_mutex_unlock(&sink.lock);
+		size_t left = write_whole(chunk, n);
+		pthread_mutex_lock(&sink.lock);
+		sink.writing = 0;
+		sink.failed = left > 0;
+		sink.dropped += count_lines(chunk + n - left, left);
+		if (sink.len == 0)
+			pthread_cond_broadcast(&sink.written);
+	}
+	return NULL;
+}
+
+int log_start(void)
+{
+	pthread_t thread;
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);   /* signals are for the main thread */
+	int r = pthread_create(&thread, NULL, writer_main, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (r)
+		return ERR_NOMEM;
+	pthread_detach(thread);
+	pthread_mutex_lock(&sink.lock);
+	sink.running = 1;
+	pthread_mutex_unlock(&sink.lock);
+	return 0;
+}
+
+void log_stop(unsigned wait_ms)
+{
+	uint64_t until_us = clock_unix_us() + wait_ms * 1000u;
+	struct timespec until = {.tv_sec = (time_t)(until_us / 1000000u), .tv_nsec = (long)(until_us % 1000000u) * 1000};
+	pthread_mutex_lock(&sink.lock);
+	while (sink.running && (sink.len || sink.writing) && pthread_cond_timedwait(&sink.written, &sink.lock, &until) == 0)
+		;
+	sink.running = 0;
+	pthread_mutex_unlock(&sink.lock);
+}
+
+uint64_t log_dropped(void)
+{
+	pthread_mutex_lock(&sink.lock);
+	uint64_t n = sink.dropped;
+	pthread_mutex_unlock(&sink.lock);
+	return n;
+}
+
+void log_write(enum log_level level, const struct reqid *req, const char *event, const char *fmt, ...)
+{
+	char line[LINE_BYTES_MAX];
+	va_list ap;
+	va_start(ap, fmt);
+	size_t n = format_line(line, level, req, event, fmt, ap);
+	va_end(ap);
+	pthread_mutex_lock(&sink.lock);
+	int running = sink.running;
+	if (running) {
+		int was_empty = sink.len == 0;
+		if (ring_put(line, n) < 0)
+			sink.dropped++;
+		else if (was_empty)
+			pthread_cond_signal(&sink.filled);
+	}
+	pthread_mutex_unlock(&sink.lock);
+	if (!running)
+		write_whole(line, n);
 }
 
 static char *scratch(void)

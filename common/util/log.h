@@ -1,7 +1,12 @@
 /* log.h - one logfmt line per event on stderr: ts=... level=... prog=... [req=...] event=... key=value ...
  *
- * Each line is one write(2), so that lines of threads and daemons never mix. Values that may hold spaces or come from outside go through
- * log_quote. Debug lines are free when the level is off. */
+ * Lines of threads and of daemons that share a pipe or a file never mix. Values that may hold spaces or come from
+ * outside go through log_quote. Debug lines are free when the level is off.
+ *
+ * After log_start a log call never waits: lines go into a buffer of LOG_BUFFER_BYTES, which a thread writes. What does
+ * not fit (nobody reads the pipe, the disk is full or hangs) is dropped and counted; once there is room again one line,
+ * event=log_lines_dropped, says how many were lost. Before log_start, and after log_stop, a log call writes by itself
+ * and may wait, as suits a tool or a test. */
 #ifndef UTIL_LOG_H
 #define UTIL_LOG_H
 
@@ -14,7 +19,13 @@ struct reqid {
 	uint64_t hi, lo;
 };
 
+#define LOG_BUFFER_BYTES (256u << 10)
+
 void log_init(const char *prog, const char *instance);    /* both copied; instance may be NULL */
+int log_start(void);                                      /* 0, or ERR_NOMEM: no thread could be started */
+/* Waits until the buffer is written, at most wait_ms; nothing is buffered any more after it. Without log_start: nothing. */
+void log_stop(unsigned wait_ms);
+uint64_t log_dropped(void);                               /* lines lost so far */
 int log_set_level(const char *name);                      /* debug, info, warn, error; ERR_INVALID otherwise */
 const char *log_level_name(void);
 enum log_level log_threshold(void);

@@ -37,7 +37,7 @@ static void map_alloc(struct map *m, size_t slots)
 
 struct map *map_new(size_t key_bytes)
 {
-	CHECK(key_bytes >= 1 && key_bytes <= 32);
+	CHECK(key_bytes >= 1 && key_bytes <= 128);
 	pthread_once(&sip_once, sip_draw);
 	struct map *m = mem_zalloc(sizeof *m);
 	m->key_bytes = key_bytes;

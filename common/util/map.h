@@ -1,4 +1,4 @@
-/* map.h - hash map from a fixed-size binary key (1..32 bytes) to a pointer. Keys are copied. Keys that a peer chooses are
+/* map.h - hash map from a fixed-size binary key (1..128 bytes) to a pointer. Keys are copied. Keys that a peer chooses are
  * hashed with SipHash under a key drawn per process, so that nobody can choose collisions. Not thread-safe. */
 #ifndef UTIL_MAP_H
 #define UTIL_MAP_H

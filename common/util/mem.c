@@ -2,7 +2,6 @@
 #include "util/mem.h"
 #include "util/check.h"
 
-#include <malloc.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +12,6 @@ static void *present(void *p, size_t bytes)
 	if (!p)
 		check_fatal("out of memory while asking for %zu bytes: give the process more, or lower the configured sizes", bytes);
 	return p;
-}
-
-/* By default the size from which blocks are mapped grows with each one that is freed, up to 32 MiB. */
-void mem_map_large(void)
-{
-	mallopt(M_MMAP_THRESHOLD, 128 << 10);
 }
 
 void *mem_try_alloc(size_t bytes)

@@ -12,9 +12,6 @@ void *mem_grow(void *p, size_t count, size_t size); /* realloc */
 char *mem_strdup(const char *s);                   /* NULL stays NULL */
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Blocks of 128 KiB and more get a mapping of their own from now on, which free() gives back to the system. Once, at start. */
-void mem_map_large(void);
-
 /* NULL: there is no memory (or count * size overflows); mem_try_grow then leaves p as it is. */
 void *mem_try_alloc(size_t bytes);                      /* not zeroed */
 void *mem_try_array(size_t count, size_t size);         /* zeroed */

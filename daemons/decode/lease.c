@@ -366,18 +366,45 @@ void lease_check(struct decode *d, uint64_t now)
 
 /* --- messager ------------------------------------------------------------------------------------------------------------------------- */
 
+static int granted_to(const struct seq *q, const char *prefill, uint64_t prefill_epoch)
+{
+	return q->prefill_epoch == prefill_epoch && strcmp(q->prefill, prefill) == 0;
+}
+
+/* What may be written under the lease. generations: room for the lease's blocks. */
+static void fill_opened(const struct seq *q, Pds__LeaseOpened *a, uint64_t *generations)
+{
+	a->cached_tokens = q->n_matched * q->w->info->kv.block_tokens;
+	a->tokens = q->work.n_tokens;
+	a->blocks = q->blocks + q->n_matched;
+	a->n_blocks = q->n_blocks - q->n_matched;
+	for (size_t i = 0; i < a->n_blocks; i++)
+		generations[i] = atomic_load_explicit(&q->w->region.generations[a->blocks[i]],
+		                                      memory_order_relaxed);
+	a->generations = generations;
+	a->n_generations = a->n_blocks;
+}
+
 void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
 {
 	const Pds__LeaseOpen *m = (const Pds__LeaseOpen *)body;
 	struct seq *q = by_lease(decode_of(w), m->lease);
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
+	uint64_t *generations = NULL;
 	if (peer_tag(p) != TAG_MESSAGER || peer_epoch(p) == w->messager_dead || (q && peer_epoch(p) < q->writer))
 		return;                         /* of an older writer, or of a dead one: registered again, its end would never come */
 	a.lease = m->lease;
-	a.refused = !(q && q->state == SEQ_LEASED && !q->kv_ready);
-	if (!a.refused)
+	a.prefill = m->prefill;
+	a.prefill_epoch = m->prefill_epoch;
+	a.refused = !(q && q->state == SEQ_LEASED && !q->kv_ready &&
+	              granted_to(q, m->prefill, m->prefill_epoch));
+	if (!a.refused) {
 		q->writer = peer_epoch(p);
+		generations = mem_array(q->n_blocks - q->n_matched, sizeof *generations);
+		fill_opened(q, &a, generations);
+	}
 	svc_send(w->svc, p, MSG_LEASE_OPENED, h, &a.base);
+	free(generations);
 }
 
 void on_lease_revoked(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
@@ -432,9 +459,13 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h, con
 	if (m->lease->epoch != svc_epoch(w->svc))
 		return;
 	a.lease = m->lease;
+	a.prefill = m->prefill;
+	a.prefill_epoch = m->prefill_epoch;
 	svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
 	if (!q || q->state != SEQ_LEASED || q->kv_ready || peer_tag(p) != TAG_MESSAGER || peer_epoch(p) < q->writer)
 		return;
+	if (!granted_to(q, m->prefill, m->prefill_epoch))
+		return;                         /* another prefill worker's ring names this lease */
 	q->kv_ready = 1;
 	q->ready_us = clock_us();
 	log_req(LOG_INFO, &q->work.id, "kv_ready", "attempt=%u bytes=%llu copy_us=%llu tail_us=%llu", q->work.attempt, (unsigned long long)m->bytes,

@@ -4,6 +4,7 @@
 
 #include "kv/layout.h"
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,12 +13,23 @@ struct copy_pools {
 	const unsigned char *from;
 	unsigned char *to;
 	uint32_t from_blocks, to_blocks;
+	const _Atomic uint64_t *to_generations;   /* (to_blocks), in D's control memory */
+};
+
+/* Which blocks go where; the numbers are below the pools' counts. Three arrays of n. */
+struct copy_list {
+	const uint32_t *src, *dst;
+	const uint64_t *dst_gen;          /* under which dst may be written */
+	uint32_t n;
 };
 
 /* How many of the leading blocks are neighbours on both sides, 1 .. n. */
 uint32_t copy_run(const uint32_t *src, const uint32_t *dst, uint32_t n);
-/* Copies blocks of the layer until limit_bytes is reached (at least one block) or all n are done; the numbers are below the pools' counts.
- * Returns the blocks copied; *ret_runs is increased by the number of separate copies. */
-uint32_t copy_layer(const struct copy_pools *p, uint32_t layer, const uint32_t *src, const uint32_t *dst, uint32_t n, size_t limit_bytes, uint32_t *ret_runs);
+/* Copies blocks of the layer until limit_bytes is reached (at least one block) or all are done. A
+ * block that has another generation than the list says is not written, nor is one behind it:
+ * ERR_STALE, else 0. *ret_n: blocks copied; *ret_runs is increased by the number of separate
+ * copies. */
+int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
+               size_t limit_bytes, uint32_t *ret_n, uint32_t *ret_runs);
 
 #endif

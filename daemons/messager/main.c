@@ -244,7 +244,7 @@ static int ctl_tasks(struct svc *s, char *const *args, size_t n_args, struct buf
 }
 
 static const struct svc_ctl ctl[] = {
-	{"tasks", ctl_tasks, "open transfers: request, state, from, to, blocks sent, age"},
+	{"tasks", ctl_tasks, "open transfers: request, state, from, to, blocks sent, age", 0},
 	{0},
 };
 

@@ -196,7 +196,7 @@ static void fail_tasks_to(struct mover *m, const struct mover_worker *d)
 {
 	list_each_safe(it, nx, &m->tasks) {
 		struct task *t = task_entry(it);
-		if (t->lease.epoch != d->epoch || strcmp(t->decode, d->name) != 0)
+		if (t->lease.epoch != d->epoch || strcmp(t->lease.decode, d->name) != 0)
 			continue;
 		t->d = NULL;
 		if (t->state != TASK_ACKED)   /* else D has all it needs from us; P learns of its end by itself */
@@ -239,10 +239,11 @@ uint32_t mover_workers(const struct mover *m)
 
 /* --- what comes over the links ------------------------------------------------------------------------------------------------ */
 
-struct task *mover_task_of_lease(struct mover *m, const struct lease_key *k)
+struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p,
+                                 const struct lease_key *k)
 {
 	list_each(it, &m->tasks) {
-		if (memcmp(&task_entry(it)->lease, k, sizeof *k) == 0)
+		if (task_entry(it)->p == p && memcmp(&task_entry(it)->lease, k, sizeof *k) == 0)
 			return task_entry(it);
 	}
 	return NULL;
@@ -255,25 +256,28 @@ static int lease_of(const char *name, uint64_t epoch, const Pds__Lease *l, struc
 		log_warn("lease_of_another", "peer=%s epoch=%" PRIu64 " lease_epoch=%" PRIu64, name, epoch, l ? l->epoch : 0);
 		return ERR_INVALID;
 	}
-	*ret = (struct lease_key){l->id, l->epoch, l->generation};
+	*ret = lease_key_of(name, l->id, l->epoch, l->generation);
 	return 0;
 }
 
-static struct task *task_to(struct mover *m, const char *name, uint64_t epoch, const Pds__Lease *l)
+/* What D says of a lease it says of the task in that prefill worker's ring, and of no other that
+ * names the lease. */
+static struct task *task_to(struct mover *m, const char *name, uint64_t epoch, const Pds__Lease *l,
+                            const char *prefill, uint64_t prefill_epoch)
 {
 	struct lease_key k;
-	if (lease_of(name, epoch, l, &k) < 0)
+	struct mover_worker *p = mover_find(m, prefill);
+	if (lease_of(name, epoch, l, &k) < 0 || !p || p->epoch != prefill_epoch)
 		return NULL;
-	struct task *t = mover_task_of_lease(m, &k);
-	return t && strcmp(t->decode, name) == 0 ? t : NULL;
+	return mover_task_of_lease(m, p, &k);
 }
 
 void mover_lease_opened(struct mover *m, const char *name, uint64_t epoch, const Pds__LeaseOpened *b)
 {
 	now(m);
-	struct task *t = task_to(m, name, epoch, b->lease);
+	struct task *t = task_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
 	if (t)
-		task_opened(t, b->refused);   /* a revoked lease has no task that asks */
+		task_opened(t, b);   /* a revoked lease has no task that asks */
 }
 
 static int answer_revoke(struct mover *m, struct revoked_lease *e)
@@ -283,7 +287,8 @@ static int answer_revoke(struct mover *m, struct revoked_lease *e)
 	mover_lease_fill(&lease, &e->lease);
 	b.lease = &lease;
 	const struct msg_head head = {e->req, e->attempt, 0};
-	e->owed = mover_send(m, e->decode, e->lease.epoch, MSG_LEASE_REVOKED, &head, &b.base) == ERR_FULL;
+	e->owed = mover_send(m, e->lease.decode, e->lease.epoch, MSG_LEASE_REVOKED, &head,
+	                     &b.base) == ERR_FULL;
 	return !e->owed;
 }
 
@@ -294,12 +299,13 @@ void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch, const
 	now(m);
 	if (lease_of(name, epoch, b->lease, &k) < 0)
 		return;
-	struct revoked_lease *e = revoked_add(m->revoked, &k, name, m->now_us);
+	struct revoked_lease *e = revoked_add(m->revoked, &k, m->now_us);
 	e->req = head->req;
 	e->attempt = head->attempt ? head->attempt : 1;
-	struct task *t = mover_task_of_lease(m, &k);
-	if (t)
-		task_revoked(t);
+	list_each_safe(it, nx, &m->tasks) {
+		if (memcmp(&task_entry(it)->lease, &k, sizeof k) == 0)
+			task_revoked(task_entry(it));
+	}
 	if (!answer_revoke(m, e))
 		m->n_owed++;
 }
@@ -307,7 +313,7 @@ void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch, const
 void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch, const Pds__KvReadyAck *b)
 {
 	now(m);
-	struct task *t = task_to(m, name, epoch, b->lease);
+	struct task *t = task_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
 	if (t)
 		task_acked(t);
 }
@@ -339,7 +345,7 @@ struct life {
 static int owe_again(struct revoked_lease *e, void *arg)
 {
 	const struct life *d = arg;
-	if (e->lease.epoch == d->epoch && strcmp(e->decode, d->name) == 0) {
+	if (e->lease.epoch == d->epoch && strcmp(e->lease.decode, d->name) == 0) {
 		e->owed = 1;
 		d->m->n_owed++;
 	}
@@ -355,7 +361,7 @@ void mover_linked(struct mover *m, const char *name, uint64_t epoch)
 		say_again(m, w);
 	list_each(it, &m->tasks) {
 		struct task *t = task_entry(it);
-		if (t->lease.epoch == epoch && strcmp(t->decode, name) == 0)
+		if (t->lease.epoch == epoch && strcmp(t->lease.decode, name) == 0)
 			task_relinked(t);
 	}
 }
@@ -383,6 +389,8 @@ enum mover_turn mover_turn(struct mover *m)
 	}
 	list_each_safe(it, nx, &m->tasks)
 		task_run(task_entry(it));
+	list_each_safe(it, nx, &m->tasks)
+		task_waits(task_entry(it));
 	if (m->cut) {   /* the others come first next time */
 		list_remove(&m->cut->node);
 		list_push_back(&m->tasks, &m->cut->node);
@@ -440,7 +448,7 @@ void mover_tasks_json(const struct mover *m, struct buf *out)
 		buf_printf(out, "%s{\"request\":\"%s\",\"attempt\":%u,", it == m->tasks.next ? "" : ",", log_reqid(&t->head.req), t->head.attempt);
 		add_text(out, "state", task_state_name(t->state));
 		add_text(out, "from", t->p->name);
-		add_text(out, "to", t->decode);
+		add_text(out, "to", t->lease.decode);
 		buf_printf(out, "\"slot\":%u,\"generation\":%" PRIu64 ",\"first_token\":%u,\"tokens\":%u,\"blocks\":%u,\"blocks_sent\":%u,\"bytes\":%" PRIu64
 		           ",\"age_ms\":%" PRIu64 ",\"deadline_ms\":%" PRId64 "}",
 		           t->slot, t->gen, t->first_token, t->tokens, t->blocks, least, t->bytes, (t_now - t->found_us) / 1000,

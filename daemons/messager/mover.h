@@ -7,7 +7,8 @@
  *   A slot that is SENT already when it is found (an earlier messager marked it) goes FOUND --> MARKED: it is posted again, never written.
  *   Any of them --cancelled, revoked, refused, stalled, deadline, a worker gone, malformed--> CLOSED, with TASK_FAILED to P where P waits for one.
  *
- * What always holds: nothing is written before D has answered LEASE_OPENED for exactly this lease in this life of ours, and nothing after a
+ * What always holds: nothing is written before D has answered LEASE_OPENED for exactly this lease
+ * in this life of ours, nothing but the blocks that D names there, and nothing after a
  * revocation, the mark, or CLOSED. No write is in flight between calls, so each LEASE_REVOKE is answered at once and finally. All that comes out of shared memory is
  * checked before it is used; a malformed task is a failed task.
  *

@@ -29,7 +29,7 @@ struct mover_worker {
 	struct kv_region region;
 	struct ring *ring;         /* NULL: does not prefill */
 	struct slot_note *notes;   /* (slots of ring) */
-	uint64_t progress_us;      /* any of its tasks was last seen to progress */
+	uint64_t progress_us;      /* one of its tasks was last seen to progress */
 };
 
 struct task {
@@ -40,9 +40,9 @@ struct task {
 	uint64_t gen;
 	struct msg_head head;      /* request, attempt, deadline (never 0) */
 	struct lease_key lease;
-	char decode[RING_NAME_MAX];
 	uint32_t first_token, tokens, blocks;
 	uint32_t *src, *dst;       /* (blocks) */
+	uint64_t *dst_gen;         /* (blocks) of D's blocks, as D has said; from OPEN on */
 	uint32_t *sent;            /* (layers) blocks delivered */
 	uint32_t *seen;            /* (layers) tokens seen computed, at most tokens */
 	enum task_state state;
@@ -50,7 +50,8 @@ struct task {
 	int said;                  /* ASKED: LEASE_OPEN is out on the present link */
 	uint32_t watched;          /* tokens seen in layer 0 before it is OPEN */
 	uint64_t found_us, since_us;   /* since: of the present state */
-	uint64_t progress_us, computed_us, unlinked_us;   /* 0: not yet, not now */
+	uint64_t progress_us;      /* OPEN: it was last seen to progress, or to wait for its turn */
+	uint64_t computed_us, unlinked_us;   /* 0: not yet, not now */
 	uint64_t bytes, copy_us, tail_us;
 	uint32_t pieces, runs;
 };
@@ -72,7 +73,9 @@ struct mover {
 int mover_is_linked(const struct mover *m, const char *name, uint64_t epoch);
 int mover_send(const struct mover *m, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body);
 void mover_lease_fill(Pds__Lease *out, const struct lease_key *k);
-struct task *mover_task_of_lease(struct mover *m, const struct lease_key *k);
+/* The task in p's ring that names the lease. */
+struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p,
+                                 const struct lease_key *k);
 /* The slot's task, or what would be one, failed: P is told, now or later. */
 void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Fault fault, const char *text);
 
@@ -81,7 +84,10 @@ void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Faul
 void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen, enum ring_state state);
 /* As far as it goes. The task may be gone afterwards. */
 void task_run(struct task *t);
-void task_opened(struct task *t, int refused);
+/* Of one that is OPEN, when all have run and so all that P has computed is known: is it time to
+ * give it up? The task may be gone afterwards. */
+void task_waits(struct task *t);
+void task_opened(struct task *t, const Pds__LeaseOpened *b);
 void task_revoked(struct task *t);
 void task_acked(struct task *t);
 /* The link to D is up anew: what this state says is said again. */

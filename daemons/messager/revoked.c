@@ -6,7 +6,6 @@
 #include "util/map.h"
 #include "util/mem.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +19,13 @@ struct revoked {
 	struct list by_age;        /* oldest first */
 	uint32_t count, max;
 };
+
+struct lease_key lease_key_of(const char *decode, uint64_t id, uint64_t epoch, uint64_t generation)
+{
+	struct lease_key k = {.id = id, .epoch = epoch, .generation = generation};
+	memcpy(k.decode, decode, strnlen(decode, sizeof k.decode - 1));
+	return k;
+}
 
 struct revoked *revoked_new(uint32_t max)
 {
@@ -50,7 +56,7 @@ void revoked_destroy(struct revoked **rp)
 	*rp = NULL;
 }
 
-struct revoked_lease *revoked_add(struct revoked *r, const struct lease_key *lease, const char *decode, uint64_t now_us)
+struct revoked_lease *revoked_add(struct revoked *r, const struct lease_key *lease, uint64_t now_us)
 {
 	struct entry *x = map_get(r->by_lease, lease);
 	if (x)
@@ -64,7 +70,6 @@ struct revoked_lease *revoked_add(struct revoked *r, const struct lease_key *lea
 	x = mem_zalloc(sizeof *x);
 	x->e.lease = *lease;
 	x->e.at_us = now_us;
-	snprintf(x->e.decode, sizeof x->e.decode, "%s", decode);
 	list_push_back(&r->by_age, &x->node);
 	map_put(r->by_lease, lease, x);
 	r->count++;
@@ -80,7 +85,7 @@ void revoked_forget(struct revoked *r, const char *decode, uint64_t epoch)
 {
 	list_each_safe(it, nx, &r->by_age) {
 		struct entry *x = list_entry(it, struct entry, node);
-		if (x->e.lease.epoch == epoch && strcmp(x->e.decode, decode) == 0)
+		if (x->e.lease.epoch == epoch && strcmp(x->e.lease.decode, decode) == 0)
 			drop(r, x);
 	}
 }

@@ -16,13 +16,16 @@
 #define REVOKED_LIFE_US (600ull * 1000000u)
 #define REVOKED_NAME_MAX 48
 
+/* A lease's full name: D's, its epoch, and what D says of it. Compared as bytes: made by
+ * lease_key_of alone. */
 struct lease_key {
 	uint64_t id, epoch, generation;
+	char decode[REVOKED_NAME_MAX];   /* padded with zeros */
 };
+struct lease_key lease_key_of(const char *decode, uint64_t id, uint64_t epoch, uint64_t generation);
 
 struct revoked_lease {
 	struct lease_key lease;
-	char decode[REVOKED_NAME_MAX];
 	struct reqid req;
 	uint32_t attempt;
 	int owed;                  /* the answer could not be sent yet */
@@ -33,7 +36,8 @@ struct revoked;
 struct revoked *revoked_new(uint32_t max);
 void revoked_destroy(struct revoked **r);
 /* The entry of this lease, made if it is new. Old ones make room. */
-struct revoked_lease *revoked_add(struct revoked *r, const struct lease_key *lease, const char *decode, uint64_t now_us);
+struct revoked_lease *revoked_add(struct revoked *r, const struct lease_key *lease,
+                                  uint64_t now_us);
 int revoked_has(const struct revoked *r, const struct lease_key *lease);
 /* That life of D is over. */
 void revoked_forget(struct revoked *r, const char *decode, uint64_t epoch);

@@ -73,12 +73,15 @@ static void task_report(const struct task *t, enum task_end end, const char *why
 	                        .life_us = t->m->now_us - t->found_us, .pieces = t->pieces, .runs = t->runs};
 	if (end == END_SENT)
 		log_req(LOG_INFO, &r.req, "transfer_done",
-		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64 " tail_us=%" PRIu64 " life_us=%" PRIu64
-		        " pieces=%u coalesced=%u again=%d",
-		        t->head.attempt, t->p->name, t->decode, r.bytes, r.copy_us, r.tail_us, r.life_us, r.pieces, r.runs, t->was_sent);
+		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64
+		        " tail_us=%" PRIu64 " life_us=%" PRIu64 " pieces=%u coalesced=%u again=%d",
+		        t->head.attempt, t->p->name, t->lease.decode, r.bytes, r.copy_us, r.tail_us,
+		        r.life_us, r.pieces, r.runs, t->was_sent);
 	else
-		log_req(LOG_INFO, &r.req, "transfer_ended", "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s", t->head.attempt, t->p->name,
-		        log_quote(t->decode), task_end_name(end), task_state_name(t->state), r.bytes, log_quote(why));
+		log_req(LOG_INFO, &r.req, "transfer_ended",
+		        "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s",
+		        t->head.attempt, t->p->name, log_quote(t->lease.decode), task_end_name(end),
+		        task_state_name(t->state), r.bytes, log_quote(why));
 	if (t->m->out.ended)
 		t->m->out.ended(t->m->out.arg, &r);
 }
@@ -87,6 +90,7 @@ static void task_free(struct task *t)
 {
 	free(t->src);
 	free(t->dst);
+	free(t->dst_gen);
 	free(t->sent);
 	free(t->seen);
 	free(t);
@@ -140,9 +144,7 @@ static struct task *task_new(struct mover *m, struct mover_worker *p, uint32_t s
 	uint64_t last = m->now_us + TASK_LIFE_MAX_US;
 	if (t->head.deadline_us == 0 || t->head.deadline_us > last)
 		t->head.deadline_us = last;
-	t->lease = (struct lease_key){r->lease_id, r->lease_epoch, r->lease_generation};
-	memcpy(t->decode, r->decode, sizeof t->decode);
-	t->decode[sizeof t->decode - 1] = 0;
+	t->lease = lease_key_of(r->decode, r->lease_id, r->lease_epoch, r->lease_generation);
 	t->first_token = r->first_token;
 	t->tokens = r->tokens;
 	t->blocks = r->blocks;
@@ -157,9 +159,9 @@ static struct task *task_new(struct mover *m, struct mover_worker *p, uint32_t s
 	return t;
 }
 
-static int lease_is_taken(struct mover *m, const struct lease_key *k)
+static int lease_is_taken(struct mover *m, const struct mover_worker *p, const struct lease_key *k)
 {
-	struct task *other = mover_task_of_lease(m, k);
+	struct task *other = mover_task_of_lease(m, p, k);
 	uint64_t gen;
 	if (!other)
 		return 0;
@@ -181,8 +183,10 @@ static void say_seen(struct task *t)
 
 void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen, enum ring_state state)
 {
-	const struct lease_key key = {m->scratch.lease_id, m->scratch.lease_epoch, m->scratch.lease_generation};
-	int taken = lease_is_taken(m, &key);
+	const struct ring_task *r = &m->scratch;
+	const struct lease_key key = lease_key_of(r->decode, r->lease_id, r->lease_epoch,
+	                                          r->lease_generation);
+	int taken = lease_is_taken(m, p, &key);
 	struct task *t = task_new(m, p, slot, gen);
 	p->notes[slot].task = t;
 	p->notes[slot].head = t->head;
@@ -190,15 +194,16 @@ void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t
 	m->n_tasks++;
 	t->was_sent = state == RING_SENT;
 	log_req(LOG_DEBUG, &t->head.req, "task_found", "worker=%s slot=%u generation=%" PRIu64 " to=%s tokens=%u blocks=%u sent=%d", p->name, slot, gen,
-	        log_quote(t->decode), t->tokens, t->blocks, t->was_sent);
-	if (m->scratch.want_seen)
+	        log_quote(t->lease.decode), t->tokens, t->blocks, t->was_sent);
+	if (r->want_seen)
 		say_seen(t);
 	if (taken)
 		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s: lease %" PRIu64 " has a task already", slot, p->name, key.id);
-	else if (strcmp(t->decode, p->name) == 0)
+	else if (strcmp(t->lease.decode, p->name) == 0)
 		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s: asks for a copy to itself", slot, p->name);
 	else if (!t->was_sent && revoked_has(m->revoked, &key))
-		task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64, t->decode, key.id);
+		task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
+		          "%s has revoked lease %" PRIu64, t->lease.decode, key.id);
 }
 
 /* --- steps ------------------------------------------------------------------------------------------------------------------ */
@@ -210,8 +215,10 @@ static int stalled(const struct task *t, uint64_t since_us)
 
 static enum step fail_stalled(struct task *t, const char *for_what)
 {
-	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED, "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
-	                 (t->m->now_us - t->since_us) / 1000, for_what, t->decode, t->m->limits.stall_us / 1000);
+	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	                 "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
+	                 (t->m->now_us - t->since_us) / 1000, for_what, t->lease.decode,
+	                 t->m->limits.stall_us / 1000);
 }
 
 /* D's memory and both links are here. Both pools must be alike, and the task must fit them, before anything is asked. */
@@ -224,7 +231,8 @@ static enum step ask(struct task *t, struct mover_worker *d)
 	r->first_token = t->first_token;
 	r->tokens = t->tokens;
 	r->blocks = t->blocks;
-	memcpy(r->decode, t->decode, sizeof r->decode);
+	_Static_assert(sizeof r->decode == sizeof t->lease.decode, "both names have one size");
+	memcpy(r->decode, t->lease.decode, sizeof r->decode);
 	memcpy(r->src, t->src, t->blocks * sizeof *r->src);
 	memcpy(r->dst, t->dst, t->blocks * sizeof *r->dst);
 	if (ring_task_check(r, d->layout.block_tokens, t->p->region.blocks, d->region.blocks) < 0)
@@ -249,10 +257,10 @@ static void watch_worker(struct task *t)
 
 static enum step step_found(struct task *t)
 {
-	struct mover_worker *d = mover_find(t->m, t->decode);
+	struct mover_worker *d = mover_find(t->m, t->lease.decode);
 	if (d && d->epoch > t->lease.epoch)
 		return task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "%s has restarted: its epoch is %" PRIu64 ", the lease's %" PRIu64,
-		                 t->decode, d->epoch, t->lease.epoch);
+		                 t->lease.decode, d->epoch, t->lease.epoch);
 	if (t->was_sent) {
 		task_enter(t, TASK_MARKED);
 		return STEP_MOVED;
@@ -274,7 +282,10 @@ static enum step step_asked(struct task *t)
 		Pds__LeaseOpen open = PDS__LEASE_OPEN__INIT;
 		mover_lease_fill(&lease, &t->lease);
 		open.lease = &lease;
-		t->said = mover_send(t->m, t->decode, t->lease.epoch, MSG_LEASE_OPEN, &t->head, &open.base) == 0;
+		open.prefill = t->p->name;
+		open.prefill_epoch = t->p->epoch;
+		t->said = mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_LEASE_OPEN,
+		                     &t->head, &open.base) == 0;
 	}
 	return stalled(t, t->since_us) ? fail_stalled(t, "the answer to LEASE_OPEN") : STEP_STAY;
 }
@@ -306,54 +317,62 @@ static int look(struct task *t)
 	return all;
 }
 
-/* Copies what is computed and not yet sent, within the turn's budget. 1 when nothing of that is left. */
-static int copy(struct task *t)
+/* Copies what is computed and not yet sent, within the turn's budget. 1 when nothing of that is
+ * left; ERR_STALE: D has reused the block of *ret_stale. */
+static int copy(struct task *t, uint32_t *ret_stale)
 {
 	struct mover *m = t->m;
-	const struct copy_pools pools = {&t->p->layout, t->p->region.data, t->d->region.data, t->p->region.blocks, t->d->region.blocks};
+	const struct copy_pools pools = {&t->p->layout,       t->p->region.data,
+	                                 t->d->region.data,   t->p->region.blocks,
+	                                 t->d->region.blocks, t->d->region.generations};
 	for (uint32_t l = 0; l < t->p->layout.layers; l++) {
-		uint32_t ready = blocks_ready(t, t->seen[l]), from = t->sent[l];
+		uint32_t ready = blocks_ready(t, t->seen[l]), from = t->sent[l], n;
 		if (from >= ready)
 			continue;
 		if (m->budget == 0)
 			return 0;
-		uint32_t n = copy_layer(&pools, l, t->src + from, t->dst + from, ready - from, m->budget, &t->runs);
+		const struct copy_list list = {t->src + from, t->dst + from, t->dst_gen + from,
+		                               ready - from};
+		int r = copy_layer(&pools, l, &list, m->budget, &n, &t->runs);
 		size_t bytes = n * t->p->layout.piece_bytes[l];
 		m->budget -= bytes < m->budget ? bytes : m->budget;
 		m->bytes += bytes;
 		t->bytes += bytes;
 		t->pieces += n;
 		t->sent[l] += n;
-		if (t->sent[l] < ready)
-			return 0;
+		*ret_stale = t->sent[l];
+		if (r < 0 || t->sent[l] < ready)
+			return r;
 	}
 	return 1;
 }
 
-static enum step wait_for_tokens(struct task *t)
+/* The lease ended at D without a revocation, which D owes its writer: D's fault. */
+static enum step fail_reused(struct task *t, uint32_t at)
 {
-	uint32_t behind = 0;
-	for (uint32_t l = 1; l < t->p->layout.layers; l++)
-		if (t->seen[l] < t->seen[behind])
-			behind = l;
-	/* P computes its jobs in an order of its own, and may pass one over that it has begun: while any of them progresses none is stalled */
-	uint64_t since = t->p->progress_us > t->progress_us ? t->p->progress_us : t->progress_us;
-	if (!stalled(t, since))
-		return STEP_STAY;
-	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
-	                 "prefill on %s made no progress for %" PRIu64 " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)", t->p->name,
-	                 (t->m->now_us - since) / 1000, behind, t->seen[behind], t->tokens, t->m->limits.stall_us / 1000);
+	uint64_t is = atomic_load_explicit(&t->d->region.generations[t->dst[at]],
+	                                   memory_order_relaxed);
+	log_req(LOG_WARN, &t->head.req, "block_reused",
+	        "worker=%s block=%u generation=%" PRIu64 " leased=%" PRIu64, t->lease.decode,
+	        t->dst[at], is, t->dst_gen[at]);
+	return task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
+	                 "%s has reused block %u of lease %" PRIu64 ": its generation is %" PRIu64
+	                 ", the lease's %" PRIu64,
+	                 t->lease.decode, t->dst[at], t->lease.id, is, t->dst_gen[at]);
 }
 
 static enum step step_open(struct task *t)
 {
 	struct mover *m = t->m;
 	int all = look(t);
+	uint32_t stale = 0;
 	uint64_t bytes = t->bytes, begin = m->out.now_us(m->out.arg);
-	int done = copy(t);
+	int done = copy(t, &stale);
 	uint64_t end = m->out.now_us(m->out.arg);
 	if (t->bytes != bytes)
 		t->copy_us += end - begin;
+	if (done < 0)
+		return fail_reused(t, stale);
 	if (!done) {
 		m->more = 1;
 		if (!m->cut)
@@ -361,7 +380,7 @@ static enum step step_open(struct task *t)
 		return STEP_STAY;
 	}
 	if (!all)
-		return wait_for_tokens(t);
+		return STEP_STAY;   /* task_waits says how long */
 	t->tail_us = end - t->computed_us;
 	if (ring_mark_sent(t->p->ring, t->slot, t->gen) < 0) {
 		task_drop(t, END_CANCELLED, "cancelled by the prefill worker");
@@ -377,10 +396,13 @@ static enum step step_marked(struct task *t)
 	Pds__KvReady ready = PDS__KV_READY__INIT;
 	mover_lease_fill(&lease, &t->lease);
 	ready.lease = &lease;
+	ready.prefill = t->p->name;
+	ready.prefill_epoch = t->p->epoch;
 	ready.bytes = t->bytes;
 	ready.copy_us = t->copy_us;
 	ready.tail_us = t->tail_us;
-	if (mover_send(t->m, t->decode, t->lease.epoch, MSG_KV_READY, &t->head, &ready.base) == 0) {
+	if (mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_KV_READY, &t->head,
+	               &ready.base) == 0) {
 		t->unlinked_us = 0;
 		task_enter(t, TASK_POSTED);
 		return STEP_MOVED;
@@ -391,7 +413,7 @@ static enum step step_marked(struct task *t)
 /* D's acknowledgement may take as long as the deadline lets it, but only over a link that is there. */
 static enum step step_posted(struct task *t)
 {
-	if (mover_is_linked(t->m, t->decode, t->lease.epoch)) {
+	if (mover_is_linked(t->m, t->lease.decode, t->lease.epoch)) {
 		t->unlinked_us = 0;
 		return STEP_STAY;
 	}
@@ -436,23 +458,86 @@ void task_run(struct task *t)
 		;
 }
 
+/* P computes its jobs in an order of its own, and may pass one over that it has begun: who still is
+ * in P's schedule waits for its turn as long as P progresses with others, to its deadline at most.
+ * One that P has lost sight of is excused by nobody's progress but its own. */
+void task_waits(struct task *t)
+{
+	if (t->state != TASK_OPEN || t->computed_us)
+		return;
+	int in_hand = ring_in_schedule(t->p->ring, t->slot, t->gen);
+	if (in_hand && t->p->progress_us > t->progress_us)
+		t->progress_us = t->p->progress_us;
+	if (!stalled(t, t->progress_us))
+		return;
+	uint32_t behind = 0;
+	for (uint32_t l = 1; l < t->p->layout.layers; l++)
+		if (t->seen[l] < t->seen[behind])
+			behind = l;
+	task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	          "prefill on %s made no progress%s for %" PRIu64
+	          " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)",
+	          t->p->name, in_hand ? "" : " with this prompt, which is not in its schedule,",
+	          (t->m->now_us - t->progress_us) / 1000, behind, t->seen[behind], t->tokens,
+	          t->m->limits.stall_us / 1000);
+}
+
 /* --- what D says ---------------------------------------------------------------------------------------------------------- */
 
-void task_opened(struct task *t, int refused)
+/* The one place where a task's destination comes to be believed: the blocks that P's ring named
+ * must be just those that D names, in order, for the same tokens. 0, or 1 and in `why` what each of
+ * them says. */
+static int differs(const struct task *t, const Pds__LeaseOpened *b, char *why, size_t size)
 {
+	const uint32_t bt = t->p->layout.block_tokens;
+	if (b->cached_tokens != t->first_token || b->tokens != t->tokens ||
+	    b->n_blocks != t->blocks || b->n_generations != b->n_blocks)
+		return snprintf(why, size,
+		                "tokens %u to %u in %u blocks, but lease %" PRIu64
+		                " of %s is of tokens %u to %u in %zu blocks of %zu generations",
+		                t->first_token, t->tokens, t->blocks, t->lease.id, t->lease.decode,
+		                b->cached_tokens, b->tokens, b->n_blocks, b->n_generations) > 0;
+	for (uint32_t i = 0; i < t->blocks; i++)
+		if (b->blocks[i] != t->dst[i])
+			return snprintf(why, size,
+			                "block %u of %s for the tokens from %u on, but its lease %" PRIu64
+			                " has block %u there",
+			                t->dst[i], t->lease.decode, t->first_token + i * bt,
+			                t->lease.id, b->blocks[i]) > 0;
+	return 0;
+}
+
+void task_opened(struct task *t, const Pds__LeaseOpened *b)
+{
+	char why[256];
 	if (t->state != TASK_ASKED)
 		return;
-	if (refused) {
-		task_fail(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST, "%s refused to open lease %" PRIu64 ": it has ended there", t->decode, t->lease.id);
+	if (b->refused) {
+		task_fail(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST,
+		          "%s refused to open lease %" PRIu64
+		          " for %s: it has ended there, or is another's",
+		          t->lease.decode, t->lease.id, t->p->name);
 		return;
 	}
+	if (differs(t, b, why, sizeof why)) {
+		log_req(LOG_WARN, &t->head.req, "lease_differs",
+		        "worker=%s slot=%u decode=%s why=%s", t->p->name, t->slot, t->lease.decode,
+		        log_quote(why));
+		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		          "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name,
+		          why);
+		return;
+	}
+	t->dst_gen = mem_array(t->blocks, sizeof *t->dst_gen);
+	memcpy(t->dst_gen, b->generations, t->blocks * sizeof *t->dst_gen);
 	task_enter(t, TASK_OPEN);
 	t->progress_us = t->m->now_us;
 }
 
 void task_revoked(struct task *t)
 {
-	task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64, t->decode, t->lease.id);
+	task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
+	          t->lease.decode, t->lease.id);
 }
 
 void task_acked(struct task *t)

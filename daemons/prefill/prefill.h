@@ -290,5 +290,6 @@ void schedule_kick(struct prefill *s);
 /* its parts, in the order of a step; the schedule thread's (and tests') */
 void schedule_sort(struct prefill *s, uint64_t now_us);
 void schedule_sweep(struct prefill *s, int all);         /* gives back the cancelled and the broken; all: everybody */
+void schedule_tell(struct prefill *s);                   /* the messager: who is in hand */
 uint32_t schedule_fill(struct prefill *s);               /* spans of the next step */
 #endif

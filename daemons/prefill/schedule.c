@@ -261,10 +261,20 @@ static void whole_step(struct prefill *s, uint32_t n)
 	rates_note_compute(&w->rates, rows, clock_us() - begin);
 }
 
+void schedule_tell(struct prefill *s)
+{
+	ring_step(s->w->ring);
+	list_each(it, &s->running) {
+		const struct job *j = list_entry(it, struct job, run);
+		ring_schedule(s->w->ring, j->slot, j->slot_gen);
+	}
+}
+
 static void *schedule_main(void *arg)
 {
 	struct prefill *s = arg;
 	while (collect(s)) {
+		schedule_tell(s);
 		schedule_sort(s, clock_us());
 		uint32_t n = schedule_fill(s);
 		if (n)

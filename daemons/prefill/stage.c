@@ -86,10 +86,44 @@ static void on_bell(evutil_socket_t fd, short what, void *arg)
 		gate_turn(s);
 }
 
+static int is_named(const Pds__Peers *m, const char *endpoint)
+{
+	for (size_t i = 0; m && i < m->n_peers; i++)
+		if (strcmp(m->peers[i]->role, "decode") == 0 && strcmp(m->peers[i]->endpoint, endpoint) == 0)
+			return 1;
+	return 0;
+}
+
+static int is_target(const struct prefill *s, const char *name)
+{
+	list_each(it, &s->targets)
+		if (strcmp(list_entry(it, struct target, node)->name, name) == 0)
+			return 1;
+	return 0;
+}
+
+/* Links that are down to decode workers which no router and no job names any more: each holds a socket, and asks again and again. */
+static void close_dead_links(struct prefill *s)
+{
+	struct chan *c = svc_chan(s->w->svc);
+	Pds__Peers *m = role_peers(s->w);
+	for (struct peer *p = chan_next(c, NULL), *next; p; p = next) {
+		next = chan_next(c, p);
+		if (peer_tag(p) != TAG_WORKER || peer_is_up(p) || is_named(m, peer_endpoint(p)) || is_target(s, peer_expected(p)))
+			continue;
+		log_info("link_closed", "decode=%s why=\"no router names it any more\"", peer_expected(p));
+		chan_disconnect(c, p);
+	}
+	if (m)
+		pds__peers__free_unpacked(m, NULL);
+}
+
 void stage_jobs(struct prefill *s, int by)
 {
 	s->n_jobs += (uint32_t)by;
 	role_look(s->w);
+	if (s->n_jobs == 0)
+		close_dead_links(s);
 	if (s->n_jobs == 0)
 		svc_timer_del(&s->timer);
 	else if (!s->timer)
@@ -104,25 +138,28 @@ static struct job *find(struct prefill *s, const struct msg_head *h)
 
 /* --- from the router ------------------------------------------------------------------------------------------------------------ */
 
-static void connect_to(struct worker *w, const char *name, const char *endpoint)
+/* -1: no link to it can be made. */
+static int connect_to(struct worker *w, const char *name, const char *endpoint)
 {
 	struct chan *c = svc_chan(w->svc);
 	if (strcmp(name, svc_name(w->svc)) == 0)
-		return;
+		return 0;
 	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
 		if (peer_tag(p) == TAG_WORKER && strcmp(peer_endpoint(p), endpoint) == 0)
-			return;
-	chan_connect(c, endpoint, name, TAG_WORKER);
+			return 0;
+	return chan_connect(c, endpoint, name, TAG_WORKER) ? 0 : -1;
 }
 
 static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
 {
 	const Pds__Peers *m = (const Pds__Peers *)body;
+	int r = 0;
 	(void)p;
 	(void)h;
-	for (size_t i = 0; i < m->n_peers; i++)
+	close_dead_links(prefill_of(w));
+	for (size_t i = 0; i < m->n_peers && r == 0; i++)
 		if (strcmp(m->peers[i]->role, "decode") == 0)
-			connect_to(w, m->peers[i]->name, m->peers[i]->endpoint);
+			r = connect_to(w, m->peers[i]->name, m->peers[i]->endpoint);
 }
 
 static void copy_candidates(struct job *j, const Pds__Submit *m)
@@ -330,6 +367,8 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 		else if (peer_tag(p) == TAG_WORKER && j->asked && !job_decode(j) && strcmp(job_decode_name(j), peer_name(p)) == 0)
 			decode_lost(j);
 	}
+	if (peer_tag(p) == TAG_WORKER)
+		close_dead_links(s);
 }
 
 /* --- timers ------------------------------------------------------------------------------------------------------------------------------ */

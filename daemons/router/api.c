@@ -1,12 +1,22 @@
 /* api.c - from an HTTP request to the function that answers it: one table of paths, access keys, and the small endpoints. */
 #include "call.h"
 
-#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *q);
+
+struct route {
+	const char *method, *path;   /* a path that ends in / stands for all below it */
+	api_fn *fn;
+	enum {
+		OPEN,                    /* without an access key */
+		KEYED,
+		WORKS                    /* with a key, and not any more when the router is about to end */
+	} admits;
+	size_t body_max;             /* and max_body_bytes */
+};
 
 static void reply_error(struct router *r, struct http_conn *c, const struct api_error *e, const char *extra)
 {
@@ -20,9 +30,9 @@ static void reply_error(struct router *r, struct http_conn *c, const struct api_
 
 static void begin(struct router *r, struct http_conn *c, struct http_request *q, enum call_kind kind)
 {
-	char *body = q->body;
-	q->body = NULL;
-	call_begin(r, c, kind, q->head, body, q->body_len);
+	struct http_body body = q->body;
+	q->body.data = NULL;
+	call_begin(r, c, kind, q->head, &body);
 }
 
 static void completions(struct router *r, struct http_conn *c, struct http_request *q)
@@ -143,19 +153,14 @@ static void metrics(struct router *r, struct http_conn *c, struct http_request *
 	reply_buf(c, "text/plain; version=0.0.4", &b);
 }
 
-#define ABORT_BYTES_MAX 4096u   /* parsed on the event loop, where long bodies have no place */
+#define SMALL_BYTES_MAX 4096u   /* of a body that is parsed on the event loop, or not looked at */
 
 /* POST /v1/abort {"request_id": "cmpl-..." or 32 hex digits} */
 static void abort_request(struct router *r, struct http_conn *c, struct http_request *q)
 {
 	struct api_error e = {0};
 	struct reqid id;
-	if (q->body_len > ABORT_BYTES_MAX) {
-		api_fault(&e, 413, "the body has %zu bytes; one that names a request has at most %u", q->body_len, ABORT_BYTES_MAX);
-		reply_error(r, c, &e, NULL);
-		return;
-	}
-	json_t *o = json_loadb(q->body, q->body_len, 0, NULL);
+	json_t *o = json_loadb(q->body.data, q->body.len, 0, NULL);
 	const json_t *v = json_object_get(o, "request_id");
 	const char *s = json_string_value(v);
 	const char *hex = s && strrchr(s, '-') ? strrchr(s, '-') + 1 : s;
@@ -170,21 +175,17 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 		http_reply(c, 200, "application/json", NULL, "{\"aborted\":true}", 16);
 }
 
-static const struct {
-	const char *method, *path;   /* a path that ends in / stands for all below it */
-	api_fn *fn;
-	int open;                    /* without an access key */
-} table[] = {
-	{"POST", "/v1/completions", completions, 0},
-	{"POST", "/v1/chat/completions", chat_completions, 0},
-	{"GET", "/v1/models", models, 0},
-	{"GET", "/v1/models/", one_model, 0},
-	{"POST", "/v1/abort", abort_request, 0},
-	{"POST", "/tokenize", tokenize, 0},
-	{"POST", "/detokenize", detokenize, 0},
-	{"GET", "/health", health, 1},
-	{"GET", "/ready", ready, 1},
-	{"GET", "/metrics", metrics, 1},
+static const struct route routes[] = {
+	{"POST", "/v1/completions", completions, WORKS, SIZE_MAX},
+	{"POST", "/v1/chat/completions", chat_completions, WORKS, SIZE_MAX},
+	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX},
+	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX},
+	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX},
+	{"POST", "/tokenize", tokenize, WORKS, SIZE_MAX},
+	{"POST", "/detokenize", detokenize, WORKS, SIZE_MAX},
+	{"GET", "/health", health, OPEN, SMALL_BYTES_MAX},
+	{"GET", "/ready", ready, OPEN, SMALL_BYTES_MAX},
+	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX},
 };
 
 static int path_matches(const char *entry, const char *path)
@@ -193,48 +194,56 @@ static int path_matches(const char *entry, const char *path)
 	return entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n] : strcmp(entry, path) == 0;
 }
 
-/* Time does not tell how much of a key was right: digests are compared. */
-static int key_is_good(const struct router *r, const char *authorization)
+/* NULL: there is none; *ret_allowed is then the method that the path takes, or NULL. */
+static const struct route *find(const struct http_head *head, const char **ret_allowed)
 {
-	unsigned char want[32], got[32];
-	int good = r->conf.n_api_keys == 0;
-	if (strncasecmp(authorization, "Bearer ", 7) == 0)
-		authorization += 7;
-	crypto_generichash(got, sizeof got, (const unsigned char *)authorization, strlen(authorization), NULL, 0);
-	for (int i = 0; i < r->conf.n_api_keys; i++) {
-		const char *key = r->conf.api_keys[i];
-		crypto_generichash(want, sizeof want, (const unsigned char *)key, strlen(key), NULL, 0);
-		good |= sodium_memcmp(want, got, sizeof want) == 0;
+	const char *method = strcmp(head->method, "HEAD") == 0 ? "GET" : head->method;
+	*ret_allowed = NULL;
+	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+		if (!path_matches(routes[i].path, head->path))
+			continue;
+		if (strcmp(method, routes[i].method) == 0)
+			return &routes[i];
+		*ret_allowed = routes[i].method;
 	}
-	return good;
+	return NULL;
 }
 
-void api_handle(void *arg, struct http_conn *c, struct http_request *q)
+int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max)
 {
 	struct router *r = arg;
 	struct api_error e = {0};
-	const char *allowed = NULL, *method = strcmp(q->head->method, "HEAD") == 0 ? "GET" : q->head->method;
-	char extra[64];
+	const char *allowed;
+	char extra[64] = "";
+	const struct route *route = find(head, &allowed);
 	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
-	for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-		if (!path_matches(table[i].path, q->head->path))
-			continue;
-		allowed = table[i].method;
-		if (strcmp(method, table[i].method) != 0)
-			continue;
-		if (!table[i].open && !key_is_good(r, q->head->authorization)) {
-			api_fault(&e, 401, "the access key is missing or wrong: send it as Authorization: Bearer KEY");
-			reply_error(r, c, &e, "WWW-Authenticate: Bearer\r\n");
-			return;
-		}
-		table[i].fn(r, c, q);
-		return;
-	}
-	if (allowed) {
-		api_fault(&e, 405, "%.200s takes %s, not %.20s", q->head->path, allowed, q->head->method);
+	if (!route && allowed) {
+		api_fault(&e, 405, "%.200s takes %s, not %.20s", head->path, allowed, head->method);
 		snprintf(extra, sizeof extra, "Allow: %s\r\n", allowed);
-	} else {
-		api_fault(&e, 404, "there is no %.200s here", q->head->path);
+	} else if (!route) {
+		api_fault(&e, 404, "there is no %.200s here", head->path);
+	} else if (route->admits != OPEN && !api_keys_allow(&r->keys, head->authorization)) {
+		api_fault(&e, 401,
+		          "the access key is missing or wrong: send it as Authorization: Bearer KEY");
+		snprintf(extra, sizeof extra, "WWW-Authenticate: Bearer\r\n");
+	} else if (head->content_length > route->body_max) {
+		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu",
+		          (unsigned long long)head->content_length, head->path, route->body_max);
+	} else if (route->admits == WORKS && r->draining) {
+		api_fault(&e, 503, "this server is shutting down");
+		snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
 	}
-	reply_error(r, c, &e, allowed ? extra : NULL);
+	if (e.status) {
+		reply_error(r, c, &e, extra);
+		return 1;
+	}
+	head->route = route;
+	*body_max = route->body_max < *body_max ? route->body_max : *body_max;
+	return 0;
+}
+
+void api_request(void *arg, struct http_conn *c, struct http_request *q)
+{
+	const struct route *route = q->head->route;
+	route->fn(arg, c, q);
 }

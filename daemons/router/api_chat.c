@@ -34,7 +34,7 @@ int api_chat_prepare(struct call *c, const json_t *o)
 		return -1;
 	if (!v || json_is_null(v))
 		return api_bad(&c->error, "messages", "messages is required");
-	buf_init_quota(&text, chat_request_text_max(c->body_len), &c->quota);
+	buf_init_quota(&text, chat_request_text_max(c->body.len), &c->quota);
 	c->prompts = mem_array(1, sizeof *c->prompts);
 	c->n_prompts = 1;
 	int r = chat_render(c, o, &text);

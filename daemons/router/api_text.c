@@ -32,7 +32,7 @@ int api_tokenize_prepare(struct call *c, const json_t *o)
 	if (!chat && !json_is_string(prompt))
 		return api_bad(&c->error, "prompt", "prompt must be a string, got %s", param_show(prompt));
 	c->context = 0;   /* counting is allowed beyond it */
-	buf_init_quota(&text, chat_request_text_max(c->body_len), &c->quota);
+	buf_init_quota(&text, chat_request_text_max(c->body.len), &c->quota);
 	int r = chat ? chat_render(c, o, &text) : 0;
 	if (r == 0 && chat)
 		r = prompt_encode(c, &p, text.data ? text.data : "", text.len, "messages");

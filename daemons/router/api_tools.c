@@ -16,10 +16,10 @@ static void take_tools(struct call *c, const json_t *tools)
 {
 	struct json_account own = {.quota = &c->quota};
 	if (!c->json.quota)
-		budget_json_begin(&own);
+		json_account_begin(&own);
 	c->message.tools = toolcall_tools_new(tools);
 	if (!c->json.quota)
-		budget_json_end();
+		json_account_end();
 }
 
 int tools_read(struct call *c, const json_t *o, struct chat_tools *ret)

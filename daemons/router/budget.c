@@ -1,61 +1,9 @@
 /* budget.c - see budget.h. */
 #include "budget.h"
 #include "call.h"
-#include "util/err.h"
 
-#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* --- JSON ------------------------------------------------------------------------------------------------------------- */
-
-static __thread struct json_account *watched;
-static __thread int no_memory;
-
-static void *json_alloc(size_t n)
-{
-	struct json_account *a = watched;
-	void *p = malloc(n);
-	no_memory |= !p;
-	if (!a || !p)
-		return p;
-	size_t bytes = malloc_usable_size(p) + sizeof(size_t);
-	if (quota_take(a->quota, bytes) < 0) {
-		free(p);
-		return NULL;
-	}
-	a->used += bytes;
-	return p;
-}
-
-static void json_free(void *p)
-{
-	struct json_account *a = watched;
-	if (a && p) {
-		size_t bytes = malloc_usable_size(p) + sizeof(size_t);
-		bytes = bytes < a->used ? bytes : a->used;
-		a->used -= bytes;
-		quota_give(a->quota, bytes);
-	}
-	free(p);
-}
-
-void budget_watch_json(void)
-{
-	json_set_alloc_funcs(json_alloc, json_free);
-}
-
-void budget_json_begin(struct json_account *a)
-{
-	watched = a->quota ? a : NULL;
-	no_memory = 0;
-}
-
-int budget_json_end(void)
-{
-	watched = NULL;
-	return no_memory ? ERR_NOMEM : 0;
-}
 
 /* --- refusals --------------------------------------------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
  * One pool (max_memory_mb) for all requests, one limit for each (max_request_memory_mb). Everything whose size a
  * client chooses is taken from both, by what it really takes:
  *
- *   from its arrival until it is prepared   its body; the JSON tree; what chat template and tokenizer need on the way
+ *   until it is prepared                    the JSON tree (the body itself counts at the edge, clients.h); what chat template and tokenizer need on the way
  *   to its end                              the prompts' tokens, the texts to be echoed, tools, stop strings, lists of ids, the constraint's text
  *                                           log-probabilities of the prompts: one set for each prompt, whatever n is
  *                                           what was generated and the client has not been sent
@@ -20,6 +20,7 @@
 #ifndef ROUTER_BUDGET_H
 #define ROUTER_BUDGET_H
 
+#include "util/json_load.h"
 #include "util/quota.h"
 
 #include <stddef.h>
@@ -30,16 +31,6 @@
 struct call;
 
 #define JSON_SMALL 4096u                 /* bytes of a body whose JSON tree, 75 times as much at most, is not counted: it is gone before the loop goes on */
-
-/* JSON values made on this thread between begin and end are taken from the quota. What is left of them at the end stays taken, in `used`. One at a time on a
- * thread. quota NULL: they are not. */
-struct json_account {
-	struct quota *quota;
-	size_t used;
-};
-void budget_watch_json(void);            /* once, at start, before there is any JSON */
-void budget_json_begin(struct json_account *a);
-int budget_json_end(void);               /* 0, or ERR_NOMEM: the system had no memory for some of it */
 
 /* Sets the call's error by what its quota says of the last thing it asked for; what: for whom it asked, "the log-probabilities of its prompt". Returns -1. */
 int budget_refuse(struct call *c, const char *param, const char *what);

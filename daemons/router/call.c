@@ -7,7 +7,6 @@
 #include "util/clock.h"
 #include "util/mem.h"
 
-#include <malloc.h>
 #include <math.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -17,7 +16,6 @@
 
 #define START_TOKENS 32768u        /* of prompts that are sent to workers in one step: a fraction of a millisecond */
 #define CHOICE_BYTES (sizeof(struct choice) + sizeof(struct seq) + CHOICE_IDS_BYTES)
-#define LARGE_BODY (1u << 20)
 #define OUT_MAX (64u << 20)        /* what is written in one step is far less; a prompt's ids at most */
 
 static void prompt_fini(struct prompt *p)
@@ -52,7 +50,7 @@ void call_free(struct call *c)
 	free(c->choices);
 	free(c->prompts);
 	free(c->pin);
-	free(c->body);
+	http_body_free(&c->body);
 	quota_fini(&c->quota);
 	free(c);
 }
@@ -65,6 +63,7 @@ static void client_gone(void *arg)
 	for (uint32_t i = 0; i < c->n_choices; i++)
 		if (c->choices[i].seq)
 			seq_cancel(c->choices[i].seq, "the client is gone");
+	text_job_skip(&c->job);
 	call_free(c);
 }
 
@@ -107,6 +106,7 @@ void call_fail(struct call *c, const struct api_error *e)
 		call_headers(c, e->status, e->retry_after_s, extra, sizeof extra);
 		http_reply(c->conn, e->status, "application/json", extra, text.data, text.len);
 	}
+	c->conn = NULL;
 	buf_fini(&text);
 	call_free(c);
 }
@@ -149,7 +149,10 @@ static int has_huge(const json_t *v)
 /* A body that was not taken: no JSON, or JSON with an integer too large for the reader, which is then named as any other value out of range. */
 static void refuse_body(struct call *c, const json_error_t *bad)
 {
-	json_t *o = json_error_code(bad) == json_error_numeric_overflow ? json_loadb(c->body, c->body_len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL) : NULL;
+	json_t *o = NULL;
+	json_error_t again;
+	if (json_error_code(bad) == json_error_numeric_overflow)
+		o = json_load(c->body.data, c->body.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &again);
 	const char *name;
 	const json_t *v;
 	api_bad(&c->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text, bad->line, bad->column);
@@ -167,16 +170,14 @@ static void refuse_body(struct call *c, const json_error_t *bad)
 static json_t *read_body(struct call *c)
 {
 	json_error_t bad;
-	json_t *o = json_loadb(c->body, c->body_len, JSON_ALLOW_NUL, &bad);
-	if (!o && c->quota.over)
+	json_t *o = json_load(c->body.data, c->body.len, JSON_ALLOW_NUL, &bad);
+	if (!o && json_error_code(&bad) == json_error_out_of_memory)
 		budget_refuse(c, NULL, "its body as JSON");
 	else if (!o)
 		refuse_body(c, &bad);
 	else if (!json_is_object(o))
 		api_bad(&c->error, NULL, "the body must be a JSON object, got %s", param_show(o));
-	free(c->body);
-	c->body = NULL;
-	quota_give(&c->quota, c->body_len + 1);
+	http_body_free(&c->body);
 	if (!c->error.status)
 		return o;
 	json_decref(o);
@@ -206,18 +207,16 @@ static void prepare_prompts(struct call *c)
 static void prepare(struct text_job *j)
 {
 	struct call *c = (struct call *)j;
-	budget_json_begin(&c->json);
+	json_account_begin(&c->json);
 	json_t *o = c->parsed ? c->parsed : read_body(c);
 	c->parsed = NULL;
 	int r = o ? prepare_by_kind(c, o) : -1;
 	json_decref(o);
-	if ((budget_json_end() < 0 || c->quota.over) && !c->refused)
+	if ((json_account_end() < 0 || c->quota.over) && !c->refused)
 		budget_refuse(c, NULL, "its body");   /* JSON was missing where it was looked for: whatever came of that does not count */
 	else if (r == 0)
 		prepare_prompts(c);
 	c->prepared_us = clock_us();
-	if (c->in_pool && c->body_len >= LARGE_BODY)
-		malloc_trim(0);   /* else the allocator keeps what the JSON took, tens of MiB for each thread */
 }
 
 /* Compiling a constraint takes milliseconds, however short it is. */
@@ -360,12 +359,13 @@ static void prepared(struct text_job *j)
 		start(c);
 }
 
-static struct call *call_new(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, char *body, size_t body_len)
+static struct call *call_new(struct router *r, struct http_conn *conn, enum call_kind kind,
+                             const struct http_head *head, const struct http_body *body)
 {
 	struct call *c = mem_zalloc(sizeof *c);
 	uint32_t seen = registry_context(&r->registry);
 	quota_init(&c->quota, &r->memory, r->conf.request_memory_bytes);
-	c->json.quota = body_len > JSON_SMALL ? &c->quota : NULL;
+	c->json.quota = body->len > JSON_SMALL ? &c->quota : NULL;
 	paced_init(&c->paced, call_step);
 	parts_init(&c->parts);
 	buf_init_quota(&c->out, 0, &c->quota);
@@ -377,8 +377,7 @@ static struct call *call_new(struct router *r, struct http_conn *conn, enum call
 	c->model = r->model;
 	c->conn = conn;
 	c->kind = kind;
-	c->body = body;
-	c->body_len = body_len;
+	c->body = *body;
 	c->context = c->max_model_len = seen ? seen : r->model->context;
 	c->vocab = registry_vocab(&r->registry);
 	if (!c->vocab)
@@ -400,12 +399,8 @@ static struct call *call_new(struct router *r, struct http_conn *conn, enum call
 static int refuse_at_once(struct call *c, const struct http_head *head)
 {
 	struct router *r = c->r;
-	if (r->draining)
-		api_fault(&c->error, 503, "this server is shutting down");
-	else if (r->n_calls > r->conf.max_requests)
+	if (r->n_calls > r->conf.max_requests)
 		api_fault(&c->error, 429, "%u requests are at work here, which is the limit (max_requests)", r->conf.max_requests);
-	else if (quota_take(&c->quota, c->body_len + 1) < 0)
-		budget_refuse(c, NULL, "its body");
 	else
 		pin_read(c, head);
 	if (!c->error.status)
@@ -425,19 +420,20 @@ static void prepare_elsewhere(struct call *c)
 	call_fail(c, &e);
 }
 
-void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind, const struct http_head *head, char *body, size_t body_len)
+void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind,
+                const struct http_head *head, const struct http_body *body)
 {
-	struct call *c = call_new(r, conn, kind, head, body, body_len);
+	struct call *c = call_new(r, conn, kind, head, body);
 	http_on_gone(conn, client_gone, c);
 	if (refuse_at_once(c, head))
 		return;
-	if (body_len > r->conf.text_inline_bytes) {
+	if (body->len > r->conf.text_inline_bytes) {
 		prepare_elsewhere(c);
 		return;
 	}
-	budget_json_begin(&c->json);
+	json_account_begin(&c->json);
 	c->parsed = read_body(c);
-	if (budget_json_end() < 0)
+	if (json_account_end() < 0)
 		budget_refuse(c, NULL, "its body");
 	if (c->parsed && is_slow(c->parsed)) {
 		prepare_elsewhere(c);
@@ -533,6 +529,27 @@ void calls_fini(struct router *r)
 {
 	pace_fini(&r->pace);
 	buf_fini(&r->out);
+}
+
+/* Ends as a failure does: with a status or an error event, and in the log as what it was. */
+void call_stop_all(struct router *r)
+{
+	list_each_safe(n, next, &r->calls) {
+		struct call *c = list_entry(n, struct call, node);
+		struct api_error e = {0};
+		api_fault(&e, 503, "this server was stopped before the answer was complete");
+		if (c->over)
+			continue;
+		for (uint32_t i = 0; i < c->n_choices; i++) {
+			struct seq *s = c->choices[i].seq;
+			if (!s || seq_ended(s))
+				continue;
+			s->status = e.status;
+			seq_cancel(s, e.text);
+		}
+		text_job_skip(&c->job);
+		call_fail(c, &e);
+	}
 }
 
 void call_abort_all(struct router *r)

@@ -73,8 +73,7 @@ struct call {
 	struct quota quota;          /* what it may hold; used by whoever has the call */
 	struct json_account json;
 	json_t *parsed;              /* the body, between the event loop and a text thread; else NULL */
-	char *body;
-	size_t body_len;
+	struct http_body body;       /* until it is parsed; its len stays */
 	uint32_t context, vocab;     /* limits as they were when the call came */
 	uint32_t max_model_len;      /* context, to show */
 	uint32_t max_choices;
@@ -107,9 +106,12 @@ struct call {
 	uint64_t begun_us, deadline_us, prepared_us, first_us;
 };
 
-void call_begin(struct router *r, struct http_conn *c, enum call_kind kind, const struct http_head *head, char *body, size_t body_len);   /* body is the call's */
+/* What the body holds is the call's. */
+void call_begin(struct router *r, struct http_conn *c, enum call_kind kind,
+                const struct http_head *head, const struct http_body *body);
 void call_fail(struct call *c, const struct api_error *e);           /* tells the client, ends and frees the call */
-void call_abort_all(struct router *r);                                /* the end of the router: without answers */
+void call_stop_all(struct router *r);                                /* fails all, with 503 */
+void call_abort_all(struct router *r);                               /* frees all; no text threads any more */
 /* Ends the call in which this sequence is, with what there is, finish reason "abort". 0 or ERR_NOTFOUND. */
 int call_abort(struct router *r, const struct reqid *id);
 uint32_t call_prompt_tokens(const struct call *c);

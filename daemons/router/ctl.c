@@ -39,8 +39,8 @@ static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct bu
 }
 
 const struct svc_ctl router_ctl[] = {
-	{"workers", ctl_workers, "the workers that the router knows, with their load"},
-	{"requests", ctl_requests, "the requests at work: state, age, attempt, tokens, workers"},
-	{"cancel", ctl_cancel, "ID: ends a request everywhere; its client gets what there is"},
+	{"workers", ctl_workers, "the workers that the router knows, with their load", 0},
+	{"requests", ctl_requests, "the requests at work: state, age, attempt, tokens, workers", 0},
+	{"cancel", ctl_cancel, "ID: ends a request everywhere; its client gets what there is", 1},
 	{0},
 };

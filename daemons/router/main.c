@@ -10,10 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #define TICK_US 50000u
 #define SLOW_TICK_US 30000000u
+#define LAST_LOOK_US 30000u   /* before the end: what clients had sent by then is read */
 
 static const struct conf_key keys[] = {
 	{"http_listen", CONF_STRING, "127.0.0.1:8080", 2, 255, "HOST:PORT", 0, "where clients connect", NULL},
@@ -22,15 +22,18 @@ static const struct conf_key keys[] = {
 	{"tool_parser", CONF_STRING, "auto", 1, 32, "", 0, "how the model writes calls of tools; auto: as its chat template shows", TOOL_PARSERS},
 	{"reasoning_parser", CONF_STRING, "auto", 1, 32, "", 0, "how the model marks its thoughts; auto: as its chat template shows", REASONING_PARSERS},
 	{"served_model_name", CONF_STRING, "", 0, 127, "", 0, "name of the model in the API; empty: the file's own", NULL},
-	{"api_keys", CONF_LIST, "", 0, 64, "", 1, "clients must send one of these as Authorization: Bearer KEY; empty: no key needed", NULL},
+	{"api_keys", CONF_LIST, "", 0, 64, "", CONF_RELOADABLE | CONF_SECRET, "clients must send one of these as Authorization: Bearer KEY; empty: no key needed", NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "sequences", 1, "at work at once; past it the answer is 429", NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1, "of one call: prompts times n", NULL},
-	{"max_connections", CONF_INT, "8192", 1, 500000, "connections", 0, "open client connections; past it the answer is 503", NULL},
+	{"max_connections", CONF_INT, "8192", 1, 500000, "connections", 0, "open client connections; past it one without a request makes room, or the answer is 503", NULL},
+	{"max_connections_per_address", CONF_INT, "0", 0, 500000, "connections", 0, "of one client address (IPv6: of one /64); 0: as many as it leaves to others, so one alone has half of max_connections", NULL},
 	{"max_header_bytes", CONF_INT, "65536", 1024, 1048576, "bytes", 0, "of a request's head", NULL},
-	{"max_body_bytes", CONF_INT, "4194304", 1024, 1073741824, "bytes", 0, "of a request's body; parsing needs up to 25 times as much for a moment", NULL},
-	{"max_memory_mb", CONF_INT, "128", 8, 1048576, "MiB", 1, "of all requests together: bodies, prompts, log-probabilities, answers that were not sent; past it the answer is 429", NULL},
+	{"max_body_bytes", CONF_INT, "4194304", 1024, 1073741824, "bytes", 0, "of a request's body", NULL},
+	{"input_bytes_max", CONF_INT, "67108864", 65536, 1099511627776, "bytes", 0, "of requests that arrive or wait to be parsed, for all clients; past it the answer to all but small ones is 503. A client address may hold as many as it leaves to others, one alone half of them", NULL},
+	{"max_memory_mb", CONF_INT, "128", 8, 1048576, "MiB", 1, "of all requests together: their JSON, prompts, log-probabilities, answers that were not sent; past it the answer is 429", NULL},
 	{"max_request_memory_mb", CONF_INT, "64", 1, 1048576, "MiB", 1, "of one request; one that needs more for certain is refused, an answer that grows past it ends with finish_reason length", NULL},
 	{"client_buffer_bytes", CONF_INT, "8388608", 65536, 1073741824, "bytes", 0, "not yet taken by one client; past it its request is given up", NULL},
+	{"output_bytes_max", CONF_INT, "50331648", 65536, 1099511627776, "bytes", 0, "not yet taken by all clients; one of them may leave as many as it leaves to others, one alone half of them; past it a stream is given up, a whole answer becomes 503", NULL},
 	{"request_timeout_ms", CONF_INT, "600000", 100, 86400000, "ms", 1, "from a request's arrival to its last token", NULL},
 	{"idle_timeout_ms", CONF_INT, "75000", 100, 3600000, "ms", 0, "a connection without a request is closed", NULL},
 	{"read_timeout_ms", CONF_INT, "30000", 100, 3600000, "ms", 0, "from a request's first byte to its last", NULL},
@@ -98,6 +101,9 @@ static void read_policies(struct registry *g, const struct conf *c)
 static void read_conf(struct router *r)
 {
 	const struct conf *c = svc_conf(r->svc);
+	const char *const *api_keys;
+	int n_api_keys = conf_list(c, "api_keys", &api_keys);
+	api_keys_set(&r->keys, api_keys, (size_t)n_api_keys);
 	r->conf.max_requests = (uint32_t)conf_int(c, "max_requests");
 	r->conf.max_choices = (uint32_t)conf_int(c, "max_choices");
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
@@ -107,7 +113,6 @@ static void read_conf(struct router *r)
 	size_t all = (size_t)conf_int(c, "max_memory_mb") << 20, one = (size_t)conf_int(c, "max_request_memory_mb") << 20;
 	r->memory.size = all;
 	r->conf.request_memory_bytes = one < all - all / 8 ? one : all - all / 8;
-	r->conf.n_api_keys = conf_list(c, "api_keys", &r->conf.api_keys);
 	r->conf.retry_after_max_s = (uint32_t)conf_int(c, "retry_after_max_s");
 	r->conf.allow_pinning = conf_bool(c, "allow_pinning");
 	read_policies(&r->registry, c);
@@ -327,29 +332,28 @@ static int start_http(struct router *r, struct err *err)
 		.listen = conf_str(c, "http_listen"),
 		.max_header_bytes = (size_t)conf_int(c, "max_header_bytes"),
 		.max_body_bytes = (size_t)conf_int(c, "max_body_bytes"),
+		.in_bytes_max = (size_t)conf_int(c, "input_bytes_max"),
 		.out_bytes_max = (size_t)conf_int(c, "client_buffer_bytes"),
+		.out_total_max = (size_t)conf_int(c, "output_bytes_max"),
 		.max_connections = (unsigned)conf_int(c, "max_connections"),
+		.max_per_address = (unsigned)conf_int(c, "max_connections_per_address"),
 		.idle_us = ms(c, "idle_timeout_ms"),
 		.read_us = ms(c, "read_timeout_ms"),
 		.write_us = ms(c, "write_timeout_ms"),
 		.error_body = edge_error,
 	};
-	int rc = http_new(r->base, &o, api_handle, r, &r->http, err);
+	static const struct http_handlers handlers = {.head = api_head, .request = api_request};
+	int rc = http_new(r->base, &o, &handlers, r, &r->http, err);
 	if (rc == 0)
 		log_info("listening", "http=%s port=%u model=%s", log_quote(o.listen), http_port(r->http), log_quote(r->model->name));
 	return rc;
 }
 
-/* As many descriptors as the system allows: each client needs one. */
-static void raise_files(unsigned wanted)
+/* Connections past max_connections are answered, too (http.c). */
+static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
-	struct rlimit l;
-	if (getrlimit(RLIMIT_NOFILE, &l) < 0)
-		return;
-	l.rlim_cur = l.rlim_max;
-	setrlimit(RLIMIT_NOFILE, &l);
-	if (l.rlim_max != RLIM_INFINITY && l.rlim_max < wanted + 64)
-		log_warn("few_descriptors", "limit=%llu max_connections=%u", (unsigned long long)l.rlim_max, wanted);
+	*ret_key = "max_connections";
+	return http_descriptors((unsigned)conf_int(c, *ret_key));
 }
 
 static void on_reload(struct svc *s)
@@ -361,14 +365,25 @@ static void on_drain(struct svc *s)
 {
 	struct router *r = svc_data(s);
 	r->draining = 1;
-	http_stop_accepting(r->http);
+	r->drain_us = clock_us();
+	http_drain(r->http);
 }
 
-/* A call has ended when its answer is written; the client may still have to take what the socket had no room for. */
+/* A call has ended when its answer is written; the client may still have to take what the socket had
+ * no room for. What was sent before the end began is looked at, even when nothing is left to do. */
 static int on_idle(struct svc *s)
 {
 	struct router *r = svc_data(s);
-	return r->n_calls == 0 && !http_has_unsent(r->http);
+	return clock_us() - r->drain_us >= LAST_LOOK_US && r->n_calls == 0 && !http_busy(r->http);
+}
+
+/* What is not answered by now is told so; the answers have a moment to leave. */
+static void on_expire(struct svc *s)
+{
+	struct router *r = svc_data(s);
+	log_warn("calls_stopped", "calls=%u sequences=%zu", r->n_calls, seqs_count(&r->seqs));
+	call_stop_all(r);
+	http_drain(r->http);
 }
 
 static void on_stop(struct svc *s)
@@ -380,6 +395,7 @@ static void on_stop(struct svc *s)
 	call_abort_all(r);
 	calls_fini(r);
 	http_destroy(&r->http);
+	api_keys_fini(&r->keys);
 	seqs_fini(&r->seqs);
 	registry_fini(&r->registry);
 	model_close(&r->model);
@@ -401,7 +417,6 @@ static int set_up(struct router *r, struct err *err)
 		return rc;
 	if (!r->model->tokenizer)
 		log_warn("no_tokenizer", "model=%s effect=\"only prompts of token ids are served\"", log_quote(r->model->name));
-	raise_files((unsigned)conf_int(c, "max_connections"));
 	r->text = text_pool_new((unsigned)conf_int(c, "text_threads"), (size_t)conf_int(c, "text_queue"), post_job, r->svc);
 	r->slow_tick = svc_timer_add(r->svc, SLOW_TICK_US, on_slow_tick, NULL);
 	r->wake = wake;
@@ -410,12 +425,11 @@ static int set_up(struct router *r, struct err *err)
 
 static int on_start(struct svc *s, struct err *err)
 {
-	mem_map_large();
 	struct router *r = mem_zalloc(sizeof *r);
 	if (sodium_init() < 0)
 		check_fatal("libsodium cannot draw random numbers: the system's random device is missing");
 	json_object_seed(0);
-	budget_watch_json();
+	json_account_setup();
 	svc_set_data(s, r);
 	r->svc = s;
 	r->base = svc_base(s);
@@ -464,10 +478,12 @@ int main(int argc, char **argv)
 		.n_stats = STAT_COUNT,
 		.messages = messages,
 		.ctl = router_ctl,
+		.descriptors = descriptors,
 		.start = on_start,
 		.reload = on_reload,
 		.drain = on_drain,
 		.idle = on_idle,
+		.expire = on_expire,
 		.stop = on_stop,
 		.status = on_status,
 		.admit = on_admit,

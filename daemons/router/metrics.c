@@ -16,6 +16,10 @@ const struct stat_def router_stats[STAT_COUNT] = {
 	[STAT_E2E] = {"vllm:e2e_request_latency_seconds", "request in until last token", STAT_SECONDS},
 	[STAT_HTTP_REQUESTS] = {"pdserve_http_requests_total", "requests that came in", STAT_COUNTER},
 	[STAT_HTTP_CONNECTIONS] = {"pdserve_http_connections", "open client connections", STAT_GAUGE},
+	[STAT_HTTP_REFUSED] = {"pdserve_http_refused_total", "requests and connections that the HTTP edge itself refused: malformed, too long, too late, too many", STAT_COUNTER},
+	[STAT_HTTP_CLOSED_WAITING] = {"pdserve_http_closed_waiting_total", "connections without a request that had to make room for others", STAT_COUNTER},
+	[STAT_HTTP_IN_BYTES] = {"pdserve_http_input_bytes", "of requests that are held (input_bytes_max)", STAT_GAUGE},
+	[STAT_HTTP_OUT_BYTES] = {"pdserve_http_output_bytes", "of answers that clients have not taken (output_bytes_max)", STAT_GAUGE},
 	[STAT_REFUSED] = {"pdserve_requests_refused_total", "answers with status 4xx", STAT_COUNTER},
 	[STAT_FAILED] = {"pdserve_requests_failed_total", "answers with status 5xx, and streams that ended in an error", STAT_COUNTER},
 	[STAT_CANCELLED] = {"pdserve_sequences_cancelled_total", "sequences that were given up", STAT_COUNTER},
@@ -45,6 +49,17 @@ static void follow(struct stat_set *s, unsigned i, uint64_t now)
 		stat_add(s, i, now - had);
 }
 
+static void refresh_http(struct router *r)
+{
+	struct http_counts n;
+	http_counts(r->http, &n);
+	stat_set_value(r->stats, STAT_HTTP_CONNECTIONS, n.connections);
+	stat_set_value(r->stats, STAT_HTTP_IN_BYTES, (int64_t)n.in_bytes);
+	stat_set_value(r->stats, STAT_HTTP_OUT_BYTES, (int64_t)n.out_bytes);
+	follow(r->stats, STAT_HTTP_REFUSED, n.refused);
+	follow(r->stats, STAT_HTTP_CLOSED_WAITING, n.closed_waiting);
+}
+
 void metrics_refresh(struct router *r)
 {
 	const struct seqs_counts *n = &r->seqs.counts;
@@ -53,7 +68,8 @@ void metrics_refresh(struct router *r)
 		waiting++;
 	stat_set_value(r->stats, STAT_WAITING, (int64_t)waiting);
 	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(seqs_count(&r->seqs) - waiting));
-	stat_set_value(r->stats, STAT_HTTP_CONNECTIONS, r->http ? http_connections(r->http) : 0);
+	if (r->http)
+		refresh_http(r);
 	stat_set_value(r->stats, STAT_WORKERS_UP, r->registry.n_up);
 	follow(r->stats, STAT_PROMPT_TOKENS, n->prompt_tokens);
 	follow(r->stats, STAT_OUTPUT_TOKENS, n->output_tokens);

@@ -2,6 +2,7 @@
 #ifndef ROUTER_ROUTER_H
 #define ROUTER_ROUTER_H
 
+#include "api_keys.h"
 #include "http.h"
 #include "model.h"
 #include "pace.h"
@@ -15,7 +16,9 @@
 enum router_stat {
 	STAT_RUNNING, STAT_WAITING, STAT_PROMPT_TOKENS, STAT_OUTPUT_TOKENS, STAT_CACHED_TOKENS,
 	STAT_SUCCESS_STOP, STAT_SUCCESS_LENGTH, STAT_TTFT, STAT_TPOT, STAT_E2E,
-	STAT_HTTP_REQUESTS, STAT_HTTP_CONNECTIONS, STAT_REFUSED, STAT_FAILED, STAT_CANCELLED, STAT_RETRIES, STAT_DUPLICATES, STAT_STALE, STAT_MISMATCHES,
+	STAT_HTTP_REQUESTS, STAT_HTTP_CONNECTIONS, STAT_HTTP_REFUSED, STAT_HTTP_CLOSED_WAITING,
+	STAT_HTTP_IN_BYTES, STAT_HTTP_OUT_BYTES,
+	STAT_REFUSED, STAT_FAILED, STAT_CANCELLED, STAT_RETRIES, STAT_DUPLICATES, STAT_STALE, STAT_MISMATCHES,
 	STAT_WORKERS_UP, STAT_PREPARE,
 	STAT_KV_EVENTS, STAT_KV_EVENTS_BAD, STAT_KV_INDEX, STAT_KV_INDEX_DROPPED, STAT_HITS_PREDICTED, STAT_HITS_ACTUAL, STAT_HITS_STORED_PREDICTED, STAT_HITS_STORED_ACTUAL,
 	STAT_KV_STORED, STAT_BREAKER_OPENED,
@@ -29,14 +32,13 @@ struct router_conf {
 	size_t text_inline_bytes;
 	size_t request_memory_bytes; /* of one request; of all: router.memory */
 	size_t out_bytes_max;        /* as http_opts has it */
-	const char *const *api_keys;
-	int n_api_keys;
 };
 
 struct router {
 	struct svc *svc;             /* NULL in tests */
 	struct event_base *base;
 	struct router_conf conf;
+	struct api_keys keys;
 	struct registry registry;
 	struct seqs seqs;
 	struct model *model;
@@ -51,13 +53,15 @@ struct router {
 	struct list calls;           /* struct call, node */
 	uint32_t n_calls, n_sequences;
 	int draining;
+	uint64_t drain_us;           /* since then */
 };
 
 /* call.c: what calls need, before there is one, and when none is left. r is zeroed but for its base and configuration. */
 void calls_init(struct router *r);
 void calls_fini(struct router *r);
-/* api.c: every HTTP request comes in here. */
-void api_handle(void *arg, struct http_conn *c, struct http_request *q);
+/* api.c: every HTTP request comes in here, as http_handlers has it. */
+int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
+void api_request(void *arg, struct http_conn *c, struct http_request *q);
 /* What Retry-After says now. */
 uint32_t router_retry_after_s(const struct router *r);
 /* metrics.c */

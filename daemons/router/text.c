@@ -12,6 +12,7 @@ struct text_pool {
 	struct queue *jobs;
 	void (*post)(void *arg, struct text_job *j);
 	void *arg;
+	atomic_int ends;
 	unsigned n;
 	pthread_t threads[];
 };
@@ -22,7 +23,8 @@ static void *thread_main(void *arg)
 	struct text_job *j;
 	pthread_setname_np(pthread_self(), "text");
 	while ((j = queue_take(p->jobs))) {
-		j->work(j);
+		if (!atomic_load(&j->skip) && !atomic_load(&p->ends))
+			j->work(j);
 		p->post(p->arg, j);
 	}
 	return NULL;
@@ -47,6 +49,7 @@ void text_pool_destroy(struct text_pool **pp)
 	struct text_pool *p = *pp;
 	if (!p)
 		return;
+	atomic_store(&p->ends, 1);
 	queue_close(p->jobs);
 	for (unsigned i = 0; i < p->n; i++)
 		pthread_join(p->threads[i], NULL);
@@ -58,4 +61,9 @@ void text_pool_destroy(struct text_pool **pp)
 int text_pool_put(struct text_pool *p, struct text_job *j)
 {
 	return queue_put(p->jobs, j);
+}
+
+void text_job_skip(struct text_job *j)
+{
+	atomic_store(&j->skip, 1);
 }

@@ -170,8 +170,8 @@ static const struct svc_msg messages[] = {
 };
 
 static const struct svc_ctl ctl[] = {
-	{"storage", ctl_storage, "tiers (state, blocks, bytes, hits, evictions, copies, rates, what is under way) and attached workers"},
-	{"flush", ctl_flush, "drop every stored block, or those of one tier: memory, disk, redis"},
+	{"storage", ctl_storage, "tiers (state, blocks, bytes, hits, evictions, copies, rates, what is under way) and attached workers", 0},
+	{"flush", ctl_flush, "drop every stored block, or those of one tier: memory, disk, redis", 1},
 	{0},
 };
 

@@ -308,6 +308,11 @@ static int evict(struct cycle *c, uint32_t slot_bytes, unsigned n)
 static int do_room(struct cycle *c, struct disk_class *k)
 {
 	struct disk *d = c->d;
+	if (c->flush) {
+		/* all slots come back with the commit: what it adds must not be evicted for want of them */
+		c->again = 1;
+		return 0;
+	}
 	pthread_mutex_lock(&d->lock);
 	uint32_t slot_bytes = k->slot_bytes, parked = k->n_parked;
 	unsigned want = slot_bytes && slot_bytes <= d->space.capacity_bytes ? slots_wanted(d, k) : 0;
@@ -610,7 +615,7 @@ static void cycle_end(struct cycle *c, int r)
 		put_end(c, list_entry(it, struct disk_job, link), r);
 	pthread_cond_broadcast(&d->drops_less);
 	unpark(c, r != 0, &hopeless);
-	if (r == 0 || r == ERR_FULL)
+	if (r == ERR_FULL || (r == 0 && !c->stop))
 		list_each(it, &hopeless)
 			d->stat.full++;
 	d->dirty |= c->again;
@@ -622,8 +627,13 @@ static void cycle_end(struct cycle *c, int r)
 	list_each_safe(it, nx, &hopeless) {
 		struct disk_job *j = list_entry(it, struct disk_job, link);
 		list_remove(it);
-		j->code = r == 0 || r == ERR_FULL ? ERR_FULL : ERR_IO;
-		j->text = r == 0 ? "the disk tier has no room that is not in use" : "the disk tier's index cannot be written";
+		if (r != 0) {
+			j->code = r == ERR_FULL ? ERR_FULL : ERR_IO;
+			j->text = "the disk tier's index cannot be written";
+		} else {
+			j->code = c->stop ? ERR_CANCELLED : ERR_FULL;
+			j->text = c->stop ? "the disk tier ends" : "the disk tier has no room that is not in use";
+		}
 		disk_job_end(d, j);
 	}
 }

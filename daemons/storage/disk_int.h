@@ -142,6 +142,10 @@ struct disk {
 /* tier_disk.c; with the lock held */
 /* Does the record count: not flushed, not dropped, its file there? */
 int disk_visible(struct disk *d, const struct tier_key *key, const struct disk_record *rec);
+/* Without the lock, which is held after: the record of a block that is here; 0, ERR_NOTFOUND, or
+ * what is wrong with the index (ERR_CORRUPT, ERR_CLOSED). */
+int disk_find_visible(struct disk *d, struct disk_reader *r, const struct tier_key *key,
+                      struct disk_record *ret);
 void disk_drop_add(struct disk *d, const struct tier_key *key, uint64_t born, enum disk_drop_why why);
 void disk_commit_wake(struct disk *d);
 /* A write failed (an errno) or went through (0). */

@@ -163,9 +163,8 @@ static void hit_add(struct disk *d, const struct tier_key *key)
 static int find_visible(struct disk_worker *w, struct disk_job *j, struct disk_record *ret)
 {
 	struct disk *d = w->disk;
-	int r = disk_reader_find(w->reader, &j->op->key, ret);
-	pthread_mutex_lock(&d->lock);
-	if (r == 0 && (ret->bytes != j->op->bytes || !disk_visible(d, &j->op->key, ret)))
+	int r = disk_find_visible(d, w->reader, &j->op->key, ret);
+	if (r == 0 && ret->bytes != j->op->bytes)
 		r = ERR_NOTFOUND;
 	if (r == ERR_CORRUPT) {
 		d->stat.corrupt++;

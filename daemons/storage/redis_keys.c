@@ -131,10 +131,13 @@ static void remove_item(struct redis_lane *l, struct redis_work *w, uint32_t tag
 	struct remove_work *r = (struct remove_work *)w;
 	const char *text;
 	(void)tag;
+	if (it->depth > 0) {
+		redis_lane_distrust(l, "UNLINK: the answer is an array");
+		return;
+	}
 	if (it->type == REDIS_REPLY_ERROR)
 		redis_tier_refusal(r->t, it, 0, &text);   /* for its log line */
-	if (it->depth == 0)
-		redis_work_over(l, w);
+	redis_work_over(l, w);
 }
 
 static void end_quietly(struct redis_work *w, int code)

@@ -301,7 +301,8 @@ static void hello_item(struct redis_lane *l, struct redis_work *w, uint32_t tag,
 {
 	if (it->type == REDIS_REPLY_ERROR)
 		lane_break(l, "%s: %.*s", hello_name[tag], (int)(it->bytes < 100 ? it->bytes : 100), it->text);
-	else if (it->type != (tag == HELLO_KEY ? REDIS_REPLY_INTEGER : REDIS_REPLY_STATUS))
+	else if (it->depth > 0 ||   /* a number in an array is none */
+	         it->type != (tag == HELLO_KEY ? REDIS_REPLY_INTEGER : REDIS_REPLY_STATUS))
 		lane_break(l, "%s: the answer is not one of Redis", hello_name[tag]);
 	else if (tag == HELLO_KEY) {
 		redis_work_over(l, w);

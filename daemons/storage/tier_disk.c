@@ -42,6 +42,25 @@ int disk_visible(struct disk *d, const struct tier_key *key, const struct disk_r
 	return 1;
 }
 
+/* Between the look into the index and the one into the list of drops the committer may have moved
+ * one from the list to the index: then both are looked at again. */
+int disk_find_visible(struct disk *d, struct disk_reader *r, const struct tier_key *key,
+                      struct disk_record *ret)
+{
+	uint64_t forgotten;
+	int code;
+	pthread_mutex_lock(&d->lock);
+	do {
+		forgotten = d->forgotten;
+		pthread_mutex_unlock(&d->lock);
+		code = disk_reader_find(r, key, ret);
+		pthread_mutex_lock(&d->lock);
+		if (code == 0 && !disk_visible(d, key, ret))
+			code = ERR_NOTFOUND;
+	} while (code == 0 && forgotten != d->forgotten);
+	return code;
+}
+
 void disk_commit_wake(struct disk *d)
 {
 	d->dirty = 1;
@@ -230,27 +249,10 @@ static void disk_lookup(struct tier *t, struct tier_find *f)
 		f->done(f);
 }
 
-/* The record of a block that is here; 1 or 0, and d->lock is held after. Between the look into the index and the one into the list of drops the committer
- * may have moved one from the list to the index: then both are looked at again. */
-static int find_visible(struct disk *d, struct disk_reader *r, const struct tier_key *key, struct disk_record *ret)
-{
-	uint64_t forgotten;
-	int here;
-	pthread_mutex_lock(&d->lock);
-	do {
-		forgotten = d->forgotten;
-		pthread_mutex_unlock(&d->lock);
-		int found = disk_reader_find(r, key, ret) == 0;
-		pthread_mutex_lock(&d->lock);
-		here = found && disk_visible(d, key, ret);
-	} while (here && forgotten != d->forgotten);
-	return here;
-}
-
 static int is_here(struct disk *d, struct disk_reader *r, const struct tier_key *key, size_t bytes)
 {
 	struct disk_record rec;
-	int here = find_visible(d, r, key, &rec) && rec.bytes == bytes;
+	int here = disk_find_visible(d, r, key, &rec) == 0 && rec.bytes == bytes;
 	pthread_mutex_unlock(&d->lock);
 	return here;
 }
@@ -299,7 +301,7 @@ static int disk_remove(struct tier *t, const struct tier_key *key)
 	struct disk *d = disk_of(t);
 	struct disk_record rec;
 	pthread_mutex_lock(&d->remove_lock);
-	int r = find_visible(d, d->remover, key, &rec) ? 0 : ERR_NOTFOUND;
+	int r = disk_find_visible(d, d->remover, key, &rec) == 0 ? 0 : ERR_NOTFOUND;
 	int committer = pthread_equal(pthread_self(), d->committer);   /* somebody whose put it ends asks for this */
 	if (r == 0 && d->n_drops >= DISK_DROPS_MAX && !committer) {    /* rare: until its round is over */
 		disk_commit_wake(d);

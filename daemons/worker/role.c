@@ -75,10 +75,15 @@ void role_router_up(struct worker *w)
 		tell_and_retry(w);
 }
 
+Pds__Peers *role_peers(const struct worker *w)
+{
+	return w->sw.peers ? pds__peers__unpack(NULL, w->sw.peers_len, w->sw.peers) : NULL;
+}
+
 static void tell_stage_of_peers(struct worker *w)
 {
 	struct msg_head none = {0};
-	Pds__Peers *m = w->sw.peers ? pds__peers__unpack(NULL, w->sw.peers_len, w->sw.peers) : NULL;
+	Pds__Peers *m = role_peers(w);
 	if (!m)
 		return;
 	for (const struct stage_msg *s = w->stage->messages; s->body; s++)
@@ -218,6 +223,8 @@ static void stray_open(struct worker *w, struct peer *p, const struct msg_head *
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
 	a.lease = m->lease;
 	a.refused = 1;
+	a.prefill = m->prefill;
+	a.prefill_epoch = m->prefill_epoch;
 	svc_send(w->svc, p, MSG_LEASE_OPENED, h, &a.base);
 }
 
@@ -225,6 +232,8 @@ static void stray_ready(struct worker *w, struct peer *p, const struct msg_head 
 {
 	Pds__KvReadyAck a = PDS__KV_READY_ACK__INIT;
 	a.lease = m->lease;
+	a.prefill = m->prefill;
+	a.prefill_epoch = m->prefill_epoch;
 	if (m->lease->epoch == svc_epoch(w->svc))
 		svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
 }

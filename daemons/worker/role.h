@@ -41,6 +41,8 @@ void role_json(const struct worker *w, struct buf *out);       /* JSON members, 
 /* The link to a router has come up: its HELLO may have been sent before a switch that is done now. */
 void role_router_up(struct worker *w);
 void role_keep_peers(struct worker *w, const Pds__Peers *m);
+/* The last ones that a router named; NULL: none yet. The caller frees them (pds__peers__free_unpacked). */
+Pds__Peers *role_peers(const struct worker *w);
 /* A message that the present stage has no use for: what its sender waits for is answered as of one that holds nothing of it. */
 void role_stray(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body);
 

@@ -655,8 +655,13 @@ void store_counts(struct store *st, struct store_counts *ret)
 struct store *store_new(struct svc *s, const struct store_opts *opts)
 {
 	char where[256];
+	svc_ipc_endpoint(s, opts->name, where, sizeof where);
+	struct peer *peer = chan_connect(svc_chan(s), where, opts->name, opts->tag);
+	if (!peer)
+		return NULL;
 	struct store *st = mem_zalloc(sizeof *st);
 	st->svc = s;
+	st->peer = peer;
 	st->batches_max = opts->batches_max;
 	st->on_ready = opts->on_ready;
 	st->arg = opts->arg;
@@ -665,8 +670,6 @@ struct store *store_new(struct svc *s, const struct store_opts *opts)
 	list_init(&st->table);
 	st->done = queue_new(opts->batches_max);
 	st->timer = event_new(svc_base(s), -1, 0, on_timer, st);
-	svc_ipc_endpoint(s, opts->name, where, sizeof where);
-	st->peer = chan_connect(svc_chan(s), where, opts->name, opts->tag);
 	svc_sock_path(s, opts->name, where, sizeof where);
 	struct attach_hooks hooks = {.arg = st, .on = on_attached, .gone = on_gone};
 	st->attach = attach_new(s, "storage", where, opts->hello, opts->control_fd, opts->data_fd, -1, &hooks);

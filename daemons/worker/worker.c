@@ -7,6 +7,7 @@
 #include "stage.h"
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/json_load.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -268,6 +269,11 @@ static void store_ready_cb(evutil_socket_t fd, short what, void *arg)
 	a->answered(w, a, c);
 }
 
+static int connect_to(struct worker *w, const char *endpoint, const char *name, int tag, struct err *err)
+{
+	return chan_connect(svc_chan(w->svc), endpoint, name, tag) ? 0 : err_set(err, ERR_IO, "cannot connect to %s", endpoint);
+}
+
 static int attach_messager(struct worker *w, const char *name, struct handover_hello *hello, struct err *err)
 {
 	char path[256], endpoint[256];
@@ -282,8 +288,7 @@ static int attach_messager(struct worker *w, const char *name, struct handover_h
 	svc_ipc_endpoint(w->svc, name, endpoint, sizeof endpoint);
 	w->messager_attach = attach_new(w->svc, "messager", path, hello, w->region.control_fd, w->region.data_fd,
 	                                ring_fd(w->ring), &hooks);
-	chan_connect(svc_chan(w->svc), endpoint, name, TAG_MESSAGER);
-	return 0;
+	return connect_to(w, endpoint, name, TAG_MESSAGER, err);
 }
 
 static void storage_ready(void *arg, uint64_t epoch)
@@ -291,37 +296,38 @@ static void storage_ready(void *arg, uint64_t epoch)
 	writeout_storage_ready(((struct worker *)arg)->writeout, epoch);
 }
 
-static void attach_storage(struct worker *w, const char *name, const struct handover_hello *hello)
+static int attach_storage(struct worker *w, const char *name, const struct handover_hello *hello, struct err *err)
 {
 	struct store_opts o = {name, TAG_STORAGE, hello, w->region.control_fd, w->region.data_fd, 256, storage_ready, w};
 	w->store = store_new(w->svc, &o);
+	if (!w->store)
+		return err_set(err, ERR_IO, "cannot connect to the storage %s", name);
 	w->relay = relay_new(w->svc, &(struct relay_stats){WS_RELAYED, WS_RELAY_ASKED, WS_RELAY_CUT, WS_RELAY_BAD});
 	w->writeout = writeout_new(w);
 	w->store_ev = event_new(svc_base(w->svc), store_fd(w->store), EV_READ | EV_PERSIST, store_ready_cb, w);
 	event_add(w->store_ev, NULL);
+	return 0;
 }
 
-static int connect_routers(struct worker *w, const struct conf *c)
+static int connect_routers(struct worker *w, const struct conf *c, struct err *err)
 {
 	const char *const *items;
-	int n = conf_list(c, "routers", &items);
+	int n = conf_list(c, "routers", &items), r = 0;
 	char endpoint[256];
 	svc_ipc_endpoint(w->svc, "router", endpoint, sizeof endpoint);
-	for (int i = 0; i < n; i++)
-		chan_connect(svc_chan(w->svc), items[i], NULL, TAG_ROUTER);
-	if (n == 0)
-		chan_connect(svc_chan(w->svc), endpoint, NULL, TAG_ROUTER);
-	return 0;
+	for (int i = 0; i < n && r == 0; i++)
+		r = connect_to(w, items[i], NULL, TAG_ROUTER, err);
+	return n ? r : connect_to(w, endpoint, NULL, TAG_ROUTER, err);
 }
 
 static int start(struct svc *s, struct err *err)
 {
 	struct conf *c = svc_conf(s);
-	mem_map_large();
 	struct worker *w = mem_zalloc(sizeof *w);
 	w->svc = s;
 	w->region.control_fd = w->region.data_fd = -1;
 	svc_set_data(s, w);
+	json_account_setup();
 	choose_role(w, conf_str(c, "role"));
 	int r = open_engine(w, c, err);
 	if (r < 0)
@@ -335,7 +341,8 @@ static int start(struct svc *s, struct err *err)
 	struct handover_hello hello;
 	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &w->info->kv, w->region.blocks);
 	if (strcmp(conf_str(c, "storage"), "none") != 0)
-		attach_storage(w, conf_str(c, "storage"), &hello);
+		if ((r = attach_storage(w, conf_str(c, "storage"), &hello, err)) < 0)
+			return r;
 	if (strcmp(conf_str(c, "messager"), "none") != 0)
 		if ((r = attach_messager(w, conf_str(c, "messager"), &hello, err)) < 0)
 			return r;
@@ -345,7 +352,7 @@ static int start(struct svc *s, struct err *err)
 	log_info("worker_ready", "role=%s model=%s numerics=%s layout=%s blocks=%u kv_mb=%zu weight_mb=%llu tp=%d", worker_role_name(w->role),
 	         log_quote(w->info->name), w->info->numerics, w->layout, w->region.blocks, w->region.data_bytes >> 20,
 	         (unsigned long long)(w->info->weight_bytes >> 20), (int)conf_int(c, "tensor_parallel"));
-	return connect_routers(w, c);
+	return connect_routers(w, c, err);
 }
 
 void worker_relay_by_role(struct worker *w)
@@ -778,11 +785,11 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		{MSG_HEARTBEAT, ignore},         {0, NULL},
 	};
 	static const struct svc_ctl ctl[] = {
-		{"requests", ctl_requests, "requests of this worker with state and age"},
-		{"kv", ctl_kv, "blocks by state; owner, age and reason of every held one"},
-		{"role", ctl_role, "the role; with prefill, decode or mixed: switch to it, without losing a request"},
-		{"flush", ctl_flush, "drop what the prefix index holds and nobody uses"},
-		{NULL, NULL, NULL},
+		{"requests", ctl_requests, "requests of this worker with state and age", 0},
+		{"kv", ctl_kv, "blocks by state; owner, age and reason of every held one", 0},
+		{"role", ctl_role, "the role; with prefill, decode or mixed: switch to it, without losing a request", 1},
+		{"flush", ctl_flush, "drop what the prefix index holds and nobody uses", 1},
+		{NULL, NULL, NULL, 0},
 	};
 	default_role = role;
 	struct svc_hooks hooks = {

@@ -75,7 +75,8 @@ static void run(struct world *w, const char *name, const char *path, const char 
 	struct bench b = {.w = w, .name = name, .end = end, .left = requests, .running = clients, .took_us = mem_array(requests, sizeof(uint64_t))};
 	struct client *c = mem_array(clients, sizeof *c);
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)http_port(w->r.http)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-	b.request = mem_printf("POST %s HTTP/1.1\r\nContent-Length: %zu\r\n\r\n%s", path, strlen(body), body);
+	b.request = mem_printf("POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %zu\r\n\r\n%s",
+	                       path, strlen(body), body);
 	b.len = strlen(b.request);
 	uint64_t t0 = clock_us(), cpu = cpu_ns();
 	for (unsigned i = 0; i < clients; i++) {

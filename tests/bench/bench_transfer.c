@@ -34,6 +34,7 @@ struct world {
 	struct peer *p_peer, *d_peer;
 	unsigned on;
 	/* of the present task */
+	struct ring_task task;
 	uint32_t slot;
 	uint64_t gen, lease, ready_us, opened_us, sent_us;
 	Pds__KvReady *ready;
@@ -44,14 +45,29 @@ static struct world world, *w = &world;
 
 /* --- decode worker, and what prefill hears ------------------------------------------------------------------------------------ */
 
+/* D has granted what the present task names. */
+static void say_opened(struct peer *p, const struct msg_head *head, const Pds__LeaseOpen *m)
+{
+	static uint64_t generations[RING_BLOCKS_MAX];
+	Pds__LeaseOpened o = PDS__LEASE_OPENED__INIT;
+	o.lease = m->lease;
+	o.prefill = m->prefill;
+	o.prefill_epoch = m->prefill_epoch;
+	o.tokens = w->task.tokens;
+	o.blocks = w->task.dst;
+	o.generations = generations;
+	o.n_blocks = o.n_generations = w->task.blocks;
+	for (uint32_t i = 0; i < w->task.blocks; i++)
+		generations[i] = w->d.generations[w->task.dst[i]];
+	chan_send(w->d_chan, p, MSG_LEASE_OPENED, head, &o.base);
+}
+
 static void d_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
 {
 	(void)arg;
 	if (type == MSG_LEASE_OPEN) {
-		Pds__LeaseOpened o = PDS__LEASE_OPENED__INIT;
-		o.lease = ((const Pds__LeaseOpen *)body)->lease;
 		w->opened_us = clock_us();
-		chan_send(w->d_chan, p, MSG_LEASE_OPENED, head, &o.base);
+		say_opened(p, head, (const Pds__LeaseOpen *)body);
 	} else if (type == MSG_KV_READY) {
 		const Pds__KvReady *r = (const Pds__KvReady *)body;
 		Pds__KvReadyAck a = PDS__KV_READY_ACK__INIT;
@@ -60,6 +76,8 @@ static void d_message(void *arg, struct peer *p, enum msg_type type, const struc
 		w->ready->copy_us = r->copy_us;
 		w->ready->tail_us = r->tail_us;
 		a.lease = r->lease;
+		a.prefill = r->prefill;
+		a.prefill_epoch = r->prefill_epoch;
 		chan_send(w->d_chan, p, MSG_KV_READY_ACK, head, &a.base);
 	}
 }
@@ -133,7 +151,7 @@ static void start_messager(void)
 
 static struct chan *link_to_messager(const char *name, uint64_t epoch, const struct chan_hooks *hooks, struct peer **ret_peer)
 {
-	const struct chan_opts opts = {.program = "bench", .name = name, .epoch = epoch, .heartbeat_us = 200000, .silence_us = 5000000,
+	const struct chan_opts opts = {.program = "pddecoded", .name = name, .epoch = epoch, .heartbeat_us = 200000, .silence_us = 5000000,
 	                               .window_messages = 1000, .window_bytes = 1 << 20, .peers_max = 4, .message_bytes_max = 1 << 20};
 	struct chan *c;
 	struct err err = {0};
@@ -236,24 +254,24 @@ enum order { IN_ORDER, SCATTERED };
 /* Half of the pool, in order or with no two neighbours. */
 static void publish(enum order order)
 {
-	static struct ring_task t;
-	memset(&t, 0, sizeof t);
-	t.req = (struct reqid){1, ++w->lease};
-	t.attempt = 1;
-	t.lease_id = w->lease;
-	t.lease_epoch = D_EPOCH;
-	t.lease_generation = 1;
-	strcpy(t.decode, "decode-1");
-	t.deadline_us = clock_us() + 30000000;
-	t.blocks = w->blocks / 2;
-	t.tokens = t.blocks * w->layout.block_tokens;
-	for (uint32_t i = 0; i < t.blocks; i++) {
-		t.src[i] = order == IN_ORDER ? i : 2 * i;
-		t.dst[i] = order == IN_ORDER ? i : 2 * (t.blocks - 1 - i);
+	struct ring_task *t = &w->task;
+	memset(t, 0, sizeof *t);
+	t->req = (struct reqid){1, ++w->lease};
+	t->attempt = 1;
+	t->lease_id = w->lease;
+	t->lease_epoch = D_EPOCH;
+	t->lease_generation = 1;
+	strcpy(t->decode, "decode-1");
+	t->deadline_us = clock_us() + 30000000;
+	t->blocks = w->blocks / 2;
+	t->tokens = t->blocks * w->layout.block_tokens;
+	for (uint32_t i = 0; i < t->blocks; i++) {
+		t->src[i] = order == IN_ORDER ? i : 2 * i;
+		t->dst[i] = order == IN_ORDER ? i : 2 * (t->blocks - 1 - i);
 	}
 	w->ready_us = w->opened_us = w->sent_us = 0;
 	struct err err = {.text = "no slot"};
-	must(ring_publish(w->ring, &t, &w->slot, &w->gen), &err, "publish");
+	must(ring_publish(w->ring, t, &w->slot, &w->gen), &err, "publish");
 	ring_bell(w->ring);
 }
 

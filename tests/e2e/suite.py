@@ -231,11 +231,20 @@ class Suite:
                 p.kill()
                 codes[n] = "killed: did not end by SIGTERM"
         bad = {n: c for n, c in codes.items() if c not in (0, -signal.SIGKILL, -signal.SIGTERM)}
+        if exc[0] is not None:
+            self._tell(codes)
         text = "\n".join(f"--- {n} {c}\n{self.log(n)[-4000:]}" for n, c in bad.items())
         if exc[0] is None or not os.environ.get("KEEP"):
             shutil.rmtree(self.dir, ignore_errors=True)
         if bad and exc[0] is None:
             raise AssertionError("daemons ended badly:\n" + text)
+
+    def _tell(self, codes):
+        """What the daemons did before a test failed; pytest shows it with the failure."""
+        for n, c in codes.items():
+            lines = self.log(n).splitlines()
+            odd = [x for x in lines[:-20] if " level=info " not in x and " level=debug " not in x]
+            print(f"--- {n} ended with {c}", *odd[-20:], "   ...", *lines[-20:], sep="\n")
 
     def kill(self, name, sig=signal.SIGKILL, wait=True):
         self.procs[name].send_signal(sig)

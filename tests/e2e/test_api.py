@@ -314,7 +314,7 @@ def test_special_tokens_can_be_shown(text):
 def answered_meanwhile(s, body):
     """Short requests, up to three, that are answered before this one is."""
     with socket.create_connection(("127.0.0.1", s.port), timeout=120 * SLOW) as c:
-        c.sendall(b"POST /tokenize HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        c.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         n = 0
         while n < 3:
             assert s.get("/health")[0] == 200
@@ -351,39 +351,39 @@ def raw(s, data, close=False, timeout=5):
 
 
 RAW = [
-    (b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n", b"200 OK"),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200 OK"),
     (b"GET /health HTTP/1.0\r\n\r\n", b"200 OK"),
-    (b"HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n", b"200 OK"),
-    (b"\r\nGET /health?x=1 HTTP/1.1\r\nconnection: CLOSE\r\n\r\n", b"200 OK"),
-    (b"GET http://host/health HTTP/1.1\r\nConnection: close\r\n\r\n", b"200 OK"),
-    (b"GET /nothing HTTP/1.1\r\nConnection: close\r\n\r\n", b"404 Not Found"),
-    (b"GET /v1/completions HTTP/1.1\r\nConnection: close\r\n\r\n", b"405 Method Not Allowed"),
+    (b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200 OK"),
+    (b"\r\nGET /health?x=1 HTTP/1.1\r\nHost: x\r\nconnection: CLOSE\r\n\r\n", b"200 OK"),
+    (b"GET http://host/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200 OK"),
+    (b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"404 Not Found"),
+    (b"GET /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"405 Method Not Allowed"),
     (b"nonsense\r\n\r\n", b"400 Bad Request"),
     (b"GET /health HTTP/1.1\nHost: x\n\r\n\r\n", b"400 Bad Request"),
     (b"GET /health HTTP/2.0\r\n\r\n", b"505 "),
-    (b"G(T /health HTTP/1.1\r\n\r\n", b"400 Bad Request"),
-    (b"GET /he\x01alth HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+    (b"G(T /health HTTP/1.1\r\nHost: x\r\n\r\n", b"400 Bad Request"),
+    (b"GET /he\x01alth HTTP/1.1\r\nHost: x\r\n\r\n", b"400 Bad Request"),
     (b"GET /health FTP/1.1\r\n\r\n", b"400 Bad Request"),
-    (b"GET health HTTP/1.1\r\n\r\n", b"400 Bad Request"),
-    (b"GET http://host HTTP/1.1\r\n\r\n", b"400 Bad Request"),
-    (b"GET /health HTTP/1.1\r\nExpect: x\r\n\r\n", b"400 Bad Request"),
-    (b"GET /health HTTP/1.1\r\n: c\r\n\r\n", b"400 Bad Request"),
-    (b"GET /health HTTP/1.1\r\nA: b\x01\r\n\r\n", b"400 Bad Request"),
-    (b"GET /health HTTP/1.1\r\nA: b\x00\r\n\r\n", b"400 Bad Request"),
-    (b"POST /v1/completions HTTP/1.1\r\nContent-Length:\r\n\r\n", b"400 Bad Request"),
-    (b"GET /health HTTP/1.1\r\nA b: c\r\n\r\n", b"400 Bad Request"),
-    (b"GET /health HTTP/1.1\r\nA\x00: c\r\n\r\n", b"400 Bad Request"),
-    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400 Bad Request"),
-    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n", b"400 Bad Request"),
-    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", b"400 Bad Request"),
-    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", b"400 Bad Request"),
-    (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", b"501 Not Implemented"),
-    (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"413 Content Too Large"),
-    (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n", b"413 Content Too Large"),
-    (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", b"400 Bad Request"),
-    (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}}}\r\n", b"400 Bad Request"),
-    (b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\n\r\n", b"431 "),
-    (b"GET / HTTP/1.1\r\nX: " + b"a" * 70000, b"431 "),
+    (b"GET health HTTP/1.1\r\nHost: x\r\n\r\n", b"400 Bad Request"),
+    (b"GET http://host HTTP/1.1\r\nHost: x\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nExpect: x\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\n: c\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nA: b\x01\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nA: b\x00\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length:\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n", b"400 Bad Request"),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nA\x00: c\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", b"501 Not Implemented"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", b"413 Content Too Large"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n", b"413 Content Too Large"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", b"400 Bad Request"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}}}\r\n", b"400 Bad Request"),
+    (b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"431 "),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70000, b"431 "),
 ]
 
 
@@ -402,14 +402,14 @@ def test_chunked_body_and_pipelining(ids):
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
     one = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked
     two = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    last = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     got = raw(ids, one + two + last, timeout=20)
     assert got.count(b"HTTP/1.1 200 OK") == 3 and got.count(b"text_completion") == 2 and got.endswith(b'{"status":"ok"}'), got
 
 
 def test_request_in_small_pieces(ids):
     body = json.dumps({"prompt": IDS, "max_tokens": 2}).encode()
-    data = b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    data = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with socket.create_connection(("127.0.0.1", ids.port), timeout=20 * SLOW) as c:
         c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for i in range(0, len(data), 3):
@@ -432,7 +432,7 @@ def test_refused_upload_sees_its_answer(tiny_model):
     with Suite("mixed", tiny_model, router={"max_body_bytes": 4096, "max_header_bytes": 2048}) as s:
         status, r = s.post("/v1/completions", {"prompt": [1] * 3000000})
         assert status == 413 and "max_body_bytes" in r["error"]["message"]
-        assert raw(s, b"GET / HTTP/1.1\r\nX: " + b"a" * 3000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
+        assert raw(s, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 3000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
 
 
 def test_slow_and_idle_clients_are_closed(tiny_model):
@@ -451,7 +451,7 @@ def long_request(s, stream, count=64, sock=None):
     c = sock or socket.socket()
     c.settimeout(20 * SLOW)
     c.connect(("127.0.0.1", s.port))
-    c.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     return c
 
 
@@ -491,7 +491,7 @@ def test_client_that_does_not_read_is_given_up(tiny_model):
         with socket.socket() as c:
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             c.connect(("127.0.0.1", s.port))
-            c.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             end = time.time() + 30 * SLOW
             while "reads too slowly" not in s.log("router") and "event=client_gone" not in s.log("router"):
                 assert time.time() < end
@@ -538,7 +538,7 @@ def test_bounded(slow):
     for c in held:
         assert b"200 OK" in c.recv(4096)
     body = json.dumps({"prompt": [[1]] * 31}).encode()
-    got = raw(slow, b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    got = raw(slow, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     assert got.startswith(b"HTTP/1.1 429") and re.search(rb"Retry-After: [1-9]\d*\r\n", got) and b"max_requests" in got
     for c in held:
         c.close()
@@ -547,14 +547,20 @@ def test_bounded(slow):
 
 
 def test_too_many_connections(tiny_model):
-    with Suite("mixed", tiny_model, router={"max_connections": 8}) as s:
-        idle = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(8)]
-        got = raw(s, b"GET /health HTTP/1.1\r\n\r\n")
+    """Those that only wait make room; those with a request do not."""
+    with Suite("mixed", tiny_model, router={"max_connections": 16}) as s:
+        idle = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(20)]
+        assert raw(s, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
+        busy = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(8)]
+        for c in busy:
+            c.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        wait_for(lambda: s.ctl("router", "status")["connections"] == 8)
+        got = raw(s, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert got.startswith(b"HTTP/1.1 503") and b"Retry-After" in got and b"max_connections" in got
-        for c in idle:
+        for c in idle + busy:
             c.close()
         end = time.time() + 20 * SLOW
-        while not raw(s, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200"):
+        while not raw(s, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200"):
             assert time.time() < end
 
 
@@ -585,7 +591,7 @@ def test_no_worker(tiny_model):
         end = time.time() + 20 * SLOW
         while s.get("/ready")[0] != 503:
             assert time.time() < end
-        got = raw(s, b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": [1]}')
+        got = raw(s, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": [1]}')
         assert got.startswith(b"HTTP/1.1 503") and b"Retry-After: " in got and b'"error"' in got
         assert s.get("/health")[0] == 200
 

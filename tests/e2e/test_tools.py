@@ -1,5 +1,6 @@
 """pdctl, the options that all daemons share, and the launcher: what they print, what they return, what they leave behind."""
 import fcntl
+import http.client
 import http.server
 import json
 import os
@@ -374,6 +375,64 @@ def test_launcher_tiers_and_settings(tmp_path, tiny_model):
         assert l.p.wait(20 * SLOW) == 0
 
 
+def test_launcher_hides_secrets(tmp_path, tiny_model):
+    """What SET says stands in no command line, at no time, in files of this user alone, and works."""
+    seen, over = set(), threading.Event()
+
+    def look():
+        while not over.is_set():
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    line = open(f"/proc/{pid}/cmdline").read()
+                except OSError:
+                    continue
+                if "sk-one" in line or "sk two" in line:
+                    seen.add(line)
+    t = threading.Thread(target=look)
+    t.start()
+    try:
+        with Launcher(tmp_path, tiny_model, LAYOUT="mixed", SET='router.api_keys=sk-one sk-*; '
+                      'router.served_model_name=sk two "q"; router.allow_pinning=yes; '
+                      'worker.max_sequences=5; router.kv_load_weight=0.25') as l:
+            for file in os.listdir(os.path.join(l.dir, "etc")):
+                assert os.stat(os.path.join(l.dir, "etc", file)).st_mode & 0o077 == 0, file
+
+            def conf(name):
+                r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", name, "config")
+                return {k: v["value"] for k, v in json.loads(r.stdout).items()}
+            keys = conf("router")
+            assert keys["api_keys"] == "set, 2 items" and keys["served_model_name"] == 'sk two "q"'
+            assert (keys["allow_pinning"], keys["kv_load_weight"]) == (True, 0.25)
+            assert conf("mixed-1")["max_sequences"] == 5
+
+            def status(key):
+                c = http.client.HTTPConnection("127.0.0.1", l.port, timeout=10 * SLOW)
+                c.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
+                return c.getresponse().status
+            tried = ("sk-one", "sk-*", "sk-two", "sk-one sk-*")
+            assert [status(k) for k in tried] == [200, 200, 401, 401]
+            l.p.terminate()
+            assert l.p.wait(20 * SLOW) == 0
+    finally:
+        over.set()
+        t.join()
+    assert not seen
+
+
+def test_launcher_refuses_a_wrong_setting(tmp_path, tiny_model):
+    """As the daemon says it: file, line, key, range; a secret not."""
+    for setting, part in (
+            ("worker.max_sequences=many", "max_sequences = many is of the wrong type"),
+            ("router.max_requests=0", "max_requests = 0 is out of range"),
+            ("router.nonsense=1", 'unknown key "nonsense"'),
+            ("router.api_keys=" + "sk-one " * 65, "api_keys = (secret) is out of range: 0 to 64")):
+        l = Launcher(tmp_path, tiny_model, SET=setting)
+        r = run(LAUNCH, "run", env=l.env)
+        assert r.returncode == 1 and part in r.stderr and ".conf:" in r.stderr, r.stderr
+        assert "sk-" not in r.stderr
+        assert l.gone()
+
+
 def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
     with Launcher(tmp_path, tiny_model, LAYOUT="mixed") as l:
         assert set(l.pids()) == {"router", "storage", "mixed-1"}
@@ -392,7 +451,7 @@ def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
     ({"KV_EVICTION": "never"}, "KV_EVICTION=never is none"),
     ({"KV_MEMORY_MB": "0"}, "leaves nowhere to store blocks"),
     ({"KV_DISK": "/proc/none"}, "cannot make KV_DISK"),
-    ({"SET": "max_sequences=8"}, '"max_sequences=8" is none: use NAME.KEY=VALUE'),
+    ({"SET": "max_sequences=8"}, '"max_sequences" is none: use NAME.KEY=VALUE'),
     ({"SET": "router.max_requests=9; decode-2.max_sequences=8"}, "there is no decode-2 here"),
 ])
 def test_launcher_refuses(tmp_path, tiny_model, env, part):
@@ -426,3 +485,48 @@ def test_fetch_model_without_a_network(tmp_path):
     assert lines[0].endswith("is damaged: getting it again"), r.stderr
     assert lines[-1].startswith("model: no network: ") and "MODEL=path" in lines[-1] and "WARNING" not in r.stderr, r.stderr
     assert [f.name for f in cache.iterdir()] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
+
+
+# --- run-tests
+
+UNIT_SKIPS = """
+echo Running; echo SKIP 1: no disk here; echo; echo SKIP 0: no avx9
+echo "100%: Checks: 3, Failures: 0, Errors: 0"
+"""
+UNIT_FAILS_ONCE = """
+[ -e again ] && echo "100%: Checks: 1, Failures: 0, Errors: 0" && exit 0
+touch again; echo "0%: Checks: 1, Failures: 1, Errors: 0"; exit 1
+"""
+PYTEST_SKIPS = """
+import pytest
+
+def test_a():
+    pytest.skip("no moon")
+
+def test_b():
+    pass
+"""
+
+
+def test_run_tests_counts(tmp_path):
+    """What is skipped has not passed, and is named with its reason; what fails has failed, though it
+    would pass if it were asked again."""
+    for folder in ("tools", "tests/unit", "tests/e2e", "build/test"):
+        (tmp_path / folder).mkdir(parents=True)
+    tool = tmp_path / "tools" / "run-tests"
+    tool.write_text(open(os.path.join(ROOT, "tools", "run-tests")).read())
+    tool.chmod(0o755)
+    (tmp_path / "Makefile").write_text("all unit-build:\n\t@true\n")
+    (tmp_path / "tests" / "e2e" / "test_c.py").write_text(PYTEST_SKIPS)
+    for name, script in (("test_a", UNIT_SKIPS), ("test_b", UNIT_FAILS_ONCE)):
+        (tmp_path / "tests" / "unit" / (name + ".c")).touch()
+        program = tmp_path / "build" / "test" / name
+        program.write_text("#!/bin/sh\n" + script + "\n")
+        program.chmod(0o755)
+    r = run(str(tool), "plain", env={**os.environ, "PD_MODEL": "/dev/null", "JOBS": "2"})
+    assert r.returncode == 1, r.stdout
+    lines = r.stdout.rstrip().split("\n")
+    assert lines[-1] == "3 passed, 1 failed", r.stdout
+    assert lines[-5:-2] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here",
+                            "  1 plain test_c: no moon"], r.stdout
+    assert lines[-2].startswith("3 skipped, ") and "slowest:" in lines

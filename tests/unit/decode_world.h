@@ -90,7 +90,7 @@ static void (*world_each)(void);   /* in every round of waiting; NULL: nothing *
 
 /* What the messager's process is to do to D's memory (it maps it, as the real one does): write over these blocks for as long as `on` is set. */
 struct late_writes {
-	_Atomic int on;
+	_Atomic int on, busy; /* busy: it is in a round, which it ends when `on` is taken back */
 	_Atomic uint32_t rounds;
 	uint32_t n, blocks[64];
 };
@@ -238,12 +238,14 @@ static inline void on_usr2(int sig)
 static inline void write_late(void)
 {
 	write_now = 0;
+	late->busy = 1;
 	while (late->on) {
 		for (uint32_t l = 0; l < W.layout.layers; l++)
 			for (uint32_t i = 0; i < late->n; i++)
 				memset(W.region.data + kv_piece_offset(&W.layout, W.region.blocks, l, late->blocks[i]), 0x42, W.layout.piece_bytes[l]);
 		late->rounds++;
 	}
+	late->busy = 0;
 }
 
 static inline void messager_process(void)
@@ -531,6 +533,8 @@ static inline void say_open(struct side *s, uint32_t n, Pds__Lease l)
 {
 	Pds__LeaseOpen m = PDS__LEASE_OPEN__INIT;
 	m.lease = &l;
+	m.prefill = (char *)W.prefill.name;
+	m.prefill_epoch = W.prefill.epoch;
 	say(s, MSG_LEASE_OPEN, n, &m.base);
 }
 
@@ -545,6 +549,8 @@ static inline void say_ready(struct side *s, uint32_t n, Pds__Lease l)
 {
 	Pds__KvReady m = PDS__KV_READY__INIT;
 	m.lease = &l;
+	m.prefill = (char *)W.prefill.name;
+	m.prefill_epoch = W.prefill.epoch;
 	say(s, MSG_KV_READY, n, &m.base);
 }
 
@@ -564,7 +570,18 @@ static inline void say_first(uint32_t n, Pds__Lease l, uint32_t token)
 static inline void opened(uint32_t n, Pds__Lease l, int refused)
 {
 	say_open(&W.messager, n, l);
-	ck_assert_int_eq(WANT(Pds__LeaseOpened, messager, LEASE_OPENED, n)->refused, refused);
+	const Pds__LeaseOpened *o = WANT(Pds__LeaseOpened, messager, LEASE_OPENED, n);
+	ck_assert_int_eq(o->refused, refused);
+	ck_assert_str_eq(o->prefill, W.prefill.name);
+	ck_assert_uint_eq(o->prefill_epoch, W.prefill.epoch);
+}
+
+/* KV_READY is acknowledged, whatever has become of the lease. */
+static inline void ready_acked(uint32_t n)
+{
+	const Pds__KvReadyAck *a = WANT(Pds__KvReadyAck, messager, KV_READY_ACK, n);
+	ck_assert_str_eq(a->prefill, W.prefill.name);
+	ck_assert_uint_eq(a->prefill_epoch, W.prefill.epoch);
 }
 
 static inline Pds__Lease no_lease(void)

@@ -20,9 +20,17 @@
 #define P_EPOCH 100u
 #define D_EPOCH 200u
 
+#define RIG_LEASES 4096u
+
+/* What D has granted: the blocks that it names when the messager asks. */
+struct grant {
+	uint32_t first_token, tokens, n, blocks[RIG_BLOCKS];
+	uint64_t generations[RIG_BLOCKS];
+};
+
 struct said {
 	enum msg_type type;
-	char to[RING_NAME_MAX];
+	char to[RING_NAME_MAX], prefill[RING_NAME_MAX];   /* prefill: of LEASE_OPEN and KV_READY */
 	uint64_t epoch, lease, slot_gen;
 	struct reqid req;
 	uint32_t slot;
@@ -54,6 +62,7 @@ struct rig {
 	uint64_t gen;
 	uint64_t lease;
 	struct mover_worker *wp, *wd;
+	struct grant grants[RIG_LEASES];   /* by lease */
 };
 
 static void rig_point(struct rig *r)
@@ -81,7 +90,7 @@ static uint64_t rig_now(void *arg)
 static int rig_linked(void *arg, const char *name, uint64_t epoch)
 {
 	struct rig *r = arg;
-	if (strcmp(name, "prefill-1") == 0)
+	if (strcmp(name, "prefill-1") == 0 || strcmp(name, "prefill-2") == 0)
 		return r->p_linked && epoch == P_EPOCH;
 	return strcmp(name, "decode-1") == 0 && r->d_linked && epoch == D_EPOCH;
 }
@@ -97,13 +106,19 @@ static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 	uint64_t gen;
 	*s = (struct said){.type = type, .epoch = epoch, .req = head->req, .word = ring_peek(r->ring, 0, &gen)};
 	strcpy(s->to, name);
-	if (type == MSG_LEASE_OPEN)
-		s->lease = ((const Pds__LeaseOpen *)body)->lease->id;
-	else if (type == MSG_LEASE_REVOKED)
+	if (type == MSG_LEASE_OPEN) {
+		const Pds__LeaseOpen *o = (const Pds__LeaseOpen *)body;
+		s->lease = o->lease->id;
+		snprintf(s->prefill, sizeof s->prefill, "%s", o->prefill);
+		CHECK(o->prefill_epoch == P_EPOCH);
+	} else if (type == MSG_LEASE_REVOKED) {
 		s->lease = ((const Pds__LeaseRevoked *)body)->lease->id;
-	else if (type == MSG_KV_READY)
-		s->lease = ((const Pds__KvReady *)body)->lease->id;
-	if (type == MSG_KV_SENT) {
+	} else if (type == MSG_KV_READY) {
+		const Pds__KvReady *k = (const Pds__KvReady *)body;
+		s->lease = k->lease->id;
+		snprintf(s->prefill, sizeof s->prefill, "%s", k->prefill);
+		CHECK(k->prefill_epoch == P_EPOCH);
+	} else if (type == MSG_KV_SENT) {
 		s->slot = ((const Pds__KvSent *)body)->slot;
 		s->slot_gen = ((const Pds__KvSent *)body)->generation;
 	} else if (type == MSG_TASK_FAILED) {
@@ -214,8 +229,21 @@ static void rig_task(struct rig *r, struct ring_task *t, uint64_t lease, uint32_
 	}
 }
 
+/* D has granted a lease of just what the task names. */
+static void rig_grant(struct rig *r, const struct ring_task *t)
+{
+	CHECK(t->lease_id < RIG_LEASES && t->blocks <= RIG_BLOCKS);
+	struct grant *g = &r->grants[t->lease_id];
+	*g = (struct grant){.first_token = t->first_token, .tokens = t->tokens, .n = t->blocks};
+	for (uint32_t i = 0; i < g->n; i++) {
+		g->blocks[i] = t->dst[i];
+		g->generations[i] = r->d.generations[t->dst[i]];
+	}
+}
+
 static void rig_post(struct rig *r, const struct ring_task *t)
 {
+	rig_grant(r, t);
 	int e = ring_publish(r->ring, t, &r->slot, &r->gen);
 	CHECK(e == 0);
 	r->lease = t->lease_id;
@@ -254,16 +282,43 @@ __attribute__((unused)) static void rig_compute(struct rig *r, uint32_t n_blocks
 
 /* --- D ------------------------------------------------------------------------------------------------------------------ */
 
+/* The answer as D would give it, for tests that change something of it before they pass it on. */
+struct answer {
+	Pds__Lease lease;
+	Pds__LeaseOpened b;
+	uint32_t blocks[RIG_BLOCKS];
+	uint64_t generations[RIG_BLOCKS];
+};
+
+static void rig_answer(const struct rig *r, struct answer *a, uint64_t lease, uint64_t generation,
+                       uint64_t epoch)
+{
+	const struct grant *g = &r->grants[lease % RIG_LEASES];
+	pds__lease__init(&a->lease);
+	pds__lease_opened__init(&a->b);
+	a->lease.id = lease;
+	a->lease.epoch = epoch;
+	a->lease.generation = generation;
+	a->b.lease = &a->lease;
+	a->b.prefill = "prefill-1";
+	a->b.prefill_epoch = P_EPOCH;
+	a->b.cached_tokens = g->first_token;
+	a->b.tokens = g->tokens;
+	a->b.blocks = a->blocks;
+	a->b.generations = a->generations;
+	a->b.n_blocks = a->b.n_generations = g->n;
+	for (uint32_t i = 0; i < g->n; i++) {
+		a->blocks[i] = g->blocks[i];
+		a->generations[i] = g->generations[i];
+	}
+}
+
 static void rig_opened_by(struct rig *r, uint64_t lease, uint64_t generation, uint64_t epoch, int refused)
 {
-	Pds__Lease l = PDS__LEASE__INIT;
-	Pds__LeaseOpened b = PDS__LEASE_OPENED__INIT;
-	l.id = lease;
-	l.epoch = epoch;
-	l.generation = generation;
-	b.lease = &l;
-	b.refused = refused;
-	mover_lease_opened(r->m, "decode-1", epoch, &b);
+	struct answer a;
+	rig_answer(r, &a, lease, generation, epoch);
+	a.b.refused = refused;
+	mover_lease_opened(r->m, "decode-1", epoch, &a.b);
 }
 
 static void rig_opened(struct rig *r, int refused)
@@ -291,6 +346,8 @@ static void rig_ack(struct rig *r)
 	l.epoch = D_EPOCH;
 	l.generation = 5;
 	b.lease = &l;
+	b.prefill = "prefill-1";
+	b.prefill_epoch = P_EPOCH;
 	mover_kv_ready_ack(r->m, "decode-1", D_EPOCH, &b);
 }
 

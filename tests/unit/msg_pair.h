@@ -52,7 +52,7 @@ struct side {
 };
 
 static const enum msg_type numbered[] = {
-#define X(name, number, body, flags) ((flags) & MSG_NUMBERED) ? MSG_##name : (enum msg_type)0,
+#define X(name, number, body, flags, from) ((flags) & MSG_NUMBERED) ? MSG_##name : (enum msg_type)0,
 	MSG_TYPES(X)
 #undef X
 };

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -36,7 +37,9 @@ static inline int dial(unsigned port)
 static inline void *ask_thread(void *arg)
 {
 	struct ask *a = arg;
-	char *head = mem_printf("POST %s HTTP/1.1\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", a->path, strlen(a->body));
+	char *head = mem_printf(
+		"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", a->path,
+		strlen(a->body));
 	int fd = dial(a->port);
 	ck_assert_int_eq((int)send(fd, head, strlen(head), 0), (int)strlen(head));
 	for (size_t done = 0, len = strlen(a->body); done < len;) {
@@ -59,17 +62,26 @@ static inline void *ask_thread(void *arg)
 	return NULL;
 }
 
+static inline uint64_t accepted(const struct world *w)
+{
+	struct http_counts n;
+	http_counts(w->r.http, &n);
+	return n.accepted;
+}
+
 /* Runs the router until the client has its answer or has left; then until nothing of the call is left. */
 static inline char *ask_full(struct world *w, struct ask *a)
 {
 	pthread_t t;
-	uint64_t accepted = http_accepted(w->r.http);
+	uint64_t before = accepted(w);
 	a->port = http_port(w->r.http);
 	ck_assert_int_eq(pthread_create(&t, NULL, ask_thread, a), 0);
 	while (!atomic_load(&a->over))
 		event_base_loop(w->base, EVLOOP_ONCE);
 	pthread_join(t, NULL);
-	for (uint64_t end = clock_us() + 5000000; (http_accepted(w->r.http) == accepted || w->r.n_calls || http_connections(w->r.http)) && clock_us() < end;)
+	for (uint64_t end = clock_us() + 5000000;
+	     (accepted(w) == before || w->r.n_calls || http_connections(w->r.http)) &&
+	     clock_us() < end;)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	ck_assert_uint_eq(w->r.n_calls, 0);
 	ck_assert_uint_eq(w->r.n_sequences, 0);
@@ -113,6 +125,41 @@ static inline unsigned count(const char *text, const char *part)
 static inline void has(const char *text, const char *part)
 {
 	ck_assert_msg(strstr(text, part) != NULL, "\"%s\" is not in: %.600s", part, text);
+}
+
+/* --- the only text thread is held up --- */
+
+struct gate {
+	struct text_job job;
+	sem_t open;
+	atomic_int done;
+};
+
+static inline void wait_at_gate(struct text_job *j)
+{
+	sem_wait(&((struct gate *)j)->open);
+}
+
+static inline void gate_done(struct text_job *j)
+{
+	atomic_store(&((struct gate *)j)->done, 1);
+}
+
+static inline void gate_shut(struct world *w, struct gate *g)
+{
+	*g = (struct gate){.job = {.work = wait_at_gate, .done = gate_done}};
+	sem_init(&g->open, 0, 0);
+	ck_assert_int_eq(text_pool_put(w->r.text, &g->job), 0);
+}
+
+/* One that goes to a text thread. */
+static inline char *long_body(void)
+{
+	char *big = mem_alloc(20000), *at = big + sprintf(big, "{\"max_tokens\":2,\"prompt\":[1");
+	while (at < big + 10000)
+		at += sprintf(at, ",2");
+	strcpy(at, "]}");
+	return big;
 }
 
 #endif

@@ -258,7 +258,7 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	struct world *w = mem_zalloc(sizeof *w);
 	struct err err = {0};
 	CHECK(sodium_init() >= 0);
-	budget_watch_json();
+	json_account_setup();
 	evthread_use_pthreads();
 	w->base = event_base_new();
 	list_init(&w->running);
@@ -278,9 +278,18 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	struct seqs_opts so = {.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
 	seqs_init(&w->r.seqs, &w->r.registry, &so);
 	w->r.text = text_pool_new(1, 64, world_post, w);
-	struct http_opts ho = {.listen = "127.0.0.1:0", .max_header_bytes = 8192, .max_body_bytes = 1u << 20, .out_bytes_max = out_bytes_max,
-	                       .max_connections = 1000, .idle_us = 60000000, .read_us = 60000000, .write_us = 60000000};
-	if (http_new(w->base, &ho, api_handle, &w->r, &w->r.http, &err) < 0)
+	struct http_opts ho = {.listen = "127.0.0.1:0",
+	                       .max_header_bytes = 8192,
+	                       .max_body_bytes = 1u << 20,
+	                       .in_bytes_max = 16u << 20,
+	                       .out_bytes_max = out_bytes_max,
+	                       .out_total_max = 1u << 30,
+	                       .max_connections = 1000,
+	                       .idle_us = 60000000,
+	                       .read_us = 60000000,
+	                       .write_us = 60000000};
+	struct http_handlers handlers = {.head = api_head, .request = api_request};
+	if (http_new(w->base, &ho, &handlers, &w->r, &w->r.http, &err) < 0)
 		PANIC("%s", err.text);
 	w->p = world_worker(w, "p1", "prefill");
 	w->d = world_worker(w, "d1", "decode");
@@ -299,6 +308,7 @@ static inline void world_free(struct world *w)
 	list_each_safe(n, next, &w->running)
 		free(list_entry(n, struct world_seq, node));
 	http_destroy(&w->r.http);
+	api_keys_fini(&w->r.keys);
 	seqs_fini(&w->r.seqs);
 	registry_fini(&w->r.registry);
 	stat_destroy(&w->r.stats);

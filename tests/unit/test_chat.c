@@ -2,6 +2,7 @@
  * messages before a template sees them, templates that take parts, several threads with one template, and what is refused. */
 #include "format/gguf.h"
 #include "text/chat.h"
+#include "skip.h"
 #include "util/mem.h"
 
 #include <check.h>
@@ -83,10 +84,8 @@ START_TEST(template_of_the_model)
 	struct gguf *g = NULL;
 	struct gguf_str text;
 	struct chat_template *c = NULL;
-	if (!path || !*path) {
-		printf("test_chat: the model's own template skipped: PD_MODEL is not set\n");
-		return;
-	}
+	if (!path || !*path)
+		SKIP(SKIP_NO_MODEL);
 	ck_assert_int_eq(gguf_open(path, &g, NULL), 0);
 	ck_assert_int_eq(gguf_get_str(g, "tokenizer.chat_template", &text), 0);
 	ck_assert_int_eq(chat_template_new(text.s, text.len, &c, NULL), 0);

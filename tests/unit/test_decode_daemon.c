@@ -313,6 +313,72 @@ START_TEST(lease_open)
 }
 END_TEST
 
+/* What the messager may write is what was granted: the blocks that D lacks, in order, each with the
+ * generation that its control memory has for it. */
+START_TEST(lease_opened_names_the_blocks)
+{
+	world_begin(16, CALM_MS, 0);
+	say_submit(1, tokens_of(40)); /* 2 full blocks of it are in the prefix index then */
+	expect_length(1, tokens_of(40).max_tokens);
+	UNTIL(kv_count("held") == 0);
+	const Pds__Grant *g = reserve(2, tokens_of(_i ? 101 : 40));
+	ck_assert_uint_eq(g->cached_tokens, _i ? 0 : 32);
+	say_open(&W.messager, 2, *g->lease);
+	const Pds__LeaseOpened *o = WANT(Pds__LeaseOpened, messager, LEASE_OPENED, 2);
+	ck_assert_int_eq(o->refused, 0);
+	ck_assert_uint_eq(o->cached_tokens, g->cached_tokens);
+	ck_assert_uint_eq(o->tokens, _i ? 101 : 40);
+	ck_assert_uint_eq(o->n_blocks, g->n_blocks);
+	ck_assert_uint_eq(o->n_generations, g->n_blocks);
+	ck_assert_uint_eq(o->n_blocks, _i ? 7 : 1);
+	for (size_t i = 0; i < o->n_blocks; i++) {
+		ck_assert_uint_eq(o->blocks[i], g->blocks[i]);
+		ck_assert_uint_eq(o->generations[i], W.region.generations[g->blocks[i]]);
+		ck_assert_uint_ne(o->generations[i], 0);
+	}
+	ck_assert_str_eq(o->prefill, "prefill");
+	ck_assert_uint_eq(o->prefill_epoch, W.prefill.epoch);
+	say_cancel(&W.router, 2);
+	await(&W.messager, MSG_LEASE_REVOKE, 2);
+	say_revoked(&W.messager, 2, *g->lease);
+	world_end();
+}
+END_TEST
+
+/* The ring of another prefill worker, or of another life of this one, names the lease: refused, and
+ * what it says is there is not. */
+START_TEST(the_lease_of_another_prefill_worker)
+{
+	static const struct {
+		const char *name;
+		int64_t later;
+	} who[] = {{"prefill-2", 0}, {"prefill", 1}, {"prefill", -1}, {"", 0}};
+	world_begin(8, CALM_MS, 0);
+	Pds__Lease l = *reserve(1, short_of(4))->lease;
+	Pds__LeaseOpen open = PDS__LEASE_OPEN__INIT;
+	Pds__KvReady ready = PDS__KV_READY__INIT;
+	open.lease = ready.lease = &l;
+	open.prefill = ready.prefill = (char *)who[_i].name;
+	open.prefill_epoch = ready.prefill_epoch = W.prefill.epoch + (uint64_t)who[_i].later;
+	say(&W.messager, MSG_LEASE_OPEN, 1, &open.base);
+	const Pds__LeaseOpened *o = WANT(Pds__LeaseOpened, messager, LEASE_OPENED, 1);
+	ck_assert_int_eq(o->refused, 1);
+	ck_assert_uint_eq(o->n_blocks, 0);
+	ck_assert_str_eq(o->prefill, who[_i].name);
+	ck_assert_uint_eq(o->prefill_epoch, open.prefill_epoch);
+	say_half(FIRST, 1, l);
+	say(&W.messager, MSG_KV_READY, 1, &ready.base);
+	const Pds__KvReadyAck *a = WANT(Pds__KvReadyAck, messager, KV_READY_ACK, 1);
+	ck_assert_str_eq(a->prefill, who[_i].name);
+	ck_assert(requests_are("\"state\":\"leased\""));
+	ck_assert_uint_eq(W.answer[1].n, 0);
+	say_cancel(&W.router, 1);
+	settle(&W.router);
+	NONE(messager, LEASE_REVOKE, 1);             /* nobody was registered as the writer */
+	world_end();
+}
+END_TEST
+
 static void messager_again(uint64_t epoch)
 {
 	side_close(&W.messager);
@@ -660,6 +726,8 @@ int main(int argc, char **argv)
 	tcase_add_test(c, only_the_messager_says_ready);
 	tcase_add_test(c, first_token_outside_the_vocabulary);
 	tcase_add_test(c, lease_open);
+	tcase_add_loop_test(c, lease_opened_names_the_blocks, 0, 2);
+	tcase_add_loop_test(c, the_lease_of_another_prefill_worker, 0, 4);
 	tcase_add_test(c, m14_old_m_asks_late);
 	tcase_add_test(c, m20_newer_writer);
 	tcase_add_test(c, s_kvsent_at_once_newer_life_says_ready);

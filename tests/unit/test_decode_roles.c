@@ -121,7 +121,7 @@ START_TEST(decode_to_prefill_and_back)
 	expect_failed(4);
 	opened(2, l, 1);
 	say_ready(&W.messager, 2, l);
-	await(&W.messager, MSG_KV_READY_ACK, 2);
+	ready_acked(2);
 	say_first(2, l, 5);
 	await(&W.prefill, MSG_REQUEST_FIRST_TOKEN_ACK, 2);
 	say_cancel(&W.router, 2);

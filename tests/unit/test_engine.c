@@ -3,6 +3,7 @@
 #include "engine_rig.h"
 #include "engine/sample.h"
 #include "derived_model.h"
+#include "skip.h"
 #include "tempdir.h"
 
 #include <sys/stat.h>
@@ -52,8 +53,6 @@ static const struct {
 static const char *real_model(void)
 {
 	const char *path = getenv("PD_MODEL");
-	if (!path || !*path)
-		printf("skipped: PD_MODEL is not set to the SmolLM2 file\n");
 	return path && *path ? path : NULL;
 }
 
@@ -63,24 +62,30 @@ static int run_all(void)
 	return full && *full;
 }
 
-static int same_bits_opts(int i, struct rig_opts *o)
+/* NULL, or why this one does not run. */
+static const char *same_bits_opts(int i, struct rig_opts *o)
 {
 #ifdef __SANITIZE_THREAD__
-	if (i % 3)                     /* a third of them has every kernel and each way of sharing out, and takes a minute */
-		return 0;
+	if (i % 3)
+		return "under ThreadSanitizer a third of the models has every kernel and each way "
+		       "of sharing out, and takes a minute";
 #endif
-	int real = !same_bits[i].model && (same_bits[i].kv == KV_BF16 || run_all());   /* half a minute for each type on a slow machine */
-	*o = (struct rig_opts){.model = real ? real_model() : same_bits[i].model, .variant = same_bits[i].variant, .kv = same_bits[i].kv,
-	                      .activations = same_bits[i].activations};
-	return o->model != NULL;
+	if (!same_bits[i].model && same_bits[i].kv != KV_BF16 && !run_all())
+		return "PD_FULL is not set: half a minute for each type of KV on the real model";
+	*o = (struct rig_opts){.model = same_bits[i].model ? same_bits[i].model : real_model(),
+	                       .variant = same_bits[i].variant,
+	                       .kv = same_bits[i].kv,
+	                       .activations = same_bits[i].activations};
+	return o->model ? NULL : SKIP_NO_MODEL;
 }
 
 /* All logits of 150 tokens in chunks of c are those of one chunk, bit for bit. */
 START_TEST(chunks_equal_whole)
 {
 	struct rig_opts o;
-	if (!same_bits_opts(_i, &o))
-		return;
+	const char *why = same_bits_opts(_i, &o);
+	if (why)
+		SKIP("%s", why);
 	struct rig r = rig_open(o);
 	uint32_t ids[150];
 	some_ids(ids, 150, 1);
@@ -111,8 +116,9 @@ START_TEST(batch_equals_single)
 	static const uint32_t before[SEQS] = {0, 31, 7, 0, 16}, now[SEQS] = {20, 1, 1, 5, 33};
 	static const enum engine_logits mode[SEQS] = {ENGINE_LOGITS_LAST, ENGINE_LOGITS_LAST, ENGINE_LOGITS_ALL, ENGINE_LOGITS_NONE, ENGINE_LOGITS_ALL};
 	struct rig_opts o;
-	if (!same_bits_opts(_i, &o))
-		return;
+	const char *why = same_bits_opts(_i, &o);
+	if (why)
+		SKIP("%s", why);
 	struct rig r = rig_open(o);
 	uint32_t ids[SEQS][64];
 	float *single[SEQS];
@@ -149,8 +155,9 @@ END_TEST
 START_TEST(threads_equal)
 {
 	struct rig_opts o;
-	if (!same_bits_opts(_i, &o))
-		return;
+	const char *why = same_bits_opts(_i, &o);
+	if (why)
+		SKIP("%s", why);
 	uint32_t ids[150];
 	some_ids(ids, 150, 3);
 	float *got[2];
@@ -359,7 +366,7 @@ START_TEST(smollm2_reference)
 {
 	const char *model = real_model();
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	int records = run_all() ? ALL : FEWEST;
 	struct deviation d = teacher_forced((struct rig_opts){.model = model, .variant = "reference", .kv = KV_F32, .threads = 2}, records);
 	ck_assert_uint_eq(d.positions, positions_of[records]);
@@ -380,7 +387,7 @@ START_TEST(smollm2_fast)
 {
 	const char *model = real_model();
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	int records = accuracy[_i].kv == KV_BF16 || run_all() ? ALL : FEW;
 	struct deviation d = teacher_forced((struct rig_opts){.model = model, .kv = accuracy[_i].kv, .threads = 2}, records);
 	ck_assert_uint_eq(d.positions, positions_of[records]);
@@ -394,7 +401,7 @@ START_TEST(smollm2_info)
 {
 	const char *model = real_model();
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct rig r = rig_open((struct rig_opts){.model = model, .kv = KV_BF16, .block_tokens = 64});
 	const struct engine_info *i = engine_info(r.e);
 	ck_assert_str_eq(i->arch, "llama");

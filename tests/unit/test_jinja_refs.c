@@ -2,8 +2,9 @@
  * wherever the reference has one, with the same words where the template raised it.
  *
  * The templates are other people's, so they are not in this repository: they are looked for in ../shared/data/chat, or in the folder that PD_CHAT_REFS
- * names, and without them this program says that it skipped. tests/data/chat has a set of the same form with templates of our own, for every build. */
+ * names, and without them this test is skipped. tests/data/chat has a set of the same form with templates of our own, for every build. */
 #include "jinja/jinja.h"
+#include "skip.h"
 #include "text/chat.h"
 #include "util/mem.h"
 
@@ -154,10 +155,8 @@ START_TEST(of_many_models)
 	char *path = path_of(&x, "renderings.jsonl");
 	int there = access(path, R_OK) == 0;
 	free(path);
-	if (!there) {
-		printf("test_jinja_refs: skipped the templates of many models: no reference in %s (PD_CHAT_REFS names another folder)\n", x.folder);
-		return;
-	}
+	if (!there)
+		SKIP("templates of many models: none in %s (PD_CHAT_REFS names a folder)", x.folder);
 	check_folder(&x);
 	ck_assert_uint_ge(x.rows, 1593 + 130);
 }

@@ -362,6 +362,7 @@ static void *racing_prefill(void *arg)
 		uint32_t slot;
 		uint64_t gen;
 		rig_task(r, &t, lease, 0, TOKENS);
+		rig_grant(r, &t);
 		ck_assert_int_eq(ring_publish(r->ring, &t, &slot, &gen), 0);
 		pause_some(&seed);
 		unsigned stop = draw(&seed, 3) ? 99 : draw(&seed, RIG_LAYERS + 2);
@@ -433,6 +434,8 @@ END_TEST
 #define FIELDS_AT (PAGE + PAGE)
 #define FIELDS_BYTES ((offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64)
 
+#define NOISE_LEASES 6u     /* lease n: n blocks from 10 on */
+
 static unsigned char *noise_at;
 static size_t noise_bytes;
 static _Atomic int noise_over;
@@ -454,9 +457,9 @@ static uint32_t odd_number(unsigned *seed, uint32_t usual)
 static void forge_slot(unsigned *seed, uint32_t slot, uint64_t lease, int odd)
 {
 	struct ring_task t;
-	uint32_t n = 1 + draw(seed, 6);
+	uint32_t n = (uint32_t)lease;
 	memset(&t, 0, offsetof(struct ring_task, src));
-	rig_task(r, &t, lease, 0, n * RIG_BLOCK_TOKENS - draw(seed, 4));
+	rig_task(r, &t, lease, 0, n * RIG_BLOCK_TOKENS - 1);
 	if (odd) {
 		t.req.lo = odd_number(seed, 7);
 		t.attempt = odd_number(seed, 1);
@@ -488,7 +491,7 @@ static void *make_noise(void *arg)
 	while (!atomic_load(&noise_over)) {
 		uint32_t kind = draw(&seed, 4), word = ((uint32_t)draw(&seed, 65536) << 16) ^ draw(&seed, 65536);
 		if (kind < 2)
-			forge_slot(&seed, draw(&seed, RIG_SLOTS), 1 + draw(&seed, 6), 1);
+			forge_slot(&seed, draw(&seed, RIG_SLOTS), 1 + draw(&seed, NOISE_LEASES), 1);
 		for (int i = 0; kind == 2 && i < 64; i++)   /* anywhere behind the header */
 			atomic_store_explicit((_Atomic uint32_t *)noise_at + (PAGE + draw(&seed, (unsigned)(noise_bytes - PAGE))) / 4, word * 2654435761u * (uint32_t)i,
 			                      memory_order_relaxed);
@@ -531,16 +534,35 @@ START_TEST(forge_is_right)
 }
 END_TEST
 
-/* A worker that writes anything anywhere into its ring and board while the messager reads them: no crash, no write beside D's pool (whose mapping ends where the pool
- * ends), no turn without end, no more open tasks than slots. Then a task of an honest worker goes through the same messager. */
+static size_t foreign_bytes(void)
+{
+	size_t n = 0;
+	for (uint32_t b = 0; b < RIG_BLOCKS; b++)
+		for (uint32_t l = 0; l < RIG_LAYERS && (b < 10 || b >= 10 + NOISE_LEASES); l++)
+			for (size_t k = 0; k < r->layout.piece_bytes[l]; k++)
+				n += rig_piece(r, &r->d, l, b)[k] != 0;
+	return n;
+}
+
+/* A worker that writes anything anywhere into its ring and board while the messager reads them: no
+ * crash, no write into a block that D has not leased, nor beside its pool (whose mapping ends where
+ * the pool ends), no turn without end, no more open tasks than slots. Then a task of an honest
+ * worker goes through the same messager. */
 START_TEST(hostile_worker)
 {
 	pthread_t t;
 	unsigned seed = 1000 + (unsigned)_i, other = 5 + (unsigned)_i;
 	unsigned ends[END_COUNT] = {0};
 	uint64_t until = clock_us() + 60000000, longest = 0;
+	static struct ring_task granted;
+	for (uint64_t lease = 1; lease <= NOISE_LEASES; lease++) {
+		rig_task(r, &granted, lease, 0, (uint32_t)lease * RIG_BLOCK_TOKENS - 1);
+		rig_grant(r, &granted);
+	}
+	memset(r->p.data, 0xBB, r->p.data_bytes);
 	ck_assert_int_eq(pthread_create(&t, NULL, make_noise, &seed), 0);
-	while (ends[END_MALFORMED] < 300 || ends[END_CANCELLED] < 30 || ends[END_SENT] + ends[END_REVOKED] + ends[END_REFUSED] < 10) {   /* it gets everywhere */
+	while (ends[END_MALFORMED] < 300 || ends[END_CANCELLED] < 30 || ends[END_SENT] < 10 ||
+	       ends[END_REVOKED] + ends[END_REFUSED] < 10) { /* it gets everywhere */
 		ck_assert_uint_lt(clock_us(), until);
 		unsigned before = r->n_ended;
 		uint64_t begun = clock_us();
@@ -549,6 +571,8 @@ START_TEST(hostile_worker)
 		longest = took > longest ? took : longest;
 		ck_assert_uint_le(mover_open_tasks(r->m), RIG_SLOTS);
 		ends[r->last_end] += r->n_ended != before;
+		if (r->n_ended == before)
+			sched_yield();       /* nothing changes until the other thread runs */
 		noise_answers(&other);
 		r->now_us += draw(&other, 100000);
 		if (draw(&other, 300) == 0)
@@ -556,6 +580,8 @@ START_TEST(hostile_worker)
 	}
 	atomic_store(&noise_over, 1);
 	pthread_join(t, NULL);
+	ck_assert_uint_gt(rig_written(r), 0);
+	ck_assert_uint_eq(foreign_bytes(), 0);
 	ck_assert_uint_lt(longest, 20000000);
 	/* the hostile one is gone */
 	mover_remove(r->m, r->wp);

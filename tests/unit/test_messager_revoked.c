@@ -4,30 +4,27 @@
 #include <check.h>
 #include <string.h>
 
-static struct lease_key key(uint64_t id)
-{
-	return (struct lease_key){id, 9, 1};
-}
-
 static int has(const struct revoked *r, uint64_t id)
 {
-	struct lease_key k = key(id);
+	struct lease_key k = lease_key_of("decode-1", id, 9, 1);
 	return revoked_has(r, &k);
 }
 
 static struct revoked_lease *add(struct revoked *r, uint64_t id, const char *decode, uint64_t now_us)
 {
-	struct lease_key k = key(id);
-	return revoked_add(r, &k, decode, now_us);
+	struct lease_key k = lease_key_of(decode, id, 9, 1);
+	return revoked_add(r, &k, now_us);
 }
 
 START_TEST(each_part_of_the_name_counts)
 {
 	struct revoked *r = revoked_new(10);
 	add(r, 1, "decode-1", 0);
-	const struct lease_key others[] = {{2, 9, 1}, {1, 8, 1}, {1, 9, 2}};
+	const struct lease_key others[] = {
+		lease_key_of("decode-1", 2, 9, 1), lease_key_of("decode-1", 1, 8, 1),
+		lease_key_of("decode-1", 1, 9, 2), lease_key_of("decode-2", 1, 9, 1)};
 	ck_assert(has(r, 1));
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 4; i++)
 		ck_assert(!revoked_has(r, &others[i]));
 	revoked_destroy(&r);
 }

@@ -364,17 +364,14 @@ END_TEST
 
 START_TEST(an_answer_in_another_workers_name_is_dropped)
 {
+	struct answer a;
 	asked();
 	rig_compute(r, 3, 10);
-	Pds__Lease l = PDS__LEASE__INIT;
-	Pds__LeaseOpened b = PDS__LEASE_OPENED__INIT;
-	l.id = 1;
-	l.epoch = D_EPOCH;
-	l.generation = 5;
-	b.lease = &l;
-	mover_lease_opened(r->m, "decode-2", D_EPOCH, &b);
-	b.lease = NULL;
-	mover_lease_opened(r->m, "decode-1", D_EPOCH, &b);
+	rig_answer(r, &a, 1, 5, D_EPOCH);
+	mover_lease_opened(r->m, "decode-2", D_EPOCH, &a.b);
+	mover_lease_opened(r->m, "prefill-1", P_EPOCH, &a.b);
+	a.b.lease = NULL;
+	mover_lease_opened(r->m, "decode-1", D_EPOCH, &a.b);
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_written(r), 0);
 }

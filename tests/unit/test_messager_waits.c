@@ -76,6 +76,130 @@ START_TEST(a_job_that_is_passed_over_is_not_stalled)
 }
 END_TEST
 
+/* A second job that the messager watches beside the first; P has both in its schedule. */
+struct beside {
+	uint32_t slot;
+	uint64_t gen;
+};
+
+static struct beside two_jobs(void)
+{
+	opened();
+	struct beside first = {r->slot, r->gen};
+	rig_publish(r, 2, 0, 10);
+	turn(MOVER_OPEN);
+	rig_opened(r, 0);
+	turn(MOVER_OPEN);
+	return first;
+}
+
+/* A step of P computes a token of the second job; the first is in hand, or P has lost it. */
+static void one_step(const struct beside *first, int in_schedule, uint32_t done)
+{
+	ring_step(r->ring);
+	if (in_schedule)
+		ring_schedule(r->ring, first->slot, first->gen);
+	ring_schedule(r->ring, r->slot, r->gen);
+	*ring_progress_word(r->ring, r->slot, 0) = ring_progress_value(r->gen, done);
+	r->now_us += RIG_STALL_US / 2;
+	turn(MOVER_OPEN);
+}
+
+/* P works on others for many times the stall limit, and says that the job waits for its turn: it is
+ * not lost, and arrives. */
+START_TEST(a_job_that_waits_for_its_turn)
+{
+	struct beside first = two_jobs();
+	for (uint32_t done = 1; done < 10; done++)
+		one_step(&first, 1, done);
+	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	r->slot = first.slot;
+	r->gen = first.gen;
+	r->lease = 1;
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_last(r, MSG_KV_READY)->lease, 1);
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+}
+END_TEST
+
+/* P works on others and has lost sight of this job, at once (0) or after a while in its schedule
+ * (1): it ends at the stall limit, the others go on. */
+START_TEST(a_job_that_prefill_has_lost)
+{
+	struct beside first = two_jobs();
+	uint32_t done = 1;
+	if (_i)
+		for (; done < 4; done++)
+			one_step(&first, 1, done);
+	one_step(&first, 0, done++);                 /* may be about to say it */
+	one_step(&first, 0, done++);
+	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	one_step(&first, 0, done++);
+	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
+	const struct said *s = rig_last(r, MSG_TASK_FAILED);
+	ck_assert_ptr_nonnull(s);
+	ck_assert_uint_eq(s->slot, first.slot);
+	ck_assert_int_eq(s->fault, PDS__FAULT__FAULT_STALLED);
+	ck_assert_ptr_nonnull(strstr(s->text, "no progress with this prompt, which is not in its "
+	                                      "schedule, for 2000 ms"));
+	for (; done < 10; done++)
+		one_step(&first, 0, done);
+	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
+}
+END_TEST
+
+/* Published while P is in a step that takes far longer than the limit: it is in no step's schedule
+ * yet, and waits for the next. */
+START_TEST(a_job_that_comes_in_the_middle_of_a_long_step)
+{
+	ring_step(r->ring);
+	rig_publish(r, 2, 0, 10);
+	struct beside first = {r->slot, r->gen};
+	ring_schedule(r->ring, r->slot, r->gen);
+	turn(MOVER_OPEN);
+	rig_opened(r, 0);
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_OPEN);
+	rig_opened(r, 0);
+	if (_i) { /* the next step begins without it: it was not in the schedule's inbox yet */
+		ring_step(r->ring);
+		ring_schedule(r->ring, first.slot, first.gen);
+	}
+	for (uint32_t done = 1; done < 10; done++) {
+		*ring_progress_word(r->ring, first.slot, 0) = ring_progress_value(first.gen, done);
+		r->now_us += RIG_STALL_US / 2;
+		turn(MOVER_OPEN);
+	}
+	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+}
+END_TEST
+
+/* The messager has had no processor for longer than the limit: what P has done meanwhile, for whichever
+ * of the two, counts for both. */
+START_TEST(a_messager_that_slept)
+{
+	struct beside first = two_jobs(), *done = _i ? &first : &(struct beside){r->slot, r->gen};
+	r->now_us += 3 * RIG_STALL_US;
+	ring_step(r->ring);
+	ring_schedule(r->ring, first.slot, first.gen);
+	ring_schedule(r->ring, r->slot, r->gen);
+	*ring_progress_word(r->ring, done->slot, 0) = ring_progress_value(done->gen, 1);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+}
+END_TEST
+
+/* In the schedule, but nobody progresses: P hangs. */
+START_TEST(a_schedule_that_hangs)
+{
+	two_jobs();
+	r->now_us += RIG_STALL_US;
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+}
+END_TEST
+
 START_TEST(deadline_after_each_step)
 {
 	for (int i = 0; i <= _i; i++)
@@ -282,6 +406,11 @@ static void add_tests(TCase *t)
 	tcase_add_test(t, progress_restarts_the_stall_clock);
 	tcase_add_test(t, a_job_in_the_queue_is_not_stalled);
 	tcase_add_loop_test(t, a_job_that_is_passed_over_is_not_stalled, 0, 2);
+	tcase_add_test(t, a_job_that_waits_for_its_turn);
+	tcase_add_loop_test(t, a_job_that_prefill_has_lost, 0, 2);
+	tcase_add_loop_test(t, a_job_that_comes_in_the_middle_of_a_long_step, 0, 2);
+	tcase_add_loop_test(t, a_messager_that_slept, 0, 2);
+	tcase_add_test(t, a_schedule_that_hangs);
 	tcase_add_loop_test(t, deadline_after_each_step, 0, STEPS - 1);
 	tcase_add_test(t, no_answer_to_lease_open);
 	tcase_add_test(t, decode_comes_late);

@@ -191,6 +191,9 @@ static void p_publishes(void)
 	rig_task(r, &t, j, 0, x->tokens);
 	memcpy(t.src, x->src, sizeof x->src);
 	memcpy(t.dst, x->dst, sizeof x->dst);
+	for (uint32_t i = 0; i < n; i++)
+		r->d.generations[x->dst[i]]++;   /* D hands them out anew */
+	rig_grant(r, &t);
 	ENSURE(ring_publish(r->ring, &t, &x->slot, &x->gen) == 0);
 }
 

@@ -9,7 +9,7 @@
 static void ready(uint32_t n, Pds__Lease l)
 {
 	say_ready(&W.messager, n, l);
-	await(&W.messager, MSG_KV_READY_ACK, n);
+	ready_acked(n);
 }
 
 static void first(uint32_t n, Pds__Lease l)
@@ -75,6 +75,13 @@ static void late_begin(const Pds__Grant *g)
 	kill(W.child, SIGUSR2);
 }
 
+/* It writes no more from here on. */
+static void late_end(void)
+{
+	late->on = 0;
+	UNTIL(!late->busy);
+}
+
 static void late_rounds(uint32_t n)
 {
 	uint32_t from = late->rounds;
@@ -131,7 +138,7 @@ START_TEST(m1_free_by_timer_a_stopped_writer)
 		kill(W.child, SIGCONT);
 		late_rounds(50);
 		ck_assert_uint_eq(kv_count("leased"), 7);
-		late->on = 0;
+		late_end();
 		say_revoked(&W.messager, 2, l);
 	}
 	same_answer(3, &want);
@@ -157,7 +164,7 @@ START_TEST(late_writes_beside_running_sequences)
 	for (uint32_t n = 3; n < 6; n++)
 		same_answer(n, &want);
 	late_rounds(1);
-	late->on = 0;
+	late_end();
 	say_revoked(&W.messager, 2, *g->lease);
 	world_end();
 }

@@ -8,6 +8,7 @@
 
 #define COUNT(a) (int)(sizeof(a) / sizeof(*a))
 #define ITEMS 32u
+#define WAIT_OPTION "preempt_wait_ms=500"   /* long enough for put_take on a busy machine */
 
 /* What the blocks of a put held when it came. */
 static struct {
@@ -56,7 +57,7 @@ static uint32_t copy_the_rest(void)
 /* The wait ends between the two pieces, the block is refilled. */
 static void wait_ends_in_the_copy(void)
 {
-	preempt_begin(PAIR_BLOCKS, "preempt_wait_ms=20", NULL);
+	preempt_begin(PAIR_BLOCKS, WAIT_OPTION, NULL);
 	learn_pair();
 	S.put = BY_HAND;
 	submit_pair();
@@ -285,7 +286,7 @@ static void *watcher(void *arg)
 START_TEST(pm9_contents_before_gen)
 {
 	pthread_t t;
-	preempt_begin(PAIR_BLOCKS, "preempt_wait_ms=20", NULL);
+	preempt_begin(PAIR_BLOCKS, WAIT_OPTION, NULL);
 	learn_pair();
 	S.put = BY_HAND;
 	submit_pair();

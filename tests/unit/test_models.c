@@ -5,6 +5,7 @@
  * make_gguf.py beside it. With PD_FULL=1 and PD_MODEL set to the SmolLM2 file its 8,000 positions are checked, too. */
 #include "engine_rig.h"
 #include "engine/model.h"
+#include "skip.h"
 #include "tempdir.h"
 
 #include <sodium.h>
@@ -21,14 +22,13 @@ static const char *const in_gguf[] = {"mistral", "qwen2", "qwen2-yarn", "qwen3",
 #define IN_GGUF (int)(sizeof in_gguf / sizeof *in_gguf)
 #define VARIANTS (int)(sizeof variants / sizeof *variants)
 
-/* Variants that this machine lacks are left out, with a line. */
+/* Not on a machine that lacks its instructions. */
 static int variant_runs(const char *variant)
 {
 	char text[256];
 	struct kern_device *dev;
 	struct kern_config c = {.variant = variant, .threads = 1, .max_rows = 1};
 	if (kern_cpu_ops.open(&c, &dev, text, sizeof text)) {
-		printf("variant %s: skipped, %s\n", variant, text);
 		return 0;
 	}
 	kern_cpu_ops.close(&dev);
@@ -43,8 +43,10 @@ START_TEST(logits_and_tokens)
 	const char *variant = variants[_i / FAMILIES];
 	char folder[128];
 	snprintf(folder, sizeof folder, GOLDEN "%s", families[_i % FAMILIES]);
-	if (variant_runs(variant))
-		golden_check(folder, folder, (struct rig_opts){.variant = variant, .kv = KV_F32}, GOLDEN_TOLERANCE);
+	if (!variant_runs(variant))
+		SKIP("this machine lacks the instructions of variant %s", variant);
+	golden_check(folder, folder, (struct rig_opts){.variant = variant, .kv = KV_F32},
+	             GOLDEN_TOLERANCE);
 }
 END_TEST
 
@@ -176,10 +178,10 @@ END_TEST
 START_TEST(long_context_smollm2)
 {
 	const char *model = getenv("PD_MODEL"), *full = getenv("PD_FULL");
-	if (!model || !*model || !full || !*full) {
-		printf("skipped: PD_FULL=1 is not set, or PD_MODEL to the SmolLM2 file\n");
-		return;
-	}
+	if (!full || !*full)
+		SKIP("PD_FULL is not set: minutes on the real model");
+	if (!model || !*model)
+		SKIP(SKIP_NO_MODEL);
 	long_check((struct rig_opts){.model = model, .kv = KV_BF16, .block_tokens = 64, .blocks = 150, .threads = 2}, LONG);
 }
 END_TEST

@@ -46,10 +46,12 @@ static void on_message(void *arg, struct peer *p, enum msg_type t, const struct 
 	s->last = p;
 }
 
-static int on_ctl(void *arg, const char *command, char *const *args, size_t n, char **ret)
+static int on_ctl(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n, char **ret)
 {
 	(void)arg;
 	(void)args;
+	ck_assert_int_eq(who->is_local, 1);
+	ck_assert_uint_eq(who->pid, (unsigned)getpid());
 	*ret = mem_printf("{\"command\":\"%s\",\"args\":%zu}", command, n);
 	return strcmp(command, "bad") == 0 ? ERR_INVALID : 0;
 }
@@ -275,14 +277,22 @@ START_TEST(link_numbers)
 	link_init(&l);
 	for (size_t i = 0; i < sizeof in / sizeof *in; i++)
 		ck_assert_int_eq(link_arrived(&l, in[i].seq), in[i].want);
-	for (int i = 0; i < 5; i++)
-		ck_assert_ptr_nonnull(link_push(&l, 5, 1000, 10));
-	ck_assert_ptr_null(link_push(&l, 5, 1000, 10));
+	for (int i = 0; i < 5; i++) {
+		ck_assert_int_eq(link_has_room(&l, 5, 1000, 1, 10), 1);
+		ck_assert_ptr_nonnull(link_push(&l, 10));
+	}
+	ck_assert_int_eq(link_has_room(&l, 5, 1000, 1, 10), 0);
+	ck_assert_int_eq(link_has_room(&l, 6, 1000, 2, 10), 0);
+	ck_assert_int_eq(link_has_room(&l, 7, 1000, 2, 10), 1);
 	link_acked(&l, 99);              /* never sent: ignored */
 	ck_assert_uint_eq(l.n_window, 5);
 	link_acked(&l, 3);
 	ck_assert_uint_eq(l.n_window, 2);
-	ck_assert_ptr_null(link_push(&l, 5, 25, 10));
+	ck_assert_int_eq(link_has_room(&l, 5, 25, 1, 10), 0);
+	ck_assert_int_eq(link_has_room(&l, 5, 30, 1, 10), 1);
+	ck_assert_uint_eq(link_push(&l, 10)->seq, 6);
+	link_pop(&l);
+	ck_assert_uint_eq(link_push(&l, 10)->seq, 6);
 	link_fini(&l);
 	ck_assert_uint_eq(l.n_window, 0);
 }
@@ -296,16 +306,16 @@ START_TEST(decode_demands_what_is_required)
 		const char *sender;
 		int want;
 	} rows[] = {
-		{1, MSG_REQUEST_CANCEL, 1, 5, "p", 0},
-		{2, MSG_REQUEST_CANCEL, 1, 5, "p", ERR_UNSUPPORTED},
-		{1, 9999, 1, 5, "p", ERR_UNSUPPORTED},
-		{1, MSG_REQUEST_CANCEL, 0, 5, "p", ERR_CORRUPT},
-		{1, MSG_REQUEST_CANCEL, 1, 0, "p", ERR_CORRUPT},
-		{1, MSG_REQUEST_CANCEL, 1, 5, "", ERR_CORRUPT},
-		{1, MSG_REQUEST_CANCEL, 1, 5, "a-name-that-is-far-too-long-for-a-daemon-of-this-suite", ERR_CORRUPT},
-		{1, MSG_KV_GRANT, 1, 5, "p", ERR_CORRUPT},            /* no lease */
-		{1, MSG_REQUEST_SUBMIT, 1, 5, "p", ERR_CORRUPT},      /* no request */
-		{1, MSG_REQUEST_FIRST_TOKEN, 1, 5, "p", ERR_CORRUPT}, /* no token */
+		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 1, 5, "p", 0},
+		{PROTOCOL_VERSION + 1, MSG_REQUEST_CANCEL, 1, 5, "p", ERR_UNSUPPORTED},
+		{PROTOCOL_VERSION, 9999, 1, 5, "p", ERR_UNSUPPORTED},
+		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 0, 5, "p", ERR_CORRUPT},
+		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 1, 0, "p", ERR_CORRUPT},
+		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 1, 5, "", ERR_CORRUPT},
+		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 1, 5, "a-name-that-is-far-too-long-for-a-daemon-of-this-suite", ERR_CORRUPT},
+		{PROTOCOL_VERSION, MSG_KV_GRANT, 1, 5, "p", ERR_CORRUPT},            /* no lease */
+		{PROTOCOL_VERSION, MSG_REQUEST_SUBMIT, 1, 5, "p", ERR_CORRUPT},      /* no request */
+		{PROTOCOL_VERSION, MSG_REQUEST_FIRST_TOKEN, 1, 5, "p", ERR_CORRUPT}, /* no token */
 	};
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
 		Pds__Envelope e = PDS__ENVELOPE__INIT;

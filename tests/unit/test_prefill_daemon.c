@@ -2,6 +2,8 @@
  * how each request ends. Every test ends with a daemon that holds nothing (at_rest) and that leaves in order. */
 #include "prefill_world.h"
 
+#include <dirent.h>
+
 /* --- asking a decode worker ------------------------------------------------------------------------------------------------------------------------ */
 
 START_TEST(test_reserve_is_what_was_submitted)
@@ -35,6 +37,78 @@ START_TEST(test_reserve_is_what_was_submitted)
 	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 0);
 	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
 	cancel(1);
+	end();
+}
+END_TEST
+
+static void say_peers(enum who from, const char *const *names, size_t n)
+{
+	char endpoint[64][128];
+	Pds__Peer peer[64], *list[64];
+	Pds__Peers m = PDS__PEERS__INIT;
+	for (size_t i = 0; i < n; i++) {
+		pds__peer__init(&peer[i]);
+		endpoint_of(names[i], endpoint[i]);
+		peer[i].name = (char *)names[i];
+		peer[i].endpoint = endpoint[i];
+		peer[i].role = (char *)"decode";
+		list[i] = &peer[i];
+	}
+	m.peers = list;
+	m.n_peers = n;
+	say(from, MSG_PEERS, 0, &m);
+}
+
+static unsigned descriptors(void)
+{
+	char path[64];
+	unsigned n = 0;
+	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+	DIR *d = opendir(path);
+	ck_assert_ptr_nonnull(d);
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/* Decode workers come and go under new names: what no router names any more costs nothing. */
+START_TEST(test_peers_that_left)
+{
+	static const char *const first[] = {"decode-1"};
+	char names[30][32];
+	const char *gone[30];
+	BEGIN("kv_blocks=64");
+	say_peers(ROUTER, first, 1);
+	WAIT(node[D1].p);
+	unsigned before = descriptors();
+	for (int i = 0; i < 30; i++) {
+		snprintf(names[i], sizeof names[i], "gone-%d", i);
+		gone[i] = names[i];
+	}
+	say_peers(ROUTER, gone, 30);
+	WAIT(descriptors() > before + 30);
+	say_peers(ROUTER, first, 1);
+	WAIT(descriptors() <= before + 2);
+	ck_assert_ptr_nonnull(node[D1].p);
+	end();
+}
+END_TEST
+
+/* Only a router says who the others are. */
+START_TEST(test_peers_from_a_decode_worker)
+{
+	static const char *const first[] = {"decode-1"}, *const second[] = {"decode-2"};
+	BEGIN("kv_blocks=64");
+	say_peers(ROUTER, first, 1);
+	WAIT(node[D1].p);
+	say_peers(D1, second, 1);
+	submit((struct ask){.req = 1, .n = 50, .to = "1"});
+	WAIT(count(D1, MSG_KV_RESERVE, 1));
+	deny(D1, 1, PDS__FAULT__FAULT_TOO_LARGE, "no");       /* behind its PEERS on one link */
+	WAIT(count(ROUTER, MSG_REQUEST_FAILED, 1));
+	pump_for(300000);                                  /* in which it would connect */
+	ck_assert_ptr_null(node[D2].p);
 	end();
 }
 END_TEST
@@ -713,6 +787,8 @@ int main(int argc, char **argv)
 	Suite *s = suite_create("prefill_daemon");
 	TCase *c = group(s, "ask");
 	tcase_add_test(c, test_reserve_is_what_was_submitted);
+	tcase_add_test(c, test_peers_that_left);
+	tcase_add_test(c, test_peers_from_a_decode_worker);
 	tcase_add_test(c, test_grant_that_does_not_fit);
 	tcase_add_test(c, test_grant_is_taken_once);
 	tcase_add_test(c, test_deny);

@@ -377,6 +377,24 @@ START_TEST(test_sweep_gives_back_the_cancelled)
 }
 END_TEST
 
+/* The messager is told of every job that computes or waits for its turn, and of nobody else: two
+ * steps on, one that the schedule has not is not in hand any more. */
+START_TEST(test_messager_is_told_who_is_in_hand)
+{
+	struct job *a = add(10000, 0, 0), *b = add(100, 0, 0), *lost = add(100, 0, 0);
+	list_remove(&lost->run);
+	for (int step = 0; step < 3; step++) {
+		schedule_tell(&s);
+		schedule_sort(&s, 0);
+		ck_assert_uint_eq(schedule_fill(&s), 1);   /* b waits */
+		ck_assert(ring_in_schedule(w.ring, a->slot, a->slot_gen));
+		ck_assert(ring_in_schedule(w.ring, b->slot, b->slot_gen));
+		ck_assert_int_eq(ring_in_schedule(w.ring, lost->slot, lost->slot_gen), step == 0);
+		done(1);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("prefill_schedule");
@@ -395,6 +413,7 @@ int main(void)
 	tcase_add_test(c, test_sharers_are_told);
 	tcase_add_loop_test(c, test_broken_precondition, 0, sizeof breaks / sizeof *breaks);
 	tcase_add_test(c, test_sweep_gives_back_the_cancelled);
+	tcase_add_test(c, test_messager_is_told_who_is_in_hand);
 	SRunner *r = srunner_create(suite);
 	srunner_run_all(r, CK_ENV);
 	int failed = srunner_ntests_failed(r);

@@ -46,6 +46,40 @@ START_TEST(life_of_a_task)
 }
 END_TEST
 
+/* steps begun since it was last said to be in hand -> does it count? */
+static const struct {
+	uint32_t steps;
+	int in;
+} in_hand[] = {{0, 1}, {1, 1}, {2, 0}, {3, 0}, {1000, 0}};
+
+START_TEST(tasks_in_hand)
+{
+	open_both(4);
+	for (unsigned i = 0; i < 7; i++)
+		ring_step(P);
+	publish(1);
+	ck_assert(ring_in_schedule(M, slot, gen));   /* as it was just published */
+	ck_assert(!ring_in_schedule(M, slot, gen + 1));
+	ck_assert(!ring_in_schedule(M, slot + 1, gen));
+	for (int again = 0; again < 2; again++) {
+		for (uint32_t i = 0; i < in_hand[_i].steps; i++)
+			ring_step(P);
+		ck_assert_int_eq(ring_in_schedule(M, slot, gen), in_hand[_i].in);
+		ring_schedule(P, slot, gen);
+		ck_assert(ring_in_schedule(M, slot, gen));
+	}
+	for (uint32_t i = 0; i < LAYERS; i++)
+		ck_assert_uint_eq(ring_progress(M, slot, i, gen), 0); /* that word is no layer's */
+	ring_retire(P, slot, gen);
+	for (int i = 0; i < 3; i++)
+		ring_step(P);
+	publish(2);
+	ck_assert(ring_in_schedule(M, slot, gen));
+	ring_schedule(P, slot, gen - 1);             /* late, of the task before */
+	ck_assert(!ring_in_schedule(M, slot, gen));
+}
+END_TEST
+
 START_TEST(full_ring)
 {
 	uint32_t s;
@@ -368,6 +402,7 @@ int main(void)
 	tcase_set_timeout(t, 120);
 	tcase_add_checked_fixture(t, NULL, close_both);
 	tcase_add_test(t, life_of_a_task);
+	tcase_add_loop_test(t, tasks_in_hand, 0, (int)(sizeof in_hand / sizeof *in_hand));
 	tcase_add_test(t, full_ring);
 	tcase_add_test(t, largest_task);
 	tcase_add_test(t, restarted_messager_finds_everything);

@@ -1,8 +1,8 @@
 /* test_router_api.c - a whole router in one process with scripted workers: what goes over the wire when workers die, clients leave, answers are cut. What needs
  * a tokenizer is skipped without PD_MODEL. */
 #include "router_client.h"
+#include "skip.h"
 
-#include <semaphore.h>
 #include <signal.h>
 
 static struct model *model;   /* NULL: without PD_MODEL */
@@ -219,7 +219,9 @@ START_TEST(client_that_reads_nothing)
 	struct world *w = world_new(NULL, 70000);
 	int fd = dial(http_port(w->r.http)), small = 4096;
 	const char *body = "{\"prompt\":[[1],[2],[3],[4],[5],[6],[7],[8]],\"n\":16,\"max_tokens\":8000,\"stream\":true,\"logprobs\":1}";
-	char *head = mem_printf("POST /v1/completions HTTP/1.1\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+	char *head =
+		mem_printf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+	               strlen(body), body);
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
 	ck_assert_int_gt((int)send(fd, head, strlen(head), 0), 0);
 	for (uint64_t end = clock_us() + 20000000; w->r.seqs.counts.cancelled < 128 && clock_us() < end;)
@@ -266,7 +268,8 @@ static void *storm_thread(void *arg)
 	const char *path;
 	int fd = dial(m->port), len;
 	for (; (len = m->body(m->n, body, &path)) >= 0; m->n++) {
-		int k = snprintf(head, sizeof head, "POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n", path, len);
+		int k = snprintf(head, sizeof head,
+		                 "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, len);
 		ck_assert_int_eq((int)send(fd, head, (size_t)k, 0), k);
 		ck_assert_int_eq((int)send(fd, body, (size_t)len, 0), len);
 		int status = read_answer(fd, answer, 1u << 20);
@@ -410,7 +413,7 @@ START_TEST(answers_are_cut)
 {
 	char body[512];
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	for (int stream = 0; stream < 2; stream++)
 		for (int chat = 0; chat < 2; chat++) {
 			struct world *w = text_world(cuts[_i].says);
@@ -431,7 +434,7 @@ END_TEST
 START_TEST(answer_that_ends_within_a_character)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = text_world("a日<|im_end|>");
 	ck_assert_uint_gt(w->n_script, 2);
 	char *out = ask(w, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":2,\"stream\":true}"), *got = texts(out, "text");
@@ -445,7 +448,7 @@ END_TEST
 START_TEST(echo_and_logprobs)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = text_world(" is Paris.<|im_end|>");
 	char *out = ask(w, "/v1/completions", "{\"prompt\":\"The capital of France\",\"echo\":true,\"logprobs\":0,\"return_token_ids\":true}");
 	has(out, "\"text\":\"The capital of France is Paris.\"");
@@ -466,7 +469,7 @@ END_TEST
 START_TEST(long_prompts_go_to_a_thread)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = text_world("ok<|im_end|>");
 	char *body = mem_alloc(100000), *at = body + sprintf(body, "{\"max_tokens\":5,\"prompt\":\"");
 	for (int i = 0; i < 4000; i++)
@@ -486,36 +489,16 @@ START_TEST(long_prompts_go_to_a_thread)
 }
 END_TEST
 
-struct gate {
-	struct text_job job;
-	sem_t open;
-	atomic_int done;
-};
-
-static void wait_at_gate(struct text_job *j)
-{
-	sem_wait(&((struct gate *)j)->open);
-}
-
-static void gate_done(struct text_job *j)
-{
-	atomic_store(&((struct gate *)j)->done, 1);
-}
-
 /* The only text thread is held up: long bodies wait for it, short ones do not. */
 START_TEST(long_bodies_never_run_on_the_loop)
 {
 	struct world *w = world_new(NULL, 1u << 20);
-	struct gate g = {.job = {.work = wait_at_gate, .done = gate_done}};
-	char *big = mem_alloc(20000), *at = big + sprintf(big, "{\"max_tokens\":2,\"prompt\":[1");
-	while (at < big + 10000)
-		at += sprintf(at, ",2");
-	strcpy(at, "]}");
+	struct gate g;
+	char *big = long_body();
 	struct ask lng = {.port = http_port(w->r.http), .path = "/v1/completions", .body = big};
 	struct ask shrt = {.port = http_port(w->r.http), .path = "/v1/completions", .body = "{\"prompt\":[1],\"max_tokens\":2}"};
 	pthread_t a, b;
-	sem_init(&g.open, 0, 0);
-	ck_assert_int_eq(text_pool_put(w->r.text, &g.job), 0);
+	gate_shut(w, &g);
 	ck_assert_int_eq(pthread_create(&a, NULL, ask_thread, &lng), 0);
 	while (w->r.n_calls == 0)
 		event_base_loop(w->base, EVLOOP_ONCE);
@@ -541,17 +524,13 @@ END_TEST
 START_TEST(client_leaves_a_text_thread)
 {
 	struct world *w = world_new(NULL, 1u << 20);
-	struct gate g = {.job = {.work = wait_at_gate, .done = gate_done}};
-	char *big = mem_alloc(20000), *at = big + sprintf(big, "{\"max_tokens\":2,\"prompt\":[1");
-	while (at < big + 10000)
-		at += sprintf(at, ",2");
-	strcpy(at, "]}");
+	struct gate g;
+	char *big = long_body();
 	struct ask lng = {.port = http_port(w->r.http), .path = "/v1/completions", .body = big, .leave_at_once = 1};
 	pthread_t a;
-	sem_init(&g.open, 0, 0);
-	ck_assert_int_eq(text_pool_put(w->r.text, &g.job), 0);
+	gate_shut(w, &g);
 	ck_assert_int_eq(pthread_create(&a, NULL, ask_thread, &lng), 0);
-	while (http_accepted(w->r.http) == 0 || http_connections(w->r.http) || !atomic_load(&lng.over))
+	while (accepted(w) == 0 || http_connections(w->r.http) || !atomic_load(&lng.over))
 		event_base_loop(w->base, EVLOOP_ONCE);
 	ck_assert_uint_eq(w->r.n_calls, 1);
 	sem_post(&g.open);
@@ -574,9 +553,8 @@ int main(void)
 	const char *path = getenv("PD_MODEL");
 	log_init("test", NULL);
 	log_set_level("error");
-	if (!path || !*path)
-		printf("test_router_api: PD_MODEL is not set, tests with text are skipped\n");
-	else if (model_open(path, "", &model, &err) < 0) {
+	/* without one the tests that need text are skipped */
+	if (path && *path && model_open(path, "", &model, &err) < 0) {
 		printf("%s\n", err.text);
 		return 1;
 	}

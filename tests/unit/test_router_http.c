@@ -1,5 +1,6 @@
-/* test_router_http.c - the HTTP edge by itself, against clients that pipeline and read nothing, trickle, or come in crowds. They are sockets of the test's own on
- * the loop's thread; the handler counts and answers. */
+/* test_router_http.c - the HTTP edge by itself, against clients that pipeline and read nothing,
+ * trickle, come in crowds, or send what nobody asked for. They are sockets of the test's own on the
+ * loop's thread, from several addresses; the handlers count and answer. */
 #include "daemons/router/http.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -10,6 +11,7 @@
 #include <event2/event.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,9 +30,14 @@
 static struct event_base *base;
 static struct http_server *server;
 static struct http_opts opts;
-static unsigned handled;
+static unsigned heads, handled;
 static size_t answer_bytes;
 static char answer[100000];
+
+enum { HELD_MAX = 256 };
+static struct http_body held[HELD_MAX];
+static struct http_conn *held_conn[HELD_MAX];
+static unsigned n_held;
 
 /* One turn of the loop: what is there, or a few milliseconds. */
 static void turn(void)
@@ -40,45 +47,96 @@ static void turn(void)
 	event_base_loop(base, EVLOOP_ONCE);
 }
 
-static void handle(void *arg, struct http_conn *c, struct http_request *q)
+/* Paths: /no is refused at its head; /hold is not answered, its body kept; /stream begins a stream;
+ * all others get `answer`. */
+static int head(void *arg, struct http_conn *c, struct http_head *h, size_t *body_max)
 {
 	(void)arg;
-	(void)q;
+	(void)body_max;
+	heads++;
+	if (strcmp(h->path, "/no") != 0)
+		return 0;
+	http_reply(c, 401, "text/plain", NULL, "no", 2);
+	return 1;
+}
+
+static void request(void *arg, struct http_conn *c, struct http_request *q)
+{
+	(void)arg;
 	handled++;
-	http_reply(c, 200, "text/plain", NULL, answer, answer_bytes);
+	if (strcmp(q->head->path, "/hold") == 0) {
+		ck_assert_uint_lt(n_held, HELD_MAX);
+		held_conn[n_held] = c;
+		held[n_held++] = q->body;
+		q->body.data = NULL;
+	} else if (strcmp(q->head->path, "/stream") == 0) {
+		ck_assert_uint_lt(n_held, HELD_MAX);
+		http_stream_begin(c, "text/plain", NULL);
+		held_conn[n_held++] = c;
+	} else {
+		http_reply(c, 200, "text/plain", NULL, answer, answer_bytes);
+	}
 }
 
 static void set_up(void)
 {
 	base = event_base_new();
-	opts = (struct http_opts){.listen = "127.0.0.1:0", .max_header_bytes = 4096, .max_body_bytes = 1u << 20, .out_bytes_max = 1u << 20, .max_connections = 100,
-	                          .idle_us = 60000000, .read_us = 60000000, .write_us = 60000000};
+	opts = (struct http_opts){.listen = "127.0.0.1:0",
+	                          .max_header_bytes = 4096,
+	                          .max_body_bytes = 1u << 20,
+	                          .in_bytes_max = 8u << 20,
+	                          .out_bytes_max = 1u << 20,
+	                          .out_total_max = 1u << 30,
+	                          .max_connections = 200,
+	                          .idle_us = 60000000,
+	                          .read_us = 60000000,
+	                          .write_us = 60000000};
 	memset(answer, 'a', sizeof answer);
 	answer_bytes = 1000;
-	handled = 0;
+	heads = handled = n_held = 0;
 }
 
 static void begin(void)
 {
 	struct err err = {0};
-	ck_assert_msg(http_new(base, &opts, handle, NULL, &server, &err) == 0, "%s", err.text);
+	struct http_handlers handlers = {.head = head, .request = request};
+	ck_assert_msg(http_new(base, &opts, &handlers, NULL, &server, &err) == 0, "%s", err.text);
 }
 
 static void tear_down(void)
 {
+	for (unsigned i = 0; i < n_held; i++)
+		http_body_free(&held[i]);
+	memset(held, 0, sizeof held);
 	http_destroy(&server);
 	event_base_free(base);
 }
 
-static int dial(void)
+static struct http_counts counts(void)
 {
+	struct http_counts n;
+	http_counts(server, &n);
+	return n;
+}
+
+/* From 127.0.0.`from`. */
+static int dial_from(unsigned from)
+{
+	struct sockaddr_in me = {.sin_family = AF_INET,
+	                         .sin_addr = {htonl(INADDR_LOOPBACK - 1 + from)}};
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)http_port(server)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
 	ck_assert_int_ge(fd, 0);
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&me, sizeof me), 0);
 	ck_assert_int_eq(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
 	fcntl(fd, F_SETFL, O_NONBLOCK);
 	return fd;
+}
+
+static int dial(void)
+{
+	return dial_from(1);
 }
 
 static void say(int fd, const char *text)
@@ -110,7 +168,7 @@ static size_t take(int fd, int *closed)
 /* A client that pipelines and reads nothing has few of its requests answered, the rest when it reads: each once. */
 START_TEST(answers_that_nobody_takes)
 {
-	static const char one[] = "GET / HTTP/1.1\r\n\r\n";
+	static const char one[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 	enum { N = 2000, BYTES = N * (sizeof one - 1) };
 	char *all = malloc(BYTES);
 	size_t sent = 0, got = 0;
@@ -147,9 +205,9 @@ START_TEST(behind_a_large_answer)
 	opts.read_us = 200000;             /* it waits for its client, not for its request's bytes: no 408 */
 	begin();
 	int fd = dial();
-	static char all[N * 20];
+	static char all[N * 32];
 	for (int i = 0; i < N; i++)
-		strcat(all, "GET / HTTP/1.1\r\n\r\n");
+		strcat(all, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
 	say(fd, all);
 	for (uint64_t end = clock_us() + 1500000; clock_us() < end;)   /* three looks at the limits */
 		turn();
@@ -165,10 +223,10 @@ END_TEST
 START_TEST(empty_lines)
 {
 	static const char *const pieces[][5] = {
-		{"\r\n", "GET / HTTP/1.1\r\n\r\n"},
-		{"\r", "\n", "GET / HTTP/1.1\r\n\r\n"},
-		{"\r\n\r", "\nGET / HTTP/1.1\r\n\r", "\n"},
-		{"\r\n\r\n\r\nG", "ET / HTTP/1.1\r", "\n\r", "\n"},
+		{"\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"},
+		{"\r", "\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"},
+		{"\r\n\r", "\nGET / HTTP/1.1\r\nHost: x\r\n\r", "\n"},
+		{"\r\n\r\n\r\nG", "ET / HTTP/1.1\r\nHost: x\r", "\n\r", "\n"},
 	};
 	size_t got = 0;
 	int closed = 0;
@@ -193,6 +251,7 @@ START_TEST(empty_lines_for_ever)
 {
 	int closed = 0;
 	opts.idle_us = opts.read_us = 300000;
+	opts.max_header_bytes = 1u << 20;      /* its time ends it, not its size */
 	begin();
 	int fd = dial();
 	UNTIL(closed, push(fd, "\r", 1u - (size_t)_i), turn(), push(fd, "\r\n" + 1 - _i, 1u + (size_t)_i), take(fd, &closed));
@@ -210,7 +269,7 @@ START_TEST(trailer_without_end)
 	memset(line, 'x', sizeof line - 1);
 	memcpy(line, "a: ", 3);
 	memcpy(line + sizeof line - 3, "\r\n", 2);
-	say(fd, "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n");
+	say(fd, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n");
 	UNTIL(recv(fd, room, sizeof room - 1, 0) > 0, push(fd, line, sizeof line - 1));
 	ck_assert_msg(strncmp(room, "HTTP/1.1 431 ", 13) == 0, "%s", room);
 	ck_assert_uint_eq(handled, 0);
@@ -218,38 +277,454 @@ START_TEST(trailer_without_end)
 }
 END_TEST
 
-static void look(const int *fd, int n, int *told, int *cut)
+/* --- what is decided at the head -------------------------------------------------------------- */
+
+/* Adds what there is to read to text; *closed is set at its end. */
+static void listen_to(int fd, char *text, size_t size, int *closed)
 {
-	char room[512];
-	for (int i = 0; i < n; i++) {
-		ssize_t k = recv(fd[i], room, sizeof room, MSG_PEEK);
-		*told += k > 13 && memcmp(room, "HTTP/1.1 503 ", 13) == 0;
-		*cut += k == 0;
-	}
+	size_t n = strlen(text);
+	ssize_t k = recv(fd, text + n, size - 1 - n, 0);
+	if (k > 0)
+		text[n + (size_t)k] = 0;
+	*closed |= k == 0 || (k < 0 && errno != EAGAIN);
 }
 
-/* Past the limit clients are told so, and past an eighth more of them nobody is: descriptors are left. */
-START_TEST(crowd)
+static void answered(int fd, const char *begin, int *closed)
 {
-	enum { N = 80 };
-	int fd[N], told = 0, cut = 0;
+	char text[2048] = "";
+	int end = 0;
+	UNTIL(strstr(text, "\r\n\r\n") || end, listen_to(fd, text, sizeof text, &end));
+	ck_assert_msg(strncmp(text, begin, strlen(begin)) == 0, "%s", text);
+	if (closed)
+		*closed = end;
+}
+
+/* Who is refused at the head is neither asked for the body nor is anything of it kept; he sees the
+ * answer although he sends on. */
+START_TEST(refused_at_the_head)
+{
+	static const char *const requests[] = {
+		"POST /no HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1000000\r\n\r\n",
+		"POST /no HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n",
+	};
+	static char body[100000];
+	begin();
+	int fd = dial(), closed = 0;
+	size_t sent = 0;
+	say(fd, requests[_i]);
+	answered(fd, "HTTP/1.1 401 ", NULL);
+	UNTIL(closed, {
+		sent += push(fd, body, sizeof body);
+		take(fd, &closed);
+		ck_assert_uint_lt(counts().in_bytes, 20000);
+	});
+	ck_assert_uint_gt(sent, 0);
+	ck_assert_uint_eq(heads, 1);
+	ck_assert_uint_eq(handled, 0);
+	close(fd);
+	UNTIL(counts().connections == 0);
+	ck_assert_uint_eq(counts().in_bytes, 0);
+}
+END_TEST
+
+/* Without a body the connection stays. */
+START_TEST(refused_and_kept)
+{
+	begin();
+	int fd = dial();
+	for (int i = 0; i < 3; i++) {
+		say(fd, "GET /no HTTP/1.1\r\nHost: x\r\n\r\n");
+		answered(fd, "HTTP/1.1 401 ", NULL);
+	}
+	say(fd, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(fd, "HTTP/1.1 200 ", NULL);
+	ck_assert_uint_eq(heads, 4);
+	ck_assert_uint_eq(handled, 1);
+	close(fd);
+}
+END_TEST
+
+START_TEST(asked_for_the_body)
+{
+	begin();
+	int fd = dial();
+	say(fd, "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
+	answered(fd, "HTTP/1.1 100 Continue\r\n\r\n", NULL);
+	say(fd, "abc");
+	answered(fd, "HTTP/1.1 200 ", NULL);
+	say(fd,
+	    "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9000000\r\n\r\n");
+	answered(fd, "HTTP/1.1 413 ", NULL);
+	ck_assert_uint_eq(handled, 1);
+	close(fd);
+}
+END_TEST
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
+#define LARGE (1u << 20)
+
+/* All of it, as fast as the edge takes it; or until an answer is there. */
+static void upload(int fd, const char *path, size_t len)
+{
+	static char zeros[LARGE];
+	char text[200], peek[4];
+	size_t sent = 0;
+	snprintf(text, sizeof text, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", path,
+	         len);
+	say(fd, text);
+	UNTIL(sent == len || recv(fd, peek, 1, MSG_PEEK) > 0, sent += push(fd, zeros, len - sent));
+}
+
+static void *free_all(void *arg)
+{
+	(void)arg;
+	for (unsigned i = 0; i < n_held; i++)
+		http_body_free(&held[i]);
+	return NULL;
+}
+
+/* An address may hold half of the bytes that there are, and leaves enough to the next one; what is
+ * freed, on any thread, is room again. */
+START_TEST(bytes_of_addresses)
+{
+	int fd[8], other;
+	begin();                               /* 8 MiB */
+	for (unsigned i = 0; i < 8; i++) {
+		fd[i] = dial();
+		upload(fd[i], "/hold", LARGE - 2048);
+		if (i < 4) {
+			UNTIL(n_held == i + 1);
+		} else {
+			answered(fd[i], "HTTP/1.1 503 ", NULL);
+		}
+		ck_assert_uint_le(counts().in_bytes, 4u << 20);
+	}
+	ck_assert_uint_eq(n_held, 4);
+	other = dial();                        /* a small request of the same address */
+	say(other, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(other, "HTTP/1.1 200 ", NULL);
+	other = dial_from(2);
+	upload(other, "/hold", LARGE);
+	UNTIL(n_held == 5);
+	upload(dial_from(3), "/", LARGE);
+	UNTIL(handled == 7);
+	pthread_t t;
+	ck_assert_int_eq(pthread_create(&t, NULL, free_all, NULL), 0);
+	pthread_join(t, NULL);
+	UNTIL(counts().in_bytes < 100000);     /* heads, while their requests are not answered */
+	int again = dial();
+	upload(again, "/", LARGE);
+	answered(again, "HTTP/1.1 200 ", NULL);
+}
+END_TEST
+
+/* Nobody says how long they will be: refused on the way, and nothing is kept. */
+START_TEST(bytes_of_chunks)
+{
+	enum { N = 7 };
+	static char chunk[65536 + 8];
+	char text[N][512] = {{0}};
+	int fd[N], over[N] = {0}, refused = 0;
+	size_t at[N] = {0}, rounds[N] = {0};
+	int n = sprintf(chunk, "%x\r\n", 65536 - 8);
+	memset(chunk + n, 'x', 65536 - 8);
+	memcpy(chunk + n + 65536 - 8, "\r\n", 2);
+	size_t size = (size_t)n + 65536 - 6;
+	begin();
+	for (int i = 0; i < N; i++) {
+		fd[i] = dial();
+		say(fd[i], "POST /hold HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+	}
+	/* up to 15 chunks each, none complete */
+	for (int i = 0; refused < 2; i = (i + 1) % N, turn()) {
+		if (!over[i] && rounds[i] < 15) {
+			size_t k = push(fd[i], chunk + at[i], size - at[i]);
+			at[i] = at[i] + k == size ? rounds[i]++, 0 : at[i] + k;
+		}
+		listen_to(fd[i], text[i], sizeof text[i], &over[i]);
+		if (!over[i] && *text[i] && strncmp(text[i], "HTTP/1.1 503 ", 13) == 0) {
+			over[i] = 1;
+			refused++;
+		}
+		ck_assert_uint_le(counts().in_bytes, 4u << 20);
+	}
+	for (int i = 0; i < N; i++)
+		close(fd[i]);
+	UNTIL(counts().connections == 0);
+	ck_assert_uint_eq(counts().in_bytes, 0);
+}
+END_TEST
+
+/* What one client sends behind a request that is being answered stays in the system's buffers, but
+ * for a little, and his end behind it is seen all the same. */
+static int gone;
+
+static void on_gone(void *arg)
+{
+	(void)arg;
+	gone++;
+}
+
+START_TEST(much_behind_a_request)
+{
+	static char more[50000];
+	begin();
+	gone = 0;
+	int fd = dial();
+	say(fd, "GET /hold HTTP/1.1\r\nHost: x\r\n\r\n");
+	UNTIL(n_held == 1);
+	http_on_gone(held_conn[0], on_gone, NULL);
+	memset(more, 'x', sizeof more);
+	size_t sent = push(fd, more, sizeof more);
+	ck_assert_uint_gt(sent, 30000);
+	UNTIL(counts().in_bytes > 16000);
+	for (int i = 0; i < 20; i++) {
+		turn();
+		ck_assert_uint_lt(counts().in_bytes, 20000);
+	}
+	ck_assert_int_eq(gone, 0);
+	close(fd);
+	UNTIL(gone == 1);
+	UNTIL(counts().connections == 0);
+}
+END_TEST
+
+/* Clients that take nothing share what may wait for them; who has little waiting gets on. */
+START_TEST(unread_streams)
+{
+	enum { GREEDY = 6 };
+	static char piece[16384];
+	int fd[GREEDY + 1], full[GREEDY] = {0}, done = 0, small = 4096;
+	opts.out_bytes_max = 4u << 20;
+	opts.out_total_max = 8u << 20;
+	begin();
+	for (unsigned i = 0; i <= GREEDY; i++) {
+		fd[i] = dial();
+		setsockopt(fd[i], SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+		say(fd[i], "GET /stream HTTP/1.1\r\nHost: x\r\n\r\n");
+		UNTIL(n_held == i + 1);
+	}
+	while (done < GREEDY) {
+		for (int i = 0; i < GREEDY; i++)
+			if (!full[i] && http_stream_add(held_conn[i], piece, sizeof piece) < 0) {
+				full[i] = 1;
+				done++;
+			}
+		turn();
+		ck_assert_uint_le(counts().out_bytes, 8u << 20);
+	}
+	ck_assert_uint_gt(counts().out_bytes, 5u << 20);
+	ck_assert_int_eq(http_stream_add(held_conn[GREEDY], piece, sizeof piece), 0);
+	for (unsigned i = 0; i <= GREEDY; i++)
+		close(fd[i]);
+	UNTIL(counts().connections == 0);
+	ck_assert_uint_eq(counts().out_bytes, 0);
+}
+END_TEST
+
+/* A whole answer for which there is no room is not given; its client is told so. */
+START_TEST(whole_answer_without_room)
+{
+	opts.out_total_max = 150000;
+	begin();
+	int fd = dial(), closed = 0;
+	answer_bytes = 90000;                  /* more than half */
+	say(fd, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(fd, "HTTP/1.1 503 ", NULL);
+	UNTIL(closed, take(fd, &closed));
+	close(fd);
+	fd = dial();
+	answer_bytes = 70000;
+	say(fd, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(fd, "HTTP/1.1 200 ", NULL);
+	close(fd);
+}
+END_TEST
+
+/* --- crowds ----------------------------------------------------------------------------------- */
+
+static void hold(int fd)
+{
+	unsigned n = n_held;
+	say(fd, "GET /hold HTTP/1.1\r\nHost: x\r\n\r\n");
+	UNTIL(n_held == n + 1);
+}
+
+static int is_open(int fd)
+{
+	char c;
+	return recv(fd, &c, 1, MSG_PEEK) < 0 && errno == EAGAIN;
+}
+
+/* They give way to whoever comes, those first that have waited longest; with half of all one
+ * address gives way to itself. */
+START_TEST(idle_ones_make_room)
+{
+	enum { N = 60 };
+	int fd[N], others[20], open = 0;
 	opts.max_connections = 24;
 	begin();
 	for (int i = 0; i < N; i++) {
 		fd[i] = dial();
-		turn();
+		if (i % 3 == 1)
+			say(fd[i], "GET / HTTP/1.1\r\nHos");   /* no whole head either */
+		UNTIL(counts().accepted == (unsigned)i + 1);
 	}
-	UNTIL(told + cut == N - 24, told = cut = 0, look(fd, N, &told, &cut));
-	ck_assert_uint_eq(http_accepted(server), 24 + 3 + 16);
-	ck_assert_int_eq(told, 3 + 16);
-	ck_assert_int_eq(cut, N - 24 - 3 - 16);
+	ck_assert_uint_eq(counts().connections, 12);
+	ck_assert_uint_eq(counts().closed_waiting, N - 12);
+	for (int i = 0; i < N; i++)
+		open += is_open(fd[i]) && i >= N - 12;
+	ck_assert_int_eq(open, 12);
+	/* others come, each once: the address that has most gives way when all are taken */
+	for (unsigned i = 0; i < 20; i++) {
+		others[i] = dial_from(2 + i);
+		UNTIL(counts().accepted == N + i + 1);
+		ck_assert_uint_le(counts().connections, 24);
+	}
+	ck_assert_uint_eq(counts().connections, 24);
+	for (unsigned i = 0; i < 20; i++)
+		ck_assert_int_eq(is_open(others[i]), 1);
+	say(others[0], "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(others[0], "HTTP/1.1 200 ", NULL);
 	for (int i = 0; i < N; i++)
 		close(fd[i]);
-	UNTIL(http_connections(server) == 0);
-	fd[0] = dial();                    /* and all is as before */
-	say(fd[0], "GET / HTTP/1.1\r\n\r\n");
-	UNTIL(handled == 1);
-	close(fd[0]);
+	for (int i = 0; i < 20; i++)
+		close(others[i]);
+	UNTIL(counts().connections == 0);
+}
+END_TEST
+
+/* Nor does one give way that has not taken its answer, until it has. */
+START_TEST(untaken_answers_stay)
+{
+	enum { N = 400 };
+	static const char one[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+	size_t got = 0;
+	int fd, late, closed = 0;
+	opts.max_per_address = 1;
+	answer_bytes = sizeof answer;
+	begin();
+	fd = dial();
+	for (int i = 0; i < N; i++)
+		say(fd, one);
+	for (unsigned quiet = 0, before = 0; quiet < 20; turn()) {
+		quiet = handled == before ? quiet + 1 : 0;
+		before = handled;
+	}
+	ck_assert_uint_lt(handled, N);
+	late = dial();
+	answered(late, "HTTP/1.1 503 ", NULL);
+	close(late);
+	UNTIL(got > N * sizeof answer, got += take(fd, &closed));
+	ck_assert_int_eq(closed, 0);
+	UNTIL(got % N == 0, got += take(fd, &closed));
+	late = dial();
+	say(late, one);
+	answered(late, "HTTP/1.1 200 ", NULL);
+	ck_assert_int_eq(is_open(fd), 0);
+	close(fd);
+	close(late);
+}
+END_TEST
+
+/* Busy ones stay. Who comes then is told so, a few of an address, past which they are closed;
+ * another address comes in. */
+START_TEST(busy_ones_stay)
+{
+	enum { N = 60 };
+	int fd[N], told = 0, cut = 0;
+	char c[14];
+	opts.max_connections = 24;
+	begin();
+	for (int i = 0; i < N; i++) {
+		fd[i] = dial();
+		if (i < 12)
+			hold(fd[i]);
+		turn();
+	}
+	UNTIL(told + cut == N - 12, {
+		told = cut = 0;
+		for (int i = 12; i < N; i++) {
+			ssize_t k = recv(fd[i], c, sizeof c, MSG_PEEK);
+			told += k > 13 && memcmp(c, "HTTP/1.1 503 ", 13) == 0;
+			cut += k == 0 || (k < 0 && errno != EAGAIN);
+		}
+	});
+	ck_assert_int_eq(told, 16);
+	ck_assert_uint_eq(counts().closed_waiting, 0);
+	ck_assert_uint_le(counts().connections + 1, http_descriptors(24));
+	int other = dial_from(2);
+	say(other, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(other, "HTTP/1.1 200 ", NULL);
+	for (int i = 0; i < N; i++)
+		close(fd[i]);
+	close(other);
+	UNTIL(counts().connections == 0);
+}
+END_TEST
+
+START_TEST(cap_of_an_address)
+{
+	int fd[6];
+	opts.max_per_address = 3;
+	begin();
+	for (int i = 0; i < 3; i++) {
+		fd[i] = dial();
+		hold(fd[i]);
+	}
+	fd[3] = dial();
+	answered(fd[3], "HTTP/1.1 503 ", NULL);
+	fd[4] = dial_from(2);
+	hold(fd[4]);
+	/* that one waits now, and makes room for the next */
+	http_reply(held_conn[1], 200, "text/plain", NULL, "x", 1);
+	answered(fd[1], "HTTP/1.1 200 ", NULL);
+	fd[5] = dial();
+	hold(fd[5]);
+	UNTIL(counts().closed_waiting == 1);
+	ck_assert_int_eq(is_open(fd[1]), 0);
+	ck_assert_int_eq(is_open(fd[0]), 1);
+	for (int i = 0; i < 6; i++)
+		close(fd[i]);
+}
+END_TEST
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+/* Whatever a client has sent: it is told, and its connection closes. */
+START_TEST(drained)
+{
+	int part, body, waits, busy, closed = 0;
+	begin();
+	part = dial();
+	say(part, "GET / HT");
+	body = dial();
+	say(body, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc");
+	waits = dial();
+	busy = dial();
+	hold(busy);
+	UNTIL(counts().accepted == 4 && heads == 2);
+	ck_assert_int_eq(http_busy(server), 1);
+	int late = dial();                     /* not accepted yet */
+	say(late, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	http_drain(server);
+	answered(part, "HTTP/1.1 503 ", NULL);
+	answered(body, "HTTP/1.1 503 ", NULL);
+	answered(late, "HTTP/1.1 200 ", NULL);   /* what the handlers say to it */
+	say(waits, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(waits, "HTTP/1.1 200 ", NULL);
+	UNTIL(closed, take(waits, &closed));
+	http_reply(held_conn[0], 200, "text/plain", NULL, "x", 1);
+	answered(busy, "HTTP/1.1 200 ", NULL);
+	for (closed = 0; !closed; turn())
+		take(busy, &closed);
+	close(part);
+	close(body);
+	UNTIL(!http_busy(server));
+	close(late);
+	close(waits);
+	close(busy);
 }
 END_TEST
 
@@ -267,7 +742,19 @@ int main(void)
 	tcase_add_loop_test(c, empty_lines, 0, 4);
 	tcase_add_loop_test(c, empty_lines_for_ever, 0, 2);
 	tcase_add_test(c, trailer_without_end);
-	tcase_add_test(c, crowd);
+	tcase_add_loop_test(c, refused_at_the_head, 0, 2);
+	tcase_add_test(c, refused_and_kept);
+	tcase_add_test(c, asked_for_the_body);
+	tcase_add_test(c, bytes_of_addresses);
+	tcase_add_test(c, bytes_of_chunks);
+	tcase_add_test(c, much_behind_a_request);
+	tcase_add_test(c, unread_streams);
+	tcase_add_test(c, whole_answer_without_room);
+	tcase_add_test(c, idle_ones_make_room);
+	tcase_add_test(c, untaken_answers_stay);
+	tcase_add_test(c, busy_ones_stay);
+	tcase_add_test(c, cap_of_an_address);
+	tcase_add_test(c, drained);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

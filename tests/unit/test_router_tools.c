@@ -1,6 +1,7 @@
 /* test_router_tools.c - tools and thoughts through the whole router: scripted workers write calls, the client gets them whole and streamed, and both
  * are the same. What needs a tokenizer is skipped without PD_MODEL. */
 #include "router_client.h"
+#include "skip.h"
 
 #include <signal.h>
 
@@ -154,7 +155,7 @@ START_TEST(calls_whole_and_streamed)
 	struct told told[2];
 	char *line[2];
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	for (int stream = 0; stream < 2; stream++) {
 		char *says = mem_printf("%s<|im_end|>", answers[_i].says), *body;
 		struct world *w = tools_world(answers[_i].calls, answers[_i].reasoning, says);
@@ -187,7 +188,7 @@ END_TEST
 START_TEST(several_choices_with_logprobs)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("hermes", "think", "<think>Hm.</think>" CALL_F "<|im_end|>");
 	for (int stream = 0; stream < 2; stream++) {
 		struct told a, b;
@@ -219,7 +220,7 @@ START_TEST(special_tokens_that_are_markers)
 {
 	struct told t;
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("hermes", "think", "<|im_start|>assistant<|im_end|>");
 	w->model.n_markers = 1;
 	w->model.markers[0] = (struct model_marker){script[0], MODEL_MARKS_CALLS};
@@ -240,7 +241,7 @@ END_TEST
 START_TEST(no_empty_chunks)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("hermes", "none", CALL_G "<|im_end|>");
 	char *out = ask(w, "/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS ",\"stream\":true}");
 	ck_assert_uint_eq(count(out, "\"delta\":{}"), 1);      /* the one that ends it */
@@ -311,7 +312,7 @@ START_TEST(requests_are_checked)
 {
 	char want[64];
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("hermes", "think", "ok<|im_end|>");
 	char *body = mem_printf("{%s}", requests[_i].body), *out = ask(w, "/v1/chat/completions", body);
 	has(out, requests[_i].param ? "HTTP/1.1 400 " : "HTTP/1.1 200 ");
@@ -346,7 +347,7 @@ static const struct {
 START_TEST(forms_are_told)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world(forms[_i].calls, forms[_i].reasoning, "ok<|im_end|>");
 	char *body = mem_printf("{%s," TOOLS "%s}", strstr(forms[_i].more, "messages") ? "\"seed\":1" : USER, forms[_i].more), *out = ask(w, "/v1/chat/completions", body);
 	has(out, "HTTP/1.1 200 ");
@@ -364,7 +365,7 @@ END_TEST
 START_TEST(unbound_format)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("pythonic", "none", "ok<|im_end|>");
 	char *out = ask(w, "/v1/chat/completions", "{" USER "," TOOLS ",\"tool_choice\":\"required\"}");
 	has(out, "HTTP/1.1 400 ");
@@ -378,7 +379,7 @@ START_TEST(too_much)
 {
 	struct buf b;
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("hermes", "none", "ok<|im_end|>");
 	for (int kind = 0; kind < 3; kind++) {
 		static const char *const says[] = {"more than 128", "deeper than 64 levels", "more than 20000 values"};
@@ -409,7 +410,7 @@ END_TEST
 START_TEST(unknown_format)
 {
 	if (!model)
-		return;
+		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("none", "none", "ok<|im_end|>");
 	char *out = ask(w, "/v1/chat/completions", "{" USER "," TOOLS "}");
 	has(out, "HTTP/1.1 400 ");
@@ -430,9 +431,8 @@ int main(void)
 	const char *path = getenv("PD_MODEL");
 	log_init("test", NULL);
 	log_set_level("error");
-	if (!path || !*path)
-		printf("test_router_tools: PD_MODEL is not set, tests with text are skipped\n");
-	else if (model_open(path, "", &model, &err) < 0) {
+	/* without one the tests that need text are skipped */
+	if (path && *path && model_open(path, "", &model, &err) < 0) {
 		printf("%s\n", err.text);
 		return 1;
 	}

@@ -226,8 +226,10 @@ START_TEST(test_removed_while_committed)
 	struct tier *t = rig_open(&o);
 	struct tier_key k2 = rig_key(2);
 	for (unsigned round = 0; round < 150; round++) {
+		/* a put whose look the committer has overtaken would be known, and not there */
 		ck_assert_int_eq(rig_put(t, 2, SLOT), 0);
-		ck_assert_int_eq(t->ops->remove(t, &k2), 0);
+		ck_assert_msg(t->ops->remove(t, &k2) == 0,
+		              "round %u: what was just put is not there", round);
 		for (unsigned look = 0; look < 20; look++) {
 			ck_assert_msg(!rig_has(t, 2, SLOT), "round %u: there again at look %u", round, look);
 			ck_assert_msg(t->ops->remove(t, &k2) == ERR_NOTFOUND, "round %u: removed twice, at look %u", round, look);
@@ -400,7 +402,9 @@ START_TEST(test_destroy_busy)
 	for (unsigned i = 0; i < N; i++) {
 		int code = rig_wait(p[i]);
 		stored += i % 2 == 0 && code == 0;
-		ck_assert(code == 0 || code == ERR_CANCELLED || (i % 2 && code == ERR_NOTFOUND));
+		ck_assert_msg(code == 0 || code == ERR_CANCELLED || (i % 2 && code == ERR_NOTFOUND),
+		              "%s %u: %s: %s", i % 2 ? "get" : "put", i / 2, err_name(code),
+		              p[i]->text);
 		if (i % 2 == 0 && code == 0)
 			ck_assert_int_eq(rig_get(t, i / 2, SLOT), 0);   /* acknowledged, so it is there */
 		rig_free(p[i]);

@@ -1,6 +1,7 @@
 /* test_storage_disk_fault.c - the disk tier when the system refuses: disks that are full, slow, read-only or broken, an index that cannot be written, folders
  * that are not to be had, kernels without io_uring. Everybody is told why, and the tier goes on as far as it can. */
 #include "tests/unit/disk_rig.h"
+#include "tests/unit/skip.h"
 
 #include <errno.h>
 #include <liburing.h>
@@ -173,7 +174,7 @@ END_TEST
 START_TEST(test_full_really)
 {
 	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount("none", rig_folder, "tmpfs", 0, "size=6m") != 0)
-		return;   /* not allowed here */
+		SKIP("cannot mount a small disk here: %s", strerror(errno));
 	struct tier_disk_opts o = rig_opts(64 * MIB);
 	struct tier *t = rig_open(&o);
 	unsigned stored = 0;
@@ -199,7 +200,7 @@ START_TEST(test_read_only_really)
 {
 	struct err err = {0};
 	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount("none", rig_folder, "tmpfs", 0, "size=32m") != 0)
-		return;
+		SKIP("cannot mount a disk here: %s", strerror(errno));
 	struct tier_disk_opts o = rig_opts(8 * MIB);
 	struct tier *t = rig_open(&o);
 	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
@@ -510,7 +511,7 @@ static size_t data_kib(void)
 START_TEST(test_no_memory)
 {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-	return;   /* these end the process when they get no memory */
+	SKIP("sanitizers end the process when they get no memory");
 #endif
 	struct tier_disk_opts o = fault_opts(256 * MIB);
 	struct tier *t = rig_open(&o);
@@ -589,7 +590,7 @@ START_TEST(test_page_cache)
 	struct statfs fs;
 	struct tier_disk_opts o = rig_opts(2 * N * SLOT);
 	if (statfs(rig_folder, &fs) != 0 || fs.f_type == TMPFS_MAGIC)
-		return;   /* that is nothing but page cache */
+		SKIP("the folder for tests is a tmpfs: that is nothing but page cache");
 	o.segment_bytes = MIB;
 	o.calls = _i ? &without : NULL;
 	struct tier *t = rig_open(&o);

@@ -108,9 +108,12 @@ static void loop(void)
 	event_base_loop(base, EVLOOP_NONBLOCK);
 }
 
+/* At least so long, and so many turns that all which follows from what was done has happened,
+ * however busy the machine is. */
 static void loop_for(unsigned ms)
 {
-	for (uint64_t until = clock_us() + ms * 1000; clock_us() < until; usleep(500))
+	uint64_t until = clock_us() + ms * 1000;
+	for (unsigned turns = 0; turns < 2 * ms || clock_us() < until; turns++, usleep(500))
 		loop();
 }
 

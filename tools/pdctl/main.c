@@ -388,7 +388,7 @@ static void usage(FILE *f)
 	fputs("  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists them).\n"
 	      "options:\n"
 	      "  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, /run/pdserve, or the launcher's)\n"
-	      "  -e, --endpoint ADDR  one daemon's ZeroMQ address, as tcp://10.0.0.5:9000\n"
+	      "  -e, --endpoint ADDR  one daemon's ZeroMQ address, as ipc:///run/pdserve/router.ipc\n"
 	      "  -d, --daemon NAME    only this daemon\n"
 	      "  -u, --url URL        the router's HTTP address for chat (default: as the router says)\n"
 	      "  -S, --system TEXT    the system message of a chat\n"

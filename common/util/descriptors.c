@@ -1,0 +1,100 @@
+/* descriptors.c - see descriptors.h. accept4 may be called by any thread; the reserve has a lock. */
+#include "util/descriptors.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LOG_EVERY_US 1000000u
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int reserve = -1;
+static uint64_t refused, logged_us;
+
+static int take_reserve(void)
+{
+	return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+int descriptors_init(unsigned need, struct err *err)
+{
+	struct rlimit l;
+	if (getrlimit(RLIMIT_NOFILE, &l) < 0)
+		return err_set(err, ERR_IO, "cannot ask for the limit on file descriptors: %s", strerror(errno));
+	l.rlim_cur = l.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &l);
+	if (descriptors_limit() < need)
+		return err_set(err, ERR_FULL, "needs %u file descriptors, the system allows %u (ulimit -Hn, LimitNOFILE= of the unit)", need, descriptors_limit());
+	pthread_mutex_lock(&lock);
+	if (reserve < 0)
+		reserve = take_reserve();
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+unsigned descriptors_limit(void)
+{
+	struct rlimit l;
+	if (getrlimit(RLIMIT_NOFILE, &l) < 0)
+		return 0;
+	return l.rlim_cur == RLIM_INFINITY || l.rlim_cur > INT32_MAX ? INT32_MAX : (unsigned)l.rlim_cur;
+}
+
+uint64_t descriptors_refused(void)
+{
+	pthread_mutex_lock(&lock);
+	uint64_t n = refused;
+	pthread_mutex_unlock(&lock);
+	return n;
+}
+
+static void tell(uint64_t n)
+{
+	log_error("descriptors_exhausted", "limit=%u refused_connections=%llu remedy=\"raise ulimit -Hn, LimitNOFILE= of the unit\"", descriptors_limit(),
+	          (unsigned long long)n);
+}
+
+/* Closes one waiting connection, if there is one. Returns errno for the caller of accept4. */
+static int refuse_one(int listener)
+{
+	struct pollfd p = {.fd = listener, .events = POLLIN};
+	uint64_t say = 0;
+	int code = EAGAIN;
+	pthread_mutex_lock(&lock);
+	if (reserve >= 0)
+		close(reserve);
+	if (poll(&p, 1, 0) > 0) {
+		int fd = (int)syscall(SYS_accept4, listener, NULL, NULL, SOCK_CLOEXEC);
+		if (fd >= 0) {
+			close(fd);
+			refused++;
+			code = ECONNABORTED;
+		}
+	}
+	reserve = take_reserve();
+	if (code == ECONNABORTED && (!logged_us || clock_us() - logged_us > LOG_EVERY_US)) {
+		logged_us = clock_us();
+		say = refused;
+	}
+	pthread_mutex_unlock(&lock);
+	if (say)
+		tell(say);
+	return code;
+}
+
+/* In place of libc's. */
+int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
+{
+	int r = (int)syscall(SYS_accept4, fd, address, len, flags);
+	if (r < 0 && (errno == EMFILE || errno == ENFILE))
+		errno = refuse_one(fd);
+	return r;
+}

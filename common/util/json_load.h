@@ -1,0 +1,37 @@
+/* json_load.h - JSON that a client sent, read and kept within the quota of its request.
+ *
+ * jansson 2.14 cannot be refused memory while it reads: where it ignores that, it reads and writes
+ * past what it has. So what a text takes at most, which may be 80 times its size ("[{},{},..."), is
+ * taken from the quota and from the system before it is read, and what it did not take goes back.
+ * All else that jansson makes is refused when the quota has no more. */
+#ifndef UTIL_JSON_LOAD_H
+#define UTIL_JSON_LOAD_H
+
+#include "util/quota.h"
+
+#include <jansson.h>
+#include <stddef.h>
+
+/* JSON values made on this thread between begin and end are taken from the quota. What is left of
+ * them at the end stays taken, in `used`. One at a time on a thread. quota NULL: they are not. */
+struct json_account {
+	struct quota *quota;
+	size_t used;
+};
+
+void json_account_setup(void);           /* once, at start, before there is any JSON; json_load needs it, too */
+void json_account_begin(struct json_account *a);
+int json_account_end(void);              /* 0, or ERR_NOMEM: the system had no memory for some of it */
+
+/* json_loadb within the present account, or without one. NULL: bad says why. If that is
+ * json_error_out_of_memory, the quota's `over` says whose memory it was; 0: the system's. */
+json_t *json_load(const char *text, size_t len, size_t flags, json_error_t *bad);
+
+#define JSON_LOAD_TIMES 96u          /* no text takes more than so many times its size, */
+#define JSON_LOAD_NESTED 524288u     /* and this: 2048 arrays within each other */
+
+/* An upper bound of the bytes that jansson has allocated at once while it loads the text, whether
+ * that is JSON or not. Reads each byte once. */
+size_t json_load_bytes(const char *text, size_t len);
+
+#endif

@@ -1,0 +1,58 @@
+/* trim.c - see trim.h. What is free in malloc may have gone back already, and what the process has
+ * may be in use: since the last trim one of them must have grown. */
+#include "util/trim.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define LARGE_BYTES (1 << 20)        /* own mappings from here on */
+#define TOP_BYTES (8 << 20)          /* kept at the end of the heap */
+#define WORTH_BYTES (16u << 20)
+
+/* Resident, without files and shared memory; 0: unknown. */
+static size_t own_bytes(void)
+{
+	char text[128] = "";
+	unsigned long resident = 0, shared = 0;
+	int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	ssize_t n = read(fd, text, sizeof text - 1);
+	close(fd);
+	if (n <= 0 || sscanf(text, "%*u %lu %lu", &resident, &shared) != 2 || resident < shared)
+		return 0;
+	return (resident - shared) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static size_t least(size_t a, size_t b)
+{
+	return a < b ? a : b;
+}
+
+void trim_setup(struct trim *t)
+{
+	/* and it stays there: by default the largest block freed so far raises it, to 32 MiB at most */
+	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
+	mallopt(M_TRIM_THRESHOLD, TOP_BYTES);
+	t->last = t->resident = own_bytes();
+	t->kept = 0;
+}
+
+size_t trim_tick(struct trim *t)
+{
+	size_t now = own_bytes(), last = t->last;
+	t->last = now;
+	t->resident = least(t->resident, now);
+	if (now < WORTH_BYTES || now > last)
+		return 0;
+	size_t kept = mallinfo2().fordblks;
+	t->kept = least(t->kept, kept);
+	if (kept < WORTH_BYTES || (now - t->resident < WORTH_BYTES && kept - t->kept < WORTH_BYTES))
+		return 0;
+	malloc_trim(0);
+	t->last = t->resident = own_bytes();
+	t->kept = mallinfo2().fordblks;
+	return now > t->resident ? now - t->resident : 0;
+}

@@ -1,0 +1,131 @@
+/* clients.c - see clients.h. What always holds: an address is in the map as long as somebody has a
+ * reference to it; `bytes` is the sum over the map. */
+#include "clients.h"
+#include "util/check.h"
+#include "util/err.h"
+#include "util/map.h"
+#include "util/mem.h"
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct clients {
+	pthread_mutex_t lock;
+	struct map *by_address;
+	size_t bytes, bytes_max;
+};
+
+struct clients *clients_new(size_t bytes_max)
+{
+	struct clients *c = mem_zalloc(sizeof *c);
+	pthread_mutex_init(&c->lock, NULL);
+	c->by_address = map_new(sizeof ((struct client *)0)->key);
+	c->bytes_max = bytes_max;
+	return c;
+}
+
+void clients_destroy(struct clients **cp)
+{
+	struct clients *c = *cp;
+	if (!c)
+		return;
+	CHECK(map_count(c->by_address) == 0 && c->bytes == 0);
+	map_destroy(&c->by_address);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+	*cp = NULL;
+}
+
+/* IPv4 as ::ffff:a.b.c.d, IPv6 as its /64; others share one. */
+static void address_key(const struct sockaddr *from, unsigned char key[16])
+{
+	static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff};
+	memset(key, 0, 16);
+	if (from->sa_family == AF_INET) {
+		memcpy(key, mapped, sizeof mapped);
+		memcpy(key + 12, &((const struct sockaddr_in *)from)->sin_addr, 4);
+	} else if (from->sa_family == AF_INET6) {
+		const struct in6_addr *a = &((const struct sockaddr_in6 *)from)->sin6_addr;
+		memcpy(key, a, IN6_IS_ADDR_V4MAPPED(a) ? 16 : 8);
+	}
+}
+
+struct client *clients_find(struct clients *all, const struct sockaddr *from)
+{
+	unsigned char key[16];
+	address_key(from, key);
+	pthread_mutex_lock(&all->lock);
+	struct client *c = map_get(all->by_address, key);
+	if (!c) {
+		c = mem_zalloc(sizeof *c);
+		c->all = all;
+		memcpy(c->key, key, sizeof key);
+		list_init(&c->loop.waiting);
+		map_put(all->by_address, key, c);
+	}
+	c->shared.refs++;
+	pthread_mutex_unlock(&all->lock);
+	return c;
+}
+
+void client_hold(struct client *c)
+{
+	pthread_mutex_lock(&c->all->lock);
+	c->shared.refs++;
+	pthread_mutex_unlock(&c->all->lock);
+}
+
+/* Under the lock. What it has then is no more than what is free then. */
+static size_t room(const struct client *c)
+{
+	size_t free_bytes = c->all->bytes_max > c->all->bytes ? c->all->bytes_max - c->all->bytes : 0;
+	return free_bytes > c->shared.bytes ? (free_bytes - c->shared.bytes) / 2 : 0;
+}
+
+int client_resize(struct client *c, size_t had, size_t now)
+{
+	if (had == now)
+		return 0;
+	pthread_mutex_lock(&c->all->lock);
+	int full = now > had && now > CLIENT_SURE_BYTES && now - had > room(c);
+	if (!full) {
+		c->shared.bytes += now - had;
+		c->all->bytes += now - had;
+	}
+	pthread_mutex_unlock(&c->all->lock);
+	return full ? ERR_FULL : 0;
+}
+
+size_t client_room(struct client *c)
+{
+	pthread_mutex_lock(&c->all->lock);
+	size_t n = room(c);
+	pthread_mutex_unlock(&c->all->lock);
+	return n;
+}
+
+size_t clients_bytes(struct clients *all)
+{
+	pthread_mutex_lock(&all->lock);
+	size_t n = all->bytes;
+	pthread_mutex_unlock(&all->lock);
+	return n;
+}
+
+void client_put(struct client *c, size_t had)
+{
+	struct clients *all = c->all;
+	pthread_mutex_lock(&all->lock);
+	c->shared.bytes -= had;
+	all->bytes -= had;
+	int last = --c->shared.refs == 0;
+	if (last) {
+		CHECK(c->shared.bytes == 0);
+		map_remove(all->by_address, c->key);
+	}
+	pthread_mutex_unlock(&all->lock);
+	if (last)
+		free(c);
+}

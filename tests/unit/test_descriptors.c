@@ -1,0 +1,160 @@
+/* test_descriptors.c - a process without a file descriptor left closes who connects, at once, and goes on. */
+#include "tempdir.h"
+#include "util/descriptors.h"
+#include "util/log.h"
+#include "util/sock.h"
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#define HELD_MAX 4096
+
+static int held[HELD_MAX];
+static unsigned n_held;
+
+/* Leaves no descriptor free. */
+static void exhaust(void)
+{
+	struct rlimit l;
+	getrlimit(RLIMIT_NOFILE, &l);
+	l.rlim_cur = l.rlim_max = 200;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &l), 0);
+	for (int fd; (fd = dup(0)) >= 0; held[n_held++] = fd)
+		ck_assert_uint_lt(n_held, HELD_MAX);
+	ck_assert_int_eq(errno, EMFILE);
+}
+
+static void release(void)
+{
+	while (n_held)
+		close(held[--n_held]);
+}
+
+/* A process that connects n times and says by its exit status how many of them were closed on it. */
+static pid_t client(const char *path, int n)
+{
+	pid_t pid = fork();
+	if (pid)
+		return pid;
+	int closed = 0;
+	release();
+	for (int i = 0; i < n; i++) {
+		struct err err;
+		char byte;
+		int fd = sock_connect(path, &err);
+		closed += fd >= 0 && read(fd, &byte, 1) == 0;
+	}
+	_exit(closed);
+}
+
+START_TEST(who_connects_is_closed)
+{
+	struct err err = {0};
+	char path[TEST_FOLDER_BYTES];
+	int status;
+	test_file(path, "d.sock");
+	ck_assert_int_eq(descriptors_init(10, &err), 0);
+	int listener = sock_listen(path, 0600, &err);
+	ck_assert_int_ge(listener, 0);
+	fcntl(listener, F_SETFL, O_NONBLOCK);
+	exhaust();
+	ck_assert_int_eq(sock_accept(listener), ERR_TIMEOUT);         /* nobody there: not taken for somebody */
+	pid_t pid = client(path, 3);
+	for (struct pollfd p = {.fd = listener, .events = POLLIN}; descriptors_refused() < 3;) {
+		poll(&p, 1, 1000);
+		ck_assert_int_eq(sock_accept(listener), ERR_TIMEOUT);
+	}
+	waitpid(pid, &status, 0);
+	ck_assert_int_eq(WEXITSTATUS(status), 3);
+	close(held[--n_held]);
+	pid = client(path, 1);
+	struct pollfd p = {.fd = listener, .events = POLLIN};
+	poll(&p, 1, -1);
+	int fd = sock_accept(listener);
+	ck_assert_int_ge(fd, 0);
+	close(fd);
+	waitpid(pid, &status, 0);
+	ck_assert_uint_eq(descriptors_refused(), 3);
+}
+END_TEST
+
+/* libzmq 4.3 asserts that its accept on an ipc socket never fails with EMFILE. */
+START_TEST(libzmq_survives)
+{
+	struct err err = {0};
+	char path[TEST_FOLDER_BYTES], endpoint[TEST_FOLDER_BYTES + 8], text[8];
+	int status, ms = 30000, go[2];
+	test_file(path, "z.ipc");
+	snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
+	ck_assert_int_eq(descriptors_init(10, &err), 0);
+	ck_assert_int_eq(pipe(go), 0);
+	pid_t pid = fork();                     /* before libzmq has threads */
+	if (pid == 0) {
+		void *c = zmq_ctx_new(), *push = zmq_socket(c, ZMQ_PUSH);
+		_exit(read(go[0], text, 1) != 1 || zmq_connect(push, endpoint) < 0 || zmq_send(push, "hello", 5, 0) < 0 || (sleep(60), 1));
+	}
+	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_PULL);
+	zmq_setsockopt(z, ZMQ_RCVTIMEO, &ms, sizeof ms);
+	ck_assert_int_eq(zmq_bind(z, endpoint), 0);
+	exhaust();
+	ck_assert_int_eq(write(go[1], "g", 1), 1);
+	while (descriptors_refused() == 0)
+		usleep(1000);
+	release();
+	ck_assert_int_eq(zmq_recv(z, text, sizeof text, 0), 5);       /* libzmq connects again by itself */
+	kill(pid, SIGKILL);
+	waitpid(pid, &status, 0);
+	zmq_close(z);
+	zmq_ctx_term(ctx);
+}
+END_TEST
+
+START_TEST(too_few_are_said)
+{
+	struct err err = {0};
+	struct rlimit l = {300, 300};
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &l), 0);
+	ck_assert_int_eq(descriptors_init(301, &err), ERR_FULL);
+	ck_assert_ptr_nonnull(strstr(err.text, "needs 301 file descriptors, the system allows 300"));
+	ck_assert_int_eq(descriptors_init(300, &err), 0);
+}
+END_TEST
+
+START_TEST(the_soft_limit_is_raised)
+{
+	struct err err = {0};
+	struct rlimit l = {100, 300};
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &l), 0);
+	ck_assert_int_eq(descriptors_init(200, &err), 0);
+	ck_assert_uint_eq(descriptors_limit(), 300);
+}
+END_TEST
+
+int main(void)
+{
+	log_set_level("error");
+	Suite *s = suite_create("descriptors");
+	TCase *t = tcase_create("descriptors");
+	tcase_set_timeout(t, 60);
+	tcase_add_test(t, who_connects_is_closed);
+	tcase_add_test(t, libzmq_survives);
+	tcase_add_test(t, too_few_are_said);
+	tcase_add_test(t, the_soft_limit_is_raised);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}

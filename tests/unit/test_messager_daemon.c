@@ -1,0 +1,234 @@
+/* test_messager_daemon.c - the real messager and the real pddecoded, beside a prefill worker that
+ * this process plays, a hostile one: D has granted it a lease, and its task ring names other blocks
+ * of D. */
+#include "decode_world.h"
+
+#include "daemons/worker/attach.h"
+#include "kv/ring.h"
+#include "svc/svc_int.h"
+
+#define CALM_MS 60000u
+#define BLOCKS 16u
+
+/* What the prefill worker has beside its link to D: memory, a ring, and a link to the messager. */
+static struct {
+	struct svc svc;              /* only its event base is used */
+	struct side link;
+	struct kv_region pool;
+	struct ring *ring;
+	struct attach *attach;
+	pid_t messager;
+	int attached;
+} P;
+
+static void on_attached(void *arg, uint64_t epoch, int bell)
+{
+	(void)arg;
+	(void)epoch;
+	ring_set_bell(P.ring, bell);
+	P.attached = 1;
+}
+
+static void on_gone(void *arg, uint64_t epoch)
+{
+	(void)arg;
+	(void)epoch;
+}
+
+static void start_messager(void)
+{
+	char program[544], rundir[96], parent[24];
+	snprintf(program, sizeof program, "%s/pdmessagerd", bin_dir);
+	snprintf(rundir, sizeof rundir, "rundir=%s", W.dir);
+	snprintf(parent, sizeof parent, "%d", (int)getpid());
+	P.messager = vfork();
+	if (P.messager == 0) {
+		execl(program, program, "-o", rundir, "-o", "log_level=error", "--die-with-parent",
+		      parent, (char *)NULL);
+		_exit(127);
+	}
+	ck_assert_int_gt(P.messager, 0);
+}
+
+/* Its pool has D's layout, and 0x42 in every byte. */
+static void hand_memory_over(void)
+{
+	static const struct attach_hooks hooks = {NULL, on_attached, on_gone};
+	struct handover_hello hello;
+	struct err e = {0};
+	uint32_t layers, heads, dim, tokens;
+	char sock[128];
+	int parts = sscanf(W.info->layout, "%ux%ux%u:f32:%u", &layers, &heads, &dim, &tokens);
+	ck_assert_int_eq(parts, 4);
+	ck_assert_int_eq(kv_layout_uniform(&W.layout, layers, heads, dim, tokens, KV_F32), 0);
+	ck_assert_int_eq(kv_region_create(&P.pool, &W.layout, BLOCKS, &e), 0);
+	memset(P.pool.data, 0x42, P.pool.data_bytes);
+	ck_assert_int_eq(ring_create(1, layers, W.prefill.epoch, &P.ring, &e), 0);
+	handover_hello_init(&hello, W.prefill.name, W.prefill.epoch, &W.layout, BLOCKS);
+	hello.ring_slots = 1;
+	hello.ring_layers = layers;
+	snprintf(sock, sizeof sock, "%s/messager.sock", W.dir);
+	P.svc.base = W.base;
+	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.control_fd, P.pool.data_fd,
+	                      ring_fd(P.ring), &hooks);
+}
+
+static void link_to_messager(void)
+{
+	char endpoint[128];
+	struct err e = {0};
+	P.link = W.prefill;
+	P.link.p = NULL;
+	const struct chan_opts o = {.program = P.link.program,
+	                            .name = P.link.name,
+	                            .epoch = P.link.epoch,
+	                            .heartbeat_us = 200000,
+	                            .silence_us = WAIT_US,
+	                            .window_messages = 1024,
+	                            .window_bytes = 1u << 24,
+	                            .peers_max = 8,
+	                            .message_bytes_max = 1u << 20};
+	const struct chan_hooks h = {.arg = &P.link,
+	                             .describe = describe_prefill,
+	                             .up = on_up,
+	                             .down = on_down,
+	                             .message = on_message};
+	ck_assert_int_eq(chan_new(W.base, &o, &h, &P.link.c, &e), 0);
+	snprintf(endpoint, sizeof endpoint, "ipc://%s/messager.ipc", W.dir);
+	chan_connect(P.link.c, endpoint, "messager", 1);
+}
+
+static void begin(void)
+{
+	list_init(&W.got);
+	list_init(&W.old);
+	W.listener = W.conn = -1;
+	W.router = (struct side){"router", "pdrouterd", 1000, NULL, NULL};
+	W.prefill = (struct side){"prefill", "pdprefilld", 4000, NULL, NULL};
+	test_folder(W.dir, "decoded");
+	W.base = event_base_new();
+	start_messager();
+	side_open(&W.router);
+	daemon_start(BLOCKS, CALM_MS);
+	UNTIL(W.router.p);
+	side_open(&W.prefill);
+	link_to_messager();
+	hand_memory_over();
+	UNTIL(W.prefill.p && P.link.p && P.attached);
+}
+
+static void end(void)
+{
+	int status;
+	world_end();
+	attach_destroy(&P.attach);
+	chan_destroy(&P.link.c);
+	ring_destroy(&P.ring);
+	kv_region_fini(&P.pool);
+	kill(P.messager, SIGTERM);
+	ck_assert_int_eq(waitpid(P.messager, &status, 0), P.messager);
+	ck_assert_int_eq(status, 0);
+}
+
+/* A task of the lease in all but its blocks, which the ring says are computed. */
+static void publish(uint32_t n, const Pds__Grant *g, uint32_t tokens, const uint32_t *dst)
+{
+	static struct ring_task t;
+	uint32_t slot;
+	uint64_t gen;
+	memset(&t, 0, sizeof t);
+	t.req = (struct reqid){7, n};
+	t.attempt = 1;
+	t.lease_id = g->lease->id;
+	t.lease_epoch = g->lease->epoch;
+	t.lease_generation = g->lease->generation;
+	strcpy(t.decode, "decode");
+	t.deadline_us = clock_us() + 60000000;
+	t.first_token = g->cached_tokens;
+	t.tokens = tokens;
+	t.blocks = (uint32_t)g->n_blocks;
+	for (uint32_t i = 0; i < t.blocks; i++) {
+		t.src[i] = i;
+		t.dst[i] = dst[i];
+	}
+	ck_assert_int_eq(ring_publish(P.ring, &t, &slot, &gen), 0);
+	for (uint32_t l = 0; l < W.layout.layers; l++)
+		__atomic_store_n(ring_progress_word(P.ring, slot, l),
+		                 ring_progress_value(gen, tokens), __ATOMIC_RELEASE);
+	ring_bell(P.ring);
+}
+
+static struct answer ask(uint32_t n)
+{
+	say_submit(n, tokens_of(100));
+	expect_length(n, 8);
+	return W.answer[n];
+}
+
+static int is_in(const Pds__Grant *g, uint32_t block)
+{
+	for (size_t i = 0; i < g->n_blocks; i++)
+		if (g->blocks[i] == block)
+			return 1;
+	return 0;
+}
+
+/* The messager's verdict on the task of request n: 1 sent, 0 failed. */
+static int sent(uint32_t n)
+{
+	const Pds__TaskFailed *f = NULL;
+	const Pds__KvSent *s = NULL;
+	UNTIL((f = (const Pds__TaskFailed *)take(&P.link, MSG_TASK_FAILED, n)) ||
+	      (s = (const Pds__KvSent *)take(&P.link, MSG_KV_SENT, n)));
+	if (f)
+		ck_assert_msg(strstr(f->text, "nothing was written") != NULL, "%s", f->text);
+	uint32_t slot = f ? f->slot : s->slot;
+	uint64_t gen = f ? f->generation : s->generation;
+	ring_cancel(P.ring, slot, gen);
+	ring_retire(P.ring, slot, gen);
+	return s != NULL;
+}
+
+/* Every block of the pool that is not the lease's: six of them hold a prompt that D has in its
+ * prefix index, and answers from again. */
+START_TEST(blocks_that_are_not_the_leases)
+{
+	uint32_t foreign[BLOCKS], n = 0;
+	begin();
+	struct answer want = ask(1);
+	UNTIL(kv_count("held") == 0);
+	ck_assert_uint_ge(kv_count("cached"), 6);
+	const Pds__Grant *g = reserve(3, tokens_of(40));
+	ck_assert_uint_eq(g->n_blocks, 3);
+	for (uint32_t b = 0; b < BLOCKS; b++)
+		if (!is_in(g, b))
+			foreign[n++] = b;
+	for (uint32_t at = 0; at + 3 <= n; at++) {
+		publish(3, g, 40, foreign + at);
+		if (sent(3))
+			break;
+	}
+	struct answer got = ask(2);
+	for (uint32_t i = 0; i < want.n; i++)
+		ck_assert_msg(got.id[i] == want.id[i], "token %u is %u, undisturbed it is %u", i,
+		              got.id[i], want.id[i]);
+	/* and the lease is as good as ever: what it names is delivered */
+	publish(3, g, 40, g->blocks);
+	ck_assert(sent(3));
+	say_first(3, *g->lease, short_answer[0]);
+	UNTIL(W.answer[3].finish != PDS__FINISH__FINISH_NONE);
+	end();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	Suite *s = suite_create("messager_daemon");
+	TCase *c = tcase_create("process");
+	tcase_set_timeout(c, 120);
+	tcase_add_test(c, blocks_that_are_not_the_leases);
+	suite_add_tcase(s, c);
+	return world_run(s);
+}

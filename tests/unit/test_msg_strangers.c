@@ -1,0 +1,434 @@
+/* test_msg_strangers.c - who is at the other end of a link, what of it is believed, and what one bad message costs: that message. */
+#include "msg_rogue.h"
+
+#include <sys/wait.h>
+
+#define PATIENCE_US 30000000u
+
+/* A side that is bound, and another of this process that is up on it. */
+static void open_pair(struct side *a, struct side *b, struct chan_opts o)
+{
+	pair_open(base, a, b, "pair.ipc", &o, &o);
+	until_settled(a, b, "the links come up");
+	snprintf(endpoint, sizeof endpoint, "%s", a->bind);
+}
+
+static const char *wait_refusal(struct rogue *g)
+{
+	for (uint64_t end = clock_us() + PATIENCE_US; !g->refusal[0] && !g->link; rogue_read(g)) {
+		ck_assert(clock_us() < end);
+		pump_ms(base, 2);
+	}
+	return g->refusal;
+}
+
+/* Another process, which is this program with the name of a function of `strangers`: its exit status, 0 if it met what it
+ * expects. This one's loop turns meanwhile. */
+static int in_another_process(const char *stranger)
+{
+	int status = 0;
+	pid_t pid = fork();
+	if (pid == 0) {
+		execl("/proc/self/exe", "stranger", stranger, endpoint, NULL);
+		_exit(127);
+	}
+	for (uint64_t end = clock_us() + PATIENCE_US; waitpid(pid, &status, WNOHANG) == 0; pump_ms(base, 2))
+		ck_assert(clock_us() < end);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* After a HELLO: 0 when it is refused with a sentence that holds want. */
+static int await_refusal(struct rogue *g, const char *want)
+{
+	for (uint64_t end = clock_us() + PATIENCE_US; !g->refusal[0]; rogue_read(g)) {
+		if (g->link || clock_us() > end)
+			return 2;
+		usleep(2000);
+	}
+	return strstr(g->refusal, want) ? 0 : 3;
+}
+
+/* The name, the public epoch and a larger number: all that a HELLO says is what the living peer would say. */
+static int take_over(void)
+{
+	struct rogue g;
+	rogue_open(&g, endpoint);
+	g.epoch = 2001;                 /* of pair_open's second side */
+	rogue_hello(&g, "dials", 1000, 0);
+	return await_refusal(&g, "which lives");
+}
+
+START_TEST(a_link_is_not_taken_over)
+{
+	struct side a, b;
+	open_pair(&a, &b, pair_opts(0, NULL));
+	ck_assert_uint_eq(b.epoch, 2001);
+	ck_assert_int_eq(in_another_process("take_over"), 0);
+	ck_assert_uint_eq(a.downs + b.downs, 0);
+	ck_assert_int_eq(say_type(&a, MSG_KV_DENY), 0);
+	until_settled(&a, &b, "the link goes on");
+	pair_close(&a, &b);
+}
+END_TEST
+
+/* Whose end a daemon watches is not what a stranger says. */
+static int name_another_process(void)
+{
+	Pds__Hello h = PDS__HELLO__INIT;
+	Pds__Process parent;
+	struct rogue g;
+	process_self(&parent);
+	parent.pid = (uint32_t)getppid();
+	rogue_open(&g, endpoint);
+	rogue_describe(&h, &parent);
+	h.nth = 1;
+	rogue_send(&g, "rogue", MSG_HELLO, 0, 0, &h.base);
+	return await_refusal(&g, "the connection is process");
+}
+
+static int name_another_host(void)
+{
+	Pds__Hello h = PDS__HELLO__INIT;
+	Pds__Process there;
+	struct rogue g;
+	process_self(&there);
+	there.boot_id = (char *)"00000000-0000-0000-0000-000000000000";
+	rogue_open(&g, endpoint);
+	rogue_describe(&h, &there);
+	h.nth = 1;
+	rogue_send(&g, "rogue", MSG_HELLO, 0, 0, &h.base);
+	return await_refusal(&g, "another host");
+}
+
+START_TEST(a_process_is_what_the_kernel_says)
+{
+	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
+	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
+	side_start(base, &a);
+	ck_assert_int_eq(in_another_process("name_another_host"), 0);
+	ck_assert_int_eq(in_another_process("name_another_process"), 0);
+	ck_assert_uint_eq(a.ups, 0);
+	side_stop(&a);
+}
+END_TEST
+
+static int as_another_user(void)
+{
+	struct rogue g;
+	if (setgid(65534) < 0 || setuid(65534) < 0)
+		return 4;
+	rogue_open(&g, endpoint);
+	rogue_hello(&g, "rogue", 1, 0);
+	return await_refusal(&g, "runs as user 65534");
+}
+
+START_TEST(another_user_is_no_daemon_of_ours)
+{
+	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
+	snprintf(endpoint, sizeof endpoint, "ipc://@pdserve-test-%d", (int)getpid());   /* no file, so no permissions */
+	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
+	side_start(base, &a);
+	if (geteuid() == 0)      /* else there is no other user to be */
+		ck_assert_int_eq(in_another_process("as_another_user"), 0);
+	ck_assert_uint_eq(a.ups, 0);
+	side_stop(&a);
+}
+END_TEST
+
+/* --- versions ------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(another_version_is_told)
+{
+	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
+	struct rogue g;
+	char want[80];
+	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
+	side_start(base, &a);
+	rogue_open(&g, endpoint);
+	g.version = PROTOCOL_VERSION + 7;
+	rogue_hello(&g, "newer", 1, 0);
+	snprintf(want, sizeof want, "newer speaks protocol version %u, this daemon %u", g.version, PROTOCOL_VERSION);
+	ck_assert_str_eq(wait_refusal(&g), want);
+	ck_assert_uint_eq(a.ups, 0);
+	rogue_close(&g);
+	side_stop(&a);
+}
+END_TEST
+
+/* The one that connects hears it as well, from a WELCOME that it cannot take. */
+START_TEST(another_version_is_heard)
+{
+	struct side b = {.name = "dials", .epoch = 2000, .opts = pair_opts(0, NULL)};
+	struct rogue g = {.ctx = zmq_ctx_new(), .epoch = 77, .version = PROTOCOL_VERSION + 7};
+	Pds__Welcome w = PDS__WELCOME__INIT;
+	unsigned char rid[64], rest[4096];
+	int n = -1, big = (int)sizeof rest, hellos = 0;
+	g.z = zmq_socket(g.ctx, ZMQ_ROUTER);
+	ck_assert_int_eq(zmq_bind(g.z, endpoint), 0);
+	snprintf(b.to, sizeof b.to, "%s", endpoint);
+	side_start(base, &b);
+	for (uint64_t end = clock_us() + PATIENCE_US; n < 0; pump_ms(base, 2)) {
+		ck_assert(clock_us() < end);
+		n = zmq_recv(g.z, rid, sizeof rid, ZMQ_DONTWAIT);
+	}
+	zmq_recv(g.z, rest, (size_t)big, 0);
+	zmq_recv(g.z, rest, (size_t)big, 0);
+	w.program = (char *)"pdrouterd";
+	zmq_send(g.z, rid, (size_t)n, ZMQ_SNDMORE);
+	rogue_send(&g, "newer", MSG_WELCOME, 0, 0, &w.base);
+	pump_ms(base, 700);        /* HELLO comes each 300 ms, of one that was refused each 1.2 s */
+	while (zmq_recv(g.z, rest, (size_t)big, ZMQ_DONTWAIT) >= 0)
+		hellos++;
+	ck_assert_int_eq(hellos, 0);
+	ck_assert_uint_eq(b.ups, 0);
+	side_stop(&b);
+	rogue_close(&g);
+}
+END_TEST
+
+/* --- long bodies ------------------------------------------------------------------------------------------------------------ */
+
+static size_t heard_hashes[16];
+static unsigned n_heard;
+
+static void hear_events(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h, const ProtobufCMessage *body)
+{
+	const Pds__KvEvents *m = (const Pds__KvEvents *)body;
+	(void)arg;
+	(void)p;
+	if (t != MSG_KV_EVENTS)
+		return;             /* a heartbeat */
+	ck_assert_uint_eq(h->req.lo, n_heard + 1);
+	for (size_t i = 0; i < m->n_stored; i++)
+		ck_assert_uint_eq(m->stored[i], i * 0x9e3779b97f4a7c15u + n_heard);
+	heard_hashes[n_heard++] = m->n_stored;
+}
+
+static int say_events(struct side *s, uint64_t nth, size_t n)
+{
+	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
+	struct msg_head head = {.req = {0, nth}};
+	m.n_stored = n;
+	m.stored = mem_array(n, sizeof *m.stored);
+	for (size_t i = 0; i < n; i++)
+		m.stored[i] = i * 0x9e3779b97f4a7c15u + nth - 1;
+	int r = chan_send(s->c, s->p, MSG_KV_EVENTS, &head, &m.base);
+	free(m.stored);
+	return r;
+}
+
+/* A side that hears KV_EVENTS, and one that says them. */
+static void open_listener(struct chan **c, struct side *b, struct chan_opts o)
+{
+	struct chan_hooks h = {.message = hear_events};
+	struct err err = {0};
+	n_heard = 0;
+	*b = (struct side){.name = "dials", .epoch = 2000, .opts = o};
+	snprintf(b->to, sizeof b->to, "%s", endpoint);
+	o.program = "test";
+	o.name = "listener";
+	o.epoch = 1000;
+	o.bind = endpoint;
+	ck_assert_int_eq(chan_new(base, &o, &h, c, &err), 0);
+	side_start(base, b);
+	for (uint64_t end = clock_us() + PATIENCE_US; !b->p; pump_ms(base, 2))
+		ck_assert(clock_us() < end);
+}
+
+static void hear(unsigned n)
+{
+	for (uint64_t end = clock_us() + PATIENCE_US; n_heard < n; pump_ms(base, 2))
+		ck_assert_msg(clock_us() < end, "%u of %u heard", n_heard, n);
+}
+
+/* One hash has 8 bytes: shorter than a part, exactly one, one more, many. */
+static const size_t lengths[] = {1, MSG_PART_BYTES / 8 - 8, MSG_PART_BYTES / 8, MSG_PART_BYTES / 8 + 1, 100000, 3, 130000};
+#define N_LENGTHS (sizeof lengths / sizeof *lengths)
+
+START_TEST(long_bodies_arrive_whole)
+{
+	static const char *const faults[] = {"", "seed=5 drop=10%", "seed=6 repeat=20% drop=5%", "seed=7 dir=in:delay=50%:1-3ms drop=5%", "seed=8 cut=2%"};
+	struct chan *a;
+	struct side b;
+	struct chan_opts o = pair_opts(20000, faults[_i]);
+	o.window_bytes = 8u << 20;
+	open_listener(&a, &b, o);
+	for (size_t i = 0; i < N_LENGTHS; i++)
+		ck_assert_int_eq(say_events(&b, i + 1, lengths[i]), 0);
+	hear(N_LENGTHS);
+	for (size_t i = 0; i < N_LENGTHS; i++)
+		ck_assert_uint_eq(heard_hashes[i], lengths[i]);
+	chan_destroy(&b.c);
+	chan_destroy(&a);
+}
+END_TEST
+
+/* What the other side would refuse is refused here, by itself; what lacks room leaves nothing of it in the window. */
+START_TEST(too_long_fails_alone)
+{
+	struct chan *a;
+	struct side b;
+	struct chan_opts o = pair_opts(0, NULL);
+	Pds__Renew renew = PDS__RENEW__INIT;
+	Pds__Grant grant = PDS__GRANT__INIT;
+	struct msg_head head = {.req = {1, 1}, .attempt = 1};
+	o.window_bytes = 600000;
+	open_listener(&a, &b, o);
+	ck_assert_int_eq(say_events(&b, 1, (1 << 20) / 8 + 1), ERR_INVALID);     /* message_bytes_max is 1 MiB */
+	ck_assert_int_eq(say_events(&b, 1, 600000 / 8 + 1), ERR_FULL);
+	ck_assert_int_eq(chan_send(b.c, b.p, MSG_KV_GRANT, &head, &grant.base), ERR_INVALID);   /* it has no lease */
+	renew.n_lease_ids = MSG_PART_BYTES / 8 + 1;
+	renew.lease_ids = mem_array(renew.n_lease_ids, 8);
+	ck_assert_int_eq(chan_send(b.c, b.p, MSG_KV_RENEW, NULL, &renew.base), ERR_INVALID);
+	free(renew.lease_ids);
+	ck_assert_int_eq(say_events(&b, 1, 500), 0);
+	ck_assert_int_eq(say_events(&b, 2, 50000), 0);
+	hear(2);
+	ck_assert_uint_eq(b.downs, 0);
+	chan_destroy(&b.c);
+	chan_destroy(&a);
+}
+END_TEST
+
+/* --- bad messages ----------------------------------------------------------------------------------------------------------- */
+
+static void send_part(struct rogue *g, uint64_t seq, int more, const void *body, size_t len)
+{
+	unsigned char head[512];
+	Pds__Envelope e = PDS__ENVELOPE__INIT;
+	e.version = PROTOCOL_VERSION;
+	e.type = MSG_KV_EVENTS;
+	e.sender = (char *)"rogue";
+	e.epoch = g->epoch;
+	e.seq = seq;
+	e.ack_epoch = g->their_epoch;
+	e.link = g->link;
+	e.more = more;
+	zmq_send(g->z, head, pds__envelope__pack(&e, head), ZMQ_SNDMORE);
+	zmq_send(g->z, body, len, 0);
+}
+
+/* A KV_EVENTS of n hashes, packed. The caller frees it. */
+static unsigned char *pack_events(size_t n, size_t *ret_len)
+{
+	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
+	m.n_stored = n;
+	m.stored = mem_array(n, sizeof *m.stored);
+	unsigned char *b = mem_alloc(*ret_len = pds__kv_events__get_packed_size(&m));
+	pds__kv_events__pack(&m, b);
+	free(m.stored);
+	return b;
+}
+
+static void until_heard(struct side *a, uint64_t total)
+{
+	for (uint64_t end = clock_us() + PATIENCE_US; a->types_heard[MSG_KV_EVENTS] < total; pump_ms(base, 2))
+		ck_assert(clock_us() < end);
+}
+
+/* A link goes on after a body that does not decode, or one that never ends: it costs what it stood for. */
+START_TEST(a_bad_body_costs_itself)
+{
+	struct side a;
+	struct rogue g;
+	struct chan_counts counts;
+	with_rogue(&a, &g, pair_opts(0, NULL), 0);
+	size_t len, at = 0;
+	uint64_t seq = 3;
+	unsigned char *much = pack_events(200000, &len);          /* 1.6 MB, allowed 1 MiB */
+	send_part(&g, 1, 0, "\xff\xff\xff", 3);
+	send_part(&g, 2, 0, "", 0);
+	until_heard(&a, 1);
+	for (; len - at > MSG_PART_BYTES; at += MSG_PART_BYTES)
+		send_part(&g, seq++, 1, much + at, MSG_PART_BYTES);
+	send_part(&g, seq++, 0, much + at, len - at);
+	send_part(&g, seq++, 0, "", 0);
+	until_heard(&a, 2);
+	ck_assert_uint_eq(a.types_heard[MSG_KV_EVENTS], 2);
+	chan_counts(a.c, &counts);
+	ck_assert_uint_eq(counts.bad, 2);
+	ck_assert_uint_eq(a.downs, 0);
+	free(much);
+	without_rogue(&a, &g);
+}
+END_TEST
+
+/* A frame beyond what a part may have ends that connection, not the daemon, and is not read. */
+START_TEST(a_frame_too_long_is_cut_off)
+{
+	struct side a;
+	struct rogue g;
+	with_rogue(&a, &g, pair_opts(0, NULL), 0);
+	size_t len;
+	unsigned char *much = pack_events(500000, &len);
+	send_part(&g, 1, 0, much, len);
+	pump_ms(base, 200);
+	rogue_close(&g);
+	rogue_open(&g, endpoint);
+	g.epoch = 78;
+	rogue_hello(&g, "second", 1, 0);
+	for (uint64_t end = clock_us() + PATIENCE_US; !g.link; rogue_read(&g)) {
+		ck_assert(clock_us() < end);
+		pump_ms(base, 2);
+	}
+	ck_assert_uint_eq(a.types_heard[MSG_KV_EVENTS], 0);
+	free(much);
+	without_rogue(&a, &g);
+}
+END_TEST
+
+START_TEST(connections_have_a_limit)
+{
+	struct side b = {.name = "dials", .epoch = 2000, .opts = pair_opts(0, NULL)};
+	side_start(base, &b);
+	for (int i = 0; i < 4; i++)
+		ck_assert_ptr_nonnull(chan_connect(b.c, endpoint, NULL, 1));
+	ck_assert_ptr_null(chan_connect(b.c, endpoint, NULL, 1));
+	side_stop(&b);
+}
+END_TEST
+
+static int stranger_main(const char *name, const char *where)
+{
+	static const struct {
+		const char *name;
+		int (*fn)(void);
+	} strangers[] = {
+		{"take_over", take_over},
+		{"name_another_process", name_another_process},
+		{"name_another_host", name_another_host},
+		{"as_another_user", as_another_user},
+	};
+	snprintf(endpoint, sizeof endpoint, "%s", where);
+	for (size_t i = 0; i < sizeof strangers / sizeof *strangers; i++)
+		if (strcmp(strangers[i].name, name) == 0)
+			return strangers[i].fn();
+	return 126;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 3)
+		return stranger_main(argv[1], argv[2]);
+	log_set_level(getenv("MSG_LOG") ? getenv("MSG_LOG") : "error");
+	Suite *s = suite_create("msg_strangers");
+	TCase *t = tcase_create("strangers");
+	tcase_add_checked_fixture(t, base_setup, base_teardown);
+	tcase_set_timeout(t, 120);
+	tcase_add_test(t, a_link_is_not_taken_over);
+	tcase_add_test(t, a_process_is_what_the_kernel_says);
+	tcase_add_test(t, another_user_is_no_daemon_of_ours);
+	tcase_add_test(t, another_version_is_told);
+	tcase_add_test(t, another_version_is_heard);
+	tcase_add_loop_test(t, long_bodies_arrive_whole, 0, 5);
+	tcase_add_test(t, too_long_fails_alone);
+	tcase_add_test(t, a_bad_body_costs_itself);
+	tcase_add_test(t, a_frame_too_long_is_cut_off);
+	tcase_add_test(t, connections_have_a_limit);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}
