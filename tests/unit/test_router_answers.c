@@ -137,7 +137,7 @@ static void *read_all(void *arg)
 {
 	struct reader *r = arg;
 	static char room[1 << 16];
-	char *head = mem_printf("POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", strlen(r->body));
+	char *head = mem_printf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", strlen(r->body));
 	int fd = dial(r->port);
 	size_t look = strlen(r->look), kept = 0;
 	ck_assert_int_eq((int)send(fd, head, strlen(head), 0), (int)strlen(head));
