@@ -445,7 +445,8 @@ uint32_t automaton_renew(struct automaton *a, uint32_t s)
 	struct level *old = mem_try_array(a->n_levels, sizeof *old);
 	if (!old) {
 		begin_life(a);
-		a->quota.over = QUOTA_NO_MEMORY;     /* what comes of it does not count */
+		a->quota.over = QUOTA_NO_MEMORY;
+		a->lost = 1;
 		return a->start == STATE_UNKNOWN ? STATE_DEAD : a->start;
 	}
 	memcpy(own, a->config + a->state[s].first, n * sizeof *own);

@@ -53,6 +53,7 @@ struct automaton {
 	int full;                        /* a table had no room since this was last cleared: what was found meanwhile does not count */
 	size_t bytes_max;
 	struct quota quota;              /* of the grammar and all below */
+	int lost;                        /* a renewal found no memory: the state it gave is another one */
 
 	struct state *state;
 	uint32_t n_states, size_states, max_states;

@@ -148,6 +148,7 @@ int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32
 	uint32_t slot = 0;
 	pthread_mutex_lock(&a->lock);
 	a->quota.over = QUOTA_FITS;
+	a->lost = 0;
 	int r = catch_up(a, walk_, tokens, n, err);
 	if (r == 0)
 		r = find_mask(a, walk_, &slot, err);
@@ -157,7 +158,7 @@ int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32
 		if (!*ret_flags)
 			r = err_set(err, ERR_NOTFOUND, "no token of the vocabulary leads on behind token %u of the constrained answer", n);
 	}
-	if (r < 0 && a->quota.over) {        /* whatever came of that says nothing of the answer */
+	if (a->lost || (r < 0 && a->quota.over)) {        /* whatever came of that says nothing of the answer */
 		r = err_set(err, ERR_NOMEM, "there is no memory for the constraint now: it has %zu bytes", a->quota.used);
 		walk_->life = 0;
 	}
@@ -170,9 +171,14 @@ uint32_t automaton_leading(struct automaton *a, struct grammar_walk *walk_, cons
 	uint32_t good = 0, state;
 	struct err ignored;
 	pthread_mutex_lock(&a->lock);
+	a->lost = 0;
 	if (catch_up(a, walk_, tokens, n, &ignored) == 0)
 		for (state = walk_->state; good < n_more && take_token(a, &state, more[good]) > 0; good++)
 			;
+	if (a->lost) {
+		walk_->life = 0;
+		good = 0;
+	}
 	pthread_mutex_unlock(&a->lock);
 	return good;
 }

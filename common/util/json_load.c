@@ -47,7 +47,7 @@ static void *json_alloc(size_t n)
 	no_memory |= !p;
 	if (!a || !p)
 		return p;
-	if (quota_take(a->quota, block_bytes(p)) < 0) {
+	if (a->quota && quota_take(a->quota, block_bytes(p)) < 0) {
 		free(p);
 		return NULL;
 	}
@@ -61,7 +61,7 @@ static void json_free(void *p)
 	if (a && p) {
 		size_t bytes = block_bytes(p) < a->used ? block_bytes(p) : a->used;
 		a->used -= bytes;
-		if (!loading)
+		if (!loading && a->quota)
 			quota_give(a->quota, bytes);
 	}
 	free(p);
@@ -74,8 +74,16 @@ void json_account_setup(void)
 
 void json_account_begin(struct json_account *a)
 {
-	account = a->quota ? a : NULL;
+	account = a;
 	no_memory = 0;
+}
+
+int json_account_charge(struct json_account *a, struct quota *q)
+{
+	if (quota_take(q, a->used) < 0)
+		return ERR_NOMEM;
+	a->quota = q;
+	return 0;
 }
 
 int json_account_end(void)
@@ -161,14 +169,15 @@ static json_t *no_room(json_error_t *bad)
 json_t *json_load(const char *text, size_t len, size_t flags, json_error_t *bad)
 {
 	struct json_account *a = account;
-	size_t most = json_load_bytes(text, len), before = a ? a->used : 0;
-	if (a && quota_take(a->quota, most) < 0)
+	struct quota *q = a ? a->quota : NULL;
+	size_t most = q || len > JSON_SURE_BYTES ? json_load_bytes(text, len) : 0;
+	size_t before = a ? a->used : 0;
+	if (quota_take(q, most) < 0)
 		return no_room(bad);
 	reserve = len > JSON_SURE_BYTES ? malloc(most) : NULL;
 	if (len > JSON_SURE_BYTES && !reserve) {
 		no_memory = 1;
-		if (a)
-			quota_give(a->quota, most);
+		quota_give(q, most);
 		return no_room(bad);
 	}
 	loading = 1;
@@ -176,9 +185,9 @@ json_t *json_load(const char *text, size_t len, size_t flags, json_error_t *bad)
 	loading = 0;
 	free(reserve);
 	reserve = NULL;
-	if (a) {
+	if (q) {
 		a->used = a->used < before + most ? a->used : before + most;
-		quota_give(a->quota, before + most - a->used);
+		quota_give(q, before + most - a->used);
 	}
 	return o;
 }

@@ -12,8 +12,9 @@
 #include <jansson.h>
 #include <stddef.h>
 
-/* JSON values made on this thread between begin and end are taken from the quota. What is left of
- * them at the end stays taken, in `used`. One at a time on a thread. quota NULL: they are not. */
+/* JSON values made on this thread between begin and end are counted in `used`, and taken from the
+ * quota. What is left of them at the end stays taken. One at a time on a thread. quota NULL: they
+ * are only counted. */
 struct json_account {
 	struct quota *quota;
 	size_t used;
@@ -21,6 +22,8 @@ struct json_account {
 
 void json_account_setup(void);           /* once, at start, before there is any JSON; json_load needs it, too */
 void json_account_begin(struct json_account *a);
+/* From now on what it has counted is taken from this quota. 0, or ERR_NOMEM: nothing has changed. */
+int json_account_charge(struct json_account *a, struct quota *q);
 int json_account_end(void);              /* 0, or ERR_NOMEM: the system had no memory for some of it */
 
 /* json_loadb within the present account, or without one. NULL: bad says why. If that is

@@ -35,7 +35,7 @@ static int borrow(struct quota *q, size_t bytes)
 {
 	struct quota_pool *p = q->pool;
 	size_t size = p ? p->size : SIZE_MAX, lent = p ? p->lent : 0;
-	if (q->lent + bytes > QUOTA_SMALL)
+	if (q->lent + bytes > QUOTA_SMALL && !q->begun)
 		size -= size / 8;
 	do
 		if (lent > size || bytes > size - lent)

@@ -2,8 +2,8 @@
  *
  * Who allocates what an input sizes asks the work's quota first, and gives back what it frees. A quota is
  * used by one thread at a time, its pool by any. The pool lends in pieces, so that asking costs next to
- * nothing. The last eighth of a pool is for small work (QUOTA_SMALL): large requests cannot keep ordinary
- * ones from being answered. */
+ * nothing. The last eighth of a pool is for small work (QUOTA_SMALL), and for work that has begun: large
+ * requests cannot keep ordinary ones from being answered. */
 #ifndef UTIL_QUOTA_H
 #define UTIL_QUOTA_H
 
@@ -30,6 +30,7 @@ struct quota {
 	size_t limit;              /* bytes */
 	size_t used, lent;         /* used <= lent */
 	enum quota_over over;
+	int begun;                 /* set by its owner: it may use the last eighth, too */
 };
 
 void quota_init(struct quota *q, struct quota_pool *pool, size_t limit);

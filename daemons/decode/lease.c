@@ -165,8 +165,9 @@ static void send_queued(struct decode *d, struct seq *q, struct peer *p)
 	Pds__Queued m = PDS__QUEUED__INIT;
 	struct msg_head h;
 	seq_head(q, &h);
-	m.position = queue_position(d, q);
-	m.estimate_us = queue_estimate_of(d, q);
+	int waits = q->state == SEQ_QUEUED;     /* else its place is taken when its constraint is compiled */
+	m.position = waits ? queue_position(d, q) : d->count[SEQ_QUEUED] + 1;
+	m.estimate_us = waits ? queue_estimate_of(d, q) : queue_retry_after(d);
 	if (!q->estimate_us)
 		q->estimate_us = m.estimate_us;
 	svc_send(d->w->svc, p, MSG_KV_QUEUED, &h, &m.base);
@@ -190,7 +191,7 @@ static struct seq *admit(struct worker *w, const struct msg_head *h, const Pds__
 		return NULL;
 	}
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (d->count[SEQ_QUEUED] >= d->max_queued) {
+	if (d->count[SEQ_QUEUED] + d->count[SEQ_COMPILING] >= d->max_queued) {
 		err_set(err, ERR_FULL, "%u reservations wait for room, the limit (max_queued)", d->max_queued);
 		return NULL;
 	}
@@ -212,7 +213,7 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h, cons
 	if (q) {                        /* asked twice, answered the same */
 		if (q->state == SEQ_LEASED)
 			send_grant(q);
-		else if (q->state == SEQ_QUEUED)
+		else if (q->state == SEQ_QUEUED || q->state == SEQ_COMPILING)
 			send_queued(d, q, p);
 		return;
 	}
@@ -226,6 +227,8 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h, cons
 	snprintf(q->prefill, sizeof q->prefill, "%s", peer_name(p));
 	q->prefill_epoch = peer_epoch(p);
 	form_then_go_on(q);
+	if (q->state == SEQ_COMPILING)
+		send_queued(d, q, p);
 }
 
 void reserved_new(struct seq *q)

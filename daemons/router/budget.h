@@ -14,9 +14,9 @@
  *                               OPEN_ANSWER_TOKENS if the client left the length open. Over the request's own limit: 400, with the limit, the amount, and
  *                               what to lower. More than the pool has left: 429 with Retry-After.
  *   while an answer grows       its text and the rest, as they come; nothing of it is estimated before. An answer that finds no more memory ends there with
- *                               finish_reason "length"; a stream that waits for its client to read is given up. So what was admitted comes to its end.
+ *                               finish_reason "length". What was admitted may use the whole pool, so it comes to its end before others are admitted.
  *
- * The last eighth of the pool is for requests that hold no more than QUOTA_SMALL: large ones cannot keep ordinary ones out. */
+ * The last eighth of the pool is for requests that hold no more than QUOTA_SMALL and for those that were admitted: large ones cannot keep ordinary ones out. */
 #ifndef ROUTER_BUDGET_H
 #define ROUTER_BUDGET_H
 
@@ -30,7 +30,7 @@
 
 struct call;
 
-#define JSON_SMALL 4096u                 /* bytes of a body whose JSON tree, 75 times as much at most, is not counted: it is gone before the loop goes on */
+#define JSON_SMALL 4096u                 /* bytes of a body whose JSON tree, 75 times as much at most, is counted only if it waits for a text thread; else it is gone before the loop goes on */
 
 /* Sets the call's error by what its quota says of the last thing it asked for; what: for whom it asked, "the log-probabilities of its prompt". Returns -1. */
 int budget_refuse(struct call *c, const char *param, const char *what);

@@ -331,6 +331,7 @@ static void start(struct call *c)
 		call_fail(c, &c->error);
 		return;
 	}
+	c->quota.begun = 1;
 	if (c->p.max_tokens == 0 && !c->score_only) {
 		answer_at_once(c);
 		return;
@@ -436,7 +437,10 @@ void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind,
 	if (json_account_end() < 0)
 		budget_refuse(c, NULL, "its body");
 	if (c->parsed && is_slow(c->parsed)) {
-		prepare_elsewhere(c);
+		if (json_account_charge(&c->json, &c->quota) == 0)
+			prepare_elsewhere(c);
+		else
+			budget_refuse(c, NULL, "its body as JSON"), call_fail(c, &c->error);
 		return;
 	}
 	if (c->parsed)
@@ -496,12 +500,35 @@ void call_choice_ended(struct call *c, struct choice *ch)
 		call_finish(c);
 }
 
+/* A stream that has not got what it begins with has nothing to end with. */
+static int is_told(const struct call *c)
+{
+	for (size_t i = 0; c->p.stream && i < c->n_prompts; i++)
+		if (!prompt_is_told(c, &c->prompts[i]))
+			return 0;
+	return 1;
+}
+
+static void cancel_all(struct call *c, const char *why)
+{
+	for (uint32_t i = 0; i < c->n_choices; i++)
+		if (c->choices[i].seq && !seq_ended(c->choices[i].seq))
+			seq_cancel(c->choices[i].seq, why);
+}
+
 int call_abort(struct router *r, const struct reqid *id)
 {
 	struct seq *s = seqs_find(&r->seqs, id);
 	if (!s)
 		return ERR_NOTFOUND;
 	struct call *c = ((struct choice *)s->owner)->call;
+	if (!is_told(c)) {
+		struct api_error e = {0};
+		api_fault(&e, 503, "aborted on request");
+		cancel_all(c, e.text);
+		call_fail(c, &e);
+		return 0;
+	}
 	c->n_started = c->n_choices;
 	for (uint32_t i = 0; i < c->n_choices; i++) {
 		struct choice *ch = &c->choices[i];
@@ -529,6 +556,20 @@ void calls_fini(struct router *r)
 {
 	pace_fini(&r->pace);
 	buf_fini(&r->out);
+}
+
+/* An answer that is complete has request_timeout_ms once more to be taken: it holds memory that others need. */
+void calls_tick(struct router *r, uint64_t now)
+{
+	list_each_safe(n, next, &r->calls) {
+		struct call *c = list_entry(n, struct call, node);
+		if (!c->conn || c->in_pool || c->n_ended < c->n_choices || now < c->deadline_us)
+			continue;
+		log_warn("answer_not_taken", "id=%s bytes=%zu why=\"the client reads too slowly (request_timeout_ms)\"", *c->id ? c->id : "-", http_unsent(c->conn));
+		stat_add(r->stats, STAT_FAILED, 1);
+		http_drop(c->conn);
+		call_free(c);
+	}
 }
 
 /* Ends as a failure does: with a status or an error event, and in the log as what it was. */

@@ -154,8 +154,6 @@ static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const 
 			note_stop_id(ch, tokens[i]->id);
 		stop = add_token(ch, tokens[i], ends && !ch->call->p.include_stop);
 	}
-	if (ch->lost && ch->call->p.stream)
-		return SEQ_ABORT;
 	if (stop)
 		ch->finish = ch->finish != SEQ_FINISH_NONE ? ch->finish : ch->lost ? SEQ_FINISH_LENGTH : SEQ_FINISH_STOP;
 	else if (last != SEQ_FINISH_NONE)

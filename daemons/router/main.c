@@ -303,7 +303,9 @@ static void on_slow_tick(struct svc *s, void *arg)
 {
 	struct router *r = svc_data(s);
 	(void)arg;
-	registry_forget(&r->registry, clock_us());
+	uint64_t now = clock_us();
+	registry_forget(&r->registry, now);
+	calls_tick(r, now);
 }
 
 static void wake(struct router *r)

@@ -166,7 +166,7 @@ static int hold(struct seq *s, const struct worker *w, const Pds__SequenceTokens
 	size_t len = pds__sequence_tokens__get_packed_size(m);
 	struct held_tokens *h = mem_try_alloc(sizeof *h + len);
 	if (!h) {
-		seq_attempt_lost(s, PDS__FAULT__FAULT_OVERLOADED, w->name, "this server has no memory for tokens that wait", 1);
+		seq_fail(s, 503, "this server has no memory for tokens that wait");
 		return 1;
 	}
 	h->len = pds__sequence_tokens__pack(m, h->bytes);

@@ -59,6 +59,7 @@ struct router {
 /* call.c: what calls need, before there is one, and when none is left. r is zeroed but for its base and configuration. */
 void calls_init(struct router *r);
 void calls_fini(struct router *r);
+void calls_tick(struct router *r, uint64_t now);     /* now and then: gives up on who does not take his answer */
 /* api.c: every HTTP request comes in here, as http_handlers has it. */
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
 void api_request(void *arg, struct http_conn *c, struct http_request *q);

@@ -4,6 +4,7 @@
  * that echoes a long prompt or tells its ids, and a whole answer past WHOLE_BYTES. So an answer costs the memory that it is made from (budget.h), never its
  * own length, and nobody waits for it. */
 #include "call.h"
+#include "util/clock.h"
 #include "util/err.h"
 
 #include <string.h>
@@ -188,6 +189,7 @@ void call_write(struct call *c)
 		return;
 	}
 	c->writing = 1;
+	c->deadline_us = clock_us() + c->r->conf.request_timeout_us;
 	http_stream_begin(c->conn, "application/json", extra);
 	if (deliver(c, 0))
 		go_on_soon(c);
@@ -207,6 +209,8 @@ void call_finish(struct call *c)
 		call_write(c);
 	else if (!c->n_opening)
 		end_stream(c);
+	else
+		c->deadline_us = clock_us() + c->r->conf.request_timeout_us;
 }
 
 int call_step(struct paced *p)

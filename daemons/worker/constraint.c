@@ -274,7 +274,7 @@ static int make_compiled(struct constraints *all, const Pds__Constraint *m, stru
 	return 0;
 }
 
-/* Another thread may have compiled the same meanwhile: then that one is used. */
+/* The same may be there by now, of a request that came first: then that one is used. */
 static void publish(struct constraint *k, struct compiled *c, const unsigned char key[32])
 {
 	struct constraints *all = k->all;

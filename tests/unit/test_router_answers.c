@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 #include <malloc.h>
+#include <signal.h>
 
 /* "1,2,3,..." */
 static char *ids(unsigned n)
@@ -317,6 +318,44 @@ START_TEST(small_text_large_tree)
 }
 END_TEST
 
+/* A small body waits for a text thread as what it is: a large tree. */
+START_TEST(small_body_that_waits)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	struct buf b;
+	buf_init(&b, 0);
+	buf_adds(&b, "{\"prompt\":[1],\"guided_choice\":[\"a\"],\"x\":[");
+	while (b.len < 4000)
+		buf_adds(&b, "{},");
+	buf_adds(&b, "{}]}");
+	w->r.conf.request_memory_bytes = 64u << 10;
+	json_t *o = json_of(w, "/v1/completions", b.data, 400);
+	has(json_string_value(json_object_get(json_object_get(o, "error"), "message")), "as JSON the request takes more memory");
+	json_decref(o);
+	buf_fini(&b);
+	world_free(w);
+}
+END_TEST
+
+/* What has begun may use all of the pool, large as it may be. */
+START_TEST(begun_work_has_the_last_eighth)
+{
+	struct quota_pool pool = {.size = 8u << 20};
+	struct quota others, begun;
+	quota_init(&others, &pool, SIZE_MAX);
+	quota_init(&begun, &pool, SIZE_MAX);
+	ck_assert_int_eq(quota_take(&begun, 1u << 20), 0);
+	ck_assert_int_eq(quota_take(&others, 6u << 20), 0);
+	ck_assert_int_lt(quota_take(&begun, 1u << 20), 0);
+	begun.begun = 1;
+	ck_assert_int_eq(quota_take(&begun, 512u << 10), 0);
+	ck_assert_int_lt(quota_take(&begun, 1u << 20), 0);
+	quota_fini(&others);
+	quota_fini(&begun);
+	ck_assert_uint_eq(pool.lent, 0);
+}
+END_TEST
+
 /* What is not known before is taken as it comes: an answer that finds no more memory ends there, as one that is long enough. What was asked for by number is there
  * from the beginning. */
 START_TEST(answer_outgrows_its_memory)
@@ -333,6 +372,13 @@ START_TEST(answer_outgrows_its_memory)
 	ck_assert_uint_eq((size_t)json_integer_value(json_object_get(json_object_get(o, "usage"), "completion_tokens")), n);
 	json_decref(o);
 	json_decref(json_of(w, "/v1/completions", scored, 400));
+	char *stream = mem_printf(body, ",\"stream\":true");
+	json_t *events = events_of(w, "/v1/completions", stream);
+	ck_assert_uint_gt(json_array_size(events), 500);
+	c = choice_of(json_array_get(events, json_array_size(events) - 1), 0);
+	ck_assert_str_eq(json_string_value(json_object_get(c, "finish_reason")), "length");
+	json_decref(events);
+	free(stream);
 	w->r.conf.request_memory_bytes = 512u << 10;
 	o = json_of(w, "/v1/completions", scored, 200);
 	ck_assert_uint_eq(json_array_size(json_object_get(choice_of(o, 0), "token_ids")), 6000);
@@ -392,8 +438,78 @@ START_TEST(client_leaves_within_a_long_answer)
 }
 END_TEST
 
+/* Whoever takes a complete answer too slowly loses it, and its memory is free for others. */
+START_TEST(answer_is_not_taken)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	char *list = ids(4000);
+	char *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":50,\"prompt_logprobs\":20}", list);
+	struct reader r = {.port = http_port(w->r.http), .body = body, .look = "rank", .slow = INT_MAX};
+	pthread_t thread;
+	ck_assert_int_eq(pthread_create(&thread, NULL, read_all, &r), 0);
+	while (!w->r.n_calls || w->r.n_sequences)
+		event_base_loop(w->base, EVLOOP_ONCE);
+	struct call *c = list_entry(w->r.calls.next, struct call, node);
+	while (!c->writing)
+		event_base_loop(w->base, EVLOOP_ONCE);
+	calls_tick(&w->r, clock_us());
+	ck_assert_uint_eq(w->r.n_calls, 1);
+	ck_assert_uint_gt(w->r.memory.lent, 1u << 19);
+	calls_tick(&w->r, clock_us() + w->r.conf.request_timeout_us);
+	ck_assert_uint_eq(w->r.n_calls, 0);
+	ck_assert_uint_eq(w->r.memory.lent, 0);
+	while (!atomic_load(&r.over))
+		event_base_loop(w->base, EVLOOP_ONCE);
+	pthread_join(thread, NULL);
+	ck_assert_uint_lt(r.n, 10000000);
+	free(body);
+	free(list);
+	world_free(w);
+}
+END_TEST
+
+struct aborting {
+	struct world *w;
+	struct event *ev;
+	int done;
+};
+
+static void abort_it(evutil_socket_t fd, short what, void *arg)
+{
+	static const struct timeval soon = {0, 1000};
+	struct aborting *a = arg;
+	(void)fd;
+	(void)what;
+	if (list_empty(&a->w->r.calls)) {
+		event_add(a->ev, &soon);
+		return;
+	}
+	struct call *c = list_entry(a->w->r.calls.next, struct call, node);
+	a->done = call_abort(&a->w->r, &c->choices[0].seq->id) == 0;
+}
+
+/* An abort before the log-probabilities have come that its stream begins with: it ends. */
+START_TEST(aborted_before_it_begins)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	struct aborting a = {.w = w};
+	w->mute = 1;
+	a.ev = event_new(w->base, -1, 0, abort_it, &a);
+	abort_it(-1, 0, &a);
+	char *out = ask(w, "/v1/completions", "{\"prompt\":[1,2,3],\"echo\":true,\"logprobs\":1,\"stream\":true,\"n\":2}");
+	ck_assert_int_eq(a.done, 1);
+	has(out, "HTTP/1.1 503");
+	has(out, "aborted on request");
+	ck_assert_uint_eq(w->r.memory.lent, 0);
+	free(out);
+	event_free(a.ev);
+	world_free(w);
+}
+END_TEST
+
 int main(void)
 {
+	signal(SIGPIPE, SIG_IGN);            /* clients leave while they are answered */
 	Suite *suite = suite_create("router_answers");
 	TCase *c = tcase_create("answers");
 	tcase_set_timeout(c, 300);
@@ -405,6 +521,10 @@ int main(void)
 	tcase_add_test(c, answer_outgrows_its_memory);
 	tcase_add_test(c, long_beginning_of_a_stream);
 	tcase_add_test(c, client_leaves_within_a_long_answer);
+	tcase_add_test(c, small_body_that_waits);
+	tcase_add_test(c, begun_work_has_the_last_eighth);
+	tcase_add_test(c, answer_is_not_taken);
+	tcase_add_test(c, aborted_before_it_begins);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);
