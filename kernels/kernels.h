@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_ABI 4u                /* raised when a struct or a signature below changes */
+#define KERN_ABI 5u                /* raised when a struct or a signature below changes */
 
 enum kern_error { KERN_OK = 0, KERN_ENOMEM = -1, KERN_EINVAL = -2, KERN_ENOTSUP = -3, KERN_EDEVICE = -4 };
 
@@ -59,6 +59,7 @@ struct kern_sim {
 	double flops, bandwidth, link_bandwidth;   /* of one device, per second, as they are reached, not as they are sold */
 	double launch_us, exchange_us, step_us;    /* fixed: a layer, its exchanges (tp > 1), a step */
 	double time_scale;         /* every duration is multiplied by it; 0: no time passes */
+	uint64_t hang_step;        /* for tests: this step, counted from 1, never ends; 0: none */
 	double eos_rate;           /* share of the tokens that end the sequence; 0: none does */
 	uint32_t eos[8], n_eos;
 	int check_always;          /* every step walks every sequence's whole context, instead of what is new to the device and a sample */

@@ -79,6 +79,9 @@ int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, e
 const float *engine_logits(const struct engine *e, uint32_t row);
 /* Why the engine will never step again (a rank is gone), or NULL. */
 const char *engine_broken(const struct engine *e);
+/* Grows with each layer of a step that was computed (on a device that is not synchronous:
+ * enqueued). Any thread. */
+uint64_t engine_pulse(const struct engine *e);
 
 /* main() of the program pdrank: a rank of another process's engine, which it reaches by socket `fd`. Returns the exit status. */
 int engine_rank_main(int fd);

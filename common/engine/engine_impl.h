@@ -72,6 +72,7 @@ struct engine {
 	struct kern_kv_layer kv[KV_LAYERS_MAX];     /* this rank's heads */
 	void *kv_host, *kv_dev;
 	uint32_t kv_blocks;
+	_Atomic uint64_t pulse;             /* the stepping thread's; read by any */
 	struct tp *tp;                      /* NULL: alone */
 	unsigned rank;
 	void *tp_dev;                       /* the ranks' shared memory as the device sees it */

@@ -11,6 +11,7 @@
 #include "engine/moe.h"
 #include "util/check.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #define SPAN_WORDS (sizeof(struct kern_span) / sizeof(uint32_t))
@@ -347,6 +348,7 @@ static void run_layers(struct step *st, engine_layer_hook *hook, void *hook_arg)
 		else
 			attention_in(st, l);
 		publish(st, l, hook, hook_arg);
+		atomic_fetch_add_explicit(&e->pulse, 1, memory_order_relaxed);
 		if (l + 1 == c->layers)
 			break;
 		attention_and_mlp(st, l, s->x, s->qkv, &st->all);
@@ -389,6 +391,11 @@ void engine_rank_step(struct engine *e, const struct rank_step *order)
 const char *engine_broken(const struct engine *e)
 {
 	return e->tp ? tp_why(e->tp) : NULL;
+}
+
+uint64_t engine_pulse(const struct engine *e)
+{
+	return atomic_load_explicit(&e->pulse, memory_order_relaxed);
 }
 
 static int step_error(struct engine *e, int kern_rc, struct err *err)

@@ -22,7 +22,8 @@ static const struct family sim_family = {.name = {"sim", "sim"}, .rope = {KERN_R
 /* Numbers of the file; `whole`: no fraction allowed. A fallback of 0 for params means: from the sizes. */
 enum key_id {
 	LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, PARAMS, ACTIVE_PARAMS, WEIGHT_BYTES, KV_BYTES, CONTEXT, VOCAB, SEED, EOS_RATE,
-	FIRST_OF_DEVICE, FLOPS = FIRST_OF_DEVICE, BANDWIDTH, LAUNCH_US, STEP_US, TP, EXCHANGE_US, LINK_BANDWIDTH, TIME_SCALE, NUMBERS
+	FIRST_OF_DEVICE, FLOPS = FIRST_OF_DEVICE, BANDWIDTH, LAUNCH_US, STEP_US, TP, EXCHANGE_US, LINK_BANDWIDTH, TIME_SCALE,
+	HANG_STEP, NUMBERS
 };
 
 static const struct key {
@@ -52,6 +53,7 @@ static const struct key {
 	[EXCHANGE_US] = {"exchange_us", "us", 0, 1e6, 0, 0},
 	[LINK_BANDWIDTH] = {"link_bandwidth", "bytes/s", 1e6, 1e15, 1e15, 0},
 	[TIME_SCALE] = {"time_scale", "", 0, 1000, 1, 0},
+	[HANG_STEP] = {"hang_step", "", 0, 1e15, 0, 1},
 };
 
 struct file {
@@ -249,7 +251,9 @@ static void fill_sim(const struct file *f, struct kern_sim *m)
 		/* two all-reduces of 16-bit rows, as a ring sends them */
 		.exchange_bytes = 2.0 * v[HIDDEN] * 2.0 * 2.0 * (tp - 1.0) / tp,
 		.flops = v[FLOPS], .bandwidth = v[BANDWIDTH], .link_bandwidth = v[LINK_BANDWIDTH],
-		.launch_us = v[LAUNCH_US], .exchange_us = v[EXCHANGE_US], .step_us = v[STEP_US], .time_scale = v[TIME_SCALE], .eos_rate = v[EOS_RATE],
+		.launch_us = v[LAUNCH_US], .exchange_us = v[EXCHANGE_US], .step_us = v[STEP_US],
+		.time_scale = v[TIME_SCALE],
+		.hang_step = (uint64_t)v[HANG_STEP], .eos_rate = v[EOS_RATE],
 		.n_eos = f->n_eos, .check_always = f->check_always,
 	};
 	memcpy(m->eos, f->eos, sizeof m->eos);

@@ -23,13 +23,14 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, RANK_FD = 3, END_MS = 5000 };
+enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, RANK_FD = 3, END_MS = 1000 };
 #define TP_MAGIC 0x6b6e617264703101u
 
 struct tp_shared {
@@ -477,6 +478,8 @@ int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct 
 	pthread_t thread;
 	tp->fd = fd;
 	tp->stop_fd = -1;
+	/* at the end of rank 0's thread that started us: who is stopped does not see the end of file */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	int rc = take_hello(tp, hello, hello_bytes, err);
 	if (!rc && pthread_create(&thread, NULL, lifeline, tp))
 		rc = err_set(err, ERR_IO, "cannot start a thread");

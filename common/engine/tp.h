@@ -9,7 +9,8 @@
  * The KV pool is one for all ranks; each writes and reads its own heads' part of every block.
  *
  * Failure: a rank that ends, fails, or does not come to a meeting in time fails the group for good; every wait returns then. Ranks end
- * when rank 0's process does, however it ended. */
+ * when rank 0's process does, however it ended, stopped ones too; and with the thread that
+ * called tp_start. */
 #ifndef ENGINE_TP_H
 #define ENGINE_TP_H
 

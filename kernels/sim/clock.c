@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
 	NEAR_NS = 50 * 1000,               /* not worth a sleep: the clock keeps the rest */
@@ -51,6 +52,8 @@ void sim_clock_begin(struct kern_device *dev)
 		c->done_ns = now - c->late_ns;
 	c->late_ns = 0;
 	dev->step++;
+	while (dev->step == dev->sim.hang_step)
+		pause();                   /* as a device that does not answer any more */
 	sim_clock_charge(dev, dev->sim.step_us * 1e3);
 }
 

@@ -60,7 +60,7 @@ def value(v):
     return json.dumps(v)
 
 
-DEVICE_KEYS = ("flops", "bandwidth", "launch_us", "step_us", "tp", "exchange_us", "link_bandwidth", "time_scale", "check")
+DEVICE_KEYS = ("flops", "bandwidth", "launch_us", "step_us", "tp", "exchange_us", "link_bandwidth", "time_scale", "check", "hang_step")
 
 
 def sim_description(base, **changes):

@@ -349,7 +349,8 @@ START_TEST(stopped_rank)
 }
 END_TEST
 
-/* kill -9 of rank 0: the other ranks are gone soon, with nobody to tell them. */
+/* kill -9 of rank 0: the other ranks are gone soon, with nobody to tell them; also one that is
+ * stopped. */
 START_TEST(ranks_end_with_their_engine)
 {
 	pid_t pid[PIDS];
@@ -365,6 +366,8 @@ START_TEST(ranks_end_with_their_engine)
 	}
 	ck_assert_int_eq(read(ready[0], &c, 1), 1);
 	ck_assert_uint_eq(children(main_pid, pid), 1);
+	if (_i)
+		kill(pid[0], SIGSTOP);
 	kill(main_pid, SIGKILL);
 	waitpid(main_pid, NULL, 0);
 	int alive = 0;
@@ -498,7 +501,7 @@ int main(void)
 	tcase_add_test(ends, killed_rank);
 	tcase_add_test(ends, killed_in_a_step);
 	tcase_add_test(ends, stopped_rank);
-	tcase_add_test(ends, ranks_end_with_their_engine);
+	tcase_add_loop_test(ends, ranks_end_with_their_engine, 0, 2);
 	tcase_add_test(ends, signals_are_for_rank_0);
 	tcase_set_timeout(bad, 60);
 	tcase_add_test(bad, refusals);

@@ -711,7 +711,7 @@ START_TEST(test_every_key_is_documented)
 {
 	static const char *const names[] = {
 		"name", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "params", "active_params", "weight_bytes", "kv_bytes", "context", "vocab", "eos",
-		"eos_rate", "seed", "flops", "bandwidth", "launch_us", "step_us", "tp", "exchange_us", "link_bandwidth", "check", "time_scale",
+		"eos_rate", "seed", "flops", "bandwidth", "launch_us", "step_us", "tp", "exchange_us", "link_bandwidth", "check", "time_scale", "hang_step",
 	};
 	char line[256], seen[4096] = "";
 	struct engine *with = NULL, *without = NULL;
