@@ -569,6 +569,10 @@ const char *peer_expected(const struct peer *p)
 {
 	return p->expected;
 }
+int peer_said_goodbye(const struct peer *p)
+{
+	return p->bye;
+}
 const char *peer_endpoint(const struct peer *p)
 {
 	return p->endpoint;

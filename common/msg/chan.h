@@ -87,6 +87,7 @@ const char *peer_name(const struct peer *p);       /* "?" before hello */
 uint64_t peer_epoch(const struct peer *p);
 int peer_begins_anew(const struct peer *p);        /* within `down`: its process lives, it had lost sight of us, and it is up again next */
 const char *peer_expected(const struct peer *p);   /* the name that chan_connect was given; "" for none */
+int peer_said_goodbye(const struct peer *p);       /* within `down`: it ends in order */
 const char *peer_endpoint(const struct peer *p);   /* what chan_connect was given; "" for those that connected to us */
 int peer_is_up(const struct peer *p);
 int peer_tag(const struct peer *p);                /* 0 for those that connected to us */

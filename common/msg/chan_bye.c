@@ -26,8 +26,11 @@ void chan_goodbye_taken(struct chan *c, struct peer *p, const struct incoming *i
 		chan_send_link(c, p, MSG_GOODBYE, &heard.base);
 	else
 		chan_send_rid(c, in->rid, in->rid_len, MSG_GOODBYE, &heard.base);
-	if (p && p->state == PEER_UP && in->m.env->epoch == p->epoch)
-		chan_peer_down(c, p, "it said goodbye", p->dealer ? PEER_HELLO : PEER_DEAD);
+	if (!p || p->state != PEER_UP || in->m.env->epoch != p->epoch)
+		return;
+	p->bye = 1;
+	chan_peer_down(c, p, "it said goodbye", p->dealer ? PEER_HELLO : PEER_DEAD);
+	p->bye = 0;
 }
 
 static void say(struct chan *c)

@@ -59,6 +59,7 @@ struct peer {
 	int anew;                /* it is down only for its link to begin anew */
 	struct process_origin origin;   /* of its HELLO or WELCOME: all its messages come from there */
 	struct parts parts;
+	int bye;                 /* it is down because it said goodbye */
 	int bye_waits;           /* chan_destroy: it has not yet answered our goodbye */
 	void *data;
 	Pds__Hello *hello;       /* theirs, if they connected to us */
