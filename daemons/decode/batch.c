@@ -257,7 +257,9 @@ static void step(struct decode *d, uint32_t n)
 	struct err err = {0};
 	uint64_t begin = clock_us(), rows = 0, of_prompts = 0;
 	struct report *rep = report_new(w);
+	watch_turn(&w->watch);
 	int r = engine_step(w->engine, d->spans, n, NULL, NULL, &err);
+	watch_turn(&w->watch);
 	uint64_t took = clock_us() - begin;
 	for (uint32_t i = 0; i < n; i++) {
 		struct seq *q = d->step_seqs[i];
@@ -344,7 +346,7 @@ void batch_stop(struct decode *d)
 	d->stop = 1;
 	pthread_cond_signal(&d->wake);
 	pthread_mutex_unlock(&d->lock);
-	pthread_join(d->thread, NULL);
+	watch_join(d->thread);
 	restore_fini(d);
 	sampler_destroy(&d->sampler);
 	spec_destroy(&d->spec);

@@ -39,6 +39,7 @@ struct seq {
 	uint64_t place, upto;          /* QUEUED: its number in the queue, and the blocks that it and all before it ask for; both count from decode.queue_* */
 	uint32_t asks;                 /* blocks: for its tokens, and what is kept for its growth */
 	uint64_t estimate_us;          /* the first that was told, 0: none */
+	uint64_t told_us;              /* QUEUED: when its prefill worker was last told its place */
 	struct list batch;             /* schedule thread: waiting or running */
 	struct worker *w;
 	struct work work;
@@ -90,6 +91,7 @@ struct tomb {                          /* a cancel that came first, or an attemp
 	uint64_t until_us;
 };
 
+#define HASH_TOKENS 4096u              /* hashed in one round of the loop: about 50 us */
 #define TOMB_SECONDS 600u              /* longest life of a tomb */
 #define TOMB_WHEEL 1024u               /* one list for each second of it, and to spare */
 
@@ -107,6 +109,7 @@ struct decode {
 	uint64_t lease_us;
 	int draining;
 	struct event *timer;           /* pending while there are sequences */
+	struct event *hashing;         /* pending while the head of the queue is hashed in pieces */
 	/* reservations that wait: place and upto of the last one that left at the head, and of the last one that came */
 	uint64_t gone_place, gone_upto, last_place, last_upto;
 	uint32_t max_queued;
@@ -165,7 +168,9 @@ void seq_end(struct seq *q);           /* gives back what it has, leaves a tomb,
 void seq_forget(struct seq *q);        /* as if it had never come: the same attempt may be asked for again */
 void seq_head(const struct seq *q, struct msg_head *h);
 struct seq *seq_find(struct decode *d, const struct msg_head *h);
-/* Extends q->hashes to all full blocks of its tokens. */
+/* Extends q->hashes by the blocks of at most `tokens` tokens. 1: all full blocks are hashed. seq_hash:
+ * all at once, on the schedule thread. */
+int seq_hash_some(struct seq *q, uint32_t tokens);
 void seq_hash(struct seq *q);
 uint64_t seq_growth_tokens(const struct decode *d, const struct work *w);
 
@@ -199,7 +204,10 @@ void lease_deny(struct seq *q, Pds__Fault fault, const char *text, uint64_t retr
 void lease_try_grant(struct decode *d);
 uint64_t lease_growth(struct decode *d);            /* blocks that are kept for those who have room */
 void lease_drop(struct seq *q, const char *why);    /* QUEUED, LEASED: with the fence */
-void lease_lost(struct seq *q, const char *why);    /* as drop, and the router is told */
+/* As drop, and the router is told. by_prefill: it was the prefill worker's failure. */
+void lease_lost(struct seq *q, const char *why, int by_prefill);
+/* Reservations that wait for room: their prefill workers hear the place again, each second. */
+void lease_tell_queued(struct decode *d, uint64_t now_us);
 void lease_deny_queued(struct decode *d, const char *why);      /* those who wait for room ask elsewhere */
 void lease_messager_gone(struct decode *d, uint64_t epoch);
 void lease_messager_up(struct decode *d);

@@ -13,14 +13,15 @@ static void go_on(struct seq *q)
 
 static void refuse(struct seq *q, Pds__Fault fault, const char *text)
 {
-	int retry = fault != PDS__FAULT__FAULT_INVALID;
 	uint64_t after = fault == PDS__FAULT__FAULT_OVERLOADED ? CONSTRAINT_RETRY_US : 0;
 	struct msg_head h;
 	seq_head(q, &h);
 	if (*q->prefill)
 		lease_deny(q, fault, text, after);
 	else
-		worker_fail_until(q->w, &h, q->work.router, q->work.router_epoch, fault, retry, text, after);
+		worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch,
+		               &(struct worker_failure){.fault = fault, .retry = fault != PDS__FAULT__FAULT_INVALID,
+		                                        .text = text, .retry_after_us = after});
 	seq_forget(q);
 }
 

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TELL_US 1000000u
+
 static struct seq *by_lease(struct decode *d, const Pds__Lease *l)
 {
 	if (l->epoch != svc_epoch(d->w->svc))
@@ -120,7 +122,6 @@ static int room_for(struct decode *d, struct seq *q)
 		q->room_blocks = need + 8;
 		q->blocks = mem_array(q->room_blocks, sizeof *q->blocks);
 	}
-	seq_hash(q);
 	uint32_t may = q->work.prompt_logprobs ? 0 : (q->work.n_tokens - 1) / bt;
 	if (!fits(d, need - kv_pool_probe(w->pool, q->hashes, may), growth))
 		return 0;
@@ -139,6 +140,10 @@ void lease_try_grant(struct decode *d)
 	uint64_t now = clock_us();
 	while (!list_empty(&d->queued)) {
 		struct seq *q = list_entry(d->queued.next, struct seq, queue);
+		if (!seq_hash_some(q, HASH_TOKENS)) {
+			event_add(d->hashing, &(struct timeval){0, 0});
+			return;
+		}
 		if (!room_for(d, q)) {
 			if (writeout_wait(d->w->writeout, d->wait_us) == WRITEOUT_VOID)
 				continue;
@@ -170,6 +175,7 @@ static void send_queued(struct decode *d, struct seq *q, struct peer *p)
 	m.estimate_us = waits ? queue_estimate_of(d, q) : queue_retry_after(d);
 	if (!q->estimate_us)
 		q->estimate_us = m.estimate_us;
+	q->told_us = clock_us();
 	svc_send(d->w->svc, p, MSG_KV_QUEUED, &h, &m.base);
 }
 
@@ -180,6 +186,17 @@ void lease_deny(struct seq *q, Pds__Fault fault, const char *text, uint64_t retr
 	seq_head(q, &h);
 	if (p)
 		send_deny(q->w, p, &h, fault, text, retry_us);
+}
+
+void lease_tell_queued(struct decode *d, uint64_t now)
+{
+	list_each(it, &d->seqs) {
+		struct seq *q = list_entry(it, struct seq, node);
+		int waits = q->state == SEQ_QUEUED || (q->state == SEQ_COMPILING && *q->prefill);
+		struct peer *p = waits && now - q->told_us >= TELL_US ? prefill_peer(q) : NULL;
+		if (p)
+			send_queued(d, q, p);
+	}
 }
 
 static struct seq *admit(struct worker *w, const struct msg_head *h, const Pds__Request *r, Pds__Fault *fault, struct err *err)
@@ -307,12 +324,14 @@ void lease_deny_queued(struct decode *d, const char *why)
 	}
 }
 
-void lease_lost(struct seq *q, const char *why)
+void lease_lost(struct seq *q, const char *why, int by_prefill)
 {
+	struct worker_failure f = {.fault = PDS__FAULT__FAULT_LEASE_LOST, .retry = 1, .text = why,
+	                           .blame = by_prefill ? q->prefill : NULL};
 	struct msg_head h;
 	seq_head(q, &h);
 	stat_add(svc_stats(q->w->svc), WS_LEASES_LOST, 1);
-	worker_fail(q->w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_LEASE_LOST, 1, why);
+	worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch, &f);
 	lease_drop(q, why);
 }
 
@@ -354,7 +373,7 @@ void lease_check(struct decode *d, uint64_t now)
 		if (q->state == SEQ_QUARANTINE && q->revoke_owed)
 			send_revoke(q);         /* the link's window was full: without this word the fence never comes */
 		else if (q->state == SEQ_LEASED && now >= q->lease_until_us && !(q->kv_ready && q->has_first))
-			lease_lost(q, "the lease expired: its prefill worker did not renew it");
+			lease_lost(q, "the lease expired: its prefill worker did not renew it", 1);
 		else if (q->state != SEQ_QUARANTINE && now >= q->work.deadline_us && !q->cancelled) {
 			worker_fail(d->w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DEADLINE, 0, "the request's deadline has passed in decode");
 			if (q->state == SEQ_ACTIVE || q->state == SEQ_COMPILING) {
@@ -501,7 +520,7 @@ void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h, 
 	if (!q || q->state != SEQ_LEASED || q->has_first || q->lease_id != m->lease_id || q->lease_generation != m->lease_generation)
 		return;
 	if (m->token->id >= w->info->vocab) {
-		lease_lost(q, "the prefill worker's first token is outside the vocabulary");
+		lease_lost(q, "the prefill worker's first token is outside the vocabulary", 1);
 		return;
 	}
 	take_first(q, m->token);

@@ -48,16 +48,24 @@ struct seq *seq_find(struct decode *d, const struct msg_head *h)
 	return map_get(d->by_key, k.b);
 }
 
-void seq_hash(struct seq *q)
+int seq_hash_some(struct seq *q, uint32_t tokens)
 {
 	const struct worker *w = q->w;
 	uint32_t bt = w->info->kv.block_tokens, full = q->work.n_tokens / bt;
+	uint32_t some = (tokens + bt - 1) / bt, left = full - q->n_hashes;
+	uint32_t to = left > some ? q->n_hashes + some : full;
 	if (full > q->room_hashes) {
 		q->room_hashes = full + 64;
 		q->hashes = mem_grow(q->hashes, q->room_hashes, sizeof *q->hashes);
 	}
-	for (; q->n_hashes < full; q->n_hashes++)
+	for (; q->n_hashes < to; q->n_hashes++)
 		kv_hash_block(q->n_hashes ? &q->hashes[q->n_hashes - 1] : &w->root, q->work.tokens + (size_t)q->n_hashes * bt, bt, &q->hashes[q->n_hashes]);
+	return q->n_hashes == full;
+}
+
+void seq_hash(struct seq *q)
+{
+	seq_hash_some(q, q->work.n_tokens);
 }
 
 uint64_t seq_growth_tokens(const struct decode *d, const struct work *w)

@@ -85,9 +85,16 @@ void seq_ended(struct svc *s, void *arg)
 	struct msg_head h;
 	(void)s;
 	seq_head(q, &h);
-	Pds__Fault fault = q->hopeless ? PDS__FAULT__FAULT_INVALID : q->no_memory ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INTERNAL;
-	if (q->failed && !q->cancelled)
-		worker_fail_until(q->w, &h, q->work.router, q->work.router_epoch, fault, !q->hopeless, q->fail_text, q->no_memory ? CONSTRAINT_RETRY_US : 0);
+	if (q->failed && !q->cancelled) {
+		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INTERNAL, .retry = 1, .text = q->fail_text,
+		                           .blame = svc_name(q->w->svc)};
+		if (q->hopeless)
+			f = (struct worker_failure){.fault = PDS__FAULT__FAULT_INVALID, .text = q->fail_text};
+		else if (q->no_memory)
+			f = (struct worker_failure){.fault = PDS__FAULT__FAULT_OVERLOADED, .retry = 1,
+			                            .text = q->fail_text, .retry_after_us = CONSTRAINT_RETRY_US};
+		worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch, &f);
+	}
 	log_req(LOG_INFO, &q->work.id, "decode_done", "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u cancelled=%d", q->work.attempt,
 	        work_index(&q->work), q->cached_tokens, (unsigned long long)(q->first_us ? q->done_us - q->first_us : 0), q->preemptions, q->drafted,
 	        q->accepted, q->cancelled);
@@ -104,19 +111,54 @@ static void peer_up(struct worker *w, struct peer *p)
 		lease_messager_up(decode_of(w));
 }
 
+/* Does not grant what becomes free to others: the caller does. */
+static void reservation_drop(struct seq *q, const char *why)
+{
+	log_req(LOG_INFO, &q->work.id, "reservation_dropped", "attempt=%u prefill=%s why=%s",
+	        q->work.attempt, q->prefill, log_quote(why));
+	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
+	seq_end(q);
+}
+
+/* A prefill worker that lives asks the next candidate, or fails the attempt itself. So the router hears
+ * of leases only, one of which it may know to be the attempt's. Reservations go first: what leases give
+ * back is for others. */
+static void prefill_gone(struct decode *d, struct peer *p)
+{
+	static const enum seq_state order[] = {SEQ_COMPILING, SEQ_QUEUED, SEQ_LEASED};
+	for (int i = 0; i < 3; i++)
+		list_each_safe(it, nx, &d->seqs) {
+			struct seq *q = list_entry(it, struct seq, node);
+			if (q->state != order[i] || q->prefill_epoch != peer_epoch(p) ||
+			    strcmp(q->prefill, peer_name(p)) != 0)
+				continue;
+			if (q->state == SEQ_COMPILING)
+				q->cancelled = 1;
+			else if (q->state == SEQ_QUEUED)
+				reservation_drop(q, "its prefill worker is gone");
+			else
+				lease_lost(q, "its prefill worker is gone", 0);
+		}
+	lease_try_grant(d);
+}
+
+static void router_gone(struct decode *d, struct peer *p)
+{
+	list_each_safe(it, nx, &d->seqs) {
+		struct seq *q = list_entry(it, struct seq, node);
+		if (strcmp(q->work.router, peer_name(p)) == 0 &&
+		    q->work.router_epoch == peer_epoch(p))
+			cancel_seq(q, "the router is gone");
+	}
+}
+
 static void peer_down(struct worker *w, struct peer *p, const char *why)
 {
 	(void)why;
-	list_each_safe(it, nx, &decode_of(w)->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
-		if (peer_tag(p) == TAG_ROUTER && strcmp(q->work.router, peer_name(p)) == 0 && q->work.router_epoch == peer_epoch(p))
-			cancel_seq(q, "the router is gone");
-		else if (peer_tag(p) == TAG_NONE && (q->state == SEQ_LEASED || q->state == SEQ_QUEUED) && q->prefill_epoch == peer_epoch(p) &&
-		         strcmp(q->prefill, peer_name(p)) == 0)
-			lease_lost(q, "its prefill worker is gone");
-		else if (peer_tag(p) == TAG_NONE && q->state == SEQ_COMPILING && q->prefill_epoch == peer_epoch(p) && strcmp(q->prefill, peer_name(p)) == 0)
-			q->cancelled = 1;
-	}
+	if (peer_tag(p) == TAG_ROUTER)
+		router_gone(decode_of(w), p);
+	else if (peer_tag(p) == TAG_NONE)
+		prefill_gone(decode_of(w), p);
 }
 
 static void messager_gone(struct worker *w, uint64_t epoch)
@@ -143,6 +185,13 @@ static void sample_waiting(struct decode *d)
 	stat_add(svc_stats(d->w->svc), WS_WAIT_FREE, ks.by_state[KV_FREE] + ks.evictable);
 }
 
+static void on_hashing(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	lease_try_grant(arg);
+}
+
 static const struct timeval interval = {0, TIMER_US};
 
 /* Runs only while there are sequences: an idle worker is not woken. */
@@ -157,6 +206,8 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	sample_waiting(d);
 	lease_check(d, now);
 	lease_try_grant(d);
+	lease_tell_queued(d, now);
+	watch_look(d->w);
 	if (!list_empty(&d->seqs))
 		event_add(d->timer, &interval);
 }
@@ -196,6 +247,7 @@ static int start(struct worker *w, struct err *err)
 	d->wait_us = (uint64_t)conf_int(c, "preempt_wait_ms") * 1000u;
 	d->restore_wait_us = (uint64_t)conf_int(c, "restore_wait_ms") * 1000u;
 	d->timer = event_new(svc_base(w->svc), -1, 0, on_timer, d);
+	d->hashing = event_new(svc_base(w->svc), -1, 0, on_hashing, d);
 	return batch_start(d, err);
 }
 
@@ -237,6 +289,7 @@ static void stop(struct worker *w)
 	if (!d)
 		return;
 	event_free(d->timer);
+	event_free(d->hashing);
 	form_stop(d);
 	batch_stop(d);
 	list_each_safe(it, nx, &d->seqs) {

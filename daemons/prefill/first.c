@@ -56,7 +56,7 @@ void job_computed(struct job *j)
 	j->hands--;
 	stat_add(st, WS_PRECONDITIONS, j->broken != 0);
 	if (j->step_failed) {
-		job_fail(j, PDS__FAULT__FAULT_INTERNAL, 1, j->fail_text);
+		job_fail_by(j, PDS__FAULT__FAULT_INTERNAL, 1, j->fail_text, svc_name(j->w->svc));
 		return;
 	}
 	if (j->hopeless || j->no_memory) {

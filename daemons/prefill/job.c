@@ -156,7 +156,7 @@ void job_drop(struct job *j, const char *why)
 		store_cancel(j->w->store, j->lookup);
 }
 
-void job_fail(struct job *j, Pds__Fault fault, int retry, const char *text)
+void job_fail_by(struct job *j, Pds__Fault fault, int retry, const char *text, const char *blame)
 {
 	if (j->state == JOB_END)
 		return;
@@ -165,9 +165,16 @@ void job_fail(struct job *j, Pds__Fault fault, int retry, const char *text)
 		int room = fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_NO_ROOM;
 		job_head(j, &h);
 		j->told_failed = 1;
-		worker_fail_until(j->w, &h, j->work.router, j->work.router_epoch, fault, retry, text, room ? j->room_after_us : 0);
+		worker_fail_by(j->w, &h, j->work.router, j->work.router_epoch,
+		               &(struct worker_failure){fault, retry, text, blame,
+		                                        room ? j->room_after_us : 0});
 	}
 	job_drop(j, text);
+}
+
+void job_fail(struct job *j, Pds__Fault fault, int retry, const char *text)
+{
+	job_fail_by(j, fault, retry, text, NULL);
 }
 
 void job_fail_constraint(struct job *j)
@@ -233,9 +240,21 @@ void job_take(struct job *j)
 	to_thread(j, 2);
 }
 
+void job_adopt_taken(struct job *j)
+{
+	if (!j->taken.n)
+		return;
+	j->blocks = j->taken.blocks;
+	j->n_blocks = j->taken.n;
+	j->published = j->taken.matched;
+	j->computed = j->start_tokens = j->taken.matched * j->w->info->kv.block_tokens;
+	j->taken.n = 0;
+}
+
 void job_taken(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
+	job_adopt_taken(j);
 	int got = j->n_blocks > 0, gone = j->cancelled || j->hopeless || j->no_memory, again = s->releases != j->releases;
 	j->hands--;
 	if (s->retrying == j)

@@ -35,6 +35,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#define RESERVE_FAR UINT64_MAX
 #define FETCH_PART 16u           /* blocks that are read in one batch: what has come when the wait is over is used */
 
 enum job_state { JOB_NEW, JOB_PREPARE, JOB_LOOKUP, JOB_RESERVE, JOB_TAKE, JOB_BLOCKED, JOB_SHARE, JOB_FETCH, JOB_RUN, JOB_COMPUTED, JOB_END, JOB_STATE_COUNT };
@@ -46,7 +47,10 @@ struct target {
 	uint64_t epoch;
 	struct peer *peer;            /* its link, NULL while it is down or of another life */
 	uint32_t refs;                /* candidates that point here */
+	int ended_in_order;           /* that life said goodbye */
 	uint32_t inflight;            /* asked of it and not yet handed over: at most max_inflight */
+	uint64_t told_us;             /* when it last told how long a new reservation waits; 0: never */
+	uint64_t room_at_us;          /* when it grants a new one, by that; RESERVE_FAR: not known */
 };
 
 struct candidate {
@@ -99,7 +103,10 @@ struct job {
 	uint32_t n_candidates, at;    /* at: the one that is asked or granted */
 	int asked, counted, parked;   /* Reserve is sent to candidate[at]; counted in its inflight; in the list of the parked */
 	uint64_t asked_us;
+	uint64_t queued_us;           /* when the candidate last told its place; 0: not yet */
+	uint64_t room_at_us;          /* when it grants, by what it told; RESERVE_FAR: not known */
 	Pds__Fault why_fault;         /* of the candidate that was closed last */
+	const char *why_blame;        /* its name, if that was its failure; else NULL */
 	uint64_t room_after_us;       /* least time that a candidate named until there is room, 0: none did */
 	char why[160];
 
@@ -126,6 +133,11 @@ struct job {
 	uint32_t d_cached;            /* tokens that D holds */
 	uint32_t *dst, n_dst;
 
+	/* What the prepare thread took, in TAKE; the job's own once the loop has adopted it. matched: the
+	 * leading blocks that came from the prefix index. */
+	struct {
+		uint32_t *blocks, n, matched;
+	} taken;
 	uint32_t *blocks, n_blocks;   /* held here */
 	uint32_t start_tokens;        /* not computed here: matched and fetched */
 	uint32_t fetched_tokens;
@@ -224,7 +236,9 @@ void stage_jobs(struct prefill *s, int by);              /* one more or one less
 void job_enter(struct job *j, enum job_state next);
 void job_drop(struct job *j, const char *why);           /* cancel everywhere, give all back, end; when held by others: as soon as they return it */
 void job_end(struct job *j);                             /* give all back, end; nobody holds it */
+/* blame: the worker whose failure it is, or NULL. job_fail: no worker's. */
 void job_fail(struct job *j, Pds__Fault fault, int retry, const char *text);
+void job_fail_by(struct job *j, Pds__Fault fault, int retry, const char *text, const char *blame);
 void job_fail_constraint(struct job *j);                 /* hopeless or no_memory, with fail_text */
 void job_begin(struct job *j);                           /* NEW -> PREPARE */
 void job_take(struct job *j);                            /* granted: to a prepare thread, or behind those who wait for blocks */
@@ -235,6 +249,7 @@ void job_head(const struct job *j, struct msg_head *h);
 const char *job_state_name(enum job_state s);
 void job_prepared(struct job *j);
 void job_taken(struct job *j);
+void job_adopt_taken(struct job *j);                     /* j->taken becomes its blocks */
 void job_run(struct job *j);                             /* to the ring and into the schedule; or it waits, with its blocks, for a slot */
 void job_came_back(struct prefill *s);                   /* a slot or blocks are there again */
 
@@ -254,10 +269,13 @@ void job_finish_if_done(struct job *j);
 struct target *target_get(struct prefill *s, const char *name, uint64_t epoch);
 void target_put(struct target *t);
 void reserve_link(struct prefill *s, struct peer *p, int up);
+/* Why an attempt fails whose decode worker is gone */
+Pds__Fault reserve_gone_fault(const struct target *t);
 void reserve_place(struct job *j);                       /* asks the first candidate that may be asked now, or parks */
 void reserve_parked(struct prefill *s);                  /* some of the parked may be asked now */
 void reserve_close(struct job *j, Pds__Fault fault, const char *text);   /* the present candidate is given up; the next is asked */
 void reserve_denied(struct job *j, const Pds__Deny *m);
+void reserve_queued(struct job *j, const Pds__Queued *m);
 void reserve_granted(struct job *j, const Pds__Grant *g, const char *from);
 void reserve_check(struct job *j, uint64_t now);         /* late or due? */
 void reserve_uncount(struct job *j);                     /* it is in flight no more */

@@ -65,17 +65,16 @@ static void phase_take(struct job *j)
 		return;
 	uint64_t begin = clock_us();
 	uint32_t need = worker_blocks_for(w, j->work.n_tokens);
-	j->blocks = mem_array(need, sizeof *j->blocks);
-	uint32_t matched = kv_pool_match(w->pool, j->hashes, j->n_match, &j->work.id, j->blocks);
-	if (wait_for_writes(j, need - matched) || kv_pool_take(w->pool, need - matched, KV_HELD, &j->work.id, j->blocks + matched) < 0) {
-		kv_pool_release(w->pool, j->blocks, matched);
-		free(j->blocks);
-		j->blocks = NULL;
+	uint32_t *blocks = mem_array(need, sizeof *blocks);
+	uint32_t matched = kv_pool_match(w->pool, j->hashes, j->n_match, &j->work.id, blocks);
+	if (wait_for_writes(j, need - matched) ||
+	    kv_pool_take(w->pool, need - matched, KV_HELD, &j->work.id, blocks + matched) < 0) {
+		kv_pool_release(w->pool, blocks, matched);
+		free(blocks);
 	} else {
-		j->n_blocks = need;
-		j->published = matched;
-		j->start_tokens = matched * w->info->kv.block_tokens;
-		j->computed = j->start_tokens;
+		j->taken.blocks = blocks;
+		j->taken.n = need;
+		j->taken.matched = matched;
 	}
 	j->prepare_us += clock_us() - begin;
 }

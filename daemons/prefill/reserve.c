@@ -4,15 +4,24 @@
  * time that it hinted at has come, and fewer than max_inflight_prefill of our requests are in flight there. Only a link that is not up yet holds back
  * those behind it in the order, for LINK_WAIT_US. Is there none, the job is parked, holding
  * nothing; who is parked longest is asked for first as soon as a place, a link or a time has come. So a decode worker
- * that is slow or full keeps only those who want no other. A candidate is given up when it denies without a hint, does not grant
- * in LATE_US while another might, or is gone; after the last the attempt fails, and the router places it anew. Nothing here waits past the deadline. */
+ * that is slow or full keeps only those who want no other. A candidate is given up when it denies without
+ * a hint, is gone, or is left for one that is expected to grant much sooner; after the last the attempt
+ * fails, and the router places it again. Nothing here waits past the deadline.
+ *
+ * Whoever leaves a queue does not come back to it, so a job leaves only where the wait elsewhere is less
+ * than half of what is left here. Each second a decode worker tells those who wait when it expects to have
+ * room. For the other candidates counts what they last told any job; one that told nothing lately may have
+ * room, and is tried after LATE_US. */
 #include "prefill.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define LATE_US 2000000u        /* a candidate that has not granted by then makes way for another, if that may be asked */
+#define LATE_US 2000000u    /* may be tried after so long here, if nothing is known of it */
+#define KNOWN_US 2000000u   /* how long what a candidate told is used */
+#define SILENT_US 3500000u  /* it tells each second: one that is silent for so long has no estimate */
+#define SOONER_US 500000u   /* the least gain that is worth leaving for */
 #define LINK_WAIT_US 3000000u   /* for the link to a candidate to come up */
 #define HINT_MIN_US 20000u      /* whatever a denial says, it is not asked again before */
 
@@ -49,9 +58,10 @@ void reserve_link(struct prefill *s, struct peer *p, int up)
 {
 	list_each(it, &s->targets) {
 		struct target *t = list_entry(it, struct target, node);
-		if (!up && t->peer == p)
+		if (!up && t->peer == p) {
 			t->peer = NULL;
-		else if (up && strcmp(t->name, peer_name(p)) == 0 && t->epoch == peer_epoch(p))
+			t->ended_in_order = peer_said_goodbye(p);
+		} else if (up && strcmp(t->name, peer_name(p)) == 0 && t->epoch == peer_epoch(p))
 			t->peer = p;
 	}
 	stage_soon(s, SOON_PLACE);
@@ -117,6 +127,7 @@ static void close_candidate(struct job *j, struct candidate *c, Pds__Fault fault
 {
 	c->closed = 1;
 	j->why_fault = fault;
+	j->why_blame = fault == PDS__FAULT__FAULT_INTERNAL ? c->target->name : NULL;
 	snprintf(j->why, sizeof j->why, "%s", text);
 }
 
@@ -141,16 +152,25 @@ static int ask(struct job *j, uint32_t at)
 	j->at = at;
 	j->asked = j->counted = 1;
 	j->asked_us = now;
+	j->queued_us = 0;
+	j->room_at_us = RESERVE_FAR;
 	t->inflight++;
 	return 1;
+}
+
+/* Of one that ended in order the attempt is given back, not lost. */
+Pds__Fault reserve_gone_fault(const struct target *t)
+{
+	return t->ended_in_order ? PDS__FAULT__FAULT_DRAINING : PDS__FAULT__FAULT_PEER_LOST;
 }
 
 /* The link to a candidate in our order is awaited for a while before the next is thought of; a later life of it will not be it. */
 static int await_link(struct job *j, struct candidate *c, uint64_t now)
 {
 	struct peer *p = chan_find(svc_chan(j->w->svc), c->target->name);
-	if (p && peer_is_up(p) && peer_epoch(p) > c->target->epoch) {
-		close_candidate(j, c, PDS__FAULT__FAULT_PEER_LOST, "every decode worker that was named is gone");
+	if (c->target->ended_in_order || (p && peer_is_up(p) && peer_epoch(p) > c->target->epoch)) {
+		close_candidate(j, c, reserve_gone_fault(c->target),
+		                "every decode worker that was named is gone");
 		return 0;
 	}
 	if (!c->since_us)
@@ -184,7 +204,7 @@ void reserve_place(struct job *j)
 	if (open)
 		park(j);
 	else
-		job_fail(j, j->why_fault, 1, j->why);
+		job_fail_by(j, j->why_fault, 1, j->why, j->why_blame);
 }
 
 void reserve_uncount(struct job *j)
@@ -230,11 +250,36 @@ void reserve_leave(struct job *j)
 
 /* --- answers ---------------------------------------------------------------------------------------------------------------------------- */
 
+/* For a new reservation; 0: there is room now. */
+static void note_room(struct target *t, uint64_t at_us, uint64_t now)
+{
+	t->told_us = now;
+	t->room_at_us = at_us;
+}
+
+void reserve_queued(struct job *j, const Pds__Queued *m)
+{
+	struct target *t = j->candidate[j->at].target;
+	uint64_t now = clock_us();
+	int again = j->queued_us != 0;
+	j->queued_us = now;
+	j->room_at_us = m->estimate_us ? now + m->estimate_us : RESERVE_FAR;
+	/* who comes later waits at least for as long */
+	if (!again || j->room_at_us >= t->room_at_us)
+		note_room(t, j->room_at_us, now);
+	log_req(again ? LOG_DEBUG : LOG_INFO, &j->work.id, "reserve_queued",
+	        "decode=%s position=%u estimate_us=%llu", t->name, m->position,
+	        (unsigned long long)m->estimate_us);
+	reserve_check(j, now);
+}
+
 /* With a hint the candidate stays one, from then on: no use if that is past the deadline. */
 void reserve_denied(struct job *j, const Pds__Deny *m)
 {
 	struct candidate *c = &j->candidate[j->at];
 	uint64_t wait = m->retry_after_us && m->retry_after_us < HINT_MIN_US ? HINT_MIN_US : m->retry_after_us;
+	if (wait)
+		note_room(c->target, clock_us() + wait, clock_us());
 	j->asked = 0;
 	reserve_uncount(j);
 	stat_add(svc_stats(j->w->svc), WS_DENIED, 1);
@@ -274,9 +319,52 @@ void reserve_granted(struct job *j, const Pds__Grant *g, const char *from)
 	memcpy(j->dst, g->blocks, j->n_dst * sizeof *j->dst);
 	j->granted_us = clock_us();
 	j->reserve_us = j->granted_us - j->asked_us;
+	if (!j->queued_us)
+		note_room(j->candidate[j->at].target, 0, j->granted_us);
 	stat_observe_us(svc_stats(j->w->svc), WS_RESERVE_SECONDS, j->reserve_us);
 	if (!share_wait(j, j->probed))
 		job_take(j);
+}
+
+static uint64_t from_now(uint64_t at_us, uint64_t now)
+{
+	return at_us == RESERVE_FAR ? RESERVE_FAR : at_us > now ? at_us - now : 0;
+}
+
+/* How long it will be until the candidate that is asked grants. */
+static uint64_t rest_here(const struct job *j, uint64_t now)
+{
+	int told = j->queued_us && now - j->queued_us < SILENT_US;
+	return told ? from_now(j->room_at_us, now) : RESERVE_FAR;
+}
+
+/* How long a new reservation would wait there. Of one that told nothing lately it is not known:
+ * it may have room, and is tried when the job has waited for a while. */
+static uint64_t wait_there(const struct job *j, const struct target *t, uint64_t now)
+{
+	int known = t->told_us && now - t->told_us < KNOWN_US;
+	uint64_t us = from_now(t->room_at_us, now);
+	if (known || (t->told_us && us && us != RESERVE_FAR))
+		return us;
+	return now - j->asked_us > LATE_US ? 0 : RESERVE_FAR;
+}
+
+/* The candidate to go to; the present one if there is none that is much better. */
+static uint32_t sooner(const struct job *j, uint64_t now)
+{
+	uint64_t least = rest_here(j, now) / 2;
+	uint32_t best = j->at;
+	for (uint32_t i = 0; i < j->n_candidates; i++) {
+		const struct candidate *c = &j->candidate[i];
+		if (i == j->at || !may_ask(prefill_of(j->w), c, now))
+			continue;
+		uint64_t us = wait_there(j, c->target, now);
+		if (us == RESERVE_FAR || us + SOONER_US >= least)
+			continue;
+		least = us + SOONER_US;
+		best = i;
+	}
+	return best;
 }
 
 void reserve_check(struct job *j, uint64_t now)
@@ -285,11 +373,12 @@ void reserve_check(struct job *j, uint64_t now)
 		reserve_place(j);
 		return;
 	}
-	if (now - j->asked_us <= LATE_US)
+	uint32_t to = sooner(j, now);
+	if (to == j->at)
 		return;
-	for (uint32_t i = 0; i < j->n_candidates; i++)
-		if (i != j->at && may_ask(prefill_of(j->w), &j->candidate[i], now)) {
-			reserve_close(j, PDS__FAULT__FAULT_NO_ROOM, "no decode worker has room");
-			return;
-		}
+	close_candidate(j, &j->candidate[j->at], PDS__FAULT__FAULT_NO_ROOM,
+	                "no decode worker has room");
+	reserve_cancel(j, "another decode worker has room sooner");
+	if (!ask(j, to))
+		reserve_place(j);
 }

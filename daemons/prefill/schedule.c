@@ -254,7 +254,9 @@ static uint64_t step(struct prefill *s, uint32_t first, uint32_t n)
 static void whole_step(struct prefill *s, uint32_t n)
 {
 	struct worker *w = s->w;
+	watch_turn(&w->watch);
 	uint64_t begin = clock_us(), rows = step(s, 0, n);
+	watch_turn(&w->watch);
 	w->progress++;
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
@@ -318,7 +320,7 @@ void schedule_stop(struct prefill *s)
 	s->stop = 1;
 	pthread_cond_signal(&s->wake);
 	pthread_mutex_unlock(&s->lock);
-	pthread_join(s->schedule, NULL);
+	watch_join(s->schedule);
 	sampler_destroy(&s->sampler);
 	free(s->spans);
 	free(s->step_jobs);

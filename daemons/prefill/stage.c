@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define TIMER_US 50000u
+#define STILL_US 1000000u        /* a step without progress for so long stalls its tasks */
 #define RENEW_US 400000u         /* or a third of the shortest lease held, if that is less */
 
 static void on_timer(struct svc *svc, void *arg);
@@ -225,8 +226,11 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	int code = work_init(&j->work, h, m->request, w->info, &err);
 	if (code < 0 || (code = constraint_take(w->constraints, &j->work, m->request, &err)) < 0) {
 		int later = code == ERR_NOMEM;
-		worker_fail_until(w, h, peer_name(p), peer_epoch(p), later ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INVALID, later, err.text,
-		                  later ? CONSTRAINT_RETRY_US : 0);
+		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INVALID, .text = err.text};
+		if (later)
+			f = (struct worker_failure){.fault = PDS__FAULT__FAULT_OVERLOADED, .retry = 1,
+			                            .text = err.text, .retry_after_us = CONSTRAINT_RETRY_US};
+		worker_fail_by(w, h, peer_name(p), peer_epoch(p), &f);
 		work_fini(&j->work);
 		free(j);
 		return;
@@ -265,8 +269,8 @@ static void on_queued(struct worker *w, struct peer *p, const struct msg_head *h
 	struct job *j = find(prefill_of(w), h);
 	if (!is_asked(j, p))
 		return;        /* late: granted meanwhile, or another candidate is asked */
-	log_req(LOG_INFO, &h->req, "reserve_queued", "decode=%s position=%u estimate_us=%llu", peer_name(p), m->position, (unsigned long long)m->estimate_us);
 	gate_stalled(j);
+	reserve_queued(j, m);
 }
 
 static void on_grant(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
@@ -314,6 +318,16 @@ static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h, 
 	job_finish_if_done(j);
 }
 
+/* A task that was malformed is our doing, and so is one that stalled because our step stands
+ * still. Else it was the messager, or the link to the decode worker. */
+static const char *task_failed_by(const struct job *j, Pds__Fault fault)
+{
+	struct worker *w = j->w;
+	int ours = fault == PDS__FAULT__FAULT_INTERNAL ||
+	           (fault == PDS__FAULT__FAULT_STALLED && watch_still_us(w) >= STILL_US);
+	return ours ? svc_name(w->svc) : NULL;
+}
+
 static void on_task_failed(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
 {
 	const Pds__TaskFailed *m = (const Pds__TaskFailed *)body;
@@ -321,7 +335,7 @@ static void on_task_failed(struct worker *w, struct peer *p, const struct msg_he
 	(void)p;
 	(void)h;
 	if (j && !j->kv_sent)
-		job_fail(j, m->fault, 1, m->text);
+		job_fail_by(j, m->fault, 1, m->text, task_failed_by(j, m->fault));
 }
 
 /* Only asked for by the gate. */
@@ -343,13 +357,17 @@ static void peer_up(struct worker *w, struct peer *p)
 		reserve_link(prefill_of(w), p, 1);
 }
 
-static void decode_lost(struct job *j)
+/* anew: it lives, and had lost sight of us. */
+static void decode_lost(struct job *j, int anew)
 {
+	const struct target *t = j->candidate[j->at].target;
 	j->asked = 0;
 	if (j->state == JOB_RESERVE)
-		reserve_close(j, PDS__FAULT__FAULT_PEER_LOST, "every decode worker that was named is gone");
+		reserve_close(j, reserve_gone_fault(t),
+		              "every decode worker that was named is gone");
 	else
-		job_fail(j, PDS__FAULT__FAULT_PEER_LOST, 1, "the decode worker is gone");
+		job_fail_by(j, reserve_gone_fault(t), 1, "the decode worker is gone",
+		            anew || t->ended_in_order ? NULL : t->name);
 }
 
 static void peer_down(struct worker *w, struct peer *p, const char *why)
@@ -365,7 +383,7 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 		if (peer_tag(p) == TAG_ROUTER && strcmp(j->work.router, peer_name(p)) == 0 && j->work.router_epoch == peer_epoch(p))
 			job_drop(j, "the router is gone");
 		else if (peer_tag(p) == TAG_WORKER && j->asked && !job_decode(j) && strcmp(job_decode_name(j), peer_name(p)) == 0)
-			decode_lost(j);
+			decode_lost(j, peer_begins_anew(p));
 	}
 	if (peer_tag(p) == TAG_WORKER)
 		close_dead_links(s);
@@ -384,8 +402,10 @@ static void check_waits(struct prefill *s, struct job *j, uint64_t now)
 	else if (j->state == JOB_FETCH)
 		fetch_late(j);
 	else if (j->state == JOB_COMPUTED && now - j->first_us > s->stall_us)
-		job_fail(j, PDS__FAULT__FAULT_STALLED, 1, j->kv_sent ? "the decode worker does not acknowledge the first token"
-		                                                      : "the messager does not report the transfer as done");
+		job_fail_by(j, PDS__FAULT__FAULT_STALLED, 1,
+		            j->kv_sent ? "the decode worker does not acknowledge the first token"
+		                       : "the messager does not report the transfer as done",
+		            j->kv_sent ? job_decode_name(j) : NULL);
 }
 
 /* A lease of this length is held: it must be renewed twice at least while it lasts. */
@@ -443,6 +463,7 @@ static void on_timer(struct svc *svc, void *arg)
 	}
 	gate_check(s, now);
 	job_retry_blocked(s);
+	watch_look(s->w);
 }
 
 /* --- life --------------------------------------------------------------------------------------------------------------------------------- */
@@ -543,6 +564,7 @@ static void stop(struct worker *w)
 	schedule_stop(s);
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
+		job_adopt_taken(j);
 		j->hands = 0;
 		j->cancelled = 0;
 		job_fail(j, PDS__FAULT__FAULT_DRAINING, 1, "the prefill worker ends");

@@ -41,6 +41,7 @@ static const struct conf_key keys[] = {
 	{"ring_slots", CONF_INT, "128", 1, 1024, "slots", 0, "prefill: transfers that may be under way; made for every role, so that it can be switched", NULL},
 	{"lease_ms", CONF_INT, "3000", 300, 600000, "ms", 0, "decode: life of a reservation that nobody renews (every third of it, if that is less than 400 ms)", NULL},
 	{"stall_ms", CONF_INT, "5000", 100, 600000, "ms", 0, "prefill: longest wait for the messager after the last token was computed", NULL},
+	{"step_timeout_ms", CONF_INT, "60000", 0, 86400000, "ms", 0, "a step that completes no layer for so long hangs: the process exits at once, for its service manager to restart it; 0: never", NULL},
 	{"max_queued", CONF_INT, "256", 0, 100000, "reservations", 0, "decode: reservations that may wait for room; past it they are refused, with a hint when to come again", NULL},
 	{"growth_ratio", CONF_FLOAT, "0.7", 0, 1, "", 0, "decode: share of the tokens still allowed for which room is kept: at first, and at most", NULL},
 	{"growth_ratio_min", CONF_FLOAT, "0.02", 0, 1, "", 0, "decode: the least that the share falls to; above 0 each sequence keeps a block at least", NULL},
@@ -168,7 +169,7 @@ static void end_broken(struct svc *s, void *arg)
 	struct worker *w = worker_of(s);
 	(void)arg;
 	if (w->engine && engine_broken(w->engine))
-		svc_give_up(s, engine_broken(w->engine));
+		worker_leave(engine_broken(w->engine));
 }
 
 static void engine_is_broken(void *arg, const char *why)
@@ -333,6 +334,7 @@ static int start(struct svc *s, struct err *err)
 	if (r < 0)
 		return r;
 	w->info = engine_info(w->engine);
+	w->watch.limit_us = (uint64_t)conf_int(c, "step_timeout_ms") * 1000u;
 	w->constraints = constraints_new(conf_str(c, "model"), w->info, (size_t)conf_int(c, "constraint_memory_mb") << 20);
 	if ((r = compiler_new(&w->compiler, err)) < 0)
 		return r;
@@ -505,12 +507,13 @@ static void heartbeat(struct svc *s, struct peer *p, Pds__Heartbeat *hb)
 	count_storage(w, &ks);
 	hb->blocks_free = ks.by_state[KV_FREE] + ks.evictable;
 	hb->blocks_held = ks.by_state[KV_HELD] + ks.by_state[KV_LEASED];
-	hb->progress = w->progress;
+	hb->progress = w->progress + engine_pulse(w->engine);
 	hb->prompt_tokens = w->prompt_tokens;
 	hb->cached_tokens = w->cached_tokens;
 	hb->generated_tokens = w->generated_tokens;
 	hb->preemptions = w->preemptions;
 	hb->draining = svc_draining(s) || w->sw.active;
+	hb->ending = svc_draining(s);
 	w->stage->heartbeat(w, hb);
 	count_device(w);
 	stat_set_value(svc_stats(s), WS_RUNNING, hb->running);
@@ -577,12 +580,14 @@ static void drain(struct svc *s)
 static int idle(struct svc *s)
 {
 	struct worker *w = worker_of(s);
-	return w->stage->idle(w);
+	return w->stage->idle(w) || watch_gives_up(w);
 }
 
 static void stop(struct svc *s)
 {
 	struct worker *w = worker_of(s);
+	if (watch_gives_up(w))
+		worker_leave("told to end while a step makes no progress");
 	w->stage->stop(w);
 	role_fini(w);
 	if (w->store) {
@@ -612,25 +617,29 @@ struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch)
 	return p && peer_tag(p) == TAG_ROUTER && peer_epoch(p) == epoch ? p : NULL;
 }
 
-void worker_fail_until(struct worker *w, const struct msg_head *head, const char *router, uint64_t router_epoch, Pds__Fault fault, int retry, const char *text,
-                       uint64_t retry_after_us)
+void worker_fail_by(struct worker *w, const struct msg_head *head, const char *router,
+                    uint64_t router_epoch, const struct worker_failure *f)
 {
-	Pds__Failed f = PDS__FAILED__INIT;
-	f.fault = fault;
-	f.retry = retry;
-	f.text = (char *)text;
-	f.retry_after_us = retry_after_us;
+	Pds__Failed m = PDS__FAILED__INIT;
+	m.fault = f->fault;
+	m.retry = f->retry;
+	m.text = (char *)f->text;
+	m.blame = (char *)(f->blame ? f->blame : "");
+	m.retry_after_us = f->retry_after_us;
 	stat_add(svc_stats(w->svc), WS_FAILED, 1);
-	log_req(LOG_WARN, &head->req, "attempt_failed", "attempt=%u fault=%d retry=%d text=%s", head->attempt, fault, retry, log_quote(text));
+	log_req(LOG_WARN, &head->req, "attempt_failed",
+	        "attempt=%u fault=%d retry=%d blame=%s text=%s", head->attempt, f->fault, f->retry,
+	        f->blame ? f->blame : "-", log_quote(f->text));
 	struct peer *p = worker_router(w, router, router_epoch);
 	if (p)
-		svc_send(w->svc, p, MSG_REQUEST_FAILED, head, &f.base);
+		svc_send(w->svc, p, MSG_REQUEST_FAILED, head, &m.base);
 }
 
 void worker_fail(struct worker *w, const struct msg_head *head, const char *router, uint64_t router_epoch, Pds__Fault fault, int retry,
                  const char *text)
 {
-	worker_fail_until(w, head, router, router_epoch, fault, retry, text, 0);
+	worker_fail_by(w, head, router, router_epoch,
+	               &(struct worker_failure){.fault = fault, .retry = retry, .text = text});
 }
 
 /* --- pdctl ---------------------------------------------------------------------------------------------------------------------- */

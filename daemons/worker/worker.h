@@ -14,6 +14,7 @@
 #include "role.h"
 #include "store.h"
 #include "svc/svc.h"
+#include "watch.h"
 #include "writeout.h"
 
 #define WORKER_DRAFT_ROWS 64u       /* of one step, over all sequences, when decoding is speculative */
@@ -45,6 +46,7 @@ struct worker {
 	struct constraints *constraints;  /* compiled ones, and the vocabulary */
 	struct compiler *compiler;
 	struct rates rates;               /* of reading from storage and of computing */
+	struct watch watch;
 	const struct stage_ops *stage;
 	void *state;                      /* the stage's */
 	/* from the configuration */
@@ -79,11 +81,19 @@ static inline struct worker *worker_of(struct svc *s)
 {
 	return svc_data(s);
 }
+/* How an attempt ended here without an answer. */
+struct worker_failure {
+	Pds__Fault fault;
+	int retry;                        /* another attempt may succeed */
+	const char *text;
+	const char *blame;                /* the worker whose failure it is; NULL: nobody's */
+	uint64_t retry_after_us;          /* when there may be room; 0: not known */
+};
 /* Sends Failed to the router of this life, if it is up. */
+void worker_fail_by(struct worker *w, const struct msg_head *head, const char *router,
+                    uint64_t router_epoch, const struct worker_failure *f);
+/* The same; it is nobody's failure. */
 void worker_fail(struct worker *w, const struct msg_head *head, const char *router, uint64_t router_epoch, Pds__Fault fault, int retry, const char *text);
-/* The same, saying when there may be room; 0: not known. */
-void worker_fail_until(struct worker *w, const struct msg_head *head, const char *router, uint64_t router_epoch, Pds__Fault fault, int retry, const char *text,
-                       uint64_t retry_after_us);
 /* The router's link if it is up in that life, else NULL. */
 struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch);
 uint32_t worker_blocks_for(const struct worker *w, uint32_t tokens);

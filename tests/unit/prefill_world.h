@@ -63,6 +63,7 @@ struct seen {
 	int retry;
 	uint64_t retry_after_us;
 	char text[200], name[48];                  /* name: of the router or of the decode worker, as epoch */
+	char blame[48];
 	uint32_t tokens[LONG], n_tokens, prompt_tokens, max_tokens, stop_id;
 	uint64_t seed;
 };
@@ -251,6 +252,7 @@ static inline void on_message(void *arg, struct peer *p, enum msg_type type, con
 		s->retry = m->retry;
 		s->retry_after_us = m->retry_after_us;
 		snprintf(s->text, sizeof s->text, "%s", m->text);
+		snprintf(s->blame, sizeof s->blame, "%s", m->blame);
 	}
 	n_seen++;
 }
@@ -259,6 +261,9 @@ static inline void endpoint_of(const char *name, char out[128])
 {
 	snprintf(out, 128, "ipc://%s/%s.ipc", dir, name);
 }
+
+/* of the links of those that are opened next, as fault.h says; NULL: none */
+static const char *node_fault;
 
 static inline void node_open(enum who w)
 {
@@ -270,6 +275,7 @@ static inline void node_open(enum who w)
 	struct chan_opts o = {
 		.program = programs[w], .name = node[w].name, .epoch = node[w].epoch, .bind = endpoint, .heartbeat_us = 100000, .silence_us = 5000000,
 		.window_messages = 1000, .window_bytes = 1 << 20, .peers_max = 8, .message_bytes_max = 1 << 20,
+		.fault = node_fault,
 	};
 	struct chan_hooks h = {.arg = &node[w], .up = on_up, .down = on_down, .message = on_message};
 	ck_assert_msg(chan_new(base, &o, &h, &node[w].c, &err) == 0, "%s", err.text);
@@ -641,14 +647,20 @@ static inline void kv_sent(uint64_t req, const struct task *t)
 	kv_sent_as(req, t->slot, t->gen);
 }
 
-static inline void task_failed(uint64_t req, uint32_t slot, uint64_t gen)
+static inline void task_failed_as(uint64_t req, uint32_t slot, uint64_t gen, Pds__Fault fault,
+                                  const char *text)
 {
 	Pds__TaskFailed m = PDS__TASK_FAILED__INIT;
 	m.slot = slot;
 	m.generation = gen;
-	m.fault = PDS__FAULT__FAULT_LEASE_LOST;
-	m.text = (char *)"the lease was refused";
+	m.fault = fault;
+	m.text = (char *)text;
 	say(MESSAGER, MSG_TASK_FAILED, req, &m);
+}
+
+static inline void task_failed(uint64_t req, uint32_t slot, uint64_t gen)
+{
+	task_failed_as(req, slot, gen, PDS__FAULT__FAULT_LEASE_LOST, "the lease was refused");
 }
 
 static inline void ack_as(enum who from, uint64_t req, uint64_t lease)

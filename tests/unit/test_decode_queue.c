@@ -236,6 +236,34 @@ START_TEST(tombs_are_bounded)
 }
 END_TEST
 
+/* --- hashing ---------------------------------------------------------------------------------- */
+
+/* The head of the queue is hashed in pieces, so that a long prompt does not hold up the loop: each piece is
+ * bounded, and the hashes are those of the whole. */
+START_TEST(hashed_in_pieces)
+{
+	static const uint32_t sizes[] = {0, 15, 16, 17, 4095, 4096, 4097, 4096 * 3 + 5, 100000};
+	uint32_t n = sizes[_i], *tokens = mem_array(n + 1, sizeof *tokens), pieces = 1;
+	struct kv_hash *want = mem_array(n / 16 + 1, sizeof *want);
+	struct seq q = {.w = &W, .work = {.tokens = tokens, .n_tokens = n}};
+	make(4);
+	kv_hash_root(&(struct kv_root){.model_fingerprint = "f"}, &W.root);
+	for (uint32_t i = 0; i < n; i++)
+		tokens[i] = i * 7 % 1000;
+	for (uint32_t had = 0; !seq_hash_some(&q, HASH_TOKENS); pieces++, had = q.n_hashes)
+		ck_assert_uint_le(q.n_hashes - had, HASH_TOKENS / 16);
+	ck_assert_uint_eq(pieces,
+	                  n / 16 ? (n / 16 + HASH_TOKENS / 16 - 1) / (HASH_TOKENS / 16) : 1);
+	ck_assert_uint_eq(q.n_hashes, kv_hash_chain(&W.root, tokens, n, 16, want));
+	ck_assert(!q.n_hashes || memcmp(q.hashes, want, q.n_hashes * sizeof *want) == 0);
+	ck_assert_int_eq(seq_hash_some(&q, 1), 1);
+	free(q.hashes);
+	free(want);
+	free(tokens);
+	unmake();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("decode_queue");
@@ -247,6 +275,7 @@ int main(void)
 	tcase_add_test(t, retry_after_is_bounded);
 	tcase_add_test(t, tombs_stand_until_the_deadline);
 	tcase_add_test(t, tombs_are_bounded);
+	tcase_add_loop_test(t, hashed_in_pieces, 0, 9);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);

@@ -135,6 +135,7 @@ START_TEST(test_grant_that_does_not_fit)
 		}
 		const struct seen *f = failed(req);
 		ck_assert_msg(f->fault == PDS__FAULT__FAULT_INTERNAL && f->retry, "%s: fault %d, retry %d", bad[i].name, f->fault, f->retry);
+		ck_assert_str_eq(f->blame, "decode-2");
 		at_rest();
 		ck_assert_msg(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req) == 0, "%s: was computed", bad[i].name);
 	}
@@ -467,6 +468,7 @@ START_TEST(test_other_generations_are_ignored)
 	const struct seen *f = failed(3);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	ck_assert_str_eq(f->text, "the lease was refused");
+	ck_assert_str_eq(f->blame, "");
 	ck_assert_int_eq(f->retry, 1);
 	WAIT(count(D1, MSG_REQUEST_CANCEL, 3));
 	end();
@@ -554,6 +556,8 @@ START_TEST(test_stalled)
 		ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_STALLED);
 		ck_assert_int_eq(f->retry, 1);
 		ck_assert_ptr_nonnull(strstr(f->text, r == 1 ? "messager" : "decode worker"));
+		/* a messager's failure is no worker's */
+		ck_assert_str_eq(f->blame, r == 1 ? "" : "decode-2");
 		WAIT(count(r == 1 ? D1 : D2, MSG_REQUEST_CANCEL, r));
 	}
 	ck_assert_uint_lt(clock_us() - begun, 3000000);
@@ -562,11 +566,55 @@ START_TEST(test_stalled)
 }
 END_TEST
 
+/* A task that the messager found malformed is this worker's failure; one that stalled while its
+ * steps go on is not. */
+START_TEST(test_failed_tasks)
+{
+	static const struct {
+		Pds__Fault fault;
+		const char *blame;
+	} rows[] = {{PDS__FAULT__FAULT_INTERNAL, "prefill"},
+	            {PDS__FAULT__FAULT_STALLED, ""},
+	            {PDS__FAULT__FAULT_LEASE_LOST, ""}};
+	BEGIN("kv_blocks=64");
+	for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) {
+		uint64_t req = i + 1;
+		struct task t = to_computed(D1, (struct ask){.req = req, .n = 64, .to = "1"});
+		task_failed_as(req, t.slot, t.gen, rows[i].fault, "so it is");
+		const struct seen *f = failed(req);
+		ck_assert_int_eq(f->fault, rows[i].fault);
+		ck_assert_int_eq(f->retry, 1);
+		ck_assert_str_eq(f->blame, rows[i].blame);
+	}
+	end();
+}
+END_TEST
+
+/* A decode worker whose end comes without a goodbye: that is its failure. */
+START_TEST(test_decode_worker_falls_silent)
+{
+	BEGIN("kv_blocks=64", "silence_ms=500");
+	node_close(D1);
+	node_fault = "type=GOODBYE:dir=out:drop=100%";
+	node_open(D1);
+	to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	node_close(D1);
+	const struct seen *f = failed(1);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert_int_eq(f->retry, 1);
+	ck_assert_str_eq(f->blame, "decode-1");
+	node_fault = NULL;
+	node_open(D1);
+	end();
+}
+END_TEST
+
 static void expect_lost(uint64_t req)
 {
 	const struct seen *f = failed(req);
-	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_DRAINING); /* it ended in order: no loss */
 	ck_assert_int_eq(f->retry, 1);
+	ck_assert_str_eq(f->blame, "");
 }
 
 START_TEST(test_decode_worker_dies)
@@ -807,6 +855,8 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_cancel_running);
 	tcase_add_test(c, test_cancel_computed);
 	tcase_add_test(c, test_stalled);
+	tcase_add_test(c, test_failed_tasks);
+	tcase_add_test(c, test_decode_worker_falls_silent);
 	tcase_add_test(c, test_decode_worker_dies);
 	tcase_add_test(c, test_router_dies);
 	tcase_add_test(c, test_first_token_ends_the_answer);

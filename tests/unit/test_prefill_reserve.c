@@ -91,7 +91,7 @@ START_TEST(test_parked_for_either)
 	WAIT(reserved(D1, 3));
 	ck_assert(!reserved(D1, 5) && !reserved(D2, 5));
 	node_close(D1);                 /* 5 is asked of the other when 4 has gone; 3 has nobody left */
-	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_DRAINING);
 	cancel(4);
 	WAIT(reserved(D2, 5));
 	cancel(5);
@@ -411,6 +411,116 @@ START_TEST(test_lookup_from_a_stopped_storage)
 }
 END_TEST
 
+/* --- whose queue it waits in ------------------------------------------------------------------ */
+
+#define S 1000000u
+#define LATE (2 * S)             /* from then on a candidate of which nothing is known may be tried */
+
+static void queued(enum who from, uint64_t req, uint32_t position, uint64_t estimate_us)
+{
+	Pds__Queued m = PDS__QUEUED__INIT;
+	m.position = position;
+	m.estimate_us = estimate_us;
+	say(from, MSG_KV_QUEUED, req, &m);
+}
+
+/* Well past the time when a candidate of which nothing is known is tried both say again and
+ * again what they said. 0: the machine did not let us, and what was said became old. */
+static int goes_on(uint64_t one_us, uint64_t two_us)
+{
+	uint64_t end = clock_us() + LATE + S / 2, said = clock_us(), gap = 0;
+	while (clock_us() < end) {
+		queued(D1, 1, 1, one_us);
+		if (two_us != UINT64_MAX)
+			queued(D2, 9, 3, two_us);
+		gap = clock_us() - said > gap ? clock_us() - said : gap;
+		said = clock_us();
+		pump_for(250000);
+	}
+	return gap < S;
+}
+
+/* What the first candidate says to request 1 that waits there, what the second says to request
+ * 9, and whether request 1 goes to the second. */
+static const struct {
+	uint64_t one_us, two_us;     /* UINT64_MAX: nothing is known of it */
+	int goes;
+} queues[] = {
+	{300000, UINT64_MAX, 0},     /* near the front: never, whatever the other may have */
+	{300000, 100000, 0},
+	/* sooner, but not by so much that a place is given up for an estimate */
+	{20 * S, 15 * S, 0},
+	{20 * S, 60 * S, 0},
+	{0, 0, 0},                   /* nobody knows */
+	{20 * S, 0, 0},
+	{20 * S, 5 * S, 1},
+	{0, 5 * S, 1},
+	{20 * S, UINT64_MAX, 1},     /* it may have room */
+};
+
+START_TEST(test_place_in_a_queue)
+{
+	int known = queues[_i].two_us != UINT64_MAX;
+	BEGIN("kv_blocks=64");
+	if (known) {
+		submit((struct ask){.req = 9, .n = 64, .to = "2"});
+		WAIT(reserved(D2, 9));
+		queued(D2, 9, 3, queues[_i].two_us);
+	}
+	submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	WAIT(reserved(D1, 1));
+	queued(D1, 1, 1, queues[_i].one_us);
+	if (queues[_i].goes) {
+		WAIT(reserved(D2, 1) && count(D1, MSG_REQUEST_CANCEL, 1));
+		served(D2, 1, 64);
+	} else {
+		int fresh = goes_on(queues[_i].one_us, queues[_i].two_us);
+		ck_assert(!fresh || (!reserved(D2, 1) && !count(D1, MSG_REQUEST_CANCEL, 1)));
+		cancel(1);
+	}
+	if (known)
+		cancel(9);
+	end();
+}
+END_TEST
+
+/* Who had somebody wait and says no more of it is left like one that never answered. */
+START_TEST(test_silent_queue)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	WAIT(reserved(D1, 1));
+	queued(D1, 1, 1, 300000);
+	WAIT(reserved(D2, 1) && count(D1, MSG_REQUEST_CANCEL, 1));
+	served(D2, 1, 64);
+	end();
+}
+END_TEST
+
+/* Of three it goes to the one that will have room first, not to the next. */
+START_TEST(test_the_best_of_them)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 8, .n = 64, .to = "1"});
+	WAIT(reserved(D1, 8));
+	queued(D1, 8, 1, 15 * S);
+	submit((struct ask){.req = 9, .n = 64, .to = "2"});
+	grant(D2, 9, 64);                                         /* it has room */
+	struct task nine = task_of(9);
+	first_token(9);
+	submit((struct ask){.req = 1, .n = 64, .to = "912"}); /* the first has no link for 3 s */
+	WAIT(reserved(D1, 1) || reserved(D2, 1));
+	if (reserved(D1, 1)) {
+		queued(D1, 1, 2, 15 * S);
+		WAIT(reserved(D2, 1) && count(D1, MSG_REQUEST_CANCEL, 1));
+	}
+	served(D2, 1, 64);
+	finish(D2, 9, &nine);
+	cancel(8);
+	end();
+}
+END_TEST
+
 static TCase *group(Suite *s, const char *name)
 {
 	TCase *c = tcase_create(name);
@@ -428,6 +538,10 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_cap);
 	tcase_add_test(c, test_slow_peer_holds_nobody);
 	tcase_add_test(c, test_parked_for_either);
+	c = group(s, "queue");
+	tcase_add_loop_test(c, test_place_in_a_queue, 0, (int)(sizeof queues / sizeof *queues));
+	tcase_add_test(c, test_silent_queue);
+	tcase_add_test(c, test_the_best_of_them);
 	c = group(s, "hint");
 	tcase_add_test(c, test_hint_of_the_only_one);
 	tcase_add_test(c, test_hint_and_another_candidate);

@@ -142,7 +142,7 @@ START_TEST(test_sharer_goes)
 	ck_assert(computed(&first, LONG));
 	finish(D1, a, &first);
 	if (_i == 1) {
-		ck_assert_int_eq(failed(b)->fault, PDS__FAULT__FAULT_PEER_LOST);
+		ck_assert_int_eq(failed(b)->fault, PDS__FAULT__FAULT_DRAINING);
 	} else {
 		WAIT(count(D2, MSG_REQUEST_CANCEL, b));
 		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, b), 0);

@@ -1,0 +1,66 @@
+/* watch.c - see watch.h. */
+#include "worker.h"
+#include "util/clock.h"
+
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define AWAY_US 1000000u           /* between two looks: the loop did not run */
+#define GIVE_UP_US 5000000u        /* without progress, when the process is told to end */
+#define LOG_WAIT_MS 300            /* for the log's last lines */
+#define JOIN_S 3                   /* for the end of the last step; svc gives the whole end 4 s */
+
+void worker_leave(const char *why)
+{
+	log_error("give_up", "why=%s", log_quote(why));
+	log_stop(LOG_WAIT_MS);
+	_exit(1);
+}
+
+/* Grows with every layer, and with the begin and the end of each step. */
+static uint64_t pulse(const struct worker *w, uint64_t turns)
+{
+	return turns + engine_pulse(w->engine);
+}
+
+void watch_look(struct worker *w)
+{
+	struct watch *t = &w->watch;
+	uint64_t now = clock_us(), turns = t->turns, at = pulse(w, turns),
+		 since = now - t->looked_us;
+	t->looked_us = now;
+	if (turns % 2 == 0 || at != t->seen)
+		t->still_us = 0;
+	else if (since < AWAY_US)
+		t->still_us += since;
+	t->seen = at;
+	if (!t->limit_us || t->still_us < t->limit_us)
+		return;
+	char why[160];
+	snprintf(why, sizeof why, "step %llu makes no progress for %llu ms (step_timeout_ms %llu)",
+	         (unsigned long long)turns / 2 + 1, (unsigned long long)t->still_us / 1000,
+	         (unsigned long long)t->limit_us / 1000);
+	worker_leave(why);
+}
+
+uint64_t watch_still_us(const struct worker *w)
+{
+	const struct watch *t = &w->watch;
+	uint64_t turns = t->turns;
+	return turns % 2 && pulse(w, turns) == t->seen ? t->still_us : 0;
+}
+
+int watch_gives_up(const struct worker *w)
+{
+	return watch_still_us(w) >= GIVE_UP_US;
+}
+
+void watch_join(pthread_t thread)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += JOIN_S;
+	if (pthread_timedjoin_np(thread, NULL, &until) != 0)
+		worker_leave("told to end while a step runs that does not end");
+}

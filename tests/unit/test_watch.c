@@ -1,0 +1,124 @@
+/* test_watch.c - when a step counts as hung: time goes by in looks of 50 ms, without waiting for it. */
+#include "daemons/worker/worker.h"
+#include "engine/engine_impl.h"
+#include "util/clock.h"
+
+#include <check.h>
+#include <string.h>
+
+#define LIMIT_US 2000000u
+#define LOOK_US 50000u
+
+static struct worker W;
+static struct engine E;
+
+static void begin(uint64_t limit_us)
+{
+	memset(&W, 0, sizeof W);
+	memset(&E, 0, sizeof E);
+	W.engine = &E;
+	W.watch.limit_us = limit_us;
+	watch_look(&W);
+}
+
+/* The loop has not looked for so long. */
+static void look_after(uint64_t us)
+{
+	W.watch.looked_us = clock_us() - us;
+	watch_look(&W);
+}
+
+static void look_for(uint64_t us)
+{
+	for (uint64_t t = 0; t < us; t += LOOK_US)
+		look_after(LOOK_US);
+}
+
+static void no_step(void)
+{
+}
+
+static void layer(void)
+{
+	E.pulse++;
+}
+
+static void next_step(void)
+{
+	watch_turn(&W.watch);
+	watch_turn(&W.watch);
+}
+
+/* Something happens in time, again and again; or there is no step. */
+static const struct {
+	int in_step;
+	void (*happens)(void);
+} fine[] = {{0, no_step}, {1, layer}, {1, next_step}};
+
+START_TEST(does_not_hang)
+{
+	begin(LIMIT_US);
+	if (fine[_i].in_step)
+		watch_turn(&W.watch);
+	for (int i = 0; i < 5; i++) {
+		look_for(LIMIT_US - 2 * LOOK_US);
+		fine[_i].happens();
+	}
+}
+END_TEST
+
+START_TEST(hangs)
+{
+	begin(LIMIT_US);
+	watch_turn(&W.watch);
+	look_after(LOOK_US);
+	look_for(LIMIT_US - 2 * LOOK_US);
+	ck_assert_uint_ge(watch_still_us(&W), LIMIT_US - 3 * LOOK_US);
+	look_for(3 * LOOK_US);          /* ends the process */
+}
+END_TEST
+
+/* While the loop did not run, no more did the step: a stopped process, a suspended machine. */
+START_TEST(time_away_does_not_count)
+{
+	begin(LIMIT_US);
+	watch_turn(&W.watch);
+	look_for(LIMIT_US / 2);
+	uint64_t still = watch_still_us(&W);
+	for (int i = 0; i < 3; i++)
+		look_after(10 * LIMIT_US);
+	ck_assert_uint_eq(watch_still_us(&W), still);
+}
+END_TEST
+
+/* step_timeout_ms = 0: it is for the operator to end it, and that does not wait for the step. */
+START_TEST(no_limit)
+{
+	begin(0);
+	watch_turn(&W.watch);
+	look_for(4900000);
+	ck_assert_int_eq(watch_gives_up(&W), 0);
+	look_for(300000);
+	ck_assert_int_eq(watch_gives_up(&W), 1);
+	E.pulse++;
+	ck_assert_int_eq(watch_gives_up(&W), 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("watch");
+	TCase *t = tcase_create("watch");
+	log_init("test", NULL);
+	log_set_level("error");
+	tcase_add_loop_test(t, does_not_hang, 0, 3);
+	tcase_add_exit_test(t, hangs, 1);
+	tcase_add_test(t, time_away_does_not_count);
+	tcase_add_test(t, no_limit);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? 1 : 0;
+}
