@@ -1,8 +1,6 @@
 /* breaker.c - see breaker.h. */
 #include "breaker.h"
 
-#include <string.h>
-
 static uint64_t slice_at(const struct breaker_opts *o, uint64_t now_us)
 {
 	uint64_t each = o->window_us / BREAKER_SLICES;
@@ -74,7 +72,7 @@ int breaker_outcome(struct breaker *b, const struct breaker_opts *o, int good, u
 		if (!b->trial_us)
 			return 0;
 		if (good)
-			memset(b, 0, sizeof *b);
+			*b = (struct breaker){.crashes = b->crashes};
 		else
 			open_for(b, o, now_us);
 		return 1;
@@ -93,4 +91,19 @@ void breaker_restart(struct breaker *b, uint64_t now_us)
 	if (b->open)
 		b->until_us = now_us;
 	b->trial_us = 0;
+	b->crashes = 0;
+}
+
+void breaker_crashed(struct breaker *b, const struct breaker_opts *o, uint64_t lived_us,
+                     uint64_t now_us)
+{
+	if (!o->error_pct)
+		return;
+	b->crashes = lived_us < BREAKER_CRASH_WINDOWS * o->window_us ? b->crashes + 1 : 1;
+	unsigned doubled = b->crashes > 1 ? b->crashes - 2 : 0;
+	uint64_t times = doubled < 5 ? 1u << doubled : BREAKER_OPEN_TIMES_MAX;
+	uint64_t until = b->crashes == 1 ? now_us : now_us + times * o->open_us;
+	b->open = 1;
+	b->trial_us = 0;
+	b->until_us = b->until_us > until ? b->until_us : until;
 }

@@ -42,7 +42,7 @@ static const struct conf_key keys[] = {
 	{"retry_wait_ms", CONF_INT, "10000", 0, 3600000, "ms", 1, "how long a lost attempt waits for a worker", NULL},
 	{"retry_after_s", CONF_INT, "1", 1, 3600, "s", 1, "the least that Retry-After says; more when the workers' backlog and measured rates say so", NULL},
 	{"retry_after_max_s", CONF_INT, "60", 1, 3600, "s", 1, "the most that Retry-After says", NULL},
-	{"stuck_ms", CONF_INT, "30000", 100, 3600000, "ms", 0, "a worker that runs but makes no progress for so long is chosen last", NULL},
+	{"stuck_ms", CONF_INT, "30000", 100, 3600000, "ms", 0, "a worker that has work but completes no layer of a step for so long loses its requests to others, and is chosen last", NULL},
 	{"text_threads", CONF_INT, "2", 1, 64, "threads", 0, "for parsing and tokenizing of long prompts", NULL},
 	{"text_inline_bytes", CONF_INT, "4096", 0, 1048576, "bytes", 1, "bodies up to this size are handled on the event loop", NULL},
 	{"text_queue", CONF_INT, "1024", 1, 100000, "requests", 0, "long prompts that wait to be tokenized; past it the answer is 429", NULL},
@@ -193,8 +193,13 @@ static void on_down(struct svc *s, struct peer *p, const char *why)
 	if (!w || w->peer != p)
 		return;
 	log_warn("worker_down", "worker=%s requests=%u why=%s", w->name, w->requests, log_quote(why));
+	enum worker_end how = peer_said_goodbye(p) ? WORKER_GOODBYE : WORKER_LOST;
+	if (peer_begins_anew(p))
+		how = WORKER_ANEW;
 	registry_down(&r->registry, w, clock_us());
-	seqs_worker_down(&r->seqs, w, why, peer_begins_anew(p));
+	if (how == WORKER_GOODBYE)
+		registry_ended_in_order(w);
+	seqs_worker_down(&r->seqs, w, why, how);
 	send_peers(r);
 }
 
@@ -295,7 +300,7 @@ static void on_tick(struct svc *s, void *arg)
 	struct router *r = svc_data(s);
 	(void)arg;
 	seqs_tick(&r->seqs, clock_us());
-	if (!seqs_count(&r->seqs) && !r->seqs.n_late)
+	if (!seqs_count(&r->seqs) && list_empty(&r->seqs.late))
 		svc_timer_del(&r->tick);
 }
 

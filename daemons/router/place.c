@@ -3,7 +3,8 @@
  * A prefill worker is chosen only together with a decode worker whose model, numerics and layout are equal, because the KV of one must be good
  * for the other, bit for bit. Mixed workers take sequences alone. Without a usable pair, or when all who should begin are stuck or broken, decode
  * workers take them alone too. Among those that may take it, these come last, in this order, whatever the policy says: an open breaker, stuck, failed the
- * attempt before, other numerics than the attempt before. A candidate with an open breaker is named only when there is no other. */
+ * attempt before, other numerics than the attempt before. A candidate that is stuck or whose
+ * breaker is open is named only when there is no other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -15,8 +16,29 @@
 
 enum class { CLASS_NUMERICS = 1, CLASS_AVOIDED = 2, CLASS_STUCK = 4, CLASS_BROKEN = 8 };
 
-static int usable(const struct worker *w, const struct place_wish *wish)
+/* A sequence slot, and blocks, by its last heartbeat and what was placed there since. */
+static int has_room(const struct worker *w, uint32_t tokens)
 {
+	uint64_t need = w->block_tokens ? tokens / w->block_tokens + 1 : 0;
+	if (w->max_sequences && w->requests + w->other_sequences >= w->max_sequences)
+		return 0;
+	return !w->beaten || !w->blocks || w->beat.blocks_free >= w->promised_blocks + need;
+}
+
+/* May it take an attempt away from the worker that this one is to leave? */
+static int takes_over(const struct registry *g, const struct worker *w,
+                      const struct place_wish *wish)
+{
+	if (w == wish->leaves || worker_is_stuck(g, w, wish->now_us) ||
+	    !breaker_takes(&w->breaker, &g->breaker, wish->now_us))
+		return 0;
+	return !wish->wants_room || w->role == WORKER_PREFILL || has_room(w, wish->tokens);
+}
+
+static int usable(const struct registry *g, const struct worker *w, const struct place_wish *wish)
+{
+	if (wish->leaves && !takes_over(g, w, wish))
+		return 0;
 	return worker_is_up(w) && !w->beat.draining && (w->context_tokens == 0 || wish->total_tokens <= w->context_tokens);
 }
 
@@ -48,15 +70,17 @@ static int pinned_decode(const struct place_pin *pin, const struct worker *w)
 	return -1;
 }
 
-static int decodes_for(const struct worker *p, const struct worker *d, const struct place_wish *wish)
+static int decodes_for(const struct registry *g, const struct worker *p, const struct worker *d,
+                       const struct place_wish *wish)
 {
-	return d->role == WORKER_DECODE && usable(d, wish) && compatible(p, d) && pinned_decode(wish->pin, d) >= 0;
+	return d->role == WORKER_DECODE && usable(g, d, wish) && compatible(p, d) &&
+	       pinned_decode(wish->pin, d) >= 0;
 }
 
 static int has_decoder(const struct registry *g, const struct worker *p, const struct place_wish *wish)
 {
 	list_each(it, &g->workers)
-		if (decodes_for(p, list_entry(it, struct worker, node), wish))
+		if (decodes_for(g, p, list_entry(it, struct worker, node), wish))
 			return 1;
 	return 0;
 }
@@ -65,7 +89,7 @@ static int has_decoder(const struct registry *g, const struct worker *p, const s
 static int may_be_first(const struct registry *g, unsigned roles, const struct worker *w, const struct place_wish *wish)
 {
 	const struct place_pin *pin = wish->pin;
-	if (!(roles & 1u << w->role) || !usable(w, wish))
+	if (!(roles & 1u << w->role) || !usable(g, w, wish))
 		return 0;
 	if (pin && *pin->prefill && strcmp(pin->prefill, w->name) != 0)
 		return 0;
@@ -115,7 +139,7 @@ static unsigned all_decoders(struct registry *g, const struct worker *p, const s
 	unsigned n = 0;
 	list_each(it, &g->workers) {
 		struct worker *d = list_entry(it, struct worker, node);
-		if (decodes_for(p, d, wish))
+		if (decodes_for(g, p, d, wish))
 			g->options[n++] = option_of(g, d, wish, now_us);
 	}
 	return n;
@@ -183,7 +207,7 @@ static unsigned rank(struct registry *g, enum place_stage stage, const struct pl
 		struct option *o = g->options + done;
 		unsigned k = best_class(o, n - done);
 		struct policy_case c = {.opts = &g->policy, .draw = &g->draw, .stage = stage, .tokens = wish->tokens, .session = wish->session};
-		if (done && o[0].class & CLASS_BROKEN)
+		if (done && o[0].class & (CLASS_BROKEN | CLASS_STUCK))
 			break;
 		if (stage == PLACE_PREFILL && wish->pin && *wish->pin->prefill)
 			c.reason = PLACE_PINNED;

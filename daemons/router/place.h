@@ -29,6 +29,11 @@ struct place_wish {
 	uint32_t total_tokens;       /* of the whole sequence at its longest */
 	const char *numerics;        /* of the attempt before: preferred; or NULL */
 	const char *avoid;           /* worker that failed the attempt before: taken last; or NULL */
+	/* The worker that an attempt is to leave: the others count only if neither stuck nor broken. NULL: a
+	 * new attempt. The next two only with it. */
+	const struct worker *leaves;
+	uint64_t now_us;
+	int wants_room;              /* the decoder must have a free place, as far as is known */
 	const char *beside;          /* prefill worker that computes the same prompt for another answer of the call: preferred to its equals; or NULL */
 	const struct prefixes *prefixes;   /* of the prompt; NULL: not known */
 	const struct place_pin *pin;       /* NULL: none */

@@ -184,14 +184,33 @@ static void set_info(struct worker *w, const Pds__WorkerInfo *info)
 		kv_index_destroy(&w->index);
 }
 
+/* Whoever ended without a goodbye was killed, or could not go on, or was away for so long that
+ * its end was not seen. */
+static void begin_life(struct registry *g, struct worker *w, uint64_t now_us)
+{
+	if (w->epoch && w->ended_in_order) {
+		breaker_restart(&w->breaker, now_us);
+	} else if (w->epoch) {
+		breaker_crashed(&w->breaker, &g->breaker,
+		                (worker_is_up(w) ? now_us : w->down_us) - w->life_us, now_us);
+		g->breaker_opened += breaker_state(&w->breaker, now_us) == BREAKER_OPEN;
+		uint64_t left_us = w->breaker.until_us > now_us ? w->breaker.until_us - now_us : 0;
+		log_warn("worker_restarted", "worker=%s crashes=%u breaker=%s for_ms=%llu", w->name,
+		         w->breaker.crashes, breaker_state_name(breaker_state(&w->breaker, now_us)),
+		         (unsigned long long)left_us / 1000);
+	}
+	w->life_us = now_us;
+	w->ended_in_order = 0;
+}
+
 struct worker *registry_up(struct registry *g, struct peer *peer, const char *name, uint64_t epoch, const Pds__WorkerInfo *info, uint64_t now_us)
 {
 	struct worker *w = registry_find(g, name);
 	if (!w)
 		w = add_worker(g, name);
-	g->n_up += !worker_is_up(w);
 	if (w->epoch != epoch)
-		breaker_restart(&w->breaker, now_us);
+		begin_life(g, w, now_us);
+	g->n_up += !worker_is_up(w);
 	w->peer = peer;
 	w->epoch = epoch;
 	set_info(w, info);
@@ -228,6 +247,11 @@ void registry_down(struct registry *g, struct worker *w, uint64_t now_us)
 	w->down_us = now_us;
 	kv_index_destroy(&w->index);
 	collect_roots(g);
+}
+
+void registry_ended_in_order(struct worker *w)
+{
+	w->ended_in_order = 1;
 }
 
 /* --- what it holds --------------------------------------------------------------------------------------------------------- */
@@ -359,6 +383,7 @@ void registry_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
 	w->beat.preemptions = b->preemptions;
 	w->beat.cached_tokens = b->cached_tokens;
 	w->beat.draining = b->draining;
+	w->beat.ending = b->ending;
 	w->beat.compute_tokens_per_s = b->compute_tokens_per_s;
 	w->beat.memory_tokens_per_s = b->memory_tokens_per_s;
 	w->beat.disk_tokens_per_s = b->disk_tokens_per_s;
@@ -447,6 +472,7 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 		buf_printf(out, ",\"backlog_tokens\":%llu,\"prompt_tokens_per_s\":%.0f,\"generated_tokens_per_s\":%.0f,\"kv_index\":%zu,\"kv_memory\":%zu,\"kv_disk\":%zu,\"breaker\":\"%s\"",
 		           (unsigned long long)w->backlog_tokens, w->prompt_rate, w->output_rate, worker_known(w, 0), worker_known(w, 1), worker_known(w, 2),
 		           breaker_state_name(breaker_state(&w->breaker, now_us)));
+		buf_printf(out, ",\"crashes\":%u", w->breaker.crashes);
 		buf_printf(out, ",\"compute_tokens_per_s\":%u,\"memory_tokens_per_s\":%u,\"disk_tokens_per_s\":%u", w->beat.compute_tokens_per_s,
 		           w->beat.memory_tokens_per_s, w->beat.disk_tokens_per_s);
 		add_read_weights(g, w, out);

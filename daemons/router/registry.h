@@ -39,6 +39,8 @@ struct worker {
 	Pds__Heartbeat beat;           /* the last one; numbers only */
 	int beaten;                    /* it came in this life */
 	uint64_t up_us, down_us, beat_us;
+	uint64_t life_us;              /* when this life was first seen */
+	int ended_in_order;            /* down: it said goodbye */
 	uint64_t up_no;                /* registry.ups when its link came up last */
 	double prompt_rate, output_rate;   /* tokens/s while it has work, measured over about RATE_US; 0: not known yet */
 	uint64_t progress_us;          /* when beat.progress last grew, or nothing was running */
@@ -76,6 +78,8 @@ int registry_admit(const struct registry *g, const char *name, const Pds__Worker
 struct worker *registry_up(struct registry *g, struct peer *peer, const char *name, uint64_t epoch, const Pds__WorkerInfo *w, uint64_t now_us);
 /* Marks it down: nothing is sent to it or placed on it any more. Its sequences are the caller's to move, next. */
 void registry_down(struct registry *g, struct worker *w, uint64_t now_us);
+/* It has said goodbye: its next life is none after a crash. */
+void registry_ended_in_order(struct worker *w);
 /* What it said of itself has changed. 0, or the sentence why that cannot be: nothing has changed then. */
 int registry_update(struct registry *g, struct worker *w, const Pds__WorkerInfo *info, char *reason, size_t reason_len);
 void registry_kv_events(struct registry *g, struct worker *w, const Pds__KvEvents *m);

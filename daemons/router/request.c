@@ -22,6 +22,8 @@ static const char *const state_names[] = {
 };
 
 #define ANEW_US 100000u   /* after a link began anew, until an attempt is placed: the others that do so have done it */
+#define MOVED_AGAIN_US 50000u    /* before it is placed again that one worker gave back twice in a row */
+#define LEAVE_EACH_TICK 256u     /* attempts of a worker that are looked at in a tick: some ms at most */
 #define ENDS (1u << SEQ_DONE | 1u << SEQ_FAILED | 1u << SEQ_CANCELLED)
 
 /* from -> the states that may follow */
@@ -67,12 +69,14 @@ void seqs_init(struct seqs *e, struct registry *g, const struct seqs_opts *opts)
 	list_init(&e->live);
 	list_init(&e->waiting);
 	list_init(&e->late);
+	e->late_by_id = map_new(sizeof(struct reqid));
 	list_init(&e->ending);
 }
 
 void seqs_fini(struct seqs *e)
 {
 	seqs_late_tick(e, UINT64_MAX);
+	map_destroy(&e->late_by_id);
 	map_destroy(&e->by_id);
 }
 
@@ -398,13 +402,25 @@ static int send_submit(struct seq *s, const struct placement *p)
 	return r;
 }
 
+static struct place_wish wish_of(const struct seq *s)
+{
+	return (struct place_wish){
+		.tokens = s->prompt_tokens + s->n_out,
+		.total_tokens = s->prompt_tokens + s->max_tokens,
+		.numerics = *s->numerics ? s->numerics : NULL,
+		.avoid = *s->avoid ? s->avoid : NULL,
+		.prefixes = s->prefixes,
+		.beside = s->beside && s->beside->prefill ? s->beside->prefill->name : NULL,
+		.pin = s->pin,
+		.session = s->session,
+		.id = &s->id};
+}
+
 /* One more attempt on workers that are there now. 0, ERR_NOTFOUND, ERR_FULL (too long for all), ERR_CLOSED (the worker's link took nothing). */
 static int submit(struct seq *s)
 {
 	struct placement p;
-	struct place_wish wish = {.tokens = s->prompt_tokens + s->n_out, .total_tokens = s->prompt_tokens + s->max_tokens,
-	                          .numerics = *s->numerics ? s->numerics : NULL, .avoid = *s->avoid ? s->avoid : NULL, .prefixes = s->prefixes,
-	                          .beside = s->beside && s->beside->prefill ? s->beside->prefill->name : NULL, .pin = s->pin, .session = s->session, .id = &s->id};
+	struct place_wish wish = wish_of(s);
 	uint64_t now = clock_us();
 	if (s->got_prompt == s->prompt_tokens)
 		s->want_prompt = 0;   /* an earlier attempt has told them all */
@@ -429,13 +445,11 @@ static int submit(struct seq *s)
 	if (!*s->numerics)
 		snprintf(s->numerics, sizeof s->numerics, "%s", p.first->numerics);
 	join_prefill(s, p.first, p.work_tokens);
-	s->hit_tokens = p.hit_tokens;
-	s->hit_stored = p.stored_tokens;
-	s->predicted = p.predicted;
+	s->predicted = (struct seq_prediction){p.predicted, p.hit_tokens, p.stored_tokens};
 	s->n_cand = p.n_decode;
 	for (unsigned i = 0; i < p.n_decode; i++) {
+		s->cand[i] = (struct seq_place){.epoch = p.decode[i]->epoch};
 		snprintf(s->cand[i].name, sizeof s->cand[i].name, "%s", p.decode[i]->name);
-		s->cand[i].epoch = p.decode[i]->epoch;
 	}
 	if (p.n_decode)
 		seq_join_decode(s, p.decode[0]);
@@ -513,17 +527,11 @@ static void try_again(struct seq *s, uint64_t now)
 		wait_for_worker(s, r == ERR_CLOSED ? 20000 : s->not_before_us > now ? s->not_before_us - now : 0);
 }
 
-/* What a worker did wrong itself; the rest is the request's, the client's, or a matter of room, and says nothing of the worker's health. */
-static int is_own_failure(Pds__Fault fault)
-{
-	return fault == PDS__FAULT__FAULT_INTERNAL || fault == PDS__FAULT__FAULT_STALLED || fault == PDS__FAULT__FAULT_LEASE_LOST;
-}
-
 /* A sequence that workers bring forward may lose one after the other, as when all are restarted in turn; one that brings them down may not have them all. */
 static int is_enough(const struct seq *s)
 {
 	uint32_t most = s->all->opts.max_attempts;
-	return s->lost >= most || s->attempt >= (uint64_t)most * SEQ_ATTEMPTS_TIMES;
+	return s->lost >= most || s->attempt - s->moved >= (uint64_t)most * SEQ_ATTEMPTS_TIMES;
 }
 
 static void fail_lost(struct seq *s, int status, const char *why)
@@ -573,25 +581,48 @@ void seq_attempt_cut(struct seq *s, const struct worker *w, const char *why)
 	go_on(s, 503, why, ANEW_US);
 }
 
-void seq_attempt_lost(struct seq *s, Pds__Fault fault, const char *who, const char *why, int retry)
+void seq_attempt_lost(struct seq *s, const struct seq_loss *l)
 {
-	const struct worker *anew = retry ? seq_link_anew(s) : NULL;
+	const struct worker *anew = l->retry ? seq_link_anew(s) : NULL;
 	if (anew) {
-		seq_attempt_cut(s, anew, why);
+		seq_attempt_cut(s, anew, l->why);
 		return;
 	}
-	struct worker *w = is_own_failure(fault) ? registry_find(s->all->registry, who) : NULL;
-	if (w)
-		registry_outcome(s->all->registry, w, 0, clock_us());
+	struct worker *blamed = l->blame ? registry_find(s->all->registry, l->blame) : NULL;
+	if (blamed)
+		registry_outcome(s->all->registry, blamed, 0, clock_us());
 	s->lost = s->n_out > s->began_out + 1 ? 1 : s->lost + 1;
-	log_req(LOG_WARN, &s->id, "attempt_lost", "attempt=%u lost=%u state=%s worker=%s fault=%d retry=%d output_tokens=%u why=%s", s->attempt, s->lost,
-	        state_names[s->state], who, (int)fault, retry, s->n_out, log_quote(why));
-	snprintf(s->avoid, sizeof s->avoid, "%s", who);
-	if (!retry || (s->retry_after_us && clock_us() + s->retry_after_us >= s->deadline_us)) {   /* its client may come again, with more time */
-		seq_fail(s, status_of(fault), why);
+	log_req(LOG_WARN, &s->id, "attempt_lost",
+	        "attempt=%u lost=%u state=%s worker=%s blame=%s fault=%d retry=%d output_tokens=%u "
+	        "why=%s",
+	        s->attempt, s->lost, state_names[s->state], l->who, blamed ? blamed->name : "-",
+	        (int)l->fault, l->retry, s->n_out, log_quote(l->why));
+	snprintf(s->avoid, sizeof s->avoid, "%s", blamed ? blamed->name : l->who);
+	/* past the deadline: its client may come again, with more time */
+	if (!l->retry || (s->retry_after_us && clock_us() + s->retry_after_us >= s->deadline_us)) {
+		seq_fail(s, status_of(l->fault), l->why);
 		return;
 	}
-	go_on(s, status_of(fault), why, pause_of(s, fault));
+	go_on(s, status_of(l->fault), l->why, pause_of(s, l->fault));
+}
+
+/* Placed again at once; after a pause if the same worker gave the attempt before back too. */
+void seq_attempt_moved(struct seq *s, const struct worker *w, const char *why)
+{
+	int again = strcmp(s->avoid, w->name) == 0;
+	if (s->moved >= SEQ_MOVES_MAX) {
+		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_DRAINING, 1, w->name, NULL,
+		                                       why});
+		return;
+	}
+	s->moved++;
+	if (s->n_out > s->began_out + 1)
+		s->lost = 0;
+	log_req(LOG_INFO, &s->id, "attempt_moved",
+	        "attempt=%u state=%s worker=%s output_tokens=%u why=%s", s->attempt,
+	        state_names[s->state], w->name, s->n_out, log_quote(why));
+	snprintf(s->avoid, sizeof s->avoid, "%s", w->name);
+	go_on(s, 503, why, again ? MOVED_AGAIN_US : 0);
 }
 
 /* --- what happens to workers, and time ----------------------------------------------------------------------------------- */
@@ -618,15 +649,18 @@ void seqs_worker_up(struct seqs *e)
 	retry_waiting(e, clock_us());
 }
 
-static void worker_lost(struct seq *s, const struct worker *w, const char *why, int anew)
+static void worker_lost(struct seq *s, const struct worker *w, const char *why, enum worker_end how)
 {
-	if (anew)
+	if (how == WORKER_ANEW)
 		seq_attempt_cut(s, w, why);
+	else if (how == WORKER_GOODBYE)
+		seq_attempt_moved(s, w, why);
 	else
-		seq_attempt_lost(s, PDS__FAULT__FAULT_PEER_LOST, w->name, why, 1);
+		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_PEER_LOST, 1, w->name,
+		                                       w->name, why});
 }
 
-void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, int anew)
+void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, enum worker_end how)
 {
 	char text[256];
 	(void)e;
@@ -635,7 +669,7 @@ void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, int ane
 		struct seq *s = list_entry(w->prefills.next, struct seq, at_prefill);
 		seq_leave_prefill(s);
 		if (s->alone || s->state != SEQ_DECODING || s->want_prompt)
-			worker_lost(s, w, text, anew);
+			worker_lost(s, w, text, how);
 		else if (!list_empty(&s->ending))
 			seq_release_held(s, s->decode);
 	}
@@ -645,7 +679,77 @@ void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, int ane
 		if (!list_empty(&s->ending) && seq_release_held(s, w))
 			continue;
 		if (s->named)
-			worker_lost(s, w, text, anew);
+			worker_lost(s, w, text, how);
+	}
+}
+
+/* Could a worker that is neither stuck nor broken take it? From one that still runs it goes only to one
+ * that has room. */
+static int can_leave(const struct seq *s, const struct worker *w, int stuck, uint64_t now)
+{
+	struct place_wish wish = wish_of(s);
+	wish.leaves = w;
+	wish.now_us = now;
+	wish.wants_room = !stuck;
+	return list_empty(&s->ending) && place_possible(s->all->registry, &wish);
+}
+
+static void leave(struct seq *s, const struct worker *w, int stuck)
+{
+	char why[160];
+	if (!stuck) {
+		snprintf(why, sizeof why, "%s is told to end", w->name);
+		seq_attempt_moved(s, w, why);
+		return;
+	}
+	snprintf(why, sizeof why, "%s makes no progress for longer than %llu ms (stuck_ms)",
+	         w->name, (unsigned long long)s->all->registry->stuck_us / 1000);
+	seq_attempt_lost(s,
+	                 &(struct seq_loss){PDS__FAULT__FAULT_STALLED, 1, w->name, w->name, why});
+}
+
+/* Does the present attempt need w? A prefill worker that is told to end finishes it or gives it back by
+ * itself. */
+static int needs(const struct seq *s, const struct worker *w, int stuck)
+{
+	if (s->prefill == w &&
+	    (s->alone || (stuck && (s->state != SEQ_DECODING || s->want_prompt))))
+		return 1;
+	return s->decode == w && s->named;
+}
+
+/* Each sequence may end here, and its owner may destroy others: a list is taken from its head. Those that
+ * were looked at go to the back; the next tick goes on with the rest. */
+static void leave_worker(struct worker *w, enum place_stage stage, int stuck, uint64_t now)
+{
+	struct list some, *attempts = stage == PLACE_PREFILL ? &w->prefills : &w->decodes;
+	list_init(&some);
+	for (unsigned i = 0; i < LEAVE_EACH_TICK && !list_empty(attempts); i++) {
+		struct list *n = attempts->next;
+		list_remove(n);
+		list_push_back(&some, n);
+	}
+	while (!list_empty(&some)) {
+		struct list *n = some.next;
+		struct seq *s = stage == PLACE_PREFILL ? list_entry(n, struct seq, at_prefill)
+		                                       : list_entry(n, struct seq, at_decode);
+		list_remove(n);
+		list_push_back(attempts, n);
+		if (needs(s, w, stuck) && can_leave(s, w, stuck, now))
+			leave(s, w, stuck);
+	}
+}
+
+/* Attempts leave workers that are stuck or told to end, if somebody else can take them. */
+static void leave_workers(struct seqs *e, uint64_t now)
+{
+	list_each(n, &e->registry->workers) {
+		struct worker *w = list_entry(n, struct worker, node);
+		int stuck = worker_is_stuck(e->registry, w, now);
+		if (!worker_is_up(w) || (!stuck && !w->beat.ending))
+			continue;
+		leave_worker(w, PLACE_PREFILL, stuck, now);
+		leave_worker(w, PLACE_DECODE, stuck, now);
 	}
 }
 
@@ -657,6 +761,7 @@ void seqs_tick(struct seqs *e, uint64_t now_us)
 			break;
 		seq_fail(s, 504, "the request's time is up (request_timeout_ms)");
 	}
+	leave_workers(e, now_us);
 	retry_waiting(e, now_us);
 	seqs_ending_tick(e, now_us);
 	seqs_late_tick(e, now_us);

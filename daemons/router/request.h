@@ -5,12 +5,24 @@
  *            +------------+----------+--> WAITING (attempt lost; for a worker, or for a while) --> SUBMITTED
  *   from each of them: FAILED, CANCELLED
  *
- * Rules (model-checked, the handover model): before an attempt is submitted the one before is cancelled at its prefill worker and at every
- * candidate; messages of lower attempts are dropped; a token's index says which it is, so that repetitions are seen; a decode worker's death, by
- * epoch, ends the attempt if it was named, a prefill worker's unless decode has spoken. A lost attempt is followed by another at once, a second loss in a
- * row after a pause that grows, since one fault may take several workers one after the other. A link that begins anew takes the attempt with it, but counts as
- * no loss, and is waited for: when this process was stopped for a while, all of them do so. An answer that is complete before its prefill worker's account
- * (times, cached tokens) has come waits for that, for a moment. One thread. */
+ * Rules (model-checked, the handover model): before an attempt is submitted the one before is cancelled at
+ * its prefill worker and at every candidate; messages of lower attempts are dropped; a token's index says
+ * which it is, so that repetitions are seen. Until it is known who decodes only the prefill worker, by its
+ * word or its end, ends an attempt; what a candidate says of a lost lease is kept, and counts if that
+ * candidate is named. From then on the decode worker's word or end does, and the prefill worker's until
+ * decode has spoken.
+ *
+ * A lost attempt is followed by another at once, a second loss in a row after a pause that grows, since one
+ * fault may take several workers one after the other. It counts against the worker whose failure it was, if
+ * it was one's. These are no losses:
+ *   - a link that begins anew. It is waited for: when this process was stopped for a while, all do so;
+ *   - what a worker that is told to end, or switches its role, gives back, and what is taken from a worker
+ *     that is told to end: seq_attempt_moved.
+ * A worker that is stuck, or told to end, loses its attempts as soon as somebody else can take them; until
+ * then they stay.
+ *
+ * An answer that is complete before its prefill worker's account (times, cached tokens) has come waits for
+ * that, for a moment. One thread. */
 #ifndef ROUTER_REQUEST_H
 #define ROUTER_REQUEST_H
 
@@ -62,6 +74,15 @@ struct seq_spec {
 struct seq_place {
 	char name[WORKER_NAME_MAX];
 	uint64_t epoch;
+	int lost;                    /* it says that it has dropped its lease of this attempt */
+	int blames_prefill;          /* ... through the prefill worker's failure */
+};
+
+/* What the prefill worker was thought to hold of the prompt, in tokens; counted against what it
+ * says. */
+struct seq_prediction {
+	int made;
+	uint32_t hit, stored;        /* stored: of the hits, its storage */
 };
 
 struct seq_times {
@@ -106,18 +127,17 @@ struct seq {
 	unsigned n_cand;
 	uint64_t charged_prefill, charged_decode;   /* in the workers' tokens_in_flight */
 	uint64_t backlog;            /* of charged_prefill: in the worker's backlog_tokens, until the prompt is computed */
-	uint32_t hit_tokens;         /* that the prefill worker was thought to hold */
-	uint32_t hit_stored;         /* of them: its storage */
-	int predicted;
+	struct seq_prediction predicted;
 	struct list held;            /* struct held_tokens, while want_prompt or ending */
 	uint32_t n_held;
 	struct list ending;          /* seqs.ending, while the answer's end waits for the prefill worker's account */
 	uint64_t ending_us;          /* since then */
 
 	uint32_t lost;               /* attempts lost in a row, none of which brought more than a first token */
+	uint32_t moved;              /* attempts that workers gave back in order */
 	uint32_t began_out;          /* n_out when the present attempt was submitted */
 	uint64_t began_ups;          /* and registry.ups */
-	char avoid[WORKER_NAME_MAX]; /* who failed the attempt before */
+	char avoid[WORKER_NAME_MAX]; /* whose failure the attempt before was, or who gave it back */
 	char numerics[96];           /* of the first attempt */
 	uint64_t begun_us, deadline_us, submitted_us, first_us, wait_until_us, not_before_us, ended_us;
 	struct seq_times times;
@@ -145,6 +165,7 @@ struct seqs_counts {
 
 #define SEQS_RECENT 16384u
 #define SEQ_ATTEMPTS_TIMES 4u
+#define SEQ_MOVES_MAX 64u            /* attempts given back in order; each after that is a loss */
 
 struct seqs {
 	struct seqs_opts opts;
@@ -154,7 +175,7 @@ struct seqs {
 	struct list waiting;
 	struct list ending;          /* first come first */
 	struct list late;            /* request_late.c */
-	unsigned n_late;
+	struct map *late_by_id;
 	struct seqs_counts counts;
 	struct {
 		struct reqid id;
@@ -182,8 +203,13 @@ void seqs_prompt(struct seqs *e, struct worker *w, const struct msg_head *head, 
 void seqs_tokens(struct seqs *e, struct worker *w, const Pds__Tokens *m);
 void seqs_failed(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__Failed *m);
 void seqs_worker_up(struct seqs *e);
-/* After registry_down. anew: the worker lives, its link begins anew; that is no failure of the attempts there. */
-void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, int anew);
+enum worker_end {
+	WORKER_LOST,                 /* its process has ended, or it is silent: its failure */
+	WORKER_ANEW,                 /* it lives, its link begins anew */
+	WORKER_GOODBYE               /* it ends in order */
+};
+/* After registry_down. */
+void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, enum worker_end how);
 void seqs_tick(struct seqs *e, uint64_t now_us);      /* deadlines and waits; about every 50 ms */
 void seqs_json(const struct seqs *e, uint64_t now_us, struct buf *out);     /* an array */
 

@@ -15,12 +15,12 @@
 
 #define RETRY_AFTER_MAX_US 3600000000u
 
-static int is_candidate(const struct seq *s, const struct worker *w)
+static struct seq_place *candidate(struct seq *s, const struct worker *w)
 {
 	for (unsigned i = 0; i < s->n_cand; i++)
 		if (s->cand[i].epoch == w->epoch && strcmp(s->cand[i].name, w->name) == 0)
-			return 1;
-	return 0;
+			return &s->cand[i];
+	return NULL;
 }
 
 /* The sequence whose present attempt this is, or NULL. */
@@ -41,9 +41,9 @@ static enum seq_finish finish_of(Pds__Finish f)
 }
 
 /* A prefill worker's, or a lone worker's, account of the stages up to the first token. */
-void seq_take_prompt_times(struct seq *s, const Pds__Timing *t)
+void seqs_take_prompt_times(struct seqs *e, struct seq_times *a, struct seq_prediction *p,
+                            const Pds__Timing *t)
 {
-	struct seq_times *a = &s->times;
 	if (!t)
 		return;
 	a->queue_us = t->queue_us;
@@ -53,13 +53,13 @@ void seq_take_prompt_times(struct seq *s, const Pds__Timing *t)
 	a->cached_tokens = t->cached_tokens;
 	a->stored_tokens = t->stored_tokens;
 	a->chunks = t->chunks;
-	if (!s->predicted)
+	if (!p->made)
 		return;
-	s->predicted = 0;
-	s->all->counts.hits_predicted += s->hit_tokens;
-	s->all->counts.hits_actual += t->cached_tokens;
-	s->all->counts.hits_stored_predicted += s->hit_stored;
-	s->all->counts.hits_stored_actual += t->stored_tokens;
+	p->made = 0;
+	e->counts.hits_predicted += p->hit;
+	e->counts.hits_actual += t->cached_tokens;
+	e->counts.hits_stored_predicted += p->stored;
+	e->counts.hits_stored_actual += t->stored_tokens;
 }
 
 /* The account of who made the answer. */
@@ -111,13 +111,19 @@ static void compare(struct seq *s, const struct worker *w, uint32_t index, Pds__
 	}
 }
 
+/* What w sent cannot be. */
+static void lost_by(struct seq *s, const struct worker *w, const char *why, int retry)
+{
+	seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_INTERNAL, retry, w->name, w->name, why});
+}
+
 /* Returns 0 if the sequence goes on, 1 if it ended and must not be touched. */
 static int take_tokens(struct seq *s, struct worker *w, uint32_t index, Pds__Token *const *tokens, size_t n, Pds__Finish finish)
 {
 	if (index > s->n_out) {
 		char why[128];
 		snprintf(why, sizeof why, "tokens %u to %u are missing before what %s sent", s->n_out, index - 1, w->name);
-		seq_attempt_lost(s, PDS__FAULT__FAULT_INTERNAL, w->name, why, 1);
+		lost_by(s, w, why, 1);
 		return 1;
 	}
 	compare(s, w, index, tokens, n);
@@ -159,7 +165,7 @@ static int hold(struct seq *s, const struct worker *w, const Pds__SequenceTokens
 	if (s->n_held > s->max_tokens) {   /* one that repeats the first token, and one for each */
 		char why[192];
 		snprintf(why, sizeof why, "%s sent more than %u messages of an answer of at most %u tokens", w->name, s->n_held, s->max_tokens);
-		seq_attempt_lost(s, PDS__FAULT__FAULT_INTERNAL, w->name, why, 1);
+		lost_by(s, w, why, 1);
 		return 1;
 	}
 	s->n_held++;
@@ -244,7 +250,7 @@ void seqs_prompt(struct seqs *e, struct worker *w, const struct msg_head *head, 
 		char why[192];
 		snprintf(why, sizeof why, "%s sent log-probabilities of %zu prompt tokens from %u on, where %u of %u were there", w->name, m->n_logprobs, m->first,
 		         s->got_prompt, s->prompt_tokens);
-		seq_attempt_lost(s, PDS__FAULT__FAULT_INTERNAL, w->name, why, 1);
+		lost_by(s, w, why, 1);
 		return;
 	}
 	s->got_prompt += (uint32_t)n;
@@ -258,7 +264,7 @@ static int prompt_is_told(struct seq *s, const struct worker *w)
 	if (s->want_prompt && s->got_prompt < s->prompt_tokens) {
 		char why[192];
 		snprintf(why, sizeof why, "%s sent the first token after log-probabilities of %u of %u prompt tokens", w->name, s->got_prompt, s->prompt_tokens);
-		seq_attempt_lost(s, PDS__FAULT__FAULT_INTERNAL, w->name, why, 1);
+		lost_by(s, w, why, 1);
 		return 1;
 	}
 	s->want_prompt = 0;
@@ -274,24 +280,36 @@ static void name_decode(struct seq *s, struct worker *d)
 	snprintf(s->decode_name, sizeof s->decode_name, "%s", d->name);
 }
 
-/* P has said who goes on. 0, or 1: that one is dead already, the attempt is lost. */
+/* P has said who goes on. 0, or 1: that one is dead already, or has lost its lease, and so the
+ * attempt is lost. */
 static int hand_to(struct seq *s, struct worker *p, const Pds__FirstToken *m)
 {
 	const char *name = m->decode ? m->decode : "";
 	struct worker *d = registry_find(s->all->registry, name);
+	int lives = d && worker_is_up(d) && d->epoch == m->decode_epoch;
+	struct seq_place *c = lives ? candidate(s, d) : NULL;
 	char why[192];
-	if (d && worker_is_up(d) && d->epoch == m->decode_epoch && is_candidate(s, d)) {
-		name_decode(s, d);
-		if (!seq_link_anew(s))
-			return 0;
+	if (!c) {
+		snprintf(why, sizeof why, "%s handed over to %.64s of epoch %016llx, which is gone",
+		         p->name, *name ? name : "nobody", (unsigned long long)m->decode_epoch);
+		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_PEER_LOST, 1,
+		                                       *name ? name : p->name, NULL, why});
+		return 1;
+	}
+	name_decode(s, d);
+	if (seq_link_anew(s)) {
 		snprintf(why, sizeof why, "%s handed over to %s, whose link has begun anew meanwhile", p->name, d->name);
 		seq_attempt_cut(s, d, why);
 		return 1;
 	}
-	snprintf(why, sizeof why, "%s handed over to %.64s of epoch %016llx, which is gone", p->name, *name ? name : "nobody",
-	         (unsigned long long)m->decode_epoch);
-	seq_attempt_lost(s, PDS__FAULT__FAULT_PEER_LOST, *name ? name : p->name, why, 1);
-	return 1;
+	if (c->lost) {
+		snprintf(why, sizeof why, "%s handed over to %s, which had dropped its lease",
+		         p->name, d->name);
+		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_LEASE_LOST, 1, d->name,
+		                                       c->blames_prefill ? p->name : NULL, why});
+		return 1;
+	}
+	return 0;
 }
 
 void seqs_first_token(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__FirstToken *m)
@@ -307,7 +325,7 @@ void seqs_first_token(struct seqs *e, struct worker *w, const struct msg_head *h
 	}
 	s->prefill_told = 1;
 	seq_prefill_done(s);
-	seq_take_prompt_times(s, m->timing);
+	seqs_take_prompt_times(e, &s->times, &s->predicted, m->timing);
 	if (s->alone)
 		take_answer_times(s, m->timing);
 	registry_outcome(e->registry, w, 1, clock_us());
@@ -334,7 +352,7 @@ static void sequence_tokens(struct seqs *e, struct worker *w, const Pds__Sequenc
 	struct seq *s = present(e, w, &id, m->attempt);
 	if (!s)
 		return;
-	int mine = s->alone ? s->prefill == w : s->named ? s->decode == w : is_candidate(s, w);
+	int mine = s->alone ? s->prefill == w : s->named ? s->decode == w : candidate(s, w) != NULL;
 	if (!mine) {
 		e->counts.stale++;
 		log_req(LOG_WARN, &s->id, "tokens_from_other", "attempt=%u worker=%s expected=%s", s->attempt, w->name,
@@ -353,7 +371,7 @@ static void sequence_tokens(struct seqs *e, struct worker *w, const Pds__Sequenc
 	}
 	seq_prefill_done(s);
 	if (s->alone)
-		seq_take_prompt_times(s, m->timing);
+		seqs_take_prompt_times(e, &s->times, &s->predicted, m->timing);
 	take_answer_times(s, m->timing);
 	if (s->want_prompt && !s->alone) {
 		hold(s, w, m);
@@ -374,6 +392,30 @@ void seqs_tokens(struct seqs *e, struct worker *w, const Pds__Tokens *m)
 		sequence_tokens(e, w, m->sequences[i]);
 }
 
+/* The blamed worker's name, if it has a part in the attempt. */
+static const char *blamed(const struct seq *s, const char *name)
+{
+	if (!name || !*name)
+		return NULL;
+	if (strcmp(name, s->prefill_name) == 0)
+		return s->prefill_name;
+	for (unsigned i = 0; i < s->n_cand; i++)
+		if (strcmp(name, s->cand[i].name) == 0)
+			return s->cand[i].name;
+	return NULL;
+}
+
+/* It is not known yet who decodes: the prefill worker may have left this candidate for another,
+ * or may notice. */
+static void keep_failure(struct seq *s, struct seq_place *c, const Pds__Failed *m)
+{
+	const char *blame = blamed(s, m->blame);
+	c->lost = 1;
+	c->blames_prefill = blame == s->prefill_name;
+	log_req(LOG_INFO, &s->id, "failure_kept", "attempt=%u worker=%s state=%s why=%s",
+	        s->attempt, c->name, seq_state_name(s->state), log_quote(m->text));
+}
+
 void seqs_failed(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__Failed *m)
 {
 	struct seq *s = seqs_find(e, &head->req);
@@ -382,13 +424,22 @@ void seqs_failed(struct seqs *e, struct worker *w, const struct msg_head *head, 
 		return;
 	}
 	int from_prefill = s->prefill == w && (s->alone || s->state != SEQ_DECODING || s->want_prompt);
-	int from_decode = s->named ? s->decode == w : is_candidate(s, w);
-	if (!from_prefill && !from_decode) {
+	struct seq_place *c = s->named ? NULL : candidate(s, w);
+	if (!from_prefill && c) {
+		keep_failure(s, c, m);
+		return;
+	}
+	if (!from_prefill && !(s->named && s->decode == w)) {
 		e->counts.stale++;
 		log_req(LOG_INFO, &s->id, "failure_ignored", "attempt=%u worker=%s state=%s why=%s", s->attempt, w->name, seq_state_name(s->state),
 		        log_quote(m->text));
 		return;
 	}
 	s->retry_after_us = m->retry_after_us < RETRY_AFTER_MAX_US ? m->retry_after_us : RETRY_AFTER_MAX_US;
-	seq_attempt_lost(s, m->fault, w->name, m->text && *m->text ? m->text : "the worker gave no reason", m->retry);
+	const char *why = m->text && *m->text ? m->text : "the worker gave no reason";
+	if (m->fault == PDS__FAULT__FAULT_DRAINING && m->retry)
+		seq_attempt_moved(s, w, why);
+	else
+		seq_attempt_lost(s, &(struct seq_loss){m->fault, m->retry, w->name,
+		                                       blamed(s, m->blame), why});
 }

@@ -104,7 +104,7 @@ static inline struct worker *rig_up(struct rig *r, const char *name, const char 
 static inline void rig_down(struct rig *r, struct worker *w)
 {
 	registry_down(&r->g, w, clock_us());
-	seqs_worker_down(&r->e, w, "killed", 0);
+	seqs_worker_down(&r->e, w, "killed", WORKER_LOST);
 }
 
 static inline struct rig *rig_new(void)
@@ -216,14 +216,22 @@ static inline void rig_more(struct rig *r, struct worker *w, uint32_t attempt, u
 	rig_tokens_from(r, w, r->s->id, attempt, index, token, n, PDS__FINISH__FINISH_NONE);
 }
 
-static inline void rig_fail(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault, int retry)
+/* blame: whose failure it is said to be; "": nobody's. */
+static inline void rig_fail_by(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault,
+                               int retry, const char *blame)
 {
 	Pds__Failed m = PDS__FAILED__INIT;
 	struct msg_head head = {.req = r->s->id, .attempt = attempt};
 	m.fault = fault;
 	m.text = (char *)"so it is";
 	m.retry = retry;
+	m.blame = (char *)blame;
 	seqs_failed(&r->e, w, &head, &m);
+}
+
+static inline void rig_fail(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault, int retry)
+{
+	rig_fail_by(r, w, attempt, fault, retry, "");
 }
 
 #endif

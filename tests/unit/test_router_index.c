@@ -481,7 +481,8 @@ END_TEST
 /* --- the breaker --------------------------------------------------------------------------------------------------------------------- */
 
 /* A script: g, b: an outcome; p: a placement; a digit: so many times 100 ms pass; C, O, H: the state is closed, open, half open; y, n: it takes
- * a request or does not; R: a new life. Opens at 50 % of at least 4 outcomes in 1 s, for 500 ms. */
+ * a request or does not; R: a new life; K: the same after a crash, soon after it began, L: long
+ * after. Opens at 50 % of at least 4 outcomes in 1 s, for 500 ms. */
 static const char *const breaker_scripts[] = {
 	"CyggggbbbC bO n",                       /* 3 of 7, then 4 of 8 */
 	"bbbC bO 4O 1Hy pn gCy bbbC",            /* a trial that succeeds: all is forgotten */
@@ -491,6 +492,13 @@ static const char *const breaker_scripts[] = {
 	"bbbbO ggggO bbbO 5H",                   /* outcomes of requests from before change nothing */
 	"bbbbO 5H gH bH",                        /* nor do they while nobody is on trial */
 	"bbbbO R Hy pgC",                        /* restarted: tried at once */
+	"bbbbO K O 4O 1Hy",                      /* a crash does not shorten it */
+	/* the first life that ended so: a trial at once; the window is a new one */
+	"K Hy pn gC bbb",
+	/* the second one: left out first, then for longer, whatever its trials were */
+	"K K O 4O 1Hy pgC K O 9O 1H",
+	"K K K K K K K O R Hy pgC K Hy",         /* an end in order is the end of the row */
+	"K K O 5H Lp L Hy gH",                   /* so is a long life */
 	"bbC R C bbO",                           /* a new life does not forget what the last one did wrong */
 };
 
@@ -511,6 +519,8 @@ START_TEST(breaker_states)
 			ck_assert_msg(breaker_takes(&b, &o, now) == (*s == 'y'), "%s: at %s", breaker_scripts[_i], s);
 		else if (*s == 'R')
 			breaker_restart(&b, now);
+		else if (*s == 'K' || *s == 'L')
+			breaker_crashed(&b, &o, *s == 'K' ? 1000 : 10 * o.window_us, now);
 		else if (*s != ' ')
 			ck_assert_msg(is == (*s == 'C' ? BREAKER_CLOSED : *s == 'O' ? BREAKER_OPEN : BREAKER_HALF_OPEN), "%s: at %s it is %s", breaker_scripts[_i], s,
 			              breaker_state_name(is));

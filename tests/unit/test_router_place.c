@@ -254,7 +254,7 @@ START_TEST(stored_tokens_weigh_what_reading_takes)
 	pds__sampling__init(&spec.sampling);
 	r->s = seq_new(&r->e, &spec, &rig_hooks, r);
 	ck_assert_int_eq(seq_start(r->s), 0);
-	ck_assert_uint_eq(r->s->hit_stored, 15 * BT);
+	ck_assert_uint_eq(r->s->predicted.stored, 15 * BT);
 	ck_assert_uint_eq(pw->backlog_tokens, rows[_i].want);
 	ck_assert_uint_eq(pw->tokens_in_flight, rows[_i].want);
 	rig_first(r, pw, 1, 0, 10, "d1", 1);
@@ -304,7 +304,7 @@ START_TEST(client_errors_trip_no_breaker)
 	for (int i = 0; i < 3; i++) {
 		rig_seq(r, 8, 0);
 		ck_assert_int_eq(seq_start(r->s), 0);
-		rig_fail(r, m, 1, PDS__FAULT__FAULT_STALLED, 0);
+		rig_fail_by(r, m, 1, PDS__FAULT__FAULT_STALLED, 0, "m1");
 		seq_destroy(&r->s);
 	}
 	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_OPEN);

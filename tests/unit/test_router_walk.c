@@ -1,5 +1,7 @@
 /* test_router_walk.c - random walks: honest workers, links that delay and repeat, deaths, restarts, silences, failures, clients that leave, workers that
- * drain, switch their role and tell what they hold, under all policies. After each walk every sequence has ended, each token was seen once and in order,
+ * drain, switch their role, stand still, are told to end, drop leases before they are named and
+ * tell what they hold, under all policies. After each walk every sequence has ended, each token was
+ * seen once and in order,
  * nothing stays charged, no worker goes on with what has ended, and the router knows what each worker holds. */
 #include "daemons/router/request.h"
 #include "util/clock.h"
@@ -31,7 +33,9 @@ struct item {
 	int decode, n_cand, cand[PLACE_CANDIDATES_MAX];   /* workers' numbers */
 	uint64_t epoch, cand_epoch[PLACE_CANDIDATES_MAX];
 	int finish;
-	int role, draining, reset;
+	int role, draining, ending, reset;
+	/* FAILED: of a reservation or lease, by a decode worker */
+	int lost;
 	unsigned tier;
 	unsigned stored, removed;                         /* EVENTS: bits, one for each block of each prompt */
 };
@@ -42,6 +46,7 @@ struct actor {
 	unsigned has[3];               /* blocks, as in item.stored, by tier: its own, its storage's */
 	uint64_t epoch;
 	int alive, down;               /* down: to the router, though it may live */
+	int stuck;                     /* it does not work, and says so */
 	struct worker *w;
 	struct list in, out, jobs, tombstones;
 };
@@ -186,10 +191,20 @@ static void prefill_done(struct walk *w, struct actor *p, struct item *job)
 	it.finish = finish_at(job, job->index + 1);
 	for (int i = 0; i < job->n_cand && it.decode < 0 && !it.finish; i++) {
 		struct actor *d = &w->a[job->cand[i]];
-		if (d->alive && d->epoch == job->cand_epoch[i] && d->role == WORKER_DECODE && !d->draining && draw(w, 5)) {
+		struct item lost = {
+			.kind = FAILED, .id = job->id, .attempt = job->attempt, .lost = 1};
+		if (d->alive && d->epoch == job->cand_epoch[i] && d->role == WORKER_DECODE &&
+		    !d->draining) {
+			if (!draw(w, 5)) { /* left for another; it may tell of what it had there */
+				if (!w->calm && draw(w, 2))
+					put(&d->out, lost);
+				continue;
+			}
 			it.decode = job->cand[i];
 			it.epoch = d->epoch;
-			if (!find(&d->tombstones, &job->id, job->attempt))
+			if (!w->calm && !draw(w, 10))
+				put(&d->out, lost);      /* the lease is gone: nobody decodes */
+			else if (!find(&d->tombstones, &job->id, job->attempt))
 				put(&d->jobs, (struct item){.kind = TOKENS, .id = job->id, .attempt = job->attempt, .index = job->index, .max_tokens = job->max_tokens});
 		}
 	}
@@ -236,7 +251,9 @@ static void live(struct walk *w, struct actor *a)
 {
 	unsigned what = draw(w, 6), bit = 1u << draw(w, PROMPTS * PROMPT_TOKENS), tier = draw(w, 3);
 	if (what == 0 && !w->calm)
-		put(&a->out, (struct item){.kind = BEAT, .draining = a->draining = 1});
+		put(&a->out, (struct item){.kind = BEAT,
+		                           .draining = a->draining = 1,
+		                           .ending = (int)draw(w, 2)});
 	else if (what == 1 && a->draining && list_empty(&a->jobs)) {
 		a->role = (int)draw(w, 3);
 		a->draining = 0;
@@ -261,6 +278,8 @@ static void work(struct walk *w, struct actor *a)
 {
 	unsigned n = 0;
 	struct item *job = NULL;
+	if (a->stuck)
+		return;
 	list_each(it, &a->jobs)
 		if (draw(w, ++n) == 0)
 			job = list_entry(it, struct item, node);
@@ -337,7 +356,9 @@ static void say_itself(struct walk *w, struct actor *a, const struct item *m)
 	char why[200];
 	if (m->kind == BEAT) {
 		b.draining = m->draining;
-		b.progress = draw(w, 1000);
+		b.ending = m->ending;
+		b.running = (uint32_t)a->stuck;
+		b.progress = a->stuck ? a->w->beat.progress : draw(w, 1000);
 		b.blocks_free = draw(w, 20);
 		b.prompt_tokens = a->w->beat.prompt_tokens + draw(w, 100);
 		registry_beat(a->w, &b, clock_us());
@@ -350,6 +371,8 @@ static void say_itself(struct walk *w, struct actor *a, const struct item *m)
 
 static void say(struct walk *w, struct actor *a, const struct item *m)
 {
+	static const Pds__Fault faults[] = {PDS__FAULT__FAULT_STALLED, PDS__FAULT__FAULT_NO_ROOM,
+	                                    PDS__FAULT__FAULT_DRAINING};
 	struct msg_head head = {.req = m->id, .attempt = m->attempt};
 	if (m->kind == EVENTS) {
 		say_events(w, a, m);
@@ -359,8 +382,9 @@ static void say(struct walk *w, struct actor *a, const struct item *m)
 		say_tokens(w, a, m);
 	} else if (m->kind == FAILED) {
 		Pds__Failed f = PDS__FAILED__INIT;
-		f.fault = draw(w, 2) ? PDS__FAULT__FAULT_STALLED : PDS__FAULT__FAULT_NO_ROOM;
-		f.retry = draw(w, 10) != 0;
+		f.fault = m->lost ? PDS__FAULT__FAULT_LEASE_LOST : faults[draw(w, 3)];
+		f.retry = m->lost || draw(w, 10) != 0;
+		f.blame = (char *)w->a[draw(w, WORKERS)].name;
 		seqs_failed(&w->e, a->w, &head, &f);
 	} else {
 		Pds__Token t = PDS__TOKEN__INIT;
@@ -406,6 +430,7 @@ static void up(struct walk *w, struct actor *a)
 	}
 	a->alive = 1;
 	a->down = 0;
+	a->stuck = 0;
 	a->w = registry_up(&w->g, (struct peer *)w, a->name, a->epoch, &info, clock_us());
 	seqs_worker_up(&w->e);
 }
@@ -414,9 +439,14 @@ static void down(struct walk *w, struct actor *a)
 {
 	if (a->down)
 		return;
+	enum worker_end how = a->alive && draw(w, 2) ? WORKER_ANEW
+	                      : draw(w, 2)           ? WORKER_GOODBYE
+	                                             : WORKER_LOST;
 	a->down = 1;
 	registry_down(&w->g, a->w, clock_us());
-	seqs_worker_down(&w->e, a->w, "down", a->alive && draw(w, 2));
+	if (how == WORKER_GOODBYE)
+		registry_ended_in_order(a->w);
+	seqs_worker_down(&w->e, a->w, "down", how);
 }
 
 static void die(struct walk *w, struct actor *a)
@@ -448,10 +478,20 @@ static void begin(struct walk *w, struct owner *o)
 		seq_destroy(&o->s);
 }
 
+/* As the router has it after stuck_us without progress. */
+static void stand_still(struct actor *a, int still)
+{
+	if (a->down)
+		return;
+	a->stuck = still;
+	a->w->beat.running = (uint32_t)still;
+	a->w->progress_us = still ? 1 : clock_us();
+}
+
 static void step(struct walk *w, int faults)
 {
 	struct actor *a = &w->a[draw(w, WORKERS)];
-	unsigned what = draw(w, faults ? 100 : 90);
+	unsigned what = draw(w, faults ? 103 : 90);
 	if (what < 50)
 		deliver(w, a);
 	else if (what < 90)
@@ -468,6 +508,10 @@ static void step(struct walk *w, int faults)
 		seq_destroy(&o->s);
 	} else if (what == 98) {
 		seqs_tick(&w->e, clock_us() + 2000000);
+	} else if (what == 99 || what == 100) {
+		stand_still(a, !a->stuck);
+	} else if (what == 101) {
+		seqs_tick(&w->e, clock_us());
 	} else {
 		begin(w, &w->o[draw(w, SEQS)]);
 	}
@@ -509,6 +553,7 @@ static void settle(struct walk *w)
 	for (int i = 0; i < WORKERS; i++) {
 		w->a[i].role = w->a[i].first_role;
 		w->a[i].draining = 0;
+		stand_still(&w->a[i], 0);
 		put(&w->a[i].out, (struct item){.kind = UPDATE, .role = w->a[i].role});
 		put(&w->a[i].out, (struct item){.kind = BEAT});
 	}

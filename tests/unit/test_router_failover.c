@@ -1,0 +1,495 @@
+/* test_router_failover.c - which worker a lost attempt counts against, how one in a crash loop is
+ * chosen, and who loses its attempts although its link stands: a worker that
+ * makes no progress, and one that is told to end. */
+#include "router_rig.h"
+
+#define COUNT(a) (int)(sizeof(a) / sizeof *(a))
+#define STUCK_US 30000000u
+
+/* p1 and p2, d1 and d2, and a sequence that was submitted to p1 with d1 and d2 as candidates. */
+struct four {
+	struct rig *r;
+	struct worker *p1, *p2, *d1, *d2;
+};
+
+static struct four four(void)
+{
+	struct four f = {.r = rig_new()};
+	f.p1 = rig_up(f.r, "p1", "prefill", 11);
+	f.p2 = rig_up(f.r, "p2", "prefill", 12);
+	f.d1 = rig_up(f.r, "d1", "decode", 21);
+	f.d2 = rig_up(f.r, "d2", "decode", 22);
+	rig_seq(f.r, 50, 0);
+	ck_assert_int_eq(seq_start(f.r->s), 0);
+	ck_assert_str_eq(f.r->log, "submit p1 #1 5 d1 d2; ");
+	f.r->log[0] = 0;
+	return f;
+}
+
+static struct worker *named(struct four *f, const char *name)
+{
+	return registry_find(&f->r->g, name);
+}
+
+/* It runs something and has not got forward for so long. */
+static void still(struct worker *w, uint64_t us)
+{
+	w->beat.running = 1;
+	w->progress_us = clock_us() - us;
+}
+
+static void tick(struct rig *r)
+{
+	seqs_tick(&r->e, clock_us());
+}
+
+static void expect(struct rig *r, enum seq_state state, const char *log)
+{
+	ck_assert_str_eq(seq_state_name(r->s->state), seq_state_name(state));
+	ck_assert_str_eq(r->log, log);
+}
+
+static int bad_of(const struct worker *w)
+{
+	int n = 0;
+	for (unsigned i = 0; i < BREAKER_SLICES; i++)
+		n += (int)w->breaker.slices[i].bad;
+	return n;
+}
+
+/* --- whose failure ---------------------------------------------------------------------------- */
+
+/* Who says it, how, whom it blames, and whom it counts against. The sequence decodes on d1. */
+static const struct {
+	const char *from, *blame, *counts;
+	Pds__Fault fault;
+} blames[] = {
+	{"d1", "d1", "d1", PDS__FAULT__FAULT_INTERNAL},
+	{"d1", "p1", "p1", PDS__FAULT__FAULT_LEASE_LOST}, /* it did not renew the lease */
+	{"d1", "", NULL, PDS__FAULT__FAULT_LEASE_LOST}, /* the link between the two began anew */
+	{"d1", "d2", "d2", PDS__FAULT__FAULT_INTERNAL},
+	{"d1", "p2", NULL, PDS__FAULT__FAULT_INTERNAL}, /* it has no part in this attempt */
+	{"d1", "nobody", NULL, PDS__FAULT__FAULT_INTERNAL},
+	{"d1", "", NULL, PDS__FAULT__FAULT_STALLED}, /* a messager's, say */
+};
+
+START_TEST(it_counts_against_the_blamed)
+{
+	struct four f = four();
+	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
+	rig_more(f.r, f.d1, 1, 0, 10, 3);
+	rig_fail_by(f.r, named(&f, blames[_i].from), 1, blames[_i].fault, 1, blames[_i].blame);
+	ck_assert_uint_eq(f.r->s->attempt, 2);
+	struct worker *all[] = {f.p1, f.p2, f.d1, f.d2};
+	for (int i = 0; i < 4; i++)
+		ck_assert_msg(bad_of(all[i]) == (blames[_i].counts &&
+		                                 strcmp(all[i]->name, blames[_i].counts) == 0),
+		              "%d: %s has %d", _i, all[i]->name, bad_of(all[i]));
+	rig_free(f.r);
+}
+END_TEST
+
+/* A process that ends, and one that falls silent, is a failure for each attempt that was there;
+ * a goodbye and a link that begins anew are none. */
+START_TEST(a_lost_worker_counts)
+{
+	static const enum worker_end how[] = {WORKER_LOST, WORKER_ANEW, WORKER_GOODBYE};
+	struct four f = four();
+	rig_more(f.r, f.d1, 1, 0, 10, 3);
+	registry_down(&f.r->g, f.d1, clock_us());
+	seqs_worker_down(&f.r->e, f.d1, "its process ended", how[_i]);
+	ck_assert_int_eq(bad_of(f.d1), _i == 0);
+	ck_assert_uint_eq(f.r->s->lost, _i == 0);
+	ck_assert_uint_eq(f.r->s->moved, _i == 2);
+	ck_assert_int_eq(f.r->s->state, _i == 1 ? SEQ_WAITING : SEQ_SUBMITTED);
+	rig_free(f.r);
+}
+END_TEST
+
+/* --- crash loops ------------------------------------------------------------------------------ */
+
+/* How often d1 is the first choice of 20 requests that are answered. */
+static int chosen(struct rig *r)
+{
+	int n = 0;
+	for (int i = 0; i < 20; i++) {
+		rig_seq(r, 1, 0);
+		ck_assert_int_eq(seq_start(r->s), 0);
+		struct worker *d = r->s->decode;
+		n += strcmp(d->name, "d1") == 0;
+		rig_tokens_from(r, d, r->s->id, 1, 0, 10, 1, PDS__FINISH__FINISH_LENGTH);
+		seq_destroy(&r->s);
+	}
+	return n;
+}
+
+static void life(struct rig *r, const char *name, uint64_t epoch, int in_order)
+{
+	struct worker *w = registry_find(&r->g, name);
+	registry_down(&r->g, w, clock_us());
+	if (in_order)
+		registry_ended_in_order(w);
+	rig_up(r, name, "decode", epoch);
+}
+
+START_TEST(crash_loop)
+{
+	struct rig *r = rig_new();
+	rig_up(r, "p1", "prefill", 11);
+	struct worker *d1 = rig_up(r, "d1", "decode", 21), *d2;
+	d2 = rig_up(r, "d2", "decode", 22);
+	ck_assert_int_ge(chosen(r), 9);
+	life(r, "d1", 31, 0); /* one crash: on trial, which succeeds at once */
+	ck_assert_int_eq(breaker_state(&d1->breaker, clock_us()), BREAKER_HALF_OPEN);
+	ck_assert_int_ge(chosen(r), 9);
+	uint64_t was = 0;
+	/* one after the other, no request in between: nothing for longer and longer */
+	for (uint64_t i = 0; i < 10; i++) {
+		life(r, "d1", 41 + i, 0);
+		ck_assert_int_eq(breaker_state(&d1->breaker, clock_us()), BREAKER_OPEN);
+		uint64_t for_us = d1->breaker.until_us - clock_us();
+		ck_assert_uint_ge(for_us + 1000000, was);
+		ck_assert_uint_le(for_us, BREAKER_OPEN_TIMES_MAX * r->g.breaker.open_us);
+		was = for_us;
+		ck_assert_int_eq(chosen(r), 0);
+	}
+	ck_assert_uint_gt(was, 15 * r->g.breaker.open_us);
+	life(r, "d1", 99, 1);                       /* whoever restarts it in order has mended it */
+	ck_assert_int_ge(chosen(r), 9);
+	life(r, "d2", 98, 1);
+	ck_assert_int_eq(breaker_state(&d2->breaker, clock_us()), BREAKER_CLOSED);
+	rig_free(r);
+}
+END_TEST
+
+/* The only one there is gets the requests, whatever it did. */
+START_TEST(crash_loop_of_the_only_one)
+{
+	struct rig *r = rig_new();
+	rig_up(r, "p1", "prefill", 11);
+	rig_up(r, "d1", "decode", 21);
+	for (uint64_t i = 0; i < 5; i++)
+		life(r, "d1", 41 + i, 0);
+	ck_assert_int_eq(chosen(r), 20);
+	rig_free(r);
+}
+END_TEST
+
+/* --- no progress ------------------------------------------------------------------------------ */
+
+static void decoding(struct four *f)
+{
+	rig_first(f->r, f->p1, 1, 0, 10, "d1", 21);
+	rig_more(f->r, f->d1, 1, 0, 10, 3);
+}
+
+START_TEST(a_stuck_decode_worker)
+{
+	struct four f = four();
+	decoding(&f);
+	still(f.d1, STUCK_US - 1000000);
+	tick(f.r);
+	expect(f.r, SEQ_DECODING, "");
+	still(f.d1, STUCK_US + 1000);
+	tick(f.r);
+	/* with the tokens so far; d1 is no candidate */
+	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
+	ck_assert_int_eq(bad_of(f.d1), 1);
+	rig_more(f.r, f.d1, 1, 3, 13, 2);           /* what it says when it goes on after all */
+	rig_tokens_from(f.r, f.d2, f.r->s->id, 2, 3, 13, 2, PDS__FINISH__FINISH_STOP);
+	rig_first(f.r, f.p2, 2, 3, 13, "d2", 22);
+	ck_assert_int_eq(f.r->s->state, SEQ_DONE);
+	ck_assert_str_eq(f.r->out, "10 11 12 13 14 stop");
+	rig_free(f.r);
+}
+END_TEST
+
+/* Who computes the prompt is left before decode has spoken, and not after that. */
+START_TEST(a_stuck_prefill_worker)
+{
+	struct four f = four();
+	if (_i == 1)
+		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
+	if (_i == 2)
+		decoding(&f);
+	still(f.p1, STUCK_US + 1000);
+	tick(f.r);
+	if (_i == 2)
+		expect(f.r, SEQ_DECODING, "");
+	else
+		expect(f.r, SEQ_SUBMITTED,
+		       _i ? "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2 d1; "
+		          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
+	rig_free(f.r);
+}
+END_TEST
+
+/* Before it is known who decodes the prefill worker may choose; a candidate that stands still is
+ * its business. */
+START_TEST(a_stuck_candidate)
+{
+	struct four f = four();
+	still(f.d1, STUCK_US + 1000);
+	tick(f.r);
+	expect(f.r, SEQ_SUBMITTED, "");
+	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
+	tick(f.r);
+	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; ");
+	rig_free(f.r);
+}
+END_TEST
+
+/* Nobody is there who is well: it stays where it is, and goes as soon as there is somebody. */
+START_TEST(nowhere_to_go)
+{
+	struct four f = four();
+	decoding(&f);
+	still(f.d1, STUCK_US + 1000);
+	if (_i == 0) {
+		rig_down(f.r, f.d2);
+	} else if (_i == 1) {
+		still(f.d2, STUCK_US + 1000);
+	} else {
+		f.d2->breaker.open = 1;
+		f.d2->breaker.until_us = clock_us() + 60000000;
+	}
+	for (int i = 0; i < 5; i++)
+		tick(f.r);
+	expect(f.r, SEQ_DECODING, "");
+	ck_assert_uint_eq(f.r->s->lost, 0);
+	rig_up(f.r, "d3", "decode", 23);
+	tick(f.r);
+	ck_assert_uint_eq(f.r->s->attempt, 2);
+	ck_assert_str_eq(f.r->s->cand[0].name, "d3");
+	rig_free(f.r);
+}
+END_TEST
+
+/* One that does both phases alone; and one that got the whole sequence as no prefill worker was
+ * there. */
+START_TEST(a_stuck_lone_worker)
+{
+	struct rig *r = rig_new();
+	struct worker *m = rig_up(r, "m1", _i ? "decode" : "mixed", 31);
+	rig_seq(r, 20, 0);
+	ck_assert_int_eq(seq_start(r->s), 0);
+	rig_more(r, m, 1, 0, 10, 2);
+	still(m, STUCK_US + 1000);
+	tick(r);
+	expect(r, SEQ_DECODING, "submit m1 #1 5; ");
+	rig_up(r, "m2", "mixed", 32);
+	tick(r);
+	expect(r, SEQ_SUBMITTED, "submit m1 #1 5; cancel m1 #1; submit m2 #2 7; ");
+	rig_free(r);
+}
+END_TEST
+
+/* Many at once, whose owners end them and each other under way. */
+START_TEST(all_of_a_stuck_worker)
+{
+	struct rig *r = rig_new();
+	struct worker *m = rig_up(r, "m1", "mixed", 31);
+	struct seq *s[50];
+	for (int i = 0; i < 50; i++) {
+		s[i] = rig_seq(r, 20, 0);
+		ck_assert_int_eq(seq_start(s[i]), 0);
+	}
+	rig_up(r, "m2", "mixed", 32);
+	still(m, STUCK_US + 1000);
+	tick(r);
+	ck_assert_uint_eq(m->requests, 0);
+	for (int i = 0; i < 50; i++) {
+		ck_assert_uint_eq(s[i]->attempt, 2);
+		ck_assert_str_eq(s[i]->prefill->name, "m2");
+		r->s = s[i];
+		seq_destroy(&r->s);
+	}
+	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_OPEN);
+	rig_free(r);
+}
+END_TEST
+
+/* More than one tick looks at, of which nobody else may take the first ones: the rest is not
+ * forgotten, and no tick looks at all. */
+START_TEST(many_of_a_stuck_worker)
+{
+	enum { LONG_ONES = 300, SHORT_ONES = 10, MANY = LONG_ONES + SHORT_ONES };
+	struct rig *r = rig_new();
+	struct worker *m = rig_up(r, "m1", "mixed", 31);
+	static struct seq *s[MANY];
+	for (int i = 0; i < MANY; i++) {
+		s[i] = rig_seq(r, i < LONG_ONES ? 2000 : 20, 0);
+		ck_assert_int_eq(seq_start(s[i]), 0);
+	}
+	rig_up(r, "m2", "mixed", 32)->context_tokens = 100;
+	still(m, STUCK_US + 1000);
+	for (int i = 0; i < 2; i++) {
+		ck_assert_uint_eq(m->requests, MANY);
+		tick(r);
+	}
+	for (int i = 0; i < 2; i++)
+		tick(r);
+	for (int i = 0; i < MANY; i++) {
+		ck_assert_uint_eq(s[i]->attempt, i < LONG_ONES ? 1 : 2);
+		r->s = s[i];
+		seq_destroy(&r->s);
+	}
+	rig_free(r);
+}
+END_TEST
+
+/* --- told to end ------------------------------------------------------------------------------ */
+
+static void ends(struct worker *w)
+{
+	w->beat.draining = w->beat.ending = 1;
+}
+
+START_TEST(a_decode_worker_ends)
+{
+	struct four f = four();
+	if (_i == 0)
+		decoding(&f);
+	else
+		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
+	/* its role is switched: what runs goes on to its end */
+	f.d1->beat.draining = 1;
+	tick(f.r);
+	expect(f.r, _i ? SEQ_HANDED : SEQ_DECODING, "");
+	ends(f.d1);
+	tick(f.r);
+	expect(f.r, SEQ_SUBMITTED,
+	       _i ? "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; "
+	          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
+	ck_assert_int_eq(bad_of(f.d1), 0);
+	ck_assert_uint_eq(f.r->s->lost, 0);
+	rig_free(f.r);
+}
+END_TEST
+
+/* The other has no free slot, or no free blocks: the stream is better off where it runs for as
+ * long as that is allowed. From one that is stuck it goes all the same. */
+START_TEST(the_other_is_full)
+{
+	struct four f = four();
+	int stuck = _i >= 2;
+	decoding(&f);
+	if (_i % 2) {
+		f.d2->max_sequences = 4;
+		f.d2->other_sequences = 4;
+	} else {
+		f.d2->blocks = 100;
+		f.d2->block_tokens = 4;
+		f.d2->beaten = 1;
+		f.d2->beat.blocks_free = 3;
+		f.d2->promised_blocks = 1;
+	}
+	if (stuck)
+		still(f.d1, STUCK_US + 1000);
+	else
+		ends(f.d1);
+	tick(f.r);
+	if (!stuck) {
+		expect(f.r, SEQ_DECODING, "");
+		f.d2->other_sequences = 3;
+		f.d2->beat.blocks_free = 4;
+		tick(f.r);
+	}
+	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
+	rig_free(f.r);
+}
+END_TEST
+
+/* It is the only one: its answer goes on there. What it gives back at last is no loss. */
+START_TEST(the_only_decode_worker_ends)
+{
+	struct four f = four();
+	decoding(&f);
+	rig_down(f.r, f.d2);
+	ends(f.d1);
+	tick(f.r);
+	rig_more(f.r, f.d1, 1, 3, 13, 2);
+	expect(f.r, SEQ_DECODING, "");
+	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
+	ck_assert_int_eq(f.r->s->state, SEQ_WAITING);
+	ck_assert_uint_eq(f.r->s->lost, 0);
+	registry_down(&f.r->g, f.d1, clock_us());
+	registry_ended_in_order(f.d1);
+	seqs_worker_down(&f.r->e, f.d1, "it said goodbye", WORKER_GOODBYE);
+	f.d1 = rig_up(f.r, "d1", "decode", 31);
+	seqs_worker_up(&f.r->e);
+	ck_assert_int_eq(f.r->s->state, SEQ_SUBMITTED);
+	rig_tokens_from(f.r, f.d1, f.r->s->id, 2, 5, 15, 1, PDS__FINISH__FINISH_STOP);
+	rig_first(f.r, f.r->s->prefill, 2, 5, 15, "d1", 31);
+	ck_assert_str_eq(f.r->out, "10 11 12 13 14 15 stop");
+	rig_free(f.r);
+}
+END_TEST
+
+/* A prefill worker that ends computes what it has begun, or gives it back itself. */
+START_TEST(a_prefill_worker_ends)
+{
+	struct four f = four();
+	ends(f.p1);
+	tick(f.r);
+	expect(f.r, SEQ_SUBMITTED, "");
+	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1);
+	expect(f.r, SEQ_SUBMITTED,
+	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
+	ck_assert_uint_eq(f.r->s->lost, 0);
+	rig_free(f.r);
+}
+END_TEST
+
+/* However many workers are restarted in turn: no loss; but one that gives back again and again
+ * is asked after a pause, and not for ever. */
+START_TEST(moves_are_bounded)
+{
+	struct rig *r = rig_new();
+	struct worker *m = rig_up(r, "m1", "mixed", 31);
+	rig_seq(r, 20, 0);
+	ck_assert_int_eq(seq_start(r->s), 0);
+	uint64_t now = clock_us();
+	for (unsigned i = 0; i < 2 * SEQ_MOVES_MAX && !seq_ended(r->s); i++) {
+		rig_fail(r, m, r->s->attempt, PDS__FAULT__FAULT_DRAINING, 1);
+		if (i)
+			ck_assert(seq_ended(r->s) || r->s->state == SEQ_WAITING);
+		seqs_tick(&r->e, now += 500000);
+	}
+	ck_assert_int_eq(r->s->state, SEQ_FAILED);
+	ck_assert_uint_eq(r->s->moved, SEQ_MOVES_MAX);
+	ck_assert_uint_eq(r->s->attempt, SEQ_MOVES_MAX + 3);
+	rig_free(r);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("router_failover");
+	TCase *c = tcase_create("failover");
+	log_init("test", NULL);
+	log_set_level("error");
+	tcase_set_timeout(c, 120);
+	tcase_add_loop_test(c, it_counts_against_the_blamed, 0, COUNT(blames));
+	tcase_add_loop_test(c, a_lost_worker_counts, 0, 3);
+	tcase_add_test(c, crash_loop);
+	tcase_add_test(c, crash_loop_of_the_only_one);
+	tcase_add_test(c, a_stuck_decode_worker);
+	tcase_add_loop_test(c, a_stuck_prefill_worker, 0, 3);
+	tcase_add_test(c, a_stuck_candidate);
+	tcase_add_loop_test(c, nowhere_to_go, 0, 3);
+	tcase_add_loop_test(c, a_stuck_lone_worker, 0, 2);
+	tcase_add_test(c, all_of_a_stuck_worker);
+	tcase_add_test(c, many_of_a_stuck_worker);
+	tcase_add_loop_test(c, a_decode_worker_ends, 0, 2);
+	tcase_add_loop_test(c, the_other_is_full, 0, 4);
+	tcase_add_test(c, the_only_decode_worker_ends);
+	tcase_add_test(c, a_prefill_worker_ends);
+	tcase_add_test(c, moves_are_bounded);
+	suite_add_tcase(suite, c);
+	SRunner *sr = srunner_create(suite);
+	srunner_run_all(sr, CK_NORMAL);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return failed ? 1 : 0;
+}
