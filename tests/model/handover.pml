@@ -48,6 +48,9 @@
 #ifndef PSTALL                  /* 1: P may give up waiting for KvSent or the acknowledgement of the first token */
 #define PSTALL 0
 #endif
+#ifndef LINK                    /* 1: the link between P and decode worker 0 may begin anew once, while P waits for a grant there; 2: at any time */
+#define LINK 0
+#endif
 #ifndef STOPM                   /* 1: the messager may stop for ever */
 #define STOPM 0
 #endif
@@ -121,7 +124,7 @@ byte mst[NJ], msent[NJ], mbuf[NJ], mep;
 bit  mstop;
 bit  zmb[NJ]; byte zbuf[NJ], zlay[NJ];
 /* messages in flight (masks are by sender or addressee epoch) */
-bit  sub[NJ], cxP[NJ], fai[NJ], fad[NJ], ftr[NJ], djn[NJ], dtk[NJ], ftd[NJ], fta[NJ], kvr[NJ], kva[NJ], kvs[NJ], tfl[NJ];
+bit  sub[NJ], cxP[NJ], fai[NJ], fad[ND*NJ], ftr[NJ], djn[NJ], dtk[NJ], ftd[NJ], fta[NJ], kvr[NJ], kva[NJ], kvs[NJ], tfl[NJ];
 bit  rsv[ND*NJ], cxD[ND*NJ], cxQ[ND*NJ];     /* cancel at D: by the router, by P */
 byte grt[ND*NJ], lop[NJ], lok[NJ], lno[NJ], rvk[NJ], rak[NJ];
 byte crashes;
@@ -141,7 +144,7 @@ inline cancel_all(j) {
 /* a job that has ended everywhere: forget what no longer matters, so that states which differ only in history are one */
 inline norm(j) {
     if :: !PWANTS(j) && !RWANTS(j) && (mst[j]==M_NONE || mst[j]==M_CLOSED) && DGONE(0,j) && DGONE(ND-1,j) && !zmb[j] ->
-            cxP[j]=0; fai[j]=0; fad[j]=0; ftr[j]=0; djn[j]=0; dtk[j]=0; ftd[j]=0; fta[j]=0; kvr[j]=0; kva[j]=0; kvs[j]=0; tfl[j]=0;
+            cxP[j]=0; fai[j]=0; fad[DI(0,j)]=0; fad[DI(ND-1,j)]=0; ftr[j]=0; djn[j]=0; dtk[j]=0; ftd[j]=0; fta[j]=0; kvr[j]=0; kva[j]=0; kvs[j]=0; tfl[j]=0;
             grt[DI(0,j)]=0; grt[DI(ND-1,j)]=0; lop[j]=0; lok[j]=0; lno[j]=0; rvk[j]=0; rak[j]=0; prog[j]=0; ring[j]=T_VOID;
             mst[j]=M_CLOSED; pst[j]=P_END;
 #if !CRD
@@ -150,7 +153,7 @@ inline norm(j) {
        :: else
     fi
 }
-inline r_forget(j, r) { fai[j]=0; fad[j]=0; ftr[j]=0; djn[j]=0; dtk[j]=0; rjoin[r]=0; rdl[r]=0 }   /* only merges equal states */
+inline r_forget(j, r) { fai[j]=0; fad[DI(0,j)]=0; fad[DI(ND-1,j)]=0; ftr[j]=0; djn[j]=0; dtk[j]=0; rjoin[r]=0; rdl[r]=0 }   /* only merges equal states */
 inline deliver(r, idx) {
     assert(rst[r] == R_ACTIVE);           /* nothing after the end */
     assert((idx) == seen[r]);             /* (d) no index twice, none skipped */
@@ -158,6 +161,12 @@ inline deliver(r, idx) {
     if :: rnext[r] >= NTOK -> rst[r] = R_ANSWERED; r_forget(rcur[r], r); norm(rcur[r]) :: else fi
 }
 
+/* what a D says of a lease it has dropped counts if that D is known to decode */
+#if MUT==23
+#define DSAYS(j, r) (fad[DI(0,j)] || fad[DI(ND-1,j)])      /* seeded: it counts whoever says it, and at once */
+#else
+#define DSAYS(j, r) (rdl[r]!=0 && fad[DI(pd[j],j)])
+#endif
 proctype router(byte r) {
 end: do
   :: atomic { rst[r]==R_NEW && (r==0 || rst[r-1]!=R_NEW) -> rst[r]=R_ACTIVE; rcur[r]=r*MAXATT; jpe[r*MAXATT]=pep; sub[r*MAXATT]=1 }
@@ -176,7 +185,10 @@ end: do
 #endif
 #endif
   :: atomic { rst[r]==R_ACTIVE && dtk[rcur[r]] && rnext[r]==base[rcur[r]]+1 -> deliver(r, base[rcur[r]]+1) }
-  :: atomic { rst[r]==R_ACTIVE && ((fai[rcur[r]] && !rjoin[r]) || fad[rcur[r]] || (!PLIVE(rcur[r]) && !rjoin[r]) ||
+#if MUT==24
+  :: atomic { rst[r]==R_ACTIVE && rdl[r]==0 && fad[DI(pd[rcur[r]],rcur[r])] -> fad[DI(pd[rcur[r]],rcur[r])]=0 }   /* seeded: D's report is not kept until D is named */
+#endif
+  :: atomic { rst[r]==R_ACTIVE && ((fai[rcur[r]] && !rjoin[r]) || DSAYS(rcur[r], r) || (!PLIVE(rcur[r]) && !rjoin[r]) ||
         (rdl[r]!=0 && rdl[r]-1!=dn[pd[rcur[r]]])) ->
         cancel_all(rcur[r]); r_forget(rcur[r], r);
         if :: rcur[r]+1 < r*MAXATT+ATT(r) -> rcur[r]++; base[rcur[r]]=rnext[r]; jpe[rcur[r]]=pep; sub[rcur[r]]=1
@@ -277,7 +289,7 @@ end: do
 #ifdef S_GONE
   :: atomic { dst[DI(d,j)]==D_LEASED && !CXD && !BOTH && (SPUR || !RENEWED(j)) -> d_drop(d, j) }
 #else
-  :: atomic { dst[DI(d,j)]==D_LEASED && !CXD && !BOTH && (SPUR || !RENEWED(j)) -> if :: RWANTS(j) -> fad[j]=1 :: else fi; d_drop(d, j) }
+  :: atomic { dst[DI(d,j)]==D_LEASED && !CXD && !BOTH && (SPUR || !RENEWED(j)) -> if :: RWANTS(j) -> fad[DI(d,j)]=1 :: else fi; d_drop(d, j) }
 #endif
 #endif
 #if MUT==22
@@ -395,8 +407,25 @@ end: do
 }
 
 #define EACH(v) for (v : 0 .. NJ-1)
+/* P's link to decode worker 0 begins anew: neither has what the other said, each gives up what was between them. D says nothing of a reservation that waits */
+inline d_link(j) {
+    if :: dst[DI(0,j)]==D_QUEUED -> dst[DI(0,j)]=D_TOMB;
+#if MUT==23
+          if :: RWANTS(j) -> fad[DI(0,j)]=1 :: else fi      /* seeded: it does */
+#endif
+       :: dst[DI(0,j)]==D_LEASED -> if :: RWANTS(j) -> fad[DI(0,j)]=1 :: else fi; d_drop(0, j)
+       :: else fi
+}
+inline p_link(j) {
+    if :: PWANTS(j) && pd[j]==0 && pst[j]==P_PARKED && ND>1 -> pd[j]=ND-1; rsv[DI(ND-1,j)]=1
+       :: PWANTS(j) && pd[j]==0 && pst[j]!=P_NONE && (pst[j]!=P_PARKED || ND==1) -> p_drop(j); if :: RWANTS(j) -> fai[j]=1 :: else fi
+       :: else fi
+}
 proctype env() {
   byte j, l;
+#if LINK
+  bit linked = 1;
+#endif
 end: do
 #if CRM
   :: atomic { mep<CRM && crashes<CRALL && !mstop -> crashes++; mep++;
@@ -421,8 +450,13 @@ end: do
         EACH(j) { dst[DI(0,j)]=0; dw[DI(0,j)]=0; dkv[DI(0,j)]=0; dft[DI(0,j)]=0 };
         if :: EACH(j) { if :: pst[j]!=P_PARKED || !PLIVE(j) -> rsv[DI(0,j)]=0 :: else fi } :: skip fi;
         if :: EACH(j) { grt[DI(0,j)]=0; lok[j]=0; lno[j]=0; rvk[j]=0 } :: skip fi;
-        if :: EACH(j) { djn[j]=0; dtk[j]=0; fad[j]=0 } :: skip fi;
+        if :: EACH(j) { djn[j]=0; dtk[j]=0; fad[DI(0,j)]=0 } :: skip fi;
         j=0; l=0 }
+#endif
+#if LINK
+  :: atomic { linked && (LINK==2 || pst[0]==P_PARKED) -> linked=0;
+        EACH(j) { if :: pd[j]==0 -> rsv[DI(0,j)]=0; cxQ[DI(0,j)]=0; grt[DI(0,j)]=0; ftd[j]=0; fta[j]=0 :: else fi; d_link(j); p_link(j); norm(j) };
+        j=0 }
 #endif
 #if STOPM
   :: atomic { !mstop -> mstop=1 }
@@ -463,7 +497,7 @@ init {
   atomic {
     for (i : 0 .. NREQ-1) { run router(i) };
     for (i : 0 .. NJ-1) { run prefill(i, (i<MAXATT -> 0 : 1)); run messager(i); for (k : 0 .. ND-1) { run decode(k, i) } };
-#if CRP || CRD || CRM || STOPM
+#if CRP || CRD || CRM || STOPM || LINK
     run env();
 #endif
     run monitor(); i=0; k=0
