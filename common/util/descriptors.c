@@ -1,4 +1,8 @@
-/* descriptors.c - see descriptors.h. accept4 may be called by any thread; the reserve has a lock. */
+/* descriptors.c - see descriptors.h.
+ *
+ * Any thread may call accept4. While a connection is refused the reserve is LOST: another thread may take the descriptor that
+ * was freed for it, and refuse_one then cannot have it back. So who accepts a connection while the reserve is LOST restores
+ * the reserve first, and keeps the connection only if a descriptor is left for both. */
 #include "util/descriptors.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -7,6 +11,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -14,14 +19,18 @@
 #include <unistd.h>
 
 #define LOG_EVERY_US 1000000u
+#define BACK_OFF_MS 1     /* a connection waits, and there is no descriptor to refuse it with */
+#define NOT_WANTED (-2)   /* reserve: before descriptors_init */
+#define LOST (-1)         /* reserve */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int reserve = -1;
+static _Atomic int reserve = NOT_WANTED;     /* written with the lock held */
 static uint64_t refused, logged_us;
 
 static int take_reserve(void)
 {
-	return open("/dev/null", O_RDONLY | O_CLOEXEC);
+	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	return fd >= 0 ? fd : LOST;
 }
 
 int descriptors_init(unsigned need, struct err *err)
@@ -67,11 +76,13 @@ static int refuse_one(int listener)
 {
 	struct pollfd p = {.fd = listener, .events = POLLIN};
 	uint64_t say = 0;
-	int code = EAGAIN;
+	int code = EAGAIN, waits;
 	pthread_mutex_lock(&lock);
-	if (reserve >= 0)
-		close(reserve);
-	if (poll(&p, 1, 0) > 0) {
+	int held = reserve;
+	reserve = LOST;              /* before another thread can take its descriptor */
+	if (held >= 0)
+		close(held);
+	if ((waits = poll(&p, 1, 0) > 0)) {
 		int fd = (int)syscall(SYS_accept4, listener, NULL, NULL, SOCK_CLOEXEC);
 		if (fd >= 0) {
 			close(fd);
@@ -87,7 +98,23 @@ static int refuse_one(int listener)
 	pthread_mutex_unlock(&lock);
 	if (say)
 		tell(say);
+	if (waits && code == EAGAIN)
+		poll(NULL, 0, BACK_OFF_MS);
 	return code;
+}
+
+/* fd was accepted while the reserve was lost: fd, or -1 when the reserve took its descriptor. */
+static int regain(int fd)
+{
+	pthread_mutex_lock(&lock);
+	if (reserve == LOST && (reserve = take_reserve()) == LOST) {
+		close(fd);
+		fd = -1;
+		refused++;
+		reserve = take_reserve();
+	}
+	pthread_mutex_unlock(&lock);
+	return fd;
 }
 
 /* In place of libc's. */
@@ -96,5 +123,7 @@ int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 	int r = (int)syscall(SYS_accept4, fd, address, len, flags);
 	if (r < 0 && (errno == EMFILE || errno == ENFILE))
 		errno = refuse_one(fd);
+	else if (r >= 0 && reserve == LOST && (r = regain(r)) < 0)
+		errno = ECONNABORTED;
 	return r;
 }

@@ -1,5 +1,6 @@
 /* test_descriptors.c - a process without a file descriptor left closes who connects, at once, and goes on. */
 #include "tempdir.h"
+#include "util/clock.h"
 #include "util/descriptors.h"
 #include "util/log.h"
 #include "util/sock.h"
@@ -8,6 +9,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +93,96 @@ START_TEST(who_connects_is_closed)
 }
 END_TEST
 
+/* --- two threads ------------------------------------------------------------------------------------------------------ */
+
+#define REFUSED_ENOUGH 5000u   /* connections; the race is met within some hundreds */
+#define KEPT_MAX 64
+
+static atomic_bool enough;
+
+struct door {
+	int listener, kept[KEPT_MAX];
+	atomic_uint n_kept;
+	pid_t client;
+	pthread_t thread;
+};
+
+static void *keep_all(void *arg)
+{
+	struct door *d = arg;
+	while (!enough) {
+		int fd = sock_accept(d->listener);
+		if (fd >= 0 && d->n_kept < KEPT_MAX)
+			d->kept[d->n_kept++] = fd;
+	}
+	return NULL;
+}
+
+/* Connects again and again, until it is killed. */
+static pid_t flood(const char *path)
+{
+	pid_t pid = fork();
+	if (pid)
+		return pid;
+	for (;;) {
+		struct err err;
+		int fd = sock_connect(path, &err);
+		if (fd >= 0)
+			close(fd);
+		else
+			usleep(100);     /* the listener's queue is full */
+	}
+}
+
+static void open_door(struct door *d, const char *name)
+{
+	struct err err = {0};
+	char path[TEST_FOLDER_BYTES];
+	test_file(path, name);
+	*d = (struct door){.listener = sock_listen(path, 0600, &err)};
+	ck_assert_int_ge(d->listener, 0);
+	fcntl(d->listener, F_SETFL, O_NONBLOCK);
+	d->client = flood(path);
+}
+
+/* Both refuse at once: one may take the descriptor that the other has freed. When that is over, and descriptors run out
+ * again, connections are refused as before. */
+START_TEST(the_reserve_comes_back)
+{
+	struct err err = {0};
+	struct door doors[2];
+	int status;
+	ck_assert_int_eq(descriptors_init(10, &err), 0);
+	open_door(&doors[0], "1.sock");
+	open_door(&doors[1], "2.sock");
+	exhaust();
+	for (int i = 0; i < 2; i++)
+		ck_assert_int_eq(pthread_create(&doors[i].thread, NULL, keep_all, &doors[i]), 0);
+	while (descriptors_refused() < REFUSED_ENOUGH && !doors[0].n_kept && !doors[1].n_kept)
+		usleep(1000);
+	enough = 1;
+	for (int i = 0; i < 2; i++)
+		pthread_join(doors[i].thread, NULL);
+	release();
+	unsigned kept = doors[0].n_kept + doors[1].n_kept;
+	for (int i = 0; i < 2; i++)
+		while (doors[i].n_kept)
+			close(doors[i].kept[--doors[i].n_kept]);
+	for (int fd = -1; fd < 0; fd = sock_accept(doors[0].listener))
+		ck_assert_int_ne(fd, ERR_IO);                  /* one is served: the descriptor stays open */
+	exhaust();
+	uint64_t before = descriptors_refused();
+	for (uint64_t end = clock_us() + 20000000; descriptors_refused() < before + 10; sock_accept(doors[0].listener))
+		ck_assert_msg(clock_us() < end, "%u refused", (unsigned)(descriptors_refused() - before));
+	release();
+	for (int i = 0; i < 2; i++) {
+		kill(doors[i].client, SIGKILL);
+		waitpid(doors[i].client, &status, 0);
+	}
+	ck_assert_uint_eq(kept, 0);
+}
+END_TEST
+
 /* libzmq 4.3 asserts that its accept on an ipc socket never fails with EMFILE. */
 START_TEST(libzmq_survives)
 {
@@ -148,6 +242,7 @@ int main(void)
 	TCase *t = tcase_create("descriptors");
 	tcase_set_timeout(t, 60);
 	tcase_add_test(t, who_connects_is_closed);
+	tcase_add_test(t, the_reserve_comes_back);
 	tcase_add_test(t, libzmq_survives);
 	tcase_add_test(t, too_few_are_said);
 	tcase_add_test(t, the_soft_limit_is_raised);
