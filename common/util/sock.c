@@ -99,8 +99,8 @@ int sock_accept(int listener)
 	int fd;
 	do
 		fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
-	return fd >= 0 ? fd : errno == EAGAIN ? ERR_TIMEOUT : ERR_IO;
+	while (fd < 0 && errno == EINTR);
+	return fd >= 0 ? fd : errno == EAGAIN || errno == ECONNABORTED ? ERR_TIMEOUT : ERR_IO;
 }
 
 int sock_connect(const char *path, struct err *err)
