@@ -185,13 +185,12 @@ static int find_base(const struct options *o, char *out, size_t size)
 		return EXIT_DONE;
 	}
 	int r = target_one(o, "router", &t);
-	if (r != EXIT_DONE || (r = ask_json(o, &t, "config", NULL, 0, &j)) != EXIT_DONE)
+	if (r != EXIT_DONE || (r = ask_json(o, &t, "status", NULL, 0, &j)) != EXIT_DONE)
 		return r;
-	const char *listen = json_string_value(json_object_get(json_object_get(j, "http_listen"), "value"));
-	if (listen && strncmp(listen, "0.0.0.0:", 8) == 0)
-		snprintf(out, size, "http://127.0.0.1:%s", listen + 8);
-	else
-		snprintf(out, size, "http://%s", listen ? listen : "127.0.0.1:8080");
+	const char *listen = json_string_value(json_object_get(j, "http")), *colon = listen ? strrchr(listen, ':') : NULL;
+	int host = colon && strncmp(listen, "0.0.0.0:", 8) != 0 ? (int)(colon - listen) : 0;
+	snprintf(out, size, "http://%.*s:%" JSON_INTEGER_FORMAT, host ? host : 9, host ? listen : "127.0.0.1",
+	         json_integer_value(json_object_get(j, "port")));
 	json_decref(j);
 	return EXIT_DONE;
 }
