@@ -248,10 +248,18 @@ static const struct svc_ctl ctl[] = {
 	{0},
 };
 
+/* For each worker: its connection, door bell, ring and memory, its process, its link. */
+static unsigned descriptors(const struct conf *c, const char **ret_key)
+{
+	*ret_key = "workers_max";
+	return 6 * (unsigned)conf_int(c, *ret_key);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct svc_hooks hooks = {
 		.program = "pdmessagerd",
+		.descriptors = descriptors,
 		.default_name = "messager",
 		.keys = keys,
 		.stats = stats,

@@ -175,8 +175,16 @@ static const struct svc_ctl ctl[] = {
 	{0},
 };
 
+/* For each worker: its connection, door bell, ring and memory, its process, its link. */
+static unsigned descriptors(const struct conf *c, const char **ret_key)
+{
+	*ret_key = "workers_max";
+	return 6 * (unsigned)conf_int(c, *ret_key);
+}
+
 const struct svc_hooks storage_hooks = {
 	.program = "pdstoraged",
+	.descriptors = descriptors,
 	.default_name = "storage",
 	.keys = storage_keys,
 	.stats = storage_stats,

@@ -154,7 +154,16 @@ def test_more_connections_than_descriptors_are_refused_at_start():
         path = os.path.join(s.dir, "router.conf")
         r = subprocess.run(["sh", "-c", 'ulimit -n 500; exec "$0" "$@"', os.path.join(suite.BIN, "pdrouterd"), "-c", path], capture_output=True, text=True,
                            timeout=30 * suite.SLOW, env=ENV)
-        assert r.returncode == 1 and "max_connections = 8192: needs 9488 file descriptors, the system allows 500" in r.stderr, r.stderr
+        assert r.returncode == 1 and "max_connections = 8192: needs 9489 file descriptors, the system allows 500" in r.stderr, r.stderr
+
+
+@pytest.mark.parametrize("program, name", [("pdmessagerd", "messager"), ("pdstoraged", "storage")])
+def test_more_workers_than_descriptors_are_refused_at_start(program, name, tmp_path):
+    conf = tmp_path / "d.conf"
+    conf.write_text(f'name = "{name}";\nrundir = "{tmp_path}";\nworkers_max = 100;\n')
+    r = subprocess.run(["sh", "-c", 'ulimit -n 500; exec "$0" "$@"', os.path.join(suite.BIN, program), "-c", str(conf)], capture_output=True, text=True,
+                       timeout=30 * suite.SLOW, env=ENV)
+    assert r.returncode == 1 and "workers_max = 100: needs 856 file descriptors, the system allows 500" in r.stderr, r.stderr
 
 
 # --- who may command -----------------------------------------------------------------------------------------------------------
@@ -179,4 +188,6 @@ def test_another_user_may_look_and_change_nothing():
         assert as_nobody("-d", "storage", "flush").returncode == 1
         assert as_nobody("-d", "storage", "flush", group="daemon").returncode == 0
         assert as_nobody("-d", "router", "reload", group="daemon").returncode == 1
+        r = as_nobody("chat", "hello")      # needs only the router's status, then asks over HTTP
+        assert r.returncode == 1 and "has no tokenizer here" in r.stderr, r
         assert all(p.poll() is None for p in s.procs.values())
