@@ -82,15 +82,27 @@ void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Enve
 	}
 }
 
-int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len, const void *body, size_t len)
+int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len, zmq_msg_t *body)
 {
 	event_active(s->again, EV_READ, 1);   /* also when this fails: any call may take the descriptor's edge, and what came would lie there */
 	if (!s->peer && (!rid_len || zmq_send(s->z, rid, rid_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0))
 		return ERR_CLOSED;
-	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_send(s->z, body, len, ZMQ_DONTWAIT) < 0)
+	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_msg_send(body, s->z, ZMQ_DONTWAIT) < 0)
 		return ERR_CLOSED;
 	s->c->counts.sent++;
 	return 0;
+}
+
+int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len, const void *body, size_t len)
+{
+	zmq_msg_t m;
+	if (zmq_msg_init_size(&m, len) < 0)
+		return ERR_CLOSED;
+	if (len)
+		memcpy(zmq_msg_data(&m), body, len);
+	int r = chan_put_msg(s, rid, rid_len, head, head_len, &m);
+	zmq_msg_close(&m);
+	return r;
 }
 
 int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len, const Pds__Envelope *env, const void *body,

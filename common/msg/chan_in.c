@@ -231,19 +231,6 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 	chan_peer_up(c, p);
 }
 
-/* --- pdctl --------------------------------------------------------------------------------------------------------------------- */
-
-static void on_ctl(struct chan *c, struct incoming *in)
-{
-	const Pds__CtlRequest *q = (const Pds__CtlRequest *)in->m.body;
-	Pds__CtlReply a = PDS__CTL_REPLY__INIT;
-	char *text = NULL;
-	a.code = c->hooks.ctl ? c->hooks.ctl(c->hooks.arg, &in->origin, q->command, q->args, q->n_args, &text) : ERR_UNSUPPORTED;
-	a.text = text ? text : (char *)"";
-	chan_send_rid(c, in->rid, in->rid_len, MSG_CTL_REPLY, &a.base);
-	free(text);
-}
-
 /* --- everything else ------------------------------------------------------------------------------------------------------------ */
 
 void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in)
@@ -407,7 +394,7 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 			on_hello(c, in);
 	} else if (!s->peer && t == MSG_CTL_REQUEST) {
 		if (decode_body(c, in) == 0)
-			on_ctl(c, in);  /* whom we connected to asks us nothing */
+			chan_ctl(c, in);        /* whom we connected to asks us nothing */
 	} else if (s->peer && t == MSG_WELCOME) {
 		if (decode_body(c, in) == 0)
 			on_welcome(c, p, in);

@@ -388,6 +388,93 @@ START_TEST(connections_have_a_limit)
 }
 END_TEST
 
+/* --- pdctl ------------------------------------------------------------------------------------------------------------------ */
+
+#define ANSWER_BYTES (4u << 20)
+#define QUESTIONS 40u           /* 160 MiB of answers; the limit is 64 */
+
+static unsigned n_asked;
+
+static int answer_at_length(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args,
+                            char **ret_text)
+{
+	(void)arg;
+	(void)who;
+	(void)command;
+	(void)args;
+	(void)n_args;
+	n_asked++;
+	*ret_text = mem_zalloc(ANSWER_BYTES + 1);
+	memset(*ret_text, 'x', ANSWER_BYTES);
+	return 0;
+}
+
+static void ask(struct rogue *g)
+{
+	Pds__CtlRequest q = PDS__CTL_REQUEST__INIT;
+	q.command = (char *)"metrics";
+	rogue_send(g, "rogue", MSG_CTL_REQUEST, 0, 0, &q.base);
+}
+
+/* The code of the next answer. */
+static int read_answer(struct rogue *g)
+{
+	zmq_msg_t f[2];
+	struct msg_in in;
+	struct err err = {0};
+	uint64_t end = clock_us() + PATIENCE_US;
+	zmq_msg_init(&f[0]);
+	zmq_msg_init(&f[1]);
+	for (; zmq_msg_recv(&f[0], g->z, ZMQ_DONTWAIT) < 0; pump_ms(base, 1))
+		ck_assert(clock_us() < end);
+	ck_assert_int_ge(zmq_msg_recv(&f[1], g->z, 0), 0);
+	ck_assert_int_eq(msg_decode(zmq_msg_data(&f[0]), zmq_msg_size(&f[0]), zmq_msg_data(&f[1]), zmq_msg_size(&f[1]), &in, &err), 0);
+	const Pds__CtlReply *r = (const Pds__CtlReply *)in.body;
+	int code = r->code;
+	ck_assert(code ? strstr(r->text, "are not yet read, the limit is 64 MiB") != NULL : strlen(r->text) == ANSWER_BYTES);
+	msg_in_fini(&in);
+	zmq_msg_close(&f[0]);
+	zmq_msg_close(&f[1]);
+	return code;
+}
+
+/* Who asks and does not read costs a bounded number of bytes; when it has read it is answered again. */
+START_TEST(answers_that_nobody_reads_are_bounded)
+{
+	struct chan_hooks h = {.ctl = answer_at_length};
+	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_counts n = {0};
+	struct err err = {0};
+	struct rogue g = {.ctx = zmq_ctx_new(), .epoch = 77, .version = PROTOCOL_VERSION};
+	struct chan *c;
+	int zero = 0, one = 1;
+	unsigned full = 0;
+	o.program = "test";
+	o.name = "bound";
+	o.epoch = 1000;
+	o.bind = endpoint;
+	ck_assert_int_eq(chan_new(base, &o, &h, &c, &err), 0);
+	g.z = zmq_socket(g.ctx, ZMQ_DEALER);
+	zmq_setsockopt(g.z, ZMQ_LINGER, &zero, sizeof zero);
+	zmq_setsockopt(g.z, ZMQ_RCVHWM, &one, sizeof one);
+	ck_assert_int_eq(zmq_connect(g.z, endpoint), 0);
+	for (unsigned i = 0; i < QUESTIONS; i++)
+		ask(&g);
+	for (uint64_t end = clock_us() + PATIENCE_US; n.received < QUESTIONS; chan_counts(c, &n)) {
+		ck_assert(clock_us() < end);
+		pump_ms(base, 2);
+	}
+	ck_assert_msg(n_asked > 16 && n_asked < 24, "%u answers were made, 16 have 64 MiB", n_asked);
+	for (unsigned i = 0; i < QUESTIONS; i++)
+		full += read_answer(&g) == ERR_FULL;
+	ck_assert_uint_eq(n_asked + full, QUESTIONS);
+	ask(&g);
+	ck_assert_int_eq(read_answer(&g), 0);
+	rogue_close(&g);
+	chan_destroy(&c);
+}
+END_TEST
+
 static int stranger_main(const char *name, const char *where)
 {
 	static const struct {
@@ -425,6 +512,7 @@ int main(int argc, char **argv)
 	tcase_add_test(t, a_bad_body_costs_itself);
 	tcase_add_test(t, a_frame_too_long_is_cut_off);
 	tcase_add_test(t, connections_have_a_limit);
+	tcase_add_test(t, answers_that_nobody_reads_are_bounded);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
