@@ -2,8 +2,9 @@
  * decode the body, hand up.
  *
  * From an unknown connection only HELLO and CTL_REQUEST count; anything else is answered by WHO, its body unread. What is
- * malformed is counted, logged at most once a second, and dropped; a numbered message still counts as arrived then, so that
- * the link goes on. Refusals are logged at most five times a second. */
+ * malformed is counted, logged at most once a second, and dropped. A numbered message with a bad body still counts as arrived, so
+ * that the link goes on; with a bad envelope its number stays missing, and the link ends. Refusals are logged at most five times
+ * a second. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -176,10 +177,11 @@ static void on_hello(struct chan *c, struct incoming *in)
 
 /* --- WELCOME: the one we connected to ------------------------------------------------------------------------------------------ */
 
+/* It refuses us, or we its WELCOME. */
 static void on_refused(struct chan *c, struct peer *p, const struct incoming *in, const char *reason)
 {
 	if (p->state == PEER_UP)
-		chan_peer_down(c, p, "it refuses us now", PEER_REFUSED);
+		chan_peer_down(c, p, reason, PEER_REFUSED);
 	if (p->state == PEER_DEAD)
 		return;                 /* its owner was told and has done with it */
 	if (strcmp(p->refusal, reason) != 0)
@@ -273,8 +275,11 @@ static int join_parts(struct chan *c, struct parts *j, struct incoming *in)
 	struct err err = {0};
 	if (!in->m.env->more && !j->bytes && !j->lost)
 		return 1;
-	if (!j->lost && parts_add(j, in->bytes, in->len, c->opts.message_bytes_max) < 0) {
-		err_set(&err, ERR_FULL, "%s from %s has more than %zu bytes", in->m.info->name, in->m.env->sender, c->opts.message_bytes_max);
+	int r = j->lost ? 0 : parts_add(j, in->bytes, in->len, c->opts.message_bytes_max);
+	if (r < 0) {
+		err_set(&err, r, "%s from %s %s %zu bytes", in->m.info->name, in->m.env->sender,
+		        r == ERR_FULL ? "has more than" : "cannot be kept, there is no memory for more than",
+		        r == ERR_FULL ? c->opts.message_bytes_max : j->len);
 		complain(c, &err);
 		parts_drop(j);
 		j->lost = 1;
@@ -365,7 +370,7 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	}
 	deliver(c, p, in);
-	if (in->m.info->type == MSG_HEARTBEAT && !in->late_us && in->m.body)
+	if (!in->late_us && in->m.info->type == MSG_HEARTBEAT && in->m.body)    /* late: the fault layer has taken in->m */
 		chan_beat_taken(c, p, (const Pds__Heartbeat *)in->m.body);
 }
 

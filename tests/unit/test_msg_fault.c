@@ -75,10 +75,10 @@ START_TEST(fault_verdicts)
 }
 END_TEST
 
-/* One rule for each numbered type: what happens to the nth message of it, in this direction. */
+/* One rule for each numbered type: what happens to the nth message of it, in this direction. Heartbeats, which have no number, are late. */
 static char *rule_for_each_type(const char *dir, int nth, const char *what)
 {
-	char *text = mem_printf("seed=1");
+	char *text = mem_printf("seed=1 type=HEARTBEAT:dir=in:late=100%%:1ms");
 	for (size_t i = 0; i < N_TYPES; i++) {
 		if (!numbered[i])
 			continue;
@@ -100,6 +100,7 @@ START_TEST(each_type_survives)
 		struct chan_opts o = pair_opts(8000, text);
 		struct side a, b;
 		struct chan_counts counts;
+		o.program = "pdrouterd";       /* beats each 20 ms at work */
 		pair_open(base, &a, &b, "each", &o, &o);
 		until_up(&a, &b);
 		for (unsigned k = 0; k < 3; k++)
