@@ -226,7 +226,7 @@ void chan_acked(struct chan *c, struct peer *p, uint64_t ack)
 		chan_tick_soon(c, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
 }
 
-/* Whether the peer would take it: what it refuses would be sent again and again, and end the link with all its requests. */
+/* Whether the peer would take it. What the peer refuses it drops without an answer: the sender is told here. */
 static int check_out(const struct chan *c, const struct peer *p, const struct msg_type_info *info, const ProtobufCMessage *body, size_t len)
 {
 	size_t limit = info->flags & MSG_NUMBERED ? c->opts.message_bytes_max : MSG_PART_BYTES;
@@ -239,10 +239,15 @@ static int check_out(const struct chan *c, const struct peer *p, const struct ms
 	return ERR_INVALID;
 }
 
-/* Appends it to the window, in as many parts as it needs; *ret_first is the first. */
+static size_t parts_of(size_t len)
+{
+	return len ? (len + MSG_PART_BYTES - 1) / MSG_PART_BYTES : 1;
+}
+
+/* Appends it to the window, in as many parts as it needs; *ret_first is the first. ERR_FULL: no memory. */
 static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len, struct link_out **ret_first)
 {
-	size_t n = len > MSG_PART_BYTES ? (len + MSG_PART_BYTES - 1) / MSG_PART_BYTES : 1, pushed = 0;
+	size_t n = parts_of(len), pushed = 0;
 	unsigned char *whole = n > 1 ? malloc(len) : NULL;
 	struct link_out *o = NULL;
 	if (whole)
@@ -264,7 +269,7 @@ static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len, 
 		return 0;
 	while (pushed--)
 		link_pop(&p->link);
-	return ERR_NOMEM;
+	return ERR_FULL;
 }
 
 int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
@@ -274,7 +279,7 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 	CHECK(!(info->flags & MSG_REQUEST) || (head && (head->req.hi || head->req.lo) && head->attempt));
 	if (p->state != PEER_UP)
 		return info->flags & MSG_NUMBERED ? ERR_CLOSED : 0;
-	size_t len = protobuf_c_message_get_packed_size(body), parts = len / MSG_PART_BYTES + 1;
+	size_t len = protobuf_c_message_get_packed_size(body);
 	struct link_out *first = NULL;
 	int r = check_out(c, p, info, body, len);
 	if (r < 0)
@@ -283,7 +288,7 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 		chan_send_link(c, p, type, body);
 		return 0;
 	}
-	if (!link_has_room(&p->link, c->opts.window_messages, c->opts.window_bytes, parts, len))
+	if (!link_has_room(&p->link, c->opts.window_messages, c->opts.window_bytes, parts_of(len), len))
 		return ERR_FULL;
 	if (list_empty(&p->link.window))
 		p->progress_us = clock_us();
@@ -520,7 +525,7 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 	struct sock *dealer = NULL;
 	const char *why = NULL;
 	if (c->n_peers >= c->opts.peers_max)
-		why = "as many peers as are allowed are there";
+		why = "the limit on peers is reached";
 	else if (sock_open(c, ZMQ_DEALER, &dealer) < 0 || zmq_connect(dealer->z, endpoint) < 0)
 		why = zmq_strerror(zmq_errno());
 	if (why) {

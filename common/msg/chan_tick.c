@@ -153,7 +153,7 @@ static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
 static void look_at_window(struct chan *c, struct peer *p, uint64_t now)
 {
 	if (list_empty(&p->link.window))
-		p->resend_at_us = 0;
+		p->resend_at_us = 0, p->resend_all = 0;
 	else if (p->resend_at_us && now >= p->resend_at_us && p->resend_all)
 		chan_resend(c, p, UINT32_MAX);
 	else if (p->resend_at_us && now >= p->resend_at_us)
