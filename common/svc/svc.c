@@ -83,7 +83,7 @@ static void on_heartbeat(void *arg, struct peer *p, Pds__Heartbeat *hb)
 		s->hooks->heartbeat(s, p, hb);
 }
 
-/* Told once a second and type. */
+/* At most one line a second for each type. */
 static int may_say(struct svc *s, unsigned type)
 {
 	uint64_t now = clock_us();

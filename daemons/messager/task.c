@@ -460,7 +460,7 @@ void task_run(struct task *t)
 
 /* P computes its jobs in an order of its own, and may pass one over that it has begun: who still is
  * in P's schedule waits for its turn as long as P progresses with others, to its deadline at most.
- * One that P has lost sight of is excused by nobody's progress but its own. */
+ * For a task that is not in P's schedule only its own progress counts. */
 void task_waits(struct task *t)
 {
 	if (t->state != TASK_OPEN || t->computed_us)
@@ -484,7 +484,7 @@ void task_waits(struct task *t)
 
 /* --- what D says ---------------------------------------------------------------------------------------------------------- */
 
-/* The one place where a task's destination comes to be believed: the blocks that P's ring named
+/* The destination named by P is checked here, and nowhere else: the blocks that P's ring named
  * must be just those that D names, in order, for the same tokens. 0, or 1 and in `why` what each of
  * them says. */
 static int differs(const struct task *t, const Pds__LeaseOpened *b, char *why, size_t size)
