@@ -103,10 +103,20 @@ static int is_target(const struct prefill *s, const char *name)
 	return 0;
 }
 
+static int any_link_down(struct chan *c)
+{
+	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
+		if (peer_tag(p) == TAG_WORKER && !peer_is_up(p))
+			return 1;
+	return 0;
+}
+
 /* Links that are down to decode workers which no router and no job names any more: each holds a socket, and asks again and again. */
 static void close_dead_links(struct prefill *s)
 {
 	struct chan *c = svc_chan(s->w->svc);
+	if (!any_link_down(c))
+		return;                 /* PEERS need not be unpacked */
 	Pds__Peers *m = role_peers(s->w);
 	for (struct peer *p = chan_next(c, NULL), *next; p; p = next) {
 		next = chan_next(c, p);
