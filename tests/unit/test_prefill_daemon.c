@@ -845,7 +845,7 @@ END_TEST
 static TCase *group(Suite *s, const char *name)
 {
 	TCase *c = tcase_create(name);
-	tcase_set_timeout(c, 60);
+	tcase_set_timeout(c, 300);
 	suite_add_tcase(s, c);
 	return c;
 }

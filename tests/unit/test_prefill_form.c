@@ -124,7 +124,7 @@ int main(int argc, char **argv)
 	world_main(argv[0]);
 	Suite *s = suite_create("prefill_form");
 	TCase *c = tcase_create("form");
-	tcase_set_timeout(c, 120);
+	tcase_set_timeout(c, 300);
 	tcase_add_test(c, first_token_is_of_the_form);
 	tcase_add_test(c, others_go_on_meanwhile);
 	tcase_add_test(c, ended_while_it_compiles);

@@ -231,7 +231,7 @@ int main(int argc, char **argv)
 	world_main(argv[0]);
 	Suite *s = suite_create("prefill_life");
 	TCase *c = tcase_create("all");
-	tcase_set_timeout(c, 90);
+	tcase_set_timeout(c, 300);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, test_sigterm_while_computing);
 	tcase_add_test(c, test_sigterm_and_no_messager);
