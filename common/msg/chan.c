@@ -82,12 +82,14 @@ void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Enve
 	}
 }
 
-int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len, zmq_msg_t *body)
+int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
+                 zmq_msg_t *body)
 {
 	event_active(s->again, EV_READ, 1);   /* also when this fails: any call may take the descriptor's edge, and what came would lie there */
 	if (!s->peer && (!rid_len || zmq_send(s->z, rid, rid_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0))
 		return ERR_CLOSED;
-	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_msg_send(body, s->z, ZMQ_DONTWAIT) < 0)
+	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
+	    zmq_msg_send(body, s->z, ZMQ_DONTWAIT) < 0)
 		return ERR_CLOSED;
 	s->c->counts.sent++;
 	return 0;
@@ -226,7 +228,8 @@ void chan_acked(struct chan *c, struct peer *p, uint64_t ack)
 		chan_tick_soon(c, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
 }
 
-/* Whether the peer would take it. What the peer refuses it drops without an answer: the sender is told here. */
+/* Whether the peer would take it. What the peer refuses it drops without an answer: the sender is
+ * told here. */
 static int check_out(const struct chan *c, const struct peer *p, const struct msg_type_info *info, const ProtobufCMessage *body, size_t len)
 {
 	size_t limit = info->flags & MSG_NUMBERED ? c->opts.message_bytes_max : MSG_PART_BYTES;
@@ -244,7 +247,8 @@ static size_t parts_of(size_t len)
 	return len ? (len + MSG_PART_BYTES - 1) / MSG_PART_BYTES : 1;
 }
 
-/* Appends it to the window, in as many parts as it needs; *ret_first is the first. ERR_FULL: no memory. */
+/* Appends it to the window, in as many parts as it needs; *ret_first is the first. ERR_FULL: no
+ * memory. */
 static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len, struct link_out **ret_first)
 {
 	size_t n = parts_of(len), pushed = 0;

@@ -14,9 +14,10 @@
  * Links are local (ipc). The process at the other end is known from the kernel: a HELLO that names another process, or a
  * name that a living process has, is refused, and each message of a link must come from the process that said HELLO.
  *
- * A body longer than MSG_PART_BYTES travels in parts and is put together again, so what waits in sockets is bounded by
- * bytes: SOCKET_MESSAGES (chan.c) times MSG_PART_BYTES for each connection and direction. That bounds daemons, not attackers:
- * libzmq counts messages, so a process that may open the socket (own user and its group) can send endless multipart messages. */
+ * A body longer than MSG_PART_BYTES travels in parts and is put together again, so what waits in
+ * sockets is bounded by bytes: SOCKET_MESSAGES (chan.c) times MSG_PART_BYTES for each connection
+ * and direction. That bounds daemons, not attackers: libzmq counts messages, so a process that
+ * may open the socket (own user and its group) can send endless multipart messages. */
 #ifndef MSG_CHAN_H
 #define MSG_CHAN_H
 
@@ -71,17 +72,19 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 void chan_destroy(struct chan **c);   /* says goodbye to all, waits at most 300 ms for their answers, then at most 1 s for what must leave */
 
 /* Connects (in the background, again and again until chan_disconnect). tag is kept for the owner. expected_name may be NULL.
- * NULL, after a line in the log: the limit on peers (peers_max) is reached, or the system has no descriptors left. */
+ * NULL, after a line in the log: the limit on peers (peers_max) is reached, or the system has no
+ * descriptors left. */
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag);
 /* p is not to be used any more after the hook, or the call of the loop, that this was called from. */
 void chan_disconnect(struct chan *c, struct peer *p);
 struct peer *chan_find(struct chan *c, const char *name);           /* an up peer, or NULL */
 struct peer *chan_next(struct chan *c, struct peer *after);         /* iterate over all peers, NULL first */
 
-/* body is packed before the return. Numbered: kept until acknowledged, also while the peer is reconnecting; ERR_FULL when the
- * window or the memory is full; ERR_CLOSED when the peer is not up. Not numbered: sent if that is possible now, else dropped (0
- * all the same). ERR_INVALID, after a line in the log: the peer would refuse it, for its size (message_bytes_max; not numbered:
- * MSG_PART_BYTES) or for what msg_validate says. */
+/* body is packed before the return. Numbered: kept until acknowledged, also while the peer is
+ * reconnecting; ERR_FULL when the window or the memory is full; ERR_CLOSED when the peer is not
+ * up. Not numbered: sent if that is possible now, else dropped (0 all the same). ERR_INVALID,
+ * after a line in the log: the peer would refuse it, for its size (message_bytes_max; not
+ * numbered: MSG_PART_BYTES) or for what msg_validate says. */
 int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body);
 
 const char *peer_name(const struct peer *p);       /* "?" before hello */

@@ -1,7 +1,8 @@
 /* chan_ctl.c - answers to pdctl.
  *
- * Who may open the socket may ask, and need not read: what its connection holds is bounded by messages, and an answer may have
- * megabytes. So each answer is counted until ZeroMQ has written it out, and past ANSWERS_BYTES no question is worked on. */
+ * Who may open the socket may ask, and need not read: what its connection holds is bounded by
+ * messages, and an answer may have megabytes. So each answer is counted until ZeroMQ has written
+ * it out, and past ANSWERS_BYTES no question is worked on. */
 #include "msg/chan_priv.h"
 
 #include <stdio.h>
@@ -55,8 +56,8 @@ void chan_ctl(struct chan *c, const struct incoming *in)
 	const Pds__CtlRequest *q = (const Pds__CtlRequest *)in->m.body;
 	char full[80], *text = NULL;
 	if (c->answers_bytes > ANSWERS_BYTES) {
-		snprintf(full, sizeof full, "answers of %zu MiB are not yet read, the limit is %zu MiB", c->answers_bytes >> 20,
-		         ANSWERS_BYTES >> 20);
+		snprintf(full, sizeof full, "answers of %zu MiB are not yet read, the limit is %zu MiB",
+		         c->answers_bytes >> 20, ANSWERS_BYTES >> 20);
 		reply(c, in, ERR_FULL, full);
 		return;
 	}

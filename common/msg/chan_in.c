@@ -1,10 +1,11 @@
 /* chan_in.c - what arrives on the message links: decode the envelope, find the peer, judge the number, put parts together,
  * decode the body, hand up.
  *
- * From an unknown connection only HELLO and CTL_REQUEST count; anything else is answered by WHO, its body unread. What is
- * malformed is counted, logged at most once a second, and dropped. A numbered message with a bad body still counts as arrived, so
- * that the link goes on; with a bad envelope its number stays missing, and the link ends. Refusals are logged at most five times
- * a second. */
+ * From an unknown connection only HELLO and CTL_REQUEST count; anything else is answered by WHO,
+ * its body unread. What is malformed is counted, logged at most once a second, and dropped. A
+ * numbered message with a bad body still counts as arrived, so that the link goes on; with a bad
+ * envelope its number stays missing, and the link ends. Refusals are logged at most five times a
+ * second. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -370,7 +371,8 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	}
 	deliver(c, p, in);
-	if (!in->late_us && in->m.info->type == MSG_HEARTBEAT && in->m.body)    /* late: the fault layer has taken in->m */
+	/* late: the fault layer has taken in->m */
+	if (!in->late_us && in->m.info->type == MSG_HEARTBEAT && in->m.body)
 		chan_beat_taken(c, p, (const Pds__Heartbeat *)in->m.body);
 }
 

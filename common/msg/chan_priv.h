@@ -1,5 +1,6 @@
-/* chan_priv.h - shared by chan.c (sockets, sending), chan_in.c (what arrives), chan_tick.c (what goes by the clock), chan_ctl.c
- * (pdctl), chan_bye.c (the end), chan_fault.c (faults on purpose) and chan_ask.c. Nobody else includes it. */
+/* chan_priv.h - shared by chan.c (sockets, sending), chan_in.c (what arrives), chan_tick.c (what
+ * goes by the clock), chan_ctl.c (pdctl), chan_bye.c (the end), chan_fault.c (faults on purpose)
+ * and chan_ask.c. Nobody else includes it. */
 #ifndef MSG_CHAN_PRIV_H
 #define MSG_CHAN_PRIV_H
 
@@ -125,7 +126,7 @@ struct chan {
 	int ending;              /* chan_destroy: only goodbyes count */
 	struct chan_counts counts;
 	uint64_t bad_logged_us, refused_logged_us;
-	_Atomic size_t answers_bytes;   /* control answers that ZeroMQ has not yet written out; its thread lowers it */
+	_Atomic size_t answers_bytes;   /* control answers not yet written out; ZeroMQ's thread lowers it */
 	struct fault *fault;     /* NULL: messages pass as they are */
 	struct list held;        /* fault layer: struct held, by time */
 	size_t n_held, held_bytes;
@@ -136,7 +137,8 @@ struct chan {
 /* Both: 0, or ERR_CLOSED when the socket does not take it now. p: whom it is for, if known. put is what is left below the fault layer. */
 int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len, const Pds__Envelope *env, const void *body, size_t len);
 /* body is taken when it is sent. */
-int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len, zmq_msg_t *body);
+int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
+                 zmq_msg_t *body);
 int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len, const void *body, size_t len);
 void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Envelope *env);
 int chan_send_link(struct chan *c, struct peer *p, enum msg_type type, const ProtobufCMessage *body);

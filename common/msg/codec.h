@@ -1,6 +1,7 @@
-/* codec.h - two frames to and from a message. The envelope is decoded first and says what the body is; the body
- * once the peer is known and all parts have arrived. Decoding is whole: unpacked, left-over bytes refused, required parts present,
- * sizes within bounds; only then is a message handed on. */
+/* codec.h - two frames to and from a message. The envelope is decoded first and says what the
+ * body is; the body once the peer is known and all parts have arrived. Decoding is whole:
+ * unpacked, left-over bytes refused, required parts present, sizes within bounds; only then is a
+ * message handed on. */
 #ifndef MSG_CODEC_H
 #define MSG_CODEC_H
 

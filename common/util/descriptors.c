@@ -1,8 +1,9 @@
 /* descriptors.c - see descriptors.h.
  *
- * Any thread may call accept4. While a connection is refused the reserve is LOST: another thread may take the descriptor that
- * was freed for it, and refuse_one then cannot have it back. So who accepts a connection while the reserve is LOST restores
- * the reserve first, and keeps the connection only if a descriptor is left for both. */
+ * Any thread may call accept4. While a connection is refused the reserve is LOST: another thread
+ * may take the descriptor that was freed for it, and refuse_one then cannot have it back. So who
+ * accepts a connection while the reserve is LOST restores the reserve first, and keeps the
+ * connection only if a descriptor is left for both. */
 #include "util/descriptors.h"
 #include "util/clock.h"
 #include "util/log.h"

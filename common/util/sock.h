@@ -17,8 +17,9 @@
  * refused) is replaced; while its owner lives, or when path is something else than a socket: ERR_EXISTS. Two that start at the same
  * moment are told apart by a lock on `path`.lock, held during the call. Returns the descriptor. */
 int sock_listen(const char *path, mode_t mode, struct err *err);
-/* Takes one connection. Returns the descriptor, ERR_TIMEOUT (a non-blocking listener has none, or the one that waited has ended
- * or was refused for want of a descriptor; more may wait), or ERR_IO. */
+/* Takes one connection. Returns the descriptor, ERR_TIMEOUT (a non-blocking listener has none, or
+ * the one that waited has ended or was refused for want of a descriptor; more may wait), or
+ * ERR_IO. */
 int sock_accept(int listener);
 /* Never waits. Returns the descriptor (it blocks), ERR_NOTFOUND (no such path, or nobody listens there), ERR_FULL (the listener does not
  * accept: stopped or flooded), ERR_INVALID or ERR_IO. */

@@ -32,7 +32,7 @@
 #define GOLDEN "tests/data/golden/llama"
 #define BLOCK 16u
 #define LONG 480u
-#define WAIT_US 120000000u      /* a sanitizer on a busy machine; tests have 300 s, so that until() ends first and says why */
+#define WAIT_US 120000000u      /* a busy machine; tests have 300 s: until() ends first, says why */
 #define SILENCE "silence_ms=3000"  /* who is stopped while a goodbye comes hears of the end by silence alone (these peers share one process): well within WAIT_US */
 #define SEEN_MAX 1024u
 #ifdef __SANITIZE_THREAD__

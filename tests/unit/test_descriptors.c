@@ -145,8 +145,8 @@ static void open_door(struct door *d, const char *name)
 	d->client = flood(path);
 }
 
-/* Both refuse at once: one may take the descriptor that the other has freed. When that is over, and descriptors run out
- * again, connections are refused as before. */
+/* Both refuse at once: one may take the descriptor that the other has freed. When that is over,
+ * and descriptors run out again, connections are refused as before. */
 START_TEST(the_reserve_comes_back)
 {
 	struct err err = {0};
@@ -172,7 +172,8 @@ START_TEST(the_reserve_comes_back)
 		ck_assert_int_ne(fd, ERR_IO);                  /* one is served: the descriptor stays open */
 	exhaust();
 	uint64_t before = descriptors_refused();
-	for (uint64_t end = clock_us() + 20000000; descriptors_refused() < before + 10; sock_accept(doors[0].listener))
+	uint64_t end = clock_us() + 20000000;
+	for (; descriptors_refused() < before + 10; sock_accept(doors[0].listener))
 		ck_assert_msg(clock_us() < end, "%u refused", (unsigned)(descriptors_refused() - before));
 	release();
 	for (int i = 0; i < 2; i++) {

@@ -75,7 +75,8 @@ START_TEST(fault_verdicts)
 }
 END_TEST
 
-/* One rule for each numbered type: what happens to the nth message of it, in this direction. Heartbeats, which have no number, are late. */
+/* One rule for each numbered type: what happens to the nth message of it, in this direction.
+ * Heartbeats, which have no number, are late. */
 static char *rule_for_each_type(const char *dir, int nth, const char *what)
 {
 	char *text = mem_printf("seed=1 type=HEARTBEAT:dir=in:late=100%%:1ms");

@@ -187,7 +187,8 @@ static int find_base(const struct options *o, char *out, size_t size)
 	int r = target_one(o, "router", &t);
 	if (r != EXIT_DONE || (r = ask_json(o, &t, "status", NULL, 0, &j)) != EXIT_DONE)
 		return r;
-	const char *listen = json_string_value(json_object_get(j, "http")), *colon = listen ? strrchr(listen, ':') : NULL;
+	const char *listen = json_string_value(json_object_get(j, "http"));
+	const char *colon = listen ? strrchr(listen, ':') : NULL;
 	int host = colon && strncmp(listen, "0.0.0.0:", 8) != 0 ? (int)(colon - listen) : 0;
 	snprintf(out, size, "http://%.*s:%" JSON_INTEGER_FORMAT, host ? host : 9, host ? listen : "127.0.0.1",
 	         json_integer_value(json_object_get(j, "port")));
