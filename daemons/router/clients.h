@@ -1,7 +1,7 @@
-/* clients.h - what the addresses that clients come from hold at the edge: connections, and bytes of
- * requests.
+/* clients.h - what the addresses that clients come from hold at the edge: connections, bytes of
+ * requests, bytes of answers (which http_out.c bounds).
  *
- * Bytes have one bound for all. An address may hold as many as it leaves free to others: one alone
+ * Bytes of requests have one bound for all. An address may hold as many as it leaves free to others: one alone
  * has half of them, k that take all they can have 1/(k+1) each, and as much is left for the next
  * one that comes. So nobody is shut out by another, and no share has to be configured. What needs
  * little (CLIENT_SURE_BYTES for each connection) is let in beyond that, so that small requests are
@@ -25,6 +25,7 @@ struct client {
 	struct {                     /* the event loop's */
 		unsigned conns;          /* connections that are served */
 		unsigned refused;        /* connections that are being told that they are not */
+		size_t out_bytes;        /* of answers that they have not taken */
 		struct list waiting;     /* of those that are served, as conn_waits has it; the longest first */
 	} loop;
 	struct {                     /* under the lock of `all` */

@@ -52,6 +52,7 @@ void conn_free(struct http_conn *c)
 	list_remove(&c->node);
 	conn_waits(c, 0);
 	c->server->out_bytes -= c->out_bytes;
+	c->client->loop.out_bytes -= c->out_bytes;
 	*(c->not_served ? &c->server->n_not_served : &c->server->n_served) -= 1;
 	*(c->not_served ? &c->client->loop.refused : &c->client->loop.conns) -= 1;
 	event_free(c->later);
@@ -97,8 +98,16 @@ void conn_retire(struct http_conn *c)
 
 void http_drop(struct http_conn *c)
 {
-	if (c->state != CONN_DEAD)
-		conn_kill(c);
+	struct http_server *h = c->server;
+	unsigned more;
+	if (c->state == CONN_DEAD)
+		return;
+	if (c->streaming) {
+		h->cut++;
+		if (http_note_due(&h->cut_note, &more))
+			log_warn("http_answer_cut", "unsent=%zu more=%u", http_unsent(c), more);
+	}
+	conn_kill(c);
 }
 
 void http_on_taken(struct http_conn *c, void (*fn)(void *arg), void *arg)
@@ -262,6 +271,8 @@ static void check_limits(struct http_conn *c, uint64_t now)
 	const struct http_opts *o = &c->server->opts;
 	uint64_t age = now > c->since_us ? now - c->since_us : 0;
 	conn_count_output(c);
+	if (c->taken && !http_unsent(c))
+		c->taken(c->taken_arg);
 	if (c->state == CONN_READING && http_frame_begun(&c->frame)) {
 		if (age > o->read_us)
 			request_is_late(c);
@@ -370,6 +381,7 @@ void http_counts(const struct http_server *h, struct http_counts *ret)
 	*ret = (struct http_counts){.accepted = h->accepted,
 	                            .refused = h->refused,
 	                            .closed_waiting = h->closed_waiting,
+	                            .cut = h->cut,
 	                            .connections = http_connections(h),
 	                            .in_bytes = clients_bytes(h->clients),
 	                            .out_bytes = h->out_bytes};

@@ -16,6 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define HTTP_SURE_BYTES 4096u    /* an answer up to here is always given */
+
 struct client;
 struct event_base;
 struct http_server;
@@ -49,7 +51,7 @@ struct http_opts {
 	size_t max_header_bytes, max_body_bytes;
 	size_t in_bytes_max;         /* of requests that are held, for all clients; at least twice the above */
 	size_t out_bytes_max;        /* not yet taken by one client; past it http_stream_add says ERR_FULL */
-	size_t out_total_max;        /* not yet taken by all clients; one alone may leave half of it */
+	size_t out_total_max;        /* not yet taken by all clients; shares: http_out.c */
 	unsigned max_connections;
 	unsigned max_per_address;    /* 0: as many as are left to others */
 	uint64_t idle_us;            /* a connection without a request is closed */
@@ -63,6 +65,7 @@ struct http_counts {
 	uint64_t accepted;           /* connections */
 	uint64_t refused;            /* requests and connections, by the edge itself */
 	uint64_t closed_waiting;     /* connections without a request that had to make room */
+	uint64_t cut;                /* answers that were dropped after they had begun */
 	unsigned connections;
 	size_t in_bytes, out_bytes;  /* held now */
 };
@@ -92,9 +95,13 @@ void http_stream_begin(struct http_conn *c, const char *type, const char *extra)
 int http_stream_add(struct http_conn *c, const void *data, size_t n);   /* 0 or ERR_FULL */
 void http_stream_end(struct http_conn *c);
 size_t http_unsent(const struct http_conn *c);     /* bytes of its answers that the client has not taken */
-/* Until the answer is complete: fn is called from the loop whenever the client has taken all there was. */
+size_t http_room(struct http_conn *c);             /* bytes that http_stream_add takes now */
+/* Until the answer is complete: fn is called from the loop whenever the client has taken all there
+ * was, and about twice a second while there is nothing to take (others may have made room). */
 void http_on_taken(struct http_conn *c, void (*fn)(void *arg), void *arg);
-void http_drop(struct http_conn *c);               /* closes without (more of) an answer; the gone function is not called */
+/* Closes without (more of) an answer, which is counted and logged if it had begun. The gone function
+ * is not called. */
+void http_drop(struct http_conn *c);
 void http_on_gone(struct http_conn *c, void (*fn)(void *arg), void *arg);   /* fn NULL: nobody is told */
 
 #endif

@@ -37,7 +37,7 @@ struct http_conn {
 	uint64_t since_us;        /* of the present state's limit */
 	struct http_frame frame;
 	size_t in_bytes;          /* charged to the client */
-	size_t out_bytes;         /* counted in the server's */
+	size_t out_bytes;         /* counted in the server's and the client's */
 	void (*gone)(void *arg);
 	void *gone_arg;
 	void (*taken)(void *arg);
@@ -62,8 +62,8 @@ struct http_server {
 	struct list waiting;      /* without a whole head; who has waited longest comes first */
 	unsigned n_served, n_not_served, port;
 	size_t out_bytes;
-	uint64_t accepted, refused, closed_waiting;
-	struct http_note refused_note, full_note;
+	uint64_t accepted, refused, closed_waiting, cut;
+	struct http_note refused_note, full_note, cut_note;
 	int stopping, paused;
 };
 

@@ -1,6 +1,7 @@
 /* http_out.c - answers: whole or streamed, and what of them clients have not taken yet. The last
- * part has one bound for all connections, shared as clients.h shares the input: a connection may
- * leave as much as it leaves free to others. */
+ * part has one bound for all, shared by addresses as clients.h shares the input, and what an
+ * address may leave is shared by its connections in the same way. So neither an address nor, behind
+ * a proxy, a connection shuts out others. HTTP_SURE_BYTES of a connection always fit. */
 #include "http_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -10,13 +11,18 @@
 #include <string.h>
 #include <time.h>
 
-#define SURE_BYTES 4096u     /* answers up to here are always given */
-
 void conn_count_output(struct http_conn *c)
 {
 	size_t now = http_unsent(c);
 	c->server->out_bytes += now - c->out_bytes;
+	c->client->loop.out_bytes += now - c->out_bytes;
 	c->out_bytes = now;
+}
+
+/* As much of max as is left free then. */
+static size_t half_of(size_t max, size_t others)
+{
+	return max > others ? (max - others) / 2 : 0;
 }
 
 /* How much this connection may leave unread, with what it leaves already. */
@@ -24,8 +30,18 @@ static size_t share(struct http_conn *c)
 {
 	struct http_server *h = c->server;
 	conn_count_output(c);
-	size_t others = h->out_bytes - c->out_bytes;
-	return h->opts.out_total_max > others ? (h->opts.out_total_max - others) / 2 : 0;
+	size_t of_address = c->client->loop.out_bytes;
+	size_t address_max = half_of(h->opts.out_total_max, h->out_bytes - of_address);
+	size_t max = half_of(address_max, of_address - c->out_bytes);
+	return max > HTTP_SURE_BYTES ? max : HTTP_SURE_BYTES;
+}
+
+size_t http_room(struct http_conn *c)
+{
+	size_t max = share(c), unsent = http_unsent(c);
+	if (max > c->server->opts.out_bytes_max)
+		max = c->server->opts.out_bytes_max;
+	return max > unsent ? max - unsent : 0;
 }
 
 static void no_room(struct http_server *h)
@@ -119,7 +135,7 @@ void http_reply(struct http_conn *c, int status, const char *type, const char *e
 		return;
 	CHECK(c->state == CONN_ANSWERING && !c->streaming);
 	int r;
-	if (len <= SURE_BYTES || http_unsent(c) + len <= share(c)) {
+	if (len <= HTTP_SURE_BYTES || http_unsent(c) + len <= share(c)) {
 		r = write_whole(c, status, type, extra, body, len);
 	} else {
 		static const char text[] =
@@ -151,12 +167,10 @@ void http_stream_begin(struct http_conn *c, const char *type, const char *extra)
 
 static int has_room(struct http_conn *c, size_t n)
 {
-	size_t left = http_unsent(c) + n;
-	if (left > c->server->opts.out_bytes_max)
-		return 0;
-	if (left <= share(c))
+	if (n <= http_room(c))
 		return 1;
-	no_room(c->server);
+	if (http_unsent(c) + n <= c->server->opts.out_bytes_max)
+		no_room(c->server);
 	return 0;
 }
 

@@ -18,6 +18,7 @@ const struct stat_def router_stats[STAT_COUNT] = {
 	[STAT_HTTP_CONNECTIONS] = {"pdserve_http_connections", "open client connections", STAT_GAUGE},
 	[STAT_HTTP_REFUSED] = {"pdserve_http_refused_total", "requests and connections that the HTTP edge itself refused: malformed, too long, too late, too many", STAT_COUNTER},
 	[STAT_HTTP_CLOSED_WAITING] = {"pdserve_http_closed_waiting_total", "connections without a request that had to make room for others", STAT_COUNTER},
+	[STAT_HTTP_CUT] = {"pdserve_http_answers_cut_total", "answers that ended in the middle: no room or no memory for the rest, or the end of this process", STAT_COUNTER},
 	[STAT_HTTP_IN_BYTES] = {"pdserve_http_input_bytes", "of requests that are held (input_bytes_max)", STAT_GAUGE},
 	[STAT_HTTP_OUT_BYTES] = {"pdserve_http_output_bytes", "of answers that clients have not taken (output_bytes_max)", STAT_GAUGE},
 	[STAT_REFUSED] = {"pdserve_requests_refused_total", "answers with status 4xx", STAT_COUNTER},
@@ -58,6 +59,7 @@ static void refresh_http(struct router *r)
 	stat_set_value(r->stats, STAT_HTTP_OUT_BYTES, (int64_t)n.out_bytes);
 	follow(r->stats, STAT_HTTP_REFUSED, n.refused);
 	follow(r->stats, STAT_HTTP_CLOSED_WAITING, n.closed_waiting);
+	follow(r->stats, STAT_HTTP_CUT, n.cut);
 }
 
 void metrics_refresh(struct router *r)
