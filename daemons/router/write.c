@@ -9,9 +9,11 @@
 
 #include <string.h>
 
-#define WHOLE_BYTES 32768u     /* of an answer that is written at once, with its length */
 #define STEP_BYTES 32768u      /* of one step */
+#define WHOLE_BYTES STEP_BYTES /* of an answer that is written at once, with its length */
 #define UNSENT_MAX 65536u      /* not yet taken by the client: the next step waits */
+#define PIECE_BYTES 25600u     /* by which a step may be longer (parts.c), and the answer's HTTP head */
+#define STEP_MIN_BYTES 1024u
 #define OPENING_BYTES 16384u   /* of what a stream begins with: more is written in steps */
 
 static void begin_stream(struct call *c)
@@ -38,9 +40,13 @@ static void go_on_soon(struct call *c)
 	pace_add(&c->r->pace, &c->paced);
 }
 
-static int may_write(const struct call *c)
+/* How long a step may be now. 0: on_taken comes, when the client or others have made room. */
+static size_t step_bytes(const struct call *c)
 {
-	return http_unsent(c->conn) < UNSENT_MAX;
+	size_t room = http_unsent(c->conn) < UNSENT_MAX ? http_room(c->conn) : 0;
+	if (room < PIECE_BYTES + STEP_MIN_BYTES)
+		return 0;
+	return room - PIECE_BYTES < STEP_BYTES ? room - PIECE_BYTES : STEP_BYTES;
 }
 
 /* --- streams ----------------------------------------------------------------------------------------------------------- */
@@ -119,7 +125,7 @@ static int open_some(struct call *c)
 	uint32_t i = 0;
 	while (i < c->n_choices && !(c->choices[i].opening && prompt_is_told(c, c->choices[i].prompt)))
 		i++;
-	if (i == c->n_choices || !may_write(c))
+	if (i == c->n_choices || !step_bytes(c))
 		return 0;
 	struct choice *ch = &c->choices[i];
 	if (send_event(c, ch) < 0) {
@@ -127,10 +133,10 @@ static int open_some(struct call *c)
 		return 0;
 	}
 	if (reply_opening_bytes(ch))
-		return may_write(c);
+		return step_bytes(c) > 0;
 	ch->opening = 0;
 	if (--c->n_opening)
-		return may_write(c);
+		return step_bytes(c) > 0;
 	http_on_taken(c->conn, NULL, NULL);
 	if (c->n_ended == c->n_choices)
 		call_finish(c);
@@ -183,9 +189,16 @@ void call_write(struct call *c)
 	release_sequences(c);
 	call_headers(c, 200, 0, extra, sizeof extra);
 	buf_reset(out);
-	if (reply_more(c, out, WHOLE_BYTES)) {
+	size_t most = step_bytes(c);
+	if (reply_more(c, out, most ? most : WHOLE_BYTES)) {
 		http_reply(c->conn, 200, "application/json", extra, out->data, out->len);
 		call_free(c);
+		return;
+	}
+	if (!most) {
+		struct api_error e = {0};
+		api_fault(&e, 503, "this server has no room for the answer now (output_bytes_max); try again in a second");
+		call_fail(c, &e);
 		return;
 	}
 	c->writing = 1;
@@ -197,10 +210,11 @@ void call_write(struct call *c)
 
 static int write_some(struct call *c)
 {
-	if (!may_write(c))
+	size_t most = step_bytes(c);
+	if (!most)
 		return 0;
 	buf_reset(&c->r->out);
-	return deliver(c, reply_more(c, &c->r->out, STEP_BYTES)) && may_write(c);
+	return deliver(c, reply_more(c, &c->r->out, most)) && step_bytes(c);
 }
 
 void call_finish(struct call *c)

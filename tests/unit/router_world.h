@@ -252,6 +252,8 @@ static inline struct worker *world_worker(struct world *w, const char *name, con
 	return registry_up(&w->r.registry, (struct peer *)w, name, 7, &info, clock_us());
 }
 
+static size_t world_out_total = 1u << 30;    /* output_bytes_max of the next world */
+
 /* model: as opened, or NULL for a router without text. */
 static inline struct world *world_new(const struct model *model, size_t out_bytes_max)
 {
@@ -283,7 +285,7 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	                       .max_body_bytes = 1u << 20,
 	                       .in_bytes_max = 16u << 20,
 	                       .out_bytes_max = out_bytes_max,
-	                       .out_total_max = 1u << 30,
+	                       .out_total_max = world_out_total,
 	                       .max_connections = 1000,
 	                       .idle_us = 60000000,
 	                       .read_us = 60000000,

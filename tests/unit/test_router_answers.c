@@ -222,6 +222,51 @@ START_TEST(long_answer_costs_no_memory)
 }
 END_TEST
 
+/* There is less room for unread answers than a step wants: the steps are shorter, and the answer is
+ * whole, however slowly it is read. */
+START_TEST(long_answer_in_little_room)
+{
+	world_out_total = 160u << 10;
+	struct world *w = world_new(NULL, 1u << 20);
+	char *list = ids(4000);
+	char *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":5,\"prompt_logprobs\":20}", list);
+	struct reader r = {.port = http_port(w->r.http), .body = body, .look = "\"rank\":3,", .slow = 300};
+	struct http_counts n;
+	pthread_t thread;
+	ck_assert_int_eq(pthread_create(&thread, NULL, read_all, &r), 0);
+	while (!atomic_load(&r.over)) {
+		event_base_loop(w->base, EVLOOP_ONCE);
+		http_counts(w->r.http, &n);
+		ck_assert_uint_le(n.out_bytes, world_out_total / 2);
+	}
+	pthread_join(thread, NULL);
+	ck_assert_uint_eq(n.cut, 0);
+	ck_assert_uint_ge(r.found, 5 * 3999);
+	while (w->r.n_calls)
+		event_base_loop(w->base, EVLOOP_ONCE);
+	world_free(w);
+	free(body);
+	free(list);
+}
+END_TEST
+
+/* And where there is none at all, it is refused instead of begun. */
+START_TEST(long_answer_without_room)
+{
+	world_out_total = 64u << 10;
+	struct world *w = world_new(NULL, 1u << 20);
+	char *list = ids(4000), *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"prompt_logprobs\":20}", list);
+	struct ask a = {.path = "/v1/completions", .body = body};
+	char *out = ask_full(w, &a);
+	has(out, "HTTP/1.1 503");
+	has(out, "output_bytes_max");
+	free(out);
+	free(list);
+	free(body);
+	world_free(w);
+}
+END_TEST
+
 /* --- what is decided at the door ------------------------------------------------------------------------------------------ */
 
 struct refusal {
@@ -515,6 +560,8 @@ int main(void)
 	tcase_set_timeout(c, 300);
 	tcase_add_test(c, told_once_for_all_choices);
 	tcase_add_test(c, long_answer_costs_no_memory);
+	tcase_add_test(c, long_answer_in_little_room);
+	tcase_add_test(c, long_answer_without_room);
 	tcase_add_loop_test(c, refused_by_name, 0, (int)(sizeof refusals / sizeof *refusals));
 	tcase_add_test(c, large_waits_small_does_not);
 	tcase_add_test(c, small_text_large_tree);
