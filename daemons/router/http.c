@@ -214,8 +214,7 @@ static void on_later(evutil_socket_t fd, short what, void *arg)
 		go_on(c);
 }
 
-/* Limits are looked at while there is somebody whom they limit, so that an idle server sleeps. */
-static void tick_on(struct http_server *h)
+void http_tick_on(struct http_server *h)
 {
 	struct timeval each = {.tv_sec = 0, .tv_usec = TICK_US};
 	if (!event_pending(h->tick, EV_TIMEOUT, NULL))
@@ -245,7 +244,7 @@ struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct cli
 	if (!not_served)
 		conn_waits(c, 1);
 	h->accepted++;
-	tick_on(h);
+	http_tick_on(h);
 	struct timeval write_limit = {.tv_sec = (time_t)(h->opts.write_us / 1000000), .tv_usec = (suseconds_t)(h->opts.write_us % 1000000)};
 	bufferevent_setcb(c->bev, on_read, on_written, on_event, c);
 	bufferevent_set_timeouts(c->bev, NULL, &write_limit);
@@ -291,12 +290,11 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	struct http_server *h = arg;
 	uint64_t now = clock_us();
-	if (h->paused && h->listener)
-		evconnlistener_enable(h->listener);
-	h->paused = 0;
+	if (h->paused)
+		h->paused = h->listener && evconnlistener_enable(h->listener) < 0;
 	list_each_safe(n, next, &h->conns)
 		check_limits(list_entry(n, struct http_conn, node), now);
-	if (list_empty(&h->conns))   /* until somebody comes */
+	if (list_empty(&h->conns) && !h->paused)   /* until somebody comes */
 		event_del(h->tick);
 }
 

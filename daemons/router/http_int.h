@@ -64,7 +64,8 @@ struct http_server {
 	size_t out_bytes;
 	uint64_t accepted, refused, closed_waiting, cut;
 	struct http_note refused_note, full_note, cut_note;
-	int stopping, paused;
+	int stopping;
+	int paused;               /* the listener is off, until the tick: there was no descriptor or memory */
 };
 
 /* http.c */
@@ -79,6 +80,10 @@ void conn_retire(struct http_conn *c); /* no further request; what is answered s
  * taken; or it does not. */
 void conn_waits(struct http_conn *c, int waits);
 int http_note_due(struct http_note *n, unsigned *ret_more);
+
+/* The tick looks at limits and tries a paused listener again. It ends by itself when there is nobody
+ * and nothing is paused, so that an idle server sleeps. */
+void http_tick_on(struct http_server *h);
 
 /* http_in.c */
 void conn_go_on(struct http_conn *c);

@@ -2,15 +2,14 @@
  *
  * An address has at most max_per_address of them, or as many as it leaves to others. Whoever comes
  * when there is no room takes the place of a connection that has no whole head yet, which has
- * waited longest: one of his own when his address has its share, else anybody's. When all are busy
- * he is told so (503); past an eighth of max_connections of such, or a few from one address, nobody
- * is told. */
+ * waited longest: one of his own address if there is one; else, if his address does not have its
+ * share, anybody's whose address has more connections than his. When there is none he is told so
+ * (503); past an eighth of max_connections of such, or a few from one address, nobody is told. */
 #include "http_int.h"
 #include "util/log.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <limits.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,18 +54,20 @@ static struct http_conn *first_by_server(struct http_server *h)
 
 static int make_room(struct http_server *h, struct client *from)
 {
-	unsigned max = h->opts.max_connections, each = h->opts.max_per_address;
-	unsigned left = h->n_served < max ? max - h->n_served : UINT_MAX;
-	struct http_conn *first;
-	if (from->loop.conns >= (each ? each : left))
-		first = first_by_client(from);
-	else if (h->n_served >= max)
-		first = first_by_server(h);
-	else
+	unsigned max = h->opts.max_connections, each = h->opts.max_per_address, has = from->loop.conns;
+	unsigned left = h->n_served < max ? max - h->n_served : 0;
+	struct http_conn *first = NULL;
+	int capped = each ? has >= each : left && has >= left;
+	if (!capped && left)
 		return 1;
-	if (first)
-		close_waiting(h, first);
-	return first != NULL;
+	if (has)
+		first = first_by_client(from);
+	if (!first && !capped)
+		first = first_by_server(h);
+	if (!first || (first->client != from && first->client->loop.conns <= has))
+		return 0;
+	close_waiting(h, first);
+	return 1;
 }
 
 static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *addr, int len,
@@ -102,6 +103,7 @@ static void on_accept_error(struct evconnlistener *l, void *arg)
 	h->paused = 1;
 	if (first)
 		close_waiting(h, first);
+	http_tick_on(h);
 }
 
 void http_listen_end(struct http_server *h)

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define WAIT_US 20000000u
@@ -38,6 +39,20 @@ enum { HELD_MAX = 256 };
 static struct http_body held[HELD_MAX];
 static struct http_conn *held_conn[HELD_MAX];
 static unsigned n_held;
+
+/* In place of libc's, for libevent as well. */
+static int accept_fails;
+static unsigned accept_failed;
+
+int accept4(int listener, struct sockaddr *addr, socklen_t *len, int flags)
+{
+	if (accept_fails) {
+		accept_failed++;
+		errno = ENFILE;
+		return -1;
+	}
+	return (int)syscall(SYS_accept4, listener, addr, len, flags);
+}
 
 /* One turn of the loop: what is there, or a few milliseconds. */
 static void turn(void)
@@ -660,6 +675,12 @@ START_TEST(idle_ones_make_room)
 		ck_assert_uint_le(counts().connections, 24);
 	}
 	ck_assert_uint_eq(counts().connections, 24);
+	/* and the large address goes on: it takes its own places, although they are the younger ones */
+	for (int i = 0; i < 8; i++) {
+		fd[i] = dial();
+		UNTIL(counts().accepted == N + 20 + (unsigned)i + 1);
+		ck_assert_uint_eq(counts().connections, 24);
+	}
 	for (unsigned i = 0; i < 20; i++)
 		ck_assert_int_eq(is_open(others[i]), 1);
 	say(others[0], "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -767,6 +788,53 @@ START_TEST(cap_of_an_address)
 }
 END_TEST
 
+/* The table is full of others. Who is busy here comes in once more only at the cost of an address
+ * that has more. */
+START_TEST(full_of_others)
+{
+	int fd[9];
+	opts.max_connections = 8;
+	begin();
+	for (unsigned i = 0; i < 8; i++) {
+		fd[i] = dial_from(i < 3 ? 1 : i - 1);      /* 3, 1, 1, 1, 1, 1 */
+		if (i == 3 || i == 4)
+			hold(fd[i]);
+		UNTIL(counts().accepted == i + 1);
+	}
+	fd[8] = dial_from(2);                          /* has one, busy: the three make room */
+	hold(fd[8]);
+	UNTIL(counts().closed_waiting == 1);
+	ck_assert_int_eq(is_open(fd[0]), 0);
+	int late = dial_from(2);                       /* has two, as the others have at most */
+	answered(late, "HTTP/1.1 503 ", NULL);
+	for (int i = 1; i < 9; i++)
+		ck_assert_int_eq(is_open(fd[i]), 1);
+	for (int i = 0; i < 9; i++)
+		close(fd[i]);
+	close(late);
+}
+END_TEST
+
+/* Out of descriptors for a moment, with nobody connected: who came then is accepted afterwards. */
+START_TEST(no_descriptors_for_a_moment)
+{
+	begin();
+	int fd = dial();
+	UNTIL(counts().connections == 1);
+	close(fd);
+	UNTIL(counts().connections == 0);
+	for (uint64_t end = clock_us() + 1200000; clock_us() < end;)   /* the tick has ended */
+		turn();
+	accept_fails = 1;
+	fd = dial();
+	UNTIL(accept_failed);
+	accept_fails = 0;
+	say(fd, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	answered(fd, "HTTP/1.1 200 ", NULL);
+	close(fd);
+}
+END_TEST
+
 /* --- the end ---------------------------------------------------------------------------------- */
 
 /* Whatever a client has sent: it is told, and its connection closes. */
@@ -834,6 +902,8 @@ int main(void)
 	tcase_add_test(c, untaken_answers_stay);
 	tcase_add_test(c, busy_ones_stay);
 	tcase_add_test(c, cap_of_an_address);
+	tcase_add_test(c, full_of_others);
+	tcase_add_test(c, no_descriptors_for_a_moment);
 	tcase_add_test(c, drained);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
