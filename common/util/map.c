@@ -26,13 +26,32 @@ static void sip_draw(void)
 	randombytes_buf(sip_key, sizeof sip_key);
 }
 
-static void map_alloc(struct map *m, size_t slots)
+static void free_slots(struct map *m)
 {
-	m->slots = slots;
-	m->count = m->used = 0;
-	m->state = mem_array(slots, 1);
-	m->keys = mem_array(slots, m->key_bytes);
-	m->vals = mem_array(slots, sizeof *m->vals);
+	free(m->state);
+	free(m->keys);
+	free(m->vals);
+}
+
+/* Empty ones. -1: no memory, and m is as it was. */
+static int map_alloc(struct map *m, size_t slots)
+{
+	struct map got = {.key_bytes = m->key_bytes, .slots = slots};
+	got.state = mem_try_array(slots, 1);
+	got.keys = mem_try_array(slots, m->key_bytes);
+	got.vals = mem_try_array(slots, sizeof *got.vals);
+	if (!got.state || !got.keys || !got.vals) {
+		free_slots(&got);
+		return -1;
+	}
+	*m = got;
+	return 0;
+}
+
+static void no_memory(const struct map *m)
+{
+	check_fatal("out of memory for a map of %zu entries: give the process more, or lower the "
+	            "configured sizes", m->count);
 }
 
 struct map *map_new(size_t key_bytes)
@@ -41,7 +60,8 @@ struct map *map_new(size_t key_bytes)
 	pthread_once(&sip_once, sip_draw);
 	struct map *m = mem_zalloc(sizeof *m);
 	m->key_bytes = key_bytes;
-	map_alloc(m, 16);
+	if (map_alloc(m, 16) < 0)
+		no_memory(m);
 	return m;
 }
 
@@ -50,9 +70,7 @@ void map_destroy(struct map **mp)
 	struct map *m = *mp;
 	if (!m)
 		return;
-	free(m->state);
-	free(m->keys);
-	free(m->vals);
+	free_slots(m);
 	free(m);
 	*mp = NULL;
 }
@@ -90,23 +108,28 @@ void *map_get(const struct map *m, const void *key)
 	return found ? m->vals[i] : NULL;
 }
 
-static void map_rehash(struct map *m)
+static int map_rehash(struct map *m)
 {
 	struct map old = *m;
-	map_alloc(m, old.count * 2 >= old.slots / 2 ? old.slots * 2 : old.slots);
+	if (map_alloc(m, old.count * 2 >= old.slots / 2 ? old.slots * 2 : old.slots) < 0)
+		return -1;
 	for (size_t i = 0; i < old.slots; i++)
 		if (old.state[i] == SLOT_FULL)
 			map_put(m, old.keys + i * old.key_bytes, old.vals[i]);
-	free(old.state);
-	free(old.keys);
-	free(old.vals);
+	free_slots(&old);
+	return 0;
+}
+
+int map_make_room(struct map *m)
+{
+	return (m->used + 1) * 10 > m->slots * 7 ? map_rehash(m) : 0;
 }
 
 void *map_put(struct map *m, const void *key, void *val)
 {
 	CHECK(val);
-	if ((m->used + 1) * 10 > m->slots * 7)
-		map_rehash(m);
+	if (map_make_room(m) < 0)
+		no_memory(m);
 	int found;
 	size_t i = map_find(m, key, &found);
 	void *before = found ? m->vals[i] : NULL;

@@ -14,6 +14,8 @@ size_t map_count(const struct map *m);
 void *map_get(const struct map *m, const void *key);     /* NULL when absent */
 /* Replaces; returns the value that was there before, or NULL. val must not be NULL. */
 void *map_put(struct map *m, const void *key, void *val);
+/* So that the next map_put needs no memory. 0, or -1: there is none, and nothing has changed. */
+int map_make_room(struct map *m);
 void *map_remove(struct map *m, const void *key);        /* the value, or NULL */
 /* Iterate: start with *it = 0; returns 0 at the end. The present entry may be removed, none may be added meanwhile. */
 int map_next(const struct map *m, size_t *it, const void **ret_key, void **ret_val);
