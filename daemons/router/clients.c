@@ -58,14 +58,14 @@ struct client *clients_find(struct clients *all, const struct sockaddr *from)
 	address_key(from, key);
 	pthread_mutex_lock(&all->lock);
 	struct client *c = map_get(all->by_address, key);
-	if (!c) {
-		c = mem_zalloc(sizeof *c);
+	if (!c && map_make_room(all->by_address) == 0 && (c = mem_try_array(1, sizeof *c))) {
 		c->all = all;
 		memcpy(c->key, key, sizeof key);
 		list_init(&c->loop.waiting);
 		map_put(all->by_address, key, c);
 	}
-	c->shared.refs++;
+	if (c)
+		c->shared.refs++;
 	pthread_mutex_unlock(&all->lock);
 	return c;
 }

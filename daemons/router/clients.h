@@ -36,7 +36,7 @@ struct client {
 
 struct clients *clients_new(size_t bytes_max);
 void clients_destroy(struct clients **c);        /* after the last client_put */
-/* A reference to this address's client, which is made when it is new. Event loop. */
+/* A reference to this address's client, which is made when it is new. NULL: no memory. Event loop. */
 struct client *clients_find(struct clients *c, const struct sockaddr *from);
 
 /* From any thread. */

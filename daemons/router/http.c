@@ -92,6 +92,7 @@ void conn_retire(struct http_conn *c)
 		return;
 	}
 	c->state = CONN_FLUSHING;
+	c->since_us = clock_us();
 	conn_waits(c, 0);
 	bufferevent_disable(c->bev, EV_READ);
 }
@@ -221,19 +222,46 @@ void http_tick_on(struct http_server *h)
 		event_add(h->tick, &each);
 }
 
+/* What of it needs memory. The descriptor is its own, also when there is none. */
+static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
+{
+	const uint64_t limit_us = h->opts.write_us;
+	struct timeval limit = {.tv_sec = (time_t)(limit_us / 1000000),
+	                        .tv_usec = (suseconds_t)(limit_us % 1000000)};
+	struct http_conn *c = mem_try_array(1, sizeof *c);
+	if (!c) {
+		evutil_closesocket(fd);
+		return NULL;
+	}
+	c->server = h;
+	c->later = event_new(h->base, -1, 0, on_later, c);
+	c->bev = c->later ? bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE) : NULL;
+	if (c->bev) {
+		bufferevent_setcb(c->bev, on_read, on_written, on_event, c);
+		bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
+		if (bufferevent_set_timeouts(c->bev, NULL, &limit) == 0 &&
+		    bufferevent_enable(c->bev, EV_READ | EV_WRITE) == 0)
+			return c;
+		bufferevent_free(c->bev);
+	} else {
+		evutil_closesocket(fd);
+	}
+	if (c->later)
+		event_free(c->later);
+	free(c);
+	return NULL;
+}
+
 struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct client *client,
                            int not_served)
 {
-	struct http_conn *c = mem_zalloc(sizeof *c);
+	struct http_conn *c = conn_made(h, fd);
 	int one = 1;
+	if (!c)
+		return NULL;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-	c->server = h;
 	c->client = client;
 	c->not_served = not_served;
-	c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
-	c->later = event_new(h->base, -1, 0, on_later, c);
-	if (!c->bev || !c->later)
-		check_fatal("out of memory while accepting a connection: lower max_connections");
 	http_frame_init(&c->frame, h->opts.max_header_bytes);
 	c->since_us = clock_us();
 	list_init(&c->by_server);
@@ -245,11 +273,6 @@ struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct cli
 		conn_waits(c, 1);
 	h->accepted++;
 	http_tick_on(h);
-	struct timeval write_limit = {.tv_sec = (time_t)(h->opts.write_us / 1000000), .tv_usec = (suseconds_t)(h->opts.write_us % 1000000)};
-	bufferevent_setcb(c->bev, on_read, on_written, on_event, c);
-	bufferevent_set_timeouts(c->bev, NULL, &write_limit);
-	bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
-	bufferevent_enable(c->bev, EV_READ | EV_WRITE);
 	return c;
 }
 
@@ -268,8 +291,11 @@ static void request_is_late(struct http_conn *c)
 static void check_limits(struct http_conn *c, uint64_t now)
 {
 	const struct http_opts *o = &c->server->opts;
-	uint64_t age = now > c->since_us ? now - c->since_us : 0;
+	size_t had = c->out_bytes;
 	conn_count_output(c);
+	if (c->state == CONN_FLUSHING && c->out_bytes < had)
+		c->since_us = now;
+	uint64_t age = now > c->since_us ? now - c->since_us : 0;
 	if (c->taken && !http_unsent(c))
 		c->taken(c->taken_arg);
 	if (c->state == CONN_READING && http_frame_begun(&c->frame)) {
@@ -279,6 +305,8 @@ static void check_limits(struct http_conn *c, uint64_t now)
 		/* with a request there it waits for its client to read: that has its own limit */
 		if (age > o->idle_us && !conn_has_begun(c))
 			conn_retire(c);
+	} else if (c->state == CONN_FLUSHING && age > o->write_us) {
+		conn_lost(c);   /* libevent has the same limit, unless it found no memory for its event */
 	} else if (c->state == CONN_LINGER && age > LINGER_US) {
 		conn_lost(c);
 	}

@@ -85,9 +85,6 @@ static int charge(struct http_conn *c)
 
 /* --- steps ------------------------------------------------------------------------------------ */
 
-/* Each returns 1 if there may be more to do, 0 if more bytes are needed or it is another's turn. */
-
-
 /* One request a turn: who sends many behind each other does not keep the loop from others. What
  * follows the last one is dropped at once. */
 static int answered(const struct http_conn *c)
@@ -95,7 +92,8 @@ static int answered(const struct http_conn *c)
 	return c->state == CONN_FLUSHING;
 }
 
-/* Who is told no here has sent nothing but a head, and nothing else of it is kept. */
+/* This and the next return 1 if there may be more to do, 0 if more bytes are needed or it is
+ * another's turn. Who is told no here has sent nothing but a head, and nothing else of it is kept. */
 static int take_head(struct http_conn *c)
 {
 	struct http_server *h = c->server;
@@ -129,9 +127,12 @@ static int hand_over(struct http_conn *c)
 	struct http_bytes *b = &c->frame.body;
 	if (charge(c) < 0)
 		return 0;
-	struct http_request q = {
-		.head = &c->frame.head,
-		.body = {b->data ? b->data : mem_zalloc(1), b->len, c->client, b->size}};
+	char *data = b->data ? b->data : mem_try_array(1, 1);
+	if (!data) {
+		conn_refuse(c, 503, "this server has no memory for the request now");
+		return 0;
+	}
+	struct http_request q = {.head = &c->frame.head, .body = {data, b->len, c->client, b->size}};
 	c->in_bytes -= b->size;
 	memset(b, 0, sizeof *b);
 	client_hold(c->client);

@@ -32,6 +32,7 @@ struct http_conn {
 	struct event *closed;     /* the client's end, while its input is full; NULL until it was */
 	enum conn_state state;
 	int streaming, keep_alive;
+	int no_head;              /* of the stream: there was no memory for it, and nothing follows */
 	int refused;              /* an answer goes out before the request was read: it lingers */
 	int not_served;           /* one too many: it is only told so */
 	uint64_t since_us;        /* of the present state's limit */
@@ -69,6 +70,7 @@ struct http_server {
 };
 
 /* http.c */
+/* Takes the descriptor. NULL: no memory; the descriptor is closed, the client still the caller's. */
 struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct client *client,
                            int not_served);
 /* From the loop alone, under no function that its owner called. */

@@ -4,7 +4,8 @@
  * when there is no room takes the place of a connection that has no whole head yet, which has
  * waited longest: one of his own address if there is one; else, if his address does not have its
  * share, anybody's whose address has more connections than his. When there is none he is told so
- * (503); past an eighth of max_connections of such, or a few from one address, nobody is told. */
+ * (503); past an eighth of max_connections of such, a few from one address, or without memory, nobody
+ * is told. */
 #include "http_int.h"
 #include "util/log.h"
 
@@ -70,6 +71,12 @@ static int make_room(struct http_server *h, struct client *from)
 	return 1;
 }
 
+static int may_be_told(const struct http_server *h, const struct client *from)
+{
+	return h->n_not_served < refused_max(h->opts.max_connections) &&
+	       from->loop.refused < REFUSED_EACH_MAX;
+}
+
 static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *addr, int len,
                       void *arg)
 {
@@ -77,15 +84,18 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 	(void)len;
 	struct http_server *h = arg;
 	struct client *from = clients_find(h->clients, addr);
-	int served = make_room(h, from);
-	if (!served && (h->n_not_served >= refused_max(h->opts.max_connections) ||
-	                from->loop.refused >= REFUSED_EACH_MAX)) {
-		h->refused++;
+	int served = from && make_room(h, from);
+	struct http_conn *c = NULL;
+	if (served || (from && may_be_told(h, from)))
+		c = conn_new(h, fd, from, !served);
+	else
 		evutil_closesocket(fd);
-		client_put(from, 0);
+	if (!c) {
+		h->refused++;
+		if (from)
+			client_put(from, 0);
 		return;
 	}
-	struct http_conn *c = conn_new(h, fd, from, !served);
 	if (!served)
 		conn_refuse(c, 503, "too many connections (max_connections, max_connections_per_address); "
 		                    "try again in a second");

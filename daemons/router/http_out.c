@@ -70,10 +70,17 @@ static const char *reason(int status)
 	return "Status";
 }
 
+/* The next request is there; others have their turn first. Without memory for that it is now. */
+static void call_later(struct http_conn *c)
+{
+	static const struct timeval at_once = {0};
+	if (event_add(c->later, &at_once) < 0)
+		event_active(c->later, EV_TIMEOUT, 0);
+}
+
 /* The answer is complete: next request, or flush and close. */
 void conn_answered(struct http_conn *c)
 {
-	static const struct timeval at_once = {0};
 	c->gone = NULL;
 	c->taken = NULL;
 	c->streaming = 0;
@@ -87,7 +94,7 @@ void conn_answered(struct http_conn *c)
 	}
 	c->state = CONN_READING;
 	if (evbuffer_get_length(bufferevent_get_input(c->bev)))
-		event_add(c->later, &at_once);   /* the next request is there; others have their turn first */
+		call_later(c);
 }
 
 /* "Date: ...\r\n", made once a second. */
@@ -104,16 +111,19 @@ static const char *date_header(void)
 	return text;
 }
 
-static void write_head(struct http_conn *c, int status, const char *type, const char *extra)
+/* Less than 0: no memory. */
+static int write_head(struct http_conn *c, int status, const char *type, const char *extra)
 {
 	struct evbuffer *out = bufferevent_get_output(c->bev);
 	if (c->server->stopping)
 		c->keep_alive = 0;
-	evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n%sContent-Type: %s\r\n%s%s", status, reason(status),
-	                    date_header(), type, extra ? extra : "",
-	                    c->keep_alive ? "" : "Connection: close\r\n");
-	if (c->keep_alive && c->frame.head.minor == 0)
-		evbuffer_add_printf(out, "Connection: keep-alive\r\n");
+	const char *connection = "";
+	if (!c->keep_alive)
+		connection = "Connection: close\r\n";
+	else if (c->frame.head.minor == 0)
+		connection = "Connection: keep-alive\r\n";
+	return evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n%sContent-Type: %s\r\n%s%s", status,
+	                           reason(status), date_header(), type, extra ? extra : "", connection);
 }
 
 static int write_whole(struct http_conn *c, int status, const char *type, const char *extra,
@@ -121,8 +131,9 @@ static int write_whole(struct http_conn *c, int status, const char *type, const 
 {
 	struct evbuffer *out = bufferevent_get_output(c->bev);
 	const char *method = c->frame.head.method;
-	write_head(c, status, type, extra);
-	int r = evbuffer_add_printf(out, "Content-Length: %zu\r\n\r\n", len);
+	int r = write_head(c, status, type, extra);
+	if (r >= 0)
+		r = evbuffer_add_printf(out, "Content-Length: %zu\r\n\r\n", len);
 	if (r >= 0 && (!method || strcmp(method, "HEAD") != 0))
 		r = evbuffer_add(out, body, len);
 	return r < 0 ? ERR_NOMEM : 0;
@@ -160,9 +171,10 @@ void http_stream_begin(struct http_conn *c, const char *type, const char *extra)
 	c->streaming = 1;
 	if (c->frame.head.minor == 0)
 		c->keep_alive = 0;
-	write_head(c, 200, type, extra);
-	evbuffer_add_printf(bufferevent_get_output(c->bev), "%sCache-Control: no-cache\r\n\r\n",
-	                    c->frame.head.minor ? "Transfer-Encoding: chunked\r\n" : "");
+	c->no_head = write_head(c, 200, type, extra) < 0 ||
+	             evbuffer_add_printf(bufferevent_get_output(c->bev),
+	                                 "%sCache-Control: no-cache\r\n\r\n",
+	                                 c->frame.head.minor ? "Transfer-Encoding: chunked\r\n" : "") < 0;
 }
 
 static int has_room(struct http_conn *c, size_t n)
@@ -180,10 +192,10 @@ int http_stream_add(struct http_conn *c, const void *data, size_t n)
 		return 0;
 	CHECK(c->streaming);
 	struct evbuffer *out = bufferevent_get_output(c->bev);
-	if (!has_room(c, n))
+	if (c->no_head || !has_room(c, n))
 		return ERR_FULL;
 	if (c->frame.head.minor == 0)
-		return evbuffer_add(out, data, n);
+		return evbuffer_add(out, data, n) < 0 ? ERR_FULL : 0;
 	char size[24];
 	int k = snprintf(size, sizeof size, "%zx\r\n", n);
 	if (evbuffer_expand(out, n + 32) < 0)     /* nothing below fails then: all of a chunk, or nothing */
@@ -198,7 +210,9 @@ void http_stream_end(struct http_conn *c)
 	if (c->state == CONN_DEAD)
 		return;
 	CHECK(c->streaming);
-	if (c->frame.head.minor)
-		evbuffer_add(bufferevent_get_output(c->bev), "0\r\n\r\n", 5);
-	conn_answered(c);
+	if (c->no_head ||
+	    (c->frame.head.minor && evbuffer_add(bufferevent_get_output(c->bev), "0\r\n\r\n", 5) < 0))
+		http_drop(c);     /* no memory: its end shows that it is not whole */
+	else
+		conn_answered(c);
 }

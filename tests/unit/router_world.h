@@ -252,7 +252,8 @@ static inline struct worker *world_worker(struct world *w, const char *name, con
 	return registry_up(&w->r.registry, (struct peer *)w, name, 7, &info, clock_us());
 }
 
-static size_t world_out_total = 1u << 30;    /* output_bytes_max of the next world */
+static size_t world_out_total = 1u << 30;    /* of the next world */
+static uint64_t world_write_us = 60000000;
 
 /* model: as opened, or NULL for a router without text. */
 static inline struct world *world_new(const struct model *model, size_t out_bytes_max)
@@ -289,7 +290,7 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	                       .max_connections = 1000,
 	                       .idle_us = 60000000,
 	                       .read_us = 60000000,
-	                       .write_us = 60000000};
+	                       .write_us = world_write_us};
 	struct http_handlers handlers = {.head = api_head, .request = api_request};
 	if (http_new(w->base, &ho, &handlers, &w->r, &w->r.http, &err) < 0)
 		PANIC("%s", err.text);
