@@ -1,7 +1,8 @@
 /* svc.c - a daemon's life: options, configuration, name, event loop, signals, end. See svc.h.
  *
  * What always holds: between `start` and `stop` the loop runs on this thread and every hook is called on it; `drain` is called at most once;
- * once the end has begun the process is gone after stop_timeout_ms + END_GRACE_S seconds, whatever a hook does (SIGALRM).
+ * once the end has begun the process is gone after stop_timeout_ms + LAST_WORDS_S + END_GRACE_S, whatever a hook does
+ * (SIGALRM); from the loop's end on it has STOP_S.
  * What keeps a daemon from starting is one sentence on stderr and exit status 1. */
 #include "svc/svc_int.h"
 #include "util/check.h"
@@ -22,11 +23,13 @@
 #include <unistd.h>
 
 #define END_GRACE_S 3
-#define LAST_WORDS_US 1000000u   /* after `expire` */
+#define LAST_WORDS_S 1        /* after `expire` */
+#define STOP_S (END_GRACE_S + 1)
 #define IDLE_TICK_US 20000
 #define DESCRIPTORS_RESERVED 256u   /* own files, and links to other daemons, three each */
 #define LOG_WAIT_MS 300       /* at the end, for what is not yet written */
-#define TRIM_TICK_US 1000000
+#define TRIM_TICK_US 1000000u
+#define TRIM_IDLE_US (8 * TRIM_TICK_US)   /* at most between two looks, while nothing changes */
 
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0, "Name of this daemon; one running process per name and run directory", NULL},
@@ -137,7 +140,7 @@ static void on_idle_tick(evutil_socket_t fd, short what, void *arg)
 		s->expired = 1;
 		log_warn("stop_timeout", "why=\"work was still running after stop_timeout_ms\"");
 		if (s->hooks->expire) {
-			s->stop_at_us = clock_us() + LAST_WORDS_US;
+			s->stop_at_us = clock_us() + LAST_WORDS_S * 1000000u;
 			s->hooks->expire(s);
 			return;
 		}
@@ -155,7 +158,7 @@ void svc_drain_begin(struct svc *s, const char *why)
 	log_info("stopping", "why=%s timeout_us=%llu", log_quote(why), (unsigned long long)timeout_us);
 	svc_notify("STOPPING=1\nSTATUS=stopping: %s", why);
 	signal(SIGALRM, on_alarm);
-	alarm((unsigned)(timeout_us / 1000000) + 1 + END_GRACE_S);
+	alarm((unsigned)((timeout_us + 999999) / 1000000) + LAST_WORDS_S + END_GRACE_S);
 	if (s->hooks->drain)
 		s->hooks->drain(s);
 	struct timeval tick = {.tv_usec = IDLE_TICK_US};
@@ -213,6 +216,18 @@ static void on_reload_signal(evutil_socket_t sig, short what, void *arg)
 	free(refused);
 }
 
+static void on_trim_tick(struct svc *s, void *arg);
+
+static void look_again(struct svc *s, uint64_t us)
+{
+	us = us < TRIM_IDLE_US ? us : TRIM_IDLE_US;
+	if (us == s->trim_us)
+		return;
+	svc_timer_del(&s->trim_tick);
+	s->trim_tick = svc_timer_add(s, us, on_trim_tick, NULL);
+	s->trim_us = us;
+}
+
 static void on_trim_tick(struct svc *s, void *arg)
 {
 	(void)arg;
@@ -221,6 +236,7 @@ static void on_trim_tick(struct svc *s, void *arg)
 	if (given)
 		log_info("memory_given_back", "bytes=%zu took_us=%llu", given,
 		         (unsigned long long)(clock_us() - t));
+	look_again(s, s->trim.changed ? TRIM_TICK_US : 2 * s->trim_us);
 }
 
 static void on_watchdog(evutil_socket_t fd, short what, void *arg)
@@ -371,7 +387,7 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
 	s->stats = stat_new(s->hooks->stats, s->hooks->n_stats);
-	s->trim_tick = svc_timer_add(s, TRIM_TICK_US, on_trim_tick, NULL);
+	look_again(s, TRIM_TICK_US);
 	return s->hooks->start(s, err);
 }
 
@@ -418,7 +434,7 @@ static int run(struct svc *s, const struct svc_opts *o)
 	svc_notify("READY=1\nSTATUS=ready");
 	event_base_dispatch(s->base);
 	CHECK(s->draining);
-	alarm(END_GRACE_S + 1);
+	alarm(STOP_S);
 	svc_posts_run(s);
 	if (s->hooks->stop)
 		s->hooks->stop(s);

@@ -43,6 +43,7 @@ struct svc {
 	struct svc_posts posts;
 	struct trim trim;
 	struct svc_timer *trim_tick;
+	uint64_t trim_us;            /* its interval */
 	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
 	uint64_t unknown_us[SVC_MESSAGE_TYPES];   /* when a type without a handler was last logged */
 	char *name, *rundir, *endpoint;

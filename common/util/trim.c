@@ -10,6 +10,7 @@
 #define LARGE_BYTES (1 << 20)        /* own mappings from here on */
 #define TOP_BYTES (8 << 20)          /* kept at the end of the heap */
 #define WORTH_BYTES (16u << 20)
+#define CHANGE_BYTES (1u << 20)
 
 /* Resident, without files and shared memory; 0: unknown. */
 static size_t own_bytes(void)
@@ -38,12 +39,14 @@ void trim_setup(struct trim *t)
 	mallopt(M_TRIM_THRESHOLD, TOP_BYTES);
 	t->last = t->resident = own_bytes();
 	t->kept = 0;
+	t->changed = 1;
 }
 
 size_t trim_tick(struct trim *t)
 {
 	size_t now = own_bytes(), last = t->last;
 	t->last = now;
+	t->changed = (now > last ? now - last : last - now) >= CHANGE_BYTES;
 	t->resident = least(t->resident, now);
 	if (now < WORTH_BYTES || now > last)
 		return 0;

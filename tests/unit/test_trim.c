@@ -39,7 +39,9 @@ START_TEST(after_a_flood)
 	for (size_t i = 0; i < BLOCKS; i++)
 		memset(block[i] = mem_alloc(BLOCK_BYTES), 1, BLOCK_BYTES);
 	ck_assert_uint_eq(trim_tick(&t), 0);       /* it grows */
+	ck_assert_int_eq(t.changed, 1);
 	ck_assert_uint_eq(trim_tick(&t), 0);       /* it is in use */
+	ck_assert_int_eq(t.changed, 0);
 	for (size_t i = 0; i + 1 < BLOCKS; i++)
 		free(block[i]);
 	ck_assert_uint_gt(resident(), before + (100u << 20));
