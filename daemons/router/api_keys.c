@@ -31,10 +31,10 @@ void api_keys_fini(struct api_keys *k)
 /* What stands behind the scheme and its spaces; "" if that is not Bearer. */
 static const char *bearer(const char *authorization)
 {
-	static const char scheme[] = "Bearer";
-	const char *key = authorization + sizeof scheme - 1;
-	if (strncasecmp(authorization, scheme, sizeof scheme - 1) != 0 || *key != ' ')
+	static const char scheme[] = "Bearer ";
+	if (strncasecmp(authorization, scheme, sizeof scheme - 1) != 0)
 		return "";
+	const char *key = authorization + sizeof scheme - 1;
 	return key + strspn(key, " ");
 }
 

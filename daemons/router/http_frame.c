@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINE_MAX 1024u       /* of a chunk's size, and of the trailer */
+#define CHUNK_LINE_MAX 1024u /* of a chunk's size, and of the trailer */
 #define LINE_FIRST 512u      /* what most heads need */
 
 struct piece {
@@ -144,12 +144,12 @@ static int take_line(struct http_frame *f, struct piece *in)
 {
 	struct http_bytes *l = &f->line;
 	size_t n = line_part(in);
-	if (n > LINE_MAX - l->len) {
+	if (n > CHUNK_LINE_MAX - l->len) {
 		bad(f, 400, "a line between chunks, or of the trailer, is too long");
 		return -1;
 	}
 	int ended = in->p[n - 1] == '\n';
-	if (append(f, l, in, n, LINE_MAX) < 0)
+	if (append(f, l, in, n, CHUNK_LINE_MAX) < 0)
 		return -1;
 	if (!ended)
 		return 0;
@@ -198,7 +198,7 @@ static int step_chunk_end(struct http_frame *f, struct piece *in)
 	char want = f->line.len ? '\n' : '\r';
 	if (*in->p != want)
 		return bad(f, 400, "a chunk does not end in CR LF");
-	if (append(f, &f->line, in, 1, LINE_MAX) < 0)
+	if (append(f, &f->line, in, 1, CHUNK_LINE_MAX) < 0)
 		return HTTP_BAD;
 	if (want == '\n') {
 		f->line.len = 0;

@@ -356,7 +356,7 @@ static int start_http(struct router *r, struct err *err)
 	return rc;
 }
 
-/* Connections past max_connections are answered, too (http.c). */
+/* Connections past max_connections are answered, too (http_listen.c). */
 static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
 	*ret_key = "max_connections";
