@@ -22,6 +22,7 @@ static __thread int is_client;
 
 static size_t least = LARGE;          /* smaller ones succeed */
 
+#if INTERPOSED
 static int fails(size_t bytes)
 {
 	if (bytes < least || !atomic_load(&armed) || is_client || atomic_fetch_sub(&skip, 1) != 0)
@@ -31,7 +32,6 @@ static int fails(size_t bytes)
 	return 1;
 }
 
-#if INTERPOSED
 void *__libc_malloc(size_t n);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t n);
