@@ -27,6 +27,8 @@ struct bpe {
 	size_t room;
 };
 
+#define GROWN_AHEAD 65536u
+
 struct bpe_symbol {
 	uint32_t id;        /* BPE_NONE: merged into its left neighbour */
 	int32_t prev, next; /* -1: none */
@@ -93,7 +95,7 @@ static void *grown(struct bpe_scratch *s, void *p, size_t *size, size_t want, si
 	if (*size >= want)
 		return p;
 	quota_free(s->quota, p, *size * bytes);
-	*size = want < 64 ? 64 : want + want / 2;
+	*size = want < 64 ? 64 : want < GROWN_AHEAD ? want + want / 2 : want;   /* what is that long is alone in a text */
 	p = quota_alloc(s->quota, *size * bytes);
 	if (!p)
 		*size = 0;
