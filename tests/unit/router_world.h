@@ -88,14 +88,15 @@ static inline Pds__Finish world_finish(const struct world *w, const struct world
 static inline void world_token(const struct world *w, const struct world_seq *s, Pds__Token *t)
 {
 	static Pds__TopLogprob alt[20], *alts[20];
-	for (uint32_t k = 0; k < 20; k++) {
+	size_t n = s->logprobs > 0 ? (size_t)s->logprobs : 0;
+	for (uint32_t k = 0; k < n; k++) {
 		pds__top_logprob__init(&alt[k]);
 		alt[k].id = 100 + k;
 		alt[k].logprob = -2.0f - (float)k;
 		alts[k] = &alt[k];
 	}
 	pds__token__init(t);
-	t->n_top = s->logprobs > 0 ? (size_t)s->logprobs : 0;
+	t->n_top = n;
 	t->top = alts;
 	t->rank = 1;
 	t->id = w->script ? w->script[s->index % w->n_script] : s->index + 10;
