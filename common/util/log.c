@@ -1,7 +1,8 @@
 /* log.c - see log.h. A line longer than LINE_BYTES_MAX is cut.
  *
  * The writer takes whole lines, at most PIPE_BUF bytes at once, copies them out of the ring and writes them unlocked. So
- * a writer that hangs in write(2) holds no lock, and what it writes to a pipe is not mixed with other daemons' lines. A
+ * a writer that hangs in write(2) holds no lock, and what it writes to a pipe is not mixed with other daemons' lines. It
+ * waits LINGER_MS for more lines, so that the lines of a request do not cost a wake-up each; warnings do not wait. A
  * write that fails (the pipe's reader is gone, the disk is full) loses those lines; they count as dropped. */
 #include "util/log.h"
 #include "util/clock.h"
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #define LINE_BYTES_MAX 2048u   /* below PIPE_BUF */
+#define LINGER_MS 20
 
 static const char *const level_names[] = {"debug", "info", "warn", "error"};
 static _Atomic int threshold = LOG_INFO;
@@ -27,8 +29,9 @@ static char prog_text[96] = "prog=?";
 
 static struct {
 	pthread_mutex_t lock;
-	pthread_cond_t filled, written;
+	pthread_cond_t filled, hurried, written;
 	int running;               /* between log_start and log_stop */
+	int hurry;                 /* what is there is to be written at once */
 	int writing;               /* the writer is in write(2) */
 	int failed;                /* its last write failed: no report of dropped lines until one succeeds */
 	char ring[LOG_BUFFER_BYTES];
@@ -38,6 +41,7 @@ static struct {
 } sink = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.filled = PTHREAD_COND_INITIALIZER,
+	.hurried = PTHREAD_COND_INITIALIZER,
 	.written = PTHREAD_COND_INITIALIZER,
 };
 
@@ -171,6 +175,21 @@ static size_t write_whole(const char *s, size_t n)
 	return 0;
 }
 
+static struct timespec from_now(unsigned ms)
+{
+	uint64_t us = clock_unix_us() + ms * 1000u;
+	return (struct timespec){.tv_sec = (time_t)(us / 1000000u), .tv_nsec = (long)(us % 1000000u) * 1000};
+}
+
+static void wait_for_lines(void)
+{
+	while (sink.len == 0)
+		pthread_cond_wait(&sink.filled, &sink.lock);
+	struct timespec until = from_now(LINGER_MS);
+	while (!sink.hurry && sink.len < PIPE_BUF && pthread_cond_timedwait(&sink.hurried, &sink.lock, &until) == 0)
+		;
+}
+
 static void *writer_main(void *arg)
 {
 	char chunk[PIPE_BUF];
@@ -179,8 +198,7 @@ static void *writer_main(void *arg)
 	pthread_mutex_lock(&sink.lock);
 	for (;;) {
 		tell_dropped();
-		while (sink.len == 0)
-			pthread_cond_wait(&sink.filled, &sink.lock);
+		wait_for_lines();
 		size_t n = ring_take(chunk);
 		sink.writing = 1;
 		pthread_mutex_unlock(&sink.lock);
@@ -189,8 +207,10 @@ static void *writer_main(void *arg)
 		sink.writing = 0;
 		sink.failed = left > 0;
 		sink.dropped += count_lines(chunk + n - left, left);
-		if (sink.len == 0)
+		if (sink.len == 0) {
+			sink.hurry = 0;
 			pthread_cond_broadcast(&sink.written);
+		}
 	}
 	return NULL;
 }
@@ -212,11 +232,17 @@ int log_start(void)
 	return 0;
 }
 
+static void hurry(void)
+{
+	sink.hurry = 1;
+	pthread_cond_signal(&sink.hurried);
+}
+
 void log_stop(unsigned wait_ms)
 {
-	uint64_t until_us = clock_unix_us() + wait_ms * 1000u;
-	struct timespec until = {.tv_sec = (time_t)(until_us / 1000000u), .tv_nsec = (long)(until_us % 1000000u) * 1000};
+	struct timespec until = from_now(wait_ms);
 	pthread_mutex_lock(&sink.lock);
+	hurry();
 	while (sink.running && (sink.len || sink.writing) && pthread_cond_timedwait(&sink.written, &sink.lock, &until) == 0)
 		;
 	sink.running = 0;
@@ -246,6 +272,8 @@ void log_write(enum log_level level, const struct reqid *req, const char *event,
 			sink.dropped++;
 		else if (was_empty)
 			pthread_cond_signal(&sink.filled);
+		if (level >= LOG_WARN || sink.len >= PIPE_BUF)
+			hurry();
 	}
 	pthread_mutex_unlock(&sink.lock);
 	if (!running)
