@@ -392,8 +392,12 @@ static void pid_ended(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	struct peer *p = arg;
+	enum peer_state state = p->state;
+	uint64_t epoch = p->epoch;
 	peer_unwatch(p);
-	chan_peer_down(p->c, p, "its process ended", p->dealer ? PEER_HELLO : PEER_DEAD);
+	chan_take(p->dealer ? p->dealer : p->c->bound);      /* its goodbye may lie there */
+	if (p->state == state && p->epoch == epoch)
+		chan_peer_down(p->c, p, "its process ended", p->dealer ? PEER_HELLO : PEER_DEAD);
 }
 
 void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc)

@@ -32,6 +32,12 @@ static int join_parts(struct body_error *e, const json_t *parts, size_t at, int 
 	return r;
 }
 
+/* jansson frees what it has no memory to add: that is not to be used any more. */
+static int no_room(struct body_error *e, size_t at)
+{
+	return body_bad(e, "messages", "messages[%zu] needs more memory than is left for this request", at);
+}
+
 /* One call that the assistant made: its arguments, a string of JSON for OpenAI, are an object for templates. Appends to `list` what those see. */
 static int read_tool_call(struct body_error *e, const json_t *call, size_t at, size_t i, json_t *list)
 {
@@ -53,8 +59,7 @@ static int read_tool_call(struct body_error *e, const json_t *call, size_t at, s
 		json_object_set(own_f, "arguments", parsed);
 	json_decref(parsed);
 	json_object_set_new(own, "function", own_f);
-	json_array_append_new(list, own);
-	return 0;
+	return json_array_append_new(list, own) < 0 ? no_room(e, at) : 0;
 }
 
 /* Sets tool_calls of `own`, a shallow copy of message m. */
@@ -66,7 +71,8 @@ static int read_tool_calls(struct body_error *e, const json_t *m, size_t at, jso
 	if (!json_is_array(calls) || json_array_size(calls) > TOOL_CALLS_MAX)
 		return body_bad(e, "messages", "messages[%zu].tool_calls must be an array of at most %d calls, got %s", at, TOOL_CALLS_MAX, body_show(calls));
 	json_t *list = json_array();
-	json_object_set_new(own, "tool_calls", list);
+	if (json_object_set_new(own, "tool_calls", list) < 0)
+		return no_room(e, at);
 	for (size_t i = 0; i < json_array_size(calls); i++)
 		if (read_tool_call(e, json_array_get(calls, i), at, i, list) < 0)
 			return -1;
@@ -98,7 +104,8 @@ static int read_message(struct body_error *e, const json_t *m, size_t at, int ta
 	if (!parts && !json_is_string(content) && !silent)
 		return body_bad(e, "messages", "messages[%zu].content must be a string or an array of text parts, got %s", at, body_show(content));
 	json_t *own = json_copy((json_t *)m);
-	json_array_append_new(list, own);
+	if (json_array_append_new(list, own) < 0)
+		return no_room(e, at);
 	if (read_tool_calls(e, m, at, own) < 0)
 		return -1;
 	return parts ? join_parts(e, content, at, takes_parts, q, own) : 0;

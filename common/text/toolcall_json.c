@@ -4,6 +4,7 @@
  * any order: arguments that come first wait for the name. Arguments written as a string that holds an object are taken out of it; null or none at all
  * is {}. Other members are not looked at. */
 #include "text/toolcall_int.h"
+#include "util/json_load.h"
 
 #include <string.h>
 
@@ -216,8 +217,9 @@ static int give_held(struct toolcall *t)
 		tc_give(t, "{}", 2);
 		return 1;
 	}
-	json_t *text = json_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-	json_t *args = text ? json_loadb(json_string_value(text), json_string_length(text), 0, NULL) : NULL;
+	json_error_t bad;
+	json_t *text = json_load(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
+	json_t *args = text ? json_load(json_string_value(text), json_string_length(text), 0, &bad) : NULL;
 	int good = json_is_object(args);
 	if (good) {
 		tc_begin(t);

@@ -3,6 +3,7 @@
  * Only keyword arguments with literal values: strings, numbers, True, False, None, lists, tuples, dicts with string keys. Each is held to its end and
  * becomes JSON. An argument that is none of these breaks the call off. */
 #include "text/toolcall_int.h"
+#include "util/json_load.h"
 
 #include <string.h>
 
@@ -123,7 +124,8 @@ static int word_or_number(struct literal *l)
 			buf_adds(l->out, words[i][1]);
 			return 1;
 		}
-	json_t *v = json_loadb(from, n, JSON_DECODE_ANY, NULL);
+	json_error_t bad;
+	json_t *v = json_load(from, n, JSON_DECODE_ANY, &bad);
 	int good = json_is_number(v);
 	if (good)
 		buf_add(l->out, from, n);

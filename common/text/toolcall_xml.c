@@ -3,6 +3,7 @@
  * A parameter that the schema lets be a string only goes out while it is written. Any other is held to its end and becomes what the schema allows: a
  * JSON value if the text is one of an allowed type (True, False, None as Python has them too), else a string. A call that breaks off leaves its JSON open. */
 #include "text/toolcall_int.h"
+#include "util/json_load.h"
 
 #include <math.h>
 #include <string.h>
@@ -54,7 +55,8 @@ static void give_value(struct toolcall *t, const char *s, size_t n)
 	word = python_word(v, len);
 	v = word ? word : v;
 	len = word ? strlen(word) : len;
-	json_t *json = json_loadb(v, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	json_error_t bad;
+	json_t *json = json_load(v, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
 	/* A string in quotes where a string is allowed is a string with quotes. Null where nothing but another type is allowed is still null. */
 	unsigned allowed = t->types & TC_STRING ? t->types & ~(unsigned)TC_STRING : t->types | TC_NULL;
 	if (json && type_of(json) & allowed) {

@@ -72,14 +72,19 @@ void json_account_setup(void)
 	json_set_alloc_funcs(json_alloc, json_free);
 }
 
-void json_account_begin(struct json_account *a)
+struct json_account *json_account_begin(struct json_account *a)
 {
+	struct json_account *before = account;
 	account = a;
-	no_memory = 0;
+	if (!before)
+		no_memory = 0;
+	return before;
 }
 
 int json_account_charge(struct json_account *a, struct quota *q)
 {
+	if (a->quota)
+		return 0;
 	if (quota_take(q, a->used) < 0)
 		return ERR_NOMEM;
 	a->quota = q;

@@ -1,7 +1,7 @@
 /* json_load.h - JSON that a client sent, read and kept within the quota of its request.
  *
  * jansson 2.14 cannot be refused memory while it reads: where it ignores that, it reads and writes
- * past what it has. So what a text takes at most, which may be 80 times its size ("[{},{},..."), is
+ * past what it has. So what a text takes at most, which may be about 80 times its size (JSON_LOAD_TIMES bounds it) ("[{},{},..."), is
  * taken from the quota and from the system before it is read, and what it did not take goes back.
  * All else that jansson makes is refused when the quota has no more. */
 #ifndef UTIL_JSON_LOAD_H
@@ -14,17 +14,17 @@
 
 /* JSON values made on this thread between begin and end are counted in `used`, and taken from the
  * quota. What is left of them at the end stays taken. One at a time on a thread. quota NULL: they
- * are only counted. */
+ * are only counted. Begun within another one's time: returns that one, which begin puts back. */
 struct json_account {
 	struct quota *quota;
 	size_t used;
 };
 
-void json_account_setup(void);           /* once, at start, before there is any JSON; json_load needs it, too */
-void json_account_begin(struct json_account *a);
-/* From now on what it has counted is taken from this quota. 0, or ERR_NOMEM: nothing has changed. */
+void json_account_setup(void);           /* once, at start, before there is any JSON; without it json_load is json_loadb */
+struct json_account *json_account_begin(struct json_account *a);
+/* From now on what it has counted is taken from this quota, unless it has one. 0, or ERR_NOMEM: nothing has changed. */
 int json_account_charge(struct json_account *a, struct quota *q);
-int json_account_end(void);              /* 0, or ERR_NOMEM: the system had no memory for some of it */
+int json_account_end(void);              /* 0, or ERR_NOMEM: malloc failed for a value at least */
 
 /* json_loadb within the present account, or without one. NULL: bad says why. If that is
  * json_error_out_of_memory, the quota's `over` says whose memory it was; 0: the system's. */

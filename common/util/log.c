@@ -177,7 +177,7 @@ static size_t write_whole(const char *s, size_t n)
 
 static struct timespec from_now(unsigned ms)
 {
-	uint64_t us = clock_unix_us() + ms * 1000u;
+	uint64_t us = clock_us() + ms * 1000u;
 	return (struct timespec){.tv_sec = (time_t)(us / 1000000u), .tv_nsec = (long)(us % 1000000u) * 1000};
 }
 
@@ -186,7 +186,7 @@ static void wait_for_lines(void)
 	while (sink.len == 0)
 		pthread_cond_wait(&sink.filled, &sink.lock);
 	struct timespec until = from_now(LINGER_MS);
-	while (!sink.hurry && sink.len < PIPE_BUF && pthread_cond_timedwait(&sink.hurried, &sink.lock, &until) == 0)
+	while (!sink.hurry && sink.len < PIPE_BUF && pthread_cond_clockwait(&sink.hurried, &sink.lock, CLOCK_MONOTONIC, &until) == 0)
 		;
 }
 
@@ -243,7 +243,7 @@ void log_stop(unsigned wait_ms)
 	struct timespec until = from_now(wait_ms);
 	pthread_mutex_lock(&sink.lock);
 	hurry();
-	while (sink.running && (sink.len || sink.writing) && pthread_cond_timedwait(&sink.written, &sink.lock, &until) == 0)
+	while (sink.running && (sink.len || sink.writing) && pthread_cond_clockwait(&sink.written, &sink.lock, CLOCK_MONOTONIC, &until) == 0)
 		;
 	sink.running = 0;
 	pthread_mutex_unlock(&sink.lock);

@@ -17,7 +17,7 @@ struct quota_pool {
 	_Atomic size_t lent;
 };
 
-/* Why the last quota_take failed. Stays until quota_init. */
+/* Why the last request for memory failed. Stays until quota_init. */
 enum quota_over {
 	QUOTA_FITS,
 	QUOTA_OVER_LIMIT,          /* the work's own limit */
@@ -35,7 +35,7 @@ struct quota {
 
 void quota_init(struct quota *q, struct quota_pool *pool, size_t limit);
 void quota_fini(struct quota *q);                /* gives all back; may be used again after quota_init */
-int quota_borrow(struct quota *q, size_t bytes);  /* of quota_take: what was lent does not do */
+int quota_borrow(struct quota *q, size_t bytes);  /* the slow path of quota_take: what is lent is not enough */
 /* 0, or ERR_NOMEM with `over` set and nothing taken. q NULL: always 0. */
 static inline int quota_take(struct quota *q, size_t bytes)
 {

@@ -160,7 +160,8 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 {
 	struct api_error e = {0};
 	struct reqid id;
-	json_t *o = json_loadb(q->body.data, q->body.len, 0, NULL);
+	json_error_t bad;
+	json_t *o = json_load(q->body.data, q->body.len, 0, &bad);
 	const json_t *v = json_object_get(o, "request_id");
 	const char *s = json_string_value(v);
 	const char *hex = s && strrchr(s, '-') ? strrchr(s, '-') + 1 : s;

@@ -15,11 +15,10 @@ static int read_reasoning(struct call *c, const json_t *o)
 static void take_tools(struct call *c, const json_t *tools)
 {
 	struct json_account own = {.quota = &c->quota};
-	if (!c->json.quota)
-		json_account_begin(&own);
+	struct json_account *all = c->json.quota ? NULL : json_account_begin(&own);
 	c->message.tools = toolcall_tools_new(tools);
 	if (!c->json.quota)
-		json_account_end();
+		json_account_begin(all);
 }
 
 int tools_read(struct call *c, const json_t *o, struct chat_tools *ret)

@@ -30,7 +30,7 @@
 
 struct call;
 
-#define JSON_SMALL 4096u                 /* bytes of a body whose JSON tree, 75 times as much at most, is counted only if it waits for a text thread; else it is gone before the loop goes on */
+#define JSON_SMALL 4096u                 /* bytes of a body whose JSON tree, some 80 times as much, is counted only if it waits for a text thread; else it is gone before the loop goes on */
 
 /* Sets the call's error by what its quota says of the last thing it asked for; what: for whom it asked, "the log-probabilities of its prompt". Returns -1. */
 int budget_refuse(struct call *c, const char *param, const char *what);

@@ -20,6 +20,8 @@
 #include "text/chat_request.h"
 #include "text/tokenizer.h"
 
+#define CALL_NOT_TAKEN "the client does not take its answer fast enough, or there is no room for it (client_buffer_bytes, output_bytes_max)"
+
 enum call_kind { CALL_COMPLETION, CALL_CHAT, CALL_TOKENIZE, CALL_DETOKENIZE };
 
 /* Shared by all choices of it. */

@@ -64,6 +64,7 @@ static void flush_text(struct choice *ch)
 	if (!ch->call->model->tokenizer)
 		return;
 	detok_finish(&ch->detok, &ch->text);
+	ch->lost |= ch->text.full;
 	if (scan_new(ch, from))
 		ch->finish = SEQ_FINISH_STOP;
 }
@@ -101,12 +102,9 @@ static void note_stop_id(struct choice *ch, uint32_t id)
 			ch->stop_id = id;
 }
 
-/* Text that is settled goes to the message: all but what may be the beginning of a stop string. */
-static void settle_text(struct choice *ch)
+static void feed_message(struct choice *ch)
 {
 	size_t n = ch->text.len, held = 0;
-	if (!ch->message)
-		return;
 	if (ch->finish == SEQ_FINISH_NONE && ch->call->p.stop)
 		held = stop_held(ch->call->p.stop, &ch->scan);
 	n -= held;
@@ -117,6 +115,15 @@ static void settle_text(struct choice *ch)
 	ch->text.len = held;
 	if (ch->finish != SEQ_FINISH_NONE)
 		message_finish(ch->message);
+}
+
+/* Text that is settled goes to the message: all but what may be the beginning of a stop string. */
+static void settle_text(struct choice *ch)
+{
+	if (ch->message)
+		feed_message(ch);
+	if (ch->lost && ch->finish == SEQ_FINISH_STOP)
+		ch->finish = SEQ_FINISH_LENGTH;
 }
 
 void choice_finish(struct choice *ch, enum seq_finish finish)
@@ -157,7 +164,7 @@ static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const 
 	if (stop)
 		ch->finish = ch->finish != SEQ_FINISH_NONE ? ch->finish : ch->lost ? SEQ_FINISH_LENGTH : SEQ_FINISH_STOP;
 	else if (last != SEQ_FINISH_NONE)
-		choice_finish(ch, last);
+		choice_finish(ch, ch->lost ? SEQ_FINISH_LENGTH : last);
 	settle_text(ch);
 	if (ch->finish == SEQ_FINISH_NONE && (ch->lost || (ch->message && ch->message->enough))) {
 		choice_finish(ch, ch->lost ? SEQ_FINISH_LENGTH : SEQ_FINISH_STOP);
@@ -190,7 +197,7 @@ static void on_ended(void *owner, struct seq *s)
 	}
 	if (s->state == SEQ_CANCELLED) {
 		struct api_error e = {0};
-		api_fault(&e, 503, "the client reads too slowly (client_buffer_bytes)");
+		api_fault(&e, 503, CALL_NOT_TAKEN);
 		call_fail(c, &e);
 		return;
 	}
@@ -198,7 +205,7 @@ static void on_ended(void *owner, struct seq *s)
 		choice_finish(ch, s->finish);
 		if (c->p.stream && call_chunk(c, ch) < 0) {
 			struct api_error e = {0};
-			api_fault(&e, 503, "the client reads too slowly (client_buffer_bytes)");
+			api_fault(&e, 503, CALL_NOT_TAKEN);
 			call_fail(c, &e);
 			return;
 		}

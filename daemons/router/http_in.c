@@ -93,7 +93,7 @@ static int answered(const struct http_conn *c)
 }
 
 /* This and the next return 1 if there may be more to do, 0 if more bytes are needed or it is
- * another's turn. Who is told no here has sent nothing but a head, and nothing else of it is kept. */
+ * another's turn. A request refused here has sent only its head, and nothing else of it is kept. */
 static int take_head(struct http_conn *c)
 {
 	struct http_server *h = c->server;

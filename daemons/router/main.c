@@ -33,7 +33,7 @@ static const struct conf_key keys[] = {
 	{"max_memory_mb", CONF_INT, "128", 8, 1048576, "MiB", 1, "of all requests together: their JSON, prompts, log-probabilities, answers that were not sent; past it the answer is 429", NULL},
 	{"max_request_memory_mb", CONF_INT, "64", 1, 1048576, "MiB", 1, "of one request; one that needs more for certain is refused, an answer that grows past it ends with finish_reason length", NULL},
 	{"client_buffer_bytes", CONF_INT, "8388608", 65536, 1073741824, "bytes", 0, "not yet taken by one client; past it its request is given up", NULL},
-	{"output_bytes_max", CONF_INT, "50331648", 65536, 1099511627776, "bytes", 0, "not yet taken by all clients; an address may leave as many as it leaves to others, one alone half of them, and a connection as many as it leaves to others of its address; 4096 always fit. Past it a stream is given up, a whole answer waits or becomes 503", NULL},
+	{"output_bytes_max", CONF_INT, "50331648", 1048576, 1099511627776, "bytes", 0, "not yet taken by all clients; an address may leave as many as it leaves to others, one alone half of them, and a connection as many as it leaves to others of its address; 4096 always fit. Past it a stream is given up, a whole answer waits or becomes 503", NULL},
 	{"request_timeout_ms", CONF_INT, "600000", 100, 86400000, "ms", 1, "from a request's arrival to its last token", NULL},
 	{"idle_timeout_ms", CONF_INT, "75000", 100, 3600000, "ms", 0, "a connection without a request is closed", NULL},
 	{"read_timeout_ms", CONF_INT, "30000", 100, 3600000, "ms", 0, "from a request's first byte to its last", NULL},

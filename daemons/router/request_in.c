@@ -292,6 +292,10 @@ static int hand_to(struct seq *s, struct worker *p, const Pds__FirstToken *m)
 	if (!c) {
 		snprintf(why, sizeof why, "%s handed over to %.64s of epoch %016llx, which is gone",
 		         p->name, *name ? name : "nobody", (unsigned long long)m->decode_epoch);
+		if (d && d->epoch == m->decode_epoch && d->ended_in_order) {
+			seq_attempt_moved(s, d, why);
+			return 1;
+		}
 		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_PEER_LOST, 1,
 		                                       *name ? name : p->name, NULL, why});
 		return 1;

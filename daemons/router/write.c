@@ -115,7 +115,7 @@ void call_prompt_told(struct call *c)
 static void too_slow(struct call *c)
 {
 	struct api_error e = {0};
-	api_fault(&e, 503, "the client reads too slowly (client_buffer_bytes)");
+	api_fault(&e, 503, CALL_NOT_TAKEN);
 	call_fail(c, &e);
 }
 

@@ -2,12 +2,12 @@
  * the process then.
  *
  * Nothing can be freed while a step is under way: it may still write the pool. So the process
- * leaves as it is. Its end is the fence for every peer, the
- * router goes on elsewhere, and the service manager starts it anew.
+ * leaves as it is. Its end is the fence for every peer, the router goes on elsewhere, and the
+ * service manager starts it anew.
  *
  * The schedule thread says when a step begins and ends, the engine's pulse that its layers get
- * done; the loop looks. Time in which the loop itself did not run
- * (a stopped process, a machine that was suspended) does not count. */
+ * done; the loop looks. Time in which the loop itself did not run (a stopped process, a machine
+ * that was suspended) does not count. */
 #ifndef WORKER_WATCH_H
 #define WORKER_WATCH_H
 
