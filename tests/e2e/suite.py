@@ -255,6 +255,9 @@ class Suite:
         self.start(name)
 
     def log(self, name):
+        """A living daemon's lines lie with its log's thread for up to 20 ms (LINGER_MS in log.c)."""
+        if name in self.procs and self.procs[name].poll() is None:
+            time.sleep(0.025)
         try:
             with open(os.path.join(self.dir, name + ".log"), errors="replace") as f:
                 return f.read()

@@ -40,7 +40,7 @@ def went(s, prompt, headers=None, **more):
     status, r, _ = post(s, prompt, headers, **more)
     assert status == 200, r
     req = r["id"].split("-")[-1]
-    line = next(e for e in events(s, "submitted") if e["req"] == req)
+    line, = wait_for(lambda: [e for e in events(s, "submitted") if e["req"] == req][:1])
     return r, line["prefill"], line["decode"]
 
 

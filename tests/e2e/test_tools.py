@@ -78,7 +78,8 @@ def test_trace(suite):
     assert status == 200, r
     end = time.time() + 20 * SLOW
     while time.time() < end:
-        t = json.loads(pdctl(suite, "--json", "trace", r["id"]).stdout)
+        said = pdctl(suite, "--json", "trace", r["id"]).stdout
+        t = json.loads(said or '{"done": false}')        # nothing is known before the log has it
         if t["done"] and any(e["event"] == "decode_done" for e in t["events"]) and {"router", "prefill-1", "decode-1"} <= {e["daemon"] for e in t["events"]}:
             break
         time.sleep(0.1)
