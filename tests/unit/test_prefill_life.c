@@ -193,6 +193,16 @@ START_TEST(test_shared_prefix_at_the_gate)
 }
 END_TEST
 
+static unsigned n_requests(void)
+{
+	char *text = ctl("requests");
+	unsigned n = 0;
+	for (const char *p = text; *p; p++)
+		n += *p == '{';
+	free(text);
+	return n;
+}
+
 /* One queue: the next is reserved when the one before has its blocks, until the budget of a step is spoken for. */
 START_TEST(test_shared)
 {
@@ -200,6 +210,7 @@ START_TEST(test_shared)
 	for (uint64_t r = 1; r <= 4; r++)
 		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
 	WAIT(count(D1, MSG_KV_RESERVE, 1));
+	WAIT(n_requests() == 4);         /* else the first may run before there is a second */
 	pump_for(60000);
 	ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), 1);
 	grant(D1, 1, 64);
