@@ -51,6 +51,8 @@ static int buf_grow(struct buf *b, size_t need)
 	char *data;
 	while (want < need)
 		want += want < GROW_DOUBLE_MAX ? want : want / 4;
+	if (b->limit && want > b->limit + 1)
+		want = b->limit + 1;
 	if (b->quota)
 		data = quota_grow(b->quota, b->data, b->size, want, 1);
 	else
@@ -67,6 +69,11 @@ static inline int buf_room(struct buf *b, size_t n)
 	if (b->full || (b->limit && (n > b->limit || b->len > b->limit - n)))
 		return no_room(b);
 	return b->len + n < b->size ? 0 : buf_grow(b, b->len + n + 1);
+}
+
+int buf_reserve(struct buf *b, size_t n)
+{
+	return buf_room(b, n);
 }
 
 int buf_add(struct buf *b, const void *p, size_t n)

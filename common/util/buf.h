@@ -22,6 +22,7 @@ void buf_init(struct buf *b, size_t limit);
 void buf_init_quota(struct buf *b, size_t limit, struct quota *q);
 void buf_fini(struct buf *b);
 void buf_reset(struct buf *b);                     /* empties, keeps the memory */
+int buf_reserve(struct buf *b, size_t n);          /* room for n bytes more, at once: 0 or ERR_FULL */
 int buf_add(struct buf *b, const void *p, size_t n);   /* 0 or ERR_FULL */
 int buf_adds(struct buf *b, const char *s);
 int buf_addc(struct buf *b, char c);

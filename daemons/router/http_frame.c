@@ -2,9 +2,7 @@
  * whether the next step may go on with the rest. */
 #include "http_frame.h"
 #include "util/check.h"
-#include "util/mem.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define CHUNK_LINE_MAX 1024u /* of a chunk's size, and of the trailer */
@@ -23,39 +21,16 @@ static int bad(struct http_frame *f, int status, const char *why)
 	return HTTP_BAD;
 }
 
-/* Room for n more bytes and a NUL; doubles, but never past most. 0, or -1: bad. */
-static int reserve(struct http_frame *f, struct http_bytes *b, size_t n, size_t most)
+/* 0, or -1: bad. Each limit was looked at before, so only memory can be missing. */
+static int append(struct http_frame *f, struct buf *b, struct piece *in, size_t n)
 {
-	size_t need = b->len + n + 1, size = b->size * 2 < most + 1 ? b->size * 2 : most + 1;
-	if (need <= b->size)
-		return 0;
-	size = need > size ? need : size;
-	char *data = mem_try_grow(b->data, size, 1);
-	if (!data) {
+	if (buf_add(b, in->p, n) < 0) {
 		bad(f, 503, "this server has no memory for the request now");
 		return -1;
 	}
-	b->data = data;
-	b->size = size;
-	return 0;
-}
-
-static int append(struct http_frame *f, struct http_bytes *b, struct piece *in, size_t n, size_t most)
-{
-	if (reserve(f, b, n, most) < 0)
-		return -1;
-	memcpy(b->data + b->len, in->p, n);
-	b->len += n;
-	b->data[b->len] = 0;
 	in->p += n;
 	in->n -= n;
 	return 0;
-}
-
-static void drop(struct http_bytes *b)
-{
-	free(b->data);
-	memset(b, 0, sizeof *b);
 }
 
 /* How much of the bytes belongs to the present line, its LF included. */
@@ -79,7 +54,7 @@ static int head_complete(struct http_frame *f)
 /* A line has ended: a header field, an empty line before the head, or the empty line after it. */
 static int head_line(struct http_frame *f)
 {
-	struct http_bytes *t = &f->text;
+	struct buf *t = &f->text;
 	size_t len = t->len - f->line_at;
 	if (len < 2 || t->data[t->len - 2] != '\r')
 		return bad(f, 400, "a line of the request's head does not end in CR LF");
@@ -101,9 +76,9 @@ static int step_head(struct http_frame *f, struct piece *in)
 		return bad(f, 431,
 		           "the request's head is longer than this server's limit (max_header_bytes)");
 	int ended = in->p[n - 1] == '\n';
-	if (!f->text.size && reserve(f, &f->text, n < LINE_FIRST ? LINE_FIRST - 1 : n, f->head_max) < 0)
-		return HTTP_BAD;
-	if (append(f, &f->text, in, n, f->head_max) < 0)
+	if (!f->text.size)
+		buf_reserve(&f->text, n < LINE_FIRST ? LINE_FIRST - 1 : n);
+	if (append(f, &f->text, in, n) < 0)
 		return HTTP_BAD;
 	return ended ? head_line(f) : HTTP_MORE;
 }
@@ -118,6 +93,7 @@ int http_frame_go_on(struct http_frame *f, size_t body_max)
 {
 	CHECK(f->state == HTTP_FRAME_ASKED);
 	f->body_max = body_max;
+	buf_init(&f->body, f->head.chunked ? body_max : (size_t)f->head.content_length);
 	f->left = f->head.content_length;
 	f->state = f->head.chunked ? HTTP_FRAME_CHUNK_SIZE : HTTP_FRAME_BODY;
 	return f->left > body_max ? too_long(f), -1 : 0;
@@ -128,7 +104,7 @@ int http_frame_go_on(struct http_frame *f, size_t body_max)
 static int step_body(struct http_frame *f, struct piece *in)
 {
 	size_t n = in->n < f->left ? in->n : (size_t)f->left;
-	if (n && append(f, &f->body, in, n, (size_t)f->head.content_length) < 0)
+	if (n && append(f, &f->body, in, n) < 0)
 		return HTTP_BAD;
 	f->left -= n;
 	if (f->left)
@@ -142,14 +118,14 @@ static int step_body(struct http_frame *f, struct piece *in)
 /* 1: `line` holds a whole line, its CR LF cut off; 0: more is needed; -1: bad */
 static int take_line(struct http_frame *f, struct piece *in)
 {
-	struct http_bytes *l = &f->line;
+	struct buf *l = &f->line;
 	size_t n = line_part(in);
 	if (n > CHUNK_LINE_MAX - l->len) {
 		bad(f, 400, "a line between chunks, or of the trailer, is too long");
 		return -1;
 	}
 	int ended = in->p[n - 1] == '\n';
-	if (append(f, l, in, n, CHUNK_LINE_MAX) < 0)
+	if (append(f, l, in, n) < 0)
 		return -1;
 	if (!ended)
 		return 0;
@@ -185,7 +161,7 @@ static int step_chunk_size(struct http_frame *f, struct piece *in)
 static int step_chunk_data(struct http_frame *f, struct piece *in)
 {
 	size_t n = in->n < f->left ? in->n : (size_t)f->left;
-	if (append(f, &f->body, in, n, f->body_max) < 0)
+	if (append(f, &f->body, in, n) < 0)
 		return HTTP_BAD;
 	f->left -= n;
 	if (!f->left)
@@ -198,7 +174,7 @@ static int step_chunk_end(struct http_frame *f, struct piece *in)
 	char want = f->line.len ? '\n' : '\r';
 	if (*in->p != want)
 		return bad(f, 400, "a chunk does not end in CR LF");
-	if (append(f, &f->line, in, 1, CHUNK_LINE_MAX) < 0)
+	if (append(f, &f->line, in, 1) < 0)
 		return HTTP_BAD;
 	if (want == '\n') {
 		f->line.len = 0;
@@ -215,7 +191,7 @@ static int step_trailer(struct http_frame *f, struct piece *in)
 	size_t n = f->line.len;
 	f->line.len = 0;
 	if (n == 0) {
-		drop(&f->line);
+		buf_fini(&f->line);
 		f->state = HTTP_FRAME_DONE;
 		return HTTP_REQUEST;
 	}
@@ -278,13 +254,15 @@ void http_frame_init(struct http_frame *f, size_t head_max)
 {
 	memset(f, 0, sizeof *f);
 	f->head_max = head_max;
+	buf_init(&f->text, head_max);
+	buf_init(&f->line, CHUNK_LINE_MAX);
 }
 
 void http_frame_fini(struct http_frame *f)
 {
-	drop(&f->text);
-	drop(&f->line);
-	drop(&f->body);
+	buf_fini(&f->text);
+	buf_fini(&f->line);
+	buf_fini(&f->body);
 }
 
 void http_frame_next(struct http_frame *f)

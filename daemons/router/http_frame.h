@@ -13,6 +13,7 @@
 #define ROUTER_HTTP_FRAME_H
 
 #include "http_parse.h"
+#include "util/buf.h"
 
 enum http_frame_state {
 	HTTP_FRAME_HEAD,
@@ -33,18 +34,12 @@ enum http_event {
 	HTTP_BAD      /* `status` and `why` say what was wrong: 400, 413, 431, 501, 503 or 505 */
 };
 
-/* Bytes that grow, followed by a NUL. */
-struct http_bytes {
-	char *data;                  /* NULL: none */
-	size_t len, size;
-};
-
 struct http_frame {
 	enum http_frame_state state;
 	size_t head_max, body_max;
-	struct http_bytes text;      /* of the head; `head` points into it */
-	struct http_bytes line;      /* of a chunk's size, or of the trailer */
-	struct http_bytes body;
+	struct buf text;             /* of the head; `head` points into it */
+	struct buf line;             /* of a chunk's size, or of the trailer */
+	struct buf body;
 	struct http_head head;       /* from HTTP_HEAD on */
 	size_t line_at;              /* where the head's present line begins */
 	size_t empty;                /* bytes of empty lines before the head */

@@ -124,7 +124,7 @@ static int take_head(struct http_conn *c)
 static int hand_over(struct http_conn *c)
 {
 	struct http_server *h = c->server;
-	struct http_bytes *b = &c->frame.body;
+	struct buf *b = &c->frame.body;
 	if (charge(c) < 0)
 		return 0;
 	char *data = b->data ? b->data : mem_try_array(1, 1);
