@@ -1,18 +1,20 @@
-/* kernels.h - the one table of device operations, and nothing of pdserve above it.
+/* kernels.h - the contract between the engine and a device: memory, weights, and programs. Nothing of pdserve is above it.
  *
- * A backend (kernels/cpu, kernels/cuda, ...) fills a `struct kern_ops`. The engine calls only through that table.
+ * A step of a model is a program: an array of operations (struct kern_op), recorded once for its largest shape and replayed. All that differs from
+ * step to step - how many rows, which tokens, where their KV lies - is in the batch that a replay is given (struct kern_batch). A backend
+ * (kernels/cpu, kernels/sim, or one that is loaded by name) compiles the array into what suits it: phases of a crew of threads, a graph of launches.
  *
  * Rules that every backend keeps:
- *  - Pointers named *_dev or typed as plain data below are device pointers. On the CPU device and host memory are the same;
- *    the caller never assumes that. `upload`, `download` are the only ways across, except for memory registered
- *    with `host_register` (KV pool, progress board), which device and host both address.
- *  - An operation may return before the work is done; operations of one stream run in order; `sync` is the one wait.
- *    A host buffer given to `upload` may be reused only after `sync`.
- *  - Return 0 or a negative KERN_E*; the text of the latest error of a device is `last_error`.
- *    An error of a launch may be reported by a later call on the stream, at the latest by `sync`.
- *  - Every operation computes each output row from that row's inputs alone, in an order of additions that depends on neither
- *    the number of rows, the place of the row in the batch, nor the number of threads (invariant I8).
- *  - Activations are float32, row-major, dense unless a leading dimension is given.
+ *  - A device address is a kern_ptr, which the host cannot dereference. `upload` and `download` copy; memory of the kinds
+ *    KERN_MEM_PINNED and KERN_MEM_SHARED may have a host address as well (struct kern_mem).
+ *  - Work of one stream runs in order. `upload`, `download` and `run` may return before it is done; `sync` returns when all is. Host memory given to
+ *    them may be changed or freed only after `sync`.
+ *  - A replay allocates nothing.
+ *  - 0, or a negative KERN_E*; the text of the latest error of a device is `last_error`. An error of work may be reported by a later call on the
+ *    stream, at the latest by `sync`. What cannot run at all is refused by `program_new`, in a sentence that names the operation.
+ *  - Every operation computes each output row from that row's inputs alone, in an order of additions that depends on neither the number of
+ *    rows, the place of the row in the batch, nor the number of threads (invariant I8). What a row must not see (later tokens, other sequences)
+ *    never changes its bits.
  *
  * Layouts: shapes are written (rows, columns), the last index is contiguous. */
 #ifndef KERNELS_H
@@ -21,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_ABI 5u                /* raised when a struct or a signature below changes */
+#define KERN_ABI 6u                /* raised when a struct or a signature below changes */
 
 enum kern_error { KERN_OK = 0, KERN_ENOMEM = -1, KERN_EINVAL = -2, KERN_ENOTSUP = -3, KERN_EDEVICE = -4 };
 
@@ -45,74 +47,108 @@ enum kern_dtype {
 struct kern_device;                /* a backend's own state: threads, contexts, scratch */
 struct kern_stream;
 struct kern_weight;                /* a matrix (n, k), repacked by the backend; y = x W^T */
+struct kern_program;
 
-/* A modelled model on a modelled device (kernels/sim): what a step costs there, and how answers come about. Amounts are those of one whole
- * layer, before it is divided over tp devices. */
-struct kern_sim {
-	uint32_t layers, vocab, tp;
-	uint64_t seed;
-	double layer_flops;        /* per row, products with weights */
-	double layer_bytes;        /* weights read once a step */
-	double attention_flops;    /* per row and position attended to */
-	double kv_bytes;           /* of one token */
-	double exchange_bytes;     /* per row: what one device sends in the exchanges of a layer; counts when tp > 1 */
-	double flops, bandwidth, link_bandwidth;   /* of one device, per second, as they are reached, not as they are sold */
-	double launch_us, exchange_us, step_us;    /* fixed: a layer, its exchanges (tp > 1), a step */
-	double time_scale;         /* every duration is multiplied by it; 0: no time passes */
-	uint64_t hang_step;        /* for tests: this step, counted from 1, never ends; 0: none */
-	double eos_rate;           /* share of the tokens that end the sequence; 0: none does */
-	uint32_t eos[8], n_eos;
-	int check_always;          /* every step walks every sequence's whole context, instead of what is new to the device and a sample */
+/* --- memory ------------------------------------------------------------------------------------------------------------------------------------ */
+
+/* An address on the device; v is 0 for none. */
+typedef struct kern_ptr { uintptr_t v; } kern_ptr;
+
+static inline kern_ptr kern_at(kern_ptr p, size_t bytes) { return (kern_ptr){p.v + bytes}; }
+
+enum kern_memory {
+	KERN_MEM_DEVICE,           /* the device's own; host is NULL */
+	KERN_MEM_PINNED,           /* host memory that the device reads and writes in place */
+	KERN_MEM_SHARED            /* the device's, and other processes can map it by a descriptor; host is NULL where the host cannot address it */
+};
+
+struct kern_mem {
+	kern_ptr dev;
+	void *host;
+	size_t bytes;
+	enum kern_memory kind;
+	void *own;                 /* the backend's */
+};
+
+/* A matrix of activations (rows, columns) in the device's memory: row r begins at element r * ld. */
+struct kern_tensor {
+	kern_ptr at;
+	size_t ld;
+	enum kern_dtype type;
+};
+
+/* --- devices ----------------------------------------------------------------------------------------------------------------------------------- */
+
+/* The processes of a tensor-parallel group, this one among them. They run the same programs over their own columns; what an operation gathers
+ * lies in memory that all of them share. */
+struct kern_group {
+	unsigned rank, ranks;      /* ranks 0 or 1: alone */
+	int (*meet)(void *arg);    /* returns 0 when all ranks have called it, else the group is broken; on any thread, one at a time */
+	void *arg;
 };
 
 struct kern_config {
 	const char *variant;       /* NULL or "auto": best for this machine; cpu: "plain", "avx2", "avx512", "avx512bf16"; the cpu variant
 	                              "reference" keeps every product in float32 (no quantised activations) */
 	unsigned threads;          /* 0: one per core that the process may run on */
-	unsigned max_rows;         /* largest number of rows of any call; scratch is sized by it */
 	int device_index;
 	enum kern_dtype activations; /* KERN_F32 (0), or cpu: KERN_BF16, which products with weights of that type round activations to */
-	const struct kern_sim *sim; /* sim: what it models, copied; others: not read */
-};
-
-/* One layer of the paged KV pool. The piece of block b starts at base + b * block_stride_bytes and is (kv_heads, 2) planes, index 1
- * being 0 for K and 1 for V. A plane is (block_tokens, head_dim) elements of dtype and, right behind them for the types that have scales,
- * (block_tokens) float32 scales. So a range of heads of a piece is contiguous, scales and all, and whoever moves pieces need not
- * know of scales. Nothing is padded: head_dim is a multiple of 4, which aligns the scales.
- * With a latent the piece is (kv_heads) planes, one for each head: V is what lies first in K (multi-head latent attention, arXiv:2405.04434). */
-struct kern_kv_layer {
-	void *base;
-	size_t block_stride_bytes;
-	uint32_t kv_heads, head_dim, block_tokens;
-	enum kern_dtype dtype;     /* KERN_F32, KERN_F16, KERN_BF16, KERN_I8 or KERN_F8 */
-	uint32_t layer;            /* which one it is, from 0 */
-	uint32_t latent;           /* 0: K and V each have planes; else V is the first `latent` elements of K, at most head_dim, a multiple of 4 */
+	struct kern_group group;
+	const void *options;       /* the backend's own, or NULL (sim: struct sim_options of kernels/sim/options.h) */
 };
 
 /* What a device counted since it was opened. */
 struct kern_counters {
-	uint64_t busy_ns;          /* time in which it had work */
+	uint64_t pulse;            /* grows while a replay advances, at least with each KERN_OP_PROGRESS */
+	uint64_t busy_ns;          /* time in which it had work; this and what follows: 0 where it is not counted */
 	uint64_t steps;
 	uint64_t rows;             /* over the steps */
 	uint64_t kv_faults;        /* steps that found KV which cannot be: wrong, stale or torn */
 };
 
+/* --- what a replay reads ------------------------------------------------------------------------------------------------------------------------ */
+
 /* Consecutive rows of one sequence at consecutive positions: a chunk of a prompt, or one decoding row. */
 struct kern_span {
-	uint32_t row, rows;        /* rows [row, row + rows) of the batch */
+	uint32_t row, rows;        /* rows [row, row + rows) of its rows (enum kern_rows) */
 	uint32_t position;         /* of the first row; row i of the span attends to positions 0 .. position + i */
-	uint32_t table;            /* index in block_table of this sequence's block 0 */
+	uint32_t table;            /* index in the batch's block table of this sequence's block 0 */
 };
 
-/* What one forward step works on; all four pointers are device memory of the stated lengths. */
-struct kern_batch {
-	uint32_t rows, spans, table_len;
-	const uint32_t *tokens;        /* (rows) token ids, each < vocabulary (checked by the caller) */
-	const uint32_t *positions;     /* (rows) */
-	const struct kern_span *span;  /* (spans), host copy in span_host for launch geometry */
-	const struct kern_span *span_host;
-	const uint32_t *block_table;   /* (table_len) pool block numbers; token t of a span lies in entry table + t / block_tokens */
+/* What KERN_OP_PROGRESS stores for a span: `value` to the word of the layer, words `stride` apart. */
+struct kern_progress {
+	kern_ptr word;             /* of layer 0; 0: none */
+	uint64_t value;
+	uint64_t stride;           /* in words */
 };
+
+/* Operations run over all rows of the batch, or over its tail: the rows that go on to the head. */
+enum kern_rows { KERN_ROWS_ALL, KERN_ROWS_TAIL };
+
+/* The head of a batch. The batch is one block of 4-byte words, at most kern_limits.batch_bytes long, 64-byte aligned; where its parts lie is said in words
+ * from its beginning. The parts: */
+struct kern_batch {
+	uint32_t words;            /* of the batch, this head included */
+	uint32_t rows, spans, tail_rows, tail_spans;   /* at least 1 row and span; the tail may be empty */
+	uint32_t tokens;           /* (rows) ids, each below the vocabulary (the caller checks) */
+	uint32_t positions;        /* (rows) */
+	uint32_t slots;            /* (rows) where a row's KV goes: block * block_tokens + position % block_tokens */
+	uint32_t span;             /* (spans) struct kern_span, all rows in order */
+	uint32_t tail_index;       /* (tail_rows) which of all rows it is */
+	uint32_t tail_span;        /* (tail_spans) struct kern_span over the tail's rows */
+	uint32_t table;            /* pool block numbers; token t of a span lies in the block at [table + t / block_tokens] */
+	uint32_t progress;         /* (spans) struct kern_progress, at an even word; 0: nothing is told */
+	uint32_t unused[3];
+};
+
+/* The largest batch of a program; memory is sized by it. */
+struct kern_limits {
+	uint32_t rows, tail_rows, spans;
+	uint32_t positions;        /* of a sequence */
+	size_t batch_bytes;
+};
+
+/* --- operations ----------------------------------------------------------------------------------------------------------------------------------- */
 
 enum kern_rope_style { KERN_ROPE_HALF, KERN_ROPE_INTERLEAVED };
 /* (u, v) -> (u cos a - v sin a, v cos a + u sin a), a = position * inv_freq[i]; cos and sin times `scale`.
@@ -121,43 +157,110 @@ struct kern_rope {
 	enum kern_rope_style style;
 	uint32_t dims;
 	float scale;
-	const float *inv_freq;     /* (dims / 2), device */
+	kern_ptr inv_freq;         /* (dims / 2) float32 */
 };
 
 enum kern_act { KERN_SILU, KERN_GELU_TANH };
+
+/* One layer of the paged KV pool. The piece of block b starts at base + b * block_stride_bytes and is (kv_heads, 2) planes, index 1
+ * being 0 for K and 1 for V. A plane is (block_tokens, head_dim) elements of dtype and, right behind them for the types that have scales,
+ * (block_tokens) float32 scales. So a range of heads of a piece is contiguous, scales and all, and whoever moves pieces need not
+ * know of scales. Nothing is padded: head_dim is a multiple of 4, which aligns the scales.
+ * With a latent the piece is (kv_heads) planes, one for each head: V is K's first `latent` elements (multi-head latent attention, arXiv:2405.04434). */
+struct kern_kv_layer {
+	kern_ptr base;
+	size_t block_stride_bytes;
+	uint32_t kv_heads, head_dim, block_tokens;
+	enum kern_dtype dtype;     /* KERN_F32, KERN_F16, KERN_BF16, KERN_I8 or KERN_F8 */
+	uint32_t layer;            /* which one it is, from 0 */
+	uint32_t latent;           /* 0: K and V each have planes; else V is the first `latent` elements of K, at most head_dim, a multiple of 4 */
+};
 
 /* How a row's experts are chosen. The scores s are the softmax of the row's logits over all experts, or the sigmoid of each; c = s + bias.
  * With groups, a group's worth is the sum of its two largest c, and only experts of the groups_used best groups can be chosen. Then the `used`
  * largest c are; of equals the lowest number. Their weights are s, divided by max(their sum, norm_min) + norm_add if `normalise`, times `scale`.
  * Formulas: DeepSeek-V3 (arXiv:2412.19437), section 2.1.2; without groups and bias the usual top-k. */
 enum kern_score { KERN_SCORE_SOFTMAX, KERN_SCORE_SIGMOID };
-enum { KERN_EXPERTS_MAX = 1024, KERN_EXPERTS_USED_MAX = 64 };
+enum { KERN_EXPERTS_MAX = 1024, KERN_EXPERTS_USED_MAX = 64, KERN_PRODUCTS_MAX = 4 };
 struct kern_router {
 	enum kern_score score;
 	uint32_t experts, used;    /* used <= experts, and no more than the groups used have */
 	uint32_t groups, groups_used;   /* equal ones, neighbours together, of at least 2 experts; groups 0 or 1: none */
-	const float *bias;         /* (experts) or NULL, device */
+	kern_ptr bias;             /* (experts) float32, or 0 */
 	int normalise;
 	float norm_min, norm_add, scale;
 };
 
-/* The weights of a layer's experts, arrays of `experts` entries in host memory. All of gate and up are (ffn, hidden), all of down (n, k). */
+/* The weights of a layer's experts, arrays of `experts` entries in host memory, which live as long as programs that name them. All of gate and up
+ * are (ffn, hidden), all of down (n, k). */
 struct kern_experts {
 	uint32_t experts;
 	struct kern_weight **gate, **up, **down;
 };
 
-/* One product of a group over the same activations: y (rows, n) with leading dimension ldy (elements). */
+/* One product of a group over the same activations: y (rows, n) = x W^T + bias. */
 struct kern_product {
 	const struct kern_weight *w;
-	const float *bias;         /* (n) or NULL, device */
-	float *y;
-	size_t ldy;
+	kern_ptr bias;             /* (n) float32, or 0 */
+	struct kern_tensor y;
 };
+
+enum kern_op_kind {
+	KERN_OP_EMBED, KERN_OP_GATHER_ROWS, KERN_OP_SCALE, KERN_OP_NORM, KERN_OP_HEAD_NORM, KERN_OP_MATMUL, KERN_OP_ROPE, KERN_OP_KV_WRITE, KERN_OP_PROGRESS,
+	KERN_OP_ATTENTION, KERN_OP_ACT_MUL, KERN_OP_ROUTE, KERN_OP_EXPERTS_ACT, KERN_OP_EXPERTS_DOWN, KERN_OP_HEADS_MATMUL, KERN_OP_GATHER,
+	KERN_OPS
+};
+
+/* An operation over `rows` (R below: as many as the batch has). Every address and shape is fixed when it is recorded. Weights of norms are float32. */
+struct kern_op {
+	enum kern_op_kind kind;
+	enum kern_rows rows;
+	union {
+		/* y[r] = W[token - first] for the rows whose token is in [first, first + W.n): the others are left as they are. y (R, W.k) */
+		struct { struct kern_tensor y; const struct kern_weight *w; uint32_t first; } embed;
+		/* y[r] = x[tail_index[r]]: (R, dim); rows is the tail */
+		struct { struct kern_tensor y, x; uint32_t dim; } gather_rows;
+		/* y = x * factor: (R, dim); y may be x */
+		struct { struct kern_tensor y, x; float factor; uint32_t dim; } scale;
+		/* x += a first, unless a is none; y = w * x / sqrt(mean(x^2) + eps): (R, dim); y may be x or a */
+		struct { struct kern_tensor y, x, a; kern_ptr w; uint32_t dim; float eps; } norm;
+		/* in place, each head by itself: x (R, heads, head_dim), w (head_dim) */
+		struct { struct kern_tensor x; kern_ptr w; uint32_t heads, head_dim; float eps; } head_norm;
+		/* every W has the same k; x (R, k) */
+		struct { struct kern_tensor x; uint32_t products; struct kern_product p[KERN_PRODUCTS_MAX]; } matmul;
+		/* in place: x (R, heads, head_dim); rows are all */
+		struct { struct kern_tensor x; struct kern_rope rope; uint32_t heads, head_dim; } rope;
+		/* k, v (R, kv_heads, head_dim; no v with a latent), rounded to the layer's dtype, to each row's slot. The scale of a token and head is its
+		 * largest magnitude over the type's largest; a row with a NaN or an infinity has the scale NaN. Rows are all */
+		struct { struct kern_kv_layer kv; struct kern_tensor k, v; } kv_write;
+		/* stores the words of the batch's progress for `layer`, with release order, after the KV that earlier operations wrote */
+		struct { uint32_t layer; } progress;
+		/* out (R, heads, head_dim) = softmax(q k * scale) v over positions max(0, p - window + 1) .. p of the row's own sequence; window 0: none; query
+		 * head h reads KV head h / (heads / kv_heads). With a latent out is (R, heads, latent) */
+		struct { struct kern_kv_layer kv; struct kern_tensor out, q; uint32_t heads, window; float scale; } attention;
+		/* y = act(gate) * up: (R, dim) */
+		struct { struct kern_tensor y, gate, up; enum kern_act act; uint32_t dim; } act_mul;
+		/* ids and weights (R, used), dense, of each row's experts in the order of their c, from logits (R, experts) */
+		struct { struct kern_router router; kern_ptr ids, weights; struct kern_tensor logits; } route;
+		/* y[r, j] = act(gate_e x[r]) * up_e x[r], e = ids[r, j]: x (R, hidden), y (R, used, ffn) with the leading dimension of a pair (r, j). ids of a row
+		 * differ */
+		struct { struct kern_experts experts; kern_ptr ids; uint32_t used; enum kern_act act; struct kern_tensor y, x; } experts_act;
+		/* y[r] = sum of weights[r, j] * down_e x[r, j], in ascending order of e; added to what y[r] has if `add`: x (R, used, k), leading dimension of a
+		 * pair, y (R, n) */
+		struct { struct kern_experts experts; kern_ptr ids, weights; uint32_t used; int add; struct kern_tensor y, x; } experts_down;
+		/* y[r, h] = w[h] x[r, h], with the `tail` elements behind a head's k copied behind its n: x (R, heads, k + tail) and y (R, heads, n + tail); w is
+		 * `heads` matrices (n, k), an array in host memory that lives as long as the program */
+		struct { struct kern_tensor y, x; struct kern_weight *const *w; uint32_t heads, tail; } heads_matmul;
+		/* what each rank of the group has written of memory that all share is there for every rank; nothing for a device that is alone */
+		struct { int none; } gather;
+	};
+};
+
+/* --- a backend ------------------------------------------------------------------------------------------------------------------------------------- */
 
 struct kern_ops {
 	uint32_t abi;              /* KERN_ABI */
-	const char *name;          /* "cpu", "cuda", "sim" */
+	const char *name;          /* "cpu", "sim" */
 
 	/* device; ret_ values are written only on success */
 	int (*open)(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen);
@@ -166,84 +269,51 @@ struct kern_ops {
 	 * have the same) */
 	const char *(*numerics)(const struct kern_device *dev);
 	const char *(*last_error)(const struct kern_device *dev);
-	/* 1: operations are done when they return and the host may act on their results at once (CPU) */
-	int (*is_synchronous)(const struct kern_device *dev);
-	/* NULL for a backend that does not count; may be called by any thread at any time */
+	/* any thread, at any time */
 	void (*counters)(const struct kern_device *dev, struct kern_counters *ret);
 
 	/* memory: zeroed, aligned to at least 64 bytes */
-	int (*alloc)(struct kern_device *dev, size_t bytes, void **ret_ptr);
-	void (*free)(struct kern_device *dev, void *ptr);
-	/* make host memory (a shared mapping) addressable by the device; *ret_ptr is the device's address of it */
-	int (*host_register)(struct kern_device *dev, void *host, size_t bytes, void **ret_ptr);
-	void (*host_unregister)(struct kern_device *dev, void *host);
+	int (*mem_new)(struct kern_device *dev, enum kern_memory kind, size_t bytes, struct kern_mem *ret_mem);
+	/* a descriptor of SHARED memory for other processes (the caller closes it); the memory behind a descriptor, as SHARED memory. ENOTSUP where the
+	 * device cannot */
+	int (*mem_share)(struct kern_device *dev, const struct kern_mem *mem, int *ret_fd);
+	int (*mem_map)(struct kern_device *dev, int fd, size_t bytes, struct kern_mem *ret_mem);
+	/* host memory of the caller's (a shared mapping) becomes PINNED memory; it stays the caller's and is mapped until mem_free */
+	int (*mem_pin)(struct kern_device *dev, void *host, size_t bytes, struct kern_mem *ret_mem);
+	void (*mem_free)(struct kern_device *dev, struct kern_mem *mem);     /* clears *mem; nothing for a cleared one */
 
 	int (*stream_new)(struct kern_device *dev, struct kern_stream **ret_stream);
 	void (*stream_destroy)(struct kern_stream **stream);
-	int (*upload)(struct kern_stream *s, void *dst_dev, const void *src_host, size_t bytes);
-	int (*download)(struct kern_stream *s, void *dst_host, const void *src_dev, size_t bytes);
+	int (*upload)(struct kern_stream *s, kern_ptr dst, const void *src, size_t bytes);
+	int (*download)(struct kern_stream *s, void *dst, kern_ptr src, size_t bytes);
 	int (*sync)(struct kern_stream *s);
-	/* after all earlier work of the stream: store value to *word (registered memory) with release order */
-	int (*signal)(struct kern_stream *s, uint64_t *word, uint64_t value);
 
-	/* weights: `data` is host memory in the file's format, n rows of k (sim: not read, may be NULL); it may be unmapped after the call returns
-	 * unless *ret_borrows is set to 1 (the backend then reads it in place for as long as the weight lives) */
-	int (*weight_new)(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data,
-	                  struct kern_weight **ret_w, int *ret_borrows);
+	/* weights: `data` is host memory in the file's format, n rows of k (sim: not read, may be NULL), row_bytes apart (0: dense; more for some columns of
+	 * a wider matrix); it may be unmapped after the call returns */
+	int (*weight_new)(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes, struct kern_weight **ret_w);
 	void (*weight_destroy)(struct kern_device *dev, struct kern_weight **w);
 
-	/* y[r] = W[tokens[r]]: y (rows, k) */
-	int (*embed)(struct kern_stream *s, float *y, const struct kern_weight *w, const uint32_t *tokens, uint32_t rows);
-	/* y = w * x / sqrt(mean(x^2) + eps): (rows, dim) */
-	int (*rms_norm)(struct kern_stream *s, float *y, const float *x, const float *w, uint32_t rows, uint32_t dim, float eps);
-	/* x += a, then y = rms_norm(x) * w: the residual stream and the next norm in one pass; y may be a */
-	int (*add_rms_norm)(struct kern_stream *s, float *y, float *x, const float *a, const float *w, uint32_t rows, uint32_t dim,
-	                    float eps);
-	/* in place, each head by itself: x (rows, heads, head_dim) with leading dimension ldx, w (head_dim) */
-	int (*head_norm)(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uint32_t head_dim, const float *w, uint32_t rows, float eps);
-	/* p[i].y = x W_i^T + bias_i for all i: x (rows, k), every W_i has the same k; x is quantised once for the group */
-	int (*matmul)(struct kern_stream *s, const float *x, uint32_t rows, const struct kern_product *p, uint32_t products);
-	/* in place: x (rows, heads, head_dim) with leading dimension ldx */
-	int (*rope)(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope,
-	            const uint32_t *positions, uint32_t rows);
-	/* k, v (rows, kv_heads, head_dim; v NULL with a latent), leading dimension ld, rounded to the layer's dtype, to each row's place in the pool. The scale of
-	 * a token and head is its largest magnitude over the type's largest; a row with a NaN or an infinity has the scale NaN */
-	int (*kv_write)(struct kern_stream *s, const struct kern_kv_layer *kv, const float *k, const float *v, size_t ld,
-	                const struct kern_batch *batch);
-	/* out (rows, heads, head_dim) = softmax(q k * scale) v over positions max(0, p - window + 1) .. p of the row's own sequence;
-	 * window 0: none; query head h reads KV head h / (heads / kv_heads); q has leading dimension ldq, out is dense. With a latent
-	 * out is (rows, heads, latent) */
-	int (*attention)(struct kern_stream *s, float *out, const float *q, size_t ldq, uint32_t heads, const struct kern_kv_layer *kv,
-	                 float scale, uint32_t window, const struct kern_batch *batch);
-	/* y = act(gate) * up: (rows, dim); ld is the leading dimension of gate and up, y is dense */
-	int (*act_mul)(struct kern_stream *s, float *y, const float *gate, const float *up, size_t ld, enum kern_act act, uint32_t rows,
-	               uint32_t dim);
-	/* y[i] = x[index[i]]: (count, dim); index is device memory */
-	int (*gather_rows)(struct kern_stream *s, float *y, const float *x, const uint32_t *index, uint32_t count, uint32_t dim);
-	/* ids and weights (rows, used) of each row's experts in the order of their c, from logits (rows, experts) */
-	int (*route)(struct kern_stream *s, uint32_t *ids, float *weights, const float *logits, const struct kern_router *router, uint32_t rows);
-	/* y[r, j] = act(gate_e x[r]) * up_e x[r], e = ids[r, j]: x (rows, hidden), y (rows, used, ffn). ids of a row differ */
-	int (*experts_act)(struct kern_stream *s, float *y, const float *x, const uint32_t *ids, uint32_t used, const struct kern_experts *experts,
-	                   enum kern_act act, uint32_t rows);
-	/* y[r] = sum of weights[r, j] * down_e x[r, j], in ascending order of e; added to what y[r] has if `add`: x (rows, used, k), y (rows, n)
-	 * with leading dimension ldy */
-	int (*experts_down)(struct kern_stream *s, float *y, size_t ldy, const float *x, const uint32_t *ids, const float *weights, uint32_t used,
-	                    const struct kern_experts *experts, int add, uint32_t rows);
-	/* y[r, h] = w[h] x[r, h], with the `tail` elements behind a head's k copied behind its n: x (rows, heads, k + tail) and
-	 * y (rows, heads, n + tail) with leading dimensions ldx and ldy; w is `heads` matrices (n, k), in host memory */
-	int (*heads_matmul)(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, struct kern_weight *const *w, uint32_t heads,
-	                    uint32_t tail, uint32_t rows);
-	/* x *= factor over count elements (scaled embeddings, scaled logits) */
-	int (*scale)(struct kern_stream *s, float *x, float factor, size_t count);
+	/* The operations are copied; what they name must outlive the program. One program of a device runs at a time. */
+	int (*program_new)(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p);
+	void (*program_destroy)(struct kern_program **p);
+	/* Replays it over a batch in PINNED memory, which must not change before `sync`. EINVAL, before anything runs, for a batch beyond the limits. */
+	int (*run)(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
 };
 
-/* Size in bytes of n x k elements of a type, 0 if k is no multiple of the type's block. */
+/* The backend of that name: one that is built in, or the shared object pdserve-NAME.so in `folder` (NULL: none is looked for). NULL and a sentence in
+ * errbuf if there is none, or its ABI is another. */
+const struct kern_ops *kern_backend(const char *name, const char *folder, char *errbuf, size_t errlen);
+
+/* Size in bytes of `count` elements of a type, 0 if that is no multiple of the type's block. */
 size_t kern_dtype_bytes(enum kern_dtype t, size_t count);
 const char *kern_dtype_name(enum kern_dtype t);
+const char *kern_op_name(enum kern_op_kind k);
 /* Of one token and head, beside its elements: 4 for the types with scales, else 0. */
 size_t kern_kv_scale_bytes(enum kern_dtype t);
 size_t kern_kv_plane_bytes(const struct kern_kv_layer *kv);
 static inline uint32_t kern_kv_planes(const struct kern_kv_layer *kv) { return kv->latent ? kv->kv_heads : 2 * kv->kv_heads; }
+/* A part of a batch. */
+static inline const void *kern_part(const struct kern_batch *b, uint32_t at) { return (const uint32_t *)(const void *)b + at; }
 
 extern const struct kern_ops kern_cpu_ops, kern_sim_ops;
 
