@@ -3,11 +3,13 @@
 #define ENGINE_MODEL_SIM_H
 
 #include "engine/model.h"
+#include "kernels/sim/options.h"
 #include "kv/layout.h"
 
 struct model_sim {
-	struct model_conf conf;      /* layers, vocabulary and context of the model; the smallest sizes otherwise */
-	struct kern_sim sim;         /* what the modelled sizes cost */
+	struct model_conf conf;
+	struct sim_options options;  /* what they cost, and how answers come about */
+	uint32_t kv_dim;             /* elements of eight bytes: the pool has one head of so many, whatever conf says */
 	char fingerprint[65];        /* of the group `model` */
 	uint64_t params;             /* of the modelled model */
 };
