@@ -2,7 +2,7 @@
  *
  * x of a token goes through the layers: each adds its chain (attention), so that the logits depend on every layer's KV of the whole prefix.
  * Every row is made from that row alone.
- * Costs are added up between the places where progress is told, so that a replay charges a layer at a time: products read every weight once
+ * Costs are added up from one KV write to the next, so that a replay charges a layer at a time: products read every weight once
  * and use it once a row, attention counts the positions that rows attend to and reads the KV of their sequences, a layer has one launch, at
  * its KV write. Of tensor parallelism a program says nothing, for the device is alone: a sum that goes to the residual stream (a norm that
  * adds) is an all-reduce of 16-bit rows, as a ring sends them.
@@ -119,11 +119,6 @@ static int run_add(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
-static int run_kv_write(struct kern_program *p, const struct sim_op *o)
-{
-	return sim_kv_write(p, &o->op.kv_write.kv, words(p, o->x));
-}
-
 static int run_attention(struct kern_program *p, const struct sim_op *o)
 {
 	const struct kern_batch *b = p->batch;
@@ -135,18 +130,23 @@ static int run_attention(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
-/* What was done since progress was told: the longer of computing and of reading memory, and what comes on top. */
+/* What was done since a layer's KV was written: the longer of computing and of reading memory, and what comes on top. */
 static void charge(struct kern_program *p)
 {
 	sim_clock_charge(p->dev, (p->compute_ns > p->memory_ns ? p->compute_ns : p->memory_ns) + p->fixed_ns);
 	p->compute_ns = p->memory_ns = p->fixed_ns = 0;
 }
 
+static int run_kv_write(struct kern_program *p, const struct sim_op *o)
+{
+	charge(p);
+	return sim_kv_write(p, &o->op.kv_write.kv, words(p, o->x));
+}
+
 static int run_progress(struct kern_program *p, const struct sim_op *o)
 {
 	const struct kern_batch *b = p->batch;
 	const struct kern_progress *told = kern_part(b, b->progress);
-	charge(p);
 	if (!b->progress)
 		return KERN_OK;
 	sim_clock_wait(p->dev);

@@ -78,7 +78,7 @@ struct kern_program {
 	uint32_t layers, block_tokens;
 	const struct kern_batch *batch;    /* of the present replay, and: */
 	struct sim_amount amount[2];       /* by enum kern_rows */
-	double compute_ns, memory_ns, fixed_ns;   /* since progress was told */
+	double compute_ns, memory_ns, fixed_ns;   /* not charged yet */
 	struct sim_table_hash *hash;       /* (limits.spans) */
 };
 
