@@ -6,7 +6,6 @@
  * different devices may hand KV over.
  * An unknown key, a missing one, a wrong type and a value out of its range are returned as errors with file, line, key, value and range. */
 #include "engine/model_sim.h"
-#include "kv/layout.h"
 
 #include <libconfig.h>
 #include <math.h>
@@ -14,6 +13,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define REQUIRED NAN
 #define FILE_BYTES_MAX (1 << 20)
@@ -182,24 +182,17 @@ static int check_together(struct file *f)
 
 static int read_file(struct file *f)
 {
-	FILE *in = fopen(f->path, "re");
-	if (!in)
+	struct stat st;
+	if (stat(f->path, &st))
 		return err_set(f->err, ERR_IO, "%.200s: %m", f->path);
-	long size = fseek(in, 0, SEEK_END) ? -1 : ftell(in);
-	int ok = 0, rc = 0;
-	if (size < 0 || size > FILE_BYTES_MAX)
-		rc = err_set(f->err, ERR_INVALID, "%.160s: found %ld bytes, a description of a simulated accelerator has at most %d", f->path, size, FILE_BYTES_MAX);
-	else {
-		rewind(in);
-		ok = config_read(&f->cf, in);
-	}
-	fclose(in);
-	if (!rc && !ok)
-		rc = err_set(f->err, ERR_INVALID, "%.160s:%d: %s", f->path, config_error_line(&f->cf),
-		             config_error_text(&f->cf) ? config_error_text(&f->cf) : "cannot be read");
-	if (!rc && !(rc = read_group(f, "model", 0)) && !(rc = read_group(f, "device", 1)))
-		rc = check_together(f);
-	return rc;
+	if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
+		return err_set(f->err, ERR_INVALID, "%.160s: found %lld bytes, a description of a simulated accelerator is a file of at most %d",
+		               f->path, (long long)st.st_size, FILE_BYTES_MAX);
+	if (!config_read_file(&f->cf, f->path))
+		return config_error_type(&f->cf) == CONFIG_ERR_FILE_IO ? err_set(f->err, ERR_IO, "%.200s: %m", f->path)
+		       : err_set(f->err, ERR_INVALID, "%.160s:%d: %s", f->path, config_error_line(&f->cf), config_error_text(&f->cf));
+	int rc = read_group(f, "model", 0);
+	return rc || (rc = read_group(f, "device", 1)) ? rc : check_together(f);
 }
 
 /* --- what it means -------------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* device.c - the simulated device: opening, memory, streams, weights that are sizes only. A replay (step.c) runs in the calling thread and
+/* device.c - the simulated device: opening, memory, streams, weights that are sizes only. A replay (program.c) runs in the calling thread and
  * is done when it returns, but for the time that it takes: progress words are stored, and `sync` returns, when the modelled device would be
  * there. Memory of every kind is host memory; what is DEVICE memory has no host address, and pages of it that nobody writes do not exist.
  * Failures are returned with a text; nothing here is fatal. */
@@ -81,15 +81,12 @@ static void mem_free(struct kern_device *dev, struct kern_mem *mem)
 
 /* --- device --------------------------------------------------------------------------------------------------------------- */
 
-enum { RECORD_BYTES = SIM_LAYERS_MAX * SIM_RECORDS * sizeof(uint64_t) };
-
 static void device_close(struct kern_device **devp)
 {
 	struct kern_device *dev = *devp;
 	if (!dev)
 		return;
-	munmap(dev->record, RECORD_BYTES);
-	free(dev->logits.peak);
+	free(dev->record);
 	free(dev);
 	*devp = NULL;
 }
@@ -102,9 +99,10 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 		return KERN_EINVAL;
 	}
 	struct kern_device *dev = calloc(1, sizeof *dev);
-	void *record = mmap(NULL, RECORD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (!dev || record == MAP_FAILED) {
+	uint64_t *record = calloc(SIM_RECORDS, sizeof *record);      /* pages that nobody writes do not exist */
+	if (!dev || !record) {
 		snprintf(errbuf, errlen, "no memory for the simulated device");
+		free(record);
 		free(dev);
 		return KERN_ENOMEM;
 	}
@@ -127,13 +125,8 @@ static const char *device_last_error(const struct kern_device *dev)
 
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
-	*ret = (struct kern_counters){
-		.pulse = atomic_load_explicit(&dev->pulse, memory_order_relaxed),
-		.busy_ns = atomic_load_explicit(&dev->busy_ns, memory_order_relaxed),
-		.steps = atomic_load_explicit(&dev->steps, memory_order_relaxed),
-		.rows = atomic_load_explicit(&dev->rows, memory_order_relaxed),
-		.kv_faults = atomic_load_explicit(&dev->kv_faults, memory_order_relaxed),
-	};
+	*ret = (struct kern_counters){.pulse = dev->pulse, .busy_ns = dev->busy_ns, .steps = dev->steps, .rows = dev->rows,
+	                              .kv_faults = dev->kv_faults};
 }
 
 /* --- streams -------------------------------------------------------------------------------------------------------------- */

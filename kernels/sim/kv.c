@@ -49,8 +49,8 @@ int sim_kv_check(struct kern_program *p, const struct kern_kv_layer *kv)
 	size_t bytes = kv->block_stride_bytes;
 	if (!kv->block_tokens || bytes % sizeof(uint64_t) || bytes / kv->block_tokens < 2 * sizeof(uint64_t) || kv->layer >= SIM_LAYERS_MAX ||
 	    (p->block_tokens && p->block_tokens != kv->block_tokens))
-		return sim_fail(p->dev, KERN_EINVAL, "layer %u: KV of %u tokens in %zu bytes, a simulated device has blocks of one size, 16 bytes a token, %d layers",
-		                kv->layer, kv->block_tokens, bytes, SIM_LAYERS_MAX);
+		return sim_fail(p->dev, KERN_EINVAL, "KV of layer %u, %u tokens in %zu bytes: a simulated device has blocks of one size, 16 bytes "
+		                "a token, and %d layers", kv->layer, kv->block_tokens, bytes, SIM_LAYERS_MAX);
 	p->block_tokens = kv->block_tokens;
 	return KERN_OK;
 }
@@ -98,12 +98,13 @@ static int check_sample(const struct walk *w, uint32_t position)
 	return check(w, position > NEWEST ? position - NEWEST : 0, position);
 }
 
-/* --- records ------------------------------------------------------------------------------------------------------------------ */
+/* --- records, over block tables ----------------------------------------------------------------------------------------------- */
 
-/* Of the block that ends a context of `position` tokens. Blocks that share one in a very large pool are walked more often. */
+/* Of the block that ends a context of `position` tokens. In a very large pool some share one, and are walked more often. */
 static uint64_t *record_at(const struct walk *w, uint32_t position)
 {
-	return &w->p->dev->record[w->kv->layer][w->table[(position - 1) / w->kv->block_tokens] % SIM_RECORDS];
+	uint64_t block = w->table[(position - 1) / w->kv->block_tokens];
+	return &w->p->dev->record[(block * w->p->layers + w->kv->layer) % SIM_RECORDS];
 }
 
 /* What the record says of a context of `position` tokens, table_hash being that of the entries that cover it. Never 0. */
@@ -111,8 +112,6 @@ static uint64_t record_value(const struct walk *w, uint64_t table_hash, uint32_t
 {
 	return sim_mix(sim_mix(table_hash, position), chain_before(w, position)) | 1;
 }
-
-/* --- block tables ---------------------------------------------------------------------------------------------------------------- */
 
 static uint64_t hash_entries(uint64_t h, const uint32_t *table, uint32_t from, uint32_t to)
 {
@@ -128,8 +127,8 @@ void sim_kv_tables(struct kern_program *p)
 	for (uint32_t i = 0; i < p->batch->spans && bt; i++) {
 		const uint32_t *table = kern_part(p->batch, p->batch->table + sp[i].table);
 		uint32_t before = (sp[i].position + bt - 1) / bt, after = (sp[i].position + sp[i].rows + bt - 1) / bt;
-		p->hash[i].before = hash_entries(0, table, 0, before);
-		p->hash[i].after = hash_entries(p->hash[i].before, table, before, after);
+		p->hash[i][0] = hash_entries(0, table, 0, before);
+		p->hash[i][1] = hash_entries(p->hash[i][0], table, before, after);
 	}
 }
 
@@ -164,11 +163,11 @@ int sim_kv_write(struct kern_program *p, const struct kern_kv_layer *kv, const u
 	struct walk w = {.p = p, .kv = kv, .salt = sim_mix(p->dev->opt.seed, kv->layer)};
 	for (uint32_t i = 0; i < b->spans; i++, sp++) {
 		w.table = kern_part(b, b->table + sp->table);
-		int rc = check_context(&w, sp->position, p->hash[i].before);
+		int rc = check_context(&w, sp->position, p->hash[i][0]);
 		if (rc)
 			return rc;
 		extend(&w, sp, v + sp->row, slot + sp->row);
-		*record_at(&w, sp->position + sp->rows) = record_value(&w, p->hash[i].after, sp->position + sp->rows);
+		*record_at(&w, sp->position + sp->rows) = record_value(&w, p->hash[i][1], sp->position + sp->rows);
 	}
 	return KERN_OK;
 }

@@ -16,14 +16,10 @@
 struct sim_op {
 	struct kern_op op;
 	int (*run)(struct kern_program *p, const struct sim_op *o);
-	size_t y[KERN_PRODUCTS_MAX], ys, x, a;
+	uint64_t *y[KERN_PRODUCTS_MAX], *x, *a;
+	size_t ys;
 	struct sim_cost cost;
 };
-
-static uint64_t *words(const struct kern_program *p, size_t column)
-{
-	return p->word + column * p->column_rows;
-}
 
 static uint32_t rows_of(const struct kern_program *p, const struct sim_op *o)
 {
@@ -59,21 +55,20 @@ static int run_logits(struct kern_program *p, const struct sim_op *o)
 {
 	static const float height[SIM_PEAKS] = {14.0f, 13.0f, 12.25f, 11.5f, 10.75f};
 	const struct kern_tensor *y = &o->op.matmul.p[0].y;
-	struct sim_logits *l = &p->dev->logits;
-	const uint64_t *x = words(p, o->x);
-	if (l->y.at.v != y->at.v || l->y.ld != y->ld)
-		*l = (struct sim_logits){.y = *y, .room = l->room, .peak = l->peak};
+	if (p->dev->wrote_logits != p)
+		p->floors = 0;
+	p->dev->wrote_logits = p;
 	for (uint32_t r = 0; r < rows_of(p, o); r++) {
-		uint32_t *peak = l->peak + (size_t)r * SIM_PEAKS;
+		uint32_t *peak = p->peak + (size_t)r * SIM_PEAKS;
 		float *row = (float *)y->at.v + r * y->ld;
-		if (r == l->rows) {
+		if (r == p->floors) {
 			memset(row, 0, p->table->n * sizeof *row);
 			memset(peak, 0, SIM_PEAKS * sizeof *peak);
-			l->rows++;
+			p->floors++;
 		}
 		for (int i = 0; i < SIM_PEAKS; i++)
 			row[peak[i]] = 0.0f;
-		choose_peaks(&p->dev->opt, p->table->n, x[r], peak);
+		choose_peaks(&p->dev->opt, p->table->n, o->x[r], peak);
 		for (int i = SIM_PEAKS; i-- > 0;)
 			row[peak[i]] = height[i];
 	}
@@ -86,7 +81,7 @@ static int run_embed(struct kern_program *p, const struct sim_op *o)
 {
 	const uint32_t *token = kern_part(p->batch, p->batch->tokens);
 	for (uint32_t r = 0; r < p->batch->rows; r++)
-		words(p, o->y[0])[r] = sim_mix(p->dev->opt.seed, token[r]);
+		o->y[0][r] = sim_mix(p->dev->opt.seed, token[r]);
 	return KERN_OK;
 }
 
@@ -100,22 +95,21 @@ static int run_gather_rows(struct kern_program *p, const struct sim_op *o)
 {
 	const uint32_t *index = kern_part(p->batch, p->batch->tail_index);
 	for (uint32_t r = 0; r < p->batch->tail_rows; r++)
-		words(p, o->y[0])[r] = words(p, o->x)[index[r]];
+		o->y[0][r] = o->x[index[r]];
 	return KERN_OK;
 }
 
 static int run_copy(struct kern_program *p, const struct sim_op *o)
 {
 	for (size_t i = 0; i < o->ys; i++)
-		memmove(words(p, o->y[i]), words(p, o->x), rows_of(p, o) * sizeof *p->word);
+		memmove(o->y[i], o->x, rows_of(p, o) * sizeof *o->x);
 	return KERN_OK;
 }
 
 static int run_add(struct kern_program *p, const struct sim_op *o)
 {
-	uint64_t *y = words(p, o->y[0]), *x = words(p, o->x), *a = words(p, o->a);
 	for (uint32_t r = 0; r < rows_of(p, o); r++)
-		y[r] = x[r] = sim_mix(x[r], a[r]);
+		o->y[0][r] = o->x[r] = sim_mix(o->x[r], o->a[r]);
 	return KERN_OK;
 }
 
@@ -126,7 +120,7 @@ static int run_attention(struct kern_program *p, const struct sim_op *o)
 	const struct kern_span *sp = kern_part(b, tail ? b->tail_span : b->span);
 	for (const struct kern_span *end = sp + (tail ? b->tail_spans : b->spans); sp < end; sp++)
 		for (uint32_t i = 0; i < sp->rows; i++)
-			words(p, o->y[0])[sp->row + i] = sim_kv_chain(&o->op.attention.kv, kern_part(b, b->table + sp->table), sp->position + i);
+			o->y[0][sp->row + i] = sim_kv_chain(&o->op.attention.kv, kern_part(b, b->table + sp->table), sp->position + i);
 	return KERN_OK;
 }
 
@@ -140,7 +134,7 @@ static void charge(struct kern_program *p)
 static int run_kv_write(struct kern_program *p, const struct sim_op *o)
 {
 	charge(p);
-	return sim_kv_write(p, &o->op.kv_write.kv, words(p, o->x));
+	return sim_kv_write(p, &o->op.kv_write.kv, o->x);
 }
 
 static int run_progress(struct kern_program *p, const struct sim_op *o)
@@ -160,14 +154,17 @@ static int run_progress(struct kern_program *p, const struct sim_op *o)
 
 /* --- recording ------------------------------------------------------------------------------------------------------------ */
 
-static size_t column(struct kern_program *p, const struct kern_tensor *t)
+/* The words of a matrix's rows. */
+static uint64_t *column(struct kern_program *p, const struct kern_tensor *t)
 {
 	size_t i = 0;
-	while (i < p->columns && p->column[i].v != t->at.v)
+	while (i < p->columns && p->matrix[i].v != t->at.v)
 		i++;
-	if (i == p->columns)
-		p->column[p->columns++] = t->at;
-	return i;
+	if (i == SIM_COLUMNS)
+		return NULL;
+	p->columns += i == p->columns;
+	p->matrix[i] = t->at;
+	return p->word + i * p->column_rows;
 }
 
 static int record_embed(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
@@ -193,20 +190,6 @@ static int record_norm(struct kern_program *p, const struct kern_op *op, struct 
 	return KERN_OK;
 }
 
-/* The product with the embedding's table is the head. */
-static int record_logits(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
-{
-	struct sim_logits *l = &p->dev->logits;
-	uint32_t rows = op->rows == KERN_ROWS_ALL ? p->limits.rows : p->limits.tail_rows;
-	void *peak = rows > l->room ? realloc(l->peak, (size_t)rows * SIM_PEAKS * sizeof *l->peak) : NULL;
-	if (rows > l->room && !peak)
-		return KERN_ENOMEM;
-	if (peak)
-		*l = (struct sim_logits){.y = l->y, .rows = l->rows, .room = rows, .peak = peak};
-	o->run = run_logits;
-	return KERN_OK;
-}
-
 static int record_matmul(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
 {
 	const struct sim_options *d = &p->dev->opt;
@@ -220,7 +203,9 @@ static int record_matmul(struct kern_program *p, const struct kern_op *op, struc
 	}
 	o->cost = (struct sim_cost){.row = 1e9 * d->weight_flops * weights / (d->flops * d->tp),
 	                            .once = 1e9 * d->weight_bytes * weights / (d->bandwidth * d->tp)};
-	return op->matmul.p[0].w == p->table ? record_logits(p, op, o) : KERN_OK;
+	if (op->matmul.p[0].w == p->table)     /* the embedding's table is the head */
+		o->run = run_logits;
+	return KERN_OK;
 }
 
 static int record_kv_write(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
@@ -262,9 +247,9 @@ static const struct {
 	[KERN_OP_GATHER] = {run_nothing, NULL, 0, 0},
 };
 
-static const struct kern_tensor *tensor(const struct kern_op *op, size_t at)
+static uint64_t *column_at(struct kern_program *p, const struct kern_op *op, size_t at)
 {
-	return (const struct kern_tensor *)(const void *)((const char *)op + at);
+	return at ? column(p, (const struct kern_tensor *)(const void *)((const char *)op + at)) : NULL;
 }
 
 static int record(struct kern_program *p, const struct kern_op *op)
@@ -274,9 +259,10 @@ static int record(struct kern_program *p, const struct kern_op *op)
 		return sim_fail(p->dev, KERN_ENOTSUP, "operation %s: a simulated model has none", kern_op_name(op->kind));
 	struct sim_op *o = &p->op[p->ops++];
 	*o = (struct sim_op){.op = *op, .run = kinds[k].run, .ys = 1};
-	o->y[0] = kinds[k].y ? column(p, tensor(op, kinds[k].y)) : 0;
-	o->x = kinds[k].x ? column(p, tensor(op, kinds[k].x)) : 0;
-	return kinds[k].record ? kinds[k].record(p, op, o) : KERN_OK;
+	o->y[0] = column_at(p, op, kinds[k].y);
+	o->x = column_at(p, op, kinds[k].x);
+	int rc = kinds[k].record ? kinds[k].record(p, op, o) : KERN_OK;
+	return rc || p->columns < SIM_COLUMNS ? rc : sim_fail(p->dev, KERN_EINVAL, "a program over more than %d matrices", SIM_COLUMNS - 1);
 }
 
 int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits,
@@ -288,13 +274,12 @@ int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	*p = (struct kern_program){.dev = dev, .limits = *limits};
 	p->column_rows = limits->rows > limits->tail_rows ? limits->rows : limits->tail_rows;
 	p->op = calloc(n, sizeof *p->op);
-	p->column = calloc(n, (1 + KERN_PRODUCTS_MAX) * sizeof *p->column);
+	p->word = calloc(SIM_COLUMNS, p->column_rows * sizeof *p->word);
 	p->hash = calloc(limits->spans, sizeof *p->hash);
-	int rc = p->op && p->column && p->hash ? KERN_OK : KERN_ENOMEM;
+	p->peak = calloc(p->column_rows, SIM_PEAKS * sizeof *p->peak);
+	int rc = p->op && p->word && p->hash && p->peak ? KERN_OK : KERN_ENOMEM;
 	for (size_t i = 0; !rc && i < n; i++)
 		rc = record(p, &ops[i]);
-	if (!rc && !(p->word = calloc(p->columns + 1, p->column_rows * sizeof *p->word)))
-		rc = KERN_ENOMEM;
 	if (rc == KERN_ENOMEM)
 		sim_fail(dev, rc, "no memory for a program of %zu operations over %zu rows", n, p->column_rows);
 	if (rc)
@@ -310,9 +295,9 @@ void sim_program_destroy(struct kern_program **pp)
 	if (!p)
 		return;
 	free(p->op);
-	free(p->column);
 	free(p->hash);
 	free(p->word);
+	free(p->peak);
 	free(p);
 	*pp = NULL;
 }

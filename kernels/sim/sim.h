@@ -2,8 +2,7 @@
  * and kv.c (chains in the pool).
  *
  * A row of any matrix of activations carries one 64-bit word, kept by the program. In the pool a token of a layer has two words: K holds
- * the chain of the layer up to this token, V what went into it, so that chain(t) = sim_mix(chain(t - 1), V(t), t, layer) can be checked
- * anywhere. */
+ * the chain of the layer up to this token, V what went into it. */
 #ifndef SIM_SIM_H
 #define SIM_SIM_H
 
@@ -12,7 +11,7 @@
 
 #include <stdatomic.h>
 
-enum { SIM_PEAKS = 5, SIM_LAYERS_MAX = 256, SIM_RECORDS = 1 << 16 };
+enum { SIM_PEAKS = 5, SIM_COLUMNS = 64, SIM_LAYERS_MAX = 256, SIM_RECORDS = 1 << 24 };
 
 /* Modelled time. `done_ns` is when the work enqueued so far is done; the host may be ahead of it or behind it. */
 struct sim_clock {
@@ -20,13 +19,6 @@ struct sim_clock {
 	uint64_t woke_ns;          /* when the latest sync returned */
 	uint64_t late_ns;          /* by how much that was late: the next step may begin by so much earlier */
 	double rest_ns;            /* what rounding to whole nanoseconds left over */
-};
-
-/* Rows of logits: which entries are above the floor. */
-struct sim_logits {
-	struct kern_tensor y;
-	uint32_t rows, room;       /* rows that were written at y */
-	uint32_t *peak;            /* (room, SIM_PEAKS) */
 };
 
 struct kern_stream {
@@ -39,8 +31,8 @@ struct kern_device {
 	void (*progressed)(void *arg);
 	void *progressed_arg;
 	struct sim_clock clock;
-	uint64_t (*record)[SIM_RECORDS];   /* (SIM_LAYERS_MAX) of kv.c */
-	struct sim_logits logits;
+	uint64_t *record;                  /* (SIM_RECORDS); see kv.c */
+	const struct kern_program *wrote_logits;   /* the latest program that did; not to be read, it may be gone */
 	uint64_t step;
 	_Atomic uint64_t pulse, busy_ns, steps, rows, kv_faults;
 	char error[256];
@@ -62,24 +54,22 @@ struct sim_amount {
 	double rows, attended, context;
 };
 
-struct sim_table_hash {
-	uint64_t before, after;    /* over the entries that cover a span's context, and its context with its rows */
-};
-
 struct kern_program {
 	struct kern_device *dev;
 	struct kern_limits limits;
 	struct sim_op *op;
 	size_t ops;
-	kern_ptr *column;          /* of which matrix the rows' words are */
+	kern_ptr matrix[SIM_COLUMNS];      /* whose rows' words each column has */
 	size_t columns, column_rows;
-	uint64_t *word;            /* (columns, column_rows) */
+	uint64_t *word;            /* (SIM_COLUMNS, column_rows) */
 	const struct kern_weight *table;   /* the embedding, which is the head as well */
+	uint32_t *peak;            /* (column_rows, SIM_PEAKS) entries of logits that are above the floor */
+	uint32_t floors;           /* rows of logits that have one */
 	uint32_t layers, block_tokens;
 	const struct kern_batch *batch;    /* of the present replay, and: */
 	struct sim_amount amount[2];       /* by enum kern_rows */
 	double compute_ns, memory_ns, fixed_ns;   /* not charged yet */
-	struct sim_table_hash *hash;       /* (limits.spans) */
+	uint64_t (*hash)[2];       /* (limits.spans) of the block tables: over what covers a span's context, and its context with its rows */
 };
 
 static inline uint64_t sim_mix(uint64_t a, uint64_t b)
@@ -90,10 +80,8 @@ static inline uint64_t sim_mix(uint64_t a, uint64_t b)
 	return x ^ x >> 29;
 }
 
-/* device.c */
 int sim_fail(struct kern_device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* program.c */
 int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits,
                     struct kern_program **ret_p);
 void sim_program_destroy(struct kern_program **p);
