@@ -57,6 +57,32 @@ const char *kern_op_name(enum kern_op_kind k)
 	return (unsigned)k < KERN_OPS ? names[k] : "unknown";
 }
 
+/* --- batches --------------------------------------------------------------------------------------------------------------- */
+
+static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
+{
+	return at + words <= b->words;
+}
+
+int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, char *errbuf, size_t errlen)
+{
+	const struct kern_batch *b = batch->host;
+	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4;
+	if (!b || batch->bytes < sizeof *b || b->words > batch->bytes / 4 || b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
+		snprintf(errbuf, errlen, "a batch of %u words, the program was made for %zu", b ? b->words : 0, l->batch_bytes / 4);
+	else if (!b->rows || b->rows > l->rows || b->tail_rows > l->tail_rows || !b->spans || b->spans > l->spans || b->tail_spans > l->spans)
+		snprintf(errbuf, errlen, "a batch of %u rows, %u of the tail, %u and %u spans, the program was made for %u, %u and %u", b->rows,
+		         b->tail_rows, b->spans, b->tail_spans, l->rows, l->tail_rows, l->spans);
+	else if (!part_fits(b, b->tokens, b->rows) || !part_fits(b, b->positions, b->rows) || !part_fits(b, b->slots, b->rows) ||
+	         !part_fits(b, b->span, b->spans * span) || !part_fits(b, b->tail_index, b->tail_rows) ||
+	         !part_fits(b, b->tail_span, b->tail_spans * span) || !part_fits(b, b->table, 0) ||
+	         (b->progress && !part_fits(b, b->progress, b->spans * progress)))
+		snprintf(errbuf, errlen, "a part of a batch lies beyond its %u words", b->words);
+	else
+		return KERN_OK;
+	return KERN_EINVAL;
+}
+
 /* --- backends -------------------------------------------------------------------------------------------------------------- */
 
 static const struct kern_ops *load(const char *name, const char *folder, char *errbuf, size_t errlen)
