@@ -129,7 +129,7 @@ static uint32_t two(const void *ctx)
 	return 2;
 }
 
-/* The second item is done only once the first has begun: by another thread, or by the same one when no other comes. */
+/* Long enough for a thread that is woken to come for the second one. */
 static void long_item(const void *ctx, uint32_t i, unsigned worker)
 {
 	atomic_uint *workers = (atomic_uint *)(uintptr_t)ctx;
@@ -141,13 +141,15 @@ static void long_item(const void *ctx, uint32_t i, unsigned worker)
 START_TEST(test_items_are_shared)
 {
 	struct crew *c = crew_new(2);
-	atomic_uint workers = 0;
-	struct crew_phase phase = { two, long_item, &workers };
-	for (int i = 0; i < 100 && atomic_load(&workers) != 3; i++) {
-		nap(1000);             /* the other thread sleeps by then */
+	unsigned shared = 0;
+	for (int i = 0; i < 100 && shared < 3; i++) {
+		atomic_uint workers = 0;
+		struct crew_phase phase = { two, long_item, &workers };
+		nap(2000);             /* the other thread sleeps by then, the first times perhaps not yet */
 		crew_run(c, &phase, 1);
+		shared += atomic_load(&workers) == 3;
 	}
-	ck_assert_uint_eq(atomic_load(&workers), 3);
+	ck_assert_uint_eq(shared, 3);
 	crew_destroy(&c);
 }
 END_TEST
