@@ -223,7 +223,7 @@ uint32_t ring_slots(const struct ring *r)
 	return r->slots;
 }
 
-void *ring_memory(const struct ring *r, size_t *ret_bytes)
+void *ring_mapping(const struct ring *r, size_t *ret_bytes)
 {
 	*ret_bytes = r->bytes;
 	return r->header;
