@@ -29,6 +29,7 @@
 #include "util/log.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define RING_MAGIC 0x31474e4952564b50ull   /* "PKVRING1" */
