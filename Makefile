@@ -155,7 +155,7 @@ help:
 	@echo "make            build everything into build/bin/ (SAN=address or SAN=thread: into build-address/, build-thread/)"
 	@echo "make demo       install what is missing, build, get the model, ask one question through five daemons, show its timeline"
 	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=sim SET='decode.max_sequences=8' (README.md lists all)"
-	@echo "make check      all tests, the unit tests and some others again under the sanitizers; ends with 'N passed, N failed'"
+	@echo "make check      all tests, most unit tests again under the sanitizers; ends with 'N passed, N failed'"
 	@echo "make check-full the same with the tests that take minutes, and all tests under the sanitizers (PD_FULL=1)"
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
 	@echo "make check-clients the openai package from PyPI against real daemons"
