@@ -3,9 +3,10 @@
  * The vocabulary is long and the answer lies near its top, so nothing is sorted whole: one vector pass turns logits into weights
  * exp((l - max) / temperature) and keeps the largest of each block of 64; candidates are gathered from blocks that can hold them, by falling
  * thresholds, and the cuts of top_k, top_p and the draw are found by selection.
- * Always: the same logits and parameters give the same id on every machine; the vector pass has no fused or reordered operation that
- * depends on the instruction set. A temperature below 1e-5 is greedy. Nothing here fails; the pass that first reads a row tells whether all of it is finite. */
+ * Always: the same logits and parameters give the same id and the same log-probabilities, to the bit, on every machine and with every compiler's options: no operation is
+ * fused or reordered by the instruction set (-ffp-contract=off in the Makefile), and the logarithm is our own. A temperature below 1e-5 is greedy. Nothing here fails; the pass that first reads a row tells whether all of it is finite. */
 #include "engine/sample.h"
+#include "kernels/own_math.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -212,7 +213,7 @@ static uint32_t scan(struct sampler *s, const float *logits, int *ret_finite)
 /* Log of the sum of exp(logit), of the unscaled distribution. */
 static double log_sum(struct sampler *s, const float *logits, float max)
 {
-	return (double)max + log(s->weigh(s, logits, max, 1.0f, 0.0f));
+	return (double)max + own_log(s->weigh(s, logits, max, 1.0f, 0.0f));
 }
 
 static int before(float a, uint32_t id_a, float b, uint32_t id_b)
@@ -403,10 +404,10 @@ static uint32_t keep_typical(struct sampler *s, uint32_t n, float part, double *
 {
 	double sum = 0;
 	for (uint32_t i = 0; i < n; i++)
-		sum += (double)key_weight(s->key[i]) * log((double)key_weight(s->key[i]));
+		sum += (double)key_weight(s->key[i]) * own_log((double)key_weight(s->key[i]));
 	double mean = sum / *total;   /* the entropy is log(total) - mean, a surprise is log(total) - log(weight) */
 	for (uint32_t i = 0; i < n; i++) {
-		float far = (float)fabs(log((double)key_weight(s->key[i])) - mean);
+		float far = (float)fabs(own_log((double)key_weight(s->key[i])) - mean);
 		s->key[i] = make_key(~bits_of(far), key_id(s->key[i]));
 	}
 	n = select_key(s, n, &(struct cut){.mass = (double)part * *total, .reach = 1, .weight = s->weight}, total) + 1;

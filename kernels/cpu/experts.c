@@ -5,6 +5,7 @@
  * alone, each of its products does (kernels.h), and they are added up in ascending order of the experts' numbers: so neither the batch nor
  * the number of threads shows in a result. Logits that are no numbers choose some experts all the same, and their weights are no numbers. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/own_math.h"
 
 #include <math.h>
 #include <string.h>
@@ -22,21 +23,6 @@ static void run_items(struct kern_device *dev, uint32_t count, size_t work, pool
 }
 
 /* --- route -------------------------------------------------------------------------------------------------------------- */
-
-/* e^x within 1e-15 of itself. A libm's last bit depends on its version and on the CPU, and routing must not. */
-static double own_exp(double x)
-{
-	static const double inverse[] = { 1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
-	                                  1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0 };
-	if (isnan(x))
-		return x;
-	x = x < -700 ? -700 : x > 700 ? 700 : x;
-	double n = nearbyint(x * 1.4426950408889634), r = x - n * 0.693147180369123816490, sum = 0;
-	r -= n * 1.90821492927058770002e-10;   /* ln 2 in two parts, the first exact in its product */
-	for (int i = sizeof inverse / sizeof *inverse; i-- > 0;)
-		sum = sum * r + inverse[i];
-	return ldexp(sum, (int)n);
-}
 
 static void softmax(float *s, const float *logits, uint32_t n)
 {

@@ -99,7 +99,7 @@ START_TEST(numerics_texts)
 			dev_close(&dev);
 		}
 	ck_assert(dev_try(&dev, "reference", 1));
-	ck_assert_str_eq(OPS->numerics(dev.d), "cpu-reference-r1");
+	ck_assert_str_eq(OPS->numerics(dev.d), "cpu-reference-r2");
 	dev_close(&dev);
 }
 END_TEST

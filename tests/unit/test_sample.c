@@ -283,6 +283,40 @@ START_TEST(not_finite_is_told)
 }
 END_TEST
 
+/* FNV-1a of what comes of 4,000 draws with every cut: ids and the bits of the log-probabilities. It is the same on every machine, whatever its libm and the compiler's -march.
+ * A change of it is a change of what requests with a seed draw: raise the numerics id. */
+START_TEST(same_bits_everywhere)
+{
+	enum { N = 1000, TOP = SAMPLE_LOGPROBS_MAX };
+	static float l[N];
+	static const struct sample_params cuts[] = {
+		{.temperature = 1, .top_p = 1}, {.temperature = 0.7f, .top_p = 0.9f}, {.temperature = 1.3f, .top_p = 1, .typical_p = 0.5f},
+		{.temperature = 1, .top_p = 0.95f, .top_k = 50, .typical_p = 0.9f}, {.temperature = 2, .top_p = 1, .min_p = 0.01f, .typical_p = 0.2f}, {.top_p = 1},
+	};
+	struct sampler *s = sampler_new(N);
+	uint64_t h = 14695981039346656037u;
+	for (uint32_t k = 0; k < 4000; k++) {
+		struct sample_params p = cuts[k % 6];
+		struct sample_result r;
+		uint32_t words[2 + 2 * TOP], n = 0;
+		p.seed = k;
+		p.logprobs = TOP;
+		make_logits(l, N, 0.02f * (float)(1 + k % 300), k);
+		sampler_draw(s, l, &p, &AT(k), &r);
+		words[n++] = r.id;
+		memcpy(&words[n++], &r.logprob, 4);
+		for (uint32_t i = 0; i < TOP; i++) {
+			words[n++] = r.top[i].id;
+			memcpy(&words[n++], &r.top[i].logprob, 4);
+		}
+		for (uint32_t i = 0; i < n; i++)
+			h = (h ^ words[i]) * 1099511628211u;
+	}
+	sampler_destroy(&s);
+	ck_assert_msg(h == UINT64_C(0x7ddb5647dcef668b), "%016llx", (unsigned long long)h);
+}
+END_TEST
+
 /* Vocabularies around the sizes of blocks and lanes, down to one. */
 START_TEST(odd_vocabularies)
 {
@@ -385,6 +419,7 @@ int main(void)
 	tcase_add_test(t, reproducible);
 	tcase_add_loop_test(t, edge_logits, 0, (int)(sizeof edges / sizeof *edges));
 	tcase_add_test(t, logprobs);
+	tcase_add_test(t, same_bits_everywhere);
 	tcase_add_test(t, odd_vocabularies);
 	tcase_add_test(t, allowed_ids);
 	tcase_add_test(t, nothing_allowed);
