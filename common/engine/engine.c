@@ -289,8 +289,10 @@ static int fill_info(struct engine *e, struct err *err)
 	if (e->sim) {
 		snprintf(i->fingerprint, sizeof i->fingerprint, "%s", e->sim->fingerprint);
 		i->params = e->sim->params;
-	} else
-		model_fingerprint(c, &e->src, i->fingerprint);
+	} else if (!e->rank)
+		e->print = fingerprint_begin(c, &e->src);
+	else
+		model_outline(c, &e->src, i->fingerprint);     /* which rank 0 told it to find */
 	int rc = c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c), e->opts.block_tokens, e->opts.kv_type)
 	                        : kv_layout_uniform(&i->kv, c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens, e->opts.kv_type);
 	if (rc)
@@ -348,6 +350,7 @@ static int open_steps(struct engine *e, struct err *err)
 		return rc;
 	if (!e->rank && (rc = ranks_await(e, err)))
 		return rc;
+	fingerprint_end(&e->print, e->info.fingerprint);
 	for (uint32_t i = 0; i < e->conf.ropes; i++)
 		e->rope[i].inv_freq = e->inv_freq[i];
 	if (e->src_open && !e->borrows) {
@@ -401,6 +404,7 @@ void engine_close(struct engine **ep)
 	}
 	if (!e->rank)
 		tp_destroy(&e->tp);    /* another rank's is its main's, which may have a reason to tell */
+	fingerprint_end(&e->print, NULL);
 	if (e->src_open)
 		model_close(&e->src);
 	free(e->sim);

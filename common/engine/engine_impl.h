@@ -3,6 +3,7 @@
 #define ENGINE_IMPL_H
 
 #include "engine/engine.h"
+#include "engine/fingerprint.h"
 #include "engine/model.h"
 #include "engine/model_sim.h"
 #include "engine/tp.h"
@@ -69,6 +70,7 @@ struct engine {
 	int logits_shared;
 	struct model_source src;            /* kept open while a weight borrows from it */
 	int src_open, borrows;
+	struct fingerprint *print;          /* NULL: not begun, or there is one */
 	struct kern_kv_layer kv[KV_LAYERS_MAX];     /* this rank's heads */
 	void *kv_host, *kv_dev;
 	uint32_t kv_blocks;

@@ -18,7 +18,7 @@ static struct kern_weight *expert_matrix(struct loader *l, enum model_expert_par
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows);
 	if (!l->e->borrows)
-		model_tensor_drop(&t);
+		fingerprint_drop(l->e->print, &t);
 	return w;
 }
 

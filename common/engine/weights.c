@@ -83,7 +83,7 @@ struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows_of(l->e, role, t.n));
 	if (!l->e->borrows)
-		model_tensor_drop(&t);
+		fingerprint_drop(l->e->print, &t);
 	return w;
 }
 
