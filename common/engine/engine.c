@@ -301,8 +301,10 @@ static int open_model(struct engine *e, struct err *err)
 	if (e->ops != &kern_sim_ops) {
 		rc = model_open(e->path, &e->conf, &e->src, err);
 		e->src_open = rc == 0;
-		if (!rc)
-			model_fingerprint(&e->conf, &e->src, e->info.fingerprint);
+		if (!rc && !e->rank)
+			e->print = fingerprint_begin(&e->conf, &e->src);
+		else if (!rc)
+			model_outline(&e->conf, &e->src, e->info.fingerprint);     /* which rank 0 told it to find */
 		return rc;
 	}
 	e->sim = mem_zalloc(sizeof *e->sim);
@@ -352,6 +354,7 @@ static int open_steps(struct engine *e, struct err *err)
 		return rc;
 	if (!e->rank && (rc = ranks_await(e, err)))
 		return rc;
+	fingerprint_end(&e->print, e->info.fingerprint);
 	if (e->src_open)
 		model_close(&e->src);
 	e->src_open = 0;
@@ -402,6 +405,7 @@ void engine_close(struct engine **ep)
 	}
 	if (!e->rank)
 		tp_destroy(&e->tp);    /* another rank's is its main's, which may have a reason to tell */
+	fingerprint_end(&e->print, NULL);
 	if (e->src_open)
 		model_close(&e->src);
 	free(e->sim);

@@ -4,6 +4,7 @@
 #define ENGINE_IMPL_H
 
 #include "engine/engine.h"
+#include "engine/fingerprint.h"
 #include "engine/model.h"
 #include "engine/model_sim.h"
 #include "engine/tp.h"
@@ -73,6 +74,7 @@ struct engine {
 	struct kern_mem board, pool;
 	struct model_source src;            /* open while weights are loaded */
 	int src_open;
+	struct fingerprint *print;          /* NULL: not begun, or there is one */
 	struct kern_kv_layer kv[KV_LAYERS_MAX];     /* this rank's heads */
 	uint32_t kv_blocks;
 	struct tp *tp;                      /* NULL: alone */

@@ -47,7 +47,7 @@ static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 		m->key[h] = transposed_rows(l, &kv_b, first, d->nope);
 		m->value[h] = load_rows(l, &kv_b, (struct tp_share){first + d->nope, d->v});
 	}
-	model_tensor_drop(&kv_b);
+	fingerprint_drop(l->e->print, &kv_b);
 }
 
 /* The same from a file that has them in two tensors, the keys' turned already. */
@@ -59,7 +59,7 @@ static void load_parts(struct loader *l, uint32_t layer, struct kern_weight **w,
 		return;
 	for (uint32_t h = 0; h < e->conf.heads && !l->rc; h++)
 		w[h] = load_rows(l, &t, (struct tp_share){h * rows, rows});
-	model_tensor_drop(&t);
+	fingerprint_drop(l->e->print, &t);
 }
 
 struct mla *mla_load(struct loader *l, uint32_t layer)

@@ -6,12 +6,10 @@
 #include "format/gguf.h"
 #include "format/safetensors.h"
 #include "kv/layout.h"
-#include "util/check.h"
+#include "kernels/own_math.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <sodium.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -183,7 +181,7 @@ void model_rope_default(struct model_rope *r, uint32_t dims, double base)
 {
 	r->scale = 1.0f;
 	for (uint32_t i = 0; i < dims / 2; i++)
-		r->inv_freq[i] = (float)pow(base, -2.0 * i / dims);
+		r->inv_freq[i] = (float)own_pow(base, -2.0 * i / dims);
 }
 
 void model_rope_linear(struct model_rope *r, uint32_t dims, double factor)
@@ -210,14 +208,14 @@ void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, doubl
  * beta_slow times is stretched by factor, between them the two are mixed along a ramp over the pairs. */
 void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y)
 {
-	double low = dims * log(y->original / (2.0 * M_PI * y->beta_fast)) / (2.0 * log(y->base));
-	double high = dims * log(y->original / (2.0 * M_PI * y->beta_slow)) / (2.0 * log(y->base));
+	double low = dims * own_log(y->original / (2.0 * M_PI * y->beta_fast)) / (2.0 * own_log(y->base));
+	double high = dims * own_log(y->original / (2.0 * M_PI * y->beta_slow)) / (2.0 * own_log(y->base));
 	low = fmax(y->truncate ? floor(low) : low, 0);
 	high = fmin(y->truncate ? ceil(high) : high, (double)dims - 1);
 	if (low == high)
 		high += 0.001;
 	for (uint32_t i = 0; i < dims / 2; i++) {
-		double f = pow(y->base, -2.0 * i / dims), g = fmin(fmax((i - low) / (high - low), 0), 1);
+		double f = own_pow(y->base, -2.0 * i / dims), g = fmin(fmax((i - low) / (high - low), 0), 1);
 		r->inv_freq[i] = (float)((1.0 - g) * f + g * f / y->factor);
 	}
 	r->scale = (float)y->attention_factor;
@@ -350,34 +348,25 @@ void model_close(struct model_source *src)
 
 /* --- tensors ------------------------------------------------------------------------------------------------------------ */
 
-/* What both directories say about a tensor; dims are row-major, the last is contiguous. */
-struct entry {
-	const char *name, *type;
-	uint32_t dims;
-	uint64_t shape[4];
-	const void *data;
-	size_t bytes;
-};
-
-static void entry_of_gguf(const struct gguf_tensor *t, struct entry *e)
+static void entry_of_gguf(const struct gguf_tensor *t, struct model_entry *e)
 {
-	*e = (struct entry){.name = t->name, .type = gguf_ggml_type_name(t->ggml_type), .dims = t->dims, .data = t->data, .bytes = t->bytes};
+	*e = (struct model_entry){.name = t->name, .type = gguf_ggml_type_name(t->ggml_type), .dims = t->dims, .data = t->data, .bytes = t->bytes};
 	for (uint32_t d = 0; d < t->dims; d++)
 		e->shape[d] = t->ne[t->dims - 1 - d];
 }
 
-static void entry_of_st(const struct st_tensor *t, struct entry *e)
+static void entry_of_st(const struct st_tensor *t, struct model_entry *e)
 {
-	*e = (struct entry){.name = t->name, .type = t->dtype, .dims = t->dims, .data = t->data, .bytes = t->bytes};
+	*e = (struct model_entry){.name = t->name, .type = t->dtype, .dims = t->dims, .data = t->data, .bytes = t->bytes};
 	memcpy(e->shape, t->shape, sizeof e->shape);
 }
 
-static size_t entry_count(const struct model_source *src)
+size_t model_entries(const struct model_source *src)
 {
 	return src->kind == MODEL_GGUF ? gguf_tensors(src->file) : st_tensors(src->file);
 }
 
-static void entry_at(const struct model_source *src, size_t i, struct entry *e)
+void model_entry_at(const struct model_source *src, size_t i, struct model_entry *e)
 {
 	if (src->kind == MODEL_GGUF)
 		entry_of_gguf(gguf_tensor_at(src->file, i), e);
@@ -385,7 +374,7 @@ static void entry_at(const struct model_source *src, size_t i, struct entry *e)
 		entry_of_st(st_tensor_at(src->file, i), e);
 }
 
-static int entry_find(const struct model_source *src, const char *name, struct entry *e)
+static int entry_find(const struct model_source *src, const char *name, struct model_entry *e)
 {
 	if (src->kind == MODEL_GGUF) {
 		const struct gguf_tensor *t = gguf_tensor_find(src->file, name);
@@ -401,7 +390,7 @@ static int entry_find(const struct model_source *src, const char *name, struct e
 
 int model_has_tensor(const struct model_source *src, const char *name)
 {
-	struct entry e;
+	struct model_entry e;
 	return entry_find(src, name, &e);
 }
 
@@ -416,7 +405,7 @@ static int dtype_parse(const char *name, enum kern_dtype *ret)
 	return ERR_UNSUPPORTED;
 }
 
-static void shape_text(const struct entry *e, char *out, size_t size)
+static void shape_text(const struct model_entry *e, char *out, size_t size)
 {
 	size_t at = 0;
 	out[0] = 0;
@@ -427,7 +416,7 @@ static void shape_text(const struct entry *e, char *out, size_t size)
 /* `stack` matrices (n, k) that lie one after the other in one tensor, as one of all their rows; 0: a matrix or a vector of its own. */
 static int tensor_get(const struct model_source *src, const char *name, uint32_t stack, uint32_t n, uint32_t k, struct model_tensor *ret, struct err *err)
 {
-	struct entry e;
+	struct model_entry e;
 	char expected[60];
 	if (stack)
 		snprintf(expected, sizeof expected, "%u x %u x %u", stack, n, k);
@@ -508,75 +497,4 @@ void model_tensor_drop(const struct model_tensor *t)
 	uintptr_t from = ((uintptr_t)t->data + page - 1) & ~(page - 1), to = ((uintptr_t)t->data + t->bytes) & ~(page - 1);
 	if (to > from)
 		madvise((void *)from, to - from, MADV_DONTNEED);
-}
-
-/* --- fingerprint -------------------------------------------------------------------------------------------------------- */
-
-#define SAMPLE_PIECE 1024u
-#define SAMPLE_PIECES 16u
-
-/* Small data whole; of large data pieces at equal distances, the first and the last byte included. */
-static void hash_sample(crypto_generichash_state *h, const unsigned char *p, size_t bytes)
-{
-	if (bytes <= SAMPLE_PIECE * SAMPLE_PIECES) {
-		crypto_generichash_update(h, p, bytes);
-		return;
-	}
-	for (size_t i = 0; i < SAMPLE_PIECES; i++)
-		crypto_generichash_update(h, p + (bytes - SAMPLE_PIECE) / (SAMPLE_PIECES - 1) * i, SAMPLE_PIECE);
-	crypto_generichash_update(h, p + bytes - SAMPLE_PIECE, SAMPLE_PIECE);
-}
-
-/* Every number of the description that changes a result, in words, so that no padding and no order of bytes is in it. */
-static void hash_words(crypto_generichash_state *h, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void hash_words(crypto_generichash_state *h, const char *fmt, ...)
-{
-	char text[512];
-	va_list ap;
-	va_start(ap, fmt);
-	int n = vsnprintf(text, sizeof text, fmt, ap);
-	va_end(ap);
-	CHECK(n > 0 && (size_t)n < sizeof text);
-	crypto_generichash_update(h, (const unsigned char *)text, (size_t)n + 1);
-}
-
-static void hash_conf(crypto_generichash_state *h, const struct model_conf *c)
-{
-	const struct model_experts *x = &c->experts;
-	const struct model_mla *m = &c->mla;
-	hash_words(h, "pdserve-model-3 %s %d %u %u %u %u %u %u %u %u", c->family->name[MODEL_HF], (int)c->source, c->layers, c->hidden, c->heads,
-	           c->kv_heads, c->head_dim, c->ffn, c->vocab, c->context);
-	hash_words(h, "%.9g %.9g %.9g %d %d %d %d %d %d %d %d %d", c->norm_eps, c->embed_scale, c->attn_scale, c->tied, c->qkv_bias, c->o_bias,
-	           c->mlp_bias, c->qk_norm, c->post_norms, c->norm_plus_one, (int)c->act, (int)c->rope_style);
-	for (uint32_t i = 0; i < c->layers; i++)
-		hash_words(h, "layer %u %u %u", c->layer[i].window, c->layer[i].rope, c->layer[i].experts);
-	for (uint32_t i = 0; i < c->ropes; i++) {
-		hash_words(h, "rope %u %.9g", c->rope_dims, c->rope[i].scale);
-		crypto_generichash_update(h, (const unsigned char *)c->rope[i].inv_freq, c->rope_dims / 2 * sizeof *c->rope[i].inv_freq);
-	}
-	if (x->count)
-		hash_words(h, "experts %u %u %u %u %u %u %d %d %d %.9g %.9g %.9g", x->count, x->active, x->ffn, x->shared_ffn, x->groups, x->top_groups,
-		           (int)x->scoring, x->correction, x->normalise, x->norm_min, x->norm_eps, x->scale);
-	if (m->kv_rank)
-		hash_words(h, "mla %u %u %u %u %u %.9g", m->kv_rank, m->q_rank, m->nope, m->rope, m->v, m->norm_eps);
-}
-
-void model_fingerprint(const struct model_conf *conf, const struct model_source *src, char hex[65])
-{
-	crypto_generichash_state h;
-	unsigned char out[32];
-	crypto_generichash_init(&h, NULL, 0, sizeof out);
-	hash_conf(&h, conf);
-	model_tokenizer_hash(src, out);
-	crypto_generichash_update(&h, out, sizeof out);
-	for (size_t i = 0; i < entry_count(src); i++) {
-		struct entry e;
-		entry_at(src, i, &e);
-		crypto_generichash_update(&h, (const unsigned char *)e.name, strlen(e.name) + 1);
-		crypto_generichash_update(&h, (const unsigned char *)e.type, strlen(e.type) + 1);
-		crypto_generichash_update(&h, (const unsigned char *)e.shape, sizeof e.shape);
-		hash_sample(&h, e.data, e.bytes);
-	}
-	crypto_generichash_final(&h, out, sizeof out);
-	sodium_bin2hex(hex, 65, out, sizeof out);
 }

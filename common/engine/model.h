@@ -146,8 +146,16 @@ int model_has_tensor(const struct model_source *src, const char *name);
 void model_tensor_drop(const struct model_tensor *t);
 /* BLAKE2b-256 of what turns text into this model's token ids; of nothing when the source says none. */
 void model_tokenizer_hash(const struct model_source *src, unsigned char ret[32]);
-/* Of description, tensors and tokenizer. */
-void model_fingerprint(const struct model_conf *conf, const struct model_source *src, char hex[65]);
+/* What both formats say about a tensor; dims are row-major, the last is contiguous. */
+struct model_entry {
+	const char *name, *type;
+	uint32_t dims;
+	uint64_t shape[4];
+	const void *data;
+	size_t bytes;
+};
+size_t model_entries(const struct model_source *src);
+void model_entry_at(const struct model_source *src, size_t i, struct model_entry *ret);
 /* Shape (n, k) that the description asks of a role. */
 void model_role_shape(const struct model_conf *c, enum model_role role, uint32_t *ret_n, uint32_t *ret_k);
 

@@ -2,6 +2,7 @@
  * Errors are returned and name file and key. */
 #include "engine/model.h"
 #include "format/gguf.h"
+#include "kernels/own_math.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -193,7 +194,7 @@ static int read_yarn(struct reader *r, struct model_conf *c, double base, double
 		.truncate = 1,
 	};
 	double more = may_above(r, "rope.scaling.attn_factor", 0, 1) * may_above(r, "rope.scaling.yarn_attn_factor", 0, 1);
-	y.attention_factor = more * (factor > 1 ? 0.1 * log(factor) + 1.0 : 1.0);
+	y.attention_factor = more * (factor > 1 ? 0.1 * own_log(factor) + 1.0 : 1.0);
 	if (!r->rc && y.original < 1)
 		return refuse(r, "rope.scaling.original_context_length", y.original, "1 or more");
 	if (!r->rc && y.beta_slow > y.beta_fast)

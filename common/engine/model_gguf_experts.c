@@ -2,6 +2,7 @@
  * tensors. Keys that are absent mean what the families' files take for granted. Errors are returned and name file and key. */
 #include "engine/model.h"
 #include "format/gguf.h"
+#include "kernels/own_math.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -87,7 +88,7 @@ int model_gguf_mla_scale(struct gguf *g, struct model_conf *c, struct err *err)
 		float factor = real(&k, "rope.scaling.factor", 1.0f);
 		if (!k.rc && !(more >= 0 && more <= 10))
 			return err_set(err, ERR_UNSUPPORTED, "%.160s: metadata %s: found %g, expected 0 to 10", gguf_path(g), key, (double)more);
-		double m = 1.0 + (double)more * log((double)factor);
+		double m = 1.0 + (double)more * own_log((double)factor);
 		c->attn_scale = (float)((double)c->attn_scale * m * m);
 	}
 	c->rope[0].scale = 1.0f;

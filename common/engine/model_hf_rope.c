@@ -1,6 +1,7 @@
 /* model_hf_rope.c - windows and rotary tables of config.json, in both spellings: rope_parameters (transformers 5), there by type of layer where
  * types differ, and rope_theta, rope_scaling, rope_local_base_freq (before). Errors as in model_hf.h. */
 #include "engine/model_hf.h"
+#include "kernels/own_math.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -77,7 +78,7 @@ static void read_llama3(struct hf_reader *r, const json_t *p, struct model_conf 
 
 static double mscale(double factor, double m)
 {
-	return factor > 1 ? 0.1 * m * log(factor) + 1.0 : 1.0;
+	return factor > 1 ? 0.1 * m * own_log(factor) + 1.0 : 1.0;
 }
 
 /* Without attention_factor: the quotient of two factors if both are given, else one of m = 1. mscale_all_dim acts on the scale of latent

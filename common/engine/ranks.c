@@ -12,7 +12,7 @@
 
 /* What a rank's engine is opened with. */
 struct rank_hello {
-	char model_path[4096], backend[16], variant[16], fingerprint[65];
+	char model_path[4096], backend[16], variant[16], outline[65];
 	struct engine_opts opts;           /* no pointers */
 };
 
@@ -65,7 +65,7 @@ int ranks_start(struct engine *e, struct err *err)
 	snprintf(h.model_path, sizeof h.model_path, "%s", e->path);
 	snprintf(h.backend, sizeof h.backend, "%s", e->opts.backend ? e->opts.backend : "cpu");
 	snprintf(h.variant, sizeof h.variant, "%s", e->opts.variant ? e->opts.variant : "auto");
-	memcpy(h.fingerprint, e->info.fingerprint, sizeof h.fingerprint);
+	model_outline(&e->conf, &e->src, h.outline);
 	return tp_start(e->opts.tp, &sizes, &h, sizeof h, e->opts.broken, e->opts.broken_arg, &e->tp, err);
 }
 
@@ -123,7 +123,7 @@ int engine_rank_main(int fd)
 	h.opts.model_path = h.model_path;
 	h.opts.backend = h.backend;
 	h.opts.variant = h.variant;
-	if (engine_open_rank(&h.opts, tp, &e, &err) == 0 && strcmp(e->info.fingerprint, h.fingerprint) != 0)
+	if (engine_open_rank(&h.opts, tp, &e, &err) == 0 && strcmp(e->info.fingerprint, h.outline) != 0)
 		err_set(&err, ERR_CORRUPT, "%.200s changed while it was opened", h.model_path);
 	if (err.code) {
 		tp_fail(tp, err.text);

@@ -3,9 +3,10 @@
  * The vocabulary is long and the answer lies near its top, so nothing is sorted whole: one vector pass turns logits into weights
  * exp((l - max) / temperature) and keeps the largest of each block of 64; candidates are gathered from blocks that can hold them, by falling
  * thresholds, and the cuts of top_k, top_p and the draw are found by selection.
- * Always: the same logits and parameters give the same id on every machine; the vector pass has no fused or reordered operation that
- * depends on the instruction set. NaN counts as minus infinity. A temperature below 1e-5 is greedy. Nothing here fails. */
+ * Always: the same logits and parameters give the same id and the same log-probabilities, to the bit, on every machine and with every compiler's options: no operation is
+ * fused or reordered by the instruction set (-ffp-contract=off in the Makefile), and the logarithm is our own. A temperature below 1e-5 is greedy. Nothing here fails; the pass that first reads a row tells whether all of it is finite. */
 #include "engine/sample.h"
+#include "kernels/own_math.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -24,7 +25,7 @@ typedef double vd __attribute__((vector_size(64), aligned(8)));
 
 struct sampler {
 	uint32_t vocab, blocks;
-	float *edited;       /* (vocab) the logits of a draw that may not see them as they are */
+	float *edited;       /* (blocks * BLOCK) the logits of a draw that may not see them as they are */
 	float *padded;       /* (BLOCK) the last, short block of logits, filled up with -inf */
 	float *block_max;    /* (blocks) largest logit */
 	float *weight;       /* (blocks * BLOCK) */
@@ -32,7 +33,8 @@ struct sampler {
 	uint64_t *key;       /* (vocab) candidates: bits of the weight above the complement of the id, so that a larger key comes first */
 	uint32_t pivot_state;
 	double (*weigh)(struct sampler *s, const float *logits, float max, float inv_t, float min_weight);
-	void (*find_max)(struct sampler *s, const float *logits);
+	int (*find_max)(struct sampler *s, const float *logits);
+	int (*copy)(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b);
 };
 
 /* --- passes over all logits --------------------------------------------------------------------------------------------- */
@@ -78,17 +80,54 @@ INLINE float lane_max(const vf *v)
 	return m;
 }
 
-INLINE void find_max_body(struct sampler *s, const float *logits)
+INLINE int lane_all(const vi *v)
 {
+	int all = -1;
+	for (unsigned i = 0; i < LANES; i++)
+		all &= (*v)[i];
+	return all != 0;
+}
+
+/* Fills block_max. Returns whether no logit is NaN or plus infinity. */
+INLINE int find_max_body(struct sampler *s, const float *logits)
+{
+	vi finite = ~(vi){0};
 	for (uint32_t b = 0; b < s->blocks; b++) {
 		const float *p = block_at(s, logits, b);
 		vf m = SPLAT(-INFINITY);
 		for (unsigned i = 0; i < BLOCK; i += LANES) {
 			vf v = *(const vf *)(p + i);
+			finite &= (vi)(v < SPLAT(INFINITY));
 			m = SELECT(v > m, v, m);
 		}
 		s->block_max[b] = lane_max(&m);
 	}
+	return lane_all(&finite);
+}
+
+/* Ids must be in both masks, where there are any. */
+INLINE uint64_t allowed_word(const uint64_t *a, const uint64_t *b, uint32_t i)
+{
+	return (a ? a[i] : UINT64_MAX) & (b ? b[i] : UINT64_MAX);
+}
+
+/* To `edited`, with minus infinity for ids that are not in the masks: a word of a mask is a block of the logits, whose last, short one comes from its padded copy.
+ * Returns as find_max does, of the logits, not of the copy. */
+INLINE int copy_body(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b)
+{
+	static const vi bit = {1, 2, 4, 8, 16, 32, 64, 128};
+	vi finite = ~(vi){0};
+	for (uint32_t b = 0; b < s->blocks; b++) {
+		const float *p = block_at(s, logits, b);
+		uint64_t word = allowed_word(mask_a, mask_b, b);
+		for (unsigned i = 0; i < BLOCK; i += LANES) {
+			vf v = *(const vf *)(p + i);
+			vi in = (vi)((((vi){0} + (int32_t)(word >> i & 255)) & bit) != 0);
+			finite &= (vi)(v < SPLAT(INFINITY));
+			*(vf *)(s->edited + (size_t)b * BLOCK + i) = word == UINT64_MAX ? v : SELECT(in, v, SPLAT(-INFINITY));
+		}
+	}
+	return lane_all(&finite);
 }
 
 /* Fills weight and block_weight; weights below min_weight become 0. Returns the sum, lane by lane in one fixed order. */
@@ -114,9 +153,14 @@ INLINE double weigh_body(struct sampler *s, const float *logits, float max, floa
 	return total;
 }
 
-static void find_max_plain(struct sampler *s, const float *logits)
+static int find_max_plain(struct sampler *s, const float *logits)
 {
-	find_max_body(s, logits);
+	return find_max_body(s, logits);
+}
+
+static int copy_plain(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b)
+{
+	return copy_body(s, logits, mask_a, mask_b);
 }
 
 static double weigh_plain(struct sampler *s, const float *logits, float max, float inv_t, float min_weight)
@@ -126,9 +170,14 @@ static double weigh_plain(struct sampler *s, const float *logits, float max, flo
 
 #ifdef __x86_64__
 /* without FMA, so that the bits are those of the plain pass */
-__attribute__((target("avx2"))) static void find_max_avx2(struct sampler *s, const float *logits)
+__attribute__((target("avx2"))) static int find_max_avx2(struct sampler *s, const float *logits)
 {
-	find_max_body(s, logits);
+	return find_max_body(s, logits);
+}
+
+__attribute__((target("avx2"))) static int copy_avx2(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b)
+{
+	return copy_body(s, logits, mask_a, mask_b);
 }
 
 __attribute__((target("avx2"))) static double weigh_avx2(struct sampler *s, const float *logits, float max, float inv_t, float min_weight)
@@ -137,13 +186,19 @@ __attribute__((target("avx2"))) static double weigh_avx2(struct sampler *s, cons
 }
 #endif
 
-/* Prepares the padded block and block_max; returns the lowest id among the largest logits (0 if there is none). */
-static uint32_t scan(struct sampler *s, const float *logits)
+static void pad(struct sampler *s, const float *logits)
 {
-	uint32_t last = (s->blocks - 1) * BLOCK, best = 0;
+	uint32_t last = (s->blocks - 1) * BLOCK;
 	for (uint32_t i = 0; i < BLOCK; i++)
 		s->padded[i] = last + i < s->vocab ? logits[last + i] : -INFINITY;
-	s->find_max(s, logits);
+}
+
+/* Prepares the padded block and block_max; returns the lowest id among the largest logits (0 if there is none). */
+static uint32_t scan(struct sampler *s, const float *logits, int *ret_finite)
+{
+	uint32_t best = 0;
+	pad(s, logits);
+	*ret_finite = s->find_max(s, logits);
 	for (uint32_t b = 1; b < s->blocks; b++)
 		if (s->block_max[b] > s->block_max[best])
 			best = b;
@@ -158,7 +213,7 @@ static uint32_t scan(struct sampler *s, const float *logits)
 /* Log of the sum of exp(logit), of the unscaled distribution. */
 static double log_sum(struct sampler *s, const float *logits, float max)
 {
-	return (double)max + log(s->weigh(s, logits, max, 1.0f, 0.0f));
+	return (double)max + own_log(s->weigh(s, logits, max, 1.0f, 0.0f));
 }
 
 static int before(float a, uint32_t id_a, float b, uint32_t id_b)
@@ -349,10 +404,10 @@ static uint32_t keep_typical(struct sampler *s, uint32_t n, float part, double *
 {
 	double sum = 0;
 	for (uint32_t i = 0; i < n; i++)
-		sum += (double)key_weight(s->key[i]) * log((double)key_weight(s->key[i]));
+		sum += (double)key_weight(s->key[i]) * own_log((double)key_weight(s->key[i]));
 	double mean = sum / *total;   /* the entropy is log(total) - mean, a surprise is log(total) - log(weight) */
 	for (uint32_t i = 0; i < n; i++) {
-		float far = (float)fabs(log((double)key_weight(s->key[i])) - mean);
+		float far = (float)fabs(own_log((double)key_weight(s->key[i])) - mean);
 		s->key[i] = make_key(~bits_of(far), key_id(s->key[i]));
 	}
 	n = select_key(s, n, &(struct cut){.mass = (double)part * *total, .reach = 1, .weight = s->weight}, total) + 1;
@@ -405,26 +460,6 @@ static uint32_t draw(struct sampler *s, const float *logits, uint32_t best, cons
 
 /* --- what a draw sees of the logits --------------------------------------------------------------------------------------- */
 
-static uint64_t allowed_word(const uint64_t *a, const uint64_t *b, uint32_t i)
-{
-	return (a ? a[i] : UINT64_MAX) & (b ? b[i] : UINT64_MAX);
-}
-
-/* One word of a mask is one block of the logits. An id must be in both masks, where there are any. */
-static void copy_allowed(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b)
-{
-	for (uint32_t b = 0; b < s->blocks; b++) {
-		uint32_t at = b * BLOCK, n = s->vocab - at < BLOCK ? s->vocab - at : BLOCK;
-		uint64_t word = allowed_word(mask_a, mask_b, b);
-		if (word == UINT64_MAX) {
-			memcpy(s->edited + at, logits + at, n * sizeof *logits);
-			continue;
-		}
-		for (uint32_t i = 0; i < n; i++)
-			s->edited[at + i] = word >> i & 1 ? logits[at + i] : -INFINITY;
-	}
-}
-
 /* 0 if none is, or if there are no masks. */
 static uint32_t lowest_allowed(const struct sampler *s, const uint64_t *mask_a, const uint64_t *mask_b)
 {
@@ -438,16 +473,14 @@ static uint32_t lowest_allowed(const struct sampler *s, const uint64_t *mask_a, 
 	return 0;
 }
 
-/* The logits themselves if nothing changes them, or a changed copy. */
-static const float *edit(struct sampler *s, const float *logits, const struct sample_at *at, const uint64_t *also)
+/* The logits themselves if nothing changes them, or a changed copy; then whether the logits are finite is known. */
+static const float *edit(struct sampler *s, const float *logits, const struct sample_at *at, const uint64_t *also, int *ret_finite)
 {
 	int acts = at->edit && sample_edit_acts(at->edit, at->tokens, at->prompt_tokens, at->n_tokens);
 	if (!acts && !at->allowed)
 		return logits;
-	if (at->allowed || also)
-		copy_allowed(s, logits, at->allowed, also);
-	else
-		memcpy(s->edited, logits, s->vocab * sizeof *logits);
+	pad(s, logits);
+	*ret_finite = s->copy(s, logits, at->allowed, also);
 	if (acts)
 		sample_edit_apply(at->edit, s->edited, at->tokens, at->prompt_tokens, at->n_tokens);
 	return s->edited;
@@ -461,7 +494,7 @@ struct sampler *sampler_new(uint32_t vocab)
 	struct sampler *s = mem_zalloc(sizeof *s);
 	s->vocab = vocab;
 	s->blocks = (vocab + BLOCK - 1) / BLOCK;
-	s->edited = mem_array(vocab, sizeof *s->edited);
+	s->edited = mem_array((size_t)s->blocks * BLOCK, sizeof *s->edited);
 	s->padded = mem_array(BLOCK, sizeof *s->padded);
 	s->block_max = mem_array(s->blocks, sizeof *s->block_max);
 	s->block_weight = mem_array(s->blocks, sizeof *s->block_weight);
@@ -469,10 +502,12 @@ struct sampler *sampler_new(uint32_t vocab)
 	s->key = mem_array(vocab, sizeof *s->key);
 	s->find_max = find_max_plain;
 	s->weigh = weigh_plain;
+	s->copy = copy_plain;
 #ifdef __x86_64__
 	if (__builtin_cpu_supports("avx2")) {
 		s->find_max = find_max_avx2;
 		s->weigh = weigh_avx2;
+		s->copy = copy_avx2;
 	}
 #endif
 	return s;
@@ -496,19 +531,23 @@ void sampler_destroy(struct sampler **sp)
 void sampler_draw(struct sampler *s, const float *logits, const struct sample_params *p, const struct sample_at *at, struct sample_result *ret)
 {
 	const uint64_t *also = at->edit ? sample_edit_allowed(at->edit) : NULL;
-	const float *seen = edit(s, logits, at, also);
-	uint32_t best = scan(s, seen), id = best;
+	int finite, of_copy;
+	const float *seen = edit(s, logits, at, also, &finite);
+	uint32_t best = scan(s, seen, seen == logits ? &finite : &of_copy), id = best;
 	if (!(seen[best] > -INFINITY))
 		id = lowest_allowed(s, at->allowed, also);
 	else if (p->temperature >= GREEDY_BELOW && isfinite(seen[best]))
 		id = draw(s, seen, best, p, at->index);
 	if (seen != logits && p->logprobs >= 0)
-		best = scan(s, logits);
+		best = scan(s, logits, &finite);
 	score(s, logits, best, id, p->logprobs, ret);
+	ret->not_finite = !finite;
 }
 
 void sampler_score(struct sampler *s, const float *logits, uint32_t id, int32_t logprobs, struct sample_result *ret)
 {
+	int finite;
 	CHECK(id < s->vocab);
-	score(s, logits, scan(s, logits), id, logprobs, ret);
+	score(s, logits, scan(s, logits, &finite), id, logprobs, ret);
+	ret->not_finite = !finite;
 }

@@ -81,7 +81,7 @@ struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t
 	if (!model_has_role(&l->e->conf, role, layer) || !load_find(l, role, layer, &t))
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows_of(l->e, role, t.n));
-	model_tensor_drop(&t);
+	fingerprint_drop(l->e->print, &t);
 	return w;
 }
 

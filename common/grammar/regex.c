@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RANGES_MAX 512u      /* of one [...] */
+#define RANGES_MAX 512u      /* of one [...]; what [^...] leaves may be one more */
 #define LAST 0x10ffffu
 
 struct range {
@@ -108,7 +108,7 @@ static int take_u(struct parser *p, size_t begin, uint32_t *ret)
 /* --- sets of characters --------------------------------------------------------------------------------------------------------------- */
 
 struct ranges {
-	struct range r[RANGES_MAX];
+	struct range r[RANGES_MAX + 1];
 	uint32_t n;
 };
 
@@ -148,7 +148,7 @@ static void ranges_negate(struct ranges *s)
 			s->r[n++] = (struct range){from, was.r[i].lo - 1};
 		from = was.r[i].hi + 1;
 	}
-	if (from <= LAST && n < RANGES_MAX)
+	if (from <= LAST)
 		s->r[n++] = (struct range){from, LAST};
 	s->n = n;
 }

@@ -1,6 +1,7 @@
 /* value.c - making values, and the bounds on it: every allocation and every piece of text under way is counted against the rendering's memory, and what
  * takes time against its steps. */
 #include "jinja/value.h"
+#include "util/map.h"
 #include "util/quota.h"
 
 #include <stdarg.h>
@@ -218,28 +219,21 @@ struct jdict *dict_new(struct jin *r, size_t size)
 
 enum { INDEX_FROM = 16 };   /* entries of a dict that is looked up by hash */
 
-static uint64_t hash_bytes(const char *s, size_t len)
-{
-	uint64_t h = 14695981039346656037u ^ len;
-	for (size_t i = 0; i < len; i++)
-		h = (h ^ (unsigned char)s[i]) * 1099511628211u;
-	return h ^ h >> 29;
-}
-
+/* Keyed, as a client chooses keys: nobody can make them meet in one slot. No order that a template sees comes from it. */
 static uint64_t hash_value(struct jin *r, struct jv v)
 {
 	uint64_t h = 17;
 	switch (v.type) {
 	case J_STR:
 		jin_step(r, v.len / 64);
-		return hash_bytes(v.s, v.len);
+		return map_hash(v.s, v.len);
 	case J_INT:
 	case J_BOOL:
 	case J_FLOAT: {
 		double d = jv_number(v);
 		if (d == 0)
 			d = 0;   /* -0.0 equals 0 */
-		return hash_bytes((const char *)&d, sizeof d);
+		return map_hash(&d, sizeof d);
 	}
 	case J_TUPLE:
 		jin_stack(r);
@@ -266,7 +260,7 @@ static size_t *index_slot(struct jin *r, const struct jdict *d, struct jv key, s
 {
 	size_t mask = d->index_size - 1, at = hash_value(r, key) & mask;
 	for (; d->index[at] && !key_equal(r, d->keys[d->index[at] - 1], key); at = (at + 1) & mask)
-		jin_step(r, 1);   /* so that chosen collisions end, too */
+		jin_step(r, 1);
 	*slot = at;
 	return slot;
 }

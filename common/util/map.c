@@ -26,6 +26,14 @@ static void sip_draw(void)
 	randombytes_buf(sip_key, sizeof sip_key);
 }
 
+uint64_t map_hash(const void *p, size_t bytes)
+{
+	uint64_t h;
+	pthread_once(&sip_once, sip_draw);
+	crypto_shorthash((unsigned char *)&h, p, bytes, sip_key);
+	return h;
+}
+
 static void free_slots(struct map *m)
 {
 	free(m->state);

@@ -8,6 +8,9 @@
 
 struct map;
 
+/* That hash, for tables of another shape: it differs from process to process. */
+uint64_t map_hash(const void *p, size_t bytes);
+
 struct map *map_new(size_t key_bytes);
 void map_destroy(struct map **m);                 /* values are the caller's */
 size_t map_count(const struct map *m);

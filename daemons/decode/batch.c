@@ -3,7 +3,7 @@
  * Each step takes one row of every sequence that decodes and, beside them, chunks of those whose prompt (or, after a preemption, whole
  * prefix) is still to be computed. A sequence needs only `computed < n_tokens`: decoding is the case of one token, and a draft of
  * what may come next (spec.c) is rows beyond it, of which those that turn out right count. When a block is missing the youngest
- * sequence gives way (room.c). A failed step fails the sequences in it. */
+ * sequence gives way (room.c). A failed step fails the sequences in it; logits that are not finite fail their own, and none of its blocks of that step is published. */
 #include "decode.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -166,16 +166,19 @@ static void publish_full(struct worker *w, struct seq *q)
 		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published], q->published ? &q->hashes[q->published - 1] : NULL);
 }
 
-/* Row i of a span is the distribution of token position + i + 1. What was sent before a preemption is not sent again. */
-static void score_prompt(struct decode *d, struct seq *q, const struct engine_span *sp)
+/* Row i of a span is the distribution of token position + i + 1. What was sent before a preemption is not sent again. 0, or ERR_CORRUPT: one is not finite. */
+static int score_prompt(struct decode *d, struct seq *q, const struct engine_span *sp, struct err *err)
 {
 	struct score *c = NULL;
+	int rc = 0;
 	for (uint32_t i = 0; i < sp->n; i++) {
 		uint32_t at = sp->position + i + 1;
 		struct sample_result r;
 		if (at >= q->work.prompt_tokens || at != q->scored + 1)
 			continue;
 		sampler_score(d->sampler, engine_logits(d->w->engine, sp->logits_row + i), q->work.tokens[at], q->work.prompt_top, &r);
+		if ((rc = work_check_finite(&r, "prompt", at, err)))
+			break;
 		if (!c)
 			c = score_new(d->w, &q->work, at);
 		q->scored++;
@@ -186,14 +189,14 @@ static void score_prompt(struct decode *d, struct seq *q, const struct engine_sp
 	}
 	if (c)
 		svc_post(d->w->svc, score_post, c);
+	return rc;
 }
 
-/* Its constraint cannot be followed any further: another worker would find the same, unless it was memory that lacked. */
-static void fail_constraint(struct seq *q, const struct err *err)
+/* Its constraint cannot be followed any further, or its logits are not finite: another worker would find the same, unless it was memory that lacked. */
+static void fail_draw(struct seq *q, const struct err *err)
 {
 	q->failed = 1;
-	q->no_memory = err->code == ERR_NOMEM;
-	q->hopeless = !q->no_memory;
+	q->draw_fault = constraint_fault(err->code);
 	snprintf(q->fail_text, sizeof q->fail_text, "%.150s", err->text);
 }
 
@@ -207,7 +210,7 @@ static Pds__Finish sample_rows(struct decode *d, struct seq *q, uint32_t row, ui
 		uint32_t index = work_index(k), draft = right < drafted ? k->tokens[k->n_tokens] : UINT32_MAX;
 		struct err err = {0};
 		if (constraint_draw(k, w->info, d->sampler, engine_logits(w->engine, row + right), &s, &err) < 0) {
-			fail_constraint(q, &err);
+			fail_draw(q, &err);
 			return PDS__FINISH__FINISH_NONE;
 		}
 		if (!q->first_us)
@@ -229,16 +232,17 @@ static Pds__Finish sample_rows(struct decode *d, struct seq *q, uint32_t row, ui
 static void after_step(struct decode *d, struct seq *q, const struct engine_span *sp, struct report *rep)
 {
 	uint32_t left = q->work.n_tokens - q->computed, drafted = sp->n > left ? sp->n - left : 0, own = sp->n - drafted;
+	Pds__Finish finish = PDS__FINISH__FINISH_NONE;
+	struct err err = {0};
 	q->computed += own;
-	publish_full(d->w, q);
-	if (sp->logits == ENGINE_LOGITS_ALL && !drafted)
-		score_prompt(d, q, sp);
-	if (q->computed < q->work.n_tokens)
-		return;
-	if (q->back_us)
-		room_caught_up(d, q);
-	Pds__Finish finish = sample_rows(d, q, sp->logits_row + (sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0), drafted, rep);
-	if (drafted)
+	if (sp->logits == ENGINE_LOGITS_ALL && !drafted && score_prompt(d, q, sp, &err) < 0)
+		fail_draw(q, &err);
+	if (q->computed == q->work.n_tokens && !q->failed) {
+		if (q->back_us)
+			room_caught_up(d, q);
+		finish = sample_rows(d, q, sp->logits_row + (sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0), drafted, rep);
+	}
+	if (q->draw_fault != PDS__FAULT__FAULT_INTERNAL)
 		publish_full(d->w, q);
 	if (finish != PDS__FINISH__FINISH_NONE || q->failed)
 		give_back(d, q);

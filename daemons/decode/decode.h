@@ -76,8 +76,8 @@ struct seq {
 	struct spec_seq *spec;         /* what its drafts were like; NULL: none was thought of */
 	uint32_t drafted, accepted;    /* tokens, of all its drafts */
 	uint32_t scored;               /* prompt_logprobs: tokens of the prompt that were sent, its first one not counted */
-	int failed, hopeless;          /* hopeless: on any worker */
-	int no_memory;                 /* there is none for its constraint now */
+	int failed;
+	Pds__Fault draw_fault;         /* of those that failed: its constraint or a draw did (constraint_fault); NONE: the step */
 	char fail_text[160];
 
 	uint64_t accepted_us, granted_us, ready_us, joined_us, first_us, done_us;

@@ -59,8 +59,8 @@ void job_computed(struct job *j)
 		job_fail_by(j, PDS__FAULT__FAULT_INTERNAL, 1, j->fail_text, svc_name(j->w->svc));
 		return;
 	}
-	if (j->hopeless || j->no_memory) {
-		job_fail_constraint(j);
+	if (j->draw_fault) {
+		job_fail_draw(j);
 		return;
 	}
 	if (j->cancelled || j->computed < j->work.n_tokens) {

@@ -177,11 +177,13 @@ void job_fail(struct job *j, Pds__Fault fault, int retry, const char *text)
 	job_fail_by(j, fault, retry, text, NULL);
 }
 
-void job_fail_constraint(struct job *j)
+void job_fail_draw(struct job *j)
 {
-	if (j->no_memory)
+	int retry = j->draw_fault == PDS__FAULT__FAULT_OVERLOADED;
+	if (retry)
 		j->room_after_us = CONSTRAINT_RETRY_US;
-	job_fail(j, j->no_memory ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INVALID, j->no_memory, j->fail_text);
+	stat_add(svc_stats(j->w->svc), WS_NOT_FINITE, j->draw_fault == PDS__FAULT__FAULT_INTERNAL);
+	job_fail(j, j->draw_fault, retry, j->fail_text);
 }
 
 /* --- prepare ------------------------------------------------------------------------------------------------------------------------ */
@@ -255,14 +257,14 @@ void job_taken(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
 	job_adopt_taken(j);
-	int got = j->n_blocks > 0, gone = j->cancelled || j->hopeless || j->no_memory, again = s->releases != j->releases;
+	int got = j->n_blocks > 0, gone = j->cancelled || j->draw_fault, again = s->releases != j->releases;
 	j->hands--;
 	if (s->retrying == j)
 		s->retrying = NULL;
 	if (j->cancelled) {
 		job_drop(j, "cancelled");
-	} else if (j->hopeless || j->no_memory) {
-		job_fail_constraint(j);
+	} else if (j->draw_fault) {
+		job_fail_draw(j);
 	} else if (!got) {
 		job_enter(j, JOB_BLOCKED);
 		writeout_hurry(j->w->writeout);

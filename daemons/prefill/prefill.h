@@ -155,8 +155,7 @@ struct job {
 	struct sample_result first;
 	Pds__Finish finish;
 	int step_failed, broken;      /* broken: a precondition did not hold */
-	int hopeless;                 /* its constraint cannot be followed, on any worker */
-	int no_memory;                /* there is none for its constraint now */
+	Pds__Fault draw_fault;        /* its constraint or a draw failed (constraint_fault); NONE: it did not */
 	char fail_text[160];
 	int kv_sent, first_acked;
 
@@ -239,7 +238,7 @@ void job_end(struct job *j);                             /* give all back, end; 
 /* blame: the worker whose failure it is, or NULL. job_fail: no worker's. */
 void job_fail(struct job *j, Pds__Fault fault, int retry, const char *text);
 void job_fail_by(struct job *j, Pds__Fault fault, int retry, const char *text, const char *blame);
-void job_fail_constraint(struct job *j);                 /* hopeless or no_memory, with fail_text */
+void job_fail_draw(struct job *j);                       /* draw_fault, with fail_text */
 void job_begin(struct job *j);                           /* NEW -> PREPARE */
 void job_take(struct job *j);                            /* granted: to a prepare thread, or behind those who wait for blocks */
 void job_retry_blocked(struct prefill *s);

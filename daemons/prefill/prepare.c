@@ -3,6 +3,7 @@
  * A thread never waits for a peer: phase 1 ends with the job parked, phase 2 begins when the decode worker has granted.
  * Results go back to the loop by stage_return. */
 #include "prefill.h"
+#include "daemons/worker/constraint.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -53,8 +54,7 @@ static int look_at_form(struct job *j)
 	if (j->form.code == 0)
 		return 0;
 	snprintf(j->fail_text, sizeof j->fail_text, "%.150s", j->form.err.text);
-	j->no_memory = j->form.code == ERR_NOMEM;
-	j->hopeless = !j->no_memory;
+	j->draw_fault = constraint_fault(j->form.code);
 	return -1;
 }
 

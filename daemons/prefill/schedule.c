@@ -5,7 +5,8 @@
  * ageing_us: from then on it stands, by arrival, before everybody, so that no prompt waits for ever. A job is never passed over for what another lacks.
  *
  * A job that is cancelled or whose precondition does not hold goes back to the loop before the next step; a precondition is checked in every build, and
- * fails its own request only. So does a span that the engine refuses; a step that the device fails fails all who are in it. A step allocates nothing. */
+ * fails its own request only. So does a span that the engine refuses, and one whose logits are not finite: none of that step's blocks is published then. A step that the device fails
+ * fails all who are in it. A step allocates nothing. */
 #include "prefill.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -171,14 +172,17 @@ static void publish_full(struct worker *w, struct job *j)
 	share_published(j);
 }
 
-/* Row i of a span is the distribution of token position + i + 1. */
-static void score_prompt(struct prefill *s, struct job *j, const struct engine_span *sp)
+/* Row i of a span is the distribution of token position + i + 1. 0, or ERR_CORRUPT: one is not finite. */
+static int score_prompt(struct prefill *s, struct job *j, const struct engine_span *sp, struct err *err)
 {
 	struct score *c = NULL;
+	int rc = 0;
 	for (uint32_t i = 0; i < sp->n && sp->position + i + 1 < j->work.prompt_tokens; i++) {
 		uint32_t at = sp->position + i + 1;
 		struct sample_result r;
 		sampler_score(s->sampler, engine_logits(s->w->engine, sp->logits_row + i), j->work.tokens[at], j->work.prompt_top, &r);
+		if ((rc = work_check_finite(&r, "prompt", at, err)))
+			break;
 		if (!c)
 			c = score_new(s->w, &j->work, at);
 		if (score_add(c, &r)) {
@@ -188,6 +192,7 @@ static void score_prompt(struct prefill *s, struct job *j, const struct engine_s
 	}
 	if (c)
 		stage_score(s, c);
+	return rc;
 }
 
 static void after_step(struct prefill *s, struct job *j, const struct engine_span *sp)
@@ -196,19 +201,19 @@ static void after_step(struct prefill *s, struct job *j, const struct engine_spa
 	j->computed += sp->n;
 	w->prompt_tokens += sp->n;       /* before anybody sees the answer: who has it finds it counted */
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, sp->n);
-	publish_full(w, j);
-	if (j->work.prompt_logprobs)
-		score_prompt(s, j, sp);
-	if (j->computed < j->work.n_tokens)
-		return;
 	uint32_t row = sp->logits_row + (sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0);
 	struct err err = {0};
-	int r = constraint_draw(&j->work, w->info, s->sampler, engine_logits(w->engine, row), &j->first, &err);
+	int whole = j->computed == j->work.n_tokens, r = j->work.prompt_logprobs ? score_prompt(s, j, sp, &err) : 0;
+	if (r == 0 && whole)
+		r = constraint_draw(&j->work, w->info, s->sampler, engine_logits(w->engine, row), &j->first, &err);
+	if (r != ERR_CORRUPT)
+		publish_full(w, j);
 	if (r < 0) {
 		snprintf(j->fail_text, sizeof j->fail_text, "%.150s", err.text);
-		j->no_memory = r == ERR_NOMEM;
-		j->hopeless = !j->no_memory;
+		j->draw_fault = constraint_fault(r);
 	}
+	if (r == 0 && !whole)
+		return;
 	j->first_us = clock_us();
 	give_back(s, j);
 }

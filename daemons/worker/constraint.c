@@ -426,7 +426,12 @@ int constraint_draw(struct work *w, const struct engine_info *info, struct sampl
 		allow_end(w, info, flags);
 	}
 	sampler_draw(s, logits, &w->sampling, &at, ret);
-	return 0;
+	return work_check_finite(ret, "answer", work_index(w), err);
+}
+
+Pds__Fault constraint_fault(int code)
+{
+	return code == ERR_NOMEM ? PDS__FAULT__FAULT_OVERLOADED : code == ERR_CORRUPT ? PDS__FAULT__FAULT_INTERNAL : PDS__FAULT__FAULT_INVALID;
 }
 
 uint32_t constraint_leading(struct work *w, uint32_t n)

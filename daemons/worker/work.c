@@ -166,6 +166,13 @@ Pds__Finish work_append(struct work *w, uint32_t id, const struct engine_info *i
 	return work_index(w) >= w->max_tokens || w->n_tokens >= w->limit_tokens ? PDS__FINISH__FINISH_LENGTH : PDS__FINISH__FINISH_NONE;
 }
 
+int work_check_finite(const struct sample_result *r, const char *part, uint32_t at, struct err *err)
+{
+	if (!r->not_finite)
+		return 0;
+	return err_set(err, ERR_CORRUPT, "the model's logits for token %u of the %s are not finite: its weights are damaged, or its numbers overflow", at, part);
+}
+
 Pds__Token *work_token(const struct sample_result *r, int want_logprobs)
 {
 	struct piece {

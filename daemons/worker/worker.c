@@ -91,6 +91,7 @@ static const struct stat_def stats[WS_COUNT] = {
 	[WS_PREEMPTIONS] = {"vllm:num_preemptions_total", "Sequences preempted for want of blocks.", STAT_COUNTER},
 	[WS_REQUESTS] = {"pdserve_requests_total", "Attempts accepted.", STAT_COUNTER},
 	[WS_FAILED] = {"pdserve_requests_failed_total", "Attempts that failed here.", STAT_COUNTER},
+	[WS_NOT_FINITE] = {"pdserve_logits_not_finite_total", "Attempts that failed because the model's logits were NaN or infinite.", STAT_COUNTER},
 	[WS_CANCELLED] = {"pdserve_requests_cancelled_total", "Attempts cancelled.", STAT_COUNTER},
 	[WS_LEASES] = {"pdserve_leases_granted_total", "Leases granted.", STAT_COUNTER},
 	[WS_LEASES_LOST] = {"pdserve_leases_lost_total", "Leases that expired or whose prefill worker ended.", STAT_COUNTER},

@@ -26,10 +26,6 @@
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
 
-INLINE float group_max(const float *x)
-{
-	return v_hmax(v_max(v_abs(v_load(x)), v_abs(v_load(x + 16))));
-}
 
 #ifndef RECORD_STORE
 #define RECORD_STORE record_bytes
@@ -43,16 +39,22 @@ INLINE int32_t record_bytes(unsigned char *rec, uint32_t R, uint32_t r, int half
 }
 #endif
 
-/* One group into slot r of a record of R rows. */
+/* One group into slot r of a record of R rows. With a NaN or an infinity in it the scale is NaN, and so is every sum that the group
+ * goes into; its integers are zeros. */
 INLINE void quantise_group(unsigned char *rec, uint32_t R, uint32_t r, const float *x)
 {
-	float max = group_max(x);
-	bool tiny = max < 1e-30f;                        /* its reciprocal would overflow */
-	float d = tiny ? 0 : max / LEVELS;
-	v16 inv = v_set1(tiny ? 0 : LEVELS / max), round = v_set1(V_ROUND);
+	v16 v[2] = { v_load(x), v_load(x + 16) }, round = v_set1(V_ROUND);
+	union { int32_t i; float f; } max = { v_hmax_bits(v_max_bits(v_abs(v[0]), v_abs(v[1]))) };
+	float d = max.f / LEVELS;
 	int32_t sum[2];
+	if (!(max.f >= 1e-30f && max.f < INFINITY)) {    /* its reciprocal would overflow, or it is none */
+		d = max.f < 1e-30f ? 0 : NAN;
+		v[0] = v[1] = v_set1(0);
+		max.f = 1;
+	}
+	v16 inv = v_set1(LEVELS / max.f);
 	for (int i = 0; i < 2; i++)
-		sum[i] = RECORD_STORE(rec, R, r, i, v_sub(v_fma(v_load(x + i * 16), inv, round), round));
+		sum[i] = RECORD_STORE(rec, R, r, i, v_sub(v_fma(v[i], inv, round), round));
 	int32_t both = sum[0] + sum[1];
 	((float *)(void *)(rec + REC_D * R))[r] = d;
 	((float *)(void *)(rec + REC_DSUM * R))[r] = d * (float)both;

@@ -1,6 +1,7 @@
 /* reference.c - every operation written plainly, in float32 without quantised activations. The other variants are measured
  * against it, so it stays simple: weights are dequantised row by row and dot products add up in 16 fixed lanes. */
 #include "kernels/cpu/program.h"
+#include "kernels/own_math.h"
 
 #include <math.h>
 #include <string.h>
@@ -51,11 +52,9 @@ static void ref_rope(float *x, uint32_t heads, uint32_t head_dim, const struct k
 static void ref_act_mul(float *y, const float *gate, const float *up, enum kern_act act, uint32_t dim)
 {
 	for (uint32_t i = 0; i < dim; i++) {
-		float g = gate[i];
-		if (act == KERN_SILU)
-			y[i] = g / (1.0f + expf(-g)) * up[i];
-		else
-			y[i] = 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * up[i];
+		/* GELU's tanh form is g / (1 + exp(-2 z)), too, with z what the tanh is of */
+		double g = (double)gate[i], z = act == KERN_SILU ? g : 1.5957691216057308 * (g + 0.044715 * g * g * g);
+		y[i] = (float)(g / (1.0 + own_exp(-z))) * up[i];
 	}
 }
 
@@ -121,7 +120,7 @@ static void ref_att_item(const void *attention, uint32_t item, unsigned worker)
 		max = fmaxf(max, score[i - first]);
 	}
 	for (uint32_t i = first; i <= last; i++) {
-		double e = exp((double)score[i - first] - (double)max);
+		double e = own_exp((double)score[i - first] - (double)max);
 		sum += e;
 		kv_load(vec, kv, table, i, kv_head, 1);
 		for (uint32_t d = 0; d < out_dim; d++)
@@ -146,7 +145,7 @@ static size_t ref_att_scratch(const struct cpu_attention *a, uint32_t positions)
 
 const struct cpu_variant cpu_variant_reference = {
 	.name = "reference",
-	.numerics = "cpu-reference-r1",
+	.numerics = "cpu-reference-r2",
 	.rms_norm = ref_rms_norm,
 	.rope = ref_rope,
 	.act_mul = ref_act_mul,

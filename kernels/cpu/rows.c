@@ -1,6 +1,7 @@
 /* rows.c - phases of rows: operations that compute a row from that row alone. Those that follow each other run one after the other over a few rows, which
  * stay in the cache, before the next few. A row is always computed whole by one thread. */
 #include "kernels/cpu/build.h"
+#include "kernels/own_math.h"
 
 #include <math.h>
 #include <string.h>
@@ -210,21 +211,6 @@ static void build_kv_write(struct build *b, const struct kern_op *op)
 }
 
 /* --- route ------------------------------------------------------------------------------------------------------------------------------- */
-
-/* e^x within 1e-15 of itself. A libm's last bit depends on its version and on the CPU, and routing must not. */
-static double own_exp(double x)
-{
-	static const double inverse[] = { 1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
-	                                  1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0 };
-	if (isnan(x))
-		return x;
-	x = x < -700 ? -700 : x > 700 ? 700 : x;
-	double n = nearbyint(x * 1.4426950408889634), r = x - n * 0.693147180369123816490, sum = 0;
-	r -= n * 1.90821492927058770002e-10;   /* ln 2 in two parts, the first exact in its product */
-	for (int i = sizeof inverse / sizeof *inverse; i-- > 0;)
-		sum = sum * r + inverse[i];
-	return ldexp(sum, (int)n);
-}
 
 static void softmax(float *s, const float *logits, uint32_t n)
 {

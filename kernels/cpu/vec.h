@@ -1,7 +1,8 @@
 /* vec.h - sixteen floats at once, in the instructions that the including file may use: AVX-512, AVX2 with FMA, or plain C.
  *
  * Every operation gives the same bits in all three, so that code written on top of it does too: products and sums are rounded where
- * they are written (v_fma rounds once), reductions have one order. NaN and infinities are the exception. */
+ * they are written (v_fma rounds once), reductions have one order. The bits of a NaN are the exception. v_min and v_max return their
+ * second operand where one of the two is NaN; v_hmax of lanes that have a NaN is undefined. */
 #ifndef CPU_VEC_H
 #define CPU_VEC_H
 
@@ -33,6 +34,12 @@ INLINE v16 v_max(v16 a, v16 b) { return V1(_mm512_max_ps(a.v, b.v)); }
 INLINE v16 v_min(v16 a, v16 b) { return V1(_mm512_min_ps(a.v, b.v)); }
 INLINE v16 v_abs(v16 a) { return V1(_mm512_abs_ps(a.v)); }
 INLINE float v_hmax(v16 a) { return _mm512_reduce_max_ps(a.v); }
+/* by the lanes' bits: of magnitudes it is the largest, and a NaN's bits are above all numbers' */
+INLINE v16 v_max_bits(v16 a, v16 b)
+{
+	return V1(_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v))));
+}
+INLINE int32_t v_hmax_bits(v16 a) { return _mm512_reduce_max_epi32(_mm512_castps_si512(a.v)); }
 INLINE v16 v_load_bf16(const uint16_t *p)
 {
 	return V1(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16)));
@@ -63,10 +70,10 @@ INLINE v16 v_byte_i8(v16 a, int n)
 {
 	return V1(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(_mm512_castps_si512(a.v), 24 - 8 * n), 24)));
 }
-/* a * 2^n for integral n, 0 where t < -126 */
+/* a * 2^n for integral n, 0 where t < -126; NaN where all three are */
 INLINE v16 v_scale2(v16 a, v16 n, v16 t)
 {
-	return V1(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t.v, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), a.v, n.v));
+	return V1(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t.v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), a.v, n.v));
 }
 /* nearest integers as 16 int8, and their sum; the values must lie within +-127.5 */
 INLINE int32_t v_store_i8(int8_t *p, v16 a)
@@ -107,6 +114,18 @@ INLINE float v_hmax(v16 x)
 	h = _mm_max_ps(h, _mm_movehl_ps(h, h));
 	return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
 }
+INLINE __m256 v_half_max_bits(__m256 a, __m256 b)
+{
+	return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+INLINE v16 v_max_bits(v16 x, v16 y) { return V2(v_half_max_bits(x.a, y.a), v_half_max_bits(x.b, y.b)); }
+INLINE int32_t v_hmax_bits(v16 x)
+{
+	__m256i m = _mm256_max_epi32(_mm256_castps_si256(x.a), _mm256_castps_si256(x.b));
+	__m128i h = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+	h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+	return _mm_cvtsi128_si32(_mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+}
 INLINE __m256 v_half_bf16(const uint16_t *p)
 {
 	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
@@ -136,7 +155,7 @@ INLINE v16 v_byte_i8(v16 x, int n) { return V2(v_half_byte(x.a, n), v_half_byte(
 INLINE __m256 v_half_scale2(__m256 a, __m256 n, __m256 t)
 {
 	__m256 r = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
-	return _mm256_and_ps(r, _mm256_cmp_ps(t, _mm256_set1_ps(-126.0f), _CMP_GE_OQ));
+	return _mm256_and_ps(r, _mm256_cmp_ps(t, _mm256_set1_ps(-126.0f), _CMP_NLT_UQ));
 }
 INLINE v16 v_scale2(v16 x, v16 n, v16 t) { return V2(v_half_scale2(x.a, n.a, t.a), v_half_scale2(x.b, n.b, t.b)); }
 INLINE int32_t v_store_i8(int8_t *p, v16 x)
@@ -152,6 +171,7 @@ INLINE int32_t v_store_i8(int8_t *p, v16 x)
 #else
 typedef float f4 __attribute__((vector_size(16)));
 typedef int32_t i4 __attribute__((vector_size(16)));
+typedef uint32_t u4 __attribute__((vector_size(16)));
 typedef struct { f4 q[4]; } v16;
 #define V4(expr) do { for (int i = 0; i < 4; i++) r.q[i] = (expr); return r; } while (0)
 /* a loop that stays one: unrolled sixteenfold in every use it makes the compiler slow, more so under sanitizers */
@@ -178,6 +198,13 @@ INLINE float v_hmax(v16 a)
 	V_EACH m = a.q[i / 4][i % 4] > m ? a.q[i / 4][i % 4] : m;
 	return m;
 }
+INLINE v16 v_max_bits(v16 a, v16 b) { v16 r; V4(v_choose((i4)a.q[i] > (i4)b.q[i], a.q[i], b.q[i])); }
+INLINE int32_t v_hmax_bits(v16 a)
+{
+	int32_t m = INT32_MIN;
+	V_EACH m = ((i4)a.q[i / 4])[i % 4] > m ? ((i4)a.q[i / 4])[i % 4] : m;
+	return m;
+}
 INLINE v16 v_load_bf16(const uint16_t *p) { v16 r; V_EACH r.q[i / 4][i % 4] = cpu_bf16_to_f32(p[i]); return r; }
 INLINE v16 v_first_bf16(v16 a) { v16 r; V4((f4)((i4)a.q[i] << 16)); }
 INLINE v16 v_second_bf16(v16 a) { v16 r; V4((f4)((i4)a.q[i] & (int32_t)0xffff0000)); }
@@ -186,11 +213,11 @@ INLINE v16 v_load_i8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] =
 INLINE v16 v_load_f8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] = cpu_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); return r; }
 INLINE v16 v_byte_i8(v16 a, int n) { v16 r; V_EACH r.q[i / 4][i % 4] = (float)(int8_t)(((i4)a.q[i / 4])[i % 4] >> 8 * n); return r; }
 /* V_ROUND's own bits taken off leave the nearest integer */
-INLINE i4 v_integer(f4 a) { return (i4)(a + V_ROUND) - 0x4b400000; }
+INLINE i4 v_integer(f4 a) { return (i4)((u4)(a + V_ROUND) - 0x4b400000u); }
 INLINE v16 v_scale2(v16 a, v16 n, v16 t)
 {
 	v16 r;
-	V4(v_choose(t.q[i] >= -126.0f, (f4)((i4)a.q[i] + v_integer(n.q[i]) * 0x800000), (f4){ 0 }));
+	V4(v_choose(t.q[i] < -126.0f, (f4){ 0 }, a.q[i] * (f4)(((u4)v_integer(n.q[i]) + 127u) << 23)));
 }
 INLINE int32_t v_store_i8(int8_t *p, v16 a)
 {
@@ -287,11 +314,11 @@ INLINE v16 v_load_as(const unsigned char *p, enum kern_dtype type, uint32_t n)
 	return type == KERN_BF16 ? v_load_bf16(src) : v_load_f16(src);
 }
 
-/* 2^t within 2 units of the last place; 0 below -126, 2^127 above 127 */
+/* 2^t within 2 units of the last place; 0 below -126, 2^127 above 127, NaN for NaN */
 INLINE v16 v_exp2(v16 t)
 {
-	t = v_min(t, v_set1(127.0f));
-	v16 n = v_sub(v_add(v_max(t, v_set1(-200.0f)), v_set1(V_ROUND)), v_set1(V_ROUND)), f = v_sub(v_max(t, v_set1(-200.0f)), n);
+	t = v_min(v_set1(127.0f), t);
+	v16 low = v_max(v_set1(-200.0f), t), n = v_sub(v_add(low, v_set1(V_ROUND)), v_set1(V_ROUND)), f = v_sub(low, n);
 	v16 p = v_set1(1.5403530393381609e-4f);        /* ln(2)^i / i!, i = 6 .. 0 */
 	p = v_fma(p, f, v_set1(1.3333558146428443e-3f));
 	p = v_fma(p, f, v_set1(9.6181291076284772e-3f));

@@ -191,6 +191,27 @@ START_TEST(refused)
 }
 END_TEST
 
+/* As many ranges as [...] may have, all apart, leave one more to [^...]: what stands behind the last is among it. */
+START_TEST(most_ranges)
+{
+	char text[8 + 4 * 513] = "[^", one[4];
+	size_t n = 2;
+	for (unsigned c = 2; c < 2 + 2 * 512; c += 2)           /* every other code point */
+		n += (size_t)(c < 0x80 ? sprintf(text + n, "\\x%02x", c) : sprintf(text + n, "%c%c", (int)(0xc0 | c >> 6), (int)(0x80 | (c & 63))));
+	strcpy(text + n, "]");
+	for (unsigned c = 1; c < 2 + 2 * 512; c++) {
+		size_t len = (size_t)(c < 0x80 ? sprintf(one, "%c", (int)c) : sprintf(one, "%c%c", (int)(0xc0 | c >> 6), (int)(0x80 | (c & 63))));
+		ck_assert_msg(is_match(GRAMMAR_REGEX, text, one, len) == (c % 2 == 1), "U+%04X", c);
+	}
+	ck_assert(is_match(GRAMMAR_REGEX, text, "\xe2\x82\xac", 3));
+	ck_assert(is_match(GRAMMAR_REGEX, text, "\xf4\x8f\xbf\xbf", 4));
+	strcpy(text + n, "\\xe9]");
+	struct grammar *g;
+	struct err err = {0};
+	ck_assert_int_eq(grammar_compile(GRAMMAR_REGEX, text, n + 5, 0, &g, &err), ERR_FULL);
+}
+END_TEST
+
 /* Texts made by a rule: nesting, chains of references, many alternatives. All end in bounded time, with a grammar or without. */
 START_TEST(hostile)
 {
@@ -597,6 +618,7 @@ int main(void)
 	tcase_set_timeout(t, 120);
 	tcase_add_loop_test(t, matches, 0, COUNT(matching));
 	tcase_add_loop_test(t, refused, 0, COUNT(refusals));
+	tcase_add_test(t, most_ranges);
 	tcase_add_loop_test(t, hostile, 0, 9);
 	tcase_add_loop_test(t, masks, 0, COUNT(matching));
 	tcase_add_test(t, state_is_a_function_of_the_tokens);

@@ -227,6 +227,35 @@ START_TEST(accumulates)
 }
 END_TEST
 
+/* Keys that an unkeyed hash (FNV-1a, lengths mixed in) would all put into one slot: a lookup is not a walk past the others. Their order is that of the data. */
+START_TEST(chosen_keys)
+{
+	enum { KEYS = 3000, LOW = 8191 };
+	const struct jinja_run limits = {.steps_max = 20 * KEYS};
+	json_t *o = json_object(), *vars = json_object();
+	char key[16], first[16] = "";
+	for (unsigned i = 0; json_object_size(o) < KEYS; i++) {
+		int len = snprintf(key, sizeof key, "%06x", i);
+		uint64_t h = 14695981039346656037u ^ (uint64_t)len;
+		for (int k = 0; k < len; k++)
+			h = (h ^ (unsigned char)key[k]) * 1099511628211u;
+		if (((h ^ h >> 29) & LOW) != 77)
+			continue;
+		if (!*first)
+			strcpy(first, key);
+		json_object_set_new(o, key, json_integer(i));
+	}
+	json_object_set_new(vars, "x", o);
+	static const char text[] = "{{ x|length }} {{ x|list|first }} {{ x|list|last in x }} {{ (x|dictsort)[0][0] }}";
+	struct result x = render(text, strlen(text), vars, &limits, 0);
+	ck_assert_msg(x.rc == 0, "%s", x.err.text);
+	snprintf(key, sizeof key, "3000 %s True", first);
+	ck_assert_msg(!strncmp(x.out.data, key, strlen(key)), "%.*s", (int)x.out.len, x.out.data);
+	buf_fini(&x.out);
+	json_decref(vars);
+}
+END_TEST
+
 /* What was grown in place is not changed by another string that begins with it. */
 START_TEST(grown_strings_are_values)
 {
@@ -271,6 +300,7 @@ int main(void)
 	tcase_add_test(tc, deep_statements);
 	tcase_add_test(tc, deep_data);
 	tcase_add_test(tc, accumulates);
+	tcase_add_test(tc, chosen_keys);
 	tcase_add_test(tc, grown_strings_are_values);
 	tcase_add_test(tc, no_utf8);
 	tcase_add_test(tc, too_long);

@@ -205,6 +205,60 @@ START_TEST(matmul_same_bits)
 }
 END_TEST
 
+/* What is not a number in one row. For types of the group `type`, types with block scales give NaN, the others a NaN or an infinity. */
+static void not_finite_row(struct dev *dev, unsigned char *const *data, const float *x, const float *clean, uint32_t rows, uint32_t bad, const char *what)
+{
+	enum { N = 75, COUNT = LEN(type) };
+	float *y = matmul_group(dev, data, x, rows, rows);
+	for (uint32_t r = 0; r < rows; r++)
+		for (size_t i = 0; i < COUNT * N; i++) {
+			const float *got = y + (size_t)r * COUNT * N + i;
+			if (r != bad)
+				EXPECT(memcmp(got, clean + (got - y), sizeof *got) == 0, "%s: row %u, which is finite, changed", what, r);
+			else if (kern_dtype_bytes(type[i / N], 1))
+				EXPECT(!isfinite(*got), "%s, %s: column %zu is %g", what, kern_dtype_name(type[i / N]), i % N, (double)*got);
+			else
+				EXPECT(strstr(what, "reference") ? !isfinite(*got) : isnan(*got), "%s, %s: column %zu is %g", what, kern_dtype_name(type[i / N]), i % N, (double)*got);
+		}
+	free(y);
+}
+
+/* A row of activations with a NaN or an infinity gives nothing finite, wherever it stands, and does not reach other rows. */
+START_TEST(matmul_not_finite)
+{
+	enum { N = 75, K = 256, ROWS = 13 };
+	static const char *const all[] = { "reference", "plain", "avx2", "avx512" };
+	static const uint32_t rows[] = { 1, 2, 3, 4, ROWS }, at[] = { 0, 15, 16, 31, 100, K - 1 };
+	static const float bad[] = { NAN, -NAN, INFINITY, -INFINITY };
+	unsigned char *data[LEN(type)];
+	for (size_t i = 0; i < LEN(type); i++)
+		data[i] = rand_weight(type[i], N, K);
+	float *x = rand_floats(ROWS * K, 5), was;
+	for (size_t v = 0; v < 2 * LEN(all); v++) {
+		struct dev dev;
+		if (!dev_try_as(&dev, all[v / 2], 2, v % 2 ? KERN_BF16 : KERN_F32))
+			continue;
+		float *clean = matmul_group(&dev, data, x, ROWS, ROWS);
+		for (size_t h = 0; h < LEN(rows); h++)
+			for (size_t a = 0; a < LEN(at); a++)
+				for (size_t b = 0; b < LEN(bad); b++) {
+					uint32_t row = (uint32_t)(a + b) % rows[h];
+					float *place = x + row * K + at[a];
+					was = *place;
+					*place = bad[b];
+					not_finite_row(&dev, data, x, clean, rows[h], row, LABEL("%s%s, %g at %u of row %u of %u", all[v / 2], v % 2 ? " bf16" : "", (double)bad[b],
+					                                                         at[a], row, rows[h]));
+					*place = was;
+				}
+		free(clean);
+		dev_close(&dev);
+	}
+	for (size_t i = 0; i < LEN(type); i++)
+		free(data[i]);
+	free(x);
+}
+END_TEST
+
 /* A row with one outlier: its steps may show in its own group alone. */
 START_TEST(matmul_outliers)
 {
@@ -468,7 +522,7 @@ END_TEST
 int main(void)
 {
 	const TTest *const tests[] = {
-		formats_by_hand, embed_is_exact, matmul_near_reference, matmul_exact_activations, matmul_extremes, matmul_same_bits, matmul_odd_activations,
+		formats_by_hand, embed_is_exact, matmul_near_reference, matmul_exact_activations, matmul_extremes, matmul_same_bits, matmul_not_finite, matmul_odd_activations,
 		matmul_outliers, bf16_near_reference, bf16_by_hand, bf16_same_bits,
 	};
 	return run_suite("kernels_matmul", tests, LEN(tests));

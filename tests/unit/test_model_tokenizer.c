@@ -1,5 +1,5 @@
 /* test_model_tokenizer.c - a model's fingerprint covers its tokenizer: same weights, other words, another fingerprint. */
-#include "engine/model.h"
+#include "engine/fingerprint.h"
 #include "format/gguf.h"
 #include "util/buf.h"
 #include "tempdir.h"

@@ -4,11 +4,12 @@
  * tests/data/golden has tiny models with logits and greedy continuations of transformers in float32; model.gguf there is written by
  * make_gguf.py beside it. With PD_FULL=1 and PD_MODEL set to the SmolLM2 file its 8,000 positions are checked, too. */
 #include "engine_rig.h"
-#include "engine/model.h"
+#include "engine/fingerprint.h"
 #include "skip.h"
 #include "tempdir.h"
 
 #include <sodium.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -409,6 +410,58 @@ START_TEST(fingerprint_covers_the_description)
 }
 END_TEST
 
+/* So does every byte of every tensor: one bit, anywhere. */
+START_TEST(fingerprint_covers_the_tensors)
+{
+	struct model_conf c;
+	struct model_source src;
+	struct err err = {0};
+	char before[65], after[65];
+	unsigned rng = 1, last = 0;
+	ck_assert_int_ge(sodium_init(), 0);
+	ck_assert_msg(model_open(GOLDEN "llama", &c, &src, &err) == 0, "%s", err.text);
+	model_fingerprint(&c, &src, before);
+	ck_assert_uint_gt(model_entries(&src), 5);
+	for (size_t i = 0; i < model_entries(&src); i++)
+		for (unsigned k = 0; k < 40; k++) {
+			struct model_entry e;
+			model_entry_at(&src, i, &e);
+			rng = rng * 1664525u + 1013904223u;
+			size_t at = k == 0 ? 0 : k == 1 ? e.bytes - 1 : (size_t)((uint64_t)(rng >> 8) * e.bytes >> 24);
+			/* the mapping is this process's own; its page becomes a copy */
+			uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+			unsigned char *byte = (unsigned char *)(uintptr_t)e.data + at;
+			ck_assert_int_eq(mprotect((void *)((uintptr_t)byte & ~(page - 1)), page, PROT_READ | PROT_WRITE), 0);
+			*byte ^= 1u << k % 8;
+			model_fingerprint(&c, &src, after);
+			*byte ^= 1u << k % 8;
+			ck_assert_msg(strcmp(before, after) != 0, "byte %zu of %zu of %s is not in the fingerprint", at, e.bytes, e.name);
+			last++;
+		}
+	model_fingerprint(&c, &src, after);
+	ck_assert_str_eq(after, before);
+	printf("%u bits in the fingerprint\n", last);
+	model_close(&src);
+}
+END_TEST
+
+/* Opening that fails in the middle does not wait for all of a file to be read, and leaves no thread. */
+START_TEST(fingerprint_given_up)
+{
+	struct model_conf c;
+	struct model_source src;
+	struct err err = {0};
+	ck_assert_int_ge(sodium_init(), 0);
+	ck_assert_msg(model_open(GOLDEN "llama", &c, &src, &err) == 0, "%s", err.text);
+	for (int i = 0; i < 100; i++) {
+		struct fingerprint *f = fingerprint_begin(&c, &src);
+		fingerprint_end(&f, NULL);
+		ck_assert_ptr_null(f);
+	}
+	model_close(&src);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("models");
@@ -427,6 +480,8 @@ int main(void)
 	tcase_add_loop_test(bad, configurations_refused, 0, (int)(sizeof refused / sizeof *refused));
 	tcase_add_loop_test(bad, tensors_that_do_not_fit, 0, (int)(sizeof misfits / sizeof *misfits));
 	tcase_add_test(bad, fingerprint_covers_the_description);
+	tcase_add_test(bad, fingerprint_covers_the_tensors);
+	tcase_add_test(bad, fingerprint_given_up);
 	suite_add_tcase(s, golden);
 	suite_add_tcase(s, far);
 	suite_add_tcase(s, real);

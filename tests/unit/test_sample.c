@@ -243,6 +243,80 @@ START_TEST(logprobs)
 }
 END_TEST
 
+/* --- what is not finite ------------------------------------------------------------------------------------------------- */
+
+/* Wherever it stands, with or without an edited copy, allowed or not, greedy or drawn, scored or not. Minus infinity is a logit like others. */
+START_TEST(not_finite_is_told)
+{
+	static const uint32_t vocabs[] = {1, 7, 64, 65, VOCAB};
+	static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
+	const uint32_t vocab = vocabs[_i];
+	struct sampler *s = sampler_new(vocab);
+	float *l = mem_array(vocab, sizeof *l);
+	uint64_t *mask = mem_array((vocab + 63) / 64, sizeof *mask);
+	uint32_t end = 0;
+	struct sample_edit_opts o = {.vocab = vocab, .tokens_max = 8, .min_tokens = 4, .ends = {&end}, .n_ends = {1}, .repetition = 1};
+	struct sample_edit *e = sample_edit_new(&o);
+	make_logits(l, vocab, 3, 5);
+	mask[vocab / 64 ? 1 : 0] = vocab > 1 ? 2 : 1;       /* one id */
+	for (uint32_t at = 0; at < vocab; at += at < 70 ? 1 : 31)
+		for (size_t b = 0; b < sizeof bad / sizeof *bad; b++)
+			for (int how = 0; how < 16; how++) {
+				struct sample_params p = {.temperature = how & 1 ? 1 : 0, .top_p = 1, .logprobs = how & 2 ? 2 : -1};
+				struct sample_at where = {.allowed = how & 4 ? mask : NULL, .edit = how & 8 ? e : NULL};
+				struct sample_result r, score;
+				float was = l[at];
+				sampler_draw(s, l, &p, &where, &r);
+				ck_assert_int_eq(r.not_finite, 0);
+				l[at] = bad[b];
+				sampler_draw(s, l, &p, &where, &r);
+				sampler_score(s, l, vocab / 2, how & 2 ? 2 : -1, &score);
+				l[at] = was;
+				int want = b < 3;
+				if (r.not_finite != want || score.not_finite != want)
+					ck_abort_msg("%g at %u of %u, way %d: told as %d, scored as %d, want %d", (double)bad[b], at, vocab, how, r.not_finite, score.not_finite, want);
+			}
+	sample_edit_destroy(&e);
+	sampler_destroy(&s);
+	free(l);
+	free(mask);
+}
+END_TEST
+
+/* FNV-1a of what comes of 4,000 draws with every cut: ids and the bits of the log-probabilities. It is the same on every machine, whatever its libm and the compiler's -march.
+ * A change of it is a change of what requests with a seed draw: raise the numerics id. */
+START_TEST(same_bits_everywhere)
+{
+	enum { N = 1000, TOP = SAMPLE_LOGPROBS_MAX };
+	static float l[N];
+	static const struct sample_params cuts[] = {
+		{.temperature = 1, .top_p = 1}, {.temperature = 0.7f, .top_p = 0.9f}, {.temperature = 1.3f, .top_p = 1, .typical_p = 0.5f},
+		{.temperature = 1, .top_p = 0.95f, .top_k = 50, .typical_p = 0.9f}, {.temperature = 2, .top_p = 1, .min_p = 0.01f, .typical_p = 0.2f}, {.top_p = 1},
+	};
+	struct sampler *s = sampler_new(N);
+	uint64_t h = 14695981039346656037u;
+	for (uint32_t k = 0; k < 4000; k++) {
+		struct sample_params p = cuts[k % 6];
+		struct sample_result r;
+		uint32_t words[2 + 2 * TOP], n = 0;
+		p.seed = k;
+		p.logprobs = TOP;
+		make_logits(l, N, 0.02f * (float)(1 + k % 300), k);
+		sampler_draw(s, l, &p, &AT(k), &r);
+		words[n++] = r.id;
+		memcpy(&words[n++], &r.logprob, 4);
+		for (uint32_t i = 0; i < TOP; i++) {
+			words[n++] = r.top[i].id;
+			memcpy(&words[n++], &r.top[i].logprob, 4);
+		}
+		for (uint32_t i = 0; i < n; i++)
+			h = (h ^ words[i]) * 1099511628211u;
+	}
+	sampler_destroy(&s);
+	ck_assert_msg(h == UINT64_C(0x7ddb5647dcef668b), "%016llx", (unsigned long long)h);
+}
+END_TEST
+
 /* Vocabularies around the sizes of blocks and lanes, down to one. */
 START_TEST(odd_vocabularies)
 {
@@ -339,11 +413,13 @@ int main(void)
 	Suite *s = suite_create("sample");
 	TCase *t = tcase_create("sample");
 	tcase_set_timeout(t, 120);
+	tcase_add_loop_test(t, not_finite_is_told, 0, 5);
 	tcase_add_loop_test(t, frequencies, 0, (int)(sizeof draws / sizeof *draws));
 	tcase_add_test(t, philox_known_answer);
 	tcase_add_test(t, reproducible);
 	tcase_add_loop_test(t, edge_logits, 0, (int)(sizeof edges / sizeof *edges));
 	tcase_add_test(t, logprobs);
+	tcase_add_test(t, same_bits_everywhere);
 	tcase_add_test(t, odd_vocabularies);
 	tcase_add_test(t, allowed_ids);
 	tcase_add_test(t, nothing_allowed);

@@ -1,0 +1,53 @@
+/* own_math.h - functions whose results decide tokens: a libm's last bit depends on its version and on the CPU. Additions, products, divisions and
+ * what IEEE 754 defines to the bit (ldexp, nearbyint, sqrt, fma, floor) are the same everywhere, given -ffp-contract=off (Makefile). */
+#ifndef KERNELS_OWN_MATH_H
+#define KERNELS_OWN_MATH_H
+
+#include <math.h>
+#include <stdint.h>
+
+/* ln 2 in two parts, the first exact in its product with an exponent */
+#define OWN_LN2_HIGH 0.693147180369123816490
+#define OWN_LN2_LOW 1.90821492927058770002e-10
+
+/* e^x within 1e-15 of itself; x is cut to -700 .. 700 */
+static inline double own_exp(double x)
+{
+	static const double inverse[] = { 1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
+	                                  1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0 };
+	if (isnan(x))
+		return x;
+	x = x < -700 ? -700 : x > 700 ? 700 : x;
+	double n = nearbyint(x * 1.4426950408889634), r = x - n * OWN_LN2_HIGH, sum = 0;
+	r -= n * OWN_LN2_LOW;
+	for (int i = sizeof inverse / sizeof *inverse; i-- > 0;)
+		sum = sum * r + inverse[i];
+	return ldexp(sum, (int)n);
+}
+
+/* ln x within 3e-16 of itself; -infinity for 0, NaN below. With x = 2^e (1 + f) and s = f / (2 + f), ln(1 + f) = 2 (s + s^3 / 3 + s^5 / 5 + ...),
+ * cut off after s^15 with coefficients that make up for the rest. */
+static inline double own_log(double x)
+{
+	if (!(x > 0) || isinf(x))
+		return x == 0 ? -INFINITY : x < 0 ? NAN : x;
+	union { double d; uint64_t u; } m = { x < 0x1p-1022 ? x * 0x1p54 : x };
+	double e = (double)((int64_t)(m.u >> 52) - 1022 - (x < 0x1p-1022 ? 54 : 0));
+	m.u = (m.u & 0xfffffffffffff) | 0x3fe0000000000000;      /* from 1/2 on, below 1 */
+	if (m.d < 0.70710678118654752440) {
+		m.d *= 2;
+		e--;
+	}
+	double f = m.d - 1, s = f / (2 + f), z = s * s, w = z * z, half = 0.5 * f * f;
+	double even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+	double odd = z * (6.666666666666735130e-01 + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+	return e * OWN_LN2_HIGH - ((half - (s * (half + (even + odd)) + e * OWN_LN2_LOW)) - f);
+}
+
+/* b^y of b > 0 within 1e-15 (1 + |y ln b|) of itself */
+static inline double own_pow(double b, double y)
+{
+	return own_exp(y * own_log(b));
+}
+
+#endif
