@@ -1,9 +1,9 @@
-/* model.c - see model.h: the table of families, the names of tensors, checks and sums that do not depend on the file's format.
+/* model.c - see model.h: the table of families, the usual names of tensors, checks and sums that do
+ * not depend on the file's format.
  *
  * Always: a description that model_open returns is within the limits below, so that later products of its numbers fit in size_t.
  * Errors are returned and name the file, the field, what was found and what was expected. */
-#include "engine/model.h"
-#include "format/gguf.h"
+#include "engine/family.h"
 #include "format/safetensors.h"
 #include "kv/layout.h"
 #include "util/check.h"
@@ -18,27 +18,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HALF {KERN_ROPE_HALF, KERN_ROPE_HALF}
-#define PAIRS {KERN_ROPE_INTERLEAVED, KERN_ROPE_INTERLEAVED}
-#define PERMUTED {KERN_ROPE_INTERLEAVED, KERN_ROPE_HALF}
-
-static const struct family families[] = {
-	{.name = {"llama", "llama"}, .rope = PERMUTED, .bias = {"attention_bias", "attention_bias", "mlp_bias"}},
-	{.name = {NULL, "mistral"}, .rope = PERMUTED, .window = FAMILY_WINDOW_ALL},
-	{.name = {"qwen2", "qwen2"}, .rope = HALF, .bias = {.qkv = FAMILY_ALWAYS}, .window = FAMILY_WINDOW_BY_FLAG},
-	{.name = {"qwen3", "qwen3"}, .rope = HALF, .bias = {"attention_bias", "attention_bias", NULL}, .qk_norm = FAMILY_ALWAYS,
-	 .window = FAMILY_WINDOW_BY_FLAG},
-	{.name = {"ernie4_5", "ernie4_5"}, .rope = PAIRS, .bias = {"use_bias", "use_bias", "use_bias"}, .tied = 1, .rope_base = 500000},
-	{.name = {"gemma3", "gemma3_text"}, .rope = HALF, .act = KERN_GELU_TANH, .bias = {"attention_bias", "attention_bias", NULL},
-	 .qk_norm = FAMILY_ALWAYS, .window = FAMILY_WINDOW_BY_PATTERN, .post_norms = 1, .norm_plus_one = {[MODEL_HF] = 1}, .scaled_embedding = 1,
-	 .tied = 1, .rope_base = 1000000, .ffn_norm = {[MODEL_HF] = "pre_feedforward_layernorm"}},
-	{.name = {"qwen3moe", "qwen3_moe"}, .rope = HALF, .bias = {"attention_bias", "attention_bias", NULL}, .qk_norm = FAMILY_ALWAYS,
-	 .window = FAMILY_WINDOW_BY_FLAG, .experts = FAMILY_EXPERTS_QWEN3},
-	{.name = {"ernie4_5-moe", "ernie4_5_moe"}, .rope = PAIRS, .bias = {"use_bias", "use_bias", "use_bias"}, .tied = 1, .rope_base = 500000,
-	 .experts = FAMILY_EXPERTS_ERNIE},
-	{.name = {"glm4moe", "glm4_moe"}, .rope = HALF, .bias = {.qkv = "attention_bias"}, .qk_norm = "use_qk_norm", .rope_part = 0.5,
-	 .ffn_norm = {[MODEL_GGUF] = "post_attention_norm"}, .experts = FAMILY_EXPERTS_DEEPSEEK},
-	{.name = {"deepseek2", "deepseek_v3"}, .rope = PAIRS, .experts = FAMILY_EXPERTS_DEEPSEEK, .mla = 1},
+static const struct family *const families[] = {
+	&family_llama,    &family_mistral,      &family_qwen2,    &family_qwen3,       &family_ernie4_5,
+	&family_gemma3,   &family_qwen3_moe,    &family_ernie4_5_moe, &family_glm4_moe, &family_deepseek_v3,
 };
 #define FAMILIES (sizeof families / sizeof *families)
 
@@ -68,20 +50,22 @@ static const struct role {
 	[MODEL_KV_A_NORM]      = {{"attn_kv_a_norm", "self_attn.kv_a_layernorm"}},
 	[MODEL_KV_B]           = {{"attn_kv_b", "self_attn.kv_b_proj"}},
 	[MODEL_ROUTER]         = {{"ffn_gate_inp", "mlp.gate"}},
+	[MODEL_CORRECTION]     = {{"exp_probs_b", "mlp.gate"}},
 	[MODEL_SHARED_GATE]    = {{"ffn_gate_shexp", "mlp.shared_experts.gate_proj"}},
 	[MODEL_SHARED_UP]      = {{"ffn_up_shexp", "mlp.shared_experts.up_proj"}},
 	[MODEL_SHARED_DOWN]    = {{"ffn_down_shexp", "mlp.shared_experts.down_proj"}},
 };
 
-const struct family *model_family_find(enum model_source_kind kind, const char *name, size_t len, struct err *err)
+const struct family *family_find(enum model_source_kind kind, const char *name, size_t len,
+                                 struct err *err)
 {
 	char known[200] = "";
 	for (size_t i = 0; i < FAMILIES; i++) {
-		const char *f = families[i].name[kind];
+		const char *f = families[i]->name[kind];
 		if (!f)
 			continue;
 		if (strlen(f) == len && memcmp(f, name, len) == 0)
-			return &families[i];
+			return families[i];
 		size_t at = strlen(known);
 		snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", f);
 	}
@@ -89,23 +73,41 @@ const struct family *model_family_find(enum model_source_kind kind, const char *
 	return NULL;
 }
 
-void model_defaults(struct model_conf *c)
+void family_defaults(struct model_conf *c)
+{
+	c->rope_style = c->family->rope[c->source];
+	c->embed_scale = c->residual_scale = c->logit_scale = 1.0f;
+	c->attn_scale = (float)(1.0 / sqrt((double)c->head_dim));
+	c->ropes = c->family->local_rope ? 2 : 1;
+}
+
+/* The tensor that holds this role's matrix and others; NULL: it has one of its own. */
+static const struct family_stack *stack_of(const struct model_conf *c, enum model_role role)
+{
+	for (size_t i = 0; i < sizeof c->family->stacks / sizeof *c->family->stacks; i++) {
+		const struct family_stack *s = &c->family->stacks[i];
+		for (uint32_t k = 0; k < s->count; k++)
+			if (s->role[k] == role)
+				return s;
+	}
+	return NULL;
+}
+
+static const char *role_name(const struct model_conf *c, enum model_role role)
 {
 	const struct family *f = c->family;
-	c->act = f->act;
-	c->rope_style = f->rope[c->source];
-	c->post_norms = f->post_norms;
-	c->norm_plus_one = f->norm_plus_one[c->source];
-	c->embed_scale = f->scaled_embedding ? (float)sqrt((double)c->hidden) : 1.0f;
-	c->attn_scale = (float)(1.0 / sqrt((double)c->head_dim));
-	c->ropes = 1;
+	const struct family_stack *s = stack_of(c, role);
+	if (s)
+		return s->name[c->source];
+	for (size_t i = 0; i < sizeof f->names / sizeof *f->names; i++)
+		if (f->names[i].role == role && f->names[i].name[c->source])
+			return f->names[i].name[c->source];
+	return roles[role].name[c->source];
 }
 
 void model_tensor_name(const struct model_conf *c, enum model_role role, uint32_t layer, const char *suffix, char *out, size_t size)
 {
-	const char *name = roles[role].name[c->source];
-	if (role == MODEL_FFN_NORM && c->family->ffn_norm[c->source])
-		name = c->family->ffn_norm[c->source];
+	const char *name = role_name(c, role);
 	if (role <= MODEL_ROLE_LAST_GLOBAL)
 		snprintf(out, size, "%s.%s", name, suffix);
 	else
@@ -134,6 +136,7 @@ int model_has_role(const struct model_conf *c, enum model_role role, uint32_t la
 	case MODEL_KV_A_NORM:
 	case MODEL_KV_B: return mla;
 	case MODEL_ROUTER: return experts;
+	case MODEL_CORRECTION: return experts && c->experts.correction;
 	case MODEL_SHARED_GATE:
 	case MODEL_SHARED_UP:
 	case MODEL_SHARED_DOWN: return experts && c->experts.shared_ffn;
@@ -169,58 +172,13 @@ void model_role_shape(const struct model_conf *c, enum model_role role, uint32_t
 		[MODEL_KV_A_NORM]      = {1, m->kv_rank},
 		[MODEL_KV_B]           = {c->heads * (m->nope + m->v), m->kv_rank},
 		[MODEL_ROUTER]         = {c->experts.count, c->hidden},
+		[MODEL_CORRECTION]     = {1, c->experts.count},
 		[MODEL_SHARED_GATE]    = {shared, c->hidden},
 		[MODEL_SHARED_UP]      = {shared, c->hidden},
 		[MODEL_SHARED_DOWN]    = {c->hidden, shared},
 	};
 	*ret_n = shapes[role][0];
 	*ret_k = shapes[role][1];
-}
-
-/* --- rotary frequencies ------------------------------------------------------------------------------------------------- */
-
-void model_rope_default(struct model_rope *r, uint32_t dims, double base)
-{
-	r->scale = 1.0f;
-	for (uint32_t i = 0; i < dims / 2; i++)
-		r->inv_freq[i] = (float)pow(base, -2.0 * i / dims);
-}
-
-void model_rope_linear(struct model_rope *r, uint32_t dims, double factor)
-{
-	for (uint32_t i = 0; i < dims / 2; i++)
-		r->inv_freq[i] = (float)(r->inv_freq[i] / factor);
-}
-
-/* Long waves are stretched by factor, short ones stay, between them the two are mixed. */
-void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, double low, double high, double original)
-{
-	for (uint32_t i = 0; i < dims / 2; i++) {
-		double f = r->inv_freq[i], wave = 2.0 * M_PI / f;
-		double t = (original / wave - low) / (high - low);
-		if (wave > original / low)
-			f /= factor;
-		else if (wave >= original / high)
-			f = (1.0 - t) * f / factor + t * f;
-		r->inv_freq[i] = (float)f;
-	}
-}
-
-/* YaRN (arXiv:2309.00071): a pair that turns more than beta_fast times over the original length keeps its frequency, one that turns less than
- * beta_slow times is stretched by factor, between them the two are mixed along a ramp over the pairs. */
-void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y)
-{
-	double low = dims * log(y->original / (2.0 * M_PI * y->beta_fast)) / (2.0 * log(y->base));
-	double high = dims * log(y->original / (2.0 * M_PI * y->beta_slow)) / (2.0 * log(y->base));
-	low = fmax(y->truncate ? floor(low) : low, 0);
-	high = fmin(y->truncate ? ceil(high) : high, (double)dims - 1);
-	if (low == high)
-		high += 0.001;
-	for (uint32_t i = 0; i < dims / 2; i++) {
-		double f = pow(y->base, -2.0 * i / dims), g = fmin(fmax((i - low) / (high - low), 0), 1);
-		r->inv_freq[i] = (float)((1.0 - g) * f + g * f / y->factor);
-	}
-	r->scale = (float)y->attention_factor;
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------------ */
@@ -257,6 +215,11 @@ static int check_sizes(const struct model_conf *c, struct err *err)
 		return err_set(err, ERR_CORRUPT, "norm epsilon: found %g, expected more than 0 and less than 1", c->norm_eps);
 	if (!(c->attn_scale > 0 && c->attn_scale <= 1e3f))
 		return err_set(err, ERR_CORRUPT, "attention scale: found %g, expected more than 0 and at most 1000", c->attn_scale);
+	const float scales[] = {c->embed_scale, c->residual_scale, c->logit_scale};
+	for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+		if (!(scales[i] > 0 && scales[i] <= 1e6f))
+			return err_set(err, ERR_CORRUPT, "scale of embeddings, residuals or logits: found %g, "
+			               "expected more than 0 and at most 1e6", scales[i]);
 	for (uint32_t i = 0; i < c->n_eos; i++)
 		if (c->eos[i] >= c->vocab)
 			return err_set(err, ERR_CORRUPT, "end-of-sequence id: found %u, expected less than the vocabulary's %u", c->eos[i], c->vocab);
@@ -309,14 +272,6 @@ static int check_experts(const struct model_conf *c, struct err *err)
 	return rc;
 }
 
-static int check_conf(const struct model_conf *c, struct err *err)
-{
-	int rc;
-	if ((rc = check_sizes(c, err)) || (rc = check_ropes(c, err)) || (rc = check_experts(c, err)))
-		return rc;
-	return 0;
-}
-
 int model_open(const char *path, struct model_conf *ret_conf, struct model_source *ret_src, struct err *err)
 {
 	struct stat st;
@@ -325,7 +280,7 @@ int model_open(const char *path, struct model_conf *ret_conf, struct model_sourc
 	struct model_conf c = {0};
 	struct model_source src = {.path = path};
 	int rc = S_ISDIR(st.st_mode) ? model_hf_open(path, &c, &src, err) : model_gguf_open(path, &c, &src, err);
-	if (!rc && (rc = check_conf(&c, err)))
+	if (!rc && ((rc = check_sizes(&c, err)) || (rc = check_ropes(&c, err)) || (rc = check_experts(&c, err))))
 		err_prefix(err, "%.160s", path);
 	if (rc) {
 		model_close(&src);
@@ -460,6 +415,46 @@ int model_tensor_get(const struct model_source *src, const char *name, uint32_t 
 	return tensor_get(src, name, 0, n, k, ret, err);
 }
 
+static int role_get(const struct model_source *src, const struct model_conf *c,
+                    enum model_role role, uint32_t layer, const char *suffix, int bias,
+                    struct model_tensor *ret, struct err *err)
+{
+	const struct family_stack *s = stack_of(c, role);
+	uint32_t n, k, first = 0, all = 0, rows;
+	char name[96];
+	struct model_tensor t;
+	for (uint32_t i = 0; s && i < s->count; i++) {
+		model_role_shape(c, s->role[i], &rows, &k);
+		first = s->role[i] == role ? all : first;
+		all += rows;
+	}
+	model_role_shape(c, role, &n, &k);
+	all = s ? all : n;
+	model_tensor_name(c, role, layer, suffix, name, sizeof name);
+	int rc = model_tensor_get(src, name, bias ? 1 : all, bias ? all : k, &t, err);
+	if (rc)
+		return rc;
+	size_t row = kern_dtype_bytes(t.dtype, bias ? 1 : k);
+	t.n = bias ? 1 : n;
+	t.k = bias ? n : k;
+	t.data = (const unsigned char *)t.data + first * row;
+	t.bytes = n * row;
+	*ret = t;
+	return 0;
+}
+
+int model_role_get(const struct model_source *src, const struct model_conf *c, enum model_role role,
+                   uint32_t layer, struct model_tensor *ret, struct err *err)
+{
+	return role_get(src, c, role, layer, "weight", 0, ret, err);
+}
+
+int model_bias_get(const struct model_source *src, const struct model_conf *c, enum model_role role,
+                   uint32_t layer, struct model_tensor *ret, struct err *err)
+{
+	return role_get(src, c, role, layer, "bias", 1, ret, err);
+}
+
 int model_expert_get(const struct model_source *src, const struct model_conf *c, enum model_expert_part part, uint32_t layer, uint32_t expert,
                      struct model_tensor *ret, struct err *err)
 {
@@ -493,13 +488,8 @@ int model_latent_get(const struct model_source *src, const struct model_conf *c,
 
 int model_correction_get(const struct model_source *src, const struct model_conf *c, uint32_t layer, struct model_tensor *ret, struct err *err)
 {
-	char name[96];
-	if (src->kind == MODEL_GGUF)
-		snprintf(name, sizeof name, "blk.%u.exp_probs_b.bias", layer);
-	else
-		snprintf(name, sizeof name, "model.layers.%u.mlp.%s.e_score_correction_bias", layer,
-		         c->family->experts == FAMILY_EXPERTS_ERNIE ? "moe_statics" : "gate");
-	return model_tensor_get(src, name, 1, c->experts.count, ret, err);
+	const char *suffix = src->kind == MODEL_GGUF ? "bias" : "e_score_correction_bias";
+	return role_get(src, c, MODEL_CORRECTION, layer, suffix, 0, ret, err);
 }
 
 void model_tensor_drop(const struct model_tensor *t)
@@ -544,10 +534,11 @@ static void hash_conf(crypto_generichash_state *h, const struct model_conf *c)
 {
 	const struct model_experts *x = &c->experts;
 	const struct model_mla *m = &c->mla;
-	hash_words(h, "pdserve-model-3 %s %d %u %u %u %u %u %u %u %u", c->family->name[MODEL_HF], (int)c->source, c->layers, c->hidden, c->heads,
+	hash_words(h, "pdserve-model-4 %s %d %u %u %u %u %u %u %u %u", c->family->name[MODEL_HF], (int)c->source, c->layers, c->hidden, c->heads,
 	           c->kv_heads, c->head_dim, c->ffn, c->vocab, c->context);
 	hash_words(h, "%.9g %.9g %.9g %d %d %d %d %d %d %d %d %d", c->norm_eps, c->embed_scale, c->attn_scale, c->tied, c->qkv_bias, c->o_bias,
 	           c->mlp_bias, c->qk_norm, c->post_norms, c->norm_plus_one, (int)c->act, (int)c->rope_style);
+	hash_words(h, "scales %.9g %.9g", c->residual_scale, c->logit_scale);
 	for (uint32_t i = 0; i < c->layers; i++)
 		hash_words(h, "layer %u %u %u", c->layer[i].window, c->layer[i].rope, c->layer[i].experts);
 	for (uint32_t i = 0; i < c->ropes; i++) {

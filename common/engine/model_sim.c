@@ -6,6 +6,7 @@
  * the group `model` alone, so that workers with different devices may hand KV over.
  * An unknown key, a missing one, a wrong type and a value out of its range are returned as errors with file, line, key, value and range. */
 #include "engine/model_sim.h"
+#include "engine/family.h"
 #include "kv/layout.h"
 
 #include <libconfig.h>
@@ -17,7 +18,7 @@
 #define REQUIRED NAN
 #define FILE_BYTES_MAX (1 << 20)
 
-static const struct family sim_family = {.name = {"sim", "sim"}, .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}, .act = KERN_SILU};
+static const struct family sim_family = {.name = {"sim", "sim"}, .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}};
 
 /* Numbers of the file; `whole`: no fraction allowed. A fallback of 0 for params means: from the sizes. */
 enum key_id {
@@ -226,7 +227,7 @@ static void fill_conf(const struct file *f, enum kv_type type, struct model_conf
 	};
 	snprintf(c->name, sizeof c->name, "%s", f->name[0] ? f->name : "simulated");
 	memcpy(c->eos, f->eos, sizeof c->eos);
-	model_defaults(c);
+	family_defaults(c);
 	model_rope_default(&c->rope[0], dim, 10000.0);
 }
 

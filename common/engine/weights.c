@@ -50,13 +50,7 @@ int load_found(struct loader *l, int rc, const struct model_tensor *t)
 
 int load_find(struct loader *l, enum model_role role, uint32_t layer, struct model_tensor *t)
 {
-	char name[96];
-	uint32_t n, k;
-	if (l->rc)
-		return 0;
-	model_tensor_name(&l->e->conf, role, layer, "weight", name, sizeof name);
-	model_role_shape(&l->e->conf, role, &n, &k);
-	return load_found(l, model_tensor_get(&l->e->src, name, n, k, t, l->err), t);
+	return !l->rc && load_found(l, model_role_get(&l->e->src, &l->e->conf, role, layer, t, l->err), t);
 }
 
 struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, struct tp_share rows)
@@ -171,19 +165,12 @@ float *load_norm(struct loader *l, enum model_role role, uint32_t layer)
 /* The bias of a matrix: a vector of its rows. */
 static float *bias(struct loader *l, int has, enum model_role role, uint32_t layer)
 {
-	char name[96];
-	uint32_t n, k;
 	struct model_tensor t;
 	if (!has || l->rc || !model_has_role(&l->e->conf, role, layer))
 		return NULL;
-	model_tensor_name(&l->e->conf, role, layer, "bias", name, sizeof name);
-	model_role_shape(&l->e->conf, role, &n, &k);
-	l->rc = model_tensor_get(&l->e->src, name, 1, n, &t, l->err);
-	if (l->rc)
+	if (!load_found(l, model_bias_get(&l->e->src, &l->e->conf, role, layer, &t, l->err), &t))
 		return NULL;
-	l->e->info.params += n;
-	l->e->info.weight_bytes += t.bytes;
-	struct tp_share own = rows_of(l->e, role, n);
+	struct tp_share own = rows_of(l->e, role, t.k);
 	t.data = (const unsigned char *)t.data + own.begin * kern_dtype_bytes(t.dtype, 1);
 	t.k = own.count;
 	return own.count ? load_vector(l, &t, 0.0f) : NULL;

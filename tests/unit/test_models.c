@@ -239,7 +239,7 @@ END_TEST
 static const struct {
 	const char *family, *change, *text;      /* text: what the one line says after the file's name */
 } refused[] = {
-	{"llama", "{\"model_type\":\"phi3\"}", "architecture: found phi3, expected one of: llama, mistral, qwen2"},
+	{"llama", "{\"model_type\":\"gptj\"}", "architecture: found gptj, expected one of: llama, mistral, qwen2"},
 	{"llama", "{\"model_type\":7}", "model_type: found 7, expected a string"},
 	{"llama", "{\"num_hidden_layers\":257}", "num_hidden_layers: found 257, expected an integer, 1..256"},
 	{"llama", "{\"num_hidden_layers\":0}", "num_hidden_layers: found 0, expected an integer, 1..256"},
@@ -360,7 +360,7 @@ END_TEST
 
 /* --- fingerprint ---------------------------------------------------------------------------------------------------------- */
 
-enum { FIELDS = 44 };
+enum { FIELDS = 46 };
 
 /* Changes one number of a description; returns its name. */
 static const char *disturb(struct model_conf *c, int i)
@@ -378,6 +378,7 @@ static const char *disturb(struct model_conf *c, int i)
 	U32(33, experts.top_groups); U32(34, experts.correction); U32(35, experts.normalise); U32(36, experts.scoring);
 	REAL(37, experts.scale); REAL(38, experts.norm_min);
 	U32(39, mla.kv_rank); U32(40, mla.q_rank); U32(41, mla.nope); U32(42, mla.rope); U32(43, mla.v);
+	REAL(44, residual_scale); REAL(45, logit_scale);
 #undef U32
 #undef REAL
 	}
