@@ -13,7 +13,7 @@
 
 extern const struct family family_llama, family_mistral, family_qwen2, family_qwen3;
 extern const struct family family_qwen3_moe, family_ernie4_5, family_ernie4_5_moe, family_gemma3;
-extern const struct family family_glm4_moe, family_deepseek_v3;
+extern const struct family family_glm4_moe, family_deepseek_v3, family_granite, family_phi3;
 
 /* By its name in that format; NULL with the known names in err. */
 const struct family *family_find(enum model_source_kind kind, const char *name, size_t len,
@@ -95,5 +95,8 @@ struct model_yarn {
 void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y);
 /* 0.1 m ln(factor) + 1 */
 double model_rope_mscale(double factor, double m);
+/* LongRoPE: whether the divisors are those for long contexts; the scale of cos and sin. */
+int model_rope_is_long(const struct model_conf *c, double original);
+double model_rope_longrope_scale(double factor, double original);
 
 #endif

@@ -216,14 +216,21 @@ static void embed(struct step *st)
 		RUN(st, scale, e->s.x, e->conf.embed_scale, (size_t)st->all.rows * e->conf.hidden);
 }
 
-/* x += sum, normed itself first where the family does that; then h, what the next product reads. sum is for all ranks to read. */
+/* x += sum, normed itself first or scaled where the family does that; then h, what the next product
+ * reads. sum is for all ranks to read: with others, it is scaled in h. */
 static void add_norm(struct step *st, float *x, const float *post, const float *next, uint32_t rows)
 {
 	const struct model_conf *c = &st->e->conf;
 	struct scratch *s = &st->e->s;
+	size_t count = (size_t)rows * c->hidden;
+	float *add = post || (c->residual_scale != 1.0f && st->e->tp) ? s->h : s->sum;
 	if (post)
 		RUN(st, rms_norm, s->h, s->sum, post, rows, c->hidden, c->norm_eps);
-	RUN(st, add_rms_norm, s->h, x, post ? s->h : s->sum, next, rows, c->hidden, c->norm_eps);
+	else if (add != s->sum && !st->rc)
+		memcpy(add, s->sum, count * sizeof *add);
+	if (c->residual_scale != 1.0f)
+		RUN(st, scale, add, c->residual_scale, count);
+	RUN(st, add_rms_norm, s->h, x, add, next, rows, c->hidden, c->norm_eps);
 }
 
 static void attention_in(struct step *st, uint32_t l)

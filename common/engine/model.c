@@ -21,6 +21,7 @@
 static const struct family *const families[] = {
 	&family_llama,    &family_mistral,      &family_qwen2,    &family_qwen3,       &family_ernie4_5,
 	&family_gemma3,   &family_qwen3_moe,    &family_ernie4_5_moe, &family_glm4_moe, &family_deepseek_v3,
+	&family_granite,  &family_phi3,
 };
 #define FAMILIES (sizeof families / sizeof *families)
 

@@ -149,15 +149,23 @@ static int read_windows(struct gguf_reader *r, struct model_conf *c)
 
 /* --- rotation ----------------------------------------------------------------------------------------------------------- */
 
-/* Llama 3.1 files carry their scaling as divisors of the frequencies. */
-static int read_rope_factors(struct gguf_reader *r, struct model_conf *c)
+/* Llama 3.1 files carry their scaling as divisors of the frequencies, those with LongRoPE two lists of
+ * them and the scale of cos and sin. */
+static int read_divisors(struct gguf_reader *r, struct model_conf *c)
 {
-	const struct gguf_tensor *t = gguf_tensor_find(r->g, "rope_freqs.weight");
-	if (!t)
-		return 0;
+	static const char original[] = "rope.scaling.original_context_length", *name = "rope_freqs.weight";
+	if (model_has_tensor(r->src, "rope_factors_long.weight")) {
+		double length = meta_u32(r, original, 2, MODEL_CONTEXT_MAX, c->context);
+		double scale = model_rope_longrope_scale(c->context / length, length);
+		name = model_rope_is_long(c, length) ? "rope_factors_long.weight" : "rope_factors_short.weight";
+		c->rope[0].scale = (float)meta_number(r, "rope.scaling.attn_factor", 0, scale);
+	}
+	const struct gguf_tensor *t = gguf_tensor_find(r->g, name);
+	if (!t || r->rc)
+		return r->rc;
 	if (t->ggml_type != 0 || t->bytes != c->rope_dims / 2 * sizeof(float))
-		return err_set(r->err, ERR_CORRUPT, "%.160s: tensor rope_freqs.weight: found %zu bytes of %s, expected %u of F32", gguf_path(r->g), t->bytes,
-		               gguf_ggml_type_name(t->ggml_type), c->rope_dims / 2);
+		return err_set(r->err, ERR_CORRUPT, "%.160s: tensor %s: found %zu bytes of %s, expected %u of F32",
+		               gguf_path(r->g), name, t->bytes, gguf_ggml_type_name(t->ggml_type), c->rope_dims / 2);
 	const float *f = t->data;
 	for (uint32_t i = 0; i < c->rope_dims / 2; i++)
 		c->rope[0].inv_freq[i] = (float)((double)c->rope[0].inv_freq[i] / (double)f[i]);
@@ -204,14 +212,17 @@ static int read_rope(struct gguf_reader *r, struct model_conf *c)
 	model_rope_default(&c->rope[0], c->rope_dims, base);
 	if (c->ropes > 1)
 		model_rope_default(&c->rope[1], c->rope_dims, local);
-	if (rc == ERR_INVALID || !(is_word(type, "none") || is_word(type, "linear") || is_word(type, "yarn")))
-		return err_set(r->err, ERR_UNSUPPORTED, "%.160s: metadata %s: found %.*s, expected none, linear or yarn", gguf_path(r->g), key,
-		               rc ? 12 : (int)(type.len > 40 ? 40 : type.len), rc ? "another type" : type.s);
+	int known = is_word(type, "none") || is_word(type, "linear") || is_word(type, "yarn") || is_word(type, "longrope");
+	if (rc == ERR_INVALID || !known)
+		return err_set(r->err, ERR_UNSUPPORTED,
+		               "%.160s: metadata %s: found %.*s, expected none, linear, yarn or longrope",
+		               gguf_path(r->g), key, rc ? 12 : (int)(type.len > 40 ? 40 : type.len),
+		               rc ? "another type" : type.s);
 	if (is_word(type, "linear"))
 		model_rope_linear(&c->rope[0], c->rope_dims, factor);
 	if (is_word(type, "yarn") && read_yarn(r, c, base, factor))
 		return r->rc;
-	return read_rope_factors(r, c);
+	return read_divisors(r, c);
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------------------ */

@@ -98,8 +98,29 @@ static void read_yarn(struct hf_reader *r, const json_t *p, struct model_conf *c
 	model_rope_yarn(t, c->rope_dims, &y);
 }
 
-/* One table from an object of parameters, which may be NULL. */
-static void read_table(struct hf_reader *r, const json_t *p, struct model_conf *c, struct model_rope *t, double base)
+/* The original length is beside the parameters in older configurations. */
+static void read_longrope(struct hf_reader *r, const json_t *o, const json_t *p,
+                          const struct model_conf *c, struct model_rope *t)
+{
+	static const char key[] = "original_max_position_embeddings";
+	double original = hf_may_number(r, p, key, 1, hf_may_number(r, o, key, 1, c->context));
+	double factor = hf_may_number(r, p, "factor", 0, c->context / original);
+	const char *name = model_rope_is_long(c, original) ? "long_factor" : "short_factor";
+	const json_t *list = hf_get(p, name);
+	if (!json_is_array(list) || json_array_size(list) != c->rope_dims / 2)
+		hf_fail(r, name, list, "a list of %u numbers", c->rope_dims / 2);
+	for (uint32_t i = 0; i < c->rope_dims / 2 && !r->rc; i++) {
+		double d = json_number_value(json_array_get(list, i));
+		if (!(d > 0))
+			hf_fail(r, name, json_array_get(list, i), "a number more than 0");
+		t->inv_freq[i] = (float)(t->inv_freq[i] / d);
+	}
+	t->scale = (float)hf_may_number(r, p, "attention_factor", 0, model_rope_longrope_scale(factor, original));
+}
+
+/* One table from an object of parameters, which may be NULL; o: the whole configuration. */
+static void read_table(struct hf_reader *r, const json_t *o, const json_t *p, struct model_conf *c,
+                       struct model_rope *t, double base)
 {
 	const json_t *v = hf_get(p, "rope_type") ? hf_get(p, "rope_type") : hf_get(p, "type");
 	const char *type = v ? json_string_value(v) : "default";
@@ -112,8 +133,10 @@ static void read_table(struct hf_reader *r, const json_t *p, struct model_conf *
 		read_llama3(r, p, c, t);
 	else if (type && strcmp(type, "yarn") == 0)
 		read_yarn(r, p, c, t, base);
+	else if (type && (strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0))
+		read_longrope(r, o, p, c, t);
 	else if (!type || strcmp(type, "default") != 0)
-		hf_fail(r, "rope_type", v, "default, linear, llama3 or yarn");
+		hf_fail(r, "rope_type", v, "default, linear, llama3, yarn or longrope");
 }
 
 static const json_t *object_of(struct hf_reader *r, const json_t *o, const char *key)
@@ -154,11 +177,11 @@ int hf_read_rope(struct hf_reader *r, const json_t *o, struct model_conf *c)
 	read_dims(r, o, p, c);
 	if (r->rc)
 		return r->rc;
-	read_table(r, p, c, &c->rope[0], base);
+	read_table(r, o, p, c, &c->rope[0], base);
 	if (c->family->local_rope) {
 		const json_t *local = object_of(r, params, "sliding_attention");
 		base = hf_may_number(r, local, "rope_theta", 1, hf_may_number(r, o, "rope_local_base_freq", 1, 10000.0));
-		read_table(r, local, c, &c->rope[1], base);
+		read_table(r, o, local, c, &c->rope[1], base);
 	}
 	return r->rc;
 }

@@ -50,6 +50,20 @@ void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yar
 	r->scale = (float)y->attention_factor;
 }
 
+/* LongRoPE (arXiv:2402.13753) has two lists of divisors, for contexts up to the original one and for
+ * longer ones. The model's context decides, not a sequence's length: a sequence that grows past the
+ * original length would leave keys behind that were rotated otherwise, and a row's bits would depend on
+ * the rows around it. vLLM (max_model_len) and llama.cpp (n_ctx) decide so, too. */
+int model_rope_is_long(const struct model_conf *c, double original)
+{
+	return c->context > original;
+}
+
+double model_rope_longrope_scale(double factor, double original)
+{
+	return factor > 1 ? sqrt(1.0 + log(factor) / log(original)) : 1.0;
+}
+
 double model_rope_mscale(double factor, double m)
 {
 	return factor > 1 ? 0.1 * m * log(factor) + 1.0 : 1.0;

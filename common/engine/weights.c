@@ -139,27 +139,35 @@ static float *upload(struct loader *l, const float *host, uint32_t count, const 
 	return dev;
 }
 
-/* The tensor's numbers, each plus `more`. */
-float *load_vector(struct loader *l, const struct model_tensor *t, float more)
+/* The tensor's numbers, each plus `more`, times `factor`. */
+static float *load_numbers(struct loader *l, const struct model_tensor *t, float more, float factor)
 {
 	float *host = mem_array(t->k, sizeof *host), *dev = NULL;
 	if (widen(t, host))
 		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t->name,
 		                kern_dtype_name(t->dtype));
 	else {
-		for (uint32_t i = 0; more != 0.0f && i < t->k; i++)
-			host[i] += more;
+		for (uint32_t i = 0; (more != 0.0f || factor != 1.0f) && i < t->k; i++)
+			host[i] = (host[i] + more) * factor;
 		dev = upload(l, host, t->k, t->name);
 	}
 	free(host);
 	return dev;
 }
 
+float *load_vector(struct loader *l, const struct model_tensor *t, float more)
+{
+	return load_numbers(l, t, more, 1.0f);
+}
+
+/* The logits' scale is in the last norm's weights, which nothing but the head's product sees. */
 float *load_norm(struct loader *l, enum model_role role, uint32_t layer)
 {
 	const struct model_conf *c = &l->e->conf;
 	struct model_tensor t;
-	return model_has_role(c, role, layer) && load_find(l, role, layer, &t) ? load_vector(l, &t, c->norm_plus_one ? 1.0f : 0.0f) : NULL;
+	if (!model_has_role(c, role, layer) || !load_find(l, role, layer, &t))
+		return NULL;
+	return load_numbers(l, &t, c->norm_plus_one ? 1.0f : 0.0f, role == MODEL_NORM ? c->logit_scale : 1.0f);
 }
 
 /* The bias of a matrix: a vector of its rows. */

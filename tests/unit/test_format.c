@@ -649,7 +649,7 @@ static const struct {
 	{SPOIL_EPS, ERR_UNSUPPORTED, "metadata llama.attention.layer_norm_rms_epsilon: found -1, expected a number more than 0"},
 	{SPOIL_HUGE, ERR_UNSUPPORTED, "metadata llama.block_count: found 4000000000, expected an integer, 1..256"},
 	{SPOIL_EXPERTS, ERR_UNSUPPORTED, "llama.expert_count: found 8, expected none"},
-	{SPOIL_ROPE, ERR_UNSUPPORTED, "llama.rope.scaling.type: found spiral, expected none, linear or yarn"},
+	{SPOIL_ROPE, ERR_UNSUPPORTED, "llama.rope.scaling.type: found spiral, expected none, linear, yarn or longrope"},
 };
 
 START_TEST(model_files)

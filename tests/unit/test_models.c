@@ -15,9 +15,9 @@
 static const char *const variants[] = {"reference", "plain", "avx2", "avx512"};
 
 static const char *const families[] = {"llama", "llama-tied", "mistral", "qwen2", "qwen2-yarn", "qwen3", "ernie4_5", "gemma3",
-                                       "qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3"};
+                                       "qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3", "granite", "phi3", "phi3-longrope"};
 static const char *const in_gguf[] = {"mistral", "qwen2", "qwen2-yarn", "qwen3", "ernie4_5", "gemma3",
-                                      "qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3"};
+                                      "qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3", "granite", "phi3", "phi3-longrope"};
 #define FAMILIES (int)(sizeof families / sizeof *families)
 #define IN_GGUF (int)(sizeof in_gguf / sizeof *in_gguf)
 #define VARIANTS (int)(sizeof variants / sizeof *variants)
@@ -263,7 +263,7 @@ static const struct {
 	{"llama", "{\"tie_word_embeddings\":\"no\"}", "tie_word_embeddings: found \"no\", expected true or false"},
 	{"llama", "{\"attention_bias\":1}", "attention_bias: found 1, expected true or false"},
 	{"llama", "{\"rope_parameters\":[]}", "rope_parameters: found [], expected an object"},
-	{"llama", "{\"rope_parameters\":{\"rope_type\":\"dynamic\",\"factor\":2}}", "rope_type: found \"dynamic\", expected default, linear, llama3 or yarn"},
+	{"llama", "{\"rope_parameters\":{\"rope_type\":\"dynamic\",\"factor\":2}}", "rope_type: found \"dynamic\", expected default, linear, llama3, yarn or longrope"},
 	{"llama", "{\"rope_parameters\":{\"rope_type\":3}}", "rope_type: found 3, expected default"},
 	{"llama", "{\"rope_parameters\":{\"rope_theta\":0}}", "rope_theta: found 0, expected a number more than 1"},
 	{"llama", "{\"rope_parameters\":{\"rope_theta\":-5}}", "rope_theta: found -5, expected a number more than 1"},
@@ -301,6 +301,16 @@ static const struct {
 	{"deepseek_v3", "{\"kv_lora_rank\":640}", "rank of KV and size with rotation: found 640 and 8, expected multiples of 4, together at most 640"},
 	{"deepseek_v3", "{\"scoring_func\":\"softmax\"}", "scoring_func: found \"softmax\", expected \"sigmoid\""},
 	{"deepseek_v3", "{\"attention_bias\":true}", "attention_bias: found true, expected false"},
+	{"granite", "{\"logits_scaling\":0}", "logits_scaling: found 0, expected a number more than 0"},
+	{"granite", "{\"residual_multiplier\":1e9}", "scale of embeddings, residuals or logits: found 1e+09"},
+	{"granite", "{\"attention_multiplier\":\"1\"}", "attention_multiplier: found \"1\", expected a number"},
+	{"phi3", "{\"original_max_position_embeddings\":0,\"rope_parameters\":{\"rope_type\":\"su\"}}",
+	 "original_max_position_embeddings: found 0, expected a number more than 1"},
+	{"phi3", "{\"rope_parameters\":{\"rope_type\":\"longrope\"}}", "short_factor: found none, expected a list of 8 numbers"},
+	{"phi3-longrope", "{\"rope_parameters\":{\"rope_type\":\"longrope\",\"long_factor\":[1,2]}}",
+	 "long_factor: found [1,2], expected a list of 12 numbers"},
+	{"phi3-longrope", "{\"rope_parameters\":{\"rope_type\":\"longrope\",\"partial_rotary_factor\":0.17,\"long_factor\":[1,0]}}",
+	 "long_factor: found 0, expected a number more than 0"},
 	{"gemma3", "{\"use_bidirectional_attention\":true}", "use_bidirectional_attention: found true, expected false"},
 };
 
@@ -339,6 +349,8 @@ static const struct {
 	{"glm4_moe", "{\"n_routed_experts\":24,\"n_group\":1,\"topk_group\":1}", "tensor model.layers.1.mlp.gate.weight: found shape 12 x 64, expected 24 x 64"},
 	{"deepseek_v3", "{\"v_head_dim\":24}", "tensor model.layers.0.self_attn.o_proj.weight: found shape 64 x 80, expected 64 x 96"},
 	{"deepseek_v3", "{\"kv_lora_rank\":16}", "tensor model.layers.0.self_attn.kv_a_proj_with_mqa.weight: found shape 32 x 64, expected 24 x 64"},
+	{"phi3", "{\"num_key_value_heads\":6}", "tensor model.layers.0.self_attn.qkv_proj.weight: found shape 160 x 96, expected 288 x 96"},
+	{"phi3", "{\"intermediate_size\":192}", "tensor model.layers.0.mlp.gate_up_proj.weight: found shape 320 x 96, expected 384 x 96"},
 	{"llama", "{\"model_type\":\"gemma3_text\",\"sliding_window\":16,\"hidden_act\":null}", "tensor model.layers.0.self_attn.q_norm.weight: found none"},
 };
 

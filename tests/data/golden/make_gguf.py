@@ -3,7 +3,7 @@
 
     make_gguf.py FOLDER ...        FOLDER/model.gguf from FOLDER/config.json and FOLDER/model.safetensors
 
-Matrices stay BF16, vectors become F32. Conventions: q and k of llama and mistral are permuted for interleaved pairs; Gemma's norms have 1 added; llama 3's
+Matrices stay BF16, vectors become F32. Conventions: q and k of llama, mistral and granite are permuted for interleaved pairs; Gemma's norms have 1 added; llama 3's
 rotary scaling is a tensor of divisors. Where a golden model differs from what files of its family take for granted (Gemma's pattern, local base and attention
 scale; a window under architecture llama), the key that says so is written. Needs numpy and gguf from PyPI. The same input gives the same bytes.
 """
@@ -17,13 +17,15 @@ import gguf
 import numpy as np
 
 ARCH = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "ernie4_5": "ernie4_5", "gemma3_text": "gemma3",
-        "qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "deepseek_v3": "deepseek2"}
+        "qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "deepseek_v3": "deepseek2",
+        "granite": "granite", "phi3": "phi3"}
+PERMUTED = ("llama", "mistral", "granite")
 LATENT_IN_PARTS = True         # attn_k_b and attn_v_b, as files are written since 2025; False: attn_kv_b, as before
 GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
 }
 EXPERTS = {
     "mlp.gate": "ffn_gate_inp", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
@@ -75,7 +77,7 @@ def write_latent(w, name, bits, c):
 def write_tensors(w, folder, c):
     family, experts = c["model_type"], {}
     for name, bits in read_safetensors(os.path.join(folder, "model.safetensors")):
-        if family in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
+        if family in PERMUTED and (".q_proj." in name or ".k_proj." in name):
             bits = for_pairs(bits, c["num_attention_heads"] if ".q_proj." in name else c["num_key_value_heads"])
         if ".mlp.experts." in name:
             layer, rest = name.removeprefix("model.layers.").split(".mlp.experts.")
@@ -122,6 +124,13 @@ def write_rope(w, c, d):
         w.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
         w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "longrope":
+        original = rope["original_max_position_embeddings"]
+        factor = c["max_position_embeddings"] / original
+        w.add_rope_scaling_orig_ctx_len(original)
+        w.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0)
+        w.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], dtype=np.float32))
+        w.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], dtype=np.float32))
     if kind == "llama3":
         w.add_tensor("rope_freqs.weight", rope_divisors(rope, d))
 
@@ -185,6 +194,11 @@ def convert(folder):
     if c["model_type"] == "gemma3_text":
         w.add_uint32(f"{w.arch}.attention.sliding_window_pattern", c["sliding_window_pattern"])
         w.add_attention_scale(c["query_pre_attn_scalar"] ** -0.5)
+    if c["model_type"] == "granite":
+        w.add_embedding_scale(c["embedding_multiplier"])
+        w.add_residual_scale(c["residual_multiplier"])
+        w.add_attention_scale(c["attention_multiplier"])
+        w.add_logit_scale(c["logits_scaling"])
     write_rope(w, c, int(d * c["rope_parameters"].get("partial_rotary_factor", 1)))
     write_tensors(w, folder, c)
     w.write_header_to_file()
