@@ -36,6 +36,7 @@ enum kern_dtype {
 	KERN_Q5_1,                 /* 32 values: f16 d, f16 m, 32 high bits, 16 bytes of low nibbles; w = d q + m */
 	KERN_Q4_K,                 /* 256 values: f16 d, f16 m, 8 x 6 bits each of s and t, 128 bytes of nibbles; w = d s q - m t for each 32 values */
 	KERN_Q5_K,                 /* the same with 32 bytes of high bits before the nibbles */
+	KERN_MXFP4,                /* 32 values (OCP MX): exponent e, 16 bytes of nibbles as Q4_0's; w = E2M1(q) 2^(e - 127), e = 255: NaN */
 	KERN_WEIGHT_DTYPES,        /* weights have one of the types above; the types below are KV's alone: */
 	KERN_I8 = KERN_WEIGHT_DTYPES,   /* int8 q, |q| <= 127; x = s q with a float32 scale s for each token, head, and K or V */
 	KERN_F8,                   /* OCP's 8-bit E4M3 f, |f| <= 448; x = s f, with scales as above */

@@ -402,7 +402,7 @@ static int tensor_get(const struct model_source *src, const char *name, uint32_t
 	n *= stack ? stack : 1;
 	struct model_tensor t = {.name = e.name, .n = n, .k = k, .data = e.data, .bytes = e.bytes};
 	if (dtype_parse(e.type, &t.dtype))
-		return err_set(err, ERR_UNSUPPORTED, "%.120s: tensor %s: found type %s, expected one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K",
+		return err_set(err, ERR_UNSUPPORTED, "%.120s: tensor %s: found type %s, expected one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4",
 		               src->path, name, e.type);
 	if (kern_dtype_bytes(t.dtype, (size_t)k) * n != t.bytes)
 		return err_set(err, ERR_CORRUPT, "%.160s: tensor %s: found %zu bytes, expected %zu (rows of %u elements of %s)", src->path, name, t.bytes,

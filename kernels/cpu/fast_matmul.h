@@ -277,6 +277,7 @@ static void quant_panel(const struct fast_matmul *m, const struct kern_product *
 	case KERN_Q5_0: quant_rows(KERN_Q5_0, t->rows, data, rec, groups, acc); break;
 	case KERN_Q5_1: quant_rows(KERN_Q5_1, t->rows, data, rec, groups, acc); break;
 	case KERN_Q4_K: quant_rows(KERN_Q4_K, t->rows, data, rec, groups, acc); break;
+	case KERN_MXFP4: quant_rows(KERN_MXFP4, t->rows, data, rec, groups, acc); break;
 	case KERN_Q5_K: quant_rows(KERN_Q5_K, t->rows, data, rec, groups, acc); break;
 	default: quant_rows(KERN_Q6_K, t->rows, data, rec, groups, acc);
 	}

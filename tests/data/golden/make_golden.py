@@ -12,6 +12,10 @@ transformers 5.23.0.
 logits.f32 is raw little-endian float32: 7 rows of 320 values (short prompt), then 16 (the last
 positions of the long prompt). config_v4.json has the older key names of the same configuration.
 
+gpt_oss has its experts in MXFP4, as published: model.safetensors has blocks (two values a byte, the
+lower bits first) and scales, rounded before anything is computed; GGUF has no key for the limit of
+the activation, so it is the published one, 7, and weights are such that it is reached.
+
 phi3-longrope uses the long factors for every position, as serving engines do when the model's
 context is longer than the original one; transformers by itself takes the short ones as long as
 a sequence is short, so that its cache would be wrong from the position on where it changes.
@@ -25,6 +29,7 @@ import copy, json, math, os, re, sys, zlib
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -129,6 +134,13 @@ MODELS = {
                              original_max_position_embeddings=64,
                              short_factor=[1.0, 1.05, 1.1, 1.4, 1.9, 2.5],
                              long_factor=[1.1, 1.5, 2.0, 4.0, 6.0, 8.0]))),
+    "gpt_oss": dict(type="gpt_oss", router=1.5, mxfp4=True, cfg=dict(
+        hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=4, head_dim=16, num_local_experts=8, num_experts_per_tok=2,
+        sliding_window=16, swiglu_alpha=1.702, swiglu_limit=7.0, rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                             truncate=False, original_max_position_embeddings=128))),
 }
 
 
@@ -155,8 +167,14 @@ def draw(model, spec, name, shape, rng):
     embed = spec.get("embed", 0.3)
     if name.endswith("e_score_correction_bias"):
         return z * spec.get("correction", 0.1)
-    if name.endswith(".bias"):
+    if name.endswith(".bias") or name.endswith("_proj_bias"):
         return z * 0.1
+    if name.endswith(".sinks"):
+        return z + 1.0
+    if name.endswith("experts.gate_up_proj"):       # some values pass the activation's limit
+        return z * (3.0 / math.sqrt(shape[-2]))
+    if name.endswith("experts.down_proj"):
+        return z * (0.7 / math.sqrt(shape[-2]))
     if name.endswith("embed_tokens.weight"):
         return z * (embed / scale)
     if "norm" in name:                              # 1 + 0.1 N, times a gain for some
@@ -167,7 +185,7 @@ def draw(model, spec, name, shape, rng):
             gain = logits * scale / (embed * math.sqrt(cfg.hidden_size))
         return gain * (1.0 + 0.1 * z) - (1.0 if spec.get("plus_one") else 0.0)
     gain = 1.0
-    if name.endswith("mlp.gate.weight"):
+    if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         gain = spec["router"]
     elif re.search(r"\.(q_proj|k_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\.", name):
         gain = 1.0 if qk_norms else qk
@@ -183,11 +201,55 @@ def draw(model, spec, name, shape, rng):
     return z * (gain / math.sqrt(shape[-1]))
 
 
+# ---------------------------------------------------------------- MXFP4
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def mxfp4(w):
+    """OCP MX: of each 32 values of a row, codes and the exponent (plus 127) of their scale."""
+    b = w.reshape(*w.shape[:-1], -1, 32)
+    top = np.abs(b).max(-1, keepdims=True)
+    e = np.where(top > 0, np.floor(np.log2(np.maximum(top, 1e-30))) - 2, 0)
+    code = np.abs(b[..., None] / np.exp2(e)[..., None] - E2M1).argmin(-1).astype(np.uint8)
+    return code, (e[..., 0] + 127).astype(np.uint8)
+
+
+def rounded_mxfp4(w):
+    """The nearest values; w is (experts, in, out), blocks are along in."""
+    code, e = mxfp4(np.swapaxes(w, -1, -2))
+    v = E2M1[code] * np.exp2(e.astype(np.float32) - 127)[..., None]
+    return np.swapaxes(v.reshape(*v.shape[:-2], -1), -1, -2)
+
+
+def store_mxfp4(folder):
+    """Replaces the experts' matrices by blocks and scales, under the published names."""
+    path, config = os.path.join(folder, "model.safetensors"), os.path.join(folder, "config.json")
+    out = {}
+    for name, t in load_file(path).items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            out[name] = t
+            continue
+        code, e = mxfp4(np.swapaxes(t.float().numpy(), -1, -2))
+        out[name + "_blocks"] = torch.from_numpy(code[..., 0::2] | code[..., 1::2] << 4)
+        out[name + "_scales"] = torch.from_numpy(e)
+    save_file(out, path, metadata={"format": "pt"})
+    for f in (config, config.replace("config.json", "config_v4.json")):
+        c = json.load(open(f))
+        c["quantization_config"] = dict(quant_method="mxfp4")
+        with open(f, "w") as o:
+            json.dump(c, o, indent=2, sort_keys=True)
+            o.write("\n")
+
+
 def fill(model, spec, seed):
     """Draw all weights; round them to bfloat16, except those kept in float32."""
     for name, t in tensors(model):
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        v = torch.from_numpy(np.asarray(draw(model, spec, name, tuple(t.shape), rng), np.float32))
+        v = np.asarray(draw(model, spec, name, tuple(t.shape), rng), np.float32)
+        if spec.get("mxfp4") and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            v = rounded_mxfp4(v)
+        v = torch.from_numpy(np.ascontiguousarray(v))
         t.data.copy_(v if kept_in_f32(model, name) else v.to(torch.bfloat16).float())
 
 
@@ -286,8 +348,8 @@ class Routing:
 
     def __init__(self, model):
         self.cfg, self.gap, self.used = model.config, math.inf, {}
-        self.gates = [(i, layer.mlp.gate) for i, layer in enumerate(model.model.layers)
-                      if hasattr(layer.mlp, "gate")]
+        gates = [getattr(layer.mlp, "gate", getattr(layer.mlp, "router", None)) for layer in model.model.layers]
+        self.gates = [(i, g) for i, g in enumerate(gates) if g is not None]
         self.hooks = [g.register_forward_hook(lambda m, a, out, i=i: self.see(i, m, out))
                       for i, g in self.gates]
 
@@ -445,6 +507,8 @@ def main(outdir, ids):
         fill(model, spec, seed)
         save(model, folder)
         o = golden(folder, name, spec, prompts, seed, reasons)
+        if spec.get("mxfp4"):
+            store_mxfp4(folder)
         c = o["continuations"]
         print(f"{name}: seed {seed} rejected {reasons} "
               f"min gap {c['short']['min_gap']:.4f} {c['long']['min_gap']:.4f} "
