@@ -125,7 +125,8 @@ struct kern_rope {
 	const float *inv_freq;     /* (dims / 2), device */
 };
 
-enum kern_act { KERN_SILU, KERN_GELU_TANH };
+/* act(g) * u: silu(g) u; gelu(g) u; with g' = min(g, 7), u' = u within -7 .. 7: g' sigmoid(1.702 g') (u' + 1) */
+enum kern_act { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED };
 
 /* How a row's experts are chosen. The scores s are the softmax of the row's logits over all experts, or the sigmoid of each; c = s + bias.
  * With groups, a group's worth is the sum of its two largest c, and only experts of the groups_used best groups can be chosen. Then the `used`
@@ -142,10 +143,12 @@ struct kern_router {
 	float norm_min, norm_add, scale;
 };
 
-/* The weights of a layer's experts, arrays of `experts` entries in host memory. All of gate and up are (ffn, hidden), all of down (n, k). */
+/* The weights of a layer's experts, arrays of `experts` entries in host memory. All of gate and up are (ffn, hidden), all of down (n, k).
+ * Biases are device memory, (experts, ffn), (experts, ffn), (experts, n), or NULL. */
 struct kern_experts {
 	uint32_t experts;
 	struct kern_weight **gate, **up, **down;
+	float *gate_bias, *up_bias, *down_bias;
 };
 
 /* One product of a group over the same activations: y (rows, n) with leading dimension ldy (elements). */
@@ -213,9 +216,9 @@ struct kern_ops {
 	                const struct kern_batch *batch);
 	/* out (rows, heads, head_dim) = softmax(q k * scale) v over positions max(0, p - window + 1) .. p of the row's own sequence;
 	 * window 0: none; query head h reads KV head h / (heads / kv_heads); q has leading dimension ldq, out is dense. With a latent
-	 * out is (rows, heads, latent) */
+	 * out is (rows, heads, latent). sinks (heads), device, or NULL: one more logit for each head, of no position and no value */
 	int (*attention)(struct kern_stream *s, float *out, const float *q, size_t ldq, uint32_t heads, const struct kern_kv_layer *kv,
-	                 float scale, uint32_t window, const struct kern_batch *batch);
+	                 float scale, uint32_t window, const float *sinks, const struct kern_batch *batch);
 	/* y = act(gate) * up: (rows, dim); ld is the leading dimension of gate and up, y is dense */
 	int (*act_mul)(struct kern_stream *s, float *y, const float *gate, const float *up, size_t ld, enum kern_act act, uint32_t rows,
 	               uint32_t dim);

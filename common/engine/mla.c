@@ -167,7 +167,7 @@ void mla_attention(struct step *st, uint32_t layer, const float *qkv, const stru
 		n = c->heads - h < e->mla_heads ? c->heads - h : e->mla_heads;
 		size_t ldq = (size_t)n * mla_width(c), ldo = (size_t)n * d->kv_rank;
 		RUN(st, heads_matmul, s->mla_q, ldq, qkv + h * c->head_dim, engine_qkv_width(e), m->key + h, n, d->rope, b->rows);
-		RUN(st, attention, s->mla_out, s->mla_q, ldq, n, &e->kv[layer], c->attn_scale, c->layer[layer].window, b);
+		RUN(st, attention, s->mla_out, s->mla_q, ldq, n, &e->kv[layer], c->attn_scale, c->layer[layer].window, NULL, b);
 		RUN(st, heads_matmul, s->own_att + h * d->v, (size_t)c->heads * d->v, s->mla_out, ldo, m->value + h, n, 0, b->rows);
 	}
 }

@@ -37,6 +37,7 @@ struct cpu_attention {
 	const struct kern_kv_layer *kv;
 	float scale;
 	uint32_t window;
+	const float *sinks;        /* (heads) or NULL */
 	const struct kern_batch *batch;
 };
 
@@ -177,7 +178,7 @@ int cpu_op_rope(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uin
 int cpu_op_kv_write(struct kern_stream *s, const struct kern_kv_layer *kv, const float *k, const float *v, size_t ld,
                     const struct kern_batch *batch);
 int cpu_op_attention(struct kern_stream *s, float *out, const float *q, size_t ldq, uint32_t heads, const struct kern_kv_layer *kv,
-                     float scale, uint32_t window, const struct kern_batch *batch);
+                     float scale, uint32_t window, const float *sinks, const struct kern_batch *batch);
 int cpu_op_act_mul(struct kern_stream *s, float *y, const float *gate, const float *up, size_t ld, enum kern_act act, uint32_t rows,
                    uint32_t dim);
 int cpu_op_gather_rows(struct kern_stream *s, float *y, const float *x, const uint32_t *index, uint32_t count, uint32_t dim);

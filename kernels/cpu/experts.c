@@ -203,14 +203,20 @@ static void act_pair(void *ctx, uint32_t i, unsigned worker)
 	j->dev->variant->act_mul(j->y + (size_t)j->pair[i] * j->ffn, gate, gate + j->ffn, j->act, j->ffn);
 }
 
+static const float *bias_of(const float *all, uint32_t expert, uint32_t n)
+{
+	return all ? all + (size_t)expert * n : NULL;
+}
+
 /* A single row's experts share its activations: one group of products. */
 static int act_single(struct kern_device *dev, const float *x, const uint32_t *ids, uint32_t used, const struct kern_experts *experts, float *gate_up,
                       uint32_t ffn)
 {
 	struct kern_product p[2 * KERN_EXPERTS_USED_MAX];
 	for (uint32_t j = 0; j < used; j++) {
-		p[2 * j] = (struct kern_product){ experts->gate[ids[j]], NULL, gate_up + 2 * (size_t)j * ffn, ffn };
-		p[2 * j + 1] = (struct kern_product){ experts->up[ids[j]], NULL, gate_up + (2 * (size_t)j + 1) * ffn, ffn };
+		uint32_t e = ids[j];
+		p[2 * j] = (struct kern_product){ experts->gate[e], bias_of(experts->gate_bias, e, ffn), gate_up + 2 * (size_t)j * ffn, ffn };
+		p[2 * j + 1] = (struct kern_product){ experts->up[e], bias_of(experts->up_bias, e, ffn), gate_up + (2 * (size_t)j + 1) * ffn, ffn };
 	}
 	return dev->variant->matmul(dev, x, 1, p, 2 * used);
 }
@@ -234,7 +240,10 @@ static int act_each(struct kern_device *dev, float *y, const float *x, const str
 		uint32_t from = g->first[e], count = g->first[e + 1] - from;
 		if (!count)
 			continue;
-		const struct kern_product p[] = { { experts->gate[e], NULL, g->given, 2 * (size_t)ffn }, { experts->up[e], NULL, g->given + ffn, 2 * (size_t)ffn } };
+		const struct kern_product p[] = {
+			{ experts->gate[e], bias_of(experts->gate_bias, e, ffn), g->given, 2 * (size_t)ffn },
+			{ experts->up[e], bias_of(experts->up_bias, e, ffn), g->given + ffn, 2 * (size_t)ffn },
+		};
 		rc = dev->variant->matmul(dev, gather_pairs(g, x, from, count, hidden, used), count, p, 2);
 		struct act_job j = { dev, g->pair + from, y, g->given, ffn, act };
 		if (!rc)
@@ -303,7 +312,7 @@ int cpu_op_experts_down(struct kern_stream *s, float *y, size_t ldy, const float
 		uint32_t from = g.first[e], count = g.first[e + 1] - from;
 		if (!count)
 			continue;
-		const struct kern_product p = { experts->down[e], NULL, g.given, n };
+		const struct kern_product p = { experts->down[e], bias_of(experts->down_bias, e, n), g.given, n };
 		rc = dev->variant->matmul(dev, gather_pairs(&g, x, from, count, k, 1), count, &p, 1);
 		struct add_job j = { g.pair + from, y, ldy, g.given, weights, used, n };
 		if (!rc)

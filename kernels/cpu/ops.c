@@ -233,14 +233,14 @@ int cpu_op_rope(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uin
 /* --- attention ---------------------------------------------------------------------------------------------------------- */
 
 int cpu_op_attention(struct kern_stream *s, float *out, const float *q, size_t ldq, uint32_t heads, const struct kern_kv_layer *kv,
-                     float scale, uint32_t window, const struct kern_batch *batch)
+                     float scale, uint32_t window, const float *sinks, const struct kern_batch *batch)
 {
 	int rc = cpu_kv_check(s->dev, kv);
 	if (!rc && (!heads || heads % kv->kv_heads))
 		rc = cpu_fail(s->dev, KERN_EINVAL, "attention with %u heads over %u KV heads: no whole group", heads, kv->kv_heads);
 	if (rc)
 		return rc;
-	struct cpu_attention a = { out, q, ldq, heads, kv, scale, window, batch };
+	struct cpu_attention a = { out, q, ldq, heads, kv, scale, window, sinks, batch };
 	pthread_mutex_lock(&s->dev->lock);
 	rc = s->dev->variant->attention(s->dev, &a);
 	pthread_mutex_unlock(&s->dev->lock);

@@ -52,7 +52,10 @@ static void ref_act_mul(float *y, const float *gate, const float *up, enum kern_
 {
 	for (uint32_t i = 0; i < dim; i++) {
 		float g = gate[i];
-		if (act == KERN_SILU)
+		if (act == KERN_SWIGLU_CLAMPED) {
+			float c = g > 7 ? 7 : g, u = up[i] > 7 ? 7 : up[i] < -7 ? -7 : up[i];
+			y[i] = c / (1.0f + expf(-1.702f * c)) * (u + 1.0f);
+		} else if (act == KERN_SILU)
 			y[i] = g / (1.0f + expf(-g)) * up[i];
 		else
 			y[i] = 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * up[i];
@@ -133,6 +136,10 @@ static void attention_head(void *ctx, uint32_t head, unsigned worker)
 		kv_load(vec, kv, table, i, kv_head, 0);
 		score[i - first] = dot(q, vec, dim) * a->scale;
 		max = fmaxf(max, score[i - first]);
+	}
+	if (a->sinks) {
+		max = fmaxf(max, a->sinks[head]);
+		sum = exp((double)a->sinks[head] - (double)max);
 	}
 	for (uint32_t i = first; i <= last; i++) {
 		double e = exp((double)score[i - first] - (double)max);

@@ -73,9 +73,9 @@ int sim_op_rope(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uin
 }
 
 int sim_op_attention(struct kern_stream *s, float *out, const float *q, size_t ldq, uint32_t heads, const struct kern_kv_layer *kv,
-                     float scale, uint32_t window, const struct kern_batch *b)
+                     float scale, uint32_t window, const float *sinks, const struct kern_batch *b)
 {
-	(void)q, (void)ldq, (void)scale;
+	(void)q, (void)ldq, (void)scale, (void)sinks;
 	if (window || kv->latent)
 		return sim_fail(s->dev, KERN_ENOTSUP, "attention with a window of %u and a latent of %u", window, kv->latent);
 	int rc = check_rows(s->dev, "attention", b->rows);

@@ -118,7 +118,7 @@ int sim_op_matmul(struct kern_stream *s, const float *x, uint32_t rows, const st
 int sim_op_rope(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope,
                 const uint32_t *positions, uint32_t rows);
 int sim_op_attention(struct kern_stream *s, float *out, const float *q, size_t ldq, uint32_t heads, const struct kern_kv_layer *kv,
-                     float scale, uint32_t window, const struct kern_batch *batch);
+                     float scale, uint32_t window, const float *sinks, const struct kern_batch *batch);
 int sim_op_act_mul(struct kern_stream *s, float *y, const float *gate, const float *up, size_t ld, enum kern_act act, uint32_t rows,
                    uint32_t dim);
 int sim_op_gather_rows(struct kern_stream *s, float *y, const float *x, const uint32_t *index, uint32_t count, uint32_t dim);
