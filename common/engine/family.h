@@ -14,6 +14,7 @@
 extern const struct family family_llama, family_mistral, family_qwen2, family_qwen3;
 extern const struct family family_qwen3_moe, family_ernie4_5, family_ernie4_5_moe, family_gemma3;
 extern const struct family family_glm4_moe, family_deepseek_v3, family_granite, family_phi3;
+extern const struct family family_gpt_oss;
 
 /* By its name in that format; NULL with the known names in err. */
 const struct family *family_find(enum model_source_kind kind, const char *name, size_t len,

@@ -292,7 +292,7 @@ static void attention_and_mlp(struct step *st, uint32_t l, float *x, const float
 	if (w->mla)
 		mla_attention(st, l, qkv, b);
 	else
-		RUN(st, attention, s->own_att, qkv, engine_qkv_width(e), own->heads.count, &e->kv[l], c->attn_scale, c->layer[l].window, NULL, b);
+		RUN(st, attention, s->own_att, qkv, engine_qkv_width(e), own->heads.count, &e->kv[l], c->attn_scale, c->layer[l].window, w->sinks, b);
 	step_place_own(st, s->att, c->heads * width, s->own_att, att, b->rows);
 	step_gather(st);
 	step_project(st, s->sum, s->att, b->rows, w->o, w->o_bias, own->hidden, c->hidden);

@@ -21,12 +21,13 @@
 static const struct family *const families[] = {
 	&family_llama,    &family_mistral,      &family_qwen2,    &family_qwen3,       &family_ernie4_5,
 	&family_gemma3,   &family_qwen3_moe,    &family_ernie4_5_moe, &family_glm4_moe, &family_deepseek_v3,
-	&family_granite,  &family_phi3,
+	&family_granite,  &family_phi3,         &family_gpt_oss,
 };
 #define FAMILIES (sizeof families / sizeof *families)
 
 static const struct role {
 	const char *name[MODEL_SOURCES];   /* without layer and suffix */
+	const char *suffix[MODEL_SOURCES]; /* NULL: "weight" */
 } roles[MODEL_ROLES] = {
 	[MODEL_EMBED]          = {{"token_embd", "model.embed_tokens"}},
 	[MODEL_NORM]           = {{"output_norm", "model.norm"}},
@@ -38,6 +39,7 @@ static const struct role {
 	[MODEL_O]              = {{"attn_output", "self_attn.o_proj"}},
 	[MODEL_Q_NORM]         = {{"attn_q_norm", "self_attn.q_norm"}},
 	[MODEL_K_NORM]         = {{"attn_k_norm", "self_attn.k_norm"}},
+	[MODEL_SINKS]          = {{"attn_sinks", "self_attn"}, {"weight", "sinks"}},
 	[MODEL_ATTN_POST_NORM] = {{"post_attention_norm", "post_attention_layernorm"}},
 	[MODEL_FFN_NORM]       = {{"ffn_norm", "post_attention_layernorm"}},
 	[MODEL_GATE]           = {{"ffn_gate", "mlp.gate_proj"}},
@@ -51,7 +53,7 @@ static const struct role {
 	[MODEL_KV_A_NORM]      = {{"attn_kv_a_norm", "self_attn.kv_a_layernorm"}},
 	[MODEL_KV_B]           = {{"attn_kv_b", "self_attn.kv_b_proj"}},
 	[MODEL_ROUTER]         = {{"ffn_gate_inp", "mlp.gate"}},
-	[MODEL_CORRECTION]     = {{"exp_probs_b", "mlp.gate"}},
+	[MODEL_CORRECTION]     = {{"exp_probs_b", "mlp.gate"}, {"bias", "e_score_correction_bias"}},
 	[MODEL_SHARED_GATE]    = {{"ffn_gate_shexp", "mlp.shared_experts.gate_proj"}},
 	[MODEL_SHARED_UP]      = {{"ffn_up_shexp", "mlp.shared_experts.up_proj"}},
 	[MODEL_SHARED_DOWN]    = {{"ffn_down_shexp", "mlp.shared_experts.down_proj"}},
@@ -125,6 +127,7 @@ int model_has_role(const struct model_conf *c, enum model_role role, uint32_t la
 	case MODEL_V: return !mla;
 	case MODEL_Q_NORM:
 	case MODEL_K_NORM: return c->qk_norm;
+	case MODEL_SINKS: return c->attn_sinks;
 	case MODEL_ATTN_POST_NORM:
 	case MODEL_FFN_POST_NORM: return c->post_norms;
 	case MODEL_GATE:
@@ -160,6 +163,7 @@ void model_role_shape(const struct model_conf *c, enum model_role role, uint32_t
 		[MODEL_O]              = {c->hidden, o},
 		[MODEL_Q_NORM]         = {1, c->head_dim},
 		[MODEL_K_NORM]         = {1, c->head_dim},
+		[MODEL_SINKS]          = {1, c->heads},
 		[MODEL_ATTN_POST_NORM] = {1, c->hidden},
 		[MODEL_FFN_NORM]       = {1, c->hidden},
 		[MODEL_GATE]           = {c->ffn, c->hidden},
@@ -447,7 +451,8 @@ static int role_get(const struct model_source *src, const struct model_conf *c,
 int model_role_get(const struct model_source *src, const struct model_conf *c, enum model_role role,
                    uint32_t layer, struct model_tensor *ret, struct err *err)
 {
-	return role_get(src, c, role, layer, "weight", 0, ret, err);
+	const char *suffix = roles[role].suffix[c->source];
+	return role_get(src, c, role, layer, suffix ? suffix : "weight", 0, ret, err);
 }
 
 int model_bias_get(const struct model_source *src, const struct model_conf *c, enum model_role role,
@@ -464,6 +469,8 @@ int model_expert_get(const struct model_source *src, const struct model_conf *c,
 	uint32_t n = part == MODEL_EXPERT_DOWN ? c->hidden : x->ffn, k = part == MODEL_EXPERT_DOWN ? x->ffn : c->hidden;
 	char name[96];
 	struct model_tensor t;
+	if (src->kind == MODEL_HF && c->family->expert_get)
+		return c->family->expert_get(src, c, part, layer, expert, ret, err);
 	if (src->kind == MODEL_HF) {
 		snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.%s_proj.weight", layer, expert, names[part]);
 		return model_tensor_get(src, name, n, k, ret, err);
@@ -479,6 +486,25 @@ int model_expert_get(const struct model_source *src, const struct model_conf *c,
 	return rc;
 }
 
+int model_expert_bias_get(const struct model_source *src, const struct model_conf *c,
+                          enum model_expert_part part, uint32_t layer, struct model_tensor *ret,
+                          uint32_t *ret_first, uint32_t *ret_step, struct err *err)
+{
+	static const char *const names[MODEL_EXPERT_PARTS] = {"ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"};
+	uint32_t n = part == MODEL_EXPERT_DOWN ? c->hidden : c->experts.ffn, first = 0, step = 1;
+	const char *role = names[part];
+	char name[96];
+	if (src->kind == MODEL_HF)
+		c->family->expert_bias(part, &role, &first, &step);
+	snprintf(name, sizeof name, "%s.%u.%s", src->kind == MODEL_GGUF ? "blk" : "model.layers", layer, role);
+	int rc = model_tensor_get(src, name, c->experts.count, n * step, ret, err);
+	if (!rc) {
+		*ret_first = first;
+		*ret_step = step;
+	}
+	return rc;
+}
+
 int model_latent_get(const struct model_source *src, const struct model_conf *c, int value, uint32_t layer, struct model_tensor *ret, struct err *err)
 {
 	const struct model_mla *m = &c->mla;
@@ -489,8 +515,7 @@ int model_latent_get(const struct model_source *src, const struct model_conf *c,
 
 int model_correction_get(const struct model_source *src, const struct model_conf *c, uint32_t layer, struct model_tensor *ret, struct err *err)
 {
-	const char *suffix = src->kind == MODEL_GGUF ? "bias" : "e_score_correction_bias";
-	return role_get(src, c, MODEL_CORRECTION, layer, suffix, 0, ret, err);
+	return model_role_get(src, c, MODEL_CORRECTION, layer, ret, err);
 }
 
 void model_tensor_drop(const struct model_tensor *t)
@@ -539,7 +564,8 @@ static void hash_conf(crypto_generichash_state *h, const struct model_conf *c)
 	           c->kv_heads, c->head_dim, c->ffn, c->vocab, c->context);
 	hash_words(h, "%.9g %.9g %.9g %d %d %d %d %d %d %d %d %d", c->norm_eps, c->embed_scale, c->attn_scale, c->tied, c->qkv_bias, c->o_bias,
 	           c->mlp_bias, c->qk_norm, c->post_norms, c->norm_plus_one, (int)c->act, (int)c->rope_style);
-	hash_words(h, "scales %.9g %.9g", c->residual_scale, c->logit_scale);
+	hash_words(h, "more %.9g %.9g %d %d", c->residual_scale, c->logit_scale, c->attn_sinks,
+	           c->experts.bias);
 	for (uint32_t i = 0; i < c->layers; i++)
 		hash_words(h, "layer %u %u %u", c->layer[i].window, c->layer[i].rope, c->layer[i].experts);
 	for (uint32_t i = 0; i < c->ropes; i++) {

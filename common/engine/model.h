@@ -26,7 +26,7 @@ enum model_source_kind { MODEL_GGUF, MODEL_HF, MODEL_SOURCES };
 /* Roles of tensors. Those up to MODEL_ROLE_LAST_GLOBAL exist once, the others in each layer that model_has_role tells. */
 enum model_role {
 	MODEL_EMBED, MODEL_NORM, MODEL_HEAD, MODEL_ROLE_LAST_GLOBAL = MODEL_HEAD,
-	MODEL_ATTN_NORM, MODEL_Q, MODEL_K, MODEL_V, MODEL_O, MODEL_Q_NORM, MODEL_K_NORM, MODEL_ATTN_POST_NORM,
+	MODEL_ATTN_NORM, MODEL_Q, MODEL_K, MODEL_V, MODEL_O, MODEL_Q_NORM, MODEL_K_NORM, MODEL_SINKS, MODEL_ATTN_POST_NORM,
 	MODEL_FFN_NORM, MODEL_GATE, MODEL_UP, MODEL_DOWN, MODEL_FFN_POST_NORM,
 	MODEL_Q_A, MODEL_Q_A_NORM, MODEL_Q_B, MODEL_KV_A, MODEL_KV_A_NORM, MODEL_KV_B,   /* MLA; MODEL_Q where q has no rank */
 	MODEL_ROUTER, MODEL_CORRECTION, MODEL_SHARED_GATE, MODEL_SHARED_UP, MODEL_SHARED_DOWN,  /* experts */
@@ -52,10 +52,15 @@ struct family_stack {
 	enum model_role role[3];
 };
 
+/* Parts of an expert. */
+enum model_expert_part { MODEL_EXPERT_GATE, MODEL_EXPERT_UP, MODEL_EXPERT_DOWN, MODEL_EXPERT_PARTS };
+
 struct hf_reader;
 struct gguf_reader;
 struct json_t;
 struct model_conf;
+struct model_source;
+struct model_tensor;
 
 struct family {
 	/* general.architecture (NULL: its files say another family's); model_type of config.json */
@@ -64,6 +69,7 @@ struct family {
 	enum kern_rope_style rope[MODEL_SOURCES];
 	enum family_window window;
 	uint32_t window_period;        /* BY_PATTERN: every n-th layer sees all, unless the file says */
+	int yarn_whole;                /* a GGUF file's YaRN ramp does not begin and end at whole pairs */
 	int local_rope;                /* layers with a window have frequencies of their own base */
 	struct { const char *qkv, *o, *mlp; } bias;   /* switches */
 	const char *qk_norm;           /* switch: RMSNorm of each head of q and k before the rotation */
@@ -80,6 +86,13 @@ struct family {
 	 * in the reader. */
 	void (*read_gguf)(struct gguf_reader *r, struct model_conf *c);
 	void (*read_hf)(struct hf_reader *r, const struct json_t *o, struct model_conf *c);
+	/* Hugging Face, where an expert's matrix and bias are otherwise than usual, or NULL: as
+	 * model_expert_get and model_expert_bias_get, without layer. */
+	int (*expert_get)(const struct model_source *src, const struct model_conf *c,
+	                  enum model_expert_part part, uint32_t layer, uint32_t expert,
+	                  struct model_tensor *ret, struct err *err);
+	void (*expert_bias)(enum model_expert_part part, const char **ret_name, uint32_t *ret_first,
+	                    uint32_t *ret_step);
 };
 
 /* A table of angles: position * inv_freq[i] turns pair i; cos and sin are multiplied by scale. */
@@ -103,7 +116,7 @@ struct model_experts {
 	uint32_t ffn, shared_ffn;                   /* of one expert; of the one that all tokens pass, 0: none */
 	uint32_t groups, top_groups;                /* 1 and 1: no groups */
 	enum model_scoring scoring;
-	int correction, normalise;
+	int correction, normalise, bias;            /* bias: router and experts have biases */
 	float norm_min, norm_eps, scale;
 };
 
@@ -127,6 +140,7 @@ struct model_conf {
 	float embed_scale, attn_scale, residual_scale, logit_scale;
 	int tied;                                   /* the head is the embedding */
 	int qkv_bias, o_bias, mlp_bias, qk_norm, post_norms, norm_plus_one;
+	int attn_sinks;                             /* a logit of each head that joins its softmax */
 	enum kern_act act;
 	enum kern_rope_style rope_style;
 	uint32_t rope_dims, ropes;
@@ -143,6 +157,7 @@ struct model_tensor {
 	uint32_t n, k;                              /* a vector has n = 1 */
 	const void *data;
 	size_t bytes;
+	void *own;                                  /* data that was made, for the caller to free; NULL: the file's */
 };
 
 struct model_source {
@@ -168,9 +183,13 @@ int model_bias_get(const struct model_source *src, const struct model_conf *c, e
                    uint32_t layer, struct model_tensor *ret, struct err *err);
 /* The same of expert `expert` in a layer that has them: its own tensor, or its part of one that holds all experts' (GGUF). The vector that
  * corrects the scores for the choice. */
-enum model_expert_part { MODEL_EXPERT_GATE, MODEL_EXPERT_UP, MODEL_EXPERT_DOWN, MODEL_EXPERT_PARTS };
 int model_expert_get(const struct model_source *src, const struct model_conf *c, enum model_expert_part part, uint32_t layer, uint32_t expert,
                      struct model_tensor *ret, struct err *err);
+/* Biases of a part of all experts in a layer: value i of expert e is element e * k + first + i * step of
+ * (experts, k). */
+int model_expert_bias_get(const struct model_source *src, const struct model_conf *c,
+                          enum model_expert_part part, uint32_t layer, struct model_tensor *ret,
+                          uint32_t *ret_first, uint32_t *ret_step, struct err *err);
 /* One of the two parts of MODEL_KV_B where a file has them apart, all heads one after the other: keys (kv_rank, nope), values (v, kv_rank).
  * ERR_NOTFOUND if it has not. */
 int model_latent_get(const struct model_source *src, const struct model_conf *c, int value, uint32_t layer, struct model_tensor *ret, struct err *err);

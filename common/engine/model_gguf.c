@@ -179,7 +179,7 @@ static int read_yarn(struct gguf_reader *r, struct model_conf *c, double base, d
 		.original = meta_u32(r, "rope.scaling.original_context_length", 0, UINT32_MAX, c->context),
 		.beta_fast = meta_number(r, "rope.scaling.yarn_beta_fast", 0, 32),
 		.beta_slow = meta_number(r, "rope.scaling.yarn_beta_slow", 0, 1),
-		.truncate = 1,
+		.truncate = !c->family->yarn_whole,
 	};
 	y.attention_factor = meta_number(r, "rope.scaling.attn_factor", 0, 1);
 	y.attention_factor *= meta_number(r, "rope.scaling.yarn_attn_factor", 0, 1);

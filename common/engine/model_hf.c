@@ -180,7 +180,8 @@ static int refuse_others(struct hf_reader *r, const json_t *o)
 
 static int read_act(struct hf_reader *r, const json_t *o, const struct model_conf *c)
 {
-	static const char *const keys[] = {"hidden_act", "hidden_activation"}, *const names[] = {[KERN_SILU] = "silu", [KERN_GELU_TANH] = "gelu_pytorch_tanh"};
+	static const char *const keys[] = {"hidden_act", "hidden_activation"}, *const names[] = {[KERN_SILU] = "silu", [KERN_GELU_TANH] = "gelu_pytorch_tanh",
+	                                                                                       [KERN_SWIGLU_CLAMPED] = "silu"};
 	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
 		const json_t *v = hf_get(o, keys[i]);
 		if (v && (!json_is_string(v) || strcmp(json_string_value(v), names[c->act]) != 0))

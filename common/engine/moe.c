@@ -17,8 +17,9 @@ static struct kern_weight *expert_matrix(struct loader *l, enum model_expert_par
 	if (l->rc || !load_found(l, model_expert_get(&l->e->src, &l->e->conf, part, layer, expert, &t, l->err), &t))
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows);
-	if (!l->e->borrows)
+	if (!l->e->borrows && !t.own)
 		model_tensor_drop(&t);
+	free(t.own);
 	return w;
 }
 
@@ -34,6 +35,9 @@ static void load_experts(struct loader *l, uint32_t layer, struct kern_experts *
 		x->up[i] = expert_matrix(l, MODEL_EXPERT_UP, layer, i, own->expert);
 		x->down[i] = expert_matrix(l, MODEL_EXPERT_DOWN, layer, i, own->hidden);
 	}
+	x->gate_bias = load_expert_biases(l, MODEL_EXPERT_GATE, layer, own->expert);
+	x->up_bias = load_expert_biases(l, MODEL_EXPERT_UP, layer, own->expert);
+	x->down_bias = load_expert_biases(l, MODEL_EXPERT_DOWN, layer, own->hidden);
 }
 
 struct moe *moe_load(struct loader *l, uint32_t layer)
@@ -48,6 +52,7 @@ struct moe *moe_load(struct loader *l, uint32_t layer)
 	}
 	struct moe *m = mem_zalloc(sizeof *m);
 	m->router = load_matrix(l, MODEL_ROUTER, layer);
+	m->router_bias = load_bias(l, c->experts.bias, MODEL_ROUTER, layer);
 	if (c->experts.correction && !l->rc && load_found(l, model_correction_get(&l->e->src, c, layer, &t, l->err), &t))
 		m->correction = load_vector(l, &t, 0.0f);
 	m->shared_gate = load_matrix(l, MODEL_SHARED_GATE, layer);
@@ -68,7 +73,10 @@ void moe_free(struct engine *e, struct moe **mp)
 	struct kern_weight **const ws[] = {&m->router, &m->shared_gate, &m->shared_up, &m->shared_down};
 	for (size_t i = 0; i < sizeof ws / sizeof *ws; i++)
 		free_matrix(e, ws[i]);
-	free_vector(e, &m->correction);
+	float **const vs[] = {&m->router_bias, &m->correction, &m->experts.gate_bias, &m->experts.up_bias,
+	                      &m->experts.down_bias};
+	for (size_t i = 0; i < sizeof vs / sizeof *vs; i++)
+		free_vector(e, vs[i]);
 	free(m);
 	*mp = NULL;
 }
@@ -78,8 +86,10 @@ uint64_t moe_bytes(const struct engine *e, uint32_t layer)
 	uint64_t sum = 0;
 	for (int part = 0; part < MODEL_EXPERT_PARTS && e->conf.layer[layer].experts; part++) {
 		struct model_tensor t;
-		if (!model_expert_get(&e->src, &e->conf, (enum model_expert_part)part, layer, 0, &t, NULL))
-			sum += t.bytes * e->conf.experts.count;
+		if (model_expert_get(&e->src, &e->conf, (enum model_expert_part)part, layer, 0, &t, NULL))
+			continue;
+		sum += t.bytes * e->conf.experts.count;
+		free(t.own);
 	}
 	return sum;
 }
@@ -126,7 +136,7 @@ void moe_run(struct step *st, uint32_t layer, uint32_t rows)
 	size_t pairs = (size_t)rows * x->active;
 	float *logits = s->route, *weights = logits + (size_t)rows * x->count;
 	uint32_t *ids = (uint32_t *)(void *)(weights + pairs);
-	const struct kern_product router = {.w = m->router, .y = logits, .ldy = x->count};
+	const struct kern_product router = {.w = m->router, .bias = m->router_bias, .y = logits, .ldy = x->count};
 	const struct kern_router rule = {
 		.score = x->scoring == MODEL_SIGMOID ? KERN_SCORE_SIGMOID : KERN_SCORE_SOFTMAX, .experts = x->count, .used = x->active, .groups = x->groups,
 		.groups_used = x->top_groups, .bias = m->correction, .normalise = x->normalise, .norm_min = x->norm_min, .norm_add = x->norm_eps, .scale = x->scale,

@@ -8,6 +8,7 @@
 /* One layer's. Of gate, up and down this rank's columns; entries are NULL where it has none. */
 struct moe {
 	struct kern_weight *router;                /* (experts, hidden) */
+	float *router_bias;                        /* (experts) or NULL, on the device; so are experts' biases */
 	float *correction;                         /* (experts) or NULL, on the device */
 	struct kern_experts experts;
 	struct kern_weight *shared_gate, *shared_up, *shared_down;   /* NULL: none */

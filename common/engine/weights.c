@@ -23,6 +23,7 @@ static struct tp_share rows_of(const struct engine *e, enum model_role role, uin
 	uint32_t dim = e->conf.head_dim;
 	switch (role) {
 	case MODEL_Q: return (struct tp_share){own->heads.begin * dim, own->heads.count * dim};
+	case MODEL_SINKS: return own->heads;
 	case MODEL_K:
 	case MODEL_V: return (struct tp_share){own->kv_heads.begin * dim, own->kv_heads.count * dim};
 	case MODEL_GATE:
@@ -170,18 +171,60 @@ float *load_norm(struct loader *l, enum model_role role, uint32_t layer)
 	return load_numbers(l, &t, c->norm_plus_one ? 1.0f : 0.0f, role == MODEL_NORM ? c->logit_scale : 1.0f);
 }
 
+/* This rank's part of a vector. */
+static float *load_own(struct loader *l, enum model_role role, struct model_tensor *t)
+{
+	struct tp_share own = rows_of(l->e, role, t->k);
+	t->data = (const unsigned char *)t->data + own.begin * kern_dtype_bytes(t->dtype, 1);
+	t->k = own.count;
+	return own.count ? load_vector(l, t, 0.0f) : NULL;
+}
+
+static float *load_sinks(struct loader *l, uint32_t layer)
+{
+	struct model_tensor t;
+	if (!model_has_role(&l->e->conf, MODEL_SINKS, layer) || !load_find(l, MODEL_SINKS, layer, &t))
+		return NULL;
+	return load_own(l, MODEL_SINKS, &t);
+}
+
+float *load_expert_biases(struct loader *l, enum model_expert_part part, uint32_t layer,
+                          struct tp_share own)
+{
+	const struct model_conf *c = &l->e->conf;
+	uint32_t experts = c->experts.count, first, step;
+	struct model_tensor t;
+	if (!c->experts.bias || l->rc || !own.count)
+		return NULL;
+	if (!load_found(l, model_expert_bias_get(&l->e->src, c, part, layer, &t, &first, &step, l->err), &t))
+		return NULL;
+	uint32_t k = t.k;
+	t.k *= experts;
+	float *all = mem_array(t.k, sizeof *all), *dev = NULL;
+	float *host = mem_array((size_t)experts * own.count, sizeof *host);
+	if (widen(&t, all))
+		l->rc = err_set(l->err, ERR_UNSUPPORTED,
+		                "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t.name,
+		                kern_dtype_name(t.dtype));
+	for (uint32_t e = 0; e < experts && !l->rc; e++)
+		for (uint32_t i = 0; i < own.count; i++)
+			host[(size_t)e * own.count + i] = all[(size_t)e * k + first + (own.begin + i) * step];
+	if (!l->rc)
+		dev = upload(l, host, experts * own.count, t.name);
+	free(all);
+	free(host);
+	return dev;
+}
+
 /* The bias of a matrix: a vector of its rows. */
-static float *bias(struct loader *l, int has, enum model_role role, uint32_t layer)
+float *load_bias(struct loader *l, int has, enum model_role role, uint32_t layer)
 {
 	struct model_tensor t;
 	if (!has || l->rc || !model_has_role(&l->e->conf, role, layer))
 		return NULL;
 	if (!load_found(l, model_bias_get(&l->e->src, &l->e->conf, role, layer, &t, l->err), &t))
 		return NULL;
-	struct tp_share own = rows_of(l->e, role, t.k);
-	t.data = (const unsigned char *)t.data + own.begin * kern_dtype_bytes(t.dtype, 1);
-	t.k = own.count;
-	return own.count ? load_vector(l, &t, 0.0f) : NULL;
+	return load_own(l, role, &t);
 }
 
 static void load_layer(struct loader *l, uint32_t i)
@@ -201,13 +244,14 @@ static void load_layer(struct loader *l, uint32_t i)
 		.up = load_matrix(l, MODEL_UP, i),
 		.down = load_matrix(l, MODEL_DOWN, i),
 		.ffn_post_norm = load_norm(l, MODEL_FFN_POST_NORM, i),
-		.q_bias = bias(l, c->qkv_bias, MODEL_Q, i),
-		.k_bias = bias(l, c->qkv_bias, MODEL_K, i),
-		.v_bias = bias(l, c->qkv_bias, MODEL_V, i),
-		.o_bias = bias(l, c->o_bias, MODEL_O, i),
-		.gate_bias = bias(l, c->mlp_bias, MODEL_GATE, i),
-		.up_bias = bias(l, c->mlp_bias, MODEL_UP, i),
-		.down_bias = bias(l, c->mlp_bias, MODEL_DOWN, i),
+		.sinks = load_sinks(l, i),
+		.q_bias = load_bias(l, c->qkv_bias, MODEL_Q, i),
+		.k_bias = load_bias(l, c->qkv_bias, MODEL_K, i),
+		.v_bias = load_bias(l, c->qkv_bias, MODEL_V, i),
+		.o_bias = load_bias(l, c->o_bias, MODEL_O, i),
+		.gate_bias = load_bias(l, c->mlp_bias, MODEL_GATE, i),
+		.up_bias = load_bias(l, c->mlp_bias, MODEL_UP, i),
+		.down_bias = load_bias(l, c->mlp_bias, MODEL_DOWN, i),
 		.mla = mla_load(l, i),
 		.moe = moe_load(l, i),
 	};
@@ -285,7 +329,7 @@ void weights_free(struct engine *e)
 		struct kern_weight **const ws[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
 		float **const vs[] = {
 			&l->attn_norm, &l->q_norm, &l->k_norm, &l->attn_post_norm, &l->ffn_norm, &l->ffn_post_norm,
-			&l->q_bias, &l->k_bias, &l->v_bias, &l->o_bias, &l->gate_bias, &l->up_bias, &l->down_bias,
+			&l->sinks, &l->q_bias, &l->k_bias, &l->v_bias, &l->o_bias, &l->gate_bias, &l->up_bias, &l->down_bias,
 		};
 		for (size_t k = 0; k < sizeof ws / sizeof *ws; k++)
 			free_matrix(e, ws[k]);

@@ -136,7 +136,7 @@ MODELS = {
                              long_factor=[1.1, 1.5, 2.0, 4.0, 6.0, 8.0]))),
     "gpt_oss": dict(type="gpt_oss", router=1.5, mxfp4=True, cfg=dict(
         hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
-        num_hidden_layers=4, head_dim=16, num_local_experts=8, num_experts_per_tok=2,
+        num_hidden_layers=3, head_dim=16, num_local_experts=8, num_experts_per_tok=2,
         sliding_window=16, swiglu_alpha=1.702, swiglu_limit=7.0, rms_norm_eps=1e-5,
         tie_word_embeddings=False,
         rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
@@ -231,8 +231,8 @@ def store_mxfp4(folder):
             out[name] = t
             continue
         code, e = mxfp4(np.swapaxes(t.float().numpy(), -1, -2))
-        out[name + "_blocks"] = torch.from_numpy(code[..., 0::2] | code[..., 1::2] << 4)
-        out[name + "_scales"] = torch.from_numpy(e)
+        out[name + "_blocks"] = torch.from_numpy(np.ascontiguousarray(code[..., 0::2] | code[..., 1::2] << 4))
+        out[name + "_scales"] = torch.from_numpy(np.ascontiguousarray(e))
     save_file(out, path, metadata={"format": "pt"})
     for f in (config, config.replace("config.json", "config_v4.json")):
         c = json.load(open(f))
@@ -335,7 +335,7 @@ def selection(gate, cfg, logits):
         ok = torch.zeros(len(s), cfg.n_group).scatter_(1, g[1][:, :cfg.topk_group], 1.0)
         s = s.masked_fill(ok.repeat_interleave(s.shape[1] // cfg.n_group, 1) == 0, -math.inf)
     else:
-        s = logits.softmax(-1)
+        s = logits if cfg.model_type == "gpt_oss" else logits.softmax(-1)
         if hasattr(gate, "moe_statics"):
             s = s + gate.moe_statics.e_score_correction_bias
         gap = torch.full((len(s),), math.inf)
