@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_ABI 5u                /* raised when a struct or a signature below changes */
+#define KERN_ABI 6u                /* raised when a struct or a signature below changes */
 
 enum kern_error { KERN_OK = 0, KERN_ENOMEM = -1, KERN_EINVAL = -2, KERN_ENOTSUP = -3, KERN_EDEVICE = -4 };
 
