@@ -16,6 +16,7 @@ static const struct { const char *name; unsigned block_values, block_bytes; } dt
 	[KERN_Q5_1] = { "q5_1", 32, 24 },
 	[KERN_Q4_K] = { "q4_k", 256, 144 },
 	[KERN_Q5_K] = { "q5_k", 256, 176 },
+	[KERN_MXFP4] = { "mxfp4", 32, 17 },
 	[KERN_I8] = { "int8", 1, 1 },
 	[KERN_F8] = { "fp8", 1, 1 },
 };

@@ -38,6 +38,7 @@ enum kern_dtype {
 	KERN_Q5_1,                 /* 32 values: f16 d, f16 m, 32 high bits, 16 bytes of low nibbles; w = d q + m */
 	KERN_Q4_K,                 /* 256 values: f16 d, f16 m, 8 x 6 bits each of s and t, 128 bytes of nibbles; w = d s q - m t for each 32 values */
 	KERN_Q5_K,                 /* the same with 32 bytes of high bits before the nibbles */
+	KERN_MXFP4,                /* 32 values (OCP MX): exponent e, 16 bytes of nibbles as Q4_0's; w = E2M1(q) 2^(e - 127), e = 255: NaN */
 	KERN_WEIGHT_DTYPES,        /* weights have one of the types above; the types below are KV's alone: */
 	KERN_I8 = KERN_WEIGHT_DTYPES,   /* int8 q, |q| <= 127; x = s q with a float32 scale s for each token, head, and K or V */
 	KERN_F8,                   /* OCP's 8-bit E4M3 f, |f| <= 448; x = s f, with scales as above */
@@ -164,7 +165,8 @@ struct kern_rope {
 	kern_ptr inv_freq;         /* (dims / 2) float32 */
 };
 
-enum kern_act { KERN_SILU, KERN_GELU_TANH };
+/* act(g) * u: silu(g) u; gelu(g) u; with g' = min(g, 7), u' = u within -7 .. 7: g' sigmoid(1.702 g') (u' + 1) */
+enum kern_act { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED };
 
 /* One layer of the paged KV pool. The piece of block b starts at base + b * block_stride_bytes and is (kv_heads, 2) planes, index 1
  * being 0 for K and 1 for V. A plane is (block_tokens, head_dim) elements of dtype and, right behind them for the types that have scales,
@@ -196,10 +198,11 @@ struct kern_router {
 };
 
 /* The weights of a layer's experts, arrays of `experts` entries in host memory, which live as long as programs that name them. All of gate and up
- * are (ffn, hidden), all of down (n, k). */
+ * are (ffn, hidden), all of down (n, k). Biases are (experts, ffn), (experts, ffn), (experts, n) float32, or 0. */
 struct kern_experts {
 	uint32_t experts;
 	struct kern_weight **gate, **up, **down;
+	kern_ptr gate_bias, up_bias, down_bias;
 };
 
 /* One product of a group over the same activations: y (rows, n) = x W^T + bias. */
@@ -241,8 +244,9 @@ struct kern_op {
 		 * stores); nothing, and no meeting, for a batch without progress */
 		struct { uint32_t layer; } progress;
 		/* out (R, heads, head_dim) = softmax(q k * scale) v over positions max(0, p - window + 1) .. p of the row's own sequence; window 0: none; query
-		 * head h reads KV head h / (heads / kv_heads). With a latent out is (R, heads, latent) */
-		struct { struct kern_kv_layer kv; struct kern_tensor out, q; uint32_t heads, window; float scale; } attention;
+		 * head h reads KV head h / (heads / kv_heads). With a latent out is (R, heads, latent). sinks (heads) float32, or 0: one more logit for each
+		 * head, of no position and no value */
+		struct { struct kern_kv_layer kv; struct kern_tensor out, q; uint32_t heads, window; float scale; kern_ptr sinks; } attention;
 		/* y = act(gate) * up: (R, dim) */
 		struct { struct kern_tensor y, gate, up; enum kern_act act; uint32_t dim; } act_mul;
 		/* ids and weights (R, used), dense, of each row's experts in the order of their c, from logits (R, experts) */

@@ -143,14 +143,9 @@ static uint64_t matrix_bytes(struct engine *e)
 		return 0;
 	for (uint32_t layer = 0; layer < e->conf.layers; layer++)
 		for (int role = layer ? MODEL_ROLE_LAST_GLOBAL + 1 : 0; role < MODEL_ROLES; role++) {
-			char name[96];
-			uint32_t n, k;
 			struct model_tensor t;
-			if (!model_has_role(&e->conf, (enum model_role)role, layer))
-				continue;
-			model_tensor_name(&e->conf, (enum model_role)role, layer, "weight", name, sizeof name);
-			model_role_shape(&e->conf, (enum model_role)role, &n, &k);
-			if (!model_tensor_get(&e->src, name, n, k, &t, NULL))
+			enum model_role part = (enum model_role)role;
+			if (model_has_role(&e->conf, part, layer) && !model_role_get(&e->src, &e->conf, part, layer, &t, NULL))
 				sum += t.bytes;
 		}
 	for (uint32_t layer = 0; layer < e->conf.layers; layer++)

@@ -13,6 +13,7 @@
 struct layer {
 	kern_ptr attn_norm, q_norm, k_norm, attn_post_norm, ffn_norm, ffn_post_norm;
 	struct kern_weight *q, *k, *v, *o, *gate, *up, *down;
+	kern_ptr sinks;                            /* of this rank's heads */
 	kern_ptr q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias;
 	struct mla *mla;                           /* in place of q (unless it has no rank), k, v */
 	struct moe *moe;                           /* in place of gate, up, down */

@@ -58,6 +58,7 @@ static void hash_conf(crypto_generichash_state *h, const struct model_conf *c)
 	           c->kv_heads, c->head_dim, c->ffn, c->vocab, c->context);
 	hash_words(h, "%.9g %.9g %.9g %d %d %d %d %d %d %d %d %d", c->norm_eps, c->embed_scale, c->attn_scale, c->tied, c->qkv_bias, c->o_bias,
 	           c->mlp_bias, c->qk_norm, c->post_norms, c->norm_plus_one, (int)c->act, (int)c->rope_style);
+	hash_words(h, "more %.9g %.9g %d %d", c->residual_scale, c->logit_scale, c->attn_sinks, c->experts.bias);
 	for (uint32_t i = 0; i < c->layers; i++)
 		hash_words(h, "layer %u %u %u", c->layer[i].window, c->layer[i].rope, c->layer[i].experts);
 	for (uint32_t i = 0; i < c->ropes; i++) {

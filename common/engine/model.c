@@ -1,9 +1,9 @@
-/* model.c - see model.h: the table of families, the names of tensors, checks and sums that do not depend on the file's format.
+/* model.c - see model.h: the table of families, the usual names of tensors, checks and sums that do
+ * not depend on the file's format.
  *
  * Always: a description that model_open returns is within the limits below, so that later products of its numbers fit in size_t.
  * Errors are returned and name the file, the field, what was found and what was expected. */
-#include "engine/model.h"
-#include "format/gguf.h"
+#include "engine/family.h"
 #include "format/safetensors.h"
 #include "kv/layout.h"
 #include "kernels/own_math.h"
@@ -16,32 +16,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HALF {KERN_ROPE_HALF, KERN_ROPE_HALF}
-#define PAIRS {KERN_ROPE_INTERLEAVED, KERN_ROPE_INTERLEAVED}
-#define PERMUTED {KERN_ROPE_INTERLEAVED, KERN_ROPE_HALF}
-
-static const struct family families[] = {
-	{.name = {"llama", "llama"}, .rope = PERMUTED, .bias = {"attention_bias", "attention_bias", "mlp_bias"}},
-	{.name = {NULL, "mistral"}, .rope = PERMUTED, .window = FAMILY_WINDOW_ALL},
-	{.name = {"qwen2", "qwen2"}, .rope = HALF, .bias = {.qkv = FAMILY_ALWAYS}, .window = FAMILY_WINDOW_BY_FLAG},
-	{.name = {"qwen3", "qwen3"}, .rope = HALF, .bias = {"attention_bias", "attention_bias", NULL}, .qk_norm = FAMILY_ALWAYS,
-	 .window = FAMILY_WINDOW_BY_FLAG},
-	{.name = {"ernie4_5", "ernie4_5"}, .rope = PAIRS, .bias = {"use_bias", "use_bias", "use_bias"}, .tied = 1, .rope_base = 500000},
-	{.name = {"gemma3", "gemma3_text"}, .rope = HALF, .act = KERN_GELU_TANH, .bias = {"attention_bias", "attention_bias", NULL},
-	 .qk_norm = FAMILY_ALWAYS, .window = FAMILY_WINDOW_BY_PATTERN, .post_norms = 1, .norm_plus_one = {[MODEL_HF] = 1}, .scaled_embedding = 1,
-	 .tied = 1, .rope_base = 1000000, .ffn_norm = {[MODEL_HF] = "pre_feedforward_layernorm"}},
-	{.name = {"qwen3moe", "qwen3_moe"}, .rope = HALF, .bias = {"attention_bias", "attention_bias", NULL}, .qk_norm = FAMILY_ALWAYS,
-	 .window = FAMILY_WINDOW_BY_FLAG, .experts = FAMILY_EXPERTS_QWEN3},
-	{.name = {"ernie4_5-moe", "ernie4_5_moe"}, .rope = PAIRS, .bias = {"use_bias", "use_bias", "use_bias"}, .tied = 1, .rope_base = 500000,
-	 .experts = FAMILY_EXPERTS_ERNIE},
-	{.name = {"glm4moe", "glm4_moe"}, .rope = HALF, .bias = {.qkv = "attention_bias"}, .qk_norm = "use_qk_norm", .rope_part = 0.5,
-	 .ffn_norm = {[MODEL_GGUF] = "post_attention_norm"}, .experts = FAMILY_EXPERTS_DEEPSEEK},
-	{.name = {"deepseek2", "deepseek_v3"}, .rope = PAIRS, .experts = FAMILY_EXPERTS_DEEPSEEK, .mla = 1},
+static const struct family *const families[] = {
+	&family_llama,    &family_mistral,      &family_qwen2,    &family_qwen3,       &family_ernie4_5,
+	&family_gemma3,   &family_qwen3_moe,    &family_ernie4_5_moe, &family_glm4_moe, &family_deepseek_v3,
+	&family_granite,  &family_phi3,         &family_gpt_oss,
 };
 #define FAMILIES (sizeof families / sizeof *families)
 
 static const struct role {
 	const char *name[MODEL_SOURCES];   /* without layer and suffix */
+	const char *suffix[MODEL_SOURCES]; /* NULL: "weight" */
 } roles[MODEL_ROLES] = {
 	[MODEL_EMBED]          = {{"token_embd", "model.embed_tokens"}},
 	[MODEL_NORM]           = {{"output_norm", "model.norm"}},
@@ -53,6 +37,7 @@ static const struct role {
 	[MODEL_O]              = {{"attn_output", "self_attn.o_proj"}},
 	[MODEL_Q_NORM]         = {{"attn_q_norm", "self_attn.q_norm"}},
 	[MODEL_K_NORM]         = {{"attn_k_norm", "self_attn.k_norm"}},
+	[MODEL_SINKS]          = {{"attn_sinks", "self_attn"}, {"weight", "sinks"}},
 	[MODEL_ATTN_POST_NORM] = {{"post_attention_norm", "post_attention_layernorm"}},
 	[MODEL_FFN_NORM]       = {{"ffn_norm", "post_attention_layernorm"}},
 	[MODEL_GATE]           = {{"ffn_gate", "mlp.gate_proj"}},
@@ -66,20 +51,22 @@ static const struct role {
 	[MODEL_KV_A_NORM]      = {{"attn_kv_a_norm", "self_attn.kv_a_layernorm"}},
 	[MODEL_KV_B]           = {{"attn_kv_b", "self_attn.kv_b_proj"}},
 	[MODEL_ROUTER]         = {{"ffn_gate_inp", "mlp.gate"}},
+	[MODEL_CORRECTION]     = {{"exp_probs_b", "mlp.gate"}, {"bias", "e_score_correction_bias"}},
 	[MODEL_SHARED_GATE]    = {{"ffn_gate_shexp", "mlp.shared_experts.gate_proj"}},
 	[MODEL_SHARED_UP]      = {{"ffn_up_shexp", "mlp.shared_experts.up_proj"}},
 	[MODEL_SHARED_DOWN]    = {{"ffn_down_shexp", "mlp.shared_experts.down_proj"}},
 };
 
-const struct family *model_family_find(enum model_source_kind kind, const char *name, size_t len, struct err *err)
+const struct family *family_find(enum model_source_kind kind, const char *name, size_t len,
+                                 struct err *err)
 {
 	char known[200] = "";
 	for (size_t i = 0; i < FAMILIES; i++) {
-		const char *f = families[i].name[kind];
+		const char *f = families[i]->name[kind];
 		if (!f)
 			continue;
 		if (strlen(f) == len && memcmp(f, name, len) == 0)
-			return &families[i];
+			return families[i];
 		size_t at = strlen(known);
 		snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", f);
 	}
@@ -87,23 +74,41 @@ const struct family *model_family_find(enum model_source_kind kind, const char *
 	return NULL;
 }
 
-void model_defaults(struct model_conf *c)
+void family_defaults(struct model_conf *c)
+{
+	c->rope_style = c->family->rope[c->source];
+	c->embed_scale = c->residual_scale = c->logit_scale = 1.0f;
+	c->attn_scale = (float)(1.0 / sqrt((double)c->head_dim));
+	c->ropes = c->family->local_rope ? 2 : 1;
+}
+
+/* The tensor that holds this role's matrix and others; NULL: it has one of its own. */
+static const struct family_stack *stack_of(const struct model_conf *c, enum model_role role)
+{
+	for (size_t i = 0; i < sizeof c->family->stacks / sizeof *c->family->stacks; i++) {
+		const struct family_stack *s = &c->family->stacks[i];
+		for (uint32_t k = 0; k < s->count; k++)
+			if (s->role[k] == role)
+				return s;
+	}
+	return NULL;
+}
+
+static const char *role_name(const struct model_conf *c, enum model_role role)
 {
 	const struct family *f = c->family;
-	c->act = f->act;
-	c->rope_style = f->rope[c->source];
-	c->post_norms = f->post_norms;
-	c->norm_plus_one = f->norm_plus_one[c->source];
-	c->embed_scale = f->scaled_embedding ? (float)sqrt((double)c->hidden) : 1.0f;
-	c->attn_scale = (float)(1.0 / sqrt((double)c->head_dim));
-	c->ropes = 1;
+	const struct family_stack *s = stack_of(c, role);
+	if (s)
+		return s->name[c->source];
+	for (size_t i = 0; i < sizeof f->names / sizeof *f->names; i++)
+		if (f->names[i].role == role && f->names[i].name[c->source])
+			return f->names[i].name[c->source];
+	return roles[role].name[c->source];
 }
 
 void model_tensor_name(const struct model_conf *c, enum model_role role, uint32_t layer, const char *suffix, char *out, size_t size)
 {
-	const char *name = roles[role].name[c->source];
-	if (role == MODEL_FFN_NORM && c->family->ffn_norm[c->source])
-		name = c->family->ffn_norm[c->source];
+	const char *name = role_name(c, role);
 	if (role <= MODEL_ROLE_LAST_GLOBAL)
 		snprintf(out, size, "%s.%s", name, suffix);
 	else
@@ -120,6 +125,7 @@ int model_has_role(const struct model_conf *c, enum model_role role, uint32_t la
 	case MODEL_V: return !mla;
 	case MODEL_Q_NORM:
 	case MODEL_K_NORM: return c->qk_norm;
+	case MODEL_SINKS: return c->attn_sinks;
 	case MODEL_ATTN_POST_NORM:
 	case MODEL_FFN_POST_NORM: return c->post_norms;
 	case MODEL_GATE:
@@ -132,6 +138,7 @@ int model_has_role(const struct model_conf *c, enum model_role role, uint32_t la
 	case MODEL_KV_A_NORM:
 	case MODEL_KV_B: return mla;
 	case MODEL_ROUTER: return experts;
+	case MODEL_CORRECTION: return experts && c->experts.correction;
 	case MODEL_SHARED_GATE:
 	case MODEL_SHARED_UP:
 	case MODEL_SHARED_DOWN: return experts && c->experts.shared_ffn;
@@ -154,6 +161,7 @@ void model_role_shape(const struct model_conf *c, enum model_role role, uint32_t
 		[MODEL_O]              = {c->hidden, o},
 		[MODEL_Q_NORM]         = {1, c->head_dim},
 		[MODEL_K_NORM]         = {1, c->head_dim},
+		[MODEL_SINKS]          = {1, c->heads},
 		[MODEL_ATTN_POST_NORM] = {1, c->hidden},
 		[MODEL_FFN_NORM]       = {1, c->hidden},
 		[MODEL_GATE]           = {c->ffn, c->hidden},
@@ -167,58 +175,13 @@ void model_role_shape(const struct model_conf *c, enum model_role role, uint32_t
 		[MODEL_KV_A_NORM]      = {1, m->kv_rank},
 		[MODEL_KV_B]           = {c->heads * (m->nope + m->v), m->kv_rank},
 		[MODEL_ROUTER]         = {c->experts.count, c->hidden},
+		[MODEL_CORRECTION]     = {1, c->experts.count},
 		[MODEL_SHARED_GATE]    = {shared, c->hidden},
 		[MODEL_SHARED_UP]      = {shared, c->hidden},
 		[MODEL_SHARED_DOWN]    = {c->hidden, shared},
 	};
 	*ret_n = shapes[role][0];
 	*ret_k = shapes[role][1];
-}
-
-/* --- rotary frequencies ------------------------------------------------------------------------------------------------- */
-
-void model_rope_default(struct model_rope *r, uint32_t dims, double base)
-{
-	r->scale = 1.0f;
-	for (uint32_t i = 0; i < dims / 2; i++)
-		r->inv_freq[i] = (float)own_pow(base, -2.0 * i / dims);
-}
-
-void model_rope_linear(struct model_rope *r, uint32_t dims, double factor)
-{
-	for (uint32_t i = 0; i < dims / 2; i++)
-		r->inv_freq[i] = (float)(r->inv_freq[i] / factor);
-}
-
-/* Long waves are stretched by factor, short ones stay, between them the two are mixed. */
-void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, double low, double high, double original)
-{
-	for (uint32_t i = 0; i < dims / 2; i++) {
-		double f = r->inv_freq[i], wave = 2.0 * M_PI / f;
-		double t = (original / wave - low) / (high - low);
-		if (wave > original / low)
-			f /= factor;
-		else if (wave >= original / high)
-			f = (1.0 - t) * f / factor + t * f;
-		r->inv_freq[i] = (float)f;
-	}
-}
-
-/* YaRN (arXiv:2309.00071): a pair that turns more than beta_fast times over the original length keeps its frequency, one that turns less than
- * beta_slow times is stretched by factor, between them the two are mixed along a ramp over the pairs. */
-void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y)
-{
-	double low = dims * own_log(y->original / (2.0 * M_PI * y->beta_fast)) / (2.0 * own_log(y->base));
-	double high = dims * own_log(y->original / (2.0 * M_PI * y->beta_slow)) / (2.0 * own_log(y->base));
-	low = fmax(y->truncate ? floor(low) : low, 0);
-	high = fmin(y->truncate ? ceil(high) : high, (double)dims - 1);
-	if (low == high)
-		high += 0.001;
-	for (uint32_t i = 0; i < dims / 2; i++) {
-		double f = own_pow(y->base, -2.0 * i / dims), g = fmin(fmax((i - low) / (high - low), 0), 1);
-		r->inv_freq[i] = (float)((1.0 - g) * f + g * f / y->factor);
-	}
-	r->scale = (float)y->attention_factor;
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------------ */
@@ -255,6 +218,11 @@ static int check_sizes(const struct model_conf *c, struct err *err)
 		return err_set(err, ERR_CORRUPT, "norm epsilon: found %g, expected more than 0 and less than 1", c->norm_eps);
 	if (!(c->attn_scale > 0 && c->attn_scale <= 1e3f))
 		return err_set(err, ERR_CORRUPT, "attention scale: found %g, expected more than 0 and at most 1000", c->attn_scale);
+	const float scales[] = {c->embed_scale, c->residual_scale, c->logit_scale};
+	for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+		if (!(scales[i] > 0 && scales[i] <= 1e6f))
+			return err_set(err, ERR_CORRUPT, "scale of embeddings, residuals or logits: found %g, "
+			               "expected more than 0 and at most 1e6", scales[i]);
 	for (uint32_t i = 0; i < c->n_eos; i++)
 		if (c->eos[i] >= c->vocab)
 			return err_set(err, ERR_CORRUPT, "end-of-sequence id: found %u, expected less than the vocabulary's %u", c->eos[i], c->vocab);
@@ -307,14 +275,6 @@ static int check_experts(const struct model_conf *c, struct err *err)
 	return rc;
 }
 
-static int check_conf(const struct model_conf *c, struct err *err)
-{
-	int rc;
-	if ((rc = check_sizes(c, err)) || (rc = check_ropes(c, err)) || (rc = check_experts(c, err)))
-		return rc;
-	return 0;
-}
-
 int model_open(const char *path, struct model_conf *ret_conf, struct model_source *ret_src, struct err *err)
 {
 	struct stat st;
@@ -323,7 +283,7 @@ int model_open(const char *path, struct model_conf *ret_conf, struct model_sourc
 	struct model_conf c = {0};
 	struct model_source src = {.path = path};
 	int rc = S_ISDIR(st.st_mode) ? model_hf_open(path, &c, &src, err) : model_gguf_open(path, &c, &src, err);
-	if (!rc && (rc = check_conf(&c, err)))
+	if (!rc && ((rc = check_sizes(&c, err)) || (rc = check_ropes(&c, err)) || (rc = check_experts(&c, err))))
 		err_prefix(err, "%.160s", path);
 	if (rc) {
 		model_close(&src);
@@ -435,7 +395,7 @@ static int tensor_get(const struct model_source *src, const char *name, uint32_t
 	n *= stack ? stack : 1;
 	struct model_tensor t = {.name = e.name, .n = n, .k = k, .data = e.data, .bytes = e.bytes};
 	if (dtype_parse(e.type, &t.dtype))
-		return err_set(err, ERR_UNSUPPORTED, "%.120s: tensor %s: found type %s, expected one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K",
+		return err_set(err, ERR_UNSUPPORTED, "%.120s: tensor %s: found type %s, expected one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4",
 		               src->path, name, e.type);
 	if (kern_dtype_bytes(t.dtype, (size_t)k) * n != t.bytes)
 		return err_set(err, ERR_CORRUPT, "%.160s: tensor %s: found %zu bytes, expected %zu (rows of %u elements of %s)", src->path, name, t.bytes,
@@ -449,6 +409,47 @@ int model_tensor_get(const struct model_source *src, const char *name, uint32_t 
 	return tensor_get(src, name, 0, n, k, ret, err);
 }
 
+static int role_get(const struct model_source *src, const struct model_conf *c,
+                    enum model_role role, uint32_t layer, const char *suffix, int bias,
+                    struct model_tensor *ret, struct err *err)
+{
+	const struct family_stack *s = stack_of(c, role);
+	uint32_t n, k, first = 0, all = 0, rows;
+	char name[96];
+	struct model_tensor t;
+	for (uint32_t i = 0; s && i < s->count; i++) {
+		model_role_shape(c, s->role[i], &rows, &k);
+		first = s->role[i] == role ? all : first;
+		all += rows;
+	}
+	model_role_shape(c, role, &n, &k);
+	all = s ? all : n;
+	model_tensor_name(c, role, layer, suffix, name, sizeof name);
+	int rc = model_tensor_get(src, name, bias ? 1 : all, bias ? all : k, &t, err);
+	if (rc)
+		return rc;
+	size_t row = kern_dtype_bytes(t.dtype, bias ? 1 : k);
+	t.n = bias ? 1 : n;
+	t.k = bias ? n : k;
+	t.data = (const unsigned char *)t.data + first * row;
+	t.bytes = n * row;
+	*ret = t;
+	return 0;
+}
+
+int model_role_get(const struct model_source *src, const struct model_conf *c, enum model_role role,
+                   uint32_t layer, struct model_tensor *ret, struct err *err)
+{
+	const char *suffix = roles[role].suffix[c->source];
+	return role_get(src, c, role, layer, suffix ? suffix : "weight", 0, ret, err);
+}
+
+int model_bias_get(const struct model_source *src, const struct model_conf *c, enum model_role role,
+                   uint32_t layer, struct model_tensor *ret, struct err *err)
+{
+	return role_get(src, c, role, layer, "bias", 1, ret, err);
+}
+
 int model_expert_get(const struct model_source *src, const struct model_conf *c, enum model_expert_part part, uint32_t layer, uint32_t expert,
                      struct model_tensor *ret, struct err *err)
 {
@@ -457,6 +458,8 @@ int model_expert_get(const struct model_source *src, const struct model_conf *c,
 	uint32_t n = part == MODEL_EXPERT_DOWN ? c->hidden : x->ffn, k = part == MODEL_EXPERT_DOWN ? x->ffn : c->hidden;
 	char name[96];
 	struct model_tensor t;
+	if (src->kind == MODEL_HF && c->family->expert_get)
+		return c->family->expert_get(src, c, part, layer, expert, ret, err);
 	if (src->kind == MODEL_HF) {
 		snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.%s_proj.weight", layer, expert, names[part]);
 		return model_tensor_get(src, name, n, k, ret, err);
@@ -472,6 +475,25 @@ int model_expert_get(const struct model_source *src, const struct model_conf *c,
 	return rc;
 }
 
+int model_expert_bias_get(const struct model_source *src, const struct model_conf *c,
+                          enum model_expert_part part, uint32_t layer, struct model_tensor *ret,
+                          uint32_t *ret_first, uint32_t *ret_step, struct err *err)
+{
+	static const char *const names[MODEL_EXPERT_PARTS] = {"ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"};
+	uint32_t n = part == MODEL_EXPERT_DOWN ? c->hidden : c->experts.ffn, first = 0, step = 1;
+	const char *role = names[part];
+	char name[96];
+	if (src->kind == MODEL_HF)
+		c->family->expert_bias(part, &role, &first, &step);
+	snprintf(name, sizeof name, "%s.%u.%s", src->kind == MODEL_GGUF ? "blk" : "model.layers", layer, role);
+	int rc = model_tensor_get(src, name, c->experts.count, n * step, ret, err);
+	if (!rc) {
+		*ret_first = first;
+		*ret_step = step;
+	}
+	return rc;
+}
+
 int model_latent_get(const struct model_source *src, const struct model_conf *c, int value, uint32_t layer, struct model_tensor *ret, struct err *err)
 {
 	const struct model_mla *m = &c->mla;
@@ -482,13 +504,7 @@ int model_latent_get(const struct model_source *src, const struct model_conf *c,
 
 int model_correction_get(const struct model_source *src, const struct model_conf *c, uint32_t layer, struct model_tensor *ret, struct err *err)
 {
-	char name[96];
-	if (src->kind == MODEL_GGUF)
-		snprintf(name, sizeof name, "blk.%u.exp_probs_b.bias", layer);
-	else
-		snprintf(name, sizeof name, "model.layers.%u.mlp.%s.e_score_correction_bias", layer,
-		         c->family->experts == FAMILY_EXPERTS_ERNIE ? "moe_statics" : "gate");
-	return model_tensor_get(src, name, 1, c->experts.count, ret, err);
+	return model_role_get(src, c, MODEL_CORRECTION, layer, ret, err);
 }
 
 void model_tensor_drop(const struct model_tensor *t)

@@ -1,204 +1,193 @@
 /* model_gguf.c - a GGUF file's metadata as a model description. Missing optional keys take the values that the format defines.
  * Errors are returned and name file and key. */
-#include "engine/model.h"
-#include "format/gguf.h"
-#include "kernels/own_math.h"
+#include "engine/family.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-struct reader {
-	struct gguf *g;
-	const char *arch;
-	struct err *err;
-	int rc;   /* the first error; later calls do nothing */
-};
+/* --- values ------------------------------------------------------------------------------------------------------------- */
 
-static void key_of(const struct reader *r, const char *key, char *out, size_t size)
+static const char *key_of(const struct gguf_reader *r, const char *key, char out[128])
 {
-	snprintf(out, size, "%s.%s", r->arch, key);
+	snprintf(out, 128, "%s.%s", r->arch, key);
+	return out;
 }
 
-static void reader_fail(struct reader *r, const char *key, int found, const char *expected)
-{
-	r->rc = err_set(r->err, found == ERR_NOTFOUND ? ERR_NOTFOUND : ERR_CORRUPT, "%.160s: metadata %s: found %s, expected %s", gguf_path(r->g), key,
-	                found == ERR_NOTFOUND ? "none" : "another type or range", expected);
-}
-
-static uint32_t need_u32(struct reader *r, const char *key)
+void meta_fail(struct gguf_reader *r, const char *key, double found, const char *expected)
 {
 	char full[128];
-	uint32_t v = 0;
-	key_of(r, key, full, sizeof full);
-	int rc = r->rc ? 0 : gguf_get_u32(r->g, full, &v);
-	if (rc)
-		reader_fail(r, full, rc, "an integer of at most 32 bits");
-	return v;
+	if (!r->rc)
+		r->rc = err_set(r->err, ERR_UNSUPPORTED, "%.160s: metadata %s: found %.10g, expected %s",
+		                gguf_path(r->g), key_of(r, key, full), found, expected);
 }
 
-static uint32_t may_u32(struct reader *r, const char *key, uint32_t absent)
+/* What reading a key gave: a value that is not within its range, none, or another type. */
+static void check(struct gguf_reader *r, const char *key, int rc, int within, double found,
+                  const char *expected)
 {
 	char full[128];
+	if (!r->rc && (rc == ERR_INVALID || (rc == ERR_NOTFOUND && !within)))
+		r->rc = err_set(r->err, rc == ERR_INVALID ? ERR_CORRUPT : rc,
+		                "%.160s: metadata %s: found %s, expected %s", gguf_path(r->g),
+		                key_of(r, key, full), rc == ERR_INVALID ? "another type or range" : "none", expected);
+	else if (!within)
+		meta_fail(r, key, found, expected);
+}
+
+int meta_has(const struct gguf_reader *r, const char *key)
+{
+	char full[128];
+	uint32_t v;
+	return gguf_get_u32(r->g, key_of(r, key, full), &v) != ERR_NOTFOUND;
+}
+
+uint32_t meta_u32(struct gguf_reader *r, const char *key, uint32_t min, uint32_t max, uint32_t absent)
+{
+	char full[128], expected[60];
 	uint32_t v = absent;
-	key_of(r, key, full, sizeof full);
-	int rc = r->rc ? 0 : gguf_get_u32(r->g, full, &v);
-	if (rc == ERR_INVALID)
-		reader_fail(r, full, rc, "an integer of at most 32 bits");
-	return v;
+	int rc = gguf_get_u32(r->g, key_of(r, key, full), &v), within = v >= min && v <= max;
+	snprintf(expected, sizeof expected, "an integer, %u..%u", min, max);
+	check(r, key, rc, within, v, expected);
+	return within ? v : min;
 }
 
-static float may_f32(struct reader *r, const char *key, float absent)
+double meta_number(struct gguf_reader *r, const char *key, double above, double absent)
 {
-	char full[128];
-	float v = absent;
-	key_of(r, key, full, sizeof full);
-	int rc = r->rc ? 0 : gguf_get_f32(r->g, full, &v);
-	if (rc == ERR_INVALID)
-		reader_fail(r, full, rc, "a float");
-	return v;
-}
-
-static float need_f32(struct reader *r, const char *key)
-{
-	char full[128];
-	float v = 0;
-	key_of(r, key, full, sizeof full);
-	int rc = r->rc ? 0 : gguf_get_f32(r->g, full, &v);
-	if (rc)
-		reader_fail(r, full, rc, "a float");
-	return v;
-}
-
-static int refuse(struct reader *r, const char *key, double found, const char *expected)
-{
-	char full[128];
-	key_of(r, key, full, sizeof full);
-	return r->rc = err_set(r->err, ERR_UNSUPPORTED, "%.160s: metadata %s: found %.10g, expected %s", gguf_path(r->g), full, found, expected);
-}
-
-static void within(struct reader *r, const char *key, uint32_t found, uint32_t min, uint32_t max)
-{
-	char expected[40];
-	snprintf(expected, sizeof expected, "%u..%u", min, max);
-	if (!r->rc && (found < min || found > max))
-		refuse(r, key, found, expected);
-}
-
-/* may_f32, and more than `above`. */
-static double may_above(struct reader *r, const char *key, double above, double absent)
-{
-	double v = (double)may_f32(r, key, (float)absent);
-	char expected[40];
+	char full[128], expected[40];
+	float v = (float)absent;
+	int rc = gguf_get_f32(r->g, key_of(r, key, full), &v);
+	int within = (double)v > above && (double)v <= 1e30;
 	snprintf(expected, sizeof expected, "a number more than %g", above);
-	if (!r->rc && !(v > above && v <= 1e30))
-		refuse(r, key, v, expected);
-	return r->rc ? absent : v;
+	check(r, key, rc, within, (double)v, expected);
+	return within ? (double)v : above + 1;
 }
 
-static int read_sizes(struct reader *r, struct model_conf *c)
+int meta_bool(struct gguf_reader *r, const char *key, int absent)
 {
-	c->layers = need_u32(r, "block_count");
-	c->hidden = need_u32(r, "embedding_length");
-	c->ffn = need_u32(r, "feed_forward_length");
-	c->heads = need_u32(r, "attention.head_count");
-	c->kv_heads = may_u32(r, "attention.head_count_kv", c->heads);
-	c->context = need_u32(r, "context_length");
-	c->head_dim = may_u32(r, "attention.key_length", c->heads ? c->hidden / c->heads : 0);
-	if (c->family->mla)                 /* key_length may be the cache's, then another key has the heads' */
-		c->head_dim = may_u32(r, "attention.key_length_mla", c->head_dim);
-	c->norm_eps = need_f32(r, "attention.layer_norm_rms_epsilon");
-	c->rope_dims = may_u32(r, "rope.dimension_count", c->head_dim);
-	uint32_t value_dim = may_u32(r, "attention.value_length", c->head_dim), experts = may_u32(r, "expert_count", 0);
-	within(r, "block_count", c->layers, 1, KV_LAYERS_MAX);
-	within(r, "embedding_length", c->hidden, 1, MODEL_HIDDEN_MAX);
-	within(r, "feed_forward_length", c->ffn, 1, MODEL_FFN_MAX);
-	within(r, "attention.head_count", c->heads, 1, MODEL_HEADS_MAX);
-	within(r, "attention.head_count_kv", c->kv_heads, 1, c->heads);
-	within(r, "context_length", c->context, 1, MODEL_CONTEXT_MAX);
-	within(r, "attention.key_length", c->head_dim, 2, MODEL_HEAD_DIM_MAX);
-	within(r, "rope.dimension_count", c->rope_dims, 2, c->head_dim);
-	if (!r->rc && !(c->norm_eps > 0 && c->norm_eps < 1))
-		return refuse(r, "attention.layer_norm_rms_epsilon", (double)c->norm_eps, "more than 0 and less than 1");
-	if (!r->rc && value_dim != c->head_dim && !c->family->mla)
-		return refuse(r, "attention.value_length", value_dim, "as the key's");
-	if (!r->rc && experts && c->family->experts == FAMILY_DENSE)
-		return refuse(r, "expert_count", experts, "none (a dense model)");
-	if (!r->rc && may_above(r, "final_logit_softcapping", -1, 0) > 0)
-		return refuse(r, "final_logit_softcapping", may_f32(r, "final_logit_softcapping", 0), "none");
+	char full[128];
+	int v = absent;
+	check(r, key, gguf_get_bool(r->g, key_of(r, key, full), &v), 1, v, "a boolean");
+	return v;
+}
+
+/* --- sizes -------------------------------------------------------------------------------------------------------------- */
+
+static int read_sizes(struct gguf_reader *r, struct model_conf *c)
+{
+	static const char mla[] = "attention.key_length_mla";   /* where it is, key_length is the cache's */
+	static const char eps[] = "attention.layer_norm_rms_epsilon";
+	const char *key_length = meta_has(r, mla) ? mla : "attention.key_length";
+	c->layers = meta_u32(r, "block_count", 1, KV_LAYERS_MAX, 0);
+	c->hidden = meta_u32(r, "embedding_length", 1, MODEL_HIDDEN_MAX, 0);
+	c->ffn = meta_u32(r, "feed_forward_length", 1, MODEL_FFN_MAX, 0);
+	c->heads = meta_u32(r, "attention.head_count", 1, MODEL_HEADS_MAX, 0);
+	c->kv_heads = meta_u32(r, "attention.head_count_kv", 1, c->heads, c->heads);
+	c->context = meta_u32(r, "context_length", 1, MODEL_CONTEXT_MAX, 0);
+	c->head_dim = meta_u32(r, key_length, 2, MODEL_HEAD_DIM_MAX, c->hidden / c->heads);
+	c->rope_dims = meta_u32(r, "rope.dimension_count", 2, c->head_dim, c->head_dim);
+	c->norm_eps = (float)meta_number(r, eps, 0, 0);
+	if (!(c->norm_eps < 1))
+		meta_fail(r, eps, (double)c->norm_eps, "more than 0 and less than 1");
+	return r->rc;
+}
+
+/* What would change the results and is not computed here. */
+static int refuse_others(struct gguf_reader *r, const struct model_conf *c)
+{
+	uint32_t value = meta_u32(r, "attention.value_length", 0, UINT32_MAX, c->head_dim);
+	uint32_t experts = meta_u32(r, "expert_count", 0, UINT32_MAX, 0);
+	double softcap = meta_number(r, "final_logit_softcapping", -1, 0);
+	if (value != c->head_dim && !c->mla.kv_rank)
+		meta_fail(r, "attention.value_length", value, "as the key's");
+	if (experts && !c->experts.count)
+		meta_fail(r, "expert_count", experts, "none (a dense model)");
+	if (softcap > 0)
+		meta_fail(r, "final_logit_softcapping", softcap, "none");
 	return r->rc;
 }
 
 /* --- windows ------------------------------------------------------------------------------------------------------------ */
 
 /* Which layers see the window: a list of flags, or a period whose last layer sees all; all do without one. */
-static int read_pattern(struct reader *r, struct model_conf *c, uint8_t *slides)
+static int read_pattern(struct gguf_reader *r, struct model_conf *c, uint8_t *slides)
 {
-	char key[128];
+	static const char key[] = "attention.sliding_window_pattern";
+	char full[128];
 	enum gguf_type type;
 	size_t count;
 	const void *data;
-	key_of(r, "attention.sliding_window_pattern", key, sizeof key);
-	if (gguf_get_array(r->g, key, &type, &count, &data) == 0) {
+	if (gguf_get_array(r->g, key_of(r, key, full), &type, &count, &data) == 0) {
 		if (type != GGUF_BOOL || count != c->layers)
-			return refuse(r, "attention.sliding_window_pattern", (double)count, "a list of one flag for each layer");
-		memcpy(slides, data, count);
-		return 0;
+			meta_fail(r, key, (double)count, "a list of one flag for each layer");
+		else
+			memcpy(slides, data, count);
+		return r->rc;
 	}
-	uint32_t period = may_u32(r, "attention.sliding_window_pattern", c->family->window == FAMILY_WINDOW_BY_PATTERN ? 6 : 0);
+	uint32_t period = meta_u32(r, key, 0, UINT32_MAX, c->family->window_period);
 	for (uint32_t i = 0; i < c->layers; i++)
 		slides[i] = !period || (i + 1) % period != 0;
 	return r->rc;
 }
 
-static int read_windows(struct reader *r, struct model_conf *c)
+static int read_windows(struct gguf_reader *r, struct model_conf *c)
 {
+	static const char key[] = "attention.sliding_window";
 	uint8_t slides[KV_LAYERS_MAX];
-	uint32_t window = may_u32(r, "attention.sliding_window", 0);
-	if (!r->rc && !window && c->family->window == FAMILY_WINDOW_BY_PATTERN)
-		return refuse(r, "attention.sliding_window", window, "1 or more");
-	if (!r->rc && window > 1u << 24)
-		return refuse(r, "attention.sliding_window", window, "at most 16777216");
+	uint32_t window = meta_u32(r, key, 0, UINT32_MAX, 0);
+	if (!window && c->family->window == FAMILY_WINDOW_BY_PATTERN)
+		meta_fail(r, key, window, "1 or more");
+	if (window > 1u << 24)
+		meta_fail(r, key, window, "at most 16777216");
 	if (r->rc || read_pattern(r, c, slides))
 		return r->rc;
 	for (uint32_t i = 0; i < c->layers && window; i++)
 		if (slides[i])
-			c->layer[i] = (struct model_layer){.window = window, .rope = c->family->window == FAMILY_WINDOW_BY_PATTERN, .experts = c->layer[i].experts};
+			c->layer[i] = (struct model_layer){.window = window, .rope = c->family->local_rope != 0};
 	return 0;
 }
 
 /* --- rotation ----------------------------------------------------------------------------------------------------------- */
 
-/* Llama 3.1 files carry their scaling as divisors of the frequencies. */
-static int read_rope_factors(struct reader *r, struct model_conf *c)
+/* Llama 3.1 files carry their scaling as divisors of the frequencies, those with LongRoPE two lists of
+ * them and the scale of cos and sin. */
+static int read_divisors(struct gguf_reader *r, struct model_conf *c)
 {
-	const struct gguf_tensor *t = gguf_tensor_find(r->g, "rope_freqs.weight");
-	if (!t)
-		return 0;
+	static const char original[] = "rope.scaling.original_context_length", *name = "rope_freqs.weight";
+	if (model_has_tensor(r->src, "rope_factors_long.weight")) {
+		double length = meta_u32(r, original, 2, MODEL_CONTEXT_MAX, c->context);
+		double scale = model_rope_longrope_scale(c->context / length, length);
+		name = model_rope_is_long(c, length) ? "rope_factors_long.weight" : "rope_factors_short.weight";
+		c->rope[0].scale = (float)meta_number(r, "rope.scaling.attn_factor", 0, scale);
+	}
+	const struct gguf_tensor *t = gguf_tensor_find(r->g, name);
+	if (!t || r->rc)
+		return r->rc;
 	if (t->ggml_type != 0 || t->bytes != c->rope_dims / 2 * sizeof(float))
-		return err_set(r->err, ERR_CORRUPT, "%.160s: tensor rope_freqs.weight: found %zu bytes of %s, expected %u of F32", gguf_path(r->g), t->bytes,
-		               gguf_ggml_type_name(t->ggml_type), c->rope_dims / 2);
+		return err_set(r->err, ERR_CORRUPT, "%.160s: tensor %s: found %zu bytes of %s, expected %u of F32",
+		               gguf_path(r->g), name, t->bytes, gguf_ggml_type_name(t->ggml_type), c->rope_dims / 2);
 	const float *f = t->data;
 	for (uint32_t i = 0; i < c->rope_dims / 2; i++)
 		c->rope[0].inv_freq[i] = (float)((double)c->rope[0].inv_freq[i] / (double)f[i]);
 	return 0;
 }
 
-static int read_yarn(struct reader *r, struct model_conf *c, double base, double factor)
+static int read_yarn(struct gguf_reader *r, struct model_conf *c, double base, double factor)
 {
 	struct model_yarn y = {
 		.base = base, .factor = factor,
-		.original = may_u32(r, "rope.scaling.original_context_length", c->context),
-		.beta_fast = may_above(r, "rope.scaling.yarn_beta_fast", 0, 32),
-		.beta_slow = may_above(r, "rope.scaling.yarn_beta_slow", 0, 1),
-		.truncate = 1,
+		.original = meta_u32(r, "rope.scaling.original_context_length", 0, UINT32_MAX, c->context),
+		.beta_fast = meta_number(r, "rope.scaling.yarn_beta_fast", 0, 32),
+		.beta_slow = meta_number(r, "rope.scaling.yarn_beta_slow", 0, 1),
+		.truncate = !c->family->yarn_whole,
 	};
-	double more = may_above(r, "rope.scaling.attn_factor", 0, 1) * may_above(r, "rope.scaling.yarn_attn_factor", 0, 1);
-	y.attention_factor = more * (factor > 1 ? 0.1 * own_log(factor) + 1.0 : 1.0);
-	if (!r->rc && y.original < 1)
-		return refuse(r, "rope.scaling.original_context_length", y.original, "1 or more");
-	if (!r->rc && y.beta_slow > y.beta_fast)
-		return refuse(r, "rope.scaling.yarn_beta_slow", y.beta_slow, "at most yarn_beta_fast");
+	y.attention_factor = meta_number(r, "rope.scaling.attn_factor", 0, 1);
+	y.attention_factor *= meta_number(r, "rope.scaling.yarn_attn_factor", 0, 1);
+	y.attention_factor *= model_rope_mscale(factor, 1);
+	if (y.original < 1)
+		meta_fail(r, "rope.scaling.original_context_length", y.original, "1 or more");
+	if (y.beta_slow > y.beta_fast)
+		meta_fail(r, "rope.scaling.yarn_beta_slow", y.beta_slow, "at most yarn_beta_fast");
 	if (!r->rc)
 		model_rope_yarn(&c->rope[0], c->rope_dims, &y);
 	return r->rc;
@@ -210,29 +199,63 @@ static int is_word(struct gguf_str s, const char *word)
 }
 
 /* Scaling is for the layers that see everything; those with a window have plain frequencies of their own base. */
-static int read_rope(struct reader *r, struct model_conf *c)
+static int read_rope(struct gguf_reader *r, struct model_conf *c)
 {
-	double base = may_above(r, "rope.freq_base", 1, 10000), factor = may_above(r, "rope.scaling.factor", 0, 1);
-	double local = may_above(r, "rope.freq_base_swa", 1, 10000);
+	double base = meta_number(r, "rope.freq_base", 1, 10000);
+	double factor = meta_number(r, "rope.scaling.factor", 0, 1);
+	double local = meta_number(r, "rope.freq_base_swa", 1, 10000);
 	struct gguf_str type = {"none", 4};
 	char key[128];
-	key_of(r, "rope.scaling.type", key, sizeof key);
-	int rc = r->rc ? r->rc : gguf_get_str(r->g, key, &type);
+	int rc = r->rc ? r->rc : gguf_get_str(r->g, key_of(r, "rope.scaling.type", key), &type);
 	if (r->rc)
 		return r->rc;
 	model_rope_default(&c->rope[0], c->rope_dims, base);
-	if (c->family->window == FAMILY_WINDOW_BY_PATTERN) {
-		c->ropes = 2;
+	if (c->ropes > 1)
 		model_rope_default(&c->rope[1], c->rope_dims, local);
-	}
-	if (rc == ERR_INVALID || !(is_word(type, "none") || is_word(type, "linear") || is_word(type, "yarn")))
-		return err_set(r->err, ERR_UNSUPPORTED, "%.160s: metadata %s: found %.*s, expected none, linear or yarn", gguf_path(r->g), key,
-		               rc ? 12 : (int)(type.len > 40 ? 40 : type.len), rc ? "another type" : type.s);
+	int known = is_word(type, "none") || is_word(type, "linear") || is_word(type, "yarn") || is_word(type, "longrope");
+	if (rc == ERR_INVALID || !known)
+		return err_set(r->err, ERR_UNSUPPORTED,
+		               "%.160s: metadata %s: found %.*s, expected none, linear, yarn or longrope",
+		               gguf_path(r->g), key, rc ? 12 : (int)(type.len > 40 ? 40 : type.len),
+		               rc ? "another type" : type.s);
 	if (is_word(type, "linear"))
 		model_rope_linear(&c->rope[0], c->rope_dims, factor);
 	if (is_word(type, "yarn") && read_yarn(r, c, base, factor))
 		return r->rc;
-	return read_rope_factors(r, c);
+	return read_divisors(r, c);
+}
+
+/* --- experts ------------------------------------------------------------------------------------------------------------ */
+
+void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scoring scoring_absent)
+{
+	enum { SOFTMAX = 1, SIGMOID = 2 };
+	struct model_experts *x = &c->experts;
+	char name[64], correction[64] = "";
+	/* the last ones guess further tokens; not used */
+	c->layers -= meta_u32(r, "nextn_predict_layers", 0, c->layers - 1, 0);
+	*x = (struct model_experts){
+		.count = meta_u32(r, "expert_count", 1, KERN_EXPERTS_MAX, 0),
+		.active = meta_u32(r, "expert_used_count", 1, KERN_EXPERTS_USED_MAX, 0),
+		.ffn = meta_u32(r, "expert_feed_forward_length", 1, MODEL_FFN_MAX, 0),
+		.groups = meta_u32(r, "expert_group_count", 1, KERN_EXPERTS_MAX, 1),
+		.top_groups = meta_u32(r, "expert_group_used_count", 1, KERN_EXPERTS_MAX, 1),
+		.normalise = meta_bool(r, "expert_weights_norm", 1),
+		.scale = (float)meta_number(r, "expert_weights_scale", 0, 1),
+	};
+	uint32_t scoring = meta_u32(r, "expert_gating_func", SOFTMAX, SIGMOID,
+	                                scoring_absent == MODEL_SIGMOID ? SIGMOID : SOFTMAX);
+	uint32_t shared = meta_u32(r, "expert_shared_count", 0, KERN_EXPERTS_MAX, 0);
+	x->scoring = scoring == SIGMOID ? MODEL_SIGMOID : MODEL_SOFTMAX;
+	shared = x->ffn > MODEL_FFN_MAX / (shared + 1) ? 0 : x->ffn * shared;
+	x->shared_ffn = meta_u32(r, "expert_shared_feed_forward_length", 0, MODEL_FFN_MAX, shared);
+	for (uint32_t i = 0; i < c->layers && !r->rc; i++) {
+		snprintf(name, sizeof name, "blk.%u.ffn_gate_exps.weight", i);
+		c->layer[i].experts = (uint8_t)model_has_tensor(r->src, name);
+		if (c->layer[i].experts && !*correction)
+			snprintf(correction, sizeof correction, "blk.%u.exp_probs_b.bias", i);
+	}
+	x->correction = *correction && model_has_tensor(r->src, correction);
 }
 
 /* --- the rest ------------------------------------------------------------------------------------------------------------- */
@@ -246,7 +269,7 @@ static void add_eos(struct model_conf *c, uint32_t id)
 		c->eos[c->n_eos++] = id;
 }
 
-static int read_vocab(struct reader *r, struct model_conf *c)
+static int read_vocab(struct gguf_reader *r, struct model_conf *c)
 {
 	const struct gguf_tensor *embed = gguf_tensor_find(r->g, "token_embd.weight");
 	if (!embed || embed->dims != 2 || embed->ne[1] > UINT32_MAX)
@@ -263,7 +286,7 @@ static int read_vocab(struct reader *r, struct model_conf *c)
 	return 0;
 }
 
-static void read_name(struct reader *r, struct model_conf *c)
+static void read_name(struct gguf_reader *r, struct model_conf *c)
 {
 	struct gguf_str s;
 	const char *slash = strrchr(gguf_path(r->g), '/');
@@ -271,16 +294,6 @@ static void read_name(struct reader *r, struct model_conf *c)
 		snprintf(c->name, sizeof c->name, "%.*s", (int)(s.len > 127 ? 127 : s.len), s.s);
 	else
 		snprintf(c->name, sizeof c->name, "%.127s", slash ? slash + 1 : gguf_path(r->g));
-}
-
-/* No key of the usual files says that Gemma 3's largest model divides by another size than its heads'; readers know it by its layers. */
-#define GEMMA3_27B_LAYERS 62u
-
-static int read_attn_scale(struct reader *r, struct model_conf *c)
-{
-	double per_head = c->family->window == FAMILY_WINDOW_BY_PATTERN && c->layers == GEMMA3_27B_LAYERS ? (double)c->hidden / c->heads : c->head_dim;
-	c->attn_scale = (float)may_above(r, "attention.scale", 0, 1.0 / sqrt(per_head));
-	return r->rc;
 }
 
 /* A switch of the family: what it may have shows by a tensor of the first layer. */
@@ -301,22 +314,24 @@ int model_gguf_open(const char *path, struct model_conf *c, struct model_source 
 	rc = gguf_get_str(g, "general.architecture", &arch);
 	if (rc)
 		return err_set(err, ERR_CORRUPT, "%.160s: metadata general.architecture: found %s, expected a string", path, rc == ERR_NOTFOUND ? "none" : "another type");
-	c->family = model_family_find(MODEL_GGUF, arch.s, arch.len, err);
+	c->family = family_find(MODEL_GGUF, arch.s, arch.len, err);
 	if (!c->family) {
 		err_prefix(err, "%.160s", path);
 		return ERR_UNSUPPORTED;
 	}
-	struct reader r = {.g = g, .arch = c->family->name[MODEL_GGUF], .err = err};
-	if ((rc = read_sizes(&r, c)) || (rc = model_gguf_mla(g, c, err)) || (rc = model_gguf_experts(g, src, c, err)))
+	struct gguf_reader r = {.g = g, .src = src, .arch = c->family->name[MODEL_GGUF], .err = err};
+	if (read_sizes(&r, c))
+		return r.rc;
+	family_defaults(c);
+	c->attn_scale = (float)meta_number(&r, "attention.scale", 0, (double)c->attn_scale);
+	if ((rc = read_windows(&r, c)) || (rc = read_rope(&r, c)) || (rc = read_vocab(&r, c)))
 		return rc;
-	model_defaults(c);
-	if ((rc = read_attn_scale(&r, c)) || (rc = read_windows(&r, c)) || (rc = read_rope(&r, c)) || (rc = model_gguf_mla_scale(g, c, err)) ||
-	    (rc = read_vocab(&r, c)))
-		return rc;
+	if (c->family->read_gguf)
+		c->family->read_gguf(&r, c);
 	c->qk_norm = is_on(src, c->family->qk_norm, "blk.0.attn_q_norm.weight");
 	c->qkv_bias = is_on(src, c->family->bias.qkv, "blk.0.attn_q.bias");
 	c->o_bias = is_on(src, c->family->bias.o, "blk.0.attn_output.bias");
 	c->mlp_bias = is_on(src, c->family->bias.mlp, "blk.0.ffn_down.bias");
 	read_name(&r, c);
-	return 0;
+	return refuse_others(&r, c);
 }

@@ -1,8 +1,9 @@
 /* model_hf.c - a Hugging Face folder (config.json, generation_config.json, safetensors) as a model description.
  *
- * Keys of transformers 5 and those before are read alike. What is about rotation, windows and experts is in model_hf_rope.c and
- * model_hf_experts.c. Every number is checked against its limits before it is used for anything. Errors are returned and name file and key. */
-#include "engine/model_hf.h"
+ * Keys of transformers 5 and those before are read alike. What is about rotation and windows is in
+ * model_hf_rope.c. Every number is checked against its limits before it is used for anything. Errors
+ * are returned and name file and key. */
+#include "engine/family.h"
 #include "format/safetensors.h"
 #include "util/mem.h"
 
@@ -112,46 +113,55 @@ int hf_may_bool(struct hf_reader *r, const json_t *o, const char *key, int absen
 	return json_is_true(v);
 }
 
-int hf_switch(struct hf_reader *r, const json_t *o, const char *key)
+static int is_on(struct hf_reader *r, const json_t *o, const char *key)
 {
 	return key && (!*key || hf_may_bool(r, o, key, 0));
 }
 
+void hf_expect(struct hf_reader *r, const json_t *o, const char *key, const char *word)
+{
+	const json_t *v = hf_get(o, key);
+	if (!r->rc && v && (!json_is_string(v) || strcmp(json_string_value(v), word) != 0))
+		hf_fail(r, key, v, "\"%s\"", word);
+}
+
 /* --- config.json -------------------------------------------------------------------------------------------------------- */
+
+/* As config.json says, or as much as hidden_size leaves for each head. */
+static void read_head_dim(struct hf_reader *r, const json_t *o, struct model_conf *c)
+{
+	const char *const *parts = c->family->head_dim_keys;
+	for (size_t i = 0; i < 2 && parts[i]; i++)
+		c->head_dim += hf_need_u32(r, o, parts[i], i ? 2 : 1, MODEL_HEAD_DIM_MAX);
+	if (!c->head_dim)
+		c->head_dim = hf_may_u32(r, o, "head_dim", 2, MODEL_HEAD_DIM_MAX, 0);
+	if (c->head_dim)
+		return;
+	if (!r->rc && (c->hidden % c->heads || c->hidden / c->heads > MODEL_HEAD_DIM_MAX))
+		hf_fail(r, "head_dim", NULL, "one up to %u, as hidden_size %u over num_attention_heads %u gives none",
+		        MODEL_HEAD_DIM_MAX, c->hidden, c->heads);
+	c->head_dim = c->hidden / c->heads;
+}
 
 static int read_sizes(struct hf_reader *r, const json_t *o, struct model_conf *c)
 {
 	const struct family *f = c->family;
 	c->layers = hf_need_u32(r, o, "num_hidden_layers", 1, KV_LAYERS_MAX);
-	c->hidden = hf_need_u32(r, o, "hidden_size", 1, 1u << 16);
-	c->ffn = hf_need_u32(r, o, "intermediate_size", 1, 1u << 20);
-	c->heads = hf_need_u32(r, o, "num_attention_heads", 1, 1024);
+	c->hidden = hf_need_u32(r, o, "hidden_size", 1, MODEL_HIDDEN_MAX);
+	c->ffn = hf_need_u32(r, o, "intermediate_size", 1, MODEL_FFN_MAX);
+	c->heads = hf_need_u32(r, o, "num_attention_heads", 1, MODEL_HEADS_MAX);
 	c->kv_heads = hf_may_u32(r, o, "num_key_value_heads", 1, c->heads, c->heads);
-	c->head_dim = hf_may_u32(r, o, "head_dim", 2, MODEL_HEAD_DIM_MAX, 0);
 	c->vocab = hf_need_u32(r, o, "vocab_size", 1, 1u << 22);
-	c->context = hf_need_u32(r, o, "max_position_embeddings", 1, 1u << 24);
+	c->context = hf_need_u32(r, o, "max_position_embeddings", 1, MODEL_CONTEXT_MAX);
 	c->norm_eps = (float)hf_need_number(r, o, "rms_norm_eps", 0);
 	c->tied = hf_may_bool(r, o, "tie_word_embeddings", f->tied);
-	c->qkv_bias = hf_switch(r, o, f->bias.qkv);
-	c->o_bias = hf_switch(r, o, f->bias.o);
-	c->mlp_bias = hf_switch(r, o, f->bias.mlp);
-	c->qk_norm = hf_switch(r, o, f->qk_norm);
+	c->qkv_bias = is_on(r, o, f->bias.qkv);
+	c->o_bias = is_on(r, o, f->bias.o);
+	c->mlp_bias = is_on(r, o, f->bias.mlp);
+	c->qk_norm = is_on(r, o, f->qk_norm);
 	if (!r->rc && c->heads % c->kv_heads)
 		hf_fail(r, "num_key_value_heads", hf_get(o, "num_key_value_heads"), "a divisor of num_attention_heads, %u", c->heads);
-	if (!r->rc && !c->head_dim && (c->hidden % c->heads || c->hidden / c->heads > MODEL_HEAD_DIM_MAX) && !f->mla)
-		hf_fail(r, "head_dim", NULL, "one up to %u, as hidden_size %u over num_attention_heads %u gives none", MODEL_HEAD_DIM_MAX, c->hidden, c->heads);
-	if (!r->rc && !c->head_dim)
-		c->head_dim = c->hidden / c->heads;
-	return r->rc;
-}
-
-static int read_scales(struct hf_reader *r, const json_t *o, struct model_conf *c)
-{
-	model_defaults(c);
-	if (hf_read_mla(r, o, c))
-		return r->rc;
-	double per_head = hf_may_number(r, o, "query_pre_attn_scalar", 0, c->head_dim);
-	c->attn_scale = (float)(1.0 / sqrt(per_head));
+	read_head_dim(r, o, c);
 	return r->rc;
 }
 
@@ -170,7 +180,8 @@ static int refuse_others(struct hf_reader *r, const json_t *o)
 
 static int read_act(struct hf_reader *r, const json_t *o, const struct model_conf *c)
 {
-	static const char *const keys[] = {"hidden_act", "hidden_activation"}, *const names[] = {[KERN_SILU] = "silu", [KERN_GELU_TANH] = "gelu_pytorch_tanh"};
+	static const char *const keys[] = {"hidden_act", "hidden_activation"}, *const names[] = {[KERN_SILU] = "silu", [KERN_GELU_TANH] = "gelu_pytorch_tanh",
+	                                                                                       [KERN_SWIGLU_CLAMPED] = "silu"};
 	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
 		const json_t *v = hf_get(o, keys[i]);
 		if (v && (!json_is_string(v) || strcmp(json_string_value(v), names[c->act]) != 0))
@@ -215,16 +226,20 @@ static int read_config(const char *path, const json_t *o, struct model_conf *c, 
 		hf_fail(&r, "model_type", type, "a string");
 		return r.rc;
 	}
-	c->family = model_family_find(MODEL_HF, json_string_value(type), json_string_length(type), err);
+	c->family = family_find(MODEL_HF, json_string_value(type), json_string_length(type), err);
 	if (!c->family) {
 		err_prefix(err, "%.160s", path);
 		return ERR_UNSUPPORTED;
 	}
-	int rc;
-	if ((rc = read_sizes(&r, o, c)) || (rc = read_scales(&r, o, c)) || (rc = refuse_others(&r, o)) || (rc = read_act(&r, o, c)))
-		return rc;
-	if ((rc = hf_read_windows(&r, o, c)) || (rc = hf_read_rope(&r, o, c)) || (rc = hf_read_experts(&r, o, c)))
-		return rc;
+	if (read_sizes(&r, o, c))
+		return r.rc;
+	family_defaults(c);
+	if (refuse_others(&r, o) || hf_read_windows(&r, o, c) || hf_read_rope(&r, o, c))
+		return r.rc;
+	if (c->family->read_hf)
+		c->family->read_hf(&r, o, c);
+	if (r.rc || read_act(&r, o, c))
+		return r.rc;
 	read_eos(o, c);
 	return 0;
 }

@@ -1,7 +1,6 @@
 /* model_hf_rope.c - windows and rotary tables of config.json, in both spellings: rope_parameters (transformers 5), there by type of layer where
- * types differ, and rope_theta, rope_scaling, rope_local_base_freq (before). Errors as in model_hf.h. */
-#include "engine/model_hf.h"
-#include "kernels/own_math.h"
+ * types differ, and rope_theta, rope_scaling, rope_local_base_freq (before). Errors as in family.h. */
+#include "engine/family.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +13,7 @@ static void slide_by_rule(struct hf_reader *r, const json_t *o, const struct mod
 {
 	uint32_t step = 0, from = 0;
 	if (c->family->window == FAMILY_WINDOW_BY_PATTERN)
-		step = hf_may_u32(r, o, "sliding_window_pattern", 1, KV_LAYERS_MAX, 6);
+		step = hf_may_u32(r, o, "sliding_window_pattern", 1, KV_LAYERS_MAX, c->family->window_period);
 	if (c->family->window == FAMILY_WINDOW_BY_FLAG)
 		from = hf_may_u32(r, o, "max_window_layers", 0, UINT32_MAX, 28);
 	for (uint32_t i = 0; i < c->layers; i++)
@@ -55,7 +54,7 @@ int hf_read_windows(struct hf_reader *r, const json_t *o, struct model_conf *c)
 	slide_by_rule(r, o, c, window, slides);
 	slide_by_list(r, o, c, window, slides);
 	for (uint32_t i = 0; i < c->layers && !r->rc; i++)
-		c->layer[i] = (struct model_layer){.window = slides[i] ? window : 0, .rope = how == FAMILY_WINDOW_BY_PATTERN && slides[i]};
+		c->layer[i] = (struct model_layer){.window = slides[i] ? window : 0, .rope = c->family->local_rope && slides[i]};
 	return r->rc;
 }
 
@@ -76,13 +75,7 @@ static void read_llama3(struct hf_reader *r, const json_t *p, struct model_conf 
 		model_rope_llama3(t, c->rope_dims, factor, low, high, original);
 }
 
-static double mscale(double factor, double m)
-{
-	return factor > 1 ? 0.1 * m * own_log(factor) + 1.0 : 1.0;
-}
-
-/* Without attention_factor: the quotient of two factors if both are given, else one of m = 1. mscale_all_dim acts on the scale of latent
- * attention as well. */
+/* Without attention_factor: the quotient of two factors if both are given, else one of m = 1. */
 static void read_yarn(struct hf_reader *r, const json_t *p, struct model_conf *c, struct model_rope *t, double base)
 {
 	struct model_yarn y = {
@@ -94,20 +87,40 @@ static void read_yarn(struct hf_reader *r, const json_t *p, struct model_conf *c
 		.truncate = hf_may_bool(r, p, "truncate", 1),
 	};
 	double m = hf_may_number(r, p, "mscale", -1, 0), all = hf_may_number(r, p, "mscale_all_dim", -1, 0);
-	y.attention_factor = hf_may_number(r, p, "attention_factor", 0, m > 0 && all > 0 ? mscale(y.factor, m) / mscale(y.factor, all) : mscale(y.factor, 1));
+	double both = model_rope_mscale(y.factor, m) / model_rope_mscale(y.factor, all);
+	y.attention_factor = hf_may_number(r, p, "attention_factor", 0, m > 0 && all > 0 ? both : model_rope_mscale(y.factor, 1));
 	if (r->rc)
 		return;
 	if (y.beta_slow > y.beta_fast) {
 		hf_fail(r, "beta_slow", hf_get(p, "beta_slow"), "at most beta_fast, %g", y.beta_fast);
 		return;
 	}
-	if (c->mla.kv_rank && all > 0)
-		c->attn_scale *= (float)(mscale(y.factor, all) * mscale(y.factor, all));
 	model_rope_yarn(t, c->rope_dims, &y);
 }
 
-/* One table from an object of parameters, which may be NULL. */
-static void read_table(struct hf_reader *r, const json_t *p, struct model_conf *c, struct model_rope *t, double base)
+/* The original length is beside the parameters in older configurations. */
+static void read_longrope(struct hf_reader *r, const json_t *o, const json_t *p,
+                          const struct model_conf *c, struct model_rope *t)
+{
+	static const char key[] = "original_max_position_embeddings";
+	double original = hf_may_number(r, p, key, 1, hf_may_number(r, o, key, 1, c->context));
+	double factor = hf_may_number(r, p, "factor", 0, c->context / original);
+	const char *name = model_rope_is_long(c, original) ? "long_factor" : "short_factor";
+	const json_t *list = hf_get(p, name);
+	if (!json_is_array(list) || json_array_size(list) != c->rope_dims / 2)
+		hf_fail(r, name, list, "a list of %u numbers", c->rope_dims / 2);
+	for (uint32_t i = 0; i < c->rope_dims / 2 && !r->rc; i++) {
+		double d = json_number_value(json_array_get(list, i));
+		if (!(d > 0))
+			hf_fail(r, name, json_array_get(list, i), "a number more than 0");
+		t->inv_freq[i] = (float)(t->inv_freq[i] / d);
+	}
+	t->scale = (float)hf_may_number(r, p, "attention_factor", 0, model_rope_longrope_scale(factor, original));
+}
+
+/* One table from an object of parameters, which may be NULL; o: the whole configuration. */
+static void read_table(struct hf_reader *r, const json_t *o, const json_t *p, struct model_conf *c,
+                       struct model_rope *t, double base)
 {
 	const json_t *v = hf_get(p, "rope_type") ? hf_get(p, "rope_type") : hf_get(p, "type");
 	const char *type = v ? json_string_value(v) : "default";
@@ -120,8 +133,10 @@ static void read_table(struct hf_reader *r, const json_t *p, struct model_conf *
 		read_llama3(r, p, c, t);
 	else if (type && strcmp(type, "yarn") == 0)
 		read_yarn(r, p, c, t, base);
+	else if (type && (strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0))
+		read_longrope(r, o, p, c, t);
 	else if (!type || strcmp(type, "default") != 0)
-		hf_fail(r, "rope_type", v, "default, linear, llama3 or yarn");
+		hf_fail(r, "rope_type", v, "default, linear, llama3, yarn or longrope");
 }
 
 static const json_t *object_of(struct hf_reader *r, const json_t *o, const char *key)
@@ -140,27 +155,33 @@ static void read_dims(struct hf_reader *r, const json_t *o, const json_t *p, str
 	if (!r->rc && part > 1)
 		hf_fail(r, "partial_rotary_factor", hf_get(p, "partial_rotary_factor") ? hf_get(p, "partial_rotary_factor") : hf_get(o, "partial_rotary_factor"),
 		        "more than 0 and at most 1");
-	c->rope_dims = c->mla.kv_rank ? c->mla.rope : (uint32_t)(c->head_dim * part);
+	const char *key = c->family->rope_dims_key;
+	c->rope_dims = (uint32_t)(c->head_dim * part);
+	if (key)
+		c->rope_dims = hf_need_u32(r, o, key, 2, MODEL_HEAD_DIM_MAX);
+}
+
+const json_t *hf_rope_parameters(struct hf_reader *r, const json_t *o)
+{
+	const json_t *params = object_of(r, o, "rope_parameters"), *full = object_of(r, params, "full_attention");
+	return full ? full : params ? params : object_of(r, o, "rope_scaling");
 }
 
 int hf_read_rope(struct hf_reader *r, const json_t *o, struct model_conf *c)
 {
-	const json_t *params = object_of(r, o, "rope_parameters"), *full = object_of(r, params, "full_attention");
-	const json_t *p = full ? full : params ? params : object_of(r, o, "rope_scaling");
-	int two = c->family->window == FAMILY_WINDOW_BY_PATTERN;
-	if (!r->rc && full && !two)
+	const json_t *p = hf_rope_parameters(r, o), *params = hf_get(o, "rope_parameters");
+	if (!r->rc && !c->family->local_rope && hf_get(params, "full_attention"))
 		hf_fail(r, "rope_parameters", params, "the same parameters for all layers");
 	double base = hf_may_number(r, o, "rope_theta", 1, c->family->rope_base > 0 ? c->family->rope_base : 10000.0);
 	base = hf_may_number(r, p, "rope_theta", 1, base);
 	read_dims(r, o, p, c);
 	if (r->rc)
 		return r->rc;
-	read_table(r, p, c, &c->rope[0], base);
-	if (two) {
+	read_table(r, o, p, c, &c->rope[0], base);
+	if (c->family->local_rope) {
 		const json_t *local = object_of(r, params, "sliding_attention");
 		base = hf_may_number(r, local, "rope_theta", 1, hf_may_number(r, o, "rope_local_base_freq", 1, 10000.0));
-		c->ropes = 2;
-		read_table(r, local, c, &c->rope[1], base);
+		read_table(r, o, local, c, &c->rope[1], base);
 	}
 	return r->rc;
 }

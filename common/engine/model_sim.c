@@ -6,6 +6,7 @@
  * different devices may hand KV over.
  * An unknown key, a missing one, a wrong type and a value out of its range are returned as errors with file, line, key, value and range. */
 #include "engine/model_sim.h"
+#include "engine/family.h"
 
 #include <libconfig.h>
 #include <math.h>
@@ -18,7 +19,7 @@
 #define REQUIRED NAN
 #define FILE_BYTES_MAX (1 << 20)
 
-static const struct family sim_family = {.name = {"sim", "sim"}, .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}, .act = KERN_SILU};
+static const struct family sim_family = {.name = {"sim", "sim"}, .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}};
 
 /* Numbers of the file; `whole`: no fraction allowed. A fallback of 0 for params means: from the sizes. */
 enum key_id {
@@ -207,7 +208,7 @@ static void fill_conf(const struct file *f, struct model_conf *c)
 	};
 	snprintf(c->name, sizeof c->name, "%s", f->name[0] ? f->name : "simulated");
 	memcpy(c->eos, f->eos, sizeof c->eos);
-	model_defaults(c);
+	family_defaults(c);
 }
 
 /* Weights of a layer as it is recorded: q, k, v, o and a gated feed-forward part. */

@@ -17,7 +17,9 @@ static struct kern_weight *expert_matrix(struct loader *l, enum model_expert_par
 	if (l->rc || !load_found(l, model_expert_get(&l->e->src, &l->e->conf, part, layer, expert, &t, l->err), &t))
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows);
-	fingerprint_drop(l->e->print, &t);
+	if (!t.own)
+		fingerprint_drop(l->e->print, &t);
+	free(t.own);
 	return w;
 }
 
@@ -33,6 +35,9 @@ static void load_experts(struct loader *l, uint32_t layer, struct kern_experts *
 		x->up[i] = expert_matrix(l, MODEL_EXPERT_UP, layer, i, own->expert);
 		x->down[i] = expert_matrix(l, MODEL_EXPERT_DOWN, layer, i, own->hidden);
 	}
+	x->gate_bias = load_expert_biases(l, MODEL_EXPERT_GATE, layer, own->expert);
+	x->up_bias = load_expert_biases(l, MODEL_EXPERT_UP, layer, own->expert);
+	x->down_bias = load_expert_biases(l, MODEL_EXPERT_DOWN, layer, own->hidden);
 }
 
 struct moe *moe_load(struct loader *l, uint32_t layer)
@@ -47,6 +52,7 @@ struct moe *moe_load(struct loader *l, uint32_t layer)
 	}
 	struct moe *m = mem_zalloc(sizeof *m);
 	m->router = load_matrix(l, MODEL_ROUTER, layer);
+	m->router_bias = load_bias(l, c->experts.bias, MODEL_ROUTER, layer);
 	if (c->experts.correction && !l->rc && load_found(l, model_correction_get(&l->e->src, c, layer, &t, l->err), &t))
 		m->correction = load_vector(l, &t, 0.0f);
 	m->shared_gate = load_matrix(l, MODEL_SHARED_GATE, layer);
@@ -76,8 +82,10 @@ uint64_t moe_bytes(const struct engine *e, uint32_t layer)
 	uint64_t sum = 0;
 	for (int part = 0; part < MODEL_EXPERT_PARTS && e->conf.layer[layer].experts; part++) {
 		struct model_tensor t;
-		if (!model_expert_get(&e->src, &e->conf, (enum model_expert_part)part, layer, 0, &t, NULL))
-			sum += t.bytes * e->conf.experts.count;
+		if (model_expert_get(&e->src, &e->conf, (enum model_expert_part)part, layer, 0, &t, NULL))
+			continue;
+		sum += t.bytes * e->conf.experts.count;
+		free(t.own);
 	}
 	return sum;
 }
@@ -96,7 +104,7 @@ void moe_record(struct recorder *r, uint32_t layer)
 		.score = x->scoring == MODEL_SIGMOID ? KERN_SCORE_SIGMOID : KERN_SCORE_SOFTMAX, .experts = x->count, .used = x->active, .groups = x->groups,
 		.groups_used = x->top_groups, .bias = m->correction, .normalise = x->normalise, .norm_min = x->norm_min, .norm_add = x->norm_eps, .scale = x->scale,
 	};
-	record_project(r, s->route, s->h, m->router, (kern_ptr){0}, (struct tp_share){0, x->count});
+	record_project(r, s->route, s->h, m->router, m->router_bias, (struct tp_share){0, x->count});
 	record(r, (struct kern_op){.kind = KERN_OP_ROUTE, .route = {rule, s->route_ids, s->route_weights, s->route}});
 	if (own->expert.count)
 		record(r, (struct kern_op){.kind = KERN_OP_EXPERTS_ACT,

@@ -71,13 +71,21 @@ static void record_embed(struct recorder *r)
 		record(r, (struct kern_op){.kind = KERN_OP_SCALE, .scale = {.y = e->s.x, .x = y, .factor = scale, .dim = e->conf.hidden}});
 }
 
-/* x += sum, normed itself first where the family does that; then h, what the next product reads. */
+/* x += sum, normed itself first or scaled where the family does that; then h, what the next product reads. */
 static void record_add_norm(struct recorder *r, struct kern_tensor x, kern_ptr post, kern_ptr next)
 {
 	const struct scratch *s = &r->e->s;
-	if (post.v)
-		record_norm(r, s->h, s->sum, NULL, post);
-	record_norm(r, s->h, x, post.v ? &s->h : &s->sum, next);
+	const struct model_conf *c = &r->e->conf;
+	const struct kern_tensor *add = &s->sum;
+	if (post.v) {
+		record_norm(r, s->h, *add, NULL, post);
+		add = &s->h;
+	}
+	if (c->residual_scale != 1.0f) {
+		record(r, (struct kern_op){.kind = KERN_OP_SCALE, .scale = {.y = s->h, .x = *add, .factor = c->residual_scale, .dim = c->hidden}});
+		add = &s->h;
+	}
+	record_norm(r, s->h, x, add, next);
 }
 
 static void record_head_norm(struct recorder *r, struct kern_tensor x, uint32_t heads, kern_ptr w)
@@ -124,7 +132,7 @@ static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x, s
 	else
 		record(r, (struct kern_op){.kind = KERN_OP_ATTENTION,
 		                           .attention = {.kv = e->kv[l], .out = columns(s->att, own->heads.begin * engine_att_width(c)), .q = qkv,
-		                                         .heads = own->heads.count, .window = c->layer[l].window, .scale = c->attn_scale}});
+		                                         .heads = own->heads.count, .window = c->layer[l].window, .scale = c->attn_scale, .sinks = w->sinks}});
 	record_gather(r);
 	record_project(r, s->sum, s->att, w->o, w->o_bias, own->hidden);
 	record_gather(r);

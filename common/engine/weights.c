@@ -23,6 +23,7 @@ static struct tp_share rows_of(const struct engine *e, enum model_role role, uin
 	uint32_t dim = e->conf.head_dim;
 	switch (role) {
 	case MODEL_Q: return (struct tp_share){own->heads.begin * dim, own->heads.count * dim};
+	case MODEL_SINKS: return own->heads;
 	case MODEL_K:
 	case MODEL_V: return (struct tp_share){own->kv_heads.begin * dim, own->kv_heads.count * dim};
 	case MODEL_GATE:
@@ -50,13 +51,7 @@ int load_found(struct loader *l, int rc, const struct model_tensor *t)
 
 int load_find(struct loader *l, enum model_role role, uint32_t layer, struct model_tensor *t)
 {
-	char name[96];
-	uint32_t n, k;
-	if (l->rc)
-		return 0;
-	model_tensor_name(&l->e->conf, role, layer, "weight", name, sizeof name);
-	model_role_shape(&l->e->conf, role, &n, &k);
-	return load_found(l, model_tensor_get(&l->e->src, name, n, k, t, l->err), t);
+	return !l->rc && load_found(l, model_role_get(&l->e->src, &l->e->conf, role, layer, t, l->err), t);
 }
 
 struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, struct tp_share rows)
@@ -160,8 +155,8 @@ static kern_ptr upload(struct loader *l, const float *host, uint32_t count, cons
 	return rc ? (kern_ptr){0} : dev;
 }
 
-/* The tensor's numbers, each plus `more`. */
-kern_ptr load_vector(struct loader *l, const struct model_tensor *t, float more)
+/* The tensor's numbers, each plus `more`, times `factor`. */
+static kern_ptr load_numbers(struct loader *l, const struct model_tensor *t, float more, float factor)
 {
 	float *host = mem_array(t->k, sizeof *host);
 	kern_ptr dev = {0};
@@ -169,40 +164,84 @@ kern_ptr load_vector(struct loader *l, const struct model_tensor *t, float more)
 		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t->name,
 		                kern_dtype_name(t->dtype));
 	else {
-		for (uint32_t i = 0; more != 0.0f && i < t->k; i++)
-			host[i] += more;
+		for (uint32_t i = 0; (more != 0.0f || factor != 1.0f) && i < t->k; i++)
+			host[i] = (host[i] + more) * factor;
 		dev = upload(l, host, t->k, t->name);
 	}
 	free(host);
 	return dev;
 }
 
+kern_ptr load_vector(struct loader *l, const struct model_tensor *t, float more)
+{
+	return load_numbers(l, t, more, 1.0f);
+}
+
+/* The logits' scale is in the last norm's weights, which nothing but the head's product sees. */
 kern_ptr load_norm(struct loader *l, enum model_role role, uint32_t layer)
 {
 	const struct model_conf *c = &l->e->conf;
 	struct model_tensor t;
-	return model_has_role(c, role, layer) && load_find(l, role, layer, &t) ? load_vector(l, &t, c->norm_plus_one ? 1.0f : 0.0f) : (kern_ptr){0};
+	if (!model_has_role(c, role, layer) || !load_find(l, role, layer, &t))
+		return (kern_ptr){0};
+	return load_numbers(l, &t, c->norm_plus_one ? 1.0f : 0.0f, role == MODEL_NORM ? c->logit_scale : 1.0f);
+}
+
+/* This rank's part of a vector. */
+static kern_ptr load_own(struct loader *l, enum model_role role, struct model_tensor *t)
+{
+	struct tp_share own = rows_of(l->e, role, t->k);
+	t->data = (const unsigned char *)t->data + own.begin * kern_dtype_bytes(t->dtype, 1);
+	t->k = own.count;
+	return own.count ? load_vector(l, t, 0.0f) : (kern_ptr){0};
+}
+
+static kern_ptr load_sinks(struct loader *l, uint32_t layer)
+{
+	struct model_tensor t;
+	if (!model_has_role(&l->e->conf, MODEL_SINKS, layer) || !load_find(l, MODEL_SINKS, layer, &t))
+		return (kern_ptr){0};
+	return load_own(l, MODEL_SINKS, &t);
+}
+
+kern_ptr load_expert_biases(struct loader *l, enum model_expert_part part, uint32_t layer,
+                          struct tp_share own)
+{
+	const struct model_conf *c = &l->e->conf;
+	uint32_t experts = c->experts.count, first, step;
+	struct model_tensor t;
+	if (!c->experts.bias || l->rc || !own.count)
+		return (kern_ptr){0};
+	if (!load_found(l, model_expert_bias_get(&l->e->src, c, part, layer, &t, &first, &step, l->err), &t))
+		return (kern_ptr){0};
+	uint32_t k = t.k;
+	t.k *= experts;
+	kern_ptr dev = {0};
+	float *all = mem_array(t.k, sizeof *all);
+	float *host = mem_array((size_t)experts * own.count, sizeof *host);
+	if (widen(&t, all))
+		l->rc = err_set(l->err, ERR_UNSUPPORTED,
+		                "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t.name,
+		                kern_dtype_name(t.dtype));
+	for (uint32_t e = 0; e < experts && !l->rc; e++)
+		for (uint32_t i = 0; i < own.count; i++)
+			host[(size_t)e * own.count + i] = all[(size_t)e * k + first + (own.begin + i) * step];
+	if (!l->rc)
+		dev = upload(l, host, experts * own.count, t.name);
+	free(all);
+	free(host);
+	return dev;
 }
 
 /* The bias of a matrix: a vector of its rows. */
-static kern_ptr bias(struct loader *l, int has, enum model_role role, uint32_t layer)
+kern_ptr load_bias(struct loader *l, int has, enum model_role role, uint32_t layer)
 {
-	char name[96];
-	uint32_t n, k;
 	struct model_tensor t;
 	if (!has || l->rc || !model_has_role(&l->e->conf, role, layer))
 		return (kern_ptr){0};
-	model_tensor_name(&l->e->conf, role, layer, "bias", name, sizeof name);
-	model_role_shape(&l->e->conf, role, &n, &k);
-	l->rc = model_tensor_get(&l->e->src, name, 1, n, &t, l->err);
-	if (l->rc)
+	if (!load_found(l, model_bias_get(&l->e->src, &l->e->conf, role, layer, &t, l->err), &t))
 		return (kern_ptr){0};
-	l->e->info.params += n;
-	l->e->info.weight_bytes += t.bytes;
-	struct tp_share own = rows_of(l->e, role, n);
-	t.data = (const unsigned char *)t.data + own.begin * kern_dtype_bytes(t.dtype, 1);
-	t.k = own.count;
-	return own.count ? load_vector(l, &t, 0.0f) : (kern_ptr){0};
+	return load_own(l, role, &t);
 }
 
 static void load_layer(struct loader *l, uint32_t i)
@@ -222,13 +261,14 @@ static void load_layer(struct loader *l, uint32_t i)
 		.up = load_matrix(l, MODEL_UP, i),
 		.down = load_matrix(l, MODEL_DOWN, i),
 		.ffn_post_norm = load_norm(l, MODEL_FFN_POST_NORM, i),
-		.q_bias = bias(l, c->qkv_bias, MODEL_Q, i),
-		.k_bias = bias(l, c->qkv_bias, MODEL_K, i),
-		.v_bias = bias(l, c->qkv_bias, MODEL_V, i),
-		.o_bias = bias(l, c->o_bias, MODEL_O, i),
-		.gate_bias = bias(l, c->mlp_bias, MODEL_GATE, i),
-		.up_bias = bias(l, c->mlp_bias, MODEL_UP, i),
-		.down_bias = bias(l, c->mlp_bias, MODEL_DOWN, i),
+		.sinks = load_sinks(l, i),
+		.q_bias = load_bias(l, c->qkv_bias, MODEL_Q, i),
+		.k_bias = load_bias(l, c->qkv_bias, MODEL_K, i),
+		.v_bias = load_bias(l, c->qkv_bias, MODEL_V, i),
+		.o_bias = load_bias(l, c->o_bias, MODEL_O, i),
+		.gate_bias = load_bias(l, c->mlp_bias, MODEL_GATE, i),
+		.up_bias = load_bias(l, c->mlp_bias, MODEL_UP, i),
+		.down_bias = load_bias(l, c->mlp_bias, MODEL_DOWN, i),
 		.mla = mla_load(l, i),
 		.moe = moe_load(l, i),
 	};

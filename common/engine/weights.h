@@ -23,6 +23,9 @@ struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, st
 struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t layer);
 /* The numbers of a tensor that is no block type, as floats, each plus `more`. */
 kern_ptr load_vector(struct loader *l, const struct model_tensor *t, float more);
+/* A matrix's bias, if `has`: this rank's rows; biases of a part of all experts, (experts, own). 0: none. */
+kern_ptr load_bias(struct loader *l, int has, enum model_role role, uint32_t layer);
+kern_ptr load_expert_biases(struct loader *l, enum model_expert_part part, uint32_t layer, struct tp_share own);
 kern_ptr load_norm(struct loader *l, enum model_role role, uint32_t layer);
 
 void free_matrix(struct engine *e, struct kern_weight **w);

@@ -71,6 +71,7 @@ struct cpu_attention {
 	uint32_t heads, window;
 	struct kern_kv_layer kv;
 	float scale;
+	const float *sinks;        /* (heads) or NULL */
 	uint32_t parts, items, group;   /* a KV head's query heads are cut into parts; of all KV heads; query heads of a part */
 };
 
@@ -181,6 +182,9 @@ static inline uint8_t cpu_f32_to_f8(float f)           /* nearest, ties to even;
 
 /* count values (whole blocks) of a row in the file's format, to float; KV types: without their scale */
 void cpu_dequantise(float *out, enum kern_dtype dtype, const void *src, uint32_t count);
+/* MXFP4: of four bits, twice the value plus 16; of an exponent, half of its scale as bfloat16. */
+extern const unsigned char cpu_mxfp4_codes[16];
+uint16_t cpu_mxfp4_scale(unsigned char e);
 /* group j's (0 .. 7) 6-bit scale and offset from the 12 bytes of a Q4_K or Q5_K block */
 void cpu_k_scales(const unsigned char *s, unsigned j, unsigned *ret_scale, unsigned *ret_offset);
 size_t cpu_weight_bytes(const struct kern_weight *w);

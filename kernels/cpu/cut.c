@@ -99,7 +99,8 @@ void build_attention(struct build *b, const struct kern_op *op)
 	    build_tensor(b, op, &op->attention.out, (size_t)heads * cpu_kv_out_dim(kv)))
 		return;
 	*a = (struct cpu_attention){ .p = p, .out = cpu_row(&op->attention.out, 0), .q = cpu_row(&op->attention.q, 0), .ldo = op->attention.out.ld,
-	                             .ldq = op->attention.q.ld, .heads = heads, .window = op->attention.window, .kv = *kv, .scale = op->attention.scale };
+	                             .ldq = op->attention.q.ld, .heads = heads, .window = op->attention.window, .kv = *kv, .scale = op->attention.scale,
+	                             .sinks = op->attention.sinks.v ? cpu_f32(op->attention.sinks) : NULL };
 	v->att_share(a, &tile_rows);
 	if (!(a->cut = cut_of(b, op, tile_rows, a->items)))
 		return;

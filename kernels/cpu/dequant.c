@@ -139,6 +139,25 @@ static void q5_k(float *out, const unsigned char *b)
 	q45_k(out, b, b + 16, b + 48);
 }
 
+/* Twice the values of E2M1, plus 16: four bits to an unsigned code. */
+const unsigned char cpu_mxfp4_codes[16] = { 16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4 };
+
+uint16_t cpu_mxfp4_scale(unsigned char e)
+{
+	if (e == 255)
+		return 0x7fc0;
+	return (uint16_t)(e > 1 ? (e - 1) << 7 : 0x20 << e);      /* subnormal: 2^-128, 2^-127 */
+}
+
+static void mxfp4(float *out, const unsigned char *b)
+{
+	float d = cpu_bf16_to_f32(cpu_mxfp4_scale(b[0]));
+	for (int i = 0; i < 16; i++) {
+		out[i] = d * (float)(cpu_mxfp4_codes[b[1 + i] & 15] - 16);
+		out[16 + i] = d * (float)(cpu_mxfp4_codes[b[1 + i] >> 4] - 16);
+	}
+}
+
 static void blocks(float *out, const unsigned char *src, uint32_t count, uint32_t values, void (*block)(float *, const unsigned char *),
                    enum kern_dtype dtype)
 {
@@ -170,6 +189,7 @@ void cpu_dequantise(float *out, enum kern_dtype dtype, const void *data, uint32_
 	case KERN_Q5_1: blocks(out, src, count, 32, q5_1, dtype); break;
 	case KERN_Q4_K: blocks(out, src, count, 256, q4_k, dtype); break;
 	case KERN_Q5_K: blocks(out, src, count, 256, q5_k, dtype); break;
+	case KERN_MXFP4: blocks(out, src, count, 32, mxfp4, dtype); break;
 	case KERN_I8:
 		for (uint32_t i = 0; i < count; i++)
 			out[i] = (float)(int8_t)src[i];

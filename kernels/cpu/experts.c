@@ -86,7 +86,8 @@ struct experts_phase {
 	struct cpu_make make;
 	const struct kern_tensor *x;
 	uint32_t pairs_per_row;                /* of x: `used` where each row of it serves all its experts, 1 where each pair has its own */
-	struct kern_weight **w[2];             /* gate and up, or down */
+	struct kern_weight **w[2];             /* gate and up, or down, */
+	const float *bias[2];                  /* and their biases, NULL or (experts, n) */
 	uint32_t matrices, n, panels, panels_per_item, items_per_matrix;
 };
 
@@ -134,7 +135,7 @@ static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 	uint32_t matrix = item / ph->items_per_matrix % ph->matrices, e = g->present[item / ph->items_per_matrix / ph->matrices];
 	uint32_t first = item % ph->items_per_matrix * ph->panels_per_item, each = ph->panels_per_item;
 	size_t ld = (size_t)ph->matrices * ph->n;
-	struct cpu_part part = { .w = ph->w[matrix][e], .y = ph->p->given + g->first[e] * ld + matrix * ph->n, .ldy = ld, .in = expert_ready(ph, e),
+	struct cpu_part part = { .w = ph->w[matrix][e], .bias = ph->bias[matrix] ? ph->bias[matrix] + (size_t)e * ph->n : NULL, .y = ph->p->given + g->first[e] * ld + matrix * ph->n, .ldy = ld, .in = expert_ready(ph, e),
 	                         .rows = g->first[e + 1] - g->first[e] };
 	v->product(&part, v, first, ph->panels - first < each ? ph->panels : first + each, ph->p->scratch[worker]);
 }
@@ -144,8 +145,9 @@ static size_t more(size_t a, size_t b)
 	return a > b ? a : b;
 }
 
-static const struct experts_phase *build_products(struct build *b, const struct kern_op *op, const struct cpu_group *g, const struct kern_tensor *x,
-                                                  uint32_t pairs_per_row, struct kern_weight **gate, struct kern_weight **up)
+/* up: NULL for one matrix an expert */
+static struct experts_phase *build_products(struct build *b, const struct kern_op *op, const struct cpu_group *g, const struct kern_tensor *x,
+                                            uint32_t pairs_per_row, struct kern_weight **gate, struct kern_weight **up)
 {
 	struct kern_program *p = b->p;
 	struct experts_phase *ph = build_alloc(b, sizeof *ph);
@@ -188,9 +190,12 @@ void build_experts_act(struct build *b, const struct kern_op *op)
 	const struct cpu_group *g = group_of(b, op, op->experts_act.ids, op->experts_act.used, x->experts);
 	if (!g || build_tensor(b, op, &op->experts_act.x, x->gate[0]->k) || build_tensor(b, op, &op->experts_act.y, x->gate[0]->n))
 		return;
-	const struct experts_phase *ph = build_products(b, op, g, &op->experts_act.x, g->used, x->gate, x->up);
-	if (ph)
-		build_row_step(b, op, act_rows, ph, 4 * (size_t)g->used * ph->n);
+	struct experts_phase *ph = build_products(b, op, g, &op->experts_act.x, g->used, x->gate, x->up);
+	if (!ph)
+		return;
+	ph->bias[0] = x->gate_bias.v ? cpu_f32(x->gate_bias) : NULL;
+	ph->bias[1] = x->up_bias.v ? cpu_f32(x->up_bias) : NULL;
+	build_row_step(b, op, act_rows, ph, 4 * (size_t)g->used * ph->n);
 }
 
 /* A row's experts in ascending order of their numbers. */
@@ -229,7 +234,9 @@ void build_experts_down(struct build *b, const struct kern_op *op)
 	const struct cpu_group *g = group_of(b, op, op->experts_down.ids, op->experts_down.used, x->experts);
 	if (!g || build_tensor(b, op, &op->experts_down.x, x->down[0]->k) || build_tensor(b, op, &op->experts_down.y, x->down[0]->n))
 		return;
-	const struct experts_phase *ph = build_products(b, op, g, &op->experts_down.x, 1, x->down, NULL);
-	if (ph)
-		build_row_step(b, op, down_rows, ph, 2 * (size_t)g->used * ph->n);
+	struct experts_phase *ph = build_products(b, op, g, &op->experts_down.x, 1, x->down, NULL);
+	if (!ph)
+		return;
+	ph->bias[0] = x->down_bias.v ? cpu_f32(x->down_bias) : NULL;
+	build_row_step(b, op, down_rows, ph, 2 * (size_t)g->used * ph->n);
 }

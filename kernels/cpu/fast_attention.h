@@ -467,10 +467,21 @@ static void merge(const struct fast_attention *f, const struct att_tile *t, stru
 		merge_row(f, into, s, i);
 }
 
+/* what a sink adds to the sum of weights, which are relative to the largest score, in units of log2 */
+static float sink_term(float sink, float max)
+{
+	float lanes[16];
+	v_store(lanes, v_exp2(v_set1(sink * 1.44269504088896341f - max)));
+	return lanes[0];
+}
+
 static void finish(const struct fast_attention *f, const struct att_tile *t, uint32_t head, const struct att_state *s)
 {
 	for (uint32_t i = 0; i < t->rows * f->group; i++) {
-		v16 inv = v_set1(1.0f / v_hsum(v_load(s->sum + i * 16)));
+		float sum = v_hsum(v_load(s->sum + i * 16));
+		if (f->a->sinks)
+			sum += sink_term(f->a->sinks[head * f->group + i % f->group], s->max[i]);
+		v16 inv = v_set1(1.0f / sum);
 		const float *acc = s->acc + (size_t)i * f->padded;
 		float *out = f->a->out + (t->row + i / f->group) * f->a->ldo + (size_t)(head * f->group + i % f->group) * f->out_dim;
 		for (uint32_t d = 0; d < f->out_dim; d += 16)

@@ -114,6 +114,22 @@ INLINE void dots_q4(int R, const unsigned char *codes, const unsigned char *x, _
 	}
 }
 
+INLINE void dots_mxfp4(int R, const unsigned char *codes, const unsigned char *x, __m256i *sum)
+{
+	const __m256i mask = _mm256_set1_epi8(15);
+	const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)cpu_mxfp4_codes));
+	EACH_STEP(4) {
+		const unsigned char *v = codes + s * 64, *low = x + s * STEP_BYTES;
+		__m256i w[HALVES];
+		EACH_HALF
+			w[c] = _mm256_shuffle_epi8(table, _mm256_and_si256(half_load(v, c), mask));
+		dots_bytes(R, w, low, sum);
+		EACH_HALF
+			w[c] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(half_load(v, c), 4), mask));
+		dots_bytes(R, w, low + 4 * STEP_BYTES, sum);
+	}
+}
+
 /* steps 4 half .. 4 half + 3 of nibbles with more bits: `bits` of them a step, those of the first from bit `from` of the vectors at `more` on */
 INLINE void dots_more(int R, int half, int bits, int from, const unsigned char *codes, const unsigned char *more, const unsigned char *x, __m256i *sum)
 {
@@ -171,6 +187,10 @@ INLINE __m256 scaled8(const unsigned char *d, __m256i integers)
 /* scales, or with `part` 1 offsets, of columns 8 c .. 8 c + 7; d is read where the block has one */
 INLINE __m256 scales8(enum kern_dtype type, int part, int c, const unsigned char *d, const unsigned char *scale)
 {
+	if (type == KERN_MXFP4) {
+		__m256i brain = _mm256_cvtepu16_epi32(_mm_load_si128((const void *)(scale + 16 * c)));
+		return _mm256_castsi256_ps(_mm256_slli_epi32(brain, 16));
+	}
 	if (!panel_is_k(type))
 		return _mm256_cvtph_ps(_mm_load_si128((const void *)(scale + 32 * part + 16 * c)));
 	return scaled8(d + 64 * part + 32 * c, _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(scale + 16 * part + 8 * c))));
@@ -182,6 +202,8 @@ INLINE void group_sums(int R, enum kern_dtype type, const unsigned char *codes, 
 		sum[i] = _mm256_setzero_si256();
 	if (type == KERN_Q8_0) {
 		dots_q8(R, codes, x, sum);
+	} else if (type == KERN_MXFP4) {
+		dots_mxfp4(R, codes, x, sum);
 	} else if (panel_is_five(type)) {
 		dots_five(R, 0, codes, x, sum);
 		dots_five(R, 1, codes, x, sum);
@@ -203,7 +225,7 @@ INLINE void group32(int R, enum kern_dtype type, const unsigned char *d, const u
 			ms[c] = scales8(type, 1, c, d, scale);
 		add_scaled(R, sum, rec, 0, 0, ds, ms, acc);
 	} else {
-		add_scaled(R, sum, rec, type == KERN_Q8_0 ? REC_Z128 : REC_Z8, type == KERN_Q5_0 ? 2 : 1, ds, NULL, acc);
+		add_scaled(R, sum, rec, type == KERN_Q8_0 ? REC_Z128 : REC_Z8, panel_zero_eights(type), ds, NULL, acc);
 	}
 }
 

@@ -73,6 +73,23 @@ INLINE void dots_q4(int R, const unsigned char *const *codes, const unsigned cha
 	}
 }
 
+INLINE void dots_mxfp4(int R, const unsigned char *const *codes, const unsigned char *x, __m512i *sum)
+{
+	const __m512i mask = _mm512_set1_epi8(15);
+	const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)cpu_mxfp4_codes));
+	EACH_STEP(4) {
+		__m512i v[SIDES], w[SIDES];
+		EACH_SIDE {
+			v[c] = _mm512_load_si512(codes[c] + s * 64);
+			w[c] = _mm512_shuffle_epi8(table, _mm512_and_si512(v[c], mask));
+		}
+		dots(R, w, x + 4 * s, sum);
+		EACH_SIDE
+			w[c] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(v[c], 4), mask));
+		dots(R, w, x + 4 * (s + 4), sum);
+	}
+}
+
 INLINE void dots_q5(int R, const unsigned char *const *codes, const unsigned char *x, __m512i *sum)
 {
 	const __m512i mask = _mm512_set1_epi8(15), mask_fifth = _mm512_set1_epi8(0x10);
@@ -123,6 +140,8 @@ INLINE void group_sums(int R, enum kern_dtype type, int half, const unsigned cha
 		dots_q8(2 * R, codes, rec, sum);
 	else if (type == KERN_Q6_K)
 		dots_q6(2 * R, half, codes, rec, sum);
+	else if (type == KERN_MXFP4)
+		dots_mxfp4(2 * R, codes, rec, sum);
 	else if (panel_is_five(type))
 		dots_q5(2 * R, codes, rec, sum);
 	else
@@ -155,6 +174,8 @@ INLINE __m512 scaled16(const unsigned char *d, __m512i integers)
 INLINE __m512 scales16(enum kern_dtype type, int part, const unsigned char *block, uint32_t j, int side)
 {
 	const unsigned char *scale = block + panel_scale_at(type, j, (uint32_t)side);
+	if (type == KERN_MXFP4)
+		return v_load_as(scale, KERN_BF16, 16).v;
 	if (!panel_is_k(type))
 		return half16(scale + 32 * part);
 	return scaled16(block + panel_d_at(type, (uint32_t)side) + 64 * part, _mm512_cvtepu8_epi32(_mm_load_si128((const void *)(scale + 16 * part))));
@@ -171,7 +192,7 @@ INLINE void group32(int R, enum kern_dtype type, const unsigned char *block, uin
 	group_sums(R, type, 0, codes, rec, sum);
 	EACH_SIDE
 		d[c] = scales16(type, 0, block, j, c);
-	add_scaled(R, sum, rec, panel_has_offset(type) ? -1 : type == KERN_Q8_0 ? REC_Z128 : REC_Z8, type == KERN_Q5_0 ? 2 : 1, d, acc);
+	add_scaled(R, sum, rec, panel_has_offset(type) ? -1 : type == KERN_Q8_0 ? REC_Z128 : REC_Z8, panel_zero_eights(type), d, acc);
 	if (!panel_has_offset(type))
 		return;
 	EACH_SIDE

@@ -271,6 +271,7 @@ static void quant_panel(const struct cpu_part *p, uint32_t row, uint32_t panel)
 	case KERN_Q5_0: quant_rows(KERN_Q5_0, rows, data, rec, groups, acc); break;
 	case KERN_Q5_1: quant_rows(KERN_Q5_1, rows, data, rec, groups, acc); break;
 	case KERN_Q4_K: quant_rows(KERN_Q4_K, rows, data, rec, groups, acc); break;
+	case KERN_MXFP4: quant_rows(KERN_MXFP4, rows, data, rec, groups, acc); break;
 	case KERN_Q5_K: quant_rows(KERN_Q5_K, rows, data, rec, groups, acc); break;
 	default: quant_rows(KERN_Q6_K, rows, data, rec, groups, acc);
 	}

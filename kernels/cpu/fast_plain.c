@@ -18,7 +18,7 @@ static unsigned code(enum kern_dtype type, const unsigned char *codes, int i, in
 	if (panel_is_five(type))
 		return low | (codes[256 + byte] >> step & 1u) << 4;
 	if (type != KERN_Q6_K)
-		return low;
+		return type == KERN_MXFP4 ? cpu_mxfp4_codes[low] : low;
 	return low | (codes[256 + step / 4 * 64 + byte] >> 2 * (step % 4) & 3u) << 4;
 }
 
@@ -66,12 +66,17 @@ static int32_t zero_sum(enum kern_dtype type, const unsigned char *rec, int R, i
 {
 	if (panel_has_offset(type))
 		return 0;
-	return type == KERN_Q8_0 ? rec_i32(rec, REC_Z128, R, r) : rec_i32(rec, REC_Z8, R, r) * (type == KERN_Q5_0 ? 2 : 1);
+	return type == KERN_Q8_0 ? rec_i32(rec, REC_Z128, R, r) : rec_i32(rec, REC_Z8, R, r) * panel_zero_eights(type);
 }
 
 /* column c's scale, or with `part` 1 its offset */
 static float scale_of(enum kern_dtype type, int part, const unsigned char *d, const unsigned char *scale, int c)
 {
+	uint16_t brain;
+	if (type == KERN_MXFP4) {
+		memcpy(&brain, scale + 2 * c, 2);
+		return cpu_bf16_to_f32(brain);
+	}
 	if (!panel_is_k(type))
 		return half_at(scale + 32 * part + 2 * c);
 	float f;

@@ -18,7 +18,7 @@ enum {
 	REC_LO = 32,
 	REC_D = 64,                /* float scale */
 	REC_DSUM = 68,             /* float scale * sum of the values */
-	REC_Z8 = 72,               /* int32 -8 * sum: what zero points add up to, for Q4_0 and (twice) Q5_0, */
+	REC_Z8 = 72,               /* int32 -8 * sum: what zero points add up to, for Q4_0 and (twice) Q5_0 and MXFP4, */
 	REC_Z128 = 76,             /* ... Q8_0, */
 	REC_Z32 = 80,              /* ... and Q6_K, first halves of all rows, then second halves */
 	REC_BYTES = 88

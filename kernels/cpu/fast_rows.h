@@ -62,10 +62,14 @@ static void fast_rope(float *x, uint32_t heads, uint32_t head_dim, const struct 
 	}
 }
 
-/* g / (1 + exp(-z)): SiLU with z = g; GELU's tanh form is the same with z = 2 sqrt(2/pi) (g + 0.044715 g^3) */
+/* g / (1 + exp(-z)): SiLU with z = g; clamped SwiGLU with 1.702 g; GELU's tanh form is the same with z = 2 sqrt(2/pi) (g + 0.044715 g^3) */
 INLINE v16 act(v16 g, v16 up, enum kern_act kind)
 {
-	v16 z = g;
+	if (kind == KERN_SWIGLU_CLAMPED) {         /* the limit first: of a NaN the second operand stays */
+		g = v_min(v_set1(7), g);
+		up = v_add(v_max(v_set1(-7), v_min(v_set1(7), up)), v_set1(1));
+	}
+	v16 z = kind == KERN_SWIGLU_CLAMPED ? v_mul(g, v_set1(1.702f)) : g;
 	if (kind == KERN_GELU_TANH)
 		z = v_mul(v_mul(v_set1(1.5957691216057308f), g), v_fma(v_mul(v_set1(0.044715f), g), g, v_set1(1.0f)));
 	v16 e = v_exp2(v_mul(z, v_set1(-LOG2E)));

@@ -63,6 +63,14 @@ static void pack_q4(unsigned char *scale, unsigned char *codes, enum kern_dtype 
 		store_word(codes + i * WORD_STRIDE + 4 * c, load_word(b + 4 * i));
 }
 
+static void pack_mxfp4(unsigned char *scale, unsigned char *codes, unsigned c, const unsigned char *b)
+{
+	uint16_t d = cpu_mxfp4_scale(b[0]);
+	memcpy(scale + 2 * c, &d, 2);
+	for (uint32_t i = 0; i < 4; i++)
+		store_word(codes + i * WORD_STRIDE + 4 * c, load_word(b + 1 + 4 * i));
+}
+
 static void pack_q8(unsigned char *scale, unsigned char *codes, unsigned c, const unsigned char *b)
 {
 	memcpy(scale + 2 * c, b, 2);
@@ -130,6 +138,8 @@ static void pack_quantised(const struct kern_weight *w, unsigned char *panel, co
 			const unsigned char *b = src + r * row_bytes + from;
 			if (w->dtype == KERN_Q8_0)
 				pack_q8(scale, codes, c, b);
+			else if (w->dtype == KERN_MXFP4)
+				pack_mxfp4(scale, codes, c, b);
 			else if (w->dtype == KERN_Q6_K)
 				pack_q6(block + panel_d_at(w->dtype, side), scale, codes, g % 8, c, b);
 			else if (panel_is_k(w->dtype))
@@ -208,6 +218,13 @@ static float half_at(const unsigned char *p)
 	return cpu_f16_to_f32(h);
 }
 
+static float brain_at(const unsigned char *p)
+{
+	uint16_t h;
+	memcpy(&h, p, 2);
+	return cpu_bf16_to_f32(h);
+}
+
 static void unpack_group_q6(float *out, const unsigned char *ds, const unsigned char *scale, const unsigned char *codes, unsigned c)
 {
 	float d;
@@ -228,7 +245,7 @@ static void unpack_scales(enum kern_dtype t, const unsigned char *ds, const unsi
 		*ret_d = d * (float)scale[c];
 		*ret_m = m * (float)scale[16 + c];
 	} else {
-		*ret_d = half_at(scale + 2 * c);
+		*ret_d = t == KERN_MXFP4 ? brain_at(scale + 2 * c) : half_at(scale + 2 * c);
 		*ret_m = panel_has_offset(t) ? half_at(scale + 32 + 2 * c) : 0;
 	}
 }
@@ -241,10 +258,12 @@ static void unpack_group(float *out, enum kern_dtype t, const unsigned char *ds,
 		unsigned code = t == KERN_Q8_0 ? codes[i / 4 * Q8_STEP + c * 4 + i % 4] : get_code(codes, i, c);
 		if (panel_is_five(t))
 			code |= (codes[4 * WORD_STRIDE + 4 * c + i % 4] >> i / 4 & 1u) << 4;
+		if (t == KERN_MXFP4)
+			code = cpu_mxfp4_codes[code];
 		if (panel_has_offset(t))
 			out[i] = d * (float)code + m;
 		else
-			out[i] = d * (float)((int)code - (t == KERN_Q8_0 ? 128 : t == KERN_Q5_0 ? 16 : 8));
+			out[i] = d * (float)((int)code - (t == KERN_Q8_0 ? 128 : 8 * panel_zero_eights(t)));
 	}
 }
 

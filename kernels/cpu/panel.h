@@ -11,6 +11,7 @@
  *   Q4_1  1 group a block: 16 f16 d, 16 f16 m; codes as Q4_0
  *   Q6_K  8 groups a block: 16 f32 d, 8 x 2 x 16 int8 scales (first and second half of a group); nibbles as Q4_0, then 2 x 64 bytes of
  *         pairs, step s in bits 2 (s % 4) of vector s / 4; code = value + 32
+ *   MXFP4 as Q4_0 with bfloat16 scales, half of the file's; a nibble's code is twice its value, plus 16 (cpu_mxfp4_codes): 4.5 bits of the file's 4.25
  *   Q5_0  as Q4_0, and 64 bytes behind a group's nibbles: bit s of a byte is the fifth bit of its column's value in step s
  *   Q5_1  as Q4_1, and the same fifth bits
  *   Q4_K  8 groups a block: 16 f32 d, 16 f32 -m, 8 x (16 uint8 s, 16 uint8 t); codes as Q4_0: 4.75 bits a value, of the file's 4.5. d s and m t are
@@ -59,6 +60,11 @@ static inline int panel_is_five(enum kern_dtype t)             /* bits a code: n
 static inline int panel_has_offset(enum kern_dtype t)          /* w = d q + m, without a zero point */
 {
 	return t == KERN_Q4_1 || t == KERN_Q5_1 || panel_is_k(t);
+}
+
+static inline int panel_zero_eights(enum kern_dtype t)         /* the zero point of codes of nibbles, in eights */
+{
+	return t == KERN_Q5_0 || t == KERN_MXFP4 ? 2 : 1;
 }
 
 static inline uint32_t panel_block_groups(enum kern_dtype t)

@@ -52,9 +52,15 @@ static void ref_rope(float *x, uint32_t heads, uint32_t head_dim, const struct k
 static void ref_act_mul(float *y, const float *gate, const float *up, enum kern_act act, uint32_t dim)
 {
 	for (uint32_t i = 0; i < dim; i++) {
-		/* GELU's tanh form is g / (1 + exp(-2 z)), too, with z what the tanh is of */
-		double g = (double)gate[i], z = act == KERN_SILU ? g : 1.5957691216057308 * (g + 0.044715 * g * g * g);
-		y[i] = (float)(g / (1.0 + own_exp(-z))) * up[i];
+		/* all are g / (1 + exp(-z)) times something: GELU's tanh form, too, with z twice what the tanh is of */
+		double g = (double)gate[i], u = (double)up[i], z = g;
+		if (act == KERN_SWIGLU_CLAMPED) {
+			g = g > 7 ? 7 : g;
+			u = (u > 7 ? 7 : u < -7 ? -7 : u) + 1;
+			z = 1.702 * g;
+		} else if (act == KERN_GELU_TANH)
+			z = 1.5957691216057308 * (g + 0.044715 * g * g * g);
+		y[i] = (float)(g / (1.0 + own_exp(-z))) * (float)u;
 	}
 }
 
@@ -118,6 +124,10 @@ static void ref_att_item(const void *attention, uint32_t item, unsigned worker)
 		kv_load(vec, kv, table, i, kv_head, 0);
 		score[i - first] = dot(q, vec, dim) * a->scale;
 		max = fmaxf(max, score[i - first]);
+	}
+	if (a->sinks) {
+		max = fmaxf(max, a->sinks[head]);
+		sum = own_exp((double)a->sinks[head] - (double)max);
 	}
 	for (uint32_t i = first; i <= last; i++) {
 		double e = own_exp((double)score[i - first] - (double)max);

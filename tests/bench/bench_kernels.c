@@ -71,7 +71,7 @@ static void attention(struct bench *b, enum kern_dtype type, uint32_t position, 
 	struct kern_batch batch = { .rows = rows, .spans = 1, .table_len = BLOCKS, .span = &span, .span_host = &span, .block_table = table };
 	double start = seconds(), took, pairs = (double)rows * (position + (rows + 1) / 2.0);
 	do {
-		OPS->attention(b->s, b->y, b->x, HEADS * DIM, HEADS, &kv, 0.125f, 0, &batch);
+		OPS->attention(b->s, b->y, b->x, HEADS * DIM, HEADS, &kv, 0.125f, 0, NULL, &batch);
 		calls++;
 	} while ((took = seconds() - start) < MEASURE_MS * 1e-3);
 	printf("attention %s, %u rows at %u: %.1f GFLOP/s, %.1f us\n", kern_dtype_name(type), rows, position,

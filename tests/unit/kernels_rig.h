@@ -105,6 +105,8 @@ static UNUSED unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t
 			put_half(w + i / 32 * 34, (f + 2) / 256);
 		else if (t == KERN_Q4_0 && i % 32 == 0)
 			put_half(w + i / 32 * 18, (f + 2) / 16);
+		else if (t == KERN_MXFP4 && i % 32 == 0)
+			w[i / 32 * 17] = (unsigned char)(121 + w[i / 32 * 17] % 5);
 		else if (t == KERN_Q4_1 && i % 32 == 0)
 			put_half(w + i / 32 * 20, (f + 2) / 16), put_half(w + i / 32 * 20 + 2, -(f + 2) / 2);
 		else if (t == KERN_Q5_0 && i % 32 == 0)

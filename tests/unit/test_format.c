@@ -646,10 +646,10 @@ static const struct {
 	{SPOIL_MISSING, ERR_NOTFOUND, "tensor blk.0.attn_k.weight: found none, expected 16 x 32"},
 	{SPOIL_SHAPE, ERR_CORRUPT, "tensor blk.0.attn_v.weight: found shape 17 x 32, expected 16 x 32"},
 	{SPOIL_TYPE, ERR_UNSUPPORTED, "tensor blk.0.ffn_gate.weight: found type I32, expected one of F32, F16"},
-	{SPOIL_EPS, ERR_UNSUPPORTED, "metadata llama.attention.layer_norm_rms_epsilon: found -1, expected more than 0"},
-	{SPOIL_HUGE, ERR_UNSUPPORTED, "metadata llama.block_count: found 4000000000, expected 1..256"},
+	{SPOIL_EPS, ERR_UNSUPPORTED, "metadata llama.attention.layer_norm_rms_epsilon: found -1, expected a number more than 0"},
+	{SPOIL_HUGE, ERR_UNSUPPORTED, "metadata llama.block_count: found 4000000000, expected an integer, 1..256"},
 	{SPOIL_EXPERTS, ERR_UNSUPPORTED, "llama.expert_count: found 8, expected none"},
-	{SPOIL_ROPE, ERR_UNSUPPORTED, "llama.rope.scaling.type: found spiral, expected none, linear or yarn"},
+	{SPOIL_ROPE, ERR_UNSUPPORTED, "llama.rope.scaling.type: found spiral, expected none, linear, yarn or longrope"},
 };
 
 START_TEST(model_files)

@@ -143,13 +143,12 @@ static void write_file(char path[TEST_FOLDER_BYTES], const struct buf *b)
 	ck_assert(f && fwrite(b->data, 1, b->len, f) == b->len && fclose(f) == 0);
 }
 
-/* A golden model's file, spoilt. */
-static void write_model(char path[TEST_FOLDER_BYTES], const char *family, const char *key, const struct value *v)
+/* A file with one key changed. */
+static void write_changed(char path[TEST_FOLDER_BYTES], const char *name, const char *key, const struct value *v)
 {
 	struct buf in, out, kv;
-	char name[128], piece[65536];
+	char piece[65536];
 	size_t n;
-	snprintf(name, sizeof name, GOLDEN "%s/model.gguf", family);
 	FILE *f = fopen(name, "r");
 	ck_assert_msg(f != NULL, "%s", name);
 	buf_init(&in, 0);
@@ -172,6 +171,14 @@ static void write_model(char path[TEST_FOLDER_BYTES], const char *family, const 
 	buf_fini(&in);
 	buf_fini(&out);
 	buf_fini(&kv);
+}
+
+/* A golden model's file, spoilt. */
+static void write_model(char path[TEST_FOLDER_BYTES], const char *family, const char *key, const struct value *v)
+{
+	char name[128];
+	snprintf(name, sizeof name, GOLDEN "%s/model.gguf", family);
+	write_changed(path, name, key, v);
 }
 
 static void check_line(const struct err *err, const char *path, const char *key, const char *text)
@@ -198,13 +205,13 @@ static const struct row {
 	{"mistral", "general.architecture", TEXT("a\nb\x1b[2J"), "found a b?[2J, expected one of: llama"},
 	{"mistral", "general.architecture", DOUBLE, "found twice, expected once"},
 	{"mistral", "llama.block_count", DOUBLE, "found twice, expected once"},
-	{"mistral", "llama.block_count", NO, "found none, expected an integer of at most 32 bits"},
+	{"mistral", "llama.block_count", NO, "found none, expected an integer, 1..256"},
 	{"mistral", "llama.embedding_length", NO, "found none, expected an integer"},
 	{"mistral", "llama.feed_forward_length", NO, "found none, expected an integer"},
 	{"mistral", "llama.attention.head_count", NO, "found none, expected an integer"},
 	{"mistral", "llama.context_length", NO, "found none, expected an integer"},
-	{"mistral", "llama.attention.layer_norm_rms_epsilon", NO, "found none, expected a float"},
-	{"mistral", "llama.block_count", TEXT("3"), "found another type or range, expected an integer of at most 32 bits"},
+	{"mistral", "llama.attention.layer_norm_rms_epsilon", NO, "found none, expected a number more than"},
+	{"mistral", "llama.block_count", TEXT("3"), "found another type or range, expected an integer, 1..256"},
 	{"mistral", "llama.block_count", F32(F_TWO), "found another type or range, expected an integer"},
 	{"mistral", "llama.block_count", OF(BOOL, 1), "found another type or range, expected an integer"},
 	{"mistral", "llama.block_count", LIST(U32, 3, 3), "found another type or range, expected an integer"},
@@ -212,8 +219,8 @@ static const struct row {
 	{"mistral", "llama.block_count", OF(I64, INT64_MIN), "found another type or range, expected an integer"},
 	{"mistral", "llama.block_count", OF(U64, 1ull << 32), "found another type or range, expected an integer"},
 	{"mistral", "llama.block_count", OF(U64, (1ull << 32) + 3), "found another type or range, expected an integer"},
-	{"mistral", "llama.block_count", OF(U32, 0), "found 0, expected 1..256"},
-	{"mistral", "llama.block_count", OF(U32, UINT32_MAX), "found 4294967295, expected 1..256"},
+	{"mistral", "llama.block_count", OF(U32, 0), "found 0, expected an integer, 1..256"},
+	{"mistral", "llama.block_count", OF(U32, UINT32_MAX), "found 4294967295, expected an integer, 1..256"},
 	{"mistral", "llama.embedding_length", OF(U32, 0), "found 0, expected"},
 	{"mistral", "llama.embedding_length", OF(U32, UINT32_MAX), "found 4294967295, expected"},
 	{"mistral", "llama.feed_forward_length", OF(U32, 0), "found 0, expected"},
@@ -226,23 +233,23 @@ static const struct row {
 	{"mistral", "llama.attention.head_count_kv", OF(U32, UINT32_MAX), "found 4294967295, expected"},
 	{"mistral", "llama.context_length", OF(U32, 0), "found 0, expected"},
 	{"mistral", "llama.context_length", OF(U32, UINT32_MAX), "found 4294967295, expected"},
-	{"mistral", "llama.attention.key_length", OF(U32, 0), "found 0, expected 2..512"},
-	{"mistral", "llama.attention.key_length", OF(U32, UINT32_MAX), "found 4294967295, expected 2..512"},
+	{"mistral", "llama.attention.key_length", OF(U32, 0), "found 0, expected an integer, 2..512"},
+	{"mistral", "llama.attention.key_length", OF(U32, UINT32_MAX), "found 4294967295, expected an integer, 2..512"},
 	{"mistral", "llama.attention.value_length", OF(U32, UINT32_MAX), "found 4294967295, expected as the key's"},
-	{"mistral", "llama.rope.dimension_count", OF(U32, UINT32_MAX), "found 4294967295, expected 2..24"},
+	{"mistral", "llama.rope.dimension_count", OF(U32, UINT32_MAX), "found 4294967295, expected an integer, 2..24"},
 	{"mistral", "llama.rope.dimension_count", OF(U32, 0), "found 0, expected"},
-	{"mistral", "llama.attention.layer_norm_rms_epsilon", TEXT("1e-5"), "found another type or range, expected a float"},
-	{"mistral", "llama.attention.layer_norm_rms_epsilon", F32(F_ZERO), "found 0, expected more than 0"},
-	{"mistral", "llama.attention.layer_norm_rms_epsilon", F32(F_MINUS), "found -1, expected more than 0"},
-	{"mistral", "llama.attention.layer_norm_rms_epsilon", F32(F_NAN), "found nan, expected more than 0"},
-	{"mistral", "llama.attention.layer_norm_rms_epsilon", F32(F_INF), "found inf, expected more than 0"},
+	{"mistral", "llama.attention.layer_norm_rms_epsilon", TEXT("1e-5"), "found another type or range, expected a number more than"},
+	{"mistral", "llama.attention.layer_norm_rms_epsilon", F32(F_ZERO), "found 0, expected a number more than 0"},
+	{"mistral", "llama.attention.layer_norm_rms_epsilon", F32(F_MINUS), "found -1, expected a number more than 0"},
+	{"mistral", "llama.attention.layer_norm_rms_epsilon", F32(F_NAN), "found nan, expected a number more than 0"},
+	{"mistral", "llama.attention.layer_norm_rms_epsilon", F32(F_INF), "found inf, expected a number more than 0"},
 	{"mistral", "llama.rope.freq_base", F32(F_NAN), "found nan, expected a number more than 1"},
 	{"mistral", "llama.rope.freq_base", F32(F_MINUS), "found -1, expected a number more than 1"},
 	{"mistral", "llama.rope.freq_base", F32(F_HUGE), "found 3.402823466e+38, expected a number more than 1"},
-	{"mistral", "llama.rope.freq_base", TEXT("10000"), "found another type or range, expected a float"},
-	{"mistral", "llama.rope.scaling.type", OF(U32, 1), "found another type, expected none, linear or yarn"},
-	{"mistral", "llama.rope.scaling.type", TEXT("li\nnear"), "found li near, expected none, linear or yarn"},
-	{"mistral", "llama.rope.scaling.type", {.type = GGUF_STRING, .text = "yarn\0x", .bytes = 6}, "found yarn, expected none, linear or yarn"},
+	{"mistral", "llama.rope.freq_base", TEXT("10000"), "found another type or range, expected a number more than"},
+	{"mistral", "llama.rope.scaling.type", OF(U32, 1), "found another type, expected none, linear, yarn or longrope"},
+	{"mistral", "llama.rope.scaling.type", TEXT("li\nnear"), "found li near, expected none, linear, yarn or longrope"},
+	{"mistral", "llama.rope.scaling.type", {.type = GGUF_STRING, .text = "yarn\0x", .bytes = 6}, "found yarn, expected none, linear, yarn or longrope"},
 	{"mistral", "llama.rope.scaling.factor", F32(F_ZERO), "found 0, expected a number more than 0"},
 	{"mistral", "llama.rope.scaling.factor", F32(F_NAN), "found nan, expected a number more than 0"},
 	{"mistral", "llama.attention.scale", F32(F_INF), "found inf, expected a number more than 0"},
@@ -266,16 +273,16 @@ static const struct row {
 	{"qwen2-yarn", "qwen2.rope.scaling.factor", F32(F_MINUS), "found -1, expected a number more than 0"},
 	{"qwen2-yarn", "qwen2.rope.scaling.yarn_beta_fast", F32(F_NAN), "found nan, expected a number more than 0"},
 	{"qwen2-yarn", "qwen2.rope.scaling.yarn_beta_slow", F32(F_HUGE), "found"},
-	{"qwen3_moe", "qwen3moe.expert_count", NO, "found none, expected 1..1024"},
-	{"qwen3_moe", "qwen3moe.expert_count", OF(U32, 0), "found 0, expected 1..1024"},
-	{"qwen3_moe", "qwen3moe.expert_count", OF(U32, UINT32_MAX), "found 4294967295, expected 1..1024"},
+	{"qwen3_moe", "qwen3moe.expert_count", NO, "found none, expected an integer, 1..1024"},
+	{"qwen3_moe", "qwen3moe.expert_count", OF(U32, 0), "found 0, expected an integer, 1..1024"},
+	{"qwen3_moe", "qwen3moe.expert_count", OF(U32, UINT32_MAX), "found 4294967295, expected an integer, 1..1024"},
 	{"qwen3_moe", "qwen3moe.expert_count", TEXT("8"), "found another type or range, expected an integer"},
-	{"qwen3_moe", "qwen3moe.expert_used_count", OF(I32, -2), "found another type or range, expected 1.."},
-	{"qwen3_moe", "qwen3moe.expert_feed_forward_length", OF(U32, UINT32_MAX), "found 4294967295, expected 1.."},
+	{"qwen3_moe", "qwen3moe.expert_used_count", OF(I32, -2), "found another type or range, expected an integer, 1.."},
+	{"qwen3_moe", "qwen3moe.expert_feed_forward_length", OF(U32, UINT32_MAX), "found 4294967295, expected an integer, 1.."},
 	{"glm4_moe", "glm4moe.expert_group_count", OF(U32, UINT32_MAX), "found 4294967295, expected"},
 	{"glm4_moe", "glm4moe.expert_weights_scale", F32(F_NAN), "found nan, expected"},
-	{"glm4_moe", "glm4moe.expert_weights_norm", TEXT("yes"), "found another type, expected a boolean"},
-	{"glm4_moe", "glm4moe.nextn_predict_layers", OF(U32, UINT32_MAX), "found 4294967295, expected 0.."},
+	{"glm4_moe", "glm4moe.expert_weights_norm", TEXT("yes"), "found another type or range, expected a boolean"},
+	{"glm4_moe", "glm4moe.nextn_predict_layers", OF(U32, UINT32_MAX), "found 4294967295, expected an integer, 0.."},
 	{"deepseek_v3", "deepseek2.attention.kv_lora_rank", NO, "found none, expected"},
 	{"deepseek_v3", "deepseek2.attention.kv_lora_rank", OF(U32, UINT32_MAX), "found 4294967295, expected"},
 	{"deepseek_v3", "deepseek2.attention.q_lora_rank", OF(I16, -1), "found another type or range, expected"},
@@ -295,6 +302,40 @@ START_TEST(of_the_model)
 		model_close(&src);
 	ck_assert_msg(rc < 0 && err.code == rc, "row %d, %s %s: taken", _i, w->family, w->key);
 	check_line(&err, path, w->key, w->text);
+}
+END_TEST
+
+/* Attention's scale of a Gemma 3 whose file has no key for it: by its heads' size, but for the 27B's shape, whatever the number of layers. */
+static const struct {
+	uint32_t layers, hidden, heads, head_dim;
+	double scalar;
+} gemmas[] = {
+	{4, 2560, 8, 256, 256}, {62, 2560, 8, 256, 256}, {62, 5376, 32, 128, 168}, {31, 5376, 32, 128, 168}, {4, 5376, 42, 128, 128},
+};
+
+START_TEST(scale_of_gemma)
+{
+	char path[TEST_FOLDER_BYTES];
+	struct model_conf c;
+	struct model_source src;
+	struct err err = {0};
+	const struct {
+		const char *key;
+		struct value v;
+	} changes[] = {
+		{"gemma3.block_count", OF(U32, gemmas[_i].layers)}, {"gemma3.embedding_length", OF(U32, gemmas[_i].hidden)},
+		{"gemma3.attention.head_count", OF(U32, gemmas[_i].heads)}, {"gemma3.attention.key_length", OF(U32, gemmas[_i].head_dim)},
+		{"gemma3.attention.value_length", OF(U32, gemmas[_i].head_dim)},
+	};
+	write_model(path, "gemma3", "gemma3.attention.scale", &(struct value)NO);
+	for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+		char from[TEST_FOLDER_BYTES];
+		snprintf(from, sizeof from, "%s", path);
+		write_changed(path, from, changes[i].key, &changes[i].v);
+	}
+	ck_assert_msg(model_open(path, &c, &src, &err) == 0, "%s", err.text);
+	ck_assert_double_eq_tol(c.attn_scale, 1 / sqrt(gemmas[_i].scalar), 1e-7);
+	model_close(&src);
 }
 END_TEST
 
@@ -424,6 +465,7 @@ int main(void)
 	TCase *model = tcase_create("model");
 	tcase_add_loop_test(model, of_the_model, 0, sizeof rows / sizeof *rows);
 	tcase_add_loop_test(model, of_the_tokenizer, 0, sizeof tokenizers / sizeof *tokenizers);
+	tcase_add_loop_test(model, scale_of_gemma, 0, sizeof gemmas / sizeof *gemmas);
 	tcase_add_test(model, unspoilt);
 	suite_add_tcase(s, model);
 	SRunner *r = srunner_create(s);

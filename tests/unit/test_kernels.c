@@ -51,9 +51,9 @@ START_TEST(argument_errors)
 		{ OPS->weight_new(dev.d, KERN_F8, 3, 32, data, &c, &borrows), NULL },
 		{ OPS->weight_new(dev.d, KERN_F32, 0, 32, data, &c, &borrows), NULL },
 		{ OPS->kv_write(dev.s, &kv, x, x, 12, &batch), NULL },
-		{ OPS->attention(dev.s, x, x, 64, 2, &kv_q8, 1, 0, &batch), NULL },
-		{ OPS->attention(dev.s, x, x, 64, 2, &kv_latent, 1, 0, &batch), NULL },
-		{ OPS->attention(dev.s, x, x, 64, 3, &kv_ok, 1, 0, &batch), "3 heads over 2" },
+		{ OPS->attention(dev.s, x, x, 64, 2, &kv_q8, 1, 0, NULL, &batch), NULL },
+		{ OPS->attention(dev.s, x, x, 64, 2, &kv_latent, 1, 0, NULL, &batch), NULL },
+		{ OPS->attention(dev.s, x, x, 64, 3, &kv_ok, 1, 0, NULL, &batch), "3 heads over 2" },
 	};
 	for (size_t i = 0; i < LEN(cases); i++)
 		ck_assert_msg(cases[i].rc == KERN_EINVAL, "case %zu returned %d", i, cases[i].rc);
@@ -139,7 +139,7 @@ END_TEST
 
 /* --- row operations ------------------------------------------------------------------------------------------------------------- */
 
-enum { RES = 9 };
+enum { RES = 10 };
 
 /* All row operations over the same inputs, `step` rows a call. */
 static void row_ops(struct dev *dev, float *const *in, uint32_t rows, uint32_t dim, uint32_t step, float *out[RES])
@@ -165,6 +165,7 @@ static void row_ops(struct dev *dev, float *const *in, uint32_t rows, uint32_t d
 		ck_assert_int_eq(OPS->add_rms_norm(dev->s, out[2] + at, out[1] + at, in[1] + at, in[2], m, dim, 0.5f), 0);
 		ck_assert_int_eq(OPS->act_mul(dev->s, out[3] + at, in[3] + r * ld, in[3] + r * ld + dim, ld, KERN_SILU, m, dim), 0);
 		ck_assert_int_eq(OPS->act_mul(dev->s, out[4] + at, in[3] + r * ld, in[3] + r * ld + dim, ld, KERN_GELU_TANH, m, dim), 0);
+		ck_assert_int_eq(OPS->act_mul(dev->s, out[9] + at, in[3] + r * ld, in[3] + r * ld + dim, ld, KERN_SWIGLU_CLAMPED, m, dim), 0);
 		ck_assert_int_eq(OPS->rope(dev->s, out[5] + r * ld, ld, heads, dim, &half, pos + r, m), 0);
 		ck_assert_int_eq(OPS->head_norm(dev->s, out[8] + r * ld, ld, heads, dim, in[2], m, 0.5f), 0);
 		ck_assert_int_eq(OPS->rope(dev->s, out[6] + r * ld, ld, heads, dim, &part, pos + r, m), 0);
@@ -176,7 +177,8 @@ static void row_ops(struct dev *dev, float *const *in, uint32_t rows, uint32_t d
 
 START_TEST(rows_near_reference_and_same_bits)
 {
-	static const char *const name[RES] = { "rms_norm", "add_rms_norm x", "add_rms_norm y", "silu", "gelu", "rope half", "rope part", "gather", "head_norm" };
+	static const char *const name[RES] = { "rms_norm", "add_rms_norm x", "add_rms_norm y", "silu", "gelu", "rope half", "rope part", "gather", "head_norm",
+	                                      "clamped swiglu" };
 	static const struct { uint32_t rows, dim; } sizes[] = { { 1, 4 }, { 3, 16 }, { 5, 36 }, { 19, 64 }, { 33, 130 }, { 70, 512 } };
 	for (size_t z = 0; z < LEN(sizes); z++) {
 		uint32_t rows = sizes[z].rows, dim = sizes[z].dim, ld = 3 * dim + 5;

@@ -10,28 +10,33 @@ struct att_case {
 	uint32_t heads, kv_heads, head_dim, block_tokens, window;
 	uint32_t span[3][2];       /* position, rows */
 	uint32_t latent;
+	const float *sinks;
 };
 
+static const float some_sinks[] = { 1.5f, -2, 0.25f, 3, -30, 0, 2, 90 };
+
 static const struct att_case att_cases[] = {
-	{ "first token", 1, 1, 4, 16, 0, { { 0, 1 } }, 0 },
-	{ "small prompt", 4, 2, 16, 16, 0, { { 0, 21 } }, 0 },
-	{ "demo model", 9, 3, 64, 16, 0, { { 0, 130 }, { 70, 1 }, { 300, 3 } }, 0 },
-	{ "decode batch", 9, 3, 64, 32, 0, { { 63, 1 }, { 64, 1 }, { 519, 1 } }, 0 },
-	{ "decode in blocks of 1", 3, 1, 64, 1, 0, { { 0, 1 }, { 130, 1 }, { 257, 1 } }, 0 },
-	{ "decode, 96 wide", 4, 2, 96, 512, 0, { { 600, 1 }, { 511, 2 }, { 512, 1 } }, 0 },
-	{ "odd sizes", 5, 1, 24, 24, 0, { { 11, 37 }, { 255, 2 }, { 256, 1 } }, 0 },
-	{ "wide head", 2, 2, 128, 256, 0, { { 200, 60 }, { 1, 1 } }, 0 },
-	{ "widest head", 2, 1, 512, 48, 0, { { 60, 9 }, { 100, 1 } }, 0 },
-	{ "100 wide in blocks of 7", 6, 2, 100, 7, 0, { { 0, 30 }, { 300, 1 }, { 63, 2 } }, 0 },
-	{ "blocks of 8", 6, 2, 20, 8, 0, { { 5, 19 }, { 320, 9 } }, 0 },
-	{ "window", 4, 2, 32, 16, 50, { { 0, 120 }, { 290, 40 }, { 49, 2 } }, 0 },
-	{ "window of 1", 2, 1, 16, 16, 1, { { 60, 10 } }, 0 },
-	{ "long window", 3, 3, 36, 40, 260, { { 500, 30 }, { 270, 1 } }, 0 },
-	{ "latent", 4, 1, 32, 16, 0, { { 0, 40 }, { 70, 1 }, { 300, 3 } }, 24 },
-	{ "latent, decode", 3, 1, 96, 16, 0, { { 63, 1 }, { 519, 1 }, { 256, 1 } }, 64 },
-	{ "latent, many heads", 70, 1, 576, 64, 0, { { 10, 2 }, { 300, 1 } }, 512 },
-	{ "latents in blocks of 7", 10, 2, 36, 7, 50, { { 0, 30 }, { 300, 1 } }, 20 },
-	{ "many heads on one", 51, 1, 16, 16, 0, { { 30, 3 } }, 0 },
+	{ "first token", 1, 1, 4, 16, 0, { { 0, 1 } }, 0, NULL },
+	{ "small prompt", 4, 2, 16, 16, 0, { { 0, 21 } }, 0, NULL },
+	{ "demo model", 9, 3, 64, 16, 0, { { 0, 130 }, { 70, 1 }, { 300, 3 } }, 0, NULL },
+	{ "decode batch", 9, 3, 64, 32, 0, { { 63, 1 }, { 64, 1 }, { 519, 1 } }, 0, NULL },
+	{ "decode in blocks of 1", 3, 1, 64, 1, 0, { { 0, 1 }, { 130, 1 }, { 257, 1 } }, 0, NULL },
+	{ "decode, 96 wide", 4, 2, 96, 512, 0, { { 600, 1 }, { 511, 2 }, { 512, 1 } }, 0, NULL },
+	{ "odd sizes", 5, 1, 24, 24, 0, { { 11, 37 }, { 255, 2 }, { 256, 1 } }, 0, NULL },
+	{ "wide head", 2, 2, 128, 256, 0, { { 200, 60 }, { 1, 1 } }, 0, NULL },
+	{ "widest head", 2, 1, 512, 48, 0, { { 60, 9 }, { 100, 1 } }, 0, NULL },
+	{ "100 wide in blocks of 7", 6, 2, 100, 7, 0, { { 0, 30 }, { 300, 1 }, { 63, 2 } }, 0, NULL },
+	{ "blocks of 8", 6, 2, 20, 8, 0, { { 5, 19 }, { 320, 9 } }, 0, NULL },
+	{ "window", 4, 2, 32, 16, 50, { { 0, 120 }, { 290, 40 }, { 49, 2 } }, 0, NULL },
+	{ "window of 1", 2, 1, 16, 16, 1, { { 60, 10 } }, 0, NULL },
+	{ "long window", 3, 3, 36, 40, 260, { { 500, 30 }, { 270, 1 } }, 0, NULL },
+	{ "latent", 4, 1, 32, 16, 0, { { 0, 40 }, { 70, 1 }, { 300, 3 } }, 24, NULL },
+	{ "latent, decode", 3, 1, 96, 16, 0, { { 63, 1 }, { 519, 1 }, { 256, 1 } }, 64, NULL },
+	{ "latent, many heads", 70, 1, 576, 64, 0, { { 10, 2 }, { 300, 1 } }, 512, NULL },
+	{ "latents in blocks of 7", 10, 2, 36, 7, 50, { { 0, 30 }, { 300, 1 } }, 20, NULL },
+	{ "many heads on one", 51, 1, 16, 16, 0, { { 30, 3 } }, 0, NULL },
+	{ "sinks", 8, 2, 64, 16, 0, { { 0, 70 }, { 300, 1 }, { 70, 5 } }, 0, some_sinks },
+	{ "sinks and a window", 8, 8, 32, 16, 30, { { 0, 70 }, { 300, 1 } }, 0, some_sinks },
 };
 enum { KV_TOKENS = 640 };
 
@@ -102,7 +107,7 @@ static float *att_run(struct dev *dev, const struct att_case *c, enum kern_dtype
 		for (uint32_t i = 0; i < spans; i++)
 			memcpy(q + span[i].row * ldq, d->q + first[i] * ldq, span[i].rows * ldq * sizeof *q);
 		struct kern_batch b = { .rows = rows, .spans = spans, .span = span, .span_host = span, .block_table = table, .table_len = 3 * blocks };
-		ck_assert_int_eq(OPS->attention(dev->s, o, q, ldq, c->heads, &kv, 0.3f, c->window, &b), 0);
+		ck_assert_int_eq(OPS->attention(dev->s, o, q, ldq, c->heads, &kv, 0.3f, c->window, c->sinks, &b), 0);
 		for (uint32_t i = 0; i < spans; i++)
 			memcpy(out + first[i] * width, o + span[i].row * width, span[i].rows * width * sizeof *o);
 		free(q), free(o);
@@ -397,7 +402,7 @@ START_TEST(scaled_rows_read_back)
 		for (unsigned c = 0; c < 256; c++)
 			pool[260 + c] = (unsigned char)c;
 		memcpy(pool + 260 + 256, &scale, 4);
-		ck_assert_int_eq(OPS->attention(dev.s, out, q, ROW_MAX, 1, &kv, 1, 0, &b), 0);
+		ck_assert_int_eq(OPS->attention(dev.s, out, q, ROW_MAX, 1, &kv, 1, 0, NULL, &b), 0);
 		for (unsigned c = 0; c < 256; c++)
 			if (type == KERN_I8 || (c & 0x7f) != 0x7f)     /* E4M3's NaNs are never written */
 				ck_assert_msg((double)out[c] == 0.75 * code_value(type, c), "%s %s: code %02x reads as %g, want %g", all[i / 2],

@@ -138,7 +138,7 @@ START_TEST(arguments_that_cannot_be)
 	ck_assert(dev_try(&dev, NULL, 1));
 	for (size_t i = 0; i < LEN(bad); i++)
 		ck_assert_msg(OPS->route(dev.s, ids, x, x, &bad[i], 1) == KERN_EINVAL, "router %zu was taken", i);
-	struct kern_experts e = { 5, NULL, NULL, NULL };
+	struct kern_experts e = { .experts = 5 };
 	ck_assert_int_eq(OPS->experts_act(dev.s, x, x, ids, 1, &e, KERN_SILU, 1), KERN_EINVAL);
 	ck_assert_ptr_nonnull(strstr(OPS->last_error(dev.d), "expert 5, there are 5"));
 	ck_assert_int_eq(OPS->experts_down(dev.s, x, 1, x, ids, x, 1, &e, 0, 1), KERN_EINVAL);
@@ -149,12 +149,13 @@ END_TEST
 
 /* --- experts ------------------------------------------------------------------------------------------------------------ */
 
-static const struct expert_case { enum kern_dtype type; uint32_t experts, used, hidden, ffn, rows; } expert_cases[] = {
-	{ KERN_F32, 1, 1, 1, 1, 1 },   { KERN_BF16, 8, 2, 64, 48, 37 }, { KERN_BF16, 12, 3, 33, 17, 70 }, { KERN_Q8_0, 6, 4, 96, 64, 21 },
-	{ KERN_F32, 40, 8, 20, 24, 3 }, { KERN_Q4_0, 5, 2, 64, 160, 130 },
+static const struct expert_case { enum kern_dtype type; uint32_t experts, used, hidden, ffn, rows; int clamped; } expert_cases[] = {
+	{ KERN_F32, 1, 1, 1, 1, 1, 0 },   { KERN_BF16, 8, 2, 64, 48, 37, 0 }, { KERN_BF16, 12, 3, 33, 17, 70, 0 },
+	{ KERN_Q8_0, 6, 4, 96, 64, 21, 0 }, { KERN_F32, 40, 8, 20, 24, 3, 0 }, { KERN_Q4_0, 5, 2, 64, 160, 130, 0 },
+	{ KERN_BF16, 8, 2, 64, 48, 37, 1 }, { KERN_MXFP4, 8, 3, 64, 96, 19, 1 }, { KERN_F32, 5, 4, 20, 24, 1, 1 },   /* biases as well */
 };
 
-struct expert_data { unsigned char *w[3][40]; float *x, *weights, *base; uint32_t *ids; };
+struct expert_data { unsigned char *w[3][40]; float *bias[3], *x, *weights, *base; uint32_t *ids; };
 
 static struct expert_data expert_inputs(const struct expert_case *c)
 {
@@ -163,6 +164,8 @@ static struct expert_data expert_inputs(const struct expert_case *c)
 	for (uint32_t e = 0; e < c->experts; e++)
 		for (int m = 0; m < 3; m++)
 			d.w[m][e] = rand_weight(c->type, m == 2 ? c->hidden : c->ffn, m == 2 ? c->ffn : c->hidden);
+	for (int m = 0; m < 3; m++)
+		d.bias[m] = rand_floats((size_t)c->experts * (m == 2 ? c->hidden : c->ffn), m == 2 ? 1 : 9);
 	d.x = rand_floats((size_t)c->rows * c->hidden, 1);
 	d.base = rand_floats((size_t)c->rows * c->hidden, 1);
 	d.weights = rand_floats(pairs, 1);
@@ -177,6 +180,7 @@ static void expert_free(const struct expert_case *c, struct expert_data *d)
 	for (uint32_t e = 0; e < c->experts; e++)
 		for (int m = 0; m < 3; m++)
 			free(d->w[m][e]);
+	free(d->bias[0]), free(d->bias[1]), free(d->bias[2]);
 	free(d->x), free(d->weights), free(d->base), free(d->ids);
 }
 
@@ -189,13 +193,16 @@ static float *expert_run(struct dev *dev, const struct expert_case *c, const str
 	for (uint32_t e = 0; e < c->experts; e++)
 		for (int m = 0; m < 3; m++)
 			w[m][e] = weight(dev, c->type, m == 2 ? c->hidden : c->ffn, m == 2 ? c->ffn : c->hidden, d->w[m][e]);
-	struct kern_experts set = { c->experts, w[0], w[1], w[2] };
+	struct kern_experts set = { .experts = c->experts, .gate = w[0], .up = w[1], .down = w[2] };
+	if (c->clamped)
+		set.gate_bias = d->bias[0], set.up_bias = d->bias[1], set.down_bias = d->bias[2];
 	for (uint32_t r = 0; r < c->rows; r++)
 		memcpy(y + r * ld, d->base + (size_t)r * c->hidden, c->hidden * sizeof *y);
 	for (uint32_t r = 0; r < c->rows; r += step) {
 		uint32_t n = c->rows - r < step ? c->rows - r : step;
 		size_t pair = (size_t)r * c->used;
-		ck_assert_int_eq(OPS->experts_act(dev->s, act + pair * c->ffn, d->x + (size_t)r * c->hidden, d->ids + pair, c->used, &set, KERN_SILU, n), 0);
+		ck_assert_int_eq(OPS->experts_act(dev->s, act + pair * c->ffn, d->x + (size_t)r * c->hidden, d->ids + pair, c->used, &set,
+		                                   c->clamped ? KERN_SWIGLU_CLAMPED : KERN_SILU, n), 0);
 		ck_assert_int_eq(OPS->experts_down(dev->s, y + r * ld, ld, act + pair * c->ffn, d->ids + pair, d->weights + pair, c->used, &set, add, n), 0);
 	}
 	for (uint32_t e = 0; e < c->experts; e++)
@@ -235,9 +242,16 @@ static void expert_formula(const struct expert_case *c, const struct expert_data
 		uint32_t e = d->ids[(size_t)r * c->used + j];
 		product(gate, c->type, d->w[0][e], c->ffn, c->hidden, x);
 		product(up, c->type, d->w[1][e], c->ffn, c->hidden, x);
-		for (uint32_t i = 0; i < c->ffn; i++)
-			act[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+		for (uint32_t i = 0; i < c->ffn; i++) {
+			double g = gate[i] + (double)d->bias[0][(size_t)e * c->ffn + i], u = up[i] + (double)d->bias[1][(size_t)e * c->ffn + i];
+			if (c->clamped)
+				act[i] = fmin(g, 7) / (1 + exp(-1.702 * fmin(g, 7))) * (fmax(-7, fmin(u, 7)) + 1);
+			else
+				act[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+		}
 		product(out, c->type, d->w[2][e], c->hidden, c->ffn, act);
+		for (uint32_t i = 0; i < c->hidden && c->clamped; i++)
+			out[i] += (double)d->bias[2][(size_t)e * c->hidden + i];
 		for (uint32_t i = 0; i < c->hidden; i++)
 			y[i] += (double)d->weights[(size_t)r * c->used + j] * out[i];
 	}
@@ -363,7 +377,7 @@ START_TEST(latent_is_key_and_value)
 			ck_assert_int_eq(memcmp(pool[table[t / BLOCK]] + t % BLOCK * DIM * 4, k + t * DIM, DIM * 4), 0);
 		for (size_t i = 0; i < sizeof pool[0]; i++)
 			ck_assert_int_eq(pool[BLOCKS][i], 0xa5);
-		ck_assert_int_eq(OPS->attention(dev.s, out, q, HEADS * DIM, HEADS, &kv, 0.5f, 0, &b), 0);
+		ck_assert_int_eq(OPS->attention(dev.s, out, q, HEADS * DIM, HEADS, &kv, 0.5f, 0, NULL, &b), 0);
 		for (uint32_t i = 0; i < TOKENS * HEADS; i++) {
 			double sum = 0, acc[LATENT] = { 0 };
 			for (uint32_t t = 0; t <= i / HEADS; t++) {

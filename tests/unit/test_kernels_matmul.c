@@ -16,6 +16,7 @@ static const struct { enum kern_dtype type; uint32_t n, k; } shapes[] = {
 	{ KERN_Q5_1, 15, 32 }, { KERN_Q5_1, 47, 576 }, { KERN_Q5_1, 33, 1056 },
 	{ KERN_Q4_K, 16, 256 }, { KERN_Q4_K, 37, 768 },
 	{ KERN_Q5_K, 1, 256 }, { KERN_Q5_K, 35, 768 },
+	{ KERN_MXFP4, 17, 32 }, { KERN_MXFP4, 64, 576 }, { KERN_MXFP4, 33, 1056 },
 };
 static const uint32_t heights[] = { 1, 2, 3, 4, 5, 7, 12, 13, 29, 64 };
 
@@ -124,13 +125,14 @@ END_TEST
 /* where the codes begin in a block */
 static size_t codes_at(enum kern_dtype t)
 {
-	return t == KERN_Q4_K || t == KERN_Q5_K ? 16 : t == KERN_Q4_1 || t == KERN_Q5_1 ? 4 : t == KERN_Q6_K ? 0 : 2;
+	return t == KERN_Q4_K || t == KERN_Q5_K ? 16 : t == KERN_Q4_1 || t == KERN_Q5_1 ? 4 : t == KERN_Q6_K ? 0 : t == KERN_MXFP4 ? 1 : 2;
 }
 
 /* The largest codes times the largest bytes, of either sign: nothing may saturate or wrap. A value's bytes are hi and lo of 128 hi + lo. */
 START_TEST(matmul_extremes)
 {
-	static const enum kern_dtype type[] = { KERN_Q8_0, KERN_Q4_0, KERN_Q4_1, KERN_Q6_K, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K };
+	static const enum kern_dtype type[] = { KERN_Q8_0, KERN_Q4_0, KERN_Q4_1, KERN_Q6_K, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K,
+	                                        KERN_MXFP4 };
 	static const unsigned char codes[] = { 0x00, 0x7f, 0x80, 0x81, 0xff };
 	static const float values[] = { LEVELS, -LEVELS, 126 * 128 + 64, 126 * 128 - 64, -126 * 128 - 64, -126 * 128 + 64, 64, -64 };
 	enum { N = 17, K = 256 };
@@ -153,7 +155,8 @@ START_TEST(matmul_extremes)
 END_TEST
 
 /* of the group below */
-static const enum kern_dtype type[] = { KERN_Q4_1, KERN_Q6_K, KERN_F16, KERN_BF16, KERN_Q8_0, KERN_Q4_0, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K };
+static const enum kern_dtype type[] = { KERN_Q4_1, KERN_Q6_K, KERN_F16, KERN_BF16, KERN_Q8_0, KERN_Q4_0, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K,
+                                        KERN_MXFP4 };
 
 /* Products of unlike types over `rows` rows, the rows given one call of `step` rows after the other. */
 static float *matmul_group(struct dev *dev, unsigned char *const *data, const float *x, uint32_t rows, uint32_t step)
@@ -486,6 +489,9 @@ START_TEST(formats_by_hand)
 		{ KERN_Q8_0, 32, { 0x00, 0x38, [2 + 31] = 0xfd }, 31, -1.5f },                    /* d = 0.5, q = -3 */
 		{ KERN_Q4_0, 32, { 0x00, 0x3c, [2 + 5] = 0x2b }, 5, 3 },                          /* low nibble 11 - 8 */
 		{ KERN_Q4_0, 32, { 0x00, 0x3c, [2 + 5] = 0x2b }, 21, -6 },                        /* high nibble 2 - 8 */
+		{ KERN_MXFP4, 32, { 128, [1 + 5] = 0x2b }, 5, -3 },                               /* 2^1, low nibble 11: -1.5 */
+		{ KERN_MXFP4, 32, { 128, [1 + 5] = 0x27 }, 21, 2 },                               /* high nibble 2: 1 */
+		{ KERN_MXFP4, 32, { 0, [1 + 5] = 0x27 }, 5, 6 * 0x1p-127f },
 		{ KERN_Q4_1, 32, { 0x00, 0x40, 0x00, 0xbc, [4 + 15] = 0x7f }, 15, 29 },           /* d = 2, m = -1, 15 */
 		{ KERN_Q4_1, 32, { 0x00, 0x40, 0x00, 0xbc, [4 + 15] = 0x7f }, 31, 13 },
 		/* value 128 + 32 * 3 + 7 = 231: high nibble of ql[64 + 32 + 7], bits 6-7 of qh[32 + 7], scale 8 + 6 */

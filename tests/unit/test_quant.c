@@ -9,6 +9,7 @@ enum { ROWS = 5, COLUMNS = 256 };
 static const struct { const char *name; enum kern_dtype dtype; uint32_t number; } types[] = {
 	{"F16", KERN_F16, 1}, {"BF16", KERN_BF16, 30}, {"Q8_0", KERN_Q8_0, 8}, {"Q4_0", KERN_Q4_0, 2}, {"Q4_1", KERN_Q4_1, 3}, {"Q5_0", KERN_Q5_0, 6},
 	{"Q5_1", KERN_Q5_1, 7}, {"Q4_K", KERN_Q4_K, 12}, {"Q5_K", KERN_Q5_K, 13}, {"Q6_K", KERN_Q6_K, 14},
+	{"MXFP4", KERN_MXFP4, 39},
 };
 
 static struct gguf *data_open(void)

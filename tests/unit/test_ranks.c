@@ -191,6 +191,7 @@ static const struct { const char *model; enum kv_type kv; unsigned tp; enum kern
 	{GOLDEN "llama-tied", KV_INT8, 2, KERN_F32}, {GOLDEN "mistral", KV_BF16, 2, KERN_F32}, {GOLDEN "qwen2", KV_BF16, 2, KERN_F32},
 	{GOLDEN "qwen3", KV_F32, 2, KERN_F32}, {GOLDEN "ernie4_5", KV_BF16, 2, KERN_F32}, {GOLDEN "qwen3_moe", KV_BF16, 2, KERN_F32},
 	{GOLDEN "ernie4_5_moe", KV_F32, 2, KERN_F32}, {GOLDEN "glm4_moe", KV_F16, 2, KERN_F32}, {TWO_KV_HEADS, KV_BF16, 2, KERN_F32},
+	{GOLDEN "granite", KV_BF16, 2, KERN_F32}, {GOLDEN "phi3", KV_BF16, 2, KERN_F32}, {GOLDEN "gpt_oss", KV_BF16, 2, KERN_F32},
 	{NULL, KV_BF16, 2, KERN_F32}, {NULL, KV_BF16, 3, KERN_F32}, {GOLDEN "llama-tied", KV_BF16, 2, KERN_BF16},
 };
 

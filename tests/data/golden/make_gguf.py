@@ -3,7 +3,7 @@
 
     make_gguf.py FOLDER ...        FOLDER/model.gguf from FOLDER/config.json and FOLDER/model.safetensors
 
-Matrices stay BF16, vectors become F32. Conventions: q and k of llama and mistral are permuted for interleaved pairs; Gemma's norms have 1 added; llama 3's
+Matrices stay BF16, vectors become F32. Conventions: q and k of llama, mistral and granite are permuted for interleaved pairs; Gemma's norms have 1 added; llama 3's
 rotary scaling is a tensor of divisors. Where a golden model differs from what files of its family take for granted (Gemma's pattern, local base and attention
 scale; a window under architecture llama), the key that says so is written. Needs numpy and gguf from PyPI. The same input gives the same bytes.
 """
@@ -17,13 +17,15 @@ import gguf
 import numpy as np
 
 ARCH = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "ernie4_5": "ernie4_5", "gemma3_text": "gemma3",
-        "qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "deepseek_v3": "deepseek2"}
+        "qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "deepseek_v3": "deepseek2",
+        "granite": "granite", "phi3": "phi3", "gpt_oss": "gpt-oss"}
+PERMUTED = ("llama", "mistral", "granite")
 LATENT_IN_PARTS = True         # attn_k_b and attn_v_b, as files are written since 2025; False: attn_kv_b, as before
 GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
 }
 EXPERTS = {
     "mlp.gate": "ffn_gate_inp", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
@@ -42,8 +44,7 @@ def read_safetensors(path):
         if name == "__metadata__":
             continue
         at, end = (8 + size + o for o in t["data_offsets"])
-        assert t["dtype"] in ("BF16", "F32"), (name, t["dtype"])
-        yield name, np.frombuffer(data[at:end], dtype="<u2" if t["dtype"] == "BF16" else "<f4").reshape(t["shape"])
+        yield name, np.frombuffer(data[at:end], dtype={"BF16": "<u2", "F32": "<f4", "U8": "u1"}[t["dtype"]]).reshape(t["shape"])
 
 
 def gguf_name(name, family):
@@ -52,7 +53,9 @@ def gguf_name(name, family):
         return f"{GLOBAL[stem]}.{suffix}"
     layer, role = stem.removeprefix("model.layers.").split(".", 1)
     names = {**LAYER, **GEMMA} if family == "gemma3_text" else {**LAYER, **EXPERTS}
-    if family == "glm4_moe":
+    if family == "gpt_oss":
+        names |= {"mlp.router": "ffn_gate_inp", "self_attn.sinks": "attn_sinks.weight"}
+    if family in ("glm4_moe", "gpt_oss"):
         names["post_attention_layernorm"] = "post_attention_norm"
     if f"{role}.{suffix}" in names:
         return f"blk.{layer}.{names[f'{role}.{suffix}']}"
@@ -72,17 +75,34 @@ def write_latent(w, name, bits, c):
         w.add_tensor(name.replace("kv_b", part), np.ascontiguousarray(values).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
+def write_mxfp4(w, layer, part, both):
+    """gpt-oss: rows of gate and up take turns; values i and i + 16 of a block share a byte instead of 2 i and 2 i + 1."""
+    codes, scales, bias = (both[k] for k in ("blocks", "scales", "bias"))
+    values = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], 32)
+    blocks = np.concatenate([scales[..., None], values[..., :16] | values[..., 16:] << 4], axis=-1).reshape(*codes.shape[:2], -1)
+    bias = (bias.astype(np.uint32) << 16).view(np.float32)
+    for i, name in enumerate(("gate", "up") if part == "gate_up" else ("down",)):
+        step = 2 if part == "gate_up" else 1
+        w.add_tensor(f"blk.{layer}.ffn_{name}_exps.weight", np.ascontiguousarray(blocks[:, i::step]), raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        w.add_tensor(f"blk.{layer}.ffn_{name}_exps.bias", np.ascontiguousarray(bias[:, i::step]))
+
+
 def write_tensors(w, folder, c):
-    family, experts = c["model_type"], {}
+    family, experts, packed = c["model_type"], {}, {}
     for name, bits in read_safetensors(os.path.join(folder, "model.safetensors")):
-        if family in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
+        if family in PERMUTED and (".q_proj." in name or ".k_proj." in name):
             bits = for_pairs(bits, c["num_attention_heads"] if ".q_proj." in name else c["num_key_value_heads"])
+        if family == "gpt_oss" and ".mlp.experts." in name:
+            layer, rest = name.removeprefix("model.layers.").split(".mlp.experts.")
+            part, kind = rest.split("_proj_")
+            packed.setdefault((layer, part), {})[kind] = bits
+            continue
         if ".mlp.experts." in name:
             layer, rest = name.removeprefix("model.layers.").split(".mlp.experts.")
             number, part = rest.removesuffix("_proj.weight").split(".")
             experts.setdefault((layer, part), {})[int(number)] = bits
             continue
-        if bits.dtype == np.float32 or name.endswith("mlp.gate.weight"):
+        if bits.dtype == np.float32 or name.endswith(("mlp.gate.weight", "mlp.router.weight")):
             values = bits if bits.dtype == np.float32 else (bits.astype(np.uint32) << 16).view(np.float32)
             w.add_tensor(gguf_name(name, family), values.reshape(-1) if "bias" in name else values)
             continue
@@ -94,6 +114,8 @@ def write_tensors(w, folder, c):
             continue
         values = (bits.astype(np.uint32) << 16).view(np.float32)
         w.add_tensor(gguf_name(name, family), values + 1 if family == "gemma3_text" else values)
+    for (layer, part), both in packed.items():
+        write_mxfp4(w, layer, part, both)
     for (layer, part), each in experts.items():
         stacked = np.stack([each[i] for i in range(len(each))])
         w.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", stacked.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -122,6 +144,13 @@ def write_rope(w, c, d):
         w.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
         w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "longrope":
+        original = rope["original_max_position_embeddings"]
+        factor = c["max_position_embeddings"] / original
+        w.add_rope_scaling_orig_ctx_len(original)
+        w.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0)
+        w.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], dtype=np.float32))
+        w.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], dtype=np.float32))
     if kind == "llama3":
         w.add_tensor("rope_freqs.weight", rope_divisors(rope, d))
 
@@ -132,7 +161,9 @@ def write_experts(w, c):
         for n in names:
             if c.get(n) is not None:
                 w.add_uint32(f"{w.arch}.{key}", c[n])
-    if "moe_intermediate_size" not in c:
+    if c["model_type"] == "gpt_oss":
+        w.add_expert_feed_forward_length(c["intermediate_size"])
+    elif "moe_intermediate_size" not in c:
         return
     put("expert_count", "num_local_experts", "moe_num_experts", "n_routed_experts")
     put("expert_used_count", "num_experts_per_tok", "moe_k")
@@ -185,6 +216,11 @@ def convert(folder):
     if c["model_type"] == "gemma3_text":
         w.add_uint32(f"{w.arch}.attention.sliding_window_pattern", c["sliding_window_pattern"])
         w.add_attention_scale(c["query_pre_attn_scalar"] ** -0.5)
+    if c["model_type"] == "granite":
+        w.add_embedding_scale(c["embedding_multiplier"])
+        w.add_residual_scale(c["residual_multiplier"])
+        w.add_attention_scale(c["attention_multiplier"])
+        w.add_logit_scale(c["logits_scaling"])
     write_rope(w, c, int(d * c["rope_parameters"].get("partial_rotary_factor", 1)))
     write_tensors(w, folder, c)
     w.write_header_to_file()

@@ -4,7 +4,7 @@ dequantises them to. Nothing of this repository takes part: file, blocks and val
 
 For each type T: tensor "T", rows of 256 values as raw blocks, and tensor "T.f32", the same shape, the values. Bytes are random; scales of a block come in
 turn from a list: usual ones, negative, both zeros, the smallest and the largest subnormal half, the largest half. Q4_K and Q5_K have rows whose 6-bit
-scales are all zero and all one. All values are finite.
+scales are all zero and all one, MXFP4 exponents of all sizes, the subnormal ones too. All values are finite.
 """
 import os
 
@@ -16,7 +16,9 @@ ROWS, COLUMNS = 5, 256
 HALVES = np.array([0.0123, 1.0, -0.5, 0.0, -0.0, 5.9604645e-08, 6.097555e-05, -6.1035156e-05, 65504.0, -65504.0, 3.1415], np.float16)
 # where the halves lie in a block, and where the 6-bit scales do
 LAYOUT = {T.Q4_0: ([0], None), T.Q4_1: ([0, 2], None), T.Q5_0: ([0], None), T.Q5_1: ([0, 2], None), T.Q8_0: ([0], None),
-          T.Q4_K: ([0, 2], 4), T.Q5_K: ([0, 2], 4), T.Q6_K: ([208], None)}
+          T.Q4_K: ([0, 2], 4), T.Q5_K: ([0, 2], 4), T.Q6_K: ([208], None),
+          T.MXFP4: ([], None)}
+EXPONENTS = [120, 127, 128, 0, 1, 2, 3, 60, 200, 240, 250]      # e of MXFP4; 255 is NaN
 
 
 def blocks(t, rnd):
@@ -27,6 +29,8 @@ def blocks(t, rnd):
     for i in range(count):
         for at in halves:
             b[i, at:at + 2] = np.frombuffer(HALVES[(i * (3 if at else 1) + at) % len(HALVES)].tobytes(), np.uint8)
+        if t == T.MXFP4:
+            b[i, 0] = EXPONENTS[i % len(EXPONENTS)]
         if scales and i >= count - 2:
             b[i, scales:scales + 12] = 0 if i == count - 1 else 255
     return b.reshape(ROWS, COLUMNS // values * size)
