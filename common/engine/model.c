@@ -208,14 +208,17 @@ void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, doubl
  * beta_slow times is stretched by factor, between them the two are mixed along a ramp over the pairs. */
 void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y)
 {
-	double low = dims * own_log(y->original / (2.0 * M_PI * y->beta_fast)) / (2.0 * own_log(y->base));
-	double high = dims * own_log(y->original / (2.0 * M_PI * y->beta_slow)) / (2.0 * own_log(y->base));
+	double low = dims * own_log(y->original / (2.0 * M_PI * y->beta_fast)) /
+	             (2.0 * own_log(y->base));
+	double high = dims * own_log(y->original / (2.0 * M_PI * y->beta_slow)) /
+	              (2.0 * own_log(y->base));
 	low = fmax(y->truncate ? floor(low) : low, 0);
 	high = fmin(y->truncate ? ceil(high) : high, (double)dims - 1);
 	if (low == high)
 		high += 0.001;
 	for (uint32_t i = 0; i < dims / 2; i++) {
-		double f = own_pow(y->base, -2.0 * i / dims), g = fmin(fmax((i - low) / (high - low), 0), 1);
+		double f = own_pow(y->base, -2.0 * i / dims),
+		       g = fmin(fmax((i - low) / (high - low), 0), 1);
 		r->inv_freq[i] = (float)((1.0 - g) * f + g * f / y->factor);
 	}
 	r->scale = (float)y->attention_factor;

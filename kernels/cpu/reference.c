@@ -53,7 +53,8 @@ static void ref_act_mul(float *y, const float *gate, const float *up, enum kern_
 {
 	for (uint32_t i = 0; i < dim; i++) {
 		/* GELU's tanh form is g / (1 + exp(-2 z)), too, with z what the tanh is of */
-		double g = (double)gate[i], z = act == KERN_SILU ? g : 1.5957691216057308 * (g + 0.044715 * g * g * g);
+		double g = (double)gate[i],
+		       z = act == KERN_SILU ? g : 1.5957691216057308 * (g + 0.044715 * g * g * g);
 		y[i] = (float)(g / (1.0 + own_exp(-z))) * up[i];
 	}
 }
