@@ -204,14 +204,16 @@ INLINE void scores(const int R, const int V, const float *q, const float *kt, ui
 			v_store(weight + r * STEP + c * 16, sum[r][c]);
 }
 
-/* acc (R, V vectors) = acc * factor + weight (R, count) v */
-INLINE void values(const int R, const int V, const float *weight, const float *factor, const float *v, uint32_t count, size_t ld, float *acc)
+/* acc (R, V vectors) = acc * factor + weight (R, STEP) v, of tokens [lo, hi) */
+INLINE void values(const int R, const int V, const float *weight, const float *factor,
+                   const float *v, uint32_t lo, uint32_t hi, size_t ld, float *acc)
 {
+	v += lo * ld;
 	v16 sum[ATT_ROWS][4];
 	for (int r = 0; r < R; r++)
 		for (int c = 0; c < V; c++)
 			sum[r][c] = v_mul(v_load(acc + r * ld + c * 16), v_set1(factor[r]));
-	for (uint32_t i = 0; i < count; i++, v += ld) {
+	for (uint32_t i = lo; i < hi; i++, v += ld) {
 		v16 row[4];
 		for (int c = 0; c < V; c++)
 			row[c] = v_load(v + c * 16);
@@ -319,13 +321,14 @@ INLINE void scores_all(const int R, const float *q, const float *kt, uint32_t di
 		scores(R, ATT_VECS, q, kt + c * 16, dim, weight + c * 16);
 }
 
-INLINE void values_all(const int R, const float *weight, const float *factor, const float *v, uint32_t count, uint32_t padded, float *acc)
+INLINE void values_all(const int R, const float *weight, const float *factor, const float *v,
+                       uint32_t lo, uint32_t hi, uint32_t padded, float *acc)
 {
 	uint32_t d = 0;
 	for (; d + 16 * ATT_VECS <= padded; d += 16 * ATT_VECS)
-		values(R, ATT_VECS, weight, factor, v + d, count, padded, acc + d);
+		values(R, ATT_VECS, weight, factor, v + d, lo, hi, padded, acc + d);
 	for (; d < padded; d += 16)
-		values(R, 1, weight, factor, v + d, count, padded, acc + d);
+		values(R, 1, weight, factor, v + d, lo, hi, padded, acc + d);
 }
 
 /* Of a step's tokens row r of a group sees [lo[r], hi[r]). Both ascend with r, as positions do. */
@@ -358,8 +361,7 @@ INLINE void values_seen(const struct fast_attention *f, const struct att_work *w
 	else if (R <= DIRECT_ROWS && w->direct)
 		values_direct(R, 2, weight, factor, w->v_token, lo, hi, f->out_dim, acc);
 	else
-		values_all(R, weight + lo, factor, w->v + (size_t)lo * f->padded, hi - lo,
-		           f->padded, acc);
+		values_all(R, weight, factor, w->v, lo, hi, f->padded, acc);
 }
 
 /* row r of the group from q0 alone: the tokens at an end of what the group sees */
