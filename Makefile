@@ -11,7 +11,8 @@ PKG_OK   := $(shell pkg-config --exists $(PKGS) 2>/dev/null && command -v protoc
 CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
 # no fused multiply-add but where it is written: what is drawn does not depend on -march in CFLAGS
-ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -ffp-contract=off -fno-omit-frame-pointer -pthread -Icommon -I. -I$(O)/gen $(SANFLAGS) \
+ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -ffp-contract=off \
+            -fno-omit-frame-pointer -pthread -Icommon -I. -I$(O)/gen $(SANFLAGS) \
             $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 LDLIBS    = -Wl,--as-needed $(shell pkg-config --libs $(PKGS) 2>/dev/null) -levent_pthreads -lm -ldl -pthread
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
@@ -66,10 +67,13 @@ $(O)/%.a:
 # kernels: the file's ending says which instructions it may use
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -mf16c
-# -O3 would take minutes for each of the instrumented kernel files, and so would all of UBSan: of the fast ones it leaves out what looks at
-# each access's address, which AddressSanitizer does (34 s and 400 MiB for the three; without any of it 25 s)
-FAST_UBSAN := -fno-sanitize=alignment,null,object-size,pointer-overflow,nonnull-attribute,returns-nonnull-attribute
-KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),$(FAST_UBSAN)),-O3) $(if $(filter %_avx2.c,$<),$(ISA_avx2)) $(if $(filter %_avx512.c,$<),$(ISA_avx512))
+# -O3 would take minutes for each of the instrumented kernel files, and so would all of UBSan: of
+# the fast ones it leaves out what looks at each access's address, which AddressSanitizer does
+# (34 s and 400 MiB for the three; without any of it 25 s)
+FAST_UBSAN := -fno-sanitize=alignment,null,object-size,pointer-overflow \
+              -fno-sanitize=nonnull-attribute,returns-nonnull-attribute
+KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),$(FAST_UBSAN)),-O3) \
+              $(if $(filter %_avx2.c,$<),$(ISA_avx2)) $(if $(filter %_avx512.c,$<),$(ISA_avx512))
 
 $(O)/obj/%.o: %.c $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
 	@mkdir -p $(@D)

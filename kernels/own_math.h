@@ -1,5 +1,6 @@
-/* own_math.h - functions whose results decide tokens: a libm's last bit depends on its version and on the CPU. Additions, products, divisions and
- * what IEEE 754 defines to the bit (ldexp, nearbyint, sqrt, fma, floor) are the same everywhere, given -ffp-contract=off (Makefile). */
+/* own_math.h - functions whose results decide tokens: a libm's last bit depends on its version and
+ * on the CPU. Additions, products, divisions and what IEEE 754 defines to the bit (ldexp,
+ * nearbyint, sqrt, fma, floor) are the same everywhere, given -ffp-contract=off (Makefile). */
 #ifndef KERNELS_OWN_MATH_H
 #define KERNELS_OWN_MATH_H
 
@@ -13,8 +14,10 @@
 /* e^x within 1e-15 of itself; x is cut to -700 .. 700 */
 static inline double own_exp(double x)
 {
-	static const double inverse[] = { 1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
-	                                  1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0 };
+	static const double inverse[] = {
+		1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+		1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0
+	};
 	if (isnan(x))
 		return x;
 	x = x < -700 ? -700 : x > 700 ? 700 : x;
@@ -25,8 +28,9 @@ static inline double own_exp(double x)
 	return ldexp(sum, (int)n);
 }
 
-/* ln x within 3e-16 of itself; -infinity for 0, NaN below. With x = 2^e (1 + f) and s = f / (2 + f), ln(1 + f) = 2 (s + s^3 / 3 + s^5 / 5 + ...),
- * cut off after s^15 with coefficients that make up for the rest. */
+/* ln x within 3e-16 of itself; -infinity for 0, NaN below. With x = 2^e (1 + f) and s = f / (2 +
+ * f), ln(1 + f) = 2 (s + s^3 / 3 + s^5 / 5 + ...), cut off after s^15 with coefficients that make
+ * up for the rest. */
 static inline double own_log(double x)
 {
 	if (!(x > 0) || isinf(x))
@@ -39,8 +43,11 @@ static inline double own_log(double x)
 		e--;
 	}
 	double f = m.d - 1, s = f / (2 + f), z = s * s, w = z * z, half = 0.5 * f * f;
-	double even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
-	double odd = z * (6.666666666666735130e-01 + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+	double even = w * (3.999999999940941908e-01 +
+	                   w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+	double odd = z * (6.666666666666735130e-01 +
+	                  w * (2.857142874366239149e-01 +
+	                       w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
 	return e * OWN_LN2_HIGH - ((half - (s * (half + (even + odd)) + e * OWN_LN2_LOW)) - f);
 }
 

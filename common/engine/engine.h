@@ -41,7 +41,8 @@ struct engine_info {
 	char arch[32];                /* "llama" */
 	uint32_t layers, hidden, heads, kv_heads, head_dim, vocab, context;   /* context: longest sequence that the model was made for */
 	uint64_t params, weight_bytes;  /* sim: params of the modelled model, and no bytes */
-	char fingerprint[65];         /* of configuration, tokenizer and all bytes of the tensors (fingerprint.h) */
+	char fingerprint[65]; /* of configuration, tokenizer and all bytes of the tensors
+	                         (fingerprint.h) */
 	char numerics[96];            /* "cpu-r4:tp1:bf16": the numerics id. The cpu backend computes the bits of tp1 at any tp (tp.h) */
 	uint32_t eos[8], n_eos;       /* end-of-sequence ids */
 	struct kv_layout kv;

@@ -1,4 +1,5 @@
-/* fingerprint.c - see fingerprint.h. Nothing here fails; where there is no thread to be had, the end does the work. */
+/* fingerprint.c - see fingerprint.h. Nothing here fails; where there is no thread to be had, the
+ * end does the work. */
 #include "engine/fingerprint.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -12,7 +13,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define WINDOW_BYTES (4u << 20)      /* between looks whether it is still wanted, and whether the tensor was dropped meanwhile */
+/* Between looks whether it is still wanted, and whether the tensor was dropped meanwhile. */
+#define WINDOW_BYTES (4u << 20)
 #define SAMPLE_PIECE 1024u
 #define SAMPLE_PIECES 16u
 
@@ -31,14 +33,17 @@ struct fingerprint {
 	struct model_entry *entry;   /* (n) in the file's order */
 	struct place *place;         /* (n) by address */
 	size_t n;
-	_Atomic unsigned char *dropped;      /* (n) whoever loads it has given pages of it back: then we give back what we touch */
+	/* (n) whoever loads it has given pages of it back: then we give back what we touch */
+	_Atomic unsigned char *dropped;
 	unsigned char sum[32];
 };
 
-/* --- the description ---------------------------------------------------------------------------------------------------- */
+/* --- the description ------------------------------------------------------------ */
 
-/* Every number of it that changes a result, in words, so that no padding and no order of bytes is in it. */
-static void hash_words(crypto_generichash_state *h, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Every number of it that changes a result, in words, so that no padding and no order of bytes is
+ * in it. */
+static void hash_words(crypto_generichash_state *h, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
 static void hash_words(crypto_generichash_state *h, const char *fmt, ...)
 {
 	char text[512];
@@ -54,28 +59,38 @@ static void hash_conf(crypto_generichash_state *h, const struct model_conf *c)
 {
 	const struct model_experts *x = &c->experts;
 	const struct model_mla *m = &c->mla;
-	hash_words(h, "pdserve-model-4 %s %d %u %u %u %u %u %u %u %u", c->family->name[MODEL_HF], (int)c->source, c->layers, c->hidden, c->heads,
-	           c->kv_heads, c->head_dim, c->ffn, c->vocab, c->context);
-	hash_words(h, "%.9g %.9g %.9g %d %d %d %d %d %d %d %d %d", c->norm_eps, c->embed_scale, c->attn_scale, c->tied, c->qkv_bias, c->o_bias,
-	           c->mlp_bias, c->qk_norm, c->post_norms, c->norm_plus_one, (int)c->act, (int)c->rope_style);
-	hash_words(h, "more %.9g %.9g %d %d", c->residual_scale, c->logit_scale, c->attn_sinks, c->experts.bias);
+	hash_words(h, "pdserve-model-4 %s %d %u %u %u %u %u %u %u %u", c->family->name[MODEL_HF],
+	           (int)c->source, c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn,
+	           c->vocab, c->context);
+	hash_words(h, "%.9g %.9g %.9g %d %d %d %d %d %d %d %d %d", c->norm_eps, c->embed_scale,
+	           c->attn_scale, c->tied, c->qkv_bias, c->o_bias, c->mlp_bias, c->qk_norm,
+	           c->post_norms, c->norm_plus_one, (int)c->act, (int)c->rope_style);
+	hash_words(h, "more %.9g %.9g %d %d", c->residual_scale, c->logit_scale, c->attn_sinks,
+	           c->experts.bias);
 	for (uint32_t i = 0; i < c->layers; i++)
-		hash_words(h, "layer %u %u %u", c->layer[i].window, c->layer[i].rope, c->layer[i].experts);
+		hash_words(h, "layer %u %u %u", c->layer[i].window, c->layer[i].rope,
+		           c->layer[i].experts);
 	for (uint32_t i = 0; i < c->ropes; i++) {
 		hash_words(h, "rope %u %.9g", c->rope_dims, c->rope[i].scale);
-		crypto_generichash_update(h, (const unsigned char *)c->rope[i].inv_freq, c->rope_dims / 2 * sizeof *c->rope[i].inv_freq);
+		crypto_generichash_update(h, (const unsigned char *)c->rope[i].inv_freq,
+		                          c->rope_dims / 2 * sizeof *c->rope[i].inv_freq);
 	}
 	if (x->count)
-		hash_words(h, "experts %u %u %u %u %u %u %d %d %d %.9g %.9g %.9g", x->count, x->active, x->ffn, x->shared_ffn, x->groups, x->top_groups,
-		           (int)x->scoring, x->correction, x->normalise, x->norm_min, x->norm_eps, x->scale);
+		hash_words(h, "experts %u %u %u %u %u %u %d %d %d %.9g %.9g %.9g", x->count,
+		           x->active, x->ffn, x->shared_ffn, x->groups, x->top_groups,
+		           (int)x->scoring, x->correction, x->normalise, x->norm_min, x->norm_eps,
+		           x->scale);
 	if (m->kv_rank)
-		hash_words(h, "mla %u %u %u %u %u %.9g", m->kv_rank, m->q_rank, m->nope, m->rope, m->v, m->norm_eps);
+		hash_words(h, "mla %u %u %u %u %u %.9g", m->kv_rank, m->q_rank, m->nope, m->rope,
+		           m->v, m->norm_eps);
 }
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------ */
+/* --- tensors ------------------------------------------------------------ */
 
-/* The same values by AVX2 or AVX-512, of which baseline x86-64 gives a third of the speed: in a libxxhash that was built with DISPATCH=1, as Debian's is. */
-XXH_errorcode XXH3_128bits_update_dispatch(XXH3_state_t *state, const void *data, size_t bytes) __attribute__((weak));
+/* The same values by AVX2 or AVX-512, of which baseline x86-64 gives a third of the speed: in a
+ * libxxhash that was built with DISPATCH=1, as Debian's is. */
+XXH_errorcode XXH3_128bits_update_dispatch(XXH3_state_t *state, const void *data, size_t bytes)
+	__attribute__((weak));
 
 /* Of all bytes; until `stop`. */
 static void hash_all(crypto_generichash_state *h, const struct model_entry *e, void *arg)
@@ -86,7 +101,8 @@ static void hash_all(crypto_generichash_state *h, const struct model_entry *e, v
 	XXH128_canonical_t sum;
 	if (!state)
 		check_fatal("out of memory for a hash's state");
-	XXH_errorcode (*update)(XXH3_state_t *, const void *, size_t) = XXH3_128bits_update_dispatch ? XXH3_128bits_update_dispatch : XXH3_128bits_update;
+	XXH_errorcode (*update)(XXH3_state_t *, const void *, size_t) =
+		XXH3_128bits_update_dispatch ? XXH3_128bits_update_dispatch : XXH3_128bits_update;
 	XXH3_128bits_reset(state);
 	for (size_t at = 0, n; at < e->bytes && !f->stop; at += n) {
 		n = e->bytes - at < WINDOW_BYTES ? e->bytes - at : WINDOW_BYTES;
@@ -99,7 +115,7 @@ static void hash_all(crypto_generichash_state *h, const struct model_entry *e, v
 	crypto_generichash_update(h, sum.digest, sizeof sum.digest);
 }
 
-/* Small data whole; of large data pieces at equal distances, the first and the last byte included. */
+/* Small data whole; of large data pieces at equal distances, from the first byte to the last. */
 static void hash_sample(crypto_generichash_state *h, const struct model_entry *e, void *arg)
 {
 	const unsigned char *p = e->data;
@@ -109,7 +125,9 @@ static void hash_sample(crypto_generichash_state *h, const struct model_entry *e
 		return;
 	}
 	for (size_t i = 0; i < SAMPLE_PIECES; i++)
-		crypto_generichash_update(h, p + (e->bytes - SAMPLE_PIECE) / (SAMPLE_PIECES - 1) * i, SAMPLE_PIECE);
+		crypto_generichash_update(h,
+		                          p + (e->bytes - SAMPLE_PIECE) / (SAMPLE_PIECES - 1) * i,
+		                          SAMPLE_PIECE);
 	crypto_generichash_update(h, p + e->bytes - SAMPLE_PIECE, SAMPLE_PIECE);
 }
 
@@ -121,8 +139,10 @@ static struct model_entry *list_entries(const struct model_source *src, size_t *
 	return e;
 }
 
-static void hash_model(const struct model_conf *conf, const struct model_source *src, const struct model_entry *e, size_t n,
-                       void (*data)(crypto_generichash_state *, const struct model_entry *, void *), void *arg, unsigned char sum[32])
+static void hash_model(const struct model_conf *conf, const struct model_source *src,
+                       const struct model_entry *e, size_t n,
+                       void (*data)(crypto_generichash_state *, const struct model_entry *, void *),
+                       void *arg, unsigned char sum[32])
 {
 	crypto_generichash_state h;
 	crypto_generichash_init(&h, NULL, 0, 32);
@@ -138,7 +158,7 @@ static void hash_model(const struct model_conf *conf, const struct model_source 
 	crypto_generichash_final(&h, sum, 32);
 }
 
-/* --- interface ---------------------------------------------------------------------------------------------------------- */
+/* --- interface ------------------------------------------------------------ */
 
 static void *hash_thread(void *arg)
 {
@@ -150,7 +170,8 @@ static void *hash_thread(void *arg)
 static int place_cmp(const void *a, const void *b)
 {
 	const struct place *x = a, *y = b;
-	return x->data != y->data ? (x->data > y->data) - (x->data < y->data) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+	return x->data != y->data ? (x->data > y->data) - (x->data < y->data)
+	                          : (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
 static int place_holds(const void *key, const void *elem)
@@ -176,7 +197,8 @@ struct fingerprint *fingerprint_begin(const struct model_conf *conf, const struc
 
 void fingerprint_drop(struct fingerprint *f, const struct model_tensor *t)
 {
-	const struct place key = {.data = t->data, .bytes = 0}, *p = f ? bsearch(&key, f->place, f->n, sizeof *p, place_holds) : NULL;
+	const struct place key = {.data = t->data}, *p = NULL;
+	p = f ? bsearch(&key, f->place, f->n, sizeof *p, place_holds) : NULL;
 	if (p)
 		f->dropped[p->entry] = 1;      /* before its pages go */
 	model_tensor_drop(t);

@@ -123,7 +123,8 @@ int engine_rank_main(int fd)
 	h.opts.model_path = h.model_path;
 	h.opts.backend = h.backend;
 	h.opts.variant = h.variant;
-	if (engine_open_rank(&h.opts, tp, &e, &err) == 0 && strcmp(e->info.fingerprint, h.outline) != 0)
+	if (engine_open_rank(&h.opts, tp, &e, &err) == 0 &&
+	    strcmp(e->info.fingerprint, h.outline) != 0)
 		err_set(&err, ERR_CORRUPT, "%.200s changed while it was opened", h.model_path);
 	if (err.code) {
 		tp_fail(tp, err.text);

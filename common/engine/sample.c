@@ -3,8 +3,11 @@
  * The vocabulary is long and the answer lies near its top, so nothing is sorted whole: one vector pass turns logits into weights
  * exp((l - max) / temperature) and keeps the largest of each block of 64; candidates are gathered from blocks that can hold them, by falling
  * thresholds, and the cuts of top_k, top_p and the draw are found by selection.
- * Always: the same logits and parameters give the same id and the same log-probabilities, to the bit, on every machine and with every compiler's options: no operation is
- * fused or reordered by the instruction set (-ffp-contract=off in the Makefile), and the logarithm is our own. A temperature below 1e-5 is greedy. Nothing here fails; the pass that first reads a row tells whether all of it is finite. */
+ * Always: the same logits and parameters give the same id and the same log-probabilities, to the
+ * bit, on every machine and with every compiler's options: no operation is fused or reordered by
+ * the instruction set (-ffp-contract=off in the Makefile), and the logarithm is our own. A
+ * temperature below 1e-5 is greedy. Nothing here fails; the pass that first reads a row tells
+ * whether all of it is finite. */
 #include "engine/sample.h"
 #include "kernels/own_math.h"
 #include "util/check.h"
@@ -25,7 +28,7 @@ typedef double vd __attribute__((vector_size(64), aligned(8)));
 
 struct sampler {
 	uint32_t vocab, blocks;
-	float *edited;       /* (blocks * BLOCK) the logits of a draw that may not see them as they are */
+	float *edited; /* (blocks * BLOCK) the logits of a draw that may not see them as they are */
 	float *padded;       /* (BLOCK) the last, short block of logits, filled up with -inf */
 	float *block_max;    /* (blocks) largest logit */
 	float *weight;       /* (blocks * BLOCK) */
@@ -34,7 +37,8 @@ struct sampler {
 	uint32_t pivot_state;
 	double (*weigh)(struct sampler *s, const float *logits, float max, float inv_t, float min_weight);
 	int (*find_max)(struct sampler *s, const float *logits);
-	int (*copy)(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b);
+	int (*copy)(struct sampler *s, const float *logits, const uint64_t *mask_a,
+	            const uint64_t *mask_b);
 };
 
 /* --- passes over all logits --------------------------------------------------------------------------------------------- */
@@ -111,9 +115,11 @@ INLINE uint64_t allowed_word(const uint64_t *a, const uint64_t *b, uint32_t i)
 	return (a ? a[i] : UINT64_MAX) & (b ? b[i] : UINT64_MAX);
 }
 
-/* To `edited`, with minus infinity for ids that are not in the masks: a word of a mask is a block of the logits, whose last, short one comes from its padded copy.
- * Returns as find_max does, of the logits, not of the copy. */
-INLINE int copy_body(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b)
+/* To `edited`, with minus infinity for ids that are not in the masks: a word of a mask is a block
+ * of the logits, whose last, short one comes from its padded copy. Returns as find_max does, of the
+ * logits, not of the copy. */
+INLINE int copy_body(struct sampler *s, const float *logits, const uint64_t *mask_a,
+                     const uint64_t *mask_b)
 {
 	static const vi bit = {1, 2, 4, 8, 16, 32, 64, 128};
 	vi finite = ~(vi){0};
@@ -124,7 +130,8 @@ INLINE int copy_body(struct sampler *s, const float *logits, const uint64_t *mas
 			vf v = *(const vf *)(p + i);
 			vi in = (vi)((((vi){0} + (int32_t)(word >> i & 255)) & bit) != 0);
 			finite &= (vi)(v < SPLAT(INFINITY));
-			*(vf *)(s->edited + (size_t)b * BLOCK + i) = word == UINT64_MAX ? v : SELECT(in, v, SPLAT(-INFINITY));
+			*(vf *)(s->edited + (size_t)b * BLOCK + i) =
+				word == UINT64_MAX ? v : SELECT(in, v, SPLAT(-INFINITY));
 		}
 	}
 	return lane_all(&finite);
@@ -158,7 +165,8 @@ static int find_max_plain(struct sampler *s, const float *logits)
 	return find_max_body(s, logits);
 }
 
-static int copy_plain(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b)
+static int copy_plain(struct sampler *s, const float *logits, const uint64_t *mask_a,
+                      const uint64_t *mask_b)
 {
 	return copy_body(s, logits, mask_a, mask_b);
 }
@@ -175,7 +183,8 @@ __attribute__((target("avx2"))) static int find_max_avx2(struct sampler *s, cons
 	return find_max_body(s, logits);
 }
 
-__attribute__((target("avx2"))) static int copy_avx2(struct sampler *s, const float *logits, const uint64_t *mask_a, const uint64_t *mask_b)
+__attribute__((target("avx2"))) static int copy_avx2(struct sampler *s, const float *logits,
+                                                     const uint64_t *mask_a, const uint64_t *mask_b)
 {
 	return copy_body(s, logits, mask_a, mask_b);
 }
@@ -193,7 +202,8 @@ static void pad(struct sampler *s, const float *logits)
 		s->padded[i] = last + i < s->vocab ? logits[last + i] : -INFINITY;
 }
 
-/* Prepares the padded block and block_max; returns the lowest id among the largest logits (0 if there is none). */
+/* Prepares the padded block and block_max; returns the lowest id among the largest logits (0 if
+ * there is none). */
 static uint32_t scan(struct sampler *s, const float *logits, int *ret_finite)
 {
 	uint32_t best = 0;
@@ -473,8 +483,10 @@ static uint32_t lowest_allowed(const struct sampler *s, const uint64_t *mask_a, 
 	return 0;
 }
 
-/* The logits themselves if nothing changes them, or a changed copy; then whether the logits are finite is known. */
-static const float *edit(struct sampler *s, const float *logits, const struct sample_at *at, const uint64_t *also, int *ret_finite)
+/* The logits themselves if nothing changes them, or a changed copy; then whether the logits are
+ * finite is known. */
+static const float *edit(struct sampler *s, const float *logits, const struct sample_at *at,
+                         const uint64_t *also, int *ret_finite)
 {
 	int acts = at->edit && sample_edit_acts(at->edit, at->tokens, at->prompt_tokens, at->n_tokens);
 	if (!acts && !at->allowed)

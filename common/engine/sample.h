@@ -6,11 +6,13 @@
  * Hugging Face's generate() has it. Each cut renormalises what is left for the next. typical_p keeps the ids whose surprise -ln p is nearest to the entropy, in order
  * of that distance (then ascending id), until their probabilities reach typical_p.
  *
- * temperature 0 (anything below 1e-5) is greedy: the lowest id among the largest logits, after the edits and without the cuts. The draw is
- * Philox4x32-10(key = seed, counter = index) -> [0,1) with 53 bits, against the cumulative probabilities in descending order of (probability, then ascending id), summed
- * in double.
+ * temperature 0 (anything below 1e-5) is greedy: the lowest id among the largest logits, after the
+ * edits and without the cuts. The draw is Philox4x32-10(key = seed, counter = index) -> [0,1) with
+ * 53 bits, against the cumulative probabilities in descending order of (probability, then ascending
+ * id), summed in double.
  *
- * A row of the model's logits with a NaN or plus infinity anywhere is not finite: the result says so, and means nothing else. Minus infinity alone is a logit like others. */
+ * A row of the model's logits with a NaN or plus infinity anywhere is not finite: the result says
+ * so, and means nothing else. Minus infinity alone is a logit like others. */
 #ifndef ENGINE_SAMPLE_H
 #define ENGINE_SAMPLE_H
 
@@ -37,7 +39,8 @@ struct sample_top {
 };
 
 struct sample_result {
-	int not_finite;           /* the logits are not; the rest is set (NaN counts as minus infinity) and must not be used */
+	int not_finite; /* the logits are not; the rest is set (NaN counts as minus infinity) and
+	                   must not be used */
 	uint32_t id;
 	float logprob;            /* natural log, of the unscaled distribution */
 	uint32_t rank;            /* 1: the most probable */

@@ -219,7 +219,8 @@ struct jdict *dict_new(struct jin *r, size_t size)
 
 enum { INDEX_FROM = 16 };   /* entries of a dict that is looked up by hash */
 
-/* Keyed, as a client chooses keys: nobody can make them meet in one slot. No order that a template sees comes from it. */
+/* Keyed, as a client chooses keys: nobody can make them meet in one slot. No order that a template
+ * sees comes from it. */
 static uint64_t hash_value(struct jin *r, struct jv v)
 {
 	uint64_t h = 17;

@@ -3,7 +3,8 @@
  * Each step takes one row of every sequence that decodes and, beside them, chunks of those whose prompt (or, after a preemption, whole
  * prefix) is still to be computed. A sequence needs only `computed < n_tokens`: decoding is the case of one token, and a draft of
  * what may come next (spec.c) is rows beyond it, of which those that turn out right count. When a block is missing the youngest
- * sequence gives way (room.c). A failed step fails the sequences in it; logits that are not finite fail their own, and none of its blocks of that step is published. */
+ * sequence gives way (room.c). A failed step fails the sequences in it; logits that are not finite
+ * fail their own, and none of its blocks of that step is published. */
 #include "decode.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -166,8 +167,10 @@ static void publish_full(struct worker *w, struct seq *q)
 		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published], q->published ? &q->hashes[q->published - 1] : NULL);
 }
 
-/* Row i of a span is the distribution of token position + i + 1. What was sent before a preemption is not sent again. 0, or ERR_CORRUPT: one is not finite. */
-static int score_prompt(struct decode *d, struct seq *q, const struct engine_span *sp, struct err *err)
+/* Row i of a span is the distribution of token position + i + 1. What was sent before a preemption
+ * is not sent again. 0, or ERR_CORRUPT: one is not finite. */
+static int score_prompt(struct decode *d, struct seq *q, const struct engine_span *sp,
+                        struct err *err)
 {
 	struct score *c = NULL;
 	int rc = 0;
@@ -192,7 +195,8 @@ static int score_prompt(struct decode *d, struct seq *q, const struct engine_spa
 	return rc;
 }
 
-/* Its constraint cannot be followed any further, or its logits are not finite: another worker would find the same, unless it was memory that lacked. */
+/* Its constraint cannot be followed any further, or its logits are not finite: another worker would
+ * find the same, unless it was memory that lacked. */
 static void fail_draw(struct seq *q, const struct err *err)
 {
 	q->failed = 1;
@@ -240,7 +244,8 @@ static void after_step(struct decode *d, struct seq *q, const struct engine_span
 	if (q->computed == q->work.n_tokens && !q->failed) {
 		if (q->back_us)
 			room_caught_up(d, q);
-		finish = sample_rows(d, q, sp->logits_row + (sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0), drafted, rep);
+		uint32_t last = sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0;
+		finish = sample_rows(d, q, sp->logits_row + last, drafted, rep);
 	}
 	if (q->draw_fault != PDS__FAULT__FAULT_INTERNAL)
 		publish_full(d->w, q);

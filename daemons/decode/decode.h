@@ -77,7 +77,8 @@ struct seq {
 	uint32_t drafted, accepted;    /* tokens, of all its drafts */
 	uint32_t scored;               /* prompt_logprobs: tokens of the prompt that were sent, its first one not counted */
 	int failed;
-	Pds__Fault draw_fault;         /* of those that failed: its constraint or a draw did (constraint_fault); NONE: the step */
+	Pds__Fault draw_fault; /* of those that failed: its constraint or a draw did
+	                          (constraint_fault); NONE: the step */
 	char fail_text[160];
 
 	uint64_t accepted_us, granted_us, ready_us, joined_us, first_us, done_us;

@@ -90,9 +90,11 @@ void seq_ended(struct svc *s, void *arg)
 		                           .blame = svc_name(q->w->svc)};
 		int no_memory = q->draw_fault == PDS__FAULT__FAULT_OVERLOADED;
 		if (q->draw_fault)
-			f = (struct worker_failure){.fault = q->draw_fault, .retry = no_memory, .text = q->fail_text,
-			                            .retry_after_us = no_memory ? CONSTRAINT_RETRY_US : 0};
-		stat_add(svc_stats(q->w->svc), WS_NOT_FINITE, q->draw_fault == PDS__FAULT__FAULT_INTERNAL);
+			f = (struct worker_failure){.fault = q->draw_fault, .retry = no_memory,
+			                            .text = q->fail_text};
+		f.retry_after_us = no_memory ? CONSTRAINT_RETRY_US : 0;
+		stat_add(svc_stats(q->w->svc), WS_NOT_FINITE,
+		         q->draw_fault == PDS__FAULT__FAULT_INTERNAL);
 		worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch, &f);
 	}
 	log_req(LOG_INFO, &q->work.id, "decode_done", "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u cancelled=%d", q->work.attempt,

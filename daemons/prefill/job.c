@@ -257,7 +257,8 @@ void job_taken(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
 	job_adopt_taken(j);
-	int got = j->n_blocks > 0, gone = j->cancelled || j->draw_fault, again = s->releases != j->releases;
+	int got = j->n_blocks > 0, gone = j->cancelled || j->draw_fault,
+	    again = s->releases != j->releases;
 	j->hands--;
 	if (s->retrying == j)
 		s->retrying = NULL;

@@ -155,7 +155,8 @@ struct job {
 	struct sample_result first;
 	Pds__Finish finish;
 	int step_failed, broken;      /* broken: a precondition did not hold */
-	Pds__Fault draw_fault;        /* its constraint or a draw failed (constraint_fault); NONE: it did not */
+	Pds__Fault draw_fault; /* its constraint or a draw failed (constraint_fault); NONE: it did
+	                          not */
 	char fail_text[160];
 	int kv_sent, first_acked;
 

@@ -5,8 +5,9 @@
  * ageing_us: from then on it stands, by arrival, before everybody, so that no prompt waits for ever. A job is never passed over for what another lacks.
  *
  * A job that is cancelled or whose precondition does not hold goes back to the loop before the next step; a precondition is checked in every build, and
- * fails its own request only. So does a span that the engine refuses, and one whose logits are not finite: none of that step's blocks is published then. A step that the device fails
- * fails all who are in it. A step allocates nothing. */
+ * fails its own request only. So does a span that the engine refuses, and one whose logits are not
+ * finite: none of that step's blocks is published then. A step that the device fails fails all who
+ * are in it. A step allocates nothing. */
 #include "prefill.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -172,8 +173,10 @@ static void publish_full(struct worker *w, struct job *j)
 	share_published(j);
 }
 
-/* Row i of a span is the distribution of token position + i + 1. 0, or ERR_CORRUPT: one is not finite. */
-static int score_prompt(struct prefill *s, struct job *j, const struct engine_span *sp, struct err *err)
+/* Row i of a span is the distribution of token position + i + 1. 0, or ERR_CORRUPT: one is not
+ * finite. */
+static int score_prompt(struct prefill *s, struct job *j, const struct engine_span *sp,
+                        struct err *err)
 {
 	struct score *c = NULL;
 	int rc = 0;
@@ -203,9 +206,11 @@ static void after_step(struct prefill *s, struct job *j, const struct engine_spa
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, sp->n);
 	uint32_t row = sp->logits_row + (sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0);
 	struct err err = {0};
-	int whole = j->computed == j->work.n_tokens, r = j->work.prompt_logprobs ? score_prompt(s, j, sp, &err) : 0;
+	int whole = j->computed == j->work.n_tokens,
+	    r = j->work.prompt_logprobs ? score_prompt(s, j, sp, &err) : 0;
 	if (r == 0 && whole)
-		r = constraint_draw(&j->work, w->info, s->sampler, engine_logits(w->engine, row), &j->first, &err);
+		r = constraint_draw(&j->work, w->info, s->sampler, engine_logits(w->engine, row),
+		                    &j->first, &err);
 	if (r != ERR_CORRUPT)
 		publish_full(w, j);
 	if (r < 0) {

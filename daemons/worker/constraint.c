@@ -431,7 +431,9 @@ int constraint_draw(struct work *w, const struct engine_info *info, struct sampl
 
 Pds__Fault constraint_fault(int code)
 {
-	return code == ERR_NOMEM ? PDS__FAULT__FAULT_OVERLOADED : code == ERR_CORRUPT ? PDS__FAULT__FAULT_INTERNAL : PDS__FAULT__FAULT_INVALID;
+	return code == ERR_NOMEM     ? PDS__FAULT__FAULT_OVERLOADED
+	       : code == ERR_CORRUPT ? PDS__FAULT__FAULT_INTERNAL
+	                             : PDS__FAULT__FAULT_INVALID;
 }
 
 uint32_t constraint_leading(struct work *w, uint32_t n)

@@ -34,7 +34,8 @@ void constraint_request(const struct work *w, Pds__Request *r);
  * nothing else is. ERR_*: the constraint cannot be followed (the tokens so far are not its, no token leads on, it is too costly); ERR_NOMEM: there is no memory for it
  * now. With or without one, ERR_CORRUPT: the logits are not finite. */
 int constraint_draw(struct work *w, const struct engine_info *info, struct sampler *s, const float *logits, struct sample_result *ret, struct err *err);
-/* How the attempt fails then: OVERLOADED for ERR_NOMEM, which alone is worth another one; INTERNAL for ERR_CORRUPT; else INVALID. */
+/* How the attempt fails then: OVERLOADED for ERR_NOMEM, which alone is worth another one; INTERNAL
+ * for ERR_CORRUPT; else INVALID. */
 Pds__Fault constraint_fault(int code);
 /* How many of the n tokens drafted behind w's own are allowed, one after the other. */
 uint32_t constraint_leading(struct work *w, uint32_t n);

@@ -170,7 +170,10 @@ int work_check_finite(const struct sample_result *r, const char *part, uint32_t 
 {
 	if (!r->not_finite)
 		return 0;
-	return err_set(err, ERR_CORRUPT, "the model's logits for token %u of the %s are not finite: its weights are damaged, or its numbers overflow", at, part);
+	return err_set(err, ERR_CORRUPT,
+	               "the model's logits for token %u of the %s are not finite: its weights are "
+	               "damaged, or its numbers overflow",
+	               at, part);
 }
 
 Pds__Token *work_token(const struct sample_result *r, int want_logprobs)

@@ -55,8 +55,10 @@ static inline struct sample_at work_at(const struct work *w, const uint64_t *all
 	return (struct sample_at){.index = work_index(w), .allowed = allowed, .edit = w->edit, .tokens = w->tokens, .prompt_tokens = w->prompt_tokens,
 	                          .n_tokens = w->n_tokens};
 }
-/* 0, or ERR_CORRUPT with a sentence: the logits that r comes from are not finite. part: "prompt" or "answer", of which they were for token `at`. */
-int work_check_finite(const struct sample_result *r, const char *part, uint32_t at, struct err *err);
+/* 0, or ERR_CORRUPT with a sentence: the logits that r comes from are not finite. part: "prompt" or
+ * "answer", of which they were for token `at`. */
+int work_check_finite(const struct sample_result *r, const char *part, uint32_t at,
+                      struct err *err);
 /* Appends the token and says whether it ends the answer. */
 Pds__Finish work_append(struct work *w, uint32_t id, const struct engine_info *info);
 

@@ -5,8 +5,8 @@
  * merged in order, either as they come or, when few rows have long histories, after threads have done them apart (cut.c).
  * A score is sum over d of q[d] k[d], each step fused, in the order of d, with q in units of log2. Where the type has scales, a token's K
  * scale multiplies its score, and its V scale its weight, so codes are converted and no more.
- * Tokens that a row must not see are left out of its sums, so that an infinity or a NaN there does not reach it. Rows of one span and heads of one
- * group share each converted block of K and V. */
+ * Tokens that a row must not see are left out of its sums, so that an infinity or a NaN there does
+ * not reach it. Rows of one span and heads of one group share each converted block of K and V. */
 #ifndef CPU_FAST_ATTENTION_H
 #define CPU_FAST_ATTENTION_H
 
@@ -209,14 +209,16 @@ INLINE void scores(const int R, const int V, const float *q, const float *kt, ui
 			v_store(weight + r * STEP + c * 16, sum[r][c]);
 }
 
-/* acc (R, V vectors) = acc * factor + weight (R, count) v */
-INLINE void values(const int R, const int V, const float *weight, const float *factor, const float *v, uint32_t count, size_t ld, float *acc)
+/* acc (R, V vectors) = acc * factor + weight (R, STEP) v, of tokens [lo, hi) */
+INLINE void values(const int R, const int V, const float *weight, const float *factor,
+                   const float *v, uint32_t lo, uint32_t hi, size_t ld, float *acc)
 {
+	v += lo * ld;
 	v16 sum[ATT_ROWS][4];
 	for (int r = 0; r < R; r++)
 		for (int c = 0; c < V; c++)
 			sum[r][c] = v_mul(v_load(acc + r * ld + c * 16), v_set1(factor[r]));
-	for (uint32_t i = 0; i < count; i++, v += ld) {
+	for (uint32_t i = lo; i < hi; i++, v += ld) {
 		v16 row[4];
 		for (int c = 0; c < V; c++)
 			row[c] = v_load(v + c * 16);
@@ -254,8 +256,9 @@ INLINE void scores_direct(const int R, const float *q, const unsigned char *cons
 	}
 }
 
-INLINE void values_direct(const int R, const int V, const float *weight, const float *factor, const unsigned char *const *v, uint32_t lo, uint32_t hi,
-                          uint32_t dim, float *acc)
+INLINE void values_direct(const int R, const int V, const float *weight, const float *factor,
+                          const unsigned char *const *v, uint32_t lo, uint32_t hi, uint32_t dim,
+                          float *acc)
 {
 	for (uint32_t d = 0; d < dim; d += 16 * (uint32_t)V) {
 		v16 sum[ATT_ROWS][4];
@@ -323,25 +326,29 @@ INLINE void scores_all(const int R, const float *q, const float *kt, uint32_t di
 		scores(R, ATT_VECS, q, kt + c * 16, dim, weight + c * 16);
 }
 
-INLINE void values_all(const int R, const float *weight, const float *factor, const float *v, uint32_t count, uint32_t padded, float *acc)
+INLINE void values_all(const int R, const float *weight, const float *factor, const float *v,
+                       uint32_t lo, uint32_t hi, uint32_t padded, float *acc)
 {
 	uint32_t d = 0;
 	for (; d + 16 * ATT_VECS <= padded; d += 16 * ATT_VECS)
-		values(R, ATT_VECS, weight, factor, v + d, count, padded, acc + d);
+		values(R, ATT_VECS, weight, factor, v + d, lo, hi, padded, acc + d);
 	for (; d < padded; d += 16)
-		values(R, 1, weight, factor, v + d, count, padded, acc + d);
+		values(R, 1, weight, factor, v + d, lo, hi, padded, acc + d);
 }
 
-/* Of a step's tokens row r of a group sees [lo[r], hi[r]). Positions ascend with r, and so do both. */
+/* Of a step's tokens row r of a group sees [lo[r], hi[r]). Both ascend with r, as positions do. */
 struct att_seen { uint32_t lo[ATT_ROWS], hi[ATT_ROWS]; };
 
 /* The n rows from q0. Returns whether any sees a token of the step. */
-static bool rows_see(const struct fast_attention *f, const struct att_tile *t, uint32_t q0, uint32_t n, uint32_t from, struct att_seen *see)
+static bool rows_see(const struct fast_attention *f, const struct att_tile *t, uint32_t q0,
+                     uint32_t n, uint32_t from, struct att_seen *see)
 {
 	uint32_t position = t->span->position + (t->row - t->span->row);
 	bool any = false;
 	for (uint32_t r = 0; r < n; r++) {
-		uint32_t last = position + (q0 + r) / f->group, first = f->a->window && last + 1 > f->a->window ? last + 1 - f->a->window : 0;
+		uint32_t last = position + (q0 + r) / f->group, first = 0;
+		if (f->a->window && last + 1 > f->a->window)
+			first = last + 1 - f->a->window;
 		see->lo[r] = first <= from ? 0 : first - from < STEP ? first - from : STEP;
 		see->hi[r] = last < from ? 0 : last - from < STEP ? last - from + 1 : STEP;
 		any |= see->lo[r] < see->hi[r];
@@ -350,23 +357,26 @@ static bool rows_see(const struct fast_attention *f, const struct att_tile *t, u
 }
 
 /* acc (R, padded) of the rows from q0: tokens [lo, hi) of the step, which all of them see */
-INLINE void values_seen(const struct fast_attention *f, const struct att_work *w, const int R, const float *weight, const float *factor, uint32_t lo,
-                        uint32_t hi, float *acc)
+INLINE void values_seen(const struct fast_attention *f, const struct att_work *w, const int R,
+                        const float *weight, const float *factor, uint32_t lo, uint32_t hi,
+                        float *acc)
 {
 	if (R <= DIRECT_ROWS && w->direct && ATT_VECS == 4 && f->out_dim % 64 == 0)
 		values_direct(R, 4, weight, factor, w->v_token, lo, hi, f->out_dim, acc);
 	else if (R <= DIRECT_ROWS && w->direct)
 		values_direct(R, 2, weight, factor, w->v_token, lo, hi, f->out_dim, acc);
 	else
-		values_all(R, weight + lo, factor, w->v + (size_t)lo * f->padded, hi - lo, f->padded, acc);
+		values_all(R, weight, factor, w->v, lo, hi, f->padded, acc);
 }
 
 /* row r of the group from q0 alone: the tokens at an end of what the group sees */
-static __attribute__((noinline)) void values_end(const struct fast_attention *f, struct att_work *w, uint32_t q0, uint32_t r, uint32_t lo, uint32_t hi)
+static __attribute__((noinline)) void values_end(const struct fast_attention *f, struct att_work *w,
+                                                 uint32_t q0, uint32_t r, uint32_t lo, uint32_t hi)
 {
 	if (lo >= hi)
 		return;
-	values_seen(f, w, 1, w->weight + r * STEP, w->factor + r, lo, hi, w->chunk.acc + (size_t)(q0 + r) * f->padded);
+	values_seen(f, w, 1, w->weight + r * STEP, w->factor + r, lo, hi,
+	            w->chunk.acc + (size_t)(q0 + r) * f->padded);
 	w->factor[r] = 1;
 }
 
@@ -374,7 +384,7 @@ static __attribute__((noinline)) void values_end(const struct fast_attention *f,
 INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, struct att_work *w, const int R, uint32_t q0, uint32_t rows,
                       uint32_t from, uint32_t count)
 {
-	uint32_t n = rows - q0 < (uint32_t)R ? rows - q0 : (uint32_t)R;         /* the others are spare */
+	uint32_t n = rows - q0 < (uint32_t)R ? rows - q0 : (uint32_t)R; /* the others are spare */
 	struct att_seen see = { { 0 }, { 0 } };
 	if (!rows_see(f, t, q0, n, from, &see))
 		return;
@@ -385,7 +395,8 @@ INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, 
 	for (uint32_t r = 0; r < (uint32_t)R; r++) {
 		if (f->scaled)
 			apply_scales(w->weight + r * STEP, w->k_scale);
-		w->factor[r] = soften(w->weight + r * STEP, (int)see.lo[r], (int)see.hi[r], &w->chunk.max[q0 + r], &w->chunk.sum[(q0 + r) * 16]);
+		w->factor[r] = soften(w->weight + r * STEP, (int)see.lo[r], (int)see.hi[r],
+		                      &w->chunk.max[q0 + r], &w->chunk.sum[(q0 + r) * 16]);
 		if (f->scaled)
 			apply_scales(w->weight + r * STEP, w->v_scale);
 	}
@@ -393,7 +404,8 @@ INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, 
 	for (uint32_t r = 0; see.lo[0] < lo && r < n; r++)
 		values_end(f, w, q0, r, see.lo[r], lo < see.hi[r] ? lo : see.hi[r]);
 	if (lo < hi)
-		values_seen(f, w, R, w->weight, w->factor, lo, hi, w->chunk.acc + (size_t)q0 * f->padded);
+		values_seen(f, w, R, w->weight, w->factor, lo, hi,
+		            w->chunk.acc + (size_t)q0 * f->padded);
 	for (uint32_t r = 0; hi < see.hi[n - 1] && r < n; r++) {
 		w->factor[r] = lo < hi ? 1 : w->factor[r];
 		values_end(f, w, q0, r, lo < hi ? hi : lo, see.hi[r]);

@@ -39,15 +39,16 @@ INLINE int32_t record_bytes(unsigned char *rec, uint32_t R, uint32_t r, int half
 }
 #endif
 
-/* One group into slot r of a record of R rows. With a NaN or an infinity in it the scale is NaN, and so is every sum that the group
- * goes into; its integers are zeros. */
+/* One group into slot r of a record of R rows. With a NaN or an infinity in it the scale is NaN,
+ * and so is every sum that the group goes into; its integers are zeros. */
 INLINE void quantise_group(unsigned char *rec, uint32_t R, uint32_t r, const float *x)
 {
 	v16 v[2] = { v_load(x), v_load(x + 16) }, round = v_set1(V_ROUND);
 	union { int32_t i; float f; } max = { v_hmax_bits(v_max_bits(v_abs(v[0]), v_abs(v[1]))) };
 	float d = max.f / LEVELS;
 	int32_t sum[2];
-	if (!(max.f >= 1e-30f && max.f < INFINITY)) {    /* its reciprocal would overflow, or it is none */
+	if (!(max.f >= 1e-30f &&
+	      max.f < INFINITY)) { /* its reciprocal would overflow, or it is none */
 		d = max.f < 1e-30f ? 0 : NAN;
 		v[0] = v[1] = v_set1(0);
 		max.f = 1;

@@ -1,8 +1,9 @@
 /* vec.h - sixteen floats at once, in the instructions that the including file may use: AVX-512, AVX2 with FMA, or plain C.
  *
- * Every operation gives the same bits in all three, so that code written on top of it does too: products and sums are rounded where
- * they are written (v_fma rounds once), reductions have one order. The bits of a NaN are the exception. v_min and v_max return their
- * second operand where one of the two is NaN; v_hmax of lanes that have a NaN is undefined. */
+ * Every operation gives the same bits in all three, so that code written on top of it does too:
+ * products and sums are rounded where they are written (v_fma rounds once), reductions have one
+ * order. The bits of a NaN are the exception. v_min and v_max return their second operand where one
+ * of the two is NaN; v_hmax of lanes that have a NaN is undefined. */
 #ifndef CPU_VEC_H
 #define CPU_VEC_H
 
@@ -37,7 +38,8 @@ INLINE float v_hmax(v16 a) { return _mm512_reduce_max_ps(a.v); }
 /* by the lanes' bits: of magnitudes it is the largest, and a NaN's bits are above all numbers' */
 INLINE v16 v_max_bits(v16 a, v16 b)
 {
-	return V1(_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v))));
+	return V1(_mm512_castsi512_ps(
+		_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v))));
 }
 INLINE int32_t v_hmax_bits(v16 a) { return _mm512_reduce_max_epi32(_mm512_castps_si512(a.v)); }
 INLINE v16 v_load_bf16(const uint16_t *p)
@@ -73,7 +75,9 @@ INLINE v16 v_byte_i8(v16 a, int n)
 /* a * 2^n for integral n, 0 where t < -126; NaN where all three are */
 INLINE v16 v_scale2(v16 a, v16 n, v16 t)
 {
-	return V1(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t.v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), a.v, n.v));
+	return V1(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t.v, _mm512_set1_ps(-126.0f),
+	                                                    _CMP_NLT_UQ),
+	                                 a.v, n.v));
 }
 /* nearest integers as 16 int8, and their sum; the values must lie within +-127.5 */
 INLINE int32_t v_store_i8(int8_t *p, v16 a)
@@ -116,9 +120,13 @@ INLINE float v_hmax(v16 x)
 }
 INLINE __m256 v_half_max_bits(__m256 a, __m256 b)
 {
-	return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+	return _mm256_castsi256_ps(
+		_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
 }
-INLINE v16 v_max_bits(v16 x, v16 y) { return V2(v_half_max_bits(x.a, y.a), v_half_max_bits(x.b, y.b)); }
+INLINE v16 v_max_bits(v16 x, v16 y)
+{
+	return V2(v_half_max_bits(x.a, y.a), v_half_max_bits(x.b, y.b));
+}
 INLINE int32_t v_hmax_bits(v16 x)
 {
 	__m256i m = _mm256_max_epi32(_mm256_castps_si256(x.a), _mm256_castps_si256(x.b));
@@ -198,7 +206,11 @@ INLINE float v_hmax(v16 a)
 	V_EACH m = a.q[i / 4][i % 4] > m ? a.q[i / 4][i % 4] : m;
 	return m;
 }
-INLINE v16 v_max_bits(v16 a, v16 b) { v16 r; V4(v_choose((i4)a.q[i] > (i4)b.q[i], a.q[i], b.q[i])); }
+INLINE v16 v_max_bits(v16 a, v16 b)
+{
+	v16 r;
+	V4(v_choose((i4)a.q[i] > (i4)b.q[i], a.q[i], b.q[i]));
+}
 INLINE int32_t v_hmax_bits(v16 a)
 {
 	int32_t m = INT32_MIN;
@@ -217,7 +229,8 @@ INLINE i4 v_integer(f4 a) { return (i4)((u4)(a + V_ROUND) - 0x4b400000u); }
 INLINE v16 v_scale2(v16 a, v16 n, v16 t)
 {
 	v16 r;
-	V4(v_choose(t.q[i] < -126.0f, (f4){ 0 }, a.q[i] * (f4)(((u4)v_integer(n.q[i]) + 127u) << 23)));
+	V4(v_choose(t.q[i] < -126.0f, (f4){ 0 },
+	            a.q[i] * (f4)(((u4)v_integer(n.q[i]) + 127u) << 23)));
 }
 INLINE int32_t v_store_i8(int8_t *p, v16 a)
 {
@@ -318,7 +331,8 @@ INLINE v16 v_load_as(const unsigned char *p, enum kern_dtype type, uint32_t n)
 INLINE v16 v_exp2(v16 t)
 {
 	t = v_min(v_set1(127.0f), t);
-	v16 low = v_max(v_set1(-200.0f), t), n = v_sub(v_add(low, v_set1(V_ROUND)), v_set1(V_ROUND)), f = v_sub(low, n);
+	v16 low = v_max(v_set1(-200.0f), t),
+	    n = v_sub(v_add(low, v_set1(V_ROUND)), v_set1(V_ROUND)), f = v_sub(low, n);
 	v16 p = v_set1(1.5403530393381609e-4f);        /* ln(2)^i / i!, i = 6 .. 0 */
 	p = v_fma(p, f, v_set1(1.3333558146428443e-3f));
 	p = v_fma(p, f, v_set1(9.6181291076284772e-3f));

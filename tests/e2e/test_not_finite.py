@@ -1,4 +1,5 @@
-"""A model with a NaN in its weights: the embedding of one token. Whoever has that token in a prompt, or draws it, gets 500 after one attempt; nothing of it is kept for others, who go on."""
+"""A model with a NaN in its weights: the embedding of one token. Whoever has that token in a prompt,
+or draws it, gets 500 after one attempt; nothing of it is kept for others, who go on."""
 import json
 import os
 import re
@@ -32,9 +33,10 @@ def model():
 
 
 def refused(s, prompt, part, **more):
-    status, r = s.post("/v1/completions", {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **more})
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **more}
+    status, r = s.post("/v1/completions", body)
     assert status == 500, (status, r)
-    assert "logits" in r["error"]["message"] and "not finite" in r["error"]["message"] and part in r["error"]["message"], r
+    assert f"{part} are not finite" in r["error"]["message"], r
 
 
 def cached(s):
@@ -43,7 +45,11 @@ def cached(s):
 
 def nothing_cached(s):
     """When the last request has left the workers: blocks come back a moment after its answer."""
-    wait_for(lambda: all(s.ctl(w, "status")["blocks_held"] + s.ctl(w, "status")["blocks_leased"] == 0 for w in s.workers()), lambda: s.ctl(s.workers()[0], "requests"))
+    def at_rest(w):
+        st = s.ctl(w, "status")
+        return st["blocks_held"] + st["blocks_leased"] == 0
+
+    wait_for(lambda: all(map(at_rest, s.workers())), lambda: s.ctl(s.workers()[0], "requests"))
     assert set(cached(s).values()) == {0}, cached(s)
 
 
@@ -60,7 +66,8 @@ def test_in_a_prompt(model, layout):
         refused(s, BAD_PROMPT, "token 0 of the answer", allowed_token_ids=[5, 6, 7])
         nothing_cached(s)
         assert len(s.tokens(GOOD_PROMPT, 8)) == 8
-        counts = re.findall(r"(?m)^pdserve_logits_not_finite_total\S* (\d+)", "\n".join(s.metrics(w) for w in s.workers()))
+        counts = re.findall(r"(?m)^pdserve_logits_not_finite_total\S* (\d+)",
+                            "\n".join(map(s.metrics, s.workers())))
         assert sum(map(int, counts)) == 15
         s.quiet()
 
@@ -70,8 +77,10 @@ def test_in_an_answer(model, layout):
     """It is the answer's first token, drawn from good logits; the next step's are not finite."""
     with Suite(layout, model, worker=WORKER) as s:
         refused(s, GOOD_PROMPT, "token 1 of the answer", allowed_token_ids=[BAD])
-        got = list(s.stream("/v1/completions", {"prompt": GOOD_PROMPT, "max_tokens": 8, "temperature": 0, "allowed_token_ids": [BAD], "return_token_ids": True}))
-        assert got[0]["choices"][0]["token_ids"] == [BAD] and "not finite" in got[-1]["error"]["message"], got
+        got = list(s.stream("/v1/completions", {"prompt": GOOD_PROMPT, "max_tokens": 8, "temperature": 0,
+                                                "allowed_token_ids": [BAD], "return_token_ids": True}))
+        assert got[0]["choices"][0]["token_ids"] == [BAD]
+        assert "not finite" in got[-1]["error"]["message"], got
         s.quiet()
 
 
@@ -85,7 +94,8 @@ def test_others_go_on(model, layout):
 
         def spoil():
             while not stop.is_set():
-                spoiled.append(s.post("/v1/completions", {"prompt": BAD_PROMPT, "max_tokens": 8})[0])
+                body = {"prompt": BAD_PROMPT, "max_tokens": 8}
+                spoiled.append(s.post("/v1/completions", body)[0])
 
         def ask(i):
             got[i] = s.tokens(prompts[i], 24)

@@ -191,16 +191,21 @@ START_TEST(refused)
 }
 END_TEST
 
-/* As many ranges as [...] may have, all apart, leave one more to [^...]: what stands behind the last is among it. */
+/* As many ranges as [...] may have, all apart, leave one more to [^...]: what stands behind the
+ * last is among it. */
 START_TEST(most_ranges)
 {
 	char text[8 + 4 * 513] = "[^", one[4];
 	size_t n = 2;
 	for (unsigned c = 2; c < 2 + 2 * 512; c += 2)           /* every other code point */
-		n += (size_t)(c < 0x80 ? sprintf(text + n, "\\x%02x", c) : sprintf(text + n, "%c%c", (int)(0xc0 | c >> 6), (int)(0x80 | (c & 63))));
+		n += (size_t)(c < 0x80 ? sprintf(text + n, "\\x%02x", c)
+		                       : sprintf(text + n, "%c%c", (int)(0xc0 | c >> 6),
+		                                 (int)(0x80 | (c & 63))));
 	strcpy(text + n, "]");
 	for (unsigned c = 1; c < 2 + 2 * 512; c++) {
-		size_t len = (size_t)(c < 0x80 ? sprintf(one, "%c", (int)c) : sprintf(one, "%c%c", (int)(0xc0 | c >> 6), (int)(0x80 | (c & 63))));
+		size_t len = (size_t)(c < 0x80 ? sprintf(one, "%c", (int)c)
+		                               : sprintf(one, "%c%c", (int)(0xc0 | c >> 6),
+		                                         (int)(0x80 | (c & 63))));
 		ck_assert_msg(is_match(GRAMMAR_REGEX, text, one, len) == (c % 2 == 1), "U+%04X", c);
 	}
 	ck_assert(is_match(GRAMMAR_REGEX, text, "\xe2\x82\xac", 3));

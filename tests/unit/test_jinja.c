@@ -227,7 +227,8 @@ START_TEST(accumulates)
 }
 END_TEST
 
-/* Keys that an unkeyed hash (FNV-1a, lengths mixed in) would all put into one slot: a lookup is not a walk past the others. Their order is that of the data. */
+/* Keys that an unkeyed hash (FNV-1a, lengths mixed in) would all put into one slot: a lookup is not
+ * a walk past the others. Their order is that of the data. */
 START_TEST(chosen_keys)
 {
 	enum { KEYS = 3000, LOW = 8191 };
@@ -246,7 +247,8 @@ START_TEST(chosen_keys)
 		json_object_set_new(o, key, json_integer(i));
 	}
 	json_object_set_new(vars, "x", o);
-	static const char text[] = "{{ x|length }} {{ x|list|first }} {{ x|list|last in x }} {{ (x|dictsort)[0][0] }}";
+	static const char text[] =
+		"{{ x|length }} {{ x|list|first }} {{ x|list|last in x }} {{ (x|dictsort)[0][0] }}";
 	struct result x = render(text, strlen(text), vars, &limits, 0);
 	ck_assert_msg(x.rc == 0, "%s", x.err.text);
 	snprintf(key, sizeof key, "3000 %s True", first);

@@ -105,22 +105,30 @@ START_TEST(numerics_texts)
 }
 END_TEST
 
-/* Close to the C library's, whose last bits are its own; and as floats, which rotary frequencies are, the same for the bases and sizes that models have. */
+/* Close to the C library's, whose last bits are its own; and as floats, which rotary frequencies
+ * are, the same for the bases and sizes that models have. */
 START_TEST(own_functions)
 {
 	static const double bases[] = { 1e4, 5e4, 1.5e5, 5e5, 1e6, 5e6, 8e6, 1e7 };
 	for (size_t b = 0; b < LEN(bases); b++)
 		for (int dims = 2; dims <= 256; dims += 2)
 			for (int i = 0; i < dims / 2; i++) {
-				float got = (float)own_pow(bases[b], -2.0 * i / dims), want = (float)pow(bases[b], -2.0 * i / dims);
-				EXPECT(got == want, "%g^(-2 * %d / %d) is %.9g, want %.9g", bases[b], i, dims, (double)got, (double)want);
+				float got = (float)own_pow(bases[b], -2.0 * i / dims),
+				      want = (float)pow(bases[b], -2.0 * i / dims);
+				EXPECT(got == want, "%g^(-2 * %d / %d) is %.9g, want %.9g",
+				       bases[b], i, dims, (double)got, (double)want);
 			}
 	for (int i = 0; i < 100000; i++) {
-		double x = ldexp(1 + (double)rand_bits() * 0x1p-32, (int)(rand_bits() % 2097) - 1074), l = log(x), y = (double)rand_unit() * 600, e = exp(y);
-		EXPECT(fabs(own_log(x) - l) <= 5e-16 * fabs(l), "ln %.17g is %.17g, want %.17g", x, own_log(x), l);
-		EXPECT(fabs(own_exp(y) - e) <= 2e-15 * e, "e^%.17g is %.17g, want %.17g", y, own_exp(y), e);
+		double x = ldexp(1 + (double)rand_bits() * 0x1p-32,
+		                 (int)(rand_bits() % 2097) - 1074),
+		       l = log(x), y = (double)rand_unit() * 600, e = exp(y);
+		EXPECT(fabs(own_log(x) - l) <= 5e-16 * fabs(l), "ln %.17g is %.17g, want %.17g", x,
+		       own_log(x), l);
+		EXPECT(fabs(own_exp(y) - e) <= 2e-15 * e, "e^%.17g is %.17g, want %.17g", y,
+		       own_exp(y), e);
 	}
-	ck_assert(own_log(0) == -INFINITY && own_log(INFINITY) == INFINITY && isnan(own_log(-1)) && isnan(own_log(NAN)) && isnan(own_exp(NAN)));
+	ck_assert(own_log(0) == -INFINITY && own_log(INFINITY) == INFINITY && isnan(own_log(-1)) &&
+	          isnan(own_log(NAN)) && isnan(own_exp(NAN)));
 	ck_assert(own_log(1) == 0 && own_exp(0) == 1 && own_log(0x1p-1074) == log(0x1p-1074));
 }
 END_TEST
@@ -301,8 +309,17 @@ END_TEST
 int main(void)
 {
 	const TTest *const tests[] = {
-		own_functions, dtype_sizes, open_errors, argument_errors, memory_and_signal, numerics_texts, rows_near_reference_and_same_bits,
-		norms_in_place, rope_tables_in_turns, gather_and_scale, rope_angles,
+		own_functions,
+		dtype_sizes,
+		open_errors,
+		argument_errors,
+		memory_and_signal,
+		numerics_texts,
+		rows_near_reference_and_same_bits,
+		norms_in_place,
+		rope_tables_in_turns,
+		gather_and_scale,
+		rope_angles,
 	};
 	return run_suite("kernels", tests, LEN(tests));
 }

@@ -151,11 +151,18 @@ START_TEST(attention_near_reference_and_same_bits)
 }
 END_TEST
 
-/* --- what is not finite ---------------------------------------------------------------------------------------------------- */
+/* --- what is not finite ---------------------------------------- */
 
-/* A token whose K or V is not finite: kinds of it. Whoever sees it gets nothing finite; of an infinite K that is said only where V is, too. */
-static const struct { float k, v; bool all; } poisons[] = {
-	{ NAN, NAN, true }, { NAN, 1, true }, { 1, NAN, true }, { 1, INFINITY, true }, { -INFINITY, -INFINITY, false }, { INFINITY, 1, false },
+/* A token whose K or V is not finite: kinds of it. Whoever sees it gets nothing finite; of an
+ * infinite K that is said only where V is, too. */
+static const struct { float k, v; bool all;
+} poisons[] = {
+	{ NAN, NAN, true },
+	{ NAN, 1, true },
+	{ 1, NAN, true },
+	{ 1, INFINITY, true },
+	{ -INFINITY, -INFINITY, false },
+	{ INFINITY, 1, false },
 };
 enum { POISONS = LEN(poisons) };
 
@@ -164,46 +171,57 @@ static void poison(const struct att_case *c, struct att_data *d, int span, uint3
 {
 	for (uint32_t h = 0; h < c->kv_heads; h++) {
 		size_t row = ((size_t)at * c->kv_heads + h) * c->head_dim;
-		d->k[span][row + (at + h) % (c->latent ? c->latent : c->head_dim)] = c->latent ? poisons[kind].v * poisons[kind].k : poisons[kind].k;
+		d->k[span][row + (at + h) % (c->latent ? c->latent : c->head_dim)] =
+			c->latent ? poisons[kind].v * poisons[kind].k : poisons[kind].k;
 		d->v[span][row + (at + 2 * h) % c->head_dim] = poisons[kind].v;
 	}
 }
 
-/* Rows of `span` that do not see token `at`, and all of the other spans, have the bits of a run without the poison. */
-static void isolated(const struct att_case *c, const float *got, const float *clean, int span, uint32_t at, bool all, const char *what)
+/* Rows of `span` that do not see token `at`, and all of the other spans, have the bits of a run
+ * without the poison. */
+static void isolated(const struct att_case *c, const float *got, const float *clean, int span,
+                     uint32_t at, bool all, const char *what)
 {
 	size_t width = c->heads * out_dim(c), row = 0;
 	for (int i = 0; i < 3; i++)
 		for (uint32_t r = 0; r < c->span[i][1]; r++, row++) {
 			uint32_t position = c->span[i][0] + r;
-			bool sees = i == span && position >= at && (!c->window || position < at + c->window);
+			bool sees = i == span && position >= at &&
+			            (!c->window || position < at + c->window);
 			if (!sees)
 				same_bits(got + row * width, clean + row * width, width, what);
 			for (uint32_t h = 0; sees && all && h < c->heads; h++) {
 				float sum = 0;
 				for (uint32_t j = 0; j < out_dim(c); j++)
 					sum += got[row * width + h * out_dim(c) + j];
-				EXPECT(!isfinite(sum), "%s: head %u of position %u, which sees it, is finite", what, h, position);
+				EXPECT(!isfinite(sum),
+				       "%s: head %u of position %u, which sees it, is finite", what,
+				       h, position);
 			}
 		}
 }
 
-/* The span that run v poisons, and a late token of it; with a window, one that its last rows do not see any more. */
+/* The span that run v poisons, and a late token of it; with a window, one that its last rows do not
+ * see any more. */
 static int poisoned_span(const struct att_case *c, size_t v, uint32_t *ret_at)
 {
 	int span = (int)(v % 3);
 	while (!c->span[span][1])
 		span = (span + 1) % 3;
-	uint32_t first = c->span[span][0], rows = c->span[span][1], late = first + rows - 1 - rows / 3;
-	*ret_at = c->window && v % 2 && first + rows / 2 >= c->window ? first + rows / 2 - c->window : late;
+	uint32_t first = c->span[span][0], rows = c->span[span][1],
+		 late = first + rows - 1 - rows / 3;
+	*ret_at = c->window && v % 2 && first + rows / 2 >= c->window ? first + rows / 2 - c->window
+	                                                              : late;
 	return span;
 }
 
 START_TEST(rows_are_isolated)
 {
-	static const struct { const char *variant; unsigned threads; uint32_t step; } runs[] = {
-		{ "reference", 1, 1000 }, { "plain", 1, 1000 }, { "plain", 2, 3 }, { "avx2", 1, 1000 }, { "avx2", 2, 7 }, { "avx512", 1, 1000 }, { "avx512", 2, 7 },
-		{ "avx512", 3, 1 },
+	static const struct { const char *variant; unsigned threads; uint32_t step;
+	} runs[] = {
+		{ "reference", 1, 1000 }, { "plain", 1, 1000 }, { "plain", 2, 3 },
+		{ "avx2", 1, 1000 },      { "avx2", 2, 7 },     { "avx512", 1, 1000 },
+		{ "avx512", 2, 7 },       { "avx512", 3, 1 },
 	};
 	for (size_t i = 0; i < LEN(att_cases) * LEN(kv_types); i++) {
 		const struct att_case *c = &att_cases[i / LEN(kv_types)];
@@ -218,17 +236,22 @@ START_TEST(rows_are_isolated)
 				free(clean);
 				clean = att_run(&dev, c, type, &d, 1000);
 			}
-			size_t floats = (size_t)KV_TOKENS * c->kv_heads * c->head_dim, kind = (i + v) % POISONS;
+			size_t floats = (size_t)KV_TOKENS * c->kv_heads * c->head_dim,
+			       kind = (i + v) % POISONS;
 			uint32_t at;
 			int span = poisoned_span(c, i + v, &at);
 			struct att_data bad = d;
-			bad.k[span] = memcpy(malloc(floats * sizeof(float)), d.k[span], floats * sizeof(float));
-			bad.v[span] = memcpy(malloc(floats * sizeof(float)), d.v[span], floats * sizeof(float));
+			bad.k[span] = memcpy(malloc(floats * sizeof(float)), d.k[span],
+			                     floats * sizeof(float));
+			bad.v[span] = memcpy(malloc(floats * sizeof(float)), d.v[span],
+			                     floats * sizeof(float));
 			poison(c, &bad, span, at, kind);
 			float *got = att_run(&dev, c, type, &bad, runs[v].step);
-			isolated(c, got, clean, span, at, poisons[kind].all,
-			         LABEL("%s, %s: %s, %u rows a call, token %u of span %d: K %g, V %g", c->name, kern_dtype_name(type), runs[v].variant, runs[v].step, at, span,
-			               (double)poisons[kind].k, (double)poisons[kind].v));
+			isolated(
+				c, got, clean, span, at, poisons[kind].all,
+				LABEL("%s, %s: %s, %u rows a call, token %u of span %d: K %g, V %g",
+				      c->name, kern_dtype_name(type), runs[v].variant, runs[v].step,
+				      at, span, (double)poisons[kind].k, (double)poisons[kind].v));
 			free(got), free(bad.k[span]), free(bad.v[span]);
 			dev_close(&dev);
 		}
@@ -238,7 +261,8 @@ START_TEST(rows_are_isolated)
 }
 END_TEST
 
-/* A query that is not finite: its head gives nothing finite, the other heads and rows are as before. */
+/* A query that is not finite: its head gives nothing finite, the other heads and rows are as
+ * before. */
 START_TEST(queries_that_are_not_finite)
 {
 	static const char *const all[] = { "reference", "plain", "avx2", "avx512" };
@@ -254,9 +278,12 @@ START_TEST(queries_that_are_not_finite)
 			float *got = att_run(&dev, c, KERN_BF16, &d, 1000);
 			for (size_t j = 0; j < d.rows * width; j++)
 				if (j / width == row && j % width / out_dim(c) == head)
-					EXPECT(isnan(got[j]), "%s, %s: element %zu is %g", c->name, all[i % LEN(all)], j, (double)got[j]);
+					EXPECT(isnan(got[j]), "%s, %s: element %zu is %g", c->name,
+					       all[i % LEN(all)], j, (double)got[j]);
 				else
-					EXPECT(memcmp(got + j, clean + j, sizeof *got) == 0, "%s, %s: element %zu changed", c->name, all[i % LEN(all)], j);
+					EXPECT(memcmp(got + j, clean + j, sizeof *got) == 0,
+					       "%s, %s: element %zu changed", c->name,
+					       all[i % LEN(all)], j);
 			free(got), free(clean);
 			dev_close(&dev);
 		}

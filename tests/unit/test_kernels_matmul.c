@@ -208,8 +208,10 @@ START_TEST(matmul_same_bits)
 }
 END_TEST
 
-/* What is not a number in one row. For types of the group `type`, types with block scales give NaN, the others a NaN or an infinity. */
-static void not_finite_row(struct dev *dev, unsigned char *const *data, const float *x, const float *clean, uint32_t rows, uint32_t bad, const char *what)
+/* What is not a number in one row. For types of the group `type`, types with block scales give NaN,
+ * the others a NaN or an infinity. */
+static void not_finite_row(struct dev *dev, unsigned char *const *data, const float *x,
+                           const float *clean, uint32_t rows, uint32_t bad, const char *what)
 {
 	enum { N = 75, COUNT = LEN(type) };
 	float *y = matmul_group(dev, data, x, rows, rows);
@@ -217,16 +219,21 @@ static void not_finite_row(struct dev *dev, unsigned char *const *data, const fl
 		for (size_t i = 0; i < COUNT * N; i++) {
 			const float *got = y + (size_t)r * COUNT * N + i;
 			if (r != bad)
-				EXPECT(memcmp(got, clean + (got - y), sizeof *got) == 0, "%s: row %u, which is finite, changed", what, r);
+				EXPECT(memcmp(got, clean + (got - y), sizeof *got) == 0,
+				       "%s: row %u, which is finite, changed", what, r);
 			else if (kern_dtype_bytes(type[i / N], 1))
-				EXPECT(!isfinite(*got), "%s, %s: column %zu is %g", what, kern_dtype_name(type[i / N]), i % N, (double)*got);
+				EXPECT(!isfinite(*got), "%s, %s: column %zu is %g", what,
+				       kern_dtype_name(type[i / N]), i % N, (double)*got);
 			else
-				EXPECT(strstr(what, "reference") ? !isfinite(*got) : isnan(*got), "%s, %s: column %zu is %g", what, kern_dtype_name(type[i / N]), i % N, (double)*got);
+				EXPECT(strstr(what, "reference") ? !isfinite(*got) : isnan(*got),
+				       "%s, %s: column %zu is %g", what,
+				       kern_dtype_name(type[i / N]), i % N, (double)*got);
 		}
 	free(y);
 }
 
-/* A row of activations with a NaN or an infinity gives nothing finite, wherever it stands, and does not reach other rows. */
+/* A row of activations with a NaN or an infinity gives nothing finite, wherever it stands, and does
+ * not reach other rows. */
 START_TEST(matmul_not_finite)
 {
 	enum { N = 75, K = 256, ROWS = 13 };
@@ -249,8 +256,10 @@ START_TEST(matmul_not_finite)
 					float *place = x + row * K + at[a];
 					was = *place;
 					*place = bad[b];
-					not_finite_row(&dev, data, x, clean, rows[h], row, LABEL("%s%s, %g at %u of row %u of %u", all[v / 2], v % 2 ? " bf16" : "", (double)bad[b],
-					                                                         at[a], row, rows[h]));
+					not_finite_row(&dev, data, x, clean, rows[h], row,
+					               LABEL("%s%s, %g at %u of row %u of %u",
+					                     all[v / 2], v % 2 ? " bf16" : "",
+					                     (double)bad[b], at[a], row, rows[h]));
 					*place = was;
 				}
 		free(clean);
@@ -528,8 +537,10 @@ END_TEST
 int main(void)
 {
 	const TTest *const tests[] = {
-		formats_by_hand, embed_is_exact, matmul_near_reference, matmul_exact_activations, matmul_extremes, matmul_same_bits, matmul_not_finite, matmul_odd_activations,
-		matmul_outliers, bf16_near_reference, bf16_by_hand, bf16_same_bits,
+		formats_by_hand,          embed_is_exact,         matmul_near_reference,
+		matmul_exact_activations, matmul_extremes,        matmul_same_bits,
+		matmul_not_finite,        matmul_odd_activations, matmul_outliers,
+		bf16_near_reference,      bf16_by_hand,           bf16_same_bits,
 	};
 	return run_suite("kernels_matmul", tests, LEN(tests));
 }

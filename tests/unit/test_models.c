@@ -453,15 +453,21 @@ START_TEST(fingerprint_covers_the_tensors)
 			struct model_entry e;
 			model_entry_at(&src, i, &e);
 			rng = rng * 1664525u + 1013904223u;
-			size_t at = k == 0 ? 0 : k == 1 ? e.bytes - 1 : (size_t)((uint64_t)(rng >> 8) * e.bytes >> 24);
+			size_t at = k == 0   ? 0
+			            : k == 1 ? e.bytes - 1
+			                     : (size_t)((uint64_t)(rng >> 8) * e.bytes >> 24);
 			/* the mapping is this process's own; its page becomes a copy */
 			uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 			unsigned char *byte = (unsigned char *)(uintptr_t)e.data + at;
-			ck_assert_int_eq(mprotect((void *)((uintptr_t)byte & ~(page - 1)), page, PROT_READ | PROT_WRITE), 0);
+			ck_assert_int_eq(mprotect((void *)((uintptr_t)byte & ~(page - 1)), page,
+			                          PROT_READ | PROT_WRITE),
+			                 0);
 			*byte ^= 1u << k % 8;
 			model_fingerprint(&c, &src, after);
 			*byte ^= 1u << k % 8;
-			ck_assert_msg(strcmp(before, after) != 0, "byte %zu of %zu of %s is not in the fingerprint", at, e.bytes, e.name);
+			ck_assert_msg(strcmp(before, after) != 0,
+			              "byte %zu of %zu of %s is not in the fingerprint", at,
+			              e.bytes, e.name);
 			last++;
 		}
 	model_fingerprint(&c, &src, after);
@@ -471,7 +477,8 @@ START_TEST(fingerprint_covers_the_tensors)
 }
 END_TEST
 
-/* Opening that fails in the middle does not wait for all of a file to be read, and leaves no thread. */
+/* Opening that fails in the middle does not wait for all of a file to be read, and leaves no
+ * thread. */
 START_TEST(fingerprint_given_up)
 {
 	struct model_conf c;
