@@ -67,7 +67,8 @@ struct kern_mem {
 	void *host;
 	size_t bytes;
 	enum kern_memory kind;
-	void *own;                 /* the backend's */
+	void *own;                 /* the backend's, and: */
+	int fd;
 };
 
 /* A matrix of activations (rows, columns) in the device's memory: row r begins at element r * ld. */
@@ -94,12 +95,15 @@ struct kern_config {
 	int device_index;
 	enum kern_dtype activations; /* KERN_F32 (0), or cpu: KERN_BF16, which products with weights of that type round activations to */
 	struct kern_group group;
+	/* called, on any thread, soon after words of KERN_OP_PROGRESS were stored; may be NULL. It must not wait */
+	void (*progressed)(void *arg);
+	void *progressed_arg;
 	const void *options;       /* the backend's own, or NULL (sim: struct sim_options of kernels/sim/options.h) */
 };
 
 /* What a device counted since it was opened. */
 struct kern_counters {
-	uint64_t pulse;            /* grows while a replay advances, at least with each KERN_OP_PROGRESS */
+	uint64_t pulse;            /* grows while a replay advances, several times in each layer */
 	uint64_t busy_ns;          /* time in which it had work; this and what follows: 0 where it is not counted */
 	uint64_t steps;
 	uint64_t rows;             /* over the steps */
@@ -233,7 +237,8 @@ struct kern_op {
 		/* k, v (R, kv_heads, head_dim; no v with a latent), rounded to the layer's dtype, to each row's slot. The scale of a token and head is its
 		 * largest magnitude over the type's largest; a row with a NaN or an infinity has the scale NaN. Rows are all */
 		struct { struct kern_kv_layer kv; struct kern_tensor k, v; } kv_write;
-		/* stores the words of the batch's progress for `layer`, with release order, after the KV that earlier operations wrote */
+		/* stores the words of the batch's progress for `layer`, with release order, after the KV that earlier operations wrote, of a group all ranks' (rank 0
+		 * stores); nothing, and no meeting, for a batch without progress */
 		struct { uint32_t layer; } progress;
 		/* out (R, heads, head_dim) = softmax(q k * scale) v over positions max(0, p - window + 1) .. p of the row's own sequence; window 0: none; query
 		 * head h reads KV head h / (heads / kv_heads). With a latent out is (R, heads, latent) */
@@ -261,6 +266,7 @@ struct kern_op {
 struct kern_ops {
 	uint32_t abi;              /* KERN_ABI */
 	const char *name;          /* "cpu", "sim" */
+	unsigned ranks_max;        /* of a group; 1: a device works alone */
 
 	/* device; ret_ values are written only on success */
 	int (*open)(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen);

@@ -11,9 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-static const struct kern_ops *const backends[] = {&kern_cpu_ops, &kern_sim_ops};
 
 /* --- options ------------------------------------------------------------------------------------------------------------ */
 
@@ -34,17 +31,6 @@ static int check_opts(const struct engine_opts *o, struct err *err)
 	if (!o->model_path)
 		return err_set(err, ERR_INVALID, "no model path");
 	return 0;
-}
-
-static const struct kern_ops *find_backend(const char *name, struct err *err)
-{
-	for (size_t i = 0; i < sizeof backends / sizeof *backends; i++)
-		if (!name || strcmp(backends[i]->name, name) == 0) {
-			CHECK(backends[i]->abi == KERN_ABI);
-			return backends[i];
-		}
-	err_set(err, ERR_UNSUPPORTED, "backend: found %.40s, expected one of: cpu, sim", name);
-	return NULL;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------------- */
@@ -81,47 +67,73 @@ static uint64_t memory_available(void)
 	return machine < group ? machine : group;
 }
 
-/* A buffer of a step and its size; the last three exist per row of logits. */
-struct part {
-	float **p;
-	size_t floats;
-};
-
 static size_t more(size_t a, size_t b)
 {
 	return a > b ? a : b;
 }
 
-enum { SCRATCH_PARTS = 14 };
+/* Rows of most buffers: with few spans all rows may be wanted, so those of a whole step serve the tail as well. */
+static size_t most_rows(const struct engine *e)
+{
+	return more(e->opts.max_rows, e->opts.max_logits);
+}
+
+static size_t act_floats(const struct engine *e)
+{
+	return most_rows(e) * more(e->conf.ffn, e->conf.experts.shared_ffn);
+}
+
+static size_t expert_act_floats(const struct engine *e)
+{
+	return most_rows(e) * e->conf.experts.active * e->conf.experts.ffn;
+}
 
 struct tp_sizes engine_whole_sizes(const struct engine *e)
 {
 	const struct model_conf *c = &e->conf;
-	size_t rows = e->opts.max_rows;
-	return (struct tp_sizes){.att = rows * c->heads * engine_att_width(c), .sum = rows * c->hidden,
-	                         .act = rows * more(c->ffn, moe_act_floats(c, c->experts.ffn, c->experts.shared_ffn)),
-	                         .logits = (size_t)e->opts.max_logits * c->vocab, .words = e->b.words};
+	return (struct tp_sizes){.att = most_rows(e) * c->heads * engine_att_width(c), .sum = most_rows(e) * c->hidden, .act = act_floats(e) + expert_act_floats(e),
+	                         .logits = (size_t)e->opts.max_logits * c->vocab, .words = e->limits.batch_bytes / 4};
 }
 
-/* What this rank has of its own: with others, att, sum, act and logits are parts of what all share (share_scratch). */
-static void scratch_parts(struct engine *e, struct part out[SCRATCH_PARTS])
+/* Memory that is handed out from its beginning; with no memory yet it only counts. */
+struct carve { kern_ptr base; size_t bytes; };
+
+static kern_ptr take(struct carve *c, size_t elements)
+{
+	size_t at = c->bytes;
+	c->bytes += (elements * sizeof(float) + 63) & ~(size_t)63;
+	return c->base.v && elements ? kern_at(c->base, at) : (kern_ptr){0};
+}
+
+static struct kern_tensor take_tensor(struct carve *c, size_t rows, size_t width)
+{
+	return (struct kern_tensor){take(c, rows * width), width, KERN_F32};
+}
+
+/* The scratch of this rank alone, and, where it is alone, of what ranks would share. */
+static void carve_scratch(struct engine *e, struct carve *own)
 {
 	const struct model_conf *c = &e->conf;
-	const struct shard *own = &e->shard;
 	struct scratch *s = &e->s;
-	/* with few spans all rows may be wanted, so the buffers of a whole step serve the tail as well */
-	size_t rows = e->opts.max_rows, tail = e->opts.max_logits;
-	size_t att = (size_t)own->heads.count * engine_att_width(c), qkv = engine_qkv_width(e);
-	size_t act = more(own->ffn.count, moe_act_floats(c, own->expert.count, own->shared.count)), mla = e->mla_heads * rows;
-	struct tp_sizes whole = engine_whole_sizes(e);
-	const struct part parts[SCRATCH_PARTS] = {
-		{&s->x, rows * c->hidden},             {&s->h, rows * c->hidden},           {&s->qkv, rows * qkv},
-		{&s->own_att, rows * att},             {&s->sum, e->tp ? 0 : whole.sum},    {&s->gate_up, rows * 2 * more(own->ffn.count, own->shared.count)},
-		{&s->own_act, rows * act},             {&s->tail_x, tail * c->hidden},      {&s->tail_qkv, tail * qkv},
-		{&s->logits, e->tp ? 0 : whole.logits}, {&s->route, rows * moe_route_floats(c)}, {&s->mla_q_a, rows * c->mla.q_rank},
-		{&s->mla_q, mla * mla_width(c)},       {&s->mla_out, mla * c->mla.kv_rank},
-	};
-	memcpy(out, parts, sizeof parts);
+	size_t rows = most_rows(e), tail = e->opts.max_logits, qkv = engine_qkv_width(e);
+	s->x = take_tensor(own, rows, c->hidden);
+	s->h = take_tensor(own, rows, c->hidden);
+	s->qkv = take_tensor(own, rows, qkv);
+	s->gate_up = take_tensor(own, rows, 2 * more(e->shard.ffn.count, e->shard.shared.count));
+	s->tail_x = take_tensor(own, tail, c->hidden);
+	s->tail_qkv = take_tensor(own, tail, qkv);
+	s->route = take_tensor(own, rows, c->experts.count);
+	s->route_ids = take(own, rows * c->experts.active);
+	s->route_weights = take(own, rows * c->experts.active);
+	s->mla_q_a = take_tensor(own, rows, c->mla.q_rank);
+	s->mla_q = take_tensor(own, rows, c->mla.kv_rank ? (size_t)e->mla_heads * mla_width(c) : 0);
+	s->mla_out = take_tensor(own, rows, (size_t)e->mla_heads * c->mla.kv_rank);
+	if (e->opts.tp > 1)
+		return;
+	s->att = take_tensor(own, rows, (size_t)c->heads * engine_att_width(c));
+	s->sum = take_tensor(own, rows, c->hidden);
+	s->act = take_tensor(own, rows, more(c->ffn, c->experts.shared_ffn));
+	s->expert_act = take_tensor(own, rows * c->experts.active, c->experts.ffn);
 }
 
 static uint64_t matrix_bytes(struct engine *e)
@@ -148,117 +160,90 @@ static uint64_t matrix_bytes(struct engine *e)
 
 static int check_memory(struct engine *e, struct err *err)
 {
-	struct part parts[SCRATCH_PARTS];
 	unsigned ranks = e->opts.tp ? e->opts.tp : 1;
-	uint64_t weights = matrix_bytes(e) / ranks, step = e->b.words * sizeof(uint32_t), have = memory_available();
-	scratch_parts(e, parts);
-	for (int i = 0; i < SCRATCH_PARTS; i++)
-		step += parts[i].floats * sizeof(float);
+	struct carve own = {0};
+	carve_scratch(e, &own);
+	uint64_t weights = matrix_bytes(e) / ranks, have = memory_available();
+	uint64_t step = own.bytes + e->limits.batch_bytes + (uint64_t)e->opts.max_logits * e->conf.vocab * sizeof(float);
 	if (weights + step > have / ranks)
 		return err_set(err, ERR_NOMEM, "%.160s: memory: found %llu MiB available, expected %llu MiB for weights and %llu MiB for steps of %u tokens",
 		               e->path, (unsigned long long)have >> 20, (unsigned long long)weights >> 20, (unsigned long long)step >> 20, e->opts.max_rows);
 	return 0;
 }
 
-static int alloc_part(struct engine *e, size_t bytes, void *ret_p, struct err *err)
+static int alloc_mem(struct engine *e, enum kern_memory kind, size_t bytes, struct kern_mem *ret, struct err *err)
 {
-	void *p = NULL;
-	int rc = e->ops->alloc(e->dev, bytes, &p);
-	if (rc)
-		return engine_device_error(e, rc, "cannot allocate a step's memory", err);
-	memcpy(ret_p, &p, sizeof p);
-	return 0;
+	int rc = e->ops->mem_new(e->dev, kind, bytes, ret);
+	return rc ? engine_device_error(e, rc, "cannot allocate a step's memory", err) : 0;
 }
 
-/* Logits go straight to host memory where the device's operations are done when they return; else they are copied there. */
-static int alloc_logits(struct engine *e, struct err *err)
+/* A part of the mapping that the ranks share. */
+static struct kern_mem shared_part(const struct engine *e, const void *host, size_t bytes)
 {
-	size_t bytes = (size_t)e->opts.max_logits * e->conf.vocab * sizeof(float);
-	void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *dev = NULL;
-	if (host == MAP_FAILED)
-		return err_set(err, ERR_NOMEM, "cannot map %zu bytes for %u rows of logits: %m", bytes, e->opts.max_logits);
-	e->host_logits = host;
-	e->host_logits_bytes = bytes;
-	madvise(host, bytes, MADV_HUGEPAGE);
-	memset(host, 0, bytes);   /* touched now, not in the first steps */
-	if (!e->info.synchronous)
-		return alloc_part(e, bytes, &e->s.logits, err);
-	int rc = e->ops->host_register(e->dev, host, bytes, &dev);
-	if (rc)
-		return engine_device_error(e, rc, "cannot register the logits", err);
-	e->logits_shared = 1;
-	e->s.logits = dev;
-	return 0;
+	size_t at = (size_t)((const unsigned char *)host - (const unsigned char *)e->shared.host);
+	return (struct kern_mem){.dev = kern_at(e->shared.dev, at), .host = (unsigned char *)e->shared.host + at, .bytes = bytes, .kind = KERN_MEM_PINNED};
 }
 
 /* What all ranks see, in the mapping that they share. */
 static int share_scratch(struct engine *e, struct err *err)
 {
+	const struct model_conf *c = &e->conf;
 	struct scratch *s = &e->s;
 	struct tp_view v = tp_view(e->tp);
-	int rc = e->ops->host_register(e->dev, v.base, v.bytes, &e->tp_dev);
+	struct tp_sizes sizes = engine_whole_sizes(e);
+	int rc = e->ops->mem_pin(e->dev, v.base, v.bytes, &e->shared);
 	if (rc)
-		return engine_device_error(e, rc, "cannot register what the ranks share", err);
-	CHECK(e->tp_dev == v.base);            /* gather by memcpy, see ranks_check */
-	s->att = v.att;
-	s->sum = v.sum;
-	s->act = v.act;
-	s->logits = e->host_logits = v.logits;
-	e->logits_shared = 1;
-	e->b.host = v.words;
+		return engine_device_error(e, rc, "cannot pin what the ranks share", err);
+	s->att = (struct kern_tensor){shared_part(e, v.att, 0).dev, (size_t)c->heads * engine_att_width(c), KERN_F32};
+	s->sum = (struct kern_tensor){shared_part(e, v.sum, 0).dev, c->hidden, KERN_F32};
+	s->act = (struct kern_tensor){shared_part(e, v.act, 0).dev, more(c->ffn, c->experts.shared_ffn), KERN_F32};
+	s->expert_act = (struct kern_tensor){shared_part(e, v.act + act_floats(e), 0).dev, c->experts.ffn, KERN_F32};
+	e->logits = shared_part(e, v.logits, sizes.logits * sizeof(float));
+	e->batch = shared_part(e, v.words, sizes.words * 4);
 	return 0;
 }
 
 static int alloc_scratch(struct engine *e, struct err *err)
 {
-	struct part parts[SCRATCH_PARTS];
-	scratch_parts(e, parts);
-	for (int i = 0; i < SCRATCH_PARTS; i++) {
-		int rc = !parts[i].floats ? 0 : parts[i].p == &e->s.logits ? alloc_logits(e, err) : alloc_part(e, parts[i].floats * sizeof(float), parts[i].p, err);
-		if (rc)
-			return rc;
-	}
-	int rc = e->tp ? share_scratch(e, err) : 0;
+	struct carve own = {0};
+	carve_scratch(e, &own);
+	int rc = alloc_mem(e, KERN_MEM_DEVICE, own.bytes, &e->own, err);
 	if (rc)
 		return rc;
-	if (!e->tp) {
-		e->s.att = e->s.own_att;
-		e->s.act = e->s.own_act;
-		e->b.host = mem_array(e->b.words, sizeof *e->b.host);
-	}
-	return alloc_part(e, e->b.words * sizeof *e->b.host, &e->b.dev, err);
+	own = (struct carve){.base = e->own.dev};
+	carve_scratch(e, &own);
+	if (e->tp)
+		rc = share_scratch(e, err);
+	else if (!(rc = alloc_mem(e, KERN_MEM_PINNED, (size_t)e->opts.max_logits * e->conf.vocab * sizeof(float), &e->logits, err)))
+		rc = alloc_mem(e, KERN_MEM_PINNED, e->limits.batch_bytes, &e->batch, err);
+	e->s.logits = (struct kern_tensor){e->logits.dev, e->conf.vocab, KERN_F32};
+	return rc;
 }
 
-static void free_scratch(struct engine *e)
+static void free_memory(struct engine *e)
 {
-	struct part parts[SCRATCH_PARTS];
-	scratch_parts(e, parts);
-	if (e->tp_dev) {
-		e->ops->host_unregister(e->dev, tp_view(e->tp).base);
-		e->s.sum = e->s.logits = e->host_logits = NULL;
-		e->b.host = NULL;
-	} else if (e->logits_shared) {
-		e->ops->host_unregister(e->dev, e->host_logits);
-		e->s.logits = NULL;
-	}
-	for (int i = 0; i < SCRATCH_PARTS; i++)
-		if (*parts[i].p)
-			e->ops->free(e->dev, *parts[i].p);
-	if (e->b.dev)
-		e->ops->free(e->dev, e->b.dev);
-	free(e->b.host);
-	if (e->host_logits)
-		munmap(e->host_logits, e->host_logits_bytes);
+	if (e->tp)
+		e->logits = e->batch = (struct kern_mem){0};
+	struct kern_mem *const all[] = {&e->logits, &e->batch, &e->shared, &e->own, &e->board, &e->pool};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+		e->ops->mem_free(e->dev, all[i]);
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------------ */
+
+static int meet(void *tp)
+{
+	return tp_meet(tp, TP_STEP_LIMIT_S);
+}
 
 static int open_device(struct engine *e, struct err *err)
 {
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
-	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .max_rows = o->max_rows > o->max_logits ? o->max_rows : o->max_logits,
-	                           .activations = o->activations, .sim = e->sim ? &e->sim->sim : NULL};
+	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .activations = o->activations,
+	                           .progressed = e->rank ? NULL : o->progressed, .progressed_arg = o->progressed_arg, .options = e->sim ? &e->sim->sim : NULL};
+	if (e->tp)
+		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), meet, e->tp};
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);
 	if (rc)
 		return err_set(err, rc == KERN_ENOMEM ? ERR_NOMEM : ERR_UNSUPPORTED, "cannot open device %s, variant %.40s: %s", e->ops->name,
@@ -266,7 +251,6 @@ static int open_device(struct engine *e, struct err *err)
 	rc = e->ops->stream_new(e->dev, &e->stream);
 	if (rc)
 		return engine_device_error(e, rc, "cannot make a stream", err);
-	e->info.synchronous = e->ops->is_synchronous(e->dev);
 	return 0;
 }
 
@@ -286,11 +270,7 @@ static int fill_info(struct engine *e, struct err *err)
 	i->n_eos = c->n_eos;
 	memcpy(i->eos, c->eos, sizeof c->eos);
 	snprintf(i->numerics, sizeof i->numerics, "%s:tp1:%s", e->ops->numerics(e->dev), kv_type_name(e->opts.kv_type));
-	if (e->sim) {
-		snprintf(i->fingerprint, sizeof i->fingerprint, "%s", e->sim->fingerprint);
-		i->params = e->sim->params;
-	} else
-		model_fingerprint(c, &e->src, i->fingerprint);
+	i->params = e->sim ? e->sim->params : 0;
 	int rc = c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c), e->opts.block_tokens, e->opts.kv_type)
 	                        : kv_layout_uniform(&i->kv, c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens, e->opts.kv_type);
 	if (rc)
@@ -302,9 +282,14 @@ static int fill_info(struct engine *e, struct err *err)
 static void plan_step(struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
-	size_t span_words = sizeof(struct kern_span) / sizeof(uint32_t);
-	e->b.words = 2 * (size_t)o->max_rows + 2 * (size_t)o->max_logits + o->max_table + 2 * span_words * o->max_spans;
-	e->mla_heads = mla_heads_at_once(&e->conf, o->max_rows);
+	size_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4;
+	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows + o->max_logits + (2 * span + progress) * o->max_spans + o->max_table;
+	e->limits = (struct kern_limits){.rows = o->max_rows, .tail_rows = o->max_logits, .spans = o->max_spans, .positions = e->conf.context,
+	                                 .batch_bytes = (words + 15) / 16 * 64};
+	uint64_t covered = (uint64_t)o->max_table * o->block_tokens;
+	if (covered < e->limits.positions)
+		e->limits.positions = (uint32_t)covered;
+	e->mla_heads = mla_heads_at_once(&e->conf, (uint32_t)most_rows(e));
 	for (uint32_t i = 0; i < e->conf.ropes; i++)
 		e->rope[i] = (struct kern_rope){.style = e->conf.rope_style, .dims = e->conf.rope_dims, .scale = e->conf.rope[i].scale};
 }
@@ -315,45 +300,60 @@ static int open_model(struct engine *e, struct err *err)
 	if (e->ops != &kern_sim_ops) {
 		rc = model_open(e->path, &e->conf, &e->src, err);
 		e->src_open = rc == 0;
+		if (!rc)
+			model_fingerprint(&e->conf, &e->src, e->info.fingerprint);
 		return rc;
 	}
 	e->sim = mem_zalloc(sizeof *e->sim);
 	rc = model_sim_open(e->path, e->opts.kv_type, e->sim, err);
 	e->conf = e->sim->conf;
+	memcpy(e->info.fingerprint, e->sim->fingerprint, sizeof e->info.fingerprint);
 	return rc;
+}
+
+static int find_backend(struct engine *e, struct err *err)
+{
+	char text[512] = "";
+	e->ops = kern_backend(e->opts.backend ? e->opts.backend : "cpu", NULL, text, sizeof text);
+	return e->ops ? 0 : err_set(err, ERR_UNSUPPORTED, "%s", text);
+}
+
+/* Several ranks: the group is there before the device, which is told of it. */
+static int open_group(struct engine *e, struct err *err)
+{
+	int rc = e->opts.tp > 1 ? ranks_check(e, err) : 0;
+	if (rc)
+		return rc;
+	plan_step(e);
+	ranks_share_out(e);
+	if (!(rc = check_memory(e, err)) && e->opts.tp > 1 && !e->tp)
+		rc = ranks_start(e, err);
+	return rc;
+}
+
+/* A device that is not there is said before a model is read, unless the device wants to know the model or the group first. */
+static int open_parts(struct engine *e, struct err *err)
+{
+	int rc = find_backend(e, err), first = !rc && e->ops != &kern_sim_ops && e->opts.tp < 2;
+	if (first)
+		rc = open_device(e, err);
+	if (!rc)
+		rc = open_model(e, err);
+	if (!rc)
+		rc = open_group(e, err);
+	return rc || first ? rc : open_device(e, err);
 }
 
 static int open_steps(struct engine *e, struct err *err)
 {
 	int rc;
-	e->ops = find_backend(e->opts.backend, err);
-	if (!e->ops)
-		return ERR_UNSUPPORTED;
-	/* a device that is not there is said before a model is read; a simulated one needs its description first */
-	if (e->ops == &kern_sim_ops)
-		rc = (rc = open_model(e, err)) ? rc : open_device(e, err);
-	else
-		rc = (rc = open_device(e, err)) ? rc : open_model(e, err);
-	if (rc)
-		return rc;
-	plan_step(e);
-	if (e->opts.tp > 1 && (rc = ranks_check(e, err)))
-		return rc;
-	ranks_share_out(e);
-	if ((rc = fill_info(e, err)) || (rc = check_memory(e, err)))
-		return rc;
-	if (e->opts.tp > 1 && !e->tp && (rc = ranks_start(e, err)))
-		return rc;
-	if ((rc = weights_load(e, err)) || (rc = alloc_scratch(e, err)))
+	if ((rc = open_parts(e, err)) || (rc = fill_info(e, err)) || (rc = weights_load(e, err)) || (rc = alloc_scratch(e, err)))
 		return rc;
 	if (!e->rank && (rc = ranks_await(e, err)))
 		return rc;
-	for (uint32_t i = 0; i < e->conf.ropes; i++)
-		e->rope[i].inv_freq = e->inv_freq[i];
-	if (e->src_open && !e->borrows) {
+	if (e->src_open)
 		model_close(&e->src);
-		e->src_open = 0;
-	}
+	e->src_open = 0;
 	return 0;
 }
 
@@ -391,9 +391,9 @@ void engine_close(struct engine **ep)
 	if (e->dev) {
 		if (e->stream)
 			e->ops->sync(e->stream);
-		if (e->kv_dev)
-			e->ops->host_unregister(e->dev, e->kv_host);
-		free_scratch(e);
+		if (e->program)
+			e->ops->program_destroy(&e->program);
+		free_memory(e);
 		weights_free(e);
 		if (e->stream)
 			e->ops->stream_destroy(&e->stream);
@@ -416,30 +416,42 @@ const struct engine_info *engine_info(const struct engine *e)
 
 void engine_counters(const struct engine *e, struct kern_counters *ret)
 {
-	*ret = (struct kern_counters){0};
-	if (e->ops->counters)
-		e->ops->counters(e->dev, ret);
+	e->ops->counters(e->dev, ret);
 }
 
-/* --- KV pool ------------------------------------------------------------------------------------------------------------ */
+uint64_t engine_pulse(const struct engine *e)
+{
+	struct kern_counters c;
+	e->ops->counters(e->dev, &c);
+	return c.pulse;
+}
+
+/* --- board and KV pool ------------------------------------------------------------------------------------------------------------ */
+
+int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err)
+{
+	if (e->board.host)
+		return err_set(err, ERR_EXISTS, "a progress board of %zu bytes is attached already", e->board.bytes);
+	int rc = e->ops->mem_pin(e->dev, board, bytes, &e->board);
+	return rc ? engine_device_error(e, rc, "cannot pin the progress board", err) : 0;
+}
 
 int engine_attach_own(struct engine *e, void *data, uint32_t blocks, size_t bytes, struct err *err)
 {
 	static const enum kern_dtype dtype[] = {[KV_BF16] = KERN_BF16, [KV_F16] = KERN_F16, [KV_F32] = KERN_F32, [KV_INT8] = KERN_I8, [KV_FP8] = KERN_F8};
 	const struct kv_layout *l = &e->info.kv;
 	const struct model_conf *c = &e->conf;
-	if (e->kv_dev)
+	if (e->program)
 		return err_set(err, ERR_EXISTS, "a KV pool of %u blocks is attached already", e->kv_blocks);
 	if (!data || blocks < 1 || bytes / l->block_bytes < blocks)
 		return err_set(err, ERR_INVALID, "KV pool of %u blocks in %zu bytes, expected at least one block and %zu bytes for each", blocks, bytes,
 		               l->block_bytes);
-	void *dev = NULL;
-	int rc = e->ops->host_register(e->dev, data, bytes, &dev);
+	int rc = e->ops->mem_pin(e->dev, data, bytes, &e->pool);
 	if (rc)
-		return engine_device_error(e, rc, "cannot register the KV pool", err);
+		return engine_device_error(e, rc, "cannot pin the KV pool", err);
 	for (uint32_t i = 0; i < l->layers; i++) {
 		e->kv[i] = (struct kern_kv_layer){
-			.base = (unsigned char *)dev + kv_piece_offset(l, blocks, i, 0) + e->shard.kv_heads.begin * (l->piece_bytes[i] / l->layer[i].heads),
+			.base = kern_at(e->pool.dev, kv_piece_offset(l, blocks, i, 0) + e->shard.kv_heads.begin * (l->piece_bytes[i] / l->layer[i].heads)),
 			.block_stride_bytes = l->piece_bytes[i],
 			.kv_heads = c->mla.kv_rank ? 1 : e->shard.kv_heads.count,
 			.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim,
@@ -450,10 +462,8 @@ int engine_attach_own(struct engine *e, void *data, uint32_t blocks, size_t byte
 		};
 		CHECK((c->mla.kv_rank ? 1 : 2) * l->layer[i].heads * kern_kv_plane_bytes(&e->kv[i]) == l->piece_bytes[i]);
 	}
-	e->kv_host = data;
-	e->kv_dev = dev;
 	e->kv_blocks = blocks;
-	return 0;
+	return engine_record(e, err);
 }
 
 int engine_attach_kv(struct engine *e, void *data, int fd, uint32_t blocks, size_t bytes, struct err *err)

@@ -16,7 +16,7 @@ struct engine;
 
 struct engine_opts {
 	const char *model_path;       /* a .gguf file or a Hugging Face folder with safetensors; sim: a description as in etc/sim/ */
-	const char *backend;          /* "cpu", "sim" */
+	const char *backend;          /* "cpu" (NULL), "sim", or one that is loaded (kern_backend) */
 	const char *variant;          /* see kern_config */
 	unsigned threads;             /* 0: all cores; with tp > 1 those of all ranks together, each takes an equal part */
 	unsigned tp;                  /* tensor parallel: processes that share the work (tp.h); 0 or 1: this one alone. cpu only */
@@ -27,9 +27,13 @@ struct engine_opts {
 	uint32_t max_logits;          /* rows of logits of one step */
 	uint32_t max_spans;           /* sequences of one step */
 	uint32_t max_table;           /* block table entries of one step over all spans */
-	/* told once, on any thread, that no step will succeed any more (a rank is gone); may be NULL */
+	/* called at most once, on any thread, on permanent failure (a rank is gone); may be NULL */
 	void (*broken)(void *arg, const char *why);
 	void *broken_arg;
+	/* called, on any thread, soon after words of a progress board were stored (engine_attach_board); must not wait. NULL: spans have no progress, and none is
+	 * stored */
+	void (*progressed)(void *arg);
+	void *progressed_arg;
 };
 
 struct engine_info {
@@ -41,14 +45,16 @@ struct engine_info {
 	char numerics[96];            /* "cpu-r4:tp1:bf16": the numerics id. The cpu backend computes the bits of tp1 at any tp (tp.h) */
 	uint32_t eos[8], n_eos;       /* end-of-sequence ids */
 	struct kv_layout kv;
-	int synchronous;              /* the device's operations are done when they return */
 };
 
 int engine_open(const struct engine_opts *opts, struct engine **ret_e, struct err *err);
 void engine_close(struct engine **e);
 const struct engine_info *engine_info(const struct engine *e);
-/* What the device counted; all zero where it does not count. Any thread, at any time. */
+/* What the device counted. Any thread, at any time. */
 void engine_counters(const struct engine *e, struct kern_counters *ret);
+
+/* The memory that spans' progress words lie in, a shared mapping; it must stay mapped until engine_close. Before the first step that has some. */
+int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err);
 
 /* The pool's data (kv_region.data of `blocks` blocks). Must stay mapped until engine_close. fd: what data maps from its beginning, for the
  * other ranks when tp > 1; else not used. */
@@ -62,25 +68,20 @@ struct engine_span {
 	const uint32_t *blocks;       /* the sequence's block table from its block 0; must cover position + n tokens */
 	enum engine_logits logits;
 	uint32_t logits_row;          /* out: first row of this span in engine_logits() */
-	/* progress board: once this span's KV of layer l is in the pool the device stores progress_value to
-	 * progress[l * progress_stride] (words; registered memory where the device needs that); NULL: none */
+	/* once this span's KV of layer l is in the pool the device stores progress_value to progress[l * progress_stride] (words of the board); NULL: none */
 	uint64_t *progress;
 	size_t progress_stride;
 	uint64_t progress_value;
 };
 
-/* Called on the calling thread after each layer's KV write was enqueued (and, on a synchronous device, done). May be NULL. */
-typedef void engine_layer_hook(void *arg, uint32_t layer);
-
 /* One forward pass over all spans: KV of all rows is written, logits are there on return (the device is synchronised).
  * 0, ERR_INVALID (a bound or id, with the value and the limit), or ERR_IO (device). */
-int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, engine_layer_hook *hook, void *hook_arg, struct err *err);
+int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
 /* (max_logits, vocab) float32 of the last step. */
 const float *engine_logits(const struct engine *e, uint32_t row);
 /* Why the engine will never step again (a rank is gone), or NULL. */
 const char *engine_broken(const struct engine *e);
-/* Grows with each layer of a step that was computed (on a device that is not synchronous:
- * enqueued). Any thread. */
+/* Grows while a step advances, several times in each layer. Any thread, at any time. */
 uint64_t engine_pulse(const struct engine *e);
 
 /* main() of the program pdrank: a rank of another process's engine, which it reaches by socket `fd`. Returns the exit status. */

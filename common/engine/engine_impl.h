@@ -1,4 +1,5 @@
-/* engine_impl.h - the engine's own state, shared by engine.c (life), weights.c (loading), forward.c (one step) and ranks.c (several processes). */
+/* engine_impl.h - the engine's own state, shared by engine.c (life), weights.c (loading), record.c (the program), step.c (running it) and ranks.c (several
+ * processes). */
 #ifndef ENGINE_IMPL_H
 #define ENGINE_IMPL_H
 
@@ -7,11 +8,11 @@
 #include "engine/model_sim.h"
 #include "engine/tp.h"
 
-/* Per layer, on the device. NULL is what the model has not. */
+/* Per layer, on the device. NULL and 0 are what the model has not. */
 struct layer {
-	float *attn_norm, *q_norm, *k_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
+	kern_ptr attn_norm, q_norm, k_norm, attn_post_norm, ffn_norm, ffn_post_norm;
 	struct kern_weight *q, *k, *v, *o, *gate, *up, *down;
-	float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias;
+	kern_ptr q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias;
 	struct mla *mla;                           /* in place of q (unless it has no rank), k, v */
 	struct moe *moe;                           /* in place of gate, up, down */
 };
@@ -23,29 +24,29 @@ struct shard {
 	struct tp_share expert, shared;            /* columns of gate and up of each expert, and of the one that all rows pass */
 };
 
-/* Device memory of one step, each for max_rows rows unless said otherwise. own_: this rank's columns alone; the same memory as the
- * whole when it is alone. What all ranks see (tp.h) is att, sum, act and logits. */
+/* Activations of a step, float32, for max_rows or max_logits rows, whichever are more, unless said otherwise. What several ranks see (tp.h) is att, sum, act
+ * and logits: whole rows, of which each rank writes its columns. */
 struct scratch {
-	float *x;          /* (hidden) residual stream */
-	float *h;          /* (hidden) after a norm */
-	float *qkv;        /* (engine_qkv_width) */
-	float *own_att, *att;       /* (heads, engine_att_width) */
-	float *sum;        /* (hidden) what is added to x next */
-	float *gate_up;    /* (2 own ffn), of a dense layer or of the shared expert */
-	float *own_act, *act;       /* (ffn); with experts those of a row's experts, then the shared one's: (rows, active, ffn), (rows, ffn) */
-	float *route;      /* logits (rows, experts), weights (rows, active), ids (rows, active) */
-	float *mla_q_a;    /* (q_rank) */
-	float *mla_q, *mla_out;     /* of mla_heads heads at a time: (heads, kv_rank + rope), (heads, kv_rank) */
-	float *tail_x, *tail_qkv;   /* (max_logits rows): rows of the last layer that go on to the head */
-	float *logits;     /* (max_logits, vocab) */
+	struct kern_tensor x;          /* (hidden) residual stream */
+	struct kern_tensor h;          /* (hidden) after a norm */
+	struct kern_tensor qkv;        /* (engine_qkv_width) */
+	struct kern_tensor att;        /* (heads, engine_att_width) */
+	struct kern_tensor sum;        /* (hidden) what is added to x next */
+	struct kern_tensor gate_up;    /* (2 own ffn), of a dense layer or of the shared expert */
+	struct kern_tensor act;        /* (ffn), of a dense layer or of the shared expert */
+	struct kern_tensor expert_act; /* (rows, active, expert ffn), a row of it for each pair */
+	struct kern_tensor route;      /* (experts) */
+	kern_ptr route_ids, route_weights;   /* (rows, active) */
+	struct kern_tensor mla_q_a;    /* (q_rank) */
+	struct kern_tensor mla_q, mla_out;   /* of mla_heads heads at a time: (heads, kv_rank + rope), (heads, kv_rank) */
+	struct kern_tensor tail_x, tail_qkv; /* (max_logits rows): rows of the last layer that go on to the head */
+	struct kern_tensor logits;     /* (max_logits, vocab) */
 };
 
-/* The batch as the device reads it: one block of words, uploaded at once. Offsets in words. */
-struct batch_words {
-	uint32_t *host, *dev;
-	size_t words, used;                                  /* room; of this step. host is shared with the other ranks */
-	size_t tokens, positions, spans, table;              /* the whole batch */
-	size_t tail_index, tail_positions, tail_spans;       /* rows of the last layer */
+/* Vectors, side by side in pieces of device memory. */
+struct vectors {
+	struct kern_mem *piece;        /* (pieces) */
+	size_t pieces, used;           /* bytes of the last piece */
 };
 
 struct engine {
@@ -59,23 +60,23 @@ struct engine {
 	struct kern_stream *stream;
 	struct layer *layer;
 	struct kern_weight *embed, *head;   /* the same when tied */
-	float *final_norm, *inv_freq[MODEL_ROPES];
+	struct vectors vectors;
+	kern_ptr final_norm;
 	struct kern_rope rope[MODEL_ROPES];         /* of conf.rope */
 	uint32_t mla_heads;
 	struct scratch s;
-	struct batch_words b;
-	float *host_logits;                 /* what engine_logits shows; s.logits itself if the device writes host memory */
-	size_t host_logits_bytes;
-	int logits_shared;
-	struct model_source src;            /* kept open while a weight borrows from it */
-	int src_open, borrows;
+	struct kern_mem own;                /* scratch of this rank alone */
+	struct kern_mem logits, batch;      /* PINNED; with several ranks parts of what they share */
+	struct kern_mem shared;             /* that mapping, with several ranks */
+	struct kern_limits limits;
+	struct kern_program *program;       /* of one step; made when the pool is attached */
+	struct kern_mem board, pool;
+	struct model_source src;            /* open while weights are loaded */
+	int src_open;
 	struct kern_kv_layer kv[KV_LAYERS_MAX];     /* this rank's heads */
-	void *kv_host, *kv_dev;
 	uint32_t kv_blocks;
-	_Atomic uint64_t pulse;             /* the stepping thread's; read by any */
 	struct tp *tp;                      /* NULL: alone */
 	unsigned rank;
-	void *tp_dev;                       /* the ranks' shared memory as the device sees it */
 	struct shard shard;
 };
 
@@ -93,15 +94,10 @@ static inline uint32_t engine_att_width(const struct model_conf *c)
 /* Loads every tensor; on failure what was loaded is freed by weights_free. */
 int weights_load(struct engine *e, struct err *err);
 void weights_free(struct engine *e);
-/* What rank 0 tells the others of a step; the batch itself lies in the shared words. */
-struct rank_step {
-	uint32_t rows, spans, table_len, tail_rows, tail_spans;
-	int whole_tail;      /* every row goes to the head */
-	int publish;         /* ranks meet after each layer's KV write, so that it can be told on */
-	struct batch_words at;   /* offsets; no pointers */
-};
-/* Does this rank's share of it; a failure fails the group. */
-void engine_rank_step(struct engine *e, const struct rank_step *order);
+/* record.c: the program of a step, once the pool is attached. */
+int engine_record(struct engine *e, struct err *err);
+/* step.c: runs the program over the batch that rank 0 has laid out; a failure fails the group. */
+int engine_run(struct engine *e);
 /* engine.c: this process's view of a pool. */
 int engine_attach_own(struct engine *e, void *data, uint32_t blocks, size_t bytes, struct err *err);
 /* Opens a rank's engine on the group that it has joined; tp stays the caller's. */

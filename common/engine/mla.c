@@ -30,11 +30,7 @@ static struct kern_weight *transposed_rows(struct loader *l, const struct model_
 		for (uint32_t i = 0; i < t->k; i++)
 			memcpy(out + ((size_t)i * n + r) * size, in + ((size_t)r * t->k + i) * size, size);
 	struct model_tensor turned = {.name = t->name, .dtype = t->dtype, .n = t->k, .k = n, .data = out, .bytes = (size_t)n * t->k * size};
-	int before = l->e->borrows;
 	struct kern_weight *w = load_rows(l, &turned, (struct tp_share){0, turned.n});
-	if (l->e->borrows && !before && !l->rc)
-		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: device %s reads matrices in place, and latent attention needs one turned", l->e->src.path,
-		                l->e->ops->name);
 	free(out);
 	return w;
 }
@@ -51,8 +47,7 @@ static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 		m->key[h] = transposed_rows(l, &kv_b, first, d->nope);
 		m->value[h] = load_rows(l, &kv_b, (struct tp_share){first + d->nope, d->v});
 	}
-	if (!l->e->borrows)
-		model_tensor_drop(&kv_b);
+	model_tensor_drop(&kv_b);
 }
 
 /* The same from a file that has them in two tensors, the keys' turned already. */
@@ -64,8 +59,7 @@ static void load_parts(struct loader *l, uint32_t layer, struct kern_weight **w,
 		return;
 	for (uint32_t h = 0; h < e->conf.heads && !l->rc; h++)
 		w[h] = load_rows(l, &t, (struct tp_share){h * rows, rows});
-	if (!e->borrows)
-		model_tensor_drop(&t);
+	model_tensor_drop(&t);
 }
 
 struct mla *mla_load(struct loader *l, uint32_t layer)
@@ -104,8 +98,6 @@ void mla_free(struct engine *e, struct mla **mp)
 	free_matrix(e, &m->q_a);
 	free_matrix(e, &m->q_b);
 	free_matrix(e, &m->kv_a);
-	free_vector(e, &m->q_a_norm);
-	free_vector(e, &m->kv_a_norm);
 	free(m);
 	*mp = NULL;
 }
@@ -121,53 +113,54 @@ uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows)
 	return head * c->heads <= FLOATS ? c->heads : head < FLOATS ? (uint32_t)(FLOATS / head) : 1;
 }
 
-/* Queries of all heads, and latents, beside each other in qkv. */
-static void project_in(struct step *st, uint32_t layer, uint32_t ld)
+static void record_norm(struct recorder *r, struct kern_tensor x, kern_ptr w, uint32_t dim)
 {
-	struct engine *e = st->e;
-	const struct layer *w = &e->layer[layer];
-	const struct mla *m = w->mla;
-	struct scratch *s = &e->s;
-	uint32_t rows = st->all.rows, rank = e->conf.mla.q_rank;
-	const struct kern_product kv = {.w = m->kv_a, .y = s->qkv + e->conf.heads * e->conf.head_dim, .ldy = ld};
-	if (!rank) {
-		const struct kern_product p[] = {{.w = w->q, .y = s->qkv, .ldy = ld}, kv};
-		RUN(st, matmul, s->h, rows, p, 2);
-		return;
-	}
-	const struct kern_product a[] = {{.w = m->q_a, .y = s->mla_q_a, .ldy = rank}, kv}, b = {.w = m->q_b, .y = s->qkv, .ldy = ld};
-	RUN(st, matmul, s->h, rows, a, 2);
-	RUN(st, head_norm, s->mla_q_a, rank, 1, rank, m->q_a_norm, rows, e->conf.mla.norm_eps);
-	RUN(st, matmul, s->mla_q_a, rows, &b, 1);
+	record(r, (struct kern_op){.kind = KERN_OP_HEAD_NORM, .head_norm = {x, w, 1, dim, r->e->conf.mla.norm_eps}});
 }
 
-void mla_in(struct step *st, uint32_t layer)
+/* Queries of all heads, and latents, beside each other in qkv. */
+static void project_in(struct recorder *r, uint32_t layer, struct kern_tensor kv)
 {
-	struct engine *e = st->e;
+	struct engine *e = r->e;
+	const struct layer *w = &e->layer[layer];
+	const struct mla *m = w->mla;
+	const struct scratch *s = &e->s;
+	uint32_t rank = e->conf.mla.q_rank;
+	struct kern_product q = {.w = rank ? m->q_a : w->q, .y = rank ? s->mla_q_a : s->qkv};
+	record(r, (struct kern_op){.kind = KERN_OP_MATMUL, .matmul = {.x = s->h, .products = 2, .p = {q, {.w = m->kv_a, .y = kv}}}});
+	if (!rank)
+		return;
+	record_norm(r, s->mla_q_a, m->q_a_norm, rank);
+	record_project(r, s->qkv, s->mla_q_a, m->q_b, (kern_ptr){0}, (struct tp_share){0, e->conf.heads * e->conf.head_dim});
+}
+
+void mla_in(struct recorder *r, uint32_t layer)
+{
+	struct engine *e = r->e;
 	const struct model_conf *c = &e->conf;
 	const struct model_mla *d = &c->mla;
 	const struct kern_rope *rope = &e->rope[c->layer[layer].rope];
-	uint32_t ld = engine_qkv_width(e), rows = st->all.rows;
-	float *q = e->s.qkv, *kv = q + c->heads * c->head_dim;
-	project_in(st, layer, ld);
-	RUN(st, head_norm, kv, ld, 1, d->kv_rank, e->layer[layer].mla->kv_a_norm, rows, d->norm_eps);
-	RUN(st, rope, q + d->nope, ld, c->heads, c->head_dim, rope, st->all.positions, rows);
-	RUN(st, rope, kv + d->kv_rank, ld, 1, d->rope, rope, st->all.positions, rows);
-	RUN(st, kv_write, &e->kv[layer], kv, NULL, ld, &st->all);
+	struct kern_tensor q = e->s.qkv, kv = columns(q, c->heads * c->head_dim);
+	project_in(r, layer, kv);
+	record_norm(r, kv, e->layer[layer].mla->kv_a_norm, d->kv_rank);
+	record(r, (struct kern_op){.kind = KERN_OP_ROPE, .rope = {columns(q, d->nope), *rope, c->heads, c->head_dim}});
+	record(r, (struct kern_op){.kind = KERN_OP_ROPE, .rope = {columns(kv, d->kv_rank), *rope, 1, d->rope}});
+	record(r, (struct kern_op){.kind = KERN_OP_KV_WRITE, .kv_write = {.kv = e->kv[layer], .k = kv}});
 }
 
-void mla_attention(struct step *st, uint32_t layer, const float *qkv, const struct kern_batch *b)
+void mla_attention(struct recorder *r, uint32_t layer, struct kern_tensor qkv)
 {
-	struct engine *e = st->e;
+	struct engine *e = r->e;
 	const struct model_conf *c = &e->conf;
 	const struct model_mla *d = &c->mla;
 	const struct mla *m = e->layer[layer].mla;
-	struct scratch *s = &e->s;
+	const struct scratch *s = &e->s;
 	for (uint32_t h = 0, n; h < c->heads; h += n) {
 		n = c->heads - h < e->mla_heads ? c->heads - h : e->mla_heads;
-		size_t ldq = (size_t)n * mla_width(c), ldo = (size_t)n * d->kv_rank;
-		RUN(st, heads_matmul, s->mla_q, ldq, qkv + h * c->head_dim, engine_qkv_width(e), m->key + h, n, d->rope, b->rows);
-		RUN(st, attention, s->mla_out, s->mla_q, ldq, n, &e->kv[layer], c->attn_scale, c->layer[layer].window, b);
-		RUN(st, heads_matmul, s->own_att + h * d->v, (size_t)c->heads * d->v, s->mla_out, ldo, m->value + h, n, 0, b->rows);
+		record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL, .heads_matmul = {s->mla_q, columns(qkv, h * c->head_dim), m->key + h, n, d->rope}});
+		record(r, (struct kern_op){.kind = KERN_OP_ATTENTION,
+		                           .attention = {.kv = e->kv[layer], .out = s->mla_out, .q = s->mla_q, .heads = n, .window = c->layer[layer].window,
+		                                         .scale = c->attn_scale}});
+		record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL, .heads_matmul = {columns(s->att, h * d->v), s->mla_out, m->value + h, n, 0}});
 	}
 }

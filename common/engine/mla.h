@@ -2,13 +2,13 @@
 #ifndef ENGINE_MLA_H
 #define ENGINE_MLA_H
 
-#include "engine/step.h"
+#include "engine/record.h"
 #include "engine/weights.h"
 
 /* One layer's. Queries come by q_a, a norm, and q_b; or by the layer's q if the model has no rank for them. */
 struct mla {
 	struct kern_weight *q_a, *q_b, *kv_a;
-	float *q_a_norm, *kv_a_norm;
+	kern_ptr q_a_norm, kv_a_norm;
 	uint32_t heads;
 	struct kern_weight **key, **value;         /* (heads): the key part of kv_b transposed, (kv_rank, nope); its value part, (v, kv_rank) */
 };
@@ -25,8 +25,8 @@ static inline uint32_t mla_width(const struct model_conf *c)
 /* Heads whose queries in the latent's space are held at a time, so that long prompts need no large scratch. */
 uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows);
 
-/* From h of all rows to queries (in qkv) and the KV pool; from queries to own_att. */
-void mla_in(struct step *st, uint32_t layer);
-void mla_attention(struct step *st, uint32_t layer, const float *qkv, const struct kern_batch *b);
+/* From h of all rows to queries (in qkv) and the KV pool; from queries to att. */
+void mla_in(struct recorder *r, uint32_t layer);
+void mla_attention(struct recorder *r, uint32_t layer, struct kern_tensor qkv);
 
 #endif

@@ -3,11 +3,12 @@
 #define ENGINE_MODEL_SIM_H
 
 #include "engine/model.h"
+#include "kernels/sim/options.h"
 #include "kv/layout.h"
 
 struct model_sim {
 	struct model_conf conf;      /* layers, vocabulary and context of the model; the smallest sizes otherwise */
-	struct kern_sim sim;         /* what the modelled sizes cost */
+	struct sim_options sim;      /* what the modelled sizes cost */
 	char fingerprint[65];        /* of the group `model` */
 	uint64_t params;             /* of the modelled model */
 };

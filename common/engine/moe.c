@@ -17,8 +17,7 @@ static struct kern_weight *expert_matrix(struct loader *l, enum model_expert_par
 	if (l->rc || !load_found(l, model_expert_get(&l->e->src, &l->e->conf, part, layer, expert, &t, l->err), &t))
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows);
-	if (!l->e->borrows)
-		model_tensor_drop(&t);
+	model_tensor_drop(&t);
 	return w;
 }
 
@@ -68,7 +67,6 @@ void moe_free(struct engine *e, struct moe **mp)
 	struct kern_weight **const ws[] = {&m->router, &m->shared_gate, &m->shared_up, &m->shared_down};
 	for (size_t i = 0; i < sizeof ws / sizeof *ws; i++)
 		free_matrix(e, ws[i]);
-	free_vector(e, &m->correction);
 	free(m);
 	*mp = NULL;
 }
@@ -86,62 +84,31 @@ uint64_t moe_bytes(const struct engine *e, uint32_t layer)
 
 /* --- a step ------------------------------------------------------------------------------------------------------------- */
 
-size_t moe_act_floats(const struct model_conf *c, uint32_t ffn, uint32_t shared_ffn)
+void moe_record(struct recorder *r, uint32_t layer)
 {
-	return c->experts.count ? (size_t)c->experts.active * ffn + shared_ffn : 0;
-}
-
-size_t moe_route_floats(const struct model_conf *c)
-{
-	return c->experts.count ? (size_t)c->experts.count + 2 * (size_t)c->experts.active : 0;
-}
-
-/* What all rows pass, up to its activations, behind those of the experts. */
-static void shared_act(struct step *st, const struct moe *m, uint32_t rows)
-{
-	const struct model_conf *c = &st->e->conf;
+	struct engine *e = r->e;
+	const struct model_conf *c = &e->conf;
 	const struct model_experts *x = &c->experts;
-	const struct shard *own = &st->e->shard;
-	struct scratch *s = &st->e->s;
-	size_t ffn = own->shared.count, pairs = (size_t)rows * x->active;
-	float *act = s->own_act + pairs * own->expert.count;
-	const struct kern_product p[] = {
-		{.w = m->shared_gate, .y = s->gate_up, .ldy = 2 * ffn},
-		{.w = m->shared_up, .y = s->gate_up + ffn, .ldy = 2 * ffn},
-	};
-	if (ffn) {
-		RUN(st, matmul, s->h, rows, p, 2);
-		RUN(st, act_mul, act, s->gate_up, s->gate_up + ffn, 2 * ffn, c->act, rows, (uint32_t)ffn);
-	}
-	step_place_own(st, s->act + pairs * x->ffn, x->shared_ffn, act, own->shared, rows);
-}
-
-void moe_run(struct step *st, uint32_t layer, uint32_t rows)
-{
-	const struct model_conf *c = &st->e->conf;
-	const struct model_experts *x = &c->experts;
-	const struct moe *m = st->e->layer[layer].moe;
-	const struct shard *own = &st->e->shard;
-	struct scratch *s = &st->e->s;
-	size_t pairs = (size_t)rows * x->active;
-	float *logits = s->route, *weights = logits + (size_t)rows * x->count;
-	uint32_t *ids = (uint32_t *)(void *)(weights + pairs);
-	const struct kern_product router = {.w = m->router, .y = logits, .ldy = x->count};
+	const struct moe *m = e->layer[layer].moe;
+	const struct shard *own = &e->shard;
+	const struct scratch *s = &e->s;
 	const struct kern_router rule = {
 		.score = x->scoring == MODEL_SIGMOID ? KERN_SCORE_SIGMOID : KERN_SCORE_SOFTMAX, .experts = x->count, .used = x->active, .groups = x->groups,
 		.groups_used = x->top_groups, .bias = m->correction, .normalise = x->normalise, .norm_min = x->norm_min, .norm_add = x->norm_eps, .scale = x->scale,
 	};
-	RUN(st, matmul, s->h, rows, &router, 1);
-	RUN(st, route, ids, weights, logits, &rule, rows);
+	record_project(r, s->route, s->h, m->router, (kern_ptr){0}, (struct tp_share){0, x->count});
+	record(r, (struct kern_op){.kind = KERN_OP_ROUTE, .route = {rule, s->route_ids, s->route_weights, s->route}});
 	if (own->expert.count)
-		RUN(st, experts_act, s->own_act, s->h, ids, x->active, &m->experts, c->act, rows);
-	step_place_own(st, s->act, x->ffn, s->own_act, own->expert, rows * x->active);
+		record(r, (struct kern_op){.kind = KERN_OP_EXPERTS_ACT,
+		                           .experts_act = {m->experts, s->route_ids, x->active, c->act, columns(s->expert_act, own->expert.begin), s->h}});
 	if (x->shared_ffn)
-		shared_act(st, m, rows);
-	step_gather(st);
+		record_gated(r, s->act, own->shared, m->shared_gate, (kern_ptr){0}, m->shared_up, (kern_ptr){0});
+	record_gather(r);
 	if (x->shared_ffn)
-		step_project(st, s->sum, s->act + pairs * x->ffn, rows, m->shared_down, NULL, own->hidden, c->hidden);
+		record_project(r, s->sum, s->act, m->shared_down, (kern_ptr){0}, own->hidden);
 	if (own->hidden.count)
-		RUN(st, experts_down, s->sum + own->hidden.begin, c->hidden, s->act, ids, weights, x->active, &m->experts, x->shared_ffn != 0, rows);
-	step_gather(st);
+		record(r, (struct kern_op){.kind = KERN_OP_EXPERTS_DOWN,
+		                           .experts_down = {m->experts, s->route_ids, s->route_weights, x->active, x->shared_ffn != 0, columns(s->sum, own->hidden.begin),
+		                                            s->expert_act}});
+	record_gather(r);
 }

@@ -2,13 +2,13 @@
 #ifndef ENGINE_MOE_H
 #define ENGINE_MOE_H
 
-#include "engine/step.h"
+#include "engine/record.h"
 #include "engine/weights.h"
 
 /* One layer's. Of gate, up and down this rank's columns; entries are NULL where it has none. */
 struct moe {
 	struct kern_weight *router;                /* (experts, hidden) */
-	float *correction;                         /* (experts) or NULL, on the device */
+	kern_ptr correction;                       /* (experts) or 0 */
 	struct kern_experts experts;
 	struct kern_weight *shared_gate, *shared_up, *shared_down;   /* NULL: none */
 };
@@ -19,11 +19,7 @@ void moe_free(struct engine *e, struct moe **m);
 /* Of the experts' tensors in the file; 0 for a dense layer. */
 uint64_t moe_bytes(const struct engine *e, uint32_t layer);
 
-/* Of a row, for sizes of an expert and of the shared one: in scratch act and own_act; in scratch route. 0 for a dense model. */
-size_t moe_act_floats(const struct model_conf *c, uint32_t ffn, uint32_t shared_ffn);
-size_t moe_route_floats(const struct model_conf *c);
-
-/* From h (rows) to sum, which all ranks may read then. */
-void moe_run(struct step *st, uint32_t layer, uint32_t rows);
+/* From h to sum, which all ranks may read then. */
+void moe_record(struct recorder *r, uint32_t layer);
 
 #endif

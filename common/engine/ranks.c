@@ -26,8 +26,8 @@ int ranks_check(struct engine *e, struct err *err)
 {
 	if (e->sim)
 		return err_set(err, ERR_INVALID, "tensor_parallel is %u: a simulated device has its own, `tp` in its description", e->opts.tp);
-	if (!e->info.synchronous)
-		return err_set(err, ERR_UNSUPPORTED, "tensor_parallel is %u: device %s cannot share its work", e->opts.tp, e->ops->name);
+	if (e->opts.tp > e->ops->ranks_max)
+		return err_set(err, ERR_UNSUPPORTED, "tensor_parallel is %u: device %s works in groups of at most %u", e->opts.tp, e->ops->name, e->ops->ranks_max);
 	if (e->conf.mla.kv_rank)
 		return err_set(err, ERR_UNSUPPORTED, "tensor_parallel is %u: %s keeps one latent for all heads, which ranks cannot share out", e->opts.tp,
 		               e->conf.family->name[e->conf.source]);
@@ -61,7 +61,7 @@ int ranks_start(struct engine *e, struct err *err)
 	struct rank_hello h = {.opts = e->opts};
 	h.opts.model_path = h.opts.backend = h.opts.variant = NULL;
 	h.opts.broken = NULL;
-	h.opts.broken_arg = NULL;
+	h.opts.broken_arg = h.opts.progressed_arg = NULL;
 	snprintf(h.model_path, sizeof h.model_path, "%s", e->path);
 	snprintf(h.backend, sizeof h.backend, "%s", e->opts.backend ? e->opts.backend : "cpu");
 	snprintf(h.variant, sizeof h.variant, "%s", e->opts.variant ? e->opts.variant : "auto");
@@ -131,11 +131,11 @@ int engine_rank_main(int fd)
 	}
 	tp_meet(tp, TP_OPEN_LIMIT_S);
 	while (!tp_why(tp)) {
-		union { struct rank_step step; struct rank_pool pool; } o;
-		if (tp_await(tp, &o, sizeof o) == TP_STEP)
-			engine_rank_step(e, &o.step);
+		struct rank_pool pool;
+		if (tp_await(tp, &pool, sizeof pool) == TP_STEP)
+			engine_run(e);
 		else
-			attach(e, &o.pool);
+			attach(e, &pool);
 	}
 	return 1;
 }

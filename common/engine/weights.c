@@ -1,7 +1,7 @@
 /* weights.c - from a model's tensors to matrices and vectors on the device.
  *
  * Each tensor is handed to the device as it lies in the file; the device repacks it, and then the file's pages are given back, so that
- * loading needs little more memory than the model itself. If a device reads matrices in place, the file stays mapped.
+ * loading needs little more memory than the model itself. Vectors lie side by side in few pieces of memory, which go together.
  * A missing tensor, a wrong shape or type, and too little memory are returned as errors that name the tensor. */
 #include "engine/mla.h"
 #include "engine/moe.h"
@@ -66,13 +66,12 @@ struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, st
 	if (l->rc || !rows.count)
 		return NULL;
 	const unsigned char *data = (const unsigned char *)t->data + rows.begin * kern_dtype_bytes(t->dtype, t->k);
-	int borrows = 0, rc = e->ops->weight_new(e->dev, t->dtype, rows.count, t->k, data, &w, &borrows);
+	int rc = e->ops->weight_new(e->dev, t->dtype, rows.count, t->k, data, 0, &w);
 	if (rc) {
 		l->rc = engine_device_error(e, rc, "cannot load", l->err);
 		err_prefix(l->err, "%.100s: tensor %s (%u x %u, %s)", e->src.path, t->name, t->n, t->k, kern_dtype_name(t->dtype));
 		return NULL;
 	}
-	e->borrows |= borrows;
 	return w;
 }
 
@@ -82,8 +81,7 @@ struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t
 	if (!model_has_role(&l->e->conf, role, layer) || !load_find(l, role, layer, &t))
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows_of(l->e, role, t.n));
-	if (!l->e->borrows)
-		model_tensor_drop(&t);
+	model_tensor_drop(&t);
 	return w;
 }
 
@@ -127,28 +125,46 @@ static int widen(const struct model_tensor *t, float *out)
 	return 0;
 }
 
-static float *upload(struct loader *l, const float *host, uint32_t count, const char *name)
+/* Room for `bytes` in the vectors' memory. */
+static int vector_room(struct loader *l, size_t bytes, kern_ptr *ret)
+{
+	enum { PIECE = 1 << 20 };
+	struct engine *e = l->e;
+	struct vectors *v = &e->vectors;
+	bytes = (bytes + 63) & ~(size_t)63;
+	if (!v->pieces || v->piece[v->pieces - 1].bytes - v->used < bytes) {
+		struct kern_mem mem;
+		int rc = e->ops->mem_new(e->dev, KERN_MEM_DEVICE, bytes > PIECE ? bytes : PIECE, &mem);
+		if (rc)
+			return rc;
+		v->piece = mem_grow(v->piece, v->pieces + 1, sizeof *v->piece);
+		v->piece[v->pieces++] = mem;
+		v->used = 0;
+	}
+	*ret = kern_at(v->piece[v->pieces - 1].dev, v->used);
+	v->used += bytes;
+	return 0;
+}
+
+static kern_ptr upload(struct loader *l, const float *host, uint32_t count, const char *name)
 {
 	struct engine *e = l->e;
-	void *dev = NULL;
-	int rc = e->ops->alloc(e->dev, count * sizeof *host, &dev);
+	kern_ptr dev = {0};
+	int rc = vector_room(l, count * sizeof *host, &dev);
 	if (!rc)
 		rc = e->ops->upload(e->stream, dev, host, count * sizeof *host);
 	if (!rc)
 		rc = e->ops->sync(e->stream);
-	if (rc) {
+	if (rc)
 		l->rc = engine_device_error(e, rc, name, l->err);
-		if (dev)
-			e->ops->free(e->dev, dev);
-		return NULL;
-	}
-	return dev;
+	return rc ? (kern_ptr){0} : dev;
 }
 
 /* The tensor's numbers, each plus `more`. */
-float *load_vector(struct loader *l, const struct model_tensor *t, float more)
+kern_ptr load_vector(struct loader *l, const struct model_tensor *t, float more)
 {
-	float *host = mem_array(t->k, sizeof *host), *dev = NULL;
+	float *host = mem_array(t->k, sizeof *host);
+	kern_ptr dev = {0};
 	if (widen(t, host))
 		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t->name,
 		                kern_dtype_name(t->dtype));
@@ -161,32 +177,32 @@ float *load_vector(struct loader *l, const struct model_tensor *t, float more)
 	return dev;
 }
 
-float *load_norm(struct loader *l, enum model_role role, uint32_t layer)
+kern_ptr load_norm(struct loader *l, enum model_role role, uint32_t layer)
 {
 	const struct model_conf *c = &l->e->conf;
 	struct model_tensor t;
-	return model_has_role(c, role, layer) && load_find(l, role, layer, &t) ? load_vector(l, &t, c->norm_plus_one ? 1.0f : 0.0f) : NULL;
+	return model_has_role(c, role, layer) && load_find(l, role, layer, &t) ? load_vector(l, &t, c->norm_plus_one ? 1.0f : 0.0f) : (kern_ptr){0};
 }
 
 /* The bias of a matrix: a vector of its rows. */
-static float *bias(struct loader *l, int has, enum model_role role, uint32_t layer)
+static kern_ptr bias(struct loader *l, int has, enum model_role role, uint32_t layer)
 {
 	char name[96];
 	uint32_t n, k;
 	struct model_tensor t;
 	if (!has || l->rc || !model_has_role(&l->e->conf, role, layer))
-		return NULL;
+		return (kern_ptr){0};
 	model_tensor_name(&l->e->conf, role, layer, "bias", name, sizeof name);
 	model_role_shape(&l->e->conf, role, &n, &k);
 	l->rc = model_tensor_get(&l->e->src, name, 1, n, &t, l->err);
 	if (l->rc)
-		return NULL;
+		return (kern_ptr){0};
 	l->e->info.params += n;
 	l->e->info.weight_bytes += t.bytes;
 	struct tp_share own = rows_of(l->e, role, n);
 	t.data = (const unsigned char *)t.data + own.begin * kern_dtype_bytes(t.dtype, 1);
 	t.k = own.count;
-	return own.count ? load_vector(l, &t, 0.0f) : NULL;
+	return own.count ? load_vector(l, &t, 0.0f) : (kern_ptr){0};
 }
 
 static void load_layer(struct loader *l, uint32_t i)
@@ -224,9 +240,8 @@ static struct kern_weight *shape(struct loader *l, enum model_role role)
 	struct engine *e = l->e;
 	struct kern_weight *w = NULL;
 	uint32_t n, k;
-	int borrows;
 	model_role_shape(&e->conf, role, &n, &k);
-	int rc = l->rc ? l->rc : e->ops->weight_new(e->dev, KERN_F32, n, k, NULL, &w, &borrows);
+	int rc = l->rc ? l->rc : e->ops->weight_new(e->dev, KERN_F32, n, k, NULL, 0, &w);
 	if (rc && !l->rc)
 		l->rc = engine_device_error(e, rc, "cannot load a simulated model", l->err);
 	return w;
@@ -257,7 +272,7 @@ int weights_load(struct engine *e, struct err *err)
 	e->final_norm = load_norm(&l, MODEL_NORM, 0);
 	e->head = e->conf.tied ? e->embed : load_matrix(&l, MODEL_HEAD, 0);
 	for (uint32_t i = 0; i < e->conf.ropes && !l.rc; i++)
-		e->inv_freq[i] = upload(&l, e->conf.rope[i].inv_freq, e->conf.rope_dims / 2, "rotary frequencies");
+		e->rope[i].inv_freq = upload(&l, e->conf.rope[i].inv_freq, e->conf.rope_dims / 2, "rotary frequencies");
 	return l.rc;
 }
 
@@ -276,26 +291,13 @@ void free_matrices(struct engine *e, struct kern_weight ***ws, uint32_t count)
 	*ws = NULL;
 }
 
-void free_vector(struct engine *e, float **v)
-{
-	if (*v)
-		e->ops->free(e->dev, *v);
-	*v = NULL;
-}
-
 void weights_free(struct engine *e)
 {
 	for (uint32_t i = 0; e->layer && i < e->conf.layers; i++) {
 		struct layer *l = &e->layer[i];
 		struct kern_weight **const ws[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-		float **const vs[] = {
-			&l->attn_norm, &l->q_norm, &l->k_norm, &l->attn_post_norm, &l->ffn_norm, &l->ffn_post_norm,
-			&l->q_bias, &l->k_bias, &l->v_bias, &l->o_bias, &l->gate_bias, &l->up_bias, &l->down_bias,
-		};
 		for (size_t k = 0; k < sizeof ws / sizeof *ws; k++)
 			free_matrix(e, ws[k]);
-		for (size_t k = 0; k < sizeof vs / sizeof *vs; k++)
-			free_vector(e, vs[k]);
 		mla_free(e, &l->mla);
 		moe_free(e, &l->moe);
 	}
@@ -303,9 +305,9 @@ void weights_free(struct engine *e)
 		e->head = NULL;
 	free_matrix(e, &e->embed);
 	free_matrix(e, &e->head);
-	free_vector(e, &e->final_norm);
-	for (uint32_t i = 0; i < MODEL_ROPES; i++)
-		free_vector(e, &e->inv_freq[i]);
+	for (size_t i = 0; i < e->vectors.pieces; i++)
+		e->ops->mem_free(e->dev, &e->vectors.piece[i]);
+	free(e->vectors.piece);
 	free(e->layer);
 	e->layer = NULL;
 }

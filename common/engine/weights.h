@@ -1,7 +1,7 @@
 /* weights.h - what the loading of a model's parts has in common (weights.c has the rest, moe.c and mla.c have theirs).
  *
- * A loader keeps the first error; after it every call does nothing and returns NULL or 0. Matrices and vectors are the caller's, who frees
- * them with the functions below, whether loading went well or not. */
+ * A loader keeps the first error; after it every call does nothing and returns NULL or 0. Matrices are the caller's, who frees them with the functions
+ * below, whether loading went well or not; vectors go with the engine. */
 #ifndef ENGINE_WEIGHTS_H
 #define ENGINE_WEIGHTS_H
 
@@ -22,11 +22,10 @@ struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, st
 /* This rank's rows of a role's matrix; NULL if the model has no such role there. */
 struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t layer);
 /* The numbers of a tensor that is no block type, as floats, each plus `more`. */
-float *load_vector(struct loader *l, const struct model_tensor *t, float more);
-float *load_norm(struct loader *l, enum model_role role, uint32_t layer);
+kern_ptr load_vector(struct loader *l, const struct model_tensor *t, float more);
+kern_ptr load_norm(struct loader *l, enum model_role role, uint32_t layer);
 
 void free_matrix(struct engine *e, struct kern_weight **w);
 void free_matrices(struct engine *e, struct kern_weight ***ws, uint32_t count);
-void free_vector(struct engine *e, float **v);
 
 #endif

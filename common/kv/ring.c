@@ -223,6 +223,12 @@ uint32_t ring_slots(const struct ring *r)
 	return r->slots;
 }
 
+void *ring_memory(const struct ring *r, size_t *ret_bytes)
+{
+	*ret_bytes = r->bytes;
+	return r->header;
+}
+
 uint32_t ring_layers(const struct ring *r)
 {
 	return r->layers;

@@ -258,7 +258,7 @@ static void step(struct decode *d, uint32_t n)
 	uint64_t begin = clock_us(), rows = 0, of_prompts = 0;
 	struct report *rep = report_new(w);
 	watch_turn(&w->watch);
-	int r = engine_step(w->engine, d->spans, n, NULL, NULL, &err);
+	int r = engine_step(w->engine, d->spans, n, &err);
 	watch_turn(&w->watch);
 	uint64_t took = clock_us() - begin;
 	for (uint32_t i = 0; i < n; i++) {

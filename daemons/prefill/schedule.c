@@ -163,12 +163,6 @@ uint32_t schedule_fill(struct prefill *s)
 
 /* --- the step ------------------------------------------------------------------------------------------------------------------- */
 
-static void layer_done(void *arg, uint32_t layer)
-{
-	(void)layer;
-	ring_bell(arg);
-}
-
 static void publish_full(struct worker *w, struct job *j)
 {
 	uint32_t full = j->computed / w->info->kv.block_tokens;
@@ -233,7 +227,7 @@ static uint64_t step(struct prefill *s, uint32_t first, uint32_t n)
 	struct worker *w = s->w;
 	struct err err = {0};
 	uint64_t rows = 0;
-	int r = engine_step(w->engine, s->spans + first, n, layer_done, w->ring, &err);
+	int r = engine_step(w->engine, s->spans + first, n, &err);
 	if (r == ERR_INVALID && n > 1) {
 		for (uint32_t i = 0; i < n; i++)
 			rows += step(s, first + i, 1);

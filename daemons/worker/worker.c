@@ -179,6 +179,14 @@ static void engine_is_broken(void *arg, const char *why)
 	svc_post(w->svc, end_broken, NULL);
 }
 
+/* Layers' words of the board were stored; on a thread of the device. */
+static void progressed(void *arg)
+{
+	struct worker *w = arg;
+	if (w->ring)
+		ring_bell(w->ring);
+}
+
 static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 {
 	struct engine_opts o = {
@@ -189,9 +197,12 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		.tp = (unsigned)conf_int(c, "tensor_parallel"),
 		.broken = engine_is_broken,
 		.broken_arg = w,
+		.progressed_arg = w,
 		.activations = strcmp(conf_str(c, "activation_type"), "bf16") == 0 ? KERN_BF16 : KERN_F32,
 		.block_tokens = (uint32_t)conf_int(c, "block_tokens"),
 	};
+	if (strcmp(conf_str(c, "messager"), "none") != 0)
+		o.progressed = progressed;
 	if (!o.model_path[0])
 		return err_set(err, ERR_INVALID, "no model: set `model` to a GGUF file or a Hugging Face folder");
 	if (kv_type_parse(conf_str(c, "kv_type"), &o.kv_type) < 0)
@@ -275,12 +286,19 @@ static int connect_to(struct worker *w, const char *endpoint, const char *name, 
 	return chan_connect(svc_chan(w->svc), endpoint, name, tag) ? 0 : err_set(err, ERR_IO, "cannot connect to %s", endpoint);
 }
 
+static int attach_board(struct worker *w, struct err *err)
+{
+	size_t bytes;
+	void *ring = ring_memory(w->ring, &bytes);
+	return engine_attach_board(w->engine, ring, bytes, err);
+}
+
 static int attach_messager(struct worker *w, const char *name, struct handover_hello *hello, struct err *err)
 {
 	char path[256], endpoint[256];
 	uint32_t slots = (uint32_t)conf_int(svc_conf(w->svc), "ring_slots");   /* whatever the role: it may be switched */
 	int r = ring_create(slots, w->info->layers, svc_epoch(w->svc), &w->ring, err);
-	if (r < 0)
+	if (r < 0 || (r = attach_board(w, err)) < 0)
 		return r;
 	hello->ring_slots = slots;
 	hello->ring_layers = w->info->layers;

@@ -1,8 +1,8 @@
-/* cpu.h - what the files of the CPU backend share: the device, weights, and the table that a variant fills. */
+/* cpu.h - what the files of the CPU backend share: the device, weights, activations ready for a product, and the table that a variant fills. */
 #ifndef CPU_CPU_H
 #define CPU_CPU_H
 
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/crew.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -12,12 +12,10 @@
 enum {
 	CPU_MAX_HEAD_DIM = 640,    /* DeepSeek's latent and its rotated part are 576 */
 	CPU_MAX_DIM = 1 << 20,
-	CPU_SCRATCH_ACT = 64,      /* slots below belong to the workers; quantised and rounded activations; */
-	CPU_SCRATCH_SHARED = 65,   /* what else all workers share */
-	CPU_SCRATCH_GATHERED = 66, /* rows that a product takes from here and there */
-	CPU_SCRATCH_SLOTS = 67,
-	CPU_ROPE_CACHES = 2        /* a model may have two tables, layers taking turns */
+	CPU_TILE_ROWS = 4          /* rows of activations that are made ready for products together */
 };
+
+/* --- products ------------------------------------------------------------------------------------------------------------ */
 
 /* A matrix (n, k). Plain rows in the file's format, or panels (see pack.c) when `packed`. */
 struct kern_weight {
@@ -29,19 +27,54 @@ struct kern_weight {
 	struct cpu_chunk *chunk;   /* that holds data */
 };
 
-struct cpu_attention {
-	float *out;
-	const float *q;
-	size_t ldq;
-	uint32_t heads;
-	const struct kern_kv_layer *kv;
-	float scale;
-	uint32_t window;
-	const struct kern_batch *batch;
+/* Activations as products read them, tile by tile: tile t's records at rec + t * tile_bytes. */
+struct cpu_ready {
+	uint32_t k;
+	const float *x;            /* the rows themselves, ldx apart */
+	size_t ldx;
+	unsigned char *rec;        /* quantised, where a weight is; tile_bytes from one tile to the next */
+	size_t tile_bytes;
+	float *rounded;            /* to bfloat16, ld_rounded apart; NULL: no weight wants it. fast: (k + 1) / 2 pairs; reference: k floats */
+	size_t ld_rounded;
 };
 
-/* One implementation of the operations that do arithmetic. Row functions work on one row; the others split the work themselves.
- * They return 0 or KERN_ENOMEM. */
+/* A product over rows that lie one after the other, from the first row of a tile on: y (rows, n) = x W^T + bias. */
+struct cpu_part {
+	const struct kern_weight *w;
+	const float *bias;
+	float *y;
+	size_t ldy;
+	struct cpu_ready in;
+	uint32_t rows;
+};
+
+/* --- attention ------------------------------------------------------------------------------------------------------------- */
+
+struct att_tile { const struct kern_span *span; uint32_t row, rows, first_chunk, chunks, partial; };
+
+/* The tiles of the present batch, for all attention of a program that is cut alike. */
+struct cpu_cut {
+	enum kern_rows rows;
+	uint32_t window, tile_rows;
+	uint32_t heads;            /* items of a tile */
+	struct att_tile *tile;     /* room for all that a batch may have */
+	uint32_t tiles, chunks, longest;   /* longest: rows of a tile, at most tile_rows */
+	bool apart;                /* chunks would be done apart and joined, see cpu_apart */
+};
+
+struct cpu_attention {
+	struct kern_program *p;
+	const struct cpu_cut *cut;
+	float *out;
+	const float *q;
+	size_t ldo, ldq;
+	uint32_t heads, window;
+	struct kern_kv_layer kv;
+	float scale;
+	uint32_t parts, items, group;   /* a KV head's query heads are cut into parts; of all KV heads; query heads of a part */
+};
+
+/* One implementation of the operations that do arithmetic. */
 struct cpu_variant {
 	const char *name, *numerics;
 	bool packed;               /* wants packed weights */
@@ -49,8 +82,21 @@ struct cpu_variant {
 	void (*rms_norm)(float *y, float *x, const float *a, const float *w, uint32_t dim, float eps);   /* a: NULL or added to x */
 	void (*rope)(float *x, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope, const float *cos_sin);
 	void (*act_mul)(float *y, const float *gate, const float *up, enum kern_act act, uint32_t dim);
-	int (*matmul)(struct kern_device *dev, const float *x, uint32_t rows, const struct kern_product *p, uint32_t products);
-	int (*attention)(struct kern_device *dev, const struct cpu_attention *a);
+	/* of a tile's records for `groups` groups of a row, 0 of none; floats of a rounded row */
+	size_t (*tile_bytes)(uint32_t groups);
+	size_t (*rounded_floats)(uint32_t k);
+	/* makes rows [from, to) ready, `from` a multiple of CPU_TILE_ROWS; rec NULL: nothing is quantised */
+	void (*make_ready)(const struct cpu_ready *r, uint32_t from, uint32_t to);
+	/* columns come in panels; scratch: k floats */
+	uint32_t (*panels)(const struct kern_weight *w);
+	void (*product)(const struct cpu_part *part, const struct cpu_variant *v, uint32_t panel, uint32_t end, float *scratch);
+	/* attention: fills parts, items and group in, and says how many rows a tile has; floats of a worker's scratch, and of the state of a chunk; then two
+	 * phases, the second only when chunks are done apart (NULL: they never are) */
+	void (*att_share)(struct cpu_attention *a, uint32_t *ret_tile_rows);
+	size_t (*att_scratch)(const struct cpu_attention *a, uint32_t positions);
+	size_t (*att_state)(const struct cpu_attention *a, uint32_t longest);
+	void (*att_item)(const void *attention, uint32_t item, unsigned worker);
+	void (*att_join)(const void *attention, uint32_t item, unsigned worker);
 };
 
 extern const struct cpu_variant cpu_variant_reference, cpu_variant_plain;
@@ -58,44 +104,43 @@ extern const struct cpu_variant cpu_variant_reference, cpu_variant_plain;
 extern const struct cpu_variant cpu_variant_avx2, cpu_variant_avx512, cpu_variant_avx512bf16;
 #endif
 
-struct cpu_scratch { void *mem; size_t bytes; };
-
-/* (cos, sin) of the rows of a rope call: all layers of a step ask for the same ones */
-struct cpu_rope_cache {
-	uint32_t rows, dims;
-	float scale;
-	uint32_t *positions;       /* (max_rows) */
-	float *inv_freq;           /* (dims / 2) */
-	float *cos_sin;            /* (rows, 2, dims / 2) */
-	size_t positions_count, inv_freq_count, cos_sin_count;
-};
+/* --- device -------------------------------------------------------------------------------------------------------------- */
 
 struct kern_device {
 	const struct cpu_variant *variant;
-	struct pool *pool;
-	uint32_t max_rows;
+	struct crew *crew;
+	struct kern_group group;
 	bool bf16_activations;     /* kern_config.activations */
 	char numerics[32];
-	pthread_mutex_t lock;      /* one operation at a time: pool and scratch are shared by the streams */
-	struct cpu_scratch scratch[CPU_SCRATCH_SLOTS];
-	struct cpu_rope_cache rope[CPU_ROPE_CACHES];
-	unsigned rope_oldest;
+	pthread_mutex_t lock;      /* of the crew: one program at a time */
 	struct cpu_chunk *arena;   /* weights; guarded by lock */
+	void (*progressed)(void *arg);     /* kern_config */
+	void *progressed_arg;
 	char error[256];
 };
 
 struct kern_stream { struct kern_device *dev; };
 
+static inline float *cpu_f32(kern_ptr p)
+{
+	return (float *)(void *)p.v;
+}
+
+/* row r of a float matrix */
+static inline float *cpu_row(const struct kern_tensor *t, uint32_t r)
+{
+	return cpu_f32(t->at) + r * t->ld;
+}
+
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* zeroed, 64-byte aligned (2 MiB and huge pages advised when large); free() frees it */
 void *cpu_alloc(size_t bytes);
-/* The slot's memory, at least `bytes`, contents undefined; NULL when there is none. Not from inside pool_run. */
-void *cpu_scratch(struct kern_device *dev, unsigned slot, size_t bytes);
-int cpu_scratch_workers(struct kern_device *dev, size_t bytes);   /* the same for all workers' slots */
 
 /* `bytes` of zeroed memory in one of the arena's chunks, which counts its users; NULL when there is none */
 void *cpu_arena_alloc(struct cpu_chunk **arena, size_t bytes, struct cpu_chunk **ret_chunk);
 void cpu_arena_release(struct cpu_chunk **arena, struct cpu_chunk *chunk);
+
+/* --- numbers --------------------------------------------------------------------------------------------------------------- */
 
 float cpu_f16_to_f32(uint16_t h);
 static inline float cpu_bf16_to_f32(uint16_t h)
@@ -139,13 +184,16 @@ void cpu_dequantise(float *out, enum kern_dtype dtype, const void *src, uint32_t
 /* group j's (0 .. 7) 6-bit scale and offset from the 12 bytes of a Q4_K or Q5_K block */
 void cpu_k_scales(const unsigned char *s, unsigned j, unsigned *ret_scale, unsigned *ret_offset);
 size_t cpu_weight_bytes(const struct kern_weight *w);
-void cpu_weight_pack(struct kern_weight *w, const void *src, struct pool *pool);     /* into w->data, zeroed */
+/* into w->data, zeroed, from rows row_bytes apart */
+void cpu_weight_pack(struct kern_weight *w, const void *src, size_t row_bytes, struct crew *crew);
 void cpu_weight_row(const struct kern_weight *w, uint32_t row, float *out);
+
+/* --- KV -------------------------------------------------------------------------------------------------------------------- */
 
 static inline unsigned char *cpu_kv_plane(const struct kern_kv_layer *kv, uint32_t block, uint32_t head, int is_v)
 {
 	size_t plane = kv->latent ? head : 2 * (size_t)head + (size_t)is_v;
-	return (unsigned char *)kv->base + block * kv->block_stride_bytes + plane * kern_kv_plane_bytes(kv);
+	return (unsigned char *)kv->base.v + block * kv->block_stride_bytes + plane * kern_kv_plane_bytes(kv);
 }
 
 /* of a plane's tokens, where the type has scales */
@@ -155,36 +203,13 @@ static inline float *cpu_kv_scales(const struct kern_kv_layer *kv, const unsigne
 }
 
 int cpu_kv_check(struct kern_device *dev, const struct kern_kv_layer *kv);     /* KERN_EINVAL and a text if the layer cannot be */
+/* k and v (NULL with a latent) of all KV heads to slot `slot` */
+void cpu_kv_row(const struct kern_kv_layer *kv, uint32_t slot, const float *k, const float *v);
 
 /* what attention gives for a head */
 static inline uint32_t cpu_kv_out_dim(const struct kern_kv_layer *kv)
 {
 	return kv->latent ? kv->latent : kv->head_dim;
 }
-
-/* operations that are the same for all variants (ops.c, kv.c, experts.c) */
-int cpu_op_embed(struct kern_stream *s, float *y, const struct kern_weight *w, const uint32_t *tokens, uint32_t rows);
-int cpu_op_rms_norm(struct kern_stream *s, float *y, const float *x, const float *w, uint32_t rows, uint32_t dim, float eps);
-int cpu_op_add_rms_norm(struct kern_stream *s, float *y, float *x, const float *a, const float *w, uint32_t rows, uint32_t dim,
-                        float eps);
-int cpu_op_head_norm(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uint32_t head_dim, const float *w, uint32_t rows, float eps);
-int cpu_op_matmul(struct kern_stream *s, const float *x, uint32_t rows, const struct kern_product *p, uint32_t products);
-int cpu_op_rope(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope,
-                const uint32_t *positions, uint32_t rows);
-int cpu_op_kv_write(struct kern_stream *s, const struct kern_kv_layer *kv, const float *k, const float *v, size_t ld,
-                    const struct kern_batch *batch);
-int cpu_op_attention(struct kern_stream *s, float *out, const float *q, size_t ldq, uint32_t heads, const struct kern_kv_layer *kv,
-                     float scale, uint32_t window, const struct kern_batch *batch);
-int cpu_op_act_mul(struct kern_stream *s, float *y, const float *gate, const float *up, size_t ld, enum kern_act act, uint32_t rows,
-                   uint32_t dim);
-int cpu_op_gather_rows(struct kern_stream *s, float *y, const float *x, const uint32_t *index, uint32_t count, uint32_t dim);
-int cpu_op_route(struct kern_stream *s, uint32_t *ids, float *weights, const float *logits, const struct kern_router *router, uint32_t rows);
-int cpu_op_experts_act(struct kern_stream *s, float *y, const float *x, const uint32_t *ids, uint32_t used, const struct kern_experts *experts,
-                       enum kern_act act, uint32_t rows);
-int cpu_op_experts_down(struct kern_stream *s, float *y, size_t ldy, const float *x, const uint32_t *ids, const float *weights, uint32_t used,
-                        const struct kern_experts *experts, int add, uint32_t rows);
-int cpu_op_heads_matmul(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, struct kern_weight *const *w, uint32_t heads,
-                        uint32_t tail, uint32_t rows);
-int cpu_op_scale(struct kern_stream *s, float *x, float factor, size_t count);
 
 #endif

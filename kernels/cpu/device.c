@@ -1,16 +1,19 @@
-/* device.c - the CPU device: choice of the variant, memory, streams, weights. Streams run in the calling thread, so every
- * operation is done when it returns. Failures are returned with a text; nothing here is fatal. */
+/* device.c - the CPU device: choice of the variant, memory, streams, weights. Work is done in the calling thread and the crew's, before the call
+ * returns. Failures are returned with a text; nothing here is fatal. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/panel.h"
+#include "kernels/cpu/program.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-enum { HUGE_PAGE = 2 << 20, MAX_THREADS = 64 };
+enum { HUGE_PAGE = 2 << 20, MAX_THREADS = CREW_THREADS_MAX, ROWS_MAX = 1 << 22 };
 
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...)
 {
@@ -33,26 +36,6 @@ void *cpu_alloc(size_t bytes)
 	if (align == HUGE_PAGE)
 		madvise(p, size, MADV_HUGEPAGE);       /* refused on some kernels: slower, not wrong */
 	return memset(p, 0, size ? size : align);
-}
-
-void *cpu_scratch(struct kern_device *dev, unsigned slot, size_t bytes)
-{
-	struct cpu_scratch *s = &dev->scratch[slot];
-	if (bytes <= s->bytes && s->mem)
-		return s->mem;
-	free(s->mem);
-	bytes += bytes / 4;
-	s->mem = cpu_alloc(bytes);
-	s->bytes = s->mem ? bytes : 0;
-	return s->mem;
-}
-
-int cpu_scratch_workers(struct kern_device *dev, size_t bytes)
-{
-	for (unsigned i = 0; i < pool_threads(dev->pool); i++)
-		if (!cpu_scratch(dev, i, bytes))
-			return KERN_ENOMEM;
-	return KERN_OK;
 }
 
 /* --- device ------------------------------------------------------------------------------------------------------------ */
@@ -109,14 +92,7 @@ static void device_close(struct kern_device **devp)
 	struct kern_device *dev = *devp;
 	if (!dev)
 		return;
-	pool_destroy(&dev->pool);
-	for (unsigned i = 0; i < CPU_SCRATCH_SLOTS; i++)
-		free(dev->scratch[i].mem);
-	for (unsigned i = 0; i < CPU_ROPE_CACHES; i++) {
-		free(dev->rope[i].positions);
-		free(dev->rope[i].inv_freq);
-		free(dev->rope[i].cos_sin);
-	}
+	crew_destroy(&dev->crew);
 	pthread_mutex_destroy(&dev->lock);
 	free(dev);
 	*devp = NULL;
@@ -127,9 +103,8 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	const struct cpu_variant *v = variant_choose(conf->variant, errbuf, errlen);
 	if (!v)
 		return KERN_ENOTSUP;
-	if (conf->threads > MAX_THREADS || !conf->max_rows) {
-		snprintf(errbuf, errlen, "cpu device with %u threads (at most %d) and %u rows (at least 1)", conf->threads, MAX_THREADS,
-		         conf->max_rows);
+	if (conf->threads > MAX_THREADS) {
+		snprintf(errbuf, errlen, "cpu device with %u threads, the limit is %d", conf->threads, MAX_THREADS);
 		return KERN_EINVAL;
 	}
 	if (conf->activations != KERN_F32 && conf->activations != KERN_BF16) {
@@ -140,12 +115,14 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	if (!dev)
 		goto nomem;
 	dev->variant = v;
-	dev->max_rows = conf->max_rows;
+	dev->group = conf->group;
+	dev->progressed = conf->progressed;
+	dev->progressed_arg = conf->progressed_arg;
 	dev->bf16_activations = conf->activations == KERN_BF16;
 	snprintf(dev->numerics, sizeof dev->numerics, "%s%s", v->numerics, dev->bf16_activations ? "-bf16act" : "");
 	pthread_mutex_init(&dev->lock, NULL);
-	dev->pool = pool_new(conf->threads ? conf->threads : threads_default());
-	if (!dev->pool)
+	dev->crew = crew_new(conf->threads ? conf->threads : threads_default());
+	if (!dev->crew)
 		goto nomem;
 	*ret_dev = dev;
 	return KERN_OK;
@@ -165,40 +142,89 @@ static const char *device_last_error(const struct kern_device *dev)
 	return dev->error;
 }
 
-static int device_is_synchronous(const struct kern_device *dev)
+static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
-	(void)dev;
-	return 1;
+	*ret = (struct kern_counters){ .pulse = crew_pulse(dev->crew) };
 }
 
-/* --- memory and streams --------------------------------------------------------------------------------------------------- */
+/* --- memory ---------------------------------------------------------------------------------------------------------------- */
 
-static int mem_new(struct kern_device *dev, size_t bytes, void **ret_ptr)
+/* What the memory of a kern_mem is freed with. */
+enum own { OWN_HEAP = 1, OWN_MAPPING, OWN_NOTHING };
+
+static struct kern_mem memory(void *p, size_t bytes, enum kern_memory kind, enum own own)
 {
+	return (struct kern_mem){ .dev = { (uintptr_t)p }, .host = kind == KERN_MEM_DEVICE ? NULL : p, .bytes = bytes, .kind = kind, .own = (void *)(uintptr_t)own };
+}
+
+/* The memory of a file descriptor; it keeps its own reference. */
+static int mem_map(struct kern_device *dev, int fd, size_t bytes, struct kern_mem *ret_mem)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (p == MAP_FAILED)
+		return cpu_fail(dev, KERN_ENOMEM, "cannot map %zu bytes of shared memory: %m", bytes);
+	*ret_mem = memory(p, bytes, KERN_MEM_SHARED, OWN_MAPPING);
+	return KERN_OK;
+}
+
+static int mem_new_shared(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
+{
+	int fd = memfd_create("pdserve-device", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK)) {
+		int rc = cpu_fail(dev, KERN_ENOMEM, "no shared memory of %zu bytes: %m", bytes);
+		if (fd >= 0)
+			close(fd);
+		return rc;
+	}
+	int rc = mem_map(dev, fd, bytes, ret_mem);
+	if (rc)
+		close(fd);
+	else
+		ret_mem->fd = fd;
+	return rc;
+}
+
+static int mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes, struct kern_mem *ret_mem)
+{
+	if (kind == KERN_MEM_SHARED)
+		return mem_new_shared(dev, bytes, ret_mem);
 	void *p = cpu_alloc(bytes);
 	if (!p)
 		return cpu_fail(dev, KERN_ENOMEM, "no memory for %zu bytes", bytes);
-	*ret_ptr = p;
+	*ret_mem = memory(p, bytes, kind, OWN_HEAP);
 	return KERN_OK;
 }
 
-static void mem_free(struct kern_device *dev, void *ptr)
+static int mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret_fd)
+{
+	int fd = mem->kind == KERN_MEM_SHARED && mem->fd > 0 ? fcntl(mem->fd, F_DUPFD_CLOEXEC, 0) : -1;
+	if (fd < 0)
+		return cpu_fail(dev, KERN_EINVAL, "memory of %zu bytes cannot be shared", mem->bytes);
+	*ret_fd = fd;
+	return KERN_OK;
+}
+
+static int mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_mem *ret_mem)
 {
 	(void)dev;
-	free(ptr);
-}
-
-static int mem_host_register(struct kern_device *dev, void *host, size_t bytes, void **ret_ptr)
-{
-	(void)dev, (void)bytes;
-	*ret_ptr = host;
+	*ret_mem = memory(host, bytes, KERN_MEM_PINNED, OWN_NOTHING);
 	return KERN_OK;
 }
 
-static void mem_host_unregister(struct kern_device *dev, void *host)
+static void mem_free(struct kern_device *dev, struct kern_mem *mem)
 {
-	(void)dev, (void)host;
+	(void)dev;
+	void *p = (void *)mem->dev.v;
+	if ((enum own)(uintptr_t)mem->own == OWN_HEAP)
+		free(p);
+	if ((enum own)(uintptr_t)mem->own == OWN_MAPPING)
+		munmap(p, mem->bytes);
+	if (mem->fd > 0)
+		close(mem->fd);
+	*mem = (struct kern_mem){ 0 };
 }
+
+/* --- streams ----------------------------------------------------------------------------------------------------------------- */
 
 static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 {
@@ -216,10 +242,17 @@ static void stream_destroy(struct kern_stream **s)
 	*s = NULL;
 }
 
-static int stream_copy(struct kern_stream *s, void *dst, const void *src, size_t bytes)
+static int stream_upload(struct kern_stream *s, kern_ptr dst, const void *src, size_t bytes)
 {
 	(void)s;
-	memcpy(dst, src, bytes);
+	memcpy((void *)dst.v, src, bytes);
+	return KERN_OK;
+}
+
+static int stream_download(struct kern_stream *s, void *dst, kern_ptr src, size_t bytes)
+{
+	(void)s;
+	memcpy(dst, (const void *)src.v, bytes);
 	return KERN_OK;
 }
 
@@ -229,20 +262,13 @@ static int stream_sync(struct kern_stream *s)
 	return KERN_OK;
 }
 
-static int stream_signal(struct kern_stream *s, uint64_t *word, uint64_t value)
-{
-	(void)s;
-	__atomic_store_n(word, value, __ATOMIC_RELEASE);
-	return KERN_OK;
-}
-
 /* --- weights --------------------------------------------------------------------------------------------------------------- */
 
 static int weight_check(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k)
 {
 	if ((unsigned)dtype >= KERN_WEIGHT_DTYPES)
 		return cpu_fail(dev, KERN_EINVAL, "weight of type %s (%u): no type of weights", kern_dtype_name(dtype), (unsigned)dtype);
-	if (!n || !k || k > CPU_MAX_DIM || n > 1u << 28 || !kern_dtype_bytes(dtype, k))
+	if (!n || !k || k > CPU_MAX_DIM || n > ROWS_MAX || !kern_dtype_bytes(dtype, k))
 		return cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values does not fit type %s", n, k, kern_dtype_name(dtype));
 	return KERN_OK;
 }
@@ -259,8 +285,8 @@ static void weight_destroy(struct kern_device *dev, struct kern_weight **wp)
 	*wp = NULL;
 }
 
-static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data,
-                      struct kern_weight **ret_w, int *ret_borrows)
+static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes,
+                      struct kern_weight **ret_w)
 {
 	int rc = weight_check(dev, dtype, n, k);
 	if (rc)
@@ -277,46 +303,34 @@ static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n
 		return cpu_fail(dev, KERN_ENOMEM, "no memory for a weight of %u rows of %u values of type %s", n, k, kern_dtype_name(dtype));
 	}
 	pthread_mutex_lock(&dev->lock);
-	cpu_weight_pack(w, data, dev->pool);
+	cpu_weight_pack(w, data, row_bytes ? row_bytes : kern_dtype_bytes(dtype, k), dev->crew);
 	pthread_mutex_unlock(&dev->lock);
 	*ret_w = w;
-	*ret_borrows = 0;
 	return KERN_OK;
 }
 
 const struct kern_ops kern_cpu_ops = {
 	.abi = KERN_ABI,
 	.name = "cpu",
+	.ranks_max = 64,
 	.open = device_open,
 	.close = device_close,
 	.numerics = device_numerics,
 	.last_error = device_last_error,
-	.is_synchronous = device_is_synchronous,
-	.alloc = mem_new,
-	.free = mem_free,
-	.host_register = mem_host_register,
-	.host_unregister = mem_host_unregister,
+	.counters = device_counters,
+	.mem_new = mem_new,
+	.mem_share = mem_share,
+	.mem_map = mem_map,
+	.mem_pin = mem_pin,
+	.mem_free = mem_free,
 	.stream_new = stream_new,
 	.stream_destroy = stream_destroy,
-	.upload = stream_copy,
-	.download = stream_copy,
+	.upload = stream_upload,
+	.download = stream_download,
 	.sync = stream_sync,
-	.signal = stream_signal,
 	.weight_new = weight_new,
 	.weight_destroy = weight_destroy,
-	.embed = cpu_op_embed,
-	.rms_norm = cpu_op_rms_norm,
-	.add_rms_norm = cpu_op_add_rms_norm,
-	.head_norm = cpu_op_head_norm,
-	.matmul = cpu_op_matmul,
-	.rope = cpu_op_rope,
-	.kv_write = cpu_op_kv_write,
-	.attention = cpu_op_attention,
-	.act_mul = cpu_op_act_mul,
-	.gather_rows = cpu_op_gather_rows,
-	.route = cpu_op_route,
-	.experts_act = cpu_op_experts_act,
-	.experts_down = cpu_op_experts_down,
-	.heads_matmul = cpu_op_heads_matmul,
-	.scale = cpu_op_scale,
+	.program_new = cpu_program_new,
+	.program_destroy = cpu_program_destroy,
+	.run = cpu_run,
 };

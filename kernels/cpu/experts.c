@@ -1,341 +1,235 @@
-/* experts.c - mixture of experts: choosing them (route), their products, and products of one matrix for each head. All variants share this
- * file; the products themselves are the variant's.
+/* experts.c - products with the experts that each row has chosen.
  *
- * Rows are gathered by expert, so that an expert's matrices are read once for all rows that chose it. A row's choice comes from that row
- * alone, each of its products does (kernels.h), and they are added up in ascending order of the experts' numbers: so neither the batch nor
- * the number of threads shows in a result. Logits that are no numbers choose some experts all the same, and their weights are no numbers. */
-#include "kernels/cpu/cpu.h"
+ * Pairs (row, slot) are sorted by expert, so that an expert's matrices are read once for all rows that chose it; all experts' products are one phase. Each
+ * product of a row comes from that row alone, and a row's are added up in ascending order of the experts' numbers: so neither the batch nor the number of
+ * threads shows in a result. */
+#include "kernels/cpu/build.h"
+#include "kernels/cpu/panel.h"
 
-#include <math.h>
 #include <string.h>
 
-enum { INLINE_ELEMENTS = 16384 };  /* less work than this is done by the caller alone: waking costs more */
-
-/* Runs fn for each of `count` items, alone when they are `work` elements in all and that is little. */
-static void run_items(struct kern_device *dev, uint32_t count, size_t work, pool_fn *fn, void *ctx)
-{
-	if (work >= INLINE_ELEMENTS)
-		pool_run(dev->pool, count, fn, ctx);
-	else
-		for (uint32_t i = 0; i < count; i++)
-			fn(ctx, i, 0);
-}
-
-/* --- route -------------------------------------------------------------------------------------------------------------- */
-
-/* e^x within 1e-15 of itself. A libm's last bit depends on its version and on the CPU, and routing must not. */
-static double own_exp(double x)
-{
-	static const double inverse[] = { 1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
-	                                  1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0 };
-	if (isnan(x))
-		return x;
-	x = x < -700 ? -700 : x > 700 ? 700 : x;
-	double n = nearbyint(x * 1.4426950408889634), r = x - n * 0.693147180369123816490, sum = 0;
-	r -= n * 1.90821492927058770002e-10;   /* ln 2 in two parts, the first exact in its product */
-	for (int i = sizeof inverse / sizeof *inverse; i-- > 0;)
-		sum = sum * r + inverse[i];
-	return ldexp(sum, (int)n);
-}
-
-static void softmax(float *s, const float *logits, uint32_t n)
-{
-	float max = logits[0];
-	double sum = 0, e[KERN_EXPERTS_MAX];
-	for (uint32_t i = 1; i < n; i++)
-		max = logits[i] > max ? logits[i] : max;
-	for (uint32_t i = 0; i < n; i++)
-		sum += e[i] = own_exp((double)logits[i] - (double)max);
-	for (uint32_t i = 0; i < n; i++)
-		s[i] = (float)(e[i] / sum);
-}
-
-/* The number of the largest value that is not out yet; of equals the lowest. Always one that is not out. */
-static uint32_t largest(const float *v, const bool *out, uint32_t n)
-{
-	uint32_t best = n;
-	for (uint32_t i = 0; i < n; i++)
-		if (!out[i] && (best == n || v[i] > v[best]))
-			best = i;
-	return best;
-}
-
-/* Marks the experts of all but the best groups as out. */
-static void limit_groups(const struct kern_router *r, const float *c, bool *out)
-{
-	float worth[KERN_EXPERTS_MAX / 2];
-	bool chosen[KERN_EXPERTS_MAX / 2] = { false };
-	uint32_t size = r->experts / r->groups;
-	for (uint32_t g = 0; g < r->groups; g++) {
-		bool first[KERN_EXPERTS_MAX] = { false };
-		uint32_t best = largest(c + g * size, first, size);
-		first[best] = true;
-		worth[g] = c[g * size + best] + c[g * size + largest(c + g * size, first, size)];
-	}
-	for (uint32_t i = 0; i < r->groups_used; i++)
-		chosen[largest(worth, chosen, r->groups)] = true;
-	for (uint32_t e = 0; e < r->experts; e++)
-		out[e] = !chosen[e / size];
-}
-
-struct route_job {
-	uint32_t *ids;
-	float *weights;
-	const float *logits;
-	const struct kern_router *r;
+/* Pairs, numbered row * used + slot, sorted by expert and then by number. */
+struct cpu_group {
+	struct kern_program *p;
+	enum kern_rows rows;
+	const uint32_t *ids;
+	uint32_t used, experts;
+	uint32_t *pair;            /* (pairs) the sorted ones */
+	uint32_t *place;           /* (pairs) where each is among them */
+	uint32_t *first;           /* (experts + 1) where an expert's begin */
+	uint32_t *first_tile;      /* (experts + 1) its first tile: tiles hold pairs of one expert */
+	uint32_t *tile_expert;     /* (tiles) */
+	uint32_t *present;         /* (experts) those that have pairs */
+	uint32_t n_present;
 };
 
-static void route_row(void *ctx, uint32_t row, unsigned worker)
+static uint32_t group_items(const void *ctx)
 {
-	(void)worker;
-	const struct route_job *j = ctx;
-	const struct kern_router *r = j->r;
-	const float *logits = j->logits + (size_t)row * r->experts;
-	uint32_t *ids = j->ids + (size_t)row * r->used;
-	float s[KERN_EXPERTS_MAX], c[KERN_EXPERTS_MAX], *weight = j->weights + (size_t)row * r->used, sum = 0;
-	bool out[KERN_EXPERTS_MAX] = { false };
-	if (r->score == KERN_SCORE_SOFTMAX)
-		softmax(s, logits, r->experts);
-	else
-		for (uint32_t e = 0; e < r->experts; e++)
-			s[e] = (float)(1.0 / (1.0 + own_exp(-(double)logits[e])));
-	for (uint32_t e = 0; e < r->experts; e++)
-		c[e] = r->bias ? s[e] + r->bias[e] : s[e];
-	if (r->groups > 1)
-		limit_groups(r, c, out);
-	for (uint32_t i = 0; i < r->used; i++) {
-		ids[i] = largest(c, out, r->experts);
-		out[ids[i]] = true;
-		weight[i] = s[ids[i]];
-		sum += weight[i];
-	}
-	float divisor = r->normalise ? (sum < r->norm_min ? r->norm_min : sum) + r->norm_add : 1.0f;
-	for (uint32_t i = 0; i < r->used; i++)
-		weight[i] = weight[i] / divisor * r->scale;
+	const struct cpu_group *g = ctx;
+	return cpu_rows(g->p, g->rows) != 0;
 }
 
-static int check_rows(struct kern_device *dev, const char *op, uint32_t rows)
+static void group_item(const void *ctx, uint32_t item, unsigned worker)
 {
-	if (rows > dev->max_rows)
-		return cpu_fail(dev, KERN_EINVAL, "%s of %u rows, the device was opened for %u", op, rows, dev->max_rows);
-	return KERN_OK;
-}
-
-static int check_router(struct kern_device *dev, const struct kern_router *r)
-{
-	uint32_t groups = r->groups > 1 ? r->groups : 1, of = r->groups > 1 ? r->groups_used : 1;
-	if (!r->experts || r->experts > KERN_EXPERTS_MAX || !r->used || r->used > KERN_EXPERTS_USED_MAX)
-		return cpu_fail(dev, KERN_EINVAL, "route to %u of %u experts, limits are %d and %d", r->used, r->experts, KERN_EXPERTS_USED_MAX, KERN_EXPERTS_MAX);
-	if (r->experts % groups || (groups > 1 && r->experts / groups < 2) || of < 1 || of > groups || r->used > r->experts / groups * of)
-		return cpu_fail(dev, KERN_EINVAL, "route to %u of %u experts in %u of %u groups", r->used, r->experts, of, groups);
-	return KERN_OK;
-}
-
-int cpu_op_route(struct kern_stream *s, uint32_t *ids, float *weights, const float *logits, const struct kern_router *router, uint32_t rows)
-{
-	int rc = check_rows(s->dev, "route", rows);
-	if (rc || (rc = check_router(s->dev, router)))
-		return rc;
-	struct route_job j = { ids, weights, logits, router };
-	pthread_mutex_lock(&s->dev->lock);
-	run_items(s->dev, rows, (size_t)rows * router->experts * 8, route_row, &j);
-	pthread_mutex_unlock(&s->dev->lock);
-	return KERN_OK;
-}
-
-/* --- experts ------------------------------------------------------------------------------------------------------------ */
-
-/* Pairs (row, slot), numbered row * used + slot, sorted by expert and then by number. */
-struct grouping {
-	uint32_t *first;           /* (experts + 1): where an expert's pairs begin */
-	uint32_t *pair;            /* (rows * used) */
-	float *gathered;           /* (rows, width): what an expert takes, and (rows, out) what it gives */
-	float *given;
-};
-
-static int check_experts(struct kern_device *dev, const char *op, const uint32_t *ids, size_t pairs, uint32_t used, const struct kern_experts *x)
-{
-	if (!used || used > KERN_EXPERTS_USED_MAX || !x->experts || x->experts > KERN_EXPERTS_MAX)
-		return cpu_fail(dev, KERN_EINVAL, "%s: %u of %u experts, limits are %d and %d", op, used, x->experts, KERN_EXPERTS_USED_MAX, KERN_EXPERTS_MAX);
-	for (size_t i = 0; i < pairs; i++)
-		if (ids[i] >= x->experts)
-			return cpu_fail(dev, KERN_EINVAL, "%s: expert %u, there are %u", op, ids[i], x->experts);
-	return KERN_OK;
-}
-
-/* Room for all rows that the device may be given, at the first call: later ones allocate nothing. */
-static int group_rows(struct kern_device *dev, const uint32_t *ids, uint32_t rows, uint32_t used, uint32_t experts, uint32_t width, uint32_t out,
-                      struct grouping *g)
-{
-	size_t words = (experts + 1 + (size_t)dev->max_rows * used + 15) & ~(size_t)15, floats = (size_t)dev->max_rows * ((size_t)width + out);
-	g->first = cpu_scratch(dev, CPU_SCRATCH_GATHERED, words * sizeof(uint32_t) + floats * sizeof(float));
-	if (!g->first)
-		return KERN_ENOMEM;
-	g->pair = g->first + experts + 1;
-	g->gathered = (float *)(void *)(g->first + words);
-	g->given = g->gathered + (size_t)dev->max_rows * width;
-	memset(g->first, 0, (experts + 1) * sizeof *g->first);
-	for (size_t i = 0; i < (size_t)rows * used; i++)
-		g->first[ids[i] + 1]++;
-	for (uint32_t e = 0; e < experts; e++)
+	(void)item, (void)worker;
+	struct cpu_group *g = (struct cpu_group *)(uintptr_t)ctx;
+	uint32_t pairs = cpu_rows(g->p, g->rows) * g->used;
+	memset(g->first, 0, (g->experts + 1) * sizeof *g->first);
+	g->n_present = 0;
+	for (uint32_t i = 0; i < pairs; i++)
+		g->first[g->ids[i] + 1]++;
+	for (uint32_t e = 0; e < g->experts; e++) {
+		uint32_t count = g->first[e + 1], tiles = (count + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS;
+		if (count)
+			g->present[g->n_present++] = e;
+		for (uint32_t t = 0; t < tiles; t++)
+			g->tile_expert[g->first_tile[e] + t] = e;
+		g->first_tile[e + 1] = g->first_tile[e] + tiles;
 		g->first[e + 1] += g->first[e];
-	for (uint32_t i = 0; i < rows * used; i++)
-		g->pair[g->first[ids[i]]++] = i;
-	memmove(g->first + 1, g->first, experts * sizeof *g->first);   /* each was moved on to the next one's */
+	}
+	for (uint32_t i = 0; i < pairs; i++) {
+		g->place[i] = g->first[g->ids[i]]++;
+		g->pair[g->place[i]] = i;
+	}
+	memmove(g->first + 1, g->first, g->experts * sizeof *g->first);   /* each was moved on to the next one's */
 	g->first[0] = 0;
-	return KERN_OK;
 }
 
-struct act_job {
-	struct kern_device *dev;
-	const uint32_t *pair;
-	float *y;
-	const float *gate_up;      /* (pairs, 2 ffn) */
-	uint32_t ffn;
-	enum kern_act act;
+static const struct cpu_group *group_of(struct build *b, const struct kern_op *op, kern_ptr ids, uint32_t used, uint32_t experts)
+{
+	size_t pairs = (size_t)build_max_rows(b, op->rows) * used, tiles = pairs / CPU_TILE_ROWS + experts + 1;
+	if (!used || used > KERN_EXPERTS_USED_MAX || !experts || experts > KERN_EXPERTS_MAX || pairs > UINT32_MAX)
+		build_fail(b, KERN_EINVAL, "%s: %u of %u experts, limits are %d and %d", kern_op_name(op->kind), used, experts, KERN_EXPERTS_USED_MAX,
+		           KERN_EXPERTS_MAX);
+	if (b->rc)
+		return NULL;
+	/* the rows that chose have not chosen again since */
+	if (op->kind == KERN_OP_EXPERTS_DOWN && b->group && b->group->ids == (const uint32_t *)(void *)ids.v && b->group->rows == op->rows && b->group->used == used)
+		return b->group;
+	struct cpu_group *g = build_alloc(b, sizeof *g);
+	uint32_t *words = build_alloc(b, (2 * pairs + 3 * ((size_t)experts + 1) + tiles) * sizeof *words);
+	if (b->rc)
+		return NULL;
+	*g = (struct cpu_group){ .p = b->p, .rows = op->rows, .ids = (const uint32_t *)(void *)ids.v, .used = used, .experts = experts, .pair = words,
+	                         .place = words + pairs, .first = words + 2 * pairs, .first_tile = words + 2 * pairs + experts + 1,
+	                         .present = words + 2 * pairs + 2 * ((size_t)experts + 1), .tile_expert = words + 2 * pairs + 3 * ((size_t)experts + 1) };
+	build_phase(b, group_items, group_item, g);
+	return b->group = g;
+}
+
+/* --- products of all experts ---------------------------------------------------------------------------------------------------------- */
+
+struct experts_phase {
+	struct kern_program *p;
+	const struct kern_op *op;
+	const struct cpu_group *g;
+	struct cpu_make make;
+	const struct kern_tensor *x;
+	uint32_t pairs_per_row;                /* of x: `used` where each row of it serves all its experts, 1 where each pair has its own */
+	struct kern_weight **w[2];             /* gate and up, or down */
+	uint32_t matrices, n, panels, panels_per_item, items_per_matrix;
 };
 
-static void act_pair(void *ctx, uint32_t i, unsigned worker)
+/* A tile's pairs, gathered and made ready. */
+static uint32_t tile_items(const void *ctx)
+{
+	const struct experts_phase *ph = ctx;
+	return cpu_rows(ph->p, ph->op->rows) ? ph->g->first_tile[ph->g->experts] : 0;
+}
+
+static struct cpu_ready expert_ready(const struct experts_phase *ph, uint32_t expert)
+{
+	size_t k = ph->make.k, first = ph->g->first[expert];
+	return cpu_ready_at(ph->p, &ph->make, ph->p->gathered + first * k, k, ph->g->first_tile[expert], first);
+}
+
+static void tile_item(const void *ctx, uint32_t tile, unsigned worker)
 {
 	(void)worker;
-	const struct act_job *j = ctx;
-	const float *gate = j->gate_up + 2 * (size_t)i * j->ffn;
-	j->dev->variant->act_mul(j->y + (size_t)j->pair[i] * j->ffn, gate, gate + j->ffn, j->act, j->ffn);
-}
-
-/* A single row's experts share its activations: one group of products. */
-static int act_single(struct kern_device *dev, const float *x, const uint32_t *ids, uint32_t used, const struct kern_experts *experts, float *gate_up,
-                      uint32_t ffn)
-{
-	struct kern_product p[2 * KERN_EXPERTS_USED_MAX];
-	for (uint32_t j = 0; j < used; j++) {
-		p[2 * j] = (struct kern_product){ experts->gate[ids[j]], NULL, gate_up + 2 * (size_t)j * ffn, ffn };
-		p[2 * j + 1] = (struct kern_product){ experts->up[ids[j]], NULL, gate_up + (2 * (size_t)j + 1) * ffn, ffn };
+	const struct experts_phase *ph = ctx;
+	const struct cpu_group *g = ph->g;
+	uint32_t e = g->tile_expert[tile], count = g->first[e + 1] - g->first[e], from = (tile - g->first_tile[e]) * CPU_TILE_ROWS;
+	uint32_t to = count - from < CPU_TILE_ROWS ? count : from + CPU_TILE_ROWS;
+	for (uint32_t i = from; i < to; i++) {
+		uint32_t at = g->first[e] + i;
+		memcpy(ph->p->gathered + (size_t)at * ph->make.k, cpu_row(ph->x, g->pair[at] / ph->pairs_per_row), ph->make.k * sizeof(float));
 	}
-	return dev->variant->matmul(dev, x, 1, p, 2 * used);
+	struct cpu_ready r = expert_ready(ph, e);
+	if (r.rec || r.rounded)
+		ph->p->dev->variant->make_ready(&r, from, to);
 }
 
-/* One expert's rows: gathered, unless there is but one. */
-static const float *gather_pairs(const struct grouping *g, const float *x, uint32_t from, uint32_t count, uint32_t width, uint32_t pairs_per_row)
+static uint32_t expert_items(const void *ctx)
 {
-	if (count == 1)
-		return x + (size_t)(g->pair[from] / pairs_per_row) * width;
-	for (uint32_t i = 0; i < count; i++)
-		memcpy(g->gathered + (size_t)i * width, x + (size_t)(g->pair[from + i] / pairs_per_row) * width, width * sizeof *x);
-	return g->gathered;
+	const struct experts_phase *ph = ctx;
+	return cpu_rows(ph->p, ph->op->rows) ? ph->g->n_present * ph->matrices * ph->items_per_matrix : 0;
 }
 
-static int act_each(struct kern_device *dev, float *y, const float *x, const struct grouping *g, uint32_t used, const struct kern_experts *experts,
-                    enum kern_act act)
+/* y: (pairs, matrices * n) in the order of the sorted pairs */
+static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 {
-	uint32_t hidden = experts->gate[0]->k, ffn = experts->gate[0]->n;
-	int rc = KERN_OK;
-	for (uint32_t e = 0; e < experts->experts && !rc; e++) {
-		uint32_t from = g->first[e], count = g->first[e + 1] - from;
-		if (!count)
-			continue;
-		const struct kern_product p[] = { { experts->gate[e], NULL, g->given, 2 * (size_t)ffn }, { experts->up[e], NULL, g->given + ffn, 2 * (size_t)ffn } };
-		rc = dev->variant->matmul(dev, gather_pairs(g, x, from, count, hidden, used), count, p, 2);
-		struct act_job j = { dev, g->pair + from, y, g->given, ffn, act };
-		if (!rc)
-			run_items(dev, count, (size_t)count * ffn, act_pair, &j);
+	const struct experts_phase *ph = ctx;
+	const struct cpu_group *g = ph->g;
+	const struct cpu_variant *v = ph->p->dev->variant;
+	uint32_t matrix = item / ph->items_per_matrix % ph->matrices, e = g->present[item / ph->items_per_matrix / ph->matrices];
+	uint32_t first = item % ph->items_per_matrix * ph->panels_per_item, each = ph->panels_per_item;
+	size_t ld = (size_t)ph->matrices * ph->n;
+	struct cpu_part part = { .w = ph->w[matrix][e], .y = ph->p->given + g->first[e] * ld + matrix * ph->n, .ldy = ld, .in = expert_ready(ph, e),
+	                         .rows = g->first[e + 1] - g->first[e] };
+	v->product(&part, v, first, ph->panels - first < each ? ph->panels : first + each, ph->p->scratch[worker]);
+}
+
+static size_t more(size_t a, size_t b)
+{
+	return a > b ? a : b;
+}
+
+static const struct experts_phase *build_products(struct build *b, const struct kern_op *op, const struct cpu_group *g, const struct kern_tensor *x,
+                                                  uint32_t pairs_per_row, struct kern_weight **gate, struct kern_weight **up)
+{
+	struct kern_program *p = b->p;
+	struct experts_phase *ph = build_alloc(b, sizeof *ph);
+	if (b->rc)
+		return NULL;
+	size_t pairs = (size_t)build_max_rows(b, op->rows) * g->used;
+	*ph = (struct experts_phase){ .p = p, .op = op, .g = g, .make = build_make(b, (const struct kern_weight *const *)gate, g->experts), .x = x,
+	                              .pairs_per_row = pairs_per_row, .w = { gate, up }, .matrices = up ? 2 : 1, .n = gate[0]->n,
+	                              .panels = p->dev->variant->panels(gate[0]) };
+	if (up) {
+		struct cpu_make also = build_make(b, (const struct kern_weight *const *)up, g->experts);
+		ph->make.tile_bytes = more(ph->make.tile_bytes, also.tile_bytes);
+		ph->make.ld_rounded = more(ph->make.ld_rounded, also.ld_rounded);
 	}
-	return rc;
+	ph->panels_per_item = cpu_panels_per_item(p, gate[0], ph->matrices * g->used * cpu_packed_bytes(p, gate[0]), 1);
+	ph->items_per_matrix = (ph->panels + ph->panels_per_item - 1) / ph->panels_per_item;
+	build_ready_room(b, &ph->make, pairs, pairs / CPU_TILE_ROWS + g->experts + 1);
+	p->scratch_floats = more(p->scratch_floats, ph->make.k);
+	p->gathered_floats = more(p->gathered_floats, pairs * ph->make.k);
+	p->given_floats = more(p->given_floats, pairs * ph->matrices * ph->n);
+	build_phase(b, tile_items, tile_item, ph);
+	build_phase(b, expert_items, expert_item, ph);
+	return ph;
 }
 
-int cpu_op_experts_act(struct kern_stream *s, float *y, const float *x, const uint32_t *ids, uint32_t used, const struct kern_experts *experts,
-                       enum kern_act act, uint32_t rows)
-{
-	struct kern_device *dev = s->dev;
-	int rc = check_rows(dev, "experts_act", rows);
-	if (rc || (rc = check_experts(dev, "experts_act", ids, (size_t)rows * used, used, experts)) || !rows)
-		return rc;
-	uint32_t hidden = experts->gate[0]->k, ffn = experts->gate[0]->n;
-	struct grouping g;
-	pthread_mutex_lock(&dev->lock);
-	/* room for a single row's experts side by side, too */
-	rc = group_rows(dev, ids, rows, used, experts->experts, hidden, 2 * ffn * (dev->max_rows < used ? used : 1), &g);
-	if (!rc && rows == 1) {
-		for (uint32_t j = 0; j < used; j++)
-			g.pair[j] = j;
-		rc = act_single(dev, x, ids, used, experts, g.given, ffn);
-		struct act_job j = { dev, g.pair, y, g.given, ffn, act };
-		if (!rc)
-			run_items(dev, used, (size_t)used * ffn, act_pair, &j);
-	} else if (!rc)
-		rc = act_each(dev, y, x, &g, used, experts, act);
-	pthread_mutex_unlock(&dev->lock);
-	return rc ? cpu_fail(dev, rc, "no memory for the experts of %u rows of %u", rows, hidden) : KERN_OK;
-}
+/* --- the two operations ------------------------------------------------------------------------------------------------------------------- */
 
-struct add_job {
-	const uint32_t *pair;
-	float *y;
-	size_t ldy;
-	const float *given, *weights;
-	uint32_t used, n;
-};
-
-static void add_pair(void *ctx, uint32_t i, unsigned worker)
+static void act_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
 {
-	(void)worker;
-	const struct add_job *j = ctx;
-	float *y = j->y + j->pair[i] / j->used * j->ldy, weight = j->weights[j->pair[i]];
-	const float *given = j->given + (size_t)i * j->n;
-	for (uint32_t c = 0; c < j->n; c++)
-		y[c] += weight * given[c];
-}
-
-int cpu_op_experts_down(struct kern_stream *s, float *y, size_t ldy, const float *x, const uint32_t *ids, const float *weights, uint32_t used,
-                        const struct kern_experts *experts, int add, uint32_t rows)
-{
-	struct kern_device *dev = s->dev;
-	int rc = check_rows(dev, "experts_down", rows);
-	if (rc || (rc = check_experts(dev, "experts_down", ids, (size_t)rows * used, used, experts)) || !rows)
-		return rc;
-	uint32_t k = experts->down[0]->k, n = experts->down[0]->n;
-	struct grouping g;
-	pthread_mutex_lock(&dev->lock);
-	rc = group_rows(dev, ids, rows, used, experts->experts, k, n, &g);
-	for (uint32_t r = 0; !rc && !add && r < rows; r++)
-		memset(y + r * ldy, 0, n * sizeof *y);
-	for (uint32_t e = 0; e < experts->experts && !rc; e++) {
-		uint32_t from = g.first[e], count = g.first[e + 1] - from;
-		if (!count)
-			continue;
-		const struct kern_product p = { experts->down[e], NULL, g.given, n };
-		rc = dev->variant->matmul(dev, gather_pairs(&g, x, from, count, k, 1), count, &p, 1);
-		struct add_job j = { g.pair + from, y, ldy, g.given, weights, used, n };
-		if (!rc)
-			run_items(dev, count, (size_t)count * n, add_pair, &j);
+	const struct experts_phase *ph = s->with;
+	for (uint32_t i = from * ph->g->used; i < to * ph->g->used; i++) {
+		const float *gate = p->given + 2 * (size_t)ph->g->place[i] * ph->n;
+		p->dev->variant->act_mul(cpu_row(&s->op->experts_act.y, i), gate, gate + ph->n, s->op->experts_act.act, ph->n);
 	}
-	pthread_mutex_unlock(&dev->lock);
-	return rc ? cpu_fail(dev, rc, "no memory for the experts of %u rows of %u", rows, k) : KERN_OK;
 }
 
-/* --- one matrix for each head --------------------------------------------------------------------------------------------- */
-
-int cpu_op_heads_matmul(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, struct kern_weight *const *w, uint32_t heads,
-                        uint32_t tail, uint32_t rows)
+void build_experts_act(struct build *b, const struct kern_op *op)
 {
-	struct kern_device *dev = s->dev;
-	int rc = check_rows(dev, "heads_matmul", rows);
-	if (rc || !rows || !heads)
-		return rc;
-	uint32_t n = w[0]->n, k = w[0]->k;
-	pthread_mutex_lock(&dev->lock);
-	float *in = cpu_scratch(dev, CPU_SCRATCH_GATHERED, (size_t)dev->max_rows * k * sizeof *in);
-	rc = in ? KERN_OK : KERN_ENOMEM;
-	for (uint32_t h = 0; h < heads && !rc; h++) {
-		const float *from = x + h * ((size_t)k + tail);
-		float *to = y + h * ((size_t)n + tail);
-		struct kern_product p = { w[h], NULL, to, ldy };
-		for (uint32_t r = 0; r < rows; r++) {
-			memcpy(in + (size_t)r * k, from + r * ldx, k * sizeof *in);
-			memcpy(to + r * ldy + n, from + r * ldx + k, tail * sizeof *to);
-		}
-		rc = dev->variant->matmul(dev, in, rows, &p, 1);
+	const struct kern_experts *x = &op->experts_act.experts;
+	const struct cpu_group *g = group_of(b, op, op->experts_act.ids, op->experts_act.used, x->experts);
+	if (!g || build_tensor(b, op, &op->experts_act.x, x->gate[0]->k) || build_tensor(b, op, &op->experts_act.y, x->gate[0]->n))
+		return;
+	const struct experts_phase *ph = build_products(b, op, g, &op->experts_act.x, g->used, x->gate, x->up);
+	if (ph)
+		build_row_step(b, op, act_rows, ph, 4 * (size_t)g->used * ph->n);
+}
+
+/* A row's experts in ascending order of their numbers. */
+static void down_row(const struct experts_phase *ph, const struct kern_op *op, uint32_t r)
+{
+	const struct cpu_group *g = ph->g;
+	const uint32_t *ids = g->ids + (size_t)r * g->used;
+	const float *weights = cpu_f32(op->experts_down.weights) + (size_t)r * g->used;
+	uint32_t order[KERN_EXPERTS_USED_MAX];
+	float *y = cpu_row(&op->experts_down.y, r);
+	for (uint32_t j = 0; j < g->used; j++) {
+		uint32_t at = j;
+		for (; at > 0 && ids[order[at - 1]] > ids[j]; at--)
+			order[at] = order[at - 1];
+		order[at] = j;
 	}
-	pthread_mutex_unlock(&dev->lock);
-	return rc ? cpu_fail(dev, rc, "no memory for %u heads of %u rows of %u", heads, rows, k) : KERN_OK;
+	if (!op->experts_down.add)
+		memset(y, 0, ph->n * sizeof *y);
+	for (uint32_t j = 0; j < g->used; j++) {
+		const float *given = ph->p->given + (size_t)g->place[(size_t)r * g->used + order[j]] * ph->n, weight = weights[order[j]];
+		for (uint32_t c = 0; c < ph->n; c++)
+			y[c] += weight * given[c];
+	}
+}
+
+static void down_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	(void)p;
+	for (uint32_t r = from; r < to; r++)
+		down_row(s->with, s->op, r);
+}
+
+void build_experts_down(struct build *b, const struct kern_op *op)
+{
+	const struct kern_experts *x = &op->experts_down.experts;
+	const struct cpu_group *g = group_of(b, op, op->experts_down.ids, op->experts_down.used, x->experts);
+	if (!g || build_tensor(b, op, &op->experts_down.x, x->down[0]->k) || build_tensor(b, op, &op->experts_down.y, x->down[0]->n))
+		return;
+	const struct experts_phase *ph = build_products(b, op, g, &op->experts_down.x, 1, x->down, NULL);
+	if (ph)
+		build_row_step(b, op, down_rows, ph, 2 * (size_t)g->used * ph->n);
 }

@@ -2,17 +2,18 @@
  *
  * A row meets its tokens in steps of 64 and chunks of 256, both at multiples of the position, so the order of its additions depends
  * on its position alone. Within a chunk the softmax is online (a running maximum, the sum in 16 lanes, the weighted V); chunks are
- * merged in order, either as they come or, when few rows have long histories, after threads have done them apart.
+ * merged in order, either as they come or, when few rows have long histories, after threads have done them apart (cut.c).
  * A score is sum over d of q[d] k[d], each step fused, in the order of d, with q in units of log2. Where the type has scales, a token's K
  * scale multiplies its score, and its V scale its weight, so codes are converted and no more.
  * Tokens a row must not see weigh exactly 0. Rows of one span and heads of one group share each converted block of K and V. */
 #ifndef CPU_FAST_ATTENTION_H
 #define CPU_FAST_ATTENTION_H
 
+#include "kernels/cpu/program.h"
 #include "kernels/cpu/vec.h"
 
 #define DIRECT_ROWS (ATT_ROWS < 3 ? ATT_ROWS : 3)
-enum { STEP = 64, CHUNK = 256, TILE_Q_ROWS = 96, STEP_VECS = STEP / 16 };
+enum { STEP = 64, CHUNK = CPU_CHUNK, TILE_Q_ROWS = 96, STEP_VECS = STEP / 16 };
 
 /* bytes of an element of a KV type, for the compiler to know */
 INLINE size_t kv_elem(enum kern_dtype type)
@@ -20,21 +21,25 @@ INLINE size_t kv_elem(enum kern_dtype type)
 	return type == KERN_F32 ? 4 : type == KERN_I8 || type == KERN_F8 ? 1 : 2;
 }
 
-struct att_tile { const struct kern_span *span; uint32_t row, rows, first_chunk, chunks, partial; };
-
+/* What the items of an attention share. */
 struct fast_attention {
 	const struct cpu_attention *a;
-	struct kern_device *dev;
-	uint32_t parts, heads, group;           /* a KV head's query heads are cut into parts; of all KV heads; query heads of a part */
+	uint32_t group;                         /* query heads of a part */
 	uint32_t dim, out_dim, padded, q_rows;  /* of K, of V; padded: out_dim rounded up to 16; q_rows: most of a tile, rounded up to ATT_ROWS */
 	enum kern_dtype type;                   /* of KV */
 	size_t elem;                            /* its bytes */
 	bool scaled;
-	struct att_tile *tile;
-	uint32_t tiles;
-	float *partial;                         /* states of (tile, KV head, chunk) */
-	uint32_t partials;                      /* in all tiles, for one KV head; 0: chunks are not done apart */
 };
+
+static struct fast_attention fast_view(const struct cpu_attention *a, uint32_t longest)
+{
+	uint32_t out_dim = cpu_kv_out_dim(&a->kv);
+	return (struct fast_attention){
+		.a = a, .group = a->group, .dim = a->kv.head_dim, .out_dim = out_dim, .padded = (out_dim + 15) & ~15u,
+		.q_rows = (longest * a->group + ATT_ROWS - 1) / ATT_ROWS * ATT_ROWS, .type = a->kv.dtype, .elem = kv_elem(a->kv.dtype),
+		.scaled = kern_kv_scale_bytes(a->kv.dtype) != 0,
+	};
+}
 
 struct att_state { float *max, *sum, *acc; };   /* (q_rows), (q_rows, 16), (q_rows, padded) */
 
@@ -72,7 +77,7 @@ static size_t work_floats(const struct fast_attention *f)
 static struct att_work work_at(const struct fast_attention *f, unsigned worker)
 {
 	struct att_work w;
-	w.kt = f->dev->scratch[worker].mem;
+	w.kt = f->a->p->scratch[worker];
 	w.v = w.kt + (size_t)STEP * f->dim;
 	w.q = w.v + (size_t)STEP * f->padded;
 	w.chunk = state_at(f, w.q + (size_t)f->q_rows * f->dim);
@@ -119,9 +124,9 @@ INLINE void load_k(const unsigned char *const *k, uint32_t count, uint32_t d, ui
 static void find_step(const struct fast_attention *f, const struct att_tile *t, uint32_t part, uint32_t from, uint32_t count,
                       struct att_work *w)
 {
-	uint32_t head = part / f->parts;
-	const struct kern_kv_layer *kv = f->a->kv;
-	const uint32_t *table = f->a->batch->block_table + t->span->table;
+	uint32_t head = part / f->a->parts;
+	const struct kern_kv_layer *kv = &f->a->kv;
+	const uint32_t *table = cpu_table(f->a->p, t->span);
 	size_t token_bytes = f->dim * f->elem;
 	for (uint32_t i = 0, n; i < count; i += n) {       /* what lies in one block */
 		uint32_t entry = (from + i) / kv->block_tokens, at = (from + i) % kv->block_tokens;
@@ -427,18 +432,15 @@ static void finish(const struct fast_attention *f, const struct att_tile *t, uin
 	for (uint32_t i = 0; i < t->rows * f->group; i++) {
 		v16 inv = v_set1(1.0f / v_hsum(v_load(s->sum + i * 16)));
 		const float *acc = s->acc + (size_t)i * f->padded;
-		float *out = f->a->out + ((size_t)(t->row + i / f->group) * f->a->heads + head * f->group + i % f->group) * f->out_dim;
+		float *out = f->a->out + (t->row + i / f->group) * f->a->ldo + (size_t)(head * f->group + i % f->group) * f->out_dim;
 		for (uint32_t d = 0; d < f->out_dim; d += 16)
 			v_storen(out + d, v_mul(v_load(acc + d), inv), f->out_dim - d < 16 ? f->out_dim - d : 16);
 	}
 }
 
 /* a tile from its first chunk to the output; items count tiles from the last, which have the longest histories */
-static void whole_item(void *ctx, uint32_t item, unsigned worker)
+static void whole_item(const struct fast_attention *f, const struct att_tile *t, uint32_t head, unsigned worker)
 {
-	const struct fast_attention *f = ctx;
-	uint32_t heads = f->heads, head = item % heads;
-	const struct att_tile *t = &f->tile[f->tiles - 1 - item / heads];
 	struct att_work w = work_at(f, worker);
 	load_queries(f, t, head, &w);
 	state_clear(f, &w.run);
@@ -449,95 +451,67 @@ static void whole_item(void *ctx, uint32_t item, unsigned worker)
 	finish(f, t, head, &w.run);
 }
 
-static void apart_item(void *ctx, uint32_t item, unsigned worker)
+static void apart_item(const struct fast_attention *f, uint32_t item, unsigned worker)
 {
-	const struct fast_attention *f = ctx;
-	uint32_t heads = f->heads, head = item % heads, c = item / heads;
-	const struct att_tile *t = f->tile;
+	uint32_t heads = f->a->items, head = item % heads, c = item / heads;
+	const struct att_tile *t = f->a->cut->tile;
 	while (c >= t->partial + t->chunks)
 		t++;
 	struct att_work w = work_at(f, worker);
-	w.chunk = state_at(f, f->partial + item * state_floats(f));
+	w.chunk = state_at(f, f->a->p->partial + item * state_floats(f));
 	load_queries(f, t, head, &w);
 	chunk_tile(f, t, head, t->first_chunk + c - t->partial, &w);
 }
 
-static void join_item(void *ctx, uint32_t item, unsigned worker)
+static void fast_att_item(const void *attention, uint32_t item, unsigned worker)
 {
-	const struct fast_attention *f = ctx;
-	uint32_t heads = f->heads, head = item % heads;
-	const struct att_tile *t = &f->tile[item / heads];
-	struct att_work w = work_at(f, worker);
-	state_clear(f, &w.run);
+	const struct cpu_attention *a = attention;
+	struct fast_attention f = fast_view(a, a->cut->longest);
+	if (cpu_apart(a))
+		apart_item(&f, item, worker);
+	else
+		whole_item(&f, &a->cut->tile[a->cut->tiles - 1 - item / a->items], item % a->items, worker);
+}
+
+static void fast_att_join(const void *attention, uint32_t item, unsigned worker)
+{
+	const struct cpu_attention *a = attention;
+	struct fast_attention f = fast_view(a, a->cut->longest);
+	uint32_t head = item % a->items;
+	const struct att_tile *t = &a->cut->tile[item / a->items];
+	struct att_work w = work_at(&f, worker);
+	state_clear(&f, &w.run);
 	for (uint32_t c = 0; c < t->chunks; c++) {
-		struct att_state s = state_at(f, f->partial + ((size_t)(t->partial + c) * heads + head) * state_floats(f));
-		merge(f, t, &w.run, &s);
+		struct att_state s = state_at(&f, a->p->partial + ((size_t)(t->partial + c) * a->items + head) * state_floats(&f));
+		merge(&f, t, &w.run, &s);
 	}
-	finish(f, t, head, &w.run);
+	finish(&f, t, head, &w.run);
 }
 
-/* Cuts the spans into tiles of whole rows. Returns the number of chunks of all tiles. */
-static uint32_t cut_tiles(struct fast_attention *f, uint32_t tile_rows)
-{
-	const struct kern_batch *b = f->a->batch;
-	uint32_t chunks = 0;
-	f->tiles = 0;
-	for (uint32_t i = 0; i < b->spans; i++) {
-		const struct kern_span *s = &b->span_host[i];
-		for (uint32_t r = 0; r < s->rows; r += tile_rows) {
-			uint32_t rows = s->rows - r < tile_rows ? s->rows - r : tile_rows, low = s->position + r;
-			uint32_t first = f->a->window && low + 1 > f->a->window ? (low + 1 - f->a->window) / CHUNK : 0;
-			uint32_t count = (low + rows - 1) / CHUNK - first + 1;
-			f->tile[f->tiles++] = (struct att_tile){ s, s->row + r, rows, first, count, chunks };
-			chunks += count;
-		}
-	}
-	return chunks;
-}
-
-/* The smallest number of equal parts of at most PART_HEADS query heads, so that threads can share out a large group. */
-static uint32_t group_parts(uint32_t group)
+/* A KV head's query heads in the smallest number of equal parts of at most PART_HEADS, so that threads can share out a large group. */
+static void fast_att_share(struct cpu_attention *a, uint32_t *ret_tile_rows)
 {
 	enum { PART_HEADS = 32 };
-	uint32_t parts = (group + PART_HEADS - 1) / PART_HEADS;
+	uint32_t group = a->heads / a->kv.kv_heads, parts = (group + PART_HEADS - 1) / PART_HEADS;
 	while (group % parts)
 		parts++;
-	return parts;
+	a->parts = parts;
+	a->group = group / parts;
+	a->items = a->kv.kv_heads * parts;
+	*ret_tile_rows = a->group >= TILE_Q_ROWS ? 1 : TILE_Q_ROWS / a->group;
 }
 
-static int fast_attention(struct kern_device *dev, const struct cpu_attention *a)
+static size_t fast_att_scratch(const struct cpu_attention *a, uint32_t positions)
 {
-	enum { SHARED = CPU_SCRATCH_SHARED, ITEMS_PER_THREAD = 4 };
-	uint32_t parts = group_parts(a->heads / a->kv->kv_heads);
-	struct fast_attention f = { .a = a, .dev = dev, .parts = parts, .heads = a->kv->kv_heads * parts, .group = a->heads / a->kv->kv_heads / parts,
-	                            .dim = a->kv->head_dim, .out_dim = cpu_kv_out_dim(a->kv),
-	                            .type = a->kv->dtype, .elem = kv_elem(a->kv->dtype), .scaled = kern_kv_scale_bytes(a->kv->dtype) != 0 };
-	uint32_t tile_rows = f.group >= TILE_Q_ROWS ? 1 : TILE_Q_ROWS / f.group, longest = 1, tiles = 0;
-	for (uint32_t i = 0; i < a->batch->spans; i++) {
-		uint32_t rows = a->batch->span_host[i].rows;
-		tiles += (rows + tile_rows - 1) / tile_rows;
-		longest = rows > longest ? rows : longest;
-	}
-	f.padded = (f.out_dim + 15) & ~15u;
-	f.q_rows = (longest < tile_rows ? longest : tile_rows) * f.group;
-	f.q_rows = (f.q_rows + ATT_ROWS - 1) / ATT_ROWS * ATT_ROWS;
-	size_t tile_bytes = ((size_t)tiles * sizeof *f.tile + 63) & ~(size_t)63;
-	if (cpu_scratch_workers(dev, work_floats(&f) * sizeof(float)) || !(f.tile = cpu_scratch(dev, SHARED, tile_bytes)))
-		return KERN_ENOMEM;
-	uint32_t chunks = cut_tiles(&f, tile_rows), heads = f.heads;
-	if (tiles * heads >= ITEMS_PER_THREAD * pool_threads(dev->pool) || chunks == tiles || pool_threads(dev->pool) == 1) {
-		pool_run(dev->pool, tiles * heads, whole_item, &f);
-		return KERN_OK;
-	}
-	unsigned char *mem = cpu_scratch(dev, SHARED, tile_bytes + (size_t)chunks * heads * state_floats(&f) * sizeof(float));
-	if (!mem)
-		return KERN_ENOMEM;
-	f.tile = (struct att_tile *)(void *)mem;
-	f.partial = (float *)(void *)(mem + tile_bytes);
-	cut_tiles(&f, tile_rows);              /* again: the memory may have moved */
-	pool_run(dev->pool, chunks * heads, apart_item, &f);
-	pool_run(dev->pool, tiles * heads, join_item, &f);
-	return KERN_OK;
+	(void)positions;
+	struct fast_attention f = fast_view(a, a->cut->tile_rows);
+	return work_floats(&f);
+}
+
+static size_t fast_att_state(const struct cpu_attention *a, uint32_t longest)
+{
+	struct fast_attention f = fast_view(a, longest);
+	return state_floats(&f);
 }
 
 #endif

@@ -4,7 +4,6 @@
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
 
-#define TILE_ROWS 4
 #define FLOAT_ROWS 6
 #define FLOAT_VECS 4
 #define FLOAT_VECS_MAX 4

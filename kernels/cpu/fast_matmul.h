@@ -17,7 +17,7 @@
  * value is large beside the row's others: 0.032 with it in 21 % of the groups, 0.019 with 61 %; but a tile must do what any of its rows wants,
  * 48 % and 87 % in tiles of 12. The model's close calls change at 0.05, so what a tenth fewer products would save is not worth the half of that.
  *
- * Rows are cut into tiles of up to TILE_ROWS (4); the quantised rows of a tile lie interleaved, one record a group, so that a kernel
+ * Rows are cut into tiles of up to TILE_ROWS; the quantised rows of a tile lie interleaved, one record a group, so that a kernel
  * addresses all of them from one pointer. */
 #ifndef CPU_FAST_MATMUL_H
 #define CPU_FAST_MATMUL_H
@@ -25,24 +25,6 @@
 #include "kernels/cpu/fast_record.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
-
-struct fast_tile {
-	uint32_t row, rows;
-	size_t act;                        /* offset of its records in fast_matmul.act */
-};
-
-struct fast_matmul {
-	struct kern_device *dev;
-	const float *x;
-	const struct kern_product *p;
-	uint32_t products, rows, k, tiles;
-	uint32_t groups;           /* to quantise of a row; 0: no weight is quantised */
-	struct fast_tile *tile;
-	unsigned char *act;
-	float *rounded;            /* (rows, (k + 1) / 2) pairs of bfloat16; NULL: not asked for, or no weight is BF16 */
-	uint32_t *first_item;      /* of each product, in items of panels_per_item panels */
-	uint32_t *panels_per_item;
-};
 
 INLINE float group_max(const float *x)
 {
@@ -94,32 +76,42 @@ static void round_row(float *pairs, const float *x, uint32_t k)
 	}
 }
 
-static void quantise_tile(void *ctx, uint32_t item, unsigned worker)
+static size_t fast_tile_bytes(uint32_t groups)
 {
-	(void)worker;
-	const struct fast_matmul *m = ctx;
-	const struct fast_tile *t = &m->tile[item];
-	for (uint32_t r = 0; r < t->rows; r++) {
-		const float *x = m->x + (size_t)(t->row + r) * m->k;
-		unsigned char *rec = m->act + t->act;
-		if (m->rounded)
-			round_row(m->rounded + (size_t)(t->row + r) * ((m->k + 1) / 2), x, m->k);
-		for (uint32_t g = 0; g < m->groups; g++, x += GROUP, rec += t->rows * REC_BYTES)
-			quantise_group(rec, t->rows, r, x);
+	return ((size_t)groups * TILE_ROWS * REC_BYTES + 63) & ~(size_t)63;
+}
+
+static size_t fast_rounded_floats(uint32_t k)
+{
+	return (k + 1) / 2;
+}
+
+static void fast_make_ready(const struct cpu_ready *in, uint32_t from, uint32_t to)
+{
+	for (uint32_t row = from; row < to; row += TILE_ROWS) {
+		uint32_t rows = to - row < TILE_ROWS ? to - row : TILE_ROWS;
+		for (uint32_t r = 0; r < rows; r++) {
+			const float *x = in->x + (row + r) * in->ldx;
+			unsigned char *rec = in->rec + row / TILE_ROWS * in->tile_bytes;
+			if (in->rounded)
+				round_row(in->rounded + (row + r) * in->ld_rounded, x, in->k);
+			for (uint32_t g = 0; in->rec && g < in->k / GROUP; g++, x += GROUP, rec += rows * REC_BYTES)
+				quantise_group(rec, rows, r, x);
+		}
 	}
 }
 
-/* columns c0 .. c0 + 15 of the tile's rows from acc (rows, 16), with the bias */
-static void store_columns(const struct kern_product *p, const struct fast_tile *t, uint32_t c0, const float *acc, size_t ld)
+/* columns c0 .. c0 + 15 of rows [row, row + rows) from acc (rows, 16), with the bias */
+static void store_columns(const struct cpu_part *p, uint32_t row, uint32_t rows, uint32_t c0, const float *acc, size_t ld)
 {
 	if (c0 >= p->w->n)
 		return;
 	uint32_t n = p->w->n - c0 < 16 ? p->w->n - c0 : 16;
-	for (uint32_t r = 0; r < t->rows; r++) {
+	for (uint32_t r = 0; r < rows; r++) {
 		v16 v = v_load(acc + r * ld);
 		if (p->bias)
 			v = v_add(v, v_loadn(p->bias + c0, n));
-		v_storen(p->y + (t->row + r) * p->ldy + c0, v, n);
+		v_storen(p->y + (row + r) * p->ldy + c0, v, n);
 	}
 }
 
@@ -223,34 +215,33 @@ static int float_dispatch(enum float_kind kind, uint32_t rows, const float *cons
 	return done;
 }
 
-static enum float_kind float_kind_of(const struct fast_matmul *m, enum kern_dtype type)
+static enum float_kind float_kind_of(const struct cpu_part *p, const struct cpu_variant *v)
 {
-	if (type != KERN_BF16)
-		return type == KERN_F32 ? FLOAT_F32 : FLOAT_F16;
-	return !m->rounded ? FLOAT_BF16 : m->dev->variant->vdpbf16ps ? FLOAT_BF16_DOT : FLOAT_BF16_PAIRS;
+	if (p->w->dtype != KERN_BF16)
+		return p->w->dtype == KERN_F32 ? FLOAT_F32 : FLOAT_F16;
+	return !p->in.rounded ? FLOAT_BF16 : v->vdpbf16ps ? FLOAT_BF16_DOT : FLOAT_BF16_PAIRS;
 }
 
 /* The panel's columns of all rows, in parts of nearly equal height; spare rows of a kernel repeat the last one. */
-static void float_panel(const struct fast_matmul *m, const struct kern_product *p, uint32_t panel)
+static void float_panel(const struct cpu_part *p, enum float_kind kind, uint32_t panel)
 {
 	const struct kern_weight *w = p->w;
 	const unsigned char *data = w->data + panel * w->panel_bytes;
-	enum float_kind kind = float_kind_of(m, w->dtype);
 	bool rounded = kind > FLOAT_BF16;
-	size_t unit = panel_float_bytes(w->dtype), ldx = rounded ? (m->k + 1) / 2 : m->k;
+	size_t unit = panel_float_bytes(w->dtype), ldx = rounded ? p->in.ld_rounded : p->in.ldx;
 	uint32_t c0 = panel * FLOAT_COLUMNS, columns = w->n - c0 < FLOAT_COLUMNS ? w->n - c0 : FLOAT_COLUMNS;
 	_Alignas(64) float acc[FLOAT_ROWS * FLOAT_VECS_MAX * 16];
 	const float *x[FLOAT_ROWS];
-	for (uint32_t row = 0, left = (m->rows + FLOAT_ROWS - 1) / FLOAT_ROWS; left; left--) {
-		struct fast_tile part = { .row = row, .rows = (m->rows - row + left - 1) / left };
+	for (uint32_t row = 0, left = (p->rows + FLOAT_ROWS - 1) / FLOAT_ROWS; left; left--) {
+		uint32_t rows = (p->rows - row + left - 1) / left;
 		for (uint32_t r = 0; r < FLOAT_ROWS; r++)
-			x[r] = (rounded ? m->rounded : m->x) + (row + (r < part.rows ? r : part.rows - 1)) * ldx;
+			x[r] = (rounded ? p->in.rounded : p->in.x) + (row + (r < rows ? r : rows - 1)) * ldx;
 		for (uint32_t c = 0, done; c < columns; c += done * 16) {
-			done = (uint32_t)float_dispatch(kind, part.rows, x, data + c * unit, m->k, acc);
+			done = (uint32_t)float_dispatch(kind, rows, x, data + c * unit, w->k, acc);
 			for (uint32_t v = 0; v < done; v++)
-				store_columns(p, &part, c0 + c + v * 16, acc + v * 16, (size_t)done * 16);
+				store_columns(p, row, rows, c0 + c + v * 16, acc + v * 16, (size_t)done * 16);
 		}
-		row += part.rows;
+		row += rows;
 	}
 }
 
@@ -265,116 +256,42 @@ INLINE void quant_rows(enum kern_dtype type, uint32_t rows, const unsigned char 
 	}
 }
 
-static void quant_panel(const struct fast_matmul *m, const struct kern_product *p, const struct fast_tile *t, uint32_t panel)
+/* rows of a tile from `row` on */
+static void quant_panel(const struct cpu_part *p, uint32_t row, uint32_t panel)
 {
 	_Alignas(64) float acc[TILE_ROWS * PANEL_COLUMNS];
-	const unsigned char *data = p->w->data + panel * p->w->panel_bytes, *rec = m->act + t->act;
-	uint32_t groups = m->k / GROUP;
+	const unsigned char *data = p->w->data + panel * p->w->panel_bytes, *rec = p->in.rec + row / TILE_ROWS * p->in.tile_bytes;
+	uint32_t groups = p->w->k / GROUP, rows = p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS;
 	switch (p->w->dtype) {
-	case KERN_Q8_0: quant_rows(KERN_Q8_0, t->rows, data, rec, groups, acc); break;
-	case KERN_Q4_0: quant_rows(KERN_Q4_0, t->rows, data, rec, groups, acc); break;
-	case KERN_Q4_1: quant_rows(KERN_Q4_1, t->rows, data, rec, groups, acc); break;
-	case KERN_Q5_0: quant_rows(KERN_Q5_0, t->rows, data, rec, groups, acc); break;
-	case KERN_Q5_1: quant_rows(KERN_Q5_1, t->rows, data, rec, groups, acc); break;
-	case KERN_Q4_K: quant_rows(KERN_Q4_K, t->rows, data, rec, groups, acc); break;
-	case KERN_Q5_K: quant_rows(KERN_Q5_K, t->rows, data, rec, groups, acc); break;
-	default: quant_rows(KERN_Q6_K, t->rows, data, rec, groups, acc);
+	case KERN_Q8_0: quant_rows(KERN_Q8_0, rows, data, rec, groups, acc); break;
+	case KERN_Q4_0: quant_rows(KERN_Q4_0, rows, data, rec, groups, acc); break;
+	case KERN_Q4_1: quant_rows(KERN_Q4_1, rows, data, rec, groups, acc); break;
+	case KERN_Q5_0: quant_rows(KERN_Q5_0, rows, data, rec, groups, acc); break;
+	case KERN_Q5_1: quant_rows(KERN_Q5_1, rows, data, rec, groups, acc); break;
+	case KERN_Q4_K: quant_rows(KERN_Q4_K, rows, data, rec, groups, acc); break;
+	case KERN_Q5_K: quant_rows(KERN_Q5_K, rows, data, rec, groups, acc); break;
+	default: quant_rows(KERN_Q6_K, rows, data, rec, groups, acc);
 	}
 	for (uint32_t c = 0; c < PANEL_COLUMNS; c += 16)
-		store_columns(p, t, panel * PANEL_COLUMNS + c, acc + c, PANEL_COLUMNS);
+		store_columns(p, row, rows, panel * PANEL_COLUMNS + c, acc + c, PANEL_COLUMNS);
 }
 
-static uint32_t panel_count(const struct kern_weight *w)
+static uint32_t fast_panels(const struct kern_weight *w)
 {
 	return (w->n + panel_columns(w->dtype) - 1) / panel_columns(w->dtype);
 }
 
-static void matmul_item(void *ctx, uint32_t item, unsigned worker)
+static void fast_product(const struct cpu_part *p, const struct cpu_variant *v, uint32_t panel, uint32_t end, float *scratch)
 {
-	(void)worker;
-	const struct fast_matmul *m = ctx;
-	uint32_t i = 0;
-	while (i + 1 < m->products && item >= m->first_item[i + 1])
-		i++;
-	const struct kern_product *p = &m->p[i];
-	uint32_t panels = panel_count(p->w), first = (item - m->first_item[i]) * m->panels_per_item[i], end = first + m->panels_per_item[i];
-	end = end < panels ? end : panels;
-	if (panel_is_float(p->w->dtype))
-		for (uint32_t panel = first; panel < end; panel++)
-			float_panel(m, p, panel);
-	else
-		for (uint32_t t = 0; t < m->tiles; t++)
-			for (uint32_t panel = first; panel < end; panel++)
-				quant_panel(m, p, &m->tile[t], panel);
-}
-
-/* Full tiles and one for the rest. Returns the bytes of the records; none when nothing is quantised. */
-static size_t matmul_tiles(struct fast_matmul *m, uint32_t rows)
-{
-	size_t act = 0;
-	for (uint32_t t = 0, row = 0; t < m->tiles; t++, row += TILE_ROWS) {
-		uint32_t height = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
-		m->tile[t] = (struct fast_tile){ .row = row, .rows = height, .act = act };
-		act = (act + (size_t)m->groups * height * REC_BYTES + 63) & ~(size_t)63;
+	(void)scratch;
+	if (panel_is_float(p->w->dtype)) {
+		for (; panel < end; panel++)
+			float_panel(p, float_kind_of(p, v), panel);
+		return;
 	}
-	return act;
-}
-
-/* Items small enough to share the work out evenly and to stay in the second-level cache, and few enough to claim cheaply. */
-static uint32_t matmul_items(struct fast_matmul *m)
-{
-	enum { ITEMS_PER_THREAD = 6, ITEM_BYTES = 192 << 10 };
-	size_t total = 0;
-	for (uint32_t i = 0; i < m->products; i++)
-		total += panel_count(m->p[i].w) * m->p[i].w->panel_bytes;
-	size_t share = total / (ITEMS_PER_THREAD * pool_threads(m->dev->pool)) + 1;
-	if (m->tiles > 1 && share > ITEM_BYTES)
-		share = ITEM_BYTES;
-	uint32_t items = 0;
-	for (uint32_t i = 0; i < m->products; i++) {
-		uint32_t each = (uint32_t)(share / m->p[i].w->panel_bytes);
-		m->panels_per_item[i] = each ? each : 1;
-		m->first_item[i] = items;
-		items += (panel_count(m->p[i].w) + m->panels_per_item[i] - 1) / m->panels_per_item[i];
-	}
-	return items;
-}
-
-/* Records, and behind them the rounded rows if they are wanted. */
-static int matmul_quantise(struct fast_matmul *m, size_t act_bytes, uint32_t rows, bool round)
-{
-	enum { INLINE_VALUES = 4096 };
-	m->act = cpu_scratch(m->dev, CPU_SCRATCH_ACT, act_bytes + (round ? (size_t)rows * ((m->k + 1) / 2) * sizeof *m->rounded : 0));
-	if (!m->act)
-		return KERN_ENOMEM;
-	if (round)
-		m->rounded = (float *)(void *)(m->act + act_bytes);
-	if ((size_t)rows * m->k >= INLINE_VALUES)
-		pool_run(m->dev->pool, m->tiles, quantise_tile, m);
-	else
-		for (uint32_t t = 0; t < m->tiles; t++)
-			quantise_tile(m, t, 0);
-	return KERN_OK;
-}
-
-static int fast_matmul(struct kern_device *dev, const float *x, uint32_t rows, const struct kern_product *p, uint32_t products)
-{
-	struct fast_matmul m = { .dev = dev, .x = x, .p = p, .products = products, .rows = rows, .k = p[0].w->k, .tiles = (rows + TILE_ROWS - 1) / TILE_ROWS };
-	bool round = false;
-	for (uint32_t i = 0; i < products; i++) {
-		m.groups = panel_is_float(p[i].w->dtype) ? m.groups : m.k / GROUP;
-		round |= dev->bf16_activations && p[i].w->dtype == KERN_BF16;
-	}
-	m.tile = cpu_scratch(dev, CPU_SCRATCH_SHARED, m.tiles * sizeof *m.tile + 2 * products * sizeof(uint32_t));
-	if (!m.tile)
-		return KERN_ENOMEM;
-	m.first_item = (uint32_t *)(void *)(m.tile + m.tiles);
-	m.panels_per_item = m.first_item + products;
-	size_t act_bytes = matmul_tiles(&m, rows);
-	int rc = m.groups || round ? matmul_quantise(&m, act_bytes, rows, round) : KERN_OK;
-	if (!rc)
-		pool_run(dev->pool, matmul_items(&m), matmul_item, &m);
-	return rc;
+	for (uint32_t row = 0; row < p->rows; row += TILE_ROWS)
+		for (uint32_t i = panel; i < end; i++)
+			quant_panel(p, row, i);
 }
 
 #endif

@@ -3,7 +3,6 @@
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
 
-#define TILE_ROWS 4
 #define FLOAT_ROWS 4
 #define FLOAT_VECS 1
 #define FLOAT_VECS_MAX 4

@@ -7,6 +7,10 @@
 #ifndef CPU_FAST_RECORD_H
 #define CPU_FAST_RECORD_H
 
+#include "kernels/cpu/cpu.h"
+
+#define TILE_ROWS CPU_TILE_ROWS
+
 enum {
 	LO_BITS = 7,
 	RADIX = 1 << LO_BITS,

@@ -101,49 +101,12 @@ static void kv_store(const struct kern_kv_layer *kv, unsigned char *plane, uint3
 	}
 }
 
-struct kv_job {
-	const struct kern_kv_layer *kv;
-	const float *k, *v;
-	size_t ld;
-	const struct kern_batch *batch;
-};
-enum { KV_ROWS_PER_ITEM = 64 };
-
-static void kv_row(const struct kv_job *j, const struct kern_span *sp, uint32_t r)
+void cpu_kv_row(const struct kern_kv_layer *kv, uint32_t slot, const float *k, const float *v)
 {
-	const struct kern_kv_layer *kv = j->kv;
-	size_t in = (size_t)(sp->row + r) * j->ld;
-	uint32_t pos = sp->position + r, block = j->batch->block_table[sp->table + pos / kv->block_tokens], at = pos % kv->block_tokens;
-	for (uint32_t h = 0; h < kv->kv_heads; h++, in += kv->head_dim) {
-		kv_store(kv, cpu_kv_plane(kv, block, h, 0), at, j->k + in);
+	uint32_t block = slot / kv->block_tokens, at = slot % kv->block_tokens;
+	for (uint32_t h = 0; h < kv->kv_heads; h++) {
+		kv_store(kv, cpu_kv_plane(kv, block, h, 0), at, k + (size_t)h * kv->head_dim);
 		if (!kv->latent)
-			kv_store(kv, cpu_kv_plane(kv, block, h, 1), at, j->v + in);
+			kv_store(kv, cpu_kv_plane(kv, block, h, 1), at, v + (size_t)h * kv->head_dim);
 	}
-}
-
-/* the batch's rows [item * KV_ROWS_PER_ITEM, ...) */
-static void kv_item(void *ctx, uint32_t item, unsigned worker)
-{
-	(void)worker;
-	const struct kv_job *j = ctx;
-	uint32_t low = item * KV_ROWS_PER_ITEM, high = low + KV_ROWS_PER_ITEM;
-	for (uint32_t i = 0; i < j->batch->spans; i++) {
-		const struct kern_span *sp = &j->batch->span_host[i];
-		uint32_t from = sp->row > low ? sp->row : low, to = sp->row + sp->rows < high ? sp->row + sp->rows : high;
-		for (uint32_t row = from; row < to; row++)
-			kv_row(j, sp, row - sp->row);
-	}
-}
-
-int cpu_op_kv_write(struct kern_stream *s, const struct kern_kv_layer *kv, const float *k, const float *v, size_t ld,
-                    const struct kern_batch *batch)
-{
-	int rc = cpu_kv_check(s->dev, kv);
-	if (rc)
-		return rc;
-	struct kv_job j = { kv, k, v, ld, batch };
-	pthread_mutex_lock(&s->dev->lock);
-	pool_run(s->dev->pool, (batch->rows + KV_ROWS_PER_ITEM - 1) / KV_ROWS_PER_ITEM, kv_item, &j);
-	pthread_mutex_unlock(&s->dev->lock);
-	return KERN_OK;
 }

@@ -117,10 +117,10 @@ static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *code
 }
 
 /* `columns` rows of the file to one panel, a group of all of them before the next one */
-static void pack_quantised(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, uint32_t columns)
+static void pack_quantised(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, size_t row_bytes, uint32_t columns)
 {
 	uint32_t per_block = w->dtype == KERN_Q6_K || panel_is_k(w->dtype) ? GROUP * 8 : GROUP;
-	size_t bytes = kern_dtype_bytes(w->dtype, per_block), row_bytes = kern_dtype_bytes(w->dtype, w->k);
+	size_t bytes = kern_dtype_bytes(w->dtype, per_block);
 	for (uint32_t g = 0; g < w->k / GROUP; g++) {
 		unsigned char *block = panel + panel_block_at(w->dtype, g);
 		size_t from = g * GROUP / per_block * bytes;
@@ -141,11 +141,10 @@ static void pack_quantised(const struct kern_weight *w, unsigned char *panel, co
 }
 
 /* `columns` rows of the file to one panel, a cache line of each row at a time. Units are floats, F16 or pairs of BF16; half a pair may be left. */
-static void pack_float(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, uint32_t columns)
+static void pack_float(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, size_t row_bytes, uint32_t columns)
 {
 	enum { STEP = 16 };
 	uint32_t units = w->k / panel_float_k(w->dtype);
-	size_t row_bytes = kern_dtype_bytes(w->dtype, w->k);
 	for (uint32_t i = 0; i < units; i += STEP)
 		for (uint32_t r = 0; r < columns; r++) {
 			uint32_t n = units - i < STEP ? units - i : STEP;
@@ -171,24 +170,33 @@ size_t cpu_weight_bytes(const struct kern_weight *w)
 struct pack_job {
 	const struct kern_weight *w;
 	const unsigned char *src;
+	size_t row_bytes;
 };
 
-static void pack_panel(void *ctx, uint32_t item, unsigned worker)
+static uint32_t pack_panels(const void *ctx)
+{
+	const struct pack_job *j = ctx;
+	return (j->w->n + panel_columns(j->w->dtype) - 1) / panel_columns(j->w->dtype);
+}
+
+static void pack_panel(const void *ctx, uint32_t item, unsigned worker)
 {
 	(void)worker;
 	const struct pack_job *j = ctx;
 	const struct kern_weight *w = j->w;
 	uint32_t columns = panel_columns(w->dtype), first = item * columns, n = w->n - first < columns ? w->n - first : columns;
-	(panel_is_float(w->dtype) ? pack_float : pack_quantised)(w, w->data + item * w->panel_bytes, j->src + first * kern_dtype_bytes(w->dtype, w->k), n);
+	(panel_is_float(w->dtype) ? pack_float : pack_quantised)(w, w->data + item * w->panel_bytes, j->src + first * j->row_bytes, j->row_bytes, n);
 }
 
-void cpu_weight_pack(struct kern_weight *w, const void *src, struct pool *pool)
+void cpu_weight_pack(struct kern_weight *w, const void *src, size_t row_bytes, struct crew *crew)
 {
-	struct pack_job job = { w, src };
+	struct pack_job job = { w, src, row_bytes };
+	size_t dense = kern_dtype_bytes(w->dtype, w->k);
 	if (w->packed)
-		pool_run(pool, (w->n + panel_columns(w->dtype) - 1) / panel_columns(w->dtype), pack_panel, &job);
+		crew_run(crew, &(struct crew_phase){ pack_panels, pack_panel, &job }, 1);
 	else
-		memcpy(w->data, src, w->n * kern_dtype_bytes(w->dtype, w->k));
+		for (uint32_t r = 0; r < w->n; r++)
+			memcpy(w->data + r * dense, job.src + r * row_bytes, dense);
 }
 
 /* --- rows back out ----------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* reference.c - every operation written plainly, in float32 without quantised activations. The other variants are measured
  * against it, so it stays simple: weights are dequantised row by row and dot products add up in 16 fixed lanes. */
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/program.h"
 
 #include <math.h>
 #include <string.h>
@@ -59,52 +59,37 @@ static void ref_act_mul(float *y, const float *gate, const float *up, enum kern_
 	}
 }
 
-struct ref_matmul {
-	struct kern_device *dev;
-	const float *x;
-	uint32_t rows;
-	const struct kern_product *p;
-};
-
-static void matmul_columns(void *ctx, uint32_t item, unsigned worker)
+static size_t ref_rounded_floats(uint32_t k)
 {
-	const struct ref_matmul *m = ctx;
-	const struct kern_weight *w = m->p->w;
-	float *row = m->dev->scratch[worker].mem;
-	uint32_t end = (item + 1) * COLUMNS_PER_ITEM < w->n ? (item + 1) * COLUMNS_PER_ITEM : w->n;
-	for (uint32_t c = item * COLUMNS_PER_ITEM; c < end; c++) {
-		cpu_weight_row(w, c, row);
-		for (uint32_t r = 0; r < m->rows; r++)
-			m->p->y[r * m->p->ldy + c] = dot(m->x + (size_t)r * w->k, row, w->k) + (m->p->bias ? m->p->bias[c] : 0.0f);
+	return k;
+}
+
+static void ref_make_ready(const struct cpu_ready *in, uint32_t from, uint32_t to)
+{
+	for (uint32_t r = from; r < to && in->rounded; r++)
+		for (uint32_t i = 0; i < in->k; i++)
+			in->rounded[r * in->ld_rounded + i] = cpu_bf16_to_f32(cpu_f32_to_bf16(in->x[r * in->ldx + i]));
+}
+
+static uint32_t ref_panels(const struct kern_weight *w)
+{
+	return (w->n + COLUMNS_PER_ITEM - 1) / COLUMNS_PER_ITEM;
+}
+
+static void ref_product(const struct cpu_part *p, const struct cpu_variant *v, uint32_t panel, uint32_t end, float *scratch)
+{
+	(void)v;
+	const struct kern_weight *w = p->w;
+	bool rounded = p->in.rounded && w->dtype == KERN_BF16;
+	const float *x = rounded ? p->in.rounded : p->in.x;
+	size_t ldx = rounded ? p->in.ld_rounded : p->in.ldx;
+	uint32_t last = end * COLUMNS_PER_ITEM < w->n ? end * COLUMNS_PER_ITEM : w->n;
+	for (uint32_t c = panel * COLUMNS_PER_ITEM; c < last; c++) {
+		cpu_weight_row(w, c, scratch);
+		for (uint32_t r = 0; r < p->rows; r++)
+			p->y[r * p->ldy + c] = dot(x + r * ldx, scratch, w->k) + (p->bias ? p->bias[c] : 0.0f);
 	}
 }
-
-static const float *rounded_to_bf16(struct kern_device *dev, const float *x, size_t n)
-{
-	float *r = cpu_scratch(dev, CPU_SCRATCH_ACT, n * sizeof *r);
-	for (size_t i = 0; r && i < n; i++)
-		r[i] = cpu_bf16_to_f32(cpu_f32_to_bf16(x[i]));
-	return r;
-}
-
-static int ref_matmul(struct kern_device *dev, const float *x, uint32_t rows, const struct kern_product *p, uint32_t products)
-{
-	const float *rounded = dev->bf16_activations ? rounded_to_bf16(dev, x, (size_t)rows * p[0].w->k) : x;
-	if (!rounded || cpu_scratch_workers(dev, (size_t)p[0].w->k * sizeof(float)))
-		return KERN_ENOMEM;
-	for (uint32_t i = 0; i < products; i++) {
-		struct ref_matmul m = { dev, p[i].w->dtype == KERN_BF16 ? rounded : x, rows, &p[i] };
-		pool_run(dev->pool, (p[i].w->n + COLUMNS_PER_ITEM - 1) / COLUMNS_PER_ITEM, matmul_columns, &m);
-	}
-	return KERN_OK;
-}
-
-struct ref_attention {
-	struct kern_device *dev;
-	const struct cpu_attention *a;
-	const struct kern_span *span;
-	uint32_t row;              /* within the span */
-};
 
 /* K (or V) of one token as floats */
 static void kv_load(float *out, const struct kern_kv_layer *kv, const uint32_t *table, uint32_t token, uint32_t head, int is_v)
@@ -117,16 +102,17 @@ static void kv_load(float *out, const struct kern_kv_layer *kv, const uint32_t *
 			out[d] *= cpu_kv_scales(kv, plane)[at];
 }
 
-static void attention_head(void *ctx, uint32_t head, unsigned worker)
+/* An item is a row and head. */
+static void ref_att_item(const void *attention, uint32_t item, unsigned worker)
 {
-	const struct ref_attention *t = ctx;
-	const struct cpu_attention *a = t->a;
-	const struct kern_kv_layer *kv = a->kv;
-	const uint32_t *table = a->batch->block_table + t->span->table;
-	uint32_t dim = kv->head_dim, out_dim = cpu_kv_out_dim(kv), kv_head = head / (a->heads / kv->kv_heads), row = t->span->row + t->row;
-	uint32_t last = t->span->position + t->row, first = a->window && last + 1 > a->window ? last + 1 - a->window : 0;
-	float *score = t->dev->scratch[worker].mem, vec[CPU_MAX_HEAD_DIM], max = -INFINITY;
-	const float *q = a->q + row * a->ldq + (size_t)head * dim;
+	const struct cpu_attention *a = attention;
+	const struct kern_kv_layer *kv = &a->kv;
+	const struct att_tile *t = &a->cut->tile[item / a->heads];
+	const uint32_t *table = cpu_table(a->p, t->span);
+	uint32_t head = item % a->heads, dim = kv->head_dim, out_dim = cpu_kv_out_dim(kv), kv_head = head / (a->heads / kv->kv_heads);
+	uint32_t last = t->span->position + t->row - t->span->row, first = a->window && last + 1 > a->window ? last + 1 - a->window : 0;
+	float *score = a->p->scratch[worker], vec[CPU_MAX_HEAD_DIM], max = -INFINITY;
+	const float *q = a->q + t->row * a->ldq + (size_t)head * dim;
 	double sum = 0, acc[CPU_MAX_HEAD_DIM] = { 0 };
 
 	for (uint32_t i = first; i <= last; i++) {
@@ -142,21 +128,20 @@ static void attention_head(void *ctx, uint32_t head, unsigned worker)
 			acc[d] += e * (double)vec[d];
 	}
 	for (uint32_t d = 0; d < out_dim; d++)
-		a->out[((size_t)row * a->heads + head) * out_dim + d] = (float)(acc[d] / sum);
+		a->out[t->row * a->ldo + (size_t)head * out_dim + d] = (float)(acc[d] / sum);
 }
 
-static int ref_attention(struct kern_device *dev, const struct cpu_attention *a)
+static void ref_att_share(struct cpu_attention *a, uint32_t *ret_tile_rows)
 {
-	for (uint32_t i = 0; i < a->batch->spans; i++) {
-		const struct kern_span *span = &a->batch->span_host[i];
-		if (cpu_scratch_workers(dev, ((size_t)span->position + span->rows) * sizeof(float)))
-			return KERN_ENOMEM;
-		for (uint32_t r = 0; r < span->rows; r++) {
-			struct ref_attention t = { dev, a, span, r };
-			pool_run(dev->pool, a->heads, attention_head, &t);
-		}
-	}
-	return KERN_OK;
+	a->parts = a->group = 1;
+	a->items = a->heads;
+	*ret_tile_rows = 1;
+}
+
+static size_t ref_att_scratch(const struct cpu_attention *a, uint32_t positions)
+{
+	(void)a;
+	return positions;
 }
 
 const struct cpu_variant cpu_variant_reference = {
@@ -165,6 +150,11 @@ const struct cpu_variant cpu_variant_reference = {
 	.rms_norm = ref_rms_norm,
 	.rope = ref_rope,
 	.act_mul = ref_act_mul,
-	.matmul = ref_matmul,
-	.attention = ref_attention,
+	.rounded_floats = ref_rounded_floats,
+	.make_ready = ref_make_ready,
+	.panels = ref_panels,
+	.product = ref_product,
+	.att_share = ref_att_share,
+	.att_scratch = ref_att_scratch,
+	.att_item = ref_att_item,
 };

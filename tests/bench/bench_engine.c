@@ -67,7 +67,7 @@ static void report(const char *what, uint32_t n, uint32_t streams, double *tok_s
 static void step(struct bench *b, struct engine_span *spans, uint32_t n)
 {
 	struct err err;
-	if (engine_step(b->e, spans, n, NULL, NULL, &err)) {
+	if (engine_step(b->e, spans, n, &err)) {
 		fprintf(stderr, "bench_engine: %s\n", err.text);
 		exit(1);
 	}

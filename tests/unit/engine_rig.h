@@ -30,6 +30,9 @@ struct rig_opts {
 	enum kv_type kv;
 	enum kern_dtype activations;
 	unsigned threads, block_tokens, rows, logits, blocks;   /* 0: 1, 16, 320, as rows, 96 */
+	void (*progressed)(void *arg);
+	void *arg;
+	uint64_t *board;                                        /* (256) */
 };
 
 static struct rig rig_open(struct rig_opts o)
@@ -40,6 +43,7 @@ static struct rig rig_open(struct rig_opts o)
 	struct engine_opts eo = {
 		.model_path = o.model, .backend = "cpu", .variant = o.variant, .threads = o.threads ? o.threads : 1, .kv_type = o.kv, .activations = o.activations,
 		.block_tokens = o.block_tokens ? o.block_tokens : 16, .max_rows = rows, .max_logits = o.logits ? o.logits : rows, .max_spans = 32, .max_table = 512,
+		.progressed = o.progressed, .progressed_arg = o.arg,
 	};
 	int rc = engine_open(&eo, &r.e, &err);
 	ck_assert_msg(rc == 0, "engine_open: %s", err.text);
@@ -51,6 +55,8 @@ static struct rig rig_open(struct rig_opts o)
 	memset(r.pool, 0xff, bytes);   /* NaN: a block that is read before it is written shows */
 	rc = engine_attach_kv(r.e, r.pool, -1, r.blocks, bytes, &err);
 	ck_assert_msg(rc == 0, "engine_attach_kv: %s", err.text);
+	if (o.board)
+		ck_assert_int_eq(engine_attach_board(r.e, o.board, 256 * sizeof *o.board, &err), 0);
 	return r;
 }
 
@@ -77,7 +83,7 @@ static struct seq seq_new(const struct rig *r, uint32_t first)
 static void step(struct rig *r, struct engine_span *spans, uint32_t n)
 {
 	struct err err = {0};
-	int rc = engine_step(r->e, spans, n, NULL, NULL, &err);
+	int rc = engine_step(r->e, spans, n, &err);
 	ck_assert_msg(rc == 0, "engine_step: %s", err.text);
 }
 

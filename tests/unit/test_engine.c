@@ -180,38 +180,44 @@ END_TEST
 
 /* --- steps -------------------------------------------------------------------------------------------------------------- */
 
-struct hook_log {
+struct progress_log {
 	uint32_t calls;
 	const uint64_t *board;
-	uint64_t seen[8];
+	uint64_t seen[8], next[8];
 };
 
-static void hook(void *arg, uint32_t layer)
+static void note_progress(void *arg)
 {
-	struct hook_log *h = arg;
-	ck_assert_uint_eq(layer, h->calls);
-	h->seen[layer] = h->board[layer * 2];
+	struct progress_log *h = arg;
+	h->seen[h->calls] = h->board[h->calls * 2];
+	h->next[h->calls] = h->board[(h->calls + 1) * 2];
 	h->calls++;
 }
 
-/* The board holds the value of a layer when the hook of that layer runs, and not before; words between stay. */
-START_TEST(progress_and_hook)
+/* The board holds the value of a layer when progress is told of, and not that of the next one; words between stay. */
+START_TEST(progress_is_told)
 {
-	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .variant = "reference", .kv = KV_F32});
-	uint64_t board[2 * 8] = {0};
+	uint64_t board[256] = {0};
 	uint32_t ids[20];
-	struct hook_log log = {.board = board};
+	struct progress_log log = {.board = board};
+	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .variant = "reference", .kv = KV_F32, .progressed = note_progress, .arg = &log, .board = board});
 	struct seq s = seq_new(&r, 0);
 	struct err err;
 	some_ids(ids, 20, 1);
 	struct engine_span span = {.tokens = ids, .n = 20, .blocks = s.table, .progress = board, .progress_stride = 2, .progress_value = 77};
-	ck_assert_int_eq(engine_step(r.e, &span, 1, hook, &log, &err), 0);
+	ck_assert_int_eq(engine_step(r.e, &span, 1, &err), 0);
 	ck_assert_uint_eq(log.calls, 3);
 	for (int l = 0; l < 3; l++) {
 		ck_assert_uint_eq(board[2 * l], 77);
 		ck_assert_uint_eq(board[2 * l + 1], 0);
 		ck_assert_uint_eq(log.seen[l], 77);
+		ck_assert_uint_eq(log.next[l], 0);
 	}
+	span.progress = board + 252;
+	ck_assert_int_eq(engine_step(r.e, &span, 1, &err), ERR_INVALID);
+	ck_assert_str_eq(err.text, "span 0: its progress words are not on the board of 2048 bytes");
+	span.progress = board - 2;
+	ck_assert_int_eq(engine_step(r.e, &span, 1, &err), ERR_INVALID);
 	rig_close(&r);
 }
 END_TEST
@@ -246,15 +252,15 @@ START_TEST(bad_spans)
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		struct engine_span spans[2] = {good, bad[i]};
 		struct err err = {0};
-		ck_assert_int_eq(engine_step(r.e, spans, 2, NULL, NULL, &err), ERR_INVALID);
+		ck_assert_int_eq(engine_step(r.e, spans, 2, &err), ERR_INVALID);
 		ck_assert_str_eq(err.text, want[i]);
 		ck_assert(memcmp(before, r.pool, bytes) == 0);
 	}
 	struct err err;
-	ck_assert_int_eq(engine_step(r.e, &good, 0, NULL, NULL, &err), ERR_INVALID);
+	ck_assert_int_eq(engine_step(r.e, &good, 0, &err), ERR_INVALID);
 	struct engine_span edge = {.tokens = ids, .n = 4, .position = 508, .blocks = table, .logits = ENGINE_LOGITS_LAST};
 	memset(r.pool, 0, bytes);
-	ck_assert_int_eq(engine_step(r.e, &edge, 1, NULL, NULL, &err), 0);
+	ck_assert_int_eq(engine_step(r.e, &edge, 1, &err), 0);
 	free(before);
 	rig_close(&r);
 }
@@ -426,7 +432,7 @@ int main(void)
 	tcase_add_loop_test(bits, chunks_equal_whole, 0, SAME_BITS);
 	tcase_add_loop_test(bits, batch_equals_single, 0, SAME_BITS);
 	tcase_add_loop_test(bits, threads_equal, 0, SAME_BITS);
-	tcase_add_test(steps, progress_and_hook);
+	tcase_add_test(steps, progress_is_told);
 	tcase_add_test(steps, bad_spans);
 	tcase_set_timeout(real, 600);
 	tcase_set_timeout(slow, 1800);   /* plain float32 code: minutes */

@@ -264,7 +264,7 @@ static const float *run_step(struct run *r, const uint32_t *tokens, uint32_t n, 
 	static const uint32_t table[] = {0};
 	struct err err = {0};
 	struct engine_span span = {.tokens = tokens, .n = n, .position = position, .blocks = table, .logits = ENGINE_LOGITS_LAST};
-	ck_assert_msg(engine_step(r->e, &span, 1, NULL, NULL, &err) == 0, "%s", err.text);
+	ck_assert_msg(engine_step(r->e, &span, 1, &err) == 0, "%s", err.text);
 	return engine_logits(r->e, span.logits_row);
 }
 

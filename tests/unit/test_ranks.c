@@ -39,10 +39,10 @@ static struct engine_opts options(const char *model, enum kv_type kv, unsigned t
 	                            .max_rows = ROWS, .max_logits = ROWS, .max_spans = 8, .max_table = 64};
 }
 
-static struct rig rig_open(const char *model, enum kv_type kv, unsigned tp)
+static struct rig rig_open_with(const struct engine_opts *with)
 {
 	struct rig r = {.fd = memfd_create("test-kv", MFD_CLOEXEC)};
-	struct engine_opts o = options(model, kv, tp);
+	struct engine_opts o = *with;
 	struct err err = {0};
 	ck_assert_msg(engine_open(&o, &r.e, &err) == 0, "engine_open: %s", err.text);
 	r.bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
@@ -52,6 +52,12 @@ static struct rig rig_open(const char *model, enum kv_type kv, unsigned tp)
 	memset(r.pool, 0xff, r.bytes);         /* NaN: what is read before it is written shows */
 	ck_assert_msg(engine_attach_kv(r.e, r.pool, r.fd, BLOCKS, r.bytes, &err) == 0, "engine_attach_kv: %s", err.text);
 	return r;
+}
+
+static struct rig rig_open(const char *model, enum kv_type kv, unsigned tp)
+{
+	struct engine_opts o = options(model, kv, tp);
+	return rig_open_with(&o);
 }
 
 static void rig_close(struct rig *r)
@@ -71,7 +77,7 @@ static void some_ids(uint32_t *ids, uint32_t n, uint32_t seed)
 
 static int step(struct rig *r, struct engine_span *spans, uint32_t n, struct err *err)
 {
-	return engine_step(r->e, spans, n, NULL, NULL, err);
+	return engine_step(r->e, spans, n, err);
 }
 
 static const float *logits_of(struct rig *r, const struct engine_span *sp)
@@ -221,22 +227,29 @@ END_TEST
 struct watcher { const unsigned char *pool, *want; const struct kv_layout *kv; uint64_t *board; uint32_t calls; };
 
 /* Block 0 of the layer that is told of is there with all heads. */
-static void hook(void *arg, uint32_t layer)
+static void told(void *arg)
 {
 	struct watcher *w = arg;
+	uint32_t layer = w->calls++;
+	if (!w->want)
+		return;
 	size_t at = kv_piece_offset(w->kv, BLOCKS, layer, 0);
 	ck_assert_uint_eq(w->board[layer], 9);
 	ck_assert_msg(memcmp(w->pool + at, w->want + at, w->kv->piece_bytes[layer]) == 0, "layer %u is told of before all ranks have written it", layer);
-	w->calls++;
 }
 
 START_TEST(layers_are_told_when_all_have_written)
 {
-	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
-	uint32_t ids[BLOCK], table[] = {0};
 	uint64_t board[8] = {0};
+	struct watcher w = {.board = board};
+	struct engine_opts o = options(GOLDEN "llama", KV_BF16, 2);
+	o.progressed = told;
+	o.progressed_arg = &w;
+	struct rig r = rig_open_with(&o);
+	uint32_t ids[BLOCK], table[] = {0};
 	struct err err = {0};
 	some_ids(ids, BLOCK, 1);
+	ck_assert_int_eq(engine_attach_board(r.e, board, sizeof board, &err), 0);
 	struct engine_span sp = {.tokens = ids, .n = BLOCK, .blocks = table, .progress = board, .progress_stride = 1, .progress_value = 9};
 	ck_assert_int_eq(step(&r, &sp, 1, &err), 0);
 	unsigned char *want = mem_alloc(r.bytes);
@@ -244,8 +257,8 @@ START_TEST(layers_are_told_when_all_have_written)
 	for (int i = 0; i < 50; i++) {
 		memset(r.pool, 0xff, r.bytes);
 		memset(board, 0, sizeof board);
-		struct watcher w = {r.pool, want, &engine_info(r.e)->kv, board, 0};
-		ck_assert_int_eq(engine_step(r.e, &sp, 1, hook, &w, &err), 0);
+		w = (struct watcher){r.pool, want, &engine_info(r.e)->kv, board, 0};
+		ck_assert_int_eq(engine_step(r.e, &sp, 1, &err), 0);
 		ck_assert_uint_eq(w.calls, engine_info(r.e)->layers);
 	}
 	free(want);

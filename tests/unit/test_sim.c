@@ -121,7 +121,7 @@ static int feed_rc(struct rig *r, struct seq *s, uint32_t chunk, struct err *err
 	while (s->done < s->n) {
 		uint32_t left = s->n - s->done;
 		struct engine_span sp = span_of(s, left < chunk ? left : chunk);
-		int rc = engine_step(r->e, &sp, 1, NULL, NULL, err);
+		int rc = engine_step(r->e, &sp, 1, err);
 		if (rc)
 			return rc;
 		if (s->done == s->n)
@@ -189,7 +189,7 @@ START_TEST(test_batch_does_not_show)
 			uint32_t left = s[i]->n - s[i]->done;
 			sp[i] = span_of(s[i], left < 32 ? left : 32);
 		}
-		ck_assert_msg(engine_step(r.e, sp, 20, NULL, NULL, &err) == 0, "%s", err.text);
+		ck_assert_msg(engine_step(r.e, sp, 20, &err) == 0, "%s", err.text);
 		for (uint32_t i = 0; i < 20; i++)
 			if (s[i]->done == s[i]->n)
 				s[i]->tokens[s[i]->n++] = argmax(&r, sp[i].logits_row);
@@ -257,7 +257,7 @@ START_TEST(test_logits_have_few_peaks)
 		struct seq *s = seq_new(i, 60, 0);
 		struct engine_span sp = span_of(s, 60);
 		sp.logits = i % 3 ? ENGINE_LOGITS_ALL : ENGINE_LOGITS_LAST;
-		ck_assert_int_eq(engine_step(r.e, &sp, 1, NULL, NULL, &err), 0);
+		ck_assert_int_eq(engine_step(r.e, &sp, 1, &err), 0);
 		for (uint32_t row = 0; row < (i % 3 ? 60 : 1); row++) {
 			const float *l = engine_logits(r.e, sp.logits_row + row);
 			unsigned high = 0;
@@ -285,7 +285,7 @@ START_TEST(test_eos_rate)
 	struct seq *s = seq_new(1, 1000, 0);
 	struct engine_span sp = span_of(s, 1000);
 	sp.logits = ENGINE_LOGITS_ALL;
-	ck_assert_int_eq(engine_step(e, &sp, 1, NULL, NULL, &err), 0);
+	ck_assert_int_eq(engine_step(e, &sp, 1, &err), 0);
 	unsigned ends = 0;
 	for (uint32_t i = 0; i < 1000; i++)
 		ends += argmax(&r, i) == 2;
@@ -416,7 +416,7 @@ START_TEST(test_matched_too_early)
 	struct seq *first = seq_new(4, 160, 0), *second = seq_new(4, 160, 0);
 	struct err err = {0};
 	struct engine_span sp = span_of(first, 90);
-	ck_assert_int_eq(engine_step(r.e, &sp, 1, NULL, NULL, &err), 0);
+	ck_assert_int_eq(engine_step(r.e, &sp, 1, &err), 0);
 	for (uint32_t i = 7; i < TABLE; i++)
 		second->table[i] += 500;
 	second->done = 96;                              /* six blocks; the first wrote 90 tokens */
@@ -487,7 +487,7 @@ START_TEST(test_time_is_the_formula)
 	s->n = 301;
 	struct engine_span sp[2] = {span_of(s, 1), span_of(t, 50)};
 	uint64_t before = busy_ns(&r);
-	ck_assert_int_eq(engine_step(r.e, sp, 2, NULL, NULL, &err), 0);
+	ck_assert_int_eq(engine_step(r.e, sp, 2, &err), 0);
 	want = 100 + LAYERS * layer_us(PARAMS, 51, 301 + triangle(50), 301 + 50);
 	ck_assert_double_eq_tol((double)(busy_ns(&r) - before) / 1e3, want * 0.01, 0.01);
 	free(s), free(t);
@@ -615,7 +615,7 @@ START_TEST(test_host_time_is_small)
 		table[i] = i;
 	sp[0] = (struct engine_span){.tokens = tokens, .n = ROWS, .position = 0, .blocks = table, .logits = ENGINE_LOGITS_LAST};
 	double before = cpu_ms(), chunk, decode;
-	ck_assert_int_eq(engine_step(r.e, sp, 1, NULL, NULL, &err), 0);
+	ck_assert_int_eq(engine_step(r.e, sp, 1, &err), 0);
 	chunk = cpu_ms() - before;
 	/* sequences over the same first blocks, each with a last one of its own */
 	static uint32_t tables[256][64];
@@ -626,7 +626,7 @@ START_TEST(test_host_time_is_small)
 	}
 	for (int step = 0; step < 14; step++) {
 		before = step == 4 ? cpu_ms() : before;
-		ck_assert_msg(engine_step(r.e, sp, 256, NULL, NULL, &err) == 0, "%s", err.text);
+		ck_assert_msg(engine_step(r.e, sp, 256, &err) == 0, "%s", err.text);
 		for (uint32_t i = 0; i < 256; i++)
 			sp[i].position++;
 	}

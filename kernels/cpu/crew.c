@@ -1,0 +1,236 @@
+/* crew.c - see crew.h: persistent threads that walk the phases of the present run, spin briefly where they must wait, then sleep on a futex.
+ *
+ * Each phase has a `claim`: number of the run, how many items, and the next one, in one word that is changed by compare-and-swap. Whoever finishes the
+ * last item of a phase opens the next one: only then its claim is of this run. A thread that comes late, even whole runs too late, sees by the run's number
+ * that there is nothing to claim and touches neither phases nor data, so nobody ever waits for it. Opening phase n ends the run. */
+#include "kernels/cpu/crew.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, NEXT_BITS = 18, RUN_BITS = 64 - 2 * NEXT_BITS };
+#define RUN_MASK ((UINT64_C(1) << RUN_BITS) - 1)
+#define FIELD ((UINT64_C(1) << NEXT_BITS) - 1)
+
+struct progress {
+	_Alignas(64) _Atomic uint64_t claim;   /* run << 36 | items << 18 | next */
+	atomic_uint done;                      /* items that are */
+	atomic_uint opened;                    /* in which run it was opened last; what threads wait for */
+};
+
+struct crew {
+	/* run, phases and n change together, under a run number that is odd meanwhile (a seqlock) */
+	_Alignas(64) atomic_uint run;
+	_Atomic(const struct crew_phase *) phases;
+	_Atomic size_t n;
+	_Alignas(64) _Atomic uint64_t pulse;
+	atomic_uint sleepers;
+	atomic_bool stop;
+	unsigned threads, started;
+	struct crew_thread { struct crew *crew; unsigned worker; pthread_t id; } thread[CREW_THREADS_MAX];
+	struct progress phase[CREW_PHASES_MAX + 1];
+};
+
+/* --- waiting ------------------------------------------------------------------------------------------------------------- */
+
+static void futex_wait(atomic_uint *word, unsigned seen)
+{
+	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
+
+static void futex_wake_all(struct crew *c, atomic_uint *word)
+{
+	if (atomic_load_explicit(&c->sleepers, memory_order_seq_cst))
+		syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* A wait for *word to be no longer `seen`; the caller looks again after each turn. */
+struct spin { uint64_t until; unsigned turns; };
+
+static void wait_turn(struct crew *c, struct spin *spin, atomic_uint *word, unsigned seen)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#endif
+	if (++spin->turns % TURNS_PER_CLOCK)
+		return;
+	uint64_t now = now_ns();
+	if (!spin->until)
+		spin->until = now + SPIN_NS;
+	if (now < spin->until)
+		return;
+	atomic_fetch_add_explicit(&c->sleepers, 1, memory_order_seq_cst);
+	if (atomic_load_explicit(word, memory_order_seq_cst) == seen)
+		futex_wait(word, seen);
+	atomic_fetch_sub_explicit(&c->sleepers, 1, memory_order_seq_cst);
+	*spin = (struct spin){ 0 };
+}
+
+/* --- one run ------------------------------------------------------------------------------------------------------------- */
+
+struct walk {
+	struct crew *crew;
+	const struct crew_phase *phases;
+	size_t n;
+	uint64_t run;
+	unsigned worker;
+};
+
+/* Opens phase i, and those behind it while there is nothing to do in them. */
+static void open_phase(const struct walk *w, size_t i)
+{
+	for (uint32_t items = 0; !items && i <= w->n; i++) {
+		struct progress *p = &w->crew->phase[i];
+		items = i < w->n ? w->phases[i].items(w->phases[i].ctx) : 0;
+		atomic_fetch_add_explicit(&w->crew->pulse, 1, memory_order_relaxed);
+		atomic_store_explicit(&p->done, 0, memory_order_relaxed);
+		atomic_store_explicit(&p->claim, w->run << 2 * NEXT_BITS | (uint64_t)items << NEXT_BITS, memory_order_release);
+		atomic_store_explicit(&p->opened, (unsigned)w->run, memory_order_seq_cst);
+		futex_wake_all(w->crew, &p->opened);
+	}
+}
+
+/* false when the run is over, or another one goes on */
+static bool await_phase(const struct walk *w, size_t i)
+{
+	struct progress *p = &w->crew->phase[i];
+	unsigned opened;
+	for (struct spin spin = { 0 }; (opened = atomic_load_explicit(&p->opened, memory_order_acquire)) != (unsigned)w->run;) {
+		if (atomic_load_explicit(&w->crew->run, memory_order_acquire) != (unsigned)w->run << 1)
+			return false;
+		wait_turn(w->crew, &spin, &p->opened, opened);
+	}
+	return true;
+}
+
+static void walk_phase(const struct walk *w, size_t i)
+{
+	struct progress *p = &w->crew->phase[i];
+	uint64_t claim = atomic_load_explicit(&p->claim, memory_order_acquire);
+	unsigned items = (unsigned)(claim >> NEXT_BITS & FIELD), mine = 0;
+	while (claim >> 2 * NEXT_BITS == w->run && (claim & FIELD) < items) {
+		if (!atomic_compare_exchange_weak_explicit(&p->claim, &claim, claim + 1, memory_order_acq_rel, memory_order_acquire))
+			continue;
+		w->phases[i].item(w->phases[i].ctx, (uint32_t)(claim & FIELD), w->worker);
+		mine++;
+		claim = atomic_load_explicit(&p->claim, memory_order_acquire);
+	}
+	if (mine && atomic_fetch_add_explicit(&p->done, mine, memory_order_acq_rel) + mine == items)
+		open_phase(w, i + 1);
+}
+
+static void walk(const struct walk *w)
+{
+	for (size_t i = 0; await_phase(w, i) && i < w->n; i++)
+		walk_phase(w, i);
+}
+
+/* Waits for a run after `last`; false when the crew stops. */
+static bool await_run(struct crew *c, unsigned last, struct walk *w)
+{
+	for (struct spin spin = { 0 };;) {
+		unsigned run = atomic_load_explicit(&c->run, memory_order_acquire);
+		if (atomic_load_explicit(&c->stop, memory_order_acquire))
+			return false;
+		w->phases = atomic_load_explicit(&c->phases, memory_order_relaxed);
+		w->n = atomic_load_explicit(&c->n, memory_order_relaxed);
+		atomic_thread_fence(memory_order_acquire);
+		if (run == last || run & 1)
+			wait_turn(c, &spin, &c->run, run);
+		else if (atomic_load_explicit(&c->run, memory_order_relaxed) == run) {
+			w->run = run >> 1;
+			return true;
+		}
+	}
+}
+
+static void *thread_main(void *arg)
+{
+	struct crew_thread *t = arg;
+	struct walk w = { .crew = t->crew, .worker = t->worker };
+	for (unsigned last = 0; await_run(t->crew, last, &w); last = (unsigned)w.run << 1)
+		walk(&w);
+	return NULL;
+}
+
+static void run_alone(struct crew *c, const struct crew_phase *phases, size_t n)
+{
+	for (size_t i = 0; i < n; i++, atomic_fetch_add_explicit(&c->pulse, 1, memory_order_relaxed))
+		for (uint32_t item = 0, items = phases[i].items(phases[i].ctx); item < items; item++)
+			phases[i].item(phases[i].ctx, item, 0);
+}
+
+/* Run numbers go round after 2^28 runs; 0 is never one. */
+void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
+{
+	if (c->threads == 1) {
+		run_alone(c, phases, n);
+		return;
+	}
+	unsigned before = atomic_load_explicit(&c->run, memory_order_relaxed), run = ((before >> 1) + 1) & RUN_MASK;
+	run = run ? run : 1;
+	atomic_store_explicit(&c->run, before | 1, memory_order_seq_cst);
+	atomic_store_explicit(&c->phases, phases, memory_order_relaxed);
+	atomic_store_explicit(&c->n, n, memory_order_relaxed);
+	atomic_store_explicit(&c->run, run << 1, memory_order_seq_cst);
+	struct walk w = { .crew = c, .phases = phases, .n = n, .run = run };
+	open_phase(&w, 0);
+	futex_wake_all(c, &c->run);
+	walk(&w);
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------------------ */
+
+struct crew *crew_new(unsigned threads)
+{
+	struct crew *c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
+	if (!c)
+		return NULL;
+	*c = (struct crew){ .threads = threads < 1 ? 1 : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX : threads };
+	for (unsigned i = 1; i < c->threads; i++) {
+		c->thread[i] = (struct crew_thread){ .crew = c, .worker = i };
+		if (pthread_create(&c->thread[i].id, NULL, thread_main, &c->thread[i])) {
+			crew_destroy(&c);
+			return NULL;
+		}
+		c->started++;
+	}
+	return c;
+}
+
+void crew_destroy(struct crew **cp)
+{
+	struct crew *c = *cp;
+	if (!c)
+		return;
+	atomic_store_explicit(&c->stop, true, memory_order_seq_cst);
+	atomic_fetch_or_explicit(&c->run, 1, memory_order_seq_cst);
+	syscall(SYS_futex, &c->run, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
+	for (unsigned i = 1; i <= c->started; i++)
+		pthread_join(c->thread[i].id, NULL);
+	free(c);
+	*cp = NULL;
+}
+
+uint64_t crew_pulse(const struct crew *c)
+{
+	return atomic_load_explicit(&c->pulse, memory_order_relaxed);
+}
+
+unsigned crew_threads(const struct crew *c)
+{
+	return c->threads;
+}

@@ -1,0 +1,34 @@
+/* crew.h - threads that walk through the phases of a job together.
+ *
+ * A phase is a number of items. Every item is done once, by whichever thread claims it; a phase begins when all items of the one before are done, and that
+ * is the only thing that threads wait for: one that the kernel has not scheduled holds nothing up unless it has claimed an item. So an item's result
+ * must not depend on which thread does it. One crew_run at a time. A run allocates nothing; its only system calls are the sleep and the waking of
+ * threads that have waited for longer than 50 us. */
+#ifndef CPU_CREW_H
+#define CPU_CREW_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { CREW_PHASES_MAX = 16384, CREW_ITEMS_MAX = (1 << 18) - 1, CREW_THREADS_MAX = 64 };
+
+struct crew;
+
+struct crew_phase {
+	/* How many items, at most CREW_ITEMS_MAX; called by several threads when the phase begins, all of which must get the same answer. */
+	uint32_t (*items)(const void *ctx);
+	/* worker is below crew_threads */
+	void (*item)(const void *ctx, uint32_t item, unsigned worker);
+	const void *ctx;
+};
+
+/* threads counts the caller of crew_run too; NULL when memory or threads are lacking */
+struct crew *crew_new(unsigned threads);
+void crew_destroy(struct crew **crew);
+unsigned crew_threads(const struct crew *crew);
+/* Grows with each phase that begins; any thread. */
+uint64_t crew_pulse(const struct crew *crew);
+/* Returns when all items of all phases are done. n is at most CREW_PHASES_MAX. */
+void crew_run(struct crew *crew, const struct crew_phase *phases, size_t n);
+
+#endif

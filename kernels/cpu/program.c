@@ -1,0 +1,245 @@
+/* program.c - see program.h: from recorded operations to phases, and running them.
+ *
+ * What cannot run is refused when the program is made; a batch beyond its limits before anything runs. Only a group of ranks that does not meet is
+ * reported after the run. */
+#include "kernels/cpu/build.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct cpu_block { struct cpu_block *next; };
+
+/* --- building ------------------------------------------------------------------------------------------------------------ */
+
+void *cpu_program_alloc(struct kern_program *p, size_t bytes)
+{
+	struct cpu_block *block = bytes > SIZE_MAX - 128 ? NULL : calloc(1, bytes + 128);      /* untouched pages stay the system's */
+	if (!block)
+		return NULL;
+	block->next = p->blocks;
+	p->blocks = block;
+	return (void *)(((uintptr_t)(block + 1) + 63) & ~(uintptr_t)63);
+}
+
+int build_fail(struct build *b, int code, const char *fmt, ...)
+{
+	if (b->rc)
+		return b->rc;
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(b->p->dev->error, sizeof b->p->dev->error, fmt, ap);
+	va_end(ap);
+	return b->rc = code;
+}
+
+void *build_alloc(struct build *b, size_t bytes)
+{
+	void *mem = cpu_program_alloc(b->p, bytes);
+	if (!mem)
+		build_fail(b, KERN_ENOMEM, "no memory for a program: %zu bytes", bytes);
+	return mem;
+}
+
+void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(const void *, uint32_t, unsigned), const void *ctx)
+{
+	struct kern_program *p = b->p;
+	b->open = NULL;
+	if (b->rc)
+		return;
+	if (p->phases == CREW_PHASES_MAX) {
+		build_fail(b, KERN_EINVAL, "a program of %zu operations has more than %d phases", p->ops, CREW_PHASES_MAX);
+		return;
+	}
+	if (p->phases == b->room) {
+		size_t room = b->room ? 2 * b->room : 64;
+		struct crew_phase *grown = realloc(p->phase, room * sizeof *grown);
+		if (!grown) {
+			build_fail(b, KERN_ENOMEM, "no memory for %zu phases", room);
+			return;
+		}
+		p->phase = grown;
+		b->room = room;
+	}
+	p->phase[p->phases++] = (struct crew_phase){ items, item, ctx };
+}
+
+uint32_t build_max_rows(const struct build *b, enum kern_rows rows)
+{
+	return rows == KERN_ROWS_ALL ? b->p->limits.rows : b->p->limits.tail_rows;
+}
+
+int build_tensor(struct build *b, const struct kern_op *op, const struct kern_tensor *t, size_t columns)
+{
+	if (t->type != KERN_F32)
+		return build_fail(b, KERN_ENOTSUP, "%s: activations of type %s, this device has f32", kern_op_name(op->kind), kern_dtype_name(t->type));
+	if (!t->at.v || t->ld < columns)
+		return build_fail(b, KERN_EINVAL, "%s: rows of %zu columns are %zu apart", kern_op_name(op->kind), columns, t->ld);
+	return b->rc;
+}
+
+/* --- operations of one item ------------------------------------------------------------------------------------------------ */
+
+static uint32_t one_item(const void *ctx)
+{
+	(void)ctx;
+	return 1;
+}
+
+struct progress_phase { struct kern_program *p; uint32_t layer; };
+
+static void meet(struct kern_program *p)
+{
+	const struct kern_group *g = &p->dev->group;
+	if (!atomic_load(&p->broken) && g->meet(g->arg))
+		atomic_store(&p->broken, true);
+}
+
+static void progress_item(const void *ctx, uint32_t item, unsigned worker)
+{
+	(void)item, (void)worker;
+	const struct progress_phase *ph = ctx;
+	const struct kern_device *dev = ph->p->dev;
+	const struct kern_batch *b = ph->p->batch;
+	const struct kern_progress *of = kern_part(b, b->progress);
+	if (b->progress && dev->group.ranks > 1)
+		meet(ph->p);
+	if (!b->progress || dev->group.rank || atomic_load(&ph->p->broken))
+		return;
+	for (uint32_t i = 0; i < b->spans; i++)
+		if (of[i].word.v)
+			__atomic_store_n((uint64_t *)(void *)of[i].word.v + ph->layer * of[i].stride, of[i].value, __ATOMIC_RELEASE);
+	if (dev->progressed)
+		dev->progressed(dev->progressed_arg);
+}
+
+static void build_progress(struct build *b, const struct kern_op *op)
+{
+	struct progress_phase *ph = build_alloc(b, sizeof *ph);
+	if (ph)
+		*ph = (struct progress_phase){ b->p, op->progress.layer };
+	build_phase(b, one_item, progress_item, ph);
+}
+
+static void gather_item(const void *ctx, uint32_t item, unsigned worker)
+{
+	(void)item, (void)worker;
+	meet((struct kern_program *)(uintptr_t)ctx);
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------------------ */
+
+static void build_op(struct build *b, const struct kern_op *op)
+{
+	if (op->rows == KERN_ROWS_TAIL && !b->p->limits.tail_rows) {
+		build_fail(b, KERN_EINVAL, "%s of the tail, which has no rows", kern_op_name(op->kind));
+		return;
+	}
+	switch (op->kind) {
+	case KERN_OP_MATMUL: build_matmul(b, op); break;
+	case KERN_OP_HEADS_MATMUL: build_heads_matmul(b, op); break;
+	case KERN_OP_EXPERTS_ACT: build_experts_act(b, op); break;
+	case KERN_OP_EXPERTS_DOWN: build_experts_down(b, op); break;
+	case KERN_OP_ATTENTION: build_attention(b, op); break;
+	case KERN_OP_PROGRESS: build_progress(b, op); break;
+	case KERN_OP_GATHER:
+		if (b->p->dev->group.ranks > 1)
+			build_phase(b, one_item, gather_item, b->p);
+		break;
+	default: build_rows(b, op);
+	}
+}
+
+static void build_memory(struct build *b)
+{
+	struct kern_program *p = b->p;
+	unsigned threads = crew_threads(p->dev->crew);
+	p->scratch = build_alloc(b, threads * sizeof *p->scratch);
+	for (unsigned i = 0; i < threads && !b->rc; i++)
+		p->scratch[i] = build_alloc(b, p->scratch_floats * sizeof(float));
+	p->rec = build_alloc(b, p->rec_bytes);
+	p->rounded = build_alloc(b, p->rounded_floats * sizeof(float));
+	p->partial = build_alloc(b, p->partial_floats * sizeof(float));
+	p->gathered = build_alloc(b, p->gathered_floats * sizeof(float));
+	p->given = build_alloc(b, p->given_floats * sizeof(float));
+}
+
+void cpu_program_destroy(struct kern_program **pp)
+{
+	struct kern_program *p = *pp;
+	if (!p)
+		return;
+	for (struct cpu_block *block = p->blocks, *next; block; block = next) {
+		next = block->next;
+		free(block);
+	}
+	free(p->op);
+	free(p->phase);
+	free(p);
+	*pp = NULL;
+}
+
+int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p)
+{
+	struct kern_program *p = calloc(1, sizeof *p);
+	if (!p || !(p->op = malloc((n ? n : 1) * sizeof *ops))) {
+		free(p);
+		return cpu_fail(dev, KERN_ENOMEM, "no memory for a program of %zu operations", n);
+	}
+	memcpy(p->op, ops, n * sizeof *ops);
+	p->dev = dev;
+	p->limits = *limits;
+	p->ops = n;
+	struct build b = { .p = p };
+	if (!limits->rows || limits->rows > 1u << 20 || limits->tail_rows > 1u << 20 || !limits->spans || limits->spans > 1u << 20)
+		build_fail(&b, KERN_EINVAL, "a program for %u rows, %u of the tail and %u spans: the limit of each is %u", limits->rows, limits->tail_rows,
+		           limits->spans, 1u << 20);
+	for (size_t i = 0; i < n && !b.rc; i++)
+		build_op(&b, &p->op[i]);
+	if (!b.rc)
+		build_memory(&b);
+	if (b.rc)
+		cpu_program_destroy(&p);
+	else
+		*ret_p = p;
+	return b.rc;
+}
+
+/* --- running ----------------------------------------------------------------------------------------------------------------- */
+
+static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
+{
+	return at + words <= b->words;
+}
+
+static int check_batch(const struct kern_program *p, const struct kern_mem *mem)
+{
+	const struct kern_limits *l = &p->limits;
+	const struct kern_batch *b = mem->host;
+	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4;
+	if (!b || mem->bytes < sizeof *b || b->words > mem->bytes / 4 || b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
+		return cpu_fail(p->dev, KERN_EINVAL, "a batch of %u words, the program was made for %zu", b ? b->words : 0, l->batch_bytes / 4);
+	if (!b->rows || b->rows > l->rows || b->tail_rows > l->tail_rows || !b->spans || b->spans > l->spans || b->tail_spans > l->spans)
+		return cpu_fail(p->dev, KERN_EINVAL, "a batch of %u rows, %u of the tail, %u and %u spans, the program was made for %u, %u and %u", b->rows,
+		                b->tail_rows, b->spans, b->tail_spans, l->rows, l->tail_rows, l->spans);
+	if (!part_fits(b, b->tokens, b->rows) || !part_fits(b, b->positions, b->rows) || !part_fits(b, b->slots, b->rows) ||
+	    !part_fits(b, b->span, b->spans * span) || !part_fits(b, b->tail_index, b->tail_rows) || !part_fits(b, b->tail_span, b->tail_spans * span) ||
+	    !part_fits(b, b->table, 0) || (b->progress && !part_fits(b, b->progress, b->spans * progress)))
+		return cpu_fail(p->dev, KERN_EINVAL, "a part of a batch lies beyond its %u words", b->words);
+	return KERN_OK;
+}
+
+int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
+{
+	struct kern_device *dev = s->dev;
+	int rc = check_batch(p, batch);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&dev->lock);
+	p->batch = batch->host;
+	cpu_cut_batch(p);
+	crew_run(dev->crew, p->phase, p->phases);
+	pthread_mutex_unlock(&dev->lock);
+	return atomic_load(&p->broken) ? cpu_fail(dev, KERN_EDEVICE, "the ranks of the group do not meet") : KERN_OK;
+}

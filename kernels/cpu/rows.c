@@ -1,0 +1,353 @@
+/* rows.c - phases of rows: operations that compute a row from that row alone. Those that follow each other run one after the other over a few rows, which
+ * stay in the cache, before the next few. A row is always computed whole by one thread. */
+#include "kernels/cpu/build.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- phases ------------------------------------------------------------------------------------------------------------------ */
+
+uint32_t cpu_grain(const struct kern_program *p, uint32_t count, size_t work, uint32_t multiple)
+{
+	enum { ITEMS_PER_THREAD = 4, LEAST_WORK = 2048 };
+	uint32_t share = count / (ITEMS_PER_THREAD * crew_threads(p->dev->crew)) + 1;
+	size_t least = work < LEAST_WORK ? LEAST_WORK / (work ? work : 1) : 1;
+	share = share < least ? (uint32_t)least : share;
+	return (share + multiple - 1) / multiple * multiple;
+}
+
+static uint32_t rows_items(const void *ctx)
+{
+	const struct row_phase *ph = ctx;
+	uint32_t rows = cpu_rows(ph->p, ph->rows), grain = cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS);
+	return (rows + grain - 1) / grain;
+}
+
+static void rows_item(const void *ctx, uint32_t item, unsigned worker)
+{
+	(void)worker;
+	const struct row_phase *ph = ctx;
+	uint32_t rows = cpu_rows(ph->p, ph->rows), grain = cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS), from = item * grain;
+	uint32_t to = rows - from < grain ? rows : from + grain;
+	for (uint32_t i = 0; i < ph->steps; i++)
+		ph->step[i].run(&ph->step[i], ph->p, from, to);
+}
+
+void build_row_step(struct build *b, const struct kern_op *op, void (*run)(const struct row_step *, const struct kern_program *, uint32_t, uint32_t),
+                    const void *with, size_t work)
+{
+	if (b->rc)
+		return;
+	if (!b->open || b->open->rows != op->rows || b->open->steps == ROW_STEPS_MAX) {
+		struct row_phase *ph = build_alloc(b, sizeof *ph);
+		if (!ph)
+			return;
+		*ph = (struct row_phase){ .p = b->p, .rows = op->rows };
+		build_phase(b, rows_items, rows_item, ph);
+		b->open = ph;
+	}
+	b->open->work += work;
+	b->open->step[b->open->steps++] = (struct row_step){ run, op, with };
+}
+
+/* --- moving and scaling -------------------------------------------------------------------------------------------------------- */
+
+static void embed_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const uint32_t *tokens = kern_part(p->batch, p->batch->tokens);
+	for (uint32_t r = from; r < to; r++)
+		if (tokens[r] - s->op->embed.first < s->op->embed.w->n)
+			cpu_weight_row(s->op->embed.w, tokens[r] - s->op->embed.first, cpu_row(&s->op->embed.y, r));
+}
+
+static void gathered_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const uint32_t *index = kern_part(p->batch, p->batch->tail_index);
+	for (uint32_t r = from; r < to; r++)
+		memcpy(cpu_row(&s->op->gather_rows.y, r), cpu_row(&s->op->gather_rows.x, index[r]), s->op->gather_rows.dim * sizeof(float));
+}
+
+static void scale_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	(void)p;
+	for (uint32_t r = from; r < to; r++) {
+		float *y = cpu_row(&s->op->scale.y, r);
+		const float *x = cpu_row(&s->op->scale.x, r);
+		for (uint32_t i = 0; i < s->op->scale.dim; i++)
+			y[i] = x[i] * s->op->scale.factor;
+	}
+}
+
+/* --- norms and activation --------------------------------------------------------------------------------------------------------- */
+
+static void norm_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const struct kern_op *op = s->op;
+	for (uint32_t r = from; r < to; r++)
+		p->dev->variant->rms_norm(cpu_row(&op->norm.y, r), cpu_row(&op->norm.x, r), op->norm.a.at.v ? cpu_row(&op->norm.a, r) : NULL,
+		                          cpu_f32(op->norm.w), op->norm.dim, op->norm.eps);
+}
+
+static void head_norm_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const struct kern_op *op = s->op;
+	for (uint32_t r = from; r < to; r++)
+		for (uint32_t h = 0; h < op->head_norm.heads; h++) {
+			float *x = cpu_row(&op->head_norm.x, r) + (size_t)h * op->head_norm.head_dim;
+			p->dev->variant->rms_norm(x, x, NULL, cpu_f32(op->head_norm.w), op->head_norm.head_dim, op->head_norm.eps);
+		}
+}
+
+static void act_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const struct kern_op *op = s->op;
+	for (uint32_t r = from; r < to; r++)
+		p->dev->variant->act_mul(cpu_row(&op->act_mul.y, r), cpu_row(&op->act_mul.gate, r), cpu_row(&op->act_mul.up, r), op->act_mul.act, op->act_mul.dim);
+}
+
+/* --- rotation ------------------------------------------------------------------------------------------------------------------------ */
+
+/* (cos, sin) of each row of the batch: (rows, 2, dims / 2). All layers with the same rope read the same table. */
+struct cpu_angles {
+	struct kern_rope rope;
+	float *cos_sin;
+};
+
+/* Own sine and cosine: a libm's last bit depends on its version and on the CPU. The angle is rounded to float first, as the models'
+ * own code does. Error below 2e-9 for angles up to 1e7. */
+static void sin_cos(float angle, float *sin_out, float *cos_out)
+{
+	double x = (double)angle, n = nearbyint(x * 0.63661977236758134308);
+	double r = x - n * 1.57079632679489655800, z = r * r;
+	double sn = r * (1 + z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 + z * (-1.0 / 39916800))))));
+	double cs = 1 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 + z * (-1.0 / 3628800 + z / 479001600)))));
+	switch ((int64_t)n & 3) {
+	case 0: *sin_out = (float)sn, *cos_out = (float)cs; break;
+	case 1: *sin_out = (float)cs, *cos_out = (float)-sn; break;
+	case 2: *sin_out = (float)-sn, *cos_out = (float)-cs; break;
+	default: *sin_out = (float)-cs, *cos_out = (float)sn;
+	}
+}
+
+static void angle_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const struct cpu_angles *a = s->with;
+	const uint32_t *positions = kern_part(p->batch, p->batch->positions);
+	const float *inv_freq = cpu_f32(a->rope.inv_freq);
+	uint32_t pairs = a->rope.dims / 2;
+	for (uint32_t r = from; r < to; r++)
+		for (uint32_t i = 0; i < pairs; i++) {
+			float *cs = a->cos_sin + (size_t)r * a->rope.dims, sn, co;
+			sin_cos((float)positions[r] * inv_freq[i], &sn, &co);
+			cs[i] = co * a->rope.scale;
+			cs[pairs + i] = sn * a->rope.scale;
+		}
+}
+
+static void rope_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const struct kern_op *op = s->op;
+	const struct cpu_angles *a = s->with;
+	for (uint32_t r = from; r < to; r++)
+		p->dev->variant->rope(cpu_row(&op->rope.x, r), op->rope.heads, op->rope.head_dim, &op->rope.rope, a->cos_sin + (size_t)r * a->rope.dims);
+}
+
+/* The table of a rope, made by the step before its first use. */
+static const struct cpu_angles *angles_of(struct build *b, const struct kern_op *op)
+{
+	struct kern_program *p = b->p;
+	const struct kern_rope *rope = &op->rope.rope;
+	for (unsigned i = 0; i < p->angle_tables; i++) {
+		const struct kern_rope *have = &p->angles[i]->rope;
+		if (have->inv_freq.v == rope->inv_freq.v && have->dims == rope->dims && memcmp(&have->scale, &rope->scale, sizeof rope->scale) == 0)
+			return p->angles[i];
+	}
+	struct cpu_angles *a = build_alloc(b, sizeof *a);
+	if (p->angle_tables == sizeof p->angles / sizeof *p->angles)
+		build_fail(b, KERN_ENOTSUP, "rope: more than %u tables of angles", p->angle_tables);
+	if (b->rc)
+		return NULL;
+	*a = (struct cpu_angles){ *rope, build_alloc(b, (size_t)p->limits.rows * rope->dims * sizeof(float)) };
+	p->angles[p->angle_tables++] = a;
+	build_row_step(b, op, angle_rows, a, 8 * (size_t)rope->dims);
+	return a;
+}
+
+static void build_rope(struct build *b, const struct kern_op *op)
+{
+	const struct kern_rope *rope = &op->rope.rope;
+	size_t dim = (size_t)op->rope.heads * op->rope.head_dim;
+	if (op->rows != KERN_ROWS_ALL || rope->dims % 2 || rope->dims > op->rope.head_dim || op->rope.head_dim > CPU_MAX_HEAD_DIM)
+		build_fail(b, KERN_EINVAL, "rope over %u of %u elements: must be even, no more than all, all no more than %d, and over all rows", rope->dims,
+		           op->rope.head_dim, CPU_MAX_HEAD_DIM);
+	if (build_tensor(b, op, &op->rope.x, dim))
+		return;
+	const struct cpu_angles *a = angles_of(b, op);
+	build_row_step(b, op, rope_rows, a, dim);
+}
+
+/* --- KV ---------------------------------------------------------------------------------------------------------------------------------- */
+
+static void kv_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const struct kern_op *op = s->op;
+	const uint32_t *slots = kern_part(p->batch, p->batch->slots);
+	for (uint32_t r = from; r < to; r++)
+		cpu_kv_row(&op->kv_write.kv, slots[r], cpu_row(&op->kv_write.k, r), op->kv_write.kv.latent ? NULL : cpu_row(&op->kv_write.v, r));
+}
+
+static void build_kv_write(struct build *b, const struct kern_op *op)
+{
+	const struct kern_kv_layer *kv = &op->kv_write.kv;
+	size_t dim = (size_t)kv->kv_heads * kv->head_dim;
+	int rc = cpu_kv_check(b->p->dev, kv);
+	b->rc = b->rc ? b->rc : rc;
+	if (op->rows != KERN_ROWS_ALL)
+		build_fail(b, KERN_EINVAL, "kv_write is over all rows");
+	if (build_tensor(b, op, &op->kv_write.k, dim) || (!kv->latent && build_tensor(b, op, &op->kv_write.v, dim)))
+		return;
+	build_row_step(b, op, kv_rows, NULL, 2 * dim);
+}
+
+/* --- route ------------------------------------------------------------------------------------------------------------------------------- */
+
+/* e^x within 1e-15 of itself. A libm's last bit depends on its version and on the CPU, and routing must not. */
+static double own_exp(double x)
+{
+	static const double inverse[] = { 1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
+	                                  1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0 };
+	if (isnan(x))
+		return x;
+	x = x < -700 ? -700 : x > 700 ? 700 : x;
+	double n = nearbyint(x * 1.4426950408889634), r = x - n * 0.693147180369123816490, sum = 0;
+	r -= n * 1.90821492927058770002e-10;   /* ln 2 in two parts, the first exact in its product */
+	for (int i = sizeof inverse / sizeof *inverse; i-- > 0;)
+		sum = sum * r + inverse[i];
+	return ldexp(sum, (int)n);
+}
+
+static void softmax(float *s, const float *logits, uint32_t n)
+{
+	float max = logits[0];
+	double sum = 0, e[KERN_EXPERTS_MAX];
+	for (uint32_t i = 1; i < n; i++)
+		max = logits[i] > max ? logits[i] : max;
+	for (uint32_t i = 0; i < n; i++)
+		sum += e[i] = own_exp((double)logits[i] - (double)max);
+	for (uint32_t i = 0; i < n; i++)
+		s[i] = (float)(e[i] / sum);
+}
+
+/* The number of the largest value that is not out yet; of equals the lowest. Always one that is not out. */
+static uint32_t largest(const float *v, const bool *out, uint32_t n)
+{
+	uint32_t best = n;
+	for (uint32_t i = 0; i < n; i++)
+		if (!out[i] && (best == n || v[i] > v[best]))
+			best = i;
+	return best;
+}
+
+/* Marks the experts of all but the best groups as out. */
+static void limit_groups(const struct kern_router *r, const float *c, bool *out)
+{
+	float worth[KERN_EXPERTS_MAX / 2];
+	bool chosen[KERN_EXPERTS_MAX / 2] = { false };
+	uint32_t size = r->experts / r->groups;
+	for (uint32_t g = 0; g < r->groups; g++) {
+		bool first[KERN_EXPERTS_MAX] = { false };
+		uint32_t best = largest(c + g * size, first, size);
+		first[best] = true;
+		worth[g] = c[g * size + best] + c[g * size + largest(c + g * size, first, size)];
+	}
+	for (uint32_t i = 0; i < r->groups_used; i++)
+		chosen[largest(worth, chosen, r->groups)] = true;
+	for (uint32_t e = 0; e < r->experts; e++)
+		out[e] = !chosen[e / size];
+}
+
+static void route_row(const struct kern_router *r, const float *logits, uint32_t *ids, float *weight)
+{
+	const float *bias = cpu_f32(r->bias);
+	float s[KERN_EXPERTS_MAX], c[KERN_EXPERTS_MAX], sum = 0;
+	bool out[KERN_EXPERTS_MAX] = { false };
+	if (r->score == KERN_SCORE_SOFTMAX)
+		softmax(s, logits, r->experts);
+	else
+		for (uint32_t e = 0; e < r->experts; e++)
+			s[e] = (float)(1.0 / (1.0 + own_exp(-(double)logits[e])));
+	for (uint32_t e = 0; e < r->experts; e++)
+		c[e] = bias ? s[e] + bias[e] : s[e];
+	if (r->groups > 1)
+		limit_groups(r, c, out);
+	for (uint32_t i = 0; i < r->used; i++) {
+		ids[i] = largest(c, out, r->experts);
+		out[ids[i]] = true;
+		weight[i] = s[ids[i]];
+		sum += weight[i];
+	}
+	float divisor = r->normalise ? (sum < r->norm_min ? r->norm_min : sum) + r->norm_add : 1.0f;
+	for (uint32_t i = 0; i < r->used; i++)
+		weight[i] = weight[i] / divisor * r->scale;
+}
+
+static void route_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	(void)p;
+	const struct kern_op *op = s->op;
+	uint32_t used = op->route.router.used;
+	for (uint32_t r = from; r < to; r++)
+		route_row(&op->route.router, cpu_row(&op->route.logits, r), (uint32_t *)(void *)op->route.ids.v + (size_t)r * used,
+		          cpu_f32(op->route.weights) + (size_t)r * used);
+}
+
+static void build_route(struct build *b, const struct kern_op *op)
+{
+	const struct kern_router *r = &op->route.router;
+	uint32_t groups = r->groups > 1 ? r->groups : 1, of = r->groups > 1 ? r->groups_used : 1;
+	if (!r->experts || r->experts > KERN_EXPERTS_MAX || !r->used || r->used > KERN_EXPERTS_USED_MAX)
+		build_fail(b, KERN_EINVAL, "route to %u of %u experts, limits are %d and %d", r->used, r->experts, KERN_EXPERTS_USED_MAX, KERN_EXPERTS_MAX);
+	else if (r->experts % groups || (groups > 1 && r->experts / groups < 2) || of < 1 || of > groups || r->used > r->experts / groups * of)
+		build_fail(b, KERN_EINVAL, "route to %u of %u experts in %u of %u groups", r->used, r->experts, of, groups);
+	if (!build_tensor(b, op, &op->route.logits, r->experts))
+		build_row_step(b, op, route_rows, NULL, 16 * (size_t)r->experts);
+}
+
+/* --- all of them --------------------------------------------------------------------------------------------------------------------------- */
+
+void build_rows(struct build *b, const struct kern_op *op)
+{
+	switch (op->kind) {
+	case KERN_OP_EMBED:
+		if (!build_tensor(b, op, &op->embed.y, op->embed.w->k))
+			build_row_step(b, op, embed_rows, NULL, op->embed.w->k);
+		break;
+	case KERN_OP_GATHER_ROWS:
+		if (op->rows != KERN_ROWS_TAIL)
+			build_fail(b, KERN_EINVAL, "gather_rows is over the rows of the tail");
+		if (!build_tensor(b, op, &op->gather_rows.y, op->gather_rows.dim) && !build_tensor(b, op, &op->gather_rows.x, op->gather_rows.dim))
+			build_row_step(b, op, gathered_rows, NULL, op->gather_rows.dim);
+		break;
+	case KERN_OP_SCALE:
+		if (!build_tensor(b, op, &op->scale.y, op->scale.dim) && !build_tensor(b, op, &op->scale.x, op->scale.dim))
+			build_row_step(b, op, scale_rows, NULL, op->scale.dim);
+		break;
+	case KERN_OP_NORM:
+		if (!build_tensor(b, op, &op->norm.y, op->norm.dim) && !build_tensor(b, op, &op->norm.x, op->norm.dim))
+			build_row_step(b, op, norm_rows, NULL, 2 * (size_t)op->norm.dim);
+		break;
+	case KERN_OP_HEAD_NORM:
+		if (!build_tensor(b, op, &op->head_norm.x, (size_t)op->head_norm.heads * op->head_norm.head_dim))
+			build_row_step(b, op, head_norm_rows, NULL, 2 * (size_t)op->head_norm.heads * op->head_norm.head_dim);
+		break;
+	case KERN_OP_ROPE: build_rope(b, op); break;
+	case KERN_OP_KV_WRITE: build_kv_write(b, op); break;
+	case KERN_OP_ACT_MUL:
+		if (!build_tensor(b, op, &op->act_mul.y, op->act_mul.dim) && !build_tensor(b, op, &op->act_mul.gate, op->act_mul.dim) &&
+		    !build_tensor(b, op, &op->act_mul.up, op->act_mul.dim))
+			build_row_step(b, op, act_rows, NULL, 4 * (size_t)op->act_mul.dim);
+		break;
+	case KERN_OP_ROUTE: build_route(b, op); break;
+	default: build_fail(b, KERN_ENOTSUP, "operation %s (%d) is unknown to this device", kern_op_name(op->kind), (int)op->kind);
+	}
+}
