@@ -1,8 +1,9 @@
 /* reference.c - formulas that several jobs need, in double precision, each with what float32 arithmetic may make of it.
  *
- * Where bounds come from. u is 2^-24, the rounding of one float32 operation. Sums of float32 products, each fused or rounded, in any order: with random terms the
- * error is a random walk, about 0.25 u of the sum of magnitudes, independent of the length; the largest of a million elements is some five times that. So 4 u of the
- * sum of magnitudes is 2 to 4 times what is seen. The bound of n u that holds for any terms would hide a lost element. */
+ * Where bounds come from. u is 2^-24, the rounding of one float32 operation. A sum of k float32 products in any order errs as a random walk of the roundings of its partial
+ * sums. With terms of like size that is about 0.25 u of the sum of magnitudes, whatever k is, and the largest of a million elements is some five times that. With one
+ * term that is nearly all, every partial sum is of its size: about 0.4 u sqrt(k) of it, again up to five times. 3 u of the sum and 2 u sqrt(k) of the largest term are
+ * 2 to 4 times what is seen. The bound of k u, which holds for any terms, would hide a lost element. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
@@ -31,17 +32,18 @@ static double product_row(const struct precision *p, const struct matrix *w, uin
 {
 	const float *v = w->value + (size_t)row * w->k;
 	bool rounded = p->bf16_activations && w->type == KERN_BF16;
-	double sum = 0, size = 0, error = 0;
+	double sum = 0, size = 0, largest = 0, error = 0;
 	for (uint32_t i = 0; i < w->k; i++) {
 		double part = (double)v[i] * (rounded ? (double)format_round(KERN_BF16, x[i]) : x[i]);
 		sum += part;
 		size += fabs(part);
+		largest = fmax(largest, fabs(part));
 	}
 	if (quantised(w->type) && p->group_step > 0)
 		for (uint32_t i = 0; i < w->k; i += GROUP)
 			error += group_error(p, v + i, x + i, GROUP);
 	/* with rounded activations denormals may be zeros */
-	*ret_bound = 4 * 0x1p-24 * size + error + (rounded ? w->k * 0x1p-126 : 0x1p-149);
+	*ret_bound = 0x1p-24 * (3 * size + 2 * sqrt(w->k) * largest) + error + (rounded ? w->k * 0x1p-126 : 0x1p-149);
 	return sum;
 }
 

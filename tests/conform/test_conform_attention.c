@@ -197,8 +197,8 @@ static double score(const float *q, const double *k, uint32_t dim, double scale,
 	return sum * scale;
 }
 
-/* A score's error, 0.5 u of the magnitudes that it sums (reference.c; it is rarely that of the position that weighs most), becomes the relative error of a weight;
- * the sums over positions add a few u. All in proportion to the mean magnitude of V under the weights. */
+/* Scores: their factors and sums are rounded, and what is left when the largest is taken off: about u of the magnitudes that a score sums, which becomes the relative
+ * error of a weight. Sums over positions add a few u. All in proportion to the mean magnitude of V under the weights. */
 static void head_row(const struct job *j, const struct expanded *x, uint32_t head, uint32_t at, const float *q, double *value, double *bound)
 {
 	const struct att_case *c = j->shape;
@@ -220,7 +220,7 @@ static void head_row(const struct job *j, const struct expanded *x, uint32_t hea
 	}
 	for (uint32_t d = 0; d < out; d++) {
 		value[d] /= sum;
-		bound[d] = u * (4 + size) * mean[d] / sum + 0x1p-126;
+		bound[d] = u * (8 + 2 * size) * mean[d] / sum + 0x1p-126;
 	}
 }
 

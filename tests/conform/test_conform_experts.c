@@ -117,10 +117,10 @@ static void route_check_row(const struct job *j, const struct precision *p, cons
 	const float *logits = job_data(j, LOGITS, row), *ids = r->out[IDS] + (size_t)row * s->r.used, *weights = r->out[WEIGHTS] + (size_t)row * s->r.used;
 	double score[KERN_EXPERTS_MAX], c[KERN_EXPERTS_MAX], chosen = 0;
 	bool nan = false;
-	for (uint32_t e = 0; e < s->r.experts; e++)
-		nan |= isnan(logits[e]) || (s->r.score == KERN_SCORE_SOFTMAX && isinf(logits[e]) && logits[e] > 0);
 	ids_check(s, ids);
 	scores_of(s, logits, s->biased ? j->constant[0].data : NULL, score, c);
+	for (uint32_t e = 0; e < s->r.experts; e++)
+		nan |= isnan(score[e]);
 	if (nan) {                                     /* of a softmax all weights are NaN; of sigmoids, those that are chosen all the same, and their sum */
 		for (uint32_t i = 0; i < s->r.used; i++)
 			EXPECT(!isfinite(weights[i]) || (s->r.score == KERN_SCORE_SIGMOID && !isnan(score[id_of(ids[i])])), "row %u: weight %u of NaN logits is %g", row, i,
@@ -281,7 +281,7 @@ static void act_values(const struct precision *p, const struct job *j, const str
 		double a = ref_act(s->act, g[i]), z = fmin(fabs(g[i]) * (s->act == KERN_SILU ? 1 : 1.6 + 0.072 * g[i] * g[i]), 90);
 		y[i] = a * up[i];
 		bound[i] = fabs(up[i]) * ref_act_slope(s->act, g[i]) * gb[i] + (fabs(a) + gb[i]) * ub[i] + (6 + (g[i] < 0 ? 2.5 * z : 0)) * u * fabs(y[i]) +
-		           1e-36 * fabs(g[i] * up[i]) + 0x1p-126;
+		           (s->act == KERN_GELU_TANH && g[i] < 0 ? u : 1e-36) * fabs(g[i] * up[i]) + 0x1p-126;
 	}
 }
 
