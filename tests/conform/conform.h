@@ -106,7 +106,7 @@ void mem_take(const struct device *dev, void *dst, kern_ptr src, size_t bytes); 
 
 /* --- jobs ------------------------------------------------------------------------------------------------------------------- */
 
-enum { FIELDS = 8, CONSTS = 6, SEQUENCES = 8, OPS_MAX = 64 };
+enum { FIELDS = 16, CONSTS = 6, SEQUENCES = 8, OPS_MAX = 64 };
 enum { TYPE_U32 = KERN_DTYPE_COUNT };          /* of a field of ids */
 
 /* Rows under test: of several sequences, each at consecutive positions. With KV, the positions before hold history. */
@@ -191,7 +191,8 @@ struct job {
 	void (*row)(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e);
 	/* a check of its own instead */
 	void (*check_row)(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, bool poisoned);
-	void (*check_pool)(const struct job *j, const struct result *r);
+	/* KV and the bytes around it; what has the same inputs in `base`, a run of `of` that was checked, may be compared with that; NULL: none was */
+	void (*check_pool)(const struct job *j, const struct result *r, const struct job *of, const struct result *base);
 };
 
 void world_init(struct world *w, const struct sequence *seq, uint32_t sequences, uint32_t block_tokens, uint32_t vocabulary);

@@ -53,7 +53,7 @@ unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t k)
 static double half(const unsigned char *p)
 {
 	unsigned u = p[0] | (unsigned)p[1] << 8, exponent = u >> 10 & 31, m = u & 1023;
-	double v = exponent == 31 ? (m ? NAN : INFINITY) : exponent ? ldexp(1024 + m, (int)exponent - 25) : ldexp(m, -24);
+	double v = exponent == 31 ? (m ? NAN : INFINITY) : exponent ? (1024 + m) * (double)(1u << exponent) * 0x1p-25 : m * 0x1p-24;
 	return u >> 15 ? -v : v;
 }
 
@@ -68,8 +68,8 @@ static double single(const unsigned char *p, size_t bytes)      /* the upper `by
 
 double format_f8(unsigned c)                    /* OCP 8-bit floating point, E4M3: S.EEEE.MMM, bias 7, no infinities */
 {
-	double m = c & 7, v = c >> 3 & 15 ? ldexp(1 + m / 8, (int)(c >> 3 & 15) - 7) : ldexp(m / 8, -6);
-	v = (c & 0x7f) == 0x7f ? NAN : v;
+	unsigned e = c >> 3 & 15, m = c & 7;
+	double v = (c & 0x7f) == 0x7f ? NAN : e ? (8 + m) * (double)(1u << e) / 1024 : m / 512.0;
 	return c & 0x80 ? -v : v;
 }
 
@@ -88,8 +88,8 @@ static unsigned bit(const unsigned char *p, unsigned i)
  * more bits each above those of groups j - 4. */
 static void k_scales(const unsigned char *s, unsigned g, unsigned *ret_scale, unsigned *ret_offset)
 {
-	*ret_scale = g < 4 ? s[g] & 63u : (s[g + 4] & 15u) | (s[g - 4] >> 6u) << 4;
-	*ret_offset = g < 4 ? s[g + 4] & 63u : s[g + 4] >> 4u | (s[g] >> 6u) << 4;
+	*ret_scale = g < 4 ? s[g] & 63u : (s[g + 4] & 15u) | (s[g - 4] & 192u) >> 2;
+	*ret_offset = g < 4 ? s[g + 4] & 63u : (s[g + 4] & 240u) >> 4 | (s[g] & 192u) >> 2;
 }
 
 static double k_value(const unsigned char *b, const unsigned char *high, const unsigned char *low, unsigned i)
@@ -111,12 +111,12 @@ static double q6_value(const unsigned char *b, unsigned i)
 
 double format_value(enum kern_dtype t, const unsigned char *row, uint32_t at)
 {
-	unsigned values = blocks[t].values ? blocks[t].values : 1, i = at % values;
-	const unsigned char *b = row + kern_dtype_bytes(t, at - i);
+	unsigned i = blocks[t].values ? at % blocks[t].values : 0;
+	const unsigned char *b = blocks[t].values ? row + kern_dtype_bytes(t, at - i) : row;
 	switch (t) {
-	case KERN_F32: return single(b, 4);
-	case KERN_F16: return half(b);
-	case KERN_BF16: return single(b, 2);
+	case KERN_F32: return single(b + 4 * (size_t)at, 4);
+	case KERN_F16: return half(b + 2 * (size_t)at);
+	case KERN_BF16: return single(b + 2 * (size_t)at, 2);
 	case KERN_Q8_0: return half(b) * (int8_t)b[2 + i];
 	case KERN_Q4_0: return half(b) * ((int)nibble(b + 2, i) - 8);
 	case KERN_Q4_1: return half(b) * nibble(b + 4, i) + half(b + 2);
@@ -125,8 +125,8 @@ double format_value(enum kern_dtype t, const unsigned char *row, uint32_t at)
 	case KERN_Q6_K: return q6_value(b, i);
 	case KERN_Q4_K: return k_value(b, NULL, b + 16, i);
 	case KERN_Q5_K: return k_value(b, b + 16, b + 48, i);
-	case KERN_I8: return (int8_t)b[0];
-	case KERN_F8: return format_f8(b[0]);
+	case KERN_I8: return (int8_t)b[at];
+	case KERN_F8: return format_f8(b[at]);
 	default: return NAN;
 	}
 }

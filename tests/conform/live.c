@@ -11,7 +11,7 @@ enum { GUARD = 64 };
 struct buffer {
 	struct kern_mem mem;
 	size_t bytes;
-	unsigned char *image, *seen;           /* before and after a step */
+	unsigned char *blank, *image, *seen;   /* of nobody's bytes; before a step; after it */
 };
 
 struct place { uint32_t buffer; size_t first, ld; };   /* of row 0, in bytes; ld in elements */
@@ -33,18 +33,22 @@ static size_t type_bytes(enum kern_dtype t)
 	return t == KERN_F16 || t == KERN_BF16 ? 2 : 4;
 }
 
-static void element_put(enum kern_dtype t, unsigned char *p, const float *v)
-{
-	uint16_t h = type_bytes(t) == 2 ? format_bits(t, *v) : 0;
-	memcpy(p, type_bytes(t) == 2 ? (const void *)&h : v, type_bytes(t));
-}
-
-static void element_get(enum kern_dtype t, float *v, const unsigned char *p)
+static void row_put(enum kern_dtype t, unsigned char *to, const float *v, uint32_t n)
 {
 	if (type_bytes(t) == 4)
-		memcpy(v, p, 4);
-	else
-		*v = (float)format_value(t, p, 0);
+		memcpy(to, v, 4 * (size_t)n);
+	for (uint32_t i = 0; type_bytes(t) == 2 && i < n; i++) {
+		uint16_t h = format_bits(t, v[i]);
+		memcpy(to + 2 * (size_t)i, &h, 2);
+	}
+}
+
+static void row_get(enum kern_dtype t, float *v, const unsigned char *from, uint32_t n)
+{
+	if (type_bytes(t) == 4)
+		memcpy(v, from, 4 * (size_t)n);
+	for (uint32_t i = 0; type_bytes(t) == 2 && i < n; i++)
+		v[i] = (float)format_value(t, from, i);
 }
 
 /* --- buffers ---------------------------------------------------------------------------------------------------------------------- */
@@ -92,6 +96,9 @@ static void buffers_new(struct live *l, enum kern_memory kind)
 	for (uint32_t i = 0; i < o->buffers; i++) {
 		struct buffer *b = &o->buffer[i];
 		b->mem = mem_get(l->dev, kind, b->bytes);
+		b->blank = conform_alloc(b->bytes, 1);
+		for (size_t at = 0; at < b->bytes; at += 4)
+			*(uint32_t *)(void *)(b->blank + at) = UNWRITTEN;
 		b->image = conform_alloc(b->bytes, 1);
 		b->seen = conform_alloc(b->bytes, 1);
 	}
@@ -220,8 +227,7 @@ static struct slots slots_of(const struct world *w, const struct step *st)
 static void images_fill(struct live *l, const struct job *data, const struct slots *s, bool history)
 {
 	for (uint32_t i = 0; i < l->own->buffers; i++)
-		for (size_t b = 0; b < l->own->buffer[i].bytes; b += 4)
-			*(uint32_t *)(void *)(l->own->buffer[i].image + b) = UNWRITTEN;
+		memcpy(l->own->buffer[i].image, l->own->buffer[i].blank, l->own->buffer[i].bytes);
 	for (uint32_t f = 0; f < data->fields; f++) {
 		const struct field *x = &data->field[f];
 		unsigned char *image = l->own->buffer[l->own->place[f].buffer].image;
@@ -230,29 +236,26 @@ static void images_fill(struct live *l, const struct job *data, const struct slo
 		for (uint32_t i = 0; i < s->rows[x->rows]; i++)
 			for (uint32_t j = 0; j < x->sub; j++) {
 				uint32_t row = x->history ? s->all[x->rows][i] : s->live[x->rows][i];
-				const float *v = x->data + ((size_t)row * x->sub + j) * x->columns;
-				unsigned char *to = element_at(l, f, image, i, j);
-				for (uint32_t c = 0; c < x->columns; c++)
-					element_put(x->type, to + c * type_bytes(x->type), v + c);
+				row_put(x->type, element_at(l, f, image, i, j), x->data + ((size_t)row * x->sub + j) * x->columns, x->columns);
 			}
 	}
 }
 
-/* Takes the live rows of an output from what was seen, and copies them to the image: what differs then was written wrongly. */
-static void rows_take(struct live *l, uint32_t f, const struct slots *s, struct result *r)
+/* Takes the live rows of an output from what was seen, and copies them to the image: what differs then was written wrongly. Of the history nothing is kept. */
+static void rows_take(struct live *l, uint32_t f, const struct slots *s, struct result *r, bool history)
 {
 	const struct field *x = &l->job->field[f];
 	struct buffer *b = &l->own->buffer[l->own->place[f].buffer];
 	for (uint32_t i = 0; i < s->rows[x->rows]; i++) {
 		uint32_t row = s->live[x->rows][i];
-		r->have[f][row] = true;
 		for (uint32_t j = 0; j < x->sub; j++) {
 			unsigned char *from = element_at(l, f, b->seen, i, j);
-			float *to = r->out[f] + ((size_t)row * x->sub + j) * x->columns;
 			memcpy(element_at(l, f, b->image, i, j), from, x->columns * type_bytes(x->type));
-			for (uint32_t c = 0; c < x->columns; c++)
-				element_get(x->type, to + c, from + c * type_bytes(x->type));
+			if (!history)
+				row_get(x->type, r->out[f] + ((size_t)row * x->sub + j) * x->columns, from, x->columns);
 		}
+		if (!history)
+			r->have[f][row] = true;
 	}
 }
 
@@ -299,9 +302,9 @@ static void step_run(struct live *l, const struct job *data, const struct step *
 	for (uint32_t i = 0; i < o->buffers; i++)
 		device_ok(l->dev, k->download(l->dev->s, o->buffer[i].seen, o->buffer[i].mem.dev, o->buffer[i].bytes), "download");
 	device_ok(l->dev, k->sync(l->dev->s), "sync");
-	for (uint32_t f = 0; f < data->fields && !st->history; f++)
+	for (uint32_t f = 0; f < data->fields; f++)
 		if (data->field[f].dir != IN)
-			rows_take(l, f, &s, r);
+			rows_take(l, f, &s, r, st->history);
 	for (uint32_t i = 0; i < o->buffers; i++)
 		buffer_compare(l, i);
 	conform_release(mark);

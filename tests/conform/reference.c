@@ -1,9 +1,9 @@
 /* reference.c - formulas that several jobs need, in double precision, each with what float32 arithmetic may make of it.
  *
  * Where bounds come from. u is 2^-24, the rounding of one float32 operation. A sum of k float32 products in any order errs as a random walk of the roundings of its partial
- * sums. With terms of like size that is about 0.25 u of the sum of magnitudes, whatever k is, and the largest of a million elements is some five times that. With one
- * term that is nearly all, every partial sum is of its size: about 0.4 u sqrt(k) of it, again up to five times. 3 u of the sum and 2 u sqrt(k) of the largest term are
- * 2 to 4 times what is seen. The bound of k u, which holds for any terms, would hide a lost element. */
+ * sums: 0.4 u of each. With terms of like size and random signs that is 0.4 u of the sum of magnitudes, whatever k is. Where the partial sums are as large as the result,
+ * or as one term that is nearly all, it is 0.4 u sqrt(k) of that. The largest of a million elements is five times as far off. The sum of the three, 2 to 4 times what is
+ * seen, is the bound; the one of k u, which holds for any terms, would hide a lost element. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
@@ -43,7 +43,7 @@ static double product_row(const struct precision *p, const struct matrix *w, uin
 		for (uint32_t i = 0; i < w->k; i += GROUP)
 			error += group_error(p, v + i, x + i, GROUP);
 	/* with rounded activations denormals may be zeros */
-	*ret_bound = 0x1p-24 * (3 * size + 2 * sqrt(w->k) * largest) + error + (rounded ? w->k * 0x1p-126 : 0x1p-149);
+	*ret_bound = 0x1p-24 * (3 * size + sqrt(w->k) * (2 * largest + fabs(sum))) + error + (rounded ? w->k * 0x1p-126 : 0x1p-149);
 	return sum;
 }
 

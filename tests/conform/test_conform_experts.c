@@ -109,7 +109,7 @@ static void choice_check(const struct route_shape *s, const float *ids, const do
 	}
 }
 
-/* A weight is a score, the sum of the scores chosen, a quotient and a product: six roundings at most, of up to 64 terms. */
+/* A weight is a score, the sum of the scores chosen, a quotient and a product. */
 static void route_check_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, bool poisoned)
 {
 	(void)p;
@@ -133,7 +133,7 @@ static void route_check_row(const struct job *j, const struct precision *p, cons
 		chosen += score[id_of(ids[i])];
 	double divisor = s->r.normalise ? fmax(chosen, (double)s->r.norm_min) + (double)s->r.norm_add : 1;
 	for (uint32_t i = 0; i < s->r.used; i++) {
-		double want = score[id_of(ids[i])] / divisor * (double)s->r.scale, bound = 8 * u * want + 0x1p-126;
+		double want = score[id_of(ids[i])] / divisor * (double)s->r.scale, bound = (6 + 1.2 * sqrt(s->r.used)) * u * want + 0x1p-126;
 		conform_stat(j->kind, fabs((double)weights[i] - want) / bound);
 		EXPECT(fabs((double)weights[i] - want) <= bound || (poisoned && !isfinite(weights[i])), "row %u: weight %u is %.9g, want %.9g within %.3g", row, i,
 		       (double)weights[i], want, bound);

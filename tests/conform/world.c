@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEPS_MAX = 4096, ROWS_LEAST = 40, ROWS_SPARE = 3, ALONE = 14, SPARE_BLOCKS = 3 };
+enum { STEPS_MAX = 4096, ROWS_LEAST = 40, ROWS_DEEP = 400, ROWS_SPARE = 3, ALONE = 8, SPARE_BLOCKS = 3 };
 
 /* --- worlds --------------------------------------------------------------------------------------------------------------------- */
 
@@ -58,11 +58,16 @@ uint32_t world_sequence(const struct world *w, uint32_t row)
 	return s;
 }
 
-/* A batch never fills the limits. */
+/* Of the largest batch: more than there are rows under test, and some for the history. */
+static uint32_t rows_most(const struct world *w)
+{
+	uint32_t rows = world_rows(w) + ROWS_SPARE, least = w->deepest > 2 * ROWS_DEEP ? ROWS_DEEP : ROWS_LEAST;
+	return rows < least ? least : rows;
+}
+
 struct kern_limits world_limits(const struct world *w)
 {
-	uint32_t rows = world_rows(w) + ROWS_SPARE;
-	rows = rows < ROWS_LEAST ? ROWS_LEAST : rows;
+	uint32_t rows = rows_most(w);
 	return (struct kern_limits){.rows = rows, .tail_rows = rows, .spans = w->sequences + 1, .positions = w->deepest + 1, .batch_bytes = batch_bytes(w)};
 }
 
@@ -161,8 +166,7 @@ enum { HEAD_WORDS = sizeof(struct kern_batch) / 4, GAP = 5, GARBAGE = 2 };
 
 size_t batch_bytes(const struct world *w)
 {
-	size_t table = 0, rows = world_rows(w) + ROWS_SPARE;
-	rows = rows < ROWS_LEAST ? ROWS_LEAST : rows;
+	size_t table = 0, rows = rows_most(w);
 	for (uint32_t s = 0; s < w->sequences; s++)
 		table += blocks_of(w, s) + GARBAGE;
 	size_t spans = w->sequences + 1, words = HEAD_WORDS + 4 * rows + spans * (2 * sizeof(struct kern_span) + sizeof(struct kern_progress)) / 4 + table + 9 * (GAP + 1);
