@@ -183,6 +183,7 @@ struct job {
 	bool has_kv;
 	struct kern_kv_layer kv;               /* the shape; base is filled for each device */
 	uint32_t window;                       /* of its attention: how a row sees others; 0: all before it */
+	bool mixes;                            /* any field of a row may reach later rows by KV, not only those with history */
 	const void *shape;                     /* the family's own */
 	uint32_t (*record)(const struct job *j, const struct live *l, struct kern_op *ops);      /* returns how many */
 	/* the history's program, which has only the fields with history; may be NULL */

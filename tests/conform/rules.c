@@ -150,7 +150,7 @@ static void poison_field(struct job *p, uint32_t f, struct poison *x)
 	bool one = x->kind == ONE_INFINITY || x->kind == ONE_NAN || x->kind == ONE_MINUS_INFINITY;
 	for (uint32_t i = one ? last : 0; i < (one ? last + 1 : n); i++)
 		row[i] = format_round(p->field[f].type, (double)poison_value(x->kind, row[i]));
-	x->spreads |= p->field[f].history;
+	x->spreads |= p->field[f].history || p->mixes;
 }
 
 static bool can_poison(const struct field *f)
