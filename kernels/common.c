@@ -1,10 +1,8 @@
-/* common.c - what all backends agree on: names and sizes of the element types; and finding a backend by its name. */
+/* common.c - what all backends agree on: names and sizes of the element types. */
 #include "kernels/kernels.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 static const struct { const char *name; unsigned block_values, block_bytes; } dtypes[KERN_DTYPE_COUNT] = {
 	[KERN_F32] = { "f32", 1, 4 },
@@ -57,37 +55,28 @@ const char *kern_op_name(enum kern_op_kind k)
 	return (unsigned)k < KERN_OPS ? names[k] : "unknown";
 }
 
-/* --- backends -------------------------------------------------------------------------------------------------------------- */
+/* --- batches --------------------------------------------------------------------------------------------------------------- */
 
-static const struct kern_ops *load(const char *name, const char *folder, char *errbuf, size_t errlen)
+static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
 {
-	char path[512];
-	snprintf(path, sizeof path, "%.400s/pdserve-%.60s.so", folder, name);
-	if (access(path, R_OK)) {
-		snprintf(errbuf, errlen, "backend: found %.60s, expected cpu, sim, or one that is installed as %.400s", name, path);
-		return NULL;
-	}
-	void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	const struct kern_ops *ops = object ? dlsym(object, "kern_backend_ops") : NULL;
-	if (!ops)
-		snprintf(errbuf, errlen, "backend %.60s cannot be loaded: %.400s", name, dlerror());
-	else if (ops->abi != KERN_ABI) {
-		snprintf(errbuf, errlen, "backend %.60s: %.400s has ABI %u, this program has %u: install both from one release", name, path, ops->abi, KERN_ABI);
-		ops = NULL;
-	}
-	if (!ops && object)
-		dlclose(object);
-	return ops;
+	return at + words <= b->words;
 }
 
-const struct kern_ops *kern_backend(const char *name, const char *folder, char *errbuf, size_t errlen)
+int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, char *errbuf, size_t errlen)
 {
-	static const struct kern_ops *const built_in[] = { &kern_cpu_ops, &kern_sim_ops };
-	for (size_t i = 0; i < sizeof built_in / sizeof *built_in; i++)
-		if (strcmp(built_in[i]->name, name) == 0)
-			return built_in[i];
-	if (folder && !strchr(name, '/'))
-		return load(name, folder, errbuf, errlen);
-	snprintf(errbuf, errlen, "backend: found %.60s, expected cpu or sim", name);
-	return NULL;
+	const struct kern_batch *b = batch->host;
+	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4;
+	if (!b || batch->bytes < sizeof *b || b->words > batch->bytes / 4 || b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
+		snprintf(errbuf, errlen, "a batch of %u words, the program was made for %zu", b ? b->words : 0, l->batch_bytes / 4);
+	else if (!b->rows || b->rows > l->rows || b->tail_rows > l->tail_rows || !b->spans || b->spans > l->spans || b->tail_spans > l->spans)
+		snprintf(errbuf, errlen, "a batch of %u rows, %u of the tail, %u and %u spans, the program was made for %u, %u and %u", b->rows,
+		         b->tail_rows, b->spans, b->tail_spans, l->rows, l->tail_rows, l->spans);
+	else if (!part_fits(b, b->tokens, b->rows) || !part_fits(b, b->positions, b->rows) || !part_fits(b, b->slots, b->rows) ||
+	         !part_fits(b, b->span, b->spans * span) || !part_fits(b, b->tail_index, b->tail_rows) ||
+	         !part_fits(b, b->tail_span, b->tail_spans * span) || !part_fits(b, b->table, 0) ||
+	         (b->progress && !part_fits(b, b->progress, b->spans * progress)))
+		snprintf(errbuf, errlen, "a part of a batch lies beyond its %u words", b->words);
+	else
+		return KERN_OK;
+	return KERN_EINVAL;
 }

@@ -318,6 +318,8 @@ const char *kern_op_name(enum kern_op_kind k);
 size_t kern_kv_scale_bytes(enum kern_dtype t);
 size_t kern_kv_plane_bytes(const struct kern_kv_layer *kv);
 static inline uint32_t kern_kv_planes(const struct kern_kv_layer *kv) { return kv->latent ? kv->kv_heads : 2 * kv->kv_heads; }
+/* 0, or KERN_EINVAL and a sentence for a batch with more than the limits or with parts beyond its words. */
+int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *limits, char *errbuf, size_t errlen);
 /* A part of a batch. */
 static inline const void *kern_part(const struct kern_batch *b, uint32_t at) { return (const uint32_t *)(const void *)b + at; }
 

@@ -164,7 +164,7 @@ static int check_memory(struct engine *e, struct err *err)
 	struct carve own = {0};
 	carve_scratch(e, &own);
 	uint64_t weights = matrix_bytes(e) / ranks, have = memory_available();
-	uint64_t step = own.bytes + e->limits.batch_bytes + (uint64_t)e->opts.max_logits * e->conf.vocab * sizeof(float);
+	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes + (uint64_t)e->opts.max_logits * e->conf.vocab * sizeof(float);
 	if (weights + step > have / ranks)
 		return err_set(err, ERR_NOMEM, "%.160s: memory: found %llu MiB available, expected %llu MiB for weights and %llu MiB for steps of %u tokens",
 		               e->path, (unsigned long long)have >> 20, (unsigned long long)weights >> 20, (unsigned long long)step >> 20, e->opts.max_rows);
@@ -241,7 +241,7 @@ static int open_device(struct engine *e, struct err *err)
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
 	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .activations = o->activations,
-	                           .progressed = e->rank ? NULL : o->progressed, .progressed_arg = o->progressed_arg, .options = e->sim ? &e->sim->sim : NULL};
+	                           .progressed = e->rank ? NULL : o->progressed, .progressed_arg = o->progressed_arg, .options = e->sim ? &e->sim->options : NULL};
 	if (e->tp)
 		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), meet, e->tp};
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);
@@ -271,7 +271,8 @@ static int fill_info(struct engine *e, struct err *err)
 	memcpy(i->eos, c->eos, sizeof c->eos);
 	snprintf(i->numerics, sizeof i->numerics, "%s:tp1:%s", e->ops->numerics(e->dev), kv_type_name(e->opts.kv_type));
 	i->params = e->sim ? e->sim->params : 0;
-	int rc = c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c), e->opts.block_tokens, e->opts.kv_type)
+	int rc = e->sim           ? kv_layout_uniform(&i->kv, c->layers, 1, e->sim->kv_dim, e->opts.block_tokens, e->opts.kv_type)
+	         : c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c), e->opts.block_tokens, e->opts.kv_type)
 	                        : kv_layout_uniform(&i->kv, c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens, e->opts.kv_type);
 	if (rc)
 		return err_set(err, ERR_INVALID, "KV layout: %u layers, %u heads of %u, blocks of %u tokens exceed what a block may hold", c->layers, c->kv_heads,
@@ -460,7 +461,7 @@ int engine_attach_own(struct engine *e, void *data, uint32_t blocks, size_t byte
 			.dtype = dtype[l->type],
 			.layer = i,
 		};
-		CHECK((c->mla.kv_rank ? 1 : 2) * l->layer[i].heads * kern_kv_plane_bytes(&e->kv[i]) == l->piece_bytes[i]);
+		CHECK(e->sim || (c->mla.kv_rank ? 1 : 2) * l->layer[i].heads * kern_kv_plane_bytes(&e->kv[i]) == l->piece_bytes[i]);
 	}
 	e->kv_blocks = blocks;
 	return engine_record(e, err);

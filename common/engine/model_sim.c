@@ -1,18 +1,19 @@
 /* model_sim.c - the description of a model and a device for the simulated accelerator (backend "sim"): a libconfig file with the groups
  * `model` and `device`, as in etc/sim/.
  *
- * The engine that comes out has the model's number of layers and its vocabulary, and the smallest possible sizes otherwise: a row and a
- * token's K and V carry eight bytes each. What the modelled sizes cost goes to the device in a struct kern_sim. The fingerprint covers
- * the group `model` alone, so that workers with different devices may hand KV over.
+ * The engine that comes out has the model's sizes and records its steps from them; only in the pool a token's K and V have eight bytes each.
+ * What the operations cost goes to the device in struct sim_options. The fingerprint covers the group `model` alone, so that workers with
+ * different devices may hand KV over.
  * An unknown key, a missing one, a wrong type and a value out of its range are returned as errors with file, line, key, value and range. */
 #include "engine/model_sim.h"
-#include "kv/layout.h"
 
 #include <libconfig.h>
 #include <math.h>
 #include <sodium.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define REQUIRED NAN
 #define FILE_BYTES_MAX (1 << 20)
@@ -66,8 +67,13 @@ struct file {
 	struct err *err;
 };
 
-static int wrong(struct file *f, const config_setting_t *s, const char *text)
+__attribute__((format(printf, 3, 4))) static int wrong(struct file *f, const config_setting_t *s, const char *fmt, ...)
 {
+	char text[200];
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
 	return err_set(f->err, ERR_INVALID, "%.160s:%u: %s", f->path, s ? (unsigned)config_setting_source_line(s) : 0, text);
 }
 
@@ -87,16 +93,11 @@ static double number_of(const config_setting_t *s)
 static int read_number(struct file *f, const config_setting_t *s, enum key_id id)
 {
 	const struct key *k = &keys[id];
-	char text[200];
-	if (!is_number(s)) {
-		snprintf(text, sizeof text, "%s: expected a number, %.10g to %.10g %s", k->name, k->min, k->max, k->unit);
-		return wrong(f, s, text);
-	}
+	if (!is_number(s))
+		return wrong(f, s, "%s: expected a number, %.10g to %.10g %s", k->name, k->min, k->max, k->unit);
 	double v = number_of(s);
-	if (!(v >= k->min && v <= k->max) || (k->whole && v != floor(v))) {
-		snprintf(text, sizeof text, "%s: found %.10g, expected a%s number, %.10g to %.10g %s", k->name, v, k->whole ? " whole" : "", k->min, k->max, k->unit);
-		return wrong(f, s, text);
-	}
+	if (!(v >= k->min && v <= k->max) || (k->whole && v != floor(v)))
+		return wrong(f, s, "%s: found %.10g, expected a%s number, %.10g to %.10g %s", k->name, v, k->whole ? " whole" : "", k->min, k->max, k->unit);
 	f->v[id] = v;
 	return 0;
 }
@@ -136,7 +137,6 @@ static int read_check(struct file *f, const config_setting_t *s)
 static int read_key(struct file *f, const config_setting_t *s, int device)
 {
 	const char *name = config_setting_name(s);
-	char text[200];
 	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE); id++)
 		if (strcmp(keys[id].name, name) == 0)
 			return read_number(f, s, (enum key_id)id);
@@ -146,117 +146,91 @@ static int read_key(struct file *f, const config_setting_t *s, int device)
 		return read_eos(f, s);
 	if (device && strcmp(name, "check") == 0)
 		return read_check(f, s);
-	snprintf(text, sizeof text, "%.60s is no key of group %s", name, device ? "device" : "model");
-	return wrong(f, s, text);
+	return wrong(f, s, "%.60s is no key of group %s", name, device ? "device" : "model");
 }
 
 static int read_group(struct file *f, const char *name, int device)
 {
 	config_setting_t *g = config_lookup(&f->cf, name);
-	char text[120];
-	if (!g || !config_setting_is_group(g)) {
-		snprintf(text, sizeof text, "group %s is missing: a simulated accelerator needs model = { ... }; device = { ... };", name);
-		return wrong(f, NULL, text);
-	}
+	if (!g || !config_setting_is_group(g))
+		return wrong(f, NULL, "group %s is missing: a simulated accelerator needs model = { ... }; device = { ... };", name);
 	for (int i = 0; i < config_setting_length(g); i++) {
 		int rc = read_key(f, config_setting_get_elem(g, (unsigned)i), device);
 		if (rc)
 			return rc;
 	}
 	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE); id++)
-		if (isnan(f->v[id])) {
-			snprintf(text, sizeof text, "%s.%s is missing: expected %.10g to %.10g %s", name, keys[id].name, keys[id].min, keys[id].max, keys[id].unit);
-			return wrong(f, g, text);
-		}
+		if (isnan(f->v[id]))
+			return wrong(f, g, "%s.%s is missing: expected %.10g to %.10g %s", name, keys[id].name, keys[id].min, keys[id].max, keys[id].unit);
 	return 0;
 }
 
 /* What no single key says. */
 static int check_together(struct file *f)
 {
-	char text[160];
 	const double *v = f->v;
-	if (fmod(v[HEADS], v[KV_HEADS]) != 0) {
-		snprintf(text, sizeof text, "model.kv_heads: found %.0f, expected a divisor of %.0f heads", v[KV_HEADS], v[HEADS]);
-		return wrong(f, config_lookup(&f->cf, "model.kv_heads"), text);
-	}
+	if (fmod(v[HEADS], v[KV_HEADS]) != 0)
+		return wrong(f, config_lookup(&f->cf, "model.kv_heads"), "model.kv_heads: found %.0f, expected a divisor of %.0f heads", v[KV_HEADS], v[HEADS]);
 	for (uint32_t i = 0; i < f->n_eos; i++)
-		if (f->eos[i] >= v[VOCAB]) {
-			snprintf(text, sizeof text, "model.eos: found %u, expected less than vocab, %.0f", f->eos[i], v[VOCAB]);
-			return wrong(f, config_lookup(&f->cf, "model.eos"), text);
-		}
-	if (v[ACTIVE_PARAMS] > v[PARAMS]) {
-		snprintf(text, sizeof text, "model.active_params: found %.10g, expected at most params, %.10g", v[ACTIVE_PARAMS], v[PARAMS]);
-		return wrong(f, config_lookup(&f->cf, "model.active_params"), text);
-	}
+		if (f->eos[i] >= v[VOCAB])
+			return wrong(f, config_lookup(&f->cf, "model.eos"), "model.eos: found %u, expected less than vocab, %.0f", f->eos[i], v[VOCAB]);
+	if (v[ACTIVE_PARAMS] > v[PARAMS])
+		return wrong(f, config_lookup(&f->cf, "model.active_params"), "model.active_params: found %.10g, expected at most params, %.10g",
+		             v[ACTIVE_PARAMS], v[PARAMS]);
 	return 0;
 }
 
 static int read_file(struct file *f)
 {
-	FILE *in = fopen(f->path, "re");
-	if (!in)
+	struct stat st;
+	if (stat(f->path, &st))
 		return err_set(f->err, ERR_IO, "%.200s: %m", f->path);
-	long size = fseek(in, 0, SEEK_END) ? -1 : ftell(in);
-	int ok = 0, rc = 0;
-	if (size < 0 || size > FILE_BYTES_MAX)
-		rc = err_set(f->err, ERR_INVALID, "%.160s: found %ld bytes, a description of a simulated accelerator has at most %d", f->path, size, FILE_BYTES_MAX);
-	else {
-		rewind(in);
-		ok = config_read(&f->cf, in);
-	}
-	fclose(in);
-	if (!rc && !ok)
-		rc = err_set(f->err, ERR_INVALID, "%.160s:%d: %s", f->path, config_error_line(&f->cf),
-		             config_error_text(&f->cf) ? config_error_text(&f->cf) : "cannot be read");
-	if (!rc && !(rc = read_group(f, "model", 0)) && !(rc = read_group(f, "device", 1)))
-		rc = check_together(f);
-	return rc;
+	if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
+		return err_set(f->err, ERR_INVALID, "%.160s: found %lld bytes, a description of a simulated accelerator is a file of at most %d",
+		               f->path, (long long)st.st_size, FILE_BYTES_MAX);
+	if (!config_read_file(&f->cf, f->path))
+		return config_error_type(&f->cf) == CONFIG_ERR_FILE_IO ? err_set(f->err, ERR_IO, "%.200s: %m", f->path)
+		       : err_set(f->err, ERR_INVALID, "%.160s:%d: %s", f->path, config_error_line(&f->cf), config_error_text(&f->cf));
+	int rc = read_group(f, "model", 0);
+	return rc || (rc = read_group(f, "device", 1)) ? rc : check_together(f);
 }
 
 /* --- what it means -------------------------------------------------------------------------------------------------------- */
 
-static void fill_conf(const struct file *f, enum kv_type type, struct model_conf *c)
+static void fill_conf(const struct file *f, struct model_conf *c)
 {
-	uint32_t dim = (uint32_t)(sizeof(uint64_t) / kv_type_bytes(type));
+	const double *v = f->v;
 	*c = (struct model_conf){
-		.family = &sim_family, .source = MODEL_HF, .layers = (uint32_t)f->v[LAYERS], .hidden = 2, .heads = 1, .kv_heads = 1, .head_dim = dim, .ffn = 2,
-		.vocab = (uint32_t)f->v[VOCAB], .context = (uint32_t)f->v[CONTEXT], .norm_eps = 1e-5f, .tied = 1, .rope_dims = dim,
-		.n_eos = f->n_eos,
+		.family = &sim_family, .source = MODEL_HF, .layers = (uint32_t)v[LAYERS], .hidden = (uint32_t)v[HIDDEN], .heads = (uint32_t)v[HEADS],
+		.kv_heads = (uint32_t)v[KV_HEADS], .head_dim = (uint32_t)v[HEAD_DIM], .ffn = (uint32_t)v[FFN], .vocab = (uint32_t)v[VOCAB],
+		.context = (uint32_t)v[CONTEXT], .norm_eps = 1e-5f, .tied = 1, .rope_dims = (uint32_t)v[HEAD_DIM], .n_eos = f->n_eos,
 	};
 	snprintf(c->name, sizeof c->name, "%s", f->name[0] ? f->name : "simulated");
 	memcpy(c->eos, f->eos, sizeof c->eos);
 	model_defaults(c);
-	model_rope_default(&c->rope[0], dim, 10000.0);
 }
 
-/* Weights of a layer when the file gives no total: q, k, v, o and a gated feed-forward part. */
-static double layer_params(const double *v)
+/* Weights of a layer as it is recorded: q, k, v, o and a gated feed-forward part. */
+static double layer_weights(const double *v)
 {
-	if (v[PARAMS] > 0)
-		return v[PARAMS] / v[LAYERS];
 	return v[HIDDEN] * v[HEAD_DIM] * 2.0 * (v[HEADS] + v[KV_HEADS]) + 3.0 * v[HIDDEN] * v[FFN];
 }
 
-static void fill_sim(const struct file *f, struct kern_sim *m)
+/* Where the file gives totals (experts), a recorded weight stands for more than one in memory, and for as many as are used of them. */
+static void fill_options(const struct file *f, struct model_sim *m)
 {
-	const double *v = f->v;
-	double params = layer_params(v), active = v[ACTIVE_PARAMS] > 0 ? v[ACTIVE_PARAMS] / v[LAYERS] : params, tp = v[TP];
-	*m = (struct kern_sim){
-		.layers = (uint32_t)v[LAYERS], .vocab = (uint32_t)v[VOCAB], .tp = (uint32_t)tp, .seed = (uint64_t)v[SEED],
-		.layer_flops = 2.0 * active,
-		.layer_bytes = params * v[WEIGHT_BYTES],
-		.attention_flops = 4.0 * v[HEADS] * v[HEAD_DIM],
-		.kv_bytes = 2.0 * v[KV_HEADS] * v[HEAD_DIM] * v[KV_BYTES],
-		/* two all-reduces of 16-bit rows, as a ring sends them */
-		.exchange_bytes = 2.0 * v[HIDDEN] * 2.0 * 2.0 * (tp - 1.0) / tp,
+	const double *v = f->v, recorded = layer_weights(v) * v[LAYERS], params = v[PARAMS] > 0 ? v[PARAMS] : recorded;
+	m->params = (uint64_t)params;
+	m->options = (struct sim_options){
+		.weight_flops = 2.0 * (v[ACTIVE_PARAMS] > 0 ? v[ACTIVE_PARAMS] : params) / recorded,
+		.weight_bytes = v[WEIGHT_BYTES] * params / recorded,
+		.kv_bytes = v[KV_BYTES], .tp = (uint32_t)v[TP],
 		.flops = v[FLOPS], .bandwidth = v[BANDWIDTH], .link_bandwidth = v[LINK_BANDWIDTH],
-		.launch_us = v[LAUNCH_US], .exchange_us = v[EXCHANGE_US], .step_us = v[STEP_US],
-		.time_scale = v[TIME_SCALE],
-		.hang_step = (uint64_t)v[HANG_STEP], .eos_rate = v[EOS_RATE],
-		.n_eos = f->n_eos, .check_always = f->check_always,
+		.launch_us = v[LAUNCH_US], .exchange_us = v[EXCHANGE_US], .step_us = v[STEP_US], .time_scale = v[TIME_SCALE],
+		.seed = (uint64_t)v[SEED], .eos_rate = v[EOS_RATE], .n_eos = f->n_eos, .check_always = f->check_always,
+		.hang_step = (uint64_t)v[HANG_STEP],
 	};
-	memcpy(m->eos, f->eos, sizeof m->eos);
+	memcpy(m->options.eos, f->eos, sizeof m->options.eos);
 }
 
 static void fingerprint(const struct file *f, char hex[65])
@@ -289,10 +263,10 @@ int model_sim_open(const char *path, enum kv_type type, struct model_sim *ret, s
 	config_init(&f.cf);
 	int rc = read_file(&f);
 	if (!rc) {
-		fill_conf(&f, type, &ret->conf);
-		fill_sim(&f, &ret->sim);
+		fill_conf(&f, &ret->conf);
+		fill_options(&f, ret);
 		fingerprint(&f, ret->fingerprint);
-		ret->params = (uint64_t)(layer_params(f.v) * f.v[LAYERS]);
+		ret->kv_dim = (uint32_t)(sizeof(uint64_t) / kv_type_bytes(type));
 	}
 	config_destroy(&f.cf);
 	return rc;

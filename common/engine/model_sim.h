@@ -7,8 +7,9 @@
 #include "kv/layout.h"
 
 struct model_sim {
-	struct model_conf conf;      /* layers, vocabulary and context of the model; the smallest sizes otherwise */
-	struct sim_options sim;      /* what the modelled sizes cost */
+	struct model_conf conf;
+	struct sim_options options;  /* what they cost, and how answers come about */
+	uint32_t kv_dim;             /* elements of eight bytes: the pool has one head of so many, whatever conf says */
 	char fingerprint[65];        /* of the group `model` */
 	uint64_t params;             /* of the modelled model */
 };

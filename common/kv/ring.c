@@ -110,7 +110,7 @@ static int ring_mmap(struct ring *r, struct err *err)
 	return 0;
 }
 
-static int ring_memory(struct ring *r, struct err *err)
+static int ring_create_memory(struct ring *r, struct err *err)
 {
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 	r->fd = memfd_create("pdserve-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -125,7 +125,7 @@ int ring_create(uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **r
 	int e = ring_new(-1, slots, layers, &r, err);
 	if (e < 0)
 		return e;
-	if ((e = ring_memory(r, err)) < 0) {
+	if ((e = ring_create_memory(r, err)) < 0) {
 		ring_destroy(&r);
 		return e;
 	}
@@ -223,7 +223,7 @@ uint32_t ring_slots(const struct ring *r)
 	return r->slots;
 }
 
-void *ring_memory(const struct ring *r, size_t *ret_bytes)
+void *ring_mapping(const struct ring *r, size_t *ret_bytes)
 {
 	*ret_bytes = r->bytes;
 	return r->header;

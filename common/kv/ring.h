@@ -29,6 +29,7 @@
 #include "util/log.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define RING_MAGIC 0x31474e4952564b50ull   /* "PKVRING1" */
@@ -63,7 +64,7 @@ void ring_destroy(struct ring **r);
 /* Stays owned by the ring; sock_send hands a duplicate over. */
 int ring_fd(const struct ring *r);
 /* All of it, for a device that stores into the board. */
-void *ring_memory(const struct ring *r, size_t *ret_bytes);
+void *ring_mapping(const struct ring *r, size_t *ret_bytes);
 uint32_t ring_slots(const struct ring *r);
 uint32_t ring_layers(const struct ring *r);
 
@@ -76,7 +77,7 @@ int ring_cancel(struct ring *r, uint32_t slot, uint64_t gen);
 /* The slot may be reused: the task is sent or void and the device has drained (nothing will store into its board words any more).
  * Ignored for another generation. */
 void ring_retire(struct ring *r, uint32_t slot, uint64_t gen);
-/* Address of the layer's word, in ring_memory, and the value to store there (atomically, with release order). */
+/* Address of the layer's word, in ring_mapping, and the value to store there (atomically, with release order). */
 uint64_t *ring_progress_word(struct ring *r, uint32_t slot, uint32_t layer);
 uint64_t ring_progress_value(uint64_t gen, uint32_t tokens);
 /* The schedule begins a step, then says of each task that it has in hand that it has. One thread. A

@@ -289,7 +289,7 @@ static int connect_to(struct worker *w, const char *endpoint, const char *name, 
 static int attach_board(struct worker *w, struct err *err)
 {
 	size_t bytes;
-	void *ring = ring_memory(w->ring, &bytes);
+	void *ring = ring_mapping(w->ring, &bytes);
 	return engine_attach_board(w->engine, ring, bytes, err);
 }
 

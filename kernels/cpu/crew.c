@@ -145,9 +145,8 @@ static bool await_run(struct crew *c, unsigned last, struct walk *w)
 		unsigned run = atomic_load_explicit(&c->run, memory_order_acquire);
 		if (atomic_load_explicit(&c->stop, memory_order_acquire))
 			return false;
-		w->phases = atomic_load_explicit(&c->phases, memory_order_relaxed);
-		w->n = atomic_load_explicit(&c->n, memory_order_relaxed);
-		atomic_thread_fence(memory_order_acquire);
+		w->phases = atomic_load_explicit(&c->phases, memory_order_acquire);
+		w->n = atomic_load_explicit(&c->n, memory_order_acquire);
 		if (run == last || run & 1)
 			wait_turn(c, &spin, &c->run, run);
 		else if (atomic_load_explicit(&c->run, memory_order_relaxed) == run) {

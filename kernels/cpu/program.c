@@ -208,32 +208,10 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 
 /* --- running ----------------------------------------------------------------------------------------------------------------- */
 
-static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
-{
-	return at + words <= b->words;
-}
-
-static int check_batch(const struct kern_program *p, const struct kern_mem *mem)
-{
-	const struct kern_limits *l = &p->limits;
-	const struct kern_batch *b = mem->host;
-	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4;
-	if (!b || mem->bytes < sizeof *b || b->words > mem->bytes / 4 || b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
-		return cpu_fail(p->dev, KERN_EINVAL, "a batch of %u words, the program was made for %zu", b ? b->words : 0, l->batch_bytes / 4);
-	if (!b->rows || b->rows > l->rows || b->tail_rows > l->tail_rows || !b->spans || b->spans > l->spans || b->tail_spans > l->spans)
-		return cpu_fail(p->dev, KERN_EINVAL, "a batch of %u rows, %u of the tail, %u and %u spans, the program was made for %u, %u and %u", b->rows,
-		                b->tail_rows, b->spans, b->tail_spans, l->rows, l->tail_rows, l->spans);
-	if (!part_fits(b, b->tokens, b->rows) || !part_fits(b, b->positions, b->rows) || !part_fits(b, b->slots, b->rows) ||
-	    !part_fits(b, b->span, b->spans * span) || !part_fits(b, b->tail_index, b->tail_rows) || !part_fits(b, b->tail_span, b->tail_spans * span) ||
-	    !part_fits(b, b->table, 0) || (b->progress && !part_fits(b, b->progress, b->spans * progress)))
-		return cpu_fail(p->dev, KERN_EINVAL, "a part of a batch lies beyond its %u words", b->words);
-	return KERN_OK;
-}
-
 int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
 {
 	struct kern_device *dev = s->dev;
-	int rc = check_batch(p, batch);
+	int rc = kern_batch_check(batch, &p->limits, dev->error, sizeof dev->error);
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&dev->lock);

@@ -1,4 +1,4 @@
-/* clock.c - the simulated device's time: what a layer costs, and sleeping until it is over.
+/* clock.c - the simulated device's time: adding it up, and sleeping until it is over.
  *
  * Durations are added up on a clock of the device's own, never measured, and the device sleeps until an absolute time: an error of
  * one sleep is not carried into the next. The host does its bookkeeping while the device "works", so its time is hidden as that of a
@@ -16,7 +16,7 @@ enum {
 	PROMPT_NS = 2 * 1000 * 1000,       /* a host that takes longer between two steps had nothing to do */
 };
 
-static uint64_t now_ns(void)
+uint64_t sim_clock_now(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
@@ -42,25 +42,24 @@ static void sleep_until(uint64_t ns)
 
 /* A step begins when the host gives it, but not before the one before is done. A host that was woken late by a busy machine, and then
  * came at once, is treated as if it had been woken in time. */
-void sim_clock_begin(struct kern_device *dev)
+void sim_clock_begin(struct kern_device *dev, uint64_t now)
 {
 	struct sim_clock *c = &dev->clock;
-	uint64_t now = now_ns();
 	if (now - c->woke_ns > PROMPT_NS)
 		c->late_ns = 0;
 	if (c->done_ns < now - c->late_ns)
 		c->done_ns = now - c->late_ns;
 	c->late_ns = 0;
 	dev->step++;
-	while (dev->step == dev->sim.hang_step)
+	while (dev->step == dev->opt.hang_step)
 		pause();                   /* as a device that does not answer any more */
-	sim_clock_charge(dev, dev->sim.step_us * 1e3);
+	sim_clock_charge(dev, dev->opt.step_us * 1e3);
 }
 
 void sim_clock_charge(struct kern_device *dev, double ns)
 {
 	struct sim_clock *c = &dev->clock;
-	double exact = ns * dev->sim.time_scale + c->rest_ns;
+	double exact = ns * dev->opt.time_scale + c->rest_ns;
 	uint64_t whole = (uint64_t)exact;
 	c->rest_ns = exact - (double)whole;
 	c->done_ns += whole;
@@ -69,7 +68,7 @@ void sim_clock_charge(struct kern_device *dev, double ns)
 
 void sim_clock_wait(struct kern_device *dev)
 {
-	if (dev->clock.done_ns > now_ns() + NEAR_NS)
+	if (dev->clock.done_ns > sim_clock_now() + NEAR_NS)
 		sleep_until(dev->clock.done_ns);
 }
 
@@ -77,24 +76,7 @@ void sim_clock_end(struct kern_device *dev)
 {
 	struct sim_clock *c = &dev->clock;
 	sim_clock_wait(dev);
-	c->woke_ns = now_ns();
+	c->woke_ns = sim_clock_now();
 	uint64_t late = c->woke_ns > c->done_ns ? c->woke_ns - c->done_ns : 0;
 	c->late_ns = late > FORGIVEN_NS ? FORGIVEN_NS : late;
-}
-
-/* One layer: the longer of computing and of reading memory, then what is fixed, then the exchanges between tp devices. */
-double sim_layer_ns(const struct kern_sim *m, const struct kern_batch *b)
-{
-	double attended = 0, context = 0, rows = b->rows, tp = m->tp;
-	for (uint32_t i = 0; i < b->spans; i++) {
-		const struct kern_span *sp = &b->span_host[i];
-		attended += (double)sp->rows * sp->position + 0.5 * sp->rows * (sp->rows + 1.0);
-		context += (double)sp->position + sp->rows;
-	}
-	double compute = (m->layer_flops * rows + m->attention_flops * attended) / (m->flops * tp);
-	double memory = (m->layer_bytes + m->kv_bytes * context) / (m->bandwidth * tp);
-	double ns = 1e9 * (compute > memory ? compute : memory) + 1e3 * m->launch_us;
-	if (m->tp > 1)
-		ns += 1e3 * m->exchange_us + 1e9 * m->exchange_bytes * rows / m->link_bandwidth;
-	return ns;
 }

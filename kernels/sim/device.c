@@ -1,14 +1,16 @@
-/* device.c - the simulated device: opening, memory, streams, weights that are sizes only. Operations run in the calling thread and are done
- * when they return, but for the time that they take: `signal` and `sync` sleep until the modelled device would be there.
+/* device.c - the simulated device: opening, memory, streams, weights that are sizes only. A replay (program.c) runs in the calling thread and
+ * is done when it returns, but for the time that it takes: progress words are stored, and `sync` returns, when the modelled device would be
+ * there. Memory of every kind is host memory; what is DEVICE memory has no host address, and pages of it that nobody writes do not exist.
  * Failures are returned with a text; nothing here is fatal. */
 #include "kernels/sim/sim.h"
 
-#include <math.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-enum { ALIGN = 64 };
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 int sim_fail(struct kern_device *dev, int code, const char *fmt, ...)
 {
@@ -19,47 +21,93 @@ int sim_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	return code;
 }
 
+/* --- memory --------------------------------------------------------------------------------------------------------------- */
+
+/* Of a descriptor, or (-1) pages that are there once they are written. */
+static int mem_add(struct kern_device *dev, enum kern_memory kind, int fd, size_t bytes, struct kern_mem *ret_mem)
+{
+	int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+	if (p == MAP_FAILED)
+		return sim_fail(dev, KERN_ENOMEM, "no memory for %zu bytes: %m", bytes);
+	*ret_mem = (struct kern_mem){.dev = {(uintptr_t)p}, .host = kind == KERN_MEM_DEVICE ? NULL : p, .bytes = bytes, .kind = kind, .own = p};
+	return KERN_OK;
+}
+
+static int mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes, struct kern_mem *ret_mem)
+{
+	if (kind != KERN_MEM_SHARED)
+		return mem_add(dev, kind, -1, bytes, ret_mem);
+	int fd = memfd_create("pdserve-device", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc;
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK))
+		rc = sim_fail(dev, KERN_ENOMEM, "no shared memory of %zu bytes: %m", bytes);
+	else if (!(rc = mem_add(dev, kind, fd, bytes, ret_mem)))
+		ret_mem->fd = fd;
+	if (rc && fd >= 0)
+		close(fd);
+	return rc;
+}
+
+static int mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret_fd)
+{
+	int fd = mem->fd > 0 ? fcntl(mem->fd, F_DUPFD_CLOEXEC, 0) : -1;
+	if (fd < 0)
+		return sim_fail(dev, KERN_EINVAL, "memory of %zu bytes cannot be shared", mem->bytes);
+	*ret_fd = fd;
+	return KERN_OK;
+}
+
+static int mem_map(struct kern_device *dev, int fd, size_t bytes, struct kern_mem *ret_mem)
+{
+	return mem_add(dev, KERN_MEM_SHARED, fd, bytes, ret_mem);
+}
+
+static int mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_mem *ret_mem)
+{
+	(void)dev;
+	*ret_mem = (struct kern_mem){.dev = {(uintptr_t)host}, .host = host, .bytes = bytes, .kind = KERN_MEM_PINNED};
+	return KERN_OK;
+}
+
+static void mem_free(struct kern_device *dev, struct kern_mem *mem)
+{
+	(void)dev;
+	if (mem->own)
+		munmap(mem->own, mem->bytes);
+	if (mem->fd > 0)
+		close(mem->fd);
+	*mem = (struct kern_mem){0};
+}
+
 /* --- device --------------------------------------------------------------------------------------------------------------- */
-
-static int is_amount(double v)
-{
-	return isfinite(v) && v >= 0;
-}
-
-static int check_model(const struct kern_sim *m)
-{
-	return m->layers && m->vocab > SIM_PEAKS && m->tp && m->n_eos <= sizeof m->eos / sizeof *m->eos && is_amount(m->layer_flops) &&
-	       is_amount(m->layer_bytes) && is_amount(m->attention_flops) && is_amount(m->kv_bytes) && is_amount(m->exchange_bytes) && m->flops > 0 &&
-	       m->bandwidth > 0 && m->link_bandwidth > 0 && is_amount(m->launch_us) && is_amount(m->exchange_us) && is_amount(m->step_us) &&
-	       is_amount(m->time_scale);
-}
 
 static void device_close(struct kern_device **devp)
 {
 	struct kern_device *dev = *devp;
 	if (!dev)
 		return;
-	for (unsigned i = 0; i < SIM_REGIONS; i++)
-		sim_records_free(&dev->region[i]);
-	free(dev->tables.hash);
-	free(dev->logits.peak);
+	free(dev->record);
 	free(dev);
 	*devp = NULL;
 }
 
 static int device_open(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen)
 {
-	if (!conf->sim || !check_model(conf->sim) || !conf->max_rows) {
-		snprintf(errbuf, errlen, "a simulated device needs a model, device figures above 0, and at least one row");
+	const struct sim_options *o = conf->options;
+	if (!o || !o->tp || !(o->flops > 0) || !(o->bandwidth > 0) || !(o->link_bandwidth > 0) || o->n_eos > sizeof o->eos / sizeof *o->eos) {
+		snprintf(errbuf, errlen, "a simulated device needs options, with rates above 0");
 		return KERN_EINVAL;
 	}
 	struct kern_device *dev = calloc(1, sizeof *dev);
-	if (!dev) {
+	uint64_t *record = calloc(SIM_RECORDS, sizeof *record);      /* pages that nobody writes do not exist */
+	if (!dev || !record) {
 		snprintf(errbuf, errlen, "no memory for the simulated device");
+		free(record);
+		free(dev);
 		return KERN_ENOMEM;
 	}
-	dev->sim = *conf->sim;
-	dev->max_rows = conf->max_rows;
+	*dev = (struct kern_device){.opt = *o, .progressed = conf->progressed, .progressed_arg = conf->progressed_arg, .record = record};
+	dev->stream.dev = dev;
 	*ret_dev = dev;
 	return KERN_OK;
 }
@@ -75,87 +123,36 @@ static const char *device_last_error(const struct kern_device *dev)
 	return dev->error;
 }
 
-static int device_is_synchronous(const struct kern_device *dev)
-{
-	(void)dev;
-	return 1;
-}
-
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
-	*ret = (struct kern_counters){
-		.busy_ns = atomic_load_explicit(&dev->busy_ns, memory_order_relaxed),
-		.steps = atomic_load_explicit(&dev->steps, memory_order_relaxed),
-		.rows = atomic_load_explicit(&dev->rows, memory_order_relaxed),
-		.kv_faults = atomic_load_explicit(&dev->kv_faults, memory_order_relaxed),
-	};
-}
-
-/* --- memory --------------------------------------------------------------------------------------------------------------- */
-
-/* Zeroed by the system, page by page as it is used; the start of the allocation lies before what is returned. */
-static int mem_new(struct kern_device *dev, size_t bytes, void **ret_ptr)
-{
-	unsigned char *raw = bytes > SIZE_MAX - 2 * ALIGN ? NULL : calloc(1, bytes + 2 * ALIGN);
-	if (!raw)
-		return sim_fail(dev, KERN_ENOMEM, "no memory for %zu bytes", bytes);
-	unsigned char *p = raw + sizeof raw;
-	p += (ALIGN - (uintptr_t)p % ALIGN) % ALIGN;
-	memcpy(p - sizeof raw, &raw, sizeof raw);
-	*ret_ptr = p;
-	return KERN_OK;
-}
-
-static void mem_free(struct kern_device *dev, void *ptr)
-{
-	(void)dev;
-	if (!ptr)
-		return;
-	void *raw;
-	memcpy(&raw, (unsigned char *)ptr - sizeof raw, sizeof raw);
-	free(raw);
-}
-
-static int mem_host_register(struct kern_device *dev, void *host, size_t bytes, void **ret_ptr)
-{
-	for (unsigned i = 0; i < SIM_REGIONS; i++)
-		if (!dev->region[i].host) {
-			dev->region[i] = (struct sim_region){.host = host, .bytes = bytes};
-			*ret_ptr = host;
-			return KERN_OK;
-		}
-	return sim_fail(dev, KERN_ENOMEM, "%d pieces of memory are registered already", SIM_REGIONS);
-}
-
-static void mem_host_unregister(struct kern_device *dev, void *host)
-{
-	for (unsigned i = 0; i < SIM_REGIONS; i++)
-		if (dev->region[i].host == host)
-			sim_records_free(&dev->region[i]);
+	*ret = (struct kern_counters){.pulse = dev->pulse, .busy_ns = dev->busy_ns, .steps = dev->steps, .rows = dev->rows,
+	                              .kv_faults = dev->kv_faults};
 }
 
 /* --- streams -------------------------------------------------------------------------------------------------------------- */
 
 static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 {
-	struct kern_stream *s = malloc(sizeof *s);
-	if (!s)
-		return sim_fail(dev, KERN_ENOMEM, "no memory for a stream");
-	s->dev = dev;
-	*ret_stream = s;
+	*ret_stream = &dev->stream;
 	return KERN_OK;
 }
 
 static void stream_destroy(struct kern_stream **s)
 {
-	free(*s);
 	*s = NULL;
 }
 
-static int stream_copy(struct kern_stream *s, void *dst, const void *src, size_t bytes)
+static int stream_upload(struct kern_stream *s, kern_ptr dst, const void *src, size_t bytes)
 {
 	(void)s;
-	memcpy(dst, src, bytes);
+	memcpy((void *)dst.v, src, bytes);
+	return KERN_OK;
+}
+
+static int stream_download(struct kern_stream *s, void *dst, kern_ptr src, size_t bytes)
+{
+	(void)s;
+	memcpy(dst, (const void *)src.v, bytes);
 	return KERN_OK;
 }
 
@@ -165,27 +162,17 @@ static int stream_sync(struct kern_stream *s)
 	return KERN_OK;
 }
 
-static int stream_signal(struct kern_stream *s, uint64_t *word, uint64_t value)
-{
-	sim_clock_wait(s->dev);
-	__atomic_store_n(word, value, __ATOMIC_RELEASE);
-	return KERN_OK;
-}
-
 /* --- weights -------------------------------------------------------------------------------------------------------------- */
 
-static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data,
-                      struct kern_weight **ret_w, int *ret_borrows)
+static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes,
+                      struct kern_weight **ret_w)
 {
-	(void)dtype, (void)data;
-	if (!n || k < sizeof(uint64_t) / sizeof(float))
-		return sim_fail(dev, KERN_EINVAL, "weight of %u rows of %u values: a row of activations carries 8 bytes", n, k);
-	struct kern_weight *w = malloc(sizeof *w);
+	(void)dtype, (void)data, (void)row_bytes;
+	struct kern_weight *w = n && k ? malloc(sizeof *w) : NULL;
 	if (!w)
-		return sim_fail(dev, KERN_ENOMEM, "no memory for a weight");
+		return sim_fail(dev, n && k ? KERN_ENOMEM : KERN_EINVAL, "no weight of %u rows of %u values", n, k);
 	*w = (struct kern_weight){.n = n, .k = k};
 	*ret_w = w;
-	*ret_borrows = 0;
 	return KERN_OK;
 }
 
@@ -197,39 +184,12 @@ static void weight_destroy(struct kern_device *dev, struct kern_weight **w)
 }
 
 const struct kern_ops kern_sim_ops = {
-	.abi = KERN_ABI,
-	.name = "sim",
-	.open = device_open,
-	.close = device_close,
-	.numerics = device_numerics,
-	.last_error = device_last_error,
-	.is_synchronous = device_is_synchronous,
-	.counters = device_counters,
-	.alloc = mem_new,
-	.free = mem_free,
-	.host_register = mem_host_register,
-	.host_unregister = mem_host_unregister,
-	.stream_new = stream_new,
-	.stream_destroy = stream_destroy,
-	.upload = stream_copy,
-	.download = stream_copy,
-	.sync = stream_sync,
-	.signal = stream_signal,
-	.weight_new = weight_new,
-	.weight_destroy = weight_destroy,
-	.embed = sim_op_embed,
-	.rms_norm = sim_op_rms_norm,
-	.add_rms_norm = sim_op_add_rms_norm,
-	.head_norm = sim_op_head_norm,
-	.matmul = sim_op_matmul,
-	.rope = sim_op_rope,
-	.kv_write = sim_op_kv_write,
-	.attention = sim_op_attention,
-	.act_mul = sim_op_act_mul,
-	.gather_rows = sim_op_gather_rows,
-	.route = sim_op_route,
-	.experts_act = sim_op_experts_act,
-	.experts_down = sim_op_experts_down,
-	.heads_matmul = sim_op_heads_matmul,
-	.scale = sim_op_scale,
+	.abi = KERN_ABI, .name = "sim", .ranks_max = 1,
+	.open = device_open, .close = device_close,
+	.numerics = device_numerics, .last_error = device_last_error, .counters = device_counters,
+	.mem_new = mem_new, .mem_share = mem_share, .mem_map = mem_map, .mem_pin = mem_pin, .mem_free = mem_free,
+	.stream_new = stream_new, .stream_destroy = stream_destroy,
+	.upload = stream_upload, .download = stream_download, .sync = stream_sync,
+	.weight_new = weight_new, .weight_destroy = weight_destroy,
+	.program_new = sim_program_new, .program_destroy = sim_program_destroy, .run = sim_run,
 };

@@ -1,18 +1,17 @@
-/* sim.h - the simulated device's own state, shared by device.c (life, memory), clock.c (modelled time), kv.c (chains in the pool) and
- * ops.c (what rows carry).
+/* sim.h - the simulated device's own state, shared by device.c (life, memory), program.c (recording and replay), clock.c (modelled time)
+ * and kv.c (chains in the pool).
  *
- * A row of any matrix carries one 64-bit word in its first eight bytes. In the pool a token of a layer has two words: K holds the chain
- * of the layer up to this token, V what went into it, so that chain(t) = sim_chain(chain(t - 1), V(t), t, layer) can be checked anywhere. */
+ * A row of any matrix of activations carries one 64-bit word, kept by the program. In the pool a token of a layer has two words: K holds
+ * the chain of the layer up to this token, V what went into it. */
 #ifndef SIM_SIM_H
 #define SIM_SIM_H
 
 #include "kernels/kernels.h"
+#include "kernels/sim/options.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
-enum { SIM_PEAKS = 5, SIM_REGIONS = 8 };
+enum { SIM_PEAKS = 5, SIM_COLUMNS = 64, SIM_LAYERS_MAX = 256, SIM_RECORDS = 1 << 24 };
 
 /* Modelled time. `done_ns` is when the work enqueued so far is done; the host may be ahead of it or behind it. */
 struct sim_clock {
@@ -22,55 +21,56 @@ struct sim_clock {
 	double rest_ns;            /* what rounding to whole nanoseconds left over */
 };
 
-/* Registered host memory that may hold a pool; the records of kv.c for it. */
-struct sim_region {
-	unsigned char *host;
-	size_t bytes;
-	uint64_t *record;          /* (layers, blocks), mapped at first use; see kv.c */
-	size_t record_bytes;
-	uint32_t blocks;
-};
-
-/* The block tables of the present step: hashes over the entries that cover a span's context, and its context with its rows. */
-struct sim_tables {
-	uint64_t step;             /* of which step they are */
-	uint32_t room;
-	struct sim_table_hash {
-		uint64_t before, after;
-	} *hash;
-};
-
-/* Rows of logits: which entries are above the floor. */
-struct sim_logits {
-	float *y;
-	size_t ldy;
-	uint32_t rows, room;       /* rows that were written at y */
-	uint32_t *peak;            /* (room, SIM_PEAKS) */
+struct kern_stream {
+	struct kern_device *dev;
 };
 
 struct kern_device {
-	struct kern_sim sim;
-	uint32_t max_rows;
+	struct sim_options opt;
+	struct kern_stream stream;         /* runs work at once, so that one is as good as several */
+	void (*progressed)(void *arg);
+	void *progressed_arg;
 	struct sim_clock clock;
-	struct sim_region region[SIM_REGIONS];
-	struct sim_tables tables;
-	struct sim_logits logits;
+	uint64_t *record;                  /* (SIM_RECORDS); see kv.c */
+	const struct kern_program *wrote_logits;   /* the latest program that did; not to be read, it may be gone */
 	uint64_t step;
-	_Atomic uint64_t busy_ns, steps, rows, kv_faults;
+	_Atomic uint64_t pulse, busy_ns, steps, rows, kv_faults;
 	char error[256];
-};
-
-struct kern_stream {
-	struct kern_device *dev;
 };
 
 struct kern_weight {
 	uint32_t n, k;
 };
 
-int sim_fail(struct kern_device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* What an operation takes, in modelled nanoseconds: of computing, of reading memory, and what comes on top. */
+struct sim_cost {
+	double row, attended;      /* computing: per row; per row and position that it attends to */
+	double once, context;      /* memory: weights; per token of the spans' contexts */
+	double launch, exchange;   /* on top: fixed; per row */
+};
 
-/* --- words ---------------------------------------------------------------------------------------------------------------- */
+/* What a batch has of one kind of rows. */
+struct sim_amount {
+	double rows, attended, context;
+};
+
+struct kern_program {
+	struct kern_device *dev;
+	struct kern_limits limits;
+	struct sim_op *op;
+	size_t ops;
+	kern_ptr matrix[SIM_COLUMNS];      /* whose rows' words each column has */
+	size_t columns, column_rows;
+	uint64_t *word;            /* (SIM_COLUMNS, column_rows) */
+	const struct kern_weight *table;   /* the embedding, which is the head as well */
+	uint32_t *peak;            /* (column_rows, SIM_PEAKS) entries of logits that are above the floor */
+	uint32_t floors;           /* rows of logits that have one */
+	uint32_t layers, block_tokens;
+	const struct kern_batch *batch;    /* of the present replay, and: */
+	struct sim_amount amount[2];       /* by enum kern_rows */
+	double compute_ns, memory_ns, fixed_ns;   /* not charged yet */
+	uint64_t (*hash)[2];       /* (limits.spans) of the block tables: over what covers a span's context, and its context with its rows */
+};
 
 static inline uint64_t sim_mix(uint64_t a, uint64_t b)
 {
@@ -80,55 +80,25 @@ static inline uint64_t sim_mix(uint64_t a, uint64_t b)
 	return x ^ x >> 29;
 }
 
-static inline uint64_t sim_row_get(const float *row)
-{
-	uint64_t v;
-	memcpy(&v, row, sizeof v);
-	return v;
-}
+int sim_fail(struct kern_device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-static inline void sim_row_set(float *row, uint64_t v)
-{
-	memcpy(row, &v, sizeof v);
-}
+int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits,
+                    struct kern_program **ret_p);
+void sim_program_destroy(struct kern_program **p);
+int sim_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
 
-/* --- clock.c ---------------------------------------------------------------------------------------------------------------- */
-
-void sim_clock_begin(struct kern_device *dev);                    /* a step begins */
+/* clock.c */
+uint64_t sim_clock_now(void);
+void sim_clock_begin(struct kern_device *dev, uint64_t now_ns);   /* a step begins, which the host gave at now_ns */
 void sim_clock_charge(struct kern_device *dev, double ns);        /* modelled, before the time scale */
 void sim_clock_wait(struct kern_device *dev);                     /* until what was charged is done, or nearly */
 void sim_clock_end(struct kern_device *dev);                      /* waits; the step is over */
-double sim_layer_ns(const struct kern_sim *m, const struct kern_batch *batch);
 
-/* --- kv.c ------------------------------------------------------------------------------------------------------------------- */
-
-/* K of a row's position, where kv_write put it. */
+/* kv.c: whether the device can have that pool; hashes of the batch's block tables, once for all layers; the words of its rows to the pool;
+ * K of a position. */
+int sim_kv_check(struct kern_program *p, const struct kern_kv_layer *kv);
+void sim_kv_tables(struct kern_program *p);
+int sim_kv_write(struct kern_program *p, const struct kern_kv_layer *kv, const uint64_t *v);
 uint64_t sim_kv_chain(const struct kern_kv_layer *kv, const uint32_t *table, uint32_t position);
-int sim_op_kv_write(struct kern_stream *s, const struct kern_kv_layer *kv, const float *k, const float *v, size_t ld,
-                    const struct kern_batch *batch);
-void sim_records_free(struct sim_region *r);
-
-/* --- ops.c ------------------------------------------------------------------------------------------------------------------ */
-
-int sim_op_embed(struct kern_stream *s, float *y, const struct kern_weight *w, const uint32_t *tokens, uint32_t rows);
-int sim_op_rms_norm(struct kern_stream *s, float *y, const float *x, const float *w, uint32_t rows, uint32_t dim, float eps);
-int sim_op_add_rms_norm(struct kern_stream *s, float *y, float *x, const float *a, const float *w, uint32_t rows, uint32_t dim, float eps);
-int sim_op_head_norm(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uint32_t head_dim, const float *w, uint32_t rows, float eps);
-int sim_op_matmul(struct kern_stream *s, const float *x, uint32_t rows, const struct kern_product *p, uint32_t products);
-int sim_op_rope(struct kern_stream *s, float *x, size_t ldx, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope,
-                const uint32_t *positions, uint32_t rows);
-int sim_op_attention(struct kern_stream *s, float *out, const float *q, size_t ldq, uint32_t heads, const struct kern_kv_layer *kv,
-                     float scale, uint32_t window, const struct kern_batch *batch);
-int sim_op_act_mul(struct kern_stream *s, float *y, const float *gate, const float *up, size_t ld, enum kern_act act, uint32_t rows,
-                   uint32_t dim);
-int sim_op_gather_rows(struct kern_stream *s, float *y, const float *x, const uint32_t *index, uint32_t count, uint32_t dim);
-int sim_op_route(struct kern_stream *s, uint32_t *ids, float *weights, const float *logits, const struct kern_router *router, uint32_t rows);
-int sim_op_experts_act(struct kern_stream *s, float *y, const float *x, const uint32_t *ids, uint32_t used, const struct kern_experts *experts,
-                       enum kern_act act, uint32_t rows);
-int sim_op_experts_down(struct kern_stream *s, float *y, size_t ldy, const float *x, const uint32_t *ids, const float *weights, uint32_t used,
-                        const struct kern_experts *experts, int add, uint32_t rows);
-int sim_op_heads_matmul(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, struct kern_weight *const *w, uint32_t heads,
-                        uint32_t tail, uint32_t rows);
-int sim_op_scale(struct kern_stream *s, float *x, float factor, size_t count);
 
 #endif

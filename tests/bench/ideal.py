@@ -1,6 +1,6 @@
 """ideal.py - a load on ideal workers, by a virtual clock: what no implementation of the same arrangement can beat.
 
-The workers cost what the simulated accelerator costs (kernels/sim/clock.c, the same formula from the same description). Nothing else takes time:
+The workers cost what the simulated accelerator costs (kernels/sim/program.c: the same operations of the same description). Nothing else takes time:
 requests arrive, prefixes are matched, KV is handed over and tokens are reported in no time, and every worker always has room. Prefill
 workers walk their jobs and fill a token budget, decode workers run one continuous batch, as the real ones do.
 
@@ -29,36 +29,51 @@ class Device:
     """The figures of a description; `step` is what a step costs, in seconds, time scale included."""
 
     DEFAULTS = {"params": 0.0, "active_params": 0.0, "weight_bytes": 2.0, "kv_bytes": 2.0, "launch_us": 0.0, "step_us": 0.0, "tp": 1, "exchange_us": 0.0,
-                "link_bandwidth": 1e15, "time_scale": 1.0}
+                "link_bandwidth": 1e15, "time_scale": 1.0, "vocab": 320}
 
     def __init__(self, text):
         v = dict(self.DEFAULTS)
         text = re.sub(r"(?m)#.*$", "", text)
         v.update({k: float(n) for k, n in re.findall(r"(\w+)\s*=\s*([-+.\deE]+)\s*;", text)})
         tp = v["tp"]
-        params = v["params"] / v["layers"] if v["params"] else v["hidden"] * v["head_dim"] * 2 * (v["heads"] + v["kv_heads"]) + 3 * v["hidden"] * v["ffn"]
-        self.layers, self.scale = v["layers"], v["time_scale"]
-        self.row_s = 2 * (v["active_params"] / v["layers"] or params) / (v["flops"] * tp)
+        self.qkv = v["hidden"] * v["head_dim"] * (v["heads"] + 2 * v["kv_heads"])      # weights before a layer's KV is written
+        self.rest = v["hidden"] * v["head_dim"] * v["heads"] + 3 * v["hidden"] * v["ffn"]
+        self.head = v["hidden"] * v["vocab"]
+        layers = (self.qkv + self.rest) * v["layers"]
+        params = v["params"] or layers
+        self.layers, self.scale = int(v["layers"]), v["time_scale"]
+        self.weight_row_s = 2 * (v["active_params"] or params) / layers / (v["flops"] * tp)
         self.attended_s = 4 * v["heads"] * v["head_dim"] / (v["flops"] * tp)
-        self.weights_s = params * v["weight_bytes"] / (v["bandwidth"] * tp)
+        self.weight_s = v["weight_bytes"] * params / layers / (v["bandwidth"] * tp)
         self.context_s = 2 * v["kv_heads"] * v["head_dim"] * v["kv_bytes"] / (v["bandwidth"] * tp)
-        self.exchange_s = 2 * v["hidden"] * 2 * 2 * (tp - 1) / tp / v["link_bandwidth"] if tp > 1 else 0.0
-        self.fixed_s = (v["launch_us"] + (v["exchange_us"] if tp > 1 else 0.0)) * 1e-6
-        self.step_s = v["step_us"] * 1e-6
+        self.exchange_row_s = 2 * v["hidden"] * 2 * 2 * (tp - 1) / tp / v["link_bandwidth"] if tp > 1 else 0.0
+        self.exchange_s = v["exchange_us"] * 1e-6 if tp > 1 else 0.0
+        self.launch_s, self.step_s = v["launch_us"] * 1e-6, v["step_us"] * 1e-6
 
     @classmethod
     def load(cls, base, **changes):
         return cls(sim_description(base, **changes))
 
-    def cost(self, rows, attended, context):
-        """rows of the step, positions that they attend to in sum, tokens whose KV is read in sum."""
-        layer = max(self.row_s * rows + self.attended_s * attended, self.weights_s + self.context_s * context) + self.fixed_s + self.exchange_s * rows
-        return (self.step_s + self.layers * layer) * self.scale
+    def _part(self, weights, rows, attended, context, exchanged=0):
+        """Operations of one layer, or those of two layers between their KV writes; exchanged: rows whose sums are exchanged."""
+        if not rows:
+            return 0.0
+        memory = self.weight_s * weights + self.context_s * context
+        return max(self.weight_row_s * weights * rows + self.attended_s * attended, memory) + (self.exchange_s + self.exchange_row_s * exchanged) * bool(exchanged)
 
-    def step(self, spans):
-        """spans: (position of the first row, rows)."""
-        rows = sum(n for _, n in spans)
-        return self.cost(rows, sum(n * p + n * (n + 1) / 2 for p, n in spans), sum(p + n for p, n in spans))
+    def cost(self, rows, attended, context, tail=None):
+        """rows of the step, positions that they attend to in sum, tokens whose KV is read in sum; tail: the same of the rows whose logits are
+        wanted (None: of all), for which alone the last layer goes on past its KV and the head is computed."""
+        t = tail or (rows, attended, context)
+        layer = self._part(self.qkv + self.rest, rows, attended, context, rows)
+        total = self._part(self.qkv, rows, 0, 0) + (self.layers - 1) * layer + self._part(self.rest + self.head, *t, t[0])
+        return (self.step_s + self.layers * self.launch_s + total) * self.scale
+
+    def step(self, spans, ends=None):
+        """spans: (position of the first row, rows); ends: for each, whether its last row's logits are wanted (None: of all spans)."""
+        last = [p + n for i, (p, n) in enumerate(spans) if ends is None or ends[i]]
+        return self.cost(sum(n for _, n in spans), sum(n * p + n * (n + 1) / 2 for p, n in spans), sum(p + n for p, n in spans),
+                         (len(last), sum(last), sum(last)))
 
 
 @dataclass
@@ -157,7 +172,7 @@ class _Prefill(_Worker):
                 break
             self.taken.append((r, n))
             left -= n
-        return self.device.step([(r.computed, n) for r, n in self.taken])
+        return self.device.step([(r.computed, n) for r, n in self.taken], [r.computed + n == r.prompt for r, n in self.taken])
 
     def finish(self):
         for r, n in self.taken:

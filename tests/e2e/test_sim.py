@@ -159,7 +159,7 @@ def test_the_ideal_workers_cost_the_same():
     with Suite(layout="1p1d", sim=sim, worker={"max_batched_tokens": 512}) as s:
         s.tokens(prompt(3, 1100), n=60)
         d = ideal.Device.load(**sim)
-        prefill = d.step([(0, 512)]) + d.step([(512, 512)]) + d.step([(1024, 76)])
+        prefill = d.step([(0, 512)], [False]) + d.step([(512, 512)], [False]) + d.step([(1024, 76)])
         decode = sum(d.step([(1100 + i, 1)]) for i in range(59))
         assert s.ctl("prefill-1", "status")["device_busy_us"] == pytest.approx(prefill * 1e6, abs=2)
         assert s.ctl("decode-1", "status")["device_busy_us"] == pytest.approx(decode * 1e6, abs=2)
@@ -177,7 +177,8 @@ def test_ideal_workers_by_hand():
     assert r.requests[2].at_s == pytest.approx(2 * one + 5.0)
     assert r.requests[2].ttft_s == pytest.approx(d.step([(960, 141)]))
     r = ideal.run(sessions[:1] * 2, d, d, budget=1024)
-    assert [q.ttft_s for q in r.requests] == pytest.approx([d.step([(0, 1000), (0, 24)]), d.step([(0, 1000), (0, 24)]) + d.step([(24, 976)])])
+    both = d.step([(0, 1000), (0, 24)], [True, False])
+    assert [q.ttft_s for q in r.requests] == pytest.approx([both, both + d.step([(24, 976)])])
     assert r.busy_fraction == pytest.approx(1)
 
 

@@ -216,7 +216,7 @@ START_TEST(progress_is_told)
 	span.progress = board + 252;
 	ck_assert_int_eq(engine_step(r.e, &span, 1, &err), ERR_INVALID);
 	ck_assert_str_eq(err.text, "span 0: its progress words are not on the board of 2048 bytes");
-	span.progress = board - 2;
+	span.progress = (uint64_t *)((uintptr_t)board - 16);
 	ck_assert_int_eq(engine_step(r.e, &span, 1, &err), ERR_INVALID);
 	rig_close(&r);
 }

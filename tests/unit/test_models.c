@@ -27,7 +27,7 @@ static int variant_runs(const char *variant)
 {
 	char text[256];
 	struct kern_device *dev;
-	struct kern_config c = {.variant = variant, .threads = 1, .max_rows = 1};
+	struct kern_config c = {.variant = variant, .threads = 1};
 	if (kern_cpu_ops.open(&c, &dev, text, sizeof text)) {
 		return 0;
 	}

@@ -34,10 +34,24 @@ struct rig {
 	uint32_t block_tokens;
 };
 
+/* What was told while a step ran: when, and that layer's word then. */
+static struct watch {
+	uint64_t word[LAYERS], at_ns[LAYERS], seen[LAYERS];
+	uint32_t layers;
+} watch;
+
+static void layer_told(void *arg)
+{
+	(void)arg;
+	watch.at_ns[watch.layers] = clock_ns();
+	watch.seen[watch.layers] = watch.word[watch.layers];
+	watch.layers++;
+}
+
 static int try_open(const char *file, enum kv_type type, struct engine **e, struct err *err)
 {
 	struct engine_opts o = {.model_path = file, .backend = "sim", .kv_type = type, .block_tokens = BLOCK, .max_rows = ROWS, .max_logits = ROWS,
-	                        .max_spans = SPANS, .max_table = 1u << 18};
+	                        .max_spans = SPANS, .max_table = 1u << 18, .progressed = layer_told};
 	return engine_open(&o, e, err);
 }
 
@@ -459,10 +473,9 @@ END_TEST
 
 /* --- time --------------------------------------------------------------------------------------------------------------------- */
 
-static double layer_us(double params, uint32_t rows, double attended, double context)
+static double larger_us(double flops, double bytes)
 {
-	double compute = 2 * params * rows + 4.0 * 4 * 16 * attended, memory = params * 2 + 2.0 * 2 * 16 * 2 * context;
-	return (compute > memory ? compute : memory) / 1e9 * 1e6 + 10;
+	return (flops > bytes ? flops : bytes) / 1e9 * 1e6;
 }
 
 static double triangle(double n)
@@ -470,8 +483,22 @@ static double triangle(double n)
 	return n * (n + 1) / 2;
 }
 
-/* 64-wide layers: 64 x 16 x 2 x (4 + 2) + 3 x 64 x 128 weights each. */
-#define PARAMS (64.0 * 16 * 2 * 6 + 3.0 * 64 * 128)
+/* Weights of a layer of 64 values before its KV is written, and after; of the head. */
+#define QKV (64.0 * 16 * (4 + 2 * 2))
+#define REST (64.0 * 16 * 4 + 3.0 * 64 * 128)
+#define HEAD (64.0 * 320)
+
+/* A layer goes from one KV write to the next; the last one's rest and the head are for the last rows of `ends` spans, which see `seen` positions. */
+static double without_fixed_us(double rows, double attended, double context, double ends, double seen)
+{
+	double flops = 4.0 * 4 * 16, kv = 2.0 * 2 * 16 * 2, tail = ends > 0 ? larger_us(2 * (REST + HEAD) * ends + flops * seen, 2 * (REST + HEAD) + kv * seen) : 0;
+	return larger_us(2 * QKV * rows, 2 * QKV) + (LAYERS - 1) * larger_us(2 * (QKV + REST) * rows + flops * attended, 2 * (QKV + REST) + kv * context) + tail;
+}
+
+static double step_us(double rows, double attended, double context, double ends, double seen)
+{
+	return 100 + 10 * LAYERS + without_fixed_us(rows, attended, context, ends, seen);
+}
 
 START_TEST(test_time_is_the_formula)
 {
@@ -480,17 +507,38 @@ START_TEST(test_time_is_the_formula)
 	struct err err = {0};
 	uint64_t begin = clock_ns();
 	feed(&r, s, 200);
-	double want = 2 * 100 + LAYERS * (layer_us(PARAMS, 200, triangle(200), 200) + layer_us(PARAMS, 100, triangle(300) - triangle(200), 300));
+	double want = step_us(200, triangle(200), 200, 1, 200) + step_us(100, triangle(300) - triangle(200), 300, 1, 300);
 	ck_assert_double_eq_tol((double)busy_ns(&r) / 1e3, want * 0.01, 0.01);
 	ck_assert_uint_ge(clock_ns() - begin + 60000, busy_ns(&r));   /* it slept */
 	struct seq *t = seq_new(2, 50, 400);
 	s->n = 301;
 	struct engine_span sp[2] = {span_of(s, 1), span_of(t, 50)};
+	sp[1].logits = ENGINE_LOGITS_NONE;
 	uint64_t before = busy_ns(&r);
 	ck_assert_int_eq(engine_step(r.e, sp, 2, &err), 0);
-	want = 100 + LAYERS * layer_us(PARAMS, 51, 301 + triangle(50), 301 + 50);
+	want = step_us(51, 301 + triangle(50), 301 + 50, 1, 301);
 	ck_assert_double_eq_tol((double)(busy_ns(&r) - before) / 1e3, want * 0.01, 0.01);
 	free(s), free(t);
+	rig_close(&r);
+}
+END_TEST
+
+/* What a file says of all weights replaces what follows from the sizes. */
+START_TEST(test_totals_of_weights)
+{
+	struct rig r = {.block_tokens = BLOCK};
+	struct err err = {0};
+	ck_assert_int_eq(try_open(description(MODEL " params = 1e6; active_params = 2.5e5; weight_bytes = 1.0;", DEVICE " time_scale = 0.01;"), KV_BF16, &r.e, &err), 0);
+	size_t bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
+	r.pool = aligned_alloc(64, bytes);
+	ck_assert_int_eq(engine_attach_kv(r.e, r.pool, -1, BLOCKS, bytes, &err), 0);
+	ck_assert_uint_eq(engine_info(r.e)->params, 1000000);
+	struct seq *s = seq_new(1, 1, 0);
+	feed(&r, s, 1);
+	/* one row: the bytes of all weights, of which the head's are as many more as it has weights */
+	double all = 1e6 * (1 + HEAD / (LAYERS * (QKV + REST))), want = 100 + 10 * LAYERS + all / 1e9 * 1e6 + LAYERS * 128.0 / 1e9 * 1e6;
+	ck_assert_double_eq_tol((double)busy_ns(&r) / 1e3, want * 0.01, 0.01);
+	free(s);
 	rig_close(&r);
 }
 END_TEST
@@ -500,44 +548,33 @@ START_TEST(test_tensor_parallel_divides_and_exchanges)
 	struct rig r = rig_open(DEVICE " time_scale = 0.01; tp = 4; exchange_us = 7.0; link_bandwidth = 1e8;");
 	struct seq *s = seq_new(1, 400, 0);
 	feed(&r, s, 400);
-	double exchange = 7 + 1e6 * 400 * (2.0 * 64 * 2 * 2 * 3 / 4) / 1e8;
-	double want = 100 + LAYERS * ((layer_us(PARAMS, 400, triangle(400), 400) - 10) / 4 + 10 + exchange);
+	double exchanged = (LAYERS - 1) * 400 + 1, want = 100 + LAYERS * (10 + 7) + 1e6 * exchanged * (2.0 * 64 * 2 * 2 * 3 / 4) / 1e8;
+	want += without_fixed_us(400, triangle(400), 400, 1, 400) / 4;
 	ck_assert_double_eq_tol((double)busy_ns(&r) / 1e3, want * 0.01, 0.01);
 	free(s);
 	rig_close(&r);
 }
 END_TEST
 
-struct watch {
-	uint64_t *word, at_ns[LAYERS], seen[LAYERS];
-};
-
-static void layer_seen(void *arg, uint32_t layer)
-{
-	struct watch *w = arg;
-	w->at_ns[layer] = clock_ns();
-	w->seen[layer] = w->word[layer];
-}
-
-/* A layer's progress word appears when the layer is done: not 60 us earlier, and the layers' distances add up. */
+/* A layer's progress word appears when the layer's KV is there: not 60 us earlier, and the layers' distances add up. */
 START_TEST(test_progress_appears_in_time)
 {
 	struct rig r = rig_open("flops = 1e9; bandwidth = 1e9; time_scale = 0.1;");
 	struct seq *s = seq_new(1, 300, 0);
 	struct err err = {0};
-	uint64_t word[LAYERS] = {0};
-	struct watch w = {.word = word};
 	struct engine_span sp = span_of(s, 300);
-	sp.progress = word;
+	ck_assert_int_eq(engine_attach_board(r.e, watch.word, sizeof watch.word, &err), 0);
+	sp.progress = watch.word;
 	sp.progress_stride = 1;
 	sp.progress_value = 300;
 	uint64_t begin = clock_ns();
-	double layer_ns = (layer_us(PARAMS, 300, triangle(300), 300) - 10) * 100;
-	ck_assert_int_eq(engine_step(r.e, &sp, 1, layer_seen, &w, &err), 0);
+	double first_ns = larger_us(2 * QKV * 300, 0) * 100, layer_ns = larger_us(2 * (QKV + REST) * 300 + 4.0 * 4 * 16 * triangle(300), 0) * 100;
+	ck_assert_int_eq(engine_step(r.e, &sp, 1, &err), 0);
+	ck_assert_uint_eq(watch.layers, LAYERS);
 	for (uint32_t l = 0; l < LAYERS; l++) {
-		ck_assert_uint_eq(w.seen[l], 300);
-		ck_assert_msg((double)(w.at_ns[l] - begin) > layer_ns * (l + 1) - 60000, "layer %u after %llu us, %.0f us each", l,
-		              (unsigned long long)(w.at_ns[l] - begin) / 1000, layer_ns / 1e3);
+		ck_assert_uint_eq(watch.seen[l], 300);
+		ck_assert_msg((double)(watch.at_ns[l] - begin) > first_ns + layer_ns * l - 60000, "layer %u after %llu us, %.0f us each", l,
+		              (unsigned long long)(watch.at_ns[l] - begin) / 1000, layer_ns / 1e3);
 	}
 	free(s);
 	rig_close(&r);
@@ -774,6 +811,7 @@ int main(void)
 	tcase_add_test(fault, test_matched_too_early);
 	tcase_add_test(fault, test_late_write);
 	tcase_add_test(time, test_time_is_the_formula);
+	tcase_add_test(time, test_totals_of_weights);
 	tcase_add_test(time, test_tensor_parallel_divides_and_exchanges);
 	tcase_add_test(time, test_progress_appears_in_time);
 	tcase_add_test(time, test_errors_do_not_add_up);

@@ -1,0 +1,353 @@
+/* program.c - programs: what an operation does to the word of each row, and what it costs.
+ *
+ * x of a token goes through the layers: each adds its chain (attention), so that the logits depend on every layer's KV of the whole prefix.
+ * Every row is made from that row alone.
+ * Costs are added up from one KV write to the next, so that a replay charges a layer at a time: products read every weight once
+ * and use it once a row, attention counts the positions that rows attend to and reads the KV of their sequences, a layer has one launch, at
+ * its KV write. Of tensor parallelism a program says nothing, for the device is alone: a sum that goes to the residual stream (a norm that
+ * adds) is an all-reduce of 16-bit rows, as a ring sends them.
+ * What a simulated model has not is refused when it is recorded. */
+#include "kernels/sim/sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A recorded operation over columns: y = f(x, a). */
+struct sim_op {
+	struct kern_op op;
+	int (*run)(struct kern_program *p, const struct sim_op *o);
+	uint64_t *y[KERN_PRODUCTS_MAX], *x, *a;
+	size_t ys;
+	struct sim_cost cost;
+};
+
+static uint32_t rows_of(const struct kern_program *p, const struct sim_op *o)
+{
+	return o->op.rows == KERN_ROWS_ALL ? p->batch->rows : p->batch->tail_rows;
+}
+
+/* --- logits --------------------------------------------------------------------------------------------------------------- */
+
+static int is_eos(const struct sim_options *o, uint32_t id)
+{
+	for (uint32_t i = 0; i < o->n_eos; i++)
+		if (o->eos[i] == id)
+			return 1;
+	return 0;
+}
+
+/* The highest token that a row's word asks for, and a few less likely ones. eos comes by eos_rate alone. */
+static void choose_peaks(const struct sim_options *o, uint32_t vocab, uint64_t x, uint32_t peak[SIM_PEAKS])
+{
+	for (uint32_t i = 0; i < SIM_PEAKS; i++) {
+		uint64_t h = sim_mix(x, i + 1);
+		uint32_t id = (uint32_t)(h % vocab);
+		while (is_eos(o, id) && o->n_eos < vocab)
+			id = (id + 1) % vocab;
+		peak[i] = id;
+	}
+	if (o->n_eos && (double)(sim_mix(x, SIM_PEAKS + 1) >> 11) * 0x1p-53 < o->eos_rate)
+		peak[0] = o->eos[0];
+}
+
+/* A floor of zero with SIM_PEAKS entries above it. Only what differs from the row's last use is written. */
+static int run_logits(struct kern_program *p, const struct sim_op *o)
+{
+	static const float height[SIM_PEAKS] = {14.0f, 13.0f, 12.25f, 11.5f, 10.75f};
+	const struct kern_tensor *y = &o->op.matmul.p[0].y;
+	if (p->dev->wrote_logits != p)
+		p->floors = 0;
+	p->dev->wrote_logits = p;
+	for (uint32_t r = 0; r < rows_of(p, o); r++) {
+		uint32_t *peak = p->peak + (size_t)r * SIM_PEAKS;
+		float *row = (float *)y->at.v + r * y->ld;
+		if (r == p->floors) {
+			memset(row, 0, p->table->n * sizeof *row);
+			memset(peak, 0, SIM_PEAKS * sizeof *peak);
+			p->floors++;
+		}
+		for (int i = 0; i < SIM_PEAKS; i++)
+			row[peak[i]] = 0.0f;
+		choose_peaks(&p->dev->opt, p->table->n, o->x[r], peak);
+		for (int i = SIM_PEAKS; i-- > 0;)
+			row[peak[i]] = height[i];
+	}
+	return KERN_OK;
+}
+
+/* --- what else rows' words go through ------------------------------------------------------------------------------------- */
+
+static int run_embed(struct kern_program *p, const struct sim_op *o)
+{
+	const uint32_t *token = kern_part(p->batch, p->batch->tokens);
+	for (uint32_t r = 0; r < p->batch->rows; r++)
+		o->y[0][r] = sim_mix(p->dev->opt.seed, token[r]);
+	return KERN_OK;
+}
+
+static int run_nothing(struct kern_program *p, const struct sim_op *o)
+{
+	(void)p, (void)o;          /* rope: the position goes into the chain */
+	return KERN_OK;
+}
+
+static int run_gather_rows(struct kern_program *p, const struct sim_op *o)
+{
+	const uint32_t *index = kern_part(p->batch, p->batch->tail_index);
+	for (uint32_t r = 0; r < p->batch->tail_rows; r++)
+		o->y[0][r] = o->x[index[r]];
+	return KERN_OK;
+}
+
+static int run_copy(struct kern_program *p, const struct sim_op *o)
+{
+	for (size_t i = 0; i < o->ys; i++)
+		memmove(o->y[i], o->x, rows_of(p, o) * sizeof *o->x);
+	return KERN_OK;
+}
+
+static int run_add(struct kern_program *p, const struct sim_op *o)
+{
+	for (uint32_t r = 0; r < rows_of(p, o); r++)
+		o->y[0][r] = o->x[r] = sim_mix(o->x[r], o->a[r]);
+	return KERN_OK;
+}
+
+static int run_attention(struct kern_program *p, const struct sim_op *o)
+{
+	const struct kern_batch *b = p->batch;
+	int tail = o->op.rows == KERN_ROWS_TAIL;
+	const struct kern_span *sp = kern_part(b, tail ? b->tail_span : b->span);
+	for (const struct kern_span *end = sp + (tail ? b->tail_spans : b->spans); sp < end; sp++)
+		for (uint32_t i = 0; i < sp->rows; i++)
+			o->y[0][sp->row + i] = sim_kv_chain(&o->op.attention.kv, kern_part(b, b->table + sp->table), sp->position + i);
+	return KERN_OK;
+}
+
+/* What was done since a layer's KV was written: the longer of computing and of reading memory, and what comes on top. */
+static void charge(struct kern_program *p)
+{
+	sim_clock_charge(p->dev, (p->compute_ns > p->memory_ns ? p->compute_ns : p->memory_ns) + p->fixed_ns);
+	p->compute_ns = p->memory_ns = p->fixed_ns = 0;
+}
+
+static int run_kv_write(struct kern_program *p, const struct sim_op *o)
+{
+	charge(p);
+	return sim_kv_write(p, &o->op.kv_write.kv, o->x);
+}
+
+static int run_progress(struct kern_program *p, const struct sim_op *o)
+{
+	const struct kern_batch *b = p->batch;
+	const struct kern_progress *told = kern_part(b, b->progress);
+	if (!b->progress)
+		return KERN_OK;
+	sim_clock_wait(p->dev);
+	for (uint32_t i = 0; i < b->spans; i++)
+		if (told[i].word.v)
+			__atomic_store_n((uint64_t *)told[i].word.v + o->op.progress.layer * told[i].stride, told[i].value, __ATOMIC_RELEASE);
+	if (p->dev->progressed)
+		p->dev->progressed(p->dev->progressed_arg);
+	return KERN_OK;
+}
+
+/* --- recording ------------------------------------------------------------------------------------------------------------ */
+
+/* The words of a matrix's rows. */
+static uint64_t *column(struct kern_program *p, const struct kern_tensor *t)
+{
+	size_t i = 0;
+	while (i < p->columns && p->matrix[i].v != t->at.v)
+		i++;
+	if (i == SIM_COLUMNS)
+		return NULL;
+	p->columns += i == p->columns;
+	p->matrix[i] = t->at;
+	return p->word + i * p->column_rows;
+}
+
+static int record_embed(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+{
+	(void)o;
+	p->table = op->embed.w;
+	if (op->embed.first || p->table->n <= SIM_PEAKS)
+		return sim_fail(p->dev, KERN_EINVAL, "embed: %u tokens from %u on, a simulated model has more than %d, from 0 on", p->table->n,
+		                op->embed.first, SIM_PEAKS);
+	return KERN_OK;
+}
+
+static int record_norm(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+{
+	const struct sim_options *d = &p->dev->opt;
+	if (!op->norm.a.at.v)
+		return KERN_OK;
+	o->run = run_add;
+	o->a = column(p, &op->norm.a);
+	if (d->tp > 1)
+		o->cost = (struct sim_cost){.launch = 1e3 * d->exchange_us / 2,
+		                            .exchange = 1e9 * op->norm.dim * 2.0 * 2.0 * (d->tp - 1.0) / d->tp / d->link_bandwidth};
+	return KERN_OK;
+}
+
+static int record_matmul(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+{
+	const struct sim_options *d = &p->dev->opt;
+	double weights = 0;
+	if (op->matmul.products > KERN_PRODUCTS_MAX)
+		return sim_fail(p->dev, KERN_EINVAL, "matmul of %u products, the limit is %d", op->matmul.products, KERN_PRODUCTS_MAX);
+	for (o->ys = 0; o->ys < op->matmul.products; o->ys++) {
+		const struct kern_product *pr = &op->matmul.p[o->ys];
+		weights += (double)pr->w->n * pr->w->k;
+		o->y[o->ys] = column(p, &pr->y);
+	}
+	o->cost = (struct sim_cost){.row = 1e9 * d->weight_flops * weights / (d->flops * d->tp),
+	                            .once = 1e9 * d->weight_bytes * weights / (d->bandwidth * d->tp)};
+	if (op->matmul.p[0].w == p->table)     /* the embedding's table is the head */
+		o->run = run_logits;
+	return KERN_OK;
+}
+
+static int record_kv_write(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+{
+	p->layers++;
+	o->cost.launch = 1e3 * p->dev->opt.launch_us;
+	return sim_kv_check(p, &op->kv_write.kv);
+}
+
+static int record_attention(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+{
+	const struct sim_options *d = &p->dev->opt;
+	const struct kern_kv_layer *kv = &op->attention.kv;
+	if (op->attention.window || kv->latent)
+		return sim_fail(p->dev, KERN_ENOTSUP, "attention with a window of %u and a latent of %u: a simulated model has neither",
+		                op->attention.window, kv->latent);
+	o->cost = (struct sim_cost){.attended = 1e9 * 4.0 * op->attention.heads * kv->head_dim / (d->flops * d->tp),
+	                            .context = 1e9 * 2.0 * kv->kv_heads * kv->head_dim * d->kv_bytes / (d->bandwidth * d->tp)};
+	return sim_kv_check(p, kv);
+}
+
+#define AT(member) offsetof(struct kern_op, member)
+
+/* What an operation becomes; y and x are its tensors in struct kern_op, 0: none. */
+static const struct {
+	int (*run)(struct kern_program *p, const struct sim_op *o);
+	int (*record)(struct kern_program *p, const struct kern_op *op, struct sim_op *o);
+	size_t y, x;
+} kinds[KERN_OPS] = {
+	[KERN_OP_EMBED] = {run_embed, record_embed, AT(embed.y), 0},
+	[KERN_OP_GATHER_ROWS] = {run_gather_rows, NULL, AT(gather_rows.y), AT(gather_rows.x)},
+	[KERN_OP_NORM] = {run_copy, record_norm, AT(norm.y), AT(norm.x)},
+	[KERN_OP_MATMUL] = {run_copy, record_matmul, 0, AT(matmul.x)},
+	[KERN_OP_ROPE] = {run_nothing, NULL, 0, 0},
+	[KERN_OP_KV_WRITE] = {run_kv_write, record_kv_write, 0, AT(kv_write.v)},
+	[KERN_OP_PROGRESS] = {run_progress, NULL, 0, 0},
+	[KERN_OP_ATTENTION] = {run_attention, record_attention, AT(attention.out), 0},
+	[KERN_OP_ACT_MUL] = {run_copy, NULL, AT(act_mul.y), AT(act_mul.gate)},
+	[KERN_OP_GATHER] = {run_nothing, NULL, 0, 0},
+};
+
+static uint64_t *column_at(struct kern_program *p, const struct kern_op *op, size_t at)
+{
+	return at ? column(p, (const struct kern_tensor *)(const void *)((const char *)op + at)) : NULL;
+}
+
+static int record(struct kern_program *p, const struct kern_op *op)
+{
+	unsigned k = op->kind;
+	if (k >= KERN_OPS || !kinds[k].run)
+		return sim_fail(p->dev, KERN_ENOTSUP, "operation %s: a simulated model has none", kern_op_name(op->kind));
+	struct sim_op *o = &p->op[p->ops++];
+	*o = (struct sim_op){.op = *op, .run = kinds[k].run, .ys = 1};
+	o->y[0] = column_at(p, op, kinds[k].y);
+	o->x = column_at(p, op, kinds[k].x);
+	int rc = kinds[k].record ? kinds[k].record(p, op, o) : KERN_OK;
+	return rc || p->columns < SIM_COLUMNS ? rc : sim_fail(p->dev, KERN_EINVAL, "a program over more than %d matrices", SIM_COLUMNS - 1);
+}
+
+int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits,
+                    struct kern_program **ret_p)
+{
+	struct kern_program *p = calloc(1, sizeof *p);
+	if (!p)
+		return sim_fail(dev, KERN_ENOMEM, "no memory for a program");
+	*p = (struct kern_program){.dev = dev, .limits = *limits};
+	p->column_rows = limits->rows > limits->tail_rows ? limits->rows : limits->tail_rows;
+	p->op = calloc(n, sizeof *p->op);
+	p->word = calloc(SIM_COLUMNS, p->column_rows * sizeof *p->word);
+	p->hash = calloc(limits->spans, sizeof *p->hash);
+	p->peak = calloc(p->column_rows, SIM_PEAKS * sizeof *p->peak);
+	int rc = p->op && p->word && p->hash && p->peak ? KERN_OK : KERN_ENOMEM;
+	for (size_t i = 0; !rc && i < n; i++)
+		rc = record(p, &ops[i]);
+	if (rc == KERN_ENOMEM)
+		sim_fail(dev, rc, "no memory for a program of %zu operations over %zu rows", n, p->column_rows);
+	if (rc)
+		sim_program_destroy(&p);
+	else
+		*ret_p = p;
+	return rc;
+}
+
+void sim_program_destroy(struct kern_program **pp)
+{
+	struct kern_program *p = *pp;
+	if (!p)
+		return;
+	free(p->op);
+	free(p->hash);
+	free(p->word);
+	free(p->peak);
+	free(p);
+	*pp = NULL;
+}
+
+/* --- a replay ------------------------------------------------------------------------------------------------------------- */
+
+static struct sim_amount amount(const struct kern_span *sp, uint32_t spans)
+{
+	struct sim_amount a = {0};
+	for (uint32_t i = 0; i < spans; i++) {
+		double rows = sp[i].rows, position = sp[i].position;
+		a.rows += rows;
+		a.attended += rows * position + 0.5 * rows * (rows + 1.0);
+		a.context += position + rows;
+	}
+	return a;
+}
+
+static void account(struct kern_program *p, const struct sim_op *o)
+{
+	const struct sim_cost *c = &o->cost;
+	const struct sim_amount *a = &p->amount[o->op.rows];
+	if (a->rows == 0)
+		return;
+	p->compute_ns += c->row * a->rows + c->attended * a->attended;
+	p->memory_ns += c->once + c->context * a->context;
+	p->fixed_ns += c->launch + c->exchange * a->rows;
+}
+
+int sim_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
+{
+	struct kern_device *dev = s->dev;
+	uint64_t now = sim_clock_now();
+	const struct kern_batch *b = p->batch = batch->host;
+	int rc = kern_batch_check(batch, &p->limits, dev->error, sizeof dev->error);
+	if (rc)
+		return rc;
+	sim_clock_begin(dev, now);
+	sim_kv_tables(p);
+	atomic_fetch_add_explicit(&dev->steps, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&dev->rows, b->rows, memory_order_relaxed);
+	p->amount[KERN_ROWS_ALL] = amount(kern_part(b, b->span), b->spans);
+	p->amount[KERN_ROWS_TAIL] = amount(kern_part(b, b->tail_span), b->tail_spans);
+	p->compute_ns = p->memory_ns = p->fixed_ns = 0;
+	for (size_t i = 0; !rc && i < p->ops; i++) {
+		account(p, &p->op[i]);
+		rc = p->op[i].run(p, &p->op[i]);
+		atomic_fetch_add_explicit(&dev->pulse, 1, memory_order_relaxed);
+	}
+	if (!rc)
+		charge(p);
+	return rc;
+}

@@ -1,0 +1,171 @@
+/* test_crew.c - the CPU backend's threads: every item once, a phase after the one before, whatever the threads do. */
+#include "kernels/cpu/crew.h"
+
+#include <check.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PHASES = 40, ITEMS = 64 };
+
+/* What a run has done: how often each item, and how many items of each phase. */
+struct job {
+	struct job_phase { struct job *job; unsigned index, items; } phase[PHASES];
+	atomic_uint times[PHASES][ITEMS], done[PHASES], asked[PHASES], early;
+	unsigned threads, delay;       /* 1 in `delay` items sleeps; 0: none */
+	unsigned long sum;             /* plain: written by one item, read by all of the next phase */
+};
+
+static uint32_t count(const void *ctx)
+{
+	const struct job_phase *p = ctx;
+	if (p->index && atomic_load(&p->job->done[p->index - 1]) != p->job->phase[p->index - 1].items)
+		atomic_fetch_add(&p->job->early, 1);
+	atomic_fetch_add(&p->job->asked[p->index], 1);
+	return p->items;
+}
+
+static void nap(unsigned us)
+{
+	nanosleep(&(struct timespec){ .tv_nsec = us * 1000 }, NULL);
+}
+
+static void item(const void *ctx, uint32_t i, unsigned worker)
+{
+	const struct job_phase *p = ctx;
+	struct job *j = p->job;
+	ck_assert_uint_lt(worker, j->threads);
+	ck_assert_uint_lt(i, p->items);
+	if (p->index && atomic_load(&j->done[p->index - 1]) != j->phase[p->index - 1].items)
+		atomic_fetch_add(&j->early, 1);
+	if (j->delay && (p->index * 31 + i * 7) % j->delay == 0)
+		nap(200);
+	if (p->items == 1)
+		j->sum += p->index;
+	else if (j->sum > PHASES * PHASES)
+		atomic_fetch_add(&j->early, 1);
+	atomic_fetch_add(&j->times[p->index][i], 1);
+	atomic_fetch_add(&j->done[p->index], 1);
+}
+
+/* Phases of none, one and many items in turn. */
+static void job_init(struct job *j, unsigned seed, unsigned threads, unsigned delay)
+{
+	memset(j, 0, sizeof *j);
+	j->threads = threads;
+	j->delay = delay;
+	for (unsigned i = 0; i < PHASES; i++) {
+		seed = seed * 1664525u + 1013904223u;
+		unsigned r = seed >> 20;
+		j->phase[i] = (struct job_phase){ j, i, r % 5 == 0 ? 0 : r % 3 == 0 ? 1 : r % ITEMS + 1 };
+	}
+}
+
+static void check_job(const struct job *j, unsigned phases)
+{
+	ck_assert_uint_eq(atomic_load(&j->early), 0);
+	for (unsigned p = 0; p < phases; p++) {
+		ck_assert_msg(atomic_load(&j->asked[p]) == 1, "phase %u was opened %u times", p, atomic_load(&j->asked[p]));
+		for (unsigned i = 0; i < j->phase[p].items; i++)
+			if (atomic_load(&j->times[p][i]) != 1)
+				ck_abort_msg("item %u of phase %u was done %u times", i, p, atomic_load(&j->times[p][i]));
+	}
+}
+
+static void run(struct crew *c, struct job *j, unsigned phases)
+{
+	struct crew_phase phase[PHASES] = { { 0 } };
+	for (unsigned i = 0; i < phases; i++)
+		phase[i] = (struct crew_phase){ count, item, &j->phase[i] };
+	crew_run(c, phase, phases);
+	memset(phase, 0xff, sizeof phase);     /* nobody reads them after the run */
+	check_job(j, phases);
+}
+
+static const struct { unsigned threads, runs, delay; } kinds[] = {
+	{ 1, 50, 0 }, { 2, 1000, 0 }, { 3, 500, 0 }, { 8, 100, 0 }, { 2, 50, 9 }, { 5, 50, 13 },
+};
+
+/* Longer and shorter runs follow each other without a pause, on more threads than there are cores. */
+START_TEST(test_every_item_once_in_order)
+{
+	struct crew *c = crew_new(kinds[_i].threads);
+	struct job *j = malloc(sizeof *j);
+	ck_assert_ptr_nonnull(c);
+	ck_assert_uint_eq(crew_threads(c), kinds[_i].threads);
+	for (unsigned r = 0; r < kinds[_i].runs; r++) {
+		uint64_t before = crew_pulse(c);
+		unsigned phases = r % 7 == 0 ? r % 3 : PHASES - r % 11;
+		job_init(j, r, kinds[_i].threads, kinds[_i].delay);
+		run(c, j, phases);
+		ck_assert_uint_ge(crew_pulse(c), before + phases);
+	}
+	free(j);
+	crew_destroy(&c);
+	ck_assert_ptr_null(c);
+}
+END_TEST
+
+/* Threads that sleep are woken, for a run and for a phase. */
+START_TEST(test_sleepers_wake)
+{
+	struct crew *c = crew_new(4);
+	struct job *j = malloc(sizeof *j);
+	for (unsigned r = 0; r < 30; r++) {
+		nap(300);              /* longer than a thread spins */
+		job_init(j, r, 4, 3);
+		run(c, j, PHASES);
+	}
+	free(j);
+	crew_destroy(&c);
+}
+END_TEST
+
+static uint32_t two(const void *ctx)
+{
+	(void)ctx;
+	return 2;
+}
+
+/* Long enough for a thread that is woken to come for the second one. */
+static void long_item(const void *ctx, uint32_t i, unsigned worker)
+{
+	atomic_uint *workers = (atomic_uint *)(uintptr_t)ctx;
+	(void)i;
+	atomic_fetch_or(workers, 1u << worker);
+	nap(3000);
+}
+
+START_TEST(test_items_are_shared)
+{
+	struct crew *c = crew_new(2);
+	unsigned shared = 0;
+	for (int i = 0; i < 100 && shared < 3; i++) {
+		atomic_uint workers = 0;
+		struct crew_phase phase = { two, long_item, &workers };
+		nap(2000);             /* the other thread sleeps by then, the first times perhaps not yet */
+		crew_run(c, &phase, 1);
+		shared += atomic_load(&workers) == 3;
+	}
+	ck_assert_uint_eq(shared, 3);
+	crew_destroy(&c);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("crew");
+	TCase *t = tcase_create("all");
+	tcase_set_timeout(t, 120);
+	tcase_add_loop_test(t, test_every_item_once_in_order, 0, sizeof kinds / sizeof *kinds);
+	tcase_add_test(t, test_sleepers_wake);
+	tcase_add_test(t, test_items_are_shared);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}
