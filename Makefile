@@ -140,7 +140,21 @@ $(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(CFLAGS) $(SANFLAGS) $(if $(filter libfuzzer,$(SAN)),-fsanitize=fuzzer) -o $@ $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LDLIBS)
-unit-build: $(UNIT)
+# tests/conform: test_conform_X.c -> $(O)/test/test_conform_X, a part of the conformance tests; all of them in $(O)/test/conform, for a backend by its name
+CONFORM_OBJ   := $(call obj,$(filter-out tests/conform/test_%,$(sort $(wildcard tests/conform/*.c))))
+CONFORM_TESTS := $(sort $(wildcard tests/conform/test_*.c))
+CONFORM       := $(patsubst tests/conform/%.c,$(O)/test/%,$(CONFORM_TESTS)) $(O)/test/conform
+CONFORM_LIBS  := $(O)/libformat.a $(O)/libkernels.a $(O)/libutil.a
+define conform_program
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(CFLAGS) $(SANFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(CONFORM_LIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+endef
+$(O)/test/test_conform_%: $(O)/obj/tests/conform/test_conform_%.o $(CONFORM_OBJ) $(CONFORM_LIBS)
+	$(conform_program)
+$(O)/test/conform: $(call obj,$(CONFORM_TESTS)) $(CONFORM_OBJ) $(CONFORM_LIBS)
+	$(conform_program)
+unit-build: $(UNIT) $(CONFORM)
 
 # harnesses of tests/fuzz for FUZZ_SECONDS each; ONLY="gguf safetensors" picks some
 .PHONY: fuzz

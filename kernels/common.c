@@ -63,6 +63,15 @@ static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
 	return at + words <= b->words;
 }
 
+/* One more than the last position of all spans. */
+static uint64_t end_of(const struct kern_span *span, uint32_t spans)
+{
+	uint64_t end = 0;
+	for (uint32_t i = 0; i < spans; i++)
+		end = (uint64_t)span[i].position + span[i].rows > end ? (uint64_t)span[i].position + span[i].rows : end;
+	return end;
+}
+
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, char *errbuf, size_t errlen)
 {
 	const struct kern_batch *b = batch->host;
@@ -77,6 +86,9 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 	         !part_fits(b, b->tail_span, b->tail_spans * span) || !part_fits(b, b->table, 0) ||
 	         (b->progress && !part_fits(b, b->progress, b->spans * progress)))
 		snprintf(errbuf, errlen, "a part of a batch lies beyond its %u words", b->words);
+	else if (end_of(kern_part(b, b->span), b->spans) > l->positions || end_of(kern_part(b, b->tail_span), b->tail_spans) > l->positions)
+		snprintf(errbuf, errlen, "a batch with rows up to position %llu of a sequence, the program was made for %u positions",
+		         (unsigned long long)end_of(kern_part(b, b->span), b->spans) - 1, l->positions);
 	else
 		return KERN_OK;
 	return KERN_EINVAL;

@@ -206,7 +206,7 @@ static inline float *cpu_kv_scales(const struct kern_kv_layer *kv, const unsigne
 	return (float *)(void *)(uintptr_t)(plane + kern_dtype_bytes(kv->dtype, kv->head_dim) * kv->block_tokens);
 }
 
-int cpu_kv_check(struct kern_device *dev, const struct kern_kv_layer *kv);     /* KERN_EINVAL and a text if the layer cannot be */
+int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct kern_kv_layer *kv);     /* KERN_EINVAL and a text if the layer cannot be */
 /* k and v (NULL with a latent) of all KV heads to slot `slot` */
 void cpu_kv_row(const struct kern_kv_layer *kv, uint32_t slot, const float *k, const float *v);
 

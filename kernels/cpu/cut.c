@@ -90,7 +90,7 @@ void build_attention(struct build *b, const struct kern_op *op)
 	const struct kern_kv_layer *kv = &op->attention.kv;
 	const struct cpu_variant *v = p->dev->variant;
 	uint32_t heads = op->attention.heads, tile_rows;
-	int rc = cpu_kv_check(p->dev, kv);
+	int rc = cpu_kv_check(p->dev, op->kind, kv);
 	b->rc = b->rc ? b->rc : rc;
 	if (!b->rc && (!heads || heads % kv->kv_heads))
 		build_fail(b, KERN_EINVAL, "attention with %u heads over %u KV heads: no whole group", heads, kv->kv_heads);

@@ -26,7 +26,8 @@ static void fast_rms_norm(float *y, float *x, const float *a, const float *w, ui
 		}
 		sum = v_fma(t, t, sum);
 	}
-	v16 f = v_set1(1.0f / sqrtf(v_hsum(sum) / (float)dim + eps));
+	float mean = v_hsum(sum) / (float)dim;
+	v16 f = v_set1(1.0f / sqrtf(mean + eps) + (mean - mean));      /* NaN, not 0, where squares overflow */
 	for (i = 0; i < whole; i += 16)
 		v_store(y + i, v_mul(v_mul(v_load(x + i), f), v_load(w + i)));
 	if (rest)

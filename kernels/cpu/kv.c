@@ -7,19 +7,19 @@
 #include <math.h>
 #include <string.h>
 
-int cpu_kv_check(struct kern_device *dev, const struct kern_kv_layer *kv)
+int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct kern_kv_layer *kv)
 {
 	if (!kv->head_dim || kv->head_dim > CPU_MAX_HEAD_DIM || kv->head_dim % 4)
-		return cpu_fail(dev, KERN_EINVAL, "KV head size %u: must be a multiple of 4 up to %d", kv->head_dim, CPU_MAX_HEAD_DIM);
+		return cpu_fail(dev, KERN_EINVAL, "%s: KV head size %u: must be a multiple of 4 up to %d", kern_op_name(kind), kv->head_dim, CPU_MAX_HEAD_DIM);
 	if (kv->latent > kv->head_dim || kv->latent % 4)
-		return cpu_fail(dev, KERN_EINVAL, "KV latent %u: must be a multiple of 4 up to the head size %u", kv->latent, kv->head_dim);
+		return cpu_fail(dev, KERN_EINVAL, "%s: KV latent %u: must be a multiple of 4 up to the head size %u", kern_op_name(kind), kv->latent, kv->head_dim);
 	if (!kv->block_tokens || !kv->kv_heads)
-		return cpu_fail(dev, KERN_EINVAL, "KV layer with %u heads and blocks of %u tokens", kv->kv_heads, kv->block_tokens);
+		return cpu_fail(dev, KERN_EINVAL, "%s: KV layer with %u heads and blocks of %u tokens", kern_op_name(kind), kv->kv_heads, kv->block_tokens);
 	switch (kv->dtype) {
 	case KERN_F32: case KERN_F16: case KERN_BF16: case KERN_I8: case KERN_F8:
 		return KERN_OK;
 	default:
-		return cpu_fail(dev, KERN_EINVAL, "KV type %s: must be f32, f16, bf16, int8 or fp8", kern_dtype_name(kv->dtype));
+		return cpu_fail(dev, KERN_EINVAL, "%s: KV type %s: must be f32, f16, bf16, int8 or fp8", kern_op_name(kind), kern_dtype_name(kv->dtype));
 	}
 }
 

@@ -201,7 +201,7 @@ static void build_kv_write(struct build *b, const struct kern_op *op)
 {
 	const struct kern_kv_layer *kv = &op->kv_write.kv;
 	size_t dim = (size_t)kv->kv_heads * kv->head_dim;
-	int rc = cpu_kv_check(b->p->dev, kv);
+	int rc = cpu_kv_check(b->p->dev, op->kind, kv);
 	b->rc = b->rc ? b->rc : rc;
 	if (op->rows != KERN_ROWS_ALL)
 		build_fail(b, KERN_EINVAL, "kv_write is over all rows");

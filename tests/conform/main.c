@@ -1,0 +1,285 @@
+/* main.c - the targets, what tests share, and the program: runs every test that is linked in, on the targets that are named, or on all variants of the CPU. */
+#include "tests/conform/conform.h"
+#include "tests/unit/skip.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+struct target conform_targets[16];
+unsigned conform_target_count;
+
+enum { ALLOCS_MAX = 1 << 18, DEVICES_MAX = 64, MEMS_MAX = 4096, LEVELS = 5 };
+
+/* --- failures --------------------------------------------------------------------------------------------------------------------- */
+
+static char about[LEVELS][160];
+
+void conform_about(unsigned level, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(about[level], sizeof about[level], fmt, ap);
+	va_end(ap);
+	for (unsigned i = level + 1; i < LEVELS; i++)
+		about[i][0] = 0;
+}
+
+void conform_fail(const char *fmt, ...)
+{
+	char text[700], where[LEVELS * 164] = "";
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	for (unsigned i = 0; i < LEVELS; i++)
+		if (about[i][0])
+			strcat(strcat(where, about[i]), ": ");
+	ck_abort_msg("%s%s", where, text);
+	abort();
+}
+
+/* --- memory of a test --------------------------------------------------------------------------------------------------------------- */
+
+static void *allocs[ALLOCS_MAX];
+static size_t alloc_count;
+
+void *conform_alloc(size_t count, size_t size)
+{
+	void *p = calloc(count ? count : 1, size);
+	if (!p || alloc_count == ALLOCS_MAX)
+		conform_fail("the test has no memory for %zu x %zu bytes, or %d blocks already", count, size, ALLOCS_MAX);
+	return allocs[alloc_count++] = p;
+}
+
+size_t conform_mark(void)
+{
+	return alloc_count;
+}
+
+void conform_release(size_t mark)
+{
+	while (alloc_count > mark)
+		free(allocs[--alloc_count]);
+}
+
+static uint32_t seed = 1;
+
+void rand_seed(uint32_t s)
+{
+	seed = s * 2654435761u | 1;
+}
+
+uint32_t rand_bits(void)
+{
+	seed ^= seed << 13;
+	seed ^= seed >> 17;
+	return seed ^= seed << 5;
+}
+
+uint32_t rand_below(uint32_t n)
+{
+	return (uint32_t)((uint64_t)rand_bits() * n >> 32);
+}
+
+float rand_unit(void)
+{
+	return (float)(rand_bits() >> 8) * 0x1p-23f - 1.0f;
+}
+
+float *rand_floats(size_t n, float scale)
+{
+	float *p = conform_alloc(n, sizeof *p);
+	for (size_t i = 0; i < n; i++)
+		p[i] = rand_unit() * scale;
+	return p;
+}
+
+/* --- devices -------------------------------------------------------------------------------------------------------------------------- */
+
+static struct device devices[DEVICES_MAX];
+static unsigned device_count;
+
+static bool device_open(struct device *dev)
+{
+	char err[200] = "";
+	struct target *t = &conform_targets[dev->target - conform_targets];
+	struct kern_config conf = {.variant = t->variant[0] ? t->variant : NULL, .threads = dev->threads, .activations = t->activations};
+	int rc = t->ops->open(&conf, &dev->d, err, sizeof err);
+	if (rc == KERN_ENOTSUP && strstr(err, "lacks")) {
+		SKIP_PART("%s: %s", t->name, err);
+		t->absent = true;
+		return false;
+	}
+	EXPECT(rc == 0, "%s with %u threads does not open: %s", t->name, dev->threads, err);
+	device_ok(dev, t->ops->stream_new(dev->d, &dev->s), "stream_new");
+	return true;
+}
+
+struct device *device_get(struct target *t, unsigned threads)
+{
+	if (t->absent)
+		return NULL;
+	for (unsigned i = 0; i < device_count; i++)
+		if (devices[i].target == t && devices[i].threads == threads)
+			return &devices[i];
+	if (device_count == DEVICES_MAX)
+		conform_fail("more than %d devices in a test", DEVICES_MAX);
+	struct device *dev = &devices[device_count];
+	*dev = (struct device){.target = t, .ops = t->ops, .threads = threads};
+	if (!device_open(dev))
+		return NULL;
+	device_count++;
+	return dev;
+}
+
+void device_ok(const struct device *dev, int rc, const char *what)
+{
+	EXPECT(rc == 0, "%s returned %d: %s", what, rc, dev->ops->last_error(dev->d));
+}
+
+struct kern_mem mem_get(const struct device *dev, enum kern_memory kind, size_t bytes)
+{
+	struct kern_mem m;
+	device_ok(dev, dev->ops->mem_new(dev->d, kind, bytes, &m), "mem_new");
+	EXPECT(m.dev.v && m.dev.v % 64 == 0, "memory of kind %d at %#zx", (int)kind, (size_t)m.dev.v);
+	return m;
+}
+
+void mem_put(const struct device *dev, kern_ptr dst, const void *src, size_t bytes)
+{
+	device_ok(dev, dev->ops->upload(dev->s, dst, src, bytes), "upload");
+	device_ok(dev, dev->ops->sync(dev->s), "sync");
+}
+
+void mem_take(const struct device *dev, void *dst, kern_ptr src, size_t bytes)
+{
+	device_ok(dev, dev->ops->download(dev->s, dst, src, bytes), "download");
+	device_ok(dev, dev->ops->sync(dev->s), "sync");
+}
+
+static void test_begin(void)
+{
+	rand_seed(1);
+	for (unsigned i = 0; i < LEVELS; i++)
+		about[i][0] = 0;
+}
+
+static void test_end(void)
+{
+	while (device_count) {
+		struct device *dev = &devices[--device_count];
+		dev->ops->stream_destroy(&dev->s);
+		dev->ops->close(&dev->d);
+		ck_assert_msg(!dev->s && !dev->d, "%s: close leaves a pointer", dev->target->name);
+	}
+	conform_release(0);
+}
+
+/* --- statistics ----------------------------------------------------------------------------------------------------------------------- */
+
+static double (*stats);                        /* (KERN_OPS, targets), shared with the tests' processes */
+
+void conform_stat(enum kern_op_kind kind, double part)
+{
+	if (stats && part > stats[kind])
+		stats[kind] = part;
+}
+
+void conform_stats_show(void)
+{
+	for (int k = 0; k < KERN_OPS; k++)
+		if (stats[k] > 0)
+			printf("%-14s largest error %.2f of its bound\n", kern_op_name((enum kern_op_kind)k), stats[k]);
+}
+
+/* --- targets -------------------------------------------------------------------------------------------------------------------------- */
+
+/* What a backend rounds beyond float32 sums; the first that matches. A backend that computes less precisely gets a row, with the reason.
+ * cpu: activations of quantised products are integers up to 16319 in groups of 32 (kernels/cpu/fast_matmul.h), so half a step of 1/16319; the variant
+ * "reference" keeps float32. */
+static const struct { const char *prefix; double group_step; } precisions[] = {
+	{"cpu:reference", 0}, {"cpu", 0.501 / 16319}, {"", 0.501 / 16319},
+};
+
+/* BACKEND[:VARIANT[/ACTIVATIONS]] */
+static const char *target_parse(struct target *t, const char *text)
+{
+	static char err[300];
+	const char *variant = strchr(text, ':'), *act = strchr(text, '/');
+	size_t backend = variant ? (size_t)(variant - text) : act ? (size_t)(act - text) : strlen(text);
+	size_t length = variant ? (act ? (size_t)(act - variant) : strlen(variant)) - 1 : 0;
+	*t = (struct target){.activations = act && !strcmp(act, "/bf16") ? KERN_BF16 : KERN_F32};
+	if (!backend || backend >= sizeof t->backend || length >= sizeof t->variant || strlen(text) >= sizeof t->name || (act && strcmp(act, "/bf16")))
+		return "a target is BACKEND[:VARIANT[/bf16]]";
+	strcpy(t->name, text);
+	memcpy(t->backend, text, backend);
+	if (variant)
+		memcpy(t->variant, variant + 1, length);
+	t->ops = kern_backend(t->backend, getenv("CONFORM_BACKENDS"), err, sizeof err);
+	if (!t->ops)
+		return err;
+	size_t i = 0;
+	while (strncmp(text, precisions[i].prefix, strlen(precisions[i].prefix)) != 0)
+		i++;
+	t->precision = (struct precision){precisions[i].group_step, t->activations == KERN_BF16};
+	return NULL;
+}
+
+static const char *const all_cpu[] = {
+	"cpu:plain", "cpu:reference", "cpu:avx2", "cpu:avx512", "cpu:avx512bf16", "cpu:plain/bf16", "cpu:avx2/bf16", "cpu:avx512/bf16", "cpu:avx512bf16/bf16",
+};
+
+static int targets_choose(int n, char *const *names)
+{
+	for (int i = 0; i < (n ? n : (int)LEN(all_cpu)); i++) {
+		const char *name = n ? names[i] : all_cpu[i], *why = "too many targets";
+		if (conform_target_count == LEN(conform_targets) || (why = target_parse(&conform_targets[conform_target_count], name))) {
+			fprintf(stderr, "conform: %s: %s\n", name, why);
+			return -1;
+		}
+		conform_target_count++;
+	}
+	return 0;
+}
+
+/* --- main ----------------------------------------------------------------------------------------------------------------------------- */
+
+static struct conform_test *tests;
+
+void conform_register(struct conform_test *t)
+{
+	struct conform_test **at = &tests;
+	while (*at && strcmp((*at)->name, t->name) < 0)
+		at = &(*at)->next;
+	t->next = *at;
+	*at = t;
+}
+
+int main(int argc, char **argv)
+{
+	const char *name = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
+	if (targets_choose(argc - 1, argv + 1))
+		return 2;
+	if (getenv("CONFORM_SHOW")) {
+		stats = mmap(NULL, KERN_OPS * sizeof *stats, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		stats = stats == MAP_FAILED ? NULL : stats;
+	}
+	Suite *s = suite_create(name);
+	TCase *c = tcase_create("all");
+	tcase_set_timeout(c, 300);
+	tcase_add_checked_fixture(c, test_begin, test_end);
+	for (struct conform_test *t = tests; t; t = t->next)
+		tcase_add_test(c, t->test);
+	suite_add_tcase(s, c);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	if (stats)
+		conform_stats_show();
+	return failed != 0;
+}

@@ -1,0 +1,91 @@
+/* reference.c - formulas that several jobs need, in double precision, each with what float32 arithmetic may make of it.
+ *
+ * Where bounds come from. u is 2^-24, the rounding of one float32 operation. A sum of k float32 products in any order errs as a random walk of the roundings of its partial
+ * sums: 0.4 u of each. With terms of like size and random signs that is 0.4 u of the sum of magnitudes, whatever k is. Where the partial sums are as large as the result,
+ * or as one term that is nearly all, it is 0.4 u sqrt(k) of that. The largest of a million elements is five times as far off. The sum of the three, 2 to 4 times what is
+ * seen, is the bound; the one of k u, which holds for any terms, would hide a lost element. */
+#include "tests/conform/conform.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GROUP = 32 };
+
+static bool quantised(enum kern_dtype t)
+{
+	return t != KERN_F32 && t != KERN_F16 && t != KERN_BF16;
+}
+
+/* The rounding of quantised activations: half a step of their group for each |w|. A group of nothing but tiny numbers may count as zero. */
+static double group_error(const struct precision *p, const float *w, const double *x, uint32_t count)
+{
+	double max = 0, sum = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		max = fmax(max, fabs(x[i]));
+		sum += fabs((double)w[i]);
+	}
+	return sum * (max < 1.01e-30 ? max : max * p->group_step);
+}
+
+static double product_row(const struct precision *p, const struct matrix *w, uint32_t row, const double *x, double *ret_bound)
+{
+	const float *v = w->value + (size_t)row * w->k;
+	bool rounded = p->bf16_activations && w->type == KERN_BF16;
+	double sum = 0, size = 0, largest = 0, error = 0;
+	for (uint32_t i = 0; i < w->k; i++) {
+		double part = (double)v[i] * (rounded ? (double)format_round(KERN_BF16, x[i]) : x[i]);
+		sum += part;
+		size += fabs(part);
+		largest = fmax(largest, fabs(part));
+	}
+	if (quantised(w->type) && p->group_step > 0)
+		for (uint32_t i = 0; i < w->k; i += GROUP)
+			error += group_error(p, v + i, x + i, GROUP);
+	/* with rounded activations denormals may be zeros */
+	*ret_bound = 0x1p-24 * (3 * size + sqrt(w->k) * (2 * largest + fabs(sum))) + error + (rounded ? w->k * 0x1p-126 : 0x1p-149);
+	return sum;
+}
+
+void ref_product(const struct precision *p, const struct matrix *w, const double *x, double *value, double *bound)
+{
+	for (uint32_t i = 0; i < w->n; i++)
+		value[i] = product_row(p, w, i, x, &bound[i]);
+}
+
+double ref_act(enum kern_act act, double x)
+{
+	/* (1 + tanh t) / 2 is 1 / (1 + exp(-2 t)), which keeps its digits where tanh is near -1 */
+	double z = act == KERN_SILU ? x : 2 * 0.79788456080286535588 * (x + 0.044715 * x * x * x);
+	return x / (1 + exp(-z));
+}
+
+double ref_act_slope(enum kern_act act, double x)
+{
+	double h = 1e-3 * (1 + fabs(x));
+	double a = fabs(ref_act(act, x + h) - ref_act(act, x - h)) / (2 * h);
+	return a + 0.01;
+}
+
+/* --- KV ------------------------------------------------------------------------------------------------------------------------- */
+
+size_t ref_kv_at(const struct job *j, uint32_t seq, uint32_t position, uint32_t head, bool is_v, size_t *ret_scale)
+{
+	const struct kern_kv_layer *kv = &j->kv;
+	size_t elements = kern_dtype_bytes(kv->dtype, (size_t)kv->block_tokens * kv->head_dim);
+	size_t plane = elements + (kv->dtype == KERN_I8 || kv->dtype == KERN_F8 ? 4 * (size_t)kv->block_tokens : 0);
+	size_t base = j->world.table[seq][position / kv->block_tokens] * kv->block_stride_bytes + plane * (kv->latent ? head : 2 * (size_t)head + is_v);
+	uint32_t at = position % kv->block_tokens;
+	*ret_scale = base + elements + 4 * (size_t)at;
+	return base + kern_dtype_bytes(kv->dtype, (size_t)at * kv->head_dim);
+}
+
+void ref_kv(const struct job *j, const unsigned char *pool, uint32_t seq, uint32_t position, uint32_t head, bool is_v, double *out)
+{
+	size_t scale_at, at = ref_kv_at(j, seq, position, head, is_v && !j->kv.latent, &scale_at);
+	float scale = 1;
+	if (j->kv.dtype == KERN_I8 || j->kv.dtype == KERN_F8)
+		memcpy(&scale, pool + scale_at, 4);
+	for (uint32_t d = 0; d < j->kv.head_dim; d++)
+		out[d] = (double)scale * format_value(j->kv.dtype, pool + at, d);
+}
