@@ -9,7 +9,7 @@
  * Float weights: acc = fma(x, w, acc) in the order of k.
  * BF16 weights with activations rounded to bfloat16 (kern_config.activations): what vdpbf16ps does, for each pair of k the second and then the first,
  *     acc = fma(x1, w1, acc), acc = fma(x0, w0, acc), each rounded to nearest even; denormals are zeros, in and out, after that rounding.
- * Found on Zen 4: equal in 48 million sums of random, huge, tiny, denormal and cancelling values. Not tried on other processors: test_kernels_matmul compares
+ * Found on Zen 4: equal in 48 million sums of random, huge, tiny, denormal and cancelling values. Not tried on other processors: test_conform_cpu compares
  * the instruction with the other variants wherever it runs.
  *
  * Why two bytes a value, which is twice the products: mean error of a log-probability on SmolLM2 Q4_1, teacher-forced over 3,704 positions,

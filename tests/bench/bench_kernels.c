@@ -1,16 +1,27 @@
 /* bench_kernels.c - speed of the CPU kernels: `bench_kernels [variant [threads]]`. Matrix products per type and number of rows in
  * GOP/s (two operations a weight and row) and, for one row, GB/s of packed weights; attention in GFLOP/s and us. Shapes of a 135M
- * model. The weights of a measurement are several matrices, so that one row reads memory and not the cache. */
+ * model. A measured program has several products, each with a matrix of its own, so that one row reads memory and not the cache; or
+ * attention of as many layers as the model has. */
 #include "kernels/kernels.h"
 #include "util/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define OPS (&kern_cpu_ops)
-enum { N = 1536, K = 576, WEIGHTS = 60, MAX_ROWS = 512, MEASURE_MS = 150 };
+#define LEN(a) (sizeof(a) / sizeof *(a))
+enum { N = 1536, K = 576, WEIGHTS = 60, FEW = 6, FEW_ROWS = 16, LAYERS = 30, MAX_ROWS = 512, MEASURE_MS = 150, POSITIONS = 2048, BLOCK = 32, BATCH_BYTES = 16384 };
 
-struct bench { struct kern_device *d; struct kern_stream *s; float *x, *y; };
+struct bench { struct kern_device *d; struct kern_stream *s; struct kern_mem x, y, batch; };
+
+static void ok(const struct bench *b, int rc)
+{
+	if (rc == 0)
+		return;
+	fprintf(stderr, "bench_kernels: %s\n", OPS->last_error(b->d));
+	exit(1);
+}
 
 static void fill(unsigned char *p, size_t bytes)
 {
@@ -23,79 +34,120 @@ static double seconds(void)
 	return (double)clock_ns() * 1e-9;
 }
 
+/* One sequence in blocks of its own, `rows` rows at `position`. */
+static void batch_set(struct bench *b, uint32_t position, uint32_t rows)
+{
+	uint32_t *word = b->batch.host, head = sizeof(struct kern_batch) / 4, span = sizeof(struct kern_span) / 4;
+	struct kern_batch h = {.rows = rows, .spans = 1, .tokens = head, .positions = head + rows, .slots = head + 2 * rows, .span = head + 3 * rows};
+	h.tail_index = h.tail_span = h.table = h.span + span;
+	h.words = h.table + POSITIONS / BLOCK;
+	memcpy(word, &h, sizeof h);
+	for (uint32_t i = 0; i < rows; i++) {
+		word[h.tokens + i] = 0;
+		word[h.positions + i] = word[h.slots + i] = position + i;
+	}
+	memcpy(word + h.span, &(struct kern_span){0, rows, position, 0}, sizeof(struct kern_span));
+	for (uint32_t i = 0; i < POSITIONS / BLOCK; i++)
+		word[h.table + i] = i;
+}
+
+/* Seconds of an operation of the program. */
+static double measure(struct bench *b, const struct kern_op *op, uint32_t n)
+{
+	struct kern_limits limits = {.rows = MAX_ROWS, .spans = 1, .positions = POSITIONS, .batch_bytes = BATCH_BYTES};
+	struct kern_program *p;
+	uint32_t runs = 0;
+	ok(b, OPS->program_new(b->d, op, n, &limits, &p));
+	double start = seconds(), took;
+	do {
+		ok(b, OPS->run(b->s, p, &b->batch));
+		ok(b, OPS->sync(b->s));
+		runs++;
+	} while ((took = seconds() - start) < MEASURE_MS * 1e-3);
+	OPS->program_destroy(&p);
+	return took / runs / n;
+}
+
 static void matmul(struct bench *b, enum kern_dtype type, uint32_t n, uint32_t k)
 {
-	static const uint32_t rows[] = { 1, 2, 4, 8, 16, 64, 512 };
+	static const uint32_t rows[] = {1, 2, 4, 8, 16, 64, 512};
 	size_t bytes = kern_dtype_bytes(type, (size_t)n * k);
 	struct kern_weight *w[WEIGHTS];
+	struct kern_op op[WEIGHTS] = {0};
 	unsigned char *data = malloc(bytes);
-	int borrows;
-	if (!bytes)
-		goto out;
 	fill(data, bytes);
-	for (int i = 0; i < WEIGHTS; i++)
-		if (OPS->weight_new(b->d, type, n, k, data, &w[i], &borrows))
-			exit(1);
+	for (int i = 0; i < WEIGHTS; i++) {
+		ok(b, OPS->weight_new(b->d, type, n, k, data, 0, &w[i]));
+		op[i].kind = KERN_OP_MATMUL;
+		op[i].matmul.x = (struct kern_tensor){b->x.dev, k, KERN_F32};
+		op[i].matmul.products = 1;
+		op[i].matmul.p[0] = (struct kern_product){w[i], {0}, {b->y.dev, n, KERN_F32}};
+	}
 	printf("%-5s %5ux%-4u", kern_dtype_name(type), n, k);
-	for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-		uint32_t calls = 0;
-		double start = seconds(), took;
-		do {
-			struct kern_product p = { w[calls % WEIGHTS], NULL, b->y, n };
-			OPS->matmul(b->s, b->x, rows[r], &p, 1);
-			calls++;
-		} while ((took = seconds() - start) < MEASURE_MS * 1e-3);
-		printf("  %u:%4.0f", rows[r], 2e-9 * n * k * rows[r] * calls / took);
+	for (size_t r = 0; r < LEN(rows); r++) {
+		batch_set(b, 0, rows[r]);
+		double each = measure(b, op, rows[r] <= FEW_ROWS ? WEIGHTS : FEW);
+		printf("  %u:%4.0f", rows[r], 2e-9 * n * k * rows[r] / each);
 		if (rows[r] == 1)
-			printf(" (%.1f GB/s)", 1e-9 * (double)bytes * calls / took);
+			printf(" (%.1f GB/s)", 1e-9 * (double)bytes / each);
 	}
 	printf("\n");
 	for (int i = 0; i < WEIGHTS; i++)
 		OPS->weight_destroy(b->d, &w[i]);
-out:
 	free(data);
 }
 
 static void attention(struct bench *b, enum kern_dtype type, uint32_t position, uint32_t rows)
 {
-	enum { HEADS = 9, KV_HEADS = 3, DIM = 64, BLOCK = 32, BLOCKS = 64 };
-	size_t stride = 2 * KV_HEADS * BLOCK * DIM * kern_dtype_bytes(type, 1);
-	uint32_t table[BLOCKS], calls = 0;
-	void *pool;
-	if (OPS->alloc(b->d, BLOCKS * stride, &pool))
+	enum { HEADS = 9, KV_HEADS = 3, DIM = 64 };
+	struct kern_kv_layer kv = {.kv_heads = KV_HEADS, .head_dim = DIM, .block_tokens = BLOCK, .dtype = type};
+	size_t layer = kern_kv_planes(&kv) * kern_kv_plane_bytes(&kv) * (POSITIONS / BLOCK);
+	struct kern_op op[LAYERS] = {0};
+	struct kern_mem pool;
+	kv.block_stride_bytes = kern_kv_planes(&kv) * kern_kv_plane_bytes(&kv);
+	ok(b, OPS->mem_new(b->d, KERN_MEM_DEVICE, LAYERS * layer, &pool));
+	for (uint32_t i = 0; i < LAYERS; i++) {
+		kv.base = kern_at(pool.dev, i * layer);
+		kv.layer = i;
+		op[i].kind = KERN_OP_ATTENTION;
+		op[i].attention.kv = kv;
+		op[i].attention.q = (struct kern_tensor){b->x.dev, HEADS * DIM, KERN_F32};
+		op[i].attention.out = (struct kern_tensor){b->y.dev, HEADS * DIM, KERN_F32};
+		op[i].attention.heads = HEADS;
+		op[i].attention.scale = 0.125f;
+	}
+	batch_set(b, position, rows);
+	double each = measure(b, op, LAYERS), pairs = (double)rows * (position + (rows + 1) / 2.0);
+	printf("attention %s, %u rows at %u: %.1f GFLOP/s, %.1f us\n", kern_dtype_name(type), rows, position, 4e-9 * pairs * HEADS * DIM / each, 1e6 * each);
+	OPS->mem_free(b->d, &pool);
+}
+
+static void bench_open(struct bench *b, const struct kern_config *conf)
+{
+	char err[160];
+	float *x = malloc((size_t)MAX_ROWS * N * sizeof *x);
+	if (OPS->open(conf, &b->d, err, sizeof err)) {
+		fprintf(stderr, "bench_kernels: %s\n", err);
 		exit(1);
-	for (uint32_t i = 0; i < BLOCKS; i++)
-		table[i] = i;
-	struct kern_kv_layer kv = { pool, stride, KV_HEADS, DIM, BLOCK, type, 0, 0 };
-	struct kern_span span = { 0, rows, position, 0 };
-	struct kern_batch batch = { .rows = rows, .spans = 1, .table_len = BLOCKS, .span = &span, .span_host = &span, .block_table = table };
-	double start = seconds(), took, pairs = (double)rows * (position + (rows + 1) / 2.0);
-	do {
-		OPS->attention(b->s, b->y, b->x, HEADS * DIM, HEADS, &kv, 0.125f, 0, NULL, &batch);
-		calls++;
-	} while ((took = seconds() - start) < MEASURE_MS * 1e-3);
-	printf("attention %s, %u rows at %u: %.1f GFLOP/s, %.1f us\n", kern_dtype_name(type), rows, position,
-	       4e-9 * pairs * HEADS * DIM * calls / took, 1e6 * took / calls);
-	OPS->free(b->d, pool);
+	}
+	ok(b, OPS->stream_new(b->d, &b->s));
+	ok(b, OPS->mem_new(b->d, KERN_MEM_DEVICE, (size_t)MAX_ROWS * N * sizeof *x, &b->x));
+	ok(b, OPS->mem_new(b->d, KERN_MEM_DEVICE, (size_t)MAX_ROWS * N * sizeof *x, &b->y));
+	ok(b, OPS->mem_new(b->d, KERN_MEM_PINNED, BATCH_BYTES, &b->batch));
+	for (size_t i = 0; i < (size_t)MAX_ROWS * N; i++)
+		x[i] = (float)(i % 37) - 18;
+	ok(b, OPS->upload(b->s, b->x.dev, x, (size_t)MAX_ROWS * N * sizeof *x));
+	ok(b, OPS->sync(b->s));
+	free(x);
 }
 
 int main(int argc, char **argv)
 {
 	struct bench b;
-	char err[160];
-	struct kern_config conf = { .variant = argc > 1 ? argv[1] : NULL, .threads = argc > 2 ? (unsigned)atoi(argv[2]) : 0,
-	                            .max_rows = MAX_ROWS };
-	if (OPS->open(&conf, &b.d, err, sizeof err)) {
-		fprintf(stderr, "%s\n", err);
-		return 1;
-	}
-	OPS->stream_new(b.d, &b.s);
-	b.x = malloc((size_t)MAX_ROWS * 4096 * sizeof *b.x);
-	b.y = malloc((size_t)MAX_ROWS * 4096 * sizeof *b.y);
-	for (size_t i = 0; i < (size_t)MAX_ROWS * 4096; i++)
-		b.x[i] = (float)(i % 37) - 18;
+	struct kern_config conf = {.variant = argc > 1 ? argv[1] : NULL, .threads = argc > 2 ? (unsigned)atoi(argv[2]) : 0};
+	bench_open(&b, &conf);
 	printf("%s; matrix products: rows:GOP/s\n", OPS->numerics(b.d));
-	for (int t = 0; t < KERN_DTYPE_COUNT; t++)
+	for (int t = 0; t < KERN_WEIGHT_DTYPES; t++)
 		matmul(&b, (enum kern_dtype)t, N, kern_dtype_bytes((enum kern_dtype)t, K) ? K : 512);
 	matmul(&b, KERN_Q4_1, K, N);
 	attention(&b, KERN_BF16, 0, 512);
@@ -103,7 +155,9 @@ int main(int argc, char **argv)
 	attention(&b, KERN_BF16, 127, 1);
 	attention(&b, KERN_BF16, 1023, 1);
 	attention(&b, KERN_F16, 1023, 1);
-	free(b.x), free(b.y);
+	OPS->mem_free(b.d, &b.x);
+	OPS->mem_free(b.d, &b.y);
+	OPS->mem_free(b.d, &b.batch);
 	OPS->stream_destroy(&b.s);
 	OPS->close(&b.d);
 	return 0;

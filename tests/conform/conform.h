@@ -183,6 +183,7 @@ struct job {
 	bool has_kv;
 	struct kern_kv_layer kv;               /* the shape; base is filled for each device */
 	uint32_t window;                       /* of its attention: how a row sees others; 0: all before it */
+	bool clean;                            /* no run with NaN and infinities: the rows are special enough */
 	bool mixes;                            /* any field of a row may reach later rows by KV, not only those with history */
 	const void *shape;                     /* the family's own */
 	uint32_t (*record)(const struct job *j, const struct live *l, struct kern_op *ops);      /* returns how many */
@@ -230,8 +231,8 @@ struct step {
 struct schedule { uint32_t steps; struct step *step; char name[48]; };
 
 enum order { ORDER_WHOLE, ORDER_ALONE, ORDER_CHUNKS, ORDER_REVERSED, ORDER_ONE_BY_ONE, ORDER_MIXED };
-/* Steps that take every row once, after steps for the history; `chunk`: rows of a sequence in a step (CHUNKS), or the seed (MIXED). */
-struct schedule schedule_make(const struct world *w, enum order order, uint32_t chunk);
+/* Steps that take every row once, after steps for the history, if wanted; `chunk`: rows of a sequence in a step (CHUNKS), or the seed (MIXED). */
+struct schedule schedule_make(const struct world *w, enum order order, uint32_t chunk, bool history);
 
 /* The job on a device, with its buffers in memory of that kind; each in memory of its own (DEVICE) or side by side in one. split: each operation is a program.
  * NULL and the error if the backend refuses the program. */

@@ -217,7 +217,7 @@ static void poison_runs(struct live *l, const struct job *j, const struct precis
 	struct job *p = poisoned(j, x, &count);
 	for (uint32_t i = 0; count && i < 2; i++) {
 		size_t inner = conform_mark();
-		struct schedule s = schedule_make(&j->world, i ? ORDER_MIXED : ORDER_WHOLE, 3);
+		struct schedule s = schedule_make(&j->world, i ? ORDER_MIXED : ORDER_WHOLE, 3, j->record_history != NULL);
 		conform_about(2, "%s, some rows poisoned (%u %s)", s.name, x[0].row, poison_names[x[0].kind]);
 		struct result *r = live_run(l, p, &s, 0xff);
 		isolation_check(j, base->clean, r, x, count);
@@ -276,12 +276,13 @@ static unsigned runs_like(const struct job *j, const struct device *dev, unsigne
 		if (!l)
 			continue;
 		size_t inner = conform_mark();
-		struct schedule s = schedule_make(&j->world, r->order, r->order == ORDER_CHUNKS ? chunk_sizes[(job_number + r->chunk) % LEN(chunk_sizes)] : r->chunk);
+		struct schedule s = schedule_make(&j->world, r->order, r->order == ORDER_CHUNKS ? chunk_sizes[(job_number + r->chunk) % LEN(chunk_sizes)] : r->chunk,
+		                                  j->record_history != NULL);
 		conform_about(2, "%u threads, %s", r->threads, s.name);
 		absorb(j, &dev->target->precision, base->clean, &base->has_clean, live_run(l, j, &s, r->fill), false);
 		conform_release(inner);
 	}
-	if (l && like->threads == 2)
+	if (l && like->threads == 2 && !j->clean)
 		poison_runs(l, j, &dev->target->precision, base);
 	if (l)
 		live_free(&l);

@@ -326,6 +326,37 @@ static void attention_all(const struct att_case *cases, uint32_t count)
 	}
 }
 
+/* Keys that are zero: every position weighs the same, and the result is the mean of V in the window. */
+static void mean_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
+{
+	(void)p, (void)r;
+	const struct att_case *c = j->shape;
+	uint32_t at = world_position(&j->world, row), first = at + 1 > c->window ? at + 1 - c->window : 0, s = world_sequence(&j->world, row);
+	for (uint32_t i = 0; i < c->heads * c->head_dim; i++) {
+		uint32_t head = i / c->head_dim / (c->heads / c->kv_heads);
+		for (uint32_t t = first; t <= at; t++) {
+			e->value[3][i] += (double)kv_given(j, s, t, head, 1)[i % c->head_dim] / (at + 1 - first);
+			e->bound[3][i] += 20 * u * fabs((double)kv_given(j, s, t, head, 1)[i % c->head_dim]) / (at + 1 - first);
+		}
+	}
+}
+
+CONFORM_TEST(attention_by_hand)
+{
+	static const struct att_case c = {"zero keys", 6, 2, 16, 0, 16, 37, 0.3f, {{0, 70}, {300, 2}}};
+	struct job *j = kv_job(KERN_OP_ATTENTION, c.seq, c.block_tokens, KERN_F32, c.kv_heads, c.head_dim, 0, c.name);
+	memset(j->field[0].data, 0, (size_t)j->world.all[j->world.sequences] * c.kv_heads * c.head_dim * sizeof(float));
+	j->shape = &c;
+	j->window = c.window;
+	job_field(j, "q", IN, KERN_ROWS_ALL, 1, c.heads * c.head_dim, 2);
+	job_field(j, "out", OUT, KERN_ROWS_ALL, 1, c.heads * c.head_dim, 0);
+	j->record = attention_record;
+	j->record_history = kv_write_record;
+	j->row = mean_row;
+	j->clean = true;
+	job_check(j);
+}
+
 CONFORM_TEST(attention_of_groups)
 {
 	static const struct att_case cases[] = {

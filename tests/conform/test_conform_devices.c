@@ -201,7 +201,7 @@ CONFORM_TEST(memory_of_the_host_is_pinned)
 	enum { ROWS = 5, DIM = 64, BYTES = ROWS * DIM * 4 };
 	static const struct sequence seq[SEQUENCES] = {{0, ROWS}};
 	struct world *w = world_get(seq);
-	struct schedule s = schedule_make(w, ORDER_WHOLE, 0);
+	struct schedule s = schedule_make(w, ORDER_WHOLE, 0, false);
 	struct kern_limits limits = world_limits(w);
 	EACH_TARGET(dev, 2) {
 		float *host = mmap(NULL, 2 * BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -230,7 +230,7 @@ CONFORM_TEST(work_of_a_stream_is_in_order)
 	enum { DIM = 48, ROUNDS = 12 };
 	static const struct sequence seq[SEQUENCES] = {{0, 19}, {0, 3}};
 	struct world *w = world_get(seq);
-	struct schedule s[2] = {schedule_make(w, ORDER_WHOLE, 0), schedule_make(w, ORDER_CHUNKS, 2)};
+	struct schedule s[2] = {schedule_make(w, ORDER_WHOLE, 0, false), schedule_make(w, ORDER_CHUNKS, 2, false)};
 	struct kern_limits limits = world_limits(w);
 	EACH_TARGET(dev, 2) {
 		uint32_t rows = limits.rows, n = rows * DIM;
@@ -429,10 +429,10 @@ CONFORM_TEST(batches_beyond_the_limits)
 	enum { DIM = 16 };
 	static const struct sequence seq[SEQUENCES] = {{0, 5}, {9, 2}};
 	struct world *w = world_get(seq);
-	struct schedule s = schedule_make(w, ORDER_WHOLE, 0);
+	struct schedule s = schedule_make(w, ORDER_WHOLE, 0, false);
 	struct kern_limits exact = {.rows = 7, .tail_rows = 4, .spans = 2, .positions = 11, .batch_bytes = batch_bytes(w)};
 	EACH_TARGET(dev, 2) {
-		struct kern_mem m = mem_get(dev, KERN_MEM_DEVICE, 4096), batch = batch_get(dev, w, &s.step[s.steps - 1], NULL);
+		struct kern_mem m = mem_get(dev, KERN_MEM_DEVICE, 4096), batch = batch_get(dev, w, &s.step[0], NULL);
 		struct kern_op op = op_scale(m.dev, m.dev, 2, DIM);
 		struct kern_batch *b = batch.host, whole = *b;
 		float before[7 * DIM], after[7 * DIM];
@@ -472,13 +472,14 @@ CONFORM_TEST(backends_that_are_not_there)
 
 /* --- progress -------------------------------------------------------------------------------------------------------------------------------- */
 
-enum { LAYERS = 24, KV_DIM = 16, WORDS = 3 * LAYERS + 40, SEEN_ENOUGH = 20, RUNS_MOST = 20000 };
+enum { LAYERS = 24, KV_DIM = 16, WORDS = 3 * LAYERS + 40, SEEN_ENOUGH = 20, SECONDS_MOST = 60, WIDE = 128 };
 
-/* A program of many layers, each of which writes KV and tells; three sequences, the third tells nobody. */
+/* A program of many layers, each of which writes KV, tells, and computes a product, which takes a while; three sequences, the third tells nobody. */
 struct told {
 	const struct device *dev;
 	struct world *w;
-	struct kern_mem k, pool, board, batch;
+	struct kern_mem k, wide, pool, board, batch;
+	struct kern_weight *w_wide;
 	struct kern_kv_layer layer[LAYERS];
 	struct kern_program *p;
 	struct kern_progress progress[3];
@@ -536,18 +537,24 @@ static void told_new(struct told *t, const struct device *dev)
 	static const struct sequence seq[SEQUENCES] = {{0, 20}, {0, 3}, {0, 9}};
 	*t = (struct told){.dev = dev, .w = world_get(seq)};
 	size_t plane = 16 * KV_DIM * 4, stride = LAYERS * plane;
-	struct kern_op op[2 * LAYERS] = {0};
+	struct kern_op op[3 * LAYERS] = {0};
 	struct kern_limits limits = world_limits(t->w);
 	t->k = mem_get(dev, KERN_MEM_DEVICE, limits.rows * KV_DIM * 4);
+	t->wide = mem_get(dev, KERN_MEM_DEVICE, 2 * limits.rows * WIDE * 4);
+	device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, WIDE, WIDE, rand_floats(WIDE * WIDE, 1), 0, &t->w_wide), "weight_new");
 	t->pool = mem_get(dev, KERN_MEM_SHARED, t->w->blocks * stride);
 	t->board = mem_get(dev, KERN_MEM_SHARED, WORDS * 8);
 	for (unsigned i = 0; i < LAYERS; i++) {
 		t->layer[i] = (struct kern_kv_layer){kern_at(t->pool.dev, i * plane), stride, 1, KV_DIM, 16, KERN_F32, i, KV_DIM};
-		op[2 * i].kind = KERN_OP_KV_WRITE;
-		op[2 * i].kv_write.kv = t->layer[i];
-		op[2 * i].kv_write.k = (struct kern_tensor){t->k.dev, KV_DIM, KERN_F32};
-		op[2 * i + 1].kind = KERN_OP_PROGRESS;
-		op[2 * i + 1].progress.layer = i;
+		op[3 * i].kind = KERN_OP_KV_WRITE;
+		op[3 * i].kv_write.kv = t->layer[i];
+		op[3 * i].kv_write.k = (struct kern_tensor){t->k.dev, KV_DIM, KERN_F32};
+		op[3 * i + 1].kind = KERN_OP_PROGRESS;
+		op[3 * i + 1].progress.layer = i;
+		op[3 * i + 2].kind = KERN_OP_MATMUL;
+		op[3 * i + 2].matmul.x = (struct kern_tensor){t->wide.dev, WIDE, KERN_F32};
+		op[3 * i + 2].matmul.products = 1;
+		op[3 * i + 2].matmul.p[0] = (struct kern_product){t->w_wide, {0}, {kern_at(t->wide.dev, limits.rows * WIDE * 4), WIDE, KERN_F32}};
 	}
 	t->p = program_get(dev, op, LEN(op), &limits);
 	t->progress[0] = (struct kern_progress){t->board.dev, 0, 1};
@@ -558,7 +565,9 @@ static void told_free(struct told *t)
 {
 	const struct kern_ops *k = t->dev->ops;
 	k->program_destroy(&t->p);
+	k->weight_destroy(t->dev->d, &t->w_wide);
 	k->mem_free(t->dev->d, &t->k);
+	k->mem_free(t->dev->d, &t->wide);
 	k->mem_free(t->dev->d, &t->pool);
 	k->mem_free(t->dev->d, &t->board);
 	k->mem_free(t->dev->d, &t->batch);
@@ -599,7 +608,7 @@ CONFORM_TEST(progress_is_told_after_the_kv)
 		struct kern_counters first, last;
 		pthread_t watcher;
 		told_new(&t, dev);
-		struct schedule s = schedule_make(t.w, ORDER_WHOLE, 0);
+		struct schedule s = schedule_make(t.w, ORDER_WHOLE, 0, false);
 		dev->ops->counters(dev->d, &first);
 		bool watched = t.board.host && t.pool.host;
 		if (!watched)
@@ -607,7 +616,8 @@ CONFORM_TEST(progress_is_told_after_the_kv)
 		else
 			EXPECT(pthread_create(&watcher, NULL, told_watch, &t) == 0, "no thread");
 		unsigned long run = 0;
-		while (run < 3 || (watched && atomic_load(&t.between) < SEEN_ENOUGH && run < RUNS_MOST)) {
+		time_t begun = time(NULL);
+		while (run < 3 || (watched && atomic_load(&t.between) < SEEN_ENOUGH && time(NULL) - begun < SECONDS_MOST)) {
 			size_t mark = conform_mark();
 			told_run(&t, &s.step[0], ++run);
 			while (watched && atomic_load(&t.done) < run)
@@ -753,7 +763,7 @@ CONFORM_TEST(groups_of_ranks)
 			SKIP_PART("%s: works alone", dev->target->name);
 			continue;
 		}
-		g.s = schedule_make(g.w, ORDER_WHOLE, 0);
+		g.s = schedule_make(g.w, ORDER_WHOLE, 0, false);
 		g.weight = rand_floats(RANK_DIM * RANK_DIM, 1);
 		g.w_norm = rand_floats(RANK_DIM, 1);
 		g.x = rand_floats(RANK_ROWS * RANK_DIM, 1);

@@ -8,18 +8,19 @@ static const double u = 0x1p-24;       /* the rounding of one float32 operation 
 
 static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {
 	{{{0, 1}}}, {{{4, 2}}}, {{{0, 3}, {40, 2}}}, {{{0, 16}}}, {{{0, 2}, {77, 1}, {1000, 2}}}, {{{0, 30}, {5, 1}}}, {{{131000, 65}}},
-	{{{0, 120}, {15, 1}, {3333, 79}}},
+	{{{0, 120}, {15, 1}, {3333, 79}}}, {{{10000000, 1}, {8190, 3}, {131072, 1}}},
 };
 
 /* The number of worlds that a shape is tried in, spread over all of them. */
 #define EACH_WORLD(shape, w) \
 	for (size_t n_ = 0, mark_ = conform_mark(); n_ < 3; n_++, conform_release(mark_)) \
-		for (struct world *w = world_get((uint32_t)(3 * (shape) + 3 * n_ + 1)); w; w = NULL)
+		for (struct world *w = world_get((uint32_t)(3 * (shape) + 2 * n_ + 1)); w; w = NULL)
 
 static struct world *world_get(uint32_t i)
 {
 	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, worlds[i % LEN(worlds)].seq, SEQUENCES, 16, 97);
+	const struct sequence *seq = worlds[i % LEN(worlds)].seq;
+	world_init(w, seq, SEQUENCES, seq->position > 100000 ? 4096 : 16, 97);
 	return w;
 }
 
@@ -311,7 +312,7 @@ CONFORM_TEST(rope)
 		{KERN_ROPE_HALF, 1, 2, 2, 1, 10000},      {KERN_ROPE_INTERLEAVED, 2, 4, 4, 1, 10000},    {KERN_ROPE_HALF, 9, 64, 64, 1, 100000},
 		{KERN_ROPE_HALF, 3, 80, 32, 1, 10000},    {KERN_ROPE_INTERLEAVED, 5, 36, 18, 1.25f, 10000}, {KERN_ROPE_INTERLEAVED, 16, 64, 64, 1, 500000},
 		{KERN_ROPE_HALF, 2, 130, 130, 0.8f, 1e6f}, {KERN_ROPE_HALF, 1, 576, 64, 1, 10000},        {KERN_ROPE_INTERLEAVED, 1, 33, 30, 1.5f, 10000},
-		{KERN_ROPE_HALF, 2, 16, 0, 1, 10000},
+		{KERN_ROPE_HALF, 2, 16, 0, 1, 10000},     {KERN_ROPE_HALF, 1, 4, 2, 1, 1},
 	};
 	for (uint32_t i = 0; i < LEN(shapes); i++)
 		EACH_WORLD(i, w) {

@@ -146,7 +146,7 @@ static bool live_step_make(struct schedule *s, const struct world *w, enum order
 	return left_over;
 }
 
-struct schedule schedule_make(const struct world *w, enum order order, uint32_t chunk)
+struct schedule schedule_make(const struct world *w, enum order order, uint32_t chunk, bool history)
 {
 	static const char *const names[] = {"whole", "alone", "chunks of", "in reversed order", "one sequence after the other", "mixed by seed"};
 	struct schedule s = {.step = conform_alloc(STEPS_MAX, sizeof *s.step)};
@@ -154,7 +154,8 @@ struct schedule schedule_make(const struct world *w, enum order order, uint32_t 
 	snprintf(s.name, sizeof s.name, order == ORDER_CHUNKS || order == ORDER_MIXED ? "%s %u" : "%s", names[order], chunk);
 	if (order == ORDER_MIXED)
 		rand_seed(chunk * 7919 + 1);
-	history_steps(&s, w, order != ORDER_WHOLE);
+	if (history)
+		history_steps(&s, w, order != ORDER_WHOLE);
 	for (uint32_t i = 0; live_step_make(&s, w, order, chunk, done, i); i++)
 		;
 	return s;

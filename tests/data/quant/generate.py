@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """generate.py - writes blocks.gguf beside itself: a few blocks of every quantised type and what the `gguf` package of PyPI (llama.cpp's own, 0.19.0; needs numpy)
-dequantises them to. Nothing of this repository takes part: file, blocks and values are written by that package. Used by tests/unit/test_quant.c.
+dequantises them to. Nothing of this repository takes part: file, blocks and values are written by that package. Used by tests/conform/test_conform_formats.c.
 
 For each type T: tensor "T", rows of 256 values as raw blocks, and tensor "T.f32", the same shape, the values. Bytes are random; scales of a block come in
 turn from a list: usual ones, negative, both zeros, the smallest and the largest subnormal half, the largest half. Q4_K and Q5_K have rows whose 6-bit
