@@ -63,13 +63,38 @@ static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
 	return at + words <= b->words;
 }
 
-/* One more than the last position of all spans. */
-static uint64_t end_of(const struct kern_span *span, uint32_t spans)
+/* Do the spans have the rows one after the other, all of them? Tells the first that does not. */
+static int spans_fit(const struct kern_span *span, uint32_t spans, uint32_t rows, uint32_t positions, char *errbuf, size_t errlen)
 {
-	uint64_t end = 0;
-	for (uint32_t i = 0; i < spans; i++)
-		end = (uint64_t)span[i].position + span[i].rows > end ? (uint64_t)span[i].position + span[i].rows : end;
-	return end;
+	uint32_t row = 0;
+	for (uint32_t i = 0; i < spans; i++) {
+		const struct kern_span *s = &span[i];
+		if (s->row != row || !s->rows || s->rows > rows - row)
+			snprintf(errbuf, errlen, "a batch whose span %u has %u rows from row %u on, expected row %u and at most %u rows", i, s->rows, s->row, row,
+			         rows - row);
+		else if (s->rows > positions || s->position > positions - s->rows)
+			snprintf(errbuf, errlen, "a batch with rows up to position %llu of a sequence, the program was made for %u positions",
+			         (unsigned long long)s->position + s->rows - 1, positions);
+		else {
+			row += s->rows;
+			continue;
+		}
+		return 0;
+	}
+	if (row != rows)
+		snprintf(errbuf, errlen, "a batch of %u rows whose spans have %u", rows, row);
+	return row == rows;
+}
+
+static int tail_fits(const struct kern_batch *b, char *errbuf, size_t errlen)
+{
+	const uint32_t *index = kern_part(b, b->tail_index);
+	for (uint32_t i = 0; i < b->tail_rows; i++)
+		if (index[i] >= b->rows) {
+			snprintf(errbuf, errlen, "a batch of %u rows whose tail has row %u", b->rows, index[i]);
+			return 0;
+		}
+	return 1;
 }
 
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, char *errbuf, size_t errlen)
@@ -84,12 +109,10 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 	else if (!part_fits(b, b->tokens, b->rows) || !part_fits(b, b->positions, b->rows) || !part_fits(b, b->slots, b->rows) ||
 	         !part_fits(b, b->span, b->spans * span) || !part_fits(b, b->tail_index, b->tail_rows) ||
 	         !part_fits(b, b->tail_span, b->tail_spans * span) || !part_fits(b, b->table, 0) ||
-	         (b->progress && !part_fits(b, b->progress, b->spans * progress)))
-		snprintf(errbuf, errlen, "a part of a batch lies beyond its %u words", b->words);
-	else if (end_of(kern_part(b, b->span), b->spans) > l->positions || end_of(kern_part(b, b->tail_span), b->tail_spans) > l->positions)
-		snprintf(errbuf, errlen, "a batch with rows up to position %llu of a sequence, the program was made for %u positions",
-		         (unsigned long long)end_of(kern_part(b, b->span), b->spans) - 1, l->positions);
-	else
+	         (b->progress && (b->progress % 2 || !part_fits(b, b->progress, b->spans * progress))))
+		snprintf(errbuf, errlen, "a part of a batch lies beyond its %u words, or its progress at an odd word", b->words);
+	else if (spans_fit(kern_part(b, b->span), b->spans, b->rows, l->positions, errbuf, errlen) &&
+	         spans_fit(kern_part(b, b->tail_span), b->tail_spans, b->tail_rows, l->positions, errbuf, errlen) && tail_fits(b, errbuf, errlen))
 		return KERN_OK;
 	return KERN_EINVAL;
 }

@@ -12,11 +12,14 @@
  *  - A replay allocates nothing.
  *  - 0, or a negative KERN_E*; the text of the latest error of a device is `last_error`. An error of work may be reported by a later call on the
  *    stream, at the latest by `sync`. What cannot run at all is refused by `program_new`, in a sentence that names the operation.
+ *  - What is not finite in a row makes that row's results not finite, wherever they depend on it, and changes no bit of other rows.
+ *  - Calls on one device and its streams come from one thread at a time; `counters` from any.
  *  - Every operation computes each output row from that row's inputs alone, in an order of additions that depends on neither the number of
  *    rows, the place of the row in the batch, nor the number of threads (invariant I8). What a row must not see (later tokens, other sequences)
  *    never changes its bits.
  *
- * Layouts: shapes are written (rows, columns), the last index is contiguous. */
+ * Layouts: shapes are written (rows, columns), the last index is contiguous. Addresses of tensors are 16-byte aligned, leading dimensions any; what lies
+ * between the columns of a row and the next row, and rows beyond the batch's, is neither read nor written. Outputs overlap no input unless it is said. */
 #ifndef KERNELS_H
 #define KERNELS_H
 
@@ -68,8 +71,8 @@ struct kern_mem {
 	void *host;
 	size_t bytes;
 	enum kern_memory kind;
-	void *own;                 /* the backend's, and: */
-	int fd;
+	void *own;                 /* the backend's, */
+	int fd;                    /* and so is this */
 };
 
 /* A matrix of activations (rows, columns) in the device's memory: row r begins at element r * ld. */
@@ -104,7 +107,7 @@ struct kern_config {
 
 /* What a device counted since it was opened. */
 struct kern_counters {
-	uint64_t pulse;            /* grows while a replay advances, several times in each layer */
+	uint64_t pulse;            /* grows while a replay advances: with each layer, or at least with each replay */
 	uint64_t busy_ns;          /* time in which it had work; this and what follows: 0 where it is not counted */
 	uint64_t steps;
 	uint64_t rows;             /* over the steps */
@@ -157,7 +160,7 @@ struct kern_limits {
 
 enum kern_rope_style { KERN_ROPE_HALF, KERN_ROPE_INTERLEAVED };
 /* (u, v) -> (u cos a - v sin a, v cos a + u sin a), a = position * inv_freq[i]; cos and sin times `scale`.
- * HALF: pair i is elements (i, i + dims/2); INTERLEAVED: (2i, 2i + 1). Elements from dims on pass unchanged. */
+ * The angle is rounded to float32 before its sine and cosine are taken. HALF: pair i is elements (i, i + dims/2); INTERLEAVED: (2i, 2i + 1). */
 struct kern_rope {
 	enum kern_rope_style style;
 	uint32_t dims;
@@ -235,13 +238,13 @@ struct kern_op {
 		struct { struct kern_tensor x; kern_ptr w; uint32_t heads, head_dim; float eps; } head_norm;
 		/* every W has the same k; x (R, k) */
 		struct { struct kern_tensor x; uint32_t products; struct kern_product p[KERN_PRODUCTS_MAX]; } matmul;
-		/* in place: x (R, heads, head_dim); rows are all */
+		/* in place: x (R, heads, head_dim); rows are all. Elements of a head from dims on are neither read nor written */
 		struct { struct kern_tensor x; struct kern_rope rope; uint32_t heads, head_dim; } rope;
 		/* k, v (R, kv_heads, head_dim; no v with a latent), rounded to the layer's dtype, to each row's slot. The scale of a token and head is its
 		 * largest magnitude over the type's largest; a row with a NaN or an infinity has the scale NaN. Rows are all */
 		struct { struct kern_kv_layer kv; struct kern_tensor k, v; } kv_write;
-		/* stores the words of the batch's progress for `layer`, with release order, after the KV that earlier operations wrote, of a group all ranks' (rank 0
-		 * stores); nothing, and no meeting, for a batch without progress */
+		/* stores the words of the batch's progress for `layer`, with release order, after the KV that earlier operations wrote. Of a group rank 0 stores, when
+		 * all ranks have come this far. Does nothing for a batch without progress */
 		struct { uint32_t layer; } progress;
 		/* out (R, heads, head_dim) = softmax(q k * scale) v over positions max(0, p - window + 1) .. p of the row's own sequence; window 0: none; query
 		 * head h reads KV head h / (heads / kv_heads). With a latent out is (R, heads, latent). sinks (heads) float32, or 0: one more logit for each
@@ -306,7 +309,8 @@ struct kern_ops {
 	/* The operations are copied; what they name must outlive the program. One program of a device runs at a time. */
 	int (*program_new)(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p);
 	void (*program_destroy)(struct kern_program **p);
-	/* Replays it over a batch in PINNED memory, which must not change before `sync`. EINVAL, before anything runs, for a batch beyond the limits. */
+	/* Replays it over a batch in PINNED memory, which must not change before `sync`; another run may have another one. EINVAL, before anything runs, for
+	 * a batch that kern_batch_check refuses. */
 	int (*run)(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
 };
 
@@ -322,7 +326,8 @@ const char *kern_op_name(enum kern_op_kind k);
 size_t kern_kv_scale_bytes(enum kern_dtype t);
 size_t kern_kv_plane_bytes(const struct kern_kv_layer *kv);
 static inline uint32_t kern_kv_planes(const struct kern_kv_layer *kv) { return kv->latent ? kv->kv_heads : 2 * kv->kv_heads; }
-/* 0, or KERN_EINVAL and a sentence for a batch with more than the limits or with parts beyond its words. */
+/* 0, or KERN_EINVAL and a sentence for a batch beyond the limits, with parts beyond its words, or whose spans are not all its rows in order. That block
+ * tables cover their spans, and that slots and blocks are the pool's, is the caller's to check. */
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *limits, char *errbuf, size_t errlen);
 /* A part of a batch. */
 static inline const void *kern_part(const struct kern_batch *b, uint32_t at) { return (const uint32_t *)(const void *)b + at; }

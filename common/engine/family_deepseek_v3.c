@@ -1,6 +1,7 @@
 /* family_deepseek_v3.c - DeepSeek-V3 and R1: one latent for all heads' keys and values, experts in
  * groups chosen by corrected sigmoid scores. */
 #include "engine/family.h"
+#include "kernels/own_math.h"
 
 #include <math.h>
 
@@ -17,7 +18,7 @@ static void read_scale(struct gguf_reader *r, struct model_conf *c)
 	double more = meta_number(r, key, -1, 0);
 	if (!(more >= 0 && more <= 10))
 		meta_fail(r, key, more, "0 to 10");
-	double m = 1.0 + more * log(meta_number(r, "rope.scaling.factor", 0, 1));
+	double m = 1.0 + more * own_log(meta_number(r, "rope.scaling.factor", 0, 1));
 	c->attn_scale = (float)((double)c->attn_scale * m * m);
 	c->rope[0].scale = 1.0f;
 }

@@ -13,7 +13,7 @@
 /* What a rank's engine is opened with. */
 struct rank_hello {
 	char model_path[4096], backend[16], variant[16], outline[65];
-	struct engine_opts opts;           /* no pointers */
+	struct engine_opts opts;           /* no pointers that mean anything here; `progressed` tells whether there is a board */
 };
 
 unsigned ranks_threads(const struct engine_opts *o)

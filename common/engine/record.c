@@ -65,7 +65,8 @@ static void record_embed(struct recorder *r)
 	struct engine *e = r->e;
 	float scale = e->conf.embed_scale;
 	struct kern_tensor y = e->tp ? e->s.sum : e->s.x;
-	record(r, (struct kern_op){.kind = KERN_OP_EMBED, .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
+	if (e->embed)                  /* a rank may have no rows of a small table */
+		record(r, (struct kern_op){.kind = KERN_OP_EMBED, .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
 	record_gather(r);
 	if (e->tp || scale != 1.0f)
 		record(r, (struct kern_op){.kind = KERN_OP_SCALE, .scale = {.y = e->s.x, .x = y, .factor = scale, .dim = e->conf.hidden}});

@@ -38,7 +38,7 @@ static int check_span(const struct engine *e, const struct engine_span *s, uint3
 	for (uint32_t i = 0; i < s->n; i++)
 		if (s->tokens[i] >= e->info.vocab)
 			return err_set(err, ERR_INVALID, "span %u: token %u is id %u, the vocabulary has %u", index, i, s->tokens[i], e->info.vocab);
-	if (s->progress && !on_board(e, s))
+	if (s->progress && (!e->opts.progressed || !on_board(e, s)))
 		return err_set(err, ERR_INVALID, "span %u: its progress words are not on the board of %zu bytes", index, e->board.bytes);
 	for (uint32_t i = 0; i < table_length(e, s); i++)
 		if (s->blocks[i] >= e->kv_blocks)

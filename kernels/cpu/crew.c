@@ -1,8 +1,10 @@
 /* crew.c - see crew.h: persistent threads that walk the phases of the present run, spin briefly where they must wait, then sleep on a futex.
  *
- * Each phase has a `claim`: number of the run, how many items, and the next one, in one word that is changed by compare-and-swap. Whoever finishes the
- * last item of a phase opens the next one: only then its claim is of this run. A thread that comes late, even whole runs too late, sees by the run's number
- * that there is nothing to claim and touches neither phases nor data, so nobody ever waits for it. Opening phase n ends the run. */
+ * Each phase has a `claim`: the number of the run and how many items are left, in one word that is
+ * changed by compare-and-swap. Whoever finishes the last item of a phase opens the next one: only
+ * then its claim is of this run. A thread that comes late, even whole runs too late, sees by the
+ * run's number that there is nothing to claim and touches neither phases nor data, so nobody ever
+ * waits for it. Opening phase n ends the run. */
 #include "kernels/cpu/crew.h"
 
 #include <linux/futex.h>
@@ -14,13 +16,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, NEXT_BITS = 18, RUN_BITS = 64 - 2 * NEXT_BITS };
-#define RUN_MASK ((UINT64_C(1) << RUN_BITS) - 1)
-#define FIELD ((UINT64_C(1) << NEXT_BITS) - 1)
+enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32 };
 
 struct progress {
-	_Alignas(64) _Atomic uint64_t claim;   /* run << 36 | items << 18 | next */
-	atomic_uint done;                      /* items that are */
+	_Alignas(64) _Atomic uint64_t claim;   /* run << 32 | items left */
+	atomic_uint items;                     /* of the run that the claim is of */
+	atomic_uint done;                      /* how many of them are done */
 	atomic_uint opened;                    /* in which run it was opened last; what threads wait for */
 };
 
@@ -34,7 +35,8 @@ struct crew {
 	atomic_bool stop;
 	unsigned threads, started;
 	struct crew_thread { struct crew *crew; unsigned worker; pthread_t id; } thread[CREW_THREADS_MAX];
-	struct progress phase[CREW_PHASES_MAX + 1];
+	struct progress *phase;                /* (CREW_PHASES_MAX + 1), pages untouched until they are used */
+	void *phase_memory;
 };
 
 /* --- waiting ------------------------------------------------------------------------------------------------------------- */
@@ -97,7 +99,8 @@ static void open_phase(const struct walk *w, size_t i)
 		items = i < w->n ? w->phases[i].items(w->phases[i].ctx) : 0;
 		atomic_fetch_add_explicit(&w->crew->pulse, 1, memory_order_relaxed);
 		atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-		atomic_store_explicit(&p->claim, w->run << 2 * NEXT_BITS | (uint64_t)items << NEXT_BITS, memory_order_release);
+		atomic_store_explicit(&p->items, items, memory_order_relaxed);
+		atomic_store_explicit(&p->claim, w->run << 32 | items, memory_order_release);
 		atomic_store_explicit(&p->opened, (unsigned)w->run, memory_order_seq_cst);
 		futex_wake_all(w->crew, &p->opened);
 	}
@@ -120,11 +123,12 @@ static void walk_phase(const struct walk *w, size_t i)
 {
 	struct progress *p = &w->crew->phase[i];
 	uint64_t claim = atomic_load_explicit(&p->claim, memory_order_acquire);
-	unsigned items = (unsigned)(claim >> NEXT_BITS & FIELD), mine = 0;
-	while (claim >> 2 * NEXT_BITS == w->run && (claim & FIELD) < items) {
-		if (!atomic_compare_exchange_weak_explicit(&p->claim, &claim, claim + 1, memory_order_acq_rel, memory_order_acquire))
+	unsigned items = 0, mine = 0;
+	while (claim >> 32 == w->run && (uint32_t)claim > 0) {
+		if (!atomic_compare_exchange_weak_explicit(&p->claim, &claim, claim - 1, memory_order_acq_rel, memory_order_acquire))
 			continue;
-		w->phases[i].item(w->phases[i].ctx, (uint32_t)(claim & FIELD), w->worker);
+		items = atomic_load_explicit(&p->items, memory_order_relaxed);   /* stays while an item is claimed */
+		w->phases[i].item(w->phases[i].ctx, items - (uint32_t)claim, w->worker);
 		mine++;
 		claim = atomic_load_explicit(&p->claim, memory_order_acquire);
 	}
@@ -172,22 +176,22 @@ static void run_alone(struct crew *c, const struct crew_phase *phases, size_t n)
 			phases[i].item(phases[i].ctx, item, 0);
 }
 
-/* Run numbers go round after 2^28 runs; 0 is never one. */
+/* Run numbers go round after 2^31 runs; 0 is never one. */
 void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
 {
 	if (c->threads == 1) {
 		run_alone(c, phases, n);
 		return;
 	}
-	unsigned before = atomic_load_explicit(&c->run, memory_order_relaxed), run = ((before >> 1) + 1) & RUN_MASK;
+	unsigned before = atomic_load_explicit(&c->run, memory_order_relaxed), run = ((before >> 1) + 1) & INT32_MAX;
 	run = run ? run : 1;
 	atomic_store_explicit(&c->run, before | 1, memory_order_seq_cst);
 	atomic_store_explicit(&c->phases, phases, memory_order_relaxed);
 	atomic_store_explicit(&c->n, n, memory_order_relaxed);
 	atomic_store_explicit(&c->run, run << 1, memory_order_seq_cst);
+	futex_wake_all(c, &c->run);
 	struct walk w = { .crew = c, .phases = phases, .n = n, .run = run };
 	open_phase(&w, 0);
-	futex_wake_all(c, &c->run);
 	walk(&w);
 }
 
@@ -199,6 +203,12 @@ struct crew *crew_new(unsigned threads)
 	if (!c)
 		return NULL;
 	*c = (struct crew){ .threads = threads < 1 ? 1 : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX : threads };
+	c->phase_memory = calloc(CREW_PHASES_MAX + 2, sizeof *c->phase);
+	c->phase = (struct progress *)(((uintptr_t)c->phase_memory + 63) & ~(uintptr_t)63);
+	if (!c->phase_memory) {
+		free(c);
+		return NULL;
+	}
 	for (unsigned i = 1; i < c->threads; i++) {
 		c->thread[i] = (struct crew_thread){ .crew = c, .worker = i };
 		if (pthread_create(&c->thread[i].id, NULL, thread_main, &c->thread[i])) {
@@ -220,6 +230,7 @@ void crew_destroy(struct crew **cp)
 	syscall(SYS_futex, &c->run, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
 	for (unsigned i = 1; i <= c->started; i++)
 		pthread_join(c->thread[i].id, NULL);
+	free(c->phase_memory);
 	free(c);
 	*cp = NULL;
 }

@@ -10,12 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CREW_PHASES_MAX = 16384, CREW_ITEMS_MAX = (1 << 18) - 1, CREW_THREADS_MAX = 64 };
+enum { CREW_PHASES_MAX = 1 << 16, CREW_THREADS_MAX = 64 };
 
 struct crew;
 
 struct crew_phase {
-	/* How many items, at most CREW_ITEMS_MAX; called by several threads when the phase begins, all of which must get the same answer. */
+	/* How many items there are; called once a run, by any thread, when all items of the phase before are done. */
 	uint32_t (*items)(const void *ctx);
 	/* worker is below crew_threads */
 	void (*item)(const void *ctx, uint32_t item, unsigned worker);

@@ -63,8 +63,8 @@ static const struct cpu_group *group_of(struct build *b, const struct kern_op *o
 		           KERN_EXPERTS_MAX);
 	if (b->rc)
 		return NULL;
-	/* the rows that chose have not chosen again since */
-	if (op->kind == KERN_OP_EXPERTS_DOWN && b->group && b->group->ids == (const uint32_t *)(void *)ids.v && b->group->rows == op->rows && b->group->used == used)
+	/* the rows have not chosen again since: see build_route */
+	if (b->group && b->group->ids == (const uint32_t *)(void *)ids.v && b->group->rows == op->rows && b->group->used == used && b->group->experts == experts)
 		return b->group;
 	struct cpu_group *g = build_alloc(b, sizeof *g);
 	uint32_t *words = build_alloc(b, (2 * pairs + 3 * ((size_t)experts + 1) + tiles) * sizeof *words);
@@ -88,7 +88,8 @@ struct experts_phase {
 	uint32_t pairs_per_row;                /* of x: `used` where each row of it serves all its experts, 1 where each pair has its own */
 	struct kern_weight **w[2];             /* gate and up, or down, */
 	const float *bias[2];                  /* and their biases, NULL or (experts, n) */
-	uint32_t matrices, n, panels, panels_per_item, items_per_matrix;
+	uint32_t matrices, n;
+	uint32_t panels[2], panels_per_item[2], items[2];   /* of each matrix of an expert */
 };
 
 /* A tile's pairs, gathered and made ready. */
@@ -123,7 +124,7 @@ static void tile_item(const void *ctx, uint32_t tile, unsigned worker)
 static uint32_t expert_items(const void *ctx)
 {
 	const struct experts_phase *ph = ctx;
-	return cpu_rows(ph->p, ph->op->rows) ? ph->g->n_present * ph->matrices * ph->items_per_matrix : 0;
+	return cpu_rows(ph->p, ph->op->rows) ? ph->g->n_present * (ph->items[0] + ph->items[1]) : 0;
 }
 
 /* y: (pairs, matrices * n) in the order of the sorted pairs */
@@ -132,17 +133,26 @@ static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 	const struct experts_phase *ph = ctx;
 	const struct cpu_group *g = ph->g;
 	const struct cpu_variant *v = ph->p->dev->variant;
-	uint32_t matrix = item / ph->items_per_matrix % ph->matrices, e = g->present[item / ph->items_per_matrix / ph->matrices];
-	uint32_t first = item % ph->items_per_matrix * ph->panels_per_item, each = ph->panels_per_item;
+	uint32_t of = item % (ph->items[0] + ph->items[1]), e = g->present[item / (ph->items[0] + ph->items[1])], matrix = of >= ph->items[0];
+	uint32_t each = ph->panels_per_item[matrix], first = (of - matrix * ph->items[0]) * each, panels = ph->panels[matrix];
 	size_t ld = (size_t)ph->matrices * ph->n;
 	struct cpu_part part = { .w = ph->w[matrix][e], .bias = ph->bias[matrix] ? ph->bias[matrix] + (size_t)e * ph->n : NULL, .y = ph->p->given + g->first[e] * ld + matrix * ph->n, .ldy = ld, .in = expert_ready(ph, e),
 	                         .rows = g->first[e + 1] - g->first[e] };
-	v->product(&part, v, first, ph->panels - first < each ? ph->panels : first + each, ph->p->scratch[worker]);
+	v->product(&part, v, first, panels - first < each ? panels : first + each, ph->p->scratch[worker]);
 }
 
 static size_t more(size_t a, size_t b)
 {
 	return a > b ? a : b;
+}
+
+/* All experts' matrices of one kind have one type and shape. */
+static void check_alike(struct build *b, const struct kern_op *op, struct kern_weight *const *w, uint32_t n)
+{
+	for (uint32_t i = 1; i < n; i++)
+		if (w[i]->n != w[0]->n || w[i]->k != w[0]->k || w[i]->dtype != w[0]->dtype)
+			build_fail(b, KERN_EINVAL, "%s: expert 0's matrix is (%u, %u, %s), expert %u's (%u, %u, %s)", kern_op_name(op->kind), w[0]->n, w[0]->k,
+			           kern_dtype_name(w[0]->dtype), i, w[i]->n, w[i]->k, kern_dtype_name(w[i]->dtype));
 }
 
 /* up: NULL for one matrix an expert */
@@ -155,15 +165,22 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 		return NULL;
 	size_t pairs = (size_t)build_max_rows(b, op->rows) * g->used;
 	*ph = (struct experts_phase){ .p = p, .op = op, .g = g, .make = build_make(b, (const struct kern_weight *const *)gate, g->experts), .x = x,
-	                              .pairs_per_row = pairs_per_row, .w = { gate, up }, .matrices = up ? 2 : 1, .n = gate[0]->n,
-	                              .panels = p->dev->variant->panels(gate[0]) };
+	                              .pairs_per_row = pairs_per_row, .w = { gate, up }, .matrices = up ? 2 : 1, .n = gate[0]->n };
+	check_alike(b, op, gate, g->experts);
 	if (up) {
+		check_alike(b, op, up, g->experts);
+		if (up[0]->n != ph->n || up[0]->k != ph->make.k)
+			build_fail(b, KERN_EINVAL, "%s: gate is (%u, %u), up (%u, %u)", kern_op_name(op->kind), ph->n, ph->make.k, up[0]->n, up[0]->k);
 		struct cpu_make also = build_make(b, (const struct kern_weight *const *)up, g->experts);
 		ph->make.tile_bytes = more(ph->make.tile_bytes, also.tile_bytes);
 		ph->make.ld_rounded = more(ph->make.ld_rounded, also.ld_rounded);
 	}
-	ph->panels_per_item = cpu_panels_per_item(p, gate[0], ph->matrices * g->used * cpu_packed_bytes(p, gate[0]), 1);
-	ph->items_per_matrix = (ph->panels + ph->panels_per_item - 1) / ph->panels_per_item;
+	size_t total = g->used * (cpu_packed_bytes(p, gate[0]) + (up ? cpu_packed_bytes(p, up[0]) : 0));
+	for (uint32_t i = 0; i < ph->matrices; i++) {
+		ph->panels[i] = p->dev->variant->panels(ph->w[i][0]);
+		ph->panels_per_item[i] = cpu_panels_per_item(p, ph->w[i][0], total, 1);
+		ph->items[i] = (ph->panels[i] + ph->panels_per_item[i] - 1) / ph->panels_per_item[i];
+	}
 	build_ready_room(b, &ph->make, pairs, pairs / CPU_TILE_ROWS + g->experts + 1);
 	p->scratch_floats = more(p->scratch_floats, ph->make.k);
 	p->gathered_floats = more(p->gathered_floats, pairs * ph->make.k);

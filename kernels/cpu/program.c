@@ -49,7 +49,7 @@ void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(
 	if (b->rc)
 		return;
 	if (p->phases == CREW_PHASES_MAX) {
-		build_fail(b, KERN_EINVAL, "a program of %zu operations has more than %d phases", p->ops, CREW_PHASES_MAX);
+		build_fail(b, KERN_EINVAL, "a program of %zu operations has more than %d phases: fewer rows a step need fewer", p->ops, CREW_PHASES_MAX);
 		return;
 	}
 	if (p->phases == b->room) {
@@ -81,13 +81,18 @@ int build_tensor(struct build *b, const struct kern_op *op, const struct kern_te
 
 /* --- operations of one item ------------------------------------------------------------------------------------------------ */
 
+struct progress_phase { struct kern_program *p; uint32_t layer; };
+
+static uint32_t progress_items(const void *ctx)
+{
+	return ((const struct progress_phase *)ctx)->p->batch->progress != 0;
+}
+
 static uint32_t one_item(const void *ctx)
 {
 	(void)ctx;
 	return 1;
 }
-
-struct progress_phase { struct kern_program *p; uint32_t layer; };
 
 static void meet(struct kern_program *p)
 {
@@ -103,9 +108,9 @@ static void progress_item(const void *ctx, uint32_t item, unsigned worker)
 	const struct kern_device *dev = ph->p->dev;
 	const struct kern_batch *b = ph->p->batch;
 	const struct kern_progress *of = kern_part(b, b->progress);
-	if (b->progress && dev->group.ranks > 1)
+	if (dev->group.ranks > 1)
 		meet(ph->p);
-	if (!b->progress || dev->group.rank || atomic_load(&ph->p->broken))
+	if (dev->group.rank || atomic_load(&ph->p->broken))
 		return;
 	for (uint32_t i = 0; i < b->spans; i++)
 		if (of[i].word.v)
@@ -119,7 +124,7 @@ static void build_progress(struct build *b, const struct kern_op *op)
 	struct progress_phase *ph = build_alloc(b, sizeof *ph);
 	if (ph)
 		*ph = (struct progress_phase){ b->p, op->progress.layer };
-	build_phase(b, one_item, progress_item, ph);
+	build_phase(b, progress_items, progress_item, ph);
 }
 
 static void gather_item(const void *ctx, uint32_t item, unsigned worker)

@@ -295,6 +295,7 @@ static void build_route(struct build *b, const struct kern_op *op)
 		build_fail(b, KERN_EINVAL, "route to %u of %u experts, limits are %d and %d", r->used, r->experts, KERN_EXPERTS_USED_MAX, KERN_EXPERTS_MAX);
 	else if (r->experts % groups || (groups > 1 && r->experts / groups < 2) || of < 1 || of > groups || r->used > r->experts / groups * of)
 		build_fail(b, KERN_EINVAL, "route to %u of %u experts in %u of %u groups", r->used, r->experts, of, groups);
+	b->group = NULL;           /* rows choose anew */
 	if (!build_tensor(b, op, &op->route.logits, r->experts))
 		build_row_step(b, op, route_rows, NULL, 16 * (size_t)r->experts);
 }
