@@ -43,7 +43,7 @@ static int region_init(struct kv_region *r, const struct kv_layout *layout, uint
 		return err_set(err, ERR_INVALID, "a KV pool of %u blocks cannot be: the limit is 1 to %u", blocks, KV_BLOCK_NONE - 1);
 	r->blocks = blocks;
 	r->control_bytes = PAGE_BYTES + page_round((size_t)blocks * sizeof *r->generations);
-	r->data_bytes = page_round(layout->block_bytes * blocks);   /* below 2^62: a block is at most 1 GiB */
+	r->data_bytes = layout->block_bytes * blocks;   /* below 2^62: a block is at most 1 GiB */
 	return 0;
 }
 
@@ -77,13 +77,6 @@ static int memory_seal(int fd, int seals, const char *name, struct err *err)
 	return err_set(err, ERR_IO, "cannot seal shared memory %s: %s", name, strerror(errno));
 }
 
-/* Both are wishes: a kernel without transparent huge pages for shared memory serves small ones. */
-static void advise_data(const struct kv_region *r)
-{
-	madvise(r->data, r->data_bytes, MADV_HUGEPAGE);
-	madvise(r->data, r->data_bytes, MADV_DONTDUMP);
-}
-
 static int region_create(struct kv_region *r, const struct kv_layout *layout, struct err *err)
 {
 	if ((r->control_fd = memory_new("pdserve-kv-control", r->control_bytes, err)) < 0)
@@ -93,18 +86,13 @@ static int region_create(struct kv_region *r, const struct kv_layout *layout, st
 		return ERR_NOMEM;
 	r->generations = (_Atomic uint64_t *)((unsigned char *)h + PAGE_BYTES);
 	*h = (struct region_header){REGION_MAGIC, REGION_VERSION, r->blocks, layout->block_bytes};
-	if ((r->data_fd = memory_new("pdserve-kv", r->data_bytes, err)) < 0)
-		return r->data_fd;
-	if (!(r->data = memory_map(r->data_fd, r->data_bytes, PROT_READ | PROT_WRITE, "pdserve-kv", err)))
-		return ERR_NOMEM;
-	advise_data(r);
-	int e = memory_seal(r->control_fd, F_SEAL_FUTURE_WRITE, "pdserve-kv-control", err);
-	return e < 0 ? e : memory_seal(r->data_fd, 0, "pdserve-kv", err);
+	return memory_seal(r->control_fd, F_SEAL_FUTURE_WRITE, "pdserve-kv-control", err);
 }
 
-int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, struct err *err)
+int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, int data_fd, struct err *err)
 {
 	int e = region_init(r, layout, blocks, err);
+	r->data_fd = data_fd;
 	if (e == 0)
 		e = region_create(r, layout, err);
 	if (e < 0)
@@ -154,7 +142,6 @@ static int region_map(struct kv_region *r, const struct kv_layout *layout, int w
 		return e;
 	if (!(r->data = memory_map(r->data_fd, r->data_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, "data", err)))
 		return ERR_NOMEM;
-	advise_data(r);
 	return 0;
 }
 

@@ -238,8 +238,8 @@ static int open_pool(struct worker *w, const struct conf *c, struct err *err)
 	if (blocks < 2 || blocks > UINT32_MAX)
 		return err_set(err, ERR_INVALID, "kv_memory_mb %lld holds %llu blocks of %zu bytes, at least 2 are needed",
 		               (long long)conf_int(c, "kv_memory_mb"), (unsigned long long)blocks, l->block_bytes);
-	int r = kv_region_create(&w->region, l, (uint32_t)blocks, err);
-	if (r < 0 || (r = engine_attach_kv(w->engine, w->region.data, w->region.data_fd, w->region.blocks, w->region.data_bytes, err)) < 0)
+	int fd, r = engine_new_pool(w->engine, (uint32_t)blocks, &fd, err);
+	if (r < 0 || (r = kv_region_create(&w->region, l, (uint32_t)blocks, fd, err)) < 0)
 		return r;
 	w->pool = kv_pool_new(w->region.blocks, l->block_tokens, w->region.generations);
 	kv_layout_text(l, w->layout, sizeof w->layout);

@@ -14,7 +14,7 @@
 static struct {
 	struct svc svc;              /* only its event base is used */
 	struct side link;
-	struct kv_region pool;
+	struct pool_memory pool;
 	struct ring *ring;
 	struct attach *attach;
 	pid_t messager;
@@ -61,15 +61,15 @@ static void hand_memory_over(void)
 	int parts = sscanf(W.info->layout, "%ux%ux%u:f32:%u", &layers, &heads, &dim, &tokens);
 	ck_assert_int_eq(parts, 4);
 	ck_assert_int_eq(kv_layout_uniform(&W.layout, layers, heads, dim, tokens, KV_F32), 0);
-	ck_assert_int_eq(kv_region_create(&P.pool, &W.layout, BLOCKS, &e), 0);
-	memset(P.pool.data, 0x42, P.pool.data_bytes);
+	ck_assert_int_eq(pool_memory_new(&P.pool, &W.layout, BLOCKS, &e), 0);
+	memset(P.pool.data, 0x42, P.pool.region.data_bytes);
 	ck_assert_int_eq(ring_create(1, layers, W.prefill.epoch, &P.ring, &e), 0);
 	handover_hello_init(&hello, W.prefill.name, W.prefill.epoch, &W.layout, BLOCKS);
 	hello.ring_slots = 1;
 	hello.ring_layers = layers;
 	snprintf(sock, sizeof sock, "%s/messager.sock", W.dir);
 	P.svc.base = W.base;
-	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.control_fd, P.pool.data_fd,
+	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.region.control_fd, P.pool.region.data_fd,
 	                      ring_fd(P.ring), &hooks);
 }
 
@@ -124,7 +124,7 @@ static void end(void)
 	attach_destroy(&P.attach);
 	chan_destroy(&P.link.c);
 	ring_destroy(&P.ring);
-	kv_region_fini(&P.pool);
+	pool_memory_fini(&P.pool);
 	kill(P.messager, SIGTERM);
 	ck_assert_int_eq(waitpid(P.messager, &status, 0), P.messager);
 	ck_assert_int_eq(status, 0);

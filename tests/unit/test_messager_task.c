@@ -179,7 +179,7 @@ START_TEST(m4_restarted_unasked)
 	rig_compute(r, 3, 10);
 	turn(MOVER_BUSY);
 	rig_restart(r);
-	memset(r->d.data, 0, r->d.data_bytes);       /* D has freed the blocks: the old messager is gone */
+	memset(r->d.data, 0, r->d.region.data_bytes);       /* D has freed the blocks: the old messager is gone */
 	turn(MOVER_OPEN);
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
@@ -200,7 +200,7 @@ START_TEST(m5_ack_while_copying)
 	ck_assert_uint_ne(rig_written(r), 0);
 	rig_revoke(r);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);   /* at once, not at a later turn */
-	memset(r->d.data, 0, r->d.data_bytes);
+	memset(r->d.data, 0, r->d.region.data_bytes);
 	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked lease 1");
 	for (int i = 0; i < 5; i++)
 		turn(MOVER_IDLE);
@@ -311,7 +311,7 @@ START_TEST(m19_ready_before_mark_nothing_is_written_again)
 {
 	posted();
 	rig_restart(r);
-	memset(r->d.data, 0, r->d.data_bytes);
+	memset(r->d.data, 0, r->d.region.data_bytes);
 	r->n_said = 0;
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
