@@ -241,7 +241,7 @@ static int open_device(struct engine *e, struct err *err)
 {
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
-	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .activations = o->activations,
+	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .device_index = o->device_index, .activations = o->activations,
 	                           .progressed = e->rank ? NULL : o->progressed, .progressed_arg = o->progressed_arg, .options = e->sim ? &e->sim->options : NULL};
 	if (e->tp)
 		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), meet, e->tp};
@@ -271,6 +271,8 @@ static int fill_info(struct engine *e, struct err *err)
 	i->n_eos = c->n_eos;
 	memcpy(i->eos, c->eos, sizeof c->eos);
 	snprintf(i->numerics, sizeof i->numerics, "%s:tp1:%s", e->ops->numerics(e->dev), kv_type_name(e->opts.kv_type));
+	snprintf(i->backend, sizeof i->backend, "%s", e->ops->name);
+	i->device = e->opts.device_index;
 	i->params = e->sim ? e->sim->params : 0;
 	int rc = e->sim           ? kv_layout_uniform(&i->kv, c->layers, 1, e->sim->kv_dim, e->opts.block_tokens, e->opts.kv_type)
 	         : c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c), e->opts.block_tokens, e->opts.kv_type)

@@ -18,6 +18,7 @@ struct engine_opts {
 	const char *model_path;       /* a .gguf file or a Hugging Face folder with safetensors; sim: a description as in etc/sim/ */
 	const char *backend;          /* "cpu" (NULL), "sim", or one that is loaded (kern_backend) */
 	const char *variant;          /* see kern_config */
+	int device_index;             /* of the backend's devices */
 	unsigned threads;             /* 0: all cores; with tp > 1 those of all ranks together, each takes an equal part */
 	unsigned tp;                  /* tensor parallel: processes that share the work (tp.h); 0 or 1: this one alone. cpu only */
 	enum kv_type kv_type;
@@ -44,6 +45,8 @@ struct engine_info {
 	char fingerprint[65];         /* of configuration, tokenizer and all bytes of the tensors (fingerprint.h) */
 	char numerics[96];            /* "cpu-r4:tp1:bf16": the numerics id. The cpu backend computes the bits of tp1 at any tp (tp.h) */
 	uint32_t eos[8], n_eos;       /* end-of-sequence ids */
+	char backend[16];             /* whose memory the KV pool is, and: */
+	int device;
 	struct kv_layout kv;
 };
 

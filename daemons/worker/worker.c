@@ -360,7 +360,7 @@ static int start(struct svc *s, struct err *err)
 	if ((r = open_pool(w, c, err)) < 0)
 		return r;
 	struct handover_hello hello;
-	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &w->info->kv, w->region.blocks);
+	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &w->info->kv, w->region.blocks, w->info->backend, w->info->device);
 	if (strcmp(conf_str(c, "storage"), "none") != 0)
 		if ((r = attach_storage(w, conf_str(c, "storage"), &hello, err)) < 0)
 			return r;

@@ -36,7 +36,7 @@ __attribute__((unused)) static int pool_memory_map(struct pool_memory *p, const 
 {
 	char text[256];
 	void *data;
-	int r = kv_region_map(&p->region, layout, blocks, control_fd, data_fd, 1, err);
+	int r = kv_region_map(&p->region, layout, blocks, "cpu", 0, control_fd, data_fd, err);
 	p->data = NULL;
 	if (r < 0)
 		return r;

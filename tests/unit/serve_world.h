@@ -259,18 +259,19 @@ static inline void block_clear(uint32_t block)
 		memset(piece(block, l), 0, layout.piece_bytes[l]);
 }
 
-/* Hands r over as `name`; the socket, or -1 with the reply's code in *ret_code. */
-static inline int hand_over(const char *name, uint64_t epoch, const struct kv_layout *l, const struct pool_memory *p, int *ret_code)
+static struct handover_reply reply;   /* the latest */
+
+/* Hands p over as `name`, as memory of that backend; the socket, or -1 with the reply's code in *ret_code. */
+static inline int hand_over_of(const char *backend, const char *name, uint64_t epoch, const struct kv_layout *l, const struct pool_memory *p, int *ret_code)
 {
 	char path[128];
 	struct handover_hello h;
-	struct handover_reply reply;
 	struct err err = {0};
 	int bell = -1;
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	int s = sock_connect(path, &err);
 	ck_assert_int_ge(s, 0);
-	handover_hello_init(&h, name, epoch, l, p->region.blocks);
+	handover_hello_init(&h, name, epoch, l, p->region.blocks, backend, 0);
 	ck_assert_int_eq(handover_offer(s, &h, p->region.control_fd, p->region.data_fd, -1, &err), 0);
 	for (int i = 0; i < 20; i++)
 		loop();
@@ -280,6 +281,11 @@ static inline int hand_over(const char *name, uint64_t epoch, const struct kv_la
 		return s;
 	close(s);
 	return -1;
+}
+
+static inline int hand_over(const char *name, uint64_t epoch, const struct kv_layout *l, const struct pool_memory *p, int *ret_code)
+{
+	return hand_over_of("cpu", name, epoch, l, p, ret_code);
 }
 
 static inline void start_with(uint64_t capacity, unsigned threads)

@@ -41,7 +41,7 @@ static void setup(void)
 	ck_assert_int_eq(kv_layout_uniform(&layout, LAYERS, 1, 4, 4, KV_F32), 0);
 	ck_assert_msg(pool_memory_new(&shared, &layout, BLOCKS, &e) == 0, "%s", e.text);
 	ck_assert_msg(ring_create(SLOTS, LAYERS, WORKER_EPOCH, &ring, &e) == 0, "%s", e.text);
-	handover_hello_init(&hello, "prefill-1", WORKER_EPOCH, &layout, BLOCKS);
+	handover_hello_init(&hello, "prefill-1", WORKER_EPOCH, &layout, BLOCKS, "cpu", 0);
 	hello.ring_slots = SLOTS;
 	hello.ring_layers = LAYERS;
 	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
@@ -138,10 +138,14 @@ static const struct {
 	int want;
 } hellos[] = {
 	{"magic", H(magic), 1, 4, 3, ERR_CORRUPT},
-	{"version", H(version), 2, 4, 3, ERR_UNSUPPORTED},
+	{"version", H(version), HANDOVER_VERSION - 1, 4, 3, ERR_UNSUPPORTED},
 	{"no name", H(name), 0, 1, 3, ERR_INVALID},
 	{"name with a slash", H(name), '/', 1, 3, ERR_INVALID},
 	{"name with a line break", H(name) + 2, '\n', 1, 3, ERR_INVALID},
+	{"no backend", H(backend), 0, 1, 3, ERR_INVALID},
+	{"backend with a slash", H(backend), '/', 1, 3, ERR_INVALID},
+	{"backend without an end", H(backend), 0x61616161, 16, 3, ERR_INVALID},
+	{"a device below 0", H(device), UINT32_MAX, 4, 3, ERR_INVALID},
 	{"no epoch", H(epoch), 0, 4, 3, ERR_INVALID},
 	{"no blocks", H(blocks), 0, 4, 3, ERR_INVALID},
 	{"blocks without end", H(blocks), UINT32_MAX, 4, 3, ERR_INVALID},
@@ -165,7 +169,8 @@ START_TEST(hello_is_checked)
 	struct kv_layout l;
 	struct err e = {0};
 	int fds[5] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring), pair[0], pair[0]}, out[3] = {-1, -1, -1};
-	memcpy((char *)&h + hellos[_i].offset, &hellos[_i].value, hellos[_i].n);
+	for (size_t i = 0; i < hellos[_i].n; i += 4)
+		memcpy((char *)&h + hellos[_i].offset + i, &hellos[_i].value, hellos[_i].n < 4 ? hellos[_i].n : 4);
 	if (H(epoch) == hellos[_i].offset)
 		h.epoch = 0;
 	int before = open_fds();
@@ -184,12 +189,16 @@ START_TEST(hello_of_another_size)
 	struct kv_layout l;
 	struct err e = {0};
 	int out[3];
-	char big[sizeof hello + 1] = {0};
+	_Alignas(struct handover_hello) char big[sizeof hello + 1] = {0};
 	memcpy(big, &hello, sizeof hello);
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 1, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_CORRUPT);
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof big, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
+	((struct handover_hello *)(void *)big)->version--;
+	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 20, NULL, 0), 0);   /* a former version's has another size, too */
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_UNSUPPORTED);
+	ck_assert_str_eq(e.text, "hand-over has version 1, this daemon speaks 2");
 	memset(hello.name, 'x', sizeof hello.name);  /* no end */
 	ck_assert_int_eq(sock_send(pair[0], &hello, sizeof hello, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);

@@ -65,6 +65,16 @@ START_TEST(nobody_can_resize_or_write_generations)
 }
 END_TEST
 
+START_TEST(a_backend_that_is_not_there)
+{
+	struct kv_region r;
+	ck_assert_int_eq(kv_region_map(&r, &l, 7, "cuda", 1, dup(own.region.control_fd), dup(own.region.data_fd), &e), ERR_UNSUPPORTED);
+	ck_assert_str_eq(e.text, "blocks on device 1 of backend cuda cannot be copied: backend: found cuda, expected cpu or sim");
+	ck_assert_ptr_null(r.pool);
+	ck_assert_int_eq(r.data_fd, -1);
+}
+END_TEST
+
 static int memory(size_t bytes, int seals)
 {
 	int fd = memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -130,6 +140,7 @@ int main(void)
 	tcase_add_checked_fixture(t, setup, NULL);
 	tcase_add_test(t, owner_and_peer_see_the_same);
 	tcase_add_test(t, nobody_can_resize_or_write_generations);
+	tcase_add_test(t, a_backend_that_is_not_there);
 	tcase_add_test(t, forged_descriptors_are_refused);
 	tcase_add_test(t, impossible_pools_are_refused);
 	suite_add_tcase(s, t);

@@ -163,18 +163,30 @@ START_TEST(test_names)
 }
 END_TEST
 
+START_TEST(test_unknown_backend)
+{
+	int code;
+	ck_assert_int_eq(hand_over_of("cuda", "worker-1", 101, &layout, &shared, &code), -1);
+	ck_assert_int_eq(code, ERR_UNSUPPORTED);
+	ck_assert_str_eq(reply.text, "blocks on device 0 of backend cuda cannot be copied: backend: found cuda, expected cpu or sim");
+	ck_assert_uint_eq(st.n_clients, 1);
+	int s = hand_over_of("sim", "worker-1", 101, &layout, &shared, &code);
+	ck_assert_int_eq(code, 0);
+	close(s);
+}
+END_TEST
+
 /* The next life's hello is read before the last one's end of file, which is there: it counts. */
 START_TEST(test_next_life)
 {
 	char path[128];
 	struct handover_hello h;
-	struct handover_reply reply;
 	struct err err = {0};
 	int bell;
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	int s = sock_connect(path, &err);
 	loop();
-	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS);
+	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS, "cpu", 0);
 	ck_assert_int_eq(handover_offer(s, &h, shared.region.control_fd, shared.region.data_fd, -1, &err), 0);
 	close(sock);
 	sock = s;
@@ -224,6 +236,7 @@ int main(void)
 	tcase_add_loop_test(gone, test_link_down, 0, 2);
 	tcase_add_test(gone, test_put_given_up);
 	tcase_add_test(gone, test_names);
+	tcase_add_test(gone, test_unknown_backend);
 	tcase_add_test(gone, test_next_life);
 	tcase_add_test(gone, test_bad_connections);
 	suite_add_tcase(suite, gone);
