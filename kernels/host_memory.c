@@ -45,7 +45,7 @@ static int map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t errlen)
 
 int host_shared_new(size_t bytes, void **ret_at, int *ret_fd, char *errbuf, size_t errlen)
 {
-	int fd = memfd_create("pdserve-device", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc = KERN_ENOMEM;
+	int fd = memfd_create("pdserve-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc = KERN_ENOMEM;
 	if (fd < 0 || ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL))
 		snprintf(errbuf, errlen, "no shared memory of %zu bytes: %m", bytes);
 	else
