@@ -27,12 +27,13 @@ SANFLAGS := $(SANFLAGS_$(SAN))
 LAYERS  := util format kv msg svc jinja grammar text engine
 LIBS    := $(LAYERS:%=$(O)/lib%.a) $(O)/libkernels.a
 lib_src  = $(sort $(wildcard common/$(1)/*.c))
+COPY_SRC := $(addprefix kernels/,copy.c host_copy.c host_memory.c load.c)
 KSRC    := $(sort $(wildcard kernels/*.c kernels/cpu/*.c kernels/sim/*.c))
 PROTOS  := $(sort $(wildcard proto/*.proto))
 GEN     := $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.o)
 STAGES  := $(filter-out %/main.c,$(sort $(wildcard daemons/worker/*.c daemons/prefill/*.c daemons/decode/*.c)))
 
-# program -> its own sources -> the archives it may link (only workers link the engine)
+# program -> its own sources -> the archives it may link (only workers link the engine; messager and storage the copies of its pools)
 PROGRAMS := pdrouterd pdprefilld pddecoded pdrank pdmessagerd pdstoraged pdctl pdbench
 EDGE     := $(O)/libtext.a $(O)/libgrammar.a $(O)/libjinja.a $(O)/libformat.a $(O)/libsvc.a $(O)/libmsg.a $(O)/libkv.a $(O)/libutil.a
 SRC_pdrouterd   := $(sort $(wildcard daemons/router/*.c))
@@ -44,6 +45,7 @@ SRC_pdstoraged  := $(sort $(wildcard daemons/storage/*.c))
 SRC_pdctl       := $(sort $(wildcard tools/pdctl/*.c))
 SRC_pdbench     := $(sort $(wildcard tools/pdbench/*.c))
 WORKERS         := pdprefilld pddecoded pdrank
+COPIERS         := pdmessagerd pdstoraged
 WORKER_LIBS     := $(O)/libstages.a $(O)/libengine.a $(O)/libkernels.a $(EDGE)
 BUILT := $(foreach p,$(PROGRAMS),$(if $(SRC_$(p)),$(O)/bin/$(p)))
 
@@ -60,6 +62,8 @@ obj = $(patsubst %.c,$(O)/obj/%.o,$(1))
 $(foreach l,$(LAYERS),$(eval $(O)/lib$(l).a: $(call obj,$(call lib_src,$(l)))))
 $(O)/libmsg.a: $(GEN)
 $(O)/libkernels.a: $(call obj,$(KSRC))
+# what copies blocks of pools, and nothing else of a backend
+$(O)/libcopy.a: $(call obj,$(COPY_SRC))
 $(O)/libstages.a: $(call obj,$(STAGES))
 $(O)/%.a:
 	@mkdir -p $(@D); rm -f $@; ar rcs $@ $^
@@ -88,11 +92,12 @@ $(O)/gen/%.pb-c.o: $(O)/gen/%.pb-c.c $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
 	@$(CC) -std=gnu11 -D_GNU_SOURCE $(CFLAGS) $(SANFLAGS) -I$(O)/gen -MMD -MP -c $< -o $@
 .SECONDARY:
 
+libs_of = $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE) $(if $(filter $(COPIERS),$(1)),$(O)/libcopy.a))
 define program
-$(O)/bin/$(1): $(call obj,$(SRC_$(1))) $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE))
+$(O)/bin/$(1): $(call obj,$(SRC_$(1))) $(call libs_of,$(1))
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic -o $$@ $(call obj,$(SRC_$(1))) -Wl,--start-group $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE)) -Wl,--end-group $$(LDLIBS)
+	@$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic -o $$@ $(call obj,$(SRC_$(1))) -Wl,--start-group $(call libs_of,$(1)) -Wl,--end-group $$(LDLIBS)
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 

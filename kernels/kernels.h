@@ -23,12 +23,12 @@
 #ifndef KERNELS_H
 #define KERNELS_H
 
+#include "kernels/error.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
 #define KERN_ABI 6u                /* raised when a struct or a signature below changes */
-
-enum kern_error { KERN_OK = 0, KERN_ENOMEM = -1, KERN_EINVAL = -2, KERN_ENOTSUP = -3, KERN_EDEVICE = -4 };
 
 /* Element types of weights and KV. Block formats are GGML's: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 enum kern_dtype {

@@ -4,6 +4,7 @@
  * Errors are returned; an engine that failed to open leaves nothing behind. */
 #include "engine/mla.h"
 #include "engine/moe.h"
+#include "kv/pool.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -235,7 +236,7 @@ static int open_device(struct engine *e, struct err *err)
 {
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
-	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .activations = o->activations,
+	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .device_index = o->device_index, .activations = o->activations,
 	                           .progressed = e->rank ? NULL : o->progressed, .progressed_arg = o->progressed_arg, .options = e->sim ? &e->sim->options : NULL};
 	if (e->tp)
 		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), meet, e->tp};
@@ -265,6 +266,8 @@ static int fill_info(struct engine *e, struct err *err)
 	i->n_eos = c->n_eos;
 	memcpy(i->eos, c->eos, sizeof c->eos);
 	snprintf(i->numerics, sizeof i->numerics, "%s:tp1:%s", e->ops->numerics(e->dev), kv_type_name(e->opts.kv_type));
+	snprintf(i->backend, sizeof i->backend, "%s", e->ops->name);
+	i->device = e->opts.device_index;
 	i->params = e->sim ? e->sim->params : 0;
 	int rc = e->sim           ? kv_layout_uniform(&i->kv, c->layers, 1, e->sim->kv_dim, e->opts.block_tokens, e->opts.kv_type)
 	         : c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c), e->opts.block_tokens, e->opts.kv_type)
@@ -436,38 +439,53 @@ int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err 
 	return rc ? engine_device_error(e, rc, "cannot pin the progress board", err) : 0;
 }
 
-int engine_attach_own(struct engine *e, void *data, uint32_t blocks, size_t bytes, struct err *err)
+static struct kern_kv_layer pool_layer(const struct engine *e, uint32_t blocks, uint32_t i)
 {
 	static const enum kern_dtype dtype[] = {[KV_BF16] = KERN_BF16, [KV_F16] = KERN_F16, [KV_F32] = KERN_F32, [KV_INT8] = KERN_I8, [KV_FP8] = KERN_F8};
 	const struct kv_layout *l = &e->info.kv;
 	const struct model_conf *c = &e->conf;
-	if (e->program)
-		return err_set(err, ERR_EXISTS, "a KV pool of %u blocks is attached already", e->kv_blocks);
-	if (!data || blocks < 1 || bytes / l->block_bytes < blocks)
-		return err_set(err, ERR_INVALID, "KV pool of %u blocks in %zu bytes, expected at least one block and %zu bytes for each", blocks, bytes,
-		               l->block_bytes);
-	int rc = e->ops->mem_pin(e->dev, data, bytes, &e->pool);
-	if (rc)
-		return engine_device_error(e, rc, "cannot pin the KV pool", err);
-	for (uint32_t i = 0; i < l->layers; i++) {
-		e->kv[i] = (struct kern_kv_layer){
-			.base = kern_at(e->pool.dev, kv_piece_offset(l, blocks, i, 0) + e->shard.kv_heads.begin * (l->piece_bytes[i] / l->layer[i].heads)),
-			.block_stride_bytes = l->piece_bytes[i],
-			.kv_heads = c->mla.kv_rank ? 1 : e->shard.kv_heads.count,
-			.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim,
-			.latent = c->mla.kv_rank,
-			.block_tokens = l->block_tokens,
-			.dtype = dtype[l->type],
-			.layer = i,
-		};
-		CHECK(e->sim || (c->mla.kv_rank ? 1 : 2) * l->layer[i].heads * kern_kv_plane_bytes(&e->kv[i]) == l->piece_bytes[i]);
-	}
+	struct kern_kv_layer kv = {
+		.base = kern_at(e->pool.dev, kv_piece_offset(l, blocks, i, 0) + e->shard.kv_heads.begin * (l->piece_bytes[i] / l->layer[i].heads)),
+		.block_stride_bytes = l->piece_bytes[i],
+		.kv_heads = c->mla.kv_rank ? 1 : e->shard.kv_heads.count,
+		.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim,
+		.latent = c->mla.kv_rank,
+		.block_tokens = l->block_tokens,
+		.dtype = dtype[l->type],
+		.layer = i,
+	};
+	CHECK(e->sim || (c->mla.kv_rank ? 1 : 2) * l->layer[i].heads * kern_kv_plane_bytes(&kv) == l->piece_bytes[i]);
+	return kv;
+}
+
+int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err)
+{
+	for (uint32_t i = 0; i < e->info.kv.layers; i++)
+		e->kv[i] = pool_layer(e, blocks, i);
 	e->kv_blocks = blocks;
 	return engine_record(e, err);
 }
 
-int engine_attach_kv(struct engine *e, void *data, int fd, uint32_t blocks, size_t bytes, struct err *err)
+int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err)
 {
-	int rc = engine_attach_own(e, data, blocks, bytes, err);
-	return rc || !e->tp ? rc : ranks_attach(e, fd, blocks, bytes, err);
+	if (e->pool.dev.v)
+		return err_set(err, ERR_EXISTS, "there is a KV pool of %u blocks already", e->kv_blocks);
+	if (blocks < 1 || blocks == KV_BLOCK_NONE)
+		return err_set(err, ERR_INVALID, "KV pool of %u blocks, limits are 1 and %u", blocks, KV_BLOCK_NONE - 1);
+	size_t bytes = e->info.kv.block_bytes * blocks;
+	int fd = -1, rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, bytes, &e->pool);
+	if (rc)
+		return engine_device_error(e, rc, "cannot make the KV pool (lower kv_blocks or kv_memory_mb)", err);
+	if ((rc = engine_use_pool(e, blocks, err)) || (e->tp && (rc = ranks_attach(e, blocks, err))))
+		return rc;
+	if (ret_fd && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))
+		return engine_device_error(e, rc, "cannot share the KV pool", err);
+	if (ret_fd)
+		*ret_fd = fd;
+	return 0;
+}
+
+const struct kern_mem *engine_pool(const struct engine *e)
+{
+	return &e->pool;
 }

@@ -1,6 +1,6 @@
 /* engine.h - a model on a device: what both kinds of worker share. One thread (the worker's schedule thread) calls engine_step.
  *
- * The engine owns weights, device and scratch. It does not own the KV region: the worker attaches it. It knows no requests:
+ * The engine owns weights, device, scratch and the KV pool's memory, which other processes map by a descriptor. It knows no requests:
  * a step is a list of spans over sequences' block tables. Everything has its full size from engine_open on; a step allocates nothing. */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -18,6 +18,7 @@ struct engine_opts {
 	const char *model_path;       /* a .gguf file or a Hugging Face folder with safetensors; sim: a description as in etc/sim/ */
 	const char *backend;          /* "cpu" (NULL), "sim", or one that is loaded (kern_backend) */
 	const char *variant;          /* see kern_config */
+	int device_index;             /* of the backend's devices */
 	unsigned threads;             /* 0: all cores; with tp > 1 those of all ranks together, each takes an equal part */
 	unsigned tp;                  /* tensor parallel: processes that share the work (tp.h); 0 or 1: this one alone. cpu only */
 	enum kv_type kv_type;
@@ -45,6 +46,8 @@ struct engine_info {
 	                         (fingerprint.h) */
 	char numerics[96];            /* "cpu-r4:tp1:bf16": the numerics id. The cpu backend computes the bits of tp1 at any tp (tp.h) */
 	uint32_t eos[8], n_eos;       /* end-of-sequence ids */
+	char backend[16];             /* whose memory the KV pool is, and: */
+	int device;
 	struct kv_layout kv;
 };
 
@@ -57,9 +60,11 @@ void engine_counters(const struct engine *e, struct kern_counters *ret);
 /* The memory that spans' progress words lie in, a shared mapping; it must stay mapped until engine_close. Before the first step that has some. */
 int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err);
 
-/* The pool's data (kv_region.data of `blocks` blocks). Must stay mapped until engine_close. fd: what data maps from its beginning, for the
- * other ranks when tp > 1; else not used. */
-int engine_attach_kv(struct engine *e, void *data, int fd, uint32_t blocks, size_t bytes, struct err *err);
+/* Once: makes the KV pool, `blocks` blocks of engine_info.kv in memory of the device, zeroed. ret_fd, unless NULL: a descriptor of it for other processes
+ * (the caller's). ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
+int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err);
+/* Its memory; `host` is NULL where the host cannot address it. */
+const struct kern_mem *engine_pool(const struct engine *e);
 
 enum engine_logits { ENGINE_LOGITS_NONE, ENGINE_LOGITS_LAST, ENGINE_LOGITS_ALL };
 

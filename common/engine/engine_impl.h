@@ -101,8 +101,8 @@ void weights_free(struct engine *e);
 int engine_record(struct engine *e, struct err *err);
 /* step.c: runs the program over the batch that rank 0 has laid out; a failure fails the group. */
 int engine_run(struct engine *e);
-/* engine.c: this process's view of a pool. */
-int engine_attach_own(struct engine *e, void *data, uint32_t blocks, size_t bytes, struct err *err);
+/* engine.c: e->pool is there, of `blocks` blocks: the program is recorded over it. */
+int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err);
 /* Opens a rank's engine on the group that it has joined; tp stays the caller's. */
 int engine_open_rank(const struct engine_opts *opts, struct tp *tp, struct engine **ret_e, struct err *err);
 /* ranks.c. What all ranks see of a step; whether the model and device can be shared out; this rank's part; the others' start; all are ready;
@@ -112,7 +112,7 @@ int ranks_check(struct engine *e, struct err *err);
 void ranks_share_out(struct engine *e);
 int ranks_start(struct engine *e, struct err *err);
 int ranks_await(struct engine *e, struct err *err);
-int ranks_attach(struct engine *e, int fd, uint32_t blocks, size_t bytes, struct err *err);
+int ranks_attach(struct engine *e, uint32_t blocks, struct err *err);
 unsigned ranks_threads(const struct engine_opts *o);
 /* The latest error of the device as an engine error. */
 int engine_device_error(struct engine *e, int kern_rc, const char *doing, struct err *err);

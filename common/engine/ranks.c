@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 /* What a rank's engine is opened with. */
@@ -78,14 +77,18 @@ int ranks_await(struct engine *e, struct err *err)
 /* What the other ranks are told of a pool; its descriptor follows. */
 struct rank_pool {
 	uint32_t blocks;
-	size_t bytes;
 };
 
-int ranks_attach(struct engine *e, int fd, uint32_t blocks, size_t bytes, struct err *err)
+int ranks_attach(struct engine *e, uint32_t blocks, struct err *err)
 {
-	struct rank_pool pool = {blocks, bytes};
+	struct rank_pool pool = {blocks};
+	int fd, rc = e->ops->mem_share(e->dev, &e->pool, &fd);
+	if (rc)
+		return engine_device_error(e, rc, "cannot share the KV pool with the ranks", err);
 	tp_order(e->tp, TP_ATTACH, &pool, sizeof pool);
-	return tp_give_fd(e->tp, fd) || tp_meet(e->tp, TP_STEP_LIMIT_S) ? err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp)) : 0;
+	rc = tp_give_fd(e->tp, fd) || tp_meet(e->tp, TP_STEP_LIMIT_S) ? err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp)) : 0;
+	close(fd);
+	return rc;
 }
 
 /* --- a rank's own program ----------------------------------------------------------------------------------------------- */
@@ -93,12 +96,11 @@ int ranks_attach(struct engine *e, int fd, uint32_t blocks, size_t bytes, struct
 static void attach(struct engine *e, const struct rank_pool *pool)
 {
 	struct err err = {0};
-	int fd = tp_take_fd(e->tp);
-	void *data = fd < 0 ? MAP_FAILED : mmap(NULL, pool->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (data == MAP_FAILED)
-		err_set(&err, ERR_IO, "cannot map the KV pool of %zu bytes: %m", pool->bytes);
-	else
-		engine_attach_own(e, data, pool->blocks, pool->bytes, &err);
+	int fd = tp_take_fd(e->tp), rc = fd < 0 ? err_set(&err, ERR_IO, "no descriptor of the KV pool has come") : 0;
+	if (!rc && (rc = e->ops->mem_map(e->dev, fd, e->info.kv.block_bytes * pool->blocks, &e->pool)))
+		engine_device_error(e, rc, "cannot map the KV pool", &err);
+	if (!rc)
+		engine_use_pool(e, pool->blocks, &err);
 	if (fd >= 0)
 		close(fd);
 	if (err.code)

@@ -8,6 +8,7 @@
 #include "util/check.h"
 #include "util/sock.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,13 +21,16 @@ static void close_all(const int *fds, unsigned n)
 		close(fds[i]);
 }
 
-void handover_hello_init(struct handover_hello *h, const char *name, uint64_t epoch, const struct kv_layout *layout, uint32_t blocks)
+void handover_hello_init(struct handover_hello *h, const char *name, uint64_t epoch, const struct kv_layout *layout, uint32_t blocks, const char *backend,
+                         int device)
 {
 	memset(h, 0, sizeof *h);
 	h->magic = HANDOVER_MAGIC;
 	h->version = HANDOVER_VERSION;
-	CHECK(strlen(name) < sizeof h->name);
+	CHECK(strlen(name) < sizeof h->name && strlen(backend) < sizeof h->backend);
 	strcpy(h->name, name);
+	strcpy(h->backend, backend);
+	h->device = device;
 	h->epoch = epoch;
 	h->blocks = blocks;
 	h->layers = layout->layers;
@@ -59,12 +63,14 @@ static int layout_of(const struct handover_hello *h, struct kv_layout *ret)
 
 static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds, struct kv_layout *ret_layout, struct err *err)
 {
+	if (n >= offsetof(struct handover_hello, name) && h->magic == HANDOVER_MAGIC && h->version != HANDOVER_VERSION)
+		return err_set(err, ERR_UNSUPPORTED, "hand-over has version %u, this daemon speaks %u", h->version, HANDOVER_VERSION);
 	if (n != sizeof *h || h->magic != HANDOVER_MAGIC)
 		return err_set(err, ERR_CORRUPT, "hand-over of %zu bytes is not one of ours (%zu bytes)", n, sizeof *h);
-	if (h->version != HANDOVER_VERSION)
-		return err_set(err, ERR_UNSUPPORTED, "hand-over has version %u, this daemon speaks %u", h->version, HANDOVER_VERSION);
 	if (!name_holds(h->name, sizeof h->name) || h->epoch == 0)
 		return err_set(err, ERR_INVALID, "hand-over without a proper name and epoch");
+	if (!name_holds(h->backend, sizeof h->backend) || h->device < 0)
+		return err_set(err, ERR_INVALID, "hand-over of %s without a proper backend and device", h->name);
 	if (h->blocks == 0 || h->blocks > BLOCKS_MAX || layout_of(h, ret_layout) < 0)
 		return err_set(err, ERR_INVALID, "hand-over of %s: %u blocks of %u layers of %u tokens of type %u are no KV pool", h->name, h->blocks,
 		               h->layers, h->block_tokens, h->kv_type);

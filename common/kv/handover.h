@@ -4,7 +4,8 @@
  *
  * Worker -> peer: struct handover_hello with descriptors [control, data] (storage) or [control, data, ring] (messager); every worker has a ring, as its role may be switched.
  * Peer -> worker: struct handover_reply, with the doorbell eventfd if the hello had a ring.
- * Both ends check magic, version and every size; names must be terminated. Same host only, so the structs go as they are. */
+ * Both ends check magic, version and every size; names must be terminated. Whether the peer can copy memory of the backend that the hello names is for
+ * kv_region_map to say. Same host only, so the structs go as they are. */
 #ifndef KV_HANDOVER_H
 #define KV_HANDOVER_H
 
@@ -14,8 +15,9 @@
 #include <stdint.h>
 
 #define HANDOVER_MAGIC 0x31764f68u
-#define HANDOVER_VERSION 1u
+#define HANDOVER_VERSION 2u
 #define HANDOVER_NAME_MAX 48
+#define HANDOVER_BACKEND_MAX 16
 
 struct handover_hello {
 	uint32_t magic, version;
@@ -23,6 +25,8 @@ struct handover_hello {
 	uint64_t epoch;                       /* the worker's, as in its envelopes */
 	uint32_t blocks, ring_slots, ring_layers;   /* ring_*: 0 without a ring */
 	uint32_t layers, block_tokens, kv_type;
+	int32_t device;                       /* whose memory the pool is: index of the device, and the name of its backend */
+	char backend[HANDOVER_BACKEND_MAX];
 	struct kv_layer layer[KV_LAYERS_MAX];
 };
 
@@ -33,7 +37,8 @@ struct handover_reply {
 	char text[232];
 };
 
-void handover_hello_init(struct handover_hello *h, const char *name, uint64_t epoch, const struct kv_layout *layout, uint32_t blocks);
+void handover_hello_init(struct handover_hello *h, const char *name, uint64_t epoch, const struct kv_layout *layout, uint32_t blocks, const char *backend,
+                         int device);
 /* Peer: receives and checks; fds (owner: caller) on success: control, data, ring (-1 if none). ret_layout is finished. */
 int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layout *ret_layout, int ret_fds[3], struct err *err);
 int handover_answer(int sock, uint64_t epoch, int code, const char *text, int bell_fd);

@@ -1,7 +1,7 @@
 /* region.c - see region.h.
  *
  * control is one page of header, then a generation word per block. The owner alone may write it: it is sealed so that a peer cannot
- * even map it writable. Both memfds have a fixed size from before they are handed over, so that no access beyond it can come about.
+ * even map it writable. It has a fixed size from before it is handed over, so that no access beyond it can come about.
  * A peer's descriptors are checked for size, seals and header before use; what does not hold is ERR_INVALID or ERR_CORRUPT. */
 #include "kv/region.h"
 #include "kv/pool.h"
@@ -43,7 +43,7 @@ static int region_init(struct kv_region *r, const struct kv_layout *layout, uint
 		return err_set(err, ERR_INVALID, "a KV pool of %u blocks cannot be: the limit is 1 to %u", blocks, KV_BLOCK_NONE - 1);
 	r->blocks = blocks;
 	r->control_bytes = PAGE_BYTES + page_round((size_t)blocks * sizeof *r->generations);
-	r->data_bytes = page_round(layout->block_bytes * blocks);   /* below 2^62: a block is at most 1 GiB */
+	r->data_bytes = layout->block_bytes * blocks;   /* below 2^62: a block is at most 1 GiB */
 	return 0;
 }
 
@@ -77,13 +77,6 @@ static int memory_seal(int fd, int seals, const char *name, struct err *err)
 	return err_set(err, ERR_IO, "cannot seal shared memory %s: %s", name, strerror(errno));
 }
 
-/* Both are wishes: a kernel without transparent huge pages for shared memory serves small ones. */
-static void advise_data(const struct kv_region *r)
-{
-	madvise(r->data, r->data_bytes, MADV_HUGEPAGE);
-	madvise(r->data, r->data_bytes, MADV_DONTDUMP);
-}
-
 static int region_create(struct kv_region *r, const struct kv_layout *layout, struct err *err)
 {
 	if ((r->control_fd = memory_new("pdserve-kv-control", r->control_bytes, err)) < 0)
@@ -93,18 +86,13 @@ static int region_create(struct kv_region *r, const struct kv_layout *layout, st
 		return ERR_NOMEM;
 	r->generations = (_Atomic uint64_t *)((unsigned char *)h + PAGE_BYTES);
 	*h = (struct region_header){REGION_MAGIC, REGION_VERSION, r->blocks, layout->block_bytes};
-	if ((r->data_fd = memory_new("pdserve-kv", r->data_bytes, err)) < 0)
-		return r->data_fd;
-	if (!(r->data = memory_map(r->data_fd, r->data_bytes, PROT_READ | PROT_WRITE, "pdserve-kv", err)))
-		return ERR_NOMEM;
-	advise_data(r);
-	int e = memory_seal(r->control_fd, F_SEAL_FUTURE_WRITE, "pdserve-kv-control", err);
-	return e < 0 ? e : memory_seal(r->data_fd, 0, "pdserve-kv", err);
+	return memory_seal(r->control_fd, F_SEAL_FUTURE_WRITE, "pdserve-kv-control", err);
 }
 
-int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, struct err *err)
+int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, int data_fd, struct err *err)
 {
 	int e = region_init(r, layout, blocks, err);
+	r->data_fd = data_fd;
 	if (e == 0)
 		e = region_create(r, layout, err);
 	if (e < 0)
@@ -113,17 +101,16 @@ int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32
 }
 
 /* A received descriptor must have exactly the size that the hello asks for, for ever. */
-static int memory_check(int fd, size_t bytes, const char *name, struct err *err)
+static int control_check(const struct kv_region *r, struct err *err)
 {
 	struct stat st;
-	if (fstat(fd, &st) < 0)
-		return err_set(err, ERR_IO, "cannot look at received %s memory: %s", name, strerror(errno));
-	int seals = fcntl(fd, F_GET_SEALS);
+	if (fstat(r->control_fd, &st) < 0)
+		return err_set(err, ERR_IO, "cannot look at received control memory: %s", strerror(errno));
+	int seals = fcntl(r->control_fd, F_GET_SEALS);
 	if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
-		return err_set(err, ERR_INVALID, "received %s memory is not sealed against resizing", name);
-	if ((uint64_t)st.st_size != bytes)
-		return err_set(err, ERR_INVALID, "received %s memory has %lld bytes, the peer's layout and blocks need %zu", name,
-		               (long long)st.st_size, bytes);
+		return err_set(err, ERR_INVALID, "received control memory is not sealed against resizing");
+	if ((uint64_t)st.st_size != r->control_bytes)
+		return err_set(err, ERR_INVALID, "received control memory has %lld bytes, the peer's blocks need %zu", (long long)st.st_size, r->control_bytes);
 	return 0;
 }
 
@@ -139,34 +126,38 @@ static int header_check(const struct kv_region *r, const struct region_header *i
 	return 0;
 }
 
-static int region_map(struct kv_region *r, const struct kv_layout *layout, int writable, struct err *err)
+static int control_map(struct kv_region *r, const struct kv_layout *layout, struct err *err)
 {
-	int e = memory_check(r->control_fd, r->control_bytes, "control", err);
+	int e = control_check(r, err);
 	if (e < 0)
 		return e;
 	struct region_header *h = memory_map(r->control_fd, r->control_bytes, PROT_READ, "control", err);
 	if (!h)
 		return ERR_NOMEM;
 	r->generations = (_Atomic uint64_t *)((unsigned char *)h + PAGE_BYTES);
-	if ((e = header_check(r, h, layout->block_bytes, err)) < 0 || r->data_fd < 0)
-		return e;
-	if ((e = memory_check(r->data_fd, r->data_bytes, "data", err)) < 0)
-		return e;
-	if (!(r->data = memory_map(r->data_fd, r->data_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, "data", err)))
-		return ERR_NOMEM;
-	advise_data(r);
-	return 0;
+	return header_check(r, h, layout->block_bytes, err);
 }
 
-int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, int control_fd, int data_fd, int writable, struct err *err)
+static int pool_open(struct kv_region *r, const char *backend, int device, struct err *err)
+{
+	char why[256] = "";
+	int k = kern_pool_open(backend, NULL, device, r->data_fd, r->data_bytes, &r->pool, why, sizeof why);
+	if (k == 0)
+		return 0;
+	int code = k == KERN_ENOTSUP ? ERR_UNSUPPORTED : k == KERN_EINVAL ? ERR_INVALID : k == KERN_ENOMEM ? ERR_NOMEM : ERR_IO;
+	return err_set(err, code, "blocks on device %d of backend %s cannot be copied: %s", device, backend, why);
+}
+
+int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, const char *backend, int device, int control_fd, int data_fd,
+                  struct err *err)
 {
 	int e = region_init(r, layout, blocks, err);
 	r->control_fd = control_fd;
 	r->data_fd = data_fd;
-	if (data_fd < 0)
-		r->data_bytes = 0;
 	if (e == 0)
-		e = region_map(r, layout, writable, err);
+		e = control_map(r, layout, err);
+	if (e == 0)
+		e = pool_open(r, backend, device, err);
 	if (e < 0)
 		kv_region_fini(r);
 	return e;
@@ -176,8 +167,7 @@ void kv_region_fini(struct kv_region *r)
 {
 	if (r->generations)
 		munmap((unsigned char *)r->generations - PAGE_BYTES, r->control_bytes);
-	if (r->data)
-		munmap(r->data, r->data_bytes);
+	kern_pool_close(&r->pool);
 	if (r->control_fd >= 0)
 		close(r->control_fd);
 	if (r->data_fd >= 0)

@@ -1,16 +1,17 @@
 /* copy.c - see copy.h. The innermost place of the messager: here bytes move. The block numbers come
  * from other processes; they were checked when the task was found, and are checked again here,
- * where an address is made of them.
+ * where places in a pool are made of them.
  *
  * The generations are the second guard of D's blocks: the first is that a lease is revoked, and the
  * revocation answered, before D reuses one. What remains is a block that D reuses without a
- * revocation, between the look at its generation and the end of its copy. */
+ * revocation, between the look at its generation and the end of its copy: a burst is short. */
 #include "copy.h"
 
 #include "util/check.h"
-#include "util/err.h"
 
 #include <string.h>
+
+enum { BURST_RUNS = 16 };
 
 uint32_t copy_run(const uint32_t *src, const uint32_t *dst, uint32_t n)
 {
@@ -31,28 +32,50 @@ static uint32_t still_leased(const struct copy_pools *p, const uint32_t *dst, co
 	return i;
 }
 
-int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
-               size_t limit_bytes, uint32_t *ret_n, uint32_t *ret_runs)
+/* The leading blocks as runs, at most BURST_RUNS and n blocks. Returns how many are in them; *ret_end: what follows may not be written. */
+static uint32_t gather(const struct copy_pools *p, uint32_t layer, const struct copy_list *list, uint32_t first, uint32_t n, struct kern_piece *piece,
+                       size_t *ret_runs, int *ret_end)
 {
-	const size_t piece = p->layout->piece_bytes[layer];
-	size_t most = limit_bytes / piece;
-	uint32_t n = most == 0 ? 1 : most < list->n ? (uint32_t)most : list->n, done = 0;
-	while (done < n) {
-		const uint32_t *src = list->src + done, *dst = list->dst + done;
+	const size_t bytes = p->layout->piece_bytes[layer];
+	uint32_t done = 0;
+	for (*ret_runs = 0, *ret_end = 0; done < n && *ret_runs < BURST_RUNS && !*ret_end;) {
+		const uint32_t *src = list->src + first + done, *dst = list->dst + first + done;
 		uint32_t want = copy_run(src, dst, n - done);
 		CHECK(want <= p->from_blocks && *src <= p->from_blocks - want);
 		CHECK(want <= p->to_blocks && *dst <= p->to_blocks - want);
-		uint32_t run = still_leased(p, dst, list->dst_gen + done, want);
-		if (run) {
-			memcpy(p->to + kv_piece_offset(p->layout, p->to_blocks, layer, *dst),
-			       p->from + kv_piece_offset(p->layout, p->from_blocks, layer, *src),
-			       run * piece);
-			++*ret_runs;
-		}
+		uint32_t run = still_leased(p, dst, list->dst_gen + first + done, want);
+		if (run)
+			piece[(*ret_runs)++] = (struct kern_piece){kv_piece_offset(p->layout, p->to_blocks, layer, *dst),
+			                                           kv_piece_offset(p->layout, p->from_blocks, layer, *src), run * bytes};
 		done += run;
-		if (run < want)
-			break;
+		*ret_end = run < want;
+	}
+	return done;
+}
+
+int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
+               size_t limit_bytes, struct copy_sum *sum, uint32_t *ret_n, struct err *err)
+{
+	size_t most = limit_bytes / p->layout->piece_bytes[layer];
+	uint32_t n = most == 0 ? 1 : most < list->n ? (uint32_t)most : list->n, done = 0;
+	int end = 0;
+	while (done < n && !end) {
+		struct kern_piece piece[BURST_RUNS];
+		struct kern_copy c = {.to = p->to, .from = p->from, .piece = piece};
+		char why[256] = "";
+		*ret_n = done;
+		uint32_t more = gather(p, layer, list, done, n - done, piece, &c.n, &end);
+		if (c.n && kern_copy(&c, &sum->last, why, sizeof why))
+			return err_set(err, ERR_IO, "cannot copy layer %u: %s", layer, why);
+		sum->runs += (uint32_t)c.n;
+		done += more;
 	}
 	*ret_n = done;
-	return done < n ? ERR_STALE : 0;
+	return end ? ERR_STALE : 0;
+}
+
+int copy_wait(const struct copy_sum *sum, struct err *err)
+{
+	char why[256] = "";
+	return kern_wait(&sum->last, why, sizeof why) ? err_set(err, ERR_IO, "copying failed: %s", why) : 0;
 }

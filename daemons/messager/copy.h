@@ -2,7 +2,9 @@
 #ifndef MESSAGER_COPY_H
 #define MESSAGER_COPY_H
 
+#include "kernels/copy.h"
 #include "kv/layout.h"
+#include "util/err.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -10,8 +12,7 @@
 
 struct copy_pools {
 	const struct kv_layout *layout;   /* of both */
-	const unsigned char *from;
-	unsigned char *to;
+	struct kern_pool *from, *to;
 	uint32_t from_blocks, to_blocks;
 	const _Atomic uint64_t *to_generations;   /* (to_blocks), in D's control memory */
 };
@@ -23,13 +24,20 @@ struct copy_list {
 	uint32_t n;
 };
 
+/* What copies of several layers have come to. Zeroed at first. */
+struct copy_sum {
+	uint32_t runs;                    /* separate copies */
+	struct kern_ticket last;
+};
+
 /* How many of the leading blocks are neighbours on both sides, 1 .. n. */
 uint32_t copy_run(const uint32_t *src, const uint32_t *dst, uint32_t n);
-/* Copies blocks of the layer until limit_bytes is reached (at least one block) or all are done. A
+/* Begins to copy blocks of the layer until limit_bytes is reached (at least one block) or all are done. A
  * block that has another generation than the list says is not written, nor is one behind it:
- * ERR_STALE, else 0. *ret_n: blocks copied; *ret_runs is increased by the number of separate
- * copies. */
+ * ERR_STALE, else 0, or ERR_IO (the device). *ret_n: blocks of which the copy has begun. */
 int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
-               size_t limit_bytes, uint32_t *ret_n, uint32_t *ret_runs);
+               size_t limit_bytes, struct copy_sum *sum, uint32_t *ret_n, struct err *err);
+/* All that copy_layer has begun is done, also after an error of it. 0 or ERR_IO. */
+int copy_wait(const struct copy_sum *sum, struct err *err);
 
 #endif

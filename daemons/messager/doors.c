@@ -85,7 +85,7 @@ static int map(struct door *d, const struct handover_hello *h, const struct kv_l
 {
 	struct kv_region region;
 	struct ring *ring = NULL;
-	int r = kv_region_map(&region, layout, h->blocks, fds[0], fds[1], 1, err);
+	int r = kv_region_map(&region, layout, h->blocks, h->backend, h->device, fds[0], fds[1], err);
 	if (r < 0) {
 		if (fds[2] >= 0)
 			close(fds[2]);

@@ -30,6 +30,7 @@ static const struct stat_def stats[MS_COUNT] = {
 	[MS_DEADLINE] = {"pdserve_transfers_deadline_total", "Tasks whose deadline passed.", STAT_COUNTER},
 	[MS_PEER_GONE] = {"pdserve_transfers_peer_gone_total", "Tasks one of whose workers ended.", STAT_COUNTER},
 	[MS_MALFORMED] = {"pdserve_transfers_malformed_total", "Tasks with counts, blocks, names or layouts that do not fit.", STAT_COUNTER},
+	[MS_COPY_FAILED] = {"pdserve_transfers_copy_failed_total", "Tasks whose copying failed on the device.", STAT_COUNTER},
 	[MS_PIECES] = {"pdserve_transfer_pieces_total", "Pieces (layer, block) copied.", STAT_COUNTER},
 	[MS_COPIES] = {"pdserve_transfer_copies_total", "Copies into which neighbouring pieces were joined.", STAT_COUNTER},
 	[MS_HANDOVERS_REFUSED] = {"pdserve_handovers_refused_total", "Hand-overs of workers' memory that were refused.", STAT_COUNTER},
@@ -77,6 +78,7 @@ static void out_ended(void *arg, const struct task_report *r)
 	static const enum messager_stat counter[END_COUNT] = {
 		[END_SENT] = MS_SENT,         [END_CANCELLED] = MS_CANCELLED, [END_REVOKED] = MS_REVOKED,     [END_REFUSED] = MS_REFUSED,
 		[END_STALLED] = MS_STALLED,   [END_DEADLINE] = MS_DEADLINE,   [END_PEER_GONE] = MS_PEER_GONE, [END_MALFORMED] = MS_MALFORMED,
+		[END_COPY_FAILED] = MS_COPY_FAILED,
 	};
 	struct messager *m = arg;
 	struct stat_set *s = svc_stats(m->svc);

@@ -38,7 +38,7 @@ enum task_state {
 /* How a task ended. */
 #define TASK_ENDS(X) \
 	X(SENT, "sent") X(CANCELLED, "cancelled") X(REVOKED, "revoked") X(REFUSED, "refused") X(STALLED, "stalled") X(DEADLINE, "deadline") \
-	X(PEER_GONE, "peer_gone") X(MALFORMED, "malformed")
+	X(PEER_GONE, "peer_gone") X(MALFORMED, "malformed") X(COPY_FAILED, "copy_failed")
 enum task_end {
 #define X(name, text) END_##name,
 	TASK_ENDS(X)

@@ -227,6 +227,9 @@ static enum step ask(struct task *t, struct mover_worker *d)
 	if (strcmp(t->p->layout_text, d->layout_text) != 0)
 		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV layouts differ: %s has %s, %s has %s", t->p->name, t->p->layout_text,
 		                 d->name, d->layout_text);
+	if (t->p->region.pool->by != d->region.pool->by)
+		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV of %s is memory of backend %s, of %s of %s: nothing copies between them", t->p->name,
+		                 t->p->region.pool->by->name, d->name, d->region.pool->by->name);
 	struct ring_task *r = &t->m->scratch;
 	r->first_token = t->first_token;
 	r->tokens = t->tokens;
@@ -317,13 +320,13 @@ static int look(struct task *t)
 	return all;
 }
 
-/* Copies what is computed and not yet sent, within the turn's budget. 1 when nothing of that is
- * left; ERR_STALE: D has reused the block of *ret_stale. */
-static int copy(struct task *t, uint32_t *ret_stale)
+/* Begins to copy what is computed and not yet sent, within the turn's budget. 1 when nothing of that
+ * is left; ERR_STALE: D has reused the block of *ret_stale; ERR_IO: the device. */
+static int copy_begin(struct task *t, struct copy_sum *sum, uint32_t *ret_stale, struct err *err)
 {
 	struct mover *m = t->m;
-	const struct copy_pools pools = {&t->p->layout,       t->p->region.data,
-	                                 t->d->region.data,   t->p->region.blocks,
+	const struct copy_pools pools = {&t->p->layout,       t->p->region.pool,
+	                                 t->d->region.pool,   t->p->region.blocks,
 	                                 t->d->region.blocks, t->d->region.generations};
 	for (uint32_t l = 0; l < t->p->layout.layers; l++) {
 		uint32_t ready = blocks_ready(t, t->seen[l]), from = t->sent[l], n;
@@ -333,7 +336,7 @@ static int copy(struct task *t, uint32_t *ret_stale)
 			return 0;
 		const struct copy_list list = {t->src + from, t->dst + from, t->dst_gen + from,
 		                               ready - from};
-		int r = copy_layer(&pools, l, &list, m->budget, &n, &t->runs);
+		int r = copy_layer(&pools, l, &list, m->budget, sum, &n, err);
 		size_t bytes = n * t->p->layout.piece_bytes[l];
 		m->budget -= bytes < m->budget ? bytes : m->budget;
 		m->bytes += bytes;
@@ -345,6 +348,15 @@ static int copy(struct task *t, uint32_t *ret_stale)
 			return r;
 	}
 	return 1;
+}
+
+/* The same, and no write is in flight on return. */
+static int copy(struct task *t, uint32_t *ret_stale, struct err *err)
+{
+	struct copy_sum sum = {0};
+	int r = copy_begin(t, &sum, ret_stale, err), waited = copy_wait(&sum, err);
+	t->runs += sum.runs;
+	return waited < 0 ? waited : r;
 }
 
 /* The lease ended at D without a revocation, which D owes its writer: D's fault. */
@@ -367,10 +379,13 @@ static enum step step_open(struct task *t)
 	int all = look(t);
 	uint32_t stale = 0;
 	uint64_t bytes = t->bytes, begin = m->out.now_us(m->out.arg);
-	int done = copy(t, &stale);
+	struct err err = {0};
+	int done = copy(t, &stale, &err);
 	uint64_t end = m->out.now_us(m->out.arg);
 	if (t->bytes != bytes)
 		t->copy_us += end - begin;
+	if (done == ERR_IO)
+		return task_fail(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s", t->p->name, t->d->name, err.text);
 	if (done < 0)
 		return fail_reused(t, stale);
 	if (!done) {

@@ -98,15 +98,11 @@ static void layout_salt(const char *text, unsigned char ret[KEY_SALT_BYTES])
 }
 
 /* Maps the memory; fds are taken over. */
-static int client_map(struct client *c, uint32_t blocks, int fds[3], struct err *err)
+static int client_map(struct client *c, const struct handover_hello *h, int fds[3], struct err *err)
 {
 	if (fds[2] >= 0)
 		close(fds[2]);   /* a task ring is not for us */
-	if (fds[1] < 0) {
-		close(fds[0]);
-		return err_set(err, ERR_UNSUPPORTED, "storage reads host memory only, and this worker's blocks are on its device");
-	}
-	return kv_region_map(&c->target.region, &c->target.layout, blocks, fds[0], fds[1], 1, err);
+	return kv_region_map(&c->target.region, &c->target.layout, h->blocks, h->backend, h->device, fds[0], fds[1], err);
 }
 
 static int client_admit(struct storage *st, const struct handover_hello *h, struct err *err)
@@ -129,7 +125,7 @@ static int client_attach(struct client *c, const struct handover_hello *h, int f
 				close(fds[i]);
 		return r;
 	}
-	if ((r = client_map(c, h->blocks, fds, err)) != 0)
+	if ((r = client_map(c, h, fds, err)) != 0)
 		return r;
 	snprintf(c->name, sizeof c->name, "%s", h->name);
 	c->epoch = h->epoch;

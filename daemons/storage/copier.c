@@ -8,14 +8,14 @@
  * and the ride, which is nobody's, is freed when the tier is done with it; MOVES of a put -> LATE: what was copied is not to take its time with a device.
  *
  * A put copies, then checks the block's generation (and before, to spare the work); what was not valid all the while is STORE_VOID and leaves nothing. A get
- * checks before each piece that it was not given up. What goes wrong with one item is that item's code and text. */
+ * checks before each burst that it was not given up. What goes wrong with one item is that item's code and text. */
 #include "copier.h"
 #include "spans.h"
-#include "stream.h"
 #include "sum.h"
 
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/log.h"
 #include "util/mem.h"
 
 #include <pthread.h>
@@ -52,36 +52,58 @@ static int generation_holds(const struct copy_item *it)
 	return atomic_load_explicit(&r->generations[it->block], memory_order_acquire) == it->generation;
 }
 
-/* Walks the block's pieces and the spans beside each other: step is called for each range that is contiguous in both.
- * ERR_CANCELLED when the batch was given up between two pieces. */
-static int walk(struct copy_item *it, const struct tier_span *span, unsigned n,
-                void (*step)(struct sum_state *s, unsigned char *region, unsigned char *stored, size_t bytes), struct sum_state *s)
+/* What is copied in one go: the batch may be given up between two of them. */
+enum { BURST_PIECES = 32, BURST_BYTES = 1 << 20 };
+
+struct burst {
+	struct kern_copy copy;
+	struct kern_piece piece[BURST_PIECES];
+	size_t bytes;
+};
+
+/* 0, ERR_CANCELLED, ERR_IO. */
+static int burst_run(struct burst *b, const struct copy_item *it)
+{
+	struct kern_ticket ticket;
+	char why[256] = "";
+	size_t n = b->copy.n;
+	b->bytes = 0;
+	b->copy.piece = b->piece;
+	if (atomic_load_explicit(&it->batch->cancelled, memory_order_relaxed))
+		return ERR_CANCELLED;
+	if (n == 0 || (kern_copy(&b->copy, &ticket, why, sizeof why) == 0 && kern_wait(&ticket, why, sizeof why) == 0)) {
+		b->copy.n = 0;
+		return 0;
+	}
+	log_warn("copy_failed", "block=%u pieces=%zu why=%s", it->block, n, log_quote(why));
+	return ERR_IO;
+}
+
+/* Walks the block's pieces and the spans beside each other, and copies each range that is contiguous in both. */
+static int walk(const struct copy_item *it, const struct tier_span *span, unsigned n, struct burst *b)
 {
 	const struct copy_target *t = it->batch->target;
 	struct span_walk w = {span, n, 0};
-	for (uint32_t layer = 0; layer < t->layout.layers; layer++) {
-		if (atomic_load_explicit(&it->batch->cancelled, memory_order_relaxed))
-			return ERR_CANCELLED;
-		unsigned char *piece = t->region.data + kv_piece_offset(&t->layout, t->region.blocks, layer, it->block);
-		for (size_t left = t->layout.piece_bytes[layer], part; left; left -= part, piece += part) {
+	int r = 0;
+	for (uint32_t layer = 0; r == 0 && layer < t->layout.layers; layer++) {
+		uint64_t piece = kv_piece_offset(&t->layout, t->region.blocks, layer, it->block);
+		for (size_t left = t->layout.piece_bytes[layer], part; r == 0 && left; left -= part, piece += part) {
 			part = span_left(&w);
 			CHECK(part);
 			part = part < left ? part : left;
-			step(s, piece, span_take(&w, part), part);
+			uint64_t stored = (uintptr_t)span_take(&w, part);
+			b->piece[b->copy.n++] = b->copy.to ? (struct kern_piece){piece, stored, part} : (struct kern_piece){stored, piece, part};
+			b->bytes += part;
+			if (b->copy.n == BURST_PIECES || b->bytes >= BURST_BYTES)
+				r = burst_run(b, it);
 		}
 	}
-	return 0;
+	return r ? r : burst_run(b, it);
 }
 
-static void step_in(struct sum_state *s, unsigned char *region, unsigned char *stored, size_t bytes)
+static void see_sum(void *sum, const void *at, size_t bytes)
 {
-	sum_add_copy(s, stored, region, bytes);
-}
-
-static void step_out(struct sum_state *s, unsigned char *region, unsigned char *stored, size_t bytes)
-{
-	(void)s;
-	stream_copy(region, stored, bytes);
+	sum_add(sum, at, bytes);
 }
 
 enum ride_state { RIDE_WAITS, RIDE_MOVES, RIDE_LATE, RIDE_MOVED, RIDE_DONE, RIDE_ORPHAN };
@@ -101,9 +123,9 @@ static int ride_turns(struct copy_ride *r, enum ride_state from, enum ride_state
 static int copy_in(struct copy_item *it, struct tier_op *op, const struct tier_span *span, unsigned n)
 {
 	struct sum_state s;
+	struct burst b = {.copy = {.from = it->batch->target->region.pool, .seen = see_sum, .seen_arg = &s}};
 	sum_begin(&s);
-	int r = walk(it, span, n, step_in, &s);
-	stream_end();
+	int r = walk(it, span, n, &b);
 	if (r != 0)
 		return r;
 	op->sum = sum_end(&s);
@@ -114,8 +136,8 @@ static int copy_in(struct copy_item *it, struct tier_op *op, const struct tier_s
 
 static int copy_out(struct copy_item *it, const struct tier_span *span, unsigned n)
 {
-	int r = generation_holds(it) ? walk(it, span, n, step_out, NULL) : ERR_STALE;
-	stream_end();   /* also of what was given up: the fence speaks for it */
+	struct burst b = {.copy = {.to = it->batch->target->region.pool}};
+	int r = generation_holds(it) ? walk(it, span, n, &b) : ERR_STALE;
 	if (r == 0 && !generation_holds(it))
 		r = ERR_STALE;
 	it->moved = r == 0;

@@ -74,7 +74,7 @@ struct batch *batch_new(enum copy_kind kind, const struct copy_target *target, u
 void batch_free(struct batch *b);
 void copier_submit(struct copier *c, struct batch *b);
 /* Items that have not begun become STORE_CANCELLED, and so do those that a tier has and has not copied yet; a put that it has copied, too, though the
- * block may be stored after all. What is being copied just now ends at the next piece. Not for a batch that is finished and gone. */
+ * block may be stored after all. What is being copied just now ends with the present burst of pieces. Not for a batch that is finished and gone. */
 void copier_cancel(struct copier *c, struct batch *b);
 
 #endif

@@ -9,7 +9,7 @@
  * to be done; nothing here is fatal but that it cannot be started. */
 #include "stack_int.h"
 #include "spans.h"
-#include "stream.h"
+#include "kernels/stream.h"
 #include "sum.h"
 
 #include "util/check.h"

@@ -3,7 +3,7 @@
  * It guards against memory that changed and torn writes, not against somebody who forges blocks: who can write a store can write its
  * checksums. Nothing here fails. */
 #include "sum.h"
-#include "stream.h"
+#include "kernels/stream.h"
 
 #define XXH_STATIC_LINKING_ONLY   /* the state's size */
 #if defined(__x86_64__)

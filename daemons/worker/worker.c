@@ -240,8 +240,8 @@ static int open_pool(struct worker *w, const struct conf *c, struct err *err)
 	if (blocks < 2 || blocks > UINT32_MAX)
 		return err_set(err, ERR_INVALID, "kv_memory_mb %lld holds %llu blocks of %zu bytes, at least 2 are needed",
 		               (long long)conf_int(c, "kv_memory_mb"), (unsigned long long)blocks, l->block_bytes);
-	int r = kv_region_create(&w->region, l, (uint32_t)blocks, err);
-	if (r < 0 || (r = engine_attach_kv(w->engine, w->region.data, w->region.data_fd, w->region.blocks, w->region.data_bytes, err)) < 0)
+	int fd, r = engine_new_pool(w->engine, (uint32_t)blocks, &fd, err);
+	if (r < 0 || (r = kv_region_create(&w->region, l, (uint32_t)blocks, fd, err)) < 0)
 		return r;
 	w->pool = kv_pool_new(w->region.blocks, l->block_tokens, w->region.generations);
 	kv_layout_text(l, w->layout, sizeof w->layout);
@@ -362,7 +362,7 @@ static int start(struct svc *s, struct err *err)
 	if ((r = open_pool(w, c, err)) < 0)
 		return r;
 	struct handover_hello hello;
-	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &w->info->kv, w->region.blocks);
+	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &w->info->kv, w->region.blocks, w->info->backend, w->info->device);
 	if (strcmp(conf_str(c, "storage"), "none") != 0)
 		if ((r = attach_storage(w, conf_str(c, "storage"), &hello, err)) < 0)
 			return r;

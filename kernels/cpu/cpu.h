@@ -3,6 +3,7 @@
 #define CPU_CPU_H
 
 #include "kernels/cpu/crew.h"
+#include "kernels/host_memory.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -108,6 +109,7 @@ extern const struct cpu_variant cpu_variant_avx2, cpu_variant_avx512, cpu_varian
 /* --- device -------------------------------------------------------------------------------------------------------------- */
 
 struct kern_device {
+	struct host_device host;   /* first */
 	const struct cpu_variant *variant;
 	struct crew *crew;
 	struct kern_group group;
@@ -117,7 +119,6 @@ struct kern_device {
 	struct cpu_chunk *arena;   /* weights; guarded by lock */
 	void (*progressed)(void *arg);     /* kern_config */
 	void *progressed_arg;
-	char error[256];
 };
 
 struct kern_stream { struct kern_device *dev; };
@@ -134,8 +135,6 @@ static inline float *cpu_row(const struct kern_tensor *t, uint32_t r)
 }
 
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* zeroed, 64-byte aligned (2 MiB and huge pages advised when large); free() frees it */
-void *cpu_alloc(size_t bytes);
 
 /* `bytes` of zeroed memory in one of the arena's chunks, which counts its users; NULL when there is none */
 void *cpu_arena_alloc(struct cpu_chunk **arena, size_t bytes, struct cpu_chunk **ret_chunk);

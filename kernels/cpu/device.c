@@ -1,41 +1,24 @@
-/* device.c - the CPU device: choice of the variant, memory, streams, weights. Work is done in the calling thread and the crew's, before the call
+/* device.c - the CPU device: choice of the variant, streams, weights. Work is done in the calling thread and the crew's, before the call
  * returns. Failures are returned with a text; nothing here is fatal. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/program.h"
 
-#include <fcntl.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-enum { HUGE_PAGE = 2 << 20, MAX_THREADS = CREW_THREADS_MAX, ROWS_MAX = 1 << 22 };
+enum { MAX_THREADS = CREW_THREADS_MAX, ROWS_MAX = 1 << 22 };
 
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...)
 {
 	va_list ap;
 	va_start(ap, fmt);
-	vsnprintf(dev->error, sizeof dev->error, fmt, ap);
+	host_fail(dev, code, fmt, ap);
 	va_end(ap);
 	return code;
-}
-
-void *cpu_alloc(size_t bytes)
-{
-	size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
-	if (bytes > SIZE_MAX - align)
-		return NULL;
-	size_t size = (bytes + align - 1) / align * align;
-	void *p = aligned_alloc(align, size ? size : align);
-	if (!p)
-		return NULL;
-	if (align == HUGE_PAGE)
-		madvise(p, size, MADV_HUGEPAGE);       /* refused on some kernels: slower, not wrong */
-	return memset(p, 0, size ? size : align);
 }
 
 /* --- device ------------------------------------------------------------------------------------------------------------ */
@@ -137,91 +120,9 @@ static const char *device_numerics(const struct kern_device *dev)
 	return dev->numerics;
 }
 
-static const char *device_last_error(const struct kern_device *dev)
-{
-	return dev->error;
-}
-
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
 	*ret = (struct kern_counters){ .pulse = crew_pulse(dev->crew) };
-}
-
-/* --- memory ---------------------------------------------------------------------------------------------------------------- */
-
-/* What the memory of a kern_mem is freed with. */
-enum own { OWN_HEAP = 1, OWN_MAPPING, OWN_NOTHING };
-
-static struct kern_mem memory(void *p, size_t bytes, enum kern_memory kind, enum own own)
-{
-	return (struct kern_mem){ .dev = { (uintptr_t)p }, .host = kind == KERN_MEM_DEVICE ? NULL : p, .bytes = bytes, .kind = kind, .own = (void *)(uintptr_t)own };
-}
-
-/* The memory of a file descriptor; it keeps its own reference. */
-static int mem_map(struct kern_device *dev, int fd, size_t bytes, struct kern_mem *ret_mem)
-{
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (p == MAP_FAILED)
-		return cpu_fail(dev, KERN_ENOMEM, "cannot map %zu bytes of shared memory: %m", bytes);
-	*ret_mem = memory(p, bytes, KERN_MEM_SHARED, OWN_MAPPING);
-	return KERN_OK;
-}
-
-static int mem_new_shared(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
-{
-	int fd = memfd_create("pdserve-device", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (fd < 0 || ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK)) {
-		int rc = cpu_fail(dev, KERN_ENOMEM, "no shared memory of %zu bytes: %m", bytes);
-		if (fd >= 0)
-			close(fd);
-		return rc;
-	}
-	int rc = mem_map(dev, fd, bytes, ret_mem);
-	if (rc)
-		close(fd);
-	else
-		ret_mem->fd = fd;
-	return rc;
-}
-
-static int mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes, struct kern_mem *ret_mem)
-{
-	if (kind == KERN_MEM_SHARED)
-		return mem_new_shared(dev, bytes, ret_mem);
-	void *p = cpu_alloc(bytes);
-	if (!p)
-		return cpu_fail(dev, KERN_ENOMEM, "no memory for %zu bytes", bytes);
-	*ret_mem = memory(p, bytes, kind, OWN_HEAP);
-	return KERN_OK;
-}
-
-static int mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret_fd)
-{
-	int fd = mem->kind == KERN_MEM_SHARED && mem->fd > 0 ? fcntl(mem->fd, F_DUPFD_CLOEXEC, 0) : -1;
-	if (fd < 0)
-		return cpu_fail(dev, KERN_EINVAL, "memory of %zu bytes cannot be shared", mem->bytes);
-	*ret_fd = fd;
-	return KERN_OK;
-}
-
-static int mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_mem *ret_mem)
-{
-	(void)dev;
-	*ret_mem = memory(host, bytes, KERN_MEM_PINNED, OWN_NOTHING);
-	return KERN_OK;
-}
-
-static void mem_free(struct kern_device *dev, struct kern_mem *mem)
-{
-	(void)dev;
-	void *p = (void *)mem->dev.v;
-	if ((enum own)(uintptr_t)mem->own == OWN_HEAP)
-		free(p);
-	if ((enum own)(uintptr_t)mem->own == OWN_MAPPING)
-		munmap(p, mem->bytes);
-	if (mem->fd > 0)
-		close(mem->fd);
-	*mem = (struct kern_mem){ 0 };
 }
 
 /* --- streams ----------------------------------------------------------------------------------------------------------------- */
@@ -240,20 +141,6 @@ static void stream_destroy(struct kern_stream **s)
 {
 	free(*s);
 	*s = NULL;
-}
-
-static int stream_upload(struct kern_stream *s, kern_ptr dst, const void *src, size_t bytes)
-{
-	(void)s;
-	memcpy((void *)dst.v, src, bytes);
-	return KERN_OK;
-}
-
-static int stream_download(struct kern_stream *s, void *dst, kern_ptr src, size_t bytes)
-{
-	(void)s;
-	memcpy(dst, (const void *)src.v, bytes);
-	return KERN_OK;
 }
 
 static int stream_sync(struct kern_stream *s)
@@ -316,17 +203,17 @@ const struct kern_ops kern_cpu_ops = {
 	.open = device_open,
 	.close = device_close,
 	.numerics = device_numerics,
-	.last_error = device_last_error,
+	.last_error = host_last_error,
 	.counters = device_counters,
-	.mem_new = mem_new,
-	.mem_share = mem_share,
-	.mem_map = mem_map,
-	.mem_pin = mem_pin,
-	.mem_free = mem_free,
+	.mem_new = host_mem_new,
+	.mem_share = host_mem_share,
+	.mem_map = host_mem_map,
+	.mem_pin = host_mem_pin,
+	.mem_free = host_mem_free,
 	.stream_new = stream_new,
 	.stream_destroy = stream_destroy,
-	.upload = stream_upload,
-	.download = stream_download,
+	.upload = host_upload,
+	.download = host_download,
 	.sync = stream_sync,
 	.weight_new = weight_new,
 	.weight_destroy = weight_destroy,

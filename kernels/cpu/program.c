@@ -29,7 +29,7 @@ int build_fail(struct build *b, int code, const char *fmt, ...)
 		return b->rc;
 	va_list ap;
 	va_start(ap, fmt);
-	vsnprintf(b->p->dev->error, sizeof b->p->dev->error, fmt, ap);
+	host_fail(b->p->dev, 0, fmt, ap);
 	va_end(ap);
 	return b->rc = code;
 }
@@ -216,7 +216,7 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
 {
 	struct kern_device *dev = s->dev;
-	int rc = kern_batch_check(batch, &p->limits, dev->error, sizeof dev->error);
+	int rc = kern_batch_check(batch, &p->limits, dev->host.error, sizeof dev->host.error);
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&dev->lock);

@@ -332,7 +332,7 @@ int sim_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 	struct kern_device *dev = s->dev;
 	uint64_t now = sim_clock_now();
 	const struct kern_batch *b = p->batch = batch->host;
-	int rc = kern_batch_check(batch, &p->limits, dev->error, sizeof dev->error);
+	int rc = kern_batch_check(batch, &p->limits, dev->host.error, sizeof dev->host.error);
 	if (rc)
 		return rc;
 	sim_clock_begin(dev, now);

@@ -6,6 +6,7 @@
 #ifndef SIM_SIM_H
 #define SIM_SIM_H
 
+#include "kernels/host_memory.h"
 #include "kernels/kernels.h"
 #include "kernels/sim/options.h"
 
@@ -26,6 +27,7 @@ struct kern_stream {
 };
 
 struct kern_device {
+	struct host_device host;           /* first */
 	struct sim_options opt;
 	struct kern_stream stream;         /* runs work at once, so that one is as good as several */
 	void (*progressed)(void *arg);
@@ -35,7 +37,6 @@ struct kern_device {
 	const struct kern_program *wrote_logits;   /* the latest program that did; not to be read, it may be gone */
 	uint64_t step;
 	_Atomic uint64_t pulse, busy_ns, steps, rows, kv_faults;
-	char error[256];
 };
 
 struct kern_weight {

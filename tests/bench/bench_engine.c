@@ -20,8 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 enum { LIST_MAX = 16, REPEATS_MAX = 64, SPANS_MAX = 64, SCORE_ROWS = 64 };
 
@@ -364,24 +362,16 @@ int main(int argc, char **argv)
 	b.vocab = i->vocab;
 	printf("%s, %s, %u threads (0: all), %.1f MiB of weights, loaded in %.2f s\n", i->name, i->numerics, o.threads, (double)i->weight_bytes / 1048576,
 	       (double)(clock_us() - from) / 1e6);
-	size_t bytes = i->kv.block_bytes * b.blocks;
-	int fd = memfd_create("bench-kv", MFD_CLOEXEC);
-	void *pool = fd < 0 || ftruncate(fd, (off_t)bytes) < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (pool == MAP_FAILED) {
-		perror("bench_engine: KV pool");
-		return 1;
-	}
-	memset(pool, 0, bytes);
-	if (engine_attach_kv(b.e, pool, fd, b.blocks, bytes, &err)) {
+	if (engine_new_pool(b.e, b.blocks, NULL, &err)) {
 		fprintf(stderr, "bench_engine: %s\n", err.text);
 		return 1;
 	}
+	if (engine_pool(b.e)->host)
+		memset(engine_pool(b.e)->host, 0, engine_pool(b.e)->bytes);   /* its pages are there before time is measured */
 	if (b.interactive)
 		run_as_asked(&b, from);
 	else
 		run_all(&b);
 	engine_close(&b.e);
-	munmap(pool, bytes);
-	close(fd);
 	return 0;
 }

@@ -12,6 +12,7 @@
 #include "daemons/storage/copier.h"
 #include "daemons/storage/sum.h"
 #include "daemons/storage/tier_disk.h"
+#include "tests/unit/pool_memory.h"
 
 #include "util/check.h"
 #include "util/clock.h"
@@ -23,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define BLOCKS 128u
 #define TURNS_MAX 101
@@ -31,6 +33,7 @@ enum { MEMCPY, PUT, GET, WAYS };
 static const char *const way_name[WAYS] = {"memcpy", "put", "get"};
 
 static struct copy_target target;
+static struct pool_memory owner;
 static struct queue *over;
 
 static void finished(void *arg, struct batch *b)
@@ -78,7 +81,7 @@ static uint64_t run_memcpy(unsigned char *to)
 	uint64_t t0 = clock_us();
 	for (uint32_t b = 0; b < BLOCKS; b++)
 		for (uint32_t i = 0; i < l->layers; i++, to += l->piece_bytes[l->layers - 1])
-			memcpy(to, target.region.data + kv_piece_offset(l, BLOCKS, i, b), l->piece_bytes[i]);
+			memcpy(to, owner.data + kv_piece_offset(l, BLOCKS, i, b), l->piece_bytes[i]);
 	return clock_us() - t0;
 }
 
@@ -92,10 +95,11 @@ static void region_make(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t 
 {
 	struct err err = {0};
 	CHECK(kv_layout_uniform(&target.layout, layers, heads, dim, tokens, KV_BF16) == 0);
-	if (kv_region_create(&target.region, &target.layout, BLOCKS, &err) != 0)
+	if (pool_memory_new(&owner, &target.layout, BLOCKS, &err) != 0 ||
+	    kv_region_map(&target.region, &target.layout, BLOCKS, "cpu", 0, dup(owner.region.control_fd), dup(owner.region.data_fd), &err) != 0)
 		check_fatal("%s", err.text);
-	for (size_t i = 0; i < target.region.data_bytes; i++)
-		target.region.data[i] = (unsigned char)(i * 2654435761u >> 13);
+	for (size_t i = 0; i < owner.region.data_bytes; i++)
+		owner.data[i] = (unsigned char)(i * 2654435761u >> 13);
 }
 
 static void bench_memory(int turns, int threads)
@@ -336,5 +340,6 @@ int main(int argc, char **argv)
 		check_fatal("usage: bench_storage memory [TURNS] [THREADS] | disk FOLDER MIB small|model|large DEPTH auto|io_uring|threads | index FOLDER BLOCKS");
 	queue_destroy(&over);
 	kv_region_fini(&target.region);
+	pool_memory_fini(&owner);
 	return 0;
 }

@@ -3,7 +3,7 @@
  * A real pdmessagerd (build/bin, or PD_BIN=folder), and in this process one prefill and one decode worker with real pools, ring and links. Run from the
  * repository's root after `make`. Prints one line per measurement; ends with 1 when something did not work. */
 #include "daemons/worker/attach.h"
-#include "kv/region.h"
+#include "tests/unit/pool_memory.h"
 #include "kv/ring.h"
 #include "svc/svc_int.h"
 #include "util/check.h"
@@ -27,7 +27,7 @@ struct world {
 	pid_t messager;
 	struct kv_layout layout;
 	uint32_t blocks;
-	struct kv_region p, d;
+	struct pool_memory p, d;
 	struct ring *ring;
 	struct attach *p_attach, *d_attach;
 	struct chan *p_chan, *d_chan;
@@ -58,7 +58,7 @@ static void say_opened(struct peer *p, const struct msg_head *head, const Pds__L
 	o.generations = generations;
 	o.n_blocks = o.n_generations = w->task.blocks;
 	for (uint32_t i = 0; i < w->task.blocks; i++)
-		generations[i] = w->d.generations[w->task.dst[i]];
+		generations[i] = w->d.region.generations[w->task.dst[i]];
 	chan_send(w->d_chan, p, MSG_LEASE_OPENED, head, &o.base);
 }
 
@@ -210,17 +210,17 @@ static void set_up(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t block
 	w->blocks = blocks;
 	w->svc.base = event_base_new();
 	must(kv_layout_uniform(&w->layout, layers, heads, dim, 64, KV_BF16), &err, "layout");
-	must(kv_region_create(&w->p, &w->layout, blocks, &err), &err, "prefill pool");
-	must(kv_region_create(&w->d, &w->layout, blocks, &err), &err, "decode pool");
+	must(pool_memory_new(&w->p, &w->layout, blocks, &err), &err, "prefill pool");
+	must(pool_memory_new(&w->d, &w->layout, blocks, &err), &err, "decode pool");
 	must(ring_create(8, layers, P_EPOCH, &w->ring, &err), &err, "ring");
-	memset(w->p.data, 1, w->p.data_bytes);
-	memset(w->d.data, 2, w->d.data_bytes);
-	handover_hello_init(&hello, "decode-1", D_EPOCH, &w->layout, blocks);
-	w->d_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->d.control_fd, w->d.data_fd, -1, &d_attach);
-	handover_hello_init(&hello, "prefill-1", P_EPOCH, &w->layout, blocks);
+	memset(w->p.data, 1, w->p.region.data_bytes);
+	memset(w->d.data, 2, w->d.region.data_bytes);
+	handover_hello_init(&hello, "decode-1", D_EPOCH, &w->layout, blocks, "cpu", 0);
+	w->d_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->d.region.control_fd, w->d.region.data_fd, -1, &d_attach);
+	handover_hello_init(&hello, "prefill-1", P_EPOCH, &w->layout, blocks, "cpu", 0);
 	hello.ring_slots = 8;
 	hello.ring_layers = layers;
-	w->p_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->p.control_fd, w->p.data_fd, ring_fd(w->ring), &p_attach);
+	w->p_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->p.region.control_fd, w->p.region.data_fd, ring_fd(w->ring), &p_attach);
 	w->p_chan = link_to_messager("prefill-1", P_EPOCH, &p_hooks, &w->p_peer);
 	w->d_chan = link_to_messager("decode-1", D_EPOCH, &d_hooks, &w->d_peer);
 	must(loop_until(connected), &err, "connecting to the messager");
@@ -242,8 +242,8 @@ static void tear_down(void)
 	}
 	rmdir(w->dir);
 	ring_destroy(&w->ring);
-	kv_region_fini(&w->p);
-	kv_region_fini(&w->d);
+	pool_memory_fini(&w->p);
+	pool_memory_fini(&w->d);
 	event_base_free(w->svc.base);
 }
 

@@ -78,7 +78,7 @@ def pool_of(suite, name):
     """The worker's KV bytes, opened for writing as another process with its descriptor could."""
     folder = f"/proc/{suite.procs[name].pid}/fd"
     links = {fd: os.readlink(os.path.join(folder, fd)) for fd in os.listdir(folder)}
-    fd = next(fd for fd, link in links.items() if link.startswith("/memfd:pdserve-kv ("))
+    fd = next(fd for fd, link in links.items() if link.startswith("/memfd:pdserve-shared ("))
     return open(os.path.join(folder, fd), "r+b", buffering=0)
 
 

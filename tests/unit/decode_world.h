@@ -6,7 +6,7 @@
 
 #include "kv/handover.h"
 #include "kv/pool.h"
-#include "kv/region.h"
+#include "pool_memory.h"
 #include "msg/chan.h"
 #include "util/clock.h"
 #include "util/list.h"
@@ -76,7 +76,7 @@ struct world {
 	int draining;          /* by its last heartbeat, as are the rates */
 	uint32_t compute_rate, memory_rate, disk_rate, beats;
 	struct kv_layout layout;
-	struct kv_region region;
+	struct pool_memory shared;
 	unsigned char *kv;     /* of the short prompt, layer by layer */
 	uint32_t settled;
 	char *text;            /* the last answer to pdctl's question */
@@ -214,7 +214,7 @@ static inline void answer_worker(int conn, int map)
 	close(fds[2]);
 	if (map) {
 		W.layout = l;
-		ck_assert_msg(kv_region_map(&W.region, &l, h.blocks, fds[0], fds[1], 1, &e) == 0, "%s", e.text);
+		ck_assert_msg(pool_memory_map(&W.shared, &l, h.blocks, fds[0], fds[1], &e) == 0, "%s", e.text);
 	}
 	ck_assert_int_eq(handover_answer(conn, W.messager.epoch, 0, "", -1), 0);
 }
@@ -242,7 +242,7 @@ static inline void write_late(void)
 	while (late->on) {
 		for (uint32_t l = 0; l < W.layout.layers; l++)
 			for (uint32_t i = 0; i < late->n; i++)
-				memset(W.region.data + kv_piece_offset(&W.layout, W.region.blocks, l, late->blocks[i]), 0x42, W.layout.piece_bytes[l]);
+				memset(W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, late->blocks[i]), 0x42, W.layout.piece_bytes[l]);
 		late->rounds++;
 	}
 	late->busy = 0;
@@ -355,10 +355,10 @@ static inline void daemon_restart(uint32_t blocks, uint32_t lease_ms)
 	ck_assert_int_eq(waitpid(W.daemon, NULL, 0), W.daemon);
 	close(W.conn);
 	W.conn = -1;
-	kv_region_fini(&W.region);
-	memset(&W.region, 0, sizeof W.region);
+	pool_memory_fini(&W.shared);
+	memset(&W.shared, 0, sizeof W.shared);
 	daemon_start(blocks, lease_ms);
-	UNTIL(W.epoch != old && W.router.p && W.messager.p && W.prefill.p && peer_epoch(W.prefill.p) == W.epoch && W.region.data);
+	UNTIL(W.epoch != old && W.router.p && W.messager.p && W.prefill.p && peer_epoch(W.prefill.p) == W.epoch && W.shared.data);
 }
 
 static inline void world_begin(uint32_t blocks, uint32_t lease_ms, int child)
@@ -382,7 +382,7 @@ static inline void world_begin(uint32_t blocks, uint32_t lease_ms, int child)
 		fcntl(W.listener, F_SETFL, O_NONBLOCK);
 	}
 	daemon_start(blocks, lease_ms);
-	UNTIL(W.router.p && W.messager.p && (child || W.region.data));
+	UNTIL(W.router.p && W.messager.p && (child || W.shared.data));
 	side_open(&W.prefill);
 	UNTIL(W.prefill.p);
 }
@@ -617,8 +617,8 @@ static inline void learn_kv(uint32_t n)
 	say_submit(n, short_of(1));
 	UNTIL(W.answer[n].finish == PDS__FINISH__FINISH_LENGTH);
 	ck_assert_uint_eq(W.answer[n].id[0], short_answer[0]);
-	for (uint32_t b = 0; b < W.region.blocks; b++) {
-		const unsigned char *piece = W.region.data + kv_piece_offset(&W.layout, W.region.blocks, 0, b);
+	for (uint32_t b = 0; b < W.shared.region.blocks; b++) {
+		const unsigned char *piece = W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, 0, b);
 		for (size_t i = 0; i < W.layout.piece_bytes[0]; i++)
 			if (piece[i]) {
 				ck_assert(at == KV_BLOCK_NONE || at == b);
@@ -629,7 +629,7 @@ static inline void learn_kv(uint32_t n)
 	W.kv = mem_alloc(W.layout.block_bytes);
 	unsigned char *to = W.kv;
 	for (uint32_t l = 0; l < W.layout.layers; to += W.layout.piece_bytes[l++])
-		memcpy(to, W.region.data + kv_piece_offset(&W.layout, W.region.blocks, l, at), W.layout.piece_bytes[l]);
+		memcpy(to, W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, at), W.layout.piece_bytes[l]);
 }
 
 /* The messager's copy. */
@@ -638,7 +638,7 @@ static inline void fill_kv(const Pds__Grant *g)
 	const unsigned char *from = W.kv;
 	ck_assert_uint_eq(g->n_blocks, 1);
 	for (uint32_t l = 0; l < W.layout.layers; from += W.layout.piece_bytes[l++])
-		memcpy(W.region.data + kv_piece_offset(&W.layout, W.region.blocks, l, g->blocks[0]), from, W.layout.piece_bytes[l]);
+		memcpy(W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, g->blocks[0]), from, W.layout.piece_bytes[l]);
 }
 
 /* A lease that the messager may write to. */

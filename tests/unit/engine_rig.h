@@ -50,11 +50,10 @@ static struct rig rig_open(struct rig_opts o)
 	const struct engine_info *i = engine_info(r.e);
 	r.vocab = i->vocab;
 	r.block_tokens = eo.block_tokens;
-	size_t bytes = i->kv.block_bytes * r.blocks;
-	r.pool = aligned_alloc(64, (bytes + 63) / 64 * 64);
-	memset(r.pool, 0xff, bytes);   /* NaN: a block that is read before it is written shows */
-	rc = engine_attach_kv(r.e, r.pool, -1, r.blocks, bytes, &err);
-	ck_assert_msg(rc == 0, "engine_attach_kv: %s", err.text);
+	rc = engine_new_pool(r.e, r.blocks, NULL, &err);
+	ck_assert_msg(rc == 0, "engine_new_pool: %s", err.text);
+	r.pool = engine_pool(r.e)->host;
+	memset(r.pool, 0xff, i->kv.block_bytes * r.blocks);   /* NaN: a block that is read before it is written shows */
 	if (o.board)
 		ck_assert_int_eq(engine_attach_board(r.e, o.board, 256 * sizeof *o.board, &err), 0);
 	return r;
@@ -63,7 +62,6 @@ static struct rig rig_open(struct rig_opts o)
 static void rig_close(struct rig *r)
 {
 	engine_close(&r->e);
-	free(r->pool);
 }
 
 /* A sequence whose blocks are scattered over the pool: block i is (first + 7 i) mod blocks. */

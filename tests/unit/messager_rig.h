@@ -5,6 +5,7 @@
 #define TEST_MESSAGER_RIG_H
 
 #include "daemons/messager/mover.h"
+#include "pool_memory.h"
 #include "util/check.h"
 
 #include <setjmp.h>
@@ -42,7 +43,7 @@ struct said {
 struct rig {
 	struct mover *m;
 	struct kv_layout layout;
-	struct kv_region p, d;     /* the owners' mappings */
+	struct pool_memory p, d;     /* the owners' mappings */
 	struct ring *ring;         /* P's */
 	_Atomic uint64_t now_us;
 	int p_linked, d_linked, full;    /* full: the window takes nothing */
@@ -145,7 +146,7 @@ static void rig_attach_p(struct rig *r)
 	struct kv_region p;
 	struct ring *ring;
 	struct err e = {0};
-	if (kv_region_map(&p, &r->layout, RIG_BLOCKS, dup(r->p.control_fd), dup(r->p.data_fd), 1, &e) < 0 ||
+	if (kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", 0, dup(r->p.region.control_fd), dup(r->p.region.data_fd), &e) < 0 ||
 	    ring_map(dup(ring_fd(r->ring)), RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e) < 0)
 		PANIC("%s", e.text);
 	r->wp = mover_add(r->m, "prefill-1", P_EPOCH, &r->layout, &p, ring);
@@ -155,7 +156,7 @@ static void rig_attach_d(struct rig *r)
 {
 	struct kv_region d;
 	struct err e = {0};
-	if (kv_region_map(&d, &r->layout, RIG_BLOCKS, dup(r->d.control_fd), dup(r->d.data_fd), 1, &e) < 0)
+	if (kv_region_map(&d, &r->layout, RIG_BLOCKS, "cpu", 0, dup(r->d.region.control_fd), dup(r->d.region.data_fd), &e) < 0)
 		PANIC("%s", e.text);
 	r->wd = mover_add(r->m, "decode-1", D_EPOCH, &r->layout, &d, NULL);
 }
@@ -174,7 +175,7 @@ static void rig_init(struct rig *r)
 	r->now_us = 1000000;
 	r->p_linked = r->d_linked = 1;
 	kv_layout_uniform(&r->layout, RIG_LAYERS, 1, 4, RIG_BLOCK_TOKENS, KV_F32);
-	if (kv_region_create(&r->p, &r->layout, RIG_BLOCKS, &e) < 0 || kv_region_create(&r->d, &r->layout, RIG_BLOCKS, &e) < 0 ||
+	if (pool_memory_new(&r->p, &r->layout, RIG_BLOCKS, &e) < 0 || pool_memory_new(&r->d, &r->layout, RIG_BLOCKS, &e) < 0 ||
 	    ring_create(RIG_SLOTS, RIG_LAYERS, P_EPOCH, &r->ring, &e) < 0)
 		PANIC("%s", e.text);
 	r->m = rig_mover(r);
@@ -188,8 +189,8 @@ static void rig_fini(struct rig *r)
 	r->kill_at = 0;
 	mover_destroy(&r->m);
 	ring_destroy(&r->ring);
-	kv_region_fini(&r->p);
-	kv_region_fini(&r->d);
+	pool_memory_fini(&r->p);
+	pool_memory_fini(&r->d);
 }
 
 /* The messager is killed and a new one starts: it knows nothing but what shared memory says. */
@@ -237,7 +238,7 @@ static void rig_grant(struct rig *r, const struct ring_task *t)
 	*g = (struct grant){.first_token = t->first_token, .tokens = t->tokens, .n = t->blocks};
 	for (uint32_t i = 0; i < g->n; i++) {
 		g->blocks[i] = t->dst[i];
-		g->generations[i] = r->d.generations[t->dst[i]];
+		g->generations[i] = r->d.region.generations[t->dst[i]];
 	}
 }
 
@@ -256,7 +257,7 @@ __attribute__((unused)) static void rig_publish(struct rig *r, uint64_t lease, u
 	rig_post(r, &t);
 }
 
-static unsigned char *rig_piece(const struct rig *r, const struct kv_region *of, uint32_t layer, uint32_t block)
+static unsigned char *rig_piece(const struct rig *r, const struct pool_memory *of, uint32_t layer, uint32_t block)
 {
 	return of->data + kv_piece_offset(&r->layout, RIG_BLOCKS, layer, block);
 }
@@ -373,7 +374,7 @@ __attribute__((unused)) static const struct said *rig_last(const struct rig *r, 
 static size_t rig_written(const struct rig *r)
 {
 	size_t n = 0;
-	for (size_t i = 0; i < r->d.data_bytes; i++)
+	for (size_t i = 0; i < r->d.region.data_bytes; i++)
 		n += r->d.data[i] != 0;
 	return n;
 }

@@ -99,7 +99,7 @@ static inline void pieces_move(uint32_t block, unsigned char *data, uint32_t fro
 {
 	unsigned char *at = data;
 	for (uint32_t l = 0; l < to; at += W.layout.piece_bytes[l++]) {
-		unsigned char *piece = W.region.data + kv_piece_offset(&W.layout, W.region.blocks, l, block);
+		unsigned char *piece = W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, block);
 		if (l >= from)
 			memcpy(in ? piece : at, in ? at : piece, W.layout.piece_bytes[l]);
 	}
@@ -107,7 +107,7 @@ static inline void pieces_move(uint32_t block, unsigned char *data, uint32_t fro
 
 static inline uint64_t generation_of(uint32_t block)
 {
-	return __atomic_load_n((uint64_t *)(uintptr_t)&W.region.generations[block], __ATOMIC_ACQUIRE);
+	return __atomic_load_n((uint64_t *)(uintptr_t)&W.shared.region.generations[block], __ATOMIC_ACQUIRE);
 }
 
 static inline void commit(const unsigned char *hash, const unsigned char *data)

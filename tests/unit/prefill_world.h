@@ -8,7 +8,7 @@
 #define TESTS_PREFILL_WORLD_H
 
 #include "kv/handover.h"
-#include "kv/region.h"
+#include "pool_memory.h"
 #include "kv/ring.h"
 #include "msg/chan.h"
 #include "util/clock.h"
@@ -97,7 +97,7 @@ static uint32_t words[LONG], golden_first;
 static int door = -1, attached = -1;
 static struct handover_hello hello;
 static struct kv_layout layout;
-static struct kv_region region;
+static struct pool_memory shared;
 static struct ring *ring;
 static uint64_t deadline_us;           /* of what is said from now on, 0: none */
 static pid_t storage;
@@ -133,7 +133,7 @@ static inline void take_memory(void)
 	int fds[3], bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	ck_assert_msg(handover_receive(attached, &hello, &layout, fds, &err) == 0, "%s", err.text);
 	ck_assert_uint_eq(hello.block_tokens, BLOCK);
-	ck_assert_int_eq(kv_region_map(&region, &layout, hello.blocks, fds[0], fds[1], 0, &err), 0);
+	ck_assert_int_eq(pool_memory_map(&shared, &layout, hello.blocks, fds[0], fds[1], &err), 0);
 	ck_assert_int_eq(ring_map(fds[2], hello.ring_slots, hello.ring_layers, hello.epoch, &ring, &err), 0);
 	ck_assert_int_eq(handover_answer(attached, node[MESSAGER].epoch, 0, "", bell), 0);
 	close(bell);
@@ -514,7 +514,7 @@ static inline void ended(void)
 	for (enum who w = ROUTER; w < N_NODES; w++)
 		node_close(w);
 	ring_destroy(&ring);
-	kv_region_fini(&region);
+	pool_memory_fini(&shared);
 	close(attached);
 	close(door);
 	event_free(timer);

@@ -6,6 +6,7 @@
 #include "daemons/storage/storage.h"
 
 #include "kv/hash.h"
+#include "pool_memory.h"
 #include "util/clock.h"
 #include "util/mem.h"
 #include "util/sock.h"
@@ -182,7 +183,7 @@ static const struct tier_ops gate_ops = {.put = gate_put, .get = gate_get, .look
 
 #define BLOCKS 8u
 static struct kv_layout layout;
-static struct kv_region region;   /* worker-0's */
+static struct pool_memory shared;   /* worker-0's */
 static int sock;
 
 static inline void loop(void)
@@ -224,7 +225,7 @@ static inline unsigned char pattern(uint32_t name, uint32_t layer, size_t at)
 
 static inline unsigned char *piece(uint32_t block, uint32_t layer)
 {
-	return region.data + kv_piece_offset(&layout, BLOCKS, layer, block);
+	return shared.data + kv_piece_offset(&layout, BLOCKS, layer, block);
 }
 
 static inline void block_fill(uint32_t block, uint32_t name)
@@ -258,19 +259,20 @@ static inline void block_clear(uint32_t block)
 		memset(piece(block, l), 0, layout.piece_bytes[l]);
 }
 
-/* Hands r over as `name`; the socket, or -1 with the reply's code in *ret_code. */
-static inline int hand_over(const char *name, uint64_t epoch, const struct kv_layout *l, const struct kv_region *r, int *ret_code)
+static struct handover_reply reply;   /* the latest */
+
+/* Hands p over as `name`, as memory of that backend; the socket, or -1 with the reply's code in *ret_code. */
+static inline int hand_over_of(const char *backend, const char *name, uint64_t epoch, const struct kv_layout *l, const struct pool_memory *p, int *ret_code)
 {
 	char path[128];
 	struct handover_hello h;
-	struct handover_reply reply;
 	struct err err = {0};
 	int bell = -1;
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	int s = sock_connect(path, &err);
 	ck_assert_int_ge(s, 0);
-	handover_hello_init(&h, name, epoch, l, r->blocks);
-	ck_assert_int_eq(handover_offer(s, &h, r->control_fd, r->data_fd, -1, &err), 0);
+	handover_hello_init(&h, name, epoch, l, p->region.blocks, backend, 0);
+	ck_assert_int_eq(handover_offer(s, &h, p->region.control_fd, p->region.data_fd, -1, &err), 0);
 	for (int i = 0; i < 20; i++)
 		loop();
 	ck_assert_int_eq(handover_result(s, &reply, &bell, &err), 0);
@@ -279,6 +281,11 @@ static inline int hand_over(const char *name, uint64_t epoch, const struct kv_la
 		return s;
 	close(s);
 	return -1;
+}
+
+static inline int hand_over(const char *name, uint64_t epoch, const struct kv_layout *l, const struct pool_memory *p, int *ret_code)
+{
+	return hand_over_of("cpu", name, epoch, l, p, ret_code);
 }
 
 static inline void start_with(uint64_t capacity, unsigned threads)
@@ -305,14 +312,14 @@ static inline void start_with(uint64_t capacity, unsigned threads)
 	ck_assert_int_eq(kv_layout_uniform(&layout, 3, 2, 16, 16, KV_F32), 0);
 	layout.layer[1].heads = 3;   /* layers that differ */
 	ck_assert_int_eq(kv_layout_finish(&layout), 0);
-	ck_assert_int_eq(kv_region_create(&region, &layout, BLOCKS, &err), 0);
+	ck_assert_int_eq(pool_memory_new(&shared, &layout, BLOCKS, &err), 0);
 }
 
 static inline void set_up(void)
 {
 	int code;
 	start_with(64 << 20, 2);
-	sock = hand_over("worker-0", 100, &layout, &region, &code);
+	sock = hand_over("worker-0", 100, &layout, &shared, &code);
 	ck_assert_int_ge(sock, 0);
 }
 
@@ -321,7 +328,7 @@ static inline void set_up_one(void)
 {
 	int code;
 	start_with(64 << 20, 1);
-	sock = hand_over("worker-0", 100, &layout, &region, &code);
+	sock = hand_over("worker-0", 100, &layout, &shared, &code);
 	ck_assert_int_ge(sock, 0);
 }
 
@@ -338,7 +345,7 @@ static inline void tear_down(void)
 	gate.inner->ops->destroy(gate.inner);
 	if (sock >= 0)
 		close(sock);
-	kv_region_fini(&region);
+	pool_memory_fini(&shared);
 	forget_said();
 	stat_destroy(&figures);
 	event_base_free(base);
@@ -366,7 +373,7 @@ static inline void ask(struct peer *p, enum msg_type type, uint64_t batch, const
 		pds__store_item__init(&item[i]);
 		item[i].hash = (ProtobufCBinaryData){.len = 32, .data = hash[i].b};
 		item[i].block = blocks[i];
-		item[i].generation = blocks[i] < BLOCKS ? atomic_load(&region.generations[blocks[i]]) : 0;
+		item[i].generation = blocks[i] < BLOCKS ? atomic_load(&shared.region.generations[blocks[i]]) : 0;
 		list[i] = &item[i];
 	}
 	Pds__StorePut put = PDS__STORE_PUT__INIT;

@@ -337,7 +337,7 @@ START_TEST(lease_opened_names_the_blocks)
 	ck_assert_uint_eq(o->n_blocks, _i ? 7 : 1);
 	for (size_t i = 0; i < o->n_blocks; i++) {
 		ck_assert_uint_eq(o->blocks[i], g->blocks[i]);
-		ck_assert_uint_eq(o->generations[i], W.region.generations[g->blocks[i]]);
+		ck_assert_uint_eq(o->generations[i], W.shared.region.generations[g->blocks[i]]);
 		ck_assert_uint_ne(o->generations[i], 0);
 	}
 	ck_assert_str_eq(o->prefill, "prefill");

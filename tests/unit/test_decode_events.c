@@ -155,12 +155,12 @@ START_TEST(worker_is_killed)
 	kill(W.daemon, SIGKILL);
 	ck_assert_int_eq(waitpid(W.daemon, NULL, 0), W.daemon);
 	UNTIL(!W.router.p);
-	kv_region_fini(&W.region);
-	memset(&W.region, 0, sizeof W.region);
+	pool_memory_fini(&W.shared);
+	memset(&W.shared, 0, sizeof W.shared);
 	close(W.conn);
 	W.conn = -1;
 	daemon_start(8, CALM_MS);
-	UNTIL(W.router.p && W.prefill.p && W.messager.p && W.region.data);
+	UNTIL(W.router.p && W.prefill.p && W.messager.p && W.shared.data);
 	UNTIL((hear_events(), index_.resets == 2));
 	ck_assert_uint_eq(index_.n, 0);
 	run(2, tokens_of(40));

@@ -3,7 +3,7 @@
  * The peer of the attach tests is a forked process; it ends when the test tells it to, or with the test. */
 #include "daemons/worker/attach.h"
 #include "kv/handover.h"
-#include "kv/region.h"
+#include "pool_memory.h"
 #include "kv/ring.h"
 #include "svc/svc_int.h"
 #include "util/clock.h"
@@ -29,7 +29,7 @@
 #define WORKER_EPOCH 77u
 
 static struct kv_layout layout;
-static struct kv_region region;
+static struct pool_memory shared;
 static struct ring *ring;
 static struct handover_hello hello;
 static int pair[2];
@@ -39,9 +39,9 @@ static void setup(void)
 {
 	struct err e = {0};
 	ck_assert_int_eq(kv_layout_uniform(&layout, LAYERS, 1, 4, 4, KV_F32), 0);
-	ck_assert_msg(kv_region_create(&region, &layout, BLOCKS, &e) == 0, "%s", e.text);
+	ck_assert_msg(pool_memory_new(&shared, &layout, BLOCKS, &e) == 0, "%s", e.text);
 	ck_assert_msg(ring_create(SLOTS, LAYERS, WORKER_EPOCH, &ring, &e) == 0, "%s", e.text);
-	handover_hello_init(&hello, "prefill-1", WORKER_EPOCH, &layout, BLOCKS);
+	handover_hello_init(&hello, "prefill-1", WORKER_EPOCH, &layout, BLOCKS, "cpu", 0);
 	hello.ring_slots = SLOTS;
 	hello.ring_layers = LAYERS;
 	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
@@ -59,7 +59,7 @@ static void teardown(void)
 	close(pair[0]);
 	close(pair[1]);
 	ring_destroy(&ring);
-	kv_region_fini(&region);
+	pool_memory_fini(&shared);
 }
 
 static int open_fds(void)
@@ -78,20 +78,20 @@ START_TEST(both_ways)
 {
 	struct handover_hello h;
 	struct kv_layout l;
-	struct kv_region mapped;
+	struct pool_memory mapped;
 	struct ring *r2;
 	struct handover_reply reply;
 	struct err e = {0};
 	int fds[3], bell = eventfd(0, EFD_NONBLOCK), theirs;
-	ck_assert_int_eq(handover_offer(pair[0], &hello, region.control_fd, region.data_fd, ring_fd(ring), &e), 0);
+	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, shared.region.data_fd, ring_fd(ring), &e), 0);
 	ck_assert_msg(handover_receive(pair[1], &h, &l, fds, &e) == 0, "%s", e.text);
 	ck_assert_str_eq(h.name, "prefill-1");
 	ck_assert_uint_eq(h.epoch, WORKER_EPOCH);
 	ck_assert_uint_eq(l.block_bytes, layout.block_bytes);
-	ck_assert_msg(kv_region_map(&mapped, &l, h.blocks, fds[0], fds[1], 1, &e) == 0, "%s", e.text);
+	ck_assert_msg(pool_memory_map(&mapped, &l, h.blocks, fds[0], fds[1], &e) == 0, "%s", e.text);
 	ck_assert_msg(ring_map(fds[2], h.ring_slots, h.ring_layers, h.epoch, &r2, &e) == 0, "%s", e.text);
 	mapped.data[17] = 42;
-	ck_assert_uint_eq(region.data[17], 42);      /* the same memory */
+	ck_assert_uint_eq(shared.data[17], 42);      /* the same memory */
 	ck_assert_int_eq(handover_answer(pair[1], 5, 0, "", bell), 0);
 	ck_assert_int_eq(handover_result(pair[0], &reply, &theirs, &e), 0);
 	ck_assert_uint_eq(reply.epoch, 5);
@@ -102,7 +102,7 @@ START_TEST(both_ways)
 	close(theirs);
 	close(bell);
 	ring_destroy(&r2);
-	kv_region_fini(&mapped);
+	pool_memory_fini(&mapped);
 }
 END_TEST
 
@@ -114,7 +114,7 @@ START_TEST(without_a_ring)
 	struct err e = {0};
 	int fds[3], bell = 0;
 	hello.ring_slots = hello.ring_layers = 0;
-	ck_assert_int_eq(handover_offer(pair[0], &hello, region.control_fd, region.data_fd, -1, &e), 0);
+	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, shared.region.data_fd, -1, &e), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &h, &l, fds, &e), 0);
 	ck_assert_int_eq(fds[2], -1);
 	close(fds[0]);
@@ -124,7 +124,7 @@ START_TEST(without_a_ring)
 	ck_assert_int_eq(reply.code, ERR_EXISTS);
 	ck_assert_str_eq(reply.text, "a second one");
 	ck_assert_int_eq(bell, -1);
-	ck_assert_int_eq(handover_offer(pair[0], &hello, region.control_fd, -1, -1, &e), ERR_UNSUPPORTED);
+	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, -1, -1, &e), ERR_UNSUPPORTED);
 }
 END_TEST
 
@@ -138,10 +138,14 @@ static const struct {
 	int want;
 } hellos[] = {
 	{"magic", H(magic), 1, 4, 3, ERR_CORRUPT},
-	{"version", H(version), 2, 4, 3, ERR_UNSUPPORTED},
+	{"version", H(version), HANDOVER_VERSION - 1, 4, 3, ERR_UNSUPPORTED},
 	{"no name", H(name), 0, 1, 3, ERR_INVALID},
 	{"name with a slash", H(name), '/', 1, 3, ERR_INVALID},
 	{"name with a line break", H(name) + 2, '\n', 1, 3, ERR_INVALID},
+	{"no backend", H(backend), 0, 1, 3, ERR_INVALID},
+	{"backend with a slash", H(backend), '/', 1, 3, ERR_INVALID},
+	{"backend without an end", H(backend), 0x61616161, 16, 3, ERR_INVALID},
+	{"a device below 0", H(device), UINT32_MAX, 4, 3, ERR_INVALID},
 	{"no epoch", H(epoch), 0, 4, 3, ERR_INVALID},
 	{"no blocks", H(blocks), 0, 4, 3, ERR_INVALID},
 	{"blocks without end", H(blocks), UINT32_MAX, 4, 3, ERR_INVALID},
@@ -164,8 +168,9 @@ START_TEST(hello_is_checked)
 	struct handover_hello h = hello, got;
 	struct kv_layout l;
 	struct err e = {0};
-	int fds[5] = {region.control_fd, region.data_fd, ring_fd(ring), pair[0], pair[0]}, out[3] = {-1, -1, -1};
-	memcpy((char *)&h + hellos[_i].offset, &hellos[_i].value, hellos[_i].n);
+	int fds[5] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring), pair[0], pair[0]}, out[3] = {-1, -1, -1};
+	for (size_t i = 0; i < hellos[_i].n; i += 4)
+		memcpy((char *)&h + hellos[_i].offset + i, &hellos[_i].value, hellos[_i].n < 4 ? hellos[_i].n : 4);
 	if (H(epoch) == hellos[_i].offset)
 		h.epoch = 0;
 	int before = open_fds();
@@ -184,12 +189,16 @@ START_TEST(hello_of_another_size)
 	struct kv_layout l;
 	struct err e = {0};
 	int out[3];
-	char big[sizeof hello + 1] = {0};
+	_Alignas(struct handover_hello) char big[sizeof hello + 1] = {0};
 	memcpy(big, &hello, sizeof hello);
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 1, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_CORRUPT);
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof big, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
+	((struct handover_hello *)(void *)big)->version--;
+	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 20, NULL, 0), 0);   /* a former version's has another size, too */
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_UNSUPPORTED);
+	ck_assert_str_eq(e.text, "hand-over has version 1, this daemon speaks 2");
 	memset(hello.name, 'x', sizeof hello.name);  /* no end */
 	ck_assert_int_eq(sock_send(pair[0], &hello, sizeof hello, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
@@ -209,7 +218,7 @@ START_TEST(random_hellos)
 	for (int i = 0; i < 3000; i++) {
 		struct handover_hello h = hello, got;
 		struct kv_layout l;
-		int fds[3] = {region.control_fd, region.data_fd, ring_fd(ring)}, out[3] = {-1, -1, -1};
+		int fds[3] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring)}, out[3] = {-1, -1, -1};
 		for (int k = rand_r(&seed) % 4; k >= 0; k--)
 			((unsigned char *)&h)[(unsigned)rand_r(&seed) % (i % 2 ? 128 : sizeof h)] ^= (unsigned char)(1u << rand_r(&seed) % 8);
 		ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, 3), 0);
@@ -217,10 +226,10 @@ START_TEST(random_hellos)
 			continue;
 		taken++;
 		ck_assert(l.layers && l.layers <= KV_LAYERS_MAX && l.block_bytes && memchr(got.name, 0, sizeof got.name));
-		struct kv_region mapped;
+		struct pool_memory mapped;
 		struct ring *r2;
-		if (kv_region_map(&mapped, &l, got.blocks, out[0], out[1], 1, NULL) == 0)
-			kv_region_fini(&mapped);
+		if (pool_memory_map(&mapped, &l, got.blocks, out[0], out[1], NULL) == 0)
+			pool_memory_fini(&mapped);
 		if (ring_map(out[2], got.ring_slots, got.ring_layers, got.epoch, &r2, NULL) == 0)
 			ring_destroy(&r2);
 	}
@@ -244,7 +253,7 @@ START_TEST(answer_is_checked)
 	int before = open_fds();
 	for (int i = 0; i < 6; i++) {
 		int bell = -2;
-		ck_assert_int_eq(sock_send(pair[0], &a[i], sizeof a[i], &region.data_fd, 1), 0);
+		ck_assert_int_eq(sock_send(pair[0], &a[i], sizeof a[i], &shared.region.data_fd, 1), 0);
 		ck_assert_int_eq(handover_result(pair[1], &got, &bell, &e), want[i]);
 		ck_assert_int_eq(open_fds(), before);    /* a refusal brings no doorbell */
 		ck_assert_int_eq(bell, want[i] ? -2 : -1);
@@ -287,7 +296,7 @@ static void attach_setup(void)
 	svc.base = event_base_new();
 	n_on = n_gone = 0;
 	on_bell = -1;
-	attach = attach_new(&svc, "messager", path, &hello, region.control_fd, region.data_fd, ring_fd(ring), &hooks);
+	attach = attach_new(&svc, "messager", path, &hello, shared.region.control_fd, shared.region.data_fd, ring_fd(ring), &hooks);
 }
 
 static void attach_teardown(void)

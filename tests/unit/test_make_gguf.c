@@ -237,7 +237,6 @@ static const uint32_t prompt[] = {5, 300, 17, 42, 42, 199, 0, 319};
 
 struct run {
 	struct engine *e;
-	void *pool;
 };
 
 /* false when the machine lacks the variant's instructions */
@@ -253,9 +252,7 @@ static int run_open(struct run *r, const char *path, const char *variant)
 	}
 	ck_assert_msg(rc == 0, "%s", err.text);
 	ck_assert_uint_eq(engine_info(r->e)->vocab, VOCAB);
-	size_t bytes = engine_info(r->e)->kv.block_bytes;
-	r->pool = mem_zalloc(bytes);
-	ck_assert_msg(engine_attach_kv(r->e, r->pool, -1, 1, bytes, &err) == 0, "%s", err.text);
+	ck_assert_msg(engine_new_pool(r->e, 1, NULL, &err) == 0, "%s", err.text);
 	return 1;
 }
 
@@ -271,7 +268,6 @@ static const float *run_step(struct run *r, const uint32_t *tokens, uint32_t n, 
 static void run_close(struct run *r)
 {
 	engine_close(&r->e);
-	free(r->pool);
 }
 
 static void logits_of(const char *path, float out[VOCAB])

@@ -14,7 +14,7 @@
 static struct {
 	struct svc svc;              /* only its event base is used */
 	struct side link;
-	struct kv_region pool;
+	struct pool_memory pool;
 	struct ring *ring;
 	struct attach *attach;
 	pid_t messager;
@@ -61,15 +61,15 @@ static void hand_memory_over(void)
 	int parts = sscanf(W.info->layout, "%ux%ux%u:f32:%u", &layers, &heads, &dim, &tokens);
 	ck_assert_int_eq(parts, 4);
 	ck_assert_int_eq(kv_layout_uniform(&W.layout, layers, heads, dim, tokens, KV_F32), 0);
-	ck_assert_int_eq(kv_region_create(&P.pool, &W.layout, BLOCKS, &e), 0);
-	memset(P.pool.data, 0x42, P.pool.data_bytes);
+	ck_assert_int_eq(pool_memory_new(&P.pool, &W.layout, BLOCKS, &e), 0);
+	memset(P.pool.data, 0x42, P.pool.region.data_bytes);
 	ck_assert_int_eq(ring_create(1, layers, W.prefill.epoch, &P.ring, &e), 0);
-	handover_hello_init(&hello, W.prefill.name, W.prefill.epoch, &W.layout, BLOCKS);
+	handover_hello_init(&hello, W.prefill.name, W.prefill.epoch, &W.layout, BLOCKS, "cpu", 0);
 	hello.ring_slots = 1;
 	hello.ring_layers = layers;
 	snprintf(sock, sizeof sock, "%s/messager.sock", W.dir);
 	P.svc.base = W.base;
-	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.control_fd, P.pool.data_fd,
+	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.region.control_fd, P.pool.region.data_fd,
 	                      ring_fd(P.ring), &hooks);
 }
 
@@ -124,7 +124,7 @@ static void end(void)
 	attach_destroy(&P.attach);
 	chan_destroy(&P.link.c);
 	ring_destroy(&P.ring);
-	kv_region_fini(&P.pool);
+	pool_memory_fini(&P.pool);
 	kill(P.messager, SIGTERM);
 	ck_assert_int_eq(waitpid(P.messager, &status, 0), P.messager);
 	ck_assert_int_eq(status, 0);
@@ -221,6 +221,30 @@ START_TEST(blocks_that_are_not_the_leases)
 }
 END_TEST
 
+/* A worker whose pool is memory that the messager cannot copy is told so in a sentence; the others' links and memory stay. */
+START_TEST(a_backend_that_is_not_there)
+{
+	struct handover_hello hello;
+	struct handover_reply reply;
+	struct err e = {0};
+	char path[128];
+	int bell = -1;
+	begin();
+	snprintf(path, sizeof path, "%s/messager.sock", W.dir);
+	int s = sock_connect(path, &e);
+	ck_assert_int_ge(s, 0);
+	handover_hello_init(&hello, "other", 9000, &W.layout, BLOCKS, "cuda", 3);
+	ck_assert_int_eq(handover_offer(s, &hello, P.pool.region.control_fd, P.pool.region.data_fd, -1, &e), 0);
+	ck_assert_msg(handover_result(s, &reply, &bell, &e) == 0, "%s", e.text);
+	ck_assert_int_eq(reply.code, ERR_UNSUPPORTED);
+	ck_assert_str_eq(reply.text, "blocks on device 3 of backend cuda cannot be copied: backend: found cuda, expected cpu or sim");
+	close(s);
+	const struct answer a = ask(1);
+	ck_assert_uint_gt(a.n, 0);
+	end();
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -229,6 +253,7 @@ int main(int argc, char **argv)
 	TCase *c = tcase_create("process");
 	tcase_set_timeout(c, 120);
 	tcase_add_test(c, blocks_that_are_not_the_leases);
+	tcase_add_test(c, a_backend_that_is_not_there);
 	suite_add_tcase(s, c);
 	return world_run(s);
 }

@@ -120,17 +120,18 @@ END_TEST
 START_TEST(layouts_must_be_equal)
 {
 	struct kv_layout other;
-	struct kv_region region, mapped;
+	struct pool_memory region;
+	struct kv_region mapped;
 	struct err e = {0};
 	kv_layout_uniform(&other, RIG_LAYERS, 1, 8, RIG_BLOCK_TOKENS, KV_F32);
 	mover_remove(r->m, r->wd);
-	ck_assert_int_eq(kv_region_create(&region, &other, RIG_BLOCKS, &e), 0);
-	ck_assert_int_eq(kv_region_map(&mapped, &other, RIG_BLOCKS, dup(region.control_fd), dup(region.data_fd), 1, &e), 0);
+	ck_assert_int_eq(pool_memory_new(&region, &other, RIG_BLOCKS, &e), 0);
+	ck_assert_int_eq(kv_region_map(&mapped, &other, RIG_BLOCKS, "cpu", 0, dup(region.region.control_fd), dup(region.region.data_fd), &e), 0);
 	mover_add(r->m, "decode-1", D_EPOCH, &other, &mapped, NULL);
 	rig_publish(r, 1, 0, 10);
 	turn(MOVER_IDLE);
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "prefill-1 has 3x1x4:f32:4, decode-1 has 3x1x8:f32:4");
-	kv_region_fini(&region);
+	pool_memory_fini(&region);
 }
 END_TEST
 
@@ -203,7 +204,7 @@ START_TEST(a_restarted_messager_asks_for_the_blocks_again)
 	turn(MOVER_BUSY);
 	forge(FIELD(dst), &(uint32_t){20}, 4);
 	rig_restart(r);
-	memset(r->d.data, 0, r->d.data_bytes);
+	memset(r->d.data, 0, r->d.region.data_bytes);
 	turn(MOVER_OPEN);
 	rig_opened(r, 0);
 	turn(MOVER_IDLE);
@@ -248,7 +249,7 @@ START_TEST(a_block_that_decode_has_reused)
 	rig_compute(r, 3, 10);
 	if (begun)
 		turn(MOVER_BUSY);                    /* the first piece, of block 10 */
-	r->d.generations[at]++;
+	r->d.region.generations[at]++;
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1 << 20});
 	turn(MOVER_IDLE);
 	char text[80];
@@ -264,7 +265,7 @@ END_TEST
 
 /* --- who says it ---------------------------------------------------------------------------- */
 
-static struct kv_region second;
+static struct pool_memory second;
 static struct ring *second_ring;
 
 /* prefill-2, whose pool is full of 0xBB and whose ring names, as computed, lease 1 of prefill-1,
@@ -276,16 +277,16 @@ static void attach_second(struct ring_task *t, enum ring_state state)
 	struct err e = {0};
 	uint32_t slot;
 	uint64_t gen;
-	ck_assert_int_eq(kv_region_create(&second, &r->layout, RIG_BLOCKS, &e), 0);
-	memset(second.data, 0xBB, second.data_bytes);
+	ck_assert_int_eq(pool_memory_new(&second, &r->layout, RIG_BLOCKS, &e), 0);
+	memset(second.data, 0xBB, second.region.data_bytes);
 	ck_assert_int_eq(ring_create(RIG_SLOTS, RIG_LAYERS, P_EPOCH, &second_ring, &e), 0);
 	ck_assert_int_eq(ring_publish(second_ring, t, &slot, &gen), 0);
 	for (uint32_t l = 0; l < RIG_LAYERS; l++)
 		*ring_progress_word(second_ring, slot, l) = ring_progress_value(gen, t->tokens);
 	if (state == RING_SENT)
 		ck_assert_int_eq(ring_mark_sent(second_ring, slot, gen), 0);
-	int control = dup(second.control_fd), data = dup(second.data_fd), shared = dup(ring_fd(second_ring));
-	ck_assert_int_eq(kv_region_map(&p, &r->layout, RIG_BLOCKS, control, data, 1, &e), 0);
+	int control = dup(second.region.control_fd), data = dup(second.region.data_fd), shared = dup(ring_fd(second_ring));
+	ck_assert_int_eq(kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", 0, control, data, &e), 0);
 	ck_assert_int_eq(ring_map(shared, RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e), 0);
 	mover_add(r->m, "prefill-2", P_EPOCH, &r->layout, &p, ring);
 }
@@ -293,7 +294,7 @@ static void attach_second(struct ring_task *t, enum ring_state state)
 static void second_fini(void)
 {
 	ring_destroy(&second_ring);
-	kv_region_fini(&second);
+	pool_memory_fini(&second);
 }
 
 static void answer_to(const char *prefill, int refused)

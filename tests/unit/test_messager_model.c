@@ -39,7 +39,7 @@ static const struct plan *shown;
 	((cond) ? (void)0 : ck_abort_msg("killed at %u and %u, cancelled at %u (reuse %d, lose %d), point %u: %s", shown->kill[0], shown->kill[1], shown->cancel, \
 	                                 shown->reuse, shown->lose, at, #cond))
 
-static uint64_t sum_of(const struct kv_region *g, uint32_t from, uint32_t n)
+static uint64_t sum_of(const struct pool_memory *g, uint32_t from, uint32_t n)
 {
 	uint64_t h = 1469598103934665603ull;
 	for (uint32_t l = 0; l < RIG_LAYERS; l++)
@@ -135,7 +135,7 @@ static void live_once(const struct plan *p)
 	at = 0;
 	cancelled = ready[1] = ready[2] = sent[1] = sent[2] = 0;
 	rig_restart(r);
-	memset(r->d.data, 0, r->d.data_bytes);
+	memset(r->d.data, 0, r->d.region.data_bytes);
 	r->n_said = 0;
 	publish(1);
 	r->on_point = at_point;
@@ -559,7 +559,7 @@ START_TEST(hostile_worker)
 		rig_task(r, &granted, lease, 0, (uint32_t)lease * RIG_BLOCK_TOKENS - 1);
 		rig_grant(r, &granted);
 	}
-	memset(r->p.data, 0xBB, r->p.data_bytes);
+	memset(r->p.data, 0xBB, r->p.region.data_bytes);
 	ck_assert_int_eq(pthread_create(&t, NULL, make_noise, &seed), 0);
 	while (ends[END_MALFORMED] < 300 || ends[END_CANCELLED] < 30 || ends[END_SENT] < 10 ||
 	       ends[END_REVOKED] + ends[END_REFUSED] < 10) { /* it gets everywhere */
@@ -589,7 +589,7 @@ START_TEST(hostile_worker)
 	struct err e = {0};
 	ck_assert_int_eq(ring_create(RIG_SLOTS, RIG_LAYERS, P_EPOCH, &r->ring, &e), 0);
 	rig_attach_p(r);
-	memset(r->d.data, 0, r->d.data_bytes);
+	memset(r->d.data, 0, r->d.region.data_bytes);
 	rig_publish(r, 50, 0, TOKENS);
 	mover_turn(r->m);
 	rig_opened(r, 0);

@@ -2,6 +2,8 @@
  * model's counterexamples (tests/model/README.md) that the messager guards against. */
 #include "messager_steps.h"
 
+#include "daemons/messager/mover_priv.h"
+
 #include <sys/eventfd.h>
 
 /* --- the way of a task that ends well ----------------------------------------------------------------------------------- */
@@ -179,7 +181,7 @@ START_TEST(m4_restarted_unasked)
 	rig_compute(r, 3, 10);
 	turn(MOVER_BUSY);
 	rig_restart(r);
-	memset(r->d.data, 0, r->d.data_bytes);       /* D has freed the blocks: the old messager is gone */
+	memset(r->d.data, 0, r->d.region.data_bytes);       /* D has freed the blocks: the old messager is gone */
 	turn(MOVER_OPEN);
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
@@ -200,7 +202,7 @@ START_TEST(m5_ack_while_copying)
 	ck_assert_uint_ne(rig_written(r), 0);
 	rig_revoke(r);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);   /* at once, not at a later turn */
-	memset(r->d.data, 0, r->d.data_bytes);
+	memset(r->d.data, 0, r->d.region.data_bytes);
 	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked lease 1");
 	for (int i = 0; i < 5; i++)
 		turn(MOVER_IDLE);
@@ -311,7 +313,7 @@ START_TEST(m19_ready_before_mark_nothing_is_written_again)
 {
 	posted();
 	rig_restart(r);
-	memset(r->d.data, 0, r->d.data_bytes);
+	memset(r->d.data, 0, r->d.region.data_bytes);
 	r->n_said = 0;
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
@@ -476,8 +478,123 @@ START_TEST(the_bell_rings_only_a_sleeper)
 }
 END_TEST
 
+/* --- devices whose copies are done later, or fail --------------------------------------------------------------------------- */
+
+static struct kern_piece late[64];
+static struct kern_copy late_copy;
+static uint64_t begun, waited;
+
+static int copy_later(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+{
+	(void)errbuf, (void)errlen;
+	ck_assert_uint_le(late_copy.n + c->n, sizeof late / sizeof *late);
+	memcpy(late + late_copy.n, c->piece, c->n * sizeof *late);
+	late_copy = (struct kern_copy){.to = c->to, .from = c->from, .piece = late, .n = late_copy.n + c->n};
+	*ret_number = ++begun;
+	return 0;
+}
+
+static int copy_now(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
+{
+	uint64_t n;
+	ck_assert_ptr_eq(pool, late_copy.to);
+	ck_assert_uint_eq(number, begun);            /* one wait for all of a turn */
+	waited++;
+	int rc = kern_host_copies.copy(&late_copy, &n, errbuf, errlen);
+	late_copy.n = 0;
+	return rc;
+}
+
+static int copy_fails(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
+{
+	(void)pool, (void)number;
+	snprintf(errbuf, errlen, "the device fell off");
+	return KERN_EDEVICE;
+}
+
+static int copy_fails_at_once(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+{
+	return copy_fails(c->to, *ret_number = 0, errbuf, errlen);
+}
+
+/* The pools' backend from now on; closing is the host's. */
+static void backend_is(struct kern_copies *c, int (*copy)(const struct kern_copy *, uint64_t *, char *, size_t),
+                       int (*wait)(struct kern_pool *, uint64_t, char *, size_t))
+{
+	*c = kern_host_copies;
+	c->name = "test";
+	if (copy)
+		c->copy = copy;
+	if (wait)
+		c->wait = wait;
+	r->wp->region.pool->by = r->wd->region.pool->by = c;
+}
+
+/* Nothing is in flight when a turn ends: not when all is said to be there, and not when only some of it is. */
+START_TEST(copies_that_end_later_are_waited_for)
+{
+	static struct kern_copies c;
+	backend_is(&c, copy_later, copy_now);
+	opened();
+	rig_compute(r, 1, 5);
+	turn(MOVER_OPEN);
+	ck_assert(rig_arrived(r, 0, 1));
+	ck_assert_uint_eq(waited, 1);
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	ck_assert(rig_all_arrived(r, 3));
+	ck_assert_uint_eq(waited, 2);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+}
+END_TEST
+
+/* Also before a task ends because D has reused one of its blocks: what was begun before is done. */
+START_TEST(a_stale_block_does_not_leave_copies_in_flight)
+{
+	static struct kern_copies c;
+	backend_is(&c, copy_later, copy_now);
+	opened();
+	r->d.region.generations[12]++;
+	rig_compute(r, 3, 10);
+	turn(MOVER_IDLE);
+	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "has reused block 12");
+	ck_assert_uint_eq(late_copy.n, 0);
+	ck_assert(rig_arrived(r, 0, 2));
+}
+END_TEST
+
+START_TEST(a_copy_that_fails_fails_its_task)
+{
+	static struct kern_copies c;
+	backend_is(&c, _i ? copy_fails_at_once : NULL, copy_fails);
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_IDLE);
+	failed(END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of prefill-1 to decode-1: ");
+	failed(END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "the device fell off");
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+	word_is(RING_PENDING);
+}
+END_TEST
+
+START_TEST(nothing_copies_between_backends)
+{
+	static struct kern_copies c;
+	backend_is(&c, NULL, NULL);
+	r->wp->region.pool->by = &kern_host_copies;
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_IDLE);
+	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV of prefill-1 is memory of backend cpu, of decode-1 of test");
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+}
+END_TEST
+
 static void add_tests(TCase *t)
 {
+	tcase_add_test(t, copies_that_end_later_are_waited_for);
+	tcase_add_test(t, a_stale_block_does_not_leave_copies_in_flight);
+	tcase_add_loop_test(t, a_copy_that_fails_fails_its_task, 0, 2);
+	tcase_add_test(t, nothing_copies_between_backends);
 	tcase_add_test(t, life_of_a_task);
 	tcase_add_loop_test(t, full_blocks_as_they_fill_the_last_one_once, 0, (int)(sizeof partial / sizeof *partial));
 	tcase_add_test(t, only_what_decode_lacks);

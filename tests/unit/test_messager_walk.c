@@ -192,7 +192,7 @@ static void p_publishes(void)
 	memcpy(t.src, x->src, sizeof x->src);
 	memcpy(t.dst, x->dst, sizeof x->dst);
 	for (uint32_t i = 0; i < n; i++)
-		r->d.generations[x->dst[i]]++;   /* D hands them out anew */
+		r->d.region.generations[x->dst[i]]++;   /* D hands them out anew */
 	rig_grant(r, &t);
 	ENSURE(ring_publish(r->ring, &t, &x->slot, &x->gen) == 0);
 }
@@ -434,7 +434,7 @@ static void begin(unsigned number)
 	epoch = 1;
 	memset(src_owner, 0, sizeof src_owner);
 	memset(dst_owner, 0, sizeof dst_owner);
-	memset(r->d.data, POISON, r->d.data_bytes);
+	memset(r->d.data, POISON, r->d.region.data_bytes);
 	m_start();
 }
 

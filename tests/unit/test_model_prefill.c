@@ -7,7 +7,7 @@ static uint64_t sum_of(const uint32_t *blocks, uint32_t n)
 	uint64_t h = 1469598103934665603ull;
 	for (uint32_t l = 0; l < layout.layers; l++)
 		for (uint32_t b = 0; b < n; b++) {
-			const unsigned char *at = region.data + kv_piece_offset(&layout, region.blocks, l, blocks[b]);
+			const unsigned char *at = shared.data + kv_piece_offset(&layout, shared.region.blocks, l, blocks[b]);
 			for (size_t k = 0; k < layout.piece_bytes[l]; k += 8)
 				h = (h ^ *(const uint64_t *)(at + k)) * 1099511628211ull;
 		}
@@ -95,11 +95,11 @@ START_TEST(m8_cancel_not_in_slot_blocks_reused)
 	uint64_t gen[64];
 	ck_assert_uint_le(first.blocks, 64);
 	for (uint32_t i = 0; i < first.blocks; i++)
-		gen[i] = region.generations[first.src[i]];
+		gen[i] = shared.region.generations[first.src[i]];
 	cancel(1);
 	for (int reused = 0; !reused; event_base_loop(base, EVLOOP_NONBLOCK))
 		for (uint32_t i = 0; i < first.blocks; i++)
-			reused |= region.generations[first.src[i]] != gen[i];
+			reused |= shared.region.generations[first.src[i]] != gen[i];
 	ck_assert_int_eq(ring_mark_sent(ring, one.slot, one.gen), ERR_STALE);
 	struct task two = task_of(2);
 	first_token(2);

@@ -268,7 +268,7 @@ END_TEST
 
 static const unsigned char *piece(uint32_t layer, uint32_t block)
 {
-	return region.data + kv_piece_offset(&layout, region.blocks, layer, block);
+	return shared.data + kv_piece_offset(&layout, shared.region.blocks, layer, block);
 }
 
 /* The KV of the common prompt's full blocks, as the first task had it; later tasks name blocks with the same bytes. */

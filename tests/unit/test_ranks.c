@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,7 +27,6 @@ struct rig {
 	struct engine *e;
 	unsigned char *pool;
 	size_t bytes;
-	int fd;
 };
 
 static enum kern_dtype activations;
@@ -41,16 +39,14 @@ static struct engine_opts options(const char *model, enum kv_type kv, unsigned t
 
 static struct rig rig_open_with(const struct engine_opts *with)
 {
-	struct rig r = {.fd = memfd_create("test-kv", MFD_CLOEXEC)};
+	struct rig r;
 	struct engine_opts o = *with;
 	struct err err = {0};
 	ck_assert_msg(engine_open(&o, &r.e, &err) == 0, "engine_open: %s", err.text);
 	r.bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
-	ck_assert_int_eq(ftruncate(r.fd, (off_t)r.bytes), 0);
-	r.pool = mmap(NULL, r.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r.fd, 0);
-	ck_assert_ptr_ne(r.pool, MAP_FAILED);
+	ck_assert_msg(engine_new_pool(r.e, BLOCKS, NULL, &err) == 0, "engine_new_pool: %s", err.text);
+	r.pool = engine_pool(r.e)->host;
 	memset(r.pool, 0xff, r.bytes);         /* NaN: what is read before it is written shows */
-	ck_assert_msg(engine_attach_kv(r.e, r.pool, r.fd, BLOCKS, r.bytes, &err) == 0, "engine_attach_kv: %s", err.text);
 	return r;
 }
 
@@ -63,8 +59,6 @@ static struct rig rig_open(const char *model, enum kv_type kv, unsigned tp)
 static void rig_close(struct rig *r)
 {
 	engine_close(&r->e);
-	munmap(r->pool, r->bytes);
-	close(r->fd);
 }
 
 static void some_ids(uint32_t *ids, uint32_t n, uint32_t seed)
@@ -472,18 +466,27 @@ START_TEST(rank_without_model)
 }
 END_TEST
 
-START_TEST(pool_without_descriptor)
+/* What cannot be is refused and ends nothing; the one pool that there is stays. */
+START_TEST(pools_that_cannot_be)
 {
 	struct engine_opts o = options(GOLDEN "llama", KV_BF16, 2);
-	struct engine *e = NULL;
+	struct rig r = {0};
 	struct err err = {0};
-	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
-	size_t bytes = engine_info(e)->kv.block_bytes * BLOCKS;
-	void *pool = mem_zalloc(bytes);
-	ck_assert_int_eq(engine_attach_kv(e, pool, -1, BLOCKS, bytes, &err), ERR_IO);
-	ck_assert_ptr_nonnull(strstr(err.text, "KV pool"));
-	engine_close(&e);
-	free(pool);
+	int fd = -1;
+	ck_assert_msg(engine_open(&o, &r.e, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(engine_new_pool(r.e, 0, &fd, &err), ERR_INVALID);
+	ck_assert_int_eq(engine_new_pool(r.e, UINT32_MAX, &fd, &err), ERR_INVALID);
+	ck_assert_str_eq(err.text, "KV pool of 4294967295 blocks, limits are 1 and 4294967294");
+	ck_assert_int_eq(fd, -1);
+	ck_assert_msg(engine_new_pool(r.e, BLOCKS, &fd, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(fcntl(fd, F_GETFD), FD_CLOEXEC);
+	close(fd);
+	ck_assert_int_eq(engine_new_pool(r.e, BLOCKS, &fd, &err), ERR_EXISTS);
+	uint32_t ids[BLOCK], table[] = {BLOCKS - 1};
+	some_ids(ids, BLOCK, 1);
+	struct engine_span sp = {.tokens = ids, .n = BLOCK, .blocks = table};
+	ck_assert_int_eq(step(&r, &sp, 1, &err), 0);
+	rig_close(&r);
 }
 END_TEST
 
@@ -521,7 +524,7 @@ int main(void)
 	tcase_add_test(bad, refusals);
 	tcase_add_test(bad, rank_that_cannot_open);
 	tcase_add_test(bad, rank_without_model);
-	tcase_add_test(bad, pool_without_descriptor);
+	tcase_add_test(bad, pools_that_cannot_be);
 	tcase_add_test(bad, shares);
 	suite_add_tcase(s, bits);
 	suite_add_tcase(s, ends);

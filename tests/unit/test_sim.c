@@ -60,10 +60,9 @@ static struct rig rig_open_as(const char *device, enum kv_type type)
 	struct rig r = {.block_tokens = BLOCK};
 	struct err err = {0};
 	ck_assert_msg(try_open(description(MODEL, device), type, &r.e, &err) == 0, "%s", err.text);
-	size_t bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
-	r.pool = aligned_alloc(64, bytes);
-	memset(r.pool, 0xa5, bytes);
-	ck_assert_msg(engine_attach_kv(r.e, r.pool, -1, BLOCKS, bytes, &err) == 0, "%s", err.text);
+	ck_assert_msg(engine_new_pool(r.e, BLOCKS, NULL, &err) == 0, "%s", err.text);
+	r.pool = engine_pool(r.e)->host;
+	memset(r.pool, 0xa5, engine_info(r.e)->kv.block_bytes * BLOCKS);
 	return r;
 }
 
@@ -75,7 +74,6 @@ static struct rig rig_open(const char *device)
 static void rig_close(struct rig *r)
 {
 	engine_close(&r->e);
-	free(r->pool);
 }
 
 static uint64_t busy_ns(const struct rig *r)
@@ -293,9 +291,8 @@ START_TEST(test_eos_rate)
 	struct err err = {0};
 	ck_assert_int_eq(try_open(description(MODEL " eos_rate = 0.25;", FAST), KV_F16, &e, &err), 0);
 	struct rig r = {.e = e, .block_tokens = BLOCK};
-	size_t bytes = engine_info(e)->kv.block_bytes * BLOCKS;
-	r.pool = aligned_alloc(64, bytes);
-	ck_assert_int_eq(engine_attach_kv(e, r.pool, -1, BLOCKS, bytes, &err), 0);
+	ck_assert_int_eq(engine_new_pool(e, BLOCKS, NULL, &err), 0);
+	r.pool = engine_pool(e)->host;
 	struct seq *s = seq_new(1, 1000, 0);
 	struct engine_span sp = span_of(s, 1000);
 	sp.logits = ENGINE_LOGITS_ALL;
@@ -529,9 +526,8 @@ START_TEST(test_totals_of_weights)
 	struct rig r = {.block_tokens = BLOCK};
 	struct err err = {0};
 	ck_assert_int_eq(try_open(description(MODEL " params = 1e6; active_params = 2.5e5; weight_bytes = 1.0;", DEVICE " time_scale = 0.01;"), KV_BF16, &r.e, &err), 0);
-	size_t bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
-	r.pool = aligned_alloc(64, bytes);
-	ck_assert_int_eq(engine_attach_kv(r.e, r.pool, -1, BLOCKS, bytes, &err), 0);
+	ck_assert_int_eq(engine_new_pool(r.e, BLOCKS, NULL, &err), 0);
+	r.pool = engine_pool(r.e)->host;
 	ck_assert_uint_eq(engine_info(r.e)->params, 1000000);
 	struct seq *s = seq_new(1, 1, 0);
 	feed(&r, s, 1);
@@ -642,10 +638,9 @@ START_TEST(test_host_time_is_small)
 	static uint32_t tokens[ROWS], table[ROWS / BLOCK];
 	const char *file = description("layers = 32; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 16384;", FAST);
 	ck_assert_msg(try_open(file, KV_BF16, &r.e, &err) == 0, "%s", err.text);
-	size_t bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
-	r.pool = aligned_alloc(64, bytes);
-	memset(r.pool, 0, bytes);
-	ck_assert_int_eq(engine_attach_kv(r.e, r.pool, -1, BLOCKS, bytes, &err), 0);
+	ck_assert_int_eq(engine_new_pool(r.e, BLOCKS, NULL, &err), 0);
+	r.pool = engine_pool(r.e)->host;
+	memset(r.pool, 0, engine_pool(r.e)->bytes);   /* its pages are there */
 	for (uint32_t i = 0; i < ROWS; i++)
 		tokens[i] = 3 + i % 300;
 	for (uint32_t i = 0; i < ROWS / BLOCK; i++)

@@ -6,6 +6,7 @@
 #include "daemons/storage/storage.h"
 #include "daemons/worker/store.h"
 
+#include "pool_memory.h"
 #include "util/clock.h"
 #include "util/mem.h"
 #include "tempdir.h"
@@ -25,7 +26,7 @@
 static char dir[TEST_FOLDER_BYTES];
 static pid_t storage_pid;
 static struct kv_layout layout;
-static struct kv_region region;
+static struct pool_memory shared;
 static struct store *st;
 static void (*script)(void);
 static int small;   /* blocks of 8 KiB instead of 128 */
@@ -152,11 +153,11 @@ static int worker_start(struct svc *s, struct err *err)
 	struct handover_hello hello;
 	worker = s;
 	ck_assert_int_eq(kv_layout_uniform(&layout, small ? 2 : 4, small ? 1 : 2, 32, 16, KV_F32), 0);
-	int r = kv_region_create(&region, &layout, BLOCKS, err);
+	int r = pool_memory_new(&shared, &layout, BLOCKS, err);
 	if (r != 0)
 		return r;
-	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &layout, BLOCKS);
-	st = store_new(s, &(struct store_opts){"storage", 1, &hello, region.control_fd, region.data_fd, 32, NULL, NULL});
+	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &layout, BLOCKS, "cpu", 0);
+	st = store_new(s, &(struct store_opts){"storage", 1, &hello, shared.region.control_fd, shared.region.data_fd, 32, NULL, NULL});
 	return pthread_create(&script_thread, NULL, run_script, NULL) == 0 ? 0 : ERR_IO;
 }
 
@@ -165,7 +166,7 @@ static void worker_stop(struct svc *s)
 	(void)s;
 	pthread_join(script_thread, NULL);
 	store_destroy(&st);
-	kv_region_fini(&region);
+	pool_memory_fini(&shared);
 }
 
 static const struct conf_key no_keys[] = {CONF_END};
@@ -202,7 +203,7 @@ static void play(void (*fn)(void))
 
 static unsigned char *piece(uint32_t block, uint32_t layer)
 {
-	return region.data + kv_piece_offset(&layout, BLOCKS, layer, block);
+	return shared.data + kv_piece_offset(&layout, BLOCKS, layer, block);
 }
 
 static void block_fill(uint32_t block, uint32_t name)
@@ -222,7 +223,7 @@ static int block_holds(uint32_t block, uint32_t name)
 
 static struct store_item item_of(uint32_t name, uint32_t block)
 {
-	struct store_item it = {.block = block, .generation = atomic_load(&region.generations[block])};
+	struct store_item it = {.block = block, .generation = atomic_load(&shared.region.generations[block])};
 	memcpy(it.hash.b, &name, sizeof name);
 	return it;
 }
@@ -488,7 +489,7 @@ static void group_put(unsigned g, uint32_t first)
 	struct store_item it[GROUP];
 	for (uint32_t i = 0; i < GROUP; i++) {
 		uint32_t block = g * GROUP + i;
-		atomic_fetch_add(&region.generations[block], 1);   /* what a former life still reads of it is void */
+		atomic_fetch_add(&shared.region.generations[block], 1);   /* what a former life still reads of it is void */
 		block_fill(block, first + i);
 		it[i] = item_of(first + i, block);
 	}

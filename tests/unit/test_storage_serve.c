@@ -66,14 +66,14 @@ START_TEST(pm1_pm2_no_check)
 	loop_until_said(1);
 	ck_assert_str_eq(codes_of(0, 1), "o");
 	block_fill(0, 2);
-	gate.bump = &region.generations[0];
+	gate.bump = &shared.region.generations[0];
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 2, (uint32_t[]){2}, zero, 1), "v");
 	gate.bump = NULL;
 	ck_assert_uint_eq(lookup(W, (uint32_t[]){2}, 1), 0);
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 3, (uint32_t[]){2}, zero, 1), "o");
 	/* a get into room that is not the asker's any more: nothing is written */
 	block_clear(3);
-	gate.bump = &region.generations[3];
+	gate.bump = &shared.region.generations[3];
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 4, (uint32_t[]){2}, (uint32_t[]){3}, 1), "v");
 	gate.bump = NULL;
 	ck_assert(block_zero(3));
@@ -85,9 +85,9 @@ START_TEST(pm4_same_gen_after_ack)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, three[] = {3};
 	block_fill(0, 1);
-	uint64_t old = atomic_load(&region.generations[0]);
+	uint64_t old = atomic_load(&shared.region.generations[0]);
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
-	atomic_fetch_add(&region.generations[0], 1);   /* reused: the generation first, then the first new byte */
+	atomic_fetch_add(&shared.region.generations[0], 1);   /* reused: the generation first, then the first new byte */
 	block_fill(0, 2);
 	for (uint64_t batch = 1; batch <= 2; batch++) {
 		struct kv_hash hash = hash_of(batch == 1 ? 1 : 7);
@@ -204,7 +204,7 @@ static void put_many(uint64_t batch, size_t n)
 	Pds__StoreItem item = PDS__STORE_ITEM__INIT, **list = mem_array(n, sizeof *list);
 	Pds__StorePut m = PDS__STORE_PUT__INIT;
 	item.hash = (ProtobufCBinaryData){.len = 32, .data = hash.b};
-	item.generation = atomic_load(&region.generations[0]);
+	item.generation = atomic_load(&shared.region.generations[0]);
 	for (size_t i = 0; i < n; i++)
 		list[i] = &item;
 	m.batch = batch;

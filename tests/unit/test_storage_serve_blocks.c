@@ -9,9 +9,9 @@ START_TEST(test_layouts)
 	int code;
 	struct err err = {0};
 	struct kv_layout l2 = layout;
-	struct kv_region r2;
+	struct pool_memory r2;
 	l2.type = KV_F16;             /* the same sizes under another name */
-	ck_assert_int_eq(kv_region_create(&r2, &l2, 4, &err), 0);
+	ck_assert_int_eq(pool_memory_new(&r2, &l2, 4, &err), 0);
 	block_fill(0, 1);
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
 	int s2 = hand_over("worker-1", 101, &l2, &r2, &code);
@@ -22,7 +22,7 @@ START_TEST(test_layouts)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 2, one, two, 1), "o");
 	ck_assert(block_holds(2, 1));
 	close(s2);
-	kv_region_fini(&r2);
+	pool_memory_fini(&r2);
 }
 END_TEST
 
@@ -32,20 +32,20 @@ START_TEST(test_shared)
 	static const uint32_t one[] = {1}, zero[] = {0};
 	int code;
 	struct err err = {0};
-	struct kv_region r2;
-	ck_assert_int_eq(kv_region_create(&r2, &layout, BLOCKS, &err), 0);
+	struct pool_memory r2;
+	ck_assert_int_eq(pool_memory_new(&r2, &layout, BLOCKS, &err), 0);
 	block_fill(0, 1);
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
 	int s2 = hand_over("worker-1", 101, &layout, &r2, &code);
 	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_GET, 1, one, zero, 1), "o");
-	ck_assert_mem_eq(r2.data, region.data, layout.piece_bytes[0]);
+	ck_assert_mem_eq(r2.data, shared.data, layout.piece_bytes[0]);
 	struct tier_stat t;
 	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_PUT, 2, one, zero, 1), "o");
 	gate.inner->ops->stat(gate.inner, &t);
 	ck_assert_uint_eq(t.blocks, 1);
 	ck_assert_uint_eq(t.known, 1);
 	close(s2);
-	kv_region_fini(&r2);
+	pool_memory_fini(&r2);
 }
 END_TEST
 
@@ -98,7 +98,7 @@ static void set_up_small(void)
 {
 	int code;
 	start_with(4 * 65536, 1);
-	sock = hand_over("worker-0", 100, &layout, &region, &code);
+	sock = hand_over("worker-0", 100, &layout, &shared, &code);
 	ck_assert_int_ge(sock, 0);
 }
 

@@ -145,9 +145,9 @@ END_TEST
 START_TEST(test_names)
 {
 	int code, other;
-	struct kv_region r2;
+	struct pool_memory r2;
 	struct err err = {0};
-	ck_assert_int_eq(kv_region_create(&r2, &layout, 2, &err), 0);
+	ck_assert_int_eq(pool_memory_new(&r2, &layout, 2, &err), 0);
 	hand_over("worker-0", 101, &layout, &r2, &code);
 	ck_assert_int_eq(code, ERR_EXISTS);            /* the first one's socket lives */
 	other = hand_over("worker-1", 101, &layout, &r2, &code);
@@ -155,11 +155,24 @@ START_TEST(test_names)
 	hand_over("worker-2", 102, &layout, &r2, &code);
 	ck_assert_int_eq(code, ERR_FULL);              /* workers_max is 2 */
 	close(sock);
-	sock = hand_over("worker-0", 150, &layout, &region, &code);   /* its next life, at the same moment */
+	sock = hand_over("worker-0", 150, &layout, &shared, &code);   /* its next life, at the same moment */
 	ck_assert_int_eq(code, 0);
 	ck_assert_uint_eq(st.n_clients, 2);
 	close(other);
-	kv_region_fini(&r2);
+	pool_memory_fini(&r2);
+}
+END_TEST
+
+START_TEST(test_unknown_backend)
+{
+	int code;
+	ck_assert_int_eq(hand_over_of("cuda", "worker-1", 101, &layout, &shared, &code), -1);
+	ck_assert_int_eq(code, ERR_UNSUPPORTED);
+	ck_assert_str_eq(reply.text, "blocks on device 0 of backend cuda cannot be copied: backend: found cuda, expected cpu or sim");
+	ck_assert_uint_eq(st.n_clients, 1);
+	int s = hand_over_of("sim", "worker-1", 101, &layout, &shared, &code);
+	ck_assert_int_eq(code, 0);
+	close(s);
 }
 END_TEST
 
@@ -168,14 +181,13 @@ START_TEST(test_next_life)
 {
 	char path[128];
 	struct handover_hello h;
-	struct handover_reply reply;
 	struct err err = {0};
 	int bell;
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	int s = sock_connect(path, &err);
 	loop();
-	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS);
-	ck_assert_int_eq(handover_offer(s, &h, region.control_fd, region.data_fd, -1, &err), 0);
+	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS, "cpu", 0);
+	ck_assert_int_eq(handover_offer(s, &h, shared.region.control_fd, shared.region.data_fd, -1, &err), 0);
 	close(sock);
 	sock = s;
 	for (int i = 0; i < 5; i++)
@@ -200,7 +212,7 @@ START_TEST(test_bad_connections)
 		unsigned char junk[300];
 		for (unsigned k = 0; k < sizeof junk; k++)
 			junk[k] = (unsigned char)(i * 7 + k * 13);
-		int s = sock_connect(path, &err), fd = dup(region.data_fd);
+		int s = sock_connect(path, &err), fd = dup(shared.region.data_fd);
 		ck_assert_int_ge(s, 0);
 		if (i)
 			sock_send(s, junk, 1 + i * 14, &fd, 1);
@@ -224,6 +236,7 @@ int main(void)
 	tcase_add_loop_test(gone, test_link_down, 0, 2);
 	tcase_add_test(gone, test_put_given_up);
 	tcase_add_test(gone, test_names);
+	tcase_add_test(gone, test_unknown_backend);
 	tcase_add_test(gone, test_next_life);
 	tcase_add_test(gone, test_bad_connections);
 	suite_add_tcase(suite, gone);

@@ -1,7 +1,7 @@
 /* stream.h - copying blocks past the cache: what is stored is not read again soon, and neither reading nor keeping the lines that it overwrites
  * leaves more of the memory's bandwidth and of the cache to the engine. */
-#ifndef STORAGE_STREAM_H
-#define STORAGE_STREAM_H
+#ifndef KERNELS_STREAM_H
+#define KERNELS_STREAM_H
 
 #include <stddef.h>
 #include <string.h>

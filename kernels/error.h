@@ -1,0 +1,7 @@
+/* error.h - what functions of a backend return. */
+#ifndef KERNELS_ERROR_H
+#define KERNELS_ERROR_H
+
+enum kern_error { KERN_OK = 0, KERN_ENOMEM = -1, KERN_EINVAL = -2, KERN_ENOTSUP = -3, KERN_EDEVICE = -4 };
+
+#endif
