@@ -232,7 +232,8 @@ void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes
 {
 	struct tp_shared *sh = tp->sh;
 	sh->order = order;
-	memcpy(sh->order_data, data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
+	if (bytes)
+		memcpy(sh->order_data, data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
 	atomic_fetch_add_explicit(&sh->order_seq, 1, memory_order_seq_cst);
 	wake_all(&sh->order_seq);
 }
