@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { LIST_MAX = 16, REPEATS_MAX = 64, SPANS_MAX = 64, SCORE_ROWS = 64 };
 
