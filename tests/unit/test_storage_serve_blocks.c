@@ -26,6 +26,64 @@ START_TEST(test_layouts)
 }
 END_TEST
 
+/* Layouts of many layers, and of pieces larger than what is copied in one go. */
+START_TEST(test_bursts)
+{
+	static const uint32_t one[] = {1}, zero[] = {0}, two[] = {2};
+	static const struct { uint32_t layers, heads, dim; } shape[] = {{1, 1, 4}, {32, 1, 4}, {33, 1, 12}, {250, 2, 4}, {5, 40, 128}};
+	int code;
+	struct err err = {0};
+	struct kv_layout l2;
+	struct pool_memory r2;
+	ck_assert_int_eq(kv_layout_uniform(&l2, shape[_i].layers, shape[_i].heads, shape[_i].dim, 16, KV_F32), 0);
+	ck_assert_int_eq(pool_memory_new(&r2, &l2, 4, &err), 0);
+	for (size_t i = 0; i < r2.region.data_bytes; i++)
+		r2.data[i] = (unsigned char)(i * 2654435761u >> 13);
+	int s2 = hand_over("worker-1", 101, &l2, &r2, &code);
+	ck_assert_int_eq(code, 0);
+	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_PUT, 1, one, zero, 1), "o");
+	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_GET, 2, one, two, 1), "o");
+	for (uint32_t l = 0; l < l2.layers; l++)
+		for (uint32_t b = 0; b < 4; b++) {
+			const unsigned char *at = r2.data + kv_piece_offset(&l2, 4, l, b), *from = r2.data + kv_piece_offset(&l2, 4, l, b == 2 ? 0 : b);
+			ck_assert_int_eq(memcmp(at, from, l2.piece_bytes[l]), 0);
+			for (size_t i = 0; b != 2 && i < l2.piece_bytes[l]; i++)
+				ck_assert_uint_eq(at[i], (unsigned char)((size_t)(at + i - r2.data) * 2654435761u >> 13));
+		}
+	close(s2);
+	pool_memory_fini(&r2);
+}
+END_TEST
+
+static int wait_fails(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
+{
+	(void)pool, (void)number;
+	snprintf(errbuf, errlen, "the device fell off");
+	return KERN_EDEVICE;
+}
+
+/* A device that fails: an error of each item, nothing is stored, and the daemon goes on. */
+START_TEST(test_copy_fails)
+{
+	static const uint32_t one[] = {1}, zero[] = {0}, both[] = {1, 2}, at[] = {0, 3};
+	struct kern_copies broken = kern_host_copies;
+	struct kern_pool *pool = client_find(&st, "worker-0", 100)->target.region.pool;
+	broken.wait = wait_fails;
+	pool->by = &broken;
+	block_fill(0, 1);
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, both, at, 2), "ee");
+	ck_assert_uint_eq(lookup(W, one, 1), 0);
+	pool->by = &kern_host_copies;
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 2, one, zero, 1), "o");
+	pool->by = &broken;
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 3, one, zero, 1), "e");
+	pool->by = &kern_host_copies;
+	block_clear(0);
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 4, one, zero, 1), "o");
+	ck_assert(block_holds(0, 1));
+}
+END_TEST
+
 /* A worker of the same layout gets what another one put. */
 START_TEST(test_shared)
 {
@@ -191,6 +249,8 @@ int main(void)
 	tcase_set_timeout(blocks, 60);
 	tcase_add_checked_fixture(blocks, set_up, tear_down);
 	tcase_add_test(blocks, test_layouts);
+	tcase_add_loop_test(blocks, test_bursts, 0, 5);
+	tcase_add_test(blocks, test_copy_fails);
 	tcase_add_test(blocks, test_shared);
 	tcase_add_test(blocks, test_damage);
 	suite_add_tcase(suite, blocks);
