@@ -80,6 +80,7 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 	struct kern_copy part = *c;
 	struct kern_ticket t = {.pool = c->to ? c->to : c->from};
 	int rc = check(c, errbuf, errlen);
+	bool begun = false;
 	part.piece = joined;
 	for (size_t i = 0; !rc && i < c->n;) {
 		joined[0] = c->piece[i++];
@@ -90,10 +91,16 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 				joined[part.n++] = c->piece[i];
 			else
 				break;
-		rc = t.pool->by->copy(&part, &t.number, errbuf, errlen);
+		uint64_t number = 0;
+		char later[64];            /* the first error is told */
+		rc = t.pool->by->copy(&part, &number, errbuf, errlen);
+		if (rc && begun)
+			t.pool->by->wait(t.pool, t.number, later, sizeof later);
+		begun = true;
+		t.number = number;
 	}
 	if (!rc)
-		*ret_ticket = t;
+		*ret_ticket = begun ? t : (struct kern_ticket){0};
 	return rc;
 }
 

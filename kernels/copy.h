@@ -5,8 +5,8 @@
  *
  *  - Any thread may call any function, several at once for one pool too; kern_pool_close only when no copy of the pool is under way.
  *  - Copies run beside the work of the device's own engine and are in no order with it: whoever asks for one knows that the bytes are there.
- *  - kern_copy may return before it is done; what it reads and writes is left alone until kern_wait of its ticket has returned. Work of one pool runs in order, so
- *    that waiting for the last of several copies is enough. */
+ *  - kern_copy may return before it is done; what it reads and writes is left alone until kern_wait of its ticket has returned. Copies to one pool run in order,
+ *    and so do those from one pool to host memory: waiting for the last is enough. */
 #ifndef KERNELS_COPY_H
 #define KERNELS_COPY_H
 
@@ -61,7 +61,7 @@ struct kern_copies {
  * kern_backend_copies and needs no symbol of this program. KERN_ENOTSUP if there is none, KERN_EINVAL for a descriptor that is not sealed or of another size. */
 int kern_pool_open(const char *backend, const char *folder, int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen);
 void kern_pool_close(struct kern_pool **pool);
-/* KERN_EINVAL, before anything is copied, for a piece beyond its pool or pools of different backends. Pieces that continue the one before on both sides, or (unseen)
+/* After an error nothing of it is under way. KERN_EINVAL, before anything is copied, for a piece beyond its pool or pools of different backends. Pieces that continue the one before on both sides, or (unseen)
  * overlap it alike, are copied as one. */
 int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *errbuf, size_t errlen);
 int kern_wait(const struct kern_ticket *t, char *errbuf, size_t errlen);

@@ -181,7 +181,7 @@ END_TEST
 
 /* A backend that only writes down what it is given. */
 static struct kern_piece given[512];
-static size_t n_given, calls;
+static size_t n_given, calls, waits;
 
 static int note_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
 {
@@ -196,6 +196,7 @@ static int note_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 static int note_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
 {
 	(void)pool;
+	waits++;
 	ck_assert_uint_eq(number, calls);            /* the last one's is enough */
 	snprintf(errbuf, errlen, "waited");
 	return KERN_EDEVICE;
@@ -231,6 +232,30 @@ START_TEST(neighbours_are_one_copy)
 	ck_assert_msg(n_given == joins[_i].n_out, "%s: %zu copies", joins[_i].what, n_given);
 	ck_assert_msg(memcmp(given, joins[_i].out, n_given * sizeof *given) == 0, "%s: %llu from %llu to %llu", joins[_i].what,
 	              (unsigned long long)given[0].bytes, (unsigned long long)given[0].from, (unsigned long long)given[0].to);
+}
+END_TEST
+
+static int fail_late(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+{
+	if (calls < 3)
+		return note_copy(c, ret_number, errbuf, errlen);
+	snprintf(errbuf, errlen, "no more");
+	return KERN_ENOMEM;
+}
+
+/* What was begun of a list that fails later has ended when the failure is told. */
+START_TEST(a_list_that_fails_halfway)
+{
+	struct kern_copies failing = noting;
+	struct kern_pool a = {&failing, 1000}, b = {&failing, 1000};
+	struct kern_piece piece[300];
+	failing.copy = fail_late;
+	for (uint64_t i = 0; i < 300; i++)
+		piece[i] = (struct kern_piece){999 - 2 * i, i, 1};
+	struct kern_copy c = {.to = &a, .from = &b, .piece = piece, .n = 300};
+	ck_assert_int_eq(copy(&c), KERN_ENOMEM);
+	ck_assert_str_eq(why, "no more");
+	ck_assert_uint_eq(waits, 1);
 }
 END_TEST
 
@@ -359,6 +384,7 @@ int main(void)
 	tcase_add_loop_test(t, lists_against_a_model, 0, WAYS);
 	tcase_add_loop_test(t, neighbours_are_one_copy, 0, sizeof joins / sizeof *joins);
 	tcase_add_test(t, long_lists_and_empty_ones);
+	tcase_add_test(t, a_list_that_fails_halfway);
 	tcase_add_loop_test(t, pieces_beyond_a_pool, 0, sizeof far_ones / sizeof *far_ones);
 	tcase_add_test(t, copies_that_cannot_be);
 	tcase_add_test(t, descriptors_that_are_no_pool);
