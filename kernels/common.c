@@ -51,7 +51,7 @@ const char *kern_op_name(enum kern_op_kind k)
 		[KERN_OP_HEAD_NORM] = "head_norm", [KERN_OP_MATMUL] = "matmul", [KERN_OP_ROPE] = "rope", [KERN_OP_KV_WRITE] = "kv_write",
 		[KERN_OP_PROGRESS] = "progress", [KERN_OP_ATTENTION] = "attention", [KERN_OP_ACT_MUL] = "act_mul", [KERN_OP_ROUTE] = "route",
 		[KERN_OP_EXPERTS_ACT] = "experts_act", [KERN_OP_EXPERTS_DOWN] = "experts_down", [KERN_OP_HEADS_MATMUL] = "heads_matmul",
-		[KERN_OP_GATHER] = "gather",
+		[KERN_OP_GATHER] = "gather", [KERN_OP_SAMPLE] = "sample",
 	};
 	return (unsigned)k < KERN_OPS ? names[k] : "unknown";
 }
@@ -97,10 +97,36 @@ static int tail_fits(const struct kern_batch *b, char *errbuf, size_t errlen)
 	return 1;
 }
 
+static int draw_fits(const struct kern_batch *b, const struct kern_limits *l, const struct kern_draw *d)
+{
+	uint64_t mask = ((uint64_t)l->vocab + 63) / 64 * 2;
+	return d->ask <= KERN_ASK_SCORE && d->id < l->vocab && d->logprobs <= KERN_TOP_MAX && (d->slot == KERN_NO_SLOT || d->slot < l->slots) &&
+	       d->pending <= (d->slot == KERN_NO_SLOT ? 0 : KERN_SLOT_DRAWS) && part_fits(b, d->mask[0], d->mask[0] ? mask : 0) &&
+	       part_fits(b, d->mask[1], d->mask[1] ? mask : 0) && part_fits(b, d->forbidden.at, d->forbidden.n) &&
+	       part_fits(b, d->bias.at, 2 * (uint64_t)d->bias.n) && part_fits(b, d->seen.at, 2 * (uint64_t)d->seen.n);
+}
+
+static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, char *errbuf, size_t errlen)
+{
+	const struct kern_draw *d = kern_part(b, b->draws);
+	const uint32_t *tokens = kern_part(b, b->tokens);
+	for (uint32_t i = 0; b->draws && i < b->tail_rows; i++)
+		if (!draw_fits(b, l, &d[i])) {
+			snprintf(errbuf, errlen, "a batch whose draw %u names an id, a slot, a mask or a list beyond its limits", i);
+			return 0;
+		}
+	for (uint32_t i = 0; i < b->rows; i++)
+		if (tokens[i] & KERN_OF_SLOT && tokens[i] - KERN_OF_SLOT >= l->slots) {
+			snprintf(errbuf, errlen, "a batch whose row %u is what slot %u drew, there are %u", i, tokens[i] - KERN_OF_SLOT, l->slots);
+			return 0;
+		}
+	return 1;
+}
+
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, char *errbuf, size_t errlen)
 {
 	const struct kern_batch *b = batch->host;
-	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4;
+	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4, draw = sizeof(struct kern_draw) / 4;
 	if (!b || batch->bytes < sizeof *b || b->words > batch->bytes / 4 || b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
 		snprintf(errbuf, errlen, "a batch of %u words, the program was made for %zu", b ? b->words : 0, l->batch_bytes / 4);
 	else if (!b->rows || b->rows > l->rows || b->tail_rows > l->tail_rows || !b->spans || b->spans > l->spans || b->tail_spans > l->spans)
@@ -109,10 +135,12 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 	else if (!part_fits(b, b->tokens, b->rows) || !part_fits(b, b->positions, b->rows) || !part_fits(b, b->slots, b->rows) ||
 	         !part_fits(b, b->span, b->spans * span) || !part_fits(b, b->tail_index, b->tail_rows) ||
 	         !part_fits(b, b->tail_span, b->tail_spans * span) || !part_fits(b, b->table, 0) ||
-	         (b->progress && (b->progress % 2 || !part_fits(b, b->progress, b->spans * progress))))
+	         (b->progress && (b->progress % 2 || !part_fits(b, b->progress, b->spans * progress))) ||
+	         (b->draws && !part_fits(b, b->draws, b->tail_rows * draw)))
 		snprintf(errbuf, errlen, "a part of a batch lies beyond its %u words, or its progress at an odd word", b->words);
 	else if (spans_fit(kern_part(b, b->span), b->spans, b->rows, l->positions, errbuf, errlen) &&
-	         spans_fit(kern_part(b, b->tail_span), b->tail_spans, b->tail_rows, l->positions, errbuf, errlen) && tail_fits(b, errbuf, errlen))
+	         spans_fit(kern_part(b, b->tail_span), b->tail_spans, b->tail_rows, l->positions, errbuf, errlen) && tail_fits(b, errbuf, errlen) &&
+	         draws_fit(b, l, errbuf, errlen))
 		return KERN_OK;
 	return KERN_EINVAL;
 }

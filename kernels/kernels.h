@@ -28,7 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_ABI 6u                /* raised when a struct or a signature below changes */
+#define KERN_ABI 7u                /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 enum kern_dtype {
@@ -130,6 +130,64 @@ struct kern_progress {
 	uint64_t stride;           /* in words */
 };
 
+/* What is asked of a row of the tail. */
+enum kern_ask { KERN_ASK_NOTHING, KERN_ASK_DRAW, KERN_ASK_SCORE };
+enum { KERN_TOP_MAX = 20, KERN_SLOT_DRAWS = 8 };
+#define KERN_NO_SLOT UINT32_MAX
+
+/* Entries one after the other in the batch, the first at word `at`. */
+struct kern_list {
+	uint32_t at, n;
+};
+
+/* A draw: logits -> (log-probabilities are of these, the model's own) -> ids that are not in both masks, and the forbidden ones, become minus infinity
+ * -> biases are added -> of each id seen, l > 0 ? l / repetition : l * repetition, then - frequency * times, then - presence if times > 0, all
+ * in float32 -> / temperature -> min_p -> top_k -> top_p -> typical_p -> the draw. Each cut renormalises what is left for the next.
+ *  - min_p keeps ids of at least min_p times the largest probability, top_k the k largest, top_p the largest until their sum reaches it, typical_p those
+ *    whose surprise -ln p is nearest to the entropy, in order of that distance, until their sum reaches it. Of equals the lowest ids come first.
+ *  - The draw is Philox4x32-10 (key: the seed, counter: the index) as a fraction u of 53 bits: the first id, in descending order of probability, where the
+ *    sum, in double, passes u.
+ *  - A temperature below 1e-5 is greedy: the lowest id among the largest logits after the changes. So is a row whose largest logit is then infinite.
+ *  - If no id is left above minus infinity it is the lowest that both masks have; without masks, or if they have none, 0.
+ * A score gives the log-probability of `id` in the same way, without a draw. */
+struct kern_draw {
+	uint32_t ask;              /* enum kern_ask; NOTHING: no result is written */
+	uint32_t id;               /* of a score, below the vocabulary */
+	int32_t logprobs;          /* how many of the most probable ids are wanted, at most KERN_TOP_MAX; -1: no log-probabilities at all */
+	uint32_t slot;             /* keeps what is drawn (struct kern_slot); KERN_NO_SLOT: none */
+	float temperature, min_p, top_p, typical_p;     /* min_p 0, top_p 1, typical_p 0 or 1: off */
+	uint32_t top_k;            /* 0: off */
+	uint32_t seed[2], index[2];                     /* 64 bits, the lower ones first */
+	float repetition, presence, frequency;          /* 1, 0, 0: off */
+	uint32_t mask[2];          /* words of a bit for each id, id % 32 of word id / 32, in whole 64 bits; 0: all are allowed */
+	struct kern_list forbidden;       /* ids. Here and below ids beyond the vocabulary mean nothing */
+	struct kern_list bias;            /* pairs: id, float32 */
+	struct kern_list seen;            /* pairs: id, how many times the answer has it (0: the prompt alone). Ids differ */
+	uint32_t pending;          /* so many of the slot's latest draws, at most KERN_SLOT_DRAWS, are in the answer, and not in `seen` */
+};
+
+/* What a sequence drew last, in device memory that the caller has zeroed; the latest first. A row's token can be one of these, so that a sequence
+ * goes on without the host in between. */
+struct kern_slot {
+	uint32_t id[KERN_SLOT_DRAWS];
+};
+#define KERN_OF_SLOT 0x80000000u   /* a token that is KERN_OF_SLOT + slot: what this slot drew last */
+
+struct kern_top {
+	uint32_t id;
+	float logprob;
+};
+
+/* What came of a row. Log-probabilities are natural, of the unscaled distribution. */
+struct kern_drawn {
+	uint32_t not_finite;       /* a logit is NaN or plus infinity: the rest is set, NaN counts as minus infinity, and must not be used */
+	uint32_t id;
+	float logprob;             /* this and what follows: 0 without log-probabilities */
+	uint32_t rank;             /* 1: the most probable; of equals the lowest id is first */
+	uint32_t n_top;
+	struct kern_top top[KERN_TOP_MAX];   /* descending */
+};
+
 /* Operations run over all rows of the batch, or over its tail: the rows that go on to the head. */
 enum kern_rows { KERN_ROWS_ALL, KERN_ROWS_TAIL };
 
@@ -138,7 +196,7 @@ enum kern_rows { KERN_ROWS_ALL, KERN_ROWS_TAIL };
 struct kern_batch {
 	uint32_t words;            /* of the batch, this head included */
 	uint32_t rows, spans, tail_rows, tail_spans;   /* at least 1 row and span; the tail may be empty */
-	uint32_t tokens;           /* (rows) ids, each below the vocabulary (the caller checks) */
+	uint32_t tokens;           /* (rows) ids, each below the vocabulary (the caller checks), or KERN_OF_SLOT + slot */
 	uint32_t positions;        /* (rows) */
 	uint32_t slots;            /* (rows) where a row's KV goes: block * block_tokens + position % block_tokens */
 	uint32_t span;             /* (spans) struct kern_span, all rows in order */
@@ -146,13 +204,15 @@ struct kern_batch {
 	uint32_t tail_span;        /* (tail_spans) struct kern_span over the tail's rows */
 	uint32_t table;            /* pool block numbers; token t of a span lies in the block at [table + t / block_tokens] */
 	uint32_t progress;         /* (spans) struct kern_progress, at an even word; 0: nothing is told */
-	uint32_t unused[3];
+	uint32_t draws;            /* (tail_rows) struct kern_draw; 0: nothing is asked */
+	uint32_t unused[2];
 };
 
 /* The largest batch of a program; memory is sized by it. */
 struct kern_limits {
 	uint32_t rows, tail_rows, spans;
 	uint32_t positions;        /* of a sequence */
+	uint32_t vocab, slots;     /* of draws; 0: there are none */
 	size_t batch_bytes;
 };
 
@@ -218,6 +278,7 @@ struct kern_product {
 enum kern_op_kind {
 	KERN_OP_EMBED, KERN_OP_GATHER_ROWS, KERN_OP_SCALE, KERN_OP_NORM, KERN_OP_HEAD_NORM, KERN_OP_MATMUL, KERN_OP_ROPE, KERN_OP_KV_WRITE, KERN_OP_PROGRESS,
 	KERN_OP_ATTENTION, KERN_OP_ACT_MUL, KERN_OP_ROUTE, KERN_OP_EXPERTS_ACT, KERN_OP_EXPERTS_DOWN, KERN_OP_HEADS_MATMUL, KERN_OP_GATHER,
+	KERN_OP_SAMPLE,
 	KERN_OPS
 };
 
@@ -226,8 +287,9 @@ struct kern_op {
 	enum kern_op_kind kind;
 	enum kern_rows rows;
 	union {
-		/* y[r] = W[token - first] for the rows whose token is in [first, first + W.n): the others are left as they are. y (R, W.k) */
-		struct { struct kern_tensor y; const struct kern_weight *w; uint32_t first; } embed;
+		/* y[r] = W[token - first] for the rows whose token is in [first, first + W.n): the others are left as they are. y (R, W.k);
+		 * slots (limits.slots) struct kern_slot, or 0 */
+		struct { struct kern_tensor y; const struct kern_weight *w; uint32_t first; kern_ptr slots; } embed;
 		/* y[r] = x[tail_index[r]]: (R, dim); rows is the tail */
 		struct { struct kern_tensor y, x; uint32_t dim; } gather_rows;
 		/* y = x * factor: (R, dim); y may be x */
@@ -265,6 +327,9 @@ struct kern_op {
 		struct { struct kern_tensor y, x; struct kern_weight *const *w; uint32_t heads, tail; } heads_matmul;
 		/* what each rank of the group has written of memory that all share is there for every rank; nothing for a device that is alone */
 		struct { int none; } gather;
+		/* what the batch asks of each row: results (R) struct kern_drawn in PINNED memory, from logits (R, limits.vocab); slots (limits.slots) struct
+		 * kern_slot, or 0. A slot stands in one row at most. Rows are the tail; of a group rank 0 does it */
+		struct { struct kern_tensor logits; kern_ptr results, slots; } sample;
 	};
 };
 

@@ -210,8 +210,11 @@ static int alloc_scratch(struct engine *e, struct err *err)
 	carve_scratch(e, &own);
 	if (e->tp)
 		rc = share_scratch(e, err);
-	else if (!(rc = alloc_mem(e, KERN_MEM_PINNED, (size_t)e->opts.max_logits * e->conf.vocab * sizeof(float), &e->logits, err)))
+	else if (!(rc = alloc_mem(e, KERN_MEM_DEVICE, (size_t)e->opts.max_logits * e->conf.vocab * sizeof(float), &e->logits, err)))
 		rc = alloc_mem(e, KERN_MEM_PINNED, e->limits.batch_bytes, &e->batch, err);
+	if (!rc)
+		rc = alloc_mem(e, KERN_MEM_PINNED, e->opts.max_logits * sizeof *e->drawn, &e->results, err);
+	e->drawn = mem_array(e->opts.max_logits, sizeof *e->drawn);
 	e->s.logits = (struct kern_tensor){e->logits.dev, e->conf.vocab, KERN_F32};
 	return rc;
 }
@@ -220,7 +223,7 @@ static void free_memory(struct engine *e)
 {
 	if (e->tp)
 		e->logits = e->batch = (struct kern_mem){0};
-	struct kern_mem *const all[] = {&e->logits, &e->batch, &e->shared, &e->own, &e->board, &e->pool};
+	struct kern_mem *const all[] = {&e->logits, &e->batch, &e->results, &e->shared, &e->own, &e->board, &e->pool};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
 		e->ops->mem_free(e->dev, all[i]);
 }
@@ -278,13 +281,23 @@ static int fill_info(struct engine *e, struct err *err)
 	return 0;
 }
 
+/* Masks and lists of a step: two masks for every span, or all that one span may ask for. */
+static size_t plan_lists(const struct engine *e)
+{
+	const struct engine_opts *o = &e->opts;
+	size_t vocab = e->conf.vocab, masks = (vocab + 63) / 64 * 4, seen = 2 * (vocab < e->conf.context ? vocab : e->conf.context);
+	return more((masks + ENGINE_DRAW_LISTS_MAX / 8) * o->max_spans, (masks + ENGINE_DRAW_LISTS_MAX + seen) * more(o->max_draws, 1));
+}
+
 static void plan_step(struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
-	size_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4;
-	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows + o->max_logits + (2 * span + progress) * o->max_spans + o->max_table;
+	size_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4, draw = sizeof(struct kern_draw) / 4, lists = plan_lists(e);
+	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows + (1 + draw) * o->max_logits + (2 * span + progress) * o->max_spans +
+	               o->max_table + lists;
+	e->list_words = (uint32_t)lists;
 	e->limits = (struct kern_limits){.rows = o->max_rows, .tail_rows = o->max_logits, .spans = o->max_spans, .positions = e->conf.context,
-	                                 .batch_bytes = (words + 15) / 16 * 64};
+	                                 .vocab = e->conf.vocab, .batch_bytes = (words + 15) / 16 * 64};
 	uint64_t covered = (uint64_t)o->max_table * o->block_tokens;
 	if (covered < e->limits.positions)
 		e->limits.positions = (uint32_t)covered;
@@ -406,6 +419,8 @@ void engine_close(struct engine **ep)
 	fingerprint_end(&e->print, NULL);
 	if (e->src_open)
 		model_close(&e->src);
+	free(e->drawn);
+	free(e->copy);
 	free(e->sim);
 	free(e->path);
 	free(e);

@@ -5,6 +5,7 @@
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
+#include "engine/draw.h"
 #include "kernels/kernels.h"
 #include "kv/layout.h"
 #include "util/err.h"
@@ -28,6 +29,7 @@ struct engine_opts {
 	uint32_t max_logits;          /* rows of logits of one step */
 	uint32_t max_spans;           /* sequences of one step */
 	uint32_t max_table;           /* block table entries of one step over all spans */
+	uint32_t max_draws;           /* rows of one span that a token is drawn from: 1 (0 too), and the longest draft */
 	/* called at most once, on any thread, on permanent failure (a rank is gone); may be NULL */
 	void (*broken)(void *arg, const char *why);
 	void *broken_arg;
@@ -66,6 +68,9 @@ int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *
 /* Its memory; `host` is NULL where the host cannot address it. */
 const struct kern_mem *engine_pool(const struct engine *e);
 
+/* What a draw's edit may list, beside the tokens that it has seen: ids of bad words and of ends, and twice those with a bias. */
+enum { ENGINE_DRAW_LISTS_MAX = 8192 };
+
 enum engine_logits { ENGINE_LOGITS_NONE, ENGINE_LOGITS_LAST, ENGINE_LOGITS_ALL };
 
 struct engine_span {
@@ -73,18 +78,21 @@ struct engine_span {
 	uint32_t n, position;         /* positions position .. position + n - 1 */
 	const uint32_t *blocks;       /* the sequence's block table from its block 0; must cover position + n tokens */
 	enum engine_logits logits;
-	uint32_t logits_row;          /* out: first row of this span in engine_logits() */
+	const struct engine_draw *draws;   /* what is asked of each of these rows; NULL: nothing, and then engine_logits() has them, from: */
+	uint32_t logits_row;          /* out */
+	const struct kern_drawn *drawn;    /* out: what came of each, until the next step */
 	/* once this span's KV of layer l is in the pool the device stores progress_value to progress[l * progress_stride] (words of the board); NULL: none */
 	uint64_t *progress;
 	size_t progress_stride;
 	uint64_t progress_value;
 };
 
-/* One forward pass over all spans: KV of all rows is written, logits are there on return (the device is synchronised).
+/* One forward pass over all spans: KV of all rows is written, results are there on return (the device is synchronised). Draws that are more than a batch holds
+ * take more passes, in which no bit is another.
  * 0, ERR_INVALID (a bound or id, with the value and the limit), or ERR_IO (device). */
 int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
-/* (max_logits, vocab) float32 of the last step. */
-const float *engine_logits(const struct engine *e, uint32_t row);
+/* (max_logits, vocab) float32 of the last step, copied from the device at the first call after it; for tests and tools. */
+const float *engine_logits(struct engine *e, uint32_t row);
 /* Why the engine will never step again (a rank is gone), or NULL. */
 const char *engine_broken(const struct engine *e);
 /* Grows while a step advances, several times in each layer. Any thread, at any time. */

@@ -68,7 +68,13 @@ struct engine {
 	uint32_t mla_heads;
 	struct scratch s;
 	struct kern_mem own;                /* scratch of this rank alone */
-	struct kern_mem logits, batch;      /* PINNED; with several ranks parts of what they share */
+	struct kern_mem logits;             /* DEVICE, */
+	struct kern_mem batch;              /* PINNED; with several ranks both are parts of what they share */
+	struct kern_mem results;            /* PINNED: (max_logits) struct kern_drawn of one run */
+	struct kern_drawn *drawn;           /* (max_logits) of the last step */
+	float *copy;                        /* of its logits, of which `copied` rows are there; NULL: nobody has asked yet */
+	uint32_t copied, tail_rows;         /* tail_rows: of the last run */
+	uint32_t list_words;                /* that a batch has for masks and lists of its draws */
 	struct kern_mem shared;             /* that mapping, with several ranks */
 	struct kern_limits limits;
 	struct kern_program *program;       /* of one step; made when the pool is attached */

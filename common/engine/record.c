@@ -163,7 +163,8 @@ static void record_tail(struct recorder *r)
 	record_layer(r, last, s->tail_x, s->tail_qkv);
 	record_add_norm(r, s->tail_x, e->layer[last].ffn_post_norm, e->final_norm);
 	record_project(r, s->logits, s->h, e->head, (kern_ptr){0}, e->shard.vocab);
-	record_gather(r);              /* all logits are there, and nobody reads this batch any more */
+	record_gather(r);              /* all logits are there, and no other rank reads this batch any more */
+	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE, .sample = {.logits = s->logits, .results = e->results.dev}});
 }
 
 static void record_step(struct recorder *r)

@@ -3,13 +3,13 @@
  * The different tokens so far stand in a compact list, found by a hash table of places in it; both are as large as they can become from the beginning (untouched pages
  * cost nothing), so a draw allocates nothing. An id beyond the vocabulary is skipped where it would be used. Nothing here fails. */
 #include "engine/sample_edit.h"
+#include "engine/draw.h"
 #include "util/mem.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct seen {
+struct seen {                            /* as kern_draw.seen has them */
 	uint32_t id;
 	uint32_t times;              /* in the answer; 0: only in the prompt */
 };
@@ -73,22 +73,25 @@ void sample_edit_destroy(struct sample_edit **ep)
 	*ep = NULL;
 }
 
-const uint64_t *sample_edit_allowed(const struct sample_edit *e)
-{
-	return e->allowed;
-}
-
 /* --- counting ---------------------------------------------------------------------------------------------------------------- */
+
+/* Of the table: where an id is, or would be. */
+static uint32_t slot_of(const struct sample_edit *e, uint32_t id)
+{
+	uint32_t i = id * 2654435761u & e->mask;
+	while (e->slot[i] && e->seen[e->slot[i] - 1].id != id)
+		i = (i + 1) & e->mask;
+	return i;
+}
 
 static struct seen *seen_of(struct sample_edit *e, uint32_t id)
 {
-	uint32_t i = id * 2654435761u & e->mask;
-	for (; e->slot[i]; i = (i + 1) & e->mask)
-		if (e->seen[e->slot[i] - 1].id == id)
-			return &e->seen[e->slot[i] - 1];
-	e->seen[e->n_seen] = (struct seen){.id = id};
-	e->slot[i] = ++e->n_seen;
-	return &e->seen[e->n_seen - 1];
+	uint32_t i = slot_of(e, id);
+	if (!e->slot[i]) {
+		e->seen[e->n_seen] = (struct seen){.id = id};
+		e->slot[i] = ++e->n_seen;
+	}
+	return &e->seen[e->slot[i] - 1];
 }
 
 /* Tokens beyond what the table was made for, which nobody sends, are not counted. */
@@ -102,7 +105,7 @@ static void count(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt
 			seen_of(e, tokens[e->upto])->times += e->upto >= prompt_tokens;
 }
 
-/* --- changing ---------------------------------------------------------------------------------------------------------------- */
+/* --- lists ---------------------------------------------------------------------------------------------------------------- */
 
 int sample_edit_bad_valid(const uint32_t *bad, size_t n)
 {
@@ -113,58 +116,85 @@ int sample_edit_bad_valid(const uint32_t *bad, size_t n)
 }
 
 /* The last token of each bad word of which the answer's end is the rest. */
-static void forbid_bad(const struct sample_edit *e, float *logits, const uint32_t *answer, uint32_t n_answer)
+static void list_bad(const struct sample_edit *e, const uint32_t *answer, uint32_t n_answer, uint32_t *words, uint32_t *at)
 {
-	for (size_t at = 0; at < e->o.n_bad; at += 1 + (size_t)e->o.bad[at]) {
-		const uint32_t *word = e->o.bad + at + 1;
-		uint32_t rest = e->o.bad[at] - 1;
-		if (rest <= n_answer && memcmp(answer + n_answer - rest, word, rest * sizeof *word) == 0 && word[rest] < e->o.vocab)
-			logits[word[rest]] = -INFINITY;
+	for (size_t i = 0; i < e->o.n_bad; i += 1 + (size_t)e->o.bad[i]) {
+		const uint32_t *word = e->o.bad + i + 1;
+		uint32_t rest = e->o.bad[i] - 1;
+		if (rest <= n_answer && memcmp(answer + n_answer - rest, word, rest * sizeof *word) == 0)
+			words[(*at)++] = word[rest];
 	}
 }
 
-static void forbid_ends(const struct sample_edit *e, float *logits)
+static void list_ends(const struct sample_edit *e, uint32_t *words, uint32_t *at)
 {
 	for (int k = 0; k < 2; k++)
 		for (size_t i = 0; i < e->o.n_ends[k]; i++)
-			if (e->o.ends[k][i] < e->o.vocab)
-				logits[e->o.ends[k][i]] = -INFINITY;
+			words[(*at)++] = e->o.ends[k][i];
 }
 
-static void add_bias(const struct sample_edit *e, float *logits)
+static void list_bias(const struct sample_edit *e, uint32_t *words, uint32_t *at)
 {
-	for (size_t i = 0; i < e->o.n_bias; i++)
-		if (e->o.bias_ids[i] < e->o.vocab)
-			logits[e->o.bias_ids[i]] += e->o.bias[i];
-}
-
-static void penalise(const struct sample_edit *e, float *logits)
-{
-	float r = e->prompt_counts ? e->o.repetition : 1;
-	for (uint32_t i = 0; i < e->n_seen; i++) {
-		struct seen s = e->seen[i];
-		float l = logits[s.id];
-		l = l > 0 ? l / r : l * r;
-		l -= e->o.frequency * (float)s.times;
-		logits[s.id] = l - (s.times ? e->o.presence : 0);
+	for (size_t i = 0; i < e->o.n_bias; i++, *at += 2) {
+		words[*at] = e->o.bias_ids[i];
+		memcpy(&words[*at + 1], &e->o.bias[i], sizeof *e->o.bias);
 	}
 }
 
-int sample_edit_acts(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt_tokens, uint32_t n_tokens)
+/* Where an id stands among those that are counted, or among the drafted ones behind them in `pairs`; n if nowhere. */
+static uint32_t place_of(const struct sample_edit *e, const uint32_t *pairs, uint32_t n, uint32_t id)
 {
-	if (e->counts)
-		count(e, tokens, prompt_tokens, n_tokens);
-	return e->n_seen || e->o.n_bias || e->o.n_bad || e->allowed || n_tokens - prompt_tokens < e->o.min_tokens;
+	uint32_t i = slot_of(e, id), k = e->slot[i] ? e->slot[i] - 1 : e->n_seen;
+	while (!e->slot[i] && k < n && pairs[2 * k] != id)
+		k++;
+	return k;
 }
 
-void sample_edit_apply(struct sample_edit *e, float *logits, const uint32_t *tokens, uint32_t prompt_tokens, uint32_t n_tokens)
+/* What is counted, and one more for each drafted token. */
+static void list_seen(const struct sample_edit *e, const struct engine_draw *d, uint32_t *words, uint32_t *at)
+{
+	uint32_t *pairs = words + *at, n = e->n_seen;
+	memcpy(pairs, e->seen, n * sizeof *e->seen);
+	for (uint32_t i = d->n_tokens - d->drafted; i < d->n_tokens; i++) {
+		uint32_t k = place_of(e, pairs, n, d->tokens[i]);
+		if (k == n) {
+			pairs[2 * k] = d->tokens[i];
+			pairs[2 * k + 1] = 0;
+			n++;
+		}
+		pairs[2 * k + 1]++;
+	}
+	*at += 2 * n;
+}
+
+const uint64_t *sample_edit_allowed(const struct sample_edit *e)
+{
+	return e->allowed;
+}
+
+size_t sample_edit_words(struct sample_edit *e, const struct engine_draw *d)
 {
 	if (e->counts)
-		count(e, tokens, prompt_tokens, n_tokens);
-	forbid_bad(e, logits, tokens + prompt_tokens, n_tokens - prompt_tokens);
-	if (n_tokens - prompt_tokens < e->o.min_tokens)
-		forbid_ends(e, logits);
-	add_bias(e, logits);
-	if (e->counts)
-		penalise(e, logits);
+		count(e, d->tokens, d->prompt_tokens, d->n_tokens - d->drafted);
+	return e->o.n_bad + e->o.n_ends[0] + e->o.n_ends[1] + 2 * (e->o.n_bias + e->n_seen + (e->counts ? d->drafted : 0));
+}
+
+void sample_edit_write(struct sample_edit *e, const struct engine_draw *d, struct kern_draw *ret, uint32_t *words, uint32_t *at)
+{
+	uint32_t begin = *at, answer = d->n_tokens - d->prompt_tokens;
+	list_bad(e, d->tokens + d->prompt_tokens, answer, words, at);
+	if (answer < e->o.min_tokens)
+		list_ends(e, words, at);
+	ret->forbidden = (struct kern_list){begin, *at - begin};
+	ret->bias = (struct kern_list){*at, (uint32_t)e->o.n_bias};
+	list_bias(e, words, at);
+	if (!e->counts)
+		return;
+	count(e, d->tokens, d->prompt_tokens, d->n_tokens - d->drafted);
+	begin = *at;
+	list_seen(e, d, words, at);
+	ret->seen = (struct kern_list){begin, (*at - begin) / 2};
+	ret->repetition = e->prompt_counts ? e->o.repetition : 1;
+	ret->presence = e->o.presence;
+	ret->frequency = e->o.frequency;
 }

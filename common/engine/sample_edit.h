@@ -1,8 +1,6 @@
-/* sample_edit.h - what one request changes in the logits before each of its draws: penalties, favoured and forbidden tokens, a least length.
- *
- * The order, as vLLM has it: ids that are not allowed, the last token of bad words, and what would end the answer before min_tokens become minus infinity; then
- * logit_bias is added; then repetition (l > 0 ? l / r : l * r, once for each id that stands in the prompt or the answer), frequency (l - f * times in the answer)
- * and presence (l - p for each id in the answer). All in float.
+/* sample_edit.h - what one request changes in the logits before each of its draws: penalties, favoured and forbidden tokens, a least length. It makes the
+ * lists of a struct kern_draw, where the formulas stand: forbidden are the last token of a bad word whose rest the answer ends with, and what would
+ * end the answer before min_tokens; seen are the tokens of the answer, and with a repetition penalty of the prompt.
  *
  * Everything is a function of the request and its tokens: whoever has these continues exactly, after a hand-over, a preemption or on another worker. Counts are kept
  * up incrementally: a draw costs a step for each different token that is penalised and none for the length. */
@@ -38,11 +36,14 @@ void sample_edit_destroy(struct sample_edit **e);
 /* Is `bad` well formed: whole lists of 1 token or more each? */
 int sample_edit_bad_valid(const uint32_t *bad, size_t n);
 
-/* Does the next draw, after tokens[0 .. n_tokens) of which the first prompt_tokens are the prompt, see other logits than the model's? */
-int sample_edit_acts(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt_tokens, uint32_t n_tokens);
-/* A bit for each allowed id, as in struct sample_at; NULL: all are. */
+/* A bit for each allowed id, as in struct engine_draw; NULL: all are. */
 const uint64_t *sample_edit_allowed(const struct sample_edit *e);
-/* All but the allowed ids. logits: (vocab), changed in place. Later calls for the same request must not have fewer tokens. */
-void sample_edit_apply(struct sample_edit *e, float *logits, const uint32_t *tokens, uint32_t prompt_tokens, uint32_t n_tokens);
+/* What d, which names e, gets beside the masks: lists in words[*at ..], *at is then behind them, and the penalties. Later calls for the same request must
+ * not have fewer tokens, drafted ones aside. */
+struct engine_draw;
+struct kern_draw;
+void sample_edit_write(struct sample_edit *e, const struct engine_draw *d, struct kern_draw *ret, uint32_t *words, uint32_t *at);
+/* At most so many words. */
+size_t sample_edit_words(struct sample_edit *e, const struct engine_draw *d);
 
 #endif

@@ -4,10 +4,14 @@
  * a rank. A step allocates nothing. */
 #include "engine/engine_impl.h"
 #include "util/check.h"
+#include "util/mem.h"
 
 #include <string.h>
 
-enum { SPAN_WORDS = sizeof(struct kern_span) / 4, PROGRESS_WORDS = sizeof(struct kern_progress) / 4, HEAD_WORDS = sizeof(struct kern_batch) / 4 };
+enum {
+	SPAN_WORDS = sizeof(struct kern_span) / 4, PROGRESS_WORDS = sizeof(struct kern_progress) / 4, HEAD_WORDS = sizeof(struct kern_batch) / 4,
+	DRAW_WORDS = sizeof(struct kern_draw) / 4
+};
 
 static uint32_t wanted_rows(const struct engine_span *s)
 {
@@ -46,33 +50,63 @@ static int check_span(const struct engine *e, const struct engine_span *s, uint3
 	return 0;
 }
 
-/* Sums over the spans of one step. */
+static size_t list_words(const struct engine *e, const struct engine_span *s)
+{
+	size_t words = 0;
+	for (uint32_t i = 0; s->draws && i < wanted_rows(s); i++)
+		words += draw_words(&s->draws[i], e->info.vocab);
+	return words;
+}
+
+static int check_draws(const struct engine *e, const struct engine_span *s, uint32_t index, struct err *err)
+{
+	size_t words = list_words(e, s);
+	for (uint32_t i = 0; s->draws && i < wanted_rows(s); i++) {
+		const struct engine_draw *d = &s->draws[i];
+		if (d->score && d->id >= e->info.vocab)
+			return err_set(err, ERR_INVALID, "span %u: the score of id %u, the vocabulary has %u", index, d->id, e->info.vocab);
+		if ((d->params ? d->params->logprobs : d->logprobs) > KERN_TOP_MAX)
+			return err_set(err, ERR_INVALID, "span %u: %d alternatives, the limit is %d", index, d->params ? d->params->logprobs : d->logprobs,
+			               KERN_TOP_MAX);
+	}
+	if (words > e->list_words)
+		return err_set(err, ERR_INVALID, "span %u: its draws list %zu words, the limit is %u", index, words, e->list_words);
+	return 0;
+}
+
+/* Sums over the spans of one run. */
 struct totals {
 	uint64_t rows, logits, table;
+	size_t lists;
 };
 
-static int check_step(const struct engine *e, const struct engine_span *spans, uint32_t n, struct totals *ret, struct err *err)
+static void add_span(const struct engine *e, const struct engine_span *s, struct totals *t)
 {
-	uint64_t rows = 0, logits = 0, table = 0;
+	t->rows += s->n;
+	t->logits += wanted_rows(s);
+	t->table += table_length(e, s);
+	t->lists += list_words(e, s);
+}
+
+static int check_step(const struct engine *e, const struct engine_span *spans, uint32_t n, struct err *err)
+{
+	struct totals t = {0};
 	if (!e->program)
 		return err_set(err, ERR_INVALID, "no KV pool is attached");
 	if (n < 1 || n > e->opts.max_spans)
 		return err_set(err, ERR_INVALID, "%u spans in one step, limits are 1 and %u", n, e->opts.max_spans);
 	for (uint32_t i = 0; i < n; i++) {
 		int rc = check_span(e, &spans[i], i, err);
-		if (rc)
+		if (rc || (rc = check_draws(e, &spans[i], i, err)))
 			return rc;
-		rows += spans[i].n;
-		logits += wanted_rows(&spans[i]);
-		table += table_length(e, &spans[i]);
+		add_span(e, &spans[i], &t);
 	}
-	if (rows > e->opts.max_rows)
-		return err_set(err, ERR_INVALID, "%llu tokens in one step, the limit is %u", (unsigned long long)rows, e->opts.max_rows);
-	if (logits > e->opts.max_logits)
-		return err_set(err, ERR_INVALID, "%llu rows of logits in one step, the limit is %u", (unsigned long long)logits, e->opts.max_logits);
-	if (table > e->opts.max_table)
-		return err_set(err, ERR_INVALID, "%llu block table entries in one step, the limit is %u", (unsigned long long)table, e->opts.max_table);
-	*ret = (struct totals){rows, logits, table};
+	if (t.rows > e->opts.max_rows)
+		return err_set(err, ERR_INVALID, "%llu tokens in one step, the limit is %u", (unsigned long long)t.rows, e->opts.max_rows);
+	if (t.logits > e->opts.max_logits)
+		return err_set(err, ERR_INVALID, "%llu rows of logits in one step, the limit is %u", (unsigned long long)t.logits, e->opts.max_logits);
+	if (t.table > e->opts.max_table)
+		return err_set(err, ERR_INVALID, "%llu block table entries in one step, the limit is %u", (unsigned long long)t.table, e->opts.max_table);
 	return 0;
 }
 
@@ -85,24 +119,44 @@ struct layout {
 	uint32_t table;
 };
 
-/* Where the parts lie, without a hole, so that a small step is a small batch. */
-static void place(struct layout *l, const struct totals *t, uint32_t spans, uint32_t tail_spans, int progress)
+/* What some spans have of what a batch may have or not. */
+struct parts {
+	uint32_t tail_spans;
+	int progress, draws;
+};
+
+static struct parts parts_of(const struct engine_span *spans, uint32_t n)
+{
+	struct parts p = {0};
+	for (uint32_t i = 0; i < n; i++) {
+		p.tail_spans += wanted_rows(&spans[i]) != 0;
+		p.progress |= spans[i].progress != NULL;
+		p.draws |= spans[i].draws && wanted_rows(&spans[i]);
+	}
+	return p;
+}
+
+/* Where the parts lie, without a hole, so that a small step is a small batch. Lists of draws follow as they are written. */
+static void place(struct layout *l, const struct totals *t, uint32_t spans, const struct parts *p)
 {
 	struct kern_batch *b = l->b;
 	uint32_t at = HEAD_WORDS;
-	*b = (struct kern_batch){.rows = (uint32_t)t->rows, .spans = spans, .tail_rows = (uint32_t)t->logits, .tail_spans = tail_spans};
+	*b = (struct kern_batch){.rows = (uint32_t)t->rows, .spans = spans, .tail_rows = (uint32_t)t->logits, .tail_spans = p->tail_spans};
 	const struct {
 		uint32_t *offset, words;
 	} parts[] = {
-		{&b->progress, progress ? spans * PROGRESS_WORDS : 0}, {&b->tokens, b->rows}, {&b->positions, b->rows}, {&b->slots, b->rows},
-		{&b->span, spans * SPAN_WORDS}, {&b->tail_index, b->tail_rows}, {&b->tail_span, tail_spans * SPAN_WORDS}, {&b->table, (uint32_t)t->table},
+		{&b->progress, p->progress ? spans * PROGRESS_WORDS : 0}, {&b->tokens, b->rows}, {&b->positions, b->rows}, {&b->slots, b->rows},
+		{&b->span, spans * SPAN_WORDS}, {&b->tail_index, b->tail_rows}, {&b->tail_span, p->tail_spans * SPAN_WORDS}, {&b->table, (uint32_t)t->table},
+		{&b->draws, p->draws ? b->tail_rows * DRAW_WORDS : 0},
 	};
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
 		*parts[i].offset = at;
 		at += parts[i].words;
 	}
-	if (!progress)
+	if (!p->progress)
 		b->progress = 0;
+	if (!p->draws)
+		b->draws = 0;
 	b->words = at;
 }
 
@@ -130,33 +184,45 @@ static void add_progress(struct layout *l, const struct engine *e, const struct 
 	memcpy(l->words + l->b->progress + index * PROGRESS_WORDS, &p, sizeof p);
 }
 
-static void lay_out(struct engine *e, struct engine_span *spans, uint32_t n, const struct totals *t)
+static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s, uint32_t row)
+{
+	for (uint32_t i = 0; i < wanted_rows(s); i++, row++) {
+		struct kern_draw k = {.ask = KERN_ASK_NOTHING, .slot = KERN_NO_SLOT};
+		if (s->draws)
+			k = draw_write(&s->draws[i], e->info.vocab, l->words, &l->b->words);
+		memcpy(l->words + l->b->draws + row * DRAW_WORDS, &k, sizeof k);
+	}
+}
+
+static void add_tail(struct layout *l, const struct engine_span *s, uint32_t end, uint32_t table, uint32_t *tail, uint32_t *tails)
+{
+	uint32_t wanted = wanted_rows(s);
+	for (uint32_t k = 0; k < wanted; k++)
+		l->words[l->b->tail_index + *tail + k] = end - wanted + k;
+	if (wanted)
+		put_span(l, l->b->tail_span, (*tails)++, &(struct kern_span){.row = *tail, .rows = wanted, .position = s->position + s->n - wanted, .table = table});
+	*tail += wanted;
+}
+
+static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t n, const struct totals *t)
 {
 	struct layout l = {.words = e->batch.host, .b = e->batch.host};
+	struct parts parts = parts_of(spans, n);
 	uint32_t row = 0, tail = 0, tails = 0, table = 0;
-	int progress = 0;
+	place(&l, t, n, &parts);
+	CHECK(((size_t)l.b->words + t->lists) * 4 <= e->limits.batch_bytes);
 	for (uint32_t i = 0; i < n; i++) {
-		tails += wanted_rows(&spans[i]) != 0;
-		progress |= spans[i].progress != NULL;
-	}
-	place(&l, t, n, tails, progress);
-	CHECK((size_t)l.b->words * 4 <= e->limits.batch_bytes);
-	tails = 0;
-	for (uint32_t i = 0; i < n; i++) {
-		struct engine_span *s = &spans[i];
-		uint32_t blocks = table_length(e, s), wanted = wanted_rows(s), end = row + s->n;
+		const struct engine_span *s = &spans[i];
+		uint32_t blocks = table_length(e, s);
 		add_rows(&l, e, s, row);
 		put_span(&l, l.b->span, i, &(struct kern_span){.row = row, .rows = s->n, .position = s->position, .table = table});
-		if (progress)
+		if (parts.progress)
 			add_progress(&l, e, s, i);
+		if (parts.draws)
+			add_draws(&l, e, s, tail);
 		memcpy(l.words + l.b->table + table, s->blocks, blocks * sizeof *s->blocks);
-		s->logits_row = tail;
-		for (uint32_t k = 0; k < wanted; k++)
-			l.words[l.b->tail_index + tail + k] = end - wanted + k;
-		if (wanted)
-			put_span(&l, l.b->tail_span, tails++, &(struct kern_span){.row = tail, .rows = wanted, .position = s->position + s->n - wanted, .table = table});
-		row = end;
-		tail += wanted;
+		row += s->n;
+		add_tail(&l, s, row, table, &tail, &tails);
 		table += blocks;
 	}
 }
@@ -185,23 +251,60 @@ static int step_error(struct engine *e, int kern_rc, struct err *err)
 	return err ? (err->code = ERR_IO) : ERR_IO;
 }
 
+/* How many of the spans, at least one, have draws that a batch holds; *ret is what these add up to. */
+static uint32_t fitting(const struct engine *e, const struct engine_span *spans, uint32_t n, struct totals *ret)
+{
+	uint32_t i = 0;
+	*ret = (struct totals){0};
+	for (; i < n && (i == 0 || ret->lists + list_words(e, &spans[i]) <= e->list_words); i++)
+		add_span(e, &spans[i], ret);
+	return i;
+}
+
+/* Runs some of the spans, the first of which has its results from row `first` on. */
+static int run_some(struct engine *e, struct engine_span *spans, uint32_t n, const struct totals *t, uint32_t first)
+{
+	uint32_t row = first;
+	lay_out(e, spans, n, t);
+	if (e->tp)
+		tp_order(e->tp, TP_STEP, NULL, 0);
+	int rc = engine_run(e);
+	if (((const struct kern_batch *)e->batch.host)->draws)
+		memcpy(e->drawn + first, e->results.host, t->logits * sizeof *e->drawn);
+	for (uint32_t i = 0; i < n; i++) {
+		spans[i].logits_row = row;
+		spans[i].drawn = e->drawn + row;
+		row += wanted_rows(&spans[i]);
+	}
+	return rc;
+}
+
 int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err)
 {
-	struct totals totals = {0};
-	int rc = check_step(e, spans, n_spans, &totals, err);
+	int rc = check_step(e, spans, n_spans, err);
+	uint32_t row = 0;
 	if (rc)
 		return rc;
 	if (engine_broken(e))
 		return step_error(e, 0, err);
-	lay_out(e, spans, n_spans, &totals);
-	if (e->tp)
-		tp_order(e->tp, TP_STEP, NULL, 0);
-	rc = engine_run(e);
+	for (uint32_t i = 0, n; !rc && i < n_spans; i += n) {
+		struct totals t;
+		n = fitting(e, spans + i, n_spans - i, &t);
+		rc = run_some(e, spans + i, n, &t, row);
+		row += (uint32_t)t.logits;
+		e->tail_rows = (uint32_t)t.logits;
+	}
+	e->copied = 0;
 	return rc ? step_error(e, rc, err) : 0;
 }
 
-const float *engine_logits(const struct engine *e, uint32_t row)
+const float *engine_logits(struct engine *e, uint32_t row)
 {
-	CHECK(row < e->opts.max_logits);
-	return (const float *)e->logits.host + (size_t)row * e->info.vocab;
+	CHECK(row < e->tail_rows);
+	if (!e->copy)
+		e->copy = mem_array((size_t)e->opts.max_logits * e->info.vocab, sizeof *e->copy);
+	if (!e->copied && (e->ops->download(e->stream, e->copy, e->logits.dev, (size_t)e->tail_rows * e->info.vocab * sizeof *e->copy) || e->ops->sync(e->stream)))
+		CHECK(!"the logits can be copied");
+	e->copied = e->tail_rows;
+	return e->copy + (size_t)row * e->info.vocab;
 }

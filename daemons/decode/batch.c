@@ -111,7 +111,46 @@ static int collect(struct decode *d)
 
 /* --- one step --------------------------------------------------------------------------------------------------------------------------- */
 
-static void add_span(struct decode *d, struct seq *q, uint32_t n_rows, uint32_t *n)
+/* Its constraint cannot be followed any further, or its logits are not finite: another worker would
+ * find the same, unless it was memory that lacked. */
+static void fail_draw(struct seq *q, const struct err *err)
+{
+	q->failed = 1;
+	q->draw_fault = constraint_fault(err->code);
+	snprintf(q->fail_text, sizeof q->fail_text, "%.150s", err->text);
+}
+
+/* What may be drawn behind its last token, and behind those of its draft, which becomes shorter where that cannot be told. One that fails here goes through the step
+ * like the others. */
+static void prepare(struct decode *d, struct seq *q)
+{
+	struct err err = {0};
+	int ahead = constraint_prepare(&q->work, d->w->info, q->ahead, &err);
+	if (ahead < 0)
+		fail_draw(q, &err);
+	q->ahead = ahead < 0 ? 0 : (uint32_t)ahead;
+}
+
+/* What is asked of the row that computes token `row` of q, counted with its draft. */
+static struct engine_draw ask(const struct seq *q, uint32_t row)
+{
+	uint32_t last = q->work.n_tokens - 1;
+	if (row >= last && !q->failed)
+		return work_draw(&q->work, row - last);
+	if (q->work.prompt_logprobs && row + 1 < q->work.prompt_tokens && row + 1 > q->scored)
+		return work_score(&q->work, row + 1);
+	return (struct engine_draw){0};
+}
+
+static void add_draws(struct decode *d, const struct seq *q, struct engine_span *sp, uint32_t *at)
+{
+	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? sp->n : sp->logits == ENGINE_LOGITS_LAST;
+	sp->draws = d->draws + *at;
+	for (uint32_t i = 0; i < rows; i++)
+		d->draws[(*at)++] = ask(q, sp->position + sp->n - rows + i);
+}
+
+static void add_span(struct decode *d, struct seq *q, uint32_t n_rows, uint32_t *n, uint32_t *draws)
 {
 	uint32_t left = q->work.n_tokens - q->computed;
 	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
@@ -120,6 +159,9 @@ static void add_span(struct decode *d, struct seq *q, uint32_t n_rows, uint32_t 
 		.tokens = q->work.tokens + q->computed, .n = n_rows, .position = q->computed, .blocks = q->blocks,
 		.logits = all || n_rows > left ? ENGINE_LOGITS_ALL : n_rows == left ? ENGINE_LOGITS_LAST : ENGINE_LOGITS_NONE,
 	};
+	if (left > 1 && n_rows == left)
+		prepare(d, q);
+	add_draws(d, q, &d->spans[*n], draws);
 	q->chunks += left > 1;
 	++*n;
 }
@@ -127,12 +169,13 @@ static void add_span(struct decode *d, struct seq *q, uint32_t n_rows, uint32_t 
 static uint32_t fill(struct decode *d)
 {
 	struct worker *w = d->w;
-	uint32_t n = 0, rows = 0, logits = 0;
+	uint32_t n = 0, rows = 0, logits = 0, draws = 0;
 	list_each(it, &d->running) {
 		struct seq *q = list_entry(it, struct seq, batch);
 		if (q->work.n_tokens - q->computed == 1 && n < w->max_sequences && room_ready(d, q)) {
+			prepare(d, q);
 			uint32_t take = 1 + q->ahead;      /* its last token's row, and those of its draft for which room_grow has found room */
-			add_span(d, q, take, &n);
+			add_span(d, q, take, &n, &draws);
 			rows += take;
 			logits += take;
 		}
@@ -152,7 +195,7 @@ static uint32_t fill(struct decode *d)
 			break;
 		budget -= take;
 		logits += all ? take : 1;
-		add_span(d, q, take, &n);
+		add_span(d, q, take, &n, &draws);
 	}
 	return n;
 }
@@ -176,16 +219,14 @@ static int score_prompt(struct decode *d, struct seq *q, const struct engine_spa
 	int rc = 0;
 	for (uint32_t i = 0; i < sp->n; i++) {
 		uint32_t at = sp->position + i + 1;
-		struct sample_result r;
 		if (at >= q->work.prompt_tokens || at != q->scored + 1)
 			continue;
-		sampler_score(d->sampler, engine_logits(d->w->engine, sp->logits_row + i), q->work.tokens[at], q->work.prompt_top, &r);
-		if ((rc = work_check_finite(&r, "prompt", at, err)))
+		if ((rc = work_check_finite(&sp->drawn[i], "prompt", at, err)))
 			break;
 		if (!c)
 			c = score_new(d->w, &q->work, at);
 		q->scored++;
-		if (score_add(c, &r)) {
+		if (score_add(c, &sp->drawn[i])) {
 			svc_post(d->w->svc, score_post, c);
 			c = NULL;
 		}
@@ -195,40 +236,31 @@ static int score_prompt(struct decode *d, struct seq *q, const struct engine_spa
 	return rc;
 }
 
-/* Its constraint cannot be followed any further, or its logits are not finite: another worker would
- * find the same, unless it was memory that lacked. */
-static void fail_draw(struct seq *q, const struct err *err)
-{
-	q->failed = 1;
-	q->draw_fault = constraint_fault(err->code);
-	snprintf(q->fail_text, sizeof q->fail_text, "%.150s", err->text);
-}
-
-/* Samples the row of the last token, and those of its draft as long as the draft says what was sampled. Returns how the answer ended, if it did; it may have failed. */
-static Pds__Finish sample_rows(struct decode *d, struct seq *q, uint32_t row, uint32_t drafted, struct report *rep)
+/* Takes what was drawn behind the last token, and behind its draft as long as the draft says what was drawn. Returns how the answer ended, if it did; it may have failed. */
+static Pds__Finish take_drawn(struct decode *d, struct seq *q, const struct kern_drawn *drawn, uint32_t drafted, struct report *rep)
 {
 	struct worker *w = d->w;
 	struct work *k = &q->work;
 	for (uint32_t right = 0;; right++) {
-		struct sample_result s;
+		const struct kern_drawn *s = &drawn[right];
 		uint32_t index = work_index(k), draft = right < drafted ? k->tokens[k->n_tokens] : UINT32_MAX;
 		struct err err = {0};
-		if (constraint_draw(k, w->info, d->sampler, engine_logits(w->engine, row + right), &s, &err) < 0) {
+		if (work_check_finite(s, "answer", index, &err) < 0) {
 			fail_draw(q, &err);
 			return PDS__FINISH__FINISH_NONE;
 		}
 		if (!q->first_us)
 			q->first_us = clock_us();
-		Pds__Finish finish = work_append(k, s.id, w->info);
-		report_token(rep, q, index, &s, finish);
+		Pds__Finish finish = work_append(k, s->id, w->info);
+		report_token(rep, q, index, s, finish);
 		w->generated_tokens++;
 		stat_add(svc_stats(w->svc), WS_GENERATED_TOKENS, 1);
-		int go = s.id == draft && finish == PDS__FINISH__FINISH_NONE;
+		int go = s->id == draft && finish == PDS__FINISH__FINISH_NONE;
 		q->computed += go;     /* that token's KV is there already */
 		if (go)
 			continue;
 		if (drafted)
-			spec_learn(d, q, drafted, right + (s.id == draft));
+			spec_learn(d, q, drafted, right + (s->id == draft));
 		return finish;
 	}
 }
@@ -245,7 +277,7 @@ static void after_step(struct decode *d, struct seq *q, const struct engine_span
 		if (q->back_us)
 			room_caught_up(d, q);
 		uint32_t last = sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0;
-		finish = sample_rows(d, q, sp->logits_row + last, drafted, rep);
+		finish = take_drawn(d, q, sp->drawn + last, drafted, rep);
 	}
 	if (q->draw_fault != PDS__FAULT__FAULT_INTERNAL)
 		publish_full(d->w, q);
@@ -340,7 +372,7 @@ int batch_start(struct decode *d, struct err *err)
 	list_init(&d->running);
 	list_init(&d->answers);
 	list_init(&d->restores);
-	d->sampler = sampler_new(d->w->info->vocab);
+	d->draws = mem_array(d->w->max_logits, sizeof *d->draws);
 	d->spans = mem_array(d->w->max_sequences, sizeof *d->spans);
 	d->step_seqs = mem_array(d->w->max_sequences, sizeof *d->step_seqs);
 	d->spec = spec_new(d->w);
@@ -357,9 +389,9 @@ void batch_stop(struct decode *d)
 	pthread_mutex_unlock(&d->lock);
 	watch_join(d->thread);
 	restore_fini(d);
-	sampler_destroy(&d->sampler);
 	spec_destroy(&d->spec);
 	free(d->spans);
+	free(d->draws);
 	free(d->step_seqs);
 	pthread_mutex_destroy(&d->lock);
 	pthread_cond_destroy(&d->wake);

@@ -15,7 +15,7 @@
 #ifndef DECODE_DECODE_H
 #define DECODE_DECODE_H
 
-#include "engine/sample.h"
+#include "engine/draw.h"
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/map.h"
@@ -54,7 +54,7 @@ struct seq {
 	uint64_t writer;               /* epoch of the messager that may write, 0: none */
 	int revoke_owed;               /* QUARANTINE: LEASE_REVOKE is not on the present link to it */
 	int kv_ready, has_first;
-	struct sample_result first;
+	struct kern_drawn first;
 
 	struct kv_hash *hashes;        /* of full blocks so far */
 	uint32_t n_hashes, room_hashes;
@@ -146,7 +146,7 @@ struct decode {
 	int raised;                    /* in this step */
 	uint32_t growth_cap;
 	uint32_t chunk_tokens;
-	struct sampler *sampler;
+	struct engine_draw *draws;         /* (max_logits) of the present step */
 	struct engine_span *spans;
 	struct seq **step_seqs;
 	struct spec *spec;
@@ -260,7 +260,7 @@ void keep_output(struct decode *d, struct seq *q);         /* q ends and still h
 /* report.c: what a step produced, on its way to the routers */
 struct report;
 struct report *report_new(struct worker *w);
-void report_token(struct report *r, struct seq *q, uint32_t index, const struct sample_result *s, Pds__Finish finish);
+void report_token(struct report *r, struct seq *q, uint32_t index, const struct kern_drawn *s, Pds__Finish finish);
 void report_send(struct report *r);    /* posts to the loop; r is gone */
 void report_timing(const struct seq *q, Pds__Timing *t);
 void seq_ended(struct svc *s, void *seq);   /* posted by the schedule thread */

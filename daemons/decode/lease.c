@@ -500,9 +500,9 @@ static void take_first(struct seq *q, const Pds__Token *t)
 {
 	q->first.id = t->id;
 	q->first.logprob = t->logprob;
-	q->first.n_top = t->n_top < SAMPLE_LOGPROBS_MAX ? (uint32_t)t->n_top : SAMPLE_LOGPROBS_MAX;
+	q->first.n_top = t->n_top < KERN_TOP_MAX ? (uint32_t)t->n_top : KERN_TOP_MAX;
 	for (uint32_t i = 0; i < q->first.n_top; i++)
-		q->first.top[i] = (struct sample_top){t->top[i]->id, t->top[i]->logprob};
+		q->first.top[i] = (struct kern_top){t->top[i]->id, t->top[i]->logprob};
 	q->has_first = 1;
 }
 

@@ -70,7 +70,7 @@ static void add_token(struct report *r, Pds__Token *t)
 }
 
 /* The tokens of one sequence come one behind the other. */
-void report_token(struct report *r, struct seq *q, uint32_t index, const struct sample_result *s, Pds__Finish finish)
+void report_token(struct report *r, struct seq *q, uint32_t index, const struct kern_drawn *s, Pds__Finish finish)
 {
 	struct entry *e = r->n ? &r->entry[r->n - 1] : NULL;
 	if (!e || e->s.request_hi != q->work.id.hi || e->s.request_lo != q->work.id.lo || e->s.attempt != q->work.attempt)

@@ -23,7 +23,7 @@
 #define PREFILL_PREFILL_H
 
 #include "gate.h"
-#include "engine/sample.h"
+#include "engine/draw.h"
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/map.h"
@@ -152,7 +152,7 @@ struct job {
 	uint64_t key;                 /* its place in the present step: the least first */
 	uint64_t ready_us;            /* in the schedule since */
 
-	struct sample_result first;
+	struct kern_drawn first;
 	Pds__Finish finish;
 	int step_failed, broken;      /* broken: a precondition did not hold */
 	Pds__Fault draw_fault; /* its constraint or a draw failed (constraint_fault); NONE: it did
@@ -214,7 +214,7 @@ struct prefill {
 	struct list running;
 	enum prefill_order order;
 	uint64_t ageing_us;
-	struct sampler *sampler;
+	struct engine_draw *draws;         /* (max_logits) of the present step */
 	struct engine_span *spans;
 	struct job **step_jobs;
 	struct gate *gate;            /* benchmark modes; NULL in service */

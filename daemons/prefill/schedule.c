@@ -126,7 +126,36 @@ static uint32_t share_of(const struct job *j, const struct room *r)
 	return take == left && r->logits == 0 ? take - 1 : take;
 }
 
-static void add_span(struct prefill *s, struct job *j, uint32_t take, uint32_t n)
+static void fail_draw(struct job *j, const struct err *err)
+{
+	snprintf(j->fail_text, sizeof j->fail_text, "%.150s", err->text);
+	j->draw_fault = constraint_fault(err->code);
+}
+
+/* What is asked of the row that computes token `row`. A job that fails here goes through the step like the others. */
+static struct engine_draw ask(struct prefill *s, struct job *j, uint32_t row)
+{
+	struct err err = {0};
+	if (row + 1 == j->work.n_tokens) {
+		if (constraint_prepare(&j->work, s->w->info, 0, &err) == 0)
+			return work_draw(&j->work, 0);
+		fail_draw(j, &err);
+	} else if (row + 1 < j->work.prompt_tokens) {
+		return work_score(&j->work, row + 1);
+	}
+	return (struct engine_draw){0};
+}
+
+/* draws: how many the step has so far. */
+static void add_draws(struct prefill *s, struct job *j, struct engine_span *sp, uint32_t *draws)
+{
+	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? sp->n : sp->logits == ENGINE_LOGITS_LAST;
+	sp->draws = s->draws + *draws;
+	for (uint32_t i = 0; i < rows; i++)
+		s->draws[(*draws)++] = ask(s, j, sp->position + sp->n - rows + i);
+}
+
+static void add_span(struct prefill *s, struct job *j, uint32_t take, uint32_t n, uint32_t *draws)
 {
 	struct worker *w = s->w;
 	uint32_t computed = j->computed;
@@ -138,6 +167,7 @@ static void add_span(struct prefill *s, struct job *j, uint32_t take, uint32_t n
 		.progress = word, .progress_stride = w->info->layers > 1 ? (size_t)(ring_progress_word(w->ring, j->slot, 1) - word) : 1,
 		.progress_value = ring_progress_value(j->slot_gen, computed + take),
 	};
+	add_draws(s, j, &s->spans[n], draws);
 	if (!j->run_us)
 		j->run_us = clock_us();
 	j->chunks++;
@@ -146,7 +176,7 @@ static void add_span(struct prefill *s, struct job *j, uint32_t take, uint32_t n
 uint32_t schedule_fill(struct prefill *s)
 {
 	struct worker *w = s->w;
-	uint32_t n = 0, plain = count_plain(s);
+	uint32_t n = 0, draws = 0, plain = count_plain(s);
 	struct room r = {w->max_batched_tokens, w->max_logits, plain < w->max_logits / 2 ? plain : w->max_logits / 2};
 	list_each(it, &s->running) {
 		struct job *j = list_entry(it, struct job, run);
@@ -155,7 +185,7 @@ uint32_t schedule_fill(struct prefill *s)
 			break;
 		if (take == 0)
 			continue;
-		add_span(s, j, take, n);
+		add_span(s, j, take, n, &draws);
 		r.tokens -= take;
 		r.logits -= s->spans[n].logits == ENGINE_LOGITS_ALL ? take : s->spans[n].logits == ENGINE_LOGITS_LAST;
 		n++;
@@ -182,13 +212,11 @@ static int score_prompt(struct prefill *s, struct job *j, const struct engine_sp
 	int rc = 0;
 	for (uint32_t i = 0; i < sp->n && sp->position + i + 1 < j->work.prompt_tokens; i++) {
 		uint32_t at = sp->position + i + 1;
-		struct sample_result r;
-		sampler_score(s->sampler, engine_logits(s->w->engine, sp->logits_row + i), j->work.tokens[at], j->work.prompt_top, &r);
-		if ((rc = work_check_finite(&r, "prompt", at, err)))
+		if ((rc = work_check_finite(&sp->drawn[i], "prompt", at, err)))
 			break;
 		if (!c)
 			c = score_new(s->w, &j->work, at);
-		if (score_add(c, &r)) {
+		if (score_add(c, &sp->drawn[i])) {
 			stage_score(s, c);
 			c = NULL;
 		}
@@ -204,20 +232,18 @@ static void after_step(struct prefill *s, struct job *j, const struct engine_spa
 	j->computed += sp->n;
 	w->prompt_tokens += sp->n;       /* before anybody sees the answer: who has it finds it counted */
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, sp->n);
-	uint32_t row = sp->logits_row + (sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0);
 	struct err err = {0};
-	int whole = j->computed == j->work.n_tokens,
-	    r = j->work.prompt_logprobs ? score_prompt(s, j, sp, &err) : 0;
-	if (r == 0 && whole)
-		r = constraint_draw(&j->work, w->info, s->sampler, engine_logits(w->engine, row),
-		                    &j->first, &err);
-	if (r != ERR_CORRUPT)
-		publish_full(w, j);
-	if (r < 0) {
-		snprintf(j->fail_text, sizeof j->fail_text, "%.150s", err.text);
-		j->draw_fault = constraint_fault(r);
+	int whole = j->computed == j->work.n_tokens;
+	if (j->work.prompt_logprobs && score_prompt(s, j, sp, &err) < 0)
+		fail_draw(j, &err);
+	if (whole && !j->draw_fault) {
+		j->first = sp->drawn[sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0];
+		if (work_check_finite(&j->first, "answer", work_index(&j->work), &err) < 0)
+			fail_draw(j, &err);
 	}
-	if (r == 0 && !whole)
+	if (j->draw_fault != PDS__FAULT__FAULT_INTERNAL)
+		publish_full(w, j);
+	if (!j->draw_fault && !whole)
 		return;
 	j->first_us = clock_us();
 	give_back(s, j);
@@ -310,7 +336,7 @@ int schedule_start(struct prefill *s, struct err *err)
 	pthread_cond_init(&s->wake, NULL);
 	list_init(&s->inbox);
 	list_init(&s->running);
-	s->sampler = sampler_new(s->w->info->vocab);
+	s->draws = mem_array(s->w->max_logits, sizeof *s->draws);
 	s->spans = mem_array(s->w->max_sequences, sizeof *s->spans);
 	s->step_jobs = mem_array(s->w->max_sequences, sizeof *s->step_jobs);
 	if (pthread_create(&s->schedule, NULL, schedule_main, s) != 0)
@@ -325,7 +351,7 @@ void schedule_stop(struct prefill *s)
 	pthread_cond_signal(&s->wake);
 	pthread_mutex_unlock(&s->lock);
 	watch_join(s->schedule);
-	sampler_destroy(&s->sampler);
 	free(s->spans);
+	free(s->draws);
 	free(s->step_jobs);
 }

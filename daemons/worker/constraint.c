@@ -51,8 +51,9 @@ struct constraint {
 	struct constraints *all;
 	struct compiled *compiled;   /* NULL: not yet */
 	struct grammar_walk walk;
-	uint64_t *mask;
-	struct quota quota;          /* of the text and the mask */
+	uint64_t *mask;              /* (masks, all->words) of the next draw, and behind drafted tokens */
+	uint32_t masks;
+	struct quota quota;          /* of the text and the masks */
 	Pds__Constraint message;
 };
 
@@ -312,6 +313,7 @@ int constraint_take(struct constraints *all, struct work *w, const Pds__Request 
 	k->message.strict = m->strict;
 	k->message.text = quota_alloc(&k->quota, len + 1);
 	k->mask = quota_array(&k->quota, all->words, sizeof *k->mask);
+	k->masks = 1;
 	w->constraint = k;
 	if (!k->message.text || !k->mask) {
 		constraint_detach(w);
@@ -379,9 +381,8 @@ void constraint_request(const struct work *w, Pds__Request *r)
 
 /* --- draws --------------------------------------------------------------------------------------------------------------------------------- */
 
-static void allow_end(const struct work *w, const struct engine_info *info, unsigned flags)
+static void allow_end(const struct work *w, const struct engine_info *info, unsigned flags, uint64_t *mask)
 {
-	uint64_t *mask = w->constraint->mask;
 	int may = flags & AUTOMATON_MAY_END && (!w->ignore_eos || !(flags & AUTOMATON_MAY_GO_ON));
 	for (uint32_t i = 0; i < info->n_eos; i++) {
 		uint64_t bit = 1ull << info->eos[i] % 64;
@@ -402,31 +403,56 @@ static void touch(struct constraints *all, struct compiled *c, size_t lent_max)
 	pthread_mutex_unlock(&all->lock);
 }
 
-static int find_mask(struct work *w, struct constraint *k, unsigned *ret_flags, struct err *err)
-{
-	struct compiled *c = k->compiled;
-	const uint32_t *answer = w->tokens + w->prompt_tokens;
-	touch(k->all, c, HIGH(k->all->pool.size));
-	int r = automaton_mask(c->automaton, &k->walk, answer, work_index(w), k->mask, ret_flags, err);
-	if (r != ERR_NOMEM)
-		return r;
-	touch(k->all, c, 0);
-	return automaton_mask(c->automaton, &k->walk, answer, work_index(w), k->mask, ret_flags, err);
-}
-
-int constraint_draw(struct work *w, const struct engine_info *info, struct sampler *s, const float *logits, struct sample_result *ret, struct err *err)
+/* What may follow the answer and `ahead` drafted tokens, for which the walk is not remembered: they may turn out to be others. */
+static int find_mask(struct work *w, const struct engine_info *info, uint32_t ahead, struct err *err)
 {
 	struct constraint *k = w->constraint;
-	struct sample_at at = work_at(w, k ? k->mask : NULL);
+	struct compiled *c = k->compiled;
+	struct grammar_walk tentative = k->walk, *walk = ahead ? &tentative : &k->walk;
+	const uint32_t *answer = w->tokens + w->prompt_tokens;
+	uint64_t *mask = k->mask + ahead * k->all->words;
 	unsigned flags;
-	if (k) {
-		int r = find_mask(w, k, &flags, err);
-		if (r < 0)
-			return r;
-		allow_end(w, info, flags);
+	touch(k->all, c, HIGH(k->all->pool.size));
+	int r = automaton_mask(c->automaton, walk, answer, work_index(w) + ahead, mask, &flags, err);
+	if (r == ERR_NOMEM) {
+		touch(k->all, c, 0);
+		r = automaton_mask(c->automaton, walk, answer, work_index(w) + ahead, mask, &flags, err);
 	}
-	sampler_draw(s, logits, &w->sampling, &at, ret);
-	return work_check_finite(ret, "answer", work_index(w), err);
+	if (r == 0)
+		allow_end(w, info, flags, mask);
+	return r;
+}
+
+static uint32_t room_for(struct constraint *k, uint32_t masks)
+{
+	size_t words = k->all->words;
+	uint64_t *grown = masks > k->masks ? quota_grow(&k->quota, k->mask, k->masks * words, masks * words, sizeof *grown) : NULL;
+	if (grown) {
+		k->mask = grown;
+		k->masks = masks;
+	}
+	return masks < k->masks ? masks : k->masks;
+}
+
+int constraint_prepare(struct work *w, const struct engine_info *info, uint32_t ahead, struct err *err)
+{
+	struct err ignored;
+	uint32_t i = 1, n;
+	if (!w->constraint)
+		return (int)ahead;
+	int r = find_mask(w, info, 0, err);
+	if (r < 0)
+		return r;
+	n = room_for(w->constraint, 1 + ahead);
+	while (i < n && find_mask(w, info, i, &ignored) == 0)
+		i++;
+	return (int)i - 1;
+}
+
+const uint64_t *constraint_allowed(const struct work *w, uint32_t ahead)
+{
+	const struct constraint *k = w->constraint;
+	return k ? k->mask + ahead * k->all->words : NULL;
 }
 
 Pds__Fault constraint_fault(int code)

@@ -6,7 +6,6 @@
 #define WORKER_CONSTRAINT_H
 
 #include "engine/engine.h"
-#include "engine/sample.h"
 #include "request.pb-c.h"
 #include "util/buf.h"
 
@@ -30,11 +29,14 @@ void constraint_detach(struct work *w);
 /* Into the message; the text stays the work's. */
 void constraint_request(const struct work *w, Pds__Request *r);
 
-/* Draws the next token of w, whose constraint is ready, among those that it allows. An end-of-sequence id is allowed where the answer may end; with ignore_eos only where
- * nothing else is. ERR_*: the constraint cannot be followed (the tokens so far are not its, no token leads on, it is too costly); ERR_NOMEM: there is no memory for it
- * now. With or without one, ERR_CORRUPT: the logits are not finite. */
-int constraint_draw(struct work *w, const struct engine_info *info, struct sampler *s, const float *logits, struct sample_result *ret, struct err *err);
-/* How the attempt fails then: OVERLOADED for ERR_NOMEM, which alone is worth another one; INTERNAL
+/* Finds what w's next token may be, if it has a constraint (it is ready), and what the tokens may be that follow the first ones of `ahead` drafted ones behind
+ * its own. An end-of-sequence id is allowed where the answer may end; with ignore_eos only where nothing else is. Returns how many of `ahead` may be drafted: fewer when
+ * it cannot tell what follows. ERR_*: the constraint cannot be followed (the tokens so far are not its, no token leads on, it is too costly); ERR_NOMEM: there is no
+ * memory for it now. */
+int constraint_prepare(struct work *w, const struct engine_info *info, uint32_t ahead, struct err *err);
+/* What was found, behind `ahead` drafted tokens (struct engine_draw's `allowed`); NULL: there is no constraint. */
+const uint64_t *constraint_allowed(const struct work *w, uint32_t ahead);
+/* How the attempt fails when it cannot be followed, or for logits that are not finite (ERR_CORRUPT): OVERLOADED for ERR_NOMEM, which alone is worth another one; INTERNAL
  * for ERR_CORRUPT; else INVALID. */
 Pds__Fault constraint_fault(int code);
 /* How many of the n tokens drafted behind w's own are allowed, one after the other. */

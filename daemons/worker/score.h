@@ -13,7 +13,7 @@ struct score;
 /* The slice whose first token is the prompt's token `at`. Any thread; w is copied from. */
 struct score *score_new(struct worker *worker, const struct work *w, uint32_t at);
 /* The next token's. 1: the slice is full now. */
-int score_add(struct score *s, const struct sample_result *r);
+int score_add(struct score *s, const struct kern_drawn *r);
 struct list *score_node(struct score *s);         /* for whoever holds it */
 struct score *score_of(struct list *node);
 void score_send(struct score *s);                 /* to the work's router, if it is still there; frees. On the loop */

@@ -43,8 +43,8 @@ static int check_sampling(const Pds__Sampling *s, struct err *err)
 {
 	if (!(s->top_p > 0 && s->top_p <= 1))
 		return err_set(err, ERR_INVALID, "top_p %g, allowed above 0 to 1", (double)s->top_p);
-	if (s->logprobs < -1 || s->logprobs > SAMPLE_LOGPROBS_MAX || s->prompt_top < 0 || s->prompt_top > SAMPLE_LOGPROBS_MAX)
-		return err_set(err, ERR_INVALID, "logprobs %d and %d of the prompt, allowed -1 and 0 to %d", s->logprobs, s->prompt_top, SAMPLE_LOGPROBS_MAX);
+	if (s->logprobs < -1 || s->logprobs > KERN_TOP_MAX || s->prompt_top < 0 || s->prompt_top > KERN_TOP_MAX)
+		return err_set(err, ERR_INVALID, "logprobs %d and %d of the prompt, allowed -1 and 0 to %d", s->logprobs, s->prompt_top, KERN_TOP_MAX);
 	if (check_range("temperature", s->temperature, 0, 100, err) < 0 || check_range("min_p", s->min_p, 0, 1, err) < 0 ||
 	    check_range("typical_p", s->typical_p, 0, 1, err) < 0 || check_range("repetition_penalty", s->repetition_penalty, 0, 10, err) < 0 ||
 	    check_range("presence_penalty", s->presence_penalty, -2, 2, err) < 0 || check_range("frequency_penalty", s->frequency_penalty, -2, 2, err) < 0)
@@ -166,7 +166,13 @@ Pds__Finish work_append(struct work *w, uint32_t id, const struct engine_info *i
 	return work_index(w) >= w->max_tokens || w->n_tokens >= w->limit_tokens ? PDS__FINISH__FINISH_LENGTH : PDS__FINISH__FINISH_NONE;
 }
 
-int work_check_finite(const struct sample_result *r, const char *part, uint32_t at, struct err *err)
+struct engine_draw work_draw(const struct work *w, uint32_t ahead)
+{
+	return (struct engine_draw){.params = &w->sampling, .index = work_index(w) + ahead, .allowed = constraint_allowed(w, ahead), .edit = w->edit,
+	                            .tokens = w->tokens, .prompt_tokens = w->prompt_tokens, .n_tokens = w->n_tokens + ahead, .drafted = ahead};
+}
+
+int work_check_finite(const struct kern_drawn *r, const char *part, uint32_t at, struct err *err)
 {
 	if (!r->not_finite)
 		return 0;
@@ -176,12 +182,12 @@ int work_check_finite(const struct sample_result *r, const char *part, uint32_t 
 	               at, part);
 }
 
-Pds__Token *work_token(const struct sample_result *r, int want_logprobs)
+Pds__Token *work_token(const struct kern_drawn *r, int want_logprobs)
 {
 	struct piece {
 		Pds__Token t;
-		Pds__TopLogprob *ptr[SAMPLE_LOGPROBS_MAX];
-		Pds__TopLogprob top[SAMPLE_LOGPROBS_MAX];
+		Pds__TopLogprob *ptr[KERN_TOP_MAX];
+		Pds__TopLogprob top[KERN_TOP_MAX];
 	};
 	Pds__Token *t = mem_zalloc(want_logprobs ? sizeof(struct piece) : sizeof(Pds__Token));
 	pds__token__init(t);

@@ -3,7 +3,6 @@
 #define WORKER_WORK_H
 
 #include "engine/engine.h"
-#include "engine/sample.h"
 #include "msg/chan.h"
 
 struct constraint;
@@ -49,20 +48,21 @@ static inline uint32_t work_index(const struct work *w)
 {
 	return w->n_tokens - w->prompt_tokens;
 }
-/* For the draw of the next token. allowed: see sample.h. */
-static inline struct sample_at work_at(const struct work *w, const uint64_t *allowed)
+/* The draw of the token behind its own and `ahead` drafted ones, which stand behind them. */
+struct engine_draw work_draw(const struct work *w, uint32_t ahead);
+/* How probable its token `at`, of the prompt, was. */
+static inline struct engine_draw work_score(const struct work *w, uint32_t at)
 {
-	return (struct sample_at){.index = work_index(w), .allowed = allowed, .edit = w->edit, .tokens = w->tokens, .prompt_tokens = w->prompt_tokens,
-	                          .n_tokens = w->n_tokens};
+	return (struct engine_draw){.score = 1, .id = w->tokens[at], .logprobs = w->prompt_top};
 }
 /* 0, or ERR_CORRUPT with a sentence: the logits that r comes from are not finite. part: "prompt" or
  * "answer", of which they were for token `at`. */
-int work_check_finite(const struct sample_result *r, const char *part, uint32_t at,
+int work_check_finite(const struct kern_drawn *r, const char *part, uint32_t at,
                       struct err *err);
 /* Appends the token and says whether it ends the answer. */
 Pds__Finish work_append(struct work *w, uint32_t id, const struct engine_info *info);
 
 /* A Token message from a sample; alternatives and all live in one malloc'd piece: free(). */
-Pds__Token *work_token(const struct sample_result *r, int want_logprobs);
+Pds__Token *work_token(const struct kern_drawn *r, int want_logprobs);
 
 #endif

@@ -219,6 +219,7 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		w->max_logits += WORKER_DRAFT_ROWS;
 	o.max_rows = w->max_batched_tokens > w->max_logits ? w->max_batched_tokens : w->max_logits;
 	o.max_logits = w->max_logits;
+	o.max_draws = strcmp(conf_str(c, "speculative"), "off") != 0 ? 1 + (uint32_t)conf_int(c, "spec_tokens_max") : 1;
 	o.max_spans = w->max_sequences;
 	o.max_table = w->max_sequences * 4096u;   /* each sequence up to 4096 blocks, the most that a transfer task takes */
 	return engine_open(&o, &w->engine, err);

@@ -133,6 +133,45 @@ static void gather_item(const void *ctx, uint32_t item, unsigned worker)
 	meet((struct kern_program *)(uintptr_t)ctx);
 }
 
+struct sample_phase { struct kern_program *p; const struct kern_op *op; };
+
+static uint32_t sample_items(const void *ctx)
+{
+	const struct kern_batch *b = ((const struct sample_phase *)ctx)->p->batch;
+	return b->draws ? b->tail_rows : 0;
+}
+
+static void sample_item(const void *ctx, uint32_t item, unsigned worker)
+{
+	const struct sample_phase *ph = ctx;
+	const struct kern_op *op = ph->op;
+	const struct kern_batch *b = ph->p->batch;
+	kern_sample(ph->p->sampler[worker], cpu_row(&op->sample.logits, item), b, (const struct kern_draw *)kern_part(b, b->draws) + item,
+	            (struct kern_slot *)op->sample.slots.v, (struct kern_drawn *)op->sample.results.v + item);
+}
+
+static void build_sample(struct build *b, const struct kern_op *op)
+{
+	struct kern_program *p = b->p;
+	unsigned threads = crew_threads(p->dev->crew);
+	struct sample_phase *ph = build_alloc(b, sizeof *ph);
+	if (build_tensor(b, op, &op->sample.logits, p->limits.vocab) || p->dev->group.rank)
+		return;
+	if (!p->limits.vocab || op->rows != KERN_ROWS_TAIL || (p->limits.slots && !op->sample.slots.v)) {
+		build_fail(b, KERN_EINVAL, "sample from %u ids: the tail's rows alone, from more than none, with memory for its %u slots", p->limits.vocab,
+		           p->limits.slots);
+		return;
+	}
+	*ph = (struct sample_phase){ p, op };
+	p->sampler = build_alloc(b, threads * sizeof *p->sampler);
+	for (unsigned i = 0; i < threads && !b->rc; i++) {
+		void *mem = build_alloc(b, kern_sampler_bytes(p->limits.vocab));
+		if (mem)
+			p->sampler[i] = kern_sampler_init(mem, p->limits.vocab);
+	}
+	build_phase(b, sample_items, sample_item, ph);
+}
+
 /* --- life ------------------------------------------------------------------------------------------------------------------ */
 
 static void build_op(struct build *b, const struct kern_op *op)
@@ -148,6 +187,7 @@ static void build_op(struct build *b, const struct kern_op *op)
 	case KERN_OP_EXPERTS_DOWN: build_experts_down(b, op); break;
 	case KERN_OP_ATTENTION: build_attention(b, op); break;
 	case KERN_OP_PROGRESS: build_progress(b, op); break;
+	case KERN_OP_SAMPLE: build_sample(b, op); break;
 	case KERN_OP_GATHER:
 		if (b->p->dev->group.ranks > 1)
 			build_phase(b, one_item, gather_item, b->p);

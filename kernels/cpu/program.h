@@ -6,6 +6,7 @@
 #define CPU_PROGRAM_H
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/sample.h"
 
 #include <stdatomic.h>
 
@@ -24,7 +25,8 @@ struct kern_program {
 	unsigned cuts;
 	struct cpu_angles *angles[4];     /* sine and cosine of each row, one for each rope */
 	unsigned angle_tables;
-	float **scratch;                  /* of each worker */
+	float **scratch;                  /* of each worker, and: */
+	struct kern_sampler **sampler;
 	size_t scratch_floats;
 	unsigned char *rec;               /* activations made ready: records, rounded rows; each for the largest product */
 	float *rounded, *partial, *gathered, *given;

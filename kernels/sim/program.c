@@ -80,8 +80,9 @@ static int run_logits(struct kern_program *p, const struct sim_op *o)
 static int run_embed(struct kern_program *p, const struct sim_op *o)
 {
 	const uint32_t *token = kern_part(p->batch, p->batch->tokens);
+	const struct kern_slot *slots = (const struct kern_slot *)o->op.embed.slots.v;
 	for (uint32_t r = 0; r < p->batch->rows; r++)
-		o->y[0][r] = sim_mix(p->dev->opt.seed, token[r]);
+		o->y[0][r] = sim_mix(p->dev->opt.seed, kern_token(token[r], slots));
 	return KERN_OK;
 }
 
@@ -152,6 +153,17 @@ static int run_progress(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
+/* Without a cost: of a device's time it is the part that nobody sees. */
+static int run_sample(struct kern_program *p, const struct sim_op *o)
+{
+	const struct kern_batch *b = p->batch;
+	const struct kern_draw *d = kern_part(b, b->draws);
+	for (uint32_t r = 0; b->draws && r < b->tail_rows; r++)
+		kern_sample(p->sampler, (const float *)o->op.sample.logits.at.v + r * o->op.sample.logits.ld, b, &d[r],
+		            (struct kern_slot *)o->op.sample.slots.v, (struct kern_drawn *)o->op.sample.results.v + r);
+	return KERN_OK;
+}
+
 /* --- recording ------------------------------------------------------------------------------------------------------------ */
 
 /* The words of a matrix's rows. */
@@ -208,6 +220,20 @@ static int record_matmul(struct kern_program *p, const struct kern_op *op, struc
 	return KERN_OK;
 }
 
+static int record_sample(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+{
+	(void)op, (void)o;
+	if (p->sampler)
+		return KERN_OK;
+	if (!p->table || p->table->n != p->limits.vocab)
+		return sim_fail(p->dev, KERN_EINVAL, "sample from %u ids, a simulated model has %u", p->limits.vocab, p->table ? p->table->n : 0);
+	p->sampler_memory = calloc(1, kern_sampler_bytes(p->limits.vocab) + 63);
+	if (!p->sampler_memory)
+		return KERN_ENOMEM;
+	p->sampler = kern_sampler_init((void *)(((uintptr_t)p->sampler_memory + 63) & ~(uintptr_t)63), p->limits.vocab);
+	return KERN_OK;
+}
+
 static int record_kv_write(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
 {
 	p->layers++;
@@ -245,6 +271,7 @@ static const struct {
 	[KERN_OP_ATTENTION] = {run_attention, record_attention, AT(attention.out), 0},
 	[KERN_OP_ACT_MUL] = {run_copy, NULL, AT(act_mul.y), AT(act_mul.gate)},
 	[KERN_OP_GATHER] = {run_nothing, NULL, 0, 0},
+	[KERN_OP_SAMPLE] = {run_sample, record_sample, 0, 0},
 };
 
 static uint64_t *column_at(struct kern_program *p, const struct kern_op *op, size_t at)
@@ -298,6 +325,7 @@ void sim_program_destroy(struct kern_program **pp)
 	free(p->hash);
 	free(p->word);
 	free(p->peak);
+	free(p->sampler_memory);
 	free(p);
 	*pp = NULL;
 }

@@ -8,6 +8,7 @@
 
 #include "kernels/host_memory.h"
 #include "kernels/kernels.h"
+#include "kernels/sample.h"
 #include "kernels/sim/options.h"
 
 #include <stdatomic.h>
@@ -65,6 +66,8 @@ struct kern_program {
 	uint64_t *word;            /* (SIM_COLUMNS, column_rows) */
 	const struct kern_weight *table;   /* the embedding, which is the head as well */
 	uint32_t *peak;            /* (column_rows, SIM_PEAKS) entries of logits that are above the floor */
+	void *sampler_memory;
+	struct kern_sampler *sampler;
 	uint32_t floors;           /* rows of logits that have one */
 	uint32_t layers, block_tokens;
 	const struct kern_batch *batch;    /* of the present replay, and: */

@@ -12,7 +12,7 @@
  *   tg STREAMS TOKENS              tg SECONDS PROCESSOR_SECONDS     TOKENS of each stream
  *   score ID ID ...                score LOGPROB:TOP ...            of each id but the first, after those before it; the most probable id there */
 #include "engine/engine.h"
-#include "engine/sample.h"
+#include "tests/unit/draw_rig.h"
 #include "util/clock.h"
 #include "util/mem.h"
 
@@ -117,38 +117,37 @@ static void bench_prompt(struct bench *b, uint32_t n)
 }
 
 /* Greedy generation of `tokens` tokens by each stream, from an empty context. */
-static void generate(struct bench *b, struct sampler *s, uint32_t streams, uint32_t tokens, uint32_t *table, uint32_t per)
+static void generate(struct bench *b, uint32_t streams, uint32_t tokens, uint32_t *table, uint32_t per)
 {
 	static const struct sample_params greedy = {.top_p = 1, .logprobs = -1};
 	struct engine_span spans[SPANS_MAX];
+	struct engine_draw draws[SPANS_MAX];
 	uint32_t token[SPANS_MAX];
 	for (uint32_t i = 0; i < streams; i++)
 		token[i] = i + 1;
 	for (uint32_t k = 0; k < tokens; k++) {
-		for (uint32_t i = 0; i < streams; i++)
-			spans[i] = (struct engine_span){.tokens = &token[i], .n = 1, .position = k, .blocks = table + i * per, .logits = ENGINE_LOGITS_LAST};
-		step(b, spans, streams);
 		for (uint32_t i = 0; i < streams; i++) {
-			struct sample_result res;
-			sampler_draw(s, engine_logits(b->e, spans[i].logits_row), &greedy, &(struct sample_at){.index = k}, &res);
-			token[i] = res.id;
+			draws[i] = (struct engine_draw){.params = &greedy, .index = k};
+			spans[i] = (struct engine_span){.tokens = &token[i], .n = 1, .position = k, .blocks = table + i * per, .logits = ENGINE_LOGITS_LAST,
+			                                .draws = &draws[i]};
 		}
+		step(b, spans, streams);
+		for (uint32_t i = 0; i < streams; i++)
+			token[i] = spans[i].drawn->id;
 	}
 }
 
 static void bench_generate(struct bench *b, uint32_t streams)
 {
 	uint32_t per = blocks_for(b, b->generate), *table = mem_array((size_t)per * streams, sizeof *table);
-	struct sampler *s = sampler_new(b->vocab);
 	double tok_s[REPEATS_MAX];
 	fill_table(table, 0, per * streams);
 	for (uint32_t r = 0; r < b->repeats; r++) {
 		uint64_t from = clock_us();
-		generate(b, s, streams, b->generate, table, per);
+		generate(b, streams, b->generate, table, per);
 		tok_s[r] = (double)b->generate * streams * 1e6 / (double)(clock_us() - from);
 	}
 	report("tg", b->generate, streams, tok_s, b->repeats);
-	sampler_destroy(&s);
 	free(table);
 }
 
@@ -172,15 +171,15 @@ static void bench_sampler(uint32_t vocab)
 			seed = seed * 1664525u + 1013904223u;
 			l[i] += ((float)(seed >> 8) * 0x1p-24f - 0.5f) * 4;
 		}
-	struct sampler *s = sampler_new(vocab);
+	struct draw_rig *s = draw_rig_new(vocab);
 	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-		struct sample_result r;
+		struct kern_drawn r;
 		uint64_t from = clock_us();
 		for (uint32_t i = 0; i < 300; i++)
-			sampler_draw(s, l, &cases[c].p, &(struct sample_at){.index = i}, &r);
+			draw_rig_draw(s, l, &cases[c].p, &(struct engine_draw){.index = i}, &r);
 		printf("sampler, vocabulary %u, %-40s %7.1f us a token\n", vocab, cases[c].name, (double)(clock_us() - from) / 300);
 	}
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 	free(l);
 }
 
@@ -245,7 +244,7 @@ static uint32_t parse_ids(char *text, uint32_t *ids, uint32_t max)
 	return n;
 }
 
-static void one_run(struct bench *b, char *line, uint32_t max, uint32_t *ids, uint32_t *table, struct sampler *s)
+static void one_run(struct bench *b, char *line, uint32_t max, uint32_t *ids, uint32_t *table)
 {
 	struct stopwatch w;
 	uint32_t n = 0, tokens = 0;
@@ -256,7 +255,7 @@ static void one_run(struct bench *b, char *line, uint32_t max, uint32_t *ids, ui
 		stopwatch_say(&w, "pp");
 	} else if (sscanf(line, "tg %u %u", &n, &tokens) == 2 && n >= 1 && n <= SPANS_MAX && (uint64_t)n * blocks_for(b, tokens) <= b->blocks) {
 		stopwatch_start(&w);
-		generate(b, s, n, tokens, table, blocks_for(b, tokens));
+		generate(b, n, tokens, table, blocks_for(b, tokens));
 		stopwatch_say(&w, "tg");
 	} else if (!strncmp(line, "score ", 6)) {
 		n = parse_ids(line + 6, ids, max);
@@ -272,7 +271,6 @@ static void one_run(struct bench *b, char *line, uint32_t max, uint32_t *ids, ui
 static void run_as_asked(struct bench *b, uint64_t opened_us)
 {
 	uint32_t max = b->blocks * b->block_tokens, *ids = mem_array(max, sizeof *ids), *table = mem_array(b->blocks, sizeof *table);
-	struct sampler *s = sampler_new(b->vocab);
 	char *line = NULL;
 	size_t room = 0;
 	fill_table(table, 0, b->blocks);
@@ -281,9 +279,8 @@ static void run_as_asked(struct bench *b, uint64_t opened_us)
 	printf("ready %.6f\n", (double)(clock_us() - opened_us) / 1e6);
 	fflush(stdout);
 	while (getline(&line, &room, stdin) > 0)
-		one_run(b, line, max, ids, table, s);
+		one_run(b, line, max, ids, table);
 	free(line);
-	sampler_destroy(&s);
 	free(ids);
 	free(table);
 }

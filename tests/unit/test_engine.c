@@ -1,7 +1,6 @@
 /* test_engine.c - the forward pass against itself: chunks, batches, threads; models in another shape or container against reference outputs
  * (test_models.c has the families). With PD_MODEL set to the SmolLM2 file, tests/data/smollm2/reference.jsonl is checked as well. */
 #include "engine_rig.h"
-#include "engine/sample.h"
 #include "derived_model.h"
 #include "skip.h"
 #include "tempdir.h"

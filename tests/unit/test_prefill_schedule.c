@@ -44,6 +44,7 @@ static void set_up(void)
 	pthread_mutex_init(&s.back_lock, NULL);
 	s.spans = mem_array(w.max_sequences, sizeof *s.spans);
 	s.step_jobs = mem_array(w.max_sequences, sizeof *s.step_jobs);
+	s.draws = mem_array(64, sizeof *s.draws);
 }
 
 static void tear_down(void)
@@ -55,6 +56,7 @@ static void tear_down(void)
 	ring_destroy(&w.ring);
 	free(s.spans);
 	free(s.step_jobs);
+	free(s.draws);
 	close(s.bell_fd);
 	pthread_mutex_destroy(&s.back_lock);
 }

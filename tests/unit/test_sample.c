@@ -1,5 +1,5 @@
 /* test_sample.c - draws against exact probabilities, the cuts against a full sort, logprobs against double arithmetic. */
-#include "engine/sample.h"
+#include "draw_rig.h"
 #include "util/mem.h"
 
 #include <check.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define VOCAB 1003u   /* no multiple of anything */
-#define AT(i) ((struct sample_at){.index = (i)})
+#define AT(i) ((struct engine_draw){.index = (i)})
 
 /* --- an exact, slow sampler --------------------------------------------------------------------------------------------- */
 
@@ -94,13 +94,13 @@ START_TEST(frequencies)
 	float l[VOCAB];
 	double want[VOCAB];
 	uint32_t got[VOCAB] = {0};
-	struct sample_result r;
+	struct kern_drawn r;
 	p.logprobs = -1;
 	make_logits(l, VOCAB, draws[_i].spread, 1 + (uint32_t)_i);
 	exact(l, VOCAB, &p, want);
-	struct sampler *s = sampler_new(VOCAB);
+	struct draw_rig *s = draw_rig_new(VOCAB);
 	for (uint32_t k = 0; k < N; k++) {
-		sampler_draw(s, l, &p, &AT(k), &r);
+		draw_rig_draw(s, l, &p, &AT(k), &r);
 		ck_assert_uint_lt(r.id, VOCAB);
 		got[r.id]++;
 	}
@@ -124,7 +124,7 @@ START_TEST(frequencies)
 	double limit = df > 1 ? chi_limit(df - 1) : 1e-6;
 	printf("case %d: %u ids can be drawn, chi-square %.1f with %u degrees of freedom (limit %.1f)\n", _i, support, chi, df ? df - 1 : 0, limit);
 	ck_assert_msg(chi <= limit, "case %d: %g > %g", _i, chi, limit);
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 }
 END_TEST
 
@@ -133,12 +133,12 @@ START_TEST(philox_known_answer)
 {
 	enum { N = 65536 };
 	float *l = mem_array(N, sizeof *l);
-	struct sampler *s = sampler_new(N);
-	struct sample_result r;
+	struct draw_rig *s = draw_rig_new(N);
+	struct kern_drawn r;
 	struct sample_params p = {.temperature = 1, .top_p = 1, .logprobs = -1};
-	sampler_draw(s, l, &p, &AT(0), &r);
+	draw_rig_draw(s, l, &p, &AT(0), &r);
 	ck_assert_uint_eq(r.id, 0xe169);   /* 0x6627e8d5, 0xe169c58d, ... */
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 	free(l);
 }
 END_TEST
@@ -147,26 +147,26 @@ END_TEST
 START_TEST(reproducible)
 {
 	float l[VOCAB];
-	struct sample_result a, b;
+	struct kern_drawn a, b;
 	struct sample_params p = {.temperature = 1, .top_p = 0.95f, .seed = 42, .logprobs = -1};
 	make_logits(l, VOCAB, 0.5f, 3);
-	struct sampler *s = sampler_new(VOCAB), *t = sampler_new(VOCAB);
+	struct draw_rig *s = draw_rig_new(VOCAB), *t = draw_rig_new(VOCAB);
 	uint32_t ids[64], same = 0;
 	for (uint32_t i = 0; i < 64; i++) {
-		sampler_draw(s, l, &p, &AT(i), &a);
+		draw_rig_draw(s, l, &p, &AT(i), &a);
 		ids[i] = a.id;
 	}
 	for (uint32_t i = 64; i-- > 0;) {
-		sampler_draw(t, l, &p, &AT(i), &b);
+		draw_rig_draw(t, l, &p, &AT(i), &b);
 		ck_assert_uint_eq(ids[i], b.id);
 		struct sample_params q = p;
 		q.seed++;
-		sampler_draw(t, l, &q, &AT(i), &b);
+		draw_rig_draw(t, l, &q, &AT(i), &b);
 		same += ids[i] == b.id;
 	}
 	ck_assert_uint_lt(same, 8);
-	sampler_destroy(&s);
-	sampler_destroy(&t);
+	draw_rig_free(&s);
+	draw_rig_free(&t);
 }
 END_TEST
 
@@ -189,14 +189,14 @@ static const struct {
 
 START_TEST(edge_logits)
 {
-	struct sampler *s = sampler_new(6);
-	struct sample_result r;
+	struct draw_rig *s = draw_rig_new(6);
+	struct kern_drawn r;
 	struct sample_params p = {.temperature = edges[_i].temperature, .top_p = 1, .logprobs = -1};
 	for (uint32_t k = 0; k < 50; k++) {
-		sampler_draw(s, edges[_i].l, &p, &AT(k), &r);
+		draw_rig_draw(s, edges[_i].l, &p, &AT(k), &r);
 		ck_assert_msg(r.id == edges[_i].want, "%s: id %u, want %u", edges[_i].name, r.id, edges[_i].want);
 	}
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 }
 END_TEST
 
@@ -214,11 +214,11 @@ START_TEST(logprobs)
 	for (uint32_t i = 0; i < N; i++)
 		it[i] = (struct item){i, (double)l[i]};
 	qsort(it, N, sizeof *it, item_cmp);
-	struct sampler *s = sampler_new(N);
-	struct sample_result r;
+	struct draw_rig *s = draw_rig_new(N);
+	struct kern_drawn r;
 	struct sample_params p = {.temperature = 0.3f, .top_p = 0.8f, .top_k = 50, .seed = 5};
-	for (p.logprobs = 0; p.logprobs <= SAMPLE_LOGPROBS_MAX; p.logprobs++) {
-		sampler_draw(s, l, &p, &AT((uint64_t)p.logprobs), &r);
+	for (p.logprobs = 0; p.logprobs <= KERN_TOP_MAX; p.logprobs++) {
+		draw_rig_draw(s, l, &p, &AT((uint64_t)p.logprobs), &r);
 		ck_assert_float_eq_tol(r.logprob, (float)(l[r.id] - log(sum)), 1e-5f);
 		ck_assert_uint_eq(it[r.rank - 1].id, r.id);
 		ck_assert_uint_eq(r.n_top, (uint32_t)p.logprobs);
@@ -229,17 +229,17 @@ START_TEST(logprobs)
 	}
 	static const uint32_t ties[] = {17, 400, 4998};
 	for (uint32_t i = 0, first = 0; i < 3; i++) {
-		sampler_score(s, l, ties[i], 0, &r);
+		draw_rig_score(s, l, ties[i], 0, &r);
 		first = i ? first : r.rank;
 		ck_assert_uint_eq(r.rank, first + i);
 	}
 	for (uint32_t i = 0; i < N; i += 97) {
-		sampler_score(s, l, it[i].id, 2, &r);
+		draw_rig_score(s, l, it[i].id, 2, &r);
 		ck_assert_uint_eq(r.rank, i + 1);
 		ck_assert_uint_eq(r.id, it[i].id);
 		ck_assert_float_eq_tol(r.logprob, (float)(it[i].p - log(sum)), 1e-5f);
 	}
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 }
 END_TEST
 
@@ -252,7 +252,7 @@ START_TEST(not_finite_is_told)
 	static const uint32_t vocabs[] = {1, 7, 64, 65, VOCAB};
 	static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
 	const uint32_t vocab = vocabs[_i];
-	struct sampler *s = sampler_new(vocab);
+	struct draw_rig *s = draw_rig_new(vocab);
 	float *l = mem_array(vocab, sizeof *l);
 	uint64_t *mask = mem_array((vocab + 63) / 64, sizeof *mask);
 	uint32_t end = 0;
@@ -271,25 +271,25 @@ START_TEST(not_finite_is_told)
 				struct sample_params p = {.temperature = how & 1 ? 1 : 0,
 				                          .top_p = 1,
 				                          .logprobs = how & 2 ? 2 : -1};
-				struct sample_at where = {.allowed = how & 4 ? mask : NULL,
+				struct engine_draw where = {.allowed = how & 4 ? mask : NULL,
 				                          .edit = how & 8 ? e : NULL};
-				struct sample_result r, score;
+				struct kern_drawn r, score;
 				float was = l[at];
-				sampler_draw(s, l, &p, &where, &r);
-				ck_assert_int_eq(r.not_finite, 0);
+				draw_rig_draw(s, l, &p, &where, &r);
+				ck_assert_uint_eq(r.not_finite, 0);
 				l[at] = bad[b];
-				sampler_draw(s, l, &p, &where, &r);
-				sampler_score(s, l, vocab / 2, how & 2 ? 2 : -1, &score);
+				draw_rig_draw(s, l, &p, &where, &r);
+				draw_rig_score(s, l, vocab / 2, how & 2 ? 2 : -1, &score);
 				l[at] = was;
-				int want = b < 3;
+				uint32_t want = b < 3;
 				if (r.not_finite != want || score.not_finite != want)
-					ck_abort_msg("%g at %u of %u, way %d: told as %d, scored "
-					             "as %d, want %d",
+					ck_abort_msg("%g at %u of %u, way %d: told as %u, scored "
+					             "as %u, want %u",
 					             (double)bad[b], at, vocab, how, r.not_finite,
 					             score.not_finite, want);
 			}
 	sample_edit_destroy(&e);
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 	free(l);
 	free(mask);
 }
@@ -300,7 +300,7 @@ END_TEST
  * change of what requests with a seed draw: raise the numerics id. */
 START_TEST(same_bits_everywhere)
 {
-	enum { N = 1000, TOP = SAMPLE_LOGPROBS_MAX };
+	enum { N = 1000, TOP = KERN_TOP_MAX };
 	static float l[N];
 	static const struct sample_params cuts[] = {
 		{.temperature = 1, .top_p = 1},
@@ -310,16 +310,16 @@ START_TEST(same_bits_everywhere)
 		{.temperature = 2, .top_p = 1, .min_p = 0.01f, .typical_p = 0.2f},
 		{.top_p = 1},
 	};
-	struct sampler *s = sampler_new(N);
+	struct draw_rig *s = draw_rig_new(N);
 	uint64_t h = 14695981039346656037u;
 	for (uint32_t k = 0; k < 4000; k++) {
 		struct sample_params p = cuts[k % 6];
-		struct sample_result r;
+		struct kern_drawn r;
 		uint32_t words[2 + 2 * TOP], n = 0;
 		p.seed = k;
 		p.logprobs = TOP;
 		make_logits(l, N, 0.02f * (float)(1 + k % 300), k);
-		sampler_draw(s, l, &p, &AT(k), &r);
+		draw_rig_draw(s, l, &p, &AT(k), &r);
 		words[n++] = r.id;
 		memcpy(&words[n++], &r.logprob, 4);
 		for (uint32_t i = 0; i < TOP; i++) {
@@ -329,7 +329,7 @@ START_TEST(same_bits_everywhere)
 		for (uint32_t i = 0; i < n; i++)
 			h = (h ^ words[i]) * 1099511628211u;
 	}
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 	ck_assert_msg(h == UINT64_C(0x7ddb5647dcef668b), "%016llx", (unsigned long long)h);
 }
 END_TEST
@@ -342,18 +342,18 @@ START_TEST(odd_vocabularies)
 	for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
 		uint32_t n = sizes[k];
 		for (uint32_t best = 0; best < n; best += n > 16 ? n / 16 : 1) {
-			struct sampler *s = sampler_new(n);
-			struct sample_result r;
+			struct draw_rig *s = draw_rig_new(n);
+			struct kern_drawn r;
 			for (uint32_t i = 0; i < n; i++)
 				l[i] = i == best ? 9 : -1e4f;
 			for (int t = 0; t < 2; t++) {
-				sampler_draw(s, l, &(struct sample_params){.temperature = (float)t, .top_p = 1, .logprobs = 20}, &AT(0), &r);
+				draw_rig_draw(s, l, &(struct sample_params){.temperature = (float)t, .top_p = 1, .logprobs = 20}, &AT(0), &r);
 				ck_assert_uint_eq(r.id, best);
 				ck_assert_uint_eq(r.rank, 1);
 				ck_assert_uint_eq(r.n_top, n < 20 ? n : 20);
 				ck_assert_float_eq_tol(r.logprob, 0, 1e-6f);
 			}
-			sampler_destroy(&s);
+			draw_rig_free(&s);
 		}
 	}
 }
@@ -367,9 +367,9 @@ START_TEST(allowed_ids)
 	uint64_t allowed[(VOCAB + 63) / 64] = {0};
 	double want[VOCAB], sum = 0;
 	uint32_t got[VOCAB] = {0}, df = 0;
-	struct sample_result r, raw;
+	struct kern_drawn r, raw;
 	struct sample_params p = {.temperature = 1, .top_p = 0.9f, .top_k = 40, .seed = 21};
-	struct sampler *s = sampler_new(VOCAB);
+	struct draw_rig *s = draw_rig_new(VOCAB);
 	make_logits(l, VOCAB, 2, 5);
 	for (uint32_t i = 0; i < VOCAB; i++) {
 		int in = i % 3 == 1 || (i >= 128 && i < 192) || i == VOCAB - 1;
@@ -381,7 +381,7 @@ START_TEST(allowed_ids)
 	allowed[VOCAB / 64] |= UINT64_MAX << VOCAB % 64;   /* bits past the vocabulary mean nothing */
 	exact(few, VOCAB, &p, want);
 	for (uint32_t k = 0; k < N; k++) {
-		sampler_draw(s, l, &p, &(struct sample_at){.index = k, .allowed = allowed}, &r);
+		draw_rig_draw(s, l, &p, &(struct engine_draw){.index = k, .allowed = allowed}, &r);
 		got[r.id]++;
 		ck_assert_float_eq_tol(r.logprob, (float)(l[r.id] - log(sum)), 1e-5f);
 	}
@@ -393,10 +393,10 @@ START_TEST(allowed_ids)
 	}
 	ck_assert_double_le(chi, chi_limit(df - 1));
 	p.temperature = 0;
-	sampler_draw(s, l, &p, &(struct sample_at){.allowed = allowed}, &r);
-	sampler_draw(s, few, &p, &AT(0), &raw);
+	draw_rig_draw(s, l, &p, &(struct engine_draw){.allowed = allowed}, &r);
+	draw_rig_draw(s, few, &p, &AT(0), &raw);
 	ck_assert_uint_eq(r.id, raw.id);
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 }
 END_TEST
 
@@ -405,23 +405,23 @@ START_TEST(nothing_allowed)
 {
 	float l[130];
 	uint64_t allowed[3] = {0};
-	struct sample_result r;
-	struct sampler *s = sampler_new(130);
+	struct kern_drawn r;
+	struct draw_rig *s = draw_rig_new(130);
 	for (int t = 0; t < 2; t++) {
 		struct sample_params p = {.temperature = (float)t, .top_p = 1, .logprobs = -1};
 		for (uint32_t i = 0; i < 130; i++)
 			l[i] = i % 2 ? -INFINITY : 1;
 		memset(allowed, 0, sizeof allowed);
-		sampler_draw(s, l, &p, &(struct sample_at){.allowed = allowed}, &r);
+		draw_rig_draw(s, l, &p, &(struct engine_draw){.allowed = allowed}, &r);
 		ck_assert_uint_eq(r.id, 0);
 		allowed[2] = 2;
-		sampler_draw(s, l, &p, &(struct sample_at){.allowed = allowed}, &r);
+		draw_rig_draw(s, l, &p, &(struct engine_draw){.allowed = allowed}, &r);
 		ck_assert_uint_eq(r.id, 129);
 		allowed[1] = 1ull << 63;
-		sampler_draw(s, l, &p, &(struct sample_at){.allowed = allowed}, &r);
+		draw_rig_draw(s, l, &p, &(struct engine_draw){.allowed = allowed}, &r);
 		ck_assert_uint_eq(r.id, 127);
 	}
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 }
 END_TEST
 

@@ -1,6 +1,6 @@
 /* test_sample_edit.c - draws of whole requests (masks, bias, penalties, cuts) against exact probabilities that numpy computed (tests/data/sample), and what must not depend
  * on where a request runs: counts that are kept up are those that are made anew. */
-#include "engine/sample.h"
+#include "draw_rig.h"
 #include "util/mem.h"
 
 #include <check.h>
@@ -90,9 +90,9 @@ static struct sample_edit *edit_of(struct want *w)
 	return sample_edit_new(&w->o);
 }
 
-static struct sample_at at_of(const struct want *w, struct sample_edit *e, uint64_t index)
+static struct engine_draw at_of(const struct want *w, struct sample_edit *e, uint64_t index)
 {
-	return (struct sample_at){.index = index, .edit = e, .tokens = w->tokens.id, .prompt_tokens = w->prompt_tokens, .n_tokens = (uint32_t)w->tokens.n};
+	return (struct engine_draw){.index = index, .edit = e, .tokens = w->tokens.id, .prompt_tokens = w->prompt_tokens, .n_tokens = (uint32_t)w->tokens.n};
 }
 
 /* Upper quantile of chi-square at level 1e-6, Wilson-Hilferty. */
@@ -129,11 +129,11 @@ START_TEST(exact_probabilities)
 {
 	enum { N = 8000 };
 	struct want w;
-	struct sample_result r;
+	struct kern_drawn r;
 	uint32_t cases = 0;
 	FILE *f = fopen(CASES, "r");
 	ck_assert_ptr_nonnull(f);
-	struct sampler *s = sampler_new(V);
+	struct draw_rig *s = draw_rig_new(V);
 	while (read_case(f, &w)) {
 		uint32_t got[V] = {0};
 		double sum = 0;
@@ -142,8 +142,8 @@ START_TEST(exact_probabilities)
 		for (uint32_t i = 0; i < V; i++)
 			sum += exp((double)w.logits[i]);
 		for (uint32_t k = 0; k < N; k++) {
-			struct sample_at at = at_of(&w, e, k);
-			sampler_draw(s, w.logits, &w.p, &at, &r);
+			struct engine_draw at = at_of(&w, e, k);
+			draw_rig_draw(s, w.logits, &w.p, &at, &r);
 			ck_assert_uint_lt(r.id, V);
 			got[r.id]++;
 			ck_assert_float_eq_tol(r.logprob, (float)(w.logits[r.id] - log(sum)), 1e-4f);
@@ -152,7 +152,7 @@ START_TEST(exact_probabilities)
 		sample_edit_destroy(&e);
 	}
 	ck_assert_uint_eq(cases, 38);
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 	fclose(f);
 }
 END_TEST
@@ -169,21 +169,21 @@ START_TEST(counts_are_a_function_of_the_tokens)
 	                             .n_ends = {2}, .bad = bad, .n_bad = 5};
 	struct sample_params p = {.temperature = 1, .top_p = 0.95f, .seed = 11, .logprobs = -1};
 	struct sample_edit *kept = sample_edit_new(&o);
-	struct sampler *s = sampler_new(VOCAB);
+	struct draw_rig *s = draw_rig_new(VOCAB);
 	for (uint32_t i = 0; i < PROMPT; i++)
 		tokens[i] = i % 20;
 	for (uint32_t k = 0; k < STEPS; k++) {
 		float l[VOCAB];
-		struct sample_result a, b;
+		struct kern_drawn a, b;
 		for (uint32_t i = 0; i < VOCAB; i++) {
 			seed = seed * 1664525u + 1013904223u;
 			l[i] = (float)(seed >> 8) * 0x1p-22f;
 		}
 		struct sample_edit *anew = sample_edit_new(&o);
-		struct sample_at at = {.index = k, .edit = kept, .tokens = tokens, .prompt_tokens = PROMPT, .n_tokens = n};
-		sampler_draw(s, l, &p, &at, &a);
+		struct engine_draw at = {.index = k, .edit = kept, .tokens = tokens, .prompt_tokens = PROMPT, .n_tokens = n};
+		draw_rig_draw(s, l, &p, &at, &a);
 		at.edit = anew;
-		sampler_draw(s, l, &p, &at, &b);
+		draw_rig_draw(s, l, &p, &at, &b);
 		ck_assert_uint_eq(a.id, b.id);
 		ck_assert(k >= 200 || (a.id != 1 && a.id != 2));
 		ck_assert_uint_ne(a.id, 90);
@@ -192,7 +192,54 @@ START_TEST(counts_are_a_function_of_the_tokens)
 		sample_edit_destroy(&anew);
 	}
 	sample_edit_destroy(&kept);
-	sampler_destroy(&s);
+	draw_rig_free(&s);
+}
+END_TEST
+
+/* Tokens that may turn out to be others, in a draft or drawn by the device without the host in between, count for the draw and are then forgotten. */
+START_TEST(drafted_and_pending_tokens)
+{
+	enum { VOCAB = 40, PROMPT = 5, N = 30 };
+	uint32_t tokens[PROMPT + N];
+	struct sample_edit_opts o = {.vocab = VOCAB, .tokens_max = PROMPT + N, .repetition = 1.3f, .presence = 0.2f, .frequency = 0.7f, .min_tokens = 1};
+	struct sample_params p = {.temperature = 1, .top_p = 1, .seed = 5, .logprobs = -1};
+	struct draw_rig *r = draw_rig_new(VOCAB);
+	struct kern_slot slot;
+	float l[VOCAB];
+	for (uint32_t i = 0; i < PROMPT + N; i++)
+		tokens[i] = (i * i + i / 3) % 11 + (i % 4) * 7;
+	for (uint32_t i = 0; i < VOCAB; i++)
+		l[i] = (float)(i * 37 % 23) * 0.1f - 0.5f;
+	for (int prompt = 0; prompt < 2; prompt++, o.repetition = 1) {
+		struct sample_edit *kept = sample_edit_new(&o);
+		for (uint32_t n = PROMPT; n < PROMPT + N; n++)
+			for (uint32_t ahead = 0; ahead <= KERN_SLOT_DRAWS && n + ahead <= PROMPT + N; ahead++)
+				for (uint64_t index = 0; index < 40; index++) {
+					struct sample_edit *anew = sample_edit_new(&o);
+					struct engine_draw d = {.index = index, .edit = anew, .tokens = tokens, .prompt_tokens = PROMPT, .n_tokens = n + ahead};
+					struct kern_drawn want, drafted, pending;
+					draw_rig_draw(r, l, &p, &d, &want);
+					d.edit = kept;
+					d.drafted = ahead;
+					draw_rig_draw(r, l, &p, &d, &drafted);
+					d.n_tokens = n;
+					d.drafted = 0;
+					d.params = &p;
+					struct kern_draw k = draw_rig_lay_out(r, &d);
+					for (uint32_t i = 0; i < ahead; i++)
+						slot.id[i] = tokens[n + ahead - 1 - i];
+					k.pending = ahead;
+					k.slot = 0;
+					r->slots = &slot;
+					draw_rig_sample(r, l, &k, &pending);
+					ck_assert_uint_eq(drafted.id, want.id);
+					ck_assert_uint_eq(pending.id, want.id);
+					ck_assert_uint_eq(slot.id[0], want.id);
+					sample_edit_destroy(&anew);
+				}
+		sample_edit_destroy(&kept);
+	}
+	draw_rig_free(&r);
 }
 END_TEST
 
@@ -205,10 +252,18 @@ START_TEST(nothing_asked_is_nothing)
 	o.repetition = 0;
 	ck_assert_ptr_null(sample_edit_new(&o));
 	o.min_tokens = 2;
+	static const uint32_t tokens[5], end = 1;
+	o.ends[0] = &end;
+	o.n_ends[0] = 1;
 	struct sample_edit *e = sample_edit_new(&o);
-	static const uint32_t tokens[5];
-	ck_assert_int_eq(sample_edit_acts(e, tokens, 1, 2), 1);
-	ck_assert_int_eq(sample_edit_acts(e, tokens, 1, 3), 0);
+	struct draw_rig *r = draw_rig_new(10);
+	for (uint32_t n = 2; n <= 3; n++) {
+		struct engine_draw d = {.params = &(struct sample_params){.top_p = 1}, .edit = e, .tokens = tokens, .prompt_tokens = 1, .n_tokens = n};
+		struct kern_draw k = draw_rig_lay_out(r, &d);
+		ck_assert_uint_eq(k.forbidden.n, n == 2);
+		ck_assert_uint_eq(k.bias.n + k.seen.n + k.mask[0] + k.mask[1], 0);
+	}
+	draw_rig_free(&r);
 	sample_edit_destroy(&e);
 	sample_edit_destroy(&e);
 }
@@ -222,16 +277,16 @@ START_TEST(odd_logits_and_ids)
 	struct sample_edit_opts o = {.vocab = 6, .tokens_max = 7, .repetition = 1.5f, .presence = 1, .frequency = 1, .min_tokens = 9, .ends = {beyond, beyond}, .n_ends = {2, 2},
 	                             .bias_ids = beyond, .bias = bias, .n_bias = 2, .allowed = allowed, .n_allowed = 8, .bad = bad, .n_bad = 4};
 	float l[] = {NAN, -INFINITY, 3, -2, NAN, -INFINITY};
-	struct sample_result r;
-	struct sampler *s = sampler_new(6);
+	struct kern_drawn r;
+	struct draw_rig *s = draw_rig_new(6);
 	struct sample_edit *e = sample_edit_new(&o);
 	for (uint32_t k = 0; k < 200; k++) {
 		struct sample_params p = {.temperature = (float)(k % 2), .top_p = 0.99f, .typical_p = 0.99f, .logprobs = 5};
-		sampler_draw(s, l, &p, &(struct sample_at){.index = k, .edit = e, .tokens = tokens, .prompt_tokens = 3, .n_tokens = 7}, &r);
+		draw_rig_draw(s, l, &p, &(struct engine_draw){.index = k, .edit = e, .tokens = tokens, .prompt_tokens = 3, .n_tokens = 7}, &r);
 		ck_assert(r.id == 2 || (r.id == 3 && k % 2));
 	}
 	sample_edit_destroy(&e);
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 }
 END_TEST
 
@@ -242,16 +297,16 @@ START_TEST(the_mask_has_the_last_word)
 	struct sample_edit_opts o = {.vocab = 9, .tokens_max = 4, .min_tokens = 3, .ends = {ends}, .n_ends = {1}};
 	float l[9] = {0};
 	uint64_t only = 1u << 7;
-	struct sample_result r;
-	struct sampler *s = sampler_new(9);
+	struct kern_drawn r;
+	struct draw_rig *s = draw_rig_new(9);
 	struct sample_edit *e = sample_edit_new(&o);
 	for (int t = 0; t < 2; t++) {
 		struct sample_params p = {.temperature = (float)t, .top_p = 1, .logprobs = -1};
-		sampler_draw(s, l, &p, &(struct sample_at){.allowed = &only, .edit = e, .tokens = tokens, .prompt_tokens = 1, .n_tokens = 1}, &r);
+		draw_rig_draw(s, l, &p, &(struct engine_draw){.allowed = &only, .edit = e, .tokens = tokens, .prompt_tokens = 1, .n_tokens = 1}, &r);
 		ck_assert_uint_eq(r.id, 7);
 	}
 	sample_edit_destroy(&e);
-	sampler_destroy(&s);
+	draw_rig_free(&s);
 }
 END_TEST
 
@@ -276,6 +331,7 @@ int main(void)
 	tcase_set_timeout(t, 120);
 	tcase_add_test(t, exact_probabilities);
 	tcase_add_test(t, counts_are_a_function_of_the_tokens);
+	tcase_add_test(t, drafted_and_pending_tokens);
 	tcase_add_test(t, nothing_asked_is_nothing);
 	tcase_add_test(t, odd_logits_and_ids);
 	tcase_add_test(t, the_mask_has_the_last_word);

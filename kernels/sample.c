@@ -1,4 +1,4 @@
-/* sample.c - see sample.h.
+/* sample.c - see sample.h and struct kern_draw.
  *
  * The vocabulary is long and the answer lies near its top, so nothing is sorted whole: one vector pass turns logits into weights
  * exp((l - max) / temperature) and keeps the largest of each block of 64; candidates are gathered from blocks that can hold them, by falling
@@ -8,14 +8,10 @@
  * the instruction set (-ffp-contract=off in the Makefile), and the logarithm is our own. A
  * temperature below 1e-5 is greedy. Nothing here fails; the pass that first reads a row tells
  * whether all of it is finite. */
-#include "engine/sample.h"
+#include "kernels/sample.h"
 #include "kernels/own_math.h"
-#include "util/check.h"
-#include "util/mem.h"
 
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define BLOCK 64u
@@ -26,7 +22,7 @@ typedef float vf __attribute__((vector_size(32), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(32), aligned(4)));
 typedef double vd __attribute__((vector_size(64), aligned(8)));
 
-struct sampler {
+struct kern_sampler {
 	uint32_t vocab, blocks;
 	float *edited; /* (blocks * BLOCK) the logits of a draw that may not see them as they are */
 	float *padded;       /* (BLOCK) the last, short block of logits, filled up with -inf */
@@ -35,10 +31,9 @@ struct sampler {
 	float *block_weight; /* (blocks) largest weight */
 	uint64_t *key;       /* (vocab) candidates: bits of the weight above the complement of the id, so that a larger key comes first */
 	uint32_t pivot_state;
-	double (*weigh)(struct sampler *s, const float *logits, float max, float inv_t, float min_weight);
-	int (*find_max)(struct sampler *s, const float *logits);
-	int (*copy)(struct sampler *s, const float *logits, const uint64_t *mask_a,
-	            const uint64_t *mask_b);
+	double (*weigh)(struct kern_sampler *s, const float *logits, float max, float inv_t, float min_weight);
+	int (*find_max)(struct kern_sampler *s, const float *logits);
+	int (*copy)(struct kern_sampler *s, const float *logits, const uint32_t *mask_a, const uint32_t *mask_b);
 };
 
 /* --- passes over all logits --------------------------------------------------------------------------------------------- */
@@ -71,7 +66,7 @@ INLINE void exp_below_zero(const vf *px, vf *ret)
 }
 
 /* Block b of the logits; the last, short one from its padded copy. */
-INLINE const float *block_at(const struct sampler *s, const float *logits, uint32_t b)
+INLINE const float *block_at(const struct kern_sampler *s, const float *logits, uint32_t b)
 {
 	return b + 1 == s->blocks ? s->padded : logits + (size_t)b * BLOCK;
 }
@@ -93,7 +88,7 @@ INLINE int lane_all(const vi *v)
 }
 
 /* Fills block_max. Returns whether no logit is NaN or plus infinity. */
-INLINE int find_max_body(struct sampler *s, const float *logits)
+INLINE int find_max_body(struct kern_sampler *s, const float *logits)
 {
 	vi finite = ~(vi){0};
 	for (uint32_t b = 0; b < s->blocks; b++) {
@@ -109,17 +104,24 @@ INLINE int find_max_body(struct sampler *s, const float *logits)
 	return lane_all(&finite);
 }
 
-/* Ids must be in both masks, where there are any. */
-INLINE uint64_t allowed_word(const uint64_t *a, const uint64_t *b, uint32_t i)
+INLINE uint64_t mask_word(const uint32_t *mask, uint32_t i)
 {
-	return (a ? a[i] : UINT64_MAX) & (b ? b[i] : UINT64_MAX);
+	uint64_t word = UINT64_MAX;
+	if (mask)
+		memcpy(&word, mask + 2 * (size_t)i, sizeof word);
+	return word;
+}
+
+/* Ids must be in both masks, where there are any. */
+INLINE uint64_t allowed_word(const uint32_t *a, const uint32_t *b, uint32_t i)
+{
+	return mask_word(a, i) & mask_word(b, i);
 }
 
 /* To `edited`, with minus infinity for ids that are not in the masks: a word of a mask is a block
  * of the logits, whose last, short one comes from its padded copy. Returns as find_max does, of the
  * logits, not of the copy. */
-INLINE int copy_body(struct sampler *s, const float *logits, const uint64_t *mask_a,
-                     const uint64_t *mask_b)
+INLINE int copy_body(struct kern_sampler *s, const float *logits, const uint32_t *mask_a, const uint32_t *mask_b)
 {
 	static const vi bit = {1, 2, 4, 8, 16, 32, 64, 128};
 	vi finite = ~(vi){0};
@@ -138,7 +140,7 @@ INLINE int copy_body(struct sampler *s, const float *logits, const uint64_t *mas
 }
 
 /* Fills weight and block_weight; weights below min_weight become 0. Returns the sum, lane by lane in one fixed order. */
-INLINE double weigh_body(struct sampler *s, const float *logits, float max, float inv_t, float min_weight)
+INLINE double weigh_body(struct kern_sampler *s, const float *logits, float max, float inv_t, float min_weight)
 {
 	vd sum = {0};
 	for (uint32_t b = 0; b < s->blocks; b++) {
@@ -160,42 +162,41 @@ INLINE double weigh_body(struct sampler *s, const float *logits, float max, floa
 	return total;
 }
 
-static int find_max_plain(struct sampler *s, const float *logits)
+static int find_max_plain(struct kern_sampler *s, const float *logits)
 {
 	return find_max_body(s, logits);
 }
 
-static int copy_plain(struct sampler *s, const float *logits, const uint64_t *mask_a,
-                      const uint64_t *mask_b)
+static int copy_plain(struct kern_sampler *s, const float *logits, const uint32_t *mask_a, const uint32_t *mask_b)
 {
 	return copy_body(s, logits, mask_a, mask_b);
 }
 
-static double weigh_plain(struct sampler *s, const float *logits, float max, float inv_t, float min_weight)
+static double weigh_plain(struct kern_sampler *s, const float *logits, float max, float inv_t, float min_weight)
 {
 	return weigh_body(s, logits, max, inv_t, min_weight);
 }
 
 #ifdef __x86_64__
 /* without FMA, so that the bits are those of the plain pass */
-__attribute__((target("avx2"))) static int find_max_avx2(struct sampler *s, const float *logits)
+__attribute__((target("avx2"))) static int find_max_avx2(struct kern_sampler *s, const float *logits)
 {
 	return find_max_body(s, logits);
 }
 
-__attribute__((target("avx2"))) static int copy_avx2(struct sampler *s, const float *logits,
-                                                     const uint64_t *mask_a, const uint64_t *mask_b)
+__attribute__((target("avx2"))) static int copy_avx2(struct kern_sampler *s, const float *logits,
+                                                     const uint32_t *mask_a, const uint32_t *mask_b)
 {
 	return copy_body(s, logits, mask_a, mask_b);
 }
 
-__attribute__((target("avx2"))) static double weigh_avx2(struct sampler *s, const float *logits, float max, float inv_t, float min_weight)
+__attribute__((target("avx2"))) static double weigh_avx2(struct kern_sampler *s, const float *logits, float max, float inv_t, float min_weight)
 {
 	return weigh_body(s, logits, max, inv_t, min_weight);
 }
 #endif
 
-static void pad(struct sampler *s, const float *logits)
+static void pad(struct kern_sampler *s, const float *logits)
 {
 	uint32_t last = (s->blocks - 1) * BLOCK;
 	for (uint32_t i = 0; i < BLOCK; i++)
@@ -204,7 +205,7 @@ static void pad(struct sampler *s, const float *logits)
 
 /* Prepares the padded block and block_max; returns the lowest id among the largest logits (0 if
  * there is none). */
-static uint32_t scan(struct sampler *s, const float *logits, int *ret_finite)
+static uint32_t scan(struct kern_sampler *s, const float *logits, int *ret_finite)
 {
 	uint32_t best = 0;
 	pad(s, logits);
@@ -221,7 +222,7 @@ static uint32_t scan(struct sampler *s, const float *logits, int *ret_finite)
 /* --- log-probabilities -------------------------------------------------------------------------------------------------- */
 
 /* Log of the sum of exp(logit), of the unscaled distribution. */
-static double log_sum(struct sampler *s, const float *logits, float max)
+static double log_sum(struct kern_sampler *s, const float *logits, float max)
 {
 	return (double)max + own_log(s->weigh(s, logits, max, 1.0f, 0.0f));
 }
@@ -243,7 +244,7 @@ static uint32_t rank_of(const float *logits, uint32_t vocab, uint32_t id)
 }
 
 /* The `want` largest, by insertion; blocks whose largest cannot enter are skipped. logprob holds the logit meanwhile. */
-static uint32_t find_top(const struct sampler *s, const float *logits, uint32_t want, struct sample_top *top)
+static uint32_t find_top(const struct kern_sampler *s, const float *logits, uint32_t want, struct kern_top *top)
 {
 	uint32_t n = 0;
 	for (uint32_t b = 0; b < s->blocks && want; b++) {
@@ -256,22 +257,22 @@ static uint32_t find_top(const struct sampler *s, const float *logits, uint32_t 
 			uint32_t at = n < want ? n++ : n - 1;
 			for (; at > 0 && before(l, id, top[at - 1].logprob, top[at - 1].id); at--)
 				top[at] = top[at - 1];
-			top[at] = (struct sample_top){id, l};
+			top[at] = (struct kern_top){id, l};
 		}
 	}
 	return n;
 }
 
 /* scan() must have run for these logits. */
-static void score(struct sampler *s, const float *logits, uint32_t best, uint32_t id, int32_t logprobs, struct sample_result *ret)
+static void score(struct kern_sampler *s, const float *logits, uint32_t best, uint32_t id, int32_t logprobs, struct kern_drawn *ret)
 {
-	*ret = (struct sample_result){.id = id};
+	*ret = (struct kern_drawn){.id = id};
 	if (logprobs < 0)
 		return;
 	double sum = log_sum(s, logits, logits[best]);
 	ret->logprob = (float)((double)logits[id] - sum);
 	ret->rank = id == best ? 1 : rank_of(logits, s->vocab, id);
-	uint32_t want = logprobs > SAMPLE_LOGPROBS_MAX ? SAMPLE_LOGPROBS_MAX : (uint32_t)logprobs;
+	uint32_t want = logprobs > KERN_TOP_MAX ? KERN_TOP_MAX : (uint32_t)logprobs;
 	ret->n_top = find_top(s, logits, want, ret->top);
 	for (uint32_t i = 0; i < ret->n_top; i++)
 		ret->top[i].logprob = (float)((double)ret->top[i].logprob - sum);
@@ -320,7 +321,7 @@ static uint64_t make_key(uint32_t first, uint32_t id)
 }
 
 /* Candidates of at least this weight (and more than 0); returns their number and adds their weights up. */
-static uint32_t gather(struct sampler *s, float at_least, double *ret_mass)
+static uint32_t gather(struct kern_sampler *s, float at_least, double *ret_mass)
 {
 	uint32_t n = 0;
 	double mass = 0;
@@ -339,7 +340,7 @@ static uint32_t gather(struct sampler *s, float at_least, double *ret_mass)
 	return n;
 }
 
-static uint64_t pick_pivot(struct sampler *s, const uint64_t *key, uint32_t n)
+static uint64_t pick_pivot(struct kern_sampler *s, const uint64_t *key, uint32_t n)
 {
 	s->pivot_state = s->pivot_state * 1664525u + 1013904223u;
 	return key[(uint64_t)s->pivot_state * n >> 32];
@@ -387,7 +388,7 @@ static int beyond(const struct cut *c, uint32_t keys, double mass)
 }
 
 /* Index of the key that is looked for (the last one if none is); keys before it are the larger ones. *ret_mass includes it. */
-static uint32_t select_key(struct sampler *s, uint32_t n, const struct cut *c, double *ret_mass)
+static uint32_t select_key(struct kern_sampler *s, uint32_t n, const struct cut *c, double *ret_mass)
 {
 	uint32_t lo = 0, hi = n;
 	double base = 0;
@@ -410,7 +411,7 @@ static uint32_t select_key(struct sampler *s, uint32_t n, const struct cut *c, d
 }
 
 /* Of the n gathered candidates of weight *total those whose surprise is nearest to the entropy, until they have `part` of it; returns how many. */
-static uint32_t keep_typical(struct sampler *s, uint32_t n, float part, double *total)
+static uint32_t keep_typical(struct kern_sampler *s, uint32_t n, float part, double *total)
 {
 	double sum = 0;
 	for (uint32_t i = 0; i < n; i++)
@@ -427,7 +428,7 @@ static uint32_t keep_typical(struct sampler *s, uint32_t n, float part, double *
 }
 
 /* top_k, top_p, typical_p and the draw among the n gathered candidates of the whole weight `total`; 0 if a heavier or longer list is needed. */
-static int draw_among(struct sampler *s, const struct sample_params *p, double u, uint32_t n, double mass, double total, int whole, uint32_t *ret_id)
+static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double u, uint32_t n, double mass, double total, int whole, uint32_t *ret_id)
 {
 	double ignored;
 	int typical = p->typical_p > 0 && p->typical_p < 1;
@@ -453,10 +454,10 @@ static int draw_among(struct sampler *s, const struct sample_params *p, double u
 	return 1;
 }
 
-static uint32_t draw(struct sampler *s, const float *logits, uint32_t best, const struct sample_params *p, uint64_t index)
+static uint32_t draw(struct kern_sampler *s, const float *logits, uint32_t best, const struct kern_draw *p, uint64_t index)
 {
 	static const float levels[] = {0x1p-7f, 0x1p-14f, 0.0f};
-	double total = s->weigh(s, logits, logits[best], 1.0f / p->temperature, p->min_p), u = uniform(p->seed, index);
+	double total = s->weigh(s, logits, logits[best], 1.0f / p->temperature, p->min_p), u = uniform((uint64_t)p->seed[1] << 32 | p->seed[0], index);
 	uint32_t id = best;
 	s->pivot_state = 1;
 	for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
@@ -470,8 +471,13 @@ static uint32_t draw(struct sampler *s, const float *logits, uint32_t best, cons
 
 /* --- what a draw sees of the logits --------------------------------------------------------------------------------------- */
 
+static const uint32_t *mask_at(const struct kern_batch *b, uint32_t at)
+{
+	return at ? kern_part(b, at) : NULL;
+}
+
 /* 0 if none is, or if there are no masks. */
-static uint32_t lowest_allowed(const struct sampler *s, const uint64_t *mask_a, const uint64_t *mask_b)
+static uint32_t lowest_allowed(const struct kern_sampler *s, const uint32_t *mask_a, const uint32_t *mask_b)
 {
 	for (uint32_t b = 0; b < s->blocks; b++) {
 		uint64_t word = allowed_word(mask_a, mask_b, b);
@@ -483,35 +489,108 @@ static uint32_t lowest_allowed(const struct sampler *s, const uint64_t *mask_a, 
 	return 0;
 }
 
+static void forbid(const struct kern_sampler *s, const struct kern_batch *b, struct kern_list ids)
+{
+	const uint32_t *id = kern_part(b, ids.at);
+	for (uint32_t i = 0; i < ids.n; i++)
+		if (id[i] < s->vocab)
+			s->edited[id[i]] = -INFINITY;
+}
+
+static void add_bias(const struct kern_sampler *s, const struct kern_batch *b, struct kern_list pairs)
+{
+	const uint32_t *pair = kern_part(b, pairs.at);
+	for (uint32_t i = 0; i < pairs.n; i++, pair += 2) {
+		float bias;
+		memcpy(&bias, &pair[1], sizeof bias);
+		if (pair[0] < s->vocab)
+			s->edited[pair[0]] += bias;
+	}
+}
+
+static void penalise_one(const struct kern_sampler *s, const struct kern_draw *d, uint32_t id, uint32_t times)
+{
+	if (id >= s->vocab)
+		return;
+	float l = s->edited[id];
+	l = l > 0 ? l / d->repetition : l * d->repetition;
+	l -= d->frequency * (float)times;
+	s->edited[id] = l - (times ? d->presence : 0);
+}
+
+/* How many of the first n ids are this one. */
+static uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id)
+{
+	uint32_t times = 0;
+	for (uint32_t i = 0; i < n; i++)
+		times += ids[i] == id;
+	return times;
+}
+
+static void penalise(const struct kern_sampler *s, const struct kern_batch *b, const struct kern_draw *d, const uint32_t *pending)
+{
+	const uint32_t *seen = kern_part(b, d->seen.at);
+	uint32_t n = d->pending, left = (1u << n) - 1;
+	for (uint32_t i = 0; i < d->seen.n; i++, seen += 2) {
+		for (uint32_t k = 0; k < n; k++)
+			left &= pending[k] == seen[0] ? ~(1u << k) : ~0u;
+		penalise_one(s, d, seen[0], seen[1] + count_id(pending, n, seen[0]));
+	}
+	for (uint32_t k = 0; k < n; k++)
+		if (left >> k & 1 && !count_id(pending, k, pending[k]))
+			penalise_one(s, d, pending[k], count_id(pending, n, pending[k]));
+}
+
 /* The logits themselves if nothing changes them, or a changed copy; then whether the logits are
  * finite is known. */
-static const float *edit(struct sampler *s, const float *logits, const struct sample_at *at,
-                         const uint64_t *also, int *ret_finite)
+static const float *edit(struct kern_sampler *s, const float *logits, const struct kern_batch *b, const struct kern_draw *d, const struct kern_slot *slots,
+                         int *ret_finite)
 {
-	int acts = at->edit && sample_edit_acts(at->edit, at->tokens, at->prompt_tokens, at->n_tokens);
-	if (!acts && !at->allowed)
+	if (!d->mask[0] && !d->mask[1] && !d->forbidden.n && !d->bias.n && !d->seen.n && !d->pending)
 		return logits;
 	pad(s, logits);
-	*ret_finite = s->copy(s, logits, at->allowed, also);
-	if (acts)
-		sample_edit_apply(at->edit, s->edited, at->tokens, at->prompt_tokens, at->n_tokens);
+	*ret_finite = s->copy(s, logits, mask_at(b, d->mask[0]), mask_at(b, d->mask[1]));
+	forbid(s, b, d->forbidden);
+	add_bias(s, b, d->bias);
+	if (d->seen.n || d->pending)
+		penalise(s, b, d, d->pending ? slots[d->slot].id : NULL);
 	return s->edited;
 }
 
 /* --- interface ---------------------------------------------------------------------------------------------------------- */
 
-struct sampler *sampler_new(uint32_t vocab)
+/* From `mem`, or counted only. */
+static void *take(unsigned char *mem, size_t *used, size_t bytes)
 {
-	CHECK(vocab >= 1);
-	struct sampler *s = mem_zalloc(sizeof *s);
+	void *at = mem ? mem + *used : NULL;
+	*used += (bytes + 63) / 64 * 64;
+	return at;
+}
+
+static size_t carve(struct kern_sampler *s, unsigned char *mem, uint32_t vocab)
+{
+	size_t used = (sizeof *s + 63) / 64 * 64, blocks = (vocab + BLOCK - 1) / BLOCK;
 	s->vocab = vocab;
-	s->blocks = (vocab + BLOCK - 1) / BLOCK;
-	s->edited = mem_array((size_t)s->blocks * BLOCK, sizeof *s->edited);
-	s->padded = mem_array(BLOCK, sizeof *s->padded);
-	s->block_max = mem_array(s->blocks, sizeof *s->block_max);
-	s->block_weight = mem_array(s->blocks, sizeof *s->block_weight);
-	s->weight = mem_array((size_t)s->blocks * BLOCK, sizeof *s->weight);
-	s->key = mem_array(vocab, sizeof *s->key);
+	s->blocks = (uint32_t)blocks;
+	s->edited = take(mem, &used, blocks * BLOCK * sizeof *s->edited);
+	s->padded = take(mem, &used, BLOCK * sizeof *s->padded);
+	s->block_max = take(mem, &used, blocks * sizeof *s->block_max);
+	s->block_weight = take(mem, &used, blocks * sizeof *s->block_weight);
+	s->weight = take(mem, &used, blocks * BLOCK * sizeof *s->weight);
+	s->key = take(mem, &used, vocab * sizeof *s->key);
+	return used;
+}
+
+size_t kern_sampler_bytes(uint32_t vocab)
+{
+	struct kern_sampler s = { 0 };
+	return carve(&s, NULL, vocab);
+}
+
+struct kern_sampler *kern_sampler_init(void *mem, uint32_t vocab)
+{
+	struct kern_sampler *s = mem;
+	carve(s, mem, vocab);
 	s->find_max = find_max_plain;
 	s->weigh = weigh_plain;
 	s->copy = copy_plain;
@@ -525,41 +604,38 @@ struct sampler *sampler_new(uint32_t vocab)
 	return s;
 }
 
-void sampler_destroy(struct sampler **sp)
+static void keep(struct kern_slot *slot, uint32_t id)
 {
-	struct sampler *s = *sp;
-	if (!s)
-		return;
-	free(s->edited);
-	free(s->padded);
-	free(s->block_max);
-	free(s->block_weight);
-	free(s->weight);
-	free(s->key);
-	free(s);
-	*sp = NULL;
+	memmove(slot->id + 1, slot->id, sizeof slot->id - sizeof *slot->id);
+	slot->id[0] = id;
 }
 
-void sampler_draw(struct sampler *s, const float *logits, const struct sample_params *p, const struct sample_at *at, struct sample_result *ret)
+static void draw_row(struct kern_sampler *s, const float *logits, const struct kern_batch *b, const struct kern_draw *d, struct kern_slot *slots,
+                     struct kern_drawn *ret)
 {
-	const uint64_t *also = at->edit ? sample_edit_allowed(at->edit) : NULL;
 	int finite, of_copy;
-	const float *seen = edit(s, logits, at, also, &finite);
+	const float *seen = edit(s, logits, b, d, slots, &finite);
 	uint32_t best = scan(s, seen, seen == logits ? &finite : &of_copy), id = best;
 	if (!(seen[best] > -INFINITY))
-		id = lowest_allowed(s, at->allowed, also);
-	else if (p->temperature >= GREEDY_BELOW && isfinite(seen[best]))
-		id = draw(s, seen, best, p, at->index);
-	if (seen != logits && p->logprobs >= 0)
+		id = lowest_allowed(s, mask_at(b, d->mask[0]), mask_at(b, d->mask[1]));
+	else if (d->temperature >= GREEDY_BELOW && isfinite(seen[best]))
+		id = draw(s, seen, best, d, (uint64_t)d->index[1] << 32 | d->index[0]);
+	if (seen != logits && d->logprobs >= 0)
 		best = scan(s, logits, &finite);
-	score(s, logits, best, id, p->logprobs, ret);
+	score(s, logits, best, id, d->logprobs, ret);
 	ret->not_finite = !finite;
+	if (d->slot != KERN_NO_SLOT)
+		keep(&slots[d->slot], id);
 }
 
-void sampler_score(struct sampler *s, const float *logits, uint32_t id, int32_t logprobs, struct sample_result *ret)
+void kern_sample(struct kern_sampler *s, const float *logits, const struct kern_batch *b, const struct kern_draw *d, struct kern_slot *slots,
+                 struct kern_drawn *ret)
 {
 	int finite;
-	CHECK(id < s->vocab);
-	score(s, logits, scan(s, logits, &finite), id, logprobs, ret);
-	ret->not_finite = !finite;
+	if (d->ask == KERN_ASK_DRAW) {
+		draw_row(s, logits, b, d, slots, ret);
+	} else if (d->ask == KERN_ASK_SCORE) {
+		score(s, logits, scan(s, logits, &finite), d->id, d->logprobs, ret);
+		ret->not_finite = !finite;
+	}
 }
