@@ -52,7 +52,7 @@ static uint32_t list_id(uint32_t i, uint32_t vocab)
 static void random_row(struct row *r, uint32_t vocab)
 {
 	static const float temperatures[] = {0, 1, 0.7f, 1.5f, 9}, top_p[] = {1, 1, 0.9f, 0.5f}, min_p[] = {0, 0, 0.05f}, typical[] = {0, 1, 0.8f};
-	static const uint32_t top_k[] = {0, 0, 1, 5, 40};
+	const uint32_t top_k[] = {0, 0, 1, 40, rand_below(vocab)};
 	bool edited = rand_below(2);
 	*r = (struct row){.logits = conform_alloc(vocab, sizeof(float))};
 	random_logits(r->logits, vocab);
@@ -65,7 +65,7 @@ static void random_row(struct row *r, uint32_t vocab)
 	r->mask[0] = random_mask(vocab);
 	r->mask[1] = random_mask(vocab);
 	r->d.repetition = rand_below(2) ? 1.25f : 1;
-	r->d.presence = rand_below(2) ? 0.5f : 0;
+	r->d.presence = rand_below(2) ? 3 : 0;
 	r->d.frequency = rand_below(2) ? -0.25f : 0.75f;
 	r->d.forbidden.n = rand_below(LISTS + 1);
 	r->d.bias.n = rand_below(LISTS + 1);
@@ -420,7 +420,7 @@ CONFORM_TEST(draws_and_scores)
 	static const uint32_t vocabs[] = {1, 7, 64, 65, 700, 5003};
 	rand_seed(41);
 	for (uint32_t v = 0; v < LEN(vocabs); v++)
-		for (uint32_t turn = 0; turn < 6 / CONFORM_THIN; turn++) {
+		for (uint32_t turn = 0; turn < (vocabs[v] < 100 ? 20 : 6) / CONFORM_THIN; turn++) {
 			size_t mark = conform_mark();
 			struct row rows[ROWS];
 			for (uint32_t i = 0; i < ROWS; i++)
