@@ -2,6 +2,7 @@
  * (test_models.c has the families). With PD_MODEL set to the SmolLM2 file, tests/data/smollm2/reference.jsonl is checked as well. */
 #include "engine_rig.h"
 #include "derived_model.h"
+#include "draw_rig.h"
 #include "skip.h"
 #include "tempdir.h"
 
@@ -147,6 +148,89 @@ START_TEST(batch_equals_single)
 	}
 	for (uint32_t i = 0; i < SEQS; i++)
 		free(single[i]);
+	rig_close(&r);
+}
+END_TEST
+
+/* What is drawn and scored in one step of many, whose lists are more than a batch holds, is what each gives alone and what the sampler makes of its logits. */
+START_TEST(draws_of_a_step)
+{
+	enum { SEQS = 20, ROWS = 4, BIASES = 2500, VOCAB = 320 };
+	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .kv = KV_F32, .threads = 2});
+	struct draw_rig *host = draw_rig_new(r.vocab);
+	struct seq s[SEQS];
+	struct engine_span spans[SEQS];
+	struct engine_draw draws[SEQS][ROWS];
+	struct kern_drawn want[SEQS][ROWS];
+	struct sample_params p[SEQS];
+	struct sample_edit *edit[SEQS];
+	uint32_t ids[SEQS][ROWS], *bias_ids = mem_array(BIASES, sizeof *bias_ids), mark = 0xd5;
+	float *bias = mem_array(BIASES, sizeof *bias);
+	uint64_t mask[VOCAB / 64 + 1] = {~0ull, 0x5555, ~0ull, 1, 2};
+	ck_assert_uint_ge(r.vocab, VOCAB);
+	for (uint32_t i = 0; i < BIASES; i++) {
+		bias_ids[i] = i % VOCAB;
+		bias[i] = (float)(i * 7 % 13) * 0.01f;
+	}
+	for (uint32_t i = 0; i < SEQS; i++) {
+		some_ids(ids[i], ROWS, i + 3);
+		s[i] = seq_new(&r, i * 4);
+		p[i] = (struct sample_params){.temperature = (float)(i % 3), .top_p = 0.9f, .seed = i, .logprobs = (int32_t)(i % 4) - 1};
+		edit[i] = sample_edit_new(&(struct sample_edit_opts){.vocab = r.vocab, .tokens_max = 8, .bias_ids = bias_ids, .bias = bias, .n_bias = BIASES, .presence = 1});
+		for (uint32_t k = 0; k < ROWS; k++)
+			draws[i][k] = (struct engine_draw){.score = k != 1, .id = (i + k) % VOCAB, .logprobs = 2};
+		draws[i][ROWS - 1] = (struct engine_draw){.params = &p[i], .index = i, .allowed = i % 2 ? mask : NULL, .edit = edit[i], .tokens = ids[i],
+		                                          .prompt_tokens = 1, .n_tokens = ROWS};
+		spans[i] = (struct engine_span){.tokens = ids[i], .n = ROWS, .blocks = s[i].table, .logits = ENGINE_LOGITS_ALL};
+		step(&r, &spans[i], 1);
+		for (uint32_t k = 0; k < ROWS; k++) {
+			const float *l = engine_logits(r.e, spans[i].logits_row + k);
+			want[i][k] = (struct kern_drawn){.id = mark};
+			if (draws[i][k].params)
+				draw_rig_draw(host, l, draws[i][k].params, &draws[i][k], &want[i][k]);
+			else if (draws[i][k].score)
+				draw_rig_score(host, l, draws[i][k].id, 2, &want[i][k]);
+		}
+		spans[i].draws = draws[i];
+	}
+	for (uint32_t n = 1; n <= SEQS; n += SEQS - 1) {     /* one alone, then all */
+		step(&r, spans, n);
+		for (uint32_t i = 0; i < n; i++)
+			for (uint32_t k = 0; k < ROWS; k++)
+				ck_assert_msg(want[i][k].id == mark || memcmp(&spans[i].drawn[k], &want[i][k], offsetof(struct kern_drawn, top)) == 0,
+				              "sequence %u of %u, row %u: id %u, want %u", i, n, k, spans[i].drawn[k].id, want[i][k].id);
+	}
+	for (uint32_t i = 0; i < SEQS; i++)
+		sample_edit_destroy(&edit[i]);
+	draw_rig_free(&host);
+	free(bias_ids);
+	free(bias);
+	rig_close(&r);
+}
+END_TEST
+
+START_TEST(bad_draws)
+{
+	enum { BIASES = 40000 };
+	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .kv = KV_F32});
+	uint32_t *ids = mem_array(BIASES, sizeof *ids), id = 1;
+	float *bias = mem_array(BIASES, sizeof *bias);
+	struct sample_params p = {.top_p = 1}, many = {.top_p = 1, .logprobs = KERN_TOP_MAX + 1};
+	struct sample_edit *edit = sample_edit_new(&(struct sample_edit_opts){.vocab = r.vocab, .tokens_max = 8, .bias_ids = ids, .bias = bias, .n_bias = BIASES});
+	const struct { struct engine_draw d; const char *says; } bad[] = {
+		{{.score = 1, .id = r.vocab}, "score of id"}, {{.score = 1, .logprobs = KERN_TOP_MAX + 1}, "alternatives"}, {{.params = &many}, "alternatives"},
+		{{.params = &p, .edit = edit, .tokens = &id, .prompt_tokens = 1, .n_tokens = 1}, "list 80000 words"},
+	};
+	struct seq s = seq_new(&r, 0);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		struct engine_span span = {.tokens = &id, .n = 1, .blocks = s.table, .logits = ENGINE_LOGITS_LAST, .draws = &bad[i].d};
+		struct err err = {0};
+		ck_assert_int_eq(engine_step(r.e, &span, 1, &err), ERR_INVALID);
+		ck_assert_ptr_nonnull(strstr(err.text, bad[i].says));
+	}
+	sample_edit_destroy(&edit);
+	free(ids);
+	free(bias);
 	rig_close(&r);
 }
 END_TEST
@@ -433,6 +517,8 @@ int main(void)
 	tcase_add_loop_test(bits, threads_equal, 0, SAME_BITS);
 	tcase_add_test(steps, progress_is_told);
 	tcase_add_test(steps, bad_spans);
+	tcase_add_test(steps, draws_of_a_step);
+	tcase_add_test(steps, bad_draws);
 	tcase_set_timeout(real, 600);
 	tcase_set_timeout(slow, 1800);   /* plain float32 code: minutes */
 	tcase_add_test(real, smollm2_info);
