@@ -13,7 +13,7 @@ struct row_step {
 	const void *with;                  /* what it needs beside the operation */
 };
 
-enum { ROW_STEPS_MAX = 16 };
+enum { ROW_STEPS_MAX = 8 };
 struct row_phase {
 	struct kern_program *p;
 	enum kern_rows rows;
@@ -26,6 +26,7 @@ struct build {
 	struct kern_program *p;
 	struct row_phase *open;            /* the last phase, if it is one of rows */
 	const struct cpu_group *group;     /* the last grouping of pairs by expert */
+	const struct kern_op *op;          /* the present one; what it is built of lies behind it */
 	size_t room;                       /* of p->phase */
 	int rc;                            /* the first KERN_E*; all that follows does nothing */
 };

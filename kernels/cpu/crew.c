@@ -1,10 +1,9 @@
 /* crew.c - see crew.h: persistent threads that walk the phases of the present run, spin briefly where they must wait, then sleep on a futex.
  *
- * Each phase has a `claim`: the number of the run and how many items are left, in one word that is
- * changed by compare-and-swap. Whoever finishes the last item of a phase opens the next one: only
- * then its claim is of this run. A thread that comes late, even whole runs too late, sees by the
- * run's number that there is nothing to claim and touches neither phases nor data, so nobody ever
- * waits for it. Opening phase n ends the run. */
+ * The items of a phase are cut into a share for each thread, one behind the other: a thread takes from its own, which is what its memory reads follow each other in and
+ * nobody else writes meanwhile, then from the others'. A share's claim is one word, changed by compare-and-swap: the number of the run and how many items are left; of an
+ * older run it says that none was taken yet. Whoever finishes the last item of a phase opens the next one. A thread that comes late, even whole runs too late, finds shares
+ * that were taken in its run or a later one and touches neither phases nor data, so nobody ever waits for it. Opening phase n ends the run. */
 #include "kernels/cpu/crew.h"
 
 #include <linux/futex.h>
@@ -16,13 +15,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32 };
+enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, LINE = 64, PHASES_PER_PULSE = 4 };
+
+struct share { _Alignas(64) _Atomic uint64_t claim; };   /* run << 32 | items left */
 
 struct progress {
-	_Alignas(64) _Atomic uint64_t claim;   /* run << 32 | items left */
-	atomic_uint items;                     /* of the run that the claim is of */
-	atomic_uint done;                      /* how many of them are done */
-	atomic_uint opened;                    /* in which run it was opened last; what threads wait for */
+	_Alignas(64) _Atomic uint64_t opened;  /* run << 32 | items: the run in which it was opened last. Its upper half is what threads wait for */
+	_Alignas(64) atomic_uint done;         /* how many items of it are done */
 };
 
 struct crew {
@@ -35,8 +34,9 @@ struct crew {
 	atomic_bool stop;
 	unsigned threads, started;
 	struct crew_thread { struct crew *crew; unsigned worker; pthread_t id; } thread[CREW_THREADS_MAX];
-	struct progress *phase;                /* (CREW_PHASES_MAX + 1), pages untouched until they are used */
-	void *phase_memory;
+	struct progress *phase;                /* (CREW_PHASES_MAX + 1), pages untouched until they are used, and so with: */
+	struct share *share;                   /* (CREW_PHASES_MAX, threads) */
+	void *memory;
 };
 
 /* --- waiting ------------------------------------------------------------------------------------------------------------- */
@@ -91,55 +91,93 @@ struct walk {
 	unsigned worker;
 };
 
+/* The word that threads wait for is the half of `opened` with the run. */
+static atomic_uint *run_of(struct progress *p)
+{
+	return (atomic_uint *)(void *)&p->opened + (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+}
+
 /* Opens phase i, and those behind it while there is nothing to do in them. */
 static void open_phase(const struct walk *w, size_t i)
 {
 	for (uint32_t items = 0; !items && i <= w->n; i++) {
 		struct progress *p = &w->crew->phase[i];
 		items = i < w->n ? w->phases[i].items(w->phases[i].ctx) : 0;
-		atomic_fetch_add_explicit(&w->crew->pulse, 1, memory_order_relaxed);
+		if (i % PHASES_PER_PULSE == 0)
+			atomic_fetch_add_explicit(&w->crew->pulse, 1, memory_order_relaxed);
 		atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-		atomic_store_explicit(&p->items, items, memory_order_relaxed);
-		atomic_store_explicit(&p->claim, w->run << 32 | items, memory_order_release);
-		atomic_store_explicit(&p->opened, (unsigned)w->run, memory_order_seq_cst);
-		futex_wake_all(w->crew, &p->opened);
+		atomic_store_explicit(&p->opened, w->run << 32 | items, memory_order_seq_cst);
+		futex_wake_all(w->crew, run_of(p));
 	}
+}
+
+static void fetch_near(const struct walk *w, size_t i)
+{
+	for (uint32_t at = 0; i < w->n && at < w->phases[i].near_bytes; at += LINE)
+		__builtin_prefetch((const char *)w->phases[i].near + at);
 }
 
 /* false when the run is over, or another one goes on */
-static bool await_phase(const struct walk *w, size_t i)
+static bool await_phase(const struct walk *w, size_t i, uint32_t *ret_items)
 {
 	struct progress *p = &w->crew->phase[i];
-	unsigned opened;
-	for (struct spin spin = { 0 }; (opened = atomic_load_explicit(&p->opened, memory_order_acquire)) != (unsigned)w->run;) {
+	uint64_t opened;
+	for (struct spin spin = { 0 }; (opened = atomic_load_explicit(&p->opened, memory_order_acquire)) >> 32 != w->run;) {
 		if (atomic_load_explicit(&w->crew->run, memory_order_acquire) != (unsigned)w->run << 1)
 			return false;
-		wait_turn(w->crew, &spin, &p->opened, opened);
+		wait_turn(w->crew, &spin, run_of(p), (unsigned)(opened >> 32));
 	}
+	*ret_items = (uint32_t)opened;
 	return true;
 }
 
-static void walk_phase(const struct walk *w, size_t i)
+static uint32_t share_begin(uint32_t items, unsigned share, unsigned shares)
+{
+	return (uint32_t)((uint64_t)items * share / shares);
+}
+
+/* How many items of a share, which has `all` in this run, are left. Run numbers go round. */
+static uint32_t left_of(uint64_t claim, uint64_t run, uint32_t all)
+{
+	int32_t older = (int32_t)((uint32_t)(claim >> 32) - (uint32_t)run);
+	return older < 0 ? all : older ? 0 : (uint32_t)claim;
+}
+
+/* Does what is left of a share; *mine counts this thread's items of the phase. */
+static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t items, uint32_t *mine)
+{
+	const struct crew_phase *phase = &w->phases[i];
+	unsigned shares = w->crew->threads;
+	uint32_t end = share_begin(items, share + 1, shares), all = end - share_begin(items, share, shares), left;
+	_Atomic uint64_t *word = &w->crew->share[i * shares + share].claim;
+	uint64_t claim = all ? atomic_load_explicit(word, memory_order_acquire) : 0;
+	while (all && (left = left_of(claim, w->run, all))) {
+		if (!atomic_compare_exchange_weak_explicit(word, &claim, w->run << 32 | (left - 1), memory_order_acq_rel, memory_order_acquire))
+			continue;
+		if (!*mine)
+			fetch_near(w, i + 1);      /* while the run cannot end */
+		phase->item(phase->ctx, end - left, w->worker);
+		++*mine;
+		claim = atomic_load_explicit(word, memory_order_acquire);
+	}
+}
+
+static void walk_phase(const struct walk *w, size_t i, uint32_t items)
 {
 	struct progress *p = &w->crew->phase[i];
-	uint64_t claim = atomic_load_explicit(&p->claim, memory_order_acquire);
-	unsigned items = 0, mine = 0;
-	while (claim >> 32 == w->run && (uint32_t)claim > 0) {
-		if (!atomic_compare_exchange_weak_explicit(&p->claim, &claim, claim - 1, memory_order_acq_rel, memory_order_acquire))
-			continue;
-		items = atomic_load_explicit(&p->items, memory_order_relaxed);   /* stays while an item is claimed */
-		w->phases[i].item(w->phases[i].ctx, items - (uint32_t)claim, w->worker);
-		mine++;
-		claim = atomic_load_explicit(&p->claim, memory_order_acquire);
-	}
+	unsigned shares = w->crew->threads;
+	uint32_t mine = 0;
+	for (unsigned k = 0; k < shares; k++)
+		take_share(w, i, (w->worker + k) % shares, items, &mine);
 	if (mine && atomic_fetch_add_explicit(&p->done, mine, memory_order_acq_rel) + mine == items)
 		open_phase(w, i + 1);
 }
 
 static void walk(const struct walk *w)
 {
-	for (size_t i = 0; await_phase(w, i) && i < w->n; i++)
-		walk_phase(w, i);
+	uint32_t items;
+	for (size_t i = 0; await_phase(w, i, &items) && i < w->n; i++)
+		walk_phase(w, i, items);
 }
 
 /* Waits for a run after `last`; false when the crew stops. */
@@ -171,9 +209,12 @@ static void *thread_main(void *arg)
 
 static void run_alone(struct crew *c, const struct crew_phase *phases, size_t n)
 {
-	for (size_t i = 0; i < n; i++, atomic_fetch_add_explicit(&c->pulse, 1, memory_order_relaxed))
+	const struct walk w = { .crew = c, .phases = phases, .n = n };
+	for (size_t i = 0; i < n; i++, atomic_fetch_add_explicit(&c->pulse, 1, memory_order_relaxed)) {
+		fetch_near(&w, i + 1);
 		for (uint32_t item = 0, items = phases[i].items(phases[i].ctx); item < items; item++)
 			phases[i].item(phases[i].ctx, item, 0);
+	}
 }
 
 /* Run numbers go round after 2^31 runs; 0 is never one. */
@@ -203,12 +244,14 @@ struct crew *crew_new(unsigned threads)
 	if (!c)
 		return NULL;
 	*c = (struct crew){ .threads = threads < 1 ? 1 : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX : threads };
-	c->phase_memory = calloc(CREW_PHASES_MAX + 2, sizeof *c->phase);
-	c->phase = (struct progress *)(((uintptr_t)c->phase_memory + 63) & ~(uintptr_t)63);
-	if (!c->phase_memory) {
+	size_t phases = (CREW_PHASES_MAX + 1) * sizeof *c->phase;
+	c->memory = calloc(1, phases + (size_t)CREW_PHASES_MAX * c->threads * sizeof *c->share + 64);
+	if (!c->memory) {
 		free(c);
 		return NULL;
 	}
+	c->phase = (struct progress *)(((uintptr_t)c->memory + 63) & ~(uintptr_t)63);
+	c->share = (struct share *)(void *)((unsigned char *)c->phase + phases);
 	for (unsigned i = 1; i < c->threads; i++) {
 		c->thread[i] = (struct crew_thread){ .crew = c, .worker = i };
 		if (pthread_create(&c->thread[i].id, NULL, thread_main, &c->thread[i])) {
@@ -230,7 +273,7 @@ void crew_destroy(struct crew **cp)
 	syscall(SYS_futex, &c->run, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
 	for (unsigned i = 1; i <= c->started; i++)
 		pthread_join(c->thread[i].id, NULL);
-	free(c->phase_memory);
+	free(c->memory);
 	free(c);
 	*cp = NULL;
 }

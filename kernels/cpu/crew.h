@@ -20,13 +20,17 @@ struct crew_phase {
 	/* worker is below crew_threads */
 	void (*item)(const void *ctx, uint32_t item, unsigned worker);
 	const void *ctx;
+	/* What the phase is described by, or NULL: fetched while the phase before is done. A step streams all weights of a model through the caches, so it is not there
+	 * any more from the step before. */
+	const void *near;
+	size_t near_bytes;
 };
 
 /* threads counts the caller of crew_run too; NULL when memory or threads are lacking */
 struct crew *crew_new(unsigned threads);
 void crew_destroy(struct crew **crew);
 unsigned crew_threads(const struct crew *crew);
-/* Grows with each phase that begins; any thread. */
+/* Grows while a run advances, with every few phases; any thread. */
 uint64_t crew_pulse(const struct crew *crew);
 /* Returns when all items of all phases are done. n is at most CREW_PHASES_MAX. */
 void crew_run(struct crew *crew, const struct crew_phase *phases, size_t n);

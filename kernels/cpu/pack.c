@@ -203,7 +203,7 @@ void cpu_weight_pack(struct kern_weight *w, const void *src, size_t row_bytes, s
 	struct pack_job job = { w, src, row_bytes };
 	size_t dense = kern_dtype_bytes(w->dtype, w->k);
 	if (w->packed)
-		crew_run(crew, &(struct crew_phase){ pack_panels, pack_panel, &job }, 1);
+		crew_run(crew, &(struct crew_phase){ .items = pack_panels, .item = pack_panel, .ctx = &job }, 1);
 	else
 		for (uint32_t r = 0; r < w->n; r++)
 			memcpy(w->data + r * dense, job.src + r * row_bytes, dense);

@@ -64,6 +64,7 @@ struct matmul_phase {
 	struct kern_program *p;
 	const struct kern_op *op;
 	struct cpu_make make;
+	struct kern_weight w[KERN_PRODUCTS_MAX];       /* copies of the operation's */
 	uint32_t panels_per_item[2][KERN_PRODUCTS_MAX], first_item[2][KERN_PRODUCTS_MAX + 1];
 };
 
@@ -91,8 +92,8 @@ static void matmul_item(const void *ctx, uint32_t item, unsigned worker)
 	while (item >= ph->first_item[many][i + 1])
 		i++;
 	const struct kern_product *of = &ph->op->matmul.p[i];
-	uint32_t each = ph->panels_per_item[many][i], first = (item - ph->first_item[many][i]) * each, panels = v->panels(of->w);
-	struct cpu_part part = { .w = of->w, .bias = of->bias.v ? cpu_f32(of->bias) : NULL, .y = cpu_f32(of->y.at), .ldy = of->y.ld,
+	uint32_t each = ph->panels_per_item[many][i], first = (item - ph->first_item[many][i]) * each, panels = v->panels(&ph->w[i]);
+	struct cpu_part part = { .w = &ph->w[i], .bias = of->bias.v ? cpu_f32(of->bias) : NULL, .y = cpu_f32(of->y.at), .ldy = of->y.ld,
 	                         .in = cpu_ready_at(p, &ph->make, cpu_row(x, 0), x->ld, 0, 0), .rows = rows };
 	v->product(&part, v, first, panels - first < each ? panels : first + each, p->scratch[worker]);
 }
@@ -131,6 +132,8 @@ void build_matmul(struct build *b, const struct kern_op *op)
 	if (build_tensor(b, op, &op->matmul.x, w[0]->k) || !ph)
 		return;
 	*ph = (struct matmul_phase){ .p = b->p, .op = op, .make = build_make(b, w, op->matmul.products) };
+	for (uint32_t i = 0; i < op->matmul.products; i++)
+		ph->w[i] = *w[i];
 	uint32_t rows = build_max_rows(b, op->rows);
 	build_ready_room(b, &ph->make, rows, (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS);
 	need_scratch(b, ph->make.k);

@@ -10,10 +10,11 @@
 #include <string.h>
 
 struct cpu_block { struct cpu_block *next; };
+enum { PIECE = 64 << 10, SMALL = 4 << 10, NEAR_MAX = 2 << 10 };
 
 /* --- building ------------------------------------------------------------------------------------------------------------ */
 
-void *cpu_program_alloc(struct kern_program *p, size_t bytes)
+static void *alloc_block(struct kern_program *p, size_t bytes)
 {
 	struct cpu_block *block = bytes > SIZE_MAX - 128 ? NULL : calloc(1, bytes + 128);      /* untouched pages stay the system's */
 	if (!block)
@@ -21,6 +22,22 @@ void *cpu_program_alloc(struct kern_program *p, size_t bytes)
 	block->next = p->blocks;
 	p->blocks = block;
 	return (void *)(((uintptr_t)(block + 1) + 63) & ~(uintptr_t)63);
+}
+
+/* Small things lie one after the other, in the order in which a run needs them. */
+void *cpu_program_alloc(struct kern_program *p, size_t bytes)
+{
+	bytes = (bytes + 63) / 64 * 64;
+	if (bytes > SMALL)
+		return alloc_block(p, bytes);
+	if (bytes > p->piece_left) {
+		if (!(p->piece = alloc_block(p, PIECE)))
+			return NULL;
+		p->piece_left = PIECE;
+	}
+	p->piece += bytes;
+	p->piece_left -= bytes;
+	return p->piece - bytes;
 }
 
 int build_fail(struct build *b, int code, const char *fmt, ...)
@@ -62,7 +79,11 @@ void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(
 		p->phase = grown;
 		b->room = room;
 	}
-	p->phase[p->phases++] = (struct crew_phase){ items, item, ctx };
+	/* what the phase before is described by ends here: it may have parts of this one's */
+	size_t bytes = p->phases ? (size_t)(p->piece - (const unsigned char *)p->phase[p->phases - 1].near) : 0;
+	if (p->phases)
+		p->phase[p->phases - 1].near_bytes = bytes < NEAR_MAX ? bytes : 0;
+	p->phase[p->phases++] = (struct crew_phase){ .items = items, .item = item, .ctx = ctx, .near = b->op };
 }
 
 uint32_t build_max_rows(const struct build *b, enum kern_rows rows)
@@ -219,7 +240,6 @@ void cpu_program_destroy(struct kern_program **pp)
 		next = block->next;
 		free(block);
 	}
-	free(p->op);
 	free(p->phase);
 	free(p);
 	*pp = NULL;
@@ -228,11 +248,8 @@ void cpu_program_destroy(struct kern_program **pp)
 int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p)
 {
 	struct kern_program *p = calloc(1, sizeof *p);
-	if (!p || !(p->op = malloc((n ? n : 1) * sizeof *ops))) {
-		free(p);
+	if (!p)
 		return cpu_fail(dev, KERN_ENOMEM, "no memory for a program of %zu operations", n);
-	}
-	memcpy(p->op, ops, n * sizeof *ops);
 	p->dev = dev;
 	p->limits = *limits;
 	p->ops = n;
@@ -240,8 +257,14 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	if (!limits->rows || limits->rows > 1u << 20 || limits->tail_rows > 1u << 20 || !limits->spans || limits->spans > 1u << 20)
 		build_fail(&b, KERN_EINVAL, "a program for %u rows, %u of the tail and %u spans: the limit of each is %u", limits->rows, limits->tail_rows,
 		           limits->spans, 1u << 20);
-	for (size_t i = 0; i < n && !b.rc; i++)
-		build_op(&b, &p->op[i]);
+	for (size_t i = 0; i < n && !b.rc; i++) {
+		struct kern_op *op = build_alloc(&b, sizeof *op);
+		if (!op)
+			break;
+		*op = ops[i];
+		b.op = op;
+		build_op(&b, op);
+	}
 	if (!b.rc)
 		build_memory(&b);
 	if (b.rc)

@@ -16,11 +16,12 @@ struct kern_program {
 	struct kern_device *dev;
 	struct kern_limits limits;
 	const struct kern_batch *batch;   /* of the present run */
-	struct kern_op *op;               /* (ops) */
 	size_t ops;
 	struct crew_phase *phase;
 	size_t phases;
 	struct cpu_block *blocks;         /* all memory that the phases name, freed with the program */
+	unsigned char *piece;             /* what is left of a block for small things: */
+	size_t piece_left;
 	struct cpu_cut *cut[8];           /* how attention is cut; few differ */
 	unsigned cuts;
 	struct cpu_angles *angles[4];     /* sine and cosine of each row, one for each rope */

@@ -20,7 +20,7 @@ uint32_t cpu_grain(const struct kern_program *p, uint32_t count, size_t work, ui
 static uint32_t rows_items(const void *ctx)
 {
 	const struct row_phase *ph = ctx;
-	uint32_t rows = cpu_rows(ph->p, ph->rows), grain = cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS);
+	uint32_t rows = cpu_rows(ph->p, ph->rows), grain = rows > CPU_TILE_ROWS ? cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS) : CPU_TILE_ROWS;
 	return (rows + grain - 1) / grain;
 }
 
@@ -28,7 +28,8 @@ static void rows_item(const void *ctx, uint32_t item, unsigned worker)
 {
 	(void)worker;
 	const struct row_phase *ph = ctx;
-	uint32_t rows = cpu_rows(ph->p, ph->rows), grain = cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS), from = item * grain;
+	uint32_t rows = cpu_rows(ph->p, ph->rows), grain = rows > CPU_TILE_ROWS ? cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS) : CPU_TILE_ROWS;
+	uint32_t from = item * grain;
 	uint32_t to = rows - from < grain ? rows : from + grain;
 	for (uint32_t i = 0; i < ph->steps; i++)
 		ph->step[i].run(&ph->step[i], ph->p, from, to);
