@@ -154,10 +154,10 @@ static int read_documents(struct body_error *e, const json_t *o, struct chat_ren
 	return 0;
 }
 
-/* What the body says beside messages and tools. */
-static int read_options(struct body_error *e, const json_t *o, struct chat_render *in)
+/* What the body says beside messages and tools. own: an empty object, for the template's variables. */
+static int read_options(struct body_error *e, const json_t *o, json_t *own, struct chat_render *in)
 {
-	const json_t *more = body_member(o, "chat_template_kwargs");
+	const json_t *more = body_member(o, "chat_template_kwargs"), *effort = body_member(o, "reasoning_effort");
 	if (body_bool(o, "add_generation_prompt", 1, &in->add_generation_prompt, e) < 0 || body_bool(o, "continue_final_message", 0, &in->continue_final_message, e) < 0 ||
 	    read_documents(e, o, in) < 0)
 		return -1;
@@ -168,7 +168,11 @@ static int read_options(struct body_error *e, const json_t *o, struct chat_rende
 	}
 	if (more && !json_is_object(more))
 		return body_bad(e, "chat_template_kwargs", "chat_template_kwargs must be an object, got %s", body_show(more));
-	in->variables = more;
+	if (effort && !json_is_string(effort))
+		return body_bad(e, "reasoning_effort", "reasoning_effort must be a string, got %s", body_show(effort));
+	json_object_set(own, "reasoning_effort", (json_t *)effort);
+	json_object_update(own, (json_t *)more);
+	in->variables = own;
 	return 0;
 }
 
@@ -182,16 +186,15 @@ int chat_request_render(const struct chat_set *chats, const json_t *body, const 
 		return body_bad(e, "messages", "messages must be an array of 1 to %d messages, got %s", MESSAGES_MAX, body_show(messages));
 	if (!t)
 		return body_bad(e, "messages", "the model has no chat template");
-	if (read_options(e, body, &in) < 0)
-		return -1;
-	json_t *list = json_array();
-	int r = 0;
+	json_t *list = json_array(), *variables = json_object();
+	int r = read_options(e, body, variables, &in);
 	in.messages = list;
 	for (size_t i = 0; i < n && r == 0; i++)
 		r = read_message(e, json_array_get(messages, i), i, chat_template_takes_parts(t), out->quota, list);
 	if (r == 0)
 		r = render(e, t, &in, list, messages, out);
 	json_decref(list);
+	json_decref(variables);
 	return r;
 }
 

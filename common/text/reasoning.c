@@ -3,6 +3,7 @@
  * The parts of an answer in their order are a table: what may open a part, what ends it. Text that is not settled (white space that may have to be
  * dropped, what may be a marker) is held; it is at most a run of white space and a marker long, so each byte is looked at a few times at most. */
 #include "text/reasoning.h"
+#include "text/harmony.h"
 #include "util/buf.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -12,18 +13,26 @@
 
 struct reasoning_format {
 	const char *name;
-	const char *open, *close;
+	struct reasoning_form form;
 	const char *answer_open, *answer_close;   /* around the answer, if they are there; NULL: none */
 	const char *detect[3];       /* a template that has one of these writes this format */
+	const char *channels[8];     /* harmony: its markers; NULL first: thoughts come first, as open and close mark them */
 };
+
+#define NEWLINES "\\n{0,2}"
 
 /* The first in the table that a template shows is meant. */
 static const struct reasoning_format formats[] = {
-	{"mistral", "[THINK]", "[/THINK]", NULL, NULL, {"[THINK]"}},
-	{"cohere", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", {"<|START_THINKING|>"}},
-	{"granite", "Here is my thought process:", "Here is my response:", NULL, NULL, {"Here is my thought process:"}},
-	{"ernie", "<think>", "</think>", "<response>", "</response>", {"<response>"}},
-	{"think", "<think>", "</think>", NULL, NULL, {"<think>", "</think>"}},
+	{"harmony", {"<|channel|>analysis<|message|>", "<|end|>", "<\\|start\\|>assistant", "<|channel|>final<|message|>"}, NULL, NULL,
+	 {"<|channel|>analysis", "<|channel|>final"},
+	 {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>"}},
+	{"mistral", {"[THINK]", "[/THINK]", NEWLINES, ""}, NULL, NULL, {"[THINK]"}, {NULL}},
+	{"cohere", {"<|START_THINKING|>", "<|END_THINKING|>", NEWLINES, ""}, "<|START_RESPONSE|>", "<|END_RESPONSE|>",
+	 {"<|START_THINKING|>"}, {NULL}},
+	{"granite", {"Here is my thought process:", "Here is my response:", NEWLINES, ""}, NULL, NULL,
+	 {"Here is my thought process:"}, {NULL}},
+	{"ernie", {"<think>", "</think>", NEWLINES, ""}, "<response>", "</response>", {"<response>"}, {NULL}},
+	{"think", {"<think>", "</think>", NEWLINES, ""}, NULL, NULL, {"<think>", "</think>"}, {NULL}},
 };
 
 #define N_FORMATS (sizeof formats / sizeof *formats)
@@ -55,9 +64,16 @@ const char *reasoning_format_name(const struct reasoning_format *f)
 	return f->name;
 }
 
+const struct reasoning_form *reasoning_format_form(const struct reasoning_format *f)
+{
+	return &f->form;
+}
+
 const char *reasoning_format_marker(const struct reasoning_format *f, size_t i)
 {
-	const char *const all[] = {f->open, f->close, f->answer_open, f->answer_close, NULL};
+	const char *const all[] = {f->form.open, f->form.close, f->answer_open, f->answer_close, NULL};
+	if (*f->channels)
+		return i < 8 ? f->channels[i] : NULL;
 	return i < 5 ? all[i] : NULL;
 }
 
@@ -66,12 +82,34 @@ static int is_space(char c)
 	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-int reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len)
+/* The last message of the prompt, if it has a head and no end. */
+static enum reasoning_at last_message(const char *s, size_t len)
 {
-	size_t n = strlen(f->open);
+	struct harmony_head h = {0};
+	size_t begin = len, n;
+	for (size_t at = len; at-- > 0;) {
+		enum harmony_mark m = harmony_mark_at(s + at, len - at, 1, &n);
+		if (m == HARMONY_ENDS)
+			break;
+		if (m == HARMONY_BEGINS)
+			begin = at;
+		if (m == HARMONY_BEGINS && memcmp(s + at, "<|start|>", n) == 0)
+			break;
+	}
+	if (begin == len || harmony_head_read(s + begin, len - begin, 1, &h) <= 0 || !h.whole)
+		return REASONING_BEFORE;
+	return h.kind == HARMONY_THOUGHTS ? REASONING_WITHIN_THOUGHTS : REASONING_WITHIN_ANSWER;
+}
+
+enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len)
+{
+	size_t n = strlen(f->form.open);
+	if (*f->channels)
+		return last_message(prompt, len);
 	while (len && is_space(prompt[len - 1]))
 		len--;
-	return len >= n && memcmp(prompt + len - n, f->open, n) == 0;
+	int opened = len >= n && memcmp(prompt + len - n, f->form.open, n) == 0;
+	return opened ? REASONING_WITHIN_THOUGHTS : REASONING_BEFORE;
 }
 
 /* --- splitting -------------------------------------------------------------------------------------------------------------------- */
@@ -85,7 +123,10 @@ enum part {
 	ANSWER_FIRST,                /* behind that marker: white space */
 	ANSWER,
 	WRAPPED,                     /* an answer that its closing marker may end */
-	TAIL                         /* behind that marker: white space */
+	TAIL,                        /* behind that marker: white space */
+	/* harmony: these, FIRST, THOUGHTS and ANSWER */
+	HEAD,                        /* between messages */
+	CALL
 };
 
 struct reasoning {
@@ -94,6 +135,8 @@ struct reasoning {
 	void *arg;
 	enum part part;
 	int final;
+	unsigned said;               /* harmony: bit 1: thoughts were given, bit 0: of the answer */
+	int gap;                     /* an empty line comes first, as a message of the same kind has come before */
 	struct buf in;
 	size_t start;                /* what lies before is settled */
 };
@@ -110,8 +153,14 @@ static enum match compare(const struct reasoning *r, size_t at, const char *s)
 
 static void give(struct reasoning *r, size_t to)
 {
-	if (to > r->start)
-		r->sink(r->arg, r->part == THOUGHTS, r->in.data + r->start, to - r->start);
+	int thoughts = r->part == THOUGHTS;
+	if (to > r->start) {
+		if (r->gap)
+			r->sink(r->arg, thoughts, "\n\n", 2);
+		r->gap = 0;
+		r->said |= r->part == CALL ? 0 : 1u << thoughts;
+		r->sink(r->arg, thoughts, r->in.data + r->start, to - r->start);
+	}
 	r->start = to;
 }
 
@@ -164,21 +213,85 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 	return 0;
 }
 
+/* --- harmony --- */
+
+/* Text that no head comes before is of the answer. */
+static int message_head(struct reasoning *r)
+{
+	static const enum part parts[] = {[HARMONY_THOUGHTS] = FIRST, [HARMONY_ANSWER] = ANSWER, [HARMONY_CALL] = CALL};
+	struct harmony_head h;
+	size_t at = skip_space(r), n;
+	if (at == r->in.len)
+		return 0;
+	enum harmony_mark m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
+	if (m == HARMONY_ENDS) {
+		r->start = at + n;
+		return 1;
+	}
+	int read = harmony_head_read(r->in.data + at, r->in.len - at, r->final, &h);
+	if (read == 0 || (read < 0 && m == HARMONY_PART))
+		return 0;
+	r->part = read > 0 ? parts[h.kind] : ANSWER;
+	r->gap = r->part == CALL ? 0 : r->said >> (r->part == FIRST) & 1;
+	if (r->part == CALL) {
+		r->start = at;
+		give(r, at + h.len);
+	} else if (read > 0) {
+		r->start = at + h.len;
+	}
+	return 1;
+}
+
+/* To the marker that ends the message or begins the next; white space at the end of thoughts is dropped. */
+static int message_body(struct reasoning *r)
+{
+	size_t at = r->start, keep = r->start, n;
+	while (at < r->in.len) {
+		char c = r->in.data[at];
+		if (r->part == THOUGHTS && is_space(c)) {
+			at++;
+			continue;
+		}
+		enum harmony_mark m = c == '<' ? harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n) : HARMONY_TEXT;
+		if (m == HARMONY_PART)
+			break;
+		if (m != HARMONY_TEXT) {
+			size_t next = m == HARMONY_ENDS ? at + n : at;
+			give(r, r->part == CALL ? next : keep);
+			r->start = next;
+			r->part = HEAD;
+			return 1;
+		}
+		keep = ++at;
+	}
+	give(r, keep);
+	return 0;
+}
+
+static int message_step(struct reasoning *r)
+{
+	if (r->part == FIRST)
+		return lead(r, NULL, THOUGHTS, THOUGHTS, 0);
+	return r->part == HEAD ? message_head(r) : message_body(r);
+}
+
 /* 0: more text is needed. */
 static int step(struct reasoning *r)
 {
 	const struct reasoning_format *f = r->f;
 	if (r->start == r->in.len)
 		return 0;
+	if (*f->channels)
+		return message_step(r);
 	switch (r->part) {
 	case BEGIN:
-		return lead(r, f->open, FIRST, ANSWER, 1);
+		return lead(r, f->form.open, FIRST, ANSWER, 1);
 	case LEAD:
-		return lead(r, f->open, FIRST, THOUGHTS, 0);
+		return lead(r, f->form.open, FIRST, THOUGHTS, 0);
 	case FIRST:
 		return lead(r, NULL, THOUGHTS, THOUGHTS, 0);
 	case THOUGHTS:
-		return body(r, f->close, ANSWER_LEAD);
+		return body(r, f->form.close, ANSWER_LEAD);
 	case ANSWER_LEAD:
 		return lead(r, f->answer_open, ANSWER_FIRST, ANSWER, 0);
 	case ANSWER_FIRST:
@@ -190,17 +303,23 @@ static int step(struct reasoning *r)
 		return body(r, f->answer_close, TAIL);
 	case TAIL:
 		return lead(r, NULL, ANSWER, ANSWER, 0);
+	case HEAD:
+	case CALL:
+		break;
 	}
 	return 0;
 }
 
-struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, struct quota *q, reasoning_sink *sink, void *arg)
+struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at, struct quota *q, reasoning_sink *sink, void *arg)
 {
 	struct reasoning *r = mem_zalloc(sizeof *r);
 	r->f = f;
 	r->sink = sink;
 	r->arg = arg;
-	r->part = inside ? LEAD : BEGIN;
+	if (*f->channels)
+		r->part = at == REASONING_WITHIN_THOUGHTS ? FIRST : at == REASONING_WITHIN_ANSWER ? ANSWER : HEAD;
+	else
+		r->part = at == REASONING_WITHIN_THOUGHTS ? LEAD : BEGIN;
 	buf_init_quota(&r->in, 0, q);
 	return r;
 }

@@ -115,6 +115,8 @@ static char *line_of(const struct told *t)
 #define NAMED_G "{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"
 #define CALL_F "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"city\": \"Oslo\", \"days\": [1, 2]}}\n</tool_call>"
 #define CALL_G "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>"
+#define ANALYSIS "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+#define CALL_H "<|channel|>commentary to=functions.f <|constrain|>json<|message|>" ARGS_F
 #define ARGS_F "{\"city\": \"Oslo\", \"days\": [1, 2]}"
 
 static const struct {
@@ -139,6 +141,13 @@ static const struct {
 	{"hermes", "none", CALL_F, TOOLS ",\"stop\":\"Oslo\"", "||<0 f {\"city\": \">|tool_calls"},
 	{"hermes", "think", "<think>\nTwo days.\n</think>\n\nOk. " CALL_F, TOOLS, "Two days.|Ok.|<0 f " ARGS_F ">|tool_calls"},
 	{"hermes", "think", "<think>" CALL_F "</think>No.", TOOLS, CALL_F "|No.||stop"},
+	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS, "Hm.||<0 f " ARGS_F ">|tool_calls"},
+	{"harmony", "harmony", ANALYSIS "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" CALL_H, TOOLS, "Hm.|I look.|<0 f " ARGS_F ">|tool_calls"},
+	{"harmony", "harmony", " to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS, "||<0 g {}>|tool_calls"},
+	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", TOOLS, "Hm.|4||stop"},
+	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", "\"max_tokens\":90", "Hm.|4||stop"},
+	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS ",\"tool_choice\":\"none\"", "Hm.|<|start|>assistant" CALL_H "||stop"},
+	{"harmony", "harmony", ANALYSIS CALL_H "<|call|>", TOOLS ",\"separate_reasoning\":false", "|<|channel|>analysis<|message|>Hm.<|end|>|<0 f " ARGS_F ">|tool_calls"},
 	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"max_tokens\":90", "Two.|4||stop"},
 	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"include_reasoning\":false", "|4||stop"},
 	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"separate_reasoning\":false", "|<think>\nTwo.\n</think>\n\n4||stop"},
@@ -233,6 +242,12 @@ START_TEST(special_tokens_that_are_markers)
 		told_fini(&t);
 		free(out);
 	}
+	w->model.markers[0].whose = MODEL_MARKS_REASONING;
+	char *out = ask(w, "/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"separate_reasoning\":false}");
+	read_told(out, 0, &t);
+	ck_assert_str_eq(t.content.data, "<|im_start|>assistant");
+	told_fini(&t);
+	free(out);
 	world_free(w);
 }
 END_TEST
@@ -327,6 +342,8 @@ START_TEST(requests_are_checked)
 }
 END_TEST
 
+#define WITHIN(text) ",\"messages\":[{\"role\":\"assistant\",\"content\":\"" text "\"}],\"continue_final_message\":true,\"add_generation_prompt\":false"
+
 /* What the workers are told: nothing, or a form with this in it. */
 static const struct {
 	const char *calls, *reasoning, *more, *form;     /* form NULL: none */
@@ -340,8 +357,20 @@ static const struct {
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "{\"any_of\":[[{\"literal\":\"g\"}"},
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "\"min\":1,\"max\":1,"},
 	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
-	{"glm", "think", ",\"tool_choice\":\"required\",\"messages\":[{\"role\":\"assistant\",\"content\":\"<think>\"}],\"continue_final_message\":true,\"add_generation_prompt\":false",
+	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>"),
 	 "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
+	{"harmony", "harmony", ",\"tool_choice\":" NAMED_G, "[{\"any_of\":[[{\"literal\":\"<|channel|>analysis<|message|>\"},{\"free\":\"<|end|>\"},{\"regex\":\"<\\\\|start\\\\|>assistant\"}],[]]},"
+	 "{\"any_of\":[[{\"repeat\":[{\"literal\":\"<|channel|>commentary to=functions.\"},{\"any_of\":[[{\"literal\":\"g\"},{\"literal\":\" <|constrain|>json<|message|>\"},{\"schema\":"},
+	{"harmony", "harmony", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":1}]]"},
+	/* a form for the answer is that of what comes behind the thoughts */
+	{"hermes", "none", ",\"guided_regex\":\"a+\"", "a+"},
+	{"hermes", "think", ",\"guided_regex\":\"a+\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"regex\":\"a+\"}]"},
+	{"hermes", "think", ",\"guided_choice\":[\"yes\"]" WITHIN("<think>"), "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"choice\":[\"yes\"]}]"},
+	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_object\"}", "[]]},{\"literal\":\"<|channel|>final<|message|>\"},{\"schema\":{\"type\":\"object\"}}]"},
+	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":\"integer\"}}}", "<|message|>\"},{\"schema\":{\"type\":\"integer\"}}]"},
+	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>analysis<|message|>So"),
+	 "[{\"free\":\"<|end|>\"},{\"regex\":\"<\\\\|start\\\\|>assistant\"},{\"literal\":\"<|channel|>final<|message|>\"},{\"regex\":\"a+\"}]"},
+	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>final<|message|>So"), "[{\"regex\":\"a+\"}]"},
 };
 
 START_TEST(forms_are_told)
