@@ -23,7 +23,8 @@ struct reasoning_format {
 
 /* The first in the table that a template shows is meant. */
 static const struct reasoning_format formats[] = {
-	{"harmony", {"<|channel|>analysis<|message|>", "<|end|>", "<\\|start\\|>assistant", "<|channel|>final<|message|>"}, NULL, NULL,
+	/* Bound thoughts hold no other marker: it would begin a message that nothing binds. */
+	{"harmony", {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant", "<|channel|>final<|message|>"}, NULL, NULL,
 	 {"<|channel|>analysis", "<|channel|>final"},
 	 {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>"}},
 	{"mistral", {"[THINK]", "[/THINK]", NEWLINES, ""}, NULL, NULL, {"[THINK]"}, {NULL}},

@@ -252,6 +252,33 @@ START_TEST(special_tokens_that_are_markers)
 }
 END_TEST
 
+/* The marker that ends an answer with a call ends it at the worker, also where the model's file does not list it. */
+START_TEST(a_call_ends_the_answer)
+{
+	static const struct {
+		const char *more;
+		size_t n;
+		uint32_t last;
+	} t[] = {{"", 1, 7}, {"," TOOLS, 1, 7}, {",\"stop_token_ids\":[5]", 2, 7}, {",\"ignore_eos\":true", 0, 0}};
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = tools_world("harmony", "harmony", "ok<|im_end|>");
+	w->model.n_markers = 1;
+	w->model.markers[0] = (struct model_marker){7, MODEL_MARKS_CALLS | MODEL_MARKS_LAST};
+	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+		char *body = mem_printf("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":2%s}", t[i].more), *out = ask(w, "/v1/chat/completions", body);
+		has(out, "HTTP/1.1 200 ");
+		ck_assert_uint_eq(w->n_stop_ids, t[i].n);
+		ck_assert(t[i].n == 0 || w->stop_ids[t[i].n - 1] == t[i].last);
+		free(out);
+		free(body);
+	}
+	free(ask(w, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":2}"));
+	ck_assert_uint_eq(w->n_stop_ids, 0);
+	world_free(w);
+}
+END_TEST
+
 /* While a marker may be coming nothing is told; a chunk that would say nothing is not sent. */
 START_TEST(no_empty_chunks)
 {
@@ -359,7 +386,7 @@ static const struct {
 	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
 	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>"),
 	 "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
-	{"harmony", "harmony", ",\"tool_choice\":" NAMED_G, "[{\"any_of\":[[{\"literal\":\"<|channel|>analysis<|message|>\"},{\"free\":\"<|end|>\"},{\"regex\":\"<\\\\|start\\\\|>assistant\"}],[]]},"
+	{"harmony", "harmony", ",\"tool_choice\":" NAMED_G, "[{\"any_of\":[[{\"literal\":\"<|channel|>analysis<|message|>\"},{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"}],[]]},"
 	 "{\"any_of\":[[{\"repeat\":[{\"literal\":\"<|channel|>commentary to=functions.\"},{\"any_of\":[[{\"literal\":\"g\"},{\"literal\":\" <|constrain|>json<|message|>\"},{\"schema\":"},
 	{"harmony", "harmony", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":1}]]"},
 	/* a form for the answer is that of what comes behind the thoughts */
@@ -369,7 +396,7 @@ static const struct {
 	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_object\"}", "[]]},{\"literal\":\"<|channel|>final<|message|>\"},{\"schema\":{\"type\":\"object\"}}]"},
 	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":\"integer\"}}}", "<|message|>\"},{\"schema\":{\"type\":\"integer\"}}]"},
 	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>analysis<|message|>So"),
-	 "[{\"free\":\"<|end|>\"},{\"regex\":\"<\\\\|start\\\\|>assistant\"},{\"literal\":\"<|channel|>final<|message|>\"},{\"regex\":\"a+\"}]"},
+	 "[{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"},{\"literal\":\"<|channel|>final<|message|>\"},{\"regex\":\"a+\"}]"},
 	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>final<|message|>So"), "[{\"regex\":\"a+\"}]"},
 };
 
@@ -470,6 +497,7 @@ int main(void)
 	tcase_add_loop_test(c, calls_whole_and_streamed, 0, (int)(sizeof answers / sizeof *answers));
 	tcase_add_test(c, several_choices_with_logprobs);
 	tcase_add_test(c, special_tokens_that_are_markers);
+	tcase_add_test(c, a_call_ends_the_answer);
 	tcase_add_test(c, no_empty_chunks);
 	tcase_add_loop_test(c, requests_are_checked, 0, (int)(sizeof requests / sizeof *requests));
 	tcase_add_loop_test(c, forms_are_told, 0, (int)(sizeof forms / sizeof *forms));
