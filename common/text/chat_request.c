@@ -190,6 +190,26 @@ static json_t *spoken_as_thought(const json_t *list)
 	return NULL;
 }
 
+/* A copy of the tools, where those without a description have an empty one; NULL: all have one. */
+static json_t *described(const json_t *tools)
+{
+	json_t *out = json_copy((json_t *)tools);
+	int any = 0;
+	for (size_t i = 0; i < json_array_size(tools); i++) {
+		const json_t *tool = json_array_get(tools, i), *f = json_object_get(tool, "function");
+		if (json_is_string(json_object_get(f, "description")))
+			continue;
+		json_t *own = json_copy((json_t *)tool), *own_f = json_copy((json_t *)f);
+		json_object_set_new(own_f, "description", json_string(""));
+		json_object_set_new(own, "function", own_f);
+		any |= json_array_set_new(out, i, own) == 0;
+	}
+	if (any)
+		return out;
+	json_decref(out);
+	return NULL;
+}
+
 /* Templates differ in what they take of an assistant that called tools. The list as it stands is what the reference renders; if that fails, the n-th
  * other way to say it: 0: content "" where there is none, 1: arguments as the string that came. 0: nothing in it can be said so. */
 static int say_otherwise(json_t *list, const json_t *came, int n)
@@ -210,15 +230,19 @@ static int say_otherwise(json_t *list, const json_t *came, int n)
 static int render(struct body_error *e, const struct chat_template *t, struct chat_render *in, json_t *list, const json_t *came, struct buf *out)
 {
 	struct err first = {0}, err = {0};
-	json_t *other = NULL;
 	in->messages = list;
 	int r = chat_template_render(t, in, out, &first);
-	if (r == ERR_INVALID && (other = spoken_as_thought(list))) {
+	if (r == ERR_INVALID) {
+		json_t *messages = spoken_as_thought(list), *tools = described(in->tools);
+		struct chat_render before = *in;
+		in->messages = messages ? messages : list;
+		in->tools = tools ? tools : in->tools;
 		buf_reset(out);
-		in->messages = other;
-		r = chat_template_render(t, in, out, &err);
-		in->messages = list;
-		json_decref(other);
+		if (messages || tools)
+			r = chat_template_render(t, in, out, &err);
+		*in = before;
+		json_decref(messages);
+		json_decref(tools);
 	}
 	for (int n = 0; r == ERR_INVALID && n < 2; n++)
 		if (say_otherwise(list, came, n)) {

@@ -347,6 +347,7 @@ static const struct {
 	 SAID("analysis", "R\n\nC") CALLED("f", "{}") TOLD("f", "ra") CALLED("g", "{}") TOLD("g", "rb") SAID("final", "D")},
 	{NULL, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1") "," RESULT("", "2") "," RESULT("", "3"),
 	 CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}") TOLD("g", "2") TOLD("g", "3")},
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}", "{'role':'user','content':'x'}], 'tools':[{'function':{'name':'f','description':'D'}},{'function':{'name':'g'}}", "//D;//;"},
 	{EACH, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1"), "[user][assistant f g][tool]"},
 };
 
@@ -360,6 +361,7 @@ START_TEST(turns_as_the_template_takes_them)
 	struct buf out;
 	char *text = mem_printf("{'messages':[%s]}", turns[_i].messages);
 	json_t *body = json_of(text), *before = json_deep_copy(body);
+	tools.tools = json_object_get(body, "tools");
 	ck_assert_int_eq(chat_template_new(file ? file : turns[_i].text, file ? len : strlen(turns[_i].text), &set.plain, NULL), 0);
 	ck_assert_int_eq(chat_template_takes_one_call(set.plain), file != NULL);
 	buf_init(&out, chat_request_text_max(strlen(text)));
