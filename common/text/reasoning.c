@@ -94,7 +94,7 @@ static enum reasoning_at last_message(const char *s, size_t len)
 			break;
 		if (m == HARMONY_BEGINS)
 			begin = at;
-		if (m == HARMONY_BEGINS && memcmp(s + at, "<|start|>", n) == 0)
+		if (m == HARMONY_BEGINS && s[at + 2] == 's')      /* not <|channel|> of the same head */
 			break;
 	}
 	if (begin == len || harmony_head_read(s + begin, len - begin, 1, &h) <= 0 || !h.whole)

@@ -125,6 +125,44 @@ START_TEST(formats)
 }
 END_TEST
 
+/* Markers in any order, cut anywhere: as in one piece. */
+START_TEST(random_splits)
+{
+	static const char *const pieces[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "assistant", "analysis", "final",
+	                                     "commentary", " to=functions.f ", "to=g", "{\"a\": 1}", "json", " \n", "x<y", "<|", "<think>", "</think>", "some words that go on "};
+	unsigned seed = (unsigned)_i;
+	for (int round = 0; round < 400; round++) {
+		struct got got[2];
+		struct buf text;
+		const struct reasoning_format *f = reasoning_format_at((size_t)rand_r(&seed) % 8 ? 0 : 5);
+		enum reasoning_at at = (enum reasoning_at)(rand_r(&seed) % 3);
+		buf_init(&text, 0);
+		for (int n = rand_r(&seed) % 60; n >= 0; n--)
+			buf_adds(&text, pieces[(size_t)rand_r(&seed) % (sizeof pieces / sizeof *pieces)]);
+		for (int cut = 0; cut < 2; cut++) {
+			got[cut] = (struct got){.mixes = 1};
+			struct reasoning *r = reasoning_new(f, at, NULL, sink, &got[cut]);
+			buf_init(&got[cut].part[0], 0);
+			buf_init(&got[cut].part[1], 0);
+			for (size_t from = 0, n; from < text.len; from += n) {
+				n = cut ? (size_t)rand_r(&seed) % 20 : text.len;
+				n = n > text.len - from ? text.len - from : n;
+				reasoning_feed(r, text.data + from, n);
+			}
+			reasoning_finish(r);
+			reasoning_destroy(&r);
+		}
+		for (int k = 0; k < 2; k++) {
+			ck_assert_msg(got[0].part[k].len == got[1].part[k].len && (!got[0].part[k].len || memcmp(got[0].part[k].data, got[1].part[k].data, got[0].part[k].len) == 0),
+			              "%s\nwhole %s\nparts %s", text.data, got[0].part[k].data, got[1].part[k].data);
+			buf_fini(&got[0].part[k]);
+			buf_fini(&got[1].part[k]);
+		}
+		buf_fini(&text);
+	}
+}
+END_TEST
+
 START_TEST(detection)
 {
 	static const struct {
@@ -178,6 +216,7 @@ int main(void)
 	TCase *c = tcase_create("reasoning");
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, formats, 0, (int)(sizeof rows / sizeof *rows));
+	tcase_add_loop_test(c, random_splits, 0, 20);
 	tcase_add_loop_test(c, detection, 0, 8);
 	tcase_add_test(c, opened_by_the_prompt);
 	tcase_add_loop_test(c, opened_harmony, 0, 7);

@@ -347,12 +347,13 @@ END_TEST
 /* Long text with many beginnings of calls: no worse than linear, seen by its taking no time at all. */
 START_TEST(long_text)
 {
-	static const char *const parts[] = {"<tool_call>", "<tool_call>{\"name\": \"", "<tool_call>{\"a\":[\"", " \n", "<", "<tool_call>{\"arguments\": {}, \"x\": \"", "<tool_call>[{\"name\":\"f\"},"};
+	static const char *const parts[] = {"<tool_call>", "<tool_call>{\"name\": \"", "<tool_call>{\"a\":[\"", " \n", "<", "<tool_call>{\"arguments\": {}, \"x\": \"", "<tool_call>[{\"name\":\"f\"},",
+	                                    "<|channel|>", "<|channel|>commentary to=functions.f", "<|start|>{"};
 	struct buf text;
 	buf_init(&text, 0);
 	while (text.len < 400000)
 		buf_adds(&text, parts[_i]);
-	char *out = run("hermes", text.data, text.len, NULL, 0);
+	char *out = run(_i < 7 ? "hermes" : "harmony", text.data, text.len, NULL, 0);
 	ck_assert_uint_gt(strlen(out), 300000);
 	free(out);
 	buf_fini(&text);
@@ -370,7 +371,7 @@ int main(void)
 	tcase_add_loop_test(c, arguments_stream, 0, 10);
 	tcase_add_loop_test(c, detection, 0, (int)(sizeof templates / sizeof *templates));
 	tcase_add_test(c, ids);
-	tcase_add_loop_test(c, long_text, 0, 7);
+	tcase_add_loop_test(c, long_text, 0, 10);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

@@ -19,7 +19,8 @@ static const char TOKENIZER[] =
 	"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
 	"\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}";
 
-static const struct engine_info info = {.vocab = 10, .eos = {6}, .n_eos = 1};
+enum { VOCAB = 10 };
+static const struct engine_info info = {.vocab = VOCAB, .eos = {6}, .n_eos = 1};
 
 /* 6 ends sequences: it is no marker to write, whatever its text. */
 static const struct {
@@ -144,7 +145,7 @@ END_TEST
 /* The next token, by the logits of all alike but for this one's advantage: what is drawn under the constraint. */
 static uint32_t draw(struct work *w, struct sampler *s, uint32_t best)
 {
-	float logits[10] = {0};
+	float logits[VOCAB] = {0};
 	struct sample_result r;
 	struct err err = {0};
 	logits[best] = 1;
@@ -218,7 +219,7 @@ static void *compile_some(void *arg)
 			continue;
 		w.tokens = tokens;
 		for (; w.n_tokens < 3; w.n_tokens++) {
-			float logits[8] = {0};
+			float logits[VOCAB] = {0};
 			struct sample_result r;
 			struct err err = {0};
 			if (constraint_draw(&w, &info, s, logits, &r, &err) < 0) {
