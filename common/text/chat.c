@@ -204,7 +204,8 @@ int chat_template_render(const struct chat_template *c, const struct chat_render
 static int probe(const struct chat_template *c, json_t *messages, struct buf *out)
 {
 	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "", "eos_token", "");
-	json_t *vars = json_pack("{s:o, s:n, s:n, s:b}", "messages", messages, "tools", "documents", "add_generation_prompt", 0);
+	json_t *vars = json_pack("{s:o, s:n, s:n, s:b}", "messages", messages, "tools", "documents",
+	                         "add_generation_prompt", 0);
 	const json_t *layers[] = {tokens, vars};
 	struct jinja_run run = {.layers = layers, .n_layers = 2, .steps_max = 1000000, .memory_max = 16u << 20};
 	buf_init(out, 1u << 20);
@@ -223,18 +224,22 @@ static int has(const struct buf *b, const char *text)
 static int probe_parts(const struct chat_template *c)
 {
 	struct buf out;
-	json_t *m = json_pack("[{s:s, s:[{s:s, s:s}]}]", "role", "user", "content", "type", "text", "text", PROBE);
-	int yes = probe(c, m, &out) == 0 && has(&out, PROBE) && !has(&out, "'text': '" PROBE) && !has(&out, "\"text\": \"" PROBE);
+	json_t *m = json_pack("[{s:s, s:[{s:s, s:s}]}]", "role", "user", "content",
+	                      "type", "text", "text", PROBE);
+	int yes = probe(c, m, &out) == 0 && has(&out, PROBE) && !has(&out, "'text': '" PROBE) &&
+	          !has(&out, "\"text\": \"" PROBE);
 	buf_fini(&out);
 	return yes;
 }
 
 #define CALLS 2
-static const char *const call_ids[CALLS] = {"probe0001", "probe0002"}, *const call_names[CALLS] = {"probe_first", "probe_second"};
+static const char *const call_ids[CALLS] = {"probe0001", "probe0002"};
+static const char *const call_names[CALLS] = {"probe_first", "probe_second"};
 
 static json_t *probe_call(int i)
 {
-	return json_pack("{s:s, s:s, s:{s:s, s:{}}}", "id", call_ids[i], "type", "function", "function", "name", call_names[i], "arguments");
+	return json_pack("{s:s, s:s, s:{s:s, s:{}}}", "id", call_ids[i], "type", "function",
+	                 "function", "name", call_names[i], "arguments");
 }
 
 static json_t *probe_result(int i)
@@ -248,11 +253,11 @@ static unsigned calls_shown(const struct chat_template *c, int together)
 	struct buf out;
 	json_t *list = json_pack("[{s:s, s:s}]", "role", "user", "content", "x");
 	for (int i = 0; i < CALLS; i++) {
-		json_t *calls = together ? json_pack("[o, o]", probe_call(0), probe_call(1)) : json_pack("[o]", probe_call(i));
 		if (i == 0 || !together)
-			json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "role", "assistant", "content", "", "tool_calls", calls));
-		else
-			json_decref(calls);
+			json_array_append_new(list, json_pack("{s:s, s:s, s:[o]}", "role", "assistant", "content", "",
+			                                      "tool_calls", probe_call(i)));
+		if (i == 0 && together)
+			json_array_append_new(json_object_get(json_array_get(list, 1), "tool_calls"), probe_call(1));
 		json_array_append_new(list, probe_result(i));
 	}
 	unsigned shown = 0;

@@ -1,5 +1,6 @@
 /* chat_request.c - see chat_request.h. Messages as the client sent them -> messages as the template takes them -> text. */
 #include "text/chat_request.h"
+#include "text/chat_turns.h"
 #include "util/json_load.h"
 #include "util/mem.h"
 
@@ -111,147 +112,6 @@ static int read_message(struct body_error *e, const json_t *m, size_t at, int ta
 	return parts ? join_parts(e, content, at, takes_parts, q, own) : 0;
 }
 
-/* --- what templates do not take ------------------------------------------------------------------------------------ */
-
-static const char *const reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
-
-/* Of n calls the one that this tool's message answers: by its id, else by its place. */
-static size_t answered(const json_t *calls, const json_t *m, size_t place)
-{
-	const json_t *id = json_object_get(m, "tool_call_id");
-	size_t n = json_array_size(calls);
-	for (size_t i = 0; i < n; i++)
-		if (id && json_equal(id, json_object_get(json_array_get(calls, i), "id")))
-			return i;
-	return place < n ? place : n - 1;
-}
-
-static int is_result(const json_t *m)
-{
-	const json_t *role = json_object_get(m, "role");
-	return json_is_string(role) && strcmp(json_string_value(role), "tool") == 0;
-}
-
-/* Messages with several calls become one for each, with the results behind it that are its own; what else a message says
- * stays with the first. came: to each message the calls as the client sent them, or null. Both lists are replaced. */
-static int split_calls(struct body_error *e, json_t **list, json_t **came)
-{
-	json_t *out = json_array(), *out_came = json_array();
-	int bad = 0;
-	for (size_t i = 0, end; i < json_array_size(*list); i = end) {
-		json_t *m = json_array_get(*list, i), *calls = json_object_get(m, "tool_calls"), *sent = json_array_get(*came, i);
-		size_t n = json_array_size(calls);
-		for (end = i + 1; n > 1 && is_result(json_array_get(*list, end));)
-			end++;
-		for (size_t k = 0; k < (n > 1 ? n : 1); k++) {
-			json_t *own = n > 1 ? json_copy(m) : json_incref(m);
-			for (int j = 0; k > 0 && j < 3; j++)
-				json_object_del(own, reasoning_names[j]);
-			if (k > 0)
-				json_object_del(own, "content");
-			if (n > 1)
-				bad |= json_object_set_new(own, "tool_calls", json_pack("[O]", json_array_get(calls, k)));
-			bad |= json_array_append_new(out, own);
-			bad |= json_array_append_new(out_came, n > 1 ? json_pack("[O]", json_array_get(sent, k)) : json_incref(sent));
-			for (size_t at = i + 1; at < end; at++)
-				if (answered(calls, json_array_get(*list, at), at - i - 1) == k)
-					bad |= json_array_append(out, json_array_get(*list, at)) | json_array_append_new(out_came, json_null());
-		}
-	}
-	json_decref(*list);
-	json_decref(*came);
-	*list = out;
-	*came = out_came;
-	return bad ? no_room(e, 0) : 0;
-}
-
-/* A copy of the list, where an assistant that thought, spoke and called has thought all that it said; NULL: none did. */
-static json_t *spoken_as_thought(const json_t *list)
-{
-	json_t *out = json_copy((json_t *)list);
-	int any = 0;
-	for (size_t i = 0; i < json_array_size(list); i++) {
-		json_t *m = json_array_get(list, i), *content = json_object_get(m, "content"), *thoughts = NULL;
-		for (int k = 0; k < 3 && !json_string_length(thoughts); k++)
-			thoughts = json_object_get(m, reasoning_names[k]);
-		if (!json_array_size(json_object_get(m, "tool_calls")) || !json_string_length(content) || !json_string_length(thoughts))
-			continue;
-		json_t *own = json_copy(m);
-		for (int k = 0; k < 3; k++)
-			json_object_del(own, reasoning_names[k]);
-		json_object_del(own, "content");
-		json_object_set_new(own, "reasoning_content", json_pack("s%++%", json_string_value(thoughts), json_string_length(thoughts), "\n\n",
-		                                                        json_string_value(content), json_string_length(content)));
-		any |= json_array_set_new(out, i, own) == 0;
-	}
-	if (any)
-		return out;
-	json_decref(out);
-	return NULL;
-}
-
-/* A copy of the tools, where those without a description have an empty one; NULL: all have one. */
-static json_t *described(const json_t *tools)
-{
-	json_t *out = json_copy((json_t *)tools);
-	int any = 0;
-	for (size_t i = 0; i < json_array_size(tools); i++) {
-		const json_t *tool = json_array_get(tools, i), *f = json_object_get(tool, "function");
-		if (json_is_string(json_object_get(f, "description")))
-			continue;
-		json_t *own = json_copy((json_t *)tool), *own_f = json_copy((json_t *)f);
-		json_object_set_new(own_f, "description", json_string(""));
-		json_object_set_new(own, "function", own_f);
-		any |= json_array_set_new(out, i, own) == 0;
-	}
-	if (any)
-		return out;
-	json_decref(out);
-	return NULL;
-}
-
-/* Templates differ in what they take of an assistant that called tools. The list as it stands is what the reference renders; if that fails, the n-th
- * other way to say it: 0: content "" where there is none, 1: arguments as the string that came. 0: nothing in it can be said so. */
-static int say_otherwise(json_t *list, const json_t *came, int n)
-{
-	int any = 0;
-	for (size_t i = 0; i < json_array_size(list); i++) {
-		json_t *own = json_array_get(list, i), *calls = json_array_get(came, i);
-		if (json_array_size(calls) == 0)
-			continue;
-		if (n == 0 && !json_is_string(json_object_get(own, "content")))
-			any |= json_object_set_new(own, "content", json_string("")) == 0;
-		else if (n == 1)
-			any |= json_object_set(own, "tool_calls", calls) == 0;
-	}
-	return any;
-}
-
-static int render(struct body_error *e, const struct chat_template *t, struct chat_render *in, json_t *list, const json_t *came, struct buf *out)
-{
-	struct err first = {0}, err = {0};
-	in->messages = list;
-	int r = chat_template_render(t, in, out, &first);
-	if (r == ERR_INVALID) {
-		json_t *messages = spoken_as_thought(list), *tools = described(in->tools);
-		struct chat_render before = *in;
-		in->messages = messages ? messages : list;
-		in->tools = tools ? tools : in->tools;
-		buf_reset(out);
-		if (messages || tools)
-			r = chat_template_render(t, in, out, &err);
-		*in = before;
-		json_decref(messages);
-		json_decref(tools);
-	}
-	for (int n = 0; r == ERR_INVALID && n < 2; n++)
-		if (say_otherwise(list, came, n)) {
-			buf_reset(out);
-			r = chat_template_render(t, in, out, &err);
-		}
-	return r < 0 ? body_bad(e, "messages", "the chat template cannot render this conversation: %s", *first.text ? first.text : "too long") : 0;
-}
-
 static int read_documents(struct body_error *e, const json_t *o, struct chat_render *in)
 {
 	const json_t *v = json_object_get(o, "documents");
@@ -299,6 +159,7 @@ int chat_request_render(const struct chat_set *chats, const json_t *body, const 
 	if (!t)
 		return body_bad(e, "messages", "the model has no chat template");
 	json_t *list = json_array(), *came = json_array(), *variables = json_object();
+	struct err err = {0};
 	int r = read_options(e, body, variables, &in);
 	for (size_t i = 0; i < n && r == 0; i++) {
 		json_t *m = json_array_get(messages, i), *calls = json_object_get(m, "tool_calls");
@@ -306,10 +167,11 @@ int chat_request_render(const struct chat_set *chats, const json_t *body, const 
 		if (r == 0 && json_array_append_new(came, calls ? json_incref(calls) : json_null()) < 0)
 			r = no_room(e, i);
 	}
-	if (r == 0 && chat_template_takes_one_call(t))
-		r = split_calls(e, &list, &came);
-	if (r == 0)
-		r = render(e, t, &in, list, came, out);
+	if (r == 0 && chat_template_takes_one_call(t) && chat_turns_split_calls(&list, &came) < 0)
+		r = body_bad(e, "messages", "messages needs more memory than is left for this request");
+	if (r == 0 && chat_turns_render(t, &in, list, came, out, &err) < 0)
+		r = body_bad(e, "messages", "the chat template cannot render this conversation: %s",
+		             *err.text ? err.text : "too long");
 	json_decref(list);
 	json_decref(came);
 	json_decref(variables);

@@ -16,7 +16,7 @@ struct reasoning_format {
 	struct reasoning_form form;
 	const char *answer_open, *answer_close;   /* around the answer, if they are there; NULL: none */
 	const char *detect[3];       /* a template that has one of these writes this format */
-	const char *channels[8];     /* harmony: its markers; NULL first: thoughts come first, as open and close mark them */
+	const char *channels[8];     /* harmony: its markers; else NULL, and thoughts come first */
 };
 
 #define NEWLINES "\\n{0,2}"
@@ -24,8 +24,9 @@ struct reasoning_format {
 /* The first in the table that a template shows is meant. */
 static const struct reasoning_format formats[] = {
 	/* Bound thoughts hold no other marker: it would begin a message that nothing binds. */
-	{"harmony", {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant", "<|channel|>final<|message|>"}, NULL, NULL,
-	 {"<|channel|>analysis", "<|channel|>final"},
+	{"harmony",
+	 {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant", "<|channel|>final<|message|>"},
+	 NULL, NULL, {"<|channel|>analysis", "<|channel|>final"},
 	 {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>"}},
 	{"mistral", {"[THINK]", "[/THINK]", NEWLINES, ""}, NULL, NULL, {"[THINK]"}, {NULL}},
 	{"cohere", {"<|START_THINKING|>", "<|END_THINKING|>", NEWLINES, ""}, "<|START_RESPONSE|>", "<|END_RESPONSE|>",
@@ -219,7 +220,9 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 /* Text that no head comes before is of the answer. */
 static int message_head(struct reasoning *r)
 {
-	static const enum part parts[] = {[HARMONY_THOUGHTS] = FIRST, [HARMONY_ANSWER] = ANSWER, [HARMONY_CALL] = CALL};
+	static const enum part parts[] = {
+		[HARMONY_THOUGHTS] = FIRST, [HARMONY_ANSWER] = ANSWER, [HARMONY_CALL] = CALL
+	};
 	struct harmony_head h;
 	size_t at = skip_space(r), n;
 	if (at == r->in.len)
@@ -253,7 +256,9 @@ static int message_body(struct reasoning *r)
 			at++;
 			continue;
 		}
-		enum harmony_mark m = c == '<' ? harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n) : HARMONY_TEXT;
+		enum harmony_mark m = HARMONY_TEXT;
+		if (c == '<')
+			m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
 		if (m == HARMONY_PART)
 			break;
 		if (m != HARMONY_TEXT) {
@@ -311,7 +316,8 @@ static int step(struct reasoning *r)
 	return 0;
 }
 
-struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at, struct quota *q, reasoning_sink *sink, void *arg)
+struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at, struct quota *q,
+                                reasoning_sink *sink, void *arg)
 {
 	struct reasoning *r = mem_zalloc(sizeof *r);
 	r->f = f;

@@ -46,7 +46,8 @@ enum reasoning_at { REASONING_BEFORE, REASONING_WITHIN_THOUGHTS, REASONING_WITHI
 enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len);
 
 /* at: where the answer begins. q: what is held back is taken from it; outlives this; NULL: none. */
-struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at, struct quota *q, reasoning_sink *sink, void *arg);
+struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at, struct quota *q,
+                                reasoning_sink *sink, void *arg);
 int reasoning_is_full(const struct reasoning *r);    /* the quota was exceeded: the text from there on is not looked at */
 void reasoning_destroy(struct reasoning **r);
 void reasoning_feed(struct reasoning *r, const char *text, size_t len);

@@ -132,8 +132,10 @@ static void read_words(const char *s, size_t n, struct harmony_head *ret)
 				body += strlen(channels[i].name);
 			}
 	}
-	if (!body)
-		body = begins(s, n, 1, "<|start|>assistant") ? strlen("<|start|>assistant") : *s == '<' ? find(s, n, 0, ">") + 1 : n;
+	if (!body && begins(s, n, 1, "<|start|>assistant"))
+		body = strlen("<|start|>assistant");
+	else if (!body)
+		body = *s == '<' ? find(s, n, 0, ">") + 1 : n;
 	from = find(s, n, 0, "to=");
 	from = from < n ? from + strlen("to=") : find(s, n, 0, NAMESPACE);      /* some write the name alone */
 	to = word_end(s, n, from);
