@@ -200,7 +200,7 @@ int chat_template_render(const struct chat_template *c, const struct chat_render
 
 /* --- a template -------------------------------------------------------------------------------------------------------------------------- */
 
-/* What the template makes of these messages (taken), as far as the probe's limits go. 0, or ERR_* */
+/* What the template makes of these messages (taken), within the probe's limits. 0, or ERR_* */
 static int probe(const struct chat_template *c, json_t *messages, struct buf *out)
 {
 	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "", "eos_token", "");
@@ -220,7 +220,7 @@ static int has(const struct buf *b, const char *text)
 	return b->data && memmem(b->data, b->len, text, strlen(text)) != NULL;
 }
 
-/* A template that knows parts shows their text alone; one that does not fails, or prints the list. */
+/* A template that knows parts shows their text alone; another fails, or prints the list. */
 static int probe_parts(const struct chat_template *c)
 {
 	struct buf out;

@@ -126,10 +126,12 @@ static int read_documents(struct body_error *e, const json_t *o, struct chat_ren
 	return 0;
 }
 
-/* What the body says beside messages and tools. own: an empty object, for the template's variables. */
+/* What the body says beside messages and tools. own: an empty object, for the template's
+ * variables. */
 static int read_options(struct body_error *e, const json_t *o, json_t *own, struct chat_render *in)
 {
-	const json_t *more = body_member(o, "chat_template_kwargs"), *effort = body_member(o, "reasoning_effort");
+	const json_t *more = body_member(o, "chat_template_kwargs");
+	const json_t *effort = body_member(o, "reasoning_effort");
 	if (body_bool(o, "add_generation_prompt", 1, &in->add_generation_prompt, e) < 0 || body_bool(o, "continue_final_message", 0, &in->continue_final_message, e) < 0 ||
 	    read_documents(e, o, in) < 0)
 		return -1;
@@ -141,7 +143,8 @@ static int read_options(struct body_error *e, const json_t *o, json_t *own, stru
 	if (more && !json_is_object(more))
 		return body_bad(e, "chat_template_kwargs", "chat_template_kwargs must be an object, got %s", body_show(more));
 	if (effort && !json_is_string(effort))
-		return body_bad(e, "reasoning_effort", "reasoning_effort must be a string, got %s", body_show(effort));
+		return body_bad(e, "reasoning_effort", "reasoning_effort must be a string, got %s",
+		                body_show(effort));
 	json_object_set(own, "reasoning_effort", (json_t *)effort);
 	json_object_update(own, (json_t *)more);
 	in->variables = own;

@@ -1,4 +1,5 @@
-/* chat_turns.c - see chat_turns.h. The list as it stands is what the reference renders: only what fails is said otherwise. */
+/* chat_turns.c - see chat_turns.h. The list as it stands is what the reference renders: only what
+ * fails is said otherwise. */
 #include "text/chat_turns.h"
 
 #include <string.h>
@@ -36,8 +37,10 @@ static json_t *one_call(const json_t *m, const json_t *calls, size_t k)
 	return NULL;
 }
 
-/* Message `at` of the list, with the results behind it up to `end`: appended to out, with their calls to out_came. */
-static int split(const json_t *list, size_t at, size_t end, const json_t *sent, json_t *out, json_t *out_came)
+/* Message `at` of the list, with the results behind it up to `end`: appended to out, with their
+ * calls to out_came. */
+static int split(const json_t *list, size_t at, size_t end, const json_t *sent, json_t *out,
+                 json_t *out_came)
 {
 	const json_t *m = json_array_get(list, at), *calls = json_object_get(m, "tool_calls");
 	int bad = 0;
@@ -78,13 +81,15 @@ int chat_turns_split_calls(json_t **list, json_t **came)
 	return bad ? ERR_NOMEM : 0;
 }
 
-/* A copy of the list, where an assistant that thought, spoke and called has thought all that it said; NULL: none did. */
+/* A copy of the list, where an assistant that thought, spoke and called has thought all that it
+ * said; NULL: none did. */
 static json_t *spoken_as_thought(const json_t *list)
 {
 	json_t *out = json_copy((json_t *)list);
 	int any = 0;
 	for (size_t i = 0; i < json_array_size(list); i++) {
-		json_t *m = json_array_get(list, i), *content = json_object_get(m, "content"), *thoughts = NULL;
+		json_t *m = json_array_get(list, i), *content = json_object_get(m, "content");
+		json_t *thoughts = NULL;
 		size_t calls = json_array_size(json_object_get(m, "tool_calls"));
 		for (int k = 0; k < 3 && !json_string_length(thoughts); k++)
 			thoughts = json_object_get(m, reasoning_names[k]);
@@ -94,8 +99,8 @@ static json_t *spoken_as_thought(const json_t *list)
 		for (int k = 0; k < 3; k++)
 			json_object_del(own, reasoning_names[k]);
 		json_object_del(own, "content");
-		json_t *both = json_pack("s%++%", json_string_value(thoughts), json_string_length(thoughts), "\n\n",
-		                         json_string_value(content), json_string_length(content));
+		json_t *both = json_pack("s%++%", json_string_value(thoughts), json_string_length(thoughts),
+		                         "\n\n", json_string_value(content), json_string_length(content));
 		json_object_set_new(own, "reasoning_content", both);
 		any |= json_array_set_new(out, i, own) == 0;
 	}
@@ -125,8 +130,8 @@ static json_t *described(const json_t *tools)
 	return NULL;
 }
 
-/* The n-th other way to say calls: 0: content "" where there is none, 1: arguments as the string that came. 0: nothing in
- * the list can be said so. */
+/* The n-th other way to say calls: 0: content "" where there is none, 1: arguments as the string
+ * that came. 0: nothing in the list can be said so. */
 static int say_otherwise(json_t *list, const json_t *came, int n)
 {
 	int any = 0;
@@ -142,8 +147,8 @@ static int say_otherwise(json_t *list, const json_t *came, int n)
 	return any;
 }
 
-int chat_turns_render(const struct chat_template *t, struct chat_render *in, json_t *list, const json_t *came,
-                      struct buf *out, struct err *err)
+int chat_turns_render(const struct chat_template *t, struct chat_render *in, json_t *list,
+                      const json_t *came, struct buf *out, struct err *err)
 {
 	struct err later = {0};
 	in->messages = list;

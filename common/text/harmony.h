@@ -1,13 +1,14 @@
-/* harmony.h - the messages of the harmony format (gpt-oss), as reasoning.h and toolcall.h both read them.
+/* harmony.h - the messages of the harmony format (gpt-oss), which reasoning.h and toolcall.h read.
  *
  *   <|start|>assistant<|channel|>analysis<|message|>THOUGHTS<|end|>
- *   <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{..}<|call|>
- *   <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{..}<|call|>
- *   <|start|>assistant<|channel|>commentary<|message|>what a user may read before a call<|end|>
+ *   <|start|>assistant<|channel|>commentary<|message|>words to the user before a call<|end|>
+ *   <|start|>assistant<|channel|>commentary to=functions.N <|constrain|>json<|message|>{..}<|call|>
+ *   <|start|>assistant to=functions.N<|channel|>commentary json<|message|>{..}<|call|>
  *   <|start|>assistant<|channel|>final<|message|>ANSWER<|return|>
  *
- * The prompt ends with <|start|>assistant. Models also write heads that are none of these: words after the channel, a
- * channel twice or of no known name, no <|message|>, no <|start|>. A head is read by what of it is known. */
+ * The prompt ends with <|start|>assistant. Models also write heads that are none of these: words
+ * after the channel, a channel twice or of no known name, no <|message|>, no <|start|>. A head is
+ * read by what of it is known. */
 #ifndef TEXT_HARMONY_H
 #define TEXT_HARMONY_H
 
@@ -33,9 +34,9 @@ struct harmony_head {
 	int whole;                   /* it ends with <|message|> */
 };
 
-/* 1: the head of a message is read. 0: more text is needed; never from HARMONY_HEAD_MAX bytes on, or when final.
- * -1: no message begins here. Without <|message|> a head ends where the next marker comes, or at its limit: what follows
- * its known words is the body. */
+/* 1: the head of a message is read. 0: more text is needed; never from HARMONY_HEAD_MAX bytes on,
+ * or when final. -1: no message begins here. Without <|message|> a head ends where the next marker
+ * comes, or at its limit: what follows its known words is the body. */
 int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *ret);
 
 #endif

@@ -25,12 +25,13 @@ struct reasoning_format {
 static const struct reasoning_format formats[] = {
 	/* Bound thoughts hold no other marker: it would begin a message that nothing binds. */
 	{"harmony",
-	 {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant", "<|channel|>final<|message|>"},
+	 {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant",
+	  "<|channel|>final<|message|>"},
 	 NULL, NULL, {"<|channel|>analysis", "<|channel|>final"},
 	 {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>"}},
 	{"mistral", {"[THINK]", "[/THINK]", NEWLINES, ""}, NULL, NULL, {"[THINK]"}, {NULL}},
-	{"cohere", {"<|START_THINKING|>", "<|END_THINKING|>", NEWLINES, ""}, "<|START_RESPONSE|>", "<|END_RESPONSE|>",
-	 {"<|START_THINKING|>"}, {NULL}},
+	{"cohere", {"<|START_THINKING|>", "<|END_THINKING|>", NEWLINES, ""},
+	 "<|START_RESPONSE|>", "<|END_RESPONSE|>", {"<|START_THINKING|>"}, {NULL}},
 	{"granite", {"Here is my thought process:", "Here is my response:", NEWLINES, ""}, NULL, NULL,
 	 {"Here is my thought process:"}, {NULL}},
 	{"ernie", {"<think>", "</think>", NEWLINES, ""}, "<response>", "</response>", {"<response>"}, {NULL}},
@@ -138,7 +139,7 @@ struct reasoning {
 	enum part part;
 	int final;
 	unsigned said;               /* harmony: bit 1: thoughts were given, bit 0: of the answer */
-	int gap;                     /* an empty line comes first, as a message of the same kind has come before */
+	int gap;                     /* an empty line comes first: a message of its kind came before */
 	struct buf in;
 	size_t start;                /* what lies before is settled */
 };
@@ -246,7 +247,8 @@ static int message_head(struct reasoning *r)
 	return 1;
 }
 
-/* To the marker that ends the message or begins the next; white space at the end of thoughts is dropped. */
+/* To the marker that ends the message or begins the next; white space at the end of thoughts is
+ * dropped. */
 static int message_body(struct reasoning *r)
 {
 	size_t at = r->start, keep = r->start, n;
@@ -316,15 +318,15 @@ static int step(struct reasoning *r)
 	return 0;
 }
 
-struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at, struct quota *q,
-                                reasoning_sink *sink, void *arg)
+struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at,
+                                struct quota *q, reasoning_sink *sink, void *arg)
 {
 	struct reasoning *r = mem_zalloc(sizeof *r);
 	r->f = f;
 	r->sink = sink;
 	r->arg = arg;
 	if (*f->channels)
-		r->part = at == REASONING_WITHIN_THOUGHTS ? FIRST : at == REASONING_WITHIN_ANSWER ? ANSWER : HEAD;
+		r->part = at == REASONING_BEFORE ? HEAD : at == REASONING_WITHIN_ANSWER ? ANSWER : FIRST;
 	else
 		r->part = at == REASONING_WITHIN_THOUGHTS ? LEAD : BEGIN;
 	buf_init_quota(&r->in, 0, q);

@@ -52,8 +52,8 @@ const struct toolcall_format *toolcall_format_detect(const char *template_text, 
 const char *toolcall_format_name(const struct toolcall_format *f);
 /* Marker i of those that open, separate and close calls, NULL past the last one. They may be special tokens of a vocabulary. */
 const char *toolcall_format_marker(const struct toolcall_format *f, size_t i);
-/* The marker behind which an answer with a call ends, though its model file may not list it with the ids that end
- * sequences; NULL: there is none. */
+/* The marker behind which an answer with a call ends, though its model file may not list it with
+ * the ids that end sequences; NULL: there is none. */
 const char *toolcall_format_last(const struct toolcall_format *f);
 /* 1: a name that may be called: 1 to TOOLCALL_NAME_MAX of A-Z a-z 0-9 _ - . : / */
 int toolcall_name_good(const char *name, size_t len);

@@ -20,8 +20,9 @@ enum harmony_mark harmony_mark_at(const char *s, size_t n, int final, size_t *re
 	static const struct {
 		const char *text;
 		enum harmony_mark mark;
-	} marks[] = {{"<|start|>", HARMONY_BEGINS}, {"<|channel|>", HARMONY_BEGINS}, {"<|end|>", HARMONY_ENDS},
-	             {"<|call|>", HARMONY_ENDS},    {"<|return|>", HARMONY_ENDS}};
+	} marks[] = {{"<|start|>", HARMONY_BEGINS}, {"<|channel|>", HARMONY_BEGINS},
+	             {"<|end|>", HARMONY_ENDS},     {"<|call|>", HARMONY_ENDS},
+	             {"<|return|>", HARMONY_ENDS}};
 	enum harmony_mark found = HARMONY_TEXT;
 	for (size_t i = 0; n && *s == '<' && i < sizeof marks / sizeof *marks; i++) {
 		int b = begins(s, n, final, marks[i].text);
@@ -34,7 +35,7 @@ enum harmony_mark harmony_mark_at(const char *s, size_t n, int final, size_t *re
 	return found;
 }
 
-/* --- heads --------------------------------------------------------------------------------------------------------- */
+/* --- heads ------------------------------------------------------------------------------------ */
 
 static size_t skip_space(const char *s, size_t n, size_t at)
 {
@@ -50,7 +51,8 @@ static size_t word_end(const char *s, size_t n, size_t at)
 	return at;
 }
 
-/* A message without <|start|>: the words that may stand before its first marker. 1, 0, -1 as harmony_head_read. */
+/* A message without <|start|>: the words that may stand before its first marker. 1, 0, -1 as
+ * harmony_head_read. */
 static int words_lead(const char *s, size_t n, int final)
 {
 	static const char *const markers[] = {"<|channel|>", "<|message|>", "<|constrain|>"};
@@ -75,7 +77,8 @@ static int words_lead(const char *s, size_t n, int final)
 	return part ? 0 : -1;
 }
 
-/* The end of the head's words; *ret_len is that of the head if <|message|> follows them, else 0. 0: more text is needed. */
+/* The end of the head's words; *ret_len is the head's if <|message|> follows them, else 0. The
+ * result 0: more text is needed. */
 static int words_end(const char *s, size_t n, int final, size_t *ret_end, size_t *ret_len)
 {
 	size_t at = *s == '<', len;
@@ -112,32 +115,42 @@ static int is_person(const char *s, size_t n)
 	return 0;
 }
 
-/* What the words s[0..n) say. Of a head without <|message|>, len is where its body begins. */
-static void read_words(const char *s, size_t n, struct harmony_head *ret)
+/* The first channel of a known name; where there is none, an unknown one is not for the user.
+ * Returns where its name ends, 0: there is no channel. */
+static size_t read_channel(const char *s, size_t n, enum harmony_kind *ret)
 {
 	static const struct {
 		const char *name;
 		enum harmony_kind kind;
-	} channels[] = {{"analysis", HARMONY_THOUGHTS}, {"commentary", HARMONY_ANSWER}, {"final", HARMONY_ANSWER},
-	                {"comment", HARMONY_ANSWER}};
-	size_t body = 0, from, to;
-	int known = 0;
-	ret->kind = HARMONY_ANSWER;
-	for (size_t at = 0; !known && (at = find(s, n, at, "<|channel|>")) < n;) {
-		body = at = skip_space(s, n, at + strlen("<|channel|>"));
-		ret->kind = HARMONY_THOUGHTS;       /* of an unknown channel: not for the user */
-		for (size_t i = 0; !known && i < sizeof channels / sizeof *channels; i++)
-			if ((known = begins(s + at, n - at, 1, channels[i].name))) {
-				ret->kind = channels[i].kind;
-				body += strlen(channels[i].name);
+	} known[] = {{"analysis", HARMONY_THOUGHTS}, {"commentary", HARMONY_ANSWER},
+	             {"final", HARMONY_ANSWER},      {"comment", HARMONY_ANSWER}};
+	size_t end = 0;
+	*ret = HARMONY_ANSWER;
+	for (size_t at = 0; (at = find(s, n, at, "<|channel|>")) < n;) {
+		end = at = skip_space(s, n, at + strlen("<|channel|>"));
+		*ret = HARMONY_THOUGHTS;
+		for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+			if (begins(s + at, n - at, 1, known[i].name)) {
+				*ret = known[i].kind;
+				return at + strlen(known[i].name);
 			}
 	}
+	return end;
+}
+
+/* What the words s[0..n) say. Of a head without <|message|>, len is where its body begins. */
+static void read_words(const char *s, size_t n, struct harmony_head *ret)
+{
+	size_t body = read_channel(s, n, &ret->kind), from, to;
 	if (!body && begins(s, n, 1, "<|start|>assistant"))
 		body = strlen("<|start|>assistant");
 	else if (!body)
 		body = *s == '<' ? find(s, n, 0, ">") + 1 : n;
 	from = find(s, n, 0, "to=");
-	from = from < n ? from + strlen("to=") : find(s, n, 0, NAMESPACE);      /* some write the name alone */
+	if (from < n)
+		from += strlen("to=");
+	else                         /* some write the name alone */
+		from = find(s, n, 0, NAMESPACE);
 	to = word_end(s, n, from);
 	int is_function = begins(s + from, to - from, 1, NAMESPACE);
 	int is_other = to > from && ret->kind != HARMONY_THOUGHTS && !is_person(s + from, to - from);
@@ -183,7 +196,7 @@ int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *r
 	return 1;
 }
 
-/* --- calls --------------------------------------------------------------------------------------------------------- */
+/* --- calls ------------------------------------------------------------------------------------ */
 
 /* A head whose recipient is a function, and its object. No body at all is one without members. */
 enum tc_go tc_harmony_open(struct toolcall *t)
@@ -203,7 +216,8 @@ enum tc_go tc_harmony_open(struct toolcall *t)
 	enum harmony_mark m = harmony_mark_at(t->in.data + c.at, t->in.len - c.at, t->final, &len);
 	if (!t->final && (c.part || m == HARMONY_PART))
 		return TC_MORE;
-	if ((m != HARMONY_ENDS && c.at < t->in.len) || !tc_take_name(t, t->in.data + at + h.name, h.name_len))
+	if ((m != HARMONY_ENDS && c.at < t->in.len) ||
+	    !tc_take_name(t, t->in.data + at + h.name, h.name_len))
 		return tc_break(t, at + h.len);
 	tc_begin(t);
 	tc_give(t, "{}", 2);

@@ -147,7 +147,8 @@ int tc_cursor_peek(struct tc_cursor *c);                            /* the next 
 /* The head is none: breaks there, or waits. */
 enum tc_go tc_cursor_no(struct toolcall *t, const struct tc_cursor *c);
 
-/* The head is read up to the { of the arguments, where the cursor is; s[from, n) of `in` is the name. */
+/* The head is read up to the { of the arguments, where the cursor is; n bytes of `in` from `from` on
+ * are the name. */
 enum tc_go tc_begin_object(struct toolcall *t, const struct tc_cursor *c, size_t from, size_t n);
 
 enum tc_go tc_tagged_open(struct toolcall *t);

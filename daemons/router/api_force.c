@@ -56,8 +56,8 @@ void thoughts_first(struct call *c, const char *prompt, size_t len, int is_call,
 	enum reasoning_at at = reasoning_opened(c->model->reasoning, prompt, len);
 	json_t *first;
 	if (at == REASONING_BEFORE)
-		first = json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open, "free", f->close,
-		                  "regex", f->next);
+		first = json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open,
+		                  "free", f->close, "regex", f->next);
 	else if (is_call || at == REASONING_WITHIN_THOUGHTS)
 		first = json_pack("[{s:s},{s:s}]", "free", f->close, "regex", f->next);
 	else

@@ -156,7 +156,8 @@ static json_t *as_piece(const Pds__Constraint *k)
 	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX)
 		return json_pack("{s:s}", "regex", k->text);
 	int is_choice = k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_CHOICE;
-	return json_pack("{s:o}", is_choice ? "choice" : "schema", json_load(k->text, strlen(k->text), JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad));
+	json_t *v = json_load(k->text, strlen(k->text), JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
+	return json_pack("{s:o}", is_choice ? "choice" : "schema", v);
 }
 
 int format_behind_thoughts(struct call *c, const char *prompt, size_t len)

@@ -74,7 +74,8 @@ static int is_skipped(const struct choice *ch, uint32_t id)
 {
 	const struct call *c = ch->call;
 	const struct message_opts *m = &c->message;
-	unsigned wanted = (m->calls ? MODEL_MARKS_CALLS : 0) | (m->reasoning || m->marks_reasoning ? MODEL_MARKS_REASONING : 0);
+	unsigned wanted = m->calls ? MODEL_MARKS_CALLS : 0;
+	wanted |= m->reasoning || m->marks_reasoning ? MODEL_MARKS_REASONING : 0;
 	return c->p.skip_special && !(model_marker(c->model, id) & wanted);
 }
 

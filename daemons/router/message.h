@@ -14,7 +14,7 @@ struct message_opts {
 	struct toolcall_tools *tools;                /* with calls */
 	const struct reasoning_format *reasoning;    /* NULL: thoughts are not looked for */
 	enum reasoning_at at;        /* where the answer begins */
-	int marks_reasoning;         /* thoughts are not looked for: they stay in the text, with what marks them */
+	int marks_reasoning;         /* thoughts stay in the text, with what marks them */
 	int drop_reasoning;          /* thoughts are not the client's */
 	int one_call;                /* the answer ends with its first call */
 	int named;                   /* the request names the function: its call is no news, the finish reason stays "stop" */

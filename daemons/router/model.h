@@ -14,7 +14,8 @@
 #define REASONING_PARSERS "auto|none|think|ernie|mistral|granite|cohere|harmony"
 #define MODEL_MARKERS_MAX 24
 
-/* LAST: an answer with a call ends there, also where the model does not list it with its end-of-sequence ids. */
+/* LAST: an answer with a call ends there, also where the model does not list it with its
+ * end-of-sequence ids. */
 enum { MODEL_MARKS_CALLS = 1, MODEL_MARKS_REASONING = 2, MODEL_MARKS_LAST = 4 };
 
 struct model_marker {
