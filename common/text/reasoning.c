@@ -2,22 +2,12 @@
  *
  * The parts of an answer in their order are a table: what may open a part, what ends it. Text that is not settled (white space that may have to be
  * dropped, what may be a marker) is held; it is at most a run of white space and a marker long, so each byte is looked at a few times at most. */
-#include "text/reasoning.h"
-#include "text/harmony.h"
-#include "util/buf.h"
+#include "text/reasoning_int.h"
 #include "util/check.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct reasoning_format {
-	const char *name;
-	struct reasoning_form form;
-	const char *answer_open, *answer_close;   /* around the answer, if they are there; NULL: none */
-	const char *detect[3];       /* a template that has one of these writes this format */
-	const char *channels[8];     /* harmony: its markers; else NULL, and thoughts come first */
-};
 
 #define NEWLINES "\\n{0,2}"
 
@@ -80,69 +70,18 @@ const char *reasoning_format_marker(const struct reasoning_format *f, size_t i)
 	return i < 5 ? all[i] : NULL;
 }
 
-static int is_space(char c)
-{
-	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
-/* The last message of the prompt, if it has a head and no end. */
-static enum reasoning_at last_message(const char *s, size_t len)
-{
-	struct harmony_head h = {0};
-	size_t begin = len, n;
-	for (size_t at = len; at-- > 0;) {
-		enum harmony_mark m = harmony_mark_at(s + at, len - at, 1, &n);
-		if (m == HARMONY_ENDS)
-			break;
-		if (m == HARMONY_BEGINS)
-			begin = at;
-		if (m == HARMONY_BEGINS && s[at + 2] == 's')      /* not <|channel|> of the same head */
-			break;
-	}
-	if (begin == len || harmony_head_read(s + begin, len - begin, 1, &h) <= 0 || !h.whole)
-		return REASONING_BEFORE;
-	return h.kind == HARMONY_THOUGHTS ? REASONING_WITHIN_THOUGHTS : REASONING_WITHIN_ANSWER;
-}
-
 enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len)
 {
 	size_t n = strlen(f->form.open);
 	if (*f->channels)
-		return last_message(prompt, len);
-	while (len && is_space(prompt[len - 1]))
+		return reasoning_last_message(prompt, len);
+	while (len && reasoning_is_space(prompt[len - 1]))
 		len--;
 	int opened = len >= n && memcmp(prompt + len - n, f->form.open, n) == 0;
 	return opened ? REASONING_WITHIN_THOUGHTS : REASONING_BEFORE;
 }
 
 /* --- splitting -------------------------------------------------------------------------------------------------------------------- */
-
-enum part {
-	BEGIN,                       /* white space, perhaps the opening marker */
-	LEAD,                        /* within thoughts that the prompt opened: white space, perhaps the opening marker */
-	FIRST,                       /* within thoughts: white space */
-	THOUGHTS,
-	ANSWER_LEAD,                 /* behind thoughts: white space, perhaps the answer's opening marker */
-	ANSWER_FIRST,                /* behind that marker: white space */
-	ANSWER,
-	WRAPPED,                     /* an answer that its closing marker may end */
-	TAIL,                        /* behind that marker: white space */
-	/* harmony: these, FIRST, THOUGHTS and ANSWER */
-	HEAD,                        /* between messages */
-	CALL
-};
-
-struct reasoning {
-	const struct reasoning_format *f;
-	reasoning_sink *sink;
-	void *arg;
-	enum part part;
-	int final;
-	unsigned said;               /* harmony: bit 1: thoughts were given, bit 0: of the answer */
-	int gap;                     /* an empty line comes first: a message of its kind came before */
-	struct buf in;
-	size_t start;                /* what lies before is settled */
-};
 
 enum match { NO, YES, PART };
 
@@ -156,30 +95,16 @@ static enum match compare(const struct reasoning *r, size_t at, const char *s)
 
 static void give(struct reasoning *r, size_t to)
 {
-	int thoughts = r->part == THOUGHTS;
-	if (to > r->start) {
-		if (r->gap)
-			r->sink(r->arg, thoughts, "\n\n", 2);
-		r->gap = 0;
-		r->said |= r->part == CALL ? 0 : 1u << thoughts;
-		r->sink(r->arg, thoughts, r->in.data + r->start, to - r->start);
-	}
+	if (to > r->start)
+		r->sink(r->arg, r->part == THOUGHTS, r->in.data + r->start, to - r->start);
 	r->start = to;
-}
-
-static size_t skip_space(const struct reasoning *r)
-{
-	size_t at = r->start;
-	while (at < r->in.len && is_space(r->in.data[at]))
-		at++;
-	return at;
 }
 
 /* A part that may begin with a marker behind white space: the part that follows with it, and the one without. keeps_space: without it the space is
  * the answer's. */
 static int lead(struct reasoning *r, const char *marker, enum part with, enum part without, int keeps_space)
 {
-	size_t at = skip_space(r);
+	size_t at = reasoning_skip_space(r);
 	if (at == r->in.len && !r->final)
 		return 0;
 	enum match m = marker ? compare(r, at, marker) : NO;
@@ -195,7 +120,7 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 {
 	size_t at = r->start, keep = r->start;
 	while (at < r->in.len) {
-		if (is_space(r->in.data[at])) {
+		if (reasoning_is_space(r->in.data[at])) {
 			at++;
 			continue;
 		}
@@ -216,81 +141,12 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 	return 0;
 }
 
-/* --- harmony --- */
-
-/* Text that no head comes before is of the answer. */
-static int message_head(struct reasoning *r)
-{
-	static const enum part parts[] = {
-		[HARMONY_THOUGHTS] = FIRST, [HARMONY_ANSWER] = ANSWER, [HARMONY_CALL] = CALL
-	};
-	struct harmony_head h;
-	size_t at = skip_space(r), n;
-	if (at == r->in.len)
-		return 0;
-	enum harmony_mark m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
-	if (m == HARMONY_ENDS) {
-		r->start = at + n;
-		return 1;
-	}
-	int read = harmony_head_read(r->in.data + at, r->in.len - at, r->final, &h);
-	if (read == 0 || (read < 0 && m == HARMONY_PART))
-		return 0;
-	r->part = read > 0 ? parts[h.kind] : ANSWER;
-	r->gap = r->part == CALL ? 0 : r->said >> (r->part == FIRST) & 1;
-	if (r->part == CALL) {
-		r->start = at;
-		give(r, at + h.len);
-	} else if (read > 0) {
-		r->start = at + h.len;
-	}
-	return 1;
-}
-
-/* To the marker that ends the message or begins the next; white space at the end of thoughts is
- * dropped. */
-static int message_body(struct reasoning *r)
-{
-	size_t at = r->start, keep = r->start, n;
-	while (at < r->in.len) {
-		char c = r->in.data[at];
-		if (r->part == THOUGHTS && is_space(c)) {
-			at++;
-			continue;
-		}
-		enum harmony_mark m = HARMONY_TEXT;
-		if (c == '<')
-			m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
-		if (m == HARMONY_PART)
-			break;
-		if (m != HARMONY_TEXT) {
-			size_t next = m == HARMONY_ENDS ? at + n : at;
-			give(r, r->part == CALL ? next : keep);
-			r->start = next;
-			r->part = HEAD;
-			return 1;
-		}
-		keep = ++at;
-	}
-	give(r, keep);
-	return 0;
-}
-
-static int message_step(struct reasoning *r)
-{
-	if (r->part == FIRST)
-		return lead(r, NULL, THOUGHTS, THOUGHTS, 0);
-	return r->part == HEAD ? message_head(r) : message_body(r);
-}
-
 /* 0: more text is needed. */
 static int step(struct reasoning *r)
 {
 	const struct reasoning_format *f = r->f;
 	if (r->start == r->in.len)
 		return 0;
-	if (*f->channels)
-		return message_step(r);
 	switch (r->part) {
 	case BEGIN:
 		return lead(r, f->form.open, FIRST, ANSWER, 1);
@@ -311,11 +167,9 @@ static int step(struct reasoning *r)
 		return body(r, f->answer_close, TAIL);
 	case TAIL:
 		return lead(r, NULL, ANSWER, ANSWER, 0);
-	case HEAD:
-	case CALL:
-		break;
+	default:
+		return reasoning_message_step(r);
 	}
-	return 0;
 }
 
 struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at,
@@ -326,7 +180,7 @@ struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning
 	r->sink = sink;
 	r->arg = arg;
 	if (*f->channels)
-		r->part = at == REASONING_BEFORE ? HEAD : at == REASONING_WITHIN_ANSWER ? ANSWER : FIRST;
+		r->part = reasoning_message_part(at);
 	else
 		r->part = at == REASONING_WITHIN_THOUGHTS ? LEAD : BEGIN;
 	buf_init_quota(&r->in, 0, q);
