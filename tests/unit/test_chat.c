@@ -296,7 +296,7 @@ START_TEST(any_quota)
 	buf_adds(&text, "{\"role\":\"user\",\"content\":\"y\"}");
 	buf_adds(&text, "]}");
 	json_account_setup();
-	for (size_t limit = 0; limit < 400000 && rendered < 20; limit += rendered ? 977 : 72) {
+	for (size_t limit = 0; limit < 400000 && rendered < 20; limit += rendered ? 977 : _i ? 497 : 72) {
 		struct quota q;
 		struct json_account a = {.quota = &q};
 		struct body_error e = {0};
