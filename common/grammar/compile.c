@@ -178,13 +178,15 @@ static uint32_t piece(struct builder *b, const json_t *v, uint32_t next)
 		r = regex_build(b->f, json_string_value(m), json_string_length(m), &(struct regex_opts){0}, next, &begin, b->err);
 	} else if ((m = json_object_get(v, "any_of"))) {
 		return any_of(b, m, next);
+	} else if ((m = json_object_get(v, "choice"))) {
+		return choice(b, m, next);
 	} else if (json_object_get(v, "repeat")) {
 		return repeat(b, v, next);
 	} else if ((m = json_object_get(v, "free")) && json_is_string(m) && json_string_length(m) <= TRIGGER_MAX) {
 		size_t n = json_string_length(m);
 		return n ? until(b->f, (const unsigned char *)json_string_value(m), n, next) : free_text(b->f, next);
 	} else {
-		return bad(b, ERR_INVALID, "each piece must be an object with literal, schema, regex, any_of, repeat or free (a trigger of at most 128 bytes)");
+		return bad(b, ERR_INVALID, "each piece must be an object with literal, schema, regex, choice, any_of, repeat or free (a trigger of at most 128 bytes)");
 	}
 	b->failed |= r < 0;
 	return begin;

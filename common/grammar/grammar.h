@@ -10,7 +10,7 @@
  *   JSON_OBJECT   any JSON object; the text is ignored
  *   REGEX         an expression of the syntax that regex.c lists; the whole answer matches
  *   CHOICE        a JSON array of strings; the answer is one of them
- *   STRUCTURE     a JSON array of pieces, one after the other: {"literal":"text"}, {"schema":{...}}, {"regex":"..."}, {"any_of":[[pieces], ...]},
+ *   STRUCTURE     a JSON array of pieces, one after the other: {"literal":"text"}, {"schema":{...}}, {"regex":"..."}, {"choice":["text", ...]}, {"any_of":[[pieces], ...]},
  *                 {"repeat":[pieces],"min":0,"max":8,"separator":"text"}, {"free":"trigger"} (any text up to and with the trigger), {"free":""} (any text)
  * JSON is compact, with one optional space after each of { [ , : and before each of } ], so a model cannot write white space for ever. */
 #ifndef GRAMMAR_GRAMMAR_H

@@ -18,7 +18,7 @@ struct chat_template {
 	struct jinja_template *jinja;
 	char *text;
 	size_t len;
-	int takes_parts;
+	int takes_parts, takes_one_call;
 	int names_content;     /* the word "content" occurs in it */
 };
 
@@ -200,22 +200,72 @@ int chat_template_render(const struct chat_template *c, const struct chat_render
 
 /* --- a template -------------------------------------------------------------------------------------------------------------------------- */
 
-/* A template that knows parts shows their text alone; one that does not fails, or prints the list. */
-static int probe_parts(const struct chat_template *c)
+/* What the template makes of these messages (taken), within the probe's limits. 0, or ERR_* */
+static int probe(const struct chat_template *c, json_t *messages, struct buf *out)
 {
-	json_t *m = json_pack("[{s:s, s:[{s:s, s:s}]}]", "role", "user", "content", "type", "text", "text", PROBE);
-	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "", "eos_token", ""), *vars = json_pack("{s:o, s:n, s:n, s:b}", "messages", m, "tools",
-	                                                                                             "documents", "add_generation_prompt", 0);
+	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "", "eos_token", "");
+	json_t *vars = json_pack("{s:o, s:n, s:n, s:b}", "messages", messages, "tools", "documents",
+	                         "add_generation_prompt", 0);
 	const json_t *layers[] = {tokens, vars};
 	struct jinja_run run = {.layers = layers, .n_layers = 2, .steps_max = 1000000, .memory_max = 16u << 20};
-	struct buf out;
-	buf_init(&out, 1u << 20);
-	int yes = jinja_render(c->jinja, &run, &out, NULL) == 0 && out.data && memmem(out.data, out.len, PROBE, strlen(PROBE)) != NULL &&
-	          !memmem(out.data, out.len, "'text': '" PROBE, strlen("'text': '" PROBE)) && !memmem(out.data, out.len, "\"text\": \"" PROBE, strlen("\"text\": \"" PROBE));
-	buf_fini(&out);
+	buf_init(out, 1u << 20);
+	int r = jinja_render(c->jinja, &run, out, NULL);
 	json_decref(tokens);
 	json_decref(vars);
+	return r;
+}
+
+static int has(const struct buf *b, const char *text)
+{
+	return b->data && memmem(b->data, b->len, text, strlen(text)) != NULL;
+}
+
+/* A template that knows parts shows their text alone; another fails, or prints the list. */
+static int probe_parts(const struct chat_template *c)
+{
+	struct buf out;
+	json_t *m = json_pack("[{s:s, s:[{s:s, s:s}]}]", "role", "user", "content",
+	                      "type", "text", "text", PROBE);
+	int yes = probe(c, m, &out) == 0 && has(&out, PROBE) && !has(&out, "'text': '" PROBE) &&
+	          !has(&out, "\"text\": \"" PROBE);
+	buf_fini(&out);
 	return yes;
+}
+
+#define CALLS 2
+static const char *const call_ids[CALLS] = {"probe0001", "probe0002"};
+static const char *const call_names[CALLS] = {"probe_first", "probe_second"};
+
+static json_t *probe_call(int i)
+{
+	return json_pack("{s:s, s:s, s:{s:s, s:{}}}", "id", call_ids[i], "type", "function",
+	                 "function", "name", call_names[i], "arguments");
+}
+
+static json_t *probe_result(int i)
+{
+	return json_pack("{s:s, s:s, s:s}", "role", "tool", "tool_call_id", call_ids[i], "content", "r");
+}
+
+/* Which of the calls a template shows, a bit each: in a message each, or together in one. */
+static unsigned calls_shown(const struct chat_template *c, int together)
+{
+	struct buf out;
+	json_t *list = json_pack("[{s:s, s:s}]", "role", "user", "content", "x");
+	for (int i = 0; i < CALLS; i++) {
+		if (i == 0 || !together)
+			json_array_append_new(list, json_pack("{s:s, s:s, s:[o]}", "role", "assistant", "content", "",
+			                                      "tool_calls", probe_call(i)));
+		if (i == 0 && together)
+			json_array_append_new(json_object_get(json_array_get(list, 1), "tool_calls"), probe_call(1));
+		json_array_append_new(list, probe_result(i));
+	}
+	unsigned shown = 0;
+	if (probe(c, list, &out) == 0)
+		for (int i = 0; i < CALLS; i++)
+			shown |= has(&out, call_names[i]) ? 1u << i : 0;
+	buf_fini(&out);
+	return shown;
 }
 
 int chat_template_new(const char *text, size_t len, struct chat_template **ret_c, struct err *err)
@@ -232,6 +282,7 @@ int chat_template_new(const char *text, size_t len, struct chat_template **ret_c
 	c->text[len] = 0;
 	c->names_content = memmem(text, len, "content", 7) != NULL;
 	c->takes_parts = probe_parts(c);
+	c->takes_one_call = calls_shown(c, 1) != 3 && calls_shown(c, 0) == 3;
 	*ret_c = c;
 	return 0;
 }
@@ -255,4 +306,9 @@ const char *chat_template_text(const struct chat_template *c, size_t *ret_len)
 int chat_template_takes_parts(const struct chat_template *c)
 {
 	return c->takes_parts;
+}
+
+int chat_template_takes_one_call(const struct chat_template *c)
+{
+	return c->takes_one_call;
 }

@@ -33,6 +33,9 @@ void chat_template_destroy(struct chat_template **c);
 const char *chat_template_text(const struct chat_template *c, size_t *ret_len);
 /* Whether the template renders a `content` that is a list of text parts; if not, join the parts before rendering. */
 int chat_template_takes_parts(const struct chat_template *c);
+/* Whether the template shows one call of a tool in a message and no second one; if so, make
+ * messages of one call each. */
+int chat_template_takes_one_call(const struct chat_template *c);
 /* Appends to out; nothing, when it fails. Members of a message whose value is null are removed first, as the reference does. 0, ERR_FULL (limit of out, or a limit of the
  * interpreter, which the text names), or ERR_INVALID: for the template's own raise_exception err->text is its text alone, else it names line and cause.
  * Markers inside a role or content are not escaped: encode with TOKENIZE_PARSE_SPECIAL only what may hold them. */

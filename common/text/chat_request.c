@@ -1,5 +1,6 @@
 /* chat_request.c - see chat_request.h. Messages as the client sent them -> messages as the template takes them -> text. */
 #include "text/chat_request.h"
+#include "text/chat_turns.h"
 #include "util/json_load.h"
 #include "util/mem.h"
 
@@ -111,35 +112,6 @@ static int read_message(struct body_error *e, const json_t *m, size_t at, int ta
 	return parts ? join_parts(e, content, at, takes_parts, q, own) : 0;
 }
 
-/* Templates differ in what they take of an assistant that called tools. The list as it stands is what the reference renders; if that fails, the n-th
- * other way to say it: 0: content "" where there is none, 1: arguments as the string that came. 0: nothing in it can be said so. */
-static int say_otherwise(json_t *list, const json_t *messages, int n)
-{
-	int any = 0;
-	for (size_t i = 0; i < json_array_size(list); i++) {
-		json_t *own = json_array_get(list, i), *came = json_object_get(json_array_get(messages, i), "tool_calls");
-		if (json_array_size(came) == 0)
-			continue;
-		if (n == 0 && !json_is_string(json_object_get(own, "content")))
-			any |= json_object_set_new(own, "content", json_string("")) == 0;
-		else if (n == 1)
-			any |= json_object_set(own, "tool_calls", came) == 0;
-	}
-	return any;
-}
-
-static int render(struct body_error *e, const struct chat_template *t, const struct chat_render *in, json_t *list, const json_t *messages, struct buf *out)
-{
-	struct err first = {0}, err = {0};
-	int r = chat_template_render(t, in, out, &first);
-	for (int n = 0; r == ERR_INVALID && n < 2; n++)
-		if (say_otherwise(list, messages, n)) {
-			buf_reset(out);
-			r = chat_template_render(t, in, out, &err);
-		}
-	return r < 0 ? body_bad(e, "messages", "the chat template cannot render this conversation: %s", *first.text ? first.text : "too long") : 0;
-}
-
 static int read_documents(struct body_error *e, const json_t *o, struct chat_render *in)
 {
 	const json_t *v = json_object_get(o, "documents");
@@ -154,10 +126,12 @@ static int read_documents(struct body_error *e, const json_t *o, struct chat_ren
 	return 0;
 }
 
-/* What the body says beside messages and tools. */
-static int read_options(struct body_error *e, const json_t *o, struct chat_render *in)
+/* What the body says beside messages and tools. own: an empty object, for the template's
+ * variables. */
+static int read_options(struct body_error *e, const json_t *o, json_t *own, struct chat_render *in)
 {
 	const json_t *more = body_member(o, "chat_template_kwargs");
+	const json_t *effort = body_member(o, "reasoning_effort");
 	if (body_bool(o, "add_generation_prompt", 1, &in->add_generation_prompt, e) < 0 || body_bool(o, "continue_final_message", 0, &in->continue_final_message, e) < 0 ||
 	    read_documents(e, o, in) < 0)
 		return -1;
@@ -168,7 +142,12 @@ static int read_options(struct body_error *e, const json_t *o, struct chat_rende
 	}
 	if (more && !json_is_object(more))
 		return body_bad(e, "chat_template_kwargs", "chat_template_kwargs must be an object, got %s", body_show(more));
-	in->variables = more;
+	if (effort && !json_is_string(effort))
+		return body_bad(e, "reasoning_effort", "reasoning_effort must be a string, got %s",
+		                body_show(effort));
+	json_object_set(own, "reasoning_effort", (json_t *)effort);
+	json_object_update(own, (json_t *)more);
+	in->variables = own;
 	return 0;
 }
 
@@ -182,16 +161,23 @@ int chat_request_render(const struct chat_set *chats, const json_t *body, const 
 		return body_bad(e, "messages", "messages must be an array of 1 to %d messages, got %s", MESSAGES_MAX, body_show(messages));
 	if (!t)
 		return body_bad(e, "messages", "the model has no chat template");
-	if (read_options(e, body, &in) < 0)
-		return -1;
-	json_t *list = json_array();
-	int r = 0;
-	in.messages = list;
-	for (size_t i = 0; i < n && r == 0; i++)
-		r = read_message(e, json_array_get(messages, i), i, chat_template_takes_parts(t), out->quota, list);
-	if (r == 0)
-		r = render(e, t, &in, list, messages, out);
+	json_t *list = json_array(), *came = json_array(), *variables = json_object();
+	struct err err = {0};
+	int r = read_options(e, body, variables, &in);
+	for (size_t i = 0; i < n && r == 0; i++) {
+		json_t *m = json_array_get(messages, i), *calls = json_object_get(m, "tool_calls");
+		r = read_message(e, m, i, chat_template_takes_parts(t), out->quota, list);
+		if (r == 0 && json_array_append_new(came, calls ? json_incref(calls) : json_null()) < 0)
+			r = no_room(e, i);
+	}
+	if (r == 0 && chat_template_takes_one_call(t) && chat_turns_split_calls(&list, &came) < 0)
+		r = body_bad(e, "messages", "messages needs more memory than is left for this request");
+	if (r == 0 && chat_turns_render(t, &in, list, came, out, &err) < 0)
+		r = body_bad(e, "messages", "the chat template cannot render this conversation: %s",
+		             *err.text ? err.text : "too long");
 	json_decref(list);
+	json_decref(came);
+	json_decref(variables);
 	return r;
 }
 

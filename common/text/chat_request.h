@@ -1,5 +1,5 @@
 /* chat_request.h - from the body of a chat request (/v1/chat/completions, or /tokenize with messages) to the text of its prompt: messages, tools, tool_choice,
- * add_generation_prompt, continue_final_message, documents, chat_template_kwargs, in OpenAI's and vLLM's words.
+ * add_generation_prompt, continue_final_message, documents, chat_template_kwargs, reasoning_effort, in OpenAI's and vLLM's words.
  *
  * The router and pdctl both build prompts with these functions alone, so that what an operator is shown is what a worker computes. A template itself is
  * never taken from a request. What is accepted is bounded in count, depth and size, because templates and parsers walk through it. */

@@ -2,28 +2,30 @@
  *
  * The parts of an answer in their order are a table: what may open a part, what ends it. Text that is not settled (white space that may have to be
  * dropped, what may be a marker) is held; it is at most a run of white space and a marker long, so each byte is looked at a few times at most. */
-#include "text/reasoning.h"
-#include "util/buf.h"
+#include "text/reasoning_int.h"
 #include "util/check.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct reasoning_format {
-	const char *name;
-	const char *open, *close;
-	const char *answer_open, *answer_close;   /* around the answer, if they are there; NULL: none */
-	const char *detect[3];       /* a template that has one of these writes this format */
-};
+#define NEWLINES "\\n{0,2}"
 
 /* The first in the table that a template shows is meant. */
 static const struct reasoning_format formats[] = {
-	{"mistral", "[THINK]", "[/THINK]", NULL, NULL, {"[THINK]"}},
-	{"cohere", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", {"<|START_THINKING|>"}},
-	{"granite", "Here is my thought process:", "Here is my response:", NULL, NULL, {"Here is my thought process:"}},
-	{"ernie", "<think>", "</think>", "<response>", "</response>", {"<response>"}},
-	{"think", "<think>", "</think>", NULL, NULL, {"<think>", "</think>"}},
+	/* Bound thoughts hold no other marker: it would begin a message that nothing binds. */
+	{"harmony",
+	 {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant",
+	  "<|channel|>final<|message|>"},
+	 NULL, NULL, {"<|channel|>analysis", "<|channel|>final"},
+	 {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>"}},
+	{"mistral", {"[THINK]", "[/THINK]", NEWLINES, ""}, NULL, NULL, {"[THINK]"}, {NULL}},
+	{"cohere", {"<|START_THINKING|>", "<|END_THINKING|>", NEWLINES, ""},
+	 "<|START_RESPONSE|>", "<|END_RESPONSE|>", {"<|START_THINKING|>"}, {NULL}},
+	{"granite", {"Here is my thought process:", "Here is my response:", NEWLINES, ""}, NULL, NULL,
+	 {"Here is my thought process:"}, {NULL}},
+	{"ernie", {"<think>", "</think>", NEWLINES, ""}, "<response>", "</response>", {"<response>"}, {NULL}},
+	{"think", {"<think>", "</think>", NEWLINES, ""}, NULL, NULL, {"<think>", "</think>"}, {NULL}},
 };
 
 #define N_FORMATS (sizeof formats / sizeof *formats)
@@ -55,48 +57,31 @@ const char *reasoning_format_name(const struct reasoning_format *f)
 	return f->name;
 }
 
+const struct reasoning_form *reasoning_format_form(const struct reasoning_format *f)
+{
+	return &f->form;
+}
+
 const char *reasoning_format_marker(const struct reasoning_format *f, size_t i)
 {
-	const char *const all[] = {f->open, f->close, f->answer_open, f->answer_close, NULL};
+	const char *const all[] = {f->form.open, f->form.close, f->answer_open, f->answer_close, NULL};
+	if (*f->channels)
+		return i < 8 ? f->channels[i] : NULL;
 	return i < 5 ? all[i] : NULL;
 }
 
-static int is_space(char c)
+enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len)
 {
-	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
-int reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len)
-{
-	size_t n = strlen(f->open);
-	while (len && is_space(prompt[len - 1]))
+	size_t n = strlen(f->form.open);
+	if (*f->channels)
+		return reasoning_last_message(prompt, len);
+	while (len && reasoning_is_space(prompt[len - 1]))
 		len--;
-	return len >= n && memcmp(prompt + len - n, f->open, n) == 0;
+	int opened = len >= n && memcmp(prompt + len - n, f->form.open, n) == 0;
+	return opened ? REASONING_WITHIN_THOUGHTS : REASONING_BEFORE;
 }
 
 /* --- splitting -------------------------------------------------------------------------------------------------------------------- */
-
-enum part {
-	BEGIN,                       /* white space, perhaps the opening marker */
-	LEAD,                        /* within thoughts that the prompt opened: white space, perhaps the opening marker */
-	FIRST,                       /* within thoughts: white space */
-	THOUGHTS,
-	ANSWER_LEAD,                 /* behind thoughts: white space, perhaps the answer's opening marker */
-	ANSWER_FIRST,                /* behind that marker: white space */
-	ANSWER,
-	WRAPPED,                     /* an answer that its closing marker may end */
-	TAIL                         /* behind that marker: white space */
-};
-
-struct reasoning {
-	const struct reasoning_format *f;
-	reasoning_sink *sink;
-	void *arg;
-	enum part part;
-	int final;
-	struct buf in;
-	size_t start;                /* what lies before is settled */
-};
 
 enum match { NO, YES, PART };
 
@@ -115,19 +100,11 @@ static void give(struct reasoning *r, size_t to)
 	r->start = to;
 }
 
-static size_t skip_space(const struct reasoning *r)
-{
-	size_t at = r->start;
-	while (at < r->in.len && is_space(r->in.data[at]))
-		at++;
-	return at;
-}
-
 /* A part that may begin with a marker behind white space: the part that follows with it, and the one without. keeps_space: without it the space is
  * the answer's. */
 static int lead(struct reasoning *r, const char *marker, enum part with, enum part without, int keeps_space)
 {
-	size_t at = skip_space(r);
+	size_t at = reasoning_skip_space(r);
 	if (at == r->in.len && !r->final)
 		return 0;
 	enum match m = marker ? compare(r, at, marker) : NO;
@@ -143,7 +120,7 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 {
 	size_t at = r->start, keep = r->start;
 	while (at < r->in.len) {
-		if (is_space(r->in.data[at])) {
+		if (reasoning_is_space(r->in.data[at])) {
 			at++;
 			continue;
 		}
@@ -172,13 +149,13 @@ static int step(struct reasoning *r)
 		return 0;
 	switch (r->part) {
 	case BEGIN:
-		return lead(r, f->open, FIRST, ANSWER, 1);
+		return lead(r, f->form.open, FIRST, ANSWER, 1);
 	case LEAD:
-		return lead(r, f->open, FIRST, THOUGHTS, 0);
+		return lead(r, f->form.open, FIRST, THOUGHTS, 0);
 	case FIRST:
 		return lead(r, NULL, THOUGHTS, THOUGHTS, 0);
 	case THOUGHTS:
-		return body(r, f->close, ANSWER_LEAD);
+		return body(r, f->form.close, ANSWER_LEAD);
 	case ANSWER_LEAD:
 		return lead(r, f->answer_open, ANSWER_FIRST, ANSWER, 0);
 	case ANSWER_FIRST:
@@ -190,17 +167,22 @@ static int step(struct reasoning *r)
 		return body(r, f->answer_close, TAIL);
 	case TAIL:
 		return lead(r, NULL, ANSWER, ANSWER, 0);
+	default:
+		return reasoning_message_step(r);
 	}
-	return 0;
 }
 
-struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, struct quota *q, reasoning_sink *sink, void *arg)
+struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at,
+                                struct quota *q, reasoning_sink *sink, void *arg)
 {
 	struct reasoning *r = mem_zalloc(sizeof *r);
 	r->f = f;
 	r->sink = sink;
 	r->arg = arg;
-	r->part = inside ? LEAD : BEGIN;
+	if (*f->channels)
+		r->part = reasoning_message_part(at);
+	else
+		r->part = at == REASONING_WITHIN_THOUGHTS ? LEAD : BEGIN;
 	buf_init_quota(&r->in, 0, q);
 	return r;
 }

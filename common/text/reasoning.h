@@ -6,10 +6,15 @@
  *   mistral   [THINK]THOUGHTS[/THINK]ANSWER                      Magistral
  *   granite   Here is my thought process: THOUGHTS Here is my response: ANSWER        Granite 3.2
  *   cohere    <|START_THINKING|>THOUGHTS<|END_THINKING|>ANSWER (which may stand in <|START_RESPONSE|>..<|END_RESPONSE|>)
+ *   harmony   <|channel|>analysis<|message|>THOUGHTS<|end|><|channel|>final<|message|>ANSWER  gpt-oss
  *
  * Rules. Thoughts are looked for at the beginning of the answer only, behind white space. A template may have opened them in the prompt: then the
  * answer begins within them, and the opening marker may come again. White space around the thoughts, and before the answer behind them, is dropped.
- * Thoughts that never end are thoughts to the end. What may be a marker is held back until that is decided. */
+ * Thoughts that never end are thoughts to the end. What may be a marker is held back until that is decided.
+ *
+ * harmony (harmony.h) is a row of messages instead, each of thoughts, of the answer, or a call, in any order.
+ * Heads and ends are dropped; two messages of thoughts, or of the answer, have an empty line between
+ * them. A call is the answer's, byte for byte with its head and its end: toolcall.h reads it. */
 #ifndef TEXT_REASONING_H
 #define TEXT_REASONING_H
 
@@ -28,11 +33,22 @@ const struct reasoning_format *reasoning_format_detect(const char *template_text
 const struct reasoning_format *reasoning_format_at(size_t i);    /* NULL past the last one */
 const char *reasoning_format_name(const struct reasoning_format *f);
 const char *reasoning_format_marker(const struct reasoning_format *f, size_t i);   /* NULL past the last one */
-/* 1: the prompt ends within thoughts that the template opened. */
-int reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len);
 
-/* inside: the answer begins within thoughts. q: what is held back is taken from it; outlives this; NULL: none. */
-struct reasoning *reasoning_new(const struct reasoning_format *f, int inside, struct quota *q, reasoning_sink *sink, void *arg);
+/* How a bound answer is written (grammar/grammar.h): thoughts from open to close, what stands
+ * before the answer behind thoughts (a regex), and what an answer begins with that is no call. */
+struct reasoning_form {
+	const char *open, *close, *next, *answer;
+};
+const struct reasoning_form *reasoning_format_form(const struct reasoning_format *f);
+
+/* Where the prompt ends. WITHIN_THOUGHTS: the template opened them. WITHIN_ANSWER: only harmony
+ * tells that. */
+enum reasoning_at { REASONING_BEFORE, REASONING_WITHIN_THOUGHTS, REASONING_WITHIN_ANSWER };
+enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len);
+
+/* at: where the answer begins. q: what is held back is taken from it; outlives this; NULL: none. */
+struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning_at at,
+                                struct quota *q, reasoning_sink *sink, void *arg);
 int reasoning_is_full(const struct reasoning *r);    /* the quota was exceeded: the text from there on is not looked at */
 void reasoning_destroy(struct reasoning **r);
 void reasoning_feed(struct reasoning *r, const char *text, size_t len);

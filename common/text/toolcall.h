@@ -12,6 +12,7 @@
  *   kimi_k2       <|tool_calls_section_begin|><|tool_call_begin|>functions.N:0<|tool_call_argument_begin|>{..}<|tool_call_end|>..
  *   granite       <|tool_call|>[{"name": N, "arguments": {..}}]
  *   cohere        <|START_ACTION|>[{"tool_name": N, "parameters": {..}}]<|END_ACTION|>
+ *   harmony       <|channel|>commentary to=functions.N <|constrain|>json<|message|>{..}<|call|>      gpt-oss (harmony.h)
  *   pythonic      [N(K=V, ..), ..] as the whole answer, literals as Python writes them
  *
  * Rules. What may be the beginning of a call is held back until it is decided. A call begins when its name is complete and one of the tools', and is
@@ -51,6 +52,9 @@ const struct toolcall_format *toolcall_format_detect(const char *template_text, 
 const char *toolcall_format_name(const struct toolcall_format *f);
 /* Marker i of those that open, separate and close calls, NULL past the last one. They may be special tokens of a vocabulary. */
 const char *toolcall_format_marker(const struct toolcall_format *f, size_t i);
+/* The marker behind which an answer with a call ends, though its model file may not list it with
+ * the ids that end sequences; NULL: there is none. */
+const char *toolcall_format_last(const struct toolcall_format *f);
 /* 1: a name that may be called: 1 to TOOLCALL_NAME_MAX of A-Z a-z 0-9 _ - . : / */
 int toolcall_name_good(const char *name, size_t len);
 

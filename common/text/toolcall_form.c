@@ -9,7 +9,7 @@ struct form {
 	const char *open, *close;    /* around all calls */
 	const char *head;            /* before a call's name; # is a digit, of the model's choice */
 	const char *middle, *tail;   /* behind the name, behind the arguments */
-	const char *between;         /* two calls */
+	const char *between;         /* two calls; NULL: the first one ends the answer */
 	/* parameters in tags; param NULL: the arguments are a JSON object */
 	const char *param, *text, *json;      /* before the key; behind it, for a string and for anything else */
 	const char *value_end, *param_end;    /* the tag that ends a value, what follows it */
@@ -28,6 +28,10 @@ static const struct form forms[] = {
 	 NULL, NULL, NULL},
 	{"granite", "<|tool_call|>[", "]", "{\"name\": \"", "\", \"arguments\": ", "}", ", ", NULL, NULL, NULL, NULL, NULL, NULL},
 	{"cohere", "<|START_ACTION|>[\n", "\n]<|END_ACTION|>", "    {\"tool_call_id\": \"#\", \"tool_name\": \"", "\", \"parameters\": ", "}", ",\n", NULL, NULL, NULL, NULL, NULL, NULL},
+	{"harmony", "", "", "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "",
+	 NULL, NULL, NULL, NULL, NULL, NULL, NULL},
+	{"harmony", "", "", " to=functions.", "<|channel|>commentary json<|message|>", "",
+	 NULL, NULL, NULL, NULL, NULL, NULL, NULL},
 	{"qwen3_coder", "", "", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n", "<parameter=", ">\n", ">\n", "</parameter>", "\n", "\n"},
 	{"glm", "", "", "<tool_call>", "\n", "</tool_call>", "\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_key>\n<arg_value>", "</arg_value>", "\n", ""},
 	{"deepseek_v32", "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>", "<｜DSML｜invoke name=\"", "\">\n", "</｜DSML｜invoke>", "\n", "<｜DSML｜parameter name=\"",
@@ -246,7 +250,7 @@ static json_t *one_form(const struct form *m, const json_t *tools, const char *o
 	add(unit, "any_of", ways);
 	add_text(unit, m->tail);
 	add_text(list, m->open);
-	add_repeat(list, unit, 1, calls_max, m->between);
+	add_repeat(list, unit, 1, m->between ? calls_max : 1, m->between ? m->between : "");
 	add_text(list, m->close);
 	return list;
 }

@@ -3,7 +3,7 @@
  *
  * Formats that write arguments as JSON take any schema of an object. Those that write parameters in tags (qwen3_coder, glm, deepseek_v32) write strings as they are, up to the closing
  * tag: a string may be free, an enum or a const; other conditions on one, $ref and allOf right below `properties` are refused. A JSON value that holds the closing tag in a string
- * of its own ends there. pythonic is refused: its values are no JSON. */
+ * of its own ends there. pythonic is refused: its values are no JSON. harmony has one call in an answer. */
 #ifndef TEXT_TOOLCALL_FORM_H
 #define TEXT_TOOLCALL_FORM_H
 

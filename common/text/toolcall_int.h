@@ -64,6 +64,7 @@ struct toolcall_format {
 	char bare;                   /* an answer that begins with this may be a call without a trigger; 0: none */
 	const char *name_key;        /* of JSON call objects */
 	int short_ids;
+	const char *last;            /* the marker of those above that ends the answer; NULL: none does */
 	struct tc_tagged tagged;
 	struct tc_xml xml;
 };
@@ -146,7 +147,12 @@ int tc_cursor_peek(struct tc_cursor *c);                            /* the next 
 /* The head is none: breaks there, or waits. */
 enum tc_go tc_cursor_no(struct toolcall *t, const struct tc_cursor *c);
 
+/* The head is read up to the { of the arguments, where the cursor is; n bytes of `in` from `from` on
+ * are the name. */
+enum tc_go tc_begin_object(struct toolcall *t, const struct tc_cursor *c, size_t from, size_t n);
+
 enum tc_go tc_tagged_open(struct toolcall *t);
+enum tc_go tc_harmony_open(struct toolcall *t);
 enum tc_go tc_mistral_open(struct toolcall *t);
 enum tc_go tc_xml_open(struct toolcall *t);
 enum tc_go tc_python_open(struct toolcall *t);

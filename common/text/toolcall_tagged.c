@@ -19,7 +19,7 @@ static void bare_name(const struct toolcall *t, size_t *from, size_t *n)
 	*n -= skip;
 }
 
-static enum tc_go begin(struct toolcall *t, const struct tc_cursor *c, size_t from, size_t n)
+enum tc_go tc_begin_object(struct toolcall *t, const struct tc_cursor *c, size_t from, size_t n)
 {
 	if (!tc_take_name(t, t->in.data + from, n))
 		return tc_break(t, c->at);
@@ -59,7 +59,7 @@ enum tc_go tc_tagged_open(struct toolcall *t)
 	if (tc_cursor_peek(&c) != '{' && !(n == 8 && memcmp(t->in.data + from, "function", 8) == 0 && fenced_name(&c, &from, &n)))
 		return tc_cursor_no(t, &c);
 	bare_name(t, &from, &n);
-	return begin(t, &c, from, n);
+	return tc_begin_object(t, &c, from, n);
 }
 
 /* An array or object of JSON (up to v7), or NAME, perhaps [CALL_ID]ID, perhaps [ARGS], and an object. */
@@ -80,5 +80,5 @@ enum tc_go tc_mistral_open(struct toolcall *t)
 	tc_cursor_space(&c);
 	if (tc_cursor_peek(&c) != '{')
 		return tc_cursor_no(t, &c);
-	return begin(t, &c, from, n);
+	return tc_begin_object(t, &c, from, n);
 }

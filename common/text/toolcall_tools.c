@@ -94,6 +94,16 @@ const struct toolcall_format toolcall_formats[] = {
 		.bare = '{',
 	},
 	{
+		.name = "harmony",
+		.triggers = {"<|start|>", "<|channel|>"},
+		.closers = {"<|call|>", "<|end|>", "<|return|>"},
+		.inner = {"<|message|>", "<|constrain|>"},
+		.detect = {"<|channel|>", "<|message|>"},
+		.open = tc_harmony_open,
+		.bare = 't',             /* to=functions.N: the prompt has what comes before it */
+		.last = "<|call|>",
+	},
+	{
 		.name = "pythonic",
 		.triggers = {"<|python_tag|>"},
 		.open = tc_python_open,
@@ -135,6 +145,11 @@ const char *toolcall_format_marker(const struct toolcall_format *f, size_t i)
 			if (i-- == 0)
 				return *m;
 	return NULL;
+}
+
+const char *toolcall_format_last(const struct toolcall_format *f)
+{
+	return f->last;
 }
 
 int toolcall_name_good(const char *s, size_t n)

@@ -21,7 +21,7 @@ int chat_render(struct call *c, const json_t *o, struct buf *out)
 	if (chat_request_render(&c->model->text.chats, o, &tools, c->created_s, out, &bad) < 0)
 		return call_bad_body(c, &bad);
 	if (c->message.reasoning)
-		c->message.inside = reasoning_opened(c->message.reasoning, out->data ? out->data : "", out->len);
+		c->message.at = reasoning_opened(c->message.reasoning, out->data ? out->data : "", out->len);
 	return 0;
 }
 
@@ -38,6 +38,8 @@ int api_chat_prepare(struct call *c, const json_t *o)
 	c->prompts = mem_array(1, sizeof *c->prompts);
 	c->n_prompts = 1;
 	int r = chat_render(c, o, &text);
+	if (r == 0)
+		r = format_behind_thoughts(c, text.data ? text.data : "", text.len);
 	if (r == 0)
 		r = tools_force(c, o, text.data ? text.data : "", text.len);
 	if (r == 0)

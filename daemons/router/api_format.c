@@ -2,6 +2,7 @@
  * to be refused with its reason at once, and again at the worker. */
 #include "call.h"
 #include "grammar/grammar.h"
+#include "util/json_load.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -24,6 +25,7 @@ int call_constrain(struct call *c, const char *param, unsigned kind, char *text,
 		return api_bad(&c->error, param, "%s: the answer's form is given twice", param);
 	}
 	c->constraint.text = text;
+	c->bound_by = param;
 	if (!c->model->tokenizer)
 		return api_bad(&c->error, param, "%s needs the model's vocabulary, which this server has not", param);
 	int r = grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err);
@@ -143,4 +145,34 @@ int format_read(struct call *c, const json_t *o)
 	if (!is_empty(v = member(o, "guided_choice")) && constrain_choice(c, "guided_choice", v) < 0)
 		return -1;
 	return (v = member(o, "structured_outputs")) ? read_structured(c, v) : 0;
+}
+
+/* The form as one piece; NULL: there is no memory. */
+static json_t *as_piece(const Pds__Constraint *k)
+{
+	json_error_t bad;
+	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_JSON_OBJECT)
+		return json_pack("{s:{s:s}}", "schema", "type", "object");
+	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX)
+		return json_pack("{s:s}", "regex", k->text);
+	int is_choice = k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_CHOICE;
+	json_t *v = json_load(k->text, strlen(k->text), JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
+	return json_pack("{s:o}", is_choice ? "choice" : "schema", v);
+}
+
+int format_behind_thoughts(struct call *c, const char *prompt, size_t len)
+{
+	Pds__Constraint *k = &c->constraint;
+	if (!k->kind || !c->model->reasoning)
+		return 0;
+	json_t *pieces = json_pack("[o]", as_piece(k));
+	if (!pieces)
+		return no_memory(c, c->bound_by);
+	thoughts_first(c, prompt, len, 0, pieces);
+	char *text = dump(pieces);
+	json_decref(pieces);
+	free(k->text);
+	k->text = NULL;
+	k->kind = (Pds__ConstraintKind)GRAMMAR_NONE;
+	return call_constrain(c, c->bound_by, GRAMMAR_STRUCTURE, text, k->strict);
 }

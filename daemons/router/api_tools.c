@@ -7,8 +7,18 @@ static int read_reasoning(struct call *c, const json_t *o)
 	if (param_bool(o, "include_reasoning", 1, &include, &c->error) < 0 || param_bool(o, "separate_reasoning", 1, &separate, &c->error) < 0)
 		return -1;
 	c->message.reasoning = separate ? c->model->reasoning : NULL;
+	c->message.marks_reasoning = !separate;
 	c->message.drop_reasoning = !include;
 	return 0;
+}
+
+static void end_with_call(struct call *c)
+{
+	const struct model *m = c->model;
+	struct params *p = &c->p;
+	for (unsigned i = 0; i < m->n_markers && !p->ignore_eos; i++)
+		if (m->markers[i].whose & MODEL_MARKS_LAST && p->n_stop_ids < PARAM_STOP_IDS_MAX)
+			p->stop_ids[p->n_stop_ids++] = m->markers[i].id;
 }
 
 /* They stay, so they count, also where the rest of the body does not. */
@@ -27,6 +37,7 @@ int tools_read(struct call *c, const json_t *o, struct chat_tools *ret)
 	int parallel;
 	if (read_reasoning(c, o) < 0)
 		return -1;
+	end_with_call(c);
 	if (chat_tools_read(o, ret, &bad) < 0)
 		return call_bad_body(c, &bad);
 	if (param_bool(o, "parallel_tool_calls", 1, &parallel, &c->error) < 0)

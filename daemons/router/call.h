@@ -88,6 +88,7 @@ struct call {
 	struct message_opts message;   /* chat */
 	int must_call;               /* chat: tool_choice is "required" or names a function */
 	Pds__Constraint constraint;  /* the form of the answers; kind 0: none. text is the call's */
+	const char *bound_by;        /* the parameter that asked for it */
 	struct prompt *prompts;
 	size_t n_prompts;
 	struct choice *choices;
@@ -145,8 +146,15 @@ int call_bad_body(struct call *c, const struct body_error *e);       /* -1 */
 int tools_read(struct call *c, const json_t *o, struct chat_tools *ret);
 /* api_force.c: when the answer must be a call, its form. o: the request; prompt: as it was rendered. 0 or -1 with c->error set. */
 int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len);
+/* Puts before the pieces of a bound answer (GRAMMAR_STRUCTURE) what may or must come before it: the
+ * rest of the thoughts that the prompt opened, or thoughts if the model wants them; and, unless it
+ * is a call, what opens an answer. */
+void thoughts_first(struct call *c, const char *prompt, size_t len, int is_call, json_t *pieces);
 /* api_format.c: what form the answers must have. 0 or -1 with c->error set. */
 int format_read(struct call *c, const json_t *o);
+/* Of a model that thinks the form is that of the answer behind the thoughts. prompt: as it was
+ * rendered. 0 or -1 as above. */
+int format_behind_thoughts(struct call *c, const char *prompt, size_t len);
 int call_constrain(struct call *c, const char *param, unsigned kind, char *text, int strict);    /* kind: enum grammar_kind; text is malloc'd and taken */
 
 /* pin.c: who must take this call. 0 or -1 with the error set. */

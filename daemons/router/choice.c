@@ -73,8 +73,10 @@ static void flush_text(struct choice *ch)
 static int is_skipped(const struct choice *ch, uint32_t id)
 {
 	const struct call *c = ch->call;
-	unsigned wanted = (c->message.calls ? MODEL_MARKS_CALLS : 0) | (c->message.reasoning ? MODEL_MARKS_REASONING : 0);
-	return c->p.skip_special && !(ch->message && model_marker(c->model, id) & wanted);
+	const struct message_opts *m = &c->message;
+	unsigned wanted = m->calls ? MODEL_MARKS_CALLS : 0;
+	wanted |= m->reasoning || m->marks_reasoning ? MODEL_MARKS_REASONING : 0;
+	return c->p.skip_special && !(model_marker(c->model, id) & wanted);
 }
 
 /* One token: 1 if a stop string is complete, or the answer ends as there is no memory for the token. silent: it ends the answer and is not part of its text. */

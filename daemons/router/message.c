@@ -97,7 +97,7 @@ struct message *message_new(const struct message_opts *opts, struct quota *q, co
 	if (opts->calls)
 		m->toolcall = toolcall_new(opts->calls, opts->tools, q, on_event, m);
 	if (opts->reasoning)
-		m->split = reasoning_new(opts->reasoning, opts->inside, q, on_split, m);
+		m->split = reasoning_new(opts->reasoning, opts->at, q, on_split, m);
 	return m;
 }
 

@@ -13,7 +13,8 @@ struct message_opts {
 	const struct toolcall_format *calls;         /* NULL: calls are not looked for */
 	struct toolcall_tools *tools;                /* with calls */
 	const struct reasoning_format *reasoning;    /* NULL: thoughts are not looked for */
-	int inside;                  /* the answer begins within thoughts */
+	enum reasoning_at at;        /* where the answer begins */
+	int marks_reasoning;         /* thoughts stay in the text, with what marks them */
 	int drop_reasoning;          /* thoughts are not the client's */
 	int one_call;                /* the answer ends with its first call */
 	int named;                   /* the request names the function: its call is no news, the finish reason stays "stop" */

@@ -10,11 +10,13 @@
 
 #include <stdint.h>
 
-#define TOOL_PARSERS "auto|none|hermes|qwen3_coder|llama3_json|mistral|deepseek|deepseek_v32|glm|kimi_k2|granite|cohere|pythonic"
-#define REASONING_PARSERS "auto|none|think|ernie|mistral|granite|cohere"
+#define TOOL_PARSERS "auto|none|hermes|qwen3_coder|llama3_json|mistral|deepseek|deepseek_v32|glm|kimi_k2|granite|cohere|harmony|pythonic"
+#define REASONING_PARSERS "auto|none|think|ernie|mistral|granite|cohere|harmony"
 #define MODEL_MARKERS_MAX 24
 
-enum { MODEL_MARKS_CALLS = 1, MODEL_MARKS_REASONING = 2 };
+/* LAST: an answer with a call ends there, also where the model does not list it with its
+ * end-of-sequence ids. */
+enum { MODEL_MARKS_CALLS = 1, MODEL_MARKS_REASONING = 2, MODEL_MARKS_LAST = 4 };
 
 struct model_marker {
 	uint32_t id;

@@ -21,6 +21,12 @@ static void add_marker(struct model *m, const char *text, unsigned whose)
 	token_list_fini(&l);
 }
 
+static unsigned marks_of_calls(const struct model *m, const char *marker)
+{
+	const char *last = toolcall_format_last(m->calls);
+	return MODEL_MARKS_CALLS | (last && strcmp(last, marker) == 0 ? MODEL_MARKS_LAST : 0);
+}
+
 int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser, struct err *err)
 {
 	const char *marker;
@@ -34,7 +40,7 @@ int model_set_parsers(struct model *m, const char *tool_parser, const char *reas
 	if (!m->reasoning && strcmp(reasoning_parser, "auto") != 0 && strcmp(reasoning_parser, "none") != 0)
 		return err_set(err, ERR_INVALID, "reasoning_parser: there is no format \"%s\"", reasoning_parser);
 	for (size_t i = 0; m->tokenizer && m->calls && (marker = toolcall_format_marker(m->calls, i)); i++)
-		add_marker(m, marker, MODEL_MARKS_CALLS);
+		add_marker(m, marker, marks_of_calls(m, marker));
 	for (size_t i = 0; m->tokenizer && m->reasoning && (marker = reasoning_format_marker(m->reasoning, i)); i++)
 		add_marker(m, marker, MODEL_MARKS_REASONING);
 	return 0;

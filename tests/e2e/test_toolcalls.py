@@ -1,6 +1,7 @@
 """Calls of tools and thoughts through real daemons. SmolLM2 knows neither, but it copies what it saw itself say in the conversation; that is enough to see calls come
 out whole and streamed. What each format looks like is tests/unit/test_toolcall.c's."""
 import json
+import os
 
 import pytest
 from suite import Suite
@@ -91,11 +92,13 @@ def good(asked, calls):
             assert name == "get_weather" and CITY in asked["tools"] and list(a) == ["city"] and len(a["city"]) <= 16
 
 
+def calls_of(r):
+    return [(c["function"]["name"], c["function"]["arguments"]) for c in r["message"].get("tool_calls", [])]
+
+
 @pytest.fixture(scope="module")
 def forced(real_model):
     """The answers in both arrangements, whole and streamed: [arrangement][asked]."""
-    def calls_of(r):
-        return [(c["function"]["name"], c["function"]["arguments"]) for c in r["message"].get("tool_calls", [])]
     answers = []
     for kind in ("1p1d", "mixed"):
         with Suite(kind, real_model, router={"tool_parser": "hermes", "reasoning_parser": "none"}) as suite:
@@ -121,6 +124,30 @@ def test_must_call(forced, n):
 
 def test_must_call_is_the_same_everywhere(forced):
     assert [a[1:] for a in forced[0]] == [a[1:] for a in forced[1]]
+
+
+def test_harmony(real_model):
+    """The template shows the format, and its history is what the model sees; one call an answer. A form is that of the final message."""
+    template = os.path.join(os.path.dirname(__file__), "..", "data", "chat", "templates", "own-harmony.jinja")
+    user = {"role": "user", "content": "Tell me a story."}
+    with Suite("1p1d", real_model, router={"chat_template": os.path.abspath(template)}) as suite:
+        said = [user, {"role": "assistant", "content": "Once."}, user]
+        r = ask(suite, said, max_tokens=900, guided_choice=["yes", "no"], logit_bias=no_thoughts(suite))
+        assert r["message"]["content"] in ("yes", "no") and r["finish_reason"] == "stop", r
+        for asked in MUST:
+            r = ask(suite, said, **{**asked, "max_tokens": 900, "logit_bias": no_thoughts(suite)})
+            good(asked, calls_of(r))
+            assert len(calls_of(r)) == 1 and r["message"]["content"] is None
+            message, _ = streamed(suite, said, **{**asked, "max_tokens": 900, "logit_bias": no_thoughts(suite)})
+            assert [(c["name"], c["arguments"]) for c in message["tool_calls"]] == calls_of(r)
+            result = {"role": "tool", "tool_call_id": r["message"]["tool_calls"][0]["id"], "content": "done"}
+            assert ask(suite, said + [{**r["message"], "reasoning_content": "Hm.", "content": "So."}, result], tools=asked["tools"])["message"]["role"] == "assistant"
+
+
+def no_thoughts(suite):
+    """This model would think for ever: its tokens cannot begin the word analysis."""
+    return {str(t): -100 for word in ("a", "an", "ana", "anal", "analy", "analys", "analysis")
+            for t in suite.post("/tokenize", {"prompt": word, "add_special_tokens": False})[1]["tokens"][:1]}
 
 
 def test_refused(s):

@@ -1,5 +1,5 @@
 /* fuzz_reasoning.c - thoughts in any text. The first byte says which format and whether the answer begins within them, the second how the text is
- * cut: the pieces must give what the whole gives, thoughts before the answer, and no byte that did not go in. */
+ * cut: the pieces must give what the whole gives, thoughts before the answer, and no more bytes than went in. */
 #include "tests/fuzz/fuzz.h"
 #include "text/reasoning.h"
 #include "util/buf.h"
@@ -7,23 +7,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const formats[] = {"think", "ernie", "mistral", "granite", "cohere"};
+static const char *const formats[] = {"think", "ernie", "mistral", "granite", "cohere", "harmony"};
 
 struct seen {
 	struct buf part[2];
+	int mixes;                   /* harmony: messages of both kinds in any order */
 };
 
 static void sink(void *arg, int thoughts, const char *text, size_t len)
 {
 	struct seen *s = arg;
-	if (!len || (thoughts && s->part[0].len))
+	if (!len || (thoughts && s->part[0].len && !s->mixes))
 		abort();
 	buf_add(&s->part[thoughts], text, len);
 }
 
 static void run(const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
 {
-	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 5]), data[0] & 1, NULL, sink, s);
+	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 6]), data[0] & 1, NULL, sink, s);
+	s->mixes = data[0] / 2 % 6 == 5;
 	buf_init(&s->part[0], 0);
 	buf_init(&s->part[1], 0);
 	for (size_t at = 2, n; at < size; at += n) {

@@ -10,7 +10,7 @@
 static const char TOOLS[] =
 	"[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},"
 	"\"u\":{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"string\"}]},\"o\":{\"type\":\"object\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
-static const char *const formats[] = {"hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "deepseek_v32", "glm", "kimi_k2", "granite", "cohere", "pythonic"};
+static const char *const formats[] = {"hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "deepseek_v32", "glm", "kimi_k2", "granite", "cohere", "pythonic", "harmony"};
 
 struct seen {
 	struct buf text;

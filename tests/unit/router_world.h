@@ -37,6 +37,8 @@ struct world {
 	int mute;                    /* no worker answers at all */
 	unsigned cancels;
 	unsigned told;               /* sequences that asked for their prompt's log-probabilities */
+	uint32_t stop_ids[4];        /* of the last request, */
+	size_t n_stop_ids;           /* so many, of which these are the first */
 	char form[2048];             /* the constraint of the last request, as far as it fits; "": none */
 };
 
@@ -71,6 +73,9 @@ static inline int world_send(void *arg, struct worker *to, enum msg_type type, c
 	w->told += (unsigned)s->prompt_logprobs;
 	s->logprobs = m->request->sampling->logprobs;
 	s->to = to;
+	w->n_stop_ids = m->request->n_stop_ids;
+	for (size_t i = 0; i < w->n_stop_ids && i < 4; i++)
+		w->stop_ids[i] = m->request->stop_ids[i];
 	snprintf(w->form, sizeof w->form, "%s", m->request->constraint ? m->request->constraint->text : "");
 	list_push_back(&w->running, &s->node);
 	world_wake(w);

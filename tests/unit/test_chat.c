@@ -272,11 +272,18 @@ END_TEST
  * under valgrind, as it is not instrumented, a use of that is seen here. */
 START_TEST(any_quota)
 {
-	struct chat_template *c = smollm2();
+	size_t len;
+	char *file = read_file(DATA "/templates/own-harmony.jinja", &len);
+	struct chat_template *c = NULL;
+	if (_i)                           /* one call in a message */
+		ck_assert_int_eq(chat_template_new(file, len, &c, NULL), 0);
+	else
+		c = smollm2();
 	struct chat_set set = {.plain = c};
 	struct chat_tools tools = {0};
 	struct buf text;
 	json_error_t bad;
+	static const char call[] = "{\"id\":\"x\",\"function\":{\"name\":\"n\",\"arguments\":{}}}";
 	size_t rendered = 0, refused_ = 0;
 	buf_init(&text, 0);
 	buf_adds(&text, "{\"messages\":[");
@@ -284,12 +291,12 @@ START_TEST(any_quota)
 		buf_adds(&text, "{\"role\":\"assistant\",\"content\":\"c\",");
 		for (int k = 0; k < 40; k++)        /* its copy's table grows often, at last for tool_calls */
 			buf_printf(&text, "\"m%d\":1,", k + i);
-		buf_adds(&text, "\"tool_calls\":[{\"id\":\"x\",\"function\":{\"name\":\"n\",\"arguments\":{}}}]},");
+		buf_printf(&text, "\"tool_calls\":[%s%s%s]},", call, _i ? "," : "", _i ? call : "");
 	}
 	buf_adds(&text, "{\"role\":\"user\",\"content\":\"y\"}");
 	buf_adds(&text, "]}");
 	json_account_setup();
-	for (size_t limit = 0; limit < 400000 && rendered < 20; limit += rendered ? 977 : 72) {
+	for (size_t limit = 0; limit < 400000 && rendered < 20; limit += rendered ? 977 : _i ? 497 : 72) {
 		struct quota q;
 		struct json_account a = {.quota = &q};
 		struct body_error e = {0};
@@ -316,6 +323,61 @@ START_TEST(any_quota)
 	json_set_alloc_funcs(malloc, free);
 	buf_fini(&text);
 	chat_template_destroy(&c);
+	free(file);
+}
+END_TEST
+
+/* --- conversations that a template takes otherwise ---------------------------------------------------------------- */
+
+#define CALL(id, name, args) "{'id':'" id "','type':'function','function':{'name':'" name "','arguments':'" args "'}}"
+#define RESULT(id, text) "{'role':'tool'," id "'content':'" text "'}"
+#define X "{'role':'user','content':'x'},"
+#define SAID(kind, text) "<|start|>assistant<|channel|>" kind "<|message|>" text "<|end|>"
+#define CALLED(name, args) "<|start|>assistant to=functions." name "<|channel|>commentary json<|message|>" args "<|call|>"
+#define TOLD(name, text) "<|start|>functions." name " to=assistant<|channel|>commentary<|message|>'" text "'<|end|>"
+#define EACH "{% for m in messages %}[{{ m.role }}{% for c in m.tool_calls or [] %} {{ c.function.name }}{% endfor %}]{% endfor %}"
+
+static const struct {
+	const char *text, *messages, *want;      /* text NULL: own-harmony */
+} turns[] = {
+	{NULL, X "{'role':'assistant','reasoning_content':'R','content':null,'tool_calls':[" CALL("a", "f", "[1]") "]}," RESULT("", "r"), SAID("analysis", "R") CALLED("f", "'[1]'") TOLD("f", "r")},
+	{NULL, X "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL("a", "f", "{}") "]}", SAID("analysis", "R\n\nC") CALLED("f", "{}")},
+	{NULL, X "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]},"
+	 RESULT("'tool_call_id':'b',", "rb") "," RESULT("'tool_call_id':'a',", "ra") ",{'role':'assistant','content':'D'}",
+	 SAID("analysis", "R\n\nC") CALLED("f", "{}") TOLD("f", "ra") CALLED("g", "{}") TOLD("g", "rb") SAID("final", "D")},
+	{NULL, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1") "," RESULT("", "2") "," RESULT("", "3"),
+	 CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}") TOLD("g", "2") TOLD("g", "3")},
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}", "{'role':'user','content':'x'}], 'tools':[{'function':{'name':'f','description':'D'}},{'function':{'name':'g'}}", "//D;//;"},
+	{EACH, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1"), "[user][assistant f g][tool]"},
+};
+
+START_TEST(turns_as_the_template_takes_them)
+{
+	size_t len;
+	char *file = turns[_i].text ? NULL : read_file(DATA "/templates/own-harmony.jinja", &len);
+	struct chat_set set = {0};
+	struct chat_tools tools = {0};
+	struct body_error e = {0};
+	struct buf out;
+	char *text = mem_printf("{'messages':[%s]}", turns[_i].messages);
+	json_t *body = json_of(text), *before = json_deep_copy(body);
+	tools.tools = json_object_get(body, "tools");
+	ck_assert_int_eq(chat_template_new(file ? file : turns[_i].text, file ? len : strlen(turns[_i].text), &set.plain, NULL), 0);
+	ck_assert_int_eq(chat_template_takes_one_call(set.plain), file != NULL);
+	buf_init(&out, chat_request_text_max(strlen(text)));
+	ck_assert_msg(chat_request_render(&set, body, &tools, 0, &out, &e) == 0, "%s", e.text);
+	for (size_t i = 0; i < out.len; i++)
+		out.data[i] = out.data[i] == '"' ? '\'' : out.data[i];
+	const char *from = file ? strstr(out.data, "x<|end|>") + strlen("x<|end|>") : out.data;
+	size_t n = strlen(from) - (file ? strlen("<|start|>assistant") : 0);
+	ck_assert_msg(n == strlen(turns[_i].want) && memcmp(from, turns[_i].want, n) == 0, "got  %s\nwant %s", from, turns[_i].want);
+	ck_assert(json_equal(body, before));
+	buf_fini(&out);
+	json_decref(body);
+	json_decref(before);
+	chat_template_destroy(&set.plain);
+	free(text);
+	free(file);
 }
 END_TEST
 
@@ -332,7 +394,8 @@ int main(void)
 	tcase_add_test(tc, threads);
 	tcase_add_test(tc, bad_messages);
 	tcase_set_timeout(tc, 120);
-	tcase_add_test(tc, any_quota);
+	tcase_add_loop_test(tc, any_quota, 0, 2);
+	tcase_add_loop_test(tc, turns_as_the_template_takes_them, 0, (int)(sizeof turns / sizeof *turns));
 	suite_add_tcase(s, tc);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);

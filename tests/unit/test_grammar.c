@@ -107,6 +107,7 @@ static const struct {
 	{GRAMMAR_STRUCTURE, "[{\"any_of\":[[],[{\"literal\":\"x\"}],[{\"literal\":\"y\"}]]}]", {"", "x", "y"}, {"xy"}},
 	{GRAMMAR_STRUCTURE, "[{\"free\":\"aab\"},{\"literal\":\"!\"}]", {"aab!", "xaaab!", "abaab!"}, {"aab", "aab!x", "ab!"}},
 	{GRAMMAR_STRUCTURE, "[{\"repeat\":[{\"regex\":\"[ab]\"}],\"min\":1,\"max\":3,\"separator\":\", \"}]", {"a", "a, b", "a, b, a"}, {"", "a,b", "a, b, a, b", "a, "}},
+	{GRAMMAR_STRUCTURE, "[{\"literal\":\"a \"},{\"choice\":[\"yes\",\"yet\"]},{\"literal\":\".\"}]", {"a yes.", "a yet."}, {"a ye.", "yes.", "a yesyet."}},
 	{GRAMMAR_STRUCTURE, "[{\"free\":\"\"}]", {"", "anything\n"}, {NULL}},
 };
 

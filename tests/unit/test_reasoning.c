@@ -39,19 +39,52 @@ static const struct {
 	{"mistral", 0, "[THINK]Two [1].[/THINK]4", "Two [1].", "4"},
 	{"granite", 0, "Here is my thought process: Two.\n\nHere is my response: 4", "Two.", "4"},
 	{"granite", 0, "Here is my answer", "", "Here is my answer"},
+	/* harmony: the messages as the format has them */
+	{"harmony", 0, "<|channel|>analysis<|message|>Two and two.\n<|end|><|start|>assistant<|channel|>final<|message|>It is <4>.\n<|return|>", "Two and two.", "It is <4>.\n"},
+	{"harmony", 0, "<|channel|>final<|message|>4", "", "4"},
+	{"harmony", 0, "<|channel|>analysis<|message|> Hm", "Hm", ""},
+	{"harmony", 0, "<|channel|>analysis<|message|>A.<|end|><|start|>assistant<|channel|>analysis<|message|>B.<|end|><|start|>assistant<|channel|>final<|message|>4", "A.\n\nB.", "4"},
+	{"harmony", 0, "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>4", "", "I look.\n\n4"},
+	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": \"<x>\"}<|call|>", "A",
+	 "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": \"<x>\"}<|call|>"},
+	{"harmony", 0, " to=functions.f<|channel|>commentary json<|message|>{}", "", "to=functions.f<|channel|>commentary json<|message|>{}"},
+	{"harmony", 0, "<|channel|>analysis to=functions.f code<|message|>{}<|end|><|start|>assistant<|channel|>analysis<|message|>So", "So",
+	 "<|channel|>analysis to=functions.f code<|message|>{}<|end|>"},
+	{"harmony", 0, "<|channel|>analysis to=python code<|message|>print(1)<|call|>", "print(1)", ""},
+	{"harmony", 0, "<|channel|>commentary to=search<|message|>{}", "", "<|channel|>commentary to=search<|message|>{}"},
+	{"harmony", 0, "<|channel|>commentary to=user<|message|>Wait.", "", "Wait."},
+	/* and as they come otherwise */
+	{"harmony", 0, "Just 4 <b>, <|en and\n", "", "Just 4 <b>, <|en and\n"},
+	{"harmony", 0, " \n", "", ""},
+	{"harmony", 0, "assistants help", "", "assistants help"},
+	{"harmony", 0, "to=x is a head of nothing", "", "to=x is a head of nothing"},
+	{"harmony", 0, "assistant<|channel|>final<|message|>4", "", "4"},
+	{"harmony", 0, "<|start|>assistant<|channel|>analysis<|message|>A<|end|>assistantassistant<|channel|>final<|message|>4", "A", "4"},
+	{"harmony", 0, "<|channel|>analysis<|message|>A<|channel|>final<|message|>4", "A", "4"},
+	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|>\n4", "A", "\n4"},
+	{"harmony", 0, "<|channel|>?!<|end|><|start|>assistant<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>4", "?!\n\nA", "4"},
+	{"harmony", 0, "<|channel|>commentary to=assistant<|channel|>commentary?<|message|>4<|end|>", "", "4"},
+	{"harmony", 0, "<|channel|>comment<|message|>4", "", "4"},
+	{"harmony", 0, "<|channel|>final json<|message|>{}", "", "{}"},
+	{"harmony", 0, "<|channel|>finalFour.<|return|>", "", "Four."},
+	{"harmony", 0, "<|channel|>analysisA<|end|><|start|>assistantFour.<|return|>", "A", "Four."},
+	{"harmony", 0, "<|channel|>analysis", "", ""},
+	{"harmony", 0, "<|end|><|message|>4<|end|>", "", "4"},
+	{"harmony", REASONING_WITHIN_THOUGHTS, " A<|end|><|start|>assistant<|channel|>final<|message|>4", "A", "4"},
+	{"harmony", REASONING_WITHIN_ANSWER, " more<|end|>", "", " more"},
 	{"cohere", 0, "<|START_THINKING|>Two.<|END_THINKING|><|START_RESPONSE|>4<|END_RESPONSE|>", "Two.", "4"},
 };
 
 struct got {
 	struct buf part[2];
-	int answered;
+	int answered, mixes;         /* harmony: messages of both kinds in any order */
 };
 
 static void sink(void *arg, int thoughts, const char *text, size_t len)
 {
 	struct got *g = arg;
 	ck_assert_uint_gt(len, 0);
-	ck_assert(!(thoughts && g->answered));
+	ck_assert(g->mixes || !(thoughts && g->answered));
 	g->answered |= !thoughts;
 	buf_add(&g->part[thoughts], text, len);
 }
@@ -61,7 +94,7 @@ static void run(int row, size_t cut, size_t each)
 {
 	const char *text = rows[row].text;
 	size_t len = strlen(text);
-	struct got g = {0};
+	struct got g = {.mixes = strcmp(rows[row].format, "harmony") == 0};
 	struct reasoning *r = reasoning_new(reasoning_format_find(rows[row].format), rows[row].inside, NULL, sink, &g);
 	buf_init(&g.part[0], 0);
 	buf_init(&g.part[1], 0);
@@ -92,6 +125,44 @@ START_TEST(formats)
 }
 END_TEST
 
+/* Markers in any order, cut anywhere: as in one piece. */
+START_TEST(random_splits)
+{
+	static const char *const pieces[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "assistant", "analysis", "final",
+	                                     "commentary", " to=functions.f ", "to=g", "{\"a\": 1}", "json", " \n", "x<y", "<|", "<think>", "</think>", "some words that go on "};
+	unsigned seed = (unsigned)_i;
+	for (int round = 0; round < 400; round++) {
+		struct got got[2];
+		struct buf text;
+		const struct reasoning_format *f = reasoning_format_at((size_t)rand_r(&seed) % 8 ? 0 : 5);
+		enum reasoning_at at = (enum reasoning_at)(rand_r(&seed) % 3);
+		buf_init(&text, 0);
+		for (int n = rand_r(&seed) % 60; n >= 0; n--)
+			buf_adds(&text, pieces[(size_t)rand_r(&seed) % (sizeof pieces / sizeof *pieces)]);
+		for (int cut = 0; cut < 2; cut++) {
+			got[cut] = (struct got){.mixes = 1};
+			struct reasoning *r = reasoning_new(f, at, NULL, sink, &got[cut]);
+			buf_init(&got[cut].part[0], 0);
+			buf_init(&got[cut].part[1], 0);
+			for (size_t from = 0, n; from < text.len; from += n) {
+				n = cut ? (size_t)rand_r(&seed) % 20 : text.len;
+				n = n > text.len - from ? text.len - from : n;
+				reasoning_feed(r, text.data + from, n);
+			}
+			reasoning_finish(r);
+			reasoning_destroy(&r);
+		}
+		for (int k = 0; k < 2; k++) {
+			ck_assert_msg(got[0].part[k].len == got[1].part[k].len && (!got[0].part[k].len || memcmp(got[0].part[k].data, got[1].part[k].data, got[0].part[k].len) == 0),
+			              "%s\nwhole %s\nparts %s", text.data, got[0].part[k].data, got[1].part[k].data);
+			buf_fini(&got[0].part[k]);
+			buf_fini(&got[1].part[k]);
+		}
+		buf_fini(&text);
+	}
+}
+END_TEST
+
 START_TEST(detection)
 {
 	static const struct {
@@ -99,13 +170,14 @@ START_TEST(detection)
 	} t[] = {
 		{"{{ messages }}", "none"},         {"'<think>\\n'", "think"}, {"'</think>'", "think"}, {"[THINK]", "mistral"}, {"<think> <response>", "ernie"},
 		{"Here is my thought process:", "granite"}, {"<|START_THINKING|>", "cohere"},
+		{"'<|start|>assistant<|channel|>analysis<|message|>'", "harmony"},
 	};
 	const struct reasoning_format *f = reasoning_format_detect(t[_i].text, strlen(t[_i].text));
 	ck_assert_str_eq(f ? reasoning_format_name(f) : "none", t[_i].format);
-	size_t n = 0;
+	size_t n = 0, most = f && strcmp(reasoning_format_name(f), "harmony") == 0 ? 7 : 4;
 	while (f && reasoning_format_marker(f, n))
 		n++;
-	ck_assert(!f || (n >= 2 && n <= 4));
+	ck_assert(!f || (n >= 2 && n <= most));
 }
 END_TEST
 
@@ -120,14 +192,34 @@ START_TEST(opened_by_the_prompt)
 }
 END_TEST
 
+START_TEST(opened_harmony)
+{
+	static const struct {
+		const char *prompt;
+		enum reasoning_at at;
+	} t[] = {
+		{"<|start|>user<|message|>x<|end|><|start|>assistant", REASONING_BEFORE},
+		{"<|start|>user<|message|>x<|end|>", REASONING_BEFORE},
+		{"<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>", REASONING_BEFORE},
+		{"<|end|><|start|>assistant<|channel|>analysis<|message|>So", REASONING_WITHIN_THOUGHTS},
+		{"<|end|><|start|>assistant<|channel|>final<|message|>An old ", REASONING_WITHIN_ANSWER},
+		{"<|end|><|channel|>final<|message|>", REASONING_WITHIN_ANSWER},
+		{"", REASONING_BEFORE},
+	};
+	ck_assert_int_eq(reasoning_opened(reasoning_format_find("harmony"), t[_i].prompt, strlen(t[_i].prompt)), t[_i].at);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("reasoning");
 	TCase *c = tcase_create("reasoning");
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, formats, 0, (int)(sizeof rows / sizeof *rows));
-	tcase_add_loop_test(c, detection, 0, 7);
+	tcase_add_loop_test(c, random_splits, 0, 20);
+	tcase_add_loop_test(c, detection, 0, 8);
 	tcase_add_test(c, opened_by_the_prompt);
+	tcase_add_loop_test(c, opened_harmony, 0, 7);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

@@ -116,7 +116,7 @@ END_TEST
 
 /* --- requests ---------------------------------------------------------------------------------------------------------------------- */
 
-#define PLAIN "{{ raise_exception([add_generation_prompt, documents, tools, messages[-1].content, kind|default('none'), bos_token|default('?')]|tojson) }}"
+#define PLAIN "{{ raise_exception([add_generation_prompt, documents, tools, messages[-1].content, kind|default('none'), bos_token|default('?'), reasoning_effort|default('?')]|tojson) }}"
 #define USER "'messages':[{'role':'user','content':'Hi'}]"
 #define TOOLS "'tools':[{'type':'function','function':{'name':'f','parameters':{}}}]"
 
@@ -125,12 +125,16 @@ static const struct {
 	int status;
 	const char *has;   /* in the answer, its quotes as here */
 } requests[] = {
-	{USER, 400, "[true, null, null, 'Hi', 'none', '<|im_start|>']"},
+	{USER, 400, "[true, null, null, 'Hi', 'none', '<|im_start|>', '?']"},
 	{USER ",'add_generation_prompt':false", 400, "[false, null"},
-	{USER ",'chat_template_kwargs':{'kind':'x','messages':5}", 400, "'Hi', 'x', '<|im_start|>']"},
-	{USER ",'chat_template_kwargs':{'bos_token':'B'}", 400, "'none', 'B']"},
+	{USER ",'chat_template_kwargs':{'kind':'x','messages':5}", 400, "'Hi', 'x', '<|im_start|>', '?']"},
+	{USER ",'chat_template_kwargs':{'bos_token':'B'}", 400, "'none', 'B', '?']"},
 	{USER ",'chat_template_kwargs':null", 400, "'none', '<"},
 	{USER ",'chat_template_kwargs':[]", 400, "chat_template_kwargs must be an object"},
+	{USER ",'reasoning_effort':'low'", 400, "'Hi', 'none', '<|im_start|>', 'low']"},
+	{USER ",'reasoning_effort':'low','chat_template_kwargs':{'reasoning_effort':'high'}", 400, "'<|im_start|>', 'high']"},
+	{USER ",'reasoning_effort':null", 400, "'<|im_start|>', '?']"},
+	{USER ",'reasoning_effort':5", 400, "reasoning_effort must be a string, got 5"},
 	{USER ",'documents':[{'text':'d'}]", 400, "[true, [{'text': 'd'}], null"},
 	{USER ",'documents':[]", 400, "[true, null"},
 	{USER ",'documents':[5]", 400, "documents[0] must be an object"},

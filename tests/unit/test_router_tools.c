@@ -115,6 +115,8 @@ static char *line_of(const struct told *t)
 #define NAMED_G "{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"
 #define CALL_F "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"city\": \"Oslo\", \"days\": [1, 2]}}\n</tool_call>"
 #define CALL_G "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>"
+#define ANALYSIS "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+#define CALL_H "<|channel|>commentary to=functions.f <|constrain|>json<|message|>" ARGS_F
 #define ARGS_F "{\"city\": \"Oslo\", \"days\": [1, 2]}"
 
 static const struct {
@@ -139,6 +141,13 @@ static const struct {
 	{"hermes", "none", CALL_F, TOOLS ",\"stop\":\"Oslo\"", "||<0 f {\"city\": \">|tool_calls"},
 	{"hermes", "think", "<think>\nTwo days.\n</think>\n\nOk. " CALL_F, TOOLS, "Two days.|Ok.|<0 f " ARGS_F ">|tool_calls"},
 	{"hermes", "think", "<think>" CALL_F "</think>No.", TOOLS, CALL_F "|No.||stop"},
+	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS, "Hm.||<0 f " ARGS_F ">|tool_calls"},
+	{"harmony", "harmony", ANALYSIS "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" CALL_H, TOOLS, "Hm.|I look.|<0 f " ARGS_F ">|tool_calls"},
+	{"harmony", "harmony", " to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS, "||<0 g {}>|tool_calls"},
+	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", TOOLS, "Hm.|4||stop"},
+	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", "\"max_tokens\":90", "Hm.|4||stop"},
+	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS ",\"tool_choice\":\"none\"", "Hm.|<|start|>assistant" CALL_H "||stop"},
+	{"harmony", "harmony", ANALYSIS CALL_H "<|call|>", TOOLS ",\"separate_reasoning\":false", "|<|channel|>analysis<|message|>Hm.<|end|>|<0 f " ARGS_F ">|tool_calls"},
 	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"max_tokens\":90", "Two.|4||stop"},
 	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"include_reasoning\":false", "|4||stop"},
 	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"separate_reasoning\":false", "|<think>\nTwo.\n</think>\n\n4||stop"},
@@ -233,6 +242,39 @@ START_TEST(special_tokens_that_are_markers)
 		told_fini(&t);
 		free(out);
 	}
+	w->model.markers[0].whose = MODEL_MARKS_REASONING;
+	char *out = ask(w, "/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"separate_reasoning\":false}");
+	read_told(out, 0, &t);
+	ck_assert_str_eq(t.content.data, "<|im_start|>assistant");
+	told_fini(&t);
+	free(out);
+	world_free(w);
+}
+END_TEST
+
+/* The marker that ends an answer with a call ends it at the worker, also where the model's file does not list it. */
+START_TEST(a_call_ends_the_answer)
+{
+	static const struct {
+		const char *more;
+		size_t n;
+		uint32_t last;
+	} t[] = {{"", 1, 7}, {"," TOOLS, 1, 7}, {",\"stop_token_ids\":[5]", 2, 7}, {",\"ignore_eos\":true", 0, 0}};
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = tools_world("harmony", "harmony", "ok<|im_end|>");
+	w->model.n_markers = 1;
+	w->model.markers[0] = (struct model_marker){7, MODEL_MARKS_CALLS | MODEL_MARKS_LAST};
+	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+		char *body = mem_printf("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":2%s}", t[i].more), *out = ask(w, "/v1/chat/completions", body);
+		has(out, "HTTP/1.1 200 ");
+		ck_assert_uint_eq(w->n_stop_ids, t[i].n);
+		ck_assert(t[i].n == 0 || w->stop_ids[t[i].n - 1] == t[i].last);
+		free(out);
+		free(body);
+	}
+	free(ask(w, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":2}"));
+	ck_assert_uint_eq(w->n_stop_ids, 0);
 	world_free(w);
 }
 END_TEST
@@ -327,6 +369,8 @@ START_TEST(requests_are_checked)
 }
 END_TEST
 
+#define WITHIN(text) ",\"messages\":[{\"role\":\"assistant\",\"content\":\"" text "\"}],\"continue_final_message\":true,\"add_generation_prompt\":false"
+
 /* What the workers are told: nothing, or a form with this in it. */
 static const struct {
 	const char *calls, *reasoning, *more, *form;     /* form NULL: none */
@@ -340,8 +384,20 @@ static const struct {
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "{\"any_of\":[[{\"literal\":\"g\"}"},
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "\"min\":1,\"max\":1,"},
 	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
-	{"glm", "think", ",\"tool_choice\":\"required\",\"messages\":[{\"role\":\"assistant\",\"content\":\"<think>\"}],\"continue_final_message\":true,\"add_generation_prompt\":false",
+	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>"),
 	 "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
+	{"harmony", "harmony", ",\"tool_choice\":" NAMED_G, "[{\"any_of\":[[{\"literal\":\"<|channel|>analysis<|message|>\"},{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"}],[]]},"
+	 "{\"any_of\":[[{\"repeat\":[{\"literal\":\"<|channel|>commentary to=functions.\"},{\"any_of\":[[{\"literal\":\"g\"},{\"literal\":\" <|constrain|>json<|message|>\"},{\"schema\":"},
+	{"harmony", "harmony", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":1}]]"},
+	/* a form for the answer is that of what comes behind the thoughts */
+	{"hermes", "none", ",\"guided_regex\":\"a+\"", "a+"},
+	{"hermes", "think", ",\"guided_regex\":\"a+\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"regex\":\"a+\"}]"},
+	{"hermes", "think", ",\"guided_choice\":[\"yes\"]" WITHIN("<think>"), "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"choice\":[\"yes\"]}]"},
+	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_object\"}", "[]]},{\"literal\":\"<|channel|>final<|message|>\"},{\"schema\":{\"type\":\"object\"}}]"},
+	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":\"integer\"}}}", "<|message|>\"},{\"schema\":{\"type\":\"integer\"}}]"},
+	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>analysis<|message|>So"),
+	 "[{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"},{\"literal\":\"<|channel|>final<|message|>\"},{\"regex\":\"a+\"}]"},
+	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>final<|message|>So"), "[{\"regex\":\"a+\"}]"},
 };
 
 START_TEST(forms_are_told)
@@ -441,6 +497,7 @@ int main(void)
 	tcase_add_loop_test(c, calls_whole_and_streamed, 0, (int)(sizeof answers / sizeof *answers));
 	tcase_add_test(c, several_choices_with_logprobs);
 	tcase_add_test(c, special_tokens_that_are_markers);
+	tcase_add_test(c, a_call_ends_the_answer);
 	tcase_add_test(c, no_empty_chunks);
 	tcase_add_loop_test(c, requests_are_checked, 0, (int)(sizeof requests / sizeof *requests));
 	tcase_add_loop_test(c, forms_are_told, 0, (int)(sizeof forms / sizeof *forms));

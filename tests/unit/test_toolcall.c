@@ -184,6 +184,27 @@ static const struct {
 	{"granite", "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"s\": 1}}]", "<0 f {\"s\": 1}>"},
 	{"cohere", "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"s\": 1}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": {}}\n]"
 	 "<|END_ACTION|>", "<0 f {\"s\": 1}><1 g {}>"},
+	/* harmony */
+	{"harmony", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"s\": \"<|x|>\"}<|call|>", "<0 f {\"s\": \"<|x|>\"}>"},
+	{"harmony", "I look.<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"s\": 1}", "I look.<0 f {\"s\": 1}>"},
+	{"harmony", " to=functions.f<|channel|>commentary json<|message|>{\"s\": 1}<|call|>", "<0 f {\"s\": 1}>"},
+	{"harmony", "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|> {\"s\": 1} <|call|><|start|>assistant<|channel|>commentary to=functions.g "
+	 "code<|message|>{}<|end|>\n", "<0 f {\"s\": 1}><1 g {}>"},
+	{"harmony", "<|channel|>commentary to=functions.f<|message|>{}<|call|>to=functions.g<|message|>{}<|call|>", "<0 f {}><1 g {}>"},
+	{"harmony", "<|channel|>analysis to=functions.get_weather code<|message|>{\"city\": \"Oslo\"}<|call|>", "<0 get_weather {\"city\": \"Oslo\"}>"},
+	{"harmony", "<|channel|>commentary to=g<|message|>{}", "<0 g {}>"},
+	{"harmony", "<|channel|>functions.g <|constrain|>json<|message|>{}", "<0 g {}>"},
+	{"harmony", "<|channel|>commentary to=functions.f <|constrain|>json{\"s\": 1}<|call|>", "<0 f {\"s\": 1}>"},
+	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|><|call|>", "<0 g {}>"},
+	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>", "<0 g {}>"},
+	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": x}<|call|>", "<0 f {\"s\": >x}<|call|>"},
+	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": \"cut", "<0 f {\"s\": \"cut>"},
+	{"harmony", "<|channel|>commentary to=functions.nope<|message|>{}<|call|>", "<|channel|>commentary to=functions.nope<|message|>{}<|call|>"},
+	{"harmony", "<|channel|>commentary to=functions.f<|message|>f(1)<|call|>", "<|channel|>commentary to=functions.f<|message|>f(1)<|call|>"},
+	{"harmony", "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>4", "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>4"},
+	{"harmony", "to be or not <|sta", "to be or not <|sta"},
+	{"harmony", "to=functions.g and so", "to=functions.g and so"},
+	{"harmony", "<|channel|>commentary to=functions.g", "<|channel|>commentary to=functions.g"},
 	/* pythonic */
 	{"pythonic", "[f(s=\"O'slo\", i=1), g()]", "<0 f {\"s\": \"O'slo\", \"i\": 1}><1 g {}>"},
 	{"pythonic", "[f(s='a\"b\\n\\'', l=[1, 'x', (True, None),], o={'k': -1.5e3}, b=False)]",
@@ -260,6 +281,7 @@ START_TEST(arguments_stream)
 		{"glm", "<tool_call>f\n<arg_key>s</arg_key><arg_value>Os", "<0 f {\"s\": \"Os"},
 		{"mistral", "[TOOL_CALLS]f[ARGS]{\"s\": \"Os", "<0 f {\"s\": \"Os"},
 		{"deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"s\": \"Os", "<0 f {\"s\": \"Os"},
+		{"harmony", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"s\": \"Os", "<0 f {\"s\": \"Os"},
 		{"hermes", "some text", "some text"},
 		{"hermes", "{\"name\": <b", "{\"name\": <b"},
 		{"llama3_json", "{\"nam", ""},
@@ -290,6 +312,7 @@ static const struct {
 	{"<|tool_call_argument_begin|>", "kimi_k2"},
 	{"<|START_ACTION|>", "cohere"},
 	{"<|tool_call|>", "granite"},
+	{"'<|start|>assistant to=functions.' + name + '<|channel|>commentary json<|message|>'", "harmony"},
 };
 
 START_TEST(detection)
@@ -324,12 +347,13 @@ END_TEST
 /* Long text with many beginnings of calls: no worse than linear, seen by its taking no time at all. */
 START_TEST(long_text)
 {
-	static const char *const parts[] = {"<tool_call>", "<tool_call>{\"name\": \"", "<tool_call>{\"a\":[\"", " \n", "<", "<tool_call>{\"arguments\": {}, \"x\": \"", "<tool_call>[{\"name\":\"f\"},"};
+	static const char *const parts[] = {"<tool_call>", "<tool_call>{\"name\": \"", "<tool_call>{\"a\":[\"", " \n", "<", "<tool_call>{\"arguments\": {}, \"x\": \"", "<tool_call>[{\"name\":\"f\"},",
+	                                    "<|channel|>", "<|channel|>commentary to=functions.f", "<|start|>{"};
 	struct buf text;
 	buf_init(&text, 0);
 	while (text.len < 400000)
 		buf_adds(&text, parts[_i]);
-	char *out = run("hermes", text.data, text.len, NULL, 0);
+	char *out = run(_i < 7 ? "hermes" : "harmony", text.data, text.len, NULL, 0);
 	ck_assert_uint_gt(strlen(out), 300000);
 	free(out);
 	buf_fini(&text);
@@ -344,10 +368,10 @@ int main(void)
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, formats, 0, (int)N_ROWS);
 	tcase_add_loop_test(c, random_splits, 0, 10);
-	tcase_add_loop_test(c, arguments_stream, 0, 9);
+	tcase_add_loop_test(c, arguments_stream, 0, 10);
 	tcase_add_loop_test(c, detection, 0, (int)(sizeof templates / sizeof *templates));
 	tcase_add_test(c, ids);
-	tcase_add_loop_test(c, long_text, 0, 7);
+	tcase_add_loop_test(c, long_text, 0, 10);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

@@ -87,6 +87,12 @@ static const struct {
 	{"granite", NULL, 2, "<|tool_call|>[{\"name\": \"f\", \"arguments\": " J "}, {\"name\": \"g\", \"arguments\": {}}]", F "<g {}>"},
 	{"cohere", NULL, 2, "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": " J "},\n"
 	 "    {\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": {}}\n]<|END_ACTION|>", F "<g {}>"},
+	{"harmony", NULL, 2, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>" J, F},
+	{"harmony", NULL, 2, " to=functions.g<|channel|>commentary json<|message|>{}", "<g {}>"},
+	{"harmony", "f", 1, " to=functions.f<|channel|>commentary json<|message|>" J, F},
+	{"harmony", "f", 1, " to=functions.g<|channel|>commentary json<|message|>{}", NULL},
+	{"harmony", NULL, 2, "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}", NULL},
+	{"harmony", NULL, 2, "<|channel|>final<|message|>{}", NULL},
 	{"qwen3_coder", NULL, 2, "<tool_call>\n<function=f>\n<parameter=s>\na < b\n\"c\"\n</parameter>\n<parameter=i>\n-5\n</parameter>\n<parameter=e>\nblue\n</parameter>\n"
 	 "<parameter=l>\n[true, false]\n</parameter>\n<parameter=o>\nnull\n</parameter>\n</function>\n</tool_call>",
 	 "<f {\"s\": \"a < b\\n\\\"c\\\"\", \"i\": -5, \"e\": \"blue\", \"l\": [true, false], \"o\": null}>"},

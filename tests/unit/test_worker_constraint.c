@@ -15,11 +15,13 @@
 
 static const char TOKENIZER[] =
 	"{\"added_tokens\":[{\"id\":3,\"content\":\"[TOOL_CALLS]\",\"special\":true},{\"id\":4,\"content\":\"[/THINK]\",\"special\":true},"
-	"{\"id\":5,\"content\":\"<|other|>\",\"special\":true},{\"id\":6,\"content\":\"<|END_ACTION|>\",\"special\":true},{\"id\":7,\"content\":\"<tool_call>\",\"special\":false}],"
+	"{\"id\":5,\"content\":\"<|other|>\",\"special\":true},{\"id\":6,\"content\":\"<|END_ACTION|>\",\"special\":true},{\"id\":7,\"content\":\"<tool_call>\",\"special\":false},"
+	"{\"id\":8,\"content\":\"<|channel|>\",\"special\":true},{\"id\":9,\"content\":\"<|end|>\",\"special\":true}],"
 	"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
 	"\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}";
 
-static const struct engine_info info = {.vocab = 8, .eos = {6}, .n_eos = 1};
+enum { VOCAB = 10 };
+static const struct engine_info info = {.vocab = VOCAB, .eos = {6}, .n_eos = 1};
 
 /* 6 ends sequences: it is no marker to write, whatever its text. */
 static const struct {
@@ -30,6 +32,7 @@ static const struct {
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"[TOOL_CALLS]ab\"}]", {3, 0, 1}, 3, 3},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"[TOOL_CALLS]ab\"}]", {3, 2, 3}, 3, 2},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"[/THINK]\"},{\"literal\":\"[TOOL_CALLS]\"}]", {0, 2, 4, 3}, 4, 4},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"<|channel|>\"},{\"free\":\"<|end|>\"},{\"literal\":\"b\"}]", {8, 0, 9, 1}, 4, 4},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"<tool_call>\"}]", {7}, 1, 1},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"\"}]", {0, 5}, 2, 1},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"<|END_ACTION|>\"}]", {6}, 1, 0},
@@ -143,7 +146,7 @@ END_TEST
 /* The next token, by the logits of all alike but for this one's advantage: what is drawn under the constraint. */
 static int draw_under(struct work *w, struct draw_rig *s, uint32_t best, uint32_t *ret_id, struct err *err)
 {
-	float logits[8] = {0};
+	float logits[VOCAB] = {0};
 	struct kern_drawn r;
 	logits[best] += 1;
 	int rc = constraint_prepare(w, &info, 0, err);

@@ -1,0 +1,174 @@
+/* chat_turns.c - see chat_turns.h. The list as it stands is what the reference renders: only what
+ * fails is said otherwise. */
+#include "text/chat_turns.h"
+
+#include <string.h>
+
+static const char *const reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
+
+/* Of n calls the one that this tool's message answers: by its id, else by its place. */
+static size_t answered(const json_t *calls, const json_t *m, size_t place)
+{
+	const json_t *id = json_object_get(m, "tool_call_id");
+	size_t n = json_array_size(calls);
+	for (size_t i = 0; i < n; i++)
+		if (id && json_equal(id, json_object_get(json_array_get(calls, i), "id")))
+			return i;
+	return place < n ? place : n - 1;
+}
+
+static int is_result(const json_t *m)
+{
+	const json_t *role = json_object_get(m, "role");
+	return json_is_string(role) && strcmp(json_string_value(role), "tool") == 0;
+}
+
+/* The k-th of n calls in a message of its own. NULL: there is no memory. */
+static json_t *one_call(const json_t *m, const json_t *calls, size_t k)
+{
+	json_t *own = json_copy((json_t *)m);
+	for (int i = 0; k > 0 && i < 3; i++)
+		json_object_del(own, reasoning_names[i]);
+	if (k > 0)
+		json_object_del(own, "content");
+	if (json_object_set_new(own, "tool_calls", json_pack("[O]", json_array_get(calls, k))) == 0)
+		return own;
+	json_decref(own);
+	return NULL;
+}
+
+/* Message `at` of the list, with the results behind it up to `end`: appended to out, with their
+ * calls to out_came. */
+static int split(const json_t *list, size_t at, size_t end, const json_t *sent, json_t *out,
+                 json_t *out_came)
+{
+	const json_t *m = json_array_get(list, at), *calls = json_object_get(m, "tool_calls");
+	int bad = 0;
+	for (size_t k = 0; k < json_array_size(calls); k++) {
+		bad |= json_array_append_new(out, one_call(m, calls, k));
+		bad |= json_array_append_new(out_came, json_pack("[O]", json_array_get(sent, k)));
+		for (size_t i = at + 1; i < end; i++) {
+			json_t *result = json_array_get(list, i);
+			if (answered(calls, result, i - at - 1) != k)
+				continue;
+			bad |= json_array_append(out, result);
+			bad |= json_array_append_new(out_came, json_null());
+		}
+	}
+	return bad;
+}
+
+int chat_turns_split_calls(json_t **list, json_t **came)
+{
+	json_t *out = json_array(), *out_came = json_array();
+	int bad = 0;
+	for (size_t i = 0, end; i < json_array_size(*list); i = end) {
+		json_t *m = json_array_get(*list, i), *sent = json_array_get(*came, i);
+		end = i + 1;
+		if (json_array_size(json_object_get(m, "tool_calls")) < 2) {
+			bad |= json_array_append(out, m);
+			bad |= json_array_append(out_came, sent);
+			continue;
+		}
+		while (is_result(json_array_get(*list, end)))
+			end++;
+		bad |= split(*list, i, end, sent, out, out_came);
+	}
+	json_decref(*list);
+	json_decref(*came);
+	*list = out;
+	*came = out_came;
+	return bad ? ERR_NOMEM : 0;
+}
+
+/* A copy of the list, where an assistant that thought, spoke and called has thought all that it
+ * said; NULL: none did. */
+static json_t *spoken_as_thought(const json_t *list)
+{
+	json_t *out = json_copy((json_t *)list);
+	int any = 0;
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		json_t *m = json_array_get(list, i), *content = json_object_get(m, "content");
+		json_t *thoughts = NULL;
+		size_t calls = json_array_size(json_object_get(m, "tool_calls"));
+		for (int k = 0; k < 3 && !json_string_length(thoughts); k++)
+			thoughts = json_object_get(m, reasoning_names[k]);
+		if (!calls || !json_string_length(content) || !json_string_length(thoughts))
+			continue;
+		json_t *own = json_copy(m);
+		for (int k = 0; k < 3; k++)
+			json_object_del(own, reasoning_names[k]);
+		json_object_del(own, "content");
+		json_t *both = json_pack("s%++%", json_string_value(thoughts), json_string_length(thoughts),
+		                         "\n\n", json_string_value(content), json_string_length(content));
+		json_object_set_new(own, "reasoning_content", both);
+		any |= json_array_set_new(out, i, own) == 0;
+	}
+	if (any)
+		return out;
+	json_decref(out);
+	return NULL;
+}
+
+/* A copy of the tools, where those without a description have an empty one; NULL: all have one. */
+static json_t *described(const json_t *tools)
+{
+	json_t *out = json_copy((json_t *)tools);
+	int any = 0;
+	for (size_t i = 0; i < json_array_size(tools); i++) {
+		const json_t *tool = json_array_get(tools, i), *f = json_object_get(tool, "function");
+		if (json_is_string(json_object_get(f, "description")))
+			continue;
+		json_t *own = json_copy((json_t *)tool), *own_f = json_copy((json_t *)f);
+		json_object_set_new(own_f, "description", json_string(""));
+		json_object_set_new(own, "function", own_f);
+		any |= json_array_set_new(out, i, own) == 0;
+	}
+	if (any)
+		return out;
+	json_decref(out);
+	return NULL;
+}
+
+/* The n-th other way to say calls: 0: content "" where there is none, 1: arguments as the string
+ * that came. 0: nothing in the list can be said so. */
+static int say_otherwise(json_t *list, const json_t *came, int n)
+{
+	int any = 0;
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		json_t *own = json_array_get(list, i), *calls = json_array_get(came, i);
+		if (json_array_size(calls) == 0)
+			continue;
+		if (n == 0 && !json_is_string(json_object_get(own, "content")))
+			any |= json_object_set_new(own, "content", json_string("")) == 0;
+		else if (n == 1)
+			any |= json_object_set(own, "tool_calls", calls) == 0;
+	}
+	return any;
+}
+
+int chat_turns_render(const struct chat_template *t, struct chat_render *in, json_t *list,
+                      const json_t *came, struct buf *out, struct err *err)
+{
+	struct err later = {0};
+	in->messages = list;
+	int r = chat_template_render(t, in, out, err);
+	if (r == ERR_INVALID) {
+		struct chat_render before = *in;
+		json_t *messages = spoken_as_thought(list), *tools = described(in->tools);
+		in->messages = messages ? messages : list;
+		in->tools = tools ? tools : in->tools;
+		buf_reset(out);
+		if (messages || tools)
+			r = chat_template_render(t, in, out, &later);
+		*in = before;
+		json_decref(messages);
+		json_decref(tools);
+	}
+	for (int n = 0; r == ERR_INVALID && n < 2; n++)
+		if (say_otherwise(list, came, n)) {
+			buf_reset(out);
+			r = chat_template_render(t, in, out, &later);
+		}
+	return r;
+}

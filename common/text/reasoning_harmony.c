@@ -1,0 +1,116 @@
+/* reasoning_harmony.c - messages of the harmony format: reasoning.h, harmony.h. */
+#include "text/harmony.h"
+#include "text/reasoning_int.h"
+
+/* The last message of the prompt, if it has a head and no end. */
+enum reasoning_at reasoning_last_message(const char *s, size_t len)
+{
+	struct harmony_head h = {0};
+	size_t begin = len, n;
+	for (size_t at = len; at-- > 0;) {
+		enum harmony_mark m = harmony_mark_at(s + at, len - at, 1, &n);
+		if (m == HARMONY_ENDS)
+			break;
+		if (m == HARMONY_BEGINS)
+			begin = at;
+		if (m == HARMONY_BEGINS && s[at + 2] == 's')      /* not <|channel|> of the same head */
+			break;
+	}
+	if (begin == len || harmony_head_read(s + begin, len - begin, 1, &h) <= 0 || !h.whole)
+		return REASONING_BEFORE;
+	return h.kind == HARMONY_THOUGHTS ? REASONING_WITHIN_THOUGHTS : REASONING_WITHIN_ANSWER;
+}
+
+static void give_message(struct reasoning *r, size_t to)
+{
+	int thoughts = r->part == MESSAGE_THOUGHTS;
+	if (to > r->start) {
+		if (r->gap)
+			r->sink(r->arg, thoughts, "\n\n", 2);
+		r->gap = 0;
+		r->said |= r->part == MESSAGE_CALL ? 0 : 1u << thoughts;
+		r->sink(r->arg, thoughts, r->in.data + r->start, to - r->start);
+	}
+	r->start = to;
+}
+
+/* Text that no head comes before is of the answer. */
+static int message_head(struct reasoning *r)
+{
+	static const enum part parts[] = {
+		[HARMONY_THOUGHTS] = MESSAGE_FIRST,
+		[HARMONY_ANSWER] = MESSAGE_ANSWER,
+		[HARMONY_CALL] = MESSAGE_CALL,
+	};
+	struct harmony_head h;
+	size_t at = reasoning_skip_space(r), n;
+	if (at == r->in.len)
+		return 0;
+	enum harmony_mark m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
+	if (m == HARMONY_ENDS) {
+		r->start = at + n;
+		return 1;
+	}
+	int read = harmony_head_read(r->in.data + at, r->in.len - at, r->final, &h);
+	if (read == 0 || (read < 0 && m == HARMONY_PART))
+		return 0;
+	r->part = read > 0 ? parts[h.kind] : MESSAGE_ANSWER;
+	r->gap = r->part == MESSAGE_CALL ? 0 : r->said >> (r->part == MESSAGE_FIRST) & 1;
+	if (r->part == MESSAGE_CALL) {
+		r->start = at;
+		give_message(r, at + h.len);
+	} else if (read > 0) {
+		r->start = at + h.len;
+	}
+	return 1;
+}
+
+/* To the marker that ends the message or begins the next; white space at the end of thoughts is
+ * dropped. */
+static int message_body(struct reasoning *r)
+{
+	size_t at = r->start, keep = r->start, n;
+	while (at < r->in.len) {
+		char c = r->in.data[at];
+		if (r->part == MESSAGE_THOUGHTS && reasoning_is_space(c)) {
+			at++;
+			continue;
+		}
+		enum harmony_mark m = HARMONY_TEXT;
+		if (c == '<')
+			m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
+		if (m == HARMONY_PART)
+			break;
+		if (m != HARMONY_TEXT) {
+			size_t next = m == HARMONY_ENDS ? at + n : at;
+			give_message(r, r->part == MESSAGE_CALL ? next : keep);
+			r->start = next;
+			r->part = HEAD;
+			return 1;
+		}
+		keep = ++at;
+	}
+	give_message(r, keep);
+	return 0;
+}
+
+enum part reasoning_message_part(enum reasoning_at at)
+{
+	static const enum part parts[] = {
+		[REASONING_BEFORE] = HEAD,
+		[REASONING_WITHIN_THOUGHTS] = MESSAGE_FIRST,
+		[REASONING_WITHIN_ANSWER] = MESSAGE_ANSWER,
+	};
+	return parts[at];
+}
+
+int reasoning_message_step(struct reasoning *r)
+{
+	if (r->part == HEAD)
+		return message_head(r);
+	if (r->part != MESSAGE_FIRST)
+		return message_body(r);
+	r->start = reasoning_skip_space(r);
+	r->part = r->start < r->in.len ? MESSAGE_THOUGHTS : MESSAGE_FIRST;
+	return r->part == MESSAGE_THOUGHTS;
+}

@@ -1,0 +1,64 @@
+/* reasoning_int.h - what the files of reasoning share: formats, parts of an answer, its text. */
+#ifndef TEXT_REASONING_INT_H
+#define TEXT_REASONING_INT_H
+
+#include "text/reasoning.h"
+#include "util/buf.h"
+
+struct reasoning_format {
+	const char *name;
+	struct reasoning_form form;
+	const char *answer_open, *answer_close;   /* around the answer, if they are there; NULL: none */
+	const char *detect[3];       /* a template that has one of these writes this format */
+	const char *channels[8];     /* harmony: its markers; else NULL, and thoughts come first */
+};
+
+enum part {
+	BEGIN,                       /* white space, perhaps the opening marker */
+	LEAD,                        /* within thoughts that the prompt opened: white space, perhaps the opening marker */
+	FIRST,                       /* within thoughts: white space */
+	THOUGHTS,
+	ANSWER_LEAD,                 /* behind thoughts: white space, perhaps the answer's opening marker */
+	ANSWER_FIRST,                /* behind that marker: white space */
+	ANSWER,
+	WRAPPED,                     /* an answer that its closing marker may end */
+	TAIL,                        /* behind that marker: white space */
+	/* harmony */
+	HEAD,                        /* between messages */
+	MESSAGE_FIRST,               /* within thoughts: white space */
+	MESSAGE_THOUGHTS,
+	MESSAGE_ANSWER,
+	MESSAGE_CALL
+};
+
+struct reasoning {
+	const struct reasoning_format *f;
+	reasoning_sink *sink;
+	void *arg;
+	enum part part;
+	int final;
+	unsigned said;               /* harmony: bit 1: thoughts were given, bit 0: of the answer */
+	int gap;                     /* an empty line comes first: a message of its kind came before */
+	struct buf in;
+	size_t start;                /* what lies before is settled */
+};
+
+static inline int reasoning_is_space(char c)
+{
+	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+static inline size_t reasoning_skip_space(const struct reasoning *r)
+{
+	size_t at = r->start;
+	while (at < r->in.len && reasoning_is_space(r->in.data[at]))
+		at++;
+	return at;
+}
+
+/* reasoning_harmony.c */
+enum reasoning_at reasoning_last_message(const char *prompt, size_t len);
+enum part reasoning_message_part(enum reasoning_at at);  /* in which an answer begins */
+int reasoning_message_step(struct reasoning *r);         /* 0: more text is needed */
+
+#endif

@@ -1,0 +1,228 @@
+/* toolcall_harmony.c - see harmony.h; and calls in that format. */
+#include "text/harmony.h"
+#include "text/toolcall_int.h"
+
+#include <string.h>
+
+#define NAMESPACE "functions."
+
+/* 1: s begins with it. 0: not. -1: it may, with more text. */
+static int begins(const char *s, size_t n, int final, const char *with)
+{
+	size_t len = strlen(with);
+	if (memcmp(s, with, n < len ? n : len) != 0)
+		return 0;
+	return n >= len ? 1 : final ? 0 : -1;
+}
+
+enum harmony_mark harmony_mark_at(const char *s, size_t n, int final, size_t *ret_len)
+{
+	static const struct {
+		const char *text;
+		enum harmony_mark mark;
+	} marks[] = {{"<|start|>", HARMONY_BEGINS}, {"<|channel|>", HARMONY_BEGINS},
+	             {"<|end|>", HARMONY_ENDS},     {"<|call|>", HARMONY_ENDS},
+	             {"<|return|>", HARMONY_ENDS}};
+	enum harmony_mark found = HARMONY_TEXT;
+	for (size_t i = 0; n && *s == '<' && i < sizeof marks / sizeof *marks; i++) {
+		int b = begins(s, n, final, marks[i].text);
+		if (b > 0) {
+			*ret_len = strlen(marks[i].text);
+			return marks[i].mark;
+		}
+		found = b < 0 ? HARMONY_PART : found;
+	}
+	return found;
+}
+
+/* --- heads ------------------------------------------------------------------------------------ */
+
+static size_t skip_space(const char *s, size_t n, size_t at)
+{
+	while (at < n && (s[at] == ' ' || s[at] == '\n' || s[at] == '\t' || s[at] == '\r'))
+		at++;
+	return at;
+}
+
+static size_t word_end(const char *s, size_t n, size_t at)
+{
+	while (at < n && s[at] != '<' && skip_space(s, n, at) == at)
+		at++;
+	return at;
+}
+
+/* A message without <|start|>: the words that may stand before its first marker. 1, 0, -1 as
+ * harmony_head_read. */
+static int words_lead(const char *s, size_t n, int final)
+{
+	static const char *const markers[] = {"<|channel|>", "<|message|>", "<|constrain|>"};
+	size_t at = 0;
+	int b = 0, part = 0;
+	for (;;) {
+		at = skip_space(s, n, at);
+		if ((b = begins(s + at, n - at, final, "assistant")) > 0)
+			at += strlen("assistant");
+		else if (b == 0 && (b = begins(s + at, n - at, final, "to=")) > 0)
+			at = word_end(s, n, at);
+		if (b < 0)
+			return 0;
+		if (b == 0)
+			break;
+	}
+	for (size_t i = 0; i < 3; i++) {
+		if ((b = begins(s + at, n - at, final, markers[i])) > 0)
+			return 1;
+		part |= b < 0;
+	}
+	return part ? 0 : -1;
+}
+
+/* The end of the head's words; *ret_len is the head's if <|message|> follows them, else 0. The
+ * result 0: more text is needed. */
+static int words_end(const char *s, size_t n, int final, size_t *ret_end, size_t *ret_len)
+{
+	size_t at = *s == '<', len;
+	*ret_len = 0;
+	for (; at < n; at++) {
+		if (s[at] != '<')
+			continue;
+		int b = begins(s + at, n - at, final, "<|message|>");
+		enum harmony_mark m = harmony_mark_at(s + at, n - at, final, &len);
+		if (b < 0 || m == HARMONY_PART)
+			return 0;
+		if (b > 0)
+			*ret_len = at + strlen("<|message|>");
+		if (b > 0 || m == HARMONY_ENDS || (m == HARMONY_BEGINS && s[at + 2] == 's'))
+			break;
+	}
+	*ret_end = at;
+	return at < n || final;
+}
+
+static size_t find(const char *s, size_t n, size_t from, const char *what)
+{
+	const char *hit = from < n ? memmem(s + from, n - from, what, strlen(what)) : NULL;
+	return hit ? (size_t)(hit - s) : n;
+}
+
+/* 1: a recipient that is none of the tools. */
+static int is_person(const char *s, size_t n)
+{
+	static const char *const names[] = {"assistant", "user", "all"};
+	for (size_t i = 0; i < 3; i++)
+		if (n == strlen(names[i]) && memcmp(s, names[i], n) == 0)
+			return 1;
+	return 0;
+}
+
+/* The first channel of a known name; where there is none, an unknown one is not for the user.
+ * Returns where its name ends, 0: there is no channel. */
+static size_t read_channel(const char *s, size_t n, enum harmony_kind *ret)
+{
+	static const struct {
+		const char *name;
+		enum harmony_kind kind;
+	} known[] = {{"analysis", HARMONY_THOUGHTS}, {"commentary", HARMONY_ANSWER},
+	             {"final", HARMONY_ANSWER},      {"comment", HARMONY_ANSWER}};
+	size_t end = 0;
+	*ret = HARMONY_ANSWER;
+	for (size_t at = 0; (at = find(s, n, at, "<|channel|>")) < n;) {
+		end = at = skip_space(s, n, at + strlen("<|channel|>"));
+		*ret = HARMONY_THOUGHTS;
+		for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+			if (begins(s + at, n - at, 1, known[i].name)) {
+				*ret = known[i].kind;
+				return at + strlen(known[i].name);
+			}
+	}
+	return end;
+}
+
+/* What the words s[0..n) say. Of a head without <|message|>, len is where its body begins. */
+static void read_words(const char *s, size_t n, struct harmony_head *ret)
+{
+	size_t body = read_channel(s, n, &ret->kind), from, to;
+	if (!body && begins(s, n, 1, "<|start|>assistant"))
+		body = strlen("<|start|>assistant");
+	else if (!body)
+		body = *s == '<' ? find(s, n, 0, ">") + 1 : n;
+	from = find(s, n, 0, "to=");
+	if (from < n)
+		from += strlen("to=");
+	else                         /* some write the name alone */
+		from = find(s, n, 0, NAMESPACE);
+	to = word_end(s, n, from);
+	int is_function = begins(s + from, to - from, 1, NAMESPACE);
+	int is_other = to > from && ret->kind != HARMONY_THOUGHTS && !is_person(s + from, to - from);
+	size_t object = find(s, n, to, "{");
+	if ((is_function || is_other) && (ret->whole || object < n)) {
+		ret->kind = HARMONY_CALL;
+		body = object;
+	}
+	ret->name = from + (is_function ? strlen(NAMESPACE) : 0);
+	ret->name_len = to - ret->name;
+	if (!ret->whole)
+		ret->len = body < n ? body : n;
+}
+
+int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *ret)
+{
+	static const char *const first[] = {"<|start|>", "<|channel|>", "<|message|>"};
+	size_t end;
+	int b = 0, part = 0;
+	if (n >= HARMONY_HEAD_MAX) {
+		n = HARMONY_HEAD_MAX;
+		final = 1;
+	}
+	for (size_t i = 0; i < 3 && b <= 0; i++) {
+		b = begins(s, n, final, first[i]);
+		part |= b < 0;
+	}
+	if (b <= 0 && part)
+		return 0;
+	if (b <= 0 && (b = words_lead(s, n, final)) <= 0)
+		return b;
+	*ret = (struct harmony_head){0};
+	if (begins(s, n, 1, "<|message|>")) {
+		ret->kind = HARMONY_ANSWER;
+		ret->len = strlen("<|message|>");
+		ret->whole = 1;
+		return 1;
+	}
+	if (!words_end(s, n, final, &end, &ret->len))
+		return 0;
+	ret->whole = ret->len > 0;
+	read_words(s, end, ret);
+	return 1;
+}
+
+/* --- calls ------------------------------------------------------------------------------------ */
+
+/* A head whose recipient is a function, and its object. No body at all is one without members. */
+enum tc_go tc_harmony_open(struct toolcall *t)
+{
+	size_t at = t->at - (t->is_bare ? 0 : strlen(t->f->triggers[t->trigger])), len = 0;
+	struct harmony_head h;
+	struct tc_cursor c;
+	int r = harmony_head_read(t->in.data + at, t->in.len - at, t->final, &h);
+	if (r == 0)
+		return TC_MORE;
+	if (r < 0 || h.kind != HARMONY_CALL)
+		return tc_break(t, r < 0 ? at + 1 : at + h.len);
+	tc_cursor_init(&c, t, at + h.len);
+	tc_cursor_space(&c);
+	if (tc_cursor_peek(&c) == '{')
+		return tc_begin_object(t, &c, at + h.name, h.name_len);
+	enum harmony_mark m = harmony_mark_at(t->in.data + c.at, t->in.len - c.at, t->final, &len);
+	if (!t->final && (c.part || m == HARMONY_PART))
+		return TC_MORE;
+	if ((m != HARMONY_ENDS && c.at < t->in.len) ||
+	    !tc_take_name(t, t->in.data + at + h.name, h.name_len))
+		return tc_break(t, at + h.len);
+	tc_begin(t);
+	tc_give(t, "{}", 2);
+	tc_end(t);
+	t->start = t->at = c.at;
+	t->step = tc_close;
+	return TC_GO;
+}
