@@ -144,6 +144,11 @@ struct matrix {
 	float *value;                          /* (n, k): what the data mean */
 };
 
+static inline unsigned char *matrix_row(const struct matrix *m, uint32_t row)
+{
+	return m->data + row * (m->row_bytes ? m->row_bytes : kern_dtype_bytes(m->type, m->k));
+}
+
 struct job;
 
 /* A job on a device. */
@@ -174,6 +179,7 @@ struct result {
 
 struct job {
 	char name[128];
+	uint32_t number;                       /* of the test's jobs */
 	enum kern_op_kind kind;                /* for the statistics */
 	struct world world;
 	uint32_t fields, constants, matrices;
@@ -261,8 +267,12 @@ double format_epsilon(enum kern_dtype t);                                     /*
 
 /* value (n) = W x, and bound: what float32 sums and the target's rounding of x may make of it; see reference.c */
 void ref_product(const struct precision *p, const struct matrix *w, const double *x, double *value, double *bound);
-double ref_act(enum kern_act act, double x);
-double ref_act_slope(enum kern_act act, double x);   /* at least |d act / dx| around x */
+double ref_act(enum kern_act act, double x);          /* of a gate */
+double ref_up(enum kern_act act, double x);           /* what it is multiplied by */
+/* act(gate) * up, of a gate and an up that may be off by their bounds */
+void ref_act_mul(enum kern_act act, double gate, double gate_bound, double up, double up_bound, double *value, double *bound);
+/* The numbers of a row, in double precision. */
+double *ref_doubles(const float *x, uint32_t n);
 /* K or V of a position of a sequence, (head_dim), from the bytes of the pool */
 void ref_kv(const struct job *j, const unsigned char *pool, uint32_t seq, uint32_t position, uint32_t head, bool is_v, double *out);
 size_t ref_kv_at(const struct job *j, uint32_t seq, uint32_t position, uint32_t head, bool is_v, size_t *ret_scale);    /* offset of its first byte, and of its scale */

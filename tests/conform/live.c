@@ -65,10 +65,11 @@ static void place_together(const struct job *j, struct live_own *o, enum kern_me
 	uint32_t count = 0;
 	for (uint32_t f = 0; f < j->fields; f++)
 		if (can_share(&j->field[f], kind)) {
-			at[f] = row;
+			at[f] = row = (row + 3) / 4 * 4;       /* addresses of tensors are 16-byte aligned */
 			row += j->field[f].columns + 1 + f % 2;
 			count++;
 		}
+	row += row % 4 == 0;                   /* leading dimensions any */
 	for (uint32_t f = 0; f < j->fields; f++)
 		if (can_share(&j->field[f], kind))
 			o->place[f] = (struct place){0, GUARD + 4 * at[f], row};
@@ -133,7 +134,12 @@ static void weights_new(struct live *l)
 	l->w = conform_alloc(j->matrices, sizeof(struct kern_weight *));
 	for (uint32_t i = 0; i < j->matrices; i++) {
 		const struct matrix *m = &j->matrix[i];
-		device_ok(l->dev, l->dev->ops->weight_new(l->dev->d, m->type, m->n, m->k, m->data, m->row_bytes, &l->w[i]), "weight_new");
+		size_t bytes = (size_t)(matrix_row(m, m->n - 1) - m->data) + kern_dtype_bytes(m->type, m->k);
+		unsigned char *data = malloc(bytes);
+		memcpy(data, m->data, bytes);
+		device_ok(l->dev, l->dev->ops->weight_new(l->dev->d, m->type, m->n, m->k, data, m->row_bytes, &l->w[i]), "weight_new");
+		memset(data, 0xff, bytes);     /* nobody reads it any more */
+		free(data);
 	}
 }
 

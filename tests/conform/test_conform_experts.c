@@ -247,14 +247,6 @@ static struct kern_experts experts_of(const struct expert_shape *s, const struct
 	return (struct kern_experts){s->experts, gate_up ? l->w : NULL, gate_up ? l->w + s->experts : NULL, down ? l->w + (gate_up ? 2 : 0) * s->experts : NULL};
 }
 
-static double *doubles(const float *x, uint32_t n)
-{
-	double *d = conform_alloc(n, sizeof *d);
-	for (uint32_t i = 0; i < n; i++)
-		d[i] = (double)x[i];
-	return d;
-}
-
 /* --- experts_act */
 
 static uint32_t act_record(const struct job *j, const struct live *l, struct kern_op *op)
@@ -289,7 +281,7 @@ static void act_row(const struct job *j, const struct precision *p, const struct
 {
 	(void)r;
 	const struct expert_shape *s = j->shape;
-	const double *x = doubles(job_data(j, 1, row), s->hidden);
+	const double *x = ref_doubles(job_data(j, 1, row), s->hidden);
 	for (uint32_t i = 0; i < s->used; i++)
 		act_values(p, j, s, id_of(job_data(j, 0, row)[i]), x, e->value[2] + i * s->ffn, e->bound[2] + i * s->ffn);
 }
@@ -342,7 +334,7 @@ static void down_values(const struct precision *p, const struct matrix *w, uint3
 {
 	double *v = conform_alloc(2 * (size_t)w->n, sizeof *v), *vb = v + w->n;
 	for (uint32_t j = 0; j < used; j++) {
-		ref_product(p, &w[id_of(ids[j])], doubles(x + (size_t)j * w->k, w->k), v, vb);
+		ref_product(p, &w[id_of(ids[j])], ref_doubles(x + (size_t)j * w->k, w->k), v, vb);
 		for (uint32_t i = 0; i < w->n; i++) {
 			double part = (double)weights[j] * v[i];
 			y[i] += part;
@@ -428,9 +420,9 @@ static void mix_row(const struct job *j, const struct precision *p, const struct
 		e->value[MIX_IDS][i] = (double)ids[i];
 		e->value[MIX_WEIGHTS][i] = (double)weights[i];
 	}
-	ref_product(p, &j->matrix[3 * s->experts], doubles(job_data(j, MIX_X, row), s->hidden), e->value[MIX_LOGITS], e->bound[MIX_LOGITS]);
+	ref_product(p, &j->matrix[3 * s->experts], ref_doubles(job_data(j, MIX_X, row), s->hidden), e->value[MIX_LOGITS], e->bound[MIX_LOGITS]);
 	for (uint32_t i = 0; i < s->used; i++)
-		act_values(p, j, s, id_of(ids[i]), doubles(job_data(j, MIX_X, row), s->hidden), e->value[MIX_ACT] + i * s->ffn, e->bound[MIX_ACT] + i * s->ffn);
+		act_values(p, j, s, id_of(ids[i]), ref_doubles(job_data(j, MIX_X, row), s->hidden), e->value[MIX_ACT] + i * s->ffn, e->bound[MIX_ACT] + i * s->ffn);
 	for (uint32_t i = 0; i < s->hidden; i++)
 		e->value[MIX_Y][i] = (double)job_data(j, MIX_Y, row)[i];
 	down_values(p, j->matrix + 2 * s->experts, s->used, ids, weights, act, e->value[MIX_Y], e->bound[MIX_Y]);

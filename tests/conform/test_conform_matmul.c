@@ -43,20 +43,12 @@ static uint32_t matmul_record(const struct job *j, const struct live *l, struct 
 	return 1;
 }
 
-static double *doubles(const float *x, uint32_t n)
-{
-	double *d = conform_alloc(n, sizeof *d);
-	for (uint32_t i = 0; i < n; i++)
-		d[i] = (double)x[i];
-	return d;
-}
-
 /* ref_product's bound, and the rounding of the sum with the bias. */
 static void matmul_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
 {
 	(void)r;
 	const struct matmul_shape *s = j->shape;
-	const double *x = doubles(job_data(j, 0, row), s->k);
+	const double *x = ref_doubles(job_data(j, 0, row), s->k);
 	for (uint32_t i = 0, bias = 0; i < products_of(s); i++) {
 		ref_product(p, &j->matrix[i], x, e->value[1 + i], e->bound[1 + i]);
 		const float *b = s->p[i].bias ? j->constant[bias++].data : NULL;
@@ -113,6 +105,7 @@ CONFORM_TEST(matmul_of_blocks_of_32)
 		{32, {{KERN_Q8_0, 1, false}}},   {96, {{KERN_Q8_0, 50, true}}},   {576, {{KERN_Q8_0, 96, false}}}, {32, {{KERN_Q4_0, 17, true}}},  {576, {{KERN_Q4_0, 64, false}}},
 		{1056, {{KERN_Q4_0, 33, false}}}, {32, {{KERN_Q4_1, 15, false}}}, {576, {{KERN_Q4_1, 80, true}}},  {1056, {{KERN_Q4_1, 47, false}}}, {32, {{KERN_Q5_0, 17, true}}},
 		{576, {{KERN_Q5_0, 64, false}}}, {1056, {{KERN_Q5_0, 33, false}}}, {32, {{KERN_Q5_1, 15, false}}}, {576, {{KERN_Q5_1, 47, true}}}, {1056, {{KERN_Q5_1, 33, false}}},
+		{32, {{KERN_MXFP4, 17, true}}}, {576, {{KERN_MXFP4, 64, false}}}, {1056, {{KERN_MXFP4, 33, true}}},
 	};
 	matmul_all(shapes, LEN(shapes), 3);
 }
@@ -136,6 +129,7 @@ CONFORM_TEST(matmul_of_groups)
 		{256, {{KERN_Q4_K, 20, false}, {KERN_Q5_K, 75, true}}},
 		{512, {{KERN_F32, 40, false}, {KERN_Q6_K, 130, true}, {KERN_F32, 3, true}}},
 		{576, {{KERN_Q4_0, 192, false}, {KERN_Q4_0, 192, false}}},
+		{96, {{KERN_MXFP4, 70, true}, {KERN_Q8_0, 33, false}, {KERN_F32, 65, true}}},
 	};
 	matmul_all(shapes, LEN(shapes), 4);
 }
@@ -170,7 +164,7 @@ static void heads_row(const struct job *j, const struct precision *p, const stru
 {
 	(void)r;
 	const struct heads_shape *s = j->shape;
-	const double *x = doubles(job_data(j, 0, row), s->heads * (s->k + s->tail));
+	const double *x = ref_doubles(job_data(j, 0, row), s->heads * (s->k + s->tail));
 	for (uint32_t h = 0; h < s->heads; h++, x += s->k + s->tail) {
 		uint32_t to = h * (s->n + s->tail);
 		ref_product(p, &j->matrix[h], x, e->value[1] + to, e->bound[1] + to);
@@ -182,6 +176,7 @@ CONFORM_TEST(heads_matmul)
 {
 	static const struct heads_shape shapes[] = {
 		{KERN_BF16, 1, 1, 1, 0}, {KERN_BF16, 4, 24, 16, 8}, {KERN_F32, 3, 20, 24, 0}, {KERN_BF16, 5, 70, 33, 4}, {KERN_Q8_0, 16, 32, 64, 12}, {KERN_F16, 2, 512, 128, 64},
+		{KERN_MXFP4, 3, 40, 32, 0},
 	};
 	for (uint32_t i = 0; i < LEN(shapes); i++)
 		for (uint32_t n = 0; n < 3; n++) {

@@ -191,7 +191,7 @@ static struct random_program *program_random(void)
 /* The experts of a row in three operations; the others are one. */
 static uint32_t experts_ops(const struct live *l, const struct random_op *r, struct kern_op *op)
 {
-	struct kern_experts e = {EXPERTS, l->w + R_EXPERTS, l->w + R_EXPERTS + EXPERTS, l->w + R_EXPERTS + 2 * EXPERTS};
+	struct kern_experts e = {EXPERTS, l->w + R_EXPERTS, l->w + R_EXPERTS + EXPERTS, l->w + R_EXPERTS + 2 * EXPERTS, {0}, {0}, {0}};
 	op[0] = op_matmul(l, r->b, 1, &(const uint32_t){R_ROUTER}, &(const uint32_t){R_LOGITS});
 	op[1].kind = KERN_OP_ROUTE;
 	op[1].route.router = (struct kern_router){.experts = EXPERTS, .used = USED, .normalise = 1, .scale = 1};
