@@ -21,6 +21,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define LEN(a) (sizeof(a) / sizeof *(a))
 
@@ -220,6 +221,14 @@ uint32_t job_constant(struct job *j, const void *data, size_t bytes);
 void job_matrices(struct job *j, uint32_t count);
 void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uint32_t k);   /* random */
 void job_kv(struct job *j, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim, uint32_t latent);
+/* The field's rows have nothing between them, as ids and weights of experts. */
+void job_dense(struct job *j, uint32_t field, int type);
+static inline uint32_t id_of(float bits)
+{
+	uint32_t id;
+	memcpy(&id, &bits, 4);
+	return id;
+}
 /* A row's data of a field. */
 const float *job_data(const struct job *j, uint32_t field, uint32_t row);
 

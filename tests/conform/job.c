@@ -54,6 +54,12 @@ uint32_t job_field_history(struct job *j, const char *name, uint32_t columns, fl
 	return f;
 }
 
+void job_dense(struct job *j, uint32_t f, int type)
+{
+	j->field[f].dense = true;
+	j->field[f].type = (enum kern_dtype)type;
+}
+
 const float *job_data(const struct job *j, uint32_t f, uint32_t row)
 {
 	const struct field *x = &j->field[f];

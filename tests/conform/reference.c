@@ -88,9 +88,12 @@ void ref_act_mul(enum kern_act act, double gate, double gate_bound, double up, d
 	double a = ref_act(act, gate), v = ref_up(act, up), g = fabs(gate);
 	double z = act == KERN_SILU ? g : act == KERN_SWIGLU_CLAMPED ? 1.702 * g : 1.6 * g * (1 + 0.0447 * g * g);
 	*value = a * v;
-	*bound = (6 + (gate < 0 ? 2.5 * fmin(z, 90) : 0)) * 0x1p-24 * fabs(a * v) + (gate < -8 || gate_bound > 0 ? 1e-36 * fabs(gate * v) : 0);
+	*bound = (6 + (gate < 0 ? 2.5 * fmin(z, 90) : 0)) * 0x1p-24 * fabs(a * v) + ((gate < -8 || gate_bound > 0) && isfinite(gate) ? 1e-36 * fabs(gate * v) : 0);
 	*bound += act == KERN_GELU_TANH && gate < 0 ? 0x1p-24 * fabs(gate * v) : 0;
-	*bound += gate_bound > 0 || up_bound > 0 ? fabs(v) * act_slope(act, gate) * gate_bound + (fabs(a) + gate_bound) * up_bound + 0x1p-126 : 0x1p-148;
+	/* the clamped one makes something of infinities */
+	*bound += gate_bound > 0 && isfinite(gate) ? fabs(v) * act_slope(act, gate) * gate_bound : 0;
+	*bound += up_bound > 0 && isfinite(up) ? (fabs(a) + (isfinite(gate) ? gate_bound : 0)) * up_bound : 0;
+	*bound += gate_bound > 0 || up_bound > 0 ? 0x1p-126 : 0x1p-148;
 }
 
 /* --- KV ------------------------------------------------------------------------------------------------------------------------- */
