@@ -204,6 +204,16 @@ struct job {
 	void (*check_pool)(const struct job *j, const struct result *r, const struct job *of, const struct result *base);
 };
 
+/* Jobs with KV (kv.c). Fields of K and V come first, V only without a latent; the pool is checked. */
+enum { KV_TYPES = 5 };
+extern const enum kern_dtype kv_types[KV_TYPES];
+struct job *kv_job(enum kern_op_kind kind, const struct sequence *seq, uint32_t block_tokens, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim, uint32_t latent,
+                   const char *name);
+uint32_t kv_write_record(const struct job *j, const struct live *l, struct kern_op *op);
+/* K or V of a position, as it was given. */
+const float *kv_given(const struct job *j, uint32_t seq, uint32_t position, uint32_t head, uint32_t is_v);
+double kv_top(enum kern_dtype t);              /* the largest code of a type with scales */
+
 void world_init(struct world *w, const struct sequence *seq, uint32_t sequences, uint32_t block_tokens, uint32_t vocabulary);
 uint32_t world_sequence(const struct world *w, uint32_t row);       /* of a row under test */
 static inline uint32_t world_rows(const struct world *w) { return w->live[w->sequences]; }
