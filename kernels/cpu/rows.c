@@ -320,7 +320,8 @@ void build_rows(struct build *b, const struct kern_op *op)
 			build_row_step(b, op, scale_rows, NULL, op->scale.dim);
 		break;
 	case KERN_OP_NORM:
-		if (!build_tensor(b, op, &op->norm.y, op->norm.dim) && !build_tensor(b, op, &op->norm.x, op->norm.dim))
+		if (!build_tensor(b, op, &op->norm.y, op->norm.dim) && !build_tensor(b, op, &op->norm.x, op->norm.dim) &&
+		    !(op->norm.a.at.v && build_tensor(b, op, &op->norm.a, op->norm.dim)))
 			build_row_step(b, op, norm_rows, NULL, 2 * (size_t)op->norm.dim);
 		break;
 	case KERN_OP_HEAD_NORM:
