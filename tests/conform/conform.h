@@ -105,6 +105,12 @@ struct kern_mem mem_get(const struct device *dev, enum kern_memory kind, size_t 
 void mem_put(const struct device *dev, kern_ptr dst, const void *src, size_t bytes);     /* upload and sync */
 void mem_take(const struct device *dev, void *dst, kern_ptr src, size_t bytes);          /* download and sync */
 
+/* Every target once: rounded activations (kern_config.activations) change nothing but products. */
+#define EACH_TARGET(dev, threads) \
+	for (unsigned t_ = 0; t_ < conform_target_count; t_++) \
+		for (struct device *dev = conform_targets[t_].activations == KERN_F32 ? device_get(&conform_targets[t_], threads) : NULL; \
+		     dev && (conform_about(0, "%s", dev->target->name), true); dev = NULL)
+
 /* --- jobs ------------------------------------------------------------------------------------------------------------------- */
 
 enum { FIELDS = 16, CONSTS = 6, SEQUENCES = 8, OPS_MAX = 64 };
@@ -215,6 +221,9 @@ const float *kv_given(const struct job *j, uint32_t seq, uint32_t position, uint
 double kv_top(enum kern_dtype t);              /* the largest code of a type with scales */
 
 void world_init(struct world *w, const struct sequence *seq, uint32_t sequences, uint32_t block_tokens, uint32_t vocabulary);
+/* One of conform_alloc, with tokens below VOCABULARY. */
+enum { VOCABULARY = 97 };
+struct world *world_new(const struct sequence *seq, uint32_t block_tokens);
 uint32_t world_sequence(const struct world *w, uint32_t row);       /* of a row under test */
 static inline uint32_t world_rows(const struct world *w) { return w->live[w->sequences]; }
 static inline uint32_t world_position(const struct world *w, uint32_t row)
@@ -274,6 +283,12 @@ size_t job_pool_bytes(const struct job *j);
 size_t batch_bytes(const struct world *w);
 void batch_write(const struct world *w, const struct step *st, uint32_t salt, const struct kern_progress *progress, void *to);
 struct kern_limits world_limits(const struct world *w);
+
+/* Without a job: a program, which must be made; a batch in pinned memory; an operation y = x * factor of dense rows. */
+struct kern_program *program_get(const struct device *dev, const struct kern_op *op, size_t n, const struct kern_limits *limits);
+struct kern_mem batch_get(const struct device *dev, const struct world *w, const struct step *st, const struct kern_progress *progress);
+void program_run(const struct device *dev, struct kern_program *p, const struct kern_mem *batch);      /* and sync */
+struct kern_op op_scale(kern_ptr y, kern_ptr x, float factor, uint32_t dim);
 
 /* --- the reference (reference.c, formats.c) ------------------------------------------------------------------------------------- */
 

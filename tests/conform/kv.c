@@ -116,9 +116,7 @@ uint32_t kv_write_record(const struct job *j, const struct live *l, struct kern_
 struct job *kv_job(enum kern_op_kind kind, const struct sequence *seq, uint32_t block_tokens, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim,
                           uint32_t latent, const char *name)
 {
-	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, seq, SEQUENCES, block_tokens, 97);
-	struct job *j = job_new(kind, w, "%s, %s", name, kern_dtype_name(type));
+	struct job *j = job_new(kind, world_new(seq, block_tokens), "%s, %s", name, kern_dtype_name(type));
 	job_kv(j, type, kv_heads, head_dim, latent);
 	job_field_history(j, "k", kv_heads * head_dim, 2);
 	if (!latent)

@@ -86,9 +86,7 @@ static void exact_row(const struct job *j, const struct precision *p, const stru
 static struct job *product_job(enum kern_dtype type, uint32_t n, uint32_t k, uint32_t rows, const char *what)
 {
 	struct sequence seq[SEQUENCES] = {{0, rows}};
-	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, seq, SEQUENCES, 16, 97);
-	struct job *j = job_new(KERN_OP_MATMUL, w, "%u columns by %s of %u rows, %s", k, kern_dtype_name(type), n, what);
+	struct job *j = job_new(KERN_OP_MATMUL, world_new(seq, 16), "%u columns by %s of %u rows, %s", k, kern_dtype_name(type), n, what);
 	job_field(j, "x", IN, KERN_ROWS_ALL, 1, k, 3);
 	job_field(j, "y", OUT, KERN_ROWS_ALL, 1, n, 0);
 	job_matrices(j, 1);

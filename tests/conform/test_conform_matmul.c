@@ -12,9 +12,7 @@ static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {
 
 static struct world *world_get(uint32_t i)
 {
-	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, worlds[i % LEN(worlds)].seq, SEQUENCES, 16, 97);
-	return w;
+	return world_new(worlds[i % LEN(worlds)].seq, 16);
 }
 
 /* --- matmul ---------------------------------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DIM = 32, FFN = 80, VOCABULARY = 97, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 8 };
+enum { DIM = 32, FFN = 80, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 8 };
 
 /* --- a step of a model ------------------------------------------------------------------------------------------------------------------- */
 
@@ -115,10 +115,8 @@ static uint32_t step_record(const struct job *j, const struct live *l, struct ke
 
 static struct job *step_job(const struct sequence *seq, uint32_t block_tokens, enum kern_dtype kv)
 {
-	struct world *w = conform_alloc(1, sizeof *w);
 	float *inv_freq = conform_alloc(HEAD_DIM / 2, sizeof *inv_freq);
-	world_init(w, seq, SEQUENCES, block_tokens, VOCABULARY);
-	struct job *j = job_new(KERN_OP_MATMUL, w, "a step of a model, KV of %s", kern_dtype_name(kv));
+	struct job *j = job_new(KERN_OP_MATMUL, world_new(seq, block_tokens), "a step of a model, KV of %s", kern_dtype_name(kv));
 	job_kv(j, kv, KV_HEADS, HEAD_DIM, 0);
 	for (uint32_t f = 0; f < STEP_FIELDS; f++)
 		job_field(j, step_fields[f].name, OUT, f < T ? KERN_ROWS_ALL : KERN_ROWS_TAIL, 1, step_fields[f].columns, 0);
@@ -293,9 +291,7 @@ static uint32_t random_record(const struct job *j, const struct live *l, struct 
 static struct job *random_job(uint32_t number)
 {
 	static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {{{{0, 40}}}, {{{0, 3}, {0, 1}}}, {{{0, 90}, {0, 30}, {0, 2}}}, {{{0, 1}}}};
-	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, worlds[number % LEN(worlds)].seq, SEQUENCES, 16, VOCABULARY);
-	struct job *j = job_new(KERN_OP_MATMUL, w, "random program %u", number);
+	struct job *j = job_new(KERN_OP_MATMUL, world_new(worlds[number % LEN(worlds)].seq, 16), "random program %u", number);
 	static const char *const names[] = {"a", "b", "c", "d", "e", "tail a", "tail b", "tail c"};
 	for (uint32_t f = 0; f < ALL_FIELDS + TAIL_FIELDS; f++)
 		job_field(j, names[f], INOUT, f < ALL_FIELDS ? KERN_ROWS_ALL : KERN_ROWS_TAIL, 1, DIM, 2);

@@ -18,10 +18,8 @@ static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {
 
 static struct world *world_get(uint32_t i)
 {
-	struct world *w = conform_alloc(1, sizeof *w);
 	const struct sequence *seq = worlds[i % LEN(worlds)].seq;
-	world_init(w, seq, SEQUENCES, seq->position > 100000 ? 4096 : 16, 97);
-	return w;
+	return world_new(seq, seq->position > 100000 ? 4096 : 16);
 }
 
 static enum kern_rows rows_of(uint32_t i)

@@ -50,6 +50,13 @@ void world_init(struct world *w, const struct sequence *seq, uint32_t sequences,
 		w->token[r] = rand_below(vocabulary);
 }
 
+struct world *world_new(const struct sequence *seq, uint32_t block_tokens)
+{
+	struct world *w = conform_alloc(1, sizeof *w);
+	world_init(w, seq, SEQUENCES, block_tokens, VOCABULARY);
+	return w;
+}
+
 uint32_t world_sequence(const struct world *w, uint32_t row)
 {
 	uint32_t s = 0;
