@@ -48,6 +48,66 @@ CONFORM_TEST(work_of_a_stream_is_in_order)
 	}
 }
 
+/* Two streams take turns without waiting for each other: programs of their own, and one that both run over batches and rows of their own. */
+CONFORM_TEST(streams_beside_each_other)
+{
+	enum { DIM = 64, ROUNDS = 9, ROWS = 19 };
+	static const struct sequence seq[SEQUENCES] = {{0, ROWS}};
+	struct world *w = world_new(seq, 16);
+	struct schedule s = schedule_make(w, ORDER_WHOLE, 0, false);
+	struct kern_limits limits = world_limits(w);
+	const float factor[2] = {2, -0.5f};
+	EACH_TARGET(dev, 2) {
+		struct device two[2] = {*dev, *dev};
+		struct kern_mem m[2], batch[2];
+		struct kern_program *p[2], *both;
+		struct kern_weight *wt;
+		float *x = rand_floats(ROWS * DIM, 1), *out = conform_alloc(2 * ROWS * DIM, sizeof *out), unit[DIM * DIM] = {0};
+		for (int i = 0; i < DIM; i++)
+			unit[i * DIM + i] = 4;
+		device_ok(dev, dev->ops->stream_new(dev->d, &two[1].s), "stream_new");
+		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, DIM, DIM, unit, 0, &wt), "weight_new");
+		for (int i = 0; i < 2; i++) {
+			m[i] = mem_get(dev, KERN_MEM_DEVICE, 2 * limits.rows * DIM * 4);
+			batch[i] = batch_get(dev, w, &s.step[0], NULL);
+			struct kern_op op[2] = {op_scale(m[i].dev, m[i].dev, factor[i], DIM), {.kind = KERN_OP_MATMUL}};
+			op[1].matmul.x = op[0].scale.x;
+			op[1].matmul.products = 1;
+			op[1].matmul.p[0] = (struct kern_product){wt, {0}, {kern_at(m[i].dev, limits.rows * DIM * 4), DIM, KERN_F32}};
+			p[i] = program_get(dev, op, 2, &limits);
+			mem_put(&two[i], m[i].dev, x, ROWS * DIM * 4);
+		}
+		struct kern_op op = op_scale(m[0].dev, m[0].dev, 0.25f, DIM);
+		both = program_get(dev, &op, 1, &limits);
+		for (int n = 0; n < ROUNDS; n++)
+			for (int i = 0; i < 2; i++)
+				device_ok(dev, dev->ops->run(two[i].s, p[i], &batch[i]), "run");
+		device_ok(dev, dev->ops->sync(two[1].s), "sync");
+		device_ok(dev, dev->ops->run(two[0].s, both, &batch[0]), "run");
+		device_ok(dev, dev->ops->sync(two[0].s), "sync");
+		device_ok(dev, dev->ops->run(two[1].s, both, &batch[1]), "run");       /* after it: both scale rows of the first */
+		device_ok(dev, dev->ops->sync(two[1].s), "sync");
+		for (int i = 0; i < 2; i++) {
+			mem_take(&two[1 - i], out, m[i].dev, ROWS * DIM * 4);
+			mem_take(&two[1 - i], out + ROWS * DIM, kern_at(m[i].dev, limits.rows * DIM * 4), ROWS * DIM * 4);
+			for (uint32_t e = 0; e < ROWS * DIM; e++) {
+				float want = x[e];
+				for (int n = 0; n < ROUNDS; n++)
+					want *= factor[i];
+				EXPECT(out[e] == want * (i ? 1 : 0.0625f) && out[ROWS * DIM + e] == 4 * want, "stream %d: element %u is %g and %g, want %g and %g", i, e,
+				       (double)out[e], (double)out[ROWS * DIM + e], (double)want, 4 * (double)want);
+			}
+			dev->ops->program_destroy(&p[i]);
+			dev->ops->mem_free(dev->d, &m[i]);
+			dev->ops->mem_free(dev->d, &batch[i]);
+		}
+		dev->ops->program_destroy(&both);
+		dev->ops->weight_destroy(dev->d, &wt);
+		dev->ops->stream_destroy(&two[1].s);
+		EXPECT(!two[1].s, "stream_destroy leaves a pointer");
+	}
+}
+
 /* --- progress -------------------------------------------------------------------------------------------------------------------------------- */
 
 enum { LAYERS = 24, KV_DIM = 16, WORDS = 3 * LAYERS + 40, SEEN_ENOUGH = 20, SECONDS_MOST = 60, WIDE = 128 };
@@ -211,5 +271,50 @@ CONFORM_TEST(progress_is_told_after_the_kv)
 		dev->ops->counters(dev->d, &last);
 		EXPECT(last.pulse >= first.pulse + run, "the pulse went from %llu to %llu in %lu runs", (unsigned long long)first.pulse, (unsigned long long)last.pulse, run);
 		told_free(&t);
+	}
+}
+
+static void count_call(void *arg)
+{
+	atomic_fetch_add((atomic_uint *)arg, 1);
+}
+
+/* Who is called when words were stored: not for a batch that has none. */
+CONFORM_TEST(progress_calls)
+{
+	static const struct sequence seq[SEQUENCES] = {{0, 5}, {0, 2}};
+	struct world *w = world_new(seq, 16);
+	struct schedule s = schedule_make(w, ORDER_WHOLE, 0, false);
+	struct kern_limits limits = world_limits(w);
+	EACH_TARGET(like, 2) {
+		atomic_uint calls = 0;
+		char err[200];
+		const char *variant = like->target->variant;
+		struct kern_config conf = {.variant = variant[0] ? variant : NULL, .threads = 2, .progressed = count_call, .progressed_arg = &calls};
+		struct device one = *like, *dev = &one;
+		EXPECT(dev->ops->open(&conf, &dev->d, err, sizeof err) == 0, "%s", err);
+		device_ok(dev, dev->ops->stream_new(dev->d, &dev->s), "stream_new");
+		struct kern_mem board = mem_get(dev, KERN_MEM_SHARED, 64);
+		const struct kern_progress progress[2] = {{{0}, 0, 0}, {kern_at(board.dev, 8), 9, 1}};
+		struct kern_mem batch[2] = {batch_get(dev, w, &s.step[0], NULL), batch_get(dev, w, &s.step[0], progress)};
+		struct kern_op op[2] = {{.kind = KERN_OP_PROGRESS}, {.kind = KERN_OP_PROGRESS, .progress = {3}}};
+		struct kern_program *p = program_get(dev, op, 2, &limits);
+		uint64_t word[8], want[8] = {[1] = 9, [4] = 9};
+		program_run(dev, p, &batch[0]);
+		mem_take(dev, word, board.dev, sizeof word);
+		EXPECT(!memcmp(word, (uint64_t[8]){0}, sizeof word), "words were stored though nobody asked");
+		EXPECT(atomic_load(&calls) == 0, "%u calls though nothing was stored", atomic_load(&calls));
+		program_run(dev, p, &batch[1]);
+		mem_take(dev, word, board.dev, sizeof word);
+		EXPECT(!memcmp(word, want, sizeof word), "the words are %llu and %llu, want 9", (unsigned long long)word[1], (unsigned long long)word[4]);
+		for (time_t end = time(NULL) + SECONDS_MOST; !atomic_load(&calls) && time(NULL) < end;)
+			sched_yield();
+		EXPECT(atomic_load(&calls) > 0, "nobody was called");
+		dev->ops->program_destroy(&p);
+		for (int i = 0; i < 2; i++)
+			dev->ops->mem_free(dev->d, &batch[i]);
+		dev->ops->mem_free(dev->d, &board);
+		dev->ops->stream_destroy(&dev->s);
+		dev->ops->close(&dev->d);
 	}
 }
