@@ -141,6 +141,39 @@ CONFORM_TEST(matmul_of_many_columns)
 	matmul_all(shapes, LEN(shapes), 2);
 }
 
+/* Where a block's scale lies, and what makes it NaN or infinite. */
+static void spoil(struct matrix *m, uint32_t row, uint32_t column, bool infinite)
+{
+	uint32_t values = kern_dtype_bytes(m->type, 1) ? 1 : kern_dtype_bytes(m->type, 32) ? 32 : 256;
+	unsigned char *at = matrix_row(m, row) + kern_dtype_bytes(m->type, column / values * values) + (m->type == KERN_Q6_K ? 208 : 0);
+	float f = infinite ? INFINITY : NAN;
+	if (m->type == KERN_F32) {
+		memcpy(at, &f, 4);
+	} else if (m->type == KERN_MXFP4) {
+		*at = 255;
+	} else {
+		uint16_t bits = format_bits(m->type == KERN_BF16 ? KERN_BF16 : KERN_F16, f);
+		memcpy(at, &bits, 2);
+	}
+	for (uint32_t c = 0; c < m->k; c++)
+		m->value[(size_t)row * m->k + c] = (float)format_value(m->type, matrix_row(m, row), c);
+}
+
+/* NaN and infinity in some rows of a matrix, or in the scales of their blocks: those columns of the result are not finite, the others are as ever. */
+CONFORM_TEST(matmul_of_spoilt_weights)
+{
+	for (int t = KERN_F32; t < KERN_WEIGHT_DTYPES; t++) {
+		size_t mark = conform_mark();
+		const struct matmul_shape s = {512, {{(enum kern_dtype)t, 37, t % 2}}};
+		struct job *j = matmul_job(&s, (uint32_t)(t % 2 ? 1 : 4), 0);
+		for (uint32_t i = 0; i < 6; i++)
+			spoil(&j->matrix[0], (const uint32_t[]){0, 3, 16, 17, 31, 36}[i], (const uint32_t[]){511, 0, 300, 77, 255, 256}[i], i % 2);
+		j->clean = true;
+		job_check(j);
+		conform_release(mark);
+	}
+}
+
 /* --- one matrix for each head ------------------------------------------------------------------------------------------------------------ */
 
 struct heads_shape { enum kern_dtype type; uint32_t heads, n, k, tail; };

@@ -62,6 +62,11 @@ CONFORM_TEST(memory_is_shared_between_devices)
 		device_ok(dev, dev->ops->mem_share(dev->d, &m, &fd), "mem_share");
 		shared_between(dev, other, fd, N, m.dev);
 		shared_between(dev, dev, fd, N, m.dev);
+		struct kern_mem none = {0};
+		for (int i = 0; i < 3; i++) {
+			int rc = dev->ops->mem_map(dev->d, i ? fd : -1, i == 1 ? N + 1 : N - 1, &none);
+			EXPECT(rc < 0 && !none.dev.v && strlen(dev->ops->last_error(dev->d)) > 10, "case %d: mem_map returned %d: \"%s\"", i, rc, dev->ops->last_error(dev->d));
+		}
 		close(fd);
 		dev->ops->mem_free(dev->d, &m);
 		dev->ops->mem_free(dev->d, &d);
@@ -143,7 +148,7 @@ CONFORM_TEST(memory_is_shared_between_processes)
 	}
 }
 
-/* Memory of the host's own is read and written in place. */
+/* Memory of the host's own is read and written in place; a batch may lie there, too. */
 CONFORM_TEST(memory_of_the_host_is_pinned)
 {
 	enum { ROWS = 5, DIM = 64, BYTES = ROWS * DIM * 4 };
@@ -153,7 +158,11 @@ CONFORM_TEST(memory_of_the_host_is_pinned)
 	struct kern_limits limits = world_limits(w);
 	EACH_TARGET(dev, 2) {
 		float *host = mmap(NULL, 2 * BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-		struct kern_mem m, batch = batch_get(dev, w, &s.step[0], NULL);
+		struct kern_mem m, batch;
+		size_t words = (batch_bytes(w) + 4095) / 4096 * 4096;
+		void *word = mmap(NULL, words, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		batch_write(w, &s.step[0], 0, NULL, word);
+		device_ok(dev, dev->ops->mem_pin(dev->d, word, words, &batch), "mem_pin");
 		for (int i = 0; i < ROWS * DIM; i++)
 			host[i] = (float)i;
 		device_ok(dev, dev->ops->mem_pin(dev->d, host, 2 * BYTES, &m), "mem_pin");
@@ -168,6 +177,7 @@ CONFORM_TEST(memory_of_the_host_is_pinned)
 		dev->ops->mem_free(dev->d, &m);
 		dev->ops->mem_free(dev->d, &batch);
 		EXPECT(host[1] == 1, "the host's memory changed when it was no longer pinned");
+		munmap(word, words);
 		munmap(host, 2 * BYTES);
 	}
 }
