@@ -321,7 +321,7 @@ static void job_check_as(struct job *j, struct typed of)
 			struct device *dev = device_get(&conform_targets[t], runs[i].threads);
 			if (!dev)
 				break;
-			conform_about(1, "%s%s%s %s", dev->target->name, of.type == KERN_F32 ? "" : ", activations of ", of.type == KERN_F32 ? "" : kern_dtype_name(of.type), of.field);
+			conform_about(1, of.type == KERN_F32 ? "%s" : "%s, %s as %s", dev->target->name, of.field[0] ? of.field : "activations", kern_dtype_name(of.type));
 			i += runs_like(j, dev, i, &all, of, &no);
 		}
 	}

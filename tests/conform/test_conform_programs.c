@@ -42,11 +42,15 @@ static struct kern_op op_norm(const struct live *l, uint32_t y, uint32_t x, int 
 	return op;
 }
 
-static struct kern_op op_rope(const struct live *l, uint32_t x, uint32_t heads)
+/* Of the same frequencies. */
+static const struct kern_rope ropes[] = {{KERN_ROPE_HALF, HEAD_DIM, 1, {0}}, {KERN_ROPE_INTERLEAVED, HEAD_DIM, 1, {0}}, {KERN_ROPE_HALF, HEAD_DIM / 2, 1.25f, {0}}, {KERN_ROPE_HALF, HEAD_DIM, 1.25f, {0}}};
+
+static struct kern_op op_rope(const struct live *l, uint32_t x, uint32_t heads, const struct kern_rope *rope)
 {
 	struct kern_op op = {.kind = KERN_OP_ROPE};
 	op.rope.x = l->field[x];
-	op.rope.rope = (struct kern_rope){KERN_ROPE_HALF, HEAD_DIM, 1, l->constant[1]};
+	op.rope.rope = *rope;
+	op.rope.rope.inv_freq = l->constant[1];
 	op.rope.heads = heads;
 	op.rope.head_dim = HEAD_DIM;
 	return op;
@@ -68,8 +72,8 @@ static uint32_t step_to_kv(const struct job *j, const struct live *l, struct ker
 	op[n].head_norm.heads = HEADS;
 	op[n].head_norm.head_dim = HEAD_DIM;
 	op[n++].head_norm.eps = 1e-5f;
-	op[n++] = op_rope(l, Q, HEADS);
-	op[n++] = op_rope(l, K, KV_HEADS);
+	op[n++] = op_rope(l, Q, HEADS, &ropes[0]);
+	op[n++] = op_rope(l, K, KV_HEADS, &ropes[0]);
 	op[n].kind = KERN_OP_KV_WRITE;
 	op[n].kv_write.kv = l->kv;
 	op[n].kv_write.k = l->field[K];
@@ -235,7 +239,7 @@ static uint32_t random_op_record(const struct live *l, const struct random_op *r
 	case KERN_OP_MATMUL:
 		*op = op_matmul(l, r->b, r->flag ? 2 : 1, (const uint32_t[]){R_SQUARE, R_SQUARE_2}, (const uint32_t[]){r->a, r->c});
 		break;
-	case KERN_OP_ROPE: *op = op_rope(l, r->a, HEADS); break;
+	case KERN_OP_ROPE: *op = op_rope(l, r->a, HEADS, &ropes[r->c % LEN(ropes)]); break;
 	case KERN_OP_ACT_MUL:
 		op->act_mul.y = l->field[r->a];
 		op->act_mul.gate = l->field[r->b];
