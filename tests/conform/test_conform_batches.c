@@ -3,15 +3,36 @@
 
 enum { DIM = 16, ROWS = 7, TAIL = 4, SPANS = 2, DEEPEST = 11, WRONG_MAX = 96 };
 
-/* Words of a batch that are changed: one, or none. */
-struct wrong { const char *what; uint32_t at, to; };
+/* Words of a batch that are changed; of several the others are consistent with the one that is wrong. */
+enum { CHANGES = 3 };
+struct wrong { const char *what; struct { uint32_t at, to; } change[CHANGES]; };      /* at 0: none */
 struct wrongs { struct wrong w[WRONG_MAX]; uint32_t n; };
 
 static void add(struct wrongs *all, const char *what, uint32_t at, uint32_t to)
 {
 	if (all->n == WRONG_MAX)
 		conform_fail("more than %d wrong batches", WRONG_MAX);
-	all->w[all->n++] = (struct wrong){what, at, to};
+	all->w[all->n++] = (struct wrong){what, {{at, to}}};
+}
+
+/* An empty span at the end, which leaves the number of rows right. */
+static void add_empty_span(struct wrongs *all, uint32_t part, uint32_t rows)
+{
+	const uint32_t words = sizeof(struct kern_span) / 4;
+	add(all, "a last span of no rows", part + 1, rows);
+	all->w[all->n - 1].change[1].at = part + words;
+	all->w[all->n - 1].change[1].to = rows;
+	all->w[all->n - 1].change[2].at = part + words + 1;
+}
+
+/* Makes the changes; again: takes them back. */
+static void swap_words(uint32_t *word, struct wrong *w)
+{
+	for (uint32_t i = 0; i < CHANGES && (w->change[i].at || i == 0); i++) {
+		uint32_t keep = word[w->change[i].at];
+		word[w->change[i].at] = w->change[i].to;
+		w->change[i].to = keep;
+	}
 }
 
 /* Where a part of `words` words may not begin. */
@@ -75,6 +96,8 @@ static struct wrongs *wrong_batches(const struct kern_batch *b, uint32_t room)
 	wrong_heads(all, b, room);
 	wrong_spans(all, b, b->span);
 	wrong_spans(all, b, b->tail_span);
+	add_empty_span(all, b->span, ROWS);
+	add_empty_span(all, b->tail_span, TAIL);
 	for (uint32_t i = 0; i < TAIL; i += TAIL - 1) {
 		add(all, "a tail beyond the rows", b->tail_index + i, ROWS);
 		add(all, "a tail at row 2^32", b->tail_index + i, UINT32_MAX);
@@ -136,20 +159,20 @@ CONFORM_TEST(batches_that_cannot_be)
 		int rc;
 		scaled_new(&t, dev, &limits);
 		for (uint32_t i = 0; i < all->n; i++) {
-			uint32_t keep = word[all->w[i].at];
-			word[all->w[i].at] = all->w[i].to;
-			bool did = ran(&t, &batch, &rc, all->w[i].what);
-			EXPECT(rc == KERN_EINVAL && !did, "%s (word %u: %u): run returned %d and %s", all->w[i].what, all->w[i].at, all->w[i].to, rc, did ? "ran" : "did not run");
-			EXPECT(strstr(dev->ops->last_error(dev->d), "batch"), "%s: \"%s\"", all->w[i].what, dev->ops->last_error(dev->d));
-			word[all->w[i].at] = keep;
-			EXPECT(ran(&t, &batch, &rc, "the whole batch") && rc == 0, "the batch that can be returned %d after: %s", rc, all->w[i].what);
+			struct wrong *x = &all->w[i];
+			swap_words(word, x);
+			bool did = ran(&t, &batch, &rc, x->what);
+			EXPECT(rc == KERN_EINVAL && !did, "%s (word %u): run returned %d and %s", x->what, x->change[0].at, rc, did ? "ran" : "did not run");
+			EXPECT(strstr(dev->ops->last_error(dev->d), "batch"), "%s: \"%s\"", x->what, dev->ops->last_error(dev->d));
+			swap_words(word, x);
+			EXPECT(ran(&t, &batch, &rc, "the whole batch") && rc == 0, "the batch that can be returned %d after: %s", rc, x->what);
 		}
 		dev->ops->mem_free(dev->d, &batch);
 		scaled_free(&t);
 	}
 }
 
-/* A program for one row, span, position or word less than the batch has. */
+/* A program for one row, span, position or word less than the batch has; at last a batch whose tail alone has too many spans. */
 CONFORM_TEST(batches_beyond_the_limits)
 {
 	struct schedule s;
@@ -157,15 +180,20 @@ CONFORM_TEST(batches_beyond_the_limits)
 	EACH_TARGET(dev, 2) {
 		struct kern_mem batch = batch_get(dev, w, &s.step[0], NULL);
 		const struct kern_limits exact = {.rows = ROWS, .tail_rows = TAIL, .spans = SPANS, .positions = DEEPEST, .batch_bytes = ((const struct kern_batch *)batch.host)->words * 4};
-		for (uint32_t i = 0; i < 6; i++) {
+		for (uint32_t i = 0; i < 7; i++) {
 			struct kern_limits l = exact;
 			struct scaled t;
 			int rc;
 			l.rows -= i == 1;
 			l.tail_rows -= i == 2;
-			l.spans -= i == 3;
+			l.spans -= i == 3 || i == 6;
 			l.positions -= i == 4;
 			l.batch_bytes -= i == 5 ? 4 : 0;
+			if (i == 6) {
+				struct kern_batch *b = batch.host;
+				b->spans = 1;
+				((struct kern_span *)(uintptr_t)kern_part(b, b->span))->rows = ROWS;
+			}
 			scaled_new(&t, dev, &l);
 			bool did = ran(&t, &batch, &rc, "limits");
 			EXPECT(rc == (i ? KERN_EINVAL : 0) && did == !i, "limits, case %u: run returned %d and %s", i, rc, did ? "ran" : "did not run");
