@@ -261,7 +261,7 @@ CONFORM_TEST(attention_with_sinks)
 		{"sinks in a window of 1", 4, 2, 16, 0, 16, 1, 0.3f, {{60, 10}}},
 		{"sinks in a window of 300", 8, 1, 64, 0, 64, 300, 0.125f, {{500, 30}, {299, 1}, {0, 3}}},
 		{"sinks and a latent", 4, 1, 32, 24, 16, 0, 0.2f, {{0, 9}, {300, 3}}},
-		{"sinks deep in a context", 8, 1, 64, 0, 64, 0, 0.125f, {{3000, 2}, {2047, 1}}},
+		{"sinks deep in a context", 3, 1, 64, 0, 64, 0, 0.125f, {{2000, 1}}},
 	};
 	attention_all(cases, LEN(cases), true);
 }
@@ -269,8 +269,8 @@ CONFORM_TEST(attention_with_sinks)
 /* NaN in K or V of some positions: rows whose window has them are not finite, though they may be all that is seen of what a backend takes together. */
 CONFORM_TEST(attention_sees_nan)
 {
-	static const struct att_case c = {"NaN here and there", 2, 1, 16, 0, 16, 3, 0.3f, {{200, 400}}};
-	static const uint32_t at[] = {255, 319, 383, 448, 511, 527, 538, 590};
+	static const struct att_case c = {"NaN here and there", 2, 1, 16, 0, 16, 3, 0.3f, {{240, 100}}};
+	static const uint32_t at[] = {255, 281, 319, 330};
 	for (uint32_t i = 0; i < 4; i++) {
 		size_t mark = conform_mark();
 		struct job *j = attention_job(&c, i % 2 ? KERN_BF16 : KERN_F32, KERN_ROWS_ALL, i / 2);

@@ -179,10 +179,14 @@ CONFORM_TEST(rows_beyond_16_bits)
 
 /* Memory is not touched but for the rows in it. */
 enum { FAR_DIM = 32, FAR_ROWS = 7 };
-static const size_t far_ld = ((size_t)1 << 30) / 3 + 1, far_stride = (size_t)7 << 28;
+static const size_t far_ld = ((size_t)1 << 32) / (FAR_ROWS - 1) + 1, far_stride = (size_t)7 << 28;
+
+/* What comes out: of the product, of attention; rows and blocks where they must lie. */
+enum { FAR_OUT = FAR_ROWS * FAR_DIM };
+struct far_seen { float product[FAR_OUT], attention[FAR_OUT], row[FAR_OUT], block[(FAR_ROWS + 1) / 2][4 * FAR_DIM]; };
 
 /* x is scaled into rows that are far apart, which a product reads; their K and V go to blocks that are far apart. */
-static void far_run(const struct device *dev, const struct world *w, const struct step *st, kern_ptr rows, size_t ld, size_t stride, float *out)
+static void far_run(const struct device *dev, const struct world *w, const struct step *st, kern_ptr rows, size_t ld, size_t stride, struct far_seen *seen)
 {
 	struct kern_limits limits = world_limits(w);
 	size_t near = limits.rows * FAR_DIM * 4;
@@ -210,8 +214,13 @@ static void far_run(const struct device *dev, const struct world *w, const struc
 	op[3].attention.scale = 0.3f;
 	struct kern_program *p = program_get(dev, op, 4, &limits);
 	program_run(dev, p, &batch);
-	mem_take(dev, out, y.at, FAR_ROWS * FAR_DIM * 4);
-	mem_take(dev, out + FAR_ROWS * FAR_DIM, z.at, FAR_ROWS * FAR_DIM * 4);
+	memset(seen, 0, sizeof *seen);
+	mem_take(dev, seen->product, y.at, sizeof seen->product);
+	mem_take(dev, seen->attention, z.at, sizeof seen->attention);
+	for (uint32_t r = 0; r < FAR_ROWS; r++) {
+		mem_take(dev, seen->row + r * FAR_DIM, kern_at(op[0].scale.y.at, r * ld * 4), FAR_DIM * 4);
+		mem_take(dev, seen->block[r / 2], kern_at(rows, w->table[0][r / 2] * stride), sizeof seen->block[0]);
+	}
 	dev->ops->program_destroy(&p);
 	dev->ops->weight_destroy(dev->d, &wt);
 	dev->ops->mem_free(dev->d, &m);
@@ -224,7 +233,7 @@ CONFORM_TEST(offsets_beyond_32_bits)
 	struct world *w = world_new(seq, 2);
 	struct schedule s = schedule_make(w, ORDER_WHOLE, 0, false);
 	EACH_TARGET(dev, 2) {
-		float want[2 * FAR_ROWS * FAR_DIM], got[2 * FAR_ROWS * FAR_DIM];
+		struct far_seen want, got;
 		size_t rows = FAR_ROWS * far_ld * 4, blocks = w->blocks * far_stride;
 		struct kern_mem far, near = mem_get(dev, KERN_MEM_SHARED, 1 << 20);
 		int rc = dev->ops->mem_new(dev->d, KERN_MEM_SHARED, (rows > blocks ? rows : blocks) + 8192, &far);
@@ -234,9 +243,9 @@ CONFORM_TEST(offsets_beyond_32_bits)
 			continue;
 		}
 		device_ok(dev, rc, "mem_new");
-		far_run(dev, w, &s.step[0], near.dev, FAR_DIM + 1, 512, want);
-		far_run(dev, w, &s.step[0], far.dev, far_ld, far_stride, got);
-		EXPECT(!memcmp(want, got, sizeof want), "other bits when rows are %zu bytes apart and blocks %zu", far_ld * 4, far_stride);
+		far_run(dev, w, &s.step[0], near.dev, FAR_DIM + 1, 512, &want);
+		far_run(dev, w, &s.step[0], far.dev, far_ld, far_stride, &got);
+		EXPECT(!memcmp(&want, &got, sizeof want), "other bits, or in another place, when rows are %zu bytes apart and blocks %zu", far_ld * 4, far_stride);
 		dev->ops->mem_free(dev->d, &near);
 		dev->ops->mem_free(dev->d, &far);
 	}

@@ -17,15 +17,15 @@ CONFORM_TEST(weights_that_cannot_be)
 		}
 }
 
-/* What operations of these tests work on: matrices (3, 64), (3, 32), (5, 3) of float32 and (3, 64) of bf16. */
-struct things { struct kern_mem mem; struct kern_weight *w64, *w32, *w3, *w_half, *gate[2], *up[2], *down[2]; struct kern_kv_layer kv; struct kern_tensor x, y; kern_ptr words; };
+/* What operations of these tests work on: matrices (3, 64), (3, 32), (5, 3), (5, 64) of float32 and (3, 64) of bf16. */
+struct things { struct kern_mem mem; struct kern_weight *w64, *w32, *w3, *w5, *w_half, *gate[2], *up[2], *down[2]; struct kern_kv_layer kv; struct kern_tensor x, y; kern_ptr words; };
 
 static struct things things_new(const struct device *dev)
 {
-	float *data = rand_floats(3 * 64, 1);
+	float *data = rand_floats(5 * 64, 1);
 	struct things t = {.mem = mem_get(dev, KERN_MEM_DEVICE, 1 << 20)};
 	const struct { struct kern_weight **w; enum kern_dtype type; uint32_t n, k; } weights[] = {
-		{&t.w64, KERN_F32, 3, 64}, {&t.w32, KERN_F32, 3, 32}, {&t.w3, KERN_F32, 5, 3}, {&t.w_half, KERN_BF16, 3, 64},
+		{&t.w64, KERN_F32, 3, 64}, {&t.w32, KERN_F32, 3, 32}, {&t.w3, KERN_F32, 5, 3}, {&t.w5, KERN_F32, 5, 64}, {&t.w_half, KERN_BF16, 3, 64},
 	};
 	for (size_t i = 0; i < LEN(weights); i++)
 		device_ok(dev, dev->ops->weight_new(dev->d, weights[i].type, weights[i].n, weights[i].k, data, 0, weights[i].w), "weight_new");
@@ -45,8 +45,9 @@ static void things_free(const struct device *dev, struct things *t)
 	dev->ops->weight_destroy(dev->d, &t->w64);
 	dev->ops->weight_destroy(dev->d, &t->w32);
 	dev->ops->weight_destroy(dev->d, &t->w3);
+	dev->ops->weight_destroy(dev->d, &t->w5);
 	dev->ops->weight_destroy(dev->d, &t->w_half);
-	EXPECT(!t->w64 && !t->w32 && !t->w3 && !t->w_half, "weight_destroy leaves a pointer");
+	EXPECT(!t->w64 && !t->w32 && !t->w3 && !t->w5 && !t->w_half, "weight_destroy leaves a pointer");
 	dev->ops->mem_free(dev->d, &t->mem);
 }
 
@@ -161,6 +162,7 @@ static void refuse_products(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_HEADS_MATMUL, op.heads_matmul.heads = 0);
 	REFUSED(KERN_OP_HEADS_MATMUL, op.heads_matmul.tail = 30);
 	REFUSED(KERN_OP_HEADS_MATMUL, t.down[1] = t.w64);
+	REFUSED(KERN_OP_HEADS_MATMUL, (op.heads_matmul.w = t.gate, op.heads_matmul.x.ld = 999, t.gate[1] = t.w5));
 	REFUSED(KERN_OP_HEADS_MATMUL, (op.heads_matmul.w = t.gate, op.heads_matmul.heads = 1, t.gate[0] = t.w64, op.heads_matmul.tail = 1));
 	REFUSED(KERN_OP_HEADS_MATMUL, (op.heads_matmul.w = t.gate, op.heads_matmul.x.ld = 999, t.gate[1] = t.w_half));
 	REFUSED(KERN_OP_HEADS_MATMUL, (op.heads_matmul.w = t.gate, op.heads_matmul.x.ld = 999, t.gate[1] = t.w32));
@@ -210,8 +212,10 @@ static void refuse_experts(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_EXPERTS_ACT, t.gate[1] = t.w3);
 	REFUSED(KERN_OP_EXPERTS_ACT, t.gate[1] = t.w_half);
 	REFUSED(KERN_OP_EXPERTS_ACT, t.up[1] = t.w32);
+	REFUSED(KERN_OP_EXPERTS_ACT, t.up[1] = t.w_half);
+	REFUSED(KERN_OP_EXPERTS_ACT, (t.up[1] = t.w5, op.experts_act.y.ld = 99));
 	REFUSED(KERN_OP_EXPERTS_ACT, t.up[0] = t.up[1] = t.w32);
-	REFUSED(KERN_OP_EXPERTS_ACT, t.up[0] = t.up[1] = t.w3);
+	REFUSED(KERN_OP_EXPERTS_ACT, (t.up[0] = t.up[1] = t.w5, op.experts_act.y.ld = 99));
 	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.used = KERN_EXPERTS_USED_MAX + 1);
 	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.used = 0);
 	REFUSED(KERN_OP_EXPERTS_DOWN, t.down[1] = t.w32);
