@@ -1,17 +1,9 @@
-/* conform.h - the conformance rig: any backend against a plain reference, through nothing but struct kern_ops.
+/* conform.h - the conformance rig: any backend against a plain reference, through nothing but
+ * struct kern_ops. README.md says what is demanded of an operation, what is covered and what is not.
  *
- * A job is one operation (or a few that belong together) of one shape, with its inputs and a function that computes a row in double precision. job_check runs it on
- * every target and demands, of every operation alike:
- *  - each row is within its bound of the reference; where the reference is not finite, neither is the row;
- *  - the same bits whether a row is alone or in a batch, wherever it lies there, its sequence whole or in chunks, with 1, 2 or 3 threads, in memory of any kind, in one
- *    program or a program for each operation, and with every other target whose numerics() is the same text (a NaN is a NaN);
- *  - NaN, infinities and huge values of some rows stay there: rows that do not see them keep their bits, rows that do are right or not finite;
- *  - nothing is written but the live rows: behind, between and in front of them all bytes stay, of buffers and of KV.
- * Device memory is reached by upload and download alone.
- *
- * Tests live in test_conform_X.c, each a program that `make check` runs on all CPU variants; `build/test/conform TARGET...` runs all of them on the targets that are
- * named: BACKEND[:VARIANT[/ACTIVATIONS]], such as cpu:avx512, cpu:avx512bf16/bf16, cuda. CONFORM_SHOW=1 prints the largest error of each operation as a part of its
- * bound. */
+ * A job is one operation (or a few that belong together) of one shape, with its inputs and a
+ * function that computes a row in double precision. job_check runs it on every target with all that
+ * is demanded. Tests live in test_conform_X.c, each a program; build/test/conform has all of them. */
 #ifndef TESTS_CONFORM_H
 #define TESTS_CONFORM_H
 

@@ -1,7 +1,8 @@
 /* small.c - programs, batches and operations of tests that need no job. */
 #include "tests/conform/conform.h"
 
-struct kern_program *program_get(const struct device *dev, const struct kern_op *op, size_t n, const struct kern_limits *limits)
+struct kern_program *program_get(const struct device *dev, const struct kern_op *op, size_t n,
+                                 const struct kern_limits *limits)
 {
 	struct kern_program *p = NULL;
 	device_ok(dev, dev->ops->program_new(dev->d, op, n, limits, &p), "program_new");
@@ -9,7 +10,8 @@ struct kern_program *program_get(const struct device *dev, const struct kern_op 
 	return p;
 }
 
-struct kern_mem batch_get(const struct device *dev, const struct world *w, const struct step *st, const struct kern_progress *progress)
+struct kern_mem batch_get(const struct device *dev, const struct world *w, const struct step *st,
+                          const struct kern_progress *progress)
 {
 	struct kern_mem m = mem_get(dev, KERN_MEM_PINNED, batch_bytes(w));
 	batch_write(w, st, 0, progress, m.host);

@@ -1,12 +1,22 @@
-/* test_conform_batches.c - a batch that kern_batch_check refuses: EINVAL, a sentence, and nothing has run. Each field in turn, one beyond what can be. */
+/* test_conform_batches.c - a batch that kern_batch_check refuses: EINVAL, a sentence, and nothing
+ * has run. Each field in turn, one beyond what can be. */
 #include "tests/conform/conform.h"
 
 enum { DIM = 16, ROWS = 7, TAIL = 4, SPANS = 2, DEEPEST = 11, WRONG_MAX = 96 };
 
-/* Words of a batch that are changed; of several the others are consistent with the one that is wrong. */
+/* Words of a batch that are changed; of several the others are consistent with the one that is
+ * wrong. */
 enum { CHANGES = 3 };
-struct wrong { const char *what; struct { uint32_t at, to; } change[CHANGES]; };      /* at 0: none */
-struct wrongs { struct wrong w[WRONG_MAX]; uint32_t n; };
+struct wrong {
+	const char *what;
+	struct {
+		uint32_t at, to;
+	} change[CHANGES];
+}; /* at 0: none */
+struct wrongs {
+	struct wrong w[WRONG_MAX];
+	uint32_t n;
+};
 
 static void add(struct wrongs *all, const char *what, uint32_t at, uint32_t to)
 {
@@ -36,7 +46,8 @@ static void swap_words(uint32_t *word, struct wrong *w)
 }
 
 /* Where a part of `words` words may not begin. */
-static void add_part(struct wrongs *all, const char *what, size_t field, uint32_t words, uint32_t of)
+static void add_part(struct wrongs *all, const char *what, size_t field, uint32_t words,
+                     uint32_t of)
 {
 	add(all, what, (uint32_t)field / 4, of - words + 1 + (of - words + 1) % 2);
 	add(all, what, (uint32_t)field / 4, UINT32_MAX - 1);
@@ -63,14 +74,20 @@ static void wrong_heads(struct wrongs *all, const struct kern_batch *b, uint32_t
 	add(all, "too many spans of the tail", HEAD(tail_spans), SPANS + 1);
 	add(all, "fewer spans of the tail than its rows need", HEAD(tail_spans), SPANS - 1);
 	add(all, "no spans of the tail, but rows", HEAD(tail_spans), 0);
-	add_part(all, "tokens beyond the words", offsetof(struct kern_batch, tokens), ROWS, b->words);
-	add_part(all, "positions beyond the words", offsetof(struct kern_batch, positions), ROWS, b->words);
+	add_part(all, "tokens beyond the words", offsetof(struct kern_batch, tokens), ROWS,
+	         b->words);
+	add_part(all, "positions beyond the words", offsetof(struct kern_batch, positions), ROWS,
+	         b->words);
 	add_part(all, "slots beyond the words", offsetof(struct kern_batch, slots), ROWS, b->words);
-	add_part(all, "spans beyond the words", offsetof(struct kern_batch, span), SPANS * span, b->words);
-	add_part(all, "the tail beyond the words", offsetof(struct kern_batch, tail_index), TAIL, b->words);
-	add_part(all, "spans of the tail beyond the words", offsetof(struct kern_batch, tail_span), SPANS * span, b->words);
+	add_part(all, "spans beyond the words", offsetof(struct kern_batch, span), SPANS * span,
+	         b->words);
+	add_part(all, "the tail beyond the words", offsetof(struct kern_batch, tail_index), TAIL,
+	         b->words);
+	add_part(all, "spans of the tail beyond the words", offsetof(struct kern_batch, tail_span),
+	         SPANS * span, b->words);
 	add(all, "a table beyond the words", HEAD(table), b->words + 1);
-	add_part(all, "progress beyond the words", offsetof(struct kern_batch, progress), SPANS * sizeof(struct kern_progress) / 4, b->words);
+	add_part(all, "progress beyond the words", offsetof(struct kern_batch, progress),
+	         SPANS * sizeof(struct kern_progress) / 4, b->words);
 	add(all, "progress at an odd word", HEAD(progress), b->progress - 1);
 }
 
@@ -105,7 +122,11 @@ static struct wrongs *wrong_batches(const struct kern_batch *b, uint32_t room)
 	return all;
 }
 
-struct scaled { const struct device *dev; struct kern_mem mem; struct kern_program *p; };
+struct scaled {
+	const struct device *dev;
+	struct kern_mem mem;
+	struct kern_program *p;
+};
 
 /* Has the program run? Fails if it did half. */
 static bool ran(const struct scaled *t, const struct kern_mem *batch, int *ret_rc, const char *what)
@@ -120,13 +141,15 @@ static bool ran(const struct scaled *t, const struct kern_mem *batch, int *ret_r
 	mem_take(t->dev, x, t->mem.dev, sizeof x);
 	for (uint32_t i = 0; i < LEN(x); i++)
 		changed += x[i] != 3;
-	EXPECT(changed == 0 || changed == LEN(x), "%s: %u of %zu numbers were written", what, changed, LEN(x));
+	EXPECT(changed == 0 || changed == LEN(x), "%s: %u of %zu numbers were written", what,
+	       changed, LEN(x));
 	return changed > 0;
 }
 
 static void scaled_new(struct scaled *t, const struct device *dev, const struct kern_limits *limits)
 {
-	*t = (struct scaled){.dev = dev, .mem = mem_get(dev, KERN_MEM_DEVICE, ROWS * DIM * sizeof(float))};
+	*t = (struct scaled){.dev = dev,
+	                     .mem = mem_get(dev, KERN_MEM_DEVICE, ROWS * DIM * sizeof(float))};
 	struct kern_op op = op_scale(t->mem.dev, t->mem.dev, 2, DIM);
 	t->p = program_get(dev, &op, 1, limits);
 }
@@ -150,8 +173,13 @@ CONFORM_TEST(batches_that_cannot_be)
 	static const struct kern_progress nobody[SPANS] = {{{0}, 0, 0}, {{0}, 0, 0}};
 	struct schedule s;
 	struct world *w = world_of_two(&s);
-	const struct kern_limits limits = {.rows = ROWS, .tail_rows = TAIL, .spans = SPANS, .positions = DEEPEST, .batch_bytes = batch_bytes(w)};
-	EACH_TARGET(dev, 2) {
+	const struct kern_limits limits = {.rows = ROWS,
+	                                   .tail_rows = TAIL,
+	                                   .spans = SPANS,
+	                                   .positions = DEEPEST,
+	                                   .batch_bytes = batch_bytes(w)};
+	EACH_TARGET(dev, 2)
+	{
 		struct scaled t;
 		struct kern_mem batch = batch_get(dev, w, &s.step[0], nobody);
 		uint32_t *word = batch.host;
@@ -162,24 +190,34 @@ CONFORM_TEST(batches_that_cannot_be)
 			struct wrong *x = &all->w[i];
 			swap_words(word, x);
 			bool did = ran(&t, &batch, &rc, x->what);
-			EXPECT(rc == KERN_EINVAL && !did, "%s (word %u): run returned %d and %s", x->what, x->change[0].at, rc, did ? "ran" : "did not run");
-			EXPECT(strstr(dev->ops->last_error(dev->d), "batch"), "%s: \"%s\"", x->what, dev->ops->last_error(dev->d));
+			EXPECT(rc == KERN_EINVAL && !did, "%s (word %u): run returned %d and %s",
+			       x->what, x->change[0].at, rc, did ? "ran" : "did not run");
+			EXPECT(strstr(dev->ops->last_error(dev->d), "batch"), "%s: \"%s\"", x->what,
+			       dev->ops->last_error(dev->d));
 			swap_words(word, x);
-			EXPECT(ran(&t, &batch, &rc, "the whole batch") && rc == 0, "the batch that can be returned %d after: %s", rc, x->what);
+			EXPECT(ran(&t, &batch, &rc, "the whole batch") && rc == 0,
+			       "the batch that can be returned %d after: %s", rc, x->what);
 		}
 		dev->ops->mem_free(dev->d, &batch);
 		scaled_free(&t);
 	}
 }
 
-/* A program for one row, span, position or word less than the batch has; at last a batch whose tail alone has too many spans. */
+/* A program for one row, span, position or word less than the batch has; at last a batch whose tail
+ * alone has too many spans. */
 CONFORM_TEST(batches_beyond_the_limits)
 {
 	struct schedule s;
 	struct world *w = world_of_two(&s);
-	EACH_TARGET(dev, 2) {
+	EACH_TARGET(dev, 2)
+	{
 		struct kern_mem batch = batch_get(dev, w, &s.step[0], NULL);
-		const struct kern_limits exact = {.rows = ROWS, .tail_rows = TAIL, .spans = SPANS, .positions = DEEPEST, .batch_bytes = ((const struct kern_batch *)batch.host)->words * 4};
+		const struct kern_limits exact = {
+			.rows = ROWS,
+			.tail_rows = TAIL,
+			.spans = SPANS,
+			.positions = DEEPEST,
+			.batch_bytes = ((const struct kern_batch *)batch.host)->words * 4};
 		for (uint32_t i = 0; i < 7; i++) {
 			struct kern_limits l = exact;
 			struct scaled t;
@@ -196,7 +234,9 @@ CONFORM_TEST(batches_beyond_the_limits)
 			}
 			scaled_new(&t, dev, &l);
 			bool did = ran(&t, &batch, &rc, "limits");
-			EXPECT(rc == (i ? KERN_EINVAL : 0) && did == !i, "limits, case %u: run returned %d and %s", i, rc, did ? "ran" : "did not run");
+			EXPECT(rc == (i ? KERN_EINVAL : 0) && did == !i,
+			       "limits, case %u: run returned %d and %s", i, rc,
+			       did ? "ran" : "did not run");
 			scaled_free(&t);
 		}
 		dev->ops->mem_free(dev->d, &batch);
