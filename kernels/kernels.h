@@ -314,7 +314,8 @@ struct kern_op {
 		struct { struct kern_kv_layer kv; struct kern_tensor out, q; uint32_t heads, window; float scale; kern_ptr sinks; } attention;
 		/* y = act(gate) * up: (R, dim) */
 		struct { struct kern_tensor y, gate, up; enum kern_act act; uint32_t dim; } act_mul;
-		/* ids and weights (R, used), dense, of each row's experts in the order of their c, from logits (R, experts) */
+		/* ids and weights (R, used), dense, of each row's experts in the order of their c, from logits (R, experts). With a NaN among its logits a row
+		 * has weights of NaN, and its ids are some experts that differ */
 		struct { struct kern_router router; kern_ptr ids, weights; struct kern_tensor logits; } route;
 		/* y[r, j] = act(gate_e x[r]) * up_e x[r], e = ids[r, j]: x (R, hidden), y (R, used, ffn) with the leading dimension of a pair (r, j). ids of a row
 		 * differ */

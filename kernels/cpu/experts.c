@@ -164,14 +164,14 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 	if (b->rc)
 		return NULL;
 	size_t pairs = (size_t)build_max_rows(b, op->rows) * g->used;
-	*ph = (struct experts_phase){ .p = p, .op = op, .g = g, .make = build_make(b, (const struct kern_weight *const *)gate, g->experts), .x = x,
+	*ph = (struct experts_phase){ .p = p, .op = op, .g = g, .make = build_make(b, op, (const struct kern_weight *const *)gate, g->experts), .x = x,
 	                              .pairs_per_row = pairs_per_row, .w = { gate, up }, .matrices = up ? 2 : 1, .n = gate[0]->n };
 	check_alike(b, op, gate, g->experts);
 	if (up) {
 		check_alike(b, op, up, g->experts);
 		if (up[0]->n != ph->n || up[0]->k != ph->make.k)
 			build_fail(b, KERN_EINVAL, "%s: gate is (%u, %u), up (%u, %u)", kern_op_name(op->kind), ph->n, ph->make.k, up[0]->n, up[0]->k);
-		struct cpu_make also = build_make(b, (const struct kern_weight *const *)up, g->experts);
+		struct cpu_make also = build_make(b, op, (const struct kern_weight *const *)up, g->experts);
 		ph->make.tile_bytes = more(ph->make.tile_bytes, also.tile_bytes);
 		ph->make.ld_rounded = more(ph->make.ld_rounded, also.ld_rounded);
 	}

@@ -464,9 +464,9 @@ static void chunk_tile(const struct fast_attention *f, const struct att_tile *t,
 static void merge_row(const struct fast_attention *f, struct att_state *into, const struct att_state *s, uint32_t i)
 {
 	float max = into->max[i] > s->max[i] ? into->max[i] : s->max[i];
-	if (max == -INFINITY)
-		return;
-	v16 old = v_exp2(v_sub(v_set1(into->max[i]), v_set1(max))), add = v_exp2(v_sub(v_set1(s->max[i]), v_set1(max)));
+	/* -infinity: both are empty, or hold NaN and nothing else, which must stay */
+	v16 old = max == -INFINITY ? v_set1(1) : v_exp2(v_sub(v_set1(into->max[i]), v_set1(max)));
+	v16 add = max == -INFINITY ? v_set1(1) : v_exp2(v_sub(v_set1(s->max[i]), v_set1(max)));
 	v_store(into->sum + i * 16, v_fma(v_load(s->sum + i * 16), add, v_mul(v_load(into->sum + i * 16), old)));
 	for (size_t d = (size_t)i * f->padded; d < (size_t)(i + 1) * f->padded; d += 16)
 		v_store(into->acc + d, v_fma(v_load(s->acc + d), add, v_mul(v_load(into->acc + d), old)));

@@ -7,13 +7,13 @@
 
 /* --- making activations ready ---------------------------------------------------------------------------------------------------- */
 
-struct cpu_make build_make(struct build *b, const struct kern_weight *const *w, uint32_t n)
+struct cpu_make build_make(struct build *b, const struct kern_op *op, const struct kern_weight *const *w, uint32_t n)
 {
 	const struct cpu_variant *v = b->p->dev->variant;
 	struct cpu_make m = { .k = w[0]->k };
 	for (uint32_t i = 0; i < n; i++) {
 		if (w[i]->k != m.k)
-			build_fail(b, KERN_EINVAL, "matmul of a group with inner sizes %u and %u", m.k, w[i]->k);
+			build_fail(b, KERN_EINVAL, "%s of a group with inner sizes %u and %u", kern_op_name(op->kind), m.k, w[i]->k);
 		if (v->tile_bytes && !panel_is_float(w[i]->dtype))
 			m.tile_bytes = v->tile_bytes(m.k / GROUP);
 		if (b->p->dev->bf16_activations && w[i]->dtype == KERN_BF16)
@@ -131,7 +131,7 @@ void build_matmul(struct build *b, const struct kern_op *op)
 	struct matmul_phase *ph = build_alloc(b, sizeof *ph);
 	if (build_tensor(b, op, &op->matmul.x, w[0]->k) || !ph)
 		return;
-	*ph = (struct matmul_phase){ .p = b->p, .op = op, .make = build_make(b, w, op->matmul.products) };
+	*ph = (struct matmul_phase){ .p = b->p, .op = op, .make = build_make(b, op, w, op->matmul.products) };
 	for (uint32_t i = 0; i < op->matmul.products; i++)
 		ph->w[i] = *w[i];
 	uint32_t rows = build_max_rows(b, op->rows);
@@ -210,7 +210,7 @@ void build_heads_matmul(struct build *b, const struct kern_op *op)
 	if (build_tensor(b, op, &op->heads_matmul.x, heads * ((size_t)w[0]->k + tail)) ||
 	    build_tensor(b, op, &op->heads_matmul.y, heads * ((size_t)w[0]->n + tail)) || !ph)
 		return;
-	*ph = (struct heads_phase){ .p = b->p, .op = op, .make = build_make(b, (const struct kern_weight *const *)w, heads), .rows = rows,
+	*ph = (struct heads_phase){ .p = b->p, .op = op, .make = build_make(b, op, (const struct kern_weight *const *)w, heads), .rows = rows,
 	                            .tiles = (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS, .panels = b->p->dev->variant->panels(w[0]) };
 	for (int many = 0; many < 2; many++) {
 		ph->panels_per_item[many] = cpu_panels_per_item(b->p, w[0], heads * cpu_packed_bytes(b->p, w[0]), many);

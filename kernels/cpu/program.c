@@ -178,9 +178,9 @@ static void build_sample(struct build *b, const struct kern_op *op)
 	struct sample_phase *ph = build_alloc(b, sizeof *ph);
 	if (build_tensor(b, op, &op->sample.logits, p->limits.vocab) || p->dev->group.rank)
 		return;
-	if (!p->limits.vocab || op->rows != KERN_ROWS_TAIL || (p->limits.slots && !op->sample.slots.v)) {
-		build_fail(b, KERN_EINVAL, "sample from %u ids: the tail's rows alone, from more than none, with memory for its %u slots", p->limits.vocab,
-		           p->limits.slots);
+	if (!p->limits.vocab || op->rows != KERN_ROWS_TAIL || !op->sample.results.v || (p->limits.slots && !op->sample.slots.v)) {
+		build_fail(b, KERN_EINVAL, "sample from %u ids: over the tail's rows, from more than none, with memory for results and %u slots",
+		           p->limits.vocab, p->limits.slots);
 		return;
 	}
 	*ph = (struct sample_phase){ p, op };

@@ -259,15 +259,17 @@ static void limit_groups(const struct kern_router *r, const float *c, bool *out)
 static void route_row(const struct kern_router *r, const float *logits, uint32_t *ids, float *weight)
 {
 	const float *bias = cpu_f32(r->bias);
-	float s[KERN_EXPERTS_MAX], c[KERN_EXPERTS_MAX], sum = 0;
+	float s[KERN_EXPERTS_MAX], c[KERN_EXPERTS_MAX], sum = 0, nan = 0;
 	bool out[KERN_EXPERTS_MAX] = { false };
 	if (r->score == KERN_SCORE_SOFTMAX)
 		softmax(s, logits, r->experts);
 	else
 		for (uint32_t e = 0; e < r->experts; e++)
 			s[e] = (float)(1.0 / (1.0 + own_exp(-(double)logits[e])));
-	for (uint32_t e = 0; e < r->experts; e++)
+	for (uint32_t e = 0; e < r->experts; e++) {
 		c[e] = bias ? s[e] + bias[e] : s[e];
+		nan += 0 * s[e];           /* also of a score that is not among the largest */
+	}
 	if (r->groups > 1)
 		limit_groups(r, c, out);
 	for (uint32_t i = 0; i < r->used; i++) {
@@ -278,7 +280,7 @@ static void route_row(const struct kern_router *r, const float *logits, uint32_t
 	}
 	float divisor = r->normalise ? (sum < r->norm_min ? r->norm_min : sum) + r->norm_add : 1.0f;
 	for (uint32_t i = 0; i < r->used; i++)
-		weight[i] = weight[i] / divisor * r->scale;
+		weight[i] = weight[i] / divisor * r->scale + nan;
 }
 
 static void route_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
@@ -324,7 +326,8 @@ void build_rows(struct build *b, const struct kern_op *op)
 			build_row_step(b, op, scale_rows, NULL, op->scale.dim);
 		break;
 	case KERN_OP_NORM:
-		if (!build_tensor(b, op, &op->norm.y, op->norm.dim) && !build_tensor(b, op, &op->norm.x, op->norm.dim))
+		if (!build_tensor(b, op, &op->norm.y, op->norm.dim) && !build_tensor(b, op, &op->norm.x, op->norm.dim) &&
+		    !(op->norm.a.at.v && build_tensor(b, op, &op->norm.a, op->norm.dim)))
 			build_row_step(b, op, norm_rows, NULL, 2 * (size_t)op->norm.dim);
 		break;
 	case KERN_OP_HEAD_NORM:

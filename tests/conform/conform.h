@@ -1,17 +1,9 @@
-/* conform.h - the conformance rig: any backend against a plain reference, through nothing but struct kern_ops.
+/* conform.h - the conformance rig: any backend against a plain reference, through nothing but
+ * struct kern_ops. README.md says what is demanded of an operation, what is covered and what is not.
  *
- * A job is one operation (or a few that belong together) of one shape, with its inputs and a function that computes a row in double precision. job_check runs it on
- * every target and demands, of every operation alike:
- *  - each row is within its bound of the reference; where the reference is not finite, neither is the row;
- *  - the same bits whether a row is alone or in a batch, wherever it lies there, its sequence whole or in chunks, with 1, 2 or 3 threads, in memory of any kind, in one
- *    program or a program for each operation, and with every other target whose numerics() is the same text (a NaN is a NaN);
- *  - NaN, infinities and huge values of some rows stay there: rows that do not see them keep their bits, rows that do are right or not finite;
- *  - nothing is written but the live rows: behind, between and in front of them all bytes stay, of buffers and of KV.
- * Device memory is reached by upload and download alone.
- *
- * Tests live in test_conform_X.c, each a program that `make check` runs on all CPU variants; `build/test/conform TARGET...` runs all of them on the targets that are
- * named: BACKEND[:VARIANT[/ACTIVATIONS]], such as cpu:avx512, cpu:avx512bf16/bf16, cuda. CONFORM_SHOW=1 prints the largest error of each operation as a part of its
- * bound. */
+ * A job is one operation (or a few that belong together) of one shape, with its inputs and a
+ * function that computes a row in double precision. job_check runs it on every target with all that
+ * is demanded. Tests live in test_conform_X.c, each a program; build/test/conform has all of them. */
 #ifndef TESTS_CONFORM_H
 #define TESTS_CONFORM_H
 
@@ -21,6 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define LEN(a) (sizeof(a) / sizeof *(a))
 
@@ -104,6 +97,12 @@ struct kern_mem mem_get(const struct device *dev, enum kern_memory kind, size_t 
 void mem_put(const struct device *dev, kern_ptr dst, const void *src, size_t bytes);     /* upload and sync */
 void mem_take(const struct device *dev, void *dst, kern_ptr src, size_t bytes);          /* download and sync */
 
+/* Every target once: rounded activations (kern_config.activations) change nothing but products. */
+#define EACH_TARGET(dev, threads) \
+	for (unsigned t_ = 0; t_ < conform_target_count; t_++) \
+		for (struct device *dev = conform_targets[t_].activations == KERN_F32 ? device_get(&conform_targets[t_], threads) : NULL; \
+		     dev && (conform_about(0, "%s", dev->target->name), true); dev = NULL)
+
 /* --- jobs ------------------------------------------------------------------------------------------------------------------- */
 
 enum { FIELDS = 16, CONSTS = 6, SEQUENCES = 8, OPS_MAX = 64 };
@@ -144,6 +143,11 @@ struct matrix {
 	float *value;                          /* (n, k): what the data mean */
 };
 
+static inline unsigned char *matrix_row(const struct matrix *m, uint32_t row)
+{
+	return m->data + row * (m->row_bytes ? m->row_bytes : kern_dtype_bytes(m->type, m->k));
+}
+
 struct job;
 
 /* A job on a device. */
@@ -174,6 +178,7 @@ struct result {
 
 struct job {
 	char name[128];
+	uint32_t number;                       /* of the test's jobs */
 	enum kern_op_kind kind;                /* for the statistics */
 	struct world world;
 	uint32_t fields, constants, matrices;
@@ -197,7 +202,20 @@ struct job {
 	void (*check_pool)(const struct job *j, const struct result *r, const struct job *of, const struct result *base);
 };
 
+/* Jobs with KV (kv.c). Fields of K and V come first, V only without a latent; the pool is checked. */
+enum { KV_TYPES = 5 };
+extern const enum kern_dtype kv_types[KV_TYPES];
+struct job *kv_job(enum kern_op_kind kind, const struct sequence *seq, uint32_t block_tokens, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim, uint32_t latent,
+                   const char *name);
+uint32_t kv_write_record(const struct job *j, const struct live *l, struct kern_op *op);
+/* K or V of a position, as it was given. */
+const float *kv_given(const struct job *j, uint32_t seq, uint32_t position, uint32_t head, uint32_t is_v);
+double kv_top(enum kern_dtype t);              /* the largest code of a type with scales */
+
 void world_init(struct world *w, const struct sequence *seq, uint32_t sequences, uint32_t block_tokens, uint32_t vocabulary);
+/* One of conform_alloc, with tokens below VOCABULARY. */
+enum { VOCABULARY = 97 };
+struct world *world_new(const struct sequence *seq, uint32_t block_tokens);
 uint32_t world_sequence(const struct world *w, uint32_t row);       /* of a row under test */
 static inline uint32_t world_rows(const struct world *w) { return w->live[w->sequences]; }
 static inline uint32_t world_position(const struct world *w, uint32_t row)
@@ -214,6 +232,14 @@ uint32_t job_constant(struct job *j, const void *data, size_t bytes);
 void job_matrices(struct job *j, uint32_t count);
 void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uint32_t k);   /* random */
 void job_kv(struct job *j, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim, uint32_t latent);
+/* The field's rows have nothing between them, as ids and weights of experts. */
+void job_dense(struct job *j, uint32_t field, int type);
+static inline uint32_t id_of(float bits)
+{
+	uint32_t id;
+	memcpy(&id, &bits, 4);
+	return id;
+}
 /* A row's data of a field. */
 const float *job_data(const struct job *j, uint32_t field, uint32_t row);
 
@@ -250,6 +276,12 @@ size_t batch_bytes(const struct world *w);
 void batch_write(const struct world *w, const struct step *st, uint32_t salt, const struct kern_progress *progress, void *to);
 struct kern_limits world_limits(const struct world *w);
 
+/* Without a job: a program, which must be made; a batch in pinned memory; an operation y = x * factor of dense rows. */
+struct kern_program *program_get(const struct device *dev, const struct kern_op *op, size_t n, const struct kern_limits *limits);
+struct kern_mem batch_get(const struct device *dev, const struct world *w, const struct step *st, const struct kern_progress *progress);
+void program_run(const struct device *dev, struct kern_program *p, const struct kern_mem *batch);      /* and sync */
+struct kern_op op_scale(kern_ptr y, kern_ptr x, float factor, uint32_t dim);
+
 /* --- the reference (reference.c, formats.c) ------------------------------------------------------------------------------------- */
 
 unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t k);        /* a matrix in the file's format, values of about +-1; of conform_alloc */
@@ -261,8 +293,12 @@ double format_epsilon(enum kern_dtype t);                                     /*
 
 /* value (n) = W x, and bound: what float32 sums and the target's rounding of x may make of it; see reference.c */
 void ref_product(const struct precision *p, const struct matrix *w, const double *x, double *value, double *bound);
-double ref_act(enum kern_act act, double x);
-double ref_act_slope(enum kern_act act, double x);   /* at least |d act / dx| around x */
+double ref_act(enum kern_act act, double x);          /* of a gate */
+double ref_up(enum kern_act act, double x);           /* what it is multiplied by */
+/* act(gate) * up, of a gate and an up that may be off by their bounds */
+void ref_act_mul(enum kern_act act, double gate, double gate_bound, double up, double up_bound, double *value, double *bound);
+/* The numbers of a row, in double precision. */
+double *ref_doubles(const float *x, uint32_t n);
 /* K or V of a position of a sequence, (head_dim), from the bytes of the pool */
 void ref_kv(const struct job *j, const unsigned char *pool, uint32_t seq, uint32_t position, uint32_t head, bool is_v, double *out);
 size_t ref_kv_at(const struct job *j, uint32_t seq, uint32_t position, uint32_t head, bool is_v, size_t *ret_scale);    /* offset of its first byte, and of its scale */

@@ -8,11 +8,9 @@
 
 /* --- random matrices ---------------------------------------------------------------------------------------------------------- */
 
-static void put_half(unsigned char *p, float f)         /* f16, truncated; what would be subnormal becomes 0 */
+static void put_half(unsigned char *p, float f)
 {
-	uint32_t u;
-	memcpy(&u, &f, 4);
-	u = fabsf(f) < 0x1p-14f ? 0 : (u >> 16 & 0x8000) | (((u >> 13) - (112 << 10)) & 0x7fff);
+	uint16_t u = format_bits(KERN_F16, format_round(KERN_F16, (double)f));
 	p[0] = (unsigned char)u;
 	p[1] = (unsigned char)(u >> 8);
 }
@@ -21,8 +19,22 @@ static void put_half(unsigned char *p, float f)         /* f16, truncated; what 
 static const struct { uint16_t values, scale_at; float scale, second; } blocks[KERN_DTYPE_COUNT] = {
 	[KERN_Q8_0] = {32, 0, 1.0f / 256, 0},   [KERN_Q4_0] = {32, 0, 1.0f / 16, 0},    [KERN_Q4_1] = {32, 0, 1.0f / 16, -8},
 	[KERN_Q5_0] = {32, 0, 1.0f / 32, 0},    [KERN_Q5_1] = {32, 0, 1.0f / 32, -16},  [KERN_Q6_K] = {256, 208, 1.0f / 8192, 0},
-	[KERN_Q4_K] = {256, 0, 1.0f / 1024, 8}, [KERN_Q5_K] = {256, 0, 1.0f / 1024, 8},
+	[KERN_Q4_K] = {256, 0, 1.0f / 1024, 8}, [KERN_Q5_K] = {256, 0, 1.0f / 1024, 8}, [KERN_MXFP4] = {32, 0, 0, 0},
 };
+
+/* A block's numbers; some are so small that a half is subnormal, as many of real models are. */
+static void put_scales(enum kern_dtype t, unsigned char *block)
+{
+	bool tiny = rand_below(7) == 0;
+	float f = (rand_unit() + 2) * blocks[t].scale * (tiny ? 0x1p-9f : 1);
+	if (t == KERN_MXFP4) {
+		block[0] = (unsigned char)((tiny ? 100 : 121) + rand_below(5));
+		return;
+	}
+	put_half(block + blocks[t].scale_at, f);
+	if (blocks[t].second != 0)
+		put_half(block + blocks[t].scale_at + 2, f * blocks[t].second);
+}
 
 unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t k)
 {
@@ -32,18 +44,14 @@ unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t k)
 		w[i] = (unsigned char)rand_bits();
 	for (size_t i = 0; i < count; i++) {
 		float f = rand_unit();
-		if (t == KERN_F32) {
+		if (t == KERN_F32)
 			memcpy(w + 4 * i, &f, 4);
-		} else if (t == KERN_F16) {
-			put_half(w + 2 * i, f);
-		} else if (t == KERN_BF16) {
+		else if (t == KERN_F16)
+			put_half(w + 2 * i, i % 13 == 5 ? f * 0x1p-14f : f);
+		else if (t == KERN_BF16)
 			memcpy(w + 2 * i, (unsigned char *)&f + 2, 2);
-		} else if (i % blocks[t].values == 0) {
-			unsigned char *b = w + kern_dtype_bytes(t, i) + blocks[t].scale_at;
-			put_half(b, (f + 2) * blocks[t].scale);
-			if (blocks[t].second != 0)
-				put_half(b + 2, (f + 2) * blocks[t].scale * blocks[t].second);
-		}
+		else if (i % blocks[t].values == 0)
+			put_scales(t, w + kern_dtype_bytes(t, i));
 	}
 	return w;
 }
@@ -109,6 +117,14 @@ static double q6_value(const unsigned char *b, unsigned i)
 	return half(b + 208) * (int8_t)b[192 + i / 16] * ((int)(low | high << 4) - 32);
 }
 
+/* OCP MX: E2M1 numbers, S.EE.M with bias 1, times a power of two */
+static double mx_value(const unsigned char *b, unsigned i)
+{
+	static const double magnitude[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+	unsigned q = nibble(b + 1, i);
+	return b[0] == 255 ? NAN : ldexp(q & 8 ? 0 - magnitude[q & 7] : magnitude[q & 7], b[0] - 127);       /* no negative zero */
+}
+
 double format_value(enum kern_dtype t, const unsigned char *row, uint32_t at)
 {
 	unsigned i = blocks[t].values ? at % blocks[t].values : 0;
@@ -125,6 +141,7 @@ double format_value(enum kern_dtype t, const unsigned char *row, uint32_t at)
 	case KERN_Q6_K: return q6_value(b, i);
 	case KERN_Q4_K: return k_value(b, NULL, b + 16, i);
 	case KERN_Q5_K: return k_value(b, b + 16, b + 48, i);
+	case KERN_MXFP4: return mx_value(b, i);
 	case KERN_I8: return (int8_t)b[at];
 	case KERN_F8: return format_f8(b[at]);
 	default: return NAN;

@@ -17,7 +17,7 @@ struct job *job_new(enum kern_op_kind kind, const struct world *w, const char *f
 	vsnprintf(j->name, sizeof j->name, fmt, ap);
 	va_end(ap);
 	conform_about(0, "%s of %s, %u rows", kern_op_name(kind), j->name, world_rows(w));
-	rand_seed(++number);
+	rand_seed(j->number = ++number);
 	return j;
 }
 
@@ -54,6 +54,12 @@ uint32_t job_field_history(struct job *j, const char *name, uint32_t columns, fl
 	return f;
 }
 
+void job_dense(struct job *j, uint32_t f, int type)
+{
+	j->field[f].dense = true;
+	j->field[f].type = (enum kern_dtype)type;
+}
+
 const float *job_data(const struct job *j, uint32_t f, uint32_t row)
 {
 	const struct field *x = &j->field[f];
@@ -75,18 +81,18 @@ void job_matrices(struct job *j, uint32_t count)
 	j->matrix = conform_alloc(count, sizeof *j->matrix);
 }
 
-/* Every third is some columns of a wider matrix. */
+/* Every third is some columns of a wider matrix; which ones differs from job to job. */
 void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uint32_t k)
 {
 	struct matrix *m = &j->matrix[i];
-	uint32_t before = i % 3 == 1 ? 256 : 0, wide = k + 2 * before, align = kern_dtype_bytes(type, 1) ? 1 : kern_dtype_bytes(type, 32) ? 32 : 256;
+	uint32_t before = (i + j->number) % 3 == 1 ? 256 : 0, wide = k + 2 * before, align = kern_dtype_bytes(type, 1) ? 1 : kern_dtype_bytes(type, 32) ? 32 : 256;
 	wide = (wide + align - 1) / align * align;
 	*m = (struct matrix){type, n, k, before ? kern_dtype_bytes(type, wide) : 0, rand_weight(type, n, wide), NULL};
 	m->data += kern_dtype_bytes(type, before);
 	m->value = conform_alloc((size_t)n * k, sizeof *m->value);
 	for (uint32_t r = 0; r < n; r++)
 		for (uint32_t c = 0; c < k; c++)
-			m->value[(size_t)r * k + c] = (float)format_value(type, m->data + r * kern_dtype_bytes(type, before ? wide : k), c);
+			m->value[(size_t)r * k + c] = (float)format_value(type, matrix_row(m, r), c);
 }
 
 /* Blocks lie a little apart. */

@@ -1,28 +1,28 @@
 /* live.c - a job on a device: its buffers with guards around them, its programs, and runs of a schedule. Every byte of every buffer is written before a step and
- * looked at after it: the live rows of outputs are taken, everything else must be as it was. */
+ * looked at after it: the live rows of outputs are taken, everything else must be as it was. Programs of one operation each run several steps before the host waits. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD = 64 };
+enum { GUARD = 64, FLIGHTS = 4 };        /* steps under way */
 
 struct buffer {
 	struct kern_mem mem;
 	size_t bytes;
-	unsigned char *blank, *image, *seen;   /* of nobody's bytes; before a step; after it */
+	unsigned char *blank, *image[FLIGHTS], *seen[FLIGHTS];    /* of nobody's bytes; before a step; after it */
 };
 
 struct place { uint32_t buffer; size_t first, ld; };   /* of row 0, in bytes; ld in elements */
 
 struct live_own {
-	uint32_t buffers, programs, salt;
+	uint32_t buffers, programs, salt, flights;
 	struct buffer buffer[FIELDS];
 	struct place place[FIELDS];
-	struct kern_mem constant[CONSTS], pool, batch;
+	struct kern_mem constant[CONSTS], pool, batch[FLIGHTS];
 	struct kern_program *program[OPS_MAX], *history;
-	unsigned char *batch_image;
+	unsigned char *batch_image[FLIGHTS];
 };
 
 /* Which rows the slots of a batch are. */
@@ -65,10 +65,11 @@ static void place_together(const struct job *j, struct live_own *o, enum kern_me
 	uint32_t count = 0;
 	for (uint32_t f = 0; f < j->fields; f++)
 		if (can_share(&j->field[f], kind)) {
-			at[f] = row;
+			at[f] = row = (row + 3) / 4 * 4;       /* addresses of tensors are 16-byte aligned */
 			row += j->field[f].columns + 1 + f % 2;
 			count++;
 		}
+	row += row % 4 == 0;                   /* leading dimensions any */
 	for (uint32_t f = 0; f < j->fields; f++)
 		if (can_share(&j->field[f], kind))
 			o->place[f] = (struct place){0, GUARD + 4 * at[f], row};
@@ -99,8 +100,10 @@ static void buffers_new(struct live *l, enum kern_memory kind)
 		b->blank = conform_alloc(b->bytes, 1);
 		for (size_t at = 0; at < b->bytes; at += 4)
 			*(uint32_t *)(void *)(b->blank + at) = UNWRITTEN;
-		b->image = conform_alloc(b->bytes, 1);
-		b->seen = conform_alloc(b->bytes, 1);
+		for (uint32_t n = 0; n < o->flights; n++) {
+			b->image[n] = conform_alloc(b->bytes, 1);
+			b->seen[n] = conform_alloc(b->bytes, 1);
+		}
 	}
 	for (uint32_t f = 0; f < l->job->fields; f++) {
 		const struct place *p = &o->place[f];
@@ -133,7 +136,12 @@ static void weights_new(struct live *l)
 	l->w = conform_alloc(j->matrices, sizeof(struct kern_weight *));
 	for (uint32_t i = 0; i < j->matrices; i++) {
 		const struct matrix *m = &j->matrix[i];
-		device_ok(l->dev, l->dev->ops->weight_new(l->dev->d, m->type, m->n, m->k, m->data, m->row_bytes, &l->w[i]), "weight_new");
+		size_t bytes = (size_t)(matrix_row(m, m->n - 1) - m->data) + kern_dtype_bytes(m->type, m->k);
+		unsigned char *data = malloc(bytes);
+		memcpy(data, m->data, bytes);
+		device_ok(l->dev, l->dev->ops->weight_new(l->dev->d, m->type, m->n, m->k, data, m->row_bytes, &l->w[i]), "weight_new");
+		memset(data, 0xff, bytes);     /* nobody reads it any more */
+		free(data);
 	}
 }
 
@@ -164,11 +172,14 @@ struct live *live_new(const struct job *j, const struct device *dev, enum kern_m
 {
 	struct live *l = conform_alloc(1, sizeof *l);
 	*l = (struct live){.job = j, .dev = dev, .own = conform_alloc(1, sizeof *l->own)};
+	l->own->flights = split ? FLIGHTS : 1;
 	buffers_new(l, kind);
 	pool_new(l, kind);
 	weights_new(l);
-	l->own->batch = mem_get(dev, KERN_MEM_PINNED, batch_bytes(&j->world));
-	l->own->batch_image = conform_alloc(batch_bytes(&j->world), 1);
+	for (uint32_t n = 0; n < l->own->flights; n++) {
+		l->own->batch[n] = mem_get(dev, KERN_MEM_PINNED, batch_bytes(&j->world));
+		l->own->batch_image[n] = conform_alloc(batch_bytes(&j->world), 1);
+	}
 	*ret_rc = programs_new(l, split);
 	if (*ret_rc)
 		live_free(&l);
@@ -191,7 +202,8 @@ void live_free(struct live **lp)
 	for (uint32_t i = 0; i < l->job->constants; i++)
 		k->mem_free(d, &l->own->constant[i]);
 	k->mem_free(d, &l->own->pool);
-	k->mem_free(d, &l->own->batch);
+	for (uint32_t n = 0; n < l->own->flights; n++)
+		k->mem_free(d, &l->own->batch[n]);
 	*lp = NULL;
 }
 
@@ -224,13 +236,13 @@ static struct slots slots_of(const struct world *w, const struct step *st)
 }
 
 /* What is in the buffers before a step. */
-static void images_fill(struct live *l, const struct job *data, const struct slots *s, bool history)
+static void images_fill(struct live *l, const struct job *data, const struct slots *s, bool history, uint32_t flight)
 {
 	for (uint32_t i = 0; i < l->own->buffers; i++)
-		memcpy(l->own->buffer[i].image, l->own->buffer[i].blank, l->own->buffer[i].bytes);
+		memcpy(l->own->buffer[i].image[flight], l->own->buffer[i].blank, l->own->buffer[i].bytes);
 	for (uint32_t f = 0; f < data->fields; f++) {
 		const struct field *x = &data->field[f];
-		unsigned char *image = l->own->buffer[l->own->place[f].buffer].image;
+		unsigned char *image = l->own->buffer[l->own->place[f].buffer].image[flight];
 		if (x->dir == OUT || (history && !x->history))
 			continue;
 		for (uint32_t i = 0; i < s->rows[x->rows]; i++)
@@ -242,15 +254,15 @@ static void images_fill(struct live *l, const struct job *data, const struct slo
 }
 
 /* Takes the live rows of an output from what was seen, and copies them to the image: what differs then was written wrongly. Of the history nothing is kept. */
-static void rows_take(struct live *l, uint32_t f, const struct slots *s, struct result *r, bool history)
+static void rows_take(struct live *l, uint32_t f, const struct slots *s, struct result *r, bool history, uint32_t flight)
 {
 	const struct field *x = &l->job->field[f];
 	struct buffer *b = &l->own->buffer[l->own->place[f].buffer];
 	for (uint32_t i = 0; i < s->rows[x->rows]; i++) {
 		uint32_t row = s->live[x->rows][i];
 		for (uint32_t j = 0; j < x->sub; j++) {
-			unsigned char *from = element_at(l, f, b->seen, i, j);
-			memcpy(element_at(l, f, b->image, i, j), from, x->columns * type_bytes(x->type));
+			unsigned char *from = element_at(l, f, b->seen[flight], i, j);
+			memcpy(element_at(l, f, b->image[flight], i, j), from, x->columns * type_bytes(x->type));
 			if (!history)
 				row_get(x->type, r->out[f] + ((size_t)row * x->sub + j) * x->columns, from, x->columns);
 		}
@@ -259,13 +271,14 @@ static void rows_take(struct live *l, uint32_t f, const struct slots *s, struct 
 	}
 }
 
-static void buffer_compare(const struct live *l, uint32_t i)
+static void buffer_compare(const struct live *l, uint32_t i, uint32_t flight)
 {
 	const struct buffer *b = &l->own->buffer[i];
-	if (!memcmp(b->image, b->seen, b->bytes))
-		return;
+	const unsigned char *image = b->image[flight], *seen = b->seen[flight];
 	size_t at = 0;
-	while (b->image[at] == b->seen[at])
+	if (!memcmp(image, seen, b->bytes))
+		return;
+	while (image[at] == seen[at])
 		at++;
 	for (uint32_t f = 0; f < l->job->fields; f++) {
 		const struct place *p = &l->own->place[f];
@@ -277,36 +290,43 @@ static void buffer_compare(const struct live *l, uint32_t i)
 	}
 }
 
-static void step_write(struct live *l, const struct step *st)
+static void step_write(struct live *l, const struct step *st, uint32_t flight)
 {
+	struct live_own *o = l->own;
 	size_t bytes = batch_bytes(&l->job->world);
-	batch_write(&l->job->world, st, l->own->salt++, NULL, l->own->batch_image);
-	if (l->own->batch.host)
-		memcpy(l->own->batch.host, l->own->batch_image, bytes);
+	batch_write(&l->job->world, st, o->salt++, NULL, o->batch_image[flight]);
+	if (o->batch[flight].host)
+		memcpy(o->batch[flight].host, o->batch_image[flight], bytes);
 	else
-		mem_put(l->dev, l->own->batch.dev, l->own->batch_image, bytes);
-	for (uint32_t i = 0; i < l->own->buffers; i++)
-		device_ok(l->dev, l->dev->ops->upload(l->dev->s, l->own->buffer[i].mem.dev, l->own->buffer[i].image, l->own->buffer[i].bytes), "upload");
+		mem_put(l->dev, o->batch[flight].dev, o->batch_image[flight], bytes);
+	for (uint32_t i = 0; i < o->buffers; i++)
+		device_ok(l->dev, l->dev->ops->upload(l->dev->s, o->buffer[i].mem.dev, o->buffer[i].image[flight], o->buffer[i].bytes), "upload");
 }
 
-static void step_run(struct live *l, const struct job *data, const struct step *st, struct result *r)
+static void step_begin(struct live *l, const struct job *data, const struct step *st, uint32_t flight)
 {
 	const struct kern_ops *k = l->dev->ops;
 	struct live_own *o = l->own;
 	size_t mark = conform_mark();
 	struct slots s = slots_of(&data->world, st);
-	images_fill(l, data, &s, st->history);
-	step_write(l, st);
+	images_fill(l, data, &s, st->history, flight);
+	conform_release(mark);
+	step_write(l, st, flight);
 	for (uint32_t i = 0; i < (st->history ? 1 : o->programs); i++)
-		device_ok(l->dev, k->run(l->dev->s, st->history ? o->history : o->program[i], &o->batch), "run");
+		device_ok(l->dev, k->run(l->dev->s, st->history ? o->history : o->program[i], &o->batch[flight]), "run");
 	for (uint32_t i = 0; i < o->buffers; i++)
-		device_ok(l->dev, k->download(l->dev->s, o->buffer[i].seen, o->buffer[i].mem.dev, o->buffer[i].bytes), "download");
-	device_ok(l->dev, k->sync(l->dev->s), "sync");
+		device_ok(l->dev, k->download(l->dev->s, o->buffer[i].seen[flight], o->buffer[i].mem.dev, o->buffer[i].bytes), "download");
+}
+
+static void step_end(struct live *l, const struct job *data, const struct step *st, struct result *r, uint32_t flight)
+{
+	size_t mark = conform_mark();
+	struct slots s = slots_of(&data->world, st);
 	for (uint32_t f = 0; f < data->fields; f++)
 		if (data->field[f].dir != IN)
-			rows_take(l, f, &s, r, st->history);
-	for (uint32_t i = 0; i < o->buffers; i++)
-		buffer_compare(l, i);
+			rows_take(l, f, &s, r, st->history, flight);
+	for (uint32_t i = 0; i < l->own->buffers; i++)
+		buffer_compare(l, i, flight);
 	conform_release(mark);
 }
 
@@ -330,6 +350,7 @@ struct result *live_run(struct live *l, const struct job *data, const struct sch
 {
 	struct result *r = result_new(data);
 	size_t bytes = job_pool_bytes(data);
+	uint32_t flights = l->own->flights;
 	r->fill = fill;
 	memset(r->pool, fill, bytes);
 	if (bytes)
@@ -337,7 +358,12 @@ struct result *live_run(struct live *l, const struct job *data, const struct sch
 	for (uint32_t i = 0; i < s->steps; i++) {
 		const struct step *st = &s->step[i];
 		conform_about(3, "step %u, %u sequences, the first with %u rows at %u", i, st->parts, st->part[0].rows, st->part[0].position);
-		step_run(l, data, st, r);
+		step_begin(l, data, st, i % flights);
+		if ((i + 1) % flights && i + 1 < s->steps)
+			continue;
+		device_ok(l->dev, l->dev->ops->sync(l->dev->s), "sync");
+		for (uint32_t n = i / flights * flights; n <= i; n++)
+			step_end(l, data, &s->step[n], r, n % flights);
 	}
 	conform_about(3, "%s", "");
 	if (bytes)

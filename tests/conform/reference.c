@@ -42,8 +42,8 @@ static double product_row(const struct precision *p, const struct matrix *w, uin
 	if (quantised(w->type) && p->group_step > 0)
 		for (uint32_t i = 0; i < w->k; i += GROUP)
 			error += group_error(p, v + i, x + i, GROUP);
-	/* with rounded activations denormals may be zeros */
-	*ret_bound = 0x1p-24 * (3 * size + sqrt(w->k) * (2 * largest + fabs(sum))) + error + (rounded ? w->k * 0x1p-126 : 0x1p-149);
+	/* denormals have no 24 bits; with rounded activations they may be zeros */
+	*ret_bound = 0x1p-24 * (3 * size + sqrt(w->k) * (2 * largest + fabs(sum))) + error + w->k * (rounded ? 0x1p-126 : 0x1p-149);
 	return sum;
 }
 
@@ -53,18 +53,47 @@ void ref_product(const struct precision *p, const struct matrix *w, const double
 		value[i] = product_row(p, w, i, x, &bound[i]);
 }
 
+double *ref_doubles(const float *x, uint32_t n)
+{
+	double *d = conform_alloc(n, sizeof *d);
+	for (uint32_t i = 0; i < n; i++)
+		d[i] = (double)x[i];
+	return d;
+}
+
 double ref_act(enum kern_act act, double x)
 {
 	/* (1 + tanh t) / 2 is 1 / (1 + exp(-2 t)), which keeps its digits where tanh is near -1 */
-	double z = act == KERN_SILU ? x : 2 * 0.79788456080286535588 * (x + 0.044715 * x * x * x);
+	x = act == KERN_SWIGLU_CLAMPED && x > 7 ? 7 : x;
+	double z = act == KERN_SILU ? x : act == KERN_SWIGLU_CLAMPED ? 1.702 * x : 2 * 0.79788456080286535588 * (x + 0.044715 * x * x * x);
 	return x / (1 + exp(-z));
 }
 
-double ref_act_slope(enum kern_act act, double x)
+double ref_up(enum kern_act act, double x)
+{
+	return act != KERN_SWIGLU_CLAMPED ? x : (x > 7 ? 7 : x < -7 ? -7 : x) + 1;
+}
+
+/* At least |d act / dx| around x. */
+static double act_slope(enum kern_act act, double x)
 {
 	double h = 1e-3 * (1 + fabs(x));
-	double a = fabs(ref_act(act, x + h) - ref_act(act, x - h)) / (2 * h);
-	return a + 0.01;
+	return fabs(ref_act(act, x + h) - ref_act(act, x - h)) / (2 * h) + 0.01;
+}
+
+/* About six roundings, and those of the exponent: z is rounded to u |z|, which is the relative error of e^z. Below e^-87 float32 has no normal numbers. GELU as it is
+ * defined adds 1 to a tanh near -1, which leaves an error of half a unit of 1. What gate and up are off by goes through the activation's slope. */
+void ref_act_mul(enum kern_act act, double gate, double gate_bound, double up, double up_bound, double *value, double *bound)
+{
+	double a = ref_act(act, gate), v = ref_up(act, up), g = fabs(gate);
+	double z = act == KERN_SILU ? g : act == KERN_SWIGLU_CLAMPED ? 1.702 * g : 1.6 * g * (1 + 0.0447 * g * g);
+	*value = a * v;
+	*bound = (6 + (gate < 0 ? 2.5 * fmin(z, 90) : 0)) * 0x1p-24 * fabs(a * v) + ((gate < -8 || gate_bound > 0) && isfinite(gate) ? 1e-36 * fabs(gate * v) : 0);
+	*bound += act == KERN_GELU_TANH && gate < 0 ? 0x1p-24 * fabs(gate * v) : 0;
+	/* the clamped one makes something of infinities */
+	*bound += gate_bound > 0 && isfinite(gate) ? fabs(v) * act_slope(act, gate) * gate_bound : 0;
+	*bound += up_bound > 0 && isfinite(up) ? (fabs(a) + (isfinite(gate) ? gate_bound : 0)) * up_bound : 0;
+	*bound += gate_bound > 0 || up_bound > 0 ? 0x1p-126 : 0x1p-148;
 }
 
 /* --- KV ------------------------------------------------------------------------------------------------------------------------- */

@@ -181,7 +181,7 @@ static struct job *poisoned(const struct job *j, struct poison *x, uint32_t *ret
 			for (uint32_t f = 0; f < n; f++)
 				poison_field(p, fields[f], &x[i]);
 		else
-			poison_field(p, fields[rand_below(n)], &x[i]);
+			poison_field(p, fields[(job_number / POISON_KINDS + i) % n], &x[i]);
 	}
 	*ret_count = n ? count : 0;
 	return p;
@@ -241,25 +241,38 @@ static struct base *base_find(struct bases *all, const struct job *j, const stru
 	return b;
 }
 
-static bool lacks[LEN(conform_targets)][KERN_OPS][KERN_DTYPE_COUNT];     /* activations of that type */
+/* Activations of a type that a target refused: of all fields of an operation's jobs, or of one by its name. */
+struct typed { enum kern_dtype type; const char *field; };
+static struct lack { const struct target *target; enum kern_op_kind kind; struct typed of; } lacks[512];
+static uint32_t lack_count;
+
+static bool lacked(const struct target *t, const struct job *j, struct typed of)
+{
+	for (uint32_t i = 0; i < lack_count; i++) {
+		const struct lack *l = &lacks[i];
+		if (l->target == t && l->kind == j->kind && l->of.type == of.type && !strcmp(l->of.field, of.field))
+			return true;
+	}
+	return false;
+}
 
 /* May the target refuse this? What is not float32, and on other backends than the CPU's anything, in a sentence that names the operation. */
-static void refused(const struct job *j, const struct device *dev, int rc, enum kern_dtype type)
+static void refused(const struct job *j, const struct device *dev, int rc, struct typed of)
 {
 	const char *text = dev->ops->last_error(dev->d);
 	bool named = false;
 	for (int k = 0; k < KERN_OPS; k++)
 		named |= strstr(text, kern_op_name((enum kern_op_kind)k)) != NULL;
 	EXPECT(rc == KERN_ENOTSUP && named, "refused with %d: \"%s\"", rc, text);
-	EXPECT(type != KERN_F32 || strcmp(dev->target->backend, "cpu"), "refused: \"%s\"", text);
-	if (type == KERN_F32)
+	EXPECT(of.type != KERN_F32 || strcmp(dev->target->backend, "cpu"), "refused: \"%s\"", text);
+	if (of.type == KERN_F32)
 		SKIP_PART("%s: %s", dev->target->name, text);
-	else
-		lacks[dev->target - conform_targets][j->kind][type] = true;
+	else if (lack_count < LEN(lacks))
+		lacks[lack_count++] = (struct lack){dev->target, j->kind, of};
 }
 
 /* The runs of the table from `from` on that have its device and buffers in common; returns how many. */
-static unsigned runs_like(const struct job *j, const struct device *dev, unsigned from, struct bases *all, enum kern_dtype type, bool *ret_refused)
+static unsigned runs_like(const struct job *j, const struct device *dev, unsigned from, struct bases *all, struct typed of, bool *ret_refused)
 {
 	const struct run *like = &runs[from];
 	size_t mark;
@@ -270,7 +283,7 @@ static unsigned runs_like(const struct job *j, const struct device *dev, unsigne
 	struct live *l = live_new(j, dev, like->kind, like->split, &rc);
 	*ret_refused = !l;
 	if (!l)
-		refused(j, dev, rc, type);
+		refused(j, dev, rc, of);
 	for (; from + n < LEN(runs) && runs[from + n].threads == like->threads; n++) {
 		const struct run *r = &runs[from + n];
 		if (!l)
@@ -296,53 +309,69 @@ static bool has_products(const struct job *j)
 	return j->matrices && j->kind != KERN_OP_EMBED;
 }
 
-static void job_check_as(struct job *j, enum kern_dtype type)
+static void job_check_as(struct job *j, struct typed of)
 {
 	struct bases all = {.count = 0};
 	size_t mark = conform_mark();
 	for (unsigned t = 0; t < conform_target_count; t++) {
 		if (conform_targets[t].activations != KERN_F32 && !has_products(j))
 			continue;
-		bool no = lacks[t][j->kind][type];
+		bool no = lacked(&conform_targets[t], j, of);
 		for (unsigned i = 0; i < LEN(runs) && !no;) {
 			struct device *dev = device_get(&conform_targets[t], runs[i].threads);
 			if (!dev)
 				break;
-			conform_about(1, "%s%s%s", dev->target->name, type == KERN_F32 ? "" : ", activations of ", type == KERN_F32 ? "" : kern_dtype_name(type));
-			i += runs_like(j, dev, i, &all, type, &no);
+			conform_about(1, of.type == KERN_F32 ? "%s" : "%s, %s as %s", dev->target->name, of.field[0] ? of.field : "activations", kern_dtype_name(of.type));
+			i += runs_like(j, dev, i, &all, of, &no);
 		}
 	}
 	conform_release(mark);
 }
 
-/* A copy whose fields of numbers have that type, and data that it can hold. */
-static struct job *with_type(const struct job *j, enum kern_dtype type)
+static bool can_be_typed(const struct field *f)
+{
+	return f->type == KERN_F32 && !f->dense;
+}
+
+/* A copy whose fields of numbers, or the one of that name, have that type, and data that it can hold. */
+static struct job *with_type(const struct job *j, struct typed of)
 {
 	struct job *c = conform_alloc(1, sizeof *c);
 	*c = *j;
 	for (uint32_t f = 0; f < j->fields; f++) {
 		struct field *x = &c->field[f];
-		if (x->type != KERN_F32 || x->dense)
+		if (!can_be_typed(x) || (of.field[0] && strcmp(of.field, x->name) != 0))
 			continue;
-		x->type = type;
+		x->type = of.type;
 		if (!x->data)
 			continue;
 		size_t n = (size_t)(x->history ? j->world.all[j->world.sequences] : world_rows(&j->world)) * x->sub * x->columns;
 		x->data = conform_alloc(n, sizeof *x->data);
 		for (size_t i = 0; i < n; i++)
-			x->data[i] = format_round(type, (double)j->field[f].data[i]);
+			x->data[i] = format_round(of.type, (double)j->field[f].data[i]);
 	}
 	return c;
+}
+
+static void job_check_typed(const struct job *j, struct typed of)
+{
+	size_t mark = conform_mark();
+	bool any = false;
+	for (unsigned t = 0; t < conform_target_count; t++)
+		any |= !conform_targets[t].absent && !lacked(&conform_targets[t], j, of);
+	if (any)
+		job_check_as(with_type(j, of), of);
+	conform_release(mark);
 }
 
 void job_check(struct job *j)
 {
 	if (++job_number % CONFORM_THIN)
 		return;
-	job_check_as(j, KERN_F32);
-	for (int t = KERN_F16; t <= KERN_BF16; t++) {
-		size_t mark = conform_mark();
-		job_check_as(with_type(j, (enum kern_dtype)t), (enum kern_dtype)t);
-		conform_release(mark);
-	}
+	job_check_as(j, (struct typed){KERN_F32, ""});
+	for (int t = KERN_F16; t <= KERN_BF16; t++)
+		job_check_typed(j, (struct typed){(enum kern_dtype)t, ""});
+	const struct field *one = &j->field[job_number % j->fields];       /* beside others of float32 */
+	if (can_be_typed(one))
+		job_check_typed(j, (struct typed){KERN_BF16, one->name});
 }

@@ -1,4 +1,4 @@
-/* test_conform_attention.c - the paged KV and attention over it: every type of KV, groups of heads, head sizes, latents, windows, sizes of blocks, depths of context. */
+/* test_conform_attention.c - attention over the paged KV: every type of KV, groups of heads, head sizes, latents, windows, sinks, sizes of blocks, depths of context. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
@@ -6,176 +6,6 @@
 #include <string.h>
 
 static const double u = 0x1p-24;       /* the rounding of one float32 operation */
-static const enum kern_dtype kv_types[] = {KERN_BF16, KERN_F16, KERN_F32, KERN_I8, KERN_F8};
-
-/* --- what kv_write writes ----------------------------------------------------------------------------------------------------------------- */
-
-static double top_of(enum kern_dtype t)
-{
-	return t == KERN_I8 ? 127 : 448;
-}
-
-/* The code that is nearest to x (in units of the scale), or as near within `slack` of it: a backend may divide by the scale or multiply by its reciprocal. Codes of a
- * sign are in the order of their values: only neighbours can be nearer, and those of zero. */
-static void code_check(enum kern_dtype t, unsigned code, double x, double slack)
-{
-	unsigned others[] = {code - 1, code + 1, 0x00, 0x01, t == KERN_I8 ? 0xff : 0x81};
-	unsigned char c = (unsigned char)code;
-	double got = fabs(format_value(t, &c, 0) - x);
-	for (size_t i = 0; i < LEN(others); i++) {
-		c = (unsigned char)others[i];
-		if ((t == KERN_F8 && (c & 0x7f) == 0x7f) || (t == KERN_I8 && c == 0x80))
-			continue;
-		double other = fabs(format_value(t, &c, 0) - x);
-		EXPECT(got <= other + slack, "%s: %.9g became code %02x, but %02x is nearer", kern_dtype_name(t), x, code, c);
-		EXPECT(slack > 0 || got < other || c % 2 || !(code % 2), "%s: %.9g became code %02x, but %02x is as near and even", kern_dtype_name(t), x, code, c);
-	}
-}
-
-static void scaled_check(const struct kern_kv_layer *kv, const unsigned char *at, float scale, const float *x)
-{
-	double max = 0, top = top_of(kv->dtype);
-	bool finite = true;
-	for (uint32_t d = 0; d < kv->head_dim; d++) {
-		max = fmax(max, fabs((double)x[d]));
-		finite = finite && isfinite(x[d]);
-	}
-	if (!finite) {
-		EXPECT(isnan(scale), "the scale of a row that is not finite is %g, want NaN", (double)scale);
-	} else if (max < 1.01e-30) {                       /* as good as zero */
-		for (uint32_t d = 0; d < kv->head_dim; d++)
-			EXPECT(fabs((double)scale * format_value(kv->dtype, at + d, 0)) <= 1.01e-30, "a row of zeros has %g", (double)scale * format_value(kv->dtype, at + d, 0));
-	} else {
-		EXPECT(scale == (float)(max / top), "the scale of a row up to %.9g is %.9g, want %.9g", max, (double)scale, max / top);
-		for (uint32_t d = 0; d < kv->head_dim; d++)            /* a scale of 1 leaves no room */
-			code_check(kv->dtype, at[d], (double)x[d] * top / max, max == top ? 0 : 4 * u * fabs((double)x[d]) * top / max);
-	}
-}
-
-static void row_bytes_check(const struct kern_kv_layer *kv, const unsigned char *at, const unsigned char *scale_at, const float *x)
-{
-	float scale;
-	size_t e = kern_dtype_bytes(kv->dtype, 1);
-	if (e == 1) {
-		memcpy(&scale, scale_at, 4);
-		scaled_check(kv, at, scale, x);
-		return;
-	}
-	for (uint32_t d = 0; d < kv->head_dim; d++) {
-		float got = (float)format_value(kv->dtype, at + d * e, 0), want = format_round(kv->dtype, (double)x[d]);
-		EXPECT(got == want || (isnan(got) && isnan(want)), "element %u, %.9g, became %.9g, want %.9g", d, (double)x[d], (double)got, (double)want);
-	}
-}
-
-/* K or V of a position, as it was given. Fields: k, and v unless there is a latent. */
-static const float *kv_given(const struct job *j, uint32_t seq, uint32_t position, uint32_t head, uint32_t is_v)
-{
-	return j->field[is_v].data + ((size_t)(j->world.all[seq] + position) * j->kv.kv_heads + head) * j->kv.head_dim;
-}
-
-/* One row of a plane: the bytes of the base, where the input is the same, or right. Wipes it from `rest`. */
-static void plane_row_check(const struct job *j, const struct result *r, const struct job *of, const struct result *base, uint32_t seq, uint32_t position, uint32_t plane,
-                            unsigned char *rest)
-{
-	const struct kern_kv_layer *kv = &j->kv;
-	uint32_t head = kv->latent ? plane : plane / 2, is_v = kv->latent ? 0 : plane % 2;
-	size_t bytes = kern_dtype_bytes(kv->dtype, kv->head_dim), scale = kern_kv_scale_bytes(kv->dtype), scale_at, at = ref_kv_at(j, seq, position, head, is_v, &scale_at);
-	const float *given = kv_given(j, seq, position, head, is_v);
-	if (base && !memcmp(given, kv_given(of, seq, position, head, is_v), kv->head_dim * sizeof *given)) {
-		bool same = !memcmp(r->pool + at, base->pool + at, bytes) && !memcmp(r->pool + scale_at, base->pool + scale_at, scale);
-		EXPECT(same, "the KV of position %u of sequence %u, plane %u, has other bytes", position, seq, plane);
-	} else {
-		conform_about(4, "KV of position %u of sequence %u, plane %u", position, seq, plane);
-		row_bytes_check(kv, r->pool + at, r->pool + scale_at, given);
-	}
-	memset(rest + at, r->fill, bytes);
-	memset(rest + scale_at, r->fill, scale);
-}
-
-static void pool_check(const struct job *j, const struct result *r, const struct job *of, const struct result *base)
-{
-	const struct world *w = &j->world;
-	size_t all = job_pool_bytes(j);
-	unsigned char *rest = conform_alloc(all, 1);
-	memcpy(rest, r->pool, all);
-	for (uint32_t s = 0; s < w->sequences; s++)
-		for (uint32_t p = j->record_history ? 0 : w->seq[s].position; p < w->seq[s].position + w->seq[s].rows; p++)
-			for (uint32_t plane = 0; plane < kern_kv_planes(&j->kv); plane++)
-				plane_row_check(j, r, of, base, s, p, plane, rest);
-	conform_about(4, "%s", "");
-	for (size_t i = 0; memcmp(rest, rest + 1, all - 1) != 0 || rest[0] != r->fill; i++)
-		EXPECT(rest[i] == r->fill, "byte %zu of the pool (block %zu) was written", i, i / j->kv.block_stride_bytes);
-}
-
-static uint32_t kv_write_record(const struct job *j, const struct live *l, struct kern_op *op)
-{
-	op->kind = KERN_OP_KV_WRITE;
-	op->kv_write.kv = l->kv;
-	op->kv_write.k = l->field[0];
-	op->kv_write.v = j->kv.latent ? (struct kern_tensor){0} : l->field[1];
-	return 1;
-}
-
-static struct job *kv_job(enum kern_op_kind kind, const struct sequence *seq, uint32_t block_tokens, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim,
-                          uint32_t latent, const char *name)
-{
-	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, seq, SEQUENCES, block_tokens, 97);
-	struct job *j = job_new(kind, w, "%s, %s", name, kern_dtype_name(type));
-	job_kv(j, type, kv_heads, head_dim, latent);
-	job_field_history(j, "k", kv_heads * head_dim, 2);
-	if (!latent)
-		job_field_history(j, "v", kv_heads * head_dim, 2);
-	j->check_pool = pool_check;
-	return j;
-}
-
-static const struct { struct sequence seq[SEQUENCES]; uint32_t block_tokens, kv_heads, head_dim, latent; } kv_cases[] = {
-	{{{0, 1}}, 16, 1, 4, 0},                    {{{0, 37}, {5, 1}}, 16, 3, 64, 0},          {{{100, 200}}, 64, 1, 32, 0},
-	{{{7, 30}, {0, 2}, {63, 66}}, 7, 2, 20, 0}, {{{3, 5}, {64, 1}, {2, 1}}, 1, 5, 128, 0},  {{{0, 65}}, 16, 2, 36, 20},
-	{{{9, 16}, {31, 2}}, 64, 1, 576, 512},      {{{0, 31}}, 256, 8, 100, 0},
-};
-
-/* k and v are fields of all positions here, and only those of the rows under test are written. */
-CONFORM_TEST(kv_write)
-{
-	for (uint32_t i = 0; i < LEN(kv_cases) * LEN(kv_types); i++) {
-		size_t mark = conform_mark();
-		uint32_t c = i / LEN(kv_types);
-		struct job *j = kv_job(KERN_OP_KV_WRITE, kv_cases[c].seq, kv_cases[c].block_tokens, kv_types[i % LEN(kv_types)], kv_cases[c].kv_heads, kv_cases[c].head_dim,
-		                       kv_cases[c].latent, kv_cases[c].latent ? "latents" : "K and V");
-		j->record = kv_write_record;
-		job_check(j);
-		conform_release(mark);
-	}
-}
-
-/* Halves between two values of the type go to the even one: integers with one bit too many, of many magnitudes; rows whose scale is 1 for the types that have scales. */
-static void halves_fill(struct job *j)
-{
-	enum kern_dtype t = j->kv.dtype;
-	uint32_t dim = j->kv.head_dim, bits = t == KERN_BF16 ? 9 : t == KERN_F16 ? 12 : 5, planes = j->world.all[j->world.sequences] * j->kv.kv_heads;
-	for (uint32_t f = 0; f < 2; f++)
-		for (uint32_t i = 0; i < planes * dim; i++) {
-			float odd = (float)(2 * rand_below(1u << (bits - 1)) + 1), sign = rand_bits() % 2 ? -1 : 1;
-			float x = t == KERN_I8 ? (float)rand_below(127) + 0.5f : ldexpf(odd, (int)rand_below(8) - (t == KERN_F8 ? 7 : 20));
-			bool scaled = t == KERN_I8 || t == KERN_F8;
-			j->field[f].data[i] = sign * (scaled && i % dim == 0 ? (float)top_of(t) : t == KERN_F8 && x > 448 ? 1 : x);
-		}
-}
-
-CONFORM_TEST(kv_write_of_halves)
-{
-	static const struct sequence seq[SEQUENCES] = {{0, 40}, {3, 2}};
-	for (uint32_t i = 0; i < LEN(kv_types); i++) {
-		size_t mark = conform_mark();
-		struct job *j = kv_job(KERN_OP_KV_WRITE, seq, 16, kv_types[i], 2, 64, 0, "halves");
-		halves_fill(j);
-		j->record = kv_write_record;
-		job_check(j);
-		conform_release(mark);
-	}
-}
 
 /* --- attention ------------------------------------------------------------------------------------------------------------------------------ */
 
@@ -186,7 +16,7 @@ struct att_case {
 	struct sequence seq[SEQUENCES];
 };
 
-/* Field q and field out follow k and v. */
+/* Field q and field out follow k and v; sinks are constant 0, if there is one. */
 static uint32_t q_field(const struct job *j)
 {
 	return j->kv.latent ? 1 : 2;
@@ -205,6 +35,7 @@ static uint32_t attention_record(const struct job *j, const struct live *l, stru
 	op[1].attention.heads = c->heads;
 	op[1].attention.window = c->window;
 	op[1].attention.scale = c->scale;
+	op[1].attention.sinks = j->constants ? l->constant[0] : (kern_ptr){0};
 	return 2;
 }
 
@@ -248,12 +79,12 @@ static double score(const float *q, const double *k, uint32_t dim, double scale,
 	return sum * scale;
 }
 
-struct head { double *weight, *error, *v_error; };     /* (positions), (positions), (out) */
+struct head { double *weight, *error, *v_error, sink, sink_error; };   /* (positions), (positions), (out), the sink's logit and then weight */
 
 static void head_scores(const struct job *j, const struct expanded *x, uint32_t kv_head, uint32_t first, uint32_t at, const float *q, struct head *h)
 {
 	const struct att_case *c = j->shape;
-	double max = -INFINITY, sum = 0;
+	double max = h->sink, sum = 0;
 	for (uint32_t t = first; t <= at; t++) {
 		h->weight[t] = score(q, x->k + ((size_t)t * c->kv_heads + kv_head) * c->head_dim, c->head_dim, (double)c->scale, &h->error[t]);
 		max = h->weight[t] > max || isnan(h->weight[t]) ? h->weight[t] : max;
@@ -263,6 +94,10 @@ static void head_scores(const struct job *j, const struct expanded *x, uint32_t 
 		h->weight[t] = exp(h->weight[t] - max);
 		sum += h->weight[t];
 	}
+	h->sink_error = j->constants ? 2 * (max - h->sink) + 15 : 0;
+	h->sink = exp(h->sink - max);
+	sum += j->constants ? h->sink : 0;
+	h->sink /= sum;
 	for (uint32_t t = first; t <= at; t++) {
 		h->weight[t] /= sum;
 		h->error[t] = h->weight[t] == 0 ? 0 : h->error[t];
@@ -274,9 +109,12 @@ static void head_row(const struct job *j, const struct expanded *x, uint32_t hea
 {
 	const struct att_case *c = j->shape;
 	uint32_t out = c->latent ? c->latent : c->head_dim, kv_head = head / (c->heads / c->kv_heads), first = c->window && at + 1 > c->window ? at + 1 - c->window : 0;
-	struct head h = {conform_alloc(at + 1, sizeof(double)), conform_alloc(at + 1, sizeof(double)), conform_alloc(out, sizeof(double))};
+	struct head h = {conform_alloc(at + 1, sizeof(double)), conform_alloc(at + 1, sizeof(double)), conform_alloc(out, sizeof(double)), -INFINITY, 0};
 	double error = 0;
+	if (j->constants)
+		h.sink = (double)((const float *)j->constant[0].data)[head];
 	head_scores(j, x, kv_head, first, at, q, &h);
+	error += j->constants ? h.sink * h.sink_error : 0;
 	memset(value, 0, out * sizeof *value);
 	for (uint32_t t = first; t <= at; t++) {
 		const double *v = x->v + ((size_t)t * c->kv_heads + kv_head) * c->head_dim;
@@ -300,29 +138,44 @@ static void attention_row(const struct job *j, const struct precision *p, const 
 		head_row(j, x, h, world_position(&j->world, row), job_data(j, f, row) + h * c->head_dim, e->value[f + 1] + h * out, e->bound[f + 1] + h * out);
 }
 
-static void attention_check(const struct att_case *c, enum kern_dtype type, uint32_t number)
+/* Some as large as scores are, one that takes nearly all of the weight, one that takes none. */
+static float *sinks_random(uint32_t heads)
 {
-	size_t mark = conform_mark();
+	float *s = rand_floats(heads, 3);
+	s[heads / 2] = 25;
+	s[heads - 1] = heads > 2 ? -80 : s[heads - 1];
+	return s;
+}
+
+static struct job *attention_job(const struct att_case *c, enum kern_dtype type, enum kern_rows rows, bool sinks)
+{
 	struct job *j = kv_job(KERN_OP_ATTENTION, c->seq, c->block_tokens, type, c->kv_heads, c->head_dim, c->latent, c->name);
-	enum kern_rows rows = number % 4 == 3 ? KERN_ROWS_TAIL : KERN_ROWS_ALL;
 	j->shape = c;
 	j->window = c->window;
 	job_field(j, "q", IN, rows, 1, c->heads * c->head_dim, 2);
 	job_field(j, "out", OUT, rows, 1, c->heads * (c->latent ? c->latent : c->head_dim), 0);
+	if (sinks)
+		job_constant(j, sinks_random(c->heads), c->heads * sizeof(float));
 	j->record = attention_record;
 	j->record_history = kv_write_record;
 	j->row = attention_row;
-	job_check(j);
+	return j;
+}
+
+static void attention_check(const struct att_case *c, enum kern_dtype type, uint32_t number, bool sinks)
+{
+	size_t mark = conform_mark();
+	job_check(attention_job(c, type, number % 4 == 3 ? KERN_ROWS_TAIL : KERN_ROWS_ALL, sinks));
 	conform_release(mark);
 }
 
 /* Every case with bf16 and another type, which changes from case to case. */
-static void attention_all(const struct att_case *cases, uint32_t count)
+static void attention_all(const struct att_case *cases, uint32_t count, bool sinks)
 {
 	static uint32_t number;
 	for (uint32_t i = 0; i < count; i++, number++) {
-		attention_check(&cases[i], KERN_BF16, i);
-		attention_check(&cases[i], kv_types[1 + number % 4], i + 1);
+		attention_check(&cases[i], KERN_BF16, i, sinks);
+		attention_check(&cases[i], kv_types[1 + number % (KV_TYPES - 1)], i + 1, sinks);
 	}
 }
 
@@ -344,14 +197,8 @@ static void mean_row(const struct job *j, const struct precision *p, const struc
 CONFORM_TEST(attention_by_hand)
 {
 	static const struct att_case c = {"zero keys", 6, 2, 16, 0, 16, 37, 0.3f, {{0, 70}, {300, 2}}};
-	struct job *j = kv_job(KERN_OP_ATTENTION, c.seq, c.block_tokens, KERN_F32, c.kv_heads, c.head_dim, 0, c.name);
+	struct job *j = attention_job(&c, KERN_F32, KERN_ROWS_ALL, false);
 	memset(j->field[0].data, 0, (size_t)j->world.all[j->world.sequences] * c.kv_heads * c.head_dim * sizeof(float));
-	j->shape = &c;
-	j->window = c.window;
-	job_field(j, "q", IN, KERN_ROWS_ALL, 1, c.heads * c.head_dim, 2);
-	job_field(j, "out", OUT, KERN_ROWS_ALL, 1, c.heads * c.head_dim, 0);
-	j->record = attention_record;
-	j->record_history = kv_write_record;
 	j->row = mean_row;
 	j->clean = true;
 	job_check(j);
@@ -372,7 +219,7 @@ CONFORM_TEST(attention_of_groups)
 		{"51 heads over 1", 51, 1, 16, 0, 16, 0, 0.3f, {{30, 3}}},
 		{"7 sequences", 6, 2, 32, 0, 16, 0, 0.2f, {{15, 1}, {16, 1}, {17, 1}, {0, 1}, {63, 2}, {64, 3}, {1, 1}}},
 	};
-	attention_all(cases, LEN(cases));
+	attention_all(cases, LEN(cases), false);
 }
 
 CONFORM_TEST(attention_of_sizes)
@@ -388,7 +235,7 @@ CONFORM_TEST(attention_of_sizes)
 		{"80 wide", 3, 3, 80, 0, 16, 0, 0.11f, {{0, 65}, {191, 2}}},
 		{"steep scores", 4, 2, 64, 0, 16, 0, 2.0f, {{0, 70}, {300, 2}}},
 	};
-	attention_all(cases, LEN(cases));
+	attention_all(cases, LEN(cases), false);
 }
 
 CONFORM_TEST(attention_in_windows)
@@ -401,7 +248,38 @@ CONFORM_TEST(attention_in_windows)
 		{"window of 128, decode", 16, 1, 64, 0, 16, 128, 0.125f, {{127, 1}, {128, 1}, {1500, 1}}},
 		{"a window beyond all", 2, 2, 32, 0, 16, 100000, 0.2f, {{20, 20}}},
 	};
-	attention_all(cases, LEN(cases));
+	attention_all(cases, LEN(cases), false);
+}
+
+CONFORM_TEST(attention_with_sinks)
+{
+	static const struct att_case cases[] = {
+		{"sinks", 4, 2, 32, 0, 16, 0, 0.2f, {{0, 21}, {70, 1}}},
+		{"sinks, 8 heads over 1", 8, 1, 64, 0, 16, 0, 0.125f, {{250, 9}, {519, 1}, {0, 1}}},
+		{"sinks of each head", 3, 3, 20, 0, 8, 0, 0.3f, {{0, 65}, {300, 2}}},
+		{"sinks in a window of 128", 16, 2, 64, 0, 16, 128, 0.125f, {{120, 20}, {255, 3}, {1500, 1}}},
+		{"sinks in a window of 1", 4, 2, 16, 0, 16, 1, 0.3f, {{60, 10}}},
+		{"sinks in a window of 300", 8, 1, 64, 0, 64, 300, 0.125f, {{500, 30}, {299, 1}, {0, 3}}},
+		{"sinks and a latent", 4, 1, 32, 24, 16, 0, 0.2f, {{0, 9}, {300, 3}}},
+		{"sinks deep in a context", 3, 1, 64, 0, 64, 0, 0.125f, {{2000, 1}}},
+	};
+	attention_all(cases, LEN(cases), true);
+}
+
+/* NaN in K or V of some positions: rows whose window has them are not finite, though they may be all that is seen of what a backend takes together. */
+CONFORM_TEST(attention_sees_nan)
+{
+	static const struct att_case c = {"NaN here and there", 2, 1, 16, 0, 16, 3, 0.3f, {{240, 100}}};
+	static const uint32_t at[] = {255, 281, 319, 330};
+	for (uint32_t i = 0; i < 4; i++) {
+		size_t mark = conform_mark();
+		struct job *j = attention_job(&c, i % 2 ? KERN_BF16 : KERN_F32, KERN_ROWS_ALL, i / 2);
+		for (uint32_t n = 0; n < LEN(at); n++)
+			j->field[n % 4 == 3].data[at[n] * c.head_dim + n] = NAN;
+		j->clean = true;
+		job_check(j);
+		conform_release(mark);
+	}
 }
 
 CONFORM_TEST(attention_over_latents)
@@ -414,7 +292,7 @@ CONFORM_TEST(attention_over_latents)
 		{"latents in blocks of 7", 10, 2, 36, 20, 7, 50, 0.2f, {{0, 30}, {300, 1}}},
 		{"all of a head is latent", 4, 2, 32, 32, 16, 0, 0.2f, {{33, 9}}},
 	};
-	attention_all(cases, LEN(cases));
+	attention_all(cases, LEN(cases), false);
 }
 
 CONFORM_TEST(attention_deep_in_a_context)
@@ -424,5 +302,5 @@ CONFORM_TEST(attention_deep_in_a_context)
 		{"deep in large blocks", 4, 2, 32, 0, 64, 0, 0.2f, {{3001, 40}, {1024, 1}}},
 		{"deep in a window", 4, 2, 32, 0, 64, 512, 0.2f, {{6000, 3}, {511, 2}}},
 	};
-	attention_all(cases, LEN(cases));
+	attention_all(cases, LEN(cases), false);
 }

@@ -86,9 +86,7 @@ static void exact_row(const struct job *j, const struct precision *p, const stru
 static struct job *product_job(enum kern_dtype type, uint32_t n, uint32_t k, uint32_t rows, const char *what)
 {
 	struct sequence seq[SEQUENCES] = {{0, rows}};
-	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, seq, SEQUENCES, 16, 97);
-	struct job *j = job_new(KERN_OP_MATMUL, w, "%u columns by %s of %u rows, %s", k, kern_dtype_name(type), n, what);
+	struct job *j = job_new(KERN_OP_MATMUL, world_new(seq, 16), "%u columns by %s of %u rows, %s", k, kern_dtype_name(type), n, what);
 	job_field(j, "x", IN, KERN_ROWS_ALL, 1, k, 3);
 	job_field(j, "y", OUT, KERN_ROWS_ALL, 1, n, 0);
 	job_matrices(j, 1);
@@ -98,7 +96,7 @@ static struct job *product_job(enum kern_dtype type, uint32_t n, uint32_t k, uin
 	return j;
 }
 
-static const enum kern_dtype quantised[] = {KERN_Q8_0, KERN_Q4_0, KERN_Q4_1, KERN_Q6_K, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K};
+static const enum kern_dtype quantised[] = {KERN_Q8_0, KERN_Q4_0, KERN_Q4_1, KERN_Q6_K, KERN_Q5_0, KERN_Q5_1, KERN_Q4_K, KERN_Q5_K, KERN_MXFP4};
 
 CONFORM_TEST(products_of_exact_activations)
 {
@@ -117,7 +115,7 @@ CONFORM_TEST(products_of_exact_activations)
 /* Where the codes of a block lie. */
 static bool is_code(enum kern_dtype t, size_t at)
 {
-	return t == KERN_Q6_K ? at < 192 : at >= (t == KERN_Q4_K || t == KERN_Q5_K ? 16 : t == KERN_Q4_1 || t == KERN_Q5_1 ? 4 : 2);
+	return t == KERN_Q6_K ? at < 192 : at >= (t == KERN_Q4_K || t == KERN_Q5_K ? 16 : t == KERN_Q4_1 || t == KERN_Q5_1 ? 4 : t == KERN_MXFP4 ? 1 : 2);
 }
 
 /* The largest codes times the largest bytes, of either sign: nothing may saturate or wrap. A value's bytes are hi and lo of 128 hi + lo. */
@@ -131,11 +129,12 @@ CONFORM_TEST(products_of_extremes)
 		enum kern_dtype t = quantised[i / LEN(codes)];
 		struct job *j = product_job(t, N, K, ROWS, "largest codes");
 		struct matrix *m = &j->matrix[0];
-		size_t bytes = kern_dtype_bytes(t, N * K), block = kern_dtype_bytes(t, kern_dtype_bytes(t, 32) ? 32 : 256);
-		for (size_t b = 0; b < bytes; b++)
-			m->data[b] = is_code(t, b % block) ? codes[i % LEN(codes)] : m->data[b];
+		size_t bytes = kern_dtype_bytes(t, K), block = kern_dtype_bytes(t, kern_dtype_bytes(t, 32) ? 32 : 256);
+		for (size_t b = 0; b < N * bytes; b++)
+			if (is_code(t, b % block))
+				matrix_row(m, (uint32_t)(b / bytes))[b % bytes] = codes[i % LEN(codes)];
 		for (uint32_t c = 0; c < N * K; c++)
-			m->value[c] = (float)format_value(t, m->data + c / K * kern_dtype_bytes(t, K), c % K);
+			m->value[c] = (float)format_value(t, matrix_row(m, c / K), c % K);
 		for (uint32_t at = 0; at < ROWS * K; at++) {
 			uint32_t row = at / K;
 			j->field[0].data[at] = at % 32 == 3 ? LEVELS : values[row < LEN(values) ? row : (row + at) % LEN(values)];
@@ -161,8 +160,9 @@ static void hand_check(const struct job *j, const struct precision *p, const str
 
 static void weight_set(struct matrix *m, uint32_t i, float f)
 {
-	memcpy(m->data + 2 * i, (unsigned char *)&f + 2, 2);
-	m->value[i] = (float)format_value(KERN_BF16, m->data, i);
+	unsigned char *row = matrix_row(m, i / m->k);
+	memcpy(row + 2 * (size_t)(i % m->k), (unsigned char *)&f + 2, 2);
+	m->value[i] = (float)format_value(KERN_BF16, row, i % m->k);
 }
 
 /* One column by hand: of each pair of k the second is added first; denormals are zeros, in and out, and only what is below 2^-126 after rounding with 24 bits is flushed. */

@@ -12,6 +12,7 @@ enum { ROWS = 5, COLUMNS = 256 };
 static const struct { const char *name; enum kern_dtype dtype; uint32_t number; } types[] = {
 	{"F16", KERN_F16, 1}, {"BF16", KERN_BF16, 30}, {"Q8_0", KERN_Q8_0, 8}, {"Q4_0", KERN_Q4_0, 2}, {"Q4_1", KERN_Q4_1, 3}, {"Q5_0", KERN_Q5_0, 6},
 	{"Q5_1", KERN_Q5_1, 7}, {"Q4_K", KERN_Q4_K, 12}, {"Q5_K", KERN_Q5_K, 13}, {"Q6_K", KERN_Q6_K, 14},
+	{"MXFP4", KERN_MXFP4, 39},
 };
 
 static void tensors_of(const struct gguf *g, size_t type, const struct gguf_tensor **ret_blocks, const struct gguf_tensor **ret_values)
@@ -101,6 +102,8 @@ CONFORM_TEST(blocks_by_hand)
 		{KERN_Q4_K, {0x00, 0x40, 0x00, 0x3c, [5] = 0x40, [9] = 0xc0, [13] = 0x95, [16 + 64 + 7] = 0x2b}, 167, 27},
 		/* the same, the fifth bit of value 7 of group 5: 2 * 21 * 18 - 57 */
 		{KERN_Q5_K, {0x00, 0x40, 0x00, 0x3c, [5] = 0x40, [9] = 0xc0, [13] = 0x95, [16 + 7] = 0x20, [48 + 64 + 7] = 0x2b}, 167, 699},
+		/* e = 129: times 4; low nibble 11: -1.5, high nibble 7: 6; e = 0: 2^-127; e = 255: NaN */
+		{KERN_MXFP4, {129, [1 + 5] = 0x7b}, 5, -6}, {KERN_MXFP4, {129, [1 + 5] = 0x7b}, 21, 24}, {KERN_MXFP4, {0, [1] = 0x01}, 0, 0x1p-128},
 		{KERN_I8, {0x81}, 0, -127}, {KERN_F8, {0x7e}, 0, 448}, {KERN_F8, {0x81}, 0, -0x1p-9}, {KERN_F8, {0x08}, 0, 0x1p-6}, {KERN_F8, {0x38}, 0, 1},
 		{KERN_F16, {0x01, 0x00}, 0, 0x1p-24}, {KERN_F16, {0xff, 0xfb}, 0, -65504}, {KERN_BF16, {0x40, 0xc0}, 0, -3},
 	};
@@ -136,7 +139,7 @@ CONFORM_TEST(sizes_of_types)
 {
 	static const struct { enum kern_dtype type; size_t count, bytes; } cases[] = {
 		{KERN_F32, 3, 12}, {KERN_F16, 3, 6}, {KERN_Q8_0, 64, 68}, {KERN_Q8_0, 33, 0}, {KERN_Q4_0, 32, 18}, {KERN_Q4_1, 32, 20}, {KERN_Q6_K, 512, 420},
-		{KERN_Q6_K, 32, 0}, {KERN_I8, 7, 7}, {KERN_F8, 5, 5}, {KERN_F32, SIZE_MAX, 0}, {KERN_DTYPE_COUNT, 32, 0},
+		{KERN_Q6_K, 32, 0}, {KERN_MXFP4, 64, 34}, {KERN_MXFP4, 16, 0}, {KERN_I8, 7, 7}, {KERN_F8, 5, 5}, {KERN_F32, SIZE_MAX, 0}, {KERN_DTYPE_COUNT, 32, 0},
 	};
 	for (size_t i = 0; i < LEN(cases); i++)
 		EXPECT(kern_dtype_bytes(cases[i].type, cases[i].count) == cases[i].bytes, "%zu of %s are %zu bytes, want %zu", cases[i].count,
@@ -150,6 +153,10 @@ CONFORM_TEST(formulas_by_hand)
 	EXPECT(fabs(ref_act(KERN_SILU, 1) - 0.73105857863000490) < 1e-15 && ref_act(KERN_SILU, 0) == 0, "SiLU of 1 is %.17g", ref_act(KERN_SILU, 1));
 	EXPECT(fabs(ref_act(KERN_GELU_TANH, 1) - 0.84119199060827668) < 1e-15, "GELU of 1 is %.17g", ref_act(KERN_GELU_TANH, 1));
 	EXPECT(fabs(ref_act(KERN_GELU_TANH, -1) + 0.15880800939172324) < 1e-15, "GELU of -1 is %.17g", ref_act(KERN_GELU_TANH, -1));
+	/* 7 / (1 + exp(-11.914)); up to 7 and down to -7, and 1 more */
+	EXPECT(fabs(ref_act(KERN_SWIGLU_CLAMPED, 9) - 6.9999531283) < 1e-9 && ref_act(KERN_SWIGLU_CLAMPED, 9) == ref_act(KERN_SWIGLU_CLAMPED, 7), "clamped SwiGLU of 9 is %.17g",
+	       ref_act(KERN_SWIGLU_CLAMPED, 9));
+	EXPECT(ref_up(KERN_SWIGLU_CLAMPED, 8) == 8 && ref_up(KERN_SWIGLU_CLAMPED, -9) == -6 && ref_up(KERN_SWIGLU_CLAMPED, 2) == 3 && ref_up(KERN_SILU, 9) == 9, "clamped up");
 	float w[] = {1, 2, 3, -1, 0, 0.5f};
 	struct matrix m = {KERN_F32, 2, 3, 0, NULL, w};
 	double x[] = {2, -1, 4}, y[2], bound[2];

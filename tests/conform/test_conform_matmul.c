@@ -12,9 +12,7 @@ static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {
 
 static struct world *world_get(uint32_t i)
 {
-	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, worlds[i % LEN(worlds)].seq, SEQUENCES, 16, 97);
-	return w;
+	return world_new(worlds[i % LEN(worlds)].seq, 16);
 }
 
 /* --- matmul ---------------------------------------------------------------------------------------------------------------------------- */
@@ -43,20 +41,12 @@ static uint32_t matmul_record(const struct job *j, const struct live *l, struct 
 	return 1;
 }
 
-static double *doubles(const float *x, uint32_t n)
-{
-	double *d = conform_alloc(n, sizeof *d);
-	for (uint32_t i = 0; i < n; i++)
-		d[i] = (double)x[i];
-	return d;
-}
-
 /* ref_product's bound, and the rounding of the sum with the bias. */
 static void matmul_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
 {
 	(void)r;
 	const struct matmul_shape *s = j->shape;
-	const double *x = doubles(job_data(j, 0, row), s->k);
+	const double *x = ref_doubles(job_data(j, 0, row), s->k);
 	for (uint32_t i = 0, bias = 0; i < products_of(s); i++) {
 		ref_product(p, &j->matrix[i], x, e->value[1 + i], e->bound[1 + i]);
 		const float *b = s->p[i].bias ? j->constant[bias++].data : NULL;
@@ -113,6 +103,7 @@ CONFORM_TEST(matmul_of_blocks_of_32)
 		{32, {{KERN_Q8_0, 1, false}}},   {96, {{KERN_Q8_0, 50, true}}},   {576, {{KERN_Q8_0, 96, false}}}, {32, {{KERN_Q4_0, 17, true}}},  {576, {{KERN_Q4_0, 64, false}}},
 		{1056, {{KERN_Q4_0, 33, false}}}, {32, {{KERN_Q4_1, 15, false}}}, {576, {{KERN_Q4_1, 80, true}}},  {1056, {{KERN_Q4_1, 47, false}}}, {32, {{KERN_Q5_0, 17, true}}},
 		{576, {{KERN_Q5_0, 64, false}}}, {1056, {{KERN_Q5_0, 33, false}}}, {32, {{KERN_Q5_1, 15, false}}}, {576, {{KERN_Q5_1, 47, true}}}, {1056, {{KERN_Q5_1, 33, false}}},
+		{32, {{KERN_MXFP4, 17, true}}}, {576, {{KERN_MXFP4, 64, false}}}, {1056, {{KERN_MXFP4, 33, true}}},
 	};
 	matmul_all(shapes, LEN(shapes), 3);
 }
@@ -136,6 +127,7 @@ CONFORM_TEST(matmul_of_groups)
 		{256, {{KERN_Q4_K, 20, false}, {KERN_Q5_K, 75, true}}},
 		{512, {{KERN_F32, 40, false}, {KERN_Q6_K, 130, true}, {KERN_F32, 3, true}}},
 		{576, {{KERN_Q4_0, 192, false}, {KERN_Q4_0, 192, false}}},
+		{96, {{KERN_MXFP4, 70, true}, {KERN_Q8_0, 33, false}, {KERN_F32, 65, true}}},
 	};
 	matmul_all(shapes, LEN(shapes), 4);
 }
@@ -147,6 +139,39 @@ CONFORM_TEST(matmul_of_many_columns)
 		{256, {{KERN_Q4_0, 3000, false}}}, {64, {{KERN_BF16, 5001, true}}}, {2304, {{KERN_Q8_0, 70, false}}}, {256, {{KERN_Q4_K, 1025, false}, {KERN_Q6_K, 511, false}}},
 	};
 	matmul_all(shapes, LEN(shapes), 2);
+}
+
+/* Where a block's scale lies, and what makes it NaN or infinite. */
+static void spoil(struct matrix *m, uint32_t row, uint32_t column, bool infinite)
+{
+	uint32_t values = kern_dtype_bytes(m->type, 1) ? 1 : kern_dtype_bytes(m->type, 32) ? 32 : 256;
+	unsigned char *at = matrix_row(m, row) + kern_dtype_bytes(m->type, column / values * values) + (m->type == KERN_Q6_K ? 208 : 0);
+	float f = infinite ? INFINITY : NAN;
+	if (m->type == KERN_F32) {
+		memcpy(at, &f, 4);
+	} else if (m->type == KERN_MXFP4) {
+		*at = 255;
+	} else {
+		uint16_t bits = format_bits(m->type == KERN_BF16 ? KERN_BF16 : KERN_F16, f);
+		memcpy(at, &bits, 2);
+	}
+	for (uint32_t c = 0; c < m->k; c++)
+		m->value[(size_t)row * m->k + c] = (float)format_value(m->type, matrix_row(m, row), c);
+}
+
+/* NaN and infinity in some rows of a matrix, or in the scales of their blocks: those columns of the result are not finite, the others are as ever. */
+CONFORM_TEST(matmul_of_spoilt_weights)
+{
+	for (int t = KERN_F32; t < KERN_WEIGHT_DTYPES; t++) {
+		size_t mark = conform_mark();
+		const struct matmul_shape s = {512, {{(enum kern_dtype)t, 37, t % 2}}};
+		struct job *j = matmul_job(&s, (uint32_t)(t % 2 ? 1 : 4), 0);
+		for (uint32_t i = 0; i < 6; i++)
+			spoil(&j->matrix[0], (const uint32_t[]){0, 3, 16, 17, 31, 36}[i], (const uint32_t[]){511, 0, 300, 77, 255, 256}[i], i % 2);
+		j->clean = true;
+		job_check(j);
+		conform_release(mark);
+	}
 }
 
 /* --- one matrix for each head ------------------------------------------------------------------------------------------------------------ */
@@ -170,7 +195,7 @@ static void heads_row(const struct job *j, const struct precision *p, const stru
 {
 	(void)r;
 	const struct heads_shape *s = j->shape;
-	const double *x = doubles(job_data(j, 0, row), s->heads * (s->k + s->tail));
+	const double *x = ref_doubles(job_data(j, 0, row), s->heads * (s->k + s->tail));
 	for (uint32_t h = 0; h < s->heads; h++, x += s->k + s->tail) {
 		uint32_t to = h * (s->n + s->tail);
 		ref_product(p, &j->matrix[h], x, e->value[1] + to, e->bound[1] + to);
@@ -182,6 +207,7 @@ CONFORM_TEST(heads_matmul)
 {
 	static const struct heads_shape shapes[] = {
 		{KERN_BF16, 1, 1, 1, 0}, {KERN_BF16, 4, 24, 16, 8}, {KERN_F32, 3, 20, 24, 0}, {KERN_BF16, 5, 70, 33, 4}, {KERN_Q8_0, 16, 32, 64, 12}, {KERN_F16, 2, 512, 128, 64},
+		{KERN_MXFP4, 3, 40, 32, 0},
 	};
 	for (uint32_t i = 0; i < LEN(shapes); i++)
 		for (uint32_t n = 0; n < 3; n++) {

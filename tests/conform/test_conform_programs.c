@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DIM = 32, FFN = 80, VOCABULARY = 97, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 8 };
+enum { DIM = 32, FFN = 80, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 8 };
 
 /* --- a step of a model ------------------------------------------------------------------------------------------------------------------- */
 
@@ -42,11 +42,15 @@ static struct kern_op op_norm(const struct live *l, uint32_t y, uint32_t x, int 
 	return op;
 }
 
-static struct kern_op op_rope(const struct live *l, uint32_t x, uint32_t heads)
+/* Of the same frequencies. */
+static const struct kern_rope ropes[] = {{KERN_ROPE_HALF, HEAD_DIM, 1, {0}}, {KERN_ROPE_INTERLEAVED, HEAD_DIM, 1, {0}}, {KERN_ROPE_HALF, HEAD_DIM / 2, 1.25f, {0}}, {KERN_ROPE_HALF, HEAD_DIM, 1.25f, {0}}};
+
+static struct kern_op op_rope(const struct live *l, uint32_t x, uint32_t heads, const struct kern_rope *rope)
 {
 	struct kern_op op = {.kind = KERN_OP_ROPE};
 	op.rope.x = l->field[x];
-	op.rope.rope = (struct kern_rope){KERN_ROPE_HALF, HEAD_DIM, 1, l->constant[1]};
+	op.rope.rope = *rope;
+	op.rope.rope.inv_freq = l->constant[1];
 	op.rope.heads = heads;
 	op.rope.head_dim = HEAD_DIM;
 	return op;
@@ -68,8 +72,8 @@ static uint32_t step_to_kv(const struct job *j, const struct live *l, struct ker
 	op[n].head_norm.heads = HEADS;
 	op[n].head_norm.head_dim = HEAD_DIM;
 	op[n++].head_norm.eps = 1e-5f;
-	op[n++] = op_rope(l, Q, HEADS);
-	op[n++] = op_rope(l, K, KV_HEADS);
+	op[n++] = op_rope(l, Q, HEADS, &ropes[0]);
+	op[n++] = op_rope(l, K, KV_HEADS, &ropes[0]);
 	op[n].kind = KERN_OP_KV_WRITE;
 	op[n].kv_write.kv = l->kv;
 	op[n].kv_write.k = l->field[K];
@@ -115,10 +119,8 @@ static uint32_t step_record(const struct job *j, const struct live *l, struct ke
 
 static struct job *step_job(const struct sequence *seq, uint32_t block_tokens, enum kern_dtype kv)
 {
-	struct world *w = conform_alloc(1, sizeof *w);
 	float *inv_freq = conform_alloc(HEAD_DIM / 2, sizeof *inv_freq);
-	world_init(w, seq, SEQUENCES, block_tokens, VOCABULARY);
-	struct job *j = job_new(KERN_OP_MATMUL, w, "a step of a model, KV of %s", kern_dtype_name(kv));
+	struct job *j = job_new(KERN_OP_MATMUL, world_new(seq, block_tokens), "a step of a model, KV of %s", kern_dtype_name(kv));
 	job_kv(j, kv, KV_HEADS, HEAD_DIM, 0);
 	for (uint32_t f = 0; f < STEP_FIELDS; f++)
 		job_field(j, step_fields[f].name, OUT, f < T ? KERN_ROWS_ALL : KERN_ROWS_TAIL, 1, step_fields[f].columns, 0);
@@ -191,7 +193,7 @@ static struct random_program *program_random(void)
 /* The experts of a row in three operations; the others are one. */
 static uint32_t experts_ops(const struct live *l, const struct random_op *r, struct kern_op *op)
 {
-	struct kern_experts e = {EXPERTS, l->w + R_EXPERTS, l->w + R_EXPERTS + EXPERTS, l->w + R_EXPERTS + 2 * EXPERTS};
+	struct kern_experts e = {EXPERTS, l->w + R_EXPERTS, l->w + R_EXPERTS + EXPERTS, l->w + R_EXPERTS + 2 * EXPERTS, {0}, {0}, {0}};
 	op[0] = op_matmul(l, r->b, 1, &(const uint32_t){R_ROUTER}, &(const uint32_t){R_LOGITS});
 	op[1].kind = KERN_OP_ROUTE;
 	op[1].route.router = (struct kern_router){.experts = EXPERTS, .used = USED, .normalise = 1, .scale = 1};
@@ -237,7 +239,7 @@ static uint32_t random_op_record(const struct live *l, const struct random_op *r
 	case KERN_OP_MATMUL:
 		*op = op_matmul(l, r->b, r->flag ? 2 : 1, (const uint32_t[]){R_SQUARE, R_SQUARE_2}, (const uint32_t[]){r->a, r->c});
 		break;
-	case KERN_OP_ROPE: *op = op_rope(l, r->a, HEADS); break;
+	case KERN_OP_ROPE: *op = op_rope(l, r->a, HEADS, &ropes[r->c % LEN(ropes)]); break;
 	case KERN_OP_ACT_MUL:
 		op->act_mul.y = l->field[r->a];
 		op->act_mul.gate = l->field[r->b];
@@ -293,9 +295,7 @@ static uint32_t random_record(const struct job *j, const struct live *l, struct 
 static struct job *random_job(uint32_t number)
 {
 	static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {{{{0, 40}}}, {{{0, 3}, {0, 1}}}, {{{0, 90}, {0, 30}, {0, 2}}}, {{{0, 1}}}};
-	struct world *w = conform_alloc(1, sizeof *w);
-	world_init(w, worlds[number % LEN(worlds)].seq, SEQUENCES, 16, VOCABULARY);
-	struct job *j = job_new(KERN_OP_MATMUL, w, "random program %u", number);
+	struct job *j = job_new(KERN_OP_MATMUL, world_new(worlds[number % LEN(worlds)].seq, 16), "random program %u", number);
 	static const char *const names[] = {"a", "b", "c", "d", "e", "tail a", "tail b", "tail c"};
 	for (uint32_t f = 0; f < ALL_FIELDS + TAIL_FIELDS; f++)
 		job_field(j, names[f], INOUT, f < ALL_FIELDS ? KERN_ROWS_ALL : KERN_ROWS_TAIL, 1, DIM, 2);

@@ -7,12 +7,6 @@
 
 enum { ROWS = 24, SLOTS = 5, SEEN = 12, LISTS = 8, DIM = 16 };
 
-/* Every target once: rounded activations change nothing here. */
-#define EACH_TARGET(dev, threads) \
-	for (unsigned t_ = 0; t_ < conform_target_count; t_++) \
-		for (struct device *dev = conform_targets[t_].activations == KERN_F32 ? device_get(&conform_targets[t_], threads) : NULL; \
-		     dev && (conform_about(0, "%s", dev->target->name), true); dev = NULL)
-
 /* --- what is asked ----------------------------------------------------------------------------------------------------------------------- */
 
 struct pair { uint32_t id; union { float bias; uint32_t times; }; };

@@ -50,6 +50,13 @@ void world_init(struct world *w, const struct sequence *seq, uint32_t sequences,
 		w->token[r] = rand_below(vocabulary);
 }
 
+struct world *world_new(const struct sequence *seq, uint32_t block_tokens)
+{
+	struct world *w = conform_alloc(1, sizeof *w);
+	world_init(w, seq, SEQUENCES, block_tokens, VOCABULARY);
+	return w;
+}
+
 uint32_t world_sequence(const struct world *w, uint32_t row)
 {
 	uint32_t s = 0;
@@ -58,17 +65,23 @@ uint32_t world_sequence(const struct world *w, uint32_t row)
 	return s;
 }
 
-/* Of the largest batch: more than there are rows under test, and some for the history. */
+/* Is the largest batch that of all rows under test? */
+static bool exact(const struct world *w)
+{
+	return world_rows(w) % 2;
+}
+
+/* Of the largest batch, which may have to be larger for the history. */
 static uint32_t rows_most(const struct world *w)
 {
-	uint32_t rows = world_rows(w) + ROWS_SPARE, least = w->deepest > 2 * ROWS_DEEP ? ROWS_DEEP : ROWS_LEAST;
-	return rows < least ? least : rows;
+	uint32_t rows = world_rows(w) + (exact(w) ? 0 : ROWS_SPARE), least = w->deepest > 2 * ROWS_DEEP ? ROWS_DEEP : ROWS_LEAST;
+	return rows < least && w->all[w->sequences] > world_rows(w) ? least : rows;
 }
 
 struct kern_limits world_limits(const struct world *w)
 {
-	uint32_t rows = rows_most(w);
-	return (struct kern_limits){.rows = rows, .tail_rows = rows, .spans = w->sequences + 1, .positions = w->deepest + 1, .batch_bytes = batch_bytes(w)};
+	uint32_t rows = rows_most(w), more = !exact(w);
+	return (struct kern_limits){.rows = rows, .tail_rows = rows, .spans = w->sequences + more, .positions = w->deepest + more, .batch_bytes = batch_bytes(w)};
 }
 
 /* --- schedules -------------------------------------------------------------------------------------------------------------------- */
@@ -84,7 +97,7 @@ static struct step *step_add(struct schedule *s)
 /* The history of all sequences, at most a batch at a time. */
 static void history_steps(struct schedule *s, const struct world *w, bool uneven)
 {
-	uint32_t most = world_limits(w).rows - 1;
+	uint32_t most = world_limits(w).rows;
 	for (uint32_t q = 0; q < w->sequences; q++)
 		for (uint32_t at = 0, n; at < w->seq[q].position; at += n) {
 			struct step *st = step_add(s);
