@@ -9,16 +9,22 @@
  *    KERN_MEM_PINNED and KERN_MEM_SHARED may have a host address as well (struct kern_mem).
  *  - Work of one stream runs in order. `upload`, `download` and `run` may return before it is done; `sync` returns when all is. Host memory given to
  *    them may be changed or freed only after `sync`.
+ *    Streams of a device are not ordered among each other; a program runs on one at a time, which is the caller's duty.
+ *  - What a program, a batch or a run names (memory, weights, constants) is read when it runs, and freed or destroyed only after `sync`.
  *  - A replay allocates nothing.
  *  - 0, or a negative KERN_E*; the text of the latest error of a device is `last_error`. An error of work may be reported by a later call on the
- *    stream, at the latest by `sync`. What cannot run at all is refused by `program_new`, in a sentence that names the operation.
- *  - What is not finite in a row makes that row's results not finite, wherever they depend on it, and changes no bit of other rows.
+ *    stream, at the latest by `sync`; the device is of no use then. What cannot run at all (shapes, types and mixes of types, sizes beyond what
+ *    the backend has) is refused by `program_new`, in a sentence that names the operation: that is how capabilities are asked for. Addresses of
+ *    constants and values of enums are the caller's to get right.
+ *  - What is not finite in a row makes that row's results not finite, wherever they depend on it (a clamp may make an infinity finite), and changes no
+ *    bit of other rows. Denormal numbers are kept.
  *  - Calls on one device and its streams come from one thread at a time; `counters` from any.
  *  - Every operation computes each output row from that row's inputs alone, in an order of additions that depends on neither the number of
  *    rows, the place of the row in the batch, nor the number of threads (invariant I8). What a row must not see (later tokens, other sequences)
  *    never changes its bits.
  *
- * Layouts: shapes are written (rows, columns), the last index is contiguous. Addresses of tensors are 16-byte aligned, leading dimensions any; what lies
+ * Layouts: shapes are written (rows, columns), the last index is contiguous. Addresses of tensors are 16-byte aligned, those of constants and of KV
+ * 4-byte aligned at least, leading dimensions any; what lies
  * between the columns of a row and the next row, and rows beyond the batch's, is neither read nor written. Outputs overlap no input unless it is said. */
 #ifndef KERNELS_H
 #define KERNELS_H
@@ -88,7 +94,9 @@ struct kern_tensor {
  * lies in memory that all of them share. */
 struct kern_group {
 	unsigned rank, ranks;      /* ranks 0 or 1: alone */
-	int (*meet)(void *arg);    /* returns 0 when all ranks have called it, else the group is broken; on any thread, one at a time */
+	/* returns 0 when all ranks have called it, else the group is broken; on any thread, one at a time: once for each KERN_OP_GATHER and
+	 * KERN_OP_PROGRESS (of a batch with progress), in their order, by every rank */
+	int (*meet)(void *arg);
 	void *arg;
 };
 
@@ -99,7 +107,7 @@ struct kern_config {
 	int device_index;
 	enum kern_dtype activations; /* KERN_F32 (0), or cpu: KERN_BF16, which products with weights of that type round activations to */
 	struct kern_group group;
-	/* called, on any thread, soon after words of KERN_OP_PROGRESS were stored; may be NULL. It must not wait */
+	/* called, on any thread, soon after KERN_OP_PROGRESS of a batch with progress; may be NULL. It must not wait */
 	void (*progressed)(void *arg);
 	void *progressed_arg;
 	const void *options;       /* the backend's own, or NULL (sim: struct sim_options of kernels/sim/options.h) */
@@ -197,8 +205,8 @@ struct kern_batch {
 	uint32_t words;            /* of the batch, this head included */
 	uint32_t rows, spans, tail_rows, tail_spans;   /* at least 1 row and span; the tail may be empty */
 	uint32_t tokens;           /* (rows) ids, each below the vocabulary (the caller checks), or KERN_OF_SLOT + slot */
-	uint32_t positions;        /* (rows) */
-	uint32_t slots;            /* (rows) where a row's KV goes: block * block_tokens + position % block_tokens */
+	uint32_t positions;        /* (rows) as the spans say */
+	uint32_t slots;            /* (rows) where a row's KV goes: block * block_tokens + position % block_tokens; all differ */
 	uint32_t span;             /* (spans) struct kern_span, all rows in order */
 	uint32_t tail_index;       /* (tail_rows) which of all rows it is */
 	uint32_t tail_span;        /* (tail_spans) struct kern_span over the tail's rows */
@@ -310,7 +318,7 @@ struct kern_op {
 		struct { uint32_t layer; } progress;
 		/* out (R, heads, head_dim) = softmax(q k * scale) v over positions max(0, p - window + 1) .. p of the row's own sequence; window 0: none; query
 		 * head h reads KV head h / (heads / kv_heads). With a latent out is (R, heads, latent). sinks (heads) float32, or 0: one more logit for each
-		 * head, of no position and no value */
+		 * head, of no position and no value; -infinity: none */
 		struct { struct kern_kv_layer kv; struct kern_tensor out, q; uint32_t heads, window; float scale; kern_ptr sinks; } attention;
 		/* y = act(gate) * up: (R, dim) */
 		struct { struct kern_tensor y, gate, up; enum kern_act act; uint32_t dim; } act_mul;
@@ -375,7 +383,7 @@ struct kern_ops {
 	/* The operations are copied; what they name must outlive the program. One program of a device runs at a time. */
 	int (*program_new)(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p);
 	void (*program_destroy)(struct kern_program **p);
-	/* Replays it over a batch in PINNED memory, which must not change before `sync`; another run may have another one. EINVAL, before anything runs, for
+	/* Replays it over a batch in PINNED memory or a part of it (dev and host moved alike), which must not change before `sync`; another run may have another one. EINVAL, before anything runs, for
 	 * a batch that kern_batch_check refuses. */
 	int (*run)(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
 };
