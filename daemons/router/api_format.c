@@ -165,6 +165,10 @@ int format_behind_thoughts(struct call *c, const char *prompt, size_t len)
 	Pds__Constraint *k = &c->constraint;
 	if (!k->kind || !c->model->reasoning)
 		return 0;
+	/* a model that need not think, in a format whose thoughts begin with words: it answers at once */
+	enum reasoning_at at = reasoning_opened(c->model->reasoning, prompt, len);
+	if (at == REASONING_WITHIN_ANSWER || (at == REASONING_BEFORE && !*reasoning_format_form(c->model->reasoning)->answer))
+		return 0;
 	json_t *pieces = json_pack("[o]", as_piece(k));
 	if (!pieces)
 		return no_memory(c, c->bound_by);

@@ -1,9 +1,12 @@
 /* crew.c - see crew.h: persistent threads that walk the phases of the present run, spin briefly where they must wait, then sleep on a futex.
  *
- * The items of a phase are cut into a share for each thread, one behind the other: a thread takes from its own, which is what its memory reads follow each other in and
- * nobody else writes meanwhile, then from the others'. A share's claim is one word, changed by compare-and-swap: the number of the run and how many items are left; of an
- * older run it says that none was taken yet. Whoever finishes the last item of a phase opens the next one. A thread that comes late, even whole runs too late, finds shares
- * that were taken in its run or a later one and touches neither phases nor data, so nobody ever waits for it. Opening phase n ends the run. */
+ * The items of a phase are cut into as many shares as there are threads, each of items that follow each other. A
+ * thread takes from its own share, which reads memory that lies together and whose claim nobody else changes meanwhile,
+ * then from the others'. A claim is one word, changed by compare-and-swap: the number of the run and what is left; a
+ * claim of an earlier run means that nothing was taken yet in this one. Run numbers of claims never go round (40 bits).
+ * Whoever finishes the last item of a phase opens the next one. A thread that comes late, even whole runs too late,
+ * finds claims of its own run with nothing left, or of later runs, and touches neither phases nor data, so nobody ever
+ * waits for it. Opening phase n ends the run. */
 #include "kernels/cpu/crew.h"
 
 #include <linux/futex.h>
@@ -15,18 +18,23 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, LINE = 64, PHASES_PER_PULSE = 4 };
+enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, LINE = 64, PHASES_PER_PULSE = 4, LEFT_BITS = 24, LEFT_MAX = (1 << LEFT_BITS) - 1 };
 
-struct share { _Alignas(64) _Atomic uint64_t claim; };   /* run << 32 | items left */
+/* The word of the seqlock goes round soon after: whoever counts by it finds out in the first seconds, not after months. */
+#define FIRST_RUN 0x7ffffff0u
+
+struct share { _Alignas(64) _Atomic uint64_t claim; };   /* run << LEFT_BITS | how often one can still claim */
 
 struct progress {
-	_Alignas(64) _Atomic uint64_t opened;  /* run << 32 | items: the run in which it was opened last. Its upper half is what threads wait for */
+	_Alignas(64) _Atomic uint64_t opened;  /* run << 32 | items: the run in which it was opened last (its lower 32 bits) */
+	atomic_uint turn;                      /* that run, stored after it: what threads wait for */
 	_Alignas(64) atomic_uint done;         /* how many items of it are done */
 };
 
 struct crew {
-	/* run, phases and n change together, under a run number that is odd meanwhile (a seqlock) */
+	/* these change together, under a word that is odd meanwhile (a seqlock): twice the lower bits of the run's number, which counts all runs */
 	_Alignas(64) atomic_uint run;
+	_Atomic uint64_t number;
 	_Atomic(const struct crew_phase *) phases;
 	_Atomic size_t n;
 	_Alignas(64) _Atomic uint64_t pulse;
@@ -91,10 +99,9 @@ struct walk {
 	unsigned worker;
 };
 
-/* The word that threads wait for is the half of `opened` with the run. */
-static atomic_uint *run_of(struct progress *p)
+static unsigned word_of(uint64_t number)
 {
-	return (atomic_uint *)(void *)&p->opened + (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+	return (unsigned)number << 1;
 }
 
 /* Opens phase i, and those behind it while there is nothing to do in them. */
@@ -106,8 +113,9 @@ static void open_phase(const struct walk *w, size_t i)
 		if (i % PHASES_PER_PULSE == 0)
 			atomic_fetch_add_explicit(&w->crew->pulse, 1, memory_order_relaxed);
 		atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-		atomic_store_explicit(&p->opened, w->run << 32 | items, memory_order_seq_cst);
-		futex_wake_all(w->crew, run_of(p));
+		atomic_store_explicit(&p->opened, w->run << 32 | items, memory_order_release);
+		atomic_store_explicit(&p->turn, (unsigned)w->run, memory_order_seq_cst);
+		futex_wake_all(w->crew, &p->turn);
 	}
 }
 
@@ -122,10 +130,14 @@ static bool await_phase(const struct walk *w, size_t i, uint32_t *ret_items)
 {
 	struct progress *p = &w->crew->phase[i];
 	uint64_t opened;
-	for (struct spin spin = { 0 }; (opened = atomic_load_explicit(&p->opened, memory_order_acquire)) >> 32 != w->run;) {
-		if (atomic_load_explicit(&w->crew->run, memory_order_acquire) != (unsigned)w->run << 1)
+	for (struct spin spin = { 0 };;) {
+		unsigned turn = atomic_load_explicit(&p->turn, memory_order_acquire);
+		opened = atomic_load_explicit(&p->opened, memory_order_acquire);
+		if (opened >> 32 == (uint32_t)w->run)
+			break;
+		if (atomic_load_explicit(&w->crew->run, memory_order_acquire) != word_of(w->run))
 			return false;
-		wait_turn(w->crew, &spin, run_of(p), (unsigned)(opened >> 32));
+		wait_turn(w->crew, &spin, &p->turn, turn);
 	}
 	*ret_items = (uint32_t)opened;
 	return true;
@@ -136,28 +148,30 @@ static uint32_t share_begin(uint32_t items, unsigned share, unsigned shares)
 	return (uint32_t)((uint64_t)items * share / shares);
 }
 
-/* How many items of a share, which has `all` in this run, are left. Run numbers go round. */
+/* How often one can still claim of a share, of which one can claim `all` times in this run. */
 static uint32_t left_of(uint64_t claim, uint64_t run, uint32_t all)
 {
-	int32_t older = (int32_t)((uint32_t)(claim >> 32) - (uint32_t)run);
-	return older < 0 ? all : older ? 0 : (uint32_t)claim;
+	uint64_t last = claim >> LEFT_BITS;
+	return last < run ? all : last > run ? 0 : (uint32_t)claim & LEFT_MAX;
 }
 
-/* Does what is left of a share; *mine counts this thread's items of the phase. */
+/* Runs what is left of a share; *mine counts this thread's items of the phase. A claim takes one item, or a few where there are more than a claim can count. */
 static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t items, uint32_t *mine)
 {
 	const struct crew_phase *phase = &w->phases[i];
 	unsigned shares = w->crew->threads;
-	uint32_t end = share_begin(items, share + 1, shares), all = end - share_begin(items, share, shares), left;
+	uint32_t from = share_begin(items, share, shares), end = share_begin(items, share + 1, shares), each = (end - from) / LEFT_MAX + 1;
+	uint32_t all = (end - from + each - 1) / each, left;
 	_Atomic uint64_t *word = &w->crew->share[i * shares + share].claim;
 	uint64_t claim = all ? atomic_load_explicit(word, memory_order_acquire) : 0;
 	while (all && (left = left_of(claim, w->run, all))) {
-		if (!atomic_compare_exchange_weak_explicit(word, &claim, w->run << 32 | (left - 1), memory_order_acq_rel, memory_order_acquire))
+		if (!atomic_compare_exchange_weak_explicit(word, &claim, w->run << LEFT_BITS | (left - 1), memory_order_acq_rel, memory_order_acquire))
 			continue;
 		if (!*mine)
 			fetch_near(w, i + 1);      /* while the run cannot end */
-		phase->item(phase->ctx, end - left, w->worker);
-		++*mine;
+		uint32_t first = from + (all - left) * each;
+		for (uint32_t item = first; item < end && item - first < each; item++, ++*mine)
+			phase->item(phase->ctx, item, w->worker);
 		claim = atomic_load_explicit(word, memory_order_acquire);
 	}
 }
@@ -189,12 +203,11 @@ static bool await_run(struct crew *c, unsigned last, struct walk *w)
 			return false;
 		w->phases = atomic_load_explicit(&c->phases, memory_order_acquire);
 		w->n = atomic_load_explicit(&c->n, memory_order_acquire);
+		w->run = atomic_load_explicit(&c->number, memory_order_acquire);
 		if (run == last || run & 1)
 			wait_turn(c, &spin, &c->run, run);
-		else if (atomic_load_explicit(&c->run, memory_order_relaxed) == run) {
-			w->run = run >> 1;
+		else if (atomic_load_explicit(&c->run, memory_order_relaxed) == run)
 			return true;
-		}
 	}
 }
 
@@ -202,7 +215,7 @@ static void *thread_main(void *arg)
 {
 	struct crew_thread *t = arg;
 	struct walk w = { .crew = t->crew, .worker = t->worker };
-	for (unsigned last = 0; await_run(t->crew, last, &w); last = (unsigned)w.run << 1)
+	for (unsigned last = word_of(FIRST_RUN); await_run(t->crew, last, &w); last = word_of(w.run))
 		walk(&w);
 	return NULL;
 }
@@ -217,19 +230,18 @@ static void run_alone(struct crew *c, const struct crew_phase *phases, size_t n)
 	}
 }
 
-/* Run numbers go round after 2^31 runs; 0 is never one. */
 void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
 {
 	if (c->threads == 1) {
 		run_alone(c, phases, n);
 		return;
 	}
-	unsigned before = atomic_load_explicit(&c->run, memory_order_relaxed), run = ((before >> 1) + 1) & INT32_MAX;
-	run = run ? run : 1;
-	atomic_store_explicit(&c->run, before | 1, memory_order_seq_cst);
+	uint64_t run = atomic_load_explicit(&c->number, memory_order_relaxed) + 1;
+	atomic_fetch_or_explicit(&c->run, 1, memory_order_seq_cst);
+	atomic_store_explicit(&c->number, run, memory_order_relaxed);
 	atomic_store_explicit(&c->phases, phases, memory_order_relaxed);
 	atomic_store_explicit(&c->n, n, memory_order_relaxed);
-	atomic_store_explicit(&c->run, run << 1, memory_order_seq_cst);
+	atomic_store_explicit(&c->run, word_of(run), memory_order_seq_cst);
 	futex_wake_all(c, &c->run);
 	struct walk w = { .crew = c, .phases = phases, .n = n, .run = run };
 	open_phase(&w, 0);
@@ -243,7 +255,7 @@ struct crew *crew_new(unsigned threads)
 	struct crew *c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
 	if (!c)
 		return NULL;
-	*c = (struct crew){ .threads = threads < 1 ? 1 : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX : threads };
+	*c = (struct crew){ .number = FIRST_RUN, .run = word_of(FIRST_RUN), .threads = threads < 1 ? 1 : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX : threads };
 	size_t phases = (CREW_PHASES_MAX + 1) * sizeof *c->phase;
 	c->memory = calloc(1, phases + (size_t)CREW_PHASES_MAX * c->threads * sizeof *c->share + 64);
 	if (!c->memory) {
