@@ -103,7 +103,8 @@ static int draw_fits(const struct kern_batch *b, const struct kern_limits *l, co
 	return d->ask <= KERN_ASK_SCORE && d->id < l->vocab && d->logprobs <= KERN_TOP_MAX && (d->slot == KERN_NO_SLOT || d->slot < l->slots) &&
 	       d->pending <= (d->slot == KERN_NO_SLOT ? 0 : KERN_SLOT_DRAWS) && part_fits(b, d->mask[0], d->mask[0] ? mask : 0) &&
 	       part_fits(b, d->mask[1], d->mask[1] ? mask : 0) && part_fits(b, d->forbidden.at, d->forbidden.n) &&
-	       part_fits(b, d->bias.at, 2 * (uint64_t)d->bias.n) && part_fits(b, d->seen.at, 2 * (uint64_t)d->seen.n);
+	       part_fits(b, d->bias.at, 2 * (uint64_t)d->bias.n) && part_fits(b, d->seen.at, 2 * (uint64_t)d->seen.n) &&
+	       d->drafted.n <= KERN_DRAFTED_MAX && part_fits(b, d->drafted.at, d->drafted.n);
 }
 
 static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, char *errbuf, size_t errlen)

@@ -140,7 +140,7 @@ struct kern_progress {
 
 /* What is asked of a row of the tail. */
 enum kern_ask { KERN_ASK_NOTHING, KERN_ASK_DRAW, KERN_ASK_SCORE };
-enum { KERN_TOP_MAX = 20, KERN_SLOT_DRAWS = 8 };
+enum { KERN_TOP_MAX = 20, KERN_SLOT_DRAWS = 8, KERN_DRAFTED_MAX = 64 };
 #define KERN_NO_SLOT UINT32_MAX
 
 /* Entries one after the other in the batch, the first at word `at`. */
@@ -157,6 +157,7 @@ struct kern_list {
  *    sum, in double, passes u.
  *  - A temperature below 1e-5 is greedy: the lowest id among the largest logits after the changes. So is a row whose largest logit is then infinite.
  *  - If no id is left above minus infinity it is the lowest that both masks have; without masks, or if they have none, 0.
+ * Rows may share masks and lists.
  * A score gives the log-probability of `id` in the same way, without a draw. */
 struct kern_draw {
 	uint32_t ask;              /* enum kern_ask; NOTHING: no result is written */
@@ -171,7 +172,8 @@ struct kern_draw {
 	struct kern_list forbidden;       /* ids. Here and below ids beyond the vocabulary mean nothing */
 	struct kern_list bias;            /* pairs: id, float32 */
 	struct kern_list seen;            /* pairs: id, how many times the answer has it (0: the prompt alone). Ids differ */
-	uint32_t pending;          /* so many of the slot's latest draws, at most KERN_SLOT_DRAWS, are in the answer, and not in `seen` */
+	struct kern_list drafted;         /* ids that are in the answer as well, at most KERN_DRAFTED_MAX */
+	uint32_t pending;          /* and so many of the slot's latest draws, at most KERN_SLOT_DRAWS */
 };
 
 /* What a sequence drew last, in device memory that the caller has zeroed; the latest first. A row's token can be one of these, so that a sequence

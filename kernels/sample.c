@@ -527,18 +527,32 @@ static uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id)
 	return times;
 }
 
-static void penalise(const struct kern_sampler *s, const struct kern_batch *b, const struct kern_draw *d, const uint32_t *pending)
+/* Tokens of the answer beside those seen. */
+struct added {
+	uint32_t id[KERN_DRAFTED_MAX + KERN_SLOT_DRAWS], n;
+};
+
+static struct added added_of(const struct kern_batch *b, const struct kern_draw *d, const struct kern_slot *slots)
+{
+	struct added a = { .n = d->drafted.n + d->pending };
+	memcpy(a.id, kern_part(b, d->drafted.at), d->drafted.n * sizeof *a.id);
+	if (d->pending)
+		memcpy(a.id + d->drafted.n, slots[d->slot].id, d->pending * sizeof *a.id);
+	return a;
+}
+
+static void penalise(const struct kern_sampler *s, const struct kern_batch *b, const struct kern_draw *d, const struct added *a)
 {
 	const uint32_t *seen = kern_part(b, d->seen.at);
-	uint32_t n = d->pending, left = (1u << n) - 1;
+	uint8_t was_seen[sizeof a->id / sizeof *a->id] = { 0 };
 	for (uint32_t i = 0; i < d->seen.n; i++, seen += 2) {
-		for (uint32_t k = 0; k < n; k++)
-			left &= pending[k] == seen[0] ? ~(1u << k) : ~0u;
-		penalise_one(s, d, seen[0], seen[1] + count_id(pending, n, seen[0]));
+		for (uint32_t k = 0; k < a->n; k++)
+			was_seen[k] |= a->id[k] == seen[0];
+		penalise_one(s, d, seen[0], seen[1] + count_id(a->id, a->n, seen[0]));
 	}
-	for (uint32_t k = 0; k < n; k++)
-		if (left >> k & 1 && !count_id(pending, k, pending[k]))
-			penalise_one(s, d, pending[k], count_id(pending, n, pending[k]));
+	for (uint32_t k = 0; k < a->n; k++)
+		if (!was_seen[k] && !count_id(a->id, k, a->id[k]))
+			penalise_one(s, d, a->id[k], count_id(a->id, a->n, a->id[k]));
 }
 
 /* The logits themselves if nothing changes them, or a changed copy; then whether the logits are
@@ -546,14 +560,15 @@ static void penalise(const struct kern_sampler *s, const struct kern_batch *b, c
 static const float *edit(struct kern_sampler *s, const float *logits, const struct kern_batch *b, const struct kern_draw *d, const struct kern_slot *slots,
                          int *ret_finite)
 {
-	if (!d->mask[0] && !d->mask[1] && !d->forbidden.n && !d->bias.n && !d->seen.n && !d->pending)
+	struct added a = added_of(b, d, slots);
+	if (!d->mask[0] && !d->mask[1] && !d->forbidden.n && !d->bias.n && !d->seen.n && !a.n)
 		return logits;
 	pad(s, logits);
 	*ret_finite = s->copy(s, logits, mask_at(b, d->mask[0]), mask_at(b, d->mask[1]));
 	forbid(s, b, d->forbidden);
 	add_bias(s, b, d->bias);
-	if (d->seen.n || d->pending)
-		penalise(s, b, d, d->pending ? slots[d->slot].id : NULL);
+	if (d->seen.n || a.n)
+		penalise(s, b, d, &a);
 	return s->edited;
 }
 

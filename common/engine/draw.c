@@ -8,10 +8,10 @@ static size_t mask_words(uint32_t vocab)
 	return ((size_t)vocab + 63) / 64 * 2;
 }
 
-size_t draw_words(const struct engine_draw *d, uint32_t vocab)
+size_t draw_words(const struct engine_draw *d, uint32_t vocab, int again)
 {
-	size_t masks = (d->allowed != NULL) + (d->edit && sample_edit_allowed(d->edit));
-	return masks * mask_words(vocab) + (d->edit ? sample_edit_words(d->edit, d) : 0);
+	size_t masks = (d->allowed != NULL) + (!again && d->edit && sample_edit_allowed(d->edit));
+	return masks * mask_words(vocab) + (d->edit ? sample_edit_words(d->edit, d, again) : 0);
 }
 
 /* Words of 64 bits go to the batch as pairs, the lower half first. */
@@ -25,7 +25,7 @@ static uint32_t write_mask(const uint64_t *mask, uint32_t vocab, uint32_t *words
 	return begin;
 }
 
-struct kern_draw draw_write(const struct engine_draw *d, uint32_t vocab, uint32_t *words, uint32_t *at)
+struct kern_draw draw_write(const struct engine_draw *d, uint32_t vocab, const struct kern_draw *before, uint32_t *words, uint32_t *at)
 {
 	const struct sample_params *p = d->params;
 	struct kern_draw k = {.ask = KERN_ASK_SCORE, .id = d->id, .logprobs = d->logprobs, .slot = KERN_NO_SLOT};
@@ -39,7 +39,9 @@ struct kern_draw draw_write(const struct engine_draw *d, uint32_t vocab, uint32_
 	k.mask[0] = write_mask(d->allowed, vocab, words, at);
 	if (!d->edit)
 		return k;
-	k.mask[1] = write_mask(sample_edit_allowed(d->edit), vocab, words, at);
-	sample_edit_write(d->edit, d, &k, words, at);
+	if (before && before->ask != KERN_ASK_DRAW)
+		before = NULL;
+	k.mask[1] = before ? before->mask[1] : write_mask(sample_edit_allowed(d->edit), vocab, words, at);
+	sample_edit_write(d->edit, d, before, &k, words, at);
 	return k;
 }

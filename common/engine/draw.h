@@ -35,9 +35,10 @@ struct engine_draw {
 	int32_t logprobs;
 };
 
-/* Words of a batch that masks and lists of d take at most. */
-size_t draw_words(const struct engine_draw *d, uint32_t vocab);
-/* Writes these from words[*at] on, and *at is then behind them. */
-struct kern_draw draw_write(const struct engine_draw *d, uint32_t vocab, uint32_t *words, uint32_t *at);
+/* Words of a batch that masks and lists of d take at most; of a row behind another one of the same sequence (`again`), with the same edit. */
+size_t draw_words(const struct engine_draw *d, uint32_t vocab, int again);
+/* Writes these from words[*at] on, and *at is then behind them. before: what it gave for the row before, of the same sequence, or NULL: what both have
+ * in common is not written again. */
+struct kern_draw draw_write(const struct engine_draw *d, uint32_t vocab, const struct kern_draw *before, uint32_t *words, uint32_t *at);
 
 #endif

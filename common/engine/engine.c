@@ -160,7 +160,7 @@ static int check_memory(struct engine *e, struct err *err)
 	struct carve own = {0};
 	carve_scratch(e, &own);
 	uint64_t weights = matrix_bytes(e) / ranks, have = memory_available();
-	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes + (uint64_t)e->opts.max_logits * e->conf.vocab * sizeof(float);
+	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes + e->opts.max_logits * (e->conf.vocab * sizeof(float) + 2 * sizeof *e->drawn);
 	if (weights + step > have / ranks)
 		return err_set(err, ERR_NOMEM, "%.160s: memory: found %llu MiB available, expected %llu MiB for weights and %llu MiB for steps of %u tokens",
 		               e->path, (unsigned long long)have >> 20, (unsigned long long)weights >> 20, (unsigned long long)step >> 20, e->opts.max_rows);
@@ -281,12 +281,14 @@ static int fill_info(struct engine *e, struct err *err)
 	return 0;
 }
 
-/* Masks and lists of a step: two masks for every span, or all that one span may ask for. */
+/* Masks and lists of a step: of every span two masks and all tokens that it can have seen, up to LISTS_MAX words, or all that one span may ask for. */
 static size_t plan_lists(const struct engine *e)
 {
+	enum { LISTS_MAX = 16 << 20 };
 	const struct engine_opts *o = &e->opts;
 	size_t vocab = e->conf.vocab, masks = (vocab + 63) / 64 * 4, seen = 2 * (vocab < e->conf.context ? vocab : e->conf.context);
-	return more((masks + ENGINE_DRAW_LISTS_MAX / 8) * o->max_spans, (masks + ENGINE_DRAW_LISTS_MAX + seen) * more(o->max_draws, 1));
+	size_t all = (masks + ENGINE_DRAW_LISTS_MAX / 8 + seen) * o->max_spans, one = seen + (masks + ENGINE_DRAW_LISTS_MAX) * more(o->max_draws, 1);
+	return more(all < LISTS_MAX ? all : LISTS_MAX, one);
 }
 
 static void plan_step(struct engine *e)

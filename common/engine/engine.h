@@ -91,7 +91,7 @@ struct engine_span {
  * take more passes, in which no bit is another.
  * 0, ERR_INVALID (a bound or id, with the value and the limit), or ERR_IO (device). */
 int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
-/* (max_logits, vocab) float32 of the last step, copied from the device at the first call after it; for tests and tools. */
+/* (max_logits, vocab) float32 of the last step, in which no span had draws, copied from the device at the first call after it; for tests and tools. */
 const float *engine_logits(struct engine *e, uint32_t row);
 /* Why the engine will never step again (a rank is gone), or NULL. */
 const char *engine_broken(const struct engine *e);

@@ -75,23 +75,15 @@ void sample_edit_destroy(struct sample_edit **ep)
 
 /* --- counting ---------------------------------------------------------------------------------------------------------------- */
 
-/* Of the table: where an id is, or would be. */
-static uint32_t slot_of(const struct sample_edit *e, uint32_t id)
-{
-	uint32_t i = id * 2654435761u & e->mask;
-	while (e->slot[i] && e->seen[e->slot[i] - 1].id != id)
-		i = (i + 1) & e->mask;
-	return i;
-}
-
 static struct seen *seen_of(struct sample_edit *e, uint32_t id)
 {
-	uint32_t i = slot_of(e, id);
-	if (!e->slot[i]) {
-		e->seen[e->n_seen] = (struct seen){.id = id};
-		e->slot[i] = ++e->n_seen;
-	}
-	return &e->seen[e->slot[i] - 1];
+	uint32_t i = id * 2654435761u & e->mask;
+	for (; e->slot[i]; i = (i + 1) & e->mask)
+		if (e->seen[e->slot[i] - 1].id == id)
+			return &e->seen[e->slot[i] - 1];
+	e->seen[e->n_seen] = (struct seen){.id = id};
+	e->slot[i] = ++e->n_seen;
+	return &e->seen[e->n_seen - 1];
 }
 
 /* Tokens beyond what the table was made for, which nobody sends, are not counted. */
@@ -133,38 +125,30 @@ static void list_ends(const struct sample_edit *e, uint32_t *words, uint32_t *at
 			words[(*at)++] = e->o.ends[k][i];
 }
 
-static void list_bias(const struct sample_edit *e, uint32_t *words, uint32_t *at)
+static struct kern_list list_bias(const struct sample_edit *e, uint32_t *words, uint32_t *at)
 {
+	struct kern_list l = {*at, (uint32_t)e->o.n_bias};
 	for (size_t i = 0; i < e->o.n_bias; i++, *at += 2) {
 		words[*at] = e->o.bias_ids[i];
 		memcpy(&words[*at + 1], &e->o.bias[i], sizeof *e->o.bias);
 	}
+	return l;
 }
 
-/* Where an id stands among those that are counted, or among the drafted ones behind them in `pairs`; n if nowhere. */
-static uint32_t place_of(const struct sample_edit *e, const uint32_t *pairs, uint32_t n, uint32_t id)
+static struct kern_list list_seen(const struct sample_edit *e, uint32_t *words, uint32_t *at)
 {
-	uint32_t i = slot_of(e, id), k = e->slot[i] ? e->slot[i] - 1 : e->n_seen;
-	while (!e->slot[i] && k < n && pairs[2 * k] != id)
-		k++;
-	return k;
+	struct kern_list l = {*at, e->n_seen};
+	memcpy(words + *at, e->seen, e->n_seen * sizeof *e->seen);
+	*at += 2 * e->n_seen;
+	return l;
 }
 
-/* What is counted, and one more for each drafted token. */
-static void list_seen(const struct sample_edit *e, const struct engine_draw *d, uint32_t *words, uint32_t *at)
+static struct kern_list list_drafted(const struct engine_draw *d, uint32_t *words, uint32_t *at)
 {
-	uint32_t *pairs = words + *at, n = e->n_seen;
-	memcpy(pairs, e->seen, n * sizeof *e->seen);
-	for (uint32_t i = d->n_tokens - d->drafted; i < d->n_tokens; i++) {
-		uint32_t k = place_of(e, pairs, n, d->tokens[i]);
-		if (k == n) {
-			pairs[2 * k] = d->tokens[i];
-			pairs[2 * k + 1] = 0;
-			n++;
-		}
-		pairs[2 * k + 1]++;
-	}
-	*at += 2 * n;
+	struct kern_list l = {*at, d->drafted};
+	memcpy(words + *at, d->tokens + d->n_tokens - d->drafted, d->drafted * sizeof *words);
+	*at += d->drafted;
+	return l;
 }
 
 const uint64_t *sample_edit_allowed(const struct sample_edit *e)
@@ -172,28 +156,29 @@ const uint64_t *sample_edit_allowed(const struct sample_edit *e)
 	return e->allowed;
 }
 
-size_t sample_edit_words(struct sample_edit *e, const struct engine_draw *d)
+size_t sample_edit_words(struct sample_edit *e, const struct engine_draw *d, int again)
 {
-	if (e->counts)
-		count(e, d->tokens, d->prompt_tokens, d->n_tokens - d->drafted);
-	return e->o.n_bad + e->o.n_ends[0] + e->o.n_ends[1] + 2 * (e->o.n_bias + e->n_seen + (e->counts ? d->drafted : 0));
+	size_t words = e->o.n_bad + e->o.n_ends[0] + e->o.n_ends[1] + (again ? 0 : 2 * e->o.n_bias);
+	if (!e->counts)
+		return words;
+	count(e, d->tokens, d->prompt_tokens, d->n_tokens - d->drafted);
+	return words + (again ? 0 : 2 * (size_t)e->n_seen) + d->drafted;
 }
 
-void sample_edit_write(struct sample_edit *e, const struct engine_draw *d, struct kern_draw *ret, uint32_t *words, uint32_t *at)
+void sample_edit_write(struct sample_edit *e, const struct engine_draw *d, const struct kern_draw *before, struct kern_draw *ret, uint32_t *words,
+                       uint32_t *at)
 {
 	uint32_t begin = *at, answer = d->n_tokens - d->prompt_tokens;
 	list_bad(e, d->tokens + d->prompt_tokens, answer, words, at);
 	if (answer < e->o.min_tokens)
 		list_ends(e, words, at);
 	ret->forbidden = (struct kern_list){begin, *at - begin};
-	ret->bias = (struct kern_list){*at, (uint32_t)e->o.n_bias};
-	list_bias(e, words, at);
+	ret->bias = before ? before->bias : list_bias(e, words, at);
 	if (!e->counts)
 		return;
 	count(e, d->tokens, d->prompt_tokens, d->n_tokens - d->drafted);
-	begin = *at;
-	list_seen(e, d, words, at);
-	ret->seen = (struct kern_list){begin, (*at - begin) / 2};
+	ret->seen = before ? before->seen : list_seen(e, words, at);
+	ret->drafted = list_drafted(d, words, at);
 	ret->repetition = e->prompt_counts ? e->o.repetition : 1;
 	ret->presence = e->o.presence;
 	ret->frequency = e->o.frequency;

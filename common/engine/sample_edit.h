@@ -38,12 +38,13 @@ int sample_edit_bad_valid(const uint32_t *bad, size_t n);
 
 /* A bit for each allowed id, as in struct engine_draw; NULL: all are. */
 const uint64_t *sample_edit_allowed(const struct sample_edit *e);
-/* What d, which names e, gets beside the masks: lists in words[*at ..], *at is then behind them, and the penalties. Later calls for the same request must
- * not have fewer tokens, drafted ones aside. */
+/* What d, which names e, gets beside the masks: lists in words[*at ..], *at is then behind them, and the penalties. before: as of draw_write. Later calls for
+ * the same request must not have fewer tokens, drafted ones aside. */
 struct engine_draw;
 struct kern_draw;
-void sample_edit_write(struct sample_edit *e, const struct engine_draw *d, struct kern_draw *ret, uint32_t *words, uint32_t *at);
-/* At most so many words. */
-size_t sample_edit_words(struct sample_edit *e, const struct engine_draw *d);
+void sample_edit_write(struct sample_edit *e, const struct engine_draw *d, const struct kern_draw *before, struct kern_draw *ret, uint32_t *words,
+                       uint32_t *at);
+/* At most so many words; `again`: behind another row of the same sequence. */
+size_t sample_edit_words(struct sample_edit *e, const struct engine_draw *d, int again);
 
 #endif

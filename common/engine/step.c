@@ -54,7 +54,7 @@ static size_t list_words(const struct engine *e, const struct engine_span *s)
 {
 	size_t words = 0;
 	for (uint32_t i = 0; s->draws && i < wanted_rows(s); i++)
-		words += draw_words(&s->draws[i], e->info.vocab);
+		words += draw_words(&s->draws[i], e->info.vocab, i > 0 && s->draws[i - 1].params);
 	return words;
 }
 
@@ -186,10 +186,10 @@ static void add_progress(struct layout *l, const struct engine *e, const struct 
 
 static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s, uint32_t row)
 {
+	struct kern_draw k = {.ask = KERN_ASK_NOTHING, .slot = KERN_NO_SLOT};
 	for (uint32_t i = 0; i < wanted_rows(s); i++, row++) {
-		struct kern_draw k = {.ask = KERN_ASK_NOTHING, .slot = KERN_NO_SLOT};
 		if (s->draws)
-			k = draw_write(&s->draws[i], e->info.vocab, l->words, &l->b->words);
+			k = draw_write(&s->draws[i], e->info.vocab, i ? &k : NULL, l->words, &l->b->words);
 		memcpy(l->words + l->b->draws + row * DRAW_WORDS, &k, sizeof k);
 	}
 }
@@ -266,6 +266,7 @@ static int run_some(struct engine *e, struct engine_span *spans, uint32_t n, con
 {
 	uint32_t row = first;
 	lay_out(e, spans, n, t);
+	memset(e->results.host, 0, t->logits * sizeof *e->drawn);
 	if (e->tp)
 		tp_order(e->tp, TP_STEP, NULL, 0);
 	int rc = engine_run(e);

@@ -288,6 +288,7 @@ static void after_step(struct decode *d, struct seq *q, const struct engine_span
 static void fail(struct decode *d, struct seq *q, const struct err *err)
 {
 	q->failed = 1;
+	q->draw_fault = PDS__FAULT__FAULT_NONE;
 	snprintf(q->fail_text, sizeof q->fail_text, "forward step failed: %.120s", err->text);
 	give_back(d, q);
 }

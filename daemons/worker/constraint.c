@@ -414,7 +414,7 @@ static int find_mask(struct work *w, const struct engine_info *info, uint32_t ah
 	unsigned flags;
 	touch(k->all, c, HIGH(k->all->pool.size));
 	int r = automaton_mask(c->automaton, walk, answer, work_index(w) + ahead, mask, &flags, err);
-	if (r == ERR_NOMEM) {
+	if (r == ERR_NOMEM && !ahead) {    /* for a draft nobody gives way */
 		touch(k->all, c, 0);
 		r = automaton_mask(c->automaton, walk, answer, work_index(w) + ahead, mask, &flags, err);
 	}

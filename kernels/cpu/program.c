@@ -27,9 +27,9 @@ static void *alloc_block(struct kern_program *p, size_t bytes)
 /* Small things lie one after the other, in the order in which a run needs them. */
 void *cpu_program_alloc(struct kern_program *p, size_t bytes)
 {
-	bytes = (bytes + 63) / 64 * 64;
 	if (bytes > SMALL)
 		return alloc_block(p, bytes);
+	bytes = (bytes + 63) / 64 * 64;
 	if (bytes > p->piece_left) {
 		if (!(p->piece = alloc_block(p, PIECE)))
 			return NULL;
@@ -80,7 +80,7 @@ void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(
 		b->room = room;
 	}
 	/* what the phase before is described by ends here: it may have parts of this one's */
-	size_t bytes = p->phases ? (size_t)(p->piece - (const unsigned char *)p->phase[p->phases - 1].near) : 0;
+	size_t bytes = p->phases ? (uintptr_t)p->piece - (uintptr_t)p->phase[p->phases - 1].near : 0;
 	if (p->phases)
 		p->phase[p->phases - 1].near_bytes = bytes < NEAR_MAX ? bytes : 0;
 	p->phase[p->phases++] = (struct crew_phase){ .items = items, .item = item, .ctx = ctx, .near = b->op };

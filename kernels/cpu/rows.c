@@ -312,6 +312,8 @@ void build_rows(struct build *b, const struct kern_op *op)
 {
 	switch (op->kind) {
 	case KERN_OP_EMBED:
+		if (b->p->limits.slots && !op->embed.slots.v)
+			build_fail(b, KERN_EINVAL, "embed without memory for the program's %u slots", b->p->limits.slots);
 		if (!build_tensor(b, op, &op->embed.y, op->embed.w->k))
 			build_row_step(b, op, embed_rows, NULL, op->embed.w->k);
 		break;

@@ -16,11 +16,11 @@ struct row {
 	float *logits;
 	struct kern_draw d;                    /* but places in the batch */
 	uint64_t *mask[2];                     /* NULL: none */
-	uint32_t forbidden[LISTS];
+	uint32_t forbidden[LISTS], drafted[LISTS];
 	struct pair bias[LISTS], seen[SEEN];
 };
 
-/* Steps of 1/64: what differs differs by more than a device's exp may round, and there are ties. */
+/* Steps of 1/64, which no change makes much finer: what differs differs by more than a device's exp may round, and there are ties. */
 static void random_logits(float *l, uint32_t vocab)
 {
 	for (uint32_t i = 0; i < vocab; i++)
@@ -58,15 +58,17 @@ static void random_row(struct row *r, uint32_t vocab)
 		return;
 	r->mask[0] = random_mask(vocab);
 	r->mask[1] = random_mask(vocab);
-	r->d.repetition = rand_below(2) ? 1.25f : 1;
+	r->d.repetition = rand_below(2) ? 2 : 1;
 	r->d.presence = rand_below(2) ? 3 : 0;
 	r->d.frequency = rand_below(2) ? -0.25f : 0.75f;
 	r->d.forbidden.n = rand_below(LISTS + 1);
 	r->d.bias.n = rand_below(LISTS + 1);
 	r->d.seen.n = rand_below(SEEN + 1);
+	r->d.drafted.n = rand_below(LISTS + 1);
 	for (uint32_t i = 0; i < LISTS; i++) {
 		r->forbidden[i] = list_id(i, vocab) + 1;
-		r->bias[i] = (struct pair){.id = list_id(i, vocab), .bias = rand_unit() * 4};
+		r->drafted[i] = list_id(rand_below(SEEN + 3), vocab);
+		r->bias[i] = (struct pair){.id = list_id(i, vocab), .bias = floorf(rand_unit() * 256) / 64};
 	}
 	for (uint32_t i = 0; i < SEEN; i++)
 		r->seen[i] = (struct pair){.id = list_id(i, vocab), .times = i % 3};
@@ -93,7 +95,7 @@ static uint32_t zeros(struct batch *b, uint32_t words)
 
 static size_t batch_words(uint32_t vocab)
 {
-	return 64 + ROWS * (16 + sizeof(struct kern_draw) / 4 + 2 * ((vocab + 63) / 64 * 2) + 3 * 2 * SEEN);
+	return 64 + ROWS * (16 + sizeof(struct kern_draw) / 4 + 2 * ((vocab + 63) / 64 * 2) + 4 * 2 * SEEN);
 }
 
 /* Every row a sequence of its own, all of them in the tail, in the order of `row`. */
@@ -126,6 +128,7 @@ static void batch_of(struct batch *b, const struct row *rows, const uint32_t *or
 		d.forbidden.at = put(b, r->forbidden, d.forbidden.n);
 		d.bias.at = put(b, r->bias, 2 * d.bias.n);
 		d.seen.at = put(b, r->seen, 2 * d.seen.n);
+		d.drafted.at = put(b, r->drafted, d.drafted.n);
 		memcpy(b->words + head->draws + i * sizeof d / 4, &d, sizeof d);
 	}
 	head->words = b->n;
@@ -222,13 +225,19 @@ static float *changed(const struct row *r, uint32_t vocab)
 	for (uint32_t i = 0; i < r->d.bias.n; i++)
 		if (r->bias[i].id < vocab)
 			l[r->bias[i].id] += r->bias[i].bias;
-	for (uint32_t i = 0; i < r->d.seen.n; i++)
-		if (r->seen[i].id < vocab) {
-			float *x = &l[r->seen[i].id];
-			*x = *x > 0 ? *x / r->d.repetition : *x * r->d.repetition;
-			*x -= r->d.frequency * (float)r->seen[i].times;
-			*x -= r->seen[i].times ? r->d.presence : 0;
-		}
+	for (uint32_t id = 0; id < vocab; id++) {
+		uint32_t times = 0, found = 0;
+		for (uint32_t i = 0; i < r->d.seen.n; i++)
+			if (r->seen[i].id == id)
+				times += r->seen[i].times, found = 1;
+		for (uint32_t i = 0; i < r->d.drafted.n; i++)
+			times += r->drafted[i] == id;
+		if (!found && !times)
+			continue;
+		l[id] = l[id] > 0 ? l[id] / r->d.repetition : l[id] * r->d.repetition;
+		l[id] -= r->d.frequency * (float)times;
+		l[id] -= times ? r->d.presence : 0;
+	}
 	return l;
 }
 
@@ -542,7 +551,7 @@ CONFORM_TEST(draws_that_are_refused)
 	enum { VOCAB = 70, BEYOND = 1u << 30 };
 	static const struct kern_draw bad[] = {
 		{.ask = 3}, {.id = VOCAB}, {.logprobs = KERN_TOP_MAX + 1}, {.slot = SLOTS}, {.pending = 1, .slot = KERN_NO_SLOT}, {.pending = KERN_SLOT_DRAWS + 1},
-		{.mask = {BEYOND}}, {.mask = {0, BEYOND}}, {.forbidden = {BEYOND, 1}}, {.forbidden = {16, BEYOND}}, {.bias = {16, UINT32_MAX / 2 + 1}}, {.seen = {UINT32_MAX, 1}},
+		{.mask = {BEYOND}}, {.mask = {0, BEYOND}}, {.forbidden = {BEYOND, 1}}, {.forbidden = {16, BEYOND}}, {.bias = {16, UINT32_MAX / 2 + 1}}, {.seen = {UINT32_MAX, 1}}, {.drafted = {16, KERN_DRAFTED_MAX + 1}}, {.drafted = {BEYOND, 1}},
 	};
 	EACH_TARGET(dev, 1) {
 		struct sampling s = sampling_new(dev, VOCAB, NULL);

@@ -40,12 +40,12 @@ static inline void draw_rig_free(struct draw_rig **r)
 static inline struct kern_draw draw_rig_lay_out(struct draw_rig *r, const struct engine_draw *d)
 {
 	uint32_t at = sizeof(struct kern_batch) / 4;
-	size_t need = at + draw_words(d, r->vocab);
+	size_t need = at + draw_words(d, r->vocab, 0);
 	if (need > r->room) {
 		r->words = mem_grow(r->words, need, sizeof *r->words);
 		r->room = need;
 	}
-	struct kern_draw k = draw_write(d, r->vocab, r->words, &at);
+	struct kern_draw k = draw_write(d, r->vocab, NULL, r->words, &at);
 	CHECK(at <= need);
 	((struct kern_batch *)(void *)r->words)->words = at;
 	return k;
