@@ -436,10 +436,10 @@ static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double 
 		return 0;
 	if (typical && !whole && !p->top_k && p->top_p >= 1.0f)
 		return 0;
-	if (p->top_k && p->top_k < n) {
+	if (p->top_k && p->top_k < n)
 		n = select_key(s, n, &(struct cut){.count = p->top_k}, &mass) + 1;
-		total = mass;
-	}
+	if (p->top_k == n)
+		total = mass;          /* also where just so many were gathered */
 	if (p->top_p < 1.0f) {
 		double want = (double)p->top_p * total;
 		if (mass < want && !whole && !p->top_k)
