@@ -154,6 +154,44 @@ START_TEST(test_items_are_shared)
 }
 END_TEST
 
+enum { SLOW_ITEMS = 20 };
+
+static uint32_t slow_count(const void *ctx)
+{
+	(void)ctx;
+	return SLOW_ITEMS;
+}
+
+static void slow_for_the_first(const void *ctx, uint32_t i, unsigned worker)
+{
+	atomic_uint *done_by = (atomic_uint *)(uintptr_t)ctx;
+	atomic_store(&done_by[i], worker + 1);
+	if (!worker)
+		nap(1000);
+}
+
+/* Whoever is done with its own share takes from the others'. */
+START_TEST(test_shares_are_taken_over)
+{
+	struct crew *c = crew_new(2);
+	unsigned over = 0;
+	for (int r = 0; r < 200 && over < 3; r++) {
+		atomic_uint done_by[SLOW_ITEMS] = { 0 };
+		struct crew_phase phase = { .items = slow_count, .item = slow_for_the_first, .ctx = done_by };
+		crew_run(c, &phase, 1);
+		for (unsigned i = 0; i < SLOW_ITEMS; i++)
+			ck_assert_uint_ne(atomic_load(&done_by[i]), 0);
+		for (unsigned i = 0; i < SLOW_ITEMS / 2; i++)       /* of the first thread's share */
+			if (atomic_load(&done_by[i]) == 2) {
+				over++;
+				break;
+			}
+	}
+	ck_assert_uint_eq(over, 3);
+	crew_destroy(&c);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("crew");
@@ -162,6 +200,7 @@ int main(void)
 	tcase_add_loop_test(t, test_every_item_once_in_order, 0, sizeof kinds / sizeof *kinds);
 	tcase_add_test(t, test_sleepers_wake);
 	tcase_add_test(t, test_items_are_shared);
+	tcase_add_test(t, test_shares_are_taken_over);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
