@@ -78,8 +78,8 @@ struct engine_span {
 	uint32_t n, position;         /* positions position .. position + n - 1 */
 	const uint32_t *blocks;       /* the sequence's block table from its block 0; must cover position + n tokens */
 	enum engine_logits logits;
-	const struct engine_draw *draws;   /* what is asked of each of these rows; NULL: nothing, and then engine_logits() has them, from: */
-	uint32_t logits_row;          /* out */
+	const struct engine_draw *draws;   /* what is asked of each of these rows; NULL: nothing, the rows are read with engine_logits() */
+	uint32_t logits_row;          /* out: the first of them there */
 	const struct kern_drawn *drawn;    /* out: what came of each, until the next step */
 	/* once this span's KV of layer l is in the pool the device stores progress_value to progress[l * progress_stride] (words of the board); NULL: none */
 	uint64_t *progress;
@@ -87,8 +87,8 @@ struct engine_span {
 	uint64_t progress_value;
 };
 
-/* One forward pass over all spans: KV of all rows is written, results are there on return (the device is synchronised). Draws that are more than a batch holds
- * take more passes, in which no bit is another.
+/* One forward pass over all spans: KV of all rows is written, results are there on return (the device is synchronised). Spans whose draws are more than a batch holds
+ * are split over several passes; the results are bit-identical.
  * 0, ERR_INVALID (a bound or id, with the value and the limit), or ERR_IO (device). */
 int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
 /* (max_logits, vocab) float32 of the last step, in which no span had draws, copied from the device at the first call after it; for tests and tools. */

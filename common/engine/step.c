@@ -252,7 +252,7 @@ static int step_error(struct engine *e, int kern_rc, struct err *err)
 }
 
 /* How many of the spans, at least one, have draws that a batch holds; *ret is what these add up to. */
-static uint32_t fitting(const struct engine *e, const struct engine_span *spans, uint32_t n, struct totals *ret)
+static uint32_t count_fitting(const struct engine *e, const struct engine_span *spans, uint32_t n, struct totals *ret)
 {
 	uint32_t i = 0;
 	*ret = (struct totals){0};
@@ -261,8 +261,8 @@ static uint32_t fitting(const struct engine *e, const struct engine_span *spans,
 	return i;
 }
 
-/* Runs some of the spans, the first of which has its results from row `first` on. */
-static int run_some(struct engine *e, struct engine_span *spans, uint32_t n, const struct totals *t, uint32_t first)
+/* One pass over some of the spans, the first of which has its results from row `first` on. */
+static int run_pass(struct engine *e, struct engine_span *spans, uint32_t n, const struct totals *t, uint32_t first)
 {
 	uint32_t row = first;
 	lay_out(e, spans, n, t);
@@ -290,8 +290,8 @@ int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, s
 		return step_error(e, 0, err);
 	for (uint32_t i = 0, n; !rc && i < n_spans; i += n) {
 		struct totals t;
-		n = fitting(e, spans + i, n_spans - i, &t);
-		rc = run_some(e, spans + i, n, &t, row);
+		n = count_fitting(e, spans + i, n_spans - i, &t);
+		rc = run_pass(e, spans + i, n, &t, row);
 		row += (uint32_t)t.logits;
 		e->tail_rows = (uint32_t)t.logits;
 	}

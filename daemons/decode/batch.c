@@ -120,8 +120,8 @@ static void fail_draw(struct seq *q, const struct err *err)
 	snprintf(q->fail_text, sizeof q->fail_text, "%.150s", err->text);
 }
 
-/* What may be drawn behind its last token, and behind those of its draft, which becomes shorter where that cannot be told. One that fails here goes through the step
- * like the others. */
+/* Finds what may be drawn behind its last token and behind those of its draft, which is cut where the constraint cannot tell. A sequence that fails here goes through
+ * the step like the others, and is given back after it. */
 static void prepare(struct decode *d, struct seq *q)
 {
 	struct err err = {0};

@@ -20,8 +20,8 @@ struct crew_phase {
 	/* worker is below crew_threads */
 	void (*item)(const void *ctx, uint32_t item, unsigned worker);
 	const void *ctx;
-	/* What the phase is described by, or NULL: fetched while the phase before is done. A step streams all weights of a model through the caches, so it is not there
-	 * any more from the step before. */
+	/* Memory with the phase's description, prefetched during the phase before, or NULL: a step streams all weights of a model
+	 * through the caches, which pushes it out of them. */
 	const void *near;
 	size_t near_bytes;
 };

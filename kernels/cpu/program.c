@@ -79,7 +79,7 @@ void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(
 		p->phase = grown;
 		b->room = room;
 	}
-	/* what the phase before is described by ends here: it may have parts of this one's */
+	/* the description of the phase before ends here; it may hold parts of this one's */
 	size_t bytes = p->phases ? (uintptr_t)p->piece - (uintptr_t)p->phase[p->phases - 1].near : 0;
 	if (p->phases)
 		p->phase[p->phases - 1].near_bytes = bytes < NEAR_MAX ? bytes : 0;

@@ -153,7 +153,7 @@ static int run_progress(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
-/* Without a cost: of a device's time it is the part that nobody sees. */
+/* Costs no simulated time: sampling is negligible beside the forward pass. */
 static int run_sample(struct kern_program *p, const struct sim_op *o)
 {
 	const struct kern_batch *b = p->batch;
