@@ -14,14 +14,13 @@ size_t draw_words(const struct engine_draw *d, uint32_t vocab, int again)
 	return masks * mask_words(vocab) + (d->edit ? sample_edit_words(d->edit, d, again) : 0);
 }
 
-/* Words of 64 bits go to the batch as pairs, the lower half first. */
 static uint32_t write_mask(const uint64_t *mask, uint32_t vocab, uint32_t *words, uint32_t *at)
 {
 	uint32_t begin = *at;
 	if (!mask)
 		return 0;
-	for (size_t i = 0; i < mask_words(vocab); i++)
-		words[(*at)++] = (uint32_t)(mask[i / 2] >> 32 * (i % 2));
+	memcpy(words + begin, mask, mask_words(vocab) * sizeof *words);      /* little-endian: bit id % 32 of word id / 32 */
+	*at += (uint32_t)mask_words(vocab);
 	return begin;
 }
 

@@ -56,6 +56,11 @@ struct cpu_make {
 	size_t tile_bytes, ld_rounded;     /* 0: not quantised; not rounded */
 };
 
+static inline size_t more(size_t a, size_t b)
+{
+	return a > b ? a : b;
+}
+
 struct cpu_make build_make(struct build *b, const struct kern_op *op, const struct kern_weight *const *w, uint32_t n);
 /* The program's room for `rows` rows that are made ready so. */
 void build_ready_room(struct build *b, const struct cpu_make *m, size_t rows, size_t tiles);

@@ -141,11 +141,6 @@ static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 	v->product(&part, v, first, panels - first < each ? panels : first + each, ph->p->scratch[worker]);
 }
 
-static size_t more(size_t a, size_t b)
-{
-	return a > b ? a : b;
-}
-
 /* All experts' matrices of one kind have one type and shape. */
 static void check_alike(struct build *b, const struct kern_op *op, struct kern_weight *const *w, uint32_t n)
 {

@@ -22,11 +22,6 @@ struct cpu_make build_make(struct build *b, const struct kern_op *op, const stru
 	return m;
 }
 
-static size_t more(size_t a, size_t b)
-{
-	return a > b ? a : b;
-}
-
 void build_ready_room(struct build *b, const struct cpu_make *m, size_t rows, size_t tiles)
 {
 	struct kern_program *p = b->p;

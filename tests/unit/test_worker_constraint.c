@@ -227,7 +227,8 @@ START_TEST(drafted_tokens_are_not_said)
 	ck_assert(constraint_allowed(&w, 0)[0] & 1u << a && constraint_allowed(&w, 0)[0] & 1u << b);
 	ck_assert(constraint_allowed(&w, 1)[0] & 1u << a && !(constraint_allowed(&w, 1)[0] & 1u << b));
 	ck_assert(!(constraint_allowed(&w, 2)[0] & 1u << a) && constraint_allowed(&w, 2)[0] & 1u << b);
-	tokens[0] = b;                     /* but b was drawn */
+	ck_assert_int_eq(constraint_prepare(&w, &info, 1, &err), 1);
+	tokens[0] = b;                     /* but b was drawn: as many tokens as with the draft */
 	w.n_tokens = 1;
 	ck_assert_uint_eq(draw(&w, s, a), b);
 	tokens[1] = a;                     /* a draft that is not the constraint's */
