@@ -14,8 +14,10 @@
  *  - A replay allocates nothing.
  *  - 0, or a negative KERN_E*; the text of the latest error of a device is `last_error`. An error of work may be reported by a later call on the
  *    stream, at the latest by `sync`; the device is of no use then. What cannot run at all (shapes, types and mixes of types, sizes beyond what
- *    the backend has) is refused by `program_new`, in a sentence that names the operation: that is how capabilities are asked for. Addresses of
- *    constants and values of enums are the caller's to get right.
+ *    the backend has) is refused by `program_new`, in a sentence that names the operation: that is how capabilities are asked for. So is
+ *    what the contract has not: values of no enum, weights and addresses that are missing or not
+ *    aligned, rows and blocks that overlap. That enough memory lies behind an address is the
+ *    caller's to get right.
  *  - What is not finite in a row makes that row's results not finite, wherever they depend on it (a clamp may make an infinity finite), and changes no
  *    bit of other rows. Denormal numbers are kept.
  *  - Calls on one device and its streams come from one thread at a time; `counters` from any.
@@ -405,6 +407,13 @@ static inline uint32_t kern_kv_planes(const struct kern_kv_layer *kv) { return k
 /* 0, or KERN_EINVAL and a sentence for a batch beyond the limits, with parts beyond its words, or whose spans are not all its rows in order. That block
  * tables cover their spans, and that slots and blocks are the pool's, is the caller's to check. */
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *limits, char *errbuf, size_t errlen);
+/* For backends: 0, or KERN_EINVAL (KERN_ENOTSUP: an unknown operation) and a sentence for programs
+ * and weights that the contract has not. Checks nothing that needs a weight's shape or a backend's
+ * own limits: tensors and constants are the backend's to check. row_bytes 0: dense. */
+int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_limits *limits,
+                       char *errbuf, size_t errlen);
+int kern_weight_check(enum kern_dtype dtype, uint32_t n, uint32_t k, size_t row_bytes, char *errbuf,
+                      size_t errlen);
 /* A part of a batch. */
 static inline const void *kern_part(const struct kern_batch *b, uint32_t at) { return (const uint32_t *)(const void *)b + at; }
 

@@ -37,8 +37,10 @@ void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(
 /* Appends to the open phase of rows, or begins one; work: elements of a row. */
 void build_row_step(struct build *b, const struct kern_op *op, void (*run)(const struct row_step *, const struct kern_program *, uint32_t, uint32_t),
                     const void *with, size_t work);
-/* A tensor of float32, `columns` wide; else the build fails and names the operation. */
+/* A tensor of float32, `columns` wide; an address of float32 or ids; else the build fails and names
+ * the operation. */
 int build_tensor(struct build *b, const struct kern_op *op, const struct kern_tensor *t, size_t columns);
+int build_address(struct build *b, const struct kern_op *op, kern_ptr p);
 uint32_t build_max_rows(const struct build *b, enum kern_rows rows);
 
 void build_rows(struct build *b, const struct kern_op *op);       /* what a row needs of itself alone */

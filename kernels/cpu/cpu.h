@@ -13,6 +13,7 @@
 enum {
 	CPU_MAX_HEAD_DIM = 640,    /* DeepSeek's latent and its rotated part are 576 */
 	CPU_MAX_DIM = 1 << 20,
+	CPU_MAX_COLUMNS = 1 << 24, /* of a row of activations, all heads together */
 	CPU_TILE_ROWS = 4          /* rows of activations that are made ready for products together */
 };
 
@@ -205,7 +206,8 @@ static inline float *cpu_kv_scales(const struct kern_kv_layer *kv, const unsigne
 	return (float *)(void *)(uintptr_t)(plane + kern_dtype_bytes(kv->dtype, kv->head_dim) * kv->block_tokens);
 }
 
-int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct kern_kv_layer *kv);     /* KERN_EINVAL and a text if the layer cannot be */
+/* KERN_EINVAL and a text beyond what the device has */
+int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct kern_kv_layer *kv);
 /* k and v (NULL with a latent) of all KV heads to slot `slot` */
 void cpu_kv_row(const struct kern_kv_layer *kv, uint32_t slot, const float *k, const float *v);
 

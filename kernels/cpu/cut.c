@@ -92,8 +92,8 @@ void build_attention(struct build *b, const struct kern_op *op)
 	uint32_t heads = op->attention.heads, tile_rows;
 	int rc = cpu_kv_check(p->dev, op->kind, kv);
 	b->rc = b->rc ? b->rc : rc;
-	if (!b->rc && (!heads || heads % kv->kv_heads))
-		build_fail(b, KERN_EINVAL, "attention with %u heads over %u KV heads: no whole group", heads, kv->kv_heads);
+	if (op->attention.sinks.v)
+		build_address(b, op, op->attention.sinks);
 	struct cpu_attention *a = build_alloc(b, sizeof *a);
 	if (b->rc || build_tensor(b, op, &op->attention.q, (size_t)heads * kv->head_dim) ||
 	    build_tensor(b, op, &op->attention.out, (size_t)heads * cpu_kv_out_dim(kv)))
@@ -102,6 +102,12 @@ void build_attention(struct build *b, const struct kern_op *op)
 	                             .ldq = op->attention.q.ld, .heads = heads, .window = op->attention.window, .kv = *kv, .scale = op->attention.scale,
 	                             .sinks = op->attention.sinks.v ? cpu_f32(op->attention.sinks) : NULL };
 	v->att_share(a, &tile_rows);
+	uint64_t items = (build_max_rows(b, op->rows) / tile_rows + p->limits.spans + 1ull) *
+	                 a->items;
+	if (items > UINT32_MAX)
+		build_fail(b, KERN_EINVAL,
+		           "attention: %u heads of a step have %llu parts, the limit is %u", heads,
+		           (unsigned long long)items, UINT32_MAX);
 	if (!(a->cut = cut_of(b, op, tile_rows, a->items)))
 		return;
 	size_t scratch = v->att_scratch(a, p->limits.positions), partial = partial_floats(a);

@@ -151,13 +151,18 @@ static int stream_sync(struct kern_stream *s)
 
 /* --- weights --------------------------------------------------------------------------------------------------------------- */
 
-static int weight_check(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k)
+static int weight_check(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
+                        const void *data, size_t row_bytes)
 {
-	if ((unsigned)dtype >= KERN_WEIGHT_DTYPES)
-		return cpu_fail(dev, KERN_EINVAL, "weight of type %s (%u): no type of weights", kern_dtype_name(dtype), (unsigned)dtype);
-	if (!n || !k || k > CPU_MAX_DIM || n > ROWS_MAX || !kern_dtype_bytes(dtype, k))
-		return cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values does not fit type %s", n, k, kern_dtype_name(dtype));
-	return KERN_OK;
+	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->host.error, sizeof dev->host.error);
+	if (!rc && (k > CPU_MAX_DIM || n > ROWS_MAX))
+		return cpu_fail(dev, KERN_EINVAL,
+		                "weight of %u rows of %u values, limits are %d and %d", n, k,
+		                ROWS_MAX, CPU_MAX_DIM);
+	if (!rc && !data)
+		return cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values without data", n,
+		                k);
+	return rc;
 }
 
 static void weight_destroy(struct kern_device *dev, struct kern_weight **wp)
@@ -175,7 +180,7 @@ static void weight_destroy(struct kern_device *dev, struct kern_weight **wp)
 static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes,
                       struct kern_weight **ret_w)
 {
-	int rc = weight_check(dev, dtype, n, k);
+	int rc = weight_check(dev, dtype, n, k, data, row_bytes);
 	if (rc)
 		return rc;
 	struct kern_weight *w = malloc(sizeof *w);

@@ -58,10 +58,7 @@ static void group_item(const void *ctx, uint32_t item, unsigned worker)
 static const struct cpu_group *group_of(struct build *b, const struct kern_op *op, kern_ptr ids, uint32_t used, uint32_t experts)
 {
 	size_t pairs = (size_t)build_max_rows(b, op->rows) * used, tiles = pairs / CPU_TILE_ROWS + experts + 1;
-	if (!used || used > KERN_EXPERTS_USED_MAX || !experts || experts > KERN_EXPERTS_MAX || pairs > UINT32_MAX)
-		build_fail(b, KERN_EINVAL, "%s: %u of %u experts, limits are %d and %d", kern_op_name(op->kind), used, experts, KERN_EXPERTS_USED_MAX,
-		           KERN_EXPERTS_MAX);
-	if (b->rc)
+	if (build_address(b, op, ids))
 		return NULL;
 	/* the rows have not chosen again since: see build_route */
 	if (b->group && b->group->ids == (const uint32_t *)(void *)ids.v && b->group->rows == op->rows && b->group->used == used && b->group->experts == experts)
@@ -150,9 +147,11 @@ static void check_alike(struct build *b, const struct kern_op *op, struct kern_w
 			           kern_dtype_name(w[0]->dtype), i, w[i]->n, w[i]->k, kern_dtype_name(w[i]->dtype));
 }
 
-/* up: NULL for one matrix an expert */
-static struct experts_phase *build_products(struct build *b, const struct kern_op *op, const struct cpu_group *g, const struct kern_tensor *x,
-                                            uint32_t pairs_per_row, struct kern_weight **gate, struct kern_weight **up)
+/* up: NULL for one matrix an expert; bias: of gate and up, or 0 */
+static struct experts_phase *build_products(struct build *b, const struct kern_op *op,
+                                            const struct cpu_group *g, const struct kern_tensor *x,
+                                            uint32_t pairs_per_row, struct kern_weight **gate,
+                                            struct kern_weight **up, const kern_ptr bias[2])
 {
 	struct kern_program *p = b->p;
 	struct experts_phase *ph = build_alloc(b, sizeof *ph);
@@ -170,6 +169,9 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 		ph->make.tile_bytes = more(ph->make.tile_bytes, also.tile_bytes);
 		ph->make.ld_rounded = more(ph->make.ld_rounded, also.ld_rounded);
 	}
+	for (uint32_t i = 0; i < 2; i++)
+		if (bias[i].v && !build_address(b, op, bias[i]))
+			ph->bias[i] = cpu_f32(bias[i]);
 	size_t total = g->used * (cpu_packed_bytes(p, gate[0]) + (up ? cpu_packed_bytes(p, up[0]) : 0));
 	for (uint32_t i = 0; i < ph->matrices; i++) {
 		ph->panels[i] = p->dev->variant->panels(ph->w[i][0]);
@@ -202,11 +204,10 @@ void build_experts_act(struct build *b, const struct kern_op *op)
 	const struct cpu_group *g = group_of(b, op, op->experts_act.ids, op->experts_act.used, x->experts);
 	if (!g || build_tensor(b, op, &op->experts_act.x, x->gate[0]->k) || build_tensor(b, op, &op->experts_act.y, x->gate[0]->n))
 		return;
-	struct experts_phase *ph = build_products(b, op, g, &op->experts_act.x, g->used, x->gate, x->up);
+	struct experts_phase *ph = build_products(b, op, g, &op->experts_act.x, g->used, x->gate,
+	                                          x->up, (kern_ptr[]){x->gate_bias, x->up_bias});
 	if (!ph)
 		return;
-	ph->bias[0] = x->gate_bias.v ? cpu_f32(x->gate_bias) : NULL;
-	ph->bias[1] = x->up_bias.v ? cpu_f32(x->up_bias) : NULL;
 	build_row_step(b, op, act_rows, ph, 4 * (size_t)g->used * ph->n);
 }
 
@@ -244,11 +245,13 @@ void build_experts_down(struct build *b, const struct kern_op *op)
 {
 	const struct kern_experts *x = &op->experts_down.experts;
 	const struct cpu_group *g = group_of(b, op, op->experts_down.ids, op->experts_down.used, x->experts);
-	if (!g || build_tensor(b, op, &op->experts_down.x, x->down[0]->k) || build_tensor(b, op, &op->experts_down.y, x->down[0]->n))
+	if (!g || build_address(b, op, op->experts_down.weights) ||
+	    build_tensor(b, op, &op->experts_down.x, x->down[0]->k) ||
+	    build_tensor(b, op, &op->experts_down.y, x->down[0]->n))
 		return;
-	struct experts_phase *ph = build_products(b, op, g, &op->experts_down.x, 1, x->down, NULL);
+	struct experts_phase *ph = build_products(b, op, g, &op->experts_down.x, 1, x->down, NULL,
+	                                          (kern_ptr[]){x->down_bias, {0}});
 	if (!ph)
 		return;
-	ph->bias[0] = x->down_bias.v ? cpu_f32(x->down_bias) : NULL;
 	build_row_step(b, op, down_rows, ph, 2 * (size_t)g->used * ph->n);
 }

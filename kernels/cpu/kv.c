@@ -9,18 +9,16 @@
 
 int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct kern_kv_layer *kv)
 {
-	if (!kv->head_dim || kv->head_dim > CPU_MAX_HEAD_DIM || kv->head_dim % 4)
-		return cpu_fail(dev, KERN_EINVAL, "%s: KV head size %u: must be a multiple of 4 up to %d", kern_op_name(kind), kv->head_dim, CPU_MAX_HEAD_DIM);
-	if (kv->latent > kv->head_dim || kv->latent % 4)
-		return cpu_fail(dev, KERN_EINVAL, "%s: KV latent %u: must be a multiple of 4 up to the head size %u", kern_op_name(kind), kv->latent, kv->head_dim);
-	if (!kv->block_tokens || !kv->kv_heads)
-		return cpu_fail(dev, KERN_EINVAL, "%s: KV layer with %u heads and blocks of %u tokens", kern_op_name(kind), kv->kv_heads, kv->block_tokens);
-	switch (kv->dtype) {
-	case KERN_F32: case KERN_F16: case KERN_BF16: case KERN_I8: case KERN_F8:
-		return KERN_OK;
-	default:
-		return cpu_fail(dev, KERN_EINVAL, "%s: KV type %s: must be f32, f16, bf16, int8 or fp8", kern_op_name(kind), kern_dtype_name(kv->dtype));
-	}
+	if (kv->head_dim > CPU_MAX_HEAD_DIM)
+		return cpu_fail(dev, KERN_EINVAL, "%s: KV head size %u, the limit is %d",
+		                kern_op_name(kind), kv->head_dim, CPU_MAX_HEAD_DIM);
+	if (kv->block_stride_bytes / kern_kv_planes(kv) < kern_kv_plane_bytes(kv))
+		return cpu_fail(
+			dev, KERN_EINVAL,
+			"%s: KV blocks are %zu bytes apart, %u planes of %zu bytes take more",
+			kern_op_name(kind), kv->block_stride_bytes, kern_kv_planes(kv),
+			kern_kv_plane_bytes(kv));
+	return KERN_OK;
 }
 
 /* The largest magnitude; NaN if it is none or infinite. As bits: a NaN's are above all numbers'. */

@@ -115,13 +115,11 @@ static void need_scratch(struct build *b, size_t floats)
 void build_matmul(struct build *b, const struct kern_op *op)
 {
 	const struct kern_weight *w[KERN_PRODUCTS_MAX];
-	if (!op->matmul.products || op->matmul.products > KERN_PRODUCTS_MAX) {
-		build_fail(b, KERN_EINVAL, "matmul of %u products, limits are 1 and %d", op->matmul.products, KERN_PRODUCTS_MAX);
-		return;
-	}
 	for (uint32_t i = 0; i < op->matmul.products; i++) {
 		w[i] = op->matmul.p[i].w;
 		build_tensor(b, op, &op->matmul.p[i].y, w[i]->n);
+		if (op->matmul.p[i].bias.v)
+			build_address(b, op, op->matmul.p[i].bias);
 	}
 	struct matmul_phase *ph = build_alloc(b, sizeof *ph);
 	if (build_tensor(b, op, &op->matmul.x, w[0]->k) || !ph)
@@ -194,10 +192,6 @@ void build_heads_matmul(struct build *b, const struct kern_op *op)
 {
 	uint32_t heads = op->heads_matmul.heads, rows = build_max_rows(b, op->rows), tail = op->heads_matmul.tail;
 	struct kern_weight *const *w = op->heads_matmul.w;
-	if (!heads) {
-		build_fail(b, KERN_EINVAL, "heads_matmul of no heads");
-		return;
-	}
 	for (uint32_t h = 1; h < heads; h++)
 		if (w[h]->n != w[0]->n || w[h]->dtype != w[0]->dtype)
 			build_fail(b, KERN_EINVAL, "heads_matmul of matrices of %u and %u rows", w[0]->n, w[h]->n);

@@ -95,9 +95,20 @@ int build_tensor(struct build *b, const struct kern_op *op, const struct kern_te
 {
 	if (t->type != KERN_F32)
 		return build_fail(b, KERN_ENOTSUP, "%s: activations of type %s, this device has f32", kern_op_name(op->kind), kern_dtype_name(t->type));
-	if (!t->at.v || t->ld < columns)
+	if (!columns || columns > CPU_MAX_COLUMNS)
+		return build_fail(b, KERN_EINVAL, "%s: rows of %zu columns, limits are 1 and %d",
+		                  kern_op_name(op->kind), columns, CPU_MAX_COLUMNS);
+	if (t->ld < columns)
 		return build_fail(b, KERN_EINVAL, "%s: rows of %zu columns are %zu apart", kern_op_name(op->kind), columns, t->ld);
-	return b->rc;
+	return build_address(b, op, t->at);
+}
+
+int build_address(struct build *b, const struct kern_op *op, kern_ptr p)
+{
+	if (p.v && p.v % sizeof(float) == 0)
+		return b->rc;
+	return build_fail(b, KERN_EINVAL, "%s: no address of floats or ids: %#zx",
+	                  kern_op_name(op->kind), (size_t)p.v);
 }
 
 /* --- operations of one item ------------------------------------------------------------------------------------------------ */
@@ -178,11 +189,6 @@ static void build_sample(struct build *b, const struct kern_op *op)
 	struct sample_phase *ph = build_alloc(b, sizeof *ph);
 	if (build_tensor(b, op, &op->sample.logits, p->limits.vocab) || p->dev->group.rank)
 		return;
-	if (!p->limits.vocab || op->rows != KERN_ROWS_TAIL || !op->sample.results.v || (p->limits.slots && !op->sample.slots.v)) {
-		build_fail(b, KERN_EINVAL, "sample from %u ids: over the tail's rows, from more than none, with memory for results and %u slots",
-		           p->limits.vocab, p->limits.slots);
-		return;
-	}
 	*ph = (struct sample_phase){ p, op };
 	p->sampler = build_alloc(b, threads * sizeof *p->sampler);
 	for (unsigned i = 0; i < threads && !b->rc; i++) {
@@ -197,10 +203,6 @@ static void build_sample(struct build *b, const struct kern_op *op)
 
 static void build_op(struct build *b, const struct kern_op *op)
 {
-	if (op->rows == KERN_ROWS_TAIL && !b->p->limits.tail_rows) {
-		build_fail(b, KERN_EINVAL, "%s of the tail, which has no rows", kern_op_name(op->kind));
-		return;
-	}
 	switch (op->kind) {
 	case KERN_OP_MATMUL: build_matmul(b, op); break;
 	case KERN_OP_HEADS_MATMUL: build_heads_matmul(b, op); break;
@@ -253,10 +255,9 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	p->dev = dev;
 	p->limits = *limits;
 	p->ops = n;
-	struct build b = { .p = p };
-	if (!limits->rows || limits->rows > 1u << 20 || limits->tail_rows > 1u << 20 || !limits->spans || limits->spans > 1u << 20)
-		build_fail(&b, KERN_EINVAL, "a program for %u rows, %u of the tail and %u spans: the limit of each is %u", limits->rows, limits->tail_rows,
-		           limits->spans, 1u << 20);
+	struct build b = {
+		.p = p,
+		.rc = kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error)};
 	for (size_t i = 0; i < n && !b.rc; i++) {
 		struct kern_op *op = build_alloc(&b, sizeof *op);
 		if (!op)

@@ -182,10 +182,11 @@ static void build_rope(struct build *b, const struct kern_op *op)
 {
 	const struct kern_rope *rope = &op->rope.rope;
 	size_t dim = (size_t)op->rope.heads * op->rope.head_dim;
-	if (op->rows != KERN_ROWS_ALL || rope->dims % 2 || rope->dims > op->rope.head_dim || op->rope.head_dim > CPU_MAX_HEAD_DIM)
-		build_fail(b, KERN_EINVAL, "rope over %u of %u elements: must be even, no more than all, all no more than %d, and over all rows", rope->dims,
+	if (op->rope.head_dim > CPU_MAX_HEAD_DIM)
+		build_fail(b, KERN_EINVAL, "rope of heads of %u elements, the limit is %d",
 		           op->rope.head_dim, CPU_MAX_HEAD_DIM);
-	if (build_tensor(b, op, &op->rope.x, dim))
+	if (build_tensor(b, op, &op->rope.x, dim) ||
+	    (rope->dims && build_address(b, op, rope->inv_freq)))
 		return;
 	const struct cpu_angles *a = angles_of(b, op);
 	build_row_step(b, op, rope_rows, a, dim);
@@ -207,8 +208,6 @@ static void build_kv_write(struct build *b, const struct kern_op *op)
 	size_t dim = (size_t)kv->kv_heads * kv->head_dim;
 	int rc = cpu_kv_check(b->p->dev, op->kind, kv);
 	b->rc = b->rc ? b->rc : rc;
-	if (op->rows != KERN_ROWS_ALL)
-		build_fail(b, KERN_EINVAL, "kv_write is over all rows");
 	if (build_tensor(b, op, &op->kv_write.k, dim) || (!kv->latent && build_tensor(b, op, &op->kv_write.v, dim)))
 		return;
 	build_row_step(b, op, kv_rows, NULL, 2 * dim);
@@ -296,13 +295,10 @@ static void route_rows(const struct row_step *s, const struct kern_program *p, u
 static void build_route(struct build *b, const struct kern_op *op)
 {
 	const struct kern_router *r = &op->route.router;
-	uint32_t groups = r->groups > 1 ? r->groups : 1, of = r->groups > 1 ? r->groups_used : 1;
-	if (!r->experts || r->experts > KERN_EXPERTS_MAX || !r->used || r->used > KERN_EXPERTS_USED_MAX)
-		build_fail(b, KERN_EINVAL, "route to %u of %u experts, limits are %d and %d", r->used, r->experts, KERN_EXPERTS_USED_MAX, KERN_EXPERTS_MAX);
-	else if (r->experts % groups || (groups > 1 && r->experts / groups < 2) || of < 1 || of > groups || r->used > r->experts / groups * of)
-		build_fail(b, KERN_EINVAL, "route to %u of %u experts in %u of %u groups", r->used, r->experts, of, groups);
 	b->group = NULL;           /* rows choose anew */
-	if (!build_tensor(b, op, &op->route.logits, r->experts))
+	if (!build_tensor(b, op, &op->route.logits, r->experts) &&
+	    !build_address(b, op, op->route.ids) && !build_address(b, op, op->route.weights) &&
+	    !(r->bias.v && build_address(b, op, r->bias)))
 		build_row_step(b, op, route_rows, NULL, 16 * (size_t)r->experts);
 }
 
@@ -312,14 +308,10 @@ void build_rows(struct build *b, const struct kern_op *op)
 {
 	switch (op->kind) {
 	case KERN_OP_EMBED:
-		if (b->p->limits.slots && !op->embed.slots.v)
-			build_fail(b, KERN_EINVAL, "embed without memory for the program's %u slots", b->p->limits.slots);
 		if (!build_tensor(b, op, &op->embed.y, op->embed.w->k))
 			build_row_step(b, op, embed_rows, NULL, op->embed.w->k);
 		break;
 	case KERN_OP_GATHER_ROWS:
-		if (op->rows != KERN_ROWS_TAIL)
-			build_fail(b, KERN_EINVAL, "gather_rows is over the rows of the tail");
 		if (!build_tensor(b, op, &op->gather_rows.y, op->gather_rows.dim) && !build_tensor(b, op, &op->gather_rows.x, op->gather_rows.dim))
 			build_row_step(b, op, gathered_rows, NULL, op->gather_rows.dim);
 		break;
@@ -328,12 +320,16 @@ void build_rows(struct build *b, const struct kern_op *op)
 			build_row_step(b, op, scale_rows, NULL, op->scale.dim);
 		break;
 	case KERN_OP_NORM:
-		if (!build_tensor(b, op, &op->norm.y, op->norm.dim) && !build_tensor(b, op, &op->norm.x, op->norm.dim) &&
-		    !(op->norm.a.at.v && build_tensor(b, op, &op->norm.a, op->norm.dim)))
+		if (!build_tensor(b, op, &op->norm.y, op->norm.dim) &&
+		    !build_tensor(b, op, &op->norm.x, op->norm.dim) &&
+		    !(op->norm.a.at.v && build_tensor(b, op, &op->norm.a, op->norm.dim)) &&
+		    !build_address(b, op, op->norm.w))
 			build_row_step(b, op, norm_rows, NULL, 2 * (size_t)op->norm.dim);
 		break;
 	case KERN_OP_HEAD_NORM:
-		if (!build_tensor(b, op, &op->head_norm.x, (size_t)op->head_norm.heads * op->head_norm.head_dim))
+		if (!build_tensor(b, op, &op->head_norm.x,
+		                  (size_t)op->head_norm.heads * op->head_norm.head_dim) &&
+		    !build_address(b, op, op->head_norm.w))
 			build_row_step(b, op, head_norm_rows, NULL, 2 * (size_t)op->head_norm.heads * op->head_norm.head_dim);
 		break;
 	case KERN_OP_ROPE: build_rope(b, op); break;

@@ -86,10 +86,11 @@ static int stream_sync(struct kern_stream *s)
 static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes,
                       struct kern_weight **ret_w)
 {
-	(void)dtype, (void)data, (void)row_bytes;
-	struct kern_weight *w = n && k ? malloc(sizeof *w) : NULL;
+	(void)data;
+	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->host.error, sizeof dev->host.error);
+	struct kern_weight *w = rc ? NULL : malloc(sizeof *w);
 	if (!w)
-		return sim_fail(dev, n && k ? KERN_ENOMEM : KERN_EINVAL, "no weight of %u rows of %u values", n, k);
+		return rc ? rc : sim_fail(dev, KERN_ENOMEM, "no memory for a weight");
 	*w = (struct kern_weight){.n = n, .k = k};
 	*ret_w = w;
 	return KERN_OK;

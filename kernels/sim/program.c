@@ -202,12 +202,23 @@ static int record_norm(struct kern_program *p, const struct kern_op *op, struct 
 	return KERN_OK;
 }
 
+/* The only tensor whose elements there are. */
+static int check_logits(const struct kern_program *p, const struct kern_op *op,
+                        const struct kern_tensor *t)
+{
+	if (t->type == KERN_F32 && t->at.v && t->at.v % sizeof(float) == 0 && t->ld >= p->table->n)
+		return KERN_OK;
+	return sim_fail(
+		p->dev, KERN_EINVAL,
+		"%s: logits of type %s at %#zx, %zu columns apart: a simulated model has %u of f32",
+		kern_op_name(op->kind), kern_dtype_name(t->type), (size_t)t->at.v, t->ld,
+		p->table->n);
+}
+
 static int record_matmul(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
 {
 	const struct sim_options *d = &p->dev->opt;
 	double weights = 0;
-	if (op->matmul.products > KERN_PRODUCTS_MAX)
-		return sim_fail(p->dev, KERN_EINVAL, "matmul of %u products, the limit is %d", op->matmul.products, KERN_PRODUCTS_MAX);
 	for (o->ys = 0; o->ys < op->matmul.products; o->ys++) {
 		const struct kern_product *pr = &op->matmul.p[o->ys];
 		weights += (double)pr->w->n * pr->w->k;
@@ -215,18 +226,20 @@ static int record_matmul(struct kern_program *p, const struct kern_op *op, struc
 	}
 	o->cost = (struct sim_cost){.row = 1e9 * d->weight_flops * weights / (d->flops * d->tp),
 	                            .once = 1e9 * d->weight_bytes * weights / (d->bandwidth * d->tp)};
-	if (op->matmul.p[0].w == p->table)     /* the embedding's table is the head */
-		o->run = run_logits;
-	return KERN_OK;
+	if (op->matmul.p[0].w != p->table)
+		return KERN_OK;
+	o->run = run_logits;                   /* the embedding's table is the head */
+	return check_logits(p, op, &op->matmul.p[0].y);
 }
 
 static int record_sample(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
 {
-	(void)op, (void)o;
-	if (p->sampler)
-		return KERN_OK;
+	(void)o;
 	if (!p->table || p->table->n != p->limits.vocab)
 		return sim_fail(p->dev, KERN_EINVAL, "sample from %u ids, a simulated model has %u", p->limits.vocab, p->table ? p->table->n : 0);
+	int rc = check_logits(p, op, &op->sample.logits);
+	if (rc || p->sampler)
+		return rc;
 	p->sampler_memory = calloc(1, kern_sampler_bytes(p->limits.vocab) + 63);
 	if (!p->sampler_memory)
 		return KERN_ENOMEM;
@@ -279,11 +292,20 @@ static uint64_t *column_at(struct kern_program *p, const struct kern_op *op, siz
 	return at ? column(p, (const struct kern_tensor *)(const void *)((const char *)op + at)) : NULL;
 }
 
+static int check(struct kern_device *dev, const struct kern_op *ops, size_t n,
+                 const struct kern_limits *limits)
+{
+	for (size_t i = 0; i < n; i++)
+		if ((unsigned)ops[i].kind >= KERN_OPS || !kinds[ops[i].kind].run)
+			return sim_fail(dev, KERN_ENOTSUP,
+			                "operation %s: a simulated model has none",
+			                kern_op_name(ops[i].kind));
+	return kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error);
+}
+
 static int record(struct kern_program *p, const struct kern_op *op)
 {
 	unsigned k = op->kind;
-	if (k >= KERN_OPS || !kinds[k].run)
-		return sim_fail(p->dev, KERN_ENOTSUP, "operation %s: a simulated model has none", kern_op_name(op->kind));
 	struct sim_op *o = &p->op[p->ops++];
 	*o = (struct sim_op){.op = *op, .run = kinds[k].run, .ys = 1};
 	o->y[0] = column_at(p, op, kinds[k].y);
@@ -295,7 +317,10 @@ static int record(struct kern_program *p, const struct kern_op *op)
 int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits,
                     struct kern_program **ret_p)
 {
-	struct kern_program *p = calloc(1, sizeof *p);
+	int rc = check(dev, ops, n, limits);
+	struct kern_program *p = rc ? NULL : calloc(1, sizeof *p);
+	if (rc)
+		return rc;
 	if (!p)
 		return sim_fail(dev, KERN_ENOMEM, "no memory for a program");
 	*p = (struct kern_program){.dev = dev, .limits = *limits};
@@ -304,7 +329,7 @@ int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	p->word = calloc(SIM_COLUMNS, p->column_rows * sizeof *p->word);
 	p->hash = calloc(limits->spans, sizeof *p->hash);
 	p->peak = calloc(p->column_rows, SIM_PEAKS * sizeof *p->peak);
-	int rc = p->op && p->word && p->hash && p->peak ? KERN_OK : KERN_ENOMEM;
+	rc = p->op && p->word && p->hash && p->peak ? KERN_OK : KERN_ENOMEM;
 	for (size_t i = 0; !rc && i < n; i++)
 		rc = record(p, &ops[i]);
 	if (rc == KERN_ENOMEM)

@@ -28,6 +28,21 @@ CONFORM_TEST(weights_that_cannot_be)
 	}
 }
 
+/* Rows nearer to each other than they are long, and no data at all. */
+CONFORM_TEST(weights_whose_rows_overlap)
+{
+	unsigned char data[3 * 32 * 4] = {0};
+	EACH_TARGET(dev, 1)
+	for (int i = 0; i < 2; i++) {
+		struct kern_weight *w = NULL;
+		int rc = dev->ops->weight_new(dev->d, KERN_F32, 3, 32, i ? NULL : data, i ? 0 : 127,
+		                              &w);
+		EXPECT(rc == KERN_EINVAL && !w, "case %d returned %d", i, rc);
+		EXPECT(strstr(dev->ops->last_error(dev->d), i ? "data" : "127"),
+		       "case %d: \"%s\"", i, dev->ops->last_error(dev->d));
+	}
+}
+
 /* What operations of these tests work on: matrices (3, 64), (3, 32), (5, 3), (5, 64) of float32 and
  * (3, 64) of bf16. */
 struct things {
@@ -166,7 +181,7 @@ static void expect_refused(const struct device *dev, const struct kern_op *op,
                            const struct kern_limits *limits, const char *what)
 {
 	struct kern_program *p = NULL;
-	const char *name = op->kind < KERN_OPS ? kern_op_name(op->kind) : "";
+	const char *name = (unsigned)op->kind < KERN_OPS ? kern_op_name(op->kind) : "";
 	int rc = dev->ops->program_new(dev->d, op, 1, limits, &p);
 	const char *text = dev->ops->last_error(dev->d), *at = strstr(text, name);
 	EXPECT((rc == KERN_EINVAL || rc == KERN_ENOTSUP) && !p, "%s: program_new returned %d", what,
@@ -318,6 +333,94 @@ static void refuse_sample(const struct device *dev, const struct things *of)
 	struct kern_op op = op_good(&t, KERN_OP_SAMPLE);
 	expect_refused(dev, &op, &none, "sample from no ids");
 	expect_refused(dev, &op, &slots, "sample without memory for its slots");
+}
+
+/* Values that no enum of the contract has. */
+static void refuse_unknown_values(const struct device *dev, const struct things *of)
+{
+	REFUSED(KERN_OP_SCALE, op.rows = (enum kern_rows)2);
+	REFUSED(KERN_OP_MATMUL, op.rows = (enum kern_rows)UINT32_MAX);
+	REFUSED(KERN_OP_PROGRESS, op.rows = (enum kern_rows)2);
+	REFUSED(KERN_OP_ROPE, op.rope.rope.style = (enum kern_rope_style)2);
+	REFUSED(KERN_OP_ACT_MUL, op.act_mul.act = (enum kern_act)3);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.act = (enum kern_act)3);
+	REFUSED(KERN_OP_ROUTE, op.route.router.score = (enum kern_score)2);
+	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.dtype = (enum kern_dtype)UINT32_MAX);
+	REFUSED(KERN_OP_SCALE, op.scale.x.type = (enum kern_dtype)UINT32_MAX);
+	REFUSED((enum kern_op_kind)UINT32_MAX, op.rows = KERN_ROWS_ALL);
+}
+
+static void refuse_missing_weights(const struct device *dev, const struct things *of)
+{
+	REFUSED(KERN_OP_EMBED, op.embed.w = NULL);
+	REFUSED(KERN_OP_MATMUL, op.matmul.p[0].w = NULL);
+	REFUSED(KERN_OP_MATMUL, (op.matmul.products = 2, op.matmul.p[1].w = NULL));
+	REFUSED(KERN_OP_HEADS_MATMUL, op.heads_matmul.w = NULL);
+	REFUSED(KERN_OP_HEADS_MATMUL, t.down[0] = NULL);
+	REFUSED(KERN_OP_HEADS_MATMUL, t.down[1] = NULL);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.gate = NULL);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.up = NULL);
+	REFUSED(KERN_OP_EXPERTS_ACT, t.gate[0] = NULL);
+	REFUSED(KERN_OP_EXPERTS_ACT, t.up[1] = NULL);
+	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.experts.down = NULL);
+	REFUSED(KERN_OP_EXPERTS_DOWN, t.down[1] = NULL);
+}
+
+/* Constants and ids that an operation cannot do without, and addresses that no float32 has. */
+static void refuse_addresses(const struct device *dev, const struct things *of)
+{
+	REFUSED(KERN_OP_NORM, op.norm.w.v = 0);
+	REFUSED(KERN_OP_NORM, op.norm.w.v++);
+	REFUSED(KERN_OP_NORM, op.norm.x.at.v++);
+	REFUSED(KERN_OP_HEAD_NORM, op.head_norm.w.v = 0);
+	REFUSED(KERN_OP_ROPE, op.rope.rope.inv_freq.v = 0);
+	REFUSED(KERN_OP_ROUTE, op.route.ids.v = 0);
+	REFUSED(KERN_OP_ROUTE, op.route.weights.v = 0);
+	REFUSED(KERN_OP_ROUTE, op.route.router.bias.v = 3);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.ids.v = 0);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.up_bias.v = 2);
+	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.ids.v = 0);
+	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.weights.v = 0);
+	REFUSED(KERN_OP_MATMUL, op.matmul.p[0].bias.v = 1);
+	REFUSED(KERN_OP_ATTENTION, op.attention.sinks.v = 2);
+	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.base.v = 0);
+	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.base.v += 2);
+	REFUSED(KERN_OP_ATTENTION, op.attention.kv.base.v = 0);
+}
+
+/* Shapes of nothing, beyond what a device has, and blocks that overlap. */
+static void refuse_shapes(const struct device *dev, const struct things *of)
+{
+	REFUSED(KERN_OP_SCALE, op.scale.dim = 0);
+	REFUSED(KERN_OP_SCALE, op.scale.dim = op.scale.x.ld = op.scale.y.ld = UINT32_MAX);
+	REFUSED(KERN_OP_NORM, op.norm.dim = 0);
+	REFUSED(KERN_OP_ACT_MUL, op.act_mul.dim = 0);
+	REFUSED(KERN_OP_HEAD_NORM, op.head_norm.heads = 0);
+	REFUSED(KERN_OP_HEAD_NORM, op.head_norm.head_dim = 0);
+	REFUSED(KERN_OP_ROPE, op.rope.heads = 0);
+	REFUSED(KERN_OP_ROPE, (op.rope.heads = UINT32_MAX, op.rope.x.ld = SIZE_MAX / 64));
+	REFUSED(KERN_OP_ATTENTION, (op.attention.heads = 1 << 30,
+	                            op.attention.q.ld = op.attention.out.ld = SIZE_MAX / 64));
+	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.block_stride_bytes = 2 * 2 * 8 * 16 * 4 - 4);
+	REFUSED(KERN_OP_ATTENTION, op.attention.kv.block_stride_bytes = 0);
+	REFUSED(KERN_OP_ATTENTION, op.attention.kv.block_stride_bytes = 4098);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.used = 3);
+	REFUSED(KERN_OP_HEADS_MATMUL,
+	        (op.heads_matmul.heads = 1, op.heads_matmul.tail = UINT32_MAX,
+	         op.heads_matmul.x.ld = op.heads_matmul.y.ld = SIZE_MAX / 64));
+}
+
+CONFORM_TEST(programs_of_what_is_not_there)
+{
+	EACH_TARGET(dev, 1)
+	{
+		struct things t = things_new(dev);
+		refuse_unknown_values(dev, &t);
+		refuse_missing_weights(dev, &t);
+		refuse_addresses(dev, &t);
+		refuse_shapes(dev, &t);
+		things_free(dev, &t);
+	}
 }
 
 CONFORM_TEST(programs_that_cannot_be)

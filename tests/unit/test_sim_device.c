@@ -374,6 +374,67 @@ START_TEST(test_operations_that_a_simulated_model_has_not)
 }
 END_TEST
 
+/* One thing of an operation is changed at a time: it is refused by its name, and nothing of it is
+ * looked at. */
+#define REFUSED(I, CHANGE) \
+	do { \
+		struct kern_op keep = r->op[I], *op = &r->op[I]; \
+		CHANGE; \
+		ck_assert_msg(sim->program_new(r->dev, r->op, r->ops, &l, &p) == KERN_EINVAL && \
+		                      !p, \
+		              "made: %s", #CHANGE); \
+		ck_assert_msg(strstr(sim->last_error(r->dev), kern_op_name(op->kind)) != NULL, \
+		              "%s: %s", #CHANGE, sim->last_error(r->dev)); \
+		r->op[I] = keep; \
+	} while (0)
+
+static size_t first_of(const struct rig *r, enum kern_op_kind kind)
+{
+	size_t i = 0;
+	while (r->op[i].kind != kind)
+		i++;
+	return i;
+}
+
+START_TEST(test_operations_of_what_is_not_there)
+{
+	struct rig *r = rig_open(options);
+	struct kern_limits l = limits;
+	struct kern_program *p = NULL;
+	struct kern_weight *w = NULL;
+	size_t head = r->ops - 1, sample = r->ops;
+	l.vocab = VOCAB;
+	add(r, KERN_OP_SAMPLE, KERN_ROWS_TAIL)->sample.logits = (struct kern_tensor){
+		r->logits.dev, VOCAB, KERN_F32};
+	r->op[sample].sample.results = r->logits.dev;
+	ck_assert_msg(!sim->program_new(r->dev, r->op, r->ops, &l, &p), "%s",
+	              sim->last_error(r->dev));
+	sim->program_destroy(&p);
+	REFUSED(first_of(r, KERN_OP_EMBED), op->embed.w = NULL);
+	REFUSED(first_of(r, KERN_OP_MATMUL), op->matmul.p[2].w = NULL);
+	REFUSED(first_of(r, KERN_OP_MATMUL), op->matmul.products = KERN_PRODUCTS_MAX + 1);
+	REFUSED(first_of(r, KERN_OP_ACT_MUL), op->act_mul.act = (enum kern_act)7);
+	REFUSED(first_of(r, KERN_OP_NORM), op->rows = (enum kern_rows)2);
+	REFUSED(first_of(r, KERN_OP_KV_WRITE), op->kv_write.kv.dtype = KERN_Q8_0);
+	REFUSED(first_of(r, KERN_OP_KV_WRITE), op->kv_write.kv.base.v = 0);
+	REFUSED(first_of(r, KERN_OP_KV_WRITE), op->kv_write.kv.kv_heads = 0);
+	REFUSED(first_of(r, KERN_OP_ATTENTION), op->attention.heads = 3);
+	REFUSED(head, op->matmul.p[0].y.at.v = 0);
+	REFUSED(head, op->matmul.p[0].y.ld = VOCAB - 1);
+	REFUSED(sample, op->sample.results.v = 0);
+	REFUSED(sample, op->sample.logits.at.v = 0);
+	REFUSED(sample, op->sample.logits.ld = VOCAB - 1);
+	REFUSED(sample, op->rows = KERN_ROWS_ALL);
+	l.slots = 1;
+	REFUSED(first_of(r, KERN_OP_EMBED), op->embed.slots.v = 0);
+	ck_assert_int_eq(sim->weight_new(r->dev, KERN_DTYPE_COUNT, 3, 32, NULL, 0, &w),
+	                 KERN_EINVAL);
+	ck_assert_int_eq(sim->weight_new(r->dev, KERN_BF16, 3, 32, NULL, 63, &w), KERN_EINVAL);
+	ck_assert_ptr_null(w);
+	rig_close(r);
+}
+END_TEST
+
 static void set_rows(struct kern_batch *b) { b->rows = ROWS + 1; }
 static void set_no_rows(struct kern_batch *b) { b->rows = 0; }
 static void set_spans(struct kern_batch *b) { b->spans = SPANS + 1; }
@@ -540,6 +601,7 @@ int main(void)
 	tcase_add_test(t, test_tensor_parallel);
 	tcase_add_test(t, test_progress_in_time_order);
 	tcase_add_test(t, test_operations_that_a_simulated_model_has_not);
+	tcase_add_test(t, test_operations_of_what_is_not_there);
 	tcase_add_test(t, test_a_batch_beyond_the_limits);
 	tcase_add_test(t, test_options_that_are_no_device);
 	tcase_add_test(t, test_chunks_and_batches_do_not_show);
