@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,20 +32,27 @@ struct progress {
 	_Alignas(64) atomic_uint done;         /* how many items of it are done */
 };
 
+/* What runs of up to n phases are counted with. A thread that comes late may still look at an older
+ * one, so that these stay. */
+struct room {
+	struct room *older;
+	size_t n;
+	struct progress *phase;                /* (n + 1) */
+	struct share *share;                   /* (n, threads) */
+};
+
 struct crew {
 	/* these change together, under a word that is odd meanwhile (a seqlock): twice the lower bits of the run's number, which counts all runs */
 	_Alignas(64) atomic_uint run;
 	_Atomic uint64_t number;
 	_Atomic(const struct crew_phase *) phases;
 	_Atomic size_t n;
+	_Atomic(struct room *) room;
 	_Alignas(64) _Atomic uint64_t pulse;
 	atomic_uint sleepers;
 	atomic_bool stop;
 	unsigned threads, started;
 	struct crew_thread { struct crew *crew; unsigned worker; pthread_t id; } thread[CREW_THREADS_MAX];
-	struct progress *phase;                /* (CREW_PHASES_MAX + 1), pages untouched until they are used, and so with: */
-	struct share *share;                   /* (CREW_PHASES_MAX, threads) */
-	void *memory;
 };
 
 /* --- waiting ------------------------------------------------------------------------------------------------------------- */
@@ -95,6 +103,7 @@ struct walk {
 	struct crew *crew;
 	const struct crew_phase *phases;
 	size_t n;
+	const struct room *room;
 	uint64_t run;
 	unsigned worker;
 };
@@ -108,7 +117,7 @@ static unsigned word_of(uint64_t number)
 static void open_phase(const struct walk *w, size_t i)
 {
 	for (uint32_t items = 0; !items && i <= w->n; i++) {
-		struct progress *p = &w->crew->phase[i];
+		struct progress *p = &w->room->phase[i];
 		items = i < w->n ? w->phases[i].items(w->phases[i].ctx) : 0;
 		if (i % PHASES_PER_PULSE == 0)
 			atomic_fetch_add_explicit(&w->crew->pulse, 1, memory_order_relaxed);
@@ -128,7 +137,7 @@ static void fetch_near(const struct walk *w, size_t i)
 /* false when the run is over, or another one goes on */
 static bool await_phase(const struct walk *w, size_t i, uint32_t *ret_items)
 {
-	struct progress *p = &w->crew->phase[i];
+	struct progress *p = &w->room->phase[i];
 	uint64_t opened;
 	for (struct spin spin = { 0 };;) {
 		unsigned turn = atomic_load_explicit(&p->turn, memory_order_acquire);
@@ -162,7 +171,7 @@ static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t 
 	unsigned shares = w->crew->threads;
 	uint32_t from = share_begin(items, share, shares), end = share_begin(items, share + 1, shares), each = (end - from) / LEFT_MAX + 1;
 	uint32_t all = (end - from + each - 1) / each, left;
-	_Atomic uint64_t *word = &w->crew->share[i * shares + share].claim;
+	_Atomic uint64_t *word = &w->room->share[i * shares + share].claim;
 	uint64_t claim = all ? atomic_load_explicit(word, memory_order_acquire) : 0;
 	while (all && (left = left_of(claim, w->run, all))) {
 		if (!atomic_compare_exchange_weak_explicit(word, &claim, w->run << LEFT_BITS | (left - 1), memory_order_acq_rel, memory_order_acquire))
@@ -178,7 +187,7 @@ static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t 
 
 static void walk_phase(const struct walk *w, size_t i, uint32_t items)
 {
-	struct progress *p = &w->crew->phase[i];
+	struct progress *p = &w->room->phase[i];
 	unsigned shares = w->crew->threads;
 	uint32_t mine = 0;
 	for (unsigned k = 0; k < shares; k++)
@@ -203,6 +212,7 @@ static bool await_run(struct crew *c, unsigned last, struct walk *w)
 			return false;
 		w->phases = atomic_load_explicit(&c->phases, memory_order_acquire);
 		w->n = atomic_load_explicit(&c->n, memory_order_acquire);
+		w->room = atomic_load_explicit(&c->room, memory_order_acquire);
 		w->run = atomic_load_explicit(&c->number, memory_order_acquire);
 		if (run == last || run & 1)
 			wait_turn(c, &spin, &c->run, run);
@@ -243,12 +253,39 @@ void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
 	atomic_store_explicit(&c->n, n, memory_order_relaxed);
 	atomic_store_explicit(&c->run, word_of(run), memory_order_seq_cst);
 	futex_wake_all(c, &c->run);
-	struct walk w = { .crew = c, .phases = phases, .n = n, .run = run };
+	struct walk w = {.crew = c,
+	                 .phases = phases,
+	                 .n = n,
+	                 .room = atomic_load_explicit(&c->room, memory_order_relaxed),
+	                 .run = run};
 	open_phase(&w, 0);
 	walk(&w);
 }
 
 /* --- life ------------------------------------------------------------------------------------------------------------------ */
+
+/* Twice what there was at least: older ones are together no larger. Its claims are of no run yet,
+ * which is before all runs to come. */
+int crew_grow(struct crew *c, size_t n)
+{
+	struct room *old = atomic_load_explicit(&c->room, memory_order_relaxed);
+	if (c->threads == 1 || (old && n <= old->n))
+		return 0;
+	if (old && n < 2 * old->n)
+		n = 2 * old->n;
+	size_t each = sizeof *old->phase + c->threads * sizeof *old->share,
+	       head = (sizeof *old + 63) / 64 * 64;
+	struct room *r = n < SIZE_MAX / each / 2 ? aligned_alloc(64, head + (n + 1) * each) : NULL;
+	if (!r)
+		return -1;
+	memset(r, 0, head + (n + 1) * each);
+	*r = (struct room){.older = old,
+	                   .n = n,
+	                   .phase = (struct progress *)(void *)((unsigned char *)r + head)};
+	r->share = (struct share *)(void *)(r->phase + n + 1);
+	atomic_store_explicit(&c->room, r, memory_order_release);
+	return 0;
+}
 
 struct crew *crew_new(unsigned threads)
 {
@@ -256,14 +293,10 @@ struct crew *crew_new(unsigned threads)
 	if (!c)
 		return NULL;
 	*c = (struct crew){ .number = FIRST_RUN, .run = word_of(FIRST_RUN), .threads = threads < 1 ? 1 : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX : threads };
-	size_t phases = (CREW_PHASES_MAX + 1) * sizeof *c->phase;
-	c->memory = calloc(1, phases + (size_t)CREW_PHASES_MAX * c->threads * sizeof *c->share + 64);
-	if (!c->memory) {
+	if (crew_grow(c, CREW_PHASES)) {
 		free(c);
 		return NULL;
 	}
-	c->phase = (struct progress *)(((uintptr_t)c->memory + 63) & ~(uintptr_t)63);
-	c->share = (struct share *)(void *)((unsigned char *)c->phase + phases);
 	for (unsigned i = 1; i < c->threads; i++) {
 		c->thread[i] = (struct crew_thread){ .crew = c, .worker = i };
 		if (pthread_create(&c->thread[i].id, NULL, thread_main, &c->thread[i])) {
@@ -285,7 +318,10 @@ void crew_destroy(struct crew **cp)
 	syscall(SYS_futex, &c->run, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
 	for (unsigned i = 1; i <= c->started; i++)
 		pthread_join(c->thread[i].id, NULL);
-	free(c->memory);
+	for (struct room *r = c->room, *older; r; r = older) {
+		older = r->older;
+		free(r);
+	}
 	free(c);
 	*cp = NULL;
 }

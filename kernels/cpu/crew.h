@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CREW_PHASES_MAX = 1 << 16, CREW_THREADS_MAX = 64 };
+enum { CREW_PHASES = 63, CREW_THREADS_MAX = 64 };
 
 struct crew;
 
@@ -32,7 +32,10 @@ void crew_destroy(struct crew **crew);
 unsigned crew_threads(const struct crew *crew);
 /* Grows while a run advances, with every few phases; any thread. */
 uint64_t crew_pulse(const struct crew *crew);
-/* Returns when all items of all phases are done. n is at most CREW_PHASES_MAX. */
+/* Room for runs of n phases: between runs, before the first of more than CREW_PHASES. -1 when
+ * memory is lacking. */
+int crew_grow(struct crew *crew, size_t n);
+/* Returns when all items of all phases are done. */
 void crew_run(struct crew *crew, const struct crew_phase *phases, size_t n);
 
 #endif

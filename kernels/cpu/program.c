@@ -65,10 +65,6 @@ void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(
 	b->open = NULL;
 	if (b->rc)
 		return;
-	if (p->phases == CREW_PHASES_MAX) {
-		build_fail(b, KERN_EINVAL, "a program of %zu operations has more than %d phases: fewer rows a step need fewer", p->ops, CREW_PHASES_MAX);
-		return;
-	}
 	if (p->phases == b->room) {
 		size_t room = b->room ? 2 * b->room : 64;
 		struct crew_phase *grown = realloc(p->phase, room * sizeof *grown);
@@ -268,6 +264,10 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	}
 	if (!b.rc)
 		build_memory(&b);
+	pthread_mutex_lock(&dev->lock);
+	if (!b.rc && crew_grow(dev->crew, p->phases))
+		build_fail(&b, KERN_ENOMEM, "no memory for a program of %zu phases", p->phases);
+	pthread_mutex_unlock(&dev->lock);
 	if (b.rc)
 		cpu_program_destroy(&p);
 	else

@@ -59,6 +59,46 @@ CONFORM_TEST(numerics_texts)
 	}
 }
 
+/* A deep model's program has more phases than any that was made before; it has no limit but memory.
+ */
+CONFORM_TEST(a_program_of_many_phases)
+{
+	enum { PRODUCTS = 70000, DIM = 32 };
+	if (!all_cpu())
+		return;
+	struct world *w = world_new((struct sequence[SEQUENCES]){{0, 1}}, 16);
+	struct step st = {.parts = 1, .part = {{0, 0, 1, 0}}};
+	struct device *dev = device_get(&conform_targets[0], 2);
+	struct kern_mem x = mem_get(dev, KERN_MEM_DEVICE, 2 * DIM * sizeof(float));
+	struct kern_mem batch = batch_get(dev, w, &st, NULL);
+	struct kern_limits limits = world_limits(w);
+	struct kern_op *op = conform_alloc(PRODUCTS, sizeof *op);
+	float in[DIM] = {3}, out[DIM], unit[DIM * DIM] = {0};
+	struct kern_weight *turn = NULL;
+	for (uint32_t i = 0; i < DIM; i++)       /* by one place */
+		unit[i * DIM + (i + 1) % DIM] = 1;
+	device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, DIM, DIM, unit, 0, &turn),
+	          "weight_new");
+	for (uint32_t i = 0; i < PRODUCTS; i++) {
+		struct kern_tensor from = {kern_at(x.dev, i % 2 * sizeof in), DIM, KERN_F32},
+				   to = from;
+		to.at = kern_at(x.dev, (i + 1) % 2 * sizeof in);
+		op[i] = (struct kern_op){
+			.kind = KERN_OP_MATMUL,
+			.matmul = {.x = from, .products = 1, .p = {{turn, {0}, to}}}};
+	}
+	struct kern_program *p = program_get(dev, op, PRODUCTS, &limits);
+	mem_put(dev, x.dev, in, sizeof in);
+	program_run(dev, p, &batch);
+	mem_take(dev, out, x.dev, sizeof out);
+	for (uint32_t i = 0; i < DIM; i++)
+		EXPECT(out[i] == in[(i + PRODUCTS) % DIM], "column %u is %g", i, (double)out[i]);
+	dev->ops->program_destroy(&p);
+	dev->ops->weight_destroy(dev->d, &turn);
+	dev->ops->mem_free(dev->d, &x);
+	dev->ops->mem_free(dev->d, &batch);
+}
+
 /* --- quantised products ---------------------------------------------------------------------------------------------------------------------- */
 
 static uint32_t product_record(const struct job *j, const struct live *l, struct kern_op *op)

@@ -2,6 +2,7 @@
 #include "kernels/cpu/crew.h"
 
 #include <check.h>
+#include <malloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,6 +193,71 @@ START_TEST(test_shares_are_taken_over)
 }
 END_TEST
 
+/* --- room
+ * -------------------------------------------------------------------------------------------------------------------
+ */
+
+/* A crew takes memory for the runs that it is asked for, not for the longest that there could be.
+ */
+START_TEST(test_memory_is_that_of_the_longest_run)
+{
+	struct mallinfo2 before = mallinfo2();
+	struct crew *c = crew_new(64);
+	struct mallinfo2 with = mallinfo2();
+	size_t had = before.hblkhd + before.uordblks, has = with.hblkhd + with.uordblks;
+	ck_assert_ptr_nonnull(c);
+	ck_assert_msg(has - had < 1 << 20, "a crew without a program takes %zu bytes", has - had);
+	ck_assert_int_eq(crew_grow(c, 1000), 0);
+	with = mallinfo2();
+	has = with.hblkhd + with.uordblks;
+	ck_assert_msg(has - had < 6 << 20, "room for 1000 phases of 64 threads takes %zu bytes",
+	              has - had);
+	ck_assert_int_eq(crew_grow(c, SIZE_MAX / 64), -1);
+	crew_destroy(&c);
+}
+END_TEST
+
+static uint32_t one(const void *ctx)
+{
+	(void)ctx;
+	return 3;
+}
+
+static void add_one(const void *ctx, uint32_t i, unsigned worker)
+{
+	(void)i, (void)worker;
+	atomic_fetch_add((atomic_uint *)(uintptr_t)ctx, 1);
+}
+
+/* Runs become longer while threads may still be late from the run before; there is no longest. */
+START_TEST(test_room_grows_between_runs)
+{
+	enum { MOST = 100000 };
+	atomic_uint times = 0;
+	struct crew_phase *phase = calloc(MOST, sizeof *phase);
+	unsigned want = 0;
+	for (size_t i = 0; i < MOST; i++)
+		phase[i] = (struct crew_phase){ .items = one, .item = add_one, .ctx = &times };
+	for (unsigned r = 0; r < 20; r++) {
+		struct crew *c = crew_new(1 + r % 5);
+		for (size_t n = 1 + r; n < (r ? 3000 : MOST); n += n / 3 + 1) {
+			ck_assert_int_eq(crew_grow(c, n), 0);
+			crew_run(c, phase, n);
+			ck_assert_uint_eq(atomic_load(&times), want += 3 * (unsigned)n);
+			crew_run(c, phase, n / 2);
+			ck_assert_uint_eq(atomic_load(&times), want += 3 * (unsigned)(n / 2));
+		}
+		crew_destroy(&c);
+	}
+	struct crew *c = crew_new(2);
+	ck_assert_int_eq(crew_grow(c, MOST), 0);
+	crew_run(c, phase, MOST);
+	ck_assert_uint_eq(atomic_load(&times), want + 3 * MOST);
+	crew_destroy(&c);
+	free(phase);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("crew");
@@ -201,6 +267,8 @@ int main(void)
 	tcase_add_test(t, test_sleepers_wake);
 	tcase_add_test(t, test_items_are_shared);
 	tcase_add_test(t, test_shares_are_taken_over);
+	tcase_add_test(t, test_memory_is_that_of_the_longest_run);
+	tcase_add_test(t, test_room_grows_between_runs);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
