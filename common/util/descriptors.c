@@ -108,7 +108,9 @@ static int refuse_one(int listener)
 static int regain(int fd)
 {
 	pthread_mutex_lock(&lock);
-	if (reserve == LOST && (reserve = take_reserve()) == LOST) {
+	if (reserve == LOST)
+		reserve = take_reserve();
+	if (reserve == LOST) {
 		close(fd);
 		fd = -1;
 		refused++;
