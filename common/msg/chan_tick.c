@@ -5,6 +5,7 @@
  * beats at common points of the clock, the other side answers. Never more seldom than a quarter of the silence that the peer bears. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -13,16 +14,6 @@
 
 #define WORK_BEAT_US 50000u    /* after a lull, the first beat that tells of work */
 #define BEAT_MIN_US 20000u     /* whatever a peer says that it bears */
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-	return a < b ? a : b;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-	return a > b ? a : b;
-}
 
 /* --- how often, how long ---------------------------------------------------------------------------------------------------------- */
 
@@ -48,7 +39,7 @@ static unsigned patience(const struct chan *c, const struct peer *p, int is_busy
 static uint64_t silent_at(const struct chan *c, const struct peer *p, uint64_t now)
 {
 	int is_busy = busy(c, p, now);
-	uint64_t since = is_busy ? max_u64(p->heard_us, p->stir_us) : p->heard_us;
+	uint64_t since = is_busy ? most(p->heard_us, p->stir_us) : p->heard_us;
 	return since + c->opts.silence_us * patience(c, p, is_busy);
 }
 
@@ -65,7 +56,7 @@ static uint64_t beat_every(const struct chan *c, const struct peer *p, uint64_t 
 		theirs *= patience(c, p, 0);
 		own *= tells_load(c, p) ? 5 : 10;
 	}
-	return max_u64(BEAT_MIN_US, min_u64(own, theirs / 4));
+	return most(BEAT_MIN_US, least(own, theirs / 4));
 }
 
 static uint64_t beat_at(const struct chan *c, const struct peer *p, uint64_t now)
@@ -119,7 +110,7 @@ void chan_worked(struct chan *c, struct peer *p)
 	uint64_t now = clock_us();
 	stir(c, p, now);
 	if (now - c->active_us >= ACTIVE_US)
-		chan_tick_soon(c, now + min_u64(c->opts.heartbeat_us / 4, WORK_BEAT_US));
+		chan_tick_soon(c, now + least(c->opts.heartbeat_us / 4, WORK_BEAT_US));
 	c->active_us = now;
 }
 
@@ -140,13 +131,13 @@ static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
 		return UINT64_MAX;
 	if (p->state != PEER_UP)
 		return p->dealer ? p->hello_us + c->pace.hello_us * (p->state == PEER_REFUSED ? 4 : 1) : UINT64_MAX;
-	uint64_t at = min_u64(silent_at(c, p, now) + 1, beat_at(c, p, now));
+	uint64_t at = least(silent_at(c, p, now) + 1, beat_at(c, p, now));
 	if (p->ack_due_us)
-		at = min_u64(at, p->ack_due_us);
+		at = least(at, p->ack_due_us);
 	if (p->resend_at_us)
-		return min_u64(at, p->resend_at_us);
+		return least(at, p->resend_at_us);
 	if (!list_empty(&p->link.window))
-		at = min_u64(at, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
+		at = least(at, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
 	return at;
 }
 
@@ -159,7 +150,7 @@ static void look_at_window(struct chan *c, struct peer *p, uint64_t now)
 	else if (p->resend_at_us && now >= p->resend_at_us)
 		chan_send_rest(c, p);
 	else if (!p->resend_at_us && now >= list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us) {
-		p->resend_wait_us = min_u64(2 * p->resend_wait_us, c->pace.resend_max_us);
+		p->resend_wait_us = least(2 * p->resend_wait_us, c->pace.resend_max_us);
 		chan_resend(c, p, RESEND_BATCH);
 	}
 }
@@ -176,7 +167,7 @@ static void look_at(struct chan *c, struct peer *p, uint64_t now)
 		chan_peer_down(c, p, "silent for too long", p->dealer ? PEER_HELLO : PEER_DEAD);
 		return;
 	}
-	if (!list_empty(&p->link.window) && now - p->progress_us > max_u64(STUCK_WAITS * c->pace.resend_us, 5 * c->opts.silence_us)) {
+	if (!list_empty(&p->link.window) && now - p->progress_us > most(STUCK_WAITS * c->pace.resend_us, 5 * c->opts.silence_us)) {
 		chan_peer_down(c, p, "it acknowledges nothing", p->dealer ? PEER_HELLO : PEER_DEAD);
 		return;
 	}
@@ -205,10 +196,10 @@ static void arm(struct chan *c, uint64_t now)
 {
 	uint64_t at = list_empty(&c->graveyard) ? UINT64_MAX : now + GRAVE_US;
 	list_each(it, &c->peers)
-		at = min_u64(at, due_at(c, list_entry(it, struct peer, node), now));
+		at = least(at, due_at(c, list_entry(it, struct peer, node), now));
 	c->tick_at_us = UINT64_MAX;
 	if (at != UINT64_MAX)
-		chan_tick_soon(c, max_u64(at, now + 1000));
+		chan_tick_soon(c, most(at, now + 1000));
 }
 
 /* A timer that comes much too late says that this process was stopped, or had no processor: what a peer sent meanwhile waits in the sockets, and may be read only after
@@ -220,8 +211,8 @@ static void excuse_absence(struct chan *c, uint64_t now)
 		return;
 	list_each(it, &c->peers) {
 		struct peer *p = list_entry(it, struct peer, node);
-		p->heard_us = min_u64(now, p->heard_us + late);
-		p->progress_us = min_u64(now, p->progress_us + late);
+		p->heard_us = least(now, p->heard_us + late);
+		p->progress_us = least(now, p->progress_us + late);
 	}
 }
 

@@ -1,6 +1,7 @@
 /* conf_show.c - reading a loaded configuration, and showing it: as JSON for pdctl, as a commented file for -h and etc/. */
 #include "svc/conf_int.h"
 #include "util/check.h"
+#include "util/least.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -13,11 +14,6 @@ struct conf_entry *conf_entry_find(const struct conf *c, const char *name)
 		if (strcmp(c->entries[i].key->name, name) == 0)
 			return &c->entries[i];
 	return NULL;
-}
-
-static unsigned least(unsigned a, unsigned b)
-{
-	return a < b ? a : b;
 }
 
 /* Levenshtein distance of two short names; long ones are simply far apart. */

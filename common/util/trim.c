@@ -1,6 +1,7 @@
 /* trim.c - see trim.h. What is free in malloc may have gone back already, and what the process has
  * may be in use: since the last trim one of them must have grown. */
 #include "util/trim.h"
+#include "util/least.h"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -25,11 +26,6 @@ static size_t own_bytes(void)
 	if (n <= 0 || sscanf(text, "%*u %lu %lu", &resident, &shared) != 2 || resident < shared)
 		return 0;
 	return (resident - shared) * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-static size_t least(size_t a, size_t b)
-{
-	return a < b ? a : b;
 }
 
 void trim_setup(struct trim *t)

@@ -11,6 +11,7 @@
 #include "daemons/worker/constraint.h"
 #include "ngram.h"
 #include "util/mem.h"
+#include "util/least.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -100,11 +101,6 @@ static struct spec_seq *spec_seq_new(const struct spec *s)
 }
 
 /* --- planning --------------------------------------------------------------------------------------------------------------- */
-
-static uint32_t least(uint32_t a, uint32_t b)
-{
-	return a < b ? a : b;
-}
 
 /* Its answer may get so many tokens beside the one of this step. */
 static uint32_t tokens_beyond(const struct work *k)

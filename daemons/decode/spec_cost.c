@@ -12,6 +12,7 @@
  * One bad moment of the machine must not count for long: an entry is believed from its second note on, its first few notes count by the least of them, and what was not
  * looked at for long is forgotten, so that it is tried again. */
 #include "spec.h"
+#include "util/least.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -91,11 +92,6 @@ double spec_cost_of(const struct spec_cost *c, uint32_t rows)
 }
 
 /* --- sharing ---------------------------------------------------------------------------------------------------------------- */
-
-static uint32_t least(uint32_t a, uint32_t b)
-{
-	return a < b ? a : b;
-}
 
 uint32_t spec_spare(uint32_t max_batched, uint32_t chunk_tokens, uint32_t decode, uint32_t prompt, uint32_t *ret_chunk)
 {

@@ -8,6 +8,7 @@
 #include "util/mem.h"
 
 #include <check.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -239,6 +240,28 @@ START_TEST(drafted_tokens_are_not_said)
 }
 END_TEST
 
+/* A long draft's masks are given back when the next step drafts less. */
+START_TEST(masks_of_a_draft_are_given_back)
+{
+	struct constraints *all = constraints(8u << 20);
+	struct work w = {0};
+	struct err err = {0};
+	uint32_t tokens[512] = {0};
+	ck_assert_int_eq(compile(all, &w, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, "a*"), 0);
+	w.tokens = tokens;
+	for (int i = 0; i < 3; i++) {
+		ck_assert_int_eq(constraint_prepare(&w, &info, 500, &err), 500);
+		ck_assert_uint_ge(malloc_usable_size((void *)(uintptr_t)constraint_allowed(&w, 0)), 501 * sizeof(uint64_t));
+		ck_assert_int_eq(constraint_prepare(&w, &info, 3, &err), 3);
+		ck_assert(constraint_allowed(&w, 3)[0] & 1);
+		ck_assert_int_eq(constraint_prepare(&w, &info, 0, &err), 0);
+		ck_assert_uint_lt(malloc_usable_size((void *)(uintptr_t)constraint_allowed(&w, 0)), 100);
+	}
+	constraint_detach(&w);
+	constraints_destroy(&all);
+}
+END_TEST
+
 /* --- threads --------------------------------------------------------------------------------------------------------------- */
 
 struct compiler {
@@ -301,6 +324,7 @@ int main(void)
 	tcase_add_test(c, networks_have_half);
 	tcase_add_test(c, tables_give_way);
 	tcase_add_test(c, drafted_tokens_are_not_said);
+	tcase_add_test(c, masks_of_a_draft_are_given_back);
 	tcase_add_test(c, compiled_by_several_threads);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
