@@ -36,7 +36,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_ABI 7u                /* raised when a struct or a signature below changes */
+#define KERN_ABI 8u                /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 enum kern_dtype {
@@ -352,6 +352,7 @@ struct kern_ops {
 	uint32_t abi;              /* KERN_ABI */
 	const char *name;          /* "cpu", "sim" */
 	unsigned ranks_max;        /* of a group; 1: a device works alone */
+	int modelled;              /* 1: computes nothing; its model is a description, `options` are needed, weights have no data */
 
 	/* device; ret_ values are written only on success */
 	int (*open)(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen);

@@ -6,6 +6,7 @@
 #include "engine/moe.h"
 #include "kv/pool.h"
 #include "util/check.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <sodium.h>
@@ -68,20 +69,15 @@ static uint64_t memory_available(void)
 	return machine < group ? machine : group;
 }
 
-static size_t more(size_t a, size_t b)
-{
-	return a > b ? a : b;
-}
-
 /* Rows of most buffers: with few spans all rows may be wanted, so those of a whole step serve the tail as well. */
 static size_t most_rows(const struct engine *e)
 {
-	return more(e->opts.max_rows, e->opts.max_logits);
+	return most(e->opts.max_rows, e->opts.max_logits);
 }
 
 static size_t act_floats(const struct engine *e)
 {
-	return most_rows(e) * more(e->conf.ffn, e->conf.experts.shared_ffn);
+	return most_rows(e) * most(e->conf.ffn, e->conf.experts.shared_ffn);
 }
 
 static size_t expert_act_floats(const struct engine *e)
@@ -120,7 +116,7 @@ static void carve_scratch(struct engine *e, struct carve *own)
 	s->x = take_tensor(own, rows, c->hidden);
 	s->h = take_tensor(own, rows, c->hidden);
 	s->qkv = take_tensor(own, rows, qkv);
-	s->gate_up = take_tensor(own, rows, 2 * more(e->shard.ffn.count, e->shard.shared.count));
+	s->gate_up = take_tensor(own, rows, 2 * most(e->shard.ffn.count, e->shard.shared.count));
 	s->tail_x = take_tensor(own, tail, c->hidden);
 	s->tail_qkv = take_tensor(own, tail, qkv);
 	s->route = take_tensor(own, rows, c->experts.count);
@@ -133,7 +129,7 @@ static void carve_scratch(struct engine *e, struct carve *own)
 		return;
 	s->att = take_tensor(own, rows, (size_t)c->heads * engine_att_width(c));
 	s->sum = take_tensor(own, rows, c->hidden);
-	s->act = take_tensor(own, rows, more(c->ffn, c->experts.shared_ffn));
+	s->act = take_tensor(own, rows, most(c->ffn, c->experts.shared_ffn));
 	s->expert_act = take_tensor(own, rows * c->experts.active, c->experts.ffn);
 }
 
@@ -192,7 +188,7 @@ static int share_scratch(struct engine *e, struct err *err)
 		return engine_device_error(e, rc, "cannot pin what the ranks share", err);
 	s->att = (struct kern_tensor){shared_part(e, v.att, 0).dev, (size_t)c->heads * engine_att_width(c), KERN_F32};
 	s->sum = (struct kern_tensor){shared_part(e, v.sum, 0).dev, c->hidden, KERN_F32};
-	s->act = (struct kern_tensor){shared_part(e, v.act, 0).dev, more(c->ffn, c->experts.shared_ffn), KERN_F32};
+	s->act = (struct kern_tensor){shared_part(e, v.act, 0).dev, most(c->ffn, c->experts.shared_ffn), KERN_F32};
 	s->expert_act = (struct kern_tensor){shared_part(e, v.act + act_floats(e), 0).dev, c->experts.ffn, KERN_F32};
 	e->logits = shared_part(e, v.logits, sizes.logits * sizeof(float));
 	e->batch = shared_part(e, v.words, sizes.words * 4);
@@ -215,6 +211,7 @@ static int alloc_scratch(struct engine *e, struct err *err)
 	if (!rc)
 		rc = alloc_mem(e, KERN_MEM_PINNED, e->opts.max_logits * sizeof *e->drawn, &e->results, err);
 	e->drawn = mem_array(e->opts.max_logits, sizeof *e->drawn);
+	e->listed = mem_array(e->opts.max_spans, sizeof *e->listed);
 	e->s.logits = (struct kern_tensor){e->logits.dev, e->conf.vocab, KERN_F32};
 	return rc;
 }
@@ -240,7 +237,7 @@ static int open_device(struct engine *e, struct err *err)
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
 	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .device_index = o->device_index, .activations = o->activations,
-	                           .progressed = e->rank ? NULL : o->progressed, .progressed_arg = o->progressed_arg, .options = e->sim ? &e->sim->options : NULL};
+	                           .progressed = o->progressed, .progressed_arg = o->progressed_arg, .options = e->sim ? &e->sim->options : NULL};
 	if (e->tp)
 		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), meet, e->tp};
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);
@@ -287,8 +284,8 @@ static size_t plan_lists(const struct engine *e)
 	enum { LISTS_MAX = 16 << 20 };
 	const struct engine_opts *o = &e->opts;
 	size_t vocab = e->conf.vocab, masks = (vocab + 63) / 64 * 4, seen = 2 * (vocab < e->conf.context ? vocab : e->conf.context);
-	size_t all = (masks + ENGINE_DRAW_LISTS_MAX / 8 + seen) * o->max_spans, one = seen + (masks + ENGINE_DRAW_LISTS_MAX) * more(o->max_draws, 1);
-	return more(all < LISTS_MAX ? all : LISTS_MAX, one);
+	size_t all = (masks + ENGINE_DRAW_LISTS_MAX / 8 + seen) * o->max_spans, one = seen + (masks + ENGINE_DRAW_LISTS_MAX) * most(o->max_draws, 1);
+	return most(all < LISTS_MAX ? all : LISTS_MAX, one);
 }
 
 static void plan_step(struct engine *e)
@@ -311,7 +308,7 @@ static void plan_step(struct engine *e)
 static int open_model(struct engine *e, struct err *err)
 {
 	int rc;
-	if (e->ops != &kern_sim_ops) {
+	if (!e->ops->modelled) {
 		rc = model_open(e->path, &e->conf, &e->src, err);
 		e->src_open = rc == 0;
 		if (!rc && !e->rank)
@@ -350,7 +347,7 @@ static int open_group(struct engine *e, struct err *err)
 /* A device that is not there is said before a model is read, unless the device wants to know the model or the group first. */
 static int open_parts(struct engine *e, struct err *err)
 {
-	int rc = find_backend(e, err), first = !rc && e->ops != &kern_sim_ops && e->opts.tp < 2;
+	int rc = find_backend(e, err), first = !rc && !e->ops->modelled && e->opts.tp < 2;
 	if (first)
 		rc = open_device(e, err);
 	if (!rc)
@@ -376,10 +373,10 @@ static int open_steps(struct engine *e, struct err *err)
 
 int engine_open(const struct engine_opts *opts, struct engine **ret_e, struct err *err)
 {
-	return engine_open_rank(opts, NULL, ret_e, err);
+	return engine_open_rank(opts, opts->progressed != NULL, NULL, ret_e, err);
 }
 
-int engine_open_rank(const struct engine_opts *opts, struct tp *tp, struct engine **ret_e, struct err *err)
+int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp *tp, struct engine **ret_e, struct err *err)
 {
 	int rc = check_opts(opts, err);
 	if (rc)
@@ -389,6 +386,7 @@ int engine_open_rank(const struct engine_opts *opts, struct tp *tp, struct engin
 	struct engine *e = mem_zalloc(sizeof *e);
 	e->opts = *opts;
 	e->tp = tp;
+	e->has_progress = has_progress;
 	e->rank = tp ? tp_rank(tp) : 0;
 	e->opts.model_path = e->path = mem_strdup(opts->model_path);
 	rc = open_steps(e, err);
@@ -423,6 +421,7 @@ void engine_close(struct engine **ep)
 		model_close(&e->src);
 	free(e->drawn);
 	free(e->copy);
+	free(e->listed);
 	free(e->sim);
 	free(e->path);
 	free(e);

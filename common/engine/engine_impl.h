@@ -75,6 +75,7 @@ struct engine {
 	float *copy;                        /* of its logits, of which `copied` rows are there; NULL: nobody has asked yet */
 	uint32_t copied, tail_rows;         /* tail_rows: of the last run */
 	uint32_t list_words;                /* that a batch has for masks and lists of its draws */
+	size_t *listed;                     /* (max_spans) of the present step: how many of them each span's draws take */
 	struct kern_mem shared;             /* that mapping, with several ranks */
 	struct kern_limits limits;
 	struct kern_program *program;       /* of one step; made when the pool is attached */
@@ -86,6 +87,7 @@ struct engine {
 	uint32_t kv_blocks;
 	struct tp *tp;                      /* NULL: alone */
 	unsigned rank;
+	int has_progress;                   /* spans may have progress words */
 	struct shard shard;
 };
 
@@ -110,7 +112,7 @@ int engine_run(struct engine *e);
 /* engine.c: e->pool is there, of `blocks` blocks: the program is recorded over it. */
 int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err);
 /* Opens a rank's engine on the group that it has joined; tp stays the caller's. */
-int engine_open_rank(const struct engine_opts *opts, struct tp *tp, struct engine **ret_e, struct err *err);
+int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp *tp, struct engine **ret_e, struct err *err);
 /* ranks.c. What all ranks see of a step; whether the model and device can be shared out; this rank's part; the others' start; all are ready;
  * the KV pool's memory for the others; compute threads of one rank. */
 struct tp_sizes engine_whole_sizes(const struct engine *e);

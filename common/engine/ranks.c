@@ -12,7 +12,8 @@
 /* What a rank's engine is opened with. */
 struct rank_hello {
 	char model_path[4096], backend[16], variant[16], outline[65];
-	struct engine_opts opts;           /* no pointers that mean anything here; `progressed` tells whether there is a board */
+	struct engine_opts opts;           /* all its pointers are NULL */
+	int32_t has_progress;              /* steps of the group tell of layers */
 };
 
 unsigned ranks_threads(const struct engine_opts *o)
@@ -60,7 +61,9 @@ int ranks_start(struct engine *e, struct err *err)
 	struct rank_hello h = {.opts = e->opts};
 	h.opts.model_path = h.opts.backend = h.opts.variant = NULL;
 	h.opts.broken = NULL;
+	h.opts.progressed = NULL;
 	h.opts.broken_arg = h.opts.progressed_arg = NULL;
+	h.has_progress = e->has_progress;
 	snprintf(h.model_path, sizeof h.model_path, "%s", e->path);
 	snprintf(h.backend, sizeof h.backend, "%s", e->opts.backend ? e->opts.backend : "cpu");
 	snprintf(h.variant, sizeof h.variant, "%s", e->opts.variant ? e->opts.variant : "auto");
@@ -125,7 +128,7 @@ int engine_rank_main(int fd)
 	h.opts.model_path = h.model_path;
 	h.opts.backend = h.backend;
 	h.opts.variant = h.variant;
-	if (engine_open_rank(&h.opts, tp, &e, &err) == 0 &&
+	if (engine_open_rank(&h.opts, h.has_progress, tp, &e, &err) == 0 &&
 	    strcmp(e->info.fingerprint, h.outline) != 0)
 		err_set(&err, ERR_CORRUPT, "%.200s changed while it was opened", h.model_path);
 	if (err.code) {

@@ -116,7 +116,7 @@ static void record_qkv(struct recorder *r, uint32_t l)
 /* The KV of layer l is in the pool. */
 static void record_progress(struct recorder *r, uint32_t l)
 {
-	if (r->e->opts.progressed)
+	if (r->e->has_progress)
 		record(r, (struct kern_op){.kind = KERN_OP_PROGRESS, .progress = {l}});
 }
 

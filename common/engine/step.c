@@ -42,7 +42,7 @@ static int check_span(const struct engine *e, const struct engine_span *s, uint3
 	for (uint32_t i = 0; i < s->n; i++)
 		if (s->tokens[i] >= e->info.vocab)
 			return err_set(err, ERR_INVALID, "span %u: token %u is id %u, the vocabulary has %u", index, i, s->tokens[i], e->info.vocab);
-	if (s->progress && (!e->opts.progressed || !on_board(e, s)))
+	if (s->progress && (!e->has_progress || !on_board(e, s)))
 		return err_set(err, ERR_INVALID, "span %u: its progress words are not on the board of %zu bytes", index, e->board.bytes);
 	for (uint32_t i = 0; i < table_length(e, s); i++)
 		if (s->blocks[i] >= e->kv_blocks)
@@ -60,7 +60,7 @@ static size_t list_words(const struct engine *e, const struct engine_span *s)
 
 static int check_draws(const struct engine *e, const struct engine_span *s, uint32_t index, struct err *err)
 {
-	size_t words = list_words(e, s);
+	size_t words = e->listed[index] = list_words(e, s);
 	for (uint32_t i = 0; s->draws && i < wanted_rows(s); i++) {
 		const struct engine_draw *d = &s->draws[i];
 		if (d->score && d->id >= e->info.vocab)
@@ -80,12 +80,12 @@ struct totals {
 	size_t lists;
 };
 
-static void add_span(const struct engine *e, const struct engine_span *s, struct totals *t)
+static void add_span(const struct engine *e, const struct engine_span *s, size_t listed, struct totals *t)
 {
 	t->rows += s->n;
 	t->logits += wanted_rows(s);
 	t->table += table_length(e, s);
-	t->lists += list_words(e, s);
+	t->lists += listed;
 }
 
 static int check_step(const struct engine *e, const struct engine_span *spans, uint32_t n, struct err *err)
@@ -99,7 +99,7 @@ static int check_step(const struct engine *e, const struct engine_span *spans, u
 		int rc = check_span(e, &spans[i], i, err);
 		if (rc || (rc = check_draws(e, &spans[i], i, err)))
 			return rc;
-		add_span(e, &spans[i], &t);
+		add_span(e, &spans[i], e->listed[i], &t);
 	}
 	if (t.rows > e->opts.max_rows)
 		return err_set(err, ERR_INVALID, "%llu tokens in one step, the limit is %u", (unsigned long long)t.rows, e->opts.max_rows);
@@ -252,12 +252,12 @@ static int step_error(struct engine *e, int kern_rc, struct err *err)
 }
 
 /* How many of the spans, at least one, have draws that a batch holds; *ret is what these add up to. */
-static uint32_t count_fitting(const struct engine *e, const struct engine_span *spans, uint32_t n, struct totals *ret)
+static uint32_t count_fitting(const struct engine *e, const struct engine_span *spans, const size_t *listed, uint32_t n, struct totals *ret)
 {
 	uint32_t i = 0;
 	*ret = (struct totals){0};
-	for (; i < n && (i == 0 || ret->lists + list_words(e, &spans[i]) <= e->list_words); i++)
-		add_span(e, &spans[i], ret);
+	for (; i < n && (i == 0 || ret->lists + listed[i] <= e->list_words); i++)
+		add_span(e, &spans[i], listed[i], ret);
 	return i;
 }
 
@@ -290,7 +290,7 @@ int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, s
 		return step_error(e, 0, err);
 	for (uint32_t i = 0, n; !rc && i < n_spans; i += n) {
 		struct totals t;
-		n = count_fitting(e, spans + i, n_spans - i, &t);
+		n = count_fitting(e, spans + i, e->listed + i, n_spans - i, &t);
 		rc = run_pass(e, spans + i, n, &t, row);
 		row += (uint32_t)t.logits;
 		e->tail_rows = (uint32_t)t.logits;
