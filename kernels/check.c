@@ -55,10 +55,10 @@ static int check_weights(const struct report *r, struct kern_weight *const *w, u
 	return KERN_OK;
 }
 
-static int check_slots(const struct report *r, const struct kern_limits *l, kern_ptr slots)
+static int check_carries(const struct report *r, const struct kern_limits *l, kern_ptr carries)
 {
-	return !l->slots || slots.v ? KERN_OK
-	                            : refuse(r, "no memory for the program's %u slots", l->slots);
+	return !l->carries || carries.v ? KERN_OK
+	                            : refuse(r, "no memory for the program's %u carries", l->carries);
 }
 
 static int check_products(const struct report *r)
@@ -146,7 +146,7 @@ static int check_op(const struct report *r, const struct kern_limits *l)
 		if (!op->embed.w)
 			return refuse(r, "the weight is missing");
 		return (rc = check_rows(r, l, KERN_ROWS_ALL)) ? rc
-		                                              : check_slots(r, l, op->embed.slots);
+		                                              : check_carries(r, l, op->embed.carries);
 	case KERN_OP_GATHER_ROWS: return check_rows(r, l, KERN_ROWS_TAIL);
 	case KERN_OP_MATMUL: return (rc = check_rows(r, l, -1)) ? rc : check_products(r);
 	case KERN_OP_ROPE: return (rc = check_rows(r, l, KERN_ROWS_ALL)) ? rc : check_rope(r);
@@ -187,7 +187,7 @@ static int check_op(const struct report *r, const struct kern_limits *l)
 				l->vocab, (size_t)op->sample.results.v);
 		return (rc = check_rows(r, l, KERN_ROWS_TAIL))
 		               ? rc
-		               : check_slots(r, l, op->sample.slots);
+		               : check_carries(r, l, op->sample.carries);
 	case KERN_OP_SCALE:
 	case KERN_OP_NORM:
 	case KERN_OP_HEAD_NORM:

@@ -100,10 +100,14 @@ static int tail_fits(const struct kern_batch *b, char *errbuf, size_t errlen)
 static int draw_fits(const struct kern_batch *b, const struct kern_limits *l, const struct kern_draw *d)
 {
 	uint64_t mask = ((uint64_t)l->vocab + 63) / 64 * 2;
-	return d->ask <= KERN_ASK_SCORE && d->id < l->vocab && d->logprobs <= KERN_TOP_MAX && (d->slot == KERN_NO_SLOT || d->slot < l->slots) &&
-	       d->pending <= (d->slot == KERN_NO_SLOT ? 0 : KERN_SLOT_DRAWS) && part_fits(b, d->mask[0], d->mask[0] ? mask : 0) &&
-	       part_fits(b, d->mask[1], d->mask[1] ? mask : 0) && part_fits(b, d->forbidden.at, d->forbidden.n) &&
-	       part_fits(b, d->bias.at, 2 * (uint64_t)d->bias.n) && part_fits(b, d->seen.at, 2 * (uint64_t)d->seen.n) &&
+	return d->ask <= KERN_ASK_SCORE && d->id < l->vocab && d->logprobs <= KERN_TOP_MAX &&
+	       (d->carry == KERN_NO_CARRY || d->carry < l->carries) &&
+	       d->pending <= (d->carry == KERN_NO_CARRY ? 0 : KERN_CARRY_DRAWS) &&
+	       part_fits(b, d->mask[0], d->mask[0] ? mask : 0) &&
+	       part_fits(b, d->mask[1], d->mask[1] ? mask : 0) &&
+	       part_fits(b, d->forbidden.at, d->forbidden.n) &&
+	       part_fits(b, d->bias.at, 2 * (uint64_t)d->bias.n) &&
+	       part_fits(b, d->seen.at, 2 * (uint64_t)d->seen.n) &&
 	       d->drafted.n <= KERN_DRAFTED_MAX && part_fits(b, d->drafted.at, d->drafted.n);
 }
 
@@ -113,12 +117,17 @@ static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, ch
 	const uint32_t *tokens = kern_part(b, b->tokens);
 	for (uint32_t i = 0; b->draws && i < b->tail_rows; i++)
 		if (!draw_fits(b, l, &d[i])) {
-			snprintf(errbuf, errlen, "a batch whose draw %u names an id, a slot, a mask or a list beyond its limits", i);
+			snprintf(errbuf, errlen,
+			         "a batch whose draw %u names an id, a carry, a mask or a list "
+			         "beyond its limits",
+			         i);
 			return 0;
 		}
 	for (uint32_t i = 0; i < b->rows; i++)
-		if (tokens[i] & KERN_OF_SLOT && tokens[i] - KERN_OF_SLOT >= l->slots) {
-			snprintf(errbuf, errlen, "a batch whose row %u is what slot %u drew, there are %u", i, tokens[i] - KERN_OF_SLOT, l->slots);
+		if (tokens[i] & KERN_OF_CARRY && tokens[i] - KERN_OF_CARRY >= l->carries) {
+			snprintf(errbuf, errlen,
+			         "a batch whose row %u is what carry %u drew, there are %u", i,
+			         tokens[i] - KERN_OF_CARRY, l->carries);
 			return 0;
 		}
 	return 1;

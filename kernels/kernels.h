@@ -142,8 +142,8 @@ struct kern_progress {
 
 /* What is asked of a row of the tail. */
 enum kern_ask { KERN_ASK_NOTHING, KERN_ASK_DRAW, KERN_ASK_SCORE };
-enum { KERN_TOP_MAX = 20, KERN_SLOT_DRAWS = 8, KERN_DRAFTED_MAX = 64 };
-#define KERN_NO_SLOT UINT32_MAX
+enum { KERN_TOP_MAX = 20, KERN_CARRY_DRAWS = 8, KERN_DRAFTED_MAX = 64 };
+#define KERN_NO_CARRY UINT32_MAX
 
 /* Entries one after the other in the batch, the first at word `at`. */
 struct kern_list {
@@ -165,7 +165,7 @@ struct kern_draw {
 	uint32_t ask;              /* enum kern_ask; NOTHING: no result is written */
 	uint32_t id;               /* of a score, below the vocabulary */
 	int32_t logprobs;          /* how many of the most probable ids are wanted, at most KERN_TOP_MAX; -1: no log-probabilities at all */
-	uint32_t slot;             /* keeps what is drawn (struct kern_slot); KERN_NO_SLOT: none */
+	uint32_t carry;            /* keeps what is drawn (struct kern_carry); KERN_NO_CARRY: none */
 	float temperature, min_p, top_p, typical_p;     /* min_p 0, top_p 1, typical_p 0 or 1: off */
 	uint32_t top_k;            /* 0: off */
 	uint32_t seed[2], index[2];                     /* 64 bits, the lower ones first */
@@ -175,15 +175,15 @@ struct kern_draw {
 	struct kern_list bias;            /* pairs: id, float32 */
 	struct kern_list seen;            /* pairs: id, how many times the answer has it (0: the prompt alone). Ids differ */
 	struct kern_list drafted;         /* ids that are in the answer as well, at most KERN_DRAFTED_MAX */
-	uint32_t pending;          /* and so many of the slot's latest draws, at most KERN_SLOT_DRAWS */
+	uint32_t pending;          /* and so many of the carry's latest draws, at most KERN_CARRY_DRAWS */
 };
 
-/* What a sequence drew last, in device memory that the caller has zeroed; the latest first. A row's token can be one of these, so that a sequence
+/* What a sequence drew last, which is carried from run to run in device memory that the caller has zeroed; the latest first. A row's token can be one of these, so that a sequence
  * goes on without the host in between. */
-struct kern_slot {
-	uint32_t id[KERN_SLOT_DRAWS];
+struct kern_carry {
+	uint32_t id[KERN_CARRY_DRAWS];
 };
-#define KERN_OF_SLOT 0x80000000u   /* a token that is KERN_OF_SLOT + slot: what this slot drew last */
+#define KERN_OF_CARRY 0x80000000u   /* a token that is KERN_OF_CARRY + carry: what this carry drew last */
 
 struct kern_top {
 	uint32_t id;
@@ -208,7 +208,7 @@ enum kern_rows { KERN_ROWS_ALL, KERN_ROWS_TAIL };
 struct kern_batch {
 	uint32_t words;            /* of the batch, this head included */
 	uint32_t rows, spans, tail_rows, tail_spans;   /* at least 1 row and span; the tail may be empty */
-	uint32_t tokens;           /* (rows) ids, each below the vocabulary (the caller checks), or KERN_OF_SLOT + slot */
+	uint32_t tokens;           /* (rows) ids, each below the vocabulary (the caller checks), or KERN_OF_CARRY + carry */
 	uint32_t positions;        /* (rows) as the spans say */
 	uint32_t slots;            /* (rows) where a row's KV goes: block * block_tokens + position % block_tokens; all differ */
 	uint32_t span;             /* (spans) struct kern_span, all rows in order */
@@ -224,7 +224,7 @@ struct kern_batch {
 struct kern_limits {
 	uint32_t rows, tail_rows, spans;
 	uint32_t positions;        /* of a sequence */
-	uint32_t vocab, slots;     /* of draws; 0: there are none */
+	uint32_t vocab, carries;     /* of draws; 0: there are none */
 	size_t batch_bytes;
 };
 
@@ -300,8 +300,8 @@ struct kern_op {
 	enum kern_rows rows;
 	union {
 		/* y[r] = W[token - first] for the rows whose token is in [first, first + W.n): the others are left as they are. y (R, W.k);
-		 * slots (limits.slots) struct kern_slot, or 0 */
-		struct { struct kern_tensor y; const struct kern_weight *w; uint32_t first; kern_ptr slots; } embed;
+		 * carries (limits.carries) struct kern_carry, or 0 */
+		struct { struct kern_tensor y; const struct kern_weight *w; uint32_t first; kern_ptr carries; } embed;
 		/* y[r] = x[tail_index[r]]: (R, dim); rows is the tail */
 		struct { struct kern_tensor y, x; uint32_t dim; } gather_rows;
 		/* y = x * factor: (R, dim); y may be x */
@@ -340,9 +340,9 @@ struct kern_op {
 		struct { struct kern_tensor y, x; struct kern_weight *const *w; uint32_t heads, tail; } heads_matmul;
 		/* what each rank of the group has written of memory that all share is there for every rank; nothing for a device that is alone */
 		struct { int none; } gather;
-		/* what the batch asks of each row: results (R) struct kern_drawn in PINNED memory, from logits (R, limits.vocab); slots (limits.slots) struct
-		 * kern_slot, or 0. A slot stands in one row at most. Rows are the tail; of a group rank 0 does it */
-		struct { struct kern_tensor logits; kern_ptr results, slots; } sample;
+		/* what the batch asks of each row: results (R) struct kern_drawn in PINNED memory, from logits (R, limits.vocab); carries (limits.carries) struct
+		 * kern_carry, or 0. A carry stands in one row at most. Rows are the tail; of a group rank 0 does it */
+		struct { struct kern_tensor logits; kern_ptr results, carries; } sample;
 	};
 };
 

@@ -529,15 +529,16 @@ static uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id)
 
 /* Tokens of the answer beside those seen. */
 struct added {
-	uint32_t id[KERN_DRAFTED_MAX + KERN_SLOT_DRAWS], n;
+	uint32_t id[KERN_DRAFTED_MAX + KERN_CARRY_DRAWS], n;
 };
 
-static struct added added_of(const struct kern_batch *b, const struct kern_draw *d, const struct kern_slot *slots)
+static struct added added_of(const struct kern_batch *b, const struct kern_draw *d,
+                             const struct kern_carry *carries)
 {
 	struct added a = { .n = d->drafted.n + d->pending };
 	memcpy(a.id, kern_part(b, d->drafted.at), d->drafted.n * sizeof *a.id);
 	if (d->pending)
-		memcpy(a.id + d->drafted.n, slots[d->slot].id, d->pending * sizeof *a.id);
+		memcpy(a.id + d->drafted.n, carries[d->carry].id, d->pending * sizeof *a.id);
 	return a;
 }
 
@@ -557,10 +558,11 @@ static void penalise(const struct kern_sampler *s, const struct kern_batch *b, c
 
 /* The logits themselves if nothing changes them, or a changed copy; then whether the logits are
  * finite is known. */
-static const float *edit(struct kern_sampler *s, const float *logits, const struct kern_batch *b, const struct kern_draw *d, const struct kern_slot *slots,
+static const float *edit(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
+                         const struct kern_draw *d, const struct kern_carry *carries,
                          int *ret_finite)
 {
-	struct added a = added_of(b, d, slots);
+	struct added a = added_of(b, d, carries);
 	if (!d->mask[0] && !d->mask[1] && !d->forbidden.n && !d->bias.n && !d->seen.n && !a.n)
 		return logits;
 	pad(s, logits);
@@ -619,17 +621,17 @@ struct kern_sampler *kern_sampler_init(void *mem, uint32_t vocab)
 	return s;
 }
 
-static void keep(struct kern_slot *slot, uint32_t id)
+static void keep(struct kern_carry *carry, uint32_t id)
 {
-	memmove(slot->id + 1, slot->id, sizeof slot->id - sizeof *slot->id);
-	slot->id[0] = id;
+	memmove(carry->id + 1, carry->id, sizeof carry->id - sizeof *carry->id);
+	carry->id[0] = id;
 }
 
-static void draw_row(struct kern_sampler *s, const float *logits, const struct kern_batch *b, const struct kern_draw *d, struct kern_slot *slots,
-                     struct kern_drawn *ret)
+static void draw_row(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
+                     const struct kern_draw *d, struct kern_carry *carries, struct kern_drawn *ret)
 {
 	int finite, of_copy;
-	const float *seen = edit(s, logits, b, d, slots, &finite);
+	const float *seen = edit(s, logits, b, d, carries, &finite);
 	uint32_t best = scan(s, seen, seen == logits ? &finite : &of_copy), id = best;
 	if (!(seen[best] > -INFINITY))
 		id = lowest_allowed(s, mask_at(b, d->mask[0]), mask_at(b, d->mask[1]));
@@ -639,16 +641,16 @@ static void draw_row(struct kern_sampler *s, const float *logits, const struct k
 		best = scan(s, logits, &finite);
 	score(s, logits, best, id, d->logprobs, ret);
 	ret->not_finite = !finite;
-	if (d->slot != KERN_NO_SLOT)
-		keep(&slots[d->slot], id);
+	if (d->carry != KERN_NO_CARRY)
+		keep(&carries[d->carry], id);
 }
 
-void kern_sample(struct kern_sampler *s, const float *logits, const struct kern_batch *b, const struct kern_draw *d, struct kern_slot *slots,
-                 struct kern_drawn *ret)
+void kern_sample(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
+                 const struct kern_draw *d, struct kern_carry *carries, struct kern_drawn *ret)
 {
 	int finite;
 	if (d->ask == KERN_ASK_DRAW) {
-		draw_row(s, logits, b, d, slots, ret);
+		draw_row(s, logits, b, d, carries, ret);
 	} else if (d->ask == KERN_ASK_SCORE) {
 		score(s, logits, scan(s, logits, &finite), d->id, d->logprobs, ret);
 		ret->not_finite = !finite;

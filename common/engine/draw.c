@@ -27,12 +27,12 @@ static uint32_t write_mask(const uint64_t *mask, uint32_t vocab, uint32_t *words
 struct kern_draw draw_write(const struct engine_draw *d, uint32_t vocab, const struct kern_draw *before, uint32_t *words, uint32_t *at)
 {
 	const struct sample_params *p = d->params;
-	struct kern_draw k = {.ask = KERN_ASK_SCORE, .id = d->id, .logprobs = d->logprobs, .slot = KERN_NO_SLOT};
+	struct kern_draw k = {.ask = KERN_ASK_SCORE, .id = d->id, .logprobs = d->logprobs, .carry = KERN_NO_CARRY};
 	if (!p && !d->score)
 		k.ask = KERN_ASK_NOTHING;
 	if (!p)
 		return k;
-	k = (struct kern_draw){.ask = KERN_ASK_DRAW, .logprobs = p->logprobs, .slot = KERN_NO_SLOT, .temperature = p->temperature, .min_p = p->min_p,
+	k = (struct kern_draw){.ask = KERN_ASK_DRAW, .logprobs = p->logprobs, .carry = KERN_NO_CARRY, .temperature = p->temperature, .min_p = p->min_p,
 	                       .top_p = p->top_p, .typical_p = p->typical_p, .top_k = p->top_k, .seed = {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)},
 	                       .index = {(uint32_t)d->index, (uint32_t)(d->index >> 32)}, .repetition = 1};
 	k.mask[0] = write_mask(d->allowed, vocab, words, at);

@@ -186,7 +186,7 @@ static void add_progress(struct layout *l, const struct engine *e, const struct 
 
 static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s, uint32_t row)
 {
-	struct kern_draw k = {.ask = KERN_ASK_NOTHING, .slot = KERN_NO_SLOT};
+	struct kern_draw k = {.ask = KERN_ASK_NOTHING, .carry = KERN_NO_CARRY};
 	for (uint32_t i = 0; i < wanted_rows(s); i++, row++) {
 		if (s->draws)
 			k = draw_write(&s->draws[i], e->info.vocab, i ? &k : NULL, l->words, &l->b->words);

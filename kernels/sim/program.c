@@ -80,9 +80,9 @@ static int run_logits(struct kern_program *p, const struct sim_op *o)
 static int run_embed(struct kern_program *p, const struct sim_op *o)
 {
 	const uint32_t *token = kern_part(p->batch, p->batch->tokens);
-	const struct kern_slot *slots = (const struct kern_slot *)o->op.embed.slots.v;
+	const struct kern_carry *carries = (const struct kern_carry *)o->op.embed.carries.v;
 	for (uint32_t r = 0; r < p->batch->rows; r++)
-		o->y[0][r] = sim_mix(p->dev->opt.seed, kern_token(token[r], slots));
+		o->y[0][r] = sim_mix(p->dev->opt.seed, kern_token(token[r], carries));
 	return KERN_OK;
 }
 
@@ -160,7 +160,7 @@ static int run_sample(struct kern_program *p, const struct sim_op *o)
 	const struct kern_draw *d = kern_part(b, b->draws);
 	for (uint32_t r = 0; b->draws && r < b->tail_rows; r++)
 		kern_sample(p->sampler, (const float *)o->op.sample.logits.at.v + r * o->op.sample.logits.ld, b, &d[r],
-		            (struct kern_slot *)o->op.sample.slots.v, (struct kern_drawn *)o->op.sample.results.v + r);
+		            (struct kern_carry *)o->op.sample.carries.v, (struct kern_drawn *)o->op.sample.results.v + r);
 	return KERN_OK;
 }
 

@@ -321,9 +321,9 @@ static void refuse_experts(const struct device *dev, const struct things *of)
 
 static void refuse_sample(const struct device *dev, const struct things *of)
 {
-	struct kern_limits none = small, slots = small;
+	struct kern_limits none = small, carries = small;
 	none.vocab = 0;
-	slots.slots = 1;
+	carries.carries = 1;
 	REFUSED(KERN_OP_SAMPLE, op.rows = KERN_ROWS_ALL);
 	REFUSED(KERN_OP_SAMPLE, op.sample.logits.ld = 63);
 	REFUSED(KERN_OP_SAMPLE, op.sample.logits.type = KERN_BF16);
@@ -332,7 +332,7 @@ static void refuse_sample(const struct device *dev, const struct things *of)
 	struct things t = *of;
 	struct kern_op op = op_good(&t, KERN_OP_SAMPLE);
 	expect_refused(dev, &op, &none, "sample from no ids");
-	expect_refused(dev, &op, &slots, "sample without memory for its slots");
+	expect_refused(dev, &op, &carries, "sample without memory for its carries");
 }
 
 /* Values that no enum of the contract has. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 24, SLOTS = 5, SEEN = 12, LISTS = 8, DIM = 16 };
+enum { ROWS = 24, CARRIES = 5, SEEN = 12, LISTS = 8, DIM = 16 };
 
 /* --- what is asked ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -51,7 +51,7 @@ static void random_row(struct row *r, uint32_t vocab)
 	*r = (struct row){.logits = conform_alloc(vocab, sizeof(float))};
 	random_logits(r->logits, vocab);
 	r->d = (struct kern_draw){.ask = rand_below(5) ? KERN_ASK_DRAW : KERN_ASK_SCORE, .id = rand_below(vocab), .logprobs = (int32_t)rand_below(KERN_TOP_MAX + 2) - 1,
-	                          .slot = KERN_NO_SLOT, .temperature = temperatures[rand_below(5)], .min_p = min_p[rand_below(3)], .top_p = top_p[rand_below(4)],
+	                          .carry = KERN_NO_CARRY, .temperature = temperatures[rand_below(5)], .min_p = min_p[rand_below(3)], .top_p = top_p[rand_below(4)],
 	                          .typical_p = typical[rand_below(3)], .top_k = top_k[rand_below(5)], .seed = {rand_bits(), rand_below(2) ? rand_bits() : 0},
 	                          .index = {rand_below(100000), rand_below(8) ? 0 : 1}, .repetition = 1};
 	if (!edited)
@@ -138,14 +138,14 @@ static void batch_of(struct batch *b, const struct row *rows, const uint32_t *or
 struct sampling {
 	const struct device *dev;
 	uint32_t vocab;
-	struct kern_mem logits, results, slots, batch, x;
+	struct kern_mem logits, results, carries, batch, x;
 	struct kern_weight *w;
 	struct kern_program *p;
 };
 
 static struct kern_limits limits_of(uint32_t vocab)
 {
-	return (struct kern_limits){.rows = ROWS, .tail_rows = ROWS, .spans = ROWS, .positions = 1, .vocab = vocab, .slots = SLOTS, .batch_bytes = batch_words(vocab) * 4};
+	return (struct kern_limits){.rows = ROWS, .tail_rows = ROWS, .spans = ROWS, .positions = 1, .vocab = vocab, .carries = CARRIES, .batch_bytes = batch_words(vocab) * 4};
 }
 
 /* With a table of DIM columns the logits are those of the batch's tokens; else they are uploaded. */
@@ -156,7 +156,7 @@ static struct sampling sampling_new(const struct device *dev, uint32_t vocab, co
 	struct kern_op op[3] = {{.kind = KERN_OP_EMBED}, {.kind = KERN_OP_MATMUL, .rows = KERN_ROWS_TAIL}, {.kind = KERN_OP_SAMPLE, .rows = KERN_ROWS_TAIL}};
 	s.logits = mem_get(dev, KERN_MEM_DEVICE, ROWS * (vocab + 3) * sizeof(float));
 	s.results = mem_get(dev, KERN_MEM_PINNED, ROWS * sizeof(struct kern_drawn));
-	s.slots = mem_get(dev, KERN_MEM_DEVICE, SLOTS * sizeof(struct kern_slot));
+	s.carries = mem_get(dev, KERN_MEM_DEVICE, CARRIES * sizeof(struct kern_carry));
 	s.batch = mem_get(dev, KERN_MEM_PINNED, l.batch_bytes);
 	s.x = mem_get(dev, KERN_MEM_DEVICE, ROWS * DIM * sizeof(float));
 	struct kern_tensor logits = {s.logits.dev, vocab + 3, KERN_F32}, x = {s.x.dev, DIM, KERN_F32};
@@ -164,12 +164,12 @@ static struct sampling sampling_new(const struct device *dev, uint32_t vocab, co
 		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, vocab, DIM, table, 0, &s.w), "weight_new");
 	op[0].embed.y = op[1].matmul.x = x;
 	op[0].embed.w = s.w;
-	op[0].embed.slots = s.slots.dev;
+	op[0].embed.carries = s.carries.dev;
 	op[1].matmul.products = 1;
 	op[1].matmul.p[0] = (struct kern_product){s.w, {0}, logits};
 	op[2].sample.logits = logits;
 	op[2].sample.results = s.results.dev;
-	op[2].sample.slots = s.slots.dev;
+	op[2].sample.carries = s.carries.dev;
 	device_ok(dev, dev->ops->program_new(dev->d, table ? op : op + 2, table ? 3 : 1, &l, &s.p), "program_new");
 	return s;
 }
@@ -180,7 +180,7 @@ static void sampling_free(struct sampling *s)
 	dev->ops->program_destroy(&s->p);
 	if (s->w)
 		dev->ops->weight_destroy(dev->d, &s->w);
-	struct kern_mem *const all[] = {&s->logits, &s->results, &s->slots, &s->batch, &s->x};
+	struct kern_mem *const all[] = {&s->logits, &s->results, &s->carries, &s->batch, &s->x};
 	for (size_t i = 0; i < LEN(all); i++)
 		dev->ops->mem_free(dev->d, all[i]);
 }
@@ -476,7 +476,7 @@ CONFORM_TEST(rows_that_are_not_finite)
 	}
 }
 
-/* What a slot drew last is the next token, and what it drew before that is penalised: five runs that the host only gives draws for say what five say that it gives
+/* What a carry drew last is the next token, and what it drew before that is penalised: five runs that the host only gives draws for say what five say that it gives
  * the tokens for. */
 CONFORM_TEST(runs_without_the_host_between)
 {
@@ -486,19 +486,19 @@ CONFORM_TEST(runs_without_the_host_between)
 	EACH_TARGET(dev, 2) {
 		struct sampling s = sampling_new(dev, VOCAB, table);
 		struct batch b = {.words = conform_alloc(batch_words(VOCAB), 4)};
-		struct row rows[SLOTS] = {0};
+		struct row rows[CARRIES] = {0};
 		struct kern_mem batch[RUNS];
-		struct kern_drawn last[SLOTS], *got = s.results.host;
-		uint32_t order[SLOTS], tokens[SLOTS], said[SLOTS][RUNS + 1];
-		struct kern_slot slots[SLOTS];
-		for (uint32_t i = 0; i < SLOTS; i++) {
+		struct kern_drawn last[CARRIES], *got = s.results.host;
+		uint32_t order[CARRIES], tokens[CARRIES], said[CARRIES][RUNS + 1];
+		struct kern_carry carries[CARRIES];
+		for (uint32_t i = 0; i < CARRIES; i++) {
 			order[i] = i;
 			said[i][0] = 11 * i + 1;
-			rows[i].d = (struct kern_draw){.ask = KERN_ASK_DRAW, .logprobs = 2, .slot = KERN_NO_SLOT, .temperature = i ? 0.5f * (float)i : 0, .top_p = 1, .seed = {i},
+			rows[i].d = (struct kern_draw){.ask = KERN_ASK_DRAW, .logprobs = 2, .carry = KERN_NO_CARRY, .temperature = i ? 0.5f * (float)i : 0, .top_p = 1, .seed = {i},
 			                               .repetition = 1.3f, .presence = 0.4f, .frequency = 0.3f};
 		}
 		for (uint32_t k = 0; k < RUNS; k++) {       /* the host between */
-			for (uint32_t i = 0; i < SLOTS; i++) {
+			for (uint32_t i = 0; i < CARRIES; i++) {
 				tokens[i] = said[i][k];
 				rows[i].d.index[0] = k;
 				rows[i].d.seen.n = 0;
@@ -511,33 +511,33 @@ CONFORM_TEST(runs_without_the_host_between)
 					rows[i].seen[at].times += t > 0;
 				}
 			}
-			batch_of(&b, rows, order, SLOTS, VOCAB, tokens);
+			batch_of(&b, rows, order, CARRIES, VOCAB, tokens);
 			run_batch(&s, &s.batch, &b);
 			device_ok(dev, dev->ops->sync(dev->s), "sync");
-			for (uint32_t i = 0; i < SLOTS; i++)
+			for (uint32_t i = 0; i < CARRIES; i++)
 				said[i][k + 1] = got[i].id;
 		}
 		memcpy(last, got, sizeof last);
 		for (uint32_t k = 0; k < RUNS; k++) {       /* and without it */
-			for (uint32_t i = 0; i < SLOTS; i++) {
-				tokens[i] = k ? KERN_OF_SLOT + (SLOTS - 1 - i) : said[i][0];
+			for (uint32_t i = 0; i < CARRIES; i++) {
+				tokens[i] = k ? KERN_OF_CARRY + (CARRIES - 1 - i) : said[i][0];
 				rows[i].d.index[0] = k;
-				rows[i].d.slot = SLOTS - 1 - i;
+				rows[i].d.carry = CARRIES - 1 - i;
 				rows[i].d.pending = k;
 				rows[i].d.seen.n = 1;
 				rows[i].seen[0] = (struct pair){.id = said[i][0]};
 			}
 			batch[k] = mem_get(dev, KERN_MEM_PINNED, limits_of(VOCAB).batch_bytes);
-			batch_of(&b, rows, order, SLOTS, VOCAB, tokens);
+			batch_of(&b, rows, order, CARRIES, VOCAB, tokens);
 			run_batch(&s, &batch[k], &b);
 		}
 		device_ok(dev, dev->ops->sync(dev->s), "sync");
-		mem_take(dev, slots, s.slots.dev, sizeof slots);
-		for (uint32_t i = 0; i < SLOTS; i++) {
+		mem_take(dev, carries, s.carries.dev, sizeof carries);
+		for (uint32_t i = 0; i < CARRIES; i++) {
 			EXPECT(same_drawn(&got[i], &last[i]), "sequence %u ends with %u, with the host between with %u", i, got[i].id, last[i].id);
 			for (uint32_t k = 0; k < RUNS; k++)
-				EXPECT(slots[SLOTS - 1 - i].id[k] == said[i][RUNS - k], "slot of sequence %u: draw %u before the end is %u, want %u", i, k,
-				       slots[SLOTS - 1 - i].id[k], said[i][RUNS - k]);
+				EXPECT(carries[CARRIES - 1 - i].id[k] == said[i][RUNS - k], "carry of sequence %u: draw %u before the end is %u, want %u", i, k,
+				       carries[CARRIES - 1 - i].id[k], said[i][RUNS - k]);
 		}
 		for (uint32_t k = 0; k < RUNS; k++)
 			dev->ops->mem_free(dev->d, &batch[k]);
@@ -550,15 +550,15 @@ CONFORM_TEST(draws_that_are_refused)
 {
 	enum { VOCAB = 70, BEYOND = 1u << 30 };
 	static const struct kern_draw bad[] = {
-		{.ask = 3}, {.id = VOCAB}, {.logprobs = KERN_TOP_MAX + 1}, {.slot = SLOTS}, {.pending = 1, .slot = KERN_NO_SLOT}, {.pending = KERN_SLOT_DRAWS + 1},
+		{.ask = 3}, {.id = VOCAB}, {.logprobs = KERN_TOP_MAX + 1}, {.carry = CARRIES}, {.pending = 1, .carry = KERN_NO_CARRY}, {.pending = KERN_CARRY_DRAWS + 1},
 		{.mask = {BEYOND}}, {.mask = {0, BEYOND}}, {.forbidden = {BEYOND, 1}}, {.forbidden = {16, BEYOND}}, {.bias = {16, UINT32_MAX / 2 + 1}}, {.seen = {UINT32_MAX, 1}}, {.drafted = {16, KERN_DRAFTED_MAX + 1}}, {.drafted = {BEYOND, 1}},
 	};
 	EACH_TARGET(dev, 1) {
 		struct sampling s = sampling_new(dev, VOCAB, NULL);
 		struct batch b = {.words = conform_alloc(batch_words(VOCAB), 4)};
-		struct row row = {.d = {.ask = KERN_ASK_DRAW, .slot = KERN_NO_SLOT}};
+		struct row row = {.d = {.ask = KERN_ASK_DRAW, .carry = KERN_NO_CARRY}};
 		for (size_t i = 0; i <= LEN(bad) + 1; i++) {
-			uint32_t order = 0, token = i == LEN(bad) ? KERN_OF_SLOT + SLOTS : 0;
+			uint32_t order = 0, token = i == LEN(bad) ? KERN_OF_CARRY + CARRIES : 0;
 			batch_of(&b, &row, &order, 1, VOCAB, &token);
 			struct kern_batch *head = (struct kern_batch *)(void *)b.words;
 			if (i < LEN(bad))

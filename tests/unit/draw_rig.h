@@ -15,7 +15,7 @@ struct draw_rig {
 	struct kern_sampler *sampler;
 	uint32_t *words;           /* a batch: its head, masks and lists of a draw */
 	size_t room;
-	struct kern_slot *slots;   /* what tests set, or NULL */
+	struct kern_carry *carries;   /* what tests set, or NULL */
 };
 
 static inline struct draw_rig *draw_rig_new(uint32_t vocab)
@@ -53,7 +53,7 @@ static inline struct kern_draw draw_rig_lay_out(struct draw_rig *r, const struct
 
 static inline void draw_rig_sample(struct draw_rig *r, const float *logits, const struct kern_draw *k, struct kern_drawn *ret)
 {
-	kern_sample(r->sampler, logits, (const struct kern_batch *)(const void *)r->words, k, r->slots, ret);
+	kern_sample(r->sampler, logits, (const struct kern_batch *)(const void *)r->words, k, r->carries, ret);
 }
 
 static inline void draw_rig_draw(struct draw_rig *r, const float *logits, const struct sample_params *p, const struct engine_draw *at, struct kern_drawn *ret)
