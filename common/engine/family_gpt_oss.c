@@ -104,6 +104,13 @@ static int expert_get(const struct model_source *src, const struct model_conf *c
 	*ret = (struct model_tensor){.name = "experts", .dtype = KERN_MXFP4, .n = n, .k = k};
 	ret->data = ret->own = out;
 	ret->bytes = bytes;
+	if (part != MODEL_EXPERT_GATE) {       /* up comes next, from the same bytes */
+		size_t all = (size_t)rows * blocks;
+		ret->made_of[0].data = codes + expert * all * CODES;
+		ret->made_of[0].bytes = all * CODES;
+		ret->made_of[1].data = scales + expert * all;
+		ret->made_of[1].bytes = all;
+	}
 	return 0;
 }
 

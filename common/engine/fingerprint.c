@@ -195,13 +195,21 @@ struct fingerprint *fingerprint_begin(const struct model_conf *conf, const struc
 	return f;
 }
 
-void fingerprint_drop(struct fingerprint *f, const struct model_tensor *t)
+static void drop(struct fingerprint *f, const void *data, size_t bytes)
 {
-	const struct place key = {.data = t->data}, *p = NULL;
+	const struct place key = {.data = data}, *p = NULL;
 	p = f ? bsearch(&key, f->place, f->n, sizeof *p, place_holds) : NULL;
 	if (p)
 		f->dropped[p->entry] = 1;      /* before its pages go */
-	model_tensor_drop(t);
+	model_tensor_drop(&(struct model_tensor){.data = data, .bytes = bytes});
+}
+
+void fingerprint_drop(struct fingerprint *f, const struct model_tensor *t)
+{
+	if (!t->own)
+		drop(f, t->data, t->bytes);
+	for (size_t i = 0; t->own && i < sizeof t->made_of / sizeof *t->made_of; i++)
+		drop(f, t->made_of[i].data, t->made_of[i].bytes);
 }
 
 void fingerprint_end(struct fingerprint **fp, char hex[65])

@@ -510,7 +510,9 @@ int model_correction_get(const struct model_source *src, const struct model_conf
 void model_tensor_drop(const struct model_tensor *t)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-	uintptr_t from = ((uintptr_t)t->data + page - 1) & ~(page - 1), to = ((uintptr_t)t->data + t->bytes) & ~(page - 1);
-	if (to > from)
-		madvise((void *)from, to - from, MADV_DONTNEED);
+	uintptr_t from = (uintptr_t)t->data & ~(page - 1);
+	uintptr_t to = ((uintptr_t)t->data + t->bytes + page - 1) & ~(page - 1);
+	if (t->bytes)
+		madvise((void *)from, to - from,
+		        MADV_DONTNEED); /* a neighbour's part of a page is read again */
 }

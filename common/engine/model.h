@@ -158,6 +158,10 @@ struct model_tensor {
 	const void *data;
 	size_t bytes;
 	void *own;                                  /* data that was made, for the caller to free; NULL: the file's */
+	struct {
+		const void *data;
+		size_t bytes;
+	} made_of[2]; /* own: bytes of the file that are not read for another tensor */
 };
 
 struct model_source {

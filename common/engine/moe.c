@@ -17,8 +17,7 @@ static struct kern_weight *expert_matrix(struct loader *l, enum model_expert_par
 	if (l->rc || !load_found(l, model_expert_get(&l->e->src, &l->e->conf, part, layer, expert, &t, l->err), &t))
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows);
-	if (!t.own)
-		fingerprint_drop(l->e->print, &t);
+	fingerprint_drop(l->e->print, &t);
 	free(t.own);
 	return w;
 }

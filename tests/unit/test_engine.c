@@ -6,7 +6,10 @@
 #include "skip.h"
 #include "tempdir.h"
 
+#include <pthread.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static const char *const golden_models[] = {"llama", "llama-tied"};
@@ -504,6 +507,54 @@ START_TEST(smollm2_info)
 }
 END_TEST
 
+/* --- the file's pages ------------------------------------------------------------------------------------------------------ */
+
+/* What was given back of the model's file while it was open. */
+static struct {
+	pthread_mutex_t lock;
+	const char *name;
+	uintptr_t begin, end;
+	unsigned char page[1 << 12];
+} given = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int is_in_file(uintptr_t at)
+{
+	char line[512];
+	FILE *f = fopen("/proc/self/maps", "re");
+	int found = 0;
+	while (!found && fgets(line, sizeof line, f))
+		found = strstr(line, given.name) && sscanf(line, "%lx-%lx", &given.begin, &given.end) == 2 && at >= given.begin && at < given.end;
+	fclose(f);
+	return found;
+}
+
+/* In place of libc's. */
+int madvise(void *at, size_t bytes, int advice)
+{
+	pthread_mutex_lock(&given.lock);
+	if (given.name && advice == MADV_DONTNEED && is_in_file((uintptr_t)at))
+		for (size_t i = 0; i < bytes; i += 4096)
+			given.page[((uintptr_t)at + i - given.begin) / 4096] = 1;
+	pthread_mutex_unlock(&given.lock);
+	return (int)syscall(SYS_madvise, at, bytes, advice);
+}
+
+/* The file's pages go when their tensor is loaded, also where matrices are made of it: a load takes little more than the model. Norms and biases stay. */
+START_TEST(the_files_pages_are_given_back)
+{
+	static const char *const models[] = {GOLDEN "llama", GOLDEN "gpt_oss", GOLDEN "phi3", GOLDEN "qwen3_moe", GOLDEN "deepseek_v3"};
+	size_t pages, gone = 0;
+	given.name = strrchr(models[_i], '/');
+	struct rig r = rig_open((struct rig_opts){.model = models[_i], .variant = "reference", .kv = KV_F32});
+	given.name = NULL;
+	pages = (given.end - given.begin + 4095) / 4096;
+	for (size_t i = 0; i < pages && i < sizeof given.page; i++)
+		gone += given.page[i];
+	ck_assert_msg(pages > 2 && gone + 3 > pages * 9 / 10, "%s: %zu of %zu pages are given back", models[_i], gone, pages);
+	rig_close(&r);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("engine");
@@ -511,6 +562,7 @@ int main(void)
 	      *slow = tcase_create("smollm2 reference");
 	tcase_set_timeout(golden, 120);
 	tcase_add_loop_test(golden, golden_derived, 0, 8);
+	tcase_add_loop_test(golden, the_files_pages_are_given_back, 0, 5);
 	tcase_set_timeout(bits, 300);
 	tcase_add_loop_test(bits, chunks_equal_whole, 0, SAME_BITS);
 	tcase_add_loop_test(bits, batch_equals_single, 0, SAME_BITS);
