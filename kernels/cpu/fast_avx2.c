@@ -257,13 +257,16 @@ INLINE void quant_group(int R, int side, enum kern_dtype type, const unsigned ch
 }
 
 /* acc (R, 32) = panel x records. It stays in memory: registers are for a group's sums. */
-INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, float *acc)
+INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *acc)
 {
 	memset(acc, 0, (size_t)R * PANEL_COLUMNS * sizeof *acc);
 	for (uint32_t g = 0; g < groups; panel += panel_block_bytes(type))
-		for (uint32_t j = 0; j < panel_block_groups(type) && g < groups; j++, g++, rec += R * REC_BYTES)
+		for (uint32_t j = 0; j < panel_block_groups(type) && g < groups; j++, g++, rec += R * REC_BYTES) {
+			if (first)
+				fetch_ahead(panel + j * panel_group_bytes(type), panel_group_bytes(type));
 			_Pragma("GCC unroll 1") for (int side = 0; side < SIDES; side++)
 				quant_group(R, side, type, panel, j, rec, acc + side * SIDE_COLUMNS);
+		}
 }
 
 static void transpose8(__m256 *m)

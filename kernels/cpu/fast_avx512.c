@@ -223,18 +223,21 @@ INLINE void group16(int R, const unsigned char *block, uint32_t j, int half, con
 }
 
 /* acc (R, 32) = panel x records. It stays in memory: registers are for a group's sums. */
-INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, float *acc)
+INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *acc)
 {
 	EACH_SUM
 		_mm512_store_ps(acc + i * 16, _mm512_setzero_ps());
 	for (uint32_t g = 0; g < groups; panel += panel_block_bytes(type))
-		for (uint32_t j = 0; j < panel_block_groups(type) && g < groups; j++, g++, rec += R * REC_BYTES)
+		for (uint32_t j = 0; j < panel_block_groups(type) && g < groups; j++, g++, rec += R * REC_BYTES) {
+			if (first)
+				fetch_ahead(panel + j * panel_group_bytes(type), panel_group_bytes(type));
 			if (type == KERN_Q6_K) {
 				group16(R, panel, j, 0, rec, acc);
 				group16(R, panel, j, 1, rec, acc);
 			} else {
 				group32(R, type, panel, j, rec, acc);
 			}
+		}
 }
 
 static void transpose16(v16 *m)

@@ -109,8 +109,9 @@ static void quant_group(int R, uint32_t side, enum kern_dtype type, const unsign
 	}
 }
 
-static void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, float *out)
+static void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *out)
 {
+	(void)first;
 	memset(out, 0, (size_t)R * PANEL_COLUMNS * sizeof *out);
 	for (uint32_t g = 0; g < groups; g++, rec += R * REC_BYTES)
 		for (uint32_t side = 0; side < SIDES; side++)

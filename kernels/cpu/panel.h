@@ -88,6 +88,11 @@ static inline size_t panel_block_bytes(enum kern_dtype t)
 	return SIDES * (panel_scale_bytes(t) + panel_block_groups(t) * panel_code_bytes(t));
 }
 
+static inline size_t panel_group_bytes(enum kern_dtype t)      /* with its share of the scales */
+{
+	return panel_block_bytes(t) / panel_block_groups(t);
+}
+
 static inline size_t panel_bytes(enum kern_dtype t, uint32_t k)
 {
 	if (panel_is_float(t))
