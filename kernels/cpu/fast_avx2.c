@@ -87,7 +87,7 @@ INLINE void dots_q8(int R, const unsigned char *codes, const unsigned char *x, _
 	EACH_STEP(8) {
 		__m256i w[HALVES];
 		EACH_HALF
-			w[c] = half_load(codes + s * Q8_STEP, c);
+			w[c] = half_load(codes + s * CODE_STEP, c);
 		dots_bytes(R, w, x + s * STEP_BYTES, sum);
 	}
 }
@@ -97,7 +97,7 @@ INLINE void dots_q4(int R, const unsigned char *codes, const unsigned char *x, _
 {
 	const __m256i mask = _mm256_set1_epi16(15);
 	EACH_STEP(4) {
-		const unsigned char *v = codes + s * 64, *low = x + s * STEP_BYTES, *high = low + 4 * STEP_BYTES;
+		const unsigned char *v = codes + s * CODE_STEP, *low = x + s * STEP_BYTES, *high = low + 4 * STEP_BYTES;
 		__m256i w[HALVES];
 		EACH_HALF
 			w[c] = _mm256_and_si256(half_load(v, c), mask);
@@ -119,7 +119,7 @@ INLINE void dots_mxfp4(int R, const unsigned char *codes, const unsigned char *x
 	const __m256i mask = _mm256_set1_epi8(15);
 	const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)cpu_mxfp4_codes));
 	EACH_STEP(4) {
-		const unsigned char *v = codes + s * 64, *low = x + s * STEP_BYTES;
+		const unsigned char *v = codes + s * CODE_STEP, *low = x + s * STEP_BYTES;
 		__m256i w[HALVES];
 		EACH_HALF
 			w[c] = _mm256_shuffle_epi8(table, _mm256_and_si256(half_load(v, c), mask));
@@ -140,7 +140,7 @@ INLINE void dots_more(int R, int half, int bits, int from, const unsigned char *
 	EACH_STEP(4) {
 		__m256i w[HALVES];
 		EACH_HALF {
-			__m256i v = half_load(codes + s * 64, c);
+			__m256i v = half_load(codes + s * CODE_STEP, c);
 			w[c] = _mm256_and_si256(half ? _mm256_srli_epi16(v, 4) : v, mask);
 			w[c] = _mm256_or_si256(w[c], _mm256_and_si256(_mm256_slli_epi16(m[c], 4), top));
 			m[c] = _mm256_srli_epi16(m[c], bits);
@@ -152,12 +152,12 @@ INLINE void dots_more(int R, int half, int bits, int from, const unsigned char *
 /* half 0: the first 16 values of a group, half 1: the others */
 INLINE void dots_five(int R, int half, const unsigned char *codes, const unsigned char *x, __m256i *sum)
 {
-	dots_more(R, half, 1, 4 * half, codes, codes + 256, x, sum);
+	dots_more(R, half, 1, 4 * half, codes, codes + 4 * CODE_STEP, x, sum);
 }
 
 INLINE void dots_six(int R, int half, const unsigned char *codes, const unsigned char *x, __m256i *sum)
 {
-	dots_more(R, half, 2, 0, codes, codes + 256 + 64 * half, x, sum);
+	dots_more(R, half, 2, 0, codes, codes + (4 + half) * CODE_STEP, x, sum);
 }
 
 /* --- and their scales ------------------------------------------------------------------------------------------------------------- */
@@ -257,13 +257,16 @@ INLINE void quant_group(int R, int side, enum kern_dtype type, const unsigned ch
 }
 
 /* acc (R, 32) = panel x records. It stays in memory: registers are for a group's sums. */
-INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, float *acc)
+INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *acc)
 {
 	memset(acc, 0, (size_t)R * PANEL_COLUMNS * sizeof *acc);
 	for (uint32_t g = 0; g < groups; panel += panel_block_bytes(type))
-		for (uint32_t j = 0; j < panel_block_groups(type) && g < groups; j++, g++, rec += R * REC_BYTES)
+		for (uint32_t j = 0; j < panel_block_groups(type) && g < groups; j++, g++, rec += R * REC_BYTES) {
+			if (first)
+				fetch_ahead(panel + j * panel_group_bytes(type), panel_group_bytes(type));
 			_Pragma("GCC unroll 1") for (int side = 0; side < SIDES; side++)
 				quant_group(R, side, type, panel, j, rec, acc + side * SIDE_COLUMNS);
+		}
 }
 
 static void transpose8(__m256 *m)

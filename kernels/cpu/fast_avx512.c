@@ -54,7 +54,7 @@ INLINE void dots_q8(int R, const unsigned char *const *codes, const unsigned cha
 	EACH_STEP(8) {
 		__m512i w[SIDES];
 		EACH_SIDE
-			w[c] = _mm512_load_si512(codes[c] + s * Q8_STEP);
+			w[c] = _mm512_load_si512(codes[c] + s * CODE_STEP);
 		dots(R, w, x + 4 * s, sum);
 	}
 }
@@ -65,10 +65,10 @@ INLINE void dots_q4(int R, const unsigned char *const *codes, const unsigned cha
 	EACH_STEP(4) {
 		__m512i w[SIDES];
 		EACH_SIDE
-			w[c] = _mm512_and_si512(_mm512_load_si512(codes[c] + s * 64), mask);
+			w[c] = _mm512_and_si512(_mm512_load_si512(codes[c] + s * CODE_STEP), mask);
 		dots(R, w, x + 4 * s, sum);
 		EACH_SIDE
-			w[c] = _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(codes[c] + s * 64), 4), mask);
+			w[c] = _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(codes[c] + s * CODE_STEP), 4), mask);
 		dots(R, w, x + 4 * (s + 4), sum);
 	}
 }
@@ -80,7 +80,7 @@ INLINE void dots_mxfp4(int R, const unsigned char *const *codes, const unsigned 
 	EACH_STEP(4) {
 		__m512i v[SIDES], w[SIDES];
 		EACH_SIDE {
-			v[c] = _mm512_load_si512(codes[c] + s * 64);
+			v[c] = _mm512_load_si512(codes[c] + s * CODE_STEP);
 			w[c] = _mm512_shuffle_epi8(table, _mm512_and_si512(v[c], mask));
 		}
 		dots(R, w, x + 4 * s, sum);
@@ -95,15 +95,15 @@ INLINE void dots_q5(int R, const unsigned char *const *codes, const unsigned cha
 	const __m512i mask = _mm512_set1_epi8(15), mask_fifth = _mm512_set1_epi8(0x10);
 	__m512i fifths[SIDES];
 	EACH_SIDE
-		fifths[c] = _mm512_load_si512(codes[c] + 256);
+		fifths[c] = _mm512_load_si512(codes[c] + 4 * CODE_STEP);
 	EACH_STEP(4) {
 		__m512i w[SIDES];
 		EACH_SIDE
-			w[c] = _mm512_or_si512(_mm512_and_si512(_mm512_load_si512(codes[c] + s * 64), mask),
+			w[c] = _mm512_or_si512(_mm512_and_si512(_mm512_load_si512(codes[c] + s * CODE_STEP), mask),
 			                       _mm512_and_si512(_mm512_slli_epi16(fifths[c], 4), mask_fifth));
 		dots(R, w, x + 4 * s, sum);
 		EACH_SIDE {
-			w[c] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(codes[c] + s * 64), 4), mask),
+			w[c] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(codes[c] + s * CODE_STEP), 4), mask),
 			                       _mm512_and_si512(fifths[c], mask_fifth));
 			fifths[c] = _mm512_srli_epi16(fifths[c], 1);
 		}
@@ -116,11 +116,11 @@ INLINE void dots_q6(int R, int half, const unsigned char *const *codes, const un
 	const __m512i mask = _mm512_set1_epi8(15), mask_pair = _mm512_set1_epi8(0x30);
 	__m512i pairs[SIDES];
 	EACH_SIDE
-		pairs[c] = _mm512_load_si512(codes[c] + 256 + half * 64);
+		pairs[c] = _mm512_load_si512(codes[c] + (4 + half) * CODE_STEP);
 	EACH_STEP(4) {
 		__m512i w[SIDES];
 		EACH_SIDE {
-			__m512i v = _mm512_load_si512(codes[c] + s * 64);
+			__m512i v = _mm512_load_si512(codes[c] + s * CODE_STEP);
 			w[c] = _mm512_and_si512(half ? _mm512_srli_epi16(v, 4) : v, mask);
 			w[c] = _mm512_or_si512(w[c], _mm512_and_si512(_mm512_slli_epi16(pairs[c], 4), mask_pair));
 			pairs[c] = _mm512_srli_epi16(pairs[c], 2);
@@ -223,18 +223,21 @@ INLINE void group16(int R, const unsigned char *block, uint32_t j, int half, con
 }
 
 /* acc (R, 32) = panel x records. It stays in memory: registers are for a group's sums. */
-INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, float *acc)
+INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *acc)
 {
 	EACH_SUM
 		_mm512_store_ps(acc + i * 16, _mm512_setzero_ps());
 	for (uint32_t g = 0; g < groups; panel += panel_block_bytes(type))
-		for (uint32_t j = 0; j < panel_block_groups(type) && g < groups; j++, g++, rec += R * REC_BYTES)
+		for (uint32_t j = 0; j < panel_block_groups(type) && g < groups; j++, g++, rec += R * REC_BYTES) {
+			if (first)
+				fetch_ahead(panel + j * panel_group_bytes(type), panel_group_bytes(type));
 			if (type == KERN_Q6_K) {
 				group16(R, panel, j, 0, rec, acc);
 				group16(R, panel, j, 1, rec, acc);
 			} else {
 				group32(R, type, panel, j, rec, acc);
 			}
+		}
 }
 
 static void transpose16(v16 *m)

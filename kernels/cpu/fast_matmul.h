@@ -158,7 +158,7 @@ INLINE void float_row(const int R, const int V, enum float_kind kind, const floa
 }
 
 /* R rows x V vectors of columns, over all of k */
-INLINE void float_kernel(const int R, const int V, enum float_kind kind, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
+INLINE void float_kernel(const int R, const int V, enum float_kind kind, const float *const *x, const unsigned char *w, uint32_t k, bool first, float *acc)
 {
 	v16 sum[FLOAT_ROWS][FLOAT_VECS_MAX];
 	size_t row_bytes = FLOAT_COLUMNS * (kind == FLOAT_F16 ? 2 : 4);
@@ -166,13 +166,16 @@ INLINE void float_kernel(const int R, const int V, enum float_kind kind, const f
 	for (int r = 0; r < R; r++)
 		for (int c = 0; c < V; c++)
 			sum[r][c] = v_set1(0);
-	for (uint32_t i = 0; i < n; i++, w += row_bytes)
+	for (uint32_t i = 0; i < n; i++, w += row_bytes) {
+		if (first)
+			fetch_ahead(w, row_bytes * (size_t)V * 16 / FLOAT_COLUMNS);
 		if (kind == FLOAT_BF16 || kind == FLOAT_BF16_PAIRS) {
 			float_of_pair(R, V, kind, kind == FLOAT_BF16_PAIRS, x, i, w, sum);
 			float_of_pair(R, V, kind, kind == FLOAT_BF16, x, i, w, sum);
 		} else {
 			float_row(R, V, kind, x, i, w, sum);
 		}
+	}
 	if (kind == FLOAT_BF16 && k % 2)
 		float_of_pair(R, V, kind, 0, x, n, w, sum);
 	for (int r = 0; r < R; r++)
@@ -181,39 +184,39 @@ INLINE void float_kernel(const int R, const int V, enum float_kind kind, const f
 }
 
 /* returns the number of vectors of columns done */
-INLINE int float_rows(enum float_kind kind, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
+INLINE int float_rows(enum float_kind kind, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, bool first, float *acc)
 {
 	switch (rows) {
-	case 1: float_kernel(1, FLOAT_VECS_MAX, kind, x, w, k, acc); return FLOAT_VECS_MAX;
-	case 2: float_kernel(2, FLOAT_VECS, kind, x, w, k, acc); break;
+	case 1: float_kernel(1, FLOAT_VECS_MAX, kind, x, w, k, first, acc); return FLOAT_VECS_MAX;
+	case 2: float_kernel(2, FLOAT_VECS, kind, x, w, k, first, acc); break;
 #if FLOAT_ROWS > 4
-	case 3: float_kernel(3, FLOAT_VECS, kind, x, w, k, acc); break;
-	case 4: float_kernel(4, FLOAT_VECS, kind, x, w, k, acc); break;
+	case 3: float_kernel(3, FLOAT_VECS, kind, x, w, k, first, acc); break;
+	case 4: float_kernel(4, FLOAT_VECS, kind, x, w, k, first, acc); break;
 #endif
-	default: float_kernel(FLOAT_ROWS, FLOAT_VECS, kind, x, w, k, acc);
+	default: float_kernel(FLOAT_ROWS, FLOAT_VECS, kind, x, w, k, first, acc);
 	}
 	return FLOAT_VECS;
 }
 
 /* a function of its own, so that no arithmetic leaves the place where denormals are zeros */
-static __attribute__((noinline)) int float_flushed(uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
+static __attribute__((noinline)) int float_flushed(uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, bool first, float *acc)
 {
-	return float_rows(FLOAT_BF16_PAIRS, rows, x, w, k, acc);
+	return float_rows(FLOAT_BF16_PAIRS, rows, x, w, k, first, acc);
 }
 
-static int float_dispatch(enum float_kind kind, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, float *acc)
+static int float_dispatch(enum float_kind kind, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, bool first, float *acc)
 {
 	switch (kind) {
-	case FLOAT_F32: return float_rows(FLOAT_F32, rows, x, w, k, acc);
-	case FLOAT_F16: return float_rows(FLOAT_F16, rows, x, w, k, acc);
-	case FLOAT_BF16: return float_rows(FLOAT_BF16, rows, x, w, k, acc);
+	case FLOAT_F32: return float_rows(FLOAT_F32, rows, x, w, k, first, acc);
+	case FLOAT_F16: return float_rows(FLOAT_F16, rows, x, w, k, first, acc);
+	case FLOAT_BF16: return float_rows(FLOAT_BF16, rows, x, w, k, first, acc);
 #if defined(__AVX512F__)
-	case FLOAT_BF16_DOT: return float_rows(FLOAT_BF16_DOT, rows, x, w, k, acc);
+	case FLOAT_BF16_DOT: return float_rows(FLOAT_BF16_DOT, rows, x, w, k, first, acc);
 #endif
 	default: break;
 	}
 	unsigned before = v_flush_begin();
-	int done = float_flushed(rows, x, w, k, acc);
+	int done = float_flushed(rows, x, w, k, first, acc);
 	v_flush_end(before);
 	return done;
 }
@@ -240,7 +243,7 @@ static void float_panel(const struct cpu_part *p, enum float_kind kind, uint32_t
 		for (uint32_t r = 0; r < FLOAT_ROWS; r++)
 			x[r] = (rounded ? p->in.rounded : p->in.x) + (row + (r < rows ? r : rows - 1)) * ldx;
 		for (uint32_t c = 0, done; c < columns; c += done * 16) {
-			done = (uint32_t)float_dispatch(kind, rows, x, data + c * unit, w->k, acc);
+			done = (uint32_t)float_dispatch(kind, rows, x, data + c * unit, w->k, !row, acc);
 			for (uint32_t v = 0; v < done; v++)
 				store_columns(p, row, rows, c0 + c + v * 16, acc + v * 16, (size_t)done * 16);
 		}
@@ -249,13 +252,13 @@ static void float_panel(const struct cpu_part *p, enum float_kind kind, uint32_t
 }
 
 /* acc (R, 32) = panel x records; the variant's file supplies quant_kernel */
-INLINE void quant_rows(enum kern_dtype type, uint32_t rows, const unsigned char *panel, const unsigned char *rec, uint32_t groups, float *acc)
+INLINE void quant_rows(enum kern_dtype type, uint32_t rows, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *acc)
 {
 	switch (rows) {
-	case 1: quant_kernel(1, type, panel, rec, groups, acc); break;
-	case 2: quant_kernel(2, type, panel, rec, groups, acc); break;
-	case 3: quant_kernel(3, type, panel, rec, groups, acc); break;
-	default: quant_kernel(TILE_ROWS, type, panel, rec, groups, acc);
+	case 1: quant_kernel(1, type, panel, rec, groups, first, acc); break;
+	case 2: quant_kernel(2, type, panel, rec, groups, first, acc); break;
+	case 3: quant_kernel(3, type, panel, rec, groups, first, acc); break;
+	default: quant_kernel(TILE_ROWS, type, panel, rec, groups, first, acc);
 	}
 }
 
@@ -265,16 +268,17 @@ static void quant_panel(const struct cpu_part *p, uint32_t row, uint32_t panel)
 	_Alignas(64) float acc[TILE_ROWS * PANEL_COLUMNS];
 	const unsigned char *data = p->w->data + panel * p->w->panel_bytes, *rec = p->in.rec + row / TILE_ROWS * p->in.tile_bytes;
 	uint32_t groups = p->w->k / GROUP, rows = p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS;
+	bool first = !row;
 	switch (p->w->dtype) {
-	case KERN_Q8_0: quant_rows(KERN_Q8_0, rows, data, rec, groups, acc); break;
-	case KERN_Q4_0: quant_rows(KERN_Q4_0, rows, data, rec, groups, acc); break;
-	case KERN_Q4_1: quant_rows(KERN_Q4_1, rows, data, rec, groups, acc); break;
-	case KERN_Q5_0: quant_rows(KERN_Q5_0, rows, data, rec, groups, acc); break;
-	case KERN_Q5_1: quant_rows(KERN_Q5_1, rows, data, rec, groups, acc); break;
-	case KERN_Q4_K: quant_rows(KERN_Q4_K, rows, data, rec, groups, acc); break;
-	case KERN_MXFP4: quant_rows(KERN_MXFP4, rows, data, rec, groups, acc); break;
-	case KERN_Q5_K: quant_rows(KERN_Q5_K, rows, data, rec, groups, acc); break;
-	default: quant_rows(KERN_Q6_K, rows, data, rec, groups, acc);
+	case KERN_Q8_0: quant_rows(KERN_Q8_0, rows, data, rec, groups, first, acc); break;
+	case KERN_Q4_0: quant_rows(KERN_Q4_0, rows, data, rec, groups, first, acc); break;
+	case KERN_Q4_1: quant_rows(KERN_Q4_1, rows, data, rec, groups, first, acc); break;
+	case KERN_Q5_0: quant_rows(KERN_Q5_0, rows, data, rec, groups, first, acc); break;
+	case KERN_Q5_1: quant_rows(KERN_Q5_1, rows, data, rec, groups, first, acc); break;
+	case KERN_Q4_K: quant_rows(KERN_Q4_K, rows, data, rec, groups, first, acc); break;
+	case KERN_MXFP4: quant_rows(KERN_MXFP4, rows, data, rec, groups, first, acc); break;
+	case KERN_Q5_K: quant_rows(KERN_Q5_K, rows, data, rec, groups, first, acc); break;
+	default: quant_rows(KERN_Q6_K, rows, data, rec, groups, first, acc);
 	}
 	for (uint32_t c = 0; c < PANEL_COLUMNS; c += 16)
 		store_columns(p, row, rows, panel * PANEL_COLUMNS + c, acc + c, PANEL_COLUMNS);

@@ -13,13 +13,13 @@ static unsigned code(enum kern_dtype type, const unsigned char *codes, int i, in
 {
 	int step = i / 4, byte = c * 4 + i % 4;
 	if (type == KERN_Q8_0)
-		return codes[step * Q8_STEP + byte];
-	unsigned low = codes[step % 4 * 64 + byte] >> (step < 4 ? 0 : 4) & 15;
+		return codes[step * CODE_STEP + byte];
+	unsigned low = codes[step % 4 * CODE_STEP + byte] >> (step < 4 ? 0 : 4) & 15;
 	if (panel_is_five(type))
-		return low | (codes[256 + byte] >> step & 1u) << 4;
+		return low | (codes[4 * CODE_STEP + byte] >> step & 1u) << 4;
 	if (type != KERN_Q6_K)
 		return type == KERN_MXFP4 ? cpu_mxfp4_codes[low] : low;
-	return low | (codes[256 + step / 4 * 64 + byte] >> 2 * (step % 4) & 3u) << 4;
+	return low | (codes[(4 + step / 4) * CODE_STEP + byte] >> 2 * (step % 4) & 3u) << 4;
 }
 
 /* sum[c] = start + products of values from .. to - 1 of row r of the record with column c's codes */
@@ -109,8 +109,9 @@ static void quant_group(int R, uint32_t side, enum kern_dtype type, const unsign
 	}
 }
 
-static void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, float *out)
+static void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *out)
 {
+	(void)first;
 	memset(out, 0, (size_t)R * PANEL_COLUMNS * sizeof *out);
 	for (uint32_t g = 0; g < groups; g++, rec += R * REC_BYTES)
 		for (uint32_t side = 0; side < SIDES; side++)

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORD_STRIDE = 4 * SIDE_COLUMNS };   /* from one word of a column to the next */
-
 static uint32_t load_word(const unsigned char *p)
 {
 	uint32_t w;
@@ -26,12 +24,12 @@ static void store_word(unsigned char *p, uint32_t w)
 static unsigned get_code(const unsigned char *codes, uint32_t i, unsigned column)
 {
 	uint32_t step = i / 4;
-	return codes[(step % 4) * 64 + column * 4 + i % 4] >> (step < 4 ? 0 : 4) & 15;
+	return codes[(step % 4) * CODE_STEP + column * 4 + i % 4] >> (step < 4 ? 0 : 4) & 15;
 }
 
 static size_t pair_at(uint32_t i, unsigned column)
 {
-	return 256 + i / 16 * 64 + column * 4 + i % 4;
+	return (4 + i / 16) * CODE_STEP + column * 4 + i % 4;
 }
 
 static unsigned pair_shift(uint32_t i)
@@ -56,11 +54,11 @@ static void pack_q4(unsigned char *scale, unsigned char *codes, enum kern_dtype 
 		memcpy(scale + 32 + 2 * c, b + 2, 2);
 	b += panel_has_offset(t) ? 4 : 2;
 	if (panel_is_five(t)) {
-		store_word(codes + 4 * WORD_STRIDE + 4 * c, spread_fifths(b));
+		store_word(codes + 4 * CODE_STEP + 4 * c, spread_fifths(b));
 		b += 4;
 	}
 	for (uint32_t i = 0; i < 4; i++)
-		store_word(codes + i * WORD_STRIDE + 4 * c, load_word(b + 4 * i));
+		store_word(codes + i * CODE_STEP + 4 * c, load_word(b + 4 * i));
 }
 
 static void pack_mxfp4(unsigned char *scale, unsigned char *codes, unsigned c, const unsigned char *b)
@@ -68,21 +66,21 @@ static void pack_mxfp4(unsigned char *scale, unsigned char *codes, unsigned c, c
 	uint16_t d = cpu_mxfp4_scale(b[0]);
 	memcpy(scale + 2 * c, &d, 2);
 	for (uint32_t i = 0; i < 4; i++)
-		store_word(codes + i * WORD_STRIDE + 4 * c, load_word(b + 1 + 4 * i));
+		store_word(codes + i * CODE_STEP + 4 * c, load_word(b + 1 + 4 * i));
 }
 
 static void pack_q8(unsigned char *scale, unsigned char *codes, unsigned c, const unsigned char *b)
 {
 	memcpy(scale + 2 * c, b, 2);
 	for (uint32_t i = 0; i < 8; i++)
-		store_word(codes + i * Q8_STEP + 4 * c, load_word(b + 2 + 4 * i) ^ 0x80808080);
+		store_word(codes + i * CODE_STEP + 4 * c, load_word(b + 2 + 4 * i) ^ 0x80808080);
 }
 
 /* the low or high nibbles of 32 bytes as a group's codes */
 static void pack_nibbles(unsigned char *codes, unsigned c, const unsigned char *low, unsigned shift)
 {
 	for (uint32_t i = 0; i < 4; i++)
-		store_word(codes + i * WORD_STRIDE + 4 * c,
+		store_word(codes + i * CODE_STEP + 4 * c,
 		           (load_word(low + 4 * i) >> shift & 0x0f0f0f0f) | (load_word(low + 16 + 4 * i) >> shift & 0x0f0f0f0f) << 4);
 }
 
@@ -101,7 +99,7 @@ static void pack_k(unsigned char *ds, unsigned char *scale, unsigned char *codes
 		uint32_t fifths = 0;
 		for (uint32_t step = 0; step < 8; step++)
 			fifths |= (load_word(b + 4 * step) >> j & 0x01010101) << step;
-		store_word(codes + 4 * WORD_STRIDE + 4 * c, fifths);
+		store_word(codes + 4 * CODE_STEP + 4 * c, fifths);
 		b += 32;
 	}
 	pack_nibbles(codes, c, b + j / 2 * 32, j % 2 ? 4 : 0);
@@ -119,7 +117,7 @@ static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *code
 		uint32_t pairs = 0;
 		for (uint32_t s = 0; s < 4; s++)
 			pairs |= (load_word(high + 16 * i + 4 * s) >> 2 * quarter & 0x03030303) << 2 * s;
-		store_word(codes + (4 + i) * WORD_STRIDE + 4 * c, pairs);
+		store_word(codes + (4 + i) * CODE_STEP + 4 * c, pairs);
 	}
 	pack_nibbles(codes, c, low, shift);
 }
@@ -255,9 +253,9 @@ static void unpack_group(float *out, enum kern_dtype t, const unsigned char *ds,
 	float d, m;
 	unpack_scales(t, ds, scale, c, &d, &m);
 	for (uint32_t i = 0; i < GROUP; i++) {
-		unsigned code = t == KERN_Q8_0 ? codes[i / 4 * Q8_STEP + c * 4 + i % 4] : get_code(codes, i, c);
+		unsigned code = t == KERN_Q8_0 ? codes[i / 4 * CODE_STEP + c * 4 + i % 4] : get_code(codes, i, c);
 		if (panel_is_five(t))
-			code |= (codes[4 * WORD_STRIDE + 4 * c + i % 4] >> i / 4 & 1u) << 4;
+			code |= (codes[4 * CODE_STEP + 4 * c + i % 4] >> i / 4 & 1u) << 4;
 		if (t == KERN_MXFP4)
 			code = cpu_mxfp4_codes[code];
 		if (panel_has_offset(t))

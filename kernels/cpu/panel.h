@@ -3,10 +3,11 @@
  * A weight is a sequence of panels. F32, F16: a panel is 64 columns (rows of W), as k rows of 64 elements. BF16: the same with pairs of k, 2 i and 2 i + 1 of
  * a column beside each other, as vdpbf16ps wants them; an odd k has a zero behind it.
  * Quantised types: a panel is 32 columns in two sides, 0 .. 15 and 16 .. 31; k is cut into groups of 32, and one or more groups with their
- * scales make a block: first the scales of both sides, then for each group the codes of both sides, so that a kernel that does 32 columns
- * reads memory as one stream (two streams 512 bytes apart cost half the bandwidth). All parts begin at multiples of 64 bytes. Codes are unsigned
+ * scales make a block: first the scales of both sides, then for each group the codes, of which the two sides take turns by 64 bytes: so a
+ * kernel that does 32 columns reads memory as one stream (two streams 512 bytes apart cost half the bandwidth, 256 bytes apart a tenth).
+ * All parts begin at multiples of 64 bytes. Codes are unsigned
  * bytes, four consecutive k of one column beside each other (step s: k 4s .. 4s + 3), as the dot-product instructions want them. A side has:
- *   Q8_0  2 groups a block: 2 x 16 f16 scales; a group's codes: 8 steps of 64 bytes, q + 128; the two sides take turns, step by step
+ *   Q8_0  2 groups a block: 2 x 16 f16 scales; a group's codes: 8 steps of 64 bytes, q + 128
  *   Q4_0  2 groups a block: 2 x 16 f16 scales; 4 times 64 bytes, low nibbles step j, high nibbles step j + 4
  *   Q4_1  1 group a block: 16 f16 d, 16 f16 m; codes as Q4_0
  *   Q6_K  8 groups a block: 16 f32 d, 8 x 2 x 16 int8 scales (first and second half of a group); nibbles as Q4_0, then 2 x 64 bytes of
@@ -24,7 +25,7 @@
 #include "kernels/kernels.h"
 
 enum { SIDE_COLUMNS = 16, SIDES = 2, PANEL_COLUMNS = SIDES * SIDE_COLUMNS, FLOAT_COLUMNS = 64, GROUP = 32 };
-enum { Q8_STEP = 4 * PANEL_COLUMNS };      /* bytes from one step of Q8_0's codes to the next */
+enum { CODE_STEP = 4 * PANEL_COLUMNS };    /* bytes from 64 of a side's codes to its next 64 */
 
 static inline int panel_is_float(enum kern_dtype t)
 {
@@ -77,7 +78,7 @@ static inline size_t panel_scale_bytes(enum kern_dtype t)      /* of a side */
 	return t == KERN_Q6_K ? 320 : panel_is_k(t) ? 384 : 64;
 }
 
-static inline size_t panel_code_bytes(enum kern_dtype t)       /* of a group */
+static inline size_t panel_code_bytes(enum kern_dtype t)       /* of a group and side */
 {
 	return t == KERN_Q8_0 ? 512 : t == KERN_Q6_K ? 384 : panel_is_five(t) ? 320 : 256;
 }
@@ -85,6 +86,11 @@ static inline size_t panel_code_bytes(enum kern_dtype t)       /* of a group */
 static inline size_t panel_block_bytes(enum kern_dtype t)
 {
 	return SIDES * (panel_scale_bytes(t) + panel_block_groups(t) * panel_code_bytes(t));
+}
+
+static inline size_t panel_group_bytes(enum kern_dtype t)      /* with its share of the scales */
+{
+	return panel_block_bytes(t) / panel_block_groups(t);
 }
 
 static inline size_t panel_bytes(enum kern_dtype t, uint32_t k)
@@ -112,8 +118,7 @@ static inline size_t panel_scale_at(enum kern_dtype t, uint32_t g, uint32_t side
 
 static inline size_t panel_code_at(enum kern_dtype t, uint32_t g, uint32_t side)
 {
-	size_t group = SIDES * (panel_scale_bytes(t) + g % panel_block_groups(t) * panel_code_bytes(t));
-	return group + side * (t == KERN_Q8_0 ? 4 * SIDE_COLUMNS : panel_code_bytes(t));
+	return SIDES * (panel_scale_bytes(t) + g % panel_block_groups(t) * panel_code_bytes(t)) + side * (CODE_STEP / SIDES);
 }
 
 #endif
