@@ -72,6 +72,17 @@ static int check_products(const struct report *r)
 	return KERN_OK;
 }
 
+static int check_gather(const struct report *r, const struct kern_limits *l)
+{
+	uint32_t n = r->op->gather.tensors;
+	if (!n || n > KERN_GATHERED_MAX)
+		return refuse(r, "%u tensors, limits are 1 and %d", n, KERN_GATHERED_MAX);
+	for (uint32_t i = 0; i < n; i++)
+		if (!r->op->gather.t[i].parts)
+			return refuse(r, "tensor %u of %u has rows of no parts", i, n);
+	return check_rows(r, l, -1);
+}
+
 static int check_kv(const struct report *r, const struct kern_kv_layer *kv)
 {
 	if (!kv->base.v || kv->base.v % 4 || kv->block_stride_bytes % 4)
@@ -188,11 +199,14 @@ static int check_op(const struct report *r, const struct kern_limits *l)
 		return (rc = check_rows(r, l, KERN_ROWS_TAIL))
 		               ? rc
 		               : check_carries(r, l, op->sample.carries);
+	case KERN_OP_GATHER:
+		return check_gather(r, l);
 	case KERN_OP_SCALE:
 	case KERN_OP_NORM:
 	case KERN_OP_HEAD_NORM:
 	case KERN_OP_PROGRESS:
-	case KERN_OP_GATHER: return check_rows(r, l, -1);
+	case KERN_OP_REDUCE:
+	case KERN_OP_BARRIER: return check_rows(r, l, -1);
 	default: refuse(r, "there is no operation %u", (unsigned)op->kind); return KERN_ENOTSUP;
 	}
 }

@@ -51,7 +51,7 @@ const char *kern_op_name(enum kern_op_kind k)
 		[KERN_OP_HEAD_NORM] = "head_norm", [KERN_OP_MATMUL] = "matmul", [KERN_OP_ROPE] = "rope", [KERN_OP_KV_WRITE] = "kv_write",
 		[KERN_OP_PROGRESS] = "progress", [KERN_OP_ATTENTION] = "attention", [KERN_OP_ACT_MUL] = "act_mul", [KERN_OP_ROUTE] = "route",
 		[KERN_OP_EXPERTS_ACT] = "experts_act", [KERN_OP_EXPERTS_DOWN] = "experts_down", [KERN_OP_HEADS_MATMUL] = "heads_matmul",
-		[KERN_OP_GATHER] = "gather", [KERN_OP_SAMPLE] = "sample",
+		[KERN_OP_GATHER] = "gather", [KERN_OP_REDUCE] = "reduce", [KERN_OP_BARRIER] = "barrier", [KERN_OP_SAMPLE] = "sample",
 	};
 	return (unsigned)k < KERN_OPS ? names[k] : "unknown";
 }

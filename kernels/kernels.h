@@ -92,11 +92,12 @@ struct kern_tensor {
 
 /* --- devices ----------------------------------------------------------------------------------------------------------------------------------- */
 
-/* The processes of a tensor-parallel group, this one among them. They run the same programs over their own columns; what an operation gathers
- * lies in memory that all of them share. */
+/* The processes of a tensor-parallel group, this one among them. They run the same programs over their own columns. What a collective (KERN_OP_GATHER,
+ * KERN_OP_REDUCE) reads of other ranks lies in memory that all share, where the backend's ranks do (cpu), else in each rank's own at the same place
+ * of the program. A rank writes it again only after one more collective, when all have read it. */
 struct kern_group {
 	unsigned rank, ranks;      /* ranks 0 or 1: alone */
-	/* returns 0 when all ranks have called it, else the group is broken; on any thread, one at a time: once for each KERN_OP_GATHER and
+	/* returns 0 when all ranks have called it, else the group is broken; on any thread, one at a time: once for each collective and each
 	 * KERN_OP_PROGRESS (of a batch with progress), in their order, by every rank */
 	int (*meet)(void *arg);
 	void *arg;
@@ -262,7 +263,7 @@ struct kern_kv_layer {
  * largest c are; of equals the lowest number. Their weights are s, divided by max(their sum, norm_min) + norm_add if `normalise`, times `scale`.
  * Formulas: DeepSeek-V3 (arXiv:2412.19437), section 2.1.2; without groups and bias the usual top-k. */
 enum kern_score { KERN_SCORE_SOFTMAX, KERN_SCORE_SIGMOID };
-enum { KERN_EXPERTS_MAX = 1024, KERN_EXPERTS_USED_MAX = 64, KERN_PRODUCTS_MAX = 4 };
+enum { KERN_EXPERTS_MAX = 1024, KERN_EXPERTS_USED_MAX = 64, KERN_PRODUCTS_MAX = 4, KERN_GATHERED_MAX = 2 };
 struct kern_router {
 	enum kern_score score;
 	uint32_t experts, used;    /* used <= experts, and no more than the groups used have */
@@ -287,9 +288,17 @@ struct kern_product {
 	struct kern_tensor y;
 };
 
+/* x (R, parts, dim), leading dimension of a part, of which each rank has written its columns of every part (kern_share of dim in units of `unit`),
+ * or with unit 0 whole rows, each row by one rank. */
+struct kern_gathered {
+	struct kern_tensor x;
+	uint32_t parts, dim, unit;
+};
+
 enum kern_op_kind {
 	KERN_OP_EMBED, KERN_OP_GATHER_ROWS, KERN_OP_SCALE, KERN_OP_NORM, KERN_OP_HEAD_NORM, KERN_OP_MATMUL, KERN_OP_ROPE, KERN_OP_KV_WRITE, KERN_OP_PROGRESS,
-	KERN_OP_ATTENTION, KERN_OP_ACT_MUL, KERN_OP_ROUTE, KERN_OP_EXPERTS_ACT, KERN_OP_EXPERTS_DOWN, KERN_OP_HEADS_MATMUL, KERN_OP_GATHER,
+	KERN_OP_ATTENTION, KERN_OP_ACT_MUL, KERN_OP_ROUTE, KERN_OP_EXPERTS_ACT, KERN_OP_EXPERTS_DOWN, KERN_OP_HEADS_MATMUL,
+	KERN_OP_GATHER, KERN_OP_REDUCE, KERN_OP_BARRIER,   /* the collectives: nothing, or a copy, for a device that is alone */
 	KERN_OP_SAMPLE,
 	KERN_OPS
 };
@@ -338,8 +347,13 @@ struct kern_op {
 		/* y[r, h] = w[h] x[r, h], with the `tail` elements behind a head's k copied behind its n: x (R, heads, k + tail) and y (R, heads, n + tail); w is
 		 * `heads` matrices (n, k), an array in host memory that lives as long as the program */
 		struct { struct kern_tensor y, x; struct kern_weight *const *w; uint32_t heads, tail; } heads_matmul;
-		/* what each rank of the group has written of memory that all share is there for every rank; nothing for a device that is alone */
-		struct { int none; } gather;
+		/* every tensor is whole for every rank */
+		struct { uint32_t tensors; struct kern_gathered t[KERN_GATHERED_MAX]; } gather;
+		/* y[r] = the sum of the ranks' x[r], added in their order: (R, dim); y is no rank's x. Rank i + 1's x lies `stride` bytes behind rank i's,
+		 * where ranks share memory */
+		struct { struct kern_tensor y, x; uint32_t dim; size_t stride; } reduce;
+		/* no rank goes on before all have come */
+		struct { int none; } barrier;
 		/* what the batch asks of each row: results (R) struct kern_drawn in PINNED memory, from logits (R, limits.vocab); carries (limits.carries) struct
 		 * kern_carry, or 0. A carry stands in one row at most. Rows are the tail; of a group rank 0 does it */
 		struct { struct kern_tensor logits; kern_ptr results, carries; } sample;
@@ -396,6 +410,13 @@ struct kern_ops {
 /* The backend of that name: one that is built in, or the shared object pdserve-NAME.so in `folder` (NULL: none is looked for). NULL and a sentence in
  * errbuf if there is none, or its ABI is another. */
 const struct kern_ops *kern_backend(const char *name, const char *folder, char *errbuf, size_t errlen);
+
+/* Where rank `rank`'s share of `total` columns begins, which are shared out in whole units; its end is the next rank's beginning. */
+static inline uint32_t kern_share(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks)
+{
+	uint64_t units = ((uint64_t)total + unit - 1) / unit, begin = units * rank / ranks * unit;
+	return begin < total ? (uint32_t)begin : total;
+}
 
 /* Size in bytes of `count` elements of a type, 0 if that is no multiple of the type's block. */
 size_t kern_dtype_bytes(enum kern_dtype t, size_t count);

@@ -110,12 +110,14 @@ void moe_record(struct recorder *r, uint32_t layer)
 		                           .experts_act = {m->experts, s->route_ids, x->active, c->act, columns(s->expert_act, own->expert.begin), s->h}});
 	if (x->shared_ffn)
 		record_gated(r, s->act, own->shared, m->shared_gate, (kern_ptr){0}, m->shared_up, (kern_ptr){0});
-	record_gather(r);
+	if (e->tp)
+		record(r, (struct kern_op){.kind = KERN_OP_GATHER, .gather = {x->shared_ffn ? 2 : 1, {{s->expert_act, x->active, x->ffn, TP_COLUMNS},
+		                                                                                      {s->act, 1, x->shared_ffn, TP_COLUMNS}}}});
 	if (x->shared_ffn)
 		record_project(r, s->sum, s->act, m->shared_down, (kern_ptr){0}, own->hidden);
 	if (own->hidden.count)
 		record(r, (struct kern_op){.kind = KERN_OP_EXPERTS_DOWN,
 		                           .experts_down = {m->experts, s->route_ids, s->route_weights, x->active, x->shared_ffn != 0, columns(s->sum, own->hidden.begin),
 		                                            s->expert_act}});
-	record_gather(r);
+	record_gather(r, s->sum, c->hidden, TP_COLUMNS);
 }

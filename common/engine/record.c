@@ -33,10 +33,10 @@ void record_project(struct recorder *r, struct kern_tensor y, struct kern_tensor
 		record(r, (struct kern_op){.kind = KERN_OP_MATMUL, .matmul = {.x = x, .products = 1, .p = {{.w = w, .bias = bias, .y = columns(y, own.begin)}}}});
 }
 
-void record_gather(struct recorder *r)
+void record_gather(struct recorder *r, struct kern_tensor x, uint32_t dim, uint32_t unit)
 {
 	if (r->e->tp)
-		record(r, (struct kern_op){.kind = KERN_OP_GATHER});
+		record(r, (struct kern_op){.kind = KERN_OP_GATHER, .gather = {1, {{x, 1, dim, unit}}}});
 }
 
 void record_gated(struct recorder *r, struct kern_tensor act, struct tp_share own, const struct kern_weight *gate, kern_ptr gate_bias,
@@ -67,7 +67,7 @@ static void record_embed(struct recorder *r)
 	struct kern_tensor y = e->tp ? e->s.sum : e->s.x;
 	if (e->embed)                  /* a rank may have no rows of a small table */
 		record(r, (struct kern_op){.kind = KERN_OP_EMBED, .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
-	record_gather(r);
+	record_gather(r, y, e->conf.hidden, 0);
 	if (e->tp || scale != 1.0f)
 		record(r, (struct kern_op){.kind = KERN_OP_SCALE, .scale = {.y = e->s.x, .x = y, .factor = scale, .dim = e->conf.hidden}});
 }
@@ -128,24 +128,25 @@ static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x, s
 	const struct layer *w = &e->layer[l];
 	const struct scratch *s = &e->s;
 	const struct shard *own = &e->shard;
+	uint32_t att = engine_att_width(c);
 	if (w->mla)
 		mla_attention(r, l, qkv);
 	else
 		record(r, (struct kern_op){.kind = KERN_OP_ATTENTION,
-		                           .attention = {.kv = e->kv[l], .out = columns(s->att, own->heads.begin * engine_att_width(c)), .q = qkv,
+		                           .attention = {.kv = e->kv[l], .out = columns(s->att, own->heads.begin * att), .q = qkv,
 		                                         .heads = own->heads.count, .window = c->layer[l].window, .scale = c->attn_scale, .sinks = w->sinks}});
-	record_gather(r);
+	record_gather(r, s->att, c->heads * att, c->heads / c->kv_heads * att);
 	record_project(r, s->sum, s->att, w->o, w->o_bias, own->hidden);
-	record_gather(r);
+	record_gather(r, s->sum, c->hidden, TP_COLUMNS);
 	record_add_norm(r, x, w->attn_post_norm, w->ffn_norm);
 	if (w->moe) {
 		moe_record(r, l);
 		return;
 	}
 	record_gated(r, s->act, own->ffn, w->gate, w->gate_bias, w->up, w->up_bias);
-	record_gather(r);
+	record_gather(r, s->act, c->ffn, TP_COLUMNS);
 	record_project(r, s->sum, s->act, w->down, w->down_bias, own->hidden);
-	record_gather(r);
+	record_gather(r, s->sum, c->hidden, TP_COLUMNS);
 }
 
 /* --- the whole ---------------------------------------------------------------------------------------------------------- */
@@ -163,7 +164,7 @@ static void record_tail(struct recorder *r)
 	record_layer(r, last, s->tail_x, s->tail_qkv);
 	record_add_norm(r, s->tail_x, e->layer[last].ffn_post_norm, e->final_norm);
 	record_project(r, s->logits, s->h, e->head, (kern_ptr){0}, e->shard.vocab);
-	record_gather(r);              /* all logits are there, and no other rank reads this batch any more */
+	record_gather(r, s->logits, c->vocab, TP_COLUMNS);      /* and no other rank reads this batch any more */
 	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE, .sample = {.logits = s->logits, .results = e->results.dev}});
 }
 

@@ -6,6 +6,7 @@
  * (and so no wait of a step needs to look), one of each rank ends it at once.
  * Nothing in the mapping is read from outside this group of processes. */
 #include "engine/tp.h"
+#include "kernels/kernels.h"
 #include "util/clock.h"
 #include "util/mem.h"
 #include "util/sock.h"
@@ -70,11 +71,8 @@ struct hello_head {
 
 struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks)
 {
-	uint64_t units = ((uint64_t)total + unit - 1) / unit;
-	uint64_t begin = units * rank / ranks * unit, end = units * (rank + 1) / ranks * unit;
-	if (end > total)
-		end = total;
-	return (struct tp_share){(uint32_t)begin, (uint32_t)(end - begin)};
+	uint32_t begin = kern_share(total, unit, rank, ranks);
+	return (struct tp_share){begin, kern_share(total, unit, rank + 1, ranks) - begin};
 }
 
 /* --- the mapping ---------------------------------------------------------------------------------------------------------- */

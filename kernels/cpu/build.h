@@ -49,6 +49,8 @@ void build_heads_matmul(struct build *b, const struct kern_op *op);
 void build_experts_act(struct build *b, const struct kern_op *op);
 void build_experts_down(struct build *b, const struct kern_op *op);
 void build_attention(struct build *b, const struct kern_op *op);
+void build_progress(struct build *b, const struct kern_op *op);       /* group.c */
+void build_collective(struct build *b, const struct kern_op *op);
 
 /* --- products (products.c) --- */
 

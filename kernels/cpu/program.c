@@ -107,59 +107,7 @@ int build_address(struct build *b, const struct kern_op *op, kern_ptr p)
 	                  kern_op_name(op->kind), (size_t)p.v);
 }
 
-/* --- operations of one item ------------------------------------------------------------------------------------------------ */
-
-struct progress_phase { struct kern_program *p; uint32_t layer; };
-
-static uint32_t progress_items(const void *ctx)
-{
-	return ((const struct progress_phase *)ctx)->p->batch->progress != 0;
-}
-
-static uint32_t one_item(const void *ctx)
-{
-	(void)ctx;
-	return 1;
-}
-
-static void meet(struct kern_program *p)
-{
-	const struct kern_group *g = &p->dev->group;
-	if (!atomic_load(&p->broken) && g->meet(g->arg))
-		atomic_store(&p->broken, true);
-}
-
-static void progress_item(const void *ctx, uint32_t item, unsigned worker)
-{
-	(void)item, (void)worker;
-	const struct progress_phase *ph = ctx;
-	const struct kern_device *dev = ph->p->dev;
-	const struct kern_batch *b = ph->p->batch;
-	const struct kern_progress *of = kern_part(b, b->progress);
-	if (dev->group.ranks > 1)
-		meet(ph->p);
-	if (dev->group.rank || atomic_load(&ph->p->broken))
-		return;
-	for (uint32_t i = 0; i < b->spans; i++)
-		if (of[i].word.v)
-			__atomic_store_n((uint64_t *)(void *)of[i].word.v + ph->layer * of[i].stride, of[i].value, __ATOMIC_RELEASE);
-	if (dev->progressed)
-		dev->progressed(dev->progressed_arg);
-}
-
-static void build_progress(struct build *b, const struct kern_op *op)
-{
-	struct progress_phase *ph = build_alloc(b, sizeof *ph);
-	if (ph)
-		*ph = (struct progress_phase){ b->p, op->progress.layer };
-	build_phase(b, progress_items, progress_item, ph);
-}
-
-static void gather_item(const void *ctx, uint32_t item, unsigned worker)
-{
-	(void)item, (void)worker;
-	meet((struct kern_program *)(uintptr_t)ctx);
-}
+/* --- sampling -------------------------------------------------------------------------------------------------------------- */
 
 struct sample_phase { struct kern_program *p; const struct kern_op *op; };
 
@@ -208,9 +156,8 @@ static void build_op(struct build *b, const struct kern_op *op)
 	case KERN_OP_PROGRESS: build_progress(b, op); break;
 	case KERN_OP_SAMPLE: build_sample(b, op); break;
 	case KERN_OP_GATHER:
-		if (b->p->dev->group.ranks > 1)
-			build_phase(b, one_item, gather_item, b->p);
-		break;
+	case KERN_OP_REDUCE:
+	case KERN_OP_BARRIER: build_collective(b, op); break;
 	default: build_rows(b, op);
 	}
 }

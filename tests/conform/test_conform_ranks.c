@@ -1,12 +1,12 @@
 /* test_conform_ranks.c - groups of ranks: what they gather has the bits of one device, also where a
- * rank has nothing to give; rank 0 tells of progress; and what happens when they no longer meet. */
+ * rank has nothing to give; sums are added in the order of ranks; rank 0 tells of progress; and what happens when they no longer meet. */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 
 #include <pthread.h>
 #include <unistd.h>
 
-enum { RANKS = 3, RANK_DIM = 96, RANK_ROWS = 9, RANK_RUNS = 5, RANK_OPS = 7, TOLD = 4711 };
+enum { RANKS = 3, RANK_DIM = 96, RANK_ROWS = 9, RANK_RUNS = 5, RANK_OPS = 9, TOLD = 4711 };
 
 /* The table's rows of a rank. No row of the batch has a token of rank 1. */
 static const uint32_t first_token[RANKS + 1] = {0, 40, 45, VOCABULARY};
@@ -50,10 +50,16 @@ static size_t rows_bytes(const struct group *g)
 	return world_limits(g->w).rows * RANK_DIM * sizeof(float);
 }
 
+/* What a rank makes of a row to be summed. */
+static float factor_of(unsigned rank)
+{
+	return 1.3f + 0.37f * (float)rank;
+}
+
 /* Rows of the table are gathered, then the columns of a product; the norm of a whole row follows.
- */
+ * Then a sum over the ranks of rows times a factor of each. */
 static void rank_ops(struct kern_op *op, const struct part_of_group *p, kern_ptr shared,
-                     size_t bytes, uint32_t column, uint32_t first)
+                     size_t bytes, unsigned rank, uint32_t column, uint32_t first)
 {
 	struct kern_tensor h = {shared, RANK_DIM, KERN_F32},
 			   y = {kern_at(shared, bytes), RANK_DIM, KERN_F32};
@@ -63,6 +69,9 @@ static void rank_ops(struct kern_op *op, const struct part_of_group *p, kern_ptr
 	op[0].embed.w = p->table;
 	op[0].embed.first = first;
 	op[1].kind = op[3].kind = KERN_OP_GATHER;
+	op[1].gather.tensors = op[3].gather.tensors = 1;
+	op[1].gather.t[0] = (struct kern_gathered){h, 1, RANK_DIM, 0};
+	op[3].gather.t[0] = (struct kern_gathered){y, 1, RANK_DIM, RANK_DIM / RANKS};
 	op[2].kind = KERN_OP_MATMUL;
 	op[2].matmul.x = h;
 	op[2].matmul.products = 1;
@@ -75,7 +84,17 @@ static void rank_ops(struct kern_op *op, const struct part_of_group *p, kern_ptr
 	op[4].norm.dim = RANK_DIM;
 	op[4].norm.eps = 1e-5f;
 	op[5].kind = KERN_OP_PROGRESS;
-	op[6].kind = KERN_OP_GATHER; /* before the next run writes */
+	op[6].kind = KERN_OP_SCALE;
+	op[6].scale.y = (struct kern_tensor){kern_at(shared, (2 + rank) * bytes), RANK_DIM, KERN_F32};
+	op[6].scale.x = h;
+	op[6].scale.factor = factor_of(rank);
+	op[6].scale.dim = RANK_DIM;
+	op[7].kind = KERN_OP_REDUCE;
+	op[7].reduce.y = (struct kern_tensor){kern_at(p->own.dev, 2 * bytes), RANK_DIM, KERN_F32};
+	op[7].reduce.x = op[6].scale.y;
+	op[7].reduce.dim = RANK_DIM;
+	op[7].reduce.stride = bytes;
+	op[8].kind = KERN_OP_BARRIER; /* before the next run writes */
 }
 
 static int part_new(struct part_of_group *p, const struct group *g, const struct device *dev,
@@ -87,7 +106,7 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	struct kern_limits limits = world_limits(g->w);
 	struct kern_op op[RANK_OPS];
 	size_t bytes = rows_bytes(g);
-	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, 2 * bytes, &p->own);
+	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, 3 * bytes, &p->own);
 	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_SHARED, sizeof(uint64_t), &p->board);
 	for (int i = 0; i < 2; i++) {
 		rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_PINNED, batch_bytes(g->w), &p->batch[i]);
@@ -103,7 +122,7 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	        : k->weight_new(dev->d, KERN_F32, end - first, RANK_DIM,
 	                        g->table + (size_t)first * RANK_DIM, 0, &p->table);
 	rc = rc ? rc : k->upload(dev->s, kern_at(p->own.dev, bytes), g->w_norm, RANK_DIM * 4);
-	rank_ops(op, p, shared, bytes, rank * n, first);
+	rank_ops(op, p, shared, bytes, rank, rank * n, first);
 	return rc ? rc : k->program_new(dev->d, op, RANK_OPS, &limits, &p->p);
 }
 
@@ -118,6 +137,9 @@ static int rank_run(const struct group *g, const struct device *dev, kern_ptr sh
 		rc = rc ? rc : p.k->sync(dev->s);
 	}
 	rc = rc ? rc : p.k->download(dev->s, out, p.own.dev, RANK_ROWS * RANK_DIM * 4);
+	rc = rc ? rc
+	        : p.k->download(dev->s, out + RANK_ROWS * RANK_DIM, kern_at(p.own.dev, 2 * rows_bytes(g)),
+	                        RANK_ROWS * RANK_DIM * 4);
 	rc = rc ? rc : p.k->download(dev->s, ret_word, p.board.dev, sizeof *ret_word);
 	rc = rc ? rc : p.k->sync(dev->s);
 	if (p.p)
@@ -143,7 +165,7 @@ static void *rank_main(void *arg)
 	char err[200];
 	int rc = dev.ops->open(&conf, &dev.d, err, sizeof err);
 	rc = rc ? rc : dev.ops->stream_new(dev.d, &dev.s);
-	rc = rc ? rc : dev.ops->mem_map(dev.d, g->fd, 2 * rows_bytes(g), &shared);
+	rc = rc ? rc : dev.ops->mem_map(dev.d, g->fd, (2 + RANKS) * rows_bytes(g), &shared);
 	g->rc[r->rank] = rc ? rc
 	                    : rank_run(g, &dev, shared.dev, r->rank, RANKS, g->out[r->rank],
 	                               &g->word[r->rank]);
@@ -158,7 +180,7 @@ static void group_run(struct group *g, struct device *alone, unsigned broken_at)
 {
 	struct rank rank[RANKS];
 	pthread_t thread[RANKS];
-	struct kern_mem shared = mem_get(alone, KERN_MEM_SHARED, 2 * rows_bytes(g));
+	struct kern_mem shared = mem_get(alone, KERN_MEM_SHARED, (2 + RANKS) * rows_bytes(g));
 	device_ok(alone, alone->ops->mem_share(alone->d, &shared, &g->fd), "mem_share");
 	g->broken_at = broken_at;
 	g->meetings = 0;
@@ -184,8 +206,20 @@ static void group_new(struct group *g, struct target *t)
 	g->weight = rand_floats(RANK_DIM * RANK_DIM, 1);
 	g->w_norm = rand_floats(RANK_DIM, 1);
 	for (unsigned i = 0; i < RANKS; i++)
-		g->out[i] = conform_alloc(RANK_ROWS * RANK_DIM, sizeof(float));
+		g->out[i] = conform_alloc(2 * RANK_ROWS * RANK_DIM, sizeof(float));
 	pthread_barrier_init(&g->barrier, NULL, RANKS);
+}
+
+static void expect_sums(const struct group *g, const float *sum, unsigned ranks)
+{
+	for (uint32_t r = 0; r < RANK_ROWS; r++)
+		for (uint32_t i = 0; i < RANK_DIM; i++) {
+			float x = g->table[(size_t)g->w->token[r] * RANK_DIM + i], want = x * factor_of(0);
+			for (unsigned rank = 1; rank < ranks; rank++)
+				want += x * factor_of(rank);
+			EXPECT(sum[r * RANK_DIM + i] == want, "row %u, column %u: the sum over %u ranks is %a, want %a", r,
+			       i, ranks, (double)sum[r * RANK_DIM + i], (double)want);
+		}
 }
 
 CONFORM_TEST(groups_of_ranks)
@@ -199,22 +233,24 @@ CONFORM_TEST(groups_of_ranks)
 			continue;
 		}
 		group_new(&g, &conform_targets[t_]);
-		struct kern_mem rows = mem_get(dev, KERN_MEM_DEVICE, 2 * rows_bytes(&g));
-		float *want = conform_alloc(RANK_ROWS * RANK_DIM, sizeof(float));
+		struct kern_mem rows = mem_get(dev, KERN_MEM_DEVICE, 3 * rows_bytes(&g));
+		float *want = conform_alloc(2 * RANK_ROWS * RANK_DIM, sizeof(float));
 		device_ok(dev, rank_run(&g, dev, rows.dev, 0, 1, want, &word),
 		          "a device that is alone");
 		EXPECT(word == TOLD, "a device that is alone told %llu, want %d",
 		       (unsigned long long)word, TOLD);
+		expect_sums(&g, want + RANK_ROWS * RANK_DIM, 1);
 		group_run(&g, dev, 0);
 		for (unsigned i = 0; i < RANKS; i++) {
 			EXPECT(g.rc[i] == 0 && !memcmp(g.out[i], want,
 			                               RANK_ROWS * RANK_DIM * sizeof(float)),
 			       "rank %u returned %d, or other bits than one device", i, g.rc[i]);
+			expect_sums(&g, g.out[i] + RANK_ROWS * RANK_DIM, RANKS);
 			EXPECT(g.word[i] == (i ? 0 : TOLD), "rank %u told %llu", i,
 			       (unsigned long long)g.word[i]);
 		}
-		EXPECT(g.meetings == 4 * RANK_RUNS - 1,
-		       "%u meetings in %d runs, want one for each gather and for progress, which "
+		EXPECT(g.meetings == 5 * RANK_RUNS - 1,
+		       "%u meetings in %d runs, want one for each collective and for progress, which "
 		       "the last run does not tell",
 		       g.meetings, RANK_RUNS);
 		group_run(&g, dev, 6);

@@ -162,6 +162,10 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 		op.heads_matmul.x = t->x, op.heads_matmul.y = t->y, op.heads_matmul.w = t->down,
 		op.heads_matmul.heads = 2;
 		break;
+	case KERN_OP_GATHER:
+		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16};
+		break;
+	case KERN_OP_REDUCE: op.reduce.y = t->y, op.reduce.x = t->x, op.reduce.dim = 64; break;
 	case KERN_OP_SAMPLE:
 		op.rows = KERN_ROWS_TAIL, op.sample.logits = t->x, op.sample.results = t->words;
 		break;
@@ -217,6 +221,14 @@ static void refuse_tensors(const struct device *dev, const struct things *of)
 	TENSOR_REFUSED(KERN_OP_EMBED, embed.y);
 	TENSOR_REFUSED(KERN_OP_GATHER_ROWS, gather_rows.y);
 	TENSOR_REFUSED(KERN_OP_GATHER_ROWS, gather_rows.x);
+	TENSOR_REFUSED(KERN_OP_GATHER, gather.t[0].x);
+	REFUSED(KERN_OP_GATHER, op.gather.tensors = 0);
+	REFUSED(KERN_OP_GATHER, op.gather.tensors = KERN_GATHERED_MAX + 1);
+	REFUSED(KERN_OP_GATHER, op.gather.t[0].parts = 0);
+	REFUSED(KERN_OP_GATHER, op.gather.t[0].dim = 0);
+	TENSOR_REFUSED(KERN_OP_REDUCE, reduce.y);
+	TENSOR_REFUSED(KERN_OP_REDUCE, reduce.x);
+	REFUSED(KERN_OP_REDUCE, op.reduce.dim = 0);
 	TENSOR_REFUSED(KERN_OP_SCALE, scale.y);
 	TENSOR_REFUSED(KERN_OP_SCALE, scale.x);
 	TENSOR_REFUSED(KERN_OP_NORM, norm.y);

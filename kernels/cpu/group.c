@@ -1,0 +1,96 @@
+/* group.c - what ranks of a group do together: they meet, and tell of progress when all have come. What a collective reads of other ranks lies in
+ * memory that all share, so a gather is a meeting, and a reduce a meeting and a sum. */
+#include "kernels/cpu/build.h"
+
+#include <string.h>
+
+struct progress_phase { struct kern_program *p; uint32_t layer; };
+
+static uint32_t progress_items(const void *ctx)
+{
+	return ((const struct progress_phase *)ctx)->p->batch->progress != 0;
+}
+
+static uint32_t one_item(const void *ctx)
+{
+	(void)ctx;
+	return 1;
+}
+
+static void meet(struct kern_program *p)
+{
+	const struct kern_group *g = &p->dev->group;
+	if (!atomic_load(&p->broken) && g->meet(g->arg))
+		atomic_store(&p->broken, true);
+}
+
+static void progress_item(const void *ctx, uint32_t item, unsigned worker)
+{
+	(void)item, (void)worker;
+	const struct progress_phase *ph = ctx;
+	const struct kern_device *dev = ph->p->dev;
+	const struct kern_batch *b = ph->p->batch;
+	const struct kern_progress *of = kern_part(b, b->progress);
+	if (dev->group.ranks > 1)
+		meet(ph->p);
+	if (dev->group.rank || atomic_load(&ph->p->broken))
+		return;
+	for (uint32_t i = 0; i < b->spans; i++)
+		if (of[i].word.v)
+			__atomic_store_n((uint64_t *)(void *)of[i].word.v + ph->layer * of[i].stride, of[i].value, __ATOMIC_RELEASE);
+	if (dev->progressed)
+		dev->progressed(dev->progressed_arg);
+}
+
+void build_progress(struct build *b, const struct kern_op *op)
+{
+	struct progress_phase *ph = build_alloc(b, sizeof *ph);
+	if (ph)
+		*ph = (struct progress_phase){ b->p, op->progress.layer };
+	build_phase(b, progress_items, progress_item, ph);
+}
+
+static void meet_item(const void *ctx, uint32_t item, unsigned worker)
+{
+	(void)item, (void)worker;
+	meet((struct kern_program *)(uintptr_t)ctx);
+}
+
+static void reduce_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+{
+	const struct kern_group *g = &p->dev->group;
+	struct kern_tensor x = s->op->reduce.x;
+	size_t dim = s->op->reduce.dim, ranks = g->ranks > 1 ? g->ranks : 1;
+	x.at.v -= ranks > 1 ? g->rank * s->op->reduce.stride : 0;
+	for (uint32_t r = from; r < to; r++) {
+		float *y = cpu_row(&s->op->reduce.y, r);
+		memcpy(y, cpu_row(&x, r), dim * sizeof *y);
+		for (size_t i = 1; i < ranks; i++) {
+			const struct kern_tensor other = { kern_at(x.at, i * s->op->reduce.stride), x.ld, x.type };
+			const float *add = cpu_row(&other, r);
+			for (size_t c = 0; c < dim; c++)
+				y[c] += add[c];
+		}
+	}
+}
+
+static void check_reduce(struct build *b, const struct kern_op *op)
+{
+	size_t dim = op->reduce.dim, stride = op->reduce.stride;
+	build_tensor(b, op, &op->reduce.y, dim);
+	build_tensor(b, op, &op->reduce.x, dim);
+	if (b->p->dev->group.ranks > 1 && (stride < dim * sizeof(float) || stride % sizeof(float)))
+		build_fail(b, KERN_EINVAL, "reduce: rows of %zu columns, whose ranks are %zu bytes apart", dim, stride);
+}
+
+void build_collective(struct build *b, const struct kern_op *op)
+{
+	for (uint32_t i = 0; op->kind == KERN_OP_GATHER && i < op->gather.tensors; i++)
+		build_tensor(b, op, &op->gather.t[i].x, op->gather.t[i].dim);
+	if (op->kind == KERN_OP_REDUCE)
+		check_reduce(b, op);
+	if (b->p->dev->group.ranks > 1)
+		build_phase(b, one_item, meet_item, b->p);
+	if (op->kind == KERN_OP_REDUCE)
+		build_row_step(b, op, reduce_rows, NULL, (size_t)op->reduce.dim * (b->p->dev->group.ranks + 1));
+}
