@@ -30,7 +30,7 @@ static struct kern_weight *transposed_rows(struct loader *l, const struct model_
 		for (uint32_t i = 0; i < t->k; i++)
 			memcpy(out + ((size_t)i * n + r) * size, in + ((size_t)r * t->k + i) * size, size);
 	struct model_tensor turned = {.name = t->name, .dtype = t->dtype, .n = t->k, .k = n, .data = out, .bytes = (size_t)n * t->k * size};
-	struct kern_weight *w = load_rows(l, &turned, (struct tp_share){0, turned.n});
+	struct kern_weight *w = load_rows(l, &turned, (struct tp_share){.begin = 0, .count = turned.n});
 	free(out);
 	return w;
 }
@@ -45,7 +45,7 @@ static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 	for (uint32_t h = 0; h < m->heads && !l->rc; h++) {
 		uint32_t first = h * (d->nope + d->v);
 		m->key[h] = transposed_rows(l, &kv_b, first, d->nope);
-		m->value[h] = load_rows(l, &kv_b, (struct tp_share){first + d->nope, d->v});
+		m->value[h] = load_rows(l, &kv_b, (struct tp_share){.begin = first + d->nope, .count = d->v});
 	}
 	fingerprint_drop(l->e->print, &kv_b);
 }
@@ -58,7 +58,7 @@ static void load_parts(struct loader *l, uint32_t layer, struct kern_weight **w,
 	if (l->rc || !load_found(l, model_latent_get(&e->src, &e->conf, value, layer, &t, l->err), &t))
 		return;
 	for (uint32_t h = 0; h < e->conf.heads && !l->rc; h++)
-		w[h] = load_rows(l, &t, (struct tp_share){h * rows, rows});
+		w[h] = load_rows(l, &t, (struct tp_share){.begin = h * rows, .count = rows});
 	fingerprint_drop(l->e->print, &t);
 }
 
@@ -131,7 +131,7 @@ static void project_in(struct recorder *r, uint32_t layer, struct kern_tensor kv
 	if (!rank)
 		return;
 	record_norm(r, s->mla_q_a, m->q_a_norm, rank);
-	record_project(r, s->qkv, s->mla_q_a, m->q_b, (kern_ptr){0}, (struct tp_share){0, e->conf.heads * e->conf.head_dim});
+	record_project(r, s->qkv, s->mla_q_a, m->q_b, (kern_ptr){0}, (struct tp_share){.begin = 0, .count = e->conf.heads * e->conf.head_dim});
 }
 
 void mla_in(struct recorder *r, uint32_t layer)

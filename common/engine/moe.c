@@ -103,21 +103,20 @@ void moe_record(struct recorder *r, uint32_t layer)
 		.score = x->scoring == MODEL_SIGMOID ? KERN_SCORE_SIGMOID : KERN_SCORE_SOFTMAX, .experts = x->count, .used = x->active, .groups = x->groups,
 		.groups_used = x->top_groups, .bias = m->correction, .normalise = x->normalise, .norm_min = x->norm_min, .norm_add = x->norm_eps, .scale = x->scale,
 	};
-	record_project(r, s->route, s->h, m->router, m->router_bias, (struct tp_share){0, x->count});
+	record_project(r, s->route, s->h, m->router, m->router_bias, (struct tp_share){.begin = 0, .count = x->count});
 	record(r, (struct kern_op){.kind = KERN_OP_ROUTE, .route = {rule, s->route_ids, s->route_weights, s->route}});
 	if (own->expert.count)
 		record(r, (struct kern_op){.kind = KERN_OP_EXPERTS_ACT,
 		                           .experts_act = {m->experts, s->route_ids, x->active, c->act, columns(s->expert_act, own->expert.begin), s->h}});
 	if (x->shared_ffn)
 		record_gated(r, s->act, own->shared, m->shared_gate, (kern_ptr){0}, m->shared_up, (kern_ptr){0});
-	if (e->tp)
-		record(r, (struct kern_op){.kind = KERN_OP_GATHER, .gather = {x->shared_ffn ? 2 : 1, {{s->expert_act, x->active, x->ffn, TP_COLUMNS},
-		                                                                                      {s->act, 1, x->shared_ffn, TP_COLUMNS}}}});
+	struct kern_gathered shared = gathered(s->act, 1, own->shared, 1);
+	record_gather(r, gathered(s->expert_act, x->active, own->expert, 1), x->shared_ffn ? &shared : NULL);
 	if (x->shared_ffn)
 		record_project(r, s->sum, s->act, m->shared_down, (kern_ptr){0}, own->hidden);
 	if (own->hidden.count)
 		record(r, (struct kern_op){.kind = KERN_OP_EXPERTS_DOWN,
 		                           .experts_down = {m->experts, s->route_ids, s->route_weights, x->active, x->shared_ffn != 0, columns(s->sum, own->hidden.begin),
 		                                            s->expert_act}});
-	record_gather(r, s->sum, c->hidden, TP_COLUMNS);
+	record_gather(r, gathered(s->sum, 1, own->hidden, 1), NULL);
 }

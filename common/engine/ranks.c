@@ -42,10 +42,9 @@ void ranks_share_out(struct engine *e)
 {
 	const struct model_conf *c = &e->conf;
 	unsigned rank = e->tp ? tp_rank(e->tp) : 0, ranks = e->opts.tp > 1 ? e->opts.tp : 1, group = c->heads / c->kv_heads;
-	struct tp_share kv = tp_share_of(c->kv_heads, 1, rank, ranks);
 	e->shard = (struct shard){
-		.kv_heads = kv,
-		.heads = {kv.begin * group, kv.count * group},
+		.kv_heads = tp_share_of(c->kv_heads, 1, rank, ranks),
+		.heads = tp_share_of(c->heads, group, rank, ranks),
 		.hidden = tp_share_of(c->hidden, TP_COLUMNS, rank, ranks),
 		.ffn = tp_share_of(c->ffn, TP_COLUMNS, rank, ranks),
 		.vocab = tp_share_of(c->vocab, TP_COLUMNS, rank, ranks),

@@ -33,10 +33,23 @@ void record_project(struct recorder *r, struct kern_tensor y, struct kern_tensor
 		record(r, (struct kern_op){.kind = KERN_OP_MATMUL, .matmul = {.x = x, .products = 1, .p = {{.w = w, .bias = bias, .y = columns(y, own.begin)}}}});
 }
 
-void record_gather(struct recorder *r, struct kern_tensor x, uint32_t dim, uint32_t unit)
+struct kern_gathered gathered(struct kern_tensor x, uint32_t parts, struct tp_share share, uint32_t width)
 {
+	return (struct kern_gathered){x, parts, share.total * width, share.unit * width};
+}
+
+void record_gather(struct recorder *r, struct kern_gathered a, const struct kern_gathered *b)
+{
+	struct kern_op op = {.kind = KERN_OP_GATHER, .gather = {1, {a}}};
+	if (b)
+		op.gather.t[op.gather.tensors++] = *b;
 	if (r->e->tp)
-		record(r, (struct kern_op){.kind = KERN_OP_GATHER, .gather = {1, {{x, 1, dim, unit}}}});
+		record(r, op);
+}
+
+static void gather_sum(struct recorder *r)
+{
+	record_gather(r, gathered(r->e->s.sum, 1, r->e->shard.hidden, 1), NULL);
 }
 
 void record_gated(struct recorder *r, struct kern_tensor act, struct tp_share own, const struct kern_weight *gate, kern_ptr gate_bias,
@@ -67,7 +80,7 @@ static void record_embed(struct recorder *r)
 	struct kern_tensor y = e->tp ? e->s.sum : e->s.x;
 	if (e->embed)                  /* a rank may have no rows of a small table */
 		record(r, (struct kern_op){.kind = KERN_OP_EMBED, .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
-	record_gather(r, y, e->conf.hidden, 0);
+	record_gather(r, (struct kern_gathered){y, 1, e->conf.hidden, 0}, NULL);
 	if (e->tp || scale != 1.0f)
 		record(r, (struct kern_op){.kind = KERN_OP_SCALE, .scale = {.y = e->s.x, .x = y, .factor = scale, .dim = e->conf.hidden}});
 }
@@ -135,18 +148,18 @@ static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x, s
 		record(r, (struct kern_op){.kind = KERN_OP_ATTENTION,
 		                           .attention = {.kv = e->kv[l], .out = columns(s->att, own->heads.begin * att), .q = qkv,
 		                                         .heads = own->heads.count, .window = c->layer[l].window, .scale = c->attn_scale, .sinks = w->sinks}});
-	record_gather(r, s->att, c->heads * att, c->heads / c->kv_heads * att);
+	record_gather(r, gathered(s->att, 1, own->heads, att), NULL);
 	record_project(r, s->sum, s->att, w->o, w->o_bias, own->hidden);
-	record_gather(r, s->sum, c->hidden, TP_COLUMNS);
+	gather_sum(r);
 	record_add_norm(r, x, w->attn_post_norm, w->ffn_norm);
 	if (w->moe) {
 		moe_record(r, l);
 		return;
 	}
 	record_gated(r, s->act, own->ffn, w->gate, w->gate_bias, w->up, w->up_bias);
-	record_gather(r, s->act, c->ffn, TP_COLUMNS);
+	record_gather(r, gathered(s->act, 1, own->ffn, 1), NULL);
 	record_project(r, s->sum, s->act, w->down, w->down_bias, own->hidden);
-	record_gather(r, s->sum, c->hidden, TP_COLUMNS);
+	gather_sum(r);
 }
 
 /* --- the whole ---------------------------------------------------------------------------------------------------------- */
@@ -164,7 +177,7 @@ static void record_tail(struct recorder *r)
 	record_layer(r, last, s->tail_x, s->tail_qkv);
 	record_add_norm(r, s->tail_x, e->layer[last].ffn_post_norm, e->final_norm);
 	record_project(r, s->logits, s->h, e->head, (kern_ptr){0}, e->shard.vocab);
-	record_gather(r, s->logits, c->vocab, TP_COLUMNS);      /* and no other rank reads this batch any more */
+	record_gather(r, gathered(s->logits, 1, e->shard.vocab, 1), NULL);      /* and no other rank reads this batch any more */
 	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE, .sample = {.logits = s->logits, .results = e->results.dev}});
 }
 

@@ -72,7 +72,7 @@ struct hello_head {
 struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks)
 {
 	uint32_t begin = kern_share(total, unit, rank, ranks);
-	return (struct tp_share){begin, kern_share(total, unit, rank + 1, ranks) - begin};
+	return (struct tp_share){begin, kern_share(total, unit, rank + 1, ranks) - begin, total, unit};
 }
 
 /* --- the mapping ---------------------------------------------------------------------------------------------------------- */

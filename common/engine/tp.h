@@ -26,8 +26,8 @@ enum {
 	TP_STEP_LIMIT_S = 60           /* for a rank to come to a meeting of a step */
 };
 
-/* A rank's part of `total` things: [begin, begin + count). */
-struct tp_share { uint32_t begin, count; };
+/* A rank's part of `total` things, which are shared out in units: [begin, begin + count). */
+struct tp_share { uint32_t begin, count, total, unit; };
 struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks);
 
 /* What all ranks see, in elements. */

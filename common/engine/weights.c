@@ -22,10 +22,10 @@ static struct tp_share rows_of(const struct engine *e, enum model_role role, uin
 	const struct shard *own = &e->shard;
 	uint32_t dim = e->conf.head_dim;
 	switch (role) {
-	case MODEL_Q: return (struct tp_share){own->heads.begin * dim, own->heads.count * dim};
+	case MODEL_Q: return (struct tp_share){.begin = own->heads.begin * dim, .count = own->heads.count * dim};
 	case MODEL_SINKS: return own->heads;
 	case MODEL_K:
-	case MODEL_V: return (struct tp_share){own->kv_heads.begin * dim, own->kv_heads.count * dim};
+	case MODEL_V: return (struct tp_share){.begin = own->kv_heads.begin * dim, .count = own->kv_heads.count * dim};
 	case MODEL_GATE:
 	case MODEL_UP: return own->ffn;
 	case MODEL_SHARED_GATE:
@@ -35,7 +35,7 @@ static struct tp_share rows_of(const struct engine *e, enum model_role role, uin
 	case MODEL_SHARED_DOWN: return own->hidden;
 	case MODEL_EMBED:
 	case MODEL_HEAD: return own->vocab;
-	default: return (struct tp_share){0, n};
+	default: return (struct tp_share){.begin = 0, .count = n};
 	}
 }
 
