@@ -36,7 +36,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_ABI 8u                /* raised when a struct or a signature below changes */
+#define KERN_ABI 9u                /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 enum kern_dtype {
@@ -360,6 +360,17 @@ struct kern_op {
 	};
 };
 
+/* The largest shapes of a program's operations, for kern_ops.program_bytes; 0: it has none such. */
+struct kern_shape {
+	size_t ops;
+	uint32_t in;               /* columns that a product reads, all heads of a heads_matmul together */
+	uint32_t heads;            /* of attention, over: */
+	struct kern_kv_layer kv;   /* its heads, head_dim and latent */
+	uint32_t angles;           /* dims of all ropes that differ */
+	uint32_t experts, used;    /* used: of a row */
+	uint32_t expert_layers, expert_in, expert_out;   /* columns: read; given, of gate and up together */
+};
+
 /* --- a backend ------------------------------------------------------------------------------------------------------------------------------------- */
 
 struct kern_ops {
@@ -399,6 +410,10 @@ struct kern_ops {
 	int (*weight_new)(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes, struct kern_weight **ret_w);
 	void (*weight_destroy)(struct kern_device *dev, struct kern_weight **w);
 
+	/* About the most memory of the host that a program takes beside what its operations name,
+	 * before there is a device or a weight; 0: not known. */
+	size_t (*program_bytes)(const struct kern_config *conf, const struct kern_limits *limits,
+	                        const struct kern_shape *shape);
 	/* The operations are copied; what they name must outlive the program. One program of a device runs at a time. */
 	int (*program_new)(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p);
 	void (*program_destroy)(struct kern_program **p);

@@ -150,6 +150,47 @@ static uint64_t matrix_bytes(struct engine *e)
 	return sum;
 }
 
+static struct kern_config device_config(const struct engine *e)
+{
+	const struct engine_opts *o = &e->opts;
+	return (struct kern_config){.variant = o->variant,
+	                            .threads = o->tp > 1 ? ranks_threads(o) : o->threads,
+	                            .device_index = o->device_index,
+	                            .activations = o->activations,
+	                            .progressed = o->progressed,
+	                            .progressed_arg = o->progressed_arg,
+	                            .options = e->sim ? &e->sim->options : NULL};
+}
+
+/* With several ranks somewhat more than one of them needs: as if it had all columns. */
+size_t engine_program_bytes(const struct engine *e)
+{
+	enum {
+		LAYER_OPS = 24,
+		LATENT_OPS = 8
+	};       /* at most; of so many heads as are computed at once */
+	const struct model_conf *c = &e->conf;
+	const struct model_experts *x = &c->experts;
+	const struct kern_config conf = device_config(e);
+	uint32_t parts = c->mla.kv_rank ? (c->heads + e->mla_heads - 1) / e->mla_heads : 0;
+	struct kern_shape s = {.ops = (size_t)c->layers * (LAYER_OPS + parts * LATENT_OPS),
+	                       .heads = c->heads,
+	                       .angles = c->ropes * c->rope_dims,
+	                       .experts = x->count,
+	                       .used = x->active,
+	                       .expert_layers = x->active ? c->layers : 0,
+	                       .expert_in = x->active ? (uint32_t)most(c->hidden, x->ffn) : 0,
+	                       .expert_out = x->active ? (uint32_t)most(2ull * x->ffn, c->hidden)
+	                                               : 0};
+	s.kv.kv_heads = c->mla.kv_rank ? 1 : c->kv_heads;
+	s.kv.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim;
+	s.kv.latent = c->mla.kv_rank;
+	s.in = (uint32_t)most(most(c->hidden, most(c->ffn, x->shared_ffn)),
+	                      most(c->heads * engine_att_width(c), e->mla_heads * mla_width(c)));
+	s.in = (uint32_t)most(s.in, c->mla.q_rank);
+	return e->ops->program_bytes(&conf, &e->limits, &s);
+}
+
 static int check_memory(struct engine *e, struct err *err)
 {
 	unsigned ranks = e->opts.tp ? e->opts.tp : 1;
@@ -157,6 +198,7 @@ static int check_memory(struct engine *e, struct err *err)
 	carve_scratch(e, &own);
 	uint64_t weights = matrix_bytes(e) / ranks, have = memory_available();
 	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes + e->opts.max_logits * (e->conf.vocab * sizeof(float) + 2 * sizeof *e->drawn);
+	step += engine_program_bytes(e);
 	if (weights + step > have / ranks)
 		return err_set(err, ERR_NOMEM, "%.160s: memory: found %llu MiB available, expected %llu MiB for weights and %llu MiB for steps of %u tokens",
 		               e->path, (unsigned long long)have >> 20, (unsigned long long)weights >> 20, (unsigned long long)step >> 20, e->opts.max_rows);
@@ -236,8 +278,7 @@ static int open_device(struct engine *e, struct err *err)
 {
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
-	struct kern_config conf = {.variant = o->variant, .threads = o->tp > 1 ? ranks_threads(o) : o->threads, .device_index = o->device_index, .activations = o->activations,
-	                           .progressed = o->progressed, .progressed_arg = o->progressed_arg, .options = e->sim ? &e->sim->options : NULL};
+	struct kern_config conf = device_config(e);
 	if (e->tp)
 		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), meet, e->tp};
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);

@@ -105,6 +105,8 @@ static inline uint32_t engine_att_width(const struct model_conf *c)
 /* Loads every tensor; on failure what was loaded is freed by weights_free. */
 int weights_load(struct engine *e, struct err *err);
 void weights_free(struct engine *e);
+/* engine.c: what the device needs for the program of a step, beside the engine's own memory. */
+size_t engine_program_bytes(const struct engine *e);
 /* record.c: the program of a step, once the pool is attached. */
 int engine_record(struct engine *e, struct err *err);
 /* step.c: runs the program over the batch that rank 0 has laid out; a failure fails the group. */

@@ -76,6 +76,10 @@ struct cpu_ready cpu_ready_at(const struct kern_program *p, const struct cpu_mak
 uint32_t cpu_panels_per_item(const struct kern_program *p, const struct kern_weight *w, size_t total_bytes, int many);
 size_t cpu_packed_bytes(const struct kern_program *p, const struct kern_weight *w);
 
+/* Floats for chunks that are done apart: less than the most that such a batch needs, and no more
+ * than 64 MiB. */
+size_t cpu_partial_floats(const struct cpu_variant *v, const struct cpu_attention *a,
+                          unsigned threads, uint32_t positions);
 /* cut.c: cuts the present batch for all attention of the program */
 void cpu_cut_batch(struct kern_program *p);
 

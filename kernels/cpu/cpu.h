@@ -135,6 +135,10 @@ static inline float *cpu_row(const struct kern_tensor *t, uint32_t r)
 	return cpu_f32(t->at) + r * t->ld;
 }
 
+/* size.c: kern_ops.program_bytes */
+size_t cpu_program_bytes(const struct cpu_variant *v, unsigned threads, bool bf16,
+                         const struct kern_limits *l, const struct kern_shape *s);
+
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* `bytes` of zeroed memory in one of the arena's chunks, which counts its users; NULL when there is none */

@@ -73,14 +73,15 @@ static struct cpu_cut *cut_of(struct build *b, const struct kern_op *op, uint32_
 	return p->cut[p->cuts++] = c;
 }
 
-/* What chunks done apart may need: less than the most that ITEMS_PER_THREAD allows, and no more than this. */
-static size_t partial_floats(const struct cpu_attention *a)
+size_t cpu_partial_floats(const struct cpu_variant *v, const struct cpu_attention *a,
+                          unsigned threads, uint32_t positions)
 {
 	enum { FLOATS_MAX = 16 << 20 };
-	uint64_t threads = crew_threads(a->p->dev->crew), tiles = ITEMS_PER_THREAD * threads / a->items + 1, rows = a->cut->tile_rows;
-	if (!a->p->dev->variant->att_join || threads == 1)
+	uint64_t tiles = ITEMS_PER_THREAD * (uint64_t)threads / a->items + 1;
+	if (!v->att_join || threads == 1)
 		return 0;
-	uint64_t floats = tiles * (a->p->limits.positions / CPU_CHUNK + 2) * a->items * a->p->dev->variant->att_state(a, (uint32_t)rows);
+	uint64_t floats = tiles * (positions / CPU_CHUNK + 2) * a->items *
+	                  v->att_state(a, a->cut->tile_rows);
 	return floats < FLOATS_MAX ? floats : FLOATS_MAX;
 }
 
@@ -110,7 +111,8 @@ void build_attention(struct build *b, const struct kern_op *op)
 		           (unsigned long long)items, UINT32_MAX);
 	if (!(a->cut = cut_of(b, op, tile_rows, a->items)))
 		return;
-	size_t scratch = v->att_scratch(a, p->limits.positions), partial = partial_floats(a);
+	size_t scratch = v->att_scratch(a, p->limits.positions),
+	       partial = cpu_partial_floats(v, a, crew_threads(p->dev->crew), p->limits.positions);
 	p->scratch_floats = scratch > p->scratch_floats ? scratch : p->scratch_floats;
 	p->partial_floats = partial > p->partial_floats ? partial : p->partial_floats;
 	build_phase(b, att_items, v->att_item, a);

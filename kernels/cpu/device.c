@@ -201,6 +201,15 @@ static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n
 	return KERN_OK;
 }
 
+static size_t program_bytes(const struct kern_config *conf, const struct kern_limits *limits,
+                            const struct kern_shape *shape)
+{
+	char text[200];
+	const struct cpu_variant *v = variant_choose(conf->variant, text, sizeof text);
+	unsigned threads = conf->threads ? conf->threads : threads_default();
+	return v ? cpu_program_bytes(v, threads, conf->activations == KERN_BF16, limits, shape) : 0;
+}
+
 const struct kern_ops kern_cpu_ops = {
 	.abi = KERN_ABI,
 	.name = "cpu",
@@ -222,6 +231,7 @@ const struct kern_ops kern_cpu_ops = {
 	.sync = stream_sync,
 	.weight_new = weight_new,
 	.weight_destroy = weight_destroy,
+	.program_bytes = program_bytes,
 	.program_new = cpu_program_new,
 	.program_destroy = cpu_program_destroy,
 	.run = cpu_run,

@@ -111,5 +111,5 @@ const struct kern_ops kern_sim_ops = {
 	.stream_new = stream_new, .stream_destroy = stream_destroy,
 	.upload = host_upload, .download = host_download, .sync = stream_sync,
 	.weight_new = weight_new, .weight_destroy = weight_destroy,
-	.program_new = sim_program_new, .program_destroy = sim_program_destroy, .run = sim_run,
+	.program_bytes = sim_program_bytes, .program_new = sim_program_new, .program_destroy = sim_program_destroy, .run = sim_run,
 };

@@ -316,6 +316,17 @@ static int record(struct kern_program *p, const struct kern_op *op)
 	return rc || p->columns < SIM_COLUMNS ? rc : sim_fail(p->dev, KERN_EINVAL, "a program over more than %d matrices", SIM_COLUMNS - 1);
 }
 
+size_t sim_program_bytes(const struct kern_config *conf, const struct kern_limits *limits,
+                         const struct kern_shape *shape)
+{
+	(void)conf;
+	size_t rows = limits->rows > limits->tail_rows ? limits->rows : limits->tail_rows;
+	return shape->ops * sizeof(struct sim_op) +
+	       rows * (SIM_COLUMNS * sizeof(uint64_t) + SIM_PEAKS * sizeof(uint32_t)) +
+	       limits->spans * 2 * sizeof(uint64_t) +
+	       (limits->vocab ? kern_sampler_bytes(limits->vocab) : 0);
+}
+
 int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits,
                     struct kern_program **ret_p)
 {

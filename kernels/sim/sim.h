@@ -86,6 +86,8 @@ static inline uint64_t sim_mix(uint64_t a, uint64_t b)
 
 int sim_fail(struct kern_device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+size_t sim_program_bytes(const struct kern_config *conf, const struct kern_limits *limits,
+                         const struct kern_shape *shape);
 int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits,
                     struct kern_program **ret_p);
 void sim_program_destroy(struct kern_program **p);

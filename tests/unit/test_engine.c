@@ -1,11 +1,13 @@
 /* test_engine.c - the forward pass against itself: chunks, batches, threads; models in another shape or container against reference outputs
  * (test_models.c has the families). With PD_MODEL set to the SmolLM2 file, tests/data/smollm2/reference.jsonl is checked as well. */
 #include "engine_rig.h"
+#include "engine/engine_impl.h"
 #include "derived_model.h"
 #include "draw_rig.h"
 #include "skip.h"
 #include "tempdir.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -555,6 +557,49 @@ START_TEST(the_files_pages_are_given_back)
 }
 END_TEST
 
+/* --- memory
+ * ----------------------------------------------------------------------------------------------------------------
+ */
+
+static size_t heap(void)
+{
+	struct mallinfo2 m = mallinfo2();
+	return m.hblkhd + m.uordblks;
+}
+
+/* The figure that the memory of the machine is compared with, and what a program then takes.
+ * Without what its threads sample with it would be far less. */
+START_TEST(a_program_takes_what_was_said)
+{
+	static const char *const models[] = {"llama", "qwen3_moe", "gpt_oss", "deepseek_v3"};
+	char path[256];
+	struct err err = {0};
+	struct engine *e;
+	snprintf(path, sizeof path, GOLDEN "%s", models[_i % 4]);
+	struct engine_opts o = {.model_path = path,
+	                        .threads = _i < 4   ? 1
+	                                   : _i < 8 ? 16
+	                                            : 64,
+	                        .kv_type = KV_F32,
+	                        .block_tokens = 16,
+	                        .max_rows = _i < 8 ? 3000 : 16,
+	                        .max_logits = 16,
+	                        .max_spans = 8,
+	                        .max_table = 400};
+	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
+	size_t said = engine_program_bytes(e), before = heap();
+	ck_assert_msg(engine_new_pool(e, 16, NULL, &err) == 0, "%s", err.text);
+	size_t takes = heap() - before;
+	ck_assert_msg(takes <= said, "%s: %zu bytes were said, %zu taken", models[_i % 4], said,
+	              takes);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+	ck_assert_msg(said < 2 * takes + (2 << 20), "%s: %zu bytes were said, %zu taken",
+	              models[_i % 4], said, takes);
+#endif
+	engine_close(&e);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("engine");
@@ -563,6 +608,7 @@ int main(void)
 	tcase_set_timeout(golden, 120);
 	tcase_add_loop_test(golden, golden_derived, 0, 8);
 	tcase_add_loop_test(golden, the_files_pages_are_given_back, 0, 5);
+	tcase_add_loop_test(golden, a_program_takes_what_was_said, 0, 12);
 	tcase_set_timeout(bits, 300);
 	tcase_add_loop_test(bits, chunks_equal_whole, 0, SAME_BITS);
 	tcase_add_loop_test(bits, batch_equals_single, 0, SAME_BITS);
