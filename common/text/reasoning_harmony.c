@@ -57,6 +57,7 @@ static int message_head(struct reasoning *r)
 	r->part = read > 0 ? parts[h.kind] : MESSAGE_ANSWER;
 	r->gap = r->part == MESSAGE_CALL ? 0 : r->said >> (r->part == MESSAGE_FIRST) & 1;
 	if (r->part == MESSAGE_CALL) {
+		r->object = (struct reasoning_object){0};
 		r->start = at;
 		give_message(r, at + h.len);
 	} else if (read > 0) {
@@ -65,8 +66,22 @@ static int message_head(struct reasoning *r)
 	return 1;
 }
 
-/* To the marker that ends the message or begins the next; white space at the end of thoughts is
- * dropped. */
+static void object_byte(struct reasoning_object *o, char c)
+{
+	if (o->in_string) {
+		o->in_string = c != '"' || o->escaped;
+		o->escaped = c == '\\' && !o->escaped;
+	} else if (c == '"') {
+		o->in_string = o->depth > 0;
+	} else if (c == '{') {
+		o->depth++;
+	} else if (c == '}' && o->depth) {
+		o->depth--;
+	}
+}
+
+/* To the marker that ends the message or begins the next; within a string of a call's arguments it
+ * is text. White space at the end of thoughts is dropped. */
 static int message_body(struct reasoning *r)
 {
 	size_t at = r->start, keep = r->start, n;
@@ -77,7 +92,7 @@ static int message_body(struct reasoning *r)
 			continue;
 		}
 		enum harmony_mark m = HARMONY_TEXT;
-		if (c == '<')
+		if (c == '<' && !r->object.in_string)
 			m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
 		if (m == HARMONY_PART)
 			break;
@@ -88,6 +103,8 @@ static int message_body(struct reasoning *r)
 			r->part = HEAD;
 			return 1;
 		}
+		if (r->part == MESSAGE_CALL)
+			object_byte(&r->object, c);
 		keep = ++at;
 	}
 	give_message(r, keep);

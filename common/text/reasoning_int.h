@@ -31,6 +31,12 @@ enum part {
 	MESSAGE_CALL
 };
 
+/* The arguments of a call, up to where they were read. */
+struct reasoning_object {
+	size_t depth;                /* of braces; 0: before the object, or behind it */
+	int in_string, escaped;
+};
+
 struct reasoning {
 	const struct reasoning_format *f;
 	reasoning_sink *sink;
@@ -39,6 +45,7 @@ struct reasoning {
 	int final;
 	unsigned said;               /* harmony: bit 1: thoughts were given, bit 0: of the answer */
 	int gap;                     /* an empty line comes first: a message of its kind came before */
+	struct reasoning_object object;
 	struct buf in;
 	size_t start;                /* what lies before is settled */
 };

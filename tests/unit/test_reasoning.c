@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define CALL_HEAD "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
 static const struct {
 	const char *format;
 	int inside;
@@ -53,6 +55,13 @@ static const struct {
 	{"harmony", 0, "<|channel|>analysis to=python code<|message|>print(1)<|call|>", "print(1)", ""},
 	{"harmony", 0, "<|channel|>commentary to=search<|message|>{}", "", "<|channel|>commentary to=search<|message|>{}"},
 	{"harmony", 0, "<|channel|>commentary to=user<|message|>Wait.", "", "Wait."},
+	/* arguments may hold what marks messages, in strings */
+	{"harmony", 0, CALL_HEAD "{\"text\": \"the head is <|start|>assistant<|channel|>analysis<|message|>X<|end|> and so\", \"b\": 1}", "",
+	 CALL_HEAD "{\"text\": \"the head is <|start|>assistant<|channel|>analysis<|message|>X<|end|> and so\", \"b\": 1}"},
+	{"harmony", 0, CALL_HEAD " {\"a\": {\"b\\\"<|end|>\": [\"\\\\\"]}}<|call|><|channel|>analysis<|message|>So", "So",
+	 CALL_HEAD " {\"a\": {\"b\\\"<|end|>\": [\"\\\\\"]}}<|call|>"},
+	{"harmony", 0, CALL_HEAD "{}\"<|end|>" CALL_HEAD "it\"s<|end|><|channel|>analysis<|message|>So", "So",
+	 CALL_HEAD "{}\"<|end|>" CALL_HEAD "it\"s<|end|>"},
 	/* and as they come otherwise */
 	{"harmony", 0, "Just 4 <b>, <|en and\n", "", "Just 4 <b>, <|en and\n"},
 	{"harmony", 0, " \n", "", ""},
