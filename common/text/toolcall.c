@@ -312,10 +312,11 @@ void toolcall_feed(struct toolcall *t, const char *text, size_t len)
 		;
 }
 
-void toolcall_finish(struct toolcall *t)
+void toolcall_finish(struct toolcall *t, int ended)
 {
 	CHECK(!t->final);
 	t->final = 1;
+	t->ended = ended;
 	while (t->in.len && t->step(t) == TC_GO)
 		;
 	if (t->step != tc_content) {

@@ -198,7 +198,8 @@ int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *r
 
 /* --- calls ------------------------------------------------------------------------------------ */
 
-/* A head whose recipient is a function, and its object. No body at all is one without members. */
+/* A head whose recipient is a function, and its object. A message that ends without a body has one
+ * without members; where the answer was cut there, the call has no arguments. */
 enum tc_go tc_harmony_open(struct toolcall *t)
 {
 	size_t at = t->at - (t->is_bare ? 0 : strlen(t->f->triggers[t->trigger])), len = 0;
@@ -220,7 +221,8 @@ enum tc_go tc_harmony_open(struct toolcall *t)
 	    !tc_take_name(t, t->in.data + at + h.name, h.name_len))
 		return tc_break(t, at + h.len);
 	tc_begin(t);
-	tc_give(t, "{}", 2);
+	if (m == HARMONY_ENDS || t->ended)
+		tc_give(t, "{}", 2);
 	tc_end(t);
 	t->start = t->at = c.at;
 	t->step = tc_close;

@@ -100,7 +100,8 @@ struct toolcall {
 	struct buf in;
 	size_t start, at;
 	size_t trigger;              /* which one opened the candidate at hand */
-	int final, fresh, after_call, is_bare, in_array, begun;
+	int final, ended;            /* ended: by the model, as toolcall_finish says it */
+	int fresh, after_call, is_bare, in_array, begun;
 	unsigned calls, closer;
 	char name[TOOLCALL_NAME_MAX + 1];
 	int in_string, escaped;      /* within the arguments given out */

@@ -60,6 +60,7 @@ struct choice {
 	int lost;                    /* something that was generated found no memory: the answer ends before it */
 	int stopped;                 /* index of the stop string that ended it, or -1 */
 	int64_t stop_id;             /* stop_token_ids: which one ended it, or -1 */
+	int model_ended;             /* by a token of its own, not by a limit or what the client looks for */
 	enum seq_finish finish;      /* not NONE: no further text */
 	int ended;
 };

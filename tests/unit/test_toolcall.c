@@ -51,24 +51,28 @@ static void sink(void *arg, const struct toolcall_event *e)
 		g->open = e->kind == TOOLCALL_BEGIN;
 }
 
+#define ENDED '\4'                /* behind a text: the model ended the answer, by a silent token */
+
 /* cuts: ends of pieces, ascending; the rest is the last piece. */
 static char *run(const char *format, const char *text, size_t len, const size_t *cuts, size_t n)
 {
+	int ended = len && text[len - 1] == ENDED;
 	struct got g = {0};
 	const struct toolcall_format *f = toolcall_format_find(format);
 	ck_assert_msg(f != NULL, "%s", format);
 	struct toolcall *t = toolcall_new(f, tools, NULL, sink, &g);
 	size_t at = 0;
 	buf_init(&g.b, 0);
+	len -= (size_t)ended;
 	for (size_t i = 0; i <= n; i++) {
-		size_t to = i < n ? cuts[i] : len;
+		size_t to = i < n && cuts[i] < len ? cuts[i] : len;
 		char *piece = mem_alloc(to - at + 1);      /* exactly so long: a read beyond is seen by the sanitizer */
 		memcpy(piece, text + at, to - at);
 		toolcall_feed(t, piece, to - at);
 		free(piece);
 		at = to;
 	}
-	toolcall_finish(t);
+	toolcall_finish(t, ended);
 	ck_assert_int_eq(g.open, 0);
 	toolcall_destroy(&t);
 	return g.b.data ? g.b.data : mem_strdup("");
@@ -196,7 +200,9 @@ static const struct {
 	{"harmony", "<|channel|>functions.g <|constrain|>json<|message|>{}", "<0 g {}>"},
 	{"harmony", "<|channel|>commentary to=functions.f <|constrain|>json{\"s\": 1}<|call|>", "<0 f {\"s\": 1}>"},
 	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|><|call|>", "<0 g {}>"},
-	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>", "<0 g {}>"},
+	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>\4", "<0 g {}>"},
+	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>", "<0 g >"},
+	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|> \n", "<0 g >"},
 	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": x}<|call|>", "<0 f {\"s\": >x}<|call|>"},
 	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": \"cut", "<0 f {\"s\": \"cut>"},
 	{"harmony", "<|channel|>commentary to=functions.nope<|message|>{}<|call|>", "<|channel|>commentary to=functions.nope<|message|>{}<|call|>"},
