@@ -2,6 +2,8 @@
 #include "text/harmony.h"
 #include "text/reasoning_int.h"
 
+#include <string.h>
+
 /* The last message of the prompt, if it has a head and no end. */
 enum reasoning_at reasoning_last_message(const char *s, size_t len)
 {
@@ -59,6 +61,8 @@ static int message_head(struct reasoning *r)
 	if (r->part == MESSAGE_CALL) {
 		r->object = (struct reasoning_object){0};
 		r->start = at;
+		if (r->in.data[at] != '<')       /* the head of a call is known by its marker */
+			r->sink(r->arg, 0, "<|start|>", strlen("<|start|>"));
 		give_message(r, at + h.len);
 	} else if (read > 0) {
 		r->start = at + h.len;
