@@ -62,6 +62,30 @@ const struct reasoning_form *reasoning_format_form(const struct reasoning_format
 	return &f->form;
 }
 
+/* A close may be spelled in part by `next`: that part as text, up to its first operator. */
+static int closes_with(const struct reasoning_form *f, const char *marker)
+{
+	char text[128];
+	size_t n = strlen(f->close);
+	CHECK(n + strlen(f->next) < sizeof text);
+	memcpy(text, f->close, n);
+	for (const char *s = f->next; *s && !strchr("{*+?([", *s); s++)
+		if (*s != '\\')
+			text[n++] = *s;
+	text[n] = 0;
+	return strstr(text, marker) != NULL;
+}
+
+int reasoning_form_spells(const char *marker)
+{
+	for (size_t i = 0; i < N_FORMATS; i++) {
+		const struct reasoning_form *f = &formats[i].form;
+		if (strstr(f->open, marker) || strstr(f->answer, marker) || closes_with(f, marker))
+			return 1;
+	}
+	return 0;
+}
+
 const char *reasoning_format_marker(const struct reasoning_format *f, size_t i)
 {
 	const char *const all[] = {f->form.open, f->form.close, f->answer_open, f->answer_close, NULL};

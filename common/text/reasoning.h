@@ -41,6 +41,8 @@ struct reasoning_form {
 	const char *open, *close, *next, *answer;
 };
 const struct reasoning_form *reasoning_format_form(const struct reasoning_format *f);
+/* 1: some format's form spells this marker. */
+int reasoning_form_spells(const char *marker);
 
 /* Where the prompt ends. WITHIN_THOUGHTS: the template opened them. WITHIN_ANSWER: only harmony
  * tells that. */
