@@ -36,7 +36,8 @@ struct harmony_head {
 
 /* 1: the head of a message is read. 0: more text is needed; never from HARMONY_HEAD_MAX bytes on,
  * or when final. -1: no message begins here. Without <|message|> a head ends where the next marker
- * comes, or at its limit: what follows its known words is the body. */
+ * comes, at its limit, or with the answer: what follows its known words is the body. Where the answer
+ * ends within such a word, that is no text. */
 int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *ret);
 
 #endif

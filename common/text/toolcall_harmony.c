@@ -51,24 +51,28 @@ static size_t word_end(const char *s, size_t n, size_t at)
 	return at;
 }
 
-/* A message without <|start|>: the words that may stand before its first marker. 1, 0, -1 as
- * harmony_head_read. */
+/* A message without <|start|>: the words that may stand before its first marker, or before the end
+ * of the answer. 1, 0, -1 as harmony_head_read. */
 static int words_lead(const char *s, size_t n, int final)
 {
 	static const char *const markers[] = {"<|channel|>", "<|message|>", "<|constrain|>"};
 	size_t at = 0;
-	int b = 0, part = 0;
+	int b = 0, part = 0, to = 0;
 	for (;;) {
 		at = skip_space(s, n, at);
 		if ((b = begins(s + at, n - at, final, "assistant")) > 0)
 			at += strlen("assistant");
-		else if (b == 0 && (b = begins(s + at, n - at, final, "to=")) > 0)
+		else if (b == 0 && (b = begins(s + at, n - at, final, "to=")) > 0) {
 			at = word_end(s, n, at);
+			to = 1;
+		}
 		if (b < 0)
 			return 0;
 		if (b == 0)
 			break;
 	}
+	if (final && to && at == n)
+		return 1;
 	for (size_t i = 0; i < 3; i++) {
 		if ((b = begins(s + at, n - at, final, markers[i])) > 0)
 			return 1;
@@ -99,6 +103,13 @@ static int words_end(const char *s, size_t n, int final, size_t *ret_end, size_t
 	return at < n || final;
 }
 
+static size_t letters_end(const char *s, size_t n, size_t at)
+{
+	while (at < n && s[at] >= 'a' && s[at] <= 'z')
+		at++;
+	return at;
+}
+
 static size_t find(const char *s, size_t n, size_t from, const char *what)
 {
 	const char *hit = from < n ? memmem(s + from, n - from, what, strlen(what)) : NULL;
@@ -116,8 +127,8 @@ static int is_person(const char *s, size_t n)
 }
 
 /* The first channel of a known name; where there is none, an unknown one is not for the user.
- * Returns where its name ends, 0: there is no channel. */
-static size_t read_channel(const char *s, size_t n, enum harmony_kind *ret)
+ * Returns where its name ends, 0: there is no channel. cut: the answer ends with s. */
+static size_t read_channel(const char *s, size_t n, int cut, enum harmony_kind *ret)
 {
 	static const struct {
 		const char *name;
@@ -129,23 +140,54 @@ static size_t read_channel(const char *s, size_t n, enum harmony_kind *ret)
 	for (size_t at = 0; (at = find(s, n, at, "<|channel|>")) < n;) {
 		end = at = skip_space(s, n, at + strlen("<|channel|>"));
 		*ret = HARMONY_THOUGHTS;
-		for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-			if (begins(s + at, n - at, 1, known[i].name)) {
+		for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+			int b = begins(s + at, n - at, !cut, known[i].name);
+			if (b)
 				*ret = known[i].kind;
-				return at + strlen(known[i].name);
-			}
+			if (b)
+				return b > 0 ? at + strlen(known[i].name) : n;
+		}
 	}
 	return end;
 }
 
-/* What the words s[0..n) say. Of a head without <|message|>, len is where its body begins. */
-static void read_words(const char *s, size_t n, struct harmony_head *ret)
+/* Of a head without <|message|>: behind the words from `at` on, at the space before the body. Where
+ * the answer ends with s (cut), what may be the beginning of a word is one. */
+static size_t body_begin(const char *s, size_t n, size_t at, int has_channel, int cut)
 {
-	size_t body = read_channel(s, n, &ret->kind), from, to;
-	if (!body && begins(s, n, 1, "<|start|>assistant"))
-		body = strlen("<|start|>assistant");
-	else if (!body)
-		body = *s == '<' ? find(s, n, 0, ">") + 1 : n;
+	enum { ROLE, TO, JSON, CODE, CONSTRAIN, CHANNEL, MESSAGE, N };
+	static const char *const words[N] = {"assistant", "to=", "json", "code", "<|constrain|>", "<|channel|>", "<|message|>"};
+	int has_to = find(s, n, 0, "to=") < n || find(s, n, 0, NAMESPACE) < n;
+	for (int word = ROLE; word < N;) {
+		size_t from = skip_space(s, n, at);
+		int b = 0;
+		if (from == n)
+			return cut ? n : at;
+		for (word = has_channel ? TO : ROLE; word < N; word++) {
+			int apart = word == ROLE || word >= CONSTRAIN || from > at || at == 0;
+			int is_type = word == JSON || word == CODE;
+			int may = apart && (!is_type || (has_to && letters_end(s, n, from) <= from + 4));
+			if (may && (b = begins(s + from, n - from, !cut, words[word])))
+				break;
+		}
+		if (b < 0)
+			return n;
+		if (word == TO)
+			at = word_end(s, n, from);
+		else if (word < N)
+			at = from + strlen(words[word]);
+		if (word == CONSTRAIN || word == CHANNEL)
+			at = letters_end(s, n, skip_space(s, n, at));
+	}
+	return at;
+}
+
+/* What the words s[0..n) say. Of a head without <|message|>, len is where its body begins. */
+static void read_words(const char *s, size_t n, int cut, struct harmony_head *ret)
+{
+	size_t channel = read_channel(s, n, cut, &ret->kind), from, to;
+	size_t first = begins(s, n, 1, "<|start|>") ? strlen("<|start|>") : 0;
+	size_t body = body_begin(s, n, channel ? channel : first, channel > 0, cut);
 	from = find(s, n, 0, "to=");
 	if (from < n)
 		from += strlen("to=");
@@ -169,7 +211,7 @@ int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *r
 {
 	static const char *const first[] = {"<|start|>", "<|channel|>", "<|message|>"};
 	size_t end;
-	int b = 0, part = 0;
+	int b = 0, part = 0, cut = final && n < HARMONY_HEAD_MAX;
 	if (n >= HARMONY_HEAD_MAX) {
 		n = HARMONY_HEAD_MAX;
 		final = 1;
@@ -192,7 +234,7 @@ int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *r
 	if (!words_end(s, n, final, &end, &ret->len))
 		return 0;
 	ret->whole = ret->len > 0;
-	read_words(s, end, ret);
+	read_words(s, end, cut && end == n, ret);
 	return 1;
 }
 
