@@ -94,15 +94,21 @@ const char *reasoning_format_marker(const struct reasoning_format *f, size_t i)
 	return i < 5 ? all[i] : NULL;
 }
 
+static int ends_with(const char *s, size_t len, const char *with)
+{
+	size_t n = strlen(with);
+	return len >= n && memcmp(s + len - n, with, n) == 0;
+}
+
 enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len)
 {
-	size_t n = strlen(f->form.open);
 	if (*f->channels)
 		return reasoning_last_message(prompt, len);
 	while (len && reasoning_is_space(prompt[len - 1]))
 		len--;
-	int opened = len >= n && memcmp(prompt + len - n, f->form.open, n) == 0;
-	return opened ? REASONING_WITHIN_THOUGHTS : REASONING_BEFORE;
+	if (ends_with(prompt, len, f->form.open))
+		return REASONING_WITHIN_THOUGHTS;
+	return ends_with(prompt, len, f->form.close) ? REASONING_WITHIN_ANSWER : REASONING_BEFORE;
 }
 
 /* --- splitting -------------------------------------------------------------------------------------------------------------------- */
@@ -205,6 +211,8 @@ struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning
 	r->arg = arg;
 	if (*f->channels)
 		r->part = reasoning_message_part(at);
+	else if (at == REASONING_WITHIN_ANSWER)
+		r->part = f->answer_open ? ANSWER_LEAD : ANSWER;
 	else
 		r->part = at == REASONING_WITHIN_THOUGHTS ? LEAD : BEGIN;
 	buf_init_quota(&r->in, 0, q);

@@ -9,7 +9,7 @@
  *   harmony   <|channel|>analysis<|message|>THOUGHTS<|end|><|channel|>final<|message|>ANSWER  gpt-oss
  *
  * Rules. Thoughts are looked for at the beginning of the answer only, behind white space. A template may have opened them in the prompt: then the
- * answer begins within them, and the opening marker may come again. White space around the thoughts, and before the answer behind them, is dropped.
+ * answer begins within them, and the opening marker may come again. Where it closed them there, they are not looked for. White space around the thoughts, and before the answer behind them, is dropped.
  * Thoughts that never end are thoughts to the end. What may be a marker is held back until that is decided.
  *
  * harmony (harmony.h) is a row of messages instead, each of thoughts, of the answer, or a call, in any order.
@@ -44,8 +44,9 @@ const struct reasoning_form *reasoning_format_form(const struct reasoning_format
 /* 1: some format's form spells this marker. */
 int reasoning_form_spells(const char *marker);
 
-/* Where the prompt ends. WITHIN_THOUGHTS: the template opened them. WITHIN_ANSWER: only harmony
- * tells that. */
+/* Where the prompt ends. WITHIN_THOUGHTS: the template opened them. WITHIN_ANSWER: behind the marker
+ * that closes them, or in a message of harmony. A template closes them right away where the request
+ * wants none (enable_thinking); an opening marker that the model writes then is text, as vLLM has it. */
 enum reasoning_at { REASONING_BEFORE, REASONING_WITHIN_THOUGHTS, REASONING_WITHIN_ANSWER };
 enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len);
 

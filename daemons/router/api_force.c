@@ -58,7 +58,7 @@ void thoughts_first(struct call *c, const char *prompt, size_t len, int is_call,
 	if (at == REASONING_BEFORE)
 		first = json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open,
 		                  "free", f->close, "regex", f->next);
-	else if (is_call || at == REASONING_WITHIN_THOUGHTS)
+	else if (at == REASONING_WITHIN_THOUGHTS || (is_call && *f->answer))    /* a message is open */
 		first = json_pack("[{s:s},{s:s}]", "free", f->close, "regex", f->next);
 	else
 		first = json_array();

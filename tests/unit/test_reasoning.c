@@ -34,6 +34,9 @@ static const struct {
 	{"think", 1, "no end", "no end", ""},
 	{"think", 1, " ", "", ""},
 	{"think", 1, "a <think> b</think>c", "a <think> b", "c"},
+	{"think", REASONING_WITHIN_ANSWER, " <think>4</think>5", "", " <think>4</think>5"},
+	{"ernie", REASONING_WITHIN_ANSWER, "<response>\n4</response>\n", "", "4"},
+	{"ernie", REASONING_WITHIN_ANSWER, "<think>4", "", "<think>4"},
 	{"ernie", 1, "Two.\n</think>\n\n\n<response>\n4 \n</response>\n", "Two.", "4"},
 	{"ernie", 1, "Two.\n</think>\n\n<tool_call>", "Two.", "<tool_call>"},
 	{"ernie", 1, "x</think><response>4 </respons", "x", "4 </respons"},
@@ -222,7 +225,9 @@ START_TEST(opened_by_the_prompt)
 	const struct reasoning_format *f = reasoning_format_find("think");
 	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n", 11), 1);
 	ck_assert_int_eq(reasoning_opened(f, "<A><think>", 10), 1);
-	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n\n</think>\n\n", 22), 0);
+	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n\n</think>\n\n", 22), REASONING_WITHIN_ANSWER);
+	ck_assert_int_eq(reasoning_opened(f, "<A></think>", 11), REASONING_WITHIN_ANSWER);
+	ck_assert_int_eq(reasoning_opened(f, "<A></think>no", 13), REASONING_BEFORE);
 	ck_assert_int_eq(reasoning_opened(f, "<A>", 3), 0);
 	ck_assert_int_eq(reasoning_opened(f, "", 0), 0);
 }

@@ -413,6 +413,8 @@ static const struct {
 	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
 	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>"),
 	 "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
+	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>\\n\\n</think>\\n\\n"), "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\"}"},
+	{"hermes", "think", ",\"guided_regex\":\"a+\"" WITHIN("</think>"), "a+"},
 	{"harmony", "harmony", ",\"tool_choice\":" NAMED_G, "[{\"any_of\":[[{\"literal\":\"<|channel|>analysis<|message|>\"},{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"}],[]]},"
 	 "{\"any_of\":[[{\"repeat\":[{\"literal\":\"<|channel|>commentary to=functions.\"},{\"any_of\":[[{\"literal\":\"g\"},{\"literal\":\" <|constrain|>json<|message|>\"},{\"schema\":"},
 	{"harmony", "harmony", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":1}]]"},
