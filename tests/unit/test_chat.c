@@ -348,6 +348,14 @@ static const struct {
 	{NULL, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1") "," RESULT("", "2") "," RESULT("", "3"),
 	 CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}") TOLD("g", "2") TOLD("g", "3")},
 	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}", "{'role':'user','content':'x'}], 'tools':[{'function':{'name':'f','description':'D'}},{'function':{'name':'g'}}", "//D;//;"},
+	/* a tool without a description: what is said stays as it is */
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.thinking }},{{ m.content }}{% endfor %}",
+	 "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;R,C"},
+	/* and it has one where the messages are said otherwise as well */
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.content + '.' }}{% endfor %}",
+	 "{'role':'assistant','content':null,'tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;."},
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.tool_calls[0].function.arguments + '.' }}{% endfor %}",
+	 "{'role':'assistant','content':null,'tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;{}."},
 	{EACH, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1"), "[user][assistant f g][tool]"},
 };
 
