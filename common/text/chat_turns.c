@@ -63,14 +63,15 @@ static int split(const json_t *list, size_t at, size_t end, const json_t *sent, 
 	return bad;
 }
 
-int chat_turns_split_calls(json_t **list, json_t **came)
+int chat_turns_split_calls(json_t **list, json_t **came, int keeps_last)
 {
+	size_t n = json_array_size(*list);
 	json_t *out = json_array(), *out_came = json_array();
 	int bad = 0;
-	for (size_t i = 0, end; i < json_array_size(*list); i = end) {
+	for (size_t i = 0, end; i < n; i = end) {
 		json_t *m = json_array_get(*list, i), *sent = json_array_get(*came, i);
 		end = i + 1;
-		if (json_array_size(json_object_get(m, "tool_calls")) < 2) {
+		if (json_array_size(json_object_get(m, "tool_calls")) < 2 || (keeps_last && end == n)) {
 			bad |= json_array_append(out, m);
 			bad |= json_array_append(out_came, sent);
 			continue;
