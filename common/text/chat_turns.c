@@ -71,7 +71,7 @@ int chat_turns_split_calls(json_t **list, json_t **came, int keeps_last)
 	for (size_t i = 0, end; i < n; i = end) {
 		json_t *m = json_array_get(*list, i), *sent = json_array_get(*came, i);
 		end = i + 1;
-		if (json_array_size(json_object_get(m, "tool_calls")) < 2 || (keeps_last && end == n)) {
+		if ((keeps_last && end == n) || json_array_size(json_object_get(m, "tool_calls")) < 2) {
 			bad |= json_array_append(out, m);
 			bad |= json_array_append(out_came, sent);
 			continue;

@@ -1,7 +1,8 @@
 /* reasoning.c - see reasoning.h.
  *
  * The parts of an answer in their order are a table: what may open a part, what ends it. Text that is not settled (white space that may have to be
- * dropped, what may be a marker) is held; it is at most a run of white space and a marker long, so each byte is looked at a few times at most. */
+ * dropped, what may be a marker) is held: a run of white space, which is looked at once, and behind it
+ * a marker or a head of harmony, which are short and read anew with each piece. Time is linear. */
 #include "text/reasoning_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -148,7 +149,7 @@ static int lead(struct reasoning *r, const char *marker, enum part with, enum pa
 /* To the marker, without the white space before it. */
 static int body(struct reasoning *r, const char *marker, enum part next)
 {
-	size_t at = r->start, keep = r->start;
+	size_t at = reasoning_skip_space(r), keep = r->start;
 	while (at < r->in.len) {
 		if (reasoning_is_space(r->in.data[at])) {
 			at++;
@@ -166,6 +167,7 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 		keep = ++at;
 	}
 	give(r, keep);
+	r->space = at;
 	if (r->final)                /* white space at the end of an answer is its own */
 		give(r, r->part == THOUGHTS ? keep : r->in.len);
 	return 0;
@@ -239,6 +241,7 @@ void reasoning_feed(struct reasoning *r, const char *text, size_t len)
 	if (r->start) {
 		memmove(r->in.data, r->in.data + r->start, r->in.len - r->start);
 		r->in.len -= r->start;
+		r->space -= r->space > r->start ? r->start : r->space;
 		r->start = 0;
 	}
 	buf_add(&r->in, text, len);

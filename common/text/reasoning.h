@@ -8,9 +8,11 @@
  *   cohere    <|START_THINKING|>THOUGHTS<|END_THINKING|>ANSWER (which may stand in <|START_RESPONSE|>..<|END_RESPONSE|>)
  *   harmony   <|channel|>analysis<|message|>THOUGHTS<|end|><|channel|>final<|message|>ANSWER  gpt-oss
  *
- * Rules. Thoughts are looked for at the beginning of the answer only, behind white space. A template may have opened them in the prompt: then the
- * answer begins within them, and the opening marker may come again. Where it closed them there, they are not looked for. White space around the thoughts, and before the answer behind them, is dropped.
- * Thoughts that never end are thoughts to the end. What may be a marker is held back until that is decided.
+ * Rules. Thoughts are looked for at the beginning of the answer only, behind white space. A template
+ * may have opened them in the prompt: then the answer begins within them, and the opening marker may
+ * come again. Where it closed them there, they are not looked for. White space around the thoughts, and
+ * before the answer behind them, is dropped. Thoughts that never end are thoughts to the end. What may
+ * be a marker is held back until that is decided.
  *
  * harmony (harmony.h) is a row of messages instead, each of thoughts, of the answer, or a call, in any order.
  * Heads and ends are dropped; two messages of thoughts, or of the answer, have an empty line between

@@ -88,10 +88,11 @@ static void object_byte(struct reasoning_object *o, char c)
  * is text. White space at the end of thoughts is dropped. */
 static int message_body(struct reasoning *r)
 {
-	size_t at = r->start, keep = r->start, n;
+	int trims = r->part == MESSAGE_THOUGHTS;
+	size_t at = trims ? reasoning_skip_space(r) : r->start, keep = r->start, n;
 	while (at < r->in.len) {
 		char c = r->in.data[at];
-		if (r->part == MESSAGE_THOUGHTS && reasoning_is_space(c)) {
+		if (trims && reasoning_is_space(c)) {
 			at++;
 			continue;
 		}
@@ -112,6 +113,7 @@ static int message_body(struct reasoning *r)
 		keep = ++at;
 	}
 	give_message(r, keep);
+	r->space = at;
 	return 0;
 }
 

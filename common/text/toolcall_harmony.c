@@ -156,7 +156,8 @@ static size_t read_channel(const char *s, size_t n, int cut, enum harmony_kind *
 static size_t body_begin(const char *s, size_t n, size_t at, int has_channel, int cut)
 {
 	enum { ROLE, TO, JSON, CODE, CONSTRAIN, CHANNEL, MESSAGE, N };
-	static const char *const words[N] = {"assistant", "to=", "json", "code", "<|constrain|>", "<|channel|>", "<|message|>"};
+	static const char *const words[N] = {"assistant", "to=", "json", "code", "<|constrain|>", "<|channel|>",
+	                                     "<|message|>"};
 	int has_to = find(s, n, 0, "to=") < n || find(s, n, 0, NAMESPACE) < n;
 	for (int word = ROLE; word < N;) {
 		size_t from = skip_space(s, n, at);

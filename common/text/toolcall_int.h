@@ -114,7 +114,8 @@ struct toolcall {
 
 enum tc_match tc_compare(const struct toolcall *t, size_t at, const char *s);
 enum tc_go tc_content(struct toolcall *t);        /* the state outside of calls */
-enum tc_go tc_close(struct toolcall *t);          /* the state behind a call: markers that belong to it */
+/* The state behind a call: markers that belong to it. Entered with at == start. */
+enum tc_go tc_close(struct toolcall *t);
 /* The candidate is none, or the call that has begun breaks off: what is unsettled before pos is content or was the call's; reading goes on at pos. */
 enum tc_go tc_break(struct toolcall *t, size_t pos);
 /* name[] is known to be a tool's. */

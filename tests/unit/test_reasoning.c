@@ -202,6 +202,34 @@ START_TEST(random_splits)
 }
 END_TEST
 
+/* White space without end, byte by byte, wherever it is held: no worse than linear, seen by its taking
+ * no time at all. */
+START_TEST(long_space)
+{
+	static const struct {
+		const char *format, *before;
+		enum reasoning_at at;
+	} t[] = {
+		{"think", "", REASONING_BEFORE}, {"think", "", REASONING_WITHIN_THOUGHTS},
+		{"think", "<think>", REASONING_BEFORE}, {"think", "<think>x", REASONING_BEFORE},
+		{"think", "<think>x</think>", REASONING_BEFORE}, {"ernie", "x</think><response>4", REASONING_WITHIN_THOUGHTS},
+		{"harmony", "", REASONING_BEFORE}, {"harmony", "<|channel|>analysis<|message|>", REASONING_BEFORE},
+		{"harmony", "<|channel|>analysis<|message|>x", REASONING_BEFORE},
+	};
+	struct got g = {.mixes = 1};
+	struct reasoning *r = reasoning_new(reasoning_format_find(t[_i].format), t[_i].at, NULL, sink, &g);
+	buf_init(&g.part[0], 0);
+	buf_init(&g.part[1], 0);
+	reasoning_feed(r, t[_i].before, strlen(t[_i].before));
+	for (int i = 0; i < 400000; i++)
+		reasoning_feed(r, i % 100 ? " " : "\n", 1);
+	reasoning_finish(r);
+	reasoning_destroy(&r);
+	buf_fini(&g.part[0]);
+	buf_fini(&g.part[1]);
+}
+END_TEST
+
 START_TEST(detection)
 {
 	static const struct {
@@ -261,6 +289,10 @@ int main(void)
 	tcase_add_loop_test(c, detection, 0, 8);
 	tcase_add_test(c, opened_by_the_prompt);
 	tcase_add_loop_test(c, opened_harmony, 0, 7);
+	suite_add_tcase(suite, c);
+	c = tcase_create("long");
+	tcase_set_timeout(c, 10);
+	tcase_add_loop_test(c, long_space, 0, 9);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

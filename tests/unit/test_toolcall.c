@@ -366,6 +366,24 @@ START_TEST(long_text)
 }
 END_TEST
 
+/* White space behind a call, byte by byte. */
+START_TEST(long_space)
+{
+	static const char call[] = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
+	struct got g = {0};
+	struct toolcall *t = toolcall_new(toolcall_format_find("hermes"), tools, NULL, sink, &g);
+	buf_init(&g.b, 0);
+	toolcall_feed(t, call, strlen(call));
+	for (int i = 0; i < 400000; i++)
+		toolcall_feed(t, i % 100 ? " " : "\n", 1);
+	toolcall_feed(t, "</tool_call>", 12);
+	toolcall_finish(t, 0);
+	ck_assert_str_eq(g.b.data, "<0 f {}>");
+	toolcall_destroy(&t);
+	buf_fini(&g.b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("toolcall");
@@ -378,6 +396,11 @@ int main(void)
 	tcase_add_loop_test(c, detection, 0, (int)(sizeof templates / sizeof *templates));
 	tcase_add_test(c, ids);
 	tcase_add_loop_test(c, long_text, 0, 10);
+	suite_add_tcase(suite, c);
+	c = tcase_create("long");
+	tcase_add_checked_fixture(c, setup, teardown);
+	tcase_set_timeout(c, 10);
+	tcase_add_test(c, long_space);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);
