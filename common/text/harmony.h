@@ -19,7 +19,8 @@
 enum harmony_mark {
 	HARMONY_TEXT,                /* no marker is here */
 	HARMONY_PART,                /* the text ends within what may be one */
-	HARMONY_BEGINS,              /* <|start|>, <|channel|>: a message begins */
+	HARMONY_STARTS,              /* <|start|>: a message begins */
+	HARMONY_CHANNEL,             /* <|channel|>: in the head of a message, which may begin with it */
 	HARMONY_ENDS,                /* <|end|>, <|call|>, <|return|>: the message ends */
 };
 /* What s begins with. final: no more text comes. ret_len: of the marker. */

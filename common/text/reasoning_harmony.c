@@ -13,9 +13,9 @@ enum reasoning_at reasoning_last_message(const char *s, size_t len)
 		enum harmony_mark m = harmony_mark_at(s + at, len - at, 1, &n);
 		if (m == HARMONY_ENDS)
 			break;
-		if (m == HARMONY_BEGINS)
+		if (m == HARMONY_STARTS || m == HARMONY_CHANNEL)
 			begin = at;
-		if (m == HARMONY_BEGINS && s[at + 2] == 's')      /* not <|channel|> of the same head */
+		if (m == HARMONY_STARTS)
 			break;
 	}
 	if (begin == len || harmony_head_read(s + begin, len - begin, 1, &h) <= 0 || !h.whole)

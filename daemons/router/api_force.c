@@ -1,5 +1,5 @@
-/* api_force.c - tool_choice "required" or of one function: the answer is made to be calls, by a constraint in the format of the model. Thoughts may come first, where the model has them,
- * here and before any other answer that is bound.
+/* api_force.c - tool_choice "required" or of one function: the answer is made to be calls, by a
+ * constraint in the format of the model.
  *
  * The schemas are compiled one by one before, so that the error names the tool; together they may cost no more than one may. */
 #include "call.h"
@@ -46,28 +46,6 @@ static int check_schemas(struct call *c, const json_t *tools, const char *only)
 			return -1;
 	}
 	return 0;
-}
-
-void thoughts_first(struct call *c, const char *prompt, size_t len, int is_call, json_t *pieces)
-{
-	if (!c->model->reasoning)
-		return;
-	const struct reasoning_form *f = reasoning_format_form(c->model->reasoning);
-	enum reasoning_at at = reasoning_opened(c->model->reasoning, prompt, len);
-	json_t *first;
-	if (at == REASONING_BEFORE)
-		first = json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open,
-		                  "free", f->close, "regex", f->next);
-	else if (at == REASONING_WITHIN_THOUGHTS || (is_call && *f->answer))    /* a message is open */
-		first = json_pack("[{s:s},{s:s}]", "free", f->close, "regex", f->next);
-	else
-		first = json_array();
-	if (!is_call && *f->answer && at != REASONING_WITHIN_ANSWER)
-		json_array_append_new(first, json_pack("{s:s}", "literal", f->answer));
-	json_array_extend(first, pieces);
-	json_array_clear(pieces);
-	json_array_extend(pieces, first);
-	json_decref(first);
 }
 
 int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len)

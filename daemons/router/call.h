@@ -147,7 +147,7 @@ int call_bad_body(struct call *c, const struct body_error *e);       /* -1 */
 int tools_read(struct call *c, const json_t *o, struct chat_tools *ret);
 /* api_force.c: when the answer must be a call, its form. o: the request; prompt: as it was rendered. 0 or -1 with c->error set. */
 int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len);
-/* Puts before the pieces of a bound answer (GRAMMAR_STRUCTURE) what may or must come before it: the
+/* api_thoughts.c: puts before the pieces of a bound answer (GRAMMAR_STRUCTURE) what may or must come before it: the
  * rest of the thoughts that the prompt opened, or thoughts if the model wants them; and, unless it
  * is a call, what opens an answer. */
 void thoughts_first(struct call *c, const char *prompt, size_t len, int is_call, json_t *pieces);
