@@ -168,7 +168,7 @@ END_TEST
 START_TEST(random_splits)
 {
 	static const char *const pieces[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "assistant", "analysis", "final",
-	                                     "commentary", " to=functions.f ", "to=g", "{\"a\": 1}", "json", " \n", "x<y", "<|", "<think>", "</think>", "some words that go on "};
+	                                     "commentary", " to=functions.f ", "to=g", "{\"a\": 1}", "{\"s\": \"", "\\\"", "\"}", "json", " \n", "x<y", "<|", "<think>", "</think>", "some words that go on "};
 	unsigned seed = (unsigned)_i;
 	for (int round = 0; round < 400; round++) {
 		struct got got[2];
