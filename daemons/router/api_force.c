@@ -63,8 +63,10 @@ int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len)
 	json_t *pieces = toolcall_form(c->message.calls, tools, only, c->message.one_call ? 1 : CALLS_MAX, &at, &err);
 	if (!pieces)
 		return at == TOOLCALL_FORM_WHOLE ? api_bad(&c->error, "tool_choice", "tool_choice: %s; use \"auto\" or \"none\"", err.text) : bad_tool(c, at, &err);
-	thoughts_first(c, prompt, len, 1, pieces);
-	char *text = json_dumps(pieces, JSON_COMPACT | JSON_REAL_PRECISION(17));
+	json_t *all = thoughts_first(c, prompt, len, 1);
+	int r = json_array_extend(all, pieces);
+	char *text = r == 0 ? json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+	json_decref(all);
 	json_decref(pieces);
 	return text ? call_constrain(c, "tool_choice", GRAMMAR_STRUCTURE, text, 0) : api_bad(&c->error, "tool_choice", "tool_choice: no text can say this form");
 }
