@@ -141,8 +141,8 @@ static int content_where_none(json_t *list, const json_t *came)
 {
 	int any = 0;
 	for (size_t i = 0; i < json_array_size(list); i++) {
-		json_t *own = json_array_get(list, i);
-		if (json_array_size(json_array_get(came, i)) && !json_is_string(json_object_get(own, "content")))
+		json_t *own = json_array_get(list, i), *calls = json_array_get(came, i);
+		if (json_array_size(calls) && !json_is_string(json_object_get(own, "content")))
 			any |= json_object_set_new(own, "content", json_string("")) == 0;
 	}
 	return any;
@@ -160,7 +160,8 @@ static int calls_as_sent(json_t *list, const json_t *came)
 	return any;
 }
 
-static int render_again(const struct chat_template *t, const struct chat_render *in, struct buf *out)
+static int render_again(const struct chat_template *t, const struct chat_render *in,
+                        struct buf *out)
 {
 	struct err later = {0};
 	buf_reset(out);

@@ -155,8 +155,9 @@ static size_t read_channel(const char *s, size_t n, int cut, enum harmony_kind *
 static size_t body_begin(const char *s, size_t n, size_t at, int has_channel, int cut)
 {
 	enum { ROLE, TO, JSON, CODE, CONSTRAIN, CHANNEL, MESSAGE, N };
-	static const char *const words[N] = {"assistant", "to=", "json", "code", "<|constrain|>", "<|channel|>",
-	                                     "<|message|>"};
+	static const char *const words[N] = {
+		"assistant", "to=", "json", "code", "<|constrain|>", "<|channel|>", "<|message|>",
+	};
 	int has_to = find(s, n, 0, "to=") < n || find(s, n, 0, NAMESPACE) < n;
 	for (int word = ROLE; word < N;) {
 		size_t from = skip_space(s, n, at);
@@ -166,7 +167,8 @@ static size_t body_begin(const char *s, size_t n, size_t at, int has_channel, in
 		for (word = has_channel ? TO : ROLE; word < N; word++) {
 			int apart = word == ROLE || word >= CONSTRAIN || from > at || at == 0;
 			int is_type = word == JSON || word == CODE;
-			int may = apart && (!is_type || (has_to && letters_end(s, n, from) <= from + 4));
+			size_t letters = letters_end(s, n, from) - from;
+			int may = apart && (!is_type || (has_to && letters <= strlen(words[word])));
 			if (may && (b = begins(s + from, n - from, !cut, words[word])))
 				break;
 		}

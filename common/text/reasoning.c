@@ -1,8 +1,8 @@
 /* reasoning.c - see reasoning.h.
  *
  * The parts of an answer in their order are a table: what may open a part, what ends it. Text that is not settled (white space that may have to be
- * dropped, what may be a marker) is held: a run of white space, which is looked at once, and behind it
- * a marker or a head of harmony, which are short and read anew with each piece. Time is linear. */
+ * dropped, what may be a marker) is held: a run of white space, which is looked at once, and behind
+ * it a marker or a head of harmony, which are short and read anew with each piece. Time is linear. */
 #include "text/reasoning_int.h"
 #include "util/check.h"
 #include "util/mem.h"

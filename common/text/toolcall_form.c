@@ -283,8 +283,10 @@ json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, cons
 int toolcall_form_spells(const char *marker)
 {
 	for (const struct form *m = forms; m < forms + N_FORMS; m++) {
-		const char *const texts[] = {m->open, m->close, m->head, m->middle, m->tail, m->between, m->param,
-		                             m->text, m->json,  m->value_end, m->param_end, m->before_end};
+		const char *const texts[] = {
+			m->open,  m->close, m->head, m->middle,    m->tail,      m->between,
+			m->param, m->text,  m->json, m->value_end, m->param_end, m->before_end,
+		};
 		for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
 			if (texts[i] && strstr(texts[i], marker))
 				return 1;

@@ -366,7 +366,7 @@ START_TEST(long_text)
 }
 END_TEST
 
-/* White space behind a call, byte by byte. */
+/* White space behind a call, byte by byte: in linear time, as in test_reasoning.c. */
 START_TEST(long_space)
 {
 	static const char call[] = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
