@@ -233,6 +233,7 @@ static int probe_parts(const struct chat_template *c)
 }
 
 #define CALLS 2
+#define ALL_CALLS ((1u << CALLS) - 1)
 static const char *const call_ids[CALLS] = {"probe0001", "probe0002"};
 static const char *const call_names[CALLS] = {"probe_first", "probe_second"};
 
@@ -282,7 +283,7 @@ int chat_template_new(const char *text, size_t len, struct chat_template **ret_c
 	c->text[len] = 0;
 	c->names_content = memmem(text, len, "content", 7) != NULL;
 	c->takes_parts = probe_parts(c);
-	c->takes_one_call = calls_shown(c, 1) != 3 && calls_shown(c, 0) == 3;
+	c->takes_one_call = calls_shown(c, 1) != ALL_CALLS && calls_shown(c, 0) == ALL_CALLS;
 	*ret_c = c;
 	return 0;
 }

@@ -170,7 +170,8 @@ int chat_request_render(const struct chat_set *chats, const json_t *body, const 
 		if (r == 0 && json_array_append_new(came, calls ? json_incref(calls) : json_null()) < 0)
 			r = no_room(e, i);
 	}
-	if (r == 0 && chat_template_takes_one_call(t) && chat_turns_split_calls(&list, &came) < 0)
+	if (r == 0 && chat_template_takes_one_call(t) &&
+	    chat_turns_split_calls(&list, &came, in.continue_final_message) < 0)
 		r = body_bad(e, "messages", "messages needs more memory than is left for this request");
 	if (r == 0 && chat_turns_render(t, &in, list, came, out, &err) < 0)
 		r = body_bad(e, "messages", "the chat template cannot render this conversation: %s",

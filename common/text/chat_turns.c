@@ -63,14 +63,15 @@ static int split(const json_t *list, size_t at, size_t end, const json_t *sent, 
 	return bad;
 }
 
-int chat_turns_split_calls(json_t **list, json_t **came)
+int chat_turns_split_calls(json_t **list, json_t **came, int keeps_last)
 {
+	size_t n = json_array_size(*list);
 	json_t *out = json_array(), *out_came = json_array();
 	int bad = 0;
-	for (size_t i = 0, end; i < json_array_size(*list); i = end) {
+	for (size_t i = 0, end; i < n; i = end) {
 		json_t *m = json_array_get(*list, i), *sent = json_array_get(*came, i);
 		end = i + 1;
-		if (json_array_size(json_object_get(m, "tool_calls")) < 2) {
+		if ((keeps_last && end == n) || json_array_size(json_object_get(m, "tool_calls")) < 2) {
 			bad |= json_array_append(out, m);
 			bad |= json_array_append(out_came, sent);
 			continue;
@@ -135,45 +136,61 @@ static json_t *described(const json_t *tools)
 	return NULL;
 }
 
-/* The n-th other way to say calls: 0: content "" where there is none, 1: arguments as the string
- * that came. 0: nothing in the list can be said so. */
-static int say_otherwise(json_t *list, const json_t *came, int n)
+/* Content "" where an assistant that called has none; 0: there is no such message. */
+static int content_where_none(json_t *list, const json_t *came)
 {
 	int any = 0;
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		json_t *own = json_array_get(list, i), *calls = json_array_get(came, i);
-		if (json_array_size(calls) == 0)
-			continue;
-		if (n == 0 && !json_is_string(json_object_get(own, "content")))
+		if (json_array_size(calls) && !json_is_string(json_object_get(own, "content")))
 			any |= json_object_set_new(own, "content", json_string("")) == 0;
-		else if (n == 1)
-			any |= json_object_set(own, "tool_calls", calls) == 0;
 	}
 	return any;
 }
 
+/* Calls as the client sent them, with arguments that are a string; 0: there are none. */
+static int calls_as_sent(json_t *list, const json_t *came)
+{
+	int any = 0;
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		json_t *calls = json_array_get(came, i);
+		if (json_array_size(calls))
+			any |= json_object_set(json_array_get(list, i), "tool_calls", calls) == 0;
+	}
+	return any;
+}
+
+static int render_again(const struct chat_template *t, const struct chat_render *in,
+                        struct buf *out)
+{
+	struct err later = {0};
+	buf_reset(out);
+	return chat_template_render(t, in, out, &later);
+}
+
+/* From the least that is said otherwise to the most. Tools that were described stay so. */
 int chat_turns_render(const struct chat_template *t, struct chat_render *in, json_t *list,
                       const json_t *came, struct buf *out, struct err *err)
 {
-	struct err later = {0};
+	const json_t *sent = in->tools;
+	json_t *tools = NULL, *messages = NULL;
 	in->messages = list;
 	int r = chat_template_render(t, in, out, err);
-	if (r == ERR_INVALID) {
-		struct chat_render before = *in;
-		json_t *messages = spoken_as_thought(list), *tools = described(in->tools);
-		in->messages = messages ? messages : list;
-		in->tools = tools ? tools : in->tools;
-		buf_reset(out);
-		if (messages || tools)
-			r = chat_template_render(t, in, out, &later);
-		*in = before;
-		json_decref(messages);
-		json_decref(tools);
+	if (r == ERR_INVALID && (tools = described(sent))) {
+		in->tools = tools;
+		r = render_again(t, in, out);
 	}
-	for (int n = 0; r == ERR_INVALID && n < 2; n++)
-		if (say_otherwise(list, came, n)) {
-			buf_reset(out);
-			r = chat_template_render(t, in, out, &later);
-		}
+	if (r == ERR_INVALID && (messages = spoken_as_thought(list))) {
+		in->messages = messages;
+		r = render_again(t, in, out);
+		in->messages = list;
+	}
+	if (r == ERR_INVALID && content_where_none(list, came))
+		r = render_again(t, in, out);
+	if (r == ERR_INVALID && calls_as_sent(list, came))
+		r = render_again(t, in, out);
+	in->tools = sent;
+	json_decref(messages);
+	json_decref(tools);
 	return r;
 }

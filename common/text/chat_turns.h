@@ -9,8 +9,9 @@
 /* For a template that takes one call in a message: messages of `list` with several become one for
  * each, with the results behind it that are its own; what else a message says stays with the first.
  * came: to each message the calls as the client sent them, or null. Both lists are replaced, also
- * when it fails: 0, or ERR_NOMEM. */
-int chat_turns_split_calls(json_t **list, json_t **came);
+ * when it fails: 0, or ERR_NOMEM. keeps_last: the last message stays whole, as the answer continues
+ * it. */
+int chat_turns_split_calls(json_t **list, json_t **came, int keeps_last);
 
 /* chat_template_render of `list`, which is changed, as `messages`: as it stands, and where the
  * template refuses that, said otherwise. in->tools may have to be said otherwise as well. The error

@@ -19,7 +19,8 @@
 enum harmony_mark {
 	HARMONY_TEXT,                /* no marker is here */
 	HARMONY_PART,                /* the text ends within what may be one */
-	HARMONY_BEGINS,              /* <|start|>, <|channel|>: a message begins */
+	HARMONY_STARTS,              /* <|start|>: a message begins */
+	HARMONY_CHANNEL,             /* <|channel|>: in a head, which may begin with it */
 	HARMONY_ENDS,                /* <|end|>, <|call|>, <|return|>: the message ends */
 };
 /* What s begins with. final: no more text comes. ret_len: of the marker. */
@@ -36,7 +37,8 @@ struct harmony_head {
 
 /* 1: the head of a message is read. 0: more text is needed; never from HARMONY_HEAD_MAX bytes on,
  * or when final. -1: no message begins here. Without <|message|> a head ends where the next marker
- * comes, or at its limit: what follows its known words is the body. */
+ * comes, at its limit, or with the answer: what follows its known words is the body. Where the
+ * answer ends within such a word, that is no text. */
 int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *ret);
 
 #endif

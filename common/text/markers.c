@@ -1,6 +1,7 @@
 /* markers.c - see markers.h. */
 #include "text/markers.h"
 #include "text/reasoning.h"
+#include "text/toolcall_form.h"
 #include "text/toolcall_int.h"
 
 #include <string.h>
@@ -14,6 +15,8 @@ struct found {
 static void add(struct found *f, const char *text)
 {
 	struct token_list l = {0};
+	if (!toolcall_form_spells(text) && !reasoning_form_spells(text))
+		return;
 	int is_one = tokenizer_encode(f->t, text, strlen(text), TOKENIZE_PARSE_SPECIAL, 0, &l) == 0 && l.n == 1 && tokenizer_is_special(f->t, l.ids[0]);
 	for (size_t i = 0; is_one && i < f->n; i++)
 		is_one = f->ids[i] != l.ids[0];

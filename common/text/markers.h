@@ -1,5 +1,7 @@
-/* markers.h - the tokens of a vocabulary that are markers of calls (toolcall.h) or thoughts (reasoning.h) in any known format, as far as they are special tokens. A model that is
- * bound to write calls may write these, and no other special token. */
+/* markers.h - the tokens of a vocabulary that are markers of calls (toolcall.h) or thoughts
+ * (reasoning.h) in any known format, as far as they are special tokens and a form of bound answers
+ * spells them (toolcall_form.h, struct reasoning_form). An answer that is bound to be calls, or to
+ * stand behind thoughts, may have these, and no other special token. */
 #ifndef TEXT_MARKERS_H
 #define TEXT_MARKERS_H
 

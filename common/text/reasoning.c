@@ -1,7 +1,8 @@
 /* reasoning.c - see reasoning.h.
  *
  * The parts of an answer in their order are a table: what may open a part, what ends it. Text that is not settled (white space that may have to be
- * dropped, what may be a marker) is held; it is at most a run of white space and a marker long, so each byte is looked at a few times at most. */
+ * dropped, what may be a marker) is held: a run of white space, which is looked at once, and behind
+ * it a marker or a head of harmony, which are short and read anew with each piece. Time is linear. */
 #include "text/reasoning_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -62,6 +63,30 @@ const struct reasoning_form *reasoning_format_form(const struct reasoning_format
 	return &f->form;
 }
 
+/* A close may be spelled in part by `next`: that part as text, up to its first operator. */
+static int closes_with(const struct reasoning_form *f, const char *marker)
+{
+	char text[128];
+	size_t n = strlen(f->close);
+	CHECK(n + strlen(f->next) < sizeof text);
+	memcpy(text, f->close, n);
+	for (const char *s = f->next; *s && !strchr("{*+?([", *s); s++)
+		if (*s != '\\')
+			text[n++] = *s;
+	text[n] = 0;
+	return strstr(text, marker) != NULL;
+}
+
+int reasoning_form_spells(const char *marker)
+{
+	for (size_t i = 0; i < N_FORMATS; i++) {
+		const struct reasoning_form *f = &formats[i].form;
+		if (strstr(f->open, marker) || strstr(f->answer, marker) || closes_with(f, marker))
+			return 1;
+	}
+	return 0;
+}
+
 const char *reasoning_format_marker(const struct reasoning_format *f, size_t i)
 {
 	const char *const all[] = {f->form.open, f->form.close, f->answer_open, f->answer_close, NULL};
@@ -70,15 +95,21 @@ const char *reasoning_format_marker(const struct reasoning_format *f, size_t i)
 	return i < 5 ? all[i] : NULL;
 }
 
+static int ends_with(const char *s, size_t len, const char *with)
+{
+	size_t n = strlen(with);
+	return len >= n && memcmp(s + len - n, with, n) == 0;
+}
+
 enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len)
 {
-	size_t n = strlen(f->form.open);
 	if (*f->channels)
 		return reasoning_last_message(prompt, len);
 	while (len && reasoning_is_space(prompt[len - 1]))
 		len--;
-	int opened = len >= n && memcmp(prompt + len - n, f->form.open, n) == 0;
-	return opened ? REASONING_WITHIN_THOUGHTS : REASONING_BEFORE;
+	if (ends_with(prompt, len, f->form.open))
+		return REASONING_WITHIN_THOUGHTS;
+	return ends_with(prompt, len, f->form.close) ? REASONING_WITHIN_ANSWER : REASONING_BEFORE;
 }
 
 /* --- splitting -------------------------------------------------------------------------------------------------------------------- */
@@ -118,7 +149,7 @@ static int lead(struct reasoning *r, const char *marker, enum part with, enum pa
 /* To the marker, without the white space before it. */
 static int body(struct reasoning *r, const char *marker, enum part next)
 {
-	size_t at = r->start, keep = r->start;
+	size_t at = reasoning_skip_space(r), keep = r->start;
 	while (at < r->in.len) {
 		if (reasoning_is_space(r->in.data[at])) {
 			at++;
@@ -136,6 +167,7 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 		keep = ++at;
 	}
 	give(r, keep);
+	r->space = at;
 	if (r->final)                /* white space at the end of an answer is its own */
 		give(r, r->part == THOUGHTS ? keep : r->in.len);
 	return 0;
@@ -181,6 +213,8 @@ struct reasoning *reasoning_new(const struct reasoning_format *f, enum reasoning
 	r->arg = arg;
 	if (*f->channels)
 		r->part = reasoning_message_part(at);
+	else if (at == REASONING_WITHIN_ANSWER)
+		r->part = f->answer_open ? ANSWER_LEAD : ANSWER;
 	else
 		r->part = at == REASONING_WITHIN_THOUGHTS ? LEAD : BEGIN;
 	buf_init_quota(&r->in, 0, q);
@@ -207,6 +241,7 @@ void reasoning_feed(struct reasoning *r, const char *text, size_t len)
 	if (r->start) {
 		memmove(r->in.data, r->in.data + r->start, r->in.len - r->start);
 		r->in.len -= r->start;
+		r->space -= r->space > r->start ? r->start : r->space;
 		r->start = 0;
 	}
 	buf_add(&r->in, text, len);

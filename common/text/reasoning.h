@@ -8,13 +8,16 @@
  *   cohere    <|START_THINKING|>THOUGHTS<|END_THINKING|>ANSWER (which may stand in <|START_RESPONSE|>..<|END_RESPONSE|>)
  *   harmony   <|channel|>analysis<|message|>THOUGHTS<|end|><|channel|>final<|message|>ANSWER  gpt-oss
  *
- * Rules. Thoughts are looked for at the beginning of the answer only, behind white space. A template may have opened them in the prompt: then the
- * answer begins within them, and the opening marker may come again. White space around the thoughts, and before the answer behind them, is dropped.
- * Thoughts that never end are thoughts to the end. What may be a marker is held back until that is decided.
+ * Rules. Thoughts are looked for at the beginning of the answer only, behind white space. A
+ * template may have opened them in the prompt: then the answer begins within them, and the opening
+ * marker may come again. Where it closed them there, they are not looked for. White space around
+ * the thoughts, and before the answer behind them, is dropped. Thoughts that never end are thoughts
+ * to the end. What may be a marker is held back until that is decided.
  *
  * harmony (harmony.h) is a row of messages instead, each of thoughts, of the answer, or a call, in any order.
  * Heads and ends are dropped; two messages of thoughts, or of the answer, have an empty line between
- * them. A call is the answer's, byte for byte with its head and its end: toolcall.h reads it. */
+ * them. A call is the answer's, byte for byte with its head and its end: toolcall.h reads it; a
+ * head that begins with no marker gets <|start|>. Markers in strings of its arguments are text. */
 #ifndef TEXT_REASONING_H
 #define TEXT_REASONING_H
 
@@ -40,9 +43,13 @@ struct reasoning_form {
 	const char *open, *close, *next, *answer;
 };
 const struct reasoning_form *reasoning_format_form(const struct reasoning_format *f);
+/* 1: some format's form spells this marker. */
+int reasoning_form_spells(const char *marker);
 
-/* Where the prompt ends. WITHIN_THOUGHTS: the template opened them. WITHIN_ANSWER: only harmony
- * tells that. */
+/* Where the prompt ends. WITHIN_THOUGHTS: the template opened them. WITHIN_ANSWER: behind the
+ * marker that closes them, or in a message of harmony. A template closes them right away where the
+ * request wants none (enable_thinking); an opening marker that the model writes then is text, as
+ * vLLM has it. */
 enum reasoning_at { REASONING_BEFORE, REASONING_WITHIN_THOUGHTS, REASONING_WITHIN_ANSWER };
 enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char *prompt, size_t len);
 

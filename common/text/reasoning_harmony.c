@@ -2,6 +2,8 @@
 #include "text/harmony.h"
 #include "text/reasoning_int.h"
 
+#include <string.h>
+
 /* The last message of the prompt, if it has a head and no end. */
 enum reasoning_at reasoning_last_message(const char *s, size_t len)
 {
@@ -11,9 +13,9 @@ enum reasoning_at reasoning_last_message(const char *s, size_t len)
 		enum harmony_mark m = harmony_mark_at(s + at, len - at, 1, &n);
 		if (m == HARMONY_ENDS)
 			break;
-		if (m == HARMONY_BEGINS)
+		if (m == HARMONY_STARTS || m == HARMONY_CHANNEL)
 			begin = at;
-		if (m == HARMONY_BEGINS && s[at + 2] == 's')      /* not <|channel|> of the same head */
+		if (m == HARMONY_STARTS)
 			break;
 	}
 	if (begin == len || harmony_head_read(s + begin, len - begin, 1, &h) <= 0 || !h.whole)
@@ -57,7 +59,10 @@ static int message_head(struct reasoning *r)
 	r->part = read > 0 ? parts[h.kind] : MESSAGE_ANSWER;
 	r->gap = r->part == MESSAGE_CALL ? 0 : r->said >> (r->part == MESSAGE_FIRST) & 1;
 	if (r->part == MESSAGE_CALL) {
+		r->object = (struct reasoning_object){0};
 		r->start = at;
+		if (r->in.data[at] != '<')       /* the head of a call is known by its marker */
+			r->sink(r->arg, 0, "<|start|>", strlen("<|start|>"));
 		give_message(r, at + h.len);
 	} else if (read > 0) {
 		r->start = at + h.len;
@@ -65,19 +70,34 @@ static int message_head(struct reasoning *r)
 	return 1;
 }
 
-/* To the marker that ends the message or begins the next; white space at the end of thoughts is
- * dropped. */
+static void object_byte(struct reasoning_object *o, char c)
+{
+	if (o->in_string) {
+		o->in_string = c != '"' || o->escaped;
+		o->escaped = c == '\\' && !o->escaped;
+	} else if (c == '"') {
+		o->in_string = o->depth > 0;
+	} else if (c == '{') {
+		o->depth++;
+	} else if (c == '}' && o->depth) {
+		o->depth--;
+	}
+}
+
+/* To the marker that ends the message or begins the next; within a string of a call's arguments it
+ * is text. White space at the end of thoughts is dropped. */
 static int message_body(struct reasoning *r)
 {
-	size_t at = r->start, keep = r->start, n;
+	int trims = r->part == MESSAGE_THOUGHTS;
+	size_t at = trims ? reasoning_skip_space(r) : r->start, keep = r->start, n;
 	while (at < r->in.len) {
 		char c = r->in.data[at];
-		if (r->part == MESSAGE_THOUGHTS && reasoning_is_space(c)) {
+		if (trims && reasoning_is_space(c)) {
 			at++;
 			continue;
 		}
 		enum harmony_mark m = HARMONY_TEXT;
-		if (c == '<')
+		if (c == '<' && !r->object.in_string)
 			m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
 		if (m == HARMONY_PART)
 			break;
@@ -88,9 +108,12 @@ static int message_body(struct reasoning *r)
 			r->part = HEAD;
 			return 1;
 		}
+		if (r->part == MESSAGE_CALL)
+			object_byte(&r->object, c);
 		keep = ++at;
 	}
 	give_message(r, keep);
+	r->space = at;
 	return 0;
 }
 

@@ -31,6 +31,12 @@ enum part {
 	MESSAGE_CALL
 };
 
+/* The arguments of a call, up to where they were read. */
+struct reasoning_object {
+	size_t depth;                /* of braces; 0: before the object, or behind it */
+	int in_string, escaped;
+};
+
 struct reasoning {
 	const struct reasoning_format *f;
 	reasoning_sink *sink;
@@ -39,8 +45,10 @@ struct reasoning {
 	int final;
 	unsigned said;               /* harmony: bit 1: thoughts were given, bit 0: of the answer */
 	int gap;                     /* an empty line comes first: a message of its kind came before */
+	struct reasoning_object object;
 	struct buf in;
 	size_t start;                /* what lies before is settled */
+	size_t space;                /* from start to here is white space; not behind start: unknown */
 };
 
 static inline int reasoning_is_space(char c)
@@ -48,12 +56,14 @@ static inline int reasoning_is_space(char c)
 	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-static inline size_t reasoning_skip_space(const struct reasoning *r)
+/* Behind the white space at start. However often it is called, each byte is looked at once. */
+static inline size_t reasoning_skip_space(struct reasoning *r)
 {
-	size_t at = r->start;
-	while (at < r->in.len && reasoning_is_space(r->in.data[at]))
-		at++;
-	return at;
+	if (r->space < r->start)
+		r->space = r->start;
+	while (r->space < r->in.len && reasoning_is_space(r->in.data[r->space]))
+		r->space++;
+	return r->space;
 }
 
 /* reasoning_harmony.c */

@@ -197,14 +197,13 @@ enum tc_go tc_content(struct toolcall *t)
 
 enum tc_go tc_close(struct toolcall *t)
 {
-	size_t at = t->start;
 	int part = 0;
-	while (at < t->in.len && is_space(t->in.data[at]))
-		at++;
+	while (t->at < t->in.len && is_space(t->in.data[t->at]))
+		t->at++;
 	for (unsigned i = t->closer; t->f->closers[i]; i++) {
-		enum tc_match m = tc_compare(t, at, t->f->closers[i]);
+		enum tc_match m = tc_compare(t, t->at, t->f->closers[i]);
 		if (m == TC_YES) {
-			t->start = at + strlen(t->f->closers[i]);
+			t->start = t->at += strlen(t->f->closers[i]);
 			t->closer = i + 1;
 			return TC_GO;
 		}
@@ -312,10 +311,11 @@ void toolcall_feed(struct toolcall *t, const char *text, size_t len)
 		;
 }
 
-void toolcall_finish(struct toolcall *t)
+void toolcall_finish(struct toolcall *t, int ended)
 {
 	CHECK(!t->final);
 	t->final = 1;
+	t->ended = ended;
 	while (t->in.len && t->step(t) == TC_GO)
 		;
 	if (t->step != tc_content) {

@@ -66,7 +66,8 @@ void toolcall_tools_destroy(struct toolcall_tools **t);
 struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools, struct quota *q, toolcall_sink *sink, void *arg);
 void toolcall_destroy(struct toolcall **t);
 void toolcall_feed(struct toolcall *t, const char *text, size_t len);
-void toolcall_finish(struct toolcall *t);      /* the answer is over; once */
+/* The answer is over; once. ended: the model ended it, by a token that is not in the text. */
+void toolcall_finish(struct toolcall *t, int ended);
 unsigned toolcall_count(const struct toolcall *t);       /* calls that have begun */
 int toolcall_is_full(const struct toolcall *t);          /* the quota was exceeded: the text from there on is not looked at */
 

@@ -279,3 +279,17 @@ json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, cons
 	err_set(err, ERR_UNSUPPORTED, "calls cannot be bound in the format %s", toolcall_format_name(f));
 	return NULL;
 }
+
+int toolcall_form_spells(const char *marker)
+{
+	for (const struct form *m = forms; m < forms + N_FORMS; m++) {
+		const char *const texts[] = {
+			m->open,  m->close, m->head, m->middle,    m->tail,      m->between,
+			m->param, m->text,  m->json, m->value_end, m->param_end, m->before_end,
+		};
+		for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+			if (texts[i] && strstr(texts[i], marker))
+				return 1;
+	}
+	return 0;
+}

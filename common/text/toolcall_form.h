@@ -16,5 +16,7 @@
 json_t *toolcall_form_schema(const json_t *tool, struct err *err);
 /* Pieces of one to calls_max calls of the tools, of `only` when it is not NULL; a new reference. NULL: err says why not; *ret_at is the tool, or TOOLCALL_FORM_WHOLE. */
 json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, const char *only, unsigned calls_max, size_t *ret_at, struct err *err);
+/* 1: some format's form spells this marker. */
+int toolcall_form_spells(const char *marker);
 
 #endif

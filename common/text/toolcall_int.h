@@ -100,7 +100,8 @@ struct toolcall {
 	struct buf in;
 	size_t start, at;
 	size_t trigger;              /* which one opened the candidate at hand */
-	int final, fresh, after_call, is_bare, in_array, begun;
+	int final, ended;            /* ended: by the model, as toolcall_finish says it */
+	int fresh, after_call, is_bare, in_array, begun;
 	unsigned calls, closer;
 	char name[TOOLCALL_NAME_MAX + 1];
 	int in_string, escaped;      /* within the arguments given out */
@@ -113,7 +114,8 @@ struct toolcall {
 
 enum tc_match tc_compare(const struct toolcall *t, size_t at, const char *s);
 enum tc_go tc_content(struct toolcall *t);        /* the state outside of calls */
-enum tc_go tc_close(struct toolcall *t);          /* the state behind a call: markers that belong to it */
+/* The state behind a call: markers that belong to it. Entered with at == start. */
+enum tc_go tc_close(struct toolcall *t);
 /* The candidate is none, or the call that has begun breaks off: what is unsettled before pos is content or was the call's; reading goes on at pos. */
 enum tc_go tc_break(struct toolcall *t, size_t pos);
 /* name[] is known to be a tool's. */

@@ -1,5 +1,5 @@
-/* api_force.c - tool_choice "required" or of one function: the answer is made to be calls, by a constraint in the format of the model. Thoughts may come first, where the model has them,
- * here and before any other answer that is bound.
+/* api_force.c - tool_choice "required" or of one function: the answer is made to be calls, by a
+ * constraint in the format of the model.
  *
  * The schemas are compiled one by one before, so that the error names the tool; together they may cost no more than one may. */
 #include "call.h"
@@ -48,28 +48,6 @@ static int check_schemas(struct call *c, const json_t *tools, const char *only)
 	return 0;
 }
 
-void thoughts_first(struct call *c, const char *prompt, size_t len, int is_call, json_t *pieces)
-{
-	if (!c->model->reasoning)
-		return;
-	const struct reasoning_form *f = reasoning_format_form(c->model->reasoning);
-	enum reasoning_at at = reasoning_opened(c->model->reasoning, prompt, len);
-	json_t *first;
-	if (at == REASONING_BEFORE)
-		first = json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open,
-		                  "free", f->close, "regex", f->next);
-	else if (is_call || at == REASONING_WITHIN_THOUGHTS)
-		first = json_pack("[{s:s},{s:s}]", "free", f->close, "regex", f->next);
-	else
-		first = json_array();
-	if (!is_call && *f->answer && at != REASONING_WITHIN_ANSWER)
-		json_array_append_new(first, json_pack("{s:s}", "literal", f->answer));
-	json_array_extend(first, pieces);
-	json_array_clear(pieces);
-	json_array_extend(pieces, first);
-	json_decref(first);
-}
-
 int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len)
 {
 	const json_t *tools = json_object_get(o, "tools");
@@ -85,8 +63,10 @@ int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len)
 	json_t *pieces = toolcall_form(c->message.calls, tools, only, c->message.one_call ? 1 : CALLS_MAX, &at, &err);
 	if (!pieces)
 		return at == TOOLCALL_FORM_WHOLE ? api_bad(&c->error, "tool_choice", "tool_choice: %s; use \"auto\" or \"none\"", err.text) : bad_tool(c, at, &err);
-	thoughts_first(c, prompt, len, 1, pieces);
-	char *text = json_dumps(pieces, JSON_COMPACT | JSON_REAL_PRECISION(17));
+	json_t *all = thoughts_first(c, prompt, len, 1);
+	int r = json_array_extend(all, pieces);
+	char *text = r == 0 ? json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+	json_decref(all);
 	json_decref(pieces);
 	return text ? call_constrain(c, "tool_choice", GRAMMAR_STRUCTURE, text, 0) : api_bad(&c->error, "tool_choice", "tool_choice: no text can say this form");
 }

@@ -163,18 +163,17 @@ static json_t *as_piece(const Pds__Constraint *k)
 int format_behind_thoughts(struct call *c, const char *prompt, size_t len)
 {
 	Pds__Constraint *k = &c->constraint;
-	if (!k->kind || !c->model->reasoning)
+	if (!k->kind)
 		return 0;
-	/* a model that need not think, in a format whose thoughts begin with words: it answers at once */
-	enum reasoning_at at = reasoning_opened(c->model->reasoning, prompt, len);
-	if (at == REASONING_WITHIN_ANSWER || (at == REASONING_BEFORE && !*reasoning_format_form(c->model->reasoning)->answer))
+	json_t *pieces = thoughts_first(c, prompt, len, 0);
+	if (pieces && !json_array_size(pieces)) {
+		json_decref(pieces);
 		return 0;
-	json_t *pieces = json_pack("[o]", as_piece(k));
-	if (!pieces)
-		return no_memory(c, c->bound_by);
-	thoughts_first(c, prompt, len, 0, pieces);
-	char *text = dump(pieces);
+	}
+	char *text = json_array_append_new(pieces, as_piece(k)) == 0 ? dump(pieces) : NULL;
 	json_decref(pieces);
+	if (!text)
+		return no_memory(c, c->bound_by);
 	free(k->text);
 	k->text = NULL;
 	k->kind = (Pds__ConstraintKind)GRAMMAR_NONE;

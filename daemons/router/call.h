@@ -60,6 +60,7 @@ struct choice {
 	int lost;                    /* something that was generated found no memory: the answer ends before it */
 	int stopped;                 /* index of the stop string that ended it, or -1 */
 	int64_t stop_id;             /* stop_token_ids: which one ended it, or -1 */
+	int model_ended;             /* by a token of its own, not by a limit or what the client named */
 	enum seq_finish finish;      /* not NONE: no further text */
 	int ended;
 };
@@ -146,10 +147,10 @@ int call_bad_body(struct call *c, const struct body_error *e);       /* -1 */
 int tools_read(struct call *c, const json_t *o, struct chat_tools *ret);
 /* api_force.c: when the answer must be a call, its form. o: the request; prompt: as it was rendered. 0 or -1 with c->error set. */
 int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len);
-/* Puts before the pieces of a bound answer (GRAMMAR_STRUCTURE) what may or must come before it: the
- * rest of the thoughts that the prompt opened, or thoughts if the model wants them; and, unless it
- * is a call, what opens an answer. */
-void thoughts_first(struct call *c, const char *prompt, size_t len, int is_call, json_t *pieces);
+/* api_thoughts.c: the pieces (GRAMMAR_STRUCTURE) before those of a bound answer, an array that may be
+ * empty: the rest of the thoughts that the prompt opened, or thoughts if the model wants them; and,
+ * unless it is a call, what opens an answer. A new reference; NULL: there is no memory. */
+json_t *thoughts_first(const struct call *c, const char *prompt, size_t len, int is_call);
 /* api_format.c: what form the answers must have. 0 or -1 with c->error set. */
 int format_read(struct call *c, const json_t *o);
 /* Of a model that thinks the form is that of the answer behind the thoughts. prompt: as it was

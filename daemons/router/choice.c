@@ -96,12 +96,15 @@ static int add_token(struct choice *ch, const Pds__Token *t, int silent)
 	return scan_new(ch, from) | ch->lost;
 }
 
+/* The sequence ended with this token: an end of sequence, the marker behind a call, or one that the
+ * client named. */
 static void note_stop_id(struct choice *ch, uint32_t id)
 {
 	const struct params *p = &ch->call->p;
 	for (size_t i = 0; i < p->n_stop_ids; i++)
 		if (p->stop_ids[i] == id)
 			ch->stop_id = id;
+	ch->model_ended = ch->stop_id < 0 || model_marker(ch->call->model, id) & MODEL_MARKS_LAST;
 }
 
 static void feed_message(struct choice *ch)
@@ -116,7 +119,7 @@ static void feed_message(struct choice *ch)
 		memmove(ch->text.data, ch->text.data + n, held);
 	ch->text.len = held;
 	if (ch->finish != SEQ_FINISH_NONE)
-		message_finish(ch->message);
+		message_finish(ch->message, ch->model_ended);
 }
 
 /* Text that is settled goes to the message: all but what may be the beginning of a stop string. */

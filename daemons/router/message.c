@@ -126,7 +126,7 @@ void message_feed(struct message *m, const char *text, size_t len)
 		answer(m, text, len);
 }
 
-void message_finish(struct message *m)
+void message_finish(struct message *m, int ended)
 {
 	if (m->finished)
 		return;
@@ -134,7 +134,7 @@ void message_finish(struct message *m)
 	if (m->split)
 		reasoning_finish(m->split);
 	if (m->toolcall)
-		toolcall_finish(m->toolcall);
+		toolcall_finish(m->toolcall, ended);
 }
 
 unsigned message_count(const struct message *m)

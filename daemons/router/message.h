@@ -46,7 +46,9 @@ struct message {
 struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed, unsigned choice);
 void message_destroy(struct message **m);
 void message_feed(struct message *m, const char *text, size_t len);
-void message_finish(struct message *m);        /* again: nothing */
+/* The answer is over; again: nothing. ended: the model ended it, by a token that is not in the
+ * text. */
+void message_finish(struct message *m, int ended);
 unsigned message_count(const struct message *m);   /* calls that have begun */
 int message_is_empty(const struct message *m); /* nothing since message_given */
 int message_is_full(const struct message *m);  /* the quota was exceeded: what came after that is not in the message */

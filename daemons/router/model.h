@@ -30,6 +30,7 @@ struct model {
 	const struct tokenizer *tokenizer;   /* of text; NULL: only token ids are served */
 	const struct toolcall_format *calls;          /* how it writes calls of tools; NULL: not known, or not wanted */
 	const struct reasoning_format *reasoning;     /* and thoughts */
+	int opens_by_token;              /* the marker that opens thoughts is a token of its own */
 	struct model_marker markers[MODEL_MARKERS_MAX];   /* of these formats, as far as they are special tokens */
 	unsigned n_markers;
 	uint32_t context;                /* 0: not known here, the workers say it */

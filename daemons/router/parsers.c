@@ -11,14 +11,33 @@ void model_see_template(struct model *m, const char *text, size_t len)
 	m->reasoning = reasoning_format_detect(text, len);
 }
 
-/* Markers that are special tokens: their text is left out of answers, unless somebody looks for it. */
-static void add_marker(struct model *m, const char *text, unsigned whose)
+/* 1: text is one token, with this id. */
+static int is_one_token(const struct tokenizer *t, const char *text, uint32_t *ret_id)
 {
 	struct token_list l = {0};
-	int r = tokenizer_encode(m->tokenizer, text, strlen(text), TOKENIZE_PARSE_SPECIAL, 0, &l);
-	if (r == 0 && l.n == 1 && tokenizer_is_special(m->tokenizer, l.ids[0]) && m->n_markers < MODEL_MARKERS_MAX)
-		m->markers[m->n_markers++] = (struct model_marker){l.ids[0], whose};
+	int r = tokenizer_encode(t, text, strlen(text), TOKENIZE_PARSE_SPECIAL, 0, &l);
+	int is_one = r == 0 && l.n == 1;
+	if (is_one)
+		*ret_id = l.ids[0];
 	token_list_fini(&l);
+	return is_one;
+}
+
+/* Markers that are special tokens: their text is left out of answers, unless somebody looks for
+ * it. */
+static void add_marker(struct model *m, const char *text, unsigned whose)
+{
+	uint32_t id;
+	if (is_one_token(m->tokenizer, text, &id) && tokenizer_is_special(m->tokenizer, id) &&
+	    m->n_markers < MODEL_MARKERS_MAX)
+		m->markers[m->n_markers++] = (struct model_marker){id, whose};
+}
+
+static int opens_by_token(const struct model *m)
+{
+	uint32_t id;
+	return m->tokenizer && m->reasoning &&
+	       is_one_token(m->tokenizer, reasoning_format_form(m->reasoning)->open, &id);
 }
 
 static unsigned marks_of_calls(const struct model *m, const char *marker)
@@ -43,6 +62,7 @@ int model_set_parsers(struct model *m, const char *tool_parser, const char *reas
 		add_marker(m, marker, marks_of_calls(m, marker));
 	for (size_t i = 0; m->tokenizer && m->reasoning && (marker = reasoning_format_marker(m->reasoning, i)); i++)
 		add_marker(m, marker, MODEL_MARKS_REASONING);
+	m->opens_by_token = opens_by_token(m);
 	return 0;
 }
 

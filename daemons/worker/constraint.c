@@ -35,7 +35,7 @@ struct compiled {
 
 struct constraints {
 	struct grammar_vocab *vocab; /* NULL: none, why says so */
-	struct grammar_vocab *marked;    /* for calls: with the special tokens that are markers; NULL: the model has none such */
+	struct grammar_vocab *marked;    /* of structures: with the special tokens of markers.h; NULL: there are none */
 	char why[200];
 	uint32_t n_eos;
 	size_t words;

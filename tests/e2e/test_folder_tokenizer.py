@@ -184,3 +184,25 @@ def test_pdctl_says_what_is_wrong(folder, tmp_path):
     refused(1, "from 0 to 283", "284", args=("detokenize", folder, "284"))
     refused(1, "-1", args=("detokenize", folder, "--", "-1"))
     refused(1, "5x", args=("detokenize", folder, "1,5x"))
+
+
+THINK, CLOSE = FIRST + len(PIECES), FIRST + len(PIECES) + 1
+SWITCHED = PLAIN + "{% if add_generation_prompt and enable_thinking is false %}<think></think>{% endif %}"
+
+
+def test_thoughts_before_a_bound_answer(folder, tmp_path):
+    """As Qwen 3 has it: what opens thoughts is one token, and the template leaves them to the model unless the request wants none."""
+    path = shutil.copytree(folder, tmp_path / "thinker")
+    own = tokenizer()
+    for i, text in ((THINK, "<think>"), (CLOSE, "</think>")):
+        own["added_tokens"].append({**own["added_tokens"][0], "id": i, "content": text, "special": False})
+    (path / "tokenizer.json").write_text(json.dumps(own, ensure_ascii=False), encoding="utf-8")
+    (path / "chat_template.jinja").write_text(SWITCHED, encoding="utf-8")
+    body = {"messages": [{"role": "user", "content": "hello"}], "guided_choice": ["hello"], "max_tokens": 24, "temperature": 0,
+            "separate_reasoning": False}
+    with Suite("1p1d", str(path), router={"reasoning_parser": "think"}) as s:
+        for think, more, want in ((50, {}, "<think></think>hello"), (-100, {}, "hello"),
+                                  (50, {"chat_template_kwargs": {"enable_thinking": False}}, "hello")):
+            status, r = s.post("/v1/chat/completions", {**body, **more, "logit_bias": {str(THINK): think, str(CLOSE): 100}})
+            assert status == 200, r
+            assert (r["choices"][0]["message"]["content"], r["choices"][0]["finish_reason"]) == (want, "stop")

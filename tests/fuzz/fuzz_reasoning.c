@@ -24,7 +24,8 @@ static void sink(void *arg, int thoughts, const char *text, size_t len)
 
 static void run(const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
 {
-	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 6]), data[0] & 1, NULL, sink, s);
+	enum reasoning_at at = data[0] >= 192 ? REASONING_WITHIN_ANSWER : (enum reasoning_at)(data[0] & 1);
+	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 6]), at, NULL, sink, s);
 	s->mixes = data[0] / 2 % 6 == 5;
 	buf_init(&s->part[0], 0);
 	buf_init(&s->part[1], 0);
@@ -35,7 +36,7 @@ static void run(const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
 	}
 	reasoning_finish(r);
 	reasoning_destroy(&r);
-	if (s->part[0].len + s->part[1].len > size)
+	if (s->part[0].len + s->part[1].len > 2 * size)    /* <|start|> comes before heads of calls */
 		abort();
 }
 

@@ -42,7 +42,7 @@ static void run(const char *format, const struct toolcall_tools *tools, const ui
 		n = at + n > size ? size - at : n;
 		toolcall_feed(t, (const char *)data + at, n);
 	}
-	toolcall_finish(t);
+	toolcall_finish(t, (int)(size & 1));
 	if (s->open || toolcall_count(t) != s->calls || s->calls > TOOLCALL_COUNT_MAX || s->text.len > 6 * size + 16 * s->calls)
 		abort();
 	toolcall_destroy(&t);

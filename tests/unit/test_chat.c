@@ -348,6 +348,20 @@ static const struct {
 	{NULL, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1") "," RESULT("", "2") "," RESULT("", "3"),
 	 CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}") TOLD("g", "2") TOLD("g", "3")},
 	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}", "{'role':'user','content':'x'}], 'tools':[{'function':{'name':'f','description':'D'}},{'function':{'name':'g'}}", "//D;//;"},
+	/* a message that the answer continues stays whole */
+	{NULL, X "{'role':'assistant','content':'C','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}], 'continue_final_message':true,'_':[1",
+	 "<|start|>assistant<|channel|>analysis<|message|>C"},
+	{NULL, X "{'role':'assistant','content':'C','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1") "," RESULT("", "2")
+	 ",{'role':'assistant','content':'D'}], 'continue_final_message':true,'_':[1",
+	 SAID("analysis", "C") CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}") TOLD("g", "2") "<|start|>assistant<|channel|>final<|message|>D"},
+	/* a tool without a description: what is said stays as it is */
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.thinking }},{{ m.content }}{% endfor %}",
+	 "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;R,C"},
+	/* and it has one where the messages are said otherwise as well */
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.content + '.' }}{% endfor %}",
+	 "{'role':'assistant','content':null,'tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;."},
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.tool_calls[0].function.arguments + '.' }}{% endfor %}",
+	 "{'role':'assistant','content':null,'tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;{}."},
 	{EACH, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1"), "[user][assistant f g][tool]"},
 };
 
@@ -369,7 +383,8 @@ START_TEST(turns_as_the_template_takes_them)
 	for (size_t i = 0; i < out.len; i++)
 		out.data[i] = out.data[i] == '"' ? '\'' : out.data[i];
 	const char *from = file ? strstr(out.data, "x<|end|>") + strlen("x<|end|>") : out.data;
-	size_t n = strlen(from) - (file ? strlen("<|start|>assistant") : 0);
+	int prompted = file && !json_object_get(body, "continue_final_message");
+	size_t n = strlen(from) - (prompted ? strlen("<|start|>assistant") : 0);
 	ck_assert_msg(n == strlen(turns[_i].want) && memcmp(from, turns[_i].want, n) == 0, "got  %s\nwant %s", from, turns[_i].want);
 	ck_assert(json_equal(body, before));
 	buf_fini(&out);

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define CALL_HEAD "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
 static const struct {
 	const char *format;
 	int inside;
@@ -32,6 +34,9 @@ static const struct {
 	{"think", 1, "no end", "no end", ""},
 	{"think", 1, " ", "", ""},
 	{"think", 1, "a <think> b</think>c", "a <think> b", "c"},
+	{"think", REASONING_WITHIN_ANSWER, " <think>4</think>5", "", " <think>4</think>5"},
+	{"ernie", REASONING_WITHIN_ANSWER, "<response>\n4</response>\n", "", "4"},
+	{"ernie", REASONING_WITHIN_ANSWER, "<think>4", "", "<think>4"},
 	{"ernie", 1, "Two.\n</think>\n\n\n<response>\n4 \n</response>\n", "Two.", "4"},
 	{"ernie", 1, "Two.\n</think>\n\n<tool_call>", "Two.", "<tool_call>"},
 	{"ernie", 1, "x</think><response>4 </respons", "x", "4 </respons"},
@@ -47,12 +52,21 @@ static const struct {
 	{"harmony", 0, "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>4", "", "I look.\n\n4"},
 	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": \"<x>\"}<|call|>", "A",
 	 "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": \"<x>\"}<|call|>"},
-	{"harmony", 0, " to=functions.f<|channel|>commentary json<|message|>{}", "", "to=functions.f<|channel|>commentary json<|message|>{}"},
+	{"harmony", 0, " to=functions.f<|channel|>commentary json<|message|>{}", "", "<|start|>to=functions.f<|channel|>commentary json<|message|>{}"},
+	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|>assistant to=functions.f<|channel|>commentary json<|message|>{}", "A",
+	 "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}"},
 	{"harmony", 0, "<|channel|>analysis to=functions.f code<|message|>{}<|end|><|start|>assistant<|channel|>analysis<|message|>So", "So",
 	 "<|channel|>analysis to=functions.f code<|message|>{}<|end|>"},
 	{"harmony", 0, "<|channel|>analysis to=python code<|message|>print(1)<|call|>", "print(1)", ""},
 	{"harmony", 0, "<|channel|>commentary to=search<|message|>{}", "", "<|channel|>commentary to=search<|message|>{}"},
 	{"harmony", 0, "<|channel|>commentary to=user<|message|>Wait.", "", "Wait."},
+	/* arguments may hold what marks messages, in strings */
+	{"harmony", 0, CALL_HEAD "{\"text\": \"the head is <|start|>assistant<|channel|>analysis<|message|>X<|end|> and so\", \"b\": 1}", "",
+	 CALL_HEAD "{\"text\": \"the head is <|start|>assistant<|channel|>analysis<|message|>X<|end|> and so\", \"b\": 1}"},
+	{"harmony", 0, CALL_HEAD " {\"a\": {\"b\\\"<|end|>\": [\"\\\\\"]}}<|call|><|channel|>analysis<|message|>So", "So",
+	 CALL_HEAD " {\"a\": {\"b\\\"<|end|>\": [\"\\\\\"]}}<|call|>"},
+	{"harmony", 0, CALL_HEAD "{}\"<|end|>" CALL_HEAD "it\"s<|end|><|channel|>analysis<|message|>So", "So",
+	 CALL_HEAD "{}\"<|end|>" CALL_HEAD "it\"s<|end|>"},
 	/* and as they come otherwise */
 	{"harmony", 0, "Just 4 <b>, <|en and\n", "", "Just 4 <b>, <|en and\n"},
 	{"harmony", 0, " \n", "", ""},
@@ -69,6 +83,31 @@ static const struct {
 	{"harmony", 0, "<|channel|>finalFour.<|return|>", "", "Four."},
 	{"harmony", 0, "<|channel|>analysisA<|end|><|start|>assistantFour.<|return|>", "A", "Four."},
 	{"harmony", 0, "<|channel|>analysis", "", ""},
+	/* a head that the end of the answer cuts is no text */
+	{"harmony", 0, "<|channel|>ana", "", ""},
+	{"harmony", 0, "<|start|>assis", "", ""},
+	{"harmony", 0, "<|start|>assistant<|chan", "", ""},
+	{"harmony", 0, "<|channel|>analysis<|mess", "", ""},
+	{"harmony", 0, "<|channel|>commentary t", "", ""},
+	{"harmony", 0, "<|channel|>commentary to=functi", "", ""},
+	{"harmony", 0, "<|channel|>commentary to=functions.f <|constr", "", ""},
+	{"harmony", 0, "<|channel|>commentary to=functions.f <|constrain|>js", "", ""},
+	{"harmony", 0, "<|channel|>commentary to=functions.f <|constrain|>json", "", ""},
+	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|><|start|>assistant to=functions.f<|channel|>commen", "A", ""},
+	{"harmony", 0, " to=functions.f<|channel|>commentary json", "", ""},
+	{"harmony", 0, " to=functions.f", "", ""},
+	{"harmony", 0, "<|channel|>analysis to=functions.f code", "", ""},
+	{"harmony", 0, "<|channel|>commentary to=assistant<|channel|>comm", "", ""},
+	{"harmony", 0, "<|channel|>final<|constrain|>json", "", ""},
+	/* and one without <|message|> ends with its last word */
+	{"harmony", 0, "to=user <|constrain|>json hello", "", " hello"},
+	{"harmony", 0, "<|channel|>commentary to=user <|constrain|>json hello", "", " hello"},
+	{"harmony", 0, "<|channel|>commentary to=user hello<|end|>", "", " hello"},
+	{"harmony", 0, "<|channel|>finalThe code jsons", "", "The code jsons"},
+	{"harmony", 0, "<|channel|>commentary to=user json<|end|>", "", ""},
+	{"harmony", 0, "<|channel|>commentary to=user jsons<|end|>", "", " jsons"},
+	{"harmony", 0, "<|channel|>final total<|end|>", "", " total"},
+	{"harmony", 0, "<|channel|>final to<|end|>", "", " to"},
 	{"harmony", 0, "<|end|><|message|>4<|end|>", "", "4"},
 	{"harmony", REASONING_WITHIN_THOUGHTS, " A<|end|><|start|>assistant<|channel|>final<|message|>4", "A", "4"},
 	{"harmony", REASONING_WITHIN_ANSWER, " more<|end|>", "", " more"},
@@ -129,7 +168,7 @@ END_TEST
 START_TEST(random_splits)
 {
 	static const char *const pieces[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "assistant", "analysis", "final",
-	                                     "commentary", " to=functions.f ", "to=g", "{\"a\": 1}", "json", " \n", "x<y", "<|", "<think>", "</think>", "some words that go on "};
+	                                     "commentary", " to=functions.f ", "to=g", "{\"a\": 1}", "{\"s\": \"", "\\\"", "\"}", "json", " \n", "x<y", "<|", "<think>", "</think>", "some words that go on "};
 	unsigned seed = (unsigned)_i;
 	for (int round = 0; round < 400; round++) {
 		struct got got[2];
@@ -163,6 +202,34 @@ START_TEST(random_splits)
 }
 END_TEST
 
+/* White space, byte by byte, wherever it is held: in linear time. In quadratic time it would take
+ * longer than the limit of this test case. */
+START_TEST(long_space)
+{
+	static const struct {
+		const char *format, *before;
+		enum reasoning_at at;
+	} t[] = {
+		{"think", "", REASONING_BEFORE}, {"think", "", REASONING_WITHIN_THOUGHTS},
+		{"think", "<think>", REASONING_BEFORE}, {"think", "<think>x", REASONING_BEFORE},
+		{"think", "<think>x</think>", REASONING_BEFORE}, {"ernie", "x</think><response>4", REASONING_WITHIN_THOUGHTS},
+		{"harmony", "", REASONING_BEFORE}, {"harmony", "<|channel|>analysis<|message|>", REASONING_BEFORE},
+		{"harmony", "<|channel|>analysis<|message|>x", REASONING_BEFORE},
+	};
+	struct got g = {.mixes = 1};
+	struct reasoning *r = reasoning_new(reasoning_format_find(t[_i].format), t[_i].at, NULL, sink, &g);
+	buf_init(&g.part[0], 0);
+	buf_init(&g.part[1], 0);
+	reasoning_feed(r, t[_i].before, strlen(t[_i].before));
+	for (int i = 0; i < 400000; i++)
+		reasoning_feed(r, i % 100 ? " " : "\n", 1);
+	reasoning_finish(r);
+	reasoning_destroy(&r);
+	buf_fini(&g.part[0]);
+	buf_fini(&g.part[1]);
+}
+END_TEST
+
 START_TEST(detection)
 {
 	static const struct {
@@ -186,7 +253,9 @@ START_TEST(opened_by_the_prompt)
 	const struct reasoning_format *f = reasoning_format_find("think");
 	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n", 11), 1);
 	ck_assert_int_eq(reasoning_opened(f, "<A><think>", 10), 1);
-	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n\n</think>\n\n", 22), 0);
+	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n\n</think>\n\n", 22), REASONING_WITHIN_ANSWER);
+	ck_assert_int_eq(reasoning_opened(f, "<A></think>", 11), REASONING_WITHIN_ANSWER);
+	ck_assert_int_eq(reasoning_opened(f, "<A></think>no", 13), REASONING_BEFORE);
 	ck_assert_int_eq(reasoning_opened(f, "<A>", 3), 0);
 	ck_assert_int_eq(reasoning_opened(f, "", 0), 0);
 }
@@ -220,6 +289,10 @@ int main(void)
 	tcase_add_loop_test(c, detection, 0, 8);
 	tcase_add_test(c, opened_by_the_prompt);
 	tcase_add_loop_test(c, opened_harmony, 0, 7);
+	suite_add_tcase(suite, c);
+	c = tcase_create("long");
+	tcase_set_timeout(c, 10);
+	tcase_add_loop_test(c, long_space, 0, 9);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

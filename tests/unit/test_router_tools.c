@@ -2,6 +2,7 @@
  * are the same. What needs a tokenizer is skipped without PD_MODEL. */
 #include "router_client.h"
 #include "skip.h"
+#include "tempdir.h"
 
 #include <signal.h>
 
@@ -117,6 +118,7 @@ static char *line_of(const struct told *t)
 #define CALL_G "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>"
 #define ANALYSIS "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 #define CALL_H "<|channel|>commentary to=functions.f <|constrain|>json<|message|>" ARGS_F
+#define EMPTY_H "<|channel|>commentary to=functions.g <|constrain|>json<|message|>"
 #define ARGS_F "{\"city\": \"Oslo\", \"days\": [1, 2]}"
 
 static const struct {
@@ -144,6 +146,13 @@ static const struct {
 	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS, "Hm.||<0 f " ARGS_F ">|tool_calls"},
 	{"harmony", "harmony", ANALYSIS "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" CALL_H, TOOLS, "Hm.|I look.|<0 f " ARGS_F ">|tool_calls"},
 	{"harmony", "harmony", " to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS, "||<0 g {}>|tool_calls"},
+	{"harmony", "harmony", ANALYSIS " to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS, "Hm.||<0 g {}>|tool_calls"},
+	{"harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|>assistant to=functions.g<|channel|>commentary json<|message|>{}", TOOLS, "Hm.||<0 g {}>|tool_calls"},
+	{"harmony", "harmony", "<|channel|>commentary<|message|>I look.<|end|>to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS,
+	 "|I look.|<0 g {}>|tool_calls"},
+	{"harmony", "harmony", EMPTY_H, TOOLS, "||<0 g {}>|tool_calls"},
+	{"harmony", "harmony", EMPTY_H "STOP", TOOLS ",\"stop\":\"STOP\"", "||<0 g >|tool_calls"},
+	{"harmony", "harmony", EMPTY_H, TOOLS ",\"stop_token_ids\":[2]", "||<0 g >|tool_calls"},
 	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", TOOLS, "Hm.|4||stop"},
 	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", "\"max_tokens\":90", "Hm.|4||stop"},
 	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS ",\"tool_choice\":\"none\"", "Hm.|<|start|>assistant" CALL_H "||stop"},
@@ -279,6 +288,25 @@ START_TEST(a_call_ends_the_answer)
 }
 END_TEST
 
+/* That marker is no text: a call that it ends without a body has an empty object all the same. */
+START_TEST(a_silent_end_of_a_call)
+{
+	struct told t;
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = tools_world("harmony", "harmony", EMPTY_H "<|im_end|>");
+	w->model.n_markers = 1;
+	w->model.markers[0] = (struct model_marker){script[w->n_script - 1], MODEL_MARKS_CALLS | MODEL_MARKS_LAST};
+	char *out = ask(w, "/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS "}");
+	has(out, "\"stop_reason\":2");
+	read_told(out, 0, &t);
+	ck_assert_str_eq(t.calls.data, "<0 g {}");
+	told_fini(&t);
+	free(out);
+	world_free(w);
+}
+END_TEST
+
 /* While a marker may be coming nothing is told; a chunk that would say nothing is not sent. */
 START_TEST(no_empty_chunks)
 {
@@ -371,8 +399,8 @@ END_TEST
 
 #define WITHIN(text) ",\"messages\":[{\"role\":\"assistant\",\"content\":\"" text "\"}],\"continue_final_message\":true,\"add_generation_prompt\":false"
 
-/* What the workers are told: nothing, or a form with this in it. */
-static const struct {
+/* What the workers are told: nothing, this text, or pieces with this in them. */
+static const struct asked {
 	const char *calls, *reasoning, *more, *form;     /* form NULL: none */
 } forms[] = {
 	{"hermes", "none", "", NULL},
@@ -383,15 +411,21 @@ static const struct {
 	{"hermes", "none", ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false", "\"min\":1,\"max\":1,"},
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "{\"any_of\":[[{\"literal\":\"g\"}"},
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "\"min\":1,\"max\":1,"},
-	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
+	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\"}"},
+	{"hermes", "granite", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>"},
 	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>"),
 	 "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
+	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>\\n\\n</think>\\n\\n"), "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\"}"},
+	{"hermes", "think", ",\"guided_regex\":\"a+\"" WITHIN("</think>"), "a+"},
 	{"harmony", "harmony", ",\"tool_choice\":" NAMED_G, "[{\"any_of\":[[{\"literal\":\"<|channel|>analysis<|message|>\"},{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"}],[]]},"
 	 "{\"any_of\":[[{\"repeat\":[{\"literal\":\"<|channel|>commentary to=functions.\"},{\"any_of\":[[{\"literal\":\"g\"},{\"literal\":\" <|constrain|>json<|message|>\"},{\"schema\":"},
 	{"harmony", "harmony", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":1}]]"},
-	/* a form for the answer is that of what comes behind the thoughts, where the model is within them or always writes them */
+	/* a form for the answer is that of what comes behind the thoughts; where the prompt opens none and
+	 * words would, of the whole answer */
 	{"hermes", "none", ",\"guided_regex\":\"a+\"", "a+"},
 	{"hermes", "think", ",\"guided_regex\":\"a+\"", "a+"},
+	{"hermes", "granite", ",\"guided_regex\":\"a+\"", "a+"},
+	{"hermes", "granite", ",\"guided_regex\":\"a+\"" WITHIN("Here is my thought process:"), "[{\"free\":\"Here is my response:\"},{\"regex\":\"\\\\n{0,2}\"},{\"regex\":\"a+\"}]"},
 	{"hermes", "think", ",\"guided_choice\":[\"yes\"]" WITHIN("<think>"), "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"choice\":[\"yes\"]}]"},
 	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_object\"}", "[]]},{\"literal\":\"<|channel|>final<|message|>\"},{\"schema\":{\"type\":\"object\"}}]"},
 	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":\"integer\"}}}", "<|message|>\"},{\"schema\":{\"type\":\"integer\"}}]"},
@@ -400,22 +434,44 @@ static const struct {
 	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>final<|message|>So"), "a+"},
 };
 
+/* Of a model that opens its thoughts with one token: it may do so, unless the prompt says otherwise. */
+static const struct asked token_forms[] = {
+	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
+	{"hermes", "think", ",\"guided_regex\":\"a+\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"regex\":\"a+\"}]"},
+	{"hermes", "think", ",\"guided_regex\":\"a+\"" WITHIN("<think>\\n\\n</think>\\n\\n"), "a+"},
+};
+
+/* In a vocabulary where the marker that opens thoughts is one token, or several. */
+static void form_is(const struct asked *a, int opens_by_token)
+{
+	struct world *w = tools_world(a->calls, a->reasoning, "ok<|im_end|>");
+	ck_assert(!w->model.opens_by_token);
+	w->model.opens_by_token = opens_by_token;
+	char *body = mem_printf("{%s," TOOLS "%s}", strstr(a->more, "messages") ? "\"seed\":1" : USER, a->more);
+	char *out = ask(w, "/v1/chat/completions", body);
+	has(out, "HTTP/1.1 200 ");
+	if (a->form && strchr(a->form, '"'))
+		ck_assert_msg(strstr(w->form, a->form) != NULL, "%s", w->form);
+	else
+		ck_assert_str_eq(w->form, a->form ? a->form : "");
+	free(out);
+	free(body);
+	world_free(w);
+}
+
 START_TEST(forms_are_told)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
-	struct world *w = tools_world(forms[_i].calls, forms[_i].reasoning, "ok<|im_end|>");
-	char *body = mem_printf("{%s," TOOLS "%s}", strstr(forms[_i].more, "messages") ? "\"seed\":1" : USER, forms[_i].more), *out = ask(w, "/v1/chat/completions", body);
-	has(out, "HTTP/1.1 200 ");
-	if (forms[_i].form && strcmp(forms[_i].form, "a+") == 0)
-		ck_assert_str_eq(w->form, forms[_i].form);
-	else if (forms[_i].form)
-		ck_assert_msg(strstr(w->form, forms[_i].form) != NULL, "%s", w->form);
-	else
-		ck_assert_str_eq(w->form, "");
-	free(out);
-	free(body);
-	world_free(w);
+	form_is(&forms[_i], 0);
+}
+END_TEST
+
+START_TEST(forms_behind_a_token)
+{
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	form_is(&token_forms[_i], 1);
 }
 END_TEST
 
@@ -481,6 +537,34 @@ START_TEST(unknown_format)
 }
 END_TEST
 
+/* Whether thoughts begin with one token, special or not, is seen in the vocabulary. */
+START_TEST(thoughts_open_by_a_token)
+{
+	static const char vocabulary[] =
+		"{\"added_tokens\":[{\"id\":2,\"content\":\"<think>\",\"special\":false},{\"id\":3,\"content\":\"[THINK]\",\"special\":true}],"
+		"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
+		"\"model\":{\"type\":\"BPE\",\"vocab\":{\"T\":0,\"e\":1},\"merges\":[]}}";
+	static const struct {
+		const char *format;
+		int want;
+	} cases[] = {{"think", 1}, {"ernie", 1}, {"mistral", 1}, {"granite", 0}, {"cohere", 0}, {"none", 0}};
+	char dir[TEST_FOLDER_BYTES], path[TEST_FOLDER_BYTES + 64];
+	struct tokenizer *t = NULL;
+	struct err err = {0};
+	test_folder(dir, "vocabulary");
+	snprintf(path, sizeof path, "%s/tokenizer.json", dir);
+	FILE *f = fopen(path, "w");
+	ck_assert(f && fputs(vocabulary, f) >= 0 && fclose(f) == 0);
+	ck_assert_msg(tokenizer_from_folder(dir, &t, &err) == 0, "%s", err.text);
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct model m = {.tokenizer = t};
+		ck_assert_int_eq(model_set_parsers(&m, "none", cases[i].format, &err), 0);
+		ck_assert_msg(m.opens_by_token == cases[i].want, "%s", cases[i].format);
+	}
+	tokenizer_destroy(&t);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("router_tools");
@@ -500,12 +584,15 @@ int main(void)
 	tcase_add_test(c, several_choices_with_logprobs);
 	tcase_add_test(c, special_tokens_that_are_markers);
 	tcase_add_test(c, a_call_ends_the_answer);
+	tcase_add_test(c, a_silent_end_of_a_call);
 	tcase_add_test(c, no_empty_chunks);
 	tcase_add_loop_test(c, requests_are_checked, 0, (int)(sizeof requests / sizeof *requests));
 	tcase_add_loop_test(c, forms_are_told, 0, (int)(sizeof forms / sizeof *forms));
+	tcase_add_loop_test(c, forms_behind_a_token, 0, (int)(sizeof token_forms / sizeof *token_forms));
 	tcase_add_test(c, unbound_format);
 	tcase_add_test(c, too_much);
 	tcase_add_test(c, unknown_format);
+	tcase_add_test(c, thoughts_open_by_a_token);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

@@ -51,24 +51,28 @@ static void sink(void *arg, const struct toolcall_event *e)
 		g->open = e->kind == TOOLCALL_BEGIN;
 }
 
+#define ENDED '\4'                /* behind a text: the model ended the answer, by a silent token */
+
 /* cuts: ends of pieces, ascending; the rest is the last piece. */
 static char *run(const char *format, const char *text, size_t len, const size_t *cuts, size_t n)
 {
+	int ended = len && text[len - 1] == ENDED;
 	struct got g = {0};
 	const struct toolcall_format *f = toolcall_format_find(format);
 	ck_assert_msg(f != NULL, "%s", format);
 	struct toolcall *t = toolcall_new(f, tools, NULL, sink, &g);
 	size_t at = 0;
 	buf_init(&g.b, 0);
+	len -= (size_t)ended;
 	for (size_t i = 0; i <= n; i++) {
-		size_t to = i < n ? cuts[i] : len;
+		size_t to = i < n && cuts[i] < len ? cuts[i] : len;
 		char *piece = mem_alloc(to - at + 1);      /* exactly so long: a read beyond is seen by the sanitizer */
 		memcpy(piece, text + at, to - at);
 		toolcall_feed(t, piece, to - at);
 		free(piece);
 		at = to;
 	}
-	toolcall_finish(t);
+	toolcall_finish(t, ended);
 	ck_assert_int_eq(g.open, 0);
 	toolcall_destroy(&t);
 	return g.b.data ? g.b.data : mem_strdup("");
@@ -196,7 +200,9 @@ static const struct {
 	{"harmony", "<|channel|>functions.g <|constrain|>json<|message|>{}", "<0 g {}>"},
 	{"harmony", "<|channel|>commentary to=functions.f <|constrain|>json{\"s\": 1}<|call|>", "<0 f {\"s\": 1}>"},
 	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|><|call|>", "<0 g {}>"},
-	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>", "<0 g {}>"},
+	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>\4", "<0 g {}>"},
+	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>", "<0 g >"},
+	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|> \n", "<0 g >"},
 	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": x}<|call|>", "<0 f {\"s\": >x}<|call|>"},
 	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": \"cut", "<0 f {\"s\": \"cut>"},
 	{"harmony", "<|channel|>commentary to=functions.nope<|message|>{}<|call|>", "<|channel|>commentary to=functions.nope<|message|>{}<|call|>"},
@@ -360,6 +366,24 @@ START_TEST(long_text)
 }
 END_TEST
 
+/* White space behind a call, byte by byte: in linear time, as in test_reasoning.c. */
+START_TEST(long_space)
+{
+	static const char call[] = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
+	struct got g = {0};
+	struct toolcall *t = toolcall_new(toolcall_format_find("hermes"), tools, NULL, sink, &g);
+	buf_init(&g.b, 0);
+	toolcall_feed(t, call, strlen(call));
+	for (int i = 0; i < 400000; i++)
+		toolcall_feed(t, i % 100 ? " " : "\n", 1);
+	toolcall_feed(t, "</tool_call>", 12);
+	toolcall_finish(t, 0);
+	ck_assert_str_eq(g.b.data, "<0 f {}>");
+	toolcall_destroy(&t);
+	buf_fini(&g.b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("toolcall");
@@ -372,6 +396,11 @@ int main(void)
 	tcase_add_loop_test(c, detection, 0, (int)(sizeof templates / sizeof *templates));
 	tcase_add_test(c, ids);
 	tcase_add_loop_test(c, long_text, 0, 10);
+	suite_add_tcase(suite, c);
+	c = tcase_create("long");
+	tcase_add_checked_fixture(c, setup, teardown);
+	tcase_set_timeout(c, 10);
+	tcase_add_test(c, long_space);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

@@ -32,7 +32,7 @@ static char *parsed(const char *format, const json_t *tools, const char *text)
 	struct toolcall_tools *t = toolcall_tools_new(tools);
 	struct toolcall *c = toolcall_new(toolcall_format_find(format), t, NULL, sink, &b);
 	toolcall_feed(c, text, strlen(text));
-	toolcall_finish(c);
+	toolcall_finish(c, 1);
 	toolcall_destroy(&c);
 	toolcall_tools_destroy(&t);
 	char *line = mem_strdup(b.data ? b.data : "");

@@ -17,12 +17,16 @@
 static const char TOKENIZER[] =
 	"{\"added_tokens\":[{\"id\":3,\"content\":\"[TOOL_CALLS]\",\"special\":true},{\"id\":4,\"content\":\"[/THINK]\",\"special\":true},"
 	"{\"id\":5,\"content\":\"<|other|>\",\"special\":true},{\"id\":6,\"content\":\"<|END_ACTION|>\",\"special\":true},{\"id\":7,\"content\":\"<tool_call>\",\"special\":false},"
-	"{\"id\":8,\"content\":\"<|channel|>\",\"special\":true},{\"id\":9,\"content\":\"<|end|>\",\"special\":true}],"
+	"{\"id\":8,\"content\":\"<|channel|>\",\"special\":true},{\"id\":9,\"content\":\"<|end|>\",\"special\":true},"
+	"{\"id\":10,\"content\":\"<|call|>\",\"special\":true},{\"id\":11,\"content\":\"<|python_tag|>\",\"special\":true},"
+	"{\"id\":12,\"content\":\"<|return|>\",\"special\":true},{\"id\":13,\"content\":\"\\\"\",\"special\":false}],"
 	"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
 	"\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}";
 
-enum { VOCAB = 10 };
+enum { VOCAB = 14 };
 static const struct engine_info info = {.vocab = VOCAB, .eos = {6}, .n_eos = 1};
+
+#define STRING "[{\"schema\":{\"type\":\"string\"}}]"
 
 /* 6 ends sequences: it is no marker to write, whatever its text. */
 static const struct {
@@ -37,6 +41,13 @@ static const struct {
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"<tool_call>\"}]", {7}, 1, 1},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"\"}]", {0, 5}, 2, 1},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"<|END_ACTION|>\"}]", {6}, 1, 0},
+	/* markers that no form has */
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"\"}]", {0, 10}, 2, 1},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"\"}]", {0, 11}, 2, 1},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"\"}]", {0, 12}, 2, 1},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, STRING, {13, 0, 10, 13}, 4, 2},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, STRING, {13, 0, 9, 13}, 4, 4},     /* the form of thoughts has it */
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_JSON_SCHEMA, "{\"type\":\"string\"}", {13, 0, 9, 13}, 4, 2},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, "\\[TOOL_CALLS\\]a", {3, 0}, 2, 0},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, ".*", {0, 4}, 2, 1},
 };
