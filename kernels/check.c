@@ -5,7 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { ROWS_MAX = 1 << 20 };
+enum { ROWS_MAX = 1 << 20, KV_HEADS_MAX = 1 << 16 };
 
 struct report {
 	const struct kern_op *op;
@@ -32,7 +32,7 @@ static int check_rows(const struct report *r, const struct kern_limits *l, int w
 	if ((unsigned)r->op->rows > KERN_ROWS_TAIL)
 		return refuse(r, "rows of kind %u: there are 0 and 1", (unsigned)r->op->rows);
 	if (r->op->rows == KERN_ROWS_TAIL && !l->tail_rows)
-		return refuse(r, "over the tail, which has no rows");
+		return refuse(r, "rows of the tail, limits.tail_rows is 0");
 	return want < 0 || r->op->rows == (enum kern_rows)want
 		       ? KERN_OK
 		       : refuse(r, "must be over %s", name[want]);
@@ -57,8 +57,9 @@ static int check_weights(const struct report *r, struct kern_weight *const *w, u
 
 static int check_carries(const struct report *r, const struct kern_limits *l, kern_ptr carries)
 {
-	return !l->carries || carries.v ? KERN_OK
-	                            : refuse(r, "no memory for the program's %u carries", l->carries);
+	if (l->carries && (!carries.v || carries.v % 4))
+		return refuse(r, "%u carries at %#zx: no address, or not aligned to 4 bytes", l->carries, (size_t)carries.v);
+	return KERN_OK;
 }
 
 static int check_products(const struct report *r)
@@ -78,8 +79,9 @@ static int check_gather(const struct report *r, const struct kern_limits *l)
 	if (!n || n > KERN_GATHERED_MAX)
 		return refuse(r, "%u tensors, limits are 1 and %d", n, KERN_GATHERED_MAX);
 	for (uint32_t i = 0; i < n; i++)
-		if (!r->op->gather.t[i].parts)
-			return refuse(r, "tensor %u of %u has rows of no parts", i, n);
+		if (!r->op->gather.t[i].parts || !r->op->gather.t[i].unit)
+			return refuse(r, "tensor %u of %u: %u parts, shared out in units of %u: must be at least 1", i, n,
+			              r->op->gather.t[i].parts, r->op->gather.t[i].unit);
 	return check_rows(r, l, -1);
 }
 
@@ -94,9 +96,9 @@ static int check_kv(const struct report *r, const struct kern_kv_layer *kv)
 		              "KV heads of %u elements, latent %u: must be multiples of 4, the "
 		              "latent no larger",
 		              kv->head_dim, kv->latent);
-	if (!kv->block_tokens || !kv->kv_heads)
-		return refuse(r, "KV layer with %u heads and blocks of %u tokens", kv->kv_heads,
-		              kv->block_tokens);
+	if (!kv->block_tokens || !kv->kv_heads || kv->kv_heads > KV_HEADS_MAX)
+		return refuse(r, "KV layer with %u heads and blocks of %u tokens: heads are 1 to %d, tokens at least 1",
+		              kv->kv_heads, kv->block_tokens, KV_HEADS_MAX);
 	if ((unsigned)kv->dtype > KERN_BF16 && kv->dtype != KERN_I8 && kv->dtype != KERN_F8)
 		return refuse(r, "KV type %s (%u): must be f32, f16, bf16, int8 or fp8",
 		              kern_dtype_name(kv->dtype), (unsigned)kv->dtype);
@@ -108,7 +110,7 @@ static int check_attention(const struct report *r)
 	uint32_t heads = r->op->attention.heads, kv_heads = r->op->attention.kv.kv_heads;
 	int rc = check_kv(r, &r->op->attention.kv);
 	if (!rc && (!heads || heads % kv_heads))
-		return refuse(r, "%u heads over %u KV heads: no whole group", heads, kv_heads);
+		return refuse(r, "%u heads over %u KV heads: must be a multiple", heads, kv_heads);
 	return rc;
 }
 
@@ -191,11 +193,9 @@ static int check_op(const struct report *r, const struct kern_limits *l)
 		               ? rc
 		               : check_weights(r, op->heads_matmul.w, op->heads_matmul.heads);
 	case KERN_OP_SAMPLE:
-		if (!l->vocab || !op->sample.results.v)
-			return refuse(
-				r,
-				"from %u ids, results at %#zx: expected more than none, and memory",
-				l->vocab, (size_t)op->sample.results.v);
+		if (!l->vocab || !op->sample.results.v || op->sample.results.v % 4)
+			return refuse(r, "from %u ids to results at %#zx: expected at least 1, and an address aligned to 4 bytes", l->vocab,
+			              (size_t)op->sample.results.v);
 		return (rc = check_rows(r, l, KERN_ROWS_TAIL))
 		               ? rc
 		               : check_carries(r, l, op->sample.carries);
@@ -234,7 +234,7 @@ int kern_weight_check(enum kern_dtype dtype, uint32_t n, uint32_t k, size_t row_
                       size_t errlen)
 {
 	if ((unsigned)dtype >= KERN_WEIGHT_DTYPES)
-		snprintf(errbuf, errlen, "weight of type %s (%u): no type of weights",
+		snprintf(errbuf, errlen, "weight of type %s (%u): not a weight type",
 		         kern_dtype_name(dtype), (unsigned)dtype);
 	else if (!n || !k || !kern_dtype_bytes(dtype, k))
 		snprintf(errbuf, errlen, "weight of %u rows of %u values does not fit type %s", n,

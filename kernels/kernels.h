@@ -25,8 +25,7 @@
  *    rows, the place of the row in the batch, nor the number of threads (invariant I8). What a row must not see (later tokens, other sequences)
  *    never changes its bits.
  *
- * Layouts: shapes are written (rows, columns), the last index is contiguous. Addresses of tensors are 16-byte aligned, those of constants and of KV
- * 4-byte aligned at least, leading dimensions any; what lies
+ * Layouts: shapes are written (rows, columns), the last index is contiguous. Addresses are 4-byte aligned at least, leading dimensions any; what lies
  * between the columns of a row and the next row, and rows beyond the batch's, is neither read nor written. Outputs overlap no input unless it is said. */
 #ifndef KERNELS_H
 #define KERNELS_H
@@ -92,9 +91,11 @@ struct kern_tensor {
 
 /* --- devices ----------------------------------------------------------------------------------------------------------------------------------- */
 
-/* The processes of a tensor-parallel group, this one among them. They run the same programs over their own columns. What a collective (KERN_OP_GATHER,
- * KERN_OP_REDUCE) reads of other ranks lies in memory that all share, where the backend's ranks do (cpu), else in each rank's own at the same place
- * of the program. A rank writes it again only after one more collective, when all have read it. */
+/* The processes of a tensor-parallel group, this one among them. They run the same programs over their
+ * own columns. What a collective names lies in memory that all ranks share and each has pinned. A rank
+ * writes it again only after one more collective, when all have read it; a backend that computes in
+ * memory of its own moves what the operations name, and need not meet for that. Every rank takes part
+ * in every collective, also with no row or column to give. There are no carries in a group. */
 struct kern_group {
 	unsigned rank, ranks;      /* ranks 0 or 1: alone */
 	/* returns 0 when all ranks have called it, else the group is broken; on any thread, one at a time: once for each collective and each
@@ -179,8 +180,8 @@ struct kern_draw {
 	uint32_t pending;          /* and so many of the carry's latest draws, at most KERN_CARRY_DRAWS */
 };
 
-/* What a sequence drew last, which is carried from run to run in device memory that the caller has zeroed; the latest first. A row's token can be one of these, so that a sequence
- * goes on without the host in between. */
+/* What a sequence drew last, the latest first, carried from run to run in device memory that the caller
+ * has zeroed. A row's token can be one of these, so that a sequence goes on without the host in between. */
 struct kern_carry {
 	uint32_t id[KERN_CARRY_DRAWS];
 };
@@ -288,11 +289,12 @@ struct kern_product {
 	struct kern_tensor y;
 };
 
-/* x (R, parts, dim), leading dimension of a part, of which each rank has written its columns of every part (kern_share of dim in units of `unit`),
- * or with unit 0 whole rows, each row by one rank. */
+/* x (R, parts, dim), leading dimension of a part. With ids 0 each rank has written its columns of every
+ * part: its kern_share of dim, in units of `unit`, at least 1. Else whole rows: row r was written by the
+ * rank in whose kern_share of `ids` its token is. */
 struct kern_gathered {
 	struct kern_tensor x;
-	uint32_t parts, dim, unit;
+	uint32_t parts, dim, unit, ids;
 };
 
 enum kern_op_kind {
@@ -411,7 +413,7 @@ struct kern_ops {
 	void (*weight_destroy)(struct kern_device *dev, struct kern_weight **w);
 
 	/* About the most memory of the host that a program takes beside what its operations name,
-	 * before there is a device or a weight; 0: not known. */
+	 * before there is a device or a weight; 0: not known. Never NULL. */
 	size_t (*program_bytes)(const struct kern_config *conf, const struct kern_limits *limits,
 	                        const struct kern_shape *shape);
 	/* The operations are copied; what they name must outlive the program. One program of a device runs at a time. */
@@ -426,7 +428,7 @@ struct kern_ops {
  * errbuf if there is none, or its ABI is another. */
 const struct kern_ops *kern_backend(const char *name, const char *folder, char *errbuf, size_t errlen);
 
-/* Where rank `rank`'s share of `total` columns begins, which are shared out in whole units; its end is the next rank's beginning. */
+/* Where rank `rank`'s share of `total` things begins, which are shared out in whole units of at least 1; its end is the next rank's beginning. */
 static inline uint32_t kern_share(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks)
 {
 	uint64_t units = ((uint64_t)total + unit - 1) / unit, begin = units * rank / ranks * unit;

@@ -35,7 +35,7 @@ void record_project(struct recorder *r, struct kern_tensor y, struct kern_tensor
 
 struct kern_gathered gathered(struct kern_tensor x, uint32_t parts, struct tp_share share, uint32_t width)
 {
-	return (struct kern_gathered){x, parts, share.total * width, share.unit * width};
+	return (struct kern_gathered){x, parts, share.total * width, share.unit * width, 0};
 }
 
 void record_gather(struct recorder *r, struct kern_gathered a, const struct kern_gathered *b)
@@ -80,7 +80,7 @@ static void record_embed(struct recorder *r)
 	struct kern_tensor y = e->tp ? e->s.sum : e->s.x;
 	if (e->embed)                  /* a rank may have no rows of a small table */
 		record(r, (struct kern_op){.kind = KERN_OP_EMBED, .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
-	record_gather(r, (struct kern_gathered){y, 1, e->conf.hidden, 0}, NULL);
+	record_gather(r, (struct kern_gathered){y, 1, e->conf.hidden, e->shard.vocab.unit, e->shard.vocab.total}, NULL);
 	if (e->tp || scale != 1.0f)
 		record(r, (struct kern_op){.kind = KERN_OP_SCALE, .scale = {.y = e->s.x, .x = y, .factor = scale, .dim = e->conf.hidden}});
 }

@@ -429,16 +429,18 @@ static uint32_t room_for(struct constraint *k, uint32_t masks)
 	size_t words = k->all->words, had = k->masks * words, want = masks * words;
 	if (masks < k->masks) {
 		uint64_t *rest = mem_try_grow(k->mask, want, sizeof *rest);
-		k->mask = rest ? rest : k->mask;
-		quota_give(&k->quota, (had - want) * sizeof *rest);
-		k->masks = masks;
+		if (rest) {
+			k->mask = rest;
+			k->masks = masks;
+			quota_give(&k->quota, (had - want) * sizeof *rest);
+		}
 	}
 	uint64_t *grown = masks > k->masks ? quota_grow(&k->quota, k->mask, had, want, sizeof *grown) : NULL;
 	if (grown) {
 		k->mask = grown;
 		k->masks = masks;
 	}
-	return k->masks;
+	return masks < k->masks ? masks : k->masks;
 }
 
 int constraint_prepare(struct work *w, const struct engine_info *info, uint32_t ahead, struct err *err)

@@ -48,6 +48,7 @@ struct crew {
 	_Atomic(const struct crew_phase *) phases;
 	_Atomic size_t n;
 	_Atomic(struct room *) room;
+	struct room *newest;
 	_Alignas(64) _Atomic uint64_t pulse;
 	atomic_uint sleepers;
 	atomic_bool stop;
@@ -251,12 +252,13 @@ void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
 	atomic_store_explicit(&c->number, run, memory_order_relaxed);
 	atomic_store_explicit(&c->phases, phases, memory_order_relaxed);
 	atomic_store_explicit(&c->n, n, memory_order_relaxed);
+	atomic_store_explicit(&c->room, c->newest, memory_order_relaxed);
 	atomic_store_explicit(&c->run, word_of(run), memory_order_seq_cst);
 	futex_wake_all(c, &c->run);
 	struct walk w = {.crew = c,
 	                 .phases = phases,
 	                 .n = n,
-	                 .room = atomic_load_explicit(&c->room, memory_order_relaxed),
+	                 .room = c->newest,
 	                 .run = run};
 	open_phase(&w, 0);
 	walk(&w);
@@ -268,7 +270,7 @@ void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
  * which is before all runs to come. */
 int crew_grow(struct crew *c, size_t n)
 {
-	struct room *old = atomic_load_explicit(&c->room, memory_order_relaxed);
+	struct room *old = c->newest;
 	if (c->threads == 1 || (old && n <= old->n))
 		return 0;
 	if (old && n < 2 * old->n)
@@ -283,7 +285,7 @@ int crew_grow(struct crew *c, size_t n)
 	                   .n = n,
 	                   .phase = (struct progress *)(void *)((unsigned char *)r + head)};
 	r->share = (struct share *)(void *)(r->phase + n + 1);
-	atomic_store_explicit(&c->room, r, memory_order_release);
+	c->newest = r;
 	return 0;
 }
 
@@ -318,7 +320,7 @@ void crew_destroy(struct crew **cp)
 	syscall(SYS_futex, &c->run, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
 	for (unsigned i = 1; i <= c->started; i++)
 		pthread_join(c->thread[i].id, NULL);
-	for (struct room *r = c->room, *older; r; r = older) {
+	for (struct room *r = c->newest, *older; r; r = older) {
 		older = r->older;
 		free(r);
 	}

@@ -10,6 +10,7 @@
 #ifndef CPU_FAST_ATTENTION_H
 #define CPU_FAST_ATTENTION_H
 
+#include "kernels/cpu/fast_record.h"
 #include "kernels/cpu/program.h"
 #include "kernels/cpu/vec.h"
 
@@ -133,6 +134,10 @@ static void find_step(const struct fast_attention *f, const struct att_tile *t, 
 		uint32_t entry = (from + i) / kv->block_tokens, at = (from + i) % kv->block_tokens;
 		const unsigned char *k = cpu_kv_plane(kv, table[entry], head, 0), *v = cpu_kv_plane(kv, table[entry], head, 1);
 		n = kv->block_tokens - at < count - i ? kv->block_tokens - at : count - i;
+		if (w->direct) {               /* read once, and pages of a pool may be small: all of it is fetched at once */
+			fetch(k + at * token_bytes, n * token_bytes);
+			fetch(v + at * token_bytes, n * token_bytes);
+		}
 		for (uint32_t j = 0; j < n; j++) {
 			w->k_token[i + j] = k + (at + j) * token_bytes;
 			w->v_token[i + j] = v + (at + j) * token_bytes;

@@ -12,14 +12,20 @@
 
 #define TILE_ROWS CPU_TILE_ROWS
 
-/* What comes FETCH_AHEAD bytes behind `at`. Hardware fetches ahead within a page of 4 KiB and not beyond, and it does not know that the weights
- * of a step are one stream: without this one row gets 78 % of what reading memory gives, and a few rows, which have work to do between two reads,
- * less. Only the first rows that read a panel do it: for the others it is in the cache. Nearer is too late, farther is worse again. */
-enum { FETCH_AHEAD = 8192, LINE = 64 };
+static inline __attribute__((always_inline)) void fetch(const unsigned char *at, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i += 64)
+		__builtin_prefetch(at + i);
+}
+
+/* Of a stream of weights: what comes FETCH_AHEAD bytes behind `at`. Hardware fetches ahead within a
+ * page of 4 KiB and not beyond: without this one row reads at 78 % of what memory gives, and a few
+ * rows, which have work to do between two reads, at less. The first rows that read a panel do it;
+ * the others find it in the cache. Nearer is too late, farther is worse again. */
+enum { FETCH_AHEAD = 8192 };
 static inline __attribute__((always_inline)) void fetch_ahead(const unsigned char *at, size_t bytes)
 {
-	for (size_t i = 0; i < bytes; i += LINE)
-		__builtin_prefetch(at + FETCH_AHEAD + i);
+	fetch(at + FETCH_AHEAD, bytes);
 }
 
 enum {

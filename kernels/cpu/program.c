@@ -103,7 +103,7 @@ int build_address(struct build *b, const struct kern_op *op, kern_ptr p)
 {
 	if (p.v && p.v % sizeof(float) == 0)
 		return b->rc;
-	return build_fail(b, KERN_EINVAL, "%s: no address of floats or ids: %#zx",
+	return build_fail(b, KERN_EINVAL, "%s: address %#zx is missing or not aligned to 4 bytes",
 	                  kern_op_name(op->kind), (size_t)p.v);
 }
 
@@ -201,6 +201,8 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	struct build b = {
 		.p = p,
 		.rc = kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error)};
+	if (!b.rc && limits->carries && dev->group.ranks > 1)
+		build_fail(&b, KERN_ENOTSUP, "%u carries in a group of %u ranks, of which one draws", limits->carries, dev->group.ranks);
 	for (size_t i = 0; i < n && !b.rc; i++) {
 		struct kern_op *op = build_alloc(&b, sizeof *op);
 		if (!op)

@@ -8,8 +8,11 @@
 
 enum { RANKS = 3, RANK_DIM = 96, RANK_ROWS = 9, RANK_RUNS = 5, RANK_OPS = 9, TOLD = 4711 };
 
-/* The table's rows of a rank. No row of the batch has a token of rank 1. */
-static const uint32_t first_token[RANKS + 1] = {0, 40, 45, VOCABULARY};
+/* The table's rows of a rank begin here. No row of the batch has a token of rank 1. */
+static uint32_t first_token(unsigned rank, unsigned ranks)
+{
+	return kern_share(VOCABULARY, 1, rank, ranks);
+}
 
 struct group {
 	struct target *target;
@@ -70,8 +73,8 @@ static void rank_ops(struct kern_op *op, const struct part_of_group *p, kern_ptr
 	op[0].embed.first = first;
 	op[1].kind = op[3].kind = KERN_OP_GATHER;
 	op[1].gather.tensors = op[3].gather.tensors = 1;
-	op[1].gather.t[0] = (struct kern_gathered){h, 1, RANK_DIM, 0};
-	op[3].gather.t[0] = (struct kern_gathered){y, 1, RANK_DIM, RANK_DIM / RANKS};
+	op[1].gather.t[0] = (struct kern_gathered){h, 1, RANK_DIM, 1, VOCABULARY};
+	op[3].gather.t[0] = (struct kern_gathered){y, 1, RANK_DIM, RANK_DIM / RANKS, 0};
 	op[2].kind = KERN_OP_MATMUL;
 	op[2].matmul.x = h;
 	op[2].matmul.products = 1;
@@ -101,8 +104,8 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
                     kern_ptr shared, unsigned rank, unsigned ranks)
 {
 	const struct kern_ops *k = p->k = dev->ops;
-	uint32_t n = RANK_DIM / ranks, first = ranks > 1 ? first_token[rank] : 0,
-		 end = ranks > 1 ? first_token[rank + 1] : VOCABULARY;
+	uint32_t n = RANK_DIM / ranks, first = first_token(rank, ranks),
+		 end = first_token(rank + 1, ranks);
 	struct kern_limits limits = world_limits(g->w);
 	struct kern_op op[RANK_OPS];
 	size_t bytes = rows_bytes(g);
@@ -200,7 +203,7 @@ static void group_new(struct group *g, struct target *t)
 	*g = (struct group){.target = t, .w = world_new(seq, 16)};
 	for (uint32_t i = 0; i < RANK_ROWS;
 	     i++) /* both sides of where the table is cut, and its ends */
-		g->w->token[i] = (const uint32_t[]){39, 45, 0, VOCABULARY - 1}[i % 4];
+		g->w->token[i] = (const uint32_t[]){first_token(1, RANKS) - 1, first_token(2, RANKS), 0, VOCABULARY - 1}[i % 4];
 	g->s = schedule_make(g->w, ORDER_WHOLE, 0, false);
 	g->table = rand_floats(VOCABULARY * RANK_DIM, 1);
 	g->weight = rand_floats(RANK_DIM * RANK_DIM, 1);

@@ -163,7 +163,7 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 		op.heads_matmul.heads = 2;
 		break;
 	case KERN_OP_GATHER:
-		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16};
+		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16, 0};
 		break;
 	case KERN_OP_REDUCE: op.reduce.y = t->y, op.reduce.x = t->x, op.reduce.dim = 64; break;
 	case KERN_OP_SAMPLE:
@@ -225,6 +225,7 @@ static void refuse_tensors(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_GATHER, op.gather.tensors = 0);
 	REFUSED(KERN_OP_GATHER, op.gather.tensors = KERN_GATHERED_MAX + 1);
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].parts = 0);
+	REFUSED(KERN_OP_GATHER, op.gather.t[0].unit = 0);
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].dim = 0);
 	TENSOR_REFUSED(KERN_OP_REDUCE, reduce.y);
 	TENSOR_REFUSED(KERN_OP_REDUCE, reduce.x);
@@ -286,6 +287,7 @@ static void refuse_rope_and_kv(const struct device *dev, const struct things *of
 	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.head_dim = 0);
 	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.block_tokens = 0);
 	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.kv_heads = 0);
+	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.kv_heads = 0x80000000u);
 	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.dtype = KERN_Q8_0);
 	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.dtype = KERN_DTYPE_COUNT);
 	REFUSED(KERN_OP_ATTENTION, op.attention.kv.dtype = KERN_Q4_0);

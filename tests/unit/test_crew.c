@@ -258,6 +258,26 @@ START_TEST(test_room_grows_between_runs)
 }
 END_TEST
 
+/* A thread that was woken for a run and comes only when there is more room: it must end with the crew, and work in later runs. */
+START_TEST(test_late_threads_of_an_older_room_end)
+{
+	enum { LONGER = 300, MS = 1000 };
+	struct crew_phase phase[LONGER];
+	atomic_uint times = 0;
+	for (size_t i = 0; i < LONGER; i++)
+		phase[i] = (struct crew_phase){ .items = one, .item = add_one, .ctx = &times };
+	for (unsigned r = 0; r < 30; r++) {
+		struct crew *c = crew_new(2);
+		usleep(2 * MS);                /* the other thread sleeps */
+		crew_run(c, phase, 1);
+		ck_assert_int_eq(crew_grow(c, LONGER), 0);
+		usleep(MS);
+		crew_destroy(&c);
+	}
+	ck_assert_uint_eq(atomic_load(&times), 30 * 3);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("crew");
@@ -269,6 +289,7 @@ int main(void)
 	tcase_add_test(t, test_shares_are_taken_over);
 	tcase_add_test(t, test_memory_is_that_of_the_longest_run);
 	tcase_add_test(t, test_room_grows_between_runs);
+	tcase_add_test(t, test_late_threads_of_an_older_room_end);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
