@@ -2,6 +2,7 @@
  * Needs build*\/bin/pdrank. With PD_MODEL set to the SmolLM2 file its 3 KV heads are shared out over 2 and 3 ranks as well. */
 #include "engine/engine_impl.h"
 #include "format/safetensors.h"
+#include "kernels/cpu/cpu.h"
 #include "skip.h"
 #include "tempdir.h"
 #include "util/buf.h"
@@ -216,6 +217,76 @@ START_TEST(bits_of_one_process)
 	free(b);
 	rig_close(&one);
 	rig_close(&many);
+}
+END_TEST
+
+/* --- what is gathered: the CPU's ranks share memory and only meet, so that no bit tells whether a gather names what was written. ------------- */
+
+static struct kern_op recorded[4096];
+static size_t recorded_ops;
+
+static int keep_ops(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p)
+{
+	(void)dev, (void)limits, (void)ret_p;
+	ck_assert_uint_le(n, sizeof recorded / sizeof *recorded);
+	memcpy(recorded, ops, n * sizeof *ops);
+	recorded_ops = n;
+	return KERN_EINVAL;
+}
+
+struct written { struct kern_tensor y; uint32_t columns; };
+
+/* What an operation writes; of several products none that is gathered. */
+static struct written written_by(const struct engine *e, const struct kern_op *op)
+{
+	switch (op->kind) {
+	case KERN_OP_EMBED: return (struct written){op->embed.y, op->embed.w->k};
+	case KERN_OP_MATMUL: return (struct written){op->matmul.p[0].y, op->matmul.p[0].w->n};
+	case KERN_OP_ATTENTION: return (struct written){op->attention.out, op->attention.heads * engine_att_width(&e->conf)};
+	case KERN_OP_ACT_MUL: return (struct written){op->act_mul.y, op->act_mul.dim};
+	case KERN_OP_EXPERTS_ACT: return (struct written){op->experts_act.y, op->experts_act.experts.gate[0]->n};
+	case KERN_OP_EXPERTS_DOWN: return (struct written){op->experts_down.y, op->experts_down.experts.down[0]->n};
+	default: return (struct written){.columns = 0};
+	}
+}
+
+/* The last write before operation `at` that begins where the tensor does is rank 0's share of it. */
+static void expect_written(const struct engine *e, const struct kern_gathered *g, size_t at, unsigned ranks)
+{
+	struct written w = {.columns = 0};
+	while (at-- > 0 && recorded[at].kind != KERN_OP_GATHER) {
+		w = written_by(e, &recorded[at]);
+		if (w.columns && w.y.at.v == g->x.at.v)
+			break;
+		w.columns = 0;
+	}
+	ck_assert_msg(w.columns, "nothing wrote what is gathered");
+	ck_assert_uint_eq(w.y.ld, g->x.ld);
+	ck_assert_uint_eq(g->parts, recorded[at].kind == KERN_OP_EXPERTS_ACT ? recorded[at].experts_act.used : 1);
+	ck_assert_uint_eq(w.columns, g->ids ? g->dim : kern_share(g->dim, g->unit, 1, ranks));
+	if (g->ids)
+		ck_assert_uint_eq(recorded[at].embed.w->n, kern_share(g->ids, g->unit, 1, ranks));
+}
+
+START_TEST(gathers_name_what_was_written)
+{
+	static const char *const model[] = {"llama", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "gpt_oss"};
+	char *path = mem_printf(GOLDEN "%s", model[_i]);
+	struct rig r = rig_open(path, KV_BF16, 2);
+	const struct kern_ops *ops = r.e->ops;
+	struct kern_ops keeping = *ops;
+	struct err err;
+	unsigned gathers = 0;
+	keeping.program_new = keep_ops;
+	r.e->ops = &keeping;
+	ck_assert_int_ne(engine_record(r.e, &err), 0);
+	r.e->ops = ops;
+	for (size_t i = 0; i < recorded_ops; i++)
+		for (uint32_t t = 0; recorded[i].kind == KERN_OP_GATHER && t < recorded[i].gather.tensors; t++, gathers++)
+			expect_written(r.e, &recorded[i].gather.t[t], i, 2);
+	ck_assert_uint_ge(gathers, 2 + 4 * r.e->conf.layers);
+	rig_close(&r);
+	free(path);
 }
 END_TEST
 
@@ -513,6 +584,7 @@ int main(void)
 	TCase *bits = tcase_create("bits"), *ends = tcase_create("ends"), *bad = tcase_create("refusals");
 	tcase_set_timeout(bits, 120);
 	tcase_add_loop_test(bits, bits_of_one_process, 0, (int)(sizeof same / sizeof *same));
+	tcase_add_loop_test(bits, gathers_name_what_was_written, 0, 5);
 	tcase_add_test(bits, layers_are_told_when_all_have_written);
 	tcase_set_timeout(ends, 60);
 	tcase_add_test(ends, killed_rank);
