@@ -73,6 +73,12 @@ static const struct {
 	{"harmony", 0, " \n", "", ""},
 	{"harmony", 0, "assistants help", "", "assistants help"},
 	{"harmony", 0, "to=x is a head of nothing", "", "to=x is a head of nothing"},
+	{"harmony", 0, "to=5", "", "to=5"},
+	{"harmony", 0, "assistant to=get_weather\n", "", "assistant to=get_weather\n"},
+	{"harmony", 0, "to=functions to=x", "", "to=functions to=x"},
+	{"harmony", 0, "to=functions.f to=func", "", ""},
+	{"harmony", 0, "assistant to=", "", ""},
+	{"harmony", 0, "to=user ", "", ""},
 	{"harmony", 0, "assistant<|channel|>final<|message|>4", "", "4"},
 	{"harmony", 0, "<|start|>assistant<|channel|>analysis<|message|>A<|end|>assistantassistant<|channel|>final<|message|>4", "A", "4"},
 	{"harmony", 0, "<|channel|>analysis<|message|>A<|channel|>final<|message|>4", "A", "4"},
@@ -200,6 +206,36 @@ START_TEST(random_splits)
 		}
 		buf_fini(&text);
 	}
+}
+END_TEST
+
+/* What is longer than any head, and begins as one does, is text: none of it is lost. */
+START_TEST(long_words)
+{
+	static const struct {
+		const char *begin, *end;
+	} t[] = {{"to=", " tail"}, {"to=functions.", ""}, {"assistant to=", "<|end|>"}};
+	struct buf text;
+	buf_init(&text, 0);
+	buf_adds(&text, t[_i].begin);
+	for (int i = 0; i < 600; i++)
+		buf_addc(&text, 'A');
+	size_t len = text.len;
+	buf_adds(&text, t[_i].end);
+	for (size_t each = 1; each <= text.len; each += each < 3 ? 1 : 100) {
+		struct got g = {.mixes = 1};
+		struct reasoning *r = reasoning_new(reasoning_format_find("harmony"), REASONING_BEFORE, NULL, sink, &g);
+		buf_init(&g.part[0], 0);
+		for (size_t at = 0; at < text.len; at += each)
+			reasoning_feed(r, text.data + at, text.len - at < each ? text.len - at : each);
+		reasoning_finish(r);
+		reasoning_destroy(&r);
+		ck_assert_uint_ge(g.part[0].len, len);
+		ck_assert_int_eq(memcmp(g.part[0].data, text.data, g.part[0].len), 0);
+		ck_assert(g.part[0].len == text.len || *t[_i].end == '<');
+		buf_fini(&g.part[0]);
+	}
+	buf_fini(&text);
 }
 END_TEST
 
@@ -380,6 +416,7 @@ int main(void)
 	TCase *c = tcase_create("reasoning");
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, formats, 0, (int)(sizeof rows / sizeof *rows));
+	tcase_add_loop_test(c, long_words, 0, 3);
 	tcase_add_loop_test(c, broken_calls, 0, (int)(sizeof chained / sizeof *chained));
 	tcase_add_loop_test(c, random_splits, 0, 20);
 	tcase_add_loop_test(c, detection, 0, 8);
