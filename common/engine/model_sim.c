@@ -37,7 +37,7 @@ static const struct key {
 	[HIDDEN] = {"hidden", "", 1, 65536, REQUIRED, 1},
 	[HEADS] = {"heads", "", 1, 1024, REQUIRED, 1},
 	[KV_HEADS] = {"kv_heads", "", 1, 1024, REQUIRED, 1},
-	[HEAD_DIM] = {"head_dim", "", 1, 512, REQUIRED, 1},
+	[HEAD_DIM] = {"head_dim", "", 4, 512, REQUIRED, 1},
 	[FFN] = {"ffn", "", 1, 1048576, REQUIRED, 1},
 	[PARAMS] = {"params", "", 0, 1e14, 0, 0},
 	[ACTIVE_PARAMS] = {"active_params", "", 0, 1e14, 0, 0},
@@ -172,6 +172,9 @@ static int check_together(struct file *f)
 	const double *v = f->v;
 	if (fmod(v[HEADS], v[KV_HEADS]) != 0)
 		return wrong(f, config_lookup(&f->cf, "model.kv_heads"), "model.kv_heads: found %.0f, expected a divisor of %.0f heads", v[KV_HEADS], v[HEADS]);
+	if (fmod(v[HEAD_DIM], 4) != 0)         /* the operations take no other */
+		return wrong(f, config_lookup(&f->cf, "model.head_dim"),
+		             "model.head_dim: found %.0f, expected a multiple of 4", v[HEAD_DIM]);
 	for (uint32_t i = 0; i < f->n_eos; i++)
 		if (f->eos[i] >= v[VOCAB])
 			return wrong(f, config_lookup(&f->cf, "model.eos"), "model.eos: found %u, expected less than vocab, %.0f", f->eos[i], v[VOCAB]);

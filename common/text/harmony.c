@@ -50,27 +50,44 @@ static size_t word_end(const char *s, size_t n, size_t at)
 	return at;
 }
 
+/* 1: a recipient that is none of the tools. */
+static int is_person(const char *s, size_t n)
+{
+	static const char *const names[] = {"assistant", "user", "all"};
+	for (size_t i = 0; i < 3; i++)
+		if (n == strlen(names[i]) && memcmp(s, names[i], n) == 0)
+			return 1;
+	return 0;
+}
+
+/* 1: a recipient that the format has, or the beginning of a function's. */
+static int is_recipient(const char *s, size_t n)
+{
+	return begins(s, n, 0, NAMESPACE) || is_person(s, n);
+}
+
 /* A message without <|start|>: the words that may stand before its first marker, or before the end
- * of the answer. 1, 0, -1 as harmony_head_read. */
-static int words_lead(const char *s, size_t n, int final)
+ * of the answer (cut). 1, 0, -1 as harmony_head_read. */
+static int words_lead(const char *s, size_t n, int final, int cut)
 {
 	static const char *const markers[] = {"<|channel|>", "<|message|>", "<|constrain|>"};
 	size_t at = 0;
-	int b = 0, part = 0, to = 0;
+	int b = 0, part = 0, named = 0;
 	for (;;) {
 		at = skip_space(s, n, at);
 		if ((b = begins(s + at, n - at, final, "assistant")) > 0)
 			at += strlen("assistant");
 		else if (b == 0 && (b = begins(s + at, n - at, final, "to=")) > 0) {
+			size_t from = at + strlen("to=");
 			at = word_end(s, n, at);
-			to = 1;
+			named = is_recipient(s + from, at - from);
 		}
 		if (b < 0)
 			return 0;
 		if (b == 0)
 			break;
 	}
-	if (final && to && at == n)
+	if (cut && named && at == n)
 		return 1;
 	for (size_t i = 0; i < 3; i++) {
 		if ((b = begins(s + at, n - at, final, markers[i])) > 0)
@@ -113,16 +130,6 @@ static size_t find(const char *s, size_t n, size_t from, const char *what)
 {
 	const char *hit = from < n ? memmem(s + from, n - from, what, strlen(what)) : NULL;
 	return hit ? (size_t)(hit - s) : n;
-}
-
-/* 1: a recipient that is none of the tools. */
-static int is_person(const char *s, size_t n)
-{
-	static const char *const names[] = {"assistant", "user", "all"};
-	for (size_t i = 0; i < 3; i++)
-		if (n == strlen(names[i]) && memcmp(s, names[i], n) == 0)
-			return 1;
-	return 0;
 }
 
 /* The first channel of a known name; where there is none, an unknown one is not for the user.
@@ -224,7 +231,7 @@ int harmony_head_read(const char *s, size_t n, int final, struct harmony_head *r
 	}
 	if (b <= 0 && part)
 		return 0;
-	if (b <= 0 && (b = words_lead(s, n, final)) <= 0)
+	if (b <= 0 && (b = words_lead(s, n, final, cut)) <= 0)
 		return b;
 	*ret = (struct harmony_head){0};
 	if (begins(s, n, 1, "<|message|>")) {

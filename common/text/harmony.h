@@ -16,6 +16,10 @@
 
 #define HARMONY_HEAD_MAX 512     /* bytes; the names of tools have up to 128 */
 
+/* The head that reasoning.h writes behind arguments that end within a string, in place of the
+ * marker there: toolcall.h ends the call and drops it. */
+#define HARMONY_BREAK "<|end|><|start|>assistant<|channel|>final<|message|>"
+
 enum harmony_mark {
 	HARMONY_TEXT,                /* no marker is here */
 	HARMONY_PART,                /* the text ends within what may be one */

@@ -17,7 +17,9 @@
  * harmony (harmony.h) is a row of messages instead, each of thoughts, of the answer, or a call, in any order.
  * Heads and ends are dropped; two messages of thoughts, or of the answer, have an empty line between
  * them. A call is the answer's, byte for byte with its head and its end: toolcall.h reads it; a
- * head that begins with no marker gets <|start|>. Markers in strings of its arguments are text. */
+ * head that begins with no marker gets <|start|>. Markers in strings of its arguments are text, but
+ * where an end comes right before a whole head with a channel: the call breaks off there, which
+ * HARMONY_BREAK tells toolcall.h. */
 #ifndef TEXT_REASONING_H
 #define TEXT_REASONING_H
 

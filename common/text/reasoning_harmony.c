@@ -59,7 +59,8 @@ static int message_head(struct reasoning *r)
 	r->part = read > 0 ? parts[h.kind] : MESSAGE_ANSWER;
 	r->gap = r->part == MESSAGE_CALL ? 0 : r->said >> (r->part == MESSAGE_FIRST) & 1;
 	if (r->part == MESSAGE_CALL) {
-		r->object = (struct reasoning_object){0};
+		tc_json_init(&r->arguments);
+		r->reads_json = 1;
 		r->start = at;
 		if (r->in.data[at] != '<')       /* the head of a call is known by its marker */
 			r->sink(r->arg, 0, "<|start|>", strlen("<|start|>"));
@@ -70,46 +71,68 @@ static int message_head(struct reasoning *r)
 	return 1;
 }
 
-static void object_byte(struct reasoning_object *o, char c)
+/* A marker within a string of a call's arguments is text. But a string may have no end: a message
+ * that another follows, by a whole head with a channel, ends there. */
+static enum harmony_mark mark_in_string(const struct reasoning *r, size_t at, enum harmony_mark m,
+                                        size_t len)
 {
-	if (o->in_string) {
-		o->in_string = c != '"' || o->escaped;
-		o->escaped = c == '\\' && !o->escaped;
-	} else if (c == '"') {
-		o->in_string = o->depth > 0;
-	} else if (c == '{') {
-		o->depth++;
-	} else if (c == '}' && o->depth) {
-		o->depth--;
-	}
+	const char *s = r->in.data + at;
+	size_t n = r->in.len - at;
+	struct harmony_head h;
+	if (m != HARMONY_ENDS)
+		return m == HARMONY_PART ? m : HARMONY_TEXT;
+	while (len < n && len < HARMONY_HEAD_MAX && reasoning_is_space(s[len]))
+		len++;
+	int read = harmony_head_read(s + len, n - len, r->final, &h);
+	if (read == 0)
+		return HARMONY_PART;
+	return read > 0 && h.whole && memmem(s + len, h.len, "<|channel|>", strlen("<|channel|>"))
+	       ? HARMONY_ENDS : HARMONY_TEXT;
 }
 
-/* To the marker that ends the message or begins the next; within a string of a call's arguments it
- * is text. White space at the end of thoughts is dropped. */
+/* What is at `at`. A < that no JSON goes on with is in no string of the arguments. */
+static enum harmony_mark body_mark(struct reasoning *r, size_t at, size_t *ret_len)
+{
+	char c = r->in.data[at];
+	if (r->reads_json)
+		r->reads_json = !(tc_json_byte(&r->arguments, (unsigned char)c) &
+		                  (TC_JSON_BAD | TC_JSON_END));
+	if (c != '<')
+		return HARMONY_TEXT;
+	enum harmony_mark m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, ret_len);
+	return r->reads_json ? mark_in_string(r, at, m, *ret_len) : m;
+}
+
+/* What lies before keep is the message's; next: behind the marker that ends it. */
+static void end_message(struct reasoning *r, size_t keep, size_t next)
+{
+	int breaks = r->part == MESSAGE_CALL && r->reads_json;
+	give_message(r, r->part == MESSAGE_CALL && !breaks ? next : keep);
+	if (breaks)
+		r->sink(r->arg, 0, HARMONY_BREAK, strlen(HARMONY_BREAK));
+	r->reads_json = 0;
+	r->start = next;
+	r->part = HEAD;
+}
+
+/* To the marker that ends the message or begins the next. White space at the end of thoughts is
+ * dropped. */
 static int message_body(struct reasoning *r)
 {
 	int trims = r->part == MESSAGE_THOUGHTS;
-	size_t at = trims ? reasoning_skip_space(r) : r->start, keep = r->start, n;
+	size_t at = trims ? reasoning_skip_space(r) : r->start, keep = r->start, n = 0;
 	while (at < r->in.len) {
-		char c = r->in.data[at];
-		if (trims && reasoning_is_space(c)) {
+		if (trims && reasoning_is_space(r->in.data[at])) {
 			at++;
 			continue;
 		}
-		enum harmony_mark m = HARMONY_TEXT;
-		if (c == '<' && !r->object.in_string)
-			m = harmony_mark_at(r->in.data + at, r->in.len - at, r->final, &n);
+		enum harmony_mark m = body_mark(r, at, &n);
 		if (m == HARMONY_PART)
 			break;
 		if (m != HARMONY_TEXT) {
-			size_t next = m == HARMONY_ENDS ? at + n : at;
-			give_message(r, r->part == MESSAGE_CALL ? next : keep);
-			r->start = next;
-			r->part = HEAD;
+			end_message(r, keep, m == HARMONY_ENDS ? at + n : at);
 			return 1;
 		}
-		if (r->part == MESSAGE_CALL)
-			object_byte(&r->object, c);
 		keep = ++at;
 	}
 	give_message(r, keep);

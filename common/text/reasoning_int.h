@@ -3,6 +3,7 @@
 #define TEXT_REASONING_INT_H
 
 #include "text/reasoning.h"
+#include "text/toolcall_int.h"
 #include "util/buf.h"
 
 struct reasoning_format {
@@ -31,12 +32,6 @@ enum part {
 	MESSAGE_CALL
 };
 
-/* The arguments of a call, up to where they were read. */
-struct reasoning_object {
-	size_t depth;                /* of braces; 0: before the object, or behind it */
-	int in_string, escaped;
-};
-
 struct reasoning {
 	const struct reasoning_format *f;
 	reasoning_sink *sink;
@@ -45,7 +40,8 @@ struct reasoning {
 	int final;
 	unsigned said;               /* harmony: bit 1: thoughts were given, bit 0: of the answer */
 	int gap;                     /* an empty line comes first: a message of its kind came before */
-	struct reasoning_object object;
+	struct tc_json arguments;    /* of the call at hand, up to where they were read */
+	int reads_json;              /* they go on there */
 	struct buf in;
 	size_t start;                /* what lies before is settled */
 	size_t space;                /* from start to here is white space; not behind start: unknown */

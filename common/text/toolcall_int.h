@@ -64,6 +64,7 @@ struct toolcall_format {
 	char bare;                   /* an answer that begins with this may be a call without a trigger; 0: none */
 	const char *name_key;        /* of JSON call objects */
 	int short_ids;
+	const char *breaks;          /* within a string of the arguments: the call breaks off there, and this is dropped; NULL: none does */
 	const char *last;            /* the marker of those above that ends the answer; NULL: none does */
 	struct tc_tagged tagged;
 	struct tc_xml xml;

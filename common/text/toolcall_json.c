@@ -403,13 +403,30 @@ void tc_json_start(struct toolcall *t)
 	tc_json_init(&t->object.scan);
 }
 
+/* At a < that the scanner has taken: within a string, which it leaves as it was. */
+static enum tc_match breaks_off(const struct toolcall *t)
+{
+	enum tc_match m = t->f->breaks ? tc_compare(t, t->at, t->f->breaks) : TC_NO;
+	return m == TC_PART && t->final ? TC_NO : m;
+}
+
 enum tc_go tc_json_arguments(struct toolcall *t)
 {
 	size_t from = t->at;
+	int waits = 0;
 	while (t->at < t->in.len) {
 		unsigned ev = tc_json_byte(&t->object.scan, (unsigned char)t->in.data[t->at]);
 		if (ev & TC_JSON_BAD)
 			break;
+		enum tc_match m = t->in.data[t->at] == '<' ? breaks_off(t) : TC_NO;
+		if (m == TC_YES) {
+			tc_copy(t, t->in.data + from, t->at - from);
+			return tc_break(t, t->at + strlen(t->f->breaks));
+		}
+		if (m == TC_PART) {
+			waits = 1;
+			break;
+		}
 		t->at++;
 		if (!(ev & TC_JSON_END))
 			continue;
@@ -421,5 +438,5 @@ enum tc_go tc_json_arguments(struct toolcall *t)
 	}
 	tc_copy(t, t->in.data + from, t->at - from);
 	t->start = t->at;
-	return t->at < t->in.len ? tc_break(t, t->at) : TC_MORE;
+	return t->at < t->in.len && !waits ? tc_break(t, t->at) : TC_MORE;
 }

@@ -1,4 +1,5 @@
 /* toolcall_tools.c - the tools that may be called and the types of their parameters; the table of formats; ids of calls. */
+#include "text/harmony.h"
 #include "text/toolcall_int.h"
 #include "util/mem.h"
 
@@ -101,6 +102,7 @@ const struct toolcall_format toolcall_formats[] = {
 		.detect = {"<|channel|>", "<|message|>"},
 		.open = tc_harmony_open,
 		.bare = 't',             /* to=functions.N: the prompt has what comes before it */
+		.breaks = HARMONY_BREAK,
 		.last = "<|call|>",
 	},
 	{

@@ -1,5 +1,6 @@
 /* test_reasoning.c - thoughts split from answers: by table, whole, cut everywhere, byte by byte. */
 #include "text/reasoning.h"
+#include "text/toolcall.h"
 #include "util/buf.h"
 #include "util/mem.h"
 
@@ -72,6 +73,12 @@ static const struct {
 	{"harmony", 0, " \n", "", ""},
 	{"harmony", 0, "assistants help", "", "assistants help"},
 	{"harmony", 0, "to=x is a head of nothing", "", "to=x is a head of nothing"},
+	{"harmony", 0, "to=5", "", "to=5"},
+	{"harmony", 0, "assistant to=get_weather\n", "", "assistant to=get_weather\n"},
+	{"harmony", 0, "to=functions to=x", "", "to=functions to=x"},
+	{"harmony", 0, "to=functions.f to=func", "", ""},
+	{"harmony", 0, "assistant to=", "", ""},
+	{"harmony", 0, "to=user ", "", ""},
 	{"harmony", 0, "assistant<|channel|>final<|message|>4", "", "4"},
 	{"harmony", 0, "<|start|>assistant<|channel|>analysis<|message|>A<|end|>assistantassistant<|channel|>final<|message|>4", "A", "4"},
 	{"harmony", 0, "<|channel|>analysis<|message|>A<|channel|>final<|message|>4", "A", "4"},
@@ -202,6 +209,36 @@ START_TEST(random_splits)
 }
 END_TEST
 
+/* What is longer than any head, and begins as one does, is text: none of it is lost. */
+START_TEST(long_words)
+{
+	static const struct {
+		const char *begin, *end;
+	} t[] = {{"to=", " tail"}, {"to=functions.", ""}, {"assistant to=", "<|end|>"}};
+	struct buf text;
+	buf_init(&text, 0);
+	buf_adds(&text, t[_i].begin);
+	for (int i = 0; i < 600; i++)
+		buf_addc(&text, 'A');
+	size_t len = text.len;
+	buf_adds(&text, t[_i].end);
+	for (size_t each = 1; each <= text.len; each += each < 3 ? 1 : 100) {
+		struct got g = {.mixes = 1};
+		struct reasoning *r = reasoning_new(reasoning_format_find("harmony"), REASONING_BEFORE, NULL, sink, &g);
+		buf_init(&g.part[0], 0);
+		for (size_t at = 0; at < text.len; at += each)
+			reasoning_feed(r, text.data + at, text.len - at < each ? text.len - at : each);
+		reasoning_finish(r);
+		reasoning_destroy(&r);
+		ck_assert_uint_ge(g.part[0].len, len);
+		ck_assert_int_eq(memcmp(g.part[0].data, text.data, g.part[0].len), 0);
+		ck_assert(g.part[0].len == text.len || *t[_i].end == '<');
+		buf_fini(&g.part[0]);
+	}
+	buf_fini(&text);
+}
+END_TEST
+
 /* White space, byte by byte, wherever it is held: in linear time. In quadratic time it would take
  * longer than the limit of this test case. */
 START_TEST(long_space)
@@ -227,6 +264,100 @@ START_TEST(long_space)
 	reasoning_destroy(&r);
 	buf_fini(&g.part[0]);
 	buf_fini(&g.part[1]);
+}
+END_TEST
+
+/* Calls whose arguments are no JSON, or have no end, as the router reads them: the answer's text
+ * goes to toolcall. No thought is content, or of a call, and what comes behind is not lost. */
+#define HEAD(channel) "<|start|>assistant<|channel|>" channel "<|message|>"
+#define SECRET "<|end|>" HEAD("analysis") "a \"SECRET\" b<|end|>" HEAD("final") "4"
+#define CALL_G "<|start|>assistant<|channel|>commentary to=functions.g json<|message|>{}<|call|>"
+
+static const struct {
+	const char *text, *thoughts, *want;
+} chained[] = {
+	{CALL_HEAD "{\"s\": \"5\" tall\"}" SECRET, "a \"SECRET\" b", "<f {\"s\": \"5\" >tall\"}<|end|>4"},
+	{CALL_HEAD "{\"s\": tall\"}" SECRET, "a \"SECRET\" b", "<f {\"s\": t>all\"}<|end|>4"},
+	{CALL_HEAD "{\"s\": \"\\" SECRET, "a \"SECRET\" b", "<f {\"s\": \"\\><|end|>4"},
+	{CALL_HEAD "{\"s\": \"cut" SECRET, "a \"SECRET\" b", "<f {\"s\": \"cut>4"},
+	{CALL_HEAD "{\"s\": \"cut<|end|> and" SECRET, "a \"SECRET\" b", "<f {\"s\": \"cut<|end|> and>4"},
+	{CALL_HEAD "{\"s" SECRET, "a \"SECRET\" b", "<f {\"s>4"},
+	{CALL_HEAD "{\"s\": \"<|call|>\n" HEAD("analysis") "A \"", "A \"", "<f {\"s\": \">"},
+	{CALL_HEAD "{\"s\": \"<|end|>assistant<|channel|>analysis<|message|>A \"", "A \"", "<f {\"s\": \">"},
+	{CALL_HEAD "{\"s\": \"cut<|end|>" CALL_G SECRET, "a \"SECRET\" b", "<f {\"s\": \"cut><g {}>4"},
+	{CALL_HEAD "{\"s\": \"cut<|end|>" CALL_HEAD "{}<|call|>", "", "<f {\"s\": \"cut><f {}>"},
+	/* and what ends no call */
+	{CALL_HEAD "{\"s\": \"<|end|><|start|>user<|message|>x<|end|> <|call|>\"}<|call|>", "",
+	 "<f {\"s\": \"<|end|><|start|>user<|message|>x<|end|> <|call|>\"}>"},
+	{CALL_HEAD "{\"s\": \"<|end|><|start|>assistant<|channel|>analysis", "",
+	 "<f {\"s\": \"<|end|><|start|>assistant<|channel|>analysis>"},
+};
+
+struct chain {
+	struct buf part[2];          /* part[0]: content, calls as <name arguments> */
+	struct toolcall *calls;
+};
+
+static void chain_event(void *arg, const struct toolcall_event *e)
+{
+	struct chain *c = arg;
+	if (e->kind == TOOLCALL_BEGIN)
+		buf_printf(&c->part[0], "<%s ", e->text);
+	else
+		buf_add(&c->part[0], e->text, e->len);
+	if (e->kind == TOOLCALL_END)
+		buf_addc(&c->part[0], '>');
+}
+
+static void chain_split(void *arg, int thoughts, const char *text, size_t len)
+{
+	struct chain *c = arg;
+	if (thoughts)
+		buf_add(&c->part[1], text, len);
+	else
+		toolcall_feed(c->calls, text, len);
+}
+
+static void run_chained(const struct toolcall_tools *tools, int row, size_t cut, size_t each)
+{
+	const char *text = chained[row].text;
+	size_t len = strlen(text);
+	struct chain c = {0};
+	buf_init(&c.part[0], 0);
+	buf_init(&c.part[1], 0);
+	c.calls = toolcall_new(toolcall_format_find("harmony"), tools, NULL, chain_event, &c);
+	struct reasoning *r = reasoning_new(reasoning_format_find("harmony"), REASONING_BEFORE, NULL,
+	                                    chain_split, &c);
+	for (size_t at = 0, n; at < len; at += n) {
+		n = at == 0 ? cut : each;
+		n = at + n > len ? len - at : n;
+		reasoning_feed(r, text + at, n);
+	}
+	reasoning_finish(r);
+	toolcall_finish(c.calls, 0);
+	reasoning_destroy(&r);
+	toolcall_destroy(&c.calls);
+	const char *thoughts = c.part[1].data ? c.part[1].data : "";
+	const char *got = c.part[0].data ? c.part[0].data : "";
+	ck_assert_msg(strcmp(thoughts, chained[row].thoughts) == 0 && strcmp(got, chained[row].want) == 0,
+	              "%s cut at %zu, then %zu\nthoughts %s, want %s\nanswer %s, want %s", text, cut, each,
+	              thoughts, chained[row].thoughts, got, chained[row].want);
+	buf_fini(&c.part[0]);
+	buf_fini(&c.part[1]);
+}
+
+START_TEST(broken_calls)
+{
+	json_t *list = json_loads("[{\"function\": {\"name\": \"f\"}}, {\"function\": {\"name\": \"g\"}}]",
+	                          0, NULL);
+	struct toolcall_tools *tools = toolcall_tools_new(list);
+	size_t len = strlen(chained[_i].text);
+	json_decref(list);
+	run_chained(tools, _i, len, 1);
+	for (size_t cut = 1; cut <= len; cut++)
+		for (size_t each = 1; each <= len; each += each < 3 ? 1 : 7)
+			run_chained(tools, _i, cut, each);
+	toolcall_tools_destroy(&tools);
 }
 END_TEST
 
@@ -285,6 +416,8 @@ int main(void)
 	TCase *c = tcase_create("reasoning");
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, formats, 0, (int)(sizeof rows / sizeof *rows));
+	tcase_add_loop_test(c, long_words, 0, 3);
+	tcase_add_loop_test(c, broken_calls, 0, (int)(sizeof chained / sizeof *chained));
 	tcase_add_loop_test(c, random_splits, 0, 20);
 	tcase_add_loop_test(c, detection, 0, 8);
 	tcase_add_test(c, opened_by_the_prompt);

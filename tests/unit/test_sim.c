@@ -683,6 +683,8 @@ static const struct wrong {
 	{"layers = 2.5; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 512;", DEVICE, "layers: found 2.5, expected a whole"},
 	{"layers = \"two\"; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 512;", DEVICE, "layers: expected a number"},
 	{"layers = 6; hidden = 64; heads = 4; kv_heads = 3; head_dim = 16; ffn = 128; context = 512;", DEVICE, "kv_heads: found 3, expected a divisor of 4"},
+	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 3; ffn = 128; context = 512;", DEVICE, ":1: head_dim: found 3, expected a whole number, 4 to 512"},
+	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 6; ffn = 128; context = 512;", DEVICE, ":1: model.head_dim: found 6, expected a multiple of 4"},
 	{MODEL, DEVICE " time_scale = -1.0;", "time_scale: found -1, expected a number, 0 to 1000"},
 	{MODEL, DEVICE " tp = 65;", "tp: found 65"},
 	{MODEL, DEVICE " check = \"never\";", "check: expected one of"},

@@ -205,6 +205,8 @@ static const struct {
 	{"harmony", "<|channel|>commentary to=functions.g <|constrain|>json<|message|> \n", "<0 g >"},
 	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": x}<|call|>", "<0 f {\"s\": >x}<|call|>"},
 	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": \"cut", "<0 f {\"s\": \"cut>"},
+	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": \"cut<|end|><|start|>assistant<|channel|>final<|message|>\"4\"", "<0 f {\"s\": \"cut>\"4\""},
+	{"harmony", "<|channel|>commentary to=functions.f<|message|>{\"s\": \"cut<|end|><|start|>assistant<|channel|>final<|mess", "<0 f {\"s\": \"cut<|end|><|start|>assistant<|channel|>final<|mess>"},
 	{"harmony", "<|channel|>commentary to=functions.nope<|message|>{}<|call|>", "<|channel|>commentary to=functions.nope<|message|>{}<|call|>"},
 	{"harmony", "<|channel|>commentary to=functions.f<|message|>f(1)<|call|>", "<|channel|>commentary to=functions.f<|message|>f(1)<|call|>"},
 	{"harmony", "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>4", "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>4"},
