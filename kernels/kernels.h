@@ -14,10 +14,9 @@
  *  - A replay allocates nothing.
  *  - 0, or a negative KERN_E*; the text of the latest error of a device is `last_error`. An error of work may be reported by a later call on the
  *    stream, at the latest by `sync`; the device is of no use then. What cannot run at all (shapes, types and mixes of types, sizes beyond what
- *    the backend has) is refused by `program_new`, in a sentence that names the operation: that is how capabilities are asked for. So is
- *    what the contract has not: values of no enum, weights and addresses that are missing or not
- *    aligned, rows and blocks that overlap. That enough memory lies behind an address is the
- *    caller's to get right.
+ *    the backend has) is refused by `program_new`, in a sentence that names the operation: that is how capabilities are asked for. So are
+ *    unknown enum values, weights and addresses that are missing or not aligned, and rows that overlap.
+ *    That enough memory lies behind an address is the caller's to get right.
  *  - What is not finite in a row makes that row's results not finite, wherever they depend on it (a clamp may make an infinity finite), and changes no
  *    bit of other rows. Denormal numbers are kept.
  *  - Calls on one device and its streams come from one thread at a time; `counters` from any.

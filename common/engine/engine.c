@@ -165,10 +165,8 @@ static struct kern_config device_config(const struct engine *e)
 /* With several ranks somewhat more than one of them needs: as if it had all columns. */
 size_t engine_program_bytes(const struct engine *e)
 {
-	enum {
-		LAYER_OPS = 24,
-		LATENT_OPS = 8
-	};       /* at most; of so many heads as are computed at once */
+	/* operations of a layer at most (record.c, moe.c), and of each part of the heads of latent attention (mla.c) */
+	enum { LAYER_OPS = 24, LATENT_OPS = 8 };
 	const struct model_conf *c = &e->conf;
 	const struct model_experts *x = &c->experts;
 	const struct kern_config conf = device_config(e);

@@ -1,5 +1,6 @@
 /* harmony.c - see harmony.h. */
 #include "text/harmony.h"
+#include "text/space.h"
 
 #include <string.h>
 
@@ -38,7 +39,7 @@ enum harmony_mark harmony_mark_at(const char *s, size_t n, int final, size_t *re
 
 static size_t skip_space(const char *s, size_t n, size_t at)
 {
-	while (at < n && (s[at] == ' ' || s[at] == '\n' || s[at] == '\t' || s[at] == '\r'))
+	while (at < n && text_is_space(s[at]))
 		at++;
 	return at;
 }

@@ -105,7 +105,7 @@ enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char 
 {
 	if (*f->channels)
 		return reasoning_last_message(prompt, len);
-	while (len && reasoning_is_space(prompt[len - 1]))
+	while (len && text_is_space(prompt[len - 1]))
 		len--;
 	if (ends_with(prompt, len, f->form.open))
 		return REASONING_WITHIN_THOUGHTS;
@@ -151,7 +151,7 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 {
 	size_t at = reasoning_skip_space(r), keep = r->start;
 	while (at < r->in.len) {
-		if (reasoning_is_space(r->in.data[at])) {
+		if (text_is_space(r->in.data[at])) {
 			at++;
 			continue;
 		}

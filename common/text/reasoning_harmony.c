@@ -81,7 +81,7 @@ static enum harmony_mark mark_in_string(const struct reasoning *r, size_t at, en
 	struct harmony_head h;
 	if (m != HARMONY_ENDS)
 		return m == HARMONY_PART ? m : HARMONY_TEXT;
-	while (len < n && len < HARMONY_HEAD_MAX && reasoning_is_space(s[len]))
+	while (len < n && len < HARMONY_HEAD_MAX && text_is_space(s[len]))
 		len++;
 	int read = harmony_head_read(s + len, n - len, r->final, &h);
 	if (read == 0)
@@ -122,7 +122,7 @@ static int message_body(struct reasoning *r)
 	int trims = r->part == MESSAGE_THOUGHTS;
 	size_t at = trims ? reasoning_skip_space(r) : r->start, keep = r->start, n = 0;
 	while (at < r->in.len) {
-		if (trims && reasoning_is_space(r->in.data[at])) {
+		if (trims && text_is_space(r->in.data[at])) {
 			at++;
 			continue;
 		}

@@ -47,17 +47,12 @@ struct reasoning {
 	size_t space;                /* from start to here is white space; not behind start: unknown */
 };
 
-static inline int reasoning_is_space(char c)
-{
-	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 /* Behind the white space at start. However often it is called, each byte is looked at once. */
 static inline size_t reasoning_skip_space(struct reasoning *r)
 {
 	if (r->space < r->start)
 		r->space = r->start;
-	while (r->space < r->in.len && reasoning_is_space(r->in.data[r->space]))
+	while (r->space < r->in.len && text_is_space(r->in.data[r->space]))
 		r->space++;
 	return r->space;
 }

@@ -9,11 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int is_space(char c)
-{
-	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 /* --- events --------------------------------------------------------------------------------------------------------------------- */
 
 static void give(struct toolcall *t, enum toolcall_kind kind, const char *s, size_t n)
@@ -169,7 +164,7 @@ enum tc_go tc_content(struct toolcall *t)
 	const char *s = t->in.data;
 	while (t->at < t->in.len) {
 		unsigned char c = (unsigned char)s[t->at];
-		if (is_space((char)c)) {
+		if (text_is_space((char)c)) {
 			t->at++;
 			continue;
 		}
@@ -198,7 +193,7 @@ enum tc_go tc_content(struct toolcall *t)
 enum tc_go tc_close(struct toolcall *t)
 {
 	int part = 0;
-	while (t->at < t->in.len && is_space(t->in.data[t->at]))
+	while (t->at < t->in.len && text_is_space(t->in.data[t->at]))
 		t->at++;
 	for (unsigned i = t->closer; t->f->closers[i]; i++) {
 		enum tc_match m = tc_compare(t, t->at, t->f->closers[i]);
@@ -236,7 +231,7 @@ static int at_end(struct tc_cursor *c)
 
 void tc_cursor_space(struct tc_cursor *c)
 {
-	while (!at_end(c) && is_space(c->t->in.data[c->at]))
+	while (!at_end(c) && text_is_space(c->t->in.data[c->at]))
 		c->at++;
 }
 

@@ -5,6 +5,7 @@
 #ifndef TEXT_TOOLCALL_INT_H
 #define TEXT_TOOLCALL_INT_H
 
+#include "text/space.h"
 #include "text/toolcall.h"
 #include "util/buf.h"
 

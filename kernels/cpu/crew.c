@@ -266,6 +266,11 @@ void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
 
 /* --- life ------------------------------------------------------------------------------------------------------------------ */
 
+size_t crew_phase_bytes(unsigned threads)
+{
+	return threads > 1 ? sizeof(struct progress) + threads * sizeof(struct share) : 0;
+}
+
 /* Twice what there was at least: older ones are together no larger. Its claims are of no run yet,
  * which is before all runs to come. */
 int crew_grow(struct crew *c, size_t n)
@@ -275,8 +280,7 @@ int crew_grow(struct crew *c, size_t n)
 		return 0;
 	if (old && n < 2 * old->n)
 		n = 2 * old->n;
-	size_t each = sizeof *old->phase + c->threads * sizeof *old->share,
-	       head = (sizeof *old + 63) / 64 * 64;
+	size_t each = crew_phase_bytes(c->threads), head = (sizeof *old + 63) / 64 * 64;
 	struct room *r = n < SIZE_MAX / each / 2 ? aligned_alloc(64, head + (n + 1) * each) : NULL;
 	if (!r)
 		return -1;

@@ -32,6 +32,8 @@ void crew_destroy(struct crew **crew);
 unsigned crew_threads(const struct crew *crew);
 /* Grows while a run advances, with every few phases; any thread. */
 uint64_t crew_pulse(const struct crew *crew);
+/* Memory of a phase in the room for runs. */
+size_t crew_phase_bytes(unsigned threads);
 /* Room for runs of n phases: between runs, before the first of more than CREW_PHASES. -1 when
  * memory is lacking. */
 int crew_grow(struct crew *crew, size_t n);

@@ -42,7 +42,7 @@ size_t cpu_program_bytes(const struct cpu_variant *v, unsigned threads, bool bf1
 {
 	size_t rows = more(l->rows, l->tail_rows), tiles = tiles_of(rows), pairs = rows * s->used;
 	size_t scratch, attention = attention_bytes(v, threads, l, s, rows, &scratch);
-	size_t room = 2 * sizeof(struct crew_phase) + (threads > 1 ? 128 + threads * 64 : 0);
+	size_t room = 2 * sizeof(struct crew_phase) + crew_phase_bytes(threads);
 	size_t described = s->ops * (sizeof(struct kern_op) + DESCRIPTION + room);
 	size_t ready = ready_bytes(v, bf16, rows, tiles, s->in);
 	if (s->used)
