@@ -29,14 +29,15 @@ static void run(const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
 	s->mixes = data[0] / 2 % 6 == 5;
 	buf_init(&s->part[0], 0);
 	buf_init(&s->part[1], 0);
-	for (size_t at = 2, n; at < size; at += n) {
+	for (size_t from = 2, n; from < size; from += n) {
 		n = cuts ? 1 + (cuts = cuts * 1103515245u + 12345u) / 65536u % 23 : size;
-		n = at + n > size ? size - at : n;
-		reasoning_feed(r, (const char *)data + at, n);
+		n = from + n > size ? size - from : n;
+		reasoning_feed(r, (const char *)data + from, n);
 	}
 	reasoning_finish(r);
 	reasoning_destroy(&r);
-	if (s->part[0].len + s->part[1].len > 2 * size)    /* <|start|> comes before heads of calls */
+	/* <|start|> comes before heads of calls, and a longer text in place of what ends one within a string */
+	if (s->part[0].len + s->part[1].len > 4 * size)
 		abort();
 }
 
