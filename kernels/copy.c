@@ -8,16 +8,16 @@
 
 enum { JOINED_MAX = 64 };          /* pieces that a backend is given at a time */
 
-static const struct kern_copies *find(const char *name, const char *folder, char *errbuf, size_t errlen)
+static const struct kern_copies *find(const char *name, char *errbuf, size_t errlen)
 {
 	if (strcmp(name, "cpu") == 0 || strcmp(name, "sim") == 0)
 		return &kern_host_copies;
-	return kern_load(name, folder, "kern_backend_copies", KERN_COPIES_ABI, errbuf, errlen);
+	return kern_load(name, "kern_backend_copies", KERN_COPIES_ABI, errbuf, errlen);
 }
 
-int kern_pool_open(const char *backend, const char *folder, int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen)
+int kern_pool_open(const char *backend, int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen)
 {
-	const struct kern_copies *by = find(backend, folder, errbuf, errlen);
+	const struct kern_copies *by = find(backend, errbuf, errlen);
 	struct kern_pool *pool = NULL;
 	if (!by)
 		return KERN_ENOTSUP;

@@ -57,9 +57,9 @@ struct kern_copies {
 	int (*wait)(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen);
 };
 
-/* Opens a pool of a backend: one that is built in, or the shared object pdserve-BACKEND.so in `folder` (NULL: none is looked for), which exports
+/* Opens a pool of a backend: one that is built in, or the shared object pdserve-BACKEND.so (load.h), which exports
  * kern_backend_copies and needs no symbol of this program. KERN_ENOTSUP if there is none, KERN_EINVAL for a descriptor that is not sealed or of another size. */
-int kern_pool_open(const char *backend, const char *folder, int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen);
+int kern_pool_open(const char *backend, int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen);
 void kern_pool_close(struct kern_pool **pool);
 /* After an error nothing of it is under way. KERN_EINVAL, before anything is copied, for a piece beyond its pool or pools of different backends. Pieces that continue the one before on both sides, or (unseen)
  * overlap it alike, are copied as one. */

@@ -28,6 +28,12 @@ const char *host_last_error(const struct kern_device *dev)
 	return ((const struct host_device *)(const void *)dev)->error;
 }
 
+void host_info(const struct kern_device *dev, struct kern_info *ret)
+{
+	(void)dev;
+	*ret = (struct kern_info){0};
+}
+
 /* --- shared memory ------------------------------------------------------------------------------------------------------------ */
 
 static int map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t errlen)

@@ -16,6 +16,8 @@ struct host_device {
 int host_fail(struct kern_device *dev, int code, const char *fmt, va_list ap);
 const char *host_last_error(const struct kern_device *dev);
 
+void host_info(const struct kern_device *dev, struct kern_info *ret);      /* zeros */
+
 int host_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes, struct kern_mem *ret_mem);
 int host_mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret_fd);
 int host_mem_map(struct kern_device *dev, int fd, size_t bytes, struct kern_mem *ret_mem);

@@ -13,7 +13,7 @@
  *  - What a program, a batch or a run names (memory, weights, constants) is read when it runs, and freed or destroyed only after `sync`.
  *  - A replay allocates nothing.
  *  - 0, or a negative KERN_E*; the text of the latest error of a device is `last_error`. An error of work may be reported by a later call on the
- *    stream, at the latest by `sync`; the device is of no use then. What cannot run at all (shapes, types and mixes of types, sizes beyond what
+ *    stream, at the latest by `sync`. What cannot run at all (shapes, types and mixes of types, sizes beyond what
  *    the backend has) is refused by `program_new`, in a sentence that names the operation: that is how capabilities are asked for. So are
  *    unknown enum values, weights and addresses that are missing or not aligned, and rows that overlap.
  *    That enough memory lies behind an address is the caller's to get right.
@@ -34,7 +34,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_ABI 9u                /* raised when a struct or a signature below changes */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What devices compute with as well. */
+#ifdef __CUDACC__
+#define KERN_INLINE static inline __host__ __device__
+#else
+#define KERN_INLINE static inline
+#endif
+
+#define KERN_ABI 10u               /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 enum kern_dtype {
@@ -64,7 +75,7 @@ struct kern_program;
 /* An address on the device; v is 0 for none. */
 typedef struct kern_ptr { uintptr_t v; } kern_ptr;
 
-static inline kern_ptr kern_at(kern_ptr p, size_t bytes) { return (kern_ptr){p.v + bytes}; }
+KERN_INLINE kern_ptr kern_at(kern_ptr p, size_t bytes) { return (kern_ptr){p.v + bytes}; }
 
 enum kern_memory {
 	KERN_MEM_DEVICE,           /* the device's own; host is NULL */
@@ -108,12 +119,21 @@ struct kern_config {
 	                              "reference" keeps every product in float32 (no quantised activations) */
 	unsigned threads;          /* 0: one per core that the process may run on */
 	int device_index;
-	enum kern_dtype activations; /* KERN_F32 (0), or cpu: KERN_BF16, which products with weights of that type round activations to */
+	enum kern_dtype activations; /* KERN_F32 (0); or KERN_BF16, which products round activations to: with weights of that type, cuda: with quantised ones too; cuda's
+	                                attention rounds queries, K, V and the softmax's weights to it as well */
 	struct kern_group group;
 	/* called, on any thread, soon after KERN_OP_PROGRESS of a batch with progress; may be NULL. It must not wait */
 	void (*progressed)(void *arg);
 	void *progressed_arg;
 	const void *options;       /* the backend's own, or NULL (sim: struct sim_options of kernels/sim/options.h) */
+};
+
+/* A device as its user knows it. Zeros and an empty name: the host itself, or not known. */
+struct kern_info {
+	char name[64];             /* "NVIDIA H100 80GB HBM3" */
+	uint64_t memory_bytes, free_bytes;
+	uint32_t temperature_c, power_w, clock_mhz, memory_clock_mhz;
+	uint64_t memory_errors;    /* that could not be corrected, since the driver was loaded */
 };
 
 /* What a device counted since it was opened. */
@@ -387,8 +407,9 @@ struct kern_ops {
 	 * have the same) */
 	const char *(*numerics)(const struct kern_device *dev);
 	const char *(*last_error)(const struct kern_device *dev);
-	/* any thread, at any time */
+	/* the next two: any thread, at any time */
 	void (*counters)(const struct kern_device *dev, struct kern_counters *ret);
+	void (*info)(const struct kern_device *dev, struct kern_info *ret);
 
 	/* memory: zeroed, aligned to at least 64 bytes */
 	int (*mem_new)(struct kern_device *dev, enum kern_memory kind, size_t bytes, struct kern_mem *ret_mem);
@@ -423,12 +444,12 @@ struct kern_ops {
 	int (*run)(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
 };
 
-/* The backend of that name: one that is built in, or the shared object pdserve-NAME.so in `folder` (NULL: none is looked for). NULL and a sentence in
+/* The backend of that name: one that is built in, or the shared object pdserve-NAME.so (load.h). NULL and a sentence in
  * errbuf if there is none, or its ABI is another. */
-const struct kern_ops *kern_backend(const char *name, const char *folder, char *errbuf, size_t errlen);
+const struct kern_ops *kern_backend(const char *name, char *errbuf, size_t errlen);
 
 /* Where rank `rank`'s share of `total` things begins, which are shared out in whole units of at least 1; its end is the next rank's beginning. */
-static inline uint32_t kern_share(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks)
+KERN_INLINE uint32_t kern_share(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks)
 {
 	uint64_t units = ((uint64_t)total + unit - 1) / unit, begin = units * rank / ranks * unit;
 	return begin < total ? (uint32_t)begin : total;
@@ -441,7 +462,7 @@ const char *kern_op_name(enum kern_op_kind k);
 /* Of one token and head, beside its elements: 4 for the types with scales, else 0. */
 size_t kern_kv_scale_bytes(enum kern_dtype t);
 size_t kern_kv_plane_bytes(const struct kern_kv_layer *kv);
-static inline uint32_t kern_kv_planes(const struct kern_kv_layer *kv) { return kv->latent ? kv->kv_heads : 2 * kv->kv_heads; }
+KERN_INLINE uint32_t kern_kv_planes(const struct kern_kv_layer *kv) { return kv->latent ? kv->kv_heads : 2 * kv->kv_heads; }
 /* 0, or KERN_EINVAL and a sentence for a batch beyond the limits, with parts beyond its words, or whose spans are not all its rows in order. That block
  * tables cover their spans, and that slots and blocks are the pool's, is the caller's to check. */
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *limits, char *errbuf, size_t errlen);
@@ -453,8 +474,12 @@ int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_li
 int kern_weight_check(enum kern_dtype dtype, uint32_t n, uint32_t k, size_t row_bytes, char *errbuf,
                       size_t errlen);
 /* A part of a batch. */
-static inline const void *kern_part(const struct kern_batch *b, uint32_t at) { return (const uint32_t *)(const void *)b + at; }
+KERN_INLINE const void *kern_part(const struct kern_batch *b, uint32_t at) { return (const uint32_t *)(const void *)b + at; }
 
 extern const struct kern_ops kern_cpu_ops, kern_sim_ops;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -3,19 +3,40 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-const void *kern_load(const char *name, const char *folder, const char *symbol, uint32_t abi, char *errbuf, size_t errlen)
+enum { PATH_BYTES = 512 };
+
+/* PDSERVE_BACKENDS, or lib/pdserve beside the folder of this program. 0: the path does not fit */
+static int object_path(const char *name, char path[PATH_BYTES])
 {
-	char path[512];
-	if (!folder || strchr(name, '/')) {
-		snprintf(errbuf, errlen, "backend: found %.60s, expected cpu or sim", name);
+	const char *folder = getenv("PDSERVE_BACKENDS");
+	char self[PATH_BYTES] = "";
+	int n;
+	if (folder && *folder)
+		n = snprintf(path, PATH_BYTES, "%s/pdserve-%s.so", folder, name);
+	else {
+		ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+		char *slash = length > 0 ? strrchr(self, '/') : NULL;
+		if (!slash)
+			return 0;
+		*slash = 0;
+		n = snprintf(path, PATH_BYTES, "%s/../lib/pdserve/pdserve-%s.so", self, name);
+	}
+	return n > 0 && n < PATH_BYTES;
+}
+
+const void *kern_load(const char *name, const char *symbol, uint32_t abi, char *errbuf, size_t errlen)
+{
+	char path[PATH_BYTES];
+	if (!*name || strchr(name, '/') || !object_path(name, path)) {
+		snprintf(errbuf, errlen, "backend: found \"%.60s\", expected cpu, sim, or one that is installed", name);
 		return NULL;
 	}
-	snprintf(path, sizeof path, "%.400s/pdserve-%.60s.so", folder, name);
 	if (access(path, R_OK)) {
-		snprintf(errbuf, errlen, "backend: found %.60s, expected cpu, sim, or one that is installed as %.400s", name, path);
+		snprintf(errbuf, errlen, "backend: found %.60s, expected cpu, sim, or one that is installed: there is no %.400s", name, path);
 		return NULL;
 	}
 	void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -4,6 +4,8 @@
 #ifndef KERNELS_OWN_MATH_H
 #define KERNELS_OWN_MATH_H
 
+#include "kernels/kernels.h"
+
 #include <math.h>
 #include <stdint.h>
 
@@ -12,7 +14,7 @@
 #define OWN_LN2_LOW 1.90821492927058770002e-10
 
 /* e^x within 1e-15 of itself; x is cut to -700 .. 700 */
-static inline double own_exp(double x)
+KERN_INLINE double own_exp(double x)
 {
 	static const double inverse[] = {
 		1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
@@ -31,7 +33,7 @@ static inline double own_exp(double x)
 /* ln x within 3e-16 of itself; -infinity for 0, NaN below. With x = 2^e (1 + f) and s = f / (2 +
  * f), ln(1 + f) = 2 (s + s^3 / 3 + s^5 / 5 + ...), cut off after s^15 with coefficients that make
  * up for the rest. */
-static inline double own_log(double x)
+KERN_INLINE double own_log(double x)
 {
 	if (!(x > 0) || isinf(x))
 		return x == 0 ? -INFINITY : x < 0 ? NAN : x;
@@ -52,9 +54,24 @@ static inline double own_log(double x)
 }
 
 /* b^y of b > 0 within 1e-15 (1 + |y ln b|) of itself */
-static inline double own_pow(double b, double y)
+KERN_INLINE double own_pow(double b, double y)
 {
 	return own_exp(y * own_log(b));
+}
+
+/* Sine and cosine of an angle that the caller has rounded to float, as the models' own code does. Error below 2e-9 for angles up to 1e7. */
+KERN_INLINE void own_sin_cos(float angle, float *sin_out, float *cos_out)
+{
+	double x = (double)angle, n = nearbyint(x * 0.63661977236758134308);
+	double r = x - n * 1.57079632679489655800, z = r * r;
+	double sn = r * (1 + z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 + z * (-1.0 / 39916800))))));
+	double cs = 1 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 + z * (-1.0 / 3628800 + z / 479001600)))));
+	switch ((int64_t)n & 3) {
+	case 0: *sin_out = (float)sn, *cos_out = (float)cs; break;
+	case 1: *sin_out = (float)cs, *cos_out = (float)-sn; break;
+	case 2: *sin_out = (float)-sn, *cos_out = (float)-cs; break;
+	default: *sin_out = (float)-cs, *cos_out = (float)sn;
+	}
 }
 
 #endif

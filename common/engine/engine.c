@@ -194,12 +194,16 @@ static int check_memory(struct engine *e, struct err *err)
 	unsigned ranks = e->opts.tp ? e->opts.tp : 1;
 	struct carve own = {0};
 	carve_scratch(e, &own);
-	uint64_t weights = matrix_bytes(e) / ranks, have = memory_available();
+	struct kern_info device = {0};
+	if (e->dev)
+		e->ops->info(e->dev, &device);
+	uint64_t weights = matrix_bytes(e) / ranks, have = device.memory_bytes ? device.free_bytes : memory_available();
 	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes + e->opts.max_logits * (e->conf.vocab * sizeof(float) + 2 * sizeof *e->drawn);
-	step += engine_program_bytes(e);
+	step += device.memory_bytes ? 0 : engine_program_bytes(e);
 	if (weights + step > have / ranks)
-		return err_set(err, ERR_NOMEM, "%.160s: memory: found %llu MiB available, expected %llu MiB for weights and %llu MiB for steps of %u tokens",
-		               e->path, (unsigned long long)have >> 20, (unsigned long long)weights >> 20, (unsigned long long)step >> 20, e->opts.max_rows);
+		return err_set(err, ERR_NOMEM, "%.160s: memory%s%s: found %llu MiB available, expected %llu MiB for weights and %llu MiB for steps of %u tokens: lower max_batched_tokens or take a smaller model",
+		               e->path, device.memory_bytes ? " of " : "", device.name, (unsigned long long)have >> 20, (unsigned long long)weights >> 20,
+		               (unsigned long long)step >> 20, e->opts.max_rows);
 	return 0;
 }
 
@@ -366,7 +370,7 @@ static int open_model(struct engine *e, struct err *err)
 static int find_backend(struct engine *e, struct err *err)
 {
 	char text[512] = "";
-	e->ops = kern_backend(e->opts.backend ? e->opts.backend : "cpu", NULL, text, sizeof text);
+	e->ops = kern_backend(e->opts.backend ? e->opts.backend : "cpu", text, sizeof text);
 	return e->ops ? 0 : err_set(err, ERR_UNSUPPORTED, "%s", text);
 }
 
@@ -463,6 +467,7 @@ void engine_close(struct engine **ep)
 	free(e->listed);
 	free(e->sim);
 	free(e->path);
+	free(e->lost);
 	free(e);
 	*ep = NULL;
 }
@@ -475,6 +480,11 @@ const struct engine_info *engine_info(const struct engine *e)
 void engine_counters(const struct engine *e, struct kern_counters *ret)
 {
 	e->ops->counters(e->dev, ret);
+}
+
+void engine_device_info(const struct engine *e, struct kern_info *ret)
+{
+	e->ops->info(e->dev, ret);
 }
 
 uint64_t engine_pulse(const struct engine *e)
@@ -530,7 +540,7 @@ int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *
 	size_t bytes = e->info.kv.block_bytes * blocks;
 	int fd = -1, rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, bytes, &e->pool);
 	if (rc)
-		return engine_device_error(e, rc, "cannot make the KV pool (lower kv_blocks or kv_memory_mb)", err);
+		return engine_device_error(e, rc, "cannot make the KV pool (lower kv_blocks, kv_memory_mb or kv_memory_fraction)", err);
 	if ((rc = engine_use_pool(e, blocks, err)) || (e->tp && (rc = ranks_attach(e, blocks, err))))
 		return rc;
 	if (ret_fd && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))

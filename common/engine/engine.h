@@ -30,7 +30,7 @@ struct engine_opts {
 	uint32_t max_spans;           /* sequences of one step */
 	uint32_t max_table;           /* block table entries of one step over all spans */
 	uint32_t max_draws;           /* rows of one span that a token is drawn from: 1 (0 too), and the longest draft */
-	/* called at most once, on any thread, on permanent failure (a rank is gone); may be NULL */
+	/* called at most once, on any thread, on permanent failure (a rank or the device is gone); may be NULL */
 	void (*broken)(void *arg, const char *why);
 	void *broken_arg;
 	/* called, on any thread, soon after words of a progress board were stored (engine_attach_board); must not wait. NULL: spans have no progress, and none is
@@ -58,6 +58,7 @@ void engine_close(struct engine **e);
 const struct engine_info *engine_info(const struct engine *e);
 /* What the device counted. Any thread, at any time. */
 void engine_counters(const struct engine *e, struct kern_counters *ret);
+void engine_device_info(const struct engine *e, struct kern_info *ret);
 
 /* The memory that spans' progress words lie in, a shared mapping; it must stay mapped until engine_close. Before the first step that has some. */
 int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err);
@@ -93,7 +94,7 @@ struct engine_span {
 int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
 /* (max_logits, vocab) float32 of the last step, in which no span had draws, copied from the device at the first call after it; for tests and tools. */
 const float *engine_logits(struct engine *e, uint32_t row);
-/* Why the engine will never step again (a rank is gone), or NULL. */
+/* Why the engine will never step again (a rank or the device is gone), or NULL. */
 const char *engine_broken(const struct engine *e);
 /* Grows while a step advances, several times in each layer. Any thread, at any time. */
 uint64_t engine_pulse(const struct engine *e);

@@ -57,6 +57,7 @@ struct engine {
 	struct engine_info info;
 	struct model_conf conf;
 	struct model_sim *sim;              /* NULL: a real model */
+	_Atomic(char *) lost;                 /* why the device is of no use any more; NULL: it is */
 	const struct kern_ops *ops;
 	struct kern_device *dev;
 	struct kern_stream *stream;

@@ -235,12 +235,17 @@ int engine_run(struct engine *e)
 	rc = rc ? rc : sync;
 	if (rc && e->tp)
 		tp_fail(e->tp, e->ops->last_error(e->dev));
+	else if (rc == KERN_ELOST && !e->lost) {
+		e->lost = mem_strdup(e->ops->last_error(e->dev));
+		if (e->opts.broken)
+			e->opts.broken(e->opts.broken_arg, e->lost);
+	}
 	return rc;
 }
 
 const char *engine_broken(const struct engine *e)
 {
-	return e->tp ? tp_why(e->tp) : NULL;
+	return e->tp ? tp_why(e->tp) : e->lost;
 }
 
 static int step_error(struct engine *e, int kern_rc, struct err *err)

@@ -141,7 +141,7 @@ static int control_map(struct kv_region *r, const struct kv_layout *layout, stru
 static int pool_open(struct kv_region *r, const char *backend, int device, struct err *err)
 {
 	char why[256] = "";
-	int k = kern_pool_open(backend, NULL, device, r->data_fd, r->data_bytes, &r->pool, why, sizeof why);
+	int k = kern_pool_open(backend, device, r->data_fd, r->data_bytes, &r->pool, why, sizeof why);
 	if (k == 0)
 		return 0;
 	int code = k == KERN_ENOTSUP ? ERR_UNSUPPORTED : k == KERN_EINVAL ? ERR_INVALID : k == KERN_ENOMEM ? ERR_NOMEM : ERR_IO;

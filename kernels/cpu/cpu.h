@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/crew.h"
 #include "kernels/host_memory.h"
-#include "kernels/kernels.h"
+#include "kernels/numbers.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -147,50 +147,10 @@ void cpu_arena_release(struct cpu_chunk **arena, struct cpu_chunk *chunk);
 
 /* --- numbers --------------------------------------------------------------------------------------------------------------- */
 
-float cpu_f16_to_f32(uint16_t h);
-static inline float cpu_bf16_to_f32(uint16_t h)
-{
-	union { uint32_t u; float f; } v = { (uint32_t)h << 16 };
-	return v.f;
-}
-
-static inline uint16_t cpu_f32_to_bf16(float f)        /* nearest, ties to even; NaN stays NaN */
-{
-	union { float f; uint32_t u; } v = { f };
-	uint32_t rounded = (v.u + 0x7fff + (v.u >> 16 & 1)) >> 16, nan = v.u >> 16 | 0x40;
-	return (uint16_t)((v.u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-}
-
-float cpu_f8_to_f32(uint8_t c);
-
-/* The next two without a branch, for loops over a row: what is too small for the type's exponents is rounded by adding a number whose last
- * place is the type's smallest step. The choice is by masks, for a compiler makes a branch of any other. */
-static inline uint16_t cpu_f32_to_f16(float f)         /* nearest, ties to even; NaN stays NaN */
-{
-	union { float f; uint32_t u; } v = { f }, sum = { fabsf(f) + 0.5f };
-	uint32_t a = v.u & 0x7fffffff, normal = ((a + 0xfff + (a >> 13 & 1)) >> 13) - (112 << 10), small = sum.u - 0x3f000000;
-	uint32_t is_small = -(uint32_t)(a < 0x38800000), is_large = -(uint32_t)(a >= 0x477ff000), is_nan = -(uint32_t)(a > 0x7f800000);
-	uint32_t c = (small & is_small) | (normal & ~is_small);
-	c = (0x7c00 & is_large) | (c & ~is_large);     /* rounds to 65536 or more */
-	return (uint16_t)((v.u >> 16 & 0x8000) | c | (0x200 & is_nan));
-}
-
-static inline uint8_t cpu_f32_to_f8(float f)           /* nearest, ties to even; beyond 448: 448; f is no NaN */
-{
-	union { float f; uint32_t u; } v = { f }, sum = { fabsf(f) + 0x1p14f };
-	uint32_t a = v.u & 0x7fffffff, normal = ((a + 0x7ffff + (a >> 20 & 1)) >> 20) - (120 << 3), small = sum.u - 0x46800000;
-	uint32_t is_small = -(uint32_t)(a < 0x3c800000), is_large = -(uint32_t)(a >= 0x43e80000);
-	uint32_t c = (small & is_small) | (normal & ~is_small);
-	return (uint8_t)((v.u >> 24 & 0x80) | (0x7e & is_large) | (c & ~is_large));
-}
-
 /* count values (whole blocks) of a row in the file's format, to float; KV types: without their scale */
 void cpu_dequantise(float *out, enum kern_dtype dtype, const void *src, uint32_t count);
-/* MXFP4: of four bits, twice the value plus 16; of an exponent, half of its scale as bfloat16. */
+/* MXFP4: of four bits, twice the value plus 16 */
 extern const unsigned char cpu_mxfp4_codes[16];
-uint16_t cpu_mxfp4_scale(unsigned char e);
-/* group j's (0 .. 7) 6-bit scale and offset from the 12 bytes of a Q4_K or Q5_K block */
-void cpu_k_scales(const unsigned char *s, unsigned j, unsigned *ret_scale, unsigned *ret_offset);
 size_t cpu_weight_bytes(const struct kern_weight *w);
 /* into w->data, zeroed, from rows row_bytes apart */
 void cpu_weight_pack(struct kern_weight *w, const void *src, size_t row_bytes, struct crew *crew);

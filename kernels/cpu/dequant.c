@@ -4,37 +4,9 @@
 
 #include <string.h>
 
-static float bits_to_f32(uint32_t u)
-{
-	float f;
-	memcpy(&f, &u, 4);
-	return f;
-}
-
-float cpu_f16_to_f32(uint16_t h)
-{
-	uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = h >> 10 & 31, man = h & 0x3ff;
-	if (exp == 31)
-		return bits_to_f32(sign | 0x7f800000 | man << 13);
-	if (exp == 0) {
-		float f = (float)man * 0x1p-24f;
-		return sign ? -f : f;
-	}
-	return bits_to_f32(sign | (exp + 112) << 23 | man << 13);
-}
-
-float cpu_f8_to_f32(uint8_t c)         /* S.EEEE.MMM, bias 7; 0 has E = 0; S.1111.111 is NaN */
-{
-	uint32_t man = c & 7, exp = c >> 3 & 15, sign = (uint32_t)(c & 0x80) << 24;
-	if (exp == 15 && man == 7)
-		return bits_to_f32(sign | 0x7fc00000);
-	float f = exp ? bits_to_f32((exp + 120) << 23 | man << 20) : (float)man * 0x1p-9f;
-	return sign ? -f : f;
-}
-
 static float half_at(const unsigned char *p)
 {
-	return cpu_f16_to_f32((uint16_t)(p[0] | p[1] << 8));
+	return kern_f16_to_f32((uint16_t)(p[0] | p[1] << 8));
 }
 
 static void q8_0(float *out, const unsigned char *b)
@@ -101,19 +73,6 @@ static void q5_1(float *out, const unsigned char *b)
 	}
 }
 
-/* The 6-bit scale and offset of group j (32 values): those of groups 0 .. 3 are the low 6 bits of bytes j and j + 4; those of groups 4 .. 7 have their low
- * nibbles in byte j + 4 and their high pairs above the others. */
-void cpu_k_scales(const unsigned char *s, unsigned j, unsigned *ret_scale, unsigned *ret_offset)
-{
-	if (j < 4) {
-		*ret_scale = s[j] & 63;
-		*ret_offset = s[j + 4] & 63;
-	} else {
-		*ret_scale = (s[j + 4] & 15u) | (s[j - 4] >> 6u) << 4;
-		*ret_offset = s[j + 4] >> 4u | (s[j] >> 6u) << 4;
-	}
-}
-
 /* Groups 2 j and 2 j + 1 have the low and the high nibbles of 32 bytes; bit g of high[i] is the fifth bit of value i of group g. The products of f16 and
  * 6 bits, and those with q, are exact in a float: only the difference is rounded. */
 static void q45_k(float *out, const unsigned char *b, const unsigned char *high, const unsigned char *low)
@@ -121,7 +80,7 @@ static void q45_k(float *out, const unsigned char *b, const unsigned char *high,
 	float d = half_at(b), m = half_at(b + 2);
 	for (unsigned g = 0; g < 8; g++) {
 		unsigned scale, offset;
-		cpu_k_scales(b + 4, g, &scale, &offset);
+		kern_k_scales(b + 4, g, &scale, &offset);
 		for (unsigned i = 0; i < 32; i++) {
 			unsigned q = (low[g / 2 * 32 + i] >> (g % 2 ? 4 : 0) & 15u) | (high ? (high[i] >> g & 1u) << 4 : 0);
 			out[32 * g + i] = d * (float)scale * (float)q - m * (float)offset;
@@ -142,16 +101,9 @@ static void q5_k(float *out, const unsigned char *b)
 /* Twice the values of E2M1, plus 16: four bits to an unsigned code. */
 const unsigned char cpu_mxfp4_codes[16] = { 16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4 };
 
-uint16_t cpu_mxfp4_scale(unsigned char e)
-{
-	if (e == 255)
-		return 0x7fc0;
-	return (uint16_t)(e > 1 ? (e - 1) << 7 : 0x20 << e);      /* subnormal: 2^-128, 2^-127 */
-}
-
 static void mxfp4(float *out, const unsigned char *b)
 {
-	float d = cpu_bf16_to_f32(cpu_mxfp4_scale(b[0]));
+	float d = kern_bf16_to_f32(kern_mxfp4_scale(b[0]));
 	for (int i = 0; i < 16; i++) {
 		out[i] = d * (float)(cpu_mxfp4_codes[b[1 + i] & 15] - 16);
 		out[16 + i] = d * (float)(cpu_mxfp4_codes[b[1 + i] >> 4] - 16);
@@ -179,7 +131,7 @@ void cpu_dequantise(float *out, enum kern_dtype dtype, const void *data, uint32_
 		break;
 	case KERN_BF16:
 		for (uint32_t i = 0; i < count; i++)
-			out[i] = cpu_bf16_to_f32((uint16_t)(src[2 * (size_t)i] | src[2 * (size_t)i + 1] << 8));
+			out[i] = kern_bf16_to_f32((uint16_t)(src[2 * (size_t)i] | src[2 * (size_t)i + 1] << 8));
 		break;
 	case KERN_Q8_0: blocks(out, src, count, 32, q8_0, dtype); break;
 	case KERN_Q4_0: blocks(out, src, count, 32, q4_0, dtype); break;
@@ -196,7 +148,7 @@ void cpu_dequantise(float *out, enum kern_dtype dtype, const void *data, uint32_
 		break;
 	case KERN_F8:
 		for (uint32_t i = 0; i < count; i++)
-			out[i] = cpu_f8_to_f32(src[i]);
+			out[i] = kern_f8_to_f32(src[i]);
 		break;
 	case KERN_DTYPE_COUNT: break;
 	}

@@ -219,6 +219,7 @@ const struct kern_ops kern_cpu_ops = {
 	.numerics = device_numerics,
 	.last_error = host_last_error,
 	.counters = device_counters,
+	.info = host_info,
 	.mem_new = host_mem_new,
 	.mem_share = host_mem_share,
 	.mem_map = host_mem_map,

@@ -70,11 +70,11 @@ static void round_row(float *pairs, const float *x, uint32_t k)
 {
 	union { uint32_t u; float f; } pair;
 	for (uint32_t i = 0; i < k / 2; i++) {
-		pair.u = cpu_f32_to_bf16(x[2 * i]) | (uint32_t)cpu_f32_to_bf16(x[2 * i + 1]) << 16;
+		pair.u = kern_f32_to_bf16(x[2 * i]) | (uint32_t)kern_f32_to_bf16(x[2 * i + 1]) << 16;
 		pairs[i] = pair.f;
 	}
 	if (k % 2) {
-		pair.u = cpu_f32_to_bf16(x[k - 1]);
+		pair.u = kern_f32_to_bf16(x[k - 1]);
 		pairs[k / 2] = pair.f;
 	}
 }

@@ -38,7 +38,7 @@ static float half_at(const unsigned char *p)
 {
 	uint16_t h;
 	memcpy(&h, p, 2);
-	return cpu_f16_to_f32(h);
+	return kern_f16_to_f32(h);
 }
 
 static float rec_f32(const unsigned char *rec, int offset, int R, int r)
@@ -75,7 +75,7 @@ static float scale_of(enum kern_dtype type, int part, const unsigned char *d, co
 	uint16_t brain;
 	if (type == KERN_MXFP4) {
 		memcpy(&brain, scale + 2 * c, 2);
-		return cpu_bf16_to_f32(brain);
+		return kern_bf16_to_f32(brain);
 	}
 	if (!panel_is_k(type))
 		return half_at(scale + 32 * part + 2 * c);

@@ -70,7 +70,7 @@ static void store_f8(unsigned char *dst, float *scale, const float *src, uint32_
 		return;
 	}
 	for (uint32_t i = 0; i < count; i++)
-		dst[i] = cpu_f32_to_f8(src[i] * factor);
+		dst[i] = kern_f32_to_f8(src[i] * factor);
 }
 
 /* token `at` of a plane */
@@ -88,11 +88,11 @@ static void kv_store(const struct kern_kv_layer *kv, unsigned char *plane, uint3
 		break;
 	case KERN_BF16:
 		for (uint32_t i = 0; i < count; i++)
-			half[i] = cpu_f32_to_bf16(src[i]);
+			half[i] = kern_f32_to_bf16(src[i]);
 		break;
 	case KERN_F16:
 		for (uint32_t i = 0; i < count; i++)
-			half[i] = cpu_f32_to_f16(src[i]);
+			half[i] = kern_f32_to_f16(src[i]);
 		break;
 	default:
 		memcpy(dst, src, count * sizeof(float));

@@ -63,7 +63,7 @@ static void pack_q4(unsigned char *scale, unsigned char *codes, enum kern_dtype 
 
 static void pack_mxfp4(unsigned char *scale, unsigned char *codes, unsigned c, const unsigned char *b)
 {
-	uint16_t d = cpu_mxfp4_scale(b[0]);
+	uint16_t d = kern_mxfp4_scale(b[0]);
 	memcpy(scale + 2 * c, &d, 2);
 	for (uint32_t i = 0; i < 4; i++)
 		store_word(codes + i * CODE_STEP + 4 * c, load_word(b + 1 + 4 * i));
@@ -87,9 +87,9 @@ static void pack_nibbles(unsigned char *codes, unsigned c, const unsigned char *
 /* group j of the file's 256 values; see q45_k in dequant.c */
 static void pack_k(unsigned char *ds, unsigned char *scale, unsigned char *codes, enum kern_dtype t, unsigned j, unsigned c, const unsigned char *b)
 {
-	float d = cpu_f16_to_f32((uint16_t)(b[0] | b[1] << 8)), m = -cpu_f16_to_f32((uint16_t)(b[2] | b[3] << 8));
+	float d = kern_f16_to_f32((uint16_t)(b[0] | b[1] << 8)), m = -kern_f16_to_f32((uint16_t)(b[2] | b[3] << 8));
 	unsigned s, offset;
-	cpu_k_scales(b + 4, j, &s, &offset);
+	kern_k_scales(b + 4, j, &s, &offset);
 	memcpy(ds + 4 * c, &d, 4);
 	memcpy(ds + 64 + 4 * c, &m, 4);
 	scale[c] = (unsigned char)s;
@@ -110,7 +110,7 @@ static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *code
 {
 	unsigned half = j / 4, quarter = j % 4, shift = quarter >= 2 ? 4 : 0;
 	const unsigned char *low = b + 64 * half + 32 * (quarter & 1), *high = b + 128 + 32 * half;
-	float d = cpu_f16_to_f32((uint16_t)(b[208] | b[209] << 8));
+	float d = kern_f16_to_f32((uint16_t)(b[208] | b[209] << 8));
 	memcpy(ds + 4 * c, &d, 4);
 	for (unsigned i = 0; i < 2; i++) {
 		scale[i * 16 + c] = b[192 + 2 * j + i];
@@ -213,14 +213,14 @@ static float half_at(const unsigned char *p)
 {
 	uint16_t h;
 	memcpy(&h, p, 2);
-	return cpu_f16_to_f32(h);
+	return kern_f16_to_f32(h);
 }
 
 static float brain_at(const unsigned char *p)
 {
 	uint16_t h;
 	memcpy(&h, p, 2);
-	return cpu_bf16_to_f32(h);
+	return kern_bf16_to_f32(h);
 }
 
 static void unpack_group_q6(float *out, const unsigned char *ds, const unsigned char *scale, const unsigned char *codes, unsigned c)

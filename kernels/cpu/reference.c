@@ -73,7 +73,7 @@ static void ref_make_ready(const struct cpu_ready *in, uint32_t from, uint32_t t
 {
 	for (uint32_t r = from; r < to && in->rounded; r++)
 		for (uint32_t i = 0; i < in->k; i++)
-			in->rounded[r * in->ld_rounded + i] = cpu_bf16_to_f32(cpu_f32_to_bf16(in->x[r * in->ldx + i]));
+			in->rounded[r * in->ld_rounded + i] = kern_bf16_to_f32(kern_f32_to_bf16(in->x[r * in->ldx + i]));
 }
 
 static uint32_t ref_panels(const struct kern_weight *w)

@@ -118,22 +118,6 @@ struct cpu_angles {
 	float *cos_sin;
 };
 
-/* Own sine and cosine: a libm's last bit depends on its version and on the CPU. The angle is rounded to float first, as the models'
- * own code does. Error below 2e-9 for angles up to 1e7. */
-static void sin_cos(float angle, float *sin_out, float *cos_out)
-{
-	double x = (double)angle, n = nearbyint(x * 0.63661977236758134308);
-	double r = x - n * 1.57079632679489655800, z = r * r;
-	double sn = r * (1 + z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 + z * (-1.0 / 39916800))))));
-	double cs = 1 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 + z * (-1.0 / 3628800 + z / 479001600)))));
-	switch ((int64_t)n & 3) {
-	case 0: *sin_out = (float)sn, *cos_out = (float)cs; break;
-	case 1: *sin_out = (float)cs, *cos_out = (float)-sn; break;
-	case 2: *sin_out = (float)-sn, *cos_out = (float)-cs; break;
-	default: *sin_out = (float)-cs, *cos_out = (float)sn;
-	}
-}
-
 static void angle_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
 {
 	const struct cpu_angles *a = s->with;
@@ -143,7 +127,7 @@ static void angle_rows(const struct row_step *s, const struct kern_program *p, u
 	for (uint32_t r = from; r < to; r++)
 		for (uint32_t i = 0; i < pairs; i++) {
 			float *cs = a->cos_sin + (size_t)r * a->rope.dims, sn, co;
-			sin_cos((float)positions[r] * inv_freq[i], &sn, &co);
+			own_sin_cos((float)positions[r] * inv_freq[i], &sn, &co);
 			cs[i] = co * a->rope.scale;
 			cs[pairs + i] = sn * a->rope.scale;
 		}

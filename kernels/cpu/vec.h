@@ -217,12 +217,12 @@ INLINE int32_t v_hmax_bits(v16 a)
 	V_EACH m = ((i4)a.q[i / 4])[i % 4] > m ? ((i4)a.q[i / 4])[i % 4] : m;
 	return m;
 }
-INLINE v16 v_load_bf16(const uint16_t *p) { v16 r; V_EACH r.q[i / 4][i % 4] = cpu_bf16_to_f32(p[i]); return r; }
+INLINE v16 v_load_bf16(const uint16_t *p) { v16 r; V_EACH r.q[i / 4][i % 4] = kern_bf16_to_f32(p[i]); return r; }
 INLINE v16 v_first_bf16(v16 a) { v16 r; V4((f4)((i4)a.q[i] << 16)); }
 INLINE v16 v_second_bf16(v16 a) { v16 r; V4((f4)((i4)a.q[i] & (int32_t)0xffff0000)); }
-INLINE v16 v_load_f16(const uint16_t *p) { v16 r; V_EACH r.q[i / 4][i % 4] = cpu_f16_to_f32(p[i]); return r; }
+INLINE v16 v_load_f16(const uint16_t *p) { v16 r; V_EACH r.q[i / 4][i % 4] = kern_f16_to_f32(p[i]); return r; }
 INLINE v16 v_load_i8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] = (float)(int8_t)p[i]; return r; }
-INLINE v16 v_load_f8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] = cpu_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); return r; }
+INLINE v16 v_load_f8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] = kern_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); return r; }
 INLINE v16 v_byte_i8(v16 a, int n) { v16 r; V_EACH r.q[i / 4][i % 4] = (float)(int8_t)(((i4)a.q[i / 4])[i % 4] >> 8 * n); return r; }
 /* V_ROUND's own bits taken off leave the nearest integer */
 INLINE i4 v_integer(f4 a) { return (i4)((u4)(a + V_ROUND) - 0x4b400000u); }

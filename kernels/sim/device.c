@@ -106,7 +106,7 @@ static void weight_destroy(struct kern_device *dev, struct kern_weight **w)
 const struct kern_ops kern_sim_ops = {
 	.abi = KERN_ABI, .name = "sim", .ranks_max = 1, .modelled = 1,
 	.open = device_open, .close = device_close,
-	.numerics = device_numerics, .last_error = host_last_error, .counters = device_counters,
+	.numerics = device_numerics, .last_error = host_last_error, .counters = device_counters, .info = host_info,
 	.mem_new = host_mem_new, .mem_share = host_mem_share, .mem_map = host_mem_map, .mem_pin = host_mem_pin, .mem_free = host_mem_free,
 	.stream_new = stream_new, .stream_destroy = stream_destroy,
 	.upload = host_upload, .download = host_download, .sync = stream_sync,

@@ -17,13 +17,8 @@
 
 #define LEN(a) (sizeof(a) / sizeof *(a))
 
-#if defined(__SANITIZE_THREAD__)
-#define CONFORM_THIN 5                     /* of so many shapes one runs */
-#elif defined(__SANITIZE_ADDRESS__)
-#define CONFORM_THIN 2
-#else
-#define CONFORM_THIN 1
-#endif
+/* One of so many shapes runs: the environment's CONFORM_THIN, else more where sanitizers make everything slow. */
+extern unsigned conform_thin;
 
 /* --- tests ------------------------------------------------------------------------------------------------------------------ */
 
@@ -68,6 +63,7 @@ float *rand_floats(size_t n, float scale);     /* of conform_alloc */
 struct precision {
 	double group_step;                     /* quantised weights: of activations, as a part of the largest magnitude of their 32; 0: float32 */
 	bool bf16_activations;                 /* BF16 weights: activations are rounded to bfloat16 first */
+	bool bf16_attention;                   /* so are queries, K, weights and V of attention */
 };
 
 struct target {
@@ -97,7 +93,7 @@ struct kern_mem mem_get(const struct device *dev, enum kern_memory kind, size_t 
 void mem_put(const struct device *dev, kern_ptr dst, const void *src, size_t bytes);     /* upload and sync */
 void mem_take(const struct device *dev, void *dst, kern_ptr src, size_t bytes);          /* download and sync */
 
-/* Every target once: rounded activations (kern_config.activations) change nothing but products. */
+/* Every target once: rounded activations (kern_config.activations) change nothing but products, and attention of some. */
 #define EACH_TARGET(dev, threads) \
 	for (unsigned t_ = 0; t_ < conform_target_count; t_++) \
 		for (struct device *dev = conform_targets[t_].activations == KERN_F32 ? device_get(&conform_targets[t_], threads) : NULL; \
@@ -289,7 +285,7 @@ double format_value(enum kern_dtype t, const unsigned char *row, uint32_t i); /*
 double format_f8(unsigned code);
 float format_round(enum kern_dtype t, double x);                              /* x in F32, F16 or BF16, to nearest, ties to even */
 uint16_t format_bits(enum kern_dtype t, float x);                             /* of F16, BF16; x is such a value */
-double format_epsilon(enum kern_dtype t);                                     /* largest relative error of such a rounding */
+double format_error(enum kern_dtype t, double x);                             /* the most that such a rounding of x changes it by */
 
 /* value (n) = W x, and bound: what float32 sums and the target's rounding of x may make of it; see reference.c */
 void ref_product(const struct precision *p, const struct matrix *w, const double *x, double *value, double *bound);

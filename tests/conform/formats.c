@@ -150,9 +150,9 @@ double format_value(enum kern_dtype t, const unsigned char *row, uint32_t at)
 
 /* --- rounding ------------------------------------------------------------------------------------------------------------------- */
 
-double format_epsilon(enum kern_dtype t)
+double format_error(enum kern_dtype t, double x)
 {
-	return t == KERN_F16 ? 0x1p-11 : t == KERN_BF16 ? 0x1p-8 : 0x1p-24;
+	return t == KERN_F16 ? 0x1p-11 * fabs(x) + 0x1p-25 : t == KERN_BF16 ? 0x1p-8 * fabs(x) + 0x1p-134 : 0x1p-24 * fabs(x) + 0x1p-150;
 }
 
 float format_round(enum kern_dtype t, double x)

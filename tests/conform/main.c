@@ -9,6 +9,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#if defined(__SANITIZE_THREAD__)
+unsigned conform_thin = 5;
+#elif defined(__SANITIZE_ADDRESS__)
+unsigned conform_thin = 2;
+#else
+unsigned conform_thin = 1;
+#endif
+
 struct target conform_targets[16];
 unsigned conform_target_count;
 
@@ -199,10 +207,14 @@ void conform_stats_show(void)
 /* --- targets -------------------------------------------------------------------------------------------------------------------------- */
 
 /* What a backend rounds beyond float32 sums; the first that matches. A backend that computes less precisely gets a row, with the reason.
+ * cuda: with rounded activations attention has tensor cores multiply single bfloat16 numbers (kernels/cuda/attention.h).
  * cpu: activations of quantised products are integers up to 16319 in groups of 32 (kernels/cpu/fast_matmul.h), so half a step of 1/16319; the variant
- * "reference" keeps float32. */
-static const struct { const char *prefix; double group_step; } precisions[] = {
-	{"cpu:reference", 0}, {"cpu", 0.501 / 16319}, {"", 0.501 / 16319},
+ * "reference" keeps float32.
+ * cuda: float32. Of types with offsets, w = d q + m, the sums of d q x and of m x are rounded apart, and either may be larger than both together: some
+ * roundings of the largest more. With activations of KERN_BF16 quantised products round them too: 8 binary digits, so each is off by at most 2^-8 of itself. */
+static const struct { const char *prefix; double group_step, group_step_bf16; bool bf16_attention; } precisions[] = {
+	{"cpu:reference", 0, 0, false}, {"cpu", 0.501 / 16319, 0.501 / 16319, false}, {"cuda", 0x1p-21, 0x1p-8, true},
+	{"", 0.501 / 16319, 0.501 / 16319, false},
 };
 
 /* BACKEND[:VARIANT[/ACTIVATIONS]] */
@@ -219,13 +231,14 @@ static const char *target_parse(struct target *t, const char *text)
 	memcpy(t->backend, text, backend);
 	if (variant)
 		memcpy(t->variant, variant + 1, length);
-	t->ops = kern_backend(t->backend, getenv("CONFORM_BACKENDS"), err, sizeof err);
+	t->ops = kern_backend(t->backend, err, sizeof err);
 	if (!t->ops)
 		return err;
 	size_t i = 0;
 	while (strncmp(text, precisions[i].prefix, strlen(precisions[i].prefix)) != 0)
 		i++;
-	t->precision = (struct precision){precisions[i].group_step, t->activations == KERN_BF16};
+	bool bf16 = t->activations == KERN_BF16;
+	t->precision = (struct precision){bf16 ? precisions[i].group_step_bf16 : precisions[i].group_step, bf16, bf16 && precisions[i].bf16_attention};
 	return NULL;
 }
 
@@ -264,6 +277,8 @@ int main(int argc, char **argv)
 	const char *name = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
 	if (targets_choose(argc - 1, argv + 1))
 		return 2;
+	if (getenv("CONFORM_THIN") && atoi(getenv("CONFORM_THIN")) > 0)
+		conform_thin = (unsigned)atoi(getenv("CONFORM_THIN"));
 	if (getenv("CONFORM_SHOW")) {
 		stats = mmap(NULL, KERN_OPS * sizeof *stats, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		stats = stats == MAP_FAILED ? NULL : stats;

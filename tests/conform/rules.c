@@ -40,7 +40,7 @@ static void element_check(const struct job *j, uint32_t f, uint32_t row, uint32_
 	float rounded = format_round(t, want);
 	bool finite = isfinite(got), near;
 	if (bound == 0 && t != KERN_F32)
-		bound = format_epsilon(t) * fabs(want);        /* it may have been rounded to float32 before */
+		bound = format_error(t, want);                 /* it may have been rounded to float32 before */
 	near = bound == 0 ? got == rounded || (isnan(got) && isnan(rounded)) : finite && fabs((double)got - want) <= bound;
 	if (near && bound > 0)
 		conform_stat(j->kind, fabs((double)got - want) / bound);
@@ -75,10 +75,10 @@ static void row_check(const struct job *j, const struct precision *p, const stru
 			uint32_t bits;
 			memcpy(&bits, &got, 4);
 			if (e.untouched)
-				EXPECT(bits == UNWRITTEN, "row %u: %s, element %u was written", row, j->field[f].name, i);
+				EXPECT(bits == UNWRITTEN || (j->field[f].type != KERN_F32 && isnan(got)), "row %u: %s, element %u was written", row, j->field[f].name, i);
 			else
 				element_check(j, f, row, i, got, e.value[f][i],
-				              e.bound[f][i] + (j->field[f].type == KERN_F32 || e.bound[f][i] == 0 ? 0 : format_epsilon(j->field[f].type) * fabs(e.value[f][i])), poisoned);
+				              e.bound[f][i] + (j->field[f].type == KERN_F32 || e.bound[f][i] == 0 ? 0 : format_error(j->field[f].type, e.value[f][i])), poisoned);
 		}
 	conform_release(mark);
 }
@@ -303,10 +303,10 @@ static unsigned runs_like(const struct job *j, const struct device *dev, unsigne
 	return n;
 }
 
-/* Rounded activations (kern_config.activations) change nothing else. */
-static bool has_products(const struct job *j)
+/* Whether rounded activations (kern_config.activations) change anything: products, and attention of some targets. */
+static bool is_rounded(const struct target *t, const struct job *j)
 {
-	return j->matrices && j->kind != KERN_OP_EMBED;
+	return (j->matrices && j->kind != KERN_OP_EMBED) || (t->precision.bf16_attention && j->kind == KERN_OP_ATTENTION);
 }
 
 static void job_check_as(struct job *j, struct typed of)
@@ -314,7 +314,7 @@ static void job_check_as(struct job *j, struct typed of)
 	struct bases all = {.count = 0};
 	size_t mark = conform_mark();
 	for (unsigned t = 0; t < conform_target_count; t++) {
-		if (conform_targets[t].activations != KERN_F32 && !has_products(j))
+		if (conform_targets[t].activations != KERN_F32 && !is_rounded(&conform_targets[t], j))
 			continue;
 		bool no = lacked(&conform_targets[t], j, of);
 		for (unsigned i = 0; i < LEN(runs) && !no;) {
@@ -366,7 +366,7 @@ static void job_check_typed(const struct job *j, struct typed of)
 
 void job_check(struct job *j)
 {
-	if (++job_number % CONFORM_THIN)
+	if (++job_number % conform_thin)
 		return;
 	job_check_as(j, (struct typed){KERN_F32, ""});
 	for (int t = KERN_F16; t <= KERN_BF16; t++)

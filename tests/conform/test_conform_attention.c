@@ -6,6 +6,7 @@
 #include <string.h>
 
 static const double u = 0x1p-24;       /* the rounding of one float32 operation */
+static const double bf = 0x1p-8;       /* the rounding to bfloat16, of struct precision's bf16_attention */
 
 /* --- attention ------------------------------------------------------------------------------------------------------------------------------ */
 
@@ -65,29 +66,48 @@ static const struct expanded *expand(const struct job *j, const struct result *r
 	return &x;
 }
 
-/* The score of a position and, in units of u, what float32 makes of it: see reference.c for sums; the factor and the difference to the largest score are rounded, too. */
-static double score(const float *q, const double *k, uint32_t dim, double scale, double *ret_error)
+/* How many of the two factors of a product with K or V are rounded to bfloat16: a type of KV may be exact in it. */
+static double rounded_factors(const struct job *j, const struct precision *p)
 {
-	double sum = 0, size = 0, largest = 0;
+	return !p->bf16_attention ? 0 : j->kv.dtype == KERN_F32 || j->kv.dtype == KERN_F16 ? 2 : 1;
+}
+
+/* The score of a position and, in units of u, what float32 makes of it: see reference.c for sums; the factor and the difference to the largest score are rounded, too.
+ * Roundings to bfloat16 are 0.6 bf of each product at random, all in the same direction at worst; what the score is off by then is too much for a relative error of
+ * the weight, and of the sum of weights, to be the same. Infinity: too far off to say anything of the result (rows that are huge, or not finite). */
+static double score(const float *q, const double *k, uint32_t dim, double scale, double rounded, double *ret_error)
+{
+	double sum = 0, size = 0, largest = 0, squares = 0;
 	for (uint32_t d = 0; d < dim; d++) {
 		double part = (double)q[d] * k[d];
 		sum += part;
 		size += fabs(part);
+		squares += part * part;
 		largest = fmax(largest, fabs(part));
 	}
 	*ret_error = (size + 0.7 * sqrt(dim) * (largest + fabs(sum))) * fabs(scale);
+	if (rounded > 0) {
+		double off = bf * fmin(rounded * size, 3 * sqrt(rounded * squares)) * fabs(scale);
+		*ret_error += off < 10 ? expm1(off) * exp(off) / u : INFINITY;
+	}
 	return sum * scale;
 }
 
-struct head { double *weight, *error, *v_error, sink, sink_error; };   /* (positions), (positions), (out), the sink's logit and then weight */
+struct head {
+	double *weight, *error, *v_error, sink, sink_error;    /* (positions), (positions), (out), the sink's logit and then weight */
+	bool unknown;                                          /* some error of a score is infinite */
+};
 
-static void head_scores(const struct job *j, const struct expanded *x, uint32_t kv_head, uint32_t first, uint32_t at, const float *q, struct head *h)
+static void head_scores(const struct job *j, const struct precision *p, const struct expanded *x, uint32_t kv_head, uint32_t first, uint32_t at, const float *q,
+                        struct head *h)
 {
 	const struct att_case *c = j->shape;
 	double max = h->sink, sum = 0;
 	for (uint32_t t = first; t <= at; t++) {
-		h->weight[t] = score(q, x->k + ((size_t)t * c->kv_heads + kv_head) * c->head_dim, c->head_dim, (double)c->scale, &h->error[t]);
+		h->weight[t] = score(q, x->k + ((size_t)t * c->kv_heads + kv_head) * c->head_dim, c->head_dim, (double)c->scale,
+		                     rounded_factors(j, p), &h->error[t]);
 		max = h->weight[t] > max || isnan(h->weight[t]) ? h->weight[t] : max;
+		h->unknown |= isinf(h->error[t]) && p->bf16_attention;
 	}
 	for (uint32_t t = first; t <= at; t++) {
 		h->error[t] += 2 * (max - h->weight[t]) + 15;
@@ -105,15 +125,15 @@ static void head_scores(const struct job *j, const struct expanded *x, uint32_t 
 }
 
 /* An error of a score is the relative error of a weight, and moves the mean by that part of what V differs from the mean. */
-static void head_row(const struct job *j, const struct expanded *x, uint32_t head, uint32_t at, const float *q, double *value, double *bound)
+static void head_row(const struct job *j, const struct precision *p, const struct expanded *x, uint32_t head, uint32_t at, const float *q, double *value, double *bound)
 {
 	const struct att_case *c = j->shape;
 	uint32_t out = c->latent ? c->latent : c->head_dim, kv_head = head / (c->heads / c->kv_heads), first = c->window && at + 1 > c->window ? at + 1 - c->window : 0;
-	struct head h = {conform_alloc(at + 1, sizeof(double)), conform_alloc(at + 1, sizeof(double)), conform_alloc(out, sizeof(double)), -INFINITY, 0};
+	struct head h = {conform_alloc(at + 1, sizeof(double)), conform_alloc(at + 1, sizeof(double)), conform_alloc(out, sizeof(double)), -INFINITY, 0, false};
 	double error = 0;
 	if (j->constants)
 		h.sink = (double)((const float *)j->constant[0].data)[head];
-	head_scores(j, x, kv_head, first, at, q, &h);
+	head_scores(j, p, x, kv_head, first, at, q, &h);
 	error += j->constants ? h.sink * h.sink_error : 0;
 	memset(value, 0, out * sizeof *value);
 	for (uint32_t t = first; t <= at; t++) {
@@ -121,21 +141,20 @@ static void head_row(const struct job *j, const struct expanded *x, uint32_t hea
 		error += h.weight[t] * h.error[t];
 		for (uint32_t d = 0; d < out; d++) {
 			value[d] += h.weight[t] * v[d];
-			h.v_error[d] += (h.weight[t] * h.error[t] + 0x1p-102) * fabs(v[d]);     /* a weight below 2^-126 may be 0 */
+			h.v_error[d] += (h.weight[t] * (h.error[t] + rounded_factors(j, p) * bf / u) + 0x1p-102) * fabs(v[d]);   /* a weight below 2^-126 may be 0 */
 		}
 	}
 	for (uint32_t d = 0; d < out; d++)
-		bound[d] = u * (h.v_error[d] + error * fabs(value[d])) + 0x1p-126;
+		bound[d] = h.unknown ? INFINITY : u * (h.v_error[d] + error * fabs(value[d])) + 0x1p-126;
 }
 
 static void attention_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
 {
-	(void)p;
 	const struct att_case *c = j->shape;
 	uint32_t f = q_field(j), out = c->latent ? c->latent : c->head_dim;
 	const struct expanded *x = expand(j, r, world_sequence(&j->world, row));
 	for (uint32_t h = 0; h < c->heads; h++)
-		head_row(j, x, h, world_position(&j->world, row), job_data(j, f, row) + h * c->head_dim, e->value[f + 1] + h * out, e->bound[f + 1] + h * out);
+		head_row(j, p, x, h, world_position(&j->world, row), job_data(j, f, row) + h * c->head_dim, e->value[f + 1] + h * out, e->bound[f + 1] + h * out);
 }
 
 /* Some as large as scores are, one that takes nearly all of the weight, one that takes none. */
@@ -182,14 +201,14 @@ static void attention_all(const struct att_case *cases, uint32_t count, bool sin
 /* Keys that are zero: every position weighs the same, and the result is the mean of V in the window. */
 static void mean_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
 {
-	(void)p, (void)r;
+	(void)r;
 	const struct att_case *c = j->shape;
 	uint32_t at = world_position(&j->world, row), first = at + 1 > c->window ? at + 1 - c->window : 0, s = world_sequence(&j->world, row);
 	for (uint32_t i = 0; i < c->heads * c->head_dim; i++) {
 		uint32_t head = i / c->head_dim / (c->heads / c->kv_heads);
 		for (uint32_t t = first; t <= at; t++) {
 			e->value[3][i] += (double)kv_given(j, s, t, head, 1)[i % c->head_dim] / (at + 1 - first);
-			e->bound[3][i] += 20 * u * fabs((double)kv_given(j, s, t, head, 1)[i % c->head_dim]) / (at + 1 - first);
+			e->bound[3][i] += (20 * u + rounded_factors(j, p) * bf) * fabs((double)kv_given(j, s, t, head, 1)[i % c->head_dim]) / (at + 1 - first);
 		}
 	}
 }
@@ -243,6 +262,7 @@ CONFORM_TEST(attention_in_windows)
 	static const struct att_case cases[] = {
 		{"window of 50", 4, 2, 32, 0, 16, 50, 0.2f, {{0, 120}, {290, 40}, {49, 2}}},
 		{"window of 1", 2, 1, 16, 0, 16, 1, 0.3f, {{60, 10}}},
+		{"window of 1, further on", 4, 2, 16, 0, 16, 1, 0.3f, {{2040, 40}}},
 		{"window of 260", 3, 3, 36, 0, 40, 260, 0.2f, {{500, 30}, {270, 1}}},
 		{"window of 64", 8, 2, 64, 0, 64, 64, 0.125f, {{63, 2}, {127, 1}, {128, 1}, {600, 1}, {0, 66}}},
 		{"window of 128, decode", 16, 1, 64, 0, 16, 128, 0.125f, {{127, 1}, {128, 1}, {1500, 1}}},

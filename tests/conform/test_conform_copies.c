@@ -23,7 +23,7 @@ static struct pool pool_new(const struct device *dev)
 	                 .image = conform_alloc(BYTES, 1)};
 	int fd;
 	device_ok(dev, dev->ops->mem_share(dev->d, &p.mem, &fd), "mem_share");
-	int rc = kern_pool_open(dev->target->backend, getenv("CONFORM_BACKENDS"), 0, fd, BYTES,
+	int rc = kern_pool_open(dev->target->backend, 0, fd, BYTES,
 	                        &p.pool, why, sizeof why);
 	EXPECT(rc == 0, "kern_pool_open returned %d: %s", rc, why);
 	close(fd); /* it stays open */
@@ -188,11 +188,11 @@ CONFORM_TEST(copies_that_cannot_be)
 		}
 		pool_check(dev, &a, "after copies that were refused");
 		device_ok(dev, dev->ops->mem_share(dev->d, &a.mem, &fd), "mem_share");
-		int rc = kern_pool_open(dev->target->backend, getenv("CONFORM_BACKENDS"), 0, fd,
+		int rc = kern_pool_open(dev->target->backend, 0, fd,
 		                        BYTES + 1, &none, why, sizeof why);
 		EXPECT(rc == KERN_EINVAL && !none && strlen(why) > 10,
 		       "a pool of another size: %d: %s", rc, why);
-		rc = kern_pool_open(dev->target->backend, getenv("CONFORM_BACKENDS"), 0, -1, BYTES,
+		rc = kern_pool_open(dev->target->backend, 0, -1, BYTES,
 		                    &none, why, sizeof why);
 		EXPECT(rc == KERN_EINVAL && !none && strlen(why) > 10, "no descriptor: %d: %s", rc,
 		       why);

@@ -31,7 +31,7 @@ CONFORM_TEST(open_errors)
 		{{.variant = "plain", .threads = 65}, KERN_EINVAL, "65 threads"},
 	};
 	char err[200];
-	const struct kern_ops *cpu = kern_backend("cpu", NULL, err, sizeof err);
+	const struct kern_ops *cpu = kern_backend("cpu", err, sizeof err);
 	for (size_t i = 0; i < LEN(cases) && all_cpu(); i++) {
 		struct kern_device *d = NULL;
 		err[0] = 0;

@@ -197,7 +197,7 @@ static void norm_row(const struct job *j, const struct precision *p, const struc
 	}
 	norm_values(j->constant[0].data, x, s->dim, (double)s->eps, e->value[y], e->bound[y]);
 	for (uint32_t i = 0; i < s->dim && j->field[0].type != KERN_F32; i++)
-		e->bound[y][i] += 2 * format_epsilon(j->field[0].type) * fabs(e->value[y][i]);     /* y may be of the sum before it is rounded */
+		e->bound[y][i] += 2 * format_error(j->field[0].type, e->value[y][i]);     /* y may be of the sum before it is rounded */
 }
 
 CONFORM_TEST(norm)

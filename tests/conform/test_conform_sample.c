@@ -423,7 +423,7 @@ CONFORM_TEST(draws_and_scores)
 	static const uint32_t vocabs[] = {1, 7, 64, 65, 700, 5003};
 	rand_seed(41);
 	for (uint32_t v = 0; v < LEN(vocabs); v++)
-		for (uint32_t turn = 0; turn < (vocabs[v] < 100 ? 20 : 6) / CONFORM_THIN; turn++) {
+		for (uint32_t turn = 0; turn < (vocabs[v] < 100 ? 20 : 6) / conform_thin; turn++) {
 			size_t mark = conform_mark();
 			struct row rows[ROWS];
 			for (uint32_t i = 0; i < ROWS; i++)

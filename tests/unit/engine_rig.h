@@ -26,7 +26,7 @@ struct rig {
 };
 
 struct rig_opts {
-	const char *model, *variant;
+	const char *model, *variant, *backend;                  /* backend: "cpu" if NULL */
 	enum kv_type kv;
 	enum kern_dtype activations;
 	unsigned threads, block_tokens, rows, logits, blocks;   /* 0: 1, 16, 320, as rows, 96 */
@@ -41,7 +41,7 @@ static struct rig rig_open(struct rig_opts o)
 	struct err err = {0};
 	uint32_t rows = o.rows ? o.rows : 320;
 	struct engine_opts eo = {
-		.model_path = o.model, .backend = "cpu", .variant = o.variant, .threads = o.threads ? o.threads : 1, .kv_type = o.kv, .activations = o.activations,
+		.model_path = o.model, .backend = o.backend ? o.backend : "cpu", .variant = o.variant, .threads = o.threads ? o.threads : 1, .kv_type = o.kv, .activations = o.activations,
 		.block_tokens = o.block_tokens ? o.block_tokens : 16, .max_rows = rows, .max_logits = o.logits ? o.logits : rows, .max_spans = 32, .max_table = 512,
 		.progressed = o.progressed, .progressed_arg = o.arg,
 	};
@@ -53,7 +53,8 @@ static struct rig rig_open(struct rig_opts o)
 	rc = engine_new_pool(r.e, r.blocks, NULL, &err);
 	ck_assert_msg(rc == 0, "engine_new_pool: %s", err.text);
 	r.pool = engine_pool(r.e)->host;
-	memset(r.pool, 0xff, i->kv.block_bytes * r.blocks);   /* NaN: a block that is read before it is written shows */
+	if (r.pool)
+		memset(r.pool, 0xff, i->kv.block_bytes * r.blocks);   /* NaN: a block that is read before it is written shows */
 	if (o.board)
 		ck_assert_int_eq(engine_attach_board(r.e, o.board, 256 * sizeof *o.board, &err), 0);
 	return r;

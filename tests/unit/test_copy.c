@@ -37,7 +37,7 @@ static struct memory memory_new(unsigned char fill)
 	void *at;
 	ck_assert_msg(host_shared_new(BYTES, &at, &m.fd, why, sizeof why) == 0, "%s", why);
 	m.at = memset(at, fill, BYTES);
-	ck_assert_msg(kern_pool_open("cpu", NULL, 0, m.fd, BYTES, &m.pool, why, sizeof why) == 0, "%s", why);
+	ck_assert_msg(kern_pool_open("cpu", 0, m.fd, BYTES, &m.pool, why, sizeof why) == 0, "%s", why);
 	return m;
 }
 
@@ -64,7 +64,7 @@ static void other_process(int sock, const char *backend)
 	unsigned fds = 0;
 	struct kern_pool *pool;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (sock_recv(sock, &c, 1, &fd, 1, &fds) != 1 || fds != 1 || kern_pool_open(backend, NULL, 0, fd, BYTES, &pool, why, sizeof why))
+	if (sock_recv(sock, &c, 1, &fd, 1, &fds) != 1 || fds != 1 || kern_pool_open(backend, 0, fd, BYTES, &pool, why, sizeof why))
 		_exit(1);
 	close(fd);                                   /* it stays mapped */
 	const struct kern_piece in = {BYTES - 5, (uintptr_t)text, 5}, on = {11, BYTES - 5, 5};
@@ -329,7 +329,7 @@ START_TEST(descriptors_that_are_no_pool)
 	};
 	struct kern_pool *pool = NULL;
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-		ck_assert_int_eq(kern_pool_open("cpu", NULL, 0, t[i].fd, BYTES, &pool, why, sizeof why), KERN_EINVAL);
+		ck_assert_int_eq(kern_pool_open("cpu", 0, t[i].fd, BYTES, &pool, why, sizeof why), KERN_EINVAL);
 		ck_assert_msg(strstr(why, t[i].text) != NULL, "%s", why);
 		ck_assert_ptr_null(pool);
 	}
@@ -356,20 +356,19 @@ START_TEST(backends_by_name)
 	char folder[TEST_FOLDER_BYTES];
 	struct kern_pool *pool = NULL;
 	struct memory m = memory_new(1);
-	ck_assert_int_eq(kern_pool_open("cuda", NULL, 0, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
-	ck_assert_str_eq(why, "backend: found cuda, expected cpu or sim");
-	ck_assert_int_eq(kern_pool_open("sim", NULL, 0, m.fd, BYTES, &pool, why, sizeof why), 0);
+	ck_assert_int_eq(kern_pool_open("sim", 0, m.fd, BYTES, &pool, why, sizeof why), 0);
 	kern_pool_close(&pool);
 	memory_free(&m);
 	test_folder(folder, "copies");
-	ck_assert_int_eq(kern_pool_open("../cuda", folder, 0, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
-	ck_assert_int_eq(kern_pool_open("cuda", folder, 0, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
+	setenv("PDSERVE_BACKENDS", folder, 1);
+	ck_assert_int_eq(kern_pool_open("../cuda", 0, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
+	ck_assert_int_eq(kern_pool_open("cuda", 0, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
 	ck_assert_ptr_nonnull(strstr(why, "/pdserve-cuda.so"));
 	if (!make_object(folder, KERN_COPIES_ABI) || !make_object(folder, 77))
 		SKIP("no C compiler for a shared object");
-	ck_assert_int_eq(kern_pool_open("test77", folder, 5, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
+	ck_assert_int_eq(kern_pool_open("test77", 5, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
 	ck_assert_ptr_nonnull(strstr(why, "has ABI 77, this program has 1"));
-	ck_assert_int_eq(kern_pool_open("test1", folder, 5, m.fd, BYTES, &pool, why, sizeof why), KERN_EDEVICE);
+	ck_assert_int_eq(kern_pool_open("test1", 5, m.fd, BYTES, &pool, why, sizeof why), KERN_EDEVICE);
 	ck_assert_str_eq(why, "device 5 is not there");
 	ck_assert_ptr_null(pool);
 }

@@ -710,7 +710,7 @@ START_TEST(bad_options)
 	                        .max_spans = 1, .max_table = 8};
 	struct engine_opts bad = o;
 	bad.backend = "abacus";
-	refused("", engine_open(&bad, &e, &err), &err, ERR_UNSUPPORTED, "backend: found abacus, expected cpu or sim");
+	refused("", engine_open(&bad, &e, &err), &err, ERR_UNSUPPORTED, "backend: found abacus, expected cpu, sim, or one");
 	bad = o;
 	bad.variant = "sse";
 	refused("", engine_open(&bad, &e, &err), &err, ERR_UNSUPPORTED, "variant sse");

@@ -173,7 +173,7 @@ static void check_tensor(const struct gguf_tensor *from, const struct gguf_tenso
 	float *x = values_of(from), *y = values_of(to);
 	enum kern_dtype type = type_of(to)->dtype;
 	for (uint32_t i = 0; i < count_of(from); i++) {
-		float want = type == KERN_F16 ? cpu_f16_to_f32(cpu_f32_to_f16(x[i])) : type == KERN_BF16 ? cpu_bf16_to_f32(cpu_f32_to_bf16(x[i])) : x[i];
+		float want = type == KERN_F16 ? kern_f16_to_f32(kern_f32_to_f16(x[i])) : type == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(x[i])) : x[i];
 		float limit = limit_of(type, x, i);
 		ck_assert_msg(fabsf(y[i] - want) <= limit, "%s as %s, value %u: %g became %g, limit %g", from->name, type_of(to)->name, i, x[i], y[i], limit);
 	}

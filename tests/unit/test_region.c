@@ -68,8 +68,8 @@ END_TEST
 START_TEST(a_backend_that_is_not_there)
 {
 	struct kv_region r;
-	ck_assert_int_eq(kv_region_map(&r, &l, 7, "cuda", 1, dup(own.region.control_fd), dup(own.region.data_fd), &e), ERR_UNSUPPORTED);
-	ck_assert_str_eq(e.text, "blocks on device 1 of backend cuda cannot be copied: backend: found cuda, expected cpu or sim");
+	ck_assert_int_eq(kv_region_map(&r, &l, 7, "none", 1, dup(own.region.control_fd), dup(own.region.data_fd), &e), ERR_UNSUPPORTED);
+	ck_assert_ptr_nonnull(strstr(e.text, "blocks on device 1 of backend none cannot be copied: backend: found none, expected cpu, sim, or one"));
 	ck_assert_ptr_null(r.pool);
 	ck_assert_int_eq(r.data_fd, -1);
 }
