@@ -14,7 +14,8 @@ WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpo
 ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -ffp-contract=off \
             -fno-omit-frame-pointer -pthread -Icommon -I. -I$(O)/gen $(SANFLAGS) \
             $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
-LDLIBS    = -Wl,--as-needed $(shell pkg-config --libs $(PKGS) 2>/dev/null) -levent_pthreads -lm -ldl -pthread
+# libraries that a `make dist` puts beside the programs come first (of these libraries' own, too: hence the old tag)
+LDLIBS    = -Wl,--as-needed,-rpath,'$$ORIGIN/../lib',--disable-new-dtags $(shell pkg-config --libs $(PKGS) 2>/dev/null) -levent_pthreads -lm -ldl -pthread
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 SANFLAGS_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANFLAGS_thread  := -fsanitize=thread
@@ -49,9 +50,15 @@ COPIERS         := pdmessagerd pdstoraged
 WORKER_LIBS     := $(O)/libstages.a $(O)/libengine.a $(O)/libkernels.a $(EDGE)
 BUILT := $(foreach p,$(PROGRAMS),$(if $(SRC_$(p)),$(O)/bin/$(p)))
 
-all: deps-ok $(BUILT)
+# the CUDA backend is built where there is a toolkit of CUDA 13 or later
+NVCC      ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+NVCC_OK   := $(if $(NVCC),$(shell $(NVCC) --version 2>/dev/null | grep -qE 'release (1[3-9]|[2-9][0-9])\.' && echo yes))
+CUDA      := $(if $(SAN),,$(if $(NVCC_OK),$(O)/lib/pdserve/pdserve-cuda.so))
 
-.PHONY: all deps-ok clean help demo run check check-full lint install unit-build
+all: programs $(CUDA)
+programs: deps-ok $(BUILT)
+
+.PHONY: all programs deps-ok clean help demo run check check-full lint install unit-build
 deps-ok:
 ifneq ($(PKG_OK),yes)
 	@echo "missing Debian packages: run tools/setup (it installs them with apt-get)" >&2; exit 1
@@ -91,6 +98,45 @@ $(O)/gen/%.pb-c.c $(O)/gen/%.pb-c.h &: proto/%.proto
 $(O)/gen/%.pb-c.o: $(O)/gen/%.pb-c.c $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
 	@$(CC) -std=gnu11 -D_GNU_SOURCE $(CFLAGS) $(SANFLAGS) -I$(O)/gen -MMD -MP -c $< -o $@
 .SECONDARY:
+
+# the CUDA backend, a shared object: by nvcc for GPUs, where there is a toolkit of CUDA 13 or later; by g++ with kernels on the host (tests/cuda_host), for tests
+CUDA_SRC  := $(sort $(wildcard kernels/cuda/*.c kernels/cuda/*.cu)) kernels/common.c kernels/check.c
+CUDA_ARCH := 80 89 90a
+NVCCFLAGS := -std=c++20 -O3 -lineinfo -fmad=false -Xptxas -v,-warn-spills -Xfatbin -compress-all -Xcompiler -fPIC,-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off -I. \
+             $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+$(O)/cuda/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  NVCC $<"
+	@$(NVCC) $(NVCCFLAGS) -MD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2>$(O)/cuda/$(*F).log || { cat $(O)/cuda/$(*F).log; rm -f $@; exit 1; }
+	@! grep -iE -A3 'warning' $(O)/cuda/$(*F).log
+$(O)/cuda/%.c.o: %.c
+	@mkdir -p $(@D)
+	@echo "  CC $<"
+	@$(CC) $(ALLFLAGS) -fPIC -I$(dir $(NVCC))../include -MMD -MP -c $< -o $@
+$(O)/lib/pdserve/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda/%.o)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(NVCC) -shared -cudart static -Xcompiler -static-libstdc++,-static-libgcc -Xlinker --exclude-libs,ALL -o $@ $^ -ldl
+.PHONY: cuda cuda-resources
+cuda: $(or $(CUDA),no-nvcc)
+no-nvcc:
+	@echo "the CUDA backend needs nvcc of CUDA 13 or later: none was found in PATH or /usr/local/cuda/bin" >&2; exit 1
+cuda-resources: cuda
+	@NVCC=$(NVCC) CUDA_LOGS=$(O)/cuda tools/cuda-resources
+
+SHIM_OBJ  := $(patsubst %,$(O)/cuda_host/%.o,$(sort $(wildcard tests/cuda_host/*.c)))
+$(O)/cuda_host/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  C++ $<"
+	@$(CXX) -x c++ -std=gnu++20 -D_GNU_SOURCE -Wall -Wextra -Wno-missing-field-initializers $(CFLAGS) -ffp-contract=off -fno-omit-frame-pointer -fPIC -pthread -Itests/cuda_host -I. \
+		$(SANFLAGS) -MMD -MP -c $< -o $@
+$(O)/cuda_host/%.c.o: %.c
+	@mkdir -p $(@D)
+	@echo "  CC $<"
+	@$(CC) $(ALLFLAGS) -fPIC -Itests/cuda_host -MMD -MP -c $< -o $@
+$(O)/cuda_host/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda_host/%.o) $(SHIM_OBJ)
+	@echo "  LD $@"
+	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -o $@ $^ -lm -ldl -pthread
 
 libs_of = $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE) $(if $(filter $(COPIERS),$(1)),$(O)/libcopy.a))
 define program
@@ -133,6 +179,11 @@ $(O)/test/test_pdbench_%: tests/unit/test_pdbench_%.c $(O)/libpdbench.a $(O)/lib
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdbench.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
+# tests/unit/test_cuda_host.c: the shim itself, with kernels of its own
+$(O)/test/test_cuda_host: tests/unit/test_cuda_host.c $(O)/cuda_host/tests/cuda_host/kernels.cu.o $(SHIM_OBJ)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(ALLFLAGS) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
 # tests/fuzz/fuzz_NAME.c, each of which registers itself: all of them in one unit test, which replays their corpus, and in one fuzzer
 FUZZ_OBJ  := $(call obj,$(sort $(wildcard tests/fuzz/fuzz_*.c)) tests/fuzz/targets.c)
 FUZZ_LIBS := $(O)/librouter.a $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
@@ -159,7 +210,7 @@ $(O)/test/test_conform_%: $(O)/obj/tests/conform/test_conform_%.o $(CONFORM_OBJ)
 	$(conform_program)
 $(O)/test/conform: $(call obj,$(CONFORM_TESTS)) $(CONFORM_OBJ) $(CONFORM_LIBS)
 	$(conform_program)
-unit-build: $(UNIT) $(CONFORM)
+unit-build: $(UNIT) $(CONFORM) $(if $(filter thread,$(SAN)),,$(O)/cuda_host/pdserve-cuda.so)
 
 # harnesses of tests/fuzz for FUZZ_SECONDS each; ONLY="gguf safetensors" picks some
 .PHONY: fuzz
@@ -180,9 +231,10 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 help:
 	@echo "make            build everything into build/bin/ (SAN=address or SAN=thread: into build-address/, build-thread/)"
 	@echo "make demo       install what is missing, build, get the model, ask one question through five daemons, show its timeline"
-	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=sim SET='decode.max_sequences=8' (README.md lists all)"
+	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=cuda|sim SET='decode.max_sequences=8' (README.md lists all)"
 	@echo "make check      all tests, most unit tests again under the sanitizers; ends with 'N passed, N failed'"
 	@echo "make check-full the same with the tests that take minutes, and all tests under the sanitizers (PD_FULL=1)"
+	@echo "make check-cuda the CUDA backend on the host's stand-in for a GPU: conformance and whole suites (a part of make check)"
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
 	@echo "make check-clients the openai package from PyPI against real daemons"
 	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
@@ -199,7 +251,7 @@ help:
 # packages first, in a make of its own: what is installed is looked at when a Makefile is read
 demo run:
 	@tools/setup
-	@$(MAKE) --no-print-directory -j$(JOBS) all
+	@$(MAKE) --no-print-directory -j$(JOBS) programs $(if $(filter cuda,$(BACKEND)),cuda)
 	@PDSERVE_UNDER_MAKE=1 exec tools/pdserve-launch $@
 
 check:
@@ -209,6 +261,13 @@ check:
 # the same with what takes minutes more: the reference kernels on all 22 prompts of the real model
 check-full:
 	@PD_FULL=1 $(MAKE) --no-print-directory check
+
+# the CUDA backend without a GPU: conformance, and whole suites of tiny models
+.PHONY: check-cuda
+check-cuda: programs
+	@tools/setup --test
+	@tools/run-tests cuda
+	@tools/run-tests plain test_cuda_host test_cuda_models test_cuda
 
 # every family of tests/data/golden in whole suites: mixed and split, in float32 against the reference's tokens, and in BF16
 .PHONY: check-models
@@ -232,6 +291,7 @@ model:
 SYSCONF := $(if $(filter /usr /usr/local,$(PREFIX)),/etc,$(PREFIX)/etc)/pdserve
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/pdserve $(DESTDIR)$(SYSCONF)
+	$(if $(CUDA),install -d $(DESTDIR)$(PREFIX)/lib/pdserve && install -m 755 $(CUDA) $(DESTDIR)$(PREFIX)/lib/pdserve)
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/lib/sysusers.d
 	install -m 755 $(PROGRAMS:%=$(O)/bin/%) $(DESTDIR)$(PREFIX)/bin
 	for f in etc/*.conf; do test -e $(DESTDIR)$(SYSCONF)/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF); done
@@ -241,6 +301,20 @@ install: all
 		sed -e 's|/usr/local/bin|$(PREFIX)/bin|g' -e 's|/etc/pdserve|$(SYSCONF)|g' $$f >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${f##*/} || exit 1; done
 	install -m 644 systemd/pdserve.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/pdserve.conf
 	install -m 644 README.md LICENSE proto/PROTOCOL.md $(DESTDIR)$(PREFIX)/share/doc/pdserve
+
+# a folder that runs without root, with the CUDA backend and what checks it on a GPU
+.PHONY: dist check-gpu
+dist: all $(O)/test/conform $(O)/bench/bench_gpu $(if $(CUDA),$(O)/bench/gpu_limits)
+	@tools/make-dist
+check-gpu: all $(O)/test/conform
+	@tools/check-gpu
+$(O)/bench/gpu_limits: tests/bench/gpu_limits.cu
+	@mkdir -p $(@D)
+	@echo "  NVCC $<"
+	@$(NVCC) -std=c++20 -O3 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -o $@ $<
+.PHONY: bench-gpu
+bench-gpu: cuda $(O)/bench/bench_gpu $(O)/bench/gpu_limits
+	@tools/bench-gpu
 
 include tests/bench/bench.mk
 

@@ -19,15 +19,17 @@ static enum worker_role default_role;
 static const struct conf_key keys[] = {
 	{"model", CONF_STRING, "", 0, 4096, "", 0, "GGUF file or Hugging Face folder; backend sim: a description as in etc/sim (required)", NULL},
 	{"role", CONF_STRING, "default", 0, 16, "", 0, "what this worker does; default: by the program's name", "default|prefill|decode|mixed"},
-	{"backend", CONF_STRING, "cpu", 0, 16, "", 0, "device backend; sim: a simulated accelerator that computes nothing", "cpu|sim"},
-	{"variant", CONF_STRING, "auto", 0, 16, "", 0, "instruction set or reference kernels", "auto|reference|plain|avx2|avx512|avx512bf16"},
+	{"backend", CONF_STRING, "cpu", 0, 16, "", 0, "device backend; cuda: a GPU; sim: a simulated accelerator that computes nothing", "cpu|cuda|sim"},
+	{"device", CONF_INT, "0", 0, 63, "", 0, "cuda: number of the GPU", NULL},
+	{"variant", CONF_STRING, "auto", 0, 16, "", 0, "cpu: instruction set or reference kernels", "auto|reference|plain|avx2|avx512|avx512bf16"},
 	{"threads", CONF_INT, "0", 0, 256, "threads", 0, "compute threads; 0: one per core that the process may use", NULL},
 	{"tensor_parallel", CONF_INT, "1", 1, 64, "processes", 0, "cpu: processes that share the model and its work, at most one for each KV head; each takes an equal part of the threads", NULL},
 	{"kv_type", CONF_STRING, "bf16", 0, 8, "", 0, "element type of the KV cache; int8 and fp8 halve it and cost accuracy", "bf16|f16|f32|int8|fp8"},
-	{"activation_type", CONF_STRING, "f32", 0, 4, "", 0, "cpu: what products with BF16 weights (no others) take activations as; bf16 rounds them, which is faster with AVX512_BF16 and costs accuracy", "f32|bf16"},
+	{"activation_type", CONF_STRING, "f32", 0, 4, "", 0, "what products take activations as; bf16 rounds them, which costs accuracy and is faster: cpu: with BF16 weights alone (AVX512_BF16); cuda: with BF16 and quantised weights, and attention", "f32|bf16"},
 	{"block_tokens", CONF_INT, "64", 8, 256, "tokens", 0, "tokens of a KV block; a multiple of 8", NULL},
-	{"kv_memory_mb", CONF_INT, "512", 1, 1048576, "MiB", 0, "memory of the KV pool", NULL},
-	{"kv_blocks", CONF_INT, "0", 0, 1048576, "blocks", 0, "size of the KV pool; 0: as many as kv_memory_mb holds", NULL},
+	{"kv_memory_mb", CONF_INT, "0", 0, 1048576, "MiB", 0, "memory of the KV pool; 0: 512, cuda: kv_memory_fraction of what is free", NULL},
+	{"kv_memory_fraction", CONF_FLOAT, "0.9", 0.01, 0.99, "", 0, "cuda: part of the GPU's memory that is free once the model is loaded", NULL},
+	{"kv_blocks", CONF_INT, "0", 0, 1048576, "blocks", 0, "size of the KV pool; 0: as many as kv_memory_mb or kv_memory_fraction hold", NULL},
 	{"max_batched_tokens", CONF_INT, "512", 16, 65536, "tokens", 0, "token budget of one step", NULL},
 	{"max_sequences", CONF_INT, "64", 1, 4096, "sequences", 0, "sequences that decode at once", NULL},
 	{"prefill_chunk_tokens", CONF_INT, "128", 8, 65536, "tokens", 0, "decode and mixed: largest piece of a prompt in a step beside decoding", NULL},
@@ -196,6 +198,7 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		.model_path = conf_str(c, "model"),
 		.backend = conf_str(c, "backend"),
 		.variant = conf_str(c, "variant"),
+		.device_index = (int)conf_int(c, "device"),
 		.threads = (unsigned)conf_int(c, "threads"),
 		.tp = (unsigned)conf_int(c, "tensor_parallel"),
 		.broken = engine_is_broken,
@@ -232,15 +235,26 @@ static void worker_rates(struct worker *w, const struct conf *c)
 	rates_init(&w->rates, mode, w->info->kv.block_tokens, w->info->kv.block_bytes);
 }
 
+static uint64_t pool_bytes(const struct worker *w, const struct conf *c)
+{
+	enum { DEFAULT_MB = 512 };
+	uint64_t mb = (uint64_t)conf_int(c, "kv_memory_mb");
+	struct kern_info device;
+	engine_device_info(w->engine, &device);
+	if (!mb && device.memory_bytes)
+		return (uint64_t)((double)device.free_bytes * conf_float(c, "kv_memory_fraction"));
+	return (mb ? mb : DEFAULT_MB) << 20;
+}
+
 static int open_pool(struct worker *w, const struct conf *c, struct err *err)
 {
 	const struct kv_layout *l = &w->info->kv;
-	uint64_t blocks = (uint64_t)conf_int(c, "kv_blocks");
+	uint64_t blocks = (uint64_t)conf_int(c, "kv_blocks"), bytes = pool_bytes(w, c);
 	if (!blocks)
-		blocks = ((uint64_t)conf_int(c, "kv_memory_mb") << 20) / l->block_bytes;
+		blocks = bytes / l->block_bytes;
 	if (blocks < 2 || blocks > UINT32_MAX)
-		return err_set(err, ERR_INVALID, "kv_memory_mb %lld holds %llu blocks of %zu bytes, at least 2 are needed",
-		               (long long)conf_int(c, "kv_memory_mb"), (unsigned long long)blocks, l->block_bytes);
+		return err_set(err, ERR_INVALID, "a KV pool of %llu MiB (kv_memory_mb, kv_memory_fraction) holds %llu blocks of %zu bytes, at least 2 are needed",
+		               (unsigned long long)bytes >> 20, (unsigned long long)blocks, l->block_bytes);
 	int fd, r = engine_new_pool(w->engine, (uint32_t)blocks, &fd, err);
 	if (r < 0 || (r = kv_region_create(&w->region, l, (uint32_t)blocks, fd, err)) < 0)
 		return r;
@@ -666,6 +680,20 @@ void worker_fail(struct worker *w, const struct msg_head *head, const char *rout
 
 /* --- pdctl ---------------------------------------------------------------------------------------------------------------------- */
 
+/* A GPU; of the host nothing is said. */
+static void device_json(const struct worker *w, struct buf *out)
+{
+	struct kern_info i;
+	engine_device_info(w->engine, &i);
+	if (!i.memory_bytes)
+		return;
+	buf_adds(out, ",\"device\":{\"name\":");
+	buf_add_json(out, i.name, strlen(i.name));
+	buf_printf(out, ",\"index\":%d,\"memory_mb\":%llu,\"free_mb\":%llu,\"temperature_c\":%u,\"power_w\":%u,\"clock_mhz\":%u,\"memory_clock_mhz\":%u,"
+	           "\"memory_errors\":%llu}", w->info->device, (unsigned long long)i.memory_bytes >> 20, (unsigned long long)i.free_bytes >> 20, i.temperature_c,
+	           i.power_w, i.clock_mhz, i.memory_clock_mhz, (unsigned long long)i.memory_errors);
+}
+
 static void status(struct svc *s, struct buf *out)
 {
 	struct worker *w = worker_of(s);
@@ -685,6 +713,7 @@ static void status(struct svc *s, struct buf *out)
 	           (unsigned long long)w->generated_tokens, (unsigned long long)w->preemptions);
 	buf_printf(out, ",\"device_busy_us\":%llu,\"device_steps\":%llu,\"device_kv_faults\":%llu", (unsigned long long)dev.busy_ns / 1000,
 	           (unsigned long long)dev.steps, (unsigned long long)dev.kv_faults);
+	device_json(w, out);
 	constraints_json(w->constraints, out);
 	w->stage->status(w, out);
 }

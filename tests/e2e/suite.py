@@ -23,6 +23,7 @@ BIN = os.path.join(ROOT, "build" + ("-" + SAN if SAN else ""), "bin")
 GOLDEN = os.path.join(ROOT, "tests", "data", "golden")
 TINY_MODEL = os.path.join(GOLDEN, "llama")
 SIM = os.path.join(ROOT, "etc", "sim")
+CUDA_HOST = os.path.join(ROOT, "build" + ("-" + SAN if SAN else ""), "cuda_host")
 SLOW = 12 if SAN else 4         # all limits of time times this: sanitizers make everything slower, and so do other programs of a busy machine
 ENV = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1:exitcode=99", "UBSAN_OPTIONS": "print_stacktrace=1",
        "TSAN_OPTIONS": "exitcode=98:suppressions=" + os.path.join(ROOT, "tests", "data", "tsan.supp")}
@@ -80,9 +81,12 @@ class Suite:
     """sim: workers run on a simulated accelerator. A name in etc/sim ("small"), or a dict: {"base": "small", "time_scale": 0.1, "prefill": {...}}: changes
     of the description, and of it for prefill or decode workers alone. The router then has no tokenizer, prompts are token ids, unless
     router={"model": ...} names one whose vocabulary is not larger.
+    gpu: workers run on the CUDA backend, on the host's stand-in for a GPU (tests/cuda_host) or, with PD_GPU=1, on the machine's. A dict of daemons' names and
+    the environment that each gets ({} for none): {"decode-1": {"CUDA_HOST_FAIL": "embed_rows:9"}}.
     """
 
-    def __init__(self, layout="1p1d", model=None, worker=None, prefill=None, decode=None, router=None, messager=None, storage=None, wait=True, sim=None):
+    def __init__(self, layout="1p1d", model=None, worker=None, prefill=None, decode=None, router=None, messager=None, storage=None, wait=True, sim=None,
+                 gpu=None):
         self.model = model or os.environ.get("PD_MODEL") or os.path.join(GOLDEN, "llama")
         self.dir = tempfile.mkdtemp(prefix="pdserve-test-")
         if sim:
@@ -93,6 +97,9 @@ class Suite:
                     f.write(sim_description(**{**sim, **changes}))
             worker = {"backend": "sim", **(worker or {})}
             router = {"model": "", **(router or {})}
+        self.gpu = gpu
+        if gpu is not None:
+            worker = {"backend": "cuda", **(worker or {})}
         self.port = free_port()
         self.procs, self.argv, self.logs = {}, {}, {}
         self.wait = wait
@@ -145,8 +152,13 @@ class Suite:
                 f.write(f"{k} = {value(v)};\n")
         argv = [os.path.join(BIN, self.PROGRAM[name.split("-")[0]]), "-c", path]
         log = open(os.path.join(self.dir, name + ".log"), "ab")
-        self.procs[name] = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=ENV)
+        self.procs[name] = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._env(name))
         log.close()
+
+    def _env(self, name):
+        if self.gpu is None or os.environ.get("PD_GPU"):
+            return ENV
+        return {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, **self.gpu.get(name, {})}
 
     def ready(self, timeout=60):
         """Waits until all that was started is one whole: every link stands, between lives that are there now, and both ends say so. What a daemon was before it

@@ -280,6 +280,28 @@ static void links_text(const json_t *status, char *out, size_t size)
 	snprintf(out, size, "%zu/%zu", up, json_array_size(peers));
 }
 
+static uint64_t count_of(const json_t *o, const char *key)
+{
+	return (uint64_t)json_integer_value(json_object_get(o, key));
+}
+
+/* A worker's GPU; nothing for one without. Temperature and clocks are 0 where the driver's library is not there. */
+static void device_text(const json_t *status, char *out, size_t size)
+{
+	const json_t *d = json_object_get(status, "device"), *name = json_object_get(d, "name");
+	int n;
+	out[0] = 0;
+	if (!json_is_string(name))
+		return;
+	n = snprintf(out, size, ", device %llu %s, %llu of %llu MiB free", (unsigned long long)count_of(d, "index"), json_string_value(name),
+	             (unsigned long long)count_of(d, "free_mb"), (unsigned long long)count_of(d, "memory_mb"));
+	if (count_of(d, "temperature_c") && n > 0 && (size_t)n < size)
+		n += snprintf(out + n, size - (size_t)n, ", %llu C, %llu W, %llu MHz", (unsigned long long)count_of(d, "temperature_c"),
+		              (unsigned long long)count_of(d, "power_w"), (unsigned long long)count_of(d, "clock_mhz"));
+	if (count_of(d, "memory_errors") && n > 0 && (size_t)n < size)
+		snprintf(out + n, size - (size_t)n, ", %llu memory errors", (unsigned long long)count_of(d, "memory_errors"));
+}
+
 /* What matters of a daemon, whichever it is: those of these members that it has. */
 static void doing_text(const json_t *status, char *out, size_t size)
 {
@@ -297,6 +319,8 @@ static void doing_text(const json_t *status, char *out, size_t size)
 	}
 	for (char *p = out; *p; p++)
 		*p = *p == '_' ? ' ' : *p;
+	if (at < size)
+		device_text(status, out + at, size - at);
 }
 
 void show_status_row(struct table *t, const struct target *at, const json_t *status)

@@ -1,0 +1,253 @@
+/* copies.c - copies of KV pools for the messager and the storage (kernels/copy.h): copy engines on a stream of each pool, never kernels, which would take
+ * multiprocessors from decoding.
+ *
+ * A copy is numbered; its end is an event in a ring, which is not used again before its copy is done: so at most RING copies of a pool are under way. What is to
+ * be shown goes through two pieces of pinned memory: the host looks at one while the other is filled. After an error the stream is waited for. */
+#include "kernels/copy.h"
+#include "kernels/cuda/backend.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RING = 64, STAGE_BYTES = 1 << 20, BATCH_MAX = 64 };
+
+struct cuda_pool {
+	struct kern_pool head;     /* first */
+	int device;
+	CUdeviceptr at;
+	size_t bytes;
+	cudaStream_t stream;
+	pthread_mutex_t lock;      /* of what follows, and of the order in which work is given to the stream */
+	uint64_t number;           /* of the latest copy; the first is 1 */
+	cudaEvent_t end[RING];     /* of copy n: n % RING */
+	struct { unsigned char *host; cudaEvent_t full; } stage[2];    /* made when first needed */
+};
+
+static int check(cudaError_t rc, const char *doing, char *errbuf, size_t errlen)
+{
+	if (rc == cudaSuccess)
+		return KERN_OK;
+	cudaGetLastError();
+	snprintf(errbuf, errlen, "%s: %s (%s)", doing, cudaGetErrorString(rc), cudaGetErrorName(rc));
+	return rc == cudaErrorMemoryAllocation ? KERN_ENOMEM : KERN_EDEVICE;
+}
+
+/* --- pools ----------------------------------------------------------------------------------------------------------------------- */
+
+static void pool_close(struct kern_pool **poolp)
+{
+	struct cuda_pool *p = (struct cuda_pool *)*poolp;
+	cudaSetDevice(p->device);
+	if (p->stream) {
+		cudaStreamSynchronize(p->stream);
+		cudaStreamDestroy(p->stream);
+	}
+	for (int i = 0; i < RING; i++)
+		if (p->end[i])
+			cudaEventDestroy(p->end[i]);
+	for (int i = 0; i < 2; i++) {
+		if (p->stage[i].full)
+			cudaEventDestroy(p->stage[i].full);
+		if (p->stage[i].host)
+			cudaFreeHost(p->stage[i].host);
+	}
+	if (p->at)
+		cuda_shared_unmap(p->device, p->at, p->bytes);
+	pthread_mutex_destroy(&p->lock);
+	free(p);
+	*poolp = NULL;
+}
+
+static int pool_begin(struct cuda_pool *p, char *errbuf, size_t errlen)
+{
+	int rc = check(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking), "making a stream", errbuf, errlen);
+	for (int i = 0; i < RING && !rc; i++)
+		rc = check(cudaEventCreateWithFlags(&p->end[i], cudaEventDisableTiming | cudaEventBlockingSync), "making an event", errbuf, errlen);
+	return rc;
+}
+
+static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen)
+{
+	struct cudaDeviceProp prop;
+	int rc = cuda_find(device, &prop, errbuf, errlen);
+	if (rc || (rc = check(cudaSetDevice(device), "choosing the device", errbuf, errlen)))
+		return rc;
+	struct cuda_pool *p = calloc(1, sizeof *p);
+	if (!p) {
+		snprintf(errbuf, errlen, "no memory");
+		return KERN_ENOMEM;
+	}
+	p->device = device;
+	p->bytes = bytes;
+	pthread_mutex_init(&p->lock, NULL);
+	struct kern_pool *pool = &p->head;
+	if ((rc = cuda_shared_map(device, fd, bytes, &p->at, errbuf, errlen)) || (rc = pool_begin(p, errbuf, errlen)))
+		pool_close(&pool);
+	else
+		*ret_pool = pool;
+	return rc;
+}
+
+/* --- a copy ------------------------------------------------------------------------------------------------------------------------ */
+
+static unsigned char *address(const struct kern_pool *pool, uint64_t at)
+{
+	return pool ? (unsigned char *)(uintptr_t)((const struct cuda_pool *)pool)->at + at : (unsigned char *)(uintptr_t)at;
+}
+
+/* Do pieces touch bytes of each other, so that their order counts? */
+static bool ordered(const struct kern_copy *c)
+{
+	for (size_t i = 0; i < c->n; i++)
+		for (size_t j = 0; j < i; j++)
+			if (c->piece[i].to < c->piece[j].to + c->piece[j].bytes && c->piece[j].to < c->piece[i].to + c->piece[i].bytes)
+				return true;
+	return false;
+}
+
+/* Between pools in one call of the driver, in no order among themselves. */
+static cudaError_t copy_batch(const struct kern_copy *c, cudaStream_t stream)
+{
+	void *to[BATCH_MAX];
+	const void *from[BATCH_MAX];
+	size_t bytes[BATCH_MAX], first = 0, n = 0;
+	struct cudaMemcpyAttributes attrs;
+	memset(&attrs, 0, sizeof attrs);
+	attrs.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+	attrs.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+	for (size_t i = 0; i < c->n; i++) {
+		if (!c->piece[i].bytes)
+			continue;
+		to[n] = address(c->to, c->piece[i].to);
+		from[n] = address(c->from, c->piece[i].from);
+		bytes[n++] = c->piece[i].bytes;
+	}
+	return n ? cudaMemcpyBatchAsync(to, from, bytes, n, &attrs, &first, 1, stream) : cudaSuccess;
+}
+
+/* A pool's memory is mapped for its own device alone: between two devices the driver must be told of both. */
+static cudaError_t copy_pieces(const struct kern_copy *c, cudaStream_t stream)
+{
+	const struct cuda_pool *to_pool = (const struct cuda_pool *)c->to, *from_pool = (const struct cuda_pool *)c->from;
+	bool peers = to_pool && from_pool && to_pool->device != from_pool->device;
+	cudaError_t rc = cudaSuccess;
+	if (!peers && c->to && c->from && c->to != c->from && c->n <= BATCH_MAX && !ordered(c))
+		return copy_batch(c, stream);
+	for (size_t i = 0; i < c->n && rc == cudaSuccess; i++) {
+		unsigned char *to = address(c->to, c->piece[i].to);
+		const unsigned char *from = address(c->from, c->piece[i].from);
+		size_t bytes = c->piece[i].bytes;
+		if (bytes && peers)
+			rc = cudaMemcpyPeerAsync(to, to_pool->device, from, from_pool->device, bytes, stream);
+		else if (bytes)
+			rc = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+	}
+	return rc;
+}
+
+static int stages_new(struct cuda_pool *p, char *errbuf, size_t errlen)
+{
+	int rc = KERN_OK;
+	for (int i = 0; i < 2 && !rc; i++) {
+		if (!p->stage[i].full)
+			rc = check(cudaEventCreateWithFlags(&p->stage[i].full, cudaEventDisableTiming | cudaEventBlockingSync), "making an event", errbuf, errlen);
+		if (!rc && !p->stage[i].host)
+			rc = check(cudaHostAlloc((void **)&p->stage[i].host, STAGE_BYTES, cudaHostAllocPortable), "pinning memory", errbuf, errlen);
+	}
+	return rc;
+}
+
+/* The next part of a copy, at most a stage long; false: there is none. */
+struct cursor { size_t piece; uint64_t at; };
+static bool next_part(const struct kern_copy *c, struct cursor *cursor, struct kern_piece *ret)
+{
+	while (cursor->piece < c->n && cursor->at == c->piece[cursor->piece].bytes)
+		*cursor = (struct cursor){cursor->piece + 1, 0};
+	if (cursor->piece == c->n)
+		return false;
+	const struct kern_piece *p = &c->piece[cursor->piece];
+	uint64_t left = p->bytes - cursor->at, bytes = left < STAGE_BYTES ? left : STAGE_BYTES;
+	*ret = (struct kern_piece){p->to + cursor->at, p->from + cursor->at, bytes};
+	cursor->at += bytes;
+	return true;
+}
+
+static cudaError_t fill(const struct cuda_pool *p, const struct kern_copy *c, unsigned i, const struct kern_piece *part)
+{
+	cudaError_t rc = cudaMemcpyAsync(p->stage[i].host, address(c->from, part->from), part->bytes, cudaMemcpyDefault, p->stream);
+	return rc == cudaSuccess ? cudaEventRecord(p->stage[i].full, p->stream) : rc;
+}
+
+/* What the source's part is, when it is there; to its place. */
+static cudaError_t show(const struct cuda_pool *p, const struct kern_copy *c, unsigned i, const struct kern_piece *part)
+{
+	cudaError_t rc = cudaEventSynchronize(p->stage[i].full);
+	if (rc != cudaSuccess)
+		return rc;
+	c->seen(c->seen_arg, p->stage[i].host, part->bytes);
+	if (c->to)
+		return cudaMemcpy(address(c->to, part->to), p->stage[i].host, part->bytes, cudaMemcpyDefault);
+	memcpy(address(NULL, part->to), p->stage[i].host, part->bytes);
+	return cudaSuccess;
+}
+
+static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbuf, size_t errlen)
+{
+	if (c->to && ((const struct cuda_pool *)c->from)->device != p->device) {
+		snprintf(errbuf, errlen, "a copy that is shown, from a pool of device %d to one of device %d: only within a device, or to host memory",
+		         ((const struct cuda_pool *)c->from)->device, p->device);
+		return KERN_ENOTSUP;
+	}
+	struct cursor cursor = {0, 0};
+	struct kern_piece part[2];
+	unsigned i = 0;
+	int rc = stages_new(p, errbuf, errlen);
+	cudaError_t e = cudaSuccess;
+	bool more = !rc && next_part(c, &cursor, &part[0]);
+	if (more)
+		e = fill(p, c, 0, &part[0]);
+	while (more && e == cudaSuccess) {
+		more = next_part(c, &cursor, &part[!i]);
+		if (more)
+			e = fill(p, c, !i, &part[!i]);
+		if (e == cudaSuccess)
+			e = show(p, c, i, &part[i]);
+		i = !i;
+	}
+	return rc ? rc : check(e, "copying", errbuf, errlen);
+}
+
+static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+{
+	struct cuda_pool *p = (struct cuda_pool *)(c->to ? c->to : c->from);
+	int rc = check(cudaSetDevice(p->device), "choosing the device", errbuf, errlen);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&p->lock);
+	uint64_t number = p->number + 1;
+	rc = check(cudaEventSynchronize(p->end[number % RING]), "waiting for a copy", errbuf, errlen);
+	if (!rc)
+		rc = c->seen ? copy_seen(p, c, errbuf, errlen) : check(copy_pieces(c, p->stream), "copying", errbuf, errlen);
+	if (!rc)
+		rc = check(cudaEventRecord(p->end[number % RING], p->stream), "copying", errbuf, errlen);
+	if (rc)
+		cudaStreamSynchronize(p->stream);
+	else
+		*ret_number = p->number = number;
+	pthread_mutex_unlock(&p->lock);
+	return rc;
+}
+
+/* An event that was used again since belongs to a later copy: this one was done before. */
+static int pool_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
+{
+	struct cuda_pool *p = (struct cuda_pool *)pool;
+	int rc = check(cudaSetDevice(p->device), "choosing the device", errbuf, errlen);
+	return rc ? rc : check(cudaEventSynchronize(p->end[number % RING]), "copying", errbuf, errlen);
+}
+
+const struct kern_copies kern_backend_copies = {
+	.abi = KERN_COPIES_ABI, .name = "cuda", .open = pool_open, .close = pool_close, .copy = pool_copy, .wait = pool_wait,
+};

@@ -1,0 +1,33 @@
+/* kv.h - where K and V lie in a layer's pool, for kernels. */
+#ifndef CUDA_KV_H
+#define CUDA_KV_H
+
+#include "kernels/cuda/kernel.h"
+
+struct kv_shape {
+	size_t row_bytes;          /* of a token and head, without its scale */
+	size_t plane_bytes;
+	int scaled;                /* the type has scales: (block_tokens) float32 behind a plane's elements */
+};
+
+static __host__ __device__ inline struct kv_shape kv_shape_of(const struct kern_kv_layer &kv)
+{
+	struct kv_shape s;
+	s.scaled = kv.dtype == KERN_I8 || kv.dtype == KERN_F8;
+	s.row_bytes = (size_t)kv.head_dim * (s.scaled ? 1 : kv.dtype == KERN_F32 ? 4 : 2);
+	s.plane_bytes = (s.row_bytes + (s.scaled ? 4 : 0)) * kv.block_tokens;
+	return s;
+}
+
+/* Beyond what the device has; see plan_fail. */
+static inline int plan_kv(struct plan *p, const struct kern_kv_layer *kv)
+{
+	if (kv->head_dim > CUDA_MAX_HEAD_DIM)
+		return plan_fail(p, KERN_EINVAL, "KV head size %u, the limit is %d", kv->head_dim, CUDA_MAX_HEAD_DIM);
+	if (kv->block_stride_bytes / kern_kv_planes(kv) < kern_kv_plane_bytes(kv))
+		return plan_fail(p, KERN_EINVAL, "KV blocks are %zu bytes apart, %u planes of %zu bytes take more", kv->block_stride_bytes, kern_kv_planes(kv),
+		                 kern_kv_plane_bytes(kv));
+	return p->rc;
+}
+
+#endif

@@ -1,0 +1,335 @@
+/* linear.cu - products of activations with weights: planning, what makes activations ready for tensor cores, and products with weights of float32 and float16.
+ * See linear.h. */
+#include "kernels/cuda/linear.h"
+
+#include <stdlib.h>
+
+enum { READY_THREADS_MAX = 256, FLOAT_THREADS = FLOAT_WARPS * WARP, TAIL_THREADS = 256, SPLIT_WARPS_FEW = 4, SPLIT_WARPS_WANTED = 4096 };
+
+/* --- making ready -------------------------------------------------------------------------------------------------------------- */
+
+struct ready_args {
+	const struct kern_batch *batch;
+	struct kern_tensor x;
+	struct ready ready;
+	uint32_t k, input_columns, rows_each;
+	int rows;                  /* enum kern_rows */
+	uint32_t parts;
+};
+
+/* The exponent of the largest magnitude of a row, whose bits are `top`; 0 for rows of zeros, and for those with a NaN or an infinity. */
+static __device__ int row_exponent(uint32_t top)
+{
+	if (top == 0 || top >= 0x7f800000)
+		return 0;
+	return top >> 23 ? (int)(top >> 23) - 127 : 31 - __clz((int)top) - 149;
+}
+
+/* The largest magnitude, as bits: those of infinities and NaN are above all others'. */
+static __device__ uint32_t row_top(const struct ready_args &a, uint32_t row, uint32_t first)
+{
+	uint32_t *warp_top = (uint32_t *)shared_memory(), top = 0;
+	for (uint32_t c = threadIdx.x; c < a.k; c += blockDim.x) {
+		uint32_t u = kern_f32_bits(tensor_get(a.x, row, first + c)) & 0x7fffffff;
+		top = u > top ? u : top;
+	}
+	for (uint32_t by = WARP / 2; by; by /= 2) {
+		uint32_t other = __shfl_xor_sync(ALL_LANES, top, by);
+		top = other > top ? other : top;
+	}
+	if (threadIdx.x % WARP == 0)
+		warp_top[threadIdx.x / WARP] = top;
+	__syncthreads();
+	for (uint32_t i = 0; i < blockDim.x / WARP; i++)
+		top = warp_top[i] > top ? warp_top[i] : top;
+	return top;
+}
+
+/* A lane's 8 values of a step, as `parts` numbers each, in order: 16 bytes for each part, 512 apart. Returns their sum, as they are rounded. */
+static __device__ float put_parts(unsigned char *to, float x[8], uint32_t parts)
+{
+	float sum = 0;
+	for (uint32_t part = 0; part < parts; part++) {
+		uint32_t words[4] = {0, 0, 0, 0};
+		for (uint32_t i = 0; i < 8; i++) {
+			uint16_t h = kern_f32_to_bf16(x[i]);
+			float value = kern_bf16_to_f32(h), rest = x[i] - value;
+			words[i / 2] |= (uint32_t)h << 16 * (i % 2);
+			if (part == 0)
+				sum += parts == 1 ? value : x[i];
+			x[i] = isfinite(value) ? rest : 0.0f;  /* what is infinite has no rest */
+		}
+		uint32_t *at = (uint32_t *)(to + 512 * part);
+		for (uint32_t i = 0; i < 4; i++)
+			at[i] = words[i];
+	}
+	return sum;
+}
+
+/* A block has a row of one input. Four threads have a step of it, as four lanes of a warp read it: columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and 16 more. */
+KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
+{
+	uint32_t r = blockIdx.x, first = blockIdx.y * a.input_columns, steps = a.ready.steps;
+	if (r >= batch_rows(a.batch, a.rows) * a.rows_each)
+		return;
+	size_t row = (size_t)blockIdx.y * a.ready.rows + r;
+	int e = row_exponent(row_top(a, r, first));
+	unsigned char *to = a.ready.parts + row / TILE_ROWS * steps * a.parts * 512 + row % TILE_ROWS * 64;
+	if (threadIdx.x == 0)
+		a.ready.exponents[row] = e;
+	for (uint32_t i = threadIdx.x; i / WARP * WARP < 4 * steps; i += blockDim.x) {
+		uint32_t step = i / 4, t = i % 4;
+		float x[8], sum = 0;
+		for (uint32_t v = 0; v < 8; v++) {
+			uint32_t c = step * STEP_VALUES + v / 4 * 16 + v / 2 % 2 * 8 + 2 * t + v % 2;
+			x[v] = c < a.k ? times_power(tensor_get(a.x, r, first + c), -e) : 0.0f;
+		}
+		if (step < steps)
+			sum = put_parts(to + (size_t)step * a.parts * 512 + 16 * t, x, a.parts);
+		sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+		sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+		if (a.ready.sums && step < steps && t == 0)
+			a.ready.sums[row * steps + step] = sum;
+	}
+}
+
+static bool has_offsets(const struct product *product, uint32_t products)
+{
+	bool any = false;
+	for (uint32_t i = 0; i < products; i++)
+		any |= weight_layout_of(product[i].w.type).offset_at != 0;
+	return any;
+}
+
+static struct ready plan_ready(struct plan *p, const struct inputs *in, bool sums)
+{
+	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3;
+	struct ready r = {NULL, NULL, NULL, steps_of(in->k), (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS};
+	size_t all = (size_t)r.rows * in->count, parts_bytes = all * r.steps * parts * 64, sums_bytes = sums ? all * r.steps * sizeof(float) : 0;
+	r.parts = (unsigned char *)plan_room(p, ROOM_READY, parts_bytes + sums_bytes + all * sizeof(int32_t));
+	r.sums = sums ? (float *)(r.parts + parts_bytes) : NULL;
+	r.exponents = (int32_t *)(r.parts + parts_bytes + sums_bytes);
+	struct ready_args a = {p->batch, in->x, r, in->k, in->columns, in->rows_each, p->op->rows, parts};
+	uint32_t threads = 4 * r.steps < (uint32_t)READY_THREADS_MAX ? (4 * r.steps + WARP - 1) / WARP * WARP : (uint32_t)READY_THREADS_MAX;
+	PLAN(p, ready_rows, rows, in->count, threads, threads / WARP * sizeof(uint32_t), a);
+	return r;
+}
+
+/* --- weights of float32 and float16 ------------------------------------------------------------------------------------------------ */
+
+template <typename T> static __device__ float float_weight(const unsigned char *data, size_t at)
+{
+	if constexpr (sizeof(T) == 2)
+		return f16_value(((const uint16_t *)data)[at]);
+	else
+		return ((const float *)data)[at];
+}
+
+/* A warp has a row of the weight: each lane every 32nd product, then the sum over lanes. T: of a weight's element. */
+template <typename T> static __device__ __forceinline__ void product_float(const struct product_args &a)
+{
+	struct task t;
+	if (!task_find(a, PRODUCT_FLOAT, &t))
+		return;
+	uint32_t lane = threadIdx.x % WARP, n = t.block * FLOAT_WARPS + threadIdx.x / WARP;
+	if (n >= t.of->w.n)
+		return;
+	for (uint32_t first = t.first; first < t.first + t.rows; first += TILE_ROWS) {
+		uint32_t rows = t.first + t.rows - first, row[TILE_ROWS];
+		float sum[TILE_ROWS];
+		UNROLL
+		for (uint32_t i = 0; i < TILE_ROWS; i++) {
+			row[i] = input_row(a, first + (i < rows ? i : 0));
+			sum[i] = 0;
+		}
+		for (uint32_t c = lane; c < t.of->w.k; c += WARP) {
+			float w = float_weight<T>(t.data, n * t.of->w.ld + c);
+			UNROLL
+			for (uint32_t i = 0; i < TILE_ROWS; i++)
+				if (i < rows)
+					sum[i] = fmaf(w, tensor_get(a.x, row[i], t.of->input * a.input_columns + c), sum[i]);
+		}
+		UNROLL
+		for (uint32_t i = 0; i < TILE_ROWS; i++) {
+			if (i >= rows)
+				continue;
+			float all = warp_sum(sum[i]);
+			if (lane == 0)
+				task_put(t, output_row(a, first + i), n, all);
+		}
+	}
+}
+
+KERNEL(product_f32, FLOAT_THREADS, struct product_args)
+{
+	product_float<float>(a);
+}
+
+KERNEL(product_f16, FLOAT_THREADS, struct product_args)
+{
+	product_float<uint16_t>(a);
+}
+
+/* --- planning ------------------------------------------------------------------------------------------------------------------------ */
+
+/* So many segments that the device has enough warps, none shorter than segment_unit. */
+static uint32_t segments_of(const struct weight_view &w)
+{
+	uint32_t unit = segment_unit(w.type), units = (steps_of(w.k) + unit - 1) / unit, segments = 1;
+	while (2 * segments <= SEGMENTS_MAX && 2 * segments <= units && 2 * segments * panel_pairs_of(w.n) <= SPLIT_WARPS_WANTED)
+		segments *= 2;
+	return segments;
+}
+
+struct product product_of(const struct kern_weight *w, const float *bias, struct kern_tensor y)
+{
+	struct product r = {weight_view_of(w), NULL, bias, y, 0, 1};
+	r.segments = segments_of(r.w);
+	return r;
+}
+
+/* Enough for the segments, and a few pairs of panels where segments are few. */
+static uint32_t split_warps(const struct product *product, uint32_t products)
+{
+	uint32_t warps = 1;
+	for (uint32_t i = 0; i < products; i++)
+		while (warps < product[i].segments || (warps < SPLIT_WARPS_FEW && warps < panel_pairs_of(product[i].w.n) * product[i].segments))
+			warps *= 2;
+	return warps;
+}
+
+static void launch_products(struct plan *p, struct product_args *a, int type, const struct product *product)
+{
+	enum product_kernel kind = !weight_layout_of(type).panels ? PRODUCT_FLOAT : plan_rows(p) <= SPLIT_ROWS_MAX ? PRODUCT_SPLIT : PRODUCT_SERIAL;
+	a->warps = kind == PRODUCT_SPLIT ? split_warps(product, a->products) : kind == PRODUCT_FLOAT ? FLOAT_WARPS : SERIAL_ACROSS * SERIAL_DOWN;
+	uint32_t each = product_blocks(product[0], kind, a->warps), blocks = 0;
+	bool alike = true;
+	for (uint32_t i = 0; i < a->products; i++) {
+		blocks += product_blocks(product[i], kind, a->warps);
+		alike &= product_blocks(product[i], kind, a->warps) == each;
+	}
+	a->blocks_each = alike ? each : 0;
+	if ((uint64_t)blocks * a->row_blocks > INT32_MAX) {
+		plan_fail(p, KERN_EINVAL, "%u rows by weights of %u blocks of rows: a grid of more than %d blocks", plan_rows(p), blocks, INT32_MAX);
+		return;
+	}
+	uint32_t grid = blocks * a->row_blocks;
+	if (kind == PRODUCT_FLOAT && type == KERN_F32) {
+		PLAN(p, product_f32, grid, 1, a->warps * WARP, 0, *a);
+	} else if (kind == PRODUCT_FLOAT) {
+		PLAN(p, product_f16, grid, 1, a->warps * WARP, 0, *a);
+	} else {
+		const char *name;
+		const void *kernel = mma_kernel(kind, type, p->dev->bf16_activations ? 1 : 3, &name);
+		size_t shared = kind == PRODUCT_SPLIT ? a->warps * PANELS * SPLIT_TILES * 4 * WARP * sizeof(float) : 0;
+		plan_launch(p, name, kernel, grid, 1, a->warps * WARP, shared, a, sizeof *a);
+	}
+}
+
+void plan_products(struct plan *p, const struct inputs *in, const struct product *product, uint32_t products, const struct chosen *chosen, uint32_t groups)
+{
+	struct product_args a = {};
+	struct product *like = (struct product *)calloc(products, sizeof *like);
+	bool any_panels = false;
+	if (!like) {
+		plan_fail(p, KERN_ENOMEM, "no memory for %u products", products);
+		return;
+	}
+	for (uint32_t i = 0; i < products; i++)
+		any_panels |= weight_layout_of(product[i].w.type).panels != 0;
+	if (any_panels)
+		a.ready = plan_ready(p, in, has_offsets(product, products));
+	a.batch = p->batch;
+	a.rows = p->op->rows;
+	a.x = in->x;
+	a.input_columns = in->columns;
+	a.block_rows = plan_block_rows(p);
+	a.row_blocks = chosen ? groups : (plan_rows(p) + a.block_rows - 1) / a.block_rows;
+	if (chosen)
+		a.chosen = *chosen;
+	for (int type = 0; type < KERN_WEIGHT_DTYPES; type++) {
+		a.products = 0;
+		for (uint32_t i = 0; i < products; i++)
+			if (product[i].w.type == type)
+				like[a.products++] = product[i];
+		if (!a.products)
+			continue;
+		a.product = (const struct product *)plan_keep(p, like, a.products * sizeof *like);
+		launch_products(p, &a, type, like);
+	}
+	free(like);
+}
+
+void plan_matmul(struct plan *p)
+{
+	const struct kern_op *op = p->op;
+	struct product product[KERN_PRODUCTS_MAX];
+	struct inputs in = {op->matmul.x, op->matmul.p[0].w->k, 1, 0, 1};
+	if (plan_tensor(p, &in.x, in.k))
+		return;
+	for (uint32_t i = 0; i < op->matmul.products; i++) {
+		const struct kern_product *of = &op->matmul.p[i];
+		if (of->w->k != in.k) {
+			plan_fail(p, KERN_EINVAL, "product %u is over %u columns, product 0 over %u: must be as many", i, of->w->k, in.k);
+			return;
+		}
+		if (plan_tensor(p, &of->y, of->w->n) || (of->bias.v && plan_address(p, of->bias)))
+			return;
+		product[i] = product_of(of->w, (const float *)of->bias.v, of->y);
+	}
+	plan_products(p, &in, product, op->matmul.products, NULL, 0);
+}
+
+/* --- a matrix for each head ---------------------------------------------------------------------------------------------------------- */
+
+struct tail_args {
+	const struct kern_batch *batch;
+	struct kern_tensor y, x;
+	uint32_t heads, tail, k, n;
+	int rows;
+};
+
+/* What lies behind each head's columns is copied. */
+KERNEL(copy_tails, TAIL_THREADS, struct tail_args)
+{
+	uint32_t r = blockIdx.x, i = blockIdx.y * TAIL_THREADS + threadIdx.x, head = i / a.tail, c = i % a.tail;
+	if (r < batch_rows(a.batch, a.rows) && head < a.heads)
+		tensor_put(a.y, r, head * (a.n + a.tail) + a.n + c, tensor_get(a.x, r, head * (a.k + a.tail) + a.k + c));
+}
+
+static int check_heads(struct plan *p)
+{
+	const struct kern_op *op = p->op;
+	struct kern_weight *const *w = op->heads_matmul.w;
+	uint32_t heads = op->heads_matmul.heads, tail = op->heads_matmul.tail;
+	for (uint32_t h = 1; h < heads; h++)
+		if (w[h]->n != w[0]->n || w[h]->k != w[0]->k || w[h]->dtype != w[0]->dtype)
+			return plan_fail(p, KERN_EINVAL, "head 0's matrix is (%u, %u, %s), head %u's (%u, %u, %s): must be alike", w[0]->n, w[0]->k,
+			                 kern_dtype_name(w[0]->dtype), h, w[h]->n, w[h]->k, kern_dtype_name(w[h]->dtype));
+	return plan_tensor(p, &op->heads_matmul.x, heads * ((size_t)w[0]->k + tail)) || plan_tensor(p, &op->heads_matmul.y, heads * ((size_t)w[0]->n + tail));
+}
+
+void plan_heads_matmul(struct plan *p)
+{
+	const struct kern_op *op = p->op;
+	if (check_heads(p))
+		return;
+	uint32_t heads = op->heads_matmul.heads, tail = op->heads_matmul.tail, n = op->heads_matmul.w[0]->n, k = op->heads_matmul.w[0]->k;
+	struct product *product = (struct product *)calloc(heads, sizeof *product);
+	struct inputs in = {op->heads_matmul.x, k, heads, k + tail, 1};
+	struct tail_args t = {p->batch, op->heads_matmul.y, in.x, heads, tail, k, n, op->rows};
+	if (!product) {
+		plan_fail(p, KERN_ENOMEM, "no memory for %u heads", heads);
+		return;
+	}
+	for (uint32_t h = 0; h < heads; h++) {
+		struct kern_tensor y = op->heads_matmul.y;
+		y.at.v += (size_t)h * (n + tail) * (y.type == KERN_F32 ? 4 : 2);
+		product[h] = product_of(op->heads_matmul.w[h], NULL, y);
+		product[h].input = h;
+	}
+	plan_products(p, &in, product, heads, NULL, 0);
+	if (tail)
+		PLAN(p, copy_tails, plan_rows(p), (heads * tail + TAIL_THREADS - 1) / TAIL_THREADS, TAIL_THREADS, 0, t);
+	free(product);
+}

@@ -1,0 +1,250 @@
+/* linear_mma.cu - products with weights in panels, by tensor cores.
+ *
+ * The weight is always the A operand, 16 of its rows, and activations the B operand, 8 rows as 8 columns: so the same instructions in the same order make a
+ * result, however many rows there are. 32 values are added up in the tensor cores, which cut off rather than round; that sum is scaled and added to a sum of
+ * float32, so that little is lost. Of three parts of activations the smallest are added first. */
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/record.h"
+
+#include <stddef.h>
+
+enum { SPLIT_THREADS = SPLIT_WARPS_MAX * WARP, SERIAL_THREADS = SERIAL_ACROSS * SERIAL_DOWN * WARP };
+
+/* A lane's part of the activations of some tiles. */
+template <int TILES> struct lane_inputs {
+	const unsigned char *at[TILES];        /* of its column's row: step 0's largest part; NULL: no row */
+	const float *sums[TILES];
+	uint32_t tiles;                        /* that have rows; the same for all lanes */
+};
+
+template <int TILES> static __device__ __forceinline__ void find_inputs(const struct product_args &a, const struct task &t, uint32_t first, uint32_t parts,
+                                                                        struct lane_inputs<TILES> *ret)
+{
+	uint32_t lane = threadIdx.x % WARP;
+	ret->tiles = first < t.rows ? (t.rows - first + TILE_ROWS - 1) / TILE_ROWS : 0;
+	UNROLL
+	for (uint32_t tile = 0; tile < TILES; tile++) {
+		uint32_t at = first + tile * TILE_ROWS + lane / 4;
+		ret->at[tile] = NULL;
+		ret->sums[tile] = NULL;
+		if (at >= t.rows)
+			continue;
+		size_t row = (size_t)t.of->input * a.ready.rows + input_row(a, t.first + at);
+		ret->at[tile] = a.ready.parts + row / TILE_ROWS * a.ready.steps * parts * 512 + 16 * (4 * (row % TILE_ROWS) + lane % 4);
+		ret->sums[tile] = a.ready.sums ? a.ready.sums + row * a.ready.steps : NULL;
+	}
+}
+
+template <int PARTS> static __device__ __forceinline__ void load_inputs(uint32_t b[PARTS][4], const unsigned char *at, uint32_t step)
+{
+	for (int part = 0; part < PARTS; part++) {
+		if (at)
+			load_words4(b[part], at + ((size_t)step * PARTS + part) * 512);
+		else
+			b[part][0] = b[part][1] = b[part][2] = b[part][3] = 0;
+	}
+}
+
+/* What a step adds to a tile of a panel. */
+template <int TYPE, int PARTS>
+static __device__ __forceinline__ void add_tile(float acc[4], const struct record &r, const uint32_t a[2][4], const uint32_t b[PARTS][4], const float sums[2])
+{
+	if constexpr (TYPE == KERN_Q6_K) {     /* a scale for each tile of 16 values */
+		for (int j = 0; j < 2; j++) {
+			float sum[4] = {0, 0, 0, 0};
+			for (int part = PARTS - 1; part >= 0; part--)
+				mma_bf16(sum, a[j], b[part] + 2 * j);
+			for (int i = 0; i < 4; i++)
+				acc[i] = fmaf(record_scale<TYPE>(r, i / 2, j), sum[i], acc[i]);
+		}
+		return;
+	}
+	float sum[4] = {0, 0, 0, 0};
+	for (int part = PARTS - 1; part >= 0; part--)
+		for (int j = 0; j < 2; j++)
+			mma_bf16(sum, a[j], b[part] + 2 * j);
+	for (int i = 0; i < 4; i++) {
+		if constexpr (TYPE == KERN_BF16)
+			acc[i] += sum[i];
+		else
+			acc[i] = fmaf(record_scale<TYPE>(r, i / 2, 0), sum[i], acc[i]);
+		if constexpr (has_offset<TYPE>)
+			acc[i] = fmaf(record_offset<TYPE>(r, i / 2), sums[i % 2], acc[i]);
+	}
+}
+
+template <int TYPE, int PARTS, int TILES>
+static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4], const struct record r[PANELS], const struct lane_inputs<TILES> &x, uint32_t step)
+{
+	constexpr bool at_once = TILES > SPLIT_TILES;  /* all tiles are loaded before the first is needed; for few rows there is but one */
+	uint32_t a[PANELS][2][4], b[TILES][PARTS][4], lane = threadIdx.x % WARP;
+	UNROLL
+	for (uint32_t tile = 0; at_once && tile < TILES; tile++)
+		load_inputs<PARTS>(b[tile], x.at[tile], step);
+	UNROLL
+	for (int panel = 0; panel < PANELS; panel++)
+		unpack_codes<TYPE>(r[panel], a[panel]);
+	UNROLL
+	for (uint32_t tile = 0; tile < TILES; tile++) {
+		if (tile >= x.tiles)
+			continue;
+		float sums[2] = {0, 0};
+		if (!at_once)
+			load_inputs<PARTS>(b[tile], x.at[tile], step);
+		if constexpr (has_offset<TYPE>) {      /* from the lanes that have the columns of this one's results */
+			float own = x.at[tile] ? x.sums[tile][step] : 0;
+			sums[0] = __shfl_sync(ALL_LANES, own, lane % 4 * 8);
+			sums[1] = __shfl_sync(ALL_LANES, own, lane % 4 * 8 + 4);
+		}
+		UNROLL
+		for (int panel = 0; panel < PANELS; panel++)
+			add_tile<TYPE, PARTS>(acc[panel][tile], r[panel], a[panel], b[tile], sums);
+	}
+}
+
+/* acc: the sum over a segment, of two panels of the weight. Records are loaded some steps ahead; behind the end it is the last one again. */
+template <int TYPE, int PARTS, int TILES>
+static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4], const struct task &t, uint32_t pair, uint32_t segment,
+                                                   const struct lane_inputs<TILES> &x)
+{
+	uint32_t lane = threadIdx.x % WARP, from = segment_begin(*t.of, segment), to = segment_begin(*t.of, segment + 1);
+	uint32_t tiles = (t.of->w.k + TILE_VALUES - 1) / TILE_VALUES, panels = (t.of->w.n + PANEL_ROWS - 1) / PANEL_ROWS;
+	/* the second of the last two may not be there: then it is the first again, and not written */
+	const unsigned char *panel[PANELS] = {t.data + (size_t)PANELS * pair * t.of->w.ld,
+	                                      t.data + (size_t)(PANELS * pair + (PANELS * pair + 1 < panels)) * t.of->w.ld};
+	/* many tiles take long; and both take many registers */
+	constexpr uint32_t AHEAD = TILES > SPLIT_TILES || (is_k_type<TYPE> && has_offset<TYPE>) ? 1 : 2;
+	struct record ahead[AHEAD][PANELS];
+	UNROLL
+	for (uint32_t i = 0; i < AHEAD; i++)
+		for (int p = 0; p < PANELS; p++)
+			load_record<TYPE>(ahead[i][p], panel[p], from + i < to ? from + i : to - 1, tiles, lane);
+	UNROLL
+	for (uint32_t i = 0; i < PANELS * TILES * 4; i++)
+		acc[i / (TILES * 4)][i / 4 % TILES][i % 4] = 0;
+	__syncwarp();              /* lanes with and without a row meet again: what follows needs all of them */
+	for (uint32_t step = from; step < to; step++) {
+		struct record now[PANELS];
+		UNROLL
+		for (int p = 0; p < PANELS; p++) {
+			now[p] = ahead[0][p];
+			for (uint32_t i = 0; i + 1 < AHEAD; i++)
+				ahead[i][p] = ahead[i + 1][p];
+			load_record<TYPE>(ahead[AHEAD - 1][p], panel[p], step + AHEAD < to ? step + AHEAD : to - 1, tiles, lane);
+		}
+		add_step<TYPE, PARTS, TILES>(acc, now, x, step);
+	}
+}
+
+/* The results of two panels for one row of x; of a lane, rows lane / 4 and 8 more of each panel. */
+static __device__ __forceinline__ void put_row(const struct product_args &a, const struct task &t, uint32_t pair, uint32_t at, const float v[PANELS][2])
+{
+	if (at >= t.rows)
+		return;
+	int e = a.ready.exponents[(size_t)t.of->input * a.ready.rows + input_row(a, t.first + at)];
+	uint32_t row = output_row(a, t.first + at), n = t.of->w.n;
+	UNROLL
+	for (uint32_t i = 0; i < PANELS * 2; i++) {
+		uint32_t column = (pair * PANELS + i / 2) * PANEL_ROWS + threadIdx.x % WARP / 4 + i % 2 * 8;
+		if (column < n)
+			task_put(t, row, column, times_power(v[i / 2][i % 2], e));
+	}
+}
+
+/* --- few rows: a warp for each segment -------------------------------------------------------------------------------------------------- */
+
+enum { SPLIT_RESULTS = PANELS * SPLIT_TILES * 4 };         /* of a lane */
+
+/* The sums of each warp's segment are in shared memory: (warps, PANELS, SPLIT_TILES, 4, lanes). */
+static __device__ __forceinline__ void put_sums(const struct product_args &a, const struct task &t, const float *part)
+{
+	uint32_t segments = t.of->segments, each = a.warps / segments, lane = threadIdx.x % WARP;
+	for (uint32_t i = threadIdx.x / WARP; i < each * SPLIT_TILES * 2; i += a.warps) {
+		uint32_t of = i / (SPLIT_TILES * 2), tile = i / 2 % SPLIT_TILES, side = i % 2;
+		float sum[PANELS][2] = {};
+		for (uint32_t s = 0; s < segments; s++)
+			UNROLL
+			for (uint32_t j = 0; j < PANELS * 2; j++)
+				sum[j / 2][j % 2] += part[((of * segments + s) * SPLIT_RESULTS + (j / 2 * SPLIT_TILES + tile) * 4 + j % 2 * 2 + side) * WARP + lane];
+		put_row(a, t, t.block * each + of, tile * TILE_ROWS + lane % 4 * 2 + side, sum);
+	}
+}
+
+template <int TYPE, int PARTS> static __device__ __forceinline__ void product_split(const struct product_args &a)
+{
+	float *part = (float *)shared_memory();
+	struct task t;
+	if (!task_find(a, PRODUCT_SPLIT, &t))
+		return;
+	uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, segments = t.of->segments, pair = t.block * (a.warps / segments) + warp / segments;
+	if (pair < panel_pairs_of(t.of->w.n)) {
+		float acc[PANELS][SPLIT_TILES][4];
+		struct lane_inputs<SPLIT_TILES> x;
+		find_inputs(a, t, 0, PARTS, &x);
+		sum_segment<TYPE, PARTS>(acc, t, pair, warp % segments, x);
+		UNROLL
+		for (uint32_t i = 0; i < SPLIT_RESULTS; i++)
+			part[(warp * SPLIT_RESULTS + i) * WARP + lane] = acc[i / (SPLIT_TILES * 4)][i / 4 % SPLIT_TILES][i % 4];
+	}
+	__syncthreads();
+	put_sums(a, t, part);
+}
+
+/* --- many rows: a warp for all segments ------------------------------------------------------------------------------------------------- */
+
+template <int TYPE, int PARTS> static __device__ __forceinline__ void product_serial(const struct product_args &a)
+{
+	struct task t;
+	if (!task_find(a, PRODUCT_SERIAL, &t))
+		return;
+	uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, pair = t.block * SERIAL_ACROSS + warp % SERIAL_ACROSS;
+	uint32_t first = warp / SERIAL_ACROSS * SERIAL_TILES * TILE_ROWS;
+	struct lane_inputs<SERIAL_TILES> x;
+	find_inputs(a, t, first, PARTS, &x);
+	if (pair >= panel_pairs_of(t.of->w.n) || !x.tiles)
+		return;
+	float sum[PANELS][SERIAL_TILES][4] = {};
+	for (uint32_t s = 0; s < t.of->segments; s++) {
+		float acc[PANELS][SERIAL_TILES][4];
+		sum_segment<TYPE, PARTS>(acc, t, pair, s, x);
+		UNROLL
+		for (uint32_t i = 0; i < PANELS * SERIAL_TILES * 4; i++)
+			sum[i / (SERIAL_TILES * 4)][i / 4 % SERIAL_TILES][i % 4] += acc[i / (SERIAL_TILES * 4)][i / 4 % SERIAL_TILES][i % 4];
+	}
+	UNROLL
+	for (uint32_t i = 0; i < SERIAL_TILES * 2; i++) {
+		uint32_t tile = i / 2, side = i % 2;
+		const float v[PANELS][2] = {{sum[0][tile][side], sum[0][tile][side + 2]}, {sum[1][tile][side], sum[1][tile][side + 2]}};
+		put_row(a, t, pair, first + tile * TILE_ROWS + lane % 4 * 2 + side, v);
+	}
+}
+
+/* --- all of them ------------------------------------------------------------------------------------------------------------------------- */
+
+#define FOR_PANEL_TYPES(DO) \
+	DO(BF16) DO(Q8_0) DO(Q4_0) DO(Q4_1) DO(Q6_K) DO(Q5_0) DO(Q5_1) DO(Q4_K) DO(Q5_K) DO(MXFP4)
+
+#define PRODUCT_KERNELS(TYPE) \
+	KERNEL(product_split_##TYPE##_1, SPLIT_THREADS, struct product_args) { product_split<KERN_##TYPE, 1>(a); } \
+	KERNEL(product_split_##TYPE##_3, SPLIT_THREADS, struct product_args) { product_split<KERN_##TYPE, 3>(a); } \
+	KERNEL(product_serial_##TYPE##_1, SERIAL_THREADS, struct product_args) { product_serial<KERN_##TYPE, 1>(a); } \
+	KERNEL(product_serial_##TYPE##_3, SERIAL_THREADS, struct product_args) { product_serial<KERN_##TYPE, 3>(a); }
+FOR_PANEL_TYPES(PRODUCT_KERNELS)
+
+static_assert(PRODUCT_SPLIT == 0 && PRODUCT_SERIAL == 1, "the order of the table below");
+
+const void *mma_kernel(enum product_kernel kernel, int type, int parts, const char **ret_name)
+{
+	static const struct { int type; struct { const void *kernel; const char *name; } of[2][2]; } all[] = {
+#define NAMED(NAME) {(const void *)NAME, #NAME}
+#define ENTRY(TYPE) \
+	{KERN_##TYPE, {{NAMED(product_split_##TYPE##_1), NAMED(product_split_##TYPE##_3)}, {NAMED(product_serial_##TYPE##_1), NAMED(product_serial_##TYPE##_3)}}},
+		FOR_PANEL_TYPES(ENTRY)
+	};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+		if (all[i].type == type) {
+			*ret_name = all[i].of[kernel][parts > 1].name;
+			return all[i].of[kernel][parts > 1].kernel;
+		}
+	return NULL;
+}

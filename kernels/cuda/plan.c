@@ -1,0 +1,94 @@
+/* plan.c - what planning functions ask for: checks of tensors, memory, launches. See plan.h. */
+#include "kernels/cuda/plan.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 256 };
+
+int plan_fail(struct plan *p, int code, const char *fmt, ...)
+{
+	if (p->rc)
+		return p->rc;
+	char text[300];
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	cuda_fail(p->dev, code, "%s: %s", p->op ? kern_op_name(p->op->kind) : "a program", text);
+	return p->rc = code;
+}
+
+int plan_tensor(struct plan *p, const struct kern_tensor *t, size_t columns)
+{
+	if (t->type != KERN_F32 && t->type != KERN_BF16 && t->type != KERN_F16)
+		return plan_fail(p, KERN_ENOTSUP, "activations of type %s: must be f32, f16 or bf16", kern_dtype_name(t->type));
+	if (!columns || columns > CUDA_MAX_COLUMNS)
+		return plan_fail(p, KERN_EINVAL, "rows of %zu columns, limits are 1 and %d", columns, CUDA_MAX_COLUMNS);
+	if (t->ld < columns)
+		return plan_fail(p, KERN_EINVAL, "rows of %zu columns are %zu apart", columns, t->ld);
+	return plan_address(p, t->at);
+}
+
+int plan_address(struct plan *p, kern_ptr a)
+{
+	if (a.v && a.v % 4 == 0)
+		return p->rc;
+	return plan_fail(p, KERN_EINVAL, "address %#zx is missing or not aligned to 4 bytes", (size_t)a.v);
+}
+
+void *plan_room(struct plan *p, enum plan_room room, size_t bytes)
+{
+	bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+	if (p->counting && bytes > p->room[room])
+		p->room[room] = bytes;
+	return p->memory ? p->memory + p->room_at[room] : (unsigned char *)(uintptr_t)ALIGN;
+}
+
+void *plan_keep(struct plan *p, const void *data, size_t bytes)
+{
+	size_t at = p->kept_at;
+	p->kept_at += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+	if (p->counting) {
+		if (p->kept_at > p->kept)
+			p->kept = p->kept_at;
+		return (void *)(uintptr_t)ALIGN;
+	}
+	if (data && !p->rc) {
+		int rc = cuda_check(p->dev, cudaMemcpy(p->memory + at, data, bytes, cudaMemcpyDefault), "writing a program's constants");
+		p->rc = rc;
+	}
+	return p->memory + at;
+}
+
+void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x, uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
+                 size_t args_bytes)
+{
+	enum { GRID_Y_MAX = 65535 };
+	if (p->rc)
+		return;
+	if (args_bytes > LAUNCH_ARGS || grid_y > GRID_Y_MAX || !grid_x || !grid_y || grid_x > INT32_MAX || shared > (size_t)p->dev->shared_max) {
+		plan_fail(p, KERN_EINVAL, "kernel %s with a grid of %u x %u, %zu bytes of shared memory: limits are %d, %d and %d", name, grid_x, grid_y, shared,
+		          INT32_MAX, GRID_Y_MAX, p->dev->shared_max);
+		return;
+	}
+	if (p->counting)
+		return;
+	if (p->launches == p->launch_room) {
+		size_t room = p->launch_room ? 2 * p->launch_room : 64;
+		struct launch *grown = realloc(p->launch, room * sizeof *grown);
+		if (!grown) {
+			plan_fail(p, KERN_ENOMEM, "no memory for %zu launches", room);
+			return;
+		}
+		p->launch = grown;
+		p->launch_room = room;
+	}
+	struct launch *l = &p->launch[p->launches++];
+	memset(l, 0, sizeof *l);
+	*l = (struct launch){.kernel = kernel, .name = name, .grid = {grid_x, grid_y, 1}, .threads = threads, .shared = (uint32_t)shared,
+	                     .args_bytes = (uint32_t)args_bytes};
+	memcpy(l->args, args, args_bytes);
+}

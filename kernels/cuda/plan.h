@@ -1,0 +1,81 @@
+/* plan.h - from recorded operations to launches of kernels. Each family of operations (rows.cu, linear.cu, ...) has its kernels and the functions that plan them.
+ *
+ * A program is planned for each of its sizes (largest numbers of rows), twice: the first time only to count how much memory it needs, the second time with
+ * that memory. A planning function need not care: it asks for memory, and launches. Addresses of the first time point nowhere; nothing is read through them. */
+#ifndef CUDA_PLAN_H
+#define CUDA_PLAN_H
+
+#include "kernels/cuda/backend.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { LAUNCH_ARGS = 384 };        /* bytes of a kernel's argument, a struct */
+
+struct launch {
+	const void *kernel;
+	const char *name;
+	uint32_t grid[3], threads, shared;     /* shared: bytes of dynamic shared memory */
+	uint32_t args_bytes;
+	unsigned char args[LAUNCH_ARGS];
+};
+
+/* Memory that operations use one after the other: what is there is only good until the next operation. */
+enum plan_room { ROOM_READY, ROOM_PARTIAL, ROOM_GATHERED, ROOM_GIVEN, ROOM_OTHER, PLAN_ROOMS };
+
+struct plan {
+	struct kern_device *dev;
+	const struct kern_limits *limits;
+	const struct kern_op *op;          /* the present one */
+	uint32_t rows, tail_rows, spans;   /* of the present size; spans are those of all rows, and of the tail's */
+	const struct kern_batch *batch;    /* the device's copy */
+	struct launch *launch;
+	size_t launches, launch_room;
+	bool counting;                     /* the first time */
+	int rc;                            /* the first KERN_E*; all that follows does nothing */
+	/* memory */
+	unsigned char *memory;             /* of the program */
+	size_t room[PLAN_ROOMS], room_at[PLAN_ROOMS], kept, kept_at;
+	unsigned progress;                 /* how many progress operations */
+	/* what attention and experts of the program have in common; of these files alone */
+	void *cuts, *groups;
+};
+
+/* The first error stays; its text names the operation. Returns it. */
+int plan_fail(struct plan *p, int code, const char *fmt, ...) __attribute__((format(printf, 2 + 1, 4)));
+/* A matrix of activations of float32, bfloat16 or float16, `columns` wide; an address of float32 or ids. Returns the plan's error. */
+int plan_tensor(struct plan *p, const struct kern_tensor *t, size_t columns);
+int plan_address(struct plan *p, kern_ptr a);
+/* At least `bytes` of a room, the same for every operation that asks. */
+void *plan_room(struct plan *p, enum plan_room room, size_t bytes);
+/* Zeroed memory that lives as long as the program, and is the same in all sizes of it: so `bytes` may depend on the limits, but not on the size. data: what
+ * it holds (the same in all sizes), or NULL. */
+void *plan_keep(struct plan *p, const void *data, size_t bytes);
+/* args: the kernel's argument, copied */
+void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x, uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
+                 size_t args_bytes);
+#define PLAN(P, KERNEL, X, Y, THREADS, SHARED, ARGS) plan_launch(P, #KERNEL, (const void *)KERNEL, X, Y, THREADS, SHARED, &(ARGS), sizeof(ARGS))
+
+static inline uint32_t plan_rows(const struct plan *p)         /* of the present operation, at most */
+{
+	return p->op->rows == KERN_ROWS_ALL ? p->rows : p->tail_rows;
+}
+
+void plan_row_op(struct plan *p);              /* rows.cu: embed, gather_rows, scale, norm, head_norm, rope, kv_write, act_mul */
+void plan_progress(struct plan *p);            /* rows.cu */
+void plan_matmul(struct plan *p);              /* linear.cu */
+void plan_heads_matmul(struct plan *p);
+void plan_attention(struct plan *p);           /* attention.cu */
+void plan_route(struct plan *p);               /* route.cu */
+void plan_experts_act(struct plan *p);         /* experts.cu */
+void plan_experts_down(struct plan *p);
+void plan_sample(struct plan *p);              /* sample.cu */
+void plan_collective(struct plan *p);          /* group.cu */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,238 @@
+/* program.c - programs: checked, planned for each of a few sizes, captured as CUDA graphs, run.
+ *
+ * What cannot run is refused when the program is made; a batch beyond its limits before anything runs. What goes wrong on the device is found by `sync`. */
+#include "kernels/cuda/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A graph for batches of at most so many rows. */
+struct size {
+	uint32_t rows, tail_rows, spans;
+	cudaGraphExec_t graph;
+};
+
+struct kern_program {
+	struct kern_device *dev;
+	struct kern_limits limits;
+	struct size size[CUDA_SIZES];
+	unsigned sizes, progress;
+	unsigned char *memory;
+	size_t batch_at;           /* the device's copy of the batch, in memory */
+};
+
+/* --- planning ------------------------------------------------------------------------------------------------------------------ */
+
+static void plan_op(struct plan *p)
+{
+	switch (p->op->kind) {
+	case KERN_OP_MATMUL: plan_matmul(p); break;
+	case KERN_OP_HEADS_MATMUL: plan_heads_matmul(p); break;
+	case KERN_OP_ATTENTION: plan_attention(p); break;
+	case KERN_OP_ROUTE: plan_route(p); break;
+	case KERN_OP_EXPERTS_ACT: plan_experts_act(p); break;
+	case KERN_OP_EXPERTS_DOWN: plan_experts_down(p); break;
+	case KERN_OP_PROGRESS: plan_progress(p); break;
+	case KERN_OP_SAMPLE: plan_sample(p); break;
+	case KERN_OP_GATHER:
+	case KERN_OP_REDUCE:
+	case KERN_OP_BARRIER: plan_collective(p); break;
+	default: plan_row_op(p);
+	}
+}
+
+static void plan_all(struct plan *p, const struct size *s, const struct kern_op *ops, size_t n)
+{
+	p->rows = s->rows;
+	p->tail_rows = s->tail_rows;
+	p->spans = s->spans;
+	p->launches = p->kept_at = 0;
+	p->progress = 0;
+	p->cuts = p->groups = NULL;
+	for (size_t i = 0; i < n && !p->rc; i++) {
+		p->op = &ops[i];
+		plan_op(p);
+	}
+	p->op = NULL;
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Few rows, which decoding has, and all that the limits allow, with some between. Results do not depend on the size that a batch runs in. */
+static void choose_sizes(struct kern_program *p)
+{
+	static const uint32_t rows[CUDA_SIZES] = {8, 64, 512, UINT32_MAX};
+	const struct kern_limits *l = &p->limits;
+	uint32_t most = l->rows > l->tail_rows ? l->rows : l->tail_rows;
+	most = most > l->spans ? most : l->spans;
+	for (unsigned i = 0; i < CUDA_SIZES; i++) {
+		p->size[p->sizes++] = (struct size){.rows = least(rows[i], l->rows), .tail_rows = least(rows[i], l->tail_rows), .spans = least(rows[i], l->spans)};
+		if (rows[i] >= most)
+			break;
+	}
+}
+
+/* --- graphs -------------------------------------------------------------------------------------------------------------------- */
+
+static cudaError_t launch_one(const struct launch *l, int overlaps, cudaStream_t stream)
+{
+	void *args[] = {(void *)(uintptr_t)l->args};
+	cudaLaunchAttribute overlap;
+	cudaLaunchConfig_t config;
+	memset(&overlap, 0, sizeof overlap);
+	overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	overlap.val.programmaticStreamSerializationAllowed = 1;
+	memset(&config, 0, sizeof config);
+	config.gridDim = (struct dim3){l->grid[0], l->grid[1], l->grid[2]};
+	config.blockDim = (struct dim3){l->threads, 1, 1};
+	config.dynamicSmemBytes = l->shared;
+	config.stream = stream;
+	config.attrs = &overlap;
+	config.numAttrs = overlaps ? 1 : 0;    /* every kernel waits for those before it: KERNEL in kernel.h */
+	return cudaLaunchKernelExC(&config, l->kernel, args);
+}
+
+static int allow_shared(struct kern_device *dev, const struct launch *l)
+{
+	enum { ALWAYS_ALLOWED = 48 << 10 };
+	if (l->shared <= ALWAYS_ALLOWED)
+		return KERN_OK;
+	return cuda_check(dev, cudaFuncSetAttribute(l->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dev->shared_max), l->name);
+}
+
+/* On the loading stream, which is nobody's while programs are made. */
+static int capture(struct plan *p, struct size *s)
+{
+	struct kern_device *dev = p->dev;
+	cudaGraph_t graph = NULL;
+	cudaError_t launched = cudaSuccess;
+	size_t i = 0;
+	int rc = KERN_OK;
+	for (; i < p->launches && !rc; i++)
+		rc = allow_shared(dev, &p->launch[i]);
+	if (rc || (rc = cuda_check(dev, cudaStreamBeginCapture(dev->loading, cudaStreamCaptureModeRelaxed), "recording a program")))
+		return rc;
+	for (i = 0; i < p->launches && launched == cudaSuccess; i++)
+		launched = launch_one(&p->launch[i], dev->overlaps, dev->loading);
+	cudaError_t end = cudaStreamEndCapture(dev->loading, &graph);  /* before an error is looked at: a stream that records cannot be asked */
+	rc = cuda_check(dev, launched, i ? p->launch[i - 1].name : "recording a program");
+	if (!rc)
+		rc = cuda_check(dev, end, "recording a program");
+	if (!rc)
+		rc = cuda_check(dev, cudaGraphInstantiate(&s->graph, graph, 0), "making a program's graph");
+	if (graph)
+		cudaGraphDestroy(graph);
+	return rc;
+}
+
+/* --- life ---------------------------------------------------------------------------------------------------------------------- */
+
+void cuda_program_destroy(struct kern_program **pp)
+{
+	struct kern_program *p = *pp;
+	if (!p)
+		return;
+	for (unsigned i = 0; i < p->sizes; i++)
+		if (p->size[i].graph)
+			cudaGraphExecDestroy(p->size[i].graph);
+	if (p->memory)
+		cudaFree(p->memory);
+	free(p);
+	*pp = NULL;
+}
+
+/* Memory for all sizes, as counted: rooms, what is kept, the batch. */
+static int program_alloc(struct kern_program *p, struct plan *plan)
+{
+	struct kern_mem mem;
+	size_t bytes = (plan->kept + 255) / 256 * 256;
+	for (unsigned i = 0; i < PLAN_ROOMS; i++) {
+		plan->room_at[i] = bytes;
+		bytes += plan->room[i];
+	}
+	p->batch_at = bytes;
+	int rc = cuda_mem_new(p->dev, KERN_MEM_DEVICE, bytes + p->limits.batch_bytes, &mem);
+	if (rc)
+		return rc;
+	plan->memory = p->memory = (unsigned char *)mem.dev.v;
+	plan->batch = (const struct kern_batch *)(const void *)(p->memory + p->batch_at);
+	plan->counting = false;
+	return cuda_check(p->dev, cudaDeviceSynchronize(), "clearing memory");
+}
+
+static int program_build(struct kern_program *p, struct plan *plan, const struct kern_op *ops, size_t n)
+{
+	for (unsigned i = 0; i < p->sizes && !plan->rc; i++)
+		plan_all(plan, &p->size[i], ops, n);
+	if (!plan->rc)
+		plan->rc = program_alloc(p, plan);
+	for (unsigned i = 0; i < p->sizes && !plan->rc; i++) {
+		plan_all(plan, &p->size[i], ops, n);
+		if (!plan->rc && plan->launches)
+			plan->rc = capture(plan, &p->size[i]);
+	}
+	/* constants are there before a stream that does not wait for their copies needs them */
+	if (!plan->rc)
+		plan->rc = cuda_check(p->dev, cudaStreamSynchronize(0), "writing a program's constants");
+	p->progress = plan->progress;
+	free(plan->launch);
+	return plan->rc;
+}
+
+int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p)
+{
+	int rc = kern_program_check(ops, n, limits, dev->error, sizeof dev->error);
+	if (rc || (rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device")))
+		return rc;
+	struct kern_program *p = calloc(1, sizeof *p);
+	if (!p)
+		return cuda_fail(dev, KERN_ENOMEM, "no memory for a program of %zu operations", n);
+	p->dev = dev;
+	p->limits = *limits;
+	choose_sizes(p);
+	struct plan plan = {.dev = dev, .limits = &p->limits, .batch = (const struct kern_batch *)(uintptr_t)256, .counting = true};
+	rc = program_build(p, &plan, ops, n);
+	if (rc)
+		cuda_program_destroy(&p);
+	else
+		*ret_p = p;
+	return rc;
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------------------- */
+
+static const struct size *size_for(const struct kern_program *p, const struct kern_batch *b)
+{
+	unsigned i = 0;
+	while (i + 1 < p->sizes && (b->rows > p->size[i].rows || b->tail_rows > p->size[i].tail_rows || b->spans > p->size[i].spans ||
+	                            b->tail_spans > p->size[i].spans))
+		i++;
+	return &p->size[i];
+}
+
+int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
+{
+	struct kern_device *dev = s->dev;
+	const struct kern_batch *b = batch->host;
+	int rc = kern_batch_check(batch, &p->limits, dev->error, sizeof dev->error);
+	if (!rc && dev->broken[0])
+		rc = cuda_fail(dev, KERN_ELOST, "%s", dev->broken);
+	if (!rc)
+		rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+	if (!rc)
+		rc = cuda_check(dev, cudaMemcpyAsync(p->memory + p->batch_at, (const void *)batch->dev.v, (size_t)b->words * 4, cudaMemcpyDefault, s->stream),
+		                "copying a batch");
+	const struct size *size = rc ? NULL : size_for(p, b);
+	if (!rc && size->graph)
+		rc = cuda_check(dev, cudaGraphLaunch(size->graph, s->stream), "running a program");
+	if (rc)
+		return rc;
+	if (b->progress && dev->watch && p->progress)
+		watch_expect(dev->watch, p->progress);
+	dev->steps++;
+	dev->rows += b->rows;
+	return KERN_OK;
+}

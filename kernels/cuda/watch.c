@@ -1,0 +1,88 @@
+/* watch.c - telling of progress without host callbacks in a stream: a thread looks at a pinned word while runs that advance it are under way, and sleeps
+ * otherwise. It looks each WATCH_NS; a run that never advances (a broken device) is given up when the device is closed. */
+#include "kernels/cuda/backend.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { WATCH_NS = 20000 };
+
+struct watch {
+	volatile uint64_t *pulse;
+	void (*progressed)(void *arg);
+	void *arg;
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	uint64_t expected;         /* of *pulse; guarded by lock, as is: */
+	bool ending;
+};
+
+/* Waits until growth is expected beyond `seen`; false: the watch ends. */
+static bool watch_wait(struct watch *w, uint64_t seen)
+{
+	pthread_mutex_lock(&w->lock);
+	while (!w->ending && w->expected <= seen)
+		pthread_cond_wait(&w->wake, &w->lock);
+	bool going = !w->ending;
+	pthread_mutex_unlock(&w->lock);
+	return going;
+}
+
+static void *watch_run(void *arg)
+{
+	struct watch *w = arg;
+	uint64_t seen = 0;
+	while (watch_wait(w, seen)) {
+		uint64_t now = __atomic_load_n(w->pulse, __ATOMIC_ACQUIRE);
+		if (now != seen) {
+			seen = now;
+			w->progressed(w->arg);
+		} else
+			nanosleep(&(struct timespec){.tv_nsec = WATCH_NS}, NULL);
+	}
+	return NULL;
+}
+
+int watch_new(volatile uint64_t *pulse, void (*progressed)(void *arg), void *arg, struct watch **ret_w)
+{
+	struct watch *w = calloc(1, sizeof *w);
+	if (!w)
+		return -1;
+	*w = (struct watch){.pulse = pulse, .progressed = progressed, .arg = arg};
+	pthread_mutex_init(&w->lock, NULL);
+	pthread_cond_init(&w->wake, NULL);
+	if (pthread_create(&w->thread, NULL, watch_run, w)) {
+		pthread_cond_destroy(&w->wake);
+		pthread_mutex_destroy(&w->lock);
+		free(w);
+		return -1;
+	}
+	*ret_w = w;
+	return 0;
+}
+
+void watch_expect(struct watch *w, uint64_t growth)
+{
+	pthread_mutex_lock(&w->lock);
+	w->expected += growth;
+	pthread_cond_signal(&w->wake);
+	pthread_mutex_unlock(&w->lock);
+}
+
+void watch_destroy(struct watch **wp)
+{
+	struct watch *w = *wp;
+	if (!w)
+		return;
+	pthread_mutex_lock(&w->lock);
+	w->ending = true;
+	pthread_cond_signal(&w->wake);
+	pthread_mutex_unlock(&w->lock);
+	pthread_join(w->thread, NULL);
+	pthread_cond_destroy(&w->wake);
+	pthread_mutex_destroy(&w->lock);
+	free(w);
+	*wp = NULL;
+}

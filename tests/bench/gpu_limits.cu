@@ -1,0 +1,298 @@
+/* gpu_limits.cu - what a GPU can do at most, to hold figures of the CUDA backend against: bandwidth of reading and copying, the dense rate of mma.sync, the gap
+ * between kernels of a graph, copies to and from pinned memory, how long a word takes from a kernel to the host. And an experiment that decides whether
+ * kernels for few and for many rows may use different instructions: do wgmma and mma.sync give the same bits? Prints "name value unit" lines. */
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define CHECK(CALL) \
+	do { \
+		cudaError_t e_ = (CALL); \
+		if (e_ != cudaSuccess) { \
+			fprintf(stderr, "gpu_limits: %s: %s\n", #CALL, cudaGetErrorString(e_)); \
+			exit(1); \
+		} \
+	} while (0)
+
+static cudaStream_t stream;
+
+static double now_us(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
+}
+
+static void show(const char *name, double value, const char *unit)
+{
+	printf("%-28s %12.2f %s\n", name, value, unit);
+	fflush(stdout);
+}
+
+/* The least of some rounds of what `work` puts into the stream, in microseconds. */
+template <typename F> static double least_us(F work)
+{
+	cudaEvent_t a, b;
+	float least = 1e30f;
+	CHECK(cudaEventCreate(&a));
+	CHECK(cudaEventCreate(&b));
+	for (int i = 0; i < 8; i++) {
+		float ms;
+		CHECK(cudaEventRecord(a, stream));
+		work();
+		CHECK(cudaEventRecord(b, stream));
+		CHECK(cudaEventSynchronize(b));
+		CHECK(cudaGetLastError());
+		CHECK(cudaEventElapsedTime(&ms, a, b));
+		if (i && ms < least)
+			least = ms;
+	}
+	CHECK(cudaEventDestroy(a));
+	CHECK(cudaEventDestroy(b));
+	return 1e3 * (double)least;
+}
+
+/* --- bandwidth ------------------------------------------------------------------------------------------------------------------------ */
+
+static __global__ void read_all(const uint4 *x, size_t n, uint32_t *out)
+{
+	uint32_t sum = 0;
+	size_t step = (size_t)gridDim.x * blockDim.x;
+	for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += 4 * step) {
+		uint4 v[4];
+#pragma unroll
+		for (int k = 0; k < 4; k++)
+			v[k] = i + k * step < n ? __ldcs(x + i + k * step) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+		for (int k = 0; k < 4; k++)
+			sum ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+	}
+	if (sum == 0x12345678)         /* never, but the compiler does not know */
+		*out = sum;
+}
+
+static void bandwidth(int multiprocessors)
+{
+	size_t left, all;
+	CHECK(cudaMemGetInfo(&left, &all));
+	const size_t bytes = (left / 4 < (size_t)4 << 30 ? left / 4 : (size_t)4 << 30) >> 20 << 20;
+	unsigned char *a, *b, *host;
+	CHECK(cudaMalloc(&a, bytes));
+	CHECK(cudaMalloc(&b, bytes));
+	CHECK(cudaMemset(a, 1, bytes));
+	double us = least_us([&] { read_all<<<multiprocessors * 8, 512, 0, stream>>>((const uint4 *)a, bytes / 16, (uint32_t *)b); });
+	show("read", bytes / us * 1e-3, "GB/s");
+	us = least_us([&] { CHECK(cudaMemcpyAsync(b, a, bytes, cudaMemcpyDeviceToDevice, stream)); });
+	show("copy (read and written)", 2 * bytes / us * 1e-3, "GB/s");
+	CHECK(cudaHostAlloc(&host, bytes / 8, cudaHostAllocDefault));
+	us = least_us([&] { CHECK(cudaMemcpyAsync(host, a, bytes / 8, cudaMemcpyDeviceToHost, stream)); });
+	show("device to pinned", bytes / 8 / us * 1e-3, "GB/s");
+	us = least_us([&] { CHECK(cudaMemcpyAsync(a, host, bytes / 8, cudaMemcpyHostToDevice, stream)); });
+	show("pinned to device", bytes / 8 / us * 1e-3, "GB/s");
+	CHECK(cudaFreeHost(host));
+	CHECK(cudaFree(a));
+	CHECK(cudaFree(b));
+}
+
+/* --- tensor cores ------------------------------------------------------------------------------------------------------------------------ */
+
+static __device__ void mma(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+enum { MMA_CHAINS = 8, MMA_ROUNDS = 4096 };
+
+static __global__ void mma_rate(float *out)
+{
+	float d[MMA_CHAINS][4] = {};
+	uint32_t a[4] = {threadIdx.x, 1, 2, 3}, b[2] = {4, 5};
+	for (int i = 0; i < MMA_ROUNDS; i++)
+#pragma unroll
+		for (int k = 0; k < MMA_CHAINS; k++)
+			mma(d[k], a, b);
+	float sum = 0;
+	for (int k = 0; k < MMA_CHAINS; k++)
+		sum += d[k][0] + d[k][1] + d[k][2] + d[k][3];
+	if (sum == 1234.5f)
+		*out = sum;
+}
+
+static void dense(int multiprocessors)
+{
+	float *out;
+	CHECK(cudaMalloc(&out, 4));
+	double us = least_us([&] { mma_rate<<<multiprocessors, 512, 0, stream>>>(out); });
+	show("mma.sync bf16", 2.0 * 16 * 8 * 16 * (double)MMA_CHAINS * (double)MMA_ROUNDS * 16 * multiprocessors / us * 1e-6, "TFLOP/s");
+	CHECK(cudaFree(out));
+}
+
+/* d (64, 8) = sum over steps of a (64, 16) b (16, 8): by four warps' mma.sync, and by wgmma of the four. */
+enum { STEPS = 64 };
+
+static __global__ void mma_bits(const uint32_t *a, const uint32_t *b, float *d)
+{
+	uint32_t thread = threadIdx.x, lane = thread % 32;
+	float sum[4] = {0, 0, 0, 0};
+	for (int s = 0; s < STEPS; s++)
+		mma(sum, a + (s * 128 + thread) * 4, b + (s * 32 + lane) * 2);
+	for (int i = 0; i < 4; i++)
+		d[thread * 4 + i] = sum[i];
+}
+
+static __global__ void wgmma_bits(const uint32_t *a, const uint32_t *b, float *d)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+	__shared__ __align__(128) uint32_t tile[64];   /* b: two core matrices of 8 columns by 8 values, a column's values together */
+	uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
+	float sum[4] = {0, 0, 0, 0};
+	for (int s = 0; s < STEPS; s++) {
+		__syncthreads();
+		if (thread < 32) {
+			tile[g * 4 + t] = b[(s * 32 + lane) * 2];
+			tile[32 + g * 4 + t] = b[(s * 32 + lane) * 2 + 1];
+		}
+		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+		__syncthreads();
+		uint64_t at = (uint64_t)__cvta_generic_to_shared(tile);
+		uint64_t descriptor = (at & 0x3ffff) >> 4 | (uint64_t)(128 >> 4) << 16 | (uint64_t)(256 >> 4) << 32;
+		const uint32_t *x = a + (s * 128 + thread) * 4;
+		asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+		             "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}"
+		             : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+		             : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(descriptor));
+		asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+	}
+	for (int i = 0; i < 4; i++)
+		d[thread * 4 + i] = sum[i];
+#else
+	(void)a, (void)b, (void)d;
+#endif
+}
+
+static void same_bits(void)
+{
+	enum { A = STEPS * 128 * 4, B = STEPS * 32 * 2, D = 512 };
+	uint32_t *a, *b, differ = 0, seed = 1;
+	float *d, *e, worst = 0;
+	CHECK(cudaMallocManaged(&a, A * 4));
+	CHECK(cudaMallocManaged(&b, B * 4));
+	CHECK(cudaMallocManaged(&d, D * 4));
+	CHECK(cudaMallocManaged(&e, D * 4));
+	for (int i = 0; i < A + B; i++) {
+		uint32_t pair = 0;
+		for (int k = 0; k < 2; k++) {          /* magnitudes of 2^-6 to 2^2, any sign and digits */
+			seed = seed * 1664525u + 1013904223u;
+			pair = pair << 16 | (seed >> 31) << 15 | (121 + (seed >> 20) % 8) << 7 | (seed >> 8 & 127);
+		}
+		(i < A ? a[i] : b[i - A]) = pair;
+	}
+	mma_bits<<<1, 128, 0, stream>>>(a, b, d);
+	wgmma_bits<<<1, 128, 0, stream>>>(a, b, e);
+	CHECK(cudaStreamSynchronize(stream));
+	for (int i = 0; i < D; i++) {
+		differ += d[i] != e[i];
+		worst = fmaxf(worst, fabsf(d[i] - e[i]));
+	}
+	show("wgmma: bits that differ", 100.0 * differ / (double)D, "% of elements from mma.sync's");
+	show("wgmma: largest difference", worst * 1e6, "1e-6");
+}
+
+/* --- latencies ---------------------------------------------------------------------------------------------------------------------------- */
+
+static __global__ void nothing(void)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static void launch_gap(int overlap)
+{
+	enum { KERNELS = 1000 };
+	cudaGraph_t g;
+	cudaGraphExec_t exec;
+	cudaLaunchAttribute attr = {};
+	cudaLaunchConfig_t c = {};
+	attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attr.val.programmaticStreamSerializationAllowed = 1;
+	c.gridDim = dim3(1);
+	c.blockDim = dim3(32);
+	c.stream = stream;
+	c.attrs = &attr;
+	c.numAttrs = overlap ? 1 : 0;
+	CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+	for (int i = 0; i < KERNELS; i++)
+		CHECK(cudaLaunchKernelEx(&c, nothing));
+	CHECK(cudaStreamEndCapture(stream, &g));
+	CHECK(cudaGraphInstantiate(&exec, g, 0));
+	double us = least_us([&] { CHECK(cudaGraphLaunch(exec, stream)); });
+	show(overlap ? "kernel in a graph, overlapped" : "kernel in a graph", us / (double)KERNELS, "us");
+	CHECK(cudaGraphExecDestroy(exec));
+	CHECK(cudaGraphDestroy(g));
+}
+
+static __global__ void store_word(uint64_t *word, uint64_t value)
+{
+	__threadfence_system();
+	asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(word), "l"(value) : "memory");
+}
+
+/* From the call that puts the store into an idle stream until the host sees the word. */
+static void board_latency(void)
+{
+	typedef CUresult (*write_value)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
+	volatile uint64_t *word;
+	void *dev, *fn = NULL;
+	cudaDriverEntryPointQueryResult found;
+	double least[2] = {1e9, 1e9};
+	CHECK(cudaHostAlloc((void **)&word, 64, cudaHostAllocMapped));
+	CHECK(cudaHostGetDevicePointer(&dev, (void *)word, 0));
+	*word = 0;
+	cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &fn, 12080, cudaEnableDefault, &found);
+	for (uint64_t i = 1; i < 400; i++) {
+		double begun = now_us();
+		if (i % 2)
+			store_word<<<1, 1, 0, stream>>>((uint64_t *)dev, i);
+		else if (fn)
+			((write_value)fn)((CUstream)stream, (CUdeviceptr)dev, i, 0);
+		else
+			break;
+		while (*word != i && now_us() - begun < 1e6)
+			;
+		double took = now_us() - begun;
+		least[i % 2] = took < least[i % 2] ? took : least[i % 2];
+		CHECK(cudaStreamSynchronize(stream));
+	}
+	show("word by a kernel's store", least[1], "us until the host sees it");
+	show("word by cuStreamWriteValue", least[0], "us until the host sees it");
+}
+
+int main(void)
+{
+	cudaDeviceProp p;
+	int driver, runtime;
+	CHECK(cudaGetDeviceProperties(&p, 0));
+	CHECK(cudaDriverGetVersion(&driver));
+	CHECK(cudaRuntimeGetVersion(&runtime));
+	CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+	printf("%s, compute capability %d.%d, %d multiprocessors, %zu MiB, driver %d, runtime %d\n", p.name, p.major, p.minor, p.multiProcessorCount,
+	       p.totalGlobalMem >> 20, driver, runtime);
+	bandwidth(p.multiProcessorCount);
+	dense(p.multiProcessorCount);
+	launch_gap(0);
+	if (p.major >= 9)
+		launch_gap(1);
+	board_latency();
+	if (p.major == 9)
+		same_bits();
+	return 0;
+}

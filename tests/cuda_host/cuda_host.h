@@ -1,0 +1,206 @@
+/* cuda_host.h - kernels on the host: a block's threads are fibres of one thread, which change at barriers and exchanges between lanes only, in an order that
+ * a seed decides. Blocks run one after the other, in such an order too. So what lacks a barrier computes something else, and with AddressSanitizer what
+ * leaves its memory ends. Included by kernels/cuda/kernel.h instead of the toolkit's headers. */
+#ifndef CUDA_HOST_H
+#define CUDA_HOST_H
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <string.h>
+#include <type_traits>
+
+#define __device__
+#define __host__
+#define __forceinline__ inline
+
+extern "C" {
+
+struct cuda_host_thread {
+	struct dim3 thread, block, block_dim, grid_dim;
+	unsigned lane;
+};
+extern struct cuda_host_thread *cuda_host_now;          /* the running fibre's */
+
+struct cuda_host_kernel {
+	const char *name;
+	const void *fn;
+	void (*run)(const void *args);
+	size_t args_bytes;
+	unsigned threads_max;
+	struct cuda_host_kernel *next;
+};
+void cuda_host_register(struct cuda_host_kernel *k);
+/* The present block's dynamic shared memory. */
+unsigned char *cuda_host_shared(void);
+/* Waits for all threads of the block; returns how many of them gave a value that is not 0. */
+int cuda_host_block_meet(int value);
+/* Shows `bytes` (at most 32) of each lane of the mask to the others: returns the warp's, 32 bytes a lane, good until the next but one exchange. */
+const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t bytes);
+/* See mma_bf16 in kernels/cuda/kernel.h. Products are exact; the 16 of them and d are cut off below 2^-24 of the largest and so added, the sum is cut off to
+ * float32: no less exact than the tensor cores of any device that kernels/cuda supports are known to be (arXiv:2301.11471, arXiv:2412.00287). */
+void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2]);
+}
+
+#define threadIdx (cuda_host_now->thread)
+#define blockIdx (cuda_host_now->block)
+#define blockDim (cuda_host_now->block_dim)
+#define gridDim (cuda_host_now->grid_dim)
+
+#define KERNEL(NAME, THREADS, ARGS) \
+	static void NAME##_body(const ARGS &a); \
+	extern "C" void NAME(const void *args) \
+	{ \
+		NAME##_body(*(const ARGS *)args); \
+	} \
+	__attribute__((constructor)) static void NAME##_register(void) \
+	{ \
+		static struct cuda_host_kernel k = {#NAME, (const void *)NAME, NAME, sizeof(ARGS), THREADS, NULL}; \
+		cuda_host_register(&k); \
+	} \
+	static void NAME##_body(const ARGS &a)
+
+static inline unsigned char *shared_memory(void)
+{
+	return cuda_host_shared();
+}
+
+static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+	cuda_host_mma(d, a, b);
+}
+
+/* Finite numbers, for which the result is exact. */
+static inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
+{
+	uint32_t d[2];
+	for (int i = 0; i < 2; i++) {
+		uint32_t u[3] = {a << (i ? 0 : 16) & 0xffff0000u, b << (i ? 0 : 16) & 0xffff0000u, c << (i ? 0 : 16) & 0xffff0000u};
+		float f[3], r;
+		memcpy(f, u, sizeof f);
+		r = fmaf(f[0], f[1], f[2]);
+		memcpy(&d[i], &r, sizeof r);
+	}
+	return d[0] >> 16 | (d[1] & 0xffff0000u);
+}
+
+/* Byte i of the result is that byte of (low, high) which the lower three bits of nibble i of `which` name. */
+static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which)
+{
+	uint64_t all = (uint64_t)high << 32 | low;
+	uint32_t r = 0;
+	for (int i = 0; i < 4; i++)
+		r |= (uint32_t)(all >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+	return r;
+}
+
+static inline void store_release_system(uint64_t *at, uint64_t value)
+{
+	__atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+static inline void __syncthreads(void)
+{
+	cuda_host_block_meet(0);
+}
+
+static inline int __syncthreads_or(int value)
+{
+	return cuda_host_block_meet(value) != 0;
+}
+
+static inline int __syncthreads_count(int value)
+{
+	return cuda_host_block_meet(value);
+}
+
+static inline void __syncwarp(unsigned mask = 0xffffffffu)
+{
+	cuda_host_warp_meet(mask, NULL, 0);
+}
+
+static inline void __threadfence(void) {}
+static inline void __threadfence_system(void) {}
+
+template <typename T> static inline T cuda_host_lane(const unsigned char *all, unsigned lane)
+{
+	T v;
+	memcpy(&v, all + 32 * (lane % 32), sizeof v);
+	return v;
+}
+
+template <typename T> static inline T __shfl_sync(unsigned mask, T v, unsigned lane)
+{
+	return cuda_host_lane<T>(cuda_host_warp_meet(mask, &v, sizeof v), lane);
+}
+
+template <typename T> static inline T __shfl_xor_sync(unsigned mask, T v, unsigned by)
+{
+	return cuda_host_lane<T>(cuda_host_warp_meet(mask, &v, sizeof v), cuda_host_now->lane ^ by);
+}
+
+/* Lanes beyond the end keep their own. */
+template <typename T> static inline T __shfl_down_sync(unsigned mask, T v, unsigned by)
+{
+	const unsigned char *all = cuda_host_warp_meet(mask, &v, sizeof v);
+	return cuda_host_lane<T>(all, cuda_host_now->lane + by < 32 ? cuda_host_now->lane + by : cuda_host_now->lane);
+}
+
+template <typename T> static inline T __shfl_up_sync(unsigned mask, T v, unsigned by)
+{
+	const unsigned char *all = cuda_host_warp_meet(mask, &v, sizeof v);
+	return cuda_host_lane<T>(all, cuda_host_now->lane >= by ? cuda_host_now->lane - by : cuda_host_now->lane);
+}
+
+static inline unsigned __ballot_sync(unsigned mask, int value)
+{
+	const unsigned char *all = cuda_host_warp_meet(mask, &value, sizeof value);
+	unsigned bits = 0;
+	for (unsigned i = 0; i < 32; i++)
+		bits |= (unsigned)(mask >> i & 1 && cuda_host_lane<int>(all, i) != 0) << i;
+	return bits;
+}
+
+static inline int __any_sync(unsigned mask, int value)
+{
+	return __ballot_sync(mask, value) != 0;
+}
+
+static inline int __all_sync(unsigned mask, int value)
+{
+	return __ballot_sync(mask, value) == mask;
+}
+
+/* Fibres change nowhere else, so plain accesses are atomic. */
+template <typename T> static inline T atomicAdd(T *at, std::common_type_t<T> by)
+{
+	T old = *at;
+	*at = old + by;
+	return old;
+}
+
+template <typename T> static inline T atomicMax(T *at, std::common_type_t<T> v)
+{
+	T old = *at;
+	*at = old > v ? old : v;
+	return old;
+}
+
+template <typename T> static inline T atomicMin(T *at, std::common_type_t<T> v)
+{
+	T old = *at;
+	*at = old < v ? old : v;
+	return old;
+}
+
+template <typename T> static inline T atomicOr(T *at, std::common_type_t<T> v)
+{
+	T old = *at;
+	*at = old | v;
+	return old;
+}
+
+static inline int __popc(unsigned v) { return __builtin_popcount(v); }
+static inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
+static inline int __ffs(int v) { return __builtin_ffs(v); }
+
+#endif

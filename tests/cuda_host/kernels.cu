@@ -1,0 +1,58 @@
+/* kernels.cu - kernels that test the host's shim itself (tests/unit/test_cuda_host.c): right ones, and ones with faults that it must show. */
+#include "kernels/cuda/kernel.h"
+#include "tests/cuda_host/kernels.h"
+
+/* y[block, i] = x[block, the next thread of the block], through shared memory; with_barrier 0: wrong, whatever order threads run in. */
+KERNEL(rotate_block, 256, struct rotate_args)
+{
+	float *s = (float *)shared_memory();
+	uint32_t i = threadIdx.x, n = blockDim.x, first = blockIdx.x * n;
+	s[i] = a.x[first + i];
+	if (a.with_barrier)
+		__syncthreads();
+	a.y[first + i] = s[(i + 1) % n];
+}
+
+/* The same within a warp, by an exchange between lanes. */
+KERNEL(rotate_warp, 256, struct rotate_args)
+{
+	uint32_t i = threadIdx.x, first = blockIdx.x * blockDim.x;
+	a.y[first + i] = __shfl_sync(ALL_LANES, a.x[first + i], (i + 1) % WARP);
+}
+
+/* One element beyond a block's shared memory. */
+KERNEL(write_beyond, 32, struct rotate_args)
+{
+	float *s = (float *)shared_memory();
+	s[threadIdx.x + 1] = a.x[threadIdx.x];
+	__syncwarp();
+	a.y[threadIdx.x] = s[threadIdx.x];
+}
+
+/* Lane 0 leaves its warp alone. */
+KERNEL(lone_lane, 32, struct rotate_args)
+{
+	if (threadIdx.x)
+		a.y[threadIdx.x] = warp_sum(a.x[threadIdx.x]);
+}
+
+/* y (16, 8) = x (16, 16) z (16, 8), as bfloat16 */
+KERNEL(multiply, 32, struct rotate_args)
+{
+	uint32_t lane = threadIdx.x, g = lane / 4, t = lane % 4, ra[4], rb[2];
+	float d[4] = {0, 0, 0, 0};
+	for (uint32_t i = 0; i < 4; i++) {
+		const float *x = a.x + (g + 8 * (i & 1)) * 16 + 2 * t + 8 * (i >> 1);
+		ra[i] = (uint32_t)kern_f32_to_bf16(x[0]) | (uint32_t)kern_f32_to_bf16(x[1]) << 16;
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		const float *z = a.z + (2 * t + 8 * i) * 8 + g;
+		rb[i] = (uint32_t)kern_f32_to_bf16(z[0]) | (uint32_t)kern_f32_to_bf16(z[8]) << 16;
+	}
+	mma_bf16(d, ra, rb);
+	for (uint32_t i = 0; i < 4; i++)
+		a.y[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2] = d[i];
+}
+
+const void *const host_kernels[HOST_KERNELS] = {(const void *)rotate_block, (const void *)rotate_warp, (const void *)write_beyond, (const void *)lone_lane,
+                                                (const void *)multiply};

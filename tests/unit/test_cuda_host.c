@@ -1,0 +1,273 @@
+/* test_cuda_host.c - the shim on which the CUDA backend runs without a GPU (tests/cuda_host): its streams, events, graphs and shared memory do what CUDA
+ * promises and no more, its threads show missing barriers, its failures are those that are asked for. */
+#include "tests/cuda_host/grid.h"
+#include "tests/cuda_host/kernels.h"
+#include "tests/unit/skip.h"
+
+#include <check.h>
+#include <cuda.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { THREADS = 64, BLOCKS = 5, N = THREADS * BLOCKS };
+
+static float x[N], z[N], y[N];
+
+static cudaError_t launch(int kernel, unsigned blocks, unsigned threads, size_t shared, const struct rotate_args *a, cudaStream_t s)
+{
+	void *args[] = {(void *)(uintptr_t)a};
+	return cudaLaunchKernel(host_kernels[kernel], (struct dim3){blocks, 1, 1}, (struct dim3){threads, 1, 1}, args, shared, s);
+}
+
+static cudaStream_t stream_new(void)
+{
+	cudaStream_t s;
+	ck_assert_int_eq(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), cudaSuccess);
+	return s;
+}
+
+static void fill(void)
+{
+	for (int i = 0; i < N; i++) {
+		x[i] = (float)(i * 7 % 101) - 50;
+		z[i] = (float)(i * 13 % 97) - 48;
+		y[i] = -1;
+	}
+}
+
+static int rotated(int of)
+{
+	int good = 0;
+	for (int i = 0; i < N; i++)
+		good += y[i] == x[i / of * of + (i + 1) % of];
+	return good;
+}
+
+START_TEST(threads_meet)
+{
+	cudaStream_t s = stream_new();
+	struct rotate_args a = {x, z, y, 1};
+	for (uint32_t seed = 1; seed < 20; seed++) {
+		cuda_host_seed(seed);
+		fill();
+		ck_assert_int_eq(launch(ROTATE_BLOCK, BLOCKS, THREADS, THREADS * sizeof(float), &a, s), cudaSuccess);
+		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+		ck_assert_int_eq(rotated(THREADS), N);
+		fill();
+		ck_assert_int_eq(launch(ROTATE_WARP, BLOCKS, THREADS, 0, &a, s), cudaSuccess);
+		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+		ck_assert_int_eq(rotated(32), N);
+	}
+	cudaStreamDestroy(s);
+}
+END_TEST
+
+START_TEST(a_missing_barrier_shows)
+{
+	cudaStream_t s = stream_new();
+	struct rotate_args a = {x, z, y, 0};
+	for (uint32_t seed = 1; seed < 20; seed++) {
+		cuda_host_seed(seed);
+		fill();
+		ck_assert_int_eq(launch(ROTATE_BLOCK, BLOCKS, THREADS, THREADS * sizeof(float), &a, s), cudaSuccess);
+		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+		ck_assert_int_lt(rotated(THREADS), N);
+	}
+	cudaStreamDestroy(s);
+}
+END_TEST
+
+/* How a process that runs the kernel ends. */
+static int ends_by(int kernel, size_t shared)
+{
+	int status;
+	pid_t pid = fork();
+	if (!pid) {
+		struct rotate_args a = {x, z, y, 0};
+		cudaStream_t s = stream_new();
+		if (!freopen("/dev/null", "w", stderr) || launch(kernel, 1, 32, shared, &a, s))
+			_exit(9);
+		cudaStreamSynchronize(s);
+		_exit(0);
+	}
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	return WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+START_TEST(lanes_that_never_come)
+{
+	fill();
+	ck_assert_int_eq(ends_by(LONE_LANE, 0), SIGABRT);
+	ck_assert_int_eq(ends_by(WRITE_BEYOND, 33 * sizeof(float)), 0);
+}
+END_TEST
+
+START_TEST(memory_beyond_a_block)
+{
+#ifndef __SANITIZE_ADDRESS__
+	SKIP("needs AddressSanitizer");
+#else
+	fill();
+	ck_assert_int_ne(ends_by(WRITE_BEYOND, 32 * sizeof(float)), 0);
+#endif
+}
+END_TEST
+
+/* Small integers: exact. And a large term beside small ones, of which what is below 2^-24 of it is lost. */
+START_TEST(tensor_cores)
+{
+	cudaStream_t s = stream_new();
+	struct rotate_args a = {x, z, y, 0};
+	fill();
+	ck_assert_int_eq(launch(MULTIPLY, 1, 32, 0, &a, s), cudaSuccess);
+	ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+	for (int r = 0; r < 16; r++)
+		for (int c = 0; c < 8; c++) {
+			float want = 0;
+			for (int k = 0; k < 16; k++)
+				want += x[r * 16 + k] * z[k * 8 + c];
+			ck_assert_msg(y[r * 8 + c] == want, "row %d, column %d is %g, want %g", r, c, (double)y[r * 8 + c], (double)want);
+		}
+	for (int i = 0; i < 256; i++)
+		x[i] = i % 16 ? 0x1p-25f : 1;
+	for (int i = 0; i < 128; i++)
+		z[i] = 1;
+	ck_assert_int_eq(launch(MULTIPLY, 1, 32, 0, &a, s), cudaSuccess);
+	ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+	for (int i = 0; i < 128; i++)
+		ck_assert_msg(y[i] == 1, "element %d is %a", i, (double)y[i]);
+	cudaStreamDestroy(s);
+}
+END_TEST
+
+/* Of two streams nothing is ordered but by events: with some seed the second one's copy comes first, with an event never. */
+START_TEST(streams_and_events)
+{
+	int first = 0;
+	setenv("CUDA_HOST_DELAY_US", "200", 1);
+	cudaStream_t s = stream_new(), t = stream_new();
+	cudaEvent_t e;
+	cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
+	for (int round = 0; round < 40; round++) {
+		int from[2] = {1, 2}, to = 0;
+		cudaMemcpyAsync(&to, &from[0], sizeof to, cudaMemcpyDefault, s);
+		cudaEventRecord(e, s);
+		if (round % 2)
+			cudaStreamWaitEvent(t, e, 0);
+		cudaMemcpyAsync(&to, &from[1], sizeof to, cudaMemcpyDefault, t);
+		cudaStreamSynchronize(s);
+		cudaStreamSynchronize(t);
+		first += to == 1;
+		ck_assert(round % 2 == 0 || to == 2);
+	}
+	ck_assert_int_gt(first, 0);
+	ck_assert_int_eq(cudaEventQuery(e), cudaSuccess);
+	cudaEventDestroy(e);
+	cudaStreamDestroy(s);
+	cudaStreamDestroy(t);
+}
+END_TEST
+
+/* What is recorded does not run, and runs as often as it is launched, with what memory holds then. */
+START_TEST(graphs)
+{
+	cudaStream_t s = stream_new();
+	cudaGraph_t g;
+	cudaGraphExec_t exec;
+	int a = 1, b = 0, c = 0;
+	ck_assert_int_eq(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed), cudaSuccess);
+	cudaMemcpyAsync(&b, &a, sizeof a, cudaMemcpyDefault, s);
+	cudaMemcpyAsync(&c, &b, sizeof a, cudaMemcpyDefault, s);
+	ck_assert_int_eq(cudaStreamEndCapture(s, &g), cudaSuccess);
+	ck_assert_int_eq(cudaGraphInstantiate(&exec, g, 0), cudaSuccess);
+	cudaGraphDestroy(g);
+	cudaStreamSynchronize(s);
+	ck_assert_int_eq(c, 0);
+	for (a = 5; a < 8; a++) {
+		ck_assert_int_eq(cudaGraphLaunch(exec, s), cudaSuccess);
+		cudaStreamSynchronize(s);
+		ck_assert_int_eq(c, a);
+	}
+	cudaGraphExecDestroy(exec);
+	cudaStreamDestroy(s);
+}
+END_TEST
+
+START_TEST(failures_that_are_asked_for)
+{
+	void *p;
+	fill();
+	setenv("CUDA_HOST_FAIL", "cudaMalloc:3", 1);
+	ck_assert_int_eq(cudaMalloc(&p, 5), cudaSuccess);
+	cudaFree(p);
+	ck_assert_int_eq(cudaMalloc(&p, 5), cudaSuccess);
+	cudaFree(p);
+	ck_assert_int_ne(cudaMalloc(&p, 5), cudaSuccess);
+	ck_assert_int_eq(cudaMalloc(&p, 5), cudaSuccess);      /* and the device goes on */
+	cudaFree(p);
+}
+END_TEST
+
+START_TEST(a_device_that_breaks)
+{
+	cudaStream_t s = stream_new();
+	struct rotate_args a = {x, z, y, 1};
+	void *p;
+	fill();
+	setenv("CUDA_HOST_FAIL", "rotate_warp:2", 1);
+	ck_assert_int_eq(launch(ROTATE_WARP, 1, 32, 0, &a, s), cudaSuccess);
+	ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+	ck_assert_int_eq(launch(ROTATE_WARP, 1, 32, 0, &a, s), cudaSuccess);
+	ck_assert_int_eq(cudaStreamSynchronize(s), cudaErrorIllegalAddress);
+	ck_assert_int_eq(cudaMalloc(&p, 5), cudaErrorIllegalAddress);
+	ck_assert_int_eq(launch(ROTATE_WARP, 1, 32, 0, &a, s), cudaErrorIllegalAddress);
+}
+END_TEST
+
+START_TEST(launches_that_cannot_be)
+{
+	cudaStream_t s = stream_new();
+	struct rotate_args a = {x, z, y, 1};
+	ck_assert(freopen("/dev/null", "w", stderr));
+	ck_assert_int_ne(launch(ROTATE_WARP, 1, 257, 0, &a, s), cudaSuccess);
+	ck_assert_int_ne(launch(ROTATE_WARP, 0, 32, 0, &a, s), cudaSuccess);
+	ck_assert_int_ne(launch(ROTATE_WARP, 1, 32, 100 << 10, &a, s), cudaSuccess);
+	ck_assert_int_ne(cudaLaunchKernel(&a, (struct dim3){1, 1, 1}, (struct dim3){32, 1, 1}, NULL, 0, s), cudaSuccess);
+}
+END_TEST
+
+START_TEST(memory_of_a_device)
+{
+	void *p;
+	size_t left, all;
+	setenv("CUDA_HOST_MEMORY_MB", "2", 1);
+	ck_assert_int_eq(cudaMalloc(&p, 1 << 20), cudaSuccess);
+	cudaMemGetInfo(&left, &all);
+	ck_assert_uint_eq(left, 1 << 20);
+	ck_assert_uint_eq(((unsigned char *)p)[5], 0xa5);      /* nothing is zeroed by itself */
+	cudaFree(p);
+	ck_assert_int_eq(cudaMalloc(&p, 3 << 20), cudaErrorMemoryAllocation);
+	ck_assert_int_eq(cudaMalloc(&p, 2 << 20), cudaSuccess);
+	cudaFree(p);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("cuda_host");
+	TCase *t = tcase_create("cuda_host");
+	const TTest *const tests[] = {threads_meet, a_missing_barrier_shows, lanes_that_never_come, memory_beyond_a_block, tensor_cores, streams_and_events, graphs,
+	                              failures_that_are_asked_for, a_device_that_breaks, launches_that_cannot_be, memory_of_a_device};
+	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+		tcase_add_test(t, tests[i]);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}

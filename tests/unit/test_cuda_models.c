@@ -1,0 +1,64 @@
+/* test_cuda_models.c - every family of models on the CUDA backend against reference outputs (see test_models.c): on the host's stand-in for a GPU
+ * (tests/cuda_host), or with PD_GPU=1 on the machine's GPU. */
+#include "engine_rig.h"
+#include "skip.h"
+
+#include <libgen.h>
+
+static const char *const families[] = {"llama", "llama-tied", "mistral", "qwen2", "qwen2-yarn", "qwen3", "ernie4_5", "gemma3",
+                                       "qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3", "granite", "phi3", "phi3-longrope", "gpt_oss"};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+/* In float32 logits are within 1e-3 of the reference, and every token of both continuations is the reference's. */
+START_TEST(logits_and_tokens)
+{
+	char folder[128];
+	snprintf(folder, sizeof folder, GOLDEN "%s", families[_i]);
+	golden_check(folder, folder, (struct rig_opts){.backend = "cuda", .kv = KV_F32}, GOLDEN_TOLERANCE);
+}
+END_TEST
+
+/* The bits of a prompt in chunks of 1 to 64 tokens, with each type of activations. */
+START_TEST(chunks_equal_whole)
+{
+	static const uint32_t chunks[] = {1, 7, 8, 9, 64};
+	char folder[128];
+	struct golden *g = mem_zalloc(sizeof *g);
+	snprintf(folder, sizeof folder, GOLDEN "%s", families[_i / 2 * 5 % FAMILIES]);
+	golden_load(g, folder);
+	struct rig r = rig_open((struct rig_opts){.model = folder, .backend = "cuda", .kv = KV_BF16, .activations = _i % 2 ? KERN_BF16 : KERN_F32});
+	float *whole = mem_array(r.vocab, sizeof *whole), *row = mem_array(r.vocab, sizeof *row);
+	uint32_t n = g->n[1] < 70 ? g->n[1] : 70;
+	struct seq s = seq_new(&r, 0);
+	feed(&r, &s, g->prompt[1], n, n, 1, whole);
+	for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+		struct seq t = seq_new(&r, 40);
+		feed(&r, &t, g->prompt[1], n, chunks[i], 1, row);
+		ck_assert_msg(!memcmp(whole, row, r.vocab * sizeof *row), "%s: other bits in chunks of %u", folder, chunks[i]);
+	}
+	free(whole);
+	free(row);
+	free(g);
+	rig_close(&r);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	char folder[512];
+	snprintf(folder, sizeof folder, "%.400s/../cuda_host", dirname(argv[0]));
+	if (!getenv("PD_GPU"))
+		setenv("PDSERVE_BACKENDS", folder, 0);
+	Suite *s = suite_create("cuda_models");
+	TCase *t = tcase_create("golden");
+	tcase_set_timeout(t, 300);
+	tcase_add_loop_test(t, logits_and_tokens, 0, FAMILIES);
+	tcase_add_loop_test(t, chunks_equal_whole, 0, 6);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}
