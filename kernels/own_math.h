@@ -59,6 +59,23 @@ KERN_INLINE double own_pow(double b, double y)
 	return own_exp(y * own_log(b));
 }
 
+/* A fraction from 0 on, below 1, of a seed and a draw's index, 64 bits each, the lower ones first: Philox4x32-10 of counter
+ * (index, 0, 0) with the seed as key; of its first 64 bits the upper 53. */
+KERN_INLINE double own_uniform(const uint32_t seed[2], const uint32_t index[2])
+{
+	uint32_t c0 = index[0], c1 = index[1], c2 = 0, c3 = 0, k0 = seed[0], k1 = seed[1];
+	for (int round = 0; round < 10; round++) {
+		uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+		c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+		c1 = (uint32_t)b;
+		c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+		c3 = (uint32_t)a;
+		k0 += 0x9E3779B9u;
+		k1 += 0xBB67AE85u;
+	}
+	return (double)(((uint64_t)c1 << 32 | c0) >> 11) * 0x1p-53;
+}
+
 /* Sine and cosine of an angle that the caller has rounded to float, as the models' own code does. Error below 2e-9 for angles up to 1e7. */
 KERN_INLINE void own_sin_cos(float angle, float *sin_out, float *cos_out)
 {

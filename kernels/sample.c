@@ -280,20 +280,6 @@ static void score(struct kern_sampler *s, const float *logits, uint32_t best, ui
 
 /* --- the draw ----------------------------------------------------------------------------------------------------------- */
 
-/* Philox4x32-10 of counter (index, 0, 0), key seed: the first 64 bits, of which the upper 53 make the fraction. */
-static double uniform(uint64_t seed, uint64_t index)
-{
-	uint32_t c[4] = {(uint32_t)index, (uint32_t)(index >> 32), 0, 0}, k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
-	for (int round = 0; round < 10; round++) {
-		uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
-		uint32_t next[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1], (uint32_t)a};
-		memcpy(c, next, sizeof c);
-		k[0] += 0x9E3779B9u;
-		k[1] += 0xBB67AE85u;
-	}
-	return (double)(((uint64_t)c[1] << 32 | c[0]) >> 11) * 0x1p-53;
-}
-
 static float key_weight(uint64_t key)
 {
 	uint32_t bits = (uint32_t)(key >> 32);
@@ -454,10 +440,10 @@ static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double 
 	return 1;
 }
 
-static uint32_t draw(struct kern_sampler *s, const float *logits, uint32_t best, const struct kern_draw *p, uint64_t index)
+static uint32_t draw(struct kern_sampler *s, const float *logits, uint32_t best, const struct kern_draw *p)
 {
 	static const float levels[] = {0x1p-7f, 0x1p-14f, 0.0f};
-	double total = s->weigh(s, logits, logits[best], 1.0f / p->temperature, p->min_p), u = uniform((uint64_t)p->seed[1] << 32 | p->seed[0], index);
+	double total = s->weigh(s, logits, logits[best], 1.0f / p->temperature, p->min_p), u = own_uniform(p->seed, p->index);
 	uint32_t id = best;
 	s->pivot_state = 1;
 	for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
@@ -636,7 +622,7 @@ static void draw_row(struct kern_sampler *s, const float *logits, const struct k
 	if (!(seen[best] > -INFINITY))
 		id = lowest_allowed(s, mask_at(b, d->mask[0]), mask_at(b, d->mask[1]));
 	else if (d->temperature >= GREEDY_BELOW && isfinite(seen[best]))
-		id = draw(s, seen, best, d, (uint64_t)d->index[1] << 32 | d->index[0]);
+		id = draw(s, seen, best, d);
 	if (seen != logits && d->logprobs >= 0)
 		best = scan(s, logits, &finite);
 	score(s, logits, best, id, d->logprobs, ret);

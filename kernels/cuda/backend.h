@@ -114,6 +114,8 @@ void nvml_read(const struct nvml *n, struct kern_info *ret);
 /* A thread that calls `progressed` each time *pulse has grown, while growth is expected. */
 int watch_new(volatile uint64_t *pulse, void (*progressed)(void *arg), void *arg, struct watch **ret_w);
 void watch_expect(struct watch *w, uint64_t growth);
+/* No growth is expected any more. */
+void watch_forget(struct watch *w);
 void watch_destroy(struct watch **w);
 
 #ifdef __cplusplus

@@ -29,6 +29,8 @@ static int failed(struct kern_device *dev)
 	cudaGetLastError();
 	if (state != cudaSuccess && state != cudaErrorNotReady && state != cudaErrorStreamCaptureUnsupported && state != cudaErrorStreamCaptureInvalidated)
 		snprintf(dev->broken, sizeof dev->broken, "%.290s", dev->error);
+	if (dev->broken[0] && dev->watch)
+		watch_forget(dev->watch);
 	return dev->broken[0] ? KERN_ELOST : KERN_EDEVICE;
 }
 

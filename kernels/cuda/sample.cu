@@ -182,22 +182,6 @@ static __device__ void score(const struct block &b, const float *logits, uint64_
 
 /* --- the draw ------------------------------------------------------------------------------------------------ */
 
-/* Philox4x32-10 of counter (index, 0, 0), key seed: the first 64 bits, of which the upper 53 make the fraction. */
-static __device__ double uniform(const uint32_t seed[2], const uint32_t index[2])
-{
-	uint32_t c0 = index[0], c1 = index[1], c2 = 0, c3 = 0, k0 = seed[0], k1 = seed[1];
-	for (int round = 0; round < 10; round++) {
-		uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
-		c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
-		c1 = (uint32_t)b;
-		c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
-		c3 = (uint32_t)a;
-		k0 += 0x9E3779B9u;
-		k1 += 0xBB67AE85u;
-	}
-	return (double)(((uint64_t)c1 << 32 | c0) >> 11) * 0x1p-53;
-}
-
 static __device__ uint64_t within(double mass, uint64_t total)
 {
 	return !(mass > 1) ? 1 : mass < (double)total ? (uint64_t)mass : total;
@@ -260,7 +244,7 @@ static __device__ void keep_typical(const struct block &b, const struct keys &k,
 static __device__ uint32_t draw(const struct block &b, const float *logits, uint64_t best, const struct kern_draw &d)
 {
 	const struct weighing v = {logits, key_logit(best), 1.0f / d.temperature, d.min_p};
-	double u = uniform(d.seed, d.index);
+	double u = own_uniform(d.seed, d.index);
 	int level = 0;
 	weigh(b, v);
 	const struct tally *sum = b.p.s->sum;

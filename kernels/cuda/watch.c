@@ -1,5 +1,5 @@
 /* watch.c - telling of progress without host callbacks in a stream: a thread looks at a pinned word while runs that advance it are under way, and sleeps
- * otherwise. It looks each WATCH_NS; a run that never advances (a broken device) is given up when the device is closed. */
+ * otherwise. It looks each WATCH_NS; a run that never advances (a broken device) is given up by watch_forget. */
 #include "kernels/cuda/backend.h"
 
 #include <stdbool.h>
@@ -68,6 +68,13 @@ void watch_expect(struct watch *w, uint64_t growth)
 	pthread_mutex_lock(&w->lock);
 	w->expected += growth;
 	pthread_cond_signal(&w->wake);
+	pthread_mutex_unlock(&w->lock);
+}
+
+void watch_forget(struct watch *w)
+{
+	pthread_mutex_lock(&w->lock);
+	w->expected = 0;
 	pthread_mutex_unlock(&w->lock);
 }
 

@@ -4,7 +4,8 @@
 #ifndef CUDA_HOST_H
 #define CUDA_HOST_H
 
-#include <cuda_runtime_api.h>
+#include "tests/cuda_host/grid.h"
+
 #include <math.h>
 #include <string.h>
 #include <type_traits>
@@ -12,34 +13,6 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-
-extern "C" {
-
-struct cuda_host_thread {
-	struct dim3 thread, block, block_dim, grid_dim;
-	unsigned lane;
-};
-extern struct cuda_host_thread *cuda_host_now;          /* the running fibre's */
-
-struct cuda_host_kernel {
-	const char *name;
-	const void *fn;
-	void (*run)(const void *args);
-	size_t args_bytes;
-	unsigned threads_max;
-	struct cuda_host_kernel *next;
-};
-void cuda_host_register(struct cuda_host_kernel *k);
-/* The present block's dynamic shared memory. */
-unsigned char *cuda_host_shared(void);
-/* Waits for all threads of the block; returns how many of them gave a value that is not 0. */
-int cuda_host_block_meet(int value);
-/* Shows `bytes` (at most 32) of each lane of the mask to the others: returns the warp's, 32 bytes a lane, good until the next but one exchange. */
-const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t bytes);
-/* See mma_bf16 in kernels/cuda/kernel.h. Products are exact; the 16 of them and d are cut off below 2^-24 of the largest and so added, the sum is cut off to
- * float32: no less exact than the tensor cores of any device that kernels/cuda supports are known to be (arXiv:2301.11471, arXiv:2412.00287). */
-void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2]);
-}
 
 #define threadIdx (cuda_host_now->thread)
 #define blockIdx (cuda_host_now->block)

@@ -9,11 +9,6 @@
 
 enum { THREADS_MAX = 1024, WARP = 32, STACK_BYTES = 256 << 10, EXCHANGE = 32 };
 
-struct cuda_host_thread {
-	struct dim3 thread, block, block_dim, grid_dim;
-	unsigned lane;
-};
-
 enum fibre_state { READY, WAITS_BLOCK, WAITS_WARP, DONE };
 
 struct fibre {
