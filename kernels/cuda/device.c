@@ -22,12 +22,12 @@ int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	return code;
 }
 
-/* Keeps the present text as the reason, if no work can be done any more. */
+/* Keeps the present text as the reason, if no work can be done any more. Not to be called while `loading` records (program.c). */
 static int failed(struct kern_device *dev)
 {
 	cudaError_t state = dev->broken[0] ? cudaSuccess : cudaStreamQuery(dev->loading);
 	cudaGetLastError();
-	if (state != cudaSuccess && state != cudaErrorNotReady && state != cudaErrorStreamCaptureUnsupported && state != cudaErrorStreamCaptureInvalidated)
+	if (state != cudaSuccess && state != cudaErrorNotReady)
 		snprintf(dev->broken, sizeof dev->broken, "%.290s", dev->error);
 	if (dev->broken[0] && dev->watch)
 		watch_forget(dev->watch);
