@@ -1,5 +1,5 @@
 /* cuda_runtime_api.h - the part of the CUDA runtime's interface that kernels/cuda uses, for builds without the toolkit. Names and values are NVIDIA's;
- * runtime.c has the functions. */
+ * memory.c and streams.c have the functions. */
 #ifndef CUDA_HOST_RUNTIME_H
 #define CUDA_HOST_RUNTIME_H
 
@@ -87,11 +87,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
 cudaError_t cudaStreamQuery(cudaStream_t s);
-cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
-cudaError_t cudaEventQuery(cudaEvent_t e);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode);

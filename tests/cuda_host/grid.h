@@ -1,4 +1,4 @@
-/* grid.h - runs grids of kernels on the host: for runtime.c, and for kernels, which include it by cuda_host.h. C and C++. */
+/* grid.h - runs grids of kernels on the host: for streams.c, and for kernels, which include it by cuda_host.h. C and C++. */
 #ifndef CUDA_HOST_GRID_H
 #define CUDA_HOST_GRID_H
 
