@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 70, DIM = 256, HEADS = 4, HEAD = 64, BLOCK = 16, BLOCKS = (ROWS + BLOCK - 1) / BLOCK, BATCH_BYTES = 4096, TYPES = 3 };
+enum { ROWS = 70, DIM = 256, HEADS = 4, HEAD = 64, BLOCK = 16, BATCH_BYTES = 4096, TYPES = 3 };
+
+/* A context beyond a run of attention's chunks, 2048 positions (attention.cu): its rows, (FAR_ROWS, FAR_HEADS * FAR_HEAD) of one KV head. */
+enum { FAR_ROWS = 9, FAR_HEADS = 2, FAR_HEAD = 16, FAR_COLUMNS = FAR_HEADS * FAR_HEAD, FAR_BLOCKS = 148, FAR_POSITIONS = FAR_BLOCKS * BLOCK };
 
 struct envelope {
 	struct kern_device *dev;
@@ -15,7 +18,7 @@ struct envelope {
 	struct kern_weight *w[TYPES];
 	struct kern_program *p;
 	struct kern_tensor x, h, att, y;       /* (ROWS, DIM) */
-	float in[ROWS * DIM];
+	float in[ROWS * DIM], all[ROWS * DIM], part[ROWS * DIM];
 };
 
 static uint32_t random_bits(uint32_t *seed)
@@ -25,22 +28,32 @@ static uint32_t random_bits(uint32_t *seed)
 	return *seed ^= *seed << 5;
 }
 
+/* Any bytes; as bfloat16 numbers of magnitudes 2^-8 to 2^-4 if `bf16`. NULL: no memory. */
+static unsigned char *random_bytes(size_t bytes, uint32_t seed, int bf16)
+{
+	unsigned char *data = malloc(bytes);
+	for (size_t at = 0; data && at < bytes; at++) {
+		data[at] = (unsigned char)random_bits(&seed);
+		if (bf16 && at % 2)
+			data[at] = (data[at] & 0x81) | 0x3c;
+	}
+	return data;
+}
+
+static int no_memory(struct kern_device *dev)
+{
+	return cuda_fail(dev, KERN_ENOMEM, "no memory for a first check of the device");
+}
+
 /* Rows of any bytes are numbers of these types, if the scales are: every block begins with one of 2^-5, as float16. */
 static int weight_new(struct envelope *e, int i, enum kern_dtype type, uint32_t block_bytes)
 {
 	size_t bytes = kern_dtype_bytes(type, DIM) * DIM;
-	unsigned char *data = malloc(bytes);
-	uint32_t seed = 7 + (uint32_t)i;
+	unsigned char *data = random_bytes(bytes, 7 + (uint32_t)i, type == KERN_BF16);
 	if (!data)
-		return cuda_fail(e->dev, KERN_ENOMEM, "no memory for a first check of the device");
-	for (size_t at = 0; at < bytes; at++)
-		data[at] = (unsigned char)random_bits(&seed);
-	if (type == KERN_BF16)
-		for (size_t at = 0; at < bytes; at += 2)
-			data[at + 1] = (unsigned char)((data[at + 1] & 0x81) | 0x3c);      /* magnitudes of 2^-8 to 2^-4 */
-	else
-		for (size_t at = 0; at < bytes; at += block_bytes)
-			memcpy(data + at, type == KERN_Q4_K ? "\0\x28\0\x28" : "\0\x28", type == KERN_Q4_K ? 4 : 2);
+		return no_memory(e->dev);
+	for (size_t at = 0; at < bytes && type != KERN_BF16; at += block_bytes)
+		memcpy(data + at, type == KERN_Q4_K ? "\0\x28\0\x28" : "\0\x28", type == KERN_Q4_K ? 4 : 2);
 	int rc = cuda_weight_new(e->dev, type, DIM, DIM, data, 0, &e->w[i]);
 	free(data);
 	return rc;
@@ -58,13 +71,32 @@ static struct kern_op product(struct kern_tensor x, const struct kern_weight *w,
 	return op;
 }
 
+static struct kern_kv_layer kv_layer(const struct envelope *e, uint32_t heads, uint32_t head)
+{
+	struct kern_kv_layer kv = {.base = e->pool.dev, .kv_heads = heads, .head_dim = head, .block_tokens = BLOCK, .dtype = KERN_BF16};
+	kv.block_stride_bytes = kern_kv_planes(&kv) * kern_kv_plane_bytes(&kv);
+	return kv;
+}
+
+static struct kern_op attention(struct kern_kv_layer kv, struct kern_tensor q, struct kern_tensor out, uint32_t heads, float scale)
+{
+	struct kern_op op;
+	memset(&op, 0, sizeof op);
+	op.kind = KERN_OP_ATTENTION;
+	op.attention.kv = kv;
+	op.attention.q = q;
+	op.attention.out = out;
+	op.attention.heads = heads;
+	op.attention.scale = scale;
+	return op;
+}
+
 /* A product of each type, with attention between them: y = W2 attention(W0 x, W1 W0 x). */
-static int program_new(struct envelope *e)
+static int model_new(struct envelope *e)
 {
 	struct kern_op op[5];
-	struct kern_kv_layer kv = {.base = e->pool.dev, .kv_heads = HEADS / 2, .head_dim = HEAD, .block_tokens = BLOCK, .dtype = KERN_BF16};
+	struct kern_kv_layer kv = kv_layer(e, HEADS / 2, HEAD);
 	struct kern_limits limits = {.rows = ROWS, .spans = 1, .positions = ROWS, .batch_bytes = BATCH_BYTES};
-	kv.block_stride_bytes = kern_kv_planes(&kv) * kern_kv_plane_bytes(&kv);
 	memset(op, 0, sizeof op);
 	op[0] = product(e->x, e->w[0], e->h);
 	op[1] = product(e->h, e->w[1], e->att);
@@ -72,12 +104,7 @@ static int program_new(struct envelope *e)
 	op[2].kv_write.kv = kv;
 	op[2].kv_write.k = e->h;
 	op[2].kv_write.v = e->att;
-	op[3].kind = KERN_OP_ATTENTION;
-	op[3].attention.kv = kv;
-	op[3].attention.q = e->h;
-	op[3].attention.out = e->att;
-	op[3].attention.heads = HEADS;
-	op[3].attention.scale = 0.125f;
+	op[3] = attention(kv, e->h, e->att, HEADS, 0.125f);
 	op[4] = product(e->att, e->w[2], e->y);
 	return cuda_program_new(e->dev, op, sizeof op / sizeof *op, &limits, &e->p);
 }
@@ -89,7 +116,8 @@ static struct kern_tensor take(const struct envelope *e, unsigned i)
 
 static int envelope_begin(struct envelope *e)
 {
-	size_t pool_bytes = (size_t)BLOCKS * BLOCK * HEADS * HEAD * 2;
+	struct kern_kv_layer kv = kv_layer(e, HEADS / 2, HEAD), far = kv_layer(e, 1, FAR_HEAD);
+	size_t pool_bytes = (ROWS + BLOCK - 1) / BLOCK * kv.block_stride_bytes, far_bytes = FAR_BLOCKS * far.block_stride_bytes;
 	uint32_t seed = 5;
 	int rc = cuda_check(e->dev, cudaStreamCreateWithFlags(&e->stream.stream, cudaStreamNonBlocking), "making a stream");
 	e->stream.dev = e->dev;
@@ -98,7 +126,7 @@ static int envelope_begin(struct envelope *e)
 	if (!rc)
 		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, 4 * sizeof e->in, &e->mem);
 	if (!rc)
-		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, pool_bytes, &e->pool);
+		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, pool_bytes > far_bytes ? pool_bytes : far_bytes, &e->pool);
 	if (!rc)
 		rc = cuda_mem_new(e->dev, KERN_MEM_PINNED, BATCH_BYTES, &e->batch);
 	if (rc || (rc = weight_new(e, 0, KERN_BF16, 0)) || (rc = weight_new(e, 1, KERN_Q8_0, 34)) || (rc = weight_new(e, 2, KERN_Q4_K, 144)))
@@ -107,7 +135,7 @@ static int envelope_begin(struct envelope *e)
 	e->h = take(e, 1);
 	e->att = take(e, 2);
 	e->y = take(e, 3);
-	return program_new(e);
+	return KERN_OK;
 }
 
 static void envelope_end(struct envelope *e)
@@ -122,24 +150,30 @@ static void envelope_end(struct envelope *e)
 		cudaStreamDestroy(e->stream.stream);
 }
 
-/* Positions [from, from + rows) of the one sequence; their rows of y. */
-static int step(struct envelope *e, uint32_t from, uint32_t rows, float *y)
+/* `rows` rows of the one sequence, whose blocks are in order, the first at `position`. */
+static void batch_write(struct envelope *e, uint32_t position, uint32_t rows)
 {
 	struct kern_batch *b = e->batch.host;
 	uint32_t *words = e->batch.host;
-	struct kern_span span = {.rows = rows, .position = from};
+	struct kern_span span = {.rows = rows, .position = position};
 	*b = (struct kern_batch){.rows = rows, .spans = 1, .span = 16};
 	b->tokens = b->positions = b->tail_index = b->tail_span = b->slots = 16 + sizeof span / 4;
 	b->table = b->slots + rows;
-	b->words = b->table + BLOCKS;
+	b->words = b->table + FAR_BLOCKS;
 	memcpy(words + b->span, &span, sizeof span);
 	for (uint32_t r = 0; r < rows; r++)
-		words[b->slots + r] = from + r;        /* blocks in order: also a row's position */
-	for (uint32_t i = 0; i < BLOCKS; i++)
+		words[b->slots + r] = position + r;    /* also a row's position */
+	for (uint32_t i = 0; i < FAR_BLOCKS; i++)
 		words[b->table + i] = i;
-	size_t bytes = rows * DIM * sizeof *y;
+}
+
+/* Runs the program over rows from .. from + rows of `in`, at positions from `first` + from on; y gets their results. */
+static int step(struct envelope *e, size_t columns, uint32_t first, uint32_t from, uint32_t rows, float *y)
+{
+	size_t bytes = rows * columns * sizeof *y;
 	cudaStream_t s = e->stream.stream;
-	int rc = cuda_check(e->dev, cudaMemcpyAsync((void *)e->x.at.v, e->in + (size_t)from * DIM, bytes, cudaMemcpyDefault, s), "uploading");
+	batch_write(e, first + from, rows);
+	int rc = cuda_check(e->dev, cudaMemcpyAsync((void *)e->x.at.v, e->in + from * columns, bytes, cudaMemcpyDefault, s), "uploading");
 	if (!rc)
 		rc = cuda_run(&e->stream, e->p, &e->batch);
 	if (!rc)
@@ -147,28 +181,70 @@ static int step(struct envelope *e, uint32_t from, uint32_t rows, float *y)
 	return rc ? rc : cuda_check(e->dev, cudaStreamSynchronize(s), "a first check of the device");
 }
 
-int cuda_envelope(struct kern_device *dev)
+/* Rows from .. from + rows again, without the others of the `among` in e->all: the same bits? */
+static int compare(struct envelope *e, size_t columns, uint32_t first, uint32_t from, uint32_t rows, int among)
+{
+	int rc = step(e, columns, first, from, rows, e->part);
+	if (!rc && memcmp(e->part, e->all + from * columns, rows * columns * sizeof *e->part))
+		rc = cuda_fail(e->dev, KERN_ENOTSUP, "%s computes other bits for %u rows from position %u on alone than among %d: this build must not be used on it",
+		               e->dev->name, rows, first + from, among);
+	return rc;
+}
+
+static int compare_model(struct envelope *e)
 {
 	static const struct { uint32_t from, rows; } parts[] = {{ROWS - 1, 1}, {0, 1}, {33, 9}, {2, 66}};
-	struct envelope *e = calloc(1, sizeof *e);
-	float *all = calloc(2, sizeof e->in), *part = all + ROWS * DIM;
-	if (!e || !all) {
-		free(e);
-		free(all);
-		return cuda_fail(dev, KERN_ENOMEM, "no memory for a first check of the device");
+	int rc = model_new(e);
+	if (!rc)
+		rc = step(e, DIM, 0, 0, ROWS, e->all);
+	for (size_t i = 0; i < sizeof parts / sizeof *parts && !rc; i++)
+		rc = compare(e, DIM, 0, parts[i].from, parts[i].rows, ROWS);
+	cuda_program_destroy(&e->p);
+	return rc;
+}
+
+static int far_fill(struct envelope *e)
+{
+	size_t bytes = FAR_BLOCKS * kv_layer(e, 1, FAR_HEAD).block_stride_bytes;
+	unsigned char *data = random_bytes(bytes, 11, 1);
+	int rc = data ? cuda_check(e->dev, cudaMemcpy((void *)e->pool.dev.v, data, bytes, cudaMemcpyDefault), "uploading") : no_memory(e->dev);
+	free(data);
+	return rc;
+}
+
+/* Deep in a context attention is shared out to blocks by chunks, by runs of chunks where states of chunks would take too much memory, or not at all: which, is
+ * chosen by the largest number of rows and positions that there can be. Limits that need each (most of 41 million: runs for up to 8 rows, none for 64). */
+static int compare_far(struct envelope *e)
+{
+	static const uint32_t positions[] = {FAR_POSITIONS, 41000000};
+	const uint32_t first = FAR_POSITIONS - FAR_ROWS;
+	struct kern_tensor q = {e->x.at, FAR_COLUMNS, KERN_F32}, out = {e->y.at, FAR_COLUMNS, KERN_F32};
+	struct kern_op op = attention(kv_layer(e, 1, FAR_HEAD), q, out, FAR_HEADS, 8);
+	int rc = far_fill(e);
+	for (int i = 0; i < 2 && !rc; i++) {
+		struct kern_limits limits = {.rows = 64, .spans = 1, .positions = positions[i], .batch_bytes = BATCH_BYTES};
+		rc = cuda_program_new(e->dev, &op, 1, &limits, &e->p);
+		if (!rc)
+			rc = i ? compare(e, FAR_COLUMNS, first, 0, FAR_ROWS, FAR_ROWS) : step(e, FAR_COLUMNS, first, 0, FAR_ROWS, e->all);
+		if (!rc)
+			rc = compare(e, FAR_COLUMNS, first, FAR_ROWS - 1, 1, FAR_ROWS);
+		cuda_program_destroy(&e->p);
 	}
+	return rc;
+}
+
+int cuda_envelope(struct kern_device *dev)
+{
+	struct envelope *e = calloc(1, sizeof *e);
+	if (!e)
+		return no_memory(dev);
 	e->dev = dev;
 	int rc = envelope_begin(e);
 	if (!rc)
-		rc = step(e, 0, ROWS, all);
-	for (size_t i = 0; i < sizeof parts / sizeof *parts && !rc; i++) {
-		rc = step(e, parts[i].from, parts[i].rows, part);
-		if (!rc && memcmp(part, all + (size_t)parts[i].from * DIM, parts[i].rows * DIM * sizeof *part))
-			rc = cuda_fail(dev, KERN_ENOTSUP, "%s computes other bits for %u rows alone than among %d: this build must not be used on it", dev->name,
-			               parts[i].rows, ROWS);
-	}
+		rc = compare_model(e);
+	if (!rc)
+		rc = compare_far(e);
 	envelope_end(e);
 	free(e);
-	free(all);
 	return rc;
 }
