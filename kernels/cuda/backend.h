@@ -44,7 +44,7 @@ struct kern_device {
 	volatile uint64_t *pulse;
 	kern_ptr pulse_dev;        /* the same, as the device sees it */
 	struct watch *watch;
-	uint64_t steps, rows;
+	uint64_t steps, rows;      /* atomic: any thread may ask for them */
 	struct nvml *nvml;         /* NULL: there is none */
 };
 

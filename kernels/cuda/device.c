@@ -182,7 +182,8 @@ static const char *device_numerics(const struct kern_device *dev)
 
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
-	*ret = (struct kern_counters){.pulse = *dev->pulse + dev->steps, .steps = dev->steps, .rows = dev->rows};
+	uint64_t steps = __atomic_load_n(&dev->steps, __ATOMIC_RELAXED);
+	*ret = (struct kern_counters){.pulse = *dev->pulse + steps, .steps = steps, .rows = __atomic_load_n(&dev->rows, __ATOMIC_RELAXED)};
 }
 
 static void device_info(const struct kern_device *dev, struct kern_info *ret)

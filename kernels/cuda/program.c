@@ -232,7 +232,7 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 		return rc;
 	if (b->progress && dev->watch && p->progress)
 		watch_expect(dev->watch, p->progress);
-	dev->steps++;
-	dev->rows += b->rows;
+	__atomic_fetch_add(&dev->steps, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&dev->rows, b->rows, __ATOMIC_RELAXED);
 	return KERN_OK;
 }

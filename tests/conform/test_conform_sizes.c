@@ -7,7 +7,7 @@
 
 enum { DEEP = 600, HIDDEN = 96, HEADS = 4, KV_HEADS = 2, HEAD = 24, WIDTH = HEADS * HEAD, KV_WIDTH = KV_HEADS * HEAD, INNER = 320, TYPES = 3 };
 
-/* Products whose inner dimension is no multiple of what a device may cut it into. */
+/* A norm over more columns than a block may have threads for. Products whose inner dimension is no multiple of what a device may cut it into. */
 static const enum kern_dtype types[TYPES] = {KERN_BF16, KERN_Q8_0, KERN_F32};
 
 /* Where each matrix is: q, k, v of x; o of what attention gives; a wide one that is narrowed again. */
@@ -49,6 +49,8 @@ static uint32_t deep_record(const struct deep *d, struct kern_op *op)
 	op[n++] = product(d->h, d->m[WIDE], d->wide);
 	op[n].kind = KERN_OP_ACT_MUL;
 	op[n].act_mul.y = op[n].act_mul.gate = op[n].act_mul.up = d->wide, op[n++].act_mul.dim = INNER;
+	op[n].kind = KERN_OP_NORM;
+	op[n].norm.y = op[n].norm.x = d->wide, op[n].norm.w = d->norm.dev, op[n].norm.dim = INNER, op[n++].norm.eps = 1e-5f;
 	op[n++] = product(d->wide, d->m[NARROW], d->y);
 	return n;
 }
@@ -66,13 +68,13 @@ static void deep_new(struct deep *d, const struct device *dev, enum kern_dtype t
 	static const struct sequence seq[SEQUENCES] = {{0, DEEP}};
 	struct kern_op op[16] = {0};
 	size_t at = 0;
-	float ones[HIDDEN];
+	float ones[INNER];
 	*d = (struct deep){.dev = dev, .w = world_new(seq, 16)};
 	struct kern_limits limits = world_limits(d->w);
 	d->mem = mem_get(dev, KERN_MEM_DEVICE, DEEP * sizeof(float) * (3 * HIDDEN + 2 * WIDTH + 2 * KV_WIDTH + INNER));
 	d->norm = mem_get(dev, KERN_MEM_DEVICE, sizeof ones);
 	d->batch = mem_get(dev, KERN_MEM_PINNED, batch_bytes(d->w));
-	for (uint32_t i = 0; i < HIDDEN; i++)
+	for (uint32_t i = 0; i < INNER; i++)
 		ones[i] = 1 + rand_unit() / 2;
 	mem_put(dev, d->norm.dev, ones, sizeof ones);
 	d->kv = (struct kern_kv_layer){.kv_heads = KV_HEADS, .head_dim = HEAD, .block_tokens = 16, .dtype = KERN_BF16};

@@ -1,13 +1,17 @@
 /* test_cuda_device.c - what goes wrong on a CUDA device, on the host's stand-in for a GPU (tests/cuda_host): every call of the runtime fails once, a device
- * breaks, memory runs out. What fails says so, leaves nothing behind, and a device that is not broken goes on. */
+ * breaks, memory runs out. What fails says so, leaves nothing behind, and a device that is not broken goes on. And what several threads call at once. */
+#include "kernels/copy.h"
 #include "kernels/kernels.h"
 #include "skip.h"
 
 #include <check.h>
 #include <libgen.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { DIM = 64, ROWS = 12, BATCH_BYTES = 4096 };
 
@@ -110,12 +114,17 @@ END_TEST
 static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaLaunchKernel", "cudaGraphInstantiate", "cudaMemcpyAsync", "cudaStreamCreateWithFlags",
                                     "cudaStreamBeginCapture", "cudaEventRecord", "cudaStreamSynchronize", "cudaMemset", "cudaGraphLaunch"};
 enum { CALLS = sizeof calls / sizeof *calls };
+#ifdef __SANITIZE_THREAD__
+enum { EACH_UP_TO = 0 };           /* it looks for races, of which these have none of their own */
+#else
+enum { EACH_UP_TO = 40 };
+#endif
 
 START_TEST(calls_that_fail)
 {
 	char text[80];
 	int failures = 0;
-	for (int n = 1; n < 400; n += n < 40 ? 1 : 17) {
+	for (int n = 1; n < 400; n += n < EACH_UP_TO ? 1 : 17) {
 		struct rig r;
 		float y[DIM];
 		snprintf(text, sizeof text, "%s:%d", calls[_i], n);
@@ -185,6 +194,106 @@ START_TEST(memory_that_runs_out)
 }
 END_TEST
 
+/* What any thread may ask, while another one runs steps. */
+struct looker { struct kern_device *dev; bool ends; uint64_t looks; };
+
+static void *look(void *arg)
+{
+	struct looker *l = arg;
+	struct kern_counters c, before = {0};
+	struct kern_info info;
+	for (; !__atomic_load_n(&l->ends, __ATOMIC_RELAXED); l->looks++) {
+		k->counters(l->dev, &c);
+		k->info(l->dev, &info);
+		ck_assert_uint_ge(c.steps, before.steps);
+		ck_assert_uint_ge(c.pulse, before.pulse);
+		before = c;
+	}
+	return NULL;
+}
+
+START_TEST(looked_at_while_it_works)
+{
+	struct rig r;
+	pthread_t thread;
+	struct kern_counters c;
+	ck_assert_msg(rig_open(&r) == 0, "%s", why);
+	struct looker l = {.dev = r.dev};
+	ck_assert_int_eq(pthread_create(&thread, NULL, look, &l), 0);
+	for (int i = 0; i < 20; i++)
+		expect_right(&r);
+	__atomic_store_n(&l.ends, true, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	k->counters(r.dev, &c);
+	ck_assert_uint_eq(c.steps, 20);
+	ck_assert_uint_eq(c.rows, 20);
+	ck_assert_uint_gt(l.looks, 0);
+	rig_close(&r);
+}
+END_TEST
+
+/* Copies of one pool by several threads, more than are under way at once: each finds its own bytes. */
+enum { COPIERS = 3, COPIES = 100, COPY_BYTES = 3000 };
+
+struct copier { struct kern_pool *pool; uint64_t at; size_t seen; };
+
+static void count_seen(void *arg, const void *at, size_t bytes)
+{
+	(void)at;
+	((struct copier *)arg)->seen += bytes;
+}
+
+static void copy_one(struct kern_pool *to, uint64_t to_at, struct kern_pool *from, uint64_t from_at, struct copier *seen)
+{
+	struct kern_piece piece = {to_at, from_at, COPY_BYTES};
+	struct kern_copy c = {.to = to, .from = from, .piece = &piece, .n = 1, .seen = seen ? count_seen : NULL, .seen_arg = seen};
+	struct kern_ticket t = {0};
+	char text[300];
+	ck_assert_msg(kern_copy(&c, &t, text, sizeof text) == 0, "%s", text);
+	ck_assert_msg(kern_wait(&t, text, sizeof text) == 0, "%s", text);
+}
+
+static void *copy_there_and_back(void *arg)
+{
+	struct copier *c = arg;
+	unsigned char there[COPY_BYTES], back[COPY_BYTES];
+	for (int i = 0; i < COPIES; i++) {
+		memset(there, (int)c->at + i, sizeof there);
+		copy_one(c->pool, c->at, NULL, (uintptr_t)there, NULL);
+		copy_one(NULL, (uintptr_t)back, c->pool, c->at, i % 2 ? c : NULL);
+		ck_assert_int_eq(memcmp(there, back, sizeof there), 0);
+	}
+	return NULL;
+}
+
+START_TEST(copies_of_several_threads)
+{
+	struct kern_config conf = {0};
+	struct kern_device *dev;
+	struct kern_mem mem = {0};
+	struct kern_pool *pool;
+	struct copier c[COPIERS];
+	pthread_t thread[COPIERS];
+	int fd;
+	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == 0, "%s", why);
+	ck_assert_int_eq(k->mem_new(dev, KERN_MEM_SHARED, COPIERS * COPY_BYTES, &mem), 0);
+	ck_assert_int_eq(k->mem_share(dev, &mem, &fd), 0);
+	ck_assert_msg(kern_pool_open("cuda", 0, fd, mem.bytes, &pool, why, sizeof why) == 0, "%s", why);
+	for (int i = 0; i < COPIERS; i++) {
+		c[i] = (struct copier){pool, (uint64_t)i * COPY_BYTES, 0};
+		ck_assert_int_eq(pthread_create(&thread[i], NULL, copy_there_and_back, &c[i]), 0);
+	}
+	for (int i = 0; i < COPIERS; i++) {
+		pthread_join(thread[i], NULL);
+		ck_assert_uint_eq(c[i].seen, COPIES / 2 * COPY_BYTES);
+	}
+	kern_pool_close(&pool);
+	close(fd);
+	k->mem_free(dev, &mem);
+	k->close(&dev);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -204,6 +313,8 @@ int main(int argc, char **argv)
 	tcase_add_test(t, a_device_that_breaks);
 	tcase_add_test(t, memory_comes_back);
 	tcase_add_test(t, memory_that_runs_out);
+	tcase_add_test(t, looked_at_while_it_works);
+	tcase_add_test(t, copies_of_several_threads);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
