@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 70, DIM = 256, HEADS = 4, HEAD = 64, BLOCK = 16, BATCH_BYTES = 4096, TYPES = 3 };
+/* Products cut DIM into several segments (linear.h). */
+enum { ROWS = 70, DIM = 1024, HEADS = 2, HEAD = 32, WIDTH = HEADS * HEAD, BLOCK = 16, BATCH_BYTES = 4096, TYPES = 3 };
 
 /* A context beyond a run of attention's chunks, 2048 positions (attention.cu): its rows, (FAR_ROWS, FAR_HEADS * FAR_HEAD) of one KV head. */
 enum { FAR_ROWS = 9, FAR_HEADS = 2, FAR_HEAD = 16, FAR_COLUMNS = FAR_HEADS * FAR_HEAD, FAR_BLOCKS = 148, FAR_POSITIONS = FAR_BLOCKS * BLOCK };
@@ -15,10 +16,10 @@ struct envelope {
 	struct kern_device *dev;
 	struct kern_stream stream;
 	struct kern_mem mem, pool, batch;
-	struct kern_weight *w[TYPES];
+	struct kern_weight *w[TYPES];          /* (WIDTH, DIM) */
 	struct kern_program *p;
-	struct kern_tensor x, h, att, y;       /* (ROWS, DIM) */
-	float in[ROWS * DIM], all[ROWS * DIM], part[ROWS * DIM];
+	struct kern_tensor x, of[TYPES], y;    /* what the program reads; w x; what it gives */
+	float in[ROWS * DIM], all[ROWS * WIDTH], part[ROWS * WIDTH];
 };
 
 static uint32_t random_bits(uint32_t *seed)
@@ -48,13 +49,13 @@ static int no_memory(struct kern_device *dev)
 /* Rows of any bytes are numbers of these types, if the scales are: every block begins with one of 2^-5, as float16. */
 static int weight_new(struct envelope *e, int i, enum kern_dtype type, uint32_t block_bytes)
 {
-	size_t bytes = kern_dtype_bytes(type, DIM) * DIM;
+	size_t bytes = kern_dtype_bytes(type, DIM) * WIDTH;
 	unsigned char *data = random_bytes(bytes, 7 + (uint32_t)i, type == KERN_BF16);
 	if (!data)
 		return no_memory(e->dev);
 	for (size_t at = 0; at < bytes && type != KERN_BF16; at += block_bytes)
 		memcpy(data + at, type == KERN_Q4_K ? "\0\x28\0\x28" : "\0\x28", type == KERN_Q4_K ? 4 : 2);
-	int rc = cuda_weight_new(e->dev, type, DIM, DIM, data, 0, &e->w[i]);
+	int rc = cuda_weight_new(e->dev, type, WIDTH, DIM, data, 0, &e->w[i]);
 	free(data);
 	return rc;
 }
@@ -91,50 +92,51 @@ static struct kern_op attention(struct kern_kv_layer kv, struct kern_tensor q, s
 	return op;
 }
 
-/* A product of each type, with attention between them: y = W2 attention(W0 x, W1 W0 x). */
+/* y = attention(w[0] x, w[1] x, w[2] x), each w of another type. */
 static int model_new(struct envelope *e)
 {
-	struct kern_op op[5];
-	struct kern_kv_layer kv = kv_layer(e, HEADS / 2, HEAD);
+	struct kern_op op[TYPES + 2];
+	struct kern_kv_layer kv = kv_layer(e, HEADS, HEAD);
 	struct kern_limits limits = {.rows = ROWS, .spans = 1, .positions = ROWS, .batch_bytes = BATCH_BYTES};
 	memset(op, 0, sizeof op);
-	op[0] = product(e->x, e->w[0], e->h);
-	op[1] = product(e->h, e->w[1], e->att);
-	op[2].kind = KERN_OP_KV_WRITE;
-	op[2].kv_write.kv = kv;
-	op[2].kv_write.k = e->h;
-	op[2].kv_write.v = e->att;
-	op[3] = attention(kv, e->h, e->att, HEADS, 0.125f);
-	op[4] = product(e->att, e->w[2], e->y);
+	for (int i = 0; i < TYPES; i++)
+		op[i] = product(e->x, e->w[i], e->of[i]);
+	op[TYPES].kind = KERN_OP_KV_WRITE;
+	op[TYPES].kv_write.kv = kv;
+	op[TYPES].kv_write.k = e->of[1];
+	op[TYPES].kv_write.v = e->of[2];
+	op[TYPES + 1] = attention(kv, e->of[0], e->y, HEADS, 0.01f);
 	return cuda_program_new(e->dev, op, sizeof op / sizeof *op, &limits, &e->p);
 }
 
-static struct kern_tensor take(const struct envelope *e, unsigned i)
+static struct kern_tensor take(const struct envelope *e, size_t *at, uint32_t columns)
 {
-	return (struct kern_tensor){kern_at(e->mem.dev, i * sizeof e->in), DIM, KERN_F32};
+	struct kern_tensor t = {kern_at(e->mem.dev, *at), columns, KERN_F32};
+	*at += ROWS * columns * sizeof(float);
+	return t;
 }
 
 static int envelope_begin(struct envelope *e)
 {
-	struct kern_kv_layer kv = kv_layer(e, HEADS / 2, HEAD), far = kv_layer(e, 1, FAR_HEAD);
-	size_t pool_bytes = (ROWS + BLOCK - 1) / BLOCK * kv.block_stride_bytes, far_bytes = FAR_BLOCKS * far.block_stride_bytes;
+	struct kern_kv_layer kv = kv_layer(e, HEADS, HEAD), far = kv_layer(e, 1, FAR_HEAD);
+	size_t at = 0, pool_bytes = (ROWS + BLOCK - 1) / BLOCK * kv.block_stride_bytes, far_bytes = FAR_BLOCKS * far.block_stride_bytes;
 	uint32_t seed = 5;
 	int rc = cuda_check(e->dev, cudaStreamCreateWithFlags(&e->stream.stream, cudaStreamNonBlocking), "making a stream");
 	e->stream.dev = e->dev;
 	for (size_t i = 0; i < ROWS * DIM; i++)
 		e->in[i] = (float)(int32_t)random_bits(&seed) * 0x1p-31f;
 	if (!rc)
-		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, 4 * sizeof e->in, &e->mem);
+		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, ROWS * (DIM + (TYPES + 1) * WIDTH) * sizeof(float), &e->mem);
 	if (!rc)
 		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, pool_bytes > far_bytes ? pool_bytes : far_bytes, &e->pool);
 	if (!rc)
 		rc = cuda_mem_new(e->dev, KERN_MEM_PINNED, BATCH_BYTES, &e->batch);
 	if (rc || (rc = weight_new(e, 0, KERN_BF16, 0)) || (rc = weight_new(e, 1, KERN_Q8_0, 34)) || (rc = weight_new(e, 2, KERN_Q4_K, 144)))
 		return rc;
-	e->x = take(e, 0);
-	e->h = take(e, 1);
-	e->att = take(e, 2);
-	e->y = take(e, 3);
+	e->x = take(e, &at, DIM);
+	e->y = take(e, &at, WIDTH);
+	for (int i = 0; i < TYPES; i++)
+		e->of[i] = take(e, &at, WIDTH);
 	return KERN_OK;
 }
 
@@ -168,24 +170,24 @@ static void batch_write(struct envelope *e, uint32_t position, uint32_t rows)
 }
 
 /* Runs the program over rows from .. from + rows of `in`, at positions from `first` + from on; y gets their results. */
-static int step(struct envelope *e, size_t columns, uint32_t first, uint32_t from, uint32_t rows, float *y)
+static int step(struct envelope *e, uint32_t first, uint32_t from, uint32_t rows, float *y)
 {
-	size_t bytes = rows * columns * sizeof *y;
+	size_t x_bytes = rows * e->x.ld * sizeof *e->in, y_bytes = rows * e->y.ld * sizeof *y;
 	cudaStream_t s = e->stream.stream;
 	batch_write(e, first + from, rows);
-	int rc = cuda_check(e->dev, cudaMemcpyAsync((void *)e->x.at.v, e->in + from * columns, bytes, cudaMemcpyDefault, s), "uploading");
+	int rc = cuda_check(e->dev, cudaMemcpyAsync((void *)e->x.at.v, e->in + from * e->x.ld, x_bytes, cudaMemcpyDefault, s), "uploading");
 	if (!rc)
 		rc = cuda_run(&e->stream, e->p, &e->batch);
 	if (!rc)
-		rc = cuda_check(e->dev, cudaMemcpyAsync(y, (const void *)e->y.at.v, bytes, cudaMemcpyDefault, s), "downloading");
+		rc = cuda_check(e->dev, cudaMemcpyAsync(y, (const void *)e->y.at.v, y_bytes, cudaMemcpyDefault, s), "downloading");
 	return rc ? rc : cuda_check(e->dev, cudaStreamSynchronize(s), "a first check of the device");
 }
 
 /* Rows from .. from + rows again, without the others of the `among` in e->all: the same bits? */
-static int compare(struct envelope *e, size_t columns, uint32_t first, uint32_t from, uint32_t rows, int among)
+static int compare(struct envelope *e, uint32_t first, uint32_t from, uint32_t rows, int among)
 {
-	int rc = step(e, columns, first, from, rows, e->part);
-	if (!rc && memcmp(e->part, e->all + from * columns, rows * columns * sizeof *e->part))
+	int rc = step(e, first, from, rows, e->part);
+	if (!rc && memcmp(e->part, e->all + from * e->y.ld, rows * e->y.ld * sizeof *e->part))
 		rc = cuda_fail(e->dev, KERN_ENOTSUP, "%s computes other bits for %u rows from position %u on alone than among %d: this build must not be used on it",
 		               e->dev->name, rows, first + from, among);
 	return rc;
@@ -196,9 +198,9 @@ static int compare_model(struct envelope *e)
 	static const struct { uint32_t from, rows; } parts[] = {{ROWS - 1, 1}, {0, 1}, {33, 9}, {2, 66}};
 	int rc = model_new(e);
 	if (!rc)
-		rc = step(e, DIM, 0, 0, ROWS, e->all);
+		rc = step(e, 0, 0, ROWS, e->all);
 	for (size_t i = 0; i < sizeof parts / sizeof *parts && !rc; i++)
-		rc = compare(e, DIM, 0, parts[i].from, parts[i].rows, ROWS);
+		rc = compare(e, 0, parts[i].from, parts[i].rows, ROWS);
 	cuda_program_destroy(&e->p);
 	return rc;
 }
@@ -218,16 +220,16 @@ static int compare_far(struct envelope *e)
 {
 	static const uint32_t positions[] = {FAR_POSITIONS, 41000000};
 	const uint32_t first = FAR_POSITIONS - FAR_ROWS;
-	struct kern_tensor q = {e->x.at, FAR_COLUMNS, KERN_F32}, out = {e->y.at, FAR_COLUMNS, KERN_F32};
-	struct kern_op op = attention(kv_layer(e, 1, FAR_HEAD), q, out, FAR_HEADS, 8);
+	e->x.ld = e->y.ld = FAR_COLUMNS;
+	struct kern_op op = attention(kv_layer(e, 1, FAR_HEAD), e->x, e->y, FAR_HEADS, 8);
 	int rc = far_fill(e);
 	for (int i = 0; i < 2 && !rc; i++) {
 		struct kern_limits limits = {.rows = 64, .spans = 1, .positions = positions[i], .batch_bytes = BATCH_BYTES};
 		rc = cuda_program_new(e->dev, &op, 1, &limits, &e->p);
 		if (!rc)
-			rc = i ? compare(e, FAR_COLUMNS, first, 0, FAR_ROWS, FAR_ROWS) : step(e, FAR_COLUMNS, first, 0, FAR_ROWS, e->all);
+			rc = i ? compare(e, first, 0, FAR_ROWS, FAR_ROWS) : step(e, first, 0, FAR_ROWS, e->all);
 		if (!rc)
-			rc = compare(e, FAR_COLUMNS, first, FAR_ROWS - 1, 1, FAR_ROWS);
+			rc = compare(e, first, FAR_ROWS - 1, 1, FAR_ROWS);
 		cuda_program_destroy(&e->p);
 	}
 	return rc;

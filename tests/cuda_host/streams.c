@@ -61,17 +61,23 @@ static void copy_run(const struct work *w)
 		memmove(w->copy.to + i * w->copy.to_pitch, w->copy.from + i * w->copy.from_pitch, w->copy.width);
 }
 
+/* What CUDA_HOST_FAIL names it by. */
+static const char *work_name(const struct work *w)
+{
+	return w->kind == WORK_KERNEL ? w->kernel.k->name : w->kind == WORK_COPY ? "copy" : "set";
+}
+
 static void work_run(const struct work *w)
 {
 	if (delay_us)
 		usleep(cuda_host_random() % delay_us);
-	if (w->kind == WORK_COPY)
+	if (cuda_host_injected(work_name(w)))
+		cuda_host_break(cudaErrorIllegalAddress);
+	else if (w->kind == WORK_COPY)
 		copy_run(w);
 	else if (w->kind == WORK_SET)
 		memset(w->set.at, w->set.value, w->set.bytes);
-	else if (w->kind == WORK_KERNEL && cuda_host_injected(w->kernel.k->name))
-		cuda_host_break(cudaErrorIllegalAddress);
-	else if (w->kind == WORK_KERNEL)
+	else
 		cuda_host_grid(w->kernel.k, w->kernel.grid, w->kernel.threads, w->kernel.shared, w->kernel.args);
 }
 
