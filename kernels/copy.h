@@ -62,7 +62,7 @@ struct kern_copies {
 int kern_pool_open(const char *backend, int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen);
 void kern_pool_close(struct kern_pool **pool);
 /* After an error nothing of it is under way. KERN_EINVAL, before anything is copied, for a piece beyond its pool or pools of different backends. Pieces that continue the one before on both sides, or (unseen)
- * overlap it alike, are copied as one. */
+ * overlap it alike, are copied as one. KERN_ELOST, also of kern_wait: no copy of the pool succeeds any more in this process. */
 int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *errbuf, size_t errlen);
 int kern_wait(const struct kern_ticket *t, char *errbuf, size_t errlen);
 

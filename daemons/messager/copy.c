@@ -65,8 +65,9 @@ int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_lis
 		char why[256] = "";
 		*ret_n = done;
 		uint32_t more = gather(p, layer, list, done, n - done, piece, &c.n, &end);
-		if (c.n && kern_copy(&c, &sum->last, why, sizeof why))
-			return err_set(err, ERR_IO, "cannot copy layer %u: %s", layer, why);
+		int rc = c.n ? kern_copy(&c, &sum->last, why, sizeof why) : KERN_OK;
+		if (rc)
+			return err_set(err, rc == KERN_ELOST ? ERR_CLOSED : ERR_IO, "cannot copy layer %u: %s", layer, why);
 		sum->runs += (uint32_t)c.n;
 		done += more;
 	}
@@ -77,5 +78,6 @@ int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_lis
 int copy_wait(const struct copy_sum *sum, struct err *err)
 {
 	char why[256] = "";
-	return kern_wait(&sum->last, why, sizeof why) ? err_set(err, ERR_IO, "copying failed: %s", why) : 0;
+	int rc = kern_wait(&sum->last, why, sizeof why);
+	return rc ? err_set(err, rc == KERN_ELOST ? ERR_CLOSED : ERR_IO, "copying failed: %s", why) : 0;
 }

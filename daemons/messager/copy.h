@@ -34,10 +34,11 @@ struct copy_sum {
 uint32_t copy_run(const uint32_t *src, const uint32_t *dst, uint32_t n);
 /* Begins to copy blocks of the layer until limit_bytes is reached (at least one block) or all are done. A
  * block that has another generation than the list says is not written, nor is one behind it:
- * ERR_STALE, else 0, or ERR_IO (the device). *ret_n: blocks of which the copy has begun. */
+ * ERR_STALE, else 0, ERR_IO (the device), ERR_CLOSED (the device is lost). *ret_n: blocks of which
+ * the copy has begun. */
 int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
                size_t limit_bytes, struct copy_sum *sum, uint32_t *ret_n, struct err *err);
-/* All that copy_layer has begun is done, also after an error of it. 0 or ERR_IO. */
+/* All that copy_layer has begun is done, also after an error of it. 0, ERR_IO or ERR_CLOSED. */
 int copy_wait(const struct copy_sum *sum, struct err *err);
 
 #endif

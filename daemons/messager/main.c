@@ -92,6 +92,13 @@ static void out_ended(void *arg, const struct task_report *r)
 	stat_observe_us(s, MS_TRANSFER_SECONDS, r->life_us);
 }
 
+/* Workers keep what they have, and hand it over to the process that is started next. */
+static void out_lost(void *arg, const char *why)
+{
+	(void)arg;
+	svc_leave(why);
+}
+
 /* --- the pump --------------------------------------------------------------------------------------------------------------------- */
 
 static void scan_while_open(struct messager *m, int open)
@@ -192,7 +199,7 @@ static void messager_stop(struct svc *s)
 static int messager_start(struct svc *s, struct err *err)
 {
 	struct messager *m = mem_zalloc(sizeof *m);
-	const struct mover_out out = {m, out_now, out_linked, out_send, out_ended};
+	const struct mover_out out = {m, out_now, out_linked, out_send, out_ended, out_lost};
 	const struct mover_limits limits = limits_of(s);
 	char path[512];
 	m->svc = s;

@@ -62,6 +62,8 @@ struct mover_out {
 	/* 0, ERR_FULL or ERR_CLOSED: it is tried again at a later turn. */
 	int (*send)(void *arg, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body);
 	void (*ended)(void *arg, const struct task_report *r);   /* may be NULL */
+	/* A device is lost to this process: every copy of its pools would fail. May end the process; may be NULL */
+	void (*lost)(void *arg, const char *why);
 };
 
 struct mover_limits {

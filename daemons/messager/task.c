@@ -321,7 +321,7 @@ static int look(struct task *t)
 }
 
 /* Begins to copy what is computed and not yet sent, within the turn's budget. 1 when nothing of that
- * is left; ERR_STALE: D has reused the block of *ret_stale; ERR_IO: the device. */
+ * is left; ERR_STALE: D has reused the block of *ret_stale; ERR_IO: the device; ERR_CLOSED: it is lost. */
 static int copy_begin(struct task *t, struct copy_sum *sum, uint32_t *ret_stale, struct err *err)
 {
 	struct mover *m = t->m;
@@ -384,7 +384,9 @@ static enum step step_open(struct task *t)
 	uint64_t end = m->out.now_us(m->out.arg);
 	if (t->bytes != bytes)
 		t->copy_us += end - begin;
-	if (done == ERR_IO)
+	if (done == ERR_CLOSED && m->out.lost)
+		m->out.lost(m->out.arg, err.text);
+	if (done == ERR_IO || done == ERR_CLOSED)
 		return task_fail(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s", t->p->name, t->d->name, err.text);
 	if (done < 0)
 		return fail_reused(t, stale);

@@ -8,15 +8,7 @@
 
 #define AWAY_US 1000000u           /* between two looks: the loop did not run */
 #define GIVE_UP_US 5000000u        /* without progress, when the process is told to end */
-#define LOG_WAIT_MS 300            /* for the log's last lines */
 #define JOIN_S 3                   /* for the end of the last step; svc gives the whole end 4 s */
-
-void worker_leave(const char *why)
-{
-	log_error("give_up", "why=%s", log_quote(why));
-	log_stop(LOG_WAIT_MS);
-	_exit(1);
-}
 
 /* Grows with every layer, and with the begin and the end of each step. */
 static uint64_t pulse(const struct worker *w, uint64_t turns)
@@ -41,7 +33,7 @@ void watch_look(struct worker *w)
 	snprintf(why, sizeof why, "step %llu makes no progress for %llu ms (step_timeout_ms %llu)",
 	         (unsigned long long)turns / 2 + 1, (unsigned long long)t->still_us / 1000,
 	         (unsigned long long)t->limit_us / 1000);
-	worker_leave(why);
+	svc_leave(why);
 }
 
 uint64_t watch_still_us(const struct worker *w)
@@ -62,5 +54,5 @@ void watch_join(pthread_t thread)
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += JOIN_S;
 	if (pthread_timedjoin_np(thread, NULL, &until) != 0)
-		worker_leave("told to end while a step runs that does not end");
+		svc_leave("told to end while a step runs that does not end");
 }

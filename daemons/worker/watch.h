@@ -40,7 +40,5 @@ uint64_t watch_still_us(const struct worker *w);
 int watch_gives_up(const struct worker *w);
 /* The schedule thread has been told to end. Does not return if its step does not end soon. */
 void watch_join(pthread_t thread);
-/* Logs the reason and ends the process with status 1, waiting for nothing but the log. */
-_Noreturn void worker_leave(const char *why);
 
 #endif

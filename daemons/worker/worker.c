@@ -174,7 +174,7 @@ static void end_broken(struct svc *s, void *arg)
 	struct worker *w = worker_of(s);
 	(void)arg;
 	if (w->engine && engine_broken(w->engine))
-		worker_leave(engine_broken(w->engine));
+		svc_leave(engine_broken(w->engine));
 }
 
 static void engine_is_broken(void *arg, const char *why)
@@ -623,7 +623,7 @@ static void stop(struct svc *s)
 {
 	struct worker *w = worker_of(s);
 	if (watch_gives_up(w))
-		worker_leave("told to end while a step makes no progress");
+		svc_leave("told to end while a step makes no progress");
 	w->stage->stop(w);
 	role_fini(w);
 	if (w->store) {

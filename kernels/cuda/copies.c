@@ -219,6 +219,14 @@ static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbu
 	return rc ? rc : check(e, "copying", errbuf, errlen);
 }
 
+/* A device that is of no use any more is that to this process: one that starts anew may find it well. */
+static int or_lost(const struct cuda_pool *p, int rc)
+{
+	cudaError_t state = rc == KERN_EDEVICE ? cudaStreamQuery(p->stream) : cudaSuccess;
+	cudaGetLastError();
+	return state == cudaSuccess || state == cudaErrorNotReady ? rc : KERN_ELOST;
+}
+
 static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
 {
 	struct cuda_pool *p = (struct cuda_pool *)(c->to ? c->to : c->from);
@@ -237,7 +245,7 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	else
 		*ret_number = p->number = number;
 	pthread_mutex_unlock(&p->lock);
-	return rc;
+	return or_lost(p, rc);
 }
 
 /* An event that was used again since belongs to a later copy: this one was done before. */
@@ -245,7 +253,7 @@ static int pool_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size
 {
 	struct cuda_pool *p = (struct cuda_pool *)pool;
 	int rc = check(cudaSetDevice(p->device), "choosing the device", errbuf, errlen);
-	return rc ? rc : check(cudaEventSynchronize(p->end[number % RING]), "copying", errbuf, errlen);
+	return or_lost(p, rc ? rc : check(cudaEventSynchronize(p->end[number % RING]), "copying", errbuf, errlen));
 }
 
 const struct kern_copies kern_backend_copies = {

@@ -4,8 +4,8 @@
  * One thread is the device. It takes the next piece of work from any stream that has some, in an order that a seed decides: nothing orders streams but the
  * host's waiting, and nothing need be done before the host waits for it. Device memory begins with rubbish. A call may come from any thread.
  * Environment: CUDA_HOST_SEED=n the order; CUDA_HOST_DELAY_US=n up to so many microseconds before a piece of work;
- * CUDA_HOST_FAIL=function:n the n-th call of that function fails, copy:n, set:n or a kernel's name:n that work breaks the device; CUDA_HOST_MEMORY_MB, CUDA_HOST_DEVICES,
- * CUDA_HOST_DRIVER=0 no driver. */
+ * CUDA_HOST_FAIL=function:n the n-th call of that function fails, copy:n, set:n or a kernel's name:n that work breaks the device;
+ * CUDA_HOST_MEMORY_MB, CUDA_HOST_DEVICES, CUDA_HOST_DRIVER=0 no driver. */
 #ifndef CUDA_HOST_RUNTIME_SHARED_H
 #define CUDA_HOST_RUNTIME_SHARED_H
 

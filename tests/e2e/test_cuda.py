@@ -87,6 +87,24 @@ def test_a_device_that_breaks():
         assert "an illegal memory access was encountered" in s.log("decode-1")
 
 
+@pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
+def test_a_device_that_breaks_under_the_messager():
+    """To another process the device is well, and a messager that starts anew can copy: so the messager ends and says why, instead of failing every transfer."""
+    model = os.path.join(GOLDEN, "llama")
+    prompt, want = asked("llama")[1]
+    with Suite("1p1d", model, worker={**WORKER, "kv_type": "f32"}, gpu={"messager": {"CUDA_HOST_FAIL": "copy:1"}}) as s:
+        status, answer = s.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})
+        assert status == 200 or answer["error"]["message"], answer
+        wait_for(lambda: s.procs["messager"].poll() is not None, "the messager goes on with a device that broke")
+        assert s.procs["messager"].returncode == 1
+        assert "an illegal memory access was encountered" in s.log("messager").split("event=give_up")[1]
+        s.gpu["messager"] = {}
+        s.restart("messager")
+        s.ready()
+        assert s.tokens(prompt, len(want)) == want
+        s.quiet()
+
+
 @pytest.mark.skipif(ON_GPU, reason="for the host's stand-in")
 @pytest.mark.parametrize("env, conf, text", [
     ({"CUDA_HOST_DRIVER": "0"}, {}, "this machine lacks an NVIDIA driver"),
