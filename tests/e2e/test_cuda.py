@@ -1,66 +1,45 @@
 """The CUDA backend in whole suites, on the host's stand-in for a GPU (tests/cuda_host), or with PD_GPU=1 on the machine's GPU: tokens of the reference, KV that
 goes from device to device and to storage and back, a device that breaks, devices that are not there or too small."""
-import json
 import os
 import subprocess
 
 import pytest
+from golden import ALL, answers, asked, suite, through_storage, wanted
 from suite import BIN, CUDA_HOST, ENV, GOLDEN, Suite, wait_for
 
 ON_GPU = bool(os.environ.get("PD_GPU"))
-ALL = sorted(f for f in os.listdir(GOLDEN) if os.path.isdir(os.path.join(GOLDEN, f)))
 FAMILIES = ALL if ON_GPU or os.environ.get("PD_MODELS") == "all" else ("llama", "deepseek_v3", "gpt_oss")
-WORKER = {"block_tokens": 16, "kv_blocks": 96, "output_caching": False}
-
-
-def asked(family):
-    """The two prompts with their greedy continuations."""
-    with open(os.path.join(GOLDEN, family, "prompt.json")) as f:
-        prompts = json.load(f)
-    with open(os.path.join(GOLDEN, family, "golden.json")) as f:
-        golden = json.load(f)["continuations"]
-    return [(prompts[k], golden[k]["greedy"]) for k in ("short", "long")]
-
-
-def answers(family, layout, kv_type, n=None, rounds=1, **more):
-    """Of all rounds, which must be alike: with what the first left in the pools the second computes less."""
-    with Suite(layout, os.path.join(GOLDEN, family), worker={**WORKER, "kv_type": kv_type}, gpu={}, **more) as s:
-        out = [[s.tokens(p, n or len(want)) for p, want in asked(family)] for _ in range(rounds)]
-        assert all(o == out[0] for o in out)
-        s.quiet()
-        return out[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden_tokens(family):
     """In float32 the tokens are the reference's, split over two processes, whose pools are two devices' memory."""
-    assert answers(family, "1p1d", "f32") == [want for _, want in asked(family)]
+    assert answers(family, "1p1d", "f32", gpu={}) == wanted(family)
 
 
 def test_split_is_mixed():
     """In small chunks, the second time from the pools: the same bits as in one go on one device."""
-    assert answers("llama", "1p1d", "bf16", rounds=2, prefill={"max_batched_tokens": 48}) == answers("llama", "mixed", "bf16")
+    assert answers("llama", "1p1d", "bf16", rounds=2, prefill={"max_batched_tokens": 48}, gpu={}) == answers("llama", "mixed", "bf16", gpu={})
 
 
 def test_rounded_activations():
     """As the field computes: bfloat16 activations. The tokens may be others than the reference's; mixed and split are alike."""
-    act = {"prefill": {"activation_type": "bf16", "max_batched_tokens": 48}, "decode": {"activation_type": "bf16"}}
-    assert answers("llama", "1p1d", "bf16", n=8, **act) == answers("llama", "1p1d", "bf16", n=8, prefill={"activation_type": "bf16"}, decode=act["decode"])
+    chunks, whole = [{"prefill": {"activation_type": "bf16", **c}, "decode": {"activation_type": "bf16"}, "gpu": {}} for c in ({"max_batched_tokens": 48}, {})]
+    assert answers("llama", "1p1d", "bf16", n=8, **chunks) == answers("llama", "1p1d", "bf16", n=8, **whole)
 
 
 def test_through_storage():
-    """A pool for about one prompt: what it evicts goes to storage and comes back."""
-    prompts = [[(7 * i + j) % 300 + 3 for i in range(100)] for j in (0, 100, 200)]
-    model = os.path.join(GOLDEN, "llama")
-    with Suite("mixed", model, worker={**WORKER, "kv_type": "f32"}, gpu={}) as s:
-        want = [s.tokens(p, 8) for p in prompts]
-    prefill = {"kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always", "storage_lookup_wait_ms": 60000, "storage_read_wait_ms": 60000}
-    with Suite("1p1d", model, worker={**WORKER, "kv_type": "f32"}, prefill=prefill, gpu={}) as s:
-        for _ in range(20):              # what is evicted before it was written is computed again, and has another chance
-            assert [s.tokens(p, 8) for p in prompts] == want
-            if s.ctl("storage", "status")["hits"]:
-                break
-        assert s.ctl("storage", "status")["hits"] > 0
+    through_storage("llama", 100, 8, gpu={})
+
+
+@pytest.mark.skipif(ON_GPU, reason="for the host's stand-in")
+def test_devices_that_are_slow():
+    """Workers whose devices take up to some milliseconds for each piece of work, beside a messager that takes none: what was handed over before it was there
+    gives other tokens."""
+    slow = {"CUDA_HOST_SEED": "3", "CUDA_HOST_DELAY_US": "4000"}
+    prompt, want = asked("llama")[1]
+    with suite("llama", "1p1d", "f32", prefill={"max_batched_tokens": 48}, gpu={"prefill-1": slow, "decode-1": slow}) as s:
+        assert s.tokens(prompt, 6) == want[:6]
         s.quiet()
 
 
@@ -77,9 +56,8 @@ def test_status_shows_the_device():
 @pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
 def test_a_device_that_breaks():
     """An illegal access in the middle of an answer: the worker ends and says why, the answer goes on at the other, with the same tokens."""
-    model = os.path.join(GOLDEN, "llama")
     prompt, want = asked("llama")[0]
-    with Suite("1p2d", model, worker={**WORKER, "kv_type": "f32"}, gpu={"decode-1": {"CUDA_HOST_FAIL": "embed_rows:6"}}) as s:
+    with suite("llama", "1p2d", "f32", gpu={"decode-1": {"CUDA_HOST_FAIL": "embed_rows:6"}}) as s:
         got = [s.tokens(prompt, len(want)) for _ in range(4)]
         assert got == [want] * 4
         wait_for(lambda: s.procs["decode-1"].poll() is not None, "decode-1 goes on with a device that broke")
@@ -90,9 +68,8 @@ def test_a_device_that_breaks():
 @pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
 def test_a_device_that_breaks_under_the_messager():
     """To another process the device is well, and a messager that starts anew can copy: so the messager ends and says why, instead of failing every transfer."""
-    model = os.path.join(GOLDEN, "llama")
     prompt, want = asked("llama")[1]
-    with Suite("1p1d", model, worker={**WORKER, "kv_type": "f32"}, gpu={"messager": {"CUDA_HOST_FAIL": "copy:1"}}) as s:
+    with suite("llama", "1p1d", "f32", gpu={"messager": {"CUDA_HOST_FAIL": "copy:1"}}) as s:
         status, answer = s.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})
         assert status == 200 or answer["error"]["message"], answer
         wait_for(lambda: s.procs["messager"].poll() is not None, "the messager goes on with a device that broke")

@@ -109,22 +109,17 @@ START_TEST(a_device_computes)
 }
 END_TEST
 
-/* The n-th call of a function fails, for every n until none does: what was asked for is refused in words, nothing is leaked (AddressSanitizer), and the device
+/* The n-th call of a function fails, for more and more n until none does: what was asked for is refused in words, nothing is leaked (AddressSanitizer), and the device
  * is not lost. */
 static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaLaunchKernel", "cudaGraphInstantiate", "cudaMemcpyAsync", "cudaStreamCreateWithFlags",
-                                    "cudaStreamBeginCapture", "cudaEventRecord", "cudaStreamSynchronize", "cudaMemset", "cudaGraphLaunch"};
+                                    "cudaStreamBeginCapture", "cudaEventRecord", "cudaStreamSynchronize", "cudaMemset", "cudaGraphLaunch", "cudaMemcpy", "cudaEventSynchronize"};
 enum { CALLS = sizeof calls / sizeof *calls };
-#ifdef __SANITIZE_THREAD__
-enum { EACH_UP_TO = 0 };           /* it looks for races, of which these have none of their own */
-#else
-enum { EACH_UP_TO = 40 };
-#endif
 
 START_TEST(calls_that_fail)
 {
 	char text[80];
 	int failures = 0;
-	for (int n = 1; n < 400; n += n < EACH_UP_TO ? 1 : 17) {
+	for (int n = 1; n < 400; n += n < 8 ? 1 : 11) {
 		struct rig r;
 		float y[DIM];
 		snprintf(text, sizeof text, "%s:%d", calls[_i], n);
@@ -176,6 +171,52 @@ START_TEST(memory_comes_back)
 	k->info(other.dev, &after);
 	ck_assert_uint_eq(after.free_bytes, before.free_bytes);
 	rig_close(&other);
+}
+END_TEST
+
+/* The same for memory that processes share: made, shared, mapped. */
+static const char *const shared_calls[] = {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cudaMemset", "cudaMemcpy",
+                                           "cuMemRetainAllocationHandle", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"};
+enum { SHARED_CALLS = sizeof shared_calls / sizeof *shared_calls };
+
+static int share_and_map(struct kern_device *dev)
+{
+	struct kern_mem mem = {0}, mapped = {0};
+	int fd = -1, rc = k->mem_new(dev, KERN_MEM_SHARED, 5000, &mem);
+	if (!rc)
+		rc = k->mem_share(dev, &mem, &fd);
+	if (!rc)
+		rc = k->mem_map(dev, fd, 5000, &mapped);
+	if (fd >= 0)
+		close(fd);
+	k->mem_free(dev, &mapped);
+	k->mem_free(dev, &mem);
+	return rc;
+}
+
+START_TEST(shared_memory_that_fails)
+{
+	struct kern_config conf = {0};
+	struct kern_device *dev;
+	struct kern_info before, after;
+	char text[80];
+	int failures = 0, rc;
+	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == 0, "%s", why);
+	k->info(dev, &before);
+	for (int i = 0; i < SHARED_CALLS; i++)
+		for (int n = 1; n <= 3; n++, failures += rc != 0) {
+			snprintf(text, sizeof text, "%s:%d", shared_calls[i], n);
+			setenv("CUDA_HOST_FAIL", text, 1);
+			rc = share_and_map(dev);
+			setenv("CUDA_HOST_FAIL", "none:1", 1);
+			ck_assert_msg(rc != KERN_ELOST && (n > 1 || rc), "%s: %d", text, rc);
+			ck_assert_msg(!rc || strlen(k->last_error(dev)) > 10, "%s: %d without a text", text, rc);
+			k->info(dev, &after);
+			ck_assert_msg(after.free_bytes == before.free_bytes, "%s: %zu bytes less", text, (size_t)(before.free_bytes - after.free_bytes));
+			ck_assert_int_eq(share_and_map(dev), 0);
+		}
+	ck_assert_int_gt(failures, SHARED_CALLS);
+	k->close(&dev);
 }
 END_TEST
 
@@ -312,6 +353,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(t, calls_that_fail, 0, CALLS);
 	tcase_add_test(t, a_device_that_breaks);
 	tcase_add_test(t, memory_comes_back);
+	tcase_add_test(t, shared_memory_that_fails);
 	tcase_add_test(t, memory_that_runs_out);
 	tcase_add_test(t, looked_at_while_it_works);
 	tcase_add_test(t, copies_of_several_threads);

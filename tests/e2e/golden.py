@@ -1,0 +1,50 @@
+"""golden.py - the tiny models of tests/data/golden in whole suites: what is asked of each, the reference's tokens, and what suites answer."""
+import json
+import os
+
+from suite import GOLDEN, Suite
+
+ALL = sorted(f for f in os.listdir(GOLDEN) if os.path.isdir(os.path.join(GOLDEN, f)))
+WORKER = {"block_tokens": 16, "kv_blocks": 96, "output_caching": False}
+
+
+def asked(family):
+    """The two prompts, each with the reference's greedy continuation."""
+    def load(name):
+        with open(os.path.join(GOLDEN, family, name)) as f:
+            return json.load(f)
+
+    prompts, golden = load("prompt.json"), load("golden.json")["continuations"]
+    return [(prompts[k], golden[k]["greedy"]) for k in ("short", "long")]
+
+
+def wanted(family):
+    return [want for _, want in asked(family)]
+
+
+def suite(family, layout, kv_type, file="", **more):
+    return Suite(layout, os.path.join(GOLDEN, family, file), worker={**WORKER, "kv_type": kv_type}, **more)
+
+
+def answers(family, layout, kv_type, n=None, rounds=1, **more):
+    """Of all rounds, which must be alike: with what the first left in the pools the second computes less. n: tokens, None for as many as the reference has."""
+    with suite(family, layout, kv_type, **more) as s:
+        out = [[s.tokens(p, n or len(want)) for p, want in asked(family)] for _ in range(rounds)]
+        assert all(o == out[0] for o in out)
+        s.quiet()
+        return out[0]
+
+
+def through_storage(family, length, n, **more):
+    """A pool for about one prompt of that length: what it evicts goes to storage and comes back, and the tokens are those of a worker that has room."""
+    prompts = [[(7 * i + j) % 300 + 3 for i in range(length)] for j in (0, 100, 200)]
+    with suite(family, "mixed", "f32", **more) as s:
+        want = [s.tokens(p, n) for p in prompts]
+    prefill = {"kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always", "storage_lookup_wait_ms": 60000, "storage_read_wait_ms": 60000}
+    with suite(family, "1p1d", "f32", prefill=prefill, **more) as s:
+        for _ in range(20):              # what is evicted before it was written is computed again, and has another chance
+            assert [s.tokens(p, n) for p in prompts] == want
+            if s.ctl("storage", "status")["hits"]:
+                break
+        assert s.ctl("storage", "status")["hits"] > 0
+        s.quiet()
