@@ -8,11 +8,13 @@
  * and the ride, which is nobody's, is freed when the tier is done with it; MOVES of a put -> LATE: what was copied is not to take its time with a device.
  *
  * A put copies, then checks the block's generation (and before, to spare the work); what was not valid all the while is STORE_VOID and leaves nothing. A get
- * checks before each burst that it was not given up. What goes wrong with one item is that item's code and text. */
+ * checks before each burst that it was not given up. What goes wrong with one item is that item's code and text; a device
+ * that is lost to this process ends it, for the one started next can copy. */
 #include "copier.h"
 #include "spans.h"
 #include "sum.h"
 
+#include "svc/svc.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -71,7 +73,12 @@ static int burst_run(struct burst *b, const struct copy_item *it)
 	b->copy.piece = b->piece;
 	if (atomic_load_explicit(&it->batch->cancelled, memory_order_relaxed))
 		return ERR_CANCELLED;
-	if (n == 0 || (kern_copy(&b->copy, &ticket, why, sizeof why) == 0 && kern_wait(&ticket, why, sizeof why) == 0)) {
+	int rc = n ? kern_copy(&b->copy, &ticket, why, sizeof why) : KERN_OK;
+	if (n && !rc)
+		rc = kern_wait(&ticket, why, sizeof why);
+	if (rc == KERN_ELOST)
+		svc_leave(why);
+	if (!rc) {
 		b->copy.n = 0;
 		return 0;
 	}

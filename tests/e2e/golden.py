@@ -26,10 +26,19 @@ def suite(family, layout, kv_type, file="", **more):
     return Suite(layout, os.path.join(GOLDEN, family, file), worker={**WORKER, "kv_type": kv_type}, **more)
 
 
-def answers(family, layout, kv_type, n=None, rounds=1, **more):
+def scored(s, prompt, n):
+    """The greedy tokens, and the log-probabilities of those and of others: where the tokens are the same by chance, these show another bit."""
+    body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 5}
+    status, r = s.post("/v1/completions", body)
+    assert status == 200, (status, r)
+    choice = r["choices"][0]
+    return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"]
+
+
+def answers(family, layout, kv_type, n=None, rounds=1, ask=Suite.tokens, **more):
     """Of all rounds, which must be alike: with what the first left in the pools the second computes less. n: tokens, None for as many as the reference has."""
     with suite(family, layout, kv_type, **more) as s:
-        out = [[s.tokens(p, n or len(want)) for p, want in asked(family)] for _ in range(rounds)]
+        out = [[ask(s, p, n or len(want)) for p, want in asked(family)] for _ in range(rounds)]
         assert all(o == out[0] for o in out)
         s.quiet()
         return out[0]

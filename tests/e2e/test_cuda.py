@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from golden import ALL, answers, asked, suite, through_storage, wanted
+from golden import ALL, answers, asked, scored, suite, through_storage, wanted
 from suite import BIN, CUDA_HOST, ENV, GOLDEN, Suite, wait_for
 
 ON_GPU = bool(os.environ.get("PD_GPU"))
@@ -19,13 +19,14 @@ def test_golden_tokens(family):
 
 def test_split_is_mixed():
     """In small chunks, the second time from the pools: the same bits as in one go on one device."""
-    assert answers("llama", "1p1d", "bf16", rounds=2, prefill={"max_batched_tokens": 48}, gpu={}) == answers("llama", "mixed", "bf16", gpu={})
+    split = answers("llama", "1p1d", "bf16", rounds=2, ask=scored, prefill={"max_batched_tokens": 48}, gpu={})
+    assert split == answers("llama", "mixed", "bf16", ask=scored, gpu={})
 
 
 def test_rounded_activations():
-    """As the field computes: bfloat16 activations. The tokens may be others than the reference's; mixed and split are alike."""
+    """As the field computes: bfloat16 activations. The tokens may be others than the reference's; in small chunks and in one go they are alike."""
     chunks, whole = [{"prefill": {"activation_type": "bf16", **c}, "decode": {"activation_type": "bf16"}, "gpu": {}} for c in ({"max_batched_tokens": 48}, {})]
-    assert answers("llama", "1p1d", "bf16", n=8, **chunks) == answers("llama", "1p1d", "bf16", n=8, **whole)
+    assert answers("llama", "1p1d", "bf16", n=8, ask=scored, **chunks) == answers("llama", "1p1d", "bf16", n=8, ask=scored, **whole)
 
 
 def test_through_storage():
@@ -66,18 +67,24 @@ def test_a_device_that_breaks():
 
 
 @pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
-def test_a_device_that_breaks_under_the_messager():
-    """To another process the device is well, and a messager that starts anew can copy: so the messager ends and says why, instead of failing every transfer."""
-    prompt, want = asked("llama")[1]
-    with suite("llama", "1p1d", "f32", gpu={"messager": {"CUDA_HOST_FAIL": "copy:1"}}) as s:
-        status, answer = s.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})
-        assert status == 200 or answer["error"]["message"], answer
-        wait_for(lambda: s.procs["messager"].poll() is not None, "the messager goes on with a device that broke")
-        assert s.procs["messager"].returncode == 1
-        assert "an illegal memory access was encountered" in s.log("messager").split("event=give_up")[1]
-        s.gpu["messager"] = {}
-        s.restart("messager")
+@pytest.mark.parametrize("name", ["messager", "storage"])
+def test_a_device_that_breaks_under_a_copy(name):
+    """To another process the device is well, and one that starts anew can copy: so the daemon ends and says why, instead of failing every copy."""
+    prompts = [[(7 * i + j) % 300 + 3 for i in range(100)] for j in (0, 100, 200)]
+    with suite("llama", "1p1d", "f32", prefill={"kv_blocks": 16, "kv_eviction": "offload"}, gpu={name: {"CUDA_HOST_FAIL": "copy:1"}}) as s:
+        def ended():
+            for p in prompts:            # one evicts what another has left
+                status, answer = s.post("/v1/completions", {"prompt": p, "max_tokens": 2})
+                assert status == 200 or answer["error"]["message"], answer
+            return s.procs[name].poll() is not None
+
+        wait_for(ended, f"{name} goes on with a device that broke")
+        assert s.procs[name].returncode == 1
+        assert "an illegal memory access was encountered" in s.log(name).split("event=give_up")[1]
+        s.gpu[name] = {}
+        s.restart(name)
         s.ready()
+        prompt, want = asked("llama")[0]
         assert s.tokens(prompt, len(want)) == want
         s.quiet()
 

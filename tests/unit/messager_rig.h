@@ -163,7 +163,7 @@ static void rig_attach_d(struct rig *r)
 
 static struct mover *rig_mover(struct rig *r)
 {
-	const struct mover_out out = {r, rig_now, rig_linked, rig_send, rig_ended};
+	const struct mover_out out = {r, rig_now, rig_linked, rig_send, rig_ended, NULL};
 	const struct mover_limits limits = {RIG_STALL_US, 1 << 20};
 	return mover_new(&out, &limits);
 }

@@ -109,10 +109,11 @@ START_TEST(a_device_computes)
 }
 END_TEST
 
-/* The n-th call of a function fails, for more and more n until none does: what was asked for is refused in words, nothing is leaked (AddressSanitizer), and the device
- * is not lost. */
+/* The n-th call of a function fails, for more and more n until none does: what was asked for is refused in words, nothing is leaked (AddressSanitizer), and
+ * the device is not lost. */
 static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaLaunchKernel", "cudaGraphInstantiate", "cudaMemcpyAsync", "cudaStreamCreateWithFlags",
-                                    "cudaStreamBeginCapture", "cudaEventRecord", "cudaStreamSynchronize", "cudaMemset", "cudaGraphLaunch", "cudaMemcpy", "cudaEventSynchronize"};
+                                    "cudaStreamBeginCapture", "cudaEventRecord", "cudaStreamSynchronize", "cudaMemset", "cudaGraphLaunch",
+                                    "cudaMemcpy", "cudaEventSynchronize"};
 enum { CALLS = sizeof calls / sizeof *calls };
 
 START_TEST(calls_that_fail)
