@@ -174,13 +174,6 @@ void svc_give_up(struct svc *s, const char *why)
 	svc_drain_begin(s, why);
 }
 
-void svc_leave(const char *why)
-{
-	log_error("give_up", "why=%s", log_quote(why));
-	log_stop(LOG_WAIT_MS);
-	_exit(1);
-}
-
 static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
 {
 	struct svc *s = arg;

@@ -87,7 +87,7 @@ void svc_sock_path(const struct svc *s, const char *name, char *out, size_t size
 int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head, const void *body);
 /* The process cannot go on (a part that it depends on has ended): logs, drains, exits with status 1. */
 void svc_give_up(struct svc *s, const char *why);
-/* The same without draining: logs the reason and ends the process with status 1, waiting for nothing but the log. */
+/* The same without draining, from any thread: logs the reason and ends the process with status 1, waiting for nothing but the log (svc_leave.c). */
 _Noreturn void svc_leave(const char *why);
 
 #endif
