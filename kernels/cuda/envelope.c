@@ -1,6 +1,6 @@
 /* envelope.c - the same tokens whatever a request is batched with: that is promised (kernels.h) and rests on how tensor cores add, which no test elsewhere shows
- * for the device at hand. So before it is used, rows of a small model's step are computed among many, in a few, and alone, and must have the same bits; a
- * device where they differ is refused. Takes milliseconds. */
+ * for the device at hand. So before it is used, rows of a small model's step are computed among many, in a few, and alone, also deep in a context, and must
+ * have the same bits; a device where they differ is refused. Takes milliseconds. */
 #include "kernels/cuda/backend.h"
 
 #include <stdlib.h>
@@ -209,7 +209,11 @@ static int far_fill(struct envelope *e)
 {
 	size_t bytes = FAR_BLOCKS * kv_layer(e, 1, FAR_HEAD).block_stride_bytes;
 	unsigned char *data = random_bytes(bytes, 11, 1);
-	int rc = data ? cuda_check(e->dev, cudaMemcpy((void *)e->pool.dev.v, data, bytes, cudaMemcpyDefault), "uploading") : no_memory(e->dev);
+	if (!data)
+		return no_memory(e->dev);
+	int rc = cuda_check(e->dev, cudaMemcpyAsync((void *)e->pool.dev.v, data, bytes, cudaMemcpyDefault, e->stream.stream), "uploading");
+	if (!rc)
+		rc = cuda_check(e->dev, cudaStreamSynchronize(e->stream.stream), "uploading");
 	free(data);
 	return rc;
 }
