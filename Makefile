@@ -306,9 +306,9 @@ install: all
 
 # a folder that runs without root, with the CUDA backend and what checks it on a GPU
 .PHONY: dist check-gpu
-dist: all $(O)/test/conform $(O)/bench/bench_gpu $(if $(CUDA),$(O)/bench/gpu_limits)
+dist: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/bench/bench_gpu $(if $(CUDA),$(O)/bench/gpu_limits)
 	@tools/make-dist
-check-gpu: all $(O)/test/conform
+check-gpu: all $(O)/test/conform $(O)/test/test_cuda_models
 	@tools/check-gpu
 $(O)/bench/gpu_limits: tests/bench/gpu_limits.cu
 	@mkdir -p $(@D)

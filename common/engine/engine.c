@@ -531,6 +531,18 @@ int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err)
 	return engine_record(e, err);
 }
 
+int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
+{
+	struct kern_info device;
+	e->pool.dev = e->own.dev;   /* for its addresses: nothing runs */
+	int rc = engine_use_pool(e, 1, err);
+	e->ops->info(e->dev, &device);
+	e->ops->program_destroy(&e->program);
+	e->pool.dev = (kern_ptr){0};
+	*ret_bytes = device.free_bytes;
+	return rc;
+}
+
 int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err)
 {
 	if (e->pool.dev.v)

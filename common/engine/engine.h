@@ -63,6 +63,9 @@ void engine_device_info(const struct engine *e, struct kern_info *ret);
 /* The memory that spans' progress words lie in, a shared mapping; it must stay mapped until engine_close. Before the first step that has some. */
 int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err);
 
+/* For a device with memory of its own, before there is a pool: how many bytes of it are free once steps have what they need (their program is made and
+ * forgotten). ERR_NOMEM, ERR_IO. */
+int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* Once: makes the KV pool, `blocks` blocks of engine_info.kv in memory of the device, zeroed. ret_fd, unless NULL: a descriptor of it for other processes
  * (the caller's). ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
 int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err);

@@ -28,7 +28,7 @@ static const struct conf_key keys[] = {
 	{"activation_type", CONF_STRING, "f32", 0, 4, "", 0, "what products take activations as; bf16 rounds them, which costs accuracy and is faster: cpu: with BF16 weights alone (AVX512_BF16); cuda: with BF16 and quantised weights, and attention", "f32|bf16"},
 	{"block_tokens", CONF_INT, "64", 8, 256, "tokens", 0, "tokens of a KV block; a multiple of 8", NULL},
 	{"kv_memory_mb", CONF_INT, "0", 0, 1048576, "MiB", 0, "memory of the KV pool; 0: 512, cuda: kv_memory_fraction of what is free", NULL},
-	{"kv_memory_fraction", CONF_FLOAT, "0.9", 0.01, 0.99, "", 0, "cuda: part of the GPU's memory that is free once the model is loaded", NULL},
+	{"kv_memory_fraction", CONF_FLOAT, "0.9", 0.01, 0.99, "", 0, "cuda: part of the GPU's memory that is free once the model is loaded and steps have their own", NULL},
 	{"kv_blocks", CONF_INT, "0", 0, 1048576, "blocks", 0, "size of the KV pool; 0: as many as kv_memory_mb or kv_memory_fraction hold", NULL},
 	{"max_batched_tokens", CONF_INT, "512", 16, 65536, "tokens", 0, "token budget of one step", NULL},
 	{"max_sequences", CONF_INT, "64", 1, 4096, "sequences", 0, "sequences that decode at once", NULL},
@@ -235,27 +235,31 @@ static void worker_rates(struct worker *w, const struct conf *c)
 	rates_init(&w->rates, mode, w->info->kv.block_tokens, w->info->kv.block_bytes);
 }
 
-static uint64_t pool_bytes(const struct worker *w, const struct conf *c)
+static int pool_bytes(const struct worker *w, const struct conf *c, uint64_t *ret, struct err *err)
 {
 	enum { DEFAULT_MB = 512 };
 	uint64_t mb = (uint64_t)conf_int(c, "kv_memory_mb");
 	struct kern_info device;
+	int rc = 0;
 	engine_device_info(w->engine, &device);
-	if (!mb && device.memory_bytes)
-		return (uint64_t)((double)device.free_bytes * conf_float(c, "kv_memory_fraction"));
-	return (mb ? mb : DEFAULT_MB) << 20;
+	*ret = (mb ? mb : DEFAULT_MB) << 20;
+	if (!mb && device.memory_bytes && (rc = engine_pool_room(w->engine, ret, err)) == 0)
+		*ret = (uint64_t)((double)*ret * conf_float(c, "kv_memory_fraction"));
+	return rc;
 }
 
 static int open_pool(struct worker *w, const struct conf *c, struct err *err)
 {
 	const struct kv_layout *l = &w->info->kv;
-	uint64_t blocks = (uint64_t)conf_int(c, "kv_blocks"), bytes = pool_bytes(w, c);
-	if (!blocks)
-		blocks = bytes / l->block_bytes;
+	uint64_t bytes = (uint64_t)conf_int(c, "kv_blocks") * l->block_bytes, blocks;
+	int fd, r = bytes ? 0 : pool_bytes(w, c, &bytes, err);
+	if (r < 0)
+		return r;
+	blocks = bytes / l->block_bytes;
 	if (blocks < 2 || blocks > UINT32_MAX)
-		return err_set(err, ERR_INVALID, "a KV pool of %llu MiB (kv_memory_mb, kv_memory_fraction) holds %llu blocks of %zu bytes, at least 2 are needed",
+		return err_set(err, ERR_INVALID, "a KV pool of %llu MiB (kv_blocks, kv_memory_mb, kv_memory_fraction) holds %llu blocks of %zu bytes, at least 2 are needed",
 		               (unsigned long long)bytes >> 20, (unsigned long long)blocks, l->block_bytes);
-	int fd, r = engine_new_pool(w->engine, (uint32_t)blocks, &fd, err);
+	r = engine_new_pool(w->engine, (uint32_t)blocks, &fd, err);
 	if (r < 0 || (r = kv_region_create(&w->region, l, (uint32_t)blocks, fd, err)) < 0)
 		return r;
 	w->pool = kv_pool_new(w->region.blocks, l->block_tokens, w->region.generations);

@@ -19,7 +19,7 @@ enum {
 	CUDA_MAX_HEAD_DIM = 640,   /* DeepSeek's latent and its rotated part are 576 */
 	CUDA_MAX_DIM = 1 << 20,    /* of a weight's row */
 	CUDA_MAX_ROWS = 1 << 22,   /* of a weight */
-	CUDA_MAX_COLUMNS = 1 << 24,/* of a row of activations, all heads together */
+	CUDA_MAX_COLUMNS = 65535 * 256,    /* of a row of activations, all heads together: a grid's height, in blocks of 256 */
 	CUDA_SIZES = 4,            /* graphs of a program at most */
 	/* the driver: of the runtime's own major version, and one that has what is used here */
 	CUDA_DRIVER_MIN = CUDART_VERSION >= 13000 ? CUDART_VERSION / 1000 * 1000 : 12080

@@ -97,9 +97,11 @@ static unsigned char *address(const struct kern_pool *pool, uint64_t at)
 	return pool ? (unsigned char *)(uintptr_t)((const struct cuda_pool *)pool)->at + at : (unsigned char *)(uintptr_t)at;
 }
 
-/* Do pieces touch bytes of each other, so that their order counts? */
+/* May one piece need what another has written, or overwrite it, so that their order counts? */
 static bool ordered(const struct kern_copy *c)
 {
+	if (c->to == c->from)
+		return c->n > 1;
 	for (size_t i = 0; i < c->n; i++)
 		for (size_t j = 0; j < i; j++)
 			if (c->piece[i].to < c->piece[j].to + c->piece[j].bytes && c->piece[j].to < c->piece[i].to + c->piece[i].bytes)
@@ -107,8 +109,8 @@ static bool ordered(const struct kern_copy *c)
 	return false;
 }
 
-/* Between pools in one call of the driver, in no order among themselves. */
-static cudaError_t copy_batch(const struct kern_copy *c, cudaStream_t stream)
+/* Pieces in one call of the driver, in no order among themselves. Only this call can be told to use copy engines. */
+static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece *piece, size_t pieces, cudaStream_t stream)
 {
 	void *to[BATCH_MAX];
 	const void *from[BATCH_MAX];
@@ -117,29 +119,40 @@ static cudaError_t copy_batch(const struct kern_copy *c, cudaStream_t stream)
 	memset(&attrs, 0, sizeof attrs);
 	attrs.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
 	attrs.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-	for (size_t i = 0; i < c->n; i++) {
-		if (!c->piece[i].bytes)
+	for (size_t i = 0; i < pieces; i++) {
+		if (!piece[i].bytes)
 			continue;
-		to[n] = address(c->to, c->piece[i].to);
-		from[n] = address(c->from, c->piece[i].from);
-		bytes[n++] = c->piece[i].bytes;
+		to[n] = address(c->to, piece[i].to);
+		from[n] = address(c->from, piece[i].from);
+		bytes[n++] = piece[i].bytes;
 	}
 	return n ? cudaMemcpyBatchAsync(to, from, bytes, n, &attrs, &first, 1, stream) : cudaSuccess;
 }
 
-/* A pool's memory is mapped for its own device alone: between two devices the driver must be told of both. */
+/* Within a device. */
+static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
+{
+	size_t most = ordered(c) ? 1 : BATCH_MAX;
+	cudaError_t rc = cudaSuccess;
+	for (size_t i = 0, n; i < c->n && rc == cudaSuccess; i += n) {
+		n = c->n - i < most ? c->n - i : most;
+		rc = copy_batch(c, c->piece + i, n, stream);
+	}
+	return rc;
+}
+
+/* Copy engines copy between device and host anyway. A pool's memory is mapped for its own device alone: between two devices the driver must be told of both. */
 static cudaError_t copy_pieces(const struct kern_copy *c, cudaStream_t stream)
 {
 	const struct cuda_pool *to_pool = (const struct cuda_pool *)c->to, *from_pool = (const struct cuda_pool *)c->from;
-	bool peers = to_pool && from_pool && to_pool->device != from_pool->device;
 	cudaError_t rc = cudaSuccess;
-	if (!peers && c->to && c->from && c->to != c->from && c->n <= BATCH_MAX && !ordered(c))
-		return copy_batch(c, stream);
+	if (c->to && c->from && to_pool->device == from_pool->device)
+		return copy_batches(c, stream);
 	for (size_t i = 0; i < c->n && rc == cudaSuccess; i++) {
 		unsigned char *to = address(c->to, c->piece[i].to);
 		const unsigned char *from = address(c->from, c->piece[i].from);
 		size_t bytes = c->piece[i].bytes;
-		if (bytes && peers)
+		if (bytes && c->to && c->from)
 			rc = cudaMemcpyPeerAsync(to, to_pool->device, from, from_pool->device, bytes, stream);
 		else if (bytes)
 			rc = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);

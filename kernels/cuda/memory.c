@@ -30,7 +30,7 @@ static struct {
 	int found;                 /* 1: all */
 } vmm;
 
-static int vmm_find(void)
+static void vmm_look(void)
 {
 	const struct { const char *name; void *slot; } all[] = {
 		{"cuMemGetAllocationGranularity", &vmm.granularity}, {"cuMemCreate", &vmm.create}, {"cuMemRelease", &vmm.release},
@@ -38,15 +38,21 @@ static int vmm_find(void)
 		{"cuMemSetAccess", &vmm.access}, {"cuMemExportToShareableHandle", &vmm.share}, {"cuMemImportFromShareableHandle", &vmm.import},
 		{"cuMemRetainAllocationHandle", &vmm.retain},
 	};
-	if (vmm.found)
-		return 1;
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
 		void *fn = cuda_driver(all[i].name);
 		if (!fn)
-			return 0;
+			return;
 		memcpy(all[i].slot, &fn, sizeof fn);
 	}
-	return vmm.found = 1;
+	vmm.found = 1;
+}
+
+/* 1: the driver has all of it. */
+static int vmm_find(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, vmm_look);
+	return vmm.found;
 }
 
 static CUmemAllocationProp prop_of(int index)

@@ -19,11 +19,12 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SAN = os.environ.get("SAN", "")
-BIN = os.path.join(ROOT, "build" + ("-" + SAN if SAN else ""), "bin")
+BUILD = os.path.join(ROOT, "build" + ("-" + SAN if SAN else ""))
+BIN = os.path.join(BUILD if os.path.isdir(BUILD) else ROOT, "bin")      # in the folder of `make dist` the root has it
 GOLDEN = os.path.join(ROOT, "tests", "data", "golden")
 TINY_MODEL = os.path.join(GOLDEN, "llama")
 SIM = os.path.join(ROOT, "etc", "sim")
-CUDA_HOST = os.path.join(ROOT, "build" + ("-" + SAN if SAN else ""), "cuda_host")
+CUDA_HOST = os.path.join(BUILD, "cuda_host")
 SLOW = 12 if SAN else 4         # all limits of time times this: sanitizers make everything slower, and so do other programs of a busy machine
 ENV = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1:exitcode=99", "UBSAN_OPTIONS": "print_stacktrace=1",
        "TSAN_OPTIONS": "exitcode=98:suppressions=" + os.path.join(ROOT, "tests", "data", "tsan.supp")}

@@ -54,6 +54,15 @@ def test_status_shows_the_device():
         assert device["name"] in s.pdctl("status").stdout
 
 
+@pytest.mark.skipif(ON_GPU, reason="for the host's stand-in")
+def test_a_pool_leaves_room_for_steps():
+    """Nearly all of a small device: of what is free once steps have their own memory, which is more than the rest of the fraction."""
+    with Suite("mixed", os.path.join(GOLDEN, "llama"), worker={"kv_memory_fraction": 0.99, "kv_memory_mb": 0}, gpu={"mixed-1": {"CUDA_HOST_MEMORY_MB": "256"}}) as s:
+        prompt, want = asked("llama")[0]
+        assert len(s.tokens(prompt, 4)) == 4
+        assert s.ctl("mixed-1", "status")["device"]["free_mb"] < 16
+
+
 @pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
 def test_a_device_that_breaks():
     """An illegal access in the middle of an answer: the worker ends and says why, the answer goes on at the other, with the same tokens."""

@@ -206,7 +206,7 @@ static void golden_check(const char *folder, const char *data, struct rig_opts o
 }
 
 /* 150 ids below 320, the same in each test. */
-static void some_ids(uint32_t *ids, uint32_t n, uint32_t seed)
+static inline void some_ids(uint32_t *ids, uint32_t n, uint32_t seed)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		seed = seed * 1664525u + 1013904223u;

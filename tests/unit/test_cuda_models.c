@@ -1,7 +1,6 @@
 /* test_cuda_models.c - every family of models on the CUDA backend against reference outputs (see test_models.c): on the host's stand-in for a GPU
  * (tests/cuda_host), or with PD_GPU=1 on the machine's GPU. */
-#include "engine_rig.h"
-#include "skip.h"
+#include "smollm2.h"
 
 #include <libgen.h>
 
@@ -42,6 +41,18 @@ START_TEST(chunks_equal_whole)
 }
 END_TEST
 
+/* The demo model: log-probabilities and greedy tokens of the reference's prompts. One of them takes the stand-in most of a minute. */
+START_TEST(demo_model)
+{
+	const char *model = real_model();
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct deviation d = teacher_forced((struct rig_opts){.model = model, .backend = "cuda", .kv = KV_F32}, getenv("PD_GPU") ? ALL : ONE);
+	ck_assert_msg(d.max <= 2e-3, "largest difference %g", d.max);
+	ck_assert_uint_eq(d.greedy_equal, d.generated);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -54,6 +65,7 @@ int main(int argc, char **argv)
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, logits_and_tokens, 0, FAMILIES);
 	tcase_add_loop_test(t, chunks_equal_whole, 0, 6);
+	tcase_add_test(t, demo_model);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
