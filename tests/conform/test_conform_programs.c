@@ -391,8 +391,8 @@ CONFORM_TEST(other_rows)
 	EACH_TARGET(dev, 1) {
 		struct kern_weight *weight;
 		struct kern_mem batch = batch_get(dev, w, &st, NULL), mem = mem_get(dev, KERN_MEM_DEVICE, 4 * ROWS * DIM * sizeof(float));
-		struct kern_tensor x = {mem.dev, DIM, KERN_F32}, y = {kern_at(mem.dev, ROWS * DIM * sizeof(float)), DIM, KERN_F32};
-		struct kern_tensor z = {kern_at(mem.dev, 2 * ROWS * DIM * sizeof(float)), DIM, KERN_F32}, u = {kern_at(mem.dev, 3 * ROWS * DIM * sizeof(float)), DIM, KERN_F32};
+		struct kern_tensor x = {mem.dev, DIM, KERN_F32}, y = {kern_at(x.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32};
+		struct kern_tensor z = {kern_at(y.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32}, u = {kern_at(z.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32};
 		float *given = rand_floats(4 * ROWS * DIM, 1), got[2][ROWS * DIM];
 		device_ok(dev, dev->ops->weight_new(dev->d, KERN_BF16, DIM, DIM, rand_weight(KERN_BF16, DIM, DIM), 0, &weight), "a weight");
 		for (uint32_t i = 0; i < 4; i++) {     /* the tail first, or last; one program, or one for each operation */
@@ -407,7 +407,8 @@ CONFORM_TEST(other_rows)
 				dev->ops->program_destroy(&p);
 			}
 			mem_take(dev, got[i % 2], z.at, sizeof got[0]);
-			EXPECT(i % 2 == 0 || !memcmp(got[0], got[1], sizeof got[0]), "%s: other bits than a program for each operation has", i / 2 ? "all, then the tail" : "the tail, then all");
+			EXPECT(i % 2 == 0 || !memcmp(got[0], got[1], sizeof got[0]), "%s: other bits than a program for each operation has",
+			       i / 2 ? "all, then the tail" : "the tail, then all");
 		}
 		dev->ops->weight_destroy(dev->d, &weight);
 	}
