@@ -94,13 +94,15 @@ static __device__ inline float tensor_get(const struct kern_tensor &t, size_t r,
 	return t.type == KERN_BF16 ? kern_bf16_to_f32(h) : kern_f16_to_f32(h);
 }
 
-static __device__ inline void tensor_put(const struct kern_tensor &t, size_t r, uint32_t c, float v)
+/* Returns what is stored: v, rounded to the tensor's type. */
+static __device__ inline float tensor_put(const struct kern_tensor &t, size_t r, uint32_t c, float v)
 {
 	size_t i = r * t.ld + c;
 	if (t.type == KERN_F32)
-		((float *)t.at.v)[i] = v;
-	else
-		((uint16_t *)t.at.v)[i] = t.type == KERN_BF16 ? kern_f32_to_bf16(v) : kern_f32_to_f16(v);
+		return ((float *)t.at.v)[i] = v;
+	uint16_t h = t.type == KERN_BF16 ? kern_f32_to_bf16(v) : kern_f32_to_f16(v);
+	((uint16_t *)t.at.v)[i] = h;
+	return t.type == KERN_BF16 ? kern_bf16_to_f32(h) : kern_f16_to_f32(h);
 }
 
 /* --- warps and blocks --------------------------------------------------------------------------------------------------------------- */

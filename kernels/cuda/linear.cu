@@ -1,5 +1,5 @@
-/* linear.cu - products of activations with weights: planning, what makes activations ready for tensor cores, and products with weights of float32 and float16.
- * See linear.h. */
+/* linear.cu - products of activations with weights: planning, when activations are made ready for tensor cores, and products with weights of float32 and
+ * float16. See linear.h and ready.h. */
 #include "kernels/cuda/linear.h"
 
 #include <stdlib.h>
@@ -10,87 +10,124 @@ enum { READY_THREADS_MAX = 256, FLOAT_THREADS = FLOAT_WARPS * WARP, TAIL_THREADS
 
 struct ready_args {
 	const struct kern_batch *batch;
-	struct kern_tensor x;
-	struct ready ready;
-	uint32_t k, input_columns, rows_each;
+	struct make_ready make;
+	uint32_t input_columns, rows_each;
 	int rows;                  /* enum kern_rows */
-	uint32_t parts;
 };
 
-/* The exponent of the largest magnitude of a row, whose bits are `top`; 0 for rows of zeros, and for those with a NaN or an infinity. */
-static __device__ int row_exponent(uint32_t top)
-{
-	if (top == 0 || top >= 0x7f800000)
-		return 0;
-	return top >> 23 ? (int)(top >> 23) - 127 : 31 - __clz((int)top) - 149;
-}
-
-/* The largest magnitude, as bits: those of infinities and NaN are above all others'. */
-static __device__ uint32_t row_top(const struct ready_args &a, uint32_t row, uint32_t first)
-{
-	uint32_t *warp_top = (uint32_t *)shared_memory(), top = 0;
-	for (uint32_t c = threadIdx.x; c < a.k; c += blockDim.x) {
-		uint32_t u = kern_f32_bits(tensor_get(a.x, row, first + c)) & 0x7fffffff;
-		top = u > top ? u : top;
-	}
-	for (uint32_t by = WARP / 2; by; by /= 2) {
-		uint32_t other = __shfl_xor_sync(ALL_LANES, top, by);
-		top = other > top ? other : top;
-	}
-	if (threadIdx.x % WARP == 0)
-		warp_top[threadIdx.x / WARP] = top;
-	__syncthreads();
-	for (uint32_t i = 0; i < blockDim.x / WARP; i++)
-		top = warp_top[i] > top ? warp_top[i] : top;
-	return top;
-}
-
-/* A lane's 8 values of a step, as `parts` numbers each, in order: 16 bytes for each part, 512 apart. Returns their sum, as they are rounded. */
-static __device__ float put_parts(unsigned char *to, float x[8], uint32_t parts)
-{
-	float sum = 0;
-	for (uint32_t part = 0; part < parts; part++) {
-		uint32_t words[4] = {0, 0, 0, 0};
-		for (uint32_t i = 0; i < 8; i++) {
-			uint16_t h = kern_f32_to_bf16(x[i]);
-			float value = kern_bf16_to_f32(h), rest = x[i] - value;
-			words[i / 2] |= (uint32_t)h << 16 * (i % 2);
-			if (part == 0)
-				sum += parts == 1 ? value : x[i];
-			x[i] = isfinite(value) ? rest : 0.0f;  /* what is infinite has no rest */
-		}
-		uint32_t *at = (uint32_t *)(to + 512 * part);
-		for (uint32_t i = 0; i < 4; i++)
-			at[i] = words[i];
-	}
-	return sum;
-}
-
-/* A block has a row of one input. Four threads have a step of it, as four lanes of a warp read it: columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and 16 more. */
+/* A block has a row of one input. */
 KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
 {
-	uint32_t r = blockIdx.x, first = blockIdx.y * a.input_columns, steps = a.ready.steps;
+	uint32_t r = blockIdx.x, first = blockIdx.y * a.input_columns, top = 0;
 	if (r >= batch_rows(a.batch, a.rows) * a.rows_each)
 		return;
-	size_t row = (size_t)blockIdx.y * a.ready.rows + r;
-	int e = row_exponent(row_top(a, r, first));
-	unsigned char *to = a.ready.parts + row / TILE_ROWS * steps * a.parts * 512 + row % TILE_ROWS * 64;
-	if (threadIdx.x == 0)
-		a.ready.exponents[row] = e;
-	for (uint32_t i = threadIdx.x; i / WARP * WARP < 4 * steps; i += blockDim.x) {
-		uint32_t step = i / 4, t = i % 4;
-		float x[8], sum = 0;
-		for (uint32_t v = 0; v < 8; v++) {
-			uint32_t c = step * STEP_VALUES + v / 4 * 16 + v / 2 % 2 * 8 + 2 * t + v % 2;
-			x[v] = c < a.k ? times_power(tensor_get(a.x, r, first + c), -e) : 0.0f;
-		}
-		if (step < steps)
-			sum = put_parts(to + (size_t)step * a.parts * 512 + 16 * t, x, a.parts);
-		sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-		sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-		if (a.ready.sums && step < steps && t == 0)
-			a.ready.sums[row * steps + step] = sum;
+	for (uint32_t c = threadIdx.x; c < a.make.k; c += blockDim.x) {
+		uint32_t u = magnitude_bits(tensor_get(a.make.x, r, first + c));
+		top = u > top ? u : top;
 	}
+	ready_row(a.make, r, first, (size_t)blockIdx.y * a.make.to.rows + r, top);
+}
+
+/* The room for what is made ready, in the order in which all planning functions have it. */
+static struct make_ready make_ready_of(struct plan *p, const struct inputs *in, bool sums)
+{
+	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3;
+	struct ready r = {NULL, NULL, NULL, steps_of(in->k), (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS};
+	size_t all = (size_t)r.rows * in->count, parts_bytes = all * r.steps * parts * 64, sums_bytes = sums ? all * r.steps * sizeof(float) : 0;
+	r.parts = (unsigned char *)plan_room(p, ROOM_READY, parts_bytes + sums_bytes + all * sizeof(int32_t));
+	r.sums = sums ? (float *)(r.parts + parts_bytes) : NULL;
+	r.exponents = (int32_t *)(r.parts + parts_bytes + sums_bytes);
+	return make_ready{r, in->x, in->k, parts};
+}
+
+static bool same_tensor(const struct kern_tensor *a, const struct kern_tensor *b)
+{
+	return a->at.v == b->at.v && a->ld == b->ld && a->type == b->type;
+}
+
+/* What an operation of products of whole rows reads; of experts, all have the first one's type and shape. x NULL: it is none such. */
+struct reading {
+	const struct kern_tensor *x;
+	uint32_t count;
+	const struct kern_weight *w[KERN_PRODUCTS_MAX];
+};
+
+static struct reading reading_of(const struct kern_op *op)
+{
+	struct reading r = {};
+	if (op->kind == KERN_OP_MATMUL) {
+		r.x = &op->matmul.x;
+		for (; r.count < op->matmul.products; r.count++)
+			r.w[r.count] = op->matmul.p[r.count].w;
+	} else if (op->kind == KERN_OP_EXPERTS_ACT) {
+		r = {&op->experts_act.x, 2, {op->experts_act.experts.gate[0], op->experts_act.experts.up[0]}};
+	}
+	return r;
+}
+
+/* Whether an operation leaves (R, k) of x as they are: of those that stand between readers of one x. */
+static bool leaves(const struct plan *p, const struct kern_op *op, const struct kern_tensor *x, uint32_t k)
+{
+	size_t rows = op->rows == KERN_ROWS_ALL ? p->rows : p->tail_rows;
+	struct extent of_x = tensor_extent(x, p->rows > p->tail_rows ? p->rows : p->tail_rows, k);
+	bool apart = true;
+	switch (op->kind) {
+	case KERN_OP_MATMUL:
+		for (uint32_t i = 0; i < op->matmul.products; i++)
+			apart &= extents_apart(of_x, tensor_extent(&op->matmul.p[i].y, rows, op->matmul.p[i].w->n));
+		return apart;
+	case KERN_OP_ROUTE:
+		rows *= op->route.router.used * sizeof(float);
+		return extents_apart(of_x, {op->route.ids.v, op->route.ids.v + rows}) && extents_apart(of_x, {op->route.weights.v, op->route.weights.v + rows});
+	case KERN_OP_EXPERTS_ACT:
+		return extents_apart(of_x, tensor_extent(&op->experts_act.y, rows * op->experts_act.used, op->experts_act.experts.gate[0]->n));
+	default: return false;
+	}
+}
+
+/* Whether an operation made ready what the present one needs, and all since have left it. */
+static bool is_ready(const struct plan *p, const struct inputs *in, bool sums)
+{
+	if (!p->ready.since || in->count != 1 || in->rows_each != 1 || p->ready.rows != p->op->rows || p->ready.k != in->k ||
+	    !same_tensor(&p->ready.x, &in->x) || (sums && !p->ready.sums))
+		return false;
+	for (const struct kern_op *op = p->ready.since; op < p->op; op++)
+		if (!leaves(p, op, &in->x, in->k))
+			return false;
+	return true;
+}
+
+struct make_ready plan_ready_next(struct plan *p, const struct kern_tensor *y, uint32_t dim)
+{
+	struct inputs in = {*y, dim, 1, 0, 1};
+	bool wanted = false, sums = false, other = false;
+	for (const struct kern_op *op = p->op + 1; op < p->end && !other; op++) {
+		struct reading of = reading_of(op);
+		bool same = of.x && same_tensor(of.x, y) && of.w[0]->k == dim && op->rows == p->op->rows;
+		for (uint32_t i = 0; i < of.count; i++) {
+			struct weight_layout l = weight_layout_of(of.w[i]->dtype);
+			wanted |= same && l.panels;
+			sums |= same && l.offset_at;
+			other |= !same && l.panels;    /* another x takes the room */
+		}
+		other |= !leaves(p, op, y, dim);
+	}
+	if (!wanted)
+		return make_ready{};
+	p->ready = {p->op + 1, *y, dim, p->op->rows, sums};
+	return make_ready_of(p, &in, sums);
+}
+
+/* A launch, unless x is ready already. */
+static struct ready plan_ready(struct plan *p, const struct inputs *in, bool sums)
+{
+	if (is_ready(p, in, sums))
+		return make_ready_of(p, in, p->ready.sums).to;
+	struct ready_args a = {p->batch, make_ready_of(p, in, sums), in->columns, in->rows_each, p->op->rows};
+	uint32_t threads = 4 * a.make.to.steps < (uint32_t)READY_THREADS_MAX ? (4 * a.make.to.steps + WARP - 1) / WARP * WARP : (uint32_t)READY_THREADS_MAX;
+	PLAN(p, ready_rows, plan_rows(p) * in->rows_each, in->count, threads, threads / WARP * sizeof(uint32_t), a);
+	p->ready = {in->count == 1 && in->rows_each == 1 ? p->op : NULL, in->x, in->k, p->op->rows, sums};
+	return a.make.to;
 }
 
 static bool has_offsets(const struct product *product, uint32_t products)
@@ -99,20 +136,6 @@ static bool has_offsets(const struct product *product, uint32_t products)
 	for (uint32_t i = 0; i < products; i++)
 		any |= weight_layout_of(product[i].w.type).offset_at != 0;
 	return any;
-}
-
-static struct ready plan_ready(struct plan *p, const struct inputs *in, bool sums)
-{
-	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3;
-	struct ready r = {NULL, NULL, NULL, steps_of(in->k), (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS};
-	size_t all = (size_t)r.rows * in->count, parts_bytes = all * r.steps * parts * 64, sums_bytes = sums ? all * r.steps * sizeof(float) : 0;
-	r.parts = (unsigned char *)plan_room(p, ROOM_READY, parts_bytes + sums_bytes + all * sizeof(int32_t));
-	r.sums = sums ? (float *)(r.parts + parts_bytes) : NULL;
-	r.exponents = (int32_t *)(r.parts + parts_bytes + sums_bytes);
-	struct ready_args a = {p->batch, in->x, r, in->k, in->columns, in->rows_each, p->op->rows, parts};
-	uint32_t threads = 4 * r.steps < (uint32_t)READY_THREADS_MAX ? (4 * r.steps + WARP - 1) / WARP * WARP : (uint32_t)READY_THREADS_MAX;
-	PLAN(p, ready_rows, rows, in->count, threads, threads / WARP * sizeof(uint32_t), a);
-	return r;
 }
 
 /* --- weights of float32 and float16 ------------------------------------------------------------------------------------------------ */

@@ -1,6 +1,6 @@
 /* linear.h - products of activations with weights, for matmul, heads_matmul and the experts' operations.
  *
- * Activations are first made ready for the tensor cores, once for an operation (struct ready); then a kernel for each type of weights computes all products
+ * Activations are first made ready for the tensor cores (ready.h); then a kernel for each type of weights computes all products
  * of that type (linear_mma.cu), or, for weights of float32 and float16, a kernel that takes activations as they are (linear.cu).
  *
  * A row's bits depend on that row alone: K is cut into segments whose number depends on the weight's shape and type only; each is added up in order, and so
@@ -8,6 +8,7 @@
 #ifndef CUDA_LINEAR_H
 #define CUDA_LINEAR_H
 
+#include "kernels/cuda/ready.h"
 #include "kernels/cuda/weight.h"
 
 /* Before a loop whose index must be known to the compiler, so that what it indexes is registers. */
@@ -18,8 +19,6 @@
 #endif
 
 enum {
-	TILE_ROWS = 8,             /* rows of x that a tensor core's operation takes */
-	STEP_VALUES = 32,          /* of a row: what is added up in tensor cores before it is scaled and added in float32 */
 	PANELS = 2,                /* that a warp has at a time */
 	SPLIT_ROWS_MAX = 64,       /* planned rows up to which segments have warps of their own */
 	SEGMENTS_MAX = 16,
@@ -32,18 +31,6 @@ enum {
 };
 
 enum product_kernel { PRODUCT_SPLIT, PRODUCT_SERIAL, PRODUCT_FLOAT };
-
-/* Activations in the order in which tensor cores read them: the B operand of mma_bf16. A row is scaled by a power of two such that its largest magnitude is
- * within 1 and 2, and is the sum of `parts` numbers of bfloat16: one if activations are rounded to it, else three, which have all 24 bits of a float32.
- * For each tile of 8 rows, step of 32 columns, and part, the largest first, a lane has 16 bytes: its two registers of the first 16 columns, then of the
- * others. Columns beyond the weight's are zeros. Rows beyond the batch are not written, and nobody reads them. */
-struct ready {
-	unsigned char *parts;
-	float *sums;               /* (rows, steps) of a row's 32 columns; NULL if no type of weights needs them */
-	int32_t *exponents;        /* (rows) of the power of two that the result is to be multiplied by */
-	uint32_t steps;
-	uint32_t rows;             /* of one input; those of the next one follow */
-};
 
 /* y = x W^T + bias */
 struct product {
@@ -89,11 +76,6 @@ static __host__ __device__ inline uint32_t segment_unit(int type)
 	return type == KERN_Q4_K || type == KERN_Q5_K || type == KERN_Q6_K ? 8 : 4;
 }
 
-static __host__ __device__ inline uint32_t steps_of(uint32_t k)
-{
-	return (k + STEP_VALUES - 1) / STEP_VALUES;
-}
-
 static __host__ __device__ inline uint32_t panel_pairs_of(uint32_t n)
 {
 	enum { ROWS = (int)PANELS * (int)PANEL_ROWS };
@@ -135,7 +117,7 @@ static inline uint32_t plan_block_rows(const struct plan *p)
 }
 
 struct product product_of(const struct kern_weight *w, const float *bias, struct kern_tensor y);
-/* Launches all products, in one launch for each type of weights, with what makes x ready for them. chosen: of experts, with at most so many groups of at
+/* Launches all products, in one launch for each type of weights, after one that makes x ready for them unless it is. chosen: of experts, with at most so many groups of at
  * most plan_block_rows pairs; or NULL. */
 void plan_products(struct plan *p, const struct inputs *in, const struct product *product, uint32_t products, const struct chosen *chosen, uint32_t groups);
 
@@ -195,13 +177,6 @@ static __device__ inline uint32_t output_row(const struct product_args &a, uint3
 static __device__ inline void task_put(const struct task &t, uint32_t row, uint32_t column, float v)
 {
 	tensor_put(t.of->y, row, column, t.bias ? v + t.bias[column] : v);
-}
-
-/* v 2^e. Such a power may be none that float32 has: two factors. */
-static __device__ inline float times_power(float v, int e)
-{
-	int half = e / 2;
-	return v * kern_bits_to_f32((uint32_t)(127 + half) << 23) * kern_bits_to_f32((uint32_t)(127 + e - half) << 23);
 }
 
 /* --- tensor cores (linear_mma.cu) ------------------------------------------------------------------------------------------------------- */

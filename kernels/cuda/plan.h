@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { LAUNCH_ARGS = 384 };        /* bytes of a kernel's argument, a struct */
+enum { LAUNCH_ARGS = 448 };        /* bytes of a kernel's argument, a struct */
 
 struct launch {
 	const void *kernel;
@@ -29,7 +29,8 @@ enum plan_room { ROOM_READY, ROOM_PARTIAL, ROOM_GATHERED, ROOM_GIVEN, ROOM_OTHER
 struct plan {
 	struct kern_device *dev;
 	const struct kern_limits *limits;
-	const struct kern_op *op;          /* the present one */
+	const struct kern_op *op;          /* the present one; what plans several at once leaves the last of them here */
+	const struct kern_op *end;         /* behind the program's last */
 	uint32_t rows, tail_rows, spans;   /* of the present size; spans are those of all rows, and of the tail's */
 	const struct kern_batch *batch;    /* the device's copy */
 	struct launch *launch;
@@ -40,6 +41,8 @@ struct plan {
 	unsigned char *memory;             /* of the program */
 	size_t room[PLAN_ROOMS], room_at[PLAN_ROOMS], kept, kept_at;
 	unsigned progress;                 /* how many progress operations */
+	/* whose activations are in ROOM_READY: x (R, k), as they were before operation `since`, with sums or without; since NULL: nobody's. linear.cu's own */
+	struct { const struct kern_op *since; struct kern_tensor x; uint32_t k; enum kern_rows rows; bool sums; } ready;
 	/* what attention and experts of the program have in common; of these files alone */
 	void *cuts, *groups;
 };
@@ -64,7 +67,22 @@ static inline uint32_t plan_rows(const struct plan *p)         /* of the present
 	return p->op->rows == KERN_ROWS_ALL ? p->rows : p->tail_rows;
 }
 
-void plan_row_op(struct plan *p);              /* rows.cu: embed, gather_rows, scale, norm, head_norm, rope, kv_write, act_mul */
+/* Bytes that a tensor's rows take, with what lies between them. */
+struct extent { uintptr_t from, to; };
+
+static inline struct extent tensor_extent(const struct kern_tensor *t, size_t rows, size_t columns)
+{
+	struct extent e = {t->at.v, t->at.v + ((rows - 1) * t->ld + columns) * (t->type == KERN_F32 ? 4 : 2)};
+	return e;
+}
+
+static inline bool extents_apart(struct extent a, struct extent b)
+{
+	return a.to <= b.from || b.to <= a.from;
+}
+
+void plan_row_op(struct plan *p);              /* rows.cu: embed, gather_rows, scale, norm, act_mul */
+void plan_heads(struct plan *p);               /* heads.cu: head_norm, rope, kv_write, and those that follow */
 void plan_progress(struct plan *p);            /* rows.cu */
 void plan_matmul(struct plan *p);              /* linear.cu */
 void plan_heads_matmul(struct plan *p);

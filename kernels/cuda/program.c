@@ -26,6 +26,9 @@ struct kern_program {
 static void plan_op(struct plan *p)
 {
 	switch (p->op->kind) {
+	case KERN_OP_HEAD_NORM:
+	case KERN_OP_ROPE:
+	case KERN_OP_KV_WRITE: plan_heads(p); break;
 	case KERN_OP_MATMUL: plan_matmul(p); break;
 	case KERN_OP_HEADS_MATMUL: plan_heads_matmul(p); break;
 	case KERN_OP_ATTENTION: plan_attention(p); break;
@@ -49,10 +52,10 @@ static void plan_all(struct plan *p, const struct size *s, const struct kern_op 
 	p->launches = p->kept_at = 0;
 	p->progress = 0;
 	p->cuts = p->groups = NULL;
-	for (size_t i = 0; i < n && !p->rc; i++) {
-		p->op = &ops[i];
+	p->ready.since = NULL;
+	p->end = ops + n;
+	for (p->op = ops; p->op < p->end && !p->rc; p->op++)
 		plan_op(p);
-	}
 	p->op = NULL;
 }
 

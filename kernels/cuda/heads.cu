@@ -1,0 +1,328 @@
+/* heads.cu - operations on the heads of a row, each by itself: norm, rotation, K and V into the pool.
+ *
+ * Consecutive ones are one launch, as far as they fit: a warp takes a piece of a row (an item), mostly a head, and does to it, in the order of the
+ * operations, all that they do there. That is right if what an operation writes and another one touches always lies in one item of one row, which the
+ * planning sees to; and bits are those of an operation by itself, for each is computed by one warp in any case. */
+#include "kernels/cuda/kv.h"
+#include "kernels/own_math.h"
+
+enum { STEPS = 6, WARPS = 8, ROWS_FEW = 64, ACROSS_MAX = 64 };
+
+/* What an operation does to its heads. */
+enum step_kind { STEP_NORM, STEP_TURN_HALF, STEP_TURN_INTERLEAVED, STEP_STORE_K, STEP_STORE_V };
+
+struct head_step {
+	struct kern_tensor x;      /* (R, heads, stride) */
+	const float *w;            /* NORM: (dim) */
+	float eps;
+	uint32_t heads, stride;
+	uint32_t dim;              /* elements of a head that are touched */
+	uint32_t first;            /* head i is of item first + i */
+	enum step_kind kind;
+};
+
+struct heads_args {
+	const struct kern_batch *batch;
+	const float *inv_freq;     /* (pairs), of all steps that turn */
+	uint32_t pairs;
+	float scale;
+	struct kern_kv_layer kv;
+	int rows;                  /* enum kern_rows */
+	uint32_t items, steps;
+	struct head_step step[STEPS];
+};
+
+/* --- in kernels ---------------------------------------------------------------------------------------------------------------- */
+
+/* A head of a row, for the lanes of a warp. */
+struct head {
+	struct kern_tensor x;
+	size_t row;
+	uint32_t first, count, lane;           /* columns [first, first + count) */
+};
+
+static __device__ void norm_head(const struct head &h, const float *w, float eps)
+{
+	double sum = 0;
+	for (uint32_t c = h.lane; c < h.count; c += WARP) {
+		float x = tensor_get(h.x, h.row, h.first + c);
+		sum += (double)x * (double)x;
+	}
+	sum = warp_sum(sum);
+	float f = (float)(1.0 / sqrt(sum / h.count + (double)eps));
+	for (uint32_t c = h.lane; c < h.count; c += WARP)
+		tensor_put(h.x, h.row, h.first + c, tensor_get(h.x, h.row, h.first + c) * f * w[c]);
+}
+
+/* Sine and cosine of a row's pairs, for all its heads: they are computed in double precision, of which some GPUs have little. */
+static __device__ void put_angles(const struct heads_args &a, uint32_t row, float *sines)
+{
+	float position = (float)batch_words(a.batch, a.batch->positions)[row];
+	for (uint32_t i = threadIdx.x; i < a.pairs; i += blockDim.x) {
+		float s, c;
+		own_sin_cos(position * a.inv_freq[i], &s, &c);
+		sines[i] = s * a.scale;
+		sines[a.pairs + i] = c * a.scale;
+	}
+}
+
+static __device__ void turn_head(const struct head &h, const float *sines, bool half)
+{
+	uint32_t pairs = h.count / 2;
+	for (uint32_t i = h.lane; i < pairs; i += WARP) {
+		uint32_t at_u = h.first + (half ? i : 2 * i), at_v = half ? at_u + pairs : at_u + 1;
+		float u = tensor_get(h.x, h.row, at_u), v = tensor_get(h.x, h.row, at_v), s = sines[i], c = sines[pairs + i];
+		tensor_put(h.x, h.row, at_u, u * c - v * s);
+		tensor_put(h.x, h.row, at_v, v * c + u * s);
+	}
+}
+
+/* The largest magnitude of a head's elements; NaN if one is none or infinite. As bits: a NaN's are above all numbers'. */
+static __device__ float largest_of(const struct head &h)
+{
+	uint32_t top = 0;
+	for (uint32_t c = h.lane; c < h.count; c += WARP) {
+		uint32_t u = kern_f32_bits(tensor_get(h.x, h.row, h.first + c)) & 0x7fffffff;
+		top = u > top ? u : top;
+	}
+	for (uint32_t by = WARP / 2; by; by /= 2) {
+		uint32_t other = __shfl_xor_sync(ALL_LANES, top, by);
+		top = other > top ? other : top;
+	}
+	return top < 0x7f800000 ? kern_bits_to_f32(top) : kern_bits_to_f32(0x7fc00000);
+}
+
+static __device__ void store_scaled(unsigned char *to, float *scale, const struct head &h, int i8)
+{
+	float max = largest_of(h), top = i8 ? 127.0f : 448.0f;
+	float factor = max >= 1e-30f ? top / max : 0.0f;       /* as good as zero, or none: all zeros */
+	if (h.lane == 0)
+		*scale = max >= 1e-30f ? max / top : isnan(max) ? max : 0.0f;
+	for (uint32_t c = h.lane; c < h.count; c += WARP) {
+		float v = tensor_get(h.x, h.row, h.first + c) * factor;
+		/* 1.5 * 2^23: the sum's low bits are the nearest integer, ties to even */
+		to[c] = factor == 0 ? 0 : i8 ? (unsigned char)kern_f32_bits(v + 12582912.0f) : kern_f32_to_f8(v);
+	}
+}
+
+static __device__ void store_head(const struct heads_args &a, const struct head &h, uint32_t plane)
+{
+	const struct kern_kv_layer &kv = a.kv;
+	struct kv_shape s = kv_shape_of(kv);
+	uint32_t slot = batch_words(a.batch, a.batch->slots)[h.row], at = slot % kv.block_tokens;
+	unsigned char *base = (unsigned char *)kv.base.v + slot / kv.block_tokens * kv.block_stride_bytes + plane * s.plane_bytes;
+	unsigned char *to = base + (size_t)at * s.row_bytes;
+	if (s.scaled) {
+		store_scaled(to, (float *)(base + s.row_bytes * kv.block_tokens) + at, h, kv.dtype == KERN_I8);
+		return;
+	}
+	struct kern_tensor out = {{(uintptr_t)to}, 0, kv.dtype};
+	for (uint32_t c = h.lane; c < h.count; c += WARP)
+		tensor_put(out, 0, c, tensor_get(h.x, h.row, h.first + c));
+}
+
+static __device__ void do_step(const struct heads_args &a, const struct head_step &s, uint32_t row, uint32_t i, const float *sines)
+{
+	struct head h = {s.x, row, i * s.stride, s.dim, threadIdx.x % WARP};
+	switch (s.kind) {
+	case STEP_NORM: norm_head(h, s.w, s.eps); break;
+	case STEP_TURN_HALF: turn_head(h, sines, true); break;
+	case STEP_TURN_INTERLEAVED: turn_head(h, sines, false); break;
+	case STEP_STORE_K: store_head(a, h, a.kv.latent ? i : 2 * i); break;
+	case STEP_STORE_V: store_head(a, h, 2 * i + 1); break;
+	}
+}
+
+/* Blocks share a row's items out among them; a warp takes them in turn. */
+KERNEL(head_steps, WARPS * WARP, struct heads_args)
+{
+	float *sines = (float *)shared_memory();
+	uint32_t r = blockIdx.x, warps = blockDim.x / WARP;
+	if (r >= batch_rows(a.batch, a.rows))
+		return;
+	if (a.pairs)
+		put_angles(a, r, sines);
+	__syncthreads();
+	for (uint32_t item = blockIdx.y * warps + threadIdx.x / WARP; item < a.items; item += gridDim.y * warps)
+		for (uint32_t s = 0; s < a.steps; s++) {
+			if (item - a.step[s].first < a.step[s].heads)
+				do_step(a, a.step[s], r, item - a.step[s].first, sines);
+			__syncwarp();      /* what the step wrote, other lanes read in the next */
+		}
+}
+
+/* --- lots: items of one tensor, equally far apart ---------------------------------------------------------------------------------- */
+
+struct lot {
+	struct kern_tensor x;      /* from the first item on */
+	uint32_t items, stride;    /* in elements, as the next: */
+	uint32_t width;            /* of an item, as far as steps touch it */
+	uint32_t first;            /* number of the first item */
+};
+
+static uint32_t element_bytes(const struct kern_tensor *x)
+{
+	return x->type == KERN_F32 ? 4 : 2;
+}
+
+/* The lot takes the step's heads as items, those it has or more at either end. False: they do not fit its grid. */
+static bool lot_take(struct lot *l, const struct head_step *s)
+{
+	int64_t bytes = element_bytes(&l->x), apart = (int64_t)(s->x.at.v - l->x.at.v), stride = l->stride, heads = s->heads, items = l->items;
+	if (s->x.type != l->x.type || s->x.ld != l->x.ld || apart % bytes || (heads > 1 && s->stride != l->stride))
+		return false;
+	int64_t elements = apart / bytes, at = elements >= 0 ? elements / stride : -((stride - 1 - elements) / stride), end = elements - at * stride + s->dim;
+	if (end > stride || at + heads < 0 || at > items)
+		return false;
+	int64_t from = at < 0 ? at : 0, to = at + heads > items ? at + heads : items, width = end > l->width ? end : l->width;
+	if ((to - from - 1) * stride + width > (int64_t)l->x.ld)
+		return false;
+	l->x.at.v += (uintptr_t)(from * stride * bytes);
+	l->items = (uint32_t)(to - from);
+	l->width = (uint32_t)width;
+	return true;
+}
+
+static struct extent lot_extent(const struct lot *l, size_t rows)
+{
+	return tensor_extent(&l->x, rows, (l->items - 1) * (size_t)l->stride + l->width);
+}
+
+/* Whether no byte is touched for both: they are different memory, or different parts of the same rows. */
+static bool lots_apart(const struct lot *a, const struct lot *b, uint32_t rows)
+{
+	struct extent x = lot_extent(a, 1), y = lot_extent(b, 1);
+	size_t row_bytes = a->x.ld * element_bytes(&a->x);
+	if (extents_apart(lot_extent(a, rows), lot_extent(b, rows)))
+		return true;
+	return row_bytes == b->x.ld * element_bytes(&b->x) && extents_apart(x, y) && (x.to > y.to ? x.to : y.to) - (x.from < y.from ? x.from : y.from) <= row_bytes;
+}
+
+/* Finds the items of all steps, the last step first: of those of one head it has the most, as a latent with what is turned behind it. False: steps that
+ * touch the same bytes have them in different items. */
+static bool place_steps(struct heads_args *a, uint32_t rows)
+{
+	struct lot lot[STEPS];
+	uint32_t lots = 0, of[STEPS];
+	bool apart = true;
+	for (uint32_t s = a->steps; s-- > 0;) {
+		const struct head_step *step = &a->step[s];
+		for (of[s] = 0; of[s] < lots && !lot_take(&lot[of[s]], step);)
+			of[s]++;
+		if (of[s] == lots)
+			lot[lots++] = {step->x, step->heads, step->stride, step->dim, 0};
+	}
+	a->items = 0;
+	for (uint32_t i = 0; i < lots; i++) {
+		lot[i].first = a->items;
+		a->items += lot[i].items;
+		for (uint32_t j = 0; j < i; j++)
+			apart &= lots_apart(&lot[i], &lot[j], rows);
+	}
+	for (uint32_t s = 0; s < a->steps; s++) {
+		const struct lot *l = &lot[of[s]];
+		a->step[s].first = l->first + (uint32_t)((a->step[s].x.at.v - l->x.at.v) / element_bytes(&l->x) / l->stride);
+	}
+	return apart;
+}
+
+/* --- planning ------------------------------------------------------------------------------------------------------------------- */
+
+static void add_step(struct heads_args *a, enum step_kind kind, const struct kern_tensor *x, uint32_t heads, uint32_t stride, uint32_t dim)
+{
+	a->step[a->steps++] = {*x, NULL, 0, heads, stride, dim, 0, kind};
+}
+
+static bool add_norm(struct plan *p, struct heads_args *a)
+{
+	const struct kern_op *op = p->op;
+	uint32_t heads = op->head_norm.heads, dim = op->head_norm.head_dim;
+	if (plan_tensor(p, &op->head_norm.x, (size_t)heads * dim) || plan_address(p, op->head_norm.w))
+		return false;
+	add_step(a, STEP_NORM, &op->head_norm.x, heads, dim, dim);
+	a->step[a->steps - 1].w = (const float *)op->head_norm.w.v;
+	a->step[a->steps - 1].eps = op->head_norm.eps;
+	return true;
+}
+
+/* All steps that turn have the same angles. */
+static bool add_turn(struct plan *p, struct heads_args *a)
+{
+	const struct kern_op *op = p->op;
+	const struct kern_rope *rope = &op->rope.rope;
+	const float *inv_freq = (const float *)rope->inv_freq.v;
+	if (op->rope.head_dim > CUDA_MAX_HEAD_DIM)
+		plan_fail(p, KERN_EINVAL, "heads of %u elements, the limit is %d", op->rope.head_dim, CUDA_MAX_HEAD_DIM);
+	if (plan_tensor(p, &op->rope.x, (size_t)op->rope.heads * op->rope.head_dim) || (rope->dims && plan_address(p, rope->inv_freq)))
+		return false;
+	if (!rope->dims)
+		return true;
+	if (a->pairs && (a->inv_freq != inv_freq || a->pairs != rope->dims / 2 || a->scale != rope->scale))
+		return false;
+	a->inv_freq = inv_freq;
+	a->pairs = rope->dims / 2;
+	a->scale = rope->scale;
+	add_step(a, rope->style == KERN_ROPE_HALF ? STEP_TURN_HALF : STEP_TURN_INTERLEAVED, &op->rope.x, op->rope.heads, op->rope.head_dim, rope->dims);
+	return true;
+}
+
+/* One operation only: two could write the same slots. */
+static bool add_store(struct plan *p, struct heads_args *a)
+{
+	const struct kern_op *op = p->op;
+	const struct kern_kv_layer *kv = &op->kv_write.kv;
+	size_t dim = (size_t)kv->kv_heads * kv->head_dim;
+	if (plan_kv(p, kv) || plan_tensor(p, &op->kv_write.k, dim) || (!kv->latent && plan_tensor(p, &op->kv_write.v, dim)) || a->kv.base.v)
+		return false;
+	a->kv = *kv;
+	add_step(a, STEP_STORE_K, &op->kv_write.k, kv->kv_heads, kv->head_dim, kv->head_dim);
+	if (!kv->latent)
+		add_step(a, STEP_STORE_V, &op->kv_write.v, kv->kv_heads, kv->head_dim, kv->head_dim);
+	return true;
+}
+
+/* The steps of the present operation; false: they do not fit to those before them, or are wrong. */
+static bool add_op(struct plan *p, struct heads_args *a)
+{
+	if (a->steps + 2 > STEPS)
+		return false;
+	switch (p->op->kind) {
+	case KERN_OP_HEAD_NORM: return add_norm(p, a);
+	case KERN_OP_ROPE: return add_turn(p, a);
+	case KERN_OP_KV_WRITE: return add_store(p, a);
+	default: return false;
+	}
+}
+
+/* Few rows are shared out among many blocks. */
+static void launch_heads(struct plan *p, const struct heads_args *a)
+{
+	uint32_t warps = a->items < (uint32_t)WARPS ? a->items : (uint32_t)WARPS, across = 1;
+	if (plan_rows(p) <= ROWS_FEW)
+		across = (a->items + warps - 1) / warps;
+	if (across > ACROSS_MAX)
+		across = ACROSS_MAX;
+	PLAN(p, head_steps, plan_rows(p), across, warps * WARP, 2 * a->pairs * sizeof(float), *a);
+}
+
+void plan_heads(struct plan *p)
+{
+	uint32_t rows = plan_rows(p);
+	struct heads_args a = {}, more;
+	a.batch = p->batch;
+	a.rows = p->op->rows;
+	if (!add_op(p, &a))
+		return;
+	place_steps(&a, rows);     /* one operation always fits: only K and V may overlap, which are read */
+	while (p->op + 1 < p->end && p->op[1].rows == p->op->rows) {
+		more = a;
+		p->op++;
+		if (!add_op(p, &more) || !place_steps(&more, rows)) {
+			p->op--;
+			break;
+		}
+		a = more;
+	}
+	if (a.steps)               /* a rotation may be of no element */
+		launch_heads(p, &a);
+}
