@@ -200,7 +200,7 @@ static uint32_t split_warps(const struct product *product, uint32_t products)
 
 static void launch_products(struct plan *p, struct product_args *a, int type, const struct product *product)
 {
-	enum product_kernel kind = !weight_layout_of(type).panels ? PRODUCT_FLOAT : plan_rows(p) <= SPLIT_ROWS_MAX ? PRODUCT_SPLIT : PRODUCT_SERIAL;
+	enum product_kernel kind = !by_tensor_cores(type) ? PRODUCT_FLOAT : plan_rows(p) <= SPLIT_ROWS_MAX ? PRODUCT_SPLIT : PRODUCT_SERIAL;
 	a->warps = kind == PRODUCT_SPLIT ? split_warps(product, a->products) : kind == PRODUCT_FLOAT ? FLOAT_WARPS : SERIAL_ACROSS * SERIAL_DOWN;
 	uint32_t each = product_blocks(product[0], kind, a->warps), blocks = 0;
 	bool alike = true;
@@ -230,14 +230,14 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 {
 	struct product_args a = {};
 	struct product *like = (struct product *)calloc(products, sizeof *like);
-	bool any_panels = false;
+	bool any_ready = false;
 	if (!like) {
 		plan_fail(p, KERN_ENOMEM, "no memory for %u products", products);
 		return;
 	}
 	for (uint32_t i = 0; i < products; i++)
-		any_panels |= weight_layout_of(product[i].w.type).panels != 0;
-	if (any_panels)
+		any_ready |= by_tensor_cores(product[i].w.type);
+	if (any_ready)
 		a.ready = plan_ready(p, in, has_offsets(product, products));
 	a.batch = p->batch;
 	a.rows = p->op->rows;
@@ -247,7 +247,7 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 	a.row_blocks = chosen ? groups : (plan_rows(p) + a.block_rows - 1) / a.block_rows;
 	if (chosen)
 		a.chosen = *chosen;
-	for (int type = 0; type < KERN_WEIGHT_DTYPES; type++) {
+	for (int type = 0; type < WEIGHT_TYPES; type++) {
 		a.products = 0;
 		for (uint32_t i = 0; i < products; i++)
 			if (product[i].w.type == type)
@@ -263,7 +263,8 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 void plan_matmul(struct plan *p)
 {
 	const struct kern_op *op = p->op;
-	struct product product[KERN_PRODUCTS_MAX];
+	struct product own[KERN_PRODUCTS_MAX], fast[KERN_PRODUCTS_MAX];
+	uint32_t owns = 0, fasts = 0;
 	struct inputs in = {op->matmul.x, op->matmul.p[0].w->k, 1, 0, 1};
 	if (plan_tensor(p, &in.x, in.k))
 		return;
@@ -275,9 +276,12 @@ void plan_matmul(struct plan *p)
 		}
 		if (plan_tensor(p, &of->y, of->w->n) || (of->bias.v && plan_address(p, of->bias)))
 			return;
-		product[i] = product_of(of->w, (const float *)of->bias.v, of->y);
+		*(of->w->plain ? &fast[fasts++] : &own[owns++]) = product_of(of->w, (const float *)of->bias.v, of->y);
 	}
-	plan_products(p, &in, product, op->matmul.products, NULL, 0);
+	if (owns)
+		plan_products(p, &in, own, owns, NULL, 0);
+	if (fasts)
+		plan_fast_products(p, &in.x, fast, fasts);
 }
 
 /* --- a matrix for each head ---------------------------------------------------------------------------------------------------------- */
