@@ -104,6 +104,8 @@ CUDA_SRC  := $(sort $(wildcard kernels/cuda/*.c kernels/cuda/*.cu)) kernels/comm
 CUDA_ARCH := 80 89 90a
 NVCCFLAGS := -std=c++20 -O3 -lineinfo -fmad=false -Xptxas -v,-warn-spills -Xfatbin -compress-all -Xcompiler -fPIC,-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off -I. \
              $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+# what tests/cuda_host says of cuBLASLt, held against the toolkit's header
+LT_VALUES := tests/cuda_host/lt/values.c
 $(O)/cuda/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
@@ -112,13 +114,13 @@ $(O)/cuda/%.cu.o: %.cu
 $(O)/cuda/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC $<"
-	@$(CC) $(ALLFLAGS) -fPIC -I$(dir $(NVCC))../include -MMD -MP -c $< -o $@
+	@$(CC) $(ALLFLAGS) -fPIC -isystem $(dir $(NVCC))../include -MMD -MP -c $< -o $@
 $(O)/lib/pdserve/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda/%.o)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(NVCC) -shared -cudart static -Xcompiler -static-libstdc++,-static-libgcc -Xlinker --exclude-libs,ALL -o $@ $^ -ldl
 .PHONY: cuda cuda-resources
-cuda: $(or $(CUDA),no-nvcc)
+cuda: $(or $(CUDA),no-nvcc) $(if $(CUDA),$(O)/cuda/$(LT_VALUES).o)
 no-nvcc:
 	@echo "the CUDA backend needs nvcc of CUDA 13 or later: none was found in PATH or /usr/local/cuda/bin" >&2; exit 1
 cuda-resources: cuda
@@ -138,7 +140,12 @@ $(O)/cuda_host/%.c.o: %.c
 	@$(CC) $(ALLFLAGS) $(NO_FIBRES) -fPIC -Itests/cuda_host -MMD -MP -c $< -o $@
 $(O)/cuda_host/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda_host/%.o) $(SHIM_OBJ)
 	@echo "  LD $@"
-	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -o $@ $^ -lm -ldl -pthread
+	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^ -lm -ldl -pthread
+# the stand-in's cuBLASLt, on the same runtime; the backend loads what lies beside it
+$(O)/cuda_host/libcublasLt.so.13: $(O)/cuda_host/tests/cuda_host/lt/cublaslt.cu.o $(O)/cuda_host/$(LT_VALUES).o $(O)/cuda_host/pdserve-cuda.so
+	@echo "  LD $@"
+	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^
+CUDA_HOST := $(O)/cuda_host/pdserve-cuda.so $(O)/cuda_host/libcublasLt.so.13
 
 libs_of = $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE) $(if $(filter $(COPIERS),$(1)),$(O)/libcopy.a))
 define program
@@ -212,7 +219,7 @@ $(O)/test/test_conform_%: $(O)/obj/tests/conform/test_conform_%.o $(CONFORM_OBJ)
 	$(conform_program)
 $(O)/test/conform: $(call obj,$(CONFORM_TESTS)) $(CONFORM_OBJ) $(CONFORM_LIBS)
 	$(conform_program)
-unit-build: $(UNIT) $(CONFORM) $(O)/cuda_host/pdserve-cuda.so
+unit-build: $(UNIT) $(CONFORM) $(CUDA_HOST)
 
 # harnesses of tests/fuzz for FUZZ_SECONDS each; ONLY="gguf safetensors" picks some
 .PHONY: fuzz

@@ -21,7 +21,7 @@ static const struct conf_key keys[] = {
 	{"role", CONF_STRING, "default", 0, 16, "", 0, "what this worker does; default: by the program's name", "default|prefill|decode|mixed"},
 	{"backend", CONF_STRING, "cpu", 0, 16, "", 0, "device backend; cuda: a GPU; sim: a simulated accelerator that computes nothing", "cpu|cuda|sim"},
 	{"device", CONF_INT, "0", 0, 63, "", 0, "cuda: number of the GPU", NULL},
-	{"variant", CONF_STRING, "auto", 0, 16, "", 0, "cpu: instruction set or reference kernels", "auto|reference|plain|avx2|avx512|avx512bf16"},
+	{"variant", CONF_STRING, "auto", 0, 16, "", 0, "cpu: instruction set or reference kernels; cuda: fast rounds activations as activation_type bf16 does and multiplies BF16 weights by cuBLASLt (CUDA 13), with tokens that depend on the batch", "auto|reference|plain|avx2|avx512|avx512bf16|fast"},
 	{"threads", CONF_INT, "0", 0, 256, "threads", 0, "compute threads; 0: one per core that the process may use", NULL},
 	{"tensor_parallel", CONF_INT, "1", 1, 64, "processes", 0, "cpu: processes that share the model and its work, at most one for each KV head; each takes an equal part of the threads", NULL},
 	{"kv_type", CONF_STRING, "bf16", 0, 8, "", 0, "element type of the KV cache; int8 and fp8 halve it and cost accuracy", "bf16|f16|f32|int8|fp8"},

@@ -34,6 +34,8 @@ struct kern_device {
 	int multiprocessors, shared_max;   /* shared_max: bytes of a block's shared memory */
 	int overlaps;              /* a kernel may begin before the one before it is done (kernel.h, grid_begin) */
 	int bf16_activations;              /* kern_config.activations: products and attention round them */
+	int fast;                  /* the variant: products with BF16 weights by cuBLASLt */
+	struct lt *lt;             /* of the variant fast, else NULL (lt.c) */
 	char error[400];                   /* the latest */
 	char broken[300];                  /* no call succeeds any more: why; else empty */
 	char numerics[48];
@@ -82,6 +84,7 @@ void cuda_shared_unmap(int index, CUdeviceptr at, size_t bytes);
 struct kern_weight {
 	enum kern_dtype dtype;
 	uint32_t n, k;
+	int plain;                 /* BF16 in plain rows, which cuBLASLt reads */
 	unsigned char *data;       /* on the device */
 	size_t bytes;
 };
@@ -95,6 +98,22 @@ void cuda_staging_free(struct kern_device *dev);
 int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p);
 void cuda_program_destroy(struct kern_program **p);
 int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
+
+/* --- products by cuBLASLt (lt.c), for the variant fast --------------------------------------------------------------------------- */
+
+/* y (rows, n) = x (rows, k) W^T. x and y are dense; n and k are multiples of 8, all addresses of 16 bytes. */
+struct lt_product {
+	const void *x, *w;         /* bfloat16 */
+	float *y;
+	uint32_t rows, n, k;
+	size_t w_ld;               /* elements from a row of W to the next */
+};
+
+/* Loads the library. KERN_ENOTSUP and a text with the remedy if it is not there. */
+int lt_open(struct kern_device *dev, struct lt **ret_lt);
+void lt_close(struct lt **lt);
+/* On that stream, which may be recording. The device's products share a workspace: they run one after the other. */
+int lt_launch(struct kern_device *dev, const struct lt_product *product, cudaStream_t stream);
 
 /* --- a first check (envelope.c) ---------------------------------------------------------------------------------------------------- */
 

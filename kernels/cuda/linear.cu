@@ -45,7 +45,7 @@ static bool same_tensor(const struct kern_tensor *a, const struct kern_tensor *b
 	return a->at.v == b->at.v && a->ld == b->ld && a->type == b->type;
 }
 
-/* What an operation of products of whole rows reads; of experts, all have the first one's type and shape. x NULL: it is none such. */
+/* What an operation of products of whole rows reads, with the weights that our own kernels take; of experts, all have the first one's type and shape. x NULL: it is none such. */
 struct reading {
 	const struct kern_tensor *x;
 	uint32_t count;
@@ -57,8 +57,9 @@ static struct reading reading_of(const struct kern_op *op)
 	struct reading r = {};
 	if (op->kind == KERN_OP_MATMUL) {
 		r.x = &op->matmul.x;
-		for (; r.count < op->matmul.products; r.count++)
-			r.w[r.count] = op->matmul.p[r.count].w;
+		for (uint32_t i = 0; i < op->matmul.products; i++)
+			if (!op->matmul.p[i].w->plain)
+				r.w[r.count++] = op->matmul.p[i].w;
 	} else if (op->kind == KERN_OP_EXPERTS_ACT) {
 		r = {&op->experts_act.x, 2, {op->experts_act.experts.gate[0], op->experts_act.experts.up[0]}};
 	}
@@ -103,7 +104,7 @@ struct make_ready plan_ready_next(struct plan *p, const struct kern_tensor *y, u
 	bool wanted = false, sums = false, other = false;
 	for (const struct kern_op *op = p->op + 1; op < p->end && !other; op++) {
 		struct reading of = reading_of(op);
-		bool same = of.x && same_tensor(of.x, y) && of.w[0]->k == dim && op->rows == p->op->rows;
+		bool same = of.count && same_tensor(of.x, y) && of.w[0]->k == dim && op->rows == p->op->rows;
 		for (uint32_t i = 0; i < of.count; i++) {
 			struct weight_layout l = weight_layout_of(of.w[i]->dtype);
 			wanted |= same && l.panels;
@@ -223,7 +224,7 @@ static uint32_t split_warps(const struct product *product, uint32_t products)
 
 static void launch_products(struct plan *p, struct product_args *a, int type, const struct product *product)
 {
-	enum product_kernel kind = !weight_layout_of(type).panels ? PRODUCT_FLOAT : plan_rows(p) <= SPLIT_ROWS_MAX ? PRODUCT_SPLIT : PRODUCT_SERIAL;
+	enum product_kernel kind = !by_tensor_cores(type) ? PRODUCT_FLOAT : plan_rows(p) <= SPLIT_ROWS_MAX ? PRODUCT_SPLIT : PRODUCT_SERIAL;
 	a->warps = kind == PRODUCT_SPLIT ? split_warps(product, a->products) : kind == PRODUCT_FLOAT ? FLOAT_WARPS : SERIAL_ACROSS * SERIAL_DOWN;
 	uint32_t each = product_blocks(product[0], kind, a->warps), blocks = 0;
 	bool alike = true;
@@ -253,14 +254,14 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 {
 	struct product_args a = {};
 	struct product *like = (struct product *)calloc(products, sizeof *like);
-	bool any_panels = false;
+	bool any_ready = false;
 	if (!like) {
 		plan_fail(p, KERN_ENOMEM, "no memory for %u products", products);
 		return;
 	}
 	for (uint32_t i = 0; i < products; i++)
-		any_panels |= weight_layout_of(product[i].w.type).panels != 0;
-	if (any_panels)
+		any_ready |= by_tensor_cores(product[i].w.type);
+	if (any_ready)
 		a.ready = plan_ready(p, in, has_offsets(product, products));
 	a.batch = p->batch;
 	a.rows = p->op->rows;
@@ -270,7 +271,7 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 	a.row_blocks = chosen ? groups : (plan_rows(p) + a.block_rows - 1) / a.block_rows;
 	if (chosen)
 		a.chosen = *chosen;
-	for (int type = 0; type < KERN_WEIGHT_DTYPES; type++) {
+	for (int type = 0; type < WEIGHT_TYPES; type++) {
 		a.products = 0;
 		for (uint32_t i = 0; i < products; i++)
 			if (product[i].w.type == type)
@@ -286,7 +287,8 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 void plan_matmul(struct plan *p)
 {
 	const struct kern_op *op = p->op;
-	struct product product[KERN_PRODUCTS_MAX];
+	struct product own[KERN_PRODUCTS_MAX], fast[KERN_PRODUCTS_MAX];
+	uint32_t owns = 0, fasts = 0;
 	struct inputs in = {op->matmul.x, op->matmul.p[0].w->k, 1, 0, 1};
 	if (plan_tensor(p, &in.x, in.k))
 		return;
@@ -298,9 +300,12 @@ void plan_matmul(struct plan *p)
 		}
 		if (plan_tensor(p, &of->y, of->w->n) || (of->bias.v && plan_address(p, of->bias)))
 			return;
-		product[i] = product_of(of->w, (const float *)of->bias.v, of->y);
+		*(of->w->plain ? &fast[fasts++] : &own[owns++]) = product_of(of->w, (const float *)of->bias.v, of->y);
 	}
-	plan_products(p, &in, product, op->matmul.products, NULL, 0);
+	if (owns)
+		plan_products(p, &in, own, owns, NULL, 0);
+	if (fasts)
+		plan_fast_products(p, &in.x, fast, fasts);
 }
 
 /* --- a matrix for each head ---------------------------------------------------------------------------------------------------------- */

@@ -121,6 +121,9 @@ struct product product_of(const struct kern_weight *w, const float *bias, struct
  * most plan_block_rows pairs; or NULL. */
 void plan_products(struct plan *p, const struct inputs *in, const struct product *product, uint32_t products, const struct chosen *chosen, uint32_t groups);
 
+/* The same for rows of bfloat16 and one input x, by cuBLASLt (fast.cu). At most KERN_PRODUCTS_MAX. */
+void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struct product *product, uint32_t products);
+
 /* --- in kernels ---------------------------------------------------------------------------------------------------------------------- */
 
 /* What a block has to do: a block of a product's weight, for some rows or for the pairs of one expert. */

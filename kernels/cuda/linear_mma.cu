@@ -1,4 +1,4 @@
-/* linear_mma.cu - products with weights in panels, by tensor cores.
+/* linear_mma.cu - products with weights in panels, or in rows of bfloat16, by tensor cores.
  *
  * The weight is always the A operand, 16 of its rows, and activations the B operand, 8 rows as 8 columns: so the same instructions in the same order make a
  * result, however many rows there are. 32 values are added up in the tensor cores, which cut off rather than round; that sum is scaled and added to a sum of
@@ -64,7 +64,7 @@ static __device__ __forceinline__ void add_tile(float acc[4], const struct recor
 		for (int j = 0; j < 2; j++)
 			mma_bf16(sum, a[j], b[part] + 2 * j);
 	for (int i = 0; i < 4; i++) {
-		if constexpr (TYPE == KERN_BF16)
+		if constexpr (is_bf16<TYPE>)
 			acc[i] += sum[i];
 		else
 			acc[i] = fmaf(record_scale<TYPE>(r, i / 2, 0), sum[i], acc[i]);
@@ -108,17 +108,17 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4], 
                                                    const struct lane_inputs<TILES> &x)
 {
 	uint32_t lane = threadIdx.x % WARP, from = segment_begin(*t.of, segment), to = segment_begin(*t.of, segment + 1);
-	uint32_t tiles = (t.of->w.k + TILE_VALUES - 1) / TILE_VALUES, panels = (t.of->w.n + PANEL_ROWS - 1) / PANEL_ROWS;
+	uint32_t k = t.of->w.k, panels = (t.of->w.n + PANEL_ROWS - 1) / PANEL_ROWS;
 	/* the second of the last two may not be there: then it is the first again, and not written */
-	const unsigned char *panel[PANELS] = {t.data + (size_t)PANELS * pair * t.of->w.ld,
-	                                      t.data + (size_t)(PANELS * pair + (PANELS * pair + 1 < panels)) * t.of->w.ld};
+	const struct panel panel[PANELS] = {panel_of<TYPE>(t.of->w, t.data, PANELS * pair, lane),
+	                                    panel_of<TYPE>(t.of->w, t.data, PANELS * pair + (PANELS * pair + 1 < panels), lane)};
 	/* many tiles take long; and both take many registers */
 	constexpr uint32_t AHEAD = TILES > SPLIT_TILES || (is_k_type<TYPE> && has_offset<TYPE>) ? 1 : 2;
 	struct record ahead[AHEAD][PANELS];
 	UNROLL
 	for (uint32_t i = 0; i < AHEAD; i++)
 		for (int p = 0; p < PANELS; p++)
-			load_record<TYPE>(ahead[i][p], panel[p], from + i < to ? from + i : to - 1, tiles, lane);
+			load_record<TYPE>(ahead[i][p], panel[p], from + i < to ? from + i : to - 1, k, lane);
 	UNROLL
 	for (uint32_t i = 0; i < PANELS * TILES * 4; i++)
 		acc[i / (TILES * 4)][i / 4 % TILES][i % 4] = 0;
@@ -130,7 +130,7 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4], 
 			now[p] = ahead[0][p];
 			for (uint32_t i = 0; i + 1 < AHEAD; i++)
 				ahead[i][p] = ahead[i + 1][p];
-			load_record<TYPE>(ahead[AHEAD - 1][p], panel[p], step + AHEAD < to ? step + AHEAD : to - 1, tiles, lane);
+			load_record<TYPE>(ahead[AHEAD - 1][p], panel[p], step + AHEAD < to ? step + AHEAD : to - 1, k, lane);
 		}
 		add_step<TYPE, PARTS, TILES>(acc, now, x, step);
 	}
@@ -231,6 +231,10 @@ template <int TYPE, int PARTS> static __device__ __forceinline__ void product_se
 	KERNEL(product_serial_##TYPE##_3, SERIAL_THREADS, struct product_args) { product_serial<KERN_##TYPE, 3>(a); }
 FOR_PANEL_TYPES(PRODUCT_KERNELS)
 
+/* Rows of bfloat16 come with rounded activations only. */
+KERNEL(product_split_rows, SPLIT_THREADS, struct product_args) { product_split<WEIGHT_BF16_ROWS, 1>(a); }
+KERNEL(product_serial_rows, SERIAL_THREADS, struct product_args) { product_serial<WEIGHT_BF16_ROWS, 1>(a); }
+
 static_assert(PRODUCT_SPLIT == 0 && PRODUCT_SERIAL == 1, "the order of the table below");
 
 const void *mma_kernel(enum product_kernel kernel, int type, int parts, const char **ret_name)
@@ -240,6 +244,7 @@ const void *mma_kernel(enum product_kernel kernel, int type, int parts, const ch
 #define ENTRY(TYPE) \
 	{KERN_##TYPE, {{NAMED(product_split_##TYPE##_1), NAMED(product_split_##TYPE##_3)}, {NAMED(product_serial_##TYPE##_1), NAMED(product_serial_##TYPE##_3)}}},
 		FOR_PANEL_TYPES(ENTRY)
+		{WEIGHT_BF16_ROWS, {{NAMED(product_split_rows), {NULL, NULL}}, {NAMED(product_serial_rows), {NULL, NULL}}}},
 	};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
 		if (all[i].type == type) {

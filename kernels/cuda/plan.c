@@ -63,6 +63,36 @@ void *plan_keep(struct plan *p, const void *data, size_t bytes)
 	return p->memory + at;
 }
 
+/* One more, cleared; NULL where there is none to fill. */
+static struct launch *launch_new(struct plan *p)
+{
+	if (p->rc || p->counting)
+		return NULL;
+	if (p->launches == p->launch_room) {
+		size_t room = p->launch_room ? 2 * p->launch_room : 64;
+		struct launch *grown = realloc(p->launch, room * sizeof *grown);
+		if (!grown) {
+			plan_fail(p, KERN_ENOMEM, "no memory for %zu launches", room);
+			return NULL;
+		}
+		p->launch = grown;
+		p->launch_room = room;
+	}
+	struct launch *l = &p->launch[p->launches++];
+	memset(l, 0, sizeof *l);
+	return l;
+}
+
+void plan_library(struct plan *p, const struct lt_product *product)
+{
+	_Static_assert(sizeof *product <= LAUNCH_ARGS, "a launch holds a product");
+	struct launch *l = launch_new(p);
+	if (!l)
+		return;
+	*l = (struct launch){.name = "cublasLtMatmul", .args_bytes = sizeof *product};
+	memcpy(l->args, product, sizeof *product);
+}
+
 void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x, uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
                  size_t args_bytes)
 {
@@ -74,20 +104,9 @@ void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t 
 		          INT32_MAX, GRID_Y_MAX, p->dev->shared_max);
 		return;
 	}
-	if (p->counting)
+	struct launch *l = launch_new(p);
+	if (!l)
 		return;
-	if (p->launches == p->launch_room) {
-		size_t room = p->launch_room ? 2 * p->launch_room : 64;
-		struct launch *grown = realloc(p->launch, room * sizeof *grown);
-		if (!grown) {
-			plan_fail(p, KERN_ENOMEM, "no memory for %zu launches", room);
-			return;
-		}
-		p->launch = grown;
-		p->launch_room = room;
-	}
-	struct launch *l = &p->launch[p->launches++];
-	memset(l, 0, sizeof *l);
 	*l = (struct launch){.kernel = kernel, .name = name, .grid = {grid_x, grid_y, 1}, .threads = threads, .shared = (uint32_t)shared,
 	                     .args_bytes = (uint32_t)args_bytes};
 	memcpy(l->args, args, args_bytes);

@@ -16,7 +16,7 @@ extern "C" {
 enum { LAUNCH_ARGS = 448 };        /* bytes of a kernel's argument, a struct */
 
 struct launch {
-	const void *kernel;
+	const void *kernel;        /* NULL: a product by cuBLASLt, a struct lt_product in args */
 	const char *name;
 	uint32_t grid[3], threads, shared;     /* shared: bytes of dynamic shared memory */
 	uint32_t args_bytes;
@@ -61,6 +61,8 @@ void *plan_keep(struct plan *p, const void *data, size_t bytes);
 void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x, uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
                  size_t args_bytes);
 #define PLAN(P, KERNEL, X, Y, THREADS, SHARED, ARGS) plan_launch(P, #KERNEL, (const void *)KERNEL, X, Y, THREADS, SHARED, &(ARGS), sizeof(ARGS))
+
+void plan_library(struct plan *p, const struct lt_product *product);      /* of the variant fast */
 
 static inline uint32_t plan_rows(const struct plan *p)         /* of the present operation, at most */
 {

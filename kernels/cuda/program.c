@@ -118,10 +118,17 @@ static int capture(struct plan *p, struct size *s)
 		rc = allow_shared(dev, &p->launch[i]);
 	if (rc || (rc = cuda_check(dev, cudaStreamBeginCapture(dev->loading, cudaStreamCaptureModeRelaxed), "recording a program")))
 		return rc;
-	for (i = 0; i < p->launches && launched == cudaSuccess; i++)
-		launched = launch_one(&p->launch[i], dev->overlaps, dev->loading);
+	for (i = 0; i < p->launches && launched == cudaSuccess && !rc; i++) {
+		const struct launch *l = &p->launch[i];
+		/* no overlap with a product by cuBLASLt, which records whatever it likes, not only kernels */
+		if (l->kernel)
+			launched = launch_one(l, dev->overlaps && i && l[-1].kernel, dev->loading);
+		else
+			rc = lt_launch(dev, (const struct lt_product *)(const void *)l->args, dev->loading);
+	}
 	cudaError_t end = cudaStreamEndCapture(dev->loading, &graph);  /* before an error is looked at: a stream that records cannot be asked */
-	rc = cuda_check(dev, launched, i ? p->launch[i - 1].name : "recording a program");
+	if (!rc)
+		rc = cuda_check(dev, launched, i ? p->launch[i - 1].name : "recording a program");
 	if (!rc)
 		rc = cuda_check(dev, end, "recording a program");
 	if (!rc)

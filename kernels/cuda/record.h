@@ -18,6 +18,7 @@ struct record {
 	uint16_t block_scale[2], block_offset[2];
 };
 
+template <int TYPE> constexpr bool is_bf16 = TYPE == KERN_BF16 || TYPE == WEIGHT_BF16_ROWS;
 template <int TYPE> constexpr bool is_k_type = TYPE == KERN_Q4_K || TYPE == KERN_Q5_K || TYPE == KERN_Q6_K;
 template <int TYPE> constexpr bool has_offset = TYPE == KERN_Q4_1 || TYPE == KERN_Q5_1 || TYPE == KERN_Q4_K || TYPE == KERN_Q5_K;
 /* What is subtracted from a code. Types with offsets have none in the file: the middle of the codes makes offset and products small, and their sums exact. */
@@ -62,19 +63,49 @@ template <int TYPE> static __device__ __forceinline__ void load_scales(struct re
 	}
 }
 
-/* Step `step` of a panel. tiles: of 16 values, of a row of bf16, which may end in the middle of a step. */
-template <int TYPE> static __device__ __forceinline__ void load_record(struct record &r, const unsigned char *panel, uint32_t step, uint32_t tiles, uint32_t lane)
+/* Where a lane reads a panel: its records; of plain rows, the lane's first row, and how far behind it the second one is. */
+struct panel {
+	const unsigned char *at;
+	size_t second;
+};
+
+template <int TYPE> static __device__ __forceinline__ struct panel panel_of(const struct weight_view &w, const unsigned char *data, uint32_t index, uint32_t lane)
+{
+	if constexpr (TYPE == WEIGHT_BF16_ROWS) {
+		uint32_t row = index * PANEL_ROWS + lane / 4;
+		/* the last panel may have 8 rows: then the first ones are read again, and not written */
+		return panel{data + row * w.ld * 2 + lane % 4 * 4, row + 8 < w.n ? 8 * w.ld * 2 : 0};
+	} else {
+		return panel{data + index * w.ld, 0};
+	}
+}
+
+/* 32 values of two plain rows, of which a lane has words lane % 4 of each 8 values. */
+static __device__ __forceinline__ void load_plain(struct record &r, const struct panel &p, uint32_t step, uint32_t k)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		const unsigned char *at = p.at + ((size_t)step * 4 + i) * 16;
+		bool there = step * 32 + i * 8 < k;
+		r.code[i / 2 * 4 + i % 2 * 2] = there ? *(const uint32_t *)at : 0;
+		r.code[i / 2 * 4 + i % 2 * 2 + 1] = there ? *(const uint32_t *)(at + p.second) : 0;
+	}
+}
+
+/* Step `step` of a panel. k: of a row, which of bf16 may end in the middle of a step. */
+template <int TYPE> static __device__ __forceinline__ void load_record(struct record &r, const struct panel &p, uint32_t step, uint32_t k, uint32_t lane)
 {
 	constexpr struct weight_layout l = weight_layout_of(TYPE);
-	if constexpr (TYPE == KERN_BF16) {
-		const unsigned char *at = panel + (size_t)step * 2 * l.record_bytes + 16 * lane;
+	if constexpr (TYPE == WEIGHT_BF16_ROWS) {
+		load_plain(r, p, step, k);
+	} else if constexpr (TYPE == KERN_BF16) {
+		const unsigned char *at = p.at + (size_t)step * 2 * l.record_bytes + 16 * lane;
 		load_words4(r.code, at);
 		for (int i = 4; i < 8; i++)
 			r.code[i] = 0;
-		if (2 * step + 1 < tiles)
+		if ((2 * step + 1) * TILE_VALUES < k)
 			load_words4(r.code + 4, at + l.record_bytes);
 	} else {
-		const unsigned char *block = panel + (size_t)(step / l.records) * l.block_bytes, *record = block + step % l.records * l.record_bytes;
+		const unsigned char *block = p.at + (size_t)(step / l.records) * l.block_bytes, *record = block + step % l.records * l.record_bytes;
 		load_codes<TYPE>(r, record, lane);
 		load_scales<TYPE>(r, record + l.scale_at, block + l.records * l.record_bytes, lane);
 	}
@@ -123,7 +154,7 @@ template <int TYPE> static __device__ __forceinline__ void unpack_codes(const st
 	for (int j = 0; j < 2; j++)
 		for (int i = 0; i < 4; i++) {
 			uint32_t nibbles = r.code[i / 2] >> 4 * j & 0x0f0f0f0f;
-			if constexpr (TYPE == KERN_BF16)
+			if constexpr (is_bf16<TYPE>)
 				a[j][i] = r.code[4 * j + i];
 			else if constexpr (TYPE == KERN_Q8_0)
 				a[j][i] = q8_pair(r.code[2 * j + i / 2], i % 2);

@@ -188,11 +188,12 @@ static int staging_room(struct kern_device *dev, size_t bytes)
 }
 
 /* Rows [from, from + rows) on their way; `data` is their first. */
-static int load_rows(struct kern_device *dev, const struct weight_view *w, const unsigned char *data, size_t row_bytes, uint32_t from, uint32_t rows)
+static int load_rows(struct kern_device *dev, const struct kern_weight *weight, const unsigned char *data, size_t row_bytes, uint32_t from, uint32_t rows)
 {
 	struct staging *s = dev->staging;
+	struct weight_view v = weight_view_of(weight), *w = &v;
 	unsigned i = s->next++ % STAGES;
-	size_t dense = kern_dtype_bytes((enum kern_dtype)w->type, w->k);
+	size_t dense = kern_dtype_bytes(weight->dtype, w->k);
 	int rc = cuda_check(dev, cudaEventSynchronize(s->stage[i].free), "loading weights");
 	if (rc)
 		return rc;
@@ -217,7 +218,6 @@ static int load_rows(struct kern_device *dev, const struct weight_view *w, const
 
 static int weight_load(struct kern_device *dev, const struct kern_weight *w, const unsigned char *data, size_t row_bytes)
 {
-	struct weight_view v = weight_view_of(w);
 	size_t dense = kern_dtype_bytes(w->dtype, w->k);
 	int rc = staging_room(dev, PANEL_ROWS * dense);
 	if (rc)
@@ -226,7 +226,7 @@ static int weight_load(struct kern_device *dev, const struct kern_weight *w, con
 	for (uint32_t from = 0; from < w->n && !rc;) {
 		uint32_t rows = w->n - from < fit ? w->n - from : (uint32_t)fit;
 		rows = rows > 1 << 19 ? 1 << 19 : rows;        /* a grid's second dimension */
-		rc = load_rows(dev, &v, data + from * row_bytes, row_bytes, from, rows);
+		rc = load_rows(dev, w, data + from * row_bytes, row_bytes, from, rows);
 		from += rows;
 	}
 	return rc ? rc : cuda_check(dev, cudaStreamSynchronize(dev->loading), "loading weights");
@@ -250,8 +250,9 @@ int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, 
 	w->dtype = dtype;
 	w->n = n;
 	w->k = k;
+	w->plain = dev->fast && dtype == KERN_BF16 && n % ROWS_UNIT == 0 && k % ROWS_UNIT == 0;
 	struct weight_view v = weight_view_of(w);
-	w->bytes = weight_layout_of(dtype).panels ? (n + PANEL_ROWS - 1) / PANEL_ROWS * v.ld : n * v.ld * (dtype == KERN_F32 ? 4 : 2);
+	w->bytes = weight_layout_of(v.type).panels ? (n + PANEL_ROWS - 1) / PANEL_ROWS * v.ld : n * v.ld * (dtype == KERN_F32 ? 4 : 2);
 	rc = cuda_check(dev, cudaMalloc((void **)&w->data, w->bytes), "allocating a weight");
 	if (!rc)
 		rc = cuda_check(dev, cudaMemsetAsync(w->data, 0, w->bytes, dev->loading), "clearing a weight");

@@ -1,7 +1,7 @@
 /* weight.h - how weights lie in the device's memory.
  *
- * float32 and float16 stay rows, `ld` elements apart. The other types lie in the order in which the tensor cores read them: 16 rows (a panel) by 16 or 32
- * values (a record). Of a record each lane of a warp has what its registers of mma_bf16 need (kernel.h): 8 values of 16, in one or two tiles, so that a warp
+ * float32 and float16 stay rows, `ld` elements apart, and so does bfloat16 that cuBLASLt is to read (WEIGHT_BF16_ROWS, see lt.c). The other types lie in the
+ * order in which the tensor cores read them: 16 rows (a panel) by 16 or 32 values (a record). Of a record each lane of a warp has what its registers of mma_bf16 need (kernel.h): 8 values of 16, in one or two tiles, so that a warp
  * reads a record's values from consecutive addresses and nothing is expanded in memory. Lane l has rows l / 4 and l / 4 + 8; its value e (0 .. 7) of a tile is
  * half e % 2 of register e / 2.
  *
@@ -25,6 +25,9 @@
 #include "kernels/cuda/kernel.h"
 
 enum { PANEL_ROWS = 16, TILE_VALUES = 16 };
+
+/* How a weight lies: its enum kern_dtype, or rows of bfloat16, whose length and number are multiples of ROWS_UNIT (16 bytes). */
+enum { WEIGHT_BF16_ROWS = KERN_WEIGHT_DTYPES, WEIGHT_TYPES, ROWS_UNIT = 8 };
 
 struct weight_layout {
 	int panels;                /* 0: rows */
@@ -55,17 +58,24 @@ static __host__ __device__ constexpr struct weight_layout weight_layout_of(int t
 struct weight_view {
 	const unsigned char *data;
 	uint32_t n, k;
-	int type;
+	int type;                  /* or WEIGHT_BF16_ROWS */
 	size_t ld;                 /* rows: elements; panels: bytes from one panel to the next */
 };
 
 static inline struct weight_view weight_view_of(const struct kern_weight *w)
 {
-	struct weight_layout l = weight_layout_of(w->dtype);
+	int type = w->plain ? WEIGHT_BF16_ROWS : (int)w->dtype;
+	struct weight_layout l = weight_layout_of(type);
 	size_t ld = ((size_t)w->k + 7) / 8 * 8;
 	if (l.panels)
 		ld = ((size_t)w->k + l.values * l.records - 1) / (l.values * l.records) * l.block_bytes;
-	return weight_view{w->data, w->n, w->k, w->dtype, ld};
+	return weight_view{w->data, w->n, w->k, type, ld};
+}
+
+/* Whether products are made by tensor cores (linear_mma.cu). */
+static inline bool by_tensor_cores(int type)
+{
+	return weight_layout_of(type).panels || type == WEIGHT_BF16_ROWS;
 }
 
 /* Twice the value of E2M1's code. */
@@ -149,6 +159,8 @@ static __device__ inline float weight_value(const struct weight_view &w, uint32_
 		return ((const float *)w.data)[row * w.ld + column];
 	if (w.type == KERN_F16)
 		return kern_f16_to_f32(((const uint16_t *)w.data)[row * w.ld + column]);
+	if (w.type == WEIGHT_BF16_ROWS)
+		return kern_bf16_to_f32(((const uint16_t *)w.data)[row * w.ld + column]);
 	struct weight_layout l = weight_layout_of(w.type);
 	uint32_t r = column / l.values, tile, lane, e;
 	const unsigned char *block = w.data + row / PANEL_ROWS * w.ld + (size_t)(r / l.records) * l.block_bytes;

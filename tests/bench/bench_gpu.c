@@ -1,7 +1,7 @@
 /* bench_gpu.c - steps of models of known shapes on a device, through kern_ops alone: decoding for batches of 1 to 256 sequences, prefill of long prompts. What is
  * printed is a step's time, tokens a second, and for decoding the bytes that must be read (weights, KV) in that time, as a part of the bandwidth that is given.
  * Weights are random; logits are drawn from greedily.
- *   bench_gpu BACKEND SHAPE TYPE ACTIVATIONS [read GB/s] [dense TFLOP/s]       bench_gpu cuda 8b q4_k bf16 3000 790 */
+ *   bench_gpu BACKEND[:VARIANT] SHAPE TYPE ACTIVATIONS [read GB/s] [dense TFLOP/s]       bench_gpu cuda 8b q4_k bf16 3000 790 */
 #include "kernels/kernels.h"
 
 #include <stdio.h>
@@ -313,10 +313,10 @@ static void run_all(struct bench *b)
 
 int main(int argc, char **argv)
 {
-	char err[400] = "";
+	char err[400] = "", backend[32];
 	struct bench b = {.type = KERN_WEIGHT_DTYPES};
 	if (argc < 5 || argc > 7) {
-		fprintf(stderr, "usage: bench_gpu BACKEND SHAPE TYPE ACTIVATIONS [read GB/s] [dense TFLOP/s]\n");
+		fprintf(stderr, "usage: bench_gpu BACKEND[:VARIANT] SHAPE TYPE ACTIVATIONS [read GB/s] [dense TFLOP/s]\n");
 		return 2;
 	}
 	for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -325,10 +325,12 @@ int main(int argc, char **argv)
 	for (int t = 0; t < KERN_WEIGHT_DTYPES; t++)
 		if (!strcmp(kern_dtype_name((enum kern_dtype)t), argv[3]))
 			b.type = (enum kern_dtype)t;
-	b.k = kern_backend(argv[1], err, sizeof err);
+	size_t length = strcspn(argv[1], ":");
+	snprintf(backend, sizeof backend, "%.*s", (int)length, argv[1]);
+	b.k = kern_backend(backend, err, sizeof err);
 	b.read_gbs = argc > 5 ? atof(argv[5]) : 0;
 	b.dense_tflops = argc > 6 ? atof(argv[6]) : 0;
-	struct kern_config conf = {.activations = strcmp(argv[4], "bf16") ? KERN_F32 : KERN_BF16};
+	struct kern_config conf = {.variant = argv[1][length] ? argv[1] + length + 1 : NULL, .activations = strcmp(argv[4], "bf16") ? KERN_F32 : KERN_BF16};
 	if (!b.s || b.type == KERN_WEIGHT_DTYPES || !b.k || b.k->open(&conf, &b.dev, err, sizeof err)) {
 		fprintf(stderr, "bench_gpu: %s\n", err[0] ? err : "unknown shape or type");
 		return 1;

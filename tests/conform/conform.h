@@ -64,6 +64,7 @@ struct precision {
 	double group_step;                     /* quantised weights: of activations, as a part of the largest magnitude of their 32; 0: float32 */
 	bool bf16_activations;                 /* BF16 weights: activations are rounded to bfloat16 first */
 	bool bf16_attention;                   /* so are queries, K, weights and V of attention */
+	bool rows_vary;                        /* a row's bits may depend on its batch, where there are products with weights */
 };
 
 struct target {

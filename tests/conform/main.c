@@ -211,10 +211,11 @@ void conform_stats_show(void)
  * cpu: activations of quantised products are integers up to 16319 in groups of 32 (kernels/cpu/fast_matmul.h), so half a step of 1/16319; the variant
  * "reference" keeps float32.
  * cuda: float32. Of types with offsets, w = d q + m, the sums of d q x and of m x are rounded apart, and either may be larger than both together: some
- * roundings of the largest more. With activations of KERN_BF16 quantised products round them too: 8 binary digits, so each is off by at most 2^-8 of itself. */
-static const struct { const char *prefix; double group_step, group_step_bf16; bool bf16_attention; } precisions[] = {
-	{"cpu:reference", 0, 0, false}, {"cpu", 0.501 / 16319, 0.501 / 16319, false}, {"cuda", 0x1p-21, 0x1p-8, true},
-	{"", 0.501 / 16319, 0.501 / 16319, false},
+ * roundings of the largest more. With activations of KERN_BF16 quantised products round them too: 8 binary digits, so each is off by at most 2^-8 of itself.
+ * cuda:fast: always rounds as with KERN_BF16; products with BF16 weights are cuBLASLt's, which adds in an order that depends on the number of rows. */
+static const struct { const char *prefix; double group_step, group_step_bf16; bool bf16_attention, always_bf16, rows_vary; } precisions[] = {
+	{"cpu:reference", 0, 0, false, false, false}, {"cpu", 0.501 / 16319, 0.501 / 16319, false, false, false}, {"cuda:fast", 0x1p-8, 0x1p-8, true, true, true},
+	{"cuda", 0x1p-21, 0x1p-8, true, false, false}, {"", 0.501 / 16319, 0.501 / 16319, false, false, false},
 };
 
 /* BACKEND[:VARIANT[/ACTIVATIONS]] */
@@ -237,8 +238,9 @@ static const char *target_parse(struct target *t, const char *text)
 	size_t i = 0;
 	while (strncmp(text, precisions[i].prefix, strlen(precisions[i].prefix)) != 0)
 		i++;
-	bool bf16 = t->activations == KERN_BF16;
-	t->precision = (struct precision){bf16 ? precisions[i].group_step_bf16 : precisions[i].group_step, bf16, bf16 && precisions[i].bf16_attention};
+	bool bf16 = t->activations == KERN_BF16 || precisions[i].always_bf16;
+	t->precision = (struct precision){bf16 ? precisions[i].group_step_bf16 : precisions[i].group_step, bf16, bf16 && precisions[i].bf16_attention,
+	                                  precisions[i].rows_vary};
 	return NULL;
 }
 

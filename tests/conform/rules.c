@@ -100,7 +100,18 @@ static void rows_compare(const struct job *j, const struct result *got, const st
 	}
 }
 
-/* Rows that the base lacks are held against the reference and taken; the others must have its bits. */
+static bool has_products(const struct job *j)
+{
+	return j->matrices && j->kind != KERN_OP_EMBED;
+}
+
+/* A row's bits may depend on its batch. */
+static bool may_vary(const struct job *j, const struct precision *p)
+{
+	return p->rows_vary && has_products(j);
+}
+
+/* Rows that the base lacks are held against the reference and taken; the others must have its bits. Where they may vary all are held against the reference. */
 static void absorb(const struct job *j, const struct precision *p, struct result *base, bool *has_kv, const struct result *r, bool is_poisoned)
 {
 	for (uint32_t row = 0; row < world_rows(&j->world); row++) {
@@ -109,7 +120,7 @@ static void absorb(const struct job *j, const struct precision *p, struct result
 			size_t n = (size_t)j->field[f].sub * j->field[f].columns;
 			if (!r->have[f] || !r->have[f][row])
 				continue;
-			if (base->have[f][row]) {
+			if (base->have[f][row] && !may_vary(j, p)) {
 				rows_compare(j, r, base, f, row);
 				continue;
 			}
@@ -194,14 +205,18 @@ static bool sees(const struct job *j, uint32_t row, const struct poison *x)
 	return row == x->row || (x->spreads && world_sequence(w, row) == world_sequence(w, x->row) && at >= from && (!j->window || from + j->window > at));
 }
 
-/* Rows that see no poisoned row have the bits that they have without any. */
-static void isolation_check(const struct job *j, const struct result *clean, const struct result *r, const struct poison *x, uint32_t count)
+/* Rows that see no poisoned row have the bits that they have without any; where bits may vary they are right. */
+static void isolation_check(const struct job *j, const struct precision *p, const struct result *clean, const struct result *r, const struct poison *x, uint32_t count)
 {
 	conform_about(4, "other rows hold NaN and infinities");
 	for (uint32_t row = 0; row < world_rows(&j->world); row++) {
 		bool hit = false;
 		for (uint32_t i = 0; i < count; i++)
 			hit |= sees(j, row, &x[i]);
+		if (!hit && may_vary(j, p)) {
+			row_check(j, p, r, row, false);
+			continue;
+		}
 		for (uint32_t f = 0; !hit && f < j->fields; f++)
 			if (r->have[f] && r->have[f][row] && clean->have[f][row])
 				rows_compare(j, r, clean, f, row);
@@ -220,7 +235,7 @@ static void poison_runs(struct live *l, const struct job *j, const struct precis
 		struct schedule s = schedule_make(&j->world, i ? ORDER_MIXED : ORDER_WHOLE, 3, j->record_history != NULL);
 		conform_about(2, "%s, some rows poisoned (%u %s)", s.name, x[0].row, poison_names[x[0].kind]);
 		struct result *r = live_run(l, p, &s, 0xff);
-		isolation_check(j, base->clean, r, x, count);
+		isolation_check(j, pr, base->clean, r, x, count);
 		absorb(p, pr, base->poisoned, &base->has_poisoned, r, true);
 		conform_release(inner);
 	}
@@ -306,7 +321,7 @@ static unsigned runs_like(const struct job *j, const struct device *dev, unsigne
 /* Whether rounded activations (kern_config.activations) change anything: products, and attention of some targets. */
 static bool is_rounded(const struct target *t, const struct job *j)
 {
-	return (j->matrices && j->kind != KERN_OP_EMBED) || (t->precision.bf16_attention && j->kind == KERN_OP_ATTENTION);
+	return has_products(j) || (t->precision.bf16_attention && j->kind == KERN_OP_ATTENTION);
 }
 
 static void job_check_as(struct job *j, struct typed of)

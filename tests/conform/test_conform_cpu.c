@@ -27,6 +27,7 @@ CONFORM_TEST(open_errors)
 {
 	static const struct { struct kern_config conf; int want; const char *text; } cases[] = {
 		{{.variant = "sse9"}, KERN_ENOTSUP, "sse9"},
+		{{.variant = "fast"}, KERN_ENOTSUP, "unknown cpu variant fast: must be"},
 		{{.variant = "plain", .activations = KERN_F16}, KERN_EINVAL, "type f16"},
 		{{.variant = "plain", .threads = 65}, KERN_EINVAL, "65 threads"},
 	};

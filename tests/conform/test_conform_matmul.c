@@ -92,7 +92,7 @@ CONFORM_TEST(matmul_of_floats)
 	static const struct matmul_shape shapes[] = {
 		{1, {{KERN_F32, 1, false}}},    {37, {{KERN_F32, 70, true}}},   {96, {{KERN_F32, 192, false}}}, {33, {{KERN_F16, 65, false}}}, {64, {{KERN_F16, 130, true}}},
 		{31, {{KERN_BF16, 63, true}}},  {576, {{KERN_BF16, 128, false}}}, {1, {{KERN_BF16, 7, false}}}, {577, {{KERN_BF16, 66, true}}}, {1000, {{KERN_F16, 17, false}}},
-		{64, {{KERN_BF16, 130, false}}}, {513, {{KERN_F32, 33, true}}},
+		{64, {{KERN_BF16, 130, false}}}, {40, {{KERN_BF16, 72, true}}}, {513, {{KERN_F32, 33, true}}},
 	};
 	matmul_all(shapes, LEN(shapes), 3);
 }
@@ -126,6 +126,7 @@ CONFORM_TEST(matmul_of_groups)
 		{256, {{KERN_Q8_0, 96, true}, {KERN_Q4_0, 33, false}, {KERN_Q5_0, 1, true}, {KERN_Q5_1, 64, false}}},
 		{256, {{KERN_Q4_K, 20, false}, {KERN_Q5_K, 75, true}}},
 		{512, {{KERN_F32, 40, false}, {KERN_Q6_K, 130, true}, {KERN_F32, 3, true}}},
+		{96, {{KERN_BF16, 48, false}, {KERN_Q8_0, 33, true}, {KERN_BF16, 120, true}, {KERN_BF16, 9, false}}},
 		{576, {{KERN_Q4_0, 192, false}, {KERN_Q4_0, 192, false}}},
 		{96, {{KERN_MXFP4, 70, true}, {KERN_Q8_0, 33, false}, {KERN_F32, 65, true}}},
 	};

@@ -29,6 +29,12 @@ def test_rounded_activations():
     assert answers("llama", "1p1d", "bf16", n=8, ask=scored, **chunks) == answers("llama", "1p1d", "bf16", n=8, ask=scored, **whole)
 
 
+def test_fast():
+    """Products by cuBLASLt on both sides. The tokens may be others than the reference's."""
+    fast = {"prefill": {"variant": "fast", "max_batched_tokens": 48}, "decode": {"variant": "fast"}}
+    assert [len(tokens) for tokens in answers("llama", "1p1d", "bf16", n=8, gpu={}, **fast)] == [8, 8]
+
+
 def test_through_storage():
     through_storage("llama", 100, 8, gpu={})
 
@@ -98,6 +104,15 @@ def test_a_device_that_breaks_under_a_copy(name):
         s.quiet()
 
 
+def refused(env, conf):
+    """The last line of a worker that does not start."""
+    args = [f"{k}={v}" for k, v in {"model": os.path.join(GOLDEN, "llama"), "backend": "cuda", "messager": "none", "storage": "none", **conf}.items()]
+    argv = [os.path.join(BIN, "pddecoded")] + [x for a in args for x in ("-o", a)]
+    r = subprocess.run(argv, env={**ENV, "PDSERVE_BACKENDS": CUDA_HOST, **env}, capture_output=True, text=True, timeout=120)
+    assert r.returncode != 0
+    return (r.stderr + r.stdout).strip().splitlines()[-1]
+
+
 @pytest.mark.skipif(ON_GPU, reason="for the host's stand-in")
 @pytest.mark.parametrize("env, conf, text", [
     ({"CUDA_HOST_DRIVER": "0"}, {}, "this machine lacks an NVIDIA driver"),
@@ -106,13 +121,20 @@ def test_a_device_that_breaks_under_a_copy(name):
     ({}, {"device": 9}, "device 9: this machine has 8 GPUs"),
     ({"CUDA_HOST_MEMORY_MB": "64"}, {"max_batched_tokens": 65536}, "memory of host: found 48 MiB available, expected 0 MiB for weights and"),
     ({"CUDA_HOST_MEMORY_MB": "600"}, {"kv_memory_mb": 700}, "allocating shared memory: the device has"),
-    ({}, {"variant": "avx2"}, "unknown cuda variant avx2: must be auto"),
+    ({}, {"variant": "avx2"}, "unknown cuda variant avx2: must be auto or fast"),
+    ({}, {"backend": "cpu", "variant": "fast"}, "unknown cpu variant fast: must be auto"),
 ])
 def test_what_cannot_be(env, conf, text):
     """One sentence, with both numbers."""
-    args = [f"{k}={v}" for k, v in {"model": os.path.join(GOLDEN, "llama"), "backend": "cuda", "messager": "none", "storage": "none", **conf}.items()]
-    argv = [os.path.join(BIN, "pddecoded")] + [x for a in args for x in ("-o", a)]
-    r = subprocess.run(argv, env={**ENV, "PDSERVE_BACKENDS": CUDA_HOST, **env}, capture_output=True, text=True, timeout=120)
-    assert r.returncode != 0
-    last = (r.stderr + r.stdout).strip().splitlines()[-1]
+    last = refused(env, conf)
     assert text in last, last
+
+
+@pytest.mark.skipif(ON_GPU, reason="for the host's stand-in")
+def test_fast_without_the_library(tmp_path):
+    """What lies beside the backend is no library: only the variant that needs it is refused, with the remedy."""
+    os.symlink(os.path.join(CUDA_HOST, "pdserve-cuda.so"), tmp_path / "pdserve-cuda.so")
+    (tmp_path / "libcublasLt.so.13").touch()
+    last = refused({"PDSERVE_BACKENDS": str(tmp_path)}, {"variant": "fast"})
+    assert "this machine lacks libcublasLt.so.13, which variant fast needs" in last and "or leave `variant` at auto" in last, last
+    assert "device 9: this machine has 8 GPUs" in refused({"PDSERVE_BACKENDS": str(tmp_path)}, {"device": 9})

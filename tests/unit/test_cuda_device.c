@@ -1,5 +1,5 @@
-/* test_cuda_device.c - what goes wrong on a CUDA device, on the host's stand-in for a GPU (tests/cuda_host): every call of the runtime fails once, a device
- * breaks, memory runs out. What fails says so, leaves nothing behind, and a device that is not broken goes on. And what several threads call at once. */
+/* test_cuda_device.c - what goes wrong on a CUDA device, on the host's stand-in for a GPU (tests/cuda_host): every call of the runtime and of cuBLASLt fails
+ * once, a device breaks, memory runs out. What fails says so, leaves nothing behind, and a device that is not broken goes on. And what several threads call at once. */
 #include "kernels/copy.h"
 #include "kernels/kernels.h"
 #include "skip.h"
@@ -16,6 +16,7 @@
 enum { DIM = 64, ROWS = 12, BATCH_BYTES = 4096 };
 
 static const struct kern_ops *k;
+static const char *const variants[] = {"auto", "fast"};
 static char why[400];
 
 struct rig {
@@ -74,9 +75,9 @@ static int step(struct rig *r, float *y)
 	return rc ? rc : sync;
 }
 
-static int rig_open(struct rig *r)
+static int rig_open(struct rig *r, const char *variant)
 {
-	struct kern_config conf = {0};
+	struct kern_config conf = {.variant = variant};
 	uint16_t data[DIM * DIM] = {0};
 	for (int i = 0; i < DIM; i++)
 		data[i * DIM + i] = 0x3f80;    /* the unit matrix, as bfloat16 */
@@ -103,17 +104,23 @@ static void expect_right(struct rig *r)
 START_TEST(a_device_computes)
 {
 	struct rig r;
-	ck_assert_msg(rig_open(&r) == 0, "%s", why);
+	ck_assert_msg(rig_open(&r, variants[_i]) == 0, "%s", why);
+	ck_assert_str_eq(k->numerics(r.dev), _i ? "cuda-sm99-r1-fast" : "cuda-sm99-r1");
 	expect_right(&r);
 	rig_close(&r);
 }
 END_TEST
 
-/* The n-th call of a function fails, for more and more n until none does: what was asked for is refused in words, nothing is leaked (AddressSanitizer), and
- * the device is not lost. */
-static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaLaunchKernel", "cudaGraphInstantiate", "cudaMemcpyAsync", "cudaStreamCreateWithFlags",
-                                    "cudaStreamBeginCapture", "cudaEventRecord", "cudaStreamSynchronize", "cudaMemset", "cudaGraphLaunch",
-                                    "cudaMemcpy", "cudaEventSynchronize"};
+/* The n-th call of a function fails, for more and more n until none does: what was asked for is refused in words, nothing is leaked (AddressSanitizer), and the device
+ * is not lost. */
+static const struct { const char *name, *variant; } calls[] = {
+	{"cudaMalloc", "auto"}, {"cudaHostAlloc", "auto"}, {"cudaLaunchKernel", "auto"}, {"cudaGraphInstantiate", "auto"}, {"cudaMemcpyAsync", "auto"},
+	{"cudaStreamCreateWithFlags", "auto"}, {"cudaStreamBeginCapture", "auto"}, {"cudaEventRecord", "auto"}, {"cudaStreamSynchronize", "auto"},
+	{"cudaMemset", "auto"}, {"cudaGraphLaunch", "auto"}, {"cudaMemcpy", "auto"}, {"cudaEventSynchronize", "auto"},
+	{"cudaMalloc", "fast"}, {"cudaLaunchKernel", "fast"}, {"cublasLtCreate", "fast"},
+	{"cublasLtMatmulPreferenceCreate", "fast"}, {"cublasLtMatmulDescCreate", "fast"}, {"cublasLtMatrixLayoutCreate", "fast"},
+	{"cublasLtMatmulAlgoGetHeuristic", "fast"}, {"cublasLtMatmul", "fast"},
+};
 enum { CALLS = sizeof calls / sizeof *calls };
 
 START_TEST(calls_that_fail)
@@ -123,9 +130,9 @@ START_TEST(calls_that_fail)
 	for (int n = 1; n < 400; n += n < 8 ? 1 : 11) {
 		struct rig r;
 		float y[DIM];
-		snprintf(text, sizeof text, "%s:%d", calls[_i], n);
+		snprintf(text, sizeof text, "%s:%d", calls[_i].name, n);
 		setenv("CUDA_HOST_FAIL", text, 1);
-		int rc = rig_open(&r), ran = rc ? 0 : step(&r, y);
+		int rc = rig_open(&r, calls[_i].variant), ran = rc ? 0 : step(&r, y);
 		setenv("CUDA_HOST_FAIL", "none:1", 1);
 		ck_assert_msg(rc == 0 || strlen(why) > 10, "%s: %d without a text", text, rc);
 		ck_assert_msg(rc != KERN_ELOST && ran != KERN_ELOST, "%s: %s", text, rc ? why : k->last_error(r.dev));
@@ -145,7 +152,7 @@ START_TEST(a_device_that_breaks)
 	struct rig r;
 	struct kern_mem m = {0};
 	float y[DIM];
-	ck_assert_msg(rig_open(&r) == 0, "%s", why);
+	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
 	expect_right(&r);
 	setenv("CUDA_HOST_FAIL", "scale_rows:1", 1);
 	ck_assert_int_eq(step(&r, y), KERN_ELOST);
@@ -162,9 +169,9 @@ START_TEST(memory_comes_back)
 {
 	struct kern_info before, after;
 	struct rig r, other;
-	ck_assert_int_eq(rig_open(&other), 0);
+	ck_assert_int_eq(rig_open(&other, "auto"), 0);
 	k->info(other.dev, &before);
-	ck_assert_int_eq(rig_open(&r), 0);
+	ck_assert_msg(rig_open(&r, variants[_i]) == 0, "%s", why);
 	k->info(other.dev, &after);
 	ck_assert_uint_lt(after.free_bytes, before.free_bytes);
 	ck_assert_str_eq(after.name, "host");
@@ -226,7 +233,7 @@ START_TEST(memory_that_runs_out)
 	struct rig r;
 	struct kern_mem m = {0};
 	setenv("CUDA_HOST_MEMORY_MB", "64", 1);
-	ck_assert_msg(rig_open(&r) == 0, "%s", why);
+	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
 	for (int kind = KERN_MEM_DEVICE; kind <= KERN_MEM_SHARED; kind += 2) {
 		ck_assert_int_eq(k->mem_new(r.dev, (enum kern_memory)kind, 65 << 20, &m), KERN_ENOMEM);
 		ck_assert_msg(strstr(k->last_error(r.dev), "MiB free of 64 MiB"), "%s", k->last_error(r.dev));
@@ -259,7 +266,7 @@ START_TEST(looked_at_while_it_works)
 	struct rig r;
 	pthread_t thread;
 	struct kern_counters c;
-	ck_assert_msg(rig_open(&r) == 0, "%s", why);
+	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
 	struct looker l = {.dev = r.dev};
 	ck_assert_int_eq(pthread_create(&thread, NULL, look, &l), 0);
 	for (int i = 0; i < 20; i++)
@@ -350,10 +357,10 @@ int main(int argc, char **argv)
 	Suite *s = suite_create("cuda_device");
 	TCase *t = tcase_create("cuda_device");
 	tcase_set_timeout(t, 120);
-	tcase_add_test(t, a_device_computes);
+	tcase_add_loop_test(t, a_device_computes, 0, 2);
 	tcase_add_loop_test(t, calls_that_fail, 0, CALLS);
 	tcase_add_test(t, a_device_that_breaks);
-	tcase_add_test(t, memory_comes_back);
+	tcase_add_loop_test(t, memory_comes_back, 0, 2);
 	tcase_add_test(t, shared_memory_that_fails);
 	tcase_add_test(t, memory_that_runs_out);
 	tcase_add_test(t, looked_at_while_it_works);
