@@ -52,7 +52,8 @@ BUILT := $(foreach p,$(PROGRAMS),$(if $(SRC_$(p)),$(O)/bin/$(p)))
 
 # the CUDA backend is built where there is a toolkit of CUDA 13 or later
 NVCC      ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-NVCC_OK   := $(if $(NVCC),$(shell $(NVCC) --version 2>/dev/null | grep -qE 'release (1[3-9]|[2-9][0-9])\.' && echo yes))
+CUBLAS_H  := $(if $(NVCC),$(wildcard $(dir $(NVCC))../include/cublasLt.h /usr/include/cublasLt.h))
+NVCC_OK   := $(if $(CUBLAS_H),$(shell $(NVCC) --version 2>/dev/null | grep -qE 'release (1[3-9]|[2-9][0-9])\.' && echo yes))
 CUDA      := $(if $(SAN),,$(if $(NVCC_OK),$(O)/lib/pdserve/pdserve-cuda.so))
 
 all: programs $(CUDA)
@@ -122,7 +123,7 @@ $(O)/lib/pdserve/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda/%.o)
 .PHONY: cuda cuda-resources
 cuda: $(or $(CUDA),no-nvcc) $(if $(CUDA),$(O)/cuda/$(LT_VALUES).o)
 no-nvcc:
-	@echo "the CUDA backend needs nvcc of CUDA 13 or later: none was found in PATH or /usr/local/cuda/bin" >&2; exit 1
+	@echo "the CUDA backend needs nvcc of CUDA 13 or later, in PATH or /usr/local/cuda/bin, with the headers of cuBLAS" >&2; exit 1
 cuda-resources: cuda
 	@NVCC=$(NVCC) CUDA_LOGS=$(O)/cuda tools/cuda-resources
 

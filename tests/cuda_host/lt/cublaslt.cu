@@ -4,6 +4,9 @@
  * Like the real one it promises no bits: into how many parts a sum is cut depends on the number of rows. It refuses what the real one has no fast algorithm for.
  * CUDA_HOST_FAIL=function:n: the n-th call of that function fails; of cublasLtMatmulAlgoGetHeuristic, finds nothing. */
 #include "kernels/cuda/kernel.h"
+extern "C" {
+#include "tests/cuda_host/runtime.h"
+}
 
 #include <cublasLt.h>
 #include <stdlib.h>
@@ -15,21 +18,9 @@ struct cublasLtMatmulDescOpaque { cublasOperation_t op_a; };
 struct cublasLtMatrixLayoutOpaque { cudaDataType type; uint64_t rows, columns; int64_t ld; };
 struct cublasLtMatmulPreferenceOpaque { uint64_t workspace_bytes; uint32_t alignment; };
 
-/* Does CUDA_HOST_FAIL name this call, for this time? */
-static bool fails(const char *name)
-{
-	static int countdown = -1;
-	const char *what = getenv("CUDA_HOST_FAIL"), *colon = what ? strrchr(what, ':') : NULL;
-	if (!colon || strncmp(what, name, (size_t)(colon - what)) != 0 || name[colon - what])
-		return false;
-	if (countdown < 0)
-		countdown = atoi(colon + 1);
-	return --countdown == 0;
-}
-
 template <typename T> static cublasStatus_t object_new(const char *name, T **ret, T object)
 {
-	if (fails(name))
+	if (cuda_host_injected(name))
 		return CUBLAS_STATUS_ALLOC_FAILED;
 	*ret = (T *)malloc(sizeof object);
 	**ret = object;
@@ -128,7 +119,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 {
 	if (!h->open || wanted < 1 || c != to)
 		return CUBLAS_STATUS_INVALID_VALUE;
-	*ret_count = can_multiply(d, a, b, to) && p->workspace_bytes >= WORKSPACE_WANTED && p->alignment <= ALIGNMENT && !fails("cublasLtMatmulAlgoGetHeuristic");
+	*ret_count = can_multiply(d, a, b, to) && p->workspace_bytes >= WORKSPACE_WANTED && p->alignment <= ALIGNMENT && !cuda_host_injected("cublasLtMatmulAlgoGetHeuristic");
 	ret[0].algo.data[0] = *ret_count ? ALGORITHM : 0;
 	ret[0].workspaceSize = WORKSPACE_WANTED;
 	ret[0].state = CUBLAS_STATUS_SUCCESS;
@@ -167,7 +158,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 	if (!h->open || algo->data[0] != ALGORITHM || !a || !b || !workspace || c != to || c_layout != to_layout || *(const float *)alpha != 1 || *(const float *)beta != 0 || all % ALIGNMENT ||
 	    workspace_bytes < WORKSPACE_WANTED || !can_multiply(d, a_layout, b_layout, to_layout))
 		return CUBLAS_STATUS_INVALID_VALUE;
-	if (fails("cublasLtMatmul"))
+	if (cuda_host_injected("cublasLtMatmul"))
 		return CUBLAS_STATUS_EXECUTION_FAILED;
 	uint32_t rows = (uint32_t)b_layout->columns;
 	struct multiply_args args = {(const uint16_t *)a, (const uint16_t *)b, (float *)to, (uint64_t)a_layout->ld, (uint64_t)b_layout->ld, (uint64_t)to_layout->ld,
