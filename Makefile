@@ -115,7 +115,7 @@ $(O)/cuda/%.cu.o: %.cu
 $(O)/cuda/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC $<"
-	@$(CC) $(ALLFLAGS) -fPIC -isystem $(dir $(NVCC))../include -MMD -MP -c $< -o $@
+	@$(CC) $(ALLFLAGS) -fPIC -isystem $(dir $(NVCC))../include -MD -MP -c $< -o $@
 $(O)/lib/pdserve/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda/%.o)
 	@mkdir -p $(@D)
 	@echo "  LD $@"

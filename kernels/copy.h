@@ -58,7 +58,8 @@ struct kern_copies {
 };
 
 /* Opens a pool of a backend: one that is built in, or the shared object pdserve-BACKEND.so (load.h), which exports
- * kern_backend_copies and needs no symbol of this program. KERN_ENOTSUP if there is none, KERN_EINVAL for a descriptor that is not sealed or of another size. */
+ * kern_backend_copies and needs no symbol of this program. KERN_ENOTSUP if there is none, KERN_EINVAL for a descriptor that is not sealed or of another size,
+ * KERN_ELOST if the device is lost to this process. */
 int kern_pool_open(const char *backend, int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen);
 void kern_pool_close(struct kern_pool **pool);
 /* After an error nothing of it is under way. KERN_EINVAL, before anything is copied, for a piece beyond its pool or pools of different backends. Pieces that continue the one before on both sides, or (unseen)

@@ -116,8 +116,8 @@ struct kern_group {
 
 struct kern_config {
 	const char *variant;       /* NULL or "auto": best for this machine; cpu: "plain", "avx2", "avx512", "avx512bf16"; the cpu variant
-	                              "reference" keeps every product in float32 (no quantised activations). cuda: "fast" multiplies BF16 weights by cuBLASLt and rounds
-	                              activations to KERN_BF16; then, against invariant I8, a row's bits may depend on its batch */
+	                              "reference" keeps every product in float32 (no quantised activations). cuda: "fast" multiplies BF16 weights by cuBLASLt, and has
+	                              `activations` of KERN_BF16 whatever they say; then, against invariant I8, a row's bits may depend on its batch */
 	unsigned threads;          /* 0: one per core that the process may run on */
 	int device_index;
 	enum kern_dtype activations; /* KERN_F32 (0); or KERN_BF16, which products round activations to: with weights of that type, cuda: with quantised ones too; cuda's
@@ -404,8 +404,8 @@ struct kern_ops {
 	/* device; ret_ values are written only on success */
 	int (*open)(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen);
 	void (*close)(struct kern_device **dev);
-	/* "cpu-r4", "cpu-r4-bf16act" with activations of KERN_BF16: part of the numerics id; equal texts promise equal bits (the fast CPU variants
-	 * have the same), but for the variant "fast", whose bits nobody promises */
+	/* "cpu-r4", "cpu-r4-bf16act" with activations of KERN_BF16: part of the numerics id; equal texts promise equal bits (all CPU variants but
+	 * "reference" have the same); cuda's variant "fast" promises no bits */
 	const char *(*numerics)(const struct kern_device *dev);
 	const char *(*last_error)(const struct kern_device *dev);
 	/* the next two: any thread, at any time */

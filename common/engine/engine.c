@@ -540,7 +540,7 @@ int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 	e->ops->program_destroy(&e->program);
 	e->pool.dev = (kern_ptr){0};
 	*ret_bytes = device.free_bytes;
-	return rc;
+	return rc || device.free_bytes ? rc : err_set(err, ERR_IO, "the device does not say how much of its memory is free: set kv_memory_mb");
 }
 
 int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err)

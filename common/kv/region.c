@@ -144,7 +144,7 @@ static int pool_open(struct kv_region *r, const char *backend, int device, struc
 	int k = kern_pool_open(backend, device, r->data_fd, r->data_bytes, &r->pool, why, sizeof why);
 	if (k == 0)
 		return 0;
-	int code = k == KERN_ENOTSUP ? ERR_UNSUPPORTED : k == KERN_EINVAL ? ERR_INVALID : k == KERN_ENOMEM ? ERR_NOMEM : ERR_IO;
+	int code = k == KERN_ENOTSUP ? ERR_UNSUPPORTED : k == KERN_EINVAL ? ERR_INVALID : k == KERN_ENOMEM ? ERR_NOMEM : k == KERN_ELOST ? ERR_CLOSED : ERR_IO;
 	return err_set(err, code, "blocks on device %d of backend %s cannot be copied: %s", device, backend, why);
 }
 

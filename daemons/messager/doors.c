@@ -6,6 +6,7 @@
 #include "messager.h"
 
 #include "kv/handover.h"
+#include "svc/svc.h"
 #include "util/clock.h"
 #include "util/mem.h"
 #include "util/sock.h"
@@ -86,6 +87,8 @@ static int map(struct door *d, const struct handover_hello *h, const struct kv_l
 	struct kv_region region;
 	struct ring *ring = NULL;
 	int r = kv_region_map(&region, layout, h->blocks, h->backend, h->device, fds[0], fds[1], err);
+	if (r == ERR_CLOSED)       /* the device is lost to this process: one that starts anew may find it well */
+		svc_leave(err->text);
 	if (r < 0) {
 		if (fds[2] >= 0)
 			close(fds[2]);

@@ -92,7 +92,7 @@ static void out_ended(void *arg, const struct task_report *r)
 	stat_observe_us(s, MS_TRANSFER_SECONDS, r->life_us);
 }
 
-/* Workers keep what they have, and hand it over to the process that is started next. */
+/* Workers keep their pools, and hand their descriptors to the process that is started next. */
 static void out_lost(void *arg, const char *why)
 {
 	(void)arg;

@@ -102,7 +102,10 @@ static int client_map(struct client *c, const struct handover_hello *h, int fds[
 {
 	if (fds[2] >= 0)
 		close(fds[2]);   /* a task ring is not for us */
-	return kv_region_map(&c->target.region, &c->target.layout, h->blocks, h->backend, h->device, fds[0], fds[1], err);
+	int r = kv_region_map(&c->target.region, &c->target.layout, h->blocks, h->backend, h->device, fds[0], fds[1], err);
+	if (r == ERR_CLOSED)       /* the device is lost to this process: one that starts anew may find it well */
+		svc_leave(err->text);
+	return r;
 }
 
 static int client_admit(struct storage *st, const struct handover_hello *h, struct err *err)

@@ -28,7 +28,7 @@ static const struct conf_key keys[] = {
 	{"activation_type", CONF_STRING, "f32", 0, 4, "", 0, "what products take activations as; bf16 rounds them, which costs accuracy and is faster: cpu: with BF16 weights alone (AVX512_BF16); cuda: with BF16 and quantised weights, and attention", "f32|bf16"},
 	{"block_tokens", CONF_INT, "64", 8, 256, "tokens", 0, "tokens of a KV block; a multiple of 8", NULL},
 	{"kv_memory_mb", CONF_INT, "0", 0, 1048576, "MiB", 0, "memory of the KV pool; 0: 512, cuda: kv_memory_fraction of what is free", NULL},
-	{"kv_memory_fraction", CONF_FLOAT, "0.9", 0.01, 0.99, "", 0, "cuda: part of the GPU's memory that is free once the model is loaded and steps have their own", NULL},
+	{"kv_memory_fraction", CONF_FLOAT, "0.9", 0.01, 0.99, "", 0, "cuda: part of the GPU's memory that is free once the model is loaded and steps have their memory", NULL},
 	{"kv_blocks", CONF_INT, "0", 0, 1048576, "blocks", 0, "size of the KV pool; 0: as many as kv_memory_mb or kv_memory_fraction hold", NULL},
 	{"max_batched_tokens", CONF_INT, "512", 16, 65536, "tokens", 0, "token budget of one step", NULL},
 	{"max_sequences", CONF_INT, "64", 1, 4096, "sequences", 0, "sequences that decode at once", NULL},

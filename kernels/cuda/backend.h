@@ -20,7 +20,7 @@ enum {
 	CUDA_MAX_DIM = 1 << 20,    /* of a weight's row */
 	CUDA_MAX_ROWS = 1 << 22,   /* of a weight */
 	CUDA_MAX_COLUMNS = 65535 * 256,    /* of a row of activations, all heads together: a grid's height, in blocks of 256 */
-	CUDA_SIZES = 4,            /* graphs of a program at most */
+	CUDA_SIZES = 11,           /* graphs of a program at most */
 	/* the driver: of the runtime's own major version, and one that has what is used here */
 	CUDA_DRIVER_MIN = CUDART_VERSION >= 13000 ? CUDART_VERSION / 1000 * 1000 : 12080
 };
@@ -106,7 +106,6 @@ struct lt_product {
 	const void *x, *w;         /* bfloat16 */
 	float *y;
 	uint32_t rows, n, k;
-	size_t w_ld;               /* elements from a row of W to the next */
 };
 
 /* Loads the library. KERN_ENOTSUP and a text with the remedy if it is not there. */

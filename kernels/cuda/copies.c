@@ -68,12 +68,25 @@ static int pool_begin(struct cuda_pool *p, char *errbuf, size_t errlen)
 	return rc;
 }
 
+/* The context is of no use any more: KERN_ELOST, else rc. */
+static int open_failed(int rc, char *errbuf, size_t errlen)
+{
+	cudaError_t state = cudaDeviceSynchronize();
+	cudaGetLastError();
+	if (state == cudaSuccess)
+		return rc;
+	snprintf(errbuf, errlen, "the device is lost to this process: %s (%s)", cudaGetErrorString(state), cudaGetErrorName(state));
+	return KERN_ELOST;
+}
+
 static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen)
 {
 	struct cudaDeviceProp prop;
 	int rc = cuda_find(device, &prop, errbuf, errlen);
-	if (rc || (rc = check(cudaSetDevice(device), "choosing the device", errbuf, errlen)))
+	if (rc)
 		return rc;
+	if ((rc = check(cudaSetDevice(device), "choosing the device", errbuf, errlen)))
+		return open_failed(rc, errbuf, errlen);
 	struct cuda_pool *p = calloc(1, sizeof *p);
 	if (!p) {
 		snprintf(errbuf, errlen, "no memory");
@@ -83,11 +96,12 @@ static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_po
 	p->bytes = bytes;
 	pthread_mutex_init(&p->lock, NULL);
 	struct kern_pool *pool = &p->head;
-	if ((rc = cuda_shared_map(device, fd, bytes, &p->at, errbuf, errlen)) || (rc = pool_begin(p, errbuf, errlen)))
+	if ((rc = cuda_shared_map(device, fd, bytes, &p->at, errbuf, errlen)) || (rc = pool_begin(p, errbuf, errlen))) {
 		pool_close(&pool);
-	else
-		*ret_pool = pool;
-	return rc;
+		return open_failed(rc, errbuf, errlen);
+	}
+	*ret_pool = pool;
+	return KERN_OK;
 }
 
 /* --- a copy ------------------------------------------------------------------------------------------------------------------------ */
@@ -232,10 +246,10 @@ static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbu
 	return rc ? rc : check(e, "copying", errbuf, errlen);
 }
 
-/* A device that is of no use any more is that to this process: one that starts anew may find it well. */
-static int or_lost(const struct cuda_pool *p, int rc)
+/* A device that is of no use any more is that to this process: one that starts anew may find it well. p: may be NULL, host memory. */
+static int or_lost(const struct kern_pool *p, int rc)
 {
-	cudaError_t state = rc == KERN_EDEVICE ? cudaStreamQuery(p->stream) : cudaSuccess;
+	cudaError_t state = rc == KERN_EDEVICE && p ? cudaStreamQuery(((const struct cuda_pool *)p)->stream) : cudaSuccess;
 	cudaGetLastError();
 	return state == cudaSuccess || state == cudaErrorNotReady ? rc : KERN_ELOST;
 }
@@ -245,7 +259,7 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	struct cuda_pool *p = (struct cuda_pool *)(c->to ? c->to : c->from);
 	int rc = check(cudaSetDevice(p->device), "choosing the device", errbuf, errlen);
 	if (rc)
-		return rc;
+		return or_lost(&p->head, rc);
 	pthread_mutex_lock(&p->lock);
 	uint64_t number = p->number + 1;
 	rc = check(cudaEventSynchronize(p->end[number % RING]), "waiting for a copy", errbuf, errlen);
@@ -258,7 +272,7 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	else
 		*ret_number = p->number = number;
 	pthread_mutex_unlock(&p->lock);
-	return or_lost(p, rc);
+	return or_lost(c->to, or_lost(c->from, rc));
 }
 
 /* An event that was used again since belongs to a later copy: this one was done before. */
@@ -266,7 +280,7 @@ static int pool_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size
 {
 	struct cuda_pool *p = (struct cuda_pool *)pool;
 	int rc = check(cudaSetDevice(p->device), "choosing the device", errbuf, errlen);
-	return or_lost(p, rc ? rc : check(cudaEventSynchronize(p->end[number % RING]), "copying", errbuf, errlen));
+	return or_lost(pool, rc ? rc : check(cudaEventSynchronize(p->end[number % RING]), "copying", errbuf, errlen));
 }
 
 const struct kern_copies kern_backend_copies = {

@@ -1,6 +1,6 @@
 /* envelope.c - the same tokens whatever a request is batched with: that is promised (kernels.h) and rests on how tensor cores add, which no test elsewhere shows
  * for the device at hand. So before it is used, rows of a small model's step are computed among many, in a few, and alone, also deep in a context, and must
- * have the same bits; a device where they differ is refused. Takes milliseconds. */
+ * have the same bits; a device where they differ is refused. */
 #include "kernels/cuda/backend.h"
 
 #include <stdlib.h>

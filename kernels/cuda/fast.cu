@@ -74,7 +74,7 @@ void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struc
 	float *to = (float *)plan_room(p, ROOM_PARTIAL, (size_t)rows * columns * sizeof *to);
 	struct give_args give = {p->batch, {}, p->op->rows};
 	for (uint32_t i = 0; i < products; i++) {
-		struct lt_product l = {rounded, product[i].w.data, to, rows, product[i].w.n, k, product[i].w.ld};
+		struct lt_product l = {rounded, product[i].w.data, to, rows, product[i].w.n, k};
 		plan_library(p, &l);
 		give.of[i] = {product[i].y, to, product[i].bias, product[i].w.n};
 		to += (size_t)rows * product[i].w.n;   /* a multiple of 32 bytes, which the library asks for 16 of */

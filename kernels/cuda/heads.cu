@@ -82,13 +82,10 @@ static __device__ float largest_of(const struct head &h)
 {
 	uint32_t top = 0;
 	for (uint32_t c = h.lane; c < h.count; c += WARP) {
-		uint32_t u = kern_f32_bits(tensor_get(h.x, h.row, h.first + c)) & 0x7fffffff;
+		uint32_t u = magnitude_bits(tensor_get(h.x, h.row, h.first + c));
 		top = u > top ? u : top;
 	}
-	for (uint32_t by = WARP / 2; by; by /= 2) {
-		uint32_t other = __shfl_xor_sync(ALL_LANES, top, by);
-		top = other > top ? other : top;
-	}
+	top = warp_largest(top);
 	return top < 0x7f800000 ? kern_bits_to_f32(top) : kern_bits_to_f32(0x7fc00000);
 }
 

@@ -105,6 +105,12 @@ static __device__ inline float tensor_put(const struct kern_tensor &t, size_t r,
 	return t.type == KERN_BF16 ? kern_bf16_to_f32(h) : kern_f16_to_f32(h);
 }
 
+/* The magnitude's bits, in the order of magnitudes: those of infinities and NaN are above all others'. */
+static __device__ inline uint32_t magnitude_bits(float v)
+{
+	return kern_f32_bits(v) & 0x7fffffff;
+}
+
 /* --- warps and blocks --------------------------------------------------------------------------------------------------------------- */
 
 /* Sums and maxima over all 32 lanes, in a fixed order; every lane gets it. */
@@ -127,6 +133,15 @@ static __device__ inline float warp_max(float v)
 {
 	for (uint32_t by = WARP / 2; by; by /= 2)
 		v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, by));
+	return v;
+}
+
+static __device__ inline uint32_t warp_largest(uint32_t v)
+{
+	for (uint32_t by = WARP / 2; by; by /= 2) {
+		uint32_t other = __shfl_xor_sync(ALL_LANES, v, by);
+		v = other > v ? other : v;
+	}
 	return v;
 }
 

@@ -45,7 +45,8 @@ static bool same_tensor(const struct kern_tensor *a, const struct kern_tensor *b
 	return a->at.v == b->at.v && a->ld == b->ld && a->type == b->type;
 }
 
-/* What an operation of products of whole rows reads, with the weights that our own kernels take; of experts, all have the first one's type and shape. x NULL: it is none such. */
+/* What an operation of products of whole rows reads, with the weights that our own kernels take; of experts, all have the first one's type and shape. x NULL:
+ * it is none such. */
 struct reading {
 	const struct kern_tensor *x;
 	uint32_t count;

@@ -117,8 +117,8 @@ static inline uint32_t plan_block_rows(const struct plan *p)
 }
 
 struct product product_of(const struct kern_weight *w, const float *bias, struct kern_tensor y);
-/* Launches all products, in one launch for each type of weights, after one that makes x ready for them unless it is. chosen: of experts, with at most so many groups of at
- * most plan_block_rows pairs; or NULL. */
+/* Launches all products, in one launch for each type of weights, after one that makes x ready for them unless it is. chosen: of experts, with at most so
+ * many groups of at most plan_block_rows pairs; or NULL. */
 void plan_products(struct plan *p, const struct inputs *in, const struct product *product, uint32_t products, const struct chosen *chosen, uint32_t groups);
 
 /* The same for rows of bfloat16 and one input x, by cuBLASLt (fast.cu). At most KERN_PRODUCTS_MAX. */

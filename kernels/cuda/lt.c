@@ -41,6 +41,7 @@ static struct {
 	__typeof__(cublasLtMatmulAlgoGetHeuristic) *choose;
 	__typeof__(cublasLtMatmul) *matmul;
 	int found;                 /* 1: all */
+	char why[256];             /* if not: what the loader says */
 } api;
 
 /* Beside this object, else where the system's loader looks. */
@@ -54,7 +55,7 @@ static void *library_open(void)
 	return dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
 }
 
-static int api_find(struct kern_device *dev)
+static void api_look(void)
 {
 	const struct { const char *name; void *slot; } all[] = {
 		{"cublasLtCreate", &api.create}, {"cublasLtDestroy", &api.destroy}, {"cublasLtGetStatusName", &api.status_name},
@@ -63,24 +64,34 @@ static int api_find(struct kern_device *dev)
 		{"cublasLtMatmulPreferenceCreate", &api.preference_create}, {"cublasLtMatmulPreferenceDestroy", &api.preference_destroy},
 		{"cublasLtMatmulPreferenceSetAttribute", &api.preference_set}, {"cublasLtMatmulAlgoGetHeuristic", &api.choose}, {"cublasLtMatmul", &api.matmul},
 	};
-	if (api.found)
-		return KERN_OK;
 	void *library = library_open();
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
 		void *fn = library ? dlsym(library, all[i].name) : NULL;
-		if (!fn)
-			return cuda_fail(dev, KERN_ENOTSUP, "this machine lacks %s, which variant fast needs (%.200s): install cuBLAS of CUDA %d, or leave `variant` at auto",
-			                 LIBRARY, dlerror(), CUBLAS_VER_MAJOR);
+		if (!fn) {
+			snprintf(api.why, sizeof api.why, "%s", dlerror());
+			return;
+		}
 		memcpy(all[i].slot, &fn, sizeof fn);
 	}
 	api.found = 1;
-	return KERN_OK;
+}
+
+static int api_find(struct kern_device *dev)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, api_look);
+	if (api.found)
+		return KERN_OK;
+	return cuda_fail(dev, KERN_ENOTSUP, "variant fast needs %s, which cannot be loaded: install cuBLAS of CUDA %d, or leave `variant` at auto (%.200s)", LIBRARY,
+	                 CUBLAS_VER_MAJOR, api.why);
 }
 
 static int check(struct kern_device *dev, cublasStatus_t status, const char *doing)
 {
 	if (status == CUBLAS_STATUS_SUCCESS)
 		return KERN_OK;
+	if (status == CUBLAS_STATUS_NOT_SUPPORTED)
+		return cuda_fail(dev, KERN_ENOTSUP, "%s: cuBLASLt has no algorithm for it: leave `variant` at auto", doing);
 	return cuda_fail(dev, status == CUBLAS_STATUS_ALLOC_FAILED ? KERN_ENOMEM : KERN_EDEVICE, "%s: %s of cuBLASLt", doing, api.status_name(status));
 }
 
@@ -154,7 +165,7 @@ static cublasStatus_t shape_new(const struct lt_product *q, struct shape *s)
 	if (status == CUBLAS_STATUS_SUCCESS)
 		status = api.desc_set(s->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.layout_create(&s->w, CUDA_R_16BF, q->k, q->n, (int64_t)q->w_ld);
+		status = api.layout_create(&s->w, CUDA_R_16BF, q->k, q->n, q->k);
 	if (status == CUBLAS_STATUS_SUCCESS)
 		status = api.layout_create(&s->x, CUDA_R_16BF, q->k, q->rows, q->k);
 	if (status == CUBLAS_STATUS_SUCCESS)

@@ -89,7 +89,7 @@ void plan_library(struct plan *p, const struct lt_product *product)
 	struct launch *l = launch_new(p);
 	if (!l)
 		return;
-	*l = (struct launch){.name = "cublasLtMatmul", .args_bytes = sizeof *product};
+	*l = (struct launch){.args_bytes = sizeof *product};
 	memcpy(l->args, product, sizeof *product);
 }
 

@@ -64,14 +64,16 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* Few rows, which decoding has, and all that the limits allow, with some between. Results do not depend on the size that a batch runs in. */
+/* Few rows, which decoding has, and all that the limits allow, with some between: more of them where cuBLASLt multiplies all rows of a size, and not only the
+ * batch's. Results do not depend on the size that a batch runs in, but with the variant fast. */
 static void choose_sizes(struct kern_program *p)
 {
-	static const uint32_t rows[CUDA_SIZES] = {8, 64, 512, UINT32_MAX};
+	static const uint32_t own[] = {8, 64, 512, UINT32_MAX}, fast[CUDA_SIZES] = {8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, UINT32_MAX};
+	const uint32_t *rows = p->dev->fast ? fast : own;
 	const struct kern_limits *l = &p->limits;
 	uint32_t most = l->rows > l->tail_rows ? l->rows : l->tail_rows;
 	most = most > l->spans ? most : l->spans;
-	for (unsigned i = 0; i < CUDA_SIZES; i++) {
+	for (unsigned i = 0;; i++) {
 		p->size[p->sizes++] = (struct size){.rows = least(rows[i], l->rows), .tail_rows = least(rows[i], l->tail_rows), .spans = least(rows[i], l->spans)};
 		if (rows[i] >= most)
 			break;
@@ -120,7 +122,8 @@ static int capture(struct plan *p, struct size *s)
 		return rc;
 	for (i = 0; i < p->launches && launched == cudaSuccess && !rc; i++) {
 		const struct launch *l = &p->launch[i];
-		/* no overlap with a product by cuBLASLt, which records whatever it likes, not only kernels */
+		/* A kernel of ours does not begin before a product by cuBLASLt is done, which records whatever it likes, not only kernels. What the library launches
+		 * may begin beside our kernel before it, if it waits for that one's end itself, as such launches are to. */
 		if (l->kernel)
 			launched = launch_one(l, dev->overlaps && i && l[-1].kernel, dev->loading);
 		else
@@ -129,6 +132,8 @@ static int capture(struct plan *p, struct size *s)
 	cudaError_t end = cudaStreamEndCapture(dev->loading, &graph);  /* before an error is looked at: a stream that records cannot be asked */
 	if (!rc)
 		rc = cuda_check(dev, launched, i ? p->launch[i - 1].name : "recording a program");
+	else if (cudaStreamQuery(dev->loading) != cudaSuccess) /* the library's failure is a device's that is lost */
+		rc = cuda_check(dev, cudaStreamQuery(dev->loading), "recording a program");
 	if (!rc)
 		rc = cuda_check(dev, end, "recording a program");
 	if (!rc)

@@ -46,20 +46,11 @@ static __device__ inline float times_power(float v, int e)
 	return v * kern_bits_to_f32((uint32_t)(127 + half) << 23) * kern_bits_to_f32((uint32_t)(127 + e - half) << 23);
 }
 
-/* The magnitude's bits, in the order of magnitudes: those of infinities and NaN are above all others'. */
-static __device__ inline uint32_t magnitude_bits(float v)
-{
-	return kern_f32_bits(v) & 0x7fffffff;
-}
-
 /* The largest of all threads' numbers. Uses the block's shared memory: 4 bytes a warp. */
 static __device__ inline uint32_t block_largest(uint32_t top)
 {
 	uint32_t *warp_top = (uint32_t *)shared_memory();
-	for (uint32_t by = WARP / 2; by; by /= 2) {
-		uint32_t other = __shfl_xor_sync(ALL_LANES, top, by);
-		top = other > top ? other : top;
-	}
+	top = warp_largest(top);
 	if (threadIdx.x % WARP == 0)
 		warp_top[threadIdx.x / WARP] = top;
 	__syncthreads();

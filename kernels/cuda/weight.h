@@ -1,8 +1,8 @@
 /* weight.h - how weights lie in the device's memory.
  *
  * float32 and float16 stay rows, `ld` elements apart, and so does bfloat16 that cuBLASLt is to read (WEIGHT_BF16_ROWS, see lt.c). The other types lie in the
- * order in which the tensor cores read them: 16 rows (a panel) by 16 or 32 values (a record). Of a record each lane of a warp has what its registers of mma_bf16 need (kernel.h): 8 values of 16, in one or two tiles, so that a warp
- * reads a record's values from consecutive addresses and nothing is expanded in memory. Lane l has rows l / 4 and l / 4 + 8; its value e (0 .. 7) of a tile is
+ * order in which the tensor cores read them: 16 rows (a panel) by 16 or 32 values (a record). Of a record each lane of a warp has what its registers of
+ * mma_bf16 need (kernel.h): 8 values of 16, in one or two tiles, so that a warp reads a record's values from consecutive addresses and nothing is expanded in memory. Lane l has rows l / 4 and l / 4 + 8; its value e (0 .. 7) of a tile is
  * half e % 2 of register e / 2.
  *
  *   type    values    record                                                          block: records and what they share

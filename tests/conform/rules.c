@@ -105,10 +105,13 @@ static bool has_products(const struct job *j)
 	return j->matrices && j->kind != KERN_OP_EMBED;
 }
 
-/* A row's bits may depend on its batch. */
+/* A row's bits may depend on its batch: where the library multiplies (kernels/cuda/weight.h). */
 static bool may_vary(const struct job *j, const struct precision *p)
 {
-	return p->rows_vary && has_products(j);
+	bool any = false;
+	for (uint32_t i = 0; i < j->matrices; i++)
+		any |= j->matrix[i].type == KERN_BF16 && j->matrix[i].n % 8 == 0 && j->matrix[i].k % 8 == 0;
+	return p->rows_vary && any && j->kind == KERN_OP_MATMUL;
 }
 
 /* Rows that the base lacks are held against the reference and taken; the others must have its bits. Where they may vary all are held against the reference. */

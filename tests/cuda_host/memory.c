@@ -87,6 +87,8 @@ cudaError_t cudaSetDevice(int device)
 {
 	int n;
 	cudaGetDeviceCount(&n);
+	if (cuda_host_broken())
+		return cuda_host_failed(cuda_host_broken());
 	return device >= 0 && device < n ? cudaSuccess : cuda_host_failed(cudaErrorInvalidDevice);
 }
 

@@ -23,7 +23,7 @@ static double log_prob(const float *logits, uint32_t vocab, uint32_t id)
 
 struct deviation {
 	uint32_t positions, top1, greedy_equal, generated;
-	double sum, generated_sum, max, top1_gap;   /* top1_gap: largest gap of the reference where the best id differs */
+	double sum, generated_sum, max;
 };
 
 struct record {

@@ -127,7 +127,7 @@ START_TEST(calls_that_fail)
 {
 	char text[80];
 	int failures = 0;
-	for (int n = 1; n < 400; n += n < 8 ? 1 : 11) {
+	for (int n = 1; n < 400; n += n < 16 ? 1 : 5) {
 		struct rig r;
 		float y[DIM];
 		snprintf(text, sizeof text, "%s:%d", calls[_i].name, n);
@@ -151,7 +151,9 @@ START_TEST(a_device_that_breaks)
 {
 	struct rig r;
 	struct kern_mem m = {0};
+	struct kern_pool *pool;
 	float y[DIM];
+	char text[300];
 	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
 	expect_right(&r);
 	setenv("CUDA_HOST_FAIL", "scale_rows:1", 1);
@@ -160,6 +162,8 @@ START_TEST(a_device_that_breaks)
 	ck_assert_int_eq(step(&r, y), KERN_ELOST);
 	ck_assert_int_eq(k->mem_new(r.dev, KERN_MEM_DEVICE, 10, &m), KERN_ELOST);
 	ck_assert_int_eq(k->sync(r.s), KERN_ELOST);
+	ck_assert_int_eq(kern_pool_open("cuda", 0, 0, 10, &pool, text, sizeof text), KERN_ELOST);
+	ck_assert_ptr_nonnull(strstr(text, "an illegal memory access"));
 	rig_close(&r);
 }
 END_TEST
@@ -244,20 +248,20 @@ START_TEST(memory_that_runs_out)
 END_TEST
 
 /* What any thread may ask, while another one runs steps. */
-struct looker { struct kern_device *dev; bool ends; uint64_t looks; };
+struct looker { struct kern_device *dev; bool ends; };
 
 static void *look(void *arg)
 {
 	struct looker *l = arg;
 	struct kern_counters c, before = {0};
 	struct kern_info info;
-	for (; !__atomic_load_n(&l->ends, __ATOMIC_RELAXED); l->looks++) {
+	do {
 		k->counters(l->dev, &c);
 		k->info(l->dev, &info);
 		ck_assert_uint_ge(c.steps, before.steps);
 		ck_assert_uint_ge(c.pulse, before.pulse);
 		before = c;
-	}
+	} while (!__atomic_load_n(&l->ends, __ATOMIC_RELAXED));
 	return NULL;
 }
 
@@ -276,12 +280,11 @@ START_TEST(looked_at_while_it_works)
 	k->counters(r.dev, &c);
 	ck_assert_uint_eq(c.steps, 20);
 	ck_assert_uint_eq(c.rows, 20);
-	ck_assert_uint_gt(l.looks, 0);
 	rig_close(&r);
 }
 END_TEST
 
-/* Copies of one pool by several threads, more than are under way at once: each finds its own bytes. */
+/* Copies of one pool by several threads: each finds its own bytes. */
 enum { COPIERS = 3, COPIES = 100, COPY_BYTES = 3000 };
 
 struct copier { struct kern_pool *pool; uint64_t at; size_t seen; };

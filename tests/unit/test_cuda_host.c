@@ -144,7 +144,7 @@ START_TEST(tensor_cores)
 }
 END_TEST
 
-/* Of two streams nothing is ordered but by the host: with some seed the second one's copy comes first, but never after the first one's event. */
+/* Of two streams nothing is ordered but by the host: with some seed the second one's copy comes first; once the host has waited for the first one's event it never does. */
 START_TEST(streams_and_events)
 {
 	int first = 0;

@@ -16,7 +16,7 @@ enum { THREADS = 64, ALIGNMENT = 16, WORKSPACE_WANTED = 1 << 20, ALGORITHM = 77 
 struct cublasLtContext { int open; };
 struct cublasLtMatmulDescOpaque { cublasOperation_t op_a; };
 struct cublasLtMatrixLayoutOpaque { cudaDataType type; uint64_t rows, columns; int64_t ld; };
-struct cublasLtMatmulPreferenceOpaque { uint64_t workspace_bytes; uint32_t alignment; };
+struct cublasLtMatmulPreferenceOpaque { uint64_t workspace_bytes; uint32_t alignment[4]; };       /* of A, B, C, D */
 
 template <typename T> static cublasStatus_t object_new(const char *name, T **ret, T object)
 {
@@ -88,7 +88,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *ret)
 {
-	return object_new("cublasLtMatmulPreferenceCreate", ret, cublasLtMatmulPreferenceOpaque{0, 256});
+	return object_new("cublasLtMatmulPreferenceCreate", ret, cublasLtMatmulPreferenceOpaque{0, {256, 256, 256, 256}});
 }
 
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
@@ -99,9 +99,10 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t which, const void *value, size_t bytes)
 {
 	bool workspace = which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-	if (bytes != (workspace ? sizeof p->workspace_bytes : sizeof p->alignment))
+	void *to = workspace ? (void *)&p->workspace_bytes : &p->alignment[which - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
+	if (bytes != (workspace ? sizeof p->workspace_bytes : sizeof p->alignment[0]))
 		return CUBLAS_STATUS_INVALID_VALUE;
-	memcpy(workspace ? (void *)&p->workspace_bytes : (void *)&p->alignment, value, bytes);
+	memcpy(to, value, bytes);
 	return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -119,7 +120,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 {
 	if (!h->open || wanted < 1 || c != to)
 		return CUBLAS_STATUS_INVALID_VALUE;
-	*ret_count = can_multiply(d, a, b, to) && p->workspace_bytes >= WORKSPACE_WANTED && p->alignment <= ALIGNMENT && !cuda_host_injected("cublasLtMatmulAlgoGetHeuristic");
+	bool aligned = true;
+	for (uint32_t alignment : p->alignment)
+		aligned &= alignment <= ALIGNMENT;
+	*ret_count = can_multiply(d, a, b, to) && p->workspace_bytes >= WORKSPACE_WANTED && aligned && !cuda_host_injected("cublasLtMatmulAlgoGetHeuristic");
 	ret[0].algo.data[0] = *ret_count ? ALGORITHM : 0;
 	ret[0].workspaceSize = WORKSPACE_WANTED;
 	ret[0].state = CUBLAS_STATUS_SUCCESS;
