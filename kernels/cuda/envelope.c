@@ -142,6 +142,8 @@ static int envelope_begin(struct envelope *e)
 
 static void envelope_end(struct envelope *e)
 {
+	if (e->stream.stream)
+		cudaStreamSynchronize(e->stream.stream);       /* after an error something may be under way */
 	cuda_program_destroy(&e->p);
 	for (int i = 0; i < TYPES; i++)
 		cuda_weight_destroy(e->dev, &e->w[i]);
@@ -214,6 +216,8 @@ static int far_fill(struct envelope *e)
 	int rc = cuda_check(e->dev, cudaMemcpyAsync((void *)e->pool.dev.v, data, bytes, cudaMemcpyDefault, e->stream.stream), "uploading");
 	if (!rc)
 		rc = cuda_check(e->dev, cudaStreamSynchronize(e->stream.stream), "uploading");
+	if (rc)
+		cudaStreamSynchronize(e->stream.stream);       /* a copy that has begun reads it */
 	free(data);
 	return rc;
 }

@@ -416,6 +416,8 @@ CONFORM_TEST(other_rows)
 			       i / 2 ? "all, then the tail" : "the tail, then all");
 		}
 		dev->ops->weight_destroy(dev->d, &weight);
+		dev->ops->mem_free(dev->d, &batch);
+		dev->ops->mem_free(dev->d, &mem);
 	}
 }
 
