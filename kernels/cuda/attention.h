@@ -7,12 +7,6 @@
 
 #include "kernels/cuda/kernel.h"
 
-#ifdef __CUDACC__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
-
 /* --- parts ----------------------------------------------------------------------------------------------------------------------- */
 
 /* How many parts an element of K or V has; one if it is rounded to bfloat16. */
@@ -92,17 +86,6 @@ template <int WORDS> static __device__ inline struct words<WORDS> load_words(con
 	for (int i = 0; i < WORDS; i++)
 		v.w[i] = ((const uint32_t *)at)[i];
 	return v;
-}
-
-static __device__ inline float f16_value(uint32_t h)
-{
-#ifdef __CUDACC__
-	float f;
-	asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((uint16_t)h));
-	return f;
-#else
-	return kern_f16_to_f32((uint16_t)h);
-#endif
 }
 
 /* A code of int8 or fp8 as a number, which bfloat16 has. E4M3's bits are those of a float32 with an exponent that is 120 less, denormals too. */

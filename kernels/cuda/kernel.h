@@ -82,6 +82,27 @@ static __device__ inline const uint32_t *batch_words(const struct kern_batch *b,
 	return (const uint32_t *)b + at;
 }
 
+/* --- numbers --------------------------------------------------------------------------------------------------------------------- */
+
+/* Before a loop whose index must be known to the compiler, so that what it indexes is registers. */
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
+#endif
+
+/* The number of a float16's bits, by the device's own instruction. */
+static __device__ inline float f16_value(uint16_t bits)
+{
+#ifdef __CUDACC__
+	float f;
+	asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));
+	return f;
+#else
+	return kern_f16_to_f32(bits);
+#endif
+}
+
 /* --- activations ----------------------------------------------------------------------------------------------------------------- */
 
 /* Element c of row r of a tensor. */

@@ -11,13 +11,6 @@
 #include "kernels/cuda/ready.h"
 #include "kernels/cuda/weight.h"
 
-/* Before a loop whose index must be known to the compiler, so that what it indexes is registers. */
-#ifdef __CUDACC__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
-
 enum {
 	PANELS = 2,                /* that a warp has at a time */
 	SPLIT_ROWS_MAX = 64,       /* planned rows up to which segments have warps of their own */

@@ -106,17 +106,6 @@ static __device__ inline int weight_code(int type, const unsigned char *record, 
 	return (int)q - weight_zero(type);
 }
 
-static __device__ inline float f16_value(uint16_t bits)
-{
-#ifdef __CUDACC__
-	float f;
-	asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));
-	return f;
-#else
-	return kern_f16_to_f32(bits);
-#endif
-}
-
 static __device__ inline float f16_at(const unsigned char *at)
 {
 	return f16_value(*(const uint16_t *)at);
