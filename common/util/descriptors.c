@@ -76,8 +76,7 @@ static void tell(uint64_t n)
 static int refuse_one(int listener)
 {
 	struct pollfd p = {.fd = listener, .events = POLLIN};
-	uint64_t say = 0;
-	int code = EAGAIN, waits;
+	int code = EAGAIN, waits, say;
 	pthread_mutex_lock(&lock);
 	int held = reserve;
 	reserve = LOST;              /* before another thread can take its descriptor */
@@ -92,13 +91,12 @@ static int refuse_one(int listener)
 		}
 	}
 	reserve = take_reserve();
-	if (code == ECONNABORTED && (!logged_us || clock_us() - logged_us > LOG_EVERY_US)) {
+	uint64_t n = refused;
+	if ((say = waits && (!logged_us || clock_us() - logged_us > LOG_EVERY_US)))
 		logged_us = clock_us();
-		say = refused;
-	}
 	pthread_mutex_unlock(&lock);
 	if (say)
-		tell(say);
+		tell(n);
 	if (waits && code == EAGAIN)
 		poll(NULL, 0, BACK_OFF_MS);
 	return code;

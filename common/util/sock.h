@@ -19,7 +19,7 @@
 int sock_listen(const char *path, mode_t mode, struct err *err);
 /* Takes one connection. Returns the descriptor, ERR_TIMEOUT (a non-blocking listener has none, or
  * the one that waited has ended or was refused for want of a descriptor; more may wait), or
- * ERR_IO. */
+ * ERR_IO (errno says why). */
 int sock_accept(int listener);
 /* Never waits. Returns the descriptor (it blocks), ERR_NOTFOUND (no such path, or nobody listens there), ERR_FULL (the listener does not
  * accept: stopped or flooded), ERR_INVALID or ERR_IO. */

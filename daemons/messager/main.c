@@ -1,16 +1,33 @@
 /* main.c - pdmessagerd: moves KV blocks between the pools of this host's workers while the prompt is still being computed.
  *
- * One event loop thread does all: descriptors come in over doors.c, messages over the links, the copying is in mover.c and task.c. The pump runs the mover after
+ * One event loop thread does all: descriptors come in over svc/attached.h, messages over the links, the copying is in mover.c and task.c. The pump runs the mover after
  * anything that may let a task go on: a doorbell, a message, a worker that came or went, and a slow timer while tasks are open. Before the loop sleeps the
  * rings are told so and looked at once more; an idle messager does nothing at all until a bell rings. Killed at any time, it leaves nothing behind: the
  * rings are the workers', and the next messager goes on from them. */
-#include "messager.h"
-
+#include "mover.h"
+#include "svc/attached.h"
+#include "svc/svc.h"
 #include "util/clock.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+enum messager_stat {
+	MS_BYTES, MS_SENT, MS_CANCELLED, MS_REVOKED, MS_REFUSED, MS_STALLED, MS_DEADLINE, MS_PEER_GONE, MS_MALFORMED, MS_COPY_FAILED, MS_PIECES, MS_COPIES,
+	MS_HANDOVERS_REFUSED, MS_WORKERS, MS_TASKS, MS_COPY_SECONDS, MS_TAIL_SECONDS, MS_TRANSFER_SECONDS, MS_REACTION_SECONDS, MS_COUNT
+};
+
+struct messager {
+	struct svc *svc;
+	struct mover *mover;
+	struct attached *attached; /* connections of workers */
+	struct event *pump_ev;     /* zero timer: more to copy, after what else has come */
+	struct event *scan_ev;     /* while tasks are open */
+	uint64_t scan_us;
+	int scanning;
+	uint64_t bytes_counted;
+};
 
 static const struct conf_key keys[] = {
 	{"stall_ms", CONF_INT, "2000", 10, 600000, "ms", 1, "a task ends when its prefill makes no progress, or its decode worker, a link or an answer is waited for, so long", NULL},
@@ -113,7 +130,13 @@ static void scan_while_open(struct messager *m, int open)
 		event_del(m->scan_ev);
 }
 
-void messager_pump(struct messager *m)
+static void pump_soon(struct messager *m)
+{
+	event_add(m->pump_ev, &(struct timeval){0});   /* a timer, not a self-made event: the loop polls everything else first */
+}
+
+/* Looks at the rings and moves the tasks; called after anything that may let one go on. */
+static void messager_pump(struct messager *m)
 {
 	mover_sleeping(m->mover, 0);
 	enum mover_turn turn = mover_turn(m->mover);
@@ -122,9 +145,8 @@ void messager_pump(struct messager *m)
 		turn = mover_turn(m->mover);   /* what came before the 1 was seen rang no bell */
 	}
 	if (turn == MOVER_BUSY) {
-		const struct timeval at_once = {0, 0};
 		mover_sleeping(m->mover, 0);
-		event_add(m->pump_ev, &at_once);   /* a timer, not a self-made event: the loop polls everything else first */
+		pump_soon(m);
 	}
 	scan_while_open(m, turn != MOVER_IDLE);
 	stat_add(svc_stats(m->svc), MS_BYTES, mover_bytes(m->mover) - m->bytes_counted);
@@ -137,6 +159,37 @@ static void on_pump(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	messager_pump(arg);
+}
+
+/* --- workers --------------------------------------------------------------------------------------------------------------------------- */
+
+/* The pump comes after the answer: no lease is opened for a worker that does not know of us. */
+static int on_attach(void *arg, const struct attached_memory *h, void **ret_worker, struct err *err)
+{
+	struct messager *m = arg;
+	(void)err;
+	*ret_worker = mover_add(m->mover, h->hello->name, h->hello->epoch, &h->layout, &h->region, h->ring);
+	pump_soon(m);
+	return 0;
+}
+
+static void on_detach(void *arg, void *worker, const char *why)
+{
+	struct messager *m = arg;
+	(void)why;
+	if (!m->mover)   /* at the stop it is gone, with its workers */
+		return;
+	mover_remove(m->mover, worker);
+	pump_soon(m);
+}
+
+static void on_bell(void *arg)
+{
+	struct messager *m = arg;
+	uint64_t begin = clock_us(), before = mover_bytes(m->mover);
+	messager_pump(m);
+	if (mover_bytes(m->mover) != before)
+		stat_observe_us(svc_stats(m->svc), MS_REACTION_SECONDS, clock_us() - begin);
 }
 
 /* --- messages ----------------------------------------------------------------------------------------------------------------------- */
@@ -189,7 +242,7 @@ static void messager_stop(struct svc *s)
 	if (!m)
 		return;
 	mover_destroy(&m->mover);   /* tasks are dropped without a word: the next messager goes on from the rings */
-	doors_close(m);
+	attached_close(&m->attached, "the messager ends");
 	event_free(m->pump_ev);
 	event_free(m->scan_ev);
 	free(m);
@@ -201,18 +254,15 @@ static int messager_start(struct svc *s, struct err *err)
 	struct messager *m = mem_zalloc(sizeof *m);
 	const struct mover_out out = {m, out_now, out_linked, out_send, out_ended, out_lost};
 	const struct mover_limits limits = limits_of(s);
-	char path[512];
+	const struct attached_hooks hooks = {.svc = s, .arg = m, .workers_max = (unsigned)conf_int(svc_conf(s), "workers_max"), .stat_workers = MS_WORKERS,
+	                                     .stat_refused = MS_HANDOVERS_REFUSED, .attach = on_attach, .detach = on_detach, .bell = on_bell};
 	m->svc = s;
-	m->listener = -1;
-	list_init(&m->doors);
-	m->workers_max = (uint32_t)conf_int(svc_conf(s), "workers_max");
 	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
 	m->mover = mover_new(&out, &limits);
 	m->pump_ev = event_new(svc_base(s), -1, 0, on_pump, m);
 	m->scan_ev = event_new(svc_base(s), -1, EV_PERSIST, on_pump, m);
 	svc_set_data(s, m);
-	svc_sock_path(s, svc_name(s), path, sizeof path);
-	int r = doors_open(m, path, err);
+	int r = attached_listen(&hooks, &m->attached, err);
 	if (r < 0)
 		messager_stop(s);
 	return r;

@@ -227,11 +227,6 @@ struct mover_worker *mover_find(struct mover *m, const char *name)
 	return NULL;
 }
 
-const char *mover_name(const struct mover_worker *w)
-{
-	return w->name;
-}
-
 uint32_t mover_workers(const struct mover *m)
 {
 	return m->n_workers;

@@ -80,7 +80,6 @@ struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch
 /* Its connection has ended: tasks from it close, tasks to it fail, its memory is unmapped. */
 void mover_remove(struct mover *m, struct mover_worker *w);
 struct mover_worker *mover_find(struct mover *m, const char *name);
-const char *mover_name(const struct mover_worker *w);
 uint32_t mover_workers(const struct mover *m);
 
 /* What came over the link from this life of a worker. Anything that fits no task is ignored; LEASE_REVOKE is always answered. */

@@ -33,7 +33,6 @@ static int start(struct svc *s, struct err *err)
 	struct conf *conf = svc_conf(s);
 	svc_set_data(s, st);
 	st->svc = s;
-	st->listener = -1;
 	st->clients_max = (unsigned)conf_int(conf, "workers_max");
 	list_init(&st->findings);
 	if (sodium_init() < 0)
@@ -157,7 +156,7 @@ static void status(struct svc *s, struct buf *out)
 	}
 	buf_printf(out, "},\"blocks\":%llu,\"bytes\":%llu,\"capacity_bytes\":%llu,\"hits\":%llu,\"misses\":%llu,\"workers\":%u,\"batches\":%u",
 	           (unsigned long long)stat_get(set, ST_BLOCKS), (unsigned long long)stat_get(set, ST_BYTES), (unsigned long long)stat_get(set, ST_CAPACITY),
-	           (unsigned long long)stat_get(set, ST_GETS_HIT), (unsigned long long)stat_get(set, ST_GETS_MISSED), st->n_clients, serve_batches(st));
+	           (unsigned long long)stat_get(set, ST_GETS_HIT), (unsigned long long)stat_get(set, ST_GETS_MISSED), attached_workers(st->attached), serve_batches(st));
 }
 
 static const struct svc_msg messages[] = {

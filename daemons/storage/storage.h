@@ -1,6 +1,6 @@
 /* storage.h - what the parts of pdstoraged share: the attached workers and the calls between daemon, clients, serve and events.
  *
- *   clients.c     the descriptor socket: hand-over, mapping, end of file
+ *   clients.c     workers that handed their memory over, until their last batch is finished
  *   serve.c       messages in, batches to the copier, answers out
  *   events.c      tells workers what is stored and what is not any more
  *   tiers.c       the tiers as the configuration wants them, their figures
@@ -16,7 +16,7 @@
 #include "tier.h"
 #include "tier_stack.h"
 
-#include "kv/handover.h"
+#include "svc/attached.h"
 #include "svc/svc.h"
 #include "util/list.h"
 
@@ -47,12 +47,11 @@ struct client {
 	struct list link;
 	struct storage *st;
 	char name[HANDOVER_NAME_MAX];
-	uint64_t epoch, since_us;
+	uint64_t epoch;
 	struct copy_target target;
 	char layout[KV_LAYOUT_TEXT_MAX];
 	unsigned char salt[KEY_SALT_BYTES];   /* of the layout: equal hashes under another layout are other blocks */
-	int attached, sock;
-	struct event *event;
+	int attached;
 	uint64_t last_batch;               /* numbers grow; up to this one they are used up */
 	struct list batches;
 	unsigned n_batches, n_items;
@@ -72,10 +71,9 @@ struct storage {
 	struct copier *copier;
 	struct list findings;              /* look-ups under way */
 	unsigned n_findings;
-	int listener;
-	struct event *accept_event;
-	struct list clients, greeting;     /* greeting: connected, no hello yet */
-	unsigned n_clients, n_greeting, clients_max;
+	struct attached *attached;
+	struct list clients;               /* attached, and those detached whose batches end */
+	unsigned clients_max;
 	struct tier_rate rate[TIER_IDS];
 	struct svc_timer *timer;
 };

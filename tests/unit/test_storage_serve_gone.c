@@ -1,6 +1,16 @@
 /* test_storage_serve_gone.c - workers that die, lose their link, give up, come again under the same name, or are none: what of theirs is under way, and their memory. */
 #include "tests/unit/serve_world.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
 /* The memory stays mapped while a copy runs; what had not begun is dropped; nobody is answered. */
 START_TEST(test_worker_dies)
 {
@@ -15,13 +25,36 @@ START_TEST(test_worker_dies)
 	sock = -1;
 	for (int i = 0; i < 20; i++)
 		loop();
-	ck_assert_uint_eq(st.n_clients, 0);
+	ck_assert_uint_eq(attached_workers(st.attached), 0);
 	ck_assert_uint_eq(n_clients(), 1);
 	atomic_store(&gate.closed, 0);
 	for (int i = 0; i < 1000 && n_clients(); i++, usleep(200))
 		loop();
 	ck_assert_uint_eq(n_clients(), 0);
 	ck_assert_uint_eq(n_said, 0);
+}
+END_TEST
+
+/* It dies with a batch open, and the daemon stops before the loop hears of the batch's end. */
+START_TEST(test_worker_dies_at_the_stop)
+{
+	static const uint32_t names[] = {1, 2}, blocks[] = {0, 1}, to[] = {4, 5};
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 2), "oo");
+	atomic_store(&gate.closed, 1);
+	ask(W, MSG_STORE_GET, 2, names, to, 2);
+	wait_inside(2);
+	close(sock);
+	sock = -1;
+	for (int i = 0; i < 20; i++)
+		loop();
+	ck_assert_uint_eq(n_clients(), 1);
+	atomic_store(&gate.closed, 0);
+	copier_destroy(&st.copier);
+	ck_assert_uint_eq(n_posts, 1);
+	n_posts = 0;
+	serve_forget(&st);
+	clients_stop(&st);
+	ck_assert_uint_eq(n_clients(), 0);
 }
 END_TEST
 
@@ -157,7 +190,7 @@ START_TEST(test_names)
 	close(sock);
 	sock = hand_over("worker-0", 150, &layout, &shared, &code);   /* its next life, at the same moment */
 	ck_assert_int_eq(code, 0);
-	ck_assert_uint_eq(st.n_clients, 2);
+	ck_assert_uint_eq(attached_workers(st.attached), 2);
 	close(other);
 	pool_memory_fini(&r2);
 }
@@ -169,7 +202,7 @@ START_TEST(test_unknown_backend)
 	ck_assert_int_eq(hand_over_of("none", "worker-1", 101, &layout, &shared, &code), -1);
 	ck_assert_int_eq(code, ERR_UNSUPPORTED);
 	ck_assert_ptr_nonnull(strstr(reply.text, "blocks on device 0 of backend none cannot be copied: backend: found none, expected cpu, sim, or one"));
-	ck_assert_uint_eq(st.n_clients, 1);
+	ck_assert_uint_eq(attached_workers(st.attached), 1);
 	int s = hand_over_of("sim", "worker-1", 101, &layout, &shared, &code);
 	ck_assert_int_eq(code, 0);
 	close(s);
@@ -194,7 +227,7 @@ START_TEST(test_next_life)
 		loop();
 	ck_assert_int_eq(handover_result(s, &reply, &bell, &err), 0);
 	ck_assert_int_eq(reply.code, 0);
-	ck_assert_uint_eq(st.n_clients, 1);
+	ck_assert_uint_eq(attached_workers(st.attached), 1);
 }
 END_TEST
 
@@ -206,7 +239,7 @@ START_TEST(test_bad_connections)
 	ck_assert_int_eq(sock_send(sock, "x", 1, NULL, 0), 0);
 	for (int i = 0; i < 5; i++)
 		loop();
-	ck_assert_uint_eq(st.n_clients, 0);
+	ck_assert_uint_eq(attached_workers(st.attached), 0);
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	for (unsigned i = 0; i < 20; i++) {
 		unsigned char junk[300];
@@ -221,8 +254,126 @@ START_TEST(test_bad_connections)
 		for (int k = 0; k < 5; k++)
 			loop();
 	}
-	ck_assert_uint_eq(st.n_clients, 0);
-	ck_assert_uint_eq(st.n_greeting, 0);
+	ck_assert_uint_eq(attached_workers(st.attached), 0);
+}
+END_TEST
+
+/* A hello cut short, one without its descriptors, and none; then the end of file. */
+START_TEST(test_half_a_hello)
+{
+	char path[128];
+	struct handover_hello h;
+	struct err err = {0};
+	int code;
+	svc_sock_path(NULL, "storage", path, sizeof path);
+	handover_hello_init(&h, "worker-1", 101, &layout, BLOCKS, "cpu", 0);
+	for (int i = 0; i < 3; i++) {
+		int s = sock_connect(path, &err);
+		ck_assert_int_ge(s, 0);
+		loop();
+		if (i < 2)
+			ck_assert_int_eq(sock_send(s, &h, i ? sizeof h : sizeof h / 2, NULL, 0), 0);
+		close(s);
+		for (int k = 0; k < 5; k++)
+			loop();
+		ck_assert_uint_eq(n_clients(), 1);
+	}
+	int s = hand_over("worker-1", 101, &layout, &shared, &code);
+	ck_assert_int_eq(code, 0);
+	close(s);
+}
+END_TEST
+
+static void on_time(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	*(int *)arg = 1;
+}
+
+/* How often the loop wakes within that time. */
+static unsigned wake_ups(int ms)
+{
+	unsigned n = 0;
+	int over = 0;
+	struct event *timer = event_new(base, -1, 0, on_time, &over);
+	event_add(timer, &(struct timeval){.tv_usec = ms * 1000});
+	for (; !over; n++)
+		event_base_loop(base, EVLOOP_ONCE);
+	event_free(timer);
+	return n;
+}
+
+/* From now on this process's accept4 says ENOMEM. */
+static void no_memory(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_accept4, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = {sizeof code / sizeof *code, code};
+	ck_assert_int_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	ck_assert_int_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+static struct rlimit before;
+static void no_descriptors(void)
+{
+	struct rlimit none;
+	int lowest = dup(0);
+	close(lowest);
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = before;
+	none.rlim_cur = (rlim_t)lowest;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+}
+
+static unsigned lines_with(const char *path, const char *what)
+{
+	char line[1024];
+	unsigned n = 0;
+	FILE *f = fopen(path, "r");
+	ck_assert_ptr_nonnull(f);
+	while (fgets(line, sizeof line, f))
+		n += strstr(line, what) != NULL;
+	fclose(f);
+	return n;
+}
+
+/* A connection that accept does not take: the loop rests, one line says why, and it is taken when it can be. */
+START_TEST(test_accept_fails)
+{
+	char path[128], log[128];
+	struct handover_hello h;
+	struct err err = {0};
+	int bell, memory = _i;
+	struct pollfd answered = {.events = POLLIN};
+	snprintf(log, sizeof log, "%s/log", dir);
+	int out = open(log, O_CREAT | O_WRONLY | O_APPEND, 0600);
+	ck_assert_int_ge(dup2(out, STDERR_FILENO), 0);
+	close(out);
+	svc_sock_path(NULL, "storage", path, sizeof path);
+	answered.fd = sock_connect(path, &err);
+	handover_hello_init(&h, "worker-1", 101, &layout, BLOCKS, "cpu", 0);
+	ck_assert_int_eq(handover_offer(answered.fd, &h, shared.region.control_fd, shared.region.data_fd, -1, &err), 0);
+	if (memory)
+		no_memory();
+	else
+		no_descriptors();
+	unsigned n = wake_ups(400);
+	if (!memory) {
+		ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+		for (int i = 0; i < 5000 && poll(&answered, 1, 1) == 0; i++)
+			loop();
+		ck_assert_int_eq(handover_result(answered.fd, &reply, &bell, &err), 0);
+		ck_assert_int_eq(reply.code, 0);
+	}
+	ck_assert_uint_le(n, 20);
+	ck_assert_uint_eq(lines_with(log, memory ? "event=accept_failed" : "event=descriptors_exhausted"), 1);
+	close(answered.fd);
+	unlink(log);
 }
 END_TEST
 
@@ -233,12 +384,15 @@ int main(void)
 	tcase_set_timeout(gone, 60);
 	tcase_add_checked_fixture(gone, set_up, tear_down);
 	tcase_add_test(gone, test_worker_dies);
+	tcase_add_test(gone, test_worker_dies_at_the_stop);
 	tcase_add_loop_test(gone, test_link_down, 0, 2);
 	tcase_add_test(gone, test_put_given_up);
 	tcase_add_test(gone, test_names);
 	tcase_add_test(gone, test_unknown_backend);
 	tcase_add_test(gone, test_next_life);
 	tcase_add_test(gone, test_bad_connections);
+	tcase_add_test(gone, test_half_a_hello);
+	tcase_add_loop_test(gone, test_accept_fails, 0, 2);
 	suite_add_tcase(suite, gone);
 	tcase_set_timeout(one, 60);
 	tcase_add_checked_fixture(one, set_up_one, tear_down);

@@ -1,0 +1,320 @@
+/* attached.c - see attached.h.
+ *
+ * What always holds: a connection is in the list from accept to close; `worker` is set exactly while the daemon has an object for it. Descriptors that came
+ * with a hello are closed, or belong to the region or ring that was mapped from them. A listener whose accept fails without taking the connection stays
+ * readable: it leaves the loop for ACCEPT_REST_MS, so that the loop does not spin. */
+#include "kv/ring.h"
+#include "svc/attached.h"
+#include "util/clock.h"
+#include "util/list.h"
+#include "util/log.h"
+#include "util/mem.h"
+#include "util/sock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define HELLO_WAIT_S 5
+#define ACCEPT_REST_MS 100
+#define LOG_EVERY_US 10000000u   /* the same refusal, and a failing accept: a refused worker asks again 20 times a second */
+#define SPARE 16u                /* connections beside those of workers_max workers */
+
+struct connection {
+	struct list link;
+	struct attached *a;
+	int sock, bell;                /* bell -1: none */
+	struct event *event, *bell_event;
+	char name[HANDOVER_NAME_MAX];
+	uint64_t epoch;
+	void *worker;                  /* NULL until the hello was accepted */
+};
+
+struct attached {
+	struct attached_hooks h;
+	int listener;
+	struct event *accept, *rest;
+	struct list connections;
+	unsigned n_connections, n_workers;
+	uint64_t accept_logged_us, refusal_logged_us;
+	char refusal[sizeof ((struct err *)0)->text];    /* the last one that was logged */
+};
+
+static void workers_changed(struct attached *a, int by)
+{
+	a->n_workers += (unsigned)by;
+	if (a->h.stat_workers >= 0)
+		stat_set_value(svc_stats(a->h.svc), (unsigned)a->h.stat_workers, a->n_workers);
+}
+
+static void refused(struct attached *a, const char *name, int code, const char *why)
+{
+	uint64_t now = clock_us();
+	if (a->h.stat_refused >= 0)
+		stat_add(svc_stats(a->h.svc), (unsigned)a->h.stat_refused, 1);
+	if (strcmp(a->refusal, why) == 0 && now - a->refusal_logged_us < LOG_EVERY_US)
+		return;
+	snprintf(a->refusal, sizeof a->refusal, "%s", why);
+	a->refusal_logged_us = now;
+	log_warn("handover_refused", "worker=%s code=%s why=%s", log_quote(name), err_name(code), log_quote(why));
+}
+
+static void connection_end(struct connection *c, const char *why)
+{
+	struct attached *a = c->a;
+	if (c->bell_event)
+		event_free(c->bell_event);
+	if (c->bell >= 0)
+		close(c->bell);
+	event_free(c->event);
+	close(c->sock);
+	list_remove(&c->link);
+	a->n_connections--;
+	if (c->worker) {
+		workers_changed(a, -1);
+		log_info("worker_detached", "worker=%s epoch=%016llx why=%s", log_quote(c->name), (unsigned long long)c->epoch, log_quote(why));
+		a->h.detach(a->h.arg, c->worker, why);
+	}
+	free(c);
+}
+
+/* Of a worker that is attached: whatever is readable is the end. Returns 1 if c has ended. */
+static int connection_read(struct connection *c)
+{
+	char byte;
+	ssize_t n = sock_recv(c->sock, &byte, sizeof byte, NULL, 0, NULL);
+	if (n == ERR_TIMEOUT)
+		return 0;
+	connection_end(c, n == 0 || n == ERR_CLOSED ? "its socket is closed" : "it sent something after its hello");
+	return 1;
+}
+
+/* An end of file that has arrived and was not read yet counts. */
+static int name_taken(struct attached *a, const char *name)
+{
+	list_each_safe(it, nx, &a->connections) {
+		struct connection *c = list_entry(it, struct connection, link);
+		if (c->worker && strcmp(c->name, name) == 0 && !connection_read(c))
+			return 1;
+	}
+	return 0;
+}
+
+static int admit(struct attached *a, const struct handover_hello *h, struct err *err)
+{
+	if (name_taken(a, h->name))
+		return err_set(err, ERR_EXISTS, "a worker named %s is attached already and its socket lives: a second one is refused", h->name);
+	if (a->n_workers >= a->h.workers_max)
+		return err_set(err, ERR_FULL, "%u workers are attached; workers_max is %u", a->n_workers, a->h.workers_max);
+	return 0;
+}
+
+/* fds are taken over. After an error m has nothing. */
+static int map(struct connection *c, struct attached_memory *m, const int fds[3], struct err *err)
+{
+	const struct handover_hello *h = m->hello;
+	int r = kv_region_map(&m->region, &m->layout, h->blocks, h->backend, h->device, fds[0], fds[1], err);
+	if (r == ERR_CLOSED)       /* the device is lost to this process, perhaps not to the next one */
+		svc_leave(err->text);
+	if (fds[2] >= 0 && (r < 0 || !c->a->h.bell)) {
+		close(fds[2]);
+	} else if (fds[2] >= 0 && (r = ring_map(fds[2], h->ring_slots, h->ring_layers, h->epoch, &m->ring, err)) < 0) {
+		kv_region_fini(&m->region);
+	} else if (m->ring && (c->bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) {
+		r = err_set(err, ERR_IO, "cannot create a doorbell: %s", strerror(errno));
+		ring_destroy(&m->ring);
+		kv_region_fini(&m->region);
+	}
+	return r;
+}
+
+static int attach(struct connection *c, struct attached_memory *m, const int fds[3], struct err *err)
+{
+	const struct attached_hooks *hooks = &c->a->h;
+	int r = admit(c->a, m->hello, err);
+	if (r < 0) {
+		for (int i = 0; i < 3; i++)
+			if (fds[i] >= 0)
+				close(fds[i]);
+		return r;
+	}
+	if ((r = map(c, m, fds, err)) < 0)
+		return r;
+	if ((r = hooks->attach(hooks->arg, m, &c->worker, err)) < 0) {
+		ring_destroy(&m->ring);
+		kv_region_fini(&m->region);
+		return r;
+	}
+	snprintf(c->name, sizeof c->name, "%s", m->hello->name);
+	c->epoch = m->hello->epoch;
+	workers_changed(c->a, 1);
+	return 0;
+}
+
+static void on_bell(evutil_socket_t fd, short what, void *arg)
+{
+	struct connection *c = arg;
+	uint64_t count;
+	(void)what;
+	ssize_t n = read(fd, &count, sizeof count);
+	(void)n;
+	c->a->h.bell(c->a->h.arg);
+}
+
+static void log_attached(const struct attached_memory *m)
+{
+	const struct handover_hello *h = m->hello;
+	char layout[KV_LAYOUT_TEXT_MAX];
+	kv_layout_text(&m->layout, layout, sizeof layout);
+	log_info("worker_attached", "worker=%s epoch=%016llx blocks=%u block_bytes=%zu ring_slots=%u layout=%s", log_quote(h->name), (unsigned long long)h->epoch,
+	         h->blocks, m->layout.block_bytes, h->ring_slots, log_quote(layout));
+}
+
+/* Receives the hello and answers it. */
+static void greet(struct connection *c)
+{
+	struct attached *a = c->a;
+	struct err err = {0};
+	struct handover_hello h;
+	struct attached_memory m = {.hello = &h};
+	int fds[3], r = handover_receive(c->sock, &h, &m.layout, fds, &err);
+	if (r == ERR_TIMEOUT)
+		return;
+	int known = r == 0;
+	if (known)
+		r = attach(c, &m, fds, &err);
+	int answered = handover_answer(c->sock, svc_epoch(a->h.svc), r, r < 0 ? err.text : "", c->bell);
+	if (r < 0) {
+		refused(a, known ? h.name : "?", r, err.text);
+		connection_end(c, err.text);
+		return;
+	}
+	log_attached(&m);
+	if (answered < 0) {
+		connection_end(c, "it could not be answered");
+		return;
+	}
+	event_remove_timer(c->event);
+	if (c->bell >= 0) {
+		c->bell_event = event_new(svc_base(a->h.svc), c->bell, EV_READ | EV_PERSIST, on_bell, c);
+		event_add(c->bell_event, NULL);
+	}
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *arg)
+{
+	struct connection *c = arg;
+	(void)fd;
+	if (c->worker) {
+		connection_read(c);
+	} else if (what & EV_READ) {
+		greet(c);
+	} else {
+		refused(c->a, "?", ERR_TIMEOUT, "a connection said no hello within 5 s");
+		connection_end(c, "no hello");
+	}
+}
+
+static void connection_new(struct attached *a, int sock)
+{
+	if (a->n_connections >= a->h.workers_max + SPARE || fcntl(sock, F_SETFL, O_NONBLOCK) < 0) {
+		refused(a, "?", ERR_FULL, "too many connections: workers_max and 16 more");
+		close(sock);
+		return;
+	}
+	struct connection *c = mem_zalloc(sizeof *c);
+	c->a = a;
+	c->sock = sock;
+	c->bell = -1;
+	c->event = event_new(svc_base(a->h.svc), sock, EV_READ | EV_PERSIST, on_readable, c);
+	list_push_back(&a->connections, &c->link);
+	a->n_connections++;
+	event_add(c->event, &(struct timeval){.tv_sec = HELLO_WAIT_S});
+}
+
+static void on_rested(evutil_socket_t fd, short what, void *arg)
+{
+	struct attached *a = arg;
+	(void)fd;
+	(void)what;
+	event_add(a->accept, NULL);
+}
+
+/* For want of a descriptor accept4 (util/descriptors.h) has logged it, and says ERR_TIMEOUT. */
+static void rest(struct attached *a, int code)
+{
+	uint64_t now = clock_us();
+	if (code != ERR_TIMEOUT && (!a->accept_logged_us || now - a->accept_logged_us >= LOG_EVERY_US)) {
+		log_error("accept_failed", "why=%s retry_ms=%d", log_quote(strerror(errno)), ACCEPT_REST_MS);
+		a->accept_logged_us = now;
+	}
+	event_del(a->accept);
+	event_add(a->rest, &(struct timeval){.tv_usec = ACCEPT_REST_MS * 1000});
+}
+
+static void on_connect(evutil_socket_t fd, short what, void *arg)
+{
+	struct attached *a = arg;
+	int sock, taken = 0;
+	(void)what;
+	for (; (sock = sock_accept(fd)) >= 0; taken = 1)
+		connection_new(a, sock);
+	if (!taken)
+		rest(a, sock);
+}
+
+int attached_listen(const struct attached_hooks *hooks, struct attached **ret_a, struct err *err)
+{
+	char path[256];
+	svc_sock_path(hooks->svc, svc_name(hooks->svc), path, sizeof path);
+	int fd = sock_listen(path, 0660, err);
+	if (fd < 0)
+		return fd;
+	if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0) {
+		int r = err_set(err, ERR_IO, "%s: cannot make the socket non-blocking: %s", path, strerror(errno));
+		close(fd);
+		return r;
+	}
+	struct attached *a = mem_zalloc(sizeof *a);
+	a->h = *hooks;
+	a->listener = fd;
+	list_init(&a->connections);
+	a->accept = event_new(svc_base(hooks->svc), fd, EV_READ | EV_PERSIST, on_connect, a);
+	a->rest = event_new(svc_base(hooks->svc), -1, 0, on_rested, a);
+	event_add(a->accept, NULL);
+	*ret_a = a;
+	return 0;
+}
+
+void attached_close(struct attached **ap, const char *why)
+{
+	struct attached *a = *ap;
+	if (!a)
+		return;
+	while (!list_empty(&a->connections))
+		connection_end(list_entry(a->connections.next, struct connection, link), why);
+	event_free(a->accept);
+	event_free(a->rest);
+	close(a->listener);
+	free(a);
+	*ap = NULL;
+}
+
+void *attached_find(const struct attached *a, const char *name, uint64_t epoch)
+{
+	list_each(it, &a->connections) {
+		const struct connection *c = list_entry(it, struct connection, link);
+		if (c->worker && c->epoch == epoch && strcmp(c->name, name) == 0)
+			return c->worker;
+	}
+	return NULL;
+}
+
+unsigned attached_workers(const struct attached *a)
+{
+	return a->n_workers;
+}
