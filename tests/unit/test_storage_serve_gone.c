@@ -1,5 +1,6 @@
 /* test_storage_serve_gone.c - workers that die, lose their link, give up, come again under the same name, or are none: what of theirs is under way, and their memory. */
 #include "tests/unit/serve_world.h"
+#include "util/descriptors.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -328,6 +329,7 @@ static void no_descriptors(void)
 	none = before;
 	none.rlim_cur = (rlim_t)lowest;
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+	ck_assert_uint_eq(descriptors_limit(), (unsigned)lowest);   /* also has the program's own accept4 linked under the sanitizers */
 }
 
 static unsigned lines_with(const char *path, const char *what)
