@@ -1,10 +1,11 @@
 /* attached.h - the workers that have handed their memory to this daemon (kv/handover.h), one connection each on RUNDIR/NAME.sock. The worker's end is
  * daemons/worker/attach.h.
  *
- * A connection waits for the one hello, which is checked, mapped, given to the daemon's `attach` and answered. From then on its end of file, or anything else that it sends,
- * ends it: `detach`. At most one worker of a name is attached while that one's socket lives, at most workers_max in all. A connection that says no hello
- * within five seconds is closed. What a worker does wrong is answered with a sentence, logged and counted; nothing here ends the daemon, except that a
- * device which is lost to this process does (svc_leave). With no descriptor or memory left for a connection, the listener rests for a moment and tries again.
+ * A connection waits for the one hello, which is checked, mapped, given to the daemon's `attach` and answered. From then on its end of file, or anything
+ * else that it sends, ends it: `detach`. At most one worker of a name is attached while that one's socket lives, at most workers_max in all. A connection
+ * that says no hello within five seconds is closed. What a worker does wrong is answered with a sentence, logged and counted; nothing here ends the daemon,
+ * except that a device which is lost to this process does (svc_leave). With no descriptor or memory left for a connection, the listener rests for 100 ms
+ * and tries again.
  *
  * All on the loop's thread. */
 #ifndef SVC_ATTACHED_H
