@@ -2,6 +2,7 @@
 #include "tests/unit/serve_world.h"
 #include "util/descriptors.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -259,9 +260,21 @@ START_TEST(test_bad_connections)
 }
 END_TEST
 
-/* A hello cut short, one without its descriptors, and none; then the end of file. */
+static unsigned descriptors(void)
+{
+	unsigned n = 0;
+	DIR *d = opendir("/proc/self/fd");
+	ck_assert_ptr_nonnull(d);
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/* A hello cut short, one without its descriptors, and none; then the end of file. Nothing of them stays open. */
 START_TEST(test_half_a_hello)
 {
+	unsigned before_all = descriptors();
 	char path[128];
 	struct handover_hello h;
 	struct err err = {0};
@@ -278,6 +291,7 @@ START_TEST(test_half_a_hello)
 		for (int k = 0; k < 5; k++)
 			loop();
 		ck_assert_uint_eq(n_clients(), 1);
+		ck_assert_uint_eq(descriptors(), before_all);
 	}
 	int s = hand_over("worker-1", 101, &layout, &shared, &code);
 	ck_assert_int_eq(code, 0);
