@@ -42,8 +42,7 @@ static int client_attach(void *arg, const struct attached_memory *m, void **ret_
 	c->attached = 1;
 	c->epoch = m->hello->epoch;
 	snprintf(c->name, sizeof c->name, "%s", m->hello->name);
-	c->target.layout = m->layout;
-	c->target.region = m->region;
+	copy_target_init(&c->target, &m->layout, &m->region);
 	kv_layout_text(&m->layout, c->layout, sizeof c->layout);
 	layout_salt(c->layout, c->salt);
 	list_init(&c->batches);

@@ -1,6 +1,7 @@
 /* copier.c - the copy threads: they take items from two queues (gets first) and hand them to the tier, which calls back to copy.
  *
- * What always holds while the lock is free: a batch is in a queue exactly while next < n and it is not over; `running` items of it are with the tier; it is over
+ * What always holds while the lock is free: a batch is in its worker's turn exactly while next < n and it is not over; a turn is in the queue of its kind exactly
+ * while it has a batch and less than AWAY_BYTES_MAX is away; `running` items of it are with the tier; it is over
  * when next == n and running == 0, and then `finished` has been or is about to be called, once. Nobody reads or writes a worker's memory but inside the move of
  * an item that is counted as running.
  *
@@ -30,7 +31,8 @@ struct copier {
 	void *arg;
 	pthread_mutex_t lock;
 	pthread_cond_t more;
-	struct list queue[COPY_KINDS];
+	struct list queue[COPY_KINDS];   /* of copy_turn */
+	size_t gets_bytes;               /* begun since the last put */
 	int stop, joined;
 	unsigned n_threads;
 	pthread_t thread[];
@@ -196,11 +198,36 @@ static int batch_ends(struct batch *b)
 	return 1;
 }
 
+/* With the lock held, after a change: the turn is in the queue if it is to be, and at its end once it was long enough. */
+static void turn_settle(struct copier *c, enum copy_kind kind, struct copy_turn *t)
+{
+	int queued = !list_empty(&t->link), wants = !list_empty(&t->batches) && t->away_bytes < AWAY_BYTES_MAX, over = t->begun_bytes >= TURN_BYTES;
+	if (queued && wants && !over)
+		return;
+	list_remove(&t->link);
+	t->begun_bytes = 0;
+	if (!wants)
+		return;
+	list_push_back(&c->queue[kind], &t->link);
+	if (!queued)
+		pthread_cond_broadcast(&c->more);
+}
+
+/* With the lock held: an item that was begun is not with a tier any more. */
+static void item_back(struct copier *c, struct copy_item *it)
+{
+	struct batch *b = it->batch;
+	struct copy_turn *t = &b->target->turn[b->kind];
+	b->running--;
+	t->away_bytes -= b->target->layout.block_bytes;
+	turn_settle(c, b->kind, t);
+}
+
 static void item_done(struct copier *c, struct copy_item *it)
 {
 	struct batch *b = it->batch;
 	pthread_mutex_lock(&c->lock);
-	b->running--;
+	item_back(c, it);
 	it->ride = NULL;
 	if (it->moved) {
 		b->bytes += b->target->layout.block_bytes;
@@ -271,20 +298,25 @@ static void item_run(struct copier *c, struct copy_item *it)
 	}
 }
 
-/* With the lock held: the next item to run, or NULL. Its batch leaves the queue with its last item. */
+/* With the lock held: the next item to run, or NULL. Its batch leaves the turn with its last item. */
 static struct copy_item *next_item(struct copier *c)
 {
-	for (int k = 0; k < COPY_KINDS; k++) {
-		if (list_empty(&c->queue[k]))
-			continue;
-		struct batch *b = list_entry(c->queue[k].next, struct batch, run);
-		struct copy_item *it = &b->item[b->next++];
-		b->running++;
-		if (b->next == b->n)
-			list_remove(&b->run);
-		return it;
-	}
-	return NULL;
+	int put_waits = !list_empty(&c->queue[COPY_PUT]);
+	enum copy_kind kind = !list_empty(&c->queue[COPY_GET]) && !(put_waits && c->gets_bytes >= GETS_BYTES) ? COPY_GET : COPY_PUT;
+	if (kind == COPY_PUT && !put_waits)
+		return NULL;
+	struct copy_turn *t = list_entry(c->queue[kind].next, struct copy_turn, link);
+	struct batch *b = list_entry(t->batches.next, struct batch, run);
+	struct copy_item *it = &b->item[b->next++];
+	size_t bytes = b->target->layout.block_bytes;
+	c->gets_bytes = kind == COPY_GET ? c->gets_bytes + bytes : 0;
+	t->begun_bytes += bytes;
+	t->away_bytes += bytes;
+	b->running++;
+	if (b->next == b->n)
+		list_remove(&b->run);
+	turn_settle(c, kind, t);
+	return it;
 }
 
 static void *copy_thread(void *arg)
@@ -309,7 +341,16 @@ static void *copy_thread(void *arg)
 
 /* --- batches --- */
 
-struct batch *batch_new(enum copy_kind kind, const struct copy_target *target, uint32_t n)
+void copy_target_init(struct copy_target *t, const struct kv_layout *layout, const struct kv_region *region)
+{
+	*t = (struct copy_target){.layout = *layout, .region = *region};
+	for (int k = 0; k < COPY_KINDS; k++) {
+		list_init(&t->turn[k].link);
+		list_init(&t->turn[k].batches);
+	}
+}
+
+struct batch *batch_new(enum copy_kind kind, struct copy_target *target, uint32_t n)
 {
 	CHECK(n > 0);
 	struct batch *b = mem_zalloc(sizeof *b + (size_t)n * sizeof b->item[0]);
@@ -333,13 +374,13 @@ void copier_submit(struct copier *c, struct batch *b)
 	b->copier = c;
 	b->begun_us = clock_us();
 	pthread_mutex_lock(&c->lock);
-	list_push_back(&c->queue[b->kind], &b->run);
-	pthread_cond_broadcast(&c->more);
+	list_push_back(&b->target->turn[b->kind].batches, &b->run);
+	turn_settle(c, b->kind, &b->target->turn[b->kind]);
 	pthread_mutex_unlock(&c->lock);
 }
 
 /* With the lock held: what a tier has of it and does not copy at this moment ends here. */
-static void ride_give_up(struct copy_item *it)
+static void ride_give_up(struct copier *c, struct copy_item *it)
 {
 	struct copy_ride *ride = it->ride;
 	int put = it->batch->kind == COPY_PUT;
@@ -352,7 +393,7 @@ static void ride_give_up(struct copy_item *it)
 		return;
 	it->ride = NULL;
 	item_set(it, ERR_CANCELLED, TIER_NONE, NULL);
-	it->batch->running--;
+	item_back(c, it);
 }
 
 void copier_cancel(struct copier *c, struct batch *b)
@@ -361,10 +402,11 @@ void copier_cancel(struct copier *c, struct batch *b)
 	pthread_mutex_lock(&c->lock);
 	list_remove(&b->run);
 	for (uint32_t i = 0; i < b->next; i++)
-		ride_give_up(&b->item[i]);
+		ride_give_up(c, &b->item[i]);
 	for (; b->next < b->n; b->next++)
 		if (!b->item[b->next].refused)
 			item_set(&b->item[b->next], ERR_CANCELLED, TIER_NONE, NULL);
+	turn_settle(c, b->kind, &b->target->turn[b->kind]);
 	int ends = batch_ends(b);
 	pthread_mutex_unlock(&c->lock);
 	if (ends)

@@ -160,6 +160,131 @@ static void set_up_small(void)
 	ck_assert_int_ge(sock, 0);
 }
 
+/* --- workers in turn ------------------------------------------------------------------------------------------------------------------------------- */
+
+#define ONES 16u   /* items of one message */
+
+/* Batches of worker-0, all of other blocks. */
+static void ask_many(enum msg_type type, unsigned batches)
+{
+	uint32_t names[ONES], blocks[ONES];
+	for (unsigned b = 0; b < batches; b++) {
+		for (uint32_t i = 0; i < ONES; i++) {
+			names[i] = 1000 + b * ONES + i;
+			blocks[i] = i % BLOCKS;
+		}
+		ask(W, type, 1 + b, names, blocks, ONES);
+	}
+}
+
+/* How many answers were given before that one to worker-1. */
+static unsigned said_before_other(void)
+{
+	unsigned n = 0;
+	while (n < n_said && said[n].to != &peers[1])
+		n++;
+	return n;
+}
+
+/* One worker queues 27 MB, with one copy thread; another one's block waits for 4 MB of that, and a put for 16 MB of gets. */
+START_TEST(test_turns)
+{
+	static const uint32_t one[] = {1}, zero[] = {0};
+	static const struct {
+		enum msg_type many, other;
+		size_t bytes;
+	} row[] = {
+		{MSG_STORE_PUT, MSG_STORE_PUT, TURN_BYTES},
+		{MSG_STORE_GET, MSG_STORE_GET, TURN_BYTES},
+		{MSG_STORE_GET, MSG_STORE_PUT, GETS_BYTES},
+		{MSG_STORE_PUT, MSG_STORE_GET, 0},
+	};
+	enum { MANY = 120 };
+	int code;
+	struct err err = {0};
+	struct pool_memory r2;
+	ck_assert_uint_gt(MANY * ONES * layout.block_bytes, row[_i].bytes * 3 / 2);
+	ck_assert_int_eq(pool_memory_new(&r2, &layout, BLOCKS, &err), 0);
+	int s2 = hand_over("worker-1", 101, &layout, &r2, &code);
+	atomic_store(&gate.closed, 1);
+	ask(W, MSG_STORE_PUT, 1, one, zero, 1);      /* it waits in the copy; what comes is queued behind it */
+	for (uint64_t until = clock_us() + 2000000; !atomic_load(&gate.inside) && clock_us() < until;)
+		usleep(100);
+	ask_many(row[_i].many, MANY + 1);                    /* number 1 is the one that waits */
+	ask(&peers[1], row[_i].other, 1, one, zero, 1);
+	atomic_store(&gate.closed, 0);
+	loop_until_said(MANY + 2);
+	ck_assert_uint_eq(n_said, MANY + 2);
+	ck_assert_uint_le(said_before_other(), 2 + row[_i].bytes / (ONES * layout.block_bytes));
+	close(s2);
+	pool_memory_fini(&r2);
+}
+END_TEST
+
+/* A tier that answers nobody until it is told to. */
+static struct list held = LIST_INIT(held);
+static pthread_mutex_t held_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_uint n_held;
+static void held_get(struct tier *t, struct tier_op *op)
+{
+	(void)t;
+	pthread_mutex_lock(&held_lock);
+	list_push_back(&held, &op->link);
+	pthread_mutex_unlock(&held_lock);
+	atomic_fetch_add(&n_held, 1);
+}
+
+static struct tier_op *held_take(void)
+{
+	struct tier_op *op = NULL;
+	pthread_mutex_lock(&held_lock);
+	if (!list_empty(&held)) {
+		op = list_entry(held.next, struct tier_op, link);
+		list_remove(&op->link);
+	}
+	pthread_mutex_unlock(&held_lock);
+	return op;
+}
+
+static int wait_held(unsigned n)
+{
+	for (uint64_t until = clock_us() + 2000000; atomic_load(&n_held) < n && clock_us() < until;)
+		usleep(100);
+	usleep(20000);
+	return atomic_load(&n_held) == n;
+}
+
+/* A slow tier has AWAY_BYTES_MAX of one worker at most, so that another one's block is behind these alone. All are begun in the end. */
+START_TEST(test_away)
+{
+	static const uint32_t one[] = {1}, zero[] = {0};
+	struct tier_ops ops = gate_ops;
+	int code;
+	struct err err = {0};
+	struct pool_memory r2;
+	unsigned most = (unsigned)((AWAY_BYTES_MAX + layout.block_bytes - 1) / layout.block_bytes), batches = 2 * most / ONES;
+	ck_assert_int_eq(pool_memory_new(&r2, &layout, BLOCKS, &err), 0);
+	int s2 = hand_over("worker-1", 101, &layout, &r2, &code);
+	ops.get = held_get;
+	gate.tier.ops = &ops;
+	atomic_store(&n_held, 0);
+	ask_many(MSG_STORE_GET, batches);
+	ck_assert(wait_held(most));
+	ask(&peers[1], MSG_STORE_GET, 1, one, zero, 1);
+	ck_assert(wait_held(most + 1));
+	for (uint64_t until = clock_us() + 5000000; n_said < batches + 1 && clock_us() < until;) {
+		struct tier_op *op = held_take();
+		if (op)
+			op->done(op, ERR_NOTFOUND, TIER_NONE, NULL);
+		loop();
+	}
+	ck_assert_uint_eq(n_said, batches + 1);
+	gate.tier.ops = &gate_ops;
+	close(s2);
+	pool_memory_fini(&r2);
+}
+END_TEST
+
 /* --- fuzz ---------------------------------------------------------------------------------------------------------------------------------------- */
 
 static uint64_t seed;
@@ -245,7 +370,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("storage_serve_blocks");
-	TCase *blocks = tcase_create("blocks"), *fuzz = tcase_create("fuzz"), *small = tcase_create("small");
+	TCase *blocks = tcase_create("blocks"), *fuzz = tcase_create("fuzz"), *small = tcase_create("small"), *turns = tcase_create("turns");
 	tcase_set_timeout(blocks, 60);
 	tcase_add_checked_fixture(blocks, set_up, tear_down);
 	tcase_add_test(blocks, test_layouts);
@@ -254,6 +379,11 @@ int main(void)
 	tcase_add_test(blocks, test_shared);
 	tcase_add_test(blocks, test_damage);
 	suite_add_tcase(suite, blocks);
+	tcase_set_timeout(turns, 60);
+	tcase_add_checked_fixture(turns, set_up_one, tear_down);
+	tcase_add_loop_test(turns, test_turns, 0, 4);
+	tcase_add_test(turns, test_away);
+	suite_add_tcase(suite, turns);
 	tcase_set_timeout(fuzz, 60);
 	tcase_add_checked_fixture(fuzz, set_up_one, tear_down);
 	tcase_add_test(fuzz, test_fuzz);
