@@ -1,7 +1,8 @@
 /* disk_dir.c - the folder of the disk tier: lock, state file, segment files' names.
  *
  * The state file is replaced whole (written beside, synced, renamed). It says in which boot of the machine the folder was last used, whether commits were
- * synced, and whether it was closed in order. Only what was neither synced nor closed is in doubt after a crash of the machine: data and index may then have reached
+ * synced, and whether it was closed in order. It is also the mark of a folder that is ours: only a folder with it, or without any file, is taken, and what is
+ * not ours in it is never deleted, but makes the start refuse the folder and name it. Only what was neither synced nor closed is in doubt after a crash of the machine: data and index may then have reached
  * the device in any order, and all of it is dropped. A crash of the process alone leaves nothing in doubt: the kernel has what was written. */
 #include "disk_dir.h"
 #include "disk_index.h"
@@ -24,6 +25,7 @@
 #define BOOT_BYTES 48
 #define LOCK_TRIES 50
 #define LOCK_PAUSE_US 10000
+#define NAMED_MAX 3u      /* files of others, in a message */
 
 struct state {
 	unsigned format;
@@ -148,6 +150,44 @@ int disk_dir_begin_anew(struct disk_dir *d, const char *why, struct err *err)
 	return 0;
 }
 
+/* May be in a folder of ours; "lost+found": in one that is a file system of its own. */
+static int name_is_ours(const char *name)
+{
+	static const char *const known[] = {".", "..", "lock", "state", "state.new", "index", "index-lock", "lost+found"};
+	for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+		if (strcmp(name, known[i]) == 0)
+			return 1;
+	return segment_number(name) >= 0;
+}
+
+/* A start that was killed before it wrote the mark leaves these. */
+static int name_is_before_mark(const char *name)
+{
+	return strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, "lock") == 0 || strcmp(name, "state.new") == 0 || strcmp(name, "lost+found") == 0;
+}
+
+/* Before anything is written to it or deleted from it. */
+static int folder_is_ours(const char *path, struct err *err)
+{
+	char *mark = mem_printf("%s/state", path), names[160] = "";
+	int marked = access(mark, F_OK) == 0;
+	unsigned n = 0;
+	free(mark);
+	DIR *dir = opendir(path);
+	if (!dir)
+		return err_set(err, ERR_IO, "cannot read the folder %s: %s", path, strerror(errno));
+	for (struct dirent *e; (e = readdir(dir)) != NULL;)
+		if (!(marked ? name_is_ours(e->d_name) : name_is_before_mark(e->d_name)) && n++ < NAMED_MAX) {
+			size_t at = strlen(names);
+			snprintf(names + at, sizeof names - at, "%s%.40s", at ? ", " : "", e->d_name);
+		}
+	closedir(dir);
+	if (!n)
+		return 0;
+	return err_set(err, ERR_EXISTS, "%s%s in the folder %s: not of a disk tier; set disk_path to an empty folder, or remove them", names, n > NAMED_MAX ? ", ..." : "",
+	               path);
+}
+
 /* --- open and close --- */
 
 /* A process that was just killed may leave a child that has not closed its copy yet; that takes moments, and so long it is waited for. */
@@ -170,8 +210,10 @@ static int folder_lock(struct disk_dir *d, struct err *err)
 		return err_set(err, ERR_IO, "cannot use the folder %s: %s", d->path, strerror(errno));
 	if (!S_ISDIR(st.st_mode))
 		return err_set(err, ERR_IO, "%s is not a folder", d->path);
+	int r = folder_is_ours(d->path, err);
+	if (r != 0)
+		return r;
 	char *path = mem_printf("%s/lock", d->path);
-	int r = 0;
 	d->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	if (d->lock_fd < 0)
 		r = err_set(err, ERR_IO, "cannot write to the folder %s: %s", d->path, strerror(errno));

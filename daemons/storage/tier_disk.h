@@ -1,7 +1,8 @@
 /* tier_disk.h - blocks in a folder of a local file system: an LMDB index, data in preallocated segment files. What it acknowledged survives kill -9 (and with
  * `sync` a crash of the machine); the next one on the same folder finds it.
  *
- * The folder is this tier's alone: what it finds there under its own names (lock, state, index, index-lock, segment-*) and does not understand it deletes. */
+ * The folder is this tier's alone: only one that is empty or has our mark (the file `state`) is taken. In one with the mark, what is there under our names (lock,
+ * state, index, index-lock, segment-*) and does not hold is deleted. A folder with files of others is refused and left as it is. */
 #ifndef STORAGE_TIER_DISK_H
 #define STORAGE_TIER_DISK_H
 
@@ -24,7 +25,7 @@ struct tier_disk_opts {
 };
 
 /* Checks what is in the folder, which may take seconds for a large index; what does not hold is dropped with one log line. Fails with a sentence when the
- * folder cannot be made, read or written, another process has it (ERR_EXISTS), or an option is out of range (ERR_INVALID). */
+ * folder cannot be made, read or written, another process has it or it has files of others (ERR_EXISTS), or an option is out of range (ERR_INVALID). */
 int tier_disk_new(const struct tier_disk_opts *o, struct tier **ret, struct err *err);
 
 #endif

@@ -309,7 +309,7 @@ START_TEST(test_index_unseen)
 {
 	struct tier_disk_opts o = rig_opts(4 * MIB);
 	struct err err = {0};
-	char *file = mem_strdup(rig_path("index")), *away = mem_strdup(rig_path("away"));
+	char *file = mem_strdup(rig_path("index")), *away = mem_printf("%s-away", rig_folder);
 	struct tier *t = rig_open(&o);
 	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
 	t->ops->destroy(t);
@@ -366,7 +366,7 @@ END_TEST
 START_TEST(test_state)
 {
 	static const struct {
-		const char *text;     /* NULL: none */
+		const char *text;
 		int kept;
 	} row[] = {
 		{"format 1\nboot %s\nsync 0\nclean 1\n", 1},        /* closed in order */
@@ -377,7 +377,6 @@ START_TEST(test_state)
 		{"format 2\nboot %s\nsync 0\nclean 1\n", 0},
 		{"garbage", 0},
 		{"", 0},
-		{NULL, 0},
 	};
 	char boot[64] = "", text[256];
 	FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
@@ -390,15 +389,73 @@ START_TEST(test_state)
 		struct tier *t = rig_open(&o);
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
 		t->ops->destroy(t);
-		unlink(rig_path("state"));
-		if (row[i].text) {
-			int n = snprintf(text, sizeof text, row[i].text, boot);
-			spit("state", text, (size_t)n);
-		}
+		int n = snprintf(text, sizeof text, row[i].text, boot);
+		spit("state", text, (size_t)n);
 		t = rig_open(&o);
 		ck_assert_msg(rig_get(t, i, SLOT) == (row[i].kept ? 0 : ERR_NOTFOUND), "row %u", i);
 		t->ops->destroy(t);
 	}
+}
+END_TEST
+
+/* --- files of others --- */
+
+/* A folder with files of others is refused by their names, and they stay; without them it is taken. Its own name makes a file ours only beside the mark. */
+START_TEST(test_foreign)
+{
+	static const struct {
+		const char *file[4], *named, *not_named;
+		int marked;
+	} row[] = {
+		{{"notes.txt"}, "notes.txt", NULL, 0},
+		{{"index"}, "index", NULL, 0},
+		{{"segment-0000"}, "segment-0000", NULL, 0},
+		{{"segment-"}, "segment-", NULL, 1},
+		{{"segment-0000x"}, "segment-0000x", NULL, 1},
+		{{"notes.txt", ".hidden"}, "notes.txt", "state", 1},
+		{{"a", "b", "c", "d"}, ", ...", NULL, 0},
+	};
+	struct tier_disk_opts o = rig_opts(4 * MIB);
+	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
+		struct tier *t = NULL;
+		struct err err = {0};
+		rig_folder_delete();
+		ck_assert_int_eq(mkdir(rig_folder, 0700), 0);
+		if (row[i].marked) {
+			t = rig_open(&o);
+			ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+			t->ops->destroy(t);
+		}
+		for (unsigned k = 0; k < 4 && row[i].file[k]; k++)
+			spit(row[i].file[k], "mine", 4);
+		ck_assert_msg(tier_disk_new(&o, &t, &err) == ERR_EXISTS, "row %u", i);
+		ck_assert_msg(strstr(err.text, row[i].file[0]) || strstr(err.text, ", ..."), "%s", err.text);
+		ck_assert_msg(strstr(err.text, row[i].named) && strstr(err.text, rig_folder), "%s", err.text);
+		ck_assert_msg(!row[i].not_named || !strstr(err.text, row[i].not_named), "%s", err.text);
+		for (unsigned k = 0; k < 4 && row[i].file[k]; k++) {
+			size_t n;
+			char *p = slurp(row[i].file[k], &n);
+			ck_assert(n == 4 && memcmp(p, "mine", 4) == 0);
+			free(p);
+			ck_assert_int_eq(unlink(rig_path(row[i].file[k])), 0);
+		}
+		t = rig_open(&o);
+		ck_assert_int_eq(rig_get(t, i, SLOT), row[i].marked ? 0 : ERR_NOTFOUND);
+		t->ops->destroy(t);
+	}
+}
+END_TEST
+
+/* A first start that was killed before it wrote the mark has left its lock, and half a mark beside; the next one goes on. */
+START_TEST(test_before_mark)
+{
+	struct tier_disk_opts o = rig_opts(4 * MIB);
+	spit("lock", "", 0);
+	spit("state.new", "form", 4);
+	ck_assert_int_eq(mkdir(rig_path("lost+found"), 0700), 0);
+	struct tier *t = rig_open(&o);
+	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
+	t->ops->destroy(t);
 }
 END_TEST
 
@@ -518,6 +575,8 @@ int main(void)
 	tcase_add_test(c, test_index_unseen);
 	tcase_add_test(c, test_index_pages);
 	tcase_add_test(c, test_state);
+	tcase_add_test(c, test_foreign);
+	tcase_add_test(c, test_before_mark);
 	tcase_add_test(c, test_index_large);
 	suite_add_tcase(s, c);
 	SRunner *r = srunner_create(s);
