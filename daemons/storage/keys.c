@@ -2,13 +2,13 @@
 #include "storage.h"
 #include "tier_redis.h"
 
-#define POLICIES "recycle|offload|write_through"
+#define POLICIES "auto|recycle|offload|write_through"
 
 const struct conf_key storage_keys[] = {
 	{"memory_mb", CONF_INT, "1024", 0, 16777216, "MiB", 1, "host memory for stored blocks; reserved at start, used as blocks come; 0: none (from or to 0: restart)", NULL},
-	{"memory_eviction", CONF_STRING, "recycle", 0, 16, "", 1,
+	{"memory_eviction", CONF_STRING, "auto", 0, 16, "", 1,
 	 "what becomes of blocks for which memory has no room: recycle drops the least recently used; offload copies them to the next tier before; write_through copies a "
-	 "block there once it was hit memory_write_through_after times",
+	 "block there once it was hit memory_write_through_after times; auto: offload where a lower tier is configured, else recycle",
 	 POLICIES},
 	{"memory_write_through_after", CONF_INT, "2", 0, 1000000, "hits", 1, "with write_through; 0: as soon as it is stored", NULL},
 	{"memory_offload_percent", CONF_INT, "10", 1, 90, "%", 1, "with offload: the share of memory that is kept free or copied to the next tier already", NULL},
@@ -20,7 +20,7 @@ const struct conf_key storage_keys[] = {
 	{"disk_io", CONF_STRING, "auto", 0, 16, "", 0, "how the disk is read and written; auto: io_uring where the system allows it, else threads", "auto|io_uring|threads"},
 	{"disk_direct", CONF_BOOL, "true", 0, 0, "", 0, "past the page cache (O_DIRECT) where the file system can", NULL},
 	{"disk_sync", CONF_BOOL, "false", 0, 0, "", 0, "a block counts as stored on disk only when the device has it: then it survives a crash of the machine too", NULL},
-	{"disk_eviction", CONF_STRING, "recycle", 0, 16, "", 1, "as memory_eviction, from disk to Redis", POLICIES},
+	{"disk_eviction", CONF_STRING, "auto", 0, 16, "", 1, "as memory_eviction, from disk to Redis", POLICIES},
 	{"disk_write_through_after", CONF_INT, "2", 0, 250, "hits", 1, "with write_through; 0: as soon as it is stored", NULL},
 	{"disk_offload_percent", CONF_INT, "10", 1, 90, "%", 1, "with offload: the share of the disk tier that is kept free or copied to Redis already", NULL},
 	{"redis", CONF_STRING, "", 0, 256, "bytes", 0, "a Redis or Valkey that hosts share: HOST:PORT or unix:/PATH; empty: none. Its size is its own maxmemory", NULL},

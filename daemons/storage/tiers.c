@@ -29,13 +29,26 @@ struct tiers_open {
 
 static const char *const policy_names[] = {"recycle", "offload", "write_through"};
 
-static enum tier_policy policy_of(struct conf *c, const char *key)
+/* below: a lower tier is configured, so `auto` has where to copy to. */
+static enum tier_policy policy_of(struct conf *c, const char *key, int below)
 {
 	const char *name = conf_str(c, key);
+	if (strcmp(name, "auto") == 0)
+		return below ? TIER_OFFLOAD : TIER_RECYCLE;
 	for (unsigned i = 0; i < sizeof policy_names / sizeof *policy_names; i++)
 		if (strcmp(name, policy_names[i]) == 0)
 			return (enum tier_policy)i;
 	return TIER_RECYCLE;
+}
+
+static enum tier_policy memory_policy(struct conf *c)
+{
+	return policy_of(c, "memory_eviction", conf_str(c, "disk_path")[0] || conf_str(c, "redis")[0]);
+}
+
+static enum tier_policy disk_policy(struct conf *c)
+{
+	return policy_of(c, "disk_eviction", conf_str(c, "redis")[0] != 0);
 }
 
 /* --- opening --- */
@@ -111,10 +124,10 @@ int tiers_start(struct storage *st, struct err *err)
 	struct stack_opts o = {.reopen_us = REOPEN_US, .open_wait_us = OPEN_WAIT_US, .pause_us = PAUSE_US,
 	                       .redis_lookup_us = (uint64_t)conf_int(c, "redis_lookup_ms") * 1000, .changed = st->tell ? tell_changed : NULL, .arg = st->tell};
 	if (memory)
-		o.level[o.n++] = (struct stack_level){TIER_MEMORY, memory, NULL, NULL, policy_of(c, "memory_eviction"),
+		o.level[o.n++] = (struct stack_level){TIER_MEMORY, memory, NULL, NULL, memory_policy(c),
 		                                      (uint32_t)conf_int(c, "memory_write_through_after"), (unsigned)conf_int(c, "memory_offload_percent")};
 	if (st->opening->disk_path[0])
-		o.level[o.n++] = (struct stack_level){TIER_DISK, NULL, disk_open, st->opening, policy_of(c, "disk_eviction"),
+		o.level[o.n++] = (struct stack_level){TIER_DISK, NULL, disk_open, st->opening, disk_policy(c),
 		                                      (uint32_t)conf_int(c, "disk_write_through_after"), (unsigned)conf_int(c, "disk_offload_percent")};
 	if (st->opening->redis[0])
 		o.level[o.n++] = (struct stack_level){TIER_REDIS, NULL, redis_open, st->opening, TIER_RECYCLE, 0, 0};
@@ -133,9 +146,9 @@ void tiers_reload(struct storage *st)
 	else if (memory)
 		tier_stack_resize(st->tier, TIER_MEMORY, memory);
 	tier_stack_resize(st->tier, TIER_DISK, (uint64_t)conf_int(c, "disk_mb") << 20);
-	tier_stack_policy(st->tier, TIER_MEMORY, policy_of(c, "memory_eviction"), (uint32_t)conf_int(c, "memory_write_through_after"),
+	tier_stack_policy(st->tier, TIER_MEMORY, memory_policy(c), (uint32_t)conf_int(c, "memory_write_through_after"),
 	                  (unsigned)conf_int(c, "memory_offload_percent"));
-	tier_stack_policy(st->tier, TIER_DISK, policy_of(c, "disk_eviction"), (uint32_t)conf_int(c, "disk_write_through_after"),
+	tier_stack_policy(st->tier, TIER_DISK, disk_policy(c), (uint32_t)conf_int(c, "disk_write_through_after"),
 	                  (unsigned)conf_int(c, "disk_offload_percent"));
 }
 

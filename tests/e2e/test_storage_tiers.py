@@ -108,9 +108,9 @@ def set_conf(s, **changes):
 
 
 def test_sighup(tiny_model, wanted, disk):
-    with Suite("1p1d", tiny_model, worker=WORKER, storage={"memory_mb": 16, "disk_path": disk, "disk_mb": 64}) as s:
+    with Suite("1p1d", tiny_model, worker=WORKER, storage={"memory_mb": 16, "memory_eviction": "recycle", "disk_path": disk, "disk_mb": 64}) as s:
         same_answers(s, wanted)
-        assert tiers(s)["disk"]["blocks"] == 0                      # recycle
+        assert tiers(s)["disk"]["blocks"] == 0
         until(lambda: tiers(s)["memory"]["blocks"] > 20, lambda: tiers(s))
         set_conf(s, memory_mb=1, disk_mb=32, memory_eviction="offload", memory_offload_percent=50)
         until(lambda: tiers(s)["memory"]["capacity_bytes"] == 1 << 20 and tiers(s)["disk"]["capacity_bytes"] == 32 << 20, lambda: tiers(s))
@@ -122,6 +122,14 @@ def test_sighup(tiny_model, wanted, disk):
         set_conf(s, memory_mb=0)                                    # not without a restart
         until(lambda: "event=reload_ignored" in s.log("storage"), lambda: s.log("storage"))
         same_answers(s, wanted)
+
+
+def test_a_disk_that_is_named_is_used(tiny_model, wanted, disk):
+    """Nothing said of eviction: memory that is full copies down, the last tier drops."""
+    with Suite("1p1d", tiny_model, worker=WORKER, storage={"memory_mb": 1, "disk_path": disk, "disk_mb": 64}) as s:
+        same_answers(s, wanted)
+        until(lambda: tiers(s)["disk"]["blocks"] > 0, lambda: tiers(s))
+        assert tiers(s)["memory"]["eviction"] == "offload" and tiers(s)["disk"]["eviction"] == "recycle"
 
 
 @pytest.mark.parametrize("path", ["/dev/null/blocks", "/proc/blocks", "/nonexistent/folder/blocks"])
