@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #define TURN_BYTES ((size_t)4 << 20)
-#define AWAY_BYTES_MAX ((size_t)64 << 20)   /* one block more may be, if that is larger */
+#define AWAY_BYTES_MAX ((size_t)256 << 20)   /* up to the block that reaches it; as much as the disk tier has buffers for at most */
 #define GETS_BYTES ((size_t)16 << 20)
 
 enum copy_kind { COPY_GET, COPY_PUT, COPY_KINDS };

@@ -1,9 +1,11 @@
 /* disk_dir.c - the folder of the disk tier: lock, state file, segment files' names.
  *
  * The state file is replaced whole (written beside, synced, renamed). It says in which boot of the machine the folder was last used, whether commits were
- * synced, and whether it was closed in order. It is also the mark of a folder that is ours: only a folder with it, or without any file, is taken, and what is
- * not ours in it is never deleted, but makes the start refuse the folder and name it. Only what was neither synced nor closed is in doubt after a crash of the machine: data and index may then have reached
- * the device in any order, and all of it is dropped. A crash of the process alone leaves nothing in doubt: the kernel has what was written. */
+ * synced, and whether it was closed in order. Only what was neither synced nor closed is in doubt after a crash of the machine: data and index may then have reached
+ * the device in any order, and all of it is dropped. A crash of the process alone leaves nothing in doubt: the kernel has what was written.
+ *
+ * The state file is also the mark of a folder that is ours. Only a folder with it, or without any file, is taken; a file of others in it is never deleted, but
+ * makes the start refuse the folder and name the file. */
 #include "disk_dir.h"
 #include "disk_index.h"
 #include "disk_record.h"

@@ -363,11 +363,14 @@ static inline struct kv_hash hash_of(uint32_t name)
 	return h;
 }
 
+#define ASK_MAX 64u   /* items */
+
 /* One message of n items: names[i] into or out of block blocks[i], under its present generation. */
 static inline void ask(struct peer *p, enum msg_type type, uint64_t batch, const uint32_t *names, const uint32_t *blocks, size_t n)
 {
-	struct kv_hash hash[16];
-	Pds__StoreItem item[16], *list[16];
+	struct kv_hash hash[ASK_MAX];
+	Pds__StoreItem item[ASK_MAX], *list[ASK_MAX];
+	ck_assert_uint_le(n, ASK_MAX);
 	for (size_t i = 0; i < n; i++) {
 		hash[i] = hash_of(names[i]);
 		pds__store_item__init(&item[i]);

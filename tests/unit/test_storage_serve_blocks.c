@@ -162,18 +162,16 @@ static void set_up_small(void)
 
 /* --- workers in turn ------------------------------------------------------------------------------------------------------------------------------- */
 
-#define ONES 16u   /* items of one message */
-
 /* Batches of worker-0, all of other blocks. */
 static void ask_many(enum msg_type type, unsigned batches)
 {
-	uint32_t names[ONES], blocks[ONES];
+	uint32_t names[ASK_MAX], blocks[ASK_MAX];
 	for (unsigned b = 0; b < batches; b++) {
-		for (uint32_t i = 0; i < ONES; i++) {
-			names[i] = 1000 + b * ONES + i;
+		for (uint32_t i = 0; i < ASK_MAX; i++) {
+			names[i] = 1000 + b * ASK_MAX + i;
 			blocks[i] = i % BLOCKS;
 		}
-		ask(W, type, 1 + b, names, blocks, ONES);
+		ask(W, type, 1 + b, names, blocks, ASK_MAX);
 	}
 }
 
@@ -199,11 +197,11 @@ START_TEST(test_turns)
 		{MSG_STORE_GET, MSG_STORE_PUT, GETS_BYTES},
 		{MSG_STORE_PUT, MSG_STORE_GET, 0},
 	};
-	enum { MANY = 120 };
+	enum { MANY = 30 };
 	int code;
 	struct err err = {0};
 	struct pool_memory r2;
-	ck_assert_uint_gt(MANY * ONES * layout.block_bytes, row[_i].bytes * 3 / 2);
+	ck_assert_uint_gt(MANY * ASK_MAX * layout.block_bytes, row[_i].bytes * 3 / 2);
 	ck_assert_int_eq(pool_memory_new(&r2, &layout, BLOCKS, &err), 0);
 	int s2 = hand_over("worker-1", 101, &layout, &r2, &code);
 	atomic_store(&gate.closed, 1);
@@ -215,7 +213,7 @@ START_TEST(test_turns)
 	atomic_store(&gate.closed, 0);
 	loop_until_said(MANY + 2);
 	ck_assert_uint_eq(n_said, MANY + 2);
-	ck_assert_uint_le(said_before_other(), 2 + row[_i].bytes / (ONES * layout.block_bytes));
+	ck_assert_uint_le(said_before_other(), 2 + row[_i].bytes / (ASK_MAX * layout.block_bytes));
 	close(s2);
 	pool_memory_fini(&r2);
 }
@@ -262,7 +260,7 @@ START_TEST(test_away)
 	int code;
 	struct err err = {0};
 	struct pool_memory r2;
-	unsigned most = (unsigned)((AWAY_BYTES_MAX + layout.block_bytes - 1) / layout.block_bytes), batches = 2 * most / ONES;
+	unsigned most = (unsigned)((AWAY_BYTES_MAX + layout.block_bytes - 1) / layout.block_bytes), batches = 2 * most / ASK_MAX;
 	ck_assert_int_eq(pool_memory_new(&r2, &layout, BLOCKS, &err), 0);
 	int s2 = hand_over("worker-1", 101, &layout, &r2, &code);
 	ops.get = held_get;
