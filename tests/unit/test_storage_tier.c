@@ -5,10 +5,14 @@
 #include "util/mem.h"
 
 #include <check.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define UNIT 65536u
 
@@ -593,6 +597,37 @@ START_TEST(test_threads)
 }
 END_TEST
 
+static void see_fork(struct tier *t, struct op *o)
+{
+	(void)t;
+	unsigned char *page = o->stored_at - (uintptr_t)o->stored_at % 4096, there;
+	int status;
+	ck_assert_int_eq(mincore(page, 4096, &there), 0);
+	pid_t pid = fork();
+	if (pid == 0)
+		_exit(mincore(page, 4096, &there) != 0 && errno == ENOMEM ? 0 : 1);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(status, 0);
+}
+
+/* A child has none of it, so what is written meanwhile is not there twice; after a growth neither. */
+START_TEST(test_fork)
+{
+	struct tier *t = tier_of(1);
+	for (unsigned i = 0; i < 2; i++) {
+		struct op o = op_init(i, UNIT);
+		o.op.move = move_out;
+		o.nested_fn = see_fork;
+		ck_assert_int_eq(put(t, i, UNIT), 0);
+		t->ops->get(t, &o.op);
+		ck_assert_int_eq(o.code, 0);
+		free(o.bytes);
+		resize(t, 2);
+	}
+	t->ops->destroy(t);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("storage_tier");
@@ -612,6 +647,7 @@ int main(void)
 	tcase_add_test(c, test_due_offload);
 	tcase_add_test(c, test_due_write_through);
 	tcase_add_test(c, test_threads);
+	tcase_add_test(c, test_fork);
 	suite_add_tcase(s, c);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
