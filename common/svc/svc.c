@@ -156,9 +156,11 @@ void svc_drain_begin(struct svc *s, const char *why)
 	uint64_t timeout_us = (uint64_t)conf_int(s->conf, "stop_timeout_ms") * 1000;
 	s->stop_at_us = clock_us() + timeout_us;
 	log_info("stopping", "why=%s timeout_us=%llu", log_quote(why), (unsigned long long)timeout_us);
-	svc_notify("STOPPING=1\nSTATUS=stopping: %s", why);
+	unsigned end_s = (unsigned)((timeout_us + 999999) / 1000000) + LAST_WORDS_S + END_GRACE_S;
+	/* systemd kills after this time, or TimeoutStopSec if that is longer */
+	svc_notify("STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=stopping: %s", (end_s + STOP_S + 1ull) * 1000000, why);
 	signal(SIGALRM, on_alarm);
-	alarm((unsigned)((timeout_us + 999999) / 1000000) + LAST_WORDS_S + END_GRACE_S);
+	alarm(end_s);
 	if (s->hooks->drain)
 		s->hooks->drain(s);
 	struct timeval tick = {.tv_usec = IDLE_TICK_US};

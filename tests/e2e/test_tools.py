@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -352,6 +353,31 @@ def test_launcher_ends_a_crash_loop(tmp_path, tiny_model):
         assert sum("storage died with status" in x for x in l.lines) == (4 if "10 s," in l.lines[-1] else 11)
         assert l.p.wait(20 * SLOW) == 1
         assert not l.pids()
+
+
+def told_to_systemd(sock, text):
+    while True:
+        said = sock.recv(4096).decode()
+        if text in said:
+            return said
+
+
+@pytest.mark.parametrize("stop_s", [5, 60])
+def test_systemd_waits_as_long_as_a_stop_may_take(tmp_path, stop_s):
+    """However long stop_timeout_ms is, the unit's TimeoutStopSec does not cut the stop."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(20 * SLOW)
+        p = subprocess.Popen([os.path.join(BIN, "pdstoraged"), "-o", f"rundir={tmp_path}", "-o", "memory_mb=1", "-o", f"stop_timeout_ms={stop_s * 1000}"],
+                             env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}, stderr=subprocess.DEVNULL)
+        try:
+            told_to_systemd(sock, "READY=1")
+            p.terminate()
+            extends = [x for x in told_to_systemd(sock, "STOPPING=1").split("\n") if x.startswith("EXTEND_TIMEOUT_USEC=")]
+            assert stop_s + 8 <= int(extends[0].split("=")[1]) / 1e6 <= stop_s + 15
+            assert p.wait(20 * SLOW) == 0
+        finally:
+            p.kill()
 
 
 def test_launcher_tiers_and_settings(tmp_path, tiny_model):
