@@ -152,20 +152,15 @@ int disk_dir_begin_anew(struct disk_dir *d, const char *why, struct err *err)
 	return 0;
 }
 
-/* May be in a folder of ours; "lost+found": in one that is a file system of its own. */
-static int name_is_ours(const char *name)
+/* May be in a folder of ours; the first ones also before it has the mark, when a start was killed ("lost+found": the folder is a file system of its own). */
+static int name_is_ours(const char *name, int marked)
 {
-	static const char *const known[] = {".", "..", "lock", "state", "state.new", "index", "index-lock", "lost+found"};
-	for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+	static const char *const known[] = {".", "..", "lock", "state.new", "lost+found", "state", "index", "index-lock"};
+	enum { BEFORE_MARK = 5, ALL = sizeof known / sizeof known[0] };
+	for (int i = 0; i < (marked ? ALL : BEFORE_MARK); i++)
 		if (strcmp(name, known[i]) == 0)
 			return 1;
-	return segment_number(name) >= 0;
-}
-
-/* A start that was killed before it wrote the mark leaves these. */
-static int name_is_before_mark(const char *name)
-{
-	return strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, "lock") == 0 || strcmp(name, "state.new") == 0 || strcmp(name, "lost+found") == 0;
+	return marked && segment_number(name) >= 0;
 }
 
 /* Before anything is written to it or deleted from it. */
@@ -179,7 +174,7 @@ static int folder_is_ours(const char *path, struct err *err)
 	if (!dir)
 		return err_set(err, ERR_IO, "cannot read the folder %s: %s", path, strerror(errno));
 	for (struct dirent *e; (e = readdir(dir)) != NULL;)
-		if (!(marked ? name_is_ours(e->d_name) : name_is_before_mark(e->d_name)) && n++ < NAMED_MAX) {
+		if (!name_is_ours(e->d_name, marked) && n++ < NAMED_MAX) {
 			size_t at = strlen(names);
 			snprintf(names + at, sizeof names - at, "%s%.40s", at ? ", " : "", e->d_name);
 		}
