@@ -1,14 +1,8 @@
-/* disk_dir.c - the folder of the disk tier: lock, state file, segment files' names.
+/* disk_dir.c - the folder of the disk tier: lock, state file, which files are there.
  *
- * The state file is replaced whole (written beside, synced, renamed). It says in which boot of the machine the folder was last used, whether commits were
- * synced, and whether it was closed in order. Only what was neither synced nor closed is in doubt after a crash of the machine: data and index may then have reached
- * the device in any order, and all of it is dropped. A crash of the process alone leaves nothing in doubt: the kernel has what was written.
- *
- * The state file is also the mark of a folder that is ours. Only a folder with it, or without any file, is taken; a file of others in it is never deleted, but
- * makes the start refuse the folder and name the file. */
+ * The state file is replaced whole: written beside, synced, renamed, and the folder synced. Nothing is deleted before it is certain that the folder is ours. */
 #include "disk_dir.h"
 #include "disk_index.h"
-#include "disk_record.h"
 
 #include "util/log.h"
 #include "util/mem.h"
@@ -16,51 +10,50 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
-#define FORMAT 1
-#define BOOT_BYTES 48
+#define FORMAT 2
 #define LOCK_TRIES 50
 #define LOCK_PAUSE_US 10000
 #define NAMED_MAX 3u      /* files of others, in a message */
 
-struct state {
-	unsigned format;
-	char boot[BOOT_BYTES];
-	int sync, clean;
-};
-
-char *disk_dir_segment_path(const struct disk_dir *d, uint32_t number)
+char *disk_dir_file(const struct disk_dir *d, const char *name, uint32_t number)
 {
-	return mem_printf("%s/segment-%04u", d->path, number);
+	return mem_printf("%s/%s-%04u", d->path, name, number);
 }
 
 /* --- the state file --- */
 
-static void boot_read(char boot[BOOT_BYTES])
+static uint64_t state_check(unsigned format, uint64_t flush)
 {
-	FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-	if (!f || fscanf(f, "%47s", boot) != 1)
-		snprintf(boot, BOOT_BYTES, "unknown");
-	if (f)
-		fclose(f);
+	uint64_t all[2] = {format, flush};
+	return XXH3_64bits(all, sizeof all);
 }
 
-/* 0: there is none that can be understood. */
-static int state_read(const struct disk_dir *d, struct state *s)
+/* NULL, or why it cannot be used. */
+static const char *state_read(const struct disk_dir *d, uint64_t *ret_flush)
 {
 	char *path = mem_printf("%s/state", d->path);
 	FILE *f = fopen(path, "re");
-	int n = f ? fscanf(f, "format %u boot %47s sync %d clean %d", &s->format, s->boot, &s->sync, &s->clean) : 0;
+	unsigned format = 0;
+	uint64_t flush = 0, check = 0;
+	int n = f ? fscanf(f, "format %u flush %" SCNu64 " check %" SCNx64, &format, &flush, &check) : 0;
 	if (f)
 		fclose(f);
 	free(path);
-	return n == 4;
+	if (n >= 1 && format != FORMAT)
+		return "it has another format";
+	if (n != 3 || check != state_check(format, flush))
+		return "its state file is missing or not readable";
+	*ret_flush = flush;
+	return NULL;
 }
 
 int disk_dir_sync(const struct disk_dir *d)
@@ -72,84 +65,74 @@ int disk_dir_sync(const struct disk_dir *d)
 	return r;
 }
 
-static int state_write(const struct disk_dir *d, int clean)
+int disk_dir_flush(const struct disk_dir *d, uint64_t flush)
 {
-	char boot[BOOT_BYTES];
 	char *path = mem_printf("%s/state", d->path), *beside = mem_printf("%s/state.new", d->path);
-	boot_read(boot);
 	FILE *f = fopen(beside, "we");
-	int ok = f && fprintf(f, "format %d\nboot %s\nsync %d\nclean %d\n", FORMAT, boot, d->sync, clean) > 0 && fflush(f) == 0 && fsync(fileno(f)) == 0;
-	int e = errno;
-	if (f && fclose(f) != 0 && ok) {
-		ok = 0;
+	int ok = f && fprintf(f, "format %d\nflush %" PRIu64 "\ncheck %016" PRIx64 "\n", FORMAT, flush, state_check(FORMAT, flush)) > 0 && fflush(f) == 0 &&
+	         fsync(fileno(f)) == 0;
+	int e = ok ? 0 : errno;
+	if (f && fclose(f) != 0 && e == 0)
 		e = errno;
-	}
-	if (ok && rename(beside, path) != 0) {
-		ok = 0;
+	if (e == 0 && (rename(beside, path) != 0 || disk_dir_sync(d) != 0))
 		e = errno;
-	}
-	if (ok)
-		disk_dir_sync(d);
-	else
+	if (e != 0)
 		unlink(beside);
 	free(path);
 	free(beside);
-	return ok ? 0 : e;
-}
-
-/* Why what is there cannot be used; NULL: it can. */
-static const char *state_doubt(const struct disk_dir *d)
-{
-	struct state s;
-	char boot[BOOT_BYTES];
-	boot_read(boot);
-	if (!state_read(d, &s))
-		return "its state file is missing or not readable";
-	if (s.format != FORMAT)
-		return "it has another format";
-	if (!s.clean && !s.sync && (strcmp(s.boot, boot) != 0 || strcmp(boot, "unknown") == 0))
-		return "the machine went down while it was in use, without disk_sync";
-	return NULL;
+	return e;
 }
 
 /* --- files --- */
 
-/* The number of a segment file, or -1. */
-static long segment_number(const char *name)
+/* The number of a file of that name, or -1. */
+static long file_number(const char *file, const char *name)
 {
+	size_t n = strlen(name);
 	char *end;
-	if (strncmp(name, "segment-", 8) != 0 || name[8] < '0' || name[8] > '9')
+	if (strncmp(file, name, n) != 0 || file[n] != '-' || file[n + 1] < '0' || file[n + 1] > '9')
 		return -1;
-	long n = strtol(name + 8, &end, 10);
-	return *end || n < 0 || n >= (long)DISK_SEGMENTS_MAX ? -1 : n;
+	long number = strtol(file + n + 1, &end, 10);
+	return *end || number < 0 || number >= (long)DISK_SEGMENTS_MAX ? -1 : number;
 }
 
-void disk_dir_sweep(struct disk_dir *d, int (*known)(void *arg, uint32_t number), void *arg)
+static long segment_number(const char *file)
+{
+	long n = file_number(file, "heads");
+	return n >= 0 ? n : file_number(file, "segment");
+}
+
+int disk_dir_segments(const struct disk_dir *d, unsigned char *ret_there)
 {
 	DIR *dir = opendir(d->path);
-	if (!dir)
-		return;
-	for (struct dirent *e; (e = readdir(dir)) != NULL;) {
-		long n = segment_number(e->d_name);
-		if (n >= 0 && !(known && known(arg, (uint32_t)n)))
-			unlinkat(dirfd(dir), e->d_name, 0);
-	}
-	closedir(dir);
+	int e = dir ? 0 : errno;
+	memset(ret_there, 0, DISK_SEGMENTS_MAX);
+	errno = 0;
+	for (struct dirent *at; dir && (at = readdir(dir)) != NULL;)
+		if (segment_number(at->d_name) >= 0)
+			ret_there[segment_number(at->d_name)] = 1;
+	if (dir && errno)
+		e = errno;
+	if (dir)
+		closedir(dir);
+	return e;
 }
 
-int disk_dir_begin_anew(struct disk_dir *d, const char *why, struct err *err)
+/* All but lock and state file. 0 or an errno. */
+static int delete_all(const struct disk_dir *d, const char *why)
 {
-	static const char *const name[] = {"index", "index-lock"};
-	log_warn("disk_begun_anew", "path=%s reason=%s", log_quote(d->path), log_quote(why));
-	for (size_t i = 0; i < sizeof name / sizeof name[0]; i++) {
-		char *path = mem_printf("%s/%s", d->path, name[i]);
-		int r = unlink(path) == 0 || errno == ENOENT ? 0 : err_set(err, ERR_IO, "cannot delete %s: %s", path, strerror(errno));
-		free(path);
-		if (r != 0)
-			return r;
+	DIR *dir = opendir(d->path);
+	int e = dir ? 0 : errno;
+	log_warn("disk_deleted", "path=%s reason=%s", log_quote(d->path), log_quote(why));
+	for (struct dirent *at; dir && (at = readdir(dir)) != NULL;) {
+		const char *name = at->d_name;
+		int old = strcmp(name, "index") == 0 || strcmp(name, "index-lock") == 0;   /* of format 1 */
+		if ((old || segment_number(name) >= 0) && unlinkat(dirfd(dir), name, 0) != 0 && errno != ENOENT)
+			e = errno;
 	}
-	disk_dir_sweep(d, NULL, NULL);
-	return 0;
+	if (dir)
+		closedir(dir);
+	return e;
 }
 
 /* May be in a folder of ours; the first ones also before it has the mark, when a start was killed ("lost+found": the folder is a file system of its own). */
@@ -221,55 +204,45 @@ static int folder_lock(struct disk_dir *d, struct err *err)
 	return r;
 }
 
-/* What is there is whole, or is deleted. */
-static int folder_check(struct disk_dir *d, struct err *err)
+static int error_code(int e)
 {
-	struct err why = {0};
-	struct stat st;
-	char *index = mem_printf("%s/index", d->path);
-	int error = stat(index, &st) == 0 ? 0 : errno;
-	if (error && error != ENOENT)   /* segments are only swept when there is no index for certain */
-		err_set(err, ERR_IO, "cannot look at %s: %s", index, strerror(error));
-	free(index);
-	if (error && error != ENOENT)
-		return ERR_IO;
-	if (error) {
-		disk_dir_sweep(d, NULL, NULL);
-		return 0;
-	}
-	const char *doubt = state_doubt(d);
-	if (doubt)
-		return disk_dir_begin_anew(d, doubt, err);
-	int r = disk_index_check(d->path, &why);
-	if (r == ERR_CORRUPT) {
-		err_prefix(&why, "the index is damaged");
-		return disk_dir_begin_anew(d, why.text, err);
-	}
-	return r == 0 ? 0 : err_set(err, r, "%s", why.text);
+	return e == ENOSPC || e == EDQUOT ? ERR_FULL : ERR_IO;
 }
 
-int disk_dir_open(struct disk_dir *d, const char *path, int sync, struct err *err)
+/* A folder whose state does not hold, or that has none yet, begins with nothing. */
+static int state_open(const struct disk_dir *d, uint64_t *ret_flush, struct err *err)
+{
+	char *path = mem_printf("%s/state", d->path);
+	int there = access(path, F_OK) == 0, error = there ? 0 : errno;
+	free(path);
+	if (error && error != ENOENT)
+		return err_set(err, ERR_IO, "cannot look at %s/state: %s", d->path, strerror(error));
+	const char *why = there ? state_read(d, ret_flush) : NULL;
+	if (there && !why)
+		return 0;
+	int e = there ? delete_all(d, why) : 0;
+	if (e != 0)
+		return err_set(err, ERR_IO, "cannot empty the folder %s: %s", d->path, strerror(e));
+	*ret_flush = 0;
+	e = disk_dir_flush(d, 0);
+	return e == 0 ? 0 : err_set(err, error_code(e), "cannot write %s/state: %s", d->path, strerror(e));
+}
+
+int disk_dir_open(struct disk_dir *d, const char *path, int sync, uint64_t *ret_flush, struct err *err)
 {
 	*d = (struct disk_dir){.path = mem_strdup(path), .lock_fd = -1, .sync = sync};
 	int r = folder_lock(d, err);
 	if (r == 0)
-		r = folder_check(d, err);
-	if (r == 0) {
-		if (sync)
-			syncfs(d->lock_fd);   /* what the one before wrote without */
-		int e = state_write(d, 0);
-		if (e)
-			r = err_set(err, e == ENOSPC || e == EDQUOT ? ERR_FULL : ERR_IO, "cannot write %s/state: %s", d->path, strerror(e));
-	}
+		r = state_open(d, ret_flush, err);
+	if (r == 0 && sync)
+		syncfs(d->lock_fd);   /* what a daemon without disk_sync has left */
 	if (r != 0)
-		disk_dir_close(d, 0);
+		disk_dir_close(d);
 	return r;
 }
 
-void disk_dir_close(struct disk_dir *d, int clean)
+void disk_dir_close(struct disk_dir *d)
 {
-	if (clean)
-		state_write(d, 1);   /* if it cannot be said, it counts as a crash */
 	if (d->lock_fd >= 0)
 		close(d->lock_fd);
 	free(d->path);

@@ -1,76 +1,138 @@
-/* disk_index.h - which block lies where on the disk: an LMDB file that may be larger than memory. Nothing of it is kept in memory but what the kernel caches.
+/* disk_index.h - what the disk tier knows in memory: which block lies in which slot of which segment, and the order of use.
  *
- * Four tables: blocks (key -> record, with a checksum of its own), order (slot size, time of last use -> key), slots (segment, slot -> key), segments
- * (number -> slot size, slots). They change together, in transactions of one writer; any number of threads read beside it, each through a reader of its own.
- *
- * Functions return 0, ERR_NOTFOUND, or another code; disk_index_text says the last failure of the writer. */
+ * A segment is a file of slots of one size; all segments of one slot size are a class. A slot takes 80 bytes of memory once it was used, and 4 to 8 for the hash
+ * table. Not thread-safe: the disk tier's lock is held for every call. Nothing here touches a file. */
 #ifndef STORAGE_DISK_INDEX_H
 #define STORAGE_DISK_INDEX_H
 
 #include "tier.h"
 
-#include "util/err.h"
-
+#include <stddef.h>
 #include <stdint.h>
 
-struct disk_record {
-	uint32_t segment, slot;
-	uint32_t bytes, slot_bytes;
-	struct tier_sum sum;
-	uint64_t born, used;         /* sequence numbers: of its put, of its last use */
+#define DISK_BLOCK_BYTES_MIN ((size_t)1)
+#define DISK_BLOCK_BYTES_MAX ((size_t)64 << 20)
+#define DISK_SLOT_UNIT 4096u
+#define DISK_SEGMENTS_MAX 4095u
+#define DISK_SLOTS_LOG 20u                    /* slots of a segment, at most */
+#define DISK_SLOTS_MAX (1u << DISK_SLOTS_LOG)
+#define DISK_CLASSES_MAX 64u
+#define DISK_NONE UINT32_MAX                  /* no slot */
+
+enum disk_slot_state {
+	DISK_FREE,
+	DISK_TAKEN,      /* a put owns it: nothing names it, on disk neither once its head was cleared */
+	DISK_HELD,       /* has a block that can be found */
+	DISK_DROPPED     /* out of the index; free once nobody reads it and its head was cleared */
 };
 
-struct disk_index;
-struct disk_reader;
+struct disk_slot {
+	struct tier_key key;
+	struct tier_sum sum;
+	uint64_t seq;                /* of its put or its last use */
+	uint32_t bytes;
+	uint32_t older, newer;       /* HELD: in the class's order of use. newer: in the list of free ones, or of dropped ones */
+	uint32_t chain;              /* the next with the same hash */
+	uint16_t readers;
+	uint8_t state;
+	unsigned used : 1;           /* since its head was written */
+	unsigned named : 1;          /* was looked at for being copied down; all older ones of its class were, too */
+	unsigned copied : 1;         /* a tier below has it */
+};
 
-/* The files index and index-lock in `folder`, made when missing. readers: how many disk_readers at most. commit: as in disk_calls, or NULL. */
-int disk_index_open(const char *folder, unsigned readers, int sync, int (*commit)(void), struct disk_index **ret, struct err *err);
-void disk_index_close(struct disk_index **ix);
-/* Walks all of an index that no process has open, in a child process that may crash or hang without harm: 0; ERR_NOTFOUND: there is none; ERR_CORRUPT. */
-int disk_index_check(const char *folder, struct err *err);
-/* Makes the room of a file of so many bytes sure. ERR_FULL or another code. */
-int disk_index_reserve(struct disk_index *ix, uint64_t bytes);
-uint64_t disk_index_file_bytes(struct disk_index *ix);
-/* Everything to the device. */
-int disk_index_sync(struct disk_index *ix);
-/* An empty one in the place of one that is of no use any more. If that cannot be, all calls fail with ERR_CLOSED until it can. */
-int disk_index_renew(struct disk_index *ix);
+struct disk_class;
 
-/* --- readers --- */
-struct disk_reader *disk_reader_new(struct disk_index *ix);
-void disk_reader_destroy(struct disk_reader **r);
-/* ERR_CORRUPT: there is a record and it does not hold. */
-int disk_reader_find(struct disk_reader *r, const struct tier_key *key, struct disk_record *ret);
-/* The next keys, in their order; as tier_ops.list. */
-uint32_t disk_reader_list(struct disk_reader *r, struct tier_cursor *at, uint32_t max, struct tier_key *ret);
-/* Of the `among` least recently used blocks of that slot size those that were last used after *after (a sequence number, which moves along), at most max. */
-uint32_t disk_reader_coldest(struct disk_reader *r, uint32_t slot_bytes, uint32_t among, uint64_t *after, uint32_t max, struct tier_due *ret);
-/* All records or all segments, before the writer begins; stops when `each` returns non-zero and returns that. */
-int disk_index_each_block(struct disk_index *ix, int (*each)(void *arg, const struct tier_key *key, const struct disk_record *rec), void *arg);
-int disk_index_each_segment(struct disk_index *ix, int (*each)(void *arg, uint32_t segment, uint32_t slot_bytes, uint32_t slots), void *arg);
+struct disk_segment {
+	struct disk_class *class;    /* once it is in the index */
+	uint32_t number, slot_bytes, slots;
+	uint32_t taken;              /* slots that are not FREE */
+	uint32_t cut;                /* slots from here on were never used */
+	uint32_t free;               /* the first of the others that are free */
+	uint32_t users;              /* jobs that use its file */
+	int fd, heads_fd;
+	int direct;                  /* fd goes past the page cache */
+	int dying;                   /* takes nothing more; is deleted when it is empty */
+	uint64_t file_bytes;         /* of its slots */
+	uint64_t last_used;          /* the largest seq of its blocks */
+	struct disk_slot slot[];     /* (slots) */
+};
 
-/* --- the writer; after any failure but ERR_NOTFOUND only disk_index_abort may follow --- */
-int disk_index_begin(struct disk_index *ix);
-/* Before the first begin: `changed` hears on the writer's thread, after each commit, of every key that came or went, in order. key NULL: all are gone. */
-void disk_index_watch(struct disk_index *ix, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg);
-int disk_index_add(struct disk_index *ix, const struct tier_key *key, const struct disk_record *rec);
-/* ERR_INVALID: there is a record and it does not hold. disk_index_drop drops it all the same, unless born was given. */
-int disk_index_get(struct disk_index *ix, const struct tier_key *key, struct disk_record *ret);
-int disk_index_touch(struct disk_index *ix, const struct tier_key *key, uint64_t used, struct disk_record *ret);
-/* With born != 0 only that one. */
-int disk_index_drop(struct disk_index *ix, const struct tier_key *key, uint64_t born, struct disk_record *ret);
-int disk_index_drop_all(struct disk_index *ix);
-/* Sequence number of the last use of the least recently used block of that slot size. */
-int disk_index_oldest(struct disk_index *ix, uint32_t slot_bytes, uint64_t *ret_used);
-/* Drops the least recently used block of that slot size; any block in that segment. */
-int disk_index_evict(struct disk_index *ix, uint32_t slot_bytes, struct disk_record *ret);
-int disk_index_drop_in(struct disk_index *ix, uint32_t segment, struct disk_record *ret);
-int disk_index_segment_add(struct disk_index *ix, uint32_t segment, uint32_t slot_bytes, uint32_t slots);
-int disk_index_segment_drop(struct disk_index *ix, uint32_t segment);
-int disk_index_commit(struct disk_index *ix);
-void disk_index_abort(struct disk_index *ix);
-/* After ERR_NOMEM (the map has no room) and abort: a larger map; the transaction is to be done again. */
-int disk_index_grow(struct disk_index *ix);
-const char *disk_index_text(const struct disk_index *ix);
+struct disk_class {
+	uint32_t slot_bytes;         /* 0: unused entry */
+	uint32_t slots, free;        /* of segments that live */
+	uint32_t held;               /* of all its segments, as `oldest` to `newest` */
+	uint32_t busy;               /* TAKEN or DROPPED, of all its segments */
+	uint32_t clearing;           /* of them DROPPED without readers: free soon */
+	uint32_t oldest, newest;
+	uint32_t n_named;            /* of the oldest */
+	uint32_t next_due;           /* the oldest that is not named */
+	uint32_t fill;               /* number of the segment that is being filled */
+	int wants_segment;
+};
+
+struct disk_index {
+	struct disk_segment *segment[DISK_SEGMENTS_MAX];
+	uint32_t n_segments;         /* all have lower numbers */
+	struct disk_class class[DISK_CLASSES_MAX];
+	unsigned n_classes;          /* with slots */
+	uint32_t n_dying;
+	uint64_t file_bytes, dying_bytes;
+	uint32_t *bucket;            /* (bucket_room); linear hashing: as many as there are blocks */
+	uint32_t n_buckets, bucket_room;
+	uint64_t hash_seed;
+	uint32_t held;
+	uint32_t dropped;            /* the first of those that nobody reads */
+};
+
+static inline uint32_t disk_slot_bytes(size_t bytes)
+{
+	return (uint32_t)((bytes + DISK_SLOT_UNIT - 1) / DISK_SLOT_UNIT * DISK_SLOT_UNIT);
+}
+
+static inline struct disk_segment *disk_segment_of(const struct disk_index *x, uint32_t id)
+{
+	return x->segment[id >> DISK_SLOTS_LOG];
+}
+
+static inline struct disk_slot *disk_slot_at(const struct disk_index *x, uint32_t id)
+{
+	return &disk_segment_of(x, id)->slot[id & (DISK_SLOTS_MAX - 1)];
+}
+
+static inline uint32_t disk_slot_id(const struct disk_segment *g, uint32_t slot)
+{
+	return g->number << DISK_SLOTS_LOG | slot;
+}
+
+void disk_index_init(struct disk_index *x);
+void disk_index_fini(struct disk_index *x);        /* files are closed already */
+
+/* --- segments and classes --- */
+struct disk_segment *disk_segment_new(uint32_t number, uint32_t slot_bytes, uint32_t slots);   /* without files, not in the index */
+/* NULL: DISK_CLASSES_MAX slot sizes are in use. */
+struct disk_class *disk_index_class(struct disk_index *x, uint32_t slot_bytes);
+int disk_index_number(const struct disk_index *x);  /* that no segment has, or -1 */
+void disk_index_add_segment(struct disk_index *x, struct disk_segment *g);
+/* The living segment whose blocks were all used longest ago, of another class if other_than != 0; or NULL. */
+struct disk_segment *disk_index_coldest(const struct disk_index *x, uint32_t other_than);
+void disk_index_kill(struct disk_index *x, struct disk_segment *g);
+void disk_index_remove_segment(struct disk_index *x, struct disk_segment *g);   /* dying, empty, without users; the caller frees it */
+
+/* --- slots --- */
+uint32_t disk_index_find(const struct disk_index *x, const struct tier_key *key);              /* HELD, or DISK_NONE */
+uint32_t disk_index_take(struct disk_index *x, struct disk_class *c);                          /* FREE -> TAKEN, or DISK_NONE */
+/* A slot that was never used or lies before `cut`: -> TAKEN. For the start, in the order of the slots. */
+void disk_segment_take_at(struct disk_segment *g, uint32_t slot);
+/* TAKEN -> HELD, the newest of its class; its key is not in the index. key, sum, bytes, seq are set. */
+void disk_index_insert(struct disk_index *x, uint32_t id);
+void disk_index_touch(struct disk_index *x, uint32_t id, uint64_t seq);                        /* becomes the newest */
+void disk_index_evict(struct disk_index *x, uint32_t id);                                      /* HELD -> TAKEN */
+void disk_index_drop(struct disk_index *x, uint32_t id);                                       /* HELD or TAKEN -> DROPPED */
+void disk_index_unread(struct disk_index *x, uint32_t id);                                     /* one reader less */
+uint32_t disk_index_next_dropped(struct disk_index *x);                                        /* out of the list, still DROPPED; or DISK_NONE */
+void disk_index_free(struct disk_index *x, uint32_t id);                                       /* TAKEN or DROPPED -> FREE */
+/* The next of the `share` oldest blocks of the class that was not named yet: now it is. Or DISK_NONE. */
+uint32_t disk_index_name(struct disk_index *x, struct disk_class *c, uint32_t share);
+void disk_index_unname(struct disk_index *x);                                                  /* all of them */
 
 #endif

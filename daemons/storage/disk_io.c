@@ -32,6 +32,11 @@ static ssize_t transfer_all(int write, size_t bytes, off_t at)
 	return (ssize_t)bytes;
 }
 
+int disk_datasync(const struct disk_calls *calls, int fd)
+{
+	return calls && calls->datasync ? calls->datasync(fd) : fdatasync(fd);
+}
+
 static void req_over(struct disk_io *io, struct disk_req *q, int result)
 {
 	q->result = result;

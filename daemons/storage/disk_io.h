@@ -21,8 +21,11 @@ struct disk_calls {
 	int (*datasync)(int fd);
 	int (*ring_init)(unsigned entries, struct io_uring *ring);           /* 0 or -errno */
 	ssize_t (*transfer)(int write, size_t bytes, off_t at);              /* before each: how many of the bytes to do in one go, or -errno instead */
-	int (*commit)(void);                                                 /* before each commit of the index: 0 or an errno instead */
+	int (*commit)(void);                                                 /* before heads are written: 0 or an errno instead */
 };
+
+/* As fdatasync. */
+int disk_datasync(const struct disk_calls *calls, int fd);
 
 struct disk_req {
 	struct list link;            /* disk_io's */

@@ -1,14 +1,14 @@
 /* disk_work.c - the disk tier's workers: they begin jobs, and end what the device has done.
  *
- * A get pins its slot before it reads: it looks into the index, takes the slot as its own, and looks again. If the record is still the same, then whoever drops
- * it later sees the pin and gives the slot back only after the read; if not, the block is gone. So nothing is ever read while something else is written there,
- * and a checksum that does not hold means damage.
+ * A get counts itself among its slot's readers, so that the slot is not given to another block before it has read: a checksum that does not hold means damage.
  *
- * A put takes a free slot, which no record names, so that whatever a crash leaves in it is nobody's. Without one it is parked and the committer makes room.
+ * A put takes a free slot, or that of the least recently used block, whose head it clears first: whatever a crash leaves in the slot is nobody's. Where neither can be
+ * had now the put goes back to the front of the queue, and puts rest until disk_unstall.
  *
  * With a ring one worker has many jobs with the device; without, there are many workers with one each. What the device has done is replaced first, then
  * checked and copied, so that the device never waits for the processor: gets begin before anything else, then jobs end, then puts begin. */
 #include "disk_int.h"
+#include "disk_segment.h"
 #include "sum.h"
 
 #include "util/check.h"
@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIN_TRIES 3
+#define EVICT_TRIES 64u   /* blocks that are being read, or whose segment dies, are passed over, so many at most */
 
 /* --- choosing --- */
 
@@ -49,7 +49,7 @@ static struct disk_job *queue_head(struct disk *d, int puts_too)
 {
 	if (!list_empty(&d->gets))
 		return list_entry(d->gets.next, struct disk_job, link);
-	if (puts_too && !list_empty(&d->puts) && d->putting < puts_at_most(d) && d->uncommitted < 4 * d->o.depth)
+	if (puts_too && !list_empty(&d->puts) && !d->stalled && d->putting < puts_at_most(d) && d->uncommitted < 4 * d->o.depth)
 		return list_entry(d->puts.next, struct disk_job, link);
 	return NULL;
 }
@@ -98,7 +98,7 @@ static void device_end(struct disk *d, enum disk_way way, int error, size_t byte
 static void transfer(struct disk_worker *w, struct disk_job *j)
 {
 	j->req = (struct disk_req){
-		.fd = j->segment->fd, .write = j->put, .buf = j->buf.at, .bytes = j->buf_bytes, .at = (off_t)j->rec.slot * j->rec.slot_bytes};
+		.fd = j->segment->fd, .write = j->put, .buf = j->buf.at, .bytes = j->buf_bytes, .at = (off_t)(j->slot & (DISK_SLOTS_MAX - 1)) * (off_t)j->buf_bytes};
 	disk_io_submit(w->io, &j->req);
 	if (j->put)
 		disk_io_send(w->io);   /* the next one is copied first */
@@ -116,8 +116,8 @@ static void pages_leave(struct disk *d, struct disk_job *j)
 	sync_file_range(j->segment->fd, j->req.at, (off_t)j->buf_bytes, SYNC_FILE_RANGE_WRITE);
 	pthread_mutex_lock(&d->lock);
 	struct disk_recent *slot = &d->recent[d->recent_at++ % DISK_RECENT_MAX], old = *slot;
-	struct disk_segment *g = old.bytes ? d->space.segment[old.segment] : NULL;
-	*slot = (struct disk_recent){j->rec.segment, j->req.at, j->buf_bytes};
+	struct disk_segment *g = old.bytes ? d->x.segment[old.segment] : NULL;
+	*slot = (struct disk_recent){j->segment->number, j->req.at, j->buf_bytes};
 	if (g)
 		g->users++;
 	pthread_mutex_unlock(&d->lock);
@@ -130,97 +130,153 @@ static void pages_leave(struct disk *d, struct disk_job *j)
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* --- the end of a job that is not with the committer --- */
+/* --- the end of a job that is not with the keeper --- */
 
-static void job_over(struct disk_worker *w, struct disk_job *j, int code, enum tier_id tier, const char *text)
+/* With the lock held: it has no buffer, no slot and no segment any more. */
+static void job_leaves(struct disk_worker *w, struct disk_job *j)
+{
+	struct disk *d = w->disk;
+	disk_buffer_give(&d->buffers, &j->buf);
+	w->running--;
+	d->putting -= j->put;
+	if (!j->segment)
+		return;
+	if (j->put)
+		disk_index_free(&d->x, j->slot);
+	else
+		disk_index_unread(&d->x, j->slot);
+	disk_unstall(d);
+	if (d->x.dropped != DISK_NONE)
+		disk_keep_wake(d);
+	disk_segment_leave(d, j->segment);
+	j->segment = NULL;
+}
+
+static void job_over(struct disk_worker *w, struct disk_job *j, int code, const char *text)
 {
 	struct disk *d = w->disk;
 	j->code = code;
-	j->tier = tier;
+	j->tier = code == 0 ? TIER_DISK : TIER_NONE;
 	j->text = text;
 	pthread_mutex_lock(&d->lock);
-	disk_buffer_give(&d->buffers, &j->buf);
-	w->running--;
-	if (j->put) {
-		d->putting--;
-		if (d->n_parked)
-			disk_commit_wake(d);   /* a slot may have been meant for it that it did not take */
-	}
+	job_leaves(w, j);
 	pthread_mutex_unlock(&d->lock);
 	disk_job_end(d, j);
 }
 
 /* --- puts --- */
 
-static void hit_add(struct disk *d, const struct tier_key *key)
+/* The least recently used block that nobody reads; taken. */
+static uint32_t evict(struct disk *d, const struct disk_class *c)
 {
-	if (d->n_hits < DISK_HITS_MAX)
-		d->hit[d->n_hits++] = *key;
-	if (d->n_hits == DISK_HITS_MAX / 2)
-		disk_commit_wake(d);
+	uint32_t id = c->oldest;
+	for (unsigned i = 0; id != DISK_NONE && (disk_slot_at(&d->x, id)->readers || disk_segment_of(&d->x, id)->dying); i++)
+		id = i < EVICT_TRIES ? disk_slot_at(&d->x, id)->newer : DISK_NONE;
+	if (id == DISK_NONE)
+		return DISK_NONE;
+	disk_gone(d, id, DISK_EVICTED);
+	disk_index_evict(&d->x, id);
+	return id;
 }
 
-static int find_visible(struct disk_worker *w, struct disk_job *j, struct disk_record *ret)
+/* Asks for a new segment if one may be had. */
+static int want_segment(struct disk *d, struct disk_class *c)
 {
-	struct disk *d = w->disk;
-	int r = disk_find_visible(d, w->reader, &j->op->key, ret);
-	if (r == 0 && ret->bytes != j->op->bytes)
-		r = ERR_NOTFOUND;
-	if (r == ERR_CORRUPT) {
-		d->stat.corrupt++;
-		disk_drop_add(d, &j->op->key, 0, DISK_DROP_DAMAGED);
+	int may = clock_us() >= d->no_room_until_us && disk_next_slots(d, c->slot_bytes) > 0 && disk_index_number(&d->x) >= 0;
+	if (may && !c->wants_segment) {
+		c->wants_segment = 1;
+		disk_keep_wake(d);
 	}
-	if (r == ERR_CLOSED) {
-		d->broken = 1;
-		disk_commit_wake(d);
-	}
-	pthread_mutex_unlock(&d->lock);
-	return r;
+	return may;
 }
 
-/* 0; ERR_NOTFOUND: parked, and no longer this worker's; or why not. */
+/* Is the room of a segment of other blocks on its way to this class? One dies if all in it was used before the oldest of this class. */
+static int room_of_others(struct disk *d, const struct disk_class *c)
+{
+	uint64_t oldest = c->oldest == DISK_NONE ? UINT64_MAX : disk_slot_at(&d->x, c->oldest)->seq;
+	struct disk_segment *g = d->x.n_classes > (c->slots > 0) ? disk_index_coldest(&d->x, c->slot_bytes) : NULL;
+	if (d->x.dying_bytes > 0 && d->capacity_bytes + d->x.dying_bytes >= d->x.file_bytes + c->slot_bytes)
+		return 1;
+	if (!g || g->last_used >= oldest)
+		return 0;
+	disk_index_kill(&d->x, g);
+	disk_keep_wake(d);
+	return 1;
+}
+
+/* 0: the job has a slot; *ret_clear: its head is to be cleared. ERR_NOTFOUND: not now. Or why not. With the lock held. */
+static int slot_find(struct disk *d, struct disk_job *j, int *ret_clear, const char **ret_text)
+{
+	uint32_t slot_bytes = (uint32_t)j->buf_bytes;
+	struct disk_class *c = slot_bytes <= d->capacity_bytes ? disk_index_class(&d->x, slot_bytes) : NULL;
+	int r = ERR_FULL;
+	*ret_clear = 0;
+	if (d->stop)
+		return ERR_CANCELLED;
+	if (clock_us() < d->no_puts_until_us) {
+		*ret_text = disk_error_text(d->error, &r);
+		return r;
+	}
+	if (!c) {
+		*ret_text = slot_bytes <= d->capacity_bytes ? "the disk tier has blocks of too many sizes" : "the block is larger than the disk tier";
+		return ERR_FULL;
+	}
+	j->slot = disk_index_take(&d->x, c);
+	if (c->free < c->slots / 16 && c->free < d->o.depth)
+		want_segment(d, c);   /* before a put has to wait for it */
+	if (j->slot == DISK_NONE && (c->clearing || want_segment(d, c) || room_of_others(d, c)))
+		return ERR_NOTFOUND;
+	if (j->slot == DISK_NONE) {
+		j->slot = evict(d, c);
+		*ret_clear = 1;
+	}
+	*ret_text = "the disk tier has no room that is not in use";
+	return j->slot != DISK_NONE ? 0 : c->busy || c->held ? ERR_NOTFOUND : ERR_FULL;
+}
+
+/* 0; ERR_NOTFOUND: back in the queue, and no longer this worker's; or why not. */
 static int put_slot(struct disk_worker *w, struct disk_job *j, const char **ret_text)
 {
 	struct disk *d = w->disk;
-	uint32_t slot_bytes = (uint32_t)j->buf_bytes;
-	int r = 0;
+	int clear, e = 0;
 	pthread_mutex_lock(&d->lock);
-	struct disk_class *c = disk_space_class(&d->space, slot_bytes);
-	if (d->stop) {
-		r = ERR_CANCELLED;
-	} else if (clock_us() < d->no_puts_until_us) {
-		*ret_text = disk_error_text(d->error, &r);
-	} else if (!c || slot_bytes > d->space.capacity_bytes) {
-		d->stat.full++;
-		*ret_text = c ? "the block is larger than the disk tier" : "the disk tier has blocks of too many sizes";
-		r = ERR_FULL;
-	} else if ((j->segment = disk_space_take(&d->space, c, &j->rec.slot)) != NULL) {
+	int r = slot_find(d, j, &clear, ret_text);
+	if (r == 0) {
+		j->segment = disk_segment_of(&d->x, j->slot);
 		j->segment->users++;
-		if (j->segment->last_used < d->seq)
-			j->segment->last_used = d->seq;
-	} else {
-		disk_buffer_give(&d->buffers, &j->buf);
-		w->running--;
-		d->putting--;
+	} else if (r == ERR_NOTFOUND) {
+		job_leaves(w, j);
 		list_remove(&j->busy);
-		list_push_back(&c->parked, &j->link);
-		c->n_parked++;
-		d->n_parked++;
-		disk_commit_wake(d);
-		r = ERR_NOTFOUND;
+		list_push_front(&d->puts, &j->link);
+		d->n_puts++;
+		d->stalled = 1;
+	} else {
+		d->stat.full += r == ERR_FULL;
 	}
 	pthread_mutex_unlock(&d->lock);
+	if (r == 0 && clear)
+		e = disk_heads_write(j->segment, j->slot & (DISK_SLOTS_MAX - 1), 1, 1);
+	if (e == 0)
+		return r;
+	pthread_mutex_lock(&d->lock);
+	disk_write_result(d, e);
+	pthread_mutex_unlock(&d->lock);
+	*ret_text = disk_error_text(e, &r);
 	return r;
 }
 
-static void put_slot_back(struct disk *d, struct disk_job *j)
+/* Is the block there already? Then it counts as used. */
+static int put_known(struct disk *d, const struct tier_op *op)
 {
 	pthread_mutex_lock(&d->lock);
-	disk_slot_give(d, j->segment->number, j->rec.slot);
-	disk_segment_leave(d, j->segment);
-	j->segment = NULL;
-	disk_commit_wake(d);   /* somebody may be parked */
+	uint32_t id = disk_find(d, &op->key);
+	int known = id != DISK_NONE && disk_slot_at(&d->x, id)->bytes == op->bytes;
+	if (known) {
+		disk_index_touch(&d->x, id, ++d->seq);
+		d->stat.known++;
+	}
 	pthread_mutex_unlock(&d->lock);
+	return known;
 }
 
 static void put_begin(struct disk_worker *w, struct disk_job *j)
@@ -228,30 +284,20 @@ static void put_begin(struct disk_worker *w, struct disk_job *j)
 	struct disk *d = w->disk;
 	struct tier_op *op = j->op;
 	const char *text = NULL;
-	if (find_visible(w, j, &j->rec) == 0) {
-		pthread_mutex_lock(&d->lock);
-		d->stat.known++;
-		hit_add(d, &op->key);
-		pthread_mutex_unlock(&d->lock);
-		job_over(w, j, 0, TIER_DISK, NULL);
-		return;
-	}
-	int r = put_slot(w, j, &text);
+	int known = put_known(d, op), r = known ? 0 : put_slot(w, j, &text);
 	if (r == ERR_NOTFOUND)
 		return;
-	if (r != 0) {
-		job_over(w, j, r, TIER_NONE, text);
+	if (r != 0 || known) {
+		job_over(w, j, r, text);
 		return;
 	}
 	r = op->move(op, &(struct tier_span){j->buf.at, op->bytes}, 1);
 	if (r != 0) {
-		put_slot_back(d, j);
-		job_over(w, j, r, TIER_NONE, NULL);
+		job_over(w, j, r, NULL);
 		return;
 	}
 	memset(j->buf.at + op->bytes, 0, j->buf_bytes - op->bytes);
-	pthread_mutex_lock(&d->lock);   /* a flush looks which slots are taken */
-	j->rec = (struct disk_record){.segment = j->segment->number, .slot = j->rec.slot, .bytes = (uint32_t)op->bytes, .slot_bytes = (uint32_t)j->buf_bytes, .sum = op->sum};
+	pthread_mutex_lock(&d->lock);
 	device_begin(d, DISK_WRITES);
 	pthread_mutex_unlock(&d->lock);
 	transfer(w, j);
@@ -272,129 +318,79 @@ static void put_written(struct disk_worker *w, struct disk_job *j)
 		d->putting--;
 		d->uncommitted++;
 		list_push_back(&d->written, &j->link);
-		disk_commit_wake(d);
+		disk_keep_wake(d);
 	}
 	pthread_mutex_unlock(&d->lock);
 	if (!error)
 		return;
 	const char *text = disk_error_text(error, &code);
-	put_slot_back(d, j);
-	job_over(w, j, code, TIER_NONE, text);
+	job_over(w, j, code, text);
 }
 
 /* --- gets --- */
 
-/* With the lock held: 1: the slot is pinned. */
-static int pin(struct disk *d, struct disk_job *j)
-{
-	struct disk_segment *g = d->space.segment[j->rec.segment];
-	if (!g || g->gone || g->fd < 0 || g->slot_bytes != j->rec.slot_bytes || j->rec.slot >= g->slots || j->rec.slot_bytes != j->buf_bytes)
-		return 0;
-	j->segment = g;
-	j->slot_freed = 0;
-	g->users++;
-	list_push_back(&d->reading, &j->reading);
-	return 1;
-}
-
-/* Nobody reads or writes the slot through this job any more; the last of those who read a freed slot gives it back. */
-static void unpin(struct disk *d, struct disk_job *j)
-{
-	struct disk_segment *g = j->segment;
-	list_remove(&j->reading);
-	if (j->slot_freed) {
-		int others = 0;
-		list_each(it, &d->reading) {
-			struct disk_job *o = list_entry(it, struct disk_job, reading);
-			others += o->slot_freed && o->segment == g && o->rec.slot == j->rec.slot;
-		}
-		if (!others) {
-			disk_space_give(&d->space, g, j->rec.slot);
-			disk_commit_wake(d);
-		}
-	}
-	disk_segment_leave(d, g);
-}
-
-static int get_pin(struct disk_worker *w, struct disk_job *j)
-{
-	struct disk *d = w->disk;
-	struct disk_record again;
-	for (int i = 0; i < PIN_TRIES; i++) {
-		int r = find_visible(w, j, &j->rec);
-		if (r != 0)
-			return r;
-		pthread_mutex_lock(&d->lock);
-		int pinned = pin(d, j);
-		pthread_mutex_unlock(&d->lock);
-		if (!pinned)
-			continue;
-		if (disk_reader_find(w->reader, &j->op->key, &again) == 0 && again.born == j->rec.born && again.segment == j->rec.segment && again.slot == j->rec.slot)
-			return 0;
-		pthread_mutex_lock(&d->lock);
-		unpin(d, j);
-		pthread_mutex_unlock(&d->lock);
-	}
-	return ERR_NOTFOUND;
-}
-
 static void get_begin(struct disk_worker *w, struct disk_job *j)
 {
 	struct disk *d = w->disk;
-	int r = get_pin(w, j);
 	pthread_mutex_lock(&d->lock);
+	uint32_t id = disk_find(d, &j->op->key);
+	struct disk_slot *s = id != DISK_NONE ? disk_slot_at(&d->x, id) : NULL;
+	int hit = s && s->bytes == j->op->bytes && s->readers < UINT16_MAX;
 	if (!j->op->aside) {
 		d->stat.gets++;
-		d->stat.hits += r == 0;
-		d->stat.misses += r != 0;
-		if (r == 0)
-			hit_add(d, &j->op->key);
+		d->stat.hits += hit != 0;
+		d->stat.misses += !hit;
+		if (hit)
+			disk_index_touch(&d->x, id, ++d->seq);
 	}
-	if (r == 0)
+	if (hit) {
+		s->readers++;
+		j->slot = id;
+		j->sum = s->sum;
+		j->segment = disk_segment_of(&d->x, id);
+		j->segment->users++;
 		device_begin(d, DISK_READS);
+	}
 	pthread_mutex_unlock(&d->lock);
-	if (r == 0)
+	if (hit)
 		transfer(w, j);
-	else if (r == ERR_CORRUPT)
-		job_over(w, j, r, TIER_NONE, "the index's record of the stored block does not hold; it was dropped");
 	else
-		job_over(w, j, ERR_NOTFOUND, TIER_NONE, NULL);
+		job_over(w, j, ERR_NOTFOUND, NULL);
 }
 
 static void get_corrupt(struct disk_worker *w, struct disk_job *j, const char *text)
 {
 	struct disk *d = w->disk;
-	log_error("stored_block_corrupt", "tier=%s bytes=%zu segment=%u slot=%u action=dropped", tier_name(TIER_DISK), j->op->bytes, j->rec.segment, j->rec.slot);
+	log_error("stored_block_corrupt", "tier=%s bytes=%zu segment=%u slot=%u action=dropped", tier_name(TIER_DISK), j->op->bytes, j->segment->number,
+	          j->slot & (DISK_SLOTS_MAX - 1));
 	pthread_mutex_lock(&d->lock);
 	d->stat.corrupt++;
-	disk_drop_add(d, &j->op->key, j->rec.born, DISK_DROP_DAMAGED);
+	if (disk_slot_at(&d->x, j->slot)->state == DISK_HELD)
+		disk_drop(d, j->slot, DISK_DAMAGED);
 	pthread_mutex_unlock(&d->lock);
-	job_over(w, j, ERR_CORRUPT, TIER_NONE, text);
+	job_over(w, j, ERR_CORRUPT, text);
 }
 
 static void get_read(struct disk_worker *w, struct disk_job *j)
 {
 	struct disk *d = w->disk;
+	struct tier_span span = {j->buf.at, j->op->bytes};
 	int error = j->req.result;
 	if (!error)
 		pages_leave(d, j);
 	pthread_mutex_lock(&d->lock);
 	device_end(d, DISK_READS, error, j->op->bytes);
-	unpin(d, j);
-	if (error && error != ENODATA)
-		d->stat.errors++;
+	d->stat.errors += error && error != ENODATA;
 	pthread_mutex_unlock(&d->lock);
-	struct tier_span span = {j->buf.at, j->op->bytes};
 	if (error == ENODATA) {
 		get_corrupt(w, j, "the segment file ends before the stored block; it was dropped");
 	} else if (error) {
-		log_error("disk_read_failed", "segment=%u slot=%u reason=%s", j->rec.segment, j->rec.slot, log_quote(strerror(error)));
-		job_over(w, j, ERR_IO, TIER_NONE, "the disk cannot read the stored block");
-	} else if (!sum_equal(sum_spans(&span, 1), j->rec.sum)) {
+		log_error("disk_read_failed", "segment=%u slot=%u reason=%s", j->segment->number, j->slot & (DISK_SLOTS_MAX - 1), log_quote(strerror(error)));
+		job_over(w, j, ERR_IO, "the disk cannot read the stored block");
+	} else if (!sum_equal(sum_spans(&span, 1), j->sum)) {
 		get_corrupt(w, j, "the checksum of the stored block does not hold; it was dropped");
 	} else {
-		int code = j->op->move(j->op, &span, 1);
-		job_over(w, j, code, code == 0 ? TIER_DISK : TIER_NONE, NULL);
+		job_over(w, j, j->op->move(j->op, &span, 1), NULL);
 	}
 }
 
@@ -403,7 +399,7 @@ static void get_read(struct disk_worker *w, struct disk_job *j)
 static void job_begin(struct disk_worker *w, struct disk_job *j)
 {
 	if (!j->buf.at)
-		job_over(w, j, j->code, TIER_NONE, j->text);
+		job_over(w, j, j->code, j->text);
 	else if (j->put)
 		put_begin(w, j);
 	else

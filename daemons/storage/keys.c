@@ -13,7 +13,7 @@ const struct conf_key storage_keys[] = {
 	{"memory_write_through_after", CONF_INT, "2", 0, 1000000, "hits", 1, "with write_through; 0: as soon as it is stored", NULL},
 	{"memory_offload_percent", CONF_INT, "10", 1, 90, "%", 1, "with offload: the share of memory that is kept free or copied to the next tier already", NULL},
 	{"disk_path", CONF_STRING, "", 0, 4000, "bytes", 0, "folder of the disk tier, for this daemon alone; made if it is missing (not its parent); empty: no disk tier", NULL},
-	{"disk_mb", CONF_INT, "16384", 1, 1073741824, "MiB", 1, "disk space for stored blocks; the index comes on top, about 0.5 KiB per block", NULL},
+	{"disk_mb", CONF_INT, "16384", 1, 1073741824, "MiB", 1, "disk space for stored blocks; their heads come on top, 64 bytes per block. About 90 bytes of memory per block", NULL},
 	{"disk_segment_mb", CONF_INT, "0", 0, 65536, "MiB", 0, "size of the files that blocks are in; 0: 256 MiB, or an eighth of disk_mb if that is less", NULL},
 	{"disk_depth", CONF_INT, "16", 1, 256, "operations", 0, "reads and writes that the device has at a time", NULL},
 	{"disk_threads", CONF_INT, "1", 1, 16, "threads", 0, "threads that copy and check blocks of the disk tier", NULL},

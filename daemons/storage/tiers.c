@@ -3,7 +3,7 @@
  * Memory must be there at start if it is wanted; a disk or a Redis that is not is left out with one log line and tried again, so the daemon runs with what
  * there is. Figures are what the tiers count for themselves; the counters follow. */
 #include "storage.h"
-#include "tier_disk.h"
+#include "disk.h"
 #include "tier_redis.h"
 
 #include "util/clock.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define REOPEN_US 30000000u
-#define OPEN_WAIT_US 5000000u     /* of the start for a disk whose index is checked */
+#define OPEN_WAIT_US 5000000u     /* of the start, for a disk whose heads are read */
 #define PAUSE_US 1000000u
 #define REDIS_LOOKUP_US 10000u
 

@@ -18,7 +18,7 @@ static int map_range(struct units *u, size_t n, struct err *err)
 	if (at == MAP_FAILED)
 		return err_set(err, ERR_NOMEM, "memory tier: cannot reserve %zu bytes: %s; lower memory_mb", n * UNIT_BYTES, strerror(errno));
 	madvise(at, n * UNIT_BYTES, MADV_HUGEPAGE);   /* only faster */
-	madvise(at, n * UNIT_BYTES, MADV_DONTFORK);   /* else each page written while a child lives (disk_check.c) is there twice */
+	madvise(at, n * UNIT_BYTES, MADV_DONTFORK);   /* else each page written while a child lives is there twice */
 	u->range[u->n_ranges].at = at;
 	u->range[u->n_ranges++].bytes = n * UNIT_BYTES;
 	u->mapped += n;

@@ -11,7 +11,7 @@
  * Prints `RESULT name=value`. */
 #include "daemons/storage/copier.h"
 #include "daemons/storage/sum.h"
-#include "daemons/storage/tier_disk.h"
+#include "daemons/storage/disk.h"
 #include "tests/unit/pool_memory.h"
 
 #include "util/check.h"

@@ -4,7 +4,7 @@
 
 #include "daemons/storage/disk_io.h"
 #include "daemons/storage/sum.h"
-#include "daemons/storage/tier_disk.h"
+#include "daemons/storage/disk.h"
 
 #include "util/clock.h"
 #include "util/mem.h"

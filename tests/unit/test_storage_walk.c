@@ -1,6 +1,6 @@
 /* test_storage_walk.c - what the disk tier says of its blocks: which came and went, which there are, which are to be copied down before they are evicted. */
 #include "daemons/storage/sum.h"
-#include "daemons/storage/tier_disk.h"
+#include "daemons/storage/disk.h"
 
 #include "util/clock.h"
 #include "util/mem.h"

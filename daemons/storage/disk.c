@@ -1,11 +1,13 @@
-/* tier_disk.c - the disk tier's calls, look-ups, start and end. disk_int.h says which thread does what.
+/* disk.c - the disk tier's calls, start and end. disk_int.h says which thread does what.
  *
- * Callers never wait: they queue a job, or are told at once that the queue is full. What is dropped (a remove, damage, a flush) is invisible at once and
- * leaves the index with the committer's next transaction.
+ * Callers never wait: they queue a job, or are told at once that the queue is full. What is dropped (a remove, damage, a flush) cannot be found from that moment on;
+ * its head is cleared by the keeper. A flush drops nothing one by one: blocks whose sequence number is below its mark are not found, and make room as the least
+ * recently used ones.
  *
  * Errors of the device end the operation with a reason and are counted; after three failed writes in a row the tier takes no puts for ten seconds, while
- * reads go on. A full disk is no error: the tier goes on with the room that it has. At the start, what is there is checked and what does not hold is dropped. */
+ * reads go on. A full disk is no error: the tier goes on with the room that it has. */
 #include "disk_int.h"
+#include "disk_segment.h"
 
 #include "util/check.h"
 #include "util/clock.h"
@@ -20,7 +22,11 @@
 
 #define CAPACITY_MIN ((uint64_t)1 << 20)
 #define SEGMENT_DEFAULT ((uint64_t)256 << 20)
+#define SEGMENTS_AT_MOST 256u   /* as the capacity is cut; each has two descriptors. Leftovers come on top, up to DISK_SEGMENTS_MAX */
+#define SEGMENTS_AT_LEAST 8u
 #define PLAIN_WORKERS_MAX 64u
+#define FIND_AT_ONCE 64u        /* keys that are looked up, and slots that are listed, before others have their turn */
+#define LIST_AT_ONCE 16384u
 
 static struct disk *disk_of(struct tier *t)
 {
@@ -29,76 +35,69 @@ static struct disk *disk_of(struct tier *t)
 
 /* --- shared; with the lock held --- */
 
-int disk_visible(struct disk *d, const struct tier_key *key, const struct disk_record *rec)
+uint32_t disk_find(const struct disk *d, const struct tier_key *key)
 {
-	const struct disk_segment *g = rec->segment < DISK_SEGMENTS_MAX ? d->space.segment[rec->segment] : NULL;
-	if (!g || g->fd < 0 || rec->born < d->flush_mark)
-		return 0;
-	list_each(it, &d->drops) {
-		const struct disk_drop *drop = list_entry(it, struct disk_drop, link);
-		if ((!drop->born || drop->born == rec->born) && memcmp(drop->key.b, key->b, sizeof key->b) == 0)
-			return 0;
-	}
-	return 1;
+	uint32_t id = disk_index_find(&d->x, key);
+	return id != DISK_NONE && disk_slot_at(&d->x, id)->seq >= d->flush_mark ? id : DISK_NONE;
 }
 
-/* Between the look into the index and the one into the list of drops the committer may have moved
- * one from the list to the index: then both are looked at again. */
-int disk_find_visible(struct disk *d, struct disk_reader *r, const struct tier_key *key,
-                      struct disk_record *ret)
+void disk_gone(struct disk *d, uint32_t id, enum disk_why why)
 {
-	uint64_t forgotten;
-	int code;
-	pthread_mutex_lock(&d->lock);
-	do {
-		forgotten = d->forgotten;
-		pthread_mutex_unlock(&d->lock);
-		code = disk_reader_find(r, key, ret);
-		pthread_mutex_lock(&d->lock);
-		if (code == 0 && !disk_visible(d, key, ret))
-			code = ERR_NOTFOUND;
-	} while (code == 0 && forgotten != d->forgotten);
-	return code;
+	const struct disk_slot *s = disk_slot_at(&d->x, id);
+	if (s->seq < d->flush_mark)
+		return;   /* the flush has counted it */
+	d->stat.blocks--;
+	d->stat.bytes -= s->bytes;
+	d->stat.evictions += why == DISK_EVICTED;
+	d->stat.lost += why != DISK_ASKED && !s->copied;
+	if (d->changed)
+		d->changed(d->changed_arg, &s->key, 0);
 }
 
-void disk_commit_wake(struct disk *d)
+void disk_drop(struct disk *d, uint32_t id, enum disk_why why)
 {
-	d->dirty = 1;
-	pthread_cond_signal(&d->commit_more);
+	disk_gone(d, id, why);
+	disk_index_drop(&d->x, id);
+	disk_keep_wake(d);
 }
 
-void disk_drop_add(struct disk *d, const struct tier_key *key, uint64_t born, enum disk_drop_why why)
+void disk_stored_here(struct disk *d, uint32_t id)
 {
-	if (why == DISK_DROP_DAMAGED && d->n_drops >= DISK_DROPS_MAX)
-		return;   /* it will be found damaged again */
-	struct disk_drop *drop = mem_zalloc(sizeof *drop);
-	drop->key = *key;
-	drop->born = born;
-	drop->why = why;
-	list_push_back(&d->drops, &drop->link);
-	d->n_drops++;
-	disk_commit_wake(d);
+	const struct disk_slot *s = disk_slot_at(&d->x, id);
+	disk_index_insert(&d->x, id);
+	d->stat.blocks++;
+	d->stat.bytes += s->bytes;
+	if (d->changed)
+		d->changed(d->changed_arg, &s->key, 1);
 }
 
-void disk_slot_give(struct disk *d, uint32_t segment, uint32_t slot)
+uint32_t disk_next_slots(const struct disk *d, uint32_t slot_bytes)
 {
-	struct disk_segment *g = d->space.segment[segment];
-	int read = 0;
-	if (!g || g->fd < 0 || slot >= g->slots || !disk_space_taken(g, slot))
-		return;
-	list_each(it, &d->reading) {
-		struct disk_job *j = list_entry(it, struct disk_job, reading);
-		if (j->segment == g && j->rec.slot == slot)
-			j->slot_freed = read = 1;
-	}
-	if (!read)
-		disk_space_give(&d->space, g, slot);
+	uint64_t all = d->capacity_bytes, room = all > d->x.file_bytes ? all - d->x.file_bytes : 0, bytes = d->o.segment_bytes;
+	bytes = bytes > all / SEGMENTS_AT_LEAST ? all / SEGMENTS_AT_LEAST : bytes;
+	bytes = bytes < all / SEGMENTS_AT_MOST ? all / SEGMENTS_AT_MOST : bytes;
+	bytes = bytes < slot_bytes ? slot_bytes : bytes;
+	uint64_t slots = (bytes < room ? bytes : room) / slot_bytes;
+	return slots < DISK_SLOTS_MAX ? (uint32_t)slots : DISK_SLOTS_MAX;
+}
+
+void disk_keep_wake(struct disk *d)
+{
+	d->keep = 1;
+	pthread_cond_signal(&d->keep_more);
+}
+
+void disk_unstall(struct disk *d)
+{
+	if (d->stalled)
+		disk_workers_wake(d, d->n_puts);
+	d->stalled = 0;
 }
 
 void disk_segment_leave(struct disk *d, struct disk_segment *g)
 {
-	if (--g->users == 0 && g->gone)
-		disk_commit_wake(d);
+	if (--g->users == 0 && g->dying)
+		disk_keep_wake(d);
 }
 
 static int is_full(int error)
@@ -166,9 +165,9 @@ static struct disk_job *job_new(struct tier_op *op, int put)
 	struct disk_job *j = mem_zalloc(sizeof *j);
 	list_init(&j->link);
 	list_init(&j->busy);
-	list_init(&j->reading);
 	j->op = op;
 	j->put = put;
+	j->slot = DISK_NONE;
 	j->begun_us = clock_us();
 	return j;
 }
@@ -194,7 +193,7 @@ static void disk_put(struct tier *t, struct tier_op *op)
 	} else if (clock_us() < d->no_puts_until_us) {
 		text = disk_error_text(d->error, &code);
 		d->stat.errors++;
-	} else if (d->n_puts + d->n_parked >= DISK_PUTS_MAX) {
+	} else if (d->n_puts >= DISK_PUTS_MAX) {
 		code = ERR_FULL;
 		text = "the disk tier has too many blocks to write";
 		d->stat.full++;
@@ -232,88 +231,34 @@ static void disk_get(struct tier *t, struct tier_op *op)
 	op->done(op, ERR_NOTFOUND, TIER_NONE, text);
 }
 
-/* --- look-ups --- */
+/* --- look-ups, removes, flush --- */
 
 static void disk_lookup(struct tier *t, struct tier_find *f)
 {
 	struct disk *d = disk_of(t);
-	pthread_mutex_lock(&d->lock);
-	int refused = d->stop || d->n_finds >= DISK_FINDS_MAX || f->n == 0;
-	if (!refused) {
-		list_push_back(&d->finds, &f->link);
-		d->n_finds++;
-		pthread_cond_signal(&d->find_more);
-	}
-	pthread_mutex_unlock(&d->lock);
-	if (refused)
-		f->done(f);
-}
-
-static int is_here(struct disk *d, struct disk_reader *r, const struct tier_key *key, size_t bytes)
-{
-	struct disk_record rec;
-	int here = disk_find_visible(d, r, key, &rec) == 0 && rec.bytes == bytes;
-	pthread_mutex_unlock(&d->lock);
-	return here;
-}
-
-static void find_run(struct disk *d, struct disk_reader *r, struct tier_find *f)
-{
-	for (uint32_t i = 0; i < f->n && !(f->until_us && clock_us() >= f->until_us); i++) {
-		if (f->where[i])
-			continue;
-		if (is_here(d, r, &f->key[i], f->bytes))
-			f->where[i] = TIER_DISK;
-		else if (f->leading)
-			break;
+	int hole = 0;
+	for (uint32_t i = 0; i < f->n && !hole;) {
+		pthread_mutex_lock(&d->lock);
+		for (uint32_t end = i + FIND_AT_ONCE; i < f->n && i < end && !hole; i++) {
+			uint32_t id = f->where[i] ? DISK_NONE : disk_find(d, &f->key[i]);
+			if (id != DISK_NONE && disk_slot_at(&d->x, id)->bytes == f->bytes)
+				f->where[i] = TIER_DISK;
+			hole = f->leading && !f->where[i];
+		}
+		pthread_mutex_unlock(&d->lock);
 	}
 	f->done(f);
 }
 
-static void *finder_main(void *arg)
-{
-	struct disk *d = arg;
-	struct disk_reader *r = disk_reader_new(d->index);
-	pthread_mutex_lock(&d->lock);
-	for (;;) {
-		if (list_empty(&d->finds)) {
-			if (d->stop)
-				break;
-			pthread_cond_wait(&d->find_more, &d->lock);
-			continue;
-		}
-		struct list *it = d->finds.next;
-		list_remove(it);
-		d->n_finds--;
-		pthread_mutex_unlock(&d->lock);
-		find_run(d, r, list_entry(it, struct tier_find, link));
-		pthread_mutex_lock(&d->lock);
-	}
-	pthread_mutex_unlock(&d->lock);
-	disk_reader_destroy(&r);
-	return NULL;
-}
-
-/* --- what an operator asks for --- */
-
 static int disk_remove(struct tier *t, const struct tier_key *key)
 {
 	struct disk *d = disk_of(t);
-	struct disk_record rec;
-	pthread_mutex_lock(&d->remove_lock);
-	int r = disk_find_visible(d, d->remover, key, &rec) == 0 ? 0 : ERR_NOTFOUND;
-	int committer = pthread_equal(pthread_self(), d->committer);   /* somebody whose put it ends asks for this */
-	if (r == 0 && d->n_drops >= DISK_DROPS_MAX && !committer) {    /* rare: until its round is over */
-		disk_commit_wake(d);
-		pthread_cond_wait(&d->drops_less, &d->lock);
-	}
-	if (r == 0 && d->n_drops >= DISK_DROPS_MAX && !committer)
-		r = ERR_FULL;
-	if (r == 0)
-		disk_drop_add(d, key, rec.born, DISK_DROP_ASKED);
+	pthread_mutex_lock(&d->lock);
+	uint32_t id = disk_find(d, key);
+	if (id != DISK_NONE)
+		disk_drop(d, id, DISK_ASKED);
 	pthread_mutex_unlock(&d->lock);
-	pthread_mutex_unlock(&d->remove_lock);
-	return r;
+	return id != DISK_NONE ? 0 : ERR_NOTFOUND;
 }
 
 static uint64_t disk_flush(struct tier *t)
@@ -322,12 +267,98 @@ static uint64_t disk_flush(struct tier *t)
 	pthread_mutex_lock(&d->lock);
 	uint64_t n = d->stat.blocks;
 	d->stat.blocks = d->stat.bytes = 0;
-	d->flush_mark = d->seq;
-	d->flushes++;
-	disk_commit_wake(d);
+	d->flush_mark = d->seq + 1;
+	if (d->changed)
+		d->changed(d->changed_arg, NULL, 0);
+	disk_keep_wake(d);
 	pthread_mutex_unlock(&d->lock);
 	return n;
 }
+
+/* --- what is to be copied down; which blocks there are --- */
+
+static void disk_policy(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent)
+{
+	struct disk *d = disk_of(t);
+	(void)after;
+	pthread_mutex_lock(&d->lock);
+	d->policy = policy;
+	d->low_percent = low_percent;
+	pthread_mutex_unlock(&d->lock);
+}
+
+/* How many of the least recently used blocks of that class should be stored below: the share that is to be free or stored, less what is free. A class that
+ * may still get a new segment is not full. */
+static uint32_t class_share(const struct disk *d, const struct disk_class *c)
+{
+	uint64_t low = ((uint64_t)c->slots * d->low_percent + 99) / 100;
+	int full = c->slots && disk_next_slots(d, c->slot_bytes) == 0;
+	return full && low > c->free ? (uint32_t)(low - c->free) : 0;
+}
+
+static uint32_t disk_due(struct tier *t, uint32_t max, struct tier_due *ret)
+{
+	struct disk *d = disk_of(t);
+	uint32_t n = 0;
+	pthread_mutex_lock(&d->lock);
+	for (unsigned i = 0; d->policy == TIER_OFFLOAD && i < DISK_CLASSES_MAX; i++) {
+		struct disk_class *c = &d->x.class[i];
+		uint32_t share = class_share(d, c), id;
+		while (n < max && (id = disk_index_name(&d->x, c, share)) != DISK_NONE) {
+			const struct disk_slot *s = disk_slot_at(&d->x, id);
+			if (s->seq >= d->flush_mark && !s->copied)
+				ret[n++] = (struct tier_due){s->key, s->bytes};
+		}
+	}
+	pthread_mutex_unlock(&d->lock);
+	return n;
+}
+
+/* What could not be taken now is named again, with all others. */
+static void disk_stored(struct tier *t, const struct tier_key *key, int ok)
+{
+	struct disk *d = disk_of(t);
+	pthread_mutex_lock(&d->lock);
+	uint32_t id = disk_find(d, key);
+	if (id != DISK_NONE && ok != 0)
+		disk_slot_at(&d->x, id)->copied = ok > 0;
+	if (ok < 0)
+		disk_index_unname(&d->x);
+	pthread_mutex_unlock(&d->lock);
+}
+
+static void disk_watch(struct tier *t, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg)
+{
+	struct disk *d = disk_of(t);
+	pthread_mutex_lock(&d->lock);
+	d->changed = changed;
+	d->changed_arg = arg;
+	pthread_mutex_unlock(&d->lock);
+}
+
+/* The cursor's number is that of the next slot. */
+static uint32_t disk_list(struct tier *t, struct tier_cursor *at, uint32_t max, struct tier_key *ret)
+{
+	struct disk *d = disk_of(t);
+	uint32_t n = 0;
+	pthread_mutex_lock(&d->lock);
+	for (unsigned seen = 0; n < max && seen < LIST_AT_ONCE && !at->end; seen++) {
+		uint32_t number = (uint32_t)(at->number >> DISK_SLOTS_LOG), slot = (uint32_t)at->number & (DISK_SLOTS_MAX - 1);
+		const struct disk_segment *g = number < d->x.n_segments ? d->x.segment[number] : NULL;
+		at->end = number >= d->x.n_segments;
+		if (!g || slot >= g->cut) {
+			at->number = (uint64_t)(number + 1) << DISK_SLOTS_LOG;
+			continue;
+		}
+		at->number++;
+		if (g->slot[slot].state == DISK_HELD && g->slot[slot].seq >= d->flush_mark)
+			ret[n++] = g->slot[slot].key;
+	}
+	pthread_mutex_unlock(&d->lock);
+	return n;
+}
+
+/* --- size and figures --- */
 
 static int disk_resize(struct tier *t, uint64_t capacity_bytes, struct err *err)
 {
@@ -335,9 +366,10 @@ static int disk_resize(struct tier *t, uint64_t capacity_bytes, struct err *err)
 	if (capacity_bytes < CAPACITY_MIN)
 		return err_set(err, ERR_INVALID, "disk tier: a capacity of %llu bytes is below %llu", (unsigned long long)capacity_bytes, (unsigned long long)CAPACITY_MIN);
 	pthread_mutex_lock(&d->lock);
-	d->space.capacity_bytes = capacity_bytes;
+	d->capacity_bytes = capacity_bytes;
 	d->no_room_until_us = 0;
-	disk_commit_wake(d);
+	disk_unstall(d);
+	disk_keep_wake(d);
 	pthread_mutex_unlock(&d->lock);
 	return 0;
 }
@@ -355,9 +387,7 @@ static void oldest(struct tier_stat *s, const struct list *jobs, int busy)
 
 static void state_text(const struct disk *d, uint64_t now, struct tier_stat *s)
 {
-	if (d->broken)
-		snprintf(s->state, sizeof s->state, "failed: the index cannot be written or begun anew");
-	else if (now < d->no_puts_until_us)
+	if (now < d->no_puts_until_us)
 		snprintf(s->state, sizeof s->state, "takes no puts: %s", strerror(d->error));
 	else if (now < d->no_room_until_us)
 		snprintf(s->state, sizeof s->state, "ready, but the disk is full");
@@ -371,14 +401,12 @@ static void disk_stat(struct tier *t, struct tier_stat *ret)
 	pthread_mutex_lock(&d->lock);
 	uint64_t now = clock_us();
 	*ret = d->stat;
-	ret->capacity_bytes = d->space.capacity_bytes;
-	ret->queued = d->n_gets + d->n_puts + d->n_parked + d->n_finds;
+	ret->capacity_bytes = d->capacity_bytes;
+	ret->queued = d->n_gets + d->n_puts;
 	ret->oldest_us = 0;
 	oldest(ret, &d->gets, 0);
 	oldest(ret, &d->puts, 0);
 	oldest(ret, &d->busy, 1);
-	for (unsigned i = 0; i < DISK_CLASSES_MAX; i++)
-		oldest(ret, &d->space.class[i].parked, 0);
 	if (d->active[DISK_READS])
 		ret->read_us += now - d->active_since_us[DISK_READS];
 	if (d->active[DISK_WRITES])
@@ -409,82 +437,6 @@ static int options_set(struct tier_disk_opts *o, const struct tier_disk_opts *fr
 	return 0;
 }
 
-static int load_segment(void *arg, uint32_t number, uint32_t slot_bytes, uint32_t slots)
-{
-	struct disk *d = arg;
-	char *path = disk_dir_segment_path(&d->dir, number);
-	struct disk_segment *g = disk_segment_open(path, d->o.calls, d->o.direct, number, slot_bytes, slots);
-	if (g->fd < 0)
-		log_error("disk_segment_lost", "path=%s slots=%u action=its_blocks_are_dropped", log_quote(path), slots);
-	g->dying = g->fd < 0 || !disk_space_class(&d->space, slot_bytes);
-	free(path);
-	disk_space_add(&d->space, g);
-	return 0;
-}
-
-static int load_block(void *arg, const struct tier_key *key, const struct disk_record *rec)
-{
-	struct disk *d = arg;
-	struct disk_segment *g = rec->segment < DISK_SEGMENTS_MAX ? d->space.segment[rec->segment] : NULL;
-	(void)key;
-	d->stat.blocks++;
-	d->stat.bytes += rec->bytes;
-	if (d->seq <= rec->used)
-		d->seq = rec->used + 1;
-	if (!g || g->fd < 0)
-		return 0;
-	if (rec->slot >= g->slots || rec->slot_bytes != g->slot_bytes || disk_space_taken(g, rec->slot))
-		return ERR_CORRUPT;
-	disk_space_mark(&d->space, g, rec->slot);
-	if (g->last_used < rec->used)
-		g->last_used = rec->used;
-	return 0;
-}
-
-static int segment_known(void *arg, uint32_t number)
-{
-	const struct disk_segment *g = ((struct disk *)arg)->space.segment[number];
-	return g && g->fd >= 0;
-}
-
-static int index_load(struct disk *d, struct err *err)
-{
-	unsigned readers = d->n_workers + 3;
-	int r = disk_index_open(d->dir.path, readers, d->o.sync, d->o.calls ? d->o.calls->commit : NULL, &d->index, err);
-	if (r != 0)
-		return r;
-	d->seq = 1;
-	r = disk_index_each_segment(d->index, load_segment, d);
-	if (r == 0)
-		r = disk_index_each_block(d->index, load_block, d);
-	return r == 0 ? 0 : err_set(err, r, "the index of %s cannot be read", d->dir.path);
-}
-
-static void index_unload(struct disk *d)
-{
-	disk_index_close(&d->index);
-	disk_space_fini(&d->space);
-	disk_space_init(&d->space, d->o.capacity_bytes, d->o.segment_bytes);
-	d->stat.blocks = d->stat.bytes = 0;
-}
-
-/* Index and segments, or nothing at all: a folder whose contents cannot be used is begun anew once. */
-static int contents_load(struct disk *d, struct err *err)
-{
-	int r = index_load(d, err);
-	if (r == ERR_CORRUPT) {
-		char why[sizeof err->text];
-		snprintf(why, sizeof why, "%s", err ? err->text : "it is damaged");
-		index_unload(d);
-		r = disk_dir_begin_anew(&d->dir, why, err);
-		if (r == 0)
-			r = index_load(d, err);
-	}
-	if (r == 0)
-		disk_dir_sweep(&d->dir, segment_known, d);
-	return r;
-}
-
 /* How many workers, and whether with rings. */
 static int workers_plan(const struct tier_disk_opts *o, int *ret_ringed, unsigned *ret_n, struct err *err)
 {
@@ -512,10 +464,7 @@ static int workers_new(struct disk *d, struct err *err)
 		int r = disk_io_new(d->ringed, w->depth, d->o.calls, &w->io, err);
 		if (r != 0)
 			return r;
-		w->reader = disk_reader_new(d->index);
 	}
-	d->remover = disk_reader_new(d->index);
-	disk_walks_init(d);
 	return 0;
 }
 
@@ -525,34 +474,18 @@ static void thread_start(pthread_t *t, void *(*fn)(void *arg), void *arg)
 		check_fatal("cannot start a thread of the disk tier; raise the limit on tasks (LimitNPROC, TasksMax)");
 }
 
-static void disk_free(struct disk *d, int clean)
+static void disk_free(struct disk *d)
 {
-	for (unsigned i = 0; i < d->n_workers; i++) {
+	for (unsigned i = 0; i < d->n_workers; i++)
 		disk_io_destroy(&d->worker[i].io);
-		disk_reader_destroy(&d->worker[i].reader);
-	}
-	disk_reader_destroy(&d->remover);
-	disk_walks_fini(d);
-	if (d->index && clean)
-		clean = disk_index_sync(d->index) == 0;
-	disk_index_close(&d->index);
-	for (unsigned i = 0; clean && i < DISK_SEGMENTS_MAX; i++)
-		if (d->space.segment[i] && d->space.segment[i]->fd >= 0)
-			clean = fdatasync(d->space.segment[i]->fd) == 0;
-	disk_space_fini(&d->space);
+	for (uint32_t i = 0; i < d->x.n_segments; i++)
+		if (d->x.segment[i])
+			disk_segment_close(d->x.segment[i]);
+	disk_index_fini(&d->x);
 	disk_buffers_fini(&d->buffers);
-	while (!list_empty(&d->drops)) {
-		struct disk_drop *drop = list_entry(d->drops.next, struct disk_drop, link);
-		list_remove(&drop->link);
-		free(drop);
-	}
-	if (d->dir.path)
-		disk_dir_close(&d->dir, clean);
+	disk_dir_close(&d->dir);
 	pthread_mutex_destroy(&d->lock);
-	pthread_mutex_destroy(&d->remove_lock);
-	pthread_cond_destroy(&d->commit_more);
-	pthread_cond_destroy(&d->find_more);
-	pthread_cond_destroy(&d->drops_less);
+	pthread_cond_destroy(&d->keep_more);
 	free(d);
 }
 
@@ -560,20 +493,15 @@ static void disk_free(struct disk *d, int clean)
 
 static void cancel_queued(struct disk *d)
 {
-	struct list out;
+	struct list out, *queue[] = {&d->gets, &d->puts};
 	list_init(&out);
 	pthread_mutex_lock(&d->lock);
-	struct list *queue[2 + DISK_CLASSES_MAX] = {&d->gets, &d->puts};
-	for (unsigned i = 0; i < DISK_CLASSES_MAX; i++) {
-		queue[2 + i] = &d->space.class[i].parked;
-		d->space.class[i].n_parked = 0;
-	}
-	for (unsigned i = 0; i < 2 + DISK_CLASSES_MAX; i++)
+	for (unsigned i = 0; i < 2; i++)
 		list_each_safe(it, nx, queue[i]) {
 			list_remove(it);
 			list_push_back(&out, it);
 		}
-	d->n_gets = d->n_puts = d->n_parked = 0;
+	d->n_gets = d->n_puts = 0;
 	pthread_mutex_unlock(&d->lock);
 	list_each_safe(it, nx, &out) {
 		struct disk_job *j = list_entry(it, struct disk_job, link);
@@ -589,22 +517,21 @@ static void disk_destroy(struct tier *t)
 	struct disk *d = disk_of(t);
 	pthread_mutex_lock(&d->lock);
 	d->stop = 1;
-	pthread_cond_broadcast(&d->find_more);
 	pthread_mutex_unlock(&d->lock);
 	cancel_queued(d);
 	for (unsigned i = 0; i < d->n_workers; i++) {
 		disk_io_wake(d->worker[i].io);
 		pthread_join(d->worker[i].thread, NULL);
 	}
+	cancel_queued(d);   /* a put that waited for a slot */
 	pthread_mutex_lock(&d->lock);
-	d->commit_stop = 1;
-	pthread_cond_signal(&d->commit_more);
+	d->keep_stop = 1;
+	pthread_cond_signal(&d->keep_more);
 	pthread_mutex_unlock(&d->lock);
-	pthread_join(d->committer, NULL);
-	cancel_queued(d);   /* what the committer put back while the workers ended */
-	pthread_join(d->finder, NULL);
-	CHECK(list_empty(&d->busy));
-	disk_free(d, !d->broken);
+	pthread_join(d->keeper, NULL);
+	CHECK(list_empty(&d->busy) && list_empty(&d->written));
+	disk_save_use(d);
+	disk_free(d);
 }
 
 static const struct tier_ops disk_ops = {
@@ -632,14 +559,12 @@ static struct disk *disk_alloc(const struct tier_disk_opts *o, unsigned n_worker
 	d->dir.lock_fd = -1;
 	d->n_workers = n_workers;
 	pthread_mutex_init(&d->lock, NULL);
-	pthread_mutex_init(&d->remove_lock, NULL);
-	pthread_cond_init(&d->commit_more, NULL);
-	pthread_cond_init(&d->find_more, NULL);
-	pthread_cond_init(&d->drops_less, NULL);
-	struct list *lists[] = {&d->gets, &d->puts, &d->busy, &d->reading, &d->written, &d->finds, &d->drops};
+	pthread_cond_init(&d->keep_more, NULL);
+	struct list *lists[] = {&d->gets, &d->puts, &d->busy, &d->written};
 	for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
 		list_init(lists[i]);
-	disk_space_init(&d->space, o->capacity_bytes, o->segment_bytes);
+	disk_index_init(&d->x);
+	d->capacity_bytes = o->capacity_bytes;
 	disk_buffers_init(&d->buffers, o->depth, o->depth, DISK_BUFFER_BYTES_MAX, DISK_AHEAD_BYTES_MAX);
 	return d;
 }
@@ -656,22 +581,21 @@ int tier_disk_new(const struct tier_disk_opts *from, struct tier **ret, struct e
 		return r;
 	struct disk *d = disk_alloc(&o, n);
 	d->ringed = ringed;
-	r = disk_dir_open(&d->dir, o.path, o.sync, err);
+	r = disk_dir_open(&d->dir, o.path, o.sync, &d->flush_mark, err);
 	if (r == 0)
-		r = contents_load(d, err);
+		r = disk_load(d, err);
 	if (r == 0)
 		r = workers_new(d, err);
 	if (r != 0) {
-		disk_free(d, 0);
+		disk_free(d);
 		return r;
 	}
 	d->o.path = d->dir.path;
 	d->o.io = ringed ? "io_uring" : "threads";
-	d->dirty = 1;   /* a first round: what was lost, what is too much */
+	d->keep = 1;   /* a first round: what is too much, heads that are to be cleared */
 	log_info("disk_opened", "path=%s blocks=%llu bytes=%llu capacity_bytes=%llu io=%s workers=%u depth=%u sync=%d", log_quote(d->dir.path),
-	         (unsigned long long)d->stat.blocks, (unsigned long long)d->stat.bytes, (unsigned long long)d->space.capacity_bytes, d->o.io, n, o.depth, o.sync);
-	thread_start(&d->committer, disk_committer_main, d);
-	thread_start(&d->finder, finder_main, d);
+	         (unsigned long long)d->stat.blocks, (unsigned long long)d->stat.bytes, (unsigned long long)d->capacity_bytes, d->o.io, n, o.depth, o.sync);
+	thread_start(&d->keeper, disk_keeper_main, d);
 	for (unsigned i = 0; i < n; i++)
 		thread_start(&d->worker[i].thread, disk_worker_main, &d->worker[i]);
 	*ret = &d->tier;
