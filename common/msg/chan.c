@@ -481,6 +481,7 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 	c->program = mem_strdup(opts->program);
 	list_init(&c->peers);
 	list_init(&c->graveyard);
+	list_init(&c->asked);
 	c->tick_at_us = UINT64_MAX;
 	c->ctx = zmq_ctx_new();
 	zmq_ctx_set(c->ctx, ZMQ_MAX_SOCKETS, (int)opts->peers_max + 8);
@@ -515,6 +516,7 @@ void chan_destroy(struct chan **cp)
 		chan_peer_free(p);
 	}
 	chan_fault_stop(c);
+	chan_ctl_forget(c);
 	list_each_safe(it, nx, &c->graveyard)
 		chan_peer_free(list_entry(it, struct peer, node));
 	if (c->bound)

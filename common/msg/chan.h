@@ -39,6 +39,10 @@ struct msg_head {
 	uint64_t deadline_us;      /* local monotonic clock, 0: none. Travels as the time that remains */
 };
 
+struct chan_asked;
+#define CHAN_LATER 1
+#define CHAN_ASKED_MAX 64u   /* questions that are not answered yet; the next ones are refused */
+
 struct chan_hooks {
 	void *arg;
 	/* Fills what this daemon says of itself to this peer in HELLO/WELCOME; called before each. w is zeroed, its strings may point to the daemon's own. NULL: no worker. */
@@ -49,8 +53,9 @@ struct chan_hooks {
 	void (*down)(void *arg, struct peer *p, const char *why);   /* its pointer stays valid until the next up or destroy */
 	void (*message)(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body);
 	void (*heartbeat)(void *arg, struct peer *p, Pds__Heartbeat *hb);   /* fill; NULL: empty ones */
-	/* pdctl, which process who runs: the answer (JSON), or an error sentence, as a malloc'd string in *ret_text; 0 or ERR_* */
-	int (*ctl)(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args,
+	/* pdctl, which process who runs: the answer (JSON), or an error sentence, as a malloc'd string in *ret_text; 0 or ERR_*. Or CHAN_LATER: chan_answer
+	 * follows, with `asked`, which is the hook's until then if it says so. */
+	int (*ctl)(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n_args,
 	           char **ret_text);
 };
 
@@ -107,6 +112,9 @@ struct chan_counts {
 	uint32_t peers_up;
 };
 void chan_counts(const struct chan *c, struct chan_counts *ret);
+
+/* Answers a question of pdctl; `asked` is freed. What is not answered when the chan ends never is. */
+void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char *text);
 
 /* pdctl's side: one question, one answer, blocking, with a bound. *ret_text is malloc'd. Returns the reply's code, or ERR_TIMEOUT ... */
 int chan_ask(const char *endpoint, const char *command, char *const *args, size_t n_args, uint64_t timeout_us, char **ret_text, struct err *err);

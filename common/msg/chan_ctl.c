@@ -3,8 +3,10 @@
  * Who may open the socket may ask, and need not read: what its connection holds is bounded by
  * messages, and an answer may have megabytes. So each answer is counted until ZeroMQ has written
  * it out, and past ANSWERS_BYTES no question is worked on; past twice as many none of our own
- * user's or root's, whom others cannot lock out so. */
+ * user's or root's, whom others cannot lock out so. A daemon may answer later: CHAN_ASKED_MAX at a time. */
 #include "msg/chan_priv.h"
+
+#include "util/mem.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +14,14 @@
 #include <unistd.h>
 
 #define ANSWERS_BYTES ((size_t)64 << 20)
+
+/* Where the answer goes. */
+struct chan_asked {
+	struct list link;        /* in chan.asked */
+	struct sock *s;
+	unsigned char rid[RID_MAX];
+	size_t rid_len;
+};
 
 struct answer {
 	_Atomic size_t *total;
@@ -28,7 +38,7 @@ static void written(void *bytes, void *answer)
 	free(a);
 }
 
-static int reply(struct chan *c, const struct incoming *in, int code, const char *text)
+static int reply(struct chan *c, const struct chan_asked *to, int code, const char *text)
 {
 	Pds__CtlReply m = PDS__CTL_REPLY__INIT;
 	Pds__Envelope env;
@@ -48,27 +58,57 @@ static int reply(struct chan *c, const struct incoming *in, int code, const char
 		written(a->bytes, a);
 		return ERR_NOMEM;
 	}
-	int r = chan_put_msg(in->s, in->rid, in->rid_len, head, pds__envelope__pack(&env, head), &body);
+	int r = chan_put_msg(to->s, to->rid, to->rid_len, head, pds__envelope__pack(&env, head), &body);
 	zmq_msg_close(&body);       /* nothing, if it was sent */
 	return r;
+}
+
+void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char *text)
+{
+	if (reply(c, asked, code, text) == ERR_NOMEM)
+		reply(c, asked, ERR_NOMEM, "no memory for the answer");
+	list_remove(&asked->link);
+	c->n_asked--;
+	free(asked);
+}
+
+/* Why no question is worked on now; NULL: it is. */
+static const char *too_much(const struct chan *c, const struct incoming *in, char *text, size_t size)
+{
+	int own = in->origin.uid == 0 || in->origin.uid == geteuid();
+	size_t most = own ? 2 * ANSWERS_BYTES : ANSWERS_BYTES;
+	if (c->answers_bytes > most)
+		snprintf(text, size, "answers of %zu MiB are not yet read, the limit is %zu MiB", c->answers_bytes >> 20, most >> 20);
+	else if (c->n_asked >= CHAN_ASKED_MAX)
+		snprintf(text, size, "%u questions are not yet answered, the limit is %u", c->n_asked, CHAN_ASKED_MAX);
+	else
+		return NULL;
+	return text;
 }
 
 void chan_ctl(struct chan *c, const struct incoming *in)
 {
 	const Pds__CtlRequest *q = (const Pds__CtlRequest *)in->m.body;
 	char full[80], *text = NULL;
-	int own = in->origin.uid == 0 || in->origin.uid == geteuid();
-	size_t most = own ? 2 * ANSWERS_BYTES : ANSWERS_BYTES;
-	if (c->answers_bytes > most) {
-		snprintf(full, sizeof full, "answers of %zu MiB are not yet read, the limit is %zu MiB",
-		         c->answers_bytes >> 20, most >> 20);
-		reply(c, in, ERR_FULL, full);
-		return;
-	}
-	int code = ERR_UNSUPPORTED;
-	if (c->hooks.ctl)
-		code = c->hooks.ctl(c->hooks.arg, &in->origin, q->command, q->args, q->n_args, &text);
-	if (reply(c, in, code, text ? text : "") == ERR_NOMEM)
-		reply(c, in, ERR_NOMEM, "no memory for the answer");
+	const char *refused = too_much(c, in, full, sizeof full);
+	struct chan_asked *asked = mem_zalloc(sizeof *asked);
+	asked->s = in->s;
+	memcpy(asked->rid, in->rid, in->rid_len);
+	asked->rid_len = in->rid_len;
+	list_push_back(&c->asked, &asked->link);
+	c->n_asked++;
+	int code = refused ? ERR_FULL : ERR_UNSUPPORTED;
+	if (!refused && c->hooks.ctl)
+		code = c->hooks.ctl(c->hooks.arg, asked, &in->origin, q->command, q->args, q->n_args, &text);
+	if (code != CHAN_LATER)
+		chan_answer(c, asked, code, refused ? refused : text ? text : "");
 	free(text);
+}
+
+void chan_ctl_forget(struct chan *c)
+{
+	list_each_safe(it, nx, &c->asked) {
+		list_remove(it);
+		free(list_entry(it, struct chan_asked, link));
+	}
 }

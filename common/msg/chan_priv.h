@@ -126,6 +126,8 @@ struct chan {
 	int ending;              /* chan_destroy: only goodbyes count */
 	struct chan_counts counts;
 	uint64_t bad_logged_us, refused_logged_us;
+	struct list asked;              /* control questions that are not answered yet */
+	unsigned n_asked;
 	_Atomic size_t answers_bytes;   /* control answers not yet written out; ZeroMQ's thread lowers it */
 	struct fault *fault;     /* NULL: messages pass as they are */
 	struct list held;        /* fault layer: struct held, by time */
@@ -165,6 +167,7 @@ void chan_dispatch(struct chan *c, struct incoming *in);    /* may take in->m's 
 void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in);
 /* chan_ctl.c */
 void chan_ctl(struct chan *c, const struct incoming *in);
+void chan_ctl_forget(struct chan *c);                      /* at the end: what is not answered */
 /* chan_tick.c */
 void chan_tick_soon(struct chan *c, uint64_t at_us);       /* the timer looks at all peers by then */
 void chan_worked(struct chan *c, struct peer *p);          /* a numbered message went or came */

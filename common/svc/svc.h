@@ -20,7 +20,7 @@
 
 struct svc;
 
-/* A pdctl command: fills out with JSON (`metrics`: Prometheus text), or err. */
+/* A pdctl command: fills out with JSON (`metrics`: Prometheus text), or err. Or it takes svc_asked() and says CHAN_LATER: it answers by chan_answer on the loop. */
 typedef int svc_ctl_fn(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err);
 struct svc_ctl {
 	const char *name;
@@ -72,6 +72,7 @@ uint64_t svc_epoch(const struct svc *s);
 const char *svc_rundir(const struct svc *s);
 void *svc_data(const struct svc *s);
 void svc_set_data(struct svc *s, void *data);
+struct chan_asked *svc_asked(const struct svc *s);   /* whom a pdctl command that is being called has to answer */
 int svc_draining(const struct svc *s);
 
 /* Runs fn(s, arg) on the loop soon. Any thread; never waits. Bounded by what the callers have in flight: panics past 1,000,000 items. */

@@ -241,13 +241,19 @@ static int refuse_stranger(const struct svc *s, const struct process_origin *who
 	               *conf_str(s->conf, "control_group") ? conf_str(s->conf, "control_group") : "none is set", who->uid);
 }
 
-int svc_ctl_call(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text)
+struct chan_asked *svc_asked(const struct svc *s)
+{
+	return s->asked;
+}
+
+int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text)
 {
 	struct svc *s = arg;
 	const struct svc_ctl *c = find(s->hooks->ctl, command);
 	struct err err = {0};
 	struct buf out;
 	buf_init(&out, ANSWER_BYTES_MAX);
+	s->asked = asked;
 	if (!c)
 		c = find(common_commands, command);
 	int r = c && c->operator_only && !is_operator(s, who) ? refuse_stranger(s, who, c->name, &err)
@@ -255,11 +261,14 @@ int svc_ctl_call(void *arg, const struct process_origin *who, const char *comman
 	            : err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has", s->hooks->program, command);
 	if (r == 0 && out.full)
 		r = err_set(&err, ERR_FULL, "the answer to \"%.60s\" is longer than %u bytes", command, ANSWER_BYTES_MAX);
-	if (r < 0) {
+	s->asked = NULL;
+	if (r != 0)
 		buf_fini(&out);
+	if (r < 0) {
 		*ret_text = mem_strdup(err.text[0] ? err.text : err_name(r));
 		return r;
 	}
-	*ret_text = out.data ? out.data : mem_strdup("");
-	return 0;
+	if (r == 0)
+		*ret_text = out.data ? out.data : mem_strdup("");
+	return r;
 }

@@ -38,6 +38,7 @@ struct svc {
 	struct conf *conf;
 	struct stat_set *stats;
 	struct chan *chan;
+	struct chan_asked *asked;    /* by the pdctl command that is being called */
 	struct event_base *base;
 	struct event *signals[3], *idle_tick, *watchdog;
 	struct svc_posts posts;
@@ -72,7 +73,7 @@ void svc_posts_run(struct svc *s);
 void svc_posts_stop(struct svc *s);
 
 /* svc_ctl.c */
-int svc_ctl_call(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text);
+int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text);
 
 /* svc.c */
 void svc_drain_begin(struct svc *s, const char *why);

@@ -10,8 +10,18 @@
 #include "util/mem.h"
 
 #include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* A flush that pdctl has asked for. */
+struct flushing {
+	struct tier_flush f;       /* first */
+	struct list link;          /* in storage.flushing */
+	struct storage *st;
+	struct chan_asked *asked;
+	enum tier_id id;
+};
 
 static struct storage *storage_of(struct svc *s)
 {
@@ -35,6 +45,7 @@ static int start(struct svc *s, struct err *err)
 	st->svc = s;
 	st->clients_max = (unsigned)conf_int(conf, "workers_max");
 	list_init(&st->findings);
+	list_init(&st->flushing);
 	if (sodium_init() < 0)
 		return err_set(err, ERR_IO, "libsodium did not start; is /dev/urandom there?");
 	st->tell = tell_new(st, (uint64_t)conf_int(conf, "kv_events_ms") * 1000);
@@ -80,6 +91,8 @@ static void stop(struct svc *s)
 	serve_forget(st);
 	clients_stop(st);
 	tell_destroy(&st->tell);
+	list_each_safe(it, nx, &st->flushing)   /* done, but the loop that would answer has ended */
+		free(list_entry(it, struct flushing, link));
 	free(st);
 }
 
@@ -124,22 +137,42 @@ static int ctl_storage(struct svc *s, char *const *args, size_t n_args, struct b
 	return 0;
 }
 
+static void flushed(struct svc *s, void *arg)
+{
+	struct flushing *a = arg;
+	const char *name = a->id == TIER_NONE ? "all" : tier_name(a->id);
+	char json[96];
+	log_info("flushed", "tier=%s blocks=%llu why=%s", name, (unsigned long long)a->f.blocks, log_quote(a->f.text));
+	snprintf(json, sizeof json, "{\"tier\":\"%s\",\"blocks\":%llu}", name, (unsigned long long)a->f.blocks);
+	chan_answer(svc_chan(s), a->asked, a->f.code, a->f.code == 0 ? json : a->f.text);
+	list_remove(&a->link);
+	free(a);
+}
+
+/* Any thread. */
+static void flush_done(struct tier_flush *f)
+{
+	svc_post(((struct flushing *)f)->st->svc, flushed, f);
+}
+
+/* Answered when it is last: nothing of it comes back then, whatever happens. */
 static int ctl_flush(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
 {
 	struct storage *st = storage_of(s);
 	enum tier_id id = TIER_NONE;
-	uint64_t n;
+	(void)out;
 	if (n_args > 1)
 		return err_set(err, ERR_INVALID, "flush takes the name of one tier, or nothing: all tiers");
 	if (n_args && tiers_find(args[0], &id) != 0)
 		return err_set(err, ERR_INVALID, "there is no tier \"%.32s\": memory, disk, redis", args[0]);
-	int r = tier_stack_flush(st->tier, id, &n, err);
-	if (r != 0)
-		return r;
-	const char *name = id == TIER_NONE ? "all" : tier_name(id);
-	log_info("flushed", "tier=%s blocks=%llu", name, (unsigned long long)n);
-	buf_printf(out, "{\"tier\":\"%s\",\"blocks\":%llu}", name, (unsigned long long)n);
-	return 0;
+	struct flushing *a = mem_zalloc(sizeof *a);
+	a->f.done = flush_done;
+	a->st = st;
+	a->asked = svc_asked(s);
+	a->id = id;
+	list_push_back(&st->flushing, &a->link);
+	tier_stack_flush(st->tier, id, &a->f);
+	return CHAN_LATER;
 }
 
 static void status(struct svc *s, struct buf *out)

@@ -261,18 +261,18 @@ static int disk_remove(struct tier *t, const struct tier_key *key)
 	return id != DISK_NONE ? 0 : ERR_NOTFOUND;
 }
 
-static uint64_t disk_flush(struct tier *t)
+static void disk_flush(struct tier *t, struct tier_flush *f)
 {
 	struct disk *d = disk_of(t);
 	pthread_mutex_lock(&d->lock);
-	uint64_t n = d->stat.blocks;
+	f->blocks = d->stat.blocks;
 	d->stat.blocks = d->stat.bytes = 0;
 	d->flush_mark = d->seq + 1;
 	if (d->changed)
 		d->changed(d->changed_arg, NULL, 0);
+	list_push_back(&d->flushes, &f->link);
 	disk_keep_wake(d);
 	pthread_mutex_unlock(&d->lock);
-	return n;
 }
 
 /* --- what is to be copied down; which blocks there are --- */
@@ -560,7 +560,7 @@ static struct disk *disk_alloc(const struct tier_disk_opts *o, unsigned n_worker
 	d->n_workers = n_workers;
 	pthread_mutex_init(&d->lock, NULL);
 	pthread_cond_init(&d->keep_more, NULL);
-	struct list *lists[] = {&d->gets, &d->puts, &d->busy, &d->written};
+	struct list *lists[] = {&d->gets, &d->puts, &d->busy, &d->written, &d->flushes};
 	for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
 		list_init(lists[i]);
 	disk_index_init(&d->x);

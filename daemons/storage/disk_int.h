@@ -87,7 +87,7 @@ struct disk {
 	int keep;                    /* there is something for the keeper */
 	uint64_t seq;                /* the last sequence number that was given */
 	uint64_t flush_mark;         /* blocks below it are gone */
-	uint64_t flush_kept;         /* so far on the device */
+	struct list flushes;         /* of tier_flush: to be made last */
 	unsigned fails;
 	uint64_t no_puts_until_us, no_room_until_us;
 	int error;                   /* errno of the last failed write */

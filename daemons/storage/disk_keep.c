@@ -15,6 +15,7 @@
 #include "util/mem.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -248,23 +249,34 @@ static void make_segments(struct disk *d)
 
 /* --- a flush --- */
 
-static void keep_flush(struct disk *d)
+static void keep_flushes(struct disk *d)
 {
+	struct list due;
+	list_init(&due);
 	pthread_mutex_lock(&d->lock);
 	uint64_t mark = d->flush_mark;
-	int due = mark != d->flush_kept;
+	while (!list_empty(&d->flushes)) {
+		struct list *it = d->flushes.next;
+		list_remove(it);
+		list_push_back(&due, it);
+	}
 	pthread_mutex_unlock(&d->lock);
-	if (!due)
+	if (list_empty(&due))
 		return;
 	int e = disk_dir_flush(&d->dir, mark);
-	if (e)
+	if (e) {
 		log_error("disk_flush_failed", "path=%s reason=%s", log_quote(d->dir.path), log_quote(strerror(e)));
-	pthread_mutex_lock(&d->lock);
-	if (e)
+		pthread_mutex_lock(&d->lock);
 		disk_write_result(d, e);
-	else
-		d->flush_kept = mark;
-	pthread_mutex_unlock(&d->lock);
+		pthread_mutex_unlock(&d->lock);
+	}
+	list_each_safe(it, nx, &due) {
+		struct tier_flush *f = list_entry(it, struct tier_flush, link);
+		list_remove(it);
+		if (e)
+			snprintf(f->text, sizeof f->text, "%s: blocks may be back after a restart", disk_error_text(e, &f->code));
+		f->done(f);
+	}
 }
 
 void *disk_keeper_main(void *arg)
@@ -279,7 +291,7 @@ void *disk_keeper_main(void *arg)
 		d->keep = 0;
 		pthread_mutex_unlock(&d->lock);
 		commit(d);
-		keep_flush(d);
+		keep_flushes(d);
 		clear_dropped(d);
 		delete_dying(d);
 		make_segments(d);
@@ -368,7 +380,7 @@ int disk_load(struct disk *d, struct err *err)
 {
 	struct finds f = {0};
 	int r = segments_load(d, &f, err);
-	d->flush_kept = d->seq = d->flush_mark;
+	d->seq = d->flush_mark;
 	if (f.n)
 		qsort(f.at, f.n, sizeof *f.at, newest_first);
 	for (size_t i = 0; i < f.n; i++)   /* of two heads with one key the newer counts */

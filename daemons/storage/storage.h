@@ -71,6 +71,7 @@ struct storage {
 	struct copier *copier;
 	struct list findings;              /* look-ups under way */
 	unsigned n_findings;
+	struct list flushing;              /* flushes that pdctl waits for */
 	struct attached *attached;
 	struct list clients;               /* attached, and those detached whose batches end */
 	unsigned clients_max;

@@ -18,7 +18,6 @@
 #include <stdint.h>
 
 #define TIER_KEY_BYTES 32
-#define TIER_NOT_FLUSHED UINT64_MAX   /* it is away, and keeps what it has */
 #define TIER_QUEUE_MIN 128u   /* so many puts and so many gets every tier queues at least */
 
 struct tier_key {
@@ -74,6 +73,15 @@ struct tier_find {
 	void (*done)(struct tier_find *f);
 };
 
+/* Everything that the tier has is dropped: it is not found from the call on. */
+struct tier_flush {
+	struct list link;             /* the tier's, until done */
+	uint64_t blocks;              /* dropped, as far as known */
+	int code;                     /* 0: nothing of it comes back. ERR_CLOSED: the tier is away and keeps what it has. ERR_IO, ERR_FULL: it may be back after a restart */
+	char text[160];               /* why not, or "" */
+	void (*done)(struct tier_flush *f);   /* once, on any thread, before the call returns or later */
+};
+
 struct tier_stat {
 	uint64_t blocks, bytes, capacity_bytes;   /* capacity 0: not known (Redis without maxmemory) */
 	uint64_t puts, known, gets, hits, misses, evictions, corrupt, full, errors;   /* known: puts of what was there already */
@@ -113,7 +121,7 @@ struct tier_ops {
 	void (*get)(struct tier *t, struct tier_op *op);
 	void (*lookup)(struct tier *t, struct tier_find *f);
 	int (*remove)(struct tier *t, const struct tier_key *key);   /* 0 or ERR_NOTFOUND */
-	uint64_t (*flush)(struct tier *t);                       /* drops everything; blocks dropped (as far as known), or TIER_NOT_FLUSHED */
+	void (*flush)(struct tier *t, struct tier_flush *f);
 	/* Another capacity, at once: what is too much is evicted. NULL: cannot. 0 or an error with a sentence. */
 	int (*resize)(struct tier *t, uint64_t capacity_bytes, struct err *err);
 	void (*stat)(struct tier *t, struct tier_stat *ret);

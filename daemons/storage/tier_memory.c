@@ -371,9 +371,8 @@ static int memory_remove(struct tier *t, const struct tier_key *key)
 	return e ? 0 : ERR_NOTFOUND;
 }
 
-static uint64_t memory_flush(struct tier *t)
+static uint64_t drop_all(struct memory *m)
 {
-	struct memory *m = memory_of(t);
 	uint64_t n = 0;
 	pthread_mutex_lock(&m->lock);
 	size_t it = 0;
@@ -385,6 +384,12 @@ static uint64_t memory_flush(struct tier *t)
 	}
 	pthread_mutex_unlock(&m->lock);
 	return n;
+}
+
+static void memory_flush(struct tier *t, struct tier_flush *f)
+{
+	f->blocks = drop_all(memory_of(t));
+	f->done(f);
 }
 
 static void memory_stat(struct tier *t, struct tier_stat *ret)
@@ -541,7 +546,7 @@ static uint32_t memory_list(struct tier *t, struct tier_cursor *at, uint32_t max
 static void memory_destroy(struct tier *t)
 {
 	struct memory *m = memory_of(t);
-	memory_flush(t);
+	drop_all(memory_of(t));
 	CHECK(m->units.n_free == m->units.total);   /* else an operation is still under way */
 	map_destroy(&m->index);
 	units_fini(&m->units);

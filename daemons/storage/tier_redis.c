@@ -144,15 +144,17 @@ static int redis_remove(struct tier *tier, const struct tier_key *key)
 }
 
 /* Begins it; the blocks that were there when the server was last asked. */
-static uint64_t redis_flush(struct tier *tier)
+static void redis_flush(struct tier *tier, struct tier_flush *f)
 {
 	struct redis_tier *t = redis_of(tier);
-	if (redis_keys_flush(t) != 0)
-		return TIER_NOT_FLUSHED;
-	pthread_mutex_lock(&t->lock);
-	uint64_t n = t->stat.blocks;
-	pthread_mutex_unlock(&t->lock);
-	return n;
+	if (redis_keys_flush(t) != 0) {
+		f->code = ERR_CLOSED;
+	} else {
+		pthread_mutex_lock(&t->lock);
+		f->blocks = t->stat.blocks;
+		pthread_mutex_unlock(&t->lock);
+	}
+	f->done(f);
 }
 
 /* "ready" and what it does not do all the same, or the first lane that is not. */

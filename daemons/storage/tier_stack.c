@@ -253,35 +253,75 @@ static int stack_remove(struct tier *t, const struct tier_key *key)
 	return found ? 0 : ERR_NOTFOUND;
 }
 
-int tier_stack_flush(struct tier *t, enum tier_id id, uint64_t *ret_blocks, struct err *err)
+struct flush_part {
+	struct tier_flush f;       /* first */
+	struct flush *of;
+	enum tier_id id;
+};
+
+struct flush {
+	struct tier_flush *outer;
+	atomic_uint left;          /* parts that are not done, and the begin */
+	unsigned n;
+	struct flush_part part[STACK_LEVELS_MAX];
+};
+
+static void flush_leave(struct flush *a)
+{
+	struct tier_flush *outer = a->outer;
+	const struct flush_part *failed = NULL;
+	if (atomic_fetch_sub(&a->left, 1) != 1)
+		return;
+	outer->blocks = 0;
+	for (unsigned i = 0; i < a->n; i++) {
+		outer->blocks += a->part[i].f.blocks;
+		failed = failed || a->part[i].f.code == 0 ? failed : &a->part[i];
+	}
+	outer->code = failed ? failed->f.code : 0;
+	outer->text[0] = 0;
+	if (failed && failed->f.code == ERR_CLOSED)
+		snprintf(outer->text, sizeof outer->text, "tier %s is away and keeps what it has; %llu blocks of the others were dropped", tier_name(failed->id),
+		         (unsigned long long)outer->blocks);
+	else if (failed)
+		snprintf(outer->text, sizeof outer->text, "tier %s: %.140s", tier_name(failed->id), failed->f.text);
+	free(a);
+	outer->done(outer);
+}
+
+static void flush_part_done(struct tier_flush *f)
+{
+	flush_leave(((struct flush_part *)f)->of);
+}
+
+void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 {
 	struct stack *s = stack_of(t);
-	enum tier_id away = TIER_NONE;
-	int found = 0;
-	*ret_blocks = 0;
+	struct flush *a = mem_zalloc(sizeof *a);
+	a->outer = f;
+	atomic_init(&a->left, 1);
 	atomic_fetch_add(&s->flushes, 1);   /* what is on its way from one tier to the other does not arrive */
 	for (unsigned i = 0; i < s->n; i++) {
 		if (id != TIER_NONE && id != s->level[i].opts.id)
 			continue;
 		struct tier *l = level_tier(&s->level[i]);
-		uint64_t n = l ? l->ops->flush(l) : TIER_NOT_FLUSHED;
-		found = 1;
-		if (n == TIER_NOT_FLUSHED)
-			away = s->level[i].opts.id;
-		else
-			*ret_blocks += n;
+		struct flush_part *p = &a->part[a->n++];
+		*p = (struct flush_part){.f = {.code = l ? 0 : ERR_CLOSED, .done = flush_part_done}, .of = a, .id = s->level[i].opts.id};
+		list_init(&p->f.link);
+		if (l) {
+			atomic_fetch_add(&a->left, 1);
+			l->ops->flush(l, &p->f);
+		}
 	}
-	if (!found)
-		return err_set(err, ERR_NOTFOUND, "there is no tier %s", tier_name(id));
-	return away == TIER_NONE ? 0 : err_set(err, ERR_CLOSED, "tier %s is away and keeps what it has; %llu blocks of the others were dropped", tier_name(away),
-	                                       (unsigned long long)*ret_blocks);
+	if (a->n == 0) {
+		a->part[a->n++] = (struct flush_part){.f = {.code = ERR_NOTFOUND}, .id = id};
+		snprintf(a->part[0].f.text, sizeof a->part[0].f.text, "there is none of that name");
+	}
+	flush_leave(a);
 }
 
-static uint64_t stack_flush(struct tier *t)
+static void stack_flush(struct tier *t, struct tier_flush *f)
 {
-	uint64_t n;
-	tier_stack_flush(t, TIER_NONE, &n, NULL);
-	return n;
+	tier_stack_flush(t, TIER_NONE, f);
 }
 
 unsigned tier_stack_levels(const struct tier *t)

@@ -55,7 +55,7 @@ struct tier *tier_stack_find(struct tier *t, enum tier_id id);      /* NULL: not
 /* By another thread, soon; what goes wrong is logged. */
 void tier_stack_resize(struct tier *t, enum tier_id id, uint64_t capacity_bytes);
 void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy, uint32_t after, unsigned low_percent);
-/* Drops what that tier has (TIER_NONE: all tiers). ERR_NOTFOUND: there is none of that name; ERR_CLOSED: one that is away keeps what it has, which err names. */
-int tier_stack_flush(struct tier *t, enum tier_id id, uint64_t *ret_blocks, struct err *err);
+/* Drops what that tier has (TIER_NONE: all tiers). Of several that could not the first one's reason; ERR_NOTFOUND: there is none of that name. */
+void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f);
 
 #endif

@@ -105,6 +105,22 @@ static void region_make(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t 
 		owner.data[i] = (unsigned char)(i * 2654435761u >> 13);
 }
 
+static void flush_done(struct tier_flush *f)
+{
+	atomic_store((atomic_int *)(void *)(f + 1), 1);
+}
+
+static void flush(struct tier *t)
+{
+	struct {
+		struct tier_flush f;
+		atomic_int done;
+	} a = {.f = {.done = flush_done}};
+	t->ops->flush(t, &a.f);
+	while (!atomic_load(&a.done))
+		usleep(100);
+}
+
 static void bench_memory(int turns, int threads)
 {
 	struct err err = {0};
@@ -124,7 +140,7 @@ static void bench_memory(int turns, int threads)
 	run_memcpy(plain);
 	run_batches(c, COPY_PUT, 1);
 	for (int i = 0; i < turns; i++) {
-		t->ops->flush(t);
+		flush(t);
 		us[MEMCPY][i] = run_memcpy(plain);
 		us[PUT][i] = run_batches(c, COPY_PUT, 1);
 		us[GET][i] = run_batches(c, COPY_GET, 1);
@@ -164,7 +180,7 @@ static void bench_disk(const char *folder, int mib, const char *block, int depth
 	printf("RESULT bytes=%llu\nRESULT write_bytes_s=%.0f\nRESULT read_bytes_s=%.0f\n", (unsigned long long)(n * bytes), (double)(n * bytes) / (double)write_us * 1e6,
 	       (double)(n * bytes) / (double)read_us * 1e6);
 	copier_stop(c);
-	t->ops->flush(t);
+	flush(t);
 	t->ops->destroy(t);
 	copier_destroy(&c);
 }

@@ -2,6 +2,8 @@
 #ifndef TESTS_DISK_RIG_H
 #define TESTS_DISK_RIG_H
 
+#include "tests/unit/flush_rig.h"
+
 #include "daemons/storage/disk_io.h"
 #include "daemons/storage/sum.h"
 #include "daemons/storage/disk.h"

@@ -3,6 +3,8 @@
 #ifndef TESTS_REDIS_RIG_H
 #define TESTS_REDIS_RIG_H
 
+#include "tests/unit/flush_rig.h"
+
 #include "daemons/storage/redis_value.h"
 #include "daemons/storage/sum.h"
 #include "daemons/storage/tier_redis.h"

@@ -3,6 +3,8 @@
 #ifndef TESTS_STACK_WORLD_H
 #define TESTS_STACK_WORLD_H
 
+#include "tests/unit/flush_rig.h"
+
 #include "daemons/storage/sum.h"
 #include "daemons/storage/tier_stack.h"
 
@@ -176,15 +178,14 @@ static inline int fake_remove(struct tier *t, const struct tier_key *key)
 	pthread_mutex_unlock(&f->lock);
 	return there ? 0 : ERR_NOTFOUND;
 }
-static inline uint64_t fake_flush(struct tier *t)
+static inline void fake_flush(struct tier *t, struct tier_flush *flush)
 {
-	uint64_t n = 0;
 	for (unsigned i = 0; i < NAMES; i++) {
 		struct tier_key k = {{0}};
 		memcpy(k.b, &i, sizeof i);
-		n += fake_remove(t, &k) == 0;
+		flush->blocks += fake_remove(t, &k) == 0;
 	}
-	return n;
+	flush->done(flush);
 }
 static inline void fake_stat(struct tier *t, struct tier_stat *ret)
 {
@@ -392,6 +393,19 @@ static inline char where_is(unsigned name)
 	return where(&name, 1, 1, 0)[0];
 }
 
+/* The code; blocks dropped and the reason may be NULL. */
+static inline int flushed(enum tier_id id, uint64_t *ret_blocks, char *ret_text)
+{
+	struct flush_rig r = flush_rig();
+	tier_stack_flush(s, id, &r.f);
+	flush_rig_wait(&r);
+	if (ret_blocks)
+		*ret_blocks = r.f.blocks;
+	if (ret_text)
+		memcpy(ret_text, r.f.text, sizeof r.f.text);
+	return r.f.code;
+}
+
 static inline struct stack_stat stat_of(unsigned level)
 {
 	struct stack_stat l;
@@ -435,7 +449,7 @@ static inline void only_below(unsigned from, unsigned to)
 		UNTIL(fake_has(disk, i));
 	}
 	UNTIL(stat_of(0).copying == 0);
-	memory->ops->flush(memory);
+	tier_flushed(memory, NULL);
 }
 
 /* What main returns. */

@@ -14,6 +14,8 @@ struct end {
 	uint32_t next;
 	int cuts;                  /* disconnects whoever is down, so often, when it is told so */
 	char why[128];
+	struct chan_asked *asked[CHAN_ASKED_MAX + 1];
+	int n_asked;
 };
 
 static void on_up(void *arg, struct peer *p)
@@ -46,12 +48,15 @@ static void on_message(void *arg, struct peer *p, enum msg_type t, const struct 
 	s->last = p;
 }
 
-static int on_ctl(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n, char **ret)
+static int on_ctl(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n, char **ret)
 {
-	(void)arg;
 	(void)args;
 	ck_assert_int_eq(who->is_local, 1);
 	ck_assert_uint_eq(who->pid, (unsigned)getpid());
+	if (strcmp(command, "later") == 0) {
+		((struct end *)arg)->asked[((struct end *)arg)->n_asked++] = asked;
+		return CHAN_LATER;
+	}
 	*ret = mem_printf("{\"command\":\"%s\",\"args\":%zu}", command, n);
 	return strcmp(command, "bad") == 0 ? ERR_INVALID : 0;
 }
@@ -224,6 +229,49 @@ START_TEST(pdctl_asks)
 		free(got);
 	}
 	chan_destroy(&a.c);
+}
+END_TEST
+
+/* An answer that comes later reaches who has asked, though others were answered meanwhile; a daemon has so many questions open and no more; at its end they are
+ * forgotten. */
+START_TEST(pdctl_asks_and_waits)
+{
+	static const char *const want[] = {"0 done", "-2 not done"};
+	struct end a;
+	pthread_t t[CHAN_ASKED_MAX + 1];
+	void *got;
+	end_open(&a, "bound", 10, endpoint, 16);
+	for (int i = 0; i < 2; i++) {
+		pthread_create(&t[i], NULL, ask_thread, (void *)"later");
+		spin(&a.n_asked, i + 1, 3000);
+		ck_assert_int_eq(a.n_asked, i + 1);
+	}
+	int never = 0;
+	pthread_create(&t[2], NULL, ask_thread, (void *)"status");
+	spin(&never, 1, 300);
+	pthread_join(t[2], &got);
+	ck_assert_str_eq(got, "0 {\"command\":\"status\",\"args\":2}");
+	free(got);
+	for (int i = 2; i-- > 0;)
+		chan_answer(a.c, a.asked[i], i ? ERR_INVALID : 0, strchr(want[i], ' ') + 1);
+	for (int i = 0; i < 2; i++) {
+		pthread_join(t[i], &got);
+		ck_assert_str_eq(got, want[i]);
+		free(got);
+	}
+	a.n_asked = 0;
+	for (unsigned i = 0; i <= CHAN_ASKED_MAX; i++)
+		pthread_create(&t[i], NULL, ask_thread, (void *)"later");
+	spin(&a.n_asked, CHAN_ASKED_MAX + 1, 1500);
+	ck_assert_int_eq(a.n_asked, CHAN_ASKED_MAX);
+	chan_destroy(&a.c);
+	unsigned full = 0;
+	for (unsigned i = 0; i <= CHAN_ASKED_MAX; i++) {
+		pthread_join(t[i], &got);
+		full += strstr(got, "64 questions are not yet answered") != NULL;
+		free(got);
+	}
+	ck_assert_uint_eq(full, 1);
 }
 END_TEST
 
@@ -439,6 +487,7 @@ int main(void)
 	tcase_add_test(t, name_is_taken_while_it_lives);
 	tcase_add_test(t, window_is_bounded);
 	tcase_add_test(t, pdctl_asks);
+	tcase_add_test(t, pdctl_asks_and_waits);
 	tcase_add_test(t, garbage_changes_nothing);
 	tcase_add_test(t, link_numbers);
 	tcase_add_test(t, decode_demands_what_is_required);

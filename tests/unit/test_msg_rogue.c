@@ -205,8 +205,9 @@ START_TEST(bodies_are_bounded)
 END_TEST
 
 static unsigned ctl_asked;
-static int count_ctl(void *arg, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text)
+static int count_ctl(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text)
 {
+	(void)asked;
 	(void)arg;
 	(void)who;
 	(void)command;

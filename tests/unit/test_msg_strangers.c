@@ -402,9 +402,10 @@ END_TEST
 
 static unsigned n_asked;
 
-static int answer_at_length(void *arg, const struct process_origin *who, const char *command,
+static int answer_at_length(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command,
                             char *const *args, size_t n_args, char **ret_text)
 {
+	(void)asked;
 	(void)arg;
 	(void)who;
 	(void)command;

@@ -47,7 +47,7 @@ START_TEST(test_lru)
 	struct tier_disk_opts o = rig_opts(4 * SLOT);
 	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
 		struct tier *t = rig_open(&o);
-		t->ops->flush(t);
+		tier_flushed(t, NULL);
 		for (const char *s = row[i].steps; *s; s += s[2] ? 3 : 2) {
 			unsigned name = (unsigned)(s[1] - '0');
 			struct tier_key k = rig_key(name);
@@ -180,7 +180,7 @@ END_TEST
 static void while_reading(struct rig_op *o)
 {
 	struct tier *t = o->arg;
-	ck_assert_uint_eq(t->ops->flush(t), 1);
+	ck_assert_uint_eq(tier_flushed(t, NULL), 1);
 	ck_assert(!rig_has(t, o->name, SLOT));   /* dropped already, while its bytes are being copied */
 }
 
@@ -197,7 +197,7 @@ START_TEST(test_flush_remove)
 	ck_assert(!rig_has(t, 2, SLOT));
 	ck_assert_int_eq(rig_put(t, 2, SLOT), 0);        /* and can be stored again */
 	ck_assert(rig_has(t, 2, SLOT));
-	ck_assert_uint_eq(t->ops->flush(t), 16);
+	ck_assert_uint_eq(tier_flushed(t, NULL), 16);
 	ck_assert_int_eq(rig_get(t, 3, SLOT), ERR_NOTFOUND);
 	ck_assert_int_eq(t->ops->remove(t, &k9), ERR_NOTFOUND);
 	ck_assert_int_eq(rig_put(t, 4, SLOT), 0);
@@ -347,7 +347,7 @@ static void *race(void *arg)
 		} else if (what < 15) {
 			rig_has(r->t, name, bytes);
 		} else if (i % 64 == 0) {
-			r->t->ops->flush(r->t);
+			tier_flushed(r->t, NULL);
 		}
 	}
 	return NULL;
@@ -375,7 +375,7 @@ START_TEST(test_threads)
 	ck_assert_uint_eq(s.errors, 0);
 	ck_assert_uint_eq(s.queued, 0);
 	ck_assert_uint_eq(s.oldest_us, 0);
-	t->ops->flush(t);
+	tier_flushed(t, NULL);
 	for (unsigned i = 0; i < 8; i++)
 		ck_assert_int_eq(rig_put(t, 100 + i, 256 * KIB), 0);
 	ck_assert_uint_eq(rig_stat(t).blocks, 8);

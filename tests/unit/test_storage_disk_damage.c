@@ -133,7 +133,7 @@ START_TEST(test_lost)
 	ck_assert_uint_eq(s.lost, 2 + s.evictions - 2);
 	for (unsigned i = 0; i < 28; i++)
 		copied_down(t, i);
-	t->ops->flush(t);
+	tier_flushed(t, NULL);
 	for (unsigned i = 50; i < 66; i++)
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
 	ck_assert_uint_eq(rig_stat(t).lost, s.lost);
@@ -312,6 +312,67 @@ START_TEST(test_cut_stop)
 }
 END_TEST
 
+/* --- a flush --- */
+
+static void child_flushes(void)
+{
+	struct tier_disk_opts o = rig_opts(4 * MIB);
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 0; i < 20; i++)
+		if (rig_put(t, i, 64 * KIB) != 0)
+			_exit(1);
+	tier_flushed(t, NULL);
+	raise(SIGKILL);
+}
+
+/* Nothing comes back after a flush was answered, and what is stored after it stays. */
+START_TEST(test_flush_lasts)
+{
+	int status;
+	for (unsigned round = 0; round < 5; round++) {
+		fflush(NULL);
+		pid_t pid = fork();
+		if (pid == 0)
+			child_flushes();
+		ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+		ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+		struct tier_disk_opts o = rig_opts(4 * MIB);
+		struct tier *t = rig_open(&o);
+		ck_assert_uint_eq(rig_stat(t).blocks, 0);
+		for (unsigned i = 0; i < 20; i++)
+			ck_assert_int_eq(rig_get(t, i, 64 * KIB), ERR_NOTFOUND);
+		tier_flushed(t, NULL);
+		ck_assert_int_eq(rig_put(t, 100, 64 * KIB), 0);
+		t->ops->destroy(t);
+		t = rig_open(&o);
+		ck_assert_int_eq(rig_get(t, 100, 64 * KIB), 0);
+		t->ops->destroy(t);
+	}
+}
+END_TEST
+
+/* A flush that cannot be made last says so; the blocks are gone until a restart, and the next flush that can be written holds. */
+START_TEST(test_flush_fails)
+{
+	struct tier_disk_opts o = rig_opts(4 * MIB);
+	struct tier *t = rig_open(&o);
+	ck_assert_int_eq(rig_put(t, 1, 64 * KIB), 0);
+	ck_assert_int_eq(mkdir(rig_path("state.new"), 0700), 0);
+	struct flush_rig r = flush_rig();
+	t->ops->flush(t, &r.f);
+	flush_rig_wait(&r);
+	ck_assert_int_eq(r.f.code, ERR_IO);
+	ck_assert_msg(strstr(r.f.text, "may be back after a restart") != NULL, "%s", r.f.text);
+	ck_assert_int_eq(rig_get(t, 1, 64 * KIB), ERR_NOTFOUND);
+	ck_assert_int_eq(rmdir(rig_path("state.new")), 0);
+	tier_flushed(t, NULL);
+	t->ops->destroy(t);
+	t = rig_open(&o);
+	ck_assert_int_eq(rig_get(t, 1, 64 * KIB), ERR_NOTFOUND);
+	t->ops->destroy(t);
+}
+END_TEST
+
 /* --- what the state file says --- */
 
 START_TEST(test_state)
@@ -449,7 +510,7 @@ START_TEST(test_many_blocks)
 	for (unsigned i = 0; i < 50; i++)
 		ck_assert_int_eq(rig_put(t, n + i, 4096), 0);     /* takes the place of the oldest */
 	ck_assert(!rig_has(t, 0, 4096));
-	ck_assert_uint_ge(t->ops->flush(t), n - 50);
+	ck_assert_uint_ge(tier_flushed(t, NULL), n - 50);
 	ck_assert_uint_eq(rig_stat(t).blocks, 0);
 	t->ops->destroy(t);
 }
@@ -467,6 +528,8 @@ int main(void)
 	tcase_add_test(c, test_heads_damaged);
 	tcase_add_test(c, test_two_heads);
 	tcase_add_test(c, test_cut_stop);
+	tcase_add_test(c, test_flush_lasts);
+	tcase_add_test(c, test_flush_fails);
 	tcase_add_test(c, test_many_blocks);
 	tcase_add_test(c, test_state);
 	tcase_add_test(c, test_foreign);

@@ -218,7 +218,7 @@ START_TEST(test_write_errors)
 		struct tier_disk_opts o = fault_opts(8 * MIB);
 		o.io = engines[i];
 		struct tier *t = rig_open(&o);
-		t->ops->flush(t);
+		tier_flushed(t, NULL);
 		ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
 		write_error = error[i];
 		for (unsigned k = 0; k < 8; k++) {

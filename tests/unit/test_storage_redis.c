@@ -197,7 +197,10 @@ START_TEST(test_away_and_back)
 		ck_assert(code == ERR_NOTFOUND || (round > 0 && code == ERR_CLOSED));
 		ck_assert_uint_eq(lookup(t, 1, 1, BLOCK, LONG_US, NULL), 0);
 		ck_assert(round > 0 || t->ops->remove(t, &o.op.key) == ERR_NOTFOUND);
-		ck_assert(round > 0 || t->ops->flush(t) == TIER_NOT_FLUSHED);   /* which whoever asks for it hears */
+		int flushed = ERR_CLOSED;
+		if (round == 0)
+			tier_flushed(t, &flushed);
+		ck_assert_int_eq(flushed, ERR_CLOSED);   /* which whoever asks for it hears */
 		rig_start(&rig, NULL);
 		wait_state(t, "ready");
 		ck_assert_int_eq(put(t, 1, BLOCK), 0);
@@ -491,7 +494,7 @@ START_TEST(test_evicted)
 	RIG_DO(&rig, "CONFIG", "SET", "maxmemory", "8000000");
 	for (unsigned i = 0; i < 300; i++)
 		ck_assert_int_eq(put(t, i, 65536), 0);
-	t->ops->flush(t);   /* its end asks for the figures */
+	tier_flushed(t, NULL);   /* its end asks for the figures */
 	for (uint64_t until = clock_us() + LONG_US; stat_of(t).evictions == 0; usleep(1000))
 		ck_assert_uint_lt(clock_us(), until);
 	struct tier_stat s = stat_of(t);
@@ -649,7 +652,7 @@ START_TEST(test_flush)
 		freeReplyObject(a);
 	}
 	ck_assert_int_eq(put(u, 1, BLOCK), 0);
-	t->ops->flush(t);
+	tier_flushed(t, NULL);
 	ck_assert_int_eq(get(t, 1, BLOCK), ERR_NOTFOUND);
 	uint64_t begun = clock_us();
 	wait_state(t, "ready, being flushed");
@@ -661,7 +664,7 @@ START_TEST(test_flush)
 	ck_assert_int_eq(RIG_DO(&rig, "DBSIZE"), 10001);   /* those of others are there */
 	ck_assert_int_eq(get(u, 1, BLOCK), 0);
 	ck_assert_int_eq(put(t, 1, BLOCK), 0);
-	u->ops->flush(u);   /* its prefix is no pattern */
+	tier_flushed(u, NULL);   /* its prefix is no pattern */
 	for (uint64_t until = clock_us() + LONG_US; RIG_DO(&rig, "DBSIZE") != 10001; usleep(1000))
 		ck_assert_uint_lt(clock_us(), until);
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
@@ -676,7 +679,7 @@ START_TEST(test_flush_cut)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 500});
 	kill(rig.pid, SIGSTOP);
-	t->ops->flush(t);
+	tier_flushed(t, NULL);
 	ck_assert_str_eq(stat_of(t).state, "ready, being flushed");
 	rig_kill(&rig);
 	wait_state(t, "away");

@@ -349,7 +349,7 @@ START_TEST(test_odd_scan)
 	s.command = "SCAN";
 	struct tier *t = against(s);
 	wait_state(t, "ready");
-	t->ops->flush(t);
+	tier_flushed(t, NULL);
 	for (uint64_t until = clock_us() + LONG_US; strcmp(stat_of(t).state, "ready") != 0 || !played; usleep(1000))
 		ck_assert_uint_lt(clock_us(), until);
 	for (uint64_t until = clock_us() + LONG_US; put(t, 1, BLOCK) != 0; usleep(1000))

@@ -158,7 +158,7 @@ static void *race(void *arg)
 		else if (what == 14)
 			tier_stack_policy(s, TIER_MEMORY, seed % 3, seed % 2, 30);
 		else if (seed % 8 == 0)
-			s->ops->flush(s);
+			tier_flushed(s, NULL);
 	}
 	return NULL;
 }

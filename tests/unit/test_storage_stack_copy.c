@@ -81,9 +81,9 @@ START_TEST(test_disk_to_redis)
 		ck_assert_int_eq(fake_has(redis, 1), 0);
 	} else {
 		UNTIL(fake_has(redis, 1));
-		disk->ops.flush(&disk->tier);
+		tier_flushed(&disk->tier, NULL);
 		if (row[_i].memory)
-			tier_stack_find(s, TIER_MEMORY)->ops->flush(tier_stack_find(s, TIER_MEMORY));
+			tier_flushed(tier_stack_find(s, TIER_MEMORY), NULL);
 		ck_assert_int_eq(get(1), 'r');
 	}
 	end();
@@ -138,7 +138,7 @@ START_TEST(test_flush)
 	for (unsigned i = 0; i < 8; i++)
 		put(i);
 	UNTIL(fake_count(disk, &disk->queued) == 8);
-	ck_assert_int_eq(tier_stack_flush(s, TIER_NONE, &n, &err), 0);
+	ck_assert_int_eq(flushed(TIER_NONE, &n, NULL), 0);
 	ck_assert_uint_eq(n, 8);
 	fake_set(disk, 0, 0);
 	UNTIL(stat_of(0).copying == 0);
@@ -151,7 +151,7 @@ START_TEST(test_flush)
 	put(100);
 	put(101);
 	UNTIL(fake_count(disk, &disk->n_moved_in) > moved && stat_of(0).copying == 2);
-	ck_assert_int_eq(tier_stack_flush(s, TIER_NONE, &n, &err), 0);
+	ck_assert_int_eq(flushed(TIER_NONE, &n, NULL), 0);
 	pthread_mutex_lock(&disk->lock);
 	disk->hold_late = 0;
 	pthread_cond_signal(&disk->more);
@@ -159,10 +159,10 @@ START_TEST(test_flush)
 	UNTIL(stat_of(0).copying == 0);
 	ck_assert_int_eq(get(100), '-');
 	ck_assert_int_eq(get(101), '-');
-	ck_assert_int_eq(tier_stack_flush(s, TIER_REDIS, &n, &err), ERR_NOTFOUND);
+	ck_assert_int_eq(flushed(TIER_REDIS, &n, NULL), ERR_NOTFOUND);
 	put(1);
 	UNTIL(fake_has(disk, 1));
-	ck_assert_int_eq(tier_stack_flush(s, TIER_MEMORY, &n, &err), 0);
+	ck_assert_int_eq(flushed(TIER_MEMORY, &n, NULL), 0);
 	ck_assert_uint_eq(n, 1);
 	ck_assert_int_eq(get(1), 'd');
 	end();
@@ -172,7 +172,7 @@ END_TEST
 static int flush_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
 	uint64_t blocks;
-	ck_assert_int_eq(tier_stack_flush(s, TIER_NONE, &blocks, NULL), 0);
+	ck_assert_int_eq(flushed(TIER_NONE, &blocks, NULL), 0);
 	return op_move_out(op, span, n);
 }
 

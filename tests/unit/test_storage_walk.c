@@ -1,4 +1,6 @@
 /* test_storage_walk.c - what the disk tier says of its blocks: which came and went, which there are, which are to be copied down before they are evicted. */
+#include "tests/unit/flush_rig.h"
+
 #include "daemons/storage/sum.h"
 #include "daemons/storage/disk.h"
 
@@ -159,7 +161,7 @@ START_TEST(test_told_and_listed)
 	tear_down();
 	start();
 	ck_assert_uint_eq(list(listed), before);
-	t->ops->flush(t);
+	tier_flushed(t, NULL);
 	UNTIL(list(listed) == 0);
 	ck_assert_int_eq(run(1, 5), 0);
 	ck_assert_int_eq(told_of(5), 1);
