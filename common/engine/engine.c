@@ -37,38 +37,6 @@ static int check_opts(const struct engine_opts *o, struct err *err)
 
 /* --- memory ------------------------------------------------------------------------------------------------------------- */
 
-/* The number behind `key` in a file of lines, UINT64_MAX if there is none ("max" of a cgroup included). */
-static uint64_t read_number(const char *path, const char *key)
-{
-	char line[256];
-	uint64_t v = UINT64_MAX;
-	FILE *f = fopen(path, "re");
-	while (f && fgets(line, sizeof line, f))
-		if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%lu", &v) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return v;
-}
-
-/* What the process may still take: the machine's free memory, and its own control group's limit. */
-static uint64_t memory_available(void)
-{
-	uint64_t kib = read_number("/proc/meminfo", "MemAvailable:");
-	uint64_t machine = kib == UINT64_MAX ? kib : kib * 1024, group = UINT64_MAX;
-	char line[512], path[640];
-	FILE *f = fopen("/proc/self/cgroup", "re");
-	while (f && fgets(line, sizeof line, f))
-		if (strncmp(line, "0::", 3) == 0) {
-			line[strcspn(line, "\n")] = 0;
-			snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", line + 3);
-			group = read_number(path, "");
-		}
-	if (f)
-		fclose(f);
-	return machine < group ? machine : group;
-}
-
 /* Rows of most buffers: with few spans all rows may be wanted, so those of a whole step serve the tail as well. */
 static size_t most_rows(const struct engine *e)
 {
@@ -197,7 +165,7 @@ static int check_memory(struct engine *e, struct err *err)
 	struct kern_info device = {0};
 	if (e->dev)
 		e->ops->info(e->dev, &device);
-	uint64_t weights = matrix_bytes(e) / ranks, have = device.memory_bytes ? device.free_bytes : memory_available();
+	uint64_t weights = matrix_bytes(e) / ranks, have = device.memory_bytes ? device.free_bytes : mem_available();
 	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes + e->opts.max_logits * (e->conf.vocab * sizeof(float) + 2 * sizeof *e->drawn);
 	step += device.memory_bytes ? 0 : engine_program_bytes(e);
 	if (weights + step > have / ranks)

@@ -314,15 +314,18 @@ static uint32_t disk_due(struct tier *t, uint32_t max, struct tier_due *ret)
 	return n;
 }
 
-/* What could not be taken now is named again, with all others. */
-static void disk_stored(struct tier *t, const struct tier_key *key, int ok)
+/* What could not be taken now, or is no longer below, is named again, with all others. */
+static void disk_stored(struct tier *t, const struct tier_key *key, enum tier_below what)
 {
 	struct disk *d = disk_of(t);
 	pthread_mutex_lock(&d->lock);
-	uint32_t id = disk_find(d, key);
-	if (id != DISK_NONE && ok != 0)
-		disk_slot_at(&d->x, id)->copied = ok > 0;
-	if (ok < 0)
+	uint32_t id = key ? disk_find(d, key) : DISK_NONE;
+	if (id != DISK_NONE)
+		disk_slot_at(&d->x, id)->copied = what == TIER_BELOW_HAS;
+	for (uint32_t i = 0; !key && i < d->x.n_segments; i++)
+		for (uint32_t k = 0; d->x.segment[i] && k < d->x.segment[i]->cut; k++)
+			d->x.segment[i]->slot[k].copied = 0;
+	if (what == TIER_BELOW_LATER || what == TIER_BELOW_GONE)
 		disk_index_unname(&d->x);
 	pthread_mutex_unlock(&d->lock);
 }

@@ -5,7 +5,7 @@
 #define POLICIES "auto|recycle|offload|write_through"
 
 const struct conf_key storage_keys[] = {
-	{"memory_mb", CONF_INT, "1024", 0, 16777216, "MiB", 1, "host memory for stored blocks; reserved at start, used as blocks come; 0: none (from or to 0: restart)", NULL},
+	{"memory_mb", CONF_INT, "1024", 0, 16777216, "MiB", 1, "host memory for stored blocks; taken at start (half a second for a gigabyte); 0: none (from or to 0: restart)", NULL},
 	{"memory_eviction", CONF_STRING, "auto", 0, 16, "", 1,
 	 "what becomes of blocks for which memory has no room: recycle drops the least recently used; offload copies them to the next tier before; write_through copies a "
 	 "block there once it was hit memory_write_through_after times; auto: offload where a lower tier is configured, else recycle",

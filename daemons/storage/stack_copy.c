@@ -81,9 +81,35 @@ static int joint_get(struct tier_op *op, const struct tier_span *span, unsigned 
 	return 0;
 }
 
-/* Puts the block that lies in these spans into memory, at once. flushes: as counted when it was asked for; after a flush it does not arrive. */
-static int into_memory(struct stack *s, const struct tier_op *op, uint64_t flushes, const struct tier_span *span, unsigned n)
+static void found_nothing(struct tier_find *f)
 {
+	(void)f;
+}
+
+/* Has the level, whose tier answers at once, this block now? */
+static int level_has(struct level *l, const struct tier_key *key, size_t bytes)
+{
+	struct tier *t = level_tier(l);
+	unsigned char where = TIER_NONE;
+	struct tier_find f = {.key = key, .where = &where, .n = 1, .bytes = bytes, .done = found_nothing};
+	t->ops->lookup(t, &f);
+	return where != TIER_NONE;
+}
+
+/* A block is kept in `below` too: `t` may evict it for nothing. If it has gone there meanwhile, who watches `below` told that before this was said, so it is
+ * looked at after. (What a Redis has cannot be seen at once.) */
+static void kept_below(struct tier *t, struct level *below, const struct tier_key *key, size_t bytes)
+{
+	t->ops->stored(t, key, TIER_BELOW_HAS);
+	if (below->opts.id != TIER_REDIS && !level_has(below, key, bytes))
+		t->ops->stored(t, key, TIER_BELOW_GONE);
+}
+
+/* Puts the block that lies in these spans, and came from that level, into memory, at once. flushes: as counted when it was asked for; after a flush it does not
+ * arrive. */
+static int into_memory(struct level *from, const struct tier_op *op, uint64_t flushes, const struct tier_span *span, unsigned n)
+{
+	struct stack *s = from->s;
 	struct tier *memory = level_tier(&s->level[0]);
 	struct joint j = {.op = {.key = op->key, .bytes = op->bytes, .move = joint_put, .done = joint_done, .aside = 1}, .span = span, .n = n, .code = ERR_IO};
 	if (!s->memory || !memory)
@@ -94,7 +120,7 @@ static int into_memory(struct stack *s, const struct tier_op *op, uint64_t flush
 		return ERR_CANCELLED;
 	}
 	if (j.code == 0)
-		memory->ops->stored(memory, &op->key, 1);
+		kept_below(memory, from, &op->key, op->bytes);
 	if (atomic_load(&s->level[0].policy) == TIER_OFFLOAD)
 		stack_kick(s);   /* it took room */
 	return j.code;
@@ -116,7 +142,7 @@ static int out_of_memory(struct stack *s, const struct tier_op *op, const struct
 void stack_promote(struct pass *p, const struct tier_span *span, unsigned n)
 {
 	struct level *l = &p->s->level[p->level];
-	if (!p->s->memory || into_memory(p->s, &p->op, p->flushes, span, n) != 0)
+	if (!p->s->memory || into_memory(l, &p->op, p->flushes, span, n) != 0)
 		return;
 	pthread_mutex_lock(&p->s->lock);
 	l->count.promoted++;
@@ -146,10 +172,15 @@ static int copy_void(const struct copy *c)
 	return atomic_load(&c->s->closing) || c->flushes != atomic_load(&c->s->flushes);
 }
 
-/* What the tier that the block came from hears: none takes it, or not now. */
-static int stored_code(int code)
+/* What the tier that the block came from hears. */
+static void down_told(struct copy *c, int code)
 {
-	return code == 0 ? 1 : code == ERR_CLOSED || code == ERR_IO || code == ERR_TIMEOUT || code == ERR_NOMEM ? -1 : 0;
+	struct tier *from = level_tier(c->from);
+	int later = code == ERR_CLOSED || code == ERR_IO || code == ERR_TIMEOUT || code == ERR_NOMEM;
+	if (from->ops->stored && code == 0)
+		kept_below(from, c->to, &c->op.key, c->op.bytes);
+	else if (from->ops->stored)
+		from->ops->stored(from, &c->op.key, later ? TIER_BELOW_LATER : TIER_BELOW_REFUSED);
 }
 
 /* Leaves the tier below alone for a while; says so once in that while. */
@@ -168,7 +199,7 @@ static void pause_level(struct level *to, const struct level *from, int code, co
 static void down_end(struct copy *c, int code, const char *text)
 {
 	struct stack *s = c->s;
-	struct tier *from = level_tier(c->from), *to = level_tier(c->to);
+	struct tier *to = level_tier(c->to);
 	if (code == 0 && copy_void(c)) {   /* flushed while it was written */
 		if (!atomic_load(&s->closing))
 			to->ops->remove(to, &c->op.key);
@@ -176,8 +207,7 @@ static void down_end(struct copy *c, int code, const char *text)
 	}
 	if (code == ERR_CLOSED || code == ERR_IO || code == ERR_TIMEOUT || code == ERR_NOMEM || code == ERR_FULL)
 		pause_level(c->to, c->from, code, text);
-	if (from->ops->stored)
-		from->ops->stored(from, &c->op.key, stored_code(code));
+	down_told(c, code);
 	if (code == 0)
 		stack_note_put(c->to, &c->op.key, c->op.bytes);
 	pthread_mutex_lock(&s->lock);
@@ -420,7 +450,7 @@ int stack_wait_up(struct pass *p)
 static int up_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
 	struct copy *c = (struct copy *)op;
-	return copy_void(c) ? ERR_CANCELLED : into_memory(c->s, op, c->flushes, span, n);
+	return copy_void(c) ? ERR_CANCELLED : into_memory(c->from, op, c->flushes, span, n);
 }
 
 static void up_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
@@ -454,21 +484,6 @@ static void up_done(struct tier_op *op, int code, enum tier_id tier, const char 
 	stack_kick(s);
 }
 
-static void found_nothing(struct tier_find *f)
-{
-	(void)f;
-}
-
-/* Is it in memory by now? */
-static int in_memory(struct stack *s, const struct tier_key *key, size_t bytes)
-{
-	struct tier *memory = level_tier(&s->level[0]);
-	unsigned char where = TIER_NONE;
-	struct tier_find f = {.key = key, .where = &where, .n = 1, .bytes = bytes, .done = found_nothing};
-	memory->ops->lookup(memory, &f);
-	return where != TIER_NONE;
-}
-
 static int fetch_take(struct stack *s, struct fetch *ret)
 {
 	int got = 0;
@@ -488,7 +503,7 @@ static void ups_begin(struct stack *s)
 	struct fetch f;
 	while (fetch_take(s, &f)) {
 		struct tier *t = level_tier(&s->level[f.level]);
-		if (in_memory(s, &f.what.key, f.what.bytes))
+		if (level_has(&s->level[0], &f.what.key, f.what.bytes))
 			continue;
 		struct copy *c = copy_new(s, &s->level[f.level], &s->level[0], &f.what);
 		c->op.move = up_move;
@@ -518,10 +533,18 @@ static int level_open(struct level *l, struct tier **ret, struct err *err)
 	return *ret ? 0 : l->opts.open(l->opts.arg, ret, err);
 }
 
+/* Blocks that are kept in a tier above because they were here are not any more. With the tier's lock held. */
 static void level_changed(void *arg, const struct tier_key *key, int stored)
 {
 	struct level *l = arg;
-	l->s->opts.changed(l->s->opts.arg, l->opts.id, key, stored);
+	struct stack *s = l->s;
+	for (struct level *above = s->level; !stored && above < l; above++) {
+		struct tier *t = level_tier(above);
+		if (t && t->ops->stored)
+			t->ops->stored(t, key, TIER_BELOW_GONE);
+	}
+	if (s->opts.changed)
+		s->opts.changed(s->opts.arg, l->opts.id, key, stored);
 }
 
 static void level_try(struct level *l)
@@ -530,7 +553,7 @@ static void level_try(struct level *l)
 	struct err err = {0};
 	struct tier *t = NULL;
 	int r = level_open(l, &t, &err);
-	if (r == 0 && s->opts.changed && t->ops->watch)
+	if (r == 0 && t->ops->watch)
 		t->ops->watch(t, level_changed, l);
 	pthread_mutex_lock(&s->lock);
 	if (r == 0) {

@@ -101,6 +101,14 @@ enum tier_policy {
 	TIER_WRITE_THROUGH    /* copied down once they were hit so many times (0: as soon as they are put) */
 };
 
+/* What a tier hears of a block and the tiers below it. */
+enum tier_below {
+	TIER_BELOW_HAS,
+	TIER_BELOW_REFUSED,   /* none takes it */
+	TIER_BELOW_LATER,     /* none takes it now */
+	TIER_BELOW_GONE       /* the one that had it, or may have had it, has it no longer */
+};
+
 struct tier_due {
 	struct tier_key key;
 	size_t bytes;
@@ -127,13 +135,14 @@ struct tier_ops {
 	void (*stat)(struct tier *t, struct tier_stat *ret);
 	/* The rest may be NULL.
 	 * policy, due, stored: copying down is decided by the tier and done by the stack. `due` names at most max blocks that should be copied down now, each once
-	 * until `stored` is called for it (ok 1: a tier below has it; 0: none takes it; -1: not now; 1 may also come unasked); `policy` may come again at any time. low_percent: of the
-	 * capacity, how much TIER_OFFLOAD keeps free or stored below. */
+	 * until `stored` is called for it; enum tier_below, HAS and GONE may also come unasked, GONE with key NULL for all. `policy` may come again at any time.
+	 * low_percent: of the capacity, how much TIER_OFFLOAD keeps free or stored below. */
 	int due_by_hits;                                         /* `due` knows TIER_WRITE_THROUGH; else only TIER_OFFLOAD, and the stack counts hits itself */
 	void (*policy)(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent);
 	uint32_t (*due)(struct tier *t, uint32_t max, struct tier_due *ret);
-	void (*stored)(struct tier *t, const struct tier_key *key, int ok);
-	/* watch: `changed` hears of every key that comes (stored 1) and goes, in order, on any thread; it calls no tier. Once, before the first put.
+	void (*stored)(struct tier *t, const struct tier_key *key, enum tier_below what);
+	/* watch: `changed` hears of every key that comes (stored 1) and goes, in order, on any thread; with key NULL: all are gone. It calls no tier but `stored`
+	 * of one above. Once, before the first put.
 	 * list: at most max keys from the cursor on, which moves; what changes meanwhile may be listed or not, all else is, once. */
 	void (*watch)(struct tier *t, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg);
 	uint32_t (*list)(struct tier *t, struct tier_cursor *at, uint32_t max, struct tier_key *ret);
@@ -145,7 +154,7 @@ struct tier {
 	const struct tier_ops *ops;
 };
 
-/* Host memory. capacity_bytes is reserved at once (not touched), and never exceeded. */
+/* Host memory. capacity_bytes is taken from the system at once, and never exceeded; ERR_NOMEM: it is not there. */
 int tier_memory_new(uint64_t capacity_bytes, struct tier **ret_t, struct err *err);
 
 #endif

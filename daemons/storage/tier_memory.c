@@ -424,6 +424,33 @@ static int capacity_units(uint64_t bytes, size_t *ret, struct err *err)
 	return 0;
 }
 
+/* More units, without the lock while the system gives them. With the lock held. */
+static int grow(struct memory *m, size_t units, struct err *err)
+{
+	unsigned char *at[RETIRE_AT_A_TIME];
+	struct units_range range;
+	size_t missing = units_missing(&m->units, units), n;   /* stays: nobody else adds any */
+	if (missing && m->units.n_ranges == UNIT_RANGES_MAX)
+		return err_set(err, ERR_FULL, "the memory tier was enlarged %d times already; a restart sets it to any size", UNIT_RANGES_MAX);
+	pthread_mutex_unlock(&m->lock);
+	int r = missing ? units_reserve(missing, &range, err) : 0;
+	pthread_mutex_lock(&m->lock);
+	if (r != 0)
+		return r;
+	m->units.target = units;
+	slots_grow(m);
+	if (missing)
+		units_add(&m->units, range);
+	while ((n = units_spare(&m->units, RETIRE_AT_A_TIME, at)) > 0) {
+		pthread_mutex_unlock(&m->lock);
+		for (size_t i = 0; i < n; i++)
+			units_touch(at[i]);
+		pthread_mutex_lock(&m->lock);
+		units_back(&m->units, at, n);
+	}
+	return 0;
+}
+
 /* What is read while the tier shrinks gives its room back afterwards. */
 static int memory_resize(struct tier *t, uint64_t capacity_bytes, struct err *err)
 {
@@ -433,11 +460,9 @@ static int memory_resize(struct tier *t, uint64_t capacity_bytes, struct err *er
 	if (r != 0)
 		return r;
 	pthread_mutex_lock(&m->lock);
-	r = units_resize(&m->units, units, err);
-	if (r == 0) {
-		slots_grow(m);
+	r = grow(m, units, err);
+	if (r == 0)
 		m->stat.capacity_bytes = units * UNIT_BYTES;
-	}
 	while (r == 0 && m->units.total > m->units.target && (m->units.n_free || evict_one(m, 0))) {
 		units_retire(&m->units, RETIRE_AT_A_TIME);
 		pthread_mutex_unlock(&m->lock);   /* others want it too */
@@ -499,15 +524,32 @@ static uint32_t memory_due(struct tier *t, uint32_t max, struct tier_due *ret)
 	return n;
 }
 
-static void memory_stored(struct tier *t, const struct tier_key *key, int ok)
+/* It would be lost now if it were evicted; it is not used for that. */
+static void below_gone(struct memory *m, struct entry *e)
+{
+	e->stored = 0;
+	if (!e->clean)
+		return;
+	order_remove(m, e);
+	list_push_front(&m->lru, &e->order);
+}
+
+static void memory_stored(struct tier *t, const struct tier_key *key, enum tier_below what)
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
-	struct entry *e = map_get(m->index, key->b);
-	if (e) {
+	struct entry *e = key ? map_get(m->index, key->b) : NULL;
+	if (!key) {
+		while (!list_empty(&m->clean))
+			below_gone(m, list_entry(m->clean.prev, struct entry, order));
+		list_each(it, &m->lru)
+			list_entry(it, struct entry, order)->stored = 0;
+	} else if (e && what == TIER_BELOW_GONE) {
+		below_gone(m, e);
+	} else if (e) {
 		going_set(m, e, 0);
-		e->tries += (unsigned char)(ok == 0 && e->tries < COPY_TRIES);
-		if (ok == 1) {
+		e->tries += (unsigned char)(what == TIER_BELOW_REFUSED && e->tries < COPY_TRIES);
+		if (what == TIER_BELOW_HAS) {
 			e->stored = 1;
 			list_remove(&e->due);
 		} else {
@@ -576,24 +618,19 @@ static const struct tier_ops memory_ops = {
 
 int tier_memory_new(uint64_t capacity_bytes, struct tier **ret_t, struct err *err)
 {
-	size_t units;
-	int r = capacity_units(capacity_bytes, &units, err);
 	struct memory *m = mem_zalloc(sizeof *m);
-	if (r == 0)
-		r = units_init(&m->units, units, err);
-	if (r != 0) {
-		free(m);
-		return r;
-	}
 	m->tier.ops = &memory_ops;
 	pthread_mutex_init(&m->lock, NULL);
 	m->index = map_new(TIER_KEY_BYTES);
 	list_init(&m->lru);
 	list_init(&m->clean);
 	list_init(&m->due);
-	slots_grow(m);
-	m->stat.capacity_bytes = units * UNIT_BYTES;
+	units_init(&m->units);
 	memcpy(m->stat.state, "ready", sizeof "ready");
-	*ret_t = &m->tier;
-	return 0;
+	int r = memory_resize(&m->tier, capacity_bytes, err);
+	if (r == 0)
+		*ret_t = &m->tier;
+	else
+		memory_destroy(&m->tier);
+	return r;
 }

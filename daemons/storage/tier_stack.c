@@ -135,6 +135,8 @@ static void pass_done(struct tier_op *op, int code, enum tier_id tier, const cha
 		l->running[kind]--;
 		pthread_mutex_unlock(&p->s->lock);
 	}
+	if (code == ERR_CORRUPT)
+		stack_kick(p->s);   /* dropped: the tier above may have to copy it down again */
 	if (code == 0 || p->moved) {
 		if (code == 0 && kind == KIND_PUT)
 			stack_note_put(l, &op->key, op->bytes);
@@ -250,6 +252,7 @@ static int stack_remove(struct tier *t, const struct tier_key *key)
 		struct tier *l = level_tier(&s->level[i]);
 		found |= l && l->ops->remove(l, key) == 0;
 	}
+	stack_kick(s);   /* above a tier that has lost it, it may have to be copied down again */
 	return found ? 0 : ERR_NOTFOUND;
 }
 
@@ -317,6 +320,7 @@ void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 		snprintf(a->part[0].f.text, sizeof a->part[0].f.text, "there is none of that name");
 	}
 	flush_leave(a);
+	stack_kick(s);   /* what is kept above a tier that has nothing now may have to be copied down again */
 }
 
 static void stack_flush(struct tier *t, struct tier_flush *f)

@@ -1,7 +1,7 @@
-/* units.c - see units.h. Memory is reserved, not touched, so that a capacity costs nothing until blocks come. A bound that the system sets
- * is an error with a sentence; nothing else can fail. */
+/* units.c - see units.h. What the system refuses is an error with a sentence; nothing else can fail. */
 #include "units.h"
 
+#include "util/check.h"
 #include "util/mem.h"
 
 #include <errno.h>
@@ -9,54 +9,58 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* A range of n more units, all spare. */
-static int map_range(struct units *u, size_t n, struct err *err)
-{
-	if (u->n_ranges == UNIT_RANGES_MAX)
-		return err_set(err, ERR_FULL, "the memory tier was enlarged %d times already; a restart sets it to any size", UNIT_RANGES_MAX);
-	unsigned char *at = mmap(NULL, n * UNIT_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (at == MAP_FAILED)
-		return err_set(err, ERR_NOMEM, "memory tier: cannot reserve %zu bytes: %s; lower memory_mb", n * UNIT_BYTES, strerror(errno));
-	madvise(at, n * UNIT_BYTES, MADV_HUGEPAGE);   /* only faster */
-	madvise(at, n * UNIT_BYTES, MADV_DONTFORK);   /* else each page written while a child lives is there twice */
-	u->range[u->n_ranges].at = at;
-	u->range[u->n_ranges++].bytes = n * UNIT_BYTES;
-	u->mapped += n;
-	u->free = mem_grow(u->free, u->mapped, sizeof *u->free);
-	u->spare = mem_grow(u->spare, u->mapped, sizeof *u->spare);
-	for (size_t i = 0; i < n; i++)
-		u->spare[u->n_spare++] = at + (n - 1 - i) * UNIT_BYTES;   /* the lowest is taken first */
-	return 0;
-}
+#define TOUCH_BYTES ((size_t)256 << 20)   /* at a time: the longest that a signal waits */
 
-int units_resize(struct units *u, size_t n, struct err *err)
+/* Has the system give the memory now. 0 or an errno. */
+static int touch(unsigned char *at, size_t bytes)
 {
-	size_t more = n > u->total ? n - u->total : 0;
-	int r = more > u->n_spare ? map_range(u, more - u->n_spare, err) : 0;
-	if (r != 0)
-		return r;
-	u->target = n;
-	size_t low = u->n_free;
-	for (; u->total < n; u->total++)
-		u->free[u->n_free++] = u->spare[--u->n_spare];
-	for (size_t i = low, k = u->n_free; k > i + 1; i++) {   /* they came off a stack: turned round again */
-		unsigned char *at = u->free[i];
-		u->free[i] = u->free[--k];
-		u->free[k] = at;
+	for (size_t done = 0, n; done < bytes; done += n) {
+		n = bytes - done < TOUCH_BYTES ? bytes - done : TOUCH_BYTES;
+		int r = madvise(at + done, n, MADV_POPULATE_WRITE), e = r == 0 ? 0 : errno;
+		if (e == EINTR || e == EAGAIN)
+			n = 0;
+		else if (e == EINVAL)   /* kernels before 5.14 */
+			memset(at + done, 0, n);
+		else if (e != 0)
+			return e;
 	}
 	return 0;
 }
 
-int units_init(struct units *u, size_t n, struct err *err)
+int units_reserve(size_t n, struct units_range *ret, struct err *err)
+{
+	size_t bytes = n * UNIT_BYTES;
+	uint64_t there = mem_available();
+	if (bytes > there)
+		return err_set(err, ERR_NOMEM, "memory tier: %zu MiB are wanted, %llu MiB are available; lower memory_mb", bytes >> 20, (unsigned long long)(there >> 20));
+	unsigned char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (at == MAP_FAILED)
+		return err_set(err, ERR_NOMEM, "memory tier: cannot map %zu MiB: %s; lower memory_mb", bytes >> 20, strerror(errno));
+	madvise(at, bytes, MADV_HUGEPAGE);   /* only faster */
+	madvise(at, bytes, MADV_DONTFORK);   /* else each page written while a child lives is there twice */
+	int e = touch(at, bytes);
+	if (e != 0) {
+		munmap(at, bytes);
+		return err_set(err, ERR_NOMEM, "memory tier: %zu MiB cannot be had: %s; lower memory_mb", bytes >> 20, strerror(e));
+	}
+	*ret = (struct units_range){at, n};
+	return 0;
+}
+
+void units_touch(unsigned char *at)
+{
+	(void)touch(at, UNIT_BYTES);   /* if not now, then when it is written */
+}
+
+void units_init(struct units *u)
 {
 	*u = (struct units){0};
-	return units_resize(u, n, err);
 }
 
 void units_fini(struct units *u)
 {
 	for (unsigned i = 0; i < u->n_ranges; i++)
-		munmap(u->range[i].at, u->range[i].bytes);
+		munmap(u->range[i].at, u->range[i].units * UNIT_BYTES);
 	free(u->free);
 	free(u->spare);
 	*u = (struct units){0};
@@ -70,6 +74,36 @@ unsigned char *units_take(struct units *u)
 void units_give(struct units *u, unsigned char *at)
 {
 	u->free[u->n_free++] = at;
+}
+
+size_t units_missing(const struct units *u, size_t n)
+{
+	return n > u->total + u->n_spare ? n - u->total - u->n_spare : 0;
+}
+
+void units_add(struct units *u, struct units_range r)
+{
+	CHECK(u->n_ranges < UNIT_RANGES_MAX);
+	u->range[u->n_ranges++] = r;
+	u->mapped += r.units;
+	u->free = mem_grow(u->free, u->mapped, sizeof *u->free);
+	u->spare = mem_grow(u->spare, u->mapped, sizeof *u->spare);
+	for (size_t i = r.units; i-- > 0; u->total++)   /* the lowest is taken first */
+		units_give(u, r.at + i * UNIT_BYTES);
+}
+
+size_t units_spare(struct units *u, size_t max, unsigned char **ret)
+{
+	size_t n = 0;
+	while (n < max && u->n_spare && u->total + n < u->target)
+		ret[n++] = u->spare[--u->n_spare];
+	return n;
+}
+
+void units_back(struct units *u, unsigned char *const *at, size_t n)
+{
+	for (; n > 0; u->total++)
+		units_give(u, at[--n]);
 }
 
 size_t units_retire(struct units *u, size_t max)

@@ -33,13 +33,15 @@ struct fake {
 	pthread_cond_t more;
 	struct list gets, puts;        /* of tier_op */
 	unsigned queued, most_queued;
-	int stop, hold, hold_late;     /* hold: nothing is begun; hold_late: no put that was copied ends */
+	int stop, hold, hold_late, hold_done;   /* hold: nothing is begun; hold_late: no put that was copied is stored; hold_done: nor told */
 	int put_code;                  /* what puts end with before they move, 0: they are taken */
 	int get_corrupt;
 	unsigned char *block[NAMES];   /* by the name in the key */
 	size_t bytes[NAMES];
 	struct tier_sum sum[NAMES];
 	unsigned n_puts, n_gets, n_moved_in;
+	void (*changed)(void *arg, const struct tier_key *key, int stored);
+	void *changed_arg;
 };
 
 static inline unsigned name_of(const struct tier_key *k)
@@ -54,8 +56,18 @@ static inline struct fake *fake_of(struct tier *t)
 	return (struct fake *)t;
 }
 
+static inline void fake_changed(struct fake *f, unsigned name, int stored)
+{
+	struct tier_key k = {{0}};
+	memcpy(k.b, &name, sizeof name);
+	if (f->changed)
+		f->changed(f->changed_arg, &k, stored);
+}
+
 static inline void fake_drop(struct fake *f, unsigned name)
 {
+	if (f->block[name])
+		fake_changed(f, name, 0);
 	free(f->block[name]);
 	f->block[name] = NULL;
 }
@@ -82,6 +94,7 @@ static inline int fake_do_put(struct fake *f, struct tier_op *op)
 		f->block[name] = bytes;
 		f->bytes[name] = op->bytes;
 		f->sum[name] = op->sum;
+		fake_changed(f, name, 1);
 	} else {
 		free(bytes);
 	}
@@ -111,6 +124,10 @@ static inline int fake_do_get(struct fake *f, struct tier_op *op)
 static inline void fake_do(struct fake *f, struct tier_op *op, int put)
 {
 	int code = op->given_up && atomic_load(op->given_up) ? ERR_CANCELLED : put ? fake_do_put(f, op) : fake_do_get(f, op);
+	pthread_mutex_lock(&f->lock);
+	while (put && f->hold_done && !f->stop)
+		pthread_cond_wait(&f->more, &f->lock);
+	pthread_mutex_unlock(&f->lock);
 	op->done(op, code, code == 0 ? f->ops.id : TIER_NONE, code == ERR_IO ? "the device is broken" : code == ERR_CORRUPT ? "damaged" : NULL);
 }
 
@@ -187,6 +204,14 @@ static inline void fake_flush(struct tier *t, struct tier_flush *flush)
 	}
 	flush->done(flush);
 }
+static inline void fake_watch(struct tier *t, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg)
+{
+	struct fake *f = fake_of(t);
+	pthread_mutex_lock(&f->lock);
+	f->changed = changed;
+	f->changed_arg = arg;
+	pthread_mutex_unlock(&f->lock);
+}
 static inline void fake_stat(struct tier *t, struct tier_stat *ret)
 {
 	struct fake *f = fake_of(t);
@@ -204,6 +229,7 @@ static inline void fake_destroy(struct tier *t)
 	pthread_cond_signal(&f->more);
 	pthread_mutex_unlock(&f->lock);
 	pthread_join(f->thread, NULL);
+	f->changed = NULL;
 	for (unsigned i = 0; i < NAMES; i++)
 		fake_drop(f, i);
 	pthread_mutex_destroy(&f->lock);
@@ -215,7 +241,7 @@ static inline struct fake *fake_new(enum tier_id id)
 {
 	struct fake *f = mem_zalloc(sizeof *f);
 	f->ops = (struct tier_ops){.id = id, .put = fake_put, .get = fake_get, .lookup = fake_lookup, .remove = fake_remove, .flush = fake_flush, .stat = fake_stat,
-	                           .destroy = fake_destroy};
+	                           .watch = fake_watch, .destroy = fake_destroy};
 	f->tier.ops = &f->ops;
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->more, NULL);

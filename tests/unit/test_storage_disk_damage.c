@@ -98,7 +98,7 @@ END_TEST
 static void copied_down(struct tier *t, unsigned name)
 {
 	struct tier_key k = rig_key(name);
-	t->ops->stored(t, &k, 1);
+	t->ops->stored(t, &k, TIER_BELOW_HAS);
 }
 
 /* Lost is what was damaged, evicted or in a file that is gone, unless a tier below was said to have it; not what somebody drops. */

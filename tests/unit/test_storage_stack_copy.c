@@ -113,6 +113,63 @@ START_TEST(test_lower_fails)
 }
 END_TEST
 
+static void disk_remove(unsigned name)
+{
+	struct tier_key k = {{0}};
+	memcpy(k.b, &name, sizeof name);
+	ck_assert_int_eq(disk->ops.remove(&disk->tier, &k), 0);
+}
+
+/* What has gone below (evicted, removed, damaged, flushed) is not evicted from memory as if it were kept there: it is copied down again before, and when that
+ * cannot be it counts as lost. */
+START_TEST(test_gone_below)
+{
+	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
+	for (unsigned i = 0; i < 8; i++)
+		put(i);
+	UNTIL(fake_has(disk, 0) && stat_of(0).copying == 0);
+	fake_set(disk, 0, _i < 2 ? 0 : ERR_IO);
+	if (_i == 0)
+		disk_remove(0);
+	else
+		ck_assert_int_eq(flushed(TIER_DISK, NULL, NULL), 0);
+	if (_i == 0)
+		ck_assert(!fake_has(disk, 0));
+	if (_i < 2) {
+		for (unsigned i = 0; i < 8; i++) {       /* the oldest is kept below before it has to go */
+			UNTIL(put(7 + i) == 'm' && fake_has(disk, i));
+			put(8 + i);
+		}
+		ck_assert_int_eq(get(0), 'd');
+		ck_assert_uint_eq(stat_of(0).tier.lost, 0);
+	} else {
+		for (unsigned i = 100; i < 108; i++)
+			put(i);
+		ck_assert_int_eq(get(0), '-');
+		ck_assert_uint_eq(stat_of(0).tier.lost, 8);
+	}
+	end();
+}
+END_TEST
+
+/* What goes below between being stored there and being told to be is not taken for kept. */
+START_TEST(test_gone_before_told)
+{
+	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
+	disk->hold_done = 1;
+	for (unsigned i = 0; i < 8; i++)
+		put(i);
+	UNTIL(fake_has(disk, 0));
+	disk_remove(0);
+	pthread_mutex_lock(&disk->lock);
+	disk->hold_done = 0;
+	pthread_cond_signal(&disk->more);
+	pthread_mutex_unlock(&disk->lock);
+	UNTIL(put(7) == 'm' && fake_has(disk, 0));
+	end();
+}
+END_TEST
+
 /* A block that is evicted from memory while the disk is about to copy it: it is lost, nothing else. */
 START_TEST(test_evicted_meanwhile)
 {
@@ -132,7 +189,6 @@ END_TEST
 START_TEST(test_flush)
 {
 	uint64_t n;
-	struct err err = {0};
 	start(8, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
 	fake_set(disk, 1, 0);
 	for (unsigned i = 0; i < 8; i++)
@@ -303,6 +359,8 @@ int main(void)
 	tcase_add_loop_test(c, test_write_through, 0, 3);
 	tcase_add_loop_test(c, test_disk_to_redis, 0, 5);
 	tcase_add_loop_test(c, test_lower_fails, 0, 3);
+	tcase_add_loop_test(c, test_gone_below, 0, 3);
+	tcase_add_test(c, test_gone_before_told);
 	tcase_add_test(c, test_evicted_meanwhile);
 	tcase_add_test(c, test_flush);
 	tcase_add_test(c, test_flush_promotion);

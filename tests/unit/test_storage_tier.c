@@ -273,7 +273,7 @@ START_TEST(test_corrupt)
 		ck_assert_int_eq(o.code, 0);
 		struct tier_key k = key_of(5);
 		if (i % 2 == 0)   /* a tier below has it: it is not lost */
-			t->ops->stored(t, &k, 1);
+			t->ops->stored(t, &k, TIER_BELOW_HAS);
 		o.stored_at[at[i]] ^= 1;
 		o.moved = o.done = 0;
 		t->ops->get(t, &o.op);
@@ -479,7 +479,7 @@ static const char *due(struct tier *t, uint32_t max)
 	return text;
 }
 
-static void stored(struct tier *t, unsigned name, int ok)
+static void stored(struct tier *t, unsigned name, enum tier_below ok)
 {
 	struct tier_key k = key_of(name);
 	t->ops->stored(t, &k, ok);
@@ -500,11 +500,11 @@ START_TEST(test_due_offload)
 	ck_assert_str_eq(due(t, 1), "2");
 	ck_assert_str_eq(due(t, 32), "3");
 	ck_assert_str_eq(due(t, 32), "");
-	stored(t, 1, 1);
-	stored(t, 2, -1);                             /* not now: named again */
-	stored(t, 3, 1);
+	stored(t, 1, TIER_BELOW_HAS);
+	stored(t, 2, TIER_BELOW_LATER);                             /* not now: named again */
+	stored(t, 3, TIER_BELOW_HAS);
 	ck_assert_str_eq(due(t, 32), "2");
-	stored(t, 2, 1);
+	stored(t, 2, TIER_BELOW_HAS);
 	get(t, 1, UNIT);                              /* stored, and used: no longer next */
 	put(t, 10, UNIT);
 	ck_assert_str_eq(due(t, 32), "4 5");          /* 2 and 3 are stored, 10 took the free unit */
@@ -517,13 +517,40 @@ START_TEST(test_due_offload)
 	put(t, 13, UNIT);                             /* nothing is ready: the oldest goes */
 	ck_assert_uint_eq(stat_of(t).lost, 1);
 	ck_assert_int_eq(get(t, 4, UNIT), ERR_NOTFOUND);
-	stored(t, 4, 1);                              /* of one that is gone: nothing */
+	stored(t, 4, TIER_BELOW_HAS);                              /* of one that is gone: nothing */
 	for (unsigned i = 0; i < 3; i++) {            /* one that nobody takes is not offered for ever */
-		stored(t, 5, 0);
+		stored(t, 5, TIER_BELOW_REFUSED);
 		ck_assert_str_eq(due(t, 1), i < 2 ? "5" : "6");
 	}
 	t->ops->policy(t, TIER_RECYCLE, 0, 40);
 	ck_assert_str_eq(due(t, 32), "");
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* A copy below that has gone: the block is no longer next to be evicted for nothing, is named again before it is, and counts as lost if it goes all the same. */
+START_TEST(test_gone_below)
+{
+	struct tier *t = tier_of(10);
+	t->ops->policy(t, TIER_OFFLOAD, 0, 40);
+	for (unsigned i = 1; i <= 10; i++)
+		put(t, i, UNIT);
+	ck_assert_str_eq(due(t, 32), "1 2 3 4");
+	for (unsigned i = 1; i <= 4; i++)
+		stored(t, i, TIER_BELOW_HAS);
+	ck_assert_str_eq(due(t, 32), "");
+	stored(t, 1, TIER_BELOW_GONE);
+	stored(t, 9, TIER_BELOW_GONE);                /* it was not there: nothing */
+	ck_assert_str_eq(due(t, 32), "1");
+	put(t, 11, UNIT);                             /* 2 goes, which is kept below */
+	ck_assert_uint_eq(stat_of(t).lost, 0);
+	ck_assert_int_eq(get(t, 2, UNIT), ERR_NOTFOUND);
+	t->ops->stored(t, NULL, TIER_BELOW_GONE);
+	for (unsigned i = 12; i <= 14; i++)           /* 1, 3 and 4, in their old order */
+		put(t, i, UNIT);
+	ck_assert_uint_eq(stat_of(t).lost, 3);
+	ck_assert_int_eq(get(t, 5, UNIT), 0);
+	ck_assert_int_eq(get(t, 4, UNIT), ERR_NOTFOUND);
 	t->ops->destroy(t);
 }
 END_TEST
@@ -550,8 +577,8 @@ START_TEST(test_due_write_through)
 	ck_assert_str_eq(due(t, 32), "2 1");
 	get(t, 1, UNIT);
 	ck_assert_str_eq(due(t, 32), "");
-	stored(t, 1, -1);
-	stored(t, 2, 1);
+	stored(t, 1, TIER_BELOW_LATER);
+	stored(t, 2, TIER_BELOW_HAS);
 	get(t, 2, UNIT);
 	ck_assert_str_eq(due(t, 32), "1");
 	t->ops->policy(t, TIER_WRITE_THROUGH, 0, 0);
@@ -630,6 +657,30 @@ START_TEST(test_fork)
 }
 END_TEST
 
+/* A capacity is memory that is there, from the start on and after each growth; what is not there is an error that names both sizes, and changes nothing. */
+START_TEST(test_reserved)
+{
+	enum { MIB_UNITS = 16 };
+	struct err err = {0};
+	struct tier *t, *none = NULL;
+	uint64_t more = mem_available() + ((uint64_t)1 << 30);
+	size_t before = resident_kb() / 1024;
+	ck_assert_int_eq(tier_memory_new(64 * MIB_UNITS * UNIT, &t, &err), 0);
+	ck_assert_uint_ge(resident_kb() / 1024, before + 64);
+	resize(t, 32 * MIB_UNITS);
+	ck_assert_uint_lt(resident_kb() / 1024, before + 48);
+	resize(t, 96 * MIB_UNITS);                        /* what it gave back, and a new range */
+	ck_assert_uint_ge(resident_kb() / 1024, before + 96);
+	ck_assert_int_eq(t->ops->resize(t, more, &err), ERR_NOMEM);
+	ck_assert_msg(strstr(err.text, "are wanted") && strstr(err.text, "are available") && strstr(err.text, "memory_mb"), "%s", err.text);
+	ck_assert_uint_eq(stat_of(t).capacity_bytes, 96 * MIB_UNITS * UNIT);
+	ck_assert_int_eq(put(t, 1, UNIT), 0);
+	t->ops->destroy(t);
+	ck_assert_int_eq(tier_memory_new(more, &none, &err), ERR_NOMEM);
+	ck_assert_ptr_null(none);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("storage_tier");
@@ -647,9 +698,11 @@ int main(void)
 	tcase_add_test(c, test_shrink_pinned);
 	tcase_add_test(c, test_shrink_filling);
 	tcase_add_test(c, test_due_offload);
+	tcase_add_test(c, test_gone_below);
 	tcase_add_test(c, test_due_write_through);
 	tcase_add_test(c, test_threads);
 	tcase_add_test(c, test_fork);
+	tcase_add_test(c, test_reserved);
 	suite_add_tcase(s, c);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);

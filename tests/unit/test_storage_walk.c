@@ -187,7 +187,7 @@ START_TEST(test_due)
 			ck_assert(name == 0 || name > last || n_named == 0);
 			named[name] = 1;
 			last = name;
-			t->ops->stored(t, &due[k].key, 1);
+			t->ops->stored(t, &due[k].key, TIER_BELOW_HAS);
 		}
 	}
 	unsigned lost = 0, kept = 0;
@@ -199,7 +199,7 @@ START_TEST(test_due)
 	ck_assert_uint_gt(n_named, 600 - kept);
 	ck_assert_uint_lt(n_named, 600 - kept / 2);       /* not all of what is there */
 	ck_assert_uint_eq(t->ops->due(t, 64, due), 0);
-	t->ops->stored(t, &due[0].key, -1);
+	t->ops->stored(t, &due[0].key, TIER_BELOW_LATER);
 	unsigned again = 0;
 	for (uint32_t n = t->ops->due(t, 64, due); n-- > 0;) {
 		unsigned name;
@@ -208,7 +208,7 @@ START_TEST(test_due)
 	}
 	ck_assert_uint_gt(again, 0);
 	t->ops->policy(t, TIER_RECYCLE, 0, 20);
-	t->ops->stored(t, &due[0].key, -1);
+	t->ops->stored(t, &due[0].key, TIER_BELOW_LATER);
 	ck_assert_uint_eq(t->ops->due(t, 64, due), 0);
 }
 END_TEST
