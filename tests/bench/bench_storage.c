@@ -303,8 +303,6 @@ static void say_resident(const char *when)
 		unsigned long kib;
 		if (sscanf(line, "RssAnon: %lu kB", &kib) == 1)
 			printf("RESULT %s_own_mib=%.1f\n", when, (double)kib / 1024);
-		else if (sscanf(line, "RssFile: %lu kB", &kib) == 1)
-			printf("RESULT %s_file_mib=%.1f\n", when, (double)kib / 1024);
 	}
 	fclose(f);
 }
@@ -321,8 +319,7 @@ static void bench_index(const char *folder, uint64_t blocks)
 	struct err err = {0};
 	struct tier *t;
 	struct tier_stat st;
-	/* room for all and for what eviction keeps free */
-	struct tier_disk_opts o = {.path = folder, .capacity_bytes = blocks * 4096 / 15 * 16 + ((uint64_t)64 << 20), .depth = 64, .direct = 1};
+	struct tier_disk_opts o = {.path = folder, .capacity_bytes = blocks * 4096 + ((uint64_t)64 << 20), .depth = 64, .direct = 1};
 	if (blocks < 1000)
 		check_fatal("BLOCKS is a number, 1000 at least");
 	sem_init(&may_begin, 0, UNDER_WAY);

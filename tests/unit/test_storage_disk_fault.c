@@ -393,6 +393,54 @@ START_TEST(test_parked_known)
 }
 END_TEST
 
+/* The device takes no more heads, as one that hangs for a minute: who asks for what memory knows has his answer at once, reads go on, puts are taken up to the bound; when
+ * it goes on all of them end. */
+START_TEST(test_hangs)
+{
+	enum { N = 1400 };
+	static struct rig_op *p[N];
+	struct tier_disk_opts o = fault_opts(64 * MIB);
+	o.io = engines[_i];
+	struct tier *t = rig_open(&o);
+	struct tier_key k1 = rig_key(5001), keys[8];
+	struct tier_due due[8];
+	struct tier_cursor at = {0};
+	for (unsigned i = 0; i < 3; i++)
+		ck_assert_int_eq(rig_put(t, 5000 + i, 4 * KIB), 0);
+	commit_hold = 1;
+	for (unsigned i = 0; i < N; i++)
+		p[i] = rig_put_begin(t, i, 4 * KIB);
+	while (!commit_waiting)
+		usleep(1000);
+	ck_assert(rig_has(t, 5000, 4 * KIB) && !rig_has(t, 0, 4 * KIB));
+	ck_assert_int_eq(rig_get(t, 5000, 4 * KIB), 0);
+	ck_assert_int_eq(t->ops->remove(t, &k1), 0);
+	ck_assert(!rig_has(t, 5001, 4 * KIB));
+	ck_assert_uint_eq(t->ops->list(t, &at, 8, keys), 2);
+	ck_assert_uint_eq(t->ops->due(t, 8, due), 0);
+	ck_assert_int_eq(t->ops->resize(t, 32 * MIB, NULL), 0);
+	ck_assert_uint_eq(rig_stat(t).blocks, 2);
+	struct flush_rig r = flush_rig();
+	t->ops->flush(t, &r.f);
+	ck_assert(!rig_has(t, 5000, 4 * KIB));
+	ck_assert_int_eq(atomic_load(&r.done), 0);   /* it does not last yet */
+	commit_hold = 0;
+	flush_rig_wait(&r);
+	ck_assert_int_eq(r.f.code, 0);
+	unsigned stored = 0;
+	for (unsigned i = 0; i < N; i++) {
+		int code = rig_wait(p[i]);
+		ck_assert_msg(code == 0 || code == ERR_FULL, "%s", err_name(code));
+		stored += code == 0;
+		rig_free(p[i]);
+	}
+	ck_assert_uint_ge(stored, 1024);
+	ck_assert_int_eq(rig_put(t, 6000, 4 * KIB), 0);
+	ck_assert_int_eq(rig_get(t, 6000, 4 * KIB), 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
 static void remove_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
 	struct rig_op *o = (struct rig_op *)op;
@@ -623,6 +671,7 @@ int main(void)
 	tcase_add_loop_test(c, test_slow, 0, 2);
 	tcase_add_test(c, test_read_slot_kept);
 	tcase_add_test(c, test_parked_known);
+	tcase_add_loop_test(c, test_hangs, 0, 2);
 	tcase_add_test(c, test_remove_in_done);
 	tcase_add_test(c, test_segment_unseen);
 	tcase_add_test(c, test_no_memory);
