@@ -69,6 +69,17 @@ void disk_stored_here(struct disk *d, uint32_t id)
 	d->stat.bytes += s->bytes;
 	if (d->changed)
 		d->changed(d->changed_arg, &s->key, 1);
+	disk_due_check(d, id);
+}
+
+void disk_due_check(struct disk *d, uint32_t id)
+{
+	struct disk_slot *s = disk_slot_at(&d->x, id);
+	uint32_t after = d->after < UINT8_MAX ? d->after : UINT8_MAX;
+	if (d->policy != TIER_WRITE_THROUGH || s->copied || s->due || s->hits < after || d->n_due == DISK_DUE_MAX)
+		return;
+	s->due = 1;
+	d->due[(d->due_at + d->n_due++) % DISK_DUE_MAX] = (struct tier_due){s->key, s->bytes};
 }
 
 uint32_t disk_next_slots(const struct disk *d, uint32_t slot_bytes)
@@ -280,9 +291,9 @@ static void disk_flush(struct tier *t, struct tier_flush *f)
 static void disk_policy(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent)
 {
 	struct disk *d = disk_of(t);
-	(void)after;
 	pthread_mutex_lock(&d->lock);
 	d->policy = policy;
+	d->after = after;
 	d->low_percent = low_percent;
 	pthread_mutex_unlock(&d->lock);
 }
@@ -301,6 +312,8 @@ static uint32_t disk_due(struct tier *t, uint32_t max, struct tier_due *ret)
 	struct disk *d = disk_of(t);
 	uint32_t n = 0;
 	pthread_mutex_lock(&d->lock);
+	for (; d->policy == TIER_WRITE_THROUGH && n < max && d->n_due; d->n_due--)
+		ret[n++] = d->due[d->due_at++ % DISK_DUE_MAX];
 	for (unsigned i = 0; d->policy == TIER_OFFLOAD && i < DISK_CLASSES_MAX; i++) {
 		struct disk_class *c = &d->x.class[i];
 		uint32_t share = class_share(d, c), id;
@@ -320,8 +333,12 @@ static void disk_stored(struct tier *t, const struct tier_key *key, enum tier_be
 	struct disk *d = disk_of(t);
 	pthread_mutex_lock(&d->lock);
 	uint32_t id = key ? disk_find(d, key) : DISK_NONE;
-	if (id != DISK_NONE)
+	if (id != DISK_NONE) {
 		disk_slot_at(&d->x, id)->copied = what == TIER_BELOW_HAS;
+		disk_slot_at(&d->x, id)->due = 0;
+		if (what == TIER_BELOW_LATER)
+			disk_due_check(d, id);
+	}
 	for (uint32_t i = 0; !key && i < d->x.n_segments; i++)
 		for (uint32_t k = 0; d->x.segment[i] && k < d->x.segment[i]->cut; k++)
 			d->x.segment[i]->slot[k].copied = 0;

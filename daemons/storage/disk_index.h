@@ -35,9 +35,11 @@ struct disk_slot {
 	uint32_t chain;              /* the next with the same hash */
 	uint16_t readers;
 	uint8_t state;
+	uint8_t hits;                /* as many as fit */
 	unsigned used : 1;           /* since its head was written */
 	unsigned named : 1;          /* was looked at for being copied down; all older ones of its class were, too */
 	unsigned copied : 1;         /* a tier below has it */
+	unsigned due : 1;            /* it is to be copied down since it was hit so often */
 };
 
 struct disk_class;

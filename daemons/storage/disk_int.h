@@ -27,6 +27,7 @@
 #define DISK_FAILS_MAX 3u            /* failed writes in a row before it pauses */
 #define DISK_PAUSE_US 10000000u      /* how long it takes no puts then; and how long a full disk is not asked for more */
 #define DISK_RECENT_MAX 64u
+#define DISK_DUE_MAX 1024u           /* blocks that are to be copied down; for one more the next hit counts again */
 
 enum disk_way { DISK_READS, DISK_WRITES, DISK_WAYS };
 
@@ -95,7 +96,10 @@ struct disk {
 	unsigned recent_at;
 
 	enum tier_policy policy;
+	uint32_t after;              /* TIER_WRITE_THROUGH: hits */
 	unsigned low_percent;
+	struct tier_due due[DISK_DUE_MAX];   /* ring: blocks that were hit so often */
+	unsigned due_at, n_due;
 	void (*changed)(void *arg, const struct tier_key *key, int stored);   /* or NULL */
 	void *changed_arg;
 
@@ -115,6 +119,7 @@ uint32_t disk_find(const struct disk *d, const struct tier_key *key);   /* a blo
 void disk_gone(struct disk *d, uint32_t id, enum disk_why why);         /* HELD, and about to leave the index: figures, `changed` */
 void disk_drop(struct disk *d, uint32_t id, enum disk_why why);
 void disk_stored_here(struct disk *d, uint32_t id);                     /* TAKEN, now in the index */
+void disk_due_check(struct disk *d, uint32_t id);                       /* was it hit so often that it is to be copied down? */
 uint32_t disk_next_slots(const struct disk *d, uint32_t slot_bytes);    /* slots of the next segment of that class; 0: no room for one */
 void disk_keep_wake(struct disk *d);
 void disk_unstall(struct disk *d);                                      /* a slot may be had now */

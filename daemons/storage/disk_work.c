@@ -340,8 +340,11 @@ static void get_begin(struct disk_worker *w, struct disk_job *j)
 		d->stat.gets++;
 		d->stat.hits += hit != 0;
 		d->stat.misses += !hit;
-		if (hit)
-			disk_index_touch(&d->x, id, ++d->seq);
+	}
+	if (hit && !j->op->aside) {
+		disk_index_touch(&d->x, id, ++d->seq);
+		s->hits += s->hits < UINT8_MAX;
+		disk_due_check(d, id);
 	}
 	if (hit) {
 		s->readers++;

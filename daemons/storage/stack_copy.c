@@ -1,6 +1,6 @@
 /* stack_copy.c - blocks on their way from one tier of a stack to another, and the thread that begins them, opens tiers and changes their size.
  *
- * Down: what a tier names as due, or, for one that cannot, what was noted here. From memory the tier below copies by itself, inside its `move`; from
+ * Down: what a tier names as due. From memory the tier below copies by itself, inside its `move`; from
  * another one the block goes through a buffer, at most COPIES_MAX of them. Up: only into memory, inside the `move` of the get below; a get that comes while
  * its block is on its way up waits for it.
  *
@@ -209,7 +209,7 @@ static void down_end(struct copy *c, int code, const char *text)
 		pause_level(c->to, c->from, code, text);
 	down_told(c, code);
 	if (code == 0)
-		stack_note_put(c->to, &c->op.key, c->op.bytes);
+		stack_used(c->to);
 	pthread_mutex_lock(&s->lock);
 	c->from->copying--;
 	if (code == 0)
@@ -296,78 +296,10 @@ static void down_start(struct stack *s, struct level *from, struct level *to, co
 		level_tier(from)->ops->get(level_tier(from), &c->from_op);
 }
 
-/* --- what is due of tiers that do not say it themselves --- */
-
-/* Does the tier itself say what is due by its present policy? */
-static int says_due(struct level *l, const struct tier *t)
+void stack_used(struct level *l)
 {
-	return t->ops->due && (t->ops->due_by_hits || atomic_load(&l->policy) == TIER_OFFLOAD);
-}
-
-static void down_note(struct level *l, const struct tier_key *key, size_t bytes)
-{
-	struct stack *s = l->s;
-	pthread_mutex_lock(&s->lock);
-	if (!l->down)
-		l->down = mem_array(DOWN_MAX, sizeof *l->down);
-	if (l->n_down < DOWN_MAX)
-		l->down[(l->down_at + l->n_down++) % DOWN_MAX] = (struct tier_due){*key, bytes};
-	else
-		l->count.copy_dropped++;
-	pthread_mutex_unlock(&s->lock);
-	stack_kick(s);
-}
-
-void stack_note_put(struct level *l, const struct tier_key *key, size_t bytes)
-{
-	int policy = atomic_load(&l->policy);
-	if (policy == TIER_RECYCLE || stack_next_open(l->s, (unsigned)(l - l->s->level) + 1) < 0)
-		return;
-	if (says_due(l, level_tier(l)))
+	if (atomic_load(&l->policy) != TIER_RECYCLE && stack_next_open(l->s, (unsigned)(l - l->s->level) + 1) >= 0)
 		stack_kick(l->s);
-	else if (policy == TIER_OFFLOAD || atomic_load(&l->after) == 0)
-		down_note(l, key, bytes);
-}
-
-/* One counter for all keys that share it: a block may go down some hits early. Half of every counter is forgotten now and then. */
-static int hits_reached(struct level *l, const struct tier_key *key)
-{
-	uint32_t at;
-	memcpy(&at, key->b, sizeof at);
-	at &= (1u << HITS_LOG) - 1;
-	pthread_mutex_lock(&l->s->lock);
-	if (!l->hits)
-		l->hits = mem_zalloc(1u << HITS_LOG);
-	if (++l->hits_noted % (8u << HITS_LOG) == 0)
-		for (uint32_t i = 0; i < 1u << HITS_LOG; i++)
-			l->hits[i] /= 2;
-	unsigned n = l->hits[at] < UINT8_MAX ? ++l->hits[at] : UINT8_MAX;
-	unsigned after = atomic_load(&l->after);
-	int reached = n == (after < UINT8_MAX ? after : UINT8_MAX - 1);
-	pthread_mutex_unlock(&l->s->lock);
-	return reached;
-}
-
-void stack_note_hit(struct level *l, const struct tier_key *key, size_t bytes)
-{
-	if (atomic_load(&l->policy) != TIER_WRITE_THROUGH || stack_next_open(l->s, (unsigned)(l - l->s->level) + 1) < 0)
-		return;
-	if (says_due(l, level_tier(l)))
-		stack_kick(l->s);
-	else if (atomic_load(&l->after) && hits_reached(l, key))
-		down_note(l, key, bytes);
-}
-
-static uint32_t due_take(struct level *l, struct tier *t, uint32_t max, struct tier_due *ret)
-{
-	uint32_t n = 0;
-	if (says_due(l, t))
-		return t->ops->due(t, max, ret);
-	pthread_mutex_lock(&l->s->lock);
-	for (; n < max && l->n_down; l->n_down--, l->down_at = (l->down_at + 1) % DOWN_MAX)
-		ret[n++] = l->down[l->down_at];
-	pthread_mutex_unlock(&l->s->lock);
-	return n;
 }
 
 /* Begins as many as may be under way; *wake becomes earlier if there is a pause to wait for. */
@@ -376,7 +308,7 @@ static void downs_begin(struct stack *s, unsigned i, uint64_t *wake)
 	struct level *l = &s->level[i];
 	struct tier *t = level_tier(l);
 	int below = stack_next_open(s, i + 1);
-	if (!t || below < 0 || atomic_load(&l->policy) == TIER_RECYCLE)
+	if (!t || !t->ops->due || below < 0 || atomic_load(&l->policy) == TIER_RECYCLE)
 		return;
 	for (;;) {
 		struct tier_due due[COPIES_MAX];
@@ -388,7 +320,7 @@ static void downs_begin(struct stack *s, unsigned i, uint64_t *wake)
 			*wake = until < *wake ? until : *wake;
 			return;
 		}
-		uint32_t n = room ? due_take(l, t, room, due) : 0;
+		uint32_t n = room ? t->ops->due(t, room, due) : 0;
 		for (uint32_t k = 0; k < n; k++)
 			down_start(s, l, &s->level[below], &due[k]);
 		if (!n)

@@ -10,9 +10,7 @@
 #define LEVEL_OPS_MAX 64u     /* puts, and gets, of others that the stack has with a lower tier at a time */
 #define COPIES_MAX 16u        /* from one level down at a time; together with the others fewer than a tier queues */
 #define UPS_MAX 16u           /* prefetches at a time */
-#define DOWN_MAX 1024u        /* blocks noted to be copied down from a tier that has no `due` of its own */
 #define PREFETCH_MAX 1024u    /* waiting */
-#define HITS_LOG 16u          /* counters of hits of such a tier: 1 << HITS_LOG */
 
 enum { KIND_GET, KIND_PUT, KINDS };
 
@@ -46,10 +44,6 @@ struct level {
 	uint64_t open_at_us, pause_until_us, resize_to;
 	int tried;
 	char why[96];
-	struct tier_due *down;         /* ring (DOWN_MAX), NULL: the tier has `due` */
-	unsigned down_at, n_down;
-	unsigned char *hits;           /* (1 << HITS_LOG), with `down` */
-	uint64_t hits_noted;
 	struct stack_stat count;
 };
 
@@ -86,8 +80,7 @@ void stack_pass_next(struct pass *p);                            /* to the next 
 
 /* --- stack_copy.c --- */
 void stack_kick(struct stack *s);
-void stack_note_put(struct level *l, const struct tier_key *key, size_t bytes);   /* the tier has taken the block */
-void stack_note_hit(struct level *l, const struct tier_key *key, size_t bytes);
+void stack_used(struct level *l);                                /* its tier took a block, or had one: some may be due now */
 void stack_prefetch(struct stack *s, const struct tier_find *f);
 int stack_wait_up(struct pass *p);                               /* 1: the block is on its way up, p goes on when it has come */
 void stack_promote(struct pass *p, const struct tier_span *span, unsigned n);

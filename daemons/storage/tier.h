@@ -137,7 +137,6 @@ struct tier_ops {
 	 * policy, due, stored: copying down is decided by the tier and done by the stack. `due` names at most max blocks that should be copied down now, each once
 	 * until `stored` is called for it; enum tier_below, HAS and GONE may also come unasked, GONE with key NULL for all. `policy` may come again at any time.
 	 * low_percent: of the capacity, how much TIER_OFFLOAD keeps free or stored below. */
-	int due_by_hits;                                         /* `due` knows TIER_WRITE_THROUGH; else only TIER_OFFLOAD, and the stack counts hits itself */
 	void (*policy)(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent);
 	uint32_t (*due)(struct tier *t, uint32_t max, struct tier_due *ret);
 	void (*stored)(struct tier *t, const struct tier_key *key, enum tier_below what);

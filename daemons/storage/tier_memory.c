@@ -607,7 +607,6 @@ static const struct tier_ops memory_ops = {
 	.flush = memory_flush,
 	.resize = memory_resize,
 	.stat = memory_stat,
-	.due_by_hits = 1,
 	.policy = memory_policy,
 	.due = memory_due,
 	.stored = memory_stored,

@@ -138,10 +138,8 @@ static void pass_done(struct tier_op *op, int code, enum tier_id tier, const cha
 	if (code == ERR_CORRUPT)
 		stack_kick(p->s);   /* dropped: the tier above may have to copy it down again */
 	if (code == 0 || p->moved) {
-		if (code == 0 && kind == KIND_PUT)
-			stack_note_put(l, &op->key, op->bytes);
-		else if (code == 0)
-			stack_note_hit(l, &op->key, op->bytes);
+		if (code == 0)
+			stack_used(l);
 		pass_end(p, code, tier, text);
 	} else {
 		if (!p->code && (code != ERR_NOTFOUND || text)) {
@@ -448,8 +446,6 @@ static void stack_destroy(struct tier *t)
 			level_pump(&s->level[i], k);
 		if (l)
 			l->ops->destroy(l);
-		free(s->level[i].down);
-		free(s->level[i].hits);
 	}
 	free(s->fetch);
 	pthread_cond_destroy(&s->wake);

@@ -42,7 +42,6 @@ struct stack_stat {
 	struct tier_stat tier;     /* `queued` has those that wait in the stack too */
 	uint64_t copied_down;      /* blocks that the tier below took from this one */
 	uint64_t copy_failed;      /* that it did not take */
-	uint64_t copy_dropped;     /* that were not tried: more were due than are kept */
 	uint64_t promoted;         /* blocks of this one that were copied up into memory, prefetched ones too */
 	uint64_t prefetched;
 	unsigned copying;          /* blocks on their way down from here now */

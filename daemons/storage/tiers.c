@@ -258,7 +258,7 @@ static void tier_json(struct storage *st, const struct stack_stat *l, struct buf
 	} row[] = {
 		{"blocks", t->blocks}, {"bytes", t->bytes}, {"capacity_bytes", t->capacity_bytes}, {"puts", t->puts}, {"known", t->known}, {"gets", t->gets},
 		{"hits", t->hits}, {"misses", t->misses}, {"evictions", t->evictions}, {"lost", t->lost}, {"corrupt", t->corrupt}, {"full", t->full},
-		{"errors", t->errors}, {"copied_down", l->copied_down}, {"copy_failed", l->copy_failed}, {"copy_dropped", l->copy_dropped},
+		{"errors", t->errors}, {"copied_down", l->copied_down}, {"copy_failed", l->copy_failed},
 		{"promoted", l->promoted}, {"prefetched", l->prefetched}, {"queued", t->queued}, {"copying_down", l->copying},
 		{"oldest_us", t->oldest_us && t->oldest_us < now ? now - t->oldest_us : 0},
 	};

@@ -42,6 +42,9 @@ struct fake {
 	unsigned n_puts, n_gets, n_moved_in;
 	void (*changed)(void *arg, const struct tier_key *key, int stored);
 	void *changed_arg;
+	enum tier_policy policy;       /* offload: due as soon as it is stored */
+	uint32_t after, hits[NAMES];
+	int due[NAMES];
 };
 
 static inline unsigned name_of(const struct tier_key *k)
@@ -72,6 +75,11 @@ static inline void fake_drop(struct fake *f, unsigned name)
 	f->block[name] = NULL;
 }
 
+static inline void fake_due(struct fake *f, unsigned name)
+{
+	f->due[name] |= f->policy == TIER_OFFLOAD || (f->policy == TIER_WRITE_THROUGH && f->hits[name] == f->after);
+}
+
 static inline int fake_do_put(struct fake *f, struct tier_op *op)
 {
 	unsigned name = name_of(&op->key);
@@ -94,6 +102,8 @@ static inline int fake_do_put(struct fake *f, struct tier_op *op)
 		f->block[name] = bytes;
 		f->bytes[name] = op->bytes;
 		f->sum[name] = op->sum;
+		f->hits[name] = 0;
+		fake_due(f, name);
 		fake_changed(f, name, 1);
 	} else {
 		free(bytes);
@@ -110,6 +120,10 @@ static inline int fake_do_get(struct fake *f, struct tier_op *op)
 	unsigned char *bytes = f->block[name] && f->bytes[name] == op->bytes ? mem_alloc(op->bytes) : NULL;
 	if (bytes)
 		memcpy(bytes, f->block[name], op->bytes);
+	if (bytes && !op->aside) {
+		f->hits[name]++;
+		fake_due(f, name);
+	}
 	int corrupt = f->get_corrupt;
 	pthread_mutex_unlock(&f->lock);
 	if (!bytes)
@@ -204,6 +218,37 @@ static inline void fake_flush(struct tier *t, struct tier_flush *flush)
 	}
 	flush->done(flush);
 }
+static inline void fake_policy(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent)
+{
+	struct fake *f = fake_of(t);
+	(void)low_percent;
+	pthread_mutex_lock(&f->lock);
+	f->policy = policy;
+	f->after = after;
+	pthread_mutex_unlock(&f->lock);
+}
+static inline uint32_t fake_due_take(struct tier *t, uint32_t max, struct tier_due *ret)
+{
+	struct fake *f = fake_of(t);
+	uint32_t n = 0;
+	pthread_mutex_lock(&f->lock);
+	for (unsigned i = 0; i < NAMES && n < max; i++)
+		if (f->due[i] && f->block[i]) {
+			f->due[i] = 0;
+			ret[n] = (struct tier_due){.bytes = f->bytes[i]};
+			memcpy(ret[n++].key.b, &i, sizeof i);
+		}
+	pthread_mutex_unlock(&f->lock);
+	return n;
+}
+static inline void fake_stored(struct tier *t, const struct tier_key *key, enum tier_below what)
+{
+	struct fake *f = fake_of(t);
+	pthread_mutex_lock(&f->lock);
+	if (key && what == TIER_BELOW_LATER)
+		f->due[name_of(key)] = 1;
+	pthread_mutex_unlock(&f->lock);
+}
 static inline void fake_watch(struct tier *t, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg)
 {
 	struct fake *f = fake_of(t);
@@ -241,7 +286,7 @@ static inline struct fake *fake_new(enum tier_id id)
 {
 	struct fake *f = mem_zalloc(sizeof *f);
 	f->ops = (struct tier_ops){.id = id, .put = fake_put, .get = fake_get, .lookup = fake_lookup, .remove = fake_remove, .flush = fake_flush, .stat = fake_stat,
-	                           .watch = fake_watch, .destroy = fake_destroy};
+	                           .policy = fake_policy, .due = fake_due_take, .stored = fake_stored, .watch = fake_watch, .destroy = fake_destroy};
 	f->tier.ops = &f->ops;
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->more, NULL);

@@ -213,6 +213,49 @@ START_TEST(test_due)
 }
 END_TEST
 
+/* The name that is due, 0: none; never more than one. */
+static unsigned due_now(void)
+{
+	struct tier_due due[4];
+	unsigned name = 0;
+	uint32_t n = t->ops->due(t, 4, due);
+	ck_assert_uint_le(n, 1);
+	if (n)
+		memcpy(&name, due[0].key.b, sizeof name);
+	return name;
+}
+
+static void stored(unsigned name, enum tier_below what)
+{
+	struct tier_key key = {{0}};
+	memcpy(key.b, &name, sizeof name);
+	t->ops->stored(t, &key, what);
+}
+
+/* By hits: named once when it was hit so often, again if it could not go, not any more once it is below, and again when that has gone. */
+START_TEST(test_due_by_hits)
+{
+	t->ops->policy(t, TIER_WRITE_THROUGH, 2, 0);
+	for (unsigned i = 1; i <= 3; i++)
+		ck_assert_int_eq(run(1, i), 0);
+	ck_assert(there(1) && there(2) && due_now() == 0);
+	ck_assert(there(1) && due_now() == 1 && due_now() == 0);
+	ck_assert(there(1) && due_now() == 0);           /* it is on its way */
+	stored(1, TIER_BELOW_LATER);
+	ck_assert_uint_eq(due_now(), 1);
+	stored(1, TIER_BELOW_HAS);
+	ck_assert(there(1) && due_now() == 0);
+	stored(1, TIER_BELOW_GONE);
+	ck_assert(there(1) && due_now() == 1);
+	stored(1, TIER_BELOW_REFUSED);
+	ck_assert_uint_eq(due_now(), 0);                 /* not before it is hit again */
+	ck_assert(there(1) && due_now() == 1);
+	t->ops->policy(t, TIER_WRITE_THROUGH, 0, 0);
+	ck_assert_int_eq(run(1, 4), 0);
+	ck_assert_uint_eq(due_now(), 4);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("storage_walk");
@@ -221,6 +264,7 @@ int main(void)
 	tcase_add_checked_fixture(c, set_up, tear_down);
 	tcase_add_test(c, test_told_and_listed);
 	tcase_add_test(c, test_due);
+	tcase_add_test(c, test_due_by_hits);
 	suite_add_tcase(suite, c);
 	SRunner *r = srunner_create(suite);
 	srunner_run_all(r, CK_ENV);
