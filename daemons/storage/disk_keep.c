@@ -141,6 +141,23 @@ static void commit(struct disk *d)
 
 /* --- slots that were dropped --- */
 
+/* The head of a block that is dropped may be newer than one of the same key that stays (two puts of it at a time, or one that failed): so with sync it is gone on
+ * the device before the slot is used again, else a crash could leave it there with other data. */
+static int clear(const struct disk *d, const uint32_t *id, uint32_t n)
+{
+	int e = 0;
+	for (uint32_t i = 0; i < n && e == 0; i++)
+		e = disk_heads_write(disk_segment_of(&d->x, id[i]), id[i] & (DISK_SLOTS_MAX - 1), 1, 1);
+	for (uint32_t i = 0; i < n && e == 0 && d->o.sync; i++) {
+		uint32_t k = 0;
+		while (disk_segment_of(&d->x, id[k]) != disk_segment_of(&d->x, id[i]))
+			k++;
+		if (k == i && disk_datasync(d->o.calls, disk_segment_of(&d->x, id[i])->heads_fd) != 0)   /* the first of its segment */
+			e = errno;
+	}
+	return e;
+}
+
 static void clear_dropped(struct disk *d)
 {
 	uint32_t id[CLEARS_AT_ONCE], n = 0;
@@ -149,9 +166,7 @@ static void clear_dropped(struct disk *d)
 		disk_segment_of(&d->x, id[n++])->users++;
 	d->keep |= n == CLEARS_AT_ONCE;
 	pthread_mutex_unlock(&d->lock);
-	int e = 0;
-	for (uint32_t i = 0; i < n && e == 0; i++)
-		e = disk_heads_write(disk_segment_of(&d->x, id[i]), id[i] & (DISK_SLOTS_MAX - 1), 1, 1);
+	int e = clear(d, id, n);
 	pthread_mutex_lock(&d->lock);
 	if (e)
 		disk_write_result(d, e);
