@@ -12,7 +12,8 @@
 #include <dirent.h>
 #include <stdatomic.h>
 
-#define NAMES 40u
+#define NAMES 56u
+#define CAPACITY (1536 * KIB)
 #define STEPS 160u
 #define POINTS 24u
 #define SUBSETS 4u
@@ -26,7 +27,7 @@ static atomic_int write_fails, sync_fails, commit_fails;
 
 static size_t bytes_of(unsigned name)
 {
-	return (name % 3 + 1) * 4096 - name * 7;
+	return (name % 3 + 1) * 16 * KIB - name * 7;   /* of all names more than the capacity */
 }
 
 /* --- the workload --- */
@@ -85,7 +86,7 @@ static struct rig_op *put_begin(struct tier *t, unsigned name)
 
 static struct tier *open_tier(const char *folder, int sync, const struct disk_calls *calls)
 {
-	struct tier_disk_opts o = {.path = folder, .capacity_bytes = MIB, .segment_bytes = 64 * KIB, .depth = 4, .io = "threads", .sync = sync, .calls = calls};
+	struct tier_disk_opts o = {.path = folder, .capacity_bytes = CAPACITY, .segment_bytes = 128 * KIB, .depth = 4, .io = "threads", .sync = sync, .calls = calls};
 	struct tier *t = NULL;
 	struct err err = {0};
 	int r = tier_disk_new(&o, &t, &err);
@@ -130,7 +131,7 @@ static void work(const char *folder, int sync, unsigned *seed)
 		else if (what < 26)
 			flush(t);
 		else if (what < 28)
-			t->ops->resize(t, (what == 26 ? 1024 : 1040) * KIB + crash_random(seed) % 4 * 64 * KIB, NULL);
+			t->ops->resize(t, MIB + crash_random(seed) % 9 * 64 * KIB, NULL);
 		else if (what < 30)
 			fault(name);
 		if (what != 30 && i + 1 < STEPS)
