@@ -304,10 +304,15 @@ void disk_index_evict(struct disk_index *x, uint32_t id)
 	*disk_slot_at(x, id) = (struct disk_slot){.state = DISK_TAKEN};
 }
 
-static void dropped_add(struct disk_index *x, uint32_t id)
+void disk_index_dropped_back(struct disk_index *x, uint32_t id)
 {
 	disk_slot_at(x, id)->newer = x->dropped;
 	x->dropped = id;
+}
+
+static void dropped_add(struct disk_index *x, uint32_t id)
+{
+	disk_index_dropped_back(x, id);
 	disk_segment_of(x, id)->class->clearing++;
 }
 

@@ -132,6 +132,7 @@ void disk_index_evict(struct disk_index *x, uint32_t id);                       
 void disk_index_drop(struct disk_index *x, uint32_t id);                                       /* HELD or TAKEN -> DROPPED */
 void disk_index_unread(struct disk_index *x, uint32_t id);                                     /* one reader less */
 uint32_t disk_index_next_dropped(struct disk_index *x);                                        /* out of the list, still DROPPED; or DISK_NONE */
+void disk_index_dropped_back(struct disk_index *x, uint32_t id);                               /* into the list again */
 void disk_index_free(struct disk_index *x, uint32_t id);                                       /* TAKEN or DROPPED -> FREE */
 /* The next of the `share` oldest blocks of the class that was not named yet: now it is. Or DISK_NONE. */
 uint32_t disk_index_name(struct disk_index *x, struct disk_class *c, uint32_t share);

@@ -128,7 +128,6 @@ static void commit(struct disk *d)
 		disk_write_result(d, e);
 	for (unsigned i = 0; i < n; i++)
 		put_end(d, job[i], e);
-	d->keep |= d->x.dropped != DISK_NONE;
 	if (n) {
 		disk_unstall(d);
 		disk_workers_wake(d, d->n_puts);
@@ -164,14 +163,17 @@ static void clear_dropped(struct disk *d)
 	pthread_mutex_lock(&d->lock);
 	while (n < CLEARS_AT_ONCE && (id[n] = disk_index_next_dropped(&d->x)) != DISK_NONE)
 		disk_segment_of(&d->x, id[n++])->users++;
-	d->keep |= n == CLEARS_AT_ONCE;
 	pthread_mutex_unlock(&d->lock);
 	int e = clear(d, id, n);
 	pthread_mutex_lock(&d->lock);
+	d->keep |= !e && n == CLEARS_AT_ONCE;
 	if (e)
 		disk_write_result(d, e);
 	for (uint32_t i = 0; i < n; i++) {
-		disk_index_free(&d->x, id[i]);
+		if (e)
+			disk_index_dropped_back(&d->x, id[i]);   /* again when a put wants one of them */
+		else
+			disk_index_free(&d->x, id[i]);
 		disk_segment_leave(d, disk_segment_of(&d->x, id[i]));
 	}
 	if (n)

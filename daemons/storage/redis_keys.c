@@ -348,9 +348,23 @@ static void info_begin(struct redis_lane *l, struct redis_work *w)
 	redis_lane_command(l, w, INFO_KEYS, 1, (struct redis_arg[]){word("DBSIZE")});
 }
 
+/* Half of the keys, or as many as a quarter of them, have gone: emptied by somebody, started again without what it had, evicted, expired. With the lock held. */
+static int many_gone(struct redis_tier *t)
+{
+	uint64_t keys = t->stat.blocks, evicted = t->stat.evictions - t->evictions_told;
+	if (keys > t->keys_most)
+		t->keys_most = keys;
+	if (keys >= (t->keys_most + 1) / 2 && evicted <= keys / 4)
+		return 0;
+	t->keys_most = keys;
+	t->evictions_told = t->stat.evictions;
+	return 1;
+}
+
 /* A server that does not let us ask (an error) leaves the figures as they were. */
 static void info_take(struct redis_tier *t, uint32_t tag, const struct redis_item *it)
 {
+	int gone = 0;
 	pthread_mutex_lock(&t->lock);
 	if (tag == INFO_MEMORY && it->type == REDIS_REPLY_STRING) {
 		t->stat.bytes = number_of(it->text, it->bytes, "used_memory");
@@ -363,8 +377,11 @@ static void info_take(struct redis_tier *t, uint32_t tag, const struct redis_ite
 		t->evictions_seen = n;
 	} else if (tag == INFO_KEYS && it->type == REDIS_REPLY_INTEGER) {
 		t->stat.blocks = it->number > 0 ? (uint64_t)it->number : 0;
+		gone = many_gone(t);
 	}
 	pthread_mutex_unlock(&t->lock);
+	if (gone)
+		redis_tier_tell_gone(t);
 }
 
 static void info_item(struct redis_lane *l, struct redis_work *w, uint32_t tag, const struct redis_item *it)

@@ -36,6 +36,9 @@ struct redis_tier {
 	int puts_pause_code;
 	const char *puts_pause_text;            /* NULL: the last put was taken */
 	uint64_t refused_logged_us, evictions_seen;
+	uint64_t keys_most, evictions_told;     /* since somebody was last told that blocks have gone */
+	void (*changed)(void *arg, const struct tier_key *key, int stored);   /* or NULL */
+	void *changed_arg;
 };
 
 /* "PREFIX" and the key's digits, for a command's argument. */
@@ -49,6 +52,9 @@ struct redis_arg redis_key_arg(const struct redis_tier *t, const struct tier_key
 int redis_tier_flushing(const struct redis_tier *t);
 /* What an error reply means for the operation: code and static text; logged now and then. is_put: it may hold for all puts, which then pause. */
 int redis_tier_refusal(struct redis_tier *t, const struct redis_item *it, int is_put, const char **ret_text);
+
+/* Who keeps blocks above because they are here hears that they may not be any more. Without the lock. */
+void redis_tier_tell_gone(struct redis_tier *t);
 
 /* --- redis_block.c --- */
 void redis_block_put(struct redis_tier *t, struct tier_op *op);

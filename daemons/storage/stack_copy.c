@@ -475,7 +475,7 @@ static void level_changed(void *arg, const struct tier_key *key, int stored)
 		if (t && t->ops->stored)
 			t->ops->stored(t, key, TIER_BELOW_GONE);
 	}
-	if (s->opts.changed)
+	if (s->opts.changed && l->opts.id != TIER_REDIS)   /* others change what is in a Redis */
 		s->opts.changed(s->opts.arg, l->opts.id, key, stored);
 }
 

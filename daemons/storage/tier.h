@@ -140,7 +140,7 @@ struct tier_ops {
 	void (*policy)(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent);
 	uint32_t (*due)(struct tier *t, uint32_t max, struct tier_due *ret);
 	void (*stored)(struct tier *t, const struct tier_key *key, enum tier_below what);
-	/* watch: `changed` hears of every key that comes (stored 1) and goes, in order, on any thread; with key NULL: all are gone. It calls no tier but `stored`
+	/* watch: `changed` hears of every key that comes (stored 1) and goes, in order, on any thread; with key NULL: all are gone, or may be (Redis). It calls no tier but `stored`
 	 * of one above. Once, before the first put.
 	 * list: at most max keys from the cursor on, which moves; what changes meanwhile may be listed or not, all else is, once. */
 	void (*watch)(struct tier *t, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg);

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BEAT_US 10000000u
+#define BEAT_US 2000000u
 #define GET_WINDOW_BYTES ((size_t)4 << 20)   /* asked for at a time: more only makes the server keep answers in its memory */
 #define PUTS_PAUSE_US 1000000u
 #define REFUSED_LOG_US 10000000u
@@ -143,6 +143,25 @@ static int redis_remove(struct tier *tier, const struct tier_key *key)
 	return redis_keys_remove(redis_of(tier), key);
 }
 
+static void redis_watch(struct tier *tier, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg)
+{
+	struct redis_tier *t = redis_of(tier);
+	pthread_mutex_lock(&t->lock);
+	t->changed = changed;
+	t->changed_arg = arg;
+	pthread_mutex_unlock(&t->lock);
+}
+
+void redis_tier_tell_gone(struct redis_tier *t)
+{
+	pthread_mutex_lock(&t->lock);
+	void (*changed)(void *arg, const struct tier_key *key, int stored) = t->changed;
+	void *arg = t->changed_arg;
+	pthread_mutex_unlock(&t->lock);
+	if (changed)
+		changed(arg, NULL, 0);
+}
+
 /* Begins it; the blocks that were there when the server was last asked. */
 static void redis_flush(struct tier *tier, struct tier_flush *f)
 {
@@ -153,6 +172,7 @@ static void redis_flush(struct tier *tier, struct tier_flush *f)
 		pthread_mutex_lock(&t->lock);
 		f->blocks = t->stat.blocks;
 		pthread_mutex_unlock(&t->lock);
+		redis_tier_tell_gone(t);
 	}
 	f->done(f);
 }
@@ -205,6 +225,7 @@ static const struct tier_ops redis_ops = {
 	.remove = redis_remove,
 	.flush = redis_flush,
 	.stat = redis_stat,
+	.watch = redis_watch,
 	.destroy = redis_destroy,
 };
 

@@ -6,7 +6,7 @@
  *
  * What the contract of tier.h means here: other clients may remove or replace what was stored, so nothing is remembered about keys; `blocks`,
  * `bytes` and `capacity_bytes` of the figures are those of the server (all keys of the database; capacity 0 without maxmemory), some seconds
- * old; remove and flush only begin the work and never wait for it. From flush until it is done the tier has nothing and takes nothing. */
+ * old; remove and flush only begin the work and never wait for it. `watch` is told only of a flush, and when half of the keys have gone or a quarter was evicted. From flush until it is done the tier has nothing and takes nothing. */
 #ifndef STORAGE_TIER_REDIS_H
 #define STORAGE_TIER_REDIS_H
 

@@ -322,6 +322,29 @@ START_TEST(test_sync_errors)
 }
 END_TEST
 
+/* A dropped slot whose cleared head cannot be made last is not used: the put that needs it waits until it can. */
+START_TEST(test_clear_errors)
+{
+	struct tier_disk_opts o = fault_opts(4 * SLOT);
+	struct tier_key k1 = rig_key(1);
+	o.sync = 1;
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 1; i <= 4; i++)
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+	sync_error = EIO;
+	ck_assert_int_eq(t->ops->remove(t, &k1), 0);
+	for (int i = 0; i < RIG_WAIT_S * 1000 && rig_stat(t).errors == 0; i++)
+		usleep(1000);
+	ck_assert_uint_ge(rig_stat(t).errors, 1);
+	sync_error = 0;
+	ck_assert_int_eq(rig_put(t, 5, SLOT), 0);
+	ck_assert_uint_eq(rig_stat(t).evictions, 0);
+	for (unsigned i = 2; i <= 5; i++)
+		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
 /* --- a slow disk --- */
 
 /* While no transfer ends: callers never wait, look-ups are answered, the queues are bounded and say so, the oldest operation's age is seen; then all end. */
@@ -668,6 +691,7 @@ int main(void)
 	tcase_add_loop_test(c, test_pieces, 0, 2);
 	tcase_add_test(c, test_commit_errors);
 	tcase_add_test(c, test_sync_errors);
+	tcase_add_test(c, test_clear_errors);
 	tcase_add_loop_test(c, test_slow, 0, 2);
 	tcase_add_test(c, test_read_slot_kept);
 	tcase_add_test(c, test_parked_known);

@@ -674,6 +674,36 @@ START_TEST(test_flush)
 }
 END_TEST
 
+static void count_gone(void *arg, const struct tier_key *key, int stored)
+{
+	ck_assert(!key && !stored);
+	atomic_fetch_add((atomic_int *)arg, 1);
+}
+
+/* A server that somebody has emptied has nothing, and no fault; who keeps blocks above since they were here hears of it, and of a flush. */
+START_TEST(test_emptied)
+{
+	atomic_int gone = 0;
+	struct tier *t = ready_tier((struct tier_redis_opts){0});
+	t->ops->watch(t, count_gone, &gone);
+	for (unsigned i = 0; i < 8; i++)
+		ck_assert_int_eq(put(t, i, BLOCK), 0);
+	for (uint64_t until = clock_us() + LONG_US; stat_of(t).blocks != 8; usleep(10000))
+		ck_assert_uint_lt(clock_us(), until);
+	ck_assert_int_eq(gone, 0);
+	RIG_DO(&rig, "FLUSHALL");
+	ck_assert_int_eq(get(t, 1, BLOCK), ERR_NOTFOUND);
+	for (uint64_t until = clock_us() + LONG_US; !gone; usleep(10000))
+		ck_assert_uint_lt(clock_us(), until);
+	ck_assert_int_eq(gone, 1);
+	ck_assert_uint_eq(stat_of(t).errors, 0);
+	ck_assert_int_eq(put(t, 1, BLOCK), 0);
+	tier_flushed(t, NULL);
+	ck_assert_int_eq(gone, 2);
+	t->ops->destroy(t);
+}
+END_TEST
+
 /* The server dies in the middle of it: that is the end of it, and the tier works again when the server is back. */
 START_TEST(test_flush_cut)
 {
@@ -769,6 +799,7 @@ int main(void)
 	tcase_add_test(c, test_two_clients);
 	tcase_add_test(c, test_flush);
 	tcase_add_test(c, test_flush_cut);
+	tcase_add_test(c, test_emptied);
 	tcase_add_test(none, test_options);
 	tcase_add_test(none, test_no_host);
 	suite_add_tcase(s, c);
