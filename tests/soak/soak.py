@@ -32,7 +32,7 @@ from tierlib import figures  # noqa: E402
 
 GROW_SHARE, GROW_KIB = 0.03, 3 * 1024
 BLOCK, POOL = 32, {"prefill": 64, "decode": 64, "mixed": 96}   # with --tiers: tokens, blocks; a sequence has up to 10
-INDEX_KIB = 32 * 1024         # the disk tier's index lies beside its blocks
+HEADS_KIB = 32 * 1024         # the disk tier's heads lie beside its blocks
 
 
 class Requests:
@@ -78,7 +78,7 @@ def handles(pid):
             return os.path.basename(os.readlink(f"/proc/{pid}/fd/{fd}"))
         except FileNotFoundError:
             return ""
-    return sum(not name(fd).startswith("segment-") for fd in os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+    return sum(not name(fd).startswith(("segment-", "heads-")) for fd in os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
 class Watch:
@@ -191,9 +191,9 @@ def judge_tiers(a, s, source, known, rep, faults):
     if bad:
         faults.append(f"storage counts {bad} damaged blocks and errors of devices")
     disk_kib = sum(os.stat(os.path.join(a.disk, f)).st_blocks // 2 for f in os.listdir(a.disk))
-    rep.say(f"on disk {disk_kib} KiB, {a.disk_mb} MiB allowed and the index beside")
-    if disk_kib > a.disk_mb * 1024 + INDEX_KIB:
-        faults.append(f"the disk tier takes {disk_kib} KiB, allowed are {a.disk_mb} MiB and {INDEX_KIB} KiB of index")
+    rep.say(f"on disk {disk_kib} KiB, {a.disk_mb} MiB allowed and the heads beside")
+    if disk_kib > a.disk_mb * 1024 + HEADS_KIB:
+        faults.append(f"the disk tier takes {disk_kib} KiB, allowed are {a.disk_mb} MiB and {HEADS_KIB} KiB of heads")
     s.kill("storage")
     s.restart("storage")
     s.ready()
