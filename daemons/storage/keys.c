@@ -1,6 +1,6 @@
 /* keys.c - the configuration of pdstoraged: every key with its default, range, unit and meaning. */
 #include "storage.h"
-#include "tier_redis.h"
+#include "redis.h"
 
 #define POLICIES "auto|recycle|offload|write_through"
 
@@ -29,7 +29,7 @@ const struct conf_key storage_keys[] = {
 	{"redis_db", CONF_INT, "0", 0, 65535, "", 0, "number of the database", NULL},
 	{"redis_prefix", CONF_STRING, TIER_REDIS_PREFIX, 1, 64, "bytes", 0, "of every key there", NULL},
 	{"redis_ttl_s", CONF_INT, "0", 0, 31536000, "s", 0, "a block is gone this long after it was last put; 0: never", NULL},
-	{"redis_timeout_ms", CONF_INT, "1000", 10, 60000, "ms", 0, "of every operation there; several in a row: it counts as away", NULL},
+	{"redis_timeout_ms", CONF_INT, "1000", 10, 60000, "ms", 0, "of every operation there; several in a row, or an answer that takes twice as long: it counts as away", NULL},
 	{"redis_lookup_ms", CONF_INT, "10", 1, 60000, "ms", 0, "of a look-up there, which requests wait for", NULL},
 	{"redis_depth", CONF_INT, "16", 1, 1024, "operations", 0, "operations that it has at a time", NULL},
 	{"threads", CONF_INT, "1", 1, 64, "threads", 0, "threads that copy blocks between workers and memory", NULL},

@@ -4,7 +4,7 @@
  * there is. Figures are what the tiers count for themselves; the counters follow. */
 #include "storage.h"
 #include "disk.h"
-#include "tier_redis.h"
+#include "redis.h"
 
 #include "util/clock.h"
 #include "util/log.h"

@@ -4,7 +4,7 @@
  *
  * bench_storage_redis [TURNS] [DEPTH]. Prints `RESULT name=value`: MB/s (10^6) are medians over the turns; fractions are of the plain socket. */
 #include "daemons/storage/sum.h"
-#include "daemons/storage/tier_redis.h"
+#include "daemons/storage/redis.h"
 
 #include "util/check.h"
 #include "util/clock.h"

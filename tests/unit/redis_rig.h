@@ -7,7 +7,7 @@
 
 #include "daemons/storage/redis_value.h"
 #include "daemons/storage/sum.h"
-#include "daemons/storage/tier_redis.h"
+#include "daemons/storage/redis.h"
 
 #include "tempdir.h"
 #include "util/clock.h"

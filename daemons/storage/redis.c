@@ -1,11 +1,9 @@
-/* tier_redis.c - see tier_redis.h: options, the calls of tier.h, figures. What is sent and what answers mean is in redis_block.c and redis_keys.c.
+/* redis.c - see redis.h: options, the calls of tier.h, figures. What is sent and what answers mean is in redis_work.c.
  *
- * What always holds: an operation is handed to one lane, which ends it exactly once, or is ended here at once. Nothing that the server says or
+ * What always holds: an operation is handed to the link, which ends it exactly once, or is ended here at once. Nothing that the server says or
  * does not say ends the process, waits longer than its limit, or makes a block be served that was not stored under its key. */
-#include "tier_redis.h"
-#include "redis_tier.h"
+#include "redis_int.h"
 
-#include "util/check.h"
 #include "util/clock.h"
 #include "util/log.h"
 #include "util/mem.h"
@@ -13,29 +11,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 
-#define BEAT_US 2000000u
-#define GET_WINDOW_BYTES ((size_t)4 << 20)   /* asked for at a time: more only makes the server keep answers in its memory */
 #define PUTS_PAUSE_US 1000000u
 #define REFUSED_LOG_US 10000000u
+#define PORT_DEFAULT 6379
+
+const char redis_flush_text[] = "the redis tier is being flushed";
 
 static struct redis_tier *redis_of(struct tier *t)
 {
 	return (struct redis_tier *)t;
-}
-
-struct redis_arg redis_key_arg(const struct redis_tier *t, const struct tier_key *key, struct redis_key_text *room)
-{
-	memcpy(room->b, t->prefix, t->prefix_bytes);
-	redis_key_digits(room->b + t->prefix_bytes, key);
-	room->bytes = t->prefix_bytes + REDIS_KEY_DIGITS;
-	return (struct redis_arg){room->b, room->bytes};
-}
-
-int redis_tier_flushing(const struct redis_tier *t)
-{
-	uint64_t until = atomic_load(&t->flushing_until_us);
-	return until && clock_us() < until;
 }
 
 /* --- error replies --- */
@@ -59,16 +45,16 @@ static const struct refusal {
 };
 static const struct refusal refusal_other = {"", ERR_IO, 0, "redis answered with an error"};
 
-int redis_tier_refusal(struct redis_tier *t, const struct redis_item *it, int is_put, const char **ret_text)
+int redis_refusal(struct redis_tier *t, const redisReply *r, int is_put, const char **ret_text)
 {
 	const struct refusal *is = &refusal_other;
 	for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
 		size_t n = strlen(refusals[i].word);
-		if (it->bytes >= n && !memcmp(it->text, refusals[i].word, n) && (it->bytes == n || it->text[n] == ' '))
+		if (!strncmp(r->str, refusals[i].word, n) && (!r->str[n] || r->str[n] == ' '))
 			is = &refusals[i];
 	}
 	char says[100];
-	snprintf(says, sizeof says, "%.*s", (int)(it->bytes < sizeof says ? it->bytes : sizeof says - 1), it->text);
+	snprintf(says, sizeof says, "%s", r->str);
 	uint64_t now = clock_us();
 	pthread_mutex_lock(&t->lock);
 	int log = now - t->refused_logged_us > REFUSED_LOG_US;
@@ -91,8 +77,8 @@ int redis_tier_refusal(struct redis_tier *t, const struct redis_item *it, int is
 /* Why no put is tried now: a code and its text; 0: none. With the lock held. */
 static int puts_refused(const struct redis_tier *t, const char **ret_text)
 {
-	if (redis_tier_flushing(t)) {
-		*ret_text = "the redis tier is being flushed";
+	if (t->flushing) {
+		*ret_text = redis_flush_text;
 		return ERR_FULL;
 	}
 	*ret_text = t->puts_pause_text;
@@ -112,35 +98,38 @@ static void redis_put(struct tier *tier, struct tier_op *op)
 	if (code != 0)
 		op->done(op, code, TIER_NONE, text);
 	else
-		redis_block_put(t, op);
+		redis_put_block(t, op);
 }
 
 static void redis_get(struct tier *tier, struct tier_op *op)
 {
 	struct redis_tier *t = redis_of(tier);
-	int flushing = redis_tier_flushing(t);
 	pthread_mutex_lock(&t->lock);
+	int flushing = t->flushing != 0;
 	t->stat.gets += !op->aside;
 	t->stat.misses += flushing && !op->aside;
 	pthread_mutex_unlock(&t->lock);
 	if (flushing)
-		op->done(op, ERR_NOTFOUND, TIER_NONE, "the redis tier is being flushed");
+		op->done(op, ERR_NOTFOUND, TIER_NONE, redis_flush_text);
 	else
-		redis_block_get(t, op);
+		redis_get_block(t, op);
 }
 
 static void redis_lookup(struct tier *tier, struct tier_find *f)
 {
 	struct redis_tier *t = redis_of(tier);
-	if (redis_tier_flushing(t))
+	pthread_mutex_lock(&t->lock);
+	int flushing = t->flushing != 0;
+	pthread_mutex_unlock(&t->lock);
+	if (flushing)
 		f->done(f);
 	else
-		redis_keys_find(t, f);
+		redis_find(t, f);
 }
 
 static int redis_remove(struct tier *tier, const struct tier_key *key)
 {
-	return redis_keys_remove(redis_of(tier), key);
+	return redis_remove_key(redis_of(tier), key);
 }
 
 static void redis_watch(struct tier *tier, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg)
@@ -152,7 +141,7 @@ static void redis_watch(struct tier *tier, void (*changed)(void *arg, const stru
 	pthread_mutex_unlock(&t->lock);
 }
 
-void redis_tier_tell_gone(struct redis_tier *t)
+void redis_tell_gone(struct redis_tier *t)
 {
 	pthread_mutex_lock(&t->lock);
 	void (*changed)(void *arg, const struct tier_key *key, int stored) = t->changed;
@@ -162,36 +151,9 @@ void redis_tier_tell_gone(struct redis_tier *t)
 		changed(arg, NULL, 0);
 }
 
-/* Begins it; the blocks that were there when the server was last asked. */
 static void redis_flush(struct tier *tier, struct tier_flush *f)
 {
-	struct redis_tier *t = redis_of(tier);
-	if (redis_keys_flush(t) != 0) {
-		f->code = ERR_CLOSED;
-	} else {
-		pthread_mutex_lock(&t->lock);
-		f->blocks = t->stat.blocks;
-		pthread_mutex_unlock(&t->lock);
-		redis_tier_tell_gone(t);
-	}
-	f->done(f);
-}
-
-/* "ready" and what it does not do all the same, or the first lane that is not. */
-static void state_of(struct redis_tier *t, const char *refuses, struct tier_stat *ret)
-{
-	if (redis_tier_flushing(t))
-		refuses = "being flushed";
-	snprintf(ret->state, sizeof ret->state, "ready%s%s", refuses ? ", " : "", refuses ? refuses : "");
-	for (int i = REDIS_LANES - 1; i >= 0; i--) {
-		struct redis_lane_stat s;
-		redis_lane_stat(t->lane[i], &s);
-		ret->queued += s.queued;
-		if (s.oldest_us && (!ret->oldest_us || s.oldest_us < ret->oldest_us))
-			ret->oldest_us = s.oldest_us;
-		if (!s.ready)
-			snprintf(ret->state, sizeof ret->state, "away: %s", s.why);
-	}
+	redis_flush_all(redis_of(tier), f);
 }
 
 static void redis_stat(struct tier *tier, struct tier_stat *ret)
@@ -199,16 +161,19 @@ static void redis_stat(struct tier *tier, struct tier_stat *ret)
 	struct redis_tier *t = redis_of(tier);
 	pthread_mutex_lock(&t->lock);
 	*ret = t->stat;
-	const char *refuses = t->puts_pause_text;
+	const char *refuses = t->flushing ? "being flushed" : t->puts_pause_text;
 	pthread_mutex_unlock(&t->lock);
-	state_of(t, refuses, ret);
+	char why[80];
+	if (redis_link_stat(t->link, ret, why, sizeof why))
+		snprintf(ret->state, sizeof ret->state, "ready%s%s", refuses ? ", " : "", refuses ? refuses : "");
+	else
+		snprintf(ret->state, sizeof ret->state, "away: %s", why);
 }
 
 static void redis_destroy(struct tier *tier)
 {
 	struct redis_tier *t = redis_of(tier);
-	for (int i = 0; i < REDIS_LANES; i++)
-		redis_lane_destroy(&t->lane[i]);
+	redis_link_destroy(&t->link);
 	if (t->password)
 		explicit_bzero(t->password, strlen(t->password));
 	free(t->username);
@@ -265,22 +230,51 @@ static int check_opts(const struct tier_redis_opts *o, struct err *err)
 	return r;
 }
 
-static int start_lanes(struct redis_tier *t, const struct tier_redis_opts *o, const struct redis_address *address, struct err *err)
+static int bad_address(struct err *err, const char *text, const char *why)
 {
-	static const char *const name[REDIS_LANES] = {"ask", "get", "put"};
-	for (int i = 0; i < REDIS_LANES; i++) {
-		struct redis_lane_opts lo = {
-			.name = name[i], .address = *address, .username = t->username, .password = t->password, .prefix = t->prefix, .db = o->db,
-			.timeout_us = t->timeout_us, .depth = o->depth, .window_bytes = GET_WINDOW_BYTES, .user = t,
-		};
-		if (i == LANE_ASK) {
-			lo.beat_us = BEAT_US;
-			lo.beat = redis_keys_ask_figures;
-		}
-		int r = redis_lane_new(&lo, &t->lane[i], err);
-		if (r != 0)
-			return r;
+	return err_set(err, ERR_INVALID, "redis address \"%.100s\": %s (host:port, [v6]:port or unix:/path)", text, why);
+}
+
+static int parse_port(const char *text, int *ret)
+{
+	char *end;
+	long n = strtol(text, &end, 10);
+	if (*text < '0' || *text > '9' || *end || n < 1 || n > 65535)
+		return ERR_INVALID;
+	*ret = (int)n;
+	return 0;
+}
+
+int redis_address_parse(struct redis_address *ret, const char *text, struct err *err)
+{
+	struct redis_address a = {.port = PORT_DEFAULT};
+	if (!strncmp(text, "unix:", 5)) {
+		if (text[5] != '/' || strlen(text + 5) >= sizeof((struct sockaddr_un *)0)->sun_path)
+			return bad_address(err, text, "not an absolute path of less than 108 bytes");
+		a.port = 0;
+		strcpy(a.host, text + 5);
+		*ret = a;
+		return 0;
 	}
+	const char *host = text, *end = text + strlen(text), *port = NULL;
+	if (*text == '[') {
+		host = text + 1;
+		end = strchr(host, ']');
+		if (!end || (end[1] && end[1] != ':'))
+			return bad_address(err, text, "the bracket does not end");
+		port = end[1] ? end + 2 : NULL;
+	} else if (strchr(text, ':')) {
+		end = strrchr(text, ':');
+		if (strchr(text, ':') != end)
+			return bad_address(err, text, "an address of IPv6 needs brackets");
+		port = end + 1;
+	}
+	if (end == host || (size_t)(end - host) >= sizeof a.host)
+		return bad_address(err, text, "no host of 1 to 255 bytes");
+	if (port && parse_port(port, &a.port) != 0)
+		return bad_address(err, text, "the port is not 1 to 65535");
+	memcpy(a.host, host, (size_t)(end - host));
+	*ret = a;
 	return 0;
 }
 
@@ -304,11 +298,14 @@ int tier_redis_new(const struct tier_redis_opts *opts, struct tier **ret_t, stru
 	t->password = mem_strdup(text_or_null(o.password));
 	t->prefix_bytes = strlen(o.prefix);
 	memcpy(t->prefix, o.prefix, t->prefix_bytes);
+	t->address = address;
+	t->db = o.db;
+	t->depth = o.depth;
 	t->timeout_us = (uint64_t)o.timeout_ms * 1000;
 	t->lookup_us = (uint64_t)o.lookup_ms * 1000;
 	t->ttl_ms = (uint64_t)o.ttl_s * 1000;
 	t->evictions_seen = UINT64_MAX;   /* those before we came are not counted */
-	r = start_lanes(t, &o, &address, err);
+	r = redis_link_new(t, &t->link, err);
 	if (r != 0)
 		redis_destroy(&t->tier);
 	else

@@ -1,14 +1,15 @@
-/* tier_redis.h - the Redis tier: blocks in a Redis or Valkey that several hosts share.
+/* redis.h - the Redis tier: blocks in a Redis or Valkey that several hosts share.
  *
  * It is always there: a server that is away, slow or refuses us is a state of the tier ("away: ..."), not an error of tier_redis_new; the
  * connections are tried again by themselves. While it is away a put ends at once with ERR_CLOSED, a get and a look-up with nothing. Every
- * operation ends within timeout_ms, a look-up within lookup_ms (or by its own `until_us`), whatever the server does.
+ * operation ends within timeout_ms, a look-up within lookup_ms (or by its own `until_us`), a flush when it is done or within two minutes, whatever the server does.
  *
  * What the contract of tier.h means here: other clients may remove or replace what was stored, so nothing is remembered about keys; `blocks`,
  * `bytes` and `capacity_bytes` of the figures are those of the server (all keys of the database; capacity 0 without maxmemory), some seconds
- * old; remove and flush only begin the work and never wait for it. `watch` is told only of a flush, and when half of the keys have gone or a quarter was evicted. From flush until it is done the tier has nothing and takes nothing. */
-#ifndef STORAGE_TIER_REDIS_H
-#define STORAGE_TIER_REDIS_H
+ * old; remove only begins the work and never waits for it. `watch` is told only of a flush, and when half of the keys have gone or a quarter was evicted. From flush until
+ * it is done the tier has nothing and takes nothing. */
+#ifndef STORAGE_REDIS_H
+#define STORAGE_REDIS_H
 
 #include "tier.h"
 

@@ -1,0 +1,791 @@
+/* redis_link.c - see redis_int.h: three connections by hiredis on one thread with one libevent base.
+ *
+ * What always holds: a work is in one of its line's lists `waiting` (not begun) and `running` (begun, in this order), or over and owed replies; then hiredis
+ * alone knows it. Nothing is begun, and no connection is ended, from within a reply: `step` does that, once per turn of the loop.
+ * While it is away the queue is empty: who asks then is told at once, on its own thread. Works are ended and released without the lock.
+ *
+ * The three are one: each says who it is (AUTH, SELECT) and asks for one key before the link is ready, and when one is lost all are. The next
+ * attempt comes at once if the last connection was of use, then after 100 ms, then twice that, up to 5 s. They are given up when one breaks, when the server says what
+ * cannot be a reply, when a reply has not come for twice timeout_ms, and when three works in a row were late. That is logged once, and so is the return; attempts in between are not.
+ *
+ * Around hiredis: what a server may make it build is bounded (`charge`, `on_readable`), blocks are looked at where they were received (`on_string`), and leave
+ * from the buffer that they were copied into (`send_more`): its own output buffer would copy each twice, and move the rest of it at each partial write. */
+#include "redis_int.h"
+
+#include "util/clock.h"
+#include "util/log.h"
+#include "util/mem.h"
+
+#include <hiredis/async.h>
+#include <hiredis/adapters/libevent.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BEAT_US 2000000u
+#define GET_WINDOW_BYTES ((size_t)6 << 20)   /* asked for at a time: more only makes the server keep answers in its memory */
+#define REPLY_BYTES ((size_t)64 << 10)       /* not understood yet, of any reply but blocks */
+#define BUILT_BYTES ((size_t)4 << 20)        /* of what is made of one reply */
+#define READ_BYTES ((size_t)256 << 10)
+#define HIREDIS_READ_BYTES 16384             /* it reads at a time */
+#define ROOM_BYTES ((size_t)256 << 10)       /* less than this is left of a value: the next may be copied */
+#define PAUSE_FIRST_US 100000u
+#define PAUSE_MAX_US 5000000u
+#define STEADY_US 10000000u                  /* ready for so long: the next attempt is made at once */
+#define LATE_MAX 3u
+#define OWED_TIMEOUTS 2u                     /* a reply that has not come for so many times timeout_ms: the connection is of no use */
+
+/* A value to be sent, and the text of its command around it. */
+struct value {
+	struct redis_work *work;           /* NULL: none */
+	const char *before, *at, *after;
+	size_t left;
+};
+
+struct line {
+	struct redis_link *link;
+	redisAsyncContext *ac;             /* NULL: not connected */
+	redisReplyObjectFunctions build, own;   /* hiredis's own, and ours around them */
+	size_t built, allowed;
+	struct list waiting, running, turn;
+	unsigned n_running;                /* begun and not released, */
+	size_t weight;                     /* and their weight */
+	unsigned late;                     /* works in a row that were begun in good time and not over by their deadline */
+	struct redis_work hello;
+	struct value now, next;            /* on its way; ready to go */
+};
+
+struct redis_link {
+	struct redis_tier *t;
+	pthread_t thread;
+	struct event_base *base;
+	struct event *woken, *step, *retry, *beat;
+	int wake;                          /* eventfd: something is in the inbox, or stop */
+	_Atomic uint64_t oldest_us;
+
+	pthread_mutex_t lock;              /* of what follows */
+	struct list inbox;
+	unsigned queued[REDIS_LINES];      /* in the inbox and waiting */
+	int ready, stop;
+	char why[80];                      /* it is not ready */
+
+	/* the thread's */
+	struct line line[REDIS_LINES];
+	unsigned n_greeted;
+	uint64_t heard_us;                 /* when anything last came */
+	uint64_t ready_us, pause_us;
+	int end_code;                      /* what those are told whose connection is ended */
+	int useful;                        /* something that was submitted got its end since they connected */
+	char broken[80];                   /* why the connections are to be given up */
+	char in[READ_BYTES];
+};
+
+static void set_timer(struct event *e, uint64_t us)
+{
+	event_add(e, &(struct timeval){(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)});
+}
+
+/* The first reason counts. What a server says is made fit for a log line and a state. */
+__attribute__((format(printf, 2, 3))) static void link_break(struct redis_link *l, const char *fmt, ...)
+{
+	if (l->broken[0])
+		return;
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(l->broken, sizeof l->broken, fmt, ap);
+	va_end(ap);
+	for (char *c = l->broken; *c; c++)
+		if (*c < ' ' || *c > '~')
+			*c = '?';
+	event_active(l->step, EV_TIMEOUT, 0);
+}
+
+static void no_answer(struct redis_link *l, uint64_t asked_us)
+{
+	if (l->heard_us < asked_us)
+		link_break(l, "no answer for %llu ms", (unsigned long long)((clock_us() - asked_us) / 1000));
+	else
+		link_break(l, "too slow: answers take more than %llu ms", (unsigned long long)(l->t->timeout_us / 1000));
+}
+
+void redis_distrust(struct redis_work *w, const char *why)
+{
+	link_break(w->t->link, "%s", why);
+}
+
+/* --- works --- */
+
+static struct line *line_of(const struct redis_work *w)
+{
+	return &w->t->link->line[w->line];
+}
+
+static void note_oldest(struct redis_link *l)
+{
+	uint64_t oldest = 0;
+	for (int i = 0; i < REDIS_LINES; i++) {
+		const struct list *running = &l->line[i].running;
+		uint64_t begun = list_empty(running) ? 0 : list_entry(running->next, struct redis_work, link)->begun_us;
+		oldest = !oldest || (begun && begun < oldest) ? begun : oldest;
+	}
+	atomic_store_explicit(&l->oldest_us, oldest, memory_order_relaxed);
+}
+
+/* After each call of its functions: it may be over by now. */
+static void settle(struct redis_work *w)
+{
+	struct redis_link *l = w->t->link;
+	struct line *n = line_of(w);
+	if (!w->over || w->owed)
+		return;
+	if (n->next.work == w)
+		n->next.work = NULL;
+	if (w->begun_us) {
+		n->n_running--;
+		n->weight -= w->weight;
+		event_active(l->step, EV_TIMEOUT, 0);   /* there is room for others */
+	}
+	if (event_initialized(&w->timer))
+		event_del(&w->timer);
+	if (w->ops->release)
+		w->ops->release(w);
+	else
+		free(w);
+}
+
+static void work_over(struct redis_work *w)
+{
+	w->over = 1;
+	list_remove(&w->link);
+	list_remove(&w->turn);
+	note_oldest(w->t->link);
+}
+
+void redis_over(struct redis_work *w)
+{
+	w->t->link->useful |= w->submitted;
+	line_of(w)->late = 0;
+	if (w->owed)
+		redis_deadline(w, OWED_TIMEOUTS * w->t->timeout_us);
+	work_over(w);
+}
+
+static void unqueue(struct redis_work *w)
+{
+	struct redis_link *l = w->t->link;
+	pthread_mutex_lock(&l->lock);
+	l->queued[w->line]--;
+	pthread_mutex_unlock(&l->lock);
+}
+
+/* Ended by the link; its memory stays while replies are owed. */
+static void work_end(struct redis_work *w, int code)
+{
+	if (!w->begun_us)
+		unqueue(w);
+	work_over(w);
+	w->ops->end(w, code);
+	settle(w);
+}
+
+static void on_deadline(evutil_socket_t fd, short what, void *arg)
+{
+	struct redis_work *w = arg;
+	struct redis_link *l = w->t->link;
+	(void)fd, (void)what;
+	if (w->over) {
+		no_answer(l, w->begun_us);   /* what it is owed does not come */
+		return;
+	}
+	if (w->begun_us && clock_us() - w->begun_us > l->t->timeout_us / 2 && ++line_of(w)->late == LATE_MAX)
+		no_answer(l, w->begun_us);
+	if (w->owed)
+		redis_deadline(w, (OWED_TIMEOUTS - 1) * l->t->timeout_us);
+	work_end(w, ERR_TIMEOUT);
+}
+
+void redis_deadline(struct redis_work *w, uint64_t in_us)
+{
+	if (!event_initialized(&w->timer))
+		evtimer_assign(&w->timer, w->t->link->base, on_deadline, w);
+	set_timer(&w->timer, in_us);
+}
+
+void redis_begin(struct redis_work *w)
+{
+	struct line *n = line_of(w);
+	w->begun_us = clock_us();
+	n->n_running++;
+	n->weight += w->weight;
+	list_push_back(&n->running, &w->link);
+	note_oldest(n->link);
+	redis_deadline(w, clock_left_us(w->deadline_us));
+	w->ops->begin(w);
+	settle(w);
+}
+
+static void begin_waiting(struct line *n)
+{
+	while (!list_empty(&n->waiting) && n->n_running < n->link->t->depth && !n->link->broken[0]) {
+		struct redis_work *w = list_entry(n->waiting.next, struct redis_work, link);
+		if ((w->alone && n->n_running) || (n->weight && n->weight + w->weight > GET_WINDOW_BYTES))
+			return;
+		list_remove(&w->link);
+		unqueue(w);
+		redis_begin(w);
+	}
+}
+
+/* --- commands --- */
+
+/* A callback of hiredis. r NULL: the connection is being ended. */
+static void on_reply(redisAsyncContext *ac, void *r, void *arg)
+{
+	struct redis_work *w = arg;
+	struct line *n = ac->data;
+	w->owed--;
+	if (n->now.work == w) {
+		n->now.work = NULL;
+		link_break(n->link, "the server answered before it had the block");
+	}
+	if (!w->over && r && !n->link->broken[0])
+		w->ops->reply(w, r);
+	if (!w->over && !w->owed && (!r || n->link->broken[0]))
+		work_end(w, n->link->end_code);
+	else
+		settle(w);
+}
+
+static void sent(struct line *n, struct redis_work *w, int code)
+{
+	if (code != REDIS_OK)
+		link_break(n->link, "the connection takes no commands");
+	else if (w)
+		w->owed++;
+}
+
+void redis_ask(struct redis_link *l, enum redis_line line, struct redis_work *w, const char *format, ...)
+{
+	struct line *n = &l->line[line];
+	va_list ap;
+	va_start(ap, format);
+	sent(n, w, redisvAsyncCommand(n->ac, w ? on_reply : NULL, w, format, ap));
+	va_end(ap);
+}
+
+void redis_ask_argv(struct redis_link *l, enum redis_line line, struct redis_work *w, int n_args, const char **arg, const size_t *bytes)
+{
+	struct line *n = &l->line[line];
+	sent(n, w, redisAsyncCommandArgv(n->ac, w ? on_reply : NULL, w, n_args, arg, bytes));
+}
+
+void redis_allow(struct redis_link *l, size_t bytes)
+{
+	for (int i = 0; i < REDIS_LINES; i++)
+		if (l->line[i].allowed < bytes + REPLY_BYTES)
+			l->line[i].allowed = bytes + REPLY_BYTES;
+}
+
+/* --- values out: hiredis sends what is before one, we the value, hiredis what is after it --- */
+
+static void send_next(struct line *n)
+{
+	n->now = n->next;
+	n->next.work = NULL;
+	if (n->now.work)
+		sent(n, n->now.work, redisAsyncFormattedCommand(n->ac, on_reply, n->now.work, n->now.before, strlen(n->now.before)));
+}
+
+/* The next is copied when little of the one before is left, so that few buffers are in use and the line is never idle. */
+static void next_turn(struct line *n)
+{
+	while (!n->next.work && (!n->now.work || n->now.left < ROOM_BYTES) && !list_empty(&n->turn) && !n->link->broken[0]) {
+		struct redis_work *w = list_entry(n->turn.next, struct redis_work, turn);
+		list_remove(&w->turn);
+		w->ops->turn(w);
+		settle(w);
+		if (!n->now.work)
+			send_next(n);
+	}
+}
+
+void redis_wait_turn(struct redis_work *w)
+{
+	struct line *n = line_of(w);
+	list_push_back(&n->turn, &w->turn);
+	event_active(n->link->step, EV_TIMEOUT, 0);
+}
+
+void redis_send_value(struct redis_work *w, const char *before, const void *value, size_t bytes, const char *after)
+{
+	line_of(w)->next = (struct value){w, before, value, after, bytes};
+}
+
+/* 1: there is more to be written. */
+static int send_more(struct line *n)
+{
+	struct value *v = &n->now;
+	while (v->work && !n->link->broken[0]) {
+		ssize_t sent = send(n->ac->c.fd, v->at, v->left, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent < 0 && errno != EAGAIN)
+			link_break(n->link, "%s", strerror(errno));
+		if (sent < 0)
+			return 1;
+		v->at += sent;
+		v->left -= (size_t)sent;
+		next_turn(n);
+		if (v->left)
+			continue;
+		redisAppendFormattedCommand(&n->ac->c, v->after, strlen(v->after));
+		send_next(n);
+		next_turn(n);
+		return 1;
+	}
+	return 0;
+}
+
+/* hiredis's hook: all that it had was written. */
+static void on_written(void *events)
+{
+	struct line *n = ((redisLibeventEvents *)events)->context->data;
+	if (send_more(n))
+		redisLibeventAddWrite(events);
+	else
+		redisLibeventDelWrite(events);
+}
+
+/* --- replies in --- */
+
+/* May this be made of a reply? Of one that was asked for, and up to a bound. The line, or NULL. */
+static struct line *charge(const redisReadTask *task, size_t bytes)
+{
+	struct line *n = task->privdata;
+	if (!task->parent) {
+		n->built = 0;
+		if (!n->ac || !n->ac->replies.head) {
+			link_break(n->link, "the server answered what nobody had asked");
+			return NULL;
+		}
+	}
+	n->built += bytes + sizeof(redisReply);
+	if (n->built <= BUILT_BYTES)
+		return n;
+	link_break(n->link, "a reply of more than %zu bytes", BUILT_BYTES);
+	return NULL;
+}
+
+/* A block is handed on and forgotten. */
+static void *on_string(const redisReadTask *task, char *text, size_t bytes)
+{
+	struct line *n = task->privdata;
+	int whole = !task->parent && task->type == REDIS_REPLY_STRING && n->ac && n->ac->replies.head && n->ac->replies.head->fn;
+	struct redis_work *w = whole ? n->ac->replies.head->privdata : NULL;
+	if (w && w->ops->value) {
+		if (!w->over && !n->link->broken[0])
+			w->ops->value(w, text, bytes);
+		bytes = 0;
+	}
+	return charge(task, bytes) ? n->build.createString(task, text, bytes) : NULL;
+}
+
+static void *on_array(const redisReadTask *task, int elements)
+{
+	struct line *n = charge(task, (size_t)(elements > 0 ? elements : 0) * sizeof(void *));
+	return n ? n->build.createArray(task, elements) : NULL;
+}
+
+static void *on_integer(const redisReadTask *task, long long number)
+{
+	struct line *n = charge(task, 0);
+	return n ? n->build.createInteger(task, number) : NULL;
+}
+
+static void *on_nil(const redisReadTask *task)
+{
+	struct line *n = charge(task, 0);
+	return n ? n->build.createNil(task) : NULL;
+}
+
+/* hiredis reads little at a time: all but the end is read here. */
+static void on_readable(evutil_socket_t fd, short what, void *arg)
+{
+	struct line *n = arg;
+	struct redis_link *l = n->link;
+	int there = 0;
+	(void)what;
+	if (ioctl(fd, FIONREAD, &there) == 0 && there > HIREDIS_READ_BYTES) {
+		ssize_t got = recv(fd, l->in, (size_t)there <= sizeof l->in ? (size_t)there - 1 : sizeof l->in, MSG_DONTWAIT);
+		if (got > 0)
+			redisReaderFeed(n->ac->c.reader, l->in, (size_t)got);
+	}
+	redisAsyncHandleRead(n->ac);
+	if (n->ac && n->ac->c.reader->len - n->ac->c.reader->pos > n->allowed)
+		link_break(l, "a reply of more than the %zu bytes that were asked for", n->allowed);
+	l->heard_us = clock_us();
+}
+
+/* --- who we are: a work like others, but begun before the link is ready --- */
+
+static void link_ready(struct redis_link *l)
+{
+	pthread_mutex_lock(&l->lock);
+	l->ready = 1;
+	pthread_mutex_unlock(&l->lock);
+	l->ready_us = clock_us();
+	log_info("redis_ready", "connections=%d", REDIS_LINES);
+	set_timer(l->beat, 0);
+}
+
+static void hello_begin(struct redis_work *w)
+{
+	const struct redis_tier *t = w->t;
+	if (t->password && t->username)
+		redis_ask(t->link, w->line, w, "AUTH %s %s", t->username, t->password);
+	else if (t->password)
+		redis_ask(t->link, w->line, w, "AUTH %s", t->password);
+	if (t->db)
+		redis_ask(t->link, w->line, w, "SELECT %u", t->db);
+	redis_ask(t->link, w->line, w, "EXISTS %s", t->prefix);   /* may we, and is it there for others than replicas? */
+}
+
+static void hello_reply(struct redis_work *w, const redisReply *r)
+{
+	struct redis_link *l = w->t->link;
+	const char *to = w->owed == 0 ? "EXISTS" : w->owed == 1 && w->t->db ? "SELECT" : "AUTH";
+	if (r->type == REDIS_REPLY_ERROR)
+		link_break(l, "%s: %.100s", to, r->str);
+	else if (r->type != (w->owed ? REDIS_REPLY_STATUS : REDIS_REPLY_INTEGER))
+		link_break(l, "%s: the answer is not one of Redis", to);
+	if (l->broken[0] || w->owed)
+		return;
+	redis_over(w);
+	if (++l->n_greeted == REDIS_LINES)
+		link_ready(l);
+}
+
+static void hello_end(struct redis_work *w, int code)
+{
+	if (code == ERR_TIMEOUT)
+		link_break(w->t->link, "no answer within %llu ms of connecting", (unsigned long long)(w->t->timeout_us / 1000));
+}
+
+static void hello_release(struct redis_work *w)
+{
+	(void)w;
+}
+
+static const struct redis_work_ops hello_ops = {.begin = hello_begin, .reply = hello_reply, .end = hello_end, .release = hello_release};
+
+/* --- connected and lost --- */
+
+/* The context is freed by hiredis after these two. */
+static void on_connect(const redisAsyncContext *ac, int status)
+{
+	struct line *n = ac->data;
+	if (status == REDIS_OK)
+		return;
+	n->ac = NULL;
+	link_break(n->link, "%s", ac->c.errstr);
+}
+
+static void on_disconnect(const redisAsyncContext *ac, int status)
+{
+	struct line *n = ac->data;
+	(void)status;
+	n->ac = NULL;
+	link_break(n->link, "%s", ac->errstr);
+}
+
+static void line_connect(struct line *n)
+{
+	struct redis_link *l = n->link;
+	const struct redis_address *to = &l->t->address;
+	redisAsyncContext *ac = to->port ? redisAsyncConnect(to->host, to->port) : redisAsyncConnectUnix(to->host);
+	if (!ac || ac->err) {
+		link_break(l, "%s", ac ? ac->errstr : "no memory");
+		if (ac)
+			redisAsyncFree(ac);
+		return;
+	}
+	fcntl(ac->c.fd, F_SETFD, FD_CLOEXEC);
+	if (to->port)   /* a host that vanished is noticed, if late, also while nothing is asked */
+		setsockopt(ac->c.fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
+	n->ac = ac;
+	n->allowed = REPLY_BYTES;
+	n->build = *ac->c.reader->fn;
+	n->own = n->build;
+	n->own.createString = on_string;
+	n->own.createArray = on_array;
+	n->own.createInteger = on_integer;
+	n->own.createNil = on_nil;
+	ac->c.reader->fn = &n->own;
+	ac->c.reader->privdata = n;
+	ac->c.reader->maxbuf = 0;   /* keep the buffer between blocks */
+	ac->data = n;
+	redisLibeventAttach(ac, l->base);
+	redisLibeventEvents *events = ac->ev.data;
+	event_del(events->rev);
+	event_assign(events->rev, l->base, ac->c.fd, EV_READ | EV_PERSIST, on_readable, n);
+	event_add(events->rev, NULL);
+	ac->ev.delWrite = on_written;
+	redisAsyncSetConnectCallback(ac, on_connect);
+	redisAsyncSetDisconnectCallback(ac, on_disconnect);
+	n->hello = (struct redis_work){.t = l->t, .ops = &hello_ops, .line = (enum redis_line)(n - l->line), .deadline_us = clock_us() + l->t->timeout_us};
+	list_init(&n->hello.turn);
+	redis_begin(&n->hello);
+}
+
+static void on_retry(evutil_socket_t fd, short what, void *arg)
+{
+	struct redis_link *l = arg;
+	(void)fd, (void)what;
+	l->n_greeted = 0;
+	for (int i = 0; i < REDIS_LINES && !l->broken[0]; i++)
+		line_connect(&l->line[i]);
+}
+
+static void end_all(struct list *of, int code)
+{
+	while (!list_empty(of))
+		work_end(list_entry(of->next, struct redis_work, link), code);
+}
+
+static void take_inbox(struct redis_link *l)
+{
+	pthread_mutex_lock(&l->lock);
+	while (!list_empty(&l->inbox)) {
+		struct redis_work *w = list_entry(l->inbox.next, struct redis_work, link);
+		list_remove(&w->link);
+		list_push_back(&line_of(w)->waiting, &w->link);
+		redis_deadline(w, clock_left_us(w->deadline_us));
+	}
+	pthread_mutex_unlock(&l->lock);
+}
+
+/* Nobody is let in any more, and all who are inside are told. */
+static void link_empty(struct redis_link *l, const char *why, int code)
+{
+	pthread_mutex_lock(&l->lock);
+	l->ready = 0;
+	snprintf(l->why, sizeof l->why, "%s", why);
+	pthread_mutex_unlock(&l->lock);
+	l->end_code = code;
+	take_inbox(l);
+	for (int i = 0; i < REDIS_LINES; i++) {
+		struct line *n = &l->line[i];
+		redisAsyncContext *ac = n->ac;
+		n->ac = NULL;
+		n->late = 0;
+		n->now.work = n->next.work = NULL;
+		if (ac)
+			redisAsyncFree(ac);   /* which ends those that are owed replies */
+	}
+	for (int i = 0; i < REDIS_LINES; i++) {
+		end_all(&l->line[i].running, code);
+		end_all(&l->line[i].waiting, code);
+	}
+}
+
+static void link_lost(struct redis_link *l)
+{
+	char why[sizeof l->broken];
+	memcpy(why, l->broken, sizeof why);
+	event_del(l->beat);
+	if (l->useful || (l->ready_us && clock_us() - l->ready_us > STEADY_US))
+		l->pause_us = 0;
+	link_empty(l, why, ERR_CLOSED);
+	if (l->ready_us)
+		log_warn("redis_away", "reason=%s", log_quote(why));
+	l->ready_us = 0;
+	l->useful = 0;
+	l->end_code = ERR_CLOSED;
+	l->broken[0] = 0;
+	set_timer(l->retry, l->pause_us);
+	l->pause_us = !l->pause_us ? PAUSE_FIRST_US : l->pause_us < PAUSE_MAX_US / 2 ? 2 * l->pause_us : PAUSE_MAX_US;
+}
+
+/* --- the thread --- */
+
+static void on_beat(evutil_socket_t fd, short what, void *arg)
+{
+	struct redis_link *l = arg;
+	(void)fd, (void)what;
+	set_timer(l->beat, BEAT_US);
+	if (!l->broken[0])
+		redis_ask_figures(l->t);
+}
+
+static void on_step(evutil_socket_t fd, short what, void *arg)
+{
+	struct redis_link *l = arg;
+	(void)fd, (void)what;
+	take_inbox(l);
+	if (l->broken[0])
+		link_lost(l);
+	for (int i = 0; i < REDIS_LINES; i++) {
+		struct line *n = &l->line[i];
+		begin_waiting(n);
+		next_turn(n);
+		if (n->ac && sdslen(n->ac->c.obuf))
+			redisAsyncHandleWrite(n->ac);   /* at once, not when the loop has asked */
+	}
+}
+
+static void on_wake(evutil_socket_t fd, short what, void *arg)
+{
+	struct redis_link *l = arg;
+	uint64_t n;
+	if (read(fd, &n, sizeof n) < 0)
+		return;   /* woken for nothing */
+	pthread_mutex_lock(&l->lock);
+	int stop = l->stop;
+	pthread_mutex_unlock(&l->lock);
+	if (stop)
+		event_base_loopbreak(l->base);
+	else
+		on_step(fd, what, arg);
+}
+
+static void *link_main(void *arg)
+{
+	struct redis_link *l = arg;
+	pthread_setname_np(pthread_self(), "redis");
+	event_base_dispatch(l->base);
+	link_empty(l, "ending", ERR_CANCELLED);
+	return NULL;
+}
+
+/* --- for other threads --- */
+
+static void link_wake(struct redis_link *l)
+{
+	if (write(l->wake, &(uint64_t){1}, sizeof(uint64_t)) < 0)
+		return;   /* full: it is awake */
+}
+
+int redis_submit(struct redis_link *l, struct redis_work *w)
+{
+	int r = 0, first = 0;
+	list_init(&w->turn);
+	pthread_mutex_lock(&l->lock);
+	if (!l->ready || l->stop)
+		r = ERR_CLOSED;
+	else if (l->queued[w->line] >= REDIS_QUEUE_MAX)
+		r = ERR_FULL;
+	if (r == 0) {
+		w->submitted = 1;
+		first = list_empty(&l->inbox);
+		list_push_back(&l->inbox, &w->link);
+		l->queued[w->line]++;
+	}
+	pthread_mutex_unlock(&l->lock);
+	if (first)
+		link_wake(l);
+	return r;
+}
+
+int redis_link_stat(struct redis_link *l, struct tier_stat *ret, char *why, size_t why_size)
+{
+	pthread_mutex_lock(&l->lock);
+	int ready = l->ready;
+	for (int i = 0; i < REDIS_LINES; i++)
+		ret->queued += l->queued[i];
+	snprintf(why, why_size, "%s", l->why);
+	pthread_mutex_unlock(&l->lock);
+	ret->oldest_us = atomic_load_explicit(&l->oldest_us, memory_order_relaxed);
+	return ready;
+}
+
+static void event_end(struct event **e)
+{
+	if (*e)
+		event_free(*e);
+	*e = NULL;
+}
+
+static void link_free(struct redis_link *l)
+{
+	event_end(&l->woken);
+	event_end(&l->step);
+	event_end(&l->retry);
+	event_end(&l->beat);
+	if (l->base)
+		event_base_free(l->base);
+	if (l->wake >= 0)
+		close(l->wake);
+	pthread_mutex_destroy(&l->lock);
+	free(l);
+}
+
+static void line_init(struct line *n, struct redis_link *l)
+{
+	n->link = l;
+	list_init(&n->waiting);
+	list_init(&n->running);
+	list_init(&n->turn);
+}
+
+/* The thread takes no signals: those are the event loop's. */
+static int start_thread(struct redis_link *l)
+{
+	sigset_t all, old;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	int r = pthread_create(&l->thread, NULL, link_main, l);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return r;
+}
+
+int redis_link_new(struct redis_tier *t, struct redis_link **ret, struct err *err)
+{
+	struct redis_link *l = mem_zalloc(sizeof *l);
+	l->t = t;
+	l->end_code = ERR_CLOSED;
+	pthread_mutex_init(&l->lock, NULL);
+	list_init(&l->inbox);
+	snprintf(l->why, sizeof l->why, "connecting");
+	l->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	l->base = event_base_new();
+	if (l->base) {
+		l->woken = event_new(l->base, l->wake, EV_READ | EV_PERSIST, on_wake, l);
+		l->step = event_new(l->base, -1, 0, on_step, l);
+		l->retry = evtimer_new(l->base, on_retry, l);
+		l->beat = evtimer_new(l->base, on_beat, l);
+		for (int i = 0; i < REDIS_LINES; i++)
+			line_init(&l->line[i], l);
+		event_add(l->woken, NULL);
+		set_timer(l->retry, 0);
+	}
+	*ret = l;
+	t->link = l;
+	if (l->wake >= 0 && l->base && start_thread(l) == 0)
+		return 0;
+	link_free(l);
+	*ret = NULL;
+	return err_set(err, ERR_NOMEM, "redis: no thread for the connections");
+}
+
+void redis_link_destroy(struct redis_link **pl)
+{
+	struct redis_link *l = *pl;
+	if (!l)
+		return;
+	pthread_mutex_lock(&l->lock);
+	l->stop = 1;
+	pthread_mutex_unlock(&l->lock);
+	link_wake(l);
+	pthread_join(l->thread, NULL);
+	link_free(l);
+	*pl = NULL;
+}
