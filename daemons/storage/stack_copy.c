@@ -1,16 +1,13 @@
 /* stack_copy.c - blocks on their way from one tier of a stack to another, and the thread that begins them, opens tiers and changes their size.
  *
- * Down: what a tier names as due. From memory the tier below copies by itself, inside its `move`; from
- * another one the block goes through a buffer, at most COPIES_MAX of them. Up: only into memory, inside the `move` of the get below; a get that comes while
- * its block is on its way up waits for it.
+ * Down: what a tier names as due goes to the next one below; what memory has is read from there, at most COPIES_MAX others through a block of their own. Up:
+ * a block that is asked for and is not in memory is fetched once, for all who wait for it, and put into memory.
  *
- * What always holds: a copy that was begun ends with `stored` for the tier it came from. A flush meanwhile makes it void. A tier below that does not take
- * blocks is left alone for pause_us; nothing is lost by that but the room in which the blocks would have been safe. The thread sleeps until something is
- * to be done; nothing here is fatal but that it cannot be started. */
+ * What always holds: a copy down that was begun ends with `stored` for the tier it came from. A flush meanwhile makes it void, and what is fetched does not get into
+ * memory then. A tier below that does not take blocks is left alone for pause_us; nothing is lost by that but the room in which the blocks would have been
+ * safe. The thread sleeps until something is to be done; nothing here is fatal but that it cannot be started. */
 #include "stack_int.h"
-#include "spans.h"
-#include "kernels/stream.h"
-#include "sum.h"
+#include "memory.h"
 
 #include "util/check.h"
 #include "util/clock.h"
@@ -21,65 +18,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct copy {
-	struct tier_op op;         /* first: the put below, or the get of a block that goes up */
-	struct tier_op from_op;    /* the get of a block that goes through buf */
-	struct list link;          /* in stack.ups */
-	struct list waiters;       /* of pass */
+/* A block on its way down. */
+struct sink {
+	struct tier_op op;         /* the put below; first */
+	struct tier_op from_op;    /* the get of a block that is not in memory */
 	struct stack *s;
 	struct level *from, *to;
 	uint64_t flushes;
-	unsigned char *buf;
+	struct block *block;       /* or NULL: memory has it */
 };
-
-/* --- bytes from one tier's spans into another's --- */
-
-/* One end of a copy within a `move`: the spans that the other tier's move has to be joined with. */
-struct joint {
-	struct tier_op op;         /* first */
-	const struct tier_span *span;
-	unsigned n;
-	int code;
-};
-
-/* Walks two rows of spans of the same length beside each other. s: sums what is copied, may be NULL. */
-static void spans_copy(const struct tier_span *to, unsigned n_to, const struct tier_span *from, unsigned n_from, struct sum_state *s)
-{
-	struct span_walk a = {to, n_to, 0}, b = {from, n_from, 0};
-	for (size_t left_to, left_from; (left_to = span_left(&a)) && (left_from = span_left(&b));) {
-		size_t n = left_to < left_from ? left_to : left_from;
-		if (s)
-			sum_add_copy(s, span_take(&a, n), span_take(&b, n), n);
-		else
-			stream_copy(span_take(&a, n), span_take(&b, n), n);
-	}
-	stream_end();
-}
-
-static void joint_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
-{
-	(void)tier;
-	(void)text;
-	((struct joint *)op)->code = code;
-}
-
-/* Into memory. The sum is taken anew: these bytes were just verified, and not every tier says what it compared them with. */
-static int joint_put(struct tier_op *op, const struct tier_span *span, unsigned n)
-{
-	struct joint *j = (struct joint *)op;
-	struct sum_state s;
-	sum_begin(&s);
-	spans_copy(span, n, j->span, j->n, &s);
-	op->sum = sum_end(&s);
-	return 0;
-}
-
-static int joint_get(struct tier_op *op, const struct tier_span *span, unsigned n)
-{
-	struct joint *j = (struct joint *)op;
-	spans_copy(j->span, j->n, span, n, NULL);
-	return 0;
-}
 
 static void found_nothing(struct tier_find *f)
 {
@@ -105,75 +52,20 @@ static void kept_below(struct tier *t, struct level *below, const struct tier_ke
 		t->ops->stored(t, key, TIER_BELOW_GONE);
 }
 
-/* Puts the block that lies in these spans, and came from that level, into memory, at once. flushes: as counted when it was asked for; after a flush it does not
- * arrive. */
-static int into_memory(struct level *from, const struct tier_op *op, uint64_t flushes, const struct tier_span *span, unsigned n)
+static struct tier *memory_tier(struct stack *s)
 {
-	struct stack *s = from->s;
-	struct tier *memory = level_tier(&s->level[0]);
-	struct joint j = {.op = {.key = op->key, .bytes = op->bytes, .move = joint_put, .done = joint_done, .aside = 1}, .span = span, .n = n, .code = ERR_IO};
-	if (!s->memory || !memory)
-		return ERR_CLOSED;
-	memory->ops->put(memory, &j.op);
-	if (j.code == 0 && flushes != atomic_load(&s->flushes)) {   /* one that comes later than this look finds the block in memory */
-		memory->ops->remove(memory, &op->key);
-		return ERR_CANCELLED;
-	}
-	if (j.code == 0)
-		kept_below(memory, from, &op->key, op->bytes);
-	if (atomic_load(&s->level[0].policy) == TIER_OFFLOAD)
-		stack_kick(s);   /* it took room */
-	return j.code;
+	return s->memory ? level_tier(&s->level[0]) : NULL;
 }
 
-/* Reads it out of memory into these spans, at once; *ret_sum is the block's. */
-static int out_of_memory(struct stack *s, const struct tier_op *op, const struct tier_span *span, unsigned n, struct tier_sum *ret_sum)
+static int is_void(const struct stack *s, uint64_t flushes)
 {
-	struct tier *memory = level_tier(&s->level[0]);
-	struct joint j = {.op = {.key = op->key, .bytes = op->bytes, .move = joint_get, .done = joint_done, .aside = 1}, .span = span, .n = n, .code = ERR_IO};
-	if (!s->memory || !memory)
-		return ERR_NOTFOUND;
-	memory->ops->get(memory, &j.op);
-	if (j.code == 0)
-		*ret_sum = j.op.sum;
-	return j.code;
-}
-
-void stack_promote(struct pass *p, const struct tier_span *span, unsigned n)
-{
-	struct level *l = &p->s->level[p->level];
-	if (!p->s->memory || into_memory(l, &p->op, p->flushes, span, n) != 0)
-		return;
-	pthread_mutex_lock(&p->s->lock);
-	l->count.promoted++;
-	pthread_mutex_unlock(&p->s->lock);
+	return atomic_load(&s->closing) || flushes != atomic_load(&s->flushes);
 }
 
 /* --- down --- */
 
-static struct copy *copy_new(struct stack *s, struct level *from, struct level *to, const struct tier_due *d)
-{
-	struct copy *c = mem_zalloc(sizeof *c);
-	list_init(&c->op.link);
-	list_init(&c->from_op.link);
-	list_init(&c->link);
-	list_init(&c->waiters);
-	c->s = s;
-	c->from = from;
-	c->to = to;
-	c->op.key = c->from_op.key = d->key;
-	c->op.bytes = c->from_op.bytes = d->bytes;
-	c->flushes = atomic_load(&s->flushes);
-	return c;
-}
-
-static int copy_void(const struct copy *c)
-{
-	return atomic_load(&c->s->closing) || c->flushes != atomic_load(&c->s->flushes);
-}
-
 /* What the tier that the block came from hears. */
-static void down_told(struct copy *c, int code)
+static void down_told(struct sink *c, int code)
 {
 	struct tier *from = level_tier(c->from);
 	int later = code == ERR_CLOSED || code == ERR_IO || code == ERR_TIMEOUT || code == ERR_NOMEM;
@@ -196,11 +88,11 @@ static void pause_level(struct level *to, const struct level *from, int code, co
 		         log_quote(text ? text : err_name(code)), (unsigned long long)(to->s->opts.pause_us / 1000));
 }
 
-static void down_end(struct copy *c, int code, const char *text)
+static void down_end(struct sink *c, int code, const char *text)
 {
 	struct stack *s = c->s;
 	struct tier *to = level_tier(c->to);
-	if (code == 0 && copy_void(c)) {   /* flushed while it was written */
+	if (code == 0 && is_void(s, c->flushes)) {   /* flushed while it was written */
 		if (!atomic_load(&s->closing))
 			to->ops->remove(to, &c->op.key);
 		code = ERR_CANCELLED;
@@ -217,7 +109,8 @@ static void down_end(struct copy *c, int code, const char *text)
 	else if (code != ERR_NOTFOUND && code != ERR_CANCELLED)
 		c->from->count.copy_failed++;
 	pthread_mutex_unlock(&s->lock);
-	free(c->buf);
+	if (c->block)
+		block_release(c->block);
 	free(c);
 	stack_kick(s);
 }
@@ -225,23 +118,25 @@ static void down_end(struct copy *c, int code, const char *text)
 static void down_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
 	(void)tier;
-	down_end((struct copy *)op, code, text);
+	down_end((struct sink *)op, code, text);
 }
 
 static int down_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
-	struct copy *c = (struct copy *)op;
-	struct tier_span buf = {c->buf, op->bytes};
-	if (copy_void(c))
-		return ERR_CANCELLED;
-	if (!c->buf)
-		return out_of_memory(c->s, op, span, n, &op->sum);
-	spans_copy(span, n, &buf, 1, NULL);
-	op->sum = c->from_op.sum;
-	return 0;
+	struct sink *c = (struct sink *)op;
+	struct block *b = c->block ? c->block : memory_hold(memory_tier(c->s), &op->key, op->bytes);
+	if (!b)
+		return ERR_NOTFOUND;
+	int code = is_void(c->s, c->flushes) ? ERR_CANCELLED : block_read(b, span, n);
+	op->sum = b->sum;
+	if (code == ERR_CORRUPT && b->memory)
+		memory_damaged(b);
+	if (!c->block)
+		block_release(b);
+	return code;
 }
 
-static void down_put(struct copy *c)
+static void down_put(struct sink *c)
 {
 	struct tier *to = level_tier(c->to);
 	c->op.move = down_move;
@@ -249,51 +144,67 @@ static void down_put(struct copy *c)
 	to->ops->put(to, &c->op);
 }
 
-static int buf_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+static int read_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
-	struct copy *c = list_entry(op, struct copy, from_op);
-	struct tier_span buf = {c->buf, op->bytes};
-	struct sum_state s;
-	sum_begin(&s);
-	spans_copy(&buf, 1, span, n, &s);
-	op->sum = sum_end(&s);
+	block_write(list_entry(op, struct sink, from_op)->block, span, n);
 	return 0;
 }
 
-static void buf_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
+static void read_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
-	struct copy *c = list_entry(op, struct copy, from_op);
+	struct sink *c = list_entry(op, struct sink, from_op);
 	(void)tier;
 	(void)text;
-	if (code == 0 && !copy_void(c))
+	if (code == 0 && !is_void(c->s, c->flushes))
 		down_put(c);
 	else
 		down_end(c, ERR_NOTFOUND, NULL);   /* it is not there any more: there is nothing to copy */
 }
 
+/* 1: memory has it, too, and the device need not read it. */
+static int read_above(struct sink *c)
+{
+	struct tier *memory = memory_tier(c->s);
+	struct block *b = memory ? memory_hold(memory, &c->op.key, c->op.bytes) : NULL;
+	int there = b && block_read(b, c->block->span, c->block->n) == 0;
+	if (there)
+		c->block->sum = b->sum;
+	if (b)
+		block_release(b);
+	return there;
+}
+
 static void down_start(struct stack *s, struct level *from, struct level *to, const struct tier_due *d)
 {
-	struct copy *c = copy_new(s, from, to, d);
+	struct sink *c = mem_zalloc(sizeof *c);
+	c->s = s;
+	c->from = from;
+	c->to = to;
+	c->flushes = atomic_load(&s->flushes);
+	list_init(&c->op.link);
+	list_init(&c->from_op.link);
+	c->op.key = c->from_op.key = d->key;
+	c->op.bytes = c->from_op.bytes = d->bytes;
 	pthread_mutex_lock(&s->lock);
 	from->copying++;
 	pthread_mutex_unlock(&s->lock);
-	if (s->memory && from == &s->level[0]) {
+	if (from == s->level && s->memory) {
 		down_put(c);
 		return;
 	}
-	c->buf = malloc(d->bytes);
-	if (!c->buf) {   /* a block may be large: this one does not go down now */
+	c->block = block_new(&d->key, d->bytes);
+	if (!c->block) {   /* a block may be large: this one does not go down now */
 		down_end(c, ERR_NOMEM, "no memory for a buffer");
 		return;
 	}
-	struct tier_span buf = {c->buf, d->bytes};
-	c->from_op.move = buf_move;
-	c->from_op.done = buf_done;
-	c->from_op.aside = 1;
-	if (out_of_memory(s, &c->from_op, &buf, 1, &c->from_op.sum) == 0)
+	if (read_above(c)) {
 		down_put(c);
-	else
-		level_tier(from)->ops->get(level_tier(from), &c->from_op);
+		return;
+	}
+	c->from_op.move = read_move;
+	c->from_op.done = read_done;
+	c->from_op.aside = 1;
+	level_tier(from)->ops->get(level_tier(from), &c->from_op);
 }
 
 void stack_used(struct level *l)
@@ -330,16 +241,160 @@ static void downs_begin(struct stack *s, unsigned i, uint64_t *wake)
 
 /* --- up --- */
 
+static int same_block(const struct tier_op *a, const struct tier_key *key, size_t bytes)
+{
+	return a->bytes == bytes && memcmp(a->key.b, key->b, sizeof key->b) == 0;
+}
+
+static struct fetch *fetch_find(struct stack *s, const struct tier_key *key, size_t bytes, int moved_too)
+{
+	list_each(it, &s->fetches) {
+		struct fetch *f = list_entry(it, struct fetch, link);
+		if (same_block(&f->op, key, bytes) && (moved_too || !f->moved) && f->flushes == atomic_load(&s->flushes))
+			return f;
+	}
+	return NULL;
+}
+
+void stack_fetch_begins(struct tier_op *op)
+{
+	struct fetch *f = (struct fetch *)op;
+	int wanted = f->prefetch;
+	list_each(it, &f->waiters)
+		wanted |= !stack_pass_unwanted(list_entry(it, struct pass, link));
+	atomic_store(&f->given_up, !wanted);
+}
+
+static void list_move_all(struct list *to, struct list *from)
+{
+	while (!list_empty(from)) {
+		struct list *at = from->next;
+		list_remove(at);
+		list_push_back(to, at);
+	}
+}
+
+/* Into memory, unless there is no room that may be taken, or a flush came since it was asked for. */
+static void fetch_keep(struct fetch *f, const struct tier_span *span, unsigned n)
+{
+	struct stack *s = f->s;
+	struct tier *memory = memory_tier(s);
+	struct block *b = memory && !is_void(s, f->flushes) ? memory_block(memory, &f->op.key, f->op.bytes, 1) : NULL;
+	if (!b)
+		return;
+	block_write(b, span, n);
+	memory_insert(b);
+	block_release(b);
+	f->kept = !is_void(s, f->flushes);
+	if (f->kept)
+		kept_below(memory, &s->level[f->level], &f->op.key, f->op.bytes);
+	else   /* a flush that comes later than this look finds the block in memory */
+		memory->ops->remove(memory, &f->op.key);
+	if (atomic_load(&s->level[0].policy) == TIER_OFFLOAD)
+		stack_kick(s);   /* it took room */
+}
+
+static int fetch_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+{
+	struct fetch *f = (struct fetch *)op;
+	int code = 0;
+	pthread_mutex_lock(&f->s->lock);
+	f->moved = 1;
+	list_move_all(&f->served, &f->waiters);
+	pthread_mutex_unlock(&f->s->lock);
+	list_each(it, &f->served) {
+		struct pass *p = list_entry(it, struct pass, link);
+		p->code = stack_pass_unwanted(p) ? ERR_CANCELLED : p->outer->move(p->outer, span, n);
+		code = p->code;
+	}
+	fetch_keep(f, span, n);
+	return f->kept ? 0 : code;
+}
+
+static void fetch_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
+{
+	struct fetch *f = (struct fetch *)op;
+	struct stack *s = f->s;
+	struct level *l = &s->level[f->level];
+	pthread_mutex_lock(&s->lock);
+	list_remove(&f->link);   /* nobody joins it any more */
+	s->n_prefetching -= f->prefetch != 0;
+	l->count.promoted += f->kept && code == 0;
+	l->count.prefetched += f->kept && code == 0 && f->prefetch;
+	pthread_mutex_unlock(&s->lock);
+	if (code == 0)
+		stack_used(l);
+	if (code == ERR_CORRUPT || f->prefetch)
+		stack_kick(s);
+	while (!list_empty(&f->served)) {
+		struct pass *p = list_entry(f->served.next, struct pass, link);
+		list_remove(&p->link);
+		int end = p->code ? p->code : code;
+		stack_pass_end(p, end, end == 0 ? tier : TIER_NONE, end == code ? text : NULL);
+	}
+	while (!list_empty(&f->waiters)) {
+		struct pass *p = list_entry(f->waiters.next, struct pass, link);
+		list_remove(&p->link);
+		if (f->moved || code == ERR_CANCELLED) {   /* it came too late: the block may be in memory now */
+			p->waited |= f->moved;
+			p->level = 0;
+			stack_pass_next(p);
+		} else {
+			stack_pass_failed(p, code, text);
+		}
+	}
+	free(f);
+	stack_level_back(l, KIND_GET);
+}
+
+static struct fetch *fetch_new(struct stack *s, const struct tier_key *key, size_t bytes, unsigned level)
+{
+	struct fetch *f = mem_zalloc(sizeof *f);
+	list_init(&f->op.link);
+	list_init(&f->waiters);
+	list_init(&f->served);
+	f->s = s;
+	f->level = level;
+	f->op.key = *key;
+	f->op.bytes = bytes;
+	f->op.given_up = &f->given_up;
+	f->op.move = fetch_move;
+	f->op.done = fetch_done;
+	f->flushes = atomic_load(&s->flushes);
+	list_push_back(&s->fetches, &f->link);
+	return f;
+}
+
+void stack_fetch(struct pass *p)
+{
+	struct stack *s = p->s;
+	struct level *l = &s->level[p->level];
+	struct fetch *own = NULL;
+	pthread_mutex_lock(&s->lock);
+	struct fetch *f = fetch_find(s, &p->op.key, p->op.bytes, !p->waited);
+	if (!f || f->level != p->level)
+		f = own = fetch_new(s, &p->op.key, p->op.bytes, p->level);
+	for (unsigned i = 0; own && i < s->n_wishes; i++) {
+		struct wish *w = &s->wish[(s->wish_at + i) % PREFETCH_MAX];
+		if (same_block(&p->op, &w->what.key, w->what.bytes))
+			w->what.bytes = 0;   /* this one brings it up */
+	}
+	list_push_back(&f->waiters, &p->link);
+	pthread_mutex_unlock(&s->lock);
+	if (own)
+		stack_level_submit(l, KIND_GET, &own->op);
+}
+
 void stack_prefetch(struct stack *s, const struct tier_find *f)
 {
 	unsigned added = 0;
 	if (!s->memory)
 		return;
 	pthread_mutex_lock(&s->lock);
-	for (uint32_t i = 0; i < f->n && f->where[i] && s->n_fetch < PREFETCH_MAX; i++)
+	for (uint32_t i = 0; i < f->n && f->where[i] && s->n_wishes < PREFETCH_MAX; i++)
 		for (unsigned k = 1; k < s->n; k++)
 			if (f->where[i] == s->level[k].opts.id) {
-				s->fetch[(s->fetch_at + s->n_fetch++) % PREFETCH_MAX] = (struct fetch){{f->key[i], f->bytes}, k};
+				s->wish[(s->wish_at + s->n_wishes++) % PREFETCH_MAX] = (struct wish){{f->key[i], f->bytes}, k};
 				added++;
 			}
 	pthread_mutex_unlock(&s->lock);
@@ -347,105 +402,30 @@ void stack_prefetch(struct stack *s, const struct tier_find *f)
 		stack_kick(s);
 }
 
-static int same_block(const struct tier_op *a, const struct tier_key *key, size_t bytes)
+/* The next block to be prefetched, or NULL. */
+static struct fetch *prefetch_next(struct stack *s)
 {
-	return a->bytes == bytes && memcmp(a->key.b, key->b, sizeof key->b) == 0;
-}
-
-static struct copy *up_find(struct stack *s, const struct tier_key *key, size_t bytes)
-{
-	list_each(it, &s->ups)
-		if (same_block(&list_entry(it, struct copy, link)->op, key, bytes))
-			return list_entry(it, struct copy, link);
-	return NULL;
-}
-
-/* Under way: wait. Only wanted: the get itself brings it up. */
-int stack_wait_up(struct pass *p)
-{
-	struct stack *s = p->s;
+	struct fetch *f = NULL;
 	pthread_mutex_lock(&s->lock);
-	struct copy *c = p->waited || !s->n_ups ? NULL : up_find(s, &p->op.key, p->op.bytes);
-	if (c) {
-		p->waited = 1;
-		list_push_back(&c->waiters, &p->link);
-	}
-	for (unsigned i = 0; !c && i < s->n_fetch; i++) {
-		struct fetch *f = &s->fetch[(s->fetch_at + i) % PREFETCH_MAX];
-		if (same_block(&p->op, &f->what.key, f->what.bytes))
-			f->what.bytes = 0;
-	}
-	pthread_mutex_unlock(&s->lock);
-	return c != NULL;
-}
-
-static int up_move(struct tier_op *op, const struct tier_span *span, unsigned n)
-{
-	struct copy *c = (struct copy *)op;
-	return copy_void(c) ? ERR_CANCELLED : into_memory(c->from, op, c->flushes, span, n);
-}
-
-static void up_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
-{
-	struct copy *c = (struct copy *)op;
-	struct stack *s = c->s;
-	struct list waiters;
-	(void)tier;
-	(void)text;
-	pthread_mutex_lock(&s->lock);
-	list_remove(&c->link);
-	s->n_ups--;
-	if (code == 0) {
-		c->from->count.promoted++;
-		c->from->count.prefetched++;
-	}
-	list_init(&waiters);
-	while (!list_empty(&c->waiters)) {
-		struct list *at = c->waiters.next;
-		list_remove(at);
-		list_push_back(&waiters, at);
-	}
-	pthread_mutex_unlock(&s->lock);
-	free(c);
-	while (!list_empty(&waiters)) {
-		struct pass *p = list_entry(waiters.next, struct pass, link);
-		list_remove(&p->link);
-		p->level = 0;
-		stack_pass_next(p);
-	}
-	stack_kick(s);
-}
-
-static int fetch_take(struct stack *s, struct fetch *ret)
-{
-	int got = 0;
-	pthread_mutex_lock(&s->lock);
-	while (!got && s->n_fetch && s->n_ups < UPS_MAX) {
-		*ret = s->fetch[s->fetch_at];
-		s->fetch_at = (s->fetch_at + 1) % PREFETCH_MAX;
-		s->n_fetch--;
-		got = ret->what.bytes && !up_find(s, &ret->what.key, ret->what.bytes);
-	}
-	pthread_mutex_unlock(&s->lock);
-	return got;
-}
-
-static void ups_begin(struct stack *s)
-{
-	struct fetch f;
-	while (fetch_take(s, &f)) {
-		struct tier *t = level_tier(&s->level[f.level]);
-		if (level_has(&s->level[0], &f.what.key, f.what.bytes))
+	while (!f && s->n_wishes && s->n_prefetching < PREFETCHING_MAX) {
+		struct wish w = s->wish[s->wish_at];
+		s->wish_at = (s->wish_at + 1) % PREFETCH_MAX;
+		s->n_wishes--;
+		if (!w.what.bytes || fetch_find(s, &w.what.key, w.what.bytes, 1) || level_has(&s->level[0], &w.what.key, w.what.bytes))
 			continue;
-		struct copy *c = copy_new(s, &s->level[f.level], &s->level[0], &f.what);
-		c->op.move = up_move;
-		c->op.done = up_done;
-		pthread_mutex_lock(&s->lock);
-		list_push_back(&s->ups, &c->link);
-		s->n_ups++;
-		pthread_mutex_unlock(&s->lock);
-		t->ops->get(t, &c->op);
+		f = fetch_new(s, &w.what.key, w.what.bytes, w.level);
+		f->prefetch = 1;
+		s->n_prefetching++;
 	}
+	pthread_mutex_unlock(&s->lock);
+	return f;
+}
+
+static void prefetches_begin(struct stack *s)
+{
+	struct fetch *f;
+	while ((f = prefetch_next(s)))
+		stack_level_submit(&s->level[f->level], KIND_GET, &f->op);
 }
 
 /* --- the thread --- */
@@ -543,7 +523,7 @@ static uint64_t work(struct stack *s)
 	}
 	for (unsigned i = 0; i < s->n; i++)
 		downs_begin(s, i, &wake);
-	ups_begin(s);
+	prefetches_begin(s);
 	return wake;
 }
 

@@ -9,25 +9,35 @@
 
 #define LEVEL_OPS_MAX 64u     /* puts, and gets, of others that the stack has with a lower tier at a time */
 #define COPIES_MAX 16u        /* from one level down at a time; together with the others fewer than a tier queues */
-#define UPS_MAX 16u           /* prefetches at a time */
+#define PREFETCHING_MAX 16u   /* at a time */
 #define PREFETCH_MAX 1024u    /* waiting */
 
 enum { KIND_GET, KIND_PUT, KINDS };
 
 struct stack;
 
-/* An operation on its way through the tiers. */
+/* A put or a get of others on its way through the tiers. */
 struct pass {
-	struct tier_op op;         /* what the tiers see; first */
-	struct list link;          /* in level.waiting, or in copy.waiters */
+	struct tier_op op;         /* what memory sees, and what a lower tier sees of a put; first */
+	struct list link;          /* in fetch.waiters */
 	struct stack *s;
 	struct tier_op *outer;
 	unsigned level;            /* that has it, or is next */
-	uint64_t begun_us;         /* waiting since */
-	uint64_t flushes;          /* as counted at its begin */
-	int kind, moved, waited;   /* waited: for a copy up already, once */
+	int kind, moved, waited;   /* waited: came too late for a fetch already, once */
 	int code;                  /* what the first tier that failed said, 0: none did */
 	const char *text;
+};
+
+/* A block on its way up from a lower tier: to all gets that wait for it, and into memory. */
+struct fetch {
+	struct tier_op op;         /* the get; first */
+	struct list link;          /* in stack.fetches */
+	struct list waiters, served;   /* of pass; served: its `move` was called */
+	struct stack *s;
+	unsigned level;
+	uint64_t flushes;          /* as counted at its begin */
+	int prefetch, moved, kept; /* kept: in memory now */
+	atomic_int given_up;
 };
 
 struct level {
@@ -39,7 +49,7 @@ struct level {
 	/* under the stack's lock */
 	unsigned running[KINDS];
 	int pumping[KINDS];
-	struct list waiting[KINDS];
+	struct list waiting[KINDS];    /* of tier_op: puts, and fetches */
 	unsigned n_waiting, copying;
 	uint64_t open_at_us, pause_until_us, resize_to;
 	int tried;
@@ -47,7 +57,7 @@ struct level {
 	struct stack_stat count;
 };
 
-struct fetch {
+struct wish {
 	struct tier_due what;          /* bytes 0: not wanted any more */
 	unsigned level;
 };
@@ -63,10 +73,10 @@ struct stack {
 	atomic_int kicked, closing;
 	_Atomic uint64_t flushes;
 	int stop;
-	struct list ups;               /* of copy: prefetches under way */
-	unsigned n_ups;
-	struct fetch *fetch;           /* ring (PREFETCH_MAX) */
-	unsigned fetch_at, n_fetch;
+	struct list fetches;           /* under way or waiting for their turn */
+	unsigned n_prefetching;
+	struct wish *wish;             /* ring (PREFETCH_MAX): what is to be prefetched */
+	unsigned wish_at, n_wishes;
 	pthread_t thread;
 };
 
@@ -77,13 +87,18 @@ static inline struct tier *level_tier(const struct level *l)
 }
 int stack_next_open(const struct stack *s, unsigned from);       /* the first open level at or below, -1: none */
 void stack_pass_next(struct pass *p);                            /* to the next tier that is there, from p->level on */
+void stack_pass_failed(struct pass *p, int code, const char *text);   /* this tier did not do it: to the next one */
+void stack_pass_end(struct pass *p, int code, enum tier_id tier, const char *text);
+int stack_pass_unwanted(const struct pass *p);
+void stack_level_submit(struct level *l, int kind, struct tier_op *op);   /* when it is its turn */
+void stack_level_back(struct level *l, int kind);                /* the tier is done with one */
 
 /* --- stack_copy.c --- */
 void stack_kick(struct stack *s);
 void stack_used(struct level *l);                                /* its tier took a block, or had one: some may be due now */
 void stack_prefetch(struct stack *s, const struct tier_find *f);
-int stack_wait_up(struct pass *p);                               /* 1: the block is on its way up, p goes on when it has come */
-void stack_promote(struct pass *p, const struct tier_span *span, unsigned n);
+void stack_fetch(struct pass *p);                                /* a get, from p->level */
+void stack_fetch_begins(struct tier_op *op);                     /* it is given up if nobody waits for it any more. With the lock held */
 void stack_copy_start(struct stack *s);                          /* the thread */
 void stack_copy_stop(struct stack *s);
 

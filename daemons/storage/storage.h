@@ -6,7 +6,7 @@
  *   tiers.c       the tiers as the configuration wants them, their figures
  *   daemon.c      start, end, pdctl
  *   copier.c      the copy threads: between a worker's region and the stack of tiers
- *   tier_stack.c  several tiers as one; stack_copy.c blocks on their way between them; tier_memory.c, tier_redis.c; disk.c the disk tier (README.md)
+ *   tier_stack.c  several tiers as one; stack_copy.c blocks on their way between them; memory.c, block.c; redis.c; disk.c (README.md)
  *
  * Everything here is on the loop's thread, but serve_finished and tell_changed. */
 #ifndef STORAGE_STORAGE_H

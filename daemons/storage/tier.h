@@ -49,8 +49,8 @@ struct tier_op {
 	size_t bytes;              /* of the block; a stored block of another size is a miss */
 	struct tier_sum sum;       /* put: set by move. get: the stored one, set by the tier before move, if it likes */
 	const atomic_int *given_up; /* may be NULL; not 0: nobody waits any more. A tier may then end it with ERR_CANCELLED as long as move was not called */
-	/* A copy between tiers. get: neither a hit nor a miss, and the order of use stays. put: drops nothing that its tier is to copy down before (TIER_OFFLOAD) */
-	int aside;
+	int aside;                 /* get: a copy between tiers, neither a hit nor a miss, and the order of use stays */
+	uint64_t since_us;         /* whose turn it is with a tier: waits since */
 	/* put: copy the block into the spans and set sum, then check that it was valid all the while: 0, or ERR_STALE. get: copy it out of them.
 	 * Anything but 0 ends the operation with that code; a put then leaves nothing behind. Called at most once, on any thread. */
 	int (*move)(struct tier_op *op, const struct tier_span *span, unsigned n);
@@ -152,8 +152,5 @@ struct tier_ops {
 struct tier {
 	const struct tier_ops *ops;
 };
-
-/* Host memory. capacity_bytes is taken from the system at once, and never exceeded; ERR_NOMEM: it is not there. */
-int tier_memory_new(uint64_t capacity_bytes, struct tier **ret_t, struct err *err);
 
 #endif

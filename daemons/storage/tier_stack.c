@@ -31,14 +31,14 @@ int stack_next_open(const struct stack *s, unsigned from)
 
 /* --- operations --- */
 
-static void pass_end(struct pass *p, int code, enum tier_id tier, const char *text)
+void stack_pass_end(struct pass *p, int code, enum tier_id tier, const char *text)
 {
 	struct tier_op *outer = p->outer;
 	free(p);
 	outer->done(outer, code, tier, text);
 }
 
-static int pass_unwanted(const struct pass *p)
+int stack_pass_unwanted(const struct pass *p)
 {
 	return atomic_load(&p->s->closing) || (p->op.given_up && atomic_load(p->op.given_up));
 }
@@ -50,26 +50,23 @@ static int pass_move(struct tier_op *op, const struct tier_span *span, unsigned 
 	int r = p->outer->move(p->outer, span, n);
 	if (p->kind == KIND_PUT)
 		op->sum = p->outer->sum;
-	else if (r == 0 && p->level > 0)
-		stack_promote(p, span, n);
 	return r;
-}
-
-static void pass_start(struct pass *p)
-{
-	struct tier *t = level_tier(&p->s->level[p->level]);
-	p->moved = 0;
-	if (pass_unwanted(p))
-		p->op.done(&p->op, ERR_CANCELLED, TIER_NONE, NULL);
-	else if (p->kind == KIND_PUT)
-		t->ops->put(t, &p->op);
-	else
-		t->ops->get(t, &p->op);
 }
 
 static int is_memory(const struct level *l)
 {
 	return l->s->memory && l == &l->s->level[0];
+}
+
+static void op_start(struct level *l, int kind, struct tier_op *op)
+{
+	struct tier *t = level_tier(l);
+	if (atomic_load(&l->s->closing) || (op->given_up && atomic_load(op->given_up)))
+		op->done(op, ERR_CANCELLED, TIER_NONE, NULL);
+	else if (kind == KIND_PUT)
+		t->ops->put(t, op);
+	else
+		t->ops->get(t, op);
 }
 
 /* Hands out what waits, as long as the tier may have more. */
@@ -83,74 +80,85 @@ static void level_pump(struct level *l, int kind)
 	}
 	l->pumping[kind] = 1;
 	while (!list_empty(&l->waiting[kind]) && l->running[kind] < LEVEL_OPS_MAX) {
-		struct pass *p = list_entry(l->waiting[kind].next, struct pass, link);
-		list_remove(&p->link);
+		struct tier_op *op = list_entry(l->waiting[kind].next, struct tier_op, link);
+		list_remove(&op->link);
 		l->n_waiting--;
 		l->running[kind]++;
+		if (kind == KIND_GET)
+			stack_fetch_begins(op);   /* does anybody wait for it still? */
 		pthread_mutex_unlock(&s->lock);
-		pass_start(p);
+		op_start(l, kind, op);
 		pthread_mutex_lock(&s->lock);
 	}
 	l->pumping[kind] = 0;
 	pthread_mutex_unlock(&s->lock);
 }
 
-static void level_submit(struct level *l, struct pass *p)
+void stack_level_submit(struct level *l, int kind, struct tier_op *op)
 {
-	int kind = p->kind;   /* p is the tier's as soon as somebody hands it out */
 	pthread_mutex_lock(&l->s->lock);
-	p->begun_us = clock_us();
-	list_push_back(&l->waiting[kind], &p->link);
+	op->since_us = clock_us();
+	list_push_back(&l->waiting[kind], &op->link);   /* it is the tier's as soon as somebody hands it out */
 	l->n_waiting++;
+	pthread_mutex_unlock(&l->s->lock);
+	level_pump(l, kind);
+}
+
+void stack_level_back(struct level *l, int kind)
+{
+	pthread_mutex_lock(&l->s->lock);
+	l->running[kind]--;
 	pthread_mutex_unlock(&l->s->lock);
 	level_pump(l, kind);
 }
 
 void stack_pass_next(struct pass *p)
 {
-	int at = pass_unwanted(p) ? -1 : stack_next_open(p->s, p->level);
-	if (pass_unwanted(p)) {
-		pass_end(p, ERR_CANCELLED, TIER_NONE, NULL);
+	int at = stack_next_open(p->s, p->level);
+	if (stack_pass_unwanted(p)) {
+		stack_pass_end(p, ERR_CANCELLED, TIER_NONE, NULL);
 	} else if (at < 0) {
 		int code = p->code ? p->code : p->kind == KIND_GET ? ERR_NOTFOUND : ERR_CLOSED;
-		pass_end(p, code, TIER_NONE, p->code || p->kind == KIND_GET ? p->text : "no tier is open");
+		stack_pass_end(p, code, TIER_NONE, p->code || p->kind == KIND_GET ? p->text : "no tier is open");
 	} else {
 		struct level *l = &p->s->level[at];
 		p->level = (unsigned)at;
+		p->moved = 0;
 		if (is_memory(l))
-			pass_start(p);
-		else if (p->kind != KIND_GET || !stack_wait_up(p))
-			level_submit(l, p);
+			op_start(l, p->kind, &p->op);
+		else if (p->kind == KIND_GET)
+			stack_fetch(p);
+		else
+			stack_level_submit(l, p->kind, &p->op);
 	}
 }
 
-/* The tier has done with it. */
+void stack_pass_failed(struct pass *p, int code, const char *text)
+{
+	if (!p->code && (code != ERR_NOTFOUND || text)) {
+		p->code = code;
+		p->text = text;
+	}
+	p->level++;
+	stack_pass_next(p);
+}
+
+/* The tier has done with it: memory, or a lower one with a put. */
 static void pass_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
 	struct pass *p = (struct pass *)op;
 	struct level *l = &p->s->level[p->level];
 	int kind = p->kind;
-	if (!is_memory(l)) {
-		pthread_mutex_lock(&p->s->lock);
-		l->running[kind]--;
-		pthread_mutex_unlock(&p->s->lock);
-	}
 	if (code == ERR_CORRUPT)
 		stack_kick(p->s);   /* dropped: the tier above may have to copy it down again */
-	if (code == 0 || p->moved) {
-		if (code == 0)
-			stack_used(l);
-		pass_end(p, code, tier, text);
-	} else {
-		if (!p->code && (code != ERR_NOTFOUND || text)) {
-			p->code = code;
-			p->text = text;
-		}
-		p->level++;
-		stack_pass_next(p);
-	}
+	if (code == 0)
+		stack_used(l);
+	if (code == 0 || p->moved)
+		stack_pass_end(p, code, tier, text);
+	else
+		stack_pass_failed(p, code, text);
 	if (!is_memory(l))
-		level_pump(l, kind);
+		stack_level_back(l, kind);
 }
 
 static void pass_begin(struct tier *t, struct tier_op *outer, int kind)
@@ -164,7 +172,6 @@ static void pass_begin(struct tier *t, struct tier_op *outer, int kind)
 	p->s = stack_of(t);
 	p->outer = outer;
 	p->kind = kind;
-	p->flushes = atomic_load(&p->s->flushes);
 	stack_pass_next(p);
 }
 
@@ -240,19 +247,7 @@ static void stack_lookup(struct tier *t, struct tier_find *outer)
 	finder_ask(f, 0);
 }
 
-/* --- the rest --- */
-
-static int stack_remove(struct tier *t, const struct tier_key *key)
-{
-	struct stack *s = stack_of(t);
-	int found = 0;
-	for (unsigned i = 0; i < s->n; i++) {
-		struct tier *l = level_tier(&s->level[i]);
-		found |= l && l->ops->remove(l, key) == 0;
-	}
-	stack_kick(s);   /* above a tier that has lost it, it may have to be copied down again */
-	return found ? 0 : ERR_NOTFOUND;
-}
+/* --- flush --- */
 
 struct flush_part {
 	struct tier_flush f;       /* first */
@@ -321,11 +316,6 @@ void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 	stack_kick(s);   /* what is kept above a tier that has nothing now may have to be copied down again */
 }
 
-static void stack_flush(struct tier *t, struct tier_flush *f)
-{
-	tier_stack_flush(t, TIER_NONE, f);
-}
-
 unsigned tier_stack_levels(const struct tier *t)
 {
 	return ((const struct stack *)t)->n;
@@ -350,7 +340,7 @@ static uint64_t waiting_since(const struct level *l)
 	uint64_t oldest = 0;
 	for (int k = 0; k < KINDS; k++)
 		if (!list_empty(&l->waiting[k])) {
-			uint64_t at = list_entry(l->waiting[k].next, struct pass, link)->begun_us;
+			uint64_t at = list_entry(l->waiting[k].next, struct tier_op, link)->since_us;
 			oldest = !oldest || at < oldest ? at : oldest;
 		}
 	return oldest;
@@ -378,28 +368,6 @@ void tier_stack_level(struct tier *t, unsigned i, struct stack_stat *ret)
 	ret->policy = (enum tier_policy)atomic_load(&l->policy);
 	ret->open = tier != NULL;
 	ret->tier = ts;
-}
-
-/* All tiers together. */
-static void stack_stat(struct tier *t, struct tier_stat *ret)
-{
-	*ret = (struct tier_stat){0};
-	for (unsigned i = 0; i < stack_of(t)->n; i++) {
-		struct stack_stat l;
-		tier_stack_level(t, i, &l);
-		ret->blocks += l.tier.blocks;
-		ret->bytes += l.tier.bytes;
-		ret->capacity_bytes += l.tier.capacity_bytes;
-		ret->evictions += l.tier.evictions;
-		ret->lost += l.tier.lost;
-		ret->corrupt += l.tier.corrupt;
-		ret->errors += l.tier.errors;
-		ret->full += l.tier.full;
-		ret->queued += l.tier.queued;
-		if (l.tier.oldest_us && (!ret->oldest_us || l.tier.oldest_us < ret->oldest_us))
-			ret->oldest_us = l.tier.oldest_us;
-	}
-	memcpy(ret->state, "ready", sizeof "ready");
 }
 
 void tier_stack_resize(struct tier *t, enum tier_id id, uint64_t capacity_bytes)
@@ -447,7 +415,7 @@ static void stack_destroy(struct tier *t)
 		if (l)
 			l->ops->destroy(l);
 	}
-	free(s->fetch);
+	free(s->wish);
 	pthread_cond_destroy(&s->wake);
 	pthread_cond_destroy(&s->opened);
 	pthread_mutex_destroy(&s->lock);
@@ -459,9 +427,6 @@ static const struct tier_ops stack_ops = {
 	.put = stack_put,
 	.get = stack_get,
 	.lookup = stack_lookup,
-	.remove = stack_remove,
-	.flush = stack_flush,
-	.stat = stack_stat,
 	.destroy = stack_destroy,
 };
 
@@ -480,8 +445,8 @@ struct tier *tier_stack_new(const struct stack_opts *o)
 	pthread_cond_init(&s->wake, &monotonic);
 	pthread_cond_init(&s->opened, &monotonic);
 	pthread_condattr_destroy(&monotonic);
-	list_init(&s->ups);
-	s->fetch = mem_array(PREFETCH_MAX, sizeof *s->fetch);
+	list_init(&s->fetches);
+	s->wish = mem_array(PREFETCH_MAX, sizeof *s->wish);
 	for (unsigned i = 0; i < s->n; i++) {
 		struct level *l = &s->level[i];
 		l->s = s;

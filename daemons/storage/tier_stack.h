@@ -1,7 +1,7 @@
-/* tier_stack.h - several tiers as one: a put goes to the first that takes it, a get asks from the fastest down, and blocks move between them.
+/* tier_stack.h - several tiers as one, for put, get, look-up and destroy: a put goes to the first that takes it, a get asks from the fastest down, and blocks move between them.
  *
  * Down: by the policy of the tier that has them (offload, write_through), never while a put waits. Up: what a get or a prefetch finds below memory is
- * copied into it. No call waits for a lower tier: operations on lower tiers are queued here (the operation's memory is the caller's), a
+ * read once for all who ask for it meanwhile, and copied into it. No call waits for a lower tier: operations on lower tiers are queued here (the operation's memory is the caller's), a
  * bounded number is with a tier at a time. A tier that cannot be opened is left out and tried again each reopen_us.
  *
  * Memory, if it is there, is the first; its calls end before they return, which copying relies on. */

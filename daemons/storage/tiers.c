@@ -4,6 +4,7 @@
  * there is. Figures are what the tiers count for themselves; the counters follow. */
 #include "storage.h"
 #include "disk.h"
+#include "memory.h"
 #include "redis.h"
 
 #include "util/clock.h"

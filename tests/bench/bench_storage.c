@@ -10,6 +10,7 @@
  *
  * Prints `RESULT name=value`. */
 #include "daemons/storage/copier.h"
+#include "daemons/storage/memory.h"
 #include "daemons/storage/sum.h"
 #include "daemons/storage/disk.h"
 #include "tests/unit/pool_memory.h"

@@ -3,6 +3,7 @@
 #ifndef TESTS_SERVE_WORLD_H
 #define TESTS_SERVE_WORLD_H
 
+#include "daemons/storage/memory.h"
 #include "daemons/storage/storage.h"
 
 #include "kv/hash.h"

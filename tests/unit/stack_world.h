@@ -5,6 +5,7 @@
 
 #include "tests/unit/flush_rig.h"
 
+#include "daemons/storage/memory.h"
 #include "daemons/storage/sum.h"
 #include "daemons/storage/tier_stack.h"
 

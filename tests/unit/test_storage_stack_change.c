@@ -170,7 +170,7 @@ START_TEST(test_told)
 	for (unsigned i = 0; i < 100; i++) {
 		put(i * 7 % 60);
 		if (i % 9 == 0)
-			s->ops->remove(s, &(struct tier_key){.b = {(unsigned char)(i * 3 % 60)}});
+			tier_stack_find(s, TIER_MEMORY)->ops->remove(tier_stack_find(s, TIER_MEMORY), &(struct tier_key){.b = {(unsigned char)(i * 3 % 60)}});
 		if (i == 50)
 			tier_stack_resize(s, TIER_MEMORY, 20 * UNIT);
 	}
@@ -186,7 +186,7 @@ START_TEST(test_told)
 		there += (unsigned)told[i];
 	}
 	ck_assert_uint_ge(there, 9);
-	tier_flushed(s, NULL);
+	flushed(TIER_NONE, NULL, NULL);
 	for (unsigned i = 0; i < 60; i++)
 		ck_assert_int_eq(told[i], 0);
 	end();

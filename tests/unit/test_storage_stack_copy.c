@@ -306,7 +306,7 @@ START_TEST(test_prefetch)
 }
 END_TEST
 
-/* A get of a block that is on its way up waits for it instead of reading it twice; given up, it ends without. */
+/* A get of a block that is on its way up is served with it instead of reading it twice; given up, it ends without. */
 START_TEST(test_get_meets_prefetch)
 {
 	static const unsigned names[] = {1, 2};
@@ -323,9 +323,61 @@ START_TEST(test_get_meets_prefetch)
 	fake_set(disk, 0, 0);
 	enum tier_id tier;
 	ck_assert_int_eq(op_end(a, 1, &tier, NULL), 0);
-	ck_assert_int_eq(tier, TIER_MEMORY);
+	ck_assert_int_eq(tier, TIER_DISK);
 	ck_assert_int_eq(op_end(b, 2, &tier, NULL), ERR_CANCELLED);
 	ck_assert_uint_eq(fake_count(disk, &disk->n_gets), gets + 2);
+	end();
+}
+END_TEST
+
+/* Several ask for one block below memory: it is read once and all have it. Who asks after a flush does not get what was there before it. */
+START_TEST(test_gets_meet)
+{
+	enum tier_id tier;
+	start(16, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
+	only_below(1, 3);
+	unsigned gets = fake_count(disk, &disk->n_gets);
+	fake_set(disk, 1, 0);
+	struct op *before[4], *after;
+	for (unsigned i = 0; i < 4; i++)
+		before[i] = op_begin(0, 1, UNIT);
+	before[2]->given_up = 1;
+	ck_assert_int_eq(flushed(TIER_MEMORY, NULL, NULL), 0);
+	after = op_begin(0, 1, UNIT);
+	fake_set(disk, 0, 0);
+	for (unsigned i = 0; i < 4; i++)
+		ck_assert_int_eq(op_end(before[i], 1, &tier, NULL), i == 2 ? ERR_CANCELLED : 0);
+	ck_assert_int_eq(op_end(after, 1, &tier, NULL), 0);
+	ck_assert_uint_eq(fake_count(disk, &disk->n_gets), gets + 2);
+	ck_assert_int_eq(get(1), 'm');
+	end();
+}
+END_TEST
+
+/* A block of memory that is damaged when it is to go down is dropped, and nobody has it then. */
+static unsigned char *in_memory;
+static int see_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+{
+	in_memory = span[0].at;
+	return op_move_in(op, span, n);
+}
+
+START_TEST(test_damaged_before_it_goes)
+{
+	start(8, TIER_WRITE_THROUGH, 1, 0, TIER_RECYCLE, 0);
+	struct op *o = op_new(1, 1, UNIT);
+	o->op.move = see_move;
+	s->ops->put(s, &o->op);
+	ck_assert_int_eq(op_end(o, 1, NULL, NULL), 0);
+	fake_set(disk, 1, 0);
+	ck_assert_int_eq(get(1), 'm');         /* due now */
+	UNTIL(fake_count(disk, &disk->queued) == 1);
+	in_memory[100] ^= 1;
+	fake_set(disk, 0, 0);
+	UNTIL(stat_of(0).copying == 0);
+	ck_assert_int_eq(where_is(1), '-');
+	ck_assert_uint_eq(stat_of(0).tier.corrupt, 1);
+	ck_assert_uint_eq(stat_of(0).tier.lost, 1);
 	end();
 }
 END_TEST
@@ -368,6 +420,8 @@ int main(void)
 	tcase_add_test(c, test_promotion_spares);
 	tcase_add_test(c, test_prefetch);
 	tcase_add_test(c, test_get_meets_prefetch);
+	tcase_add_test(c, test_gets_meet);
+	tcase_add_test(c, test_damaged_before_it_goes);
 	tcase_add_test(c, test_prefetch_fails);
 	suite_add_tcase(suite, c);
 	return world_run(suite);

@@ -2,7 +2,7 @@
 #include "tests/unit/flush_rig.h"
 
 #include "daemons/storage/sum.h"
-#include "daemons/storage/tier.h"
+#include "daemons/storage/memory.h"
 
 #include "util/mem.h"
 

@@ -1,15 +1,15 @@
-/* tier_memory.c - the host-memory tier: memory cut into units of 64 KiB (units.h); a block is as many units as it needs.
+/* memory.c - see memory.h: memory cut into units of 64 KiB (units.h); a block is as many units as it needs.
  *
  * Units make the bound exact and leave no holes: any free units serve a block of any size, so blocks of several models live together.
  *
  * What always holds while the lock is free: every unit is free or belongs to one entry; `index` has exactly the entries that are whole and not
  * dropped; each of those is in one of two orders, `clean` (a tier below has them, and they are next to be evicted) or `lru`. Data is
- * copied and checked outside the lock: a put fills units that no entry in the index has, a get pins its entry. An entry that is dropped while
- * it is read is freed by the last reader.
+ * copied and checked outside the lock: a put fills a block that is not in the index, a get holds one. A block that is dropped while
+ * it is held is freed by the last holder.
  *
- * Eviction takes the oldest of `clean`, else the oldest of `lru`, that nobody reads: what no tier below has is lost then, and counted. A checksum that does not hold is
+ * Eviction takes the oldest of `clean`, else the oldest of `lru`, that nobody holds: what no tier below has is lost then, and counted. A checksum that does not hold is
  * logged and counted and the block dropped, which may lose it as well. Nothing here ends the process but bugs. */
-#include "tier.h"
+#include "memory.h"
 #include "sum.h"
 #include "units.h"
 
@@ -28,15 +28,12 @@
 #define RETIRE_AT_A_TIME 64u   /* units whose memory is given back under one lock */
 
 struct entry {
+	struct block b;            /* first */
 	struct list order;         /* in lru or clean while indexed */
 	struct list due;           /* in memory.due while it waits for being copied down */
-	struct tier_key key;
-	struct tier_sum sum;
-	size_t bytes;
-	uint32_t pins, hits, slot;
+	uint32_t hits, slot;
 	unsigned char indexed, stored, going, clean, tries;   /* stored: a tier below has it; going: it is being copied there; clean: in that order */
-	unsigned n;
-	struct tier_span span[];   /* (n): one unit each, the last one cut to the block's end */
+	struct tier_span span[];   /* one unit each, the last one cut to the block's end */
 };
 
 struct memory {
@@ -74,7 +71,7 @@ static void order_remove(struct memory *m, struct entry *e)
 {
 	list_remove(&e->order);
 	if (e->clean)
-		m->clean_units -= e->n;
+		m->clean_units -= e->b.n;
 	e->clean = 0;
 }
 
@@ -90,7 +87,7 @@ static void order_clean(struct memory *m, struct entry *e)
 	order_remove(m, e);
 	list_push_back(&m->clean, &e->order);
 	e->clean = 1;
-	m->clean_units += e->n;
+	m->clean_units += e->b.n;
 }
 
 static void going_set(struct memory *m, struct entry *e, int going)
@@ -98,7 +95,7 @@ static void going_set(struct memory *m, struct entry *e, int going)
 	if (e->going == going)
 		return;
 	e->going = (unsigned char)going;
-	m->going_units += going ? e->n : -(size_t)e->n;
+	m->going_units += going ? e->b.n : -(size_t)e->b.n;
 }
 
 /* Is it to be copied down by its hits? */
@@ -114,52 +111,52 @@ static void due_check(struct memory *m, struct entry *e)
 
 static void entry_free(struct memory *m, struct entry *e)
 {
-	for (unsigned i = 0; i < e->n; i++)
+	for (unsigned i = 0; i < e->b.n; i++)
 		units_give(&m->units, e->span[i].at);
-	units_retire(&m->units, e->n);
+	units_retire(&m->units, e->b.n);
 	free(e);
 }
 
 static void changed(struct memory *m, const struct entry *e, int stored)
 {
 	if (m->changed)
-		m->changed(m->changed_arg, &e->key, stored);
+		m->changed(m->changed_arg, &e->b.key, stored);
 }
 
-/* Out of the index; its room is given back now, or by its last reader. */
+/* Out of the index; its room is given back now, or by its last holder. */
 static void entry_drop(struct memory *m, struct entry *e)
 {
-	CHECK(map_remove(m->index, e->key.b) == e);
+	CHECK(map_remove(m->index, e->b.key.b) == e);
 	e->indexed = 0;
 	m->slot[e->slot] = NULL;
 	m->slot_free[m->n_slot_free++] = e->slot;
 	m->stat.blocks--;
-	m->stat.bytes -= e->bytes;
+	m->stat.bytes -= e->b.bytes;
 	going_set(m, e, 0);
 	list_remove(&e->due);
 	order_remove(m, e);
 	changed(m, e, 0);
-	if (!e->pins)
+	if (!e->b.held)
 		entry_free(m, e);
 }
 
 static void entry_index(struct memory *m, struct entry *e)
 {
-	CHECK(!map_put(m->index, e->key.b, e) && m->n_slot_free);
+	CHECK(!map_put(m->index, e->b.key.b, e) && m->n_slot_free);
 	e->indexed = 1;
 	e->slot = m->slot_free[--m->n_slot_free];
 	m->slot[e->slot] = e;
 	m->stat.blocks++;
-	m->stat.bytes += e->bytes;
+	m->stat.bytes += e->b.bytes;
 	list_push_back(&m->lru, &e->order);
 	changed(m, e, 1);
 	due_check(m, e);
 }
 
-static struct entry *oldest_unread(struct list *order)
+static struct entry *oldest_unheld(struct list *order)
 {
-	list_each(it, order)   /* those that are being read are few */
-		if (!list_entry(it, struct entry, order)->pins)
+	list_each(it, order)   /* those that are held are few */
+		if (!list_entry(it, struct entry, order)->b.held)
 			return list_entry(it, struct entry, order);
 	return NULL;
 }
@@ -167,11 +164,11 @@ static struct entry *oldest_unread(struct list *order)
 /* 1: the block that is to go first has gone. spare: not if no tier below has it. */
 static int evict_one(struct memory *m, int spare)
 {
-	struct entry *e = oldest_unread(&m->clean);
+	struct entry *e = oldest_unheld(&m->clean);
 	if (!e)
-		e = oldest_unread(&m->lru);
+		e = oldest_unheld(&m->lru);
 	if (!e || (spare && !e->stored))
-		return 0;   /* all there is is being read or filled, or worth more than what comes */
+		return 0;   /* all there is is held, or worth more than what comes */
 	m->stat.evictions++;
 	m->stat.lost += !e->stored;
 	entry_drop(m, e);
@@ -185,13 +182,6 @@ static void shrink_on(struct memory *m)
 		;
 }
 
-static void entry_unpin(struct memory *m, struct entry *e)
-{
-	if (--e->pins == 0 && !e->indexed)
-		entry_free(m, e);
-	shrink_on(m);
-}
-
 static int make_room(struct memory *m, size_t units, int spare)
 {
 	if (units > m->units.target)
@@ -202,144 +192,171 @@ static int make_room(struct memory *m, size_t units, int spare)
 	return 0;
 }
 
-/* An entry with room for the operation's block, in no index yet; NULL: no room. */
-static struct entry *entry_new(struct memory *m, const struct tier_op *op)
+/* A block with room for so many bytes, in no index yet; NULL: no room. With the lock held. */
+static struct block *block_make(struct memory *m, const struct tier_key *key, size_t bytes, int spare)
 {
-	size_t n = units_for(op->bytes);
-	if (make_room(m, n, op->aside && m->policy == TIER_OFFLOAD) != 0)
+	size_t n = units_for(bytes);
+	if (make_room(m, n, spare && m->policy == TIER_OFFLOAD) != 0)
 		return NULL;
 	struct entry *e = mem_zalloc(sizeof *e + n * sizeof e->span[0]);
 	list_init(&e->order);
 	list_init(&e->due);
-	e->key = op->key;
-	e->bytes = op->bytes;
-	e->n = (unsigned)n;
+	e->b = (struct block){.key = *key, .bytes = bytes, .memory = &m->tier, .held = 1, .n = (unsigned)n, .span = e->span};
 	for (size_t i = 0; i < n; i++) {
 		e->span[i].at = units_take(&m->units);
-		e->span[i].bytes = i + 1 < n ? UNIT_BYTES : op->bytes - (n - 1) * UNIT_BYTES;
+		e->span[i].bytes = i + 1 < n ? UNIT_BYTES : bytes - (n - 1) * UNIT_BYTES;
 	}
-	return e;
+	return &e->b;
 }
 
-/* --- put and get --- */
+/* --- blocks --- */
+
+static struct entry *entry_find(struct memory *m, const struct tier_key *key, size_t bytes)
+{
+	struct entry *e = map_get(m->index, key->b);
+	return e && e->b.bytes == bytes ? e : NULL;
+}
+
+struct block *memory_block(struct tier *t, const struct tier_key *key, size_t bytes, int spare)
+{
+	struct memory *m = memory_of(t);
+	pthread_mutex_lock(&m->lock);
+	struct block *b = block_make(m, key, bytes, spare);
+	pthread_mutex_unlock(&m->lock);
+	return b;
+}
 
 /* 1: the block is here already (and counts as used just now). With the lock held. */
-static int already_here(struct memory *m, const struct tier_op *op)
+static int already_here(struct memory *m, const struct tier_key *key, size_t bytes)
 {
-	struct entry *e = map_get(m->index, op->key.b);
-	if (!e || e->bytes != op->bytes)
+	struct entry *e = entry_find(m, key, bytes);
+	if (!e)
 		return 0;
 	order_used(m, e);
 	m->stat.known++;
 	return 1;
 }
 
-/* The copy is whole and was valid: index it, unless another put of the same block was faster. With the lock held. */
-static void put_commit(struct memory *m, struct entry *e, const struct tier_op *op)
+void memory_insert(struct block *b)
 {
-	if (already_here(m, op)) {
-		entry_free(m, e);
-		return;
+	struct memory *m = memory_of(b->memory);
+	pthread_mutex_lock(&m->lock);
+	if (!already_here(m, &b->key, b->bytes)) {
+		struct entry *other = map_get(m->index, b->key.b);   /* of another size: the newer one counts */
+		if (other)
+			entry_drop(m, other);
+		entry_index(m, (struct entry *)b);
 	}
-	struct entry *other = map_get(m->index, op->key.b);   /* of another size: the newer one counts */
-	if (other)
-		entry_drop(m, other);
-	e->sum = op->sum;
-	entry_index(m, e);
+	pthread_mutex_unlock(&m->lock);
 }
+
+struct block *memory_hold(struct tier *t, const struct tier_key *key, size_t bytes)
+{
+	struct memory *m = memory_of(t);
+	pthread_mutex_lock(&m->lock);
+	struct entry *e = entry_find(m, key, bytes);
+	if (e)
+		e->b.held++;
+	pthread_mutex_unlock(&m->lock);
+	return e ? &e->b : NULL;
+}
+
+void memory_release(struct block *b)
+{
+	struct memory *m = memory_of(b->memory);
+	struct entry *e = (struct entry *)b;
+	pthread_mutex_lock(&m->lock);
+	if (--b->held == 0 && !e->indexed)
+		entry_free(m, e);
+	shrink_on(m);
+	pthread_mutex_unlock(&m->lock);
+}
+
+void memory_damaged(struct block *b)
+{
+	struct memory *m = memory_of(b->memory);
+	struct entry *e = (struct entry *)b;
+	log_error("stored_block_corrupt", "tier=%s bytes=%zu action=dropped", tier_name(TIER_MEMORY), b->bytes);
+	pthread_mutex_lock(&m->lock);
+	m->stat.corrupt++;
+	if (e->indexed) {
+		m->stat.lost += !e->stored;
+		entry_drop(m, e);
+	}
+	pthread_mutex_unlock(&m->lock);
+}
+
+/* --- put and get --- */
 
 static void memory_put(struct tier *t, struct tier_op *op)
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
 	m->stat.puts++;
-	int here = already_here(m, op);
-	struct entry *e = here ? NULL : entry_new(m, op);
-	if (!here && !e)
-		m->stat.full++;
+	int here = already_here(m, &op->key, op->bytes);
+	struct block *b = here ? NULL : block_make(m, &op->key, op->bytes, 0);
+	m->stat.full += !here && !b;
 	pthread_mutex_unlock(&m->lock);
-	if (here) {
-		op->done(op, 0, TIER_MEMORY, NULL);
-		return;
-	}
-	if (!e) {
-		op->done(op, ERR_FULL, TIER_NONE, "the memory tier has no room that is not in use");
+	if (!b) {
+		op->done(op, here ? 0 : ERR_FULL, here ? TIER_MEMORY : TIER_NONE, here ? NULL : "the memory tier has no room that is not in use");
 		return;
 	}
 	uint64_t begun = clock_us();
-	int code = op->move(op, e->span, e->n);
-	uint64_t took = clock_us() - begun;
-	pthread_mutex_lock(&m->lock);
+	int code = op->move(op, b->span, b->n);
 	if (code == 0) {
+		pthread_mutex_lock(&m->lock);
 		m->stat.write_bytes += op->bytes;
-		m->stat.write_us += took;
-		put_commit(m, e, op);
-	} else {
-		entry_free(m, e);
+		m->stat.write_us += clock_us() - begun;
+		pthread_mutex_unlock(&m->lock);
+		b->sum = op->sum;
+		memory_insert(b);
 	}
-	shrink_on(m);
-	pthread_mutex_unlock(&m->lock);
+	memory_release(b);
 	op->done(op, code, code == 0 ? TIER_MEMORY : TIER_NONE, NULL);
 }
 
-/* The entry of this key and size, pinned, or NULL. */
-static struct entry *get_begin(struct memory *m, const struct tier_op *op)
+/* The stored block, held, or NULL; counted. */
+static struct block *get_begin(struct memory *m, const struct tier_op *op)
 {
 	pthread_mutex_lock(&m->lock);
-	struct entry *e = map_get(m->index, op->key.b);
-	if (e && e->bytes != op->bytes)
-		e = NULL;
-	if (e)
-		e->pins++;
-	if (!op->aside) {
-		m->stat.gets++;
-		m->stat.hits += e != NULL;
-		m->stat.misses += e == NULL;
-	}
-	if (e && !op->aside) {
+	struct entry *e = entry_find(m, &op->key, op->bytes);
+	m->stat.gets++;
+	m->stat.hits += e != NULL;
+	m->stat.misses += e == NULL;
+	if (e) {
+		e->b.held++;
 		order_used(m, e);
 		e->hits++;
 		due_check(m, e);
 	}
 	pthread_mutex_unlock(&m->lock);
-	return e;
-}
-
-static void get_end(struct memory *m, struct entry *e, int code, uint64_t took_us)
-{
-	pthread_mutex_lock(&m->lock);
-	if (code == 0) {
-		m->stat.read_bytes += e->bytes;
-		m->stat.read_us += took_us;
-	} else if (code == ERR_CORRUPT) {
-		m->stat.corrupt++;
-		if (e->indexed) {
-			m->stat.lost += !e->stored;
-			entry_drop(m, e);
-		}
-	}
-	entry_unpin(m, e);
-	pthread_mutex_unlock(&m->lock);
+	return e ? &e->b : NULL;
 }
 
 static void memory_get(struct tier *t, struct tier_op *op)
 {
 	struct memory *m = memory_of(t);
-	struct entry *e = get_begin(m, op);
-	if (!e) {
+	struct block *b = op->aside ? memory_hold(t, &op->key, op->bytes) : get_begin(m, op);
+	if (!b) {
 		op->done(op, ERR_NOTFOUND, TIER_NONE, NULL);
 		return;
 	}
 	uint64_t begun = clock_us();
-	if (!sum_equal(sum_spans(e->span, e->n), e->sum)) {
-		log_error("stored_block_corrupt", "tier=%s bytes=%zu action=dropped", tier_name(TIER_MEMORY), e->bytes);
-		get_end(m, e, ERR_CORRUPT, 0);
+	if (!sum_equal(sum_spans(b->span, b->n), b->sum)) {
+		memory_damaged(b);
+		memory_release(b);
 		op->done(op, ERR_CORRUPT, TIER_NONE, "the checksum of the stored block does not hold; it was dropped");
 		return;
 	}
-	op->sum = e->sum;
-	int code = op->move(op, e->span, e->n);
-	get_end(m, e, code == ERR_CORRUPT ? ERR_IO : code, clock_us() - begun);
+	op->sum = b->sum;
+	int code = op->move(op, b->span, b->n);
+	if (code == 0) {
+		pthread_mutex_lock(&m->lock);
+		m->stat.read_bytes += op->bytes;
+		m->stat.read_us += clock_us() - begun;
+		pthread_mutex_unlock(&m->lock);
+	}
+	memory_release(b);
 	op->done(op, code, code == 0 ? TIER_MEMORY : TIER_NONE, NULL);
 }
 
@@ -351,7 +368,7 @@ static void memory_lookup(struct tier *t, struct tier_find *f)
 	pthread_mutex_lock(&m->lock);
 	for (uint32_t i = 0; i < f->n; i++) {
 		const struct entry *e = f->where[i] ? NULL : map_get(m->index, f->key[i].b);
-		if (e && e->bytes == f->bytes)
+		if (e && e->b.bytes == f->bytes)
 			f->where[i] = TIER_MEMORY;
 		else if (f->leading && !f->where[i])
 			break;
@@ -487,8 +504,8 @@ static void memory_policy(struct tier *t, enum tier_policy policy, uint32_t afte
 static void due_name(struct memory *m, struct entry *e, struct tier_due *ret)
 {
 	going_set(m, e, 1);
-	ret->key = e->key;
-	ret->bytes = e->bytes;
+	ret->key = e->b.key;
+	ret->bytes = e->b.bytes;
 }
 
 /* From the oldest on until so many units are free, clean, or will be. */
@@ -577,7 +594,7 @@ static uint32_t memory_list(struct tier *t, struct tier_cursor *at, uint32_t max
 	pthread_mutex_lock(&m->lock);
 	for (; at->number < m->slots && n < max; at->number++)
 		if (m->slot[at->number])
-			ret[n++] = m->slot[at->number]->key;
+			ret[n++] = m->slot[at->number]->b.key;
 	at->end = at->number >= m->slots;
 	pthread_mutex_unlock(&m->lock);
 	return n;
