@@ -261,7 +261,7 @@ void stack_fetch_begins(struct tier_op *op)
 	struct fetch *f = (struct fetch *)op;
 	int wanted = f->prefetch;
 	list_each(it, &f->waiters)
-		wanted |= !stack_pass_unwanted(list_entry(it, struct pass, link));
+		wanted |= !stack_op_unwanted(list_entry(it, struct tier_op, link));
 	atomic_store(&f->given_up, !wanted);
 }
 
@@ -294,26 +294,27 @@ static void fetch_keep(struct fetch *f, const struct tier_span *span, unsigned n
 		stack_kick(s);   /* it took room */
 }
 
-static int fetch_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+static int fetch_move(struct tier_op *get, const struct tier_span *span, unsigned n)
 {
-	struct fetch *f = (struct fetch *)op;
+	struct fetch *f = (struct fetch *)get;
 	int code = 0;
 	pthread_mutex_lock(&f->s->lock);
 	f->moved = 1;
 	list_move_all(&f->served, &f->waiters);
 	pthread_mutex_unlock(&f->s->lock);
 	list_each(it, &f->served) {
-		struct pass *p = list_entry(it, struct pass, link);
-		p->code = stack_pass_unwanted(p) ? ERR_CANCELLED : p->outer->move(p->outer, span, n);
-		code = p->code;
+		struct tier_op *op = list_entry(it, struct tier_op, link);
+		op->sum = f->op.sum;
+		op->route.code = stack_op_unwanted(op) ? ERR_CANCELLED : op->route.move(op, span, n);
+		code = op->route.code;
 	}
 	fetch_keep(f, span, n);
 	return f->kept ? 0 : code;
 }
 
-static void fetch_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
+static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const char *text)
 {
-	struct fetch *f = (struct fetch *)op;
+	struct fetch *f = (struct fetch *)get;
 	struct stack *s = f->s;
 	struct level *l = &s->level[f->level];
 	pthread_mutex_lock(&s->lock);
@@ -327,20 +328,20 @@ static void fetch_done(struct tier_op *op, int code, enum tier_id tier, const ch
 	if (code == ERR_CORRUPT || f->prefetch)
 		stack_kick(s);
 	while (!list_empty(&f->served)) {
-		struct pass *p = list_entry(f->served.next, struct pass, link);
-		list_remove(&p->link);
-		int end = p->code ? p->code : code;
-		stack_pass_end(p, end, end == 0 ? tier : TIER_NONE, end == code ? text : NULL);
+		struct tier_op *got = list_entry(f->served.next, struct tier_op, link);
+		list_remove(&got->link);
+		int end = got->route.code ? got->route.code : code;
+		stack_op_end(got, end, end == 0 ? tier : TIER_NONE, end == code ? text : NULL);
 	}
 	while (!list_empty(&f->waiters)) {
-		struct pass *p = list_entry(f->waiters.next, struct pass, link);
-		list_remove(&p->link);
+		struct tier_op *late = list_entry(f->waiters.next, struct tier_op, link);
+		list_remove(&late->link);
 		if (f->moved || code == ERR_CANCELLED) {   /* it came too late: the block may be in memory now */
-			p->waited |= f->moved;
-			p->level = 0;
-			stack_pass_next(p);
+			late->route.waited |= f->moved;
+			late->route.level = 0;
+			stack_op_next(late);
 		} else {
-			stack_pass_failed(p, code, text);
+			stack_op_failed(late, code, text);
 		}
 	}
 	free(f);
@@ -365,24 +366,24 @@ static struct fetch *fetch_new(struct stack *s, const struct tier_key *key, size
 	return f;
 }
 
-void stack_fetch(struct pass *p)
+void stack_fetch(struct tier_op *op)
 {
-	struct stack *s = p->s;
-	struct level *l = &s->level[p->level];
+	struct stack *s = op->route.s;
+	unsigned level = op->route.level;
 	struct fetch *own = NULL;
 	pthread_mutex_lock(&s->lock);
-	struct fetch *f = fetch_find(s, &p->op.key, p->op.bytes, !p->waited);
-	if (!f || f->level != p->level)
-		f = own = fetch_new(s, &p->op.key, p->op.bytes, p->level);
+	struct fetch *f = fetch_find(s, &op->key, op->bytes, !op->route.waited);
+	if (!f || f->level != level)
+		f = own = fetch_new(s, &op->key, op->bytes, level);
 	for (unsigned i = 0; own && i < s->n_wishes; i++) {
 		struct wish *w = &s->wish[(s->wish_at + i) % PREFETCH_MAX];
-		if (same_block(&p->op, &w->what.key, w->what.bytes))
+		if (same_block(op, &w->what.key, w->what.bytes))
 			w->what.bytes = 0;   /* this one brings it up */
 	}
-	list_push_back(&f->waiters, &p->link);
+	list_push_back(&f->waiters, &op->link);   /* whoever ends the fetch has it from now on */
 	pthread_mutex_unlock(&s->lock);
 	if (own)
-		stack_level_submit(l, KIND_GET, &own->op);
+		stack_level_submit(&s->level[level], KIND_GET, &own->op);
 }
 
 void stack_prefetch(struct stack *s, const struct tier_find *f)

@@ -16,23 +16,11 @@ enum { KIND_GET, KIND_PUT, KINDS };
 
 struct stack;
 
-/* A put or a get of others on its way through the tiers. */
-struct pass {
-	struct tier_op op;         /* what memory sees, and what a lower tier sees of a put; first */
-	struct list link;          /* in fetch.waiters */
-	struct stack *s;
-	struct tier_op *outer;
-	unsigned level;            /* that has it, or is next */
-	int kind, moved, waited;   /* waited: came too late for a fetch already, once */
-	int code;                  /* what the first tier that failed said, 0: none did */
-	const char *text;
-};
-
 /* A block on its way up from a lower tier: to all gets that wait for it, and into memory. */
 struct fetch {
 	struct tier_op op;         /* the get; first */
 	struct list link;          /* in stack.fetches */
-	struct list waiters, served;   /* of pass; served: its `move` was called */
+	struct list waiters, served;   /* of tier_op; served: its `move` was called */
 	struct stack *s;
 	unsigned level;
 	uint64_t flushes;          /* as counted at its begin */
@@ -86,10 +74,10 @@ static inline struct tier *level_tier(const struct level *l)
 	return atomic_load_explicit((_Atomic(struct tier *) *)&l->tier, memory_order_acquire);
 }
 int stack_next_open(const struct stack *s, unsigned from);       /* the first open level at or below, -1: none */
-void stack_pass_next(struct pass *p);                            /* to the next tier that is there, from p->level on */
-void stack_pass_failed(struct pass *p, int code, const char *text);   /* this tier did not do it: to the next one */
-void stack_pass_end(struct pass *p, int code, enum tier_id tier, const char *text);
-int stack_pass_unwanted(const struct pass *p);
+void stack_op_next(struct tier_op *op);                          /* to the next tier that is there, from route.level on */
+void stack_op_failed(struct tier_op *op, int code, const char *text);   /* this tier did not do it: to the next one */
+void stack_op_end(struct tier_op *op, int code, enum tier_id tier, const char *text);
+int stack_op_unwanted(const struct tier_op *op);
 void stack_level_submit(struct level *l, int kind, struct tier_op *op);   /* when it is its turn */
 void stack_level_back(struct level *l, int kind);                /* the tier is done with one */
 
@@ -97,7 +85,7 @@ void stack_level_back(struct level *l, int kind);                /* the tier is 
 void stack_kick(struct stack *s);
 void stack_used(struct level *l);                                /* its tier took a block, or had one: some may be due now */
 void stack_prefetch(struct stack *s, const struct tier_find *f);
-void stack_fetch(struct pass *p);                                /* a get, from p->level */
+void stack_fetch(struct tier_op *op);                            /* a get, from route.level */
 void stack_fetch_begins(struct tier_op *op);                     /* it is given up if nobody waits for it any more. With the lock held */
 void stack_copy_start(struct stack *s);                          /* the thread */
 void stack_copy_stop(struct stack *s);

@@ -43,6 +43,21 @@ struct tier_span {
 	size_t bytes;
 };
 
+struct stack;
+struct tier_op;
+
+/* Where an operation stands in a stack of tiers. */
+struct tier_route {
+	struct stack *s;
+	int (*move)(struct tier_op *op, const struct tier_span *span, unsigned n);   /* the operation's own; while it is with a tier the stack's stand in for them */
+	void (*done)(struct tier_op *op, int code, enum tier_id tier, const char *text);
+	uint64_t since_us;         /* waits for a tier since */
+	unsigned level;            /* that has it, or is next */
+	int kind, moved, waited;   /* waited: came too late for a fetch already, once */
+	int code;                  /* what the first tier that failed said, 0: none did */
+	const char *text;
+};
+
 struct tier_op {
 	struct list link;          /* the tier's, until done */
 	struct tier_key key;
@@ -50,13 +65,13 @@ struct tier_op {
 	struct tier_sum sum;       /* put: set by move. get: the stored one, set by the tier before move, if it likes */
 	const atomic_int *given_up; /* may be NULL; not 0: nobody waits any more. A tier may then end it with ERR_CANCELLED as long as move was not called */
 	int aside;                 /* get: a copy between tiers, neither a hit nor a miss, and the order of use stays */
-	uint64_t since_us;         /* whose turn it is with a tier: waits since */
 	/* put: copy the block into the spans and set sum, then check that it was valid all the while: 0, or ERR_STALE. get: copy it out of them.
 	 * Anything but 0 ends the operation with that code; a put then leaves nothing behind. Called at most once, on any thread. */
 	int (*move)(struct tier_op *op, const struct tier_span *span, unsigned n);
 	/* 0; ERR_NOTFOUND; ERR_FULL: no room even after eviction; ERR_CORRUPT; ERR_IO; ERR_CLOSED: the tier is away; or what move said.
 	 * text: reason (static), or NULL. tier: who has the block now, TIER_NONE if nobody. */
 	void (*done)(struct tier_op *op, int code, enum tier_id tier, const char *text);
+	struct tier_route route;   /* the stack's, while it has it */
 };
 
 /* Which of these keys are there now? The tier sets where[i] for those that it has and whose where[i] is TIER_NONE; it may stop at the first

@@ -31,26 +31,22 @@ int stack_next_open(const struct stack *s, unsigned from)
 
 /* --- operations --- */
 
-void stack_pass_end(struct pass *p, int code, enum tier_id tier, const char *text)
+void stack_op_end(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
-	struct tier_op *outer = p->outer;
-	free(p);
-	outer->done(outer, code, tier, text);
+	op->move = op->route.move;
+	op->done = op->route.done;
+	op->done(op, code, tier, text);
 }
 
-int stack_pass_unwanted(const struct pass *p)
+int stack_op_unwanted(const struct tier_op *op)
 {
-	return atomic_load(&p->s->closing) || (p->op.given_up && atomic_load(p->op.given_up));
+	return atomic_load(&op->route.s->closing) || (op->given_up && atomic_load(op->given_up));
 }
 
-static int pass_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+static int op_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
-	struct pass *p = (struct pass *)op;
-	p->moved = 1;
-	int r = p->outer->move(p->outer, span, n);
-	if (p->kind == KIND_PUT)
-		op->sum = p->outer->sum;
-	return r;
+	op->route.moved = 1;
+	return op->route.move(op, span, n);
 }
 
 static int is_memory(const struct level *l)
@@ -97,7 +93,7 @@ static void level_pump(struct level *l, int kind)
 void stack_level_submit(struct level *l, int kind, struct tier_op *op)
 {
 	pthread_mutex_lock(&l->s->lock);
-	op->since_us = clock_us();
+	op->route.since_us = clock_us();
 	list_push_back(&l->waiting[kind], &op->link);   /* it is the tier's as soon as somebody hands it out */
 	l->n_waiting++;
 	pthread_mutex_unlock(&l->s->lock);
@@ -112,77 +108,73 @@ void stack_level_back(struct level *l, int kind)
 	level_pump(l, kind);
 }
 
-void stack_pass_next(struct pass *p)
+void stack_op_next(struct tier_op *op)
 {
-	int at = stack_next_open(p->s, p->level);
-	if (stack_pass_unwanted(p)) {
-		stack_pass_end(p, ERR_CANCELLED, TIER_NONE, NULL);
+	struct tier_route *r = &op->route;
+	int at = stack_next_open(r->s, r->level);
+	if (stack_op_unwanted(op)) {
+		stack_op_end(op, ERR_CANCELLED, TIER_NONE, NULL);
 	} else if (at < 0) {
-		int code = p->code ? p->code : p->kind == KIND_GET ? ERR_NOTFOUND : ERR_CLOSED;
-		stack_pass_end(p, code, TIER_NONE, p->code || p->kind == KIND_GET ? p->text : "no tier is open");
+		int code = r->code ? r->code : r->kind == KIND_GET ? ERR_NOTFOUND : ERR_CLOSED;
+		stack_op_end(op, code, TIER_NONE, r->code || r->kind == KIND_GET ? r->text : "no tier is open");
 	} else {
-		struct level *l = &p->s->level[at];
-		p->level = (unsigned)at;
-		p->moved = 0;
+		struct level *l = &r->s->level[at];
+		r->level = (unsigned)at;
+		r->moved = 0;
 		if (is_memory(l))
-			op_start(l, p->kind, &p->op);
-		else if (p->kind == KIND_GET)
-			stack_fetch(p);
+			op_start(l, r->kind, op);
+		else if (r->kind == KIND_GET)
+			stack_fetch(op);
 		else
-			stack_level_submit(l, p->kind, &p->op);
+			stack_level_submit(l, r->kind, op);
 	}
 }
 
-void stack_pass_failed(struct pass *p, int code, const char *text)
+void stack_op_failed(struct tier_op *op, int code, const char *text)
 {
-	if (!p->code && (code != ERR_NOTFOUND || text)) {
-		p->code = code;
-		p->text = text;
+	struct tier_route *r = &op->route;
+	if (!r->code && (code != ERR_NOTFOUND || text)) {
+		r->code = code;
+		r->text = text;
 	}
-	p->level++;
-	stack_pass_next(p);
+	r->level++;
+	stack_op_next(op);
 }
 
 /* The tier has done with it: memory, or a lower one with a put. */
-static void pass_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
+static void op_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
-	struct pass *p = (struct pass *)op;
-	struct level *l = &p->s->level[p->level];
-	int kind = p->kind;
+	struct level *l = &op->route.s->level[op->route.level];
+	int kind = op->route.kind;
 	if (code == ERR_CORRUPT)
-		stack_kick(p->s);   /* dropped: the tier above may have to copy it down again */
+		stack_kick(l->s);   /* dropped: the tier above may have to copy it down again */
 	if (code == 0)
 		stack_used(l);
-	if (code == 0 || p->moved)
-		stack_pass_end(p, code, tier, text);
+	if (code == 0 || op->route.moved)
+		stack_op_end(op, code, tier, text);
 	else
-		stack_pass_failed(p, code, text);
+		stack_op_failed(op, code, text);
 	if (!is_memory(l))
 		stack_level_back(l, kind);
 }
 
-static void pass_begin(struct tier *t, struct tier_op *outer, int kind)
+static void op_begin(struct tier *t, struct tier_op *op, int kind)
 {
-	struct pass *p = mem_zalloc(sizeof *p);
-	p->op = *outer;
-	list_init(&p->op.link);
-	list_init(&p->link);
-	p->op.move = pass_move;
-	p->op.done = pass_done;
-	p->s = stack_of(t);
-	p->outer = outer;
-	p->kind = kind;
-	stack_pass_next(p);
+	list_init(&op->link);
+	op->route = (struct tier_route){.s = stack_of(t), .move = op->move, .done = op->done, .kind = kind};
+	op->move = op_move;
+	op->done = op_done;
+	stack_op_next(op);
 }
 
 static void stack_put(struct tier *t, struct tier_op *op)
 {
-	pass_begin(t, op, KIND_PUT);
+	op_begin(t, op, KIND_PUT);
 }
 
 static void stack_get(struct tier *t, struct tier_op *op)
 {
-	pass_begin(t, op, KIND_GET);
+	op_begin(t, op, KIND_GET);
 }
 
 /* --- look-ups --- */
@@ -340,7 +332,7 @@ static uint64_t waiting_since(const struct level *l)
 	uint64_t oldest = 0;
 	for (int k = 0; k < KINDS; k++)
 		if (!list_empty(&l->waiting[k])) {
-			uint64_t at = list_entry(l->waiting[k].next, struct tier_op, link)->since_us;
+			uint64_t at = list_entry(l->waiting[k].next, struct tier_op, link)->route.since_us;
 			oldest = !oldest || at < oldest ? at : oldest;
 		}
 	return oldest;
