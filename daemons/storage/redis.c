@@ -89,6 +89,7 @@ static void redis_put(struct tier *tier, struct tier_op *op)
 {
 	struct redis_tier *t = redis_of(tier);
 	const char *text;
+	unsigned flushes = atomic_load(&t->flushes);
 	pthread_mutex_lock(&t->lock);
 	int code = puts_refused(t, &text);
 	t->stat.puts++;
@@ -98,12 +99,13 @@ static void redis_put(struct tier *tier, struct tier_op *op)
 	if (code != 0)
 		op->done(op, code, TIER_NONE, text);
 	else
-		redis_put_block(t, op);
+		redis_put_block(t, op, flushes);
 }
 
 static void redis_get(struct tier *tier, struct tier_op *op)
 {
 	struct redis_tier *t = redis_of(tier);
+	unsigned flushes = atomic_load(&t->flushes);
 	pthread_mutex_lock(&t->lock);
 	int flushing = t->flushing != 0;
 	t->stat.gets += !op->aside;
@@ -112,19 +114,20 @@ static void redis_get(struct tier *tier, struct tier_op *op)
 	if (flushing)
 		op->done(op, ERR_NOTFOUND, TIER_NONE, redis_flush_text);
 	else
-		redis_get_block(t, op);
+		redis_get_block(t, op, flushes);
 }
 
 static void redis_lookup(struct tier *tier, struct tier_find *f)
 {
 	struct redis_tier *t = redis_of(tier);
+	unsigned flushes = atomic_load(&t->flushes);
 	pthread_mutex_lock(&t->lock);
 	int flushing = t->flushing != 0;
 	pthread_mutex_unlock(&t->lock);
 	if (flushing)
 		f->done(f);
 	else
-		redis_find(t, f);
+		redis_find(t, f, flushes);
 }
 
 static int redis_remove(struct tier *tier, const struct tier_key *key)

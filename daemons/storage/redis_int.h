@@ -73,9 +73,10 @@ void redis_tell_gone(struct redis_tier *t);
 
 /* --- redis_work.c: from any thread --- */
 
-void redis_put_block(struct redis_tier *t, struct tier_op *op);
-void redis_get_block(struct redis_tier *t, struct tier_op *op);
-void redis_find(struct redis_tier *t, struct tier_find *f);
+/* flushes: as counted before the caller saw that none is under way. */
+void redis_put_block(struct redis_tier *t, struct tier_op *op, unsigned flushes);
+void redis_get_block(struct redis_tier *t, struct tier_op *op, unsigned flushes);
+void redis_find(struct redis_tier *t, struct tier_find *f, unsigned flushes);
 int redis_remove_key(struct redis_tier *t, const struct tier_key *key);   /* 0: begun, or ERR_NOTFOUND */
 void redis_flush_all(struct redis_tier *t, struct tier_flush *f);
 /* On the link's thread: how much it has, what it has evicted. */

@@ -255,7 +255,8 @@ static void on_reply(redisAsyncContext *ac, void *r, void *arg)
 	w->owed--;
 	if (n->now.work == w) {
 		n->now.work = NULL;
-		link_break(n->link, "the server answered before it had the block");
+		if (r)
+			link_break(n->link, "the server answered before it had the block");
 	}
 	if (!w->over && r && !n->link->broken[0])
 		w->ops->reply(w, r);

@@ -140,14 +140,14 @@ static void block_release(struct redis_work *w)
 	free(w);
 }
 
-static struct block_work *block_new(struct redis_tier *t, struct tier_op *op, const struct redis_work_ops *ops, enum redis_line line)
+static struct block_work *block_new(struct redis_tier *t, struct tier_op *op, unsigned flushes, const struct redis_work_ops *ops, enum redis_line line)
 {
 	struct block_work *b = mem_zalloc(sizeof *b);
 	b->w.t = t;
 	b->w.ops = ops;
 	b->w.line = line;
 	b->w.deadline_us = clock_us() + t->timeout_us;
-	b->flushes = atomic_load(&t->flushes);
+	b->flushes = flushes;
 	b->op = op;
 	return b;
 }
@@ -247,13 +247,13 @@ static void put_reply(struct redis_work *w, const redisReply *r)
 
 static const struct redis_work_ops put_ops = {.begin = put_begin, .turn = put_turn, .reply = put_reply, .end = put_end, .release = block_release};
 
-void redis_put_block(struct redis_tier *t, struct tier_op *op)
+void redis_put_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 {
 	if (op->bytes > BLOCK_BYTES_MAX) {
 		op->done(op, ERR_INVALID, TIER_NONE, "the redis tier takes blocks of up to 512 MiB");
 		return;
 	}
-	struct block_work *b = block_new(t, op, &put_ops, REDIS_PUT);
+	struct block_work *b = block_new(t, op, flushes, &put_ops, REDIS_PUT);
 	int r = redis_submit(t->link, &b->w);
 	if (r == 0)
 		return;
@@ -336,9 +336,9 @@ static void get_reply(struct redis_work *w, const redisReply *r)
 
 static const struct redis_work_ops get_ops = {.begin = get_begin, .value = get_value, .reply = get_reply, .end = get_end, .release = block_release};
 
-void redis_get_block(struct redis_tier *t, struct tier_op *op)
+void redis_get_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 {
-	struct block_work *b = block_new(t, op, &get_ops, REDIS_GET);
+	struct block_work *b = block_new(t, op, flushes, &get_ops, REDIS_GET);
 	b->w.weight = op->bytes;
 	int r = redis_submit(t->link, &b->w);
 	if (r == 0)
@@ -415,7 +415,7 @@ static void find_end(struct redis_work *w, int code)
 
 static const struct redis_work_ops find_ops = {.begin = find_begin, .reply = find_reply, .end = find_end};
 
-void redis_find(struct redis_tier *t, struct tier_find *f)
+void redis_find(struct redis_tier *t, struct tier_find *f, unsigned flushes)
 {
 	struct find_work *q = mem_zalloc(sizeof *q);
 	q->w.t = t;
@@ -423,7 +423,7 @@ void redis_find(struct redis_tier *t, struct tier_find *f)
 	q->w.line = REDIS_ASK;
 	q->w.deadline_us = f->until_us ? f->until_us : clock_us() + t->lookup_us;
 	q->f = f;
-	q->flushes = atomic_load(&t->flushes);
+	q->flushes = flushes;
 	if (redis_submit(t->link, &q->w) == 0)
 		return;
 	free(q);

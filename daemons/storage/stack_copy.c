@@ -59,7 +59,7 @@ static struct tier *memory_tier(struct stack *s)
 
 static int is_void(const struct stack *s, uint64_t flushes)
 {
-	return atomic_load(&s->closing) || flushes != atomic_load(&s->flushes);
+	return atomic_load(&s->closing) || atomic_load(&s->flushing) || flushes != atomic_load(&s->flushes);
 }
 
 /* --- down --- */

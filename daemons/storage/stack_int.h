@@ -59,7 +59,8 @@ struct stack {
 	pthread_mutex_t lock;
 	pthread_cond_t wake, opened;
 	atomic_int kicked, closing;
-	_Atomic uint64_t flushes;
+	_Atomic uint64_t flushes;      /* begun and ended */
+	atomic_uint flushing;          /* under way: some tiers have nothing yet, others still have theirs */
 	int stop;
 	struct list fetches;           /* under way or waiting for their turn */
 	unsigned n_prefetching;

@@ -287,7 +287,8 @@ void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 	struct flush *a = mem_zalloc(sizeof *a);
 	a->outer = f;
 	atomic_init(&a->left, 1);
-	atomic_fetch_add(&s->flushes, 1);   /* what is on its way from one tier to the other does not arrive */
+	atomic_fetch_add(&s->flushing, 1);   /* what is on its way from one tier to another, or comes on its way meanwhile, does not arrive */
+	atomic_fetch_add(&s->flushes, 1);
 	for (unsigned i = 0; i < s->n; i++) {
 		if (id != TIER_NONE && id != s->level[i].opts.id)
 			continue;
@@ -304,6 +305,8 @@ void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 		a->part[a->n++] = (struct flush_part){.f = {.code = ERR_NOTFOUND}, .id = id};
 		snprintf(a->part[0].f.text, sizeof a->part[0].f.text, "there is none of that name");
 	}
+	atomic_fetch_add(&s->flushes, 1);
+	atomic_fetch_sub(&s->flushing, 1);
 	flush_leave(a);
 	stack_kick(s);   /* what is kept above a tier that has nothing now may have to be copied down again */
 }

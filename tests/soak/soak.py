@@ -9,9 +9,9 @@ worker's pool and the storage daemon's memory are small, so that both are full b
 fill: a worker's may not exceed its size (+ 4 MiB for ring and board).
 
 --tiers: everything moves all the time. The pools hold a few sequences, nothing is kept free for their growth, so that they preempt each other; storage has
-a memory that is smaller than the pools and a disk behind it, both full before the measuring begins. At the end storage is killed, started again, and asked for
-what it had acknowledged: the known prompts, once more, with empty pools (how much of them the disk has is told; what is hot in pools and memory never went there). A tier that was not used, or
-no preemption, is a fault: then it proved nothing.
+a memory that is smaller than the pools and a disk behind it, both full before the measuring begins, and a Redis for what the disk has no room for. At the end storage
+is killed, started again, and asked for what it had acknowledged: the known prompts, once more, with empty pools (how much of them disk and Redis have is told; what is
+hot in pools and memory never went there). A tier that was not used, or no preemption, is a fault: then it proved nothing.
 Exit: 0, or 1 with each fault in words. `RESULT name=value` lines come last.
 """
 import argparse
@@ -28,7 +28,7 @@ sys.path[:0] = [os.path.join(HERE, "..", "e2e"), os.path.join(HERE, "..", "bench
 from benchlib import Report, machine, median, percentile  # noqa: E402
 from load import Load  # noqa: E402
 from suite import GOLDEN, Suite  # noqa: E402
-from tierlib import figures  # noqa: E402
+from tierlib import Redis, figures  # noqa: E402
 
 GROW_SHARE, GROW_KIB = 0.03, 3 * 1024
 BLOCK, POOL = 32, {"prefill": 64, "decode": 64, "mixed": 96}   # with --tiers: tokens, blocks; a sequence has up to 10
@@ -174,9 +174,10 @@ class Once:
 
 
 def stored_figures(s):
-    """What moved between workers, memory and disk, and what preemption did."""
+    """What moved between workers and tiers, and what preemption did."""
     f = figures(s, "storage")
-    moved = {f"{t} {what}": int(f[f"pdserve_storage_{t}_{what}"]) for t in ("memory", "disk") for what in ("puts_total", "hits_total", "evictions_total")}
+    moved = {f"{t} {what}": int(f[f"pdserve_storage_{t}_{what}"]) for t in ("memory", "disk", "redis") for what in ("puts_total", "hits_total", "evictions_total")
+             if (t, what) != ("redis", "evictions_total")}
     decode = [figures(s, n) for n in s.workers() if not n.startswith("prefill")]
     preempt = {k.removeprefix("pdserve_").removesuffix("_total"): int(sum(d.get(k, 0) for d in decode)) for k in
                ("vllm:num_preemptions_total", "pdserve_preempt_saved_blocks_total", "pdserve_restores_read_total", "pdserve_restores_computed_total", "pdserve_restores_kept_total")}
@@ -203,8 +204,9 @@ def judge_tiers(a, s, source, known, rep, faults):
     again.known = known
     again.run(None)
     faults += again.errors
-    hits = int(figures(s, "storage")["pdserve_storage_disk_hits_total"])
-    rep.say(f"storage killed and started again: {again.completed} known prompts, {again.compared} compared, {hits} blocks came from its disk")
+    f = figures(s, "storage")
+    rep.say(f"storage killed and started again: {again.completed} known prompts, {again.compared} compared, {f['pdserve_storage_disk_hits_total']:.0f} blocks came from its disk, "
+            f"{f['pdserve_storage_redis_hits_total']:.0f} from Redis")
 
 
 def suite_of(a):
@@ -212,7 +214,7 @@ def suite_of(a):
     storage, router = {"memory_mb": a.storage_mb}, {"request_timeout_ms": int(a.limit * 1000)}
     if not a.tiers:
         return Suite(a.layout, a.model, worker={"kv_memory_mb": a.kv_mb, **worker}, prefill={"kv_memory_mb": max(1, a.kv_mb // 4)}, storage=storage, router=router)
-    storage.update(memory_eviction="offload", memory_offload_percent=30, disk_path=a.disk, disk_mb=a.disk_mb)
+    storage.update(memory_eviction="offload", memory_offload_percent=30, disk_path=a.disk, disk_mb=a.disk_mb, redis=a.redis.address)
     worker.update(kv_memory_mb=a.kv_mb, block_tokens=BLOCK, growth_ratio=0.0, growth_ratio_min=0.0, storage_read="always")
     pools = {kind: {"kv_blocks": n} for kind, n in POOL.items()}
     return Suite(a.layout, a.model, worker=worker, prefill=pools["prefill"], decode=pools["decode" if "p" in a.layout else "mixed"], storage=storage, router=router)
@@ -258,7 +260,7 @@ def soak(a, rep):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--quick", action="store_true")
-    ap.add_argument("--tiers", action="store_true", help="small pools, memory and disk below them, preemption")
+    ap.add_argument("--tiers", action="store_true", help="small pools, memory, disk and Redis below them, preemption")
     ap.add_argument("--layout", default="1p2d")
     ap.add_argument("--seconds", type=float, default=60)
     ap.add_argument("--warm", type=float, default=0, help="seconds before them, until pools and storage are full; default 25, with --tiers 60, quick 10")
@@ -287,13 +289,15 @@ def main():
                  f"make soak LAYOUT={a.layout} SOAK_SECONDS={a.seconds:g} SOAK_STREAMS={a.streams}{more}")
     rep.say(f"{os.path.basename(a.model)}, {a.layout}, {a.streams} streams, {a.seconds:g} s after {a.warm:g} s of warming up; {machine()}")
     if a.tiers:
-        rep.say(f"blocks of {BLOCK} tokens, pools of {POOL} blocks; storage: memory {a.storage_mb} MiB, disk {a.disk_mb} MiB")
+        rep.say(f"blocks of {BLOCK} tokens, pools of {POOL} blocks; storage: memory {a.storage_mb} MiB, disk {a.disk_mb} MiB, Redis {2 * a.disk_mb} MiB")
+        a.redis = Redis(2 * a.disk_mb)
         a.disk = tempfile.mkdtemp(prefix="pdserve-soak-", dir="/var/tmp")
     try:
         faults = soak(a, rep)
     finally:
         if a.tiers:
             shutil.rmtree(a.disk, ignore_errors=True)
+            a.redis.stop()
     for f in faults[:20]:
         rep.say(f"FAULT {f[:2000]}")
     rep.result("soak_ok", int(not faults))

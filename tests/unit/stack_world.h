@@ -43,6 +43,7 @@ struct fake {
 	unsigned n_puts, n_gets, n_moved_in;
 	void (*changed)(void *arg, const struct tier_key *key, int stored);
 	void *changed_arg;
+	void (*at_flush)(void);        /* or NULL: before it drops anything */
 	enum tier_policy policy;       /* offload: due as soon as it is stored */
 	uint32_t after, hits[NAMES];
 	int due[NAMES];
@@ -212,6 +213,8 @@ static inline int fake_remove(struct tier *t, const struct tier_key *key)
 }
 static inline void fake_flush(struct tier *t, struct tier_flush *flush)
 {
+	if (fake_of(t)->at_flush)
+		fake_of(t)->at_flush();
 	for (unsigned i = 0; i < NAMES; i++) {
 		struct tier_key k = {{0}};
 		memcpy(k.b, &i, sizeof i);

@@ -354,6 +354,24 @@ START_TEST(test_gets_meet)
 }
 END_TEST
 
+/* A get while a flush is between the tiers: what it reads below is not in memory afterwards. */
+static void read_below(void)
+{
+	ck_assert_int_eq(get(1), 'd');
+}
+
+START_TEST(test_flush_between_tiers)
+{
+	start(16, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
+	only_below(1, 3);
+	disk->at_flush = read_below;
+	ck_assert_int_eq(flushed(TIER_NONE, NULL, NULL), 0);
+	ck_assert_int_eq(where_is(1), '-');
+	disk->at_flush = NULL;
+	end();
+}
+END_TEST
+
 /* A block of memory that is damaged when it is to go down is dropped, and nobody has it then. */
 static unsigned char *in_memory;
 static int see_move(struct tier_op *op, const struct tier_span *span, unsigned n)
@@ -421,6 +439,7 @@ int main(void)
 	tcase_add_test(c, test_prefetch);
 	tcase_add_test(c, test_get_meets_prefetch);
 	tcase_add_test(c, test_gets_meet);
+	tcase_add_test(c, test_flush_between_tiers);
 	tcase_add_test(c, test_damaged_before_it_goes);
 	tcase_add_test(c, test_prefetch_fails);
 	suite_add_tcase(suite, c);
