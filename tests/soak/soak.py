@@ -280,7 +280,7 @@ def main():
         sys.exit("PD_MODEL is not set: the path of the model's .gguf (or --quick for the tiny model)")
     a.kv_mb = a.kv_mb or (4 if a.quick else 384)
     a.storage_mb = a.storage_mb or ((1 if a.tiers else 8) if a.quick else 32 if a.tiers else 16)
-    a.disk_mb = a.disk_mb or (8 if a.quick else 480)
+    a.disk_mb = a.disk_mb or (8 if a.quick else 96)
     a.warm = a.warm or (10 if a.quick else 60 if a.tiers else 25)
     a.limit = a.limit or (20 if a.quick else 180)
     kind = "tiny model" if a.quick else "real model"
@@ -289,8 +289,8 @@ def main():
                  f"make soak LAYOUT={a.layout} SOAK_SECONDS={a.seconds:g} SOAK_STREAMS={a.streams}{more}")
     rep.say(f"{os.path.basename(a.model)}, {a.layout}, {a.streams} streams, {a.seconds:g} s after {a.warm:g} s of warming up; {machine()}")
     if a.tiers:
-        rep.say(f"blocks of {BLOCK} tokens, pools of {POOL} blocks; storage: memory {a.storage_mb} MiB, disk {a.disk_mb} MiB, Redis {2 * a.disk_mb} MiB")
-        a.redis = Redis(2 * a.disk_mb)
+        rep.say(f"blocks of {BLOCK} tokens, pools of {POOL} blocks; storage: memory {a.storage_mb} MiB, disk {a.disk_mb} MiB, Redis {10 * a.disk_mb} MiB")
+        a.redis = Redis(10 * a.disk_mb)
         a.disk = tempfile.mkdtemp(prefix="pdserve-soak-", dir="/var/tmp")
     try:
         faults = soak(a, rep)
