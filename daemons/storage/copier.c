@@ -5,8 +5,8 @@
  * when next == n and running == 0, and then `finished` has been or is about to be called, once. Nobody reads or writes a worker's memory but inside the move of
  * an item that is counted as running.
  *
- * A ride is what a tier sees of an item. WAITS -> MOVES -> MOVED -> DONE. When the batch is given up, WAITS, and MOVED of a put, -> ORPHAN: the item has ended then,
- * and the ride, which is nobody's, is freed when the tier is done with it; MOVES of a put -> LATE: what was copied is not to take its time with a device.
+ * A ride is what a tier sees of an item. When the batch is given up it may become an orphan (tier_op_state): the item has ended then, and the ride is freed when the tier is
+ * done with it.
  *
  * A put copies, then checks the block's generation (and before, to spare the work); what was not valid all the while is STORE_VOID and leaves nothing. A get
  * checks before each burst that it was not given up. What goes wrong with one item is that item's code and text; a device
@@ -115,19 +115,10 @@ static void see_sum(void *sum, const void *at, size_t bytes)
 	sum_add(sum, at, bytes);
 }
 
-enum ride_state { RIDE_WAITS, RIDE_MOVES, RIDE_LATE, RIDE_MOVED, RIDE_DONE, RIDE_ORPHAN };
-
 struct copy_ride {
 	struct tier_op op;         /* first */
-	atomic_int state, given_up;
 	struct copy_item *item;    /* not to be looked at once it is an orphan */
 };
-
-static int ride_turns(struct copy_ride *r, enum ride_state from, enum ride_state to)
-{
-	int was = (int)from;
-	return atomic_compare_exchange_strong(&r->state, &was, (int)to);
-}
 
 static int copy_in(struct copy_item *it, struct tier_op *op, const struct tier_span *span, unsigned n)
 {
@@ -155,13 +146,8 @@ static int copy_out(struct copy_item *it, const struct tier_span *span, unsigned
 
 static int ride_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
-	struct copy_ride *ride = (struct copy_ride *)op;
-	if (!ride_turns(ride, RIDE_WAITS, RIDE_MOVES))
-		return ERR_CANCELLED;
-	struct copy_item *it = ride->item;
-	int put = it->batch->kind == COPY_PUT, r = put ? copy_in(it, op, span, n) : copy_out(it, span, n);
-	int late = !ride_turns(ride, RIDE_MOVES, RIDE_MOVED);   /* from now on the batch may be gone */
-	return late && r == 0 ? ERR_CANCELLED : r;
+	struct copy_item *it = ((struct copy_ride *)op)->item;
+	return it->batch->kind == COPY_PUT ? copy_in(it, op, span, n) : copy_out(it, span, n);
 }
 
 /* --- items --- */
@@ -243,7 +229,7 @@ static void item_done(struct copier *c, struct copy_item *it)
 static void ride_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
 	struct copy_ride *ride = (struct copy_ride *)op;
-	if (atomic_exchange(&ride->state, RIDE_DONE) != RIDE_ORPHAN) {
+	if (!tier_op_over(op)) {
 		struct copy_item *it = ride->item;
 		item_set(it, code, tier, text);
 		item_done(it->batch->copier, it);
@@ -264,7 +250,6 @@ static struct copy_ride *ride_new(struct copier *c, struct copy_item *it)
 	list_init(&ride->op.link);
 	ride->op.key = it->key;
 	ride->op.bytes = it->batch->target->layout.block_bytes;
-	ride->op.given_up = &ride->given_up;
 	ride->op.move = ride_move;
 	ride->op.done = ride_done;
 	ride->item = it;
@@ -382,14 +367,7 @@ void copier_submit(struct copier *c, struct batch *b)
 /* With the lock held: what a tier has of it and does not copy at this moment ends here. */
 static void ride_give_up(struct copier *c, struct copy_item *it)
 {
-	struct copy_ride *ride = it->ride;
-	int put = it->batch->kind == COPY_PUT;
-	if (!ride)
-		return;
-	atomic_store(&ride->given_up, 1);
-	if (put)
-		ride_turns(ride, RIDE_MOVES, RIDE_LATE);
-	if (!ride_turns(ride, RIDE_WAITS, RIDE_ORPHAN) && !(put && ride_turns(ride, RIDE_MOVED, RIDE_ORPHAN)))
+	if (!it->ride || !tier_op_give_up(&it->ride->op, it->batch->kind == COPY_PUT))
 		return;
 	it->ride = NULL;
 	item_set(it, ERR_CANCELLED, TIER_NONE, NULL);

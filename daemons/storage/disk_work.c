@@ -293,7 +293,7 @@ static void put_begin(struct disk_worker *w, struct disk_job *j)
 		job_over(w, j, r, text);
 		return;
 	}
-	r = op->move(op, &(struct tier_span){j->buf.at, op->bytes}, 1);
+	r = tier_op_move(op, &(struct tier_span){j->buf.at, op->bytes}, 1);
 	if (r != 0) {
 		job_over(w, j, r, NULL);
 		return;
@@ -395,7 +395,7 @@ static void get_read(struct disk_worker *w, struct disk_job *j)
 	} else if (!sum_equal(sum_spans(&span, 1), j->sum)) {
 		get_corrupt(w, j, "the checksum of the stored block does not hold; it was dropped");
 	} else {
-		job_over(w, j, j->op->move(j->op, &span, 1), NULL);
+		job_over(w, j, tier_op_move(j->op, &span, 1), NULL);
 	}
 }
 

@@ -302,7 +302,7 @@ static void memory_put(struct tier *t, struct tier_op *op)
 		return;
 	}
 	uint64_t begun = clock_us();
-	int code = op->move(op, b->span, b->n);
+	int code = tier_op_move(op, b->span, b->n);
 	if (code == 0) {
 		pthread_mutex_lock(&m->lock);
 		m->stat.write_bytes += op->bytes;
@@ -349,7 +349,7 @@ static void memory_get(struct tier *t, struct tier_op *op)
 		return;
 	}
 	op->sum = b->sum;
-	int code = op->move(op, b->span, b->n);
+	int code = tier_op_move(op, b->span, b->n);
 	if (code == 0) {
 		pthread_mutex_lock(&m->lock);
 		m->stat.read_bytes += op->bytes;

@@ -131,7 +131,7 @@ static int flushed_since(const struct block_work *b)
 
 static int unwanted(const struct block_work *b)
 {
-	return b->op->given_up && atomic_load(b->op->given_up);
+	return tier_op_unwanted(b->op);
 }
 
 static void block_release(struct redis_work *w)
@@ -207,7 +207,7 @@ static void put_turn(struct redis_work *w)
 		return;
 	}
 	struct tier_span span = {.at = b->value + REDIS_VALUE_HEAD_BYTES, .bytes = b->op->bytes};
-	int code = b->op->move(b->op, &span, 1);
+	int code = tier_op_move(b->op, &span, 1);
 	if (code != 0) {
 		put_over(b, code, 0, NULL);
 		return;
@@ -317,7 +317,7 @@ static void get_value(struct redis_work *w, const char *bytes, size_t n)
 		return;
 	}
 	struct tier_span span = {.at = (unsigned char *)(uintptr_t)bytes + REDIS_VALUE_HEAD_BYTES, .bytes = b->op->bytes};
-	get_over(b, b->op->move(b->op, &span, 1), NULL);
+	get_over(b, tier_op_move(b->op, &span, 1), NULL);
 }
 
 static void get_reply(struct redis_work *w, const redisReply *r)

@@ -262,7 +262,8 @@ void stack_fetch_begins(struct tier_op *op)
 	int wanted = f->prefetch;
 	list_each(it, &f->waiters)
 		wanted |= !stack_op_unwanted(list_entry(it, struct tier_op, link));
-	atomic_store(&f->given_up, !wanted);
+	if (!wanted)
+		tier_op_give_up(op, 0);
 }
 
 static void list_move_all(struct list *to, struct list *from)
@@ -305,7 +306,7 @@ static int fetch_move(struct tier_op *get, const struct tier_span *span, unsigne
 	list_each(it, &f->served) {
 		struct tier_op *op = list_entry(it, struct tier_op, link);
 		op->sum = f->op.sum;
-		op->route.code = stack_op_unwanted(op) ? ERR_CANCELLED : op->route.move(op, span, n);
+		op->route.code = tier_op_move(op, span, n);
 		code = op->route.code;
 	}
 	fetch_keep(f, span, n);
@@ -358,7 +359,6 @@ static struct fetch *fetch_new(struct stack *s, const struct tier_key *key, size
 	f->level = level;
 	f->op.key = *key;
 	f->op.bytes = bytes;
-	f->op.given_up = &f->given_up;
 	f->op.move = fetch_move;
 	f->op.done = fetch_done;
 	f->flushes = atomic_load(&s->flushes);

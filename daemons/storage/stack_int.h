@@ -25,7 +25,6 @@ struct fetch {
 	unsigned level;
 	uint64_t flushes;          /* as counted at its begin */
 	int prefetch, moved, kept; /* kept: in memory now */
-	atomic_int given_up;
 };
 
 struct level {

@@ -43,17 +43,20 @@ struct tier_span {
 	size_t bytes;
 };
 
+/* WAITS -> MOVES -> MOVED -> OVER. Given up: WAITS, and MOVED of a put, -> ORPHAN, nobody's, which its `done` is to free; MOVES of a put -> LATE: what was
+ * copied is not to take its time with a device. */
+enum tier_op_state { TIER_OP_WAITS, TIER_OP_MOVES, TIER_OP_LATE, TIER_OP_MOVED, TIER_OP_OVER, TIER_OP_ORPHAN };
+
 struct stack;
 struct tier_op;
 
 /* Where an operation stands in a stack of tiers. */
 struct tier_route {
 	struct stack *s;
-	int (*move)(struct tier_op *op, const struct tier_span *span, unsigned n);   /* the operation's own; while it is with a tier the stack's stand in for them */
-	void (*done)(struct tier_op *op, int code, enum tier_id tier, const char *text);
+	void (*done)(struct tier_op *op, int code, enum tier_id tier, const char *text);   /* the operation's own; while it is with a tier the stack's stands in for it */
 	uint64_t since_us;         /* waits for a tier since */
 	unsigned level;            /* that has it, or is next */
-	int kind, moved, waited;   /* waited: came too late for a fetch already, once */
+	int kind, waited;          /* waited: came too late for a fetch already, once */
 	int code;                  /* what the first tier that failed said, 0: none did */
 	const char *text;
 };
@@ -63,16 +66,53 @@ struct tier_op {
 	struct tier_key key;
 	size_t bytes;              /* of the block; a stored block of another size is a miss */
 	struct tier_sum sum;       /* put: set by move. get: the stored one, set by the tier before move, if it likes */
-	const atomic_int *given_up; /* may be NULL; not 0: nobody waits any more. A tier may then end it with ERR_CANCELLED as long as move was not called */
+	atomic_int state;          /* enum tier_op_state */
 	int aside;                 /* get: a copy between tiers, neither a hit nor a miss, and the order of use stays */
 	/* put: copy the block into the spans and set sum, then check that it was valid all the while: 0, or ERR_STALE. get: copy it out of them.
-	 * Anything but 0 ends the operation with that code; a put then leaves nothing behind. Called at most once, on any thread. */
+	 * Anything but 0 ends the operation with that code; a put then leaves nothing behind. Called at most once, on any thread, by tier_op_move. */
 	int (*move)(struct tier_op *op, const struct tier_span *span, unsigned n);
 	/* 0; ERR_NOTFOUND; ERR_FULL: no room even after eviction; ERR_CORRUPT; ERR_IO; ERR_CLOSED: the tier is away; or what move said.
 	 * text: reason (static), or NULL. tier: who has the block now, TIER_NONE if nobody. */
 	void (*done)(struct tier_op *op, int code, enum tier_id tier, const char *text);
 	struct tier_route route;   /* the stack's, while it has it */
 };
+
+static inline int tier_op_turns(struct tier_op *op, enum tier_op_state from, enum tier_op_state to)
+{
+	int was = (int)from;
+	return atomic_compare_exchange_strong(&op->state, &was, (int)to);
+}
+
+/* For tiers: calls `move`, unless it was given up. */
+static inline int tier_op_move(struct tier_op *op, const struct tier_span *span, unsigned n)
+{
+	if (!tier_op_turns(op, TIER_OP_WAITS, TIER_OP_MOVES))
+		return ERR_CANCELLED;
+	int r = op->move(op, span, n);
+	int late = !tier_op_turns(op, TIER_OP_MOVES, TIER_OP_MOVED);   /* from now on what its owner keeps for `move` may be gone */
+	return late && r == 0 ? ERR_CANCELLED : r;
+}
+
+/* Nobody waits for it any more: a tier may end it with ERR_CANCELLED. */
+static inline int tier_op_unwanted(const struct tier_op *op)
+{
+	int state = atomic_load((atomic_int *)&op->state);
+	return state == TIER_OP_ORPHAN || state == TIER_OP_LATE;
+}
+
+/* 1: it is nobody's from now on. 0: it ends as any other, soon. */
+static inline int tier_op_give_up(struct tier_op *op, int put)
+{
+	if (put)
+		tier_op_turns(op, TIER_OP_MOVES, TIER_OP_LATE);
+	return tier_op_turns(op, TIER_OP_WAITS, TIER_OP_ORPHAN) || (put && tier_op_turns(op, TIER_OP_MOVED, TIER_OP_ORPHAN));
+}
+
+/* For `done`: 1 if it was nobody's. */
+static inline int tier_op_over(struct tier_op *op)
+{
+	return atomic_exchange(&op->state, TIER_OP_OVER) == TIER_OP_ORPHAN;
+}
 
 /* Which of these keys are there now? The tier sets where[i] for those that it has and whose where[i] is TIER_NONE; it may stop at the first
  * key that is nowhere if `leading` is set. It touches no LRU order. */

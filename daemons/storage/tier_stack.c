@@ -33,20 +33,13 @@ int stack_next_open(const struct stack *s, unsigned from)
 
 void stack_op_end(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
-	op->move = op->route.move;
 	op->done = op->route.done;
 	op->done(op, code, tier, text);
 }
 
 int stack_op_unwanted(const struct tier_op *op)
 {
-	return atomic_load(&op->route.s->closing) || (op->given_up && atomic_load(op->given_up));
-}
-
-static int op_move(struct tier_op *op, const struct tier_span *span, unsigned n)
-{
-	op->route.moved = 1;
-	return op->route.move(op, span, n);
+	return atomic_load(&op->route.s->closing) || tier_op_unwanted(op);
 }
 
 static int is_memory(const struct level *l)
@@ -57,7 +50,7 @@ static int is_memory(const struct level *l)
 static void op_start(struct level *l, int kind, struct tier_op *op)
 {
 	struct tier *t = level_tier(l);
-	if (atomic_load(&l->s->closing) || (op->given_up && atomic_load(op->given_up)))
+	if (atomic_load(&l->s->closing) || tier_op_unwanted(op))
 		op->done(op, ERR_CANCELLED, TIER_NONE, NULL);
 	else if (kind == KIND_PUT)
 		t->ops->put(t, op);
@@ -120,7 +113,6 @@ void stack_op_next(struct tier_op *op)
 	} else {
 		struct level *l = &r->s->level[at];
 		r->level = (unsigned)at;
-		r->moved = 0;
 		if (is_memory(l))
 			op_start(l, r->kind, op);
 		else if (r->kind == KIND_GET)
@@ -150,7 +142,7 @@ static void op_done(struct tier_op *op, int code, enum tier_id tier, const char 
 		stack_kick(l->s);   /* dropped: the tier above may have to copy it down again */
 	if (code == 0)
 		stack_used(l);
-	if (code == 0 || op->route.moved)
+	if (code == 0 || atomic_load(&op->state) != TIER_OP_WAITS)
 		stack_op_end(op, code, tier, text);
 	else
 		stack_op_failed(op, code, text);
@@ -161,8 +153,7 @@ static void op_done(struct tier_op *op, int code, enum tier_id tier, const char 
 static void op_begin(struct tier *t, struct tier_op *op, int kind)
 {
 	list_init(&op->link);
-	op->route = (struct tier_route){.s = stack_of(t), .move = op->move, .done = op->done, .kind = kind};
-	op->move = op_move;
+	op->route = (struct tier_route){.s = stack_of(t), .done = op->done, .kind = kind};
 	op->done = op_done;
 	stack_op_next(op);
 }

@@ -139,12 +139,17 @@ static struct gate {
 	atomic_int closed;             /* copies wait behind their last byte, before the tier hears of it */
 	atomic_int inside;
 	_Atomic uint64_t *bump;        /* this generation changes when the tier is asked, that is after the check before the copy */
-	int (*_Atomic move)(struct tier_op *op, const struct tier_span *span, unsigned n);
 } gate;
+
+struct gate_op {
+	struct tier_op op;             /* what the tier sees; first */
+	struct tier_op *outer;
+};
 
 static inline int gate_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
-	int r = atomic_load(&gate.move)(op, span, n);
+	int r = tier_op_move(((struct gate_op *)op)->outer, span, n);
+	op->sum = ((struct gate_op *)op)->outer->sum;
 	atomic_fetch_add(&gate.inside, 1);
 	while (atomic_load(&gate.closed))
 		usleep(200);
@@ -152,26 +157,33 @@ static inline int gate_move(struct tier_op *op, const struct tier_span *span, un
 	return r;
 }
 
-static inline void gate_pass(struct tier_op *op)
+static inline void gate_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
+{
+	struct tier_op *outer = ((struct gate_op *)op)->outer;
+	free(op);
+	outer->done(outer, code, tier, text);
+}
+
+static inline struct tier_op *gate_pass(struct tier_op *op)
 {
 	if (gate.bump)
 		atomic_fetch_add(gate.bump, 1);
-	if (atomic_load(&gate.closed)) {
-		atomic_store(&gate.move, op->move);
-		op->move = gate_move;
-	}
+	if (!atomic_load(&gate.closed))
+		return op;
+	struct gate_op *g = mem_zalloc(sizeof *g);
+	g->op = (struct tier_op){.key = op->key, .bytes = op->bytes, .move = gate_move, .done = gate_done};
+	g->outer = op;
+	return &g->op;
 }
 static inline void gate_put(struct tier *t, struct tier_op *op)
 {
 	(void)t;
-	gate_pass(op);
-	gate.inner->ops->put(gate.inner, op);
+	gate.inner->ops->put(gate.inner, gate_pass(op));
 }
 static inline void gate_get(struct tier *t, struct tier_op *op)
 {
 	(void)t;
-	gate_pass(op);
-	gate.inner->ops->get(gate.inner, op);
+	gate.inner->ops->get(gate.inner, gate_pass(op));
 }
 static inline void gate_lookup(struct tier *t, struct tier_find *f)
 {

@@ -94,7 +94,7 @@ static inline int fake_do_put(struct fake *f, struct tier_op *op)
 	unsigned char *bytes = mem_alloc(op->bytes);
 	size_t half = op->bytes / 3;
 	struct tier_span span[2] = {{bytes, half}, {bytes + half, op->bytes - half}};
-	code = op->move(op, span, 2);
+	code = tier_op_move(op, span, 2);
 	pthread_mutex_lock(&f->lock);
 	f->n_moved_in++;
 	while (f->hold_late && !f->stop)
@@ -132,14 +132,14 @@ static inline int fake_do_get(struct fake *f, struct tier_op *op)
 		return ERR_NOTFOUND;
 	struct tier_span span = {bytes, op->bytes};
 	ck_assert(sum_equal(sum_spans(&span, 1), f->sum[name]));   /* what came down is what was summed */
-	int code = corrupt ? ERR_CORRUPT : op->move(op, &span, 1);
+	int code = corrupt ? ERR_CORRUPT : tier_op_move(op, &span, 1);
 	free(bytes);
 	return code;
 }
 
 static inline void fake_do(struct fake *f, struct tier_op *op, int put)
 {
-	int code = op->given_up && atomic_load(op->given_up) ? ERR_CANCELLED : put ? fake_do_put(f, op) : fake_do_get(f, op);
+	int code = tier_op_unwanted(op) ? ERR_CANCELLED : put ? fake_do_put(f, op) : fake_do_get(f, op);
 	pthread_mutex_lock(&f->lock);
 	while (put && f->hold_done && !f->stop)
 		pthread_cond_wait(&f->more, &f->lock);
@@ -331,7 +331,7 @@ struct op {
 	struct tier_op op;
 	unsigned char *bytes;
 	int move_code;
-	atomic_int moved, done, given_up;
+	atomic_int moved, done;
 	int code;
 	enum tier_id tier;
 	char text[64];
@@ -384,7 +384,6 @@ static inline struct op *op_new(int put, unsigned name, size_t bytes)
 	o->op.bytes = bytes;
 	o->op.move = put ? op_move_in : op_move_out;
 	o->op.done = op_done;
-	o->op.given_up = &o->given_up;
 	if (put)
 		fill(o->bytes, bytes, name);
 	return o;

@@ -104,25 +104,21 @@ START_TEST(test_given_up_and_aside)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	struct rop o;
-	atomic_int up = 1;
 	rop_init(&o, 1, BLOCK);
 	o.op.move = rop_move_in;
-	o.op.given_up = &up;
+	tier_op_give_up(&o.op, 1);
 	t->ops->put(t, &o.op);
 	ck_assert_int_eq(rop_end(&o), ERR_CANCELLED);
 	ck_assert_int_eq(o.moved, 0);
-	up = 0;
 	rop_init(&o, 1, BLOCK);
 	fill(o.bytes, BLOCK, 1);
 	o.op.move = rop_move_in;
-	o.op.given_up = &up;
 	t->ops->put(t, &o.op);
 	ck_assert_int_eq(rop_end(&o), 0);
 	struct tier_sum put_sum = o.op.sum;
-	up = 1;
 	rop_init(&o, 1, BLOCK);
 	o.op.move = rop_move_out;
-	o.op.given_up = &up;
+	tier_op_give_up(&o.op, 0);
 	t->ops->get(t, &o.op);
 	ck_assert_int_eq(rop_end(&o), ERR_CANCELLED);
 	for (unsigned name = 1; name <= 2; name++) {

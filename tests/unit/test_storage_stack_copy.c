@@ -319,7 +319,7 @@ START_TEST(test_get_meets_prefetch)
 	struct op *a = op_begin(0, 1, UNIT), *b = op_begin(0, 2, UNIT);
 	usleep(5000);
 	ck_assert_int_eq(a->done + b->done, 0);
-	b->given_up = 1;
+	tier_op_give_up(&b->op, 0);
 	fake_set(disk, 0, 0);
 	enum tier_id tier;
 	ck_assert_int_eq(op_end(a, 1, &tier, NULL), 0);
@@ -341,7 +341,7 @@ START_TEST(test_gets_meet)
 	struct op *before[4], *after;
 	for (unsigned i = 0; i < 4; i++)
 		before[i] = op_begin(0, 1, UNIT);
-	before[2]->given_up = 1;
+	tier_op_give_up(&before[2]->op, 0);
 	ck_assert_int_eq(flushed(TIER_MEMORY, NULL, NULL), 0);
 	after = op_begin(0, 1, UNIT);
 	fake_set(disk, 0, 0);
