@@ -159,18 +159,19 @@ static void redis_flush(struct tier *tier, struct tier_flush *f)
 	redis_flush_all(redis_of(tier), f);
 }
 
+/* "ready", and what it does not do all the same, or why it is away. */
 static void redis_stat(struct tier *tier, struct tier_stat *ret)
 {
 	struct redis_tier *t = redis_of(tier);
+	const char *why;
 	pthread_mutex_lock(&t->lock);
 	*ret = t->stat;
 	const char *refuses = t->flushing ? "being flushed" : t->puts_pause_text;
-	pthread_mutex_unlock(&t->lock);
-	char why[80];
-	if (redis_link_stat(t->link, ret, why, sizeof why))
+	if (redis_link_stat(t->link, ret, &why))
 		snprintf(ret->state, sizeof ret->state, "ready%s%s", refuses ? ", " : "", refuses ? refuses : "");
 	else
 		snprintf(ret->state, sizeof ret->state, "away: %s", why);
+	pthread_mutex_unlock(&t->lock);
 }
 
 static void redis_destroy(struct tier *tier)

@@ -51,7 +51,7 @@ struct redis_tier {
 	uint64_t timeout_us, lookup_us, ttl_ms;
 	atomic_uint flushes;                 /* begun: what was asked before one and is answered after it is void */
 
-	pthread_mutex_t lock;                /* of what follows */
+	pthread_mutex_t lock;                /* of what follows, and of the link's queue */
 	unsigned flushing;                   /* under way */
 	struct tier_stat stat;
 	uint64_t read_mark_us, write_mark_us;   /* end of the last block that went through */
@@ -119,8 +119,8 @@ int redis_link_new(struct redis_tier *t, struct redis_link **ret, struct err *er
 void redis_link_destroy(struct redis_link **l);   /* ends all works with ERR_CANCELLED, and the thread */
 /* Any thread. 0: the work is the link's; ERR_CLOSED: it is away; ERR_FULL: REDIS_QUEUE_MAX wait. */
 int redis_submit(struct redis_link *l, struct redis_work *w);
-/* Adds queued, oldest_us; 1: ready, or why not in `why`. */
-int redis_link_stat(struct redis_link *l, struct tier_stat *ret, char *why, size_t why_size);
+/* Adds queued, oldest_us; 1: ready, or why not. With the tier's lock held. */
+int redis_link_stat(const struct redis_link *l, struct tier_stat *ret, const char **ret_why);
 
 /* For works, on the link's thread. A command as for redisCommand, or by its arguments; w NULL: whatever the reply is, it is dropped. */
 void redis_begin(struct redis_work *w);   /* waits in no queue */

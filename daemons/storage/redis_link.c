@@ -72,7 +72,7 @@ struct redis_link {
 	int wake;                          /* eventfd: something is in the inbox, or stop */
 	_Atomic uint64_t oldest_us;
 
-	pthread_mutex_t lock;              /* of what follows */
+	/* under the tier's lock */
 	struct list inbox;
 	unsigned queued[REDIS_LINES];      /* in the inbox and waiting */
 	int ready, stop;
@@ -182,9 +182,9 @@ void redis_over(struct redis_work *w)
 static void unqueue(struct redis_work *w)
 {
 	struct redis_link *l = w->t->link;
-	pthread_mutex_lock(&l->lock);
+	pthread_mutex_lock(&l->t->lock);
 	l->queued[w->line]--;
-	pthread_mutex_unlock(&l->lock);
+	pthread_mutex_unlock(&l->t->lock);
 }
 
 /* Ended by the link; its memory stays while replies are owed. */
@@ -440,9 +440,9 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 
 static void link_ready(struct redis_link *l)
 {
-	pthread_mutex_lock(&l->lock);
+	pthread_mutex_lock(&l->t->lock);
 	l->ready = 1;
-	pthread_mutex_unlock(&l->lock);
+	pthread_mutex_unlock(&l->t->lock);
 	l->ready_us = clock_us();
 	log_info("redis_ready", "connections=%d", REDIS_LINES);
 	set_timer(l->beat, 0);
@@ -564,23 +564,23 @@ static void end_all(struct list *of, int code)
 
 static void take_inbox(struct redis_link *l)
 {
-	pthread_mutex_lock(&l->lock);
+	pthread_mutex_lock(&l->t->lock);
 	while (!list_empty(&l->inbox)) {
 		struct redis_work *w = list_entry(l->inbox.next, struct redis_work, link);
 		list_remove(&w->link);
 		list_push_back(&line_of(w)->waiting, &w->link);
 		redis_deadline(w, clock_left_us(w->deadline_us));
 	}
-	pthread_mutex_unlock(&l->lock);
+	pthread_mutex_unlock(&l->t->lock);
 }
 
 /* Nobody is let in any more, and all who are inside are told. */
 static void link_empty(struct redis_link *l, const char *why, int code)
 {
-	pthread_mutex_lock(&l->lock);
+	pthread_mutex_lock(&l->t->lock);
 	l->ready = 0;
 	snprintf(l->why, sizeof l->why, "%s", why);
-	pthread_mutex_unlock(&l->lock);
+	pthread_mutex_unlock(&l->t->lock);
 	l->end_code = code;
 	take_inbox(l);
 	for (int i = 0; i < REDIS_LINES; i++) {
@@ -649,9 +649,9 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
 	uint64_t n;
 	if (read(fd, &n, sizeof n) < 0)
 		return;   /* woken for nothing */
-	pthread_mutex_lock(&l->lock);
+	pthread_mutex_lock(&l->t->lock);
 	int stop = l->stop;
-	pthread_mutex_unlock(&l->lock);
+	pthread_mutex_unlock(&l->t->lock);
 	if (stop)
 		event_base_loopbreak(l->base);
 	else
@@ -679,7 +679,7 @@ int redis_submit(struct redis_link *l, struct redis_work *w)
 {
 	int r = 0, first = 0;
 	list_init(&w->turn);
-	pthread_mutex_lock(&l->lock);
+	pthread_mutex_lock(&l->t->lock);
 	if (!l->ready || l->stop)
 		r = ERR_CLOSED;
 	else if (l->queued[w->line] >= REDIS_QUEUE_MAX)
@@ -690,22 +690,19 @@ int redis_submit(struct redis_link *l, struct redis_work *w)
 		list_push_back(&l->inbox, &w->link);
 		l->queued[w->line]++;
 	}
-	pthread_mutex_unlock(&l->lock);
+	pthread_mutex_unlock(&l->t->lock);
 	if (first)
 		link_wake(l);
 	return r;
 }
 
-int redis_link_stat(struct redis_link *l, struct tier_stat *ret, char *why, size_t why_size)
+int redis_link_stat(const struct redis_link *l, struct tier_stat *ret, const char **ret_why)
 {
-	pthread_mutex_lock(&l->lock);
-	int ready = l->ready;
 	for (int i = 0; i < REDIS_LINES; i++)
 		ret->queued += l->queued[i];
-	snprintf(why, why_size, "%s", l->why);
-	pthread_mutex_unlock(&l->lock);
 	ret->oldest_us = atomic_load_explicit(&l->oldest_us, memory_order_relaxed);
-	return ready;
+	*ret_why = l->why;
+	return l->ready;
 }
 
 static void event_end(struct event **e)
@@ -725,7 +722,6 @@ static void link_free(struct redis_link *l)
 		event_base_free(l->base);
 	if (l->wake >= 0)
 		close(l->wake);
-	pthread_mutex_destroy(&l->lock);
 	free(l);
 }
 
@@ -753,7 +749,6 @@ int redis_link_new(struct redis_tier *t, struct redis_link **ret, struct err *er
 	struct redis_link *l = mem_zalloc(sizeof *l);
 	l->t = t;
 	l->end_code = ERR_CLOSED;
-	pthread_mutex_init(&l->lock, NULL);
 	list_init(&l->inbox);
 	snprintf(l->why, sizeof l->why, "connecting");
 	l->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -782,9 +777,9 @@ void redis_link_destroy(struct redis_link **pl)
 	struct redis_link *l = *pl;
 	if (!l)
 		return;
-	pthread_mutex_lock(&l->lock);
+	pthread_mutex_lock(&l->t->lock);
 	l->stop = 1;
-	pthread_mutex_unlock(&l->lock);
+	pthread_mutex_unlock(&l->t->lock);
 	link_wake(l);
 	pthread_join(l->thread, NULL);
 	link_free(l);
