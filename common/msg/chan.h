@@ -116,7 +116,8 @@ void chan_counts(const struct chan *c, struct chan_counts *ret);
 /* Answers a question of pdctl; `asked` is freed. What is not answered when the chan ends never is. */
 void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char *text);
 
-/* pdctl's side: one question, one answer, blocking, with a bound. *ret_text is malloc'd. Returns the reply's code, or ERR_TIMEOUT ... */
+/* pdctl's side: one question, one answer, blocking, with a bound. *ret_text (NULL before) is malloc'd: what was answered, also with an error; it stays NULL without an
+ * answer. Returns the reply's code, or ERR_TIMEOUT ... */
 int chan_ask(const char *endpoint, const char *command, char *const *args, size_t n_args, uint64_t timeout_us, char **ret_text, struct err *err);
 
 #endif

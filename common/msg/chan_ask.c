@@ -44,9 +44,8 @@ static int read_answer(void *z, char **ret_text, struct err *err)
 		if (m.info->type == MSG_CTL_REPLY) {
 			const Pds__CtlReply *a = (const Pds__CtlReply *)m.body;
 			r = a->code;
-			if (r == 0)
-				*ret_text = mem_strdup(a->text);
-			else
+			*ret_text = mem_strdup(a->text);
+			if (r != 0)
 				err_set(err, r, "%s", a->text);
 		} else {
 			r = err_set(err, ERR_CORRUPT, "the answer is a %s", m.info->name);
@@ -71,7 +70,7 @@ int chan_ask(const char *endpoint, const char *command, char *const *args, size_
 		r = err_set(err, ERR_CLOSED, "cannot connect to %s: %s", endpoint, zmq_strerror(zmq_errno()));
 	else if (send_question(z, command, args, n_args) < 0)
 		r = err_set(err, ERR_TIMEOUT, "%s takes no question", endpoint);
-	else if ((r = read_answer(z, ret_text, err)) == ERR_TIMEOUT)
+	else if ((r = read_answer(z, ret_text, err)) == ERR_TIMEOUT && !*ret_text)
 		err_set(err, r, "no answer from %s within %d ms", endpoint, ms);
 	zmq_close(z);
 	zmq_ctx_term(ctx);

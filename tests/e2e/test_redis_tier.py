@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from suite import SLOW, TINY_MODEL, Suite
+from suite import BIN, SLOW, TINY_MODEL, Suite
 
 N = 12                          # tokens of an answer
 PROMPTS = [[3 + (11 * k + 37 * i) % 310 for k in range(150)] for i in range(10)]
@@ -208,3 +208,24 @@ def test_full_and_damaged(want):
         until("none is found damaged", lambda: rounds(s, want) or tier(s)["corrupt"] > 0)
         hits_come(s, want)
         s.quiet()
+
+
+def test_flush_says_what_it_did(want):
+    """pdctl waits until the keys are gone, longer than for other answers, while the daemon goes on; a Redis that dies meanwhile is told."""
+    with Redis() as redis, suite(redis, redis_timeout_ms=20000) as s:
+        rounds(s, want)
+        until("nothing is stored", lambda: redis("DBSIZE") != ":0")
+        for killed in (False, True):
+            os.kill(redis.proc.pid, signal.SIGSTOP)
+            flush = subprocess.Popen([os.path.join(BIN, "pdctl"), "-r", s.dir, "flush", "redis"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            time.sleep(2.5)
+            assert flush.poll() is None and tier(s)["state"] == "ready, being flushed"
+            if killed:
+                redis.kill()
+            else:
+                os.kill(redis.proc.pid, signal.SIGCONT)
+            out, err = flush.communicate(timeout=60 * SLOW)
+            if killed:
+                assert flush.returncode == 1 and "was not flushed to the end" in err, err
+            else:
+                assert flush.returncode == 0 and "blocks dropped" in out and redis("DBSIZE") == ":0", out + err

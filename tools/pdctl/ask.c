@@ -112,9 +112,10 @@ int ask_text(const struct options *o, const struct target *t, const char *comman
 	int r = chan_ask(t->endpoint, command, args, n_args, o->timeout_us, ret_text, &err);
 	if (r == 0)
 		return EXIT_DONE;
+	int answered = *ret_text != NULL, away = r == ERR_TIMEOUT || r == ERR_IO || r == ERR_CLOSED;
 	free(*ret_text);
 	*ret_text = mem_strdup(err.text[0] ? err.text : err_name(r));
-	return r == ERR_TIMEOUT || r == ERR_IO || r == ERR_CLOSED ? EXIT_UNREACHABLE : EXIT_REFUSED;
+	return away && !answered ? EXIT_UNREACHABLE : EXIT_REFUSED;
 }
 
 int ask_json(const struct options *o, const struct target *t, const char *command, char *const *args, size_t n_args, json_t **ret_json)

@@ -12,6 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#define WAIT_US 2000000u
+#define FLUSH_WAIT_US 130000000u   /* storage gives a Redis two minutes */
+
 typedef int command_fn(const struct options *o, char *const *args, size_t n_args);
 
 static int worse(int a, int b)
@@ -196,13 +199,17 @@ static int storage_command(const struct options *o, char *const *args, size_t n_
 	return code;
 }
 
+/* The answer comes when it is done, which takes a Redis with millions of keys a while. */
 static int flush_command(const struct options *o, char *const *args, size_t n_args)
 {
+	struct options patient = *o;
 	struct target t;
 	json_t *j;
+	if (o->timeout_us == WAIT_US)
+		patient.timeout_us = FLUSH_WAIT_US;
 	int r = target_one(o, "storage", &t);
 	if (r == EXIT_DONE)
-		r = ask_json(o, &t, "flush", args, n_args, &j);
+		r = ask_json(&patient, &t, "flush", args, n_args, &j);
 	if (r != EXIT_DONE)
 		return r;
 	if (o->json)
@@ -396,7 +403,7 @@ static void usage(FILE *f)
 	      "                       of render's body, or add_special_tokens of tokenize\n"
 	      "      --template FILE  the chat template of render, instead of the model's own\n"
 	      "  -j, --json           JSON instead of text\n"
-	      "  -t, --timeout MS     longest wait for an answer (default 2000)\n"
+	      "  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
 	      "exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be reached\n",
 	      f);
 }
@@ -478,7 +485,7 @@ static int pass_through(const struct options *o, char **words, size_t n)
 
 int main(int argc, char **argv)
 {
-	struct options o = {.rundir = default_rundir(), .timeout_us = 2000000};
+	struct options o = {.rundir = default_rundir(), .timeout_us = WAIT_US};
 	log_set_level("error");
 	int r = parse(argc, argv, &o);
 	if (r)
