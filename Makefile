@@ -57,7 +57,7 @@ NVCC_OK   := $(if $(CUBLAS_H),$(shell $(NVCC) --version 2>/dev/null | grep -qE '
 CUDA      := $(if $(SAN),,$(if $(NVCC_OK),$(O)/lib/pdserve/pdserve-cuda.so))
 
 all: programs $(CUDA)
-programs: deps-ok $(BUILT)
+programs: deps-ok $(BUILT) compile_commands.json
 
 .PHONY: all programs deps-ok clean help demo run check check-full lint install unit-build
 deps-ok:
@@ -254,7 +254,8 @@ help:
 	@echo "make chaos      kills, stops, faults and hostile clients over all daemons: no wrong answer, nothing hung or leaked: CHAOS_SECONDS=600 SEED=1"
 	@echo "make model      checks the hand-over protocol's models (tests/model), up to 15 minutes on two cores; MATCH='^m' picks lines"
 	@echo "make fuzz       fuzzes every decoder for FUZZ_SECONDS=60; ONLY=\"gguf safetensors\" picks some"
-	@echo "make lint       include direction, etc/ against the programs, lengths, cppcheck"
+	@echo "make lint       include direction, etc/ against the programs, layout, lengths, cppcheck"
+	@echo "make format     lays out the C sources (.clang-format)"
 	@echo "make install    PREFIX=/usr/local DESTDIR=: programs, configuration, systemd units"
 	@echo "make clean      remove what was built"
 
@@ -287,6 +288,16 @@ check-models: all
 
 lint: all
 	@tools/lint
+
+.PHONY: format
+format:
+	@tools/format
+
+# for editors: how each file is compiled
+EDITED := $(sort $(wildcard common/*/*.c daemons/*/*.c daemons/*/*/*.c kernels/*.c kernels/*/*.c tools/*/*.c tests/unit/*.c tests/conform/*.c tests/bench/*.c))
+compile_commands.json: Makefile $(EDITED:%=)
+	@{ echo '['; for f in $(EDITED); do echo '{"directory":"$(CURDIR)","file":"'$$f'","command":"$(subst ",\",$(CC) $(ALLFLAGS)) '$$(case $$f in \
+		*_avx2.c) echo $(ISA_avx2);; *_avx512.c) echo $(ISA_avx512);; esac)' -c '$$f'"},'; done | sed '$$s/,$$//'; echo ']'; } >$@
 
 .PHONY: chaos
 chaos: all

@@ -1,4 +1,5 @@
-/* backend.c - finding a backend by its name: built in, or a shared object that is loaded and stays. */
+/* backend.c - finding a backend by its name: built in, or a shared object that is loaded and
+ * stays. */
 #include "kernels/kernels.h"
 #include "kernels/load.h"
 
@@ -6,7 +7,7 @@
 
 const struct kern_ops *kern_backend(const char *name, char *errbuf, size_t errlen)
 {
-	static const struct kern_ops *const built_in[] = { &kern_cpu_ops, &kern_sim_ops };
+	static const struct kern_ops *const built_in[] = {&kern_cpu_ops, &kern_sim_ops};
 	for (size_t i = 0; i < sizeof built_in / sizeof *built_in; i++)
 		if (strcmp(built_in[i]->name, name) == 0)
 			return built_in[i];

@@ -27,22 +27,21 @@ __attribute__((format(printf, 2, 3))) static int refuse(const struct report *r, 
 
 static int check_rows(const struct report *r, const struct kern_limits *l, int want)
 {
-	static const char *const name[] = {[KERN_ROWS_ALL] = "all rows",
-	                                   [KERN_ROWS_TAIL] = "the tail"};
+	static const char *const name[] = {[KERN_ROWS_ALL] = "all rows", [KERN_ROWS_TAIL] = "the tail"};
 	if ((unsigned)r->op->rows > KERN_ROWS_TAIL)
 		return refuse(r, "rows of kind %u: there are 0 and 1", (unsigned)r->op->rows);
 	if (r->op->rows == KERN_ROWS_TAIL && !l->tail_rows)
 		return refuse(r, "rows of the tail, limits.tail_rows is 0");
 	return want < 0 || r->op->rows == (enum kern_rows)want
-		       ? KERN_OK
-		       : refuse(r, "must be over %s", name[want]);
+	           ? KERN_OK
+	           : refuse(r, "must be over %s", name[want]);
 }
 
 static int check_act(const struct report *r, enum kern_act act)
 {
 	return (unsigned)act <= KERN_SWIGLU_CLAMPED
-		       ? KERN_OK
-		       : refuse(r, "activation %u is unknown", (unsigned)act);
+	           ? KERN_OK
+	           : refuse(r, "activation %u is unknown", (unsigned)act);
 }
 
 static int check_weights(const struct report *r, struct kern_weight *const *w, uint32_t n)
@@ -58,7 +57,8 @@ static int check_weights(const struct report *r, struct kern_weight *const *w, u
 static int check_carries(const struct report *r, const struct kern_limits *l, kern_ptr carries)
 {
 	if (l->carries && (!carries.v || carries.v % 4))
-		return refuse(r, "%u carries at %#zx: no address, or not aligned to 4 bytes", l->carries, (size_t)carries.v);
+		return refuse(r, "%u carries at %#zx: no address, or not aligned to 4 bytes", l->carries,
+		              (size_t)carries.v);
 	return KERN_OK;
 }
 
@@ -80,25 +80,27 @@ static int check_gather(const struct report *r, const struct kern_limits *l)
 		return refuse(r, "%u tensors, limits are 1 and %d", n, KERN_GATHERED_MAX);
 	for (uint32_t i = 0; i < n; i++)
 		if (!r->op->gather.t[i].parts || !r->op->gather.t[i].unit)
-			return refuse(r, "tensor %u of %u: %u parts, shared out in units of %u: must be at least 1", i, n,
-			              r->op->gather.t[i].parts, r->op->gather.t[i].unit);
+			return refuse(
+				r, "tensor %u of %u: %u parts, shared out in units of %u: must be at least 1", i, n,
+				r->op->gather.t[i].parts, r->op->gather.t[i].unit);
 	return check_rows(r, l, -1);
 }
 
 static int check_kv(const struct report *r, const struct kern_kv_layer *kv)
 {
 	if (!kv->base.v || kv->base.v % 4 || kv->block_stride_bytes % 4)
-		return refuse(
-			r, "KV layer at %#zx with blocks %zu bytes apart: not aligned to 4 bytes",
-			(size_t)kv->base.v, kv->block_stride_bytes);
+		return refuse(r, "KV layer at %#zx with blocks %zu bytes apart: not aligned to 4 bytes",
+		              (size_t)kv->base.v, kv->block_stride_bytes);
 	if (!kv->head_dim || kv->head_dim % 4 || kv->latent > kv->head_dim || kv->latent % 4)
 		return refuse(r,
 		              "KV heads of %u elements, latent %u: must be multiples of 4, the "
 		              "latent no larger",
 		              kv->head_dim, kv->latent);
 	if (!kv->block_tokens || !kv->kv_heads || kv->kv_heads > KV_HEADS_MAX)
-		return refuse(r, "KV layer with %u heads and blocks of %u tokens: heads are 1 to %d, tokens at least 1",
-		              kv->kv_heads, kv->block_tokens, KV_HEADS_MAX);
+		return refuse(
+			r,
+			"KV layer with %u heads and blocks of %u tokens: heads are 1 to %d, tokens at least 1",
+			kv->kv_heads, kv->block_tokens, KV_HEADS_MAX);
 	if ((unsigned)kv->dtype > KERN_BF16 && kv->dtype != KERN_I8 && kv->dtype != KERN_F8)
 		return refuse(r, "KV type %s (%u): must be f32, f16, bf16, int8 or fp8",
 		              kern_dtype_name(kv->dtype), (unsigned)kv->dtype);
@@ -120,8 +122,8 @@ static int check_rope(const struct report *r)
 	if ((unsigned)rope->style > KERN_ROPE_INTERLEAVED)
 		return refuse(r, "style %u is unknown", (unsigned)rope->style);
 	if (rope->dims % 2 || rope->dims > r->op->rope.head_dim)
-		return refuse(r, "over %u of %u elements: must be even, no more than all",
-		              rope->dims, r->op->rope.head_dim);
+		return refuse(r, "over %u of %u elements: must be even, no more than all", rope->dims,
+		              r->op->rope.head_dim);
 	return KERN_OK;
 }
 
@@ -130,14 +132,12 @@ static int check_router(const struct report *r, const struct kern_router *x)
 	uint32_t groups = x->groups > 1 ? x->groups : 1, of = x->groups > 1 ? x->groups_used : 1;
 	if ((unsigned)x->score > KERN_SCORE_SIGMOID)
 		return refuse(r, "scores of kind %u are unknown", (unsigned)x->score);
-	if (!x->experts || x->experts > KERN_EXPERTS_MAX || !x->used ||
-	    x->used > KERN_EXPERTS_USED_MAX)
+	if (!x->experts || x->experts > KERN_EXPERTS_MAX || !x->used || x->used > KERN_EXPERTS_USED_MAX)
 		return refuse(r, "to %u of %u experts, limits are %d and %d", x->used, x->experts,
 		              KERN_EXPERTS_USED_MAX, KERN_EXPERTS_MAX);
-	if (x->experts % groups || (groups > 1 && x->experts / groups < 2) || of < 1 ||
-	    of > groups || x->used > x->experts / groups * of)
-		return refuse(r, "to %u of %u experts in %u of %u groups", x->used, x->experts, of,
-		              groups);
+	if (x->experts % groups || (groups > 1 && x->experts / groups < 2) || of < 1 || of > groups ||
+	    x->used > x->experts / groups * of)
+		return refuse(r, "to %u of %u experts in %u of %u groups", x->used, x->experts, of, groups);
 	return KERN_OK;
 }
 
@@ -158,49 +158,42 @@ static int check_op(const struct report *r, const struct kern_limits *l)
 	case KERN_OP_EMBED:
 		if (!op->embed.w)
 			return refuse(r, "the weight is missing");
-		return (rc = check_rows(r, l, KERN_ROWS_ALL)) ? rc
-		                                              : check_carries(r, l, op->embed.carries);
+		return (rc = check_rows(r, l, KERN_ROWS_ALL)) ? rc : check_carries(r, l, op->embed.carries);
 	case KERN_OP_GATHER_ROWS: return check_rows(r, l, KERN_ROWS_TAIL);
 	case KERN_OP_MATMUL: return (rc = check_rows(r, l, -1)) ? rc : check_products(r);
 	case KERN_OP_ROPE: return (rc = check_rows(r, l, KERN_ROWS_ALL)) ? rc : check_rope(r);
 	case KERN_OP_KV_WRITE:
 		return (rc = check_rows(r, l, KERN_ROWS_ALL)) ? rc : check_kv(r, &op->kv_write.kv);
 	case KERN_OP_ATTENTION: return (rc = check_rows(r, l, -1)) ? rc : check_attention(r);
-	case KERN_OP_ACT_MUL:
-		return (rc = check_rows(r, l, -1)) ? rc : check_act(r, op->act_mul.act);
+	case KERN_OP_ACT_MUL: return (rc = check_rows(r, l, -1)) ? rc : check_act(r, op->act_mul.act);
 	case KERN_OP_ROUTE:
 		return (rc = check_rows(r, l, -1)) ? rc : check_router(r, &op->route.router);
 	case KERN_OP_EXPERTS_ACT:
 		if ((rc = check_rows(r, l, -1)) || (rc = check_act(r, op->experts_act.act)) ||
-		    (rc = check_experts(r, op->experts_act.experts.experts,
-		                        op->experts_act.used)) ||
-		    (rc = check_weights(r, op->experts_act.experts.gate,
-		                        op->experts_act.experts.experts)))
+		    (rc = check_experts(r, op->experts_act.experts.experts, op->experts_act.used)) ||
+		    (rc = check_weights(r, op->experts_act.experts.gate, op->experts_act.experts.experts)))
 			return rc;
-		return check_weights(r, op->experts_act.experts.up,
-		                     op->experts_act.experts.experts);
+		return check_weights(r, op->experts_act.experts.up, op->experts_act.experts.experts);
 	case KERN_OP_EXPERTS_DOWN:
 		if ((rc = check_rows(r, l, -1)) ||
-		    (rc = check_experts(r, op->experts_down.experts.experts,
-		                        op->experts_down.used)))
+		    (rc = check_experts(r, op->experts_down.experts.experts, op->experts_down.used)))
 			return rc;
-		return check_weights(r, op->experts_down.experts.down,
-		                     op->experts_down.experts.experts);
+		return check_weights(r, op->experts_down.experts.down, op->experts_down.experts.experts);
 	case KERN_OP_HEADS_MATMUL:
 		if (!op->heads_matmul.heads)
 			return refuse(r, "no heads");
 		return (rc = check_rows(r, l, -1))
-		               ? rc
-		               : check_weights(r, op->heads_matmul.w, op->heads_matmul.heads);
+		           ? rc
+		           : check_weights(r, op->heads_matmul.w, op->heads_matmul.heads);
 	case KERN_OP_SAMPLE:
 		if (!l->vocab || !op->sample.results.v || op->sample.results.v % 4)
-			return refuse(r, "from %u ids to results at %#zx: expected at least 1, and an address aligned to 4 bytes", l->vocab,
-			              (size_t)op->sample.results.v);
-		return (rc = check_rows(r, l, KERN_ROWS_TAIL))
-		               ? rc
-		               : check_carries(r, l, op->sample.carries);
-	case KERN_OP_GATHER:
-		return check_gather(r, l);
+			return refuse(r,
+			              "from %u ids to results at %#zx: expected at least 1, and an address "
+			              "aligned to 4 bytes",
+			              l->vocab, (size_t)op->sample.results.v);
+		return (rc = check_rows(r, l, KERN_ROWS_TAIL)) ? rc
+		                                               : check_carries(r, l, op->sample.carries);
+	case KERN_OP_GATHER: return check_gather(r, l);
 	case KERN_OP_SCALE:
 	case KERN_OP_NORM:
 	case KERN_OP_HEAD_NORM:
@@ -237,11 +230,10 @@ int kern_weight_check(enum kern_dtype dtype, uint32_t n, uint32_t k, size_t row_
 		snprintf(errbuf, errlen, "weight of type %s (%u): not a weight type",
 		         kern_dtype_name(dtype), (unsigned)dtype);
 	else if (!n || !k || !kern_dtype_bytes(dtype, k))
-		snprintf(errbuf, errlen, "weight of %u rows of %u values does not fit type %s", n,
-		         k, kern_dtype_name(dtype));
+		snprintf(errbuf, errlen, "weight of %u rows of %u values does not fit type %s", n, k,
+		         kern_dtype_name(dtype));
 	else if (row_bytes && row_bytes < kern_dtype_bytes(dtype, k))
-		snprintf(errbuf, errlen,
-		         "weight of type %s: rows are %zu bytes apart, %u values take %zu",
+		snprintf(errbuf, errlen, "weight of type %s: rows are %zu bytes apart, %u values take %zu",
 		         kern_dtype_name(dtype), row_bytes, k, kern_dtype_bytes(dtype, k));
 	else
 		return KERN_OK;

@@ -4,21 +4,17 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct { const char *name; unsigned block_values, block_bytes; } dtypes[KERN_DTYPE_COUNT] = {
-	[KERN_F32] = { "f32", 1, 4 },
-	[KERN_F16] = { "f16", 1, 2 },
-	[KERN_BF16] = { "bf16", 1, 2 },
-	[KERN_Q8_0] = { "q8_0", 32, 34 },
-	[KERN_Q4_0] = { "q4_0", 32, 18 },
-	[KERN_Q4_1] = { "q4_1", 32, 20 },
-	[KERN_Q6_K] = { "q6_k", 256, 210 },
-	[KERN_Q5_0] = { "q5_0", 32, 22 },
-	[KERN_Q5_1] = { "q5_1", 32, 24 },
-	[KERN_Q4_K] = { "q4_k", 256, 144 },
-	[KERN_Q5_K] = { "q5_k", 256, 176 },
-	[KERN_MXFP4] = { "mxfp4", 32, 17 },
-	[KERN_I8] = { "int8", 1, 1 },
-	[KERN_F8] = { "fp8", 1, 1 },
+static const struct {
+	const char *name;
+	unsigned block_values, block_bytes;
+} dtypes[KERN_DTYPE_COUNT] = {
+	[KERN_F32] = {"f32", 1, 4},       [KERN_F16] = {"f16", 1, 2},
+	[KERN_BF16] = {"bf16", 1, 2},     [KERN_Q8_0] = {"q8_0", 32, 34},
+	[KERN_Q4_0] = {"q4_0", 32, 18},   [KERN_Q4_1] = {"q4_1", 32, 20},
+	[KERN_Q6_K] = {"q6_k", 256, 210}, [KERN_Q5_0] = {"q5_0", 32, 22},
+	[KERN_Q5_1] = {"q5_1", 32, 24},   [KERN_Q4_K] = {"q4_k", 256, 144},
+	[KERN_Q5_K] = {"q5_k", 256, 176}, [KERN_MXFP4] = {"mxfp4", 32, 17},
+	[KERN_I8] = {"int8", 1, 1},       [KERN_F8] = {"fp8", 1, 1},
 };
 
 size_t kern_dtype_bytes(enum kern_dtype t, size_t count)
@@ -41,22 +37,37 @@ size_t kern_kv_scale_bytes(enum kern_dtype t)
 
 size_t kern_kv_plane_bytes(const struct kern_kv_layer *kv)
 {
-	return (kern_dtype_bytes(kv->dtype, kv->head_dim) + kern_kv_scale_bytes(kv->dtype)) * kv->block_tokens;
+	return (kern_dtype_bytes(kv->dtype, kv->head_dim) + kern_kv_scale_bytes(kv->dtype)) *
+	       kv->block_tokens;
 }
 
 const char *kern_op_name(enum kern_op_kind k)
 {
 	static const char *const names[KERN_OPS] = {
-		[KERN_OP_EMBED] = "embed", [KERN_OP_GATHER_ROWS] = "gather_rows", [KERN_OP_SCALE] = "scale", [KERN_OP_NORM] = "norm",
-		[KERN_OP_HEAD_NORM] = "head_norm", [KERN_OP_MATMUL] = "matmul", [KERN_OP_ROPE] = "rope", [KERN_OP_KV_WRITE] = "kv_write",
-		[KERN_OP_PROGRESS] = "progress", [KERN_OP_ATTENTION] = "attention", [KERN_OP_ACT_MUL] = "act_mul", [KERN_OP_ROUTE] = "route",
-		[KERN_OP_EXPERTS_ACT] = "experts_act", [KERN_OP_EXPERTS_DOWN] = "experts_down", [KERN_OP_HEADS_MATMUL] = "heads_matmul",
-		[KERN_OP_GATHER] = "gather", [KERN_OP_REDUCE] = "reduce", [KERN_OP_BARRIER] = "barrier", [KERN_OP_SAMPLE] = "sample",
+		[KERN_OP_EMBED] = "embed",
+		[KERN_OP_GATHER_ROWS] = "gather_rows",
+		[KERN_OP_SCALE] = "scale",
+		[KERN_OP_NORM] = "norm",
+		[KERN_OP_HEAD_NORM] = "head_norm",
+		[KERN_OP_MATMUL] = "matmul",
+		[KERN_OP_ROPE] = "rope",
+		[KERN_OP_KV_WRITE] = "kv_write",
+		[KERN_OP_PROGRESS] = "progress",
+		[KERN_OP_ATTENTION] = "attention",
+		[KERN_OP_ACT_MUL] = "act_mul",
+		[KERN_OP_ROUTE] = "route",
+		[KERN_OP_EXPERTS_ACT] = "experts_act",
+		[KERN_OP_EXPERTS_DOWN] = "experts_down",
+		[KERN_OP_HEADS_MATMUL] = "heads_matmul",
+		[KERN_OP_GATHER] = "gather",
+		[KERN_OP_REDUCE] = "reduce",
+		[KERN_OP_BARRIER] = "barrier",
+		[KERN_OP_SAMPLE] = "sample",
 	};
 	return (unsigned)k < KERN_OPS ? names[k] : "unknown";
 }
 
-/* --- batches --------------------------------------------------------------------------------------------------------------- */
+/* --- batches ------------------------------------------------------------- */
 
 static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
 {
@@ -64,16 +75,21 @@ static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
 }
 
 /* Do the spans have the rows one after the other, all of them? Tells the first that does not. */
-static int spans_fit(const struct kern_span *span, uint32_t spans, uint32_t rows, uint32_t positions, char *errbuf, size_t errlen)
+static int spans_fit(const struct kern_span *span, uint32_t spans, uint32_t rows,
+                     uint32_t positions, char *errbuf, size_t errlen)
 {
 	uint32_t row = 0;
 	for (uint32_t i = 0; i < spans; i++) {
 		const struct kern_span *s = &span[i];
 		if (s->row != row || !s->rows || s->rows > rows - row)
-			snprintf(errbuf, errlen, "a batch whose span %u has %u rows from row %u on, expected row %u and at most %u rows", i, s->rows, s->row, row,
-			         rows - row);
+			snprintf(errbuf, errlen,
+			         "a batch whose span %u has %u rows from row %u on, expected row %u and at "
+			         "most %u rows",
+			         i, s->rows, s->row, row, rows - row);
 		else if (s->rows > positions || s->position > positions - s->rows)
-			snprintf(errbuf, errlen, "a batch with rows up to position %llu of a sequence, the program was made for %u positions",
+			snprintf(errbuf, errlen,
+			         "a batch with rows up to position %llu of a sequence, the program was made "
+			         "for %u positions",
 			         (unsigned long long)s->position + s->rows - 1, positions);
 		else {
 			row += s->rows;
@@ -97,7 +113,8 @@ static int tail_fits(const struct kern_batch *b, char *errbuf, size_t errlen)
 	return 1;
 }
 
-static int draw_fits(const struct kern_batch *b, const struct kern_limits *l, const struct kern_draw *d)
+static int draw_fits(const struct kern_batch *b, const struct kern_limits *l,
+                     const struct kern_draw *d)
 {
 	uint64_t mask = ((uint64_t)l->vocab + 63) / 64 * 2;
 	return d->ask <= KERN_ASK_SCORE && d->id < l->vocab && d->logprobs <= KERN_TOP_MAX &&
@@ -107,11 +124,12 @@ static int draw_fits(const struct kern_batch *b, const struct kern_limits *l, co
 	       part_fits(b, d->mask[1], d->mask[1] ? mask : 0) &&
 	       part_fits(b, d->forbidden.at, d->forbidden.n) &&
 	       part_fits(b, d->bias.at, 2 * (uint64_t)d->bias.n) &&
-	       part_fits(b, d->seen.at, 2 * (uint64_t)d->seen.n) &&
-	       d->drafted.n <= KERN_DRAFTED_MAX && part_fits(b, d->drafted.at, d->drafted.n);
+	       part_fits(b, d->seen.at, 2 * (uint64_t)d->seen.n) && d->drafted.n <= KERN_DRAFTED_MAX &&
+	       part_fits(b, d->drafted.at, d->drafted.n);
 }
 
-static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, char *errbuf, size_t errlen)
+static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, char *errbuf,
+                     size_t errlen)
 {
 	const struct kern_draw *d = kern_part(b, b->draws);
 	const uint32_t *tokens = kern_part(b, b->tokens);
@@ -125,32 +143,43 @@ static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, ch
 		}
 	for (uint32_t i = 0; i < b->rows; i++)
 		if (tokens[i] & KERN_OF_CARRY && tokens[i] - KERN_OF_CARRY >= l->carries) {
-			snprintf(errbuf, errlen,
-			         "a batch whose row %u is what carry %u drew, there are %u", i,
+			snprintf(errbuf, errlen, "a batch whose row %u is what carry %u drew, there are %u", i,
 			         tokens[i] - KERN_OF_CARRY, l->carries);
 			return 0;
 		}
 	return 1;
 }
 
-int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, char *errbuf, size_t errlen)
+int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, char *errbuf,
+                     size_t errlen)
 {
 	const struct kern_batch *b = batch->host;
-	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4, draw = sizeof(struct kern_draw) / 4;
-	if (!b || batch->bytes < sizeof *b || b->words > batch->bytes / 4 || b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
-		snprintf(errbuf, errlen, "a batch of %u words, the program was made for %zu", b ? b->words : 0, l->batch_bytes / 4);
-	else if (!b->rows || b->rows > l->rows || b->tail_rows > l->tail_rows || !b->spans || b->spans > l->spans || b->tail_spans > l->spans)
-		snprintf(errbuf, errlen, "a batch of %u rows, %u of the tail, %u and %u spans, the program was made for %u, %u and %u", b->rows,
-		         b->tail_rows, b->spans, b->tail_spans, l->rows, l->tail_rows, l->spans);
-	else if (!part_fits(b, b->tokens, b->rows) || !part_fits(b, b->positions, b->rows) || !part_fits(b, b->slots, b->rows) ||
-	         !part_fits(b, b->span, b->spans * span) || !part_fits(b, b->tail_index, b->tail_rows) ||
+	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4,
+			 draw = sizeof(struct kern_draw) / 4;
+	if (!b || batch->bytes < sizeof *b || b->words > batch->bytes / 4 ||
+	    b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
+		snprintf(errbuf, errlen, "a batch of %u words, the program was made for %zu",
+		         b ? b->words : 0, l->batch_bytes / 4);
+	else if (!b->rows || b->rows > l->rows || b->tail_rows > l->tail_rows || !b->spans ||
+	         b->spans > l->spans || b->tail_spans > l->spans)
+		snprintf(errbuf, errlen,
+		         "a batch of %u rows, %u of the tail, %u and %u spans, the program was made for "
+		         "%u, %u and %u",
+		         b->rows, b->tail_rows, b->spans, b->tail_spans, l->rows, l->tail_rows, l->spans);
+	else if (!part_fits(b, b->tokens, b->rows) || !part_fits(b, b->positions, b->rows) ||
+	         !part_fits(b, b->slots, b->rows) || !part_fits(b, b->span, b->spans * span) ||
+	         !part_fits(b, b->tail_index, b->tail_rows) ||
 	         !part_fits(b, b->tail_span, b->tail_spans * span) || !part_fits(b, b->table, 0) ||
-	         (b->progress && (b->progress % 2 || !part_fits(b, b->progress, b->spans * progress))) ||
+	         (b->progress &&
+	          (b->progress % 2 || !part_fits(b, b->progress, b->spans * progress))) ||
 	         (b->draws && !part_fits(b, b->draws, b->tail_rows * draw)))
-		snprintf(errbuf, errlen, "a part of a batch lies beyond its %u words, or its progress at an odd word", b->words);
+		snprintf(errbuf, errlen,
+		         "a part of a batch lies beyond its %u words, or its progress at an odd word",
+		         b->words);
 	else if (spans_fit(kern_part(b, b->span), b->spans, b->rows, l->positions, errbuf, errlen) &&
-	         spans_fit(kern_part(b, b->tail_span), b->tail_spans, b->tail_rows, l->positions, errbuf, errlen) && tail_fits(b, errbuf, errlen) &&
-	         draws_fit(b, l, errbuf, errlen))
+	         spans_fit(kern_part(b, b->tail_span), b->tail_spans, b->tail_rows, l->positions,
+	                   errbuf, errlen) &&
+	         tail_fits(b, errbuf, errlen) && draws_fit(b, l, errbuf, errlen))
 		return KERN_OK;
 	return KERN_EINVAL;
 }

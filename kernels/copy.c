@@ -1,4 +1,5 @@
-/* copy.c - finding a backend's copies by its name; what all of them need of a list of pieces: that it is checked, and neighbours joined. */
+/* copy.c - finding a backend's copies by its name; what all of them need of a list of pieces:
+ * that it is checked, and neighbours joined. */
 #include "kernels/copy.h"
 #include "kernels/load.h"
 
@@ -6,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { JOINED_MAX = 64 };          /* pieces that a backend is given at a time */
+enum { JOINED_MAX = 64 }; /* pieces that a backend is given at a time */
 
 static const struct kern_copies *find(const char *name, char *errbuf, size_t errlen)
 {
@@ -15,7 +16,8 @@ static const struct kern_copies *find(const char *name, char *errbuf, size_t err
 	return kern_load(name, "kern_backend_copies", KERN_COPIES_ABI, errbuf, errlen);
 }
 
-int kern_pool_open(const char *backend, int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen)
+int kern_pool_open(const char *backend, int device, int fd, size_t bytes,
+                   struct kern_pool **ret_pool, char *errbuf, size_t errlen)
 {
 	const struct kern_copies *by = find(backend, errbuf, errlen);
 	struct kern_pool *pool = NULL;
@@ -36,7 +38,7 @@ void kern_pool_close(struct kern_pool **pool)
 		(*pool)->by->close(pool);
 }
 
-/* --- lists of pieces ------------------------------------------------------------------------------------------------------------ */
+/* --- lists of pieces ----------------------------------------------------- */
 
 static bool beyond(const struct kern_pool *pool, uint64_t at, uint64_t bytes)
 {
@@ -48,14 +50,18 @@ static int check(const struct kern_copy *c, char *errbuf, size_t errlen)
 	if (!c->to && !c->from)
 		snprintf(errbuf, errlen, "a copy from host memory to host memory");
 	else if (c->to && c->from && c->to->by != c->from->by)
-		snprintf(errbuf, errlen, "a copy from memory of backend %s to memory of backend %s", c->from->by->name, c->to->by->name);
+		snprintf(errbuf, errlen, "a copy from memory of backend %s to memory of backend %s",
+		         c->from->by->name, c->to->by->name);
 	else {
 		for (size_t i = 0; i < c->n; i++) {
 			const struct kern_piece *p = &c->piece[i];
 			if (!beyond(c->to, p->to, p->bytes) && !beyond(c->from, p->from, p->bytes))
 				continue;
-			snprintf(errbuf, errlen, "piece %zu: %llu bytes from %llu to %llu, the pools have %zu and %zu bytes", i, (unsigned long long)p->bytes,
-			         (unsigned long long)p->from, (unsigned long long)p->to, c->from ? c->from->bytes : 0, c->to ? c->to->bytes : 0);
+			snprintf(errbuf, errlen,
+			         "piece %zu: %llu bytes from %llu to %llu, the pools have %zu and %zu bytes", i,
+			         (unsigned long long)p->bytes, (unsigned long long)p->from,
+			         (unsigned long long)p->to, c->from ? c->from->bytes : 0,
+			         c->to ? c->to->bytes : 0);
 			return KERN_EINVAL;
 		}
 		return KERN_OK;
@@ -63,18 +69,21 @@ static int check(const struct kern_copy *c, char *errbuf, size_t errlen)
 	return KERN_EINVAL;
 }
 
-/* Makes b part of a, if it goes on where a ends, on both sides alike; or begins within a, if nobody counts the bytes. */
+/* Makes b part of a, if it goes on where a ends, on both sides alike; or begins within a, if
+ * nobody counts the bytes. */
 static bool join(struct kern_piece *a, const struct kern_piece *b, bool overlaps)
 {
 	uint64_t at = b->to - a->to;
-	if (b->to < a->to || b->from < a->from || b->from - a->from != at || at > a->bytes || (at < a->bytes && !overlaps))
+	if (b->to < a->to || b->from < a->from || b->from - a->from != at || at > a->bytes ||
+	    (at < a->bytes && !overlaps))
 		return false;
 	if (at + b->bytes > a->bytes)
 		a->bytes = at + b->bytes;
 	return true;
 }
 
-int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *errbuf, size_t errlen)
+int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *errbuf,
+              size_t errlen)
 {
 	struct kern_piece joined[JOINED_MAX];
 	struct kern_copy part = *c;
@@ -92,7 +101,7 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 			else
 				break;
 		uint64_t number = 0;
-		char later[64];            /* the first error is told */
+		char later[64]; /* the first error is told */
 		rc = t.pool->by->copy(&part, &number, errbuf, errlen);
 		if (rc && begun)
 			t.pool->by->wait(t.pool, t.number, later, sizeof later);

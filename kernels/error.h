@@ -2,7 +2,13 @@
 #ifndef KERNELS_ERROR_H
 #define KERNELS_ERROR_H
 
-enum kern_error { KERN_OK = 0, KERN_ENOMEM = -1, KERN_EINVAL = -2, KERN_ENOTSUP = -3, KERN_EDEVICE = -4,
-                 KERN_ELOST = -5 /* the device is of no use any more: every later call fails */ };
+enum kern_error {
+	KERN_OK = 0,
+	KERN_ENOMEM = -1,
+	KERN_EINVAL = -2,
+	KERN_ENOTSUP = -3,
+	KERN_EDEVICE = -4,
+	KERN_ELOST = -5 /* the device is of no use any more: every later call fails */
+};
 
 #endif

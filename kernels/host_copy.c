@@ -1,7 +1,8 @@
 /* host_copy.c - the copies of backends whose pools are host memory: done when `copy` returns.
  *
- * From pool to pool by memcpy: the decode worker reads soon. Between a pool and host memory past the cache (stream.h); bytes that are to be seen are shown
- * chunk by chunk before they are copied, while they are in the first cache. */
+ * From pool to pool by memcpy: the decode worker reads soon. Between a pool and host memory past
+ * the cache (stream.h); bytes that are to be seen are shown chunk by chunk before they are
+ * copied, while they are in the first cache. */
 #include "kernels/copy.h"
 #include "kernels/host_memory.h"
 #include "kernels/stream.h"
@@ -14,12 +15,13 @@
 enum { CHUNK_BYTES = 8192 };
 
 struct host_pool {
-	struct kern_pool head;     /* first */
+	struct kern_pool head; /* first */
 	unsigned char *at;
 	size_t bytes;
 };
 
-static int host_open(int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen)
+static int host_open(int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf,
+                     size_t errlen)
 {
 	(void)device;
 	struct host_pool *p = calloc(1, sizeof *p);
@@ -52,8 +54,10 @@ static unsigned char *address(struct kern_pool *pool, uint64_t at)
 	return pool ? ((struct host_pool *)pool)->at + at : (unsigned char *)(uintptr_t)at;
 }
 
-/* Memory is written while a chunk is copied; without fetching ahead it would be read only while the next one is looked at. */
-static void copy_seen(const struct kern_copy *c, unsigned char *to, const unsigned char *from, size_t bytes)
+/* Memory is written while a chunk is copied; without fetching ahead it would be read only while
+ * the next one is looked at. */
+static void copy_seen(const struct kern_copy *c, unsigned char *to, const unsigned char *from,
+                      size_t bytes)
 {
 	for (size_t at = 0; at < bytes; at += CHUNK_BYTES) {
 		size_t part = bytes - at < CHUNK_BYTES ? bytes - at : CHUNK_BYTES;
@@ -87,5 +91,10 @@ static int host_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size
 }
 
 const struct kern_copies kern_host_copies = {
-	.abi = KERN_COPIES_ABI, .name = "cpu", .open = host_open, .close = host_close, .copy = host_copy, .wait = host_wait,
+	.abi = KERN_COPIES_ABI,
+	.name = "cpu",
+	.open = host_open,
+	.close = host_close,
+	.copy = host_copy,
+	.wait = host_wait,
 };

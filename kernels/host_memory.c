@@ -1,5 +1,5 @@
-/* host_memory.c - see host_memory.h. Nothing here needs the rest of a backend: who only copies blocks of a pool links it alone. Failures are returned
- * with a text. */
+/* host_memory.c - see host_memory.h. Nothing here needs the rest of a backend: who only copies
+ * blocks of a pool links it alone. Failures are returned with a text. */
 #include "kernels/host_memory.h"
 
 #include <fcntl.h>
@@ -34,7 +34,7 @@ void host_info(const struct kern_device *dev, struct kern_info *ret)
 	*ret = (struct kern_info){0};
 }
 
-/* --- shared memory ------------------------------------------------------------------------------------------------------------ */
+/* --- shared memory ------------------------------------------------------- */
 
 static int map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t errlen)
 {
@@ -43,7 +43,8 @@ static int map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t errlen)
 		snprintf(errbuf, errlen, "cannot map %zu bytes of shared memory: %m", bytes);
 		return KERN_ENOMEM;
 	}
-	madvise(p, bytes, MADV_HUGEPAGE);      /* both are refused on some kernels: slower, or a larger core file */
+	/* both are refused on some kernels: slower, or a larger core file */
+	madvise(p, bytes, MADV_HUGEPAGE);
 	madvise(p, bytes, MADV_DONTDUMP);
 	*ret_at = p;
 	return KERN_OK;
@@ -52,7 +53,8 @@ static int map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t errlen)
 int host_shared_new(size_t bytes, void **ret_at, int *ret_fd, char *errbuf, size_t errlen)
 {
 	int fd = memfd_create("pdserve-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc = KERN_ENOMEM;
-	if (fd < 0 || ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL))
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL))
 		snprintf(errbuf, errlen, "no shared memory of %zu bytes: %m", bytes);
 	else
 		rc = map(fd, bytes, ret_at, errbuf, errlen);
@@ -70,20 +72,25 @@ int host_shared_map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t er
 	if (seals < 0 || (seals & sealed) != sealed || fstat(fd, &st) < 0)
 		snprintf(errbuf, errlen, "received memory is not sealed against resizing");
 	else if ((uint64_t)st.st_size != bytes)
-		snprintf(errbuf, errlen, "received memory has %lld bytes, %zu were announced", (long long)st.st_size, bytes);
+		snprintf(errbuf, errlen, "received memory has %lld bytes, %zu were announced",
+		         (long long)st.st_size, bytes);
 	else
 		return map(fd, bytes, ret_at, errbuf, errlen);
 	return KERN_EINVAL;
 }
 
-/* --- memory of a device --------------------------------------------------------------------------------------------------------- */
+/* --- memory of a device -------------------------------------------------- */
 
 /* What the memory of a kern_mem is freed with. */
 enum own { OWN_NOTHING, OWN_HEAP, OWN_MAPPING };
 
 static struct kern_mem memory(void *p, size_t bytes, enum kern_memory kind, enum own own)
 {
-	return (struct kern_mem){.dev = {(uintptr_t)p}, .host = kind == KERN_MEM_DEVICE ? NULL : p, .bytes = bytes, .kind = kind, .own = (void *)(uintptr_t)own};
+	return (struct kern_mem){.dev = {(uintptr_t)p},
+	                         .host = kind == KERN_MEM_DEVICE ? NULL : p,
+	                         .bytes = bytes,
+	                         .kind = kind,
+	                         .own = (void *)(uintptr_t)own};
 }
 
 /* Zeroed and there at once. */
@@ -95,17 +102,19 @@ static void *touched(size_t bytes)
 	size_t size = bytes ? (bytes + align - 1) / align * align : align;
 	void *p = aligned_alloc(align, size);
 	if (p && align == HUGE_PAGE)
-		madvise(p, size, MADV_HUGEPAGE);       /* refused on some kernels: slower, not wrong */
+		madvise(p, size, MADV_HUGEPAGE); /* refused on some kernels: slower, not wrong */
 	return p ? memset(p, 0, size) : NULL;
 }
 
 static void *untouched(size_t bytes)
 {
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+	               -1, 0);
 	return p == MAP_FAILED ? NULL : p;
 }
 
-int host_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes, struct kern_mem *ret_mem)
+int host_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
+                 struct kern_mem *ret_mem)
 {
 	struct host_device *h = host(dev);
 	void *p;
@@ -118,7 +127,8 @@ int host_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes, s
 		snprintf(h->error, sizeof h->error, "no memory for %zu bytes", bytes);
 		return KERN_ENOMEM;
 	}
-	*ret_mem = memory(p, bytes, kind, kind == KERN_MEM_SHARED || h->untouched ? OWN_MAPPING : OWN_HEAP);
+	*ret_mem = memory(p, bytes, kind,
+	                  kind == KERN_MEM_SHARED || h->untouched ? OWN_MAPPING : OWN_HEAP);
 	ret_mem->fd = fd;
 	return KERN_OK;
 }
@@ -127,7 +137,8 @@ int host_mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret
 {
 	int fd = mem->kind == KERN_MEM_SHARED && mem->fd > 0 ? fcntl(mem->fd, F_DUPFD_CLOEXEC, 0) : -1;
 	if (fd < 0) {
-		snprintf(host(dev)->error, sizeof host(dev)->error, "memory of %zu bytes cannot be shared", mem->bytes);
+		snprintf(host(dev)->error, sizeof host(dev)->error, "memory of %zu bytes cannot be shared",
+		         mem->bytes);
 		return KERN_EINVAL;
 	}
 	*ret_fd = fd;

@@ -28,15 +28,20 @@ static int object_path(const char *name, char path[PATH_BYTES])
 	return n > 0 && n < PATH_BYTES;
 }
 
-const void *kern_load(const char *name, const char *symbol, uint32_t abi, char *errbuf, size_t errlen)
+const void *kern_load(const char *name, const char *symbol, uint32_t abi, char *errbuf,
+                      size_t errlen)
 {
 	char path[PATH_BYTES];
 	if (!*name || strchr(name, '/') || !object_path(name, path)) {
-		snprintf(errbuf, errlen, "backend: found \"%.60s\", expected cpu, sim, or one that is installed", name);
+		snprintf(errbuf, errlen,
+		         "backend: found \"%.60s\", expected cpu, sim, or one that is installed", name);
 		return NULL;
 	}
 	if (access(path, R_OK)) {
-		snprintf(errbuf, errlen, "backend: found %.60s, expected cpu, sim, or one that is installed: there is no %.400s", name, path);
+		snprintf(
+			errbuf, errlen,
+			"backend: found %.60s, expected cpu, sim, or one that is installed: there is no %.400s",
+			name, path);
 		return NULL;
 	}
 	void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -44,7 +49,10 @@ const void *kern_load(const char *name, const char *symbol, uint32_t abi, char *
 	if (!table)
 		snprintf(errbuf, errlen, "backend %.60s cannot be loaded: %.400s", name, dlerror());
 	else if (*table != abi) {
-		snprintf(errbuf, errlen, "backend %.60s: %.400s has ABI %u, this program has %u: install both from one release", name, path, *table, abi);
+		snprintf(
+			errbuf, errlen,
+			"backend %.60s: %.400s has ABI %u, this program has %u: install both from one release",
+			name, path, *table, abi);
 		table = NULL;
 	}
 	if (!table && object)

@@ -1,4 +1,5 @@
-/* numbers.h - conversions between number formats, for every backend; to nearest, ties to even, where something is rounded. C, and C++ for devices. */
+/* numbers.h - conversions between number formats, for every backend; to nearest, ties to even,
+ * where something is rounded. C, and C++ for devices. */
 #ifndef KERNELS_NUMBERS_H
 #define KERNELS_NUMBERS_H
 
@@ -8,14 +9,20 @@
 
 KERN_INLINE float kern_bits_to_f32(uint32_t u)
 {
-	union { uint32_t u; float f; } v;
+	union {
+		uint32_t u;
+		float f;
+	} v;
 	v.u = u;
 	return v.f;
 }
 
 KERN_INLINE uint32_t kern_f32_bits(float f)
 {
-	union { float f; uint32_t u; } v;
+	union {
+		float f;
+		uint32_t u;
+	} v;
 	v.f = f;
 	return v.u;
 }
@@ -25,9 +32,10 @@ KERN_INLINE float kern_bf16_to_f32(uint16_t h)
 	return kern_bits_to_f32((uint32_t)h << 16);
 }
 
-KERN_INLINE uint16_t kern_f32_to_bf16(float f)         /* NaN stays NaN */
+KERN_INLINE uint16_t kern_f32_to_bf16(float f) /* NaN stays NaN */
 {
-	uint32_t u = kern_f32_bits(f), rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16, nan = u >> 16 | 0x40;
+	uint32_t u = kern_f32_bits(f), rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16,
+			 nan = u >> 16 | 0x40;
 	return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
@@ -43,7 +51,8 @@ KERN_INLINE float kern_f16_to_f32(uint16_t h)
 	return kern_bits_to_f32(sign | (exp + 112) << 23 | man << 13);
 }
 
-KERN_INLINE float kern_f8_to_f32(uint8_t c)            /* S.EEEE.MMM, bias 7; 0 has E = 0; S.1111.111 is NaN */
+/* S.EEEE.MMM, bias 7; 0 has E = 0; S.1111.111 is NaN */
+KERN_INLINE float kern_f8_to_f32(uint8_t c)
 {
 	uint32_t man = c & 7, exp = c >> 3 & 15, sign = (uint32_t)(c & 0x80) << 24;
 	if (exp == 15 && man == 7)
@@ -52,22 +61,26 @@ KERN_INLINE float kern_f8_to_f32(uint8_t c)            /* S.EEEE.MMM, bias 7; 0 
 	return sign ? -f : f;
 }
 
-/* The next two without a branch, for loops over a row: what is too small for the type's exponents is rounded by adding a number whose last
- * place is the type's smallest step. The choice is by masks, for a compiler makes a branch of any other. */
-KERN_INLINE uint16_t kern_f32_to_f16(float f)          /* NaN stays NaN */
+/* The next two without a branch, for loops over a row: what is too small for the type's exponents
+ * is rounded by adding a number whose last place is the type's smallest step. The choice is by
+ * masks, for a compiler makes a branch of any other. */
+KERN_INLINE uint16_t kern_f32_to_f16(float f) /* NaN stays NaN */
 {
 	uint32_t u = kern_f32_bits(f), sum = kern_f32_bits(fabsf(f) + 0.5f);
-	uint32_t a = u & 0x7fffffff, normal = ((a + 0xfff + (a >> 13 & 1)) >> 13) - (112 << 10), small = sum - 0x3f000000;
-	uint32_t is_small = -(uint32_t)(a < 0x38800000), is_large = -(uint32_t)(a >= 0x477ff000), is_nan = -(uint32_t)(a > 0x7f800000);
+	uint32_t a = u & 0x7fffffff, normal = ((a + 0xfff + (a >> 13 & 1)) >> 13) - (112 << 10),
+			 small = sum - 0x3f000000;
+	uint32_t is_small = -(uint32_t)(a < 0x38800000), is_large = -(uint32_t)(a >= 0x477ff000),
+			 is_nan = -(uint32_t)(a > 0x7f800000);
 	uint32_t c = (small & is_small) | (normal & ~is_small);
-	c = (0x7c00 & is_large) | (c & ~is_large);     /* rounds to 65536 or more */
+	c = (0x7c00 & is_large) | (c & ~is_large); /* rounds to 65536 or more */
 	return (uint16_t)((u >> 16 & 0x8000) | c | (0x200 & is_nan));
 }
 
-KERN_INLINE uint8_t kern_f32_to_f8(float f)            /* beyond 448: 448; f is no NaN */
+KERN_INLINE uint8_t kern_f32_to_f8(float f) /* beyond 448: 448; f is no NaN */
 {
 	uint32_t u = kern_f32_bits(f), sum = kern_f32_bits(fabsf(f) + 0x1p14f);
-	uint32_t a = u & 0x7fffffff, normal = ((a + 0x7ffff + (a >> 20 & 1)) >> 20) - (120 << 3), small = sum - 0x46800000;
+	uint32_t a = u & 0x7fffffff, normal = ((a + 0x7ffff + (a >> 20 & 1)) >> 20) - (120 << 3),
+			 small = sum - 0x46800000;
 	uint32_t is_small = -(uint32_t)(a < 0x3c800000), is_large = -(uint32_t)(a >= 0x43e80000);
 	uint32_t c = (small & is_small) | (normal & ~is_small);
 	return (uint8_t)((u >> 24 & 0x80) | (0x7e & is_large) | (c & ~is_large));
@@ -78,12 +91,14 @@ KERN_INLINE uint16_t kern_mxfp4_scale(unsigned char e)
 {
 	if (e == 255)
 		return 0x7fc0;
-	return (uint16_t)(e > 1 ? (e - 1) << 7 : 0x20 << e);      /* subnormal: 2^-128, 2^-127 */
+	return (uint16_t)(e > 1 ? (e - 1) << 7 : 0x20 << e); /* subnormal: 2^-128, 2^-127 */
 }
 
-/* The 6-bit scale and offset of group j (32 values, j < 8) from the 12 bytes of a Q4_K or Q5_K block: those of groups 0 .. 3 are the low 6 bits
- * of bytes j and j + 4; those of groups 4 .. 7 have their low nibbles in byte j + 4 and their high pairs above the others. */
-KERN_INLINE void kern_k_scales(const unsigned char *s, unsigned j, unsigned *ret_scale, unsigned *ret_offset)
+/* The 6-bit scale and offset of group j (32 values, j < 8) from the 12 bytes of a Q4_K or Q5_K
+ * block: those of groups 0 .. 3 are the low 6 bits of bytes j and j + 4; those of groups 4 .. 7
+ * have their low nibbles in byte j + 4 and their high pairs above the others. */
+KERN_INLINE void kern_k_scales(const unsigned char *s, unsigned j, unsigned *ret_scale,
+                               unsigned *ret_offset)
 {
 	if (j < 4) {
 		*ret_scale = s[j] & 63;

@@ -16,10 +16,20 @@
 /* e^x within 1e-15 of itself; x is cut to -700 .. 700 */
 KERN_INLINE double own_exp(double x)
 {
-	static const double inverse[] = {
-		1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
-		1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0
-	};
+	static const double inverse[] = {1,
+	                                 1,
+	                                 1.0 / 2,
+	                                 1.0 / 6,
+	                                 1.0 / 24,
+	                                 1.0 / 120,
+	                                 1.0 / 720,
+	                                 1.0 / 5040,
+	                                 1.0 / 40320,
+	                                 1.0 / 362880,
+	                                 1.0 / 3628800,
+	                                 1.0 / 39916800,
+	                                 1.0 / 479001600,
+	                                 1.0 / 6227020800.0};
 	if (isnan(x))
 		return x;
 	x = x < -700 ? -700 : x > 700 ? 700 : x;
@@ -37,9 +47,12 @@ KERN_INLINE double own_log(double x)
 {
 	if (!(x > 0) || isinf(x))
 		return x == 0 ? -INFINITY : x < 0 ? NAN : x;
-	union { double d; uint64_t u; } m = { x < 0x1p-1022 ? x * 0x1p54 : x };
+	union {
+		double d;
+		uint64_t u;
+	} m = {x < 0x1p-1022 ? x * 0x1p54 : x};
 	double e = (double)((int64_t)(m.u >> 52) - 1022 - (x < 0x1p-1022 ? 54 : 0));
-	m.u = (m.u & 0xfffffffffffff) | 0x3fe0000000000000;      /* from 1/2 on, below 1 */
+	m.u = (m.u & 0xfffffffffffff) | 0x3fe0000000000000; /* from 1/2 on, below 1 */
 	if (m.d < 0.70710678118654752440) {
 		m.d *= 2;
 		e--;
@@ -59,8 +72,9 @@ KERN_INLINE double own_pow(double b, double y)
 	return own_exp(y * own_log(b));
 }
 
-/* A fraction from 0 on, below 1, of a seed and a draw's index, 64 bits each, the lower ones first: Philox4x32-10 of counter
- * (index, 0, 0) with the seed as key; of its first 64 bits the upper 53. */
+/* A fraction from 0 on, below 1, of a seed and a draw's index, 64 bits each, the lower ones first:
+ * Philox4x32-10 of counter (index, 0, 0) with the seed as key; of its first 64 bits the upper
+ * 53. */
 KERN_INLINE double own_uniform(const uint32_t seed[2], const uint32_t index[2])
 {
 	uint32_t c0 = index[0], c1 = index[1], c2 = 0, c3 = 0, k0 = seed[0], k1 = seed[1];
@@ -76,13 +90,18 @@ KERN_INLINE double own_uniform(const uint32_t seed[2], const uint32_t index[2])
 	return (double)(((uint64_t)c1 << 32 | c0) >> 11) * 0x1p-53;
 }
 
-/* Sine and cosine of an angle that the caller has rounded to float, as the models' own code does. Error below 2e-9 for angles up to 1e7. */
+/* Sine and cosine of an angle that the caller has rounded to float, as the models' own code
+ * does. Error below 2e-9 for angles up to 1e7. */
 KERN_INLINE void own_sin_cos(float angle, float *sin_out, float *cos_out)
 {
 	double x = (double)angle, n = nearbyint(x * 0.63661977236758134308);
 	double r = x - n * 1.57079632679489655800, z = r * r;
-	double sn = r * (1 + z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 + z * (-1.0 / 39916800))))));
-	double cs = 1 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 + z * (-1.0 / 3628800 + z / 479001600)))));
+	double sn = r * (1 + z * (-1.0 / 6 +
+	                          z * (1.0 / 120 + z * (-1.0 / 5040 +
+	                                                z * (1.0 / 362880 + z * (-1.0 / 39916800))))));
+	double cs = 1 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 +
+	                                                     z * (1.0 / 40320 + z * (-1.0 / 3628800 +
+	                                                                             z / 479001600)))));
 	switch ((int64_t)n & 3) {
 	case 0: *sin_out = (float)sn, *cos_out = (float)cs; break;
 	case 1: *sin_out = (float)cs, *cos_out = (float)-sn; break;

@@ -1,13 +1,13 @@
 /* sample.c - see sample.h and struct kern_draw.
  *
- * The vocabulary is long and the answer lies near its top, so nothing is sorted whole: one vector pass turns logits into weights
- * exp((l - max) / temperature) and keeps the largest of each block of 64; candidates are gathered from blocks that can hold them, by falling
- * thresholds, and the cuts of top_k, top_p and the draw are found by selection.
- * Always: the same logits and parameters give the same id and the same log-probabilities, to the
- * bit, on every machine and with every compiler's options: no operation is fused or reordered by
- * the instruction set (-ffp-contract=off in the Makefile), and the logarithm is our own. A
- * temperature below 1e-5 is greedy. Nothing here fails; the pass that first reads a row tells
- * whether all of it is finite. */
+ * The vocabulary is long and the answer lies near its top, so nothing is sorted whole: one vector
+ * pass turns logits into weights exp((l - max) / temperature) and keeps the largest of each block
+ * of 64; candidates are gathered from blocks that can hold them, by falling thresholds, and the
+ * cuts of top_k, top_p and the draw are found by selection. Always: the same logits and parameters
+ * give the same id and the same log-probabilities, to the bit, on every machine and with every
+ * compiler's options: no operation is fused or reordered by the instruction set (-ffp-contract=off
+ * in the Makefile), and the logarithm is our own. A temperature below 1e-5 is greedy. Nothing here
+ * fails; the pass that first reads a row tells whether all of it is finite. */
 #include "kernels/sample.h"
 #include "kernels/own_math.h"
 
@@ -24,19 +24,23 @@ typedef double vd __attribute__((vector_size(64), aligned(8)));
 
 struct kern_sampler {
 	uint32_t vocab, blocks;
-	float *edited; /* (blocks * BLOCK) the logits of a draw that may not see them as they are */
-	float *padded;       /* (BLOCK) the last, short block of logits, filled up with -inf */
-	float *block_max;    /* (blocks) largest logit */
-	float *weight;       /* (blocks * BLOCK) */
+	float *edited;    /* (blocks * BLOCK) the logits of a draw that may not see them as they are */
+	float *padded;    /* (BLOCK) the last, short block of logits, filled up with -inf */
+	float *block_max; /* (blocks) largest logit */
+	float *weight;    /* (blocks * BLOCK) */
 	float *block_weight; /* (blocks) largest weight */
-	uint64_t *key;       /* (vocab) candidates: bits of the weight above the complement of the id, so that a larger key comes first */
+	/* (vocab) candidates: bits of the weight above the complement of the id, so that a larger
+	 * key comes first */
+	uint64_t *key;
 	uint32_t pivot_state;
-	double (*weigh)(struct kern_sampler *s, const float *logits, float max, float inv_t, float min_weight);
+	double (*weigh)(struct kern_sampler *s, const float *logits, float max, float inv_t,
+	                float min_weight);
 	int (*find_max)(struct kern_sampler *s, const float *logits);
-	int (*copy)(struct kern_sampler *s, const float *logits, const uint32_t *mask_a, const uint32_t *mask_b);
+	int (*copy)(struct kern_sampler *s, const float *logits, const uint32_t *mask_a,
+	            const uint32_t *mask_b);
 };
 
-/* --- passes over all logits --------------------------------------------------------------------------------------------- */
+/* --- passes over all logits ---------------------------------------------- */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -45,10 +49,11 @@ struct kern_sampler {
 #define MASKED(mask, a) ((vf)((vi)(mask) & (vi)(a)))
 #define SELECT(mask, a, b) ((vf)(((vi)(mask) & (vi)(a)) | (~(vi)(mask) & (vi)(b))))
 
-/* exp for x <= 0, and 0 for x <= -87 and NaN: 2^n times the Taylor series of the rest, |rest| <= ln(2) / 2; relative error about 1e-7. */
+/* exp for x <= 0, and 0 for x <= -87 and NaN: 2^n times the Taylor series of the rest, |rest| <=
+ * ln(2) / 2; relative error about 1e-7. */
 INLINE void exp_below_zero(const vf *px, vf *ret)
 {
-	const vf shift = SPLAT(12582912.0f);   /* 1.5 * 2^23: adding it rounds to an integer */
+	const vf shift = SPLAT(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
 	vi live = *px > SPLAT(-87.0f);
 	vf x = SELECT(live, *px, SPLAT(-87.0f));
 	vf z = x * SPLAT(1.44269504f) + shift, n = z - shift;
@@ -121,7 +126,8 @@ INLINE uint64_t allowed_word(const uint32_t *a, const uint32_t *b, uint32_t i)
 /* To `edited`, with minus infinity for ids that are not in the masks: a word of a mask is a block
  * of the logits, whose last, short one comes from its padded copy. Returns as find_max does, of the
  * logits, not of the copy. */
-INLINE int copy_body(struct kern_sampler *s, const float *logits, const uint32_t *mask_a, const uint32_t *mask_b)
+INLINE int copy_body(struct kern_sampler *s, const float *logits, const uint32_t *mask_a,
+                     const uint32_t *mask_b)
 {
 	static const vi bit = {1, 2, 4, 8, 16, 32, 64, 128};
 	vi finite = ~(vi){0};
@@ -132,15 +138,18 @@ INLINE int copy_body(struct kern_sampler *s, const float *logits, const uint32_t
 			vf v = *(const vf *)(p + i);
 			vi in = (vi)((((vi){0} + (int32_t)(word >> i & 255)) & bit) != 0);
 			finite &= (vi)(v < SPLAT(INFINITY));
-			*(vf *)(s->edited + (size_t)b * BLOCK + i) =
-				word == UINT64_MAX ? v : SELECT(in, v, SPLAT(-INFINITY));
+			*(vf *)(s->edited + (size_t)b * BLOCK + i) = word == UINT64_MAX
+			                                                 ? v
+			                                                 : SELECT(in, v, SPLAT(-INFINITY));
 		}
 	}
 	return lane_all(&finite);
 }
 
-/* Fills weight and block_weight; weights below min_weight become 0. Returns the sum, lane by lane in one fixed order. */
-INLINE double weigh_body(struct kern_sampler *s, const float *logits, float max, float inv_t, float min_weight)
+/* Fills weight and block_weight; weights below min_weight become 0. Returns the sum, lane by
+ * lane in one fixed order. */
+INLINE double weigh_body(struct kern_sampler *s, const float *logits, float max, float inv_t,
+                         float min_weight)
 {
 	vd sum = {0};
 	for (uint32_t b = 0; b < s->blocks; b++) {
@@ -167,19 +176,22 @@ static int find_max_plain(struct kern_sampler *s, const float *logits)
 	return find_max_body(s, logits);
 }
 
-static int copy_plain(struct kern_sampler *s, const float *logits, const uint32_t *mask_a, const uint32_t *mask_b)
+static int copy_plain(struct kern_sampler *s, const float *logits, const uint32_t *mask_a,
+                      const uint32_t *mask_b)
 {
 	return copy_body(s, logits, mask_a, mask_b);
 }
 
-static double weigh_plain(struct kern_sampler *s, const float *logits, float max, float inv_t, float min_weight)
+static double weigh_plain(struct kern_sampler *s, const float *logits, float max, float inv_t,
+                          float min_weight)
 {
 	return weigh_body(s, logits, max, inv_t, min_weight);
 }
 
 #ifdef __x86_64__
 /* without FMA, so that the bits are those of the plain pass */
-__attribute__((target("avx2"))) static int find_max_avx2(struct kern_sampler *s, const float *logits)
+__attribute__((target("avx2"))) static int find_max_avx2(struct kern_sampler *s,
+                                                         const float *logits)
 {
 	return find_max_body(s, logits);
 }
@@ -190,7 +202,9 @@ __attribute__((target("avx2"))) static int copy_avx2(struct kern_sampler *s, con
 	return copy_body(s, logits, mask_a, mask_b);
 }
 
-__attribute__((target("avx2"))) static double weigh_avx2(struct kern_sampler *s, const float *logits, float max, float inv_t, float min_weight)
+__attribute__((target("avx2"))) static double weigh_avx2(struct kern_sampler *s,
+                                                         const float *logits, float max,
+                                                         float inv_t, float min_weight)
 {
 	return weigh_body(s, logits, max, inv_t, min_weight);
 }
@@ -219,7 +233,7 @@ static uint32_t scan(struct kern_sampler *s, const float *logits, int *ret_finit
 	return 0;
 }
 
-/* --- log-probabilities -------------------------------------------------------------------------------------------------- */
+/* --- log-probabilities --------------------------------------------------- */
 
 /* Log of the sum of exp(logit), of the unscaled distribution. */
 static double log_sum(struct kern_sampler *s, const float *logits, float max)
@@ -243,8 +257,10 @@ static uint32_t rank_of(const float *logits, uint32_t vocab, uint32_t id)
 	return rank;
 }
 
-/* The `want` largest, by insertion; blocks whose largest cannot enter are skipped. logprob holds the logit meanwhile. */
-static uint32_t find_top(const struct kern_sampler *s, const float *logits, uint32_t want, struct kern_top *top)
+/* The `want` largest, by insertion; blocks whose largest cannot enter are skipped. logprob holds
+ * the logit meanwhile. */
+static uint32_t find_top(const struct kern_sampler *s, const float *logits, uint32_t want,
+                         struct kern_top *top)
 {
 	uint32_t n = 0;
 	for (uint32_t b = 0; b < s->blocks && want; b++) {
@@ -264,7 +280,8 @@ static uint32_t find_top(const struct kern_sampler *s, const float *logits, uint
 }
 
 /* scan() must have run for these logits. */
-static void score(struct kern_sampler *s, const float *logits, uint32_t best, uint32_t id, int32_t logprobs, struct kern_drawn *ret)
+static void score(struct kern_sampler *s, const float *logits, uint32_t best, uint32_t id,
+                  int32_t logprobs, struct kern_drawn *ret)
 {
 	*ret = (struct kern_drawn){.id = id};
 	if (logprobs < 0)
@@ -278,7 +295,7 @@ static void score(struct kern_sampler *s, const float *logits, uint32_t best, ui
 		ret->top[i].logprob = (float)((double)ret->top[i].logprob - sum);
 }
 
-/* --- the draw ----------------------------------------------------------------------------------------------------------- */
+/* --- the draw ------------------------------------------------------------ */
 
 static float key_weight(uint64_t key)
 {
@@ -306,7 +323,8 @@ static uint64_t make_key(uint32_t first, uint32_t id)
 	return (uint64_t)first << 32 | (uint32_t)~id;
 }
 
-/* Candidates of at least this weight (and more than 0); returns their number and adds their weights up. */
+/* Candidates of at least this weight (and more than 0); returns their number and adds their
+ * weights up. */
 static uint32_t gather(struct kern_sampler *s, float at_least, double *ret_mass)
 {
 	uint32_t n = 0;
@@ -332,14 +350,17 @@ static uint64_t pick_pivot(struct kern_sampler *s, const uint64_t *key, uint32_t
 	return key[(uint64_t)s->pivot_state * n >> 32];
 }
 
-/* What a key stands for: its own weight, or, in an order of something else, the one that the table has for its id. */
+/* What a key stands for: its own weight, or, in an order of something else, the one that the
+ * table has for its id. */
 INLINE double mass_of(const float *weight, uint64_t key)
 {
 	return (double)(weight ? weight[key_id(key)] : key_weight(key));
 }
 
-/* Keys above the pivot first, then the pivot; returns the pivot's index. All keys differ, as their ids do. */
-static uint32_t partition(uint64_t *key, uint32_t n, uint64_t pivot, const float *weight, double *ret_mass)
+/* Keys above the pivot first, then the pivot; returns the pivot's index. All keys differ, as
+ * their ids do. */
+static uint32_t partition(uint64_t *key, uint32_t n, uint64_t pivot, const float *weight,
+                          double *ret_mass)
 {
 	uint32_t k = 0, at = 0;
 	double mass = 0;
@@ -360,12 +381,13 @@ static uint32_t partition(uint64_t *key, uint32_t n, uint64_t pivot, const float
 	return k - 1;
 }
 
-/* What a selection looks for in descending order: the `count`-th key, or the first where the cumulative weight passes `mass`. */
+/* What a selection looks for in descending order: the `count`-th key, or the first where the
+ * cumulative weight passes `mass`. */
 struct cut {
-	uint32_t count;   /* 0: by mass */
+	uint32_t count; /* 0: by mass */
 	double mass;
-	int reach;        /* by mass: reaching it is enough, it need not be passed */
-	const float *weight;   /* (vocab) see mass_of; NULL: the keys have them */
+	int reach;           /* by mass: reaching it is enough, it need not be passed */
+	const float *weight; /* (vocab) see mass_of; NULL: the keys have them */
 };
 
 static int beyond(const struct cut *c, uint32_t keys, double mass)
@@ -373,14 +395,17 @@ static int beyond(const struct cut *c, uint32_t keys, double mass)
 	return c->count ? keys >= c->count : c->reach ? mass >= c->mass : mass > c->mass;
 }
 
-/* Index of the key that is looked for (the last one if none is); keys before it are the larger ones. *ret_mass includes it. */
-static uint32_t select_key(struct kern_sampler *s, uint32_t n, const struct cut *c, double *ret_mass)
+/* Index of the key that is looked for (the last one if none is); keys before it are the larger
+ * ones. *ret_mass includes it. */
+static uint32_t select_key(struct kern_sampler *s, uint32_t n, const struct cut *c,
+                           double *ret_mass)
 {
 	uint32_t lo = 0, hi = n;
 	double base = 0;
 	while (hi - lo > 1) {
 		double above;
-		uint32_t p = lo + partition(s->key + lo, hi - lo, pick_pivot(s, s->key + lo, hi - lo), c->weight, &above);
+		uint32_t p = lo + partition(s->key + lo, hi - lo, pick_pivot(s, s->key + lo, hi - lo),
+		                            c->weight, &above);
 		double with = base + above + mass_of(c->weight, s->key[p]);
 		if (p > lo && beyond(c, p, base + above)) {
 			hi = p;
@@ -396,25 +421,32 @@ static uint32_t select_key(struct kern_sampler *s, uint32_t n, const struct cut 
 	return lo;
 }
 
-/* Of the n gathered candidates of weight *total those whose surprise is nearest to the entropy, until they have `part` of it; returns how many. */
+/* Of the n gathered candidates of weight *total those whose surprise is nearest to the entropy,
+ * until they have `part` of it; returns how many. */
 static uint32_t keep_typical(struct kern_sampler *s, uint32_t n, float part, double *total)
 {
 	double sum = 0;
 	for (uint32_t i = 0; i < n; i++)
 		sum += (double)key_weight(s->key[i]) * own_log((double)key_weight(s->key[i]));
-	double mean = sum / *total;   /* the entropy is log(total) - mean, a surprise is log(total) - log(weight) */
+	/* the entropy is log(total) - mean, a surprise is log(total) - log(weight) */
+	double mean = sum / *total;
 	for (uint32_t i = 0; i < n; i++) {
 		float far = (float)fabs(own_log((double)key_weight(s->key[i])) - mean);
 		s->key[i] = make_key(~bits_of(far), key_id(s->key[i]));
 	}
-	n = select_key(s, n, &(struct cut){.mass = (double)part * *total, .reach = 1, .weight = s->weight}, total) + 1;
+	n = select_key(s, n,
+	               &(struct cut){.mass = (double)part * *total, .reach = 1, .weight = s->weight},
+	               total) +
+	    1;
 	for (uint32_t i = 0; i < n; i++)
 		s->key[i] = make_key(bits_of(s->weight[key_id(s->key[i])]), key_id(s->key[i]));
 	return n;
 }
 
-/* top_k, top_p, typical_p and the draw among the n gathered candidates of the whole weight `total`; 0 if a heavier or longer list is needed. */
-static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double u, uint32_t n, double mass, double total, int whole, uint32_t *ret_id)
+/* top_k, top_p, typical_p and the draw among the n gathered candidates of the whole weight
+ * `total`; 0 if a heavier or longer list is needed. */
+static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double u, uint32_t n,
+                      double mass, double total, int whole, uint32_t *ret_id)
 {
 	double ignored;
 	int typical = p->typical_p > 0 && p->typical_p < 1;
@@ -425,7 +457,7 @@ static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double 
 	if (p->top_k && p->top_k < n)
 		n = select_key(s, n, &(struct cut){.count = p->top_k}, &mass) + 1;
 	if (p->top_k == n)
-		total = mass;          /* also where just so many were gathered */
+		total = mass; /* also where just so many were gathered */
 	if (p->top_p < 1.0f) {
 		double want = (double)p->top_p * total;
 		if (mass < want && !whole && !p->top_k)
@@ -440,10 +472,12 @@ static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double 
 	return 1;
 }
 
-static uint32_t draw(struct kern_sampler *s, const float *logits, uint32_t best, const struct kern_draw *p)
+static uint32_t draw(struct kern_sampler *s, const float *logits, uint32_t best,
+                     const struct kern_draw *p)
 {
 	static const float levels[] = {0x1p-7f, 0x1p-14f, 0.0f};
-	double total = s->weigh(s, logits, logits[best], 1.0f / p->temperature, p->min_p), u = own_uniform(p->seed, p->index);
+	double total = s->weigh(s, logits, logits[best], 1.0f / p->temperature, p->min_p),
+		   u = own_uniform(p->seed, p->index);
 	uint32_t id = best;
 	s->pivot_state = 1;
 	for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
@@ -455,7 +489,7 @@ static uint32_t draw(struct kern_sampler *s, const float *logits, uint32_t best,
 	return id;
 }
 
-/* --- what a draw sees of the logits --------------------------------------------------------------------------------------- */
+/* --- what a draw sees of the logits -------------------------------------- */
 
 static const uint32_t *mask_at(const struct kern_batch *b, uint32_t at)
 {
@@ -463,7 +497,8 @@ static const uint32_t *mask_at(const struct kern_batch *b, uint32_t at)
 }
 
 /* 0 if none is, or if there are no masks. */
-static uint32_t lowest_allowed(const struct kern_sampler *s, const uint32_t *mask_a, const uint32_t *mask_b)
+static uint32_t lowest_allowed(const struct kern_sampler *s, const uint32_t *mask_a,
+                               const uint32_t *mask_b)
 {
 	for (uint32_t b = 0; b < s->blocks; b++) {
 		uint64_t word = allowed_word(mask_a, mask_b, b);
@@ -483,7 +518,8 @@ static void forbid(const struct kern_sampler *s, const struct kern_batch *b, str
 			s->edited[id[i]] = -INFINITY;
 }
 
-static void add_bias(const struct kern_sampler *s, const struct kern_batch *b, struct kern_list pairs)
+static void add_bias(const struct kern_sampler *s, const struct kern_batch *b,
+                     struct kern_list pairs)
 {
 	const uint32_t *pair = kern_part(b, pairs.at);
 	for (uint32_t i = 0; i < pairs.n; i++, pair += 2) {
@@ -494,7 +530,8 @@ static void add_bias(const struct kern_sampler *s, const struct kern_batch *b, s
 	}
 }
 
-static void penalise_one(const struct kern_sampler *s, const struct kern_draw *d, uint32_t id, uint32_t times)
+static void penalise_one(const struct kern_sampler *s, const struct kern_draw *d, uint32_t id,
+                         uint32_t times)
 {
 	if (id >= s->vocab)
 		return;
@@ -521,17 +558,18 @@ struct added {
 static struct added added_of(const struct kern_batch *b, const struct kern_draw *d,
                              const struct kern_carry *carries)
 {
-	struct added a = { .n = d->drafted.n + d->pending };
+	struct added a = {.n = d->drafted.n + d->pending};
 	memcpy(a.id, kern_part(b, d->drafted.at), d->drafted.n * sizeof *a.id);
 	if (d->pending)
 		memcpy(a.id + d->drafted.n, carries[d->carry].id, d->pending * sizeof *a.id);
 	return a;
 }
 
-static void penalise(const struct kern_sampler *s, const struct kern_batch *b, const struct kern_draw *d, const struct added *a)
+static void penalise(const struct kern_sampler *s, const struct kern_batch *b,
+                     const struct kern_draw *d, const struct added *a)
 {
 	const uint32_t *seen = kern_part(b, d->seen.at);
-	uint8_t was_seen[sizeof a->id / sizeof *a->id] = { 0 };
+	uint8_t was_seen[sizeof a->id / sizeof *a->id] = {0};
 	for (uint32_t i = 0; i < d->seen.n; i++, seen += 2) {
 		for (uint32_t k = 0; k < a->n; k++)
 			was_seen[k] |= a->id[k] == seen[0];
@@ -560,7 +598,7 @@ static const float *edit(struct kern_sampler *s, const float *logits, const stru
 	return s->edited;
 }
 
-/* --- interface ---------------------------------------------------------------------------------------------------------- */
+/* --- interface ----------------------------------------------------------- */
 
 /* From `mem`, or counted only. */
 static void *take(unsigned char *mem, size_t *used, size_t bytes)
@@ -586,7 +624,7 @@ static size_t carve(struct kern_sampler *s, unsigned char *mem, uint32_t vocab)
 
 size_t kern_sampler_bytes(uint32_t vocab)
 {
-	struct kern_sampler s = { 0 };
+	struct kern_sampler s = {0};
 	return carve(&s, NULL, vocab);
 }
 

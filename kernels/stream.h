@@ -1,5 +1,6 @@
-/* stream.h - copying blocks past the cache: what is stored is not read again soon, and neither reading nor keeping the lines that it overwrites
- * leaves more of the memory's bandwidth and of the cache to the engine. */
+/* stream.h - copying blocks past the cache: what is stored is not read again soon, and neither
+ * reading nor keeping the lines that it overwrites leaves more of the memory's bandwidth and of
+ * the cache to the engine. */
 #ifndef KERNELS_STREAM_H
 #define KERNELS_STREAM_H
 
@@ -9,7 +10,8 @@
 #include <emmintrin.h>
 #endif
 
-/* As memcpy. Other threads see the bytes only after stream_end. ahead, unless 0: what lies so many bytes behind is fetched meanwhile. */
+/* As memcpy. Other threads see the bytes only after stream_end. ahead, unless 0: what lies so
+ * many bytes behind is fetched meanwhile. */
 static inline void stream_copy_ahead(void *dst, const void *src, size_t n, size_t ahead)
 {
 #if defined(__x86_64__)
@@ -24,8 +26,10 @@ static inline void stream_copy_ahead(void *dst, const void *src, size_t n, size_
 		for (; n >= 64; n -= 64, d += 64, s += 64) {
 			if (ahead)
 				__builtin_prefetch(s + ahead);
-			__m128i a = _mm_loadu_si128((const __m128i *)s), b = _mm_loadu_si128((const __m128i *)(s + 16));
-			__m128i c = _mm_loadu_si128((const __m128i *)(s + 32)), e = _mm_loadu_si128((const __m128i *)(s + 48));
+			__m128i a = _mm_loadu_si128((const __m128i *)s),
+					b = _mm_loadu_si128((const __m128i *)(s + 16));
+			__m128i c = _mm_loadu_si128((const __m128i *)(s + 32)),
+					e = _mm_loadu_si128((const __m128i *)(s + 48));
 			_mm_stream_si128((__m128i *)d, a);
 			_mm_stream_si128((__m128i *)(d + 16), b);
 			_mm_stream_si128((__m128i *)(d + 32), c);

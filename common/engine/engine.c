@@ -1,7 +1,7 @@
 /* engine.c - see engine.h: opening a model on a device, its memory, the KV pool.
  *
- * Always: everything that a step needs is allocated in engine_open, after a check that the machine has room for it.
- * Errors are returned; an engine that failed to open leaves nothing behind. */
+ * Always: everything that a step needs is allocated in engine_open, after a check that the machine
+ * has room for it. Errors are returned; an engine that failed to open leaves nothing behind. */
 #include "engine/mla.h"
 #include "engine/moe.h"
 #include "kv/pool.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- options ------------------------------------------------------------------------------------------------------------ */
+/* --- options ------------------------------------------------------------- */
 
 static int check_opts(const struct engine_opts *o, struct err *err)
 {
@@ -22,22 +22,26 @@ static int check_opts(const struct engine_opts *o, struct err *err)
 		const char *name;
 		uint32_t v, max;
 	} fields[] = {
-		{"block_tokens", o->block_tokens, 4096}, {"max_rows", o->max_rows, 1u << 20},   {"max_logits", o->max_logits, 1u << 20},
-		{"max_spans", o->max_spans, 1u << 16},   {"max_table", o->max_table, 1u << 26},
+		{"block_tokens", o->block_tokens, 4096}, {"max_rows", o->max_rows, 1u << 20},
+		{"max_logits", o->max_logits, 1u << 20}, {"max_spans", o->max_spans, 1u << 16},
+		{"max_table", o->max_table, 1u << 26},
 	};
 	for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
 		if (fields[i].v < 1 || fields[i].v > fields[i].max)
-			return err_set(err, ERR_INVALID, "%s is %u, limits are 1 and %u", fields[i].name, fields[i].v, fields[i].max);
+			return err_set(err, ERR_INVALID, "%s is %u, limits are 1 and %u", fields[i].name,
+			               fields[i].v, fields[i].max);
 	if (o->tp > TP_RANKS_MAX)
-		return err_set(err, ERR_INVALID, "tensor_parallel is %u, limits are 1 and %d", o->tp, TP_RANKS_MAX);
+		return err_set(err, ERR_INVALID, "tensor_parallel is %u, limits are 1 and %d", o->tp,
+		               TP_RANKS_MAX);
 	if (!o->model_path)
 		return err_set(err, ERR_INVALID, "no model path");
 	return 0;
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------------- */
+/* --- memory -------------------------------------------------------------- */
 
-/* Rows of most buffers: with few spans all rows may be wanted, so those of a whole step serve the tail as well. */
+/* Rows of most buffers: with few spans all rows may be wanted, so those of a whole step serve
+ * the tail as well. */
 static size_t most_rows(const struct engine *e)
 {
 	return most(e->opts.max_rows, e->opts.max_logits);
@@ -56,12 +60,18 @@ static size_t expert_act_floats(const struct engine *e)
 struct tp_sizes engine_whole_sizes(const struct engine *e)
 {
 	const struct model_conf *c = &e->conf;
-	return (struct tp_sizes){.att = most_rows(e) * c->heads * engine_att_width(c), .sum = most_rows(e) * c->hidden, .act = act_floats(e) + expert_act_floats(e),
-	                         .logits = (size_t)e->opts.max_logits * c->vocab, .words = e->limits.batch_bytes / 4};
+	return (struct tp_sizes){.att = most_rows(e) * c->heads * engine_att_width(c),
+	                         .sum = most_rows(e) * c->hidden,
+	                         .act = act_floats(e) + expert_act_floats(e),
+	                         .logits = (size_t)e->opts.max_logits * c->vocab,
+	                         .words = e->limits.batch_bytes / 4};
 }
 
 /* Memory that is handed out from its beginning; with no memory yet it only counts. */
-struct carve { kern_ptr base; size_t bytes; };
+struct carve {
+	kern_ptr base;
+	size_t bytes;
+};
 
 static kern_ptr take(struct carve *c, size_t elements)
 {
@@ -110,7 +120,8 @@ static uint64_t matrix_bytes(struct engine *e)
 		for (int role = layer ? MODEL_ROLE_LAST_GLOBAL + 1 : 0; role < MODEL_ROLES; role++) {
 			struct model_tensor t;
 			enum model_role part = (enum model_role)role;
-			if (model_has_role(&e->conf, part, layer) && !model_role_get(&e->src, &e->conf, part, layer, &t, NULL))
+			if (model_has_role(&e->conf, part, layer) &&
+			    !model_role_get(&e->src, &e->conf, part, layer, &t, NULL))
 				sum += t.bytes;
 		}
 	for (uint32_t layer = 0; layer < e->conf.layers; layer++)
@@ -133,7 +144,8 @@ static struct kern_config device_config(const struct engine *e)
 /* With several ranks somewhat more than one of them needs: as if it had all columns. */
 size_t engine_program_bytes(const struct engine *e)
 {
-	/* operations of a layer at most (record.c, moe.c), and of each part of the heads of latent attention (mla.c) */
+	/* operations of a layer at most (record.c, moe.c), and of each part of the heads of latent
+	 * attention (mla.c) */
 	enum { LAYER_OPS = 24, LATENT_OPS = 8 };
 	const struct model_conf *c = &e->conf;
 	const struct model_experts *x = &c->experts;
@@ -146,8 +158,7 @@ size_t engine_program_bytes(const struct engine *e)
 	                       .used = x->active,
 	                       .expert_layers = x->active ? c->layers : 0,
 	                       .expert_in = x->active ? (uint32_t)most(c->hidden, x->ffn) : 0,
-	                       .expert_out = x->active ? (uint32_t)most(2ull * x->ffn, c->hidden)
-	                                               : 0};
+	                       .expert_out = x->active ? (uint32_t)most(2ull * x->ffn, c->hidden) : 0};
 	s.kv.kv_heads = c->mla.kv_rank ? 1 : c->kv_heads;
 	s.kv.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim;
 	s.kv.latent = c->mla.kv_rank;
@@ -165,17 +176,23 @@ static int check_memory(struct engine *e, struct err *err)
 	struct kern_info device = {0};
 	if (e->dev)
 		e->ops->info(e->dev, &device);
-	uint64_t weights = matrix_bytes(e) / ranks, have = device.memory_bytes ? device.free_bytes : mem_available();
-	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes + e->opts.max_logits * (e->conf.vocab * sizeof(float) + 2 * sizeof *e->drawn);
+	uint64_t weights = matrix_bytes(e) / ranks,
+			 have = device.memory_bytes ? device.free_bytes : mem_available();
+	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes +
+	                e->opts.max_logits * (e->conf.vocab * sizeof(float) + 2 * sizeof *e->drawn);
 	step += device.memory_bytes ? 0 : engine_program_bytes(e);
 	if (weights + step > have / ranks)
-		return err_set(err, ERR_NOMEM, "%.160s: memory%s%s: found %llu MiB available, expected %llu MiB for weights and %llu MiB for steps of %u tokens: lower max_batched_tokens or take a smaller model",
-		               e->path, device.memory_bytes ? " of " : "", device.name, (unsigned long long)have >> 20, (unsigned long long)weights >> 20,
-		               (unsigned long long)step >> 20, e->opts.max_rows);
+		return err_set(
+			err, ERR_NOMEM,
+			"%.160s: memory%s%s: found %llu MiB available, expected %llu MiB for weights and %llu "
+			"MiB for steps of %u tokens: lower max_batched_tokens or take a smaller model",
+			e->path, device.memory_bytes ? " of " : "", device.name, (unsigned long long)have >> 20,
+			(unsigned long long)weights >> 20, (unsigned long long)step >> 20, e->opts.max_rows);
 	return 0;
 }
 
-static int alloc_mem(struct engine *e, enum kern_memory kind, size_t bytes, struct kern_mem *ret, struct err *err)
+static int alloc_mem(struct engine *e, enum kern_memory kind, size_t bytes, struct kern_mem *ret,
+                     struct err *err)
 {
 	int rc = e->ops->mem_new(e->dev, kind, bytes, ret);
 	return rc ? engine_device_error(e, rc, "cannot allocate a step's memory", err) : 0;
@@ -185,7 +202,10 @@ static int alloc_mem(struct engine *e, enum kern_memory kind, size_t bytes, stru
 static struct kern_mem shared_part(const struct engine *e, const void *host, size_t bytes)
 {
 	size_t at = (size_t)((const unsigned char *)host - (const unsigned char *)e->shared.host);
-	return (struct kern_mem){.dev = kern_at(e->shared.dev, at), .host = (unsigned char *)e->shared.host + at, .bytes = bytes, .kind = KERN_MEM_PINNED};
+	return (struct kern_mem){.dev = kern_at(e->shared.dev, at),
+	                         .host = (unsigned char *)e->shared.host + at,
+	                         .bytes = bytes,
+	                         .kind = KERN_MEM_PINNED};
 }
 
 /* What all ranks see, in the mapping that they share. */
@@ -198,10 +218,13 @@ static int share_scratch(struct engine *e, struct err *err)
 	int rc = e->ops->mem_pin(e->dev, v.base, v.bytes, &e->shared);
 	if (rc)
 		return engine_device_error(e, rc, "cannot pin what the ranks share", err);
-	s->att = (struct kern_tensor){shared_part(e, v.att, 0).dev, (size_t)c->heads * engine_att_width(c), KERN_F32};
+	s->att = (struct kern_tensor){shared_part(e, v.att, 0).dev,
+	                              (size_t)c->heads * engine_att_width(c), KERN_F32};
 	s->sum = (struct kern_tensor){shared_part(e, v.sum, 0).dev, c->hidden, KERN_F32};
-	s->act = (struct kern_tensor){shared_part(e, v.act, 0).dev, most(c->ffn, c->experts.shared_ffn), KERN_F32};
-	s->expert_act = (struct kern_tensor){shared_part(e, v.act + act_floats(e), 0).dev, c->experts.ffn, KERN_F32};
+	s->act = (struct kern_tensor){shared_part(e, v.act, 0).dev, most(c->ffn, c->experts.shared_ffn),
+	                              KERN_F32};
+	s->expert_act = (struct kern_tensor){shared_part(e, v.act + act_floats(e), 0).dev,
+	                                     c->experts.ffn, KERN_F32};
 	e->logits = shared_part(e, v.logits, sizes.logits * sizeof(float));
 	e->batch = shared_part(e, v.words, sizes.words * 4);
 	return 0;
@@ -218,7 +241,9 @@ static int alloc_scratch(struct engine *e, struct err *err)
 	carve_scratch(e, &own);
 	if (e->tp)
 		rc = share_scratch(e, err);
-	else if (!(rc = alloc_mem(e, KERN_MEM_DEVICE, (size_t)e->opts.max_logits * e->conf.vocab * sizeof(float), &e->logits, err)))
+	else if (!(rc = alloc_mem(e, KERN_MEM_DEVICE,
+	                          (size_t)e->opts.max_logits * e->conf.vocab * sizeof(float),
+	                          &e->logits, err)))
 		rc = alloc_mem(e, KERN_MEM_PINNED, e->limits.batch_bytes, &e->batch, err);
 	if (!rc)
 		rc = alloc_mem(e, KERN_MEM_PINNED, e->opts.max_logits * sizeof *e->drawn, &e->results, err);
@@ -232,12 +257,13 @@ static void free_memory(struct engine *e)
 {
 	if (e->tp)
 		e->logits = e->batch = (struct kern_mem){0};
-	struct kern_mem *const all[] = {&e->logits, &e->batch, &e->results, &e->shared, &e->own, &e->board, &e->pool};
+	struct kern_mem *const all[] = {&e->logits, &e->batch, &e->results, &e->shared,
+	                                &e->own,    &e->board, &e->pool};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
 		e->ops->mem_free(e->dev, all[i]);
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------------------ */
+/* --- opening ------------------------------------------------------------- */
 
 static int meet(void *tp)
 {
@@ -253,7 +279,8 @@ static int open_device(struct engine *e, struct err *err)
 		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), meet, e->tp};
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);
 	if (rc)
-		return err_set(err, rc == KERN_ENOMEM ? ERR_NOMEM : ERR_UNSUPPORTED, "cannot open device %s, variant %.40s: %s", e->ops->name,
+		return err_set(err, rc == KERN_ENOMEM ? ERR_NOMEM : ERR_UNSUPPORTED,
+		               "cannot open device %s, variant %.40s: %s", e->ops->name,
 		               o->variant ? o->variant : "auto", text);
 	rc = e->ops->stream_new(e->dev, &e->stream);
 	if (rc)
@@ -276,44 +303,61 @@ static int fill_info(struct engine *e, struct err *err)
 	i->context = c->context;
 	i->n_eos = c->n_eos;
 	memcpy(i->eos, c->eos, sizeof c->eos);
-	snprintf(i->numerics, sizeof i->numerics, "%s:tp1:%s", e->ops->numerics(e->dev), kv_type_name(e->opts.kv_type));
+	snprintf(i->numerics, sizeof i->numerics, "%s:tp1:%s", e->ops->numerics(e->dev),
+	         kv_type_name(e->opts.kv_type));
 	snprintf(i->backend, sizeof i->backend, "%s", e->ops->name);
 	i->device = e->opts.device_index;
 	i->params = e->sim ? e->sim->params : 0;
-	int rc = e->sim           ? kv_layout_uniform(&i->kv, c->layers, 1, e->sim->kv_dim, e->opts.block_tokens, e->opts.kv_type)
-	         : c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c), e->opts.block_tokens, e->opts.kv_type)
-	                        : kv_layout_uniform(&i->kv, c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens, e->opts.kv_type);
+	int rc = e->sim ? kv_layout_uniform(&i->kv, c->layers, 1, e->sim->kv_dim, e->opts.block_tokens,
+	                                    e->opts.kv_type)
+	         : c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c),
+	                                             e->opts.block_tokens, e->opts.kv_type)
+	                          : kv_layout_uniform(&i->kv, c->layers, c->kv_heads, c->head_dim,
+	                                              e->opts.block_tokens, e->opts.kv_type);
 	if (rc)
-		return err_set(err, ERR_INVALID, "KV layout: %u layers, %u heads of %u, blocks of %u tokens exceed what a block may hold", c->layers, c->kv_heads,
-		               c->head_dim, e->opts.block_tokens);
+		return err_set(err, ERR_INVALID,
+		               "KV layout: %u layers, %u heads of %u, blocks of %u tokens exceed what a "
+		               "block may hold",
+		               c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens);
 	return 0;
 }
 
-/* Masks and lists of a step: of every span two masks and all tokens that it can have seen, up to LISTS_MAX words, or all that one span may ask for. */
+/* Masks and lists of a step: of every span two masks and all tokens that it can have seen, up to
+ * LISTS_MAX words, or all that one span may ask for. */
 static size_t plan_lists(const struct engine *e)
 {
 	enum { LISTS_MAX = 16 << 20 };
 	const struct engine_opts *o = &e->opts;
-	size_t vocab = e->conf.vocab, masks = (vocab + 63) / 64 * 4, seen = 2 * (vocab < e->conf.context ? vocab : e->conf.context);
-	size_t all = (masks + ENGINE_DRAW_LISTS_MAX / 8 + seen) * o->max_spans, one = seen + (masks + ENGINE_DRAW_LISTS_MAX) * most(o->max_draws, 1);
+	size_t vocab = e->conf.vocab, masks = (vocab + 63) / 64 * 4,
+		   seen = 2 * (vocab < e->conf.context ? vocab : e->conf.context);
+	size_t all = (masks + ENGINE_DRAW_LISTS_MAX / 8 + seen) * o->max_spans,
+		   one = seen + (masks + ENGINE_DRAW_LISTS_MAX) * most(o->max_draws, 1);
 	return most(all < LISTS_MAX ? all : LISTS_MAX, one);
 }
 
 static void plan_step(struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
-	size_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4, draw = sizeof(struct kern_draw) / 4, lists = plan_lists(e);
-	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows + (1 + draw) * o->max_logits + (2 * span + progress) * o->max_spans +
+	size_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4,
+		   draw = sizeof(struct kern_draw) / 4, lists = plan_lists(e);
+	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows +
+	               (1 + draw) * o->max_logits + (2 * span + progress) * o->max_spans +
 	               o->max_table + lists;
 	e->list_words = (uint32_t)lists;
-	e->limits = (struct kern_limits){.rows = o->max_rows, .tail_rows = o->max_logits, .spans = o->max_spans, .positions = e->conf.context,
-	                                 .vocab = e->conf.vocab, .batch_bytes = (words + 15) / 16 * 64};
+	e->limits = (struct kern_limits){.rows = o->max_rows,
+	                                 .tail_rows = o->max_logits,
+	                                 .spans = o->max_spans,
+	                                 .positions = e->conf.context,
+	                                 .vocab = e->conf.vocab,
+	                                 .batch_bytes = (words + 15) / 16 * 64};
 	uint64_t covered = (uint64_t)o->max_table * o->block_tokens;
 	if (covered < e->limits.positions)
 		e->limits.positions = (uint32_t)covered;
 	e->mla_heads = mla_heads_at_once(&e->conf, (uint32_t)most_rows(e));
 	for (uint32_t i = 0; i < e->conf.ropes; i++)
-		e->rope[i] = (struct kern_rope){.style = e->conf.rope_style, .dims = e->conf.rope_dims, .scale = e->conf.rope[i].scale};
+		e->rope[i] = (struct kern_rope){.style = e->conf.rope_style,
+		                                .dims = e->conf.rope_dims,
+		                                .scale = e->conf.rope[i].scale};
 }
 
 static int open_model(struct engine *e, struct err *err)
@@ -325,7 +369,8 @@ static int open_model(struct engine *e, struct err *err)
 		if (!rc && !e->rank)
 			e->print = fingerprint_begin(&e->conf, &e->src);
 		else if (!rc)
-			model_outline(&e->conf, &e->src, e->info.fingerprint);     /* which rank 0 told it to find */
+			/* which rank 0 told it to find */
+			model_outline(&e->conf, &e->src, e->info.fingerprint);
 		return rc;
 	}
 	e->sim = mem_zalloc(sizeof *e->sim);
@@ -355,7 +400,8 @@ static int open_group(struct engine *e, struct err *err)
 	return rc;
 }
 
-/* A device that is not there is said before a model is read, unless the device wants to know the model or the group first. */
+/* A device that is not there is said before a model is read, unless the device wants to know the
+ * model or the group first. */
 static int open_parts(struct engine *e, struct err *err)
 {
 	int rc = find_backend(e, err), first = !rc && !e->ops->modelled && e->opts.tp < 2;
@@ -371,7 +417,8 @@ static int open_parts(struct engine *e, struct err *err)
 static int open_steps(struct engine *e, struct err *err)
 {
 	int rc;
-	if ((rc = open_parts(e, err)) || (rc = fill_info(e, err)) || (rc = weights_load(e, err)) || (rc = alloc_scratch(e, err)))
+	if ((rc = open_parts(e, err)) || (rc = fill_info(e, err)) || (rc = weights_load(e, err)) ||
+	    (rc = alloc_scratch(e, err)))
 		return rc;
 	if (!e->rank && (rc = ranks_await(e, err)))
 		return rc;
@@ -387,7 +434,8 @@ int engine_open(const struct engine_opts *opts, struct engine **ret_e, struct er
 	return engine_open_rank(opts, opts->progressed != NULL, NULL, ret_e, err);
 }
 
-int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp *tp, struct engine **ret_e, struct err *err)
+int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp *tp,
+                     struct engine **ret_e, struct err *err)
 {
 	int rc = check_opts(opts, err);
 	if (rc)
@@ -401,7 +449,7 @@ int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp
 	e->rank = tp ? tp_rank(tp) : 0;
 	e->opts.model_path = e->path = mem_strdup(opts->model_path);
 	rc = open_steps(e, err);
-	e->opts.backend = e->opts.variant = NULL;   /* the caller's, and not needed any more */
+	e->opts.backend = e->opts.variant = NULL; /* the caller's, and not needed any more */
 	if (rc)
 		engine_close(&e);
 	else
@@ -426,7 +474,7 @@ void engine_close(struct engine **ep)
 		e->ops->close(&e->dev);
 	}
 	if (!e->rank)
-		tp_destroy(&e->tp);    /* another rank's is its main's, which may have a reason to tell */
+		tp_destroy(&e->tp); /* another rank's is its main's, which may have a reason to tell */
 	fingerprint_end(&e->print, NULL);
 	if (e->src_open)
 		model_close(&e->src);
@@ -462,23 +510,30 @@ uint64_t engine_pulse(const struct engine *e)
 	return c.pulse;
 }
 
-/* --- board and KV pool ------------------------------------------------------------------------------------------------------------ */
+/* --- board and KV pool --------------------------------------------------- */
 
 int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err)
 {
 	if (e->board.host)
-		return err_set(err, ERR_EXISTS, "a progress board of %zu bytes is attached already", e->board.bytes);
+		return err_set(err, ERR_EXISTS, "a progress board of %zu bytes is attached already",
+		               e->board.bytes);
 	int rc = e->ops->mem_pin(e->dev, board, bytes, &e->board);
 	return rc ? engine_device_error(e, rc, "cannot pin the progress board", err) : 0;
 }
 
 static struct kern_kv_layer pool_layer(const struct engine *e, uint32_t blocks, uint32_t i)
 {
-	static const enum kern_dtype dtype[] = {[KV_BF16] = KERN_BF16, [KV_F16] = KERN_F16, [KV_F32] = KERN_F32, [KV_INT8] = KERN_I8, [KV_FP8] = KERN_F8};
+	static const enum kern_dtype dtype[] = {[KV_BF16] = KERN_BF16,
+	                                        [KV_F16] = KERN_F16,
+	                                        [KV_F32] = KERN_F32,
+	                                        [KV_INT8] = KERN_I8,
+	                                        [KV_FP8] = KERN_F8};
 	const struct kv_layout *l = &e->info.kv;
 	const struct model_conf *c = &e->conf;
 	struct kern_kv_layer kv = {
-		.base = kern_at(e->pool.dev, kv_piece_offset(l, blocks, i, 0) + e->shard.kv_heads.begin * (l->piece_bytes[i] / l->layer[i].heads)),
+		.base = kern_at(e->pool.dev,
+	                    kv_piece_offset(l, blocks, i, 0) +
+	                        e->shard.kv_heads.begin * (l->piece_bytes[i] / l->layer[i].heads)),
 		.block_stride_bytes = l->piece_bytes[i],
 		.kv_heads = c->mla.kv_rank ? 1 : e->shard.kv_heads.count,
 		.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim,
@@ -487,7 +542,8 @@ static struct kern_kv_layer pool_layer(const struct engine *e, uint32_t blocks, 
 		.dtype = dtype[l->type],
 		.layer = i,
 	};
-	CHECK(e->sim || (c->mla.kv_rank ? 1 : 2) * l->layer[i].heads * kern_kv_plane_bytes(&kv) == l->piece_bytes[i]);
+	CHECK(e->sim || (c->mla.kv_rank ? 1 : 2) * l->layer[i].heads * kern_kv_plane_bytes(&kv) ==
+	                    l->piece_bytes[i]);
 	return kv;
 }
 
@@ -502,13 +558,17 @@ int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err)
 int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 {
 	struct kern_info device;
-	e->pool.dev = e->own.dev;   /* for its addresses: nothing runs */
+	e->pool.dev = e->own.dev; /* for its addresses: nothing runs */
 	int rc = engine_use_pool(e, 1, err);
 	e->ops->info(e->dev, &device);
 	e->ops->program_destroy(&e->program);
 	e->pool.dev = (kern_ptr){0};
 	*ret_bytes = device.free_bytes;
-	return rc || device.free_bytes ? rc : err_set(err, ERR_IO, "the device does not say how much of its memory is free: set kv_memory_mb");
+	return rc || device.free_bytes
+	           ? rc
+	           : err_set(
+					 err, ERR_IO,
+					 "the device does not say how much of its memory is free: set kv_memory_mb");
 }
 
 int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err)
@@ -516,11 +576,14 @@ int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *
 	if (e->pool.dev.v)
 		return err_set(err, ERR_EXISTS, "there is a KV pool of %u blocks already", e->kv_blocks);
 	if (blocks < 1 || blocks == KV_BLOCK_NONE)
-		return err_set(err, ERR_INVALID, "KV pool of %u blocks, limits are 1 and %u", blocks, KV_BLOCK_NONE - 1);
+		return err_set(err, ERR_INVALID, "KV pool of %u blocks, limits are 1 and %u", blocks,
+		               KV_BLOCK_NONE - 1);
 	size_t bytes = e->info.kv.block_bytes * blocks;
 	int fd = -1, rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, bytes, &e->pool);
 	if (rc)
-		return engine_device_error(e, rc, "cannot make the KV pool (lower kv_blocks, kv_memory_mb or kv_memory_fraction)", err);
+		return engine_device_error(
+			e, rc, "cannot make the KV pool (lower kv_blocks, kv_memory_mb or kv_memory_fraction)",
+			err);
 	if ((rc = engine_use_pool(e, blocks, err)) || (e->tp && (rc = ranks_attach(e, blocks, err))))
 		return rc;
 	if (ret_fd && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))

@@ -28,7 +28,7 @@ int model_gguf_open(const char *path, struct model_conf *c, struct model_source 
 int model_hf_open(const char *path, struct model_conf *c, struct model_source *src,
                   struct err *err);
 
-/* --- GGUF: keys without the architecture's name in front ------------------------------------- */
+/* --- GGUF: keys without the architecture's name in front ----------------- */
 
 struct gguf_reader {
 	struct gguf *g;
@@ -41,24 +41,25 @@ struct gguf_reader {
 void meta_fail(struct gguf_reader *r, const char *key, double found, const char *expected);
 int meta_has(const struct gguf_reader *r, const char *key);
 /* min .. max; if `absent` is not within, the key must be there. */
-uint32_t meta_u32(struct gguf_reader *r, const char *key, uint32_t min, uint32_t max, uint32_t absent);
+uint32_t meta_u32(struct gguf_reader *r, const char *key, uint32_t min, uint32_t max,
+                  uint32_t absent);
 /* More than `above`, up to 1e30; if `absent` is not, the key must be there. */
 double meta_number(struct gguf_reader *r, const char *key, double above, double absent);
 int meta_bool(struct gguf_reader *r, const char *key, int absent);
 /* Experts, in the words that all families share. Which layers have them shows by their tensors. */
 void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scoring scoring_absent);
 
-/* --- config.json: null counts as absent, as in transformers ---------------------------------- */
+/* --- config.json: null counts as absent, as in transformers -------------- */
 
 struct hf_reader {
-	const char *path;   /* of the file */
+	const char *path; /* of the file */
 	struct err *err;
 	int rc;
 };
 
 const json_t *hf_get(const json_t *o, const char *key);
 void hf_fail(struct hf_reader *r, const char *key, const json_t *found, const char *fmt, ...)
-        __attribute__((format(printf, 4, 5)));
+	__attribute__((format(printf, 4, 5)));
 /* min .. max, or `absent` if there is none; hf_need_u32 fails if there is none. */
 uint32_t hf_may_u32(struct hf_reader *r, const json_t *o, const char *key, uint32_t min,
                     uint32_t max, uint32_t absent);
@@ -81,7 +82,7 @@ int hf_read_rope(struct hf_reader *r, const json_t *o, struct model_conf *c);
 #define DEEPSEEK_NORM_EPS 1e-20f
 void hf_deepseek_experts(struct hf_reader *r, const json_t *o, struct model_conf *c);
 
-/* --- rotary tables (model_rope.c) ------------------------------------------------------------ */
+/* --- rotary tables (model_rope.c) ---------------------------------------- */
 
 /* Frequencies base^(-2 i / dims); the others change what stands in r, yarn its scale as well. */
 void model_rope_default(struct model_rope *r, uint32_t dims, double base);
@@ -90,7 +91,7 @@ void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, doubl
                        double original);
 struct model_yarn {
 	double base, factor, original, beta_fast, beta_slow;
-	double attention_factor;                    /* on cos and sin */
+	double attention_factor; /* on cos and sin */
 	int truncate;
 };
 void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y);

@@ -8,7 +8,7 @@
 /* Of the two inner norms, whatever the model's own norms have. */
 #define INNER_NORM_EPS 1e-6f
 
-/* --- GGUF ------------------------------------------------------------------------------------ */
+/* --- GGUF ---------------------------------------------------------------- */
 
 /* YaRN's factor is squared in attention's scale instead of multiplying cos and sin; the files have
  * it as a multiplier of ln(factor). */
@@ -34,13 +34,13 @@ static void read_gguf(struct gguf_reader *r, struct model_conf *c)
 		.v = meta_u32(r, "attention.value_length_mla", 1, MODEL_HEAD_DIM_MAX, value),
 		.norm_eps = INNER_NORM_EPS,
 	};
-	c->kv_heads = c->heads;             /* files may say 1, of the cache */
+	c->kv_heads = c->heads; /* files may say 1, of the cache */
 	meta_experts(r, c, MODEL_SIGMOID);
 	c->experts.norm_eps = DEEPSEEK_NORM_EPS;
 	read_scale(r, c);
 }
 
-/* --- config.json ----------------------------------------------------------------------------- */
+/* --- config.json --------------------------------------------------------- */
 
 void hf_deepseek_experts(struct hf_reader *r, const json_t *o, struct model_conf *c)
 {

@@ -8,7 +8,7 @@ static void quirks(struct model_conf *c)
 {
 	c->act = KERN_GELU_TANH;
 	c->post_norms = 1;
-	c->norm_plus_one = c->source == MODEL_HF;   /* GGUF's converter has added it */
+	c->norm_plus_one = c->source == MODEL_HF; /* GGUF's converter has added it */
 	c->embed_scale = (float)sqrt((double)c->hidden);
 }
 

@@ -1,6 +1,6 @@
 /* family_gpt_oss.c - gpt-oss: every other layer sees a window, each head has a sink, experts have
- * biases and a clamped activation; published folders have them in MXFP4, with the rows of gate and up
- * taking turns in one tensor. */
+ * biases and a clamped activation; published folders have them in MXFP4, with the rows of gate and
+ * up taking turns in one tensor. */
 #include "engine/family.h"
 #include "format/safetensors.h"
 #include "util/mem.h"
@@ -8,14 +8,14 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { BLOCK = 32, CODES = BLOCK / 2 };     /* values of an MXFP4 block, and bytes of its codes */
+enum { BLOCK = 32, CODES = BLOCK / 2 }; /* values of an MXFP4 block, and bytes of its codes */
 
 static void quirks(struct model_conf *c)
 {
 	c->act = KERN_SWIGLU_CLAMPED;
 	c->attn_sinks = 1;
 	c->experts.bias = 1;
-	c->experts.normalise = 1;               /* softmax over the chosen logits is the same */
+	c->experts.normalise = 1; /* softmax over the chosen logits is the same */
 }
 
 static void read_gguf(struct gguf_reader *r, struct model_conf *c)
@@ -44,7 +44,7 @@ static void read_hf(struct hf_reader *r, const json_t *o, struct model_conf *c)
 	quirks(c);
 }
 
-/* --- experts of a folder -------------------------------------------------------------------- */
+/* --- experts of a folder ------------------------------------------------- */
 
 /* Finds the bytes of all experts: (experts, rows, blocks) and, of codes, (16). */
 static int find(const struct model_source *src, const char *name, uint32_t experts, uint32_t rows,
@@ -71,7 +71,8 @@ static void turn(unsigned char *out, const unsigned char *codes, unsigned char s
 	out[0] = scale;
 	for (unsigned i = 0; i < CODES; i++) {
 		unsigned shift = i % 2 * 4;
-		out[1 + i] = (unsigned char)((codes[i / 2] >> shift & 15) | (codes[i / 2 + 8] >> shift & 15) << 4);
+		out[1 + i] = (unsigned char)((codes[i / 2] >> shift & 15) | (codes[i / 2 + 8] >> shift & 15)
+		                                                                << 4);
 	}
 }
 
@@ -87,7 +88,8 @@ static int expert_get(const struct model_source *src, const struct model_conf *c
 	char name[96];
 	if (k % BLOCK)
 		return err_set(err, ERR_UNSUPPORTED,
-		               "%.160s: experts' rows: found %u elements, expected a multiple of %d", src->path, k, BLOCK);
+		               "%.160s: experts' rows: found %u elements, expected a multiple of %d",
+		               src->path, k, BLOCK);
 	snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%s_proj_blocks", layer, what);
 	if ((rc = find(src, name, c->experts.count, rows, blocks, CODES, &codes, err)))
 		return rc;
@@ -104,7 +106,7 @@ static int expert_get(const struct model_source *src, const struct model_conf *c
 	*ret = (struct model_tensor){.name = "experts", .dtype = KERN_MXFP4, .n = n, .k = k};
 	ret->data = ret->own = out;
 	ret->bytes = bytes;
-	if (part != MODEL_EXPERT_GATE) {       /* up comes next, from the same bytes */
+	if (part != MODEL_EXPERT_GATE) { /* up comes next, from the same bytes */
 		size_t all = (size_t)rows * blocks;
 		ret->made_of[0].data = codes + expert * all * CODES;
 		ret->made_of[0].bytes = all * CODES;
@@ -132,7 +134,7 @@ const struct family family_gpt_oss = {
 	.bias = {FAMILY_ALWAYS, FAMILY_ALWAYS, NULL},
 	.rope_base = 150000,
 	.names = {{MODEL_FFN_NORM, {[MODEL_GGUF] = "post_attention_norm"}},
-	          {MODEL_ROUTER, {[MODEL_HF] = "mlp.router"}}},
+              {MODEL_ROUTER, {[MODEL_HF] = "mlp.router"}}},
 	.read_gguf = read_gguf,
 	.read_hf = read_hf,
 	.expert_get = expert_get,

@@ -30,15 +30,15 @@ struct fingerprint {
 	pthread_t thread;
 	int has_thread;
 	_Atomic int stop;
-	struct model_entry *entry;   /* (n) in the file's order */
-	struct place *place;         /* (n) by address */
+	struct model_entry *entry; /* (n) in the file's order */
+	struct place *place;       /* (n) by address */
 	size_t n;
 	/* (n) whoever loads it has given pages of it back: then we give back what we touch */
 	_Atomic unsigned char *dropped;
 	unsigned char sum[32];
 };
 
-/* --- the description ------------------------------------------------------------ */
+/* --- the description ----------------------------------------------------- */
 
 /* Every number of it that changes a result, in words, so that no padding and no order of bytes is
  * in it. */
@@ -68,24 +68,22 @@ static void hash_conf(crypto_generichash_state *h, const struct model_conf *c)
 	hash_words(h, "more %.9g %.9g %d %d", c->residual_scale, c->logit_scale, c->attn_sinks,
 	           c->experts.bias);
 	for (uint32_t i = 0; i < c->layers; i++)
-		hash_words(h, "layer %u %u %u", c->layer[i].window, c->layer[i].rope,
-		           c->layer[i].experts);
+		hash_words(h, "layer %u %u %u", c->layer[i].window, c->layer[i].rope, c->layer[i].experts);
 	for (uint32_t i = 0; i < c->ropes; i++) {
 		hash_words(h, "rope %u %.9g", c->rope_dims, c->rope[i].scale);
 		crypto_generichash_update(h, (const unsigned char *)c->rope[i].inv_freq,
 		                          c->rope_dims / 2 * sizeof *c->rope[i].inv_freq);
 	}
 	if (x->count)
-		hash_words(h, "experts %u %u %u %u %u %u %d %d %d %.9g %.9g %.9g", x->count,
-		           x->active, x->ffn, x->shared_ffn, x->groups, x->top_groups,
-		           (int)x->scoring, x->correction, x->normalise, x->norm_min, x->norm_eps,
-		           x->scale);
+		hash_words(h, "experts %u %u %u %u %u %u %d %d %d %.9g %.9g %.9g", x->count, x->active,
+		           x->ffn, x->shared_ffn, x->groups, x->top_groups, (int)x->scoring, x->correction,
+		           x->normalise, x->norm_min, x->norm_eps, x->scale);
 	if (m->kv_rank)
-		hash_words(h, "mla %u %u %u %u %u %.9g", m->kv_rank, m->q_rank, m->nope, m->rope,
-		           m->v, m->norm_eps);
+		hash_words(h, "mla %u %u %u %u %u %.9g", m->kv_rank, m->q_rank, m->nope, m->rope, m->v,
+		           m->norm_eps);
 }
 
-/* --- tensors ------------------------------------------------------------ */
+/* --- tensors ------------------------------------------------------------- */
 
 /* The same values by AVX2 or AVX-512, of which baseline x86-64 gives a third of the speed: in a
  * libxxhash that was built with DISPATCH=1, as Debian's is. */
@@ -101,8 +99,9 @@ static void hash_all(crypto_generichash_state *h, const struct model_entry *e, v
 	XXH128_canonical_t sum;
 	if (!state)
 		check_fatal("out of memory for a hash's state");
-	XXH_errorcode (*update)(XXH3_state_t *, const void *, size_t) =
-		XXH3_128bits_update_dispatch ? XXH3_128bits_update_dispatch : XXH3_128bits_update;
+	XXH_errorcode (*update)(XXH3_state_t *, const void *,
+	                        size_t) = XXH3_128bits_update_dispatch ? XXH3_128bits_update_dispatch
+	                                                               : XXH3_128bits_update;
 	XXH3_128bits_reset(state);
 	for (size_t at = 0, n; at < e->bytes && !f->stop; at += n) {
 		n = e->bytes - at < WINDOW_BYTES ? e->bytes - at : WINDOW_BYTES;
@@ -125,8 +124,7 @@ static void hash_sample(crypto_generichash_state *h, const struct model_entry *e
 		return;
 	}
 	for (size_t i = 0; i < SAMPLE_PIECES; i++)
-		crypto_generichash_update(h,
-		                          p + (e->bytes - SAMPLE_PIECE) / (SAMPLE_PIECES - 1) * i,
+		crypto_generichash_update(h, p + (e->bytes - SAMPLE_PIECE) / (SAMPLE_PIECES - 1) * i,
 		                          SAMPLE_PIECE);
 	crypto_generichash_update(h, p + e->bytes - SAMPLE_PIECE, SAMPLE_PIECE);
 }
@@ -158,7 +156,7 @@ static void hash_model(const struct model_conf *conf, const struct model_source 
 	crypto_generichash_final(&h, sum, 32);
 }
 
-/* --- interface ------------------------------------------------------------ */
+/* --- interface ----------------------------------------------------------- */
 
 static void *hash_thread(void *arg)
 {
@@ -200,7 +198,7 @@ static void drop(struct fingerprint *f, const void *data, size_t bytes)
 	const struct place key = {.data = data}, *p = NULL;
 	p = f ? bsearch(&key, f->place, f->n, sizeof *p, place_holds) : NULL;
 	if (p)
-		f->dropped[p->entry] = 1;      /* before its pages go */
+		f->dropped[p->entry] = 1; /* before its pages go */
 	model_tensor_drop(&(struct model_tensor){.data = data, .bytes = bytes});
 }
 

@@ -1,9 +1,10 @@
 /* mla.c - multi-head latent attention: loading, and what a step does in its layers.
  *
- * A token's cache is its latent (kv_rank elements, normed) and the rotated part of the key that all heads share. Keys and values are never made
- * from it: a head's query, not rotated part, times the key part of kv_b is a query for the latent itself, and the weighted sum of latents
- * times the value part is the head's output. Prompt and decode do the same, so a row's bits depend on neither.
- * Errors are returned and name the tensor. */
+ * A token's cache is its latent (kv_rank elements, normed) and the rotated part of the key that all
+ * heads share. Keys and values are never made from it: a head's query, not rotated part, times the
+ * key part of kv_b is a query for the latent itself, and the weighted sum of latents times the
+ * value part is the head's output. Prompt and decode do the same, so a row's bits depend on
+ * neither. Errors are returned and name the tensor. */
 #include "engine/mla.h"
 #include "util/mem.h"
 
@@ -11,17 +12,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- loading ------------------------------------------------------------------------------------------------------------ */
+/* --- loading ------------------------------------------------------------- */
 
 /* Rows [first, first + n) of a matrix of single elements as (k, n). */
-static struct kern_weight *transposed_rows(struct loader *l, const struct model_tensor *t, uint32_t first, uint32_t n)
+static struct kern_weight *transposed_rows(struct loader *l, const struct model_tensor *t,
+                                           uint32_t first, uint32_t n)
 {
 	size_t size = kern_dtype_bytes(t->dtype, 1);
 	if (l->rc)
 		return NULL;
 	if (!size) {
-		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t->name,
-		                kern_dtype_name(t->dtype));
+		l->rc = err_set(l->err, ERR_UNSUPPORTED,
+		                "%.160s: tensor %s: found type %s, expected F32, F16 or BF16",
+		                l->e->src.path, t->name, kern_dtype_name(t->dtype));
 		return NULL;
 	}
 	unsigned char *out = mem_alloc((size_t)n * t->k * size);
@@ -29,7 +32,12 @@ static struct kern_weight *transposed_rows(struct loader *l, const struct model_
 	for (uint32_t r = 0; r < n; r++)
 		for (uint32_t i = 0; i < t->k; i++)
 			memcpy(out + ((size_t)i * n + r) * size, in + ((size_t)r * t->k + i) * size, size);
-	struct model_tensor turned = {.name = t->name, .dtype = t->dtype, .n = t->k, .k = n, .data = out, .bytes = (size_t)n * t->k * size};
+	struct model_tensor turned = {.name = t->name,
+	                              .dtype = t->dtype,
+	                              .n = t->k,
+	                              .k = n,
+	                              .data = out,
+	                              .bytes = (size_t)n * t->k * size};
 	struct kern_weight *w = load_rows(l, &turned, (struct tp_share){.begin = 0, .count = turned.n});
 	free(out);
 	return w;
@@ -45,13 +53,15 @@ static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 	for (uint32_t h = 0; h < m->heads && !l->rc; h++) {
 		uint32_t first = h * (d->nope + d->v);
 		m->key[h] = transposed_rows(l, &kv_b, first, d->nope);
-		m->value[h] = load_rows(l, &kv_b, (struct tp_share){.begin = first + d->nope, .count = d->v});
+		m->value[h] = load_rows(l, &kv_b,
+		                        (struct tp_share){.begin = first + d->nope, .count = d->v});
 	}
 	fingerprint_drop(l->e->print, &kv_b);
 }
 
 /* The same from a file that has them in two tensors, the keys' turned already. */
-static void load_parts(struct loader *l, uint32_t layer, struct kern_weight **w, int value, uint32_t rows)
+static void load_parts(struct loader *l, uint32_t layer, struct kern_weight **w, int value,
+                       uint32_t rows)
 {
 	struct engine *e = l->e;
 	struct model_tensor t;
@@ -102,7 +112,7 @@ void mla_free(struct engine *e, struct mla **mp)
 	*mp = NULL;
 }
 
-/* --- a step ------------------------------------------------------------------------------------------------------------- */
+/* --- a step -------------------------------------------------------------- */
 
 uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows)
 {
@@ -115,7 +125,8 @@ uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows)
 
 static void record_norm(struct recorder *r, struct kern_tensor x, kern_ptr w, uint32_t dim)
 {
-	record(r, (struct kern_op){.kind = KERN_OP_HEAD_NORM, .head_norm = {x, w, 1, dim, r->e->conf.mla.norm_eps}});
+	record(r, (struct kern_op){.kind = KERN_OP_HEAD_NORM,
+	                           .head_norm = {x, w, 1, dim, r->e->conf.mla.norm_eps}});
 }
 
 /* Queries of all heads, and latents, beside each other in qkv. */
@@ -127,11 +138,14 @@ static void project_in(struct recorder *r, uint32_t layer, struct kern_tensor kv
 	const struct scratch *s = &e->s;
 	uint32_t rank = e->conf.mla.q_rank;
 	struct kern_product q = {.w = rank ? m->q_a : w->q, .y = rank ? s->mla_q_a : s->qkv};
-	record(r, (struct kern_op){.kind = KERN_OP_MATMUL, .matmul = {.x = s->h, .products = 2, .p = {q, {.w = m->kv_a, .y = kv}}}});
+	record(r, (struct kern_op){
+				  .kind = KERN_OP_MATMUL,
+				  .matmul = {.x = s->h, .products = 2, .p = {q, {.w = m->kv_a, .y = kv}}}});
 	if (!rank)
 		return;
 	record_norm(r, s->mla_q_a, m->q_a_norm, rank);
-	record_project(r, s->qkv, s->mla_q_a, m->q_b, (kern_ptr){0}, (struct tp_share){.begin = 0, .count = e->conf.heads * e->conf.head_dim});
+	record_project(r, s->qkv, s->mla_q_a, m->q_b, (kern_ptr){0},
+	               (struct tp_share){.begin = 0, .count = e->conf.heads * e->conf.head_dim});
 }
 
 void mla_in(struct recorder *r, uint32_t layer)
@@ -143,9 +157,12 @@ void mla_in(struct recorder *r, uint32_t layer)
 	struct kern_tensor q = e->s.qkv, kv = columns(q, c->heads * c->head_dim);
 	project_in(r, layer, kv);
 	record_norm(r, kv, e->layer[layer].mla->kv_a_norm, d->kv_rank);
-	record(r, (struct kern_op){.kind = KERN_OP_ROPE, .rope = {columns(q, d->nope), *rope, c->heads, c->head_dim}});
-	record(r, (struct kern_op){.kind = KERN_OP_ROPE, .rope = {columns(kv, d->kv_rank), *rope, 1, d->rope}});
-	record(r, (struct kern_op){.kind = KERN_OP_KV_WRITE, .kv_write = {.kv = e->kv[layer], .k = kv}});
+	record(r, (struct kern_op){.kind = KERN_OP_ROPE,
+	                           .rope = {columns(q, d->nope), *rope, c->heads, c->head_dim}});
+	record(r, (struct kern_op){.kind = KERN_OP_ROPE,
+	                           .rope = {columns(kv, d->kv_rank), *rope, 1, d->rope}});
+	record(r,
+	       (struct kern_op){.kind = KERN_OP_KV_WRITE, .kv_write = {.kv = e->kv[layer], .k = kv}});
 }
 
 void mla_attention(struct recorder *r, uint32_t layer, struct kern_tensor qkv)
@@ -157,10 +174,18 @@ void mla_attention(struct recorder *r, uint32_t layer, struct kern_tensor qkv)
 	const struct scratch *s = &e->s;
 	for (uint32_t h = 0, n; h < c->heads; h += n) {
 		n = c->heads - h < e->mla_heads ? c->heads - h : e->mla_heads;
-		record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL, .heads_matmul = {s->mla_q, columns(qkv, h * c->head_dim), m->key + h, n, d->rope}});
+		record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL,
+		                           .heads_matmul = {s->mla_q, columns(qkv, h * c->head_dim),
+		                                            m->key + h, n, d->rope}});
 		record(r, (struct kern_op){.kind = KERN_OP_ATTENTION,
-		                           .attention = {.kv = e->kv[layer], .out = s->mla_out, .q = s->mla_q, .heads = n, .window = c->layer[layer].window,
+		                           .attention = {.kv = e->kv[layer],
+		                                         .out = s->mla_out,
+		                                         .q = s->mla_q,
+		                                         .heads = n,
+		                                         .window = c->layer[layer].window,
 		                                         .scale = c->attn_scale}});
-		record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL, .heads_matmul = {columns(s->att, h * d->v), s->mla_out, m->value + h, n, 0}});
+		record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL,
+		                           .heads_matmul = {columns(s->att, h * d->v), s->mla_out,
+		                                            m->value + h, n, 0}});
 	}
 }

@@ -1,19 +1,23 @@
-/* mla.h - multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1; the absorbed form of its appendix). */
+/* mla.h - multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1; the absorbed
+ * form of its appendix). */
 #ifndef ENGINE_MLA_H
 #define ENGINE_MLA_H
 
 #include "engine/record.h"
 #include "engine/weights.h"
 
-/* One layer's. Queries come by q_a, a norm, and q_b; or by the layer's q if the model has no rank for them. */
+/* One layer's. Queries come by q_a, a norm, and q_b; or by the layer's q if the model has no
+ * rank for them. */
 struct mla {
 	struct kern_weight *q_a, *q_b, *kv_a;
 	kern_ptr q_a_norm, kv_a_norm;
 	uint32_t heads;
-	struct kern_weight **key, **value;         /* (heads): the key part of kv_b transposed, (kv_rank, nope); its value part, (v, kv_rank) */
+	/* (heads): the key part of kv_b transposed, (kv_rank, nope); its value part, (v, kv_rank) */
+	struct kern_weight **key, **value;
 };
 
-/* NULL for a model without it, and on an error of the loader if it came before anything was loaded. */
+/* NULL for a model without it, and on an error of the loader if it came before anything was
+ * loaded. */
 struct mla *mla_load(struct loader *l, uint32_t layer);
 void mla_free(struct engine *e, struct mla **m);
 
@@ -22,7 +26,8 @@ static inline uint32_t mla_width(const struct model_conf *c)
 {
 	return c->mla.kv_rank + c->mla.rope;
 }
-/* Heads whose queries in the latent's space are held at a time, so that long prompts need no large scratch. */
+/* Heads whose queries in the latent's space are held at a time, so that long prompts need no
+ * large scratch. */
 uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows);
 
 /* From h of all rows to queries (in qkv) and the KV pool; from queries to att. */

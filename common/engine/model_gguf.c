@@ -1,12 +1,12 @@
-/* model_gguf.c - a GGUF file's metadata as a model description. Missing optional keys take the values that the format defines.
- * Errors are returned and name file and key. */
+/* model_gguf.c - a GGUF file's metadata as a model description. Missing optional keys take the
+ * values that the format defines. Errors are returned and name file and key. */
 #include "engine/family.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* --- values ------------------------------------------------------------------------------------------------------------- */
+/* --- values -------------------------------------------------------------- */
 
 static const char *key_of(const struct gguf_reader *r, const char *key, char out[128])
 {
@@ -30,7 +30,8 @@ static void check(struct gguf_reader *r, const char *key, int rc, int within, do
 	if (!r->rc && (rc == ERR_INVALID || (rc == ERR_NOTFOUND && !within)))
 		r->rc = err_set(r->err, rc == ERR_INVALID ? ERR_CORRUPT : rc,
 		                "%.160s: metadata %s: found %s, expected %s", gguf_path(r->g),
-		                key_of(r, key, full), rc == ERR_INVALID ? "another type or range" : "none", expected);
+		                key_of(r, key, full), rc == ERR_INVALID ? "another type or range" : "none",
+		                expected);
 	else if (!within)
 		meta_fail(r, key, found, expected);
 }
@@ -42,7 +43,8 @@ int meta_has(const struct gguf_reader *r, const char *key)
 	return gguf_get_u32(r->g, key_of(r, key, full), &v) != ERR_NOTFOUND;
 }
 
-uint32_t meta_u32(struct gguf_reader *r, const char *key, uint32_t min, uint32_t max, uint32_t absent)
+uint32_t meta_u32(struct gguf_reader *r, const char *key, uint32_t min, uint32_t max,
+                  uint32_t absent)
 {
 	char full[128], expected[60];
 	uint32_t v = absent;
@@ -71,11 +73,12 @@ int meta_bool(struct gguf_reader *r, const char *key, int absent)
 	return v;
 }
 
-/* --- sizes -------------------------------------------------------------------------------------------------------------- */
+/* --- sizes --------------------------------------------------------------- */
 
 static int read_sizes(struct gguf_reader *r, struct model_conf *c)
 {
-	static const char mla[] = "attention.key_length_mla";   /* where it is, key_length is the cache's */
+	/* where it is, key_length is the cache's */
+	static const char mla[] = "attention.key_length_mla";
 	static const char eps[] = "attention.layer_norm_rms_epsilon";
 	const char *key_length = meta_has(r, mla) ? mla : "attention.key_length";
 	c->layers = meta_u32(r, "block_count", 1, KV_LAYERS_MAX, 0);
@@ -107,9 +110,10 @@ static int refuse_others(struct gguf_reader *r, const struct model_conf *c)
 	return r->rc;
 }
 
-/* --- windows ------------------------------------------------------------------------------------------------------------ */
+/* --- windows ------------------------------------------------------------- */
 
-/* Which layers see the window: a list of flags, or a period whose last layer sees all; all do without one. */
+/* Which layers see the window: a list of flags, or a period whose last layer sees all; all do
+ * without one. */
 static int read_pattern(struct gguf_reader *r, struct model_conf *c, uint8_t *slides)
 {
 	static const char key[] = "attention.sliding_window_pattern";
@@ -143,29 +147,34 @@ static int read_windows(struct gguf_reader *r, struct model_conf *c)
 		return r->rc;
 	for (uint32_t i = 0; i < c->layers && window; i++)
 		if (slides[i])
-			c->layer[i] = (struct model_layer){.window = window, .rope = c->family->local_rope != 0};
+			c->layer[i] = (struct model_layer){.window = window,
+			                                   .rope = c->family->local_rope != 0};
 	return 0;
 }
 
-/* --- rotation ----------------------------------------------------------------------------------------------------------- */
+/* --- rotation ------------------------------------------------------------ */
 
-/* Llama 3.1 files carry their scaling as divisors of the frequencies, those with LongRoPE two lists of
- * them and the scale of cos and sin. */
+/* Llama 3.1 files carry their scaling as divisors of the frequencies, those with LongRoPE two lists
+ * of them and the scale of cos and sin. */
 static int read_divisors(struct gguf_reader *r, struct model_conf *c)
 {
-	static const char original[] = "rope.scaling.original_context_length", *name = "rope_freqs.weight";
+	static const char original[] = "rope.scaling.original_context_length",
+					  *name = "rope_freqs.weight";
 	if (model_has_tensor(r->src, "rope_factors_long.weight")) {
 		double length = meta_u32(r, original, 2, MODEL_CONTEXT_MAX, c->context);
 		double scale = model_rope_longrope_scale(c->context / length, length);
-		name = model_rope_is_long(c, length) ? "rope_factors_long.weight" : "rope_factors_short.weight";
+		name = model_rope_is_long(c, length) ? "rope_factors_long.weight"
+		                                     : "rope_factors_short.weight";
 		c->rope[0].scale = (float)meta_number(r, "rope.scaling.attn_factor", 0, scale);
 	}
 	const struct gguf_tensor *t = gguf_tensor_find(r->g, name);
 	if (!t || r->rc)
 		return r->rc;
 	if (t->ggml_type != 0 || t->bytes != c->rope_dims / 2 * sizeof(float))
-		return err_set(r->err, ERR_CORRUPT, "%.160s: tensor %s: found %zu bytes of %s, expected %u of F32",
-		               gguf_path(r->g), name, t->bytes, gguf_ggml_type_name(t->ggml_type), c->rope_dims / 2);
+		return err_set(r->err, ERR_CORRUPT,
+		               "%.160s: tensor %s: found %zu bytes of %s, expected %u of F32",
+		               gguf_path(r->g), name, t->bytes, gguf_ggml_type_name(t->ggml_type),
+		               c->rope_dims / 2);
 	const float *f = t->data;
 	for (uint32_t i = 0; i < c->rope_dims / 2; i++)
 		c->rope[0].inv_freq[i] = (float)((double)c->rope[0].inv_freq[i] / (double)f[i]);
@@ -175,7 +184,8 @@ static int read_divisors(struct gguf_reader *r, struct model_conf *c)
 static int read_yarn(struct gguf_reader *r, struct model_conf *c, double base, double factor)
 {
 	struct model_yarn y = {
-		.base = base, .factor = factor,
+		.base = base,
+		.factor = factor,
 		.original = meta_u32(r, "rope.scaling.original_context_length", 0, UINT32_MAX, c->context),
 		.beta_fast = meta_number(r, "rope.scaling.yarn_beta_fast", 0, 32),
 		.beta_slow = meta_number(r, "rope.scaling.yarn_beta_slow", 0, 1),
@@ -198,7 +208,8 @@ static int is_word(struct gguf_str s, const char *word)
 	return s.len == strlen(word) && memcmp(s.s, word, s.len) == 0;
 }
 
-/* Scaling is for the layers that see everything; those with a window have plain frequencies of their own base. */
+/* Scaling is for the layers that see everything; those with a window have plain frequencies of
+ * their own base. */
 static int read_rope(struct gguf_reader *r, struct model_conf *c)
 {
 	double base = meta_number(r, "rope.freq_base", 1, 10000);
@@ -212,7 +223,8 @@ static int read_rope(struct gguf_reader *r, struct model_conf *c)
 	model_rope_default(&c->rope[0], c->rope_dims, base);
 	if (c->ropes > 1)
 		model_rope_default(&c->rope[1], c->rope_dims, local);
-	int known = is_word(type, "none") || is_word(type, "linear") || is_word(type, "yarn") || is_word(type, "longrope");
+	int known = is_word(type, "none") || is_word(type, "linear") || is_word(type, "yarn") ||
+	            is_word(type, "longrope");
 	if (rc == ERR_INVALID || !known)
 		return err_set(r->err, ERR_UNSUPPORTED,
 		               "%.160s: metadata %s: found %.*s, expected none, linear, yarn or longrope",
@@ -225,7 +237,7 @@ static int read_rope(struct gguf_reader *r, struct model_conf *c)
 	return read_divisors(r, c);
 }
 
-/* --- experts ------------------------------------------------------------------------------------------------------------ */
+/* --- experts ------------------------------------------------------------- */
 
 void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scoring scoring_absent)
 {
@@ -244,7 +256,7 @@ void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scorin
 		.scale = (float)meta_number(r, "expert_weights_scale", 0, 1),
 	};
 	uint32_t scoring = meta_u32(r, "expert_gating_func", SOFTMAX, SIGMOID,
-	                                scoring_absent == MODEL_SIGMOID ? SIGMOID : SOFTMAX);
+	                            scoring_absent == MODEL_SIGMOID ? SIGMOID : SOFTMAX);
 	uint32_t shared = meta_u32(r, "expert_shared_count", 0, KERN_EXPERTS_MAX, 0);
 	x->scoring = scoring == SIGMOID ? MODEL_SIGMOID : MODEL_SOFTMAX;
 	shared = x->ffn > MODEL_FFN_MAX / (shared + 1) ? 0 : x->ffn * shared;
@@ -258,7 +270,7 @@ void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scorin
 	x->correction = *correction && model_has_tensor(r->src, correction);
 }
 
-/* --- the rest ------------------------------------------------------------------------------------------------------------- */
+/* --- the rest ------------------------------------------------------------ */
 
 static void add_eos(struct model_conf *c, uint32_t id)
 {
@@ -273,11 +285,14 @@ static int read_vocab(struct gguf_reader *r, struct model_conf *c)
 {
 	const struct gguf_tensor *embed = gguf_tensor_find(r->g, "token_embd.weight");
 	if (!embed || embed->dims != 2 || embed->ne[1] > UINT32_MAX)
-		return err_set(r->err, embed ? ERR_CORRUPT : ERR_NOTFOUND, "%.160s: tensor token_embd.weight: found %s, expected a matrix (vocabulary x %u)",
-		               gguf_path(r->g), embed ? "another shape" : "none", c->hidden);
+		return err_set(
+			r->err, embed ? ERR_CORRUPT : ERR_NOTFOUND,
+			"%.160s: tensor token_embd.weight: found %s, expected a matrix (vocabulary x %u)",
+			gguf_path(r->g), embed ? "another shape" : "none", c->hidden);
 	c->vocab = (uint32_t)embed->ne[1];
 	c->tied = !gguf_tensor_find(r->g, "output.weight");
-	static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+	static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+	                                   "tokenizer.ggml.eom_token_id"};
 	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
 		uint32_t id;
 		if (gguf_get_u32(r->g, keys[i], &id) == 0)
@@ -302,7 +317,8 @@ static int is_on(const struct model_source *src, const char *key, const char *te
 	return key && (!*key || model_has_tensor(src, tensor));
 }
 
-int model_gguf_open(const char *path, struct model_conf *c, struct model_source *src, struct err *err)
+int model_gguf_open(const char *path, struct model_conf *c, struct model_source *src,
+                    struct err *err)
 {
 	struct gguf *g = NULL;
 	int rc = gguf_open(path, &g, err);
@@ -313,7 +329,9 @@ int model_gguf_open(const char *path, struct model_conf *c, struct model_source 
 	struct gguf_str arch = {0};
 	rc = gguf_get_str(g, "general.architecture", &arch);
 	if (rc)
-		return err_set(err, ERR_CORRUPT, "%.160s: metadata general.architecture: found %s, expected a string", path, rc == ERR_NOTFOUND ? "none" : "another type");
+		return err_set(err, ERR_CORRUPT,
+		               "%.160s: metadata general.architecture: found %s, expected a string", path,
+		               rc == ERR_NOTFOUND ? "none" : "another type");
 	c->family = family_find(MODEL_GGUF, arch.s, arch.len, err);
 	if (!c->family) {
 		err_prefix(err, "%.160s", path);

@@ -1,8 +1,9 @@
-/* model_hf.c - a Hugging Face folder (config.json, generation_config.json, safetensors) as a model description.
+/* model_hf.c - a Hugging Face folder (config.json, generation_config.json, safetensors) as a model
+ * description.
  *
  * Keys of transformers 5 and those before are read alike. What is about rotation and windows is in
- * model_hf_rope.c. Every number is checked against its limits before it is used for anything. Errors
- * are returned and name file and key. */
+ * model_hf_rope.c. Every number is checked against its limits before it is used for anything.
+ * Errors are returned and name file and key. */
 #include "engine/family.h"
 #include "format/safetensors.h"
 #include "util/mem.h"
@@ -32,11 +33,14 @@ static int read_json(const char *path, int optional, json_t **ret, struct err *e
 	if (failed)
 		rc = err_set(err, ERR_IO, "%.200s: cannot read", path);
 	else if (n > CONFIG_MAX)
-		rc = err_set(err, ERR_CORRUPT, "%.200s: file: found more than %u bytes, expected at most that", path, CONFIG_MAX);
+		rc = err_set(err, ERR_CORRUPT,
+		             "%.200s: file: found more than %u bytes, expected at most that", path,
+		             CONFIG_MAX);
 	else
 		root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &je);
 	if (!rc && !json_is_object(root))
-		rc = err_set(err, ERR_CORRUPT, "%.200s: file: found no JSON object (%.80s), expected one", path, root ? "another value" : je.text);
+		rc = err_set(err, ERR_CORRUPT, "%.200s: file: found no JSON object (%.80s), expected one",
+		             path, root ? "another value" : je.text);
 	free(text);
 	if (rc)
 		json_decref(root);
@@ -45,17 +49,21 @@ static int read_json(const char *path, int optional, json_t **ret, struct err *e
 	return rc;
 }
 
-/* --- values ------------------------------------------------------------------------------------------------------------- */
+/* --- values -------------------------------------------------------------- */
 
 void hf_fail(struct hf_reader *r, const char *key, const json_t *found, const char *fmt, ...)
 {
-	char expected[120], *text = found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
+	char expected[120],
+		*text = found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII)
+	                  : NULL;
 	va_list ap;
 	va_start(ap, fmt);
 	vsnprintf(expected, sizeof expected, fmt, ap);
 	va_end(ap);
 	if (!r->rc)
-		r->rc = err_set(r->err, found ? ERR_CORRUPT : ERR_NOTFOUND, "%.160s: %s: found %.60s, expected %s", r->path, key, text ? text : "none", expected);
+		r->rc = err_set(r->err, found ? ERR_CORRUPT : ERR_NOTFOUND,
+		                "%.160s: %s: found %.60s, expected %s", r->path, key, text ? text : "none",
+		                expected);
 	free(text);
 }
 
@@ -65,7 +73,8 @@ const json_t *hf_get(const json_t *o, const char *key)
 	return json_is_null(v) ? NULL : v;
 }
 
-uint32_t hf_may_u32(struct hf_reader *r, const json_t *o, const char *key, uint32_t min, uint32_t max, uint32_t absent)
+uint32_t hf_may_u32(struct hf_reader *r, const json_t *o, const char *key, uint32_t min,
+                    uint32_t max, uint32_t absent)
 {
 	const json_t *v = hf_get(o, key);
 	if (r->rc || !v)
@@ -77,14 +86,16 @@ uint32_t hf_may_u32(struct hf_reader *r, const json_t *o, const char *key, uint3
 	return absent;
 }
 
-uint32_t hf_need_u32(struct hf_reader *r, const json_t *o, const char *key, uint32_t min, uint32_t max)
+uint32_t hf_need_u32(struct hf_reader *r, const json_t *o, const char *key, uint32_t min,
+                     uint32_t max)
 {
 	if (!hf_get(o, key))
 		hf_fail(r, key, NULL, "an integer, %u..%u", min, max);
 	return hf_may_u32(r, o, key, min, max, min);
 }
 
-double hf_may_number(struct hf_reader *r, const json_t *o, const char *key, double above, double absent)
+double hf_may_number(struct hf_reader *r, const json_t *o, const char *key, double above,
+                     double absent)
 {
 	const json_t *v = hf_get(o, key);
 	if (r->rc || !v)
@@ -125,7 +136,7 @@ void hf_expect(struct hf_reader *r, const json_t *o, const char *key, const char
 		hf_fail(r, key, v, "\"%s\"", word);
 }
 
-/* --- config.json -------------------------------------------------------------------------------------------------------- */
+/* --- config.json --------------------------------------------------------- */
 
 /* As config.json says, or as much as hidden_size leaves for each head. */
 static void read_head_dim(struct hf_reader *r, const json_t *o, struct model_conf *c)
@@ -138,7 +149,8 @@ static void read_head_dim(struct hf_reader *r, const json_t *o, struct model_con
 	if (c->head_dim)
 		return;
 	if (!r->rc && (c->hidden % c->heads || c->hidden / c->heads > MODEL_HEAD_DIM_MAX))
-		hf_fail(r, "head_dim", NULL, "one up to %u, as hidden_size %u over num_attention_heads %u gives none",
+		hf_fail(r, "head_dim", NULL,
+		        "one up to %u, as hidden_size %u over num_attention_heads %u gives none",
 		        MODEL_HEAD_DIM_MAX, c->hidden, c->heads);
 	c->head_dim = c->hidden / c->heads;
 }
@@ -160,7 +172,8 @@ static int read_sizes(struct hf_reader *r, const json_t *o, struct model_conf *c
 	c->mlp_bias = is_on(r, o, f->bias.mlp);
 	c->qk_norm = is_on(r, o, f->qk_norm);
 	if (!r->rc && c->heads % c->kv_heads)
-		hf_fail(r, "num_key_value_heads", hf_get(o, "num_key_value_heads"), "a divisor of num_attention_heads, %u", c->heads);
+		hf_fail(r, "num_key_value_heads", hf_get(o, "num_key_value_heads"),
+		        "a divisor of num_attention_heads, %u", c->heads);
 	read_head_dim(r, o, c);
 	return r->rc;
 }
@@ -168,7 +181,8 @@ static int read_sizes(struct hf_reader *r, const json_t *o, struct model_conf *c
 /* What would change the results and is not computed here. */
 static int refuse_others(struct hf_reader *r, const json_t *o)
 {
-	static const char *const off[] = {"attn_logit_softcapping", "final_logit_softcapping"}, *const no[] = {"use_bidirectional_attention"};
+	static const char *const off[] = {"attn_logit_softcapping", "final_logit_softcapping"},
+							 *const no[] = {"use_bidirectional_attention"};
 	for (size_t i = 0; i < sizeof off / sizeof *off; i++)
 		if (hf_get(o, off[i]))
 			hf_fail(r, off[i], hf_get(o, off[i]), "null");
@@ -180,8 +194,10 @@ static int refuse_others(struct hf_reader *r, const json_t *o)
 
 static int read_act(struct hf_reader *r, const json_t *o, const struct model_conf *c)
 {
-	static const char *const keys[] = {"hidden_act", "hidden_activation"}, *const names[] = {[KERN_SILU] = "silu", [KERN_GELU_TANH] = "gelu_pytorch_tanh",
-	                                                                                       [KERN_SWIGLU_CLAMPED] = "silu"};
+	static const char *const keys[] = {"hidden_act", "hidden_activation"},
+							 *const names[] = {[KERN_SILU] = "silu",
+	                                           [KERN_GELU_TANH] = "gelu_pytorch_tanh",
+	                                           [KERN_SWIGLU_CLAMPED] = "silu"};
 	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
 		const json_t *v = hf_get(o, keys[i]);
 		if (v && (!json_is_string(v) || strcmp(json_string_value(v), names[c->act]) != 0))
@@ -252,7 +268,8 @@ static void read_name(const char *folder, struct model_conf *c)
 	size_t from = n;
 	while (from > 0 && folder[from - 1] != '/')
 		from--;
-	snprintf(c->name, sizeof c->name, "%.*s", (int)(n - from > 127 ? 127 : n - from), folder + from);
+	snprintf(c->name, sizeof c->name, "%.*s", (int)(n - from > 127 ? 127 : n - from),
+	         folder + from);
 }
 
 int model_hf_open(const char *path, struct model_conf *c, struct model_source *src, struct err *err)

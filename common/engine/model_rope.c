@@ -38,23 +38,26 @@ void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, doubl
  * them the two are mixed along a ramp over the pairs. */
 void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y)
 {
-	double low = dims * own_log(y->original / (2.0 * M_PI * y->beta_fast)) / (2.0 * own_log(y->base));
-	double high = dims * own_log(y->original / (2.0 * M_PI * y->beta_slow)) / (2.0 * own_log(y->base));
+	double low = dims * own_log(y->original / (2.0 * M_PI * y->beta_fast)) /
+	             (2.0 * own_log(y->base));
+	double high = dims * own_log(y->original / (2.0 * M_PI * y->beta_slow)) /
+	              (2.0 * own_log(y->base));
 	low = fmax(y->truncate ? floor(low) : low, 0);
 	high = fmin(y->truncate ? ceil(high) : high, (double)dims - 1);
 	if (low == high)
 		high += 0.001;
 	for (uint32_t i = 0; i < dims / 2; i++) {
-		double f = own_pow(y->base, -2.0 * i / dims), g = fmin(fmax((i - low) / (high - low), 0), 1);
+		double f = own_pow(y->base, -2.0 * i / dims),
+			   g = fmin(fmax((i - low) / (high - low), 0), 1);
 		r->inv_freq[i] = (float)((1.0 - g) * f + g * f / y->factor);
 	}
 	r->scale = (float)y->attention_factor;
 }
 
-/* LongRoPE (arXiv:2402.13753) has two lists of divisors, for contexts up to the original one and for
- * longer ones. The model's context decides, not a sequence's length: a sequence that grows past the
- * original length would leave keys behind that were rotated otherwise, and a row's bits would depend on
- * the rows around it. vLLM (max_model_len) and llama.cpp (n_ctx) decide so, too. */
+/* LongRoPE (arXiv:2402.13753) has two lists of divisors, for contexts up to the original one and
+ * for longer ones. The model's context decides, not a sequence's length: a sequence that grows past
+ * the original length would leave keys behind that were rotated otherwise, and a row's bits would
+ * depend on the rows around it. vLLM (max_model_len) and llama.cpp (n_ctx) decide so, too. */
 int model_rope_is_long(const struct model_conf *c, double original)
 {
 	return c->context > original;

@@ -1,10 +1,11 @@
-/* model_sim.c - the description of a model and a device for the simulated accelerator (backend "sim"): a libconfig file with the groups
- * `model` and `device`, as in etc/sim/.
+/* model_sim.c - the description of a model and a device for the simulated accelerator (backend
+ * "sim"): a libconfig file with the groups `model` and `device`, as in etc/sim/.
  *
- * The engine that comes out has the model's sizes and records its steps from them; only in the pool a token's K and V have eight bytes each.
- * What the operations cost goes to the device in struct sim_options. The fingerprint covers the group `model` alone, so that workers with
- * different devices may hand KV over.
- * An unknown key, a missing one, a wrong type and a value out of its range are returned as errors with file, line, key, value and range. */
+ * The engine that comes out has the model's sizes and records its steps from them; only in the pool
+ * a token's K and V have eight bytes each. What the operations cost goes to the device in struct
+ * sim_options. The fingerprint covers the group `model` alone, so that workers with different
+ * devices may hand KV over. An unknown key, a missing one, a wrong type and a value out of its
+ * range are returned as errors with file, line, key, value and range. */
 #include "engine/model_sim.h"
 #include "engine/family.h"
 
@@ -19,13 +20,37 @@
 #define REQUIRED NAN
 #define FILE_BYTES_MAX (1 << 20)
 
-static const struct family sim_family = {.name = {"sim", "sim"}, .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}};
+static const struct family sim_family = {.name = {"sim", "sim"},
+                                         .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}};
 
-/* Numbers of the file; `whole`: no fraction allowed. A fallback of 0 for params means: from the sizes. */
+/* Numbers of the file; `whole`: no fraction allowed. A fallback of 0 for params means: from the
+ * sizes. */
 enum key_id {
-	LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, PARAMS, ACTIVE_PARAMS, WEIGHT_BYTES, KV_BYTES, CONTEXT, VOCAB, SEED, EOS_RATE,
-	FIRST_OF_DEVICE, FLOPS = FIRST_OF_DEVICE, BANDWIDTH, LAUNCH_US, STEP_US, TP, EXCHANGE_US, LINK_BANDWIDTH, TIME_SCALE,
-	HANG_STEP, NUMBERS
+	LAYERS,
+	HIDDEN,
+	HEADS,
+	KV_HEADS,
+	HEAD_DIM,
+	FFN,
+	PARAMS,
+	ACTIVE_PARAMS,
+	WEIGHT_BYTES,
+	KV_BYTES,
+	CONTEXT,
+	VOCAB,
+	SEED,
+	EOS_RATE,
+	FIRST_OF_DEVICE,
+	FLOPS = FIRST_OF_DEVICE,
+	BANDWIDTH,
+	LAUNCH_US,
+	STEP_US,
+	TP,
+	EXCHANGE_US,
+	LINK_BANDWIDTH,
+	TIME_SCALE,
+	HANG_STEP,
+	NUMBERS
 };
 
 static const struct key {
@@ -68,17 +93,19 @@ struct file {
 	struct err *err;
 };
 
-__attribute__((format(printf, 3, 4))) static int wrong(struct file *f, const config_setting_t *s, const char *fmt, ...)
+__attribute__((format(printf, 3, 4))) static int wrong(struct file *f, const config_setting_t *s,
+                                                       const char *fmt, ...)
 {
 	char text[200];
 	va_list ap;
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	return err_set(f->err, ERR_INVALID, "%.160s:%u: %s", f->path, s ? (unsigned)config_setting_source_line(s) : 0, text);
+	return err_set(f->err, ERR_INVALID, "%.160s:%u: %s", f->path,
+	               s ? (unsigned)config_setting_source_line(s) : 0, text);
 }
 
-/* --- reading -------------------------------------------------------------------------------------------------------------- */
+/* --- reading ------------------------------------------------------------- */
 
 static int is_number(const config_setting_t *s)
 {
@@ -88,17 +115,20 @@ static int is_number(const config_setting_t *s)
 
 static double number_of(const config_setting_t *s)
 {
-	return config_setting_type(s) == CONFIG_TYPE_FLOAT ? config_setting_get_float(s) : (double)config_setting_get_int64(s);
+	return config_setting_type(s) == CONFIG_TYPE_FLOAT ? config_setting_get_float(s)
+	                                                   : (double)config_setting_get_int64(s);
 }
 
 static int read_number(struct file *f, const config_setting_t *s, enum key_id id)
 {
 	const struct key *k = &keys[id];
 	if (!is_number(s))
-		return wrong(f, s, "%s: expected a number, %.10g to %.10g %s", k->name, k->min, k->max, k->unit);
+		return wrong(f, s, "%s: expected a number, %.10g to %.10g %s", k->name, k->min, k->max,
+		             k->unit);
 	double v = number_of(s);
 	if (!(v >= k->min && v <= k->max) || (k->whole && v != floor(v)))
-		return wrong(f, s, "%s: found %.10g, expected a%s number, %.10g to %.10g %s", k->name, v, k->whole ? " whole" : "", k->min, k->max, k->unit);
+		return wrong(f, s, "%s: found %.10g, expected a%s number, %.10g to %.10g %s", k->name, v,
+		             k->whole ? " whole" : "", k->min, k->max, k->unit);
 	f->v[id] = v;
 	return 0;
 }
@@ -119,7 +149,8 @@ static int read_eos(struct file *f, const config_setting_t *s)
 		return wrong(f, s, "eos: expected up to 8 token ids: [ 2 ]");
 	for (int i = 0; i < n; i++) {
 		config_setting_t *e = config_setting_get_elem(s, (unsigned)i);
-		if (!is_number(e) || number_of(e) < 0 || number_of(e) >= keys[VOCAB].max || number_of(e) != floor(number_of(e)))
+		if (!is_number(e) || number_of(e) < 0 || number_of(e) >= keys[VOCAB].max ||
+		    number_of(e) != floor(number_of(e)))
 			return wrong(f, e, "eos: expected token ids, less than vocab");
 		f->eos[f->n_eos++] = (uint32_t)number_of(e);
 	}
@@ -138,7 +169,8 @@ static int read_check(struct file *f, const config_setting_t *s)
 static int read_key(struct file *f, const config_setting_t *s, int device)
 {
 	const char *name = config_setting_name(s);
-	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE); id++)
+	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE);
+	     id++)
 		if (strcmp(keys[id].name, name) == 0)
 			return read_number(f, s, (enum key_id)id);
 	if (!device && strcmp(name, "name") == 0)
@@ -154,15 +186,20 @@ static int read_group(struct file *f, const char *name, int device)
 {
 	config_setting_t *g = config_lookup(&f->cf, name);
 	if (!g || !config_setting_is_group(g))
-		return wrong(f, NULL, "group %s is missing: a simulated accelerator needs model = { ... }; device = { ... };", name);
+		return wrong(
+			f, NULL,
+			"group %s is missing: a simulated accelerator needs model = { ... }; device = { ... };",
+			name);
 	for (int i = 0; i < config_setting_length(g); i++) {
 		int rc = read_key(f, config_setting_get_elem(g, (unsigned)i), device);
 		if (rc)
 			return rc;
 	}
-	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE); id++)
+	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE);
+	     id++)
 		if (isnan(f->v[id]))
-			return wrong(f, g, "%s.%s is missing: expected %.10g to %.10g %s", name, keys[id].name, keys[id].min, keys[id].max, keys[id].unit);
+			return wrong(f, g, "%s.%s is missing: expected %.10g to %.10g %s", name, keys[id].name,
+			             keys[id].min, keys[id].max, keys[id].unit);
 	return 0;
 }
 
@@ -171,15 +208,20 @@ static int check_together(struct file *f)
 {
 	const double *v = f->v;
 	if (fmod(v[HEADS], v[KV_HEADS]) != 0)
-		return wrong(f, config_lookup(&f->cf, "model.kv_heads"), "model.kv_heads: found %.0f, expected a divisor of %.0f heads", v[KV_HEADS], v[HEADS]);
-	if (fmod(v[HEAD_DIM], 4) != 0)         /* the operations take no other */
+		return wrong(f, config_lookup(&f->cf, "model.kv_heads"),
+		             "model.kv_heads: found %.0f, expected a divisor of %.0f heads", v[KV_HEADS],
+		             v[HEADS]);
+	if (fmod(v[HEAD_DIM], 4) != 0) /* the operations take no other */
 		return wrong(f, config_lookup(&f->cf, "model.head_dim"),
 		             "model.head_dim: found %.0f, expected a multiple of 4", v[HEAD_DIM]);
 	for (uint32_t i = 0; i < f->n_eos; i++)
 		if (f->eos[i] >= v[VOCAB])
-			return wrong(f, config_lookup(&f->cf, "model.eos"), "model.eos: found %u, expected less than vocab, %.0f", f->eos[i], v[VOCAB]);
+			return wrong(f, config_lookup(&f->cf, "model.eos"),
+			             "model.eos: found %u, expected less than vocab, %.0f", f->eos[i],
+			             v[VOCAB]);
 	if (v[ACTIVE_PARAMS] > v[PARAMS])
-		return wrong(f, config_lookup(&f->cf, "model.active_params"), "model.active_params: found %.10g, expected at most params, %.10g",
+		return wrong(f, config_lookup(&f->cf, "model.active_params"),
+		             "model.active_params: found %.10g, expected at most params, %.10g",
 		             v[ACTIVE_PARAMS], v[PARAMS]);
 	return 0;
 }
@@ -190,24 +232,39 @@ static int read_file(struct file *f)
 	if (stat(f->path, &st))
 		return err_set(f->err, ERR_IO, "%.200s: %m", f->path);
 	if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
-		return err_set(f->err, ERR_INVALID, "%.160s: found %lld bytes, a description of a simulated accelerator is a file of at most %d",
+		return err_set(f->err, ERR_INVALID,
+		               "%.160s: found %lld bytes, a description of a simulated accelerator is a "
+		               "file of at most %d",
 		               f->path, (long long)st.st_size, FILE_BYTES_MAX);
 	if (!config_read_file(&f->cf, f->path))
-		return config_error_type(&f->cf) == CONFIG_ERR_FILE_IO ? err_set(f->err, ERR_IO, "%.200s: %m", f->path)
-		       : err_set(f->err, ERR_INVALID, "%.160s:%d: %s", f->path, config_error_line(&f->cf), config_error_text(&f->cf));
+		return config_error_type(&f->cf) == CONFIG_ERR_FILE_IO
+		           ? err_set(f->err, ERR_IO, "%.200s: %m", f->path)
+		           : err_set(f->err, ERR_INVALID, "%.160s:%d: %s", f->path,
+		                     config_error_line(&f->cf), config_error_text(&f->cf));
 	int rc = read_group(f, "model", 0);
 	return rc || (rc = read_group(f, "device", 1)) ? rc : check_together(f);
 }
 
-/* --- what it means -------------------------------------------------------------------------------------------------------- */
+/* --- what it means ------------------------------------------------------- */
 
 static void fill_conf(const struct file *f, struct model_conf *c)
 {
 	const double *v = f->v;
 	*c = (struct model_conf){
-		.family = &sim_family, .source = MODEL_HF, .layers = (uint32_t)v[LAYERS], .hidden = (uint32_t)v[HIDDEN], .heads = (uint32_t)v[HEADS],
-		.kv_heads = (uint32_t)v[KV_HEADS], .head_dim = (uint32_t)v[HEAD_DIM], .ffn = (uint32_t)v[FFN], .vocab = (uint32_t)v[VOCAB],
-		.context = (uint32_t)v[CONTEXT], .norm_eps = 1e-5f, .tied = 1, .rope_dims = (uint32_t)v[HEAD_DIM], .n_eos = f->n_eos,
+		.family = &sim_family,
+		.source = MODEL_HF,
+		.layers = (uint32_t)v[LAYERS],
+		.hidden = (uint32_t)v[HIDDEN],
+		.heads = (uint32_t)v[HEADS],
+		.kv_heads = (uint32_t)v[KV_HEADS],
+		.head_dim = (uint32_t)v[HEAD_DIM],
+		.ffn = (uint32_t)v[FFN],
+		.vocab = (uint32_t)v[VOCAB],
+		.context = (uint32_t)v[CONTEXT],
+		.norm_eps = 1e-5f,
+		.tied = 1,
+		.rope_dims = (uint32_t)v[HEAD_DIM],
+		.n_eos = f->n_eos,
 	};
 	snprintf(c->name, sizeof c->name, "%s", f->name[0] ? f->name : "simulated");
 	memcpy(c->eos, f->eos, sizeof c->eos);
@@ -220,18 +277,29 @@ static double layer_weights(const double *v)
 	return v[HIDDEN] * v[HEAD_DIM] * 2.0 * (v[HEADS] + v[KV_HEADS]) + 3.0 * v[HIDDEN] * v[FFN];
 }
 
-/* Where the file gives totals (experts), a recorded weight stands for more than one in memory, and for as many as are used of them. */
+/* Where the file gives totals (experts), a recorded weight stands for more than one in memory,
+ * and for as many as are used of them. */
 static void fill_options(const struct file *f, struct model_sim *m)
 {
-	const double *v = f->v, recorded = layer_weights(v) * v[LAYERS], params = v[PARAMS] > 0 ? v[PARAMS] : recorded;
+	const double *v = f->v, recorded = layer_weights(v) * v[LAYERS],
+				 params = v[PARAMS] > 0 ? v[PARAMS] : recorded;
 	m->params = (uint64_t)params;
 	m->options = (struct sim_options){
 		.weight_flops = 2.0 * (v[ACTIVE_PARAMS] > 0 ? v[ACTIVE_PARAMS] : params) / recorded,
 		.weight_bytes = v[WEIGHT_BYTES] * params / recorded,
-		.kv_bytes = v[KV_BYTES], .tp = (uint32_t)v[TP],
-		.flops = v[FLOPS], .bandwidth = v[BANDWIDTH], .link_bandwidth = v[LINK_BANDWIDTH],
-		.launch_us = v[LAUNCH_US], .exchange_us = v[EXCHANGE_US], .step_us = v[STEP_US], .time_scale = v[TIME_SCALE],
-		.seed = (uint64_t)v[SEED], .eos_rate = v[EOS_RATE], .n_eos = f->n_eos, .check_always = f->check_always,
+		.kv_bytes = v[KV_BYTES],
+		.tp = (uint32_t)v[TP],
+		.flops = v[FLOPS],
+		.bandwidth = v[BANDWIDTH],
+		.link_bandwidth = v[LINK_BANDWIDTH],
+		.launch_us = v[LAUNCH_US],
+		.exchange_us = v[EXCHANGE_US],
+		.step_us = v[STEP_US],
+		.time_scale = v[TIME_SCALE],
+		.seed = (uint64_t)v[SEED],
+		.eos_rate = v[EOS_RATE],
+		.n_eos = f->n_eos,
+		.check_always = f->check_always,
 		.hang_step = (uint64_t)v[HANG_STEP],
 	};
 	memcpy(m->options.eos, f->eos, sizeof m->options.eos);
@@ -250,7 +318,8 @@ static void fingerprint(const struct file *f, char hex[65])
 		crypto_generichash_update(&h, (const unsigned char *)text, (size_t)n + 1);
 	}
 	for (uint32_t i = 0; i < f->n_eos; i++) {
-		unsigned char b[4] = {(unsigned char)f->eos[i], (unsigned char)(f->eos[i] >> 8), (unsigned char)(f->eos[i] >> 16), (unsigned char)(f->eos[i] >> 24)};
+		unsigned char b[4] = {(unsigned char)f->eos[i], (unsigned char)(f->eos[i] >> 8),
+		                      (unsigned char)(f->eos[i] >> 16), (unsigned char)(f->eos[i] >> 24)};
 		crypto_generichash_update(&h, b, sizeof b);
 	}
 	crypto_generichash_final(&h, out, sizeof out);

@@ -1,8 +1,10 @@
-/* model_tokenizer.c - the tokenizer's part of a model's fingerprint, so that two workers with the same weights and other words for the ids are told apart.
+/* model_tokenizer.c - the tokenizer's part of a model's fingerprint, so that two workers with the
+ * same weights and other words for the ids are told apart.
  *
- * GGUF: what stands under tokenizer.ggml: names of model and pre-tokenizer, tokens, their kinds and scores, merges, the special ids, whether text gets a space before it.
- * Hugging Face: the bytes of tokenizer.json.
- * What is missing counts as empty: a worker needs no tokenizer to run. Nothing here fails. */
+ * GGUF: what stands under tokenizer.ggml: names of model and pre-tokenizer, tokens, their kinds and
+ * scores, merges, the special ids, whether text gets a space before it. Hugging Face: the bytes of
+ * tokenizer.json. What is missing counts as empty: a worker needs no tokenizer to run. Nothing
+ * here fails. */
 #include "engine/model.h"
 #include "format/gguf.h"
 
@@ -40,7 +42,8 @@ static void add_kinds(crypto_generichash_state *h, const struct gguf *g)
 	const void *data;
 	size_t n = 0;
 	int prefix = 1;
-	if (gguf_get_array(g, "tokenizer.ggml.token_type", &type, &n, &data) == 0 && (type == GGUF_I32 || type == GGUF_U32))
+	if (gguf_get_array(g, "tokenizer.ggml.token_type", &type, &n, &data) == 0 &&
+	    (type == GGUF_I32 || type == GGUF_U32))
 		add(h, data, n * sizeof(uint32_t));
 	if (gguf_get_array(g, "tokenizer.ggml.scores", &type, &n, &data) == 0 && type == GGUF_F32)
 		add(h, data, n * sizeof(float));
@@ -51,7 +54,8 @@ static void add_kinds(crypto_generichash_state *h, const struct gguf *g)
 static void add_gguf(crypto_generichash_state *h, const struct gguf *g)
 {
 	static const char *const names[] = {"tokenizer.ggml.model", "tokenizer.ggml.pre"};
-	static const char *const ids[] = {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.unknown_token_id"};
+	static const char *const ids[] = {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
+	                                  "tokenizer.ggml.unknown_token_id"};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
 		struct gguf_str s = {"", 0};
 		gguf_get_str(g, names[i], &s);

@@ -1,20 +1,24 @@
-/* moe.c - layers whose feed-forward part is a mixture of experts: loading, and what a step does in them.
+/* moe.c - layers whose feed-forward part is a mixture of experts: loading, and what a step does in
+ * them.
  *
- * A row's experts are chosen by the router, which every rank computes whole. Each rank has its columns of every expert's gate and up and of
- * down, as of a dense layer's, so the bits do not depend on the number of ranks. The one that all rows pass (shared) comes first, the chosen
- * ones are added to it.
- * A missing tensor or a wrong shape is returned and names the tensor. */
+ * A row's experts are chosen by the router, which every rank computes whole. Each rank has its
+ * columns of every expert's gate and up and of down, as of a dense layer's, so the bits do not
+ * depend on the number of ranks. The one that all rows pass (shared) comes first, the chosen ones
+ * are added to it. A missing tensor or a wrong shape is returned and names the tensor. */
 #include "engine/moe.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 
-/* --- loading ------------------------------------------------------------------------------------------------------------ */
+/* --- loading ------------------------------------------------------------- */
 
-static struct kern_weight *expert_matrix(struct loader *l, enum model_expert_part part, uint32_t layer, uint32_t expert, struct tp_share rows)
+static struct kern_weight *expert_matrix(struct loader *l, enum model_expert_part part,
+                                         uint32_t layer, uint32_t expert, struct tp_share rows)
 {
 	struct model_tensor t;
-	if (l->rc || !load_found(l, model_expert_get(&l->e->src, &l->e->conf, part, layer, expert, &t, l->err), &t))
+	if (l->rc ||
+	    !load_found(l, model_expert_get(&l->e->src, &l->e->conf, part, layer, expert, &t, l->err),
+	                &t))
 		return NULL;
 	struct kern_weight *w = load_rows(l, &t, rows);
 	fingerprint_drop(l->e->print, &t);
@@ -46,13 +50,17 @@ struct moe *moe_load(struct loader *l, uint32_t layer)
 	if (!c->layer[layer].experts || l->rc)
 		return NULL;
 	if (c->mlp_bias) {
-		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: biases in the feed-forward part: found some, expected none beside experts", l->e->src.path);
+		l->rc = err_set(
+			l->err, ERR_UNSUPPORTED,
+			"%.160s: biases in the feed-forward part: found some, expected none beside experts",
+			l->e->src.path);
 		return NULL;
 	}
 	struct moe *m = mem_zalloc(sizeof *m);
 	m->router = load_matrix(l, MODEL_ROUTER, layer);
 	m->router_bias = load_bias(l, c->experts.bias, MODEL_ROUTER, layer);
-	if (c->experts.correction && !l->rc && load_found(l, model_correction_get(&l->e->src, c, layer, &t, l->err), &t))
+	if (c->experts.correction && !l->rc &&
+	    load_found(l, model_correction_get(&l->e->src, c, layer, &t, l->err), &t))
 		m->correction = load_vector(l, &t, 0.0f);
 	m->shared_gate = load_matrix(l, MODEL_SHARED_GATE, layer);
 	m->shared_up = load_matrix(l, MODEL_SHARED_UP, layer);
@@ -89,7 +97,7 @@ uint64_t moe_bytes(const struct engine *e, uint32_t layer)
 	return sum;
 }
 
-/* --- a step ------------------------------------------------------------------------------------------------------------- */
+/* --- a step -------------------------------------------------------------- */
 
 void moe_record(struct recorder *r, uint32_t layer)
 {
@@ -100,23 +108,39 @@ void moe_record(struct recorder *r, uint32_t layer)
 	const struct shard *own = &e->shard;
 	const struct scratch *s = &e->s;
 	const struct kern_router rule = {
-		.score = x->scoring == MODEL_SIGMOID ? KERN_SCORE_SIGMOID : KERN_SCORE_SOFTMAX, .experts = x->count, .used = x->active, .groups = x->groups,
-		.groups_used = x->top_groups, .bias = m->correction, .normalise = x->normalise, .norm_min = x->norm_min, .norm_add = x->norm_eps, .scale = x->scale,
+		.score = x->scoring == MODEL_SIGMOID ? KERN_SCORE_SIGMOID : KERN_SCORE_SOFTMAX,
+		.experts = x->count,
+		.used = x->active,
+		.groups = x->groups,
+		.groups_used = x->top_groups,
+		.bias = m->correction,
+		.normalise = x->normalise,
+		.norm_min = x->norm_min,
+		.norm_add = x->norm_eps,
+		.scale = x->scale,
 	};
-	record_project(r, s->route, s->h, m->router, m->router_bias, (struct tp_share){.begin = 0, .count = x->count});
-	record(r, (struct kern_op){.kind = KERN_OP_ROUTE, .route = {rule, s->route_ids, s->route_weights, s->route}});
+	record_project(r, s->route, s->h, m->router, m->router_bias,
+	               (struct tp_share){.begin = 0, .count = x->count});
+	record(r, (struct kern_op){.kind = KERN_OP_ROUTE,
+	                           .route = {rule, s->route_ids, s->route_weights, s->route}});
 	if (own->expert.count)
-		record(r, (struct kern_op){.kind = KERN_OP_EXPERTS_ACT,
-		                           .experts_act = {m->experts, s->route_ids, x->active, c->act, columns(s->expert_act, own->expert.begin), s->h}});
+		record(r,
+		       (struct kern_op){.kind = KERN_OP_EXPERTS_ACT,
+		                        .experts_act = {m->experts, s->route_ids, x->active, c->act,
+		                                        columns(s->expert_act, own->expert.begin), s->h}});
 	if (x->shared_ffn)
-		record_gated(r, s->act, own->shared, m->shared_gate, (kern_ptr){0}, m->shared_up, (kern_ptr){0});
+		record_gated(r, s->act, own->shared, m->shared_gate, (kern_ptr){0}, m->shared_up,
+		             (kern_ptr){0});
 	struct kern_gathered shared = gathered(s->act, 1, own->shared, 1);
-	record_gather(r, gathered(s->expert_act, x->active, own->expert, 1), x->shared_ffn ? &shared : NULL);
+	record_gather(r, gathered(s->expert_act, x->active, own->expert, 1),
+	              x->shared_ffn ? &shared : NULL);
 	if (x->shared_ffn)
 		record_project(r, s->sum, s->act, m->shared_down, (kern_ptr){0}, own->hidden);
 	if (own->hidden.count)
 		record(r, (struct kern_op){.kind = KERN_OP_EXPERTS_DOWN,
-		                           .experts_down = {m->experts, s->route_ids, s->route_weights, x->active, x->shared_ffn != 0, columns(s->sum, own->hidden.begin),
+		                           .experts_down = {m->experts, s->route_ids, s->route_weights,
+		                                            x->active, x->shared_ffn != 0,
+		                                            columns(s->sum, own->hidden.begin),
 		                                            s->expert_act}});
 	record_gather(r, gathered(s->sum, 1, own->hidden, 1), NULL);
 }

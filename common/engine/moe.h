@@ -7,11 +7,11 @@
 
 /* One layer's. Of gate, up and down this rank's columns; entries are NULL where it has none. */
 struct moe {
-	struct kern_weight *router;                /* (experts, hidden) */
-	kern_ptr router_bias;                      /* (experts) or 0 */
-	kern_ptr correction;                       /* (experts) or 0 */
+	struct kern_weight *router; /* (experts, hidden) */
+	kern_ptr router_bias;       /* (experts) or 0 */
+	kern_ptr correction;        /* (experts) or 0 */
 	struct kern_experts experts;
-	struct kern_weight *shared_gate, *shared_up, *shared_down;   /* NULL: none */
+	struct kern_weight *shared_gate, *shared_up, *shared_down; /* NULL: none */
 };
 
 /* NULL for a dense layer, and on an error of the loader if it came before anything was loaded. */

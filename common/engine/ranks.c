@@ -1,7 +1,9 @@
-/* ranks.c - an engine of several processes: how the work is shared out, the other ranks' start, and what they do (tp.h has the group itself).
+/* ranks.c - an engine of several processes: how the work is shared out, the other ranks' start, and
+ * what they do (tp.h has the group itself).
  *
- * Each rank opens the model's file by itself and keeps its part of every matrix. An error of any rank while it opens is returned by
- * engine_open of rank 0 in that rank's words; later ones fail the step and all that follow (engine_broken). */
+ * Each rank opens the model's file by itself and keeps its part of every matrix. An error of any
+ * rank while it opens is returned by engine_open of rank 0 in that rank's words; later ones fail
+ * the step and all that follow (engine_broken). */
 #include "engine/engine_impl.h"
 
 #include <signal.h>
@@ -12,8 +14,8 @@
 /* What a rank's engine is opened with. */
 struct rank_hello {
 	char model_path[4096], backend[16], variant[16], outline[65];
-	struct engine_opts opts;           /* all its pointers are NULL */
-	int32_t has_progress;              /* steps of the group tell of layers */
+	struct engine_opts opts; /* all its pointers are NULL */
+	int32_t has_progress;    /* steps of the group tell of layers */
 };
 
 unsigned ranks_threads(const struct engine_opts *o)
@@ -25,23 +27,35 @@ unsigned ranks_threads(const struct engine_opts *o)
 int ranks_check(struct engine *e, struct err *err)
 {
 	if (e->sim)
-		return err_set(err, ERR_INVALID, "tensor_parallel is %u: a simulated device has its own, `tp` in its description", e->opts.tp);
+		return err_set(
+			err, ERR_INVALID,
+			"tensor_parallel is %u: a simulated device has its own, `tp` in its description",
+			e->opts.tp);
 	if (e->opts.tp > e->ops->ranks_max)
-		return err_set(err, ERR_UNSUPPORTED, "tensor_parallel is %u: device %s works in groups of at most %u", e->opts.tp, e->ops->name, e->ops->ranks_max);
+		return err_set(err, ERR_UNSUPPORTED,
+		               "tensor_parallel is %u: device %s works in groups of at most %u", e->opts.tp,
+		               e->ops->name, e->ops->ranks_max);
 	if (e->conf.mla.kv_rank)
-		return err_set(err, ERR_UNSUPPORTED, "tensor_parallel is %u: %s keeps one latent for all heads, which ranks cannot share out", e->opts.tp,
-		               e->conf.family->name[e->conf.source]);
+		return err_set(err, ERR_UNSUPPORTED,
+		               "tensor_parallel is %u: %s keeps one latent for all heads, which ranks "
+		               "cannot share out",
+		               e->opts.tp, e->conf.family->name[e->conf.source]);
 	if (e->opts.tp > e->conf.kv_heads)
-		return err_set(err, ERR_INVALID, "tensor_parallel is %u, the model has %u KV heads: at most one rank for each", e->opts.tp, e->conf.kv_heads);
+		return err_set(
+			err, ERR_INVALID,
+			"tensor_parallel is %u, the model has %u KV heads: at most one rank for each",
+			e->opts.tp, e->conf.kv_heads);
 	if (strlen(e->path) >= sizeof((struct rank_hello *)0)->model_path)
-		return err_set(err, ERR_INVALID, "model path of %zu bytes, the limit is %zu", strlen(e->path), sizeof((struct rank_hello *)0)->model_path - 1);
+		return err_set(err, ERR_INVALID, "model path of %zu bytes, the limit is %zu",
+		               strlen(e->path), sizeof((struct rank_hello *)0)->model_path - 1);
 	return 0;
 }
 
 void ranks_share_out(struct engine *e)
 {
 	const struct model_conf *c = &e->conf;
-	unsigned rank = e->tp ? tp_rank(e->tp) : 0, ranks = e->opts.tp > 1 ? e->opts.tp : 1, group = c->heads / c->kv_heads;
+	unsigned rank = e->tp ? tp_rank(e->tp) : 0, ranks = e->opts.tp > 1 ? e->opts.tp : 1,
+			 group = c->heads / c->kv_heads;
 	e->shard = (struct shard){
 		.kv_heads = tp_share_of(c->kv_heads, 1, rank, ranks),
 		.heads = tp_share_of(c->heads, group, rank, ranks),
@@ -67,13 +81,16 @@ int ranks_start(struct engine *e, struct err *err)
 	snprintf(h.backend, sizeof h.backend, "%s", e->opts.backend ? e->opts.backend : "cpu");
 	snprintf(h.variant, sizeof h.variant, "%s", e->opts.variant ? e->opts.variant : "auto");
 	model_outline(&e->conf, &e->src, h.outline);
-	return tp_start(e->opts.tp, &sizes, &h, sizeof h, e->opts.broken, e->opts.broken_arg, &e->tp, err);
+	return tp_start(e->opts.tp, &sizes, &h, sizeof h, e->opts.broken, e->opts.broken_arg, &e->tp,
+	                err);
 }
 
 /* All ranks have loaded, or one says why not. */
 int ranks_await(struct engine *e, struct err *err)
 {
-	return !e->tp || !tp_meet(e->tp, TP_OPEN_LIMIT_S) ? 0 : err_set(err, ERR_IO, "%.300s", tp_why(e->tp));
+	return !e->tp || !tp_meet(e->tp, TP_OPEN_LIMIT_S)
+	           ? 0
+	           : err_set(err, ERR_IO, "%.300s", tp_why(e->tp));
 }
 
 /* What the other ranks are told of a pool; its descriptor follows. */
@@ -88,17 +105,20 @@ int ranks_attach(struct engine *e, uint32_t blocks, struct err *err)
 	if (rc)
 		return engine_device_error(e, rc, "cannot share the KV pool with the ranks", err);
 	tp_order(e->tp, TP_ATTACH, &pool, sizeof pool);
-	rc = tp_give_fd(e->tp, fd) || tp_meet(e->tp, TP_STEP_LIMIT_S) ? err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp)) : 0;
+	rc = tp_give_fd(e->tp, fd) || tp_meet(e->tp, TP_STEP_LIMIT_S)
+	         ? err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp))
+	         : 0;
 	close(fd);
 	return rc;
 }
 
-/* --- a rank's own program ----------------------------------------------------------------------------------------------- */
+/* --- a rank's own program ------------------------------------------------ */
 
 static void attach(struct engine *e, const struct rank_pool *pool)
 {
 	struct err err = {0};
-	int fd = tp_take_fd(e->tp), rc = fd < 0 ? err_set(&err, ERR_IO, "no descriptor of the KV pool has come") : 0;
+	int fd = tp_take_fd(e->tp),
+		rc = fd < 0 ? err_set(&err, ERR_IO, "no descriptor of the KV pool has come") : 0;
 	if (!rc && (rc = e->ops->mem_map(e->dev, fd, e->info.kv.block_bytes * pool->blocks, &e->pool)))
 		engine_device_error(e, rc, "cannot map the KV pool", &err);
 	if (!rc)
@@ -116,7 +136,8 @@ int engine_rank_main(int fd)
 	struct rank_hello h;
 	struct tp *tp = NULL;
 	struct engine *e = NULL;
-	/* signals of a terminal or a service manager go to all processes of a group; rank 0 decides when its ranks end */
+	/* signals of a terminal or a service manager go to all processes of a group; rank 0 decides
+	 * when its ranks end */
 	static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2};
 	for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
 		signal(ignored[i], SIG_IGN);

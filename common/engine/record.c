@@ -1,10 +1,12 @@
-/* record.c - the program of a step: one forward pass over a batch, by the device's operations alone.
+/* record.c - the program of a step: one forward pass over a batch, by the device's operations
+ * alone.
  *
- * In the last layer only the tail, the rows whose logits are wanted, goes on past the KV write; as each row is computed from itself alone (kernels.h), that
- * changes no bit.
- * With several ranks each records the same operations over its own heads and columns (struct shard). What the next product needs in whole lies in memory
- * that all see: written, then gathered, then read. A buffer is written again only after one more gathering than its readers': sum and att of a
- * layer, then act.  */
+ * In the last layer only the tail, the rows whose logits are wanted, goes on past the KV write; as
+ * each row is computed from itself alone (kernels.h), that changes no bit.
+ * With several ranks each records the same operations over its own heads and columns (struct
+ * shard). What the next product needs in whole lies in memory that all see: written, then gathered,
+ * then read. A buffer is written again only after one more gathering than its readers': sum and
+ * att of a layer, then act. */
 #include "engine/mla.h"
 #include "engine/moe.h"
 #include "util/mem.h"
@@ -27,13 +29,19 @@ struct kern_tensor columns(struct kern_tensor t, size_t from)
 	return t;
 }
 
-void record_project(struct recorder *r, struct kern_tensor y, struct kern_tensor x, const struct kern_weight *w, kern_ptr bias, struct tp_share own)
+void record_project(struct recorder *r, struct kern_tensor y, struct kern_tensor x,
+                    const struct kern_weight *w, kern_ptr bias, struct tp_share own)
 {
 	if (own.count)
-		record(r, (struct kern_op){.kind = KERN_OP_MATMUL, .matmul = {.x = x, .products = 1, .p = {{.w = w, .bias = bias, .y = columns(y, own.begin)}}}});
+		record(r, (struct kern_op){
+					  .kind = KERN_OP_MATMUL,
+					  .matmul = {.x = x,
+		                         .products = 1,
+		                         .p = {{.w = w, .bias = bias, .y = columns(y, own.begin)}}}});
 }
 
-struct kern_gathered gathered(struct kern_tensor x, uint32_t parts, struct tp_share share, uint32_t width)
+struct kern_gathered gathered(struct kern_tensor x, uint32_t parts, struct tp_share share,
+                              uint32_t width)
 {
 	return (struct kern_gathered){x, parts, share.total * width, share.unit * width, 0};
 }
@@ -52,25 +60,38 @@ static void gather_sum(struct recorder *r)
 	record_gather(r, gathered(r->e->s.sum, 1, r->e->shard.hidden, 1), NULL);
 }
 
-void record_gated(struct recorder *r, struct kern_tensor act, struct tp_share own, const struct kern_weight *gate, kern_ptr gate_bias,
-                  const struct kern_weight *up, kern_ptr up_bias)
+void record_gated(struct recorder *r, struct kern_tensor act, struct tp_share own,
+                  const struct kern_weight *gate, kern_ptr gate_bias, const struct kern_weight *up,
+                  kern_ptr up_bias)
 {
 	const struct scratch *s = &r->e->s;
 	struct kern_tensor to_gate = s->gate_up, to_up = columns(s->gate_up, own.count);
 	if (!own.count)
 		return;
-	record(r, (struct kern_op){.kind = KERN_OP_MATMUL, .matmul = {.x = s->h, .products = 2, .p = {{gate, gate_bias, to_gate}, {up, up_bias, to_up}}}});
-	record(r, (struct kern_op){.kind = KERN_OP_ACT_MUL, .act_mul = {columns(act, own.begin), to_gate, to_up, r->e->conf.act, own.count}});
+	record(r,
+	       (struct kern_op){.kind = KERN_OP_MATMUL,
+	                        .matmul = {.x = s->h,
+	                                   .products = 2,
+	                                   .p = {{gate, gate_bias, to_gate}, {up, up_bias, to_up}}}});
+	record(r, (struct kern_op){.kind = KERN_OP_ACT_MUL,
+	                           .act_mul = {columns(act, own.begin), to_gate, to_up, r->e->conf.act,
+	                                       own.count}});
 }
 
-static void record_norm(struct recorder *r, struct kern_tensor y, struct kern_tensor x, const struct kern_tensor *added, kern_ptr w)
+static void record_norm(struct recorder *r, struct kern_tensor y, struct kern_tensor x,
+                        const struct kern_tensor *added, kern_ptr w)
 {
 	const struct model_conf *c = &r->e->conf;
 	record(r, (struct kern_op){.kind = KERN_OP_NORM,
-	                           .norm = {.y = y, .x = x, .a = added ? *added : (struct kern_tensor){.ld = 0}, .w = w, .dim = c->hidden, .eps = c->norm_eps}});
+	                           .norm = {.y = y,
+	                                    .x = x,
+	                                    .a = added ? *added : (struct kern_tensor){.ld = 0},
+	                                    .w = w,
+	                                    .dim = c->hidden,
+	                                    .eps = c->norm_eps}});
 }
 
-/* --- a layer ------------------------------------------------------------------------------------------------------------ */
+/* --- a layer ------------------------------------------------------------- */
 
 /* Each rank looks up the tokens of its rows of the table. */
 static void record_embed(struct recorder *r)
@@ -78,14 +99,21 @@ static void record_embed(struct recorder *r)
 	struct engine *e = r->e;
 	float scale = e->conf.embed_scale;
 	struct kern_tensor y = e->tp ? e->s.sum : e->s.x;
-	if (e->embed)                  /* a rank may have no rows of a small table */
-		record(r, (struct kern_op){.kind = KERN_OP_EMBED, .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
-	record_gather(r, (struct kern_gathered){y, 1, e->conf.hidden, e->shard.vocab.unit, e->shard.vocab.total}, NULL);
+	if (e->embed) /* a rank may have no rows of a small table */
+		record(r,
+		       (struct kern_op){.kind = KERN_OP_EMBED,
+		                        .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
+	record_gather(
+		r, (struct kern_gathered){y, 1, e->conf.hidden, e->shard.vocab.unit, e->shard.vocab.total},
+		NULL);
 	if (e->tp || scale != 1.0f)
-		record(r, (struct kern_op){.kind = KERN_OP_SCALE, .scale = {.y = e->s.x, .x = y, .factor = scale, .dim = e->conf.hidden}});
+		record(r, (struct kern_op){
+					  .kind = KERN_OP_SCALE,
+					  .scale = {.y = e->s.x, .x = y, .factor = scale, .dim = e->conf.hidden}});
 }
 
-/* x += sum, normed itself first or scaled where the family does that; then h, what the next product reads. */
+/* x += sum, normed itself first or scaled where the family does that; then h, what the next
+ * product reads. */
 static void record_add_norm(struct recorder *r, struct kern_tensor x, kern_ptr post, kern_ptr next)
 {
 	const struct scratch *s = &r->e->s;
@@ -96,7 +124,10 @@ static void record_add_norm(struct recorder *r, struct kern_tensor x, kern_ptr p
 		add = &s->h;
 	}
 	if (c->residual_scale != 1.0f) {
-		record(r, (struct kern_op){.kind = KERN_OP_SCALE, .scale = {.y = s->h, .x = *add, .factor = c->residual_scale, .dim = c->hidden}});
+		record(r,
+		       (struct kern_op){
+				   .kind = KERN_OP_SCALE,
+				   .scale = {.y = s->h, .x = *add, .factor = c->residual_scale, .dim = c->hidden}});
 		add = &s->h;
 	}
 	record_norm(r, s->h, x, add, next);
@@ -105,7 +136,8 @@ static void record_add_norm(struct recorder *r, struct kern_tensor x, kern_ptr p
 static void record_head_norm(struct recorder *r, struct kern_tensor x, uint32_t heads, kern_ptr w)
 {
 	const struct model_conf *c = &r->e->conf;
-	record(r, (struct kern_op){.kind = KERN_OP_HEAD_NORM, .head_norm = {x, w, heads, c->head_dim, c->norm_eps}});
+	record(r, (struct kern_op){.kind = KERN_OP_HEAD_NORM,
+	                           .head_norm = {x, w, heads, c->head_dim, c->norm_eps}});
 }
 
 static void record_qkv(struct recorder *r, uint32_t l)
@@ -114,15 +146,22 @@ static void record_qkv(struct recorder *r, uint32_t l)
 	const struct model_conf *c = &e->conf;
 	const struct layer *w = &e->layer[l];
 	uint32_t heads = e->shard.heads.count, kv_heads = e->shard.kv_heads.count;
-	struct kern_tensor q = e->s.qkv, k = columns(q, heads * c->head_dim), v = columns(k, kv_heads * c->head_dim);
+	struct kern_tensor q = e->s.qkv, k = columns(q, heads * c->head_dim),
+					   v = columns(k, kv_heads * c->head_dim);
 	record(r, (struct kern_op){.kind = KERN_OP_MATMUL,
-	                           .matmul = {.x = e->s.h, .products = 3, .p = {{w->q, w->q_bias, q}, {w->k, w->k_bias, k}, {w->v, w->v_bias, v}}}});
+	                           .matmul = {.x = e->s.h,
+	                                      .products = 3,
+	                                      .p = {{w->q, w->q_bias, q},
+	                                            {w->k, w->k_bias, k},
+	                                            {w->v, w->v_bias, v}}}});
 	if (c->qk_norm) {
 		record_head_norm(r, q, heads, w->q_norm);
 		record_head_norm(r, k, kv_heads, w->k_norm);
 	}
 	/* the heads of k follow those of q: one operation turns both */
-	record(r, (struct kern_op){.kind = KERN_OP_ROPE, .rope = {q, e->rope[c->layer[l].rope], heads + kv_heads, c->head_dim}});
+	record(r,
+	       (struct kern_op){.kind = KERN_OP_ROPE,
+	                        .rope = {q, e->rope[c->layer[l].rope], heads + kv_heads, c->head_dim}});
 	record(r, (struct kern_op){.kind = KERN_OP_KV_WRITE, .kv_write = {e->kv[l], k, v}});
 }
 
@@ -134,7 +173,8 @@ static void record_progress(struct recorder *r, uint32_t l)
 }
 
 /* From the queries to the sum for the residual stream, which is added with the next norm. */
-static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x, struct kern_tensor qkv)
+static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x,
+                         struct kern_tensor qkv)
 {
 	struct engine *e = r->e;
 	const struct model_conf *c = &e->conf;
@@ -146,8 +186,13 @@ static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x, s
 		mla_attention(r, l, qkv);
 	else
 		record(r, (struct kern_op){.kind = KERN_OP_ATTENTION,
-		                           .attention = {.kv = e->kv[l], .out = columns(s->att, own->heads.begin * att), .q = qkv,
-		                                         .heads = own->heads.count, .window = c->layer[l].window, .scale = c->attn_scale, .sinks = w->sinks}});
+		                           .attention = {.kv = e->kv[l],
+		                                         .out = columns(s->att, own->heads.begin * att),
+		                                         .q = qkv,
+		                                         .heads = own->heads.count,
+		                                         .window = c->layer[l].window,
+		                                         .scale = c->attn_scale,
+		                                         .sinks = w->sinks}});
 	record_gather(r, gathered(s->att, 1, own->heads, att), NULL);
 	record_project(r, s->sum, s->att, w->o, w->o_bias, own->hidden);
 	gather_sum(r);
@@ -162,7 +207,7 @@ static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x, s
 	gather_sum(r);
 }
 
-/* --- the whole ---------------------------------------------------------------------------------------------------------- */
+/* --- the whole ----------------------------------------------------------- */
 
 /* The last layer past its KV write, for the tail alone; then the head. */
 static void record_tail(struct recorder *r)
@@ -172,13 +217,17 @@ static void record_tail(struct recorder *r)
 	const struct scratch *s = &e->s;
 	uint32_t last = c->layers - 1;
 	r->rows = KERN_ROWS_TAIL;
-	record(r, (struct kern_op){.kind = KERN_OP_GATHER_ROWS, .gather_rows = {s->tail_x, s->x, c->hidden}});
-	record(r, (struct kern_op){.kind = KERN_OP_GATHER_ROWS, .gather_rows = {s->tail_qkv, s->qkv, engine_qkv_width(e)}});
+	record(r, (struct kern_op){.kind = KERN_OP_GATHER_ROWS,
+	                           .gather_rows = {s->tail_x, s->x, c->hidden}});
+	record(r, (struct kern_op){.kind = KERN_OP_GATHER_ROWS,
+	                           .gather_rows = {s->tail_qkv, s->qkv, engine_qkv_width(e)}});
 	record_layer(r, last, s->tail_x, s->tail_qkv);
 	record_add_norm(r, s->tail_x, e->layer[last].ffn_post_norm, e->final_norm);
 	record_project(r, s->logits, s->h, e->head, (kern_ptr){0}, e->shard.vocab);
-	record_gather(r, gathered(s->logits, 1, e->shard.vocab, 1), NULL);      /* and no other rank reads this batch any more */
-	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE, .sample = {.logits = s->logits, .results = e->results.dev}});
+	/* and no other rank reads this batch any more */
+	record_gather(r, gathered(s->logits, 1, e->shard.vocab, 1), NULL);
+	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE,
+	                           .sample = {.logits = s->logits, .results = e->results.dev}});
 }
 
 static void record_step(struct recorder *r)

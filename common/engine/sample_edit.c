@@ -1,7 +1,9 @@
 /* sample_edit.c - see sample_edit.h.
  *
- * The different tokens so far stand in a compact list, found by a hash table of places in it; both are as large as they can become from the beginning (untouched pages
- * cost nothing), so a draw allocates nothing. An id beyond the vocabulary is skipped where it would be used. Nothing here fails. */
+ * The different tokens so far stand in a compact list, found by a hash table of places in it; both
+ * are as large as they can become from the beginning (untouched pages cost nothing), so a draw
+ * allocates nothing. An id beyond the vocabulary is skipped where it would be used. Nothing here
+ * fails. */
 #include "engine/sample_edit.h"
 #include "engine/draw.h"
 #include "util/mem.h"
@@ -9,23 +11,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct seen {                            /* as kern_draw.seen has them */
+struct seen { /* as kern_draw.seen has them */
 	uint32_t id;
-	uint32_t times;              /* in the answer; 0: only in the prompt */
+	uint32_t times; /* in the answer; 0: only in the prompt */
 };
 
 struct sample_edit {
 	struct sample_edit_opts o;
-	uint64_t *allowed;           /* ((vocab + 63) / 64); NULL: all */
-	int counts, prompt_counts;   /* are the answer's tokens counted, and the prompt's? */
-	uint32_t upto;               /* tokens that have been counted */
-	struct seen *seen;           /* (n_seen) */
+	uint64_t *allowed;         /* ((vocab + 63) / 64); NULL: all */
+	int counts, prompt_counts; /* are the answer's tokens counted, and the prompt's? */
+	uint32_t upto;             /* tokens that have been counted */
+	struct seen *seen;         /* (n_seen) */
 	uint32_t n_seen;
-	uint32_t *slot;              /* (mask + 1) place in seen + 1; 0: empty */
+	uint32_t *slot; /* (mask + 1) place in seen + 1; 0: empty */
 	uint32_t mask;
 };
 
-/* --- life -------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 static void make_table(struct sample_edit *e)
 {
@@ -47,7 +49,8 @@ static void make_allowed(struct sample_edit *e)
 
 struct sample_edit *sample_edit_new(const struct sample_edit_opts *o)
 {
-	int repeats = o->repetition != 0 && o->repetition != 1, counts = repeats || o->presence != 0 || o->frequency != 0;
+	int repeats = o->repetition != 0 && o->repetition != 1,
+		counts = repeats || o->presence != 0 || o->frequency != 0;
 	if (!counts && !o->min_tokens && !o->n_bias && !o->n_allowed && !o->n_bad)
 		return NULL;
 	struct sample_edit *e = mem_zalloc(sizeof *e);
@@ -73,7 +76,7 @@ void sample_edit_destroy(struct sample_edit **ep)
 	*ep = NULL;
 }
 
-/* --- counting ---------------------------------------------------------------------------------------------------------------- */
+/* --- counting ------------------------------------------------------------ */
 
 static struct seen *seen_of(struct sample_edit *e, uint32_t id)
 {
@@ -87,7 +90,8 @@ static struct seen *seen_of(struct sample_edit *e, uint32_t id)
 }
 
 /* Tokens beyond what the table was made for, which nobody sends, are not counted. */
-static void count(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt_tokens, uint32_t n_tokens)
+static void count(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt_tokens,
+                  uint32_t n_tokens)
 {
 	uint32_t most = n_tokens < e->o.tokens_max ? n_tokens : e->o.tokens_max;
 	if (e->upto < prompt_tokens && !e->prompt_counts)
@@ -97,7 +101,7 @@ static void count(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt
 			seen_of(e, tokens[e->upto])->times += e->upto >= prompt_tokens;
 }
 
-/* --- lists ---------------------------------------------------------------------------------------------------------------- */
+/* --- lists --------------------------------------------------------------- */
 
 int sample_edit_bad_valid(const uint32_t *bad, size_t n)
 {
@@ -108,7 +112,8 @@ int sample_edit_bad_valid(const uint32_t *bad, size_t n)
 }
 
 /* The last token of each bad word of which the answer's end is the rest. */
-static void list_bad(const struct sample_edit *e, const uint32_t *answer, uint32_t n_answer, uint32_t *words, uint32_t *at)
+static void list_bad(const struct sample_edit *e, const uint32_t *answer, uint32_t n_answer,
+                     uint32_t *words, uint32_t *at)
 {
 	for (size_t i = 0; i < e->o.n_bad; i += 1 + (size_t)e->o.bad[i]) {
 		const uint32_t *word = e->o.bad + i + 1;
@@ -165,7 +170,8 @@ size_t sample_edit_words(struct sample_edit *e, const struct engine_draw *d, int
 	return words + (again ? 0 : 2 * (size_t)e->n_seen) + d->drafted;
 }
 
-void sample_edit_write(struct sample_edit *e, const struct engine_draw *d, const struct kern_draw *before, struct kern_draw *ret, uint32_t *words,
+void sample_edit_write(struct sample_edit *e, const struct engine_draw *d,
+                       const struct kern_draw *before, struct kern_draw *ret, uint32_t *words,
                        uint32_t *at)
 {
 	uint32_t begin = *at, answer = d->n_tokens - d->prompt_tokens;

@@ -1,7 +1,8 @@
-/* step.c - one step: the spans are checked, laid out as the program's batch, and the program is replayed.
+/* step.c - one step: the spans are checked, laid out as the program's batch, and the program is
+ * replayed.
  *
- * Nothing is written to the KV pool before every span has been checked. A bad span is the caller's error and is returned; so is a failure of the device or of
- * a rank. A step allocates nothing. */
+ * Nothing is written to the KV pool before every span has been checked. A bad span is the caller's
+ * error and is returned; so is a failure of the device or of a rank. A step allocates nothing. */
 #include "engine/engine_impl.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -9,7 +10,9 @@
 #include <string.h>
 
 enum {
-	SPAN_WORDS = sizeof(struct kern_span) / 4, PROGRESS_WORDS = sizeof(struct kern_progress) / 4, HEAD_WORDS = sizeof(struct kern_batch) / 4,
+	SPAN_WORDS = sizeof(struct kern_span) / 4,
+	PROGRESS_WORDS = sizeof(struct kern_progress) / 4,
+	HEAD_WORDS = sizeof(struct kern_batch) / 4,
 	DRAW_WORDS = sizeof(struct kern_draw) / 4
 };
 
@@ -20,33 +23,44 @@ static uint32_t wanted_rows(const struct engine_span *s)
 
 static uint32_t table_length(const struct engine *e, const struct engine_span *s)
 {
-	return (uint32_t)(((uint64_t)s->position + s->n + e->opts.block_tokens - 1) / e->opts.block_tokens);
+	return (uint32_t)(((uint64_t)s->position + s->n + e->opts.block_tokens - 1) /
+	                  e->opts.block_tokens);
 }
 
-/* --- checks ------------------------------------------------------------------------------------------------------------- */
+/* --- checks -------------------------------------------------------------- */
 
 /* The words of all layers. */
 static int on_board(const struct engine *e, const struct engine_span *s)
 {
-	uintptr_t at = (uintptr_t)s->progress - (uintptr_t)e->board.host, last = (e->info.layers - 1) * s->progress_stride * sizeof *s->progress;
-	return e->board.host && at % sizeof *s->progress == 0 && at < e->board.bytes && last < e->board.bytes - at;
+	uintptr_t at = (uintptr_t)s->progress - (uintptr_t)e->board.host,
+			  last = (e->info.layers - 1) * s->progress_stride * sizeof *s->progress;
+	return e->board.host && at % sizeof *s->progress == 0 && at < e->board.bytes &&
+	       last < e->board.bytes - at;
 }
 
-static int check_span(const struct engine *e, const struct engine_span *s, uint32_t index, struct err *err)
+static int check_span(const struct engine *e, const struct engine_span *s, uint32_t index,
+                      struct err *err)
 {
 	if (s->n < 1 || s->n > e->opts.max_rows)
-		return err_set(err, ERR_INVALID, "span %u: %u tokens, limits are 1 and %u", index, s->n, e->opts.max_rows);
+		return err_set(err, ERR_INVALID, "span %u: %u tokens, limits are 1 and %u", index, s->n,
+		               e->opts.max_rows);
 	if ((uint64_t)s->position + s->n > e->info.context)
-		return err_set(err, ERR_INVALID, "span %u: positions %u up to %llu, the model's context is %u", index, s->position,
-		               (unsigned long long)s->position + s->n - 1, e->info.context);
+		return err_set(err, ERR_INVALID,
+		               "span %u: positions %u up to %llu, the model's context is %u", index,
+		               s->position, (unsigned long long)s->position + s->n - 1, e->info.context);
 	for (uint32_t i = 0; i < s->n; i++)
 		if (s->tokens[i] >= e->info.vocab)
-			return err_set(err, ERR_INVALID, "span %u: token %u is id %u, the vocabulary has %u", index, i, s->tokens[i], e->info.vocab);
+			return err_set(err, ERR_INVALID, "span %u: token %u is id %u, the vocabulary has %u",
+			               index, i, s->tokens[i], e->info.vocab);
 	if (s->progress && (!e->has_progress || !on_board(e, s)))
-		return err_set(err, ERR_INVALID, "span %u: its progress words are not on the board of %zu bytes", index, e->board.bytes);
+		return err_set(err, ERR_INVALID,
+		               "span %u: its progress words are not on the board of %zu bytes", index,
+		               e->board.bytes);
 	for (uint32_t i = 0; i < table_length(e, s); i++)
 		if (s->blocks[i] >= e->kv_blocks)
-			return err_set(err, ERR_INVALID, "span %u: entry %u of the block table is block %u, the pool has %u", index, i, s->blocks[i], e->kv_blocks);
+			return err_set(err, ERR_INVALID,
+			               "span %u: entry %u of the block table is block %u, the pool has %u",
+			               index, i, s->blocks[i], e->kv_blocks);
 	return 0;
 }
 
@@ -58,19 +72,22 @@ static size_t list_words(const struct engine *e, const struct engine_span *s)
 	return words;
 }
 
-static int check_draws(const struct engine *e, const struct engine_span *s, uint32_t index, struct err *err)
+static int check_draws(const struct engine *e, const struct engine_span *s, uint32_t index,
+                       struct err *err)
 {
 	size_t words = e->listed[index] = list_words(e, s);
 	for (uint32_t i = 0; s->draws && i < wanted_rows(s); i++) {
 		const struct engine_draw *d = &s->draws[i];
 		if (d->score && d->id >= e->info.vocab)
-			return err_set(err, ERR_INVALID, "span %u: the score of id %u, the vocabulary has %u", index, d->id, e->info.vocab);
+			return err_set(err, ERR_INVALID, "span %u: the score of id %u, the vocabulary has %u",
+			               index, d->id, e->info.vocab);
 		if ((d->params ? d->params->logprobs : d->logprobs) > KERN_TOP_MAX)
-			return err_set(err, ERR_INVALID, "span %u: %d alternatives, the limit is %d", index, d->params ? d->params->logprobs : d->logprobs,
-			               KERN_TOP_MAX);
+			return err_set(err, ERR_INVALID, "span %u: %d alternatives, the limit is %d", index,
+			               d->params ? d->params->logprobs : d->logprobs, KERN_TOP_MAX);
 	}
 	if (words > e->list_words)
-		return err_set(err, ERR_INVALID, "span %u: its draws list %zu words, the limit is %u", index, words, e->list_words);
+		return err_set(err, ERR_INVALID, "span %u: its draws list %zu words, the limit is %u",
+		               index, words, e->list_words);
 	return 0;
 }
 
@@ -80,7 +97,8 @@ struct totals {
 	size_t lists;
 };
 
-static void add_span(const struct engine *e, const struct engine_span *s, size_t listed, struct totals *t)
+static void add_span(const struct engine *e, const struct engine_span *s, size_t listed,
+                     struct totals *t)
 {
 	t->rows += s->n;
 	t->logits += wanted_rows(s);
@@ -88,13 +106,15 @@ static void add_span(const struct engine *e, const struct engine_span *s, size_t
 	t->lists += listed;
 }
 
-static int check_step(const struct engine *e, const struct engine_span *spans, uint32_t n, struct err *err)
+static int check_step(const struct engine *e, const struct engine_span *spans, uint32_t n,
+                      struct err *err)
 {
 	struct totals t = {0};
 	if (!e->program)
 		return err_set(err, ERR_INVALID, "no KV pool is attached");
 	if (n < 1 || n > e->opts.max_spans)
-		return err_set(err, ERR_INVALID, "%u spans in one step, limits are 1 and %u", n, e->opts.max_spans);
+		return err_set(err, ERR_INVALID, "%u spans in one step, limits are 1 and %u", n,
+		               e->opts.max_spans);
 	for (uint32_t i = 0; i < n; i++) {
 		int rc = check_span(e, &spans[i], i, err);
 		if (rc || (rc = check_draws(e, &spans[i], i, err)))
@@ -102,15 +122,18 @@ static int check_step(const struct engine *e, const struct engine_span *spans, u
 		add_span(e, &spans[i], e->listed[i], &t);
 	}
 	if (t.rows > e->opts.max_rows)
-		return err_set(err, ERR_INVALID, "%llu tokens in one step, the limit is %u", (unsigned long long)t.rows, e->opts.max_rows);
+		return err_set(err, ERR_INVALID, "%llu tokens in one step, the limit is %u",
+		               (unsigned long long)t.rows, e->opts.max_rows);
 	if (t.logits > e->opts.max_logits)
-		return err_set(err, ERR_INVALID, "%llu rows of logits in one step, the limit is %u", (unsigned long long)t.logits, e->opts.max_logits);
+		return err_set(err, ERR_INVALID, "%llu rows of logits in one step, the limit is %u",
+		               (unsigned long long)t.logits, e->opts.max_logits);
 	if (t.table > e->opts.max_table)
-		return err_set(err, ERR_INVALID, "%llu block table entries in one step, the limit is %u", (unsigned long long)t.table, e->opts.max_table);
+		return err_set(err, ERR_INVALID, "%llu block table entries in one step, the limit is %u",
+		               (unsigned long long)t.table, e->opts.max_table);
 	return 0;
 }
 
-/* --- the batch ---------------------------------------------------------------------------------------------------------- */
+/* --- the batch ----------------------------------------------------------- */
 
 /* How much of the batch is laid out. */
 struct layout {
@@ -136,17 +159,27 @@ static struct parts parts_of(const struct engine_span *spans, uint32_t n)
 	return p;
 }
 
-/* Where the parts lie, without a hole, so that a small step is a small batch. Lists of draws follow as they are written. */
+/* Where the parts lie, without a hole, so that a small step is a small batch. Lists of draws
+ * follow as they are written. */
 static void place(struct layout *l, const struct totals *t, uint32_t spans, const struct parts *p)
 {
 	struct kern_batch *b = l->b;
 	uint32_t at = HEAD_WORDS;
-	*b = (struct kern_batch){.rows = (uint32_t)t->rows, .spans = spans, .tail_rows = (uint32_t)t->logits, .tail_spans = p->tail_spans};
+	*b = (struct kern_batch){.rows = (uint32_t)t->rows,
+	                         .spans = spans,
+	                         .tail_rows = (uint32_t)t->logits,
+	                         .tail_spans = p->tail_spans};
 	const struct {
 		uint32_t *offset, words;
 	} parts[] = {
-		{&b->progress, p->progress ? spans * PROGRESS_WORDS : 0}, {&b->tokens, b->rows}, {&b->positions, b->rows}, {&b->slots, b->rows},
-		{&b->span, spans * SPAN_WORDS}, {&b->tail_index, b->tail_rows}, {&b->tail_span, p->tail_spans * SPAN_WORDS}, {&b->table, (uint32_t)t->table},
+		{&b->progress, p->progress ? spans * PROGRESS_WORDS : 0},
+		{&b->tokens, b->rows},
+		{&b->positions, b->rows},
+		{&b->slots, b->rows},
+		{&b->span, spans * SPAN_WORDS},
+		{&b->tail_index, b->tail_rows},
+		{&b->tail_span, p->tail_spans * SPAN_WORDS},
+		{&b->table, (uint32_t)t->table},
 		{&b->draws, p->draws ? b->tail_rows * DRAW_WORDS : 0},
 	};
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -165,26 +198,31 @@ static void put_span(struct layout *l, uint32_t at, uint32_t index, const struct
 	memcpy(l->words + at + index * SPAN_WORDS, span, sizeof *span);
 }
 
-static void add_rows(struct layout *l, const struct engine *e, const struct engine_span *s, uint32_t row)
+static void add_rows(struct layout *l, const struct engine *e, const struct engine_span *s,
+                     uint32_t row)
 {
 	uint32_t *words = l->words, per_block = e->opts.block_tokens;
 	memcpy(words + l->b->tokens + row, s->tokens, s->n * sizeof *s->tokens);
 	for (uint32_t i = 0; i < s->n; i++) {
 		uint32_t position = s->position + i;
 		words[l->b->positions + row + i] = position;
-		words[l->b->slots + row + i] = s->blocks[position / per_block] * per_block + position % per_block;
+		words[l->b->slots + row + i] = s->blocks[position / per_block] * per_block +
+		                               position % per_block;
 	}
 }
 
-static void add_progress(struct layout *l, const struct engine *e, const struct engine_span *s, uint32_t index)
+static void add_progress(struct layout *l, const struct engine *e, const struct engine_span *s,
+                         uint32_t index)
 {
 	struct kern_progress p = {.value = s->progress_value, .stride = s->progress_stride};
 	if (s->progress)
-		p.word = kern_at(e->board.dev, (size_t)((const unsigned char *)s->progress - (const unsigned char *)e->board.host));
+		p.word = kern_at(e->board.dev, (size_t)((const unsigned char *)s->progress -
+		                                        (const unsigned char *)e->board.host));
 	memcpy(l->words + l->b->progress + index * PROGRESS_WORDS, &p, sizeof p);
 }
 
-static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s, uint32_t row)
+static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s,
+                      uint32_t row)
 {
 	struct kern_draw k = {.ask = KERN_ASK_NOTHING, .carry = KERN_NO_CARRY};
 	for (uint32_t i = 0; i < wanted_rows(s); i++, row++) {
@@ -194,17 +232,23 @@ static void add_draws(struct layout *l, const struct engine *e, const struct eng
 	}
 }
 
-static void add_tail(struct layout *l, const struct engine_span *s, uint32_t end, uint32_t table, uint32_t *tail, uint32_t *tails)
+static void add_tail(struct layout *l, const struct engine_span *s, uint32_t end, uint32_t table,
+                     uint32_t *tail, uint32_t *tails)
 {
 	uint32_t wanted = wanted_rows(s);
 	for (uint32_t k = 0; k < wanted; k++)
 		l->words[l->b->tail_index + *tail + k] = end - wanted + k;
 	if (wanted)
-		put_span(l, l->b->tail_span, (*tails)++, &(struct kern_span){.row = *tail, .rows = wanted, .position = s->position + s->n - wanted, .table = table});
+		put_span(l, l->b->tail_span, (*tails)++,
+		         &(struct kern_span){.row = *tail,
+		                             .rows = wanted,
+		                             .position = s->position + s->n - wanted,
+		                             .table = table});
 	*tail += wanted;
 }
 
-static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t n, const struct totals *t)
+static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t n,
+                    const struct totals *t)
 {
 	struct layout l = {.words = e->batch.host, .b = e->batch.host};
 	struct parts parts = parts_of(spans, n);
@@ -215,7 +259,9 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
 		const struct engine_span *s = &spans[i];
 		uint32_t blocks = table_length(e, s);
 		add_rows(&l, e, s, row);
-		put_span(&l, l.b->span, i, &(struct kern_span){.row = row, .rows = s->n, .position = s->position, .table = table});
+		put_span(
+			&l, l.b->span, i,
+			&(struct kern_span){.row = row, .rows = s->n, .position = s->position, .table = table});
 		if (parts.progress)
 			add_progress(&l, e, s, i);
 		if (parts.draws)
@@ -227,7 +273,7 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
 	}
 }
 
-/* --- running ------------------------------------------------------------------------------------------------------------ */
+/* --- running ------------------------------------------------------------- */
 
 int engine_run(struct engine *e)
 {
@@ -256,8 +302,10 @@ static int step_error(struct engine *e, int kern_rc, struct err *err)
 	return err ? (err->code = ERR_IO) : ERR_IO;
 }
 
-/* How many of the spans, at least one, have draws that a batch holds; *ret is what these add up to. */
-static uint32_t count_fitting(const struct engine *e, const struct engine_span *spans, const size_t *listed, uint32_t n, struct totals *ret)
+/* How many of the spans, at least one, have draws that a batch holds; *ret is what these add up
+ * to. */
+static uint32_t count_fitting(const struct engine *e, const struct engine_span *spans,
+                              const size_t *listed, uint32_t n, struct totals *ret)
 {
 	uint32_t i = 0;
 	*ret = (struct totals){0};
@@ -267,7 +315,8 @@ static uint32_t count_fitting(const struct engine *e, const struct engine_span *
 }
 
 /* One pass over some of the spans, the first of which has its results from row `first` on. */
-static int run_pass(struct engine *e, struct engine_span *spans, uint32_t n, const struct totals *t, uint32_t first)
+static int run_pass(struct engine *e, struct engine_span *spans, uint32_t n, const struct totals *t,
+                    uint32_t first)
 {
 	uint32_t row = first;
 	lay_out(e, spans, n, t);
@@ -309,7 +358,9 @@ const float *engine_logits(struct engine *e, uint32_t row)
 	CHECK(row < e->tail_rows);
 	if (!e->copy)
 		e->copy = mem_array((size_t)e->opts.max_logits * e->info.vocab, sizeof *e->copy);
-	if (!e->copied && (e->ops->download(e->stream, e->copy, e->logits.dev, (size_t)e->tail_rows * e->info.vocab * sizeof *e->copy) || e->ops->sync(e->stream)))
+	if (!e->copied && (e->ops->download(e->stream, e->copy, e->logits.dev,
+	                                    (size_t)e->tail_rows * e->info.vocab * sizeof *e->copy) ||
+	                   e->ops->sync(e->stream)))
 		CHECK(!"the logits can be copied");
 	e->copied = e->tail_rows;
 	return e->copy + (size_t)row * e->info.vocab;

@@ -1,10 +1,11 @@
 /* tp.c - see tp.h.
  *
- * A meeting is a counter of those that have come and a generation that the last one raises; who waits spins briefly, then sleeps on the
- * generation. Orders are a second such word. All words are in the shared mapping, so the futexes are shared ones.
- * Rank 0 keeps a socket to each rank: its end of file tells either side that the other process is gone. A thread of rank 0 waits for that
- * (and so no wait of a step needs to look), one of each rank ends it at once.
- * Nothing in the mapping is read from outside this group of processes. */
+ * A meeting is a counter of those that have come and a generation that the last one raises; who
+ * waits spins briefly, then sleeps on the generation. Orders are a second such word. All words are
+ * in the shared mapping, so the futexes are shared ones. Rank 0 keeps a socket to each rank: its
+ * end of file tells either side that the other process is gone. A thread of rank 0 waits for that
+ * (and so no wait of a step needs to look), one of each rank ends it at once. Nothing in the
+ * mapping is read from outside this group of processes. */
 #include "engine/tp.h"
 #include "kernels/kernels.h"
 #include "util/clock.h"
@@ -38,25 +39,30 @@ struct tp_shared {
 	uint64_t magic, bytes;
 	uint32_t ranks;
 	struct tp_sizes sizes;
-	_Alignas(64) atomic_uint order_seq;      /* raised with each order */
+	_Alignas(64) atomic_uint order_seq; /* raised with each order */
 	enum tp_order order;
 	unsigned char order_data[TP_ORDER_BYTES];
-	_Alignas(64) atomic_uint generation;     /* of the meeting */
+	_Alignas(64) atomic_uint generation; /* of the meeting */
 	_Alignas(64) atomic_uint arrived;
-	atomic_uint failing, failed;             /* who writes `why`; it is written */
+	atomic_uint failing, failed; /* who writes `why`; it is written */
 	char why[320];
-	struct { _Alignas(64) atomic_uint met; } at[TP_RANKS_MAX];
+	struct {
+		_Alignas(64) atomic_uint met;
+	} at[TP_RANKS_MAX];
 };
 
-struct tp_child { pid_t pid; int fd; };
+struct tp_child {
+	pid_t pid;
+	int fd;
+};
 
 struct tp {
 	struct tp_shared *sh;
 	unsigned rank, ranks;
 	unsigned order_seen;
-	int fd;                          /* other ranks: to rank 0 */
-	struct tp_child child[TP_RANKS_MAX];     /* rank 0: of rank i, from 1 on */
-	int stop_fd;                     /* rank 0: ends the watcher */
+	int fd;                              /* other ranks: to rank 0 */
+	struct tp_child child[TP_RANKS_MAX]; /* rank 0: of rank i, from 1 on */
+	int stop_fd;                         /* rank 0: ends the watcher */
 	pthread_t watcher;
 	int watching;
 	tp_broken *broken;
@@ -75,7 +81,7 @@ struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsign
 	return (struct tp_share){begin, kern_share(total, unit, rank + 1, ranks) - begin, total, unit};
 }
 
-/* --- the mapping ---------------------------------------------------------------------------------------------------------- */
+/* --- the mapping --------------------------------------------------------- */
 
 static size_t part(size_t count)
 {
@@ -89,7 +95,8 @@ static size_t head_bytes(void)
 
 static size_t mapping_bytes(const struct tp_sizes *s)
 {
-	return head_bytes() + part(s->words) + part(s->att) + part(s->sum) + part(s->act) + part(s->logits);
+	return head_bytes() + part(s->words) + part(s->att) + part(s->sum) + part(s->act) +
+	       part(s->logits);
 }
 
 struct tp_view tp_view(const struct tp *tp)
@@ -109,7 +116,8 @@ static int map(struct tp *tp, int fd, size_t bytes, struct err *err)
 {
 	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (p == MAP_FAILED)
-		return err_set(err, ERR_NOMEM, "cannot map %zu bytes that the ranks share: %s", bytes, strerror(errno));
+		return err_set(err, ERR_NOMEM, "cannot map %zu bytes that the ranks share: %s", bytes,
+		               strerror(errno));
 	madvise(p, bytes, MADV_HUGEPAGE);
 	tp->sh = p;
 	return 0;
@@ -121,14 +129,17 @@ static int make_mapping(struct tp *tp, const struct tp_sizes *sizes, struct err 
 	int fd = memfd_create("pdserve-ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return err_set(err, ERR_IO, "cannot create the ranks' shared memory: %s", strerror(errno));
-	int rc = ftruncate(fd, (off_t)bytes) < 0 ? err_set(err, ERR_NOMEM, "cannot reserve %zu bytes for the ranks: %s", bytes, strerror(errno)) : 0;
+	int rc = ftruncate(fd, (off_t)bytes) < 0
+	             ? err_set(err, ERR_NOMEM, "cannot reserve %zu bytes for the ranks: %s", bytes,
+	                       strerror(errno))
+	             : 0;
 	if (!rc)
 		rc = map(tp, fd, bytes, err);
 	if (rc) {
 		close(fd);
 		return rc;
 	}
-	memset(tp->sh, 0, bytes);      /* touched now, not in the first steps */
+	memset(tp->sh, 0, bytes); /* touched now, not in the first steps */
 	tp->sh->magic = TP_MAGIC;
 	tp->sh->bytes = bytes;
 	tp->sh->ranks = tp->ranks;
@@ -136,7 +147,7 @@ static int make_mapping(struct tp *tp, const struct tp_sizes *sizes, struct err 
 	return fd;
 }
 
-/* --- waiting -------------------------------------------------------------------------------------------------------------- */
+/* --- waiting ------------------------------------------------------------- */
 
 static void sleep_on(atomic_uint *word, unsigned seen, const struct timespec *limit)
 {
@@ -153,7 +164,8 @@ static unsigned spin_while(const atomic_uint *word, unsigned seen)
 {
 	uint64_t until = 0;
 	unsigned v;
-	for (unsigned turn = 1; (v = atomic_load_explicit(word, memory_order_acquire)) == seen; turn++) {
+	for (unsigned turn = 1; (v = atomic_load_explicit(word, memory_order_acquire)) == seen;
+	     turn++) {
 #if defined(__x86_64__)
 		__builtin_ia32_pause();
 #endif
@@ -204,7 +216,8 @@ static void fail_late(struct tp *tp, unsigned n, unsigned limit_s)
 int tp_meet(struct tp *tp, unsigned limit_s)
 {
 	struct tp_shared *sh = tp->sh;
-	unsigned gen = atomic_load_explicit(&sh->generation, memory_order_acquire), n = atomic_fetch_add(&sh->at[tp->rank].met, 1) + 1;
+	unsigned gen = atomic_load_explicit(&sh->generation, memory_order_acquire),
+			 n = atomic_fetch_add(&sh->at[tp->rank].met, 1) + 1;
 	if (tp_why(tp))
 		return ERR_IO;
 	if (atomic_fetch_add_explicit(&sh->arrived, 1, memory_order_acq_rel) + 1 == tp->ranks) {
@@ -246,7 +259,7 @@ enum tp_order tp_await(struct tp *tp, void *data, size_t bytes)
 	return sh->order;
 }
 
-/* --- rank 0: the others' processes ------------------------------------------------------------------------------------------ */
+/* --- rank 0: the others' processes --------------------------------------- */
 
 /* The program stands beside this one, or in ../bin of it (tests, benchmarks). */
 static int find_program(char *path, size_t size, struct err *err)
@@ -263,7 +276,8 @@ static int find_program(char *path, size_t size, struct err *err)
 		if (access(path, X_OK) == 0)
 			return 0;
 	}
-	return err_set(err, ERR_NOTFOUND, "%.300spdrank: not found; tensor_parallel above 1 needs it", self);
+	return err_set(err, ERR_NOTFOUND, "%.300spdrank: not found; tensor_parallel above 1 needs it",
+	               self);
 }
 
 static int spawn(struct tp *tp, unsigned rank, const char *program, int theirs, struct err *err)
@@ -291,7 +305,8 @@ static int spawn(struct tp *tp, unsigned rank, const char *program, int theirs, 
 	return rc ? err_set(err, ERR_IO, "cannot start %.200s: %s", program, strerror(rc)) : 0;
 }
 
-static int start_rank(struct tp *tp, unsigned rank, const char *program, int memory, const void *hello, size_t bytes, struct err *err)
+static int start_rank(struct tp *tp, unsigned rank, const char *program, int memory,
+                      const void *hello, size_t bytes, struct err *err)
 {
 	int pair[2];
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
@@ -299,7 +314,9 @@ static int start_rank(struct tp *tp, unsigned rank, const char *program, int mem
 	tp->child[rank].fd = pair[0];
 	/* dup2 of a descriptor onto itself would leave it close-on-exec */
 	int theirs = pair[1] == RANK_FD ? fcntl(pair[1], F_DUPFD_CLOEXEC, RANK_FD + 1) : pair[1];
-	int rc = theirs < 0 ? err_set(err, ERR_IO, "no descriptor for rank %u: %s", rank, strerror(errno)) : spawn(tp, rank, program, theirs, err);
+	int rc = theirs < 0
+	             ? err_set(err, ERR_IO, "no descriptor for rank %u: %s", rank, strerror(errno))
+	             : spawn(tp, rank, program, theirs, err);
 	if (theirs >= 0 && theirs != pair[1])
 		close(theirs);
 	close(pair[1]);
@@ -355,8 +372,8 @@ static void *watch(void *arg)
 	return NULL;
 }
 
-int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, size_t hello_bytes, tp_broken *broken, void *broken_arg,
-             struct tp **ret_tp, struct err *err)
+int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, size_t hello_bytes,
+             tp_broken *broken, void *broken_arg, struct tp **ret_tp, struct err *err)
 {
 	char program[600];
 	if (ranks < 2 || ranks > TP_RANKS_MAX)
@@ -377,7 +394,8 @@ int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, si
 		rc = start_rank(tp, r, program, memory, hello, hello_bytes, err);
 	if (memory >= 0)
 		close(memory);
-	if (!rc && ((tp->stop_fd = eventfd(0, EFD_CLOEXEC)) < 0 || pthread_create(&tp->watcher, NULL, watch, tp)))
+	if (!rc && ((tp->stop_fd = eventfd(0, EFD_CLOEXEC)) < 0 ||
+	            pthread_create(&tp->watcher, NULL, watch, tp)))
 		rc = err_set(err, ERR_IO, "cannot watch the ranks: %s", strerror(errno));
 	tp->watching = !rc;
 	if (rc)
@@ -402,7 +420,7 @@ void tp_destroy(struct tp **tpp)
 		close(tp->stop_fd);
 	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++)
 		if (tp->child[r].fd >= 0)
-			close(tp->child[r].fd);          /* end of file: the rank ends */
+			close(tp->child[r].fd); /* end of file: the rank ends */
 	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++) {
 		char how[64];
 		if (tp->child[r].pid)
@@ -426,9 +444,10 @@ int tp_give_fd(struct tp *tp, int fd)
 	return 0;
 }
 
-/* --- the other ranks ---------------------------------------------------------------------------------------------------------- */
+/* --- the other ranks ----------------------------------------------------- */
 
-/* Rank 0's process is gone, or has closed the group: there is nothing left to do, and nobody to tell. */
+/* Rank 0's process is gone, or has closed the group: there is nothing left to do, and nobody to
+ * tell. */
 static void *lifeline(void *arg)
 {
 	const struct tp *tp = arg;
@@ -449,14 +468,19 @@ static int take_hello(struct tp *tp, void *hello, size_t hello_bytes, struct err
 	struct stat st;
 	int rc = 0;
 	if (n != (ssize_t)size || fds != 1)
-		rc = err_set(err, ERR_INVALID, "a hello of %zd bytes and %u descriptors, expected %zu and 1", n, fds, size);
+		rc = err_set(err, ERR_INVALID,
+		             "a hello of %zd bytes and %u descriptors, expected %zu and 1", n, fds, size);
 	else {
 		memcpy(&head, msg, sizeof head);
 		memcpy(hello, msg + sizeof head, hello_bytes);
 		if (head.ranks < 2 || head.ranks > TP_RANKS_MAX || !head.rank || head.rank >= head.ranks)
-			rc = err_set(err, ERR_INVALID, "rank %u of %u, limits are 1 and %d", head.rank, head.ranks, TP_RANKS_MAX - 1);
-		else if (fstat(memory, &st) < 0 || (uint64_t)st.st_size != head.bytes || head.bytes < head_bytes())
-			rc = err_set(err, ERR_INVALID, "shared memory of another size than the %llu bytes that were said", (unsigned long long)head.bytes);
+			rc = err_set(err, ERR_INVALID, "rank %u of %u, limits are 1 and %d", head.rank,
+			             head.ranks, TP_RANKS_MAX - 1);
+		else if (fstat(memory, &st) < 0 || (uint64_t)st.st_size != head.bytes ||
+		         head.bytes < head_bytes())
+			rc = err_set(err, ERR_INVALID,
+			             "shared memory of another size than the %llu bytes that were said",
+			             (unsigned long long)head.bytes);
 	}
 	free(msg);
 	if (!rc) {
@@ -466,7 +490,8 @@ static int take_hello(struct tp *tp, void *hello, size_t hello_bytes, struct err
 	}
 	if (fds)
 		close(memory);
-	if (!rc && (tp->sh->magic != TP_MAGIC || tp->sh->ranks != tp->ranks || mapping_bytes(&tp->sh->sizes) != tp->sh->bytes))
+	if (!rc && (tp->sh->magic != TP_MAGIC || tp->sh->ranks != tp->ranks ||
+	            mapping_bytes(&tp->sh->sizes) != tp->sh->bytes))
 		rc = err_set(err, ERR_CORRUPT, "shared memory of another program");
 	return rc;
 }

@@ -1,8 +1,9 @@
 /* weights.c - from a model's tensors to matrices and vectors on the device.
  *
- * Each tensor is handed to the device as it lies in the file; the device repacks it, and then the file's pages are given back, so that
- * loading needs little more memory than the model itself. Vectors lie side by side in few pieces of memory, which go together.
- * A missing tensor, a wrong shape or type, and too little memory are returned as errors that name the tensor. */
+ * Each tensor is handed to the device as it lies in the file; the device repacks it, and then the
+ * file's pages are given back, so that loading needs little more memory than the model itself.
+ * Vectors lie side by side in few pieces of memory, which go together. A missing tensor, a wrong
+ * shape or type, and too little memory are returned as errors that name the tensor. */
 #include "engine/mla.h"
 #include "engine/moe.h"
 #include "util/mem.h"
@@ -12,8 +13,12 @@
 
 int engine_device_error(struct engine *e, int kern_rc, const char *doing, struct err *err)
 {
-	int code = kern_rc == KERN_ENOMEM ? ERR_NOMEM : kern_rc == KERN_EINVAL ? ERR_INVALID : kern_rc == KERN_ENOTSUP ? ERR_UNSUPPORTED : ERR_IO;
-	return err_set(err, code, "%s: device %s: %.200s", doing, e->ops->name, e->ops->last_error(e->dev));
+	int code = kern_rc == KERN_ENOMEM    ? ERR_NOMEM
+	           : kern_rc == KERN_EINVAL  ? ERR_INVALID
+	           : kern_rc == KERN_ENOTSUP ? ERR_UNSUPPORTED
+	                                     : ERR_IO;
+	return err_set(err, code, "%s: device %s: %.200s", doing, e->ops->name,
+	               e->ops->last_error(e->dev));
 }
 
 /* The rows of a role's matrix that this rank has. */
@@ -22,10 +27,13 @@ static struct tp_share rows_of(const struct engine *e, enum model_role role, uin
 	const struct shard *own = &e->shard;
 	uint32_t dim = e->conf.head_dim;
 	switch (role) {
-	case MODEL_Q: return (struct tp_share){.begin = own->heads.begin * dim, .count = own->heads.count * dim};
+	case MODEL_Q:
+		return (struct tp_share){.begin = own->heads.begin * dim, .count = own->heads.count * dim};
 	case MODEL_SINKS: return own->heads;
 	case MODEL_K:
-	case MODEL_V: return (struct tp_share){.begin = own->kv_heads.begin * dim, .count = own->kv_heads.count * dim};
+	case MODEL_V:
+		return (struct tp_share){.begin = own->kv_heads.begin * dim,
+		                         .count = own->kv_heads.count * dim};
 	case MODEL_GATE:
 	case MODEL_UP: return own->ffn;
 	case MODEL_SHARED_GATE:
@@ -51,7 +59,8 @@ int load_found(struct loader *l, int rc, const struct model_tensor *t)
 
 int load_find(struct loader *l, enum model_role role, uint32_t layer, struct model_tensor *t)
 {
-	return !l->rc && load_found(l, model_role_get(&l->e->src, &l->e->conf, role, layer, t, l->err), t);
+	return !l->rc &&
+	       load_found(l, model_role_get(&l->e->src, &l->e->conf, role, layer, t, l->err), t);
 }
 
 struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, struct tp_share rows)
@@ -60,11 +69,13 @@ struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, st
 	struct kern_weight *w = NULL;
 	if (l->rc || !rows.count)
 		return NULL;
-	const unsigned char *data = (const unsigned char *)t->data + rows.begin * kern_dtype_bytes(t->dtype, t->k);
+	const unsigned char *data = (const unsigned char *)t->data +
+	                            rows.begin * kern_dtype_bytes(t->dtype, t->k);
 	int rc = e->ops->weight_new(e->dev, t->dtype, rows.count, t->k, data, 0, &w);
 	if (rc) {
 		l->rc = engine_device_error(e, rc, "cannot load", l->err);
-		err_prefix(l->err, "%.100s: tensor %s (%u x %u, %s)", e->src.path, t->name, t->n, t->k, kern_dtype_name(t->dtype));
+		err_prefix(l->err, "%.100s: tensor %s (%u x %u, %s)", e->src.path, t->name, t->n, t->k,
+		           kern_dtype_name(t->dtype));
 		return NULL;
 	}
 	return w;
@@ -101,9 +112,7 @@ static int widen(const struct model_tensor *t, float *out)
 		uint16_t h;
 		uint32_t bits;
 		switch (t->dtype) {
-		case KERN_F32:
-			memcpy(&out[i], p + (size_t)i * 4, 4);
-			break;
+		case KERN_F32: memcpy(&out[i], p + (size_t)i * 4, 4); break;
 		case KERN_F16:
 			memcpy(&h, p + (size_t)i * 2, 2);
 			out[i] = half_to_float(h);
@@ -113,8 +122,7 @@ static int widen(const struct model_tensor *t, float *out)
 			bits = (uint32_t)h << 16;
 			memcpy(&out[i], &bits, 4);
 			break;
-		default:
-			return ERR_UNSUPPORTED;
+		default: return ERR_UNSUPPORTED;
 		}
 	}
 	return 0;
@@ -156,13 +164,15 @@ static kern_ptr upload(struct loader *l, const float *host, uint32_t count, cons
 }
 
 /* The tensor's numbers, each plus `more`, times `factor`. */
-static kern_ptr load_numbers(struct loader *l, const struct model_tensor *t, float more, float factor)
+static kern_ptr load_numbers(struct loader *l, const struct model_tensor *t, float more,
+                             float factor)
 {
 	float *host = mem_array(t->k, sizeof *host);
 	kern_ptr dev = {0};
 	if (widen(t, host))
-		l->rc = err_set(l->err, ERR_UNSUPPORTED, "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t->name,
-		                kern_dtype_name(t->dtype));
+		l->rc = err_set(l->err, ERR_UNSUPPORTED,
+		                "%.160s: tensor %s: found type %s, expected F32, F16 or BF16",
+		                l->e->src.path, t->name, kern_dtype_name(t->dtype));
 	else {
 		for (uint32_t i = 0; (more != 0.0f || factor != 1.0f) && i < t->k; i++)
 			host[i] = (host[i] + more) * factor;
@@ -184,7 +194,8 @@ kern_ptr load_norm(struct loader *l, enum model_role role, uint32_t layer)
 	struct model_tensor t;
 	if (!model_has_role(c, role, layer) || !load_find(l, role, layer, &t))
 		return (kern_ptr){0};
-	return load_numbers(l, &t, c->norm_plus_one ? 1.0f : 0.0f, role == MODEL_NORM ? c->logit_scale : 1.0f);
+	return load_numbers(l, &t, c->norm_plus_one ? 1.0f : 0.0f,
+	                    role == MODEL_NORM ? c->logit_scale : 1.0f);
 }
 
 /* This rank's part of a vector. */
@@ -205,14 +216,15 @@ static kern_ptr load_sinks(struct loader *l, uint32_t layer)
 }
 
 kern_ptr load_expert_biases(struct loader *l, enum model_expert_part part, uint32_t layer,
-                          struct tp_share own)
+                            struct tp_share own)
 {
 	const struct model_conf *c = &l->e->conf;
 	uint32_t experts = c->experts.count, first, step;
 	struct model_tensor t;
 	if (!c->experts.bias || l->rc || !own.count)
 		return (kern_ptr){0};
-	if (!load_found(l, model_expert_bias_get(&l->e->src, c, part, layer, &t, &first, &step, l->err), &t))
+	if (!load_found(l, model_expert_bias_get(&l->e->src, c, part, layer, &t, &first, &step, l->err),
+	                &t))
 		return (kern_ptr){0};
 	uint32_t k = t.k;
 	t.k *= experts;
@@ -221,8 +233,8 @@ kern_ptr load_expert_biases(struct loader *l, enum model_expert_part part, uint3
 	float *host = mem_array((size_t)experts * own.count, sizeof *host);
 	if (widen(&t, all))
 		l->rc = err_set(l->err, ERR_UNSUPPORTED,
-		                "%.160s: tensor %s: found type %s, expected F32, F16 or BF16", l->e->src.path, t.name,
-		                kern_dtype_name(t.dtype));
+		                "%.160s: tensor %s: found type %s, expected F32, F16 or BF16",
+		                l->e->src.path, t.name, kern_dtype_name(t.dtype));
 	for (uint32_t e = 0; e < experts && !l->rc; e++)
 		for (uint32_t i = 0; i < own.count; i++)
 			host[(size_t)e * own.count + i] = all[(size_t)e * k + first + (own.begin + i) * step];
@@ -293,8 +305,13 @@ static void load_shapes(struct loader *l)
 	e->head = e->embed = shape(l, MODEL_EMBED);
 	for (uint32_t i = 0; i < e->conf.layers; i++)
 		e->layer[i] = (struct layer){
-			.q = shape(l, MODEL_Q), .k = shape(l, MODEL_K), .v = shape(l, MODEL_V), .o = shape(l, MODEL_O),
-			.gate = shape(l, MODEL_GATE), .up = shape(l, MODEL_UP), .down = shape(l, MODEL_DOWN),
+			.q = shape(l, MODEL_Q),
+			.k = shape(l, MODEL_K),
+			.v = shape(l, MODEL_V),
+			.o = shape(l, MODEL_O),
+			.gate = shape(l, MODEL_GATE),
+			.up = shape(l, MODEL_UP),
+			.down = shape(l, MODEL_DOWN),
 		};
 }
 
@@ -312,7 +329,8 @@ int weights_load(struct engine *e, struct err *err)
 	e->final_norm = load_norm(&l, MODEL_NORM, 0);
 	e->head = e->conf.tied ? e->embed : load_matrix(&l, MODEL_HEAD, 0);
 	for (uint32_t i = 0; i < e->conf.ropes && !l.rc; i++)
-		e->rope[i].inv_freq = upload(&l, e->conf.rope[i].inv_freq, e->conf.rope_dims / 2, "rotary frequencies");
+		e->rope[i].inv_freq = upload(&l, e->conf.rope[i].inv_freq, e->conf.rope_dims / 2,
+		                             "rotary frequencies");
 	return l.rc;
 }
 

@@ -1,8 +1,10 @@
-/* gguf.c - see gguf.h: one file. One pass over the header reads metadata and tensor directory; then the extents are checked. Files in parts: gguf_split.c.
+/* gguf.c - see gguf.h: one file. One pass over the header reads metadata and tensor directory; then
+ * the extents are checked. Files in parts: gguf_split.c.
  *
- * Always: every read goes through the cursor, which knows the file's end; lists grow with what was really read; after gguf_open each
- * tensor lies inside the file, aligned, and overlaps no other. A file that shrinks while it is mapped is the operator's doing and ends
- * the process by SIGBUS. Errors are returned, as "file: field: found ..., expected ...". */
+ * Always: every read goes through the cursor, which knows the file's end; lists grow with what was
+ * really read; after gguf_open each tensor lies inside the file, aligned, and overlaps no other. A
+ * file that shrinks while it is mapped is the operator's doing and ends the process by SIGBUS.
+ * Errors are returned, as "file: field: found ..., expected ...". */
 #include "format/gguf_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -22,7 +24,8 @@
 #define GGUF_NAME_MAX 255u
 #define GGUF_ALIGN_DEFAULT 32u
 #define GGUF_ALIGN_MAX (1u << 20)
-/* The smallest entries that a file can hold: what a stated count is compared with before anything is read. */
+/* The smallest entries that a file can hold: what a stated count is compared with before
+ * anything is read. */
 #define GGUF_KV_MIN (8 + 1 + 4 + 1)
 #define GGUF_INFO_MIN (8 + 1 + 4 + 8 + 4 + 8)
 
@@ -38,15 +41,18 @@ static const struct ggml_type {
 	const char *name;
 	uint32_t block, bytes;
 } ggml_types[] = {
-	[0] = {"F32", 1, 4},        [1] = {"F16", 1, 2},        [2] = {"Q4_0", 32, 18},      [3] = {"Q4_1", 32, 20},
-	[6] = {"Q5_0", 32, 22},     [7] = {"Q5_1", 32, 24},     [8] = {"Q8_0", 32, 34},      [9] = {"Q8_1", 32, 36},
-	[10] = {"Q2_K", 256, 84},   [11] = {"Q3_K", 256, 110},  [12] = {"Q4_K", 256, 144},   [13] = {"Q5_K", 256, 176},
-	[14] = {"Q6_K", 256, 210},  [15] = {"Q8_K", 256, 292},  [16] = {"IQ2_XXS", 256, 66}, [17] = {"IQ2_XS", 256, 74},
-	[18] = {"IQ3_XXS", 256, 98}, [19] = {"IQ1_S", 256, 50}, [20] = {"IQ4_NL", 32, 18},   [21] = {"IQ3_S", 256, 110},
-	[22] = {"IQ2_S", 256, 82},  [23] = {"IQ4_XS", 256, 136}, [24] = {"I8", 1, 1},        [25] = {"I16", 1, 2},
-	[26] = {"I32", 1, 4},       [27] = {"I64", 1, 8},       [28] = {"F64", 1, 8},        [29] = {"IQ1_M", 256, 56},
-	[30] = {"BF16", 1, 2},      [34] = {"TQ1_0", 256, 54},  [35] = {"TQ2_0", 256, 66},   [39] = {"MXFP4", 32, 17},
-	[40] = {"NVFP4", 64, 36},   [41] = {"Q1_0", 128, 18},
+	[0] = {"F32", 1, 4},         [1] = {"F16", 1, 2},         [2] = {"Q4_0", 32, 18},
+	[3] = {"Q4_1", 32, 20},      [6] = {"Q5_0", 32, 22},      [7] = {"Q5_1", 32, 24},
+	[8] = {"Q8_0", 32, 34},      [9] = {"Q8_1", 32, 36},      [10] = {"Q2_K", 256, 84},
+	[11] = {"Q3_K", 256, 110},   [12] = {"Q4_K", 256, 144},   [13] = {"Q5_K", 256, 176},
+	[14] = {"Q6_K", 256, 210},   [15] = {"Q8_K", 256, 292},   [16] = {"IQ2_XXS", 256, 66},
+	[17] = {"IQ2_XS", 256, 74},  [18] = {"IQ3_XXS", 256, 98}, [19] = {"IQ1_S", 256, 50},
+	[20] = {"IQ4_NL", 32, 18},   [21] = {"IQ3_S", 256, 110},  [22] = {"IQ2_S", 256, 82},
+	[23] = {"IQ4_XS", 256, 136}, [24] = {"I8", 1, 1},         [25] = {"I16", 1, 2},
+	[26] = {"I32", 1, 4},        [27] = {"I64", 1, 8},        [28] = {"F64", 1, 8},
+	[29] = {"IQ1_M", 256, 56},   [30] = {"BF16", 1, 2},       [34] = {"TQ1_0", 256, 54},
+	[35] = {"TQ2_0", 256, 66},   [39] = {"MXFP4", 32, 17},    [40] = {"NVFP4", 64, 36},
+	[41] = {"Q1_0", 128, 18},
 };
 
 static const uint8_t value_bytes[] = {
@@ -66,7 +72,8 @@ const char *gguf_short_path(const char *path)
 	return n > 120 ? path + n - 120 : path;
 }
 
-static int refuse(struct cursor *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static int refuse(struct cursor *c, int code, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 static int refuse(struct cursor *c, int code, const char *fmt, ...)
 {
 	char what[200];
@@ -93,7 +100,9 @@ static int take(struct cursor *c, size_t n, const unsigned char **ret_p)
 {
 	size_t left = c->g->bytes - c->at;
 	if (n > left)
-		return refuse(c, ERR_CORRUPT, "found %zu bytes up to the end of the file (offset %zu), expected %zu", left, c->at, n);
+		return refuse(c, ERR_CORRUPT,
+		              "found %zu bytes up to the end of the file (offset %zu), expected %zu", left,
+		              c->at, n);
 	*ret_p = c->g->map + c->at;
 	c->at += n;
 	return 0;
@@ -117,7 +126,8 @@ static int take_u64(struct cursor *c, uint64_t *ret)
 	return rc;
 }
 
-/* A length or count of things of at least `each` bytes: no more than the rest of the file can hold. */
+/* A length or count of things of at least `each` bytes: no more than the rest of the file can
+ * hold. */
 static int take_count(struct cursor *c, size_t each, uint64_t max, uint64_t *ret)
 {
 	uint64_t n = 0;
@@ -126,7 +136,8 @@ static int take_count(struct cursor *c, size_t each, uint64_t max, uint64_t *ret
 		return rc;
 	uint64_t fit = (c->g->bytes - c->at) / each;
 	if (n > fit || n > max)
-		return refuse(c, ERR_CORRUPT, "found %" PRIu64 ", expected at most %" PRIu64, n, fit < max ? fit : max);
+		return refuse(c, ERR_CORRUPT, "found %" PRIu64 ", expected at most %" PRIu64, n,
+		              fit < max ? fit : max);
 	*ret = n;
 	return 0;
 }
@@ -169,7 +180,8 @@ static int take_array(struct cursor *c, struct kv *kv)
 	if (rc)
 		return rc;
 	if (elem > GGUF_F64 || elem == GGUF_ARRAY)
-		return refuse(c, elem == GGUF_ARRAY ? ERR_UNSUPPORTED : ERR_CORRUPT, "found element type %u, expected 0..8 or 10..12", elem);
+		return refuse(c, elem == GGUF_ARRAY ? ERR_UNSUPPORTED : ERR_CORRUPT,
+		              "found element type %u, expected 0..8 or 10..12", elem);
 	kv->elem = (enum gguf_type)elem;
 	size_t each = elem == GGUF_STRING ? 8 : value_bytes[elem];
 	uint64_t n = 0;
@@ -232,8 +244,9 @@ static int read_metadata(struct gguf *g, struct cursor *c, uint64_t count)
 		if (rc)
 			return rc;
 		if (!kv->key.len)
-			return refuse(c, ERR_CORRUPT, "found an empty name, expected 1..%u bytes", GGUF_KEY_MAX);
-		g->kvs++;   /* from here on gguf_close frees its index */
+			return refuse(c, ERR_CORRUPT, "found an empty name, expected 1..%u bytes",
+			              GGUF_KEY_MAX);
+		g->kvs++; /* from here on gguf_close frees its index */
 		field_set(c, "metadata %.*s", (int)(kv->key.len > 100 ? 100 : kv->key.len), kv->key.s);
 		if ((rc = take_value(c, kv)))
 			return rc;
@@ -242,7 +255,8 @@ static int read_metadata(struct gguf *g, struct cursor *c, uint64_t count)
 		qsort(g->kv, g->kvs, sizeof *g->kv, kv_cmp);
 	for (size_t i = 1; i < g->kvs; i++)
 		if (kv_cmp(&g->kv[i - 1], &g->kv[i]) == 0) {
-			field_set(c, "metadata %.*s", (int)(g->kv[i].key.len > 100 ? 100 : g->kv[i].key.len), g->kv[i].key.s);
+			field_set(c, "metadata %.*s", (int)(g->kv[i].key.len > 100 ? 100 : g->kv[i].key.len),
+			          g->kv[i].key.s);
 			return refuse(c, ERR_CORRUPT, "found twice, expected once");
 		}
 	return 0;
@@ -253,16 +267,25 @@ static int tensor_size(struct cursor *c, struct gguf_tensor *t)
 {
 	const char *name = gguf_ggml_type_name(t->ggml_type);
 	if (!name)
-		return refuse(c, ERR_UNSUPPORTED, "found GGML type %u, expected one that this build knows (F32, F16, BF16, Q..., 0..41)", t->ggml_type);
+		return refuse(
+			c, ERR_UNSUPPORTED,
+			"found GGML type %u, expected one that this build knows (F32, F16, BF16, Q..., 0..41)",
+			t->ggml_type);
 	const struct ggml_type *y = &ggml_types[t->ggml_type];
 	if (t->ne[0] % y->block)
-		return refuse(c, ERR_CORRUPT, "found rows of %" PRIu64 " elements, expected a multiple of %u for %s", t->ne[0], y->block, name);
+		return refuse(c, ERR_CORRUPT,
+		              "found rows of %" PRIu64 " elements, expected a multiple of %u for %s",
+		              t->ne[0], y->block, name);
 	uint64_t n = 1, bytes;
 	for (int d = 0; d < 4; d++)
 		if (__builtin_mul_overflow(n, t->ne[d], &n))
-			return refuse(c, ERR_CORRUPT, "found more than 2^64 elements, expected a tensor inside the file");
+			return refuse(c, ERR_CORRUPT,
+			              "found more than 2^64 elements, expected a tensor inside the file");
 	if (__builtin_mul_overflow(n / y->block, (uint64_t)y->bytes, &bytes) || bytes > c->g->bytes)
-		return refuse(c, ERR_CORRUPT, "found %" PRIu64 " elements of %s, expected a tensor inside a file of %zu bytes", n, name, c->g->bytes);
+		return refuse(c, ERR_CORRUPT,
+		              "found %" PRIu64
+		              " elements of %s, expected a tensor inside a file of %zu bytes",
+		              n, name, c->g->bytes);
 	t->bytes = bytes;
 	return 0;
 }
@@ -275,7 +298,8 @@ static int read_info(struct cursor *c, uint64_t index, struct gguf_tensor *t, ui
 	if (rc)
 		return rc;
 	if (!name.len || memchr(name.s, 0, name.len))
-		return refuse(c, ERR_CORRUPT, "found %s, expected 1..%u bytes without NUL", name.len ? "a NUL" : "an empty name", GGUF_NAME_MAX);
+		return refuse(c, ERR_CORRUPT, "found %s, expected 1..%u bytes without NUL",
+		              name.len ? "a NUL" : "an empty name", GGUF_NAME_MAX);
 	field_set(c, "tensor %.*s", (int)(name.len > 100 ? 100 : name.len), name.s);
 	if ((rc = take_u32(c, &t->dims)))
 		return rc;
@@ -286,9 +310,11 @@ static int read_info(struct cursor *c, uint64_t index, struct gguf_tensor *t, ui
 		if (d < t->dims && (rc = take_u64(c, &t->ne[d])))
 			return rc;
 		if (!t->ne[d])
-			return refuse(c, ERR_CORRUPT, "found dimension %u of 0 elements, expected at least 1", d);
+			return refuse(c, ERR_CORRUPT, "found dimension %u of 0 elements, expected at least 1",
+			              d);
 	}
-	if ((rc = take_u32(c, &t->ggml_type)) || (rc = take_u64(c, ret_offset)) || (rc = tensor_size(c, t)))
+	if ((rc = take_u32(c, &t->ggml_type)) || (rc = take_u64(c, ret_offset)) ||
+	    (rc = tensor_size(c, t)))
 		return rc;
 	char *copy = mem_alloc(name.len + 1);
 	memcpy(copy, name.s, name.len);
@@ -326,9 +352,13 @@ static int place_tensors(struct gguf *g, struct cursor *c, uint32_t align)
 		uint64_t offset = (uintptr_t)t->data;
 		field_set(c, "tensor %.100s", t->name);
 		if (offset % align)
-			return refuse(c, ERR_CORRUPT, "found offset %" PRIu64 ", expected a multiple of %u", offset, align);
-		if (g->data_at > g->bytes || offset > g->bytes - g->data_at || t->bytes > g->bytes - g->data_at - offset)
-			return refuse(c, ERR_CORRUPT, "found data at %zu + %" PRIu64 " + %zu bytes, expected it to end within the file's %zu (truncated?)",
+			return refuse(c, ERR_CORRUPT, "found offset %" PRIu64 ", expected a multiple of %u",
+			              offset, align);
+		if (g->data_at > g->bytes || offset > g->bytes - g->data_at ||
+		    t->bytes > g->bytes - g->data_at - offset)
+			return refuse(c, ERR_CORRUPT,
+			              "found data at %zu + %" PRIu64
+			              " + %zu bytes, expected it to end within the file's %zu (truncated?)",
 			              g->data_at, offset, t->bytes, g->bytes);
 		t->data = g->map + g->data_at + offset;
 	}
@@ -362,7 +392,8 @@ static int check_overlap(struct gguf *g, struct cursor *c)
 		const struct gguf_tensor *a = &g->tensor[o[i - 1]], *b = &g->tensor[o[i]];
 		field_set(c, "tensor %.100s", b->name);
 		if ((const unsigned char *)a->data + a->bytes > (const unsigned char *)b->data)
-			rc = refuse(c, ERR_CORRUPT, "found its data inside that of %.60s, expected no overlap", a->name);
+			rc = refuse(c, ERR_CORRUPT, "found its data inside that of %.60s, expected no overlap",
+			            a->name);
 	}
 	free(o);
 	return rc;
@@ -380,7 +411,8 @@ int gguf_sort_names(struct gguf *g, struct err *err)
 		const struct gguf_tensor *a = &g->tensor[o[i - 1]], *b = &g->tensor[o[i]];
 		field_set(&c, "tensor %.100s", b->name);
 		if (strcmp(a->name, b->name) == 0)
-			return refuse(&c, ERR_CORRUPT, "found twice%s, expected once", gguf_part_of(g, a) == gguf_part_of(g, b) ? "" : " (in two parts)");
+			return refuse(&c, ERR_CORRUPT, "found twice%s, expected once",
+			              gguf_part_of(g, a) == gguf_part_of(g, b) ? "" : " (in two parts)");
 	}
 	return 0;
 }
@@ -391,8 +423,8 @@ static int read_alignment(struct gguf *g, struct cursor *c, uint32_t *ret)
 	field_set(c, "metadata general.alignment");
 	int rc = gguf_get_u32(g, "general.alignment", &a);
 	if (rc == ERR_INVALID || a < 8 || a > GGUF_ALIGN_MAX || (a & (a - 1)))
-		return refuse(c, ERR_CORRUPT, "found %s%u, expected a power of two from 8 to %u", rc == ERR_INVALID ? "no 32-bit integer, not " : "", a,
-		              GGUF_ALIGN_MAX);
+		return refuse(c, ERR_CORRUPT, "found %s%u, expected a power of two from 8 to %u",
+		              rc == ERR_INVALID ? "no 32-bit integer, not " : "", a, GGUF_ALIGN_MAX);
 	*ret = a;
 	return 0;
 }
@@ -412,14 +444,16 @@ static int read_header(struct gguf *g, struct err *err)
 	if ((rc = take_u32(&c, &version)))
 		return rc;
 	if (version != 2 && version != 3)
-		return refuse(&c, ERR_UNSUPPORTED, "found %u%s, expected 2 or 3", version, version && !(version & 0xffffff) ? " (big endian)" : "");
+		return refuse(&c, ERR_UNSUPPORTED, "found %u%s, expected 2 or 3", version,
+		              version && !(version & 0xffffff) ? " (big endian)" : "");
 	field_set(&c, "number of tensors");
 	if ((rc = take_count(&c, GGUF_INFO_MIN, SIZE_MAX, &tensors)))
 		return rc;
 	field_set(&c, "number of metadata entries");
 	if ((rc = take_count(&c, GGUF_KV_MIN, SIZE_MAX, &kvs)))
 		return rc;
-	if ((rc = read_metadata(g, &c, kvs)) || (rc = read_alignment(g, &c, &align)) || (rc = read_tensors(g, &c, tensors)))
+	if ((rc = read_metadata(g, &c, kvs)) || (rc = read_alignment(g, &c, &align)) ||
+	    (rc = read_tensors(g, &c, tensors)))
 		return rc;
 	if ((rc = place_tensors(g, &c, align)))
 		return rc;
@@ -430,21 +464,25 @@ static int map_file(struct gguf *g, struct err *err)
 {
 	int fd = open(g->path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
-		return err_set(err, ERR_IO, "%s: cannot open: %s", gguf_short_path(g->path), strerror(errno));
+		return err_set(err, ERR_IO, "%s: cannot open: %s", gguf_short_path(g->path),
+		               strerror(errno));
 	struct stat st;
 	int rc = 0;
 	if (fstat(fd, &st) < 0)
 		rc = err_set(err, ERR_IO, "%s: cannot stat: %s", gguf_short_path(g->path), strerror(errno));
 	else if (!S_ISREG(st.st_mode))
-		rc = err_set(err, ERR_INVALID, "%s: file: found no regular file, expected a GGUF file", gguf_short_path(g->path));
+		rc = err_set(err, ERR_INVALID, "%s: file: found no regular file, expected a GGUF file",
+		             gguf_short_path(g->path));
 	else if (st.st_size < 24)
-		rc = err_set(err, ERR_CORRUPT, "%s: file: found %lld bytes, expected at least the 24 of a GGUF header", gguf_short_path(g->path),
-		             (long long)st.st_size);
+		rc = err_set(err, ERR_CORRUPT,
+		             "%s: file: found %lld bytes, expected at least the 24 of a GGUF header",
+		             gguf_short_path(g->path), (long long)st.st_size);
 	if (!rc) {
 		g->bytes = (size_t)st.st_size;
 		void *p = mmap(NULL, g->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
 		if (p == MAP_FAILED)
-			rc = err_set(err, ERR_IO, "%s: cannot map %zu bytes: %s", gguf_short_path(g->path), g->bytes, strerror(errno));
+			rc = err_set(err, ERR_IO, "%s: cannot map %zu bytes: %s", gguf_short_path(g->path),
+			             g->bytes, strerror(errno));
 		else
 			g->map = p;
 	}
@@ -544,15 +582,21 @@ int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *ret)
 	if (!kv)
 		return ERR_NOTFOUND;
 	switch (kv->type) {
-	case GGUF_U8: case GGUF_I8: case GGUF_U16: case GGUF_I16: case GGUF_U32: case GGUF_I32: case GGUF_U64: case GGUF_I64: {
+	case GGUF_U8:
+	case GGUF_I8:
+	case GGUF_U16:
+	case GGUF_I16:
+	case GGUF_U32:
+	case GGUF_I32:
+	case GGUF_U64:
+	case GGUF_I64: {
 		int64_t v = load_int(kv->data, kv->type);
 		if (v < 0 || v > (int64_t)UINT32_MAX)
 			return ERR_INVALID;
 		*ret = (uint32_t)v;
 		return 0;
 	}
-	default:
-		return ERR_INVALID;
+	default: return ERR_INVALID;
 	}
 }
 
@@ -605,7 +649,8 @@ int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *ret)
 	return 0;
 }
 
-int gguf_get_array(const struct gguf *g, const char *key, enum gguf_type *ret_type, size_t *ret_count, const void **ret_data)
+int gguf_get_array(const struct gguf *g, const char *key, enum gguf_type *ret_type,
+                   size_t *ret_count, const void **ret_data)
 {
 	const struct kv *kv = kv_find(g, key);
 	if (!kv)

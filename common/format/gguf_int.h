@@ -6,22 +6,23 @@
 
 struct kv {
 	struct gguf_str key;
-	enum gguf_type type, elem;   /* elem: of an array */
-	size_t count;                /* of an array */
-	const unsigned char *data;   /* the value, or the first element */
-	uint64_t *offset;            /* array of strings: from the mapping's start to each string's length */
+	enum gguf_type type, elem; /* elem: of an array */
+	size_t count;              /* of an array */
+	const unsigned char *data; /* the value, or the first element */
+	/* array of strings: from the mapping's start to each string's length */
+	uint64_t *offset;
 };
 
 struct gguf {
 	char *path;
 	const unsigned char *map;
 	size_t bytes, data_at;
-	struct kv *kv;               /* sorted by key */
+	struct kv *kv; /* sorted by key */
 	size_t kvs;
-	struct gguf_tensor *tensor;  /* in the file's order; of all parts, part after part */
+	struct gguf_tensor *tensor; /* in the file's order; of all parts, part after part */
 	size_t tensors;
-	size_t *by_name;             /* indices of tensor, sorted by name */
-	struct gguf **other;         /* parts 2 .. n, whose tensors have moved to the first */
+	size_t *by_name;     /* indices of tensor, sorted by name */
+	struct gguf **other; /* parts 2 .. n, whose tensors have moved to the first */
 	size_t others;
 };
 

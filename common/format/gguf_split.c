@@ -1,9 +1,10 @@
-/* gguf_split.c - models in several files, as gguf-split makes them: NAME-00001-of-00003.gguf and so on. Each part is a GGUF file with a directory of its
- * own tensors and the keys split.no (from 0), split.count and split.tensors.count (of all parts); the first one has the model's metadata.
+/* gguf_split.c - models in several files, as gguf-split makes them: NAME-00001-of-00003.gguf and so
+ * on. Each part is a GGUF file with a directory of its own tensors and the keys split.no (from 0),
+ * split.count and split.tensors.count (of all parts); the first one has the model's metadata.
  * https://github.com/ggml-org/llama.cpp/blob/master/tools/gguf-split/gguf-split.cpp
  *
- * Always: any part opens the whole; all parts are there, agree on count and total, and no tensor is in two. The first part owns the others. Errors are
- * returned and name the part. */
+ * Always: any part opens the whole; all parts are there, agree on count and total, and no tensor is
+ * in two. The first part owns the others. Errors are returned and name the part. */
 #include "format/gguf_int.h"
 #include "util/mem.h"
 
@@ -15,7 +16,7 @@
 #define GGUF_PARTS_MAX 1024u
 
 struct split {
-	uint32_t no, count, tensors;   /* tensors: of all parts */
+	uint32_t no, count, tensors; /* tensors: of all parts */
 };
 
 const struct gguf *gguf_part_of(const struct gguf *g, const struct gguf_tensor *t)
@@ -27,9 +28,11 @@ const struct gguf *gguf_part_of(const struct gguf *g, const struct gguf_tensor *
 	return g;
 }
 
-static int wrong(const struct gguf *g, struct err *err, const char *key, uint32_t found, const char *expected, uint32_t number)
+static int wrong(const struct gguf *g, struct err *err, const char *key, uint32_t found,
+                 const char *expected, uint32_t number)
 {
-	return err_set(err, ERR_CORRUPT, "%s: metadata %s: found %u, expected %s %u", gguf_short_path(g->path), key, found, expected, number);
+	return err_set(err, ERR_CORRUPT, "%s: metadata %s: found %u, expected %s %u",
+	               gguf_short_path(g->path), key, found, expected, number);
 }
 
 /* count 0 for a file that is not one of several. */
@@ -44,7 +47,9 @@ static int read_split(const struct gguf *g, struct split *ret, struct err *err)
 		if (rc == ERR_NOTFOUND && i == 0)
 			return 0;
 		if (rc)
-			return err_set(err, ERR_CORRUPT, "%s: metadata %s: found %s, expected an integer from 0", gguf_short_path(g->path), keys[i],
+			return err_set(err, ERR_CORRUPT,
+			               "%s: metadata %s: found %s, expected an integer from 0",
+			               gguf_short_path(g->path), keys[i],
 			               rc == ERR_NOTFOUND ? "none" : "another type or range");
 	}
 	if (s.count > GGUF_PARTS_MAX)
@@ -59,15 +64,19 @@ static int read_split(const struct gguf *g, struct split *ret, struct err *err)
 static int stem_of(const struct gguf *g, const struct split *s, size_t *ret_len, struct err *err)
 {
 	char tail[40];
-	size_t n = strlen(g->path), t = (size_t)snprintf(tail, sizeof tail, "-%05u-of-%05u.gguf", s->no + 1, s->count);
+	size_t n = strlen(g->path),
+		   t = (size_t)snprintf(tail, sizeof tail, "-%05u-of-%05u.gguf", s->no + 1, s->count);
 	if (n <= t || strcmp(g->path + n - t, tail) != 0)
-		return err_set(err, ERR_INVALID, "%s: file name: found one that does not end in %s, expected that of part %u of %u", gguf_short_path(g->path), tail, s->no + 1,
-		               s->count);
+		return err_set(
+			err, ERR_INVALID,
+			"%s: file name: found one that does not end in %s, expected that of part %u of %u",
+			gguf_short_path(g->path), tail, s->no + 1, s->count);
 	*ret_len = n - t;
 	return 0;
 }
 
-static int open_part(const struct gguf *from, const struct split *want, size_t stem, uint32_t no, struct gguf **ret, struct err *err)
+static int open_part(const struct gguf *from, const struct split *want, size_t stem, uint32_t no,
+                     struct gguf **ret, struct err *err)
 {
 	char *path = mem_printf("%.*s-%05u-of-%05u.gguf", (int)stem, from->path, no + 1, want->count);
 	struct gguf *g = NULL;
@@ -78,11 +87,13 @@ static int open_part(const struct gguf *from, const struct split *want, size_t s
 		return rc;
 	if (!(rc = read_split(g, &s, err))) {
 		if (s.count != want->count)
-			rc = wrong(g, err, "split.count", s.count, "as in the part that was opened", want->count);
+			rc = wrong(g, err, "split.count", s.count, "as in the part that was opened",
+			           want->count);
 		else if (s.no != no)
 			rc = wrong(g, err, "split.no", s.no, "by the file's name", no);
 		else if (s.tensors != want->tensors)
-			rc = wrong(g, err, "split.tensors.count", s.tensors, "as in the part that was opened", want->tensors);
+			rc = wrong(g, err, "split.tensors.count", s.tensors, "as in the part that was opened",
+			           want->tensors);
 	}
 	if (rc)
 		gguf_close(&g);
@@ -102,8 +113,10 @@ static void move_tensors(struct gguf *first, struct gguf *part)
 	part->tensors = 0;
 }
 
-/* part[i] is NULL or the one that is open already; all of them end in part[0], or stay with the caller on errors. */
-static int join(struct gguf **part, const struct gguf *from, const struct split *s, size_t stem, struct err *err)
+/* part[i] is NULL or the one that is open already; all of them end in part[0], or stay with the
+ * caller on errors. */
+static int join(struct gguf **part, const struct gguf *from, const struct split *s, size_t stem,
+                struct err *err)
 {
 	uint64_t total = 0;
 	for (uint32_t i = 0; i < s->count; i++) {
@@ -113,7 +126,9 @@ static int join(struct gguf **part, const struct gguf *from, const struct split 
 		total += part[i]->tensors;
 	}
 	if (total != s->tensors)
-		return err_set(err, ERR_CORRUPT, "%s: metadata split.tensors.count: found %u, expected the %" PRIu64 " tensors that all parts have",
+		return err_set(err, ERR_CORRUPT,
+		               "%s: metadata split.tensors.count: found %u, expected the %" PRIu64
+		               " tensors that all parts have",
 		               gguf_short_path(from->path), s->tensors, total);
 	struct gguf *first = part[0];
 	first->other = mem_array(s->count, sizeof *first->other);

@@ -1,8 +1,10 @@
-/* safetensors.c - see safetensors.h. Each file: 8 bytes of length, a JSON header of that length, data.
+/* safetensors.c - see safetensors.h. Each file: 8 bytes of length, a JSON header of that length,
+ * data.
  *
- * Always: after st_open_folder the tensors of a file cover its data without gap or overlap, each as large as shape x dtype says; a
- * shard is a plain name inside the folder; no name comes twice. The JSON header is bounded, so that its parse is too.
- * Errors are returned, as "file: field: found ..., expected ...". */
+ * Always: after st_open_folder the tensors of a file cover its data without gap or overlap, each as
+ * large as shape x dtype says; a shard is a plain name inside the folder; no name comes twice. The
+ * JSON header is bounded, so that its parse is too. Errors are returned, as "file: field: found
+ * ..., expected ...". */
 #include "format/safetensors.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -23,19 +25,20 @@
 #define ST_HEADER_MAX (32u << 20)
 #define ST_NAME_MAX 512u
 #define ST_SHARDS_MAX 1024u
-#define ST_VALUES_MAX (2u << 20)     /* of a header: what bounds the memory of its parse; a tensor has about 10 */
+/* of a header: what bounds the memory of its parse; a tensor has about 10 */
+#define ST_VALUES_MAX (2u << 20)
 
 struct file {
 	char *path;
 	const unsigned char *map;
 	size_t bytes, data_at;
-	size_t first, count;         /* its tensors, before they are sorted */
+	size_t first, count; /* its tensors, before they are sorted */
 };
 
 struct safetensors {
 	struct file *file;
 	size_t files;
-	struct st_tensor *tensor;    /* sorted by name once everything is open */
+	struct st_tensor *tensor; /* sorted by name once everything is open */
 	size_t tensors, size;
 };
 
@@ -43,13 +46,15 @@ static const struct {
 	const char *name;
 	unsigned bytes;
 } dtypes[] = {
-	{"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I64", 8}, {"U64", 8}, {"I32", 4},     {"U32", 4},
-	{"I16", 2}, {"U16", 2}, {"I8", 1},   {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1},
+	{"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8},     {"I64", 8},
+	{"U64", 8}, {"I32", 4}, {"U32", 4},  {"I16", 2},     {"U16", 2},
+	{"I8", 1},  {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1},
 };
 
-static int refuse(struct err *err, int code, const char *path, const char *field, const char *fmt, ...)
-	__attribute__((format(printf, 5, 6)));
-static int refuse(struct err *err, int code, const char *path, const char *field, const char *fmt, ...)
+static int refuse(struct err *err, int code, const char *path, const char *field, const char *fmt,
+                  ...) __attribute__((format(printf, 5, 6)));
+static int refuse(struct err *err, int code, const char *path, const char *field, const char *fmt,
+                  ...)
 {
 	char what[200];
 	va_list ap;
@@ -61,7 +66,8 @@ static int refuse(struct err *err, int code, const char *path, const char *field
 }
 
 /* Maps a regular file. *ret_map is NULL when the file is not there at all and `optional` is set. */
-static int map_file(const char *path, size_t min, size_t max, int optional, const unsigned char **ret_map, size_t *ret_bytes, struct err *err)
+static int map_file(const char *path, size_t min, size_t max, int optional,
+                    const unsigned char **ret_map, size_t *ret_bytes, struct err *err)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 && errno == ENOENT && optional) {
@@ -78,9 +84,11 @@ static int map_file(const char *path, size_t min, size_t max, int optional, cons
 	else if (!S_ISREG(st.st_mode))
 		rc = refuse(err, ERR_INVALID, path, "file", "found no regular file, expected one");
 	else if ((uint64_t)st.st_size < min || (uint64_t)st.st_size > max)
-		rc = refuse(err, ERR_CORRUPT, path, "file", "found %lld bytes, expected %zu..%zu", (long long)st.st_size, min, max);
+		rc = refuse(err, ERR_CORRUPT, path, "file", "found %lld bytes, expected %zu..%zu",
+		            (long long)st.st_size, min, max);
 	else if ((p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
-		rc = refuse(err, ERR_IO, path, "file", "cannot map %lld bytes: %s", (long long)st.st_size, strerror(errno));
+		rc = refuse(err, ERR_IO, path, "file", "cannot map %lld bytes: %s", (long long)st.st_size,
+		            strerror(errno));
 	close(fd);
 	if (!rc) {
 		*ret_map = p;
@@ -90,17 +98,21 @@ static int map_file(const char *path, size_t min, size_t max, int optional, cons
 }
 
 /* The JSON of a header or an index; the parser bounds its depth. */
-static int parse(const char *path, const char *field, const unsigned char *p, size_t n, json_t **ret, struct err *err)
+static int parse(const char *path, const char *field, const unsigned char *p, size_t n,
+                 json_t **ret, struct err *err)
 {
 	size_t values = 0;
 	for (size_t i = 0; i < n; i++)
 		values += p[i] == ',' || p[i] == '[' || p[i] == '{';
 	if (values > ST_VALUES_MAX)
-		return refuse(err, ERR_UNSUPPORTED, path, field, "found %zu values, expected at most %u", values, ST_VALUES_MAX);
+		return refuse(err, ERR_UNSUPPORTED, path, field, "found %zu values, expected at most %u",
+		              values, ST_VALUES_MAX);
 	json_error_t je = {0};
 	json_t *o = json_loadb((const char *)p, n, JSON_REJECT_DUPLICATES, &je);
 	if (!json_is_object(o)) {
-		int rc = refuse(err, ERR_CORRUPT, path, field, "found no JSON object (%.80s, byte %d), expected one", o ? "another value" : je.text, o ? 0 : je.position);
+		int rc = refuse(err, ERR_CORRUPT, path, field,
+		                "found no JSON object (%.80s, byte %d), expected one",
+		                o ? "another value" : je.text, o ? 0 : je.position);
 		json_decref(o);
 		return rc;
 	}
@@ -108,7 +120,8 @@ static int parse(const char *path, const char *field, const unsigned char *p, si
 	return 0;
 }
 
-static int read_dtype(const struct file *f, const char *name, const json_t *v, struct st_tensor *t, unsigned *ret_bytes, struct err *err)
+static int read_dtype(const struct file *f, const char *name, const json_t *v, struct st_tensor *t,
+                      unsigned *ret_bytes, struct err *err)
 {
 	const char *s = json_string_value(json_object_get(v, "dtype"));
 	for (size_t i = 0; s && i < sizeof dtypes / sizeof *dtypes; i++)
@@ -117,14 +130,17 @@ static int read_dtype(const struct file *f, const char *name, const json_t *v, s
 			*ret_bytes = dtypes[i].bytes;
 			return 0;
 		}
-	return refuse(err, s ? ERR_UNSUPPORTED : ERR_CORRUPT, f->path, name, "found dtype %.40s, expected one of F32, F16, BF16, ...", s ? s : "(none)");
+	return refuse(err, s ? ERR_UNSUPPORTED : ERR_CORRUPT, f->path, name,
+	              "found dtype %.40s, expected one of F32, F16, BF16, ...", s ? s : "(none)");
 }
 
-static int read_shape(const struct file *f, const char *name, const json_t *v, struct st_tensor *t, uint64_t *ret_count, struct err *err)
+static int read_shape(const struct file *f, const char *name, const json_t *v, struct st_tensor *t,
+                      uint64_t *ret_count, struct err *err)
 {
 	const json_t *shape = json_object_get(v, "shape");
 	if (!json_is_array(shape) || json_array_size(shape) > 4)
-		return refuse(err, ERR_CORRUPT, f->path, name, "found %s, expected a shape of 0..4 dimensions",
+		return refuse(err, ERR_CORRUPT, f->path, name,
+		              "found %s, expected a shape of 0..4 dimensions",
 		              json_is_array(shape) ? "more dimensions" : "no shape");
 	uint64_t n = 1;
 	t->dims = (uint32_t)json_array_size(shape);
@@ -134,34 +150,44 @@ static int read_shape(const struct file *f, const char *name, const json_t *v, s
 		if (d >= t->dims)
 			continue;
 		if (!json_is_integer(e) || json_integer_value(e) < 0)
-			return refuse(err, ERR_CORRUPT, f->path, name, "found dimension %u that is no integer from 0, expected one", d);
+			return refuse(err, ERR_CORRUPT, f->path, name,
+			              "found dimension %u that is no integer from 0, expected one", d);
 		t->shape[d] = (uint64_t)json_integer_value(e);
 		if (__builtin_mul_overflow(n, t->shape[d], &n))
-			return refuse(err, ERR_CORRUPT, f->path, name, "found more than 2^64 elements, expected a tensor inside the file");
+			return refuse(err, ERR_CORRUPT, f->path, name,
+			              "found more than 2^64 elements, expected a tensor inside the file");
 	}
 	*ret_count = n;
 	return 0;
 }
 
-static int read_tensor(const struct file *f, const char *name, const json_t *v, struct st_tensor *t, struct err *err)
+static int read_tensor(const struct file *f, const char *name, const json_t *v, struct st_tensor *t,
+                       struct err *err)
 {
 	size_t len = strlen(name), data_bytes = f->bytes - f->data_at;
 	if (!json_is_object(v) || !len || len > ST_NAME_MAX)
-		return refuse(err, ERR_CORRUPT, f->path, len ? name : "(empty name)", "found no tensor, expected a name of 1..%u bytes and an object", ST_NAME_MAX);
+		return refuse(err, ERR_CORRUPT, f->path, len ? name : "(empty name)",
+		              "found no tensor, expected a name of 1..%u bytes and an object", ST_NAME_MAX);
 	unsigned each = 0;
 	uint64_t count = 0, bytes;
 	int rc = read_dtype(f, name, v, t, &each, err);
 	if (rc || (rc = read_shape(f, name, v, t, &count, err)))
 		return rc;
-	const json_t *o = json_object_get(v, "data_offsets"), *b = json_array_get(o, 0), *e = json_array_get(o, 1);
+	const json_t *o = json_object_get(v, "data_offsets"), *b = json_array_get(o, 0),
+				 *e = json_array_get(o, 1);
 	if (json_array_size(o) != 2 || !json_is_integer(b) || !json_is_integer(e))
-		return refuse(err, ERR_CORRUPT, f->path, name, "found no data_offsets of two integers, expected them");
+		return refuse(err, ERR_CORRUPT, f->path, name,
+		              "found no data_offsets of two integers, expected them");
 	json_int_t begin = json_integer_value(b), end = json_integer_value(e);
 	if (begin < 0 || end < begin || (uint64_t)end > data_bytes)
-		return refuse(err, ERR_CORRUPT, f->path, name, "found data_offsets %lld..%lld, expected them in order and at most %zu (truncated?)",
-		              (long long)begin, (long long)end, data_bytes);
+		return refuse(
+			err, ERR_CORRUPT, f->path, name,
+			"found data_offsets %lld..%lld, expected them in order and at most %zu (truncated?)",
+			(long long)begin, (long long)end, data_bytes);
 	if (__builtin_mul_overflow(count, (uint64_t)each, &bytes) || bytes != (uint64_t)(end - begin))
-		return refuse(err, ERR_CORRUPT, f->path, name, "found %lld bytes of data, expected %" PRIu64 " x %u", (long long)(end - begin), count, each);
+		return refuse(err, ERR_CORRUPT, f->path, name,
+		              "found %lld bytes of data, expected %" PRIu64 " x %u",
+		              (long long)(end - begin), count, each);
 	t->data = f->map + f->data_at + begin;
 	t->bytes = (size_t)bytes;
 	t->name = mem_strdup(name);
@@ -185,13 +211,17 @@ static int check_cover(struct safetensors *st, const struct file *f, struct err 
 		qsort(t, f->count, sizeof *t, by_data);
 	for (size_t i = 0; i < f->count; i++) {
 		if (t[i].data != at)
-			return refuse(err, ERR_CORRUPT, f->path, t[i].name, "found data at %td, expected %td (%s)",
-			              (const unsigned char *)t[i].data - f->map - (ptrdiff_t)f->data_at, at - f->map - (ptrdiff_t)f->data_at,
+			return refuse(err, ERR_CORRUPT, f->path, t[i].name,
+			              "found data at %td, expected %td (%s)",
+			              (const unsigned char *)t[i].data - f->map - (ptrdiff_t)f->data_at,
+			              at - f->map - (ptrdiff_t)f->data_at,
 			              (const unsigned char *)t[i].data < at ? "overlap" : "gap");
 		at += t[i].bytes;
 	}
 	if (at != f->map + f->bytes)
-		return refuse(err, ERR_CORRUPT, f->path, "data", "found %td bytes after the last tensor, expected none", f->map + f->bytes - at);
+		return refuse(err, ERR_CORRUPT, f->path, "data",
+		              "found %td bytes after the last tensor, expected none",
+		              f->map + f->bytes - at);
 	return 0;
 }
 
@@ -217,7 +247,8 @@ static int read_tensors(struct safetensors *st, struct file *f, json_t *header, 
 	return check_cover(st, f, err);
 }
 
-/* The slot must be st->file[st->files]; it counts as open (and st_close frees it) from the first line on. */
+/* The slot must be st->file[st->files]; it counts as open (and st_close frees it) from the first
+ * line on. */
 static int open_file(struct safetensors *st, const char *path, struct err *err)
 {
 	struct file *f = &st->file[st->files++];
@@ -229,7 +260,8 @@ static int open_file(struct safetensors *st, const char *path, struct err *err)
 	memcpy(&n, f->map, sizeof n);
 	uint64_t limit = f->bytes - 8 < ST_HEADER_MAX ? f->bytes - 8 : ST_HEADER_MAX;
 	if (n < 2 || n > limit)
-		return refuse(err, ERR_CORRUPT, path, "header length", "found %" PRIu64 ", expected 2..%" PRIu64, n, limit);
+		return refuse(err, ERR_CORRUPT, path, "header length",
+		              "found %" PRIu64 ", expected 2..%" PRIu64, n, limit);
 	f->data_at = 8 + (size_t)n;
 	json_t *header = NULL;
 	rc = parse(path, "header", f->map + 8, (size_t)n, &header, err);
@@ -250,14 +282,16 @@ static int sort_tensors(struct safetensors *st, const char *folder, struct err *
 		qsort(st->tensor, st->tensors, sizeof *st->tensor, by_name);
 	for (size_t i = 1; i < st->tensors; i++)
 		if (by_name(&st->tensor[i - 1], &st->tensor[i]) == 0)
-			return refuse(err, ERR_CORRUPT, folder, st->tensor[i].name, "found in two files, expected one");
+			return refuse(err, ERR_CORRUPT, folder, st->tensor[i].name,
+			              "found in two files, expected one");
 	return 0;
 }
 
 static int shard_name_ok(const char *s)
 {
 	size_t n = s ? strlen(s) : 0;
-	return n > 12 && n < 256 && s[0] != '.' && !strchr(s, '/') && strcmp(s + n - 12, ".safetensors") == 0;
+	return n > 12 && n < 256 && s[0] != '.' && !strchr(s, '/') &&
+	       strcmp(s + n - 12, ".safetensors") == 0;
 }
 
 static const struct file *file_find(const struct safetensors *st, const char *path)
@@ -268,19 +302,23 @@ static const struct file *file_find(const struct safetensors *st, const char *pa
 	return NULL;
 }
 
-static int open_shards(struct safetensors *st, const char *folder, const char *index_path, json_t *map, struct err *err)
+static int open_shards(struct safetensors *st, const char *folder, const char *index_path,
+                       json_t *map, struct err *err)
 {
 	const char *name;
 	json_t *v;
 	json_object_foreach(map, name, v) {
 		const char *shard = json_string_value(v);
 		if (!shard_name_ok(shard))
-			return refuse(err, ERR_CORRUPT, index_path, name, "found shard %.60s, expected the plain name of a .safetensors file", shard ? shard : "(none)");
+			return refuse(err, ERR_CORRUPT, index_path, name,
+			              "found shard %.60s, expected the plain name of a .safetensors file",
+			              shard ? shard : "(none)");
 		char *path = mem_printf("%s/%s", folder, shard);
 		int rc = 0;
 		if (!file_find(st, path)) {
 			if (st->files == ST_SHARDS_MAX)
-				rc = refuse(err, ERR_UNSUPPORTED, index_path, "weight_map", "found more than %u shards, expected fewer", ST_SHARDS_MAX);
+				rc = refuse(err, ERR_UNSUPPORTED, index_path, "weight_map",
+				            "found more than %u shards, expected fewer", ST_SHARDS_MAX);
 			else
 				rc = open_file(st, path, err);
 		}
@@ -292,7 +330,8 @@ static int open_shards(struct safetensors *st, const char *folder, const char *i
 }
 
 /* Every tensor that the index names is in the shard that it names. */
-static int check_index(struct safetensors *st, const char *folder, const char *index_path, json_t *map, struct err *err)
+static int check_index(struct safetensors *st, const char *folder, const char *index_path,
+                       json_t *map, struct err *err)
 {
 	const char *name;
 	json_t *v;
@@ -303,7 +342,8 @@ static int check_index(struct safetensors *st, const char *folder, const char *i
 		const struct st_tensor *t = st_tensor_find(st, name);
 		const unsigned char *data = t ? t->data : NULL;
 		if (!f || !data || data < f->map || data > f->map + f->bytes)
-			return refuse(err, ERR_CORRUPT, index_path, name, "found no such tensor in %.60s, expected it there", json_string_value(v));
+			return refuse(err, ERR_CORRUPT, index_path, name,
+			              "found no such tensor in %.60s, expected it there", json_string_value(v));
 	}
 	return 0;
 }
@@ -320,8 +360,12 @@ static int refuse_folder(const char *folder, struct err *err)
 	if (d)
 		closedir(d);
 	if (!shards)
-		return refuse(err, ERR_NOTFOUND, folder, "files", "found neither model.safetensors nor model.safetensors.index.json, expected one of them");
-	return refuse(err, ERR_NOTFOUND, folder, "files", "found %zu .safetensors file%s (%s%s) but no model.safetensors.index.json that says what is in which, expected it",
+		return refuse(err, ERR_NOTFOUND, folder, "files",
+		              "found neither model.safetensors nor model.safetensors.index.json, expected "
+		              "one of them");
+	return refuse(err, ERR_NOTFOUND, folder, "files",
+	              "found %zu .safetensors file%s (%s%s) but no model.safetensors.index.json that "
+	              "says what is in which, expected it",
 	              shards, shards > 1 ? "s" : "", one, shards > 1 ? ", ..." : "");
 }
 
@@ -339,7 +383,8 @@ static int open_index(struct safetensors *st, const char *folder, struct err *er
 		munmap((void *)map, bytes);
 		json_t *weight_map = json_object_get(root, "weight_map");
 		if (!rc && !json_object_size(weight_map))
-			rc = refuse(err, ERR_CORRUPT, path, "weight_map", "found none, expected an object of tensor: shard");
+			rc = refuse(err, ERR_CORRUPT, path, "weight_map",
+			            "found none, expected an object of tensor: shard");
 		if (!rc)
 			rc = open_shards(st, folder, path, weight_map, err);
 		if (!rc)

@@ -1,7 +1,9 @@
-/* safetensors.h - a safetensors file or a Hugging Face folder of them: tensor directory over mapped files.
+/* safetensors.h - a safetensors file or a Hugging Face folder of them: tensor directory over mapped
+ * files.
  *
- * Format: https://huggingface.co/docs/safetensors. A folder holds model.safetensors, or model.safetensors.index.json and the
- * shards it names. Offsets are checked against the file and against shape x dtype; overlaps and gaps are refused. */
+ * Format: https://huggingface.co/docs/safetensors. A folder holds model.safetensors, or
+ * model.safetensors.index.json and the shards it names. Offsets are checked against the file and
+ * against shape x dtype; overlaps and gaps are refused. */
 #ifndef FORMAT_SAFETENSORS_H
 #define FORMAT_SAFETENSORS_H
 
@@ -14,9 +16,9 @@ struct safetensors;
 
 struct st_tensor {
 	const char *name;
-	char dtype[8];       /* "F32", "F16", "BF16", ... as in the file */
+	char dtype[8]; /* "F32", "F16", "BF16", ... as in the file */
 	uint32_t dims;
-	uint64_t shape[4];   /* row-major, last contiguous */
+	uint64_t shape[4]; /* row-major, last contiguous */
 	const void *data;
 	size_t bytes;
 };

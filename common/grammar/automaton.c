@@ -1,7 +1,9 @@
 /* automaton.c - see automaton.h: states, by closure and interning, as they are first reached.
  *
- * What always holds: a state's configs are sorted and differ; every config can still be finished within the limit on nesting (nfa_node.need), so no state but the dead one
- * is a dead end for bytes. Whether a state is dead depends on the network and the bytes alone, never on what was cached; only `full` does, and it is made good by renewing. */
+ * What always holds: a state's configs are sorted and differ; every config can still be finished
+ * within the limit on nesting (nfa_node.need), so no state but the dead one is a dead end for
+ * bytes. Whether a state is dead depends on the network and the bytes alone, never on what was
+ * cached; only `full` does, and it is made good by renewing. */
 #include "automaton.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -9,13 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEEN_SIZE 16384u         /* places looked at in one closure: at most half of it */
+#define SEEN_SIZE 16384u /* places looked at in one closure: at most half of it */
 #define NONE UINT32_MAX
 
 /* What a new one has room for. */
-enum { STATES_FIRST = 64, CONFIGS_FIRST = 1024, LEVELS_FIRST = 128, ROWS_FIRST = 32, TABLE_FIRST = 512 };
+enum {
+	STATES_FIRST = 64,
+	CONFIGS_FIRST = 1024,
+	LEVELS_FIRST = 128,
+	ROWS_FIRST = 32,
+	TABLE_FIRST = 512
+};
 
-/* --- closure ------------------------------------------------------------------------------------------------------------------------- */
+/* --- closure ------------------------------------------------------------- */
 
 /* Scratch of one thread. */
 struct closure {
@@ -25,7 +33,7 @@ struct closure {
 	uint32_t turn, n_seen;
 	struct config pending[SEEN_SIZE / 2], found[CONFIGS_MAX];
 	uint32_t n_pending, n_found;
-	int over;                /* more than the limits: the state counts as dead */
+	int over; /* more than the limits: the state counts as dead */
 };
 
 static __thread struct closure *scratch;
@@ -156,7 +164,8 @@ static void level_place(struct automaton *a, uint32_t l)
 /* The stack `up` with one more return. 0 with `full` set: no room. */
 static uint32_t level_of(struct automaton *a, uint32_t ret, uint32_t up)
 {
-	for (uint32_t i = mix(ret, up) & (a->levels.size - 1); a->levels.slot[i]; i = (i + 1) & (a->levels.size - 1)) {
+	for (uint32_t i = mix(ret, up) & (a->levels.size - 1); a->levels.slot[i];
+	     i = (i + 1) & (a->levels.size - 1)) {
 		uint32_t l = a->levels.slot[i] - 1;
 		if (a->level[l].ret == ret && a->level[l].up == up)
 			return l;
@@ -165,7 +174,8 @@ static uint32_t level_of(struct automaton *a, uint32_t ret, uint32_t up)
 		a->full = 1;
 		return 0;
 	}
-	int again = level_room(a, a->n_levels + 1) < 0 ? -1 : table_grow(a, &a->levels, a->n_levels + 1);
+	int again = level_room(a, a->n_levels + 1) < 0 ? -1
+	                                               : table_grow(a, &a->levels, a->n_levels + 1);
 	if (again < 0)
 		return 0;
 	a->level[a->n_levels] = (struct level){ret, up, a->level[up].depth + 1, NONE};
@@ -190,9 +200,7 @@ static void closure_run(struct automaton *a, struct closure *c)
 		struct config at = c->pending[--c->n_pending];
 		const struct nfa_node *n = &a->f->node[at.node];
 		switch ((enum nfa_kind)n->kind) {
-		case NFA_SET:
-			found(c, at.node, at.stack);
-			break;
+		case NFA_SET: found(c, at.node, at.stack); break;
 		case NFA_SPLIT:
 			note(a, c, n->a, at.stack);
 			note(a, c, n->b, at.stack);
@@ -213,12 +221,13 @@ static void closure_run(struct automaton *a, struct closure *c)
 	}
 }
 
-/* --- states -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- states -------------------------------------------------------------- */
 
 static int config_cmp(const void *x, const void *y)
 {
 	const struct config *a = x, *b = y;
-	return a->node != b->node ? (a->node > b->node) - (a->node < b->node) : (a->stack > b->stack) - (a->stack < b->stack);
+	return a->node != b->node ? (a->node > b->node) - (a->node < b->node)
+	                          : (a->stack > b->stack) - (a->stack < b->stack);
 }
 
 static void config_sort(struct config *c, uint32_t n)
@@ -273,7 +282,8 @@ static int state_add(struct automaton *a, const struct config *c, uint32_t n)
 static uint32_t state_of(struct automaton *a, struct config *c, uint32_t n)
 {
 	config_sort(c, n);
-	for (uint32_t i = config_hash(c, n) & (a->states.size - 1); a->states.slot[i]; i = (i + 1) & (a->states.size - 1)) {
+	for (uint32_t i = config_hash(c, n) & (a->states.size - 1); a->states.slot[i];
+	     i = (i + 1) & (a->states.size - 1)) {
 		const struct state *s = &a->state[a->states.slot[i] - 1];
 		if (s->n == n && memcmp(a->config + s->first, c, n * sizeof *c) == 0)
 			return a->states.slot[i] - 1;
@@ -308,7 +318,8 @@ static uint32_t *row_of(struct automaton *a, uint32_t s)
 }
 
 /* *ret_alike: the bytes that the same configs take. */
-static struct closure *follow(struct automaton *a, uint32_t s, unsigned byte, struct byte_set *ret_alike)
+static struct closure *follow(struct automaton *a, uint32_t s, unsigned byte,
+                              struct byte_set *ret_alike)
 {
 	struct closure *c = closure_begin();
 	const struct nfa *f = a->f;
@@ -370,14 +381,15 @@ uint32_t automaton_next_in(struct automaton *a, uint32_t s, unsigned cell)
 	return row_of(a, s)[a->f->n_classes + cell] = t;
 }
 
-/* --- aliases ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- aliases ------------------------------------------------------------- */
 
 static uint32_t level_alias(struct automaton *a, uint32_t l)
 {
 	if (l == 0 || a->full)
 		return 0;
 	if (a->level[l].alias == NONE) {
-		uint32_t up = level_alias(a, a->level[l].up), as = level_of(a, a->f->node[a->level[l].ret].alias, up);
+		uint32_t up = level_alias(a, a->level[l].up),
+				 as = level_of(a, a->f->node[a->level[l].ret].alias, up);
 		a->level[l].alias = as;
 	}
 	return a->level[l].alias;
@@ -403,7 +415,7 @@ uint32_t automaton_alias(struct automaton *a, uint32_t s)
 	return as;
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 static void begin_life(struct automaton *a)
 {
@@ -415,12 +427,12 @@ static void begin_life(struct automaton *a)
 	a->level[0] = (struct level){0, 0, 0, 0};
 	memset(a->states.slot, 0, a->states.size * sizeof *a->states.slot);
 	memset(a->levels.slot, 0, a->levels.size * sizeof *a->levels.slot);
-	state_add(a, NULL, 0);               /* the dead one; there is room */
+	state_add(a, NULL, 0); /* the dead one; there is room */
 	struct closure *c = closure_begin();
 	note(a, c, a->f->start, 0);
 	a->start = closed(a, c);
 	if (a->full)
-		a->start = STATE_UNKNOWN;        /* no memory for it now */
+		a->start = STATE_UNKNOWN; /* no memory for it now */
 }
 
 int automaton_begin(struct automaton *a)
@@ -466,11 +478,14 @@ static uint32_t within(size_t bytes, size_t each, uint32_t least)
 
 static void set_limits(struct automaton *a)
 {
-	size_t part = a->bytes_max / 8;      /* half for masks; a level takes no more than two configs, a state with its place in the table no more than a row */
+	/* half for masks; a level takes no more than two configs, a state with its place in the
+	 * table no more than a row */
+	size_t part = a->bytes_max / 8;
 	a->max_states = within(part, sizeof *a->state + 8, 4096);
 	a->max_rows = within(part, a->row_len * sizeof *a->row, 2048);
 	a->max_configs = within(part, sizeof *a->config, 16 * CONFIGS_MAX);
-	a->max_levels = within(part, sizeof *a->level + 8, CONFIGS_MAX * GRAMMAR_DEPTH_MAX + 4096);     /* so that any state finds room in a new life */
+	/* so that any state finds room in a new life */
+	a->max_levels = within(part, sizeof *a->level + 8, CONFIGS_MAX * GRAMMAR_DEPTH_MAX + 4096);
 	a->words = a->v ? grammar_mask_words(a->v->n) : 0;
 	a->max_slots = a->v ? within(4 * part, a->words * 8 + sizeof *a->slot, 16) : 0;
 }
@@ -489,10 +504,10 @@ static void find_representatives(struct automaton *a)
 	}
 }
 
-
 static int first_arrays(struct automaton *a)
 {
-	if (state_room(a, STATES_FIRST) < 0 || config_room(a, CONFIGS_FIRST) < 0 || level_room(a, LEVELS_FIRST) < 0 || row_room(a, ROWS_FIRST) < 0)
+	if (state_room(a, STATES_FIRST) < 0 || config_room(a, CONFIGS_FIRST) < 0 ||
+	    level_room(a, LEVELS_FIRST) < 0 || row_room(a, ROWS_FIRST) < 0)
 		return -1;
 	return table_grow(a, &a->states, 0) < 0 || table_grow(a, &a->levels, 0) < 0 ? -1 : 0;
 }
@@ -513,7 +528,8 @@ static void automaton_fini(struct automaton *a)
 	free(a);
 }
 
-struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v, size_t bytes_max, struct quota_pool *pool)
+struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v, size_t bytes_max,
+                                struct quota_pool *pool)
 {
 	struct automaton *a = mem_zalloc(sizeof *a);
 	a->g = g;
@@ -524,7 +540,8 @@ struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v
 	pthread_mutex_init(&a->lock, NULL);
 	quota_init(&a->quota, pool, SIZE_MAX);
 	set_limits(a);
-	if (scratch_ready(a) < 0 || quota_take(&a->quota, sizeof *a + grammar_bytes(g)) < 0 || first_arrays(a) < 0) {
+	if (scratch_ready(a) < 0 || quota_take(&a->quota, sizeof *a + grammar_bytes(g)) < 0 ||
+	    first_arrays(a) < 0) {
 		automaton_destroy(&a);
 		return NULL;
 	}
@@ -581,10 +598,12 @@ void automaton_trim(struct automaton *a)
 	a->config = shrunk(a, a->config, &a->size_configs, CONFIGS_FIRST, sizeof *a->config);
 	a->level = shrunk(a, a->level, &a->size_levels, LEVELS_FIRST, sizeof *a->level);
 	a->row = shrunk(a, a->row, &a->size_rows, ROWS_FIRST, a->row_len * sizeof *a->row);
-	a->states.slot = shrunk(a, a->states.slot, &a->states.size, TABLE_FIRST, sizeof *a->states.slot);
-	a->levels.slot = shrunk(a, a->levels.slot, &a->levels.size, TABLE_FIRST, sizeof *a->levels.slot);
+	a->states.slot = shrunk(a, a->states.slot, &a->states.size, TABLE_FIRST,
+	                        sizeof *a->states.slot);
+	a->levels.slot = shrunk(a, a->levels.slot, &a->levels.size, TABLE_FIRST,
+	                        sizeof *a->levels.slot);
 	drop_masks(a);
-	a->life++;                       /* no walk is in it any more; it begins when one comes */
+	a->life++; /* no walk is in it any more; it begins when one comes */
 	a->start = STATE_UNKNOWN;
 	pthread_mutex_unlock(&a->lock);
 }
@@ -596,5 +615,9 @@ int automaton_probe(struct grammar *g, struct err *err)
 		return err_set(err, ERR_NOMEM, "there is no memory to look at the constraint");
 	uint32_t start = a->start;
 	automaton_fini(a);
-	return start == STATE_DEAD ? err_set(err, ERR_FULL, "the constraint is too ambiguous: its beginning may be more than %u things at once", CONFIGS_MAX) : 0;
+	return start == STATE_DEAD ? err_set(err, ERR_FULL,
+	                                     "the constraint is too ambiguous: its beginning may be "
+	                                     "more than %u things at once",
+	                                     CONFIGS_MAX)
+	                           : 0;
 }

@@ -1,4 +1,5 @@
-/* compile.c - from the text of a constraint to a grammar: its kind, JSON around it, the pieces of a structure. */
+/* compile.c - from the text of a constraint to a grammar: its kind, JSON around it, the pieces
+ * of a structure. */
 #include "automaton.h"
 #include "json.h"
 #include "regex.h"
@@ -23,7 +24,8 @@ struct builder {
 
 const char *grammar_kind_name(enum grammar_kind k)
 {
-	static const char *const names[] = {"none", "json_schema", "json_object", "regex", "choice", "structure"};
+	static const char *const names[] = {"none",  "json_schema", "json_object",
+	                                    "regex", "choice",      "structure"};
 	return k < GRAMMAR_KINDS ? names[k] : "unknown";
 }
 
@@ -42,11 +44,12 @@ static json_t *parse(const char *text, size_t len, struct err *err)
 	if (!v && json_error_code(&e) == json_error_out_of_memory)
 		err_set(err, ERR_NOMEM, "there is no memory to read the constraint now");
 	else if (!v)
-		err_set(err, ERR_INVALID, "not valid JSON: %.120s (line %d, column %d)", e.text, e.line, e.column);
+		err_set(err, ERR_INVALID, "not valid JSON: %.120s (line %d, column %d)", e.text, e.line,
+		        e.column);
 	return v;
 }
 
-/* --- choice --------------------------------------------------------------------------------------------------------------------------- */
+/* --- choice -------------------------------------------------------------- */
 
 static uint32_t choice(struct builder *b, const json_t *v, uint32_t next)
 {
@@ -69,7 +72,7 @@ static uint32_t choice(struct builder *b, const json_t *v, uint32_t next)
 	return begin;
 }
 
-/* --- free text up to a trigger ------------------------------------------------------------------------------------------------------------ */
+/* --- free text up to a trigger ------------------------------------------- */
 
 static uint32_t free_text(struct nfa *f, uint32_t next)
 {
@@ -114,7 +117,7 @@ static uint32_t until(struct nfa *f, const unsigned char *t, size_t n, uint32_t 
 	return place[0];
 }
 
-/* --- pieces ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- pieces -------------------------------------------------------------- */
 
 static uint32_t pieces(struct builder *b, const json_t *list, uint32_t next);
 
@@ -125,7 +128,7 @@ static uint32_t any_of(struct builder *b, const json_t *lists, uint32_t next)
 		return bad(b, ERR_INVALID, "any_of must be an array with at least one array of pieces");
 	for (size_t i = 0; i < json_array_size(lists) && !b->failed && !b->f->err.code; i++) {
 		uint32_t part = pieces(b, json_array_get(lists, i), next);
-		way = i ? nfa_split(b->f, way, part) : part;      /* 0 is a way as well: to the end */
+		way = i ? nfa_split(b->f, way, part) : part; /* 0 is a way as well: to the end */
 	}
 	return way;
 }
@@ -145,22 +148,28 @@ static uint32_t repeated(struct nfa *f, void *arg, uint32_t next)
 static uint32_t separated(struct nfa *f, void *arg, uint32_t next)
 {
 	const struct repeated *r = arg;
-	return nfa_bytes(f, json_string_value(r->separator), json_string_length(r->separator), pieces(r->b, r->list, next));
+	return nfa_bytes(f, json_string_value(r->separator), json_string_length(r->separator),
+	                 pieces(r->b, r->list, next));
 }
 
 static uint32_t repeat(struct builder *b, const json_t *piece, uint32_t next)
 {
 	const json_t *min = json_object_get(piece, "min"), *max = json_object_get(piece, "max");
 	struct repeated r = {b, json_object_get(piece, "repeat"), json_object_get(piece, "separator")};
-	json_int_t lo = json_integer_value(min), hi = max ? json_integer_value(max) : (json_int_t)NFA_UNBOUNDED;
-	if ((min && !json_is_integer(min)) || (max && !json_is_integer(max)) || lo < 0 || lo > hi || lo > NFA_REPEAT_MAX || (max && hi > NFA_REPEAT_MAX) ||
+	json_int_t lo = json_integer_value(min),
+			   hi = max ? json_integer_value(max) : (json_int_t)NFA_UNBOUNDED;
+	if ((min && !json_is_integer(min)) || (max && !json_is_integer(max)) || lo < 0 || lo > hi ||
+	    lo > NFA_REPEAT_MAX || (max && hi > NFA_REPEAT_MAX) ||
 	    (r.separator && !json_is_string(r.separator)))
-		return bad(b, ERR_INVALID, "repeat needs whole numbers min <= max, of at most 10000, and a string as separator");
+		return bad(
+			b, ERR_INVALID,
+			"repeat needs whole numbers min <= max, of at most 10000, and a string as separator");
 	if (hi == 0)
 		return next;
 	if (!r.separator)
 		return nfa_repeat(b->f, repeated, &r, (uint32_t)lo, (uint32_t)hi, next);
-	uint32_t rest = nfa_repeat(b->f, separated, &r, lo ? (uint32_t)lo - 1 : 0, max ? (uint32_t)hi - 1 : NFA_UNBOUNDED, next);
+	uint32_t rest = nfa_repeat(b->f, separated, &r, lo ? (uint32_t)lo - 1 : 0,
+	                           max ? (uint32_t)hi - 1 : NFA_UNBOUNDED, next);
 	uint32_t first = repeated(b->f, &r, rest);
 	return lo ? first : nfa_split(b->f, first, next);
 }
@@ -175,18 +184,23 @@ static uint32_t piece(struct builder *b, const json_t *v, uint32_t next)
 	if ((m = json_object_get(v, "schema"))) {
 		r = schema_build(b->f, &b->rules, m, b->strict, next, &begin, b->err);
 	} else if ((m = json_object_get(v, "regex")) && json_is_string(m)) {
-		r = regex_build(b->f, json_string_value(m), json_string_length(m), &(struct regex_opts){0}, next, &begin, b->err);
+		r = regex_build(b->f, json_string_value(m), json_string_length(m), &(struct regex_opts){0},
+		                next, &begin, b->err);
 	} else if ((m = json_object_get(v, "any_of"))) {
 		return any_of(b, m, next);
 	} else if ((m = json_object_get(v, "choice"))) {
 		return choice(b, m, next);
 	} else if (json_object_get(v, "repeat")) {
 		return repeat(b, v, next);
-	} else if ((m = json_object_get(v, "free")) && json_is_string(m) && json_string_length(m) <= TRIGGER_MAX) {
+	} else if ((m = json_object_get(v, "free")) && json_is_string(m) &&
+	           json_string_length(m) <= TRIGGER_MAX) {
 		size_t n = json_string_length(m);
-		return n ? until(b->f, (const unsigned char *)json_string_value(m), n, next) : free_text(b->f, next);
+		return n ? until(b->f, (const unsigned char *)json_string_value(m), n, next)
+		         : free_text(b->f, next);
 	} else {
-		return bad(b, ERR_INVALID, "each piece must be an object with literal, schema, regex, choice, any_of, repeat or free (a trigger of at most 128 bytes)");
+		return bad(b, ERR_INVALID,
+		           "each piece must be an object with literal, schema, regex, choice, any_of, "
+		           "repeat or free (a trigger of at most 128 bytes)");
 	}
 	b->failed |= r < 0;
 	return begin;
@@ -206,11 +220,13 @@ static uint32_t pieces(struct builder *b, const json_t *list, uint32_t next)
 	return next;
 }
 
-/* --- the whole ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- the whole ----------------------------------------------------------- */
 
-static int build(enum grammar_kind kind, const char *text, size_t len, unsigned flags, struct nfa *f, struct err *err)
+static int build(enum grammar_kind kind, const char *text, size_t len, unsigned flags,
+                 struct nfa *f, struct err *err)
 {
-	struct builder b = {.f = f, .rules = {.f = f}, .err = err, .strict = (flags & GRAMMAR_STRICT) != 0};
+	struct builder b = {
+		.f = f, .rules = {.f = f}, .err = err, .strict = (flags & GRAMMAR_STRICT) != 0};
 	if (kind == GRAMMAR_REGEX)
 		return regex_build(f, text, len, &(struct regex_opts){0}, 0, &f->start, err);
 	if (kind == GRAMMAR_JSON_OBJECT) {
@@ -237,13 +253,15 @@ static void note_counted(struct grammar *g)
 		g->counted = g->f.node[i].alias != i;
 }
 
-int grammar_compile(enum grammar_kind kind, const char *text, size_t len, unsigned flags, struct grammar **ret_g, struct err *err)
+int grammar_compile(enum grammar_kind kind, const char *text, size_t len, unsigned flags,
+                    struct grammar **ret_g, struct err *err)
 {
 	struct err own = {0};
 	if (kind <= GRAMMAR_NONE || kind >= GRAMMAR_KINDS)
 		return err_set(err, ERR_INVALID, "constraint of unknown kind %d", (int)kind);
 	if (len > GRAMMAR_TEXT_MAX)
-		return err_set(err, ERR_FULL, "the constraint has %zu bytes, the limit is %u", len, GRAMMAR_TEXT_MAX);
+		return err_set(err, ERR_FULL, "the constraint has %zu bytes, the limit is %u", len,
+		               GRAMMAR_TEXT_MAX);
 	struct grammar *g = mem_zalloc(sizeof *g);
 	if (nfa_init(&g->f) < 0) {
 		free(g);

@@ -1,4 +1,5 @@
-/* json.c - see json.h. What is recursive here (any value) recurses by rules, so that nesting is bounded where networks are walked. */
+/* json.c - see json.h. What is recursive here (any value) recurses by rules, so that nesting is
+ * bounded where networks are walked. */
 #include "json.h"
 #include "regex.h"
 
@@ -20,7 +21,7 @@ uint32_t json_space(struct nfa *f, uint32_t next)
 	return nfa_split(f, nfa_byte(f, ' ', next), next);
 }
 
-/* --- strings ---------------------------------------------------------------------------------------------------------------------- */
+/* --- strings ------------------------------------------------------------- */
 
 /* \uXXXX, but no half of a surrogate pair. */
 static uint32_t unicode_escape(struct nfa *f, uint32_t next)
@@ -29,18 +30,21 @@ static uint32_t unicode_escape(struct nfa *f, uint32_t next)
 	uint32_t low = nfa_bytes(f, "\\u", 2, one_of(f, "dD", one_of(f, "cdefCDEF", two)));
 	uint32_t pair = one_of(f, "89abAB", hex(f, hex(f, low)));
 	uint32_t other = one_of(f, "01234567", two);
-	uint32_t d = one_of(f, "dD", nfa_split(f, other, pair)), plain = one_of(f, "0123456789abcefABCEF", three);
+	uint32_t d = one_of(f, "dD", nfa_split(f, other, pair)),
+			 plain = one_of(f, "0123456789abcefABCEF", three);
 	return nfa_byte(f, 'u', nfa_split(f, plain, d));
 }
 
 static uint32_t character(struct nfa *f, uint32_t next)
 {
-	uint32_t escape = nfa_byte(f, '\\', nfa_split(f, one_of(f, "\"\\/bfnrt", next), unicode_escape(f, next)));
+	uint32_t escape = nfa_byte(
+		f, '\\', nfa_split(f, one_of(f, "\"\\/bfnrt", next), unicode_escape(f, next)));
 	struct byte_set s = {{0}};
 	byte_add(&s, 0x20, 0x7f);
 	s.w['"' / 64] &= ~(1ull << '"' % 64);
 	s.w['\\' / 64] &= ~(1ull << '\\' % 64);
-	return nfa_split(f, nfa_set(f, &s, next), nfa_split(f, nfa_points(f, 0x80, 0x10ffff, next), escape));
+	return nfa_split(f, nfa_set(f, &s, next),
+	                 nfa_split(f, nfa_points(f, 0x80, 0x10ffff, next), escape));
 }
 
 static uint32_t character_unit(struct nfa *f, void *arg, uint32_t next)
@@ -57,7 +61,8 @@ static uint32_t character_unit(struct nfa *f, void *arg, uint32_t next)
 
 uint32_t json_string_of(struct json_rules *r, uint32_t min, uint32_t max, uint32_t next)
 {
-	return nfa_byte(r->f, '"', nfa_repeat(r->f, character_unit, r, min, max, nfa_byte(r->f, '"', next)));
+	return nfa_byte(r->f, '"',
+	                nfa_repeat(r->f, character_unit, r, min, max, nfa_byte(r->f, '"', next)));
 }
 
 static uint32_t string_body(struct json_rules *r)
@@ -67,9 +72,9 @@ static uint32_t string_body(struct json_rules *r)
 	return nfa_byte(r->f, '"', loop);
 }
 
-/* --- numbers ---------------------------------------------------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------- */
 
-static uint32_t digits(struct nfa *f, uint32_t next)      /* any number of them */
+static uint32_t digits(struct nfa *f, uint32_t next) /* any number of them */
 {
 	uint32_t loop = nfa_loop(f);
 	nfa_loop_set(f, loop, one_of(f, "0123456789", loop), next);
@@ -100,7 +105,7 @@ static uint32_t integer_body(struct json_rules *r)
 	return whole(r->f, 0);
 }
 
-/* --- any value ------------------------------------------------------------------------------------------------------------------------ */
+/* --- any value ----------------------------------------------------------- */
 
 static uint32_t any_unit(struct nfa *f, void *arg, uint32_t next)
 {
@@ -129,8 +134,11 @@ static uint32_t array_body(struct json_rules *r)
 static uint32_t any_body(struct json_rules *r)
 {
 	struct nfa *f = r->f;
-	uint32_t word = nfa_split(f, nfa_bytes(f, "true", 4, 0), nfa_split(f, nfa_bytes(f, "false", 5, 0), nfa_bytes(f, "null", 4, 0)));
-	uint32_t simple = nfa_split(f, json_string_rule(r, 0), nfa_split(f, json_number_rule(r, 0), word));
+	uint32_t word = nfa_split(f, nfa_bytes(f, "true", 4, 0),
+	                          nfa_split(f, nfa_bytes(f, "false", 5, 0),
+	                                    nfa_bytes(f, "null", 4, 0)));
+	uint32_t simple = nfa_split(f, json_string_rule(r, 0),
+	                            nfa_split(f, json_number_rule(r, 0), word));
 	if (!r->array) {
 		uint32_t rule = nfa_rule(f);
 		r->array = rule + 1;
@@ -141,8 +149,10 @@ static uint32_t any_body(struct json_rules *r)
 	return nfa_split(f, simple, nfa_split(f, nfa_call(f, r->array - 1, 0), json_object_rule(r, 0)));
 }
 
-/* The rule in *slot, made by body(r) when it is not there. A body may ask for its own rule: the number is there before. */
-static uint32_t shared(struct json_rules *r, uint32_t *slot, uint32_t (*body)(struct json_rules *r), uint32_t next)
+/* The rule in *slot, made by body(r) when it is not there. A body may ask for its own rule: the
+ * number is there before. */
+static uint32_t shared(struct json_rules *r, uint32_t *slot, uint32_t (*body)(struct json_rules *r),
+                       uint32_t next)
 {
 	if (!*slot) {
 		uint32_t rule = nfa_rule(r->f);
@@ -179,7 +189,7 @@ uint32_t json_object_rule(struct json_rules *r, uint32_t next)
 	return shared(r, &r->object, object_body, next);
 }
 
-/* --- arrays ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- arrays -------------------------------------------------------------- */
 
 struct element {
 	uint32_t (*value)(struct nfa *f, void *arg, uint32_t next);
@@ -192,12 +202,14 @@ static uint32_t further(struct nfa *f, void *arg, uint32_t next)
 	return nfa_byte(f, ',', json_space(f, e->value(f, e->arg, next)));
 }
 
-uint32_t json_array_of(struct nfa *f, uint32_t (*value)(struct nfa *f, void *arg, uint32_t next), void *arg, uint32_t min, uint32_t max, uint32_t next)
+uint32_t json_array_of(struct nfa *f, uint32_t (*value)(struct nfa *f, void *arg, uint32_t next),
+                       void *arg, uint32_t min, uint32_t max, uint32_t next)
 {
 	struct element e = {value, arg};
 	uint32_t end = nfa_byte(f, ']', next), some = end;
 	if (max > 0) {
-		uint32_t rest = nfa_repeat(f, further, &e, min ? min - 1 : 0, max == NFA_UNBOUNDED ? max : max - 1, json_space(f, end));
+		uint32_t rest = nfa_repeat(f, further, &e, min ? min - 1 : 0,
+		                           max == NFA_UNBOUNDED ? max : max - 1, json_space(f, end));
 		uint32_t first = value(f, arg, rest);
 		some = min ? first : nfa_split(f, first, end);
 	}

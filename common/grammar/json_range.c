@@ -1,5 +1,7 @@
-/* json_range.c - numbers between bounds, exactly, as networks of digits. Numbers are written without leading zeros; by their length, and for each length digit by digit along
- * the bounds. A builder returns 0 when no number is left (0 is also the node that ends a rule, which no number begins with). */
+/* json_range.c - numbers between bounds, exactly, as networks of digits. Numbers are written
+ * without leading zeros; by their length, and for each length digit by digit along the bounds. A
+ * builder returns 0 when no number is left (0 is also the node that ends a rule, which no number
+ * begins with). */
 #include "json.h"
 
 #include <stdio.h>
@@ -47,9 +49,10 @@ static uint32_t between(struct nfa *f, uint64_t a, uint64_t b, uint32_t next)
 			memcpy(x, lo, n);
 		if (n == to && b != NO_END)
 			memcpy(y, hi, n);
-		way = either(f, nfa_between(f, (unsigned char *)x, (unsigned char *)y, n, '0', '9', next), way);
+		way = either(f, nfa_between(f, (unsigned char *)x, (unsigned char *)y, n, '0', '9', next),
+		             way);
 	}
-	if (b == NO_END) {     /* and all that are longer */
+	if (b == NO_END) { /* and all that are longer */
 		uint32_t tail = digits(f, next);
 		for (unsigned i = 0; i < from; i++)
 			tail = digit(f, '0', '9', tail);
@@ -69,22 +72,24 @@ uint32_t json_integer_in(struct nfa *f, const struct json_bounds *b, uint32_t ne
 	if (b->has_lo && b->has_hi && b->lo > b->hi)
 		return 0;
 	if (!b->has_hi || b->hi >= 0)
-		way = between(f, b->has_lo && b->lo > 0 ? (uint64_t)b->lo : 0, b->has_hi ? (uint64_t)b->hi : NO_END, next);
+		way = between(f, b->has_lo && b->lo > 0 ? (uint64_t)b->lo : 0,
+		              b->has_hi ? (uint64_t)b->hi : NO_END, next);
 	if (!b->has_lo || b->lo < 0) {
-		uint32_t minus = between(f, b->has_hi && b->hi < 0 ? magnitude(b->hi) : 1, b->has_lo ? magnitude(b->lo) : NO_END, next);
+		uint32_t minus = between(f, b->has_hi && b->hi < 0 ? magnitude(b->hi) : 1,
+		                         b->has_lo ? magnitude(b->lo) : NO_END, next);
 		way = either(f, minus ? nfa_byte(f, '-', minus) : 0, way);
 	}
 	return way;
 }
 
-/* --- with fractions --------------------------------------------------------------------------------------------------------------------- */
+/* --- with fractions ------------------------------------------------------ */
 
 static uint32_t any_fraction(struct nfa *f, uint32_t next)
 {
 	return nfa_split(f, nfa_byte(f, '.', digit(f, '0', '9', digits(f, next))), next);
 }
 
-static uint32_t some_fraction(struct nfa *f, uint32_t next)      /* above 0 */
+static uint32_t some_fraction(struct nfa *f, uint32_t next) /* above 0 */
 {
 	uint32_t zeros = nfa_loop(f);
 	nfa_loop_set(f, zeros, nfa_byte(f, '0', zeros), digit(f, '1', '9', digits(f, next)));
@@ -99,7 +104,8 @@ static uint32_t zero_fraction(struct nfa *f, uint32_t next)
 }
 
 /* From a to b, without a sign. */
-static uint32_t size_between(struct nfa *f, uint64_t a, int open_a, uint64_t b, int open_b, uint32_t next)
+static uint32_t size_between(struct nfa *f, uint64_t a, int open_a, uint64_t b, int open_b,
+                             uint32_t next)
 {
 	if (a > b || (a == b && (open_a || open_b)))
 		return 0;
@@ -118,11 +124,14 @@ uint32_t json_number_in(struct nfa *f, const struct json_bounds *b, uint32_t nex
 	uint32_t way = 0;
 	if (!b->has_hi || b->hi >= 0) {
 		int lo = b->has_lo && b->lo >= 0;
-		way = size_between(f, lo ? (uint64_t)b->lo : 0, lo && b->open_lo, b->has_hi ? (uint64_t)b->hi : NO_END, b->has_hi && b->open_hi, next);
+		way = size_between(f, lo ? (uint64_t)b->lo : 0, lo && b->open_lo,
+		                   b->has_hi ? (uint64_t)b->hi : NO_END, b->has_hi && b->open_hi, next);
 	}
 	if (!b->has_lo || b->lo < 0) {
 		int hi = b->has_hi && b->hi < 0;
-		uint32_t minus = size_between(f, hi ? magnitude(b->hi) : 0, hi ? b->open_hi : 1, b->has_lo ? magnitude(b->lo) : NO_END, b->has_lo && b->open_lo, next);
+		uint32_t minus = size_between(f, hi ? magnitude(b->hi) : 0, hi ? b->open_hi : 1,
+		                              b->has_lo ? magnitude(b->lo) : NO_END,
+		                              b->has_lo && b->open_lo, next);
 		way = either(f, minus ? nfa_byte(f, '-', minus) : 0, way);
 	}
 	return way;

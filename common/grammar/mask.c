@@ -1,5 +1,5 @@
-/* mask.c - which tokens may follow. A mask belongs to a state (to its alias: what a counter says beyond the longest token makes no difference) and is kept; which ones, is by
- * use. */
+/* mask.c - which tokens may follow. A mask belongs to a state (to its alias: what a counter says
+ * beyond the longest token makes no difference) and is kept; which ones, is by use. */
 #include "automaton.h"
 
 #include <stdlib.h>
@@ -77,9 +77,10 @@ static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, stru
 	return 0;
 }
 
-/* --- walks --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- walks --------------------------------------------------------------- */
 
-/* No state follows by this byte: ERR_UNSUPPORTED when it would be too large, else 0. A mask is that of an alias, which has fewer configs, so it may allow what is too much here. */
+/* No state follows by this byte: ERR_UNSUPPORTED when it would be too large, else 0. A mask is
+ * that of an alias, which has fewer configs, so it may allow what is too much here. */
 static int why_dead(struct automaton *a, uint32_t s, unsigned char byte)
 {
 	int over = automaton_is_over(a, s, byte);
@@ -90,7 +91,8 @@ static int why_dead(struct automaton *a, uint32_t s, unsigned char byte)
 	return over ? ERR_UNSUPPORTED : 0;
 }
 
-/* One token from *state: 1, 0 as it is none of the grammar's there, or ERR_UNSUPPORTED. The tables may be renewed. */
+/* One token from *state: 1, 0 as it is none of the grammar's there, or ERR_UNSUPPORTED. The
+ * tables may be renewed. */
 static int take_token(struct automaton *a, uint32_t *state, uint32_t id)
 {
 	const struct grammar_vocab *v = a->v;
@@ -111,7 +113,8 @@ static int take_token(struct automaton *a, uint32_t *state, uint32_t id)
 	return 1;
 }
 
-static int catch_up(struct automaton *a, struct grammar_walk *w, const uint32_t *tokens, uint32_t n, struct err *err)
+static int catch_up(struct automaton *a, struct grammar_walk *w, const uint32_t *tokens, uint32_t n,
+                    struct err *err)
 {
 	if (automaton_begin(a) < 0)
 		return ERR_NOMEM;
@@ -121,16 +124,22 @@ static int catch_up(struct automaton *a, struct grammar_walk *w, const uint32_t 
 		uint32_t s = w->state;
 		int r = take_token(a, &s, tokens[w->n]);
 		if (r < 0)
-			return err_set(err, r, "the constraint is too ambiguous: behind token %u the answer may be more than %u things at once", w->n, CONFIGS_MAX);
+			return err_set(err, r,
+			               "the constraint is too ambiguous: behind token %u the answer may be "
+			               "more than %u things at once",
+			               w->n, CONFIGS_MAX);
 		if (r == 0)
-			return err_set(err, ERR_INVALID, "token %u (id %u) of the answer is not what its constraint allows there", w->n, tokens[w->n]);
+			return err_set(err, ERR_INVALID,
+			               "token %u (id %u) of the answer is not what its constraint allows there",
+			               w->n, tokens[w->n]);
 		w->state = s;
 		w->life = a->life;
 	}
 	return 0;
 }
 
-static int find_mask(struct automaton *a, struct grammar_walk *w, uint32_t *ret_slot, struct err *err)
+static int find_mask(struct automaton *a, struct grammar_walk *w, uint32_t *ret_slot,
+                     struct err *err)
 {
 	int r = mask_of(a, w->state, ret_slot, err);
 	if (r != ERR_FULL)
@@ -140,10 +149,15 @@ static int find_mask(struct automaton *a, struct grammar_walk *w, uint32_t *ret_
 	r = mask_of(a, w->state, ret_slot, err);
 	if (r == ERR_FULL)
 		a->full = 0;
-	return r == ERR_FULL ? err_set(err, ERR_FULL, "the constraint is too ambiguous: telling the next token takes more than %zu bytes", a->bytes_max) : r;
+	return r == ERR_FULL ? err_set(err, ERR_FULL,
+	                               "the constraint is too ambiguous: telling the next token takes "
+	                               "more than %zu bytes",
+	                               a->bytes_max)
+	                     : r;
 }
 
-int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32_t *tokens, uint32_t n, uint64_t *ret_mask, unsigned *ret_flags, struct err *err)
+int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32_t *tokens,
+                   uint32_t n, uint64_t *ret_mask, unsigned *ret_flags, struct err *err)
 {
 	uint32_t slot = 0;
 	pthread_mutex_lock(&a->lock);
@@ -154,19 +168,25 @@ int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32
 		r = find_mask(a, walk_, &slot, err);
 	if (r == 0) {
 		memcpy(ret_mask, a->mask + (size_t)slot * a->words, a->words * sizeof *ret_mask);
-		*ret_flags = (automaton_ends(a, walk_->state) ? AUTOMATON_MAY_END : 0u) | (a->slot[slot].any ? AUTOMATON_MAY_GO_ON : 0u);
+		*ret_flags = (automaton_ends(a, walk_->state) ? AUTOMATON_MAY_END : 0u) |
+		             (a->slot[slot].any ? AUTOMATON_MAY_GO_ON : 0u);
 		if (!*ret_flags)
-			r = err_set(err, ERR_NOTFOUND, "no token of the vocabulary leads on behind token %u of the constrained answer", n);
+			r = err_set(
+				err, ERR_NOTFOUND,
+				"no token of the vocabulary leads on behind token %u of the constrained answer", n);
 	}
-	if (a->lost || (r < 0 && a->quota.over)) {        /* whatever came of that says nothing of the answer */
-		r = err_set(err, ERR_NOMEM, "there is no memory for the constraint now: it has %zu bytes", a->quota.used);
+	if (a->lost || (r < 0 && a->quota.over)) {
+		/* whatever came of that says nothing of the answer */
+		r = err_set(err, ERR_NOMEM, "there is no memory for the constraint now: it has %zu bytes",
+		            a->quota.used);
 		walk_->life = 0;
 	}
 	pthread_mutex_unlock(&a->lock);
 	return r;
 }
 
-uint32_t automaton_leading(struct automaton *a, struct grammar_walk *walk_, const uint32_t *tokens, uint32_t n, const uint32_t *more, uint32_t n_more)
+uint32_t automaton_leading(struct automaton *a, struct grammar_walk *walk_, const uint32_t *tokens,
+                           uint32_t n, const uint32_t *more, uint32_t n_more)
 {
 	uint32_t good = 0, state;
 	struct err ignored;

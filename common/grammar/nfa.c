@@ -1,5 +1,6 @@
-/* nfa.c - see nfa.h. Over a limit a builder notes the error, once, and returns node 0; what is built on that is thrown away by nfa_finish. So builders need no checks between
- * their steps; those that loop over a count ask for f->err. */
+/* nfa.c - see nfa.h. Over a limit a builder notes the error, once, and returns node 0; what is
+ * built on that is thrown away by nfa_finish. So builders need no checks between their steps;
+ * those that loop over a count ask for f->err. */
 #include "nfa.h"
 #include "util/mem.h"
 
@@ -7,14 +8,14 @@
 #include <string.h>
 
 #define SET_SLOTS (2 * NFA_SETS_MAX)
-#define COPIES 8u            /* a unit that is repeated more often is called, not copied */
+#define COPIES 8u /* a unit that is repeated more often is called, not copied */
 
 int nfa_init(struct nfa *f)
 {
 	memset(f, 0, sizeof *f);
 	f->size = 256;
 	f->node = mem_try_array(f->size, sizeof *f->node);
-	f->n = 1;                  /* node 0: RET */
+	f->n = 1; /* node 0: RET */
 	f->size_rules = f->size_sets = 64;
 	f->rule = mem_try_array(f->size_rules, sizeof *f->rule);
 	f->set = mem_try_array(f->size_sets, sizeof *f->set);
@@ -72,14 +73,16 @@ void nfa_trim(struct nfa *f)
 
 size_t nfa_memory(const struct nfa *f)
 {
-	size_t n = (size_t)f->size * sizeof *f->node + (size_t)f->size_rules * sizeof *f->rule + (size_t)f->size_sets * sizeof *f->set;
+	size_t n = (size_t)f->size * sizeof *f->node + (size_t)f->size_rules * sizeof *f->rule +
+	           (size_t)f->size_sets * sizeof *f->set;
 	return n + (f->set_slot ? SET_SLOTS * sizeof *f->set_slot : 0);
 }
 
 static uint32_t over(struct nfa *f, const char *what, uint32_t limit)
 {
 	if (!f->err.code)
-		err_set(&f->err, ERR_FULL, "the constraint is too large: it needs more than %u %s", limit, what);
+		err_set(&f->err, ERR_FULL, "the constraint is too large: it needs more than %u %s", limit,
+		        what);
 	return 0;
 }
 
@@ -99,7 +102,8 @@ static uint32_t add(struct nfa *f, enum nfa_kind kind, uint32_t a, uint32_t b)
 
 static uint32_t set_find(struct nfa *f, const struct byte_set *s)
 {
-	uint64_t h = (s->w[0] * 0x9E3779B97F4A7C15u) ^ (s->w[1] * 0xC2B2AE3D27D4EB4Fu) ^ (s->w[2] * 0x165667B19E3779F9u) ^ (s->w[3] * 0x27D4EB2F165667C5u);
+	uint64_t h = (s->w[0] * 0x9E3779B97F4A7C15u) ^ (s->w[1] * 0xC2B2AE3D27D4EB4Fu) ^
+	             (s->w[2] * 0x165667B19E3779F9u) ^ (s->w[3] * 0x27D4EB2F165667C5u);
 	for (uint32_t i = (uint32_t)(h >> 40) % SET_SLOTS;; i = (i + 1) % SET_SLOTS) {
 		if (f->set_slot[i] && memcmp(&f->set[f->set_slot[i] - 1], s, sizeof *s) == 0)
 			return f->set_slot[i] - 1;
@@ -183,17 +187,21 @@ uint32_t nfa_optional(struct nfa *f, uint32_t begin, uint32_t next)
 	return nfa_split(f, begin, next);
 }
 
-/* --- UTF-8 ---------------------------------------------------------------------------------------------------------------------- */
+/* --- UTF-8 --------------------------------------------------------------- */
 
 static unsigned encode(uint32_t c, unsigned char *out)
 {
 	if (c < 0x80)
 		return out[0] = (unsigned char)c, 1;
 	if (c < 0x800)
-		return out[0] = (unsigned char)(0xc0 | c >> 6), out[1] = (unsigned char)(0x80 | (c & 63)), 2;
+		return out[0] = (unsigned char)(0xc0 | c >> 6), out[1] = (unsigned char)(0x80 | (c & 63)),
+		       2;
 	if (c < 0x10000)
-		return out[0] = (unsigned char)(0xe0 | c >> 12), out[1] = (unsigned char)(0x80 | (c >> 6 & 63)), out[2] = (unsigned char)(0x80 | (c & 63)), 3;
-	out[0] = (unsigned char)(0xf0 | c >> 18), out[1] = (unsigned char)(0x80 | (c >> 12 & 63)), out[2] = (unsigned char)(0x80 | (c >> 6 & 63));
+		return out[0] = (unsigned char)(0xe0 | c >> 12),
+		       out[1] = (unsigned char)(0x80 | (c >> 6 & 63)),
+		       out[2] = (unsigned char)(0x80 | (c & 63)), 3;
+	out[0] = (unsigned char)(0xf0 | c >> 18), out[1] = (unsigned char)(0x80 | (c >> 12 & 63)),
+	out[2] = (unsigned char)(0x80 | (c >> 6 & 63));
 	out[3] = (unsigned char)(0x80 | (c & 63));
 	return 4;
 }
@@ -205,7 +213,8 @@ static uint32_t range_of(struct nfa *f, unsigned lo, unsigned hi, uint32_t next)
 	return nfa_set(f, &s, next);
 }
 
-uint32_t nfa_between(struct nfa *f, const unsigned char *lo, const unsigned char *hi, unsigned n, unsigned char first, unsigned char last, uint32_t next)
+uint32_t nfa_between(struct nfa *f, const unsigned char *lo, const unsigned char *hi, unsigned n,
+                     unsigned char first, unsigned char last, uint32_t next)
 {
 	unsigned char least[NFA_BETWEEN_MAX], most[NFA_BETWEEN_MAX];
 	memset(least, first, sizeof least);
@@ -217,13 +226,16 @@ uint32_t nfa_between(struct nfa *f, const unsigned char *lo, const unsigned char
 	unsigned from = lo[0], to = hi[0];
 	uint32_t way = 0;
 	if (memcmp(lo + 1, least, n - 1) != 0)
-		way = nfa_byte(f, (unsigned char)from++, nfa_between(f, lo + 1, most, n - 1, first, last, next));
+		way = nfa_byte(f, (unsigned char)from++,
+		               nfa_between(f, lo + 1, most, n - 1, first, last, next));
 	if (memcmp(hi + 1, most, n - 1) != 0) {
-		uint32_t high = nfa_byte(f, (unsigned char)to--, nfa_between(f, least, hi + 1, n - 1, first, last, next));
+		uint32_t high = nfa_byte(f, (unsigned char)to--,
+		                         nfa_between(f, least, hi + 1, n - 1, first, last, next));
 		way = way ? nfa_split(f, way, high) : high;
 	}
 	if (from <= to) {
-		uint32_t whole = range_of(f, from, to, nfa_between(f, least, most, n - 1, first, last, next));
+		uint32_t whole = range_of(f, from, to,
+		                          nfa_between(f, least, most, n - 1, first, last, next));
 		way = way ? nfa_split(f, whole, way) : whole;
 	}
 	return way;
@@ -238,7 +250,7 @@ uint32_t nfa_points(struct nfa *f, uint32_t lo, uint32_t hi, uint32_t next)
 			continue;
 		uint32_t to = hi < end[i] ? hi : end[i];
 		unsigned char a[4], b[4];
-		if (i != 3) {          /* 3: surrogates */
+		if (i != 3) { /* 3: surrogates */
 			unsigned n = encode(lo, a);
 			encode(to, b);
 			uint32_t part = nfa_between(f, a, b, n, 0x80, 0xbf, next);
@@ -249,14 +261,17 @@ uint32_t nfa_points(struct nfa *f, uint32_t lo, uint32_t hi, uint32_t next)
 	return way;
 }
 
-/* --- repetition ------------------------------------------------------------------------------------------------------------------- */
+/* --- repetition ---------------------------------------------------------- */
 
-/* The places of a repetition from which the next NFA_LOOKAHEAD units are the same: so many to come at least, so many at most. */
-static void name_aliases(struct nfa *f, const uint32_t *place, uint32_t n, uint32_t min, uint32_t max)
+/* The places of a repetition from which the next NFA_LOOKAHEAD units are the same: so many to
+ * come at least, so many at most. */
+static void name_aliases(struct nfa *f, const uint32_t *place, uint32_t n, uint32_t min,
+                         uint32_t max)
 {
 	uint32_t was_min = UINT32_MAX, was_max = UINT32_MAX, alias = 0;
 	for (uint32_t i = 0; i < n; i++) {
-		uint32_t least = i < min ? min - i : 0, most = max == NFA_UNBOUNDED ? NFA_UNBOUNDED : max - i;
+		uint32_t least = i < min ? min - i : 0,
+				 most = max == NFA_UNBOUNDED ? NFA_UNBOUNDED : max - i;
 		least = least < NFA_LOOKAHEAD ? least : NFA_LOOKAHEAD;
 		most = most < NFA_LOOKAHEAD ? most : NFA_LOOKAHEAD;
 		if (least != was_min || most != was_max)
@@ -267,13 +282,15 @@ static void name_aliases(struct nfa *f, const uint32_t *place, uint32_t n, uint3
 	}
 }
 
-static uint32_t one(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next), void *arg, uint32_t rule, uint32_t next)
+static uint32_t one(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next),
+                    void *arg, uint32_t rule, uint32_t next)
 {
 	return rule == UINT32_MAX ? unit(f, arg, next) : nfa_call(f, rule, next);
 }
 
 /* place[i]: i units are done. */
-static uint32_t chain(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next), void *arg, uint32_t rule, uint32_t min, uint32_t max, uint32_t next)
+static uint32_t chain(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next),
+                      void *arg, uint32_t rule, uint32_t min, uint32_t max, uint32_t next)
 {
 	uint32_t n = max == NFA_UNBOUNDED ? min : max, at;
 	uint32_t *place = mem_try_array((size_t)n + 1, sizeof *place);
@@ -283,12 +300,14 @@ static uint32_t chain(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, 
 		at = nfa_loop(f);
 		nfa_loop_set(f, at, one(f, unit, arg, rule, at), next);
 	} else {
-		at = add(f, NFA_SPLIT, next, next);    /* a place of its own, even if nothing may follow */
+		at = add(f, NFA_SPLIT, next, next); /* a place of its own, even if nothing may follow */
 	}
 	place[n] = at;
 	for (uint32_t i = n; i-- > 0 && !f->err.code;) {
 		uint32_t more = one(f, unit, arg, rule, at);
-		place[i] = at = i >= min ? nfa_split(f, more, next) : rule == UINT32_MAX ? add(f, NFA_SPLIT, more, more) : more;
+		place[i] = at = i >= min             ? nfa_split(f, more, next)
+		                : rule == UINT32_MAX ? add(f, NFA_SPLIT, more, more)
+		                                     : more;
 	}
 	if (!f->err.code)
 		name_aliases(f, place, n + 1, min, max);
@@ -296,11 +315,13 @@ static uint32_t chain(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, 
 	return at;
 }
 
-uint32_t nfa_repeat(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next), void *arg, uint32_t min, uint32_t max, uint32_t next)
+uint32_t nfa_repeat(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next),
+                    void *arg, uint32_t min, uint32_t max, uint32_t next)
 {
 	uint32_t rule = UINT32_MAX;
 	if ((min > NFA_REPEAT_MAX || (max != NFA_UNBOUNDED && max > NFA_REPEAT_MAX)) && !f->err.code)
-		err_set(&f->err, ERR_FULL, "a repetition of %u is over the limit of %u", max != NFA_UNBOUNDED && max > min ? max : min, NFA_REPEAT_MAX);
+		err_set(&f->err, ERR_FULL, "a repetition of %u is over the limit of %u",
+		        max != NFA_UNBOUNDED && max > min ? max : min, NFA_REPEAT_MAX);
 	if (f->err.code || max == 0)
 		return f->err.code ? 0 : next;
 	if ((max == NFA_UNBOUNDED ? min + 1 : max) > COPIES) {
@@ -312,7 +333,7 @@ uint32_t nfa_repeat(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, ui
 	return f->err.code ? 0 : chain(f, unit, arg, rule, min, max, next);
 }
 
-/* --- one of many strings ------------------------------------------------------------------------------------------------------------ */
+/* --- one of many strings ------------------------------------------------- */
 
 static int string_cmp(const void *a, const void *b)
 {
@@ -321,9 +342,11 @@ static int string_cmp(const void *a, const void *b)
 	return c ? c : (x->len > y->len) - (x->len < y->len);
 }
 
-/* list is sorted; all have the first `at` bytes in common. Common stretches are walked, not recursed into, so that the depth is that of branches: log n would be
- * usual, and a list of n branches n deep has n * n bytes, which the limit on a text bounds. */
-static uint32_t branch(struct nfa *f, const struct nfa_string *list, size_t n, size_t at, uint32_t next)
+/* list is sorted; all have the first `at` bytes in common. Common stretches are walked, not
+ * recursed into, so that the depth is that of branches: log n would be usual, and a list of n
+ * branches n deep has n * n bytes, which the limit on a text bounds. */
+static uint32_t branch(struct nfa *f, const struct nfa_string *list, size_t n, size_t at,
+                       uint32_t next)
 {
 	uint32_t way = 0;
 	size_t i = 0;
@@ -335,10 +358,12 @@ static uint32_t branch(struct nfa *f, const struct nfa_string *list, size_t n, s
 	for (size_t k; i < n; i = k) {
 		for (k = i + 1; k < n && list[k].s[at] == list[i].s[at];)
 			k++;
-		size_t common = at + 1, least = list[i].len < list[k - 1].len ? list[i].len : list[k - 1].len;
+		size_t common = at + 1,
+			   least = list[i].len < list[k - 1].len ? list[i].len : list[k - 1].len;
 		while (common < least && list[i].s[common] == list[k - 1].s[common])
 			common++;
-		uint32_t part = nfa_bytes(f, list[i].s + at, common - at, k - i == 1 ? next : branch(f, list + i, k - i, common, next));
+		uint32_t part = nfa_bytes(f, list[i].s + at, common - at,
+		                          k - i == 1 ? next : branch(f, list + i, k - i, common, next));
 		way = way ? nfa_split(f, way, part) : part;
 	}
 	return ends ? (way ? nfa_split(f, way, next) : next) : way;

@@ -1,14 +1,16 @@
-/* nfa_check.c - what must hold of a whole network before it is walked: it can be finished within the limit on nesting, and no rule enters itself again before a byte was
- * written (which would be no progress for ever). Bounded: a few passes over the nodes, each rule once. */
+/* nfa_check.c - what must hold of a whole network before it is walked: it can be finished within
+ * the limit on nesting, and no rule enters itself again before a byte was written (which would
+ * be no progress for ever). Bounded: a few passes over the nodes, each rule once. */
 #include "nfa.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define PASSES_MAX 256u      /* over all nodes until the needs stand; each level of nesting takes one at most */
+/* over all nodes until the needs stand; each level of nesting takes one at most */
+#define PASSES_MAX 256u
 
-/* --- need: levels of nesting to the end -------------------------------------------------------------------------------------------- */
+/* --- need: levels of nesting to the end ---------------------------------- */
 
 static uint16_t least(uint16_t a, uint16_t b)
 {
@@ -19,24 +21,22 @@ static uint16_t need_of(const struct nfa *f, const struct nfa_node *n)
 {
 	uint16_t in, out;
 	switch ((enum nfa_kind)n->kind) {
-	case NFA_RET:
-		return 0;
-	case NFA_SET:
-		return f->node[n->b].need;
-	case NFA_SPLIT:
-		return least(f->node[n->a].need, f->node[n->b].need);
+	case NFA_RET: return 0;
+	case NFA_SET: return f->node[n->b].need;
+	case NFA_SPLIT: return least(f->node[n->a].need, f->node[n->b].need);
 	case NFA_CALL:
 		in = f->node[f->rule[n->a]].need;
 		out = f->node[n->b].need;
 		if (in == NFA_NEED_NONE || out == NFA_NEED_NONE)
 			return NFA_NEED_NONE;
-		in = (uint16_t)(in + (n->b != 0));     /* the last call of a rule takes no level */
+		in = (uint16_t)(in + (n->b != 0)); /* the last call of a rule takes no level */
 		return in > out ? in : out;
 	}
 	return NFA_NEED_NONE;
 }
 
-/* Nodes stand behind what they lead to, but for loops and calls, so few passes are enough. 0, or the passes were not. */
+/* Nodes stand behind what they lead to, but for loops and calls, so few passes are enough. 0, or
+ * the passes were not. */
 static int find_needs(struct nfa *f)
 {
 	int changed = 1;
@@ -55,12 +55,12 @@ static int find_needs(struct nfa *f)
 	return 0;
 }
 
-/* --- recursion without a byte --------------------------------------------------------------------------------------------------------- */
+/* --- recursion without a byte -------------------------------------------- */
 
 struct search {
 	struct nfa *f;
-	unsigned char *color;    /* of rules: 0 new, 1 being looked at, 2 done */
-	unsigned char *seen;     /* nodes */
+	unsigned char *color; /* of rules: 0 new, 1 being looked at, 2 done */
+	unsigned char *seen;  /* nodes */
 	uint32_t *stack;
 	uint32_t n;
 };
@@ -73,7 +73,8 @@ static void push(struct search *s, uint32_t node)
 	s->stack[s->n++] = node;
 }
 
-/* All that may be entered from here before a byte is written; a called rule counts as if it could be empty. 1: a rule enters itself. */
+/* All that may be entered from here before a byte is written; a called rule counts as if it
+ * could be empty. 1: a rule enters itself. */
 static int enters_itself(struct search *s, uint32_t begin)
 {
 	uint32_t base = s->n;
@@ -102,7 +103,10 @@ static int enters_itself(struct search *s, uint32_t begin)
 /* 1, 0 or ERR_NOMEM */
 static int has_endless(struct nfa *f)
 {
-	struct search s = {.f = f, .color = mem_try_array(f->n_rules + 1, 1), .seen = mem_try_array(f->n, 1), .stack = mem_try_array(f->n, sizeof *s.stack)};
+	struct search s = {.f = f,
+	                   .color = mem_try_array(f->n_rules + 1, 1),
+	                   .seen = mem_try_array(f->n, 1),
+	                   .stack = mem_try_array(f->n, sizeof *s.stack)};
 	int bad = s.color && s.seen && s.stack ? enters_itself(&s, f->start) : ERR_NOMEM;
 	for (uint32_t r = 0; r < f->n_rules && !bad; r++) {
 		if (s.color[r])
@@ -117,7 +121,7 @@ static int has_endless(struct nfa *f)
 	return bad;
 }
 
-/* --- classes of bytes -------------------------------------------------------------------------------------------------------------------- */
+/* --- classes of bytes ---------------------------------------------------- */
 
 /* Each set splits the classes that it cuts. */
 static void find_classes(struct nfa *f)
@@ -125,7 +129,8 @@ static void find_classes(struct nfa *f)
 	unsigned n = 1;
 	memset(f->class_of, 0, sizeof f->class_of);
 	for (uint32_t i = 0; i < f->n_sets && n < 256; i++) {
-		int inside[256], moved[256];     /* of each class: members in the set; the class that those get, -1: none yet */
+		/* of each class: members in the set; the class that those get, -1: none yet */
+		int inside[256], moved[256];
 		unsigned size[256] = {0};
 		memset(inside, 0, sizeof inside);
 		memset(moved, -1, sizeof moved);
@@ -155,14 +160,20 @@ int nfa_finish(struct nfa *f, uint32_t depth_max, struct err *err)
 	if (endless < 0)
 		return err_set(err, endless, "there is no memory to look at the constraint now");
 	if (endless)
-		return err_set(err, ERR_INVALID, "the constraint refers to itself without anything in between: recursion without end");
+		return err_set(
+			err, ERR_INVALID,
+			"the constraint refers to itself without anything in between: recursion without end");
 	if (find_needs(f) < 0)
-		return err_set(err, ERR_FULL, "the constraint's parts refer to each other over more than %u levels", PASSES_MAX);
+		return err_set(err, ERR_FULL,
+		               "the constraint's parts refer to each other over more than %u levels",
+		               PASSES_MAX);
 	uint16_t need = f->node[f->start].need;
 	if (need == NFA_NEED_NONE)
 		return err_set(err, ERR_INVALID, "no finite answer satisfies the constraint");
 	if (need > depth_max)
-		return err_set(err, ERR_FULL, "the constraint's smallest answer nests %u levels deep, the limit is %u", need, depth_max);
+		return err_set(err, ERR_FULL,
+		               "the constraint's smallest answer nests %u levels deep, the limit is %u",
+		               need, depth_max);
 	find_classes(f);
 	return 0;
 }

@@ -1,5 +1,7 @@
-/* regex.c - see regex.h: parsed to a tree first, which is then built from its end to its beginning. The parser's recursion is bounded by REGEX_NEST_MAX, the builder's work by the
- * limit on nodes. Escapes are ASCII as in ECMAScript; where its engines and Python's differ (\s, \S, the ends of line), what is allowed is what all of them match. */
+/* regex.c - see regex.h: parsed to a tree first, which is then built from its end to its beginning.
+ * The parser's recursion is bounded by REGEX_NEST_MAX, the builder's work by the limit on nodes.
+ * Escapes are ASCII as in ECMAScript; where its engines and Python's differ (\s, \S, the ends of
+ * line), what is allowed is what all of them match. */
 #include "regex.h"
 #include "util/arena.h"
 #include "util/mem.h"
@@ -7,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RANGES_MAX 512u      /* of one [...]; what [^...] leaves may be one more */
+#define RANGES_MAX 512u /* of one [...]; what [^...] leaves may be one more */
 #define LAST 0x10ffffu
 
 struct range {
@@ -18,11 +20,11 @@ enum tree_kind { T_EMPTY, T_RANGES, T_CAT, T_ALT, T_REPEAT };
 
 struct tree {
 	enum tree_kind kind;
-	struct range *range;         /* RANGES: sorted, apart */
+	struct range *range; /* RANGES: sorted, apart */
 	uint32_t n;
-	struct tree *left, *right;   /* CAT, ALT; REPEAT: left */
+	struct tree *left, *right; /* CAT, ALT; REPEAT: left */
 	uint32_t min, max;
-	int open_begin, open_end;    /* alternatives at the top: no ^, no $ */
+	int open_begin, open_end; /* alternatives at the top: no ^, no $ */
 };
 
 struct parser {
@@ -34,7 +36,7 @@ struct parser {
 	int json;
 };
 
-/* --- characters ------------------------------------------------------------------------------------------------------------------- */
+/* --- characters ---------------------------------------------------------- */
 
 static int bad(struct parser *p, int code, size_t at, const char *what)
 {
@@ -58,7 +60,11 @@ static int take_point(struct parser *p, uint32_t *ret)
 {
 	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
 	const unsigned char *s = (const unsigned char *)p->text + p->at;
-	unsigned n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
+	unsigned n = s[0] < 0x80                   ? 1
+	             : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
+	             : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
+	             : s[0] >= 0xf0 && s[0] < 0xf5 ? 4
+	                                           : 0;
 	if (!n || p->len - p->at < n)
 		return bad(p, ERR_INVALID, p->at, "a byte that is not UTF-8");
 	uint32_t c = n == 1 ? s[0] : s[0] & (0xffu >> (n + 1));
@@ -79,7 +85,10 @@ static int take_hex(struct parser *p, unsigned digits, uint32_t *ret)
 	uint32_t v = 0;
 	for (unsigned i = 0; i < digits; i++, p->at++) {
 		char c = more(p) ? p->text[p->at] : 0;
-		int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+		int d = c >= '0' && c <= '9'   ? c - '0'
+		        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+		        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+		                               : -1;
 		if (d < 0)
 			return bad(p, ERR_INVALID, p->at, "a hexadecimal digit is missing");
 		v = v << 4 | (uint32_t)d;
@@ -105,7 +114,7 @@ static int take_u(struct parser *p, size_t begin, uint32_t *ret)
 	return 0;
 }
 
-/* --- sets of characters --------------------------------------------------------------------------------------------------------------- */
+/* --- sets of characters -------------------------------------------------- */
 
 struct ranges {
 	struct range r[RANGES_MAX + 1];
@@ -153,14 +162,19 @@ static void ranges_negate(struct ranges *s)
 	s->n = n;
 }
 
-static const struct range digits[] = {{'0', '9'}}, words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}, spaces[] = {{'\t', '\r'}, {' ', ' '}},
-	all_spaces[] = {{'\t', '\r'}, {0x1c, ' '}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
-	                {0x3000, 0x3000}, {0xfeff, 0xfeff}},
-	line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+static const struct range digits[] = {{'0', '9'}},
+						  words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
+						  spaces[] = {{'\t', '\r'}, {' ', ' '}},
+						  all_spaces[] = {{'\t', '\r'},     {0x1c, ' '},      {0x85, 0x85},
+                                          {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
+                                          {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
+                                          {0x3000, 0x3000}, {0xfeff, 0xfeff}},
+						  line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
 #define COUNT(a) (uint32_t)(sizeof(a) / sizeof *(a))
 
-static int add_named(struct parser *p, struct ranges *s, const struct range *r, uint32_t n, int negate)
+static int add_named(struct parser *p, struct ranges *s, const struct range *r, uint32_t n,
+                     int negate)
 {
 	struct ranges own = {.n = n};
 	int code = 0;
@@ -182,32 +196,23 @@ static int take_escape(struct parser *p, struct ranges *s, uint32_t *ret)
 	char c = p->text[p->at++];
 	switch (c) {
 	case 'd':
-	case 'D':
-		return add_named(p, s, digits, COUNT(digits), c == 'D');
+	case 'D': return add_named(p, s, digits, COUNT(digits), c == 'D');
 	case 'w':
-	case 'W':
-		return add_named(p, s, words, COUNT(words), c == 'W');
-	case 's':
-		return add_named(p, s, spaces, COUNT(spaces), 0);
-	case 'S':
-		return add_named(p, s, all_spaces, COUNT(all_spaces), 1);
-	case 'x':
-		return take_hex(p, 2, ret) < 0 ? ERR_INVALID : 1;
-	case 'u':
-		return take_u(p, begin, ret) < 0 ? ERR_INVALID : 1;
+	case 'W': return add_named(p, s, words, COUNT(words), c == 'W');
+	case 's': return add_named(p, s, spaces, COUNT(spaces), 0);
+	case 'S': return add_named(p, s, all_spaces, COUNT(all_spaces), 1);
+	case 'x': return take_hex(p, 2, ret) < 0 ? ERR_INVALID : 1;
+	case 'u': return take_u(p, begin, ret) < 0 ? ERR_INVALID : 1;
 	case '0':
 		if (more(p) && p->text[p->at] >= '0' && p->text[p->at] <= '9')
 			return bad(p, ERR_UNSUPPORTED, begin, "an octal escape is not supported");
 		*ret = 0;
 		return 1;
 	case 'b':
-	case 'B':
-		return bad(p, ERR_UNSUPPORTED, begin, "a word boundary is not supported");
+	case 'B': return bad(p, ERR_UNSUPPORTED, begin, "a word boundary is not supported");
 	case 'p':
-	case 'P':
-		return bad(p, ERR_UNSUPPORTED, begin, "a Unicode property is not supported");
-	default:
-		break;
+	case 'P': return bad(p, ERR_UNSUPPORTED, begin, "a Unicode property is not supported");
+	default: break;
 	}
 	for (unsigned i = 0; control[i]; i += 2)
 		if (c == control[i]) {
@@ -263,7 +268,8 @@ static int class_members(struct parser *p, struct ranges *s, size_t begin)
 	return 0;
 }
 
-static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree *left, struct tree *right)
+static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree *left,
+                             struct tree *right)
 {
 	struct tree *t = arena_alloc(p->arena, sizeof *t);
 	t->kind = kind;
@@ -299,7 +305,10 @@ static struct tree *parse_class(struct parser *p)
 	s.n = 0;
 	p->at += (size_t)negate;
 	if (next_is(p, ']'))
-		return bad(p, ERR_UNSUPPORTED, begin, "a [...] that begins with ] means different things to different engines: write \\]"), NULL;
+		return bad(p, ERR_UNSUPPORTED, begin,
+		           "a [...] that begins with ] means different things to different engines: write "
+		           "\\]"),
+		       NULL;
 	if (class_members(p, &s, begin) < 0)
 		return NULL;
 	ranges_merge(&s);
@@ -310,7 +319,7 @@ static struct tree *parse_class(struct parser *p)
 	return tree_ranges(p, &s);
 }
 
-/* --- the parser ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the parser ---------------------------------------------------------- */
 
 static struct tree *parse_alternatives(struct parser *p, int top);
 
@@ -322,7 +331,8 @@ static int group_kind(struct parser *p, size_t begin)
 		return 0;
 	}
 	size_t name = p->at + (next_is(p, 'P') ? 1 : 0);
-	if (name + 1 < p->len && p->text[name] == '<' && p->text[name + 1] != '=' && p->text[name + 1] != '!') {
+	if (name + 1 < p->len && p->text[name] == '<' && p->text[name + 1] != '=' &&
+	    p->text[name + 1] != '!') {
 		const char *end = memchr(p->text + name, '>', p->len - name);
 		if (!end)
 			return bad(p, ERR_INVALID, begin, "a group's name without its end");
@@ -358,32 +368,24 @@ static struct tree *parse_atom(struct parser *p)
 	uint32_t c;
 	s.n = 0;
 	switch (p->text[p->at]) {
-	case '(':
-		return parse_group(p);
-	case '[':
-		return parse_class(p);
+	case '(': return parse_group(p);
+	case '[': return parse_class(p);
 	case '.':
 		p->at++;
 		return add_named(p, &s, line_ends, COUNT(line_ends), 1) < 0 ? NULL : tree_ranges(p, &s);
 	case '*':
 	case '+':
-	case '?':
-		return bad(p, ERR_INVALID, p->at, "nothing to repeat"), NULL;
+	case '?': return bad(p, ERR_INVALID, p->at, "nothing to repeat"), NULL;
 	case '^':
-	case '$':
-		return bad(p, ERR_UNSUPPORTED, p->at, "an anchor inside is not supported"), NULL;
+	case '$': return bad(p, ERR_UNSUPPORTED, p->at, "an anchor inside is not supported"), NULL;
 	case '\\':
 		p->at++;
 		switch (take_escape(p, &s, &c)) {
-		case 0:
-			return tree_ranges(p, &s);
-		case 1:
-			return tree_point(p, c);
-		default:
-			return NULL;
+		case 0: return tree_ranges(p, &s);
+		case 1: return tree_point(p, c);
+		default: return NULL;
 		}
-	default:
-		return take_point(p, &c) < 0 ? NULL : tree_point(p, c);
+	default: return take_point(p, &c) < 0 ? NULL : tree_point(p, c);
 	}
 }
 
@@ -397,12 +399,15 @@ static int take_count(struct parser *p, size_t *at, uint32_t *ret)
 	return *at > from;
 }
 
-/* A counter "{m}", "{m,}" or "{m,n}" at p->at: 1 and behind it; 0: there is none, the { stands for itself. */
+/* A counter "{m}", "{m,}" or "{m,n}" at p->at: 1 and behind it; 0: there is none, the { stands
+ * for itself. */
 static int take_counter(struct parser *p, uint32_t *ret_min, uint32_t *ret_max)
 {
 	size_t at = p->at + 1;
-	if (at < p->len && p->text[at] == ',' && at + 1 < p->len && p->text[at + 1] >= '0' && p->text[at + 1] <= '9')
-		return bad(p, ERR_UNSUPPORTED, p->at, "{,n} means different things to different engines: write {0,n}");
+	if (at < p->len && p->text[at] == ',' && at + 1 < p->len && p->text[at + 1] >= '0' &&
+	    p->text[at + 1] <= '9')
+		return bad(p, ERR_UNSUPPORTED, p->at,
+		           "{,n} means different things to different engines: write {0,n}");
 	if (!take_count(p, &at, ret_min))
 		return 0;
 	*ret_max = *ret_min;
@@ -444,7 +449,8 @@ static struct tree *parse_repeat(struct parser *p)
 	if (next_is(p, '+'))
 		return bad(p, ERR_UNSUPPORTED, begin, "a possessive repetition is not supported"), NULL;
 	uint32_t ignored;
-	if (next_is(p, '*') || next_is(p, '?') || (next_is(p, '{') && take_counter(p, &ignored, &ignored) != 0))
+	if (next_is(p, '*') || next_is(p, '?') ||
+	    (next_is(p, '{') && take_counter(p, &ignored, &ignored) != 0))
 		return bad(p, ERR_INVALID, begin, "a repetition of a repetition"), NULL;
 	r = tree_new(p, T_REPEAT, t, NULL);
 	r->min = min;
@@ -472,7 +478,8 @@ static struct tree *parse_sequence(struct parser *p, int top)
 	if (!all)
 		all = tree_new(p, T_EMPTY, NULL, NULL);
 	if (top) {
-		all = tree_new(p, T_CAT, all, tree_new(p, T_EMPTY, NULL, NULL));      /* a node of its own for the marks */
+		/* a node of its own for the marks */
+		all = tree_new(p, T_CAT, all, tree_new(p, T_EMPTY, NULL, NULL));
 		all->open_begin = open_begin;
 		all->open_end = open_end;
 	}
@@ -492,9 +499,10 @@ static struct tree *parse_alternatives(struct parser *p, int top)
 	return all;
 }
 
-/* --- the builder ------------------------------------------------------------------------------------------------------------------------- */
+/* --- the builder --------------------------------------------------------- */
 
-/* Controls and quotes within a JSON string. Those with a short escape have that, the others \u00XX. */
+/* Controls and quotes within a JSON string. Those with a short escape have that, the others
+ * \u00XX. */
 static uint32_t build_escaped(struct nfa *f, const struct byte_set *s, uint32_t next)
 {
 	static const char shorts[] = "\"\"\\\\\bb\ff\nn\rr\tt", digit[] = "0123456789abcdefABCDEF";
@@ -525,7 +533,8 @@ static uint32_t build_escaped(struct nfa *f, const struct byte_set *s, uint32_t 
 	return nfa_byte(f, '\\', way);
 }
 
-static uint32_t build_ranges(struct nfa *f, const struct range *r, uint32_t n, int json, uint32_t next)
+static uint32_t build_ranges(struct nfa *f, const struct range *r, uint32_t n, int json,
+                             uint32_t next)
 {
 	struct byte_set plain = {{0}}, escaped = {{0}};
 	int any_plain = 0, any_escaped = 0;
@@ -551,7 +560,8 @@ static uint32_t build_ranges(struct nfa *f, const struct range *r, uint32_t n, i
 		way = way ? nfa_split(f, part, way) : part;
 	}
 	if (!way && !f->err.code)
-		err_set(&f->err, ERR_INVALID, "a [...] of the regular expression has nothing but surrogates");
+		err_set(&f->err, ERR_INVALID,
+		        "a [...] of the regular expression has nothing but surrogates");
 	return way;
 }
 
@@ -584,12 +594,10 @@ static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t ne
 	if (f->err.code)
 		return 0;
 	switch (t->kind) {
-	case T_EMPTY:
-		return next;
-	case T_RANGES:
-		return build_ranges(f, t->range, t->n, json, next);
+	case T_EMPTY: return next;
+	case T_RANGES: return build_ranges(f, t->range, t->n, json, next);
 	case T_CAT:
-		for (; t->kind == T_CAT; t = t->left)      /* long texts lean to the left */
+		for (; t->kind == T_CAT; t = t->left) /* long texts lean to the left */
 			next = build(f, t->right, json, next);
 		return build(f, t, json, next);
 	case T_ALT: {
@@ -606,7 +614,8 @@ static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t ne
 }
 
 /* An alternative at the top, with what may stand around it. */
-static uint32_t build_top(struct nfa *f, const struct tree *t, const struct regex_opts *o, uint32_t next)
+static uint32_t build_top(struct nfa *f, const struct tree *t, const struct regex_opts *o,
+                          uint32_t next)
 {
 	int json = o->json;
 	if (f->err.code)
@@ -620,13 +629,16 @@ static uint32_t build_top(struct nfa *f, const struct tree *t, const struct rege
 	if (o->search && t->open_end)
 		next = nfa_repeat(f, build_any, &json, 0, NFA_UNBOUNDED, next);
 	next = build(f, t, json, next);
-	return o->search && t->open_begin ? nfa_repeat(f, build_any, &json, 0, NFA_UNBOUNDED, next) : next;
+	return o->search && t->open_begin ? nfa_repeat(f, build_any, &json, 0, NFA_UNBOUNDED, next)
+	                                  : next;
 }
 
-int regex_build(struct nfa *f, const char *text, size_t len, const struct regex_opts *o, uint32_t next, uint32_t *ret_begin, struct err *err)
+int regex_build(struct nfa *f, const char *text, size_t len, const struct regex_opts *o,
+                uint32_t next, uint32_t *ret_begin, struct err *err)
 {
 	struct err own = {0};
-	struct parser p = {.text = text, .len = len, .arena = arena_new(), .err = &own, .json = o->json};
+	struct parser p = {
+		.text = text, .len = len, .arena = arena_new(), .err = &own, .json = o->json};
 	struct tree *t = parse_alternatives(&p, 1);
 	if (t && more(&p))
 		bad(&p, ERR_INVALID, p.at, "a ) without (");

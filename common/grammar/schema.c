@@ -1,5 +1,6 @@
-/* schema.c - see schema.h: what kind of schema it is, references, alternatives, fixed values. Recursion is bounded by SCHEMA_NEST_MAX, the work by the limit on nodes: after an
- * error every builder returns at once. */
+/* schema.c - see schema.h: what kind of schema it is, references, alternatives, fixed values.
+ * Recursion is bounded by SCHEMA_NEST_MAX, the work by the limit on nodes: after an error every
+ * builder returns at once. */
 #include "schema_int.h"
 #include "util/mem.h"
 
@@ -18,13 +19,15 @@ uint32_t schema_bad(struct schema *s, int code, const char *key, const char *fmt
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	err_set(s->err, code, "%s%s%.60s: %s", s->path_len || key ? s->path : "the schema", key ? "/" : "", key ? key : "", text);
+	err_set(s->err, code, "%s%s%.60s: %s", s->path_len || key ? s->path : "the schema",
+	        key ? "/" : "", key ? key : "", text);
 	return 0;
 }
 
 size_t schema_enter(struct schema *s, const char *key)
 {
-	size_t mark = s->path_len, n = (size_t)snprintf(s->path + mark, sizeof s->path - mark, "/%s", key);
+	size_t mark = s->path_len,
+		   n = (size_t)snprintf(s->path + mark, sizeof s->path - mark, "/%s", key);
 	s->path_len = mark + n < sizeof s->path ? mark + n : sizeof s->path - 1;
 	return mark;
 }
@@ -41,7 +44,8 @@ int schema_count(struct schema *s, const json_t *v, const char *key, uint32_t de
 	*ret = def;
 	if (!n)
 		return 0;
-	if (!json_is_integer(n) || json_integer_value(n) < 0 || json_integer_value(n) > NFA_REPEAT_MAX) {
+	if (!json_is_integer(n) || json_integer_value(n) < 0 ||
+	    json_integer_value(n) > NFA_REPEAT_MAX) {
 		schema_bad(s, ERR_INVALID, key, "must be a whole number from 0 to %u", NFA_REPEAT_MAX);
 		return -1;
 	}
@@ -49,7 +53,7 @@ int schema_count(struct schema *s, const json_t *v, const char *key, uint32_t de
 	return 0;
 }
 
-/* --- fixed values ------------------------------------------------------------------------------------------------------------------- */
+/* --- fixed values -------------------------------------------------------- */
 
 /* Compact, with as few digits as a number needs. malloc'd. */
 static char *dump(const json_t *v)
@@ -73,8 +77,10 @@ static int is_type(const json_t *v, const char *type)
 		return json_is_integer(v);
 	if (strcmp(type, "number") == 0)
 		return json_is_number(v);
-	return (json_is_string(v) && strcmp(type, "string") == 0) || (json_is_boolean(v) && strcmp(type, "boolean") == 0) ||
-	       (json_is_null(v) && strcmp(type, "null") == 0) || (json_is_object(v) && strcmp(type, "object") == 0) ||
+	return (json_is_string(v) && strcmp(type, "string") == 0) ||
+	       (json_is_boolean(v) && strcmp(type, "boolean") == 0) ||
+	       (json_is_null(v) && strcmp(type, "null") == 0) ||
+	       (json_is_object(v) && strcmp(type, "object") == 0) ||
 	       (json_is_array(v) && strcmp(type, "array") == 0);
 }
 
@@ -86,7 +92,8 @@ static int fits_type(const json_t *types, const json_t *v)
 	if (json_is_string(types))
 		return is_type(v, json_string_value(types));
 	for (size_t i = 0; i < json_array_size(types); i++)
-		if (json_is_string(json_array_get(types, i)) && is_type(v, json_string_value(json_array_get(types, i))))
+		if (json_is_string(json_array_get(types, i)) &&
+		    is_type(v, json_string_value(json_array_get(types, i))))
 			return 1;
 	return 0;
 }
@@ -114,14 +121,15 @@ static uint32_t fixed(struct schema *s, const json_t *v, const char *key, uint32
 		list[kept].len = strlen(list[kept].s);
 		kept++;
 	}
-	uint32_t begin = kept ? nfa_one_of(s->f, list, kept, next) : schema_bad(s, ERR_INVALID, key, "has no value of the named type");
+	uint32_t begin = kept ? nfa_one_of(s->f, list, kept, next)
+	                      : schema_bad(s, ERR_INVALID, key, "has no value of the named type");
 	for (size_t i = 0; i < kept; i++)
 		free((char *)list[i].s);
 	free(list);
 	return begin;
 }
 
-/* --- references ----------------------------------------------------------------------------------------------------------------------- */
+/* --- references ---------------------------------------------------------- */
 
 /* One step of a JSON pointer, up to '/' or the end, with its escapes undone. */
 static const json_t *step(const json_t *at, const char *text, size_t len)
@@ -165,7 +173,8 @@ uint32_t schema_call(struct schema *s, const json_t *target, uint32_t next)
 		if (s->ref[i].target == target)
 			return nfa_call(s->f, s->ref[i].rule, next);
 	if (s->n_refs == SCHEMA_REFS_MAX)
-		return schema_bad(s, ERR_FULL, NULL, "more than %u different references and arrays", SCHEMA_REFS_MAX);
+		return schema_bad(s, ERR_FULL, NULL, "more than %u different references and arrays",
+		                  SCHEMA_REFS_MAX);
 	if (!s->ref)
 		s->ref = mem_try_array(SCHEMA_REFS_MAX, sizeof *s->ref);
 	if (!s->ref)
@@ -186,7 +195,8 @@ static uint32_t reference(struct schema *s, const json_t *v, uint32_t next)
 	char path[sizeof s->path];
 	size_t mark = s->path_len;
 	if (!target)
-		return schema_bad(s, ERR_INVALID, "$ref", "\"%.80s\" leads nowhere within this schema", name ? name : "(not a string)");
+		return schema_bad(s, ERR_INVALID, "$ref", "\"%.80s\" leads nowhere within this schema",
+		                  name ? name : "(not a string)");
 	memcpy(path, s->path, sizeof path);
 	schema_leave(s, 0);
 	if (name[1] == '/')
@@ -197,13 +207,14 @@ static uint32_t reference(struct schema *s, const json_t *v, uint32_t next)
 	return begin;
 }
 
-/* --- which keywords may stand there ------------------------------------------------------------------------------------------------------- */
+/* --- which keywords may stand there -------------------------------------- */
 
 /* What says nothing about the value. */
 static int is_annotation(const char *key)
 {
-	static const char *const names[] = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly", "writeOnly", "$defs",
-	                                    "definitions"};
+	static const char *const names[] = {"title",    "description", "default",  "examples",
+	                                    "$schema",  "$id",         "$comment", "deprecated",
+	                                    "readOnly", "writeOnly",   "$defs",    "definitions"};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		if (strcmp(key, names[i]) == 0)
 			return 1;
@@ -212,8 +223,11 @@ static int is_annotation(const char *key)
 
 static int is_typed(const char *key)
 {
-	static const char *const names[] = {"type", "properties", "required", "additionalProperties", "items", "minItems", "maxItems", "pattern", "format", "minLength", "maxLength",
-	                                    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
+	static const char *const names[] = {
+		"type",    "properties",       "required",        "additionalProperties",
+		"items",   "minItems",         "maxItems",        "pattern",
+		"format",  "minLength",        "maxLength",       "minimum",
+		"maximum", "exclusiveMinimum", "exclusiveMaximum"};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		if (strcmp(key, names[i]) == 0)
 			return 1;
@@ -222,28 +236,31 @@ static int is_typed(const char *key)
 
 static const char *const forms[] = {"$ref", "anyOf", "allOf", "enum", "const"};
 
-/* The form of the schema, one of the above, or NULL: by type. All its keywords are known and go together, or the error is set. */
+/* The form of the schema, one of the above, or NULL: by type. All its keywords are known and go
+ * together, or the error is set. */
 static const char *form_of(struct schema *s, const json_t *v)
 {
 	const char *form = NULL, *key;
 	json_t *member;
 	for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
 		if (json_object_get(v, forms[i]) && form)
-			return schema_bad(s, ERR_UNSUPPORTED, forms[i], "is not supported beside %s", form), NULL;
+			return schema_bad(s, ERR_UNSUPPORTED, forms[i], "is not supported beside %s", form),
+			       NULL;
 		form = json_object_get(v, forms[i]) ? forms[i] : form;
 	}
-	json_object_foreach ((json_t *)v, key, member) {
+	json_object_foreach((json_t *)v, key, member) {
 		if (is_annotation(key) || (form && strcmp(key, form) == 0))
 			continue;
 		if (!is_typed(key))
 			return schema_bad(s, ERR_UNSUPPORTED, key, "this keyword is not supported"), NULL;
-		if (form && (strcmp(key, "type") != 0 || (strcmp(form, "enum") != 0 && strcmp(form, "const") != 0)))
+		if (form &&
+		    (strcmp(key, "type") != 0 || (strcmp(form, "enum") != 0 && strcmp(form, "const") != 0)))
 			return schema_bad(s, ERR_UNSUPPORTED, key, "is not supported beside %s", form), NULL;
 	}
 	return form;
 }
 
-/* --- by type -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- by type ------------------------------------------------------------- */
 
 static uint32_t of_type(struct schema *s, const json_t *v, const char *type, uint32_t next)
 {
@@ -260,7 +277,9 @@ static uint32_t of_type(struct schema *s, const json_t *v, const char *type, uin
 		return nfa_split(f, nfa_bytes(f, "true", 4, next), nfa_bytes(f, "false", 5, next));
 	if (strcmp(type, "null") == 0)
 		return nfa_bytes(f, "null", 4, next);
-	return schema_bad(s, ERR_INVALID, "type", "\"%.40s\" is none of object, array, string, number, integer, boolean, null", type);
+	return schema_bad(s, ERR_INVALID, "type",
+	                  "\"%.40s\" is none of object, array, string, number, integer, boolean, null",
+	                  type);
 }
 
 /* Without a type: the one that the other keywords speak of, or any value when there are none. */
@@ -268,9 +287,20 @@ static const char *implied_type(const json_t *v)
 {
 	static const struct {
 		const char *key, *type;
-	} says[] = {{"properties", "object"}, {"required", "object"}, {"additionalProperties", "object"}, {"items", "array"}, {"minItems", "array"}, {"maxItems", "array"},
-	            {"pattern", "string"},    {"format", "string"},   {"minLength", "string"},            {"maxLength", "string"}, {"minimum", "number"}, {"maximum", "number"},
-	            {"exclusiveMinimum", "number"}, {"exclusiveMaximum", "number"}};
+	} says[] = {{"properties", "object"},
+	            {"required", "object"},
+	            {"additionalProperties", "object"},
+	            {"items", "array"},
+	            {"minItems", "array"},
+	            {"maxItems", "array"},
+	            {"pattern", "string"},
+	            {"format", "string"},
+	            {"minLength", "string"},
+	            {"maxLength", "string"},
+	            {"minimum", "number"},
+	            {"maximum", "number"},
+	            {"exclusiveMinimum", "number"},
+	            {"exclusiveMaximum", "number"}};
 	for (size_t i = 0; i < sizeof says / sizeof *says; i++)
 		if (json_object_get(v, says[i].key))
 			return says[i].type;
@@ -320,7 +350,8 @@ static uint32_t value(struct schema *s, const json_t *v, uint32_t next)
 	if (json_is_true(v))
 		return json_any_rule(s->rules, next);
 	if (!json_is_object(v))
-		return schema_bad(s, ERR_INVALID, NULL, json_is_false(v) ? "false allows no value" : "must be an object or true");
+		return schema_bad(s, ERR_INVALID, NULL,
+		                  json_is_false(v) ? "false allows no value" : "must be an object or true");
 	const char *form = form_of(s, v);
 	if (s->failed)
 		return 0;
@@ -353,7 +384,8 @@ uint32_t schema_value(struct schema *s, const json_t *v, uint32_t next)
 	return begin;
 }
 
-int schema_build(struct nfa *f, struct json_rules *rules, const json_t *schema, int strict, uint32_t next, uint32_t *ret_begin, struct err *err)
+int schema_build(struct nfa *f, struct json_rules *rules, const json_t *schema, int strict,
+                 uint32_t next, uint32_t *ret_begin, struct err *err)
 {
 	struct err own = {0};
 	struct schema s = {.f = f, .rules = rules, .root = schema, .strict = strict, .err = &own};

@@ -16,7 +16,7 @@ struct schema {
 	struct err *err;
 	int strict, failed;
 	unsigned nest;
-	char path[200];            /* of what is built now, as a JSON pointer; cut when it is longer */
+	char path[200]; /* of what is built now, as a JSON pointer; cut when it is longer */
 	size_t path_len;
 	struct schema_ref *ref;
 	uint32_t n_refs;
@@ -32,7 +32,8 @@ uint32_t schema_object(struct schema *s, const json_t *v, uint32_t next);
 uint32_t schema_array(struct schema *s, const json_t *v, uint32_t next);
 
 /* Notes "path/key: text", once; returns 0. key NULL: the schema itself. */
-uint32_t schema_bad(struct schema *s, int code, const char *key, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+uint32_t schema_bad(struct schema *s, int code, const char *key, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
 /* Steps into a member of the path, and back. */
 size_t schema_enter(struct schema *s, const char *key);
 void schema_leave(struct schema *s, size_t mark);

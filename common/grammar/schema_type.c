@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAME_MAX_BYTES 256u      /* of a property, where others must be told from it */
-#define BOUND_MAX 9e15           /* whole numbers that a double holds exactly */
+#define NAME_MAX_BYTES 256u /* of a property, where others must be told from it */
+#define BOUND_MAX 9e15      /* whole numbers that a double holds exactly */
 
-/* --- strings ------------------------------------------------------------------------------------------------------------------------- */
+/* --- strings ------------------------------------------------------------- */
 
 static uint32_t patterned(struct schema *s, const json_t *pattern, uint32_t next)
 {
@@ -18,8 +18,9 @@ static uint32_t patterned(struct schema *s, const json_t *pattern, uint32_t next
 	uint32_t begin = 0;
 	if (!json_is_string(pattern))
 		return schema_bad(s, ERR_INVALID, "pattern", "must be a string");
-	int r = regex_build(s->f, json_string_value(pattern), json_string_length(pattern), &(struct regex_opts){.search = 1, .json = 1}, nfa_byte(s->f, '"', next), &begin,
-	                    &err);
+	int r = regex_build(s->f, json_string_value(pattern), json_string_length(pattern),
+	                    &(struct regex_opts){.search = 1, .json = 1}, nfa_byte(s->f, '"', next),
+	                    &begin, &err);
 	return r < 0 ? schema_bad(s, r, "pattern", "%s", err.text) : nfa_byte(s->f, '"', begin);
 }
 
@@ -28,7 +29,9 @@ static uint32_t formatted(struct schema *s, const json_t *format, uint32_t next)
 	uint32_t begin = 0;
 	const char *name = json_string_value(format);
 	if (!name || schema_format(s->f, name, nfa_byte(s->f, '"', next), &begin) < 0)
-		return schema_bad(s, ERR_UNSUPPORTED, "format", "\"%.40s\" is not supported: date-time, date, time, duration, email, hostname, ipv4, ipv6 and uuid are",
+		return schema_bad(s, ERR_UNSUPPORTED, "format",
+		                  "\"%.40s\" is not supported: date-time, date, time, duration, email, "
+		                  "hostname, ipv4, ipv6 and uuid are",
 		                  name ? name : "(not a string)");
 	return nfa_byte(s->f, '"', begin);
 }
@@ -39,22 +42,28 @@ uint32_t schema_string(struct schema *s, const json_t *v, uint32_t next)
 	int lengths = json_object_get(v, "minLength") || json_object_get(v, "maxLength");
 	uint32_t min, max;
 	if (!!pattern + !!format + lengths > 1)
-		return schema_bad(s, ERR_UNSUPPORTED, pattern ? "pattern" : "format", "is not supported beside %s", pattern && format ? "format" : "minLength or maxLength");
+		return schema_bad(s, ERR_UNSUPPORTED, pattern ? "pattern" : "format",
+		                  "is not supported beside %s",
+		                  pattern && format ? "format" : "minLength or maxLength");
 	if (pattern)
 		return patterned(s, pattern, next);
 	if (format)
 		return formatted(s, format, next);
 	if (!lengths)
 		return json_string_rule(s->rules, next);
-	if (schema_count(s, v, "minLength", 0, &min) < 0 || schema_count(s, v, "maxLength", NFA_UNBOUNDED, &max) < 0)
+	if (schema_count(s, v, "minLength", 0, &min) < 0 ||
+	    schema_count(s, v, "maxLength", NFA_UNBOUNDED, &max) < 0)
 		return 0;
-	return max < min ? schema_bad(s, ERR_INVALID, "maxLength", "is less than minLength") : json_string_of(s->rules, min, max, next);
+	return max < min ? schema_bad(s, ERR_INVALID, "maxLength", "is less than minLength")
+	                 : json_string_of(s->rules, min, max, next);
 }
 
-/* --- numbers -------------------------------------------------------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------- */
 
-/* One bound: to b->lo (b->hi with `high`), where it is the tighter one. For integers it is rounded inwards and closed. */
-static int take_bound(struct schema *s, const json_t *v, const char *key, int high, int open, int integer, struct json_bounds *b)
+/* One bound: to b->lo (b->hi with `high`), where it is the tighter one. For integers it is
+ * rounded inwards and closed. */
+static int take_bound(struct schema *s, const json_t *v, const char *key, int high, int open,
+                      int integer, struct json_bounds *b)
 {
 	const json_t *n = json_object_get(v, key);
 	if (!n)
@@ -65,7 +74,10 @@ static int take_bound(struct schema *s, const json_t *v, const char *key, int hi
 		return -1;
 	}
 	if (!integer && d != floor(d)) {
-		schema_bad(s, ERR_UNSUPPORTED, key, "%.10g is not supported: bounds of type number must be whole (those of type integer need not)", d);
+		schema_bad(s, ERR_UNSUPPORTED, key,
+		           "%.10g is not supported: bounds of type number must be whole (those of type "
+		           "integer need not)",
+		           d);
 		return -1;
 	}
 	int64_t at = (int64_t)(high ? floor(d) : ceil(d));
@@ -89,17 +101,22 @@ uint32_t schema_number(struct schema *s, const json_t *v, int integer, uint32_t 
 	struct json_bounds b = {0};
 	const char *format = json_string_value(json_object_get(v, "format"));
 	if (format && !json_is_array(json_object_get(v, "type")))
-		return schema_bad(s, ERR_UNSUPPORTED, "format", "\"%.40s\" is not supported for numbers", format);
-	if (take_bound(s, v, "minimum", 0, 0, integer, &b) < 0 || take_bound(s, v, "exclusiveMinimum", 0, 1, integer, &b) < 0 ||
-	    take_bound(s, v, "maximum", 1, 0, integer, &b) < 0 || take_bound(s, v, "exclusiveMaximum", 1, 1, integer, &b) < 0)
+		return schema_bad(s, ERR_UNSUPPORTED, "format", "\"%.40s\" is not supported for numbers",
+		                  format);
+	if (take_bound(s, v, "minimum", 0, 0, integer, &b) < 0 ||
+	    take_bound(s, v, "exclusiveMinimum", 0, 1, integer, &b) < 0 ||
+	    take_bound(s, v, "maximum", 1, 0, integer, &b) < 0 ||
+	    take_bound(s, v, "exclusiveMaximum", 1, 1, integer, &b) < 0)
 		return 0;
 	if (!b.has_lo && !b.has_hi)
 		return integer ? json_integer_rule(s->rules, next) : json_number_rule(s->rules, next);
 	uint32_t begin = integer ? json_integer_in(s->f, &b, next) : json_number_in(s->f, &b, next);
-	return begin || s->f->err.code ? begin : schema_bad(s, ERR_INVALID, NULL, "no number is between the bounds");
+	return begin || s->f->err.code
+	           ? begin
+	           : schema_bad(s, ERR_INVALID, NULL, "no number is between the bounds");
 }
 
-/* --- arrays --------------------------------------------------------------------------------------------------------------------------- */
+/* --- arrays -------------------------------------------------------------- */
 
 struct items {
 	struct schema *s;
@@ -122,25 +139,28 @@ uint32_t schema_array(struct schema *s, const json_t *v, uint32_t next)
 {
 	struct items it = {s, json_object_get(v, "items")};
 	uint32_t min, max;
-	if (schema_count(s, v, "minItems", 0, &min) < 0 || schema_count(s, v, "maxItems", NFA_UNBOUNDED, &max) < 0)
+	if (schema_count(s, v, "minItems", 0, &min) < 0 ||
+	    schema_count(s, v, "maxItems", NFA_UNBOUNDED, &max) < 0)
 		return 0;
-	return max < min ? schema_bad(s, ERR_INVALID, "maxItems", "is less than minItems") : json_array_of(s->f, item, &it, min, max, next);
+	return max < min ? schema_bad(s, ERR_INVALID, "maxItems", "is less than minItems")
+	                 : json_array_of(s->f, item, &it, min, max, next);
 }
 
-/* --- objects -------------------------------------------------------------------------------------------------------------------------- */
+/* --- objects ------------------------------------------------------------- */
 
 struct property {
 	const char *name;
-	const json_t *v;             /* NULL: any value */
+	const json_t *v; /* NULL: any value */
 	int required;
 };
 
 struct object {
 	struct schema *s;
 	struct property *p;
-	size_t n, n_named;           /* named: of `properties`; behind them those that are only required */
-	const json_t *more;          /* additionalProperties; NULL: none */
-	struct nfa_string *taken;    /* (n_taken) names that further properties may not have; sorted */
+	/* named: of `properties`; behind them those that are only required */
+	size_t n, n_named;
+	const json_t *more;       /* additionalProperties; NULL: none */
+	struct nfa_string *taken; /* (n_taken) names that further properties may not have; sorted */
 	size_t n_taken;
 };
 
@@ -161,7 +181,8 @@ static int is_simple(const char *name)
 static int read_properties(struct object *o, const json_t *v)
 {
 	struct schema *s = o->s;
-	const json_t *named = json_object_get(v, "properties"), *required = json_object_get(v, "required");
+	const json_t *named = json_object_get(v, "properties"),
+				 *required = json_object_get(v, "required");
 	const char *key;
 	json_t *member;
 	if (named && !json_is_object(named))
@@ -169,7 +190,8 @@ static int read_properties(struct object *o, const json_t *v)
 	if (required && !json_is_array(required))
 		return schema_bad(s, ERR_INVALID, "required", "must be an array of names"), -1;
 	o->p = mem_try_array(json_object_size(named) + json_array_size(required) + 1, sizeof *o->p);
-	struct nfa_string *must = o->taken = mem_try_array(json_object_size(named) + 2 * json_array_size(required) + 1, sizeof *must);
+	struct nfa_string *must = o->taken = mem_try_array(
+		json_object_size(named) + 2 * json_array_size(required) + 1, sizeof *must);
 	if (!o->p || !must)
 		return nfa_no_memory(s->f), -1;
 	size_t n_must = json_array_size(required);
@@ -179,9 +201,10 @@ static int read_properties(struct object *o, const json_t *v)
 			return schema_bad(s, ERR_INVALID, "required", "must be an array of names"), -1;
 	}
 	qsort(must, n_must, sizeof *must, name_cmp);
-	json_object_foreach ((json_t *)named, key, member) {
+	json_object_foreach((json_t *)named, key, member) {
 		struct nfa_string name = {key, 0};
-		o->p[o->n++] = (struct property){key, member, bsearch(&name, must, n_must, sizeof *must, name_cmp) != NULL};
+		o->p[o->n++] = (struct property){
+			key, member, bsearch(&name, must, n_must, sizeof *must, name_cmp) != NULL};
 	}
 	o->n_named = o->n;
 	for (size_t i = 0; i < n_must; i++)
@@ -196,14 +219,22 @@ static int check_more(struct object *o, const json_t *v)
 	const json_t *more = json_object_get(v, "additionalProperties");
 	o->more = more && !json_is_false(more) ? more : NULL;
 	if (s->strict && !json_is_false(more))
-		return schema_bad(s, ERR_UNSUPPORTED, "additionalProperties", "must be false with strict"), -1;
+		return schema_bad(s, ERR_UNSUPPORTED, "additionalProperties", "must be false with strict"),
+		       -1;
 	for (size_t i = 0; i < o->n; i++) {
 		if (s->strict && !o->p[i].required)
-			return schema_bad(s, ERR_UNSUPPORTED, "required", "must have \"%.60s\" with strict, as all properties", o->p[i].name), -1;
+			return schema_bad(s, ERR_UNSUPPORTED, "required",
+			                  "must have \"%.60s\" with strict, as all properties", o->p[i].name),
+			       -1;
 		if (json_is_false(more) && i >= o->n_named)
-			return schema_bad(s, ERR_INVALID, "required", "has \"%.60s\", which additionalProperties forbids", o->p[i].name), -1;
+			return schema_bad(s, ERR_INVALID, "required",
+			                  "has \"%.60s\", which additionalProperties forbids", o->p[i].name),
+			       -1;
 		if (o->more && strlen(o->p[i].name) > NAME_MAX_BYTES)
-			return schema_bad(s, ERR_FULL, "properties", "a name is longer than %u bytes beside additionalProperties", NAME_MAX_BYTES), -1;
+			return schema_bad(s, ERR_FULL, "properties",
+			                  "a name is longer than %u bytes beside additionalProperties",
+			                  NAME_MAX_BYTES),
+			       -1;
 	}
 	return 0;
 }
@@ -232,8 +263,10 @@ static uint32_t pair(struct object *o, const struct property *p, uint32_t next)
 	return begin;
 }
 
-/* A name of plain ASCII that is none of the taken ones, of which list[0 .. n) have the first `at` bytes in common with it; up to and with its quote. tail: any plain ASCII. */
-static uint32_t other_name(struct nfa *f, const struct nfa_string *list, size_t n, size_t at, uint32_t tail, uint32_t next)
+/* A name of plain ASCII that is none of the taken ones, of which list[0 .. n) have the first
+ * `at` bytes in common with it; up to and with its quote. tail: any plain ASCII. */
+static uint32_t other_name(struct nfa *f, const struct nfa_string *list, size_t n, size_t at,
+                           uint32_t tail, uint32_t next)
 {
 	struct byte_set rest = {{0}};
 	uint32_t way = 0;
@@ -304,7 +337,8 @@ uint32_t schema_object(struct schema *s, const json_t *v, uint32_t next)
 {
 	struct object o = {.s = s};
 	uint32_t begin = 0;
-	int any = !json_object_get(v, "properties") && !json_object_get(v, "required") && !json_object_get(v, "additionalProperties");
+	int any = !json_object_get(v, "properties") && !json_object_get(v, "required") &&
+	          !json_object_get(v, "additionalProperties");
 	if (any && !s->strict)
 		return json_object_rule(s->rules, next);
 	if (read_properties(&o, v) == 0 && check_more(&o, v) == 0)

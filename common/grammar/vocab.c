@@ -1,5 +1,6 @@
-/* vocab.c - a vocabulary for walking: three trees of tokens by their bytes, one by their shapes. A token that is no whole UTF-8 is a token as any other. Tokens over TOKEN_MAX
- * bytes are left out. */
+/* vocab.c - a vocabulary for walking: three trees of tokens by their bytes, one by their shapes. A
+ * token that is no whole UTF-8 is a token as any other. Tokens over TOKEN_MAX bytes are left
+ * out. */
 #include "grammar_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -9,10 +10,13 @@
 
 #define TOKEN_MAX 255u
 
-/* The first that fits is a byte's. What is left of 80 .. bf by the others has the mark 80, so 81 .. bf are free as marks. */
+/* The first that fits is a byte's. What is left of 80 .. bf by the others has the mark 80, so 81
+ * .. bf are free as marks. */
 const struct vocab_cell vocab_cell[CELLS] = {
-	{'a', 'z', 0, 'a'},       {'A', 'Z', 0, 'A'},       {'0', '9', 0, '0'},       {0xc2, 0xdf, 0, 0xc2},    {0xe1, 0xec, 0, 0xe1},    {0xee, 0xef, 0, 0xee},
-	{0xf1, 0xf3, 0, 0xf1},    {0xa0, 0xbf, 0xe0, 0xa0}, {0x80, 0x9f, 0xed, 0x81}, {0x90, 0xbf, 0xf0, 0x90}, {0x80, 0x8f, 0xf4, 0x82}, {0x80, 0xbf, 0, 0x80},
+	{'a', 'z', 0, 'a'},       {'A', 'Z', 0, 'A'},       {'0', '9', 0, '0'},
+	{0xc2, 0xdf, 0, 0xc2},    {0xe1, 0xec, 0, 0xe1},    {0xee, 0xef, 0, 0xee},
+	{0xf1, 0xf3, 0, 0xf1},    {0xa0, 0xbf, 0xe0, 0xa0}, {0x80, 0x9f, 0xed, 0x81},
+	{0x90, 0xbf, 0xf0, 0x90}, {0x80, 0x8f, 0xf4, 0x82}, {0x80, 0xbf, 0, 0x80},
 };
 
 struct entry {
@@ -24,7 +28,9 @@ static int entry_cmp(const void *a, const void *b)
 {
 	const struct entry *x = a, *y = b;
 	int c = memcmp(x->s, y->s, x->len < y->len ? x->len : y->len);
-	return c ? c : x->len != y->len ? (x->len > y->len) - (x->len < y->len) : (x->id > y->id) - (x->id < y->id);
+	return c                  ? c
+	       : x->len != y->len ? (x->len > y->len) - (x->len < y->len)
+	                          : (x->id > y->id) - (x->id < y->id);
 }
 
 static int kind_of(const char *s, uint32_t len)
@@ -42,7 +48,8 @@ static void shape_of(const char *s, uint32_t len, char *ret)
 	for (uint32_t i = 0; i < len; i++) {
 		unsigned char b = (unsigned char)s[i], before = i ? (unsigned char)s[i - 1] : 0, mark = b;
 		for (unsigned c = 0; c < CELLS; c++)
-			if (b >= vocab_cell[c].lo && b <= vocab_cell[c].hi && (!vocab_cell[c].before || vocab_cell[c].before == before)) {
+			if (b >= vocab_cell[c].lo && b <= vocab_cell[c].hi &&
+			    (!vocab_cell[c].before || vocab_cell[c].before == before)) {
 				mark = vocab_cell[c].mark;
 				break;
 			}
@@ -75,10 +82,14 @@ static void trie_build(struct trie *t, struct entry *e, uint32_t n)
 		uint32_t common = 0;
 		t->id[i] = e[i].id;
 		if (i)
-			while (common < e[i].len && common < e[i - 1].len && e[i].s[common] == e[i - 1].s[common])
+			while (common < e[i].len && common < e[i - 1].len &&
+			       e[i].s[common] == e[i - 1].s[common])
 				common++;
-		for (uint32_t d = common; d < e[i].len; d++)      /* tokens of the nodes before the last one: none, as this one ends deeper */
-			t->node[t->n++] = (struct trie_node){.tokens = i, .byte = (uint8_t)e[i].s[d], .depth = (uint8_t)(d + 1)};
+		/* tokens of the nodes before the last one: none, as this one ends deeper */
+		for (uint32_t d = common; d < e[i].len; d++)
+			t->node[t->n++] = (struct trie_node){.tokens = i,
+			                                     .byte = (uint8_t)e[i].s[d],
+			                                     .depth = (uint8_t)(d + 1)};
 	}
 	t->node[t->n].tokens = n;
 	t->node = mem_grow(t->node, (size_t)t->n + 1, sizeof *t->node);

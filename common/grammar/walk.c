@@ -1,19 +1,24 @@
-/* walk.c - the mask of a state: the tree of token shapes is walked along the states. A shape stands for all its tokens as long as the bytes of its cells lead to one state. Where
- * they do not, tokens are looked at by their bytes: those behind bytes that stand for themselves in the trees by bytes (names, words of a choice, where most branches end at
- * once), others one by one.
+/* walk.c - the mask of a state: the tree of token shapes is walked along the states. A shape stands
+ * for all its tokens as long as the bytes of its cells lead to one state. Where they do not, tokens
+ * are looked at by their bytes: those behind bytes that stand for themselves in the trees by bytes
+ * (names, words of a choice, where most branches end at once), others one by one.
  *
- * So a state that differs from others in a counter alone costs some thousand steps, not one for each prefix of a token. What comes out is what each token's bytes would say.
+ * So a state that differs from others in a counter alone costs some thousand steps, not one for
+ * each prefix of a token. What comes out is what each token's bytes would say.
  *
- * The work of a mask is bounded by what it costs as if nothing was cached, so that all workers find the same tokens too costly. */
+ * The work of a mask is bounded by what it costs as if nothing was cached, so that all workers
+ * find the same tokens too costly. */
 #include "automaton.h"
 
 #include <string.h>
 
-#define CONFIGS_PER_NODE 16u     /* of the trees by bytes, on the average over a mask: more is too costly */
+/* of the trees by bytes, on the average over a mask: more is too costly */
+#define CONFIGS_PER_NODE 16u
 #define BRANCHES_MAX 64u
 
 struct branch {
-	uint32_t shape, state;   /* the node of the shapes that could not be followed, and the state before it */
+	/* the node of the shapes that could not be followed, and the state before it */
+	uint32_t shape, state;
 };
 
 struct walker {
@@ -30,7 +35,7 @@ static int goes_on(const struct walker *w)
 	return !w->a->full && w->work <= w->work_max;
 }
 
-/* --- trees by bytes ---------------------------------------------------------------------------------------------------------------------- */
+/* --- trees by bytes ------------------------------------------------------ */
 
 static void allow(struct walker *w, const struct trie *t, uint32_t from, uint32_t to)
 {
@@ -40,7 +45,8 @@ static void allow(struct walker *w, const struct trie *t, uint32_t from, uint32_
 	}
 }
 
-/* Whether what JSON strings hold as it is leads from here to here: then all tokens of it are allowed. */
+/* Whether what JSON strings hold as it is leads from here to here: then all tokens of it are
+ * allowed. */
 static int loops(struct automaton *a, uint32_t state)
 {
 	for (unsigned i = 0; i < a->n_plain; i++)
@@ -50,7 +56,8 @@ static int loops(struct automaton *a, uint32_t state)
 }
 
 /* Nodes i .. end - 1, of which the first ones have this depth; state: before it. */
-static void walk(struct walker *w, const struct trie *t, uint32_t i, uint32_t end, uint32_t depth, uint32_t state)
+static void walk(struct walker *w, const struct trie *t, uint32_t i, uint32_t end, uint32_t depth,
+                 uint32_t state)
 {
 	struct automaton *a = w->a;
 	uint32_t at[257];
@@ -75,7 +82,8 @@ static void walk(struct walker *w, const struct trie *t, uint32_t i, uint32_t en
 }
 
 /* The tokens that begin with these bytes and go on with one of a cell. */
-static void walk_branch(struct walker *w, const struct trie *t, const char *bytes, uint32_t n, const struct vocab_cell *c, uint32_t state)
+static void walk_branch(struct walker *w, const struct trie *t, const char *bytes, uint32_t n,
+                        const struct vocab_cell *c, uint32_t state)
 {
 	uint32_t i = 0, end = t->n;
 	for (uint32_t k = 0; k < n; k++) {
@@ -101,7 +109,7 @@ static void walk_branches(struct walker *w)
 	}
 }
 
-/* --- the tree by shapes ------------------------------------------------------------------------------------------------------------------ */
+/* --- the tree by shapes -------------------------------------------------- */
 
 static void run_add(struct automaton *a, uint32_t from, uint32_t to)
 {
@@ -111,7 +119,8 @@ static void run_add(struct automaton *a, uint32_t from, uint32_t to)
 		a->run[a->n_runs - 1].to = to;
 		return;
 	}
-	struct token_run *run = automaton_grow(a, a->run, &a->size_runs, a->n_runs < 256 ? 256 : a->n_runs + 1, sizeof *run);
+	struct token_run *run = automaton_grow(a, a->run, &a->size_runs,
+	                                       a->n_runs < 256 ? 256 : a->n_runs + 1, sizeof *run);
 	if (!run)
 		return;
 	a->run = run;
@@ -150,14 +159,15 @@ static void walk_shapes(struct walker *w, uint32_t state)
 	struct automaton *a = w->a;
 	const struct trie *t = &a->v->shape;
 	uint32_t at[NFA_LOOKAHEAD + 1], from = 0;
-	int alone[NFA_LOOKAHEAD + 1];        /* no cell so far */
+	int alone[NFA_LOOKAHEAD + 1]; /* no cell so far */
 	at[0] = state;
 	alone[0] = 1;
 	a->n_runs = 0;
 	for (uint32_t i = 0; i < t->n && goes_on(w);) {
 		const struct trie_node *n = &t->node[i];
 		unsigned cell = a->v->cell_of[n->byte];
-		uint32_t before = at[n->depth - 1], s = cell ? automaton_next_in(a, before, cell - 1) : automaton_next(a, before, n->byte);
+		uint32_t before = at[n->depth - 1], s = cell ? automaton_next_in(a, before, cell - 1)
+		                                             : automaton_next(a, before, n->byte);
 		if (s != STATE_DEAD && s != STATE_MIXED) {
 			w->work += a->state[s].n;
 			at[n->depth] = s;
@@ -174,7 +184,8 @@ static void walk_shapes(struct walker *w, uint32_t state)
 	run_add(a, from, t->node[t->n].tokens);
 }
 
-/* The runs, to the mask: its bits are set, or those of the others are cleared, by which are fewer. */
+/* The runs, to the mask: its bits are set, or those of the others are cleared, by which are
+ * fewer. */
 static void take_runs(struct walker *w)
 {
 	const struct automaton *a = w->a;
@@ -197,12 +208,15 @@ static void take_runs(struct walker *w)
 	}
 }
 
-int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any, struct err *err)
+int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any,
+                   struct err *err)
 {
 	const struct grammar_vocab *v = a->v;
 	const struct trie *far = &v->trie[TRIE_LONG];
 	uint32_t nodes = v->trie[TRIE_PLAIN].n + v->trie[TRIE_OTHER].n + far->n;
-	struct walker w = {.a = a, .mask = mask, .work_max = (uint64_t)CONFIGS_PER_NODE * nodes + 65536};
+	struct walker w = {.a = a,
+	                   .mask = mask,
+	                   .work_max = (uint64_t)CONFIGS_PER_NODE * nodes + 65536};
 	walk_shapes(&w, state);
 	take_runs(&w);
 	walk_branches(&w);
@@ -211,5 +225,9 @@ int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret
 	*ret_any = w.any;
 	if (a->full)
 		return ERR_FULL;
-	return w.work > w.work_max ? err_set(err, ERR_UNSUPPORTED, "the constraint is too ambiguous: telling the next token takes more than %u steps", (unsigned)w.work_max) : 0;
+	return w.work > w.work_max ? err_set(err, ERR_UNSUPPORTED,
+	                                     "the constraint is too ambiguous: telling the next token "
+	                                     "takes more than %u steps",
+	                                     (unsigned)w.work_max)
+	                           : 0;
 }

@@ -1,7 +1,8 @@
 /* eval.c - walks a template's tree: statements write to the output, expressions give values.
  *
- * Variables: the template's own lie in an array by number of the name; loops, macros and blocks put scopes in front of it, which are searched from the
- * inside. An assignment goes to the innermost scope and ends with it, as in Jinja. */
+ * Variables: the template's own lie in an array by number of the name; loops, macros and blocks put
+ * scopes in front of it, which are searched from the inside. An assignment goes to the innermost
+ * scope and ends with it, as in Jinja. */
 #include "jinja/jinja.h"
 #include "jinja/tree.h"
 #include "util/mem.h"
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- variables -------------------------------------------------------------------------------------------------------------------- */
+/* --- variables ----------------------------------------------------------- */
 
 struct scope *scope_push(struct jin *r)
 {
@@ -77,7 +78,7 @@ static void assign(struct jin *r, const struct node *target, struct jv v)
 	}
 }
 
-/* --- expressions -------------------------------------------------------------------------------------------------------------------- */
+/* --- expressions --------------------------------------------------------- */
 
 static struct jlist *eval_list(struct jin *r, const struct node_list *from)
 {
@@ -96,7 +97,8 @@ static struct jargs eval_args(struct jin *r, const struct node_args *from, const
 		a.n = first != NULL;
 		return a;
 	}
-	struct jlist *all = list_new(r, from->args.n + (first != NULL)), *kw = list_new(r, from->kw_values.n);
+	struct jlist *all = list_new(r, from->args.n + (first != NULL)),
+				 *kw = list_new(r, from->kw_values.n);
 	if (first)
 		list_push(r, all, *first);
 	for (uint32_t i = 0; i < from->args.n; i++)
@@ -112,7 +114,8 @@ static struct jargs eval_args(struct jin *r, const struct node_args *from, const
 	if (from->star_star) {
 		struct jv more = eval(r, from->star_star);
 		if (more.type != J_DICT)
-			jin_fail(r, "argument after ** must be a mapping, not %s", jv_type_name((enum jv_type)more.type));
+			jin_fail(r, "argument after ** must be a mapping, not %s",
+			         jv_type_name((enum jv_type)more.type));
 		struct jlist *names = list_new(r, kw->n + more.dict->n);
 		for (size_t i = 0; i < kw->n; i++)
 			list_push(r, names, from->kw_names[i]);
@@ -134,22 +137,14 @@ static struct jargs eval_args(struct jin *r, const struct node_args *from, const
 static int compare(struct jin *r, uint8_t op, struct jv a, struct jv b)
 {
 	switch (op) {
-	case CMP_EQ:
-		return jv_equal(r, a, b);
-	case CMP_NE:
-		return !jv_equal(r, a, b);
-	case CMP_LT:
-		return jv_less(r, a, b, "<");
-	case CMP_GT:
-		return jv_less(r, b, a, ">");
-	case CMP_LE:
-		return jv_less(r, a, b, "<=") || jv_equal(r, a, b);
-	case CMP_GE:
-		return jv_less(r, b, a, ">=") || jv_equal(r, a, b);
-	case CMP_IN:
-		return jv_contains(r, a, b);
-	default:
-		return !jv_contains(r, a, b);
+	case CMP_EQ: return jv_equal(r, a, b);
+	case CMP_NE: return !jv_equal(r, a, b);
+	case CMP_LT: return jv_less(r, a, b, "<");
+	case CMP_GT: return jv_less(r, b, a, ">");
+	case CMP_LE: return jv_less(r, a, b, "<=") || jv_equal(r, a, b);
+	case CMP_GE: return jv_less(r, b, a, ">=") || jv_equal(r, a, b);
+	case CMP_IN: return jv_contains(r, a, b);
+	default: return !jv_contains(r, a, b);
 	}
 }
 
@@ -195,10 +190,14 @@ static struct jv eval_concat(struct jin *r, const struct node *n)
 static struct jv eval_builtin(struct jin *r, const struct node *n, const struct jv *input)
 {
 	const char *kind = n->kind == N_FILTER ? "filter" : "test";
-	struct jv first = n->a ? (n->kind == N_FILTER && input && n->a->kind == N_FILTER ? eval_builtin(r, n->a, input) : eval(r, n->a)) : *input;
+	struct jv first = n->a ? (n->kind == N_FILTER && input && n->a->kind == N_FILTER
+	                              ? eval_builtin(r, n->a, input)
+	                              : eval(r, n->a))
+	                       : *input;
 	r->line = n->line;
 	if (!n->builtin)
-		jin_fail(r, "No %s named '%.*s' found.", kind, n->value.len < 100 ? (int)n->value.len : 100, n->value.s);
+		jin_fail(r, "No %s named '%.*s' found.", kind, n->value.len < 100 ? (int)n->value.len : 100,
+		         n->value.s);
 	struct jargs a = eval_args(r, n->args, &first);
 	return builtin_call(r, n->builtin, kind, &a);
 }
@@ -209,7 +208,10 @@ static struct jv eval_cond(struct jin *r, const struct node *n)
 		return eval(r, n->b);
 	if (n->c)
 		return eval(r, n->c);
-	return jv_undef_printf(r, "the inline if-expression on line %u evaluated to false and no else section was defined.", n->line);
+	return jv_undef_printf(
+		r,
+		"the inline if-expression on line %u evaluated to false and no else section was defined.",
+		n->line);
 }
 
 static struct jv eval_call(struct jin *r, const struct node *n)
@@ -227,54 +229,32 @@ struct jv eval(struct jin *r, const struct node *n)
 	jin_stack(r);
 	r->line = n->line;
 	switch (n->kind) {
-	case N_CONST:
-		return n->value;
-	case N_NAME:
-		return scope_get(r, n->name);
-	case N_LIST:
-		return jv_list(eval_list(r, &n->list));
-	case N_TUPLE:
-		return (struct jv){.type = J_TUPLE, .list = eval_list(r, &n->list)};
-	case N_DICT:
-		return eval_dict(r, n);
-	case N_ATTR:
-		return jv_attr(r, eval(r, n->a), n->value);
-	case N_ITEM:
-		v = eval(r, n->a);
-		return jv_item(r, v, eval(r, n->b));
-	case N_SLICE:
-		return eval_slice(r, n);
-	case N_CALL:
-		return eval_call(r, n);
+	case N_CONST: return n->value;
+	case N_NAME: return scope_get(r, n->name);
+	case N_LIST: return jv_list(eval_list(r, &n->list));
+	case N_TUPLE: return (struct jv){.type = J_TUPLE, .list = eval_list(r, &n->list)};
+	case N_DICT: return eval_dict(r, n);
+	case N_ATTR: return jv_attr(r, eval(r, n->a), n->value);
+	case N_ITEM: v = eval(r, n->a); return jv_item(r, v, eval(r, n->b));
+	case N_SLICE: return eval_slice(r, n);
+	case N_CALL: return eval_call(r, n);
 	case N_FILTER:
-	case N_TEST:
-		return eval_builtin(r, n, NULL);
-	case N_BINARY:
-		v = eval(r, n->a);
-		return op_binary(r, n->op, v, eval(r, n->b));
-	case N_AND:
-		v = eval(r, n->a);
-		return jv_truth(r, v) ? eval(r, n->b) : v;
-	case N_OR:
-		v = eval(r, n->a);
-		return jv_truth(r, v) ? v : eval(r, n->b);
-	case N_NOT:
-		return jv_bool(!jv_truth(r, eval(r, n->a)));
-	case N_NEG:
-		return op_negate(r, eval(r, n->a));
+	case N_TEST: return eval_builtin(r, n, NULL);
+	case N_BINARY: v = eval(r, n->a); return op_binary(r, n->op, v, eval(r, n->b));
+	case N_AND: v = eval(r, n->a); return jv_truth(r, v) ? eval(r, n->b) : v;
+	case N_OR: v = eval(r, n->a); return jv_truth(r, v) ? v : eval(r, n->b);
+	case N_NOT: return jv_bool(!jv_truth(r, eval(r, n->a)));
+	case N_NEG: return op_negate(r, eval(r, n->a));
 	case N_POS:
 		v = eval(r, n->a);
 		return jv_is_number(v) ? (v.type == J_BOOL ? jv_int(v.i) : v) : op_negate(r, v);
-	case N_CONCAT:
-		return eval_concat(r, n);
-	case N_COMPARE:
-		return eval_compare(r, n);
-	default:
-		return eval_cond(r, n);
+	case N_CONCAT: return eval_concat(r, n);
+	case N_COMPARE: return eval_compare(r, n);
+	default: return eval_cond(r, n);
 	}
 }
 
-/* --- bodies whose text is caught -------------------------------------------------------------------------------------------------- */
+/* --- bodies whose text is caught ----------------------------------------- */
 
 static struct jv catch_body(struct jin *r, const struct node_list *body)
 {
@@ -332,14 +312,19 @@ static void bind_rest(struct jin *r, const struct node *def, const struct jargs 
 		else if (p->uses_kwargs)
 			dict_set(r, rest, name, a->kw[i]);
 		else if (is_caller)
-			jin_fail(r, "macro '%.*s' was invoked with two values for the special caller argument or without using it", name_len, def->value.s);
+			jin_fail(r,
+			         "macro '%.*s' was invoked with two values for the special caller argument or "
+			         "without using it",
+			         name_len, def->value.s);
 		else
-			jin_fail(r, "macro '%.*s' takes no keyword argument '%.*s'", name_len, def->value.s, name.len < 80 ? (int)name.len : 80, name.s);
+			jin_fail(r, "macro '%.*s' takes no keyword argument '%.*s'", name_len, def->value.s,
+			         name.len < 80 ? (int)name.len : 80, name.s);
 	}
 	if (p->uses_kwargs)
 		scope_set(r, special_name(r, "kwargs"), (struct jv){.type = J_DICT, .dict = rest});
 	if (a->n > p->n && !p->uses_varargs)
-		jin_fail(r, "macro '%.*s' takes not more than %u argument(s)", name_len, def->value.s, p->n);
+		jin_fail(r, "macro '%.*s' takes not more than %u argument(s)", name_len, def->value.s,
+		         p->n);
 	if (p->uses_varargs) {
 		struct jlist *more = list_new(r, 0);
 		for (size_t i = p->n; i < a->n; i++)
@@ -357,14 +342,17 @@ static void bind_params(struct jin *r, const struct node *def, const struct jarg
 		struct jinja_name name = r->t->names[p->names[i]];
 		const struct jv *kw = keyword(a, name);
 		if (i < a->n && kw)
-			jin_fail(r, "macro '%.*s' got multiple values for argument '%.*s'", def->value.len < 80 ? (int)def->value.len : 80, def->value.s,
+			jin_fail(r, "macro '%.*s' got multiple values for argument '%.*s'",
+			         def->value.len < 80 ? (int)def->value.len : 80, def->value.s,
 			         name.len < 80 ? (int)name.len : 80, name.s);
 		if (i < a->n || kw)
 			scope_set(r, p->names[i], i < a->n ? a->v[i] : *kw);
 		else if (p->defaults[i])
 			scope_set(r, p->names[i], eval(r, p->defaults[i]));
 		else
-			scope_set(r, p->names[i], jv_undef_printf(r, "parameter '%.*s' was not provided", name.len < 80 ? (int)name.len : 80, name.s));
+			scope_set(r, p->names[i],
+			          jv_undef_printf(r, "parameter '%.*s' was not provided",
+			                          name.len < 80 ? (int)name.len : 80, name.s));
 	}
 	bind_rest(r, def, a);
 }
@@ -397,7 +385,7 @@ static struct jv make_macro(struct jin *r, const struct node *def)
 	return (struct jv){.type = J_MACRO, .macro = m};
 }
 
-/* --- statements --------------------------------------------------------------------------------------------------------------------- */
+/* --- statements ---------------------------------------------------------- */
 
 static void exec_print(struct jin *r, const struct node *n)
 {
@@ -512,7 +500,8 @@ static void exec_call_block(struct jin *r, const struct node *n)
 {
 	struct jv f = eval(r, n->a->a), caller = make_macro(r, n);
 	struct jargs a = eval_args(r, n->a->args, NULL);
-	struct jv *names = jin_alloc(r, a.n_kw + 1, sizeof *names), *values = jin_alloc(r, a.n_kw + 1, sizeof *values);
+	struct jv *names = jin_alloc(r, a.n_kw + 1, sizeof *names),
+			  *values = jin_alloc(r, a.n_kw + 1, sizeof *values);
 	for (size_t i = 0; i < a.n_kw; i++) {
 		names[i] = a.kw_names[i];
 		values[i] = a.kw[i];
@@ -547,38 +536,19 @@ static enum flow exec(struct jin *r, const struct node *n)
 	jin_step(r, 1);
 	r->line = n->line;
 	switch (n->kind) {
-	case N_TEXT:
-		text_add(r, r->out, n->value.s, n->value.len);
-		break;
-	case N_PRINT:
-		exec_print(r, n);
-		break;
-	case N_FOR:
-		return exec_for(r, n);
-	case N_IF:
-		return exec_if(r, n);
-	case N_SET:
-		assign(r, n->a, eval(r, n->b));
-		break;
-	case N_SET_BLOCK:
-		exec_set_block(r, n);
-		break;
-	case N_MACRO:
-		scope_set(r, n->name, make_macro(r, n));
-		break;
-	case N_CALL_BLOCK:
-		exec_call_block(r, n);
-		break;
-	case N_FILTER_BLOCK:
-		exec_filter_block(r, n);
-		break;
+	case N_TEXT: text_add(r, r->out, n->value.s, n->value.len); break;
+	case N_PRINT: exec_print(r, n); break;
+	case N_FOR: return exec_for(r, n);
+	case N_IF: return exec_if(r, n);
+	case N_SET: assign(r, n->a, eval(r, n->b)); break;
+	case N_SET_BLOCK: exec_set_block(r, n); break;
+	case N_MACRO: scope_set(r, n->name, make_macro(r, n)); break;
+	case N_CALL_BLOCK: exec_call_block(r, n); break;
+	case N_FILTER_BLOCK: exec_filter_block(r, n); break;
 	case N_SCOPE:
-	case N_WITH:
-		return exec_scope(r, n);
-	case N_BREAK:
-		return FLOW_BREAK;
-	default:
-		return FLOW_CONTINUE;
+	case N_WITH: return exec_scope(r, n);
+	case N_BREAK: return FLOW_BREAK;
+	default: return FLOW_CONTINUE;
 	}
 	return FLOW_ON;
 }
@@ -594,7 +564,7 @@ enum flow exec_list(struct jin *r, const struct node_list *l)
 	return FLOW_ON;
 }
 
-/* --- a rendering ------------------------------------------------------------------------------------------------------------------------ */
+/* --- a rendering --------------------------------------------------------- */
 
 static void set_variables(struct jin *r, const struct jinja_run *in)
 {
@@ -612,7 +582,8 @@ static void set_variables(struct jin *r, const struct jinja_run *in)
 	}
 }
 
-int jinja_render(const struct jinja_template *t, const struct jinja_run *in, struct buf *out, struct err *err)
+int jinja_render(const struct jinja_template *t, const struct jinja_run *in, struct buf *out,
+                 struct err *err)
 {
 	struct jin *r = mem_zalloc(sizeof *r);
 	r->t = t;

@@ -1,5 +1,6 @@
-/* filters.c - what may stand behind `|`. Those of Jinja that make HTML or depend on chance (urlize, xmlattr, striptags, random, ...) are left out; a template
- * that reaches one is told its name. What is a generator in Jinja is one here, too: it can be gone through once. */
+/* filters.c - what may stand behind `|`. Those of Jinja that make HTML or depend on chance (urlize,
+ * xmlattr, striptags, random, ...) are left out; a template that reaches one is told its name.
+ * What is a generator in Jinja is one here, too: it can be gone through once. */
 #include "jinja/tree.h"
 #include "jinja/value.h"
 
@@ -10,7 +11,7 @@
 
 #define FILTER(name) static struct jv name(struct jin *r, const struct jargs *a)
 
-/* --- help ------------------------------------------------------------------------------------------------------------------------ */
+/* --- help ---------------------------------------------------------------- */
 
 /* soft_str: a string stays what it is, Markup too */
 static struct jv text_of(struct jin *r, struct jv v)
@@ -18,7 +19,8 @@ static struct jv text_of(struct jin *r, struct jv v)
 	return v.type == J_STR ? v : jv_to_str(r, v);
 }
 
-static struct jv by_method(struct jin *r, struct jv self, const char *name, const struct jv *v, size_t n)
+static struct jv by_method(struct jin *r, struct jv self, const char *name, const struct jv *v,
+                           size_t n)
 {
 	struct jargs a = {.v = v, .n = n};
 	struct jv m = method_find(r, self, name, strlen(name));
@@ -61,7 +63,7 @@ static struct jv fold_case(struct jin *r, struct jv v, int sensitive)
 	return buf_close(r);
 }
 
-/* --- text -------------------------------------------------------------------------------------------------------------------------- */
+/* --- text ---------------------------------------------------------------- */
 
 static struct jv cased(struct jin *r, struct jv v, const char *method)
 {
@@ -119,7 +121,8 @@ FILTER(f_center)
 
 FILTER(f_replace)
 {
-	const struct jv *old = arg_get(a, 1, "old"), *new = arg_get(a, 2, "new"), *count = arg_get(a, 3, "count");
+	const struct jv *old = arg_get(a, 1, "old"), *new = arg_get(a, 2, "new"),
+					*count = arg_get(a, 3, "count");
 	if (!old || !new)
 		jin_fail(r, "filter 'replace' needs two texts");
 	struct jv v[3] = {jv_to_str(r, *old), jv_to_str(r, *new), count ? *count : jv_none()};
@@ -169,10 +172,14 @@ FILTER(f_indent)
 {
 	const struct jv *width = arg_get(a, 1, "width");
 	int first = flag(r, a, 2, "first"), blank = flag(r, a, 3, "blank");
-	struct jv s = a->v[0], by = width && width->type == J_STR ? *width : str_repeat(r, jv_text(" "), arg_int(r, width, 4, "the width of indent"));
+	struct jv s = a->v[0],
+			  by = width && width->type == J_STR
+	                   ? *width
+	                   : str_repeat(r, jv_text(" "), arg_int(r, width, 4, "the width of indent"));
 	if (s.type != J_STR)
-		s = op_binary(r, T_ADD, s, jv_text("\n"));   /* the error that Python has here */
-	struct jv lines = by_method(r, str_concat(r, jv_str(s.s, s.len), jv_text("\n")), "splitlines", NULL, 0);
+		s = op_binary(r, T_ADD, s, jv_text("\n")); /* the error that Python has here */
+	struct jv lines = by_method(r, str_concat(r, jv_str(s.s, s.len), jv_text("\n")), "splitlines",
+	                            NULL, 0);
 	struct buf *b = buf_open(r);
 	if (first)
 		text_add(r, b, by.s, by.len);
@@ -193,10 +200,13 @@ FILTER(f_truncate)
 {
 	const struct jv *end_arg = arg_get(a, 3, "end");
 	struct jv s = a->v[0], end = end_arg ? jv_to_str(r, *end_arg) : jv_text("...");
-	int64_t most = arg_int(r, arg_get(a, 1, "length"), 255, "the length of truncate"), end_len = (int64_t)text_length(end.s, end.len);
+	int64_t most = arg_int(r, arg_get(a, 1, "length"), 255, "the length of truncate"),
+			end_len = (int64_t)text_length(end.s, end.len);
 	const struct jv *leeway_arg = arg_get(a, 4, "leeway");
-	int64_t leeway = leeway_arg && leeway_arg->type != J_NONE ? arg_int(r, leeway_arg, 5, "the leeway of truncate") : 5;
-	const int64_t far = (int64_t)1 << 40;   /* longer than any text, and sums with it fit */
+	int64_t leeway = leeway_arg && leeway_arg->type != J_NONE
+	                     ? arg_int(r, leeway_arg, 5, "the leeway of truncate")
+	                     : 5;
+	const int64_t far = (int64_t)1 << 40; /* longer than any text, and sums with it fit */
 	leeway = leeway < far ? leeway : far;
 	most = most < far ? most : far;
 	if (leeway < 0)
@@ -284,7 +294,7 @@ FILTER(f_join)
 	return buf_close(r);
 }
 
-/* --- numbers ------------------------------------------------------------------------------------------------------------------------ */
+/* --- numbers ------------------------------------------------------------- */
 
 /* What Python's int(s, base) takes; 0: not a number */
 static int read_int(struct jin *r, struct jv s, int64_t base, int64_t *ret)
@@ -300,7 +310,10 @@ static int read_int(struct jin *r, struct jv s, int64_t base, int64_t *ret)
 		char c = s.len > 2 && s.s[0] == '0' ? (char)(s.s[1] | 0x20) : 0;
 		base = c == 'x' ? 16 : c == 'o' ? 8 : c == 'b' ? 2 : 10;
 	}
-	if (s.len > 2 && s.s[0] == '0' && (base == 16 || base == 8 || base == 2) && (s.s[1] | 0x20) == (base == 16 ? 'x' : base == 8 ? 'o' : 'b')) {
+	if (s.len > 2 && s.s[0] == '0' && (base == 16 || base == 8 || base == 2) &&
+	    (s.s[1] | 0x20) == (base == 16  ? 'x'
+	                        : base == 8 ? 'o'
+	                                    : 'b')) {
 		s.s += 2;
 		s.len -= 2;
 		had_underscore = 0;
@@ -308,7 +321,9 @@ static int read_int(struct jin *r, struct jv s, int64_t base, int64_t *ret)
 	*ret = 0;
 	for (size_t i = 0; i < s.len; i++) {
 		char c = s.s[i] | 0x20;
-		int d = s.s[i] >= '0' && s.s[i] <= '9' ? s.s[i] - '0' : c >= 'a' && c <= 'z' ? c - 'a' + 10 : 99;
+		int d = s.s[i] >= '0' && s.s[i] <= '9' ? s.s[i] - '0'
+		        : c >= 'a' && c <= 'z'         ? c - 'a' + 10
+		                                       : 99;
 		if (s.s[i] == '_' && !had_underscore && i + 1 < s.len) {
 			had_underscore = 1;
 			continue;
@@ -335,7 +350,8 @@ static int read_float(struct jv s, double *ret)
 	for (size_t i = 0; i < s.len; i++) {
 		if (strchr("xXpP(", s.s[i]) || !s.s[i])
 			return 0;
-		if (s.s[i] == '_' && i && i + 1 < s.len && s.s[i - 1] >= '0' && s.s[i - 1] <= '9' && s.s[i + 1] >= '0' && s.s[i + 1] <= '9')
+		if (s.s[i] == '_' && i && i + 1 < s.len && s.s[i - 1] >= '0' && s.s[i - 1] <= '9' &&
+		    s.s[i + 1] >= '0' && s.s[i + 1] <= '9')
 			continue;
 		text[n++] = s.s[i];
 	}
@@ -402,8 +418,10 @@ FILTER(f_round)
 	if (!jv_is_number(v))
 		jin_fail(r, "type %s doesn't define __round__ method", jv_type_name((enum jv_type)v.type));
 	int up = method && method->type == J_STR && method->len == 4 && !memcmp(method->s, "ceil", 4),
-	    down = method && method->type == J_STR && method->len == 5 && !memcmp(method->s, "floor", 5),
-	    common = !method || (method->type == J_STR && method->len == 6 && !memcmp(method->s, "common", 6));
+		down = method && method->type == J_STR && method->len == 5 &&
+	           !memcmp(method->s, "floor", 5),
+		common = !method ||
+	             (method->type == J_STR && method->len == 6 && !memcmp(method->s, "common", 6));
 	if (!up && !down && !common)
 		jin_fail(r, "method must be common, ceil or floor");
 	if (precision < -300 || precision > 300)
@@ -421,11 +439,12 @@ FILTER(f_round)
 		return jv_int(v.i);
 	if (precision < 0)
 		return jv_float(rint(f * scale) / scale);
-	snprintf(text, sizeof text, "%.*f", (int)precision, f);   /* rounds exactly, and halves to even, as Python does */
+	/* rounds exactly, and halves to even, as Python does */
+	snprintf(text, sizeof text, "%.*f", (int)precision, f);
 	return jv_float(isinf(f) || isnan(f) || fabs(f) > 1e60 ? f : strtod(text, NULL));
 }
 
-/* --- sequences ------------------------------------------------------------------------------------------------------------------------ */
+/* --- sequences ----------------------------------------------------------- */
 
 FILTER(f_length)
 {
@@ -444,7 +463,9 @@ FILTER(f_first)
 		return c;
 	}
 	if (v.type == J_ITER)
-		return v.iter->at < v.iter->list.n ? v.iter->list.v[v.iter->at++] : jv_undef(UNDEF_TEXT, "No first item, sequence was empty.", 34, 0);
+		return v.iter->at < v.iter->list.n
+		           ? v.iter->list.v[v.iter->at++]
+		           : jv_undef(UNDEF_TEXT, "No first item, sequence was empty.", 34, 0);
 	const struct jlist *l = jv_items(r, v);
 	return l->n ? l->v[0] : jv_undef(UNDEF_TEXT, "No first item, sequence was empty.", 34, 0);
 }
@@ -499,7 +520,8 @@ FILTER(f_items)
 	return jv_iter(r, *jv_items(r, (struct jv){.type = J_VIEW, .sub = VIEW_ITEMS, .dict = v.dict}));
 }
 
-static struct jlist *sorted(struct jin *r, const struct jlist *from, const struct jv *path, int sensitive, int reverse)
+static struct jlist *sorted(struct jin *r, const struct jlist *from, const struct jv *path,
+                            int sensitive, int reverse)
 {
 	struct jlist *vals = list_new(r, from->n), *keys = list_new(r, from->n);
 	for (size_t i = 0; i < from->n; i++) {
@@ -524,7 +546,8 @@ static struct jlist *sorted(struct jin *r, const struct jlist *from, const struc
 
 FILTER(f_sort)
 {
-	return jv_list(sorted(r, jv_items(r, a->v[0]), arg_get(a, 3, "attribute"), flag(r, a, 2, "case_sensitive"), flag(r, a, 1, "reverse")));
+	return jv_list(sorted(r, jv_items(r, a->v[0]), arg_get(a, 3, "attribute"),
+	                      flag(r, a, 2, "case_sensitive"), flag(r, a, 1, "reverse")));
 }
 
 FILTER(f_dictsort)
@@ -540,7 +563,8 @@ FILTER(f_dictsort)
 		place = jv_int(1);
 	else if (by && !(by->type == J_STR && by->len == 3 && !memcmp(by->s, "key", 3)))
 		jin_fail(r, "You can only sort by either \"key\" or \"value\"");
-	const struct jlist *l = jv_items(r, (struct jv){.type = J_VIEW, .sub = VIEW_ITEMS, .dict = v.dict});
+	const struct jlist *l = jv_items(
+		r, (struct jv){.type = J_VIEW, .sub = VIEW_ITEMS, .dict = v.dict});
 	return jv_list(sorted(r, l, &place, flag(r, a, 1, "case_sensitive"), flag(r, a, 3, "reverse")));
 }
 
@@ -653,7 +677,8 @@ FILTER(f_groupby)
 	if (!path)
 		jin_fail(r, "filter 'groupby' needs an attribute");
 	const struct jlist *from = jv_items(r, a->v[0]);
-	struct jlist *vals = list_new(r, from->n), *keys = list_new(r, from->n), *all = list_new(r, 0), *group = NULL;
+	struct jlist *vals = list_new(r, from->n), *keys = list_new(r, from->n), *all = list_new(r, 0),
+				 *group = NULL;
 	for (size_t i = 0; i < from->n; i++) {
 		list_push(r, vals, from->v[i]);
 		list_push(r, keys, fold_case(r, path_of(r, from->v[i], path, def), sensitive));
@@ -672,21 +697,26 @@ FILTER(f_groupby)
 	return jv_list(all);
 }
 
-/* --- filters and tests on each item ------------------------------------------------------------------------------------------------------ */
+/* --- filters and tests on each item -------------------------------------- */
 
 /* The filter or test named by argument `at`, on v, with the arguments behind the name. */
 static struct jv apply(struct jin *r, const struct jargs *a, size_t at, struct jv v, int test)
 {
 	struct jv name = a->v[at];
-	const struct builtin *f = name.type != J_STR ? NULL : test ? test_find(name.s, name.len) : filter_find(name.s, name.len);
+	const struct builtin *f = name.type != J_STR ? NULL
+	                          : test             ? test_find(name.s, name.len)
+	                                             : filter_find(name.s, name.len);
 	const char *kind = test ? "test" : "filter";
 	if (!f)
-		jin_fail(r, "No %s named '%.*s' found.", kind, name.type == J_STR && name.len < 80 ? (int)name.len : 0, name.type == J_STR ? name.s : "");
+		jin_fail(r, "No %s named '%.*s' found.", kind,
+		         name.type == J_STR && name.len < 80 ? (int)name.len : 0,
+		         name.type == J_STR ? name.s : "");
 	struct jlist *l = list_new(r, a->n);
 	list_push(r, l, v);
 	for (size_t i = at + 1; i < a->n; i++)
 		list_push(r, l, a->v[i]);
-	struct jargs args = {.v = l->v, .n = l->n, .kw_names = a->kw_names, .kw = a->kw, .n_kw = a->n_kw};
+	struct jargs args = {
+		.v = l->v, .n = l->n, .kw_names = a->kw_names, .kw = a->kw, .n_kw = a->n_kw};
 	return builtin_call(r, f, kind, &args);
 }
 
@@ -727,7 +757,8 @@ FILTER(f_rejectattr)
 
 FILTER(f_map)
 {
-	const struct jv *path = a->n == 1 ? arg_get(a, 9, "attribute") : NULL, *def = arg_get(a, 9, "default");
+	const struct jv *path = a->n == 1 ? arg_get(a, 9, "attribute") : NULL,
+					*def = arg_get(a, 9, "default");
 	const struct jlist *from = jv_items(r, a->v[0]);
 	struct jlist *l = list_new(r, from->n);
 	if (a->n == 1 && !path)
@@ -737,7 +768,7 @@ FILTER(f_map)
 	return jv_iter(r, *l);
 }
 
-/* --- the rest ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- the rest ------------------------------------------------------------ */
 
 FILTER(f_default)
 {
@@ -752,28 +783,65 @@ FILTER(f_attr)
 	const struct jv *name = arg_get(a, 1, "name");
 	if (!name || name->type != J_STR)
 		jin_fail(r, "filter 'attr' needs a name");
-	struct jv v = a->v[0].type == J_LOOP || a->v[0].type == J_NAMESPACE ? jv_attr(r, a->v[0], *name) : method_find(r, a->v[0], name->s, name->len);
-	return v.type == J_UNDEF && v.sub == UNDEF_NAME ? jv_undef(UNDEF_ATTR, name->s, name->len, a->v[0].type) : v;
+	struct jv v = a->v[0].type == J_LOOP || a->v[0].type == J_NAMESPACE
+	                  ? jv_attr(r, a->v[0], *name)
+	                  : method_find(r, a->v[0], name->s, name->len);
+	return v.type == J_UNDEF && v.sub == UNDEF_NAME
+	           ? jv_undef(UNDEF_ATTR, name->s, name->len, a->v[0].type)
+	           : v;
 }
 
 const struct builtin *filter_find(const char *s, size_t len)
 {
 	enum { ANY = 255 };
 	static const struct builtin table[] = {
-		{"abs", f_abs, 1, ""}, {"attr", f_attr, 2, "name"}, {"batch", f_batch, 3, "linecount,fill_with"}, {"capitalize", f_capitalize, 1, ""},
-		{"center", f_center, 2, "width"}, {"count", f_length, 1, ""}, {"d", f_default, 3, "default_value,boolean"},
-		{"default", f_default, 3, "default_value,boolean"}, {"dictsort", f_dictsort, 4, "case_sensitive,by,reverse"}, {"e", f_escape, 1, ""},
-		{"escape", f_escape, 1, ""}, {"first", f_first, 1, ""}, {"float", f_float, 2, "default"}, {"forceescape", f_forceescape, 1, ""},
-		{"format", f_format, ANY, NULL}, {"groupby", f_groupby, 4, "attribute,default,case_sensitive"}, {"indent", f_indent, 4, "width,first,blank"},
-		{"int", f_int, 3, "default,base"}, {"items", f_items, 1, ""}, {"join", f_join, 3, "d,attribute"}, {"last", f_last, 1, ""},
-		{"length", f_length, 1, ""}, {"list", f_list, 1, ""}, {"lower", f_lower, 1, ""}, {"map", f_map, ANY, NULL},
-		{"max", f_max, 3, "case_sensitive,attribute"}, {"min", f_min, 3, "case_sensitive,attribute"}, {"reject", f_reject, ANY, NULL},
-		{"rejectattr", f_rejectattr, ANY, NULL}, {"replace", f_replace, 4, "old,new,count"}, {"reverse", f_reverse, 1, ""},
-		{"round", f_round, 3, "precision,method"}, {"safe", f_safe, 1, ""}, {"select", f_select, ANY, NULL}, {"selectattr", f_selectattr, ANY, NULL},
-		{"slice", f_slice, 3, "slices,fill_with"}, {"sort", f_sort, 4, "reverse,case_sensitive,attribute"}, {"string", f_string, 1, ""},
-		{"sum", f_sum, 3, "attribute,start"}, {"title", f_title, 1, ""}, {"tojson", jv_tojson, 5, "ensure_ascii,indent,separators,sort_keys"},
-		{"trim", f_trim, 2, "chars"}, {"truncate", f_truncate, 5, "length,killwords,end,leeway"}, {"unique", f_unique, 3, "case_sensitive,attribute"},
-		{"upper", f_upper, 1, ""}, {"urlencode", f_urlencode, 1, ""}, {"wordcount", f_wordcount, 1, ""},
+		{"abs", f_abs, 1, ""},
+		{"attr", f_attr, 2, "name"},
+		{"batch", f_batch, 3, "linecount,fill_with"},
+		{"capitalize", f_capitalize, 1, ""},
+		{"center", f_center, 2, "width"},
+		{"count", f_length, 1, ""},
+		{"d", f_default, 3, "default_value,boolean"},
+		{"default", f_default, 3, "default_value,boolean"},
+		{"dictsort", f_dictsort, 4, "case_sensitive,by,reverse"},
+		{"e", f_escape, 1, ""},
+		{"escape", f_escape, 1, ""},
+		{"first", f_first, 1, ""},
+		{"float", f_float, 2, "default"},
+		{"forceescape", f_forceescape, 1, ""},
+		{"format", f_format, ANY, NULL},
+		{"groupby", f_groupby, 4, "attribute,default,case_sensitive"},
+		{"indent", f_indent, 4, "width,first,blank"},
+		{"int", f_int, 3, "default,base"},
+		{"items", f_items, 1, ""},
+		{"join", f_join, 3, "d,attribute"},
+		{"last", f_last, 1, ""},
+		{"length", f_length, 1, ""},
+		{"list", f_list, 1, ""},
+		{"lower", f_lower, 1, ""},
+		{"map", f_map, ANY, NULL},
+		{"max", f_max, 3, "case_sensitive,attribute"},
+		{"min", f_min, 3, "case_sensitive,attribute"},
+		{"reject", f_reject, ANY, NULL},
+		{"rejectattr", f_rejectattr, ANY, NULL},
+		{"replace", f_replace, 4, "old,new,count"},
+		{"reverse", f_reverse, 1, ""},
+		{"round", f_round, 3, "precision,method"},
+		{"safe", f_safe, 1, ""},
+		{"select", f_select, ANY, NULL},
+		{"selectattr", f_selectattr, ANY, NULL},
+		{"slice", f_slice, 3, "slices,fill_with"},
+		{"sort", f_sort, 4, "reverse,case_sensitive,attribute"},
+		{"string", f_string, 1, ""},
+		{"sum", f_sum, 3, "attribute,start"},
+		{"title", f_title, 1, ""},
+		{"tojson", jv_tojson, 5, "ensure_ascii,indent,separators,sort_keys"},
+		{"trim", f_trim, 2, "chars"},
+		{"truncate", f_truncate, 5, "length,killwords,end,leeway"},
+		{"unique", f_unique, 3, "case_sensitive,attribute"},
+		{"upper", f_upper, 1, ""},
+		{"urlencode", f_urlencode, 1, ""},
+		{"wordcount", f_wordcount, 1, ""},
 	};
 	for (size_t i = 0; i < sizeof table / sizeof *table; i++)
 		if (strlen(table[i].name) == len && !memcmp(table[i].name, s, len))

@@ -19,7 +19,8 @@ static struct jdict *dict_from(struct jin *r, const struct jargs *a, const char 
 		for (size_t i = 0; i < l->n; i++) {
 			const struct jlist *pair = jv_items(r, l->v[i]);
 			if (pair->n != 2)
-				jin_fail(r, "dictionary update sequence element #%zu has length %zu; 2 is required", i, pair->n);
+				jin_fail(r, "dictionary update sequence element #%zu has length %zu; 2 is required",
+				         i, pair->n);
 			dict_set(r, d, pair->v[0], pair->v[1]);
 		}
 	}
@@ -49,9 +50,11 @@ static struct jv call_range(struct jin *r, const struct jargs *a)
 	range->step = a->n > 2 ? arg_int(r, &a->v[2], 0, "an argument of range") : 1;
 	if (range->step == 0)
 		jin_fail(r, "range() arg 3 must not be zero");
-	__int128 from = range->start, to = range->stop, step = range->step, n = step > 0 ? (to - from + step - 1) / step : (from - to - step - 1) / -step;
+	__int128 from = range->start, to = range->stop, step = range->step,
+			 n = step > 0 ? (to - from + step - 1) / step : (from - to - step - 1) / -step;
 	if (n > RANGE_MAX)
-		jin_over(r, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", RANGE_MAX);
+		jin_over(r, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).",
+		         RANGE_MAX);
 	range->n = n < 0 ? 0 : (int64_t)n;
 	return (struct jv){.type = J_RANGE, .range = range};
 }
@@ -105,8 +108,10 @@ static struct jv call_cycler(struct jin *r, const struct jargs *a)
 struct jv global_find(const char *s, size_t len)
 {
 	static const struct jfunc functions[] = {
-		{"namespace", call_namespace}, {"dict", call_dict}, {"range", call_range}, {"raise_exception", call_raise}, {"strftime_now", call_strftime},
-		{"joiner", call_joiner}, {"cycler", call_cycler},
+		{"namespace", call_namespace},   {"dict", call_dict},
+		{"range", call_range},           {"raise_exception", call_raise},
+		{"strftime_now", call_strftime}, {"joiner", call_joiner},
+		{"cycler", call_cycler},
 	};
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
 		if (strlen(functions[i].name) == len && !memcmp(functions[i].name, s, len))
@@ -116,32 +121,29 @@ struct jv global_find(const char *s, size_t len)
 
 struct jv loop_attr(struct jin *r, struct jloop *l, const char *s, size_t len)
 {
-	static const char *const names[] = {"index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0", "previtem", "nextitem"};
+	static const char *const names[] = {"index",  "index0",   "revindex", "revindex0",
+	                                    "first",  "last",     "length",   "depth",
+	                                    "depth0", "previtem", "nextitem"};
 	size_t k = 0, n = l->items->n;
 	for (; k < sizeof names / sizeof *names; k++)
 		if (strlen(names[k]) == len && !memcmp(names[k], s, len))
 			break;
 	switch (k) {
 	case 0:
-	case 1:
-		return jv_int((int64_t)l->at + (k == 0));
+	case 1: return jv_int((int64_t)l->at + (k == 0));
 	case 2:
-	case 3:
-		return jv_int((int64_t)(n - l->at) - (k == 3));
-	case 4:
-		return jv_bool(l->at == 0);
-	case 5:
-		return jv_bool(l->at + 1 == n);
-	case 6:
-		return jv_int((int64_t)n);
+	case 3: return jv_int((int64_t)(n - l->at) - (k == 3));
+	case 4: return jv_bool(l->at == 0);
+	case 5: return jv_bool(l->at + 1 == n);
+	case 6: return jv_int((int64_t)n);
 	case 7:
-	case 8:
-		return jv_int((int64_t)l->depth - (k == 8));
+	case 8: return jv_int((int64_t)l->depth - (k == 8));
 	case 9:
-		return l->at ? l->items->v[l->at - 1] : jv_undef(UNDEF_TEXT, "there is no previous item", 25, 0);
+		return l->at ? l->items->v[l->at - 1]
+		             : jv_undef(UNDEF_TEXT, "there is no previous item", 25, 0);
 	case 10:
-		return l->at + 1 < n ? l->items->v[l->at + 1] : jv_undef(UNDEF_TEXT, "there is no next item", 21, 0);
-	default:
-		return method_find(r, (struct jv){.type = J_LOOP, .loop = l}, s, len);
+		return l->at + 1 < n ? l->items->v[l->at + 1]
+		                     : jv_undef(UNDEF_TEXT, "there is no next item", 21, 0);
+	default: return method_find(r, (struct jv){.type = J_LOOP, .loop = l}, s, len);
 	}
 }

@@ -1,5 +1,6 @@
-/* lex.c - a template's text to tokens: data, and what stands between {{ }} and {% %}. Comments and raw blocks end here, and so does white space that
- * `-`, `+`, trim_blocks and lstrip_blocks take away. Line breaks are made "\n" first and one at the very end is dropped, as Jinja does. */
+/* lex.c - a template's text to tokens: data, and what stands between {{ }} and {% %}. Comments and
+ * raw blocks end here, and so does white space that `-`, `+`, trim_blocks and lstrip_blocks take
+ * away. Line breaks are made "\n" first and one at the very end is dropped, as Jinja does. */
 #include "jinja/tree.h"
 
 #include <errno.h>
@@ -11,8 +12,8 @@ struct lexer {
 	const char *s;
 	size_t len, at;
 	uint32_t line;
-	size_t counted;       /* lines are counted up to here */
-	int line_starting;    /* what was taken last ended with a line break */
+	size_t counted;    /* lines are counted up to here */
+	int line_starting; /* what was taken last ended with a line break */
 };
 
 static uint32_t line_of(struct lexer *x, size_t at)
@@ -84,8 +85,10 @@ static int starts(const struct lexer *x, size_t at, const char *word)
 	return x->len - at >= n && !memcmp(x->s + at, word, n);
 }
 
-/* The end of the data in front of a tag at `end`, after what the tag's sign and lstrip_blocks take away. */
-static size_t strip_data(const struct lexer *x, size_t begin, size_t end, char sign, int is_variable)
+/* The end of the data in front of a tag at `end`, after what the tag's sign and lstrip_blocks
+ * take away. */
+static size_t strip_data(const struct lexer *x, size_t begin, size_t end, char sign,
+                         int is_variable)
 {
 	const char *s = x->s + begin;
 	size_t len = end - begin;
@@ -111,34 +114,61 @@ static size_t after_block(const struct lexer *x, size_t at, char sign)
 	return sign != '+' && at < x->len && x->s[at] == '\n' ? at + 1 : at;
 }
 
-/* --- inside a tag --------------------------------------------------------------------------------------------------------- */
+/* --- inside a tag -------------------------------------------------------- */
 
 static const struct {
 	const char *s;
-	uint8_t kind, closes;   /* closes: what a closing bracket closes */
+	uint8_t kind, closes; /* closes: what a closing bracket closes */
 } operators[] = {
-	{"//", T_FLOORDIV, 0}, {"**", T_POW, 0},  {"==", T_EQ, 0},     {"!=", T_NE, 0},     {">=", T_GTEQ, 0},   {"<=", T_LTEQ, 0},
-	{"+", T_ADD, 0},       {"-", T_SUB, 0},   {"/", T_DIV, 0},     {"*", T_MUL, 0},     {"%", T_MOD, 0},     {"~", T_TILDE, 0},
-	{"[", T_LBRACKET, 0},  {"(", T_LPAREN, 0}, {"{", T_LBRACE, 0}, {"]", T_RBRACKET, T_LBRACKET}, {")", T_RPAREN, T_LPAREN}, {"}", T_RBRACE, T_LBRACE},
-	{">", T_GT, 0},        {"<", T_LT, 0},    {"=", T_ASSIGN, 0},  {".", T_DOT, 0},     {":", T_COLON, 0},   {"|", T_PIPE, 0},
-	{",", T_COMMA, 0},     {";", T_SEMICOLON, 0},
+	{"//", T_FLOORDIV, 0},
+	{"**", T_POW, 0},
+	{"==", T_EQ, 0},
+	{"!=", T_NE, 0},
+	{">=", T_GTEQ, 0},
+	{"<=", T_LTEQ, 0},
+	{"+", T_ADD, 0},
+	{"-", T_SUB, 0},
+	{"/", T_DIV, 0},
+	{"*", T_MUL, 0},
+	{"%", T_MOD, 0},
+	{"~", T_TILDE, 0},
+	{"[", T_LBRACKET, 0},
+	{"(", T_LPAREN, 0},
+	{"{", T_LBRACE, 0},
+	{"]", T_RBRACKET, T_LBRACKET},
+	{")", T_RPAREN, T_LPAREN},
+	{"}", T_RBRACE, T_LBRACE},
+	{">", T_GT, 0},
+	{"<", T_LT, 0},
+	{"=", T_ASSIGN, 0},
+	{".", T_DOT, 0},
+	{":", T_COLON, 0},
+	{"|", T_PIPE, 0},
+	{",", T_COMMA, 0},
+	{";", T_SEMICOLON, 0},
 };
 
 static int is_name_byte(unsigned char c)
 {
-	return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c >= 0x80;
+	return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+	       c >= 0x80;
 }
 
 static int digit_of(char c)
 {
-	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : 99;
+	return c >= '0' && c <= '9'   ? c - '0'
+	       : c >= 'a' && c <= 'f' ? c - 'a' + 10
+	       : c >= 'A' && c <= 'F' ? c - 'A' + 10
+	                              : 99;
 }
 
 /* Digits with single underscores between them, from at; the end. Without a digit: at. */
 static size_t digits(const struct lexer *x, size_t at, int base)
 {
 	size_t end = at;
-	while (end < x->len && (digit_of(x->s[end]) < base || (x->s[end] == '_' && end > at && end + 1 < x->len && digit_of(x->s[end + 1]) < base)))
+	while (end < x->len &&
+	       (digit_of(x->s[end]) < base ||
+	        (x->s[end] == '_' && end > at && end + 1 < x->len && digit_of(x->s[end + 1]) < base)))
 		end++;
 	return end;
 }
@@ -194,14 +224,16 @@ static void lex_int(struct lexer *x)
 	if (base == 10 && x->s[begin] == '0')
 		for (size_t i = begin; i < end; i++)
 			if (x->s[i] != '0' && x->s[i] != '_')
-				end = i;   /* 007 is 00 and then 7, which no place allows */
+				end = i; /* 007 is 00 and then 7, which no place allows */
 	for (size_t i = begin; i < end; i++)
-		if (x->s[i] != '_' && (__builtin_mul_overflow(t->i, base, &t->i) || __builtin_add_overflow(t->i, digit_of(x->s[i]), &t->i)))
+		if (x->s[i] != '_' && (__builtin_mul_overflow(t->i, base, &t->i) ||
+		                       __builtin_add_overflow(t->i, digit_of(x->s[i]), &t->i)))
 			parse_fail(x->p, t->line, "an integer does not fit 64 bits");
 	x->at = end;
 }
 
-/* One escape at s[0] == '\\'; n >= 2 bytes are there. Returns the bytes used. What is no escape stays as it is. */
+/* One escape at s[0] == '\\'; n >= 2 bytes are there. Returns the bytes used. What is no escape
+ * stays as it is. */
 static size_t unescape(struct lexer *x, const char *s, size_t n, char *out, size_t *ret_len)
 {
 	static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
@@ -224,9 +256,11 @@ static size_t unescape(struct lexer *x, const char *s, size_t n, char *out, size
 		for (; used < n && used < 2 + most && digit_of(s[used]) < 16; used++)
 			cp = cp * 16 + (uint32_t)digit_of(s[used]);
 		if (used != 2 + most || cp > 0x10ffff || (cp & 0xfffff800) == 0xd800)
-			parse_fail(x->p, line_of(x, x->at), "an escape in a string is cut short or no character: \\%c", s[1]);
+			parse_fail(x->p, line_of(x, x->at),
+			           "an escape in a string is cut short or no character: \\%c", s[1]);
 	} else if (s[1] == 'N') {
-		parse_fail(x->p, line_of(x, x->at), "escapes by a character's name (\\N) are not supported");
+		parse_fail(x->p, line_of(x, x->at),
+		           "escapes by a character's name (\\N) are not supported");
 	} else {
 		out[0] = '\\';
 		return 1;
@@ -269,7 +303,8 @@ static void lex_operator(struct lexer *x, uint8_t *open, unsigned *n_open)
 			if (*n_open == 255)
 				parse_fail(x->p, line_of(x, x->at), "more than 255 brackets are open");
 			open[(*n_open)++] = kind;
-		} else if (operators[i].closes && (*n_open == 0 || open[--*n_open] != operators[i].closes)) {
+		} else if (operators[i].closes &&
+		           (*n_open == 0 || open[--*n_open] != operators[i].closes)) {
 			parse_fail(x->p, line_of(x, x->at), "unexpected '%s'", operators[i].s);
 		}
 		add_token(x, (enum token_kind)kind, x->at);
@@ -277,7 +312,8 @@ static void lex_operator(struct lexer *x, uint8_t *open, unsigned *n_open)
 		return;
 	}
 	unsigned char c = (unsigned char)x->s[x->at];
-	parse_fail(x->p, line_of(x, x->at), c >= 0x20 && c < 0x7f ? "unexpected character '%c'" : "unexpected byte 0x%02x", c);
+	parse_fail(x->p, line_of(x, x->at),
+	           c >= 0x20 && c < 0x7f ? "unexpected character '%c'" : "unexpected byte 0x%02x", c);
 }
 
 /* At the end of the tag? Then *ret_sign is its sign and x->at stands behind the braces. */
@@ -301,7 +337,8 @@ static void lex_tag(struct lexer *x, int is_variable)
 	for (;;) {
 		x->at = skip_space(x, x->at);
 		if (x->at >= x->len)
-			parse_fail(x->p, line_of(x, x->len), "the template ends within {%c", is_variable ? '{' : '%');
+			parse_fail(x->p, line_of(x, x->len), "the template ends within {%c",
+			           is_variable ? '{' : '%');
 		char c = x->s[x->at];
 		size_t begin = x->at, end;
 		if (n_open == 0 && tag_end(x, is_variable, &sign)) {
@@ -330,10 +367,12 @@ static void lex_tag(struct lexer *x, int is_variable)
 	}
 }
 
-/* --- outside ---------------------------------------------------------------------------------------------------------------- */
+/* --- outside ------------------------------------------------------------- */
 
-/* "{%" at `at` begins the tag of this one word: the place behind it, with what follows taken as `data_follows` (raw) or trim_blocks (endraw) say; or 0. */
-static size_t word_tag(const struct lexer *x, size_t at, const char *word, int data_follows, char *ret_sign)
+/* "{%" at `at` begins the tag of this one word: the place behind it, with what follows taken as
+ * `data_follows` (raw) or trim_blocks (endraw) say; or 0. */
+static size_t word_tag(const struct lexer *x, size_t at, const char *word, int data_follows,
+                       char *ret_sign)
 {
 	size_t i = at + 2;
 	char c = i < x->len ? x->s[i] : 0;

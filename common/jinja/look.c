@@ -1,4 +1,5 @@
-/* look.c - what values are worth in Python: truth, equality, order, length, iteration, attributes, items and slices. */
+/* look.c - what values are worth in Python: truth, equality, order, length, iteration,
+ * attributes, items and slices. */
 #include "jinja/value.h"
 
 #include <string.h>
@@ -6,10 +7,16 @@
 const char *jv_type_name(enum jv_type t)
 {
 	static const char *const names[] = {
-		[J_UNDEF] = "Undefined", [J_NONE] = "NoneType", [J_BOOL] = "bool",         [J_INT] = "int",     [J_FLOAT] = "float",
-		[J_STR] = "str",         [J_LIST] = "list",     [J_TUPLE] = "tuple",       [J_DICT] = "dict",   [J_NAMESPACE] = "Namespace",
-		[J_RANGE] = "range",     [J_VIEW] = "dict_view", [J_ITER] = "generator",   [J_MACRO] = "Macro", [J_FUNC] = "function",
-		[J_METHOD] = "method",   [J_LOOP] = "LoopContext", [J_JOINER] = "Joiner",  [J_CYCLER] = "Cycler",
+		[J_UNDEF] = "Undefined",  [J_NONE] = "NoneType",
+		[J_BOOL] = "bool",        [J_INT] = "int",
+		[J_FLOAT] = "float",      [J_STR] = "str",
+		[J_LIST] = "list",        [J_TUPLE] = "tuple",
+		[J_DICT] = "dict",        [J_NAMESPACE] = "Namespace",
+		[J_RANGE] = "range",      [J_VIEW] = "dict_view",
+		[J_ITER] = "generator",   [J_MACRO] = "Macro",
+		[J_FUNC] = "function",    [J_METHOD] = "method",
+		[J_LOOP] = "LoopContext", [J_JOINER] = "Joiner",
+		[J_CYCLER] = "Cycler",
 	};
 	return names[t];
 }
@@ -28,23 +35,17 @@ int jv_truth(struct jin *r, struct jv v)
 {
 	switch (v.type) {
 	case J_UNDEF:
-	case J_NONE:
-		return 0;
+	case J_NONE: return 0;
 	case J_BOOL:
-	case J_INT:
-		return v.i != 0;
-	case J_FLOAT:
-		return v.f != 0;
-	case J_STR:
-		return v.len != 0;
+	case J_INT: return v.i != 0;
+	case J_FLOAT: return v.f != 0;
+	case J_STR: return v.len != 0;
 	case J_LIST:
 	case J_TUPLE:
 	case J_DICT:
 	case J_VIEW:
-	case J_RANGE:
-		return jv_length(r, v) != 0;
-	default:
-		return 1;
+	case J_RANGE: return jv_length(r, v) != 0;
+	default: return 1;
 	}
 }
 
@@ -80,22 +81,18 @@ int jv_equal(struct jin *r, struct jv a, struct jv b)
 	jin_stack(r);
 	switch (a.type) {
 	case J_UNDEF:
-	case J_NONE:
-		return 1;
-	case J_STR:
-		jin_step(r, a.len / 64);
-		return a.len == b.len && !memcmp(a.s, b.s, a.len);
+	case J_NONE: return 1;
+	case J_STR: jin_step(r, a.len / 64); return a.len == b.len && !memcmp(a.s, b.s, a.len);
 	case J_LIST:
-	case J_TUPLE:
-		return lists_equal(r, a.list, b.list);
-	case J_DICT:
-		return dicts_equal(r, a.dict, b.dict);
+	case J_TUPLE: return lists_equal(r, a.list, b.list);
+	case J_DICT: return dicts_equal(r, a.dict, b.dict);
 	case J_RANGE:
-		return a.range->n == b.range->n && (a.range->n == 0 || (a.range->start == b.range->start && (a.range->n == 1 || a.range->step == b.range->step)));
+		return a.range->n == b.range->n &&
+		       (a.range->n == 0 || (a.range->start == b.range->start &&
+		                            (a.range->n == 1 || a.range->step == b.range->step)));
 	case J_METHOD:
 		return a.method->def == b.method->def && jv_equal(r, a.method->self, b.method->self);
-	default:
-		return a.list == b.list;   /* the same one */
+	default: return a.list == b.list; /* the same one */
 	}
 }
 
@@ -111,7 +108,7 @@ int jv_less(struct jin *r, struct jv a, struct jv b, const char *op)
 	if (a.type == J_STR && b.type == J_STR) {
 		size_t n = a.len < b.len ? a.len : b.len;
 		jin_step(r, n / 64);
-		int c = memcmp(a.s, b.s, n);   /* UTF-8 sorts as code points do */
+		int c = memcmp(a.s, b.s, n); /* UTF-8 sorts as code points do */
 		return c ? c < 0 : a.len < b.len;
 	}
 	if ((a.type == J_LIST || a.type == J_TUPLE) && a.type == b.type) {
@@ -121,35 +118,29 @@ int jv_less(struct jin *r, struct jv a, struct jv b, const char *op)
 				return jv_less(r, a.list->v[i], b.list->v[i], op);
 		return a.list->n < b.list->n;
 	}
-	jin_fail(r, "'%s' not supported between instances of '%s' and '%s'", op, jv_type_name((enum jv_type)a.type), jv_type_name((enum jv_type)b.type));
+	jin_fail(r, "'%s' not supported between instances of '%s' and '%s'", op,
+	         jv_type_name((enum jv_type)a.type), jv_type_name((enum jv_type)b.type));
 }
 
 int jv_can_iterate(struct jv v)
 {
-	return v.type == J_UNDEF || v.type == J_STR || v.type == J_LIST || v.type == J_TUPLE || v.type == J_DICT || v.type == J_RANGE || v.type == J_VIEW ||
-	       v.type == J_ITER || v.type == J_LOOP;
+	return v.type == J_UNDEF || v.type == J_STR || v.type == J_LIST || v.type == J_TUPLE ||
+	       v.type == J_DICT || v.type == J_RANGE || v.type == J_VIEW || v.type == J_ITER ||
+	       v.type == J_LOOP;
 }
 
 int64_t jv_length(struct jin *r, struct jv v)
 {
 	switch (v.type) {
-	case J_UNDEF:
-		return 0;
-	case J_STR:
-		jin_step(r, v.len / 16);
-		return (int64_t)text_length(v.s, v.len);
+	case J_UNDEF: return 0;
+	case J_STR: jin_step(r, v.len / 16); return (int64_t)text_length(v.s, v.len);
 	case J_LIST:
-	case J_TUPLE:
-		return (int64_t)v.list->n;
+	case J_TUPLE: return (int64_t)v.list->n;
 	case J_DICT:
-	case J_VIEW:
-		return (int64_t)v.dict->n;
-	case J_RANGE:
-		return v.range->n;
-	case J_LOOP:
-		return (int64_t)v.loop->items->n;
-	default:
-		return -1;
+	case J_VIEW: return (int64_t)v.dict->n;
+	case J_RANGE: return v.range->n;
+	case J_LOOP: return (int64_t)v.loop->items->n;
+	default: return -1;
 	}
 }
 
@@ -203,27 +194,23 @@ struct jlist *jv_items(struct jin *r, struct jv v)
 {
 	struct jlist *rest;
 	switch (v.type) {
-	case J_UNDEF:
-		return list_new(r, 0);
+	case J_UNDEF: return list_new(r, 0);
 	case J_LIST:
-	case J_TUPLE:
-		return v.list;
-	case J_STR:
-		return characters(r, v);
-	case J_DICT:
-		return copy_values(r, v.dict->keys, v.dict->n);
+	case J_TUPLE: return v.list;
+	case J_STR: return characters(r, v);
+	case J_DICT: return copy_values(r, v.dict->keys, v.dict->n);
 	case J_VIEW:
-		return v.sub == VIEW_ITEMS ? pairs(r, v.dict) : copy_values(r, v.sub == VIEW_KEYS ? v.dict->keys : v.dict->vals, v.dict->n);
-	case J_RANGE:
-		return range_items(r, v.range);
+		return v.sub == VIEW_ITEMS
+		           ? pairs(r, v.dict)
+		           : copy_values(r, v.sub == VIEW_KEYS ? v.dict->keys : v.dict->vals, v.dict->n);
+	case J_RANGE: return range_items(r, v.range);
 	case J_ITER:
-		if (v.iter->at == v.iter->list.n)       /* an empty list has no array to point into */
+		if (v.iter->at == v.iter->list.n) /* an empty list has no array to point into */
 			return list_new(r, 0);
 		rest = copy_values(r, v.iter->list.v + v.iter->at, v.iter->list.n - v.iter->at);
 		v.iter->at = v.iter->list.n;
 		return rest;
-	default:
-		jin_fail(r, "'%s' object is not iterable", jv_type_name((enum jv_type)v.type));
+	default: jin_fail(r, "'%s' object is not iterable", jv_type_name((enum jv_type)v.type));
 	}
 }
 
@@ -231,7 +218,8 @@ int jv_contains(struct jin *r, struct jv item, struct jv in)
 {
 	if (in.type == J_STR) {
 		if (item.type != J_STR)
-			jin_fail(r, "'in <string>' requires string as left operand, not %s", jv_type_name((enum jv_type)item.type));
+			jin_fail(r, "'in <string>' requires string as left operand, not %s",
+			         jv_type_name((enum jv_type)item.type));
 		jin_step(r, in.len / 16);
 		return item.len == 0 || memmem(in.s, in.len, item.s, item.len) != NULL;
 	}
@@ -246,7 +234,7 @@ int jv_contains(struct jin *r, struct jv item, struct jv in)
 	return 0;
 }
 
-/* --- attributes, items, slices ------------------------------------------------------------------------------------------------ */
+/* --- attributes, items, slices ------------------------------------------- */
 
 /* o[key], or UNDEF of kind NAME where Python raises TypeError or LookupError */
 static struct jv plain_item(struct jin *r, struct jv o, struct jv key)
@@ -254,10 +242,12 @@ static struct jv plain_item(struct jin *r, struct jv o, struct jv key)
 	struct jv none = jv_undef(UNDEF_NAME, "", 0, 0);
 	int64_t n, i = key.i;
 	if (o.type == J_DICT) {
-		const struct jv *v = key.type == J_LIST || key.type == J_DICT ? NULL : dict_get(r, o.dict, key);
+		const struct jv *v = key.type == J_LIST || key.type == J_DICT ? NULL
+		                                                              : dict_get(r, o.dict, key);
 		return v ? *v : none;
 	}
-	if ((o.type != J_LIST && o.type != J_TUPLE && o.type != J_STR && o.type != J_RANGE) || (key.type != J_INT && key.type != J_BOOL))
+	if ((o.type != J_LIST && o.type != J_TUPLE && o.type != J_STR && o.type != J_RANGE) ||
+	    (key.type != J_INT && key.type != J_BOOL))
 		return none;
 	n = jv_length(r, o);
 	i += i < 0 ? n : 0;
@@ -296,8 +286,10 @@ static struct jv lacking(struct jin *r, struct jv o, struct jv key)
 	struct buf *b = buf_open(r);
 	jv_repr(r, b, key);
 	struct jv text = buf_close(r);
-	return jv_undef_printf(r, "%s%s has no element %.*s", o.type == J_NONE ? "None" : jv_type_name((enum jv_type)o.type), o.type == J_NONE ? "" : " object",
-	                       text.len < 80 ? (int)text.len : 80, text.s);
+	return jv_undef_printf(r, "%s%s has no element %.*s",
+	                       o.type == J_NONE ? "None" : jv_type_name((enum jv_type)o.type),
+	                       o.type == J_NONE ? "" : " object", text.len < 80 ? (int)text.len : 80,
+	                       text.s);
 }
 
 struct jv jv_attr(struct jin *r, struct jv o, struct jv name)
@@ -348,10 +340,12 @@ struct jv jv_slice(struct jin *r, struct jv o, const struct jv part[3])
 	if (step == 0)
 		jin_fail(r, "slice step cannot be zero");
 	int64_t lo = step > 0 ? 0 : -1, hi = step > 0 ? n : n - 1;
-	int64_t begin = slice_part(r, part[0], step > 0 ? lo : hi), end = slice_part(r, part[1], step > 0 ? hi : lo);
+	int64_t begin = slice_part(r, part[0], step > 0 ? lo : hi),
+			end = slice_part(r, part[1], step > 0 ? hi : lo);
 	begin = part[0].type == J_NONE ? begin : clamp(begin < 0 ? begin + n : begin, lo, hi);
 	end = part[1].type == J_NONE ? end : clamp(end < 0 ? end + n : end, lo, hi);
-	int64_t count = step > 0 ? (end > begin ? (end - begin - 1) / step + 1 : 0) : (begin > end ? (begin - end - 1) / -step + 1 : 0);
+	int64_t count = step > 0 ? (end > begin ? (end - begin - 1) / step + 1 : 0)
+	                         : (begin > end ? (begin - end - 1) / -step + 1 : 0);
 	if (o.type == J_STR && step == 1) {
 		size_t at = text_offset(o.s, o.len, (size_t)(count ? begin : 0));
 		struct jv v = jv_str(o.s + at, text_offset(o.s + at, o.len - at, (size_t)count));

@@ -1,5 +1,6 @@
-/* methods.c - methods of Python's strings, lists, tuples and dicts. Those that would change a list or dict are there only to be refused, as in Jinja's
- * immutable sandbox. A string method of Markup gives Markup. */
+/* methods.c - methods of Python's strings, lists, tuples and dicts. Those that would change a list
+ * or dict are there only to be refused, as in Jinja's immutable sandbox. A string method of
+ * Markup gives Markup. */
 #include "jinja/value.h"
 
 #include <string.h>
@@ -7,12 +8,12 @@
 struct method_def {
 	const char *name;
 	struct jv (*call)(struct jin *r, struct jv self, const struct jargs *a);
-	uint8_t least, most;   /* arguments, keywords counted */
+	uint8_t least, most; /* arguments, keywords counted */
 };
 
 #define METHOD(name) static struct jv name(struct jin *r, struct jv self, const struct jargs *a)
 
-/* --- help -------------------------------------------------------------------------------------------------------------------------- */
+/* --- help ---------------------------------------------------------------- */
 
 static struct jv part(struct jv self, size_t begin, size_t end)
 {
@@ -46,7 +47,9 @@ static const struct jv *or_none(const struct jv *v)
 /* What to look for at `at` or later; SIZE_MAX: not there. */
 static size_t find_from(struct jin *r, struct jv in, struct jv what, size_t at)
 {
-	const char *hit = at > in.len ? NULL : what.len ? memmem(in.s + at, in.len - at, what.s, what.len) : in.s + at;
+	const char *hit = at > in.len ? NULL
+	                  : what.len  ? memmem(in.s + at, in.len - at, what.s, what.len)
+	                              : in.s + at;
 	size_t to = hit ? (size_t)(hit - in.s) : in.len;
 	jin_step(r, to > at ? (to - at) / 32 : 0);
 	return hit ? to : SIZE_MAX;
@@ -66,7 +69,8 @@ static size_t find_back(struct jin *r, struct jv in, struct jv what, size_t end)
 }
 
 /* s[begin:end] for the methods that take both behind their text. */
-static struct jv window(struct jin *r, struct jv self, const struct jargs *a, size_t at, size_t *ret_chars)
+static struct jv window(struct jin *r, struct jv self, const struct jargs *a, size_t at,
+                        size_t *ret_chars)
 {
 	struct jv bound[3] = {jv_none(), jv_none(), jv_none()};
 	int64_t n = jv_length(r, self), begin = 0;
@@ -79,7 +83,7 @@ static struct jv window(struct jin *r, struct jv self, const struct jargs *a, si
 	return at < a->n ? jv_slice(r, self, bound) : self;
 }
 
-/* --- case, classes ------------------------------------------------------------------------------------------------------------------- */
+/* --- case, classes ------------------------------------------------------- */
 
 METHOD(s_upper)
 {
@@ -222,7 +226,7 @@ METHOD(s_islower)
 	return one_case(r, self, CP_LOWER, CP_UPPER);
 }
 
-/* --- ends ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- ends ---------------------------------------------------------------- */
 
 static struct jv stripped(struct jin *r, struct jv self, const struct jargs *a, int left, int right)
 {
@@ -259,19 +263,22 @@ static int ends(struct jv s, struct jv with)
 	return s.len >= with.len && !memcmp(s.s + s.len - with.len, with.s, with.len);
 }
 
-static struct jv affix(struct jin *r, struct jv self, const struct jargs *a, int (*has)(struct jv, struct jv), const char *name)
+static struct jv affix(struct jin *r, struct jv self, const struct jargs *a,
+                       int (*has)(struct jv, struct jv), const char *name)
 {
 	size_t chars;
 	struct jv in = window(r, self, a, 1, &chars), what = a->v[0];
 	if (what.type == J_UNDEF)
 		jin_undefined(r, what);
 	if (what.type != J_TUPLE && what.type != J_STR)
-		jin_fail(r, "%s first arg must be str or a tuple of str, not %s", name, jv_type_name((enum jv_type)what.type));
+		jin_fail(r, "%s first arg must be str or a tuple of str, not %s", name,
+		         jv_type_name((enum jv_type)what.type));
 	if (what.type == J_STR)
 		return jv_bool(has(in, what));
 	for (size_t i = 0; i < what.list->n; i++) {
 		if (what.list->v[i].type != J_STR)
-			jin_fail(r, "tuple for %s must only contain str, not %s", name, jv_type_name((enum jv_type)what.list->v[i].type));
+			jin_fail(r, "tuple for %s must only contain str, not %s", name,
+			         jv_type_name((enum jv_type)what.list->v[i].type));
 		if (has(in, what.list->v[i]))
 			return jv_bool(1);
 	}
@@ -303,14 +310,16 @@ METHOD(s_removesuffix)
 static struct jv padded(struct jin *r, struct jv self, const struct jargs *a, int side)
 {
 	const struct jv *fill = text_arg(r, a, 1, "fillchar");
-	int64_t width = arg_int(r, arg_get(a, 0, "width"), 0, "a width"), n = jv_length(r, self), pad = width > n ? width - n : 0, left;
+	int64_t width = arg_int(r, arg_get(a, 0, "width"), 0, "a width"), n = jv_length(r, self),
+			pad = width > n ? width - n : 0, left;
 	if (fill && text_length(fill->s, fill->len) != 1)
 		jin_fail(r, "The fill character must be exactly one character long");
 	if (pad <= 0)
 		return self;
 	left = side < 0 ? 0 : side > 0 ? pad : pad / 2 + (pad & width & 1);
 	struct jv with = fill ? *fill : jv_text(" ");
-	struct jv before = str_repeat(r, with, left), after = str_repeat(r, with, pad - left), plain = jv_str(self.s, self.len), v;
+	struct jv before = str_repeat(r, with, left), after = str_repeat(r, with, pad - left),
+			  plain = jv_str(self.s, self.len), v;
 	v = str_concat(r, str_concat(r, before, plain), after);
 	v.sub = self.sub;
 	return v;
@@ -333,16 +342,19 @@ METHOD(s_center)
 
 METHOD(s_zfill)
 {
-	int64_t width = arg_int(r, arg_get(a, 0, "width"), 0, "a width"), n = jv_length(r, self), pad = width > n ? width - n : 0;
+	int64_t width = arg_int(r, arg_get(a, 0, "width"), 0, "a width"), n = jv_length(r, self),
+			pad = width > n ? width - n : 0;
 	size_t sign = self.len && (self.s[0] == '-' || self.s[0] == '+');
 	if (pad <= 0)
 		return self;
-	struct jv zeros = str_repeat(r, jv_text("0"), pad), v = str_concat(r, str_concat(r, jv_str(self.s, sign), zeros), jv_str(self.s + sign, self.len - sign));
+	struct jv zeros = str_repeat(r, jv_text("0"), pad),
+			  v = str_concat(r, str_concat(r, jv_str(self.s, sign), zeros),
+	                         jv_str(self.s + sign, self.len - sign));
 	v.sub = self.sub;
 	return v;
 }
 
-/* --- searching --------------------------------------------------------------------------------------------------------------------------- */
+/* --- searching ----------------------------------------------------------- */
 
 static struct jv found_at(struct jin *r, struct jv self, const struct jargs *a, int back, int must)
 {
@@ -381,12 +393,13 @@ METHOD(s_count)
 	int64_t n = 0;
 	if (!what.len)
 		return jv_int(jv_length(r, in) + 1);
-	for (size_t at = find_from(r, in, what, 0); at != SIZE_MAX; at = find_from(r, in, what, at + what.len))
+	for (size_t at = find_from(r, in, what, 0); at != SIZE_MAX;
+	     at = find_from(r, in, what, at + what.len))
 		n++;
 	return jv_int(n);
 }
 
-/* --- taking apart and putting together ------------------------------------------------------------------------------------------------------ */
+/* --- taking apart and putting together ----------------------------------- */
 
 static int64_t count_arg(struct jin *r, const struct jargs *a, size_t at, const char *name)
 {
@@ -498,7 +511,8 @@ METHOD(s_rsplit)
 
 static int is_line_end(uint32_t cp)
 {
-	return (cp >= '\n' && cp <= '\r') || (cp >= 0x1c && cp <= 0x1e) || cp == 0x85 || cp == 0x2028 || cp == 0x2029;
+	return (cp >= '\n' && cp <= '\r') || (cp >= 0x1c && cp <= 0x1e) || cp == 0x85 || cp == 0x2028 ||
+	       cp == 0x2029;
 }
 
 METHOD(s_splitlines)
@@ -533,7 +547,9 @@ static struct jv parted(struct jin *r, struct jv self, const struct jargs *a, in
 	int none = at == SIZE_MAX;
 	list_push(r, l, none ? part(self, 0, back ? 0 : self.len) : part(self, 0, at));
 	list_push(r, l, none ? jv_text("") : sep);
-	list_push(r, l, none ? part(self, back ? 0 : self.len, self.len) : part(self, at + sep.len, self.len));
+	list_push(r, l,
+	          none ? part(self, back ? 0 : self.len, self.len)
+	               : part(self, at + sep.len, self.len));
 	return (struct jv){.type = J_TUPLE, .list = l};
 }
 
@@ -554,7 +570,8 @@ METHOD(s_join)
 	for (size_t i = 0; i < l->n; i++) {
 		struct jv v = l->v[i];
 		if (v.type != J_STR && !self.sub)
-			jin_fail(r, "sequence item %zu: expected str instance, %s found", i, jv_type_name((enum jv_type)v.type));
+			jin_fail(r, "sequence item %zu: expected str instance, %s found", i,
+			         jv_type_name((enum jv_type)v.type));
 		if (self.sub)
 			v = str_escape(r, v);
 		if (i)
@@ -572,7 +589,7 @@ METHOD(s_replace)
 	size_t begin = 0, at;
 	if (self.sub)
 		new = str_escape(r, new);
-	if (!old.len) {   /* in front of each character, and at the end */
+	if (!old.len) { /* in front of each character, and at the end */
 		for (; most-- > 0; begin = at) {
 			text_add(r, b, new.s, new.len);
 			at = begin + text_offset(self.s + begin, self.len - begin, 1);
@@ -599,7 +616,7 @@ METHOD(s_format)
 	return v;
 }
 
-/* --- lists, tuples, dicts, cyclers ------------------------------------------------------------------------------------------------------------ */
+/* --- lists, tuples, dicts, cyclers --------------------------------------- */
 
 METHOD(l_count)
 {
@@ -698,37 +715,79 @@ METHOD(loop_changed)
 	return jv_bool(!same);
 }
 
-/* --- finding and calling ------------------------------------------------------------------------------------------------------------------------ */
+/* --- finding and calling ------------------------------------------------- */
 
 enum { ANY = 255 };
 
 static const struct method_def of_str[] = {
-	{"upper", s_upper, 0, 0}, {"lower", s_lower, 0, 0}, {"casefold", s_lower, 0, 0}, {"capitalize", s_capitalize, 0, 0}, {"title", s_title, 0, 0},
-	{"swapcase", s_swapcase, 0, 0}, {"isalpha", s_isalpha, 0, 0}, {"isalnum", s_isalnum, 0, 0}, {"isdecimal", s_isdecimal, 0, 0},
-	{"isdigit", s_isdigit, 0, 0}, {"isspace", s_isspace, 0, 0}, {"isascii", s_isascii, 0, 0}, {"isprintable", s_isprintable, 0, 0},
-	{"isupper", s_isupper, 0, 0}, {"islower", s_islower, 0, 0}, {"strip", s_strip, 0, 1}, {"lstrip", s_lstrip, 0, 1}, {"rstrip", s_rstrip, 0, 1},
-	{"startswith", s_startswith, 1, 3}, {"endswith", s_endswith, 1, 3}, {"removeprefix", s_removeprefix, 1, 1}, {"removesuffix", s_removesuffix, 1, 1},
-	{"ljust", s_ljust, 1, 2}, {"rjust", s_rjust, 1, 2}, {"center", s_center, 1, 2}, {"zfill", s_zfill, 1, 1}, {"find", s_find, 1, 3},
-	{"rfind", s_rfind, 1, 3}, {"index", s_index, 1, 3}, {"rindex", s_rindex, 1, 3}, {"count", s_count, 1, 3}, {"split", s_split, 0, 2},
-	{"rsplit", s_rsplit, 0, 2}, {"splitlines", s_splitlines, 0, 1}, {"partition", s_partition, 1, 1}, {"rpartition", s_rpartition, 1, 1},
-	{"join", s_join, 1, 1}, {"replace", s_replace, 2, 3}, {"format", s_format, 0, ANY}, {NULL, NULL, 0, 0},
+	{"upper", s_upper, 0, 0},
+	{"lower", s_lower, 0, 0},
+	{"casefold", s_lower, 0, 0},
+	{"capitalize", s_capitalize, 0, 0},
+	{"title", s_title, 0, 0},
+	{"swapcase", s_swapcase, 0, 0},
+	{"isalpha", s_isalpha, 0, 0},
+	{"isalnum", s_isalnum, 0, 0},
+	{"isdecimal", s_isdecimal, 0, 0},
+	{"isdigit", s_isdigit, 0, 0},
+	{"isspace", s_isspace, 0, 0},
+	{"isascii", s_isascii, 0, 0},
+	{"isprintable", s_isprintable, 0, 0},
+	{"isupper", s_isupper, 0, 0},
+	{"islower", s_islower, 0, 0},
+	{"strip", s_strip, 0, 1},
+	{"lstrip", s_lstrip, 0, 1},
+	{"rstrip", s_rstrip, 0, 1},
+	{"startswith", s_startswith, 1, 3},
+	{"endswith", s_endswith, 1, 3},
+	{"removeprefix", s_removeprefix, 1, 1},
+	{"removesuffix", s_removesuffix, 1, 1},
+	{"ljust", s_ljust, 1, 2},
+	{"rjust", s_rjust, 1, 2},
+	{"center", s_center, 1, 2},
+	{"zfill", s_zfill, 1, 1},
+	{"find", s_find, 1, 3},
+	{"rfind", s_rfind, 1, 3},
+	{"index", s_index, 1, 3},
+	{"rindex", s_rindex, 1, 3},
+	{"count", s_count, 1, 3},
+	{"split", s_split, 0, 2},
+	{"rsplit", s_rsplit, 0, 2},
+	{"splitlines", s_splitlines, 0, 1},
+	{"partition", s_partition, 1, 1},
+	{"rpartition", s_rpartition, 1, 1},
+	{"join", s_join, 1, 1},
+	{"replace", s_replace, 2, 3},
+	{"format", s_format, 0, ANY},
+	{NULL, NULL, 0, 0},
 };
 static const struct method_def of_list[] = {
-	{"count", l_count, 1, 1}, {"index", l_index, 1, 1}, {"copy", l_copy, 0, 0}, {"append", NULL, 0, 0}, {"clear", NULL, 0, 0}, {"extend", NULL, 0, 0},
-	{"insert", NULL, 0, 0}, {"pop", NULL, 0, 0}, {"remove", NULL, 0, 0}, {"reverse", NULL, 0, 0}, {"sort", NULL, 0, 0}, {NULL, NULL, 0, 0},
+	{"count", l_count, 1, 1}, {"index", l_index, 1, 1}, {"copy", l_copy, 0, 0},
+	{"append", NULL, 0, 0},   {"clear", NULL, 0, 0},    {"extend", NULL, 0, 0},
+	{"insert", NULL, 0, 0},   {"pop", NULL, 0, 0},      {"remove", NULL, 0, 0},
+	{"reverse", NULL, 0, 0},  {"sort", NULL, 0, 0},     {NULL, NULL, 0, 0},
 };
-static const struct method_def of_tuple[] = {{"count", l_count, 1, 1}, {"index", l_index, 1, 1}, {NULL, NULL, 0, 0}};
+static const struct method_def of_tuple[] = {{"count", l_count, 1, 1},
+                                             {"index", l_index, 1, 1},
+                                             {NULL, NULL, 0, 0}};
 static const struct method_def of_dict[] = {
-	{"get", d_get, 1, 2}, {"items", d_items, 0, 0}, {"keys", d_keys, 0, 0}, {"values", d_values, 0, 0}, {"copy", d_copy, 0, 0}, {"clear", NULL, 0, 0},
-	{"pop", NULL, 0, 0}, {"popitem", NULL, 0, 0}, {"setdefault", NULL, 0, 0}, {"update", NULL, 0, 0}, {NULL, NULL, 0, 0},
+	{"get", d_get, 1, 2},       {"items", d_items, 0, 0}, {"keys", d_keys, 0, 0},
+	{"values", d_values, 0, 0}, {"copy", d_copy, 0, 0},   {"clear", NULL, 0, 0},
+	{"pop", NULL, 0, 0},        {"popitem", NULL, 0, 0},  {"setdefault", NULL, 0, 0},
+	{"update", NULL, 0, 0},     {NULL, NULL, 0, 0},
 };
-static const struct method_def of_cycler[] = {{"next", c_next, 0, 0}, {"reset", c_reset, 0, 0}, {NULL, NULL, 0, 0}};
-static const struct method_def of_loop[] = {{"cycle", loop_cycle, 0, ANY}, {"changed", loop_changed, 0, ANY}, {NULL, NULL, 0, 0}};
+static const struct method_def of_cycler[] = {{"next", c_next, 0, 0},
+                                              {"reset", c_reset, 0, 0},
+                                              {NULL, NULL, 0, 0}};
+static const struct method_def of_loop[] = {{"cycle", loop_cycle, 0, ANY},
+                                            {"changed", loop_changed, 0, ANY},
+                                            {NULL, NULL, 0, 0}};
 
 struct jv method_find(struct jin *r, struct jv o, const char *s, size_t len)
 {
-	static const struct method_def *const tables[] = {[J_STR] = of_str, [J_LIST] = of_list, [J_TUPLE] = of_tuple, [J_DICT] = of_dict,
-	                                                  [J_CYCLER] = of_cycler, [J_LOOP] = of_loop};
+	static const struct method_def *const tables[] = {
+		[J_STR] = of_str,   [J_LIST] = of_list,     [J_TUPLE] = of_tuple,
+		[J_DICT] = of_dict, [J_CYCLER] = of_cycler, [J_LOOP] = of_loop};
 	const struct method_def *d = o.type < sizeof tables / sizeof *tables ? tables[o.type] : NULL;
 	if (len > 4 && !memcmp(s, "__", 2) && !memcmp(s + len - 2, "__", 2))
 		return jv_undef(UNDEF_UNSAFE, s, len, o.type);
@@ -750,6 +809,7 @@ struct jv method_call(struct jin *r, const struct jmethod *m, const struct jargs
 {
 	size_t n = a->n + (m->def->most == ANY ? 0 : a->n_kw);
 	if (a->n < m->def->least || n > m->def->most)
-		jin_fail(r, "%s() takes %d to %d arguments, got %zu", m->def->name, m->def->least, m->def->most, n);
+		jin_fail(r, "%s() takes %d to %d arguments, got %zu", m->def->name, m->def->least,
+		         m->def->most, n);
 	return m->def->call(r, m->self, a);
 }

@@ -1,4 +1,5 @@
-/* ops.c - operators as Python has them, the `%` of strings, and str.format. Integers have 64 bits here: what does not fit is an error, never a wrong number. */
+/* ops.c - operators as Python has them, the `%` of strings, and str.format. Integers have 64
+ * bits here: what does not fit is an error, never a wrong number. */
 #include "jinja/tree.h"
 #include "jinja/value.h"
 
@@ -23,9 +24,11 @@ static _Noreturn void cannot(struct jin *r, uint8_t token, struct jv a, struct j
 {
 	if (token == T_ADD && (a.type == J_STR || a.type == J_LIST || a.type == J_TUPLE)) {
 		const char *t = jv_type_name((enum jv_type)a.type);
-		jin_fail(r, "can only concatenate %s (not \"%s\") to %s", t, jv_type_name((enum jv_type)b.type), t);
+		jin_fail(r, "can only concatenate %s (not \"%s\") to %s", t,
+		         jv_type_name((enum jv_type)b.type), t);
 	}
-	jin_fail(r, "unsupported operand type(s) for %s: '%s' and '%s'", op_name(token), jv_type_name((enum jv_type)a.type), jv_type_name((enum jv_type)b.type));
+	jin_fail(r, "unsupported operand type(s) for %s: '%s' and '%s'", op_name(token),
+	         jv_type_name((enum jv_type)a.type), jv_type_name((enum jv_type)b.type));
 }
 
 static _Noreturn void too_big(struct jin *r)
@@ -67,12 +70,10 @@ static struct jv int_op(struct jin *r, uint8_t token, int64_t a, int64_t b)
 		if (__builtin_mul_overflow(a, b, &v))
 			too_big(r);
 		return jv_int(v);
-	case T_DIV:
-		return jv_float((double)a / (double)b);
-	case T_POW:
-		return int_power(r, a, b);
+	case T_DIV: return jv_float((double)a / (double)b);
+	case T_POW: return int_power(r, a, b);
 	default:
-		if (b == -1)   /* the one division that overflows */
+		if (b == -1) /* the one division that overflows */
 			return token == T_MOD ? jv_int(0) : int_op(r, T_SUB, 0, a);
 		v = a / b - (a % b != 0 && (a < 0) != (b < 0));
 		return jv_int(token == T_FLOORDIV ? v : a - v * b);
@@ -82,20 +83,19 @@ static struct jv int_op(struct jin *r, uint8_t token, int64_t a, int64_t b)
 static struct jv float_op(struct jin *r, uint8_t token, double a, double b)
 {
 	if ((token == T_DIV || token == T_FLOORDIV || token == T_MOD) && b == 0)
-		jin_fail(r, token == T_DIV ? "float division by zero" : token == T_MOD ? "float modulo" : "float floor division by zero");
+		jin_fail(r, token == T_DIV   ? "float division by zero"
+		            : token == T_MOD ? "float modulo"
+		                             : "float floor division by zero");
 	double m;
 	switch (token) {
-	case T_ADD:
-		return jv_float(a + b);
-	case T_SUB:
-		return jv_float(a - b);
-	case T_MUL:
-		return jv_float(a * b);
-	case T_DIV:
-		return jv_float(a / b);
+	case T_ADD: return jv_float(a + b);
+	case T_SUB: return jv_float(a - b);
+	case T_MUL: return jv_float(a * b);
+	case T_DIV: return jv_float(a / b);
 	case T_POW:
 		m = pow(a, b);
-		if ((a == 0 && b < 0) || (isnan(m) && !isnan(a) && !isnan(b)) || (isinf(m) && !isinf(a) && !isinf(b)))
+		if ((a == 0 && b < 0) || (isnan(m) && !isnan(a) && !isnan(b)) ||
+		    (isinf(m) && !isinf(a) && !isinf(b)))
 			jin_fail(r, "the result of ** is no number");
 		return jv_float(m);
 	default:
@@ -175,19 +175,21 @@ struct jv op_negate(struct jin *r, struct jv v)
 	return int_op(r, T_SUB, 0, v.i);
 }
 
-/* --- one value in a field ----------------------------------------------------------------------------------------------------------- */
+/* --- one value in a field ------------------------------------------------ */
 
-enum { FIELD_MAX = 10000 };   /* width and precision of a field */
+enum { FIELD_MAX = 10000 }; /* width and precision of a field */
 
 struct field {
 	char fill[4], align, sign, type;
 	int fill_len, alternate, zero, group;
-	int64_t width, precision;   /* -1: none */
+	int64_t width, precision; /* -1: none */
 };
 
-static void put_padded(struct jin *r, struct buf *b, const struct field *f, const char *s, size_t len, size_t sign_len, char def_align)
+static void put_padded(struct jin *r, struct buf *b, const struct field *f, const char *s,
+                       size_t len, size_t sign_len, char def_align)
 {
-	size_t chars = text_length(s, len), want = f->width > 0 ? (size_t)f->width : 0, pad = want > chars ? want - chars : 0;
+	size_t chars = text_length(s, len), want = f->width > 0 ? (size_t)f->width : 0,
+		   pad = want > chars ? want - chars : 0;
 	char align = f->align ? f->align : def_align;
 	size_t left = align == '>' ? pad : align == '^' ? pad / 2 : 0, middle = align == '=' ? pad : 0;
 	for (size_t i = 0; i < left; i++)
@@ -217,7 +219,10 @@ static size_t group_digits(char *s, size_t len, size_t size, size_t begin, char 
 static void put_int(struct jin *r, struct buf *b, const struct field *f, int64_t v)
 {
 	static const char digits[] = "0123456789abcdef";
-	uint64_t u = v < 0 ? -(uint64_t)v : (uint64_t)v, base = f->type == 'x' || f->type == 'X' ? 16 : f->type == 'o' ? 8 : f->type == 'b' ? 2 : 10;
+	uint64_t u = v < 0 ? -(uint64_t)v : (uint64_t)v, base = f->type == 'x' || f->type == 'X' ? 16
+	                                                        : f->type == 'o'                 ? 8
+	                                                        : f->type == 'b'                 ? 2
+	                                                                                         : 10;
 	char text[128], rev[72];
 	size_t n = 0, len = 0, sign;
 	do
@@ -257,7 +262,8 @@ static void put_float(struct jin *r, struct buf *b, const struct field *f, doubl
 		len += (size_t)snprintf(text + len, sizeof text - len, "%s", plain);
 	} else {
 		spec[3] = type;
-		len += (size_t)snprintf(text + len, sizeof text - len, spec, precision, f->type == '%' ? v * 100 : v);
+		len += (size_t)snprintf(text + len, sizeof text - len, spec, precision,
+		                        f->type == '%' ? v * 100 : v);
 		if (f->type == 0 && !strpbrk(text, ".e") && len + 2 < sizeof text)
 			len += (size_t)snprintf(text + len, sizeof text - len, ".0");
 	}
@@ -275,13 +281,13 @@ static void put_text(struct jin *r, struct buf *b, const struct field *f, struct
 	put_padded(r, b, f, v.s, len, 0, '<');
 }
 
-/* --- "%d" % x --------------------------------------------------------------------------------------------------------------------------- */
+/* --- "%d" % x ------------------------------------------------------------ */
 
 struct percent {
 	const char *s;
 	size_t len, at;
 	struct jv args;
-	size_t used;       /* of a tuple */
+	size_t used; /* of a tuple */
 };
 
 static struct jv next_arg(struct jin *r, struct percent *p)
@@ -315,7 +321,8 @@ static int64_t percent_number(struct jin *r, struct percent *p, int64_t def)
 		v = n.i;
 		from = p->at - 1;
 	} else {
-		for (; p->at < p->len && p->s[p->at] >= '0' && p->s[p->at] <= '9' && v <= FIELD_MAX; p->at++)
+		for (; p->at < p->len && p->s[p->at] >= '0' && p->s[p->at] <= '9' && v <= FIELD_MAX;
+		     p->at++)
 			v = v * 10 + (p->s[p->at] - '0');
 	}
 	if (v > FIELD_MAX || v < -FIELD_MAX)
@@ -337,17 +344,20 @@ static struct jv percent_key(struct jin *r, struct percent *p)
 		jin_fail(r, "format requires a mapping");
 	const struct jv *v = dict_get_text(r, p->args.dict, p->s + from, p->at - from);
 	if (!v)
-		jin_fail(r, "KeyError: '%.*s'", p->at - from < 100 ? (int)(p->at - from) : 100, p->s + from);
+		jin_fail(r, "KeyError: '%.*s'", p->at - from < 100 ? (int)(p->at - from) : 100,
+		         p->s + from);
 	p->at++;
 	return *v;
 }
 
-static void percent_put(struct jin *r, struct buf *b, struct field *f, char type, struct jv v, int markup)
+static void percent_put(struct jin *r, struct buf *b, struct field *f, char type, struct jv v,
+                        int markup)
 {
 	f->type = type == 'i' || type == 'u' ? 'd' : type;
 	if (strchr("diuxXo", type)) {
 		if (!jv_is_number(v) || (v.type == J_FLOAT && strchr("xXo", type)))
-			jin_fail(r, "%%%c format: a number is required, not %s", type, jv_type_name((enum jv_type)v.type));
+			jin_fail(r, "%%%c format: a number is required, not %s", type,
+			         jv_type_name((enum jv_type)v.type));
 		if (v.type == J_FLOAT && !(fabs(v.f) < 9.2e18))
 			too_big(r);
 		put_int(r, b, f, v.type == J_FLOAT ? (int64_t)v.f : v.i);
@@ -395,7 +405,8 @@ static void percent_field(struct jin *r, struct buf *b, struct percent *p, int m
 	char type = percent_peek(r, p);
 	p->at++;
 	if (!strchr("diuxXoeEfFgGcrsa", type) || !type)
-		jin_fail(r, "unsupported format character 0x%02x at index %zu", (unsigned char)type, p->at - 1);
+		jin_fail(r, "unsupported format character 0x%02x at index %zu", (unsigned char)type,
+		         p->at - 1);
 	if (f.zero && !f.align && !strchr("crsa", type))
 		f.fill[0] = '0';
 	percent_put(r, b, &f, type, has_key ? keyed : next_arg(r, p), markup);
@@ -420,21 +431,22 @@ struct jv str_percent(struct jin *r, struct jv format, struct jv args)
 			percent_field(r, b, &p, format.sub);
 		}
 	}
-	if (args.type == J_TUPLE ? p.used < args.list->n : !p.used && args.type != J_DICT && args.type != J_LIST)
+	if (args.type == J_TUPLE ? p.used < args.list->n
+	                         : !p.used && args.type != J_DICT && args.type != J_LIST)
 		jin_fail(r, "not all arguments converted during string formatting");
 	struct jv v = buf_close(r);
 	v.sub = format.sub;
 	return v;
 }
 
-/* --- "{}".format(x) ------------------------------------------------------------------------------------------------------------------------ */
+/* --- "{}".format(x) ------------------------------------------------------ */
 
 struct format {
 	const char *s;
 	size_t len, at;
 	const struct jargs *args;
 	size_t used;
-	int numbered;   /* {0} was used: {} is not allowed any more */
+	int numbered; /* {0} was used: {} is not allowed any more */
 };
 
 /* name.attr[item] behind an argument's name */
@@ -451,8 +463,11 @@ static struct jv format_path(struct jin *r, struct jv v, const char *s, size_t l
 		if (end == begin || (is_item && end == len))
 			jin_fail(r, "Empty attribute in format string");
 		for (size_t i = begin; i < end && number; i++)
-			number = s[i] >= '0' && s[i] <= '9' && index < 1000000000 && (index = index * 10 + (s[i] - '0'), 1);
-		v = is_item && number ? jv_item(r, v, jv_int(index)) : is_item ? jv_item(r, v, jv_str(s + begin, end - begin)) : jv_attr(r, v, jv_str(s + begin, end - begin));
+			number = s[i] >= '0' && s[i] <= '9' && index < 1000000000 &&
+			         (index = index * 10 + (s[i] - '0'), 1);
+		v = is_item && number ? jv_item(r, v, jv_int(index))
+		    : is_item         ? jv_item(r, v, jv_str(s + begin, end - begin))
+		                      : jv_attr(r, v, jv_str(s + begin, end - begin));
 		if (v.type == J_UNDEF)
 			jin_undefined(r, v);
 		at = end + (is_item ? 1 : 0);
@@ -467,14 +482,17 @@ static struct jv format_arg(struct jin *r, struct format *f, const char *s, size
 		n++;
 	int number = n > 0;
 	for (size_t i = 0; i < n && number; i++)
-		number = s[i] >= '0' && s[i] <= '9' && index < 100000 && (index = index * 10 + (size_t)(s[i] - '0'), 1);
+		number = s[i] >= '0' && s[i] <= '9' && index < 100000 &&
+		         (index = index * 10 + (size_t)(s[i] - '0'), 1);
 	if (n == 0) {
 		if (f->numbered)
-			jin_fail(r, "cannot switch from manual field specification to automatic field numbering");
+			jin_fail(r,
+			         "cannot switch from manual field specification to automatic field numbering");
 		index = f->used++;
 	} else if (number) {
 		if (f->used)
-			jin_fail(r, "cannot switch from automatic field numbering to manual field specification");
+			jin_fail(r,
+			         "cannot switch from automatic field numbering to manual field specification");
 		f->numbered = 1;
 	} else {
 		for (size_t i = 0; i < f->args->n_kw; i++)
@@ -558,7 +576,8 @@ static void put_formatted(struct jin *r, struct buf *b, struct jv v, const char 
 		put_int(r, b, &f, v.i);
 	} else {
 		if ((f.type && f.type != 's') || (len && v.type != J_STR))
-			jin_fail(r, "unsupported format string passed to %s.__format__", jv_type_name((enum jv_type)v.type));
+			jin_fail(r, "unsupported format string passed to %s.__format__",
+			         jv_type_name((enum jv_type)v.type));
 		put_text(r, b, &f, jv_to_str(r, v));
 	}
 }

@@ -176,7 +176,8 @@ static struct node *parse_call_block(struct parse *p, uint32_t line)
 {
 	struct node *n = parse_node(p, N_CALL_BLOCK, line);
 	n->value = jv_str("caller", 6);
-	n->params = look(p)->kind == T_LPAREN ? parse_params(p) : arena_alloc(p->arena, sizeof *n->params);
+	n->params = look(p)->kind == T_LPAREN ? parse_params(p)
+	                                      : arena_alloc(p->arena, sizeof *n->params);
 	n->a = parse_expression(p);
 	if (n->a->kind != N_CALL)
 		parse_fail(p, line, "expected the call of a macro");
@@ -213,7 +214,8 @@ static struct node *parse_named_block(struct parse *p, uint32_t line)
 	const struct token *name = parse_expect(p, T_NAME);
 	parse_skip_word(p, "scoped");
 	parse_closed_block(p, &n->list, "endblock");
-	if (look(p)->kind == T_NAME && look(p)->len == name->len && !memcmp(look(p)->s, name->s, name->len))
+	if (look(p)->kind == T_NAME && look(p)->len == name->len &&
+	    !memcmp(look(p)->s, name->s, name->len))
 		p->at++;
 	return n;
 }
@@ -250,9 +252,18 @@ static struct node *parse_statement(struct parse *p)
 		const char *word;
 		struct node *(*parse)(struct parse *p, uint32_t line);
 	} statements[] = {
-		{"for", parse_for},           {"if", parse_if},           {"set", parse_set},          {"macro", parse_macro},  {"call", parse_call_block},
-		{"filter", parse_filter_block}, {"with", parse_with},     {"block", parse_named_block}, {"generation", parse_generation},
-		{"break", parse_jump},        {"continue", parse_jump},   {"print", parse_print_statement},
+		{"for", parse_for},
+		{"if", parse_if},
+		{"set", parse_set},
+		{"macro", parse_macro},
+		{"call", parse_call_block},
+		{"filter", parse_filter_block},
+		{"with", parse_with},
+		{"block", parse_named_block},
+		{"generation", parse_generation},
+		{"break", parse_jump},
+		{"continue", parse_jump},
+		{"print", parse_print_statement},
 	};
 	static const char *const lacking[] = {"include", "import", "from", "extends", "autoescape"};
 	const struct token *t = look(p);
@@ -322,7 +333,8 @@ int jinja_template_new(const char *text, size_t len, struct jinja_template **ret
 	int code = 0;
 	if (len > JINJA_TEMPLATE_BYTES_MAX) {
 		free(p);
-		return err_set(err, ERR_INVALID, "the template has %zu bytes, more than %u", len, JINJA_TEMPLATE_BYTES_MAX);
+		return err_set(err, ERR_INVALID, "the template has %zu bytes, more than %u", len,
+		               JINJA_TEMPLATE_BYTES_MAX);
 	}
 	p->arena = arena_new();
 	p->err = err;

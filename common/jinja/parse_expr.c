@@ -1,6 +1,7 @@
-/* parse_expr.c - expressions: from the loosest binding (`a if b else c`) to the tightest (a call, an attribute, an item), in Jinja's order, where `~` binds
- * tighter than `+`, and filters and tests tighter than any operator. Depth is bounded twice: of the recursion here, and of the tree, which the
- * evaluator descends. */
+/* parse_expr.c - expressions: from the loosest binding (`a if b else c`) to the tightest (a call,
+ * an attribute, an item), in Jinja's order, where `~` binds tighter than `+`, and filters and tests
+ * tighter than any operator. Depth is bounded twice: of the recursion here, and of the tree,
+ * which the evaluator descends. */
 #include "jinja/tree.h"
 
 #include <stdarg.h>
@@ -37,9 +38,42 @@ static const struct token *next(struct parse *p)
 
 const char *token_show(const struct token *t, char out[80])
 {
-	static const char *const names[] = {"the end of the template", "text", "{{", "}}", "{%", "%}", "", "a string", "a number", "a number",
-	                                    "+", "-", "/", "//", "*", "%", "**", "~", "[", "]", "(", ")", "{", "}",
-	                                    "==", "!=", ">", ">=", "<", "<=", "=", ".", ":", "|", ",", ";"};
+	static const char *const names[] = {"the end of the template",
+	                                    "text",
+	                                    "{{",
+	                                    "}}",
+	                                    "{%",
+	                                    "%}",
+	                                    "",
+	                                    "a string",
+	                                    "a number",
+	                                    "a number",
+	                                    "+",
+	                                    "-",
+	                                    "/",
+	                                    "//",
+	                                    "*",
+	                                    "%",
+	                                    "**",
+	                                    "~",
+	                                    "[",
+	                                    "]",
+	                                    "(",
+	                                    ")",
+	                                    "{",
+	                                    "}",
+	                                    "==",
+	                                    "!=",
+	                                    ">",
+	                                    ">=",
+	                                    "<",
+	                                    "<=",
+	                                    "=",
+	                                    ".",
+	                                    ":",
+	                                    "|",
+	                                    ",",
+	                                    ";"};
 	if (t->kind != T_NAME)
 		return names[t->kind];
 	size_t n = t->len < 60 ? t->len : 60;
@@ -54,7 +88,8 @@ const struct token *parse_expect(struct parse *p, enum token_kind kind)
 	char got[80], want[80];
 	struct token wanted = {.kind = (uint8_t)kind, .s = "a name", .len = 6};
 	if (look(p, 0)->kind != kind)
-		parse_fail(p, look(p, 0)->line, "expected %s, got %s", token_show(&wanted, want), token_show(look(p, 0), got));
+		parse_fail(p, look(p, 0)->line, "expected %s, got %s", token_show(&wanted, want),
+		           token_show(look(p, 0), got));
 	return next(p);
 }
 
@@ -82,7 +117,8 @@ int parse_skip_word(struct parse *p, const char *word)
 void parse_enter(struct parse *p)
 {
 	if (++p->nesting > NESTING_MAX)
-		parse_fail(p, look(p, 0)->line, "statements and expressions are nested deeper than %d", NESTING_MAX);
+		parse_fail(p, look(p, 0)->line, "statements and expressions are nested deeper than %d",
+		           NESTING_MAX);
 }
 
 struct node *parse_node(struct parse *p, enum node_kind kind, uint32_t line)
@@ -100,7 +136,9 @@ void parse_adopt(struct parse *p, struct node *parent, const struct node *child)
 		return;
 	parent->depth = (uint16_t)(child->depth + 1);
 	if (parent->depth > TREE_DEPTH_MAX)
-		parse_fail(p, parent->line, "an expression has more than %d operators, calls or attributes in a row", TREE_DEPTH_MAX);
+		parse_fail(p, parent->line,
+		           "an expression has more than %d operators, calls or attributes in a row",
+		           TREE_DEPTH_MAX);
 }
 
 void parse_push(struct parse *p, struct node_list *l, struct node *n)
@@ -148,7 +186,8 @@ static struct node *const_node(struct parse *p, uint32_t line, struct jv v)
 	return n;
 }
 
-static struct node *binary(struct parse *p, enum node_kind kind, uint8_t op, uint32_t line, struct node *a, struct node *b)
+static struct node *binary(struct parse *p, enum node_kind kind, uint8_t op, uint32_t line,
+                           struct node *a, struct node *b)
 {
 	struct node *n = parse_node(p, kind, line);
 	n->op = op;
@@ -159,7 +198,7 @@ static struct node *binary(struct parse *p, enum node_kind kind, uint8_t op, uin
 	return n;
 }
 
-/* --- primary ------------------------------------------------------------------------------------------------------------------- */
+/* --- primary ------------------------------------------------------------- */
 
 static struct node *parse_list(struct parse *p)
 {
@@ -237,32 +276,26 @@ static struct node *parse_primary(struct parse *p, int allow_ns)
 	char got[80];
 	struct node *n;
 	switch (t->kind) {
-	case T_NAME:
-		return parse_word(p, allow_ns);
-	case T_STR:
-		return parse_strings(p);
-	case T_INT:
-		return const_node(p, t->line, jv_int(next(p)->i));
-	case T_FLOAT:
-		return const_node(p, t->line, jv_float(next(p)->f));
+	case T_NAME: return parse_word(p, allow_ns);
+	case T_STR: return parse_strings(p);
+	case T_INT: return const_node(p, t->line, jv_int(next(p)->i));
+	case T_FLOAT: return const_node(p, t->line, jv_float(next(p)->f));
 	case T_LPAREN:
 		next(p);
 		n = parse_tuple(p, 1, NULL, 1);
 		parse_expect(p, T_RPAREN);
 		return n;
-	case T_LBRACKET:
-		return parse_list(p);
-	case T_LBRACE:
-		return parse_dict(p);
-	default:
-		parse_fail(p, t->line, "unexpected %s", token_show(t, got));
+	case T_LBRACKET: return parse_list(p);
+	case T_LBRACE: return parse_dict(p);
+	default: parse_fail(p, t->line, "unexpected %s", token_show(t, got));
 	}
 }
 
 static int at_tuple_end(const struct parse *p, const char *end_word)
 {
 	const struct token *t = look(p, 0);
-	return t->kind == T_VAR_END || t->kind == T_BLOCK_END || t->kind == T_RPAREN || (end_word && parse_is_word(t, end_word));
+	return t->kind == T_VAR_END || t->kind == T_BLOCK_END || t->kind == T_RPAREN ||
+	       (end_word && parse_is_word(t, end_word));
 }
 
 static struct node *parse_or(struct parse *p);
@@ -295,7 +328,7 @@ static void check_target(struct parse *p, const struct node *n)
 {
 	if (n->kind != N_NAME && n->kind != N_NSREF)
 		parse_fail(p, n->line, "a value cannot be assigned to this");
-	const struct jinja_name *name = &p->names[n->name];     /* there is one: that of n */
+	const struct jinja_name *name = &p->names[n->name]; /* there is one: that of n */
 	if (name->len == 4 && !memcmp(name->s, "self", 4) && n->kind == N_NAME)
 		parse_fail(p, n->line, "the name self is not for use in a template");
 }
@@ -310,7 +343,7 @@ struct node *parse_target(struct parse *p, int allow_tuple, int allow_ns, const 
 		if (n->list.n && at_tuple_end(p, end_word))
 			break;
 		struct node *one = parse_primary(p, allow_ns);
-		if (one->kind == N_TUPLE)   /* (a, b) within: names only */
+		if (one->kind == N_TUPLE) /* (a, b) within: names only */
 			for (uint32_t i = 0; i < one->list.n; i++)
 				check_target(p, one->list.v[i]);
 		else
@@ -323,7 +356,7 @@ struct node *parse_target(struct parse *p, int allow_tuple, int allow_ns, const 
 	return is_tuple ? n : n->list.v[0];
 }
 
-/* --- behind a primary -------------------------------------------------------------------------------------------------------------- */
+/* --- behind a primary ---------------------------------------------------- */
 
 static struct node_args *parse_args(struct parse *p, struct node *owner)
 {
@@ -499,10 +532,12 @@ static struct node *parse_test(struct parse *p, struct node *input)
 	n->builtin = test_find(name.s, name.len);
 	parse_adopt(p, n, input);
 	const struct token *t = look(p, 0);
-	int operand = t->kind == T_NAME || t->kind == T_STR || t->kind == T_INT || t->kind == T_FLOAT || t->kind == T_LBRACKET || t->kind == T_LBRACE;
+	int operand = t->kind == T_NAME || t->kind == T_STR || t->kind == T_INT || t->kind == T_FLOAT ||
+	              t->kind == T_LBRACKET || t->kind == T_LBRACE;
 	if (t->kind == T_LPAREN) {
 		n->args = parse_args(p, n);
-	} else if (operand && !parse_is_word(t, "else") && !parse_is_word(t, "or") && !parse_is_word(t, "and")) {
+	} else if (operand && !parse_is_word(t, "else") && !parse_is_word(t, "or") &&
+	           !parse_is_word(t, "and")) {
 		if (parse_is_word(t, "is"))
 			parse_fail(p, t->line, "tests cannot be chained with is");
 		struct node *arg = parse_postfix(p, parse_primary(p, 0));
@@ -527,7 +562,7 @@ static struct node *parse_behind(struct parse *p, struct node *n)
 	}
 }
 
-/* --- operators ------------------------------------------------------------------------------------------------------------------------- */
+/* --- operators ----------------------------------------------------------- */
 
 static struct node *parse_unary(struct parse *p, int with_filter)
 {
@@ -596,7 +631,8 @@ static struct node *parse_sum(struct parse *p)
 /* The comparison at the present token, or -1; skips it. */
 static int compare_op(struct parse *p)
 {
-	static const uint8_t ops[][2] = {{T_EQ, CMP_EQ}, {T_NE, CMP_NE}, {T_LT, CMP_LT}, {T_LTEQ, CMP_LE}, {T_GT, CMP_GT}, {T_GTEQ, CMP_GE}};
+	static const uint8_t ops[][2] = {{T_EQ, CMP_EQ},   {T_NE, CMP_NE}, {T_LT, CMP_LT},
+	                                 {T_LTEQ, CMP_LE}, {T_GT, CMP_GT}, {T_GTEQ, CMP_GE}};
 	for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
 		if (parse_skip(p, (enum token_kind)ops[i][0]))
 			return ops[i][1];

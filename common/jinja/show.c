@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The shortest digits that read back as the same number; an exponent below 1e-04 and from 1e+16 on. */
+/* The shortest digits that read back as the same number; an exponent below 1e-04 and from 1e+16
+ * on. */
 void float_repr(double f, char out[40])
 {
 	char text[40];
@@ -22,7 +23,8 @@ void float_repr(double f, char out[40])
 	}
 	exponent = atoi(strchr(text, 'e') + 1);
 	if (exponent < -4 || exponent >= 16) {
-		snprintf(out, 40, "%s", text);   /* C writes exponents as Python does: at least two digits */
+		/* C writes exponents as Python does: at least two digits */
+		snprintf(out, 40, "%s", text);
 		return;
 	}
 	int decimals = digits - 1 - exponent;
@@ -61,7 +63,11 @@ static void repr_str(struct jin *r, struct buf *b, struct jv v)
 		} else if (cp_is_printable(cp)) {
 			text_add(r, b, v.s + i, (size_t)n);
 		} else {
-			snprintf(text, sizeof text, cp < 0x100 ? "\\x%02x" : cp < 0x10000 ? "\\u%04x" : "\\U%08x", cp);
+			snprintf(text, sizeof text,
+			         cp < 0x100     ? "\\x%02x"
+			         : cp < 0x10000 ? "\\u%04x"
+			                        : "\\U%08x",
+			         cp);
 			text_adds(r, b, text);
 		}
 		i += (size_t)n;
@@ -69,7 +75,8 @@ static void repr_str(struct jin *r, struct buf *b, struct jv v)
 	text_add(r, b, &quote, 1);
 }
 
-static void repr_items(struct jin *r, struct buf *b, const struct jlist *l, const char *open, const char *close)
+static void repr_items(struct jin *r, struct buf *b, const struct jlist *l, const char *open,
+                       const char *close)
 {
 	text_adds(r, b, open);
 	for (size_t i = 0; i < l->n; i++) {
@@ -93,7 +100,9 @@ static void repr_dict(struct jin *r, struct buf *b, const struct jdict *d)
 
 static void repr_view(struct jin *r, struct buf *b, struct jv v)
 {
-	static const char *const open[] = {[VIEW_KEYS] = "dict_keys([", [VIEW_VALUES] = "dict_values([", [VIEW_ITEMS] = "dict_items(["};
+	static const char *const open[] = {[VIEW_KEYS] = "dict_keys([",
+	                                   [VIEW_VALUES] = "dict_values([",
+	                                   [VIEW_ITEMS] = "dict_items(["};
 	repr_items(r, b, jv_items(r, v), open[v.sub], "])");
 }
 
@@ -102,17 +111,15 @@ static void repr_other(struct jin *r, struct buf *b, struct jv v)
 	char text[120];
 	switch (v.type) {
 	case J_RANGE:
-		snprintf(text, sizeof text, v.range->step == 1 ? "range(%lld, %lld)" : "range(%lld, %lld, %lld)", (long long)v.range->start,
-		         (long long)v.range->stop, (long long)v.range->step);
+		snprintf(text, sizeof text,
+		         v.range->step == 1 ? "range(%lld, %lld)" : "range(%lld, %lld, %lld)",
+		         (long long)v.range->start, (long long)v.range->stop, (long long)v.range->step);
 		break;
 	case J_LOOP:
 		snprintf(text, sizeof text, "<LoopContext %zu/%zu>", v.loop->at + 1, v.loop->items->n);
 		break;
-	case J_FUNC:
-		snprintf(text, sizeof text, "<function %s>", v.func->name);
-		break;
-	default:
-		snprintf(text, sizeof text, "<%s object>", jv_type_name((enum jv_type)v.type));
+	case J_FUNC: snprintf(text, sizeof text, "<function %s>", v.func->name); break;
+	default: snprintf(text, sizeof text, "<%s object>", jv_type_name((enum jv_type)v.type));
 	}
 	text_adds(r, b, text);
 }
@@ -122,21 +129,11 @@ void jv_repr(struct jin *r, struct buf *b, struct jv v)
 	jin_step(r, 1);
 	jin_stack(r);
 	switch (v.type) {
-	case J_UNDEF:
-		text_adds(r, b, "Undefined");
-		break;
-	case J_NONE:
-		text_adds(r, b, "None");
-		break;
-	case J_BOOL:
-		text_adds(r, b, v.i ? "True" : "False");
-		break;
-	case J_INT:
-		show_int(r, b, v.i);
-		break;
-	case J_FLOAT:
-		show_float(r, b, v.f);
-		break;
+	case J_UNDEF: text_adds(r, b, "Undefined"); break;
+	case J_NONE: text_adds(r, b, "None"); break;
+	case J_BOOL: text_adds(r, b, v.i ? "True" : "False"); break;
+	case J_INT: show_int(r, b, v.i); break;
+	case J_FLOAT: show_float(r, b, v.f); break;
 	case J_STR:
 		if (v.sub)
 			text_adds(r, b, "Markup(");
@@ -144,25 +141,16 @@ void jv_repr(struct jin *r, struct buf *b, struct jv v)
 		if (v.sub)
 			text_adds(r, b, ")");
 		break;
-	case J_LIST:
-		repr_items(r, b, v.list, "[", "]");
-		break;
-	case J_TUPLE:
-		repr_items(r, b, v.list, "(", v.list->n == 1 ? ",)" : ")");
-		break;
-	case J_DICT:
-		repr_dict(r, b, v.dict);
-		break;
+	case J_LIST: repr_items(r, b, v.list, "[", "]"); break;
+	case J_TUPLE: repr_items(r, b, v.list, "(", v.list->n == 1 ? ",)" : ")"); break;
+	case J_DICT: repr_dict(r, b, v.dict); break;
 	case J_NAMESPACE:
 		text_adds(r, b, "<Namespace ");
 		repr_dict(r, b, v.dict);
 		text_adds(r, b, ">");
 		break;
-	case J_VIEW:
-		repr_view(r, b, v);
-		break;
-	default:
-		repr_other(r, b, v);
+	case J_VIEW: repr_view(r, b, v); break;
+	default: repr_other(r, b, v);
 	}
 }
 
@@ -182,11 +170,12 @@ struct jv jv_to_str(struct jin *r, struct jv v)
 	return buf_close(r);
 }
 
-/* --- strings put together --------------------------------------------------------------------------------------------------------- */
+/* --- strings put together ------------------------------------------------ */
 
-enum { TIP_FROM = 256 };   /* bytes of a string that is given room to grow */
+enum { TIP_FROM = 256 }; /* bytes of a string that is given room to grow */
 
-/* a + b where room behind a was kept: a long text built up piece by piece is not copied each time. */
+/* a + b where room behind a was kept: a long text built up piece by piece is not copied each
+ * time. */
 static struct jv add_at_tip(struct jin *r, struct jv a, struct jv b)
 {
 	size_t len = a.len + b.len;
@@ -194,7 +183,8 @@ static struct jv add_at_tip(struct jin *r, struct jv a, struct jv b)
 		if (!r->tips[i].base)
 			continue;
 		char *end = r->tips[i].base + r->tips[i].used;
-		if (a.s + a.len != end || a.s < r->tips[i].base || r->tips[i].size - r->tips[i].used < b.len)
+		if (a.s + a.len != end || a.s < r->tips[i].base ||
+		    r->tips[i].size - r->tips[i].used < b.len)
 			continue;
 		jin_step(r, b.len / 64);
 		memmove(end, b.s, b.len);
@@ -213,7 +203,10 @@ static struct jv add_at_tip(struct jin *r, struct jv a, struct jv b)
 
 struct jv str_escape(struct jin *r, struct jv v)
 {
-	static const struct { char c; const char *to; } table[] = {{'&', "&amp;"}, {'>', "&gt;"}, {'<', "&lt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
+	static const struct {
+		char c;
+		const char *to;
+	} table[] = {{'&', "&amp;"}, {'>', "&gt;"}, {'<', "&lt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
 	if (v.type == J_STR && v.sub)
 		return v;
 	v = jv_to_str(r, v);
@@ -261,7 +254,8 @@ struct jv str_repeat(struct jin *r, struct jv s, int64_t times)
 	if (times <= 0 || s.len == 0)
 		return (struct jv){.type = J_STR, .sub = s.sub, .s = ""};
 	if ((uint64_t)times > r->memory_max / s.len)
-		jin_over(r, "a string of %zu bytes is repeated %lld times, more than %zu bytes of memory", s.len, (long long)times, r->memory_max);
+		jin_over(r, "a string of %zu bytes is repeated %lld times, more than %zu bytes of memory",
+		         s.len, (long long)times, r->memory_max);
 	size_t len = s.len * (size_t)times;
 	char *out = jin_alloc(r, len, 1);
 	jin_step(r, len / 64);
@@ -272,12 +266,12 @@ struct jv str_repeat(struct jin *r, struct jv s, int64_t times)
 	return v;
 }
 
-/* --- json.dumps --------------------------------------------------------------------------------------------------------------------- */
+/* --- json.dumps ---------------------------------------------------------- */
 
 struct json_style {
 	int ascii, sort;
-	const struct jv *indent;   /* a string, or NULL: all on one line */
-	struct jv item, key;       /* what separates items, and a key from its value */
+	const struct jv *indent; /* a string, or NULL: all on one line */
+	struct jv item, key;     /* what separates items, and a key from its value */
 };
 
 static void json_escape(struct jin *r, struct buf *b, uint32_t unit)
@@ -292,7 +286,9 @@ static void json_str(struct jin *r, struct buf *b, struct jv v, int ascii)
 	static const char plain[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
 	text_add(r, b, "\"", 1);
 	for (size_t i = 0, run; i < v.len;) {
-		for (run = i; run < v.len && (unsigned char)v.s[run] >= 0x20 && v.s[run] != '"' && v.s[run] != '\\' && (!ascii || (unsigned char)v.s[run] < 0x80); run++)
+		for (run = i; run < v.len && (unsigned char)v.s[run] >= 0x20 && v.s[run] != '"' &&
+		              v.s[run] != '\\' && (!ascii || (unsigned char)v.s[run] < 0x80);
+		     run++)
 			;
 		text_add(r, b, v.s + i, run - i);
 		if ((i = run) == v.len)
@@ -330,9 +326,11 @@ static void json_break(struct jin *r, struct buf *b, const struct json_style *st
 		text_add(r, b, st->indent->s, st->indent->len);
 }
 
-static void json_value(struct jin *r, struct buf *b, struct jv v, const struct json_style *st, unsigned depth);
+static void json_value(struct jin *r, struct buf *b, struct jv v, const struct json_style *st,
+                       unsigned depth);
 
-static void json_list(struct jin *r, struct buf *b, const struct jlist *l, const struct json_style *st, unsigned depth)
+static void json_list(struct jin *r, struct buf *b, const struct jlist *l,
+                      const struct json_style *st, unsigned depth)
 {
 	text_adds(r, b, "[");
 	for (size_t i = 0; i < l->n; i++) {
@@ -353,13 +351,15 @@ static void json_key(struct jin *r, struct buf *b, struct jv k, const struct jso
 		return;
 	}
 	if (!jv_is_number(k) && k.type != J_NONE)
-		jin_fail(r, "keys must be str, int, float, bool or None, not %s", jv_type_name((enum jv_type)k.type));
+		jin_fail(r, "keys must be str, int, float, bool or None, not %s",
+		         jv_type_name((enum jv_type)k.type));
 	text_adds(r, b, "\"");
 	json_value(r, b, k, st, 0);
 	text_adds(r, b, "\"");
 }
 
-/* Places of a dict's entries in order of their keys; a merge sort, for it keeps equal ones in order. */
+/* Places of a dict's entries in order of their keys; a merge sort, for it keeps equal ones in
+ * order. */
 static void sort_keys(struct jin *r, const struct jdict *d, size_t *at, size_t *spare, size_t n)
 {
 	size_t half = n / 2, i = 0, k = half, to = 0;
@@ -368,11 +368,14 @@ static void sort_keys(struct jin *r, const struct jdict *d, size_t *at, size_t *
 	sort_keys(r, d, at, spare, half);
 	sort_keys(r, d, at + half, spare, n - half);
 	while (i < half || k < n)
-		spare[to++] = k == n || (i < half && !jv_less(r, d->keys[at[k]], d->keys[at[i]], "<")) ? at[i++] : at[k++];
+		spare[to++] = k == n || (i < half && !jv_less(r, d->keys[at[k]], d->keys[at[i]], "<"))
+		                  ? at[i++]
+		                  : at[k++];
 	memcpy(at, spare, n * sizeof *at);
 }
 
-static void json_dict(struct jin *r, struct buf *b, const struct jdict *d, const struct json_style *st, unsigned depth)
+static void json_dict(struct jin *r, struct buf *b, const struct jdict *d,
+                      const struct json_style *st, unsigned depth)
 {
 	size_t *at = NULL;
 	if (st->sort && d->n) {
@@ -396,47 +399,40 @@ static void json_dict(struct jin *r, struct buf *b, const struct jdict *d, const
 	text_adds(r, b, "}");
 }
 
-static void json_value(struct jin *r, struct buf *b, struct jv v, const struct json_style *st, unsigned depth)
+static void json_value(struct jin *r, struct buf *b, struct jv v, const struct json_style *st,
+                       unsigned depth)
 {
 	jin_step(r, 1);
 	jin_stack(r);
 	switch (v.type) {
-	case J_NONE:
-		text_adds(r, b, "null");
-		break;
-	case J_BOOL:
-		text_adds(r, b, v.i ? "true" : "false");
-		break;
-	case J_INT:
-		show_int(r, b, v.i);
-		break;
-	case J_FLOAT:
-		json_float(r, b, v.f);
-		break;
-	case J_STR:
-		json_str(r, b, v, st->ascii);
-		break;
+	case J_NONE: text_adds(r, b, "null"); break;
+	case J_BOOL: text_adds(r, b, v.i ? "true" : "false"); break;
+	case J_INT: show_int(r, b, v.i); break;
+	case J_FLOAT: json_float(r, b, v.f); break;
+	case J_STR: json_str(r, b, v, st->ascii); break;
 	case J_LIST:
-	case J_TUPLE:
-		json_list(r, b, v.list, st, depth);
-		break;
-	case J_DICT:
-		json_dict(r, b, v.dict, st, depth);
-		break;
+	case J_TUPLE: json_list(r, b, v.list, st, depth); break;
+	case J_DICT: json_dict(r, b, v.dict, st, depth); break;
 	default:
-		jin_fail(r, "Object of type %s is not JSON serializable", jv_type_name((enum jv_type)v.type));
+		jin_fail(r, "Object of type %s is not JSON serializable",
+		         jv_type_name((enum jv_type)v.type));
 	}
 }
 
 /* tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) */
 struct jv jv_tojson(struct jin *r, const struct jargs *a)
 {
-	const struct jv *ascii = arg_get(a, 1, "ensure_ascii"), *indent = arg_get(a, 2, "indent"), *separators = arg_get(a, 3, "separators"),
-	                *sort = arg_get(a, 4, "sort_keys");
+	const struct jv *ascii = arg_get(a, 1, "ensure_ascii"), *indent = arg_get(a, 2, "indent"),
+					*separators = arg_get(a, 3, "separators"), *sort = arg_get(a, 4, "sort_keys");
 	struct jv spaces;
-	struct json_style st = {.ascii = ascii && jv_truth(r, *ascii), .sort = sort && jv_truth(r, *sort), .item = jv_text(", "), .key = jv_text(": ")};
+	struct json_style st = {.ascii = ascii && jv_truth(r, *ascii),
+	                        .sort = sort && jv_truth(r, *sort),
+	                        .item = jv_text(", "),
+	                        .key = jv_text(": ")};
 	if (indent && indent->type != J_NONE) {
-		spaces = indent->type == J_STR ? *indent : str_repeat(r, jv_text(" "), arg_int(r, indent, 0, "indent"));
+		spaces = indent->type == J_STR
+		             ? *indent
+		             : str_repeat(r, jv_text(" "), arg_int(r, indent, 0, "indent"));
 		st.indent = &spaces;
 		st.item = jv_text(",");
 	}

@@ -89,14 +89,16 @@ TEST(is_sequence)
 {
 	uint8_t t = a->v[0].type;
 	(void)r;
-	return jv_bool(t == J_STR || t == J_LIST || t == J_TUPLE || t == J_DICT || t == J_RANGE || t == J_UNDEF);
+	return jv_bool(t == J_STR || t == J_LIST || t == J_TUPLE || t == J_DICT || t == J_RANGE ||
+	               t == J_UNDEF);
 }
 
 TEST(is_callable)
 {
 	uint8_t t = a->v[0].type;
 	(void)r;
-	return jv_bool(t == J_FUNC || t == J_METHOD || t == J_MACRO || t == J_LOOP || t == J_JOINER || t == J_UNDEF);
+	return jv_bool(t == J_FUNC || t == J_METHOD || t == J_MACRO || t == J_LOOP || t == J_JOINER ||
+	               t == J_UNDEF);
 }
 
 TEST(is_escaped)
@@ -143,7 +145,9 @@ TEST(is_ge)
 TEST(is_sameas)
 {
 	struct jv x = a->v[0], y = *second(r, a);
-	return jv_bool(x.type == y.type && (x.type == J_NONE || (x.type == J_STR || jv_is_number(x) ? jv_equal(r, x, y) : x.list == y.list)));
+	return jv_bool(x.type == y.type &&
+	               (x.type == J_NONE ||
+	                (x.type == J_STR || jv_is_number(x) ? jv_equal(r, x, y) : x.list == y.list)));
 }
 
 static int64_t remainder_of(struct jin *r, struct jv v, int64_t by)
@@ -151,7 +155,8 @@ static int64_t remainder_of(struct jin *r, struct jv v, int64_t by)
 	if (v.type == J_UNDEF)
 		jin_undefined(r, v);
 	if (v.type != J_INT && v.type != J_BOOL)
-		jin_fail(r, "a test of divisibility needs an integer, not %s", jv_type_name((enum jv_type)v.type));
+		jin_fail(r, "a test of divisibility needs an integer, not %s",
+		         jv_type_name((enum jv_type)v.type));
 	if (by == 0)
 		jin_fail(r, "integer division or modulo by zero");
 	return by == -1 ? 0 : v.i % by;
@@ -190,7 +195,8 @@ TEST(is_lower)
 	return is_case(r, a->v[0], 0);
 }
 
-static struct jv named(struct jin *r, struct jv v, const struct builtin *(*find)(const char *, size_t))
+static struct jv named(struct jin *r, struct jv v,
+                       const struct builtin *(*find)(const char *, size_t))
 {
 	if (v.type != J_STR)
 		jin_fail(r, "the name of a filter or test must be a string");
@@ -210,14 +216,45 @@ TEST(is_test)
 const struct builtin *test_find(const char *s, size_t len)
 {
 	static const struct builtin table[] = {
-		{"defined", is_defined, 1, ""}, {"undefined", is_undefined, 1, ""}, {"none", is_none, 1, ""}, {"boolean", is_boolean, 1, ""},
-		{"true", is_true, 1, ""}, {"false", is_false, 1, ""}, {"integer", is_integer, 1, ""}, {"float", is_float, 1, ""}, {"number", is_number, 1, ""},
-		{"string", is_string, 1, ""}, {"mapping", is_mapping, 1, ""}, {"iterable", is_iterable, 1, ""}, {"sequence", is_sequence, 1, ""},
-		{"callable", is_callable, 1, ""}, {"escaped", is_escaped, 1, ""}, {"in", is_in, 2, ""}, {"eq", is_eq, 2, ""}, {"==", is_eq, 2, ""},
-		{"equalto", is_eq, 2, ""}, {"ne", is_ne, 2, ""}, {"!=", is_ne, 2, ""}, {"lt", is_lt, 2, ""}, {"<", is_lt, 2, ""}, {"lessthan", is_lt, 2, ""},
-		{"gt", is_gt, 2, ""}, {">", is_gt, 2, ""}, {"greaterthan", is_gt, 2, ""}, {"le", is_le, 2, ""}, {"<=", is_le, 2, ""}, {"ge", is_ge, 2, ""},
-		{">=", is_ge, 2, ""}, {"sameas", is_sameas, 2, ""}, {"odd", is_odd, 1, ""}, {"even", is_even, 1, ""}, {"divisibleby", is_divisible, 2, ""},
-		{"upper", is_upper, 1, ""}, {"lower", is_lower, 1, ""}, {"filter", is_filter, 1, ""}, {"test", is_test, 1, ""},
+		{"defined", is_defined, 1, ""},
+		{"undefined", is_undefined, 1, ""},
+		{"none", is_none, 1, ""},
+		{"boolean", is_boolean, 1, ""},
+		{"true", is_true, 1, ""},
+		{"false", is_false, 1, ""},
+		{"integer", is_integer, 1, ""},
+		{"float", is_float, 1, ""},
+		{"number", is_number, 1, ""},
+		{"string", is_string, 1, ""},
+		{"mapping", is_mapping, 1, ""},
+		{"iterable", is_iterable, 1, ""},
+		{"sequence", is_sequence, 1, ""},
+		{"callable", is_callable, 1, ""},
+		{"escaped", is_escaped, 1, ""},
+		{"in", is_in, 2, ""},
+		{"eq", is_eq, 2, ""},
+		{"==", is_eq, 2, ""},
+		{"equalto", is_eq, 2, ""},
+		{"ne", is_ne, 2, ""},
+		{"!=", is_ne, 2, ""},
+		{"lt", is_lt, 2, ""},
+		{"<", is_lt, 2, ""},
+		{"lessthan", is_lt, 2, ""},
+		{"gt", is_gt, 2, ""},
+		{">", is_gt, 2, ""},
+		{"greaterthan", is_gt, 2, ""},
+		{"le", is_le, 2, ""},
+		{"<=", is_le, 2, ""},
+		{"ge", is_ge, 2, ""},
+		{">=", is_ge, 2, ""},
+		{"sameas", is_sameas, 2, ""},
+		{"odd", is_odd, 1, ""},
+		{"even", is_even, 1, ""},
+		{"divisibleby", is_divisible, 2, ""},
+		{"upper", is_upper, 1, ""},
+		{"lower", is_lower, 1, ""},
+		{"filter", is_filter, 1, ""},
+		{"test", is_test, 1, ""},
 	};
 	for (size_t i = 0; i < sizeof table / sizeof *table; i++)
 		if (strlen(table[i].name) == len && !memcmp(table[i].name, s, len))

@@ -1,5 +1,5 @@
-/* tree.h - inside common/jinja: tokens, and the tree that the parser makes and the evaluator walks. All of it lies in the template's arena and does not
- * change once the template is made. */
+/* tree.h - inside common/jinja: tokens, and the tree that the parser makes and the evaluator walks.
+ * All of it lies in the template's arena and does not change once the template is made. */
 #ifndef JINJA_TREE_H
 #define JINJA_TREE_H
 
@@ -12,21 +12,55 @@
 #include <stdint.h>
 
 enum token_kind {
-	T_EOF, T_DATA, T_VAR_BEGIN, T_VAR_END, T_BLOCK_BEGIN, T_BLOCK_END, T_NAME, T_STR, T_INT, T_FLOAT,
-	T_ADD, T_SUB, T_DIV, T_FLOORDIV, T_MUL, T_MOD, T_POW, T_TILDE, T_LBRACKET, T_RBRACKET, T_LPAREN, T_RPAREN, T_LBRACE, T_RBRACE,
-	T_EQ, T_NE, T_GT, T_GTEQ, T_LT, T_LTEQ, T_ASSIGN, T_DOT, T_COLON, T_PIPE, T_COMMA, T_SEMICOLON
+	T_EOF,
+	T_DATA,
+	T_VAR_BEGIN,
+	T_VAR_END,
+	T_BLOCK_BEGIN,
+	T_BLOCK_END,
+	T_NAME,
+	T_STR,
+	T_INT,
+	T_FLOAT,
+	T_ADD,
+	T_SUB,
+	T_DIV,
+	T_FLOORDIV,
+	T_MUL,
+	T_MOD,
+	T_POW,
+	T_TILDE,
+	T_LBRACKET,
+	T_RBRACKET,
+	T_LPAREN,
+	T_RPAREN,
+	T_LBRACE,
+	T_RBRACE,
+	T_EQ,
+	T_NE,
+	T_GT,
+	T_GTEQ,
+	T_LT,
+	T_LTEQ,
+	T_ASSIGN,
+	T_DOT,
+	T_COLON,
+	T_PIPE,
+	T_COMMA,
+	T_SEMICOLON
 };
 
 struct token {
 	uint8_t kind;
 	uint32_t line;
-	const char *s;   /* DATA, NAME, STR: its text, escapes resolved */
+	const char *s; /* DATA, NAME, STR: its text, escapes resolved */
 	size_t len;
 	int64_t i;
 	double f;
 };
 
-/* What lexer and parser share. An error leaves by longjmp: nothing but the arena is held while they work. */
+/* What lexer and parser share. An error leaves by longjmp: nothing but the arena is held while
+ * they work. */
 struct parse {
 	struct arena *arena;
 	jmp_buf bad;
@@ -36,21 +70,53 @@ struct parse {
 	size_t len;
 	struct token *tokens;
 	size_t n_tokens, tokens_size;
-	size_t at;                       /* of the parser: the token to be looked at */
+	size_t at; /* of the parser: the token to be looked at */
 	unsigned nesting, loops;
 	struct jinja_name *names;
 	uint32_t n_names, names_size;
 };
 
-_Noreturn void parse_fail(struct parse *p, uint32_t line, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+_Noreturn void parse_fail(struct parse *p, uint32_t line, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 void lex(struct parse *p);
 
 enum node_kind {
 	/* statements */
-	N_TEXT, N_PRINT, N_FOR, N_IF, N_SET, N_SET_BLOCK, N_MACRO, N_CALL_BLOCK, N_FILTER_BLOCK, N_SCOPE, N_WITH, N_BREAK, N_CONTINUE,
+	N_TEXT,
+	N_PRINT,
+	N_FOR,
+	N_IF,
+	N_SET,
+	N_SET_BLOCK,
+	N_MACRO,
+	N_CALL_BLOCK,
+	N_FILTER_BLOCK,
+	N_SCOPE,
+	N_WITH,
+	N_BREAK,
+	N_CONTINUE,
 	/* expressions */
-	N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_ATTR, N_ITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_BINARY, N_AND, N_OR, N_NOT, N_NEG, N_POS, N_CONCAT,
-	N_COMPARE, N_COND, N_NSREF
+	N_CONST,
+	N_NAME,
+	N_LIST,
+	N_TUPLE,
+	N_DICT,
+	N_ATTR,
+	N_ITEM,
+	N_SLICE,
+	N_CALL,
+	N_FILTER,
+	N_TEST,
+	N_BINARY,
+	N_AND,
+	N_OR,
+	N_NOT,
+	N_NEG,
+	N_POS,
+	N_CONCAT,
+	N_COMPARE,
+	N_COND,
+	N_NSREF
 };
 
 enum compare_op { CMP_EQ, CMP_NE, CMP_LT, CMP_LE, CMP_GT, CMP_GE, CMP_IN, CMP_NOT_IN };
@@ -63,17 +129,20 @@ struct node_list {
 struct node_args {
 	struct node_list args;
 	struct node_list kw_values;
-	struct jv *kw_names;             /* strings, one per kw_values */
+	struct jv *kw_names; /* strings, one per kw_values */
 	struct node *star, *star_star;
 };
 
 /* One form for all kinds; who uses what:
- *   TEXT value | PRINT list | FOR a: target, b: iterable, c: test, list: body, more: else, op: recursive | IF a, list: body, more: elifs as one IF, or else
- *   SET a: target, b | SET_BLOCK a: target, b: filter or NULL, list | MACRO name, params, list | CALL_BLOCK a: call, params, list
- *   FILTER_BLOCK a: filter whose innermost input is NULL, list | SCOPE list | WITH more: targets, args.args: values, list
- *   CONST value | NAME name | LIST, TUPLE list | DICT list: keys, more: values | ATTR a, value | ITEM a, b | SLICE a, list: begin, end, step (or NULL)
- *   CALL a, args | FILTER a, value: its name, builtin, args | TEST the same | BINARY op: token, a, b | AND OR NOT NEG POS a, b | CONCAT list
- *   COMPARE a, list, ops | COND a: condition, b, c or NULL | NSREF name, value */
+ *   TEXT value | PRINT list | FOR a: target, b: iterable, c: test, list: body, more: else, op:
+ *   recursive | IF a, list: body, more: elifs as one IF, or else SET a: target, b | SET_BLOCK a:
+ *   target, b: filter or NULL, list | MACRO name, params, list | CALL_BLOCK a: call, params, list
+ *   FILTER_BLOCK a: filter whose innermost input is NULL, list | SCOPE list | WITH more: targets,
+ *   args.args: values, list CONST value | NAME name | LIST, TUPLE list | DICT list: keys, more:
+ *   values | ATTR a, value | ITEM a, b | SLICE a, list: begin, end, step (or NULL) CALL a, args
+ *   | FILTER a, value: its name, builtin, args | TEST the same | BINARY op: token, a, b | AND OR
+ *   NOT NEG POS a, b | CONCAT list COMPARE a, list, ops | COND a: condition, b, c or NULL |
+ *   NSREF name, value */
 struct node {
 	uint8_t kind, op;
 	uint16_t depth;
@@ -82,14 +151,14 @@ struct node {
 	struct node_list list, more;
 	struct jv value;
 	struct node_args *args;
-	const void *builtin;             /* NULL: no such filter or test; an error when it is reached */
+	const void *builtin; /* NULL: no such filter or test; an error when it is reached */
 	const uint8_t *ops;
 	struct node_params *params;
 };
 
 struct node_params {
 	uint32_t *names;
-	struct node **defaults;          /* NULL where there is none */
+	struct node **defaults; /* NULL where there is none */
 	uint32_t n;
 	int uses_caller, uses_varargs, uses_kwargs;
 };
@@ -102,13 +171,15 @@ struct jinja_name {
 struct jinja_template {
 	struct arena *arena;
 	struct node_list body;
-	struct jinja_name *names;        /* every name that the text uses; the number of a name is its place here */
+	/* every name that the text uses; the number of a name is its place here */
+	struct jinja_name *names;
 	uint32_t n_names;
 };
 
 /* parse_expr.c for parse.c */
 struct node *parse_node(struct parse *p, enum node_kind kind, uint32_t line);
-void parse_adopt(struct parse *p, struct node *parent, const struct node *child);   /* keeps the depth; child may be NULL */
+/* keeps the depth; child may be NULL */
+void parse_adopt(struct parse *p, struct node *parent, const struct node *child);
 void parse_push(struct parse *p, struct node_list *l, struct node *n);
 void parse_enter(struct parse *p);
 uint32_t parse_name_id(struct parse *p, const char *s, size_t len);

@@ -1,4 +1,5 @@
-/* utext.c - UTF-8 by code points, as Python's strings see them. Text that is no UTF-8 is taken byte by byte; nothing here fails. */
+/* utext.c - UTF-8 by code points, as Python's strings see them. Text that is no UTF-8 is taken
+ * byte by byte; nothing here fails. */
 #include "jinja/case_table.h"
 #include "jinja/value.h"
 
@@ -11,7 +12,10 @@ int cp_step(const char *s, size_t n, uint32_t *ret_cp)
 		*ret_cp = p[0];
 		return 1;
 	}
-	int len = p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : (p[0] & 0xf0) == 0xe0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
+	int len = p[0] >= 0xc2 && p[0] < 0xe0   ? 2
+	          : (p[0] & 0xf0) == 0xe0       ? 3
+	          : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
+	                                        : 0;
 	*ret_cp = 0xfffd;
 	if (!len || (size_t)len > n)
 		return 1;
@@ -21,7 +25,8 @@ int cp_step(const char *s, size_t n, uint32_t *ret_cp)
 			return 1;
 		cp = cp << 6 | (p[i] & 0x3f);
 	}
-	if ((len == 3 && (cp < 0x800 || (cp & 0xfffff800) == 0xd800)) || (len == 4 && (cp < 0x10000 || cp > 0x10ffff)))
+	if ((len == 3 && (cp < 0x800 || (cp & 0xfffff800) == 0xd800)) ||
+	    (len == 4 && (cp < 0x10000 || cp > 0x10ffff)))
 		return 1;
 	*ret_cp = cp;
 	return len;
@@ -56,8 +61,8 @@ int cp_is_space(uint32_t cp)
 {
 	if (cp < 0x80)
 		return cp == ' ' || (cp >= '\t' && cp <= '\r') || (cp >= 0x1c && cp <= 0x1f);
-	return cp == 0x85 || cp == 0xa0 || cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 || cp == 0x202f || cp == 0x205f ||
-	       cp == 0x3000;
+	return cp == 0x85 || cp == 0xa0 || cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200a) ||
+	       cp == 0x2028 || cp == 0x2029 || cp == 0x202f || cp == 0x205f || cp == 0x3000;
 }
 
 /* Flips at or below cp: odd or even. */
@@ -104,22 +109,18 @@ static const struct case_many *cp_many(uint32_t cp, uint32_t upper)
 
 int cp_is(enum cp_kind kind, uint32_t cp)
 {
-	int digit = cp >= '0' && cp <= '9', letter = (cp >= 'a' && cp <= 'z') || (cp >= 'A' && cp <= 'Z');
+	int digit = cp >= '0' && cp <= '9',
+		letter = (cp >= 'a' && cp <= 'z') || (cp >= 'A' && cp <= 'Z');
 	switch (kind) {
-	case CP_ALPHA:
-		return cp < 0x80 ? letter : flipped(cp, alpha_flips, alpha_flips_n);
-	case CP_ALNUM:
-		return cp < 0x80 ? letter || digit : flipped(cp, alnum_flips, alnum_flips_n);
-	case CP_DECIMAL:
-		return cp < 0x80 ? digit : flipped(cp, decimal_flips, decimal_flips_n);
-	case CP_DIGIT:
-		return cp < 0x80 ? digit : flipped(cp, digit_flips, digit_flips_n);
-	case CP_UPPER:
-		return cp_case(cp, case_lower, case_lower_n) != cp || (cp >= 'A' && cp <= 'Z');
+	case CP_ALPHA: return cp < 0x80 ? letter : flipped(cp, alpha_flips, alpha_flips_n);
+	case CP_ALNUM: return cp < 0x80 ? letter || digit : flipped(cp, alnum_flips, alnum_flips_n);
+	case CP_DECIMAL: return cp < 0x80 ? digit : flipped(cp, decimal_flips, decimal_flips_n);
+	case CP_DIGIT: return cp < 0x80 ? digit : flipped(cp, digit_flips, digit_flips_n);
+	case CP_UPPER: return cp_case(cp, case_lower, case_lower_n) != cp || (cp >= 'A' && cp <= 'Z');
 	case CP_LOWER:
-		return cp_case(cp, case_upper, case_upper_n) != cp || (cp >= 'a' && cp <= 'z') || (cp >= 0x80 && cp_many(cp, 1) != NULL);
-	default:
-		return cp_is_space(cp);
+		return cp_case(cp, case_upper, case_upper_n) != cp || (cp >= 'a' && cp <= 'z') ||
+		       (cp >= 0x80 && cp_many(cp, 1) != NULL);
+	default: return cp_is_space(cp);
 	}
 }
 
@@ -128,7 +129,8 @@ static int is_cased(uint32_t cp)
 	char c = (char)cp;
 	if (cp < 0x80)
 		return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-	return cp_case(cp, case_upper, case_upper_n) != cp || cp_case(cp, case_lower, case_lower_n) != cp || cp_many(cp, 1) != NULL;
+	return cp_case(cp, case_upper, case_upper_n) != cp ||
+	       cp_case(cp, case_lower, case_lower_n) != cp || cp_many(cp, 1) != NULL;
 }
 
 /* Greek sigma at the end of a word has a lower case of its own. */
@@ -154,7 +156,9 @@ void text_case(struct jin *r, struct buf *b, const char *s, size_t len, int uppe
 		size_t put = 0;
 		if (cp < 0x80) {
 			char c = (char)cp;
-			out[put++] = upper && c >= 'a' && c <= 'z' ? (char)(c - 32) : !upper && c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
+			out[put++] = upper && c >= 'a' && c <= 'z'    ? (char)(c - 32)
+			             : !upper && c >= 'A' && c <= 'Z' ? (char)(c + 32)
+			                                              : c;
 		} else if (cp == 0xfffd && n == 1) {
 			out[put++] = s[i];
 		} else if (!upper && cp == 0x3a3) {

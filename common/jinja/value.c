@@ -1,5 +1,5 @@
-/* value.c - making values, and the bounds on it: every allocation and every piece of text under way is counted against the rendering's memory, and what
- * takes time against its steps. */
+/* value.c - making values, and the bounds on it: every allocation and every piece of text under way
+ * is counted against the rendering's memory, and what takes time against its steps. */
 #include "jinja/value.h"
 #include "util/map.h"
 #include "util/quota.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- errors and bounds ------------------------------------------------------------------------------------------------------ */
+/* --- errors and bounds --------------------------------------------------- */
 
 /* A message is one line. */
 static _Noreturn void leave(struct jin *r, int code)
@@ -62,14 +62,12 @@ _Noreturn void jin_undefined(struct jin *r, struct jv v)
 	char type[48];
 	int n = v.len < 120 ? (int)v.len : 120;
 	switch (v.sub) {
-	case UNDEF_NAME:
-		jin_fail(r, "'%.*s' is undefined", n, v.s);
-	case UNDEF_ATTR:
-		jin_fail(r, "'%s' has no attribute '%.*s'", object_name(v.aux, type), n, v.s);
+	case UNDEF_NAME: jin_fail(r, "'%.*s' is undefined", n, v.s);
+	case UNDEF_ATTR: jin_fail(r, "'%s' has no attribute '%.*s'", object_name(v.aux, type), n, v.s);
 	case UNDEF_UNSAFE:
-		jin_fail(r, "access to attribute '%.*s' of '%s' object is unsafe", n, v.s, jv_type_name((enum jv_type)v.aux));
-	default:
-		jin_fail(r, "%.*s", n, v.s);
+		jin_fail(r, "access to attribute '%.*s' of '%s' object is unsafe", n, v.s,
+		         jv_type_name((enum jv_type)v.aux));
+	default: jin_fail(r, "%.*s", n, v.s);
 	}
 }
 
@@ -85,7 +83,8 @@ void jin_stack(struct jin *r)
 	const char *here = __builtin_frame_address(0);
 	size_t used = here < r->stack ? (size_t)(r->stack - here) : (size_t)(here - r->stack);
 	if (used > STACK_MAX)
-		jin_over(r, "expressions, macros and data are nested too deep: more than %d KiB of stack", STACK_MAX >> 10);
+		jin_over(r, "expressions, macros and data are nested too deep: more than %d KiB of stack",
+		         STACK_MAX >> 10);
 }
 
 static void count_memory(struct jin *r, size_t bytes)
@@ -108,7 +107,7 @@ void *jin_alloc(struct jin *r, size_t count, size_t size)
 	return p;
 }
 
-/* --- text under way ------------------------------------------------------------------------------------------------------------ */
+/* --- text under way ------------------------------------------------------ */
 
 struct buf *buf_open(struct jin *r)
 {
@@ -118,7 +117,7 @@ struct buf *buf_open(struct jin *r)
 		buf_reset(&b->b);
 	} else {
 		b = jin_alloc(r, 1, sizeof *b);
-		buf_init(&b->b, r->memory_max + 1);      /* reached only by what text_add has counted */
+		buf_init(&b->b, r->memory_max + 1); /* reached only by what text_add has counted */
 	}
 	b->up = r->bufs;
 	r->bufs = b;
@@ -148,7 +147,7 @@ void text_adds(struct jin *r, struct buf *b, const char *s)
 	text_add(r, b, s, strlen(s));
 }
 
-/* --- making values ---------------------------------------------------------------------------------------------------------------- */
+/* --- making values ------------------------------------------------------- */
 
 struct jv jv_text(const char *s)
 {
@@ -217,7 +216,7 @@ struct jdict *dict_new(struct jin *r, size_t size)
 	return d;
 }
 
-enum { INDEX_FROM = 16 };   /* entries of a dict that is looked up by hash */
+enum { INDEX_FROM = 16 }; /* entries of a dict that is looked up by hash */
 
 /* Keyed, as a client chooses keys: nobody can make them meet in one slot. No order that a template
  * sees comes from it. */
@@ -225,15 +224,13 @@ static uint64_t hash_value(struct jin *r, struct jv v)
 {
 	uint64_t h = 17;
 	switch (v.type) {
-	case J_STR:
-		jin_step(r, v.len / 64);
-		return map_hash(v.s, v.len);
+	case J_STR: jin_step(r, v.len / 64); return map_hash(v.s, v.len);
 	case J_INT:
 	case J_BOOL:
 	case J_FLOAT: {
 		double d = jv_number(v);
 		if (d == 0)
-			d = 0;   /* -0.0 equals 0 */
+			d = 0; /* -0.0 equals 0 */
 		return map_hash(&d, sizeof d);
 	}
 	case J_TUPLE:
@@ -242,10 +239,8 @@ static uint64_t hash_value(struct jin *r, struct jv v)
 			h = h * 31 + hash_value(r, v.list->v[i]);
 		return h;
 	case J_LIST:
-	case J_DICT:
-		jin_fail(r, "unhashable type: '%s'", jv_type_name((enum jv_type)v.type));
-	default:
-		return v.type;
+	case J_DICT: jin_fail(r, "unhashable type: '%s'", jv_type_name((enum jv_type)v.type));
+	default: return v.type;
 	}
 }
 
@@ -283,7 +278,7 @@ static size_t dict_find(struct jin *r, const struct jdict *d, struct jv key)
 	if (d->index)
 		return (size_t)d->index[*index_slot(r, d, key, &slot)] - 1;
 	if (key.type != J_STR)
-		hash_value(r, key);   /* refuses what cannot be a key */
+		hash_value(r, key); /* refuses what cannot be a key */
 	for (size_t i = 0; i < d->n; i++)
 		if (key_equal(r, d->keys[i], key))
 			return i;
@@ -328,11 +323,12 @@ void dict_set(struct jin *r, struct jdict *d, struct jv key, struct jv val)
 
 static struct jv object_from_json(struct jin *r, const json_t *j, unsigned depth)
 {
-	json_t *o = (json_t *)j;   /* jansson's iterators take no const */
+	json_t *o = (json_t *)j; /* jansson's iterators take no const */
 	struct jdict *d = dict_new(r, json_object_size(j));
 	for (void *it = json_object_iter(o); it; it = json_object_iter_next(o, it)) {
 		const char *key = json_object_iter_key(it);
-		dict_set(r, d, jv_str(key, json_object_iter_key_len(it)), jv_from_json(r, json_object_iter_value(it), depth + 1));
+		dict_set(r, d, jv_str(key, json_object_iter_key_len(it)),
+		         jv_from_json(r, json_object_iter_value(it), depth + 1));
 	}
 	return (struct jv){.type = J_DICT, .dict = d};
 }
@@ -345,24 +341,18 @@ struct jv jv_from_json(struct jin *r, const json_t *j, unsigned depth)
 	if (!j)
 		return jv_none();
 	switch (json_typeof(j)) {
-	case JSON_OBJECT:
-		return object_from_json(r, j, depth);
+	case JSON_OBJECT: return object_from_json(r, j, depth);
 	case JSON_ARRAY: {
 		struct jlist *l = list_new(r, json_array_size(j));
 		for (size_t i = 0; i < json_array_size(j); i++)
 			list_push(r, l, jv_from_json(r, json_array_get(j, i), depth + 1));
 		return jv_list(l);
 	}
-	case JSON_STRING:
-		return jv_str(json_string_value(j), json_string_length(j));
-	case JSON_INTEGER:
-		return jv_int(json_integer_value(j));
-	case JSON_REAL:
-		return jv_float(json_real_value(j));
+	case JSON_STRING: return jv_str(json_string_value(j), json_string_length(j));
+	case JSON_INTEGER: return jv_int(json_integer_value(j));
+	case JSON_REAL: return jv_float(json_real_value(j));
 	case JSON_TRUE:
-	case JSON_FALSE:
-		return jv_bool(json_is_true(j));
-	default:
-		return jv_none();
+	case JSON_FALSE: return jv_bool(json_is_true(j));
+	default: return jv_none();
 	}
 }

@@ -1,7 +1,9 @@
 /* copies.c - see copies.h.
  *
- * Two doubly linked lists run through the blocks. `rest`: the cached ones, by last use; the first in_edge of them, up to and with `edge`, are the oldest that copies.h speaks
- * of. `copy`: FRESH ones by last use, or DUE ones in their order (a block is in one of these at most). What is FRESH and before the edge is to be written. */
+ * Two doubly linked lists run through the blocks. `rest`: the cached ones, by last use; the first
+ * in_edge of them, up to and with `edge`, are the oldest that copies.h speaks of. `copy`: FRESH
+ * ones by last use, or DUE ones in their order (a block is in one of these at most). What is
+ * FRESH and before the edge is to be written. */
 #include "kv/copies.h"
 #include "kv/pool.h"
 #include "util/check.h"
@@ -18,20 +20,20 @@ struct link {
 
 struct chain {
 	uint32_t first, last, n;
-	struct link *link;          /* (blocks) */
+	struct link *link; /* (blocks) */
 };
 
 struct entry {
 	unsigned char state, tier, rests;
 	uint32_t uses;
-	uint64_t rested;            /* tick of its last rest: the order of `rest` and of FRESH */
+	uint64_t rested; /* tick of its last rest: the order of `rest` and of FRESH */
 };
 
 struct copies {
 	uint32_t blocks, low, after, n_free;
-	struct entry *entry;        /* (blocks) */
+	struct entry *entry; /* (blocks) */
 	struct chain rest, fresh, due;
-	struct link *rest_link, *copy_link;   /* the latter is both fresh's and due's */
+	struct link *rest_link, *copy_link; /* the latter is both fresh's and due's */
 	uint32_t edge, in_edge;
 	uint64_t ticks;
 	uint32_t count[COPY_STATES], cached[COPIES_TIERS];
@@ -153,7 +155,8 @@ void copies_policy(struct copies *c, uint32_t low, uint32_t after)
 static void use_counts(struct copies *c, uint32_t b)
 {
 	struct entry *e = at(c, b);
-	if (e->uses >= c->after && c->after != COPIES_NEVER && (e->state == COPY_NONE || e->state == COPY_FRESH))
+	if (e->uses >= c->after && c->after != COPIES_NEVER &&
+	    (e->state == COPY_NONE || e->state == COPY_FRESH))
 		enter(c, b, COPY_DUE, 0, 0);
 }
 
@@ -234,7 +237,8 @@ static int is_in(const struct copies *c, uint32_t b, unsigned tier)
 	return c->entry[b].state == COPY_STORED && c->entry[b].tier == tier;
 }
 
-/* Those that could not be written get another chance: FRESH again, in their order, for which all that are FRESH are taken out and in again. */
+/* Those that could not be written get another chance: FRESH again, in their order, for which all
+ * that are FRESH are taken out and in again. */
 void copies_forget(struct copies *c, unsigned tier)
 {
 	CHECK(tier && tier < COPIES_TIERS);
@@ -255,7 +259,8 @@ uint32_t copies_prepare(struct copies *c, uint32_t n)
 		without += c->entry[b].state != COPY_STORED;
 		want = b;
 	}
-	for (uint32_t left = without; left > 0; want = c->rest_link[want].prev)   /* backwards, each before the others: the oldest comes first */
+	/* backwards, each before the others: the oldest comes first */
+	for (uint32_t left = without; left > 0; want = c->rest_link[want].prev)
 		if (c->entry[want].state != COPY_STORED) {
 			left--;
 			copies_want(c, want, 1);
@@ -313,7 +318,8 @@ void copies_destroy(struct copies **cp)
 
 /* --- verification --- */
 
-static void verify_chain(const struct copies *c, const struct chain *l, const char *name, int ordered)
+static void verify_chain(const struct copies *c, const struct chain *l, const char *name,
+                         int ordered)
 {
 	uint32_t n = 0, last = NONE;
 	for (uint32_t b = l->first; b != NONE; last = b, b = l->link[b].next, n++) {
@@ -334,25 +340,30 @@ static void verify_edge(const struct copies *c, uint32_t n_free)
 	for (uint32_t i = 1; i < want; i++)
 		b = c->rest_link[b].next;
 	if (c->in_edge != want || (want && c->edge != b))
-		PANIC("copies: %u of the oldest up to block %u are watched, it should be %u up to %u", c->in_edge, c->edge, want, b);
+		PANIC("copies: %u of the oldest up to block %u are watched, it should be %u up to %u",
+		      c->in_edge, c->edge, want, b);
 }
 
-void copies_verify(const struct copies *c, const unsigned char *cached, const unsigned char *indexed, uint32_t n_free)
+void copies_verify(const struct copies *c, const unsigned char *cached,
+                   const unsigned char *indexed, uint32_t n_free)
 {
 	uint32_t count[COPY_STATES] = {0}, by_tier[COPIES_TIERS] = {0}, rests = 0;
 	for (uint32_t b = 0; b < c->blocks; b++) {
 		const struct entry *e = &c->entry[b];
-		if (e->rests != cached[b] || (e->state != COPY_NONE && !indexed[b]) || (e->state == COPY_FRESH && !e->rests) ||
-		    (e->state == COPY_STORED) != (e->tier != 0))
-			PANIC("copies: block %u has state %d, tier %d, rests %d; cached %d, indexed %d", b, e->state, e->tier, e->rests, cached[b], indexed[b]);
+		if (e->rests != cached[b] || (e->state != COPY_NONE && !indexed[b]) ||
+		    (e->state == COPY_FRESH && !e->rests) || (e->state == COPY_STORED) != (e->tier != 0))
+			PANIC("copies: block %u has state %d, tier %d, rests %d; cached %d, indexed %d", b,
+			      e->state, e->tier, e->rests, cached[b], indexed[b]);
 		count[e->state]++;
 		rests += e->rests;
 		by_tier[e->tier] += e->rests;
 	}
-	if (memcmp(count, c->count, sizeof count) != 0 || memcmp(by_tier, c->cached, sizeof by_tier) != 0 || rests != c->rest.n ||
+	if (memcmp(count, c->count, sizeof count) != 0 ||
+	    memcmp(by_tier, c->cached, sizeof by_tier) != 0 || rests != c->rest.n ||
 	    count[COPY_FRESH] != c->fresh.n || count[COPY_DUE] != c->due.n)
-		PANIC("copies: %u fresh, %u due, %u writing, %u stored, %u at rest; that is not what is counted", count[COPY_FRESH], count[COPY_DUE],
-		      count[COPY_WRITING], count[COPY_STORED], rests);
+		PANIC("copies: %u fresh, %u due, %u writing, %u stored, %u at rest; that is not what is "
+		      "counted",
+		      count[COPY_FRESH], count[COPY_DUE], count[COPY_WRITING], count[COPY_STORED], rests);
 	verify_chain(c, &c->rest, "cached", 1);
 	verify_chain(c, &c->fresh, "fresh", 1);
 	verify_chain(c, &c->due, "due", 0);

@@ -1,8 +1,10 @@
 /* handover.c - see handover.h.
  *
- * One fixed message each way. A hello is believed only as a whole: magic, version, terminated name, layout, and exactly the descriptors that
- * its sizes call for; whatever else came is closed. Whether the memory behind a descriptor has those sizes is the business of kv_region_map and
- * ring_map. Nothing here blocks longer than the socket itself: both messages fit any socket buffer. */
+ * One fixed message each way. A hello is believed only as a whole: magic, version, terminated name,
+ * layout, and exactly the descriptors that its sizes call for; whatever else came is closed.
+ * Whether the memory behind a descriptor has those sizes is the business of kv_region_map and
+ * ring_map. Nothing here blocks longer than the socket itself: both messages fit any socket
+ * buffer. */
 #include "kv/handover.h"
 #include "kv/ring.h"
 #include "util/check.h"
@@ -13,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BLOCKS_MAX (UINT32_MAX - 1)   /* KV_BLOCK_NONE is no block */
+#define BLOCKS_MAX (UINT32_MAX - 1) /* KV_BLOCK_NONE is no block */
 
 static void close_all(const int *fds, unsigned n)
 {
@@ -21,7 +23,8 @@ static void close_all(const int *fds, unsigned n)
 		close(fds[i]);
 }
 
-void handover_hello_init(struct handover_hello *h, const char *name, uint64_t epoch, const struct kv_layout *layout, uint32_t blocks, const char *backend,
+void handover_hello_init(struct handover_hello *h, const char *name, uint64_t epoch,
+                         const struct kv_layout *layout, uint32_t blocks, const char *backend,
                          int device)
 {
 	memset(h, 0, sizeof *h);
@@ -61,29 +64,42 @@ static int layout_of(const struct handover_hello *h, struct kv_layout *ret)
 	return kv_layout_finish(ret);
 }
 
-static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds, struct kv_layout *ret_layout, struct err *err)
+static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
+                       struct kv_layout *ret_layout, struct err *err)
 {
-	if (n >= offsetof(struct handover_hello, name) && h->magic == HANDOVER_MAGIC && h->version != HANDOVER_VERSION)
-		return err_set(err, ERR_UNSUPPORTED, "hand-over has version %u, this daemon speaks %u", h->version, HANDOVER_VERSION);
+	if (n >= offsetof(struct handover_hello, name) && h->magic == HANDOVER_MAGIC &&
+	    h->version != HANDOVER_VERSION)
+		return err_set(err, ERR_UNSUPPORTED, "hand-over has version %u, this daemon speaks %u",
+		               h->version, HANDOVER_VERSION);
 	if (n != sizeof *h || h->magic != HANDOVER_MAGIC)
-		return err_set(err, ERR_CORRUPT, "hand-over of %zu bytes is not one of ours (%zu bytes)", n, sizeof *h);
+		return err_set(err, ERR_CORRUPT, "hand-over of %zu bytes is not one of ours (%zu bytes)", n,
+		               sizeof *h);
 	if (!name_holds(h->name, sizeof h->name) || h->epoch == 0)
 		return err_set(err, ERR_INVALID, "hand-over without a proper name and epoch");
 	if (!name_holds(h->backend, sizeof h->backend) || h->device < 0)
-		return err_set(err, ERR_INVALID, "hand-over of %s without a proper backend and device", h->name);
+		return err_set(err, ERR_INVALID, "hand-over of %s without a proper backend and device",
+		               h->name);
 	if (h->blocks == 0 || h->blocks > BLOCKS_MAX || layout_of(h, ret_layout) < 0)
-		return err_set(err, ERR_INVALID, "hand-over of %s: %u blocks of %u layers of %u tokens of type %u are no KV pool", h->name, h->blocks,
-		               h->layers, h->block_tokens, h->kv_type);
-	if (h->ring_slots > RING_SLOTS_MAX || (h->ring_slots ? h->ring_layers != h->layers : h->ring_layers != 0))
-		return err_set(err, ERR_INVALID, "hand-over of %s: a ring of %u slots and %u layers does not fit a pool of %u layers (limit %u slots)",
+		return err_set(
+			err, ERR_INVALID,
+			"hand-over of %s: %u blocks of %u layers of %u tokens of type %u are no KV pool",
+			h->name, h->blocks, h->layers, h->block_tokens, h->kv_type);
+	if (h->ring_slots > RING_SLOTS_MAX ||
+	    (h->ring_slots ? h->ring_layers != h->layers : h->ring_layers != 0))
+		return err_set(err, ERR_INVALID,
+		               "hand-over of %s: a ring of %u slots and %u layers does not fit a pool of "
+		               "%u layers (limit %u slots)",
 		               h->name, h->ring_slots, h->ring_layers, h->layers, RING_SLOTS_MAX);
 	unsigned want = h->ring_slots ? 3 : 2;
 	if (n_fds != want)
-		return err_set(err, ERR_INVALID, "hand-over of %s came with %u descriptors, its sizes call for %u", h->name, n_fds, want);
+		return err_set(err, ERR_INVALID,
+		               "hand-over of %s came with %u descriptors, its sizes call for %u", h->name,
+		               n_fds, want);
 	return 0;
 }
 
-int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layout *ret_layout, int ret_fds[3], struct err *err)
+int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layout *ret_layout,
+                     int ret_fds[3], struct err *err)
 {
 	int fds[3];
 	unsigned n_fds = 0;
@@ -108,19 +124,25 @@ int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layou
 
 int handover_answer(int sock, uint64_t epoch, int code, const char *text, int bell_fd)
 {
-	struct handover_reply a = {.magic = HANDOVER_MAGIC, .version = HANDOVER_VERSION, .epoch = epoch, .code = code};
+	struct handover_reply a = {
+		.magic = HANDOVER_MAGIC, .version = HANDOVER_VERSION, .epoch = epoch, .code = code};
 	snprintf(a.text, sizeof a.text, "%s", text ? text : "");
 	return sock_send(sock, &a, sizeof a, &bell_fd, bell_fd >= 0 && code == 0 ? 1 : 0);
 }
 
-int handover_offer(int sock, const struct handover_hello *h, int control_fd, int data_fd, int ring_fd, struct err *err)
+int handover_offer(int sock, const struct handover_hello *h, int control_fd, int data_fd,
+                   int ring_fd, struct err *err)
 {
 	CHECK((h->ring_slots != 0) == (ring_fd >= 0));
 	if (data_fd < 0)
-		return err_set(err, ERR_UNSUPPORTED, "the KV pool of %s is memory that cannot be handed over as a descriptor", h->name);
+		return err_set(err, ERR_UNSUPPORTED,
+		               "the KV pool of %s is memory that cannot be handed over as a descriptor",
+		               h->name);
 	int fds[3] = {control_fd, data_fd, ring_fd};
 	int r = sock_send(sock, h, sizeof *h, fds, ring_fd >= 0 ? 3 : 2);
-	return r == 0 ? 0 : err_set(err, r, "cannot hand the KV memory of %s over: %s", h->name, err_name(r));
+	return r == 0
+	           ? 0
+	           : err_set(err, r, "cannot hand the KV memory of %s over: %s", h->name, err_name(r));
 }
 
 int handover_result(int sock, struct handover_reply *ret, int *ret_bell_fd, struct err *err)
@@ -135,11 +157,16 @@ int handover_result(int sock, struct handover_reply *ret, int *ret_bell_fd, stru
 	}
 	int r = 0;
 	if ((size_t)n != sizeof a || a.magic != HANDOVER_MAGIC || !memchr(a.text, 0, sizeof a.text))
-		r = err_set(err, ERR_CORRUPT, "the answer to the hand-over, %zd bytes, is not one of ours (%zu bytes)", n, sizeof a);
+		r = err_set(err, ERR_CORRUPT,
+		            "the answer to the hand-over, %zd bytes, is not one of ours (%zu bytes)", n,
+		            sizeof a);
 	else if (a.version != HANDOVER_VERSION)
-		r = err_set(err, ERR_UNSUPPORTED, "the answer to the hand-over has version %u, this daemon speaks %u", a.version, HANDOVER_VERSION);
+		r = err_set(err, ERR_UNSUPPORTED,
+		            "the answer to the hand-over has version %u, this daemon speaks %u", a.version,
+		            HANDOVER_VERSION);
 	else if (a.epoch == 0 || a.code > 0)
-		r = err_set(err, ERR_INVALID, "the answer to the hand-over has epoch %llu and code %d", (unsigned long long)a.epoch, a.code);
+		r = err_set(err, ERR_INVALID, "the answer to the hand-over has epoch %llu and code %d",
+		            (unsigned long long)a.epoch, a.code);
 	if (n_fds && (r < 0 || a.code)) {
 		close(bell);
 		bell = -1;

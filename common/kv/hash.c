@@ -1,4 +1,5 @@
-/* hash.c - see hash.h. Bytes are laid out one by one, so that hosts of either byte order agree. Nothing here fails. */
+/* hash.c - see hash.h. Bytes are laid out one by one, so that hosts of either byte order agree.
+ * Nothing here fails. */
 #include "kv/hash.h"
 #include "util/check.h"
 
@@ -27,7 +28,7 @@ static void add_text(crypto_generichash_state *h, const char *s)
 
 void kv_hash_root(const struct kv_root *root, struct kv_hash *ret)
 {
-	static const char label[] = "pdserve-prefix-1";   /* its NUL is hashed too */
+	static const char label[] = "pdserve-prefix-1"; /* its NUL is hashed too */
 	crypto_generichash_state h;
 	crypto_generichash_init(&h, NULL, 0, sizeof ret->b);
 	crypto_generichash_update(&h, (const unsigned char *)label, sizeof label);
@@ -40,7 +41,8 @@ void kv_hash_root(const struct kv_root *root, struct kv_hash *ret)
 	crypto_generichash_final(&h, ret->b, sizeof ret->b);
 }
 
-void kv_hash_block(const struct kv_hash *parent, const uint32_t *tokens, uint32_t block_tokens, struct kv_hash *ret)
+void kv_hash_block(const struct kv_hash *parent, const uint32_t *tokens, uint32_t block_tokens,
+                   struct kv_hash *ret)
 {
 	unsigned char part[256];
 	crypto_generichash_state h;
@@ -57,7 +59,8 @@ void kv_hash_block(const struct kv_hash *parent, const uint32_t *tokens, uint32_
 	crypto_generichash_final(&h, ret->b, sizeof ret->b);
 }
 
-size_t kv_hash_chain(const struct kv_hash *root, const uint32_t *tokens, size_t n, uint32_t block_tokens, struct kv_hash *out)
+size_t kv_hash_chain(const struct kv_hash *root, const uint32_t *tokens, size_t n,
+                     uint32_t block_tokens, struct kv_hash *out)
 {
 	CHECK(block_tokens > 0);
 	size_t blocks = n / block_tokens;

@@ -1,11 +1,15 @@
-/* hash.h - the prefix hash: what names a full block of tokens, the same on every daemon and host, byte for byte.
+/* hash.h - the prefix hash: what names a full block of tokens, the same on every daemon and host,
+ * byte for byte.
  *
- *   root      = BLAKE2b-256("pdserve-prefix-1" || 0x00 || for each of model fingerprint, tokenizer hash, numerics id, layout text,
+ *   root      = BLAKE2b-256("pdserve-prefix-1" || 0x00 || for each of model fingerprint, tokenizer
+ *             hash, numerics id, layout text,
  *               adapter, tenant salt: u32 little-endian length || bytes)
- *   block(i)  = BLAKE2b-256(block(i-1) or root || u32 little-endian token ids of the block, block_tokens of them)
+ *   block(i)  = BLAKE2b-256(block(i-1) or root || u32 little-endian token ids of the block,
+ *             block_tokens of them)
  *
- * Workers leave tokenizer hash, adapter and salt empty: their model fingerprint covers the tokenizer (common/engine/model_tokenizer.c). So fingerprint, numerics id and
- * layout, which every worker says of itself when a link begins (WorkerInfo), give anybody its root.
+ * Workers leave tokenizer hash, adapter and salt empty: their model fingerprint covers the
+ * tokenizer (common/engine/model_tokenizer.c). So fingerprint, numerics id and layout, which every
+ * worker says of itself when a link begins (WorkerInfo), give anybody its root.
  *
  * Only full blocks have a hash. Equal hashes are taken for equal prefixes (2^-128). */
 #ifndef KV_HASH_H
@@ -19,12 +23,16 @@ struct kv_hash {
 };
 
 struct kv_root {
-	const char *model_fingerprint, *tokenizer_hash, *numerics, *layout, *adapter, *salt;   /* NULL counts as empty */
+	/* NULL counts as empty */
+	const char *model_fingerprint, *tokenizer_hash, *numerics, *layout, *adapter, *salt;
 };
 
 void kv_hash_root(const struct kv_root *root, struct kv_hash *ret);
-void kv_hash_block(const struct kv_hash *parent, const uint32_t *tokens, uint32_t block_tokens, struct kv_hash *ret);
-/* Hashes of all full blocks of tokens[0..n); out has room for n / block_tokens. Returns how many. */
-size_t kv_hash_chain(const struct kv_hash *root, const uint32_t *tokens, size_t n, uint32_t block_tokens, struct kv_hash *out);
+void kv_hash_block(const struct kv_hash *parent, const uint32_t *tokens, uint32_t block_tokens,
+                   struct kv_hash *ret);
+/* Hashes of all full blocks of tokens[0..n); out has room for n / block_tokens. Returns how
+ * many. */
+size_t kv_hash_chain(const struct kv_hash *root, const uint32_t *tokens, size_t n,
+                     uint32_t block_tokens, struct kv_hash *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* layout.c - the arithmetic of layout.h. Shapes may come from a file or a peer, so every product is bounded before it is made; nothing
- * here is fatal. */
+/* layout.c - the arithmetic of layout.h. Shapes may come from a file or a peer, so every product is
+ * bounded before it is made; nothing here is fatal. */
 #include "kv/layout.h"
 #include "util/err.h"
 
@@ -12,7 +12,11 @@
 static const struct {
 	const char *name;
 	size_t bytes, scale_bytes;
-} types[] = {[KV_BF16] = {"bf16", 2, 0}, [KV_F16] = {"f16", 2, 0}, [KV_F32] = {"f32", 4, 0}, [KV_INT8] = {"int8", 1, 4}, [KV_FP8] = {"fp8", 1, 4}};
+} types[] = {[KV_BF16] = {"bf16", 2, 0},
+             [KV_F16] = {"f16", 2, 0},
+             [KV_F32] = {"f32", 4, 0},
+             [KV_INT8] = {"int8", 1, 4},
+             [KV_FP8] = {"fp8", 1, 4}};
 #define TYPES (sizeof types / sizeof *types)
 
 size_t kv_type_bytes(enum kv_type t)
@@ -54,7 +58,8 @@ static uint64_t piece_bytes(const struct kv_layer *d, uint32_t block_tokens)
 
 int kv_layout_finish(struct kv_layout *l)
 {
-	if (l->layers < 1 || l->layers > KV_LAYERS_MAX || l->block_tokens < 1 || !kv_type_bytes(l->type))
+	if (l->layers < 1 || l->layers > KV_LAYERS_MAX || l->block_tokens < 1 ||
+	    !kv_type_bytes(l->type))
 		return ERR_INVALID;
 	uint64_t sum = 0;
 	for (uint32_t i = 0; i < l->layers; i++) {
@@ -69,7 +74,8 @@ int kv_layout_finish(struct kv_layout *l)
 	return 0;
 }
 
-static int alike(struct kv_layout *l, uint32_t layers, struct kv_layer each, uint32_t block_tokens, enum kv_type t)
+static int alike(struct kv_layout *l, uint32_t layers, struct kv_layer each, uint32_t block_tokens,
+                 enum kv_type t)
 {
 	memset(l, 0, sizeof *l);
 	l->layers = layers;
@@ -80,28 +86,39 @@ static int alike(struct kv_layout *l, uint32_t layers, struct kv_layer each, uin
 	return kv_layout_finish(l);
 }
 
-int kv_layout_uniform(struct kv_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim, uint32_t block_tokens, enum kv_type t)
+int kv_layout_uniform(struct kv_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
+                      uint32_t block_tokens, enum kv_type t)
 {
 	size_t unit = kv_type_bytes(t);
 	if (layers > KV_LAYERS_MAX || !unit || head_dim > UINT32_MAX / unit)
 		return ERR_INVALID;
 	uint32_t bytes = head_dim * (uint32_t)unit, scale = (uint32_t)kv_type_scale_bytes(t);
-	return alike(l, layers, (struct kv_layer){.heads = kv_heads, .k_bytes = bytes, .v_bytes = bytes, .scale_bytes = 2 * scale}, block_tokens, t);
+	return alike(l, layers,
+	             (struct kv_layer){.heads = kv_heads,
+	                               .k_bytes = bytes,
+	                               .v_bytes = bytes,
+	                               .scale_bytes = 2 * scale},
+	             block_tokens, t);
 }
 
-int kv_layout_latent(struct kv_layout *l, uint32_t layers, uint32_t width, uint32_t block_tokens, enum kv_type t)
+int kv_layout_latent(struct kv_layout *l, uint32_t layers, uint32_t width, uint32_t block_tokens,
+                     enum kv_type t)
 {
 	size_t unit = kv_type_bytes(t);
 	if (layers > KV_LAYERS_MAX || !unit || width > UINT32_MAX / unit)
 		return ERR_INVALID;
 	uint32_t scale = (uint32_t)kv_type_scale_bytes(t);
-	return alike(l, layers, (struct kv_layer){.heads = 1, .k_bytes = width * (uint32_t)unit, .scale_bytes = scale}, block_tokens, t);
+	return alike(
+		l, layers,
+		(struct kv_layer){.heads = 1, .k_bytes = width * (uint32_t)unit, .scale_bytes = scale},
+		block_tokens, t);
 }
 
 static int is_plain(const struct kv_layout *l)
 {
 	const struct kv_layer *a = &l->layer[0];
-	if (a->k_bytes != a->v_bytes || a->scale_bytes != 2 * kv_type_scale_bytes(l->type) || a->k_bytes % kv_type_bytes(l->type))
+	if (a->k_bytes != a->v_bytes || a->scale_bytes != 2 * kv_type_scale_bytes(l->type) ||
+	    a->k_bytes % kv_type_bytes(l->type))
 		return 0;
 	for (uint32_t i = 1; i < l->layers; i++)
 		if (memcmp(a, &l->layer[i], sizeof *a) != 0)
@@ -111,7 +128,8 @@ static int is_plain(const struct kv_layout *l)
 
 static void add_le32(crypto_generichash_state *h, uint32_t v)
 {
-	unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16), (unsigned char)(v >> 24)};
+	unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16),
+	                      (unsigned char)(v >> 24)};
 	crypto_generichash_update(h, b, sizeof b);
 }
 
@@ -135,7 +153,8 @@ void kv_layout_text(const struct kv_layout *l, char *out, size_t size)
 {
 	char shape[40];
 	if (is_plain(l))
-		snprintf(shape, sizeof shape, "%ux%zu", l->layer[0].heads, l->layer[0].k_bytes / kv_type_bytes(l->type));
+		snprintf(shape, sizeof shape, "%ux%zu", l->layer[0].heads,
+		         l->layer[0].k_bytes / kv_type_bytes(l->type));
 	else
 		shape_hash(l, shape);
 	snprintf(out, size, "%ux%s:%s:%u", l->layers, shape, kv_type_name(l->type), l->block_tokens);

@@ -1,8 +1,10 @@
-/* pool.c - see pool.h. States and reference counts are here, the index is in prefix.c, what is stored below in copies.c; one mutex covers all.
+/* pool.c - see pool.h. States and reference counts are here, the index is in prefix.c, what is
+ * stored below in copies.c; one mutex covers all.
  *
- * What always holds: each block is in one state and counted there once; a FREE block has no reference, no reader and no entry; a CACHED
- * block has an entry and no reference; an entry is busy in the index exactly while its block is not CACHED or is being read.
- * A wrong call (a reference given back twice, a FREE block published) is a bug and panics; readers that come late are not. */
+ * What always holds: each block is in one state and counted there once; a FREE block has no
+ * reference, no reader and no entry; a CACHED block has an entry and no reference; an entry is busy
+ * in the index exactly while its block is not CACHED or is being read. A wrong call (a reference
+ * given back twice, a FREE block published) is a bug and panics; readers that come late are not. */
 #include "kv/copies.h"
 #include "kv/pool.h"
 #include "kv/prefix.h"
@@ -15,14 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A reader in flight. Its number is (turn << 32 | place): a place is used again in a new turn, so the number of a reader that ended
- * names nobody. */
+/* A reader in flight. Its number is (turn << 32 | place): a place is used again in a new turn, so
+ * the number of a reader that ended names nobody. */
 struct pin {
 	const char *why;
 	uint64_t since_us;
-	uint32_t block;   /* KV_BLOCK_NONE: a free place */
-	uint32_t turn;    /* counts from 1 */
-	uint32_t next;    /* free place after this one */
+	uint32_t block; /* KV_BLOCK_NONE: a free place */
+	uint32_t turn;  /* counts from 1 */
+	uint32_t next;  /* free place after this one */
 };
 
 struct block {
@@ -34,24 +36,27 @@ struct block {
 
 struct kv_pool {
 	pthread_mutex_t lock;
-	uint32_t n, block_tokens, free;          /* free: first of the list */
-	struct block *block;                     /* (n) */
-	_Atomic uint64_t *generation;            /* (n), the caller's */
+	uint32_t n, block_tokens, free; /* free: first of the list */
+	struct block *block;            /* (n) */
+	_Atomic uint64_t *generation;   /* (n), the caller's */
 	struct prefix *index;
 	struct copies *copies;
 	struct pin *pin;
 	uint32_t pins, free_pin;
 	uint32_t by_state[KV_STATE_COUNT], being_read;
-	uint64_t uses;                           /* ticks whenever a sequence gives back an entry's block */
+	/* ticks whenever a sequence gives back an entry's block */
+	uint64_t uses;
 	uint64_t queries_tokens, hit_tokens, evictions, evicted_stored, given_back;
-	struct kv_change *change;                /* (room): change number i is at i % room; NULL: nobody follows */
-	uint64_t changes;                        /* number of the next one */
+	/* (room): change number i is at i % room; NULL: nobody follows */
+	struct kv_change *change;
+	uint64_t changes; /* number of the next one */
 	uint32_t change_room;
-	int wake_armed, wake_due;                /* armed: the next change is worth a wake; due: there was one */
+	/* armed: the next change is worth a wake; due: there was one */
+	int wake_armed, wake_due;
 	void (*wake)(void *arg);
 	void *wake_arg;
-	int write_armed;                         /* the next block that is due is worth a wake */
-	void (*write_wake)(void *arg);           /* NULL: nothing is written out */
+	int write_armed;               /* the next block that is due is worth a wake */
+	void (*write_wake)(void *arg); /* NULL: nothing is written out */
 	void *write_arg;
 };
 
@@ -62,7 +67,7 @@ const char *kv_state_name(enum kv_state s)
 	return (unsigned)s < KV_STATE_COUNT ? state_names[s] : "?";
 }
 
-/* --- states; all with the lock held ---------------------------------------------------------------------------------------- */
+/* --- states; all with the lock held -------------------------------------- */
 
 static struct block *block_at(struct kv_pool *p, uint32_t b)
 {
@@ -136,8 +141,10 @@ static void record(struct kv_pool *p, const struct kv_hash *hash, int stored)
 	p->wake_armed = 0;
 }
 
-/* The one place where an entry begins: whoever wants to know what is stored here looks at these two. */
-static int entry_add(struct kv_pool *p, uint32_t b, const struct kv_hash *hash, const struct kv_hash *parent)
+/* The one place where an entry begins: whoever wants to know what is stored here looks at these
+ * two. */
+static int entry_add(struct kv_pool *p, uint32_t b, const struct kv_hash *hash,
+                     const struct kv_hash *parent)
 {
 	int r = prefix_add(p->index, b, hash, parent);
 	if (r) {
@@ -158,14 +165,16 @@ static void entry_drop(struct kv_pool *p, uint32_t b, uint64_t now_us)
 	p->evictions++;
 }
 
-/* Nobody refers to the block: what becomes of it. With a reader and no entry it keeps its state until the reader is gone. */
+/* Nobody refers to the block: what becomes of it. With a reader and no entry it keeps its state
+ * until the reader is gone. */
 static void block_rest(struct kv_pool *p, uint32_t b, uint64_t now_us)
 {
 	struct block *k = &p->block[b];
 	p->given_back += prefix_hash(p->index, b) || !k->readers;
 	if (prefix_hash(p->index, b)) {
 		block_enter(p, b, KV_CACHED, now_us);
-		prefix_touch(p->index, b, ++p->uses);   /* being read by storage is no use: it must not keep a block young */
+		/* being read by storage is no use: it must not keep a block young */
+		prefix_touch(p->index, b, ++p->uses);
 		copies_rest(p->copies, b);
 		entry_update(p, b);
 	} else if (!k->readers) {
@@ -173,8 +182,10 @@ static void block_rest(struct kv_pool *p, uint32_t b, uint64_t now_us)
 	}
 }
 
-/* New contents may come once this has returned: a reader that copies any of them sees the new generation behind it. */
-static void block_hand_out(struct kv_pool *p, uint32_t b, enum kv_state s, const struct reqid *owner, uint64_t now_us)
+/* New contents may come once this has returned: a reader that copies any of them sees the new
+ * generation behind it. */
+static void block_hand_out(struct kv_pool *p, uint32_t b, enum kv_state s,
+                           const struct reqid *owner, uint64_t now_us)
 {
 	struct block *k = &p->block[b];
 	CHECK(k->state == KV_FREE && !k->refs && !k->readers);
@@ -184,7 +195,7 @@ static void block_hand_out(struct kv_pool *p, uint32_t b, enum kv_state s, const
 	k->owner = *owner;
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------ */
+/* --- life ---------------------------------------------------------------- */
 
 struct kv_pool *kv_pool_new(uint32_t blocks, uint32_t block_tokens, _Atomic uint64_t *generations)
 {
@@ -200,7 +211,8 @@ struct kv_pool *kv_pool_new(uint32_t blocks, uint32_t block_tokens, _Atomic uint
 	p->free = p->free_pin = KV_BLOCK_NONE;
 	p->by_state[KV_FREE] = blocks;
 	uint64_t now = clock_us();
-	for (uint32_t b = blocks; b-- > 0;) {   /* block 0 is taken first, so that a fresh pool hands out neighbours */
+	for (uint32_t b = blocks; b-- > 0;) {
+		/* block 0 is taken first, so that a fresh pool hands out neighbours */
 		p->block[b].since_us = now;
 		p->block[b].next_free = p->free;
 		p->free = b;
@@ -223,9 +235,10 @@ void kv_pool_destroy(struct kv_pool **pp)
 	*pp = NULL;
 }
 
-/* --- taking and giving back -------------------------------------------------------------------------------------------------- */
+/* --- taking and giving back ---------------------------------------------- */
 
-int kv_pool_take(struct kv_pool *p, uint32_t n, enum kv_state state, const struct reqid *owner, uint32_t *out)
+int kv_pool_take(struct kv_pool *p, uint32_t n, enum kv_state state, const struct reqid *owner,
+                 uint32_t *out)
 {
 	CHECK(state == KV_HELD || state == KV_LEASED);
 	uint64_t now = clock_us();
@@ -239,13 +252,15 @@ int kv_pool_take(struct kv_pool *p, uint32_t n, enum kv_state state, const struc
 			p->free = p->block[out[i]].next_free;
 			block_hand_out(p, out[i], state, owner, now);
 		}
-		atomic_thread_fence(memory_order_release);   /* generations before whatever is stored into the blocks */
+		/* generations before whatever is stored into the blocks */
+		atomic_thread_fence(memory_order_release);
 	}
 	pool_unlock(p);
 	return r;
 }
 
-uint32_t kv_pool_match(struct kv_pool *p, const struct kv_hash *hashes, uint32_t n, const struct reqid *owner, uint32_t *out)
+uint32_t kv_pool_match(struct kv_pool *p, const struct kv_hash *hashes, uint32_t n,
+                       const struct reqid *owner, uint32_t *out)
 {
 	uint64_t now = clock_us();
 	uint32_t i = 0;
@@ -290,7 +305,8 @@ void kv_pool_lease_to_held(struct kv_pool *p, const uint32_t *blocks, uint32_t n
 	pthread_mutex_unlock(&p->lock);
 }
 
-int kv_pool_publish(struct kv_pool *p, uint32_t block, const struct kv_hash *hash, const struct kv_hash *parent)
+int kv_pool_publish(struct kv_pool *p, uint32_t block, const struct kv_hash *hash,
+                    const struct kv_hash *parent)
 {
 	pthread_mutex_lock(&p->lock);
 	CHECK(block_at(p, block)->refs > 0);
@@ -306,7 +322,8 @@ void kv_pool_release(struct kv_pool *p, const uint32_t *blocks, uint32_t n)
 {
 	uint64_t now = clock_us();
 	pthread_mutex_lock(&p->lock);
-	for (uint32_t i = n; i-- > 0;) {   /* the tail of a sequence counts as used before its head, and is evicted before it */
+	for (uint32_t i = n; i-- > 0;) {
+		/* the tail of a sequence counts as used before its head, and is evicted before it */
 		struct block *k = block_at(p, blocks[i]);
 		CHECK(k->refs > 0);
 		if (--k->refs == 0)
@@ -315,7 +332,7 @@ void kv_pool_release(struct kv_pool *p, const uint32_t *blocks, uint32_t n)
 	pool_unlock(p);
 }
 
-/* --- readers ----------------------------------------------------------------------------------------------------------------- */
+/* --- readers ------------------------------------------------------------- */
 
 static void pins_grow(struct kv_pool *p)
 {
@@ -339,7 +356,7 @@ static uint64_t pin_add(struct kv_pool *p, uint32_t b, const char *why, uint64_t
 	pin->block = b;
 	pin->why = why;
 	pin->since_us = now_us;
-	pin->turn += pin->turn == UINT32_MAX ? 2 : 1;   /* never 0 */
+	pin->turn += pin->turn == UINT32_MAX ? 2 : 1; /* never 0 */
 	if (p->block[b].readers++ == 0)
 		p->being_read++;
 	entry_update(p, b);
@@ -349,7 +366,8 @@ static uint64_t pin_add(struct kv_pool *p, uint32_t b, const char *why, uint64_t
 static void pin_drop(struct kv_pool *p, uint64_t number)
 {
 	uint32_t place = (uint32_t)number;
-	if (place >= p->pins || p->pin[place].block == KV_BLOCK_NONE || p->pin[place].turn != number >> 32)
+	if (place >= p->pins || p->pin[place].block == KV_BLOCK_NONE ||
+	    p->pin[place].turn != number >> 32)
 		return;
 	uint32_t b = p->pin[place].block;
 	struct block *k = &p->block[b];
@@ -383,7 +401,8 @@ void kv_pool_read_end(struct kv_pool *p, uint64_t pin)
 	pool_unlock(p);
 }
 
-/* Every hand-out has a new generation, so there is nothing to do but to forget the reader: it is on its own from here. */
+/* Every hand-out has a new generation, so there is nothing to do but to forget the reader: it is
+ * on its own from here. */
 void kv_pool_void(struct kv_pool *p, uint64_t pin)
 {
 	kv_pool_read_end(p, pin);
@@ -398,7 +417,9 @@ int kv_pool_oldest_pin(struct kv_pool *p, struct kv_oldest_pin *ret)
 		if (pin->block == KV_BLOCK_NONE || (found && pin->since_us >= ret->since_us))
 			continue;
 		found = 1;
-		*ret = (struct kv_oldest_pin){.block = pin->block, .since_us = pin->since_us, .why = pin->why};
+		*ret = (struct kv_oldest_pin){.block = pin->block,
+		                              .since_us = pin->since_us,
+		                              .why = pin->why};
 	}
 	pthread_mutex_unlock(&p->lock);
 	return found;
@@ -418,9 +439,10 @@ uint32_t kv_pool_flush(struct kv_pool *p)
 	return freed;
 }
 
-/* --- copies in storage --------------------------------------------------------------------------------------------------------- */
+/* --- copies in storage --------------------------------------------------- */
 
-void kv_pool_write_policy(struct kv_pool *p, uint32_t low, uint32_t after, void (*wake)(void *arg), void *arg)
+void kv_pool_write_policy(struct kv_pool *p, uint32_t low, uint32_t after, void (*wake)(void *arg),
+                          void *arg)
 {
 	pthread_mutex_lock(&p->lock);
 	p->write_wake = wake;
@@ -432,7 +454,10 @@ void kv_pool_write_policy(struct kv_pool *p, uint32_t low, uint32_t after, void 
 
 static struct kv_due due_of(const struct kv_pool *p, uint32_t b)
 {
-	return (struct kv_due){.hash = *prefix_hash(p->index, b), .block = b, .generation = atomic_load_explicit(&p->generation[b], memory_order_relaxed)};
+	return (
+		struct kv_due){.hash = *prefix_hash(p->index, b),
+	                   .block = b,
+	                   .generation = atomic_load_explicit(&p->generation[b], memory_order_relaxed)};
 }
 
 uint32_t kv_pool_collect(struct kv_pool *p, uint32_t n, struct kv_due *out)
@@ -442,14 +467,16 @@ uint32_t kv_pool_collect(struct kv_pool *p, uint32_t n, struct kv_due *out)
 	pthread_mutex_lock(&p->lock);
 	for (uint32_t b; count < n && (b = copies_next(p->copies)) != KV_BLOCK_NONE; count++)
 		out[count] = due_of(p, b);
-	for (uint32_t i = count; i-- > 0;)   /* parents first, mostly: then one step up each chain is enough */
+	/* parents first, mostly: then one step up each chain is enough */
+	for (uint32_t i = count; i-- > 0;)
 		out[i].pin = pin_add(p, out[i].block, "write-out", now);
 	p->write_armed = p->write_wake && !copies_pending(p->copies);
 	pthread_mutex_unlock(&p->lock);
 	return count;
 }
 
-uint32_t kv_pool_collect_of(struct kv_pool *p, const uint32_t *blocks, uint32_t *end, uint32_t n, struct kv_due *out)
+uint32_t kv_pool_collect_of(struct kv_pool *p, const uint32_t *blocks, uint32_t *end, uint32_t n,
+                            struct kv_due *out)
 {
 	uint64_t now = clock_us();
 	uint32_t count = 0;
@@ -468,7 +495,8 @@ uint32_t kv_pool_collect_of(struct kv_pool *p, const uint32_t *blocks, uint32_t 
 
 static int is_entry_of(const struct kv_pool *p, uint32_t block, uint64_t generation)
 {
-	return prefix_hash(p->index, block) && atomic_load_explicit(&p->generation[block], memory_order_relaxed) == generation;
+	return prefix_hash(p->index, block) &&
+	       atomic_load_explicit(&p->generation[block], memory_order_relaxed) == generation;
 }
 
 void kv_pool_set_stored(struct kv_pool *p, uint32_t block, uint64_t generation, unsigned tier)
@@ -503,16 +531,19 @@ uint32_t kv_pool_want_stored(struct kv_pool *p, const uint32_t *blocks, uint32_t
 uint32_t kv_pool_unstored_for(struct kv_pool *p, uint32_t n)
 {
 	pthread_mutex_lock(&p->lock);
-	uint32_t n_free = p->by_state[KV_FREE], count = n > n_free && p->write_wake ? copies_prepare(p->copies, n - n_free) : 0;
+	uint32_t n_free = p->by_state[KV_FREE],
+			 count = n > n_free && p->write_wake ? copies_prepare(p->copies, n - n_free) : 0;
 	pool_unlock(p);
 	return count;
 }
 
-void kv_pool_note_stored(struct kv_pool *p, unsigned tier, const uint64_t *hashes, size_t n, int stored)
+void kv_pool_note_stored(struct kv_pool *p, unsigned tier, const uint64_t *hashes, size_t n,
+                         int stored)
 {
 	if (!tier || tier >= COPIES_TIERS)
 		return;
-	for (size_t i = 0, end; i < n;) {       /* thousands at a time: whoever computes is let in between */
+	for (size_t i = 0, end; i < n;) {
+		/* thousands at a time: whoever computes is let in between */
 		pthread_mutex_lock(&p->lock);
 		for (end = n - i < 256 ? n : i + 256; i < end; i++) {
 			uint32_t b = prefix_find_64(p->index, hashes[i]);
@@ -540,7 +571,7 @@ void kv_pool_forget_stored(struct kv_pool *p, unsigned tier)
 	pool_unlock(p);
 }
 
-/* --- following the index ------------------------------------------------------------------------------------------------------ */
+/* --- following the index ------------------------------------------------- */
 
 void kv_pool_follow(struct kv_pool *p, uint32_t room, void (*wake)(void *arg), void *arg)
 {
@@ -563,7 +594,8 @@ uint64_t kv_pool_changes_end(struct kv_pool *p)
 	return end;
 }
 
-int kv_pool_changes(struct kv_pool *p, uint64_t *cursor, uint32_t n, struct kv_change *out, uint32_t *ret_n)
+int kv_pool_changes(struct kv_pool *p, uint64_t *cursor, uint32_t n, struct kv_change *out,
+                    uint32_t *ret_n)
 {
 	int r = 0;
 	uint32_t i = 0;
@@ -592,7 +624,7 @@ uint32_t kv_pool_entries(struct kv_pool *p, uint32_t *block, uint32_t n, uint64_
 	return count;
 }
 
-/* --- looking ----------------------------------------------------------------------------------------------------------------- */
+/* --- looking ------------------------------------------------------------- */
 
 void kv_pool_stats(struct kv_pool *p, struct kv_stats *ret)
 {
@@ -618,32 +650,33 @@ void kv_pool_block(struct kv_pool *p, uint32_t block, struct kv_block_info *ret)
 {
 	pthread_mutex_lock(&p->lock);
 	const struct block *k = block_at(p, block);
-	*ret = (struct kv_block_info){.block = block, .refs = k->refs, .readers = k->readers, .state = k->state, .since_us = k->since_us,
-	                              .indexed = prefix_hash(p->index, block) != NULL, .owner = k->owner,
-	                              .generation = atomic_load_explicit(&p->generation[block], memory_order_relaxed)};
+	*ret = (struct kv_block_info){.block = block,
+	                              .refs = k->refs,
+	                              .readers = k->readers,
+	                              .state = k->state,
+	                              .since_us = k->since_us,
+	                              .indexed = prefix_hash(p->index, block) != NULL,
+	                              .owner = k->owner,
+	                              .generation = atomic_load_explicit(&p->generation[block],
+	                                                                 memory_order_relaxed)};
 	copies_state(p->copies, block, &ret->stored);
 	pthread_mutex_unlock(&p->lock);
 }
 
-/* --- verification ------------------------------------------------------------------------------------------------------------ */
+/* --- verification -------------------------------------------------------- */
 
 static void verify_block(const struct kv_pool *p, uint32_t b, uint32_t readers)
 {
 	const struct block *k = &p->block[b];
 	int indexed = prefix_hash(p->index, b) != NULL, ok = k->readers == readers;
 	switch (k->state) {
-	case KV_FREE:
-		ok = ok && !k->refs && !k->readers && !indexed;
-		break;
-	case KV_CACHED:
-		ok = ok && !k->refs && indexed;
-		break;
-	default:
-		ok = ok && (k->refs || (k->readers && !indexed));
+	case KV_FREE: ok = ok && !k->refs && !k->readers && !indexed; break;
+	case KV_CACHED: ok = ok && !k->refs && indexed; break;
+	default: ok = ok && (k->refs || (k->readers && !indexed));
 	}
 	if (!ok)
-		PANIC("block %u is %s with %u references, %u readers (%u pins), %s the index", b, kv_state_name(k->state), k->refs, k->readers, readers,
-		      indexed ? "in" : "not in");
+		PANIC("block %u is %s with %u references, %u readers (%u pins), %s the index", b,
+		      kv_state_name(k->state), k->refs, k->readers, readers, indexed ? "in" : "not in");
 }
 
 static void verify_free(const struct kv_pool *p)
@@ -659,8 +692,10 @@ static void verify_free(const struct kv_pool *p)
 void kv_pool_verify(struct kv_pool *p)
 {
 	pthread_mutex_lock(&p->lock);
-	uint32_t *readers = mem_array(p->n, sizeof *readers), count[KV_STATE_COUNT] = {0}, being_read = 0;
-	unsigned char *busy = mem_array(p->n, 1), *cached = mem_array(p->n, 1), *indexed = mem_array(p->n, 1);
+	uint32_t *readers = mem_array(p->n, sizeof *readers), count[KV_STATE_COUNT] = {0},
+			 being_read = 0;
+	unsigned char *busy = mem_array(p->n, 1), *cached = mem_array(p->n, 1),
+				  *indexed = mem_array(p->n, 1);
 	for (uint32_t i = 0; i < p->pins; i++)
 		if (p->pin[i].block != KV_BLOCK_NONE)
 			readers[p->pin[i].block]++;
@@ -673,8 +708,10 @@ void kv_pool_verify(struct kv_pool *p)
 		indexed[b] = prefix_hash(p->index, b) != NULL;
 	}
 	if (memcmp(count, p->by_state, sizeof count) != 0 || being_read != p->being_read)
-		PANIC("states do not add up: free %u held %u leased %u cached %u read %u are counted; there are %u %u %u %u and %u", p->by_state[0],
-		      p->by_state[1], p->by_state[2], p->by_state[3], p->being_read, count[0], count[1], count[2], count[3], being_read);
+		PANIC("states do not add up: free %u held %u leased %u cached %u read %u are counted; "
+		      "there are %u %u %u %u and %u",
+		      p->by_state[0], p->by_state[1], p->by_state[2], p->by_state[3], p->being_read,
+		      count[0], count[1], count[2], count[3], being_read);
 	verify_free(p);
 	prefix_verify(p->index, busy);
 	copies_verify(p->copies, cached, indexed, p->by_state[KV_FREE]);

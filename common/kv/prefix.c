@@ -1,9 +1,11 @@
 /* prefix.c - see prefix.h.
  *
- * A node stands for a hash: with a block it is an entry, without one it is only the parent that some entries name (its own entry is
- * gone or never was). `blocked` is kept for each entry: its block is busy, or a child is blocked. A change of it goes up the chain
- * as far as it changes something: chains are taken from the root and given back from the tail, so that is one step nearly always.
- * Leaves that are not blocked are in a heap by last use. Nodes are made at the start: two per block are enough. */
+ * A node stands for a hash: with a block it is an entry, without one it is only the parent that
+ * some entries name (its own entry is gone or never was). `blocked` is kept for each entry: its
+ * block is busy, or a child is blocked. A change of it goes up the chain as far as it changes
+ * something: chains are taken from the root and given back from the tail, so that is one step
+ * nearly always. Leaves that are not blocked are in a heap by last use. Nodes are made at the
+ * start: two per block are enough. */
 #include "kv/prefix.h"
 #include "kv/pool.h"
 #include "util/check.h"
@@ -17,22 +19,23 @@
 
 struct node {
 	struct kv_hash hash;
-	struct node *parent;         /* of an entry; NULL: the root. Of a free node: the next free one */
-	uint32_t block;              /* KV_BLOCK_NONE: not an entry */
-	uint32_t children;           /* entries that name this hash as their parent */
+	/* of an entry; NULL: the root. Of a free node: the next free one */
+	struct node *parent;
+	uint32_t block;    /* KV_BLOCK_NONE: not an entry */
+	uint32_t children; /* entries that name this hash as their parent */
 	uint32_t blocked_children;
-	uint32_t place;              /* in the heap, or NO_PLACE */
+	uint32_t place; /* in the heap, or NO_PLACE */
 	int busy, blocked;
 	uint64_t used;
 };
 
 struct prefix {
 	uint32_t blocks, evictable, heap_n;
-	struct map *by_hash;         /* struct node */
-	struct map *by_64;           /* entries by the hash's first 8 bytes */
-	struct node *nodes, *free;   /* (2 x blocks) */
-	struct node **entry;         /* (blocks): NULL where a block has none */
-	struct node **heap;          /* (blocks) */
+	struct map *by_hash;       /* struct node */
+	struct map *by_64;         /* entries by the hash's first 8 bytes */
+	struct node *nodes, *free; /* (2 x blocks) */
+	struct node **entry;       /* (blocks): NULL where a block has none */
+	struct node **heap;        /* (blocks) */
 };
 
 struct prefix *prefix_new(uint32_t blocks)
@@ -65,7 +68,7 @@ void prefix_destroy(struct prefix **tp)
 	*tp = NULL;
 }
 
-/* --- heap of evictable leaves, the oldest on top ------------------------------------------------------------------------- */
+/* --- heap of evictable leaves, the oldest on top ------------------------- */
 
 static void heap_set(struct prefix *t, uint32_t at, struct node *n)
 {
@@ -110,7 +113,7 @@ static void heap_remove(struct prefix *t, struct node *n)
 		heap_down(t, at, last);
 }
 
-/* --- nodes --------------------------------------------------------------------------------------------------------------- */
+/* --- nodes --------------------------------------------------------------- */
 
 static struct node *node_find(const struct prefix *t, const struct kv_hash *hash)
 {
@@ -140,7 +143,8 @@ static void node_put(struct prefix *t, struct node *n)
 	t->free = n;
 }
 
-/* Something about the entry n changed: its place in the heap and what its ancestors know of it follow. */
+/* Something about the entry n changed: its place in the heap and what its ancestors know of it
+ * follow. */
 static void node_update(struct prefix *t, struct node *n)
 {
 	for (; n && n->block != KV_BLOCK_NONE; n = n->parent) {
@@ -180,7 +184,7 @@ static void node_unlink(struct prefix *t, struct node *n)
 	node_put(t, parent);
 }
 
-/* --- entries ------------------------------------------------------------------------------------------------------------- */
+/* --- entries ------------------------------------------------------------- */
 
 uint32_t prefix_find(const struct prefix *t, const struct kv_hash *hash)
 {
@@ -197,7 +201,8 @@ uint32_t prefix_find_64(const struct prefix *t, uint64_t hash)
 	return n ? n->block : KV_BLOCK_NONE;
 }
 
-int prefix_add(struct prefix *t, uint32_t block, const struct kv_hash *hash, const struct kv_hash *parent)
+int prefix_add(struct prefix *t, uint32_t block, const struct kv_hash *hash,
+               const struct kv_hash *parent)
 {
 	CHECK(!t->entry[block] && !(parent && memcmp(hash, parent, sizeof *hash) == 0));
 	struct node *n = node_get(t, hash);
@@ -238,7 +243,7 @@ void prefix_set_busy(struct prefix *t, uint32_t block, int busy)
 void prefix_touch(struct prefix *t, uint32_t block, uint64_t used)
 {
 	struct node *n = t->entry[block];
-	CHECK(n && n->busy);   /* so it is not in the heap */
+	CHECK(n && n->busy); /* so it is not in the heap */
 	n->used = used;
 }
 
@@ -257,24 +262,27 @@ uint32_t prefix_oldest(const struct prefix *t)
 	return t->heap_n ? t->heap[0]->block : KV_BLOCK_NONE;
 }
 
-/* --- verification -------------------------------------------------------------------------------------------------------- */
+/* --- verification -------------------------------------------------------- */
 
 static void verify_heap(const struct prefix *t)
 {
 	for (uint32_t i = 0; i < t->heap_n; i++) {
 		const struct node *n = t->heap[i];
-		if (n->place != i || n->block == KV_BLOCK_NONE || t->entry[n->block] != n || n->blocked || n->children)
-			PANIC("prefix index: heap place %u has block %u, which is no evictable leaf", i, n->block);
+		if (n->place != i || n->block == KV_BLOCK_NONE || t->entry[n->block] != n || n->blocked ||
+		    n->children)
+			PANIC("prefix index: heap place %u has block %u, which is no evictable leaf", i,
+			      n->block);
 		if (i && n->used < t->heap[(i - 1) / 2]->used)
 			PANIC("prefix index: heap place %u was used before the one above", i);
 	}
 }
 
-static void verify_node(const struct prefix *t, const struct node *n, uint32_t children, uint32_t blocked_children)
+static void verify_node(const struct prefix *t, const struct node *n, uint32_t children,
+                        uint32_t blocked_children)
 {
 	if (n->children != children || n->blocked_children != blocked_children)
-		PANIC("prefix index: block %u says %u children (%u blocked), there are %u (%u)", n->block, n->children, n->blocked_children, children,
-		      blocked_children);
+		PANIC("prefix index: block %u says %u children (%u blocked), there are %u (%u)", n->block,
+		      n->children, n->blocked_children, children, blocked_children);
 	if (node_find(t, &n->hash) != n)
 		PANIC("prefix index: the hash of block %u leads elsewhere", n->block);
 	if (n->block == KV_BLOCK_NONE ? !n->children : n->blocked != (n->busy || blocked_children))
@@ -285,13 +293,15 @@ static void verify_node(const struct prefix *t, const struct node *n, uint32_t c
 
 void prefix_verify(const struct prefix *t, const unsigned char *busy)
 {
-	uint32_t *kids = mem_array((size_t)t->blocks * 4, sizeof *kids), *blocked = kids + (size_t)t->blocks * 2, evictable = 0;
+	uint32_t *kids = mem_array((size_t)t->blocks * 4, sizeof *kids),
+			 *blocked = kids + (size_t)t->blocks * 2, evictable = 0;
 	for (uint32_t b = 0; b < t->blocks; b++) {
 		const struct node *n = t->entry[b];
 		if (!n)
 			continue;
 		if (n->block != b || n->busy != busy[b])
-			PANIC("prefix index: the entry of block %u names block %u, busy %d, the pool says %d", b, n->block, n->busy, busy[b]);
+			PANIC("prefix index: the entry of block %u names block %u, busy %d, the pool says %d",
+			      b, n->block, n->busy, busy[b]);
 		evictable += (uint32_t)!n->blocked;
 		if (n->parent) {
 			kids[n->parent - t->nodes]++;
@@ -301,7 +311,8 @@ void prefix_verify(const struct prefix *t, const unsigned char *busy)
 	size_t it = 0;
 	void *val;
 	while (map_next(t->by_hash, &it, NULL, &val))
-		verify_node(t, val, kids[(struct node *)val - t->nodes], blocked[(struct node *)val - t->nodes]);
+		verify_node(t, val, kids[(struct node *)val - t->nodes],
+		            blocked[(struct node *)val - t->nodes]);
 	if (evictable != t->evictable)
 		PANIC("prefix index: %u entries can be evicted, %u are counted", evictable, t->evictable);
 	verify_heap(t);

@@ -1,8 +1,11 @@
-/* prefix.h - the prefix index inside a pool: which block holds the KV of which hash, and which entry is to be evicted next.
+/* prefix.h - the prefix index inside a pool: which block holds the KV of which hash, and which
+ * entry is to be evicted next.
  *
- * Entries form chains (an entry has its parent's hash). An entry is busy while its block is held, leased or read; it is evictable when neither
- * it nor any entry below it is busy, so that all evictable entries can be dropped, leaves first. Of the leaves among them the one that
- * was used longest ago comes first. The pool calls this under its mutex; nothing here locks, knows of states, or fails. */
+ * Entries form chains (an entry has its parent's hash). An entry is busy while its block is held,
+ * leased or read; it is evictable when neither it nor any entry below it is busy, so that all
+ * evictable entries can be dropped, leaves first. Of the leaves among them the one that was used
+ * longest ago comes first. The pool calls this under its mutex; nothing here locks, knows of
+ * states, or fails. */
 #ifndef KV_PREFIX_H
 #define KV_PREFIX_H
 
@@ -20,9 +23,12 @@ void prefix_destroy(struct prefix **t);
 uint32_t prefix_find(const struct prefix *t, const struct kv_hash *hash);
 /* The same by the hash's first 8 bytes, as a little-endian number; of two such the younger. */
 uint32_t prefix_find_64(const struct prefix *t, uint64_t hash);
-/* A busy entry for a block that has none. parent NULL: the root; it need not be in the index. 1, or 0 if another block has the hash. */
-int prefix_add(struct prefix *t, uint32_t block, const struct kv_hash *hash, const struct kv_hash *parent);
-/* The one place where an entry ends. Entries below it stay: they are found again if their parent comes back. */
+/* A busy entry for a block that has none. parent NULL: the root; it need not be in the index. 1,
+ * or 0 if another block has the hash. */
+int prefix_add(struct prefix *t, uint32_t block, const struct kv_hash *hash,
+               const struct kv_hash *parent);
+/* The one place where an entry ends. Entries below it stay: they are found again if their parent
+ * comes back. */
 void prefix_drop(struct prefix *t, uint32_t block);
 /* The entry's block became busy, or ceased to be. */
 void prefix_set_busy(struct prefix *t, uint32_t block, int busy);

@@ -1,8 +1,9 @@
 /* region.c - see region.h.
  *
- * control is one page of header, then a generation word per block. The owner alone may write it: it is sealed so that a peer cannot
- * even map it writable. It has a fixed size from before it is handed over, so that no access beyond it can come about.
- * A peer's descriptors are checked for size, seals and header before use; what does not hold is ERR_INVALID or ERR_CORRUPT. */
+ * control is one page of header, then a generation word per block. The owner alone may write it: it
+ * is sealed so that a peer cannot even map it writable. It has a fixed size from before it is
+ * handed over, so that no access beyond it can come about. A peer's descriptors are checked for
+ * size, seals and header before use; what does not hold is ERR_INVALID or ERR_CORRUPT. */
 #include "kv/region.h"
 #include "kv/pool.h"
 #include "util/check.h"
@@ -14,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define REGION_MAGIC 0x314e4f4947455250ull   /* "PREGION1" */
+#define REGION_MAGIC 0x314e4f4947455250ull /* "PREGION1" */
 #define REGION_VERSION 1u
 #define PAGE_BYTES 4096u
 
@@ -34,16 +35,18 @@ static size_t page_round(size_t bytes)
 }
 
 /* Sets r to "nothing mapped" with the sizes that layout and blocks ask for. */
-static int region_init(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, struct err *err)
+static int region_init(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
+                       struct err *err)
 {
 	CHECK(layout->block_bytes > 0);
 	memset(r, 0, sizeof *r);
 	r->control_fd = r->data_fd = -1;
 	if (blocks == 0 || blocks == KV_BLOCK_NONE)
-		return err_set(err, ERR_INVALID, "a KV pool of %u blocks cannot be: the limit is 1 to %u", blocks, KV_BLOCK_NONE - 1);
+		return err_set(err, ERR_INVALID, "a KV pool of %u blocks cannot be: the limit is 1 to %u",
+		               blocks, KV_BLOCK_NONE - 1);
 	r->blocks = blocks;
 	r->control_bytes = PAGE_BYTES + page_round((size_t)blocks * sizeof *r->generations);
-	r->data_bytes = layout->block_bytes * blocks;   /* below 2^62: a block is at most 1 GiB */
+	r->data_bytes = layout->block_bytes * blocks; /* below 2^62: a block is at most 1 GiB */
 	return 0;
 }
 
@@ -53,7 +56,8 @@ static int memory_new(const char *name, size_t bytes, struct err *err)
 	if (fd < 0)
 		return err_set(err, ERR_IO, "cannot create shared memory %s: %s", name, strerror(errno));
 	if (ftruncate(fd, (off_t)bytes) < 0) {
-		err_set(err, ERR_NOMEM, "cannot size shared memory %s to %zu bytes: %s", name, bytes, strerror(errno));
+		err_set(err, ERR_NOMEM, "cannot size shared memory %s to %zu bytes: %s", name, bytes,
+		        strerror(errno));
 		close(fd);
 		return ERR_NOMEM;
 	}
@@ -65,8 +69,10 @@ static void *memory_map(int fd, size_t bytes, int prot, const char *name, struct
 	void *p = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
 	if (p != MAP_FAILED)
 		return p;
-	err_set(err, ERR_NOMEM, "cannot map %zu bytes of shared memory %s: %s; lower kv blocks or give the process more", bytes, name,
-	        strerror(errno));
+	err_set(
+		err, ERR_NOMEM,
+		"cannot map %zu bytes of shared memory %s: %s; lower kv blocks or give the process more",
+		bytes, name, strerror(errno));
 	return NULL;
 }
 
@@ -81,7 +87,8 @@ static int region_create(struct kv_region *r, const struct kv_layout *layout, st
 {
 	if ((r->control_fd = memory_new("pdserve-kv-control", r->control_bytes, err)) < 0)
 		return r->control_fd;
-	struct region_header *h = memory_map(r->control_fd, r->control_bytes, PROT_READ | PROT_WRITE, "pdserve-kv-control", err);
+	struct region_header *h = memory_map(r->control_fd, r->control_bytes, PROT_READ | PROT_WRITE,
+	                                     "pdserve-kv-control", err);
 	if (!h)
 		return ERR_NOMEM;
 	r->generations = (_Atomic uint64_t *)((unsigned char *)h + PAGE_BYTES);
@@ -89,7 +96,8 @@ static int region_create(struct kv_region *r, const struct kv_layout *layout, st
 	return memory_seal(r->control_fd, F_SEAL_FUTURE_WRITE, "pdserve-kv-control", err);
 }
 
-int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, int data_fd, struct err *err)
+int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
+                     int data_fd, struct err *err)
 {
 	int e = region_init(r, layout, blocks, err);
 	r->data_fd = data_fd;
@@ -110,19 +118,26 @@ static int control_check(const struct kv_region *r, struct err *err)
 	if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
 		return err_set(err, ERR_INVALID, "received control memory is not sealed against resizing");
 	if ((uint64_t)st.st_size != r->control_bytes)
-		return err_set(err, ERR_INVALID, "received control memory has %lld bytes, the peer's blocks need %zu", (long long)st.st_size, r->control_bytes);
+		return err_set(err, ERR_INVALID,
+		               "received control memory has %lld bytes, the peer's blocks need %zu",
+		               (long long)st.st_size, r->control_bytes);
 	return 0;
 }
 
-static int header_check(const struct kv_region *r, const struct region_header *in, size_t block_bytes, struct err *err)
+static int header_check(const struct kv_region *r, const struct region_header *in,
+                        size_t block_bytes, struct err *err)
 {
 	struct region_header h = *in;
 	if (h.magic != REGION_MAGIC || h.version != REGION_VERSION)
-		return err_set(err, ERR_CORRUPT, "received control memory has magic %016llx version %u, not %016llx version %u",
-		               (unsigned long long)h.magic, h.version, REGION_MAGIC, REGION_VERSION);
+		return err_set(
+			err, ERR_CORRUPT,
+			"received control memory has magic %016llx version %u, not %016llx version %u",
+			(unsigned long long)h.magic, h.version, REGION_MAGIC, REGION_VERSION);
 	if (h.blocks != r->blocks || h.block_bytes != block_bytes)
-		return err_set(err, ERR_CORRUPT, "received control memory is of %u blocks of %llu bytes, the peer's hello said %u of %zu", h.blocks,
-		               (unsigned long long)h.block_bytes, r->blocks, block_bytes);
+		return err_set(err, ERR_CORRUPT,
+		               "received control memory is of %u blocks of %llu bytes, the peer's hello "
+		               "said %u of %zu",
+		               h.blocks, (unsigned long long)h.block_bytes, r->blocks, block_bytes);
 	return 0;
 }
 
@@ -131,7 +146,8 @@ static int control_map(struct kv_region *r, const struct kv_layout *layout, stru
 	int e = control_check(r, err);
 	if (e < 0)
 		return e;
-	struct region_header *h = memory_map(r->control_fd, r->control_bytes, PROT_READ, "control", err);
+	struct region_header *h = memory_map(r->control_fd, r->control_bytes, PROT_READ, "control",
+	                                     err);
 	if (!h)
 		return ERR_NOMEM;
 	r->generations = (_Atomic uint64_t *)((unsigned char *)h + PAGE_BYTES);
@@ -144,12 +160,17 @@ static int pool_open(struct kv_region *r, const char *backend, int device, struc
 	int k = kern_pool_open(backend, device, r->data_fd, r->data_bytes, &r->pool, why, sizeof why);
 	if (k == 0)
 		return 0;
-	int code = k == KERN_ENOTSUP ? ERR_UNSUPPORTED : k == KERN_EINVAL ? ERR_INVALID : k == KERN_ENOMEM ? ERR_NOMEM : k == KERN_ELOST ? ERR_CLOSED : ERR_IO;
-	return err_set(err, code, "blocks on device %d of backend %s cannot be copied: %s", device, backend, why);
+	int code = k == KERN_ENOTSUP  ? ERR_UNSUPPORTED
+	           : k == KERN_EINVAL ? ERR_INVALID
+	           : k == KERN_ENOMEM ? ERR_NOMEM
+	           : k == KERN_ELOST  ? ERR_CLOSED
+	                              : ERR_IO;
+	return err_set(err, code, "blocks on device %d of backend %s cannot be copied: %s", device,
+	               backend, why);
 }
 
-int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks, const char *backend, int device, int control_fd, int data_fd,
-                  struct err *err)
+int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
+                  const char *backend, int device, int control_fd, int data_fd, struct err *err)
 {
 	int e = region_init(r, layout, blocks, err);
 	r->control_fd = control_fd;

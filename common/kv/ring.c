@@ -1,15 +1,19 @@
 /* ring.c - see ring.h.
  *
- * In the memfd: a page of header; one word per slot, packed, so that a scan of all slots touches few cache lines; the fields of each
- * slot; the board, a row of words per slot that shares no cache line with another row. What only P decides with (which slots are free,
- * each slot's generation) is private to P: nothing that M writes into the mapping can make P give a slot out twice or run wild.
+ * In the memfd: a page of header; one word per slot, packed, so that a scan of all slots touches
+ * few cache lines; the fields of each slot; the board, a row of words per slot that shares no cache
+ * line with another row. What only P decides with (which slots are free, each slot's generation) is
+ * private to P: nothing that M writes into the mapping can make P give a slot out twice or run
+ * wild.
  *
- * Order. Fields are stored with release and loaded with acquire, each. So whoever sees one field of a new task also sees the word closed
- * that was stored before it, and the second look at the word in ring_read fails. The word (generation, PENDING) is stored with release
- * after all of them. On x86 these are plain moves.
+ * Order. Fields are stored with release and loaded with acquire, each. So whoever sees one field of
+ * a new task also sees the word closed that was stored before it, and the second look at the word
+ * in ring_read fails. The word (generation, PENDING) is stored with release after all of them. On
+ * x86 these are plain moves.
  *
- * The doorbell. P: store progress, then read-modify-write `sleeping`. M: read-modify-write `sleeping` to 1, then look at the ring.
- * The two modifications of one word have an order: if P's comes first M sees the progress, if M's comes first P sees the 1 and rings. */
+ * The doorbell. P: store progress, then read-modify-write `sleeping`. M: read-modify-write
+ * `sleeping` to 1, then look at the ring. The two modifications of one word have an order: if
+ * P's comes first M sees the progress, if M's comes first P sees the 1 and rings. */
 #include "kv/ring.h"
 #include "kv/layout.h"
 #include "util/check.h"
@@ -27,8 +31,8 @@
 
 #define RING_VERSION 2u
 #define PAGE_BYTES 4096u
-#define LINE_WORDS 8u                               /* 64-bit words of a cache line */
-#define GENERATION_LAST (((uint64_t)1 << 56) - 2)   /* a slot that got here is used no more */
+#define LINE_WORDS 8u                             /* 64-bit words of a cache line */
+#define GENERATION_LAST (((uint64_t)1 << 56) - 2) /* a slot that got here is used no more */
 
 struct header {
 	uint64_t magic;
@@ -38,14 +42,16 @@ struct header {
 	_Alignas(64) _Atomic uint32_t step;
 };
 
-/* A task travels as 32-bit words: the head (all before src), then src and dst, of which only `blocks` entries are meant. */
+/* A task travels as 32-bit words: the head (all before src), then src and dst, of which only
+ * `blocks` entries are meant. */
 #define HEAD_WORDS (offsetof(struct ring_task, src) / 4)
 struct fields {
 	_Alignas(64) _Atomic uint32_t head[HEAD_WORDS];
 	_Atomic uint32_t src[RING_BLOCKS_MAX], dst[RING_BLOCKS_MAX];
 };
 _Static_assert(offsetof(struct ring_task, src) % 4 == 0, "the head is whole words");
-_Static_assert(sizeof(_Atomic uint64_t) == 8 && sizeof(_Atomic uint32_t) == 4, "atomics of the mapping have no hidden lock");
+_Static_assert(sizeof(_Atomic uint64_t) == 8 && sizeof(_Atomic uint32_t) == 4,
+               "atomics of the mapping have no hidden lock");
 _Static_assert(sizeof(struct header) <= PAGE_BYTES, "the header fits its page");
 
 struct ring {
@@ -53,14 +59,14 @@ struct ring {
 	uint32_t slots, layers, row_words;
 	size_t bytes;
 	struct header *header;
-	_Atomic uint64_t *word;    /* (slots) */
-	struct fields *fields;     /* (slots) */
-	_Atomic uint64_t *board;   /* (slots, row_words): the layers' words, then the schedule's */
+	_Atomic uint64_t *word;  /* (slots) */
+	struct fields *fields;   /* (slots) */
+	_Atomic uint64_t *board; /* (slots, row_words): the layers' words, then the schedule's */
 	/* P only */
 	pthread_mutex_t lock;
-	uint64_t *generation;      /* (slots): of the present task, or of the next one */
-	unsigned char *busy;       /* (slots) */
-	uint32_t *free, n_free;    /* a stack */
+	uint64_t *generation;   /* (slots): of the present task, or of the next one */
+	unsigned char *busy;    /* (slots) */
+	uint32_t *free, n_free; /* a stack */
 };
 
 static uint64_t word_of(uint64_t generation, enum ring_state s)
@@ -82,8 +88,10 @@ static size_t page_round(size_t bytes)
 static int ring_new(int fd, uint32_t slots, uint32_t layers, struct ring **ret, struct err *err)
 {
 	if (slots < 1 || slots > RING_SLOTS_MAX || layers < 1 || layers > KV_LAYERS_MAX)
-		return err_set(err, ERR_INVALID, "a task ring of %u slots and %u layers cannot be: the limits are 1 to %u and 1 to %u", slots, layers,
-		               RING_SLOTS_MAX, KV_LAYERS_MAX);
+		return err_set(
+			err, ERR_INVALID,
+			"a task ring of %u slots and %u layers cannot be: the limits are 1 to %u and 1 to %u",
+			slots, layers, RING_SLOTS_MAX, KV_LAYERS_MAX);
 	struct ring *r = mem_zalloc(sizeof *r);
 	pthread_mutex_init(&r->lock, NULL);
 	r->fd = fd;
@@ -91,7 +99,8 @@ static int ring_new(int fd, uint32_t slots, uint32_t layers, struct ring **ret, 
 	r->slots = slots;
 	r->layers = layers;
 	r->row_words = (layers + 1 + LINE_WORDS - 1) & ~(LINE_WORDS - 1);
-	r->bytes = PAGE_BYTES + page_round(slots * sizeof *r->word) + page_round(slots * sizeof *r->fields) +
+	r->bytes = PAGE_BYTES + page_round(slots * sizeof *r->word) +
+	           page_round(slots * sizeof *r->fields) +
 	           page_round((size_t)slots * r->row_words * sizeof *r->board);
 	*ret = r;
 	return 0;
@@ -101,7 +110,8 @@ static int ring_mmap(struct ring *r, struct err *err)
 {
 	void *p = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd, 0);
 	if (p == MAP_FAILED)
-		return err_set(err, ERR_NOMEM, "cannot map %zu bytes of task ring: %s", r->bytes, strerror(errno));
+		return err_set(err, ERR_NOMEM, "cannot map %zu bytes of task ring: %s", r->bytes,
+		               strerror(errno));
 	unsigned char *at = p;
 	r->header = p;
 	r->word = (_Atomic uint64_t *)(at += PAGE_BYTES);
@@ -115,11 +125,13 @@ static int ring_create_memory(struct ring *r, struct err *err)
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 	r->fd = memfd_create("pdserve-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (r->fd < 0 || ftruncate(r->fd, (off_t)r->bytes) < 0 || fcntl(r->fd, F_ADD_SEALS, seals) < 0)
-		return err_set(err, ERR_IO, "cannot create a task ring of %zu bytes: %s", r->bytes, strerror(errno));
+		return err_set(err, ERR_IO, "cannot create a task ring of %zu bytes: %s", r->bytes,
+		               strerror(errno));
 	return ring_mmap(r, err);
 }
 
-int ring_create(uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **ret_ring, struct err *err)
+int ring_create(uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **ret_ring,
+                struct err *err)
 {
 	struct ring *r;
 	int e = ring_new(-1, slots, layers, &r, err);
@@ -133,7 +145,7 @@ int ring_create(uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **r
 	r->generation = mem_array(slots, sizeof *r->generation);
 	r->busy = mem_array(slots, 1);
 	r->free = mem_array(slots, sizeof *r->free);
-	for (uint32_t i = slots; i-- > 0;) {   /* slot 0 is taken first */
+	for (uint32_t i = slots; i-- > 0;) { /* slot 0 is taken first */
 		r->free[r->n_free++] = i;
 		r->generation[i] = 1;
 		atomic_store_explicit(&r->word[i], word_of(1, RING_FREE), memory_order_relaxed);
@@ -151,16 +163,23 @@ int ring_create(uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **r
 static int header_check(const struct ring *r, uint64_t epoch, struct err *err)
 {
 	uint64_t magic = r->header->magic, is = r->header->epoch;
-	uint32_t version = r->header->version, slots = r->header->slots, layers = r->header->layers, task = r->header->task_bytes;
+	uint32_t version = r->header->version, slots = r->header->slots, layers = r->header->layers,
+			 task = r->header->task_bytes;
 	if (magic != RING_MAGIC || version != RING_VERSION || task != sizeof(struct ring_task))
-		return err_set(err, ERR_CORRUPT, "received task ring has magic %016llx version %u task of %u bytes, not %016llx version %u of %zu",
-		               (unsigned long long)magic, version, task, RING_MAGIC, RING_VERSION, sizeof(struct ring_task));
+		return err_set(err, ERR_CORRUPT,
+		               "received task ring has magic %016llx version %u task of %u bytes, not "
+		               "%016llx version %u of %zu",
+		               (unsigned long long)magic, version, task, RING_MAGIC, RING_VERSION,
+		               sizeof(struct ring_task));
 	if (slots != r->slots || layers != r->layers)
-		return err_set(err, ERR_CORRUPT, "received task ring has %u slots and %u layers, the peer's hello said %u and %u", slots, layers,
-		               r->slots, r->layers);
+		return err_set(
+			err, ERR_CORRUPT,
+			"received task ring has %u slots and %u layers, the peer's hello said %u and %u", slots,
+			layers, r->slots, r->layers);
 	if (is != epoch)
-		return err_set(err, ERR_STALE, "received task ring is of epoch %llu, the peer's hello said %llu", (unsigned long long)is,
-		               (unsigned long long)epoch);
+		return err_set(err, ERR_STALE,
+		               "received task ring is of epoch %llu, the peer's hello said %llu",
+		               (unsigned long long)is, (unsigned long long)epoch);
 	return 0;
 }
 
@@ -169,16 +188,19 @@ static int memory_check(const struct ring *r, struct err *err)
 	struct stat st;
 	int seals = fcntl(r->fd, F_GET_SEALS);
 	if (seals < 0 || !(seals & F_SEAL_SHRINK))
-		return err_set(err, ERR_INVALID, "received task ring is not memory that is sealed against resizing");
+		return err_set(err, ERR_INVALID,
+		               "received task ring is not memory that is sealed against resizing");
 	if (fstat(r->fd, &st) < 0)
 		return err_set(err, ERR_IO, "cannot look at a received task ring: %s", strerror(errno));
 	if ((uint64_t)st.st_size != r->bytes)
-		return err_set(err, ERR_INVALID, "received task ring has %lld bytes, %u slots and %u layers need %zu", (long long)st.st_size, r->slots,
-		               r->layers, r->bytes);
+		return err_set(err, ERR_INVALID,
+		               "received task ring has %lld bytes, %u slots and %u layers need %zu",
+		               (long long)st.st_size, r->slots, r->layers, r->bytes);
 	return 0;
 }
 
-int ring_map(int fd, uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **ret_ring, struct err *err)
+int ring_map(int fd, uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **ret_ring,
+             struct err *err)
 {
 	struct ring *r;
 	int e = ring_new(fd, slots, layers, &r, err);
@@ -187,7 +209,8 @@ int ring_map(int fd, uint32_t slots, uint32_t layers, uint64_t epoch, struct rin
 			close(fd);
 		return e;
 	}
-	if ((e = memory_check(r, err)) == 0 && (e = ring_mmap(r, err)) == 0 && (e = header_check(r, epoch, err)) == 0)
+	if ((e = memory_check(r, err)) == 0 && (e = ring_mmap(r, err)) == 0 &&
+	    (e = header_check(r, epoch, err)) == 0)
 		*ret_ring = r;
 	else
 		ring_destroy(&r);
@@ -234,7 +257,7 @@ uint32_t ring_layers(const struct ring *r)
 	return r->layers;
 }
 
-/* --- fields ------------------------------------------------------------------------------------------------------------- */
+/* --- fields -------------------------------------------------------------- */
 
 static void words_store(_Atomic uint32_t *to, const uint32_t *from, size_t n)
 {
@@ -250,8 +273,8 @@ static void words_load(uint32_t *to, const _Atomic uint32_t *from, size_t n)
 
 static int counts_hold(const struct ring_task *t)
 {
-	return t->blocks >= 1 && t->blocks <= RING_BLOCKS_MAX && t->first_token < t->tokens && t->blocks <= t->tokens - t->first_token &&
-	       memchr(t->decode, 0, sizeof t->decode);
+	return t->blocks >= 1 && t->blocks <= RING_BLOCKS_MAX && t->first_token < t->tokens &&
+	       t->blocks <= t->tokens - t->first_token && memchr(t->decode, 0, sizeof t->decode);
 }
 
 /* M's side: of printable characters, since it goes into messages and logs. */
@@ -286,7 +309,8 @@ static int fields_load(const struct fields *f, struct ring_task *t)
 	return 0;
 }
 
-int ring_task_check(const struct ring_task *t, uint32_t block_tokens, uint32_t src_blocks, uint32_t dst_blocks)
+int ring_task_check(const struct ring_task *t, uint32_t block_tokens, uint32_t src_blocks,
+                    uint32_t dst_blocks)
 {
 	CHECK(block_tokens > 0);
 	if (!counts_hold(t) || !name_holds(t->decode) || t->first_token % block_tokens)
@@ -300,7 +324,7 @@ int ring_task_check(const struct ring_task *t, uint32_t block_tokens, uint32_t s
 	return 0;
 }
 
-/* --- P ------------------------------------------------------------------------------------------------------------------ */
+/* --- P ------------------------------------------------------------------- */
 
 static _Atomic uint64_t *board_row(const struct ring *r, uint32_t slot)
 {
@@ -319,7 +343,8 @@ static void slot_open(struct ring *r, uint32_t slot, const struct ring_task *tas
 	atomic_store_explicit(&r->word[slot], word_of(gen, RING_PENDING), memory_order_release);
 }
 
-int ring_publish(struct ring *r, const struct ring_task *task, uint32_t *ret_slot, uint64_t *ret_gen)
+int ring_publish(struct ring *r, const struct ring_task *task, uint32_t *ret_slot,
+                 uint64_t *ret_gen)
 {
 	CHECK(r->owner && counts_hold(task));
 	pthread_mutex_lock(&r->lock);
@@ -338,16 +363,18 @@ int ring_publish(struct ring *r, const struct ring_task *task, uint32_t *ret_slo
 static int word_swap(struct ring *r, uint32_t slot, uint64_t gen, enum ring_state to)
 {
 	uint64_t was = word_of(gen, RING_PENDING);
-	return atomic_compare_exchange_strong_explicit(&r->word[slot], &was, word_of(gen, to), memory_order_acq_rel, memory_order_acquire)
-	               ? 0
-	               : ERR_STALE;
+	return atomic_compare_exchange_strong_explicit(&r->word[slot], &was, word_of(gen, to),
+	                                               memory_order_acq_rel, memory_order_acquire)
+	           ? 0
+	           : ERR_STALE;
 }
 
 int ring_cancel(struct ring *r, uint32_t slot, uint64_t gen)
 {
 	CHECK(r->owner && slot < r->slots);
 	pthread_mutex_lock(&r->lock);
-	int e = r->busy[slot] && r->generation[slot] == gen ? word_swap(r, slot, gen, RING_VOID) : ERR_STALE;
+	int e = r->busy[slot] && r->generation[slot] == gen ? word_swap(r, slot, gen, RING_VOID)
+	                                                    : ERR_STALE;
 	pthread_mutex_unlock(&r->lock);
 	return e;
 }
@@ -387,8 +414,7 @@ void ring_schedule(struct ring *r, uint32_t slot, uint64_t gen)
 {
 	CHECK(r->owner && slot < r->slots);
 	uint32_t step = atomic_load_explicit(&r->header->step, memory_order_relaxed);
-	atomic_store_explicit(&board_row(r, slot)[r->layers], gen << 32 | step,
-	                      memory_order_release);
+	atomic_store_explicit(&board_row(r, slot)[r->layers], gen << 32 | step, memory_order_release);
 }
 
 uint32_t ring_used(struct ring *r)
@@ -400,7 +426,7 @@ uint32_t ring_used(struct ring *r)
 	return n;
 }
 
-/* --- M ------------------------------------------------------------------------------------------------------------------ */
+/* --- M ------------------------------------------------------------------- */
 
 enum ring_state ring_peek(const struct ring *r, uint32_t slot, uint64_t *ret_gen)
 {
@@ -410,7 +436,8 @@ enum ring_state ring_peek(const struct ring *r, uint32_t slot, uint64_t *ret_gen
 	return state_of(w);
 }
 
-int ring_read(const struct ring *r, uint32_t slot, struct ring_task *ret_task, uint64_t *ret_gen, enum ring_state *ret_state)
+int ring_read(const struct ring *r, uint32_t slot, struct ring_task *ret_task, uint64_t *ret_gen,
+              enum ring_state *ret_state)
 {
 	CHECK(slot < r->slots);
 	uint64_t w = atomic_load_explicit(&r->word[slot], memory_order_acquire);
@@ -450,9 +477,10 @@ int ring_mark_sent(struct ring *r, uint32_t slot, uint64_t gen)
 	return word_swap(r, slot, gen, RING_SENT);
 }
 
-/* --- doorbell ----------------------------------------------------------------------------------------------------------- */
+/* --- doorbell ------------------------------------------------------------ */
 
-/* M may have handed over anything: a full counter must not make P wait, and a write must not raise SIGPIPE. */
+/* M may have handed over anything: a full counter must not make P wait, and a write must not
+ * raise SIGPIPE. */
 static int bell_usable(int fd)
 {
 	struct stat st;
@@ -483,7 +511,7 @@ void ring_bell(struct ring *r)
 	pthread_mutex_lock(&r->lock);
 	const uint64_t one = 1;
 	ssize_t done = r->bell >= 0 ? write(r->bell, &one, sizeof one) : 0;
-	(void)done;   /* a counter that is full wakes M as well */
+	(void)done; /* a counter that is full wakes M as well */
 	pthread_mutex_unlock(&r->lock);
 }
 

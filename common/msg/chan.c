@@ -1,6 +1,8 @@
-/* chan.c - sockets, sending, timers of the message links. See chan.h for what holds; chan_in.c has what arrives.
+/* chan.c - sockets, sending, timers of the message links. See chan.h for what holds; chan_in.c has
+ * what arrives.
  *
- * A send never waits: what the socket does not take now stays in the link's window and goes out at a later tick. */
+ * A send never waits: what the socket does not take now stays in the link's window and goes out
+ * at a later tick. */
 #include "msg/chan_priv.h"
 #include "msg/process.h"
 #include "util/check.h"
@@ -13,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SOCKET_MESSAGES 4096   /* that a connection holds in each direction before it is full */
+#define SOCKET_MESSAGES 4096 /* that a connection holds in each direction before it is full */
 
 static void sock_ready(evutil_socket_t fd, short what, void *arg)
 {
@@ -28,7 +30,7 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 	if (!z)
 		return ERR_IO;
 	int zero = 0, hwm = SOCKET_MESSAGES, one = 1, ivl = 20, ivl_max = 500, handshake_ms = 5000;
-	int64_t max = 2 * MSG_PART_BYTES;    /* a part with its envelope; who sends more is cut off */
+	int64_t max = 2 * MSG_PART_BYTES; /* a part with its envelope; who sends more is cut off */
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDHWM, &hwm, sizeof hwm);
 	zmq_setsockopt(z, ZMQ_RCVHWM, &hwm, sizeof hwm);
@@ -66,7 +68,7 @@ static void sock_close(struct sock **sp)
 	*sp = NULL;
 }
 
-/* --- sending ------------------------------------------------------------------------------------------------------------ */
+/* --- sending ------------------------------------------------------------- */
 
 void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Envelope *env)
 {
@@ -85,7 +87,9 @@ void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Enve
 int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
                  zmq_msg_t *body)
 {
-	event_active(s->again, EV_READ, 1);   /* also when this fails: any call may take the descriptor's edge, and what came would lie there */
+	/* also when this fails: any call may take the descriptor's edge, and what came would lie
+	 * there */
+	event_active(s->again, EV_READ, 1);
 	if (!s->peer && (!rid_len || zmq_send(s->z, rid, rid_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0))
 		return ERR_CLOSED;
 	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
@@ -95,7 +99,8 @@ int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *he
 	return 0;
 }
 
-int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len, const void *body, size_t len)
+int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
+             const void *body, size_t len)
 {
 	zmq_msg_t m;
 	if (zmq_msg_init_size(&m, len) < 0)
@@ -107,8 +112,8 @@ int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, 
 	return r;
 }
 
-int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len, const Pds__Envelope *env, const void *body,
-                  size_t len)
+int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len,
+                  const Pds__Envelope *env, const void *body, size_t len)
 {
 	unsigned char head[512];
 	if (c->fault)
@@ -154,7 +159,8 @@ int chan_send_link(struct chan *c, struct peer *p, enum msg_type type, const Pro
 	return r;
 }
 
-int chan_send_rid(struct chan *c, const void *rid, size_t rid_len, enum msg_type type, const ProtobufCMessage *body)
+int chan_send_rid(struct chan *c, const void *rid, size_t rid_len, enum msg_type type,
+                  const ProtobufCMessage *body)
 {
 	Pds__Envelope env;
 	chan_envelope(c, NULL, type, &env);
@@ -209,7 +215,8 @@ void chan_send_rest(struct chan *c, struct peer *p)
 {
 	struct list *first = &p->link.window;
 	p->resend_at_us = 0;
-	while (first->prev != &p->link.window && !list_entry(first->prev, struct link_out, node)->sent_us)
+	while (first->prev != &p->link.window &&
+	       !list_entry(first->prev, struct link_out, node)->sent_us)
 		first = first->prev;
 	for (; first != &p->link.window && !p->resend_at_us; first = first->next)
 		send_out(c, p, list_entry(first, struct link_out, node));
@@ -225,12 +232,14 @@ void chan_acked(struct chan *c, struct peer *p, uint64_t ack)
 	p->resend_wait_us = c->pace.resend_us;
 	p->progress_us = clock_us();
 	if (!list_empty(&p->link.window))
-		chan_tick_soon(c, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
+		chan_tick_soon(c, list_entry(p->link.window.next, struct link_out, node)->sent_us +
+		                      p->resend_wait_us);
 }
 
 /* Whether the peer would take it. What the peer refuses it drops without an answer: the sender is
  * told here. */
-static int check_out(const struct chan *c, const struct peer *p, const struct msg_type_info *info, const ProtobufCMessage *body, size_t len)
+static int check_out(const struct chan *c, const struct peer *p, const struct msg_type_info *info,
+                     const ProtobufCMessage *body, size_t len)
 {
 	size_t limit = info->flags & MSG_NUMBERED ? c->opts.message_bytes_max : MSG_PART_BYTES;
 	struct err err = {0};
@@ -238,7 +247,8 @@ static int check_out(const struct chan *c, const struct peer *p, const struct ms
 		err_set(&err, ERR_INVALID, "it has %zu bytes, allowed %zu", len, limit);
 	else if (msg_validate(info, body, &err) == 0)
 		return 0;
-	log_error("message_refused", "peer=%s type=%s why=%s", p->name, info->name, log_quote(err.text));
+	log_error("message_refused", "peer=%s type=%s why=%s", p->name, info->name,
+	          log_quote(err.text));
 	return ERR_INVALID;
 }
 
@@ -249,7 +259,8 @@ static size_t parts_of(size_t len)
 
 /* Appends it to the window, in as many parts as it needs; *ret_first is the first. ERR_FULL: no
  * memory. */
-static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len, struct link_out **ret_first)
+static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len,
+                      struct link_out **ret_first)
 {
 	size_t n = parts_of(len), pushed = 0;
 	unsigned char *whole = n > 1 ? malloc(len) : NULL;
@@ -257,7 +268,8 @@ static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len, 
 	if (whole)
 		protobuf_c_message_pack(body, whole);
 	for (; pushed < n && (n == 1 || whole); pushed++) {
-		size_t at = pushed * MSG_PART_BYTES, size = len - at < MSG_PART_BYTES ? len - at : MSG_PART_BYTES;
+		size_t at = pushed * MSG_PART_BYTES,
+			   size = len - at < MSG_PART_BYTES ? len - at : MSG_PART_BYTES;
 		if (!(o = link_push(&p->link, size)))
 			break;
 		o->more = pushed + 1 < n;
@@ -276,11 +288,13 @@ static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len, 
 	return ERR_FULL;
 }
 
-int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head,
+              const ProtobufCMessage *body)
 {
 	const struct msg_type_info *info = msg_type_find(type);
 	CHECK(info && info->body == body->descriptor && !(info->flags & MSG_LINK));
-	CHECK(!(info->flags & MSG_REQUEST) || (head && (head->req.hi || head->req.lo) && head->attempt));
+	CHECK(!(info->flags & MSG_REQUEST) ||
+	      (head && (head->req.hi || head->req.lo) && head->attempt));
 	if (p->state != PEER_UP)
 		return info->flags & MSG_NUMBERED ? ERR_CLOSED : 0;
 	size_t len = protobuf_c_message_get_packed_size(body);
@@ -314,7 +328,7 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 	return 0;
 }
 
-/* --- hello, welcome, up, down --------------------------------------------------------------------------------------------- */
+/* --- hello, welcome, up, down -------------------------------------------- */
 
 void chan_hello(struct chan *c, struct peer *p)
 {
@@ -395,7 +409,7 @@ static void pid_ended(evutil_socket_t fd, short what, void *arg)
 	enum peer_state state = p->state;
 	uint64_t epoch = p->epoch;
 	peer_unwatch(p);
-	chan_take(p->dealer ? p->dealer : p->c->bound);      /* its goodbye may lie there */
+	chan_take(p->dealer ? p->dealer : p->c->bound); /* its goodbye may lie there */
 	if (p->state == state && p->epoch == epoch)
 		chan_peer_down(p->c, p, "its process ended", p->dealer ? PEER_HELLO : PEER_DEAD);
 }
@@ -419,7 +433,8 @@ void chan_peer_up(struct chan *c, struct peer *p)
 	p->heard_us = p->beat_us = p->busy_us = p->stir_us = clock_us();
 	p->refusal[0] = 0;
 	c->counts.peers_up++;
-	log_info("peer_up", "peer=%s epoch=%llu program=%s", p->name, (unsigned long long)p->epoch, p->program);
+	log_info("peer_up", "peer=%s epoch=%llu program=%s", p->name, (unsigned long long)p->epoch,
+	         p->program);
 	if (c->hooks.up)
 		c->hooks.up(c->hooks.arg, p);
 	c->active_us = clock_us();
@@ -430,11 +445,13 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 {
 	int was_up = p->state == PEER_UP;
 	if (p->state == PEER_DEAD)
-		return;                 /* by its owner, in the hook that tells it so or later: there is one end */
+		/* by its owner, in the hook that tells it so or later: there is one end */
+		return;
 	p->state = next;
 	if (was_up) {
 		c->counts.peers_up--;
-		log_info("peer_down", "peer=%s epoch=%llu why=%s", p->name, (unsigned long long)p->epoch, log_quote(why));
+		log_info("peer_down", "peer=%s epoch=%llu why=%s", p->name, (unsigned long long)p->epoch,
+		         log_quote(why));
 		if (c->hooks.down)
 			c->hooks.down(c->hooks.arg, p, why);
 	}
@@ -459,19 +476,25 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 	}
 }
 
-/* --- life -------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 static struct pace pace_of(uint64_t resend_us)
 {
 	uint64_t r = resend_us ? resend_us : RESEND_US;
-	return (struct pace){.resend_us = r, .resend_max_us = 8 * r, .ack_us = r / 4, .retry_us = r / 20, .gap_us = r / 20,
+	return (struct pace){.resend_us = r,
+	                     .resend_max_us = 8 * r,
+	                     .ack_us = r / 4,
+	                     .retry_us = r / 20,
+	                     .gap_us = r / 20,
 	                     .hello_us = r < HELLO_RETRY_US ? r : HELLO_RETRY_US};
 }
 
-int chan_new(struct event_base *base, const struct chan_opts *opts, const struct chan_hooks *hooks, struct chan **ret_c, struct err *err)
+int chan_new(struct event_base *base, const struct chan_opts *opts, const struct chan_hooks *hooks,
+             struct chan **ret_c, struct err *err)
 {
 	if (strlen(opts->name) > MSG_NAME_MAX || !opts->name[0])
-		return err_set(err, ERR_INVALID, "name \"%.60s\" has %zu bytes, allowed 1 to %u", opts->name, strlen(opts->name), MSG_NAME_MAX);
+		return err_set(err, ERR_INVALID, "name \"%.60s\" has %zu bytes, allowed 1 to %u",
+		               opts->name, strlen(opts->name), MSG_NAME_MAX);
 	struct chan *c = mem_zalloc(sizeof *c);
 	c->base = base;
 	c->hooks = *hooks;
@@ -493,7 +516,8 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 	}
 	if (opts->bind && opts->bind[0]) {
 		if (sock_open(c, ZMQ_ROUTER, &c->bound) < 0 || zmq_bind(c->bound->z, opts->bind) < 0) {
-			int r = err_set(err, ERR_IO, "cannot listen on %s: %s", opts->bind, zmq_strerror(zmq_errno()));
+			int r = err_set(err, ERR_IO, "cannot listen on %s: %s", opts->bind,
+			                zmq_strerror(zmq_errno()));
 			chan_destroy(&c);
 			return r;
 		}
@@ -539,7 +563,8 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 	else if (sock_open(c, ZMQ_DEALER, &dealer) < 0 || zmq_connect(dealer->z, endpoint) < 0)
 		why = zmq_strerror(zmq_errno());
 	if (why) {
-		log_error("connect_failed", "endpoint=%s peers=%u limit=%u why=%s", log_quote(endpoint), c->n_peers, c->opts.peers_max, log_quote(why));
+		log_error("connect_failed", "endpoint=%s peers=%u limit=%u why=%s", log_quote(endpoint),
+		          c->n_peers, c->opts.peers_max, log_quote(why));
 		sock_close(&dealer);
 		return NULL;
 	}
@@ -551,7 +576,7 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 	p->dealer = dealer;
 	p->dealer->peer = p;
 	p->hello_us = clock_us();
-	p->hello_waits = 1;     /* for the connection */
+	p->hello_waits = 1; /* for the connection */
 	chan_tick_soon(c, p->hello_us + c->pace.hello_us);
 	return p;
 }
@@ -561,7 +586,7 @@ void chan_disconnect(struct chan *c, struct peer *p)
 	chan_peer_down(c, p, "disconnected", PEER_DEAD);
 }
 
-/* --- looking at peers ---------------------------------------------------------------------------------------------------------- */
+/* --- looking at peers ---------------------------------------------------- */
 
 struct peer *chan_find(struct chan *c, const char *name)
 {

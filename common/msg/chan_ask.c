@@ -1,4 +1,5 @@
-/* chan_ask.c - pdctl's side of the control connection: one question, one answer, a bound on the wait. */
+/* chan_ask.c - pdctl's side of the control connection: one question, one answer, a bound on the
+ * wait. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -40,7 +41,8 @@ static int read_answer(void *z, char **ret_text, struct err *err)
 	struct msg_in m = {0};
 	if (n < 2)
 		r = err_set(err, ERR_TIMEOUT, "no answer in time");
-	else if ((r = msg_decode(zmq_msg_data(&f[0]), zmq_msg_size(&f[0]), zmq_msg_data(&f[1]), zmq_msg_size(&f[1]), &m, err)) == 0) {
+	else if ((r = msg_decode(zmq_msg_data(&f[0]), zmq_msg_size(&f[0]), zmq_msg_data(&f[1]),
+	                         zmq_msg_size(&f[1]), &m, err)) == 0) {
 		if (m.info->type == MSG_CTL_REPLY) {
 			const Pds__CtlReply *a = (const Pds__CtlReply *)m.body;
 			r = a->code;
@@ -57,7 +59,8 @@ static int read_answer(void *z, char **ret_text, struct err *err)
 	return r;
 }
 
-int chan_ask(const char *endpoint, const char *command, char *const *args, size_t n_args, uint64_t timeout_us, char **ret_text, struct err *err)
+int chan_ask(const char *endpoint, const char *command, char *const *args, size_t n_args,
+             uint64_t timeout_us, char **ret_text, struct err *err)
 {
 	int r, ms = (int)(timeout_us / 1000u), zero = 0;
 	if (strncmp(endpoint, "ipc://", 6) == 0 && access(endpoint + 6, W_OK) != 0)
@@ -67,7 +70,8 @@ int chan_ask(const char *endpoint, const char *command, char *const *args, size_
 	zmq_setsockopt(z, ZMQ_SNDTIMEO, &ms, sizeof ms);
 	zmq_setsockopt(z, ZMQ_RCVTIMEO, &ms, sizeof ms);
 	if (zmq_connect(z, endpoint) < 0)
-		r = err_set(err, ERR_CLOSED, "cannot connect to %s: %s", endpoint, zmq_strerror(zmq_errno()));
+		r = err_set(err, ERR_CLOSED, "cannot connect to %s: %s", endpoint,
+		            zmq_strerror(zmq_errno()));
 	else if (send_question(z, command, args, n_args) < 0)
 		r = err_set(err, ERR_TIMEOUT, "%s takes no question", endpoint);
 	else if ((r = read_answer(z, ret_text, err)) == ERR_TIMEOUT && !*ret_text)

@@ -1,7 +1,9 @@
 /* chan_bye.c - the orderly end of all links.
  *
- * ZeroMQ may drop what arrives together with the end of its connection. So the daemon that ends waits until each peer has answered its goodbye, or its
- * process has ended, but at most BYE_WAIT_US: a peer that is alive and not stopped hears it. Nothing else is taken meanwhile, no hook is called. */
+ * ZeroMQ may drop what arrives together with the end of its connection. So the daemon that ends
+ * waits until each peer has answered its goodbye, or its process has ended, but at most
+ * BYE_WAIT_US: a peer that is alive and not stopped hears it. Nothing else is taken meanwhile,
+ * no hook is called. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -16,7 +18,7 @@ void chan_goodbye_taken(struct chan *c, struct peer *p, const struct incoming *i
 	Pds__Goodbye heard = PDS__GOODBYE__INIT;
 	if (c->ending) {
 		if (p)
-			p->bye_waits = 0;       /* answered, or it ends as well and has had ours */
+			p->bye_waits = 0; /* answered, or it ends as well and has had ours */
 		return;
 	}
 	if (said->heard)
@@ -40,11 +42,12 @@ static void say(struct chan *c)
 	list_each(it, &c->peers) {
 		struct peer *p = list_entry(it, struct peer, node);
 		if (p->state == PEER_UP && chan_send_link(c, p, MSG_GOODBYE, &bye.base) == 0)
-			p->bye_waits = !p->self;    /* who shares our thread cannot answer now */
+			p->bye_waits = !p->self; /* who shares our thread cannot answer now */
 	}
 }
 
-/* Sockets to read answers from and processes to see end, of those who have not answered. items has room for 2 a peer and 1. */
+/* Sockets to read answers from and processes to see end, of those who have not answered. items
+ * has room for 2 a peer and 1. */
 static int gather(struct chan *c, zmq_pollitem_t *items, struct sock **socks)
 {
 	int n = 0, bound = 0;

@@ -3,7 +3,8 @@
  * Who may open the socket may ask, and need not read: what its connection holds is bounded by
  * messages, and an answer may have megabytes. So each answer is counted until ZeroMQ has written
  * it out, and past ANSWERS_BYTES no question is worked on; past twice as many none of our own
- * user's or root's, whom others cannot lock out so. A daemon may answer later: CHAN_ASKED_MAX at a time. */
+ * user's or root's, whom others cannot lock out so. A daemon may answer later: CHAN_ASKED_MAX at
+ * a time. */
 #include "msg/chan_priv.h"
 
 #include "util/mem.h"
@@ -17,7 +18,7 @@
 
 /* Where the answer goes. */
 struct chan_asked {
-	struct list link;        /* in chan.asked */
+	struct list link; /* in chan.asked */
 	struct sock *s;
 	unsigned char rid[RID_MAX];
 	size_t rid_len;
@@ -59,7 +60,7 @@ static int reply(struct chan *c, const struct chan_asked *to, int code, const ch
 		return ERR_NOMEM;
 	}
 	int r = chan_put_msg(to->s, to->rid, to->rid_len, head, pds__envelope__pack(&env, head), &body);
-	zmq_msg_close(&body);       /* nothing, if it was sent */
+	zmq_msg_close(&body); /* nothing, if it was sent */
 	return r;
 }
 
@@ -73,14 +74,17 @@ void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char 
 }
 
 /* Why no question is worked on now; NULL: it is. */
-static const char *too_much(const struct chan *c, const struct incoming *in, char *text, size_t size)
+static const char *too_much(const struct chan *c, const struct incoming *in, char *text,
+                            size_t size)
 {
 	int own = in->origin.uid == 0 || in->origin.uid == geteuid();
 	size_t most = own ? 2 * ANSWERS_BYTES : ANSWERS_BYTES;
 	if (c->answers_bytes > most)
-		snprintf(text, size, "answers of %zu MiB are not yet read, the limit is %zu MiB", c->answers_bytes >> 20, most >> 20);
+		snprintf(text, size, "answers of %zu MiB are not yet read, the limit is %zu MiB",
+		         c->answers_bytes >> 20, most >> 20);
 	else if (c->n_asked >= CHAN_ASKED_MAX)
-		snprintf(text, size, "%u questions are not yet answered, the limit is %u", c->n_asked, CHAN_ASKED_MAX);
+		snprintf(text, size, "%u questions are not yet answered, the limit is %u", c->n_asked,
+		         CHAN_ASKED_MAX);
 	else
 		return NULL;
 	return text;
@@ -99,7 +103,8 @@ void chan_ctl(struct chan *c, const struct incoming *in)
 	c->n_asked++;
 	int code = refused ? ERR_FULL : ERR_UNSUPPORTED;
 	if (!refused && c->hooks.ctl)
-		code = c->hooks.ctl(c->hooks.arg, asked, &in->origin, q->command, q->args, q->n_args, &text);
+		code = c->hooks.ctl(c->hooks.arg, asked, &in->origin, q->command, q->args, q->n_args,
+		                    &text);
 	if (code != CHAN_LATER)
 		chan_answer(c, asked, code, refused ? refused : text ? text : "");
 	free(text);

@@ -1,7 +1,9 @@
-/* chan_fault.c - carries out what fault.h decides, between the link layer and the socket: what is lost here is what a network or a reconnect loses.
+/* chan_fault.c - carries out what fault.h decides, between the link layer and the socket: what is
+ * lost here is what a network or a reconnect loses.
  *
- * Messages that wait are in one list by time. On one link in one direction nothing overtakes: who comes while another waits, waits behind it. At most
- * HELD_MAX messages of HELD_BYTES wait; past it they are lost. When a peer goes down what waits for it or from it is lost. */
+ * Messages that wait are in one list by time. On one link in one direction nothing overtakes: who
+ * comes while another waits, waits behind it. At most HELD_MAX messages of HELD_BYTES wait; past
+ * it they are lost. When a peer goes down what waits for it or from it is lost. */
 #include "msg/chan_priv.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -19,14 +21,14 @@ struct held {
 	struct list node;
 	uint64_t due_us;
 	enum held_kind kind;
-	struct peer *p;            /* NULL: not known (IN only) */
-	struct line *line;         /* NULL: LATE */
-	struct incoming in;        /* IN, LATE; OUT uses s, rid */
-	size_t head_len, len;      /* OUT */
-	unsigned char bytes[];     /* OUT: head, body */
+	struct peer *p;        /* NULL: not known (IN only) */
+	struct line *line;     /* NULL: LATE */
+	struct incoming in;    /* IN, LATE; OUT uses s, rid */
+	size_t head_len, len;  /* OUT */
+	unsigned char bytes[]; /* OUT: head, body */
 };
 
-/* --- the list --------------------------------------------------------------------------------------------------------------- */
+/* --- the list ------------------------------------------------------------ */
 
 static void held_free(struct chan *c, struct held *h)
 {
@@ -44,14 +46,11 @@ static void release(struct chan *c, struct held *h)
 {
 	switch (h->kind) {
 	case HELD_OUT:
-		chan_put(h->in.s, h->in.rid, h->in.rid_len, h->bytes, h->head_len, h->bytes + h->head_len, h->len);
+		chan_put(h->in.s, h->in.rid, h->in.rid_len, h->bytes, h->head_len, h->bytes + h->head_len,
+		         h->len);
 		return;
-	case HELD_IN:
-		chan_dispatch(c, &h->in);
-		return;
-	case HELD_LATE:
-		chan_hand_up(c, h->p, &h->in);
-		return;
+	case HELD_IN: chan_dispatch(c, &h->in); return;
+	case HELD_LATE: chan_hand_up(c, h->p, &h->in); return;
 	}
 }
 
@@ -59,7 +58,8 @@ static void arm(struct chan *c, uint64_t now)
 {
 	if (list_empty(&c->held))
 		return;
-	uint64_t due = list_entry(c->held.next, struct held, node)->due_us, us = due > now ? due - now : 0;
+	uint64_t due = list_entry(c->held.next, struct held, node)->due_us,
+			 us = due > now ? due - now : 0;
 	struct timeval tv = {(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
 	event_add(c->held_ev, &tv);
 }
@@ -74,14 +74,16 @@ static void on_due(evutil_socket_t fd, short what, void *arg)
 		struct held *h = list_entry(c->held.next, struct held, node);
 		if (h->due_us > now)
 			break;
-		list_remove(&h->node);     /* a handler may end the peer, which empties the list of what is its */
+		/* a handler may end the peer, which empties the list of what is its */
+		list_remove(&h->node);
 		release(c, h);
 		held_free(c, h);
 	}
 	arm(c, now);
 }
 
-static struct held *hold(struct chan *c, enum held_kind kind, struct peer *p, struct line *line, uint64_t due_us, size_t bytes)
+static struct held *hold(struct chan *c, enum held_kind kind, struct peer *p, struct line *line,
+                         uint64_t due_us, size_t bytes)
 {
 	if (c->n_held >= HELD_MAX || c->held_bytes + bytes > HELD_BYTES)
 		return NULL;
@@ -101,8 +103,10 @@ static struct held *hold(struct chan *c, enum held_kind kind, struct peer *p, st
 	return h;
 }
 
-/* Takes over in's parts. A body that is not yet decoded is copied: ZeroMQ's frame ends before it is looked at. */
-static void hold_in(struct chan *c, enum held_kind kind, struct peer *p, struct line *line, struct incoming *in, uint64_t due_us)
+/* Takes over in's parts. A body that is not yet decoded is copied: ZeroMQ's frame ends before it
+ * is looked at. */
+static void hold_in(struct chan *c, enum held_kind kind, struct peer *p, struct line *line,
+                    struct incoming *in, uint64_t due_us)
 {
 	struct held *h = hold(c, kind, p, line, due_us, 0);
 	if (!h)
@@ -117,7 +121,8 @@ static void hold_in(struct chan *c, enum held_kind kind, struct peer *p, struct 
 	in->own = NULL;
 }
 
-/* Until when a message that is to wait delay_us waits, behind those before it on its line and on the one before that (may be NULL); 0: it need not. */
+/* Until when a message that is to wait delay_us waits, behind those before it on its line and on
+ * the one before that (may be NULL); 0: it need not. */
 static uint64_t line_due(struct line *line, const struct line *before, uint64_t delay_us)
 {
 	uint64_t now = clock_us(), due = now + delay_us;
@@ -131,9 +136,10 @@ static uint64_t line_due(struct line *line, const struct line *before, uint64_t 
 	return due;
 }
 
-/* --- out ---------------------------------------------------------------------------------------------------------------------- */
+/* --- out ----------------------------------------------------------------- */
 
-/* The connection ends and is made anew: what ZeroMQ held for it is lost. A bound socket cannot end one; it forgets whose the connection was. */
+/* The connection ends and is made anew: what ZeroMQ held for it is lost. A bound socket cannot
+ * end one; it forgets whose the connection was. */
 static void cut(struct peer *p)
 {
 	if (!p)
@@ -147,12 +153,14 @@ static void cut(struct peer *p)
 		event_active(p->dealer->again, EV_READ, 1);
 }
 
-static int send_or_hold(struct chan *c, struct peer *p, struct held *like, uint64_t delay_us, const unsigned char *bytes)
+static int send_or_hold(struct chan *c, struct peer *p, struct held *like, uint64_t delay_us,
+                        const unsigned char *bytes)
 {
 	struct line *line = p ? &p->lines[FAULT_OUT] : NULL;
 	uint64_t due = line ? line_due(line, NULL, delay_us) : 0;
 	if (!due)
-		return chan_put(like->in.s, like->in.rid, like->in.rid_len, bytes, like->head_len, bytes + like->head_len, like->len);
+		return chan_put(like->in.s, like->in.rid, like->in.rid_len, bytes, like->head_len,
+		                bytes + like->head_len, like->len);
 	size_t total = like->head_len + like->len;
 	struct held *h = hold(c, HELD_OUT, p, line, due, total);
 	if (h) {
@@ -164,8 +172,8 @@ static int send_or_hold(struct chan *c, struct peer *p, struct held *like, uint6
 	return 0;
 }
 
-int chan_fault_out(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len, const Pds__Envelope *env, const void *body,
-                   size_t len)
+int chan_fault_out(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len,
+                   const Pds__Envelope *env, const void *body, size_t len)
 {
 	struct fault_verdict v;
 	Pds__Envelope e = *env;
@@ -177,7 +185,10 @@ int chan_fault_out(struct chan *c, struct peer *p, struct sock *s, const void *r
 		return 0;
 	if (v.noack)
 		e.ack = 0;
-	struct held like = {.in.s = s, .in.rid_len = rid_len, .len = len, .head_len = pds__envelope__get_packed_size(&e)};
+	struct held like = {.in.s = s,
+	                    .in.rid_len = rid_len,
+	                    .len = len,
+	                    .head_len = pds__envelope__get_packed_size(&e)};
 	CHECK(rid_len <= RID_MAX);
 	memcpy(like.in.rid, rid_len ? rid : "", rid_len);
 	unsigned char *bytes = mem_alloc(like.head_len + len);
@@ -190,7 +201,7 @@ int chan_fault_out(struct chan *c, struct peer *p, struct sock *s, const void *r
 	return r;
 }
 
-/* --- in ----------------------------------------------------------------------------------------------------------------------- */
+/* --- in ------------------------------------------------------------------ */
 
 static ProtobufCMessage *twin(const ProtobufCMessage *m)
 {
@@ -207,7 +218,8 @@ static void pass(struct chan *c, struct incoming *in, uint64_t delay_us)
 {
 	struct peer *p = in->s->peer ? in->s->peer : chan_find_rid(c, in->rid, in->rid_len);
 	struct line *line = p ? &p->lines[FAULT_IN] : &c->strangers;
-	/* on the bound socket a peer is a stranger until its HELLO is taken: what it says after that may not overtake it */
+	/* on the bound socket a peer is a stranger until its HELLO is taken: what it says after that
+	 * may not overtake it */
 	uint64_t due = line_due(line, in->s->peer ? NULL : &c->strangers, delay_us);
 	if (due)
 		hold_in(c, HELD_IN, p, line, in, due);
@@ -246,7 +258,7 @@ void chan_fault_late(struct chan *c, struct peer *p, struct incoming *in)
 	hold_in(c, HELD_LATE, p, NULL, in, clock_us() + in->late_us);
 }
 
-/* --- life --------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 void chan_fault_forget(struct chan *c, const struct peer *p)
 {
@@ -265,7 +277,9 @@ int chan_fault_start(struct chan *c, const char *text, struct err *err)
 		return r;
 	c->held_ev = event_new(c->base, -1, 0, on_due, c);
 	CHECK(c->held_ev);
-	log_warn("faults_on", "why=\"messages are lost, repeated and delayed on purpose: a test\" rules=%s", log_quote(text));
+	log_warn("faults_on",
+	         "why=\"messages are lost, repeated and delayed on purpose: a test\" rules=%s",
+	         log_quote(text));
 	return 0;
 }
 

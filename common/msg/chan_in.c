@@ -1,5 +1,5 @@
-/* chan_in.c - what arrives on the message links: decode the envelope, find the peer, judge the number, put parts together,
- * decode the body, hand up.
+/* chan_in.c - what arrives on the message links: decode the envelope, find the peer, judge the
+ * number, put parts together, decode the body, hand up.
  *
  * From an unknown connection only HELLO and CTL_REQUEST count; anything else is answered by WHO,
  * its body unread. What is malformed is counted, logged at most once a second, and dropped. A
@@ -21,7 +21,8 @@ static void complain(struct chan *c, const struct err *err)
 	if (now - c->bad_logged_us < 1000000u)
 		return;
 	c->bad_logged_us = now;
-	log_warn("bad_message", "total=%llu text=%s", (unsigned long long)c->counts.bad, log_quote(err->text));
+	log_warn("bad_message", "total=%llu text=%s", (unsigned long long)c->counts.bad,
+	         log_quote(err->text));
 }
 
 void incoming_fini(struct incoming *in)
@@ -61,7 +62,7 @@ static struct peer *find_accepted(struct chan *c, const char *name)
 	return NULL;
 }
 
-/* --- HELLO: somebody connected to us ---------------------------------------------------------------------------------------- */
+/* --- HELLO: somebody connected to us ------------------------------------- */
 
 static void refuse(struct chan *c, const struct incoming *in, const char *reason)
 {
@@ -83,25 +84,30 @@ static uint32_t pid_of(const struct peer *p)
 	return p->hello && p->hello->process ? p->hello->process->pid : 0;
 }
 
-/* 1: the name is another life's, which goes on. A peer whose process has ended or who was silent is already down and gone. */
-static int name_taken(struct chan *c, const struct incoming *in, struct peer *old, char *why, size_t len)
+/* 1: the name is another life's, which goes on. A peer whose process has ended or who was silent
+ * is already down and gone. */
+static int name_taken(struct chan *c, const struct incoming *in, struct peer *old, char *why,
+                      size_t len)
 {
 	uint64_t epoch = in->m.env->epoch;
 	if (epoch == old->epoch && process_origin_same(&in->origin, &old->origin))
 		return 0;
 	if (epoch < old->epoch) {
-		snprintf(why, len, "the name %s belongs to a newer life: epoch %llu, yours is %llu", old->name, (unsigned long long)old->epoch,
-		         (unsigned long long)epoch);
+		snprintf(why, len, "the name %s belongs to a newer life: epoch %llu, yours is %llu",
+		         old->name, (unsigned long long)old->epoch, (unsigned long long)epoch);
 		return 1;
 	}
-	if (epoch == old->epoch || (old->watched && !old->self) || clock_us() - old->heard_us < c->opts.silence_us / 2) {
-		snprintf(why, len, "the name %s is taken by process %u, which lives", old->name, pid_of(old));
+	if (epoch == old->epoch || (old->watched && !old->self) ||
+	    clock_us() - old->heard_us < c->opts.silence_us / 2) {
+		snprintf(why, len, "the name %s is taken by process %u, which lives", old->name,
+		         pid_of(old));
 		return 1;
 	}
 	return 0;
 }
 
-static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pds__Hello *h, int resumed)
+static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pds__Hello *h,
+                         int resumed)
 {
 	memcpy(p->rid, in->rid, in->rid_len);
 	p->rid_len = in->rid_len;
@@ -124,14 +130,15 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 	if (p->hello)
 		pds__hello__free_unpacked(p->hello, NULL);
 	p->hello = h;
-	in->m.body = NULL;      /* kept: it is the peer's now */
+	in->m.body = NULL; /* kept: it is the peer's now */
 	p->state = PEER_HELLO;
 	chan_peer_watch(c, p, h->process);
 	chan_welcome(c, p, 0);
 	chan_peer_up(c, p);
 }
 
-/* Nothing has come from it and it has acknowledged nothing: a second HELLO is then only a repetition of the first. */
+/* Nothing has come from it and it has acknowledged nothing: a second HELLO is then only a
+ * repetition of the first. */
 static int untouched(const struct link *l)
 {
 	return l->expect == 1 && l->n_window == l->next_seq - 1;
@@ -151,16 +158,19 @@ static void on_hello(struct chan *c, struct incoming *in)
 		return;
 	}
 	if (old && old->epoch == in->m.env->epoch && h->nth <= old->hello_nth)
-		return;                 /* late, or a repetition */
+		return; /* late, or a repetition */
 	if (strcmp(in->m.env->sender, c->name) == 0) {
 		refuse(c, in, "that is my own name");
 		return;
 	}
-	if (old && old->epoch == in->m.env->epoch && ((h->knows_epoch == c->opts.epoch && h->link == old->link_id) || (h->link == 0 && untouched(&old->link)))) {
+	if (old && old->epoch == in->m.env->epoch &&
+	    ((h->knows_epoch == c->opts.epoch && h->link == old->link_id) ||
+	     (h->link == 0 && untouched(&old->link)))) {
 		accept_hello(c, in, old, h, 1);
 		return;
 	}
-	if (c->hooks.admit && c->hooks.admit(c->hooks.arg, in->m.env->sender, in->m.env->epoch, h, why, sizeof why) != 0) {
+	if (c->hooks.admit && c->hooks.admit(c->hooks.arg, in->m.env->sender, in->m.env->epoch, h, why,
+	                                     sizeof why) != 0) {
 		refuse(c, in, why);
 		return;
 	}
@@ -169,22 +179,24 @@ static void on_hello(struct chan *c, struct incoming *in)
 		chan_peer_down(c, old, old->anew ? "its link starts anew" : "restarted", PEER_DEAD);
 	}
 	if (c->n_peers >= c->opts.peers_max) {
-		snprintf(why, sizeof why, "%u peers are connected, the limit is %u", c->n_peers, c->opts.peers_max);
+		snprintf(why, sizeof why, "%u peers are connected, the limit is %u", c->n_peers,
+		         c->opts.peers_max);
 		refuse(c, in, why);
 		return;
 	}
 	accept_hello(c, in, chan_peer_new(c), h, 0);
 }
 
-/* --- WELCOME: the one we connected to ------------------------------------------------------------------------------------------ */
+/* --- WELCOME: the one we connected to ------------------------------------ */
 
 /* It refuses us, or we its WELCOME. */
-static void on_refused(struct chan *c, struct peer *p, const struct incoming *in, const char *reason)
+static void on_refused(struct chan *c, struct peer *p, const struct incoming *in,
+                       const char *reason)
 {
 	if (p->state == PEER_UP)
 		chan_peer_down(c, p, reason, PEER_REFUSED);
 	if (p->state == PEER_DEAD)
-		return;                 /* its owner was told and has done with it */
+		return; /* its owner was told and has done with it */
 	if (strcmp(p->refusal, reason) != 0)
 		log_error("refused", "peer=%s reason=%s", log_quote(in->m.env->sender), log_quote(reason));
 	snprintf(p->refusal, sizeof p->refusal, "%s", reason);
@@ -195,7 +207,8 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 {
 	const Pds__Welcome *w = (const Pds__Welcome *)in->m.body;
 	if (p->expected[0] && strcmp(p->expected, in->m.env->sender) != 0) {
-		log_warn("peer_unexpected", "endpoint=%s expected=%s found=%s", log_quote(p->endpoint), p->expected, log_quote(in->m.env->sender));
+		log_warn("peer_unexpected", "endpoint=%s expected=%s found=%s", log_quote(p->endpoint),
+		         p->expected, log_quote(in->m.env->sender));
 		return;
 	}
 	if (w->refused) {
@@ -218,7 +231,7 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	}
 	if (same && w->link <= p->link_id)
-		return;                 /* of a link before this one, or a repetition */
+		return; /* of a link before this one, or a repetition */
 	p->anew = same;
 	if (p->state == PEER_UP)
 		chan_peer_down(c, p, same ? "its link starts anew" : "restarted", PEER_HELLO);
@@ -234,14 +247,15 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 	chan_peer_up(c, p);
 }
 
-/* --- everything else ------------------------------------------------------------------------------------------------------------ */
+/* --- everything else ----------------------------------------------------- */
 
 void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in)
 {
 	const Pds__Envelope *e = in->m.env;
 	struct msg_head head = {.req = {e->request_hi, e->request_lo}, .attempt = e->attempt};
 	if (e->time_left_us)
-		head.deadline_us = clock_us() + (e->time_left_us < 86400000000ull ? e->time_left_us : 86400000000ull);
+		head.deadline_us = clock_us() +
+		                   (e->time_left_us < 86400000000ull ? e->time_left_us : 86400000000ull);
 	if (c->hooks.message)
 		c->hooks.message(c->hooks.arg, p, in->m.info->type, &head, in->m.body);
 }
@@ -270,7 +284,8 @@ void parts_drop(struct parts *j)
 	*j = (struct parts){0};
 }
 
-/* 1: the body is whole now, and in->bytes all of it. 0: it goes on, or could not be kept and is dropped. */
+/* 1: the body is whole now, and in->bytes all of it. 0: it goes on, or could not be kept and is
+ * dropped. */
 static int join_parts(struct chan *c, struct parts *j, struct incoming *in)
 {
 	struct err err = {0};
@@ -279,7 +294,8 @@ static int join_parts(struct chan *c, struct parts *j, struct incoming *in)
 	int r = j->lost ? 0 : parts_add(j, in->bytes, in->len, c->opts.message_bytes_max);
 	if (r < 0) {
 		err_set(&err, r, "%s from %s %s %zu bytes", in->m.info->name, in->m.env->sender,
-		        r == ERR_FULL ? "has more than" : "cannot be kept, there is no memory for more than",
+		        r == ERR_FULL ? "has more than"
+		                      : "cannot be kept, there is no memory for more than",
 		        r == ERR_FULL ? c->opts.message_bytes_max : j->len);
 		complain(c, &err);
 		parts_drop(j);
@@ -305,7 +321,8 @@ static void deliver(struct chan *c, struct peer *p, struct incoming *in)
 		chan_hand_up(c, p, in);
 }
 
-/* A number was skipped: what was lost is asked for again at once, but not for each of the messages behind it. */
+/* A number was skipped: what was lost is asked for again at once, but not for each of the
+ * messages behind it. */
 static void tell_gap(struct chan *c, struct peer *p)
 {
 	Pds__Ack a = PDS__ACK__INIT;
@@ -333,11 +350,9 @@ static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	case LINK_DUPLICATE:
 		c->counts.duplicates++;
-		chan_owe_ack(c, p);     /* its window still holds it */
+		chan_owe_ack(c, p); /* its window still holds it */
 		return;
-	case LINK_GAP:
-		tell_gap(c, p);
-		return;
+	case LINK_GAP: tell_gap(c, p); return;
 	}
 }
 
@@ -348,7 +363,8 @@ static void on_ack(struct chan *c, struct peer *p, const Pds__Ack *a)
 	p->resend_all = 1;
 	if (p->resend_at_us)
 		return;
-	p->resend_at_us = list_entry(p->link.window.next, struct link_out, node)->sent_us + c->pace.gap_us;
+	p->resend_at_us = list_entry(p->link.window.next, struct link_out, node)->sent_us +
+	                  c->pace.gap_us;
 	chan_tick_soon(c, p->resend_at_us);
 }
 
@@ -356,7 +372,7 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 {
 	const Pds__Envelope *e = in->m.env;
 	if (e->epoch != p->epoch)
-		return;                 /* of another life; that life's HELLO or WELCOME comes */
+		return; /* of another life; that life's HELLO or WELCOME comes */
 	p->heard_us = clock_us();
 	int this_link = e->ack_epoch == c->opts.epoch && e->link == p->link_id;
 	if (this_link)
@@ -382,8 +398,9 @@ static int is_forged(struct chan *c, const struct peer *p, const struct incoming
 	struct err err = {0};
 	if (p->state != PEER_UP || process_origin_same(&p->origin, &in->origin))
 		return 0;
-	err_set(&err, ERR_INVALID, "%s as %s, but from process %u of user %u, not %u of %u", in->m.info->name, p->name, in->origin.pid, in->origin.uid,
-	        p->origin.pid, p->origin.uid);
+	err_set(&err, ERR_INVALID, "%s as %s, but from process %u of user %u, not %u of %u",
+	        in->m.info->name, p->name, in->origin.pid, in->origin.uid, p->origin.pid,
+	        p->origin.uid);
 	complain(c, &err);
 	return 1;
 }
@@ -395,13 +412,13 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 	enum msg_type t = in->m.info->type;
 	c->counts.received++;
 	if ((p && p->state == PEER_DEAD) || (c->ending && t != MSG_GOODBYE))
-		return;                 /* disconnected: its socket closes at the next tick */
+		return; /* disconnected: its socket closes at the next tick */
 	if (!s->peer && t == MSG_HELLO) {
 		if (decode_body(c, in) == 0)
 			on_hello(c, in);
 	} else if (!s->peer && t == MSG_CTL_REQUEST) {
 		if (decode_body(c, in) == 0)
-			chan_ctl(c, in);        /* whom we connected to asks us nothing */
+			chan_ctl(c, in); /* whom we connected to asks us nothing */
 	} else if (s->peer && t == MSG_WELCOME) {
 		if (decode_body(c, in) == 0)
 			on_welcome(c, p, in);
@@ -421,7 +438,8 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 	}
 }
 
-/* A peer of another protocol version hears why, and we say it of one that we connected to: what a WELCOME refuses is the same in all versions. */
+/* A peer of another protocol version hears why, and we say it of one that we connected to: what
+ * a WELCOME refuses is the same in all versions. */
 static void other_version(struct chan *c, struct incoming *in, const char *why)
 {
 	struct err ignored = {0};
@@ -436,14 +454,16 @@ static void other_version(struct chan *c, struct incoming *in, const char *why)
 	}
 }
 
-/* The bytes were written by ZeroMQ's own thread, which a race detector does not see synchronise: kept apart for its suppressions. */
+/* The bytes were written by ZeroMQ's own thread, which a race detector does not see synchronise:
+ * kept apart for its suppressions. */
 __attribute__((noinline)) static size_t copy_rid(unsigned char *out, zmq_msg_t *f)
 {
 	memcpy(out, zmq_msg_data(f), zmq_msg_size(f));
 	return zmq_msg_size(f);
 }
 
-/* The frames of one message, the first `want` into f[want + 1]. Returns how many there were, 0: none. */
+/* The frames of one message, the first `want` into f[want + 1]. Returns how many there were, 0:
+ * none. */
 static int take_frames(struct sock *s, zmq_msg_t *f, int want)
 {
 	int n = 0;
@@ -476,7 +496,8 @@ static void take_message(struct sock *s, zmq_msg_t *env, struct incoming *in)
 	incoming_fini(in);
 }
 
-/* Reads one multipart message; 0, or -1 when there is none. Frames beyond what is expected make it bad. */
+/* Reads one multipart message; 0, or -1 when there is none. Frames beyond what is expected make
+ * it bad. */
 static int take_one(struct sock *s)
 {
 	zmq_msg_t f[4];
@@ -508,7 +529,8 @@ void chan_take(struct sock *s)
 		int events = 0;
 		size_t len = sizeof events;
 		zmq_getsockopt(s->z, ZMQ_EVENTS, &events, &len);
-		if (s->peer && s->peer->hello_waits && (events & ZMQ_POLLOUT) && s->peer->state == PEER_HELLO)
+		if (s->peer && s->peer->hello_waits && (events & ZMQ_POLLOUT) &&
+		    s->peer->state == PEER_HELLO)
 			chan_hello(s->c, s->peer);
 		if (!(events & ZMQ_POLLIN) || take_one(s) < 0)
 			return;

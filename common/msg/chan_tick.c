@@ -1,8 +1,11 @@
-/* chan_tick.c - what a link does by the clock: hello again, heartbeat, resend, acknowledge, notice silence.
+/* chan_tick.c - what a link does by the clock: hello again, heartbeat, resend, acknowledge, notice
+ * silence.
  *
- * One timer for all links, armed for what is due first, so that an idle daemon sleeps. At work (a numbered message within ACTIVE_US, or load to
- * report) routers and workers beat each heartbeat_us; else every link beats seldom, and so that few wake-ups do for all: the side that connected
- * beats at common points of the clock, the other side answers. Never more seldom than a quarter of the silence that the peer bears. */
+ * One timer for all links, armed for what is due first, so that an idle daemon sleeps. At work (a
+ * numbered message within ACTIVE_US, or load to report) routers and workers beat each heartbeat_us;
+ * else every link beats seldom, and so that few wake-ups do for all: the side that connected
+ * beats at common points of the clock, the other side answers. Never more seldom than a quarter
+ * of the silence that the peer bears. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/least.h"
@@ -12,10 +15,10 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define WORK_BEAT_US 50000u    /* after a lull, the first beat that tells of work */
-#define BEAT_MIN_US 20000u     /* whatever a peer says that it bears */
+#define WORK_BEAT_US 50000u /* after a lull, the first beat that tells of work */
+#define BEAT_MIN_US 20000u  /* whatever a peer says that it bears */
 
-/* --- how often, how long ---------------------------------------------------------------------------------------------------------- */
+/* --- how often, how long ------------------------------------------------- */
 
 /* Routers go by the load figures of their workers. */
 static int tells_load(const struct chan *c, const struct peer *p)
@@ -28,7 +31,8 @@ static int busy(const struct chan *c, const struct peer *p, uint64_t now)
 	return !list_empty(&p->link.window) || now - p->busy_us < c->opts.silence_us;
 }
 
-/* How many times silence_us a peer may be silent: the end of a watched process is known at once, what remains is that it is stuck. */
+/* How many times silence_us a peer may be silent: the end of a watched process is known at once,
+ * what remains is that it is stuck. */
 static unsigned patience(const struct chan *c, const struct peer *p, int is_busy)
 {
 	if (!p->watched)
@@ -65,13 +69,14 @@ static uint64_t beat_at(const struct chan *c, const struct peer *p, uint64_t now
 	if (!lull(c, p, now))
 		return p->beat_us + every;
 	if (!p->dealer)
-		return p->beat_us + every + every / 4;      /* theirs comes first and is answered */
+		return p->beat_us + every + every / 4; /* theirs comes first and is answered */
 	return (p->beat_us + every / 4) / every * every + every;
 }
 
-/* --- heartbeats ------------------------------------------------------------------------------------------------------------------- */
+/* --- heartbeats ---------------------------------------------------------- */
 
-/* One with fields that we do not know may be longer than any of ours: it then never counts as changed. */
+/* One with fields that we do not know may be longer than any of ours: it then never counts as
+ * changed. */
 static uint64_t sum(const Pds__Heartbeat *hb)
 {
 	unsigned char b[160];
@@ -122,7 +127,7 @@ void chan_owe_ack(struct chan *c, struct peer *p)
 	chan_tick_soon(c, p->ack_due_us);
 }
 
-/* --- the timer -------------------------------------------------------------------------------------------------------------------- */
+/* --- the timer ----------------------------------------------------------- */
 
 /* When the clock has something to do for this peer. */
 static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
@@ -130,14 +135,16 @@ static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
 	if (p->state == PEER_DEAD)
 		return UINT64_MAX;
 	if (p->state != PEER_UP)
-		return p->dealer ? p->hello_us + c->pace.hello_us * (p->state == PEER_REFUSED ? 4 : 1) : UINT64_MAX;
+		return p->dealer ? p->hello_us + c->pace.hello_us * (p->state == PEER_REFUSED ? 4 : 1)
+		                 : UINT64_MAX;
 	uint64_t at = least(silent_at(c, p, now) + 1, beat_at(c, p, now));
 	if (p->ack_due_us)
 		at = least(at, p->ack_due_us);
 	if (p->resend_at_us)
 		return least(at, p->resend_at_us);
 	if (!list_empty(&p->link.window))
-		at = least(at, list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us);
+		at = least(at, list_entry(p->link.window.next, struct link_out, node)->sent_us +
+		                   p->resend_wait_us);
 	return at;
 }
 
@@ -149,7 +156,9 @@ static void look_at_window(struct chan *c, struct peer *p, uint64_t now)
 		chan_resend(c, p, UINT32_MAX);
 	else if (p->resend_at_us && now >= p->resend_at_us)
 		chan_send_rest(c, p);
-	else if (!p->resend_at_us && now >= list_entry(p->link.window.next, struct link_out, node)->sent_us + p->resend_wait_us) {
+	else if (!p->resend_at_us &&
+	         now >= list_entry(p->link.window.next, struct link_out, node)->sent_us +
+	                    p->resend_wait_us) {
 		p->resend_wait_us = least(2 * p->resend_wait_us, c->pace.resend_max_us);
 		chan_resend(c, p, RESEND_BATCH);
 	}
@@ -167,7 +176,8 @@ static void look_at(struct chan *c, struct peer *p, uint64_t now)
 		chan_peer_down(c, p, "silent for too long", p->dealer ? PEER_HELLO : PEER_DEAD);
 		return;
 	}
-	if (!list_empty(&p->link.window) && now - p->progress_us > most(STUCK_WAITS * c->pace.resend_us, 5 * c->opts.silence_us)) {
+	if (!list_empty(&p->link.window) &&
+	    now - p->progress_us > most(STUCK_WAITS * c->pace.resend_us, 5 * c->opts.silence_us)) {
 		chan_peer_down(c, p, "it acknowledges nothing", p->dealer ? PEER_HELLO : PEER_DEAD);
 		return;
 	}
@@ -202,11 +212,13 @@ static void arm(struct chan *c, uint64_t now)
 		chan_tick_soon(c, most(at, now + 1000));
 }
 
-/* A timer that comes much too late says that this process was stopped, or had no processor: what a peer sent meanwhile waits in the sockets, and may be read only after
- * this tick. That time is nobody's silence. (A peer that has given us up says so with a HELLO, which begins its link anew.) */
+/* A timer that comes much too late says that this process was stopped, or had no processor: what a
+ * peer sent meanwhile waits in the sockets, and may be read only after this tick. That time is
+ * nobody's silence. (A peer that has given us up says so with a HELLO, which begins its link
+ * anew.) */
 static void excuse_absence(struct chan *c, uint64_t now)
 {
-	uint64_t late = now > c->tick_at_us ? now - c->tick_at_us : 0;   /* UINT64_MAX: not armed */
+	uint64_t late = now > c->tick_at_us ? now - c->tick_at_us : 0; /* UINT64_MAX: not armed */
 	if (late <= c->opts.silence_us / 4)
 		return;
 	list_each(it, &c->peers) {
@@ -226,7 +238,8 @@ void chan_tick(evutil_socket_t fd, short what, void *arg)
 	c->tick_at_us = UINT64_MAX;
 	list_each_safe(it, nx, &c->graveyard)
 		chan_peer_free(list_entry(it, struct peer, node));
-	/* a hook may end any peer; the ended stay in the graveyard until the next tick, so a snapshot of pointers is safe to walk */
+	/* a hook may end any peer; the ended stay in the graveyard until the next tick, so a
+	 * snapshot of pointers is safe to walk */
 	uint32_t n = 0;
 	struct peer **all = mem_array(c->n_peers, sizeof *all);
 	list_each(it, &c->peers)
@@ -242,9 +255,11 @@ void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 	uint64_t now = clock_us();
 	if (is_news(hb, &p->heard_sum))
 		stir(c, p, now);
-	if (p->state != PEER_UP || p->dealer || !lull(c, p, now) || now - p->beat_us < beat_every(c, p, now) / 2)
+	if (p->state != PEER_UP || p->dealer || !lull(c, p, now) ||
+	    now - p->beat_us < beat_every(c, p, now) / 2)
 		return;
 	beat(c, p, now);
 	excuse_absence(c, now);
-	arm(c, now);            /* mostly later than it was: else each answer is followed by a look for nothing */
+	/* mostly later than it was: else each answer is followed by a look for nothing */
+	arm(c, now);
 }

@@ -1,4 +1,5 @@
-/* fault.c - see fault.h. The same seed, rules and messages give the same verdicts; how messages interleave is not in its hands. */
+/* fault.c - see fault.h. The same seed, rules and messages give the same verdicts; how messages
+ * interleave is not in its hands. */
 #include "msg/fault.h"
 #include "util/mem.h"
 
@@ -10,15 +11,15 @@
 #define TIME_MAX_US 60000000u
 
 struct chance {
-	double share;                  /* 0 to 1 */
-	uint64_t from_us, to_us;       /* effects that last */
+	double share;            /* 0 to 1 */
+	uint64_t from_us, to_us; /* effects that last */
 };
 
 struct rule {
-	enum msg_type type;            /* 0: all */
-	int dir;                       /* -1: both */
-	char peer[48];                 /* "": all */
-	uint64_t nth, seen;            /* 0: all */
+	enum msg_type type; /* 0: all */
+	int dir;            /* -1: both */
+	char peer[48];      /* "": all */
+	uint64_t nth, seen; /* 0: all */
 	struct chance drop, repeat, delay, late, noack, cut;
 };
 
@@ -37,7 +38,7 @@ static uint64_t draw(struct fault *f)
 	return z ^ (z >> 31);
 }
 
-/* --- reading the rules ---------------------------------------------------------------------------------------------------- */
+/* --- reading the rules --------------------------------------------------- */
 
 static const char *parse_time(const char *s, struct chance *c)
 {
@@ -106,14 +107,16 @@ static const char *parse_nth(const char *s, struct rule *r)
 	return end == s || *end || !r->nth ? "nth is a number from 1" : NULL;
 }
 
-/* One part "key=value" of a rule; *rest is what follows it in the word, and moves on when a time was taken from it. */
+/* One part "key=value" of a rule; *rest is what follows it in the word, and moves on when a time
+ * was taken from it. */
 static const char *parse_part(char *part, char **rest, struct rule *r)
 {
 	const struct {
 		const char *key;
 		struct chance *chance;
 		int lasts;
-	} effects[] = {{"drop", &r->drop, 0}, {"repeat", &r->repeat, 0}, {"delay", &r->delay, 1}, {"late", &r->late, 1}, {"noack", &r->noack, 0}, {"cut", &r->cut, 0}};
+	} effects[] = {{"drop", &r->drop, 0}, {"repeat", &r->repeat, 0}, {"delay", &r->delay, 1},
+	               {"late", &r->late, 1}, {"noack", &r->noack, 0},   {"cut", &r->cut, 0}};
 	char *value = strchr(part, '=');
 	if (!value)
 		return "a part is KEY=VALUE";
@@ -133,7 +136,8 @@ static const char *parse_part(char *part, char **rest, struct rule *r)
 		if (why || !effects[i].lasts)
 			return why;
 		char *time = strsep(rest, ":");
-		return time ? parse_time(time, effects[i].chance) : "a time must follow, as in delay=5%:20ms";
+		return time ? parse_time(time, effects[i].chance)
+		            : "a time must follow, as in delay=5%:20ms";
 	}
 	return "it is none of type, dir, peer, nth, drop, repeat, delay, late, noack, cut";
 }
@@ -187,7 +191,7 @@ void fault_destroy(struct fault **f)
 	*f = NULL;
 }
 
-/* --- verdicts ------------------------------------------------------------------------------------------------------------------ */
+/* --- verdicts ------------------------------------------------------------ */
 
 static int hits(struct fault *f, const struct chance *c)
 {
@@ -201,14 +205,16 @@ static uint64_t lasting(struct fault *f, const struct chance *c)
 	return c->from_us + (c->to_us > c->from_us ? draw(f) % (c->to_us - c->from_us + 1) : 0);
 }
 
-void fault_judge(struct fault *f, enum fault_dir dir, enum msg_type type, const char *peer, struct fault_verdict *ret)
+void fault_judge(struct fault *f, enum fault_dir dir, enum msg_type type, const char *peer,
+                 struct fault_verdict *ret)
 {
 	*ret = (struct fault_verdict){0};
 	if (type == MSG_CTL_REQUEST || type == MSG_CTL_REPLY)
 		return;
 	for (unsigned i = 0; i < f->n; i++) {
 		struct rule *r = &f->rules[i];
-		if ((r->type && r->type != type) || (r->dir >= 0 && r->dir != (int)dir) || (r->peer[0] && strcmp(r->peer, peer) != 0))
+		if ((r->type && r->type != type) || (r->dir >= 0 && r->dir != (int)dir) ||
+		    (r->peer[0] && strcmp(r->peer, peer) != 0))
 			continue;
 		if (r->nth && ++r->seen != r->nth)
 			continue;

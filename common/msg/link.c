@@ -26,9 +26,11 @@ void link_fini(struct link *l)
 		link_drop(l, list_entry(it, struct link_out, node));
 }
 
-int link_has_room(const struct link *l, uint32_t max_messages, size_t max_bytes, size_t n, size_t bytes)
+int link_has_room(const struct link *l, uint32_t max_messages, size_t max_bytes, size_t n,
+                  size_t bytes)
 {
-	return n <= max_messages && l->n_window <= max_messages - n && bytes <= max_bytes && l->window_bytes <= max_bytes - bytes;
+	return n <= max_messages && l->n_window <= max_messages - n && bytes <= max_bytes &&
+	       l->window_bytes <= max_bytes - bytes;
 }
 
 struct link_out *link_push(struct link *l, size_t len)

@@ -28,7 +28,8 @@ static void read_host(void)
 		pid_namespace = st.st_ino;
 }
 
-/* Field 22 of /proc/PID/stat; 0 if there is no such process. The name in field 2 may hold anything, so count from its last ')'. */
+/* Field 22 of /proc/PID/stat; 0 if there is no such process. The name in field 2 may hold
+ * anything, so count from its last ')'. */
 static uint64_t start_ticks(long pid)
 {
 	char path[64], line[1024];
@@ -60,7 +61,8 @@ int process_watch(const Pds__Process *p, int *ret_dead)
 {
 	pthread_once(&once, read_host);
 	*ret_dead = 0;
-	if (!p || !boot_id[0] || strcmp(p->boot_id, boot_id) != 0 || p->pid_namespace != pid_namespace || p->pid == 0)
+	if (!p || !boot_id[0] || strcmp(p->boot_id, boot_id) != 0 ||
+	    p->pid_namespace != pid_namespace || p->pid == 0)
 		return -1;
 	int fd = (int)syscall(SYS_pidfd_open, (pid_t)p->pid, 0);
 	if (start_ticks((long)p->pid) == p->start_ticks)
@@ -71,9 +73,10 @@ int process_watch(const Pds__Process *p, int *ret_dead)
 	return -1;
 }
 
-/* --- who is at the other end -------------------------------------------------------------------------------------------- */
+/* --- who is at the other end --------------------------------------------- */
 
-/* libzmq 4.x writes an ipc peer's SO_PEERCRED as "localhost:UID:GID:PID"; of TCP it has the address alone. */
+/* libzmq 4.x writes an ipc peer's SO_PEERCRED as "localhost:UID:GID:PID"; of TCP it has the
+ * address alone. */
 void process_origin_parse(const char *text, struct process_origin *ret)
 {
 	unsigned long v[3];
@@ -90,7 +93,8 @@ void process_origin_parse(const char *text, struct process_origin *ret)
 	}
 	if (*p)
 		return;
-	*ret = (struct process_origin){.is_local = 1, .uid = (uint32_t)v[0], .gid = (uint32_t)v[1], .pid = (uint32_t)v[2]};
+	*ret = (struct process_origin){
+		.is_local = 1, .uid = (uint32_t)v[0], .gid = (uint32_t)v[1], .pid = (uint32_t)v[2]};
 }
 
 int process_origin_same(const struct process_origin *a, const struct process_origin *b)
@@ -98,19 +102,24 @@ int process_origin_same(const struct process_origin *a, const struct process_ori
 	return a->is_local == b->is_local && a->uid == b->uid && a->gid == b->gid && a->pid == b->pid;
 }
 
-int process_origin_check(const struct process_origin *o, const Pds__Process *p, char *why, size_t why_len)
+int process_origin_check(const struct process_origin *o, const Pds__Process *p, char *why,
+                         size_t why_len)
 {
 	pthread_once(&once, read_host);
 	if (!o->is_local)
-		snprintf(why, why_len, "the connection is not local: this version has no links between hosts");
+		snprintf(why, why_len,
+		         "the connection is not local: this version has no links between hosts");
 	else if (o->uid != geteuid() && o->uid != 0)
-		snprintf(why, why_len, "process %u runs as user %u; allowed are user %u and root", o->pid, o->uid, (unsigned)geteuid());
+		snprintf(why, why_len, "process %u runs as user %u; allowed are user %u and root", o->pid,
+		         o->uid, (unsigned)geteuid());
 	else if (!p)
 		snprintf(why, why_len, "it does not say which process it is");
 	else if (strcmp(p->boot_id, boot_id) != 0)
-		snprintf(why, why_len, "it says that it runs on another host: this version has no links between hosts");
+		snprintf(why, why_len,
+		         "it says that it runs on another host: this version has no links between hosts");
 	else if (p->pid_namespace == pid_namespace && p->pid != o->pid)
-		snprintf(why, why_len, "it says that it is process %u, the connection is process %u's", p->pid, o->pid);
+		snprintf(why, why_len, "it says that it is process %u, the connection is process %u's",
+		         p->pid, o->pid);
 	else
 		return 0;
 	return ERR_INVALID;
@@ -129,7 +138,8 @@ static int has_other_group(uint32_t pid, uint32_t gid)
 		if (strncmp(line, "Groups:", 7) != 0)
 			continue;
 		char *at = line + 7, *end;
-		for (unsigned long g = strtoul(at, &end, 10); end != at && !found; g = strtoul(at, &end, 10)) {
+		for (unsigned long g = strtoul(at, &end, 10); end != at && !found;
+		     g = strtoul(at, &end, 10)) {
 			found = g == gid;
 			at = end;
 		}

@@ -1,8 +1,10 @@
 /* attached.c - see attached.h.
  *
- * What always holds: a connection is in the list from accept to close; `worker` is set exactly while the daemon has an object for it. Descriptors that came
- * with a hello are closed, or belong to the region or ring that was mapped from them. A listener whose accept fails without taking the connection stays
- * readable: it leaves the loop for ACCEPT_REST_MS, so that the loop does not spin. */
+ * What always holds: a connection is in the list from accept to close; `worker` is set exactly
+ * while the daemon has an object for it. Descriptors that came with a hello are closed, or belong
+ * to the region or ring that was mapped from them. A listener whose accept fails without taking
+ * the connection stays readable: it leaves the loop for ACCEPT_REST_MS, so that the loop does
+ * not spin. */
 #include "kv/ring.h"
 #include "svc/attached.h"
 #include "util/clock.h"
@@ -21,17 +23,18 @@
 
 #define HELLO_WAIT_S 5
 #define ACCEPT_REST_MS 100
-#define LOG_EVERY_US 10000000u   /* the same refusal, and a failing accept: a refused worker asks again 20 times a second */
-#define SPARE 16u                /* connections beside those of workers_max workers */
+/* the same refusal, and a failing accept: a refused worker asks again 20 times a second */
+#define LOG_EVERY_US 10000000u
+#define SPARE 16u /* connections beside those of workers_max workers */
 
 struct connection {
 	struct list link;
 	struct attached *a;
-	int sock, bell;                /* bell -1: none */
+	int sock, bell; /* bell -1: none */
 	struct event *event, *bell_event;
 	char name[HANDOVER_NAME_MAX];
 	uint64_t epoch;
-	void *worker;                  /* NULL until the hello was accepted */
+	void *worker; /* NULL until the hello was accepted */
 };
 
 struct attached {
@@ -41,7 +44,7 @@ struct attached {
 	struct list connections;
 	unsigned n_connections, n_workers;
 	uint64_t accept_logged_us, refusal_logged_us;
-	char refusal[sizeof ((struct err *)0)->text];    /* the last one that was logged */
+	char refusal[sizeof((struct err *)0)->text]; /* the last one that was logged */
 };
 
 static void workers_changed(struct attached *a, int by)
@@ -60,7 +63,8 @@ static void refused(struct attached *a, const char *name, int code, const char *
 		return;
 	snprintf(a->refusal, sizeof a->refusal, "%s", why);
 	a->refusal_logged_us = now;
-	log_warn("handover_refused", "worker=%s code=%s why=%s", log_quote(name), err_name(code), log_quote(why));
+	log_warn("handover_refused", "worker=%s code=%s why=%s", log_quote(name), err_name(code),
+	         log_quote(why));
 }
 
 static void connection_end(struct connection *c, const char *why)
@@ -76,7 +80,8 @@ static void connection_end(struct connection *c, const char *why)
 	a->n_connections--;
 	if (c->worker) {
 		workers_changed(a, -1);
-		log_info("worker_detached", "worker=%s epoch=%016llx why=%s", log_quote(c->name), (unsigned long long)c->epoch, log_quote(why));
+		log_info("worker_detached", "worker=%s epoch=%016llx why=%s", log_quote(c->name),
+		         (unsigned long long)c->epoch, log_quote(why));
 		a->h.detach(a->h.arg, c->worker, why);
 	}
 	free(c);
@@ -89,7 +94,8 @@ static int connection_read(struct connection *c)
 	ssize_t n = sock_recv(c->sock, &byte, sizeof byte, NULL, 0, NULL);
 	if (n == ERR_TIMEOUT)
 		return 0;
-	connection_end(c, n == 0 || n == ERR_CLOSED ? "its socket is closed" : "it sent something after its hello");
+	connection_end(c, n == 0 || n == ERR_CLOSED ? "its socket is closed"
+	                                            : "it sent something after its hello");
 	return 1;
 }
 
@@ -107,9 +113,13 @@ static int name_taken(struct attached *a, const char *name)
 static int admit(struct attached *a, const struct handover_hello *h, struct err *err)
 {
 	if (name_taken(a, h->name))
-		return err_set(err, ERR_EXISTS, "a worker named %s is attached already and its socket lives: a second one is refused", h->name);
+		return err_set(
+			err, ERR_EXISTS,
+			"a worker named %s is attached already and its socket lives: a second one is refused",
+			h->name);
 	if (a->n_workers >= a->h.workers_max)
-		return err_set(err, ERR_FULL, "%u workers are attached; workers_max is %u", a->n_workers, a->h.workers_max);
+		return err_set(err, ERR_FULL, "%u workers are attached; workers_max is %u", a->n_workers,
+		               a->h.workers_max);
 	return 0;
 }
 
@@ -117,12 +127,14 @@ static int admit(struct attached *a, const struct handover_hello *h, struct err 
 static int map(struct connection *c, struct attached_memory *m, const int fds[3], struct err *err)
 {
 	const struct handover_hello *h = m->hello;
-	int r = kv_region_map(&m->region, &m->layout, h->blocks, h->backend, h->device, fds[0], fds[1], err);
-	if (r == ERR_CLOSED)       /* the device is lost to this process, perhaps not to the next one */
+	int r = kv_region_map(&m->region, &m->layout, h->blocks, h->backend, h->device, fds[0], fds[1],
+	                      err);
+	if (r == ERR_CLOSED) /* the device is lost to this process, perhaps not to the next one */
 		svc_leave(err->text);
 	if (fds[2] >= 0 && (r < 0 || !c->a->h.bell)) {
 		close(fds[2]);
-	} else if (fds[2] >= 0 && (r = ring_map(fds[2], h->ring_slots, h->ring_layers, h->epoch, &m->ring, err)) < 0) {
+	} else if (fds[2] >= 0 &&
+	           (r = ring_map(fds[2], h->ring_slots, h->ring_layers, h->epoch, &m->ring, err)) < 0) {
 		kv_region_fini(&m->region);
 	} else if (m->ring && (c->bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) {
 		r = err_set(err, ERR_IO, "cannot create a doorbell: %s", strerror(errno));
@@ -132,7 +144,8 @@ static int map(struct connection *c, struct attached_memory *m, const int fds[3]
 	return r;
 }
 
-static int attach(struct connection *c, struct attached_memory *m, const int fds[3], struct err *err)
+static int attach(struct connection *c, struct attached_memory *m, const int fds[3],
+                  struct err *err)
 {
 	const struct attached_hooks *hooks = &c->a->h;
 	int r = admit(c->a, m->hello, err);
@@ -170,8 +183,10 @@ static void log_attached(const struct attached_memory *m)
 	const struct handover_hello *h = m->hello;
 	char layout[KV_LAYOUT_TEXT_MAX];
 	kv_layout_text(&m->layout, layout, sizeof layout);
-	log_info("worker_attached", "worker=%s epoch=%016llx blocks=%u block_bytes=%zu ring_slots=%u layout=%s", log_quote(h->name), (unsigned long long)h->epoch,
-	         h->blocks, m->layout.block_bytes, h->ring_slots, log_quote(layout));
+	log_info("worker_attached",
+	         "worker=%s epoch=%016llx blocks=%u block_bytes=%zu ring_slots=%u layout=%s",
+	         log_quote(h->name), (unsigned long long)h->epoch, h->blocks, m->layout.block_bytes,
+	         h->ring_slots, log_quote(layout));
 }
 
 /* Receives the hello and answers it. */
@@ -248,8 +263,10 @@ static void on_rested(evutil_socket_t fd, short what, void *arg)
 static void rest(struct attached *a, int code)
 {
 	uint64_t now = clock_us();
-	if (code != ERR_TIMEOUT && (!a->accept_logged_us || now - a->accept_logged_us >= LOG_EVERY_US)) {
-		log_error("accept_failed", "why=%s retry_ms=%d", log_quote(strerror(errno)), ACCEPT_REST_MS);
+	if (code != ERR_TIMEOUT &&
+	    (!a->accept_logged_us || now - a->accept_logged_us >= LOG_EVERY_US)) {
+		log_error("accept_failed", "why=%s retry_ms=%d", log_quote(strerror(errno)),
+		          ACCEPT_REST_MS);
 		a->accept_logged_us = now;
 	}
 	event_del(a->accept);
@@ -275,7 +292,8 @@ int attached_listen(const struct attached_hooks *hooks, struct attached **ret_a,
 	if (fd < 0)
 		return fd;
 	if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0) {
-		int r = err_set(err, ERR_IO, "%s: cannot make the socket non-blocking: %s", path, strerror(errno));
+		int r = err_set(err, ERR_IO, "%s: cannot make the socket non-blocking: %s", path,
+		                strerror(errno));
 		close(fd);
 		return r;
 	}

@@ -1,8 +1,10 @@
-/* conf.c - see conf.h. libconfig parses; this file checks each value against its table and keeps it with its source.
+/* conf.c - see conf.h. libconfig parses; this file checks each value against its table and keeps it
+ * with its source.
  *
- * What always holds: a loaded conf has a valid value for every key. All values come in as text or as a libconfig setting and go
- * through one check (value_check), so that default, file and -o obey the same limits. A wrong file or option is returned as an
- * error; a wrong table (default out of range, two keys of one name) is a bug and panics. */
+ * What always holds: a loaded conf has a valid value for every key. All values come in as text or
+ * as a libconfig setting and go through one check (value_check), so that default, file and -o obey
+ * the same limits. A wrong file or option is returned as an error; a wrong table (default out of
+ * range, two keys of one name) is a bug and panics. */
 #include "svc/conf.h"
 #include "svc/conf_int.h"
 #include "util/check.h"
@@ -52,9 +54,11 @@ static void list_text(struct conf_value *v)
 
 static int parse_bool(struct conf_value *v, const char *s)
 {
-	if (strcmp(s, "true") == 0 || strcmp(s, "yes") == 0 || strcmp(s, "on") == 0 || strcmp(s, "1") == 0)
+	if (strcmp(s, "true") == 0 || strcmp(s, "yes") == 0 || strcmp(s, "on") == 0 ||
+	    strcmp(s, "1") == 0)
 		v->integer = 1;
-	else if (strcmp(s, "false") == 0 || strcmp(s, "no") == 0 || strcmp(s, "off") == 0 || strcmp(s, "0") == 0)
+	else if (strcmp(s, "false") == 0 || strcmp(s, "no") == 0 || strcmp(s, "off") == 0 ||
+	         strcmp(s, "0") == 0)
 		v->integer = 0;
 	else
 		return ERR_INVALID;
@@ -87,15 +91,10 @@ static int parse_float(struct conf_value *v, const char *s)
 static int value_parse(const struct conf_key *k, const char *s, struct conf_value *v)
 {
 	switch (k->type) {
-	case CONF_BOOL:
-		return parse_bool(v, s);
-	case CONF_INT:
-		return parse_int(v, s);
-	case CONF_FLOAT:
-		return parse_float(v, s);
-	case CONF_STRING:
-		v->text = mem_strdup(s);
-		return 0;
+	case CONF_BOOL: return parse_bool(v, s);
+	case CONF_INT: return parse_int(v, s);
+	case CONF_FLOAT: return parse_float(v, s);
+	case CONF_STRING: v->text = mem_strdup(s); return 0;
 	case CONF_LIST:
 		for (s += strspn(s, " \t\n"); *s; s += strspn(s, " \t\n")) {
 			size_t n = strcspn(s, " \t\n");
@@ -110,7 +109,9 @@ static int value_parse(const struct conf_key *k, const char *s, struct conf_valu
 
 static const char *type_name(enum conf_type t)
 {
-	static const char *const names[] = {"true or false", "a whole number", "a number", "a text in double quotes", "a list of texts: [ \"a\", \"b\" ]"};
+	static const char *const names[] = {"true or false", "a whole number", "a number",
+	                                    "a text in double quotes",
+	                                    "a list of texts: [ \"a\", \"b\" ]"};
 	return names[t];
 }
 
@@ -121,7 +122,10 @@ static int has_range(const struct conf_key *k)
 
 static double upper(const struct conf_key *k)
 {
-	return k->max != 0 ? k->max : k->type == CONF_STRING ? STRING_MAX : k->type == CONF_LIST ? ITEMS_MAX : HUGE_VAL;
+	return k->max != 0              ? k->max
+	       : k->type == CONF_STRING ? STRING_MAX
+	       : k->type == CONF_LIST   ? ITEMS_MAX
+	                                : HUGE_VAL;
 }
 
 void conf_range_text(const struct conf_key *k, char *out, size_t size)
@@ -156,8 +160,7 @@ static int in_range(const struct conf_key *k, const struct conf_value *v)
 {
 	double x = 0;
 	switch (k->type) {
-	case CONF_BOOL:
-		return 1;
+	case CONF_BOOL: return 1;
 	case CONF_INT:
 	case CONF_FLOAT:
 		x = k->type == CONF_INT ? (double)v->integer : v->real;
@@ -167,9 +170,7 @@ static int in_range(const struct conf_key *k, const struct conf_value *v)
 			return is_choice(k->choices, v->text);
 		x = (double)strlen(v->text);
 		break;
-	case CONF_LIST:
-		x = (double)v->n_items;
-		break;
+	case CONF_LIST: x = (double)v->n_items; break;
 	}
 	return x >= k->min && x <= upper(k);
 }
@@ -190,7 +191,8 @@ static int value_check(const struct conf_key *k, const struct conf_value *v, str
 	               shown(k, v->text), range);
 }
 
-static int wrong_type(const struct conf_key *k, const char *source, const char *got, struct err *err)
+static int wrong_type(const struct conf_key *k, const char *source, const char *got,
+                      struct err *err)
 {
 	char range[256];
 	conf_range_text(k, range, sizeof range);
@@ -202,7 +204,8 @@ static int wrong_type(const struct conf_key *k, const char *source, const char *
 static int set_text(struct conf_entry *e, const char *text, const char *source, struct err *err)
 {
 	struct conf_value v = {.source = mem_strdup(source)};
-	int r = value_parse(e->key, text, &v) < 0 ? wrong_type(e->key, source, text, err) : value_check(e->key, &v, err);
+	int r = value_parse(e->key, text, &v) < 0 ? wrong_type(e->key, source, text, err)
+	                                          : value_check(e->key, &v, err);
 	if (r < 0) {
 		value_fini(&v);
 		return r;
@@ -212,22 +215,18 @@ static int set_text(struct conf_entry *e, const char *text, const char *source, 
 	return 0;
 }
 
-/* --- from a file ------------------------------------------------------------------------------------------------------- */
+/* --- from a file --------------------------------------------------------- */
 
 static int is_kind(enum conf_type want, const config_setting_t *s)
 {
 	int t = config_setting_type(s);
 	switch (want) {
-	case CONF_BOOL:
-		return t == CONFIG_TYPE_BOOL;
-	case CONF_INT:
-		return t == CONFIG_TYPE_INT || t == CONFIG_TYPE_INT64;
+	case CONF_BOOL: return t == CONFIG_TYPE_BOOL;
+	case CONF_INT: return t == CONFIG_TYPE_INT || t == CONFIG_TYPE_INT64;
 	case CONF_FLOAT:
 		return t == CONFIG_TYPE_FLOAT || t == CONFIG_TYPE_INT || t == CONFIG_TYPE_INT64;
-	case CONF_STRING:
-		return t == CONFIG_TYPE_STRING;
-	case CONF_LIST:
-		return t == CONFIG_TYPE_ARRAY || t == CONFIG_TYPE_LIST;
+	case CONF_STRING: return t == CONFIG_TYPE_STRING;
+	case CONF_LIST: return t == CONFIG_TYPE_ARRAY || t == CONFIG_TYPE_LIST;
 	}
 	return 0;
 }
@@ -240,21 +239,16 @@ static void setting_text(const config_setting_t *s, char *out, size_t size)
 		snprintf(out, size, "%s", config_setting_get_bool(s) ? "true" : "false");
 		break;
 	case CONFIG_TYPE_INT:
-	case CONFIG_TYPE_INT64:
-		snprintf(out, size, "%lld", config_setting_get_int64(s));
-		break;
-	case CONFIG_TYPE_FLOAT:
-		snprintf(out, size, "%.9g", config_setting_get_float(s));
-		break;
-	case CONFIG_TYPE_STRING:
-		snprintf(out, size, "%s", config_setting_get_string(s));
-		break;
+	case CONFIG_TYPE_INT64: snprintf(out, size, "%lld", config_setting_get_int64(s)); break;
+	case CONFIG_TYPE_FLOAT: snprintf(out, size, "%.9g", config_setting_get_float(s)); break;
+	case CONFIG_TYPE_STRING: snprintf(out, size, "%s", config_setting_get_string(s)); break;
 	default:
 		snprintf(out, size, "%s", config_setting_type(s) == CONFIG_TYPE_GROUP ? "{...}" : "[...]");
 	}
 }
 
-static int set_list(struct conf_entry *e, const config_setting_t *s, const char *source, struct err *err)
+static int set_list(struct conf_entry *e, const config_setting_t *s, const char *source,
+                    struct err *err)
 {
 	struct conf_value v = {.source = mem_strdup(source)};
 	int r = 0;
@@ -263,7 +257,8 @@ static int set_list(struct conf_entry *e, const config_setting_t *s, const char 
 		if (config_setting_type(item) == CONFIG_TYPE_STRING)
 			add_item(&v, config_setting_get_string(item), strlen(config_setting_get_string(item)));
 		else
-			r = err_set(err, ERR_INVALID, "%s: %s: item %d is not a text in double quotes", source, e->key->name, i + 1);
+			r = err_set(err, ERR_INVALID, "%s: %s: item %d is not a text in double quotes", source,
+			            e->key->name, i + 1);
 	}
 	list_text(&v);
 	if (r == 0)
@@ -277,13 +272,15 @@ static int set_list(struct conf_entry *e, const config_setting_t *s, const char 
 	return 0;
 }
 
-static int set_from_file(struct conf *c, const config_setting_t *s, const char *source, struct err *err)
+static int set_from_file(struct conf *c, const config_setting_t *s, const char *source,
+                         struct err *err)
 {
 	struct conf_entry *e = conf_entry_find(c, config_setting_name(s));
 	if (!e) {
 		const char *near = conf_entry_near(c, config_setting_name(s));
-		return err_set(err, ERR_INVALID, "%s: unknown key \"%.100s\"%s%s%s", source, config_setting_name(s), near ? "; did you mean \"" : "",
-		               near ? near : "", near ? "\"?" : "");
+		return err_set(err, ERR_INVALID, "%s: unknown key \"%.100s\"%s%s%s", source,
+		               config_setting_name(s), near ? "; did you mean \"" : "", near ? near : "",
+		               near ? "\"?" : "");
 	}
 	char text[STRING_MAX + 2];
 	setting_text(s, text, sizeof text);
@@ -297,10 +294,13 @@ static int open_file(const char *path, FILE **ret_f, struct err *err)
 {
 	FILE *f = fopen(path, "re");
 	if (!f)
-		return err_set(err, ERR_IO, "cannot read the configuration file %s: %s", path, strerror(errno));
+		return err_set(err, ERR_IO, "cannot read the configuration file %s: %s", path,
+		               strerror(errno));
 	if (fseek(f, 0, SEEK_END) < 0 || ftell(f) > FILE_BYTES_MAX || fseek(f, 0, SEEK_SET) < 0) {
 		fclose(f);
-		return err_set(err, ERR_INVALID, "the configuration file %s is no regular file of at most %d bytes", path, FILE_BYTES_MAX);
+		return err_set(err, ERR_INVALID,
+		               "the configuration file %s is no regular file of at most %d bytes", path,
+		               FILE_BYTES_MAX);
 	}
 	*ret_f = f;
 	return 0;
@@ -315,7 +315,8 @@ static int load_file(struct conf *c, struct err *err)
 	config_t cfg;
 	config_init(&cfg);
 	if (config_read(&cfg, f) != CONFIG_TRUE)
-		r = err_set(err, ERR_INVALID, "%s:%d: %s", c->path, config_error_line(&cfg), config_error_text(&cfg));
+		r = err_set(err, ERR_INVALID, "%s:%d: %s", c->path, config_error_line(&cfg),
+		            config_error_text(&cfg));
 	const config_setting_t *root = config_root_setting(&cfg);
 	for (int i = 0; r == 0 && i < config_setting_length(root); i++) {
 		const config_setting_t *s = config_setting_get_elem(root, (unsigned)i);
@@ -329,7 +330,7 @@ static int load_file(struct conf *c, struct err *err)
 	return r;
 }
 
-/* --- from the command line --------------------------------------------------------------------------------------------- */
+/* --- from the command line ----------------------------------------------- */
 
 static int set_override(struct conf *c, const char *o, struct err *err)
 {
@@ -340,13 +341,13 @@ static int set_override(struct conf *c, const char *o, struct err *err)
 	struct conf_entry *e = conf_entry_find(c, key);
 	const char *near = e ? NULL : conf_entry_near(c, key);
 	int r = e ? set_text(e, eq + 1, "option -o", err)
-	          : err_set(err, ERR_INVALID, "option -o: unknown key \"%.100s\"%s%s%s", key, near ? "; did you mean \"" : "", near ? near : "",
-	                    near ? "\"?" : "");
+	          : err_set(err, ERR_INVALID, "option -o: unknown key \"%.100s\"%s%s%s", key,
+	                    near ? "; did you mean \"" : "", near ? near : "", near ? "\"?" : "");
 	free(key);
 	return r;
 }
 
-/* --- the whole --------------------------------------------------------------------------------------------------------- */
+/* --- the whole ----------------------------------------------------------- */
 
 static int is_required(const struct conf_key *k)
 {
@@ -372,12 +373,14 @@ static int check_required(const struct conf *c, struct err *err)
 {
 	for (size_t i = 0; i < c->n; i++)
 		if (strcmp(c->entries[i].value.source, "missing") == 0)
-			return err_set(err, ERR_INVALID, "%s: the key \"%s\" is missing and has no default: %s", c->path ? c->path : "configuration",
-			               c->entries[i].key->name, c->entries[i].key->help);
+			return err_set(err, ERR_INVALID, "%s: the key \"%s\" is missing and has no default: %s",
+			               c->path ? c->path : "configuration", c->entries[i].key->name,
+			               c->entries[i].key->help);
 	return 0;
 }
 
-int conf_load(const struct conf_key *const *tables, const char *path, char *const *overrides, int n_overrides, struct conf **ret_c, struct err *err)
+int conf_load(const struct conf_key *const *tables, const char *path, char *const *overrides,
+              int n_overrides, struct conf **ret_c, struct err *err)
 {
 	struct conf *c = mem_zalloc(sizeof *c);
 	c->path = mem_strdup(path);

@@ -1,15 +1,16 @@
-/* conf_int.h - what conf.c (loading) and conf_show.c (reading, text) share. Private to common/svc. */
+/* conf_int.h - what conf.c (loading) and conf_show.c (reading, text) share. Private to
+ * common/svc. */
 #ifndef SVC_CONF_INT_H
 #define SVC_CONF_INT_H
 
 #include "svc/conf.h"
 
 struct conf_value {
-	char *text;          /* in one spelling per value, so that equal values are equal texts */
-	char *source;        /* "default", "FILE:LINE", "option -o" */
-	int64_t integer;     /* BOOL, INT */
-	double real;         /* FLOAT */
-	char **items;        /* LIST */
+	char *text;      /* in one spelling per value, so that equal values are equal texts */
+	char *source;    /* "default", "FILE:LINE", "option -o" */
+	int64_t integer; /* BOOL, INT */
+	double real;     /* FLOAT */
+	char **items;    /* LIST */
 	size_t n_items;
 };
 
@@ -25,8 +26,11 @@ struct conf {
 	size_t n;
 };
 
-struct conf_entry *conf_entry_find(const struct conf *c, const char *name);   /* NULL if there is none */
-const char *conf_entry_near(const struct conf *c, const char *name);          /* a key of similar spelling, or NULL */
-void conf_range_text(const struct conf_key *k, char *out, size_t size);       /* "1 to 64 threads"; "" when there is no limit */
+/* NULL if there is none */
+struct conf_entry *conf_entry_find(const struct conf *c, const char *name);
+/* a key of similar spelling, or NULL */
+const char *conf_entry_near(const struct conf *c, const char *name);
+/* "1 to 64 threads"; "" when there is no limit */
+void conf_range_text(const struct conf_key *k, char *out, size_t size);
 
 #endif

@@ -1,4 +1,5 @@
-/* conf_show.c - reading a loaded configuration, and showing it: as JSON for pdctl, as a commented file for -h and etc/. */
+/* conf_show.c - reading a loaded configuration, and showing it: as JSON for pdctl, as a
+ * commented file for -h and etc/. */
 #include "svc/conf_int.h"
 #include "util/check.h"
 #include "util/least.h"
@@ -85,7 +86,7 @@ int conf_list(const struct conf *c, const char *key, const char *const **ret_ite
 	return (int)e->value.n_items;
 }
 
-/* --- JSON ---------------------------------------------------------------------------------------------------------------- */
+/* --- JSON ---------------------------------------------------------------- */
 
 static void json_text(struct buf *out, const char *s)
 {
@@ -114,7 +115,7 @@ static void json_value(struct buf *out, const struct conf_key *k, const struct c
 		}
 		buf_addc(out, ']');
 	} else {
-		buf_adds(out, v->text);   /* true, false and numbers are spelled as in JSON */
+		buf_adds(out, v->text); /* true, false and numbers are spelled as in JSON */
 	}
 }
 
@@ -147,7 +148,7 @@ void conf_json(const struct conf *c, struct buf *out)
 	buf_addc(out, '}');
 }
 
-/* --- a commented file ---------------------------------------------------------------------------------------------------- */
+/* --- a commented file ---------------------------------------------------- */
 
 static void help_default(const struct conf_key *k, struct buf *out)
 {
@@ -193,10 +194,13 @@ static void help_key(const struct conf_key *k, struct buf *out)
 	size_t n = strlen(help);
 	while (n && help[n - 1] == '.')
 		n--;
-	int required = (k->type == CONF_STRING || k->type == CONF_LIST) && k->min >= 1 && (!k->def || !*k->def);
+	int required = (k->type == CONF_STRING || k->type == CONF_LIST) && k->min >= 1 &&
+	               (!k->def || !*k->def);
 	struct buf b;
 	buf_init(&b, 0);
-	buf_printf(&b, "%c%.*s.%s%s%s%s%s", n ? toupper((unsigned char)*help) : '?', n ? (int)n - 1 : 0, n ? help + 1 : "", *range ? " Range: " : "", range, *range ? "." : "", required ? " Must be set." : "",
+	buf_printf(&b, "%c%.*s.%s%s%s%s%s", n ? toupper((unsigned char)*help) : '?', n ? (int)n - 1 : 0,
+	           n ? help + 1 : "", *range ? " Range: " : "", range, *range ? "." : "",
+	           required ? " Must be set." : "",
 	           k->flags & CONF_RELOADABLE ? " SIGHUP reloads it." : "");
 	line = b.data;
 	comment(out, line);

@@ -1,5 +1,6 @@
-/* stat.c - see stat.h. Every cell is an atomic that is added to with relaxed order: a reader may see one counter a moment before another,
- * never a torn or a lost value. A wrong index is a bug and panics. */
+/* stat.c - see stat.h. Every cell is an atomic that is added to with relaxed order: a reader may
+ * see one counter a moment before another, never a torn or a lost value. A wrong index is a bug
+ * and panics. */
 #include "svc/stat.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -8,15 +9,17 @@
 #include <stdlib.h>
 
 /* Upper bounds of the histogram's buckets; the last bucket has none. */
-static const uint64_t bound_us[] = {100,    250,    500,     1000,    2500,    5000,    10000,    25000,    50000,
-                                    100000, 250000, 500000, 1000000, 2500000, 5000000, 10000000, 30000000, 60000000};
-static const char *const bound_text[] = {"0.0001", "0.00025", "0.0005", "0.001", "0.0025", "0.005", "0.01", "0.025", "0.05",
-                                         "0.1",    "0.25",    "0.5",    "1",     "2.5",    "5",     "10",   "30",    "60"};
+static const uint64_t bound_us[] = {100,     250,     500,     1000,     2500,     5000,
+                                    10000,   25000,   50000,   100000,   250000,   500000,
+                                    1000000, 2500000, 5000000, 10000000, 30000000, 60000000};
+static const char *const bound_text[] = {"0.0001", "0.00025", "0.0005", "0.001", "0.0025", "0.005",
+                                         "0.01",   "0.025",   "0.05",   "0.1",   "0.25",   "0.5",
+                                         "1",      "2.5",     "5",      "10",    "30",     "60"};
 #define BOUNDS (sizeof bound_us / sizeof *bound_us)
 
 struct cell {
-	_Atomic uint64_t value;                /* counter, gauge; histogram: sum, microseconds */
-	_Atomic uint64_t bucket[BOUNDS + 1];   /* histogram: observations, not cumulated */
+	_Atomic uint64_t value;              /* counter, gauge; histogram: sum, microseconds */
+	_Atomic uint64_t bucket[BOUNDS + 1]; /* histogram: observations, not cumulated */
 };
 
 struct stat_set {
@@ -48,7 +51,8 @@ static struct cell *cell(const struct stat_set *s, unsigned i, enum stat_type ty
 	if (i >= s->n)
 		PANIC("statistic %u of %u", i, s->n);
 	if (s->defs[i].type != type)
-		PANIC("statistic %s has type %d, used as type %d", s->defs[i].name, (int)s->defs[i].type, (int)type);
+		PANIC("statistic %s has type %d, used as type %d", s->defs[i].name, (int)s->defs[i].type,
+		      (int)type);
 	return &s->cells[i];
 }
 
@@ -89,19 +93,21 @@ uint64_t stat_get(const struct stat_set *s, unsigned i)
 	return count;
 }
 
-static void render_seconds(const struct stat_def *d, const struct cell *c, const char *labels, struct buf *out)
+static void render_seconds(const struct stat_def *d, const struct cell *c, const char *labels,
+                           struct buf *out)
 {
 	const char *comma = *labels ? "," : "", *open = *labels ? "{" : "", *shut = *labels ? "}" : "";
 	uint64_t count = 0;
 	for (unsigned b = 0; b <= BOUNDS; b++) {
 		count += load(&c->bucket[b]);
-		buf_printf(out, "%s_bucket{%s%sle=\"%s\"} %llu\n", d->name, labels, comma, b < BOUNDS ? bound_text[b] : "+Inf",
-		           (unsigned long long)count);
+		buf_printf(out, "%s_bucket{%s%sle=\"%s\"} %llu\n", d->name, labels, comma,
+		           b < BOUNDS ? bound_text[b] : "+Inf", (unsigned long long)count);
 	}
 	uint64_t us = load(&c->value);
-	buf_printf(out, "%s_sum%s%s%s %llu.%06llu\n", d->name, open, labels, shut, (unsigned long long)(us / 1000000),
-	           (unsigned long long)(us % 1000000));
-	buf_printf(out, "%s_count%s%s%s %llu\n", d->name, open, labels, shut, (unsigned long long)count);
+	buf_printf(out, "%s_sum%s%s%s %llu.%06llu\n", d->name, open, labels, shut,
+	           (unsigned long long)(us / 1000000), (unsigned long long)(us % 1000000));
+	buf_printf(out, "%s_count%s%s%s %llu\n", d->name, open, labels, shut,
+	           (unsigned long long)count);
 }
 
 void stat_render(const struct stat_set *s, const char *labels, struct buf *out)
@@ -114,8 +120,10 @@ void stat_render(const struct stat_set *s, const char *labels, struct buf *out)
 		if (d->type == STAT_SECONDS)
 			render_seconds(d, &s->cells[i], labels, out);
 		else if (d->type == STAT_COUNTER)
-			buf_printf(out, "%s%s%s%s %llu\n", d->name, open, labels, shut, (unsigned long long)load(&s->cells[i].value));
+			buf_printf(out, "%s%s%s%s %llu\n", d->name, open, labels, shut,
+			           (unsigned long long)load(&s->cells[i].value));
 		else
-			buf_printf(out, "%s%s%s%s %lld\n", d->name, open, labels, shut, (long long)load(&s->cells[i].value));
+			buf_printf(out, "%s%s%s%s %lld\n", d->name, open, labels, shut,
+			           (long long)load(&s->cells[i].value));
 	}
 }

@@ -1,4 +1,5 @@
-/* stat.h - counters, gauges and histograms of a daemon, rendered as Prometheus text. Definitions are one table per daemon. Thread-safe. */
+/* stat.h - counters, gauges and histograms of a daemon, rendered as Prometheus text. Definitions
+ * are one table per daemon. Thread-safe. */
 #ifndef SVC_STAT_H
 #define SVC_STAT_H
 
@@ -9,17 +10,20 @@
 enum stat_type { STAT_COUNTER, STAT_GAUGE, STAT_SECONDS /* histogram of durations */ };
 
 struct stat_def {
-	const char *name, *help;   /* Prometheus name; counters end in _total */
+	const char *name, *help; /* Prometheus name; counters end in _total */
 	enum stat_type type;
 };
 
 struct stat_set;
-struct stat_set *stat_new(const struct stat_def *defs, unsigned n);   /* defs must outlive the set; index in defs names a stat */
+/* defs must outlive the set; index in defs names a stat */
+struct stat_set *stat_new(const struct stat_def *defs, unsigned n);
 void stat_destroy(struct stat_set **s);
-void stat_add(struct stat_set *s, unsigned i, uint64_t n);            /* counters */
-void stat_set_value(struct stat_set *s, unsigned i, int64_t v);       /* gauges */
-void stat_observe_us(struct stat_set *s, unsigned i, uint64_t us);    /* histograms */
-uint64_t stat_get(const struct stat_set *s, unsigned i);              /* counter or gauge; histograms: the count */
-void stat_render(const struct stat_set *s, const char *labels, struct buf *out);   /* labels: "" or "name=\"x\"" */
+void stat_add(struct stat_set *s, unsigned i, uint64_t n);         /* counters */
+void stat_set_value(struct stat_set *s, unsigned i, int64_t v);    /* gauges */
+void stat_observe_us(struct stat_set *s, unsigned i, uint64_t us); /* histograms */
+/* counter or gauge; histograms: the count */
+uint64_t stat_get(const struct stat_set *s, unsigned i);
+/* labels: "" or "name=\"x\"" */
+void stat_render(const struct stat_set *s, const char *labels, struct buf *out);
 
 #endif

@@ -1,9 +1,10 @@
 /* svc.c - a daemon's life: options, configuration, name, event loop, signals, end. See svc.h.
  *
- * What always holds: between `start` and `stop` the loop runs on this thread and every hook is called on it; `drain` is called at most once;
- * once the end has begun the process is gone after stop_timeout_ms + LAST_WORDS_S + END_GRACE_S, whatever a hook does
- * (SIGALRM); from the loop's end on it has STOP_S.
- * What keeps a daemon from starting is one sentence on stderr and exit status 1. */
+ * What always holds: between `start` and `stop` the loop runs on this thread and every hook is
+ * called on it; `drain` is called at most once; once the end has begun the process is gone after
+ * stop_timeout_ms + LAST_WORDS_S + END_GRACE_S, whatever a hook does (SIGALRM); from the loop's end
+ * on it has STOP_S. What keeps a daemon from starting is one sentence on stderr and exit status
+ * 1. */
 #include "svc/svc_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -23,34 +24,50 @@
 #include <unistd.h>
 
 #define END_GRACE_S 3
-#define LAST_WORDS_S 1        /* after `expire` */
+#define LAST_WORDS_S 1 /* after `expire` */
 #define STOP_S (END_GRACE_S + 1)
 #define IDLE_TICK_US 20000
-#define DESCRIPTORS_RESERVED 256u   /* own files, and links to other daemons, three each */
-#define LOG_WAIT_MS 300       /* at the end, for what is not yet written */
+#define DESCRIPTORS_RESERVED 256u /* own files, and links to other daemons, three each */
+#define LOG_WAIT_MS 300           /* at the end, for what is not yet written */
 #define TRIM_TICK_US 1000000u
-#define TRIM_IDLE_US (8 * TRIM_TICK_US)   /* at most between two looks, while nothing changes */
+#define TRIM_IDLE_US (8 * TRIM_TICK_US) /* at most between two looks, while nothing changes */
 
 static const struct conf_key common_keys[] = {
-	{"name", CONF_STRING, "", 1, 47, "", 0, "Name of this daemon; one running process per name and run directory", NULL},
-	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0, "Folder of sockets and lock files, made if it is missing", NULL},
+	{"name", CONF_STRING, "", 1, 47, "", 0,
+     "Name of this daemon; one running process per name and run directory", NULL},
+	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0,
+     "Folder of sockets and lock files, made if it is missing", NULL},
 	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
-     "ZeroMQ address that other daemons and pdctl connect to: ipc://PATH; empty: ipc://RUNDIR/NAME.ipc", NULL},
+     "ZeroMQ address that other daemons and pdctl connect to: ipc://PATH; empty: "
+     "ipc://RUNDIR/NAME.ipc",
+     NULL},
 	{"control_group", CONF_STRING, "", 0, 64, "", 0,
-     "Group whose members may give the commands that change something or show the configuration; always allowed: the daemon's own user and root", NULL},
-	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Least level of events that are logged", "debug|info|warn|error"},
-	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0, "Interval of heartbeats between routers and workers at work; without work 5 to 10 times that", NULL},
+     "Group whose members may give the commands that change something or show the configuration; "
+     "always allowed: the daemon's own user and root",
+     NULL},
+	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Least level of events that are logged",
+     "debug|info|warn|error"},
+	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0,
+     "Interval of heartbeats between routers and workers at work; without work 5 to 10 times that",
+     NULL},
 	{"silence_ms", CONF_INT, "2000", 100, 600000, "ms", 0,
-     "A connected daemon that was silent for this long counts as down; on one host without work twice that, 5 times if neither is a router", NULL},
-	{"stop_timeout_ms", CONF_INT, "5000", 0, 600000, "ms", 1, "After SIGTERM: how long running work may take to finish or move away", NULL},
+     "A connected daemon that was silent for this long counts as down; on one host without work "
+     "twice that, 5 times if neither is a router",
+     NULL},
+	{"stop_timeout_ms", CONF_INT, "5000", 0, 600000, "ms", 1,
+     "After SIGTERM: how long running work may take to finish or move away", NULL},
 	{"window_messages", CONF_INT, "65536", 16, 1048576, "messages", 0,
-     "Messages of one link that are kept until acknowledged; past it the link counts as stuck and work for it fails", NULL},
+     "Messages of one link that are kept until acknowledged; past it the link counts as stuck and "
+     "work for it fails",
+     NULL},
 	{"fault", CONF_STRING, "", 0, 1000, "", 0,
-     "For tests only: messages lost, repeated or delayed on purpose, e.g. \"seed=7 drop=2% delay=5%:1-20ms\" (rules: common/msg/fault.h)", NULL},
+     "For tests only: messages lost, repeated or delayed on purpose, e.g. \"seed=7 drop=2% "
+     "delay=5%:1-20ms\" (rules: common/msg/fault.h)",
+     NULL},
 	CONF_END,
 };
 
-/* --- hooks of the channel ------------------------------------------------------------------------------------------------ */
+/* --- hooks of the channel ------------------------------------------------ */
 
 static int on_describe(void *arg, Pds__WorkerInfo *w)
 {
@@ -58,7 +75,8 @@ static int on_describe(void *arg, Pds__WorkerInfo *w)
 	return s->hooks->describe ? s->hooks->describe(s, w) : 0;
 }
 
-static int on_admit(void *arg, const char *name, uint64_t epoch, const Pds__Hello *hello, char *reason, size_t reason_len)
+static int on_admit(void *arg, const char *name, uint64_t epoch, const Pds__Hello *hello,
+                    char *reason, size_t reason_len)
 {
 	struct svc *s = arg;
 	return s->hooks->admit ? s->hooks->admit(s, name, epoch, hello, reason, reason_len) : 0;
@@ -96,27 +114,31 @@ static int may_say(struct svc *s, unsigned type)
 	return 1;
 }
 
-static void on_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+static void on_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head,
+                       const ProtobufCMessage *body)
 {
 	struct svc *s = arg;
 	const struct msg_type_info *info = msg_type_find(type);
 	if (!msg_type_is_from(info, peer_program(p))) {
 		if (may_say(s, (unsigned)type))
-			log_warn("message_dropped", "peer=%s type=%s why=\"%s may not send it\"", log_quote(peer_name(p)), info->name, log_quote(peer_program(p)));
+			log_warn("message_dropped", "peer=%s type=%s why=\"%s may not send it\"",
+			         log_quote(peer_name(p)), info->name, log_quote(peer_program(p)));
 		return;
 	}
 	if ((unsigned)type < SVC_MESSAGE_TYPES && s->dispatch[type])
 		s->dispatch[type](s, p, head, body);
 	else if (type != MSG_HEARTBEAT && may_say(s, (unsigned)type))
-		log_warn("message_dropped", "peer=%s type=%s why=\"%s does not take it\"", log_quote(peer_name(p)), info->name, s->hooks->program);
+		log_warn("message_dropped", "peer=%s type=%s why=\"%s does not take it\"",
+		         log_quote(peer_name(p)), info->name, s->hooks->program);
 }
 
-/* --- the end ------------------------------------------------------------------------------------------------------------- */
+/* --- the end ------------------------------------------------------------- */
 
 /* A second alarm, now with its default action, ends the process where stderr takes nothing. */
 static void on_alarm(int sig)
 {
-	static const char text[] = "level=error event=stop_timeout why=\"the end took too long: leaving at once\"\n";
+	static const char text[] =
+		"level=error event=stop_timeout why=\"the end took too long: leaving at once\"\n";
 	sigset_t alone;
 	signal(sig, SIG_DFL);
 	sigemptyset(&alone);
@@ -158,7 +180,8 @@ void svc_drain_begin(struct svc *s, const char *why)
 	log_info("stopping", "why=%s timeout_us=%llu", log_quote(why), (unsigned long long)timeout_us);
 	unsigned end_s = (unsigned)((timeout_us + 999999) / 1000000) + LAST_WORDS_S + END_GRACE_S;
 	/* systemd kills after this time, or TimeoutStopSec if that is longer */
-	svc_notify("STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=stopping: %s", (end_s + STOP_S + 1ull) * 1000000, why);
+	svc_notify("STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=stopping: %s",
+	           (end_s + STOP_S + 1ull) * 1000000, why);
 	signal(SIGALRM, on_alarm);
 	alarm(end_s);
 	if (s->hooks->drain)
@@ -188,7 +211,7 @@ static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
 	svc_drain_begin(s, sig == SIGINT ? "SIGINT" : "SIGTERM");
 }
 
-/* --- reload -------------------------------------------------------------------------------------------------------------- */
+/* --- reload -------------------------------------------------------------- */
 
 int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct err *err)
 {
@@ -198,7 +221,8 @@ int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct
 		return r;
 	}
 	log_set_level(conf_str(s->conf, "log_level"));
-	log_info("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed), log_quote(*ret_refused));
+	log_info("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed),
+	         log_quote(*ret_refused));
 	if (s->hooks->reload)
 		s->hooks->reload(s);
 	return 0;
@@ -249,22 +273,31 @@ static void on_watchdog(evutil_socket_t fd, short what, void *arg)
 	svc_notify("WATCHDOG=1");
 }
 
-/* --- the start ----------------------------------------------------------------------------------------------------------- */
+/* --- the start ----------------------------------------------------------- */
 
 static int check_name(const char *name, struct err *err)
 {
-	if (strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == strlen(name) && name[0] != '.')
+	if (strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+	        strlen(name) &&
+	    name[0] != '.')
 		return 0;
-	return err_set(err, ERR_INVALID, "name = \"%s\": only letters, digits, '.', '_' and '-' are allowed, and no '.' at its beginning", name);
+	return err_set(err, ERR_INVALID,
+	               "name = \"%s\": only letters, digits, '.', '_' and '-' are allowed, and no '.' "
+	               "at its beginning",
+	               name);
 }
 
 static int check_paths(const char *rundir, const char *name, struct err *err)
 {
-	size_t n = strlen(rundir) + strlen(name) + sizeof "/.sock.lock", limit = sizeof ((struct sockaddr_un *)0)->sun_path;
+	size_t n = strlen(rundir) + strlen(name) + sizeof "/.sock.lock",
+		   limit = sizeof((struct sockaddr_un *)0)->sun_path;
 	if (rundir[0] != '/')
 		return err_set(err, ERR_INVALID, "rundir = \"%s\" is no absolute path", rundir);
 	if (n > limit)
-		return err_set(err, ERR_INVALID, "socket paths in %s would have %zu bytes, the system's limit is %zu: choose a shorter rundir", rundir, n, limit);
+		return err_set(err, ERR_INVALID,
+		               "socket paths in %s would have %zu bytes, the system's limit is %zu: choose "
+		               "a shorter rundir",
+		               rundir, n, limit);
 	return 0;
 }
 
@@ -298,12 +331,14 @@ static int setup_base(struct svc *s, struct err *err)
 	signal(SIGPIPE, SIG_IGN);
 	static const int numbers[3] = {SIGTERM, SIGINT, SIGHUP};
 	for (int i = 0; i < 3; i++) {
-		s->signals[i] = evsignal_new(s->base, numbers[i], numbers[i] == SIGHUP ? on_reload_signal : on_stop_signal, s);
+		s->signals[i] = evsignal_new(s->base, numbers[i],
+		                             numbers[i] == SIGHUP ? on_reload_signal : on_stop_signal, s);
 		CHECK(s->signals[i] && event_add(s->signals[i], NULL) == 0);
 	}
 	uint64_t watchdog_us = svc_watchdog_us();
 	if (watchdog_us) {
-		struct timeval tv = {.tv_sec = (time_t)(watchdog_us / 2 / 1000000), .tv_usec = (suseconds_t)(watchdog_us / 2 % 1000000)};
+		struct timeval tv = {.tv_sec = (time_t)(watchdog_us / 2 / 1000000),
+		                     .tv_usec = (suseconds_t)(watchdog_us / 2 % 1000000)};
 		s->watchdog = event_new(s->base, -1, EV_PERSIST, on_watchdog, s);
 		CHECK(s->watchdog && event_add(s->watchdog, &tv) == 0);
 	}
@@ -312,8 +347,14 @@ static int setup_base(struct svc *s, struct err *err)
 
 static int setup_chan(struct svc *s, struct err *err)
 {
-	const struct chan_hooks hooks = {.arg = s, .describe = on_describe, .admit = on_admit, .up = on_up, .down = on_down, .message = on_message,
-	                                 .heartbeat = on_heartbeat, .ctl = svc_ctl_call};
+	const struct chan_hooks hooks = {.arg = s,
+	                                 .describe = on_describe,
+	                                 .admit = on_admit,
+	                                 .up = on_up,
+	                                 .down = on_down,
+	                                 .message = on_message,
+	                                 .heartbeat = on_heartbeat,
+	                                 .ctl = svc_ctl_call};
 	const struct chan_opts opts = {
 		.program = s->hooks->program,
 		.name = s->name,
@@ -338,7 +379,10 @@ static int check_endpoint(const char *endpoint, struct err *err)
 {
 	if (!*endpoint || strncmp(endpoint, "ipc://", 6) == 0)
 		return 0;
-	return err_set(err, ERR_UNSUPPORTED, "endpoint = \"%s\": only ipc://PATH can be used: links between hosts would not be authenticated", endpoint);
+	return err_set(err, ERR_UNSUPPORTED,
+	               "endpoint = \"%s\": only ipc://PATH can be used: links between hosts would not "
+	               "be authenticated",
+	               endpoint);
 }
 
 static int find_group(const char *name, int64_t *ret_gid, struct err *err)
@@ -356,8 +400,10 @@ static int setup_names(struct svc *s, struct err *err)
 	s->name = mem_strdup(conf_str(s->conf, "name"));
 	s->rundir = mem_strdup(conf_str(s->conf, "rundir"));
 	const char *endpoint = conf_str(s->conf, "endpoint");
-	s->endpoint = *endpoint ? mem_strdup(endpoint) : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
-	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 || (r = check_endpoint(endpoint, err)) < 0)
+	s->endpoint = *endpoint ? mem_strdup(endpoint)
+	                        : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
+	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 ||
+	    (r = check_endpoint(endpoint, err)) < 0)
 		return r;
 	if ((r = find_group(conf_str(s->conf, "control_group"), &s->control_gid, err)) < 0)
 		return r;
@@ -371,7 +417,9 @@ static int take_descriptors(const struct svc *s, struct err *err)
 	const char *key = "";
 	unsigned own = s->hooks->descriptors ? s->hooks->descriptors(s->conf, &key) : 0;
 	int r = descriptors_init(DESCRIPTORS_RESERVED + own, err);
-	return r == ERR_FULL && own ? err_prefix(err, "%s = %lld", key, (long long)conf_int(s->conf, key)) : r;
+	return r == ERR_FULL && own
+	           ? err_prefix(err, "%s = %lld", key, (long long)conf_int(s->conf, key))
+	           : r;
 }
 
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
@@ -383,8 +431,11 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 		return r;
 	if (log_start() < 0)
 		return err_set(err, ERR_NOMEM, "cannot start the log's thread: raise the limit on tasks");
-	umask(0007);   /* sockets are for the user and its group; the run directory's mode decides who gets near them */
-	if ((r = svc_rundir_make(s->rundir, err)) < 0 || (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
+	/* sockets are for the user and its group; the run directory's mode decides who gets near
+	 * them */
+	umask(0007);
+	if ((r = svc_rundir_make(s->rundir, err)) < 0 ||
+	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
 		return r;
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
@@ -406,7 +457,8 @@ static void teardown(struct svc *s)
 	int bound = s->chan != NULL;
 	chan_destroy(&s->chan);
 	if (bound && strncmp(s->endpoint, "ipc://", 6) == 0)
-		unlink(s->endpoint + 6);   /* the name is still locked, so it is ours; what remains of a killed daemon shows as down */
+		/* the name is still locked, so it is ours; what remains of a killed daemon shows as down */
+		unlink(s->endpoint + 6);
 	svc_posts_stop(s);
 	stat_destroy(&s->stats);
 	if (s->base)
@@ -426,12 +478,14 @@ static int run(struct svc *s, const struct svc_opts *o)
 	s->lock_fd = s->posts.fd = -1;
 	s->started_us = clock_us();
 	if (setup(s, o, &err) < 0) {
-		alarm(END_GRACE_S);   /* should stderr take nothing */
+		alarm(END_GRACE_S); /* should stderr take nothing */
 		log_stop(LOG_WAIT_MS);
-		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program, err.text[0] ? err.text : "no reason given", svc_remedy(err.text));
+		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program,
+		        err.text[0] ? err.text : "no reason given", svc_remedy(err.text));
 		return 1;
 	}
-	log_info("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint), (unsigned long long)s->epoch, (long)getpid(),
+	log_info("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint),
+	         (unsigned long long)s->epoch, (long)getpid(),
 	         (unsigned long long)(clock_us() - s->started_us));
 	svc_notify("READY=1\nSTATUS=ready");
 	event_base_dispatch(s->base);
@@ -440,20 +494,26 @@ static int run(struct svc *s, const struct svc_opts *o)
 	svc_posts_run(s);
 	if (s->hooks->stop)
 		s->hooks->stop(s);
-	log_info("stopped", "status=%d uptime_us=%llu", s->exit_status, (unsigned long long)(clock_us() - s->started_us));
+	log_info("stopped", "status=%d uptime_us=%llu", s->exit_status,
+	         (unsigned long long)(clock_us() - s->started_us));
 	return s->exit_status;
 }
 
-static int print_text(const struct svc *s, const struct svc_opts *o, const struct conf_key *const *tables)
+static int print_text(const struct svc *s, const struct svc_opts *o,
+                      const struct conf_key *const *tables)
 {
 	struct buf out;
 	buf_init(&out, 0);
 	if (o->print_version)
-		buf_printf(&out, "%s %s, protocol version %u\n", s->hooks->program, SVC_VERSION, PROTOCOL_VERSION);
+		buf_printf(&out, "%s %s, protocol version %u\n", s->hooks->program, SVC_VERSION,
+		           PROTOCOL_VERSION);
 	else if (o->print_help)
 		svc_opts_usage(s->hooks->program, s->hooks->default_name, &out);
 	else
-		buf_printf(&out, "# Configuration of %s. Every key is shown with its default; remove the '#' in front of a key to set it.\n", s->hooks->program);
+		buf_printf(&out,
+		           "# Configuration of %s. Every key is shown with its default; remove the '#' in "
+		           "front of a key to set it.\n",
+		           s->hooks->program);
 	if (!o->print_version) {
 		buf_adds(&out, "\n");
 		conf_help(tables, &out);
@@ -481,7 +541,10 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 	memcpy(s->common, common_keys, sizeof common_keys);
 	for (struct conf_key *k = s->common; k->name; k++)
 		k->def = default_of(k, hooks);
-	const struct conf_key *const tables[] = {s->common, hooks->keys ? hooks->keys : &common_keys[sizeof common_keys / sizeof *common_keys - 1], NULL};
+	const struct conf_key *const tables[] = {
+		s->common,
+		hooks->keys ? hooks->keys : &common_keys[sizeof common_keys / sizeof *common_keys - 1],
+		NULL};
 	int status = 2;
 	s->lock_fd = s->posts.fd = -1;
 	pthread_mutex_init(&s->posts.lock, NULL);
@@ -489,7 +552,8 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 		goto out;
 	if (o.print_help || o.print_version || o.print_config)
 		status = print_text(s, &o, tables);
-	else if ((status = conf_load(tables, o.conf_path, o.overrides, o.n_overrides, &s->conf, &err) < 0) != 0)
+	else if ((status = conf_load(tables, o.conf_path, o.overrides, o.n_overrides, &s->conf, &err) <
+	                   0) != 0)
 		fprintf(stderr, "%s: %s\n", hooks->program, err.text);
 	else if (o.check_only)
 		status = puts("OK") < 0;
@@ -503,7 +567,7 @@ out:
 	return status;
 }
 
-/* --- accessors ----------------------------------------------------------------------------------------------------------- */
+/* --- accessors ----------------------------------------------------------- */
 
 struct event_base *svc_base(struct svc *s)
 {
@@ -565,13 +629,15 @@ void svc_sock_path(const struct svc *s, const char *name, char *out, size_t size
 	snprintf(out, size, "%s/%s.sock", s->rundir, name);
 }
 
-int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head, const void *body)
+int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head,
+             const void *body)
 {
 	int r = chan_send(s->chan, p, type, head, body);
 	if (r < 0) {
 		const struct msg_type_info *info = msg_type_find(type);
 		const struct reqid *req = head && (head->req.hi || head->req.lo) ? &head->req : NULL;
-		log_req(LOG_WARN, req, "send_failed", "peer=%s type=%s why=%s", log_quote(peer_name(p)), info ? info->name : "?", err_name(r));
+		log_req(LOG_WARN, req, "send_failed", "peer=%s type=%s why=%s", log_quote(peer_name(p)),
+		        info ? info->name : "?", err_name(r));
 	}
 	return r;
 }

@@ -1,5 +1,6 @@
-/* svc_ctl.c - commands of pdctl that every daemon has, and the way to the daemon's own. Answers are JSON, but for `metrics`, which is
- * Prometheus text. What an operator asks is bounded (ANSWER_BYTES_MAX) and never ends the daemon. */
+/* svc_ctl.c - commands of pdctl that every daemon has, and the way to the daemon's own. Answers are
+ * JSON, but for `metrics`, which is Prometheus text. What an operator asks is bounded
+ * (ANSWER_BYTES_MAX) and never ends the daemon. */
 #include "svc/svc_int.h"
 #include "util/clock.h"
 #include "util/descriptors.h"
@@ -30,13 +31,15 @@ static void status_peers(struct svc *s, struct buf *out)
 		buf_addc(out, ',');
 		json_member(out, "program", peer_program(p) ? peer_program(p) : "?");
 		uint64_t heard = peer_heard_us(p);
-		buf_printf(out, ",\"up\":%s,\"epoch\":%llu,\"heard_us_ago\":%lld}", peer_is_up(p) ? "true" : "false", (unsigned long long)peer_epoch(p),
+		buf_printf(out, ",\"up\":%s,\"epoch\":%llu,\"heard_us_ago\":%lld}",
+		           peer_is_up(p) ? "true" : "false", (unsigned long long)peer_epoch(p),
 		           heard ? (long long)(now > heard ? now - heard : 0) : -1LL);
 	}
 	buf_addc(out, ']');
 }
 
-static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                      struct err *err)
 {
 	struct chan_counts c;
 	(void)args;
@@ -51,11 +54,17 @@ static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct bu
 	json_member(out, "version", SVC_VERSION);
 	buf_addc(out, ',');
 	json_member(out, "endpoint", s->endpoint);
-	buf_printf(out, ",\"pid\":%ld,\"epoch\":%llu,\"uptime_us\":%llu,\"state\":\"%s\"", (long)getpid(), (unsigned long long)s->epoch,
-	           (unsigned long long)(clock_us() - s->started_us), s->draining ? "draining" : "running");
-	buf_printf(out, ",\"messages\":{\"sent\":%llu,\"received\":%llu,\"resent\":%llu,\"duplicates\":%llu,\"bad\":%llu,\"dropped\":%llu,\"faults\":%llu}",
-	           (unsigned long long)c.sent, (unsigned long long)c.received, (unsigned long long)c.resent, (unsigned long long)c.duplicates,
-	           (unsigned long long)c.bad, (unsigned long long)c.dropped, (unsigned long long)c.faults);
+	buf_printf(out, ",\"pid\":%ld,\"epoch\":%llu,\"uptime_us\":%llu,\"state\":\"%s\"",
+	           (long)getpid(), (unsigned long long)s->epoch,
+	           (unsigned long long)(clock_us() - s->started_us),
+	           s->draining ? "draining" : "running");
+	buf_printf(out,
+	           ",\"messages\":{\"sent\":%llu,\"received\":%llu,\"resent\":%llu,\"duplicates\":%llu,"
+	           "\"bad\":%llu,\"dropped\":%llu,\"faults\":%llu}",
+	           (unsigned long long)c.sent, (unsigned long long)c.received,
+	           (unsigned long long)c.resent, (unsigned long long)c.duplicates,
+	           (unsigned long long)c.bad, (unsigned long long)c.dropped,
+	           (unsigned long long)c.faults);
 	status_peers(s, out);
 	if (s->hooks->status)
 		s->hooks->status(s, out);
@@ -63,7 +72,8 @@ static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct bu
 	return 0;
 }
 
-static int ctl_config(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_config(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                      struct err *err)
 {
 	(void)args;
 	(void)n_args;
@@ -72,7 +82,8 @@ static int ctl_config(struct svc *s, char *const *args, size_t n_args, struct bu
 	return 0;
 }
 
-static int ctl_reload(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_reload(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                      struct err *err)
 {
 	char *changed, *refused;
 	(void)args;
@@ -112,12 +123,20 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 		{"pdserve_messages_sent_total", "Messages sent to other daemons.", STAT_COUNTER},
 		{"pdserve_messages_received_total", "Messages received from other daemons.", STAT_COUNTER},
 		{"pdserve_messages_resent_total", "Messages sent again after a reconnect.", STAT_COUNTER},
-		{"pdserve_messages_bad_total", "Messages dropped because they did not decode or had no place.", STAT_COUNTER},
-		{"pdserve_messages_duplicate_total", "Messages that had come before and were dropped.", STAT_COUNTER},
-		{"pdserve_messages_gap_total", "Messages dropped because one before them was missing; they come again.", STAT_COUNTER},
-		{"pdserve_messages_faults_total", "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is set).", STAT_COUNTER},
-		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr took nothing.", STAT_COUNTER},
-		{"pdserve_connections_without_descriptor_total", "Connections closed because the process had no file descriptor left.", STAT_COUNTER},
+		{"pdserve_messages_bad_total",
+	     "Messages dropped because they did not decode or had no place.", STAT_COUNTER},
+		{"pdserve_messages_duplicate_total", "Messages that had come before and were dropped.",
+	     STAT_COUNTER},
+		{"pdserve_messages_gap_total",
+	     "Messages dropped because one before them was missing; they come again.", STAT_COUNTER},
+		{"pdserve_messages_faults_total",
+	     "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is "
+	     "set).",
+	     STAT_COUNTER},
+		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr took nothing.",
+	     STAT_COUNTER},
+		{"pdserve_connections_without_descriptor_total",
+	     "Connections closed because the process had no file descriptor left.", STAT_COUNTER},
 	};
 	struct stat_set *set = stat_new(defs, sizeof defs / sizeof *defs);
 	struct chan_counts c;
@@ -138,7 +157,8 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 	stat_destroy(&set);
 }
 
-static int ctl_metrics(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_metrics(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                       struct err *err)
 {
 	char labels[128];
 	(void)args;
@@ -150,15 +170,18 @@ static int ctl_metrics(struct svc *s, char *const *args, size_t n_args, struct b
 	return 0;
 }
 
-static int ctl_log_level(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_log_level(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                         struct err *err)
 {
 	(void)s;
 	if (n_args > 1)
-		return err_set(err, ERR_INVALID, "log-level takes at most one argument: debug, info, warn or error");
+		return err_set(err, ERR_INVALID,
+		               "log-level takes at most one argument: debug, info, warn or error");
 	if (n_args == 1) {
 		const char *old = log_level_name();
 		if (log_set_level(args[0]) < 0)
-			return err_set(err, ERR_INVALID, "log level \"%.40s\" is none of debug, info, warn, error", args[0]);
+			return err_set(err, ERR_INVALID,
+			               "log level \"%.40s\" is none of debug, info, warn, error", args[0]);
 		log_warn("log_level", "old=%s new=%s", old, log_level_name());
 	}
 	buf_addc(out, '{');
@@ -173,17 +196,19 @@ static void stop_later(struct svc *s, void *arg)
 	svc_drain_begin(s, "pdctl stop");
 }
 
-static int ctl_stop(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_stop(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                    struct err *err)
 {
 	(void)args;
 	(void)n_args;
 	(void)err;
-	svc_post(s, stop_later, NULL);   /* after the answer has left */
+	svc_post(s, stop_later, NULL); /* after the answer has left */
 	buf_adds(out, "{\"stopping\":true}");
 	return 0;
 }
 
-static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err);
+static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                    struct err *err);
 
 static const struct svc_ctl common_commands[] = {
 	{"status", ctl_status, "what the daemon is and does", 0},
@@ -208,7 +233,8 @@ static void help_table(const struct svc_ctl *table, const char **comma, struct b
 	}
 }
 
-static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                    struct err *err)
 {
 	const char *comma = "";
 	(void)args;
@@ -231,14 +257,22 @@ static const struct svc_ctl *find(const struct svc_ctl *table, const char *comma
 
 static int is_operator(const struct svc *s, const struct process_origin *who)
 {
-	return who->is_local && (who->uid == geteuid() || who->uid == 0 || (s->control_gid >= 0 && process_origin_in_group(who, (uint32_t)s->control_gid)));
+	return who->is_local &&
+	       (who->uid == geteuid() || who->uid == 0 ||
+	        (s->control_gid >= 0 && process_origin_in_group(who, (uint32_t)s->control_gid)));
 }
 
-static int refuse_stranger(const struct svc *s, const struct process_origin *who, const char *command, struct err *err)
+static int refuse_stranger(const struct svc *s, const struct process_origin *who,
+                           const char *command, struct err *err)
 {
-	log_warn("command_refused", "command=%s uid=%u gid=%u pid=%u", command, who->uid, who->gid, who->pid);
-	return err_set(err, ERR_INVALID, "%s is for user %u, root and the group control_group (%s); you are user %u", command, (unsigned)geteuid(),
-	               *conf_str(s->conf, "control_group") ? conf_str(s->conf, "control_group") : "none is set", who->uid);
+	log_warn("command_refused", "command=%s uid=%u gid=%u pid=%u", command, who->uid, who->gid,
+	         who->pid);
+	return err_set(err, ERR_INVALID,
+	               "%s is for user %u, root and the group control_group (%s); you are user %u",
+	               command, (unsigned)geteuid(),
+	               *conf_str(s->conf, "control_group") ? conf_str(s->conf, "control_group")
+	                                                   : "none is set",
+	               who->uid);
 }
 
 struct chan_asked *svc_asked(const struct svc *s)
@@ -246,7 +280,8 @@ struct chan_asked *svc_asked(const struct svc *s)
 	return s->asked;
 }
 
-int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text)
+int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origin *who,
+                 const char *command, char *const *args, size_t n_args, char **ret_text)
 {
 	struct svc *s = arg;
 	const struct svc_ctl *c = find(s->hooks->ctl, command);
@@ -256,11 +291,17 @@ int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origi
 	s->asked = asked;
 	if (!c)
 		c = find(common_commands, command);
-	int r = c && c->operator_only && !is_operator(s, who) ? refuse_stranger(s, who, c->name, &err)
-	        : c ? c->fn(s, args, n_args, &out, &err)
-	            : err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has", s->hooks->program, command);
+	int r;
+	if (!c)
+		r = err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has",
+		            s->hooks->program, command);
+	else if (c->operator_only && !is_operator(s, who))
+		r = refuse_stranger(s, who, c->name, &err);
+	else
+		r = c->fn(s, args, n_args, &out, &err);
 	if (r == 0 && out.full)
-		r = err_set(&err, ERR_FULL, "the answer to \"%.60s\" is longer than %u bytes", command, ANSWER_BYTES_MAX);
+		r = err_set(&err, ERR_FULL, "the answer to \"%.60s\" is longer than %u bytes", command,
+		            ANSWER_BYTES_MAX);
 	s->asked = NULL;
 	if (r != 0)
 		buf_fini(&out);

@@ -1,7 +1,8 @@
 /* svc_env.c - what surrounds a daemon: its run directory, the lock on its name, systemd.
  *
- * The lock file RUNDIR/NAME.lock holds "PID EPOCH" of its present or last holder. It is never removed, so that two processes can never
- * hold locks on two files of one name, and so that epochs grow even when the wall clock is set back. */
+ * The lock file RUNDIR/NAME.lock holds "PID EPOCH" of its present or last holder. It is never
+ * removed, so that two processes can never hold locks on two files of one name, and so that
+ * epochs grow even when the wall clock is set back. */
 #include "svc/svc_int.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -43,16 +44,24 @@ int svc_rundir_make(const char *dir, struct err *err)
 	free(path);
 	struct stat st;
 	if (r < 0)
-		return err_set(err, ERR_IO, "cannot make the run directory %s: %s; set rundir to a folder that this user may write", dir, strerror(code));
+		return err_set(
+			err, ERR_IO,
+			"cannot make the run directory %s: %s; set rundir to a folder that this user may write",
+			dir, strerror(code));
 	if (stat(dir, &st) < 0 || !S_ISDIR(st.st_mode) || access(dir, W_OK | X_OK) < 0)
-		return err_set(err, ERR_IO, "the run directory %s is no folder that this user may write; change its owner, or set rundir", dir);
+		return err_set(err, ERR_IO,
+		               "the run directory %s is no folder that this user may write; change its "
+		               "owner, or set rundir",
+		               dir);
 	return 0;
 }
 
 const char *svc_remedy(const char *why)
 {
 	return strstr(why, strerror(ENOSPC)) || strstr(why, strerror(EDQUOT))
-	               ? ": the disk of the run directory is full; make room there, or set rundir to a folder on another disk" : "";
+	           ? ": the disk of the run directory is full; make room there, or set rundir to a "
+	             "folder on another disk"
+	           : "";
 }
 
 static void read_holder(int fd, long *ret_pid, uint64_t *ret_epoch)
@@ -89,13 +98,17 @@ int svc_lock_take(const char *rundir, const char *name, uint64_t *ret_epoch, str
 	r = lock_try(fd);
 	read_holder(fd, &pid, &last);
 	if (r < 0) {
-		err_set(err, r, "the name \"%s\" is taken by process %ld, which runs in %s: stop that one, or choose another name", name, pid, rundir);
+		err_set(err, r,
+		        "the name \"%s\" is taken by process %ld, which runs in %s: stop that one, or "
+		        "choose another name",
+		        name, pid, rundir);
 		goto out;
 	}
 	if (epoch <= last && last < UINT64_MAX / 2)
 		epoch = last + 1;
 	int n = snprintf(text, sizeof text, "%ld %" PRIu64 "\n", (long)getpid(), epoch);
-	/* over the old text, then cut: on a full disk the room that the file has is enough, and the last epoch is never lost */
+	/* over the old text, then cut: on a full disk the room that the file has is enough, and the
+	 * last epoch is never lost */
 	if (pwrite(fd, text, (size_t)n, 0) != n || ftruncate(fd, n) < 0) {
 		r = err_set(err, ERR_IO, "cannot write the lock file %s: %s", path, strerror(errno));
 		goto out;

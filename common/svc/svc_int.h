@@ -1,5 +1,6 @@
-/* svc_int.h - the skeleton's own state, shared by svc.c (life), svc_opts.c (command line), svc_ctl.c (pdctl), svc_env.c (run
- * directory, name lock, systemd) and svc_post.c (work from other threads, timers). Private to common/svc. */
+/* svc_int.h - the skeleton's own state, shared by svc.c (life), svc_opts.c (command line),
+ * svc_ctl.c (pdctl), svc_env.c (run directory, name lock, systemd) and svc_post.c (work from
+ * other threads, timers). Private to common/svc. */
 #ifndef SVC_SVC_INT_H
 #define SVC_SVC_INT_H
 
@@ -9,14 +10,14 @@
 #include <pthread.h>
 
 #define SVC_VERSION "0.1.0"
-#define SVC_MESSAGE_TYPES 128   /* numbers of message types are below this */
+#define SVC_MESSAGE_TYPES 128 /* numbers of message types are below this */
 
 struct svc_opts {
 	const char *conf_path;
 	char **overrides;
 	int n_overrides;
 	int check_only, print_help, print_version, print_config;
-	int die_with_parent;       /* 0, or the parent's process id */
+	int die_with_parent; /* 0, or the parent's process id */
 };
 
 struct svc_post_item {
@@ -26,7 +27,7 @@ struct svc_post_item {
 
 struct svc_posts {
 	pthread_mutex_t lock;
-	int fd;                    /* eventfd: readable while items wait */
+	int fd; /* eventfd: readable while items wait */
 	struct svc_post_item *items;
 	size_t n, size;
 	struct event *ev;
@@ -34,22 +35,22 @@ struct svc_posts {
 
 struct svc {
 	const struct svc_hooks *hooks;
-	struct conf_key *common;   /* the skeleton's keys, with this daemon's default name */
+	struct conf_key *common; /* the skeleton's keys, with this daemon's default name */
 	struct conf *conf;
 	struct stat_set *stats;
 	struct chan *chan;
-	struct chan_asked *asked;    /* by the pdctl command that is being called */
+	struct chan_asked *asked; /* by the pdctl command that is being called */
 	struct event_base *base;
 	struct event *signals[3], *idle_tick, *watchdog;
 	struct svc_posts posts;
 	struct trim trim;
 	struct svc_timer *trim_tick;
-	uint64_t trim_us;            /* its interval */
+	uint64_t trim_us; /* its interval */
 	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
-	uint64_t unknown_us[SVC_MESSAGE_TYPES];   /* when a type without a handler was last logged */
+	uint64_t unknown_us[SVC_MESSAGE_TYPES]; /* when a type without a handler was last logged */
 	char *name, *rundir, *endpoint;
 	uint64_t epoch, started_us, stop_at_us;
-	int64_t control_gid;       /* -1: none */
+	int64_t control_gid; /* -1: none */
 	int lock_fd, draining, expired, stopped, exit_status;
 	void *data;
 };
@@ -62,10 +63,11 @@ void svc_opts_usage(const char *program, const char *default_name, struct buf *o
 int svc_rundir_make(const char *dir, struct err *err);
 /* What to do about that failure, to stand behind its text: about a full disk; "" otherwise. */
 const char *svc_remedy(const char *why);
-/* Takes RUNDIR/NAME.lock for this process's life. *ret_epoch is greater than that of every earlier holder. Returns the descriptor or ERR_*. */
+/* Takes RUNDIR/NAME.lock for this process's life. *ret_epoch is greater than that of every
+ * earlier holder. Returns the descriptor or ERR_*. */
 int svc_lock_take(const char *rundir, const char *name, uint64_t *ret_epoch, struct err *err);
 void svc_notify(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-uint64_t svc_watchdog_us(void);    /* interval of sd_watchdog, 0: none wanted */
+uint64_t svc_watchdog_us(void); /* interval of sd_watchdog, 0: none wanted */
 
 /* svc_post.c */
 int svc_posts_start(struct svc *s, struct err *err);
@@ -73,7 +75,8 @@ void svc_posts_run(struct svc *s);
 void svc_posts_stop(struct svc *s);
 
 /* svc_ctl.c */
-int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text);
+int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origin *who,
+                 const char *command, char *const *args, size_t n_args, char **ret_text);
 
 /* svc.c */
 void svc_drain_begin(struct svc *s, const char *why);

@@ -1,7 +1,8 @@
 /* svc_post.c - work that other threads give to the loop, and timers.
  *
- * What always holds while the mutex is free: the eventfd is readable if items wait. One run takes what is there at its begin; what
- * the functions post in turn waits for the loop's next round, so that other events get their turn. */
+ * What always holds while the mutex is free: the eventfd is readable if items wait. One run takes
+ * what is there at its begin; what the functions post in turn waits for the loop's next round,
+ * so that other events get their turn. */
 #include "svc/svc_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -20,7 +21,8 @@ void svc_post(struct svc *s, void (*fn)(struct svc *s, void *arg), void *arg)
 	pthread_mutex_lock(&p->lock);
 	if (p->n == p->size) {
 		if (p->n >= POSTS_MAX)
-			PANIC("%zu posts wait for the event loop: it has stopped, or a caller has no bound", p->n);
+			PANIC("%zu posts wait for the event loop: it has stopped, or a caller has no bound",
+			      p->n);
 		p->size = p->size ? p->size * 2 : 64;
 		p->items = mem_grow(p->items, p->size, sizeof *p->items);
 	}
@@ -93,11 +95,13 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	t->fn(t->svc, t->arg);
 }
 
-struct svc_timer *svc_timer_add(struct svc *s, uint64_t interval_us, void (*fn)(struct svc *s, void *arg), void *arg)
+struct svc_timer *svc_timer_add(struct svc *s, uint64_t interval_us,
+                                void (*fn)(struct svc *s, void *arg), void *arg)
 {
 	CHECK(interval_us > 0);
 	struct svc_timer *t = mem_zalloc(sizeof *t);
-	struct timeval tv = {.tv_sec = (time_t)(interval_us / 1000000), .tv_usec = (suseconds_t)(interval_us % 1000000)};
+	struct timeval tv = {.tv_sec = (time_t)(interval_us / 1000000),
+	                     .tv_usec = (suseconds_t)(interval_us % 1000000)};
 	*t = (struct svc_timer){.svc = s, .fn = fn, .arg = arg};
 	t->ev = event_new(s->base, -1, EV_PERSIST, on_timer, t);
 	CHECK(t->ev && event_add(t->ev, &tv) == 0);

@@ -1,5 +1,6 @@
-/* added.c - see added.h. The tokens are sorted; at a place where one may begin, the range of those that agree with the text is narrowed
- * byte by byte. No allocation and no failure while searching. */
+/* added.c - see added.h. The tokens are sorted; at a place where one may begin, the range of those
+ * that agree with the text is narrowed byte by byte. No allocation and no failure while
+ * searching. */
 #include "text/added.h"
 
 #include <stdlib.h>
@@ -31,7 +32,8 @@ void added_fini(struct added *a)
 	memset(a, 0, sizeof *a);
 }
 
-/* First of [lo, hi), which agree in depth bytes and are longer than that, whose next byte is not below c. */
+/* First of [lo, hi), which agree in depth bytes and are longer than that, whose next byte is not
+ * below c. */
 static size_t lower(const struct added *a, size_t lo, size_t hi, size_t depth, unsigned c)
 {
 	while (lo < hi) {
@@ -58,7 +60,8 @@ static const struct added_token *longest_at(const struct added *a, const char *t
 	return best;
 }
 
-const struct added_token *added_find(const struct added *a, const char *text, size_t len, size_t *pos)
+const struct added_token *added_find(const struct added *a, const char *text, size_t len,
+                                     size_t *pos)
 {
 	for (size_t i = *pos; a->n && i < len; i++) {
 		if (!a->begins[(unsigned char)text[i]])

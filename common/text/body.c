@@ -41,7 +41,9 @@ const char *body_show(const json_t *v)
 	out.n = 0;
 	memcpy(out.text, "", 1);
 	if (v)
-		json_dump_callback(v, show, &out, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(15));
+		json_dump_callback(v, show, &out,
+		                   JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII |
+		                       JSON_REAL_PRECISION(15));
 	return out.n ? out.text : "nothing";
 }
 

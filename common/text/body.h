@@ -1,16 +1,18 @@
-/* body.h - reading the JSON body of a request: the error that a client gets, and readers of single members. */
+/* body.h - reading the JSON body of a request: the error that a client gets, and readers of
+ * single members. */
 #ifndef TEXT_BODY_H
 #define TEXT_BODY_H
 
 #include <jansson.h>
 
 struct body_error {
-	char param[64];      /* the member that is wrong; "": none */
+	char param[64]; /* the member that is wrong; "": none */
 	char text[512];
 };
 
 /* Returns -1, so that `return body_bad(...)` reads well. */
-int body_bad(struct body_error *e, const char *param, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int body_bad(struct body_error *e, const char *param, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 /* A JSON value as short text for a message; from a per-thread buffer. */
 const char *body_show(const json_t *v);
 /* The member; NULL when it is absent or null. */

@@ -1,8 +1,10 @@
 /* bpe.c - see bpe.h.
  *
- * Merges are in an open-addressing table from the pair of ids; the hash is multiplied by an odd number drawn per table, so that a model file
- * cannot be made to collide. Short pieces are merged in an array with a scan for the lowest rank; long ones in a linked list
- * with a heap of (rank, position), where an entry whose pair has changed meanwhile is found stale by looking its pair up again. */
+ * Merges are in an open-addressing table from the pair of ids; the hash is multiplied by an odd
+ * number drawn per table, so that a model file cannot be made to collide. Short pieces are merged
+ * in an array with a scan for the lowest rank; long ones in a linked list with a heap of (rank,
+ * position), where an entry whose pair has changed meanwhile is found stale by looking its pair
+ * up again. */
 #include "text/bpe.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -15,8 +17,8 @@
 enum { SHORT_PIECE = 40 };
 
 struct merge {
-	uint64_t pair;      /* left << 32 | right */
-	uint32_t rank, id;  /* rank BPE_NONE: free slot */
+	uint64_t pair;     /* left << 32 | right */
+	uint32_t rank, id; /* rank BPE_NONE: free slot */
 };
 
 struct bpe {
@@ -95,18 +97,19 @@ static void *grown(struct bpe_scratch *s, void *p, size_t *size, size_t want, si
 	if (*size >= want)
 		return p;
 	quota_free(s->quota, p, *size * bytes);
-	*size = want < 64 ? 64 : want < GROWN_AHEAD ? want + want / 2 : want;   /* what is that long is alone in a text */
+	/* what is that long is alone in a text */
+	*size = want < 64 ? 64 : want < GROWN_AHEAD ? want + want / 2 : want;
 	p = quota_alloc(s->quota, *size * bytes);
 	if (!p)
 		*size = 0;
 	return p;
 }
 
-/* --- short pieces -------------------------------------------------------------------------------------------------------- */
+/* --- short pieces -------------------------------------------------------- */
 
 static size_t merge_short(const struct bpe *b, uint32_t *ids, size_t n)
 {
-	uint32_t rank[SHORT_PIECE], id[SHORT_PIECE];   /* of the pair that begins at i */
+	uint32_t rank[SHORT_PIECE], id[SHORT_PIECE]; /* of the pair that begins at i */
 	for (size_t i = 0; i + 1 < n; i++) {
 		const struct merge *m = find(b, ids[i], ids[i + 1]);
 		rank[i] = m->rank;
@@ -133,7 +136,7 @@ static size_t merge_short(const struct bpe *b, uint32_t *ids, size_t n)
 	return n;
 }
 
-/* --- long pieces --------------------------------------------------------------------------------------------------------- */
+/* --- long pieces --------------------------------------------------------- */
 
 static void heap_sink(uint64_t *heap, size_t n, size_t i)
 {
@@ -165,8 +168,10 @@ static uint64_t heap_pop(uint64_t *heap, size_t *n)
 	return top;
 }
 
-/* The heap entry of the pair that begins at symbol i; 0 when it cannot be merged. (An entry is never 0 itself: rank + 1.) */
-static uint64_t entry_of(const struct bpe *b, const struct bpe_symbol *sym, int32_t i, uint32_t *ret_id)
+/* The heap entry of the pair that begins at symbol i; 0 when it cannot be merged. (An entry is
+ * never 0 itself: rank + 1.) */
+static uint64_t entry_of(const struct bpe *b, const struct bpe_symbol *sym, int32_t i,
+                         uint32_t *ret_id)
 {
 	if (i < 0 || sym[i].id == BPE_NONE || sym[i].next < 0)
 		return 0;
@@ -190,7 +195,8 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
 	uint32_t id;
 	size_t queued = 0, out = 0;
 	s->symbols = grown(s, s->symbols, &s->symbols_size, n, sizeof *s->symbols);
-	s->heap = grown(s, s->heap, &s->heap_size, 2 * n, sizeof *s->heap);   /* each join takes one entry out and puts at most two in */
+	/* each join takes one entry out and puts at most two in */
+	s->heap = grown(s, s->heap, &s->heap_size, 2 * n, sizeof *s->heap);
 	if (!s->symbols || !s->heap)
 		return BPE_NO_MEMORY;
 	struct bpe_symbol *sym = s->symbols;

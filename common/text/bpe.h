@@ -1,4 +1,5 @@
-/* bpe.h - byte-pair merging of the symbols (token ids) of one piece: lowest rank first, leftmost first at equal rank. */
+/* bpe.h - byte-pair merging of the symbols (token ids) of one piece: lowest rank first, leftmost
+ * first at equal rank. */
 #ifndef TEXT_BPE_H
 #define TEXT_BPE_H
 
@@ -15,9 +16,10 @@ void bpe_destroy(struct bpe **b);
 /* Of one pair given twice the later rank holds. At most as many calls as bpe_new was told. */
 void bpe_add_merge(struct bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
 
-/* What merging needs besides, 48 bytes for each symbol of the longest piece; zeroed to begin with. */
+/* What merging needs besides, 48 bytes for each symbol of the longest piece; zeroed to begin
+ * with. */
 struct bpe_scratch {
-	struct quota *quota;      /* that it is taken from; NULL: none */
+	struct quota *quota; /* that it is taken from; NULL: none */
 	struct bpe_symbol *symbols;
 	uint64_t *heap;
 	size_t symbols_size, heap_size;
@@ -26,10 +28,12 @@ struct bpe_scratch {
 };
 void bpe_scratch_fini(struct bpe_scratch *s);
 
-/* Room for n (< 2^31) symbols in s->ids, where the caller writes what a piece begins as; what was there is lost. NULL: no memory. */
+/* Room for n (< 2^31) symbols in s->ids, where the caller writes what a piece begins as; what
+ * was there is lost. NULL: no memory. */
 uint32_t *bpe_room(struct bpe_scratch *s, size_t n);
 #define BPE_NO_MEMORY SIZE_MAX
-/* Merges the first n of them; the result is in s->ids until the next call, its number is returned, or BPE_NO_MEMORY. O(n log n). */
+/* Merges the first n of them; the result is in s->ids until the next call, its number is
+ * returned, or BPE_NO_MEMORY. O(n log n). */
 size_t bpe_merge(const struct bpe *b, struct bpe_scratch *s, size_t n);
 
 #endif

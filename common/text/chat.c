@@ -1,9 +1,10 @@
 /* chat.c - see chat.h.
  *
- * The order of things is that of transformers 5's apply_chat_template: members that are null are dropped, reasoning gets its two names, the template is
- * rendered, and for continue_final_message the text is cut at a marker that was put behind the last message. Servers that hand templates `"content": null`
- * as it is differ in what they render for an assistant's message with tool calls alone; dropping it is what the reference shows and what templates'
- * authors test with. */
+ * The order of things is that of transformers 5's apply_chat_template: members that are null are
+ * dropped, reasoning gets its two names, the template is rendered, and for continue_final_message
+ * the text is cut at a marker that was put behind the last message. Servers that hand templates
+ * `"content": null` as it is differ in what they render for an assistant's message with tool
+ * calls alone; dropping it is what the reference shows and what templates' authors test with. */
 #include "text/chat.h"
 #include "jinja/jinja.h"
 #include "util/mem.h"
@@ -19,23 +20,25 @@ struct chat_template {
 	char *text;
 	size_t len;
 	int takes_parts, takes_one_call;
-	int names_content;     /* the word "content" occurs in it */
+	int names_content; /* the word "content" occurs in it */
 };
 
 static const char *const reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
 
-/* --- messages as the template shall see them -------------------------------------------------------------------------------------- */
+/* --- messages as the template shall see them ----------------------------- */
 
 static json_t *without_nulls(const json_t *m)
 {
-	json_t *out = json_object(), *from = (json_t *)m;   /* jansson's iterators take no const */
+	json_t *out = json_object(), *from = (json_t *)m; /* jansson's iterators take no const */
 	for (void *it = json_object_iter(from); it; it = json_object_iter_next(from, it))
 		if (!json_is_null(json_object_iter_value(it)))
-			json_object_setn(out, json_object_iter_key(it), json_object_iter_key_len(it), json_object_iter_value(it));
+			json_object_setn(out, json_object_iter_key(it), json_object_iter_key_len(it),
+			                 json_object_iter_value(it));
 	return out;
 }
 
-/* Reasoning under any of its names is put under both that templates read; `thinking` comes first. */
+/* Reasoning under any of its names is put under both that templates read; `thinking` comes
+ * first. */
 static json_t *name_reasoning(json_t *m)
 {
 	json_t *text = NULL, *out;
@@ -64,7 +67,7 @@ static json_t *prepare_messages(const json_t *messages)
 	return list;
 }
 
-/* --- continuing the last message --------------------------------------------------------------------------------------------------- */
+/* --- continuing the last message ----------------------------------------- */
 
 static json_t *marked(const json_t *text)
 {
@@ -85,7 +88,7 @@ static json_t *mark_parts(const json_t *parts, const json_t **ret_text)
 		json_t *part = json_array_get(out, i), *text = json_object_get(part, "text"), *own;
 		if (!json_is_string(text))
 			continue;
-		*ret_text = text;   /* stays alive in the caller's parts */
+		*ret_text = text; /* stays alive in the caller's parts */
 		own = json_copy(part);
 		json_object_set_new(own, "text", marked(text));
 		json_array_set_new(out, i, own);
@@ -95,14 +98,18 @@ static json_t *mark_parts(const json_t *parts, const json_t **ret_text)
 	return NULL;
 }
 
-/* Puts the marker behind the last message, which is ours to change. *ret_text: what is to be continued. */
-static int mark_last(const struct chat_template *c, json_t *list, const json_t *given, const json_t **ret_text, struct err *err)
+/* Puts the marker behind the last message, which is ours to change. *ret_text: what is to be
+ * continued. */
+static int mark_last(const struct chat_template *c, json_t *list, const json_t *given,
+                     const json_t **ret_text, struct err *err)
 {
 	size_t n = json_array_size(list);
 	json_t *last = json_array_get(list, n - 1);
 	const json_t *content = json_object_get(json_array_get(given, n - 1), "content");
 	if (!c->names_content)
-		return err_set(err, ERR_INVALID, "continue_final_message: the chat template does not use a message's content");
+		return err_set(
+			err, ERR_INVALID,
+			"continue_final_message: the chat template does not use a message's content");
 	json_t *with = NULL;
 	if (json_is_string(content)) {
 		*ret_text = content;
@@ -111,7 +118,8 @@ static int mark_last(const struct chat_template *c, json_t *list, const json_t *
 		with = mark_parts(content, ret_text);
 	}
 	if (!with)
-		return err_set(err, ERR_INVALID, "continue_final_message: the last message has no text to continue");
+		return err_set(err, ERR_INVALID,
+		               "continue_final_message: the last message has no text to continue");
 	json_object_set_new(last, "content", with);
 	return 0;
 }
@@ -137,21 +145,25 @@ static int cut_at_mark(const struct buf *b, const json_t *final, struct buf *out
 		text++;
 		len--;
 	}
-	for (const char *s = from; (s = memmem(s, b->len - (size_t)(s - from), MARK, strlen(MARK))); s++)
+	for (const char *s = from; (s = memmem(s, b->len - (size_t)(s - from), MARK, strlen(MARK)));
+	     s++)
 		at = s;
 	if (!at || (len && !memmem(from, b->len, text, len)))
-		return err_set(err, ERR_INVALID, "continue_final_message: the chat template changes or leaves out the last message, so that it cannot be continued");
+		return err_set(err, ERR_INVALID,
+		               "continue_final_message: the chat template changes or leaves out the last "
+		               "message, so that it cannot be continued");
 	keep = (size_t)(at - from);
 	if (keep + strlen(MARK) >= b->len || at[strlen(MARK)] != ' ')
-		keep = trimmed(from, keep);   /* the template stripped the message's end */
+		keep = trimmed(from, keep); /* the template stripped the message's end */
 	if (buf_add(out, from, keep) < 0)
 		return err_set(err, ERR_FULL, "the output is longer than %zu bytes", out->limit);
 	return 0;
 }
 
-/* --- rendering ------------------------------------------------------------------------------------------------------------------------ */
+/* --- rendering ----------------------------------------------------------- */
 
-static int render(const struct chat_template *c, const struct chat_render *in, const json_t *list, struct buf *out, struct err *err)
+static int render(const struct chat_template *c, const struct chat_render *in, const json_t *list,
+                  struct buf *out, struct err *err)
 {
 	json_t *own = json_object();
 	const json_t *layers[3];
@@ -161,8 +173,10 @@ static int render(const struct chat_template *c, const struct chat_render *in, c
 	if (in->variables)
 		layers[run.n_layers++] = in->variables;
 	json_object_set(own, "messages", (json_t *)list);
-	json_object_set_new(own, "tools", in->tools ? json_incref((json_t *)in->tools) : json_null());   /* defined, and none, where there are none */
-	json_object_set_new(own, "documents", in->documents ? json_incref((json_t *)in->documents) : json_null());
+	/* defined, and none, where there are none */
+	json_object_set_new(own, "tools", in->tools ? json_incref((json_t *)in->tools) : json_null());
+	json_object_set_new(own, "documents",
+	                    in->documents ? json_incref((json_t *)in->documents) : json_null());
 	json_object_set_new(own, "add_generation_prompt", json_boolean(in->add_generation_prompt));
 	layers[run.n_layers++] = own;
 	int r = jinja_render(c->jinja, &run, out, err);
@@ -170,14 +184,16 @@ static int render(const struct chat_template *c, const struct chat_render *in, c
 	return r;
 }
 
-int chat_template_render(const struct chat_template *c, const struct chat_render *in, struct buf *out, struct err *err)
+int chat_template_render(const struct chat_template *c, const struct chat_render *in,
+                         struct buf *out, struct err *err)
 {
 	const json_t *final = NULL;
 	struct buf whole;
 	if (json_array_size(in->messages) == 0)
 		return err_set(err, ERR_INVALID, "the conversation has no message; at least one is needed");
 	if (in->continue_final_message && in->add_generation_prompt)
-		return err_set(err, ERR_INVALID, "continue_final_message and add_generation_prompt exclude each other");
+		return err_set(err, ERR_INVALID,
+		               "continue_final_message and add_generation_prompt exclude each other");
 	json_t *list = prepare_messages(in->messages);
 	size_t before = out->len;
 	int r = in->continue_final_message ? mark_last(c, list, in->messages, &final, err) : 0;
@@ -198,7 +214,7 @@ int chat_template_render(const struct chat_template *c, const struct chat_render
 	return r;
 }
 
-/* --- a template -------------------------------------------------------------------------------------------------------------------------- */
+/* --- a template ---------------------------------------------------------- */
 
 /* What the template makes of these messages (taken), within the probe's limits. 0, or ERR_* */
 static int probe(const struct chat_template *c, json_t *messages, struct buf *out)
@@ -207,7 +223,8 @@ static int probe(const struct chat_template *c, json_t *messages, struct buf *ou
 	json_t *vars = json_pack("{s:o, s:n, s:n, s:b}", "messages", messages, "tools", "documents",
 	                         "add_generation_prompt", 0);
 	const json_t *layers[] = {tokens, vars};
-	struct jinja_run run = {.layers = layers, .n_layers = 2, .steps_max = 1000000, .memory_max = 16u << 20};
+	struct jinja_run run = {
+		.layers = layers, .n_layers = 2, .steps_max = 1000000, .memory_max = 16u << 20};
 	buf_init(out, 1u << 20);
 	int r = jinja_render(c->jinja, &run, out, NULL);
 	json_decref(tokens);
@@ -224,8 +241,8 @@ static int has(const struct buf *b, const char *text)
 static int probe_parts(const struct chat_template *c)
 {
 	struct buf out;
-	json_t *m = json_pack("[{s:s, s:[{s:s, s:s}]}]", "role", "user", "content",
-	                      "type", "text", "text", PROBE);
+	json_t *m = json_pack("[{s:s, s:[{s:s, s:s}]}]", "role", "user", "content", "type", "text",
+	                      "text", PROBE);
 	int yes = probe(c, m, &out) == 0 && has(&out, PROBE) && !has(&out, "'text': '" PROBE) &&
 	          !has(&out, "\"text\": \"" PROBE);
 	buf_fini(&out);
@@ -239,13 +256,14 @@ static const char *const call_names[CALLS] = {"probe_first", "probe_second"};
 
 static json_t *probe_call(int i)
 {
-	return json_pack("{s:s, s:s, s:{s:s, s:{}}}", "id", call_ids[i], "type", "function",
-	                 "function", "name", call_names[i], "arguments");
+	return json_pack("{s:s, s:s, s:{s:s, s:{}}}", "id", call_ids[i], "type", "function", "function",
+	                 "name", call_names[i], "arguments");
 }
 
 static json_t *probe_result(int i)
 {
-	return json_pack("{s:s, s:s, s:s}", "role", "tool", "tool_call_id", call_ids[i], "content", "r");
+	return json_pack("{s:s, s:s, s:s}", "role", "tool", "tool_call_id", call_ids[i], "content",
+	                 "r");
 }
 
 /* Which of the calls a template shows, a bit each: in a message each, or together in one. */
@@ -255,10 +273,11 @@ static unsigned calls_shown(const struct chat_template *c, int together)
 	json_t *list = json_pack("[{s:s, s:s}]", "role", "user", "content", "x");
 	for (int i = 0; i < CALLS; i++) {
 		if (i == 0 || !together)
-			json_array_append_new(list, json_pack("{s:s, s:s, s:[o]}", "role", "assistant", "content", "",
-			                                      "tool_calls", probe_call(i)));
+			json_array_append_new(list, json_pack("{s:s, s:s, s:[o]}", "role", "assistant",
+			                                      "content", "", "tool_calls", probe_call(i)));
 		if (i == 0 && together)
-			json_array_append_new(json_object_get(json_array_get(list, 1), "tool_calls"), probe_call(1));
+			json_array_append_new(json_object_get(json_array_get(list, 1), "tool_calls"),
+			                      probe_call(1));
 		json_array_append_new(list, probe_result(i));
 	}
 	unsigned shown = 0;

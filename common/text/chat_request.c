@@ -1,4 +1,5 @@
-/* chat_request.c - see chat_request.h. Messages as the client sent them -> messages as the template takes them -> text. */
+/* chat_request.c - see chat_request.h. Messages as the client sent them -> messages as the
+ * template takes them -> text. */
 #include "text/chat_request.h"
 #include "text/chat_turns.h"
 #include "util/json_load.h"
@@ -12,7 +13,8 @@
 #define DOCUMENTS_MAX 1024
 
 /* A text in parts: as it is for a template that takes parts, else joined. */
-static int join_parts(struct body_error *e, const json_t *parts, size_t at, int takes_parts, struct quota *q, json_t *into)
+static int join_parts(struct body_error *e, const json_t *parts, size_t at, int takes_parts,
+                      struct quota *q, json_t *into)
 {
 	struct buf b;
 	buf_init_quota(&b, 0, q);
@@ -21,12 +23,18 @@ static int join_parts(struct body_error *e, const json_t *parts, size_t at, int 
 		const char *type = json_string_value(json_object_get(part, "type"));
 		if (!type || strcmp(type, "text") != 0 || !json_is_string(text)) {
 			buf_fini(&b);
-			return body_bad(e, "messages", "messages[%zu].content[%zu] must be {\"type\":\"text\",\"text\":\"...\"}, got %s", at, i,
-			               body_show(part));
+			return body_bad(
+				e, "messages",
+				"messages[%zu].content[%zu] must be {\"type\":\"text\",\"text\":\"...\"}, got %s",
+				at, i, body_show(part));
 		}
 		buf_add(&b, json_string_value(text), json_string_length(text));
 	}
-	int r = b.full ? body_bad(e, "messages", "messages[%zu].content needs more memory than is left for this request", at) : 0;
+	int r = b.full
+	            ? body_bad(e, "messages",
+	                       "messages[%zu].content needs more memory than is left for this request",
+	                       at)
+	            : 0;
 	if (!takes_parts && r == 0)
 		json_object_set_new(into, "content", json_stringn(b.data ? b.data : "", b.len));
 	buf_fini(&b);
@@ -36,19 +44,30 @@ static int join_parts(struct body_error *e, const json_t *parts, size_t at, int 
 /* jansson frees what it has no memory to add: that is not to be used any more. */
 static int no_room(struct body_error *e, size_t at)
 {
-	return body_bad(e, "messages", "messages[%zu] needs more memory than is left for this request", at);
+	return body_bad(e, "messages", "messages[%zu] needs more memory than is left for this request",
+	                at);
 }
 
-/* One call that the assistant made: its arguments, a string of JSON for OpenAI, are an object for templates. Appends to `list` what those see. */
-static int read_tool_call(struct body_error *e, const json_t *call, size_t at, size_t i, json_t *list)
+/* One call that the assistant made: its arguments, a string of JSON for OpenAI, are an object
+ * for templates. Appends to `list` what those see. */
+static int read_tool_call(struct body_error *e, const json_t *call, size_t at, size_t i,
+                          json_t *list)
 {
-	const json_t *f = json_object_get(call, "function"), *name = json_object_get(f, "name"), *args = json_object_get(f, "arguments");
+	const json_t *f = json_object_get(call, "function"), *name = json_object_get(f, "name"),
+				 *args = json_object_get(f, "arguments");
 	if (!json_is_object(call) || !json_is_object(f))
-		return body_bad(e, "messages", "messages[%zu].tool_calls[%zu] must be an object with a function, got %s", at, i, body_show(call));
+		return body_bad(e, "messages",
+		                "messages[%zu].tool_calls[%zu] must be an object with a function, got %s",
+		                at, i, body_show(call));
 	if (!json_is_string(name) || json_string_length(name) == 0)
-		return body_bad(e, "messages", "messages[%zu].tool_calls[%zu].function.name must be a string, got %s", at, i, body_show(name));
+		return body_bad(e, "messages",
+		                "messages[%zu].tool_calls[%zu].function.name must be a string, got %s", at,
+		                i, body_show(name));
 	if (args && !json_is_string(args) && !json_is_object(args) && !json_is_null(args))
-		return body_bad(e, "messages", "messages[%zu].tool_calls[%zu].function.arguments must be a string of JSON, got %s", at, i, body_show(args));
+		return body_bad(
+			e, "messages",
+			"messages[%zu].tool_calls[%zu].function.arguments must be a string of JSON, got %s", at,
+			i, body_show(args));
 	json_t *parsed = NULL;
 	json_error_t bad;
 	if (json_string_length(args))
@@ -56,7 +75,8 @@ static int read_tool_call(struct body_error *e, const json_t *call, size_t at, s
 	else
 		parsed = json_is_object(args) ? json_incref((json_t *)args) : json_object();
 	json_t *own = json_copy((json_t *)call), *own_f = json_copy((json_t *)f);
-	if (json_is_object(parsed))      /* what is no object stays the string that it is: the template may take that */
+	/* what is no object stays the string that it is: the template may take that */
+	if (json_is_object(parsed))
 		json_object_set(own_f, "arguments", parsed);
 	json_decref(parsed);
 	json_object_set_new(own, "function", own_f);
@@ -70,7 +90,9 @@ static int read_tool_calls(struct body_error *e, const json_t *m, size_t at, jso
 	if (!calls || json_is_null(calls))
 		return 0;
 	if (!json_is_array(calls) || json_array_size(calls) > TOOL_CALLS_MAX)
-		return body_bad(e, "messages", "messages[%zu].tool_calls must be an array of at most %d calls, got %s", at, TOOL_CALLS_MAX, body_show(calls));
+		return body_bad(e, "messages",
+		                "messages[%zu].tool_calls must be an array of at most %d calls, got %s", at,
+		                TOOL_CALLS_MAX, body_show(calls));
 	json_t *list = json_array();
 	if (json_object_set_new(own, "tool_calls", list) < 0)
 		return no_room(e, at);
@@ -84,26 +106,37 @@ static int read_tool_calls(struct body_error *e, const json_t *m, size_t at, jso
 static int may_be_silent(const json_t *m)
 {
 	const char *role = json_string_value(json_object_get(m, "role"));
-	int thought = json_is_string(json_object_get(m, "reasoning_content")) || json_is_string(json_object_get(m, "reasoning"));
-	return strcmp(role, "assistant") == 0 && (thought || json_array_size(json_object_get(m, "tool_calls")) > 0);
+	int thought = json_is_string(json_object_get(m, "reasoning_content")) ||
+	              json_is_string(json_object_get(m, "reasoning"));
+	return strcmp(role, "assistant") == 0 &&
+	       (thought || json_array_size(json_object_get(m, "tool_calls")) > 0);
 }
 
 /* Appends to `list` the message as the template shall see it. */
-static int read_message(struct body_error *e, const json_t *m, size_t at, int takes_parts, struct quota *q, json_t *list)
+static int read_message(struct body_error *e, const json_t *m, size_t at, int takes_parts,
+                        struct quota *q, json_t *list)
 {
-	const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content"), *id = json_object_get(m, "tool_call_id");
+	const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content"),
+				 *id = json_object_get(m, "tool_call_id");
 	if (!json_is_object(m))
 		return body_bad(e, "messages", "messages[%zu] must be an object, got %s", at, body_show(m));
 	if (!json_is_string(role) || json_string_length(role) == 0)
-		return body_bad(e, "messages", "messages[%zu].role must be a string, got %s", at, body_show(role));
+		return body_bad(e, "messages", "messages[%zu].role must be a string, got %s", at,
+		                body_show(role));
 	if (id && !json_is_null(id) && !json_is_string(id))
-		return body_bad(e, "messages", "messages[%zu].tool_call_id must be a string, got %s", at, body_show(id));
+		return body_bad(e, "messages", "messages[%zu].tool_call_id must be a string, got %s", at,
+		                body_show(id));
 	if (json_is_object(json_object_get(m, "function_call")))
-		return body_bad(e, "messages", "messages[%zu].function_call is not supported by this server: use tool_calls", at);
-	int parts = json_is_array(content) && json_array_size(content) > 0 && json_array_size(content) <= PARTS_MAX;
+		return body_bad(
+			e, "messages",
+			"messages[%zu].function_call is not supported by this server: use tool_calls", at);
+	int parts = json_is_array(content) && json_array_size(content) > 0 &&
+	            json_array_size(content) <= PARTS_MAX;
 	int silent = (!content || json_is_null(content)) && may_be_silent(m);
 	if (!parts && !json_is_string(content) && !silent)
-		return body_bad(e, "messages", "messages[%zu].content must be a string or an array of text parts, got %s", at, body_show(content));
+		return body_bad(e, "messages",
+		                "messages[%zu].content must be a string or an array of text parts, got %s",
+		                at, body_show(content));
 	json_t *own = json_copy((json_t *)m);
 	if (json_array_append_new(list, own) < 0)
 		return no_room(e, at);
@@ -118,10 +151,12 @@ static int read_documents(struct body_error *e, const json_t *o, struct chat_ren
 	if (!v || json_is_null(v))
 		return 0;
 	if (!json_is_array(v) || json_array_size(v) > DOCUMENTS_MAX)
-		return body_bad(e, "documents", "documents must be an array of at most %d objects, got %s", DOCUMENTS_MAX, body_show(v));
+		return body_bad(e, "documents", "documents must be an array of at most %d objects, got %s",
+		                DOCUMENTS_MAX, body_show(v));
 	for (size_t i = 0; i < json_array_size(v); i++)
 		if (!json_is_object(json_array_get(v, i)))
-			return body_bad(e, "documents", "documents[%zu] must be an object, got %s", i, body_show(json_array_get(v, i)));
+			return body_bad(e, "documents", "documents[%zu] must be an object, got %s", i,
+			                body_show(json_array_get(v, i)));
 	in->documents = json_array_size(v) ? v : NULL;
 	return 0;
 }
@@ -132,16 +167,19 @@ static int read_options(struct body_error *e, const json_t *o, json_t *own, stru
 {
 	const json_t *more = body_member(o, "chat_template_kwargs");
 	const json_t *effort = body_member(o, "reasoning_effort");
-	if (body_bool(o, "add_generation_prompt", 1, &in->add_generation_prompt, e) < 0 || body_bool(o, "continue_final_message", 0, &in->continue_final_message, e) < 0 ||
+	if (body_bool(o, "add_generation_prompt", 1, &in->add_generation_prompt, e) < 0 ||
+	    body_bool(o, "continue_final_message", 0, &in->continue_final_message, e) < 0 ||
 	    read_documents(e, o, in) < 0)
 		return -1;
 	if (in->continue_final_message && in->add_generation_prompt) {
 		if (body_member(o, "add_generation_prompt"))
-			return body_bad(e, "continue_final_message", "continue_final_message and add_generation_prompt cannot both be true");
+			return body_bad(e, "continue_final_message",
+			                "continue_final_message and add_generation_prompt cannot both be true");
 		in->add_generation_prompt = 0;
 	}
 	if (more && !json_is_object(more))
-		return body_bad(e, "chat_template_kwargs", "chat_template_kwargs must be an object, got %s", body_show(more));
+		return body_bad(e, "chat_template_kwargs", "chat_template_kwargs must be an object, got %s",
+		                body_show(more));
 	if (effort && !json_is_string(effort))
 		return body_bad(e, "reasoning_effort", "reasoning_effort must be a string, got %s",
 		                body_show(effort));
@@ -151,14 +189,19 @@ static int read_options(struct body_error *e, const json_t *o, json_t *own, stru
 	return 0;
 }
 
-int chat_request_render(const struct chat_set *chats, const json_t *body, const struct chat_tools *tools, int64_t now_s, struct buf *out, struct body_error *e)
+int chat_request_render(const struct chat_set *chats, const json_t *body,
+                        const struct chat_tools *tools, int64_t now_s, struct buf *out,
+                        struct body_error *e)
 {
 	const json_t *messages = json_object_get(body, "messages");
 	size_t n = json_array_size(messages);
 	const struct chat_template *t = chat_set_choose(chats, json_array_size(tools->tools) > 0);
-	struct chat_render in = {.tools = tools->tools, .special_tokens = chats->special_tokens, .now_s = now_s};
+	struct chat_render in = {.tools = tools->tools,
+	                         .special_tokens = chats->special_tokens,
+	                         .now_s = now_s};
 	if (!json_is_array(messages) || n == 0 || n > MESSAGES_MAX)
-		return body_bad(e, "messages", "messages must be an array of 1 to %d messages, got %s", MESSAGES_MAX, body_show(messages));
+		return body_bad(e, "messages", "messages must be an array of 1 to %d messages, got %s",
+		                MESSAGES_MAX, body_show(messages));
 	if (!t)
 		return body_bad(e, "messages", "the model has no chat template");
 	json_t *list = json_array(), *came = json_array(), *variables = json_object();

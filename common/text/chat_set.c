@@ -1,4 +1,5 @@
-/* chat_set.c - see chat_set.h. Files are read up to a limit each; what is not JSON where JSON is due, or no template, is an error that names the file. */
+/* chat_set.c - see chat_set.h. Files are read up to a limit each; what is not JSON where JSON is
+ * due, or no template, is an error that names the file. */
 #include "text/chat_set.h"
 #include "format/gguf.h"
 #include "jinja/jinja.h"
@@ -9,11 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CONFIG_BYTES_MAX (64u << 20)   /* tokenizer_config.json of some models lists every added token */
+/* tokenizer_config.json of some models lists every added token */
+#define CONFIG_BYTES_MAX (64u << 20)
 
 static const char *const token_names[] = {"bos", "eos", "unk", "sep", "pad", "cls", "mask"};
 
-static int set_template(struct chat_template **slot, const char *text, size_t len, const char *from, struct err *err)
+static int set_template(struct chat_template **slot, const char *text, size_t len, const char *from,
+                        struct err *err)
 {
 	struct chat_template *c;
 	int r = chat_template_new(text, len, &c, err);
@@ -35,24 +38,28 @@ static void set_token(struct chat_set *s, const char *name, const char *text, si
 	json_object_set_new(s->special_tokens, key, json_stringn(text, len));
 }
 
-/* --- GGUF ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- GGUF ---------------------------------------------------------------- */
 
 static void tokens_from_gguf(const struct gguf *g, struct chat_set *s)
 {
-	static const char *const in_file[] = {"bos", "eos", "unknown", "seperator", "padding", "cls", "mask"};   /* the format spells it so */
+	/* the format spells it so */
+	static const char *const in_file[] = {"bos",     "eos", "unknown", "seperator",
+	                                      "padding", "cls", "mask"};
 	for (size_t i = 0; i < sizeof in_file / sizeof *in_file; i++) {
 		char key[64];
 		uint32_t id;
 		struct gguf_str text;
 		snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", in_file[i]);
-		if (gguf_get_u32(g, key, &id) == 0 && gguf_array_str(g, "tokenizer.ggml.tokens", id, &text) == 0)
+		if (gguf_get_u32(g, key, &id) == 0 &&
+		    gguf_array_str(g, "tokenizer.ggml.tokens", id, &text) == 0)
 			set_token(s, token_names[i], text.s, text.len);
 	}
 }
 
 int chat_set_from_gguf(const struct gguf *g, struct chat_set *ret, struct err *err)
 {
-	static const char *const keys[] = {"tokenizer.chat_template", "tokenizer.chat_template.tool_use"};
+	static const char *const keys[] = {"tokenizer.chat_template",
+	                                   "tokenizer.chat_template.tool_use"};
 	struct chat_set s = {0};
 	struct gguf_str text;
 	for (int i = 0; i < 2; i++) {
@@ -70,16 +77,19 @@ int chat_set_from_gguf(const struct gguf *g, struct chat_set *ret, struct err *e
 	return 0;
 }
 
-/* --- a folder --------------------------------------------------------------------------------------------------------------------------- */
+/* --- a folder ------------------------------------------------------------ */
 
 /* The whole file; *ret_text is malloc'd. ERR_NOTFOUND without a message when it is not there. */
-static int read_file(const char *path, size_t most, char **ret_text, size_t *ret_len, struct err *err)
+static int read_file(const char *path, size_t most, char **ret_text, size_t *ret_len,
+                     struct err *err)
 {
 	FILE *f = fopen(path, "r");
 	struct buf b;
 	char piece[16384];
 	if (!f)
-		return errno == ENOENT || errno == ENOTDIR ? ERR_NOTFOUND : err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
+		return errno == ENOENT || errno == ENOTDIR
+		           ? ERR_NOTFOUND
+		           : err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
 	buf_init(&b, most);
 	for (size_t n; !b.full && (n = fread(piece, 1, sizeof piece, f)) > 0;)
 		buf_add(&b, piece, n);
@@ -88,7 +98,8 @@ static int read_file(const char *path, size_t most, char **ret_text, size_t *ret
 	if (bad || b.full) {
 		int full = b.full;
 		buf_fini(&b);
-		return full ? err_set(err, ERR_INVALID, "%s has more than %zu bytes", path, most) : err_set(err, ERR_IO, "%s: cannot be read", path);
+		return full ? err_set(err, ERR_INVALID, "%s has more than %zu bytes", path, most)
+		            : err_set(err, ERR_IO, "%s: cannot be read", path);
 	}
 	*ret_text = b.data ? b.data : mem_strdup("");
 	*ret_len = b.len;
@@ -108,7 +119,8 @@ static int template_from_file(struct chat_template **slot, const char *path, str
 }
 
 /* "chat_template": a text, or a list of named ones; of these "default" and "tool_use" count. */
-static int templates_from_json(struct chat_set *s, const json_t *v, const char *path, struct err *err)
+static int templates_from_json(struct chat_set *s, const json_t *v, const char *path,
+                               struct err *err)
 {
 	int r = 0;
 	if (json_is_string(v))
@@ -119,9 +131,11 @@ static int templates_from_json(struct chat_set *s, const json_t *v, const char *
 		const json_t *one = json_array_get(v, i), *text = json_object_get(one, "template");
 		const char *name = json_string_value(json_object_get(one, "name"));
 		if (!name || !json_is_string(text))
-			return err_set(err, ERR_INVALID, "%s: chat_template[%zu] must have a name and a template", path, i);
+			return err_set(err, ERR_INVALID,
+			               "%s: chat_template[%zu] must have a name and a template", path, i);
 		if (!strcmp(name, "default") || !strcmp(name, "tool_use"))
-			r = set_template(*name == 'd' ? &s->plain : &s->tools, json_string_value(text), json_string_length(text), path, err);
+			r = set_template(*name == 'd' ? &s->plain : &s->tools, json_string_value(text),
+			                 json_string_length(text), path, err);
 	}
 	return r;
 }
@@ -132,13 +146,15 @@ static void tokens_from_json(struct chat_set *s, const json_t *o)
 	for (size_t i = 0; i < sizeof token_names / sizeof *token_names; i++) {
 		char key[32];
 		snprintf(key, sizeof key, "%s_token", token_names[i]);
-		const json_t *v = json_object_get(o, key), *text = json_is_object(v) ? json_object_get(v, "content") : v;
+		const json_t *v = json_object_get(o, key),
+					 *text = json_is_object(v) ? json_object_get(v, "content") : v;
 		if (json_is_string(text))
 			set_token(s, token_names[i], json_string_value(text), json_string_length(text));
 	}
 }
 
-static int read_config(struct chat_set *s, const char *folder, const char *name, int has_own, struct err *err)
+static int read_config(struct chat_set *s, const char *folder, const char *name, int has_own,
+                       struct err *err)
 {
 	char *path = mem_printf("%s/%s", folder, name), *text;
 	size_t len;
@@ -148,7 +164,8 @@ static int read_config(struct chat_set *s, const char *folder, const char *name,
 		json_t *o = json_loadb(text, len, JSON_ALLOW_NUL, &bad);
 		free(text);
 		if (!json_is_object(o))
-			r = err_set(err, ERR_INVALID, "%s is not a JSON object: %s (line %d)", path, o ? "another value" : bad.text, o ? 1 : bad.line);
+			r = err_set(err, ERR_INVALID, "%s is not a JSON object: %s (line %d)", path,
+			            o ? "another value" : bad.text, o ? 1 : bad.line);
 		else
 			tokens_from_json(s, o);
 		if (r == 0 && !has_own && !s->plain)
@@ -161,9 +178,11 @@ static int read_config(struct chat_set *s, const char *folder, const char *name,
 
 int chat_set_from_folder(const char *folder, struct chat_set *ret, struct err *err)
 {
-	static const char *const configs[] = {"special_tokens_map.json", "tokenizer_config.json", "chat_template.json"};
+	static const char *const configs[] = {"special_tokens_map.json", "tokenizer_config.json",
+	                                      "chat_template.json"};
 	struct chat_set s = {0};
-	char *plain = mem_printf("%s/chat_template.jinja", folder), *tools = mem_printf("%s/additional_chat_templates/tool_use.jinja", folder);
+	char *plain = mem_printf("%s/chat_template.jinja", folder),
+		 *tools = mem_printf("%s/additional_chat_templates/tool_use.jinja", folder);
 	int r = template_from_file(&s.plain, plain, err), has_own = r == 0;
 	if (r == 0 || r == ERR_NOTFOUND)
 		r = template_from_file(&s.tools, tools, err);
@@ -180,7 +199,7 @@ int chat_set_from_folder(const char *folder, struct chat_set *ret, struct err *e
 	return 0;
 }
 
-/* --- both ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- both ---------------------------------------------------------------- */
 
 int chat_set_override(struct chat_set *s, const char *path, struct err *err)
 {

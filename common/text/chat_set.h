@@ -1,4 +1,5 @@
-/* chat_set.h - the chat templates that come with a model, and the texts of its special tokens, from wherever the model's makers put them. */
+/* chat_set.h - the chat templates that come with a model, and the texts of its special tokens,
+ * from wherever the model's makers put them. */
 #ifndef TEXT_CHAT_SET_H
 #define TEXT_CHAT_SET_H
 
@@ -8,17 +9,21 @@ struct gguf;
 
 /* Immutable once filled. All zero: a model without templates. */
 struct chat_set {
-	struct chat_template *plain;     /* NULL: there is none */
-	struct chat_template *tools;     /* "tool_use", for requests with tools; NULL: the plain one takes those, too */
-	json_t *special_tokens;          /* object for struct chat_render; NULL: none are known */
+	struct chat_template *plain; /* NULL: there is none */
+	/* "tool_use", for requests with tools; NULL: the plain one takes those, too */
+	struct chat_template *tools;
+	json_t *special_tokens; /* object for struct chat_render; NULL: none are known */
 };
 
-/* Metadata tokenizer.chat_template, tokenizer.chat_template.NAME and tokenizer.ggml.*_token_id. No template is no error; one with a syntax error is. */
+/* Metadata tokenizer.chat_template, tokenizer.chat_template.NAME and tokenizer.ggml.*_token_id.
+ * No template is no error; one with a syntax error is. */
 int chat_set_from_gguf(const struct gguf *g, struct chat_set *ret, struct err *err);
-/* A model's folder: chat_template.jinja and additional_chat_templates/tool_use.jinja, else chat_template in tokenizer_config.json (a text, or a list of
- * {"name", "template"}) or in chat_template.json. Special tokens from tokenizer_config.json and special_tokens_map.json. */
+/* A model's folder: chat_template.jinja and additional_chat_templates/tool_use.jinja, else
+ * chat_template in tokenizer_config.json (a text, or a list of {"name", "template"}) or in
+ * chat_template.json. Special tokens from tokenizer_config.json and special_tokens_map.json. */
 int chat_set_from_folder(const char *folder, struct chat_set *ret, struct err *err);
-/* Replaces the templates by the one in this file; the special tokens stay. Nothing changes when it fails. */
+/* Replaces the templates by the one in this file; the special tokens stay. Nothing changes when
+ * it fails. */
 int chat_set_override(struct chat_set *s, const char *path, struct err *err);
 void chat_set_fini(struct chat_set *s);
 

@@ -12,7 +12,8 @@ static size_t answered(const json_t *calls, const json_t *m, size_t place)
 	const char *id = json_string_value(json_object_get(m, "tool_call_id")), *of;
 	size_t n = json_array_size(calls);
 	for (size_t i = 0; id && *id && i < n; i++)
-		if ((of = json_string_value(json_object_get(json_array_get(calls, i), "id"))) && strcmp(id, of) == 0)
+		if ((of = json_string_value(json_object_get(json_array_get(calls, i), "id"))) &&
+		    strcmp(id, of) == 0)
 			return i;
 	return place < n ? place : n - 1;
 }
@@ -43,13 +44,14 @@ static int split(const json_t *list, size_t at, size_t end, const json_t *sent, 
                  json_t *out_came)
 {
 	const json_t *m = json_array_get(list, at), *calls = json_object_get(m, "tool_calls");
-	json_t *results = json_array();        /* of each call */
+	json_t *results = json_array(); /* of each call */
 	int bad = !results;
 	for (size_t k = 0; k < json_array_size(calls); k++)
 		bad |= json_array_append_new(results, json_array());
 	for (size_t i = at + 1; i < end; i++) {
 		json_t *result = json_array_get(list, i);
-		bad |= json_array_append(json_array_get(results, answered(calls, result, i - at - 1)), result);
+		bad |= json_array_append(json_array_get(results, answered(calls, result, i - at - 1)),
+		                         result);
 	}
 	for (size_t k = 0; k < json_array_size(calls); k++) {
 		json_t *own = json_array_get(results, k);

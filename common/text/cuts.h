@@ -1,4 +1,5 @@
-/* cuts.h - places where a text may be cut without changing what it becomes: between two characters that no token has side by side. */
+/* cuts.h - places where a text may be cut without changing what it becomes: between two
+ * characters that no token has side by side. */
 #ifndef TEXT_CUTS_H
 #define TEXT_CUTS_H
 
@@ -9,7 +10,8 @@
 
 enum { CUTS_BITS = 20 };
 
-/* A set of pairs of characters; what is not in it is surely no pair of any token, what is in it may be none either. */
+/* A set of pairs of characters; what is not in it is surely no pair of any token, what is in it
+ * may be none either. */
 struct cuts {
 	uint64_t ascii[128][2];
 	uint64_t pairs[1 << (CUTS_BITS - 6)];

@@ -1,5 +1,6 @@
-/* detok.c - streaming detokeniser (see tokenizer.h): bytes of tokens go in one by one, whole characters come out. At most three
- * bytes are held: a beginning of a character that may still be completed. */
+/* detok.c - streaming detokeniser (see tokenizer.h): bytes of tokens go in one by one, whole
+ * characters come out. At most three bytes are held: a beginning of a character that may still
+ * be completed. */
 #include "text/tokenizer_int.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -17,13 +18,15 @@ void detok_init(struct detok *d, const struct tokenizer *t, unsigned flags)
 	d->strip = d->begun ? 0 : t->spec.strip;
 }
 
-/* The first token of a text whose decoder drops what marks its beginning: what is left of its text. */
+/* The first token of a text whose decoder drops what marks its beginning: what is left of its
+ * text. */
 static int add_first(const struct detok *d, uint32_t id, struct buf *out)
 {
 	const struct vocab *v = &d->t->spec.vocab;
 	struct buf text;
 	buf_init(&text, 0);
-	int rc = normalize_replace(&text, vocab_text(v, id), v->tokens[id].text_len, SPEC_SPACE, sizeof SPEC_SPACE - 1, "", 0);
+	int rc = normalize_replace(&text, vocab_text(v, id), v->tokens[id].text_len, SPEC_SPACE,
+	                           sizeof SPEC_SPACE - 1, "", 0);
 	if (rc == 0)
 		rc = buf_add(out, text.data, text.len);
 	buf_fini(&text);
@@ -84,7 +87,9 @@ int detok_feed(struct detok *d, uint32_t id, struct buf *out)
 		bytes = tokenizer_bytes(d->t, id, &len);
 		if (!bytes)
 			return ERR_INVALID;
-		return (d->flags & DECODE_SKIP_SPECIAL) && tokenizer_is_special(d->t, id) ? 0 : feed_bytes(d, bytes, len, out);
+		return (d->flags & DECODE_SKIP_SPECIAL) && tokenizer_is_special(d->t, id)
+		           ? 0
+		           : feed_bytes(d, bytes, len, out);
 	}
 	struct buf raw;
 	buf_init(&raw, 0);

@@ -1,8 +1,11 @@
-/* encode.c - text to ids, in the reference's order: cut at added tokens, normalize what is between (cut again at added tokens that are sought there), put a prefix
- * before it, cut it by the pre-tokenizer, and each piece becomes tokens by merging or by the best path. What is not UTF-8 is taken out before normalizing.
+/* encode.c - text to ids, in the reference's order: cut at added tokens, normalize what is between
+ * (cut again at added tokens that are sought there), put a prefix before it, cut it by the
+ * pre-tokenizer, and each piece becomes tokens by merging or by the best path. What is not UTF-8 is
+ * taken out before normalizing.
  *
- * A piece that is known to become one token skips the model. Pieces of SentencePiece kinds, whole texts often, are cut into words first where no token can reach
- * across, which changes nothing but the time. */
+ * A piece that is known to become one token skips the model. Pieces of SentencePiece kinds, whole
+ * texts often, are cut into words first where no token can reach across, which changes nothing
+ * but the time. */
 #include "text/tokenizer_int.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -11,9 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_MAX ((size_t)INT32_MAX)   /* the merger counts symbols in 31 bits */
+#define TEXT_MAX ((size_t)INT32_MAX) /* the merger counts symbols in 31 bits */
 
-void encoder_init(struct encoder *e, const struct tokenizer *t, struct token_list *out, size_t limit, unsigned flags)
+void encoder_init(struct encoder *e, const struct tokenizer *t, struct token_list *out,
+                  size_t limit, unsigned flags)
 {
 	memset(e, 0, sizeof *e);
 	e->t = t;
@@ -62,9 +66,10 @@ static int push(struct encoder *e, const uint32_t *ids, size_t n)
 	return 0;
 }
 
-/* --- words --------------------------------------------------------------------------------------------------------------- */
+/* --- words --------------------------------------------------------------- */
 
-/* Ids of a word; an unknown token that follows one in the word before is the same one where they are fused. */
+/* Ids of a word; an unknown token that follows one in the word before is the same one where they
+ * are fused. */
 static int push_word(struct encoder *e, const uint32_t *ids, size_t n)
 {
 	const struct spec *s = &e->t->spec;
@@ -75,7 +80,8 @@ static int push_word(struct encoder *e, const uint32_t *ids, size_t n)
 	return push(e, ids + skip, n - skip);
 }
 
-static size_t symbols_of_bytes(const struct tokenizer *t, uint32_t *ids, const char *piece, size_t len)
+static size_t symbols_of_bytes(const struct tokenizer *t, uint32_t *ids, const char *piece,
+                               size_t len)
 {
 	size_t n = 0;
 	int was_unknown = 0;
@@ -100,8 +106,10 @@ static size_t add_bytes(const struct tokenizer *t, uint32_t *ids, const char *c,
 	return len;
 }
 
-/* As the reference: an unknown character waits, and comes out when one from the vocabulary follows, behind bytes that were between. */
-static size_t symbols_of_chars(const struct tokenizer *t, uint32_t *ids, const char *word, size_t len)
+/* As the reference: an unknown character waits, and comes out when one from the vocabulary
+ * follows, behind bytes that were between. */
+static size_t symbols_of_chars(const struct tokenizer *t, uint32_t *ids, const char *word,
+                               size_t len)
 {
 	const struct spec *s = &t->spec;
 	size_t n = 0, bytes;
@@ -161,7 +169,8 @@ int encode_word(struct encoder *e, const char *word, size_t len)
 	uint32_t *ids = bpe_room(&e->bpe, len + 1);
 	if (!ids)
 		return ERR_NOMEM;
-	size_t n = t->spec.byte_level ? symbols_of_bytes(t, ids, word, len) : symbols_of_chars(t, ids, word, len);
+	size_t n = t->spec.byte_level ? symbols_of_bytes(t, ids, word, len)
+	                              : symbols_of_chars(t, ids, word, len);
 	n = bpe_merge(t->bpe, &e->bpe, n);
 	return n == BPE_NO_MEMORY ? ERR_NOMEM : push_word(e, e->bpe.ids, n);
 }
@@ -197,14 +206,17 @@ static int encode_piece(void *arg, const char *piece, size_t len)
 	return rc;
 }
 
-/* --- stretches between added tokens -------------------------------------------------------------------------------------- */
+/* --- stretches between added tokens -------------------------------------- */
 
-/* A stretch of text, or a part of one. first: it is where the stretch begins, and text_first: where the whole text does. */
-typedef int (*stretch_fn)(struct encoder *e, const char *text, size_t len, int first, int text_first);
+/* A stretch of text, or a part of one. first: it is where the stretch begins, and text_first:
+ * where the whole text does. */
+typedef int (*stretch_fn)(struct encoder *e, const char *text, size_t len, int first,
+                          int text_first);
 
 static int encode_cut(struct encoder *e, const char *text, size_t len)
 {
-	return e->t->pretok ? pretok_split(e->t->pretok, &e->pretok, text, len, encode_piece, e) : encode_piece(e, text, len);
+	return e->t->pretok ? pretok_split(e->t->pretok, &e->pretok, text, len, encode_piece, e)
+	                    : encode_piece(e, text, len);
 }
 
 /* Before every U+2581 but the first of the text. */
@@ -213,7 +225,9 @@ static int encode_split_at_spaces(struct encoder *e, const char *text, size_t le
 	size_t begin = 0;
 	int rc = 0;
 	while (begin < len && rc == 0) {
-		const char *next = begin + 1 < len ? memmem(text + begin + 1, len - begin - 1, SPEC_SPACE, 3) : NULL;
+		const char *next = begin + 1 < len
+		                       ? memmem(text + begin + 1, len - begin - 1, SPEC_SPACE, 3)
+		                       : NULL;
 		size_t end = next ? (size_t)(next - text) : len;
 		rc = encode_piece(e, text + begin, end - begin);
 		begin = end;
@@ -221,21 +235,26 @@ static int encode_split_at_spaces(struct encoder *e, const char *text, size_t le
 	return rc;
 }
 
-static int encode_prefixed(struct encoder *e, const char *text, size_t len, int first, int text_first)
+static int encode_prefixed(struct encoder *e, const char *text, size_t len, int first,
+                           int text_first)
 {
 	const struct spec *s = &e->t->spec;
 	const char *space = s->metaspace ? SPEC_SPACE : " ";
-	int prefix = first && (s->prefix == SPEC_PREFIX_ALWAYS || (s->prefix == SPEC_PREFIX_FIRST && text_first));
-	prefix = prefix && !(len && *text == ' ') && !(s->metaspace && len >= 3 && !memcmp(text, SPEC_SPACE, 3));
+	int prefix = first && (s->prefix == SPEC_PREFIX_ALWAYS ||
+	                       (s->prefix == SPEC_PREFIX_FIRST && text_first));
+	prefix = prefix && !(len && *text == ' ') &&
+	         !(s->metaspace && len >= 3 && !memcmp(text, SPEC_SPACE, 3));
 	if (!prefix && !s->metaspace)
 		return len ? encode_cut(e, text, len) : 0;
 	buf_reset(&e->marked);
 	if (prefix)
 		buf_adds(&e->marked, space);
-	int rc = s->metaspace ? normalize_replace(&e->marked, text, len, " ", 1, SPEC_SPACE, 3) : buf_add(&e->marked, text, len);
+	int rc = s->metaspace ? normalize_replace(&e->marked, text, len, " ", 1, SPEC_SPACE, 3)
+	                      : buf_add(&e->marked, text, len);
 	if (rc < 0 || !e->marked.len)
 		return rc;
-	return s->metaspace_split ? encode_split_at_spaces(e, e->marked.data, e->marked.len) : encode_cut(e, e->marked.data, e->marked.len);
+	return s->metaspace_split ? encode_split_at_spaces(e, e->marked.data, e->marked.len)
+	                          : encode_cut(e, e->marked.data, e->marked.len);
 }
 
 static size_t space_before(const char *text, size_t from, size_t at)
@@ -245,7 +264,8 @@ static size_t space_before(const char *text, size_t from, size_t at)
 		size_t i = at - 1;
 		while (i > from && (text[i] & 0xc0) == 0x80)
 			i--;
-		if (utf8_step(text + i, at - i, &cp) != (int)(at - i) || unicode_class_table()[cp] != UNICODE_SPACE)
+		if (utf8_step(text + i, at - i, &cp) != (int)(at - i) ||
+		    unicode_class_table()[cp] != UNICODE_SPACE)
 			break;
 		at = i;
 	}
@@ -263,9 +283,11 @@ static size_t space_behind(const char *text, size_t len, size_t at)
 	return at;
 }
 
-/* As the reference: a special token in text that is to be plain still hides what overlaps it from the search, and white space that a token has taken along may
- * hold another token, which then comes out too. */
-static int split_added(struct encoder *e, const struct added *set, const char *text, size_t len, int first, int text_first, stretch_fn between)
+/* As the reference: a special token in text that is to be plain still hides what overlaps it from
+ * the search, and white space that a token has taken along may hold another token, which then
+ * comes out too. */
+static int split_added(struct encoder *e, const struct added *set, const char *text, size_t len,
+                       int first, int text_first, stretch_fn between)
 {
 	const struct added_token *a;
 	size_t begin = 0, pos = 0, stripped = 0;
@@ -320,7 +342,8 @@ static int encode_ill_formed(struct encoder *e, const char *text, size_t len)
 }
 
 /* Text between added tokens: runs of characters, and what is between those. */
-static int encode_stretch(struct encoder *e, const char *text, size_t len, int first, int text_first)
+static int encode_stretch(struct encoder *e, const char *text, size_t len, int first,
+                          int text_first)
 {
 	size_t begin = 0, i = 0;
 	int rc = 0;
@@ -351,18 +374,22 @@ int encode_text(struct encoder *e, const char *text, size_t len)
 	return split_added(e, &e->t->raw, text, len, 1, 1, encode_stretch);
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t max_tokens, struct token_list *out)
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags,
+                     size_t max_tokens, struct token_list *out)
 {
 	struct encoder e;
 	if (len > TEXT_MAX)
 		return ERR_FULL;
-	encoder_init(&e, t, out, max_tokens && max_tokens < SIZE_MAX - out->n ? out->n + max_tokens : SIZE_MAX, flags);
+	encoder_init(&e, t, out,
+	             max_tokens && max_tokens < SIZE_MAX - out->n ? out->n + max_tokens : SIZE_MAX,
+	             flags);
 	int rc = encode_text(&e, text, len);
 	encoder_fini(&e);
 	return rc;
 }
 
-int tokenizer_encode_prompt(const struct tokenizer *t, const char *text, size_t len, int add_special, size_t max_tokens, struct token_list *out)
+int tokenizer_encode_prompt(const struct tokenizer *t, const char *text, size_t len,
+                            int add_special, size_t max_tokens, struct token_list *out)
 {
 	if (add_special && tokenizer_adds_bos(t) && tokenizer_bos(t) != UINT32_MAX) {
 		out->ids = quota_array(out->quota, 16, sizeof *out->ids);

@@ -20,8 +20,10 @@ enum harmony_mark harmony_mark_at(const char *s, size_t n, int final, size_t *re
 	static const struct {
 		const char *text;
 		enum harmony_mark mark;
-	} marks[] = {{"<|start|>", HARMONY_STARTS}, {"<|channel|>", HARMONY_CHANNEL},
-	             {"<|end|>", HARMONY_ENDS},     {"<|call|>", HARMONY_ENDS},
+	} marks[] = {{"<|start|>", HARMONY_STARTS},
+	             {"<|channel|>", HARMONY_CHANNEL},
+	             {"<|end|>", HARMONY_ENDS},
+	             {"<|call|>", HARMONY_ENDS},
 	             {"<|return|>", HARMONY_ENDS}};
 	enum harmony_mark found = HARMONY_TEXT;
 	for (size_t i = 0; n && *s == '<' && i < sizeof marks / sizeof *marks; i++) {
@@ -35,7 +37,7 @@ enum harmony_mark harmony_mark_at(const char *s, size_t n, int final, size_t *re
 	return found;
 }
 
-/* --- heads ------------------------------------------------------------------------------------ */
+/* --- heads --------------------------------------------------------------- */
 
 static size_t skip_space(const char *s, size_t n, size_t at)
 {
@@ -140,8 +142,10 @@ static size_t read_channel(const char *s, size_t n, int cut, enum harmony_kind *
 	static const struct {
 		const char *name;
 		enum harmony_kind kind;
-	} known[] = {{"analysis", HARMONY_THOUGHTS}, {"commentary", HARMONY_ANSWER},
-	             {"final", HARMONY_ANSWER},      {"comment", HARMONY_ANSWER}};
+	} known[] = {{"analysis", HARMONY_THOUGHTS},
+	             {"commentary", HARMONY_ANSWER},
+	             {"final", HARMONY_ANSWER},
+	             {"comment", HARMONY_ANSWER}};
 	size_t end = 0;
 	*ret = HARMONY_ANSWER;
 	for (size_t at = 0; (at = find(s, n, at, "<|channel|>")) < n;) {
@@ -201,7 +205,7 @@ static void read_words(const char *s, size_t n, int cut, struct harmony_head *re
 	from = find(s, n, 0, "to=");
 	if (from < n)
 		from += strlen("to=");
-	else                         /* some write the name alone */
+	else /* some write the name alone */
 		from = find(s, n, 0, NAMESPACE);
 	to = word_end(s, n, from);
 	int is_function = begins(s + from, to - from, 1, NAMESPACE);

@@ -14,18 +14,18 @@
 
 #include <stddef.h>
 
-#define HARMONY_HEAD_MAX 512     /* bytes; the names of tools have up to 128 */
+#define HARMONY_HEAD_MAX 512 /* bytes; the names of tools have up to 128 */
 
 /* The head that reasoning.h writes behind arguments that end within a string, in place of the
  * marker there: toolcall.h ends the call and drops it. */
 #define HARMONY_BREAK "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 enum harmony_mark {
-	HARMONY_TEXT,                /* no marker is here */
-	HARMONY_PART,                /* the text ends within what may be one */
-	HARMONY_STARTS,              /* <|start|>: a message begins */
-	HARMONY_CHANNEL,             /* <|channel|>: in a head, which may begin with it */
-	HARMONY_ENDS,                /* <|end|>, <|call|>, <|return|>: the message ends */
+	HARMONY_TEXT,    /* no marker is here */
+	HARMONY_PART,    /* the text ends within what may be one */
+	HARMONY_STARTS,  /* <|start|>: a message begins */
+	HARMONY_CHANNEL, /* <|channel|>: in a head, which may begin with it */
+	HARMONY_ENDS,    /* <|end|>, <|call|>, <|return|>: the message ends */
 };
 /* What s begins with. final: no more text comes. ret_len: of the marker. */
 enum harmony_mark harmony_mark_at(const char *s, size_t n, int final, size_t *ret_len);
@@ -34,9 +34,9 @@ enum harmony_kind { HARMONY_THOUGHTS, HARMONY_ANSWER, HARMONY_CALL };
 
 struct harmony_head {
 	enum harmony_kind kind;
-	size_t len;                  /* the body begins behind it */
-	size_t name, name_len;       /* of a call: the function's, without the namespace */
-	int whole;                   /* it ends with <|message|> */
+	size_t len;            /* the body begins behind it */
+	size_t name, name_len; /* of a call: the function's, without the namespace */
+	int whole;             /* it ends with <|message|> */
 };
 
 /* 1: the head of a message is read. 0: more text is needed; never from HARMONY_HEAD_MAX bytes on,

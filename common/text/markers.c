@@ -17,7 +17,8 @@ static void add(struct found *f, const char *text)
 	struct token_list l = {0};
 	if (!toolcall_form_spells(text) && !reasoning_form_spells(text))
 		return;
-	int is_one = tokenizer_encode(f->t, text, strlen(text), TOKENIZE_PARSE_SPECIAL, 0, &l) == 0 && l.n == 1 && tokenizer_is_special(f->t, l.ids[0]);
+	int is_one = tokenizer_encode(f->t, text, strlen(text), TOKENIZE_PARSE_SPECIAL, 0, &l) == 0 &&
+	             l.n == 1 && tokenizer_is_special(f->t, l.ids[0]);
 	for (size_t i = 0; is_one && i < f->n; i++)
 		is_one = f->ids[i] != l.ids[0];
 	if (is_one && f->n < f->max)

@@ -1,8 +1,10 @@
-/* nfc.c - see nfc.h. Most text is normal already: a look-up per character finds the first that could change or join, and only the stretch from the starter
- * before it to the next character that stands for itself is taken apart, put in order and composed.
+/* nfc.c - see nfc.h. Most text is normal already: a look-up per character finds the first that
+ * could change or join, and only the stretch from the starter before it to the next character that
+ * stands for itself is taken apart, put in order and composed.
  *
- * Ordering is a counting sort by combining class, so that a text of combining marks alone takes no longer than any other. Nothing here fails but for the
- * bounds of the output, of which its quota also gives what is needed on the way. */
+ * Ordering is a counting sort by combining class, so that a text of combining marks alone takes no
+ * longer than any other. Nothing here fails but for the bounds of the output, of which its quota
+ * also gives what is needed on the way. */
 #include "text/nfc.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -13,7 +15,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CODE_POINTS = 0x110000, S_FIRST = 0xac00, S_COUNT = 11172, L_FIRST = 0x1100, L_COUNT = 19, V_FIRST = 0x1161, V_COUNT = 21, T_FIRST = 0x11a7, T_COUNT = 28 };
+enum {
+	CODE_POINTS = 0x110000,
+	S_FIRST = 0xac00,
+	S_COUNT = 11172,
+	L_FIRST = 0x1100,
+	L_COUNT = 19,
+	V_FIRST = 0x1161,
+	V_COUNT = 21,
+	T_FIRST = 0x11a7,
+	T_COUNT = 28
+};
 
 static unsigned char values[CODE_POINTS];
 static pthread_once_t values_once = PTHREAD_ONCE_INIT;
@@ -21,7 +33,8 @@ static pthread_once_t values_once = PTHREAD_ONCE_INIT;
 static void values_build(void)
 {
 	for (unsigned i = 0; i < nfc_class_count; i++)
-		memset(values + nfc_classes[i].first, nfc_classes[i].value, nfc_classes[i].last + 1 - nfc_classes[i].first);
+		memset(values + nfc_classes[i].first, nfc_classes[i].value,
+		       nfc_classes[i].last + 1 - nfc_classes[i].first);
 }
 
 static unsigned combining(uint32_t cp)
@@ -30,16 +43,17 @@ static unsigned combining(uint32_t cp)
 }
 
 struct points {
-	uint32_t *v, *sorted;      /* (size) each */
+	uint32_t *v, *sorted; /* (size) each */
 	size_t n, size;
 	struct quota *quota;
-	int failed;                /* no memory: some are missing */
+	int failed; /* no memory: some are missing */
 };
 
 static void grow(struct points *p)
 {
 	size_t size = p->size ? p->size * 2 : 64;
-	uint32_t *v = quota_alloc(p->quota, size * sizeof *v), *sorted = quota_alloc(p->quota, size * sizeof *sorted);
+	uint32_t *v = quota_alloc(p->quota, size * sizeof *v),
+			 *sorted = quota_alloc(p->quota, size * sizeof *sorted);
 	if (!v || !sorted) {
 		quota_free(p->quota, v, size * sizeof *v);
 		quota_free(p->quota, sorted, size * sizeof *sorted);
@@ -139,7 +153,8 @@ static void order(struct points *p)
 static void compose(struct points *p)
 {
 	size_t out = 0, starter = SIZE_MAX;
-	unsigned last = 0;           /* combining class of what was kept last behind the starter; 0: nothing was */
+	/* combining class of what was kept last behind the starter; 0: nothing was */
+	unsigned last = 0;
 	for (size_t i = 0; i < p->n; i++) {
 		uint32_t cp = p->v[i], whole;
 		unsigned c = combining(cp);
@@ -183,7 +198,8 @@ static void add_changed(struct buf *out, struct points *p, const char *text, siz
 int nfc_add(struct buf *out, const char *text, size_t len)
 {
 	struct points p = {.quota = out->quota};
-	size_t copied = 0, before = 0, i = 0;     /* before: where the last character that stands for itself begins */
+	/* before: where the last character that stands for itself begins */
+	size_t copied = 0, before = 0, i = 0;
 	uint32_t cp;
 	pthread_once(&values_once, values_build);
 	while (i < len) {

@@ -1,5 +1,5 @@
-/* nfc.h - Unicode normalization form C, as the reference tokenizers have it: with tables of about Unicode 9, see tools/make-nfc-table.
- * Method: https://www.unicode.org/reports/tr15/ */
+/* nfc.h - Unicode normalization form C, as the reference tokenizers have it: with tables of about
+ * Unicode 9, see tools/make-nfc-table. Method: https://www.unicode.org/reports/tr15/ */
 #ifndef TEXT_NFC_H
 #define TEXT_NFC_H
 
@@ -8,16 +8,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Appends the normal form of well-formed UTF-8. 0 or ERR_FULL (out's limit or quota, which gives what is needed besides, too). Linear in the text. */
+/* Appends the normal form of well-formed UTF-8. 0 or ERR_FULL (out's limit or quota, which gives
+ * what is needed besides, too). Linear in the text. */
 int nfc_add(struct buf *out, const char *text, size_t len);
 
 /* The generated tables. */
-struct nfc_class { uint32_t first, last; uint8_t value; };   /* combining class, or NFC_CHECKED for a starter that may change or join what is before it */
-struct nfc_pair { uint32_t first, second, whole; };          /* second 0: a character that decomposes into first alone */
+/* combining class, or NFC_CHECKED for a starter that may change or join what is before it */
+struct nfc_class {
+	uint32_t first, last;
+	uint8_t value;
+};
+/* second 0: a character that decomposes into first alone */
+struct nfc_pair {
+	uint32_t first, second, whole;
+};
 enum { NFC_CHECKED = 255 };
 extern const struct nfc_class nfc_classes[];
 extern const unsigned nfc_class_count;
-extern const struct nfc_pair nfc_decompositions[], nfc_compositions[];   /* by whole; by first, then second */
+/* by whole; by first, then second */
+extern const struct nfc_pair nfc_decompositions[], nfc_compositions[];
 extern const unsigned nfc_decomposition_count, nfc_composition_count;
 
 #endif

@@ -4,12 +4,15 @@
 
 #include <string.h>
 
-int normalizer_add(struct normalizer *n, enum normalize_op op, const char *from, size_t from_len, const char *to, size_t to_len)
+int normalizer_add(struct normalizer *n, enum normalize_op op, const char *from, size_t from_len,
+                   const char *to, size_t to_len)
 {
 	if (n->n == NORMALIZE_STEPS || from_len > NORMALIZE_TEXT || to_len > NORMALIZE_TEXT)
 		return ERR_FULL;
 	struct normalize_step *s = &n->steps[n->n++];
-	*s = (struct normalize_step){.op = op, .from_len = (unsigned)from_len, .to_len = (unsigned)to_len};
+	*s = (struct normalize_step){.op = op,
+	                             .from_len = (unsigned)from_len,
+	                             .to_len = (unsigned)to_len};
 	if (from_len)
 		memcpy(s->from, from, from_len);
 	if (to_len)
@@ -17,7 +20,8 @@ int normalizer_add(struct normalizer *n, enum normalize_op op, const char *from,
 	return 0;
 }
 
-int normalize_replace(struct buf *out, const char *text, size_t len, const char *from, size_t from_len, const char *to, size_t to_len)
+int normalize_replace(struct buf *out, const char *text, size_t len, const char *from,
+                      size_t from_len, const char *to, size_t to_len)
 {
 	size_t copied = 0, i = 0;
 	while (i + from_len <= len) {
@@ -36,7 +40,8 @@ int normalize_replace(struct buf *out, const char *text, size_t len, const char 
 	return buf_add(out, text + copied, len - copied) < 0 || out->full ? ERR_FULL : 0;
 }
 
-static int run_step(const struct normalize_step *s, int first, const char *text, size_t len, struct buf *out)
+static int run_step(const struct normalize_step *s, int first, const char *text, size_t len,
+                    struct buf *out)
 {
 	switch (s->op) {
 	case NORMALIZE_PREPEND:
@@ -45,13 +50,13 @@ static int run_step(const struct normalize_step *s, int first, const char *text,
 		return buf_add(out, text, len);
 	case NORMALIZE_REPLACE:
 		return normalize_replace(out, text, len, s->from, s->from_len, s->to, s->to_len);
-	case NORMALIZE_NFC:
-		return nfc_add(out, text, len);
+	case NORMALIZE_NFC: return nfc_add(out, text, len);
 	}
 	return ERR_INVALID;
 }
 
-int normalizer_run(const struct normalizer *n, int first, const char *text, size_t len, struct buf *out, struct buf *spare)
+int normalizer_run(const struct normalizer *n, int first, const char *text, size_t len,
+                   struct buf *out, struct buf *spare)
 {
 	int rc = 0;
 	buf_reset(out);

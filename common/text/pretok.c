@@ -1,10 +1,11 @@
 /* pretok.c - see pretok.h.
  *
- * The expressions are PCRE2's, compiled by its JIT where the machine allows that, but they do not run on the text itself: each
- * character beyond ASCII is first replaced by one byte that stands for its class (code_of), and \p{..}, \s and \S are rewritten to sets of
- * such bytes. So the classes are those of our own table whatever Unicode version the library has, subjects are one byte a
- * character, and pure ASCII needs no copy. The expressions in the table below stay as the models' makers wrote them, with
- * three names of our own: \p{Numeric}, \p{LongS} and \p{HanKana}.
+ * The expressions are PCRE2's, compiled by its JIT where the machine allows that, but they do not
+ * run on the text itself: each character beyond ASCII is first replaced by one byte that stands for
+ * its class (code_of), and \p{..}, \s and \S are rewritten to sets of such bytes. So the classes
+ * are those of our own table whatever Unicode version the library has, subjects are one byte a
+ * character, and pure ASCII needs no copy. The expressions in the table below stay as the models'
+ * makers wrote them, with three names of our own: \p{Numeric}, \p{LongS} and \p{HanKana}.
  *
  * An expression in the table that does not compile is a bug. */
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -20,31 +21,38 @@
 #include <string.h>
 
 enum { HEAP_LIMIT_KIB = 64 * 1024 };
-enum { CODE_FIRST = 0x80, CODE_LONG_S = 0x8c, CODE_HAN_KANA = 0x20 };   /* the last is a bit beside the class */
+/* the last is a bit beside the class */
+enum { CODE_FIRST = 0x80, CODE_LONG_S = 0x8c, CODE_HAN_KANA = 0x20 };
 
 #define AS_WRITTEN "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define CONTRACTION "(?i:'[s\\p{LongS}]|'t|'re|'ve|'m|'ll|'d)"
 #define SPACES "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define LLAMA3(C) C "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES
+#define LLAMA3(C) \
+	C "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES
 #define QWEN2(C) C "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES
 #define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define WORD_LOWER "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+"
 #define WORD_UPPER "[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*"
 #define TEKKEN WORD_LOWER "|" WORD_UPPER "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES
-#define GPT4O(C) WORD_LOWER C "?|" WORD_UPPER C "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES
-#define DEEPSEEK3 \
-	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|" SPACES
+#define GPT4O(C) \
+	WORD_LOWER C "?|" WORD_UPPER C "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES
+#define DEEPSEEK3                                                                      \
+	"[!\"#$%&'()*+,\\-./"                                                              \
+	":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| " \
+	"?[\\p{P}\\p{S}]+[\\r\\n]*|" SPACES
 
 static const struct stage {
-	const char *name, *written, *expr;   /* as tokenizer.json has it (NULL: by another name); as we compile it */
+	/* as tokenizer.json has it (NULL: by another name); as we compile it */
+	const char *name, *written, *expr;
 	int covers;
 } stages[PRETOK_STAGE_COUNT] = {
 	[PRETOK_DIGIT] = {"digit", NULL, "\\p{Numeric}", 0},
 	[PRETOK_DIGITS] = {"digits", NULL, "\\p{Numeric}+", 0},
 	[PRETOK_NUMBERS_3] = {"numbers-3", "\\p{N}{1,3}", "\\p{N}{1,3}", 0},
-	[PRETOK_HAN_KANA] = {"han-kana", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", "\\p{HanKana}+", 0},
+	[PRETOK_HAN_KANA] = {"han-kana", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", "\\p{HanKana}+",
+                         0},
 	[PRETOK_GPT2] = {"gpt2", GPT2, GPT2, 1},
 	[PRETOK_LLAMA3] = {"llama3", LLAMA3(AS_WRITTEN), LLAMA3(CONTRACTION), 1},
 	[PRETOK_QWEN2] = {"qwen2", QWEN2(AS_WRITTEN), QWEN2(CONTRACTION), 1},
@@ -83,12 +91,13 @@ static const struct pretok_kind kinds[] = {
 
 struct property {
 	const char *name;
-	const char *ascii;     /* as it is written inside [] */
-	unsigned classes;      /* bit per enum unicode_class */
+	const char *ascii; /* as it is written inside [] */
+	unsigned classes;  /* bit per enum unicode_class */
 };
 
 static const struct property properties[] = {
-	{"L", "A-Za-z", 1u << UNICODE_LU | 1u << UNICODE_LL | 1u << UNICODE_LT | 1u << UNICODE_LM | 1u << UNICODE_LO},
+	{"L", "A-Za-z",
+     1u << UNICODE_LU | 1u << UNICODE_LL | 1u << UNICODE_LT | 1u << UNICODE_LM | 1u << UNICODE_LO},
 	{"Lu", "A-Z", 1u << UNICODE_LU},
 	{"Ll", "a-z", 1u << UNICODE_LL},
 	{"Lt", "", 1u << UNICODE_LT},
@@ -99,9 +108,9 @@ static const struct property properties[] = {
 	{"P", "!-#%-*,-/:;?@\\[-\\]_{}", 1u << UNICODE_P},
 	{"S", "$+<=>\\^`|~", 1u << UNICODE_S},
 	{"s", "\\t-\\r ", 1u << UNICODE_SPACE},
-	{"Numeric", "0-9", 1u << UNICODE_N | 1u << UNICODE_NUMERIC_LATER},   /* N of Unicode 17 */
+	{"Numeric", "0-9", 1u << UNICODE_N | 1u << UNICODE_NUMERIC_LATER}, /* N of Unicode 17 */
 	{"LongS", "", 0},
-	{"HanKana", "", 0},    /* U+4E00-9FA5, U+3040-30FF, of whatever class */
+	{"HanKana", "", 0}, /* U+4E00-9FA5, U+3040-30FF, of whatever class */
 };
 
 struct pretok {
@@ -122,7 +131,7 @@ static unsigned char code_of(const unsigned char *classes, uint32_t cp)
 	return (unsigned char)(CODE_FIRST | classes[cp] | (han_kana ? CODE_HAN_KANA : 0));
 }
 
-/* --- expressions over class codes ---------------------------------------------------------------------------------------- */
+/* --- expressions over class codes ---------------------------------------- */
 
 static int property_has(const struct property *p, unsigned code)
 {
@@ -189,8 +198,10 @@ static void compile(struct pretok *p, enum pretok_stage stage)
 	unsigned i = p->stages++;
 	p->code[i] = pcre2_compile((PCRE2_SPTR)b.data, b.len, 0, &code, &at, NULL);
 	if (!p->code[i])
-		PANIC("expression of pre-tokenizer %s: PCRE2 error %d at %zu of %s", stages[stage].name, code, (size_t)at, b.data);
-	p->jit[i] = pcre2_jit_compile(p->code[i], PCRE2_JIT_COMPLETE) == 0;   /* refused on hardened hosts: slower, same pieces */
+		PANIC("expression of pre-tokenizer %s: PCRE2 error %d at %zu of %s", stages[stage].name,
+		      code, (size_t)at, b.data);
+	/* refused on hardened hosts: slower, same pieces */
+	p->jit[i] = pcre2_jit_compile(p->code[i], PCRE2_JIT_COMPLETE) == 0;
 	buf_fini(&b);
 }
 
@@ -205,7 +216,8 @@ const struct pretok_kind *pretok_kind_find(const char *name, size_t len)
 enum pretok_stage pretok_stage_find(const char *expr, size_t len)
 {
 	for (unsigned s = PRETOK_NONE + 1; s < PRETOK_STAGE_COUNT; s++)
-		if (stages[s].written && strlen(stages[s].written) == len && !memcmp(stages[s].written, expr, len))
+		if (stages[s].written && strlen(stages[s].written) == len &&
+		    !memcmp(stages[s].written, expr, len))
 			return (enum pretok_stage)s;
 	return PRETOK_NONE;
 }
@@ -226,7 +238,8 @@ struct pretok *pretok_new(const enum pretok_stage *list)
 	p->classes = unicode_class_table();
 	p->context = pcre2_match_context_create(NULL);
 	CHECK(p->context);
-	pcre2_set_match_limit(p->context, UINT32_MAX);   /* time is bounded by the expressions: none backtracks twice over a character */
+	/* time is bounded by the expressions: none backtracks twice over a character */
+	pcre2_set_match_limit(p->context, UINT32_MAX);
 	pcre2_set_heap_limit(p->context, HEAP_LIMIT_KIB);
 	for (unsigned i = 0; i < PRETOK_STAGES && list[i] != PRETOK_NONE; i++)
 		compile(p, list[i]);
@@ -252,13 +265,13 @@ void pretok_scratch_fini(struct pretok_scratch *s)
 	memset(s, 0, sizeof *s);
 }
 
-/* --- splitting ----------------------------------------------------------------------------------------------------------- */
+/* --- splitting ----------------------------------------------------------- */
 
 struct split {
 	const struct pretok *p;
 	pcre2_match_data *match;
-	const unsigned char *subject;    /* class codes, or the text itself when that is ASCII */
-	const char *next;                /* text of the next piece */
+	const unsigned char *subject; /* class codes, or the text itself when that is ASCII */
+	const char *next;             /* text of the next piece */
 	int ascii;
 	pretok_give_fn give;
 	void *arg;
@@ -271,13 +284,17 @@ static int give_piece(struct split *s, size_t begin, size_t end)
 		e += end - begin;
 	else
 		for (size_t i = begin; i < end; i++)
-			e += *e & 0x80 ? ((unsigned char)*e >= 0xf0 ? 4 : (unsigned char)*e >= 0xe0 ? 3 : 2) : 1;
+			e += *e & 0x80 ? ((unsigned char)*e >= 0xf0   ? 4
+			                  : (unsigned char)*e >= 0xe0 ? 3
+			                                              : 2)
+			               : 1;
 	s->next = e;
 	return s->give(s->arg, piece, (size_t)(e - piece));
 }
 
 /* The first match of one stage within [begin, end). 1 found, 0 none, or an error. */
-static int find(struct split *s, unsigned stage, size_t begin, size_t end, size_t *ret_begin, size_t *ret_end)
+static int find(struct split *s, unsigned stage, size_t begin, size_t end, size_t *ret_begin,
+                size_t *ret_end)
 {
 	const pcre2_code *code = s->p->code[stage];
 	PCRE2_SPTR subject = s->subject + begin;
@@ -316,7 +333,8 @@ static int split_stage(struct split *s, unsigned stage, size_t begin, size_t end
 }
 
 /* Class codes of the text into the scratch; returns how many, 0: no memory. */
-static size_t classify(const struct pretok *p, struct pretok_scratch *s, const char *text, size_t len)
+static size_t classify(const struct pretok *p, struct pretok_scratch *s, const char *text,
+                       size_t len)
 {
 	if (s->classes_size < len) {
 		quota_free(s->quota, s->classes, s->classes_size);
@@ -336,7 +354,8 @@ static size_t classify(const struct pretok *p, struct pretok_scratch *s, const c
 	return n;
 }
 
-int pretok_split(const struct pretok *p, struct pretok_scratch *s, const char *text, size_t len, pretok_give_fn give, void *arg)
+int pretok_split(const struct pretok *p, struct pretok_scratch *s, const char *text, size_t len,
+                 pretok_give_fn give, void *arg)
 {
 	if (!s->match && !(s->match = pcre2_match_data_create(1, NULL)))
 		return ERR_NOMEM;

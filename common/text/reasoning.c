@@ -1,8 +1,9 @@
 /* reasoning.c - see reasoning.h.
  *
- * The parts of an answer in their order are a table: what may open a part, what ends it. Text that is not settled (white space that may have to be
- * dropped, what may be a marker) is held: a run of white space, which is looked at once, and behind
- * it a marker or a head of harmony, which are short and read anew with each piece. Time is linear. */
+ * The parts of an answer in their order are a table: what may open a part, what ends it. Text that
+ * is not settled (white space that may have to be dropped, what may be a marker) is held: a run of
+ * white space, which is looked at once, and behind it a marker or a head of harmony, which are
+ * short and read anew with each piece. Time is linear. */
 #include "text/reasoning_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -16,16 +17,32 @@
 static const struct reasoning_format formats[] = {
 	/* Bound thoughts hold no other marker: it would begin a message that nothing binds. */
 	{"harmony",
-	 {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant",
-	  "<|channel|>final<|message|>"},
-	 NULL, NULL, {"<|channel|>analysis", "<|channel|>final"},
-	 {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>"}},
+     {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant",
+      "<|channel|>final<|message|>"},
+     NULL,
+     NULL,
+     {"<|channel|>analysis", "<|channel|>final"},
+     {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>",
+      "<|return|>"}},
 	{"mistral", {"[THINK]", "[/THINK]", NEWLINES, ""}, NULL, NULL, {"[THINK]"}, {NULL}},
-	{"cohere", {"<|START_THINKING|>", "<|END_THINKING|>", NEWLINES, ""},
-	 "<|START_RESPONSE|>", "<|END_RESPONSE|>", {"<|START_THINKING|>"}, {NULL}},
-	{"granite", {"Here is my thought process:", "Here is my response:", NEWLINES, ""}, NULL, NULL,
-	 {"Here is my thought process:"}, {NULL}},
-	{"ernie", {"<think>", "</think>", NEWLINES, ""}, "<response>", "</response>", {"<response>"}, {NULL}},
+	{"cohere",
+     {"<|START_THINKING|>", "<|END_THINKING|>", NEWLINES, ""},
+     "<|START_RESPONSE|>",
+     "<|END_RESPONSE|>",
+     {"<|START_THINKING|>"},
+     {NULL}},
+	{"granite",
+     {"Here is my thought process:", "Here is my response:", NEWLINES, ""},
+     NULL,
+     NULL,
+     {"Here is my thought process:"},
+     {NULL}},
+	{"ernie",
+     {"<think>", "</think>", NEWLINES, ""},
+     "<response>",
+     "</response>",
+     {"<response>"},
+     {NULL}},
 	{"think", {"<think>", "</think>", NEWLINES, ""}, NULL, NULL, {"<think>", "</think>"}, {NULL}},
 };
 
@@ -112,7 +129,7 @@ enum reasoning_at reasoning_opened(const struct reasoning_format *f, const char 
 	return ends_with(prompt, len, f->form.close) ? REASONING_WITHIN_ANSWER : REASONING_BEFORE;
 }
 
-/* --- splitting -------------------------------------------------------------------------------------------------------------------- */
+/* --- splitting ----------------------------------------------------------- */
 
 enum match { NO, YES, PART };
 
@@ -131,9 +148,10 @@ static void give(struct reasoning *r, size_t to)
 	r->start = to;
 }
 
-/* A part that may begin with a marker behind white space: the part that follows with it, and the one without. keeps_space: without it the space is
- * the answer's. */
-static int lead(struct reasoning *r, const char *marker, enum part with, enum part without, int keeps_space)
+/* A part that may begin with a marker behind white space: the part that follows with it, and the
+ * one without. keeps_space: without it the space is the answer's. */
+static int lead(struct reasoning *r, const char *marker, enum part with, enum part without,
+                int keeps_space)
 {
 	size_t at = reasoning_skip_space(r);
 	if (at == r->in.len && !r->final)
@@ -168,7 +186,7 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 	}
 	give(r, keep);
 	r->space = at;
-	if (r->final)                /* white space at the end of an answer is its own */
+	if (r->final) /* white space at the end of an answer is its own */
 		give(r, r->part == THOUGHTS ? keep : r->in.len);
 	return 0;
 }
@@ -180,27 +198,16 @@ static int step(struct reasoning *r)
 	if (r->start == r->in.len)
 		return 0;
 	switch (r->part) {
-	case BEGIN:
-		return lead(r, f->form.open, FIRST, ANSWER, 1);
-	case LEAD:
-		return lead(r, f->form.open, FIRST, THOUGHTS, 0);
-	case FIRST:
-		return lead(r, NULL, THOUGHTS, THOUGHTS, 0);
-	case THOUGHTS:
-		return body(r, f->form.close, ANSWER_LEAD);
-	case ANSWER_LEAD:
-		return lead(r, f->answer_open, ANSWER_FIRST, ANSWER, 0);
-	case ANSWER_FIRST:
-		return lead(r, NULL, WRAPPED, WRAPPED, 0);
-	case ANSWER:
-		give(r, r->in.len);
-		return 0;
-	case WRAPPED:
-		return body(r, f->answer_close, TAIL);
-	case TAIL:
-		return lead(r, NULL, ANSWER, ANSWER, 0);
-	default:
-		return reasoning_message_step(r);
+	case BEGIN: return lead(r, f->form.open, FIRST, ANSWER, 1);
+	case LEAD: return lead(r, f->form.open, FIRST, THOUGHTS, 0);
+	case FIRST: return lead(r, NULL, THOUGHTS, THOUGHTS, 0);
+	case THOUGHTS: return body(r, f->form.close, ANSWER_LEAD);
+	case ANSWER_LEAD: return lead(r, f->answer_open, ANSWER_FIRST, ANSWER, 0);
+	case ANSWER_FIRST: return lead(r, NULL, WRAPPED, WRAPPED, 0);
+	case ANSWER: give(r, r->in.len); return 0;
+	case WRAPPED: return body(r, f->answer_close, TAIL);
+	case TAIL: return lead(r, NULL, ANSWER, ANSWER, 0);
+	default: return reasoning_message_step(r);
 	}
 }
 

@@ -62,7 +62,7 @@ static int message_head(struct reasoning *r)
 		tc_json_init(&r->arguments);
 		r->reads_json = 1;
 		r->start = at;
-		if (r->in.data[at] != '<')       /* the head of a call is known by its marker */
+		if (r->in.data[at] != '<') /* the head of a call is known by its marker */
 			r->sink(r->arg, 0, "<|start|>", strlen("<|start|>"));
 		give_message(r, at + h.len);
 	} else if (read > 0) {
@@ -87,7 +87,8 @@ static enum harmony_mark mark_in_string(const struct reasoning *r, size_t at, en
 	if (read == 0)
 		return HARMONY_PART;
 	return read > 0 && h.whole && memmem(s + len, h.len, "<|channel|>", strlen("<|channel|>"))
-	       ? HARMONY_ENDS : HARMONY_TEXT;
+	           ? HARMONY_ENDS
+	           : HARMONY_TEXT;
 }
 
 /* What is at `at`. A < that no JSON goes on with is in no string of the arguments. */

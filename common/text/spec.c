@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CUT_MAX = 1024 };   /* bytes of a token that is cut in all ways: its cost is their square */
+enum { CUT_MAX = 1024 }; /* bytes of a token that is cut in all ways: its cost is their square */
 
 void spec_init(struct spec *s)
 {
@@ -51,7 +51,7 @@ void spec_add_eos(struct spec *s, uint32_t id)
 		s->eos[s->n_eos++] = id;
 }
 
-/* --- merges from scores -------------------------------------------------------------------------------------------------- */
+/* --- merges from scores -------------------------------------------------- */
 
 struct cut {
 	struct spec_merge m;
@@ -88,14 +88,16 @@ static void add_cuts(const struct vocab *v, uint32_t id, struct cuts *all)
 		if ((text[i] & 0xc0) == 0x80)
 			continue;
 		before++;
-		uint32_t left = vocab_find(v, text, i), right = left == UINT32_MAX ? UINT32_MAX : vocab_find(v, text + i, len - i);
+		uint32_t left = vocab_find(v, text, i),
+				 right = left == UINT32_MAX ? UINT32_MAX : vocab_find(v, text + i, len - i);
 		if (right == UINT32_MAX || vocab_is_special(v, left) || vocab_is_special(v, right))
 			continue;
 		if (all->n == all->size) {
 			all->size = all->size ? all->size * 2 : 4096;
 			all->v = mem_grow(all->v, all->size, sizeof *all->v);
 		}
-		all->v[all->n] = (struct cut){{left, right, id}, v->tokens[id].score, before, chars - before, all->n};
+		all->v[all->n] = (struct cut){
+			{left, right, id}, v->tokens[id].score, before, chars - before, all->n};
 		all->n++;
 	}
 }
@@ -106,10 +108,13 @@ int spec_merges_from_scores(struct spec *s, struct err *err)
 	int rc = 0;
 	for (uint32_t id = 0; id < s->vocab.n && rc == 0; id++) {
 		const struct vocab_token *t = &s->vocab.tokens[id];
-		if (vocab_is_special(&s->vocab, id) || vocab_find(&s->vocab, vocab_text(&s->vocab, id), t->text_len) != id)
+		if (vocab_is_special(&s->vocab, id) ||
+		    vocab_find(&s->vocab, vocab_text(&s->vocab, id), t->text_len) != id)
 			continue;
 		if (t->text_len > CUT_MAX)
-			rc = err_set(err, ERR_INVALID, "token %u has %u bytes, expected at most %d where merges come from scores", id, t->text_len, CUT_MAX);
+			rc = err_set(err, ERR_INVALID,
+			             "token %u has %u bytes, expected at most %d where merges come from scores",
+			             id, t->text_len, CUT_MAX);
 		else
 			add_cuts(&s->vocab, id, &all);
 	}
@@ -121,7 +126,7 @@ int spec_merges_from_scores(struct spec *s, struct err *err)
 	return rc;
 }
 
-/* --- decoding ------------------------------------------------------------------------------------------------------------ */
+/* --- decoding ------------------------------------------------------------ */
 
 void spec_make_bytes(struct spec *s)
 {
@@ -132,15 +137,17 @@ void spec_make_bytes(struct spec *s)
 	buf_init(&spare, 0);
 	s->vocab.bytes_len = 0;
 	for (uint32_t id = 0; id < s->vocab.n; id++) {
-		CHECK(normalizer_run(&s->decode, 0, vocab_text(&s->vocab, id), s->vocab.tokens[id].text_len, &out, &spare) == 0);
+		CHECK(normalizer_run(&s->decode, 0, vocab_text(&s->vocab, id), s->vocab.tokens[id].text_len,
+		                     &out, &spare) == 0);
 		int byte = s->decode_bytes ? vocab_byte_of(out.data, out.len) : -1;
-		vocab_set_bytes(&s->vocab, id, byte >= 0 ? &(char){(char)byte} : out.data, byte >= 0 ? 1 : out.len);
+		vocab_set_bytes(&s->vocab, id, byte >= 0 ? &(char){(char)byte} : out.data,
+		                byte >= 0 ? 1 : out.len);
 	}
 	buf_fini(&out);
 	buf_fini(&spare);
 }
 
-/* --- hash ---------------------------------------------------------------------------------------------------------------- */
+/* --- hash ---------------------------------------------------------------- */
 
 static void hash_str(crypto_generichash_state *h, const char *s, size_t len)
 {
@@ -151,8 +158,19 @@ static void hash_str(crypto_generichash_state *h, const char *s, size_t len)
 
 static void hash_numbers(crypto_generichash_state *h, const struct spec *s)
 {
-	const uint32_t v[] = {s->model, s->stages[0], s->stages[1], s->stages[2], s->stages[3], s->prefix, (uint32_t)s->metaspace, (uint32_t)s->metaspace_split,
-	                      (uint32_t)s->byte_level, (uint32_t)s->byte_fallback, (uint32_t)s->fuse_unk, (uint32_t)s->ignore_merges, s->unk};
+	const uint32_t v[] = {s->model,
+	                      s->stages[0],
+	                      s->stages[1],
+	                      s->stages[2],
+	                      s->stages[3],
+	                      s->prefix,
+	                      (uint32_t)s->metaspace,
+	                      (uint32_t)s->metaspace_split,
+	                      (uint32_t)s->byte_level,
+	                      (uint32_t)s->byte_fallback,
+	                      (uint32_t)s->fuse_unk,
+	                      (uint32_t)s->ignore_merges,
+	                      s->unk};
 	crypto_generichash_update(h, (const unsigned char *)v, sizeof v);
 }
 
@@ -174,7 +192,8 @@ void spec_hash(const struct spec *s, char hex[65])
 		hash_str(&h, vocab_text(&s->vocab, id), s->vocab.tokens[id].text_len);
 		crypto_generichash_update(&h, &s->vocab.tokens[id].type, 1);
 		if (s->model == SPEC_UNIGRAM)
-			crypto_generichash_update(&h, (const unsigned char *)&s->vocab.tokens[id].score, sizeof(double));
+			crypto_generichash_update(&h, (const unsigned char *)&s->vocab.tokens[id].score,
+			                          sizeof(double));
 	}
 	for (size_t i = 0; i < s->n_merges; i++)
 		crypto_generichash_update(&h, (const unsigned char *)&s->merges[i], sizeof s->merges[i]);

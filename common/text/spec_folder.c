@@ -1,5 +1,7 @@
-/* spec_folder.c - a tokenizer from a Hugging Face folder: tokenizer.json, and what tokenizer_config.json, special_tokens_map.json and generation_config.json say
- * about BOS and EOS. Files are read with bounds on their size and on the number of their values; every message begins with the file's name. */
+/* spec_folder.c - a tokenizer from a Hugging Face folder: tokenizer.json, and what
+ * tokenizer_config.json, special_tokens_map.json and generation_config.json say about BOS and
+ * EOS. Files are read with bounds on their size and on the number of their values; every message
+ * begins with the file's name. */
 #include "text/spec_json.h"
 #include "util/mem.h"
 
@@ -11,7 +13,8 @@
 
 enum { FILE_MAX = 256 << 20, VALUES_MAX = 8 << 20, PATH_BYTES = 4200 };
 
-/* An upper bound of the values in a JSON text: one for each bracket and comma outside strings. A value takes some 100 bytes of memory. */
+/* An upper bound of the values in a JSON text: one for each bracket and comma outside strings. A
+ * value takes some 100 bytes of memory. */
 static size_t count_values(const char *s, size_t len)
 {
 	size_t n = 1;
@@ -44,13 +47,15 @@ int spec_json_read(const char *path, json_t **ret, struct err *err)
 	struct stat st;
 	FILE *f = fopen(path, "re");
 	if (!f)
-		return err_set(err, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, "%s: %s", path, strerror(errno));
+		return err_set(err, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, "%s: %s", path,
+		               strerror(errno));
 	int rc = 0;
 	char *text = NULL;
 	if (fstat(fileno(f), &st) < 0 || !S_ISREG(st.st_mode))
 		rc = err_set(err, ERR_IO, "%s: not a regular file", path);
 	else if (st.st_size > FILE_MAX)
-		rc = err_set(err, ERR_INVALID, "%s: has %lld bytes, expected at most %d", path, (long long)st.st_size, FILE_MAX);
+		rc = err_set(err, ERR_INVALID, "%s: has %lld bytes, expected at most %d", path,
+		             (long long)st.st_size, FILE_MAX);
 	if (rc == 0) {
 		text = mem_alloc((size_t)st.st_size + 1);
 		rc = parse(path, text, fread(text, 1, (size_t)st.st_size, f), ret, err);
@@ -60,13 +65,16 @@ int spec_json_read(const char *path, json_t **ret, struct err *err)
 	return rc;
 }
 
-/* --- BOS and EOS --------------------------------------------------------------------------------------------------------- */
+/* --- BOS and EOS --------------------------------------------------------- */
 
 /* "bos_token": a text, or an object with one. UINT32_MAX: none, or not in the vocabulary. */
 static uint32_t named(const struct spec *s, const json_t *file, const char *key)
 {
-	const json_t *v = json_object_get(file, key), *text = json_is_object(v) ? json_object_get(v, "content") : v;
-	return json_is_string(text) && json_string_length(text) ? vocab_find_text(&s->vocab, json_string_value(text), json_string_length(text)) : UINT32_MAX;
+	const json_t *v = json_object_get(file, key),
+				 *text = json_is_object(v) ? json_object_get(v, "content") : v;
+	return json_is_string(text) && json_string_length(text)
+	           ? vocab_find_text(&s->vocab, json_string_value(text), json_string_length(text))
+	           : UINT32_MAX;
 }
 
 static void add_id(struct spec *s, const json_t *v)
@@ -89,10 +97,12 @@ static void from_names(struct spec *s, const json_t *file)
 
 static void from_generation(struct spec *s, const json_t *file)
 {
-	const json_t *bos = json_object_get(file, "bos_token_id"), *eos = json_object_get(file, "eos_token_id");
+	const json_t *bos = json_object_get(file, "bos_token_id"),
+				 *eos = json_object_get(file, "eos_token_id");
 	size_t i;
 	json_t *id;
-	if (s->bos == UINT32_MAX && json_is_integer(bos) && json_integer_value(bos) >= 0 && json_integer_value(bos) < s->vocab.n)
+	if (s->bos == UINT32_MAX && json_is_integer(bos) && json_integer_value(bos) >= 0 &&
+	    json_integer_value(bos) < s->vocab.n)
 		s->bos = (uint32_t)json_integer_value(bos);
 	add_id(s, eos);
 	json_array_foreach(eos, i, id)
@@ -104,7 +114,9 @@ static int read_beside(struct spec *s, const char *folder, struct err *err)
 	static const struct {
 		const char *name;
 		void (*take)(struct spec *s, const json_t *file);
-	} files[] = {{"special_tokens_map.json", from_names}, {"tokenizer_config.json", from_names}, {"generation_config.json", from_generation}};
+	} files[] = {{"special_tokens_map.json", from_names},
+	             {"tokenizer_config.json", from_names},
+	             {"generation_config.json", from_generation}};
 	char path[PATH_BYTES];
 	for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
 		json_t *file = NULL;
@@ -129,7 +141,8 @@ int spec_from_folder(struct spec *s, const char *folder, struct err *err)
 	snprintf(other, sizeof other, "%.4096s/tokenizer.model", folder);
 	int rc = spec_json_read(path, &root, err);
 	if (rc == ERR_NOTFOUND && stat(other, &st) == 0)
-		return err_set(err, ERR_UNSUPPORTED, "%s: not read by this build, which needs a tokenizer.json beside it", other);
+		return err_set(err, ERR_UNSUPPORTED,
+		               "%s: not read by this build, which needs a tokenizer.json beside it", other);
 	if (rc < 0)
 		return rc;
 	rc = spec_from_json(s, root, err);

@@ -1,6 +1,8 @@
-/* spec_gguf.c - a tokenizer from GGUF metadata, tokenizer.ggml.*: models gpt2 (byte-level BPE), llama (SentencePiece BPE) and t5 (SentencePiece unigram).
+/* spec_gguf.c - a tokenizer from GGUF metadata, tokenizer.ggml.*: models gpt2 (byte-level BPE),
+ * llama (SentencePiece BPE) and t5 (SentencePiece unigram).
  *
- * Counts were checked against the file when it was opened; what is wrong beyond that is returned in one sentence. */
+ * Counts were checked against the file when it was opened; what is wrong beyond that is returned
+ * in one sentence. */
 #include "format/gguf.h"
 #include "text/spec.h"
 #include "text/unicode.h"
@@ -20,11 +22,15 @@
 #define MERGES_KEY KEY "merges"
 
 /* The key is not the array that it should be. */
-static int wrong_array(const struct gguf *g, const char *key, struct err *err, const char *expected, ...) __attribute__((format(printf, 4, 5)));
-static int wrong_array(const struct gguf *g, const char *key, struct err *err, const char *expected, ...)
+static int wrong_array(const struct gguf *g, const char *key, struct err *err, const char *expected,
+                       ...) __attribute__((format(printf, 4, 5)));
+static int wrong_array(const struct gguf *g, const char *key, struct err *err, const char *expected,
+                       ...)
 {
-	static const char *const names[] = {[GGUF_U8] = "u8", [GGUF_I8] = "i8", [GGUF_U16] = "u16", [GGUF_I16] = "i16", [GGUF_U32] = "u32", [GGUF_I32] = "i32",
-	                                    [GGUF_F32] = "f32", [GGUF_BOOL] = "bool", [GGUF_STRING] = "string", [GGUF_U64] = "u64", [GGUF_I64] = "i64", [GGUF_F64] = "f64"};
+	static const char *const names[] = {
+		[GGUF_U8] = "u8",         [GGUF_I8] = "i8",   [GGUF_U16] = "u16", [GGUF_I16] = "i16",
+		[GGUF_U32] = "u32",       [GGUF_I32] = "i32", [GGUF_F32] = "f32", [GGUF_BOOL] = "bool",
+		[GGUF_STRING] = "string", [GGUF_U64] = "u64", [GGUF_I64] = "i64", [GGUF_F64] = "f64"};
 	enum gguf_type type;
 	size_t count;
 	const void *data;
@@ -50,12 +56,15 @@ static int read_texts(struct spec *s, const struct gguf *g, struct err *err)
 	if (gguf_get_array(g, TOKENS_KEY, &type, &count, &data) < 0 || type != GGUF_STRING)
 		return wrong_array(g, TOKENS_KEY, err, "an array of strings");
 	if (!count || count > VOCAB_IDS_MAX)
-		return err_set(err, ERR_INVALID, "%s: found %zu tokens, expected 1 to %d", TOKENS_KEY, count, VOCAB_IDS_MAX);
+		return err_set(err, ERR_INVALID, "%s: found %zu tokens, expected 1 to %d", TOKENS_KEY,
+		               count, VOCAB_IDS_MAX);
 	vocab_init(&s->vocab, (uint32_t)count);
 	for (size_t i = 0; i < count; i++) {
 		CHECK(gguf_array_str(g, TOKENS_KEY, i, &text) == 0);
 		if (text.len > VOCAB_TOKEN_MAX)
-			return err_set(err, ERR_INVALID, "%s: found that token %zu has %zu bytes, expected at most %d", TOKENS_KEY, i, text.len, VOCAB_TOKEN_MAX);
+			return err_set(err, ERR_INVALID,
+			               "%s: found that token %zu has %zu bytes, expected at most %d",
+			               TOKENS_KEY, i, text.len, VOCAB_TOKEN_MAX);
 		vocab_set(&s->vocab, (uint32_t)i, text.s, text.len, VOCAB_NORMAL);
 	}
 	return 0;
@@ -75,7 +84,8 @@ static int read_types(struct spec *s, const struct gguf *g, struct err *err)
 		uint32_t value;
 		memcpy(&value, (const char *)data + (size_t)i * 4, 4);
 		if (value < VOCAB_NORMAL || value > VOCAB_BYTE)
-			return err_set(err, ERR_INVALID, "%s: found that token %u has type %u, expected 1 to 6", TYPES_KEY, i, value);
+			return err_set(err, ERR_INVALID, "%s: found that token %u has type %u, expected 1 to 6",
+			               TYPES_KEY, i, value);
 		s->vocab.tokens[i].type = (uint8_t)value;
 	}
 	return 0;
@@ -86,14 +96,17 @@ static int read_scores(struct spec *s, const struct gguf *g, struct err *err)
 	enum gguf_type type;
 	size_t count;
 	const void *data;
-	if (gguf_get_array(g, SCORES_KEY, &type, &count, &data) < 0 || type != GGUF_F32 || count != s->vocab.n)
+	if (gguf_get_array(g, SCORES_KEY, &type, &count, &data) < 0 || type != GGUF_F32 ||
+	    count != s->vocab.n)
 		return wrong_array(g, SCORES_KEY, err, "an array of %u f32", s->vocab.n);
 	for (uint32_t i = 0; i < s->vocab.n; i++) {
 		float score;
 		memcpy(&score, (const char *)data + (size_t)i * 4, 4);
 		s->vocab.tokens[i].score = (double)score;
 		if (!isfinite(score))
-			return err_set(err, ERR_INVALID, "%s: found %g as the score of token %u, expected a finite number", SCORES_KEY, (double)score, i);
+			return err_set(err, ERR_INVALID,
+			               "%s: found %g as the score of token %u, expected a finite number",
+			               SCORES_KEY, (double)score, i);
 	}
 	return 0;
 }
@@ -102,37 +115,53 @@ static int read_scores(struct spec *s, const struct gguf *g, struct err *err)
 static int read_bool(const struct gguf *g, const char *key, int *ret, struct err *err)
 {
 	int rc = gguf_get_bool(g, key, ret);
-	return rc < 0 && rc != ERR_NOTFOUND ? err_set(err, ERR_INVALID, "%s: found another type, expected a bool", key) : 0;
+	return rc < 0 && rc != ERR_NOTFOUND
+	           ? err_set(err, ERR_INVALID, "%s: found another type, expected a bool", key)
+	           : 0;
 }
 
-static int read_id(const struct spec *s, const struct gguf *g, const char *key, uint32_t *ret, struct err *err)
+static int read_id(const struct spec *s, const struct gguf *g, const char *key, uint32_t *ret,
+                   struct err *err)
 {
 	uint32_t id = UINT32_MAX;
 	int rc = gguf_get_u32(g, key, &id);
 	if (rc == ERR_NOTFOUND)
 		return 0;
 	if (rc < 0)
-		return err_set(err, ERR_INVALID, "%s: found another type or range, expected a token id below %u", key, s->vocab.n);
+		return err_set(err, ERR_INVALID,
+		               "%s: found another type or range, expected a token id below %u", key,
+		               s->vocab.n);
 	if (id >= s->vocab.n)
-		return err_set(err, ERR_INVALID, "%s: found %u, expected a token id below %u", key, id, s->vocab.n);
+		return err_set(err, ERR_INVALID, "%s: found %u, expected a token id below %u", key, id,
+		               s->vocab.n);
 	*ret = id;
 	return 0;
 }
 
-/* left and right joined by one space, as the file has it. Control tokens never come out of merges. */
-static int add_merge(struct spec *s, size_t rank, const struct gguf_str *m, char *tmp, struct err *err)
+/* left and right joined by one space, as the file has it. Control tokens never come out of
+ * merges. */
+static int add_merge(struct spec *s, size_t rank, const struct gguf_str *m, char *tmp,
+                     struct err *err)
 {
 	const char *space = m->len > 1 ? memchr(m->s + 1, ' ', m->len - 1) : NULL;
 	size_t left_len = space ? (size_t)(space - m->s) : 0;
 	size_t left = space ? vocab_unmap(m->s, left_len, tmp) : SIZE_MAX;
-	size_t right = left != SIZE_MAX ? vocab_unmap(space + 1, m->len - left_len - 1, tmp + left) : SIZE_MAX;
+	size_t right = left != SIZE_MAX ? vocab_unmap(space + 1, m->len - left_len - 1, tmp + left)
+	                                : SIZE_MAX;
 	if (right == SIZE_MAX || !right)
-		return err_set(err, ERR_INVALID, "%s: merge %zu is not two byte-level tokens with one space between", MERGES_KEY, rank);
-	uint32_t a = vocab_find(&s->vocab, tmp, left), b = vocab_find(&s->vocab, tmp + left, right), id = vocab_find(&s->vocab, tmp, left + right);
+		return err_set(err, ERR_INVALID,
+		               "%s: merge %zu is not two byte-level tokens with one space between",
+		               MERGES_KEY, rank);
+	uint32_t a = vocab_find(&s->vocab, tmp, left), b = vocab_find(&s->vocab, tmp + left, right),
+			 id = vocab_find(&s->vocab, tmp, left + right);
 	if (a == UINT32_MAX || b == UINT32_MAX || id == UINT32_MAX)
-		return err_set(err, ERR_INVALID, "%s: merge %zu: its %s is not in the vocabulary", MERGES_KEY, rank,
-		               a == UINT32_MAX ? "left part" : b == UINT32_MAX ? "right part" : "result");
-	if (!vocab_is_special(&s->vocab, a) && !vocab_is_special(&s->vocab, b) && !vocab_is_special(&s->vocab, id))
+		return err_set(err, ERR_INVALID, "%s: merge %zu: its %s is not in the vocabulary",
+		               MERGES_KEY, rank,
+		               a == UINT32_MAX   ? "left part"
+		               : b == UINT32_MAX ? "right part"
+		                                 : "result");
+	if (!vocab_is_special(&s->vocab, a) && !vocab_is_special(&s->vocab, b) &&
+	    !vocab_is_special(&s->vocab, id))
 		spec_add_merge(s, a, b, id);
 	return 0;
 }
@@ -143,7 +172,8 @@ static int read_merges(struct spec *s, const struct gguf *g, struct err *err)
 	size_t count, longest = 1;
 	const void *data;
 	struct gguf_str m;
-	if (gguf_get_array(g, MERGES_KEY, &type, &count, &data) < 0 || type != GGUF_STRING || count >= UINT32_MAX)
+	if (gguf_get_array(g, MERGES_KEY, &type, &count, &data) < 0 || type != GGUF_STRING ||
+	    count >= UINT32_MAX)
 		return wrong_array(g, MERGES_KEY, err, "an array of strings");
 	for (size_t i = 0; i < count; i++) {
 		CHECK(gguf_array_str(g, MERGES_KEY, i, &m) == 0);
@@ -173,10 +203,13 @@ static int read_byte_level(struct spec *s, const struct gguf *g, struct err *err
 	char quote[ASCII_QUOTE + 1];
 	struct gguf_str pre;
 	if (gguf_get_str(g, KEY "pre", &pre) < 0)
-		return err_set(err, ERR_UNSUPPORTED, KEY "pre: found no string, expected the name of a pre-tokenizer");
+		return err_set(err, ERR_UNSUPPORTED,
+		               KEY "pre: found no string, expected the name of a pre-tokenizer");
 	const struct pretok_kind *kind = pretok_kind_find(pre.s, pre.len);
 	if (!kind)
-		return err_set(err, ERR_UNSUPPORTED, KEY "pre: found '%s', expected a pre-tokenizer that this build knows", ascii_quote(pre.s, pre.len, quote));
+		return err_set(err, ERR_UNSUPPORTED,
+		               KEY "pre: found '%s', expected a pre-tokenizer that this build knows",
+		               ascii_quote(pre.s, pre.len, quote));
 	memcpy(s->stages, kind->stage, sizeof s->stages);
 	s->byte_level = 1;
 	s->ignore_merges = kind->ignore_merges;
@@ -194,9 +227,12 @@ static int refuse_unigram_extras(const struct gguf *g, struct err *err)
 	const void *data;
 	int remove = 0, rc = read_bool(g, KEY "remove_extra_whitespaces", &remove, err);
 	if (rc == 0 && remove)
-		return err_set(err, ERR_UNSUPPORTED, KEY "remove_extra_whitespaces: this build does not remove white space");
-	if (rc == 0 && gguf_get_array(g, KEY "precompiled_charsmap", &type, &count, &data) == 0 && count)
-		return err_set(err, ERR_UNSUPPORTED, KEY "precompiled_charsmap: this build has no such normalizer");
+		return err_set(err, ERR_UNSUPPORTED,
+		               KEY "remove_extra_whitespaces: this build does not remove white space");
+	if (rc == 0 && gguf_get_array(g, KEY "precompiled_charsmap", &type, &count, &data) == 0 &&
+	    count)
+		return err_set(err, ERR_UNSUPPORTED,
+		               KEY "precompiled_charsmap: this build has no such normalizer");
 	return rc;
 }
 
@@ -229,7 +265,8 @@ static int read_model(struct spec *s, const struct gguf *g, struct err *err)
 	struct gguf_str model;
 	if (gguf_get_str(g, KEY "model", &model) < 0)
 		return err_set(err, ERR_INVALID, KEY "model: found no string, expected gpt2, llama or t5");
-	int gpt2 = model.len == 4 && !memcmp(model.s, "gpt2", 4), llama = model.len == 5 && !memcmp(model.s, "llama", 5);
+	int gpt2 = model.len == 4 && !memcmp(model.s, "gpt2", 4),
+		llama = model.len == 5 && !memcmp(model.s, "llama", 5);
 	int t5 = model.len == 2 && !memcmp(model.s, "t5", 2);
 	if (!gpt2 && !llama && !t5)
 		return err_set(err, ERR_UNSUPPORTED, KEY "model: found '%s', expected gpt2, llama or t5",
@@ -249,7 +286,8 @@ int spec_from_gguf(struct spec *s, const struct gguf *g, struct err *err)
 	int rc = read_model(s, g, err);
 	if (rc == 0)
 		rc = read_id(s, g, KEY "bos_token_id", &s->bos, err);
-	if (rc == 0 && !s->byte_level)      /* byte-level vocabularies drop what they lack, as the reference does */
+	/* byte-level vocabularies drop what they lack, as the reference does */
+	if (rc == 0 && !s->byte_level)
 		rc = read_id(s, g, KEY "unknown_token_id", &s->unk, err);
 	for (size_t i = 0; i < sizeof ends / sizeof *ends && rc == 0; i++) {
 		uint32_t id = UINT32_MAX;

@@ -1,7 +1,9 @@
-/* spec_json.c - see spec_json.h: the steps around the model. Of every step that the format has, those are known that the families of README.md use; any other is
- * refused by its name, because a step left out gives other ids without a sign.
+/* spec_json.c - see spec_json.h: the steps around the model. Of every step that the format has,
+ * those are known that the families of README.md use; any other is refused by its name, because a
+ * step left out gives other ids without a sign.
  *
- * Format: the serialization of https://github.com/huggingface/tokenizers, as found in published files. */
+ * Format: the serialization of https://github.com/huggingface/tokenizers, as found in published
+ * files. */
 #include "text/spec_json.h"
 #include "text/unicode.h"
 
@@ -19,7 +21,8 @@ static const char *type_of(const json_t *v)
 static int refuse(const char *what, const char *name, struct err *err)
 {
 	char quote[ASCII_QUOTE + 1];
-	return err_set(err, ERR_UNSUPPORTED, "%s '%s' is not one this build has", what, ascii_quote(name, strlen(name), quote));
+	return err_set(err, ERR_UNSUPPORTED, "%s '%s' is not one this build has", what,
+	               ascii_quote(name, strlen(name), quote));
 }
 
 static int flag(const json_t *v, const char *key, int otherwise)
@@ -30,7 +33,8 @@ static int flag(const json_t *v, const char *key, int otherwise)
 
 /* Calls one for v, or for each element of the list in a Sequence. */
 typedef int (*step_fn)(struct spec *s, const json_t *v, struct err *err);
-static int each_step(struct spec *s, const json_t *v, const char *list, step_fn one, unsigned depth, struct err *err)
+static int each_step(struct spec *s, const json_t *v, const char *list, step_fn one, unsigned depth,
+                     struct err *err)
 {
 	size_t i;
 	json_t *e;
@@ -40,7 +44,8 @@ static int each_step(struct spec *s, const json_t *v, const char *list, step_fn 
 		return one(s, v, err);
 	const json_t *steps = json_object_get(v, list);
 	if (!json_is_array(steps) || depth == NESTING_MAX)
-		return err_set(err, ERR_INVALID, "%s: expected an array, nested at most %d deep", list, NESTING_MAX);
+		return err_set(err, ERR_INVALID, "%s: expected an array, nested at most %d deep", list,
+		               NESTING_MAX);
 	int rc = 0;
 	json_array_foreach(steps, i, e)
 		if (rc == 0)
@@ -51,7 +56,9 @@ static int each_step(struct spec *s, const json_t *v, const char *list, step_fn 
 /* {"String": "..."}: the text; {"Regex": "..."}: NULL and the expression. */
 static const char *pattern_of(const json_t *v, size_t *ret_len, const char **ret_regex)
 {
-	const json_t *pattern = json_object_get(v, "pattern"), *string = json_object_get(pattern, "String"), *regex = json_object_get(pattern, "Regex");
+	const json_t *pattern = json_object_get(v, "pattern"),
+				 *string = json_object_get(pattern, "String"),
+				 *regex = json_object_get(pattern, "Regex");
 	*ret_regex = json_string_value(regex);
 	*ret_len = json_string_length(string ? string : regex);
 	return json_string_value(string);
@@ -66,13 +73,17 @@ static int add_replace(struct normalizer *n, const json_t *v, const char *what, 
 	if (regex)
 		return refuse(what, "Replace of a Regex", err);
 	if (!from || !len || !json_is_string(to))
-		return err_set(err, ERR_INVALID, "%s Replace: expected a pattern that is not empty and a content", what);
-	if (normalizer_add(n, NORMALIZE_REPLACE, from, len, json_string_value(to), json_string_length(to)) < 0)
-		return err_set(err, ERR_UNSUPPORTED, "%s Replace: more than %d steps, or a text of more than %d bytes", what, NORMALIZE_STEPS, NORMALIZE_TEXT);
+		return err_set(err, ERR_INVALID,
+		               "%s Replace: expected a pattern that is not empty and a content", what);
+	if (normalizer_add(n, NORMALIZE_REPLACE, from, len, json_string_value(to),
+	                   json_string_length(to)) < 0)
+		return err_set(err, ERR_UNSUPPORTED,
+		               "%s Replace: more than %d steps, or a text of more than %d bytes", what,
+		               NORMALIZE_STEPS, NORMALIZE_TEXT);
 	return 0;
 }
 
-/* --- normalizer ---------------------------------------------------------------------------------------------------------- */
+/* --- normalizer ---------------------------------------------------------- */
 
 static int normalizer_step(struct spec *s, const json_t *v, struct err *err)
 {
@@ -84,10 +95,14 @@ static int normalizer_step(struct spec *s, const json_t *v, struct err *err)
 	if (!strcmp(type, "NFC"))
 		rc = normalizer_add(&s->normalizer, NORMALIZE_NFC, NULL, 0, NULL, 0);
 	else if (!strcmp(type, "Prepend") && json_is_string(prepend))
-		rc = normalizer_add(&s->normalizer, NORMALIZE_PREPEND, NULL, 0, json_string_value(prepend), json_string_length(prepend));
+		rc = normalizer_add(&s->normalizer, NORMALIZE_PREPEND, NULL, 0, json_string_value(prepend),
+		                    json_string_length(prepend));
 	else
 		return refuse("normalizer", type, err);
-	return rc < 0 ? err_set(err, ERR_UNSUPPORTED, "normalizer %s: more than %d steps, or a text of more than %d bytes", type, NORMALIZE_STEPS, NORMALIZE_TEXT) : 0;
+	return rc < 0 ? err_set(err, ERR_UNSUPPORTED,
+	                        "normalizer %s: more than %d steps, or a text of more than %d bytes",
+	                        type, NORMALIZE_STEPS, NORMALIZE_TEXT)
+	              : 0;
 }
 
 int spec_json_normalizer(struct spec *s, const json_t *v, struct err *err)
@@ -95,7 +110,7 @@ int spec_json_normalizer(struct spec *s, const json_t *v, struct err *err)
 	return each_step(s, v, "normalizers", normalizer_step, 0, err);
 }
 
-/* --- pre-tokenizer ------------------------------------------------------------------------------------------------------- */
+/* --- pre-tokenizer ------------------------------------------------------- */
 
 static int add_stage(struct spec *s, enum pretok_stage stage, struct err *err)
 {
@@ -113,7 +128,8 @@ static int cuts_nothing(const struct spec *s, const char *text, size_t len)
 {
 	for (unsigned i = 0; i < s->normalizer.n; i++) {
 		const struct normalize_step *step = &s->normalizer.steps[i];
-		if (step->op == NORMALIZE_REPLACE && step->from_len == len && !memcmp(step->from, text, len) && !memmem(step->to, step->to_len, text, len) &&
+		if (step->op == NORMALIZE_REPLACE && step->from_len == len &&
+		    !memcmp(step->from, text, len) && !memmem(step->to, step->to_len, text, len) &&
 		    i + 1 == s->normalizer.n)
 			return 1;
 	}
@@ -124,15 +140,21 @@ static int add_split(struct spec *s, const json_t *v, struct err *err)
 {
 	char quote[ASCII_QUOTE + 1];
 	size_t len;
-	const char *regex, *text = pattern_of(v, &len, &regex), *behavior = json_string_value(json_object_get(v, "behavior"));
+	const char *regex, *text = pattern_of(v, &len, &regex),
+					   *behavior = json_string_value(json_object_get(v, "behavior"));
 	int invert = flag(v, "invert", 0);
 	if (text && len && cuts_nothing(s, text, len))
 		return 0;
 	enum pretok_stage stage = regex ? pretok_stage_find(regex, len) : PRETOK_NONE;
 	if (stage == PRETOK_NONE)
-		return err_set(err, ERR_UNSUPPORTED, "pre-tokenizer Split: its pattern '%s...' is not one this build has",
-		               ascii_quote(text ? text : regex ? regex : "", text || regex ? len : 0, quote));
-	int isolated = behavior && !strcmp(behavior, "Isolated"), removed = behavior && !strcmp(behavior, "Removed");
+		return err_set(err, ERR_UNSUPPORTED,
+		               "pre-tokenizer Split: its pattern '%s...' is not one this build has",
+		               ascii_quote(text    ? text
+		                           : regex ? regex
+		                                   : "",
+		                           text || regex ? len : 0, quote));
+	int isolated = behavior && !strcmp(behavior, "Isolated"),
+		removed = behavior && !strcmp(behavior, "Removed");
 	if (!isolated && !(removed && invert && pretok_stage_covers(stage)))
 		return refuse("pre-tokenizer Split: behavior", behavior ? behavior : "", err);
 	return add_stage(s, stage, err);
@@ -152,7 +174,9 @@ static int prefix_of(const json_t *v, enum spec_prefix *ret, struct err *err)
 	else if (scheme)
 		return refuse("Metaspace: prepend_scheme", scheme, err);
 	const char *replacement = json_string_value(json_object_get(v, "replacement"));
-	return replacement && !strcmp(replacement, SPEC_SPACE) ? 0 : refuse("Metaspace: replacement", replacement ? replacement : "", err);
+	return replacement && !strcmp(replacement, SPEC_SPACE)
+	           ? 0
+	           : refuse("Metaspace: replacement", replacement ? replacement : "", err);
 }
 
 static int pretokenizer_step(struct spec *s, const json_t *v, struct err *err)
@@ -160,7 +184,8 @@ static int pretokenizer_step(struct spec *s, const json_t *v, struct err *err)
 	const char *type = type_of(v);
 	int first = s->stages[0] == PRETOK_NONE && !s->metaspace && !s->byte_level;
 	if (s->byte_level || s->metaspace)
-		return err_set(err, ERR_UNSUPPORTED, "pre-tokenizer: nothing may follow ByteLevel or Metaspace in this build");
+		return err_set(err, ERR_UNSUPPORTED,
+		               "pre-tokenizer: nothing may follow ByteLevel or Metaspace in this build");
 	if (!strcmp(type, "Split"))
 		return add_split(s, v, err);
 	if (!strcmp(type, "Digits"))
@@ -168,7 +193,9 @@ static int pretokenizer_step(struct spec *s, const json_t *v, struct err *err)
 	if (!strcmp(type, "ByteLevel")) {
 		int prefix = flag(v, "add_prefix_space", 1);
 		if (prefix && !first)
-			return err_set(err, ERR_UNSUPPORTED, "pre-tokenizer ByteLevel: add_prefix_space behind another step is not something this build does");
+			return err_set(err, ERR_UNSUPPORTED,
+			               "pre-tokenizer ByteLevel: add_prefix_space behind another step is not "
+			               "something this build does");
 		s->byte_level = 1;
 		s->prefix = prefix ? SPEC_PREFIX_ALWAYS : SPEC_PREFIX_NEVER;
 		return flag(v, "use_regex", 1) ? add_stage(s, PRETOK_GPT2, err) : 0;
@@ -186,7 +213,7 @@ int spec_json_pretokenizer(struct spec *s, const json_t *v, struct err *err)
 	return each_step(s, v, "pretokenizers", pretokenizer_step, 0, err);
 }
 
-/* --- decoder ------------------------------------------------------------------------------------------------------------- */
+/* --- decoder ------------------------------------------------------------- */
 
 struct decoder_state {
 	int byte_level, fused;
@@ -195,9 +222,12 @@ struct decoder_state {
 static int add_strip(struct spec *s, const json_t *v, int fused, struct err *err)
 {
 	const char *content = json_string_value(json_object_get(v, "content"));
-	json_int_t start = json_integer_value(json_object_get(v, "start")), stop = json_integer_value(json_object_get(v, "stop"));
+	json_int_t start = json_integer_value(json_object_get(v, "start")),
+			   stop = json_integer_value(json_object_get(v, "stop"));
 	if (!content || strcmp(content, " ") || start < 0 || start > 255 || stop != 0 || !fused)
-		return err_set(err, ERR_UNSUPPORTED, "decoder Strip: this build drops spaces where all tokens, fused, begin; nothing else");
+		return err_set(
+			err, ERR_UNSUPPORTED,
+			"decoder Strip: this build drops spaces where all tokens, fused, begin; nothing else");
 	s->strip = (unsigned)start;
 	return 0;
 }
@@ -230,15 +260,17 @@ static int decoder_step(struct spec *s, const json_t *v, struct err *err)
 int spec_json_decoder(struct spec *s, const json_t *v, struct err *err)
 {
 	if (!json_is_object(v))
-		return err_set(err, ERR_UNSUPPORTED, "decoder: not given, so it is not known how tokens become text");
+		return err_set(err, ERR_UNSUPPORTED,
+		               "decoder: not given, so it is not known how tokens become text");
 	int rc = each_step(s, v, "decoders", decoder_step, 0, err);
 	if (rc == 0 && s->byte_level && (s->decode.n || s->decode_bytes || s->strip))
-		rc = err_set(err, ERR_UNSUPPORTED, "decoder: byte-level tokens with another decoder than ByteLevel");
+		rc = err_set(err, ERR_UNSUPPORTED,
+		             "decoder: byte-level tokens with another decoder than ByteLevel");
 	s->strip_metaspace &= 1;
 	return rc;
 }
 
-/* --- all ----------------------------------------------------------------------------------------------------------------- */
+/* --- all ----------------------------------------------------------------- */
 
 /* The template of a post-processor may put one token before every text: BOS. */
 static int template_step(struct spec *s, const json_t *v, struct err *err)
@@ -247,11 +279,15 @@ static int template_step(struct spec *s, const json_t *v, struct err *err)
 	if (strcmp(type_of(v), "TemplateProcessing"))
 		return 0;
 	const json_t *single = json_object_get(v, "single");
-	const char *name = json_string_value(json_object_get(json_object_get(json_array_get(single, 0), "SpecialToken"), "id"));
+	const char *name = json_string_value(
+		json_object_get(json_object_get(json_array_get(single, 0), "SpecialToken"), "id"));
 	if (!name || json_object_get(json_array_get(single, 1), "SpecialToken"))
 		return 0;
-	const json_t *ids = json_object_get(json_object_get(json_object_get(v, "special_tokens"), name), "ids");
-	json_int_t id = json_is_integer(json_array_get(ids, 0)) ? json_integer_value(json_array_get(ids, 0)) : -1;
+	const json_t *ids = json_object_get(json_object_get(json_object_get(v, "special_tokens"), name),
+	                                    "ids");
+	json_int_t id = json_is_integer(json_array_get(ids, 0))
+	                    ? json_integer_value(json_array_get(ids, 0))
+	                    : -1;
 	if (json_array_size(ids) != 1 || id < 0 || id >= s->vocab.n)
 		return 0;
 	s->bos = (uint32_t)id;
@@ -269,8 +305,10 @@ int spec_from_json(struct spec *s, const json_t *root, struct err *err)
 	if (rc == 0)
 		rc = spec_json_decoder(s, json_object_get(root, "decoder"), err);
 	if (rc == 0)
-		rc = spec_json_model(s, json_object_get(root, "model"), json_object_get(root, "added_tokens"), err);
+		rc = spec_json_model(s, json_object_get(root, "model"),
+		                     json_object_get(root, "added_tokens"), err);
 	if (rc == 0)
-		rc = each_step(s, json_object_get(root, "post_processor"), "processors", template_step, 0, err);
+		rc = each_step(s, json_object_get(root, "post_processor"), "processors", template_step, 0,
+		               err);
 	return rc;
 }

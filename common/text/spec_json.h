@@ -1,4 +1,5 @@
-/* spec_json.h - a tokenizer from the JSON of a Hugging Face tokenizer.json: normalizer, pre-tokenizer, model, added tokens, decoder. */
+/* spec_json.h - a tokenizer from the JSON of a Hugging Face tokenizer.json: normalizer,
+ * pre-tokenizer, model, added tokens, decoder. */
 #ifndef TEXT_SPEC_JSON_H
 #define TEXT_SPEC_JSON_H
 
@@ -14,7 +15,8 @@ int spec_json_pretokenizer(struct spec *s, const json_t *v, struct err *err);
 int spec_json_decoder(struct spec *s, const json_t *v, struct err *err);
 int spec_json_model(struct spec *s, const json_t *model, const json_t *added, struct err *err);
 
-/* Parses a file with bounds on its size and on how many values it has. ERR_NOTFOUND: there is none. The caller drops the reference. */
+/* Parses a file with bounds on its size and on how many values it has. ERR_NOTFOUND: there is
+ * none. The caller drops the reference. */
 int spec_json_read(const char *path, json_t **ret, struct err *err);
 
 #endif

@@ -1,7 +1,9 @@
-/* tokenizer.c - see tokenizer.h: making an instance from a spec, ids to text, and what is known of a token. encode.c has the way from text to ids.
+/* tokenizer.c - see tokenizer.h: making an instance from a spec, ids to text, and what is known of
+ * a token. encode.c has the way from text to ids.
  *
- * An instance is complete and checked when it is returned: ids are inside the vocabulary, every merge's parts and result exist. What is
- * wrong in the files is returned as one sentence that begins with the file's name. */
+ * An instance is complete and checked when it is returned: ids are inside the vocabulary, every
+ * merge's parts and result exist. What is wrong in the files is returned as one sentence that
+ * begins with the file's name. */
 #include "format/gguf.h"
 #include "text/tokenizer_int.h"
 #include "text/unicode.h"
@@ -11,13 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- making -------------------------------------------------------------------------------------------------------------- */
+/* --- making -------------------------------------------------------------- */
 
 static void make_merges(struct tokenizer *t)
 {
 	t->bpe = bpe_new(t->spec.n_merges);
 	for (size_t i = 0; i < t->spec.n_merges; i++)
-		bpe_add_merge(t->bpe, t->spec.merges[i].left, t->spec.merges[i].right, (uint32_t)i, t->spec.merges[i].id);
+		bpe_add_merge(t->bpe, t->spec.merges[i].left, t->spec.merges[i].right, (uint32_t)i,
+		              t->spec.merges[i].id);
 }
 
 static uint32_t find_plain(const struct vocab *v, const char *s, size_t len)
@@ -32,7 +35,9 @@ static void find_bytes(struct tokenizer *t)
 	const struct vocab *v = &t->spec.vocab;
 	for (unsigned c = 0; c < 256; c++) {
 		const char name[] = {'<', '0', 'x', digits[c >> 4], digits[c & 15], '>'};
-		t->byte_id[c] = t->spec.byte_level ? find_plain(v, &(char){(char)c}, 1) : t->spec.byte_fallback ? find_plain(v, name, sizeof name) : UINT32_MAX;
+		t->byte_id[c] = t->spec.byte_level      ? find_plain(v, &(char){(char)c}, 1)
+		                : t->spec.byte_fallback ? find_plain(v, name, sizeof name)
+		                                        : UINT32_MAX;
 		if (c < 128)
 			t->ascii_id[c] = find_plain(v, &(char){(char)c}, 1);
 	}
@@ -58,10 +63,12 @@ static int may_drop(const struct tokenizer *t)
 
 static int is_odd(const struct vocab *v, uint32_t id)
 {
-	return v->tokens[id].type == VOCAB_BYTE || !well_formed(vocab_text(v, id), v->tokens[id].text_len);
+	return v->tokens[id].type == VOCAB_BYTE ||
+	       !well_formed(vocab_text(v, id), v->tokens[id].text_len);
 }
 
-/* Cuts are exact when every token that a word can become is made of the characters of its own text. */
+/* Cuts are exact when every token that a word can become is made of the characters of its own
+ * text. */
 static void make_cuts(struct tokenizer *t)
 {
 	const struct spec *s = &t->spec;
@@ -81,7 +88,8 @@ static void make_cuts(struct tokenizer *t)
 	t->cuts = c;
 }
 
-/* Which tokens a piece with their bytes becomes for sure: those that the model reaches from it, or all ordinary ones where the kind says so. */
+/* Which tokens a piece with their bytes becomes for sure: those that the model reaches from it,
+ * or all ordinary ones where the kind says so. */
 static void mark_whole(struct tokenizer *t)
 {
 	struct vocab *v = &t->spec.vocab;
@@ -92,11 +100,13 @@ static void mark_whole(struct tokenizer *t)
 		struct vocab_token *k = &v->tokens[id];
 		const char *key = v->byte_level ? vocab_bytes(v, id) : vocab_text(v, id);
 		size_t len = v->byte_level ? k->bytes_len : k->text_len;
-		if (!len || vocab_is_special(v, id) || (v->byte_level ? !k->mapped : !well_formed(key, len)))
+		if (!len || vocab_is_special(v, id) ||
+		    (v->byte_level ? !k->mapped : !well_formed(key, len)))
 			continue;
 		l.n = 0;
 		e.unk_open = 0;
-		k->whole = (v->byte_level && t->spec.ignore_merges && k->type == VOCAB_NORMAL) || (encode_word(&e, key, len) == 0 && l.n == 1 && l.ids[0] == id);
+		k->whole = (v->byte_level && t->spec.ignore_merges && k->type == VOCAB_NORMAL) ||
+		           (encode_word(&e, key, len) == 0 && l.n == 1 && l.ids[0] == id);
 	}
 	encoder_fini(&e);
 	token_list_fini(&l);
@@ -107,7 +117,8 @@ static char *copy(const char *s, size_t len)
 	return memcpy(mem_alloc(len), s, len);
 }
 
-/* The added tokens that are sought in raw text, or those that are sought in normalized text: these as the normalizer makes them. */
+/* The added tokens that are sought in raw text, or those that are sought in normalized text:
+ * these as the normalizer makes them. */
 static int make_added(struct tokenizer *t, struct added *set, int normalized, struct err *err)
 {
 	const struct spec *s = &t->spec;
@@ -128,8 +139,12 @@ static int make_added(struct tokenizer *t, struct added *set, int normalized, st
 		else if (normalized && normalizer_run(&s->normalizer, 1, p, len, &text, &spare) == 0)
 			p = text.data, len = text.len;
 		if (rc == 0 && len)
-			list[n++] = (struct added_token){.text = copy(p, len), .len = len, .id = a->id, .special = (uint8_t)vocab_is_special(&s->vocab, a->id),
-			                                 .lstrip = a->lstrip, .rstrip = a->rstrip};
+			list[n++] = (struct added_token){.text = copy(p, len),
+			                                 .len = len,
+			                                 .id = a->id,
+			                                 .special = (uint8_t)vocab_is_special(&s->vocab, a->id),
+			                                 .lstrip = a->lstrip,
+			                                 .rstrip = a->rstrip};
 	}
 	added_init(set, list, n);
 	buf_fini(&text);
@@ -201,9 +216,10 @@ void tokenizer_destroy(struct tokenizer **tp)
 	*tp = NULL;
 }
 
-/* --- ids to text --------------------------------------------------------------------------------------------------------- */
+/* --- ids to text --------------------------------------------------------- */
 
-int tokenizer_decode(const struct tokenizer *t, const uint32_t *ids, size_t n, unsigned flags, struct buf *out)
+int tokenizer_decode(const struct tokenizer *t, const uint32_t *ids, size_t n, unsigned flags,
+                     struct buf *out)
 {
 	struct detok d;
 	int rc = 0;

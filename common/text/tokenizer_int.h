@@ -1,4 +1,5 @@
-/* tokenizer_int.h - what the parts of the tokenizer share; nothing outside common/text includes it. */
+/* tokenizer_int.h - what the parts of the tokenizer share; nothing outside common/text includes
+ * it. */
 #ifndef TEXT_TOKENIZER_INT_H
 #define TEXT_TOKENIZER_INT_H
 
@@ -12,13 +13,14 @@
 
 struct tokenizer {
 	struct spec spec;
-	struct added raw, normalized;    /* sought in the text as it is, and after it was normalized */
-	struct pretok *pretok;           /* NULL: text is not cut */
-	struct bpe *bpe;                 /* one of these two */
+	struct added raw, normalized; /* sought in the text as it is, and after it was normalized */
+	struct pretok *pretok;        /* NULL: text is not cut */
+	struct bpe *bpe;              /* one of these two */
 	struct unigram *unigram;
-	struct cuts *cuts;               /* NULL: words may reach anywhere */
-	uint32_t byte_id[256];           /* of a byte, as a piece of one (byte-level) or by its name (<0x0A>); UINT32_MAX: none */
-	uint32_t ascii_id[128];          /* not byte-level: of a character */
+	struct cuts *cuts; /* NULL: words may reach anywhere */
+	/* of a byte, as a piece of one (byte-level) or by its name (<0x0A>); UINT32_MAX: none */
+	uint32_t byte_id[256];
+	uint32_t ascii_id[128]; /* not byte-level: of a character */
 	char hash[65];
 };
 
@@ -26,15 +28,17 @@ struct tokenizer {
 struct encoder {
 	const struct tokenizer *t;
 	struct token_list *out;
-	size_t limit;                    /* of out->n */
+	size_t limit; /* of out->n */
 	unsigned flags;
-	int unk_open;                    /* the piece's last id was the unknown token, and the next one joins it */
+	/* the piece's last id was the unknown token, and the next one joins it */
+	int unk_open;
 	struct buf normal, spare, marked;
 	struct pretok_scratch pretok;
 	struct bpe_scratch bpe;
 	struct unigram_scratch unigram;
 };
-void encoder_init(struct encoder *e, const struct tokenizer *t, struct token_list *out, size_t limit, unsigned flags);
+void encoder_init(struct encoder *e, const struct tokenizer *t, struct token_list *out,
+                  size_t limit, unsigned flags);
 void encoder_fini(struct encoder *e);
 /* A text with added tokens in it; a piece that stays together, never looked up as a whole. */
 int encode_text(struct encoder *e, const char *text, size_t len);

@@ -1,7 +1,8 @@
 /* toolcall.c - the machine of toolcall.h: text outside of calls, what is held back, the events.
  *
- * What always holds: text before `start` has been given out or belonged to a call; a candidate that turns out to be none is given out from `start` to
- * where it failed and never read again, which is why hostile text costs no more than plain text. */
+ * What always holds: text before `start` has been given out or belonged to a call; a candidate that
+ * turns out to be none is given out from `start` to where it failed and never read again, which
+ * is why hostile text costs no more than plain text. */
 #include "text/toolcall_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -9,11 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- events --------------------------------------------------------------------------------------------------------------------- */
+/* --- events -------------------------------------------------------------- */
 
 static void give(struct toolcall *t, enum toolcall_kind kind, const char *s, size_t n)
 {
-	struct toolcall_event e = {.kind = kind, .index = t->calls ? t->calls - 1 : 0, .text = s, .len = n};
+	struct toolcall_event e = {
+		.kind = kind, .index = t->calls ? t->calls - 1 : 0, .text = s, .len = n};
 	t->sink(t->arg, &e);
 }
 
@@ -55,16 +57,11 @@ static const char *escape_of(unsigned char c, char room[8])
 {
 	static const char hex[] = "0123456789abcdef";
 	switch (c) {
-	case '"':
-		return "\\\"";
-	case '\\':
-		return "\\\\";
-	case '\n':
-		return "\\n";
-	case '\r':
-		return "\\r";
-	case '\t':
-		return "\\t";
+	case '"': return "\\\"";
+	case '\\': return "\\\\";
+	case '\n': return "\\n";
+	case '\r': return "\\r";
+	case '\t': return "\\t";
 	}
 	memcpy(room, "\\u00", 4);
 	room[4] = hex[c >> 4];
@@ -108,7 +105,7 @@ void tc_copy(struct toolcall *t, const char *s, size_t n)
 	tc_give(t, s + done, n - done);
 }
 
-/* --- reading -------------------------------------------------------------------------------------------------------------------- */
+/* --- reading ------------------------------------------------------------- */
 
 enum tc_match tc_compare(const struct toolcall *t, size_t at, const char *s)
 {
@@ -160,7 +157,7 @@ static enum tc_match find_trigger(struct toolcall *t, size_t at)
 
 enum tc_go tc_content(struct toolcall *t)
 {
-	size_t keep = t->start;   /* content up to here; [keep, at) is white space */
+	size_t keep = t->start; /* content up to here; [keep, at) is white space */
 	const char *s = t->in.data;
 	while (t->at < t->in.len) {
 		unsigned char c = (unsigned char)s[t->at];
@@ -168,7 +165,8 @@ enum tc_go tc_content(struct toolcall *t)
 			t->at++;
 			continue;
 		}
-		int bare = t->f->bare && c == (unsigned char)t->f->bare && (t->fresh || t->after_call) && keep == t->start;
+		int bare = t->f->bare && c == (unsigned char)t->f->bare && (t->fresh || t->after_call) &&
+		           keep == t->start;
 		enum tc_match m = t->first[c] ? find_trigger(t, t->at) : TC_NO;
 		if (m == TC_YES || bare) {
 			give_content(t, keep);
@@ -211,7 +209,7 @@ enum tc_go tc_close(struct toolcall *t)
 	return TC_GO;
 }
 
-/* --- heads ------------------------------------------------------------------------------------------------------------------------ */
+/* --- heads --------------------------------------------------------------- */
 
 void tc_cursor_init(struct tc_cursor *c, const struct toolcall *t, size_t at)
 {
@@ -266,9 +264,10 @@ enum tc_go tc_cursor_no(struct toolcall *t, const struct tc_cursor *c)
 	return tc_break(t, t->begun ? t->start : c->at);
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------------ */
+/* --- life ---------------------------------------------------------------- */
 
-struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools, struct quota *q, toolcall_sink *sink, void *arg)
+struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools,
+                              struct quota *q, toolcall_sink *sink, void *arg)
 {
 	struct toolcall *t = mem_zalloc(sizeof *t);
 	t->f = f;

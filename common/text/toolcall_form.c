@@ -1,4 +1,5 @@
-/* toolcall_form.c - see toolcall_form.h. A table says how each format writes calls; a format with several shapes has several lines, and the model chooses. */
+/* toolcall_form.c - see toolcall_form.h. A table says how each format writes calls; a format
+ * with several shapes has several lines, and the model chooses. */
 #include "text/toolcall_form.h"
 #include "text/toolcall_int.h"
 
@@ -6,41 +7,54 @@
 
 struct form {
 	const char *name;
-	const char *open, *close;    /* around all calls */
-	const char *head;            /* before a call's name; # is a digit, of the model's choice */
-	const char *middle, *tail;   /* behind the name, behind the arguments */
-	const char *between;         /* two calls; NULL: the first one ends the answer */
+	const char *open, *close;  /* around all calls */
+	const char *head;          /* before a call's name; # is a digit, of the model's choice */
+	const char *middle, *tail; /* behind the name, behind the arguments */
+	const char *between;       /* two calls; NULL: the first one ends the answer */
 	/* parameters in tags; param NULL: the arguments are a JSON object */
-	const char *param, *text, *json;      /* before the key; behind it, for a string and for anything else */
-	const char *value_end, *param_end;    /* the tag that ends a value, what follows it */
-	const char *before_end;      /* between a value whose end is known and that tag */
+	/* before the key; behind it, for a string and for anything else */
+	const char *param, *text, *json;
+	const char *value_end, *param_end; /* the tag that ends a value, what follows it */
+	const char *before_end;            /* between a value whose end is known and that tag */
 };
 
 static const struct form forms[] = {
-	{"hermes", "", "", "<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>", "\n", NULL, NULL, NULL, NULL, NULL, NULL},
-	{"llama3_json", "", "", "{\"name\": \"", "\", \"parameters\": ", "}", "; ", NULL, NULL, NULL, NULL, NULL, NULL},
-	{"mistral", "[TOOL_CALLS][", "]", "{\"name\": \"", "\", \"arguments\": ", "}", ", ", NULL, NULL, NULL, NULL, NULL, NULL},
+	{"hermes", "", "", "<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>", "\n",
+     NULL, NULL, NULL, NULL, NULL, NULL},
+	{"llama3_json", "", "", "{\"name\": \"", "\", \"parameters\": ", "}", "; ", NULL, NULL, NULL,
+     NULL, NULL, NULL},
+	{"mistral", "[TOOL_CALLS][", "]", "{\"name\": \"", "\", \"arguments\": ", "}", ", ", NULL, NULL,
+     NULL, NULL, NULL, NULL},
 	{"mistral", "", "", "[TOOL_CALLS]", "[ARGS]", "", "", NULL, NULL, NULL, NULL, NULL, NULL},
-	{"deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "", NULL, NULL, NULL, NULL, NULL, NULL},
-	{"deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>", "\n", NULL, NULL, NULL, NULL,
-	 NULL, NULL},
-	{"kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>functions.", ":#<|tool_call_argument_begin|>", "<|tool_call_end|>", "", NULL, NULL, NULL,
-	 NULL, NULL, NULL},
-	{"granite", "<|tool_call|>[", "]", "{\"name\": \"", "\", \"arguments\": ", "}", ", ", NULL, NULL, NULL, NULL, NULL, NULL},
-	{"cohere", "<|START_ACTION|>[\n", "\n]<|END_ACTION|>", "    {\"tool_call_id\": \"#\", \"tool_name\": \"", "\", \"parameters\": ", "}", ",\n", NULL, NULL, NULL, NULL, NULL, NULL},
+	{"deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+     "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "", NULL, NULL, NULL, NULL, NULL, NULL},
+	{"deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
+     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>", "\n",
+     NULL, NULL, NULL, NULL, NULL, NULL},
+	{"kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+     "<|tool_call_begin|>functions.", ":#<|tool_call_argument_begin|>", "<|tool_call_end|>", "",
+     NULL, NULL, NULL, NULL, NULL, NULL},
+	{"granite", "<|tool_call|>[", "]", "{\"name\": \"", "\", \"arguments\": ", "}", ", ", NULL,
+     NULL, NULL, NULL, NULL, NULL},
+	{"cohere", "<|START_ACTION|>[\n", "\n]<|END_ACTION|>",
+     "    {\"tool_call_id\": \"#\", \"tool_name\": \"", "\", \"parameters\": ", "}", ",\n", NULL,
+     NULL, NULL, NULL, NULL, NULL},
 	{"harmony", "", "", "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "",
-	 NULL, NULL, NULL, NULL, NULL, NULL, NULL},
-	{"harmony", "", "", " to=functions.", "<|channel|>commentary json<|message|>", "",
-	 NULL, NULL, NULL, NULL, NULL, NULL, NULL},
-	{"qwen3_coder", "", "", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n", "<parameter=", ">\n", ">\n", "</parameter>", "\n", "\n"},
-	{"glm", "", "", "<tool_call>", "\n", "</tool_call>", "\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_key>\n<arg_value>", "</arg_value>", "\n", ""},
-	{"deepseek_v32", "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>", "<｜DSML｜invoke name=\"", "\">\n", "</｜DSML｜invoke>", "\n", "<｜DSML｜parameter name=\"",
-	 "\" string=\"true\">", "\" string=\"false\">", "</｜DSML｜parameter>", "\n", ""},
+     NULL, NULL, NULL, NULL, NULL, NULL, NULL},
+	{"harmony", "", "", " to=functions.", "<|channel|>commentary json<|message|>", "", NULL, NULL,
+     NULL, NULL, NULL, NULL, NULL},
+	{"qwen3_coder", "", "", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n",
+     "<parameter=", ">\n", ">\n", "</parameter>", "\n", "\n"},
+	{"glm", "", "", "<tool_call>", "\n", "</tool_call>", "\n", "<arg_key>",
+     "</arg_key>\n<arg_value>", "</arg_key>\n<arg_value>", "</arg_value>", "\n", ""},
+	{"deepseek_v32", "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>",
+     "<｜DSML｜invoke name=\"", "\">\n", "</｜DSML｜invoke>", "\n", "<｜DSML｜parameter name=\"",
+     "\" string=\"true\">", "\" string=\"false\">", "</｜DSML｜parameter>", "\n", ""},
 };
 
 #define N_FORMS (sizeof forms / sizeof *forms)
 
-/* --- pieces ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- pieces -------------------------------------------------------------- */
 
 static void add(json_t *list, const char *kind, json_t *v)
 {
@@ -61,7 +75,8 @@ static void add_text(json_t *list, const char *text)
 }
 
 /* min to max of what stands in `unit` (taken), joined by the separator ("": by nothing). */
-static void add_repeat(json_t *list, json_t *unit, unsigned min, unsigned max, const char *separator)
+static void add_repeat(json_t *list, json_t *unit, unsigned min, unsigned max,
+                       const char *separator)
 {
 	json_t *piece = json_object();
 	json_object_set_new(piece, "repeat", unit);
@@ -72,14 +87,16 @@ static void add_repeat(json_t *list, json_t *unit, unsigned min, unsigned max, c
 	json_array_append_new(list, piece);
 }
 
-/* --- schemas ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- schemas ------------------------------------------------------------- */
 
 json_t *toolcall_form_schema(const json_t *tool, struct err *err)
 {
-	const json_t *p = json_object_get(json_object_get(tool, "function"), "parameters"), *type = json_object_get(p, "type");
+	const json_t *p = json_object_get(json_object_get(tool, "function"), "parameters"),
+				 *type = json_object_get(p, "type");
 	if (!json_is_object(p) || json_object_size(p) == 0)
 		return json_pack("{s:s, s:{}}", "type", "object", "properties");
-	int is_object = type ? json_is_string(type) && strcmp(json_string_value(type), "object") == 0 : json_is_object(json_object_get(p, "properties"));
+	int is_object = type ? json_is_string(type) && strcmp(json_string_value(type), "object") == 0
+	                     : json_is_object(json_object_get(p, "properties"));
 	if (!is_object) {
 		err_set(err, ERR_UNSUPPORTED, "must say type \"object\" to bind the arguments of a call");
 		return NULL;
@@ -87,10 +104,12 @@ json_t *toolcall_form_schema(const json_t *tool, struct err *err)
 	return json_deep_copy(p);
 }
 
-/* Nothing but types, so that whatever text comes is a value of it: the parser makes it one of them or a string. */
+/* Nothing but types, so that whatever text comes is a value of it: the parser makes it one of
+ * them or a string. */
 static int is_plain(const json_t *schema, int depth)
 {
-	static const char *const known[] = {"type", "anyOf", "title", "description", "default", "examples", "deprecated", "$comment"};
+	static const char *const known[] = {"type",    "anyOf",    "title",      "description",
+	                                    "default", "examples", "deprecated", "$comment"};
 	const json_t *type = json_object_get(schema, "type"), *any = json_object_get(schema, "anyOf");
 	const char *key;
 	json_t *v;
@@ -98,7 +117,7 @@ static int is_plain(const json_t *schema, int depth)
 		return 1;
 	if (!json_is_object(schema) || depth > 4)
 		return 0;
-	json_object_foreach ((json_t *)schema, key, v) {
+	json_object_foreach((json_t *)schema, key, v) {
 		size_t i = 0;
 		while (i < sizeof known / sizeof *known && strcmp(key, known[i]) != 0)
 			i++;
@@ -112,11 +131,14 @@ static int is_plain(const json_t *schema, int depth)
 	return !(type && tc_schema_types(schema) & (TC_OBJECT | TC_ARRAY));
 }
 
-/* The strings of enum or const; NULL: there are others, or none. Borrowed, or of one element and made here. */
+/* The strings of enum or const; NULL: there are others, or none. Borrowed, or of one element and
+ * made here. */
 static json_t *fixed_strings(const json_t *schema)
 {
 	json_t *one = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
-	json_t *all = one ? json_pack("[O]", one) : json_is_array(list) ? json_incref(list) : json_array();
+	json_t *all = one                   ? json_pack("[O]", one)
+	              : json_is_array(list) ? json_incref(list)
+	                                    : json_array();
 	size_t n = json_array_size(all);
 	for (size_t i = 0; i < json_array_size(all); i++)
 		n -= !json_is_string(json_array_get(all, i));
@@ -131,12 +153,13 @@ static json_t *with_definitions(const json_t *root, const json_t *schema)
 	static const char *const names[] = {"$defs", "definitions"};
 	json_t *own = json_deep_copy(schema);
 	for (size_t i = 0; i < 2; i++)
-		if (json_is_object(own) && !json_object_get(own, names[i]) && json_object_get(root, names[i]))
+		if (json_is_object(own) && !json_object_get(own, names[i]) &&
+		    json_object_get(root, names[i]))
 			json_object_set(own, names[i], json_object_get(root, names[i]));
 	return own;
 }
 
-/* --- parameters in tags --------------------------------------------------------------------------------------------------------------------- */
+/* --- parameters in tags -------------------------------------------------- */
 
 static int add_fixed(json_t *list, const struct form *m, const json_t *strings)
 {
@@ -145,7 +168,8 @@ static int add_fixed(json_t *list, const struct form *m, const json_t *strings)
 	for (size_t i = 0; i < json_array_size(strings); i++) {
 		const json_t *s = json_array_get(strings, i);
 		json_t *way = json_array();
-		good &= !memmem(json_string_value(s), json_string_length(s), m->value_end, strlen(m->value_end));
+		good &= !memmem(json_string_value(s), json_string_length(s), m->value_end,
+		                strlen(m->value_end));
 		add(way, "literal", json_copy((json_t *)s));
 		json_array_append_new(ways, way);
 	}
@@ -161,7 +185,7 @@ static int add_value(json_t *list, const struct form *m, const json_t *root, con
 {
 	unsigned types = tc_schema_types(schema);
 	if (json_object_get(schema, "$ref") || json_object_get(schema, "allOf"))
-		return 0;            /* the parser does not look through them */
+		return 0; /* the parser does not look through them */
 	if (types && !(types & TC_STRING)) {
 		add_text(list, m->json);
 		add(list, "schema", with_definitions(root, schema));
@@ -181,18 +205,24 @@ static int add_value(json_t *list, const struct form *m, const json_t *root, con
 	return is_plain(schema, 0);
 }
 
-static int add_param(json_t *list, const struct form *m, const json_t *root, const char *key, const json_t *schema, struct err *err)
+static int add_param(json_t *list, const struct form *m, const json_t *root, const char *key,
+                     const json_t *schema, struct err *err)
 {
 	json_t *unit = json_array(), *required = json_object_get(root, "required");
 	unsigned min = 0;
 	for (size_t i = 0; i < json_array_size(required); i++)
-		min |= json_is_string(json_array_get(required, i)) && strcmp(json_string_value(json_array_get(required, i)), key) == 0;
+		min |= json_is_string(json_array_get(required, i)) &&
+		       strcmp(json_string_value(json_array_get(required, i)), key) == 0;
 	add_text(unit, m->param);
 	add(unit, "literal", json_string(key));
-	int good = *key && strlen(key) <= 256 && !strpbrk(key, "<>\"\n") && add_value(unit, m, root, schema);
+	int good = *key && strlen(key) <= 256 && !strpbrk(key, "<>\"\n") &&
+	           add_value(unit, m, root, schema);
 	add_text(unit, m->param_end);
 	add_repeat(list, unit, min, 1, "");
-	return good ? 0 : err_set(err, ERR_UNSUPPORTED, "/properties/%.80s: the format %s cannot bind a parameter of this kind", key, m->name);
+	return good ? 0
+	            : err_set(err, ERR_UNSUPPORTED,
+	                      "/properties/%.80s: the format %s cannot bind a parameter of this kind",
+	                      key, m->name);
 }
 
 static int add_params(json_t *list, const struct form *m, const json_t *root, struct err *err)
@@ -200,14 +230,15 @@ static int add_params(json_t *list, const struct form *m, const json_t *root, st
 	const char *key;
 	json_t *schema;
 	if (json_object_get(root, "enum") || json_object_get(root, "const"))
-		return err_set(err, ERR_UNSUPPORTED, "the format %s cannot bind arguments of fixed values", m->name);
-	json_object_foreach (json_object_get(root, "properties"), key, schema)
+		return err_set(err, ERR_UNSUPPORTED, "the format %s cannot bind arguments of fixed values",
+		               m->name);
+	json_object_foreach(json_object_get(root, "properties"), key, schema)
 		if (add_param(list, m, root, key, schema, err) < 0)
 			return -1;
 	return 0;
 }
 
-/* --- calls -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- calls --------------------------------------------------------------- */
 
 /* The tool's name and arguments. */
 static json_t *one_tool(const struct form *m, const json_t *tool, struct err *err)
@@ -229,12 +260,14 @@ static json_t *one_tool(const struct form *m, const json_t *tool, struct err *er
 	return list;
 }
 
-static json_t *one_form(const struct form *m, const json_t *tools, const char *only, unsigned calls_max, size_t *ret_at, struct err *err)
+static json_t *one_form(const struct form *m, const json_t *tools, const char *only,
+                        unsigned calls_max, size_t *ret_at, struct err *err)
 {
 	json_t *list = json_array(), *unit = json_array(), *ways = json_array();
 	for (size_t i = 0; i < json_array_size(tools); i++) {
 		const json_t *tool = json_array_get(tools, i);
-		if (only && strcmp(only, json_string_value(json_object_get(json_object_get(tool, "function"), "name"))) != 0)
+		if (only && strcmp(only, json_string_value(json_object_get(
+									 json_object_get(tool, "function"), "name"))) != 0)
 			continue;
 		json_t *way = one_tool(m, tool, err);
 		if (!way) {
@@ -255,7 +288,8 @@ static json_t *one_form(const struct form *m, const json_t *tools, const char *o
 	return list;
 }
 
-json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, const char *only, unsigned calls_max, size_t *ret_at, struct err *err)
+json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, const char *only,
+                      unsigned calls_max, size_t *ret_at, struct err *err)
 {
 	json_t *ways = json_array(), *list = json_array();
 	*ret_at = TOOLCALL_FORM_WHOLE;
@@ -276,7 +310,8 @@ json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, cons
 	}
 	json_decref(ways);
 	json_decref(list);
-	err_set(err, ERR_UNSUPPORTED, "calls cannot be bound in the format %s", toolcall_format_name(f));
+	err_set(err, ERR_UNSUPPORTED, "calls cannot be bound in the format %s",
+	        toolcall_format_name(f));
 	return NULL;
 }
 

@@ -1,17 +1,37 @@
-/* toolcall_json.c - calls written as JSON: {"name": N, "arguments": {..}}, alone or in an array, and bare argument objects.
+/* toolcall_json.c - calls written as JSON: {"name": N, "arguments": {..}}, alone or in an array,
+ * and bare argument objects.
  *
- * The text is read byte by byte and once. A call object is held until its name is known; from then on its arguments go out as they come. Members in
- * any order: arguments that come first wait for the name. Arguments written as a string that holds an object are taken out of it; null or none at all
- * is {}. Other members are not looked at. */
+ * The text is read byte by byte and once. A call object is held until its name is known; from then
+ * on its arguments go out as they come. Members in any order: arguments that come first wait for
+ * the name. Arguments written as a string that holds an object are taken out of it; null or none
+ * at all is {}. Other members are not looked at. */
 #include "text/toolcall_int.h"
 #include "util/json_load.h"
 
 #include <string.h>
 
-/* --- the scanner ------------------------------------------------------------------------------------------------------------------ */
+/* --- the scanner --------------------------------------------------------- */
 
-enum { J_VALUE, J_FIRST_VALUE, J_FIRST_KEY, J_KEY, J_COLON, J_AFTER, J_STRING, J_ESCAPE, J_HEX, J_REST,
-       J_MINUS, J_ZERO, J_INT, J_DOT, J_FRACTION, J_E, J_SIGN, J_EXP };
+enum {
+	J_VALUE,
+	J_FIRST_VALUE,
+	J_FIRST_KEY,
+	J_KEY,
+	J_COLON,
+	J_AFTER,
+	J_STRING,
+	J_ESCAPE,
+	J_HEX,
+	J_REST,
+	J_MINUS,
+	J_ZERO,
+	J_INT,
+	J_DOT,
+	J_FRACTION,
+	J_E,
+	J_SIGN,
+	J_EXP
+};
 
 void tc_json_init(struct tc_json *j)
 {
@@ -130,9 +150,19 @@ static const struct {
 	unsigned state, next;
 	const char *bytes;
 } number[] = {
-	{J_MINUS, J_ZERO, "0"},          {J_MINUS, J_INT, "123456789"}, {J_INT, J_INT, "0123456789"}, {J_INT, J_DOT, "."},  {J_INT, J_E, "eE"},
-	{J_ZERO, J_DOT, "."},            {J_ZERO, J_E, "eE"},           {J_DOT, J_FRACTION, "0123456789"}, {J_FRACTION, J_FRACTION, "0123456789"},
-	{J_FRACTION, J_E, "eE"},         {J_E, J_SIGN, "+-"},           {J_E, J_EXP, "0123456789"},   {J_SIGN, J_EXP, "0123456789"},
+	{J_MINUS, J_ZERO, "0"},
+	{J_MINUS, J_INT, "123456789"},
+	{J_INT, J_INT, "0123456789"},
+	{J_INT, J_DOT, "."},
+	{J_INT, J_E, "eE"},
+	{J_ZERO, J_DOT, "."},
+	{J_ZERO, J_E, "eE"},
+	{J_DOT, J_FRACTION, "0123456789"},
+	{J_FRACTION, J_FRACTION, "0123456789"},
+	{J_FRACTION, J_E, "eE"},
+	{J_E, J_SIGN, "+-"},
+	{J_E, J_EXP, "0123456789"},
+	{J_SIGN, J_EXP, "0123456789"},
 	{J_EXP, J_EXP, "0123456789"},
 };
 
@@ -158,29 +188,20 @@ unsigned tc_json_byte(struct tc_json *j, unsigned char c)
 		if (c == ']')
 			return pop(j, c);
 		return begin_value(j, c);
-	case J_VALUE:
-		return begin_value(j, c);
+	case J_VALUE: return begin_value(j, c);
 	case J_FIRST_KEY:
-	case J_KEY:
-		return begin_key(j, c);
-	case J_COLON:
-		j->state = J_VALUE;
-		return c == ':' ? 0 : TC_JSON_BAD;
-	case J_AFTER:
-		return after_value(j, c);
-	case J_STRING:
-		return in_string(j, c);
-	case J_ESCAPE:
-		return in_escape(j, c);
-	case J_HEX:
-		return in_hex(j, c);
-	case J_REST:
-		return in_rest(j, c);
+	case J_KEY: return begin_key(j, c);
+	case J_COLON: j->state = J_VALUE; return c == ':' ? 0 : TC_JSON_BAD;
+	case J_AFTER: return after_value(j, c);
+	case J_STRING: return in_string(j, c);
+	case J_ESCAPE: return in_escape(j, c);
+	case J_HEX: return in_hex(j, c);
+	case J_REST: return in_rest(j, c);
 	}
 	return in_number(j, c);
 }
 
-/* --- one call object ---------------------------------------------------------------------------------------------------------------- */
+/* --- one call object ----------------------------------------------------- */
 
 static int key_is(const char *s, size_t n, const char *key)
 {
@@ -219,7 +240,8 @@ static int give_held(struct toolcall *t)
 	}
 	json_error_t bad;
 	json_t *text = json_load(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
-	json_t *args = text ? json_load(json_string_value(text), json_string_length(text), 0, &bad) : NULL;
+	json_t *args = text ? json_load(json_string_value(text), json_string_length(text), 0, &bad)
+	                    : NULL;
 	int good = json_is_object(args);
 	if (good) {
 		tc_begin(t);
@@ -289,7 +311,7 @@ static int on_event(struct toolcall *t, unsigned ev)
 {
 	int good = 1;
 	if (ev & TC_JSON_VALUE_ENDED && t->object.member != TC_OTHER)
-		good = 0;                /* a number */
+		good = 0; /* a number */
 	if (ev & TC_JSON_KEY)
 		t->object.from = t->at - t->start;
 	if (ev & TC_JSON_KEY_END)
@@ -344,7 +366,7 @@ static void object_begin(struct toolcall *t, size_t at)
 	t->step = object_read;
 }
 
-/* --- objects behind a trigger, alone or in an array ------------------------------------------------------------------------------------ */
+/* --- objects behind a trigger, alone or in an array ---------------------- */
 
 static enum tc_go element_first(struct toolcall *t)
 {
@@ -396,7 +418,7 @@ enum tc_go tc_json_open(struct toolcall *t)
 	return TC_GO;
 }
 
-/* --- a bare object of arguments -------------------------------------------------------------------------------------------------------- */
+/* --- a bare object of arguments ------------------------------------------ */
 
 void tc_json_start(struct toolcall *t)
 {

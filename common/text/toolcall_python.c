@@ -1,7 +1,8 @@
 /* toolcall_python.c - calls written as Python: [get_weather(city="Oslo", days=[1, 2]), get_time()].
  *
- * Only keyword arguments with literal values: strings, numbers, True, False, None, lists, tuples, dicts with string keys. Each is held to its end and
- * becomes JSON. An argument that is none of these breaks the call off. */
+ * Only keyword arguments with literal values: strings, numbers, True, False, None, lists, tuples,
+ * dicts with string keys. Each is held to its end and becomes JSON. An argument that is none of
+ * these breaks the call off. */
 #include "text/toolcall_int.h"
 #include "util/json_load.h"
 
@@ -9,7 +10,7 @@
 
 #define VALUE_DEPTH_MAX 64
 
-/* --- a literal to JSON ------------------------------------------------------------------------------------------------------------------ */
+/* --- a literal to JSON --------------------------------------------------- */
 
 struct literal {
 	const char *s, *end;
@@ -29,7 +30,8 @@ static int hex(struct literal *l, int digits, uint32_t *ret)
 {
 	*ret = 0;
 	for (int i = 0; i < digits; i++, l->s++) {
-		const char *all = "0123456789abcdef", *at = l->s < l->end && *l->s ? strchr(all, *l->s | 0x20) : NULL;
+		const char *all = "0123456789abcdef",
+				   *at = l->s < l->end && *l->s ? strchr(all, *l->s | 0x20) : NULL;
 		if (!at)
 			return 0;
 		*ret = *ret << 4 | (uint32_t)(at - all);
@@ -65,7 +67,7 @@ static int string(struct literal *l)
 {
 	char quote = *l->s++;
 	buf_addc(l->out, '"');
-	for (; l->s < l->end && *l->s != quote; ) {
+	for (; l->s < l->end && *l->s != quote;) {
 		unsigned char c = (unsigned char)*l->s++;
 		if (c == '\\') {
 			if (!escape(l))
@@ -94,7 +96,7 @@ static int items(struct literal *l, char close, int pairs)
 				return 0;
 			space(l);
 			if (l->s < l->end && *l->s == close)
-				break;           /* a comma may come last */
+				break; /* a comma may come last */
 			buf_adds(l->out, ", ");
 		}
 		if (pairs) {
@@ -114,7 +116,8 @@ static int items(struct literal *l, char close, int pairs)
 
 static int word_or_number(struct literal *l)
 {
-	static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}, {"true", "true"}, {"false", "false"}, {"null", "null"}};
+	static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
+	                                       {"true", "true"}, {"false", "false"}, {"null", "null"}};
 	const char *from = l->s;
 	while (l->s < l->end && *l->s && !strchr(" \n\t\r,:()[]{}\"'=", *l->s))
 		l->s++;
@@ -165,16 +168,17 @@ static int give_value(struct toolcall *t, size_t to)
 	return good;
 }
 
-/* --- the call --------------------------------------------------------------------------------------------------------------------------- */
+/* --- the call ------------------------------------------------------------ */
 
 static tc_step call_head, call_arguments, argument;
 
-/* The value's end: a comma or the closing parenthesis outside of brackets and strings. Between two calls of it the place within the value is kept. */
+/* The value's end: a comma or the closing parenthesis outside of brackets and strings. Between
+ * two calls of it the place within the value is kept. */
 static enum tc_go argument(struct toolcall *t)
 {
 	for (; t->at < t->in.len; t->at++) {
 		char c = t->in.data[t->at];
-		if (t->quote) {            /* the quote of the string at hand */
+		if (t->quote) { /* the quote of the string at hand */
 			if (t->escaped || c == '\\')
 				t->escaped = !t->escaped;
 			else if ((unsigned char)c == t->quote)

@@ -1,6 +1,8 @@
-/* toolcall_tagged.c - calls written as a name, a separator and a JSON object: DeepSeek V3 and V3.1, Kimi K2, Mistral.
+/* toolcall_tagged.c - calls written as a name, a separator and a JSON object: DeepSeek V3 and V3.1,
+ * Kimi K2, Mistral.
  *
- * The name is read with the separator and the first { behind it; then the call begins and the object is copied to its end. */
+ * The name is read with the separator and the first { behind it; then the call begins and the
+ * object is copied to its end. */
 #include "text/toolcall_int.h"
 
 #include <string.h>
@@ -10,7 +12,9 @@ static void bare_name(const struct toolcall *t, size_t *from, size_t *n)
 {
 	static const char head[] = "functions.";
 	const char *s = t->in.data + *from;
-	size_t skip = *n > sizeof head - 1 && memcmp(s, head, sizeof head - 1) == 0 ? sizeof head - 1 : 0, len = *n;
+	size_t skip = *n > sizeof head - 1 && memcmp(s, head, sizeof head - 1) == 0 ? sizeof head - 1
+	                                                                            : 0,
+		   len = *n;
 	while (len && s[len - 1] >= '0' && s[len - 1] <= '9')
 		len--;
 	if (skip && len > skip + 1 && s[len - 1] == ':')
@@ -47,7 +51,7 @@ enum tc_go tc_tagged_open(struct toolcall *t)
 	size_t from, n;
 	struct tc_cursor c;
 	tc_cursor_init(&c, t, t->at);
-	if (strcmp(t->f->triggers[t->trigger], f->call) != 0) {   /* a section of calls */
+	if (strcmp(t->f->triggers[t->trigger], f->call) != 0) { /* a section of calls */
 		tc_cursor_space(&c);
 		if (!tc_cursor_literal(&c, f->call))
 			return tc_cursor_no(t, &c);
@@ -56,13 +60,15 @@ enum tc_go tc_tagged_open(struct toolcall *t)
 	if (!tc_cursor_name(&c, &from, &n) || !tc_cursor_literal(&c, f->sep))
 		return tc_cursor_no(t, &c);
 	tc_cursor_space(&c);
-	if (tc_cursor_peek(&c) != '{' && !(n == 8 && memcmp(t->in.data + from, "function", 8) == 0 && fenced_name(&c, &from, &n)))
+	if (tc_cursor_peek(&c) != '{' &&
+	    !(n == 8 && memcmp(t->in.data + from, "function", 8) == 0 && fenced_name(&c, &from, &n)))
 		return tc_cursor_no(t, &c);
 	bare_name(t, &from, &n);
 	return tc_begin_object(t, &c, from, n);
 }
 
-/* An array or object of JSON (up to v7), or NAME, perhaps [CALL_ID]ID, perhaps [ARGS], and an object. */
+/* An array or object of JSON (up to v7), or NAME, perhaps [CALL_ID]ID, perhaps [ARGS], and an
+ * object. */
 enum tc_go tc_mistral_open(struct toolcall *t)
 {
 	size_t from, n, id, id_len;

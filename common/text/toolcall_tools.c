@@ -1,4 +1,5 @@
-/* toolcall_tools.c - the tools that may be called and the types of their parameters; the table of formats; ids of calls. */
+/* toolcall_tools.c - the tools that may be called and the types of their parameters; the table
+ * of formats; ids of calls. */
 #include "text/harmony.h"
 #include "text/toolcall_int.h"
 #include "util/mem.h"
@@ -8,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- formats ------------------------------------------------------------------------------------------------------------------------ */
+/* --- formats ------------------------------------------------------------- */
 
 /* Where one template shows several of these, the first in the table is meant. */
 const struct toolcall_format toolcall_formats[] = {
@@ -19,8 +20,13 @@ const struct toolcall_format toolcall_formats[] = {
 		.inner = {"｜DSML｜"},
 		.detect = {"｜DSML｜"},
 		.open = tc_xml_open,
-		.xml = {.call = "<｜DSML｜invoke name=\"", .name_end = "\">", .param = "<｜DSML｜parameter name=\"", .key_end = "\" string=\"",
-		        .value_end = "</｜DSML｜parameter>", .call_end = "</｜DSML｜invoke>", .typed = 1},
+		.xml = {.call = "<｜DSML｜invoke name=\"",
+                .name_end = "\">",
+                .param = "<｜DSML｜parameter name=\"",
+                .key_end = "\" string=\"",
+                .value_end = "</｜DSML｜parameter>",
+                .call_end = "</｜DSML｜invoke>",
+                .typed = 1},
 	},
 	{
 		.name = "deepseek",
@@ -68,7 +74,11 @@ const struct toolcall_format toolcall_formats[] = {
 		.inner = {"</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"},
 		.detect = {"<tool_call>", "<arg_key>"},
 		.open = tc_xml_open,
-		.xml = {.param = "<arg_key>", .key_end = "</arg_key>", .value = "<arg_value>", .value_end = "</arg_value>", .call_end = "</tool_call>"},
+		.xml = {.param = "<arg_key>",
+                .key_end = "</arg_key>",
+                .value = "<arg_value>",
+                .value_end = "</arg_value>",
+                .call_end = "</tool_call>"},
 	},
 	{
 		.name = "qwen3_coder",
@@ -76,8 +86,13 @@ const struct toolcall_format toolcall_formats[] = {
 		.closers = {"</tool_call>"},
 		.detect = {"<tool_call>", "<function="},
 		.open = tc_xml_open,
-		.xml = {.call = "<function=", .name_end = ">", .param = "<parameter=", .key_end = ">", .value_end = "</parameter>", .call_end = "</function>",
-		        .trims_newline = 1},
+		.xml = {.call = "<function=",
+                .name_end = ">",
+                .param = "<parameter=",
+                .key_end = ">",
+                .value_end = "</parameter>",
+                .call_end = "</function>",
+                .trims_newline = 1},
 	},
 	{
 		.name = "hermes",
@@ -101,7 +116,7 @@ const struct toolcall_format toolcall_formats[] = {
 		.inner = {"<|message|>", "<|constrain|>"},
 		.detect = {"<|channel|>", "<|message|>"},
 		.open = tc_harmony_open,
-		.bare = 't',             /* to=functions.N: the prompt has what comes before it */
+		.bare = 't', /* to=functions.N: the prompt has what comes before it */
 		.breaks = HARMONY_BREAK,
 		.last = "<|call|>",
 	},
@@ -158,16 +173,18 @@ int toolcall_name_good(const char *s, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		char c = s[i];
-		int good = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || (c && strchr("_-.:/", c));
+		int good = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+		           (c && strchr("_-.:/", c));
 		if (!good)
 			return 0;
 	}
 	return n > 0 && n <= TOOLCALL_NAME_MAX;
 }
 
-/* --- ids ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- ids ----------------------------------------------------------------- */
 
-void toolcall_make_id(const struct toolcall_format *f, const char *seed, unsigned choice, unsigned index, char out[TOOLCALL_ID_SIZE])
+void toolcall_make_id(const struct toolcall_format *f, const char *seed, unsigned choice,
+                      unsigned index, char out[TOOLCALL_ID_SIZE])
 {
 	static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 	unsigned char sum[32];
@@ -181,12 +198,12 @@ void toolcall_make_id(const struct toolcall_format *f, const char *seed, unsigne
 	out[n] = 0;
 }
 
-/* --- tools ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- tools --------------------------------------------------------------- */
 
 #define SCHEMA_DEPTH_MAX 8
 
 struct toolcall_tools {
-	json_t *by_name;             /* name -> the properties of its parameters, or null */
+	json_t *by_name; /* name -> the properties of its parameters, or null */
 };
 
 struct toolcall_tools *toolcall_tools_new(const json_t *tools)
@@ -197,7 +214,8 @@ struct toolcall_tools *toolcall_tools_new(const json_t *tools)
 		const json_t *f = json_object_get(json_array_get(tools, i), "function");
 		const json_t *properties = json_object_get(json_object_get(f, "parameters"), "properties");
 		const char *name = json_string_value(json_object_get(f, "name"));
-		json_object_set_new(t->by_name, name, json_is_object(properties) ? json_deep_copy(properties) : json_null());
+		json_object_set_new(t->by_name, name,
+		                    json_is_object(properties) ? json_deep_copy(properties) : json_null());
 	}
 	return t;
 }
@@ -221,8 +239,10 @@ static unsigned type_named(const json_t *name)
 	static const struct {
 		const char *name;
 		unsigned type;
-	} types[] = {{"string", TC_STRING}, {"integer", TC_INTEGER}, {"number", TC_INTEGER | TC_NUMBER}, {"boolean", TC_BOOLEAN},
-	             {"null", TC_NULL},     {"object", TC_OBJECT},   {"array", TC_ARRAY}};
+	} types[] = {
+		{"string", TC_STRING},   {"integer", TC_INTEGER}, {"number", TC_INTEGER | TC_NUMBER},
+		{"boolean", TC_BOOLEAN}, {"null", TC_NULL},       {"object", TC_OBJECT},
+		{"array", TC_ARRAY}};
 	for (size_t i = 0; json_is_string(name) && i < sizeof types / sizeof *types; i++)
 		if (strcmp(types[i].name, json_string_value(name)) == 0)
 			return types[i].type;
@@ -231,15 +251,18 @@ static unsigned type_named(const json_t *name)
 
 static unsigned type_of_value(const json_t *v)
 {
-	static const unsigned types[] = {[JSON_OBJECT] = TC_OBJECT, [JSON_ARRAY] = TC_ARRAY, [JSON_STRING] = TC_STRING, [JSON_INTEGER] = TC_INTEGER,
-	                                 [JSON_REAL] = TC_NUMBER, [JSON_TRUE] = TC_BOOLEAN, [JSON_FALSE] = TC_BOOLEAN, [JSON_NULL] = TC_NULL};
+	static const unsigned types[] = {
+		[JSON_OBJECT] = TC_OBJECT,   [JSON_ARRAY] = TC_ARRAY, [JSON_STRING] = TC_STRING,
+		[JSON_INTEGER] = TC_INTEGER, [JSON_REAL] = TC_NUMBER, [JSON_TRUE] = TC_BOOLEAN,
+		[JSON_FALSE] = TC_BOOLEAN,   [JSON_NULL] = TC_NULL};
 	return types[json_typeof(v)];
 }
 
 static unsigned schema_types(const json_t *schema, int depth)
 {
 	static const char *const unions[] = {"anyOf", "oneOf"};
-	const json_t *type = json_object_get(schema, "type"), *list = json_object_get(schema, "enum"), *one = json_object_get(schema, "const");
+	const json_t *type = json_object_get(schema, "type"), *list = json_object_get(schema, "enum"),
+				 *one = json_object_get(schema, "const");
 	unsigned types = type_named(type);
 	for (size_t i = 0; i < json_array_size(type); i++)
 		types |= type_named(json_array_get(type, i));

@@ -1,7 +1,10 @@
-/* toolcall_xml.c - calls whose parameters stand in tags: Qwen3-Coder, GLM, DeepSeek V3.2. They become JSON: {"key": value, ..}.
+/* toolcall_xml.c - calls whose parameters stand in tags: Qwen3-Coder, GLM, DeepSeek V3.2. They
+ * become JSON: {"key": value, ..}.
  *
- * A parameter that the schema lets be a string only goes out while it is written. Any other is held to its end and becomes what the schema allows: a
- * JSON value if the text is one of an allowed type (True, False, None as Python has them too), else a string. A call that breaks off leaves its JSON open. */
+ * A parameter that the schema lets be a string only goes out while it is written. Any other is held
+ * to its end and becomes what the schema allows: a JSON value if the text is one of an allowed
+ * type (True, False, None as Python has them too), else a string. A call that breaks off leaves
+ * its JSON open. */
 #include "text/toolcall_int.h"
 #include "util/json_load.h"
 
@@ -11,33 +14,28 @@
 
 static tc_step param_next, param_value;
 
-/* --- values ------------------------------------------------------------------------------------------------------------------------ */
+/* --- values -------------------------------------------------------------- */
 
 static unsigned type_of(const json_t *v)
 {
 	switch (json_typeof(v)) {
-	case JSON_OBJECT:
-		return TC_OBJECT;
-	case JSON_ARRAY:
-		return TC_ARRAY;
-	case JSON_STRING:
-		return TC_STRING;
-	case JSON_INTEGER:
-		return TC_INTEGER | TC_NUMBER;
+	case JSON_OBJECT: return TC_OBJECT;
+	case JSON_ARRAY: return TC_ARRAY;
+	case JSON_STRING: return TC_STRING;
+	case JSON_INTEGER: return TC_INTEGER | TC_NUMBER;
 	case JSON_REAL:
 		return json_real_value(v) == floor(json_real_value(v)) ? TC_INTEGER | TC_NUMBER : TC_NUMBER;
 	case JSON_TRUE:
-	case JSON_FALSE:
-		return TC_BOOLEAN;
-	case JSON_NULL:
-		return TC_NULL;
+	case JSON_FALSE: return TC_BOOLEAN;
+	case JSON_NULL: return TC_NULL;
 	}
 	return 0;
 }
 
 static const char *python_word(const char *s, size_t n)
 {
-	static const char *const words[][2] = {{"true", "true"}, {"false", "false"}, {"none", "null"}, {"null", "null"}};
+	static const char *const words[][2] = {
+		{"true", "true"}, {"false", "false"}, {"none", "null"}, {"null", "null"}};
 	for (size_t i = 0; i < sizeof words / sizeof *words; i++)
 		if (n == strlen(words[i][0]) && strncasecmp(s, words[i][0], n) == 0)
 			return words[i][1];
@@ -57,7 +55,8 @@ static void give_value(struct toolcall *t, const char *s, size_t n)
 	len = word ? strlen(word) : len;
 	json_error_t bad;
 	json_t *json = json_load(v, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
-	/* A string in quotes where a string is allowed is a string with quotes. Null where nothing but another type is allowed is still null. */
+	/* A string in quotes where a string is allowed is a string with quotes. Null where nothing
+	 * but another type is allowed is still null. */
 	unsigned allowed = t->types & TC_STRING ? t->types & ~(unsigned)TC_STRING : t->types | TC_NULL;
 	if (json && type_of(json) & allowed) {
 		tc_give(t, v, len);
@@ -108,9 +107,10 @@ static enum tc_go param_value(struct toolcall *t)
 	return TC_MORE;
 }
 
-/* --- parameters ---------------------------------------------------------------------------------------------------------------------- */
+/* --- parameters ---------------------------------------------------------- */
 
-static enum tc_go begin_param(struct toolcall *t, const struct tc_cursor *c, size_t key, size_t key_len)
+static enum tc_go begin_param(struct toolcall *t, const struct tc_cursor *c, size_t key,
+                              size_t key_len)
 {
 	char name[TC_HEAD_MAX + 1];
 	memcpy(name, t->in.data + key, key_len);
@@ -169,7 +169,7 @@ static enum tc_go param_next(struct toolcall *t)
 	return begin_param(t, &c, key, key_len);
 }
 
-/* --- the head ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the head ------------------------------------------------------------ */
 
 enum tc_go tc_xml_open(struct toolcall *t)
 {
@@ -191,7 +191,7 @@ enum tc_go tc_xml_open(struct toolcall *t)
 		if (!tc_cursor_literal(&c, f->name_end))
 			return tc_cursor_no(t, &c);
 		end = c.at;
-	} else {                     /* nothing ends the name but what must follow it */
+	} else { /* nothing ends the name but what must follow it */
 		tc_cursor_space(&c);
 		if (!tc_cursor_literal(&c, f->param) && !tc_cursor_literal(&c, f->call_end))
 			return tc_cursor_no(t, &c);

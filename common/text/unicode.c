@@ -1,5 +1,5 @@
-/* unicode.c - see unicode.h. The class of every code point is expanded once per process from a list of runs into a flat table, so
- * that a look-up is one load. Nothing here fails. */
+/* unicode.c - see unicode.h. The class of every code point is expanded once per process from a list
+ * of runs into a flat table, so that a look-up is one load. Nothing here fails. */
 #include "text/unicode.h"
 
 #include <pthread.h>
@@ -30,7 +30,8 @@ static void classes_build(void)
 	for (unsigned c = 0; c < 0x80; c++)
 		classes[c] = ascii_class((unsigned char)c);
 	for (unsigned i = 0; i < unicode_run_count; i++) {
-		uint32_t first = unicode_runs[i] >> 8, end = i + 1 < unicode_run_count ? unicode_runs[i + 1] >> 8 : CODE_POINTS;
+		uint32_t first = unicode_runs[i] >> 8,
+				 end = i + 1 < unicode_run_count ? unicode_runs[i + 1] >> 8 : CODE_POINTS;
 		memset(classes + first, (int)(unicode_runs[i] & 0xff), end - first);
 	}
 }
@@ -41,7 +42,8 @@ const unsigned char *unicode_class_table(void)
 	return classes;
 }
 
-/* What may follow a lead byte: how many bytes, and the bounds of the first of them (the others are 80..BF). */
+/* What may follow a lead byte: how many bytes, and the bounds of the first of them (the others
+ * are 80..BF). */
 static int utf8_lead(unsigned char c, unsigned char *lo, unsigned char *hi)
 {
 	*lo = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;

@@ -1,5 +1,7 @@
-/* unigram.c - see unigram.h. Tokens are in a trie over bytes whose edges are in one open-addressing table keyed by (node, byte); the hash is multiplied by an odd
- * number drawn per table, so that a model file cannot be made to collide. Scores are added as doubles from the left, as the reference does. */
+/* unigram.c - see unigram.h. Tokens are in a trie over bytes whose edges are in one open-addressing
+ * table keyed by (node, byte); the hash is multiplied by an odd number drawn per table, so that
+ * a model file cannot be made to collide. Scores are added as doubles from the left, as the
+ * reference does. */
 #include "text/unigram.h"
 #include "util/check.h"
 #include "util/err.h"
@@ -11,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define UNKNOWN_PENALTY 10.0      /* below the lowest score: what SentencePiece gives an unknown character */
+/* below the lowest score: what SentencePiece gives an unknown character */
+#define UNKNOWN_PENALTY 10.0
 
 struct edge {
 	uint64_t key;       /* node << 8 | byte, plus 1; 0: free */
@@ -84,7 +87,8 @@ struct unigram *unigram_new(const struct vocab *v)
 		const struct vocab_token *t = &v->tokens[id];
 		if (t->given && t->score < lowest)
 			lowest = t->score;
-		if (!vocab_is_special(v, id) && t->text_len && vocab_find(v, vocab_text(v, id), t->text_len) == id)
+		if (!vocab_is_special(v, id) && t->text_len &&
+		    vocab_find(v, vocab_text(v, id), t->text_len) == id)
 			add_token(u, id);
 	}
 	u->unknown = (isfinite(lowest) ? lowest : 0) - UNKNOWN_PENALTY;
@@ -121,7 +125,8 @@ static void offer(struct unigram_step *to, double score, uint32_t id, size_t beg
 }
 
 /* All tokens that begin at one character. */
-static void walk(const struct unigram *u, struct unigram_step *steps, const char *text, size_t begin, size_t len)
+static void walk(const struct unigram *u, struct unigram_step *steps, const char *text,
+                 size_t begin, size_t len)
 {
 	size_t one = char_len((unsigned char)text[begin]), i = begin;
 	double here = steps[begin].score;
@@ -177,7 +182,8 @@ static int make_room(struct unigram_scratch *s, size_t n)
 	return ERR_NOMEM;
 }
 
-size_t unigram_best(const struct unigram *u, struct unigram_scratch *s, const char *text, size_t len)
+size_t unigram_best(const struct unigram *u, struct unigram_scratch *s, const char *text,
+                    size_t len)
 {
 	CHECK(len <= INT32_MAX);
 	if (make_room(s, len + 1) < 0)

@@ -1,7 +1,8 @@
 /* vocab.c - see vocab.h. Texts are copied, so that the file may be closed.
  *
- * Byte-level vocabularies write each byte as a printable character: 33-126, 161-172 and 174-255 as themselves, the other 68 bytes, in
- * order, as U+0100 and up. The index uses a hash with a factor drawn per vocabulary. Nothing here fails but vocab_set. */
+ * Byte-level vocabularies write each byte as a printable character: 33-126, 161-172 and 174-255 as
+ * themselves, the other 68 bytes, in order, as U+0100 and up. The index uses a hash with a
+ * factor drawn per vocabulary. Nothing here fails but vocab_set. */
 #include "text/vocab.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -12,7 +13,7 @@
 #include <string.h>
 
 struct vocab_slot {
-	uint32_t id, tag;   /* id UINT32_MAX: free; tag: the hash's other half */
+	uint32_t id, tag; /* id UINT32_MAX: free; tag: the hash's other half */
 };
 
 /* The byte that a character stands for, or -1. */
@@ -22,7 +23,7 @@ static int unmap_char(uint32_t cp)
 		return (int)cp;
 	if (cp < 256 || cp >= 256 + 68)
 		return -1;
-	unsigned i = cp - 256;      /* the i-th of 0-32, 127-160, 173 */
+	unsigned i = cp - 256; /* the i-th of 0-32, 127-160, 173 */
 	return i <= 32 ? (int)i : i <= 66 ? (int)(i - 33 + 127) : 173;
 }
 
@@ -42,7 +43,10 @@ size_t vocab_unmap(const char *text, size_t len, char *out)
 
 static int hex_digit(char c)
 {
-	return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+	return c >= '0' && c <= '9'   ? c - '0'
+	       : c >= 'A' && c <= 'F' ? c - 'A' + 10
+	       : c >= 'a' && c <= 'f' ? c - 'a' + 10
+	                              : -1;
 }
 
 int vocab_byte_of(const char *text, size_t len)
@@ -68,7 +72,8 @@ static uint64_t hash(const struct vocab *v, const char *p, size_t n)
 		memcpy(&b, p + n - 4, 4);
 		w = (uint64_t)a << 32 | b;
 	} else if (n) {
-		w = (uint64_t)(unsigned char)p[0] << 16 | (uint64_t)(unsigned char)p[n / 2] << 8 | (unsigned char)p[n - 1];
+		w = (uint64_t)(unsigned char)p[0] << 16 | (uint64_t)(unsigned char)p[n / 2] << 8 |
+		    (unsigned char)p[n - 1];
 	}
 	h = (h ^ w) * v->factor;
 	h ^= h >> 29;
@@ -76,7 +81,8 @@ static uint64_t hash(const struct vocab *v, const char *p, size_t n)
 	return h ^ h >> 32;
 }
 
-/* What the token matches. Byte-level tokens keep their bytes; all others match their text, whatever they decode to. */
+/* What the token matches. Byte-level tokens keep their bytes; all others match their text,
+ * whatever they decode to. */
 static const char *key_of(const struct vocab *v, uint32_t id, size_t *ret_len)
 {
 	const struct vocab_token *t = &v->tokens[id];
@@ -84,7 +90,8 @@ static const char *key_of(const struct vocab *v, uint32_t id, size_t *ret_len)
 	return v->byte_level ? vocab_bytes(v, id) : vocab_text(v, id);
 }
 
-static struct vocab_slot *slot_of(const struct vocab *v, const char *bytes, size_t len, uint32_t *ret_tag)
+static struct vocab_slot *slot_of(const struct vocab *v, const char *bytes, size_t len,
+                                  uint32_t *ret_tag)
 {
 	uint64_t h = hash(v, bytes, len);
 	uint32_t tag = *ret_tag = (uint32_t)(h >> 32);
@@ -108,7 +115,8 @@ uint32_t vocab_find(const struct vocab *v, const char *bytes, size_t len)
 uint32_t vocab_find_text(const struct vocab *v, const char *text, size_t len)
 {
 	for (uint32_t id = 0; id < v->n; id++)
-		if (v->tokens[id].given && v->tokens[id].text_len == len && !memcmp(vocab_text(v, id), text, len))
+		if (v->tokens[id].given && v->tokens[id].text_len == len &&
+		    !memcmp(vocab_text(v, id), text, len))
 			return id;
 	return UINT32_MAX;
 }
@@ -171,7 +179,8 @@ static void make_bytes(struct vocab *v)
 		struct vocab_token *t = &v->tokens[id];
 		size_t n = v->byte_level ? vocab_unmap(vocab_text(v, id), t->text_len, tmp) : SIZE_MAX;
 		t->mapped = n != SIZE_MAX && n > 0;
-		vocab_set_bytes(v, id, n == SIZE_MAX ? vocab_text(v, id) : tmp, n == SIZE_MAX ? t->text_len : n);
+		vocab_set_bytes(v, id, n == SIZE_MAX ? vocab_text(v, id) : tmp,
+		                n == SIZE_MAX ? t->text_len : n);
 	}
 	free(tmp);
 }
@@ -193,7 +202,8 @@ void vocab_index(struct vocab *v, int byte_level)
 	v->slots = mem_array(v->mask + 1, sizeof *v->slots);
 	for (size_t i = 0; i <= v->mask; i++)
 		v->slots[i].id = UINT32_MAX;
-	append(&v->texts, &v->texts_len, &v->texts_size, "", 0);   /* the blob is there even when every text is empty */
+	/* the blob is there even when every text is empty */
+	append(&v->texts, &v->texts_len, &v->texts_size, "", 0);
 	make_bytes(v);
 	for (uint32_t id = 0; id < v->n; id++) {
 		size_t len;

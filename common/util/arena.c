@@ -50,7 +50,8 @@ void *arena_try_alloc(struct arena *a, size_t bytes)
 			return NULL;
 		c->size = size;
 		a->bytes += size;
-		if (size != CHUNK_BYTES && a->head) {   /* a big piece goes behind, so that the open chunk stays in use */
+		if (size != CHUNK_BYTES && a->head) {
+			/* a big piece goes behind, so that the open chunk stays in use */
 			c->next = a->head->next;
 			a->head->next = c;
 		} else {

@@ -1,4 +1,5 @@
-/* arena.h - memory of one request or one parse: many allocations, one release. Zeroed, 16-byte aligned. Not thread-safe. */
+/* arena.h - memory of one request or one parse: many allocations, one release. Zeroed, 16-byte
+ * aligned. Not thread-safe. */
 #ifndef UTIL_ARENA_H
 #define UTIL_ARENA_H
 
@@ -9,7 +10,7 @@ struct arena;
 struct arena *arena_new(void);
 void arena_destroy(struct arena **a);
 void *arena_alloc(struct arena *a, size_t bytes);
-void *arena_try_alloc(struct arena *a, size_t bytes);    /* NULL: there is no memory */
+void *arena_try_alloc(struct arena *a, size_t bytes); /* NULL: there is no memory */
 void *arena_array(struct arena *a, size_t count, size_t size);
 char *arena_strndup(struct arena *a, const char *s, size_t len);
 char *arena_printf(struct arena *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

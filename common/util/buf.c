@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GROW_DOUBLE_MAX (1u << 20)   /* larger buffers grow by a quarter: half of one may be unused */
+/* larger buffers grow by a quarter: half of one may be unused */
+#define GROW_DOUBLE_MAX (1u << 20)
 
 void buf_init(struct buf *b, size_t limit)
 {
@@ -118,7 +119,10 @@ static size_t utf8_len(const unsigned char *s, size_t n)
 {
 	if (s[0] < 0x80)
 		return 1;
-	size_t len = s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0;
+	size_t len = s[0] >= 0xC2 && s[0] <= 0xDF   ? 2
+	             : (s[0] & 0xF0) == 0xE0        ? 3
+	             : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4
+	                                            : 0;
 	if (!len || n < len)
 		return 0;
 	unsigned char lo = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
@@ -141,13 +145,22 @@ int buf_add_uint(struct buf *b, uint64_t v)
 	return buf_add(b, text + at, sizeof text - at);
 }
 
-enum { JSON_SELF, JSON_CONTROL, JSON_LONG };   /* else: what follows the backslash */
+enum { JSON_SELF, JSON_CONTROL, JSON_LONG }; /* else: what follows the backslash */
 
 static inline unsigned char json_kind(unsigned char c)
 {
 	static const unsigned char kinds[128] = {
-		[0 ... 7] = JSON_CONTROL, [0x0B] = JSON_CONTROL, [0x0E ... 0x1F] = JSON_CONTROL,
-		[0x7F] = JSON_CONTROL, ['\b'] = 'b', ['\t'] = 't', ['\n'] = 'n', ['\f'] = 'f', ['\r'] = 'r', ['"'] = '"', ['\\'] = '\\',
+		[0 ... 7] = JSON_CONTROL,
+		[0x0B] = JSON_CONTROL,
+		[0x0E ... 0x1F] = JSON_CONTROL,
+		[0x7F] = JSON_CONTROL,
+		['\b'] = 'b',
+		['\t'] = 't',
+		['\n'] = 'n',
+		['\f'] = 'f',
+		['\r'] = 'r',
+		['"'] = '"',
+		['\\'] = '\\',
 	};
 	return c < 0x80 ? kinds[c] : JSON_LONG;
 }

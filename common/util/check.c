@@ -1,4 +1,5 @@
-/* check.c - see check.h. A stderr that nobody reads delays the end by END_S at most: SIGALRM then ends the process. */
+/* check.c - see check.h. A stderr that nobody reads delays the end by END_S at most: SIGALRM
+ * then ends the process. */
 #include "util/check.h"
 #include "util/log.h"
 
@@ -32,7 +33,7 @@ _Noreturn void check_panic(const char *file, int line, const char *fmt, ...)
 	fflush(stderr);
 	void *frames[64];
 	backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
-	alarm(0);   /* a core dump may take its time */
+	alarm(0); /* a core dump may take its time */
 	abort();
 }
 

@@ -1,4 +1,5 @@
-/* clock.h - time in microseconds. Deadlines are monotonic and never leave the host: messages carry the time that remains. */
+/* clock.h - time in microseconds. Deadlines are monotonic and never leave the host: messages
+ * carry the time that remains. */
 #ifndef UTIL_CLOCK_H
 #define UTIL_CLOCK_H
 

@@ -20,12 +20,12 @@
 #include <unistd.h>
 
 #define LOG_EVERY_US 1000000u
-#define BACK_OFF_MS 1     /* a connection waits, and there is no descriptor to refuse it with */
-#define NOT_WANTED (-2)   /* reserve: before descriptors_init */
-#define LOST (-1)         /* reserve */
+#define BACK_OFF_MS 1   /* a connection waits, and there is no descriptor to refuse it with */
+#define NOT_WANTED (-2) /* reserve: before descriptors_init */
+#define LOST (-1)       /* reserve */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int reserve = NOT_WANTED;     /* written with the lock held */
+static _Atomic int reserve = NOT_WANTED; /* written with the lock held */
 static uint64_t refused, logged_us;
 
 static int take_reserve(void)
@@ -38,11 +38,15 @@ int descriptors_init(unsigned need, struct err *err)
 {
 	struct rlimit l;
 	if (getrlimit(RLIMIT_NOFILE, &l) < 0)
-		return err_set(err, ERR_IO, "cannot ask for the limit on file descriptors: %s", strerror(errno));
+		return err_set(err, ERR_IO, "cannot ask for the limit on file descriptors: %s",
+		               strerror(errno));
 	l.rlim_cur = l.rlim_max;
 	setrlimit(RLIMIT_NOFILE, &l);
 	if (descriptors_limit() < need)
-		return err_set(err, ERR_FULL, "needs %u file descriptors, the system allows %u (ulimit -Hn, LimitNOFILE= of the unit)", need, descriptors_limit());
+		return err_set(err, ERR_FULL,
+		               "needs %u file descriptors, the system allows %u (ulimit -Hn, LimitNOFILE= "
+		               "of the unit)",
+		               need, descriptors_limit());
 	pthread_mutex_lock(&lock);
 	if (reserve < 0)
 		reserve = take_reserve();
@@ -68,8 +72,10 @@ uint64_t descriptors_refused(void)
 
 static void tell(uint64_t n)
 {
-	log_error("descriptors_exhausted", "limit=%u refused_connections=%llu remedy=\"raise ulimit -Hn, LimitNOFILE= of the unit\"", descriptors_limit(),
-	          (unsigned long long)n);
+	log_error(
+		"descriptors_exhausted",
+		"limit=%u refused_connections=%llu remedy=\"raise ulimit -Hn, LimitNOFILE= of the unit\"",
+		descriptors_limit(), (unsigned long long)n);
 }
 
 /* Closes one waiting connection, if there is one. Returns errno for the caller of accept4. */
@@ -79,7 +85,7 @@ static int refuse_one(int listener)
 	int code = EAGAIN, waits, say;
 	pthread_mutex_lock(&lock);
 	int held = reserve;
-	reserve = LOST;              /* before another thread can take its descriptor */
+	reserve = LOST; /* before another thread can take its descriptor */
 	if (held >= 0)
 		close(held);
 	if ((waits = poll(&p, 1, 0) > 0)) {

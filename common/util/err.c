@@ -44,8 +44,10 @@ int err_prefix(struct err *e, const char *fmt, ...)
 
 const char *err_name(int code)
 {
-	static const char *const names[] = {"ok",      "no_memory", "invalid",     "io",     "not_found", "exists", "full",
-	                                    "timeout", "cancelled", "unsupported", "closed", "stale",     "corrupt"};
+	static const char *const names[] = {"ok",        "no_memory",   "invalid", "io",
+	                                    "not_found", "exists",      "full",    "timeout",
+	                                    "cancelled", "unsupported", "closed",  "stale",
+	                                    "corrupt"};
 	int i = -code;
 	return i >= 0 && i < (int)(sizeof names / sizeof *names) ? names[i] : "unknown";
 }

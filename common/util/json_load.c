@@ -9,14 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JSON_SURE_BYTES 4096u      /* of a text: up to here no memory is fatal, as mem.h has it */
+#define JSON_SURE_BYTES 4096u /* of a text: up to here no memory is fatal, as mem.h has it */
 
 static __thread struct json_account *account;
 static __thread int no_memory;
 static __thread int loading;
-static __thread void *reserve;     /* of what is being loaded; given up when the system has no more */
+/* of what is being loaded; given up when the system has no more */
+static __thread void *reserve;
 
-/* --- what is allocated ------------------------------------------------------------------------ */
+/* --- what is allocated --------------------------------------------------- */
 
 static size_t block_bytes(void *p)
 {
@@ -97,16 +98,17 @@ int json_account_end(void)
 	return no_memory ? ERR_NOMEM : 0;
 }
 
-/* --- loading ---------------------------------------------------------------------------------- */
+/* --- loading ------------------------------------------------------------- */
 
 enum {
 	ARRAY_BYTES = 144,  /* and a table for 8 elements */
 	OBJECT_BYTES = 256, /* and 8 buckets */
-	ELEMENT_BYTES = 24, /* a table is twice as large as it was, which is there until it is copied */
+	/* a table is twice as large as it was, which is there until it is copied */
+	ELEMENT_BYTES = 24,
 	MEMBER_BYTES = 144, /* likewise; with the key's node */
 	STRING_BYTES = 80,
 	NUMBER_BYTES = 32,
-	LONGEST_TIMES = 3   /* the text of a string while it is gathered */
+	LONGEST_TIMES = 3 /* the text of a string while it is gathered */
 };
 
 struct counts {
@@ -149,7 +151,8 @@ size_t json_load_bytes(const char *text, size_t len)
 			p = take_string(p, end, &n);
 			continue;
 		}
-		if (isalnum((unsigned char)*p) || *p == '-') {   /* also true, false, null: they take nothing */
+		if (isalnum((unsigned char)*p) || *p == '-') {
+			/* also true, false, null: they take nothing */
 			p = take_number(p, end, &n);
 			continue;
 		}
@@ -167,7 +170,8 @@ size_t json_load_bytes(const char *text, size_t len)
 static json_t *no_room(json_error_t *bad)
 {
 	memset(bad, 0, sizeof *bad);
-	bad->text[JSON_ERROR_TEXT_LENGTH - 1] = json_error_out_of_memory;   /* where json_error_code looks */
+	/* where json_error_code looks */
+	bad->text[JSON_ERROR_TEXT_LENGTH - 1] = json_error_out_of_memory;
 	return NULL;
 }
 

@@ -1,9 +1,10 @@
 /* log.c - see log.h. A line longer than LINE_BYTES_MAX is cut.
  *
- * The writer takes whole lines, at most PIPE_BUF bytes at once, copies them out of the ring and writes them unlocked. So
- * a writer that hangs in write(2) holds no lock, and what it writes to a pipe is not mixed with other daemons' lines. It
- * waits LINGER_MS for more lines, so that the lines of a request do not cost a wake-up each; warnings do not wait. A
- * write that fails (the pipe's reader is gone, the disk is full) loses those lines; they count as dropped. */
+ * The writer takes whole lines, at most PIPE_BUF bytes at once, copies them out of the ring and
+ * writes them unlocked. So a writer that hangs in write(2) holds no lock, and what it writes to a
+ * pipe is not mixed with other daemons' lines. It waits LINGER_MS for more lines, so that the lines
+ * of a request do not cost a wake-up each; warnings do not wait. A write that fails (the pipe's
+ * reader is gone, the disk is full) loses those lines; they count as dropped. */
 #include "util/log.h"
 #include "util/clock.h"
 #include "util/err.h"
@@ -20,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LINE_BYTES_MAX 2048u   /* below PIPE_BUF */
+#define LINE_BYTES_MAX 2048u /* below PIPE_BUF */
 #define LINGER_MS 20
 
 static const char *const level_names[] = {"debug", "info", "warn", "error"};
@@ -30,14 +31,15 @@ static char prog_text[96] = "prog=?";
 static struct {
 	pthread_mutex_t lock;
 	pthread_cond_t filled, hurried, written;
-	int running;               /* between log_start and log_stop */
-	int hurry;                 /* what is there is to be written at once */
-	int writing;               /* the writer is in write(2) */
-	int failed;                /* its last write failed: no report of dropped lines until one succeeds */
+	int running; /* between log_start and log_stop */
+	int hurry;   /* what is there is to be written at once */
+	int writing; /* the writer is in write(2) */
+	/* its last write failed: no report of dropped lines until one succeeds */
+	int failed;
 	char ring[LOG_BUFFER_BYTES];
-	size_t begin, len;         /* of what is not yet taken */
-	uint64_t dropped;          /* in all */
-	uint64_t told;             /* of them: reported in a line */
+	size_t begin, len; /* of what is not yet taken */
+	uint64_t dropped;  /* in all */
+	uint64_t told;     /* of them: reported in a line */
 } sink = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.filled = PTHREAD_COND_INITIALIZER,
@@ -79,17 +81,20 @@ static int stamp(char *out, size_t size)
 	time_t s = (time_t)(us / 1000000u);
 	struct tm tm;
 	gmtime_r(&s, &tm);
-	return snprintf(out, size, "ts=%04d-%02d-%02dT%02d:%02d:%02d.%06uZ", tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour,
-	                tm.tm_min, tm.tm_sec, (unsigned)(us % 1000000u));
+	return snprintf(out, size, "ts=%04d-%02d-%02dT%02d:%02d:%02d.%06uZ", tm.tm_year + 1900,
+	                tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
+	                (unsigned)(us % 1000000u));
 }
 
 /* One line with its line break into line[LINE_BYTES_MAX]; returns its length. */
-static size_t format_line(char *line, enum log_level level, const struct reqid *req, const char *event, const char *fmt, va_list ap)
+static size_t format_line(char *line, enum log_level level, const struct reqid *req,
+                          const char *event, const char *fmt, va_list ap)
 {
 	int size = LINE_BYTES_MAX, n = stamp(line, LINE_BYTES_MAX);
 	n += snprintf(line + n, (size_t)(size - n), " level=%s %s", level_names[level], prog_text);
 	if (req)
-		n += snprintf(line + n, (size_t)(size - n), " req=%016llx%016llx", (unsigned long long)req->hi, (unsigned long long)req->lo);
+		n += snprintf(line + n, (size_t)(size - n), " req=%016llx%016llx",
+		              (unsigned long long)req->hi, (unsigned long long)req->lo);
 	n += snprintf(line + n, (size_t)(size - n), " event=%s ", event);
 	int more = vsnprintf(line + n, (size_t)(size - n - 1), fmt, ap);
 	if (more > 0)
@@ -100,7 +105,7 @@ static size_t format_line(char *line, enum log_level level, const struct reqid *
 	return (size_t)n;
 }
 
-/* --- the ring: the caller holds the lock ------------------------------------------------------------------------------- */
+/* --- the ring: the caller holds the lock --------------------------------- */
 
 static int ring_put(const char *line, size_t n)
 {
@@ -128,7 +133,8 @@ static size_t ring_take(char *chunk)
 	return n;
 }
 
-__attribute__((format(printf, 2, 3))) static void put_own_line(const char *event, const char *fmt, ...)
+__attribute__((format(printf, 2, 3))) static void put_own_line(const char *event, const char *fmt,
+                                                               ...)
 {
 	char line[LINE_BYTES_MAX];
 	va_list ap;
@@ -142,8 +148,8 @@ static void tell_dropped(void)
 {
 	if (sink.failed || sink.dropped == sink.told || sink.len > sizeof sink.ring / 2)
 		return;
-	put_own_line("log_lines_dropped", "lines=%llu total=%llu", (unsigned long long)(sink.dropped - sink.told),
-	             (unsigned long long)sink.dropped);
+	put_own_line("log_lines_dropped", "lines=%llu total=%llu",
+	             (unsigned long long)(sink.dropped - sink.told), (unsigned long long)sink.dropped);
 	sink.told = sink.dropped;
 }
 
@@ -155,7 +161,7 @@ static uint64_t count_lines(const char *s, size_t n)
 	return lines;
 }
 
-/* --- the writer -------------------------------------------------------------------------------------------------------- */
+/* --- the writer ---------------------------------------------------------- */
 
 /* Returns how many bytes were not written. */
 static size_t write_whole(const char *s, size_t n)
@@ -178,7 +184,8 @@ static size_t write_whole(const char *s, size_t n)
 static struct timespec from_now(unsigned ms)
 {
 	uint64_t us = clock_us() + ms * 1000u;
-	return (struct timespec){.tv_sec = (time_t)(us / 1000000u), .tv_nsec = (long)(us % 1000000u) * 1000};
+	return (struct timespec){.tv_sec = (time_t)(us / 1000000u),
+	                         .tv_nsec = (long)(us % 1000000u) * 1000};
 }
 
 static void wait_for_lines(void)
@@ -186,7 +193,8 @@ static void wait_for_lines(void)
 	while (sink.len == 0)
 		pthread_cond_wait(&sink.filled, &sink.lock);
 	struct timespec until = from_now(LINGER_MS);
-	while (!sink.hurry && sink.len < PIPE_BUF && pthread_cond_clockwait(&sink.hurried, &sink.lock, CLOCK_MONOTONIC, &until) == 0)
+	while (!sink.hurry && sink.len < PIPE_BUF &&
+	       pthread_cond_clockwait(&sink.hurried, &sink.lock, CLOCK_MONOTONIC, &until) == 0)
 		;
 }
 
@@ -220,7 +228,7 @@ int log_start(void)
 	pthread_t thread;
 	sigset_t all, before;
 	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);   /* signals are for the main thread */
+	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the main thread */
 	int r = pthread_create(&thread, NULL, writer_main, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (r)
@@ -243,7 +251,8 @@ void log_stop(unsigned wait_ms)
 	struct timespec until = from_now(wait_ms);
 	pthread_mutex_lock(&sink.lock);
 	hurry();
-	while (sink.running && (sink.len || sink.writing) && pthread_cond_clockwait(&sink.written, &sink.lock, CLOCK_MONOTONIC, &until) == 0)
+	while (sink.running && (sink.len || sink.writing) &&
+	       pthread_cond_clockwait(&sink.written, &sink.lock, CLOCK_MONOTONIC, &until) == 0)
 		;
 	sink.running = 0;
 	pthread_mutex_unlock(&sink.lock);
@@ -257,7 +266,8 @@ uint64_t log_dropped(void)
 	return n;
 }
 
-void log_write(enum log_level level, const struct reqid *req, const char *event, const char *fmt, ...)
+void log_write(enum log_level level, const struct reqid *req, const char *event, const char *fmt,
+               ...)
 {
 	char line[LINE_BYTES_MAX];
 	va_list ap;
@@ -316,7 +326,10 @@ int reqid_parse(const char *s, struct reqid *ret_id)
 	for (; *s; s++) {
 		if (*s == '-')
 			continue;
-		int d = *s >= '0' && *s <= '9' ? *s - '0' : *s >= 'a' && *s <= 'f' ? *s - 'a' + 10 : *s >= 'A' && *s <= 'F' ? *s - 'A' + 10 : -1;
+		int d = *s >= '0' && *s <= '9'   ? *s - '0'
+		        : *s >= 'a' && *s <= 'f' ? *s - 'a' + 10
+		        : *s >= 'A' && *s <= 'F' ? *s - 'A' + 10
+		                                 : -1;
 		if (d < 0 || digits == 32)
 			return ERR_INVALID;
 		v[digits / 16] = v[digits / 16] << 4 | (unsigned)d;

@@ -1,12 +1,14 @@
-/* log.h - one logfmt line per event on stderr: ts=... level=... prog=... [req=...] event=... key=value ...
+/* log.h - one logfmt line per event on stderr: ts=... level=... prog=... [req=...] event=...
+ * key=value ...
  *
- * Lines of threads and of daemons that share a pipe or a file never mix. Values that may hold spaces or come from
- * outside go through log_quote. Debug lines are free when the level is off.
+ * Lines of threads and of daemons that share a pipe or a file never mix. Values that may hold
+ * spaces or come from outside go through log_quote. Debug lines are free when the level is off.
  *
- * After log_start a log call never waits: lines go into a buffer of LOG_BUFFER_BYTES, which a thread writes. What does
- * not fit (nobody reads the pipe, the disk is full or hangs) is dropped and counted; once there is room again one line,
- * event=log_lines_dropped, says how many were lost. Before log_start, and after log_stop, a log call writes by itself
- * and may wait, as suits a tool or a test. */
+ * After log_start a log call never waits: lines go into a buffer of LOG_BUFFER_BYTES, which a
+ * thread writes. What does not fit (nobody reads the pipe, the disk is full or hangs) is dropped
+ * and counted; once there is room again one line, event=log_lines_dropped, says how many were lost.
+ * Before log_start, and after log_stop, a log call writes by itself and may wait, as suits a
+ * tool or a test. */
 #ifndef UTIL_LOG_H
 #define UTIL_LOG_H
 
@@ -21,26 +23,31 @@ struct reqid {
 
 #define LOG_BUFFER_BYTES (256u << 10)
 
-void log_init(const char *prog, const char *instance);    /* both copied; instance may be NULL */
-int log_start(void);                                      /* 0, or ERR_NOMEM: no thread could be started */
-/* Waits until the buffer is written, at most wait_ms; nothing is buffered any more after it. Without log_start: nothing. */
+void log_init(const char *prog, const char *instance); /* both copied; instance may be NULL */
+/* 0, or ERR_NOMEM: no thread could be started */
+int log_start(void);
+/* Waits until the buffer is written, at most wait_ms; nothing is buffered any more after it.
+ * Without log_start: nothing. */
 void log_stop(unsigned wait_ms);
-uint64_t log_dropped(void);                               /* lines lost so far */
-int log_set_level(const char *name);                      /* debug, info, warn, error; ERR_INVALID otherwise */
+uint64_t log_dropped(void); /* lines lost so far */
+/* debug, info, warn, error; ERR_INVALID otherwise */
+int log_set_level(const char *name);
 const char *log_level_name(void);
 enum log_level log_threshold(void);
 
-void log_write(enum log_level level, const struct reqid *req, const char *event, const char *fmt, ...)
-	__attribute__((format(printf, 4, 5)));
+void log_write(enum log_level level, const struct reqid *req, const char *event, const char *fmt,
+               ...) __attribute__((format(printf, 4, 5)));
 
-#define log_at(level, req, event, ...) ((level) >= log_threshold() ? log_write(level, req, event, __VA_ARGS__) : (void)0)
+#define log_at(level, req, event, ...) \
+	((level) >= log_threshold() ? log_write(level, req, event, __VA_ARGS__) : (void)0)
 #define log_debug(event, ...) log_at(LOG_DEBUG, 0, event, __VA_ARGS__)
 #define log_info(event, ...) log_at(LOG_INFO, 0, event, __VA_ARGS__)
 #define log_warn(event, ...) log_at(LOG_WARN, 0, event, __VA_ARGS__)
 #define log_error(event, ...) log_at(LOG_ERROR, 0, event, __VA_ARGS__)
 #define log_req(level, id, event, ...) log_at(level, id, event, __VA_ARGS__)
 
-/* s as a quoted, escaped, bounded (256 bytes) value; from a per-thread ring of 8 buffers. NULL gives "". */
+/* s as a quoted, escaped, bounded (256 bytes) value; from a per-thread ring of 8 buffers. NULL
+ * gives "". */
 const char *log_quote(const char *s);
 /* 32 hex digits, same kind of buffer. */
 const char *log_reqid(const struct reqid *id);

@@ -1,4 +1,5 @@
-/* map.c - open addressing with tombstones; grows at 70 % of used + tombstones, so that probes stay short. */
+/* map.c - open addressing with tombstones; grows at 70 % of used + tombstones, so that probes
+ * stay short. */
 #include "util/map.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -11,7 +12,7 @@
 enum { SLOT_EMPTY, SLOT_FULL, SLOT_DEAD };
 
 struct map {
-	size_t key_bytes, slots, count, used;   /* used counts full and dead */
+	size_t key_bytes, slots, count, used; /* used counts full and dead */
 	unsigned char *state, *keys;
 	void **vals;
 };
@@ -59,7 +60,8 @@ static int map_alloc(struct map *m, size_t slots)
 static void no_memory(const struct map *m)
 {
 	check_fatal("out of memory for a map of %zu entries: give the process more, or lower the "
-	            "configured sizes", m->count);
+	            "configured sizes",
+	            m->count);
 }
 
 struct map *map_new(size_t key_bytes)

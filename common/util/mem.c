@@ -10,7 +10,9 @@
 static void *present(void *p, size_t bytes)
 {
 	if (!p)
-		check_fatal("out of memory while asking for %zu bytes: give the process more, or lower the configured sizes", bytes);
+		check_fatal("out of memory while asking for %zu bytes: give the process more, or lower the "
+		            "configured sizes",
+		            bytes);
 	return p;
 }
 
@@ -64,7 +66,8 @@ char *mem_printf(const char *fmt, ...)
 	return n < 0 ? present(NULL, 0) : s;
 }
 
-/* The number behind `key` in a file of lines, UINT64_MAX if there is none ("max" of a cgroup included). */
+/* The number behind `key` in a file of lines, UINT64_MAX if there is none ("max" of a cgroup
+ * included). */
 static uint64_t read_number(const char *path, const char *key)
 {
 	char line[256];

@@ -1,8 +1,10 @@
-/* queue.c - a ring of pointers under one mutex, a condition variable for threads, an eventfd for event loops.
+/* queue.c - a ring of pointers under one mutex, a condition variable for threads, an eventfd for
+ * event loops.
  *
- * What always holds while the mutex is free: the eventfd's count is 1 if the queue has items or is closed, and 0 if not. The count
- * is changed only where that condition changes, under the mutex, so no wake-up is lost and a drained queue leaves nothing readable.
- * Producers and consumers never wait for each other longer than the mutex. Failing to get a descriptor at creation is fatal. */
+ * What always holds while the mutex is free: the eventfd's count is 1 if the queue has items or is
+ * closed, and 0 if not. The count is changed only where that condition changes, under the mutex, so
+ * no wake-up is lost and a drained queue leaves nothing readable. Producers and consumers never
+ * wait for each other longer than the mutex. Failing to get a descriptor at creation is fatal. */
 #include "util/queue.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -22,7 +24,7 @@ struct queue {
 	pthread_cond_t more;
 	int fd, closed;
 	size_t bound, head, count;
-	void **item;   /* (bound), a ring that starts at head */
+	void **item; /* (bound), a ring that starts at head */
 };
 
 struct queue *queue_new(size_t bound)
@@ -33,7 +35,8 @@ struct queue *queue_new(size_t bound)
 	q->item = mem_array(bound, sizeof *q->item);
 	q->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (q->fd < 0)
-		check_fatal("cannot create an eventfd: %s; raise the limit on open files (LimitNOFILE)", strerror(errno));
+		check_fatal("cannot create an eventfd: %s; raise the limit on open files (LimitNOFILE)",
+		            strerror(errno));
 	pthread_mutex_init(&q->lock, NULL);
 	pthread_condattr_t attr;
 	pthread_condattr_init(&attr);
@@ -117,7 +120,8 @@ static struct timespec time_ahead(uint64_t timeout_us)
 {
 	const uint64_t limit_us = UINT64_C(100) * 365 * 86400 * 1000000;
 	uint64_t at = clock_us() + (timeout_us < limit_us ? timeout_us : limit_us);
-	return (struct timespec){.tv_sec = (time_t)(at / 1000000), .tv_nsec = (long)(at % 1000000) * 1000};
+	return (struct timespec){.tv_sec = (time_t)(at / 1000000),
+	                         .tv_nsec = (long)(at % 1000000) * 1000};
 }
 
 int queue_take_timed(struct queue *q, uint64_t timeout_us, void **ret)

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE_SMALL 4096u      /* what a pool lends at least: to small work, */
-#define PIECE_LARGE 65536u     /* and to large */
+#define PIECE_SMALL 4096u  /* what a pool lends at least: to small work, */
+#define PIECE_LARGE 65536u /* and to large */
 
 void quota_init(struct quota *q, struct quota_pool *pool, size_t limit)
 {
@@ -51,7 +51,8 @@ int quota_borrow(struct quota *q, size_t bytes)
 		q->over = QUOTA_OVER_LIMIT;
 		return ERR_NOMEM;
 	}
-	size_t need = bytes - (q->lent - q->used), piece = q->lent < QUOTA_SMALL ? PIECE_SMALL : PIECE_LARGE;
+	size_t need = bytes - (q->lent - q->used),
+		   piece = q->lent < QUOTA_SMALL ? PIECE_SMALL : PIECE_LARGE;
 	if (!borrow(q, need > piece ? need : piece) && !borrow(q, need)) {
 		q->over = QUOTA_OVER_POOL;
 		return ERR_NOMEM;
@@ -88,7 +89,8 @@ void *quota_alloc(struct quota *q, size_t bytes)
 void *quota_array(struct quota *q, size_t count, size_t size)
 {
 	CHECK(!size || count <= SIZE_MAX / size);
-	return quota_take(q, count * size) < 0 ? NULL : present(q, mem_try_array(count, size), count * size);
+	return quota_take(q, count * size) < 0 ? NULL
+	                                       : present(q, mem_try_array(count, size), count * size);
 }
 
 void *quota_grow(struct quota *q, void *p, size_t old_count, size_t count, size_t size)

@@ -1,7 +1,8 @@
 /* sock.c - see sock.h.
  *
- * What always holds: a live owner's socket file is never unlinked; a descriptor that the kernel gave us is returned, or closed. Peers
- * are of our user or group, but nothing they send (sizes, descriptors) does more than fail that one message. */
+ * What always holds: a live owner's socket file is never unlinked; a descriptor that the kernel
+ * gave us is returned, or closed. Peers are of our user or group, but nothing they send (sizes,
+ * descriptors) does more than fail that one message. */
 #include "util/sock.h"
 
 #include <errno.h>
@@ -17,15 +18,17 @@
 #include <unistd.h>
 
 #ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77   /* Linux 6.5; older C libraries do not name it */
+#define SO_PEERPIDFD 77 /* Linux 6.5; older C libraries do not name it */
 #endif
 
 static int sock_address(const char *path, struct sockaddr_un *ret, struct err *err)
 {
 	size_t n = strlen(path), limit = sizeof ret->sun_path - 1;
 	if (n == 0 || n > limit)
-		return err_set(err, ERR_INVALID, "socket path \"%s\" has %zu bytes, but the limit is 1 to %zu: use a shorter run directory", path, n,
-		               limit);
+		return err_set(err, ERR_INVALID,
+		               "socket path \"%s\" has %zu bytes, but the limit is 1 to %zu: use a shorter "
+		               "run directory",
+		               path, n, limit);
 	memset(ret, 0, sizeof *ret);
 	ret->sun_family = AF_UNIX;
 	memcpy(ret->sun_path, path, n + 1);
@@ -43,18 +46,27 @@ static int clear_dead(const struct sockaddr_un *a, struct err *err)
 {
 	struct stat st;
 	if (lstat(a->sun_path, &st) < 0)
-		return errno == ENOENT ? 0 : err_set(err, ERR_IO, "cannot look at socket path %s: %s", a->sun_path, strerror(errno));
+		return errno == ENOENT ? 0
+		                       : err_set(err, ERR_IO, "cannot look at socket path %s: %s",
+		                                 a->sun_path, strerror(errno));
 	if (!S_ISSOCK(st.st_mode))
-		return err_set(err, ERR_EXISTS, "%s exists and is not a socket: remove it or choose another path", a->sun_path);
+		return err_set(err, ERR_EXISTS,
+		               "%s exists and is not a socket: remove it or choose another path",
+		               a->sun_path);
 	int fd = sock_new(SOCK_NONBLOCK, err);
 	if (fd < 0)
 		return fd;
-	int alive = connect(fd, (const struct sockaddr *)a, sizeof *a) == 0 || (errno != ECONNREFUSED && errno != ENOENT);
+	int alive = connect(fd, (const struct sockaddr *)a, sizeof *a) == 0 ||
+	            (errno != ECONNREFUSED && errno != ENOENT);
 	close(fd);
 	if (alive)
-		return err_set(err, ERR_EXISTS, "%s belongs to a running process: a second one under the same name is refused", a->sun_path);
+		return err_set(
+			err, ERR_EXISTS,
+			"%s belongs to a running process: a second one under the same name is refused",
+			a->sun_path);
 	if (unlink(a->sun_path) < 0 && errno != ENOENT)
-		return err_set(err, ERR_IO, "cannot remove the dead socket %s: %s", a->sun_path, strerror(errno));
+		return err_set(err, ERR_IO, "cannot remove the dead socket %s: %s", a->sun_path,
+		               strerror(errno));
 	return 0;
 }
 
@@ -67,7 +79,9 @@ static int lock_path(const char *path, struct err *err)
 		return err_set(err, ERR_IO, "cannot open %s: %s", name, strerror(errno));
 	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
 		close(fd);
-		return err_set(err, ERR_EXISTS, "%s is being taken by another process at this moment: a second one under the same name is refused",
+		return err_set(err, ERR_EXISTS,
+		               "%s is being taken by another process at this moment: a second one under "
+		               "the same name is refused",
 		               path);
 	}
 	return fd;
@@ -85,7 +99,8 @@ int sock_listen(const char *path, mode_t mode, struct err *err)
 	if ((r = clear_dead(&a, err)) < 0 || (r = fd = sock_new(0, err)) < 0)
 		goto out;
 	/* until listen a connect is refused, so nobody gets in before the permissions stand */
-	if (bind(fd, (struct sockaddr *)&a, sizeof a) < 0 || chmod(path, mode) < 0 || listen(fd, 64) < 0) {
+	if (bind(fd, (struct sockaddr *)&a, sizeof a) < 0 || chmod(path, mode) < 0 ||
+	    listen(fd, 64) < 0) {
 		r = err_set(err, ERR_IO, "cannot listen on %s: %s", path, strerror(errno));
 		close(fd);
 	}
@@ -110,9 +125,13 @@ int sock_connect(const char *path, struct err *err)
 	if (r < 0 || (r = fd = sock_new(SOCK_NONBLOCK, err)) < 0)
 		return r;
 	if (connect(fd, (struct sockaddr *)&a, sizeof a) < 0) {
-		r = errno == ENOENT || errno == ECONNREFUSED ? ERR_NOTFOUND : errno == EAGAIN ? ERR_FULL : ERR_IO;
+		r = errno == ENOENT || errno == ECONNREFUSED ? ERR_NOTFOUND
+		    : errno == EAGAIN                        ? ERR_FULL
+		                                             : ERR_IO;
 		err_set(err, r, "cannot connect to %s: %s", path,
-		        r == ERR_NOTFOUND ? "nobody listens there" : r == ERR_FULL ? "its owner does not accept connections" : strerror(errno));
+		        r == ERR_NOTFOUND ? "nobody listens there"
+		        : r == ERR_FULL   ? "its owner does not accept connections"
+		                          : strerror(errno));
 	} else if (fcntl(fd, F_SETFL, 0) < 0) {
 		r = err_set(err, ERR_IO, "cannot set up the connection to %s: %s", path, strerror(errno));
 	}
@@ -150,10 +169,13 @@ int sock_send(int fd, const void *msg, size_t n, const int *fds, unsigned n_fds)
 		return 0;
 	if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
 		return ERR_CLOSED;
-	return errno == EAGAIN || errno == ENOBUFS ? ERR_FULL : errno == EMSGSIZE ? ERR_INVALID : ERR_IO;
+	return errno == EAGAIN || errno == ENOBUFS ? ERR_FULL
+	       : errno == EMSGSIZE                 ? ERR_INVALID
+	                                           : ERR_IO;
 }
 
-/* Takes the descriptors out of the control data: the first max into fds, the others are closed. Returns how many were kept. */
+/* Takes the descriptors out of the control data: the first max into fds, the others are closed.
+ * Returns how many were kept. */
 static unsigned take_fds(struct msghdr *h, int *fds, unsigned max)
 {
 	unsigned kept = 0;
@@ -177,7 +199,8 @@ ssize_t sock_recv(int fd, void *msg, size_t size, int *fds, unsigned max_fds, un
 {
 	struct iovec iov = {.iov_base = msg, .iov_len = size};
 	union control c = {0};
-	struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = c.bytes, .msg_controllen = sizeof c.bytes};
+	struct msghdr h = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = c.bytes, .msg_controllen = sizeof c.bytes};
 	ssize_t n;
 	do
 		n = recvmsg(fd, &h, MSG_CMSG_CLOEXEC);
@@ -185,7 +208,9 @@ ssize_t sock_recv(int fd, void *msg, size_t size, int *fds, unsigned max_fds, un
 	if (ret_fds)
 		*ret_fds = 0;
 	if (n < 0)
-		return errno == EAGAIN ? ERR_TIMEOUT : errno == ECONNRESET || errno == ENOTCONN ? ERR_CLOSED : ERR_IO;
+		return errno == EAGAIN                            ? ERR_TIMEOUT
+		       : errno == ECONNRESET || errno == ENOTCONN ? ERR_CLOSED
+		                                                  : ERR_IO;
 	int cut = h.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
 	unsigned kept = take_fds(&h, fds, cut || !fds || !ret_fds ? 0 : max_fds);
 	if (cut)
@@ -195,8 +220,8 @@ ssize_t sock_recv(int fd, void *msg, size_t size, int *fds, unsigned max_fds, un
 	return n;
 }
 
-/* For kernels before 6.5: by number. A process that has ended may have left its number to another, so the connection must still
- * stand once the pidfd is open. */
+/* For kernels before 6.5: by number. A process that has ended may have left its number to another,
+ * so the connection must still stand once the pidfd is open. */
 static int pidfd_by_number(int fd, pid_t pid)
 {
 	int p = (int)syscall(SYS_pidfd_open, pid, 0);

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define LARGE_BYTES (1 << 20)        /* own mappings from here on */
-#define TOP_BYTES (8 << 20)          /* kept at the end of the heap */
+#define LARGE_BYTES (1 << 20) /* own mappings from here on */
+#define TOP_BYTES (8 << 20)   /* kept at the end of the heap */
 #define WORTH_BYTES (16u << 20)
 #define CHANGE_BYTES (1u << 20)
 

@@ -1,10 +1,11 @@
 /* batch.c - continuous batching: the decode stage's schedule thread.
  *
- * Each step takes one row of every sequence that decodes and, beside them, chunks of those whose prompt (or, after a preemption, whole
- * prefix) is still to be computed. A sequence needs only `computed < n_tokens`: decoding is the case of one token, and a draft of
- * what may come next (spec.c) is rows beyond it, of which those that turn out right count. When a block is missing the youngest
- * sequence gives way (room.c). A failed step fails the sequences in it; logits that are not finite
- * fail their own, and none of its blocks of that step is published. */
+ * Each step takes one row of every sequence that decodes and, beside them, chunks of those whose
+ * prompt (or, after a preemption, whole prefix) is still to be computed. A sequence needs only
+ * `computed < n_tokens`: decoding is the case of one token, and a draft of what may come next
+ * (spec.c) is rows beyond it, of which those that turn out right count. When a block is missing the
+ * youngest sequence gives way (room.c). A failed step fails the sequences in it; logits that are
+ * not finite fail their own, and none of its blocks of that step is published. */
 #include "decode.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -20,7 +21,8 @@ static void give_back(struct decode *d, struct seq *q)
 	room_drop_blocks(q);
 	spec_forget(q);
 	list_remove(&q->batch);
-	d->growth_blocks -= q->growth;     /* now, not at the next count: the loop looks for room as soon as it hears of the end */
+	/* now, not at the next count: the loop looks for room as soon as it hears of the end */
+	d->growth_blocks -= q->growth;
 	q->growth = 0;
 	if (q->running)
 		d->n_running--;
@@ -31,11 +33,12 @@ static void give_back(struct decode *d, struct seq *q)
 	svc_post(d->w->svc, seq_ended, q);
 }
 
-/* --- collecting ------------------------------------------------------------------------------------------------------------------- */
+/* --- collecting ---------------------------------------------------------- */
 
 static uint64_t growth_blocks(const struct decode *d, const struct seq *q)
 {
-	return (uint64_t)ceil((double)seq_growth_tokens(d, &q->work) * d->ratio / d->w->info->kv.block_tokens);
+	return (uint64_t)ceil((double)seq_growth_tokens(d, &q->work) * d->ratio /
+	                      d->w->info->kv.block_tokens);
 }
 
 static uint64_t growth_of(const struct decode *d, const struct list *l)
@@ -50,10 +53,12 @@ static uint64_t growth_of(const struct decode *d, const struct list *l)
 
 static int may_sleep(const struct decode *d)
 {
-	return !d->stop && !d->kicked && list_empty(&d->inbox) && list_empty(&d->answers) && (list_empty(&d->running) || d->stalled);
+	return !d->stop && !d->kicked && list_empty(&d->inbox) && list_empty(&d->answers) &&
+	       (list_empty(&d->running) || d->stalled);
 }
 
-/* Until there is something to do, or until those who wait for room or for storage are to be looked at again. */
+/* Until there is something to do, or until those who wait for room or for storage are to be
+ * looked at again. */
 static void sleep_for_work(struct decode *d)
 {
 	while (may_sleep(d)) {
@@ -62,7 +67,8 @@ static void sleep_for_work(struct decode *d)
 			pthread_cond_wait(&d->wake, &d->lock);
 			continue;
 		}
-		struct timespec t = {.tv_sec = (time_t)(until / 1000000u), .tv_nsec = (long)(until % 1000000u) * 1000};
+		struct timespec t = {.tv_sec = (time_t)(until / 1000000u),
+		                     .tv_nsec = (long)(until % 1000000u) * 1000};
 		pthread_cond_timedwait(&d->wake, &d->lock, &t);
 		break;
 	}
@@ -81,7 +87,8 @@ static void sweep(struct decode *d, struct list *l)
 /* With the lock held. Also before the thread sleeps: what has ended asks for no room any more. */
 static void count_growth(struct decode *d)
 {
-	d->growth_blocks = growth_of(d, &d->running) + growth_of(d, &d->waiting) + growth_of(d, &d->inbox);
+	d->growth_blocks = growth_of(d, &d->running) + growth_of(d, &d->waiting) +
+	                   growth_of(d, &d->inbox);
 }
 
 static int collect(struct decode *d)
@@ -109,7 +116,7 @@ static int collect(struct decode *d)
 	return go;
 }
 
-/* --- one step --------------------------------------------------------------------------------------------------------------------------- */
+/* --- one step ------------------------------------------------------------ */
 
 /* Its constraint cannot be followed any further, or its logits are not finite: another worker would
  * find the same, unless it was memory that lacked. */
@@ -120,8 +127,9 @@ static void fail_draw(struct seq *q, const struct err *err)
 	snprintf(q->fail_text, sizeof q->fail_text, "%.150s", err->text);
 }
 
-/* Finds what may be drawn behind its last token and behind those of its draft, which is cut where the constraint cannot tell. A sequence that fails here goes through
- * the step like the others, and is given back after it. */
+/* Finds what may be drawn behind its last token and behind those of its draft, which is cut where
+ * the constraint cannot tell. A sequence that fails here goes through the step like the others,
+ * and is given back after it. */
 static void prepare(struct decode *d, struct seq *q)
 {
 	struct err err = {0};
@@ -156,8 +164,13 @@ static void add_span(struct decode *d, struct seq *q, uint32_t n_rows, uint32_t 
 	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
 	d->step_seqs[*n] = q;
 	d->spans[*n] = (struct engine_span){
-		.tokens = q->work.tokens + q->computed, .n = n_rows, .position = q->computed, .blocks = q->blocks,
-		.logits = all || n_rows > left ? ENGINE_LOGITS_ALL : n_rows == left ? ENGINE_LOGITS_LAST : ENGINE_LOGITS_NONE,
+		.tokens = q->work.tokens + q->computed,
+		.n = n_rows,
+		.position = q->computed,
+		.blocks = q->blocks,
+		.logits = all || n_rows > left ? ENGINE_LOGITS_ALL
+	              : n_rows == left     ? ENGINE_LOGITS_LAST
+	                                   : ENGINE_LOGITS_NONE,
 	};
 	if (left > 1 && n_rows == left)
 		prepare(d, q);
@@ -174,15 +187,18 @@ static uint32_t fill(struct decode *d)
 		struct seq *q = list_entry(it, struct seq, batch);
 		if (q->work.n_tokens - q->computed == 1 && n < w->max_sequences && room_ready(d, q)) {
 			prepare(d, q);
-			uint32_t take = 1 + q->ahead;      /* its last token's row, and those of its draft for which room_grow has found room */
+			/* its last token's row, and those of its draft for which room_grow has found room */
+			uint32_t take = 1 + q->ahead;
 			add_span(d, q, take, &n, &draws);
 			rows += take;
 			logits += take;
 		}
 	}
 	uint32_t budget = rows ? d->chunk_tokens : w->max_batched_tokens;
-	if (budget > w->max_batched_tokens - (rows < w->max_batched_tokens ? rows : w->max_batched_tokens))
-		budget = w->max_batched_tokens - (rows < w->max_batched_tokens ? rows : w->max_batched_tokens);
+	if (budget >
+	    w->max_batched_tokens - (rows < w->max_batched_tokens ? rows : w->max_batched_tokens))
+		budget = w->max_batched_tokens -
+		         (rows < w->max_batched_tokens ? rows : w->max_batched_tokens);
 	list_each(it, &d->running) {
 		struct seq *q = list_entry(it, struct seq, batch);
 		uint32_t left = q->work.n_tokens - q->computed, take = left < budget ? left : budget;
@@ -207,7 +223,8 @@ static void publish_full(struct worker *w, struct seq *q)
 		return;
 	seq_hash(q);
 	for (; q->published < full; q->published++)
-		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published], q->published ? &q->hashes[q->published - 1] : NULL);
+		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published],
+		                q->published ? &q->hashes[q->published - 1] : NULL);
 }
 
 /* Row i of a span is the distribution of token position + i + 1. What was sent before a preemption
@@ -236,14 +253,17 @@ static int score_prompt(struct decode *d, struct seq *q, const struct engine_spa
 	return rc;
 }
 
-/* Takes what was drawn behind the last token, and behind its draft as long as the draft says what was drawn. Returns how the answer ended, if it did; it may have failed. */
-static Pds__Finish take_drawn(struct decode *d, struct seq *q, const struct kern_drawn *drawn, uint32_t drafted, struct report *rep)
+/* Takes what was drawn behind the last token, and behind its draft as long as the draft says
+ * what was drawn. Returns how the answer ended, if it did; it may have failed. */
+static Pds__Finish take_drawn(struct decode *d, struct seq *q, const struct kern_drawn *drawn,
+                              uint32_t drafted, struct report *rep)
 {
 	struct worker *w = d->w;
 	struct work *k = &q->work;
 	for (uint32_t right = 0;; right++) {
 		const struct kern_drawn *s = &drawn[right];
-		uint32_t index = work_index(k), draft = right < drafted ? k->tokens[k->n_tokens] : UINT32_MAX;
+		uint32_t index = work_index(k),
+				 draft = right < drafted ? k->tokens[k->n_tokens] : UINT32_MAX;
 		struct err err = {0};
 		if (work_check_finite(s, "answer", index, &err) < 0) {
 			fail_draw(q, &err);
@@ -256,7 +276,7 @@ static Pds__Finish take_drawn(struct decode *d, struct seq *q, const struct kern
 		w->generated_tokens++;
 		stat_add(svc_stats(w->svc), WS_GENERATED_TOKENS, 1);
 		int go = s->id == draft && finish == PDS__FINISH__FINISH_NONE;
-		q->computed += go;     /* that token's KV is there already */
+		q->computed += go; /* that token's KV is there already */
 		if (go)
 			continue;
 		if (drafted)
@@ -265,9 +285,11 @@ static Pds__Finish take_drawn(struct decode *d, struct seq *q, const struct kern
 	}
 }
 
-static void after_step(struct decode *d, struct seq *q, const struct engine_span *sp, struct report *rep)
+static void after_step(struct decode *d, struct seq *q, const struct engine_span *sp,
+                       struct report *rep)
 {
-	uint32_t left = q->work.n_tokens - q->computed, drafted = sp->n > left ? sp->n - left : 0, own = sp->n - drafted;
+	uint32_t left = q->work.n_tokens - q->computed, drafted = sp->n > left ? sp->n - left : 0,
+			 own = sp->n - drafted;
 	Pds__Finish finish = PDS__FINISH__FINISH_NONE;
 	struct err err = {0};
 	q->computed += own;
@@ -315,13 +337,15 @@ static void step(struct decode *d, uint32_t n)
 	}
 	if (!of_prompts && r == 0)
 		spec_step_took(d, (uint32_t)rows, took);
-	w->prompt_tokens += of_prompts;      /* before anybody sees the answer: who has it finds it counted */
+	/* before anybody sees the answer: who has it finds it counted */
+	w->prompt_tokens += of_prompts;
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, of_prompts);
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
 	report_send(rep);
 	w->progress++;
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
-	if (2 * of_prompts > rows && r == 0)   /* drafts, and rows of those who decode, cost more than a prompt's */
+	/* drafts, and rows of those who decode, cost more than a prompt's */
+	if (2 * of_prompts > rows && r == 0)
 		rates_note_compute(&w->rates, rows, clock_us() - begin);
 }
 
@@ -340,7 +364,7 @@ static void *batch_main(void *arg)
 	return NULL;
 }
 
-/* --- towards the loop --------------------------------------------------------------------------------------------------------------------- */
+/* --- towards the loop ---------------------------------------------------- */
 
 void batch_add(struct decode *d, struct seq *q)
 {

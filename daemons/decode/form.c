@@ -1,5 +1,6 @@
-/* form.c - the form that an answer must have: its constraint is compiled before anything else is done with its sequence, which holds no blocks meanwhile; what happens to
- * it then (a cancel, a deadline, the end of a peer) only marks it. */
+/* form.c - the form that an answer must have: its constraint is compiled before anything else is
+ * done with its sequence, which holds no blocks meanwhile; what happens to it then (a cancel, a
+ * deadline, the end of a peer) only marks it. */
 #include "decode.h"
 #include "daemons/worker/constraint.h"
 
@@ -20,8 +21,10 @@ static void refuse(struct seq *q, Pds__Fault fault, const char *text)
 		lease_deny(q, fault, text, after);
 	else
 		worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch,
-		               &(struct worker_failure){.fault = fault, .retry = fault != PDS__FAULT__FAULT_INVALID,
-		                                        .text = text, .retry_after_us = after});
+		               &(struct worker_failure){.fault = fault,
+		                                        .retry = fault != PDS__FAULT__FAULT_INVALID,
+		                                        .text = text,
+		                                        .retry_after_us = after});
 	seq_forget(q);
 }
 
@@ -34,9 +37,12 @@ static void compiled(struct svc *s, void *arg)
 	if (q->cancelled)
 		seq_end(q);
 	else if (q->form.code < 0)
-		refuse(q, q->form.code == ERR_NOMEM ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INVALID, q->form.err.text);
+		refuse(q,
+		       q->form.code == ERR_NOMEM ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INVALID,
+		       q->form.err.text);
 	else if (d->draining || (*q->prefill && q->w->role != ROLE_DECODE))
-		refuse(q, PDS__FAULT__FAULT_DRAINING, "the decode worker is draining, or takes no hand-over any more");
+		refuse(q, PDS__FAULT__FAULT_DRAINING,
+		       "the decode worker is draining, or takes no hand-over any more");
 	else
 		go_on(q);
 }

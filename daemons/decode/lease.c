@@ -1,10 +1,13 @@
-/* lease.c - reservations: queued in order, granted as leases, filled by the messager, joined, or given up behind a fence.
+/* lease.c - reservations: queued in order, granted as leases, filled by the messager, joined, or
+ * given up behind a fence.
  *
- * Grant rule (all in blocks): asked + sum over running and leased of ceil(min(max_tokens - generated, growth_cap) * ratio / block_tokens) <= free + evictable,
- * no preempted sequence waits, and a sequence slot is free. A reservation is granted only at the head of the queue.
+ * Grant rule (all in blocks): asked + sum over running and leased of ceil(min(max_tokens -
+ * generated, growth_cap) * ratio / block_tokens) <= free + evictable, no preempted sequence waits,
+ * and a sequence slot is free. A reservation is granted only at the head of the queue.
  *
- * Write targets go back only by the registered writer's acknowledgement or its process's end (I3); a timer alone never frees them.
- * KvReady and the first token are acknowledged also for leases that are gone, so that their senders end. */
+ * Write targets go back only by the registered writer's acknowledgement or its process's end (I3);
+ * a timer alone never frees them. KvReady and the first token are acknowledged also for leases
+ * that are gone, so that their senders end. */
 #include "decode.h"
 #include "util/mem.h"
 
@@ -36,7 +39,7 @@ static struct peer *prefill_peer(struct seq *q)
 	return p && peer_epoch(p) == q->prefill_epoch ? p : NULL;
 }
 
-/* --- grant ------------------------------------------------------------------------------------------------------------------------ */
+/* --- grant --------------------------------------------------------------- */
 
 static void send_grant(struct seq *q)
 {
@@ -57,20 +60,23 @@ static void send_grant(struct seq *q)
 		svc_send(q->w->svc, p, MSG_KV_GRANT, &h, &g.base);
 }
 
-static void send_deny(struct worker *w, struct peer *p, const struct msg_head *h, Pds__Fault fault, const char *text, uint64_t retry_us)
+static void send_deny(struct worker *w, struct peer *p, const struct msg_head *h, Pds__Fault fault,
+                      const char *text, uint64_t retry_us)
 {
 	Pds__Deny m = PDS__DENY__INIT;
 	m.fault = fault;
 	m.text = (char *)text;
 	m.retry_after_us = retry_us;
-	log_req(LOG_INFO, &h->req, "reserve_refused", "attempt=%u prefill=%s text=%s", h->attempt, peer_name(p), log_quote(text));
+	log_req(LOG_INFO, &h->req, "reserve_refused", "attempt=%u prefill=%s text=%s", h->attempt,
+	        peer_name(p), log_quote(text));
 	stat_add(svc_stats(w->svc), WS_REFUSED, 1);
 	svc_send(w->svc, p, MSG_KV_DENY, h, &m.base);
 }
 
 static uint64_t growth_at(const struct decode *d, const struct seq *q, double ratio)
 {
-	return (uint64_t)ceil((double)seq_growth_tokens(d, &q->work) * ratio / d->w->info->kv.block_tokens);
+	return (uint64_t)ceil((double)seq_growth_tokens(d, &q->work) * ratio /
+	                      d->w->info->kv.block_tokens);
 }
 
 static uint64_t growth_leased(struct decode *d, double ratio)
@@ -99,7 +105,8 @@ uint64_t lease_growth(struct decode *d)
 	return d->growth_blocks + growth_leased(d, ratio_now(d));
 }
 
-/* Is there room for `need` blocks beside what those who run will grow by? With nobody else there is nobody's growth to wait for. */
+/* Is there room for `need` blocks beside what those who run will grow by? With nobody else there
+ * is nobody's growth to wait for. */
 static int fits(struct decode *d, uint64_t need, uint64_t growth)
 {
 	struct kv_stats ks;
@@ -109,8 +116,9 @@ static int fits(struct decode *d, uint64_t need, uint64_t growth)
 	return need + growth <= (uint64_t)ks.by_state[KV_FREE] + ks.evictable;
 }
 
-/* 1 if the blocks are q's now. What the index has is matched first; the match is given back when the rest does not fit. One that cannot fit, however much of it
- * is cached, is found out without touching the index: it is asked for often. */
+/* 1 if the blocks are q's now. What the index has is matched first; the match is given back when
+ * the rest does not fit. One that cannot fit, however much of it is cached, is found out without
+ * touching the index: it is asked for often. */
 static int room_for(struct decode *d, struct seq *q)
 {
 	struct worker *w = d->w;
@@ -126,7 +134,8 @@ static int room_for(struct decode *d, struct seq *q)
 	if (!fits(d, need - kv_pool_probe(w->pool, q->hashes, may), growth))
 		return 0;
 	uint32_t matched = kv_pool_match(w->pool, q->hashes, may, &q->work.id, q->blocks);
-	if (!fits(d, need - matched, growth) || kv_pool_take(w->pool, need - matched, KV_LEASED, &q->work.id, q->blocks + matched) < 0) {
+	if (!fits(d, need - matched, growth) ||
+	    kv_pool_take(w->pool, need - matched, KV_LEASED, &q->work.id, q->blocks + matched) < 0) {
 		kv_pool_release(w->pool, q->blocks, matched);
 		return 0;
 	}
@@ -158,9 +167,12 @@ void lease_try_grant(struct decode *d)
 		seq_enter(q, SEQ_LEASED);
 		stat_add(svc_stats(d->w->svc), WS_LEASES, 1);
 		stat_observe_us(svc_stats(d->w->svc), WS_QUEUE_SECONDS, now - q->accepted_us);
-		log_req(LOG_INFO, &q->work.id, "granted", "attempt=%u prefill=%s lease=%llu blocks=%u cached=%u wait_us=%llu estimate_us=%llu", q->work.attempt,
-		        q->prefill, (unsigned long long)q->lease_id, q->n_blocks, q->n_matched * d->w->info->kv.block_tokens,
-		        (unsigned long long)(now - q->accepted_us), (unsigned long long)q->estimate_us);
+		log_req(
+			LOG_INFO, &q->work.id, "granted",
+			"attempt=%u prefill=%s lease=%llu blocks=%u cached=%u wait_us=%llu estimate_us=%llu",
+			q->work.attempt, q->prefill, (unsigned long long)q->lease_id, q->n_blocks,
+			q->n_matched * d->w->info->kv.block_tokens, (unsigned long long)(now - q->accepted_us),
+			(unsigned long long)q->estimate_us);
 		send_grant(q);
 	}
 }
@@ -170,7 +182,8 @@ static void send_queued(struct decode *d, struct seq *q, struct peer *p)
 	Pds__Queued m = PDS__QUEUED__INIT;
 	struct msg_head h;
 	seq_head(q, &h);
-	int waits = q->state == SEQ_QUEUED;     /* else its place is taken when its constraint is compiled */
+	/* else its place is taken when its constraint is compiled */
+	int waits = q->state == SEQ_QUEUED;
 	m.position = waits ? queue_position(d, q) : d->count[SEQ_QUEUED] + 1;
 	m.estimate_us = waits ? queue_estimate_of(d, q) : queue_retry_after(d);
 	if (!q->estimate_us)
@@ -199,7 +212,8 @@ void lease_tell_queued(struct decode *d, uint64_t now)
 	}
 }
 
-static struct seq *admit(struct worker *w, const struct msg_head *h, const Pds__Request *r, Pds__Fault *fault, struct err *err)
+static struct seq *admit(struct worker *w, const struct msg_head *h, const Pds__Request *r,
+                         Pds__Fault *fault, struct err *err)
 {
 	struct decode *d = decode_of(w);
 	*fault = PDS__FAULT__FAULT_DRAINING;
@@ -209,13 +223,15 @@ static struct seq *admit(struct worker *w, const struct msg_head *h, const Pds__
 	}
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
 	if (d->count[SEQ_QUEUED] + d->count[SEQ_COMPILING] >= d->max_queued) {
-		err_set(err, ERR_FULL, "%u reservations wait for room, the limit (max_queued)", d->max_queued);
+		err_set(err, ERR_FULL, "%u reservations wait for room, the limit (max_queued)",
+		        d->max_queued);
 		return NULL;
 	}
 	return seq_new(w, h, r, fault, err);
 }
 
-void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
+                const ProtobufCMessage *body)
 {
 	struct decode *d = decode_of(w);
 	const Pds__Reserve *m = (const Pds__Reserve *)body;
@@ -223,11 +239,12 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h, cons
 	struct err err = {0};
 	Pds__Fault fault;
 	if (tomb_has(d, &k)) {
-		send_deny(w, p, h, PDS__FAULT__FAULT_LEASE_LOST, "this attempt was cancelled or has ended here", 0);
+		send_deny(w, p, h, PDS__FAULT__FAULT_LEASE_LOST,
+		          "this attempt was cancelled or has ended here", 0);
 		return;
 	}
 	struct seq *q = seq_find(d, h);
-	if (q) {                        /* asked twice, answered the same */
+	if (q) { /* asked twice, answered the same */
 		if (q->state == SEQ_LEASED)
 			send_grant(q);
 		else if (q->state == SEQ_QUEUED || q->state == SEQ_COMPILING)
@@ -236,7 +253,8 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h, cons
 	}
 	q = admit(w, h, m->request, &fault, &err);
 	if (!q) {
-		send_deny(w, p, h, fault, err.text, fault == PDS__FAULT__FAULT_OVERLOADED ? queue_retry_after(d) : 0);
+		send_deny(w, p, h, fault, err.text,
+		          fault == PDS__FAULT__FAULT_OVERLOADED ? queue_retry_after(d) : 0);
 		return;
 	}
 	snprintf(q->work.router, sizeof q->work.router, "%s", m->router);
@@ -264,7 +282,8 @@ void reserved_new(struct seq *q)
 		send_queued(d, q, p);
 }
 
-void on_renew(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+void on_renew(struct worker *w, struct peer *p, const struct msg_head *h,
+              const ProtobufCMessage *body)
 {
 	struct decode *d = decode_of(w);
 	const Pds__Renew *m = (const Pds__Renew *)body;
@@ -279,7 +298,7 @@ void on_renew(struct worker *w, struct peer *p, const struct msg_head *h, const 
 	}
 }
 
-/* --- giving up --------------------------------------------------------------------------------------------------------------------- */
+/* --- giving up ----------------------------------------------------------- */
 
 static void send_revoke(struct seq *q)
 {
@@ -291,14 +310,17 @@ static void send_revoke(struct seq *q)
 	seq_head(q, &h);
 	m.lease = &l;
 	if (w->messager && peer_epoch(w->messager) == q->writer)
-		q->revoke_owed = chan_send(svc_chan(w->svc), w->messager, MSG_LEASE_REVOKE, &h, &m.base) < 0;
+		q->revoke_owed = chan_send(svc_chan(w->svc), w->messager, MSG_LEASE_REVOKE, &h, &m.base) <
+		                 0;
 }
 
 void lease_drop(struct seq *q, const char *why)
 {
 	struct decode *d = decode_of(q->w);
-	log_req(LOG_INFO, &q->work.id, "lease_dropped", "attempt=%u state=%s lease=%llu writer=%d why=%s", q->work.attempt, seq_state_name(q->state),
-	        (unsigned long long)q->lease_id, q->writer != 0, log_quote(why));
+	log_req(LOG_INFO, &q->work.id, "lease_dropped",
+	        "attempt=%u state=%s lease=%llu writer=%d why=%s", q->work.attempt,
+	        seq_state_name(q->state), (unsigned long long)q->lease_id, q->writer != 0,
+	        log_quote(why));
 	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
 	if (q->state == SEQ_LEASED && q->writer) {
 		seq_enter(q, SEQ_QUARANTINE);
@@ -326,7 +348,9 @@ void lease_deny_queued(struct decode *d, const char *why)
 
 void lease_lost(struct seq *q, const char *why, int by_prefill)
 {
-	struct worker_failure f = {.fault = PDS__FAULT__FAULT_LEASE_LOST, .retry = 1, .text = why,
+	struct worker_failure f = {.fault = PDS__FAULT__FAULT_LEASE_LOST,
+	                           .retry = 1,
+	                           .text = why,
 	                           .blame = by_prefill ? q->prefill : NULL};
 	struct msg_head h;
 	seq_head(q, &h);
@@ -338,7 +362,8 @@ void lease_lost(struct seq *q, const char *why, int by_prefill)
 static void fenced(struct seq *q, const char *how)
 {
 	struct decode *d = decode_of(q->w);
-	log_req(LOG_INFO, &q->work.id, "fenced", "attempt=%u lease=%llu how=%s", q->work.attempt, (unsigned long long)q->lease_id, how);
+	log_req(LOG_INFO, &q->work.id, "fenced", "attempt=%u lease=%llu how=%s", q->work.attempt,
+	        (unsigned long long)q->lease_id, how);
 	seq_end(q);
 	lease_try_grant(d);
 }
@@ -371,11 +396,14 @@ void lease_check(struct decode *d, uint64_t now)
 		struct msg_head h;
 		seq_head(q, &h);
 		if (q->state == SEQ_QUARANTINE && q->revoke_owed)
-			send_revoke(q);         /* the link's window was full: without this word the fence never comes */
-		else if (q->state == SEQ_LEASED && now >= q->lease_until_us && !(q->kv_ready && q->has_first))
+			/* the link's window was full: without this word the fence never comes */
+			send_revoke(q);
+		else if (q->state == SEQ_LEASED && now >= q->lease_until_us &&
+		         !(q->kv_ready && q->has_first))
 			lease_lost(q, "the lease expired: its prefill worker did not renew it", 1);
 		else if (q->state != SEQ_QUARANTINE && now >= q->work.deadline_us && !q->cancelled) {
-			worker_fail(d->w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DEADLINE, 0, "the request's deadline has passed in decode");
+			worker_fail(d->w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DEADLINE,
+			            0, "the request's deadline has passed in decode");
 			if (q->state == SEQ_ACTIVE || q->state == SEQ_COMPILING) {
 				q->cancelled = 1;
 				batch_kick(d);
@@ -386,7 +414,7 @@ void lease_check(struct decode *d, uint64_t now)
 	}
 }
 
-/* --- messager ------------------------------------------------------------------------------------------------------------------------- */
+/* --- messager ------------------------------------------------------------ */
 
 static int granted_to(const struct seq *q, const char *prefill, uint64_t prefill_epoch)
 {
@@ -407,14 +435,17 @@ static void fill_opened(const struct seq *q, Pds__LeaseOpened *a, uint64_t *gene
 	a->n_generations = a->n_blocks;
 }
 
-void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
+                   const ProtobufCMessage *body)
 {
 	const Pds__LeaseOpen *m = (const Pds__LeaseOpen *)body;
 	struct seq *q = by_lease(decode_of(w), m->lease);
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
 	uint64_t *generations = NULL;
-	if (peer_tag(p) != TAG_MESSAGER || peer_epoch(p) == w->messager_dead || (q && peer_epoch(p) < q->writer))
-		return;                         /* of an older writer, or of a dead one: registered again, its end would never come */
+	if (peer_tag(p) != TAG_MESSAGER || peer_epoch(p) == w->messager_dead ||
+	    (q && peer_epoch(p) < q->writer))
+		/* of an older writer, or of a dead one: registered again, its end would never come */
+		return;
 	a.lease = m->lease;
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
@@ -429,7 +460,8 @@ void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h, c
 	free(generations);
 }
 
-void on_lease_revoked(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+void on_lease_revoked(struct worker *w, struct peer *p, const struct msg_head *h,
+                      const ProtobufCMessage *body)
 {
 	struct seq *q = by_lease(decode_of(w), ((const Pds__LeaseRevoked *)body)->lease);
 	(void)h;
@@ -437,7 +469,7 @@ void on_lease_revoked(struct worker *w, struct peer *p, const struct msg_head *h
 		fenced(q, "acknowledged");
 }
 
-/* --- join -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- join ---------------------------------------------------------------- */
 
 static void report_first(struct seq *q, uint32_t index, Pds__Finish finish)
 {
@@ -451,17 +483,20 @@ static void join(struct seq *q)
 {
 	struct worker *w = q->w;
 	struct decode *d = decode_of(w);
-	uint32_t bt = w->info->kv.block_tokens, full = q->work.n_tokens / bt, index = work_index(&q->work);
+	uint32_t bt = w->info->kv.block_tokens, full = q->work.n_tokens / bt,
+			 index = work_index(&q->work);
 	kv_pool_lease_to_held(w->pool, q->blocks, q->n_blocks);
 	for (q->published = q->n_matched; q->published < full; q->published++)
-		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published], q->published ? &q->hashes[q->published - 1] : NULL);
+		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published],
+		                q->published ? &q->hashes[q->published - 1] : NULL);
 	q->computed = q->work.n_tokens;
 	q->cached_tokens = q->n_matched * bt;
 	q->writer = 0;
 	q->joined_us = q->first_us = clock_us();
 	Pds__Finish finish = work_append(&q->work, q->first.id, w->info);
-	log_req(LOG_INFO, &q->work.id, "joined", "attempt=%u prompt=%u transfer_us=%llu wait_us=%llu", q->work.attempt, q->computed,
-	        (unsigned long long)(q->ready_us - q->granted_us), (unsigned long long)(q->joined_us - q->ready_us));
+	log_req(LOG_INFO, &q->work.id, "joined", "attempt=%u prompt=%u transfer_us=%llu wait_us=%llu",
+	        q->work.attempt, q->computed, (unsigned long long)(q->ready_us - q->granted_us),
+	        (unsigned long long)(q->joined_us - q->ready_us));
 	stat_observe_us(svc_stats(w->svc), WS_TRANSFER_SECONDS, q->ready_us - q->granted_us);
 	report_first(q, index, finish);
 	if (finish != PDS__FINISH__FINISH_NONE) {
@@ -473,7 +508,8 @@ static void join(struct seq *q)
 	batch_add(d, q);
 }
 
-void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
+                 const ProtobufCMessage *body)
 {
 	const Pds__KvReady *m = (const Pds__KvReady *)body;
 	struct seq *q = by_lease(decode_of(w), m->lease);
@@ -484,14 +520,16 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h, con
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
 	svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
-	if (!q || q->state != SEQ_LEASED || q->kv_ready || peer_tag(p) != TAG_MESSAGER || peer_epoch(p) < q->writer)
+	if (!q || q->state != SEQ_LEASED || q->kv_ready || peer_tag(p) != TAG_MESSAGER ||
+	    peer_epoch(p) < q->writer)
 		return;
 	if (!granted_to(q, m->prefill, m->prefill_epoch))
-		return;                         /* another prefill worker's ring names this lease */
+		return; /* another prefill worker's ring names this lease */
 	q->kv_ready = 1;
 	q->ready_us = clock_us();
-	log_req(LOG_INFO, &q->work.id, "kv_ready", "attempt=%u bytes=%llu copy_us=%llu tail_us=%llu", q->work.attempt, (unsigned long long)m->bytes,
-	        (unsigned long long)m->copy_us, (unsigned long long)m->tail_us);
+	log_req(LOG_INFO, &q->work.id, "kv_ready", "attempt=%u bytes=%llu copy_us=%llu tail_us=%llu",
+	        q->work.attempt, (unsigned long long)m->bytes, (unsigned long long)m->copy_us,
+	        (unsigned long long)m->tail_us);
 	if (q->has_first)
 		join(q);
 }
@@ -506,7 +544,8 @@ static void take_first(struct seq *q, const Pds__Token *t)
 	q->has_first = 1;
 }
 
-void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h,
+                    const ProtobufCMessage *body)
 {
 	const Pds__FirstToken *m = (const Pds__FirstToken *)body;
 	struct seq *q = seq_find(decode_of(w), h);
@@ -516,8 +555,10 @@ void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h, 
 	a.lease_id = m->lease_id;
 	svc_send(w->svc, p, MSG_REQUEST_FIRST_TOKEN_ACK, h, &a.base);
 	if (q && (peer_epoch(p) != q->prefill_epoch || strcmp(peer_name(p), q->prefill) != 0))
-		return;                         /* only who reserved may say it, over whichever of the links between the two */
-	if (!q || q->state != SEQ_LEASED || q->has_first || q->lease_id != m->lease_id || q->lease_generation != m->lease_generation)
+		/* only who reserved may say it, over whichever of the links between the two */
+		return;
+	if (!q || q->state != SEQ_LEASED || q->has_first || q->lease_id != m->lease_id ||
+	    q->lease_generation != m->lease_generation)
 		return;
 	if (m->token->id >= w->info->vocab) {
 		lease_lost(q, "the prefill worker's first token is outside the vocabulary", 1);

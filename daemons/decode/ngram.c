@@ -1,9 +1,11 @@
 /* ngram.c - see ngram.h.
  *
- * Places are chained by the hash of the `min` tokens before them: head[] has the latest place of a hash, prev[] the one before each place. A chain may lead to places
- * of another hash or to such as have left the window (prev[] is a ring): every place is compared before it counts, and a chain ends where it does not go back any
- * more. Both arrays double as the sequence grows, up to the window; then everything in it is chained anew, so that taking a token in costs the same on average.
- * Nothing here fails. */
+ * Places are chained by the hash of the `min` tokens before them: head[] has the latest place of a
+ * hash, prev[] the one before each place. A chain may lead to places of another hash or to such as
+ * have left the window (prev[] is a ring): every place is compared before it counts, and a chain
+ * ends where it does not go back any more. Both arrays double as the sequence grows, up to the
+ * window; then everything in it is chained anew, so that taking a token in costs the same on
+ * average. Nothing here fails. */
 #include "ngram.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -14,9 +16,10 @@
 
 struct ngram {
 	uint32_t min;
-	uint32_t taken;                /* places below it are chained; place p: the tokens before p match, tokens[p] followed */
-	uint32_t size;                 /* of both arrays, a power of two */
-	uint32_t *head, *prev;         /* places; 0: none, as no match ends there */
+	/* places below it are chained; place p: the tokens before p match, tokens[p] followed */
+	uint32_t taken;
+	uint32_t size;         /* of both arrays, a power of two */
+	uint32_t *head, *prev; /* places; 0: none, as no match ends there */
 };
 
 struct ngram *ngram_new(uint32_t min)
@@ -93,7 +96,8 @@ uint32_t ngram_find(struct ngram *x, const uint32_t *tokens, uint32_t n, uint32_
 	make_room(x, n);
 	take(x, tokens, n);
 	uint32_t at = x->head[slot(x, tokens, n)];
-	for (uint32_t steps = 0, tries = 0; steps < NGRAM_STEPS && tries < NGRAM_TRIES && at >= oldest && best < NGRAM_LONG; steps++) {
+	for (uint32_t steps = 0, tries = 0;
+	     steps < NGRAM_STEPS && tries < NGRAM_TRIES && at >= oldest && best < NGRAM_LONG; steps++) {
 		uint32_t k = alike(tokens, at, n), before = x->prev[at & (x->size - 1)];
 		tries += k >= x->min;
 		if (k >= x->min && k > best) {

@@ -1,18 +1,20 @@
 /* queue.c - reservations that wait for room: their order, their places, and how long it may take.
  *
- * Places are numbers, so that a question for a place or an estimate costs nothing, however long the queue is: a sequence's place is its own number less that of the last
- * one that left at the head. Only one that leaves from the middle (a cancel) costs a step for each behind it.
+ * Places are numbers, so that a question for a place or an estimate costs nothing, however long the
+ * queue is: a sequence's place is its own number less that of the last one that left at the head.
+ * Only one that leaves from the middle (a cancel) costs a step for each behind it.
  *
- * The estimate is (blocks that all up to this one ask for, less those that are there) / (blocks given back per second of late); the same for sequence slots; the
- * later of the two. Before anything was given back it is not known, and 0. */
+ * The estimate is (blocks that all up to this one ask for, less those that are there) / (blocks
+ * given back per second of late); the same for sequence slots; the later of the two. Before
+ * anything was given back it is not known, and 0. */
 #include "decode.h"
 
 #include <math.h>
 
-#define RATE_MIN_US 20000u         /* shorter spans are too few events */
-#define RATE_TAU_US 3e6            /* what is older than this hardly counts */
+#define RATE_MIN_US 20000u /* shorter spans are too few events */
+#define RATE_TAU_US 3e6    /* what is older than this hardly counts */
 #define ESTIMATE_MAX_US 600000000.0
-#define RETRY_UNKNOWN_US 1000000u  /* nothing is known: a while */
+#define RETRY_UNKNOWN_US 1000000u /* nothing is known: a while */
 #define RETRY_MIN_US 20000u
 #define RETRY_MAX_US 10000000u
 
@@ -47,7 +49,7 @@ uint32_t queue_position(const struct decode *d, const struct seq *q)
 	return (uint32_t)(q->place - d->gone_place);
 }
 
-/* --- rates ------------------------------------------------------------------------------------------------------------------ */
+/* --- rates --------------------------------------------------------------- */
 
 static void rate_add(struct rate *r, uint64_t now, double us)
 {
@@ -81,7 +83,7 @@ void rates_update(struct decode *d, uint64_t now_us)
 	d->rated_us = now_us;
 }
 
-/* --- estimates ---------------------------------------------------------------------------------------------------------------- */
+/* --- estimates ----------------------------------------------------------- */
 
 /* How long until `lack` more are there; HUGE_VAL when the rate says never, or is not known. */
 static double wait_for(const struct rate *r, double lack)
@@ -97,7 +99,8 @@ uint64_t queue_estimate(struct decode *d, uint64_t upto, uint32_t position)
 	kv_pool_stats(d->w->pool, &ks);
 	double room = (double)ks.by_state[KV_FREE] + ks.evictable - (double)lease_growth(d);
 	double slots = (double)d->w->max_sequences - d->active - d->count[SEQ_LEASED];
-	double us = fmax(wait_for(&d->blocks, (double)upto - room), wait_for(&d->ends, position - slots));
+	double us = fmax(wait_for(&d->blocks, (double)upto - room),
+	                 wait_for(&d->ends, position - slots));
 	if (us == HUGE_VAL)
 		return 0;
 	return us < 1 ? 1 : (uint64_t)fmin(us, ESTIMATE_MAX_US);
@@ -110,7 +113,8 @@ uint64_t queue_estimate_of(struct decode *d, const struct seq *q)
 
 uint64_t queue_retry_after(struct decode *d)
 {
-	uint64_t us = queue_estimate(d, d->last_upto - d->gone_upto, (uint32_t)(d->last_place - d->gone_place) + 1);
+	uint64_t us = queue_estimate(d, d->last_upto - d->gone_upto,
+	                             (uint32_t)(d->last_place - d->gone_place) + 1);
 	if (!us)
 		return RETRY_UNKNOWN_US;
 	return us < RETRY_MIN_US ? RETRY_MIN_US : us > RETRY_MAX_US ? RETRY_MAX_US : us;

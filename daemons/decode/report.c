@@ -1,5 +1,6 @@
-/* report.c - what a step produced, from the schedule thread to the routers: one message a step for all sequences of a router. A sequence stands in it once, with all
- * tokens that the step brought it. */
+/* report.c - what a step produced, from the schedule thread to the routers: one message a step for
+ * all sequences of a router. A sequence stands in it once, with all tokens that the step brought
+ * it. */
 #include "decode.h"
 #include "util/mem.h"
 
@@ -11,7 +12,7 @@ struct entry {
 	uint64_t router_epoch;
 	Pds__SequenceTokens s;
 	Pds__Timing timing;
-	uint32_t first;               /* its tokens: s.n_tokens of report.token from here on */
+	uint32_t first; /* its tokens: s.n_tokens of report.token from here on */
 };
 
 struct report {
@@ -33,7 +34,9 @@ void report_timing(const struct seq *q, Pds__Timing *t)
 {
 	uint64_t now = clock_us();
 	pds__timing__init(t);
-	t->queue_us = q->prefill[0] ? q->joined_us - q->ready_us : q->prefill_begin_us ? q->prefill_begin_us - q->accepted_us : 0;
+	t->queue_us = q->prefill[0]         ? q->joined_us - q->ready_us
+	              : q->prefill_begin_us ? q->prefill_begin_us - q->accepted_us
+	                                    : 0;
 	t->prefill_us = q->prefill[0] || !q->first_us ? 0 : q->first_us - q->prefill_begin_us;
 	t->transfer_us = q->prefill[0] ? q->ready_us - q->granted_us : 0;
 	t->decode_us = q->first_us ? now - q->first_us : 0;
@@ -70,10 +73,12 @@ static void add_token(struct report *r, Pds__Token *t)
 }
 
 /* The tokens of one sequence come one behind the other. */
-void report_token(struct report *r, struct seq *q, uint32_t index, const struct kern_drawn *s, Pds__Finish finish)
+void report_token(struct report *r, struct seq *q, uint32_t index, const struct kern_drawn *s,
+                  Pds__Finish finish)
 {
 	struct entry *e = r->n ? &r->entry[r->n - 1] : NULL;
-	if (!e || e->s.request_hi != q->work.id.hi || e->s.request_lo != q->work.id.lo || e->s.attempt != q->work.attempt)
+	if (!e || e->s.request_hi != q->work.id.hi || e->s.request_lo != q->work.id.lo ||
+	    e->s.attempt != q->work.attempt)
 		e = add_entry(r, q, index);
 	add_token(r, work_token(s, q->work.sampling.logprobs >= 0));
 	e->s.n_tokens++;
@@ -93,18 +98,20 @@ static void report_free(struct report *r)
 	free(r);
 }
 
-static void send_to(struct report *r, uint32_t from, Pds__SequenceTokens **list, unsigned char *done)
+static void send_to(struct report *r, uint32_t from, Pds__SequenceTokens **list,
+                    unsigned char *done)
 {
 	struct worker *w = r->w;
 	Pds__Tokens m = PDS__TOKENS__INIT;
 	m.sequences = list;
 	for (uint32_t i = from; i < r->n; i++) {
 		struct entry *e = &r->entry[i];
-		if (done[i] || e->router_epoch != r->entry[from].router_epoch || strcmp(e->router, r->entry[from].router) != 0)
+		if (done[i] || e->router_epoch != r->entry[from].router_epoch ||
+		    strcmp(e->router, r->entry[from].router) != 0)
 			continue;
 		e->s.tokens = r->token + e->first;
 		if (e->s.timing)
-			e->s.timing = &e->timing;       /* the array may have moved since */
+			e->s.timing = &e->timing; /* the array may have moved since */
 		list[m.n_sequences++] = &e->s;
 		done[i] = 1;
 	}

@@ -1,12 +1,18 @@
-/* restore.c - blocks of a sequence that are read back from storage instead of being computed again. On the schedule thread, but `answered`.
+/* restore.c - blocks of a sequence that are read back from storage instead of being computed again.
+ * On the schedule thread, but `answered`.
  *
- * A sequence that has just got its blocks and lacks the contents of full ones asks storage what it has (a look-up), reads as much of that as is faster than to
- * compute it, piece by piece, and computes the rest; meanwhile it runs in no step. What has arrived and was verified by storage is published (I2).
+ * A sequence that has just got its blocks and lacks the contents of full ones asks storage what it
+ * has (a look-up), reads as much of that as is faster than to compute it, piece by piece, and
+ * computes the rest; meanwhile it runs in no step. What has arrived and was verified by storage is
+ * published (I2).
  *
- * A read is a remote write into the sequence's blocks: its completion is the fence (store.h). One that is given up, because the sequence ends, gives way, or storage
- * does not answer within `restore_wait_ms`, keeps its blocks until then; the sequence goes on without them. Storage reads for one sequence at a time and a
- * limited piece at once, and for nobody while a read that was given up is not fenced: a storage that is stopped takes one piece from the pool and no more, and
- * leaves room for each sequence to come to its end, or, if it may fill the whole pool, to go on for long. */
+ * A read is a remote write into the sequence's blocks: its completion is the fence (store.h). One
+ * that is given up, because the sequence ends, gives way, or storage does not answer within
+ * `restore_wait_ms`, keeps its blocks until then; the sequence goes on without them. Storage reads
+ * for one sequence at a time and a limited piece at once, and for nobody while a read that was
+ * given up is not fenced: a storage that is stopped takes one piece from the pool and no more,
+ * and leaves room for each sequence to come to its end, or, if it may fill the whole pool, to go
+ * on for long. */
 #include "decode.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -14,26 +20,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE_BYTES (64u << 20)        /* of one read; and a quarter of the pool at most */
-#define FENCE_GRACE_US 200000u         /* a storage that lives acknowledges the fence of a late read in this time */
-#define SILENT_US 1000000u             /* a storage that has not answered is not asked for so long */
+#define PIECE_BYTES (64u << 20) /* of one read; and a quarter of the pool at most */
+/* a storage that lives acknowledges the fence of a late read in this time */
+#define FENCE_GRACE_US 200000u
+/* a storage that has not answered is not asked for so long */
+#define SILENT_US 1000000u
 
 enum restore_what { RESTORE_LOOKUP, RESTORE_TURN, RESTORE_READ };
 
 struct restore {
-	struct store_asker asker;      /* first */
-	struct list node;              /* of decode.restores */
-	struct list answer;            /* of decode.answers, under the lock */
-	struct store_completion *c;    /* with it */
-	struct seq *q;                 /* NULL: given up */
+	struct store_asker asker;   /* first */
+	struct list node;           /* of decode.restores */
+	struct list answer;         /* of decode.answers, under the lock */
+	struct store_completion *c; /* with it */
+	struct seq *q;              /* NULL: given up */
 	struct reqid id;
-	enum restore_what what;        /* TURN: waits until storage reads for nobody else */
+	enum restore_what what; /* TURN: waits until storage reads for nobody else */
 	uint64_t batch, begun_us, until_us;
-	unsigned expected;             /* the slowest tier that is to give some */
-	uint32_t first, n;             /* READ: the sequence's blocks that storage writes */
-	uint32_t end;                  /* its blocks up to here are to be read */
-	uint32_t got;                  /* blocks that came so far */
-	uint32_t *blocks;              /* given up: the n blocks, held until storage has ended */
+	unsigned expected; /* the slowest tier that is to give some */
+	uint32_t first, n; /* READ: the sequence's blocks that storage writes */
+	uint32_t end;      /* its blocks up to here are to be read */
+	uint32_t got;      /* blocks that came so far */
+	uint32_t *blocks;  /* given up: the n blocks, held until storage has ended */
 };
 
 static void count(struct decode *d, enum worker_stat i, uint64_t n)
@@ -72,19 +80,21 @@ static void finish(struct decode *d, struct restore *r)
 {
 	struct seq *q = r->q;
 	outcome(d, q, r->got ? WS_RESTORES_READ : WS_RESTORES_COMPUTED);
-	log_req(LOG_INFO, &q->work.id, "restored", "attempt=%u tokens=%u read_blocks=%u computed=%u took_us=%llu", q->work.attempt, q->work.n_tokens, r->got,
-	        q->computed, (unsigned long long)(clock_us() - r->begun_us));
+	log_req(LOG_INFO, &q->work.id, "restored",
+	        "attempt=%u tokens=%u read_blocks=%u computed=%u took_us=%llu", q->work.attempt,
+	        q->work.n_tokens, r->got, q->computed, (unsigned long long)(clock_us() - r->begun_us));
 	q->restore = NULL;
 	q->phase = PHASE_RUNNING;
 	drop(r);
 }
 
-/* --- asking -------------------------------------------------------------------------------------------------------------------------- */
+/* --- asking -------------------------------------------------------------- */
 
 static int may_ask(const struct decode *d, const struct seq *q)
 {
 	const struct store *st = d->w->store;
-	return st && store_ready(st) && d->w->rates.mode != RATES_NEVER && !q->no_read && !d->fenced && clock_us() >= d->no_storage_until_us;
+	return st && store_ready(st) && d->w->rates.mode != RATES_NEVER && !q->no_read && !d->fenced &&
+	       clock_us() >= d->no_storage_until_us;
 }
 
 void restore_begin(struct decode *d, struct seq *q, uint32_t end)
@@ -106,7 +116,9 @@ void restore_begin(struct decode *d, struct seq *q, uint32_t end)
 	r->begun_us = clock_us();
 	list_push_back(&d->restores, &r->node);
 	d->at_storage++;
-	if (store_lookup(d->w->store, q->hashes + q->published, n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX, 0, r->begun_us + d->restore_wait_us / 4, &r->asker, &r->batch) < 0) {
+	if (store_lookup(d->w->store, q->hashes + q->published,
+	                 n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX, 0,
+	                 r->begun_us + d->restore_wait_us / 4, &r->asker, &r->batch) < 0) {
 		d->at_storage--;
 		finish(d, r);
 		return;
@@ -115,14 +127,16 @@ void restore_begin(struct decode *d, struct seq *q, uint32_t end)
 	q->phase = PHASE_RESTORING;
 }
 
-/* What the largest of these sequences needs until its end, or until it has grown by `reach` blocks from now. */
+/* What the largest of these sequences needs until its end, or until it has grown by `reach`
+ * blocks from now. */
 static uint32_t most_needed(const struct decode *d, const struct list *l, uint32_t reach)
 {
 	uint32_t most = 0;
 	list_each(it, l) {
 		const struct work *k = &list_entry(it, struct seq, batch)->work;
 		uint64_t tokens = (uint64_t)k->prompt_tokens + k->max_tokens;
-		uint32_t need = worker_blocks_for(d->w, tokens < k->limit_tokens ? (uint32_t)tokens : k->limit_tokens);
+		uint32_t need = worker_blocks_for(d->w, tokens < k->limit_tokens ? (uint32_t)tokens
+		                                                                 : k->limit_tokens);
 		uint32_t soon = worker_blocks_for(d->w, k->n_tokens);
 		need = need > soon && need - soon > reach ? soon + reach : need;
 		most = need > most ? need : most;
@@ -132,16 +146,19 @@ static uint32_t most_needed(const struct decode *d, const struct list *l, uint32
 
 static uint32_t spare(const struct decode *d, uint32_t reach)
 {
-	uint32_t blocks = d->w->region.blocks, runs = most_needed(d, &d->running, reach), waits = most_needed(d, &d->waiting, reach);
+	uint32_t blocks = d->w->region.blocks, runs = most_needed(d, &d->running, reach),
+			 waits = most_needed(d, &d->waiting, reach);
 	uint32_t need = runs > waits ? runs : waits;
 	return blocks > need ? blocks - need : 0;
 }
 
-/* How many blocks storage may write at once. Without them, should it stop, there is still room for whoever is here to come to its end; for those who might fill the
- * whole pool, to go on for long. */
+/* How many blocks storage may write at once. Without them, should it stop, there is still room for
+ * whoever is here to come to its end; for those who might fill the whole pool, to go on for
+ * long. */
 static uint32_t piece_blocks(const struct decode *d)
 {
-	uint32_t blocks = d->w->region.blocks, quarter = blocks / 4, few = blocks / 16, to_the_end = spare(d, UINT32_MAX), soon = spare(d, quarter);
+	uint32_t blocks = d->w->region.blocks, quarter = blocks / 4, few = blocks / 16,
+			 to_the_end = spare(d, UINT32_MAX), soon = spare(d, quarter);
 	uint64_t n = PIECE_BYTES / d->w->info->kv.block_bytes;
 	soon = soon < few ? soon : few;
 	n = n < 1 ? 1 : n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX;
@@ -161,7 +178,8 @@ static int read_piece(struct decode *d, struct restore *r)
 	struct store_item *items = mem_array(r->n, sizeof *items);
 	for (uint32_t i = 0; i < r->n; i++) {
 		uint32_t b = q->blocks[r->first + i];
-		items[i] = (struct store_item){q->hashes[r->first + i], b, atomic_load(&w->region.generations[b])};
+		items[i] = (struct store_item){q->hashes[r->first + i], b,
+		                               atomic_load(&w->region.generations[b])};
 	}
 	uint64_t limit = clock_us() + d->restore_wait_us;
 	r->until_us = limit + FENCE_GRACE_US;
@@ -189,7 +207,7 @@ static void next_read(struct decode *d)
 	}
 }
 
-/* --- giving up ----------------------------------------------------------------------------------------------------------------------- */
+/* --- giving up ----------------------------------------------------------- */
 
 static void set_fence(struct decode *d, uint32_t *blocks, uint32_t n)
 {
@@ -222,7 +240,8 @@ static void keep_target(struct decode *d, struct restore *r)
 	d->fenced++;
 	set_fence(d, r->blocks, r->n);
 	count(d, WS_RESTORES_ABANDONED, 1);
-	log_req(LOG_INFO, &r->id, "restore_abandoned", "blocks=%u took_us=%llu", r->n, (unsigned long long)(clock_us() - r->begun_us));
+	log_req(LOG_INFO, &r->id, "restore_abandoned", "blocks=%u took_us=%llu", r->n,
+	        (unsigned long long)(clock_us() - r->begun_us));
 }
 
 void restore_leave(struct decode *d, struct seq *q)
@@ -260,12 +279,14 @@ uint64_t restore_next_us(const struct decode *d)
 	return next;
 }
 
-/* --- answers ------------------------------------------------------------------------------------------------------------------------- */
+/* --- answers ------------------------------------------------------------- */
 
 static void looked_up(struct decode *d, struct restore *r)
 {
 	const struct store_completion *c = r->c;
-	uint32_t n = c->code == 0 && c->leading ? rates_worth_reading(&d->w->rates, c->tiers, c->leading) : 0;
+	uint32_t n = c->code == 0 && c->leading
+	                 ? rates_worth_reading(&d->w->rates, c->tiers, c->leading)
+	                 : 0;
 	if (c->code == ERR_TIMEOUT)
 		d->no_storage_until_us = clock_us() + SILENT_US;
 	for (uint32_t i = 0; i < n; i++)
@@ -282,8 +303,10 @@ static void looked_up(struct decode *d, struct restore *r)
 static void publish(struct decode *d, struct seq *q, const struct store_result *result, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++, q->published++) {
-		kv_pool_publish(d->w->pool, q->blocks[q->published], &q->hashes[q->published], q->published ? &q->hashes[q->published - 1] : NULL);
-		kv_pool_set_stored(d->w->pool, q->blocks[q->published], result[i].item.generation, result[i].tier);
+		kv_pool_publish(d->w->pool, q->blocks[q->published], &q->hashes[q->published],
+		                q->published ? &q->hashes[q->published - 1] : NULL);
+		kv_pool_set_stored(d->w->pool, q->blocks[q->published], result[i].item.generation,
+		                   result[i].tier);
 	}
 	q->computed = q->published * d->w->info->kv.block_tokens;
 }
@@ -313,7 +336,7 @@ static void room_made(struct svc *s, void *arg)
 {
 	struct decode *d = arg;
 	(void)s;
-	d->at_storage--;               /* not before: without it the stage may be idle, and gone */
+	d->at_storage--; /* not before: without it the stage may be idle, and gone */
 	lease_try_grant(d);
 	role_look(d->w);
 }
@@ -349,7 +372,8 @@ static void give_up_late(struct decode *d)
 	if (!r || clock_us() < r->until_us)
 		return;
 	struct seq *q = r->q;
-	log_req(LOG_WARN, &r->id, "restore_late", "attempt=%u blocks=%u limit_us=%llu", q->work.attempt, r->n, (unsigned long long)d->restore_wait_us);
+	log_req(LOG_WARN, &r->id, "restore_late", "attempt=%u blocks=%u limit_us=%llu", q->work.attempt,
+	        r->n, (unsigned long long)d->restore_wait_us);
 	rates_note_read(&d->w->rates, r->expected, 0, d->restore_wait_us);
 	q->no_read = 1;
 	restore_leave(d, q);
@@ -360,7 +384,9 @@ void restore_deal(struct decode *d)
 {
 	for (;;) {
 		pthread_mutex_lock(&d->lock);
-		struct restore *r = list_empty(&d->answers) ? NULL : list_entry(d->answers.next, struct restore, answer);
+		struct restore *r = list_empty(&d->answers)
+		                        ? NULL
+		                        : list_entry(d->answers.next, struct restore, answer);
 		if (r)
 			list_remove(&r->answer);
 		pthread_mutex_unlock(&d->lock);

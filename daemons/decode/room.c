@@ -1,10 +1,14 @@
-/* room.c - blocks for running sequences: who grows, who gives way, who comes back. On the schedule thread.
+/* room.c - blocks for running sequences: who grows, who gives way, who comes back. On the schedule
+ * thread.
  *
- * Each step begins with a block for the next token of every running sequence, oldest first. When none is to be had the youngest gives all of its blocks back and
- * waits, by age; what it had computed goes to storage meanwhile (writeout.h). While blocks are on their way there, or wait for a fence, whoever lacks one sits steps
- * out, for a bounded time; those who have what they need run on. The youngest comes back when there is room for all its tokens and for what the others are
- * expected to grow by. What the prefix index still has of them need not be computed; what storage has is read, if that is faster (restore.c). Blocks are taken all at
- * once: nobody waits for blocks while it holds some, but the running ones, of whom the oldest always gets its own. */
+ * Each step begins with a block for the next token of every running sequence, oldest first. When
+ * none is to be had the youngest gives all of its blocks back and waits, by age; what it had
+ * computed goes to storage meanwhile (writeout.h). While blocks are on their way there, or wait for
+ * a fence, whoever lacks one sits steps out, for a bounded time; those who have what they need run
+ * on. The youngest comes back when there is room for all its tokens and for what the others are
+ * expected to grow by. What the prefix index still has of them need not be computed; what
+ * storage has is read, if that is faster (restore.c). Blocks are taken all at once: nobody waits
+ * for blocks while it holds some, but the running ones, of whom the oldest always gets its own. */
 #include "decode.h"
 #include "util/mem.h"
 
@@ -17,7 +21,7 @@ void room_insert_by_age(struct list *head, struct seq *q)
 	struct list *at = head->prev;
 	while (at != head && list_entry(at, struct seq, batch)->born_us > q->born_us)
 		at = at->prev;
-	list_push_front(at, &q->batch);     /* after `at` */
+	list_push_front(at, &q->batch); /* after `at` */
 }
 
 void room_drop_blocks(struct seq *q)
@@ -38,7 +42,7 @@ void room_wait_again(struct decode *d, struct seq *q)
 	if (q->preemptions)
 		d->preempted++;
 	q->back_us = 0;
-	q->ahead = 0;                 /* that draft's room is gone, and its place in a step */
+	q->ahead = 0; /* that draft's room is gone, and its place in a step */
 	q->phase = q->preemptions ? PHASE_PREEMPTED : PHASE_WAITING;
 	room_insert_by_age(&d->waiting, q);
 }
@@ -51,7 +55,8 @@ static void room_for_blocks(struct seq *q, uint32_t n)
 	q->blocks = mem_grow(q->blocks, q->room_blocks, sizeof *q->blocks);
 }
 
-/* Room for so many more blocks; one that was preempted leaves what the running ones are expected to grow by, or it would soon give way again. */
+/* Room for so many more blocks; one that was preempted leaves what the running ones are expected
+ * to grow by, or it would soon give way again. */
 static int fits(const struct decode *d, const struct seq *q, uint32_t blocks)
 {
 	struct kv_stats ks;
@@ -72,7 +77,8 @@ static int take_blocks(struct decode *d, struct seq *q, uint32_t may)
 	if (!fits(d, q, need - kv_pool_probe(p, q->hashes, may)))
 		return 0;
 	uint32_t matched = kv_pool_match(p, q->hashes, may, &q->work.id, q->blocks);
-	if (!fits(d, q, need - matched) || kv_pool_take(p, need - matched, KV_HELD, &q->work.id, q->blocks + matched) < 0) {
+	if (!fits(d, q, need - matched) ||
+	    kv_pool_take(p, need - matched, KV_HELD, &q->work.id, q->blocks + matched) < 0) {
 		kv_pool_release(p, q->blocks, matched);
 		return 0;
 	}
@@ -82,7 +88,8 @@ static int take_blocks(struct decode *d, struct seq *q, uint32_t may)
 	return 1;
 }
 
-/* The last token is always computed, and all of them when the prompt's own probabilities are still to be told. */
+/* The last token is always computed, and all of them when the prompt's own probabilities are
+ * still to be told. */
 static uint32_t may_have(const struct seq *q)
 {
 	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
@@ -103,8 +110,9 @@ static uint32_t common_blocks(const struct seq *r, const struct seq *q, uint32_t
 	return low;
 }
 
-/* Does a running one compute blocks right now that q would compute once more, as when one call has several answers? Then q waits for them; it holds nothing meanwhile,
- * and who runs waits for nobody, so that comes to an end: the blocks are there, or that one has lost its place. */
+/* Does a running one compute blocks right now that q would compute once more, as when one call has
+ * several answers? Then q waits for them; it holds nothing meanwhile, and who runs waits for
+ * nobody, so that comes to an end: the blocks are there, or that one has lost its place. */
 static int comes_soon(struct decode *d, const struct seq *q)
 {
 	uint32_t may = may_have(q), have = may ? kv_pool_probe(d->w->pool, q->hashes, may) : 0;
@@ -113,7 +121,7 @@ static int comes_soon(struct decode *d, const struct seq *q)
 	list_each(it, &d->running) {
 		struct seq *r = list_entry(it, struct seq, batch);
 		if (r->work.n_tokens - r->computed <= 1)
-			continue;             /* it only decodes */
+			continue; /* it only decodes */
 		seq_hash(r);
 		uint32_t common = common_blocks(r, q, may);
 		if (common > have && common > r->published)
@@ -156,12 +164,12 @@ void room_admit_waiting(struct decode *d)
 	list_each_safe(it, nx, &d->waiting) {
 		struct seq *q = list_entry(it, struct seq, batch);
 		if (d->lacking || d->n_running >= d->w->max_sequences)
-			return;               /* after all who run */
+			return; /* after all who run */
 		seq_hash(q);
 		if (comes_soon(d, q))
 			continue;
 		if (!admit(d, q))
-			return;               /* in order of age */
+			return; /* in order of age */
 		run_again(d, q);
 	}
 }
@@ -185,7 +193,8 @@ static void raise_ratio(struct decode *d)
 
 static void preempt(struct decode *d, struct seq *q)
 {
-	log_req(LOG_INFO, &q->work.id, "preempted", "attempt=%u tokens=%u blocks=%u", q->work.attempt, q->work.n_tokens, q->n_blocks);
+	log_req(LOG_INFO, &q->work.id, "preempted", "attempt=%u tokens=%u blocks=%u", q->work.attempt,
+	        q->work.n_tokens, q->n_blocks);
 	if (q->restore)
 		restore_leave(d, q);
 	if (d->save_preempted && clock_us() >= d->no_storage_until_us)
@@ -198,7 +207,8 @@ static void preempt(struct decode *d, struct seq *q)
 	raise_ratio(d);
 }
 
-/* One more block, at the cost of the youngest. 0: not now; q itself was the youngest and is preempted, or it sits this step out. */
+/* One more block, at the cost of the youngest. 0: not now; q itself was the youngest and is
+ * preempted, or it sits this step out. */
 static int grow_one(struct decode *d, struct seq *q)
 {
 	room_for_blocks(q, q->n_blocks + 1);
@@ -226,7 +236,7 @@ static void grow_all(struct decode *d)
 		uint32_t need = worker_blocks_for(d->w, q->work.n_tokens);
 		while (q->n_blocks < need)
 			if (!grow_one(d, q))
-				return;       /* who is younger does not get before it */
+				return; /* who is younger does not get before it */
 		it = it->next;
 	}
 }
@@ -237,7 +247,8 @@ static void grow_ahead(struct decode *d, struct seq *q)
 	struct worker *w = d->w;
 	uint32_t tokens = q->work.n_tokens, want = worker_blocks_for(w, tokens + q->ahead);
 	room_for_blocks(q, want);
-	while (!d->lacking && q->n_blocks < want && kv_pool_take(w->pool, 1, KV_HELD, &q->work.id, &q->blocks[q->n_blocks]) == 0)
+	while (!d->lacking && q->n_blocks < want &&
+	       kv_pool_take(w->pool, 1, KV_HELD, &q->work.id, &q->blocks[q->n_blocks]) == 0)
 		q->n_blocks++;
 	uint64_t room = (uint64_t)q->n_blocks * w->info->kv.block_tokens;
 	if (room < tokens + q->ahead)
@@ -262,14 +273,15 @@ int room_ready(const struct decode *d, const struct seq *q)
 	return !q->restore && q->n_blocks >= worker_blocks_for(d->w, q->work.n_tokens);
 }
 
-/* --- waiting ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- waiting ------------------------------------------------------------- */
 
-#define LOOK_AGAIN_US 5000u            /* others, leases, may give blocks back at any time */
+#define LOOK_AGAIN_US 5000u /* others, leases, may give blocks back at any time */
 
 uint64_t room_wake_us(const struct decode *d)
 {
 	uint64_t writes = writeout_next_us(d->w->writeout, d->wait_us), restores = restore_next_us(d);
 	uint64_t next = writes && (!restores || writes < restores) ? writes : restores;
-	uint64_t again = !list_empty(&d->waiting) || (d->lacking && !next) ? clock_us() + LOOK_AGAIN_US : 0;
+	uint64_t again = !list_empty(&d->waiting) || (d->lacking && !next) ? clock_us() + LOOK_AGAIN_US
+	                                                                   : 0;
 	return again && (!next || again < next) ? again : next;
 }

@@ -9,7 +9,8 @@
 
 const char *seq_state_name(enum seq_state s)
 {
-	static const char *const names[] = {"new", "compiling", "queued", "leased", "quarantine", "active", "end"};
+	static const char *const names[] = {"new",        "compiling", "queued", "leased",
+	                                    "quarantine", "active",    "end"};
 	return names[s];
 }
 
@@ -30,8 +31,10 @@ void seq_enter(struct seq *q, enum seq_state next)
 {
 	struct decode *d = decode_of(q->w);
 	if (!legal(q->state, next))
-		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->work.id), seq_state_name(q->state), seq_state_name(next));
-	log_req(LOG_DEBUG, &q->work.id, "seq_state", "attempt=%u from=%s to=%s", q->work.attempt, seq_state_name(q->state), seq_state_name(next));
+		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->work.id),
+		      seq_state_name(q->state), seq_state_name(next));
+	log_req(LOG_DEBUG, &q->work.id, "seq_state", "attempt=%u from=%s to=%s", q->work.attempt,
+	        seq_state_name(q->state), seq_state_name(next));
 	d->count[q->state]--;
 	d->count[next]++;
 	q->state = next;
@@ -59,7 +62,8 @@ int seq_hash_some(struct seq *q, uint32_t tokens)
 		q->hashes = mem_grow(q->hashes, q->room_hashes, sizeof *q->hashes);
 	}
 	for (; q->n_hashes < to; q->n_hashes++)
-		kv_hash_block(q->n_hashes ? &q->hashes[q->n_hashes - 1] : &w->root, q->work.tokens + (size_t)q->n_hashes * bt, bt, &q->hashes[q->n_hashes]);
+		kv_hash_block(q->n_hashes ? &q->hashes[q->n_hashes - 1] : &w->root,
+		              q->work.tokens + (size_t)q->n_hashes * bt, bt, &q->hashes[q->n_hashes]);
 	return q->n_hashes == full;
 }
 
@@ -82,14 +86,17 @@ static int refuse(struct decode *d, const struct work *k, Pds__Fault *fault, str
 		return err_set(err, ERR_CLOSED, "the decode worker is draining");
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
 	if (d->n_seqs >= d->max_seqs)
-		return err_set(err, ERR_FULL, "the decode worker holds %u requests, its limit", d->max_seqs);
+		return err_set(err, ERR_FULL, "the decode worker holds %u requests, its limit",
+		               d->max_seqs);
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
 	if (need > d->w->region.blocks || need > RING_BLOCKS_MAX)
-		return err_set(err, ERR_FULL, "%u tokens need %u KV blocks, the decode worker has %u", k->n_tokens, need, d->w->region.blocks);
+		return err_set(err, ERR_FULL, "%u tokens need %u KV blocks, the decode worker has %u",
+		               k->n_tokens, need, d->w->region.blocks);
 	return 0;
 }
 
-struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Request *r, Pds__Fault *fault, struct err *err)
+struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Request *r,
+                    Pds__Fault *fault, struct err *err)
 {
 	struct decode *d = decode_of(w);
 	struct seq *q = mem_zalloc(sizeof *q);
@@ -105,7 +112,8 @@ struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Reque
 		free(q);
 		return NULL;
 	}
-	uint64_t most = (uint64_t)w->region.blocks * w->info->kv.block_tokens + 1;    /* the last token needs no room; more would be preempted for ever */
+	/* the last token needs no room; more would be preempted for ever */
+	uint64_t most = (uint64_t)w->region.blocks * w->info->kv.block_tokens + 1;
 	if (q->work.limit_tokens > most)
 		q->work.limit_tokens = (uint32_t)most;
 	struct work_key k = work_key(&h->req, h->attempt);

@@ -1,11 +1,16 @@
-/* spec.c - speculative decoding on the schedule thread: which running sequences get a draft for the next step, how long, and what came of it.
+/* spec.c - speculative decoding on the schedule thread: which running sequences get a draft for the
+ * next step, how long, and what came of it.
  *
- * A draft is what the proposer expects behind a sequence's last token. It is written there (n_tokens does not count it) and computed in the same step, a row for each token;
- * then each row is sampled as it would have been alone, by the request's seed and the token's index, and the rows count as long as the draft said what was sampled. So the
- * answer is the same bit for bit as without: a draft decides how many steps it takes and nothing else.
+ * A draft is what the proposer expects behind a sequence's last token. It is written there
+ * (n_tokens does not count it) and computed in the same step, a row for each token; then each row
+ * is sampled as it would have been alone, by the request's seed and the token's index, and the rows
+ * count as long as the draft said what was sampled. So the answer is the same bit for bit as
+ * without: a draft decides how many steps it takes and nothing else.
  *
- * How long a draft may be is learned: by what became of the sequence's last ones (spec_record.c), and by what rows cost (spec_cost.c). And rows are what a step has to spare: a draft
- * never makes a prompt's chunk smaller, nor preempts anybody, nor takes a block that one who was preempted waits for. */
+ * How long a draft may be is learned: by what became of the sequence's last ones (spec_record.c),
+ * and by what rows cost (spec_cost.c). And rows are what a step has to spare: a draft never
+ * makes a prompt's chunk smaller, nor preempts anybody, nor takes a block that one who was
+ * preempted waits for. */
 #include "spec.h"
 #include "decode.h"
 #include "daemons/worker/constraint.h"
@@ -16,12 +21,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHOWN 5u             /* sizes of steps whose times pdctl shows: 1, 2, 4, 8, 16 rows */
+#define SHOWN 5u /* sizes of steps whose times pdctl shows: 1, 2, 4, 8, 16 rows */
 
 struct spec_seq {
 	struct ngram *index;
 	struct spec_record record;
-	uint32_t next, match;              /* of the present draft: place of what it is a copy of; how many tokens before it are the last ones */
+	/* of the present draft: place of what it is a copy of; how many tokens before it are the
+	 * last ones */
+	uint32_t next, match;
 };
 
 struct proposer {
@@ -31,11 +38,11 @@ struct proposer {
 };
 
 struct spec {
-	const struct proposer *proposer;   /* NULL: off */
+	const struct proposer *proposer; /* NULL: off */
 	uint32_t tokens_max, ngram_min;
 	struct spec_cost cost;
-	_Atomic uint32_t shown_us[SHOWN];  /* of it, for other threads; 0: nothing is known yet */
-	struct spec_want *want;            /* (max_sequences) of this step */
+	_Atomic uint32_t shown_us[SHOWN]; /* of it, for other threads; 0: nothing is known yet */
+	struct spec_want *want;           /* (max_sequences) of this step */
 	struct seq **whose;
 };
 
@@ -54,7 +61,7 @@ static int find_ngram(struct spec_seq *ss, const struct work *k)
 
 static const struct proposer proposers[] = {{"naive", find_nothing}, {"ngram", find_ngram}};
 
-/* --- life ------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 struct spec *spec_new(struct worker *w)
 {
@@ -68,7 +75,8 @@ struct spec *spec_new(struct worker *w)
 	s->want = mem_array(w->max_sequences, sizeof *s->want);
 	s->whose = mem_array(w->max_sequences, sizeof *s->whose);
 	if (s->proposer)
-		log_info("speculative", "proposer=%s tokens_max=%u ngram_min=%u", s->proposer->name, s->tokens_max, s->ngram_min);
+		log_info("speculative", "proposer=%s tokens_max=%u ngram_min=%u", s->proposer->name,
+		         s->tokens_max, s->ngram_min);
 	return s;
 }
 
@@ -100,7 +108,7 @@ static struct spec_seq *spec_seq_new(const struct spec *s)
 	return ss;
 }
 
-/* --- planning --------------------------------------------------------------------------------------------------------------- */
+/* --- planning ------------------------------------------------------------ */
 
 /* Its answer may get so many tokens beside the one of this step. */
 static uint32_t tokens_beyond(const struct work *k)
@@ -113,17 +121,20 @@ static uint32_t tokens_beyond(const struct work *k)
 static int wants(struct spec *s, struct seq *q, struct spec_want *ret)
 {
 	if (!q->first_us)
-		return 0;              /* its prompt's last token: it may be wanted for log-probabilities */
+		return 0; /* its prompt's last token: it may be wanted for log-probabilities */
 	if (!q->spec)
 		q->spec = spec_seq_new(s);
 	struct spec_seq *ss = q->spec;
 	spec_record_step(&ss->record);
 	uint32_t most = tokens_beyond(&q->work), has = q->n_blocks * q->w->info->kv.block_tokens;
 	if (decode_of(q->w)->preempted)
-		most = least(most, has > q->work.n_tokens ? has - q->work.n_tokens : 0);    /* free blocks are for those who wait for them */
+		/* free blocks are for those who wait for them */
+		most = least(most, has > q->work.n_tokens ? has - q->work.n_tokens : 0);
 	if (!s->proposer->find(ss, &q->work) || !most)
 		return 0;
-	*ret = (struct spec_want){.most = least(most, ss->record.length), .match = ss->match, .miss = spec_record_miss(&ss->record)};
+	*ret = (struct spec_want){.most = least(most, ss->record.length),
+	                          .match = ss->match,
+	                          .miss = spec_record_miss(&ss->record)};
 	return 1;
 }
 
@@ -136,7 +147,8 @@ static void write_draft(struct seq *q, uint32_t rows)
 		k->tokens = mem_grow(k->tokens, k->room_tokens, sizeof *k->tokens);
 	}
 	ngram_copy(k->tokens, k->n_tokens, q->spec->next, rows, k->tokens + k->n_tokens);
-	q->ahead = constraint_leading(k, rows);      /* what its constraint does not allow will not be sampled */
+	/* what its constraint does not allow will not be sampled */
+	q->ahead = constraint_leading(k, rows);
 }
 
 void spec_plan(struct decode *d)
@@ -150,7 +162,7 @@ void spec_plan(struct decode *d)
 		uint32_t left = q->work.n_tokens - q->computed;
 		q->ahead = 0;
 		if (q->restore)
-			continue;      /* it is in no step before storage has ended */
+			continue; /* it is in no step before storage has ended */
 		decode += left == 1;
 		prompt += left > 1 ? left : 0;
 		if (left == 1 && n < d->w->max_sequences && wants(s, q, &s->want[n]))
@@ -164,7 +176,7 @@ void spec_plan(struct decode *d)
 			write_draft(s->whose[i], s->want[i].rows);
 }
 
-/* --- learning --------------------------------------------------------------------------------------------------------------- */
+/* --- learning ------------------------------------------------------------ */
 
 void spec_step_took(struct decode *d, uint32_t rows, uint64_t us)
 {
@@ -193,9 +205,13 @@ void spec_learn(struct decode *d, struct seq *q, uint32_t drafted, uint32_t righ
 void spec_status(const struct decode *d, struct buf *out)
 {
 	const struct stat_set *stats = svc_stats(d->w->svc);
-	buf_printf(out, ",\"speculative\":\"%s\",\"drafts\":%llu,\"drafted_tokens\":%llu,\"accepted_tokens\":%llu",
-	           d->spec->proposer ? d->spec->proposer->name : "off", (unsigned long long)stat_get(stats, WS_SPEC_DRAFTS),
-	           (unsigned long long)stat_get(stats, WS_SPEC_PROPOSED), (unsigned long long)stat_get(stats, WS_SPEC_ACCEPTED));
+	buf_printf(
+		out,
+		",\"speculative\":\"%s\",\"drafts\":%llu,\"drafted_tokens\":%llu,\"accepted_tokens\":%llu",
+		d->spec->proposer ? d->spec->proposer->name : "off",
+		(unsigned long long)stat_get(stats, WS_SPEC_DRAFTS),
+		(unsigned long long)stat_get(stats, WS_SPEC_PROPOSED),
+		(unsigned long long)stat_get(stats, WS_SPEC_ACCEPTED));
 	if (!d->spec->proposer)
 		return;
 	buf_adds(out, ",\"step_us_by_rows\":{");

@@ -1,31 +1,40 @@
 /* spec_cost.c - see spec.h: is a drafted row worth what it costs?
  *
- * A step reads all weights whether it has one row or eight, so that further rows are cheap until the device has to compute more than it has to read. Where that is
- * depends on the machine. SmolLM2-135M, Q4_1, AVX-512 VNNI, 300 tokens of context; steps of so many rows, in steps of one row:
+ * A step reads all weights whether it has one row or eight, so that further rows are cheap until
+ * the device has to compute more than it has to read. Where that is depends on the machine.
+ * SmolLM2-135M, Q4_1, AVX-512 VNNI, 300 tokens of context; steps of so many rows, in steps of one
+ * row:
  *     rows                   2     3     4     5     8     9     12    16    32
  *     one core    (4.8 ms)   1.35  1.7   2.1   3.0   4.0   5.5   5.7   7.3   15.5
  *     two cores   (4.2 ms)   1.1   1.25  1.45  2.05  2.7   3.6   3.8   4.7   9.8
- * (two cores read hardly faster than one, but compute twice as fast.) So on one core four rows that are all right bring 1.9 times the tokens and sixteen 2.2 times, on two
- * cores 2.8 and 3.4 times; the fifth and the ninth row cost as much as three others; and four sequences of one row each have used up nearly all that one core has to
- * gain. On an accelerator dozens of rows cost as much as one. Hence no rule but a table of what was measured.
+ * (two cores read hardly faster than one, but compute twice as fast.) So on one core four rows that
+ * are all right bring 1.9 times the tokens and sixteen 2.2 times, on two cores 2.8 and 3.4 times;
+ * the fifth and the ninth row cost as much as three others; and four sequences of one row each have
+ * used up nearly all that one core has to gain. On an accelerator dozens of rows cost as much as
+ * one. Hence no rule but a table of what was measured.
  *
- * One bad moment of the machine must not count for long: an entry is believed from its second note on, its first few notes count by the least of them, and what was not
- * looked at for long is forgotten, so that it is tried again. */
+ * One bad moment of the machine must not count for long: an entry is believed from its second note
+ * on, its first few notes count by the least of them, and what was not looked at for long is
+ * forgotten, so that it is tried again. */
 #include "spec.h"
 #include "util/least.h"
 
 #include <math.h>
 #include <stddef.h>
 
-#define FORGET 256u          /* notes */
+#define FORGET 256u /* notes */
 #define BELIEVED 2u
-#define SETTLED 4u           /* notes, from which on an entry follows them slowly */
-#define COMMON 0.15          /* of a deviation, what is held to be true of all steps: most of it, as sizes that are rarely seen must not fall behind; */
-#define OWN 0.05             /* and of steps of this size */
-#define OUTLIER 4.0          /* a step that was more out of the way than this is counted as if it had been this */
-#define GUESS 0.15           /* nothing else is known: each further row costs so much of the first */
-#define WORTH 1.03           /* less gain is noise */
-#define TINY 0.005           /* nothing worth a row anywhere */
+#define SETTLED 4u /* notes, from which on an entry follows them slowly */
+/* of a deviation, what is held to be true of all steps: most of it, as sizes that are rarely
+ * seen must not fall behind; */
+#define COMMON 0.15
+#define OWN 0.05 /* and of steps of this size */
+/* a step that was more out of the way than this is counted as if it had been this */
+#define OUTLIER 4.0
+/* nothing else is known: each further row costs so much of the first */
+#define GUESS 0.15
+#define WORTH 1.03 /* less gain is noise */
+#define TINY 0.005 /* nothing worth a row anywhere */
 
 static int known(const struct spec_cost *c, uint32_t rows)
 {
@@ -91,9 +100,10 @@ double spec_cost_of(const struct spec_cost *c, uint32_t rows)
 	return a == b ? c->us[a] : c->us[a] + (c->us[b] - c->us[a]) * (rows - a) / (b - a);
 }
 
-/* --- sharing ---------------------------------------------------------------------------------------------------------------- */
+/* --- sharing ------------------------------------------------------------- */
 
-uint32_t spec_spare(uint32_t max_batched, uint32_t chunk_tokens, uint32_t decode, uint32_t prompt, uint32_t *ret_chunk)
+uint32_t spec_spare(uint32_t max_batched, uint32_t chunk_tokens, uint32_t decode, uint32_t prompt,
+                    uint32_t *ret_chunk)
 {
 	uint32_t room = max_batched > decode ? max_batched - decode : 0;
 	*ret_chunk = least(least(prompt, decode ? chunk_tokens : max_batched), room);
@@ -107,7 +117,8 @@ static void expect_next(struct spec_want *w)
 	w->gain = log1p(w->right / w->tokens);
 }
 
-/* The want whose next row brings most; NULL: none that brings anything. As its gain falls with each row, equals get equally many. */
+/* The want whose next row brings most; NULL: none that brings anything. As its gain falls with
+ * each row, equals get equally many. */
 static struct spec_want *next_row(struct spec_want *want, uint32_t n)
 {
 	struct spec_want *best = NULL;
@@ -120,7 +131,8 @@ static struct spec_want *next_row(struct spec_want *want, uint32_t n)
 	return best;
 }
 
-uint32_t spec_share(const struct spec_cost *c, uint32_t decode, uint32_t chunk, uint32_t budget, struct spec_want *want, uint32_t n)
+uint32_t spec_share(const struct spec_cost *c, uint32_t decode, uint32_t chunk, uint32_t budget,
+                    struct spec_want *want, uint32_t n)
 {
 	struct spec_want *order[WORKER_DRAFT_ROWS], *w;
 	uint32_t base = decode + chunk, waiting = decode + (chunk != 0), given = 0, keep = 0;

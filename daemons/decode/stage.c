@@ -1,5 +1,6 @@
-/* stage.c - the decode stage towards the worker: messages, peers, timers, life. It also takes whole requests (role mixed, or no prefill
- * worker lives): they have no lease and no candidate, and go straight to the schedule thread. */
+/* stage.c - the decode stage towards the worker: messages, peers, timers, life. It also takes whole
+ * requests (role mixed, or no prefill worker lives): they have no lease and no candidate, and go
+ * straight to the schedule thread. */
 #include "decode.h"
 #include "daemons/worker/constraint.h"
 #include "util/mem.h"
@@ -10,15 +11,17 @@
 
 #define TIMER_US 50000u
 
-static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h,
+                     const ProtobufCMessage *body)
 {
 	(void)w;
 	(void)p;
 	(void)h;
-	(void)body;             /* a decode worker is connected to; it connects to nobody */
+	(void)body; /* a decode worker is connected to; it connects to nobody */
 }
 
-static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h,
+                      const ProtobufCMessage *body)
 {
 	struct decode *d = decode_of(w);
 	const Pds__Submit *m = (const Pds__Submit *)body;
@@ -27,18 +30,22 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	Pds__Fault fault;
 	if (seq_find(d, h) || tomb_has(d, &k))
 		return;
-	if (m->n_candidates) {      /* the router took this for a prefill worker, which it was */
-		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1, "the worker's role has been switched: it hands nothing over");
+	if (m->n_candidates) { /* the router took this for a prefill worker, which it was */
+		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1,
+		            "the worker's role has been switched: it hands nothing over");
 		return;
 	}
 	struct seq *q = seq_new(w, h, m->request, &fault, &err);
 	if (!q) {
-		worker_fail(w, h, peer_name(p), peer_epoch(p), fault, fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_DRAINING, err.text);
+		worker_fail(w, h, peer_name(p), peer_epoch(p), fault,
+		            fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_DRAINING,
+		            err.text);
 		return;
 	}
 	snprintf(q->work.router, sizeof q->work.router, "%s", peer_name(p));
 	q->work.router_epoch = peer_epoch(p);
-	log_req(LOG_INFO, &h->req, "accepted", "attempt=%u tokens=%u local=1", h->attempt, q->work.n_tokens);
+	log_req(LOG_INFO, &h->req, "accepted", "attempt=%u tokens=%u local=1", h->attempt,
+	        q->work.n_tokens);
 	form_then_go_on(q);
 }
 
@@ -54,7 +61,8 @@ static void cancel_seq(struct seq *q, const char *why)
 		if (q->cancelled)
 			return;
 		q->cancelled = 1;
-		log_req(LOG_INFO, &q->work.id, "cancelled", "attempt=%u why=%s", q->work.attempt, log_quote(why));
+		log_req(LOG_INFO, &q->work.id, "cancelled", "attempt=%u why=%s", q->work.attempt,
+		        log_quote(why));
 		stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
 		batch_kick(decode_of(q->w));
 	} else if (q->state == SEQ_COMPILING) {
@@ -64,14 +72,15 @@ static void cancel_seq(struct seq *q, const char *why)
 	}
 }
 
-static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h,
+                      const ProtobufCMessage *body)
 {
 	struct decode *d = decode_of(w);
 	struct seq *q = seq_find(d, h);
 	struct work_key k = work_key(&h->req, h->attempt);
 	if (q && q->state == SEQ_ACTIVE && peer_tag(p) != TAG_ROUTER)
-		log_req(LOG_INFO, &h->req, "cancel_ignored", "attempt=%u peer=%s why=%s", h->attempt, peer_name(p),
-		        log_quote("it has joined: from then on only the router ends it"));
+		log_req(LOG_INFO, &h->req, "cancel_ignored", "attempt=%u peer=%s why=%s", h->attempt,
+		        peer_name(p), log_quote("it has joined: from then on only the router ends it"));
 	else if (q)
 		cancel_seq(q, ((const Pds__Cancel *)body)->reason);
 	else
@@ -86,26 +95,31 @@ void seq_ended(struct svc *s, void *arg)
 	(void)s;
 	seq_head(q, &h);
 	if (q->failed && !q->cancelled) {
-		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INTERNAL, .retry = 1, .text = q->fail_text,
+		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INTERNAL,
+		                           .retry = 1,
+		                           .text = q->fail_text,
 		                           .blame = svc_name(q->w->svc)};
 		int no_memory = q->draw_fault == PDS__FAULT__FAULT_OVERLOADED;
 		if (q->draw_fault)
-			f = (struct worker_failure){.fault = q->draw_fault, .retry = no_memory,
+			f = (struct worker_failure){.fault = q->draw_fault,
+			                            .retry = no_memory,
 			                            .text = q->fail_text};
 		f.retry_after_us = no_memory ? CONSTRAINT_RETRY_US : 0;
-		stat_add(svc_stats(q->w->svc), WS_NOT_FINITE,
-		         q->draw_fault == PDS__FAULT__FAULT_INTERNAL);
+		stat_add(svc_stats(q->w->svc), WS_NOT_FINITE, q->draw_fault == PDS__FAULT__FAULT_INTERNAL);
 		worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch, &f);
 	}
-	log_req(LOG_INFO, &q->work.id, "decode_done", "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u cancelled=%d", q->work.attempt,
-	        work_index(&q->work), q->cached_tokens, (unsigned long long)(q->first_us ? q->done_us - q->first_us : 0), q->preemptions, q->drafted,
-	        q->accepted, q->cancelled);
+	log_req(LOG_INFO, &q->work.id, "decode_done",
+	        "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u "
+	        "cancelled=%d",
+	        q->work.attempt, work_index(&q->work), q->cached_tokens,
+	        (unsigned long long)(q->first_us ? q->done_us - q->first_us : 0), q->preemptions,
+	        q->drafted, q->accepted, q->cancelled);
 	d->active--;
 	seq_end(q);
 	lease_try_grant(d);
 }
 
-/* --- peers ------------------------------------------------------------------------------------------------------------------------ */
+/* --- peers --------------------------------------------------------------- */
 
 static void peer_up(struct worker *w, struct peer *p)
 {
@@ -122,9 +136,9 @@ static void reservation_drop(struct seq *q, const char *why)
 	seq_end(q);
 }
 
-/* A prefill worker that lives asks the next candidate, or fails the attempt itself. So the router hears
- * of leases only, one of which it may know to be the attempt's. Reservations go first: what leases give
- * back is for others. */
+/* A prefill worker that lives asks the next candidate, or fails the attempt itself. So the router
+ * hears of leases only, one of which it may know to be the attempt's. Reservations go first: what
+ * leases give back is for others. */
 static void prefill_gone(struct decode *d, struct peer *p)
 {
 	static const enum seq_state order[] = {SEQ_COMPILING, SEQ_QUEUED, SEQ_LEASED};
@@ -148,8 +162,7 @@ static void router_gone(struct decode *d, struct peer *p)
 {
 	list_each_safe(it, nx, &d->seqs) {
 		struct seq *q = list_entry(it, struct seq, node);
-		if (strcmp(q->work.router, peer_name(p)) == 0 &&
-		    q->work.router_epoch == peer_epoch(p))
+		if (strcmp(q->work.router, peer_name(p)) == 0 && q->work.router_epoch == peer_epoch(p))
 			cancel_seq(q, "the router is gone");
 	}
 }
@@ -222,7 +235,7 @@ void decode_watch(struct decode *d)
 	event_add(d->timer, &interval);
 }
 
-/* --- life --------------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 static int start(struct worker *w, struct err *err)
 {
@@ -268,7 +281,8 @@ static void abort_all(struct worker *w, const char *why)
 		seq_head(q, &h);
 		if (q->state == SEQ_QUARANTINE || q->cancelled)
 			continue;
-		worker_fail(w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DRAINING, 1, why);
+		worker_fail(w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DRAINING, 1,
+		            why);
 		cancel_seq(q, why);
 	}
 }
@@ -299,7 +313,8 @@ static void stop(struct worker *w)
 		struct msg_head h;
 		seq_head(q, &h);
 		if (q->state != SEQ_QUARANTINE)
-			worker_fail(w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DRAINING, 1, "the decode worker ends");
+			worker_fail(w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DRAINING, 1,
+			            "the decode worker ends");
 		seq_end(q);
 	}
 	tombs_fini(d);
@@ -318,7 +333,10 @@ static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 
 static const char *state_word(const struct seq *q)
 {
-	static const char *const phases[] = {[PHASE_WAITING] = "waiting", [PHASE_PREEMPTED] = "preempted", [PHASE_RESTORING] = "restoring", [PHASE_RUNNING] = "active"};
+	static const char *const phases[] = {[PHASE_WAITING] = "waiting",
+	                                     [PHASE_PREEMPTED] = "preempted",
+	                                     [PHASE_RESTORING] = "restoring",
+	                                     [PHASE_RUNNING] = "active"};
 	return q->state == SEQ_ACTIVE ? phases[q->phase] : seq_state_name(q->state);
 }
 
@@ -330,9 +348,12 @@ static void requests(struct worker *w, struct buf *out)
 	buf_addc(out, '[');
 	list_each(it, &d->seqs) {
 		struct seq *q = list_entry(it, struct seq, node);
-		buf_printf(out, "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,\"prompt\":%u,\"lease\":%llu,\"prefill\":\"%s\"}",
-		           first ? "" : ",", log_reqid(&q->work.id), q->work.attempt, state_word(q), (unsigned long long)(now - q->accepted_us) / 1000,
-		           q->work.given_tokens, (unsigned long long)q->lease_id, q->prefill);
+		buf_printf(out,
+		           "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,"
+		           "\"prompt\":%u,\"lease\":%llu,\"prefill\":\"%s\"}",
+		           first ? "" : ",", log_reqid(&q->work.id), q->work.attempt, state_word(q),
+		           (unsigned long long)(now - q->accepted_us) / 1000, q->work.given_tokens,
+		           (unsigned long long)q->lease_id, q->prefill);
 		first = 0;
 	}
 	buf_addc(out, ']');
@@ -344,13 +365,21 @@ static void status(struct worker *w, struct buf *out)
 	pthread_mutex_lock(&d->lock);
 	double ratio = d->ratio;
 	pthread_mutex_unlock(&d->lock);
-	buf_printf(out, ",\"storage_ready\":%s,\"saving_blocks\":%u,\"at_storage\":%u", w->store && store_ready(w->store) ? "true" : "false", writeout_saving(w->writeout),
+	buf_printf(out, ",\"storage_ready\":%s,\"saving_blocks\":%u,\"at_storage\":%u",
+	           w->store && store_ready(w->store) ? "true" : "false", writeout_saving(w->writeout),
 	           d->at_storage);
-	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"preempted\":%u,\"growth_ratio\":%.3f,\"growth_blocks\":%llu,\"queue_us\":%llu,\"sequences\":{", d->active,
-	           d->count[SEQ_QUEUED] + d->count[SEQ_LEASED], d->preempted, ratio, (unsigned long long)lease_growth(d),
-	           (unsigned long long)(d->count[SEQ_QUEUED] ? queue_estimate(d, d->last_upto - d->gone_upto, d->count[SEQ_QUEUED]) : 0));
+	buf_printf(out,
+	           ",\"running\":%u,\"waiting\":%u,\"preempted\":%u,\"growth_ratio\":%.3f,\"growth_"
+	           "blocks\":%llu,\"queue_us\":%llu,\"sequences\":{",
+	           d->active, d->count[SEQ_QUEUED] + d->count[SEQ_LEASED], d->preempted, ratio,
+	           (unsigned long long)lease_growth(d),
+	           (unsigned long long)(d->count[SEQ_QUEUED]
+	                                    ? queue_estimate(d, d->last_upto - d->gone_upto,
+	                                                     d->count[SEQ_QUEUED])
+	                                    : 0));
 	for (int i = SEQ_COMPILING; i < SEQ_END; i++)
-		buf_printf(out, "%s\"%s\":%u", i == SEQ_COMPILING ? "" : ",", seq_state_name((enum seq_state)i), d->count[i]);
+		buf_printf(out, "%s\"%s\":%u", i == SEQ_COMPILING ? "" : ",",
+		           seq_state_name((enum seq_state)i), d->count[i]);
 	buf_adds(out, "}");
 	spec_status(d, out);
 }
@@ -374,6 +403,20 @@ static const struct stage_msg messages[] = {
 };
 
 const struct stage_ops decode_stage = {
-	.name = "decode", .messages = messages, .start = start, .drain = drain, .abort = abort_all, .role_changed = role_changed, .idle = idle, .stop = stop, .peer_up = peer_up, .peer_down = peer_down,
-	.room = room, .messager_gone = messager_gone, .heartbeat = heartbeat, .requests = requests, .status = status, .reason = reason,
+	.name = "decode",
+	.messages = messages,
+	.start = start,
+	.drain = drain,
+	.abort = abort_all,
+	.role_changed = role_changed,
+	.idle = idle,
+	.stop = stop,
+	.peer_up = peer_up,
+	.peer_down = peer_down,
+	.room = room,
+	.messager_gone = messager_gone,
+	.heartbeat = heartbeat,
+	.requests = requests,
+	.status = status,
+	.reason = reason,
 };

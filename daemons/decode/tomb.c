@@ -1,8 +1,10 @@
-/* tomb.c - attempts that have ended here or were cancelled before they came: a RESERVE or SUBMIT of theirs that comes late begins nothing.
+/* tomb.c - attempts that have ended here or were cancelled before they came: a RESERVE or SUBMIT of
+ * theirs that comes late begins nothing.
  *
- * A tomb stands until its request's deadline, at most TOMB_SECONDS. They hang in a wheel of seconds, so that adding, finding and ending one costs the same however
- * many there are; past TOMBS_MAX those that would end soonest go first (the lease's expiry still guards what they guarded). No timer: they are
- * swept when there is something else to do. */
+ * A tomb stands until its request's deadline, at most TOMB_SECONDS. They hang in a wheel of
+ * seconds, so that adding, finding and ending one costs the same however many there are; past
+ * TOMBS_MAX those that would end soonest go first (the lease's expiry still guards what they
+ * guarded). No timer: they are swept when there is something else to do. */
 #include "decode.h"
 #include "util/mem.h"
 
@@ -35,7 +37,7 @@ void tomb_expire(struct decode *d, uint64_t now_us)
 {
 	uint64_t now = now_us / 1000000u;
 	if (now - d->tomb_second > TOMB_WHEEL)
-		d->tomb_second = now - TOMB_WHEEL;     /* nobody looked for so long: once round is all */
+		d->tomb_second = now - TOMB_WHEEL; /* nobody looked for so long: once round is all */
 	for (; d->tomb_second < now; d->tomb_second++)
 		free_second(d, d->tomb_second);
 }
@@ -59,7 +61,8 @@ void tomb_add(struct decode *d, const struct work_key *k, uint64_t until_us)
 	make_room(d);
 	struct tomb *t = mem_zalloc(sizeof *t);
 	t->key = *k;
-	t->until_us = until_us - now > TOMB_SECONDS * 1000000ull ? now + TOMB_SECONDS * 1000000ull : until_us;
+	t->until_us = until_us - now > TOMB_SECONDS * 1000000ull ? now + TOMB_SECONDS * 1000000ull
+	                                                         : until_us;
 	map_put(d->tomb_by_key, k->b, t);
 	list_push_back(wheel_at(d, t->until_us / 1000000u), &t->node);
 	d->n_tombs++;

@@ -32,9 +32,11 @@ static uint32_t still_leased(const struct copy_pools *p, const uint32_t *dst, co
 	return i;
 }
 
-/* The leading blocks as runs, at most BURST_RUNS and n blocks. Returns how many are in them; *ret_end: what follows may not be written. */
-static uint32_t gather(const struct copy_pools *p, uint32_t layer, const struct copy_list *list, uint32_t first, uint32_t n, struct kern_piece *piece,
-                       size_t *ret_runs, int *ret_end)
+/* The leading blocks as runs, at most BURST_RUNS and n blocks. Returns how many are in them;
+ * *ret_end: what follows may not be written. */
+static uint32_t gather(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
+                       uint32_t first, uint32_t n, struct kern_piece *piece, size_t *ret_runs,
+                       int *ret_end)
 {
 	const size_t bytes = p->layout->piece_bytes[layer];
 	uint32_t done = 0;
@@ -45,8 +47,9 @@ static uint32_t gather(const struct copy_pools *p, uint32_t layer, const struct 
 		CHECK(want <= p->to_blocks && *dst <= p->to_blocks - want);
 		uint32_t run = still_leased(p, dst, list->dst_gen + first + done, want);
 		if (run)
-			piece[(*ret_runs)++] = (struct kern_piece){kv_piece_offset(p->layout, p->to_blocks, layer, *dst),
-			                                           kv_piece_offset(p->layout, p->from_blocks, layer, *src), run * bytes};
+			piece[(*ret_runs)++] = (struct kern_piece){
+				kv_piece_offset(p->layout, p->to_blocks, layer, *dst),
+				kv_piece_offset(p->layout, p->from_blocks, layer, *src), run * bytes};
 		done += run;
 		*ret_end = run < want;
 	}
@@ -67,7 +70,8 @@ int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_lis
 		uint32_t more = gather(p, layer, list, done, n - done, piece, &c.n, &end);
 		int rc = c.n ? kern_copy(&c, &sum->last, why, sizeof why) : KERN_OK;
 		if (rc)
-			return err_set(err, rc == KERN_ELOST ? ERR_CLOSED : ERR_IO, "cannot copy layer %u: %s", layer, why);
+			return err_set(err, rc == KERN_ELOST ? ERR_CLOSED : ERR_IO, "cannot copy layer %u: %s",
+			               layer, why);
 		sum->runs += (uint32_t)c.n;
 		done += more;
 	}

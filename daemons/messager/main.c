@@ -1,9 +1,12 @@
-/* main.c - pdmessagerd: moves KV blocks between the pools of this host's workers while the prompt is still being computed.
+/* main.c - pdmessagerd: moves KV blocks between the pools of this host's workers while the prompt
+ * is still being computed.
  *
- * One event loop thread does all: descriptors come in over svc/attached.h, messages over the links, the copying is in mover.c and task.c. The pump runs the mover after
- * anything that may let a task go on: a doorbell, a message, a worker that came or went, and a slow timer while tasks are open. Before the loop sleeps the
- * rings are told so and looked at once more; an idle messager does nothing at all until a bell rings. Killed at any time, it leaves nothing behind: the
- * rings are the workers', and the next messager goes on from them. */
+ * One event loop thread does all: descriptors come in over svc/attached.h, messages over the links,
+ * the copying is in mover.c and task.c. The pump runs the mover after anything that may let a task
+ * go on: a doorbell, a message, a worker that came or went, and a slow timer while tasks are open.
+ * Before the loop sleeps the rings are told so and looked at once more; an idle messager does
+ * nothing at all until a bell rings. Killed at any time, it leaves nothing behind: the rings are
+ * the workers', and the next messager goes on from them. */
 #include "mover.h"
 #include "svc/attached.h"
 #include "svc/svc.h"
@@ -14,8 +17,26 @@
 #include <string.h>
 
 enum messager_stat {
-	MS_BYTES, MS_SENT, MS_CANCELLED, MS_REVOKED, MS_REFUSED, MS_STALLED, MS_DEADLINE, MS_PEER_GONE, MS_MALFORMED, MS_COPY_FAILED, MS_PIECES, MS_COPIES,
-	MS_HANDOVERS_REFUSED, MS_WORKERS, MS_TASKS, MS_COPY_SECONDS, MS_TAIL_SECONDS, MS_TRANSFER_SECONDS, MS_REACTION_SECONDS, MS_COUNT
+	MS_BYTES,
+	MS_SENT,
+	MS_CANCELLED,
+	MS_REVOKED,
+	MS_REFUSED,
+	MS_STALLED,
+	MS_DEADLINE,
+	MS_PEER_GONE,
+	MS_MALFORMED,
+	MS_COPY_FAILED,
+	MS_PIECES,
+	MS_COPIES,
+	MS_HANDOVERS_REFUSED,
+	MS_WORKERS,
+	MS_TASKS,
+	MS_COPY_SECONDS,
+	MS_TAIL_SECONDS,
+	MS_TRANSFER_SECONDS,
+	MS_REACTION_SECONDS,
+	MS_COUNT
 };
 
 struct messager {
@@ -30,33 +51,56 @@ struct messager {
 };
 
 static const struct conf_key keys[] = {
-	{"stall_ms", CONF_INT, "2000", 10, 600000, "ms", 1, "a task ends when its prefill makes no progress, or its decode worker, a link or an answer is waited for, so long", NULL},
-	{"slice_kb", CONF_INT, "1024", 16, 1048576, "KiB", 1, "bytes copied before other events are looked at", NULL},
-	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1, "while tasks are open the task rings are looked at this often even if no doorbell rings", NULL},
-	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0, "workers of this host that may hand their memory over", NULL},
+	{"stall_ms", CONF_INT, "2000", 10, 600000, "ms", 1,
+     "a task ends when its prefill makes no progress, or its decode worker, a link or an answer is "
+     "waited for, so long",
+     NULL},
+	{"slice_kb", CONF_INT, "1024", 16, 1048576, "KiB", 1,
+     "bytes copied before other events are looked at", NULL},
+	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1,
+     "while tasks are open the task rings are looked at this often even if no doorbell rings",
+     NULL},
+	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0,
+     "workers of this host that may hand their memory over", NULL},
 	CONF_END,
 };
 
 static const struct stat_def stats[MS_COUNT] = {
 	[MS_BYTES] = {"pdserve_transfer_bytes_total", "KV bytes copied.", STAT_COUNTER},
-	[MS_SENT] = {"pdserve_transfers_sent_total", "Tasks whose KV was delivered and acknowledged.", STAT_COUNTER},
-	[MS_CANCELLED] = {"pdserve_transfers_cancelled_total", "Tasks that the prefill worker took back.", STAT_COUNTER},
-	[MS_REVOKED] = {"pdserve_transfers_revoked_total", "Tasks whose lease the decode worker revoked.", STAT_COUNTER},
-	[MS_REFUSED] = {"pdserve_transfers_refused_total", "Tasks whose lease the decode worker would not open.", STAT_COUNTER},
-	[MS_STALLED] = {"pdserve_transfers_stalled_total", "Tasks that met the stall limit.", STAT_COUNTER},
-	[MS_DEADLINE] = {"pdserve_transfers_deadline_total", "Tasks whose deadline passed.", STAT_COUNTER},
-	[MS_PEER_GONE] = {"pdserve_transfers_peer_gone_total", "Tasks one of whose workers ended.", STAT_COUNTER},
-	[MS_MALFORMED] = {"pdserve_transfers_malformed_total", "Tasks with counts, blocks, names or layouts that do not fit.", STAT_COUNTER},
-	[MS_COPY_FAILED] = {"pdserve_transfers_copy_failed_total", "Tasks whose copying failed on the device.", STAT_COUNTER},
+	[MS_SENT] = {"pdserve_transfers_sent_total", "Tasks whose KV was delivered and acknowledged.",
+                 STAT_COUNTER},
+	[MS_CANCELLED] = {"pdserve_transfers_cancelled_total",
+                      "Tasks that the prefill worker took back.", STAT_COUNTER},
+	[MS_REVOKED] = {"pdserve_transfers_revoked_total",
+                    "Tasks whose lease the decode worker revoked.", STAT_COUNTER},
+	[MS_REFUSED] = {"pdserve_transfers_refused_total",
+                    "Tasks whose lease the decode worker would not open.", STAT_COUNTER},
+	[MS_STALLED] = {"pdserve_transfers_stalled_total", "Tasks that met the stall limit.",
+                    STAT_COUNTER},
+	[MS_DEADLINE] = {"pdserve_transfers_deadline_total", "Tasks whose deadline passed.",
+                     STAT_COUNTER},
+	[MS_PEER_GONE] = {"pdserve_transfers_peer_gone_total", "Tasks one of whose workers ended.",
+                      STAT_COUNTER},
+	[MS_MALFORMED] = {"pdserve_transfers_malformed_total",
+                      "Tasks with counts, blocks, names or layouts that do not fit.", STAT_COUNTER},
+	[MS_COPY_FAILED] = {"pdserve_transfers_copy_failed_total",
+                        "Tasks whose copying failed on the device.", STAT_COUNTER},
 	[MS_PIECES] = {"pdserve_transfer_pieces_total", "Pieces (layer, block) copied.", STAT_COUNTER},
-	[MS_COPIES] = {"pdserve_transfer_copies_total", "Copies into which neighbouring pieces were joined.", STAT_COUNTER},
-	[MS_HANDOVERS_REFUSED] = {"pdserve_handovers_refused_total", "Hand-overs of workers' memory that were refused.", STAT_COUNTER},
+	[MS_COPIES] = {"pdserve_transfer_copies_total",
+                   "Copies into which neighbouring pieces were joined.", STAT_COUNTER},
+	[MS_HANDOVERS_REFUSED] = {"pdserve_handovers_refused_total",
+                              "Hand-overs of workers' memory that were refused.", STAT_COUNTER},
 	[MS_WORKERS] = {"pdserve_workers", "Workers whose memory is mapped.", STAT_GAUGE},
 	[MS_TASKS] = {"pdserve_transfers_open", "Open tasks.", STAT_GAUGE},
-	[MS_COPY_SECONDS] = {"pdserve_transfer_copy_seconds", "Time spent copying, per delivered task.", STAT_SECONDS},
-	[MS_TAIL_SECONDS] = {"pdserve_transfer_tail_seconds", "Last layer seen computed until all was delivered.", STAT_SECONDS},
-	[MS_TRANSFER_SECONDS] = {"pdserve_transfer_seconds", "Task found until it was closed, delivered tasks.", STAT_SECONDS},
-	[MS_REACTION_SECONDS] = {"pdserve_transfer_reaction_seconds", "Doorbell's wake-up until what it announced was copied.", STAT_SECONDS},
+	[MS_COPY_SECONDS] = {"pdserve_transfer_copy_seconds", "Time spent copying, per delivered task.",
+                         STAT_SECONDS},
+	[MS_TAIL_SECONDS] = {"pdserve_transfer_tail_seconds",
+                         "Last layer seen computed until all was delivered.", STAT_SECONDS},
+	[MS_TRANSFER_SECONDS] = {"pdserve_transfer_seconds",
+                             "Task found until it was closed, delivered tasks.", STAT_SECONDS},
+	[MS_REACTION_SECONDS] = {"pdserve_transfer_reaction_seconds",
+                             "Doorbell's wake-up until what it announced was copied.",
+                             STAT_SECONDS},
 };
 
 static struct messager *messager_of(struct svc *s)
@@ -64,7 +108,7 @@ static struct messager *messager_of(struct svc *s)
 	return svc_data(s);
 }
 
-/* --- what the mover asks of us ------------------------------------------------------------------------------------------------ */
+/* --- what the mover asks of us ------------------------------------------- */
 
 static uint64_t out_now(void *arg)
 {
@@ -83,7 +127,8 @@ static int out_linked(void *arg, const char *name, uint64_t epoch)
 	return peer_of(arg, name, epoch) != NULL;
 }
 
-static int out_send(void *arg, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+static int out_send(void *arg, const char *name, uint64_t epoch, enum msg_type type,
+                    const struct msg_head *head, const ProtobufCMessage *body)
 {
 	struct messager *m = arg;
 	struct peer *p = peer_of(m, name, epoch);
@@ -93,8 +138,14 @@ static int out_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 static void out_ended(void *arg, const struct task_report *r)
 {
 	static const enum messager_stat counter[END_COUNT] = {
-		[END_SENT] = MS_SENT,         [END_CANCELLED] = MS_CANCELLED, [END_REVOKED] = MS_REVOKED,     [END_REFUSED] = MS_REFUSED,
-		[END_STALLED] = MS_STALLED,   [END_DEADLINE] = MS_DEADLINE,   [END_PEER_GONE] = MS_PEER_GONE, [END_MALFORMED] = MS_MALFORMED,
+		[END_SENT] = MS_SENT,
+		[END_CANCELLED] = MS_CANCELLED,
+		[END_REVOKED] = MS_REVOKED,
+		[END_REFUSED] = MS_REFUSED,
+		[END_STALLED] = MS_STALLED,
+		[END_DEADLINE] = MS_DEADLINE,
+		[END_PEER_GONE] = MS_PEER_GONE,
+		[END_MALFORMED] = MS_MALFORMED,
 		[END_COPY_FAILED] = MS_COPY_FAILED,
 	};
 	struct messager *m = arg;
@@ -116,14 +167,15 @@ static void out_lost(void *arg, const char *why)
 	svc_leave(why);
 }
 
-/* --- the pump --------------------------------------------------------------------------------------------------------------------- */
+/* --- the pump ------------------------------------------------------------ */
 
 static void scan_while_open(struct messager *m, int open)
 {
 	if (open == m->scanning)
 		return;
 	m->scanning = open;
-	const struct timeval tv = {(time_t)(m->scan_us / 1000000u), (suseconds_t)(m->scan_us % 1000000u)};
+	const struct timeval tv = {(time_t)(m->scan_us / 1000000u),
+	                           (suseconds_t)(m->scan_us % 1000000u)};
 	if (open)
 		event_add(m->scan_ev, &tv);
 	else
@@ -132,7 +184,8 @@ static void scan_while_open(struct messager *m, int open)
 
 static void pump_soon(struct messager *m)
 {
-	event_add(m->pump_ev, &(struct timeval){0});   /* a timer, not a self-made event: the loop polls everything else first */
+	/* a timer, not a self-made event: the loop polls everything else first */
+	event_add(m->pump_ev, &(struct timeval){0});
 }
 
 /* Looks at the rings and moves the tasks; called after anything that may let one go on. */
@@ -142,7 +195,7 @@ static void messager_pump(struct messager *m)
 	enum mover_turn turn = mover_turn(m->mover);
 	if (turn != MOVER_BUSY) {
 		mover_sleeping(m->mover, 1);
-		turn = mover_turn(m->mover);   /* what came before the 1 was seen rang no bell */
+		turn = mover_turn(m->mover); /* what came before the 1 was seen rang no bell */
 	}
 	if (turn == MOVER_BUSY) {
 		mover_sleeping(m->mover, 0);
@@ -161,14 +214,15 @@ static void on_pump(evutil_socket_t fd, short what, void *arg)
 	messager_pump(arg);
 }
 
-/* --- workers --------------------------------------------------------------------------------------------------------------------------- */
+/* --- workers ------------------------------------------------------------- */
 
 /* The pump comes after the answer: no lease is opened for a worker that does not know of us. */
 static int on_attach(void *arg, const struct attached_memory *h, void **ret_worker, struct err *err)
 {
 	struct messager *m = arg;
 	(void)err;
-	*ret_worker = mover_add(m->mover, h->hello->name, h->hello->epoch, &h->layout, &h->region, h->ring);
+	*ret_worker = mover_add(m->mover, h->hello->name, h->hello->epoch, &h->layout, &h->region,
+	                        h->ring);
 	pump_soon(m);
 	return 0;
 }
@@ -177,7 +231,7 @@ static void on_detach(void *arg, void *worker, const char *why)
 {
 	struct messager *m = arg;
 	(void)why;
-	if (!m->mover)   /* at the stop it is gone, with its workers */
+	if (!m->mover) /* at the stop it is gone, with its workers */
 		return;
 	mover_remove(m->mover, worker);
 	pump_soon(m);
@@ -192,25 +246,31 @@ static void on_bell(void *arg)
 		stat_observe_us(svc_stats(m->svc), MS_REACTION_SECONDS, clock_us() - begin);
 }
 
-/* --- messages ----------------------------------------------------------------------------------------------------------------------- */
+/* --- messages ------------------------------------------------------------ */
 
-static void on_lease_opened(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+static void on_lease_opened(struct svc *s, struct peer *p, const struct msg_head *head,
+                            const ProtobufCMessage *body)
 {
 	(void)head;
-	mover_lease_opened(messager_of(s)->mover, peer_name(p), peer_epoch(p), (const Pds__LeaseOpened *)body);
+	mover_lease_opened(messager_of(s)->mover, peer_name(p), peer_epoch(p),
+	                   (const Pds__LeaseOpened *)body);
 	messager_pump(messager_of(s));
 }
 
-static void on_lease_revoke(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+static void on_lease_revoke(struct svc *s, struct peer *p, const struct msg_head *head,
+                            const ProtobufCMessage *body)
 {
-	mover_lease_revoke(messager_of(s)->mover, peer_name(p), peer_epoch(p), head, (const Pds__LeaseRevoke *)body);
+	mover_lease_revoke(messager_of(s)->mover, peer_name(p), peer_epoch(p), head,
+	                   (const Pds__LeaseRevoke *)body);
 	messager_pump(messager_of(s));
 }
 
-static void on_kv_ready_ack(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+static void on_kv_ready_ack(struct svc *s, struct peer *p, const struct msg_head *head,
+                            const ProtobufCMessage *body)
 {
 	(void)head;
-	mover_kv_ready_ack(messager_of(s)->mover, peer_name(p), peer_epoch(p), (const Pds__KvReadyAck *)body);
+	mover_kv_ready_ack(messager_of(s)->mover, peer_name(p), peer_epoch(p),
+	                   (const Pds__KvReadyAck *)body);
 	messager_pump(messager_of(s));
 }
 
@@ -228,12 +288,13 @@ static void on_up(struct svc *s, struct peer *p)
 	messager_pump(m);
 }
 
-/* --- life --------------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 static struct mover_limits limits_of(struct svc *s)
 {
 	const struct conf *c = svc_conf(s);
-	return (struct mover_limits){(uint64_t)conf_int(c, "stall_ms") * 1000u, (size_t)conf_int(c, "slice_kb") << 10};
+	return (struct mover_limits){(uint64_t)conf_int(c, "stall_ms") * 1000u,
+	                             (size_t)conf_int(c, "slice_kb") << 10};
 }
 
 static void messager_stop(struct svc *s)
@@ -241,7 +302,8 @@ static void messager_stop(struct svc *s)
 	struct messager *m = messager_of(s);
 	if (!m)
 		return;
-	mover_destroy(&m->mover);   /* tasks are dropped without a word: the next messager goes on from the rings */
+	/* tasks are dropped without a word: the next messager goes on from the rings */
+	mover_destroy(&m->mover);
 	attached_close(&m->attached, "the messager ends");
 	event_free(m->pump_ev);
 	event_free(m->scan_ev);
@@ -254,8 +316,15 @@ static int messager_start(struct svc *s, struct err *err)
 	struct messager *m = mem_zalloc(sizeof *m);
 	const struct mover_out out = {m, out_now, out_linked, out_send, out_ended, out_lost};
 	const struct mover_limits limits = limits_of(s);
-	const struct attached_hooks hooks = {.svc = s, .arg = m, .workers_max = (unsigned)conf_int(svc_conf(s), "workers_max"), .stat_workers = MS_WORKERS,
-	                                     .stat_refused = MS_HANDOVERS_REFUSED, .attach = on_attach, .detach = on_detach, .bell = on_bell};
+	const struct attached_hooks hooks = {.svc = s,
+	                                     .arg = m,
+	                                     .workers_max = (unsigned)conf_int(svc_conf(s),
+	                                                                       "workers_max"),
+	                                     .stat_workers = MS_WORKERS,
+	                                     .stat_refused = MS_HANDOVERS_REFUSED,
+	                                     .attach = on_attach,
+	                                     .detach = on_detach,
+	                                     .bell = on_bell};
 	m->svc = s;
 	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
 	m->mover = mover_new(&out, &limits);
@@ -278,8 +347,9 @@ static void messager_reload(struct svc *s)
 	messager_pump(m);
 }
 
-/* Told to end, it goes on with all tasks, new ones too, until none is open or the time is up: what is then left waits in the rings for the next
- * messager, and nobody waits longer than that one takes to start. */
+/* Told to end, it goes on with all tasks, new ones too, until none is open or the time is up: what
+ * is then left waits in the rings for the next messager, and nobody waits longer than that one
+ * takes to start. */
 static int messager_idle(struct svc *s)
 {
 	return mover_open_tasks(messager_of(s)->mover) == 0;
@@ -288,12 +358,14 @@ static int messager_idle(struct svc *s)
 static void messager_status(struct svc *s, struct buf *out)
 {
 	const struct messager *m = messager_of(s);
-	buf_printf(out, ",\"open_tasks\":%u,\"bytes\":%llu,\"revoked_leases\":%u,\"attached\":", mover_open_tasks(m->mover),
-	           (unsigned long long)mover_bytes(m->mover), mover_revoked(m->mover));
+	buf_printf(out, ",\"open_tasks\":%u,\"bytes\":%llu,\"revoked_leases\":%u,\"attached\":",
+	           mover_open_tasks(m->mover), (unsigned long long)mover_bytes(m->mover),
+	           mover_revoked(m->mover));
 	mover_workers_json(m->mover, out);
 }
 
-static int ctl_tasks(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_tasks(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                     struct err *err)
 {
 	(void)args;
 	if (n_args)

@@ -1,8 +1,10 @@
-/* mover.c - workers, their rings, and what comes over their links; the tasks themselves are in task.c. See mover.h.
+/* mover.c - workers, their rings, and what comes over their links; the tasks themselves are in
+ * task.c. See mover.h.
  *
- * A slot is taken up once for each generation: its note then names the open task, or says how the task ended. What a link's full window
- * did not take is said at a later turn. When a link is up anew, failures and answers to revocations are said again and slots marked as sent
- * are taken up again, so that nothing rests on a message that may have been lost with the link before. */
+ * A slot is taken up once for each generation: its note then names the open task, or says how the
+ * task ended. What a link's full window did not take is said at a later turn. When a link is up
+ * anew, failures and answers to revocations are said again and slots marked as sent are taken up
+ * again, so that nothing rests on a message that may have been lost with the link before. */
 #include "mover_priv.h"
 
 #include "util/check.h"
@@ -58,7 +60,8 @@ int mover_is_linked(const struct mover *m, const char *name, uint64_t epoch)
 	return m->out.linked(m->out.arg, name, epoch);
 }
 
-int mover_send(const struct mover *m, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+int mover_send(const struct mover *m, const char *name, uint64_t epoch, enum msg_type type,
+               const struct msg_head *head, const ProtobufCMessage *body)
 {
 	if (!mover_is_linked(m, name, epoch))
 		return ERR_CLOSED;
@@ -73,7 +76,7 @@ void mover_lease_fill(Pds__Lease *out, const struct lease_key *k)
 	out->generation = k->generation;
 }
 
-/* --- what is known of a slot ---------------------------------------------------------------------------------------------- */
+/* --- what is known of a slot --------------------------------------------- */
 
 static void note_clear(struct mover *m, struct slot_note *n)
 {
@@ -97,7 +100,8 @@ static void note_tell(struct mover *m, struct mover_worker *w, uint32_t slot)
 	n->untold = again;
 }
 
-void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Fault fault, const char *text)
+void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Fault fault,
+               const char *text)
 {
 	struct slot_note *n = &w->notes[slot];
 	free(n->text);
@@ -115,7 +119,8 @@ static void note_malformed(struct mover *m, struct mover_worker *w, uint32_t slo
 	struct task_report r = {.req = t->req, .end = END_MALFORMED};
 	char text[160];
 	snprintf(text, sizeof text, "ring slot %u of %s: %s", slot, w->name, why);
-	log_req(LOG_WARN, &r.req, "task_malformed", "worker=%s slot=%u why=%s", w->name, slot, log_quote(text));
+	log_req(LOG_WARN, &r.req, "task_malformed", "worker=%s slot=%u why=%s", w->name, slot,
+	        log_quote(text));
 	w->notes[slot].head = (struct msg_head){t->req, t->attempt ? t->attempt : 1, 0};
 	note_fail(m, w, slot, PDS__FAULT__FAULT_INTERNAL, text);
 	if (m->out.ended)
@@ -155,14 +160,17 @@ static void slot_look(struct mover *m, struct mover_worker *w, uint32_t slot)
 	if (!n->known && (s == RING_PENDING || s == RING_SENT))
 		slot_take_up(m, w, slot);
 	else if (n->untold && s != RING_PENDING && s != RING_SENT)
-		note_clear(m, n);   /* P has given the task up by itself; a VOID slot is not taken up again */
+		/* P has given the task up by itself; a VOID slot is not taken up again */
+		note_clear(m, n);
 	else if (n->untold)
 		note_tell(m, w, slot);
 }
 
-/* --- workers ---------------------------------------------------------------------------------------------------------------- */
+/* --- workers ------------------------------------------------------------- */
 
-struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch, const struct kv_layout *layout, const struct kv_region *region, struct ring *ring)
+struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch,
+                               const struct kv_layout *layout, const struct kv_region *region,
+                               struct ring *ring)
 {
 	CHECK(strlen(name) < RING_NAME_MAX && !mover_find(m, name));
 	struct mover_worker *w = mem_zalloc(sizeof *w);
@@ -179,7 +187,8 @@ struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch
 	return w;
 }
 
-/* A task that is marked when P ends: D may have the first token already, so KV_READY is tried once more. */
+/* A task that is marked when P ends: D may have the first token already, so KV_READY is tried
+ * once more. */
 static void drop_tasks_of(struct mover *m, struct mover_worker *p)
 {
 	for (uint32_t i = 0; p->ring && i < ring_slots(p->ring); i++) {
@@ -199,7 +208,8 @@ static void fail_tasks_to(struct mover *m, const struct mover_worker *d)
 		if (t->lease.epoch != d->epoch || strcmp(t->lease.decode, d->name) != 0)
 			continue;
 		t->d = NULL;
-		if (t->state != TASK_ACKED)   /* else D has all it needs from us; P learns of its end by itself */
+		/* else D has all it needs from us; P learns of its end by itself */
+		if (t->state != TASK_ACKED)
 			task_peer_gone(t, d->name);
 	}
 }
@@ -232,7 +242,7 @@ uint32_t mover_workers(const struct mover *m)
 	return m->n_workers;
 }
 
-/* --- what comes over the links ------------------------------------------------------------------------------------------------ */
+/* --- what comes over the links ------------------------------------------- */
 
 struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p,
                                  const struct lease_key *k)
@@ -248,7 +258,8 @@ struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p,
 static int lease_of(const char *name, uint64_t epoch, const Pds__Lease *l, struct lease_key *ret)
 {
 	if (!l || l->epoch != epoch) {
-		log_warn("lease_of_another", "peer=%s epoch=%" PRIu64 " lease_epoch=%" PRIu64, name, epoch, l ? l->epoch : 0);
+		log_warn("lease_of_another", "peer=%s epoch=%" PRIu64 " lease_epoch=%" PRIu64, name, epoch,
+		         l ? l->epoch : 0);
 		return ERR_INVALID;
 	}
 	*ret = lease_key_of(name, l->id, l->epoch, l->generation);
@@ -267,12 +278,13 @@ static struct task *task_to(struct mover *m, const char *name, uint64_t epoch, c
 	return mover_task_of_lease(m, p, &k);
 }
 
-void mover_lease_opened(struct mover *m, const char *name, uint64_t epoch, const Pds__LeaseOpened *b)
+void mover_lease_opened(struct mover *m, const char *name, uint64_t epoch,
+                        const Pds__LeaseOpened *b)
 {
 	now(m);
 	struct task *t = task_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
 	if (t)
-		task_opened(t, b);   /* a revoked lease has no task that asks */
+		task_opened(t, b); /* a revoked lease has no task that asks */
 }
 
 static int answer_revoke(struct mover *m, struct revoked_lease *e)
@@ -282,13 +294,15 @@ static int answer_revoke(struct mover *m, struct revoked_lease *e)
 	mover_lease_fill(&lease, &e->lease);
 	b.lease = &lease;
 	const struct msg_head head = {e->req, e->attempt, 0};
-	e->owed = mover_send(m, e->lease.decode, e->lease.epoch, MSG_LEASE_REVOKED, &head,
-	                     &b.base) == ERR_FULL;
+	e->owed = mover_send(m, e->lease.decode, e->lease.epoch, MSG_LEASE_REVOKED, &head, &b.base) ==
+	          ERR_FULL;
 	return !e->owed;
 }
 
-/* Final, whether the lease has an open task, one that waits for its answer, or none. Between turns no write is in flight. */
-void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch, const struct msg_head *head, const Pds__LeaseRevoke *b)
+/* Final, whether the lease has an open task, one that waits for its answer, or none. Between
+ * turns no write is in flight. */
+void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
+                        const struct msg_head *head, const Pds__LeaseRevoke *b)
 {
 	struct lease_key k;
 	now(m);
@@ -313,7 +327,8 @@ void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch, const
 		task_acked(t);
 }
 
-/* P may have missed how its tasks ended: failures are said again, a slot that still says SENT is taken up again. */
+/* P may have missed how its tasks ended: failures are said again, a slot that still says SENT is
+ * taken up again. */
 static void say_again(struct mover *m, struct mover_worker *p)
 {
 	for (uint32_t i = 0; i < ring_slots(p->ring); i++) {
@@ -350,7 +365,8 @@ static int owe_again(struct revoked_lease *e, void *arg)
 void mover_linked(struct mover *m, const char *name, uint64_t epoch)
 {
 	now(m);
-	revoked_each(m->revoked, owe_again, &(struct life){m, name, epoch});
+	revoked_each(m->revoked, owe_again, &(struct life){m, name, epoch})
+		;
 	struct mover_worker *w = mover_find(m, name);
 	if (w && w->epoch == epoch && w->ring)
 		say_again(m, w);
@@ -361,7 +377,7 @@ void mover_linked(struct mover *m, const char *name, uint64_t epoch)
 	}
 }
 
-/* --- a turn --------------------------------------------------------------------------------------------------------------------- */
+/* --- a turn -------------------------------------------------------------- */
 
 static int answer_owed(struct revoked_lease *e, void *arg)
 {
@@ -386,13 +402,14 @@ enum mover_turn mover_turn(struct mover *m)
 		task_run(task_entry(it));
 	list_each_safe(it, nx, &m->tasks)
 		task_waits(task_entry(it));
-	if (m->cut) {   /* the others come first next time */
+	if (m->cut) { /* the others come first next time */
 		list_remove(&m->cut->node);
 		list_push_back(&m->tasks, &m->cut->node);
 	}
 	if (m->n_owed) {
 		m->n_owed = 0;
-		revoked_each(m->revoked, answer_owed, m);
+		revoked_each(m->revoked, answer_owed, m)
+			;
 	}
 	if (m->more)
 		return MOVER_BUSY;
@@ -407,7 +424,7 @@ void mover_sleeping(struct mover *m, int sleeping)
 	}
 }
 
-/* --- what is shown ------------------------------------------------------------------------------------------------------------- */
+/* --- what is shown ------------------------------------------------------- */
 
 uint32_t mover_open_tasks(const struct mover *m)
 {
@@ -440,14 +457,18 @@ void mover_tasks_json(const struct mover *m, struct buf *out)
 		uint32_t least = t->blocks;
 		for (uint32_t l = 0; l < t->p->layout.layers; l++)
 			least = t->sent[l] < least ? t->sent[l] : least;
-		buf_printf(out, "%s{\"request\":\"%s\",\"attempt\":%u,", it == m->tasks.next ? "" : ",", log_reqid(&t->head.req), t->head.attempt);
+		buf_printf(out, "%s{\"request\":\"%s\",\"attempt\":%u,", it == m->tasks.next ? "" : ",",
+		           log_reqid(&t->head.req), t->head.attempt);
 		add_text(out, "state", task_state_name(t->state));
 		add_text(out, "from", t->p->name);
 		add_text(out, "to", t->lease.decode);
-		buf_printf(out, "\"slot\":%u,\"generation\":%" PRIu64 ",\"first_token\":%u,\"tokens\":%u,\"blocks\":%u,\"blocks_sent\":%u,\"bytes\":%" PRIu64
-		           ",\"age_ms\":%" PRIu64 ",\"deadline_ms\":%" PRId64 "}",
-		           t->slot, t->gen, t->first_token, t->tokens, t->blocks, least, t->bytes, (t_now - t->found_us) / 1000,
-		           ((int64_t)t->head.deadline_us - (int64_t)t_now) / 1000);
+		buf_printf(
+			out,
+			"\"slot\":%u,\"generation\":%" PRIu64
+			",\"first_token\":%u,\"tokens\":%u,\"blocks\":%u,\"blocks_sent\":%u,\"bytes\":%" PRIu64
+			",\"age_ms\":%" PRIu64 ",\"deadline_ms\":%" PRId64 "}",
+			t->slot, t->gen, t->first_token, t->tokens, t->blocks, least, t->bytes,
+			(t_now - t->found_us) / 1000, ((int64_t)t->head.deadline_us - (int64_t)t_now) / 1000);
 	}
 	buf_addc(out, ']');
 }
@@ -462,8 +483,9 @@ void mover_workers_json(const struct mover *m, struct buf *out)
 			buf_addc(out, '{');
 		add_text(out, "name", w->name);
 		add_text(out, "layout", w->layout_text);
-		buf_printf(out, "\"epoch\":%" PRIu64 ",\"blocks\":%u,\"ring_slots\":%u,\"linked\":%s}", w->epoch, w->region.blocks,
-		           w->ring ? ring_slots(w->ring) : 0, mover_is_linked(m, w->name, w->epoch) ? "true" : "false");
+		buf_printf(out, "\"epoch\":%" PRIu64 ",\"blocks\":%u,\"ring_slots\":%u,\"linked\":%s}",
+		           w->epoch, w->region.blocks, w->ring ? ring_slots(w->ring) : 0,
+		           mover_is_linked(m, w->name, w->epoch) ? "true" : "false");
 	}
 	buf_addc(out, ']');
 }

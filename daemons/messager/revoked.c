@@ -16,7 +16,7 @@ struct entry {
 
 struct revoked {
 	struct map *by_lease;
-	struct list by_age;        /* oldest first */
+	struct list by_age; /* oldest first */
 	uint32_t count, max;
 };
 

@@ -1,10 +1,12 @@
-/* revoked.h - the leases that their decode worker has revoked: final for this life of the messager, even if the revocation overtook the answer to our
- * question (model, m17).
+/* revoked.h - the leases that their decode worker has revoked: final for this life of the messager,
+ * even if the revocation overtook the answer to our question (model, m17).
  *
- * Bounds. An entry is of use only while a LEASE_OPENED for its lease can still arrive or a task with it can still be published. It goes
- * when D's epoch is gone; when it is REVOKED_LIFE_US old (no request lives that long); and, the oldest first, when there are REVOKED_MAX: a link
- * delivers in order and has far fewer messages under way, so an answer older than that many revocations has come or never will. D itself refuses a lease
- * that it has revoked: the table is the second guard, not the only one. */
+ * Bounds. An entry is of use only while a LEASE_OPENED for its lease can still arrive or a task
+ * with it can still be published. It goes when D's epoch is gone; when it is REVOKED_LIFE_US old
+ * (no request lives that long); and, the oldest first, when there are REVOKED_MAX: a link delivers
+ * in order and has far fewer messages under way, so an answer older than that many revocations
+ * has come or never will. D itself refuses a lease that it has revoked: the table is the second
+ * guard, not the only one. */
 #ifndef MESSAGER_REVOKED_H
 #define MESSAGER_REVOKED_H
 
@@ -20,7 +22,7 @@
  * lease_key_of alone. */
 struct lease_key {
 	uint64_t id, epoch, generation;
-	char decode[REVOKED_NAME_MAX];   /* padded with zeros */
+	char decode[REVOKED_NAME_MAX]; /* padded with zeros */
 };
 struct lease_key lease_key_of(const char *decode, uint64_t id, uint64_t epoch, uint64_t generation);
 
@@ -28,7 +30,7 @@ struct revoked_lease {
 	struct lease_key lease;
 	struct reqid req;
 	uint32_t attempt;
-	int owed;                  /* the answer could not be sent yet */
+	int owed; /* the answer could not be sent yet */
 	uint64_t at_us;
 };
 

@@ -1,7 +1,9 @@
-/* task.c - the life of one task: see mover.h for the drawing, and the messager process of the model for the rules.
+/* task.c - the life of one task: see mover.h for the drawing, and the messager process of the model
+ * for the rules.
  *
- * States have a step function each, in one table with the states that may follow. A step says whether the task moved, stays, or is gone. Ends: task_drop
- * (quietly) or task_fail (P is told, with a sentence). Nothing here is fatal but a wrong transition, which is a bug. */
+ * States have a step function each, in one table with the states that may follow. A step says
+ * whether the task moved, stays, or is gone. Ends: task_drop (quietly) or task_fail (P is told,
+ * with a sentence). Nothing here is fatal but a wrong transition, which is a bug. */
 #include "copy.h"
 #include "mover_priv.h"
 #include "util/check.h"
@@ -15,14 +17,14 @@
 
 enum step { STEP_STAY, STEP_MOVED, STEP_GONE };
 
-static enum step step_found(struct task *t), step_asked(struct task *t), step_open(struct task *t), step_marked(struct task *t),
-	step_posted(struct task *t), step_acked(struct task *t);
+static enum step step_found(struct task *t), step_asked(struct task *t), step_open(struct task *t),
+	step_marked(struct task *t), step_posted(struct task *t), step_acked(struct task *t);
 
 #define TO(s) (1u << TASK_##s)
 static const struct {
-	unsigned next;             /* states that may follow */
+	unsigned next; /* states that may follow */
 	enum step (*step)(struct task *t);
-	enum ring_state word;      /* what the slot must say meanwhile */
+	enum ring_state word; /* what the slot must say meanwhile */
 } states[TASK_STATE_COUNT] = {
 	[TASK_FOUND] = {TO(ASKED) | TO(MARKED) | TO(CLOSED), step_found, RING_PENDING},
 	[TASK_ASKED] = {TO(OPEN) | TO(CLOSED), step_asked, RING_PENDING},
@@ -59,28 +61,35 @@ static void task_enter(struct task *t, enum task_state s)
 {
 	if (!(states[t->state].next & 1u << s))
 		PANIC("task in state %s cannot become %s", task_state_name(t->state), task_state_name(s));
-	log_req(LOG_DEBUG, &t->head.req, "task_state", "from=%s to=%s worker=%s slot=%u generation=%" PRIu64, task_state_name(t->state),
+	log_req(LOG_DEBUG, &t->head.req, "task_state",
+	        "from=%s to=%s worker=%s slot=%u generation=%" PRIu64, task_state_name(t->state),
 	        task_state_name(s), t->p->name, t->slot, t->gen);
 	t->state = s;
 	t->since_us = t->m->now_us;
 }
 
-/* --- ends --------------------------------------------------------------------------------------------------------------- */
+/* --- ends ---------------------------------------------------------------- */
 
 static void task_report(const struct task *t, enum task_end end, const char *why)
 {
-	struct task_report r = {.req = t->head.req, .end = end, .bytes = t->bytes, .copy_us = t->copy_us, .tail_us = t->tail_us,
-	                        .life_us = t->m->now_us - t->found_us, .pieces = t->pieces, .runs = t->runs};
+	struct task_report r = {.req = t->head.req,
+	                        .end = end,
+	                        .bytes = t->bytes,
+	                        .copy_us = t->copy_us,
+	                        .tail_us = t->tail_us,
+	                        .life_us = t->m->now_us - t->found_us,
+	                        .pieces = t->pieces,
+	                        .runs = t->runs};
 	if (end == END_SENT)
 		log_req(LOG_INFO, &r.req, "transfer_done",
-		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64
-		        " tail_us=%" PRIu64 " life_us=%" PRIu64 " pieces=%u coalesced=%u again=%d",
+		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64 " tail_us=%" PRIu64
+		        " life_us=%" PRIu64 " pieces=%u coalesced=%u again=%d",
 		        t->head.attempt, t->p->name, t->lease.decode, r.bytes, r.copy_us, r.tail_us,
 		        r.life_us, r.pieces, r.runs, t->was_sent);
 	else
 		log_req(LOG_INFO, &r.req, "transfer_ended",
-		        "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s",
-		        t->head.attempt, t->p->name, log_quote(t->lease.decode), task_end_name(end),
+		        "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s", t->head.attempt,
+		        t->p->name, log_quote(t->lease.decode), task_end_name(end),
 		        task_state_name(t->state), r.bytes, log_quote(why));
 	if (t->m->out.ended)
 		t->m->out.ended(t->m->out.arg, &r);
@@ -110,7 +119,9 @@ void task_drop(struct task *t, enum task_end end, const char *why)
 	task_free(t);
 }
 
-__attribute__((format(printf, 4, 5))) static enum step task_fail(struct task *t, enum task_end end, Pds__Fault fault, const char *fmt, ...)
+__attribute__((format(printf, 4, 5))) static enum step task_fail(struct task *t, enum task_end end,
+                                                                 Pds__Fault fault, const char *fmt,
+                                                                 ...)
 {
 	char text[384];
 	va_list ap;
@@ -127,10 +138,11 @@ __attribute__((format(printf, 4, 5))) static enum step task_fail(struct task *t,
 
 void task_peer_gone(struct task *t, const char *who)
 {
-	task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "%s has ended while its KV was on the way", who);
+	task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
+	          "%s has ended while its KV was on the way", who);
 }
 
-/* --- a new task ----------------------------------------------------------------------------------------------------------- */
+/* --- a new task ---------------------------------------------------------- */
 
 static struct task *task_new(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen)
 {
@@ -181,7 +193,8 @@ static void say_seen(struct task *t)
 	mover_send(t->m, t->p->name, t->p->epoch, MSG_TASK_SEEN, &t->head, &seen.base);
 }
 
-void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen, enum ring_state state)
+void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen,
+                enum ring_state state)
 {
 	const struct ring_task *r = &m->scratch;
 	const struct lease_key key = lease_key_of(r->decode, r->lease_id, r->lease_epoch,
@@ -193,20 +206,24 @@ void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t
 	list_push_back(&m->tasks, &t->node);
 	m->n_tasks++;
 	t->was_sent = state == RING_SENT;
-	log_req(LOG_DEBUG, &t->head.req, "task_found", "worker=%s slot=%u generation=%" PRIu64 " to=%s tokens=%u blocks=%u sent=%d", p->name, slot, gen,
-	        log_quote(t->lease.decode), t->tokens, t->blocks, t->was_sent);
+	log_req(LOG_DEBUG, &t->head.req, "task_found",
+	        "worker=%s slot=%u generation=%" PRIu64 " to=%s tokens=%u blocks=%u sent=%d", p->name,
+	        slot, gen, log_quote(t->lease.decode), t->tokens, t->blocks, t->was_sent);
 	if (r->want_seen)
 		say_seen(t);
 	if (taken)
-		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s: lease %" PRIu64 " has a task already", slot, p->name, key.id);
+		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		          "ring slot %u of %s: lease %" PRIu64 " has a task already", slot, p->name,
+		          key.id);
 	else if (strcmp(t->lease.decode, p->name) == 0)
-		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s: asks for a copy to itself", slot, p->name);
+		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		          "ring slot %u of %s: asks for a copy to itself", slot, p->name);
 	else if (!t->was_sent && revoked_has(m->revoked, &key))
-		task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
-		          "%s has revoked lease %" PRIu64, t->lease.decode, key.id);
+		task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
+		          t->lease.decode, key.id);
 }
 
-/* --- steps ------------------------------------------------------------------------------------------------------------------ */
+/* --- steps --------------------------------------------------------------- */
 
 static int stalled(const struct task *t, uint64_t since_us)
 {
@@ -221,15 +238,19 @@ static enum step fail_stalled(struct task *t, const char *for_what)
 	                 t->m->limits.stall_us / 1000);
 }
 
-/* D's memory and both links are here. Both pools must be alike, and the task must fit them, before anything is asked. */
+/* D's memory and both links are here. Both pools must be alike, and the task must fit them,
+ * before anything is asked. */
 static enum step ask(struct task *t, struct mover_worker *d)
 {
 	if (strcmp(t->p->layout_text, d->layout_text) != 0)
-		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV layouts differ: %s has %s, %s has %s", t->p->name, t->p->layout_text,
+		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		                 "KV layouts differ: %s has %s, %s has %s", t->p->name, t->p->layout_text,
 		                 d->name, d->layout_text);
 	if (t->p->region.pool->by != d->region.pool->by)
-		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV of %s is memory of backend %s, of %s of %s: nothing copies between them", t->p->name,
-		                 t->p->region.pool->by->name, d->name, d->region.pool->by->name);
+		return task_fail(
+			t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+			"KV of %s is memory of backend %s, of %s of %s: nothing copies between them",
+			t->p->name, t->p->region.pool->by->name, d->name, d->region.pool->by->name);
 	struct ring_task *r = &t->m->scratch;
 	r->first_token = t->first_token;
 	r->tokens = t->tokens;
@@ -240,8 +261,10 @@ static enum step ask(struct task *t, struct mover_worker *d)
 	memcpy(r->dst, t->dst, t->blocks * sizeof *r->dst);
 	if (ring_task_check(r, d->layout.block_tokens, t->p->region.blocks, d->region.blocks) < 0)
 		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		                 "ring slot %u of %s: tokens %u to %u in %u blocks do not fit pools of %u and %u blocks of %u tokens", t->slot, t->p->name,
-		                 t->first_token, t->tokens, t->blocks, t->p->region.blocks, d->region.blocks, d->layout.block_tokens);
+		                 "ring slot %u of %s: tokens %u to %u in %u blocks do not fit pools of %u "
+		                 "and %u blocks of %u tokens",
+		                 t->slot, t->p->name, t->first_token, t->tokens, t->blocks,
+		                 t->p->region.blocks, d->region.blocks, d->layout.block_tokens);
 	t->d = d;
 	t->said = 0;
 	task_enter(t, TASK_ASKED);
@@ -262,7 +285,8 @@ static enum step step_found(struct task *t)
 {
 	struct mover_worker *d = mover_find(t->m, t->lease.decode);
 	if (d && d->epoch > t->lease.epoch)
-		return task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "%s has restarted: its epoch is %" PRIu64 ", the lease's %" PRIu64,
+		return task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
+		                 "%s has restarted: its epoch is %" PRIu64 ", the lease's %" PRIu64,
 		                 t->lease.decode, d->epoch, t->lease.epoch);
 	if (t->was_sent) {
 		task_enter(t, TASK_MARKED);
@@ -270,7 +294,8 @@ static enum step step_found(struct task *t)
 	}
 	watch_worker(t);
 	int mapped = d && d->epoch == t->lease.epoch;
-	if (mapped && mover_is_linked(t->m, d->name, d->epoch) && mover_is_linked(t->m, t->p->name, t->p->epoch))
+	if (mapped && mover_is_linked(t->m, d->name, d->epoch) &&
+	    mover_is_linked(t->m, t->p->name, t->p->epoch))
 		return ask(t, d);
 	if (!stalled(t, t->since_us))
 		return STEP_STAY;
@@ -287,13 +312,14 @@ static enum step step_asked(struct task *t)
 		open.lease = &lease;
 		open.prefill = t->p->name;
 		open.prefill_epoch = t->p->epoch;
-		t->said = mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_LEASE_OPEN,
-		                     &t->head, &open.base) == 0;
+		t->said = mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_LEASE_OPEN, &t->head,
+		                     &open.base) == 0;
 	}
 	return stalled(t, t->since_us) ? fail_stalled(t, "the answer to LEASE_OPEN") : STEP_STAY;
 }
 
-/* Blocks that may be sent when so many tokens are computed: full ones, and the last one once nothing of it is missing. */
+/* Blocks that may be sent when so many tokens are computed: full ones, and the last one once
+ * nothing of it is missing. */
 static uint32_t blocks_ready(const struct task *t, uint32_t tokens)
 {
 	if (tokens >= t->tokens)
@@ -320,8 +346,9 @@ static int look(struct task *t)
 	return all;
 }
 
-/* Begins to copy what is computed and not yet sent, within the turn's budget. 1 when nothing of that
- * is left; ERR_STALE: D has reused the block of *ret_stale; ERR_IO: the device; ERR_CLOSED: it is lost. */
+/* Begins to copy what is computed and not yet sent, within the turn's budget. 1 when nothing of
+ * that is left; ERR_STALE: D has reused the block of *ret_stale; ERR_IO: the device; ERR_CLOSED:
+ * it is lost. */
 static int copy_begin(struct task *t, struct copy_sum *sum, uint32_t *ret_stale, struct err *err)
 {
 	struct mover *m = t->m;
@@ -362,8 +389,7 @@ static int copy(struct task *t, uint32_t *ret_stale, struct err *err)
 /* The lease ended at D without a revocation, which D owes its writer: D's fault. */
 static enum step fail_reused(struct task *t, uint32_t at)
 {
-	uint64_t is = atomic_load_explicit(&t->d->region.generations[t->dst[at]],
-	                                   memory_order_relaxed);
+	uint64_t is = atomic_load_explicit(&t->d->region.generations[t->dst[at]], memory_order_relaxed);
 	log_req(LOG_WARN, &t->head.req, "block_reused",
 	        "worker=%s block=%u generation=%" PRIu64 " leased=%" PRIu64, t->lease.decode,
 	        t->dst[at], is, t->dst_gen[at]);
@@ -387,7 +413,8 @@ static enum step step_open(struct task *t)
 	if (done == ERR_CLOSED && m->out.lost)
 		m->out.lost(m->out.arg, err.text);
 	if (done == ERR_IO || done == ERR_CLOSED)
-		return task_fail(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s", t->p->name, t->d->name, err.text);
+		return task_fail(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s",
+		                 t->p->name, t->d->name, err.text);
 	if (done < 0)
 		return fail_reused(t, stale);
 	if (!done) {
@@ -397,7 +424,7 @@ static enum step step_open(struct task *t)
 		return STEP_STAY;
 	}
 	if (!all)
-		return STEP_STAY;   /* task_waits says how long */
+		return STEP_STAY; /* task_waits says how long */
 	t->tail_us = end - t->computed_us;
 	if (ring_mark_sent(t->p->ring, t->slot, t->gen) < 0) {
 		task_drop(t, END_CANCELLED, "cancelled by the prefill worker");
@@ -418,8 +445,8 @@ static enum step step_marked(struct task *t)
 	ready.bytes = t->bytes;
 	ready.copy_us = t->copy_us;
 	ready.tail_us = t->tail_us;
-	if (mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_KV_READY, &t->head,
-	               &ready.base) == 0) {
+	if (mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_KV_READY, &t->head, &ready.base) ==
+	    0) {
 		t->unlinked_us = 0;
 		task_enter(t, TASK_POSTED);
 		return STEP_MOVED;
@@ -427,7 +454,8 @@ static enum step step_marked(struct task *t)
 	return stalled(t, t->since_us) ? fail_stalled(t, "the link") : STEP_STAY;
 }
 
-/* D's acknowledgement may take as long as the deadline lets it, but only over a link that is there. */
+/* D's acknowledgement may take as long as the deadline lets it, but only over a link that is
+ * there. */
 static enum step step_posted(struct task *t)
 {
 	if (mover_is_linked(t->m, t->lease.decode, t->lease.epoch)) {
@@ -436,7 +464,8 @@ static enum step step_posted(struct task *t)
 	}
 	if (!t->unlinked_us)
 		t->unlinked_us = t->m->now_us;
-	return stalled(t, t->unlinked_us) ? fail_stalled(t, "the link (KV_READY is not acknowledged)") : STEP_STAY;
+	return stalled(t, t->unlinked_us) ? fail_stalled(t, "the link (KV_READY is not acknowledged)")
+	                                  : STEP_STAY;
 }
 
 static enum step step_acked(struct task *t)
@@ -454,16 +483,22 @@ static enum step step_acked(struct task *t)
 static enum step task_watch(struct task *t)
 {
 	uint64_t gen;
-	enum ring_state word = ring_peek(t->p->ring, t->slot, &gen), want = t->state == TASK_FOUND && t->was_sent ? RING_SENT : states[t->state].word;
+	enum ring_state word = ring_peek(t->p->ring, t->slot, &gen),
+					want = t->state == TASK_FOUND && t->was_sent ? RING_SENT
+	                                                             : states[t->state].word;
 	if (gen == t->gen && word == RING_SENT && want == RING_PENDING)
-		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot %u of %s was marked sent by somebody else", t->slot, t->p->name);
+		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		                 "ring slot %u of %s was marked sent by somebody else", t->slot,
+		                 t->p->name);
 	if (gen != t->gen || word != want) {
 		task_drop(t, END_CANCELLED, "cancelled by the prefill worker");
 		return STEP_GONE;
 	}
 	if (t->m->now_us >= t->head.deadline_us)
-		return task_fail(t, END_DEADLINE, PDS__FAULT__FAULT_DEADLINE, "the request's deadline has passed %s, after %" PRIu64 " ms",
-		                 t->state == TASK_OPEN ? "while its KV was being sent" : "before its KV was handed over",
+		return task_fail(t, END_DEADLINE, PDS__FAULT__FAULT_DEADLINE,
+		                 "the request's deadline has passed %s, after %" PRIu64 " ms",
+		                 t->state == TASK_OPEN ? "while its KV was being sent"
+		                                       : "before its KV was handed over",
 		                 (t->m->now_us - t->found_us) / 1000);
 	return STEP_STAY;
 }
@@ -499,7 +534,7 @@ void task_waits(struct task *t)
 	          t->m->limits.stall_us / 1000);
 }
 
-/* --- what D says ---------------------------------------------------------------------------------------------------------- */
+/* --- what D says --------------------------------------------------------- */
 
 /* The destination named by P is checked here, and nowhere else: the blocks that P's ring named
  * must be just those that D names, in order, for the same tokens. 0, or 1 and in `why` what each of
@@ -507,8 +542,8 @@ void task_waits(struct task *t)
 static int differs(const struct task *t, const Pds__LeaseOpened *b, char *why, size_t size)
 {
 	const uint32_t bt = t->p->layout.block_tokens;
-	if (b->cached_tokens != t->first_token || b->tokens != t->tokens ||
-	    b->n_blocks != t->blocks || b->n_generations != b->n_blocks)
+	if (b->cached_tokens != t->first_token || b->tokens != t->tokens || b->n_blocks != t->blocks ||
+	    b->n_generations != b->n_blocks)
 		return snprintf(why, size,
 		                "tokens %u to %u in %u blocks, but lease %" PRIu64
 		                " of %s is of tokens %u to %u in %zu blocks of %zu generations",
@@ -519,8 +554,8 @@ static int differs(const struct task *t, const Pds__LeaseOpened *b, char *why, s
 			return snprintf(why, size,
 			                "block %u of %s for the tokens from %u on, but its lease %" PRIu64
 			                " has block %u there",
-			                t->dst[i], t->lease.decode, t->first_token + i * bt,
-			                t->lease.id, b->blocks[i]) > 0;
+			                t->dst[i], t->lease.decode, t->first_token + i * bt, t->lease.id,
+			                b->blocks[i]) > 0;
 	return 0;
 }
 
@@ -537,12 +572,10 @@ void task_opened(struct task *t, const Pds__LeaseOpened *b)
 		return;
 	}
 	if (differs(t, b, why, sizeof why)) {
-		log_req(LOG_WARN, &t->head.req, "lease_differs",
-		        "worker=%s slot=%u decode=%s why=%s", t->p->name, t->slot, t->lease.decode,
-		        log_quote(why));
+		log_req(LOG_WARN, &t->head.req, "lease_differs", "worker=%s slot=%u decode=%s why=%s",
+		        t->p->name, t->slot, t->lease.decode, log_quote(why));
 		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		          "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name,
-		          why);
+		          "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name, why);
 		return;
 	}
 	t->dst_gen = mem_array(t->blocks, sizeof *t->dst_gen);

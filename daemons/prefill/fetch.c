@@ -1,17 +1,20 @@
-/* fetch.c - prefixes from storage: what it has of a prompt, whether that is worth reading, and the read. On the loop's thread.
+/* fetch.c - prefixes from storage: what it has of a prompt, whether that is worth reading, and the
+ * read. On the loop's thread.
  *
- * The look-up goes out while the request still queues, and storage brings what it finds on slow tiers up into its memory meanwhile. Once the job has its blocks the
- * leading ones that are faster read than computed (rates.h) are read into them, in parts: what has come when the wait is over is used, the rest is
- * computed. A part that storage may still write is waited for until storage acknowledges its fence; if that takes too long as well the job goes on in other blocks. */
+ * The look-up goes out while the request still queues, and storage brings what it finds on slow
+ * tiers up into its memory meanwhile. Once the job has its blocks the leading ones that are faster
+ * read than computed (rates.h) are read into them, in parts: what has come when the wait is over
+ * is used, the rest is computed. A part that storage may still write is waited for until storage
+ * acknowledges its fence; if that takes too long as well the job goes on in other blocks. */
 #include "prefill.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define FENCE_US 500000u        /* for storage's acknowledgement that it writes no more */
+#define FENCE_US 500000u /* for storage's acknowledgement that it writes no more */
 
-/* --- look-up --------------------------------------------------------------------------------------------------------------------- */
+/* --- look-up ------------------------------------------------------------- */
 
 static void looked_up(struct worker *w, struct store_asker *a, struct store_completion *c)
 {
@@ -40,24 +43,26 @@ int fetch_look_up(struct job *j)
 	if (!st || !n || j->w->rates.mode == RATES_NEVER || !store_ready(st))
 		return 0;
 	j->lookup_asker.answered = looked_up;
-	return store_lookup(st, j->hashes + here, n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX, 1, clock_us() + prefill_of(j->w)->lookup_us, &j->lookup_asker,
+	return store_lookup(st, j->hashes + here, n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX, 1,
+	                    clock_us() + prefill_of(j->w)->lookup_us, &j->lookup_asker,
 	                    &j->lookup) == 0;
 }
 
-/* --- read -------------------------------------------------------------------------------------------------------------------------- */
+/* --- read ---------------------------------------------------------------- */
 
 static void publish_read(struct job *j, const struct fetch *f, uint32_t got)
 {
 	struct kv_pool *p = j->w->pool;
 	for (uint32_t i = 0; i < got; i++, j->published++) {
 		uint32_t b = j->blocks[j->published];
-		kv_pool_publish(p, b, &j->hashes[j->published], j->published ? &j->hashes[j->published - 1] : NULL);
+		kv_pool_publish(p, b, &j->hashes[j->published],
+		                j->published ? &j->hashes[j->published - 1] : NULL);
 		kv_pool_set_stored(p, b, atomic_load(&j->w->region.generations[b]), f->tier[i]);
 	}
 	j->fetched_tokens = got * j->w->info->kv.block_tokens;
 	j->start_tokens = j->published * j->w->info->kv.block_tokens;
 	j->computed = j->start_tokens;
-	j->store_leading = 0;           /* what it did not give now it is not asked for again */
+	j->store_leading = 0; /* what it did not give now it is not asked for again */
 	stat_add(svc_stats(j->w->svc), WS_STORED_TOKENS, j->fetched_tokens);
 }
 
@@ -68,7 +73,8 @@ void fetch_free(struct fetch *f)
 	free(f);
 }
 
-/* What came in the time that the job gave it: a read that was cancelled says nothing of storage. Returns how many leading blocks are there. */
+/* What came in the time that the job gave it: a read that was cancelled says nothing of storage.
+ * Returns how many leading blocks are there. */
 static uint32_t note_read(const struct fetch *f)
 {
 	struct worker *w = f->w;
@@ -93,7 +99,8 @@ static void fetch_over(struct fetch *f)
 	list_remove(&f->node);
 	if (j) {
 		uint32_t got = note_read(f);
-		log_req(got < f->n ? LOG_INFO : LOG_DEBUG, &j->work.id, "fetched", "attempt=%u asked=%u got=%u took_us=%llu", j->work.attempt, f->n, got,
+		log_req(got < f->n ? LOG_INFO : LOG_DEBUG, &j->work.id, "fetched",
+		        "attempt=%u asked=%u got=%u took_us=%llu", j->work.attempt, f->n, got,
 		        (unsigned long long)(clock_us() - f->begun_us));
 		j->fetch = NULL;
 		publish_read(j, f, got);
@@ -108,7 +115,8 @@ static void fetch_over(struct fetch *f)
 	fetch_free(f);
 }
 
-/* What came is there and verified, also of a part that was not whole: then its leading blocks count. */
+/* What came is there and verified, also of a part that was not whole: then its leading blocks
+ * count. */
 static void part_read(struct worker *w, struct store_asker *a, struct store_completion *c)
 {
 	struct fetch_part *part = (struct fetch_part *)a;
@@ -151,7 +159,8 @@ static int ask_parts(struct job *j, struct fetch *f)
 		part->n = f->n - at < FETCH_PART ? f->n - at : FETCH_PART;
 		for (uint32_t i = 0; i < part->n; i++) {
 			uint32_t b = f->first + at + i;
-			items[i] = (struct store_item){j->hashes[b], j->blocks[b], atomic_load(&j->w->region.generations[j->blocks[b]])};
+			items[i] = (struct store_item){j->hashes[b], j->blocks[b],
+			                               atomic_load(&j->w->region.generations[j->blocks[b]])};
 		}
 		if (store_get(j->w->store, items, part->n, f->until_us, &part->asker, &part->batch) < 0)
 			break;
@@ -161,7 +170,8 @@ static int ask_parts(struct job *j, struct fetch *f)
 	return f->n_parts > 0;
 }
 
-/* Blocks from `first` on that are worth reading now. What storage has brought up since the look-up is not where it was. */
+/* Blocks from `first` on that are worth reading now. What storage has brought up since the
+ * look-up is not where it was. */
 static uint32_t worth(struct job *j, uint32_t first)
 {
 	uint32_t n = j->store_leading - first, unknown = first < j->probed ? j->probed - first : 0;
@@ -172,7 +182,8 @@ static uint32_t worth(struct job *j, uint32_t first)
 	free(tiers);
 	if (r < n) {
 		stat_add(svc_stats(j->w->svc), WS_NOT_WORTH_READING, n - r);
-		log_req(LOG_DEBUG, &j->work.id, "recompute", "attempt=%u stored=%u read=%u", j->work.attempt, n, r);
+		log_req(LOG_DEBUG, &j->work.id, "recompute", "attempt=%u stored=%u read=%u",
+		        j->work.attempt, n, r);
 	}
 	return r;
 }
@@ -223,8 +234,8 @@ void fetch_late(struct job *j)
 	struct fetch *f = j->fetch;
 	if (clock_us() < f->until_us + FENCE_US)
 		return;
-	log_req(LOG_WARN, &j->work.id, "fetch_abandoned", "attempt=%u blocks=%u after_us=%llu", j->work.attempt, j->n_blocks,
-	        (unsigned long long)(clock_us() - f->begun_us));
+	log_req(LOG_WARN, &j->work.id, "fetch_abandoned", "attempt=%u blocks=%u after_us=%llu",
+	        j->work.attempt, j->n_blocks, (unsigned long long)(clock_us() - f->begun_us));
 	stat_add(svc_stats(j->w->svc), WS_FETCHES_ABANDONED, 1);
 	note_read(f);
 	fetch_leave(j);

@@ -1,5 +1,5 @@
-/* first.c - from the last computed token to the end: the first token goes to the decode worker and to the router, then KvSent and the
- * acknowledgement are awaited. Runs on the loop's thread. */
+/* first.c - from the last computed token to the end: the first token goes to the decode worker and
+ * to the router, then KvSent and the acknowledgement are awaited. Runs on the loop's thread. */
 #include "prefill.h"
 
 #include <stdlib.h>
@@ -44,10 +44,14 @@ static void send_first(struct job *j)
 static void log_done(const struct job *j)
 {
 	log_req(LOG_INFO, &j->work.id, "prefill_done",
-	        "attempt=%u tokens=%u cached=%u stored=%u chunks=%u shared_us=%llu queue_us=%llu prepare_us=%llu reserve_us=%llu schedule_us=%llu prefill_us=%llu decode=%s",
-	        j->work.attempt, j->work.given_tokens, j->start_tokens, j->fetched_tokens, j->chunks, (unsigned long long)j->share_us,
-	        (unsigned long long)(j->prepare_begin_us - j->accepted_us), (unsigned long long)j->prepare_us, (unsigned long long)j->reserve_us,
-	        (unsigned long long)(j->run_us - j->ready_us), (unsigned long long)(j->first_us - j->run_us), job_decode_name(j));
+	        "attempt=%u tokens=%u cached=%u stored=%u chunks=%u shared_us=%llu queue_us=%llu "
+	        "prepare_us=%llu reserve_us=%llu schedule_us=%llu prefill_us=%llu decode=%s",
+	        j->work.attempt, j->work.given_tokens, j->start_tokens, j->fetched_tokens, j->chunks,
+	        (unsigned long long)j->share_us,
+	        (unsigned long long)(j->prepare_begin_us - j->accepted_us),
+	        (unsigned long long)j->prepare_us, (unsigned long long)j->reserve_us,
+	        (unsigned long long)(j->run_us - j->ready_us),
+	        (unsigned long long)(j->first_us - j->run_us), job_decode_name(j));
 }
 
 void job_computed(struct job *j)

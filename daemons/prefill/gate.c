@@ -1,17 +1,25 @@
-/* gate.c - benchmark-only: two designs that this one is measured against, built of the same parts, so that only their order of things differs.
+/* gate.c - benchmark-only: two designs that this one is measured against, built of the same parts,
+ * so that only their order of things differs.
  *
- * bench_prepare = serial     Preparation is not split from scheduling. One thread does both: between two steps it prepares one request - hash, match,
- *                            reservation at D, own blocks, task to the messager - and waits until the messager has said that it has seen the task; then
- *                            it computes a step with what is prepared. Requests are prepared strictly one after the other.
- * bench_scheduler = shared   One scheduler with one waiting queue for prefill and its preparation, as an aggregated engine has it: between two steps, in
- *                            order of arrival, the head of the queue is reserved at D and given blocks, then the next, until the step's token budget
- *                            is spoken for. No acknowledgement.
+ * bench_prepare = serial     Preparation is not split from scheduling. One thread does both:
+ *                            between two steps it prepares one request - hash, match, reservation
+ *                            at D, own blocks, task to the messager - and waits until the messager
+ *                            has said that it has seen the task; then it computes a step with what
+ *                            is prepared. Requests are prepared strictly one after the other.
+ * bench_scheduler = shared   One scheduler with one waiting queue for prefill and its preparation,
+ *                            as an aggregated engine has it: between two steps, in order of
+ *                            arrival, the head of the queue is reserved at D and given blocks, then
+ *                            the next, until the step's token budget is spoken for. No
+ *                            acknowledgement.
  *
- * The work itself is the product's own (prepare threads, messages, pool, ring; events, no sleeps), and costs the same. The schedule thread is held
- * while a preparation is under way. It is not held while the head waits for room at D (D has said QUEUED) or here (BLOCKED), or for blocks that are being computed (SHARE): it computes what runs, and
- * nobody behind the head is prepared meanwhile. So neither baseline is slowed by anything but its design.
+ * The work itself is the product's own (prepare threads, messages, pool, ring; events, no sleeps),
+ * and costs the same. The schedule thread is held while a preparation is under way. It is not held
+ * while the head waits for room at D (D has said QUEUED) or here (BLOCKED), or for blocks that are
+ * being computed (SHARE): it computes what runs, and nobody behind the head is prepared meanwhile.
+ * So neither baseline is slowed by anything but its design.
  *
- * What is shared between the loop and the schedule thread is under prefill.lock; prefill.wake is signalled at each change. */
+ * What is shared between the loop and the schedule thread is under prefill.lock; prefill.wake is
+ * signalled at each change. */
 #include "prefill.h"
 #include "gate.h"
 #include "util/mem.h"
@@ -20,30 +28,33 @@
 #include <string.h>
 
 struct gate {
-	int serial;                /* else shared */
-	struct list waiting;       /* jobs in NEW, by arrival; the loop's */
-	struct job *now;           /* being prepared; the loop's */
-	uint64_t run_us;           /* it was published then, 0: not yet */
+	int serial;          /* else shared */
+	struct list waiting; /* jobs in NEW, by arrival; the loop's */
+	struct job *now;     /* being prepared; the loop's */
+	uint64_t run_us;     /* it was published then, 0: not yet */
 	/* under prefill.lock */
 	uint32_t n_waiting;
-	int active, stalled;       /* `now` is there; it waits for room */
-	int between;               /* the schedule thread stands between two steps */
-	int round_done;            /* no further preparation before the next step */
-	int64_t budget;            /* tokens of the next step that nobody has yet */
+	int active, stalled; /* `now` is there; it waits for room */
+	int between;         /* the schedule thread stands between two steps */
+	int round_done;      /* no further preparation before the next step */
+	int64_t budget;      /* tokens of the next step that nobody has yet */
 };
 
 int gate_init(struct prefill *s, struct err *err)
 {
 	struct conf *c = svc_conf(s->w->svc);
-	int serial = strcmp(conf_str(c, "bench_prepare"), "serial") == 0, shared = strcmp(conf_str(c, "bench_scheduler"), "shared") == 0;
+	int serial = strcmp(conf_str(c, "bench_prepare"), "serial") == 0,
+		shared = strcmp(conf_str(c, "bench_scheduler"), "shared") == 0;
 	if (serial && shared)
-		return err_set(err, ERR_INVALID, "bench_prepare = serial and bench_scheduler = shared exclude each other");
+		return err_set(err, ERR_INVALID,
+		               "bench_prepare = serial and bench_scheduler = shared exclude each other");
 	if (!serial && !shared)
 		return 0;
 	s->gate = mem_zalloc(sizeof *s->gate);
 	s->gate->serial = serial;
 	list_init(&s->gate->waiting);
-	log_warn("benchmark_mode", "mode=%s why=\"a baseline to measure against: not for service\"", serial ? "serial" : "shared");
+	log_warn("benchmark_mode", "mode=%s why=\"a baseline to measure against: not for service\"",
+	         serial ? "serial" : "shared");
 	return 0;
 }
 
@@ -58,7 +69,7 @@ int gate_wants_seen(const struct prefill *s)
 	return s->gate && s->gate->serial;
 }
 
-/* --- on the loop ------------------------------------------------------------------------------------------------------------- */
+/* --- on the loop --------------------------------------------------------- */
 
 int gate_admit(struct job *j)
 {
@@ -173,10 +184,11 @@ void gate_check(struct prefill *s, uint64_t now_us)
 {
 	struct gate *g = s->gate;
 	if (g && g->now && g->run_us && now_us - g->run_us > s->stall_us)
-		job_fail(g->now, PDS__FAULT__FAULT_STALLED, 1, "the messager does not say that it has seen the task");
+		job_fail(g->now, PDS__FAULT__FAULT_STALLED, 1,
+		         "the messager does not say that it has seen the task");
 }
 
-/* --- on the schedule thread ---------------------------------------------------------------------------------------------------- */
+/* --- on the schedule thread ---------------------------------------------- */
 
 int gate_may_wake(const struct prefill *s)
 {

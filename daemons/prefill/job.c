@@ -1,8 +1,10 @@
-/* job.c - the state machine of a job (prefill.h draws it) but for reservation, sharing, storage and first token. All of it runs on the loop's thread.
+/* job.c - the state machine of a job (prefill.h draws it) but for reservation, sharing, storage and
+ * first token. All of it runs on the loop's thread.
  *
- * Whatever ends a job early goes through job_drop: the ring slot is cancelled before the blocks go back (a late reader then fails its mark), the
- * reservation at D is cancelled, and a job that a thread still holds ends when it comes back. Blocks that storage may still write stay
- * with the fetch, not with the job. */
+ * Whatever ends a job early goes through job_drop: the ring slot is cancelled before the blocks go
+ * back (a late reader then fails its mark), the reservation at D is cancelled, and a job that a
+ * thread still holds ends when it comes back. Blocks that storage may still write stay with the
+ * fetch, not with the job. */
 #include "prefill.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -13,7 +15,8 @@
 
 const char *job_state_name(enum job_state s)
 {
-	static const char *const names[] = {"new", "prepare", "lookup", "reserve", "take", "blocked", "share", "fetch", "run", "computed", "end"};
+	static const char *const names[] = {"new",   "prepare", "lookup", "reserve",  "take", "blocked",
+	                                    "share", "fetch",   "run",    "computed", "end"};
 	return names[s];
 }
 
@@ -40,8 +43,10 @@ void job_enter(struct job *j, enum job_state next)
 {
 	struct prefill *s = prefill_of(j->w);
 	if (!legal(j->state, next))
-		PANIC("job %s: %s -> %s is no legal step", log_reqid(&j->work.id), job_state_name(j->state), job_state_name(next));
-	log_req(LOG_DEBUG, &j->work.id, "job_state", "attempt=%u from=%s to=%s", j->work.attempt, job_state_name(j->state), job_state_name(next));
+		PANIC("job %s: %s -> %s is no legal step", log_reqid(&j->work.id), job_state_name(j->state),
+		      job_state_name(next));
+	log_req(LOG_DEBUG, &j->work.id, "job_state", "attempt=%u from=%s to=%s", j->work.attempt,
+	        job_state_name(j->state), job_state_name(next));
 	enum job_state was = j->state;
 	s->count[was]--;
 	s->count[next]++;
@@ -61,7 +66,7 @@ void job_head(const struct job *j, struct msg_head *h)
 	*h = (struct msg_head){j->work.id, j->work.attempt, j->work.deadline_us};
 }
 
-/* --- ending ------------------------------------------------------------------------------------------------------------------ */
+/* --- ending -------------------------------------------------------------- */
 
 static void job_free_if_unheld(struct job *j)
 {
@@ -115,11 +120,11 @@ void job_end(struct job *j)
 	struct work_key k = work_key(&j->work.id, j->work.attempt);
 	enum job_state was = j->state;
 	gate_gone(j);
-	job_enter(j, JOB_END);          /* first: what it counts for depends on what it holds */
+	job_enter(j, JOB_END); /* first: what it counts for depends on what it holds */
 	if (was == JOB_SHARE)
 		share_stop(j);
 	if (was == JOB_BLOCKED)
-		stage_soon(s, SOON_BLOCKED);    /* who waited behind it */
+		stage_soon(s, SOON_BLOCKED); /* who waited behind it */
 	reserve_uncount(j);
 	fetch_leave(j);
 	job_leave_ring(j);
@@ -136,7 +141,8 @@ void job_drop(struct job *j, const char *why)
 		return;
 	if (!j->cancelled) {
 		j->cancelled = 1;
-		log_req(LOG_INFO, &j->work.id, "job_dropped", "attempt=%u state=%s why=%s", j->work.attempt, job_state_name(j->state), log_quote(why));
+		log_req(LOG_INFO, &j->work.id, "job_dropped", "attempt=%u state=%s why=%s", j->work.attempt,
+		        job_state_name(j->state), log_quote(why));
 		stat_add(svc_stats(j->w->svc), WS_CANCELLED, 1);
 		reserve_cancel(j, why);
 		if (j->hands)
@@ -186,7 +192,7 @@ void job_fail_draw(struct job *j)
 	job_fail(j, j->draw_fault, retry, j->fail_text);
 }
 
-/* --- prepare ------------------------------------------------------------------------------------------------------------------------ */
+/* --- prepare ------------------------------------------------------------- */
 
 static void compiled(struct compile_task *t)
 {
@@ -194,7 +200,8 @@ static void compiled(struct compile_task *t)
 	CHECK(queue_put(prefill_of(j->w)->prepare, j) == 0);
 }
 
-/* Its constraint is compiled only before phase 2, when its decode worker has granted: who is parked holds no network. */
+/* Its constraint is compiled only before phase 2, when its decode worker has granted: who is
+ * parked holds no network. */
 static void to_thread(struct job *j, int phase)
 {
 	struct prefill *s = prefill_of(j->w);
@@ -228,13 +235,15 @@ void job_prepared(struct job *j)
 	}
 }
 
-/* --- own blocks --------------------------------------------------------------------------------------------------------------------- */
+/* --- own blocks ---------------------------------------------------------- */
 
 void job_take(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
 	if (j->state != JOB_BLOCKED && s->count[JOB_BLOCKED] + !!s->retrying > s->ring_blocked) {
-		job_enter(j, JOB_BLOCKED);      /* others wait for blocks already, and the first of them may be looking for them at this moment */
+		/* others wait for blocks already, and the first of them may be looking for them at this
+		 * moment */
+		job_enter(j, JOB_BLOCKED);
 		stage_soon(s, SOON_BLOCKED);
 		return;
 	}
@@ -258,7 +267,7 @@ void job_taken(struct job *j)
 	struct prefill *s = prefill_of(j->w);
 	job_adopt_taken(j);
 	int got = j->n_blocks > 0, gone = j->cancelled || j->draw_fault,
-	    again = s->releases != j->releases;
+		again = s->releases != j->releases;
 	j->hands--;
 	if (s->retrying == j)
 		s->retrying = NULL;
@@ -278,7 +287,7 @@ void job_taken(struct job *j)
 		stage_soon(s, SOON_BLOCKED);
 }
 
-/* --- run --------------------------------------------------------------------------------------------------------------------------- */
+/* --- run ----------------------------------------------------------------- */
 
 static void fill_task(const struct job *j, struct ring_task *t)
 {
@@ -310,8 +319,10 @@ static int publish(struct job *j)
 		return r;
 	j->in_ring = 1;
 	prefill_of(w)->by_slot[j->slot] = j;
-	for (uint32_t l = 0; l < w->info->layers && computed; l++)     /* what the cache gave counts as computed */
-		__atomic_store_n(ring_progress_word(w->ring, j->slot, l), ring_progress_value(j->slot_gen, computed), __ATOMIC_RELEASE);
+	/* what the cache gave counts as computed */
+	for (uint32_t l = 0; l < w->info->layers && computed; l++)
+		__atomic_store_n(ring_progress_word(w->ring, j->slot, l),
+		                 ring_progress_value(j->slot_gen, computed), __ATOMIC_RELEASE);
 	ring_bell(w->ring);
 	return 0;
 }
@@ -329,7 +340,8 @@ void job_run(struct job *j)
 	stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, j->start_tokens);
 	if (j->shares) {
 		uint32_t had = j->share_had * w->info->kv.block_tokens;
-		stat_add(svc_stats(w->svc), WS_SHARED_TOKENS, j->start_tokens > had ? j->start_tokens - had : 0);
+		stat_add(svc_stats(w->svc), WS_SHARED_TOKENS,
+		         j->start_tokens > had ? j->start_tokens - had : 0);
 	}
 	job_enter(j, JOB_RUN);
 	j->hands++;
@@ -339,8 +351,9 @@ void job_run(struct job *j)
 	gate_run(j);
 }
 
-/* In order of arrival: a slot for each that has blocks, while there are slots; blocks for the first that has none. The next is tried when that one
- * has got its own: who came later does not overtake, or a long prompt would wait for ever. */
+/* In order of arrival: a slot for each that has blocks, while there are slots; blocks for the first
+ * that has none. The next is tried when that one has got its own: who came later does not
+ * overtake, or a long prompt would wait for ever. */
 void job_retry_blocked(struct prefill *s)
 {
 	struct job *first = NULL;

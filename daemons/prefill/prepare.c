@@ -1,7 +1,8 @@
-/* prepare.c - the prepare threads: hash the prompt, look what is cached (phase 1); match again and take blocks (phase 2).
+/* prepare.c - the prepare threads: hash the prompt, look what is cached (phase 1); match again and
+ * take blocks (phase 2).
  *
- * A thread never waits for a peer: phase 1 ends with the job parked, phase 2 begins when the decode worker has granted.
- * Results go back to the loop by stage_return. */
+ * A thread never waits for a peer: phase 1 ends with the job parked, phase 2 begins when the decode
+ * worker has granted. Results go back to the loop by stage_return. */
 #include "prefill.h"
 #include "daemons/worker/constraint.h"
 #include "util/mem.h"
@@ -21,8 +22,9 @@ static void phase_hash(struct job *j)
 	j->prepare_us = clock_us() - j->prepare_begin_us;
 }
 
-/* 1: it waits, because of what would be evicted for it some is not written yet, or because blocks are only lacking while storage reads them. For a while: then
- * the former are evicted as they are, and the latter's write-outs are void. */
+/* 1: it waits, because of what would be evicted for it some is not written yet, or because blocks
+ * are only lacking while storage reads them. For a while: then the former are evicted as they
+ * are, and the latter's write-outs are void. */
 static int wait_for_writes(struct job *j, uint32_t need)
 {
 	struct worker *w = j->w;
@@ -33,7 +35,8 @@ static int wait_for_writes(struct job *j, uint32_t need)
 	kv_pool_stats(w->pool, &ks);
 	uint32_t can = ks.by_state[KV_FREE] + ks.evictable, unwritten = 0;
 	int pinned = need > can && ks.writing && need <= ks.by_state[KV_FREE] + ks.by_state[KV_CACHED];
-	if (s->offload && need > ks.by_state[KV_FREE] && store_ready(w->store) && !writeout_pauses(w->writeout))
+	if (s->offload && need > ks.by_state[KV_FREE] && store_ready(w->store) &&
+	    !writeout_pauses(w->writeout))
 		unwritten = kv_pool_unstored_for(w->pool, need);
 	if (!unwritten && !pinned)
 		return 0;

@@ -1,31 +1,35 @@
-/* reserve.c - the way to a grant: which candidate is asked when, and who is parked until then. All of it runs on the loop's thread.
+/* reserve.c - the way to a grant: which candidate is asked when, and who is parked until then. All
+ * of it runs on the loop's thread.
  *
- * A job asks one candidate at a time, the first in its order that may be asked now: its link is up, it has not been given up in this attempt, the
- * time that it hinted at has come, and fewer than max_inflight_prefill of our requests are in flight there. Only a link that is not up yet holds back
- * those behind it in the order, for LINK_WAIT_US. Is there none, the job is parked, holding
- * nothing; who is parked longest is asked for first as soon as a place, a link or a time has come. So a decode worker
- * that is slow or full keeps only those who want no other. A candidate is given up when it denies without
- * a hint, is gone, or is left for one that is expected to grant much sooner; after the last the attempt
- * fails, and the router places it again. Nothing here waits past the deadline.
+ * A job asks one candidate at a time, the first in its order that may be asked now: its link is up,
+ * it has not been given up in this attempt, the time that it hinted at has come, and fewer than
+ * max_inflight_prefill of our requests are in flight there. Only a link that is not up yet holds
+ * back those behind it in the order, for LINK_WAIT_US. Is there none, the job is parked, holding
+ * nothing; who is parked longest is asked for first as soon as a place, a link or a time has come.
+ * So a decode worker that is slow or full keeps only those who want no other. A candidate is given
+ * up when it denies without a hint, is gone, or is left for one that is expected to grant much
+ * sooner; after the last the attempt fails, and the router places it again. Nothing here waits past
+ * the deadline.
  *
- * Whoever leaves a queue does not come back to it, so a job leaves only where the wait elsewhere is less
- * than half of what is left here. Each second a decode worker tells those who wait when it expects to have
- * room. For the other candidates counts what they last told any job; one that told nothing lately may have
- * room, and is tried after LATE_US. */
+ * Whoever leaves a queue does not come back to it, so a job leaves only where the wait elsewhere is
+ * less than half of what is left here. Each second a decode worker tells those who wait when it
+ * expects to have room. For the other candidates counts what they last told any job; one that told
+ * nothing lately may have room, and is tried after LATE_US. */
 #include "prefill.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define LATE_US 2000000u    /* may be tried after so long here, if nothing is known of it */
-#define KNOWN_US 2000000u   /* how long what a candidate told is used */
-#define SILENT_US 3500000u  /* it tells each second: one that is silent for so long has no estimate */
-#define SOONER_US 500000u   /* the least gain that is worth leaving for */
-#define LINK_WAIT_US 3000000u   /* for the link to a candidate to come up */
-#define HINT_MIN_US 20000u      /* whatever a denial says, it is not asked again before */
+#define LATE_US 2000000u  /* may be tried after so long here, if nothing is known of it */
+#define KNOWN_US 2000000u /* how long what a candidate told is used */
+/* it tells each second: one that is silent for so long has no estimate */
+#define SILENT_US 3500000u
+#define SOONER_US 500000u     /* the least gain that is worth leaving for */
+#define LINK_WAIT_US 3000000u /* for the link to a candidate to come up */
+#define HINT_MIN_US 20000u    /* whatever a denial says, it is not asked again before */
 
-/* --- targets -------------------------------------------------------------------------------------------------------------------------- */
+/* --- targets ------------------------------------------------------------- */
 
 struct target *target_get(struct prefill *s, const char *name, uint64_t epoch)
 {
@@ -67,7 +71,7 @@ void reserve_link(struct prefill *s, struct peer *p, int up)
 	stage_soon(s, SOON_PLACE);
 }
 
-/* --- parked --------------------------------------------------------------------------------------------------------------------------- */
+/* --- parked -------------------------------------------------------------- */
 
 static void park(struct job *j)
 {
@@ -77,11 +81,12 @@ static void park(struct job *j)
 	struct list *at = s->parked.prev;
 	while (at != &s->parked && list_entry(at, struct job, wait)->seq > j->seq)
 		at = at->prev;
-	list_push_front(at, &j->wait);      /* behind `at` */
+	list_push_front(at, &j->wait); /* behind `at` */
 	j->parked = 1;
 	gate_stalled(j);
 	stat_add(svc_stats(j->w->svc), WS_PARKED, 1);
-	log_req(LOG_DEBUG, &j->work.id, "parked", "attempt=%u candidates=%u", j->work.attempt, j->n_candidates);
+	log_req(LOG_DEBUG, &j->work.id, "parked", "attempt=%u candidates=%u", j->work.attempt,
+	        j->n_candidates);
 }
 
 static void unpark(struct job *j)
@@ -93,7 +98,8 @@ static void unpark(struct job *j)
 
 static int may_ask(const struct prefill *s, const struct candidate *c, uint64_t now)
 {
-	return !c->closed && c->target->peer && c->target->inflight < s->max_inflight && now >= c->not_before_us;
+	return !c->closed && c->target->peer && c->target->inflight < s->max_inflight &&
+	       now >= c->not_before_us;
 }
 
 static int any_room(const struct prefill *s)
@@ -121,7 +127,7 @@ void reserve_parked(struct prefill *s)
 	}
 }
 
-/* --- asking ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- asking -------------------------------------------------------------- */
 
 static void close_candidate(struct job *j, struct candidate *c, Pds__Fault fault, const char *text)
 {
@@ -143,9 +149,11 @@ static int ask(struct job *j, uint32_t at)
 	m.router = j->work.router;
 	m.router_epoch = j->work.router_epoch;
 	job_head(j, &h);
-	uint64_t now = clock_us();         /* before it leaves: the answer may be under way when the call returns */
+	/* before it leaves: the answer may be under way when the call returns */
+	uint64_t now = clock_us();
 	if (svc_send(j->w->svc, t->peer, MSG_KV_RESERVE, &h, &m.base) < 0) {
-		close_candidate(j, &j->candidate[at], PDS__FAULT__FAULT_OVERLOADED, "the link to the decode worker is full");
+		close_candidate(j, &j->candidate[at], PDS__FAULT__FAULT_OVERLOADED,
+		                "the link to the decode worker is full");
 		return 0;
 	}
 	unpark(j);
@@ -164,7 +172,8 @@ Pds__Fault reserve_gone_fault(const struct target *t)
 	return t->ended_in_order ? PDS__FAULT__FAULT_DRAINING : PDS__FAULT__FAULT_PEER_LOST;
 }
 
-/* The link to a candidate in our order is awaited for a while before the next is thought of; a later life of it will not be it. */
+/* The link to a candidate in our order is awaited for a while before the next is thought of; a
+ * later life of it will not be it. */
 static int await_link(struct job *j, struct candidate *c, uint64_t now)
 {
 	struct peer *p = chan_find(svc_chan(j->w->svc), c->target->name);
@@ -177,7 +186,8 @@ static int await_link(struct job *j, struct candidate *c, uint64_t now)
 		c->since_us = now;
 	if (now - c->since_us <= LINK_WAIT_US)
 		return 1;
-	close_candidate(j, c, PDS__FAULT__FAULT_PEER_LOST, "the link to the decode worker does not come up");
+	close_candidate(j, c, PDS__FAULT__FAULT_PEER_LOST,
+	                "the link to the decode worker does not come up");
 	return 0;
 }
 
@@ -248,7 +258,7 @@ void reserve_leave(struct job *j)
 	j->n_candidates = 0;
 }
 
-/* --- answers ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- answers ------------------------------------------------------------- */
 
 /* For a new reservation; 0: there is room now. */
 static void note_room(struct target *t, uint64_t at_us, uint64_t now)
@@ -277,14 +287,16 @@ void reserve_queued(struct job *j, const Pds__Queued *m)
 void reserve_denied(struct job *j, const Pds__Deny *m)
 {
 	struct candidate *c = &j->candidate[j->at];
-	uint64_t wait = m->retry_after_us && m->retry_after_us < HINT_MIN_US ? HINT_MIN_US : m->retry_after_us;
+	uint64_t wait = m->retry_after_us && m->retry_after_us < HINT_MIN_US ? HINT_MIN_US
+	                                                                     : m->retry_after_us;
 	if (wait)
 		note_room(c->target, clock_us() + wait, clock_us());
 	j->asked = 0;
 	reserve_uncount(j);
 	stat_add(svc_stats(j->w->svc), WS_DENIED, 1);
-	log_req(LOG_INFO, &j->work.id, "reserve_denied", "attempt=%u decode=%s fault=%d retry_after_us=%llu text=%s", j->work.attempt, c->target->name, m->fault,
-	        (unsigned long long)m->retry_after_us, log_quote(m->text));
+	log_req(LOG_INFO, &j->work.id, "reserve_denied",
+	        "attempt=%u decode=%s fault=%d retry_after_us=%llu text=%s", j->work.attempt,
+	        c->target->name, m->fault, (unsigned long long)m->retry_after_us, log_quote(m->text));
 	if (wait && (!j->room_after_us || wait < j->room_after_us))
 		j->room_after_us = wait;
 	if (wait && wait < clock_left_us(j->work.deadline_us))
@@ -297,16 +309,19 @@ void reserve_denied(struct job *j, const Pds__Deny *m)
 static int grant_fits(const struct job *j, const Pds__Grant *g)
 {
 	uint32_t bt = j->w->info->kv.block_tokens, n = j->work.n_tokens;
-	return g->lease->epoch == j->candidate[j->at].target->epoch && g->cached_tokens % bt == 0 && g->cached_tokens < n &&
-	       g->n_blocks == worker_blocks_for(j->w, n) - g->cached_tokens / bt && g->n_blocks <= RING_BLOCKS_MAX;
+	return g->lease->epoch == j->candidate[j->at].target->epoch && g->cached_tokens % bt == 0 &&
+	       g->cached_tokens < n &&
+	       g->n_blocks == worker_blocks_for(j->w, n) - g->cached_tokens / bt &&
+	       g->n_blocks <= RING_BLOCKS_MAX;
 }
 
 void reserve_granted(struct job *j, const Pds__Grant *g, const char *from)
 {
 	if (j->state != JOB_RESERVE || !j->asked || strcmp(from, job_decode_name(j)) != 0)
-		return;       /* repeated, or from a candidate that was given up (and cancelled) */
+		return; /* repeated, or from a candidate that was given up (and cancelled) */
 	if (!grant_fits(j, g)) {
-		reserve_close(j, PDS__FAULT__FAULT_INTERNAL, "the decode worker's grant does not fit the prompt");
+		reserve_close(j, PDS__FAULT__FAULT_INTERNAL,
+		              "the decode worker's grant does not fit the prompt");
 		return;
 	}
 	j->lease = *g->lease;

@@ -1,13 +1,17 @@
-/* schedule.c - the prefill scheduler: one thread that walks the running jobs in order and fills the whole token budget of each step.
+/* schedule.c - the prefill scheduler: one thread that walks the running jobs in order and fills the
+ * whole token budget of each step.
  *
- * It has no waiting queue and takes no blocks: what is in its list has everything it needs. Long prompts are computed in
- * chunks. Order: by arrival (fifo), or the least left to compute first (srpt), which shrinks with the time a job has waited and is nothing after
- * ageing_us: from then on it stands, by arrival, before everybody, so that no prompt waits for ever. A job is never passed over for what another lacks.
+ * It has no waiting queue and takes no blocks: what is in its list has everything it needs. Long
+ * prompts are computed in chunks. Order: by arrival (fifo), or the least left to compute first
+ * (srpt), which shrinks with the time a job has waited and is nothing after ageing_us: from then on
+ * it stands, by arrival, before everybody, so that no prompt waits for ever. A job is never passed
+ * over for what another lacks.
  *
- * A job that is cancelled or whose precondition does not hold goes back to the loop before the next step; a precondition is checked in every build, and
- * fails its own request only. So does a span that the engine refuses, and one whose logits are not
- * finite: none of that step's blocks is published then. A step that the device fails fails all who
- * are in it. A step allocates nothing. */
+ * A job that is cancelled or whose precondition does not hold goes back to the loop before the next
+ * step; a precondition is checked in every build, and fails its own request only. So does a span
+ * that the engine refuses, and one whose logits are not finite: none of that step's blocks is
+ * published then. A step that the device fails fails all who are in it. A step allocates
+ * nothing. */
 #include "prefill.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -24,16 +28,23 @@ static void give_back(struct prefill *s, struct job *j)
 
 static int precondition(const struct worker *w, struct job *j)
 {
-	uint32_t need = worker_blocks_for(w, j->work.n_tokens), computed = j->computed, full = computed / w->info->kv.block_tokens;
+	uint32_t need = worker_blocks_for(w, j->work.n_tokens), computed = j->computed,
+			 full = computed / w->info->kv.block_tokens;
 	int inside = j->n_blocks == need;
 	for (uint32_t i = 0; inside && i < need; i++)
 		inside = j->blocks[i] < w->region.blocks;
-	if (inside && computed < j->work.n_tokens && j->published <= full && j->in_ring && j->slot < ring_slots(w->ring))
+	if (inside && computed < j->work.n_tokens && j->published <= full && j->in_ring &&
+	    j->slot < ring_slots(w->ring))
 		return 1;
-	snprintf(j->fail_text, sizeof j->fail_text, "scheduled with %u of %u blocks%s, %u of %u tokens computed, %u blocks published, slot %s", j->n_blocks, need,
-	         inside || j->n_blocks != need ? "" : " (one of them outside of the pool)", computed, j->work.n_tokens, j->published, j->in_ring ? "held" : "missing");
+	snprintf(
+		j->fail_text, sizeof j->fail_text,
+		"scheduled with %u of %u blocks%s, %u of %u tokens computed, %u blocks published, slot %s",
+		j->n_blocks, need,
+		inside || j->n_blocks != need ? "" : " (one of them outside of the pool)", computed,
+		j->work.n_tokens, j->published, j->in_ring ? "held" : "missing");
 	j->step_failed = j->broken = 1;
-	log_req(LOG_ERROR, &j->work.id, "precondition_broken", "attempt=%u text=%s", j->work.attempt, log_quote(j->fail_text));
+	log_req(LOG_ERROR, &j->work.id, "precondition_broken", "attempt=%u text=%s", j->work.attempt,
+	        log_quote(j->fail_text));
 	return 0;
 }
 
@@ -62,13 +73,15 @@ static int collect(struct prefill *s)
 	return !stop;
 }
 
-/* --- order ------------------------------------------------------------------------------------------------------------------ */
+/* --- order --------------------------------------------------------------- */
 
-/* What is left of it, or of the part that somebody waits for, less the share of ageing_us that it has waited. */
+/* What is left of it, or of the part that somebody waits for, less the share of ageing_us that
+ * it has waited. */
 static uint64_t key_of(const struct prefill *s, const struct job *j, uint64_t now)
 {
 	uint64_t waited = now > j->ready_us ? now - j->ready_us : 0;
-	uint32_t computed = j->computed, left = j->work.n_tokens - computed, wanted = j->wanted * s->w->info->kv.block_tokens;
+	uint32_t computed = j->computed, left = j->work.n_tokens - computed,
+			 wanted = j->wanted * s->w->info->kv.block_tokens;
 	if (s->order == ORDER_FIFO || waited >= s->ageing_us)
 		return 0;
 	if (wanted > computed && wanted - computed < left)
@@ -78,7 +91,9 @@ static uint64_t key_of(const struct prefill *s, const struct job *j, uint64_t no
 
 static int before(const struct job *a, const struct job *b)
 {
-	return a->key != b->key ? a->key < b->key : a->turn != b->turn ? a->turn < b->turn : a->seq < b->seq;
+	return a->key != b->key     ? a->key < b->key
+	       : a->turn != b->turn ? a->turn < b->turn
+	                            : a->seq < b->seq;
 }
 
 /* By insertion: the list is nearly in order from the step before. */
@@ -90,20 +105,21 @@ void schedule_sort(struct prefill *s, uint64_t now_us)
 	}
 	list_each_safe(it, nx, &s->running) {
 		struct list *at = it->prev;
-		while (at != &s->running && before(list_entry(it, struct job, run), list_entry(at, struct job, run)))
+		while (at != &s->running &&
+		       before(list_entry(it, struct job, run), list_entry(at, struct job, run)))
 			at = at->prev;
 		if (at == it->prev)
 			continue;
 		list_remove(it);
-		list_push_front(at, it);      /* behind `at` */
+		list_push_front(at, it); /* behind `at` */
 	}
 }
 
-/* --- a step's spans ----------------------------------------------------------------------------------------------------------- */
+/* --- a step's spans ------------------------------------------------------ */
 
 struct room {
 	uint32_t tokens, logits;
-	uint32_t kept;              /* rows of logits that prompts with logprobs leave for the others */
+	uint32_t kept; /* rows of logits that prompts with logprobs leave for the others */
 };
 
 static uint32_t count_plain(const struct prefill *s)
@@ -114,8 +130,8 @@ static uint32_t count_plain(const struct prefill *s)
 	return n;
 }
 
-/* Tokens that the job gets. One that wants logits of every token gets as many as there are rows; any other may lack a row only for its last
- * token, and computes all before it. */
+/* Tokens that the job gets. One that wants logits of every token gets as many as there are rows;
+ * any other may lack a row only for its last token, and computes all before it. */
 static uint32_t share_of(const struct job *j, const struct room *r)
 {
 	uint32_t left = j->work.n_tokens - j->computed, take = left < r->tokens ? left : r->tokens;
@@ -132,7 +148,8 @@ static void fail_draw(struct job *j, const struct err *err)
 	j->draw_fault = constraint_fault(err->code);
 }
 
-/* What is asked of the row that computes token `row`. A job that fails here goes through the step like the others. */
+/* What is asked of the row that computes token `row`. A job that fails here goes through the
+ * step like the others. */
 static struct engine_draw ask(struct prefill *s, struct job *j, uint32_t row)
 {
 	struct err err = {0};
@@ -162,9 +179,17 @@ static void add_span(struct prefill *s, struct job *j, uint32_t take, uint32_t n
 	uint64_t *word = ring_progress_word(w->ring, j->slot, 0);
 	s->step_jobs[n] = j;
 	s->spans[n] = (struct engine_span){
-		.tokens = j->work.tokens + computed, .n = take, .position = computed, .blocks = j->blocks,
-		.logits = j->work.prompt_logprobs ? ENGINE_LOGITS_ALL : computed + take == j->work.n_tokens ? ENGINE_LOGITS_LAST : ENGINE_LOGITS_NONE,
-		.progress = word, .progress_stride = w->info->layers > 1 ? (size_t)(ring_progress_word(w->ring, j->slot, 1) - word) : 1,
+		.tokens = j->work.tokens + computed,
+		.n = take,
+		.position = computed,
+		.blocks = j->blocks,
+		.logits = j->work.prompt_logprobs               ? ENGINE_LOGITS_ALL
+	              : computed + take == j->work.n_tokens ? ENGINE_LOGITS_LAST
+	                                                    : ENGINE_LOGITS_NONE,
+		.progress = word,
+		.progress_stride = w->info->layers > 1
+	                           ? (size_t)(ring_progress_word(w->ring, j->slot, 1) - word)
+	                           : 1,
 		.progress_value = ring_progress_value(j->slot_gen, computed + take),
 	};
 	add_draws(s, j, &s->spans[n], draws);
@@ -177,7 +202,8 @@ uint32_t schedule_fill(struct prefill *s)
 {
 	struct worker *w = s->w;
 	uint32_t n = 0, draws = 0, plain = count_plain(s);
-	struct room r = {w->max_batched_tokens, w->max_logits, plain < w->max_logits / 2 ? plain : w->max_logits / 2};
+	struct room r = {w->max_batched_tokens, w->max_logits,
+	                 plain < w->max_logits / 2 ? plain : w->max_logits / 2};
 	list_each(it, &s->running) {
 		struct job *j = list_entry(it, struct job, run);
 		uint32_t take = share_of(j, &r);
@@ -187,19 +213,22 @@ uint32_t schedule_fill(struct prefill *s)
 			continue;
 		add_span(s, j, take, n, &draws);
 		r.tokens -= take;
-		r.logits -= s->spans[n].logits == ENGINE_LOGITS_ALL ? take : s->spans[n].logits == ENGINE_LOGITS_LAST;
+		r.logits -= s->spans[n].logits == ENGINE_LOGITS_ALL
+		                ? take
+		                : s->spans[n].logits == ENGINE_LOGITS_LAST;
 		n++;
 	}
 	return n;
 }
 
-/* --- the step ------------------------------------------------------------------------------------------------------------------- */
+/* --- the step ------------------------------------------------------------ */
 
 static void publish_full(struct worker *w, struct job *j)
 {
 	uint32_t full = j->computed / w->info->kv.block_tokens;
 	for (; j->published < full && j->published < j->n_hashes; j->published++)
-		kv_pool_publish(w->pool, j->blocks[j->published], &j->hashes[j->published], j->published ? &j->hashes[j->published - 1] : NULL);
+		kv_pool_publish(w->pool, j->blocks[j->published], &j->hashes[j->published],
+		                j->published ? &j->hashes[j->published - 1] : NULL);
 	share_published(j);
 }
 
@@ -230,7 +259,8 @@ static void after_step(struct prefill *s, struct job *j, const struct engine_spa
 {
 	struct worker *w = s->w;
 	j->computed += sp->n;
-	w->prompt_tokens += sp->n;       /* before anybody sees the answer: who has it finds it counted */
+	/* before anybody sees the answer: who has it finds it counted */
+	w->prompt_tokens += sp->n;
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, sp->n);
 	struct err err = {0};
 	int whole = j->computed == j->work.n_tokens;
@@ -253,11 +283,13 @@ static void step_failed(struct prefill *s, struct job *j, const struct err *err)
 {
 	snprintf(j->fail_text, sizeof j->fail_text, "forward step failed: %.120s", err->text);
 	j->step_failed = 1;
-	log_req(LOG_ERROR, &j->work.id, "step_failed", "attempt=%u text=%s", j->work.attempt, log_quote(err->text));
+	log_req(LOG_ERROR, &j->work.id, "step_failed", "attempt=%u text=%s", j->work.attempt,
+	        log_quote(err->text));
 	give_back(s, j);
 }
 
-/* A span that the engine refuses (nothing was written then) fails alone: each is tried by itself. */
+/* A span that the engine refuses (nothing was written then) fails alone: each is tried by
+ * itself. */
 static uint64_t step(struct prefill *s, uint32_t first, uint32_t n)
 {
 	struct worker *w = s->w;

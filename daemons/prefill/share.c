@@ -1,11 +1,15 @@
-/* share.c - requests that share a prefix which is being computed right now: the later one waits for those blocks instead of computing them again.
+/* share.c - requests that share a prefix which is being computed right now: the later one waits for
+ * those blocks instead of computing them again.
  *
- * Only granted jobs wait, and only for a job that is in the schedule, has everything it needs, and waits for nobody. The waiting one holds no block and
- * no thread, so it can keep nobody from going on; it is not in the schedule, so it never reads a block that is not computed: it goes through TAKE again,
- * which matches what was published by then; so does a job whose next block was published after its match. If its source is cancelled or fails it goes on at
- * once. It takes again SHARES_MAX times at most.
+ * Only granted jobs wait, and only for a job that is in the schedule, has everything it needs, and
+ * waits for nobody. The waiting one holds no block and no thread, so it can keep nobody from going
+ * on; it is not in the schedule, so it never reads a block that is not computed: it goes through
+ * TAKE again, which matches what was published by then; so does a job whose next block was
+ * published after its match. If its source is cancelled or fails it goes on at once. It takes again
+ * SHARES_MAX times at most.
  *
- * All of it runs on the loop's thread but for share_published. The source stands in the schedule as early as the earliest who waits for it. */
+ * All of it runs on the loop's thread but for share_published. The source stands in the schedule
+ * as early as the earliest who waits for it. */
 #include "prefill.h"
 
 #include <string.h>
@@ -26,7 +30,8 @@ static uint32_t common_blocks(const struct job *a, const struct job *j)
 	return low;
 }
 
-static struct job *source(struct prefill *s, const struct job *j, uint32_t have, uint32_t *ret_blocks)
+static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
+                          uint32_t *ret_blocks)
 {
 	struct job *best = NULL;
 	*ret_blocks = 0;
@@ -43,7 +48,8 @@ static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
 	return best;
 }
 
-/* The earlier the waiting, the earlier its source. A source that has published meanwhile is seen here; one that publishes later sees `wanted`. */
+/* The earlier the waiting, the earlier its source. A source that has published meanwhile is seen
+ * here; one that publishes later sees `wanted`. */
 static void want(struct job *a, const struct job *j)
 {
 	uint32_t wanted = a->wanted;
@@ -61,7 +67,8 @@ int share_wait(struct job *j, uint32_t have)
 	uint32_t blocks;
 	if (!s->share || j->shares >= SHARES_MAX || j->n_match <= have)
 		return 0;
-	if (kv_pool_probe(j->w->pool, &j->hashes[have], 1)) {       /* came between the match and now: its source may have nothing left to wait for */
+	if (kv_pool_probe(j->w->pool, &j->hashes[have], 1)) {
+		/* came between the match and now: its source may have nothing left to wait for */
 		job_release_blocks(j);
 		if (!j->shares++)
 			j->share_had = have;
@@ -81,7 +88,8 @@ int share_wait(struct job *j, uint32_t have)
 	job_enter(j, JOB_SHARE);
 	list_push_back(&s->sharing, &j->wait);
 	stat_add(svc_stats(j->w->svc), WS_SHARES, 1);
-	log_req(LOG_INFO, &j->work.id, "share_wait", "attempt=%u with=%s blocks=%u have=%u", j->work.attempt, log_reqid(&a->work.id), blocks, have);
+	log_req(LOG_INFO, &j->work.id, "share_wait", "attempt=%u with=%s blocks=%u have=%u",
+	        j->work.attempt, log_reqid(&a->work.id), blocks, have);
 	want(a, j);
 	return 1;
 }
@@ -93,7 +101,8 @@ void share_stop(struct job *j)
 	j->share_us += clock_us() - j->share_since_us;
 }
 
-/* Those whose blocks are there, or whose source has ended; the others' sources are told anew for how many they wait. */
+/* Those whose blocks are there, or whose source has ended; the others' sources are told anew for
+ * how many they wait. */
 void share_wake(struct prefill *s)
 {
 	list_each_safe(it, nx, &s->sharing) {
@@ -103,8 +112,8 @@ void share_wake(struct prefill *s)
 			continue;
 		}
 		share_stop(j);
-		log_req(LOG_INFO, &j->work.id, "share_end", "attempt=%u source=%s waited_us=%llu", j->work.attempt, a ? "published" : "ended",
-		        (unsigned long long)j->share_us);
+		log_req(LOG_INFO, &j->work.id, "share_end", "attempt=%u source=%s waited_us=%llu",
+		        j->work.attempt, a ? "published" : "ended", (unsigned long long)j->share_us);
 		job_take(j);
 	}
 }

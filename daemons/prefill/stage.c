@@ -1,7 +1,8 @@
 /* stage.c - the prefill stage towards the worker: messages, peers, timers, life.
  *
- * A message about a job that is not known (ended, of another attempt, of another life) is dropped: whoever sent it has heard or
- * will hear of the end by the reservation's cancel, the lease's expiry, or the ring slot. */
+ * A message about a job that is not known (ended, of another attempt, of another life) is dropped:
+ * whoever sent it has heard or will hear of the end by the reservation's cancel, the lease's
+ * expiry, or the ring slot. */
 #include "prefill.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -14,12 +15,12 @@
 #include <unistd.h>
 
 #define TIMER_US 50000u
-#define STILL_US 1000000u        /* a step without progress for so long stalls its tasks */
-#define RENEW_US 400000u         /* or a third of the shortest lease held, if that is less */
+#define STILL_US 1000000u /* a step without progress for so long stalls its tasks */
+#define RENEW_US 400000u  /* or a third of the shortest lease held, if that is less */
 
 static void on_timer(struct svc *svc, void *arg);
 
-/* --- between the threads and the loop ---------------------------------------------------------------------------------------------- */
+/* --- between the threads and the loop ------------------------------------ */
 
 void stage_soon(struct prefill *s, unsigned what)
 {
@@ -69,7 +70,8 @@ static struct job *returned(struct prefill *s)
 
 static void on_bell(evutil_socket_t fd, short what, void *arg)
 {
-	static void (*const back[])(struct job *j) = {[BACK_PREPARED] = job_prepared, [BACK_TAKEN] = job_taken, [BACK_COMPUTED] = job_computed};
+	static void (*const back[])(struct job * j) = {
+		[BACK_PREPARED] = job_prepared, [BACK_TAKEN] = job_taken, [BACK_COMPUTED] = job_computed};
 	struct prefill *s = arg;
 	eventfd_t v;
 	(void)what;
@@ -90,7 +92,8 @@ static void on_bell(evutil_socket_t fd, short what, void *arg)
 static int is_named(const Pds__Peers *m, const char *endpoint)
 {
 	for (size_t i = 0; m && i < m->n_peers; i++)
-		if (strcmp(m->peers[i]->role, "decode") == 0 && strcmp(m->peers[i]->endpoint, endpoint) == 0)
+		if (strcmp(m->peers[i]->role, "decode") == 0 &&
+		    strcmp(m->peers[i]->endpoint, endpoint) == 0)
 			return 1;
 	return 0;
 }
@@ -111,16 +114,18 @@ static int any_link_down(struct chan *c)
 	return 0;
 }
 
-/* Links that are down to decode workers which no router and no job names any more: each holds a socket, and asks again and again. */
+/* Links that are down to decode workers which no router and no job names any more: each holds a
+ * socket, and asks again and again. */
 static void close_dead_links(struct prefill *s)
 {
 	struct chan *c = svc_chan(s->w->svc);
 	if (!any_link_down(c))
-		return;                 /* PEERS need not be unpacked */
+		return; /* PEERS need not be unpacked */
 	Pds__Peers *m = role_peers(s->w);
 	for (struct peer *p = chan_next(c, NULL), *next; p; p = next) {
 		next = chan_next(c, p);
-		if (peer_tag(p) != TAG_WORKER || peer_is_up(p) || is_named(m, peer_endpoint(p)) || is_target(s, peer_expected(p)))
+		if (peer_tag(p) != TAG_WORKER || peer_is_up(p) || is_named(m, peer_endpoint(p)) ||
+		    is_target(s, peer_expected(p)))
 			continue;
 		log_info("link_closed", "decode=%s why=\"no router names it any more\"", peer_expected(p));
 		chan_disconnect(c, p);
@@ -147,7 +152,7 @@ static struct job *find(struct prefill *s, const struct msg_head *h)
 	return map_get(s->by_key, k.b);
 }
 
-/* --- from the router ------------------------------------------------------------------------------------------------------------ */
+/* --- from the router ----------------------------------------------------- */
 
 /* -1: no link to it can be made. */
 static int connect_to(struct worker *w, const char *name, const char *endpoint)
@@ -161,7 +166,8 @@ static int connect_to(struct worker *w, const char *name, const char *endpoint)
 	return chan_connect(c, endpoint, name, TAG_WORKER) ? 0 : -1;
 }
 
-static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h,
+                     const ProtobufCMessage *body)
 {
 	const Pds__Peers *m = (const Pds__Peers *)body;
 	int r = 0;
@@ -178,7 +184,9 @@ static void copy_candidates(struct job *j, const Pds__Submit *m)
 	j->candidate = mem_array(m->n_candidates, sizeof *j->candidate);
 	for (size_t i = 0; i < m->n_candidates; i++) {
 		connect_to(j->w, m->candidates[i]->name, m->candidates[i]->endpoint);
-		j->candidate[j->n_candidates++].target = target_get(prefill_of(j->w), m->candidates[i]->name, m->candidates[i]->epoch);
+		j->candidate[j->n_candidates++].target = target_get(prefill_of(j->w),
+		                                                    m->candidates[i]->name,
+		                                                    m->candidates[i]->epoch);
 	}
 }
 
@@ -196,7 +204,8 @@ static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *f
 	}
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
 	if (need > s->w->region.blocks || need > RING_BLOCKS_MAX) {
-		snprintf(text, sizeof text, "%u tokens need %u KV blocks, the prefill worker has %u", j->work.n_tokens, need, s->w->region.blocks);
+		snprintf(text, sizeof text, "%u tokens need %u KV blocks, the prefill worker has %u",
+		         j->work.n_tokens, need, s->w->region.blocks);
 		return text;
 	}
 	return NULL;
@@ -215,20 +224,24 @@ static void job_accept(struct prefill *s, struct job *j, const Pds__Submit *m)
 	stage_jobs(s, 1);
 	stat_add(svc_stats(j->w->svc), WS_REQUESTS, 1);
 	j->accepted_us = clock_us();
-	log_req(LOG_INFO, &j->work.id, "accepted", "attempt=%u tokens=%u candidates=%u", j->work.attempt, j->work.n_tokens, j->n_candidates);
+	log_req(LOG_INFO, &j->work.id, "accepted", "attempt=%u tokens=%u candidates=%u",
+	        j->work.attempt, j->work.n_tokens, j->n_candidates);
 	if (!gate_admit(j))
 		job_begin(j);
 }
 
-static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h,
+                      const ProtobufCMessage *body)
 {
 	struct prefill *s = prefill_of(w);
 	const Pds__Submit *m = (const Pds__Submit *)body;
 	struct err err = {0};
 	if (find(s, h))
 		return;
-	if (m->n_candidates == 0) {      /* the router took this for a worker that decodes, which it was */
-		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1, "the worker's role is prefill, and no decode worker was named");
+	if (m->n_candidates == 0) {
+		/* the router took this for a worker that decodes, which it was */
+		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1,
+		            "the worker's role is prefill, and no decode worker was named");
 		return;
 	}
 	struct job *j = mem_zalloc(sizeof *j);
@@ -238,8 +251,10 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 		int later = code == ERR_NOMEM;
 		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INVALID, .text = err.text};
 		if (later)
-			f = (struct worker_failure){.fault = PDS__FAULT__FAULT_OVERLOADED, .retry = 1,
-			                            .text = err.text, .retry_after_us = CONSTRAINT_RETRY_US};
+			f = (struct worker_failure){.fault = PDS__FAULT__FAULT_OVERLOADED,
+			                            .retry = 1,
+			                            .text = err.text,
+			                            .retry_after_us = CONSTRAINT_RETRY_US};
 		worker_fail_by(w, h, peer_name(p), peer_epoch(p), &f);
 		work_fini(&j->work);
 		free(j);
@@ -250,7 +265,8 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	Pds__Fault fault;
 	const char *why = refusal(s, j, &fault);
 	if (why) {
-		worker_fail(w, h, peer_name(p), peer_epoch(p), fault, fault != PDS__FAULT__FAULT_TOO_LARGE, why);
+		worker_fail(w, h, peer_name(p), peer_epoch(p), fault, fault != PDS__FAULT__FAULT_TOO_LARGE,
+		            why);
 		work_fini(&j->work);
 		free(j);
 		return;
@@ -258,7 +274,8 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	job_accept(s, j, m);
 }
 
-static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h,
+                      const ProtobufCMessage *body)
 {
 	struct job *j = find(prefill_of(w), h);
 	(void)p;
@@ -266,38 +283,43 @@ static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h
 		job_drop(j, ((const Pds__Cancel *)body)->reason);
 }
 
-/* --- from the decode worker ---------------------------------------------------------------------------------------------------------- */
+/* --- from the decode worker ---------------------------------------------- */
 
 static int is_asked(const struct job *j, const struct peer *p)
 {
-	return j && j->state == JOB_RESERVE && j->asked && strcmp(peer_name(p), job_decode_name(j)) == 0;
+	return j && j->state == JOB_RESERVE && j->asked &&
+	       strcmp(peer_name(p), job_decode_name(j)) == 0;
 }
 
-static void on_queued(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_queued(struct worker *w, struct peer *p, const struct msg_head *h,
+                      const ProtobufCMessage *body)
 {
 	const Pds__Queued *m = (const Pds__Queued *)body;
 	struct job *j = find(prefill_of(w), h);
 	if (!is_asked(j, p))
-		return;        /* late: granted meanwhile, or another candidate is asked */
+		return; /* late: granted meanwhile, or another candidate is asked */
 	gate_stalled(j);
 	reserve_queued(j, m);
 }
 
-static void on_grant(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_grant(struct worker *w, struct peer *p, const struct msg_head *h,
+                     const ProtobufCMessage *body)
 {
 	struct job *j = find(prefill_of(w), h);
 	if (j)
 		reserve_granted(j, (const Pds__Grant *)body, peer_name(p));
 }
 
-static void on_deny(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_deny(struct worker *w, struct peer *p, const struct msg_head *h,
+                    const ProtobufCMessage *body)
 {
 	struct job *j = find(prefill_of(w), h);
 	if (is_asked(j, p))
 		reserve_denied(j, (const Pds__Deny *)body);
 }
 
-static void on_first_ack(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_first_ack(struct worker *w, struct peer *p, const struct msg_head *h,
+                         const ProtobufCMessage *body)
 {
 	struct job *j = find(prefill_of(w), h);
 	(void)p;
@@ -307,7 +329,7 @@ static void on_first_ack(struct worker *w, struct peer *p, const struct msg_head
 	job_finish_if_done(j);
 }
 
-/* --- from the messager ----------------------------------------------------------------------------------------------------------------- */
+/* --- from the messager --------------------------------------------------- */
 
 static struct job *of_slot(struct worker *w, uint32_t slot, uint64_t gen)
 {
@@ -316,7 +338,8 @@ static struct job *of_slot(struct worker *w, uint32_t slot, uint64_t gen)
 	return j && j->slot_gen == gen ? j : NULL;
 }
 
-static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h,
+                    const ProtobufCMessage *body)
 {
 	const Pds__KvSent *m = (const Pds__KvSent *)body;
 	struct job *j = of_slot(w, m->slot, m->generation);
@@ -338,7 +361,8 @@ static const char *task_failed_by(const struct job *j, Pds__Fault fault)
 	return ours ? svc_name(w->svc) : NULL;
 }
 
-static void on_task_failed(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_task_failed(struct worker *w, struct peer *p, const struct msg_head *h,
+                           const ProtobufCMessage *body)
 {
 	const Pds__TaskFailed *m = (const Pds__TaskFailed *)body;
 	struct job *j = of_slot(w, m->slot, m->generation);
@@ -349,7 +373,8 @@ static void on_task_failed(struct worker *w, struct peer *p, const struct msg_he
 }
 
 /* Only asked for by the gate. */
-static void on_task_seen(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_task_seen(struct worker *w, struct peer *p, const struct msg_head *h,
+                         const ProtobufCMessage *body)
 {
 	const Pds__TaskSeen *m = (const Pds__TaskSeen *)body;
 	struct job *j = of_slot(w, m->slot, m->generation);
@@ -359,7 +384,7 @@ static void on_task_seen(struct worker *w, struct peer *p, const struct msg_head
 		gate_seen(j);
 }
 
-/* --- peers ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- peers --------------------------------------------------------------- */
 
 static void peer_up(struct worker *w, struct peer *p)
 {
@@ -373,8 +398,7 @@ static void decode_lost(struct job *j, int anew)
 	const struct target *t = j->candidate[j->at].target;
 	j->asked = 0;
 	if (j->state == JOB_RESERVE)
-		reserve_close(j, reserve_gone_fault(t),
-		              "every decode worker that was named is gone");
+		reserve_close(j, reserve_gone_fault(t), "every decode worker that was named is gone");
 	else
 		job_fail_by(j, reserve_gone_fault(t), 1, "the decode worker is gone",
 		            anew || t->ended_in_order ? NULL : t->name);
@@ -390,16 +414,18 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 		struct job *j = list_entry(it, struct job, node);
 		if (j->state == JOB_END)
 			continue;
-		if (peer_tag(p) == TAG_ROUTER && strcmp(j->work.router, peer_name(p)) == 0 && j->work.router_epoch == peer_epoch(p))
+		if (peer_tag(p) == TAG_ROUTER && strcmp(j->work.router, peer_name(p)) == 0 &&
+		    j->work.router_epoch == peer_epoch(p))
 			job_drop(j, "the router is gone");
-		else if (peer_tag(p) == TAG_WORKER && j->asked && !job_decode(j) && strcmp(job_decode_name(j), peer_name(p)) == 0)
+		else if (peer_tag(p) == TAG_WORKER && j->asked && !job_decode(j) &&
+		         strcmp(job_decode_name(j), peer_name(p)) == 0)
 			decode_lost(j, peer_begins_anew(p));
 	}
 	if (peer_tag(p) == TAG_WORKER)
 		close_dead_links(s);
 }
 
-/* --- timers ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- timers -------------------------------------------------------------- */
 
 static void check_waits(struct prefill *s, struct job *j, uint64_t now)
 {
@@ -446,7 +472,8 @@ static void renew(struct prefill *s)
 			continue;
 		list_each(it, &s->jobs) {
 			struct job *j = list_entry(it, struct job, node);
-			if (j->state == JOB_END || j->cancelled || !j->leased || j->candidate[j->at].target != t)
+			if (j->state == JOB_END || j->cancelled || !j->leased ||
+			    j->candidate[j->at].target != t)
 				continue;
 			ids[n++] = j->lease.id;
 			stage_leased(s, j->lease_us);
@@ -476,7 +503,7 @@ static void on_timer(struct svc *svc, void *arg)
 	watch_look(s->w);
 }
 
-/* --- life --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 static void configure(struct prefill *s)
 {
@@ -497,7 +524,9 @@ static void configure(struct prefill *s)
 static int start(struct worker *w, struct err *err)
 {
 	if (!w->ring)
-		return err_set(err, ERR_INVALID, "messager is \"none\": a prefill worker cannot hand anything over without one");
+		return err_set(
+			err, ERR_INVALID,
+			"messager is \"none\": a prefill worker cannot hand anything over without one");
 	struct prefill *s = mem_zalloc(sizeof *s);
 	s->w = w;
 	w->state = s;
@@ -544,7 +573,7 @@ static void abort_all(struct worker *w, const char *why)
 
 static void role_changed(struct worker *w)
 {
-	(void)w;      /* it serves one role only */
+	(void)w; /* it serves one role only */
 }
 
 /* A write-out has ended: what it was of can be taken. */
@@ -612,8 +641,11 @@ static void requests(struct worker *w, struct buf *out)
 	buf_addc(out, '[');
 	list_each(it, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
-		buf_printf(out, "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,\"tokens\":%u,\"computed\":%u,\"blocks\":%u,\"decode\":\"%s\"}",
-		           first ? "" : ",", log_reqid(&j->work.id), j->work.attempt, job_state_name(j->state), (unsigned long long)(now - j->accepted_us) / 1000,
+		buf_printf(out,
+		           "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,"
+		           "\"tokens\":%u,\"computed\":%u,\"blocks\":%u,\"decode\":\"%s\"}",
+		           first ? "" : ",", log_reqid(&j->work.id), j->work.attempt,
+		           job_state_name(j->state), (unsigned long long)(now - j->accepted_us) / 1000,
 		           j->work.given_tokens, j->computed, j->n_blocks, job_decode_name(j));
 		first = 0;
 	}
@@ -624,9 +656,11 @@ static void status(struct worker *w, struct buf *out)
 {
 	struct prefill *s = prefill_of(w);
 	int first = 1;
-	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"jobs\":{", s->count[JOB_RUN], s->n_jobs - s->count[JOB_RUN]);
+	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"jobs\":{", s->count[JOB_RUN],
+	           s->n_jobs - s->count[JOB_RUN]);
 	for (int i = JOB_PREPARE; i < JOB_END; i++)
-		buf_printf(out, "%s\"%s\":%u", i == JOB_PREPARE ? "" : ",", job_state_name((enum job_state)i), s->count[i]);
+		buf_printf(out, "%s\"%s\":%u", i == JOB_PREPARE ? "" : ",",
+		           job_state_name((enum job_state)i), s->count[i]);
 	buf_printf(out, "},\"ring_used\":%u,\"inflight\":{", ring_used(w->ring));
 	list_each(it, &s->targets) {
 		const struct target *t = list_entry(it, struct target, node);
@@ -658,6 +692,19 @@ static const struct stage_msg messages[] = {
 };
 
 const struct stage_ops prefill_stage = {
-	.name = "prefill", .messages = messages, .start = start, .drain = drain, .abort = abort_all, .role_changed = role_changed, .idle = idle, .stop = stop, .peer_up = peer_up, .peer_down = peer_down,
-	.room = room, .heartbeat = heartbeat, .requests = requests, .status = status, .reason = reason,
+	.name = "prefill",
+	.messages = messages,
+	.start = start,
+	.drain = drain,
+	.abort = abort_all,
+	.role_changed = role_changed,
+	.idle = idle,
+	.stop = stop,
+	.peer_up = peer_up,
+	.peer_down = peer_down,
+	.room = room,
+	.heartbeat = heartbeat,
+	.requests = requests,
+	.status = status,
+	.reason = reason,
 };

@@ -1,4 +1,5 @@
-/* main.c - pdrank: one rank of a worker with tensor_parallel above 1. Workers start it, with a socket as descriptor 3. */
+/* main.c - pdrank: one rank of a worker with tensor_parallel above 1. Workers start it, with a
+ * socket as descriptor 3. */
 #include "engine/engine.h"
 
 #include <stdio.h>
@@ -11,7 +12,8 @@ int main(void)
 	int type = 0;
 	socklen_t size = sizeof type;
 	if (getsockopt(RANK_FD, SOL_SOCKET, SO_TYPE, &type, &size) < 0 || type != SOCK_SEQPACKET) {
-		fprintf(stderr, "pdrank: a worker with tensor_parallel above 1 starts this program; there is nothing to run by hand\n");
+		fprintf(stderr, "pdrank: a worker with tensor_parallel above 1 starts this program; there "
+		                "is nothing to run by hand\n");
 		return 2;
 	}
 	return engine_rank_main(RANK_FD);

@@ -1,4 +1,5 @@
-/* api.c - from an HTTP request to the function that answers it: one table of paths, access keys, and the small endpoints. */
+/* api.c - from an HTTP request to the function that answers it: one table of paths, access keys,
+ * and the small endpoints. */
 #include "call.h"
 
 #include <stdio.h>
@@ -8,17 +9,18 @@
 typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *q);
 
 struct route {
-	const char *method, *path;   /* a path that ends in / stands for all below it */
+	const char *method, *path; /* a path that ends in / stands for all below it */
 	api_fn *fn;
 	enum {
-		OPEN,                    /* without an access key */
+		OPEN, /* without an access key */
 		KEYED,
-		WORKS                    /* with a key, and not any more when the router is about to end */
+		WORKS /* with a key, and not any more when the router is about to end */
 	} admits;
-	size_t body_max;             /* and max_body_bytes */
+	size_t body_max; /* and max_body_bytes */
 };
 
-static void reply_error(struct router *r, struct http_conn *c, const struct api_error *e, const char *extra)
+static void reply_error(struct router *r, struct http_conn *c, const struct api_error *e,
+                        const char *extra)
 {
 	struct buf b;
 	buf_init(&b, 0);
@@ -28,7 +30,8 @@ static void reply_error(struct router *r, struct http_conn *c, const struct api_
 	buf_fini(&b);
 }
 
-static void begin(struct router *r, struct http_conn *c, struct http_request *q, enum call_kind kind)
+static void begin(struct router *r, struct http_conn *c, struct http_request *q,
+                  enum call_kind kind)
 {
 	struct http_body body = q->body;
 	q->body.data = NULL;
@@ -58,10 +61,12 @@ static void detokenize(struct router *r, struct http_conn *c, struct http_reques
 static void add_model(const struct router *r, struct buf *b)
 {
 	const struct model *m = r->model;
-	uint32_t seen = registry_context(&r->registry), context = seen ? seen : m->context, vocab = registry_vocab(&r->registry);
+	uint32_t seen = registry_context(&r->registry), context = seen ? seen : m->context,
+			 vocab = registry_vocab(&r->registry);
 	buf_adds(b, "{\"id\":");
 	buf_add_json(b, m->name, strlen(m->name));
-	buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"pdserve\",\"root\":", (long long)m->created_s);
+	buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"pdserve\",\"root\":",
+	           (long long)m->created_s);
 	buf_add_json(b, m->name, strlen(m->name));
 	buf_adds(b, ",\"parent\":null,\"max_model_len\":");
 	if (context)
@@ -69,7 +74,7 @@ static void add_model(const struct router *r, struct buf *b)
 	else
 		buf_adds(b, "null");
 	if (vocab)
-		buf_printf(b, ",\"vocab_size\":%u", vocab);   /* who sends token ids has to know */
+		buf_printf(b, ",\"vocab_size\":%u", vocab); /* who sends token ids has to know */
 	buf_addc(b, '}');
 }
 
@@ -92,7 +97,10 @@ static void models(struct router *r, struct http_conn *c, struct http_request *q
 
 static int hex_digit(char c)
 {
-	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+	return c >= '0' && c <= '9'   ? c - '0'
+	       : c >= 'a' && c <= 'f' ? c - 'a' + 10
+	       : c >= 'A' && c <= 'F' ? c - 'A' + 10
+	                              : -1;
 }
 
 /* %xx -> bytes, cut at size - 1. */
@@ -115,7 +123,8 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	struct buf b;
 	url_decode(q->head->path + strlen("/v1/models/"), name, sizeof name);
 	if (strcmp(name, r->model->name) != 0) {
-		api_fault(&e, 404, "the model \"%.128s\" does not exist; this server has %s", name, r->model->name);
+		api_fault(&e, 404, "the model \"%.128s\" does not exist; this server has %s", name,
+		          r->model->name);
 		snprintf(e.param, sizeof e.param, "model");
 		e.code = "model_not_found";
 		reply_error(r, c, &e, NULL);
@@ -140,7 +149,11 @@ static void ready(struct router *r, struct http_conn *c, struct http_request *q)
 	(void)q;
 	int ok = !r->draining && place_possible(&r->registry, &wish);
 	snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
-	int n = snprintf(body, sizeof body, "{\"status\":\"%s\",\"workers\":%u}", ok ? "ready" : r->draining ? "draining" : "no worker", r->registry.n_up);
+	int n = snprintf(body, sizeof body, "{\"status\":\"%s\",\"workers\":%u}",
+	                 ok            ? "ready"
+	                 : r->draining ? "draining"
+	                               : "no worker",
+	                 r->registry.n_up);
 	http_reply(c, ok ? 200 : 503, "application/json", ok ? NULL : extra, body, (size_t)n);
 }
 
@@ -153,7 +166,7 @@ static void metrics(struct router *r, struct http_conn *c, struct http_request *
 	reply_buf(c, "text/plain; version=0.0.4", &b);
 }
 
-#define SMALL_BYTES_MAX 4096u   /* of a body that is parsed on the event loop, or not looked at */
+#define SMALL_BYTES_MAX 4096u /* of a body that is parsed on the event loop, or not looked at */
 
 /* POST /v1/abort {"request_id": "cmpl-..." or 32 hex digits} */
 static void abort_request(struct router *r, struct http_conn *c, struct http_request *q)

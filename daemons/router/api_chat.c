@@ -16,12 +16,15 @@ int chat_render(struct call *c, const json_t *o, struct buf *out)
 	if (tools_read(c, o, &tools) < 0 || prompt_need_text(c, "messages") < 0)
 		return -1;
 	if (!chat_set_choose(&c->model->text.chats, tools.tools != NULL))
-		return api_bad(&c->error, "messages", "the model %s has no chat template: send a prompt to /v1/completions, or give the server one (setting chat_template)",
+		return api_bad(&c->error, "messages",
+		               "the model %s has no chat template: send a prompt to /v1/completions, or "
+		               "give the server one (setting chat_template)",
 		               c->model->name);
 	if (chat_request_render(&c->model->text.chats, o, &tools, c->created_s, out, &bad) < 0)
 		return call_bad_body(c, &bad);
 	if (c->message.reasoning)
-		c->message.at = reasoning_opened(c->message.reasoning, out->data ? out->data : "", out->len);
+		c->message.at = reasoning_opened(c->message.reasoning, out->data ? out->data : "",
+		                                 out->len);
 	return 0;
 }
 
@@ -29,7 +32,8 @@ int api_chat_prepare(struct call *c, const json_t *o)
 {
 	const json_t *v = json_object_get(o, "messages");
 	struct buf text;
-	if (params_read(o, 1, c->max_choices, &c->p, &c->error) < 0 || params_read_ids(o, c->model->tokenizer, c->vocab, &c->p, &c->error) < 0 ||
+	if (params_read(o, 1, c->max_choices, &c->p, &c->error) < 0 ||
+	    params_read_ids(o, c->model->tokenizer, c->vocab, &c->p, &c->error) < 0 ||
 	    format_read(c, o) < 0)
 		return -1;
 	if (!v || json_is_null(v))

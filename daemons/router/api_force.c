@@ -1,7 +1,8 @@
 /* api_force.c - tool_choice "required" or of one function: the answer is made to be calls, by a
  * constraint in the format of the model.
  *
- * The schemas are compiled one by one before, so that the error names the tool; together they may cost no more than one may. */
+ * The schemas are compiled one by one before, so that the error names the tool; together they
+ * may cost no more than one may. */
 #include "call.h"
 #include "grammar/grammar.h"
 #include "text/toolcall_form.h"
@@ -9,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALLS_MAX 8u             /* in an answer that must call */
-#define NODES_MAX 100000u        /* of all schemas */
+#define CALLS_MAX 8u      /* in an answer that must call */
+#define NODES_MAX 100000u /* of all schemas */
 
 static int bad_tool(struct call *c, size_t at, const struct err *err)
 {
@@ -25,14 +26,19 @@ static int check_schema(struct call *c, const json_t *tool, size_t at, uint32_t 
 	if (!schema)
 		return bad_tool(c, at, &err);
 	char *text = json_dumps(schema, JSON_COMPACT | JSON_REAL_PRECISION(17));
-	int r = text ? grammar_compile(GRAMMAR_JSON_SCHEMA, text, strlen(text), 0, &g, &err) : err_set(&err, ERR_INVALID, "no text can say it");
+	int r = text ? grammar_compile(GRAMMAR_JSON_SCHEMA, text, strlen(text), 0, &g, &err)
+	             : err_set(&err, ERR_INVALID, "no text can say it");
 	free(text);
 	json_decref(schema);
 	if (r < 0)
 		return bad_tool(c, at, &err);
 	*nodes += grammar_nodes(g);
 	grammar_destroy(&g);
-	return *nodes <= NODES_MAX ? 0 : api_bad(&c->error, "tools", "tools[%zu].function.parameters: the schemas up to here are together too large to bind a call", at);
+	return *nodes <= NODES_MAX ? 0
+	                           : api_bad(&c->error, "tools",
+	                                     "tools[%zu].function.parameters: the schemas up to here "
+	                                     "are together too large to bind a call",
+	                                     at);
 }
 
 static int check_schemas(struct call *c, const json_t *tools, const char *only)
@@ -40,7 +46,8 @@ static int check_schemas(struct call *c, const json_t *tools, const char *only)
 	uint32_t nodes = 0;
 	for (size_t i = 0; i < json_array_size(tools); i++) {
 		const json_t *tool = json_array_get(tools, i);
-		if (only && strcmp(only, json_string_value(json_object_get(json_object_get(tool, "function"), "name"))) != 0)
+		if (only && strcmp(only, json_string_value(json_object_get(
+									 json_object_get(tool, "function"), "name"))) != 0)
 			continue;
 		if (check_schema(c, tool, i, &nodes) < 0)
 			return -1;
@@ -51,22 +58,31 @@ static int check_schemas(struct call *c, const json_t *tools, const char *only)
 int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len)
 {
 	const json_t *tools = json_object_get(o, "tools");
-	const char *only = json_string_value(json_object_get(json_object_get(json_object_get(o, "tool_choice"), "function"), "name"));
+	const char *only = json_string_value(
+		json_object_get(json_object_get(json_object_get(o, "tool_choice"), "function"), "name"));
 	struct err err = {0};
 	size_t at;
 	if (!c->must_call)
 		return 0;
 	if (c->constraint.kind)
-		return api_bad(&c->error, "tool_choice", "tool_choice %s and the form that the request gives for its answer bind both: give one of them", param_show(json_object_get(o, "tool_choice")));
+		return api_bad(&c->error, "tool_choice",
+		               "tool_choice %s and the form that the request gives for its answer bind "
+		               "both: give one of them",
+		               param_show(json_object_get(o, "tool_choice")));
 	if (check_schemas(c, tools, only) < 0)
 		return -1;
-	json_t *pieces = toolcall_form(c->message.calls, tools, only, c->message.one_call ? 1 : CALLS_MAX, &at, &err);
+	json_t *pieces = toolcall_form(c->message.calls, tools, only,
+	                               c->message.one_call ? 1 : CALLS_MAX, &at, &err);
 	if (!pieces)
-		return at == TOOLCALL_FORM_WHOLE ? api_bad(&c->error, "tool_choice", "tool_choice: %s; use \"auto\" or \"none\"", err.text) : bad_tool(c, at, &err);
+		return at == TOOLCALL_FORM_WHOLE
+		           ? api_bad(&c->error, "tool_choice", "tool_choice: %s; use \"auto\" or \"none\"",
+		                     err.text)
+		           : bad_tool(c, at, &err);
 	json_t *all = thoughts_first(c, prompt, len, 1);
 	int r = json_array_extend(all, pieces);
 	char *text = r == 0 ? json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
 	json_decref(all);
 	json_decref(pieces);
-	return text ? call_constrain(c, "tool_choice", GRAMMAR_STRUCTURE, text, 0) : api_bad(&c->error, "tool_choice", "tool_choice: no text can say this form");
+	return text ? call_constrain(c, "tool_choice", GRAMMAR_STRUCTURE, text, 0)
+	            : api_bad(&c->error, "tool_choice", "tool_choice: no text can say this form");
 }

@@ -1,4 +1,5 @@
-/* api_format.c - the form that an answer must have: response_format of OpenAI, guided_* and structured_outputs of vLLM. Each asks for one constraint (grammar.h), which is compiled here
+/* api_format.c - the form that an answer must have: response_format of OpenAI, guided_* and
+ * structured_outputs of vLLM. Each asks for one constraint (grammar.h), which is compiled here
  * to be refused with its reason at once, and again at the worker. */
 #include "call.h"
 #include "grammar/grammar.h"
@@ -27,10 +28,12 @@ int call_constrain(struct call *c, const char *param, unsigned kind, char *text,
 	c->constraint.text = text;
 	c->bound_by = param;
 	if (!c->model->tokenizer)
-		return api_bad(&c->error, param, "%s needs the model's vocabulary, which this server has not", param);
+		return api_bad(&c->error, param,
+		               "%s needs the model's vocabulary, which this server has not", param);
 	int r = grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err);
 	if (r < 0)
-		return r == ERR_NOMEM ? no_memory(c, param) : api_bad(&c->error, param, "%s: %s", param, err.text);
+		return r == ERR_NOMEM ? no_memory(c, param)
+		                      : api_bad(&c->error, param, "%s: %s", param, err.text);
 	grammar_destroy(&g);
 	c->constraint.kind = (Pds__ConstraintKind)kind;
 	c->constraint.strict = strict;
@@ -43,11 +46,13 @@ static char *dump(const json_t *v)
 }
 
 /* A text as the client gave it, copied. */
-static int constrain_text(struct call *c, const char *param, unsigned kind, const json_t *v, int strict)
+static int constrain_text(struct call *c, const char *param, unsigned kind, const json_t *v,
+                          int strict)
 {
 	size_t len = json_string_length(v);
 	if (len > GRAMMAR_TEXT_MAX)
-		return api_bad(&c->error, param, "%s: the constraint has %zu bytes, the limit is %u", param, len, GRAMMAR_TEXT_MAX);
+		return api_bad(&c->error, param, "%s: the constraint has %zu bytes, the limit is %u", param,
+		               len, GRAMMAR_TEXT_MAX);
 	char *text = mem_try_alloc(len + 1);
 	if (text)
 		memcpy(text, json_string_value(v), len + 1);
@@ -66,15 +71,18 @@ static int constrain_json(struct call *c, const char *param, const json_t *v, in
 
 static int constrain_regex(struct call *c, const char *param, const json_t *v)
 {
-	if (!json_is_string(v) || json_string_length(v) == 0 || strlen(json_string_value(v)) != json_string_length(v))
-		return api_bad(&c->error, param, "%s must be a regular expression, got %s", param, param_show(v));
+	if (!json_is_string(v) || json_string_length(v) == 0 ||
+	    strlen(json_string_value(v)) != json_string_length(v))
+		return api_bad(&c->error, param, "%s must be a regular expression, got %s", param,
+		               param_show(v));
 	return constrain_text(c, param, GRAMMAR_REGEX, v, 0);
 }
 
 static int constrain_choice(struct call *c, const char *param, const json_t *v)
 {
 	if (!json_is_array(v))
-		return api_bad(&c->error, param, "%s must be an array of strings, got %s", param, param_show(v));
+		return api_bad(&c->error, param, "%s must be an array of strings, got %s", param,
+		               param_show(v));
 	return call_constrain(c, param, GRAMMAR_CHOICE, dump(v), 0);
 }
 
@@ -89,18 +97,26 @@ static int read_response_format(struct call *c, const json_t *v)
 {
 	const char *type = json_string_value(json_object_get(v, "type"));
 	if (!type)
-		return api_bad(&c->error, "response_format", "response_format must be an object with a type, got %s", param_show(v));
+		return api_bad(&c->error, "response_format",
+		               "response_format must be an object with a type, got %s", param_show(v));
 	if (strcmp(type, "text") == 0)
 		return 0;
 	if (strcmp(type, "json_object") == 0)
 		return call_constrain(c, "response_format", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0);
 	if (strcmp(type, "json_schema") != 0)
-		return api_bad(&c->error, "response_format", "response_format.type must be text, json_object or json_schema, got %s", param_show(json_object_get(v, "type")));
-	const json_t *s = json_object_get(v, "json_schema"), *schema = json_object_get(s, "schema"), *strict = member(s, "strict");
+		return api_bad(&c->error, "response_format",
+		               "response_format.type must be text, json_object or json_schema, got %s",
+		               param_show(json_object_get(v, "type")));
+	const json_t *s = json_object_get(v, "json_schema"), *schema = json_object_get(s, "schema"),
+				 *strict = member(s, "strict");
 	if (!json_is_object(schema))
-		return api_bad(&c->error, "response_format", "response_format.json_schema.schema must be an object, got %s", param_show(schema));
+		return api_bad(&c->error, "response_format",
+		               "response_format.json_schema.schema must be an object, got %s",
+		               param_show(schema));
 	if (strict && !json_is_boolean(strict))
-		return api_bad(&c->error, "response_format", "response_format.json_schema.strict must be true or false, got %s", param_show(strict));
+		return api_bad(&c->error, "response_format",
+		               "response_format.json_schema.strict must be true or false, got %s",
+		               param_show(strict));
 	return constrain_json(c, "response_format", schema, json_is_true(strict));
 }
 
@@ -110,13 +126,17 @@ static int read_structured(struct call *c, const json_t *v)
 	const char *key;
 	json_t *m;
 	if (!json_is_object(v))
-		return api_bad(&c->error, "structured_outputs", "structured_outputs must be an object, got %s", param_show(v));
-	json_object_foreach ((json_t *)v, key, m) {
+		return api_bad(&c->error, "structured_outputs",
+		               "structured_outputs must be an object, got %s", param_show(v));
+	json_object_foreach((json_t *)v, key, m) {
 		size_t i = 0;
 		while (i < 4 && strcmp(key, known[i]) != 0)
 			i++;
 		if (i == 4 && !json_is_null(m))
-			return api_bad(&c->error, "structured_outputs", "structured_outputs.%.40s is not supported by this server: json, regex, choice and json_object are", key);
+			return api_bad(&c->error, "structured_outputs",
+			               "structured_outputs.%.40s is not supported by this server: json, regex, "
+			               "choice and json_object are",
+			               key);
 	}
 	if ((m = (json_t *)member(v, "json")) && constrain_json(c, "structured_outputs", m, 0) < 0)
 		return -1;
@@ -124,13 +144,16 @@ static int read_structured(struct call *c, const json_t *v)
 		return -1;
 	if ((m = (json_t *)member(v, "choice")) && constrain_choice(c, "structured_outputs", m) < 0)
 		return -1;
-	return json_is_true(json_object_get(v, "json_object")) ? call_constrain(c, "structured_outputs", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0) : 0;
+	return json_is_true(json_object_get(v, "json_object"))
+	           ? call_constrain(c, "structured_outputs", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0)
+	           : 0;
 }
 
 /* What asks for nothing: null, "", [], {}. */
 static int is_empty(const json_t *v)
 {
-	return !v || (json_is_string(v) && !json_string_length(v)) || (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
+	return !v || (json_is_string(v) && !json_string_length(v)) ||
+	       (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
 }
 
 int format_read(struct call *c, const json_t *o)

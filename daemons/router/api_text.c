@@ -1,5 +1,5 @@
-/* api_text.c - POST /tokenize and /detokenize, as vLLM has them. They need no worker. The answer is made as a whole, within what the request may hold, and sent in
- * steps. */
+/* api_text.c - POST /tokenize and /detokenize, as vLLM has them. They need no worker. The answer is
+ * made as a whole, within what the request may hold, and sent in steps. */
 #include "call.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ int api_tokenize_prepare(struct call *c, const json_t *o)
 		return -1;
 	if (!chat && !json_is_string(prompt))
 		return api_bad(&c->error, "prompt", "prompt must be a string, got %s", param_show(prompt));
-	c->context = 0;   /* counting is allowed beyond it */
+	c->context = 0; /* counting is allowed beyond it */
 	buf_init_quota(&text, chat_request_text_max(c->body.len), &c->quota);
 	int r = chat ? chat_render(c, o, &text) : 0;
 	if (r == 0 && chat)
@@ -39,7 +39,8 @@ int api_tokenize_prepare(struct call *c, const json_t *o)
 	else if (r == 0)
 		r = prompt_encode(c, &p, json_string_value(prompt), json_string_length(prompt), "prompt");
 	if (r == 0) {
-		buf_printf(&c->out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", p.tokens.n, c->max_model_len);
+		buf_printf(&c->out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", p.tokens.n,
+		           c->max_model_len);
 		for (size_t i = 0; i < p.tokens.n; i++) {
 			if (i)
 				buf_addc(&c->out, ',');
@@ -56,7 +57,8 @@ int api_tokenize_prepare(struct call *c, const json_t *o)
 	return r < 0 ? r : whole(c);
 }
 
-/* The ids that were asked about; of a size that is taken from the quota. NULL with the error set. */
+/* The ids that were asked about; of a size that is taken from the quota. NULL with the error
+ * set. */
 static uint32_t *read_ids(struct call *c, const json_t *v, uint32_t vocab)
 {
 	size_t n = json_array_size(v);
@@ -69,7 +71,8 @@ static uint32_t *read_ids(struct call *c, const json_t *v, uint32_t vocab)
 		const json_t *id = json_array_get(v, i);
 		if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= vocab) {
 			quota_free(&c->quota, ids, n * sizeof *ids);
-			api_bad(&c->error, "tokens", "tokens[%zu] must be a token id from 0 to %u, got %s", i, vocab - 1, param_show(id));
+			api_bad(&c->error, "tokens", "tokens[%zu] must be a token id from 0 to %u, got %s", i,
+			        vocab - 1, param_show(id));
 			return NULL;
 		}
 		ids[i] = (uint32_t)json_integer_value(id);
@@ -83,7 +86,8 @@ int api_detokenize_prepare(struct call *c, const json_t *o)
 	if (prompt_need_text(c, "tokens") < 0)
 		return -1;
 	if (!json_is_array(v))
-		return api_bad(&c->error, "tokens", "tokens must be an array of token ids, got %s", param_show(v));
+		return api_bad(&c->error, "tokens", "tokens must be an array of token ids, got %s",
+		               param_show(v));
 	size_t n = json_array_size(v);
 	uint32_t *ids = read_ids(c, v, tokenizer_size(c->model->tokenizer));
 	if (!ids)

@@ -1,11 +1,11 @@
 /* api_thoughts.c - what comes before an answer that is bound (a call: api_force.c, another form:
  * api_format.c), so that a model may think first.
  *
- * Thoughts that the prompt opened come to their end. Where the prompt neither opened nor closed them,
- * the model chooses by its first token, if that is a marker: in harmony, and where the marker that
- * opens thoughts is one token (Qwen 3). A marker of several tokens of text (Granite 3.2: "Here is my
- * thought process:") begins as any answer may begin, and then only thoughts could follow: there the
- * answer is bound from its first token. */
+ * Thoughts that the prompt opened come to their end. Where the prompt neither opened nor closed
+ * them, the model chooses by its first token, if that is a marker: in harmony, and where the marker
+ * that opens thoughts is one token (Qwen 3). A marker of several tokens of text (Granite 3.2: "Here
+ * is my thought process:") begins as any answer may begin, and then only thoughts could follow:
+ * there the answer is bound from its first token. */
 #include "call.h"
 
 /* NULL: there is no memory, here and below. */
@@ -16,8 +16,8 @@ static json_t *to_the_end(const struct reasoning_form *f)
 
 static json_t *if_the_model_thinks(const struct reasoning_form *f)
 {
-	return json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open,
-	                 "free", f->close, "regex", f->next);
+	return json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open, "free",
+	                 f->close, "regex", f->next);
 }
 
 json_t *thoughts_first(const struct call *c, const char *prompt, size_t len, int is_call)
@@ -27,7 +27,7 @@ json_t *thoughts_first(const struct call *c, const char *prompt, size_t len, int
 		return json_array();
 	const struct reasoning_form *f = reasoning_format_form(format);
 	enum reasoning_at at = reasoning_opened(format, prompt, len);
-	int is_row = *f->answer != 0;    /* of messages; what the prompt began is one */
+	int is_row = *f->answer != 0; /* of messages; what the prompt began is one */
 	json_t *first;
 	if (at == REASONING_BEFORE && (is_row || c->model->opens_by_token))
 		first = if_the_model_thinks(f);

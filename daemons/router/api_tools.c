@@ -1,10 +1,12 @@
-/* api_tools.c - what a chat request says about tools and thoughts: tools, tool_choice, parallel_tool_calls, include_reasoning, separate_reasoning. */
+/* api_tools.c - what a chat request says about tools and thoughts: tools, tool_choice,
+ * parallel_tool_calls, include_reasoning, separate_reasoning. */
 #include "call.h"
 
 static int read_reasoning(struct call *c, const json_t *o)
 {
 	int include, separate;
-	if (param_bool(o, "include_reasoning", 1, &include, &c->error) < 0 || param_bool(o, "separate_reasoning", 1, &separate, &c->error) < 0)
+	if (param_bool(o, "include_reasoning", 1, &include, &c->error) < 0 ||
+	    param_bool(o, "separate_reasoning", 1, &separate, &c->error) < 0)
 		return -1;
 	c->message.reasoning = separate ? c->model->reasoning : NULL;
 	c->message.marks_reasoning = !separate;
@@ -45,7 +47,9 @@ int tools_read(struct call *c, const json_t *o, struct chat_tools *ret)
 	if (ret->choice == CHAT_CHOICE_NONE)
 		return 0;
 	if (!c->model->calls)
-		return api_bad(&c->error, "tools", "it is not known how the model %s writes calls of tools (setting tool_parser); send tool_choice \"none\" or no tools",
+		return api_bad(&c->error, "tools",
+		               "it is not known how the model %s writes calls of tools (setting "
+		               "tool_parser); send tool_choice \"none\" or no tools",
 		               c->model->name);
 	c->message.calls = c->model->calls;
 	take_tools(c, ret->tools);

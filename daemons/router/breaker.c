@@ -21,7 +21,8 @@ const char *breaker_state_name(enum breaker_state s)
 int breaker_takes(const struct breaker *b, const struct breaker_opts *o, uint64_t now_us)
 {
 	enum breaker_state s = breaker_state(b, now_us);
-	return s == BREAKER_CLOSED || (s == BREAKER_HALF_OPEN && (!b->trial_us || now_us - b->trial_us > o->open_us));
+	return s == BREAKER_CLOSED ||
+	       (s == BREAKER_HALF_OPEN && (!b->trial_us || now_us - b->trial_us > o->open_us));
 }
 
 void breaker_placed(struct breaker *b, uint64_t now_us)
@@ -32,7 +33,9 @@ void breaker_placed(struct breaker *b, uint64_t now_us)
 
 static void open_for(struct breaker *b, const struct breaker_opts *o, uint64_t now_us)
 {
-	b->times = !b->times ? 1 : b->times < BREAKER_OPEN_TIMES_MAX ? b->times * 2 : BREAKER_OPEN_TIMES_MAX;
+	b->times = !b->times                           ? 1
+	           : b->times < BREAKER_OPEN_TIMES_MAX ? b->times * 2
+	                                               : BREAKER_OPEN_TIMES_MAX;
 	b->open = 1;
 	b->until_us = now_us + b->times * o->open_us;
 	b->trial_us = 0;
@@ -46,7 +49,8 @@ static int too_many(const struct breaker *b, const struct breaker_opts *o, uint6
 			good += b->slices[i].good;
 			bad += b->slices[i].bad;
 		}
-	return o->error_pct && good + bad >= o->min_requests && bad * 100 >= (good + bad) * o->error_pct;
+	return o->error_pct && good + bad >= o->min_requests &&
+	       bad * 100 >= (good + bad) * o->error_pct;
 }
 
 static void count(struct breaker *b, const struct breaker_opts *o, int good, uint64_t now_us)
@@ -66,8 +70,7 @@ static void count(struct breaker *b, const struct breaker_opts *o, int good, uin
 int breaker_outcome(struct breaker *b, const struct breaker_opts *o, int good, uint64_t now_us)
 {
 	switch (breaker_state(b, now_us)) {
-	case BREAKER_OPEN:               /* of requests from before */
-		return 0;
+	case BREAKER_OPEN: /* of requests from before */ return 0;
 	case BREAKER_HALF_OPEN:
 		if (!b->trial_us)
 			return 0;
@@ -76,8 +79,7 @@ int breaker_outcome(struct breaker *b, const struct breaker_opts *o, int good, u
 		else
 			open_for(b, o, now_us);
 		return 1;
-	case BREAKER_CLOSED:
-		break;
+	case BREAKER_CLOSED: break;
 	}
 	count(b, o, good, now_us);
 	if (good || !too_many(b, o, now_us))

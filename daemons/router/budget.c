@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- refusals --------------------------------------------------------------------------------------------------------- */
+/* --- refusals ------------------------------------------------------------ */
 
 static unsigned long long mib(size_t bytes)
 {
@@ -17,20 +17,25 @@ int budget_refuse(struct call *c, const char *param, const char *what)
 	const struct quota *q = &c->quota;
 	c->refused = 1;
 	if (q->over == QUOTA_OVER_LIMIT)
-		return api_bad(&c->error, param, "with %s the request takes more memory than the %llu MiB that this server gives to one (max_request_memory_mb)", what,
-		               mib(q->limit));
+		return api_bad(&c->error, param,
+		               "with %s the request takes more memory than the %llu MiB that this server "
+		               "gives to one (max_request_memory_mb)",
+		               what, mib(q->limit));
 	if (q->over != QUOTA_OVER_POOL)
 		return api_fault(&c->error, 503, "this server has no memory for %s now", what);
-	return api_fault(&c->error, 429, "with %s the request takes more memory than the requests at work here leave: %llu of %llu MiB are taken (max_memory_mb)",
+	return api_fault(&c->error, 429,
+	                 "with %s the request takes more memory than the requests at work here leave: "
+	                 "%llu of %llu MiB are taken (max_memory_mb)",
 	                 what, mib(q->pool->lent), mib(q->pool->size));
 }
 
-/* --- what is held ----------------------------------------------------------------------------------------------------- */
+/* --- what is held -------------------------------------------------------- */
 
 static size_t params_bytes(const struct params *p)
 {
 	const Pds__Sampling *s = &p->sampling;
-	size_t ids = s->n_bias_ids + s->n_bias + s->n_allowed_ids + (s->bad_words ? PARAM_BAD_TOKENS_MAX : 0);
+	size_t ids = s->n_bias_ids + s->n_bias + s->n_allowed_ids +
+	             (s->bad_words ? PARAM_BAD_TOKENS_MAX : 0);
 	return ids * sizeof(uint32_t) + (p->stop ? stop_set_bytes(p->stop) : 0);
 }
 
@@ -51,13 +56,15 @@ int budget_keep(struct call *c)
 }
 
 /* rows of so many alternatives, times, are more than a request may ever have. */
-static int too_many(struct call *c, const char *param, const char *of, uint64_t tokens, uint32_t top, const char *lower)
+static int too_many(struct call *c, const char *param, const char *of, uint64_t tokens,
+                    uint32_t top, const char *lower)
 {
 	uint64_t bytes = tokens * row_bytes(top);
 	if (bytes <= c->quota.limit)
 		return 0;
 	return api_bad(&c->error, param,
-	               "log-probabilities of %llu tokens of %s with %u alternatives each take %llu MiB; a request may take %llu MiB (max_request_memory_mb): lower %s",
+	               "log-probabilities of %llu tokens of %s with %u alternatives each take %llu "
+	               "MiB; a request may take %llu MiB (max_request_memory_mb): lower %s",
 	               (unsigned long long)tokens, of, top, mib(bytes), mib(c->quota.limit), lower);
 }
 
@@ -90,7 +97,8 @@ int budget_answers(struct call *c)
 	if (!c->p.has_max_tokens && tokens > OPEN_ANSWER_TOKENS)
 		tokens = OPEN_ANSWER_TOKENS;
 	const char *param = c->kind == CALL_CHAT ? "top_logprobs" : "logprobs";
-	if (too_many(c, param, "its answers", (uint64_t)tokens * c->n_choices, top, "n, max_tokens or the number of alternatives, or ask for a stream"))
+	if (too_many(c, param, "its answers", (uint64_t)tokens * c->n_choices, top,
+	             "n, max_tokens or the number of alternatives, or ask for a stream"))
 		return -1;
 	for (uint32_t i = 0; i < c->n_choices; i++)
 		if (rows_reserve(&c->choices[i].rows, tokens) < 0)

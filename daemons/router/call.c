@@ -1,7 +1,9 @@
-/* call.c - see call.h: how a call begins, is prepared, runs and ends. write.c has how its answer is written.
+/* call.c - see call.h: how a call begins, is prepared, runs and ends. write.c has how its answer is
+ * written.
  *
- * What always holds: a call is in router.calls from begin to free; only while in_pool is set does a text thread touch it, and then nobody else does but to
- * note that the client is gone; after `over` nothing of it is sent but a whole answer that is being written. */
+ * What always holds: a call is in router.calls from begin to free; only while in_pool is set does a
+ * text thread touch it, and then nobody else does but to note that the client is gone; after
+ * `over` nothing of it is sent but a whole answer that is being written. */
 #include "call.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -14,9 +16,11 @@
 #include <string.h>
 #include <time.h>
 
-#define START_TOKENS 32768u        /* of prompts that are sent to workers in one step: a fraction of a millisecond */
+/* of prompts that are sent to workers in one step: a fraction of a millisecond */
+#define START_TOKENS 32768u
 #define CHOICE_BYTES (sizeof(struct choice) + sizeof(struct seq) + CHOICE_IDS_BYTES)
-#define OUT_MAX (64u << 20)        /* what is written in one step is far less; a prompt's ids at most */
+/* what is written in one step is far less; a prompt's ids at most */
+#define OUT_MAX (64u << 20)
 
 static void prompt_fini(struct prompt *p)
 {
@@ -31,7 +35,7 @@ void call_free(struct call *c)
 {
 	c->over = 1;
 	if (c->in_pool)
-		return;   /* prepared() frees it */
+		return; /* prepared() frees it */
 	for (uint32_t i = 0; i < c->n_choices; i++)
 		choice_fini(&c->choices[i]);
 	for (size_t i = 0; i < c->n_prompts; i++)
@@ -58,7 +62,8 @@ void call_free(struct call *c)
 static void client_gone(void *arg)
 {
 	struct call *c = arg;
-	log_info("client_gone", "id=%s choices=%u ended=%u", *c->id ? c->id : "-", c->n_choices, c->n_ended);
+	log_info("client_gone", "id=%s choices=%u ended=%u", *c->id ? c->id : "-", c->n_choices,
+	         c->n_ended);
 	c->conn = NULL;
 	for (uint32_t i = 0; i < c->n_choices; i++)
 		if (c->choices[i].seq)
@@ -92,7 +97,8 @@ void call_fail(struct call *c, const struct api_error *e)
 	char extra[160];
 	c->over = 1;
 	stat_add(c->r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
-	log_info("call_failed", "id=%s status=%d param=%s why=%s", *c->id ? c->id : "-", e->status, log_quote(e->param), log_quote(e->text));
+	log_info("call_failed", "id=%s status=%d param=%s why=%s", *c->id ? c->id : "-", e->status,
+	         log_quote(e->param), log_quote(e->text));
 	buf_init(&text, 0);
 	buf_adds(&text, c->streaming ? "data: " : "");
 	api_error_json(e, &text);
@@ -111,18 +117,19 @@ void call_fail(struct call *c, const struct api_error *e)
 	call_free(c);
 }
 
-/* --- preparing ---------------------------------------------------------------------------------------------------------------- */
+/* --- preparing ----------------------------------------------------------- */
 
 static int check_model(struct call *c, const json_t *o)
 {
 	const json_t *v = json_object_get(o, "model");
 	if (!v || json_is_null(v))
-		return 0;   /* there is one */
+		return 0; /* there is one */
 	if (!json_is_string(v))
 		return api_bad(&c->error, "model", "model must be a string, got %s", param_show(v));
 	if (strcmp(json_string_value(v), c->model->name) == 0)
 		return 0;
-	api_fault(&c->error, 404, "the model %s does not exist; this server has %s", param_show(v), c->model->name);
+	api_fault(&c->error, 404, "the model %s does not exist; this server has %s", param_show(v),
+	          c->model->name);
 	snprintf(c->error.param, sizeof c->error.param, "model");
 	c->error.code = "model_not_found";
 	return -1;
@@ -146,7 +153,8 @@ static int has_huge(const json_t *v)
 	return json_is_real(v) && fabs(json_real_value(v)) >= 0x1p63;
 }
 
-/* A body that was not taken: no JSON, or JSON with an integer too large for the reader, which is then named as any other value out of range. */
+/* A body that was not taken: no JSON, or JSON with an integer too large for the reader, which is
+ * then named as any other value out of range. */
 static void refuse_body(struct call *c, const json_error_t *bad)
 {
 	json_t *o = NULL;
@@ -155,11 +163,13 @@ static void refuse_body(struct call *c, const json_error_t *bad)
 		o = json_load(c->body.data, c->body.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &again);
 	const char *name;
 	const json_t *v;
-	api_bad(&c->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text, bad->line, bad->column);
+	api_bad(&c->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text,
+	        bad->line, bad->column);
 	json_object_foreach(o, name, v) {
 		if (has_huge(v)) {
-			api_bad(&c->error, name, "%.64s has a number out of range: integers are from %lld to %lld, got %s", name, (long long)INT64_MIN,
-			        (long long)INT64_MAX, param_show(v));
+			api_bad(&c->error, name,
+			        "%.64s has a number out of range: integers are from %lld to %lld, got %s", name,
+			        (long long)INT64_MIN, (long long)INT64_MAX, param_show(v));
 			break;
 		}
 	}
@@ -199,7 +209,8 @@ static int prepare_by_kind(struct call *c, const json_t *o)
 static void prepare_prompts(struct call *c)
 {
 	for (size_t i = 0; c->roots.n && i < c->n_prompts; i++)
-		prefixes_make(&c->roots, c->prompts[i].tokens.ids, c->prompts[i].tokens.n, &c->prompts[i].prefixes);
+		prefixes_make(&c->roots, c->prompts[i].tokens.ids, c->prompts[i].tokens.n,
+		              &c->prompts[i].prefixes);
 	if (prompt_keep(c) == 0)
 		budget_keep(c);
 }
@@ -213,7 +224,8 @@ static void prepare(struct text_job *j)
 	int r = o ? prepare_by_kind(c, o) : -1;
 	json_decref(o);
 	if ((json_account_end() < 0 || c->quota.over) && !c->refused)
-		budget_refuse(c, NULL, "its body");   /* JSON was missing where it was looked for: whatever came of that does not count */
+		/* JSON was missing where it was looked for: whatever came of that does not count */
+		budget_refuse(c, NULL, "its body");
 	else if (r == 0)
 		prepare_prompts(c);
 	c->prepared_us = clock_us();
@@ -222,7 +234,8 @@ static void prepare(struct text_job *j)
 /* Compiling a constraint takes milliseconds, however short it is. */
 static int is_slow(const json_t *o)
 {
-	static const char *const slow[] = {"response_format", "guided_json", "guided_regex", "guided_choice", "structured_outputs", "tool_choice"};
+	static const char *const slow[] = {"response_format", "guided_json",        "guided_regex",
+	                                   "guided_choice",   "structured_outputs", "tool_choice"};
 	for (size_t i = 0; i < sizeof slow / sizeof *slow; i++)
 		if (param_is_set(o, slow[i]))
 			return 1;
@@ -233,7 +246,8 @@ static void draw_id(struct call *c, const struct reqid *first)
 {
 	struct reqid id;
 	randombytes_buf(&id, sizeof id);
-	snprintf(c->id, sizeof c->id, "%s-%s", c->kind == CALL_CHAT ? "chatcmpl" : "cmpl", log_reqid(first ? first : &id));
+	snprintf(c->id, sizeof c->id, "%s-%s", c->kind == CALL_CHAT ? "chatcmpl" : "cmpl",
+	         log_reqid(first ? first : &id));
 }
 
 /* 0 or -1 with the error set. */
@@ -254,9 +268,16 @@ static int make_choices(struct call *c)
 
 static void make_sequences(struct call *c)
 {
-	struct seq_spec spec = {.max_tokens = c->score_only ? 1 : c->p.max_tokens, .sampling = c->p.sampling, .stop_ids = c->p.stop_ids,
-	                        .n_stop_ids = c->p.n_stop_ids, .ignore_eos = c->p.ignore_eos, .begun_us = c->begun_us, .deadline_us = c->deadline_us,
-	                        .constraint = c->constraint.kind ? &c->constraint : NULL, .pin = c->pin, .session = c->session ? c->session : c->p.session};
+	struct seq_spec spec = {.max_tokens = c->score_only ? 1 : c->p.max_tokens,
+	                        .sampling = c->p.sampling,
+	                        .stop_ids = c->p.stop_ids,
+	                        .n_stop_ids = c->p.n_stop_ids,
+	                        .ignore_eos = c->p.ignore_eos,
+	                        .begun_us = c->begun_us,
+	                        .deadline_us = c->deadline_us,
+	                        .constraint = c->constraint.kind ? &c->constraint : NULL,
+	                        .pin = c->pin,
+	                        .session = c->session ? c->session : c->p.session};
 	uint64_t seed = c->p.sampling.seed;
 	for (uint32_t i = 0; i < c->n_choices; i++) {
 		struct choice *ch = &c->choices[i];
@@ -266,7 +287,8 @@ static void make_sequences(struct call *c)
 		spec.prompt_tokens = (uint32_t)ch->prompt->tokens.n;
 		spec.prefixes = ch->prompt->prefixes.n ? &ch->prompt->prefixes : NULL;
 		spec.sampling.seed = seed + i % c->p.n;
-		spec.sampling.prompt_logprobs = c->p.sampling.prompt_logprobs && i % c->p.n == 0;   /* one for each prompt tells them */
+		/* one for each prompt tells them */
+		spec.sampling.prompt_logprobs = c->p.sampling.prompt_logprobs && i % c->p.n == 0;
 		spec.beside = i % c->p.n ? c->choices[i - i % c->p.n].seq : NULL;
 		ch->seq = seq_new(&c->r->seqs, &spec, &choice_hooks, ch);
 	}
@@ -292,7 +314,8 @@ static void fail_start(struct call *c, int code)
 {
 	struct api_error e = {0};
 	if (code == ERR_FULL)
-		api_bad(&e, "max_tokens", "prompt and max_tokens together are longer than any worker takes");
+		api_bad(&e, "max_tokens",
+		        "prompt and max_tokens together are longer than any worker takes");
 	else if (c->pin)
 		api_fault(&e, 503, "a worker that the request is pinned to is not ready to take it");
 	else
@@ -322,8 +345,10 @@ static void start(struct call *c)
 	struct api_error e = {0};
 	uint64_t n = (uint64_t)c->n_prompts * c->p.n;
 	if (c->r->n_sequences + n > c->r->conf.max_requests) {
-		api_fault(&e, 429, "%u requests are at work here; with %llu more that is over the limit of %u (max_requests)", c->r->n_sequences,
-		          (unsigned long long)n, c->r->conf.max_requests);
+		api_fault(&e, 429,
+		          "%u requests are at work here; with %llu more that is over the limit of %u "
+		          "(max_requests)",
+		          c->r->n_sequences, (unsigned long long)n, c->r->conf.max_requests);
 		call_fail(c, &e);
 		return;
 	}
@@ -401,7 +426,8 @@ static int refuse_at_once(struct call *c, const struct http_head *head)
 {
 	struct router *r = c->r;
 	if (r->n_calls > r->conf.max_requests)
-		api_fault(&c->error, 429, "%u requests are at work here, which is the limit (max_requests)", r->conf.max_requests);
+		api_fault(&c->error, 429, "%u requests are at work here, which is the limit (max_requests)",
+		          r->conf.max_requests);
 	else
 		pin_read(c, head);
 	if (!c->error.status)
@@ -449,7 +475,7 @@ void call_begin(struct router *r, struct http_conn *conn, enum call_kind kind,
 	prepared(&c->job);
 }
 
-/* --- answering ------------------------------------------------------------------------------------------------------------------ */
+/* --- answering ----------------------------------------------------------- */
 
 uint32_t call_prompt_tokens(const struct call *c)
 {
@@ -558,14 +584,17 @@ void calls_fini(struct router *r)
 	buf_fini(&r->out);
 }
 
-/* An answer that is complete has request_timeout_ms once more to be taken: it holds memory that others need. */
+/* An answer that is complete has request_timeout_ms once more to be taken: it holds memory that
+ * others need. */
 void calls_tick(struct router *r, uint64_t now)
 {
 	list_each_safe(n, next, &r->calls) {
 		struct call *c = list_entry(n, struct call, node);
 		if (!c->conn || c->in_pool || c->n_ended < c->n_choices || now < c->deadline_us)
 			continue;
-		log_warn("answer_not_taken", "id=%s bytes=%zu why=\"the client reads too slowly (request_timeout_ms)\"", *c->id ? c->id : "-", http_unsent(c->conn));
+		log_warn("answer_not_taken",
+		         "id=%s bytes=%zu why=\"the client reads too slowly (request_timeout_ms)\"",
+		         *c->id ? c->id : "-", http_unsent(c->conn));
 		stat_add(r->stats, STAT_FAILED, 1);
 		http_drop(c->conn);
 		call_free(c);
@@ -600,7 +629,7 @@ void call_abort_all(struct router *r)
 		if (c->conn)
 			http_drop(c->conn);
 		c->conn = NULL;
-		c->in_pool = 0;   /* the pool has ended */
+		c->in_pool = 0; /* the pool has ended */
 		call_free(c);
 	}
 }

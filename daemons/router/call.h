@@ -1,12 +1,14 @@
 /* call.h - one API call that needs the model's text or workers: from its body to its answer.
  *
- *   made -> prepared (here, or on a text thread when that may take long) -> its choices run as sequences -> answered
+ *   made -> prepared (here, or on a text thread when that may take long) -> its choices run as
+ *   sequences -> answered
  *
- * What it holds of memory: budget.h. What of it may take long on the event loop goes there in steps (pace.h): sending out its sequences, what a streamed answer begins
- * with when that is long, a long answer as a whole.
+ * What it holds of memory: budget.h. What of it may take long on the event loop goes there in steps
+ * (pace.h): sending out its sequences, what a streamed answer begins with when that is long, a long
+ * answer as a whole.
  *
- * The call owns its choices and they their sequences. It ends exactly once: by the last choice's end, by a failure, or by the client's leaving;
- * ending cancels whatever still runs, everywhere. */
+ * The call owns its choices and they their sequences. It ends exactly once: by the last choice's
+ * end, by a failure, or by the client's leaving; ending cancels whatever still runs, everywhere. */
 #ifndef ROUTER_CALL_H
 #define ROUTER_CALL_H
 
@@ -20,73 +22,84 @@
 #include "text/chat_request.h"
 #include "text/tokenizer.h"
 
-#define CALL_NOT_TAKEN "the client does not take its answer fast enough, or there is no room for it (client_buffer_bytes, output_bytes_max)"
+#define CALL_NOT_TAKEN                                                             \
+	"the client does not take its answer fast enough, or there is no room for it " \
+	"(client_buffer_bytes, output_bytes_max)"
 
 enum call_kind { CALL_COMPLETION, CALL_CHAT, CALL_TOKENIZE, CALL_DETOKENIZE };
 
 /* Shared by all choices of it. */
 struct prompt {
 	struct token_list tokens;
-	struct prefixes prefixes;    /* hashes of its blocks; none when no policy asks */
-	struct buf text;             /* to be echoed; else empty */
-	size_t chars;                /* its code points */
-	struct buf ids;              /* "1,2,3": return_token_ids; else empty */
-	struct rows rows;            /* log-probabilities, if they are wanted: row i is token i's. Complete before its first choice has a token */
-	struct detok detok;          /* of the tokens that have rows: where in the text they are */
+	struct prefixes prefixes; /* hashes of its blocks; none when no policy asks */
+	struct buf text;          /* to be echoed; else empty */
+	size_t chars;             /* its code points */
+	struct buf ids;           /* "1,2,3": return_token_ids; else empty */
+	/* log-probabilities, if they are wanted: row i is token i's. Complete before its first
+	 * choice has a token */
+	struct rows rows;
+	struct detok detok; /* of the tokens that have rows: where in the text they are */
 	size_t row_chars;
 };
 
-#define CHOICE_IDS_BYTES 1024u   /* of a choice's tokens, that are counted from the beginning */
+#define CHOICE_IDS_BYTES 1024u /* of a choice's tokens, that are counted from the beginning */
 
 struct choice {
 	struct call *call;
-	struct seq *seq;             /* NULL: not begun, or answered without a worker */
+	struct seq *seq; /* NULL: not begun, or answered without a worker */
 	struct prompt *prompt;
 	uint32_t index;
 	struct detok detok;
 	struct stop_scan scan;
-	struct message *message;     /* chat: takes over the text as soon as it is settled. NULL: the text is the answer */
-	struct buf text;             /* decoded and not yet given to the client; its end may be the beginning of a stop string */
-	size_t chars;                /* code points of all text so far */
-	uint32_t n_tokens;           /* of the answer */
-	uint32_t ids_given;          /* of them, in chunks */
-	struct rows rows;            /* log-probabilities since the last chunk */
-	/* what a stream begins with: what is echoed of the prompt, and its ids. So much of it was sent: */
-	size_t echo_given;           /* bytes of prompt->text */
-	uint32_t rows_given;         /* of prompt->rows */
+	/* chat: takes over the text as soon as it is settled. NULL: the text is the answer */
+	struct message *message;
+	/* decoded and not yet given to the client; its end may be the beginning of a stop string */
+	struct buf text;
+	size_t chars;       /* code points of all text so far */
+	uint32_t n_tokens;  /* of the answer */
+	uint32_t ids_given; /* of them, in chunks */
+	struct rows rows;   /* log-probabilities since the last chunk */
+	/* what a stream begins with: what is echoed of the prompt, and its ids. So much of it was
+	 * sent: */
+	size_t echo_given;   /* bytes of prompt->text */
+	uint32_t rows_given; /* of prompt->rows */
 	int role_sent, ids_sent;
-	int opening;                 /* it is long: the call sends it in steps, and tokens wait meanwhile */
-	size_t charged;              /* of the quota, for the sequence's tokens */
-	int lost;                    /* something that was generated found no memory: the answer ends before it */
-	int stopped;                 /* index of the stop string that ended it, or -1 */
-	int64_t stop_id;             /* stop_token_ids: which one ended it, or -1 */
-	int model_ended;             /* by a token of its own, not by a limit or what the client named */
-	enum seq_finish finish;      /* not NONE: no further text */
+	/* it is long: the call sends it in steps, and tokens wait meanwhile */
+	int opening;
+	size_t charged; /* of the quota, for the sequence's tokens */
+	/* something that was generated found no memory: the answer ends before it */
+	int lost;
+	int stopped;     /* index of the stop string that ended it, or -1 */
+	int64_t stop_id; /* stop_token_ids: which one ended it, or -1 */
+	/* by a token of its own, not by a limit or what the client named */
+	int model_ended;
+	enum seq_finish finish; /* not NONE: no further text */
 	int ended;
 };
 
 struct call {
-	struct text_job job;         /* first: a job is its call */
+	struct text_job job; /* first: a job is its call */
 	struct list node;
 	struct router *r;
 	const struct model *model;
-	struct http_conn *conn;      /* NULL: the client is gone */
+	struct http_conn *conn; /* NULL: the client is gone */
 	enum call_kind kind;
 	int in_pool;
-	struct quota quota;          /* what it may hold; used by whoever has the call */
+	struct quota quota; /* what it may hold; used by whoever has the call */
 	struct json_account json;
-	json_t *parsed;              /* the body, between the event loop and a text thread; else NULL */
-	struct http_body body;       /* until it is parsed; its len stays */
-	uint32_t context, vocab;     /* limits as they were when the call came */
-	uint32_t max_model_len;      /* context, to show */
+	json_t *parsed;          /* the body, between the event loop and a text thread; else NULL */
+	struct http_body body;   /* until it is parsed; its len stays */
+	uint32_t context, vocab; /* limits as they were when the call came */
+	uint32_t max_model_len;  /* context, to show */
 	uint32_t max_choices;
-	struct prefix_roots roots;   /* of the workers that there were when the call came; none: no policy asks */
-	uint64_t session;            /* of the header; 0: none */
-	struct place_pin *pin;       /* NULL: none */
-	struct api_error error;      /* of preparing */
-	int refused;                 /* by budget_refuse */
+	/* of the workers that there were when the call came; none: no policy asks */
+	struct prefix_roots roots;
+	uint64_t session;       /* of the header; 0: none */
+	struct place_pin *pin;  /* NULL: none */
+	struct api_error error; /* of preparing */
+	int refused;            /* by budget_refuse */
 	struct params p;
-	struct message_opts message;   /* chat */
+	struct message_opts message; /* chat */
 	int must_call;               /* chat: tool_choice is "required" or names a function */
 	Pds__Constraint constraint;  /* the form of the answers; kind 0: none. text is the call's */
 	const char *bound_by;        /* the parameter that asked for it */
@@ -94,18 +107,20 @@ struct call {
 	size_t n_prompts;
 	struct choice *choices;
 	uint32_t n_choices, n_started, n_ended;
-	uint32_t counted;            /* in router.n_sequences */
-	uint32_t n_opening;          /* choices with `opening` */
+	uint32_t counted;   /* in router.n_sequences */
+	uint32_t n_opening; /* choices with `opening` */
 	struct paced paced;
-	uint32_t stage;              /* of a whole answer: 0: its head, i: choice i - 1, n_choices + 1: its end */
-	struct parts parts;          /* of that stage, or of a chunk */
-	int score_only;              /* max_tokens 0 with log-probabilities of the prompt: the one token that comes is not shown */
+	/* of a whole answer: 0: its head, i: choice i - 1, n_choices + 1: its end */
+	uint32_t stage;
+	struct parts parts; /* of that stage, or of a chunk */
+	/* max_tokens 0 with log-probabilities of the prompt: the one token that comes is not shown */
+	int score_only;
 	char id[64];
-	struct buf head;             /* the members that all chunks share */
-	struct buf out;              /* an answer, or a chunk being built */
-	int streaming;               /* the head of the stream is out */
-	int over;                    /* ended; whatever its sequences say now is nobody's business */
-	int writing;                 /* over, and a long answer is being sent */
+	struct buf head; /* the members that all chunks share */
+	struct buf out;  /* an answer, or a chunk being built */
+	int streaming;   /* the head of the stream is out */
+	int over;        /* ended; whatever its sequences say now is nobody's business */
+	int writing;     /* over, and a long answer is being sent */
 	int64_t created_s;
 	uint64_t begun_us, deadline_us, prepared_us, first_us;
 };
@@ -113,50 +128,60 @@ struct call {
 /* What the body holds is the call's. */
 void call_begin(struct router *r, struct http_conn *c, enum call_kind kind,
                 const struct http_head *head, const struct http_body *body);
-void call_fail(struct call *c, const struct api_error *e);           /* tells the client, ends and frees the call */
-void call_stop_all(struct router *r);                                /* fails all, with 503 */
-void call_abort_all(struct router *r);                               /* frees all; no text threads any more */
-/* Ends the call in which this sequence is, with what there is, finish reason "abort". 0 or ERR_NOTFOUND. */
+/* tells the client, ends and frees the call */
+void call_fail(struct call *c, const struct api_error *e);
+void call_stop_all(struct router *r); /* fails all, with 503 */
+/* frees all; no text threads any more */
+void call_abort_all(struct router *r);
+/* Ends the call in which this sequence is, with what there is, finish reason "abort". 0 or
+ * ERR_NOTFOUND. */
 int call_abort(struct router *r, const struct reqid *id);
 uint32_t call_prompt_tokens(const struct call *c);
 uint32_t call_output_tokens(const struct call *c);
 uint32_t call_cached_tokens(const struct call *c);
 
-/* api_*.c: from JSON to prompts and parameters, or to the answer in `out`; may run on a text thread. 0 or -1 with c->error set. */
+/* api_*.c: from JSON to prompts and parameters, or to the answer in `out`; may run on a text
+ * thread. 0 or -1 with c->error set. */
 int api_completions_prepare(struct call *c, const json_t *o);
 int api_chat_prepare(struct call *c, const json_t *o);
 int api_tokenize_prepare(struct call *c, const json_t *o);
 int api_detokenize_prepare(struct call *c, const json_t *o);
 /* prompt.c: shared by them */
 int prompt_need_text(struct call *c, const char *param);
-int prompt_encode(struct call *c, struct prompt *p, const char *text, size_t len, const char *param);
+int prompt_encode(struct call *c, struct prompt *p, const char *text, size_t len,
+                  const char *param);
 int prompt_check_lengths(struct call *c, const char *param);
-/* What the answer needs of the prompts besides their tokens; p is what it needs. 0 or -1 with c->error set. */
+/* What the answer needs of the prompts besides their tokens; p is what it needs. 0 or -1 with
+ * c->error set. */
 int prompt_keep(struct call *c);
 /* The next rows of a prompt: n of m's tokens, from `from` on. */
-void prompt_add_rows(struct call *c, struct prompt *p, const Pds__PromptLogprobs *m, size_t from, size_t n);
+void prompt_add_rows(struct call *c, struct prompt *p, const Pds__PromptLogprobs *m, size_t from,
+                     size_t n);
 static inline int prompt_is_told(const struct call *c, const struct prompt *p)
 {
 	return !c->p.sampling.prompt_logprobs || p->rows.n == p->tokens.n;
 }
 /* api_chat.c: the prompt of a chat request (o), appended to out. 0 or -1 with c->error set */
 int chat_render(struct call *c, const json_t *o, struct buf *out);
-int call_bad_body(struct call *c, const struct body_error *e);       /* -1 */
+int call_bad_body(struct call *c, const struct body_error *e); /* -1 */
 
-/* api_tools.c: what of the request is about tools and thoughts, into c->message. 0 or -1 with c->error set. */
+/* api_tools.c: what of the request is about tools and thoughts, into c->message. 0 or -1 with
+ * c->error set. */
 int tools_read(struct call *c, const json_t *o, struct chat_tools *ret);
-/* api_force.c: when the answer must be a call, its form. o: the request; prompt: as it was rendered. 0 or -1 with c->error set. */
+/* api_force.c: when the answer must be a call, its form. o: the request; prompt: as it was
+ * rendered. 0 or -1 with c->error set. */
 int tools_force(struct call *c, const json_t *o, const char *prompt, size_t len);
-/* api_thoughts.c: the pieces (GRAMMAR_STRUCTURE) before those of a bound answer, an array that may be
- * empty: the rest of the thoughts that the prompt opened, or thoughts if the model wants them; and,
- * unless it is a call, what opens an answer. A new reference; NULL: there is no memory. */
+/* api_thoughts.c: the pieces (GRAMMAR_STRUCTURE) before those of a bound answer, an array that may
+ * be empty: the rest of the thoughts that the prompt opened, or thoughts if the model wants them;
+ * and, unless it is a call, what opens an answer. A new reference; NULL: there is no memory. */
 json_t *thoughts_first(const struct call *c, const char *prompt, size_t len, int is_call);
 /* api_format.c: what form the answers must have. 0 or -1 with c->error set. */
 int format_read(struct call *c, const json_t *o);
 /* Of a model that thinks the form is that of the answer behind the thoughts. prompt: as it was
  * rendered. 0 or -1 as above. */
 int format_behind_thoughts(struct call *c, const char *prompt, size_t len);
-int call_constrain(struct call *c, const char *param, unsigned kind, char *text, int strict);    /* kind: enum grammar_kind; text is malloc'd and taken */
+/* kind: enum grammar_kind; text is malloc'd and taken */
+int call_constrain(struct call *c, const char *param, unsigned kind, char *text, int strict);
 
 /* pin.c: who must take this call. 0 or -1 with the error set. */
 int pin_read(struct call *c, const struct http_head *head);
@@ -169,21 +194,29 @@ void choice_finish(struct choice *ch, enum seq_finish finish);
 /* call.c, for choice.c and write.c */
 void call_choice_ended(struct call *c, struct choice *ch);
 void call_free(struct call *c);
-void call_headers(const struct call *c, int status, uint32_t least_s, char *out, size_t size);   /* Retry-After, X-Request-Id */
-int call_start_some(struct call *c);                     /* sends out some of its sequences. 1: there are more; 0: none; -1: it has failed and is gone */
+/* Retry-After, X-Request-Id */
+void call_headers(const struct call *c, int status, uint32_t least_s, char *out, size_t size);
+/* sends out some of its sequences. 1: there are more; 0: none; -1: it has failed and is gone */
+int call_start_some(struct call *c);
 /* write.c: the answer to the client, in one piece or in steps */
-int call_chunk(struct call *c, struct choice *ch);       /* streams what the choice has; 0 or ERR_* when the client takes no more */
-void call_finish(struct call *c);                        /* all choices have ended: the rest of the answer is written, and the call is freed by then */
-void call_write(struct call *c);                         /* likewise, of a call that needs no worker */
+/* streams what the choice has; 0 or ERR_* when the client takes no more */
+int call_chunk(struct call *c, struct choice *ch);
+/* all choices have ended: the rest of the answer is written, and the call is freed by then */
+void call_finish(struct call *c);
+/* likewise, of a call that needs no worker */
+void call_write(struct call *c);
 int call_step(struct paced *p);
-void call_prompt_told(struct call *c);                   /* all log-probabilities of a prompt are there */
+/* all log-probabilities of a prompt are there */
+void call_prompt_told(struct call *c);
 
 /* reply.c */
 void reply_head(struct call *c);
-/* One SSE event: the next piece of what the choice begins with, and when that is all sent, text[0..text_len) and what came with it. 1: that is in it. */
+/* One SSE event: the next piece of what the choice begins with, and when that is all sent,
+ * text[0..text_len) and what came with it. 1: that is in it. */
 int reply_chunk(struct call *c, struct choice *ch, size_t text_len, struct buf *out);
-int reply_is_empty(const struct choice *ch);   /* a chunk would tell nothing */
-size_t reply_opening_bytes(const struct choice *ch);   /* about what a stream of it still begins with; 0: nothing */
+int reply_is_empty(const struct choice *ch); /* a chunk would tell nothing */
+/* about what a stream of it still begins with; 0: nothing */
+size_t reply_opening_bytes(const struct choice *ch);
 void reply_usage_chunk(struct call *c, struct buf *out);
 /* Goes on with a whole answer until out has `most` bytes, or a little more. 1: to the end. */
 int reply_more(struct call *c, struct buf *out, size_t most);

@@ -1,7 +1,9 @@
-/* choice.c - one answer in the making: tokens become text, stop strings cut it, what may be the beginning of one waits.
+/* choice.c - one answer in the making: tokens become text, stop strings cut it, what may be the
+ * beginning of one waits.
  *
- * What always holds: text holds what was decoded and not yet given to the client; it never holds anything behind a stop string; what is given to the
- * client is whole UTF-8 (detok gives whole characters, and a stop string begins with one). */
+ * What always holds: text holds what was decoded and not yet given to the client; it never holds
+ * anything behind a stop string; what is given to the client is whole UTF-8 (detok gives whole
+ * characters, and a stop string begins with one). */
 #include "call.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -21,7 +23,8 @@ void choice_init(struct choice *ch, struct call *c, struct prompt *prompt, uint3
 	buf_init_quota(&ch->text, 0, &c->quota);
 	rows_init(&ch->rows, c->p.logprobs > 0 ? (uint32_t)c->p.logprobs : 0, &c->quota);
 	if (c->model->tokenizer)
-		detok_init(&ch->detok, c->model->tokenizer, DECODE_CONTINUES | (c->p.skip_special ? DECODE_SKIP_SPECIAL : 0));
+		detok_init(&ch->detok, c->model->tokenizer,
+		           DECODE_CONTINUES | (c->p.skip_special ? DECODE_SKIP_SPECIAL : 0));
 	if (c->kind == CALL_CHAT)
 		ch->message = message_new(&c->message, &c->quota, c->id, index);
 }
@@ -79,7 +82,8 @@ static int is_skipped(const struct choice *ch, uint32_t id)
 	return c->p.skip_special && !(model_marker(c->model, id) & wanted);
 }
 
-/* One token: 1 if a stop string is complete, or the answer ends as there is no memory for the token. silent: it ends the answer and is not part of its text. */
+/* One token: 1 if a stop string is complete, or the answer ends as there is no memory for the
+ * token. silent: it ends the answer and is not part of its text. */
 static int add_token(struct choice *ch, const Pds__Token *t, int silent)
 {
 	const struct call *c = ch->call;
@@ -150,7 +154,8 @@ static void charge_ids(struct choice *ch)
 	ch->charged = bytes;
 }
 
-static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n, enum seq_finish last)
+static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n,
+                                  enum seq_finish last)
 {
 	struct choice *ch = owner;
 	int stop = 0;
@@ -167,7 +172,9 @@ static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const 
 		stop = add_token(ch, tokens[i], ends && !ch->call->p.include_stop);
 	}
 	if (stop)
-		ch->finish = ch->finish != SEQ_FINISH_NONE ? ch->finish : ch->lost ? SEQ_FINISH_LENGTH : SEQ_FINISH_STOP;
+		ch->finish = ch->finish != SEQ_FINISH_NONE ? ch->finish
+		             : ch->lost                    ? SEQ_FINISH_LENGTH
+		                                           : SEQ_FINISH_STOP;
 	else if (last != SEQ_FINISH_NONE)
 		choice_finish(ch, ch->lost ? SEQ_FINISH_LENGTH : last);
 	settle_text(ch);
@@ -180,7 +187,8 @@ static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const 
 	return stop ? SEQ_STOP : SEQ_GO;
 }
 
-static void on_prompt(void *owner, struct seq *s, const Pds__PromptLogprobs *m, size_t from, size_t n)
+static void on_prompt(void *owner, struct seq *s, const Pds__PromptLogprobs *m, size_t from,
+                      size_t n)
 {
 	struct choice *ch = owner;
 	(void)s;

@@ -21,7 +21,7 @@ struct clients *clients_new(size_t bytes_max)
 {
 	struct clients *c = mem_zalloc(sizeof *c);
 	pthread_mutex_init(&c->lock, NULL);
-	c->by_address = map_new(sizeof ((struct client *)0)->key);
+	c->by_address = map_new(sizeof((struct client *)0)->key);
 	c->bytes_max = bytes_max;
 	return c;
 }

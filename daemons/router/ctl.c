@@ -4,7 +4,8 @@
 
 #include <string.h>
 
-static int ctl_workers(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_workers(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                       struct err *err)
 {
 	struct router *r = svc_data(s);
 	(void)args;
@@ -14,7 +15,8 @@ static int ctl_workers(struct svc *s, char *const *args, size_t n_args, struct b
 	return 0;
 }
 
-static int ctl_requests(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_requests(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                        struct err *err)
 {
 	struct router *r = svc_data(s);
 	(void)args;
@@ -24,14 +26,16 @@ static int ctl_requests(struct svc *s, char *const *args, size_t n_args, struct 
 	return 0;
 }
 
-static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                      struct err *err)
 {
 	struct router *r = svc_data(s);
 	struct reqid id;
 	const char *text = n_args == 1 ? args[0] : "";
 	const char *hex = strrchr(text, '-') ? strrchr(text, '-') + 1 : text;
 	if (strlen(hex) != 32 || reqid_parse(hex, &id) < 0)
-		return err_set(err, ERR_INVALID, "cancel takes one request id of 32 hexadecimal digits, got \"%.80s\"", text);
+		return err_set(err, ERR_INVALID,
+		               "cancel takes one request id of 32 hexadecimal digits, got \"%.80s\"", text);
 	if (call_abort(r, &id) < 0)
 		return err_set(err, ERR_NOTFOUND, "no request %.32s is at work here", hex);
 	buf_adds(out, "{\"cancelled\":true}");

@@ -19,7 +19,7 @@
 
 #define TICK_US 500000u
 #define NOTE_US 1000000u
-#define INPUT_MAX 16384u     /* bytes behind a request that is being answered */
+#define INPUT_MAX 16384u /* bytes behind a request that is being answered */
 #define LINGER_US 3000000u
 
 int http_note_due(struct http_note *n, unsigned *ret_more)
@@ -35,7 +35,7 @@ int http_note_due(struct http_note *n, unsigned *ret_more)
 	return 1;
 }
 
-/* --- the end of a connection ------------------------------------------------------------------ */
+/* --- the end of a connection --------------------------------------------- */
 
 void conn_waits(struct http_conn *c, int waits)
 {
@@ -128,7 +128,7 @@ size_t http_unsent(const struct http_conn *c)
 	return evbuffer_get_length(bufferevent_get_output(c->bev));
 }
 
-/* --- what happens to it ----------------------------------------------------------------------- */
+/* --- what happens to it -------------------------------------------------- */
 
 /* All written and nothing more to come: close, or (after a refusal) read on for a while. */
 static void conn_flushed(struct http_conn *c)
@@ -142,7 +142,7 @@ static void conn_flushed(struct http_conn *c)
 	c->state = CONN_LINGER;
 	c->since_us = clock_us();
 	if (!c->not_served)
-		conn_waits(c, 1);   /* it gives way to others as one without a request does */
+		conn_waits(c, 1); /* it gives way to others as one without a request does */
 	shutdown(bufferevent_getfd(c->bev), SHUT_WR);
 }
 
@@ -276,7 +276,7 @@ struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct cli
 	return c;
 }
 
-/* --- limits of time --------------------------------------------------------------------------- */
+/* --- limits of time ------------------------------------------------------ */
 
 /* Empty lines are no request: who sends nothing else is told nothing. */
 static void request_is_late(struct http_conn *c)
@@ -306,7 +306,7 @@ static void check_limits(struct http_conn *c, uint64_t now)
 		if (age > o->idle_us && !conn_has_begun(c))
 			conn_retire(c);
 	} else if (c->state == CONN_FLUSHING && age > o->write_us) {
-		conn_lost(c);   /* libevent has the same limit, unless it found no memory for its event */
+		conn_lost(c); /* libevent has the same limit, unless it found no memory for its event */
 	} else if (c->state == CONN_LINGER && age > LINGER_US) {
 		conn_lost(c);
 	}
@@ -322,11 +322,11 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 		h->paused = h->listener && evconnlistener_enable(h->listener) < 0;
 	list_each_safe(n, next, &h->conns)
 		check_limits(list_entry(n, struct http_conn, node), now);
-	if (list_empty(&h->conns) && !h->paused)   /* until somebody comes */
+	if (list_empty(&h->conns) && !h->paused) /* until somebody comes */
 		event_del(h->tick);
 }
 
-/* --- the server ------------------------------------------------------------------------------- */
+/* --- the server ---------------------------------------------------------- */
 
 int http_new(struct event_base *base, const struct http_opts *opts,
              const struct http_handlers *handlers, void *arg, struct http_server **ret_h,
@@ -334,7 +334,8 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 {
 	size_t request = opts->max_header_bytes + opts->max_body_bytes;
 	if (opts->in_bytes_max / 2 < request)
-		return err_set(err, ERR_INVALID, "input_bytes_max = %zu is less than a request needs, twice "
+		return err_set(err, ERR_INVALID,
+		               "input_bytes_max = %zu is less than a request needs, twice "
 		               "max_header_bytes + max_body_bytes = %zu: raise it, or lower these",
 		               opts->in_bytes_max, 2 * request);
 	struct http_server *h = mem_zalloc(sizeof *h);

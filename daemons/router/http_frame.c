@@ -40,7 +40,7 @@ static size_t line_part(const struct piece *in)
 	return lf ? (size_t)(lf + 1 - in->p) : in->n;
 }
 
-/* --- the head --------------------------------------------------------------------------------- */
+/* --- the head ------------------------------------------------------------ */
 
 static int head_complete(struct http_frame *f)
 {
@@ -99,7 +99,7 @@ int http_frame_go_on(struct http_frame *f, size_t body_max)
 	return f->left > body_max ? too_long(f), -1 : 0;
 }
 
-/* --- a body of known length ------------------------------------------------------------------- */
+/* --- a body of known length ---------------------------------------------- */
 
 static int step_body(struct http_frame *f, struct piece *in)
 {
@@ -113,7 +113,7 @@ static int step_body(struct http_frame *f, struct piece *in)
 	return HTTP_REQUEST;
 }
 
-/* --- a body in chunks ------------------------------------------------------------------------- */
+/* --- a body in chunks ---------------------------------------------------- */
 
 /* 1: `line` holds a whole line, its CR LF cut off; 0: more is needed; -1: bad */
 static int take_line(struct http_frame *f, struct piece *in)
@@ -144,8 +144,9 @@ static int step_chunk_size(struct http_frame *f, struct piece *in)
 	if (r <= 0)
 		return r < 0 ? HTTP_BAD : HTTP_MORE;
 	if (http_parse_chunk_size(f->line.data, f->line.len, &f->left) < 0)
-		return bad(f, 400, "a chunk's size is not 1 to 16 hexadecimal digits, with extensions of the "
-		                   "form ;name=value");
+		return bad(f, 400,
+		           "a chunk's size is not 1 to 16 hexadecimal digits, with extensions of the "
+		           "form ;name=value");
 	const char *extension = memchr(f->line.data, ';', f->line.len);
 	f->around += extension ? f->line.len - (size_t)(extension - f->line.data) : 0;
 	f->line.len = 0;
@@ -204,27 +205,20 @@ static int step_trailer(struct http_frame *f, struct piece *in)
 	return HTTP_MORE;
 }
 
-/* --- all -------------------------------------------------------------------------------------- */
+/* --- all ----------------------------------------------------------------- */
 
 static int step(struct http_frame *f, struct piece *in)
 {
 	switch (f->state) {
-	case HTTP_FRAME_HEAD:
-		return step_head(f, in);
-	case HTTP_FRAME_BODY:
-		return step_body(f, in);
-	case HTTP_FRAME_CHUNK_SIZE:
-		return step_chunk_size(f, in);
-	case HTTP_FRAME_CHUNK_DATA:
-		return step_chunk_data(f, in);
-	case HTTP_FRAME_CHUNK_END:
-		return step_chunk_end(f, in);
-	case HTTP_FRAME_TRAILER:
-		return step_trailer(f, in);
+	case HTTP_FRAME_HEAD: return step_head(f, in);
+	case HTTP_FRAME_BODY: return step_body(f, in);
+	case HTTP_FRAME_CHUNK_SIZE: return step_chunk_size(f, in);
+	case HTTP_FRAME_CHUNK_DATA: return step_chunk_data(f, in);
+	case HTTP_FRAME_CHUNK_END: return step_chunk_end(f, in);
+	case HTTP_FRAME_TRAILER: return step_trailer(f, in);
 	case HTTP_FRAME_ASKED:
 	case HTTP_FRAME_DONE:
-	case HTTP_FRAME_BAD:
-		break;
+	case HTTP_FRAME_BAD: break;
 	}
 	PANIC("fed in state %d, which takes no bytes", (int)f->state);
 }

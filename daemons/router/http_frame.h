@@ -17,11 +17,11 @@
 
 enum http_frame_state {
 	HTTP_FRAME_HEAD,
-	HTTP_FRAME_ASKED,            /* the head is there: may its body come? */
+	HTTP_FRAME_ASKED, /* the head is there: may its body come? */
 	HTTP_FRAME_BODY,
 	HTTP_FRAME_CHUNK_SIZE,
 	HTTP_FRAME_CHUNK_DATA,
-	HTTP_FRAME_CHUNK_END,        /* its CR LF */
+	HTTP_FRAME_CHUNK_END, /* its CR LF */
 	HTTP_FRAME_TRAILER,
 	HTTP_FRAME_DONE,
 	HTTP_FRAME_BAD
@@ -37,15 +37,15 @@ enum http_event {
 struct http_frame {
 	enum http_frame_state state;
 	size_t head_max, body_max;
-	struct buf text;             /* of the head; `head` points into it */
-	struct buf line;             /* of a chunk's size, or of the trailer */
+	struct buf text; /* of the head; `head` points into it */
+	struct buf line; /* of a chunk's size, or of the trailer */
 	struct buf body;
-	struct http_head head;       /* from HTTP_HEAD on */
-	size_t line_at;              /* where the head's present line begins */
-	size_t empty;                /* bytes of empty lines before the head */
-	size_t around;               /* bytes of chunk extensions and trailer */
-	uint64_t left;               /* of the body, or of the chunk */
-	int status;                  /* HTTP_BAD: what to answer, and why; why is static */
+	struct http_head head; /* from HTTP_HEAD on */
+	size_t line_at;        /* where the head's present line begins */
+	size_t empty;          /* bytes of empty lines before the head */
+	size_t around;         /* bytes of chunk extensions and trailer */
+	uint64_t left;         /* of the body, or of the chunk */
+	int status;            /* HTTP_BAD: what to answer, and why; why is static */
 	const char *why;
 };
 
@@ -61,6 +61,6 @@ int http_frame_go_on(struct http_frame *f, size_t body_max);
 void http_frame_next(struct http_frame *f);
 /* Has anything of a request arrived? Empty lines count. */
 int http_frame_begun(const struct http_frame *f);
-size_t http_frame_held(const struct http_frame *f);   /* bytes of memory */
+size_t http_frame_held(const struct http_frame *f); /* bytes of memory */
 
 #endif

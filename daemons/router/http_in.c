@@ -42,7 +42,7 @@ void conn_refuse(struct http_conn *c, int status, const char *text)
 	           status == 503 ? "Retry-After: 1\r\n" : NULL, body, n);
 }
 
-/* --- what is held ----------------------------------------------------------------------------- */
+/* --- what is held -------------------------------------------------------- */
 
 static void no_room(struct http_conn *c)
 {
@@ -52,10 +52,11 @@ static void no_room(struct http_conn *c)
 		log_warn("http_full", "what=input bytes=%zu limit=%zu more=%u", clients_bytes(h->clients),
 		         h->opts.in_bytes_max, more);
 	if (c->state == CONN_READING)
-		conn_refuse(c, 503, "this server has no room for the request now (input_bytes_max); try "
-		                    "again in a second");
+		conn_refuse(c, 503,
+		            "this server has no room for the request now (input_bytes_max); try "
+		            "again in a second");
 	else
-		conn_lost(c);   /* it sends further requests while one is answered */
+		conn_lost(c); /* it sends further requests while one is answered */
 }
 
 static size_t held_by(const struct http_conn *c)
@@ -83,7 +84,7 @@ static int charge(struct http_conn *c)
 	return r;
 }
 
-/* --- steps ------------------------------------------------------------------------------------ */
+/* --- steps --------------------------------------------------------------- */
 
 /* One request a turn: who sends many behind each other does not keep the loop from others. What
  * follows the last one is dropped at once. */
@@ -156,15 +157,10 @@ static int step_reading(struct http_conn *c)
 		&c->frame, n ? (const char *)evbuffer_pullup(in, (ev_ssize_t)n) : "", n, &used);
 	evbuffer_drain(in, used);
 	switch (event) {
-	case HTTP_MORE:
-		return used > 0;
-	case HTTP_HEAD:
-		return take_head(c);
-	case HTTP_REQUEST:
-		return hand_over(c);
-	case HTTP_BAD:
-		conn_refuse(c, c->frame.status, c->frame.why);
-		return 0;
+	case HTTP_MORE: return used > 0;
+	case HTTP_HEAD: return take_head(c);
+	case HTTP_REQUEST: return hand_over(c);
+	case HTTP_BAD: conn_refuse(c, c->frame.status, c->frame.why); return 0;
 	}
 	return 0;
 }
@@ -173,15 +169,11 @@ static int step(struct http_conn *c)
 {
 	struct evbuffer *in = bufferevent_get_input(c->bev);
 	switch (c->state) {
-	case CONN_READING:
-		return step_reading(c);
+	case CONN_READING: return step_reading(c);
 	case CONN_FLUSHING:
-	case CONN_LINGER:
-		evbuffer_drain(in, evbuffer_get_length(in));
-		return 0;
+	case CONN_LINGER: evbuffer_drain(in, evbuffer_get_length(in)); return 0;
 	case CONN_ANSWERING:
-	case CONN_DEAD:
-		return 0;
+	case CONN_DEAD: return 0;
 	}
 	return 0;
 }

@@ -4,8 +4,8 @@
  * when there is no room takes the place of a connection that has no whole head yet, which has
  * waited longest: one of his own address if there is one; else, if his address does not have its
  * share, anybody's whose address has more connections than his. When there is none he is told so
- * (503); past an eighth of max_connections of such, a few from one address, or without memory, nobody
- * is told. */
+ * (503); past an eighth of max_connections of such, a few from one address, or without memory,
+ * nobody is told. */
 #include "http_int.h"
 #include "util/log.h"
 
@@ -35,7 +35,8 @@ static void close_waiting(struct http_server *h, struct http_conn *c)
 	unsigned more;
 	h->closed_waiting++;
 	if (http_note_due(&h->full_note, &more))
-		log_warn("http_full", "what=connections open=%u limit=%u more=%u "
+		log_warn("http_full",
+		         "what=connections open=%u limit=%u more=%u "
 		         "why=\"one without a request was closed\"",
 		         h->n_served, h->opts.max_connections, more);
 	conn_free(c);
@@ -97,8 +98,9 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 		return;
 	}
 	if (!served)
-		conn_refuse(c, 503, "too many connections (max_connections, max_connections_per_address); "
-		                    "try again in a second");
+		conn_refuse(c, 503,
+		            "too many connections (max_connections, max_connections_per_address); "
+		            "try again in a second");
 }
 
 /* Out of descriptors: trying again at once would spin; the tick tries again, perhaps with the place
@@ -164,9 +166,10 @@ int http_listen(struct http_server *h, struct err *err)
 	int r = getaddrinfo(*host ? host : NULL, port, &hints, &found);
 	if (r)
 		return err_set(err, ERR_INVALID, "http_listen \"%s\": %s", h->opts.listen, gai_strerror(r));
-	h->listener = evconnlistener_new_bind(
-		h->base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC | LEV_OPT_REUSEABLE,
-		BACKLOG, found->ai_addr, (int)found->ai_addrlen);
+	h->listener = evconnlistener_new_bind(h->base, on_accept, h,
+	                                      LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC |
+	                                          LEV_OPT_REUSEABLE,
+	                                      BACKLOG, found->ai_addr, (int)found->ai_addrlen);
 	int cause = errno;
 	freeaddrinfo(found);
 	if (!h->listener)

@@ -58,11 +58,20 @@ static const char *reason(int status)
 		int status;
 		const char *text;
 	} known[] = {
-		{200, "OK"}, {400, "Bad Request"}, {401, "Unauthorized"}, {404, "Not Found"},
-		{405, "Method Not Allowed"}, {408, "Request Timeout"}, {413, "Content Too Large"},
-		{429, "Too Many Requests"}, {431, "Request Header Fields Too Large"},
-		{500, "Internal Server Error"}, {501, "Not Implemented"}, {503, "Service Unavailable"},
-		{504, "Gateway Timeout"}, {505, "HTTP Version Not Supported"},
+		{200, "OK"},
+		{400, "Bad Request"},
+		{401, "Unauthorized"},
+		{404, "Not Found"},
+		{405, "Method Not Allowed"},
+		{408, "Request Timeout"},
+		{413, "Content Too Large"},
+		{429, "Too Many Requests"},
+		{431, "Request Header Fields Too Large"},
+		{500, "Internal Server Error"},
+		{501, "Not Implemented"},
+		{503, "Service Unavailable"},
+		{504, "Gateway Timeout"},
+		{505, "HTTP Version Not Supported"},
 	};
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
 		if (known[i].status == status)
@@ -127,7 +136,7 @@ static int write_head(struct http_conn *c, int status, const char *type, const c
 }
 
 static int write_whole(struct http_conn *c, int status, const char *type, const char *extra,
-                        const void *body, size_t len)
+                       const void *body, size_t len)
 {
 	struct evbuffer *out = bufferevent_get_output(c->bev);
 	const char *method = c->frame.head.method;
@@ -158,7 +167,7 @@ void http_reply(struct http_conn *c, int status, const char *type, const char *e
 		r = write_whole(c, 503, "application/json", "Retry-After: 1\r\n", text, sizeof text - 1);
 	}
 	if (r < 0)
-		conn_kill(c);     /* no memory: better no answer than half of one */
+		conn_kill(c); /* no memory: better no answer than half of one */
 	else
 		conn_answered(c);
 }
@@ -174,7 +183,8 @@ void http_stream_begin(struct http_conn *c, const char *type, const char *extra)
 	c->no_head = write_head(c, 200, type, extra) < 0 ||
 	             evbuffer_add_printf(bufferevent_get_output(c->bev),
 	                                 "%sCache-Control: no-cache\r\n\r\n",
-	                                 c->frame.head.minor ? "Transfer-Encoding: chunked\r\n" : "") < 0;
+	                                 c->frame.head.minor ? "Transfer-Encoding: chunked\r\n" : "") <
+	                 0;
 }
 
 static int has_room(struct http_conn *c, size_t n)
@@ -198,7 +208,8 @@ int http_stream_add(struct http_conn *c, const void *data, size_t n)
 		return evbuffer_add(out, data, n) < 0 ? ERR_FULL : 0;
 	char size[24];
 	int k = snprintf(size, sizeof size, "%zx\r\n", n);
-	if (evbuffer_expand(out, n + 32) < 0)     /* nothing below fails then: all of a chunk, or nothing */
+	/* nothing below fails then: all of a chunk, or nothing */
+	if (evbuffer_expand(out, n + 32) < 0)
 		return ERR_FULL;
 	evbuffer_add(out, size, (size_t)k);
 	evbuffer_add(out, data, n);
@@ -212,7 +223,7 @@ void http_stream_end(struct http_conn *c)
 	CHECK(c->streaming);
 	if (c->no_head ||
 	    (c->frame.head.minor && evbuffer_add(bufferevent_get_output(c->bev), "0\r\n\r\n", 5) < 0))
-		http_drop(c);     /* no memory: its end shows that it is not whole */
+		http_drop(c); /* no memory: its end shows that it is not whole */
 	else
 		conn_answered(c);
 }

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <strings.h>
 
-#define CHUNK_DIGITS_MAX 16u   /* what 64 bits hold */
+#define CHUNK_DIGITS_MAX 16u /* what 64 bits hold */
 
 static int is_token_char(unsigned char c)
 {
@@ -23,7 +23,7 @@ static int fail(const char **why, int status, const char *text)
 	return status;
 }
 
-/* --- the authority: Host, and the target's ---------------------------------------------------- */
+/* --- the authority: Host, and the target's ------------------------------- */
 
 /* "name", "name:port", "1.2.3.4:port", "[v6]:port". A comma, which a name might have, would be two
  * hosts to others. */
@@ -48,7 +48,7 @@ static int is_authority(const char *s, size_t len)
 	return p == end;
 }
 
-/* --- the request line ------------------------------------------------------------------------- */
+/* --- the request line ---------------------------------------------------- */
 
 static int parse_version(const char *v, struct http_head *h, const char **why)
 {
@@ -106,7 +106,7 @@ static int parse_request_line(char *line, struct http_head *h, const char **why)
 	return status ? status : parse_target(target, h, why);
 }
 
-/* --- header fields ---------------------------------------------------------------------------- */
+/* --- header fields ------------------------------------------------------- */
 
 static int take_length(const char *v, struct http_head *h, const char **why)
 {
@@ -321,7 +321,7 @@ int http_parse_head(char *text, size_t len, struct http_head *h, const char **wh
 	return check_head(h, why);
 }
 
-/* --- chunks ----------------------------------------------------------------------------------- */
+/* --- chunks -------------------------------------------------------------- */
 
 static size_t token_length(const char *s, size_t len)
 {

@@ -20,8 +20,8 @@ struct http_head {
 		*route; /* of whoever handles the head, for whoever handles the request; NULL until then */
 };
 
-/* text[0..len) is the head with its empty line; it is cut up in place and must live as long as ret. 0, or the status to answer (400, 501, 505)
- * with *ret_why. */
+/* text[0..len) is the head with its empty line; it is cut up in place and must live as long as ret.
+ * 0, or the status to answer (400, 501, 505) with *ret_why. */
 int http_parse_head(char *text, size_t len, struct http_head *ret, const char **ret_why);
 /* A chunk's size line, without CR LF: 1 to 16 hexadecimal digits, then extensions (";name",
  * ";name=value", ";name=\"value\"") without white space around them. 0 or -1. */

@@ -1,8 +1,10 @@
-/* kvindex.c - see kvindex.h: open addressing with linear probing, at most three quarters full; an entry without a tier is empty.
+/* kvindex.c - see kvindex.h: open addressing with linear probing, at most three quarters full; an
+ * entry without a tier is empty.
  *
- * Hashes come from workers. Slots are chosen by a multiplication with an odd number that is drawn per index, so that nobody who does not know it can
- * fill one run of slots. Expectations are a small table of buckets beside the set: in a full bucket the one that ends first makes room, which costs a
- * guess, no more. Nothing here fails but by ERR_FULL. */
+ * Hashes come from workers. Slots are chosen by a multiplication with an odd number that is drawn
+ * per index, so that nobody who does not know it can fill one run of slots. Expectations are a
+ * small table of buckets beside the set: in a full bucket the one that ends first makes room,
+ * which costs a guess, no more. Nothing here fails but by ERR_FULL. */
 #include "kvindex.h"
 #include "util/err.h"
 #include "util/mem.h"
@@ -14,12 +16,12 @@
 #define SIZE_MIN_LOG 8u
 #define EXPECTED_LOG 14u
 #define EXPECTED_WAYS 4u
-#define DEVICE 1u            /* bit of tier 0 */
+#define DEVICE 1u /* bit of tier 0 */
 #define MEMORY 2u
 
 struct entry {
 	uint64_t hash;
-	uint8_t tiers;           /* bits; 0: empty */
+	uint8_t tiers; /* bits; 0: empty */
 };
 
 struct expected {
@@ -28,12 +30,12 @@ struct expected {
 
 struct kv_index {
 	struct entry *slots;
-	unsigned log;            /* 1 << log slots */
-	size_t used;             /* slots with an entry */
-	size_t below;            /* of them: in a tier below the device */
+	unsigned log; /* 1 << log slots */
+	size_t used;  /* slots with an entry */
+	size_t below; /* of them: in a tier below the device */
 	size_t count[KV_TIERS], max;
 	uint64_t dropped[KV_TIERS], odd;
-	struct expected *expected;   /* 1 << EXPECTED_LOG of them; NULL before the first */
+	struct expected *expected; /* 1 << EXPECTED_LOG of them; NULL before the first */
 };
 
 static size_t size_of(const struct kv_index *ix)
@@ -82,7 +84,8 @@ static struct entry *slot_of(const struct kv_index *ix, uint64_t hash)
 			return &ix->slots[i];
 }
 
-/* All entries into a new table of 1 << log slots, without those bits: an entry that has no others goes. */
+/* All entries into a new table of 1 << log slots, without those bits: an entry that has no
+ * others goes. */
 static void rebuild(struct kv_index *ix, unsigned log, unsigned without)
 {
 	struct entry *old = ix->slots;
@@ -117,7 +120,7 @@ void kv_index_clear(struct kv_index *ix, unsigned tier)
 		return;
 	for (size_t i = 0; i < size_of(ix) && ix->count[tier]; i++)
 		left += (ix->slots[i].tiers & ~(1u << tier)) != 0;
-	if (ix->count[tier])             /* the table may become much smaller */
+	if (ix->count[tier]) /* the table may become much smaller */
 		rebuild(ix, log_for(left), 1u << tier);
 	ix->count[tier] = 0;
 	ix->dropped[tier] = 0;
@@ -128,9 +131,12 @@ void kv_index_clear(struct kv_index *ix, unsigned tier)
 }
 
 /* The expectation of this hash, or NULL; *ret_room, if asked for, is where one may be written. */
-static struct expected *expected_of(const struct kv_index *ix, uint64_t hash, struct expected **ret_room)
+static struct expected *expected_of(const struct kv_index *ix, uint64_t hash,
+                                    struct expected **ret_room)
 {
-	struct expected *x = &ix->expected[home_of(ix, hash, EXPECTED_LOG) & ~(size_t)(EXPECTED_WAYS - 1)], *room = x;
+	struct expected
+		*x = &ix->expected[home_of(ix, hash, EXPECTED_LOG) & ~(size_t)(EXPECTED_WAYS - 1)],
+		*room = x;
 	for (unsigned i = 0; i < EXPECTED_WAYS; i++) {
 		if (x[i].hash == hash && x[i].until_us)
 			return &x[i];
@@ -206,7 +212,7 @@ void kv_index_remove(struct kv_index *ix, uint64_t hash, unsigned tier)
 	struct entry *e = slot_of(ix, hash);
 	if (!(e->tiers >> tier & 1))
 		return;
-	e->tiers &= (uint8_t)~(1u << tier);
+	e->tiers &= (uint8_t) ~(1u << tier);
 	ix->count[tier]--;
 	ix->below -= tier && !(e->tiers & ~DEVICE);
 	if (e->tiers)
@@ -234,7 +240,8 @@ static int is_expected(const struct kv_index *ix, uint64_t hash, uint64_t now_us
 	return x && x->until_us > now_us;
 }
 
-void kv_index_match(const struct kv_index *ix, const uint64_t *hashes, size_t n, uint64_t now_us, struct kv_match *ret)
+void kv_index_match(const struct kv_index *ix, const uint64_t *hashes, size_t n, uint64_t now_us,
+                    struct kv_match *ret)
 {
 	struct kv_match m = {0};
 	for (; m.blocks < n; m.blocks++) {

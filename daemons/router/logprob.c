@@ -1,7 +1,9 @@
-/* logprob.c - rows of log-probabilities as JSON, in both of OpenAI's shapes and in vLLM's for prompts.
+/* logprob.c - rows of log-probabilities as JSON, in both of OpenAI's shapes and in vLLM's for
+ * prompts.
  *
- * Completions: parallel arrays; a token that is no UTF-8 by itself is written bytes:\xe2\x80, as OpenAI did, so that keys of top_logprobs stay apart.
- * Chat: objects with the token's exact bytes. Infinite values become -9999, because JSON has none. */
+ * Completions: parallel arrays; a token that is no UTF-8 by itself is written bytes:\xe2\x80, as
+ * OpenAI did, so that keys of top_logprobs stay apart. Chat: objects with the token's exact
+ * bytes. Infinite values become -9999, because JSON has none. */
 #include "logprob.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
@@ -10,9 +12,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define DIGITS 7               /* as "%.7g" */
+#define DIGITS 7 /* as "%.7g" */
 
-/* A value from 1e-4 up to 1e7 as "%.7g" has it, 20 times as fast: a float's 24 bits times 10^10 is exact in a double, so it is rounded once. */
+/* A value from 1e-4 up to 1e7 as "%.7g" has it, 20 times as fast: a float's 24 bits times 10^10
+ * is exact in a double, so it is rounded once. */
 static size_t fixed_number(double v, char *out)
 {
 	static const double power[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10};
@@ -121,7 +124,7 @@ static void add_top(const struct model *m, const struct row *r, uint32_t most, s
 	buf_addc(out, '}');
 }
 
-/* --- chat: {"token", "logprob", "bytes", "top_logprobs"} -------------------------------------------------------------- */
+/* --- chat: {"token", "logprob", "bytes", "top_logprobs"} ----------------- */
 
 static void add_object(const struct model *m, uint32_t id, float logprob, struct buf *out)
 {
@@ -154,9 +157,11 @@ static void add_chat(const struct model *m, const struct row *r, uint32_t most, 
 	buf_adds(out, "]}");
 }
 
-/* --- prompts: {"ID": {"logprob", "rank", "decoded_token"}, ...}, the prompt's own token first --------------------------- */
+/* --- prompts: {"ID": {"logprob", "rank", "decoded_token"}, ...}, the prompt's own token first
+ * --- */
 
-static void add_entry(const struct model *m, uint32_t id, float logprob, uint32_t rank, struct buf *out)
+static void add_entry(const struct model *m, uint32_t id, float logprob, uint32_t rank,
+                      struct buf *out)
 {
 	char room[32];
 	size_t n;
@@ -185,16 +190,13 @@ static void add_prompt(const struct model *m, const struct row *r, uint32_t most
 	buf_addc(out, '}');
 }
 
-void logprob_row(const struct model *m, const struct row *r, enum row_shape shape, uint32_t most, struct buf *out)
+void logprob_row(const struct model *m, const struct row *r, enum row_shape shape, uint32_t most,
+                 struct buf *out)
 {
 	int none = r->n_top == ROW_NONE;
 	switch (shape) {
-	case ROW_NAME:
-		add_name(m, r->id, out);
-		break;
-	case ROW_OFFSET:
-		buf_add_uint(out, r->offset);
-		break;
+	case ROW_NAME: add_name(m, r->id, out); break;
+	case ROW_OFFSET: buf_add_uint(out, r->offset); break;
 	case ROW_VALUE:
 		if (none)
 			buf_adds(out, "null");
@@ -207,9 +209,7 @@ void logprob_row(const struct model *m, const struct row *r, enum row_shape shap
 		else
 			add_top(m, r, most, out);
 		break;
-	case ROW_CHAT:
-		add_chat(m, r, most, out);
-		break;
+	case ROW_CHAT: add_chat(m, r, most, out); break;
 	case ROW_PROMPT:
 		if (none)
 			buf_adds(out, "null");
@@ -219,7 +219,8 @@ void logprob_row(const struct model *m, const struct row *r, enum row_shape shap
 	}
 }
 
-void logprob_rows(const struct model *m, const struct rows *l, uint32_t from, uint32_t to, enum row_shape shape, uint32_t most, struct buf *out)
+void logprob_rows(const struct model *m, const struct rows *l, uint32_t from, uint32_t to,
+                  enum row_shape shape, uint32_t most, struct buf *out)
 {
 	for (uint32_t i = from; i < to; i++) {
 		if (i > from)

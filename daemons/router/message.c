@@ -11,7 +11,8 @@ static struct message_call *add_call(struct message *m)
 {
 	if (m->n_calls == m->calls_size) {
 		size_t size = m->calls_size ? 2 * m->calls_size : 2;
-		struct message_call *calls = quota_grow(m->quota, m->calls, m->calls_size, size, sizeof *calls);
+		struct message_call *calls = quota_grow(m->quota, m->calls, m->calls_size, size,
+		                                        sizeof *calls);
 		if (!calls) {
 			m->lost_text = 1;
 			return NULL;
@@ -39,9 +40,7 @@ static void on_event(void *arg, const struct toolcall_event *e)
 	if (m->enough || m->lost_text)
 		return;
 	switch (e->kind) {
-	case TOOLCALL_CONTENT:
-		keep(m, &m->content, e->text, e->len);
-		break;
+	case TOOLCALL_CONTENT: keep(m, &m->content, e->text, e->len); break;
 	case TOOLCALL_BEGIN:
 		c = add_call(m);
 		if (!c)
@@ -60,9 +59,7 @@ static void on_event(void *arg, const struct toolcall_event *e)
 		}
 		keep(m, &c->arguments, e->text, e->len);
 		break;
-	case TOOLCALL_END:
-		m->enough = m->opts->one_call;
-		break;
+	case TOOLCALL_END: m->enough = m->opts->one_call; break;
 	}
 }
 
@@ -83,7 +80,8 @@ static void on_split(void *arg, int thoughts, const char *text, size_t len)
 		keep(m, &m->reasoning, text, len);
 }
 
-struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed, unsigned choice)
+struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed,
+                            unsigned choice)
 {
 	if (!opts->calls && !opts->reasoning)
 		return NULL;
@@ -144,7 +142,8 @@ unsigned message_count(const struct message *m)
 
 int message_is_full(const struct message *m)
 {
-	return m->lost_text || (m->toolcall && toolcall_is_full(m->toolcall)) || (m->split && reasoning_is_full(m->split));
+	return m->lost_text || (m->toolcall && toolcall_is_full(m->toolcall)) ||
+	       (m->split && reasoning_is_full(m->split));
 }
 
 int message_is_empty(const struct message *m)
@@ -161,7 +160,7 @@ void message_given(struct message *m)
 	m->n_calls = 0;
 }
 
-/* --- JSON ------------------------------------------------------------------------------------------------------------------------- */
+/* --- JSON ---------------------------------------------------------------- */
 
 static void add_text(struct parts *out, const char *name, const struct buf *text)
 {

@@ -1,4 +1,5 @@
-/* metrics.c - what /metrics shows: the names that dashboards of the field expect, our own, and each worker's figures from its heartbeats. */
+/* metrics.c - what /metrics shows: the names that dashboards of the field expect, our own, and
+ * each worker's figures from its heartbeats. */
 #include "call.h"
 
 #include <string.h>
@@ -8,39 +9,83 @@ const struct stat_def router_stats[STAT_COUNT] = {
 	[STAT_WAITING] = {"vllm:num_requests_waiting", "sequences that wait for a worker", STAT_GAUGE},
 	[STAT_PROMPT_TOKENS] = {"vllm:prompt_tokens_total", "tokens of all prompts", STAT_COUNTER},
 	[STAT_OUTPUT_TOKENS] = {"vllm:generation_tokens_total", "tokens of all answers", STAT_COUNTER},
-	[STAT_CACHED_TOKENS] = {"pdserve_cached_prompt_tokens_total", "prompt tokens that needed no computing", STAT_COUNTER},
-	[STAT_SUCCESS_STOP] = {"pdserve_answers_stop_total", "answers that ended by end of sequence or stop", STAT_COUNTER},
-	[STAT_SUCCESS_LENGTH] = {"pdserve_answers_length_total", "answers that ended at their longest", STAT_COUNTER},
-	[STAT_TTFT] = {"vllm:time_to_first_token_seconds", "request in until first token", STAT_SECONDS},
-	[STAT_TPOT] = {"vllm:time_per_output_token_seconds", "mean of an answer, first token apart", STAT_SECONDS},
+	[STAT_CACHED_TOKENS] = {"pdserve_cached_prompt_tokens_total",
+                            "prompt tokens that needed no computing", STAT_COUNTER},
+	[STAT_SUCCESS_STOP] = {"pdserve_answers_stop_total",
+                           "answers that ended by end of sequence or stop", STAT_COUNTER},
+	[STAT_SUCCESS_LENGTH] = {"pdserve_answers_length_total", "answers that ended at their longest",
+                             STAT_COUNTER},
+	[STAT_TTFT] = {"vllm:time_to_first_token_seconds", "request in until first token",
+                   STAT_SECONDS},
+	[STAT_TPOT] = {"vllm:time_per_output_token_seconds", "mean of an answer, first token apart",
+                   STAT_SECONDS},
 	[STAT_E2E] = {"vllm:e2e_request_latency_seconds", "request in until last token", STAT_SECONDS},
 	[STAT_HTTP_REQUESTS] = {"pdserve_http_requests_total", "requests that came in", STAT_COUNTER},
 	[STAT_HTTP_CONNECTIONS] = {"pdserve_http_connections", "open client connections", STAT_GAUGE},
-	[STAT_HTTP_REFUSED] = {"pdserve_http_refused_total", "requests and connections that the HTTP edge itself refused: malformed, too long, too late, too many", STAT_COUNTER},
-	[STAT_HTTP_CLOSED_WAITING] = {"pdserve_http_closed_waiting_total", "connections without a request that had to make room for others", STAT_COUNTER},
-	[STAT_HTTP_CUT] = {"pdserve_http_answers_cut_total", "answers that ended in the middle: no room or no memory for the rest, or the end of this process", STAT_COUNTER},
-	[STAT_HTTP_IN_BYTES] = {"pdserve_http_input_bytes", "of requests that are held (input_bytes_max)", STAT_GAUGE},
-	[STAT_HTTP_OUT_BYTES] = {"pdserve_http_output_bytes", "of answers that clients have not taken (output_bytes_max)", STAT_GAUGE},
+	[STAT_HTTP_REFUSED] = {"pdserve_http_refused_total",
+                           "requests and connections that the HTTP edge itself refused: malformed, "
+                           "too long, too late, too many",
+                           STAT_COUNTER},
+	[STAT_HTTP_CLOSED_WAITING] = {"pdserve_http_closed_waiting_total",
+                                  "connections without a request that had to make room for others",
+                                  STAT_COUNTER},
+	[STAT_HTTP_CUT] = {"pdserve_http_answers_cut_total",
+                       "answers that ended in the middle: no room or no memory for the rest, or "
+                       "the end of this process",
+                       STAT_COUNTER},
+	[STAT_HTTP_IN_BYTES] = {"pdserve_http_input_bytes",
+                            "of requests that are held (input_bytes_max)", STAT_GAUGE},
+	[STAT_HTTP_OUT_BYTES] = {"pdserve_http_output_bytes",
+                             "of answers that clients have not taken (output_bytes_max)",
+                             STAT_GAUGE},
 	[STAT_REFUSED] = {"pdserve_requests_refused_total", "answers with status 4xx", STAT_COUNTER},
-	[STAT_FAILED] = {"pdserve_requests_failed_total", "answers with status 5xx, and streams that ended in an error", STAT_COUNTER},
-	[STAT_CANCELLED] = {"pdserve_sequences_cancelled_total", "sequences that were given up", STAT_COUNTER},
+	[STAT_FAILED] = {"pdserve_requests_failed_total",
+                     "answers with status 5xx, and streams that ended in an error", STAT_COUNTER},
+	[STAT_CANCELLED] = {"pdserve_sequences_cancelled_total", "sequences that were given up",
+                        STAT_COUNTER},
 	[STAT_RETRIES] = {"pdserve_attempts_retried_total", "attempts after the first", STAT_COUNTER},
-	[STAT_DUPLICATES] = {"pdserve_tokens_repeated_total", "tokens that came again and were dropped", STAT_COUNTER},
-	[STAT_STALE] = {"pdserve_messages_stale_total", "messages of attempts that are over", STAT_COUNTER},
-	[STAT_MISMATCHES] = {"pdserve_tokens_differ_total", "repeated tokens that were not the same: a bug or broken hardware", STAT_COUNTER},
+	[STAT_DUPLICATES] = {"pdserve_tokens_repeated_total", "tokens that came again and were dropped",
+                         STAT_COUNTER},
+	[STAT_STALE] = {"pdserve_messages_stale_total", "messages of attempts that are over",
+                    STAT_COUNTER},
+	[STAT_MISMATCHES] = {"pdserve_tokens_differ_total",
+                         "repeated tokens that were not the same: a bug or broken hardware",
+                         STAT_COUNTER},
 	[STAT_WORKERS_UP] = {"pdserve_workers_up", "workers that are connected", STAT_GAUGE},
-	[STAT_PREPARE] = {"pdserve_prepare_seconds", "parsing, template and tokenizing of a request", STAT_SECONDS},
-	[STAT_KV_EVENTS] = {"pdserve_router_kv_events_total", "messages of workers about their prefix indexes", STAT_COUNTER},
-	[STAT_KV_EVENTS_BAD] = {"pdserve_router_kv_events_bad_total", "of them: of an unknown tier, or from a worker without blocks", STAT_COUNTER},
-	[STAT_KV_INDEX] = {"pdserve_router_kv_index_entries", "blocks that are known to be cached, over all workers", STAT_GAUGE},
-	[STAT_KV_INDEX_DROPPED] = {"pdserve_router_kv_index_dropped_total", "cached blocks that were not taken in (kv_index_entries)", STAT_COUNTER},
-	[STAT_HITS_PREDICTED] = {"pdserve_router_kv_hit_tokens_predicted_total", "prompt tokens that were thought to be cached where the prompt was sent", STAT_COUNTER},
-	[STAT_HITS_ACTUAL] = {"pdserve_router_kv_hit_tokens_actual_total", "prompt tokens of the same requests that were cached there", STAT_COUNTER},
-	[STAT_HITS_STORED_PREDICTED] = {"pdserve_router_kv_hit_tokens_stored_predicted_total", "of the predicted: those that only the worker's storage was thought to have", STAT_COUNTER},
-	[STAT_HITS_STORED_ACTUAL] = {"pdserve_router_kv_hit_tokens_stored_actual_total", "of the actual: those that were read back from storage", STAT_COUNTER},
-	[STAT_KV_STORED] = {"pdserve_router_kv_stored_entries", "blocks that storage is known to have in memory or on disk, over all workers that read from it", STAT_GAUGE},
-	[STAT_BREAKER_OPENED] = {"pdserve_router_breaker_opened_total", "workers that were left out for a while because they failed", STAT_COUNTER},
-	[STAT_RETRY_AFTER] = {"pdserve_router_retry_after_seconds", "what Retry-After would say now", STAT_GAUGE},
+	[STAT_PREPARE] = {"pdserve_prepare_seconds", "parsing, template and tokenizing of a request",
+                      STAT_SECONDS},
+	[STAT_KV_EVENTS] = {"pdserve_router_kv_events_total",
+                        "messages of workers about their prefix indexes", STAT_COUNTER},
+	[STAT_KV_EVENTS_BAD] = {"pdserve_router_kv_events_bad_total",
+                            "of them: of an unknown tier, or from a worker without blocks",
+                            STAT_COUNTER},
+	[STAT_KV_INDEX] = {"pdserve_router_kv_index_entries",
+                       "blocks that are known to be cached, over all workers", STAT_GAUGE},
+	[STAT_KV_INDEX_DROPPED] = {"pdserve_router_kv_index_dropped_total",
+                               "cached blocks that were not taken in (kv_index_entries)",
+                               STAT_COUNTER},
+	[STAT_HITS_PREDICTED] =
+		{"pdserve_router_kv_hit_tokens_predicted_total",
+         "prompt tokens that were thought to be cached where the prompt was sent", STAT_COUNTER},
+	[STAT_HITS_ACTUAL] = {"pdserve_router_kv_hit_tokens_actual_total",
+                          "prompt tokens of the same requests that were cached there",
+                          STAT_COUNTER},
+	[STAT_HITS_STORED_PREDICTED] =
+		{"pdserve_router_kv_hit_tokens_stored_predicted_total",
+         "of the predicted: those that only the worker's storage was thought to have",
+         STAT_COUNTER},
+	[STAT_HITS_STORED_ACTUAL] = {"pdserve_router_kv_hit_tokens_stored_actual_total",
+                                 "of the actual: those that were read back from storage",
+                                 STAT_COUNTER},
+	[STAT_KV_STORED] = {"pdserve_router_kv_stored_entries",
+                        "blocks that storage is known to have in memory or on disk, over all "
+                        "workers that read from it",
+                        STAT_GAUGE},
+	[STAT_BREAKER_OPENED] = {"pdserve_router_breaker_opened_total",
+                             "workers that were left out for a while because they failed",
+                             STAT_COUNTER},
+	[STAT_RETRY_AFTER] = {"pdserve_router_retry_after_seconds", "what Retry-After would say now",
+                          STAT_GAUGE},
 };
 
 static void follow(struct stat_set *s, unsigned i, uint64_t now)
@@ -90,7 +135,9 @@ void metrics_refresh(struct router *r)
 	follow(r->stats, STAT_HITS_STORED_ACTUAL, n->hits_stored_actual);
 	follow(r->stats, STAT_BREAKER_OPENED, r->registry.breaker_opened);
 	stat_set_value(r->stats, STAT_KV_INDEX, (int64_t)registry_index_entries(&r->registry, 0));
-	stat_set_value(r->stats, STAT_KV_STORED, (int64_t)(registry_index_entries(&r->registry, 1) + registry_index_entries(&r->registry, 2)));
+	stat_set_value(r->stats, STAT_KV_STORED,
+	               (int64_t)(registry_index_entries(&r->registry, 1) +
+	                         registry_index_entries(&r->registry, 2)));
 	stat_set_value(r->stats, STAT_RETRY_AFTER, router_retry_after_s(r));
 }
 
@@ -107,32 +154,47 @@ static const struct {
 	{"pdserve_worker_cached_tokens_total", "prompt tokens that needed no computing", "counter"},
 	{"pdserve_worker_preemptions_total", "sequences that had to give way", "counter"},
 	{"pdserve_worker_tokens_in_flight", "tokens that the router has there", "gauge"},
-	{"pdserve_worker_backlog_tokens", "of them: uncached prompt tokens that are not computed yet, stored ones by the weight of reading them", "gauge"},
+	{"pdserve_worker_backlog_tokens",
+     "of them: uncached prompt tokens that are not computed yet, stored ones by the weight of "
+     "reading them",
+     "gauge"},
 	{"pdserve_worker_kv_index_entries", "blocks that the router knows to be cached there", "gauge"},
-	{"pdserve_worker_kv_memory_entries", "blocks that the router knows to be in its host's storage, in memory", "gauge"},
-	{"pdserve_worker_kv_disk_entries", "blocks that the router knows to be in its host's storage, on disk", "gauge"},
-	{"pdserve_worker_breaker_open", "1 while the worker is left out because it failed, or on trial", "gauge"},
+	{"pdserve_worker_kv_memory_entries",
+     "blocks that the router knows to be in its host's storage, in memory", "gauge"},
+	{"pdserve_worker_kv_disk_entries",
+     "blocks that the router knows to be in its host's storage, on disk", "gauge"},
+	{"pdserve_worker_breaker_open", "1 while the worker is left out because it failed, or on trial",
+     "gauge"},
 	{"pdserve_worker_draining", "1 while it takes nothing new", "gauge"},
 };
 
 static uint64_t worker_value(const struct worker *w, unsigned i)
 {
-	const uint64_t values[] = {(uint64_t)worker_is_up(w), w->beat.running, w->beat.waiting, w->blocks, w->beat.blocks_free, w->beat.prompt_tokens,
-	                           w->beat.generated_tokens, w->beat.cached_tokens, w->beat.preemptions, w->tokens_in_flight, w->backlog_tokens,
-	                           worker_known(w, 0), worker_known(w, 1), worker_known(w, 2), (uint64_t)w->breaker.open, (uint64_t)w->beat.draining};
+	const uint64_t values[] = {(uint64_t)worker_is_up(w), w->beat.running,
+	                           w->beat.waiting,           w->blocks,
+	                           w->beat.blocks_free,       w->beat.prompt_tokens,
+	                           w->beat.generated_tokens,  w->beat.cached_tokens,
+	                           w->beat.preemptions,       w->tokens_in_flight,
+	                           w->backlog_tokens,         worker_known(w, 0),
+	                           worker_known(w, 1),        worker_known(w, 2),
+	                           (uint64_t)w->breaker.open, (uint64_t)w->beat.draining};
 	return values[i];
 }
 
 static void render_placed(const struct registry *g, struct buf *out)
 {
 	static const char *const stages[] = {"prefill", "decode"};
-	buf_adds(out, "# HELP pdserve_placed_total placements by stage, policy and why that worker\n# TYPE pdserve_placed_total counter\n");
+	buf_adds(out, "# HELP pdserve_placed_total placements by stage, policy and why that worker\n# "
+	              "TYPE pdserve_placed_total counter\n");
 	for (unsigned s = 0; s < PLACE_STAGES; s++)
 		for (unsigned p = 0; p < POLICIES; p++)
 			for (unsigned why = 0; why < PLACE_REASONS; why++)
 				if (g->placed[s][p][why])
-					buf_printf(out, "pdserve_placed_total{stage=\"%s\",policy=\"%s\",reason=\"%s\"} %llu\n", stages[s], policies[p].name,
-					           place_reason_name(why), (unsigned long long)g->placed[s][p][why]);
+					buf_printf(
+						out,
+						"pdserve_placed_total{stage=\"%s\",policy=\"%s\",reason=\"%s\"} %llu\n",
+						stages[s], policies[p].name, place_reason_name(why),
+						(unsigned long long)g->placed[s][p][why]);
 }
 
 void metrics_render(struct router *r, struct buf *out)
@@ -143,7 +205,8 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_add_json(&label, r->model->name, strlen(r->model->name));
 	metrics_refresh(r);
 	stat_render(r->stats, label.data, out);
-	buf_printf(out, "# HELP vllm:request_success_total answers by how they ended\n# TYPE vllm:request_success_total counter\n");
+	buf_printf(out, "# HELP vllm:request_success_total answers by how they ended\n# TYPE "
+	                "vllm:request_success_total counter\n");
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"stop\"} %llu\n", label.data,
 	           (unsigned long long)stat_get(r->stats, STAT_SUCCESS_STOP));
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"length\"} %llu\n", label.data,
@@ -151,13 +214,14 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_fini(&label);
 	render_placed(&r->registry, out);
 	for (unsigned i = 0; i < sizeof worker_metrics / sizeof *worker_metrics; i++) {
-		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", worker_metrics[i].name, worker_metrics[i].help, worker_metrics[i].name,
-		           worker_metrics[i].type);
+		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", worker_metrics[i].name,
+		           worker_metrics[i].help, worker_metrics[i].name, worker_metrics[i].type);
 		list_each(it, &r->registry.workers) {
 			const struct worker *w = list_entry(it, struct worker, node);
 			buf_printf(out, "%s{worker=", worker_metrics[i].name);
 			buf_add_json(out, w->name, strlen(w->name));
-			buf_printf(out, ",role=\"%s\"} %llu\n", worker_role_name(w->role), (unsigned long long)worker_value(w, i));
+			buf_printf(out, ",role=\"%s\"} %llu\n", worker_role_name(w->role),
+			           (unsigned long long)worker_value(w, i));
 		}
 	}
 }

@@ -16,7 +16,8 @@ static void choose_name(struct model *m, const char *served_name)
 		snprintf(m->name, sizeof m->name, "%s", served_name);
 		return;
 	}
-	if (m->text.file && gguf_get_str(m->text.file, "general.name", &own) == 0 && own.len > 0 && own.len < sizeof m->name) {
+	if (m->text.file && gguf_get_str(m->text.file, "general.name", &own) == 0 && own.len > 0 &&
+	    own.len < sizeof m->name) {
 		snprintf(m->name, sizeof m->name, "%.*s", (int)own.len, own.s);
 		return;
 	}
@@ -28,7 +29,8 @@ static void choose_name(struct model *m, const char *served_name)
 		at--;
 	if (n - at > 5 && strncmp(m->path + n - 5, ".gguf", 5) == 0)
 		n -= 5;
-	snprintf(m->name, sizeof m->name, "%.*s", n > at ? (int)(n - at) : 7, n > at ? m->path + at : "default");
+	snprintf(m->name, sizeof m->name, "%.*s", n > at ? (int)(n - at) : 7,
+	         n > at ? m->path + at : "default");
 }
 
 /* The context that a GGUF file says; a folder's is the workers' to say. */
@@ -55,7 +57,8 @@ int model_use_template(struct model *m, const char *path, struct err *err)
 {
 	int r = text_model_use_template(&m->text, path, err);
 	if (r < 0 && !*path && err)
-		return err_set(err, r, "%.240s; the setting chat_template can name a file to use instead", m->text.chats_error.text);
+		return err_set(err, r, "%.240s; the setting chat_template can name a file to use instead",
+		               m->text.chats_error.text);
 	if (r == 0 && *path)
 		see_template(m);
 	return r;
@@ -68,7 +71,8 @@ int model_open(const char *path, const char *served_name, struct model **ret_m, 
 	m->created_s = (int64_t)time(NULL);
 	int r = 0;
 	if (strlen(path) >= sizeof m->path)
-		r = err_set(err, ERR_INVALID, "model: the path is longer than %zu bytes", sizeof m->path - 1);
+		r = err_set(err, ERR_INVALID, "model: the path is longer than %zu bytes",
+		            sizeof m->path - 1);
 	else if (*path)
 		r = text_model_open(path, &m->text, err);
 	if (r < 0) {

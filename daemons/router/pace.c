@@ -7,7 +7,8 @@
 
 #define TURN_US 1000u
 
-/* A timer of no time: the loop looks at its descriptors before it calls it, which an event that activates itself would not let it do. */
+/* A timer of no time: the loop looks at its descriptors before it calls it, which an event that
+ * activates itself would not let it do. */
 static void wake(struct pace *pace)
 {
 	static const struct timeval now = {0, 0};

@@ -1,4 +1,5 @@
-/* parsers.c - how the model that is served writes thoughts and calls of tools: what its template shows, unless the settings say it. */
+/* parsers.c - how the model that is served writes thoughts and calls of tools: what its template
+ * shows, unless the settings say it. */
 #include "model.h"
 #include "util/mem.h"
 
@@ -46,7 +47,8 @@ static unsigned marks_of_calls(const struct model *m, const char *marker)
 	return MODEL_MARKS_CALLS | (last && strcmp(last, marker) == 0 ? MODEL_MARKS_LAST : 0);
 }
 
-int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser, struct err *err)
+int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser,
+                      struct err *err)
 {
 	const char *marker;
 	if (strcmp(tool_parser, "auto") != 0)
@@ -56,11 +58,15 @@ int model_set_parsers(struct model *m, const char *tool_parser, const char *reas
 	m->n_markers = 0;
 	if (!m->calls && strcmp(tool_parser, "auto") != 0 && strcmp(tool_parser, "none") != 0)
 		return err_set(err, ERR_INVALID, "tool_parser: there is no format \"%s\"", tool_parser);
-	if (!m->reasoning && strcmp(reasoning_parser, "auto") != 0 && strcmp(reasoning_parser, "none") != 0)
-		return err_set(err, ERR_INVALID, "reasoning_parser: there is no format \"%s\"", reasoning_parser);
-	for (size_t i = 0; m->tokenizer && m->calls && (marker = toolcall_format_marker(m->calls, i)); i++)
+	if (!m->reasoning && strcmp(reasoning_parser, "auto") != 0 &&
+	    strcmp(reasoning_parser, "none") != 0)
+		return err_set(err, ERR_INVALID, "reasoning_parser: there is no format \"%s\"",
+		               reasoning_parser);
+	for (size_t i = 0; m->tokenizer && m->calls && (marker = toolcall_format_marker(m->calls, i));
+	     i++)
 		add_marker(m, marker, marks_of_calls(m, marker));
-	for (size_t i = 0; m->tokenizer && m->reasoning && (marker = reasoning_format_marker(m->reasoning, i)); i++)
+	for (size_t i = 0;
+	     m->tokenizer && m->reasoning && (marker = reasoning_format_marker(m->reasoning, i)); i++)
 		add_marker(m, marker, MODEL_MARKS_REASONING);
 	m->opens_by_token = opens_by_token(m);
 	return 0;

@@ -5,10 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STRING_PIECE 4096u     /* bytes of a string that are written at once; six times as many at most */
-#define STRING_SHORT 256u      /* bytes of a string that is copied at once */
+/* bytes of a string that are written at once; six times as many at most */
+#define STRING_PIECE 4096u
+#define STRING_SHORT 256u /* bytes of a string that is copied at once */
 #define IDS_PIECE 1024u
-#define TEXT_MAX (16u << 20)   /* far more than a list has */
+#define TEXT_MAX (16u << 20) /* far more than a list has */
 
 enum part_kind { PART_TEXT, PART_BYTES, PART_STRING, PART_IDS, PART_ROWS };
 
@@ -16,8 +17,8 @@ struct part {
 	enum part_kind kind;
 	enum row_shape shape;
 	uint32_t most;
-	const void *of;              /* TEXT: NULL, see from */
-	size_t from, n;              /* TEXT: begin in parts.text; bytes, ids, rows */
+	const void *of; /* TEXT: NULL, see from */
+	size_t from, n; /* TEXT: begin in parts.text; bytes, ids, rows */
 };
 
 void parts_init(struct parts *p)
@@ -40,7 +41,8 @@ void parts_reset(struct parts *p)
 	p->n = p->at = 0;
 }
 
-/* A list is bounded by the calls that an answer may have (TOOLCALL_COUNT_MAX). Without memory for it nothing more is written. */
+/* A list is bounded by the calls that an answer may have (TOOLCALL_COUNT_MAX). Without memory
+ * for it nothing more is written. */
 static void push(struct parts *p, struct part part)
 {
 	if (p->n == p->size) {
@@ -99,7 +101,8 @@ void parts_ids(struct parts *p, const uint32_t *ids, size_t n)
 
 void parts_rows(struct parts *p, const struct rows *rows, enum row_shape shape, uint32_t most)
 {
-	add(p, (struct part){.kind = PART_ROWS, .of = rows, .n = rows->n, .shape = shape, .most = most});
+	add(p,
+	    (struct part){.kind = PART_ROWS, .of = rows, .n = rows->n, .shape = shape, .most = most});
 }
 
 static size_t write_ids(const uint32_t *ids, size_t from, size_t n, struct buf *out)
@@ -122,14 +125,13 @@ static size_t write_row(const struct part *part, const struct model *m, uint32_t
 }
 
 /* A piece of the part, from `done` on; returns how much of it that was. */
-static size_t write_piece(const struct parts *p, const struct part *part, const struct model *m, size_t most, struct buf *out)
+static size_t write_piece(const struct parts *p, const struct part *part, const struct model *m,
+                          size_t most, struct buf *out)
 {
 	const char *s = part->of;
 	size_t left = part->n - p->done, n = left;
 	switch (part->kind) {
-	case PART_TEXT:
-		buf_add(out, p->text.data + part->from, n);
-		return n;
+	case PART_TEXT: buf_add(out, p->text.data + part->from, n); return n;
 	case PART_BYTES:
 		n = left < most ? left : most;
 		buf_add(out, s + p->done, n);
@@ -138,10 +140,8 @@ static size_t write_piece(const struct parts *p, const struct part *part, const 
 		n = buf_json_piece(s + p->done, left, STRING_PIECE);
 		buf_add_json_part(out, s + p->done, n);
 		return n;
-	case PART_IDS:
-		return write_ids(part->of, p->done, part->n, out);
-	case PART_ROWS:
-		return write_row(part, m, (uint32_t)p->done, out);
+	case PART_IDS: return write_ids(part->of, p->done, part->n, out);
+	case PART_ROWS: return write_row(part, m, (uint32_t)p->done, out);
 	}
 	return n;
 }

@@ -1,7 +1,9 @@
-/* pin.c - X-Pdserve-Prefill: NAME and X-Pdserve-Decode: NAME[,NAME...], by which a test or a benchmark says who is to take a call.
+/* pin.c - X-Pdserve-Prefill: NAME and X-Pdserve-Decode: NAME[,NAME...], by which a test or a
+ * benchmark says who is to take a call.
  *
- * Only with allow_pinning: without it such a header is refused by name, because a request that was measured on another worker than was asked for
- * would be worse than none. A name that no worker has, or had lately, is refused; one of a worker that is not there now is a 503. */
+ * Only with allow_pinning: without it such a header is refused by name, because a request that was
+ * measured on another worker than was asked for would be worse than none. A name that no worker
+ * has, or had lately, is refused; one of a worker that is not there now is a 503. */
 #include "call.h"
 #include "util/mem.h"
 
@@ -17,7 +19,8 @@ static int next_name(struct call *c, const char *header, const char **list, char
 		len--;
 	*list = s + n + (s[n] == ',');
 	if (len == 0 || len >= WORKER_NAME_MAX)
-		return api_bad(&c->error, header, "%s names a worker by 1 to %d bytes, got %zu", header, WORKER_NAME_MAX - 1, len);
+		return api_bad(&c->error, header, "%s names a worker by 1 to %d bytes, got %zu", header,
+		               WORKER_NAME_MAX - 1, len);
 	snprintf(ret, WORKER_NAME_MAX, "%.*s", (int)len, s);
 	if (!registry_find(&c->r->registry, ret))
 		return api_bad(&c->error, header, "%s: there is no worker %s", header, ret);
@@ -29,7 +32,8 @@ static int read_decode(struct call *c, const char *list)
 	static const char header[] = "X-Pdserve-Decode";
 	for (const char *at = list; *at;) {
 		if (c->pin->n_decode == PLACE_CANDIDATES_MAX)
-			return api_bad(&c->error, header, "%s names more than %d workers", header, PLACE_CANDIDATES_MAX);
+			return api_bad(&c->error, header, "%s names more than %d workers", header,
+			               PLACE_CANDIDATES_MAX);
 		if (next_name(c, header, &at, c->pin->decode[c->pin->n_decode++]) < 0)
 			return -1;
 	}
@@ -43,12 +47,14 @@ int pin_read(struct call *c, const struct http_head *head)
 	if (!*prefill && !*head->pin_decode)
 		return 0;
 	if (!c->r->conf.allow_pinning)
-		return api_bad(&c->error, *prefill ? header : "X-Pdserve-Decode", "%s is not taken here: pinning is off (allow_pinning)",
+		return api_bad(&c->error, *prefill ? header : "X-Pdserve-Decode",
+		               "%s is not taken here: pinning is off (allow_pinning)",
 		               *prefill ? header : "X-Pdserve-Decode");
 	c->pin = mem_zalloc(sizeof *c->pin);
 	if (*prefill && next_name(c, header, &prefill, c->pin->prefill) < 0)
 		return -1;
 	if (*prefill)
-		return api_bad(&c->error, header, "%s names one worker, got \"%.80s\"", header, head->pin_prefill);
+		return api_bad(&c->error, header, "%s names one worker, got \"%.80s\"", header,
+		               head->pin_prefill);
 	return read_decode(c, head->pin_decode);
 }

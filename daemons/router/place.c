@@ -1,10 +1,13 @@
-/* place.c - see place.h. What binds every policy is here; how the workers that are left compare is policy.c's.
+/* place.c - see place.h. What binds every policy is here; how the workers that are left compare is
+ * policy.c's.
  *
- * A prefill worker is chosen only together with a decode worker whose model, numerics and layout are equal, because the KV of one must be good
- * for the other, bit for bit. Mixed workers take sequences alone. Without a usable pair, or when all who should begin are stuck or broken, decode
- * workers take them alone too. Among those that may take it, these come last, in this order, whatever the policy says: an open breaker, stuck, failed the
- * attempt before, other numerics than the attempt before. A candidate that is stuck or whose
- * breaker is open is named only when there is no other. */
+ * A prefill worker is chosen only together with a decode worker whose model, numerics and layout
+ * are equal, because the KV of one must be good for the other, bit for bit. Mixed workers take
+ * sequences alone. Without a usable pair, or when all who should begin are stuck or broken, decode
+ * workers take them alone too. Among those that may take it, these come last, in this order,
+ * whatever the policy says: an open breaker, stuck, failed the attempt before, other numerics
+ * than the attempt before. A candidate that is stuck or whose breaker is open is named only when
+ * there is no other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -39,7 +42,8 @@ static int usable(const struct registry *g, const struct worker *w, const struct
 {
 	if (wish->leaves && !takes_over(g, w, wish))
 		return 0;
-	return worker_is_up(w) && !w->beat.draining && (w->context_tokens == 0 || wish->total_tokens <= w->context_tokens);
+	return worker_is_up(w) && !w->beat.draining &&
+	       (w->context_tokens == 0 || wish->total_tokens <= w->context_tokens);
 }
 
 static int compatible(const struct worker *p, const struct worker *d)
@@ -47,7 +51,8 @@ static int compatible(const struct worker *p, const struct worker *d)
 	return memcmp(&p->prefix.hash, &d->prefix.hash, sizeof p->prefix.hash) == 0;
 }
 
-static unsigned class_of(const struct registry *g, const struct worker *w, const struct place_wish *wish, uint64_t now_us)
+static unsigned class_of(const struct registry *g, const struct worker *w,
+                         const struct place_wish *wish, uint64_t now_us)
 {
 	unsigned c = breaker_takes(&w->breaker, &g->breaker, now_us) ? 0 : CLASS_BROKEN;
 	if (worker_is_stuck(g, w, now_us))
@@ -77,7 +82,8 @@ static int decodes_for(const struct registry *g, const struct worker *p, const s
 	       pinned_decode(wish->pin, d) >= 0;
 }
 
-static int has_decoder(const struct registry *g, const struct worker *p, const struct place_wish *wish)
+static int has_decoder(const struct registry *g, const struct worker *p,
+                       const struct place_wish *wish)
 {
 	list_each(it, &g->workers)
 		if (decodes_for(g, p, list_entry(it, struct worker, node), wish))
@@ -86,19 +92,22 @@ static int has_decoder(const struct registry *g, const struct worker *p, const s
 }
 
 /* May it get Submit? roles: bits. */
-static int may_be_first(const struct registry *g, unsigned roles, const struct worker *w, const struct place_wish *wish)
+static int may_be_first(const struct registry *g, unsigned roles, const struct worker *w,
+                        const struct place_wish *wish)
 {
 	const struct place_pin *pin = wish->pin;
 	if (!(roles & 1u << w->role) || !usable(g, w, wish))
 		return 0;
 	if (pin && *pin->prefill && strcmp(pin->prefill, w->name) != 0)
 		return 0;
-	if (pin && pin->n_decode && w->role != WORKER_PREFILL && (*pin->prefill || pinned_decode(pin, w) < 0))
+	if (pin && pin->n_decode && w->role != WORKER_PREFILL &&
+	    (*pin->prefill || pinned_decode(pin, w) < 0))
 		return 0;
 	return w->role != WORKER_PREFILL || has_decoder(g, w, wish);
 }
 
-/* What is known of this prompt there. The last token is always computed. Only prefill workers read from storage what is not on their device. */
+/* What is known of this prompt there. The last token is always computed. Only prefill workers
+ * read from storage what is not on their device. */
 static void look_up(struct option *o, const struct place_wish *wish, uint64_t now_us)
 {
 	uint32_t bt = o->w->prefix.block_tokens;
@@ -115,7 +124,8 @@ static void look_up(struct option *o, const struct place_wish *wish, uint64_t no
 	o->hit_tokens = m.blocks * bt;
 }
 
-static struct option option_of(const struct registry *g, struct worker *w, const struct place_wish *wish, uint64_t now_us)
+static struct option option_of(const struct registry *g, struct worker *w,
+                               const struct place_wish *wish, uint64_t now_us)
 {
 	struct option o = {.w = w, .class = class_of(g, w, wish, now_us)};
 	if (wish->prefixes)
@@ -123,7 +133,8 @@ static struct option option_of(const struct registry *g, struct worker *w, const
 	return o;
 }
 
-static unsigned all_first(struct registry *g, unsigned roles, const struct place_wish *wish, uint64_t now_us)
+static unsigned all_first(struct registry *g, unsigned roles, const struct place_wish *wish,
+                          uint64_t now_us)
 {
 	unsigned n = 0;
 	list_each(it, &g->workers) {
@@ -134,7 +145,8 @@ static unsigned all_first(struct registry *g, unsigned roles, const struct place
 	return n;
 }
 
-static unsigned all_decoders(struct registry *g, const struct worker *p, const struct place_wish *wish, uint64_t now_us)
+static unsigned all_decoders(struct registry *g, const struct worker *p,
+                             const struct place_wish *wish, uint64_t now_us)
 {
 	unsigned n = 0;
 	list_each(it, &g->workers) {
@@ -183,7 +195,8 @@ static void order(struct option *o, unsigned n, unsigned m)
 			}
 }
 
-static void log_options(const struct place_wish *wish, const struct policy_case *c, const struct option *o, unsigned n)
+static void log_options(const struct place_wish *wish, const struct policy_case *c,
+                        const struct option *o, unsigned n)
 {
 	static const char *const stages[] = {"prefill", "decode"};
 	char text[512] = "";
@@ -191,22 +204,30 @@ static void log_options(const struct place_wish *wish, const struct policy_case 
 	if (log_threshold() > LOG_DEBUG || !wish->id)
 		return;
 	for (unsigned i = 0; i < n && at + 1 < sizeof text; i++) {
-		int k = snprintf(text + at, sizeof text - at, "%s%s:%.0f/%u", i ? "," : "", o[i].w->name, o[i].cost, o[i].hit_tokens);
+		int k = snprintf(text + at, sizeof text - at, "%s%s:%.0f/%u", i ? "," : "", o[i].w->name,
+		                 o[i].cost, o[i].hit_tokens);
 		at += k > 0 ? (size_t)k : 0;
 	}
-	log_req(LOG_DEBUG, wish->id, "placed", "stage=%s policy=%s reason=%s worker=%s cost_hits=%s", stages[c->stage],
-	        policies[c->opts->policy[c->stage]].name, place_reason_name(c->reason), o[0].w->name, text);
+	log_req(LOG_DEBUG, wish->id, "placed", "stage=%s policy=%s reason=%s worker=%s cost_hits=%s",
+	        stages[c->stage], policies[c->opts->policy[c->stage]].name,
+	        place_reason_name(c->reason), o[0].w->name, text);
 }
 
-/* Orders the m best of g->options[0..n), one class after the other; the first policy's reason counts. */
-static unsigned rank(struct registry *g, enum place_stage stage, const struct place_wish *wish, unsigned n, unsigned m)
+/* Orders the m best of g->options[0..n), one class after the other; the first policy's reason
+ * counts. */
+static unsigned rank(struct registry *g, enum place_stage stage, const struct place_wish *wish,
+                     unsigned n, unsigned m)
 {
 	struct policy_case first = {0};
 	unsigned done = 0;
 	while (done < n && done < m) {
 		struct option *o = g->options + done;
 		unsigned k = best_class(o, n - done);
-		struct policy_case c = {.opts = &g->policy, .draw = &g->draw, .stage = stage, .tokens = wish->tokens, .session = wish->session};
+		struct policy_case c = {.opts = &g->policy,
+		                        .draw = &g->draw,
+		                        .stage = stage,
+		                        .tokens = wish->tokens,
+		                        .session = wish->session};
 		if (done && o[0].class & (CLASS_BROKEN | CLASS_STUCK))
 			break;
 		if (stage == PLACE_PREFILL && wish->pin && *wish->pin->prefill)
@@ -225,13 +246,15 @@ static unsigned rank(struct registry *g, enum place_stage stage, const struct pl
 	return done < m ? done : m;
 }
 
-/* Answers of one call have one prompt: whoever computes it for the first of them has it for the others, whatever the policy says. Only prefill workers; where whoever computes also
- * decodes, many answers at one place would be slower. */
+/* Answers of one call have one prompt: whoever computes it for the first of them has it for the
+ * others, whatever the policy says. Only prefill workers; where whoever computes also decodes,
+ * many answers at one place would be slower. */
 static void prefer_beside(struct registry *g, const struct place_wish *wish, unsigned n)
 {
 	struct option *o = g->options;
 	for (unsigned i = 1; wish->beside && i < n; i++) {
-		if (o[i].w->role != WORKER_PREFILL || o[i].class != o[0].class || strcmp(o[i].w->name, wish->beside) != 0)
+		if (o[i].w->role != WORKER_PREFILL || o[i].class != o[0].class ||
+		    strcmp(o[i].w->name, wish->beside) != 0)
 			continue;
 		struct option had = o[0];
 		o[0] = o[i];
@@ -250,7 +273,8 @@ static void rank_pinned(struct registry *g, const struct place_pin *pin, unsigne
 }
 
 /* The decode workers for p, best first. */
-static unsigned decoders(struct registry *g, const struct worker *p, const struct place_wish *wish, uint64_t now_us, struct worker **out)
+static unsigned decoders(struct registry *g, const struct worker *p, const struct place_wish *wish,
+                         uint64_t now_us, struct worker **out)
 {
 	unsigned n = all_decoders(g, p, wish, now_us);
 	if (wish->pin && wish->pin->n_decode)
@@ -262,8 +286,10 @@ static unsigned decoders(struct registry *g, const struct worker *p, const struc
 	return n;
 }
 
-/* It will hold these blocks soon: requests with the same beginning are placed knowing that. wait_us: before they are begun. */
-static void remember(struct registry *g, struct worker *w, const struct place_wish *wish, int keeps, uint64_t wait_us, uint64_t now_us)
+/* It will hold these blocks soon: requests with the same beginning are placed knowing that.
+ * wait_us: before they are begun. */
+static void remember(struct registry *g, struct worker *w, const struct place_wish *wish, int keeps,
+                     uint64_t wait_us, uint64_t now_us)
 {
 	size_t n;
 	const uint64_t *hashes = prefixes_find(wish->prefixes, &w->prefix, &n);
@@ -275,7 +301,8 @@ static void remember(struct registry *g, struct worker *w, const struct place_wi
 		w->promised_blocks += wish->tokens / w->block_tokens + 1;
 }
 
-static const unsigned first_roles[] = {1u << WORKER_PREFILL | 1u << WORKER_MIXED, 1u << WORKER_DECODE};
+static const unsigned first_roles[] = {1u << WORKER_PREFILL | 1u << WORKER_MIXED,
+                                       1u << WORKER_DECODE};
 
 int place_possible(const struct registry *g, const struct place_wish *wish)
 {
@@ -286,9 +313,10 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 	return 0;
 }
 
-/* Nobody who should begin can, or all n that can are stuck or broken: decode workers that are neither do it alone. The options are then
- * theirs, else as before. */
-static unsigned lone_decoders(struct registry *g, const struct place_wish *wish, unsigned n, uint64_t now_us)
+/* Nobody who should begin can, or all n that can are stuck or broken: decode workers that are
+ * neither do it alone. The options are then theirs, else as before. */
+static unsigned lone_decoders(struct registry *g, const struct place_wish *wish, unsigned n,
+                              uint64_t now_us)
 {
 	unsigned k = all_first(g, first_roles[1], wish, now_us);
 	if (!n || (k && lowest_class(g->options, k) < CLASS_STUCK))
@@ -310,13 +338,16 @@ static int too_long_for_all(const struct registry *g, const struct place_wish *w
 	return most && wish->total_tokens > most;
 }
 
-static uint32_t work_of(const struct registry *g, const struct place_wish *wish, const struct option *o)
+static uint32_t work_of(const struct registry *g, const struct place_wish *wish,
+                        const struct option *o)
 {
-	double reads = policy_read_weight(&g->policy, o->w, 1, NULL) * o->memory_tokens + policy_read_weight(&g->policy, o->w, 2, NULL) * o->disk_tokens;
+	double reads = policy_read_weight(&g->policy, o->w, 1, NULL) * o->memory_tokens +
+	               policy_read_weight(&g->policy, o->w, 2, NULL) * o->disk_tokens;
 	return wish->tokens - o->hit_tokens + (uint32_t)reads;
 }
 
-int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us, struct placement *ret)
+int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us,
+                 struct placement *ret)
 {
 	struct placement p = {0};
 	size_t n_hashes;

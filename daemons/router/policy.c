@@ -1,4 +1,5 @@
-/* policy.c - see policy.h. Each function fills o[0..n).cost, n > 0, all of one class; nothing here fails. */
+/* policy.c - see policy.h. Each function fills o[0..n).cost, n > 0, all of one class; nothing
+ * here fails. */
 #include "policy.h"
 #include "registry.h"
 
@@ -40,7 +41,7 @@ uint64_t policy_key(const char *text, size_t len)
 	return v ? v : 1;
 }
 
-/* --- by load ------------------------------------------------------------------------------------------------------------- */
+/* --- by load ------------------------------------------------------------- */
 
 static void least_tokens(struct policy_case *c, struct option *o, unsigned n)
 {
@@ -72,15 +73,17 @@ static void random_one(struct policy_case *c, struct option *o, unsigned n)
 /* The two that were drawn come before all others, which follow by the same measure. */
 static void power_of_two(struct policy_case *c, struct option *o, unsigned n)
 {
-	unsigned a = (unsigned)(policy_draw(c->draw) % n), b = n > 1 ? (unsigned)(policy_draw(c->draw) % (n - 1)) : a;
+	unsigned a = (unsigned)(policy_draw(c->draw) % n),
+			 b = n > 1 ? (unsigned)(policy_draw(c->draw) % (n - 1)) : a;
 	b += n > 1 && b >= a;
 	for (unsigned i = 0; i < n; i++)
 		o[i].cost = (double)o[i].w->tokens_in_flight + (i == a || i == b ? 0 : 1e15);
 }
 
-/* --- by what is cached ----------------------------------------------------------------------------------------------------- */
+/* --- by what is cached --------------------------------------------------- */
 
-/* What each step there has to read beside the weights: the contexts of our sequences, as we know them now, and of others' by its last heartbeat. */
+/* What each step there has to read beside the weights: the contexts of our sequences, as we know
+ * them now, and of others' by its last heartbeat. */
 static double context_at(const struct worker *w)
 {
 	return (double)(w->tokens_in_flight - w->backlog_tokens) + (double)w->other_tokens;
@@ -96,19 +99,24 @@ static double decode_load(const struct policy_case *c, const struct worker *w)
 	return context_at(w) + c->opts->kv_sequence_tokens * sequences_at(w);
 }
 
-/* Blocks that it holds of this prompt count as free while nobody uses them, and not any more once they are matched: the whole sequence needs room. */
+/* Blocks that it holds of this prompt count as free while nobody uses them, and not any more
+ * once they are matched: the whole sequence needs room. */
 static double lacking(const struct policy_case *c, const struct option *o)
 {
 	const struct worker *w = o->w;
 	if (!w->blocks || !w->beaten)
 		return 0;
-	double free_tokens = ((double)w->beat.blocks_free - (double)w->promised_blocks) * w->block_tokens, need = (double)c->tokens + w->block_tokens;
+	double free_tokens = ((double)w->beat.blocks_free - (double)w->promised_blocks) *
+	                     w->block_tokens,
+		   need = (double)c->tokens + w->block_tokens;
 	return need > free_tokens ? need - (free_tokens > 0 ? free_tokens : 0) : 0;
 }
 
-double policy_read_weight(const struct policy_opts *o, const struct worker *w, unsigned tier, int *ret_measured)
+double policy_read_weight(const struct policy_opts *o, const struct worker *w, unsigned tier,
+                          int *ret_measured)
 {
-	uint32_t compute = w->beat.compute_tokens_per_s, read = tier == 1 ? w->beat.memory_tokens_per_s : w->beat.disk_tokens_per_s;
+	uint32_t compute = w->beat.compute_tokens_per_s,
+			 read = tier == 1 ? w->beat.memory_tokens_per_s : w->beat.disk_tokens_per_s;
 	int measured = compute && read;
 	if (ret_measured)
 		*ret_measured = measured;
@@ -120,16 +128,20 @@ double policy_read_weight(const struct policy_opts *o, const struct worker *w, u
 static double prefill_cost(const struct policy_case *c, const struct option *o)
 {
 	const struct worker *w = o->w;
-	double backlog = (double)w->backlog_tokens + (w->role == WORKER_PREFILL ? 0 : decode_load(c, w));
-	return (double)(c->tokens - o->hit_tokens) + policy_read_weight(c->opts, w, 1, NULL) * o->memory_tokens +
-	       policy_read_weight(c->opts, w, 2, NULL) * o->disk_tokens + c->opts->kv_load_weight * backlog;
+	double backlog = (double)w->backlog_tokens +
+	                 (w->role == WORKER_PREFILL ? 0 : decode_load(c, w));
+	return (double)(c->tokens - o->hit_tokens) +
+	       policy_read_weight(c->opts, w, 1, NULL) * o->memory_tokens +
+	       policy_read_weight(c->opts, w, 2, NULL) * o->disk_tokens +
+	       c->opts->kv_load_weight * backlog;
 }
 
-/* A step's time grows with all context that it reads. So this sequence is slowed by the context there, and each sequence there by this one's. */
+/* A step's time grows with all context that it reads. So this sequence is slowed by the context
+ * there, and each sequence there by this one's. */
 static double decode_cost(const struct policy_case *c, const struct option *o)
 {
-	return c->opts->kv_transfer_weight * (c->tokens - o->hit_tokens) + decode_load(c, o->w) + c->tokens * sequences_at(o->w) +
-	       c->opts->kv_room_weight * lacking(c, o);
+	return c->opts->kv_transfer_weight * (c->tokens - o->hit_tokens) + decode_load(c, o->w) +
+	       c->tokens * sequences_at(o->w) + c->opts->kv_room_weight * lacking(c, o);
 }
 
 static void kv_aware(struct policy_case *c, struct option *o, unsigned n)
@@ -138,7 +150,7 @@ static void kv_aware(struct policy_case *c, struct option *o, unsigned n)
 		o[i].cost = c->stage == PLACE_PREFILL ? prefill_cost(c, &o[i]) : decode_cost(c, &o[i]);
 }
 
-/* --- by session ---------------------------------------------------------------------------------------------------------------- */
+/* --- by session ---------------------------------------------------------- */
 
 static unsigned rendezvous(uint64_t session, const struct option *o, unsigned n)
 {
@@ -159,7 +171,8 @@ static int overloaded(const struct policy_case *c, const struct option *o, unsig
 	double mean = (double)c->tokens / n;
 	for (unsigned i = 0; i < n; i++)
 		mean += (double)o[i].w->tokens_in_flight / n;
-	return n > 1 && (double)o[at].w->tokens_in_flight > c->opts->session_overload * (mean > c->tokens ? mean : c->tokens);
+	return n > 1 && (double)o[at].w->tokens_in_flight >
+	                    c->opts->session_overload * (mean > c->tokens ? mean : c->tokens);
 }
 
 static void session_affinity(struct policy_case *c, struct option *o, unsigned n)
@@ -190,7 +203,8 @@ const struct policy policies[] = {
 
 const char *place_reason_name(enum place_reason reason)
 {
-	static const char *const names[] = {"chosen", "only", "pinned", "session", "no_session", "overloaded"};
+	static const char *const names[] = {"chosen",  "only",       "pinned",
+	                                    "session", "no_session", "overloaded"};
 	return names[reason];
 }
 
@@ -205,7 +219,8 @@ unsigned policy_find(const char *name)
 int policy_uses_prefixes(const struct policy_opts *o)
 {
 	for (unsigned i = 0; i < PLACE_STAGES; i++)
-		if (o->policy[i] == POLICY_KV_AWARE || (o->policy[i] == POLICY_SESSION && o->session_fallback == POLICY_KV_AWARE))
+		if (o->policy[i] == POLICY_KV_AWARE ||
+		    (o->policy[i] == POLICY_SESSION && o->session_fallback == POLICY_KV_AWARE))
 			return 1;
 	return 0;
 }

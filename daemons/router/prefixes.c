@@ -1,4 +1,5 @@
-/* prefixes.c - see prefixes.h. Touches nothing but its arguments: any thread. Nothing here fails; a prompt for whose hashes there is no memory counts as not cached. */
+/* prefixes.c - see prefixes.h. Touches nothing but its arguments: any thread. Nothing here
+ * fails; a prompt for whose hashes there is no memory counts as not cached. */
 #include "prefixes.h"
 #include "util/mem.h"
 
@@ -28,7 +29,8 @@ uint64_t prefix_short(const struct kv_hash *h)
 	return v;
 }
 
-void prefixes_make(const struct prefix_roots *roots, const uint32_t *tokens, size_t n, struct prefixes *ret)
+void prefixes_make(const struct prefix_roots *roots, const uint32_t *tokens, size_t n,
+                   struct prefixes *ret)
 {
 	memset(ret, 0, sizeof *ret);
 	for (unsigned r = 0; r < roots->n; r++) {
@@ -54,7 +56,8 @@ void prefixes_fini(struct prefixes *p)
 	p->n = 0;
 }
 
-const uint64_t *prefixes_find(const struct prefixes *p, const struct prefix_root *root, size_t *ret_n)
+const uint64_t *prefixes_find(const struct prefixes *p, const struct prefix_root *root,
+                              size_t *ret_n)
 {
 	for (unsigned i = 0; p && i < p->n; i++)
 		if (prefix_root_same(&p->of[i].root, root)) {

@@ -1,35 +1,45 @@
-/* prompt.c - from text to tokens, within the context. Runs on the event loop for short texts, on a text thread for long ones. */
+/* prompt.c - from text to tokens, within the context. Runs on the event loop for short texts, on
+ * a text thread for long ones. */
 #include "call.h"
 #include "text/unicode.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNTED_TIMES 4u   /* contexts */
-#define ROOM_LEFT 16u      /* tokens that truncate_prompt_tokens -1 leaves for an answer whose length is open */
+#define COUNTED_TIMES 4u /* contexts */
+/* tokens that truncate_prompt_tokens -1 leaves for an answer whose length is open */
+#define ROOM_LEFT 16u
 
 int prompt_need_text(struct call *c, const char *param)
 {
 	if (c->model->tokenizer)
 		return 0;
-	return api_bad(&c->error, param, "the model %s has no tokenizer here: only prompts of token ids can be served", c->model->name);
+	return api_bad(&c->error, param,
+	               "the model %s has no tokenizer here: only prompts of token ids can be served",
+	               c->model->name);
 }
 
 int prompt_encode(struct call *c, struct prompt *p, const char *text, size_t len, const char *param)
 {
 	if (prompt_need_text(c, param) < 0)
 		return -1;
-	/* A prompt that is too long is counted, so that the refusal can say by how much, as far as that costs little. */
+	/* A prompt that is too long is counted, so that the refusal can say by how much, as far as
+	 * that costs little. */
 	size_t most = c->context && !c->p.truncate ? (size_t)c->context * COUNTED_TIMES : 0;
 	p->tokens.quota = &c->quota;
-	int r = tokenizer_encode_prompt(c->model->tokenizer, text, len, c->p.add_special, most, &p->tokens);
+	int r = tokenizer_encode_prompt(c->model->tokenizer, text, len, c->p.add_special, most,
+	                                &p->tokens);
 	if (c->quota.over)
 		return budget_refuse(c, param, "the tokens of its prompt");
 	if (r == ERR_NOMEM)
-		return api_fault(&c->error, 503, "the prompt is too hard to cut into words: that takes more memory than is allowed");
+		return api_fault(
+			&c->error, 503,
+			"the prompt is too hard to cut into words: that takes more memory than is allowed");
 	if (r < 0) {
-		api_bad(&c->error, param, "the prompt has more than %zu tokens; this model's context length is %u tokens for prompt and answer together", most,
-		        c->context);
+		api_bad(&c->error, param,
+		        "the prompt has more than %zu tokens; this model's context length is %u tokens for "
+		        "prompt and answer together",
+		        most, c->context);
 		c->error.code = "context_length_exceeded";
 		return -1;
 	}
@@ -40,10 +50,14 @@ static int too_long(struct call *c, const char *param, size_t n)
 {
 	if (c->p.has_max_tokens)
 		api_bad(&c->error, param,
-		        "the prompt has %zu tokens and max_tokens is %u, together %zu; this model's context length is %u tokens for prompt and answer together", n,
-		        c->p.max_tokens, n + c->p.max_tokens, c->context);
+		        "the prompt has %zu tokens and max_tokens is %u, together %zu; this model's "
+		        "context length is %u tokens for prompt and answer together",
+		        n, c->p.max_tokens, n + c->p.max_tokens, c->context);
 	else
-		api_bad(&c->error, param, "the prompt has %zu tokens; this model's context length is %u tokens for prompt and answer together", n, c->context);
+		api_bad(&c->error, param,
+		        "the prompt has %zu tokens; this model's context length is %u tokens for prompt "
+		        "and answer together",
+		        n, c->context);
 	c->error.code = "context_length_exceeded";
 	return -1;
 }
@@ -52,9 +66,12 @@ static int too_long(struct call *c, const char *param, size_t n)
 static int truncate_prompts(struct call *c)
 {
 	if (c->p.truncate > 0 && c->context && c->p.truncate > c->context)
-		return api_bad(&c->error, "truncate_prompt_tokens", "truncate_prompt_tokens is %lld, more than this model's context length of %u tokens",
-		               (long long)c->p.truncate, c->context);
-	size_t answer = c->p.has_max_tokens ? c->p.max_tokens : ROOM_LEFT, room = c->context > answer ? c->context - answer : 1;
+		return api_bad(
+			&c->error, "truncate_prompt_tokens",
+			"truncate_prompt_tokens is %lld, more than this model's context length of %u tokens",
+			(long long)c->p.truncate, c->context);
+	size_t answer = c->p.has_max_tokens ? c->p.max_tokens : ROOM_LEFT,
+		   room = c->context > answer ? c->context - answer : 1;
 	size_t keep = c->p.truncate > 0 ? (size_t)c->p.truncate : c->context ? room : SIZE_MAX;
 	for (size_t i = 0; c->p.truncate && i < c->n_prompts; i++) {
 		struct prompt *p = &c->prompts[i];
@@ -67,14 +84,16 @@ static int truncate_prompts(struct call *c)
 	return 0;
 }
 
-/* Each prompt has a token, and room for the answer that was asked for. Sets max_tokens where the client left it open. */
+/* Each prompt has a token, and room for the answer that was asked for. Sets max_tokens where the
+ * client left it open. */
 static int fit(struct call *c, const char *param)
 {
 	size_t longest = 0;
 	for (size_t i = 0; i < c->n_prompts; i++) {
 		size_t n = c->prompts[i].tokens.n;
 		if (n == 0)
-			return api_bad(&c->error, param, "%s is empty: a prompt needs at least one token", param);
+			return api_bad(&c->error, param, "%s is empty: a prompt needs at least one token",
+			               param);
 		longest = n > longest ? n : longest;
 	}
 	if (!c->context) {
@@ -91,7 +110,9 @@ static int fit(struct call *c, const char *param)
 		c->p.max_tokens = room;
 	if (c->p.max_tokens <= room)
 		return 0;
-	api_bad(&c->error, "max_tokens", "max_tokens is %u, but after the prompt's %zu tokens only %u are left of this model's context length of %u tokens",
+	api_bad(&c->error, "max_tokens",
+	        "max_tokens is %u, but after the prompt's %zu tokens only %u are left of this model's "
+	        "context length of %u tokens",
 	        c->p.max_tokens, longest, room, c->context);
 	c->error.code = "context_length_exceeded";
 	return -1;
@@ -102,11 +123,13 @@ int prompt_check_lengths(struct call *c, const char *param)
 	if (truncate_prompts(c) < 0 || fit(c, param) < 0)
 		return -1;
 	if (c->p.min_tokens > c->p.max_tokens)
-		return api_bad(&c->error, "min_tokens", "min_tokens is %u, more than max_tokens, which is %u", c->p.min_tokens, c->p.max_tokens);
+		return api_bad(&c->error, "min_tokens",
+		               "min_tokens is %u, more than max_tokens, which is %u", c->p.min_tokens,
+		               c->p.max_tokens);
 	return 0;
 }
 
-/* --- what the answer needs of a prompt ------------------------------------------------------------------------------------------------- */
+/* --- what the answer needs of a prompt ----------------------------------- */
 
 /* The text as it was given is there already, unless it was cut. */
 static int keep_echo(struct call *c, struct prompt *p)
@@ -114,7 +137,8 @@ static int keep_echo(struct call *c, struct prompt *p)
 	if (!p->text.quota) {
 		buf_init_quota(&p->text, 0, &c->quota);
 		if (c->model->tokenizer)
-			tokenizer_decode(c->model->tokenizer, p->tokens.ids, p->tokens.n, c->p.skip_special ? DECODE_SKIP_SPECIAL : 0, &p->text);
+			tokenizer_decode(c->model->tokenizer, p->tokens.ids, p->tokens.n,
+			                 c->p.skip_special ? DECODE_SKIP_SPECIAL : 0, &p->text);
 	}
 	p->chars = utf8_count(p->text.data, p->text.len);
 	return p->text.full ? budget_refuse(c, "echo", "the prompt to be echoed") : 0;
@@ -161,18 +185,19 @@ static size_t chars_before(struct call *c, struct prompt *p, uint32_t at)
 	struct buf text;
 	if (!c->p.echo || !c->model->tokenizer)
 		return 0;
-	buf_init(&text, 0);   /* of one token */
+	buf_init(&text, 0); /* of one token */
 	detok_feed(&p->detok, p->tokens.ids[at - 1], &text);
 	p->row_chars += utf8_count(text.data, text.len);
 	buf_fini(&text);
 	return p->row_chars;
 }
 
-void prompt_add_rows(struct call *c, struct prompt *p, const Pds__PromptLogprobs *m, size_t from, size_t n)
+void prompt_add_rows(struct call *c, struct prompt *p, const Pds__PromptLogprobs *m, size_t from,
+                     size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		uint32_t at = p->rows.n;
-		struct row *r = rows_add(&p->rows);   /* there is room: budget_prompt_rows */
+		struct row *r = rows_add(&p->rows); /* there is room: budget_prompt_rows */
 		r->id = p->tokens.ids[at];
 		r->offset = (uint32_t)chars_before(c, p, at);
 		row_take(r, p->rows.top, m, from + i);

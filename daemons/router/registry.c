@@ -1,8 +1,9 @@
 /* registry.c - see registry.h.
  *
- * All workers that are up serve the same model: the first one's fingerprint decides, others are refused with both values until it is
- * gone. What differs in numerics or layout may join, but is never paired (place.c). What a worker says of itself is copied, bounded. What its index
- * holds is dropped when it goes down: a worker begins each life, and each new link, with a whole list. */
+ * All workers that are up serve the same model: the first one's fingerprint decides, others are
+ * refused with both values until it is gone. What differs in numerics or layout may join, but is
+ * never paired (place.c). What a worker says of itself is copied, bounded. What its index holds
+ * is dropped when it goes down: a worker begins each life, and each new link, with a whole list. */
 #include "registry.h"
 #include "msg/codec.h"
 #include "util/err.h"
@@ -15,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const role_names[] = {[WORKER_PREFILL] = "prefill", [WORKER_DECODE] = "decode", [WORKER_MIXED] = "mixed"};
+static const char *const role_names[] = {
+	[WORKER_PREFILL] = "prefill", [WORKER_DECODE] = "decode", [WORKER_MIXED] = "mixed"};
 
 void registry_init(struct registry *g, uint64_t stuck_us)
 {
@@ -23,7 +25,8 @@ void registry_init(struct registry *g, uint64_t stuck_us)
 	list_init(&g->workers);
 	g->stuck_us = stuck_us;
 	g->index_entries_max = 262144;
-	g->breaker = (struct breaker_opts){.window_us = 30000000, .open_us = 5000000, .error_pct = 50, .min_requests = 10};
+	g->breaker = (struct breaker_opts){
+		.window_us = 30000000, .open_us = 5000000, .error_pct = 50, .min_requests = 10};
 	policy_defaults(&g->policy);
 	randombytes_buf(&g->draw, sizeof g->draw);
 }
@@ -73,22 +76,26 @@ static const char *text(const char *s)
 	return s ? s : "";
 }
 
-/* What a worker says of itself, in HELLO or later. An endpoint goes on to all other workers, in messages that have their bounds. */
+/* What a worker says of itself, in HELLO or later. An endpoint goes on to all other workers, in
+ * messages that have their bounds. */
 static int check_info(const Pds__WorkerInfo *w, char *reason, size_t reason_len)
 {
 	enum worker_role role;
 	if (role_parse(w->role, &role) < 0) {
-		snprintf(reason, reason_len, "role \"%.32s\" is none of prefill, decode, mixed", text(w->role));
+		snprintf(reason, reason_len, "role \"%.32s\" is none of prefill, decode, mixed",
+		         text(w->role));
 		return ERR_INVALID;
 	}
 	if (strlen(text(w->endpoint)) > MSG_ENDPOINT_MAX) {
-		snprintf(reason, reason_len, "the worker's endpoint has %zu bytes, allowed %u", strlen(w->endpoint), MSG_ENDPOINT_MAX);
+		snprintf(reason, reason_len, "the worker's endpoint has %zu bytes, allowed %u",
+		         strlen(w->endpoint), MSG_ENDPOINT_MAX);
 		return ERR_INVALID;
 	}
 	return 0;
 }
 
-int registry_admit(const struct registry *g, const char *name, const Pds__WorkerInfo *w, uint32_t vocab_min, char *reason, size_t reason_len)
+int registry_admit(const struct registry *g, const char *name, const Pds__WorkerInfo *w,
+                   uint32_t vocab_min, char *reason, size_t reason_len)
 {
 	if (!*name || strlen(name) >= WORKER_NAME_MAX) {
 		snprintf(reason, reason_len, "a worker's name has 1 to %d bytes", WORKER_NAME_MAX - 1);
@@ -97,14 +104,19 @@ int registry_admit(const struct registry *g, const char *name, const Pds__Worker
 	if (check_info(w, reason, reason_len) < 0)
 		return ERR_INVALID;
 	if (vocab_min && w->vocab && w->vocab < vocab_min) {
-		snprintf(reason, reason_len, "the worker's vocabulary has %u tokens, the router's tokenizer %u: not the same model", w->vocab, vocab_min);
+		snprintf(
+			reason, reason_len,
+			"the worker's vocabulary has %u tokens, the router's tokenizer %u: not the same model",
+			w->vocab, vocab_min);
 		return ERR_INVALID;
 	}
 	list_each(n, &g->workers) {
 		const struct worker *o = list_entry(n, struct worker, node);
-		if (!worker_is_up(o) || strcmp(o->name, name) == 0 || strcmp(o->fingerprint, text(w->model_fingerprint)) == 0)
+		if (!worker_is_up(o) || strcmp(o->name, name) == 0 ||
+		    strcmp(o->fingerprint, text(w->model_fingerprint)) == 0)
 			continue;
-		snprintf(reason, reason_len, "model fingerprint %.64s differs from %.64s that %s serves", text(w->model_fingerprint), o->fingerprint, o->name);
+		snprintf(reason, reason_len, "model fingerprint %.64s differs from %.64s that %s serves",
+		         text(w->model_fingerprint), o->fingerprint, o->name);
 		return ERR_INVALID;
 	}
 	return 0;
@@ -176,7 +188,9 @@ static void set_info(struct worker *w, const Pds__WorkerInfo *info)
 	w->max_sequences = info->max_sequences;
 	w->context_tokens = info->context_tokens;
 	w->vocab = info->vocab;
-	struct kv_root root = {.model_fingerprint = w->fingerprint, .numerics = w->numerics, .layout = w->layout};
+	struct kv_root root = {.model_fingerprint = w->fingerprint,
+	                       .numerics = w->numerics,
+	                       .layout = w->layout};
 	struct prefix_root had = w->prefix;
 	kv_hash_root(&root, &w->prefix.hash);
 	w->prefix.block_tokens = w->block_tokens;
@@ -203,7 +217,8 @@ static void begin_life(struct registry *g, struct worker *w, uint64_t now_us)
 	w->ended_in_order = 0;
 }
 
-struct worker *registry_up(struct registry *g, struct peer *peer, const char *name, uint64_t epoch, const Pds__WorkerInfo *info, uint64_t now_us)
+struct worker *registry_up(struct registry *g, struct peer *peer, const char *name, uint64_t epoch,
+                           const Pds__WorkerInfo *info, uint64_t now_us)
 {
 	struct worker *w = registry_find(g, name);
 	if (!w)
@@ -226,13 +241,15 @@ struct worker *registry_up(struct registry *g, struct peer *peer, const char *na
 	return w;
 }
 
-int registry_update(struct registry *g, struct worker *w, const Pds__WorkerInfo *info, char *reason, size_t reason_len)
+int registry_update(struct registry *g, struct worker *w, const Pds__WorkerInfo *info, char *reason,
+                    size_t reason_len)
 {
 	if (check_info(info, reason, reason_len) < 0)
 		return ERR_INVALID;
 	if (strcmp(text(info->model_fingerprint), w->fingerprint) != 0) {
-		snprintf(reason, reason_len, "a worker cannot change its model within one life: %.64s instead of %.64s", text(info->model_fingerprint),
-		         w->fingerprint);
+		snprintf(reason, reason_len,
+		         "a worker cannot change its model within one life: %.64s instead of %.64s",
+		         text(info->model_fingerprint), w->fingerprint);
 		return ERR_INVALID;
 	}
 	set_info(w, info);
@@ -254,7 +271,7 @@ void registry_ended_in_order(struct worker *w)
 	w->ended_in_order = 1;
 }
 
-/* --- what it holds --------------------------------------------------------------------------------------------------------- */
+/* --- what it holds ------------------------------------------------------- */
 
 void registry_kv_events(struct registry *g, struct worker *w, const Pds__KvEvents *m)
 {
@@ -273,8 +290,9 @@ void registry_kv_events(struct registry *g, struct worker *w, const Pds__KvEvent
 	for (size_t i = 0; i < m->n_stored; i++)
 		kv_index_store(w->index, m->stored[i], m->tier);
 	if (!dropped && kv_index_dropped(w->index, m->tier))
-		log_warn("kv_index_full", "worker=%s tier=%u entries=%zu effect=\"blocks beyond that are not known here\"", w->name, m->tier,
-		         kv_index_count(w->index, m->tier));
+		log_warn("kv_index_full",
+		         "worker=%s tier=%u entries=%zu effect=\"blocks beyond that are not known here\"",
+		         w->name, m->tier, kv_index_count(w->index, m->tier));
 	g->index_dropped += kv_index_dropped(w->index, m->tier) - dropped;
 }
 
@@ -303,7 +321,7 @@ size_t worker_known(const struct worker *w, unsigned tier)
 	return w->index ? kv_index_count(w->index, tier) : 0;
 }
 
-/* --- how it does ------------------------------------------------------------------------------------------------------------- */
+/* --- how it does --------------------------------------------------------- */
 
 void registry_outcome(struct registry *g, struct worker *w, int good, uint64_t now_us)
 {
@@ -311,7 +329,8 @@ void registry_outcome(struct registry *g, struct worker *w, int good, uint64_t n
 		return;
 	g->breaker_opened += w->breaker.open;
 	if (w->breaker.open)
-		log_warn("breaker_opened", "worker=%s for_ms=%llu", w->name, (unsigned long long)((w->breaker.until_us - now_us) / 1000));
+		log_warn("breaker_opened", "worker=%s for_ms=%llu", w->name,
+		         (unsigned long long)((w->breaker.until_us - now_us) / 1000));
 	else
 		log_info("breaker_closed", "worker=%s", w->name);
 }
@@ -327,7 +346,8 @@ static void measure(double *rate, uint64_t tokens, uint64_t us)
 	*rate = *rate > 0 ? *rate * keep + now * (1 - keep) : now;
 }
 
-/* Totals grow within a life. An interval in which nothing was done says nothing; one that had work for a part of it makes the rate too low, never too high. */
+/* Totals grow within a life. An interval in which nothing was done says nothing; one that had
+ * work for a part of it makes the rate too low, never too high. */
 static void measure_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
 {
 	uint64_t us = now_us - w->beat_us;
@@ -357,10 +377,13 @@ uint32_t registry_retry_after_s(const struct registry *g, uint32_t min_s, uint32
 	return s <= min_s ? min_s : s >= max_s ? max_s : (uint32_t)ceil(s);
 }
 
-/* What it runs beyond ours is other routers'. Counted now, so that ours count as they come and go and not as they were when it last beat. */
+/* What it runs beyond ours is other routers'. Counted now, so that ours count as they come and
+ * go and not as they were when it last beat. */
 static void count_others(struct worker *w, const Pds__Heartbeat *b)
 {
-	uint64_t told = (uint64_t)b->running + b->waiting, held = (uint64_t)b->blocks_held * w->block_tokens, ours = w->tokens_in_flight - w->backlog_tokens;
+	uint64_t told = (uint64_t)b->running + b->waiting,
+			 held = (uint64_t)b->blocks_held * w->block_tokens,
+			 ours = w->tokens_in_flight - w->backlog_tokens;
 	w->other_sequences = told > w->requests ? told - w->requests : 0;
 	w->other_tokens = w->other_sequences && held > ours ? held - ours : 0;
 }
@@ -439,7 +462,8 @@ static void add_read_weights(const struct registry *g, const struct worker *w, s
 		int measured;
 		double weight = policy_read_weight(&g->policy, w, tier, &measured);
 		if (w->role == WORKER_PREFILL)
-			buf_printf(out, ",\"%s_weight\":%.3f,\"%s_weight_by\":\"%s\"", names[tier], weight, names[tier], measured ? "rates" : "setting");
+			buf_printf(out, ",\"%s_weight\":%.3f,\"%s_weight_by\":\"%s\"", names[tier], weight,
+			           names[tier], measured ? "rates" : "setting");
 		else
 			buf_printf(out, ",\"%s_weight\":null,\"%s_weight_by\":null", names[tier], names[tier]);
 	}
@@ -451,30 +475,44 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 	list_each(n, &g->workers) {
 		const struct worker *w = list_entry(n, struct worker, node);
 		int up = worker_is_up(w);
-		const char *state = !up ? "down" : w->beat.draining ? "draining" : worker_is_stuck(g, w, now_us) ? "stuck" : "up";
+		const char *state = !up                             ? "down"
+		                    : w->beat.draining              ? "draining"
+		                    : worker_is_stuck(g, w, now_us) ? "stuck"
+		                                                    : "up";
 		buf_printf(out, "%s{\"name\":", n == g->workers.next ? "" : ",");
 		buf_add_json(out, w->name, strlen(w->name));
-		buf_printf(out, ",\"role\":\"%s\",\"state\":\"%s\",\"epoch\":\"%016llx\",\"endpoint\":", role_names[w->role], state,
-		           (unsigned long long)w->epoch);
+		buf_printf(out, ",\"role\":\"%s\",\"state\":\"%s\",\"epoch\":\"%016llx\",\"endpoint\":",
+		           role_names[w->role], state, (unsigned long long)w->epoch);
 		buf_add_json(out, w->endpoint, strlen(w->endpoint));
 		buf_adds(out, ",\"model\":");
 		buf_add_json(out, w->model, strlen(w->model));
 		buf_adds(out, ",\"numerics\":");
 		buf_add_json(out, w->numerics, strlen(w->numerics));
-		buf_printf(out, ",\"for_s\":%llu,\"heard_ms_ago\":%llu", (unsigned long long)((now_us - (up ? w->up_us : w->down_us)) / 1000000),
+		buf_printf(out, ",\"for_s\":%llu,\"heard_ms_ago\":%llu",
+		           (unsigned long long)((now_us - (up ? w->up_us : w->down_us)) / 1000000),
 		           (unsigned long long)((now_us - w->beat_us) / 1000));
-		buf_printf(out, ",\"requests\":%u,\"tokens_in_flight\":%llu,\"running\":%u,\"waiting\":%u,\"blocks\":%u,\"blocks_free\":%u,\"blocks_held\":%u",
-		           w->requests, (unsigned long long)w->tokens_in_flight, w->beat.running, w->beat.waiting, w->blocks, w->beat.blocks_free,
-		           w->beat.blocks_held);
-		buf_printf(out, ",\"prompt_tokens\":%llu,\"generated_tokens\":%llu,\"cached_tokens\":%llu,\"preemptions\":%llu,\"context_tokens\":%u",
-		           (unsigned long long)w->beat.prompt_tokens, (unsigned long long)w->beat.generated_tokens,
-		           (unsigned long long)w->beat.cached_tokens, (unsigned long long)w->beat.preemptions, w->context_tokens);
-		buf_printf(out, ",\"backlog_tokens\":%llu,\"prompt_tokens_per_s\":%.0f,\"generated_tokens_per_s\":%.0f,\"kv_index\":%zu,\"kv_memory\":%zu,\"kv_disk\":%zu,\"breaker\":\"%s\"",
-		           (unsigned long long)w->backlog_tokens, w->prompt_rate, w->output_rate, worker_known(w, 0), worker_known(w, 1), worker_known(w, 2),
+		buf_printf(out,
+		           ",\"requests\":%u,\"tokens_in_flight\":%llu,\"running\":%u,\"waiting\":%u,"
+		           "\"blocks\":%u,\"blocks_free\":%u,\"blocks_held\":%u",
+		           w->requests, (unsigned long long)w->tokens_in_flight, w->beat.running,
+		           w->beat.waiting, w->blocks, w->beat.blocks_free, w->beat.blocks_held);
+		buf_printf(out,
+		           ",\"prompt_tokens\":%llu,\"generated_tokens\":%llu,\"cached_tokens\":%llu,"
+		           "\"preemptions\":%llu,\"context_tokens\":%u",
+		           (unsigned long long)w->beat.prompt_tokens,
+		           (unsigned long long)w->beat.generated_tokens,
+		           (unsigned long long)w->beat.cached_tokens,
+		           (unsigned long long)w->beat.preemptions, w->context_tokens);
+		buf_printf(out,
+		           ",\"backlog_tokens\":%llu,\"prompt_tokens_per_s\":%.0f,\"generated_tokens_per_"
+		           "s\":%.0f,\"kv_index\":%zu,\"kv_memory\":%zu,\"kv_disk\":%zu,\"breaker\":\"%s\"",
+		           (unsigned long long)w->backlog_tokens, w->prompt_rate, w->output_rate,
+		           worker_known(w, 0), worker_known(w, 1), worker_known(w, 2),
 		           breaker_state_name(breaker_state(&w->breaker, now_us)));
 		buf_printf(out, ",\"crashes\":%u", w->breaker.crashes);
-		buf_printf(out, ",\"compute_tokens_per_s\":%u,\"memory_tokens_per_s\":%u,\"disk_tokens_per_s\":%u", w->beat.compute_tokens_per_s,
-		           w->beat.memory_tokens_per_s, w->beat.disk_tokens_per_s);
+		buf_printf(
+			out, ",\"compute_tokens_per_s\":%u,\"memory_tokens_per_s\":%u,\"disk_tokens_per_s\":%u",
+			w->beat.compute_tokens_per_s, w->beat.memory_tokens_per_s, w->beat.disk_tokens_per_s);
 		add_read_weights(g, w, out);
 		buf_addc(out, '}');
 	}

@@ -1,5 +1,6 @@
-/* reply.c - answers in OpenAI's JSON, whole and as stream events. Events are written by hand into one buffer and cost a few microseconds; a whole answer is
- * made choice by choice, as a list of parts, and written from that. */
+/* reply.c - answers in OpenAI's JSON, whole and as stream events. Events are written by hand into
+ * one buffer and cost a few microseconds; a whole answer is made choice by choice, as a list of
+ * parts, and written from that. */
 #include "call.h"
 
 #include <stdio.h>
@@ -7,8 +8,11 @@
 
 void reply_head(struct call *c)
 {
-	const char *object = c->kind != CALL_CHAT ? "text_completion" : c->p.stream ? "chat.completion.chunk" : "chat.completion";
-	buf_printf(&c->head, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created_s);
+	const char *object = c->kind != CALL_CHAT ? "text_completion"
+	                     : c->p.stream        ? "chat.completion.chunk"
+	                                          : "chat.completion";
+	buf_printf(&c->head, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id,
+	           object, (long long)c->created_s);
 	buf_add_json(&c->head, c->model->name, strlen(c->model->name));
 }
 
@@ -27,8 +31,10 @@ static void add_finish(const struct choice *ch, enum seq_finish finish, struct b
 		buf_adds(out, ",\"finish_reason\":null");
 		return;
 	}
-	int calls = ch->finish == SEQ_FINISH_STOP && ch->message && message_count(ch->message) && !ch->call->message.named;
-	buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", calls ? "tool_calls" : seq_finish_name(ch->finish));
+	int calls = ch->finish == SEQ_FINISH_STOP && ch->message && message_count(ch->message) &&
+	            !ch->call->message.named;
+	buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":",
+	           calls ? "tool_calls" : seq_finish_name(ch->finish));
 	if (ch->stopped >= 0) {
 		const char *s = stop_string(ch->call->p.stop, (size_t)ch->stopped, &len);
 		buf_add_json(out, s, len);
@@ -42,14 +48,16 @@ static void add_finish(const struct choice *ch, enum seq_finish finish, struct b
 static void add_usage(const struct call *c, struct buf *out)
 {
 	uint32_t in = call_prompt_tokens(c), gen = call_output_tokens(c);
-	buf_printf(out, "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,\"prompt_tokens_details\":{\"cached_tokens\":%u}}", in, gen,
-	           in + gen, call_cached_tokens(c));
+	buf_printf(out,
+	           "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,\"prompt_tokens_"
+	           "details\":{\"cached_tokens\":%u}}",
+	           in, gen, in + gen, call_cached_tokens(c));
 }
 
-/* --- streams ----------------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------- */
 
-#define ECHO_PIECE 8192u       /* of an event: bytes of the prompt's text */
-#define ROWS_PIECE 128u        /* and log-probabilities of its tokens */
+#define ECHO_PIECE 8192u /* of an event: bytes of the prompt's text */
+#define ROWS_PIECE 128u  /* and log-probabilities of its tokens */
 
 /* Whether the choice shows its prompt's log-probabilities among its own. */
 static int echoes_rows(const struct call *c)
@@ -72,8 +80,8 @@ size_t reply_opening_bytes(const struct choice *ch)
 
 /* What of the opening goes into this event; all when it is 0 after it. */
 struct opening {
-	size_t echo;                 /* bytes, from echo_given on */
-	uint32_t rows;               /* from rows_given on */
+	size_t echo;   /* bytes, from echo_given on */
+	uint32_t rows; /* from rows_given on */
 	int is_last;
 };
 
@@ -91,11 +99,13 @@ static struct opening next_opening(const struct choice *ch)
 }
 
 /* One of the arrays: of the prompt's rows those of the opening, then the choice's own. */
-static void add_array(const struct choice *ch, const struct opening *o, enum row_shape shape, struct buf *out)
+static void add_array(const struct choice *ch, const struct opening *o, enum row_shape shape,
+                      struct buf *out)
 {
 	const struct call *c = ch->call;
 	uint32_t most = (uint32_t)c->p.logprobs, own = o->is_last ? ch->rows.n : 0;
-	logprob_rows(c->model, &ch->prompt->rows, ch->rows_given, ch->rows_given + o->rows, shape, most, out);
+	logprob_rows(c->model, &ch->prompt->rows, ch->rows_given, ch->rows_given + o->rows, shape, most,
+	             out);
 	if (o->rows && own)
 		buf_addc(out, ',');
 	logprob_rows(c->model, &ch->rows, 0, own, shape, most, out);
@@ -138,7 +148,8 @@ static void add_ids(const struct choice *ch, const struct opening *o, struct buf
 	buf_addc(out, ']');
 }
 
-static void add_completion_delta(struct choice *ch, const struct opening *o, size_t text_len, struct buf *out)
+static void add_completion_delta(struct choice *ch, const struct opening *o, size_t text_len,
+                                 struct buf *out)
 {
 	const struct prompt *p = ch->prompt;
 	buf_printf(out, ",\"choices\":[{\"index\":%u,\"text\":\"", ch->index);
@@ -156,7 +167,8 @@ static void add_completion_delta(struct choice *ch, const struct opening *o, siz
 	buf_adds(out, "}]");
 }
 
-static void add_chat_delta(struct choice *ch, const struct opening *o, size_t text_len, struct buf *out)
+static void add_chat_delta(struct choice *ch, const struct opening *o, size_t text_len,
+                           struct buf *out)
 {
 	struct parts *parts = &ch->call->parts;
 	buf_printf(out, ",\"choices\":[{\"index\":%u,\"delta\":{", ch->index);
@@ -196,7 +208,9 @@ static void add_role_event(struct choice *ch, struct buf *out)
 {
 	const struct call *c = ch->call;
 	event_begin(c, out);
-	buf_printf(out, ",\"choices\":[{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]",
+	buf_printf(out,
+	           ",\"choices\":[{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
+	           "\"logprobs\":null,\"finish_reason\":null}]",
 	           ch->index);
 	if (c->p.return_token_ids)
 		add_prompt_ids(ch->prompt, out);
@@ -225,7 +239,8 @@ int reply_is_empty(const struct choice *ch)
 {
 	const struct call *c = ch->call;
 	int ids = c->p.return_token_ids && ch->ids_given < ch->n_tokens;
-	return ch->finish == SEQ_FINISH_NONE && message_is_empty(ch->message) && !ch->rows.n && !ids && !c->p.continuous_usage;
+	return ch->finish == SEQ_FINISH_NONE && message_is_empty(ch->message) && !ch->rows.n && !ids &&
+	       !c->p.continuous_usage;
 }
 
 void reply_usage_chunk(struct call *c, struct buf *out)
@@ -236,7 +251,7 @@ void reply_usage_chunk(struct call *c, struct buf *out)
 	buf_adds(out, "}\n\n");
 }
 
-/* --- whole ------------------------------------------------------------------------------------------------------------------ */
+/* --- whole --------------------------------------------------------------- */
 
 static void put_text(const struct choice *ch, struct parts *p)
 {
@@ -252,7 +267,8 @@ static void put_text(const struct choice *ch, struct parts *p)
 	buf_addc(&p->text, '"');
 }
 
-static void put_array(const struct choice *ch, const char *name, enum row_shape shape, struct parts *p)
+static void put_array(const struct choice *ch, const char *name, enum row_shape shape,
+                      struct parts *p)
 {
 	const struct call *c = ch->call;
 	uint32_t most = (uint32_t)c->p.logprobs;
@@ -323,7 +339,8 @@ static void put_choice(struct choice *ch, struct parts *p)
 		message_add(ch->message, 1, p);
 		buf_addc(&p->text, '}');
 	} else {
-		buf_adds(&p->text, c->kind == CALL_CHAT ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
+		buf_adds(&p->text, c->kind == CALL_CHAT ? "\"message\":{\"role\":\"assistant\",\"content\":"
+		                                        : "\"text\":");
 		put_text(ch, p);
 		buf_adds(&p->text, c->kind == CALL_CHAT ? ",\"refusal\":null}" : "");
 	}

@@ -1,8 +1,9 @@
 /* request.c - see request.h: the state machine of a sequence, attempts, cancels.
  *
- * What always holds: a live sequence is in seqs.by_id and in seqs.live; it is in seqs.waiting exactly while WAITING; it is linked to a worker only while
- * that worker is up and its present attempt is there. `ended` is the last thing that touches a sequence. What a worker sends can fail its own
- * attempt, nothing else. request_in.c has the messages, request_late.c the summary. */
+ * What always holds: a live sequence is in seqs.by_id and in seqs.live; it is in seqs.waiting
+ * exactly while WAITING; it is linked to a worker only while that worker is up and its present
+ * attempt is there. `ended` is the last thing that touches a sequence. What a worker sends can
+ * fail its own attempt, nothing else. request_in.c has the messages, request_late.c the summary. */
 #include "request.h"
 #include "request_int.h"
 #include "util/check.h"
@@ -17,13 +18,17 @@
 #include <string.h>
 
 static const char *const state_names[] = {
-	[SEQ_NEW] = "new", [SEQ_WAITING] = "waiting", [SEQ_SUBMITTED] = "submitted", [SEQ_HANDED] = "handed", [SEQ_DECODING] = "decoding",
-	[SEQ_DONE] = "done", [SEQ_FAILED] = "failed", [SEQ_CANCELLED] = "cancelled",
+	[SEQ_NEW] = "new",       [SEQ_WAITING] = "waiting",     [SEQ_SUBMITTED] = "submitted",
+	[SEQ_HANDED] = "handed", [SEQ_DECODING] = "decoding",   [SEQ_DONE] = "done",
+	[SEQ_FAILED] = "failed", [SEQ_CANCELLED] = "cancelled",
 };
 
-#define ANEW_US 100000u   /* after a link began anew, until an attempt is placed: the others that do so have done it */
-#define MOVED_AGAIN_US 50000u    /* before it is placed again that one worker gave back twice in a row */
-#define LEAVE_EACH_TICK 256u     /* attempts of a worker that are looked at in a tick: some ms at most */
+/* after a link began anew, until an attempt is placed: the others that do so have done it */
+#define ANEW_US 100000u
+/* before it is placed again that one worker gave back twice in a row */
+#define MOVED_AGAIN_US 50000u
+/* attempts of a worker that are looked at in a tick: some ms at most */
+#define LEAVE_EACH_TICK 256u
 #define ENDS (1u << SEQ_DONE | 1u << SEQ_FAILED | 1u << SEQ_CANCELLED)
 
 /* from -> the states that may follow */
@@ -33,7 +38,9 @@ static const unsigned legal[] = {
 	[SEQ_SUBMITTED] = 1u << SEQ_HANDED | 1u << SEQ_DECODING | 1u << SEQ_WAITING | ENDS,
 	[SEQ_HANDED] = 1u << SEQ_DECODING | 1u << SEQ_WAITING | ENDS,
 	[SEQ_DECODING] = 1u << SEQ_WAITING | ENDS,
-	[SEQ_DONE] = 0, [SEQ_FAILED] = 0, [SEQ_CANCELLED] = 0,
+	[SEQ_DONE] = 0,
+	[SEQ_FAILED] = 0,
+	[SEQ_CANCELLED] = 0,
 };
 
 const char *seq_state_name(enum seq_state state)
@@ -55,8 +62,10 @@ int seq_ended(const struct seq *s)
 void seq_enter(struct seq *s, enum seq_state to)
 {
 	if (!(legal[s->state] & 1u << to))
-		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&s->id), state_names[s->state], state_names[to]);
-	log_req(LOG_DEBUG, &s->id, "seq_state", "from=%s to=%s attempt=%u", state_names[s->state], state_names[to], s->attempt);
+		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&s->id), state_names[s->state],
+		      state_names[to]);
+	log_req(LOG_DEBUG, &s->id, "seq_state", "from=%s to=%s attempt=%u", state_names[s->state],
+	        state_names[to], s->attempt);
 	s->state = to;
 }
 
@@ -90,7 +99,8 @@ struct seq *seqs_find(const struct seqs *e, const struct reqid *id)
 	return map_get(e->by_id, id);
 }
 
-/* Earliest deadline first. Nearly all have the same allowance, so the place is found from the end. */
+/* Earliest deadline first. Nearly all have the same allowance, so the place is found from the
+ * end. */
 static void insert_live(struct seqs *e, struct seq *s)
 {
 	struct list *at = e->live.prev;
@@ -99,7 +109,8 @@ static void insert_live(struct seqs *e, struct seq *s)
 	list_push_front(at, &s->by_deadline);
 }
 
-struct seq *seq_new(struct seqs *e, const struct seq_spec *spec, const struct seq_hooks *hooks, void *owner)
+struct seq *seq_new(struct seqs *e, const struct seq_spec *spec, const struct seq_hooks *hooks,
+                    void *owner)
 {
 	CHECK(spec->prompt_tokens > 0 && spec->max_tokens > 0);
 	struct seq *s = mem_zalloc(sizeof *s);
@@ -141,7 +152,7 @@ struct seq *seq_new(struct seqs *e, const struct seq_spec *spec, const struct se
 	return s;
 }
 
-/* --- where the present attempt is -------------------------------------------------------------------------------------- */
+/* --- where the present attempt is ---------------------------------------- */
 
 static void unlink_worker(struct worker *w, struct list *node, uint64_t *charged)
 {
@@ -234,10 +245,12 @@ static void remember(struct seq *s, uint64_t epoch)
 int seqs_is_recent(const struct seqs *e, const struct reqid *id, uint32_t attempt, uint64_t epoch)
 {
 	unsigned i = recent_slot(id, attempt, epoch);
-	return e->recent[i].id.hi == id->hi && e->recent[i].id.lo == id->lo && e->recent[i].attempt == attempt && e->recent[i].epoch == epoch;
+	return e->recent[i].id.hi == id->hi && e->recent[i].id.lo == id->lo &&
+	       e->recent[i].attempt == attempt && e->recent[i].epoch == epoch;
 }
 
-int seqs_send_cancel(struct seqs *e, struct worker *w, const struct reqid *id, uint32_t attempt, const char *reason)
+int seqs_send_cancel(struct seqs *e, struct worker *w, const struct reqid *id, uint32_t attempt,
+                     const char *reason)
 {
 	struct msg_head head = {.req = *id, .attempt = attempt};
 	Pds__Cancel body = PDS__CANCEL__INIT;
@@ -245,7 +258,8 @@ int seqs_send_cancel(struct seqs *e, struct worker *w, const struct reqid *id, u
 	return e->opts.send(e->opts.arg, w, MSG_REQUEST_CANCEL, &head, &body);
 }
 
-/* Another life than `epoch` had nothing to do with it. One that is down cannot be told now: should it live after all, its next message is answered. */
+/* Another life than `epoch` had nothing to do with it. One that is down cannot be told now:
+ * should it live after all, its next message is answered. */
 static void cancel_at(struct seq *s, struct worker *w, uint64_t epoch, const char *reason)
 {
 	if (!w || !worker_is_up(w) || w->epoch != epoch)
@@ -264,14 +278,17 @@ static void drop_held(struct seq *s)
 	}
 }
 
-/* The present attempt is given up: cancelled at its prefill worker and at every candidate that lives, and forgotten. */
+/* The present attempt is given up: cancelled at its prefill worker and at every candidate that
+ * lives, and forgotten. */
 static void abandon(struct seq *s, const char *reason)
 {
-	if (s->attempt && (s->state == SEQ_SUBMITTED || s->state == SEQ_HANDED || s->state == SEQ_DECODING)) {
+	if (s->attempt &&
+	    (s->state == SEQ_SUBMITTED || s->state == SEQ_HANDED || s->state == SEQ_DECODING)) {
 		if (s->prefill)
 			cancel_at(s, s->prefill, s->prefill->epoch, reason);
 		for (unsigned i = 0; i < s->n_cand; i++)
-			cancel_at(s, registry_find(s->all->registry, s->cand[i].name), s->cand[i].epoch, reason);
+			cancel_at(s, registry_find(s->all->registry, s->cand[i].name), s->cand[i].epoch,
+			          reason);
 	}
 	seq_leave_prefill(s);
 	seq_leave_decode(s);
@@ -280,7 +297,7 @@ static void abandon(struct seq *s, const char *reason)
 	s->named = 0;
 }
 
-/* --- the end ------------------------------------------------------------------------------------------------------------- */
+/* --- the end ------------------------------------------------------------- */
 
 static void take_out(struct seq *s)
 {
@@ -353,7 +370,7 @@ void seq_destroy(struct seq **sp)
 	*sp = NULL;
 }
 
-/* --- attempts -------------------------------------------------------------------------------------------------------------- */
+/* --- attempts ------------------------------------------------------------ */
 
 /* Prompt and answer so far, as one array: *ret_own is to be freed. NULL: no memory. */
 static uint32_t *all_tokens(const struct seq *s, uint32_t **ret_own)
@@ -397,33 +414,36 @@ static int send_submit(struct seq *s, const struct placement *p)
 	body.candidates = list;
 	body.n_candidates = p->n_decode;
 	struct msg_head head = {.req = s->id, .attempt = s->attempt, .deadline_us = s->deadline_us};
-	int r = req.tokens ? s->all->opts.send(s->all->opts.arg, p->first, MSG_REQUEST_SUBMIT, &head, &body) : ERR_NOMEM;
+	int r = req.tokens
+	            ? s->all->opts.send(s->all->opts.arg, p->first, MSG_REQUEST_SUBMIT, &head, &body)
+	            : ERR_NOMEM;
 	free(own);
 	return r;
 }
 
 static struct place_wish wish_of(const struct seq *s)
 {
-	return (struct place_wish){
-		.tokens = s->prompt_tokens + s->n_out,
-		.total_tokens = s->prompt_tokens + s->max_tokens,
-		.numerics = *s->numerics ? s->numerics : NULL,
-		.avoid = *s->avoid ? s->avoid : NULL,
-		.prefixes = s->prefixes,
-		.beside = s->beside && s->beside->prefill ? s->beside->prefill->name : NULL,
-		.pin = s->pin,
-		.session = s->session,
-		.id = &s->id};
+	return (struct place_wish){.tokens = s->prompt_tokens + s->n_out,
+	                           .total_tokens = s->prompt_tokens + s->max_tokens,
+	                           .numerics = *s->numerics ? s->numerics : NULL,
+	                           .avoid = *s->avoid ? s->avoid : NULL,
+	                           .prefixes = s->prefixes,
+	                           .beside = s->beside && s->beside->prefill ? s->beside->prefill->name
+	                                                                     : NULL,
+	                           .pin = s->pin,
+	                           .session = s->session,
+	                           .id = &s->id};
 }
 
-/* One more attempt on workers that are there now. 0, ERR_NOTFOUND, ERR_FULL (too long for all), ERR_CLOSED (the worker's link took nothing). */
+/* One more attempt on workers that are there now. 0, ERR_NOTFOUND, ERR_FULL (too long for all),
+ * ERR_CLOSED (the worker's link took nothing). */
 static int submit(struct seq *s)
 {
 	struct placement p;
 	struct place_wish wish = wish_of(s);
 	uint64_t now = clock_us();
 	if (s->got_prompt == s->prompt_tokens)
-		s->want_prompt = 0;   /* an earlier attempt has told them all */
+		s->want_prompt = 0; /* an earlier attempt has told them all */
 	int r = place_choose(s->all->registry, &wish, now, &p);
 	if (r < 0)
 		return r;
@@ -455,8 +475,11 @@ static int submit(struct seq *s)
 		seq_join_decode(s, p.decode[0]);
 	list_remove(&s->waiting);
 	seq_enter(s, SEQ_SUBMITTED);
-	log_req(LOG_INFO, &s->id, "submitted", "attempt=%u tokens=%u output_tokens=%u prefill=%s decode=%s candidates=%u hit_tokens=%u", s->attempt,
-	        s->prompt_tokens + s->n_out, s->n_out, p.first->name, p.n_decode ? p.decode[0]->name : p.first->name, p.n_decode, p.hit_tokens);
+	log_req(
+		LOG_INFO, &s->id, "submitted",
+		"attempt=%u tokens=%u output_tokens=%u prefill=%s decode=%s candidates=%u hit_tokens=%u",
+		s->attempt, s->prompt_tokens + s->n_out, s->n_out, p.first->name,
+		p.n_decode ? p.decode[0]->name : p.first->name, p.n_decode, p.hit_tokens);
 	return 0;
 }
 
@@ -476,7 +499,7 @@ int seq_start(struct seq *s)
 {
 	int r = submit(s);
 	if (r == ERR_CLOSED)
-		r = submit(s);   /* another one than that, if there is another */
+		r = submit(s); /* another one than that, if there is another */
 	if (r == ERR_CLOSED) {
 		wait_for_worker(s, 20000);
 		r = 0;
@@ -488,32 +511,31 @@ static int status_of(Pds__Fault fault)
 {
 	switch (fault) {
 	case PDS__FAULT__FAULT_INVALID:
-	case PDS__FAULT__FAULT_TOO_LARGE:
-		return 400;
-	case PDS__FAULT__FAULT_OVERLOADED:
-		return 429;
+	case PDS__FAULT__FAULT_TOO_LARGE: return 400;
+	case PDS__FAULT__FAULT_OVERLOADED: return 429;
 	case PDS__FAULT__FAULT_DRAINING:
 	case PDS__FAULT__FAULT_NO_ROOM:
-	case PDS__FAULT__FAULT_PEER_LOST:
-		return 503;
-	case PDS__FAULT__FAULT_DEADLINE:
-		return 504;
-	default:
-		return 500;
+	case PDS__FAULT__FAULT_PEER_LOST: return 503;
+	case PDS__FAULT__FAULT_DEADLINE: return 504;
+	default: return 500;
 	}
 }
 
-/* Would another attempt at once meet the same fault? A full worker's, until it has room, and what took the attempt after a lost one too. */
+/* Would another attempt at once meet the same fault? A full worker's, until it has room, and
+ * what took the attempt after a lost one too. */
 static uint64_t pause_of(const struct seq *s, Pds__Fault fault)
 {
-	int busy = fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_NO_ROOM || fault == PDS__FAULT__FAULT_DRAINING;
-	uint64_t pause = busy || s->lost > 1 ? 50000u << (s->lost < 4 ? s->lost : 4) : 0, room = s->retry_after_us;
+	int busy = fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_NO_ROOM ||
+	           fault == PDS__FAULT__FAULT_DRAINING;
+	uint64_t pause = busy || s->lost > 1 ? 50000u << (s->lost < 4 ? s->lost : 4) : 0,
+			 room = s->retry_after_us;
 	if (room > s->all->opts.retry_wait_us)
 		room = s->all->opts.retry_wait_us;
 	return pause > room ? pause : room;
 }
 
-/* A sequence in WAITING: an attempt if the time has come and somebody is there, the end if the wait was too long. */
+/* A sequence in WAITING: an attempt if the time has come and somebody is there, the end if the
+ * wait was too long. */
 static void try_again(struct seq *s, uint64_t now)
 {
 	int r = now < s->not_before_us ? ERR_NOTFOUND : submit(s);
@@ -524,10 +546,13 @@ static void try_again(struct seq *s, uint64_t now)
 	else if (now >= s->wait_until_us && now >= s->not_before_us)
 		seq_fail(s, 503, "no worker came back in time for another attempt (retry_wait_ms)");
 	else
-		wait_for_worker(s, r == ERR_CLOSED ? 20000 : s->not_before_us > now ? s->not_before_us - now : 0);
+		wait_for_worker(s, r == ERR_CLOSED          ? 20000
+		                   : s->not_before_us > now ? s->not_before_us - now
+		                                            : 0);
 }
 
-/* A sequence that workers bring forward may lose one after the other, as when all are restarted in turn; one that brings them down may not have them all. */
+/* A sequence that workers bring forward may lose one after the other, as when all are restarted
+ * in turn; one that brings them down may not have them all. */
 static int is_enough(const struct seq *s)
 {
 	uint32_t most = s->all->opts.max_attempts;
@@ -537,7 +562,8 @@ static int is_enough(const struct seq *s)
 static void fail_lost(struct seq *s, int status, const char *why)
 {
 	char text[sizeof s->why];
-	snprintf(text, sizeof text, "%s (attempt %u, %u lost in a row: max_attempts)", why, s->attempt, s->lost);
+	snprintf(text, sizeof text, "%s (attempt %u, %u lost in a row: max_attempts)", why, s->attempt,
+	         s->lost);
 	seq_fail(s, status, text);
 }
 
@@ -563,20 +589,24 @@ const struct worker *seq_link_anew(const struct seq *s)
 {
 	for (unsigned i = 0; i < s->n_cand; i++) {
 		const struct seq_place *c = &s->cand[i];
-		const struct worker *w = !s->named || strcmp(c->name, s->decode_name) == 0 ? registry_find(s->all->registry, c->name) : NULL;
+		const struct worker *w = !s->named || strcmp(c->name, s->decode_name) == 0
+		                             ? registry_find(s->all->registry, c->name)
+		                             : NULL;
 		if (w && worker_is_up(w) && w->epoch == c->epoch && w->up_no > s->began_ups)
 			return w;
 	}
 	return NULL;
 }
 
-/* The link took it, through no fault of the sequence or the worker. That one is up again in a moment, and so are others if it was us who were away. */
+/* The link took it, through no fault of the sequence or the worker. That one is up again in a
+ * moment, and so are others if it was us who were away. */
 void seq_attempt_cut(struct seq *s, const struct worker *w, const char *why)
 {
 	if (s->n_out > s->began_out + 1)
 		s->lost = 0;
-	log_req(LOG_WARN, &s->id, "attempt_cut", "attempt=%u lost=%u state=%s worker=%s output_tokens=%u", s->attempt, s->lost, state_names[s->state], w->name,
-	        s->n_out);
+	log_req(LOG_WARN, &s->id, "attempt_cut",
+	        "attempt=%u lost=%u state=%s worker=%s output_tokens=%u", s->attempt, s->lost,
+	        state_names[s->state], w->name, s->n_out);
 	s->avoid[0] = 0;
 	go_on(s, 503, why, ANEW_US);
 }
@@ -611,8 +641,7 @@ void seq_attempt_moved(struct seq *s, const struct worker *w, const char *why)
 {
 	int again = strcmp(s->avoid, w->name) == 0;
 	if (s->moved >= SEQ_MOVES_MAX) {
-		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_DRAINING, 1, w->name, NULL,
-		                                       why});
+		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_DRAINING, 1, w->name, NULL, why});
 		return;
 	}
 	s->moved++;
@@ -625,7 +654,7 @@ void seq_attempt_moved(struct seq *s, const struct worker *w, const char *why)
 	go_on(s, 503, why, again ? MOVED_AGAIN_US : 0);
 }
 
-/* --- what happens to workers, and time ----------------------------------------------------------------------------------- */
+/* --- what happens to workers, and time ----------------------------------- */
 
 /* Each sequence may end here, and its owner may destroy others: the list is taken from its head. */
 static void retry_waiting(struct seqs *e, uint64_t now)
@@ -656,8 +685,8 @@ static void worker_lost(struct seq *s, const struct worker *w, const char *why, 
 	else if (how == WORKER_GOODBYE)
 		seq_attempt_moved(s, w, why);
 	else
-		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_PEER_LOST, 1, w->name,
-		                                       w->name, why});
+		seq_attempt_lost(s,
+		                 &(struct seq_loss){PDS__FAULT__FAULT_PEER_LOST, 1, w->name, w->name, why});
 }
 
 void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, enum worker_end how)
@@ -683,8 +712,8 @@ void seqs_worker_down(struct seqs *e, struct worker *w, const char *why, enum wo
 	}
 }
 
-/* Could a worker that is neither stuck nor broken take it? From one that still runs it goes only to one
- * that has room. */
+/* Could a worker that is neither stuck nor broken take it? From one that still runs it goes only to
+ * one that has room. */
 static int can_leave(const struct seq *s, const struct worker *w, int stuck, uint64_t now)
 {
 	struct place_wish wish = wish_of(s);
@@ -702,24 +731,22 @@ static void leave(struct seq *s, const struct worker *w, int stuck)
 		seq_attempt_moved(s, w, why);
 		return;
 	}
-	snprintf(why, sizeof why, "%s makes no progress for longer than %llu ms (stuck_ms)",
-	         w->name, (unsigned long long)s->all->registry->stuck_us / 1000);
-	seq_attempt_lost(s,
-	                 &(struct seq_loss){PDS__FAULT__FAULT_STALLED, 1, w->name, w->name, why});
+	snprintf(why, sizeof why, "%s makes no progress for longer than %llu ms (stuck_ms)", w->name,
+	         (unsigned long long)s->all->registry->stuck_us / 1000);
+	seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_STALLED, 1, w->name, w->name, why});
 }
 
-/* Does the present attempt need w? A prefill worker that is told to end finishes it or gives it back by
- * itself. */
+/* Does the present attempt need w? A prefill worker that is told to end finishes it or gives it
+ * back by itself. */
 static int needs(const struct seq *s, const struct worker *w, int stuck)
 {
-	if (s->prefill == w &&
-	    (s->alone || (stuck && (s->state != SEQ_DECODING || s->want_prompt))))
+	if (s->prefill == w && (s->alone || (stuck && (s->state != SEQ_DECODING || s->want_prompt))))
 		return 1;
 	return s->decode == w && s->named;
 }
 
-/* Each sequence may end here, and its owner may destroy others: a list is taken from its head. Those that
- * were looked at go to the back; the next tick goes on with the rest. */
+/* Each sequence may end here, and its owner may destroy others: a list is taken from its head.
+ * Those that were looked at go to the back; the next tick goes on with the rest. */
 static void leave_worker(struct worker *w, enum place_stage stage, int stuck, uint64_t now)
 {
 	struct list some, *attempts = stage == PLACE_PREFILL ? &w->prefills : &w->decodes;
@@ -773,11 +800,18 @@ void seqs_json(const struct seqs *e, uint64_t now_us, struct buf *out)
 	list_each(n, &e->live) {
 		const struct seq *s = list_entry(n, struct seq, by_deadline);
 		buf_printf(out,
-		           "%s{\"id\":\"%s\",\"state\":\"%s\",\"age_ms\":%llu,\"left_ms\":%llu,\"attempt\":%u,\"prompt_tokens\":%u,\"output_tokens\":%u,"
+		           "%s{\"id\":\"%s\",\"state\":\"%s\",\"age_ms\":%llu,\"left_ms\":%llu,\"attempt\":"
+		           "%u,\"prompt_tokens\":%u,\"output_tokens\":%u,"
 		           "\"max_tokens\":%u,\"prefill\":\"%s\",\"decode\":\"%s\"}",
-		           n == e->live.next ? "" : ",", log_reqid(&s->id), state_names[s->state], (unsigned long long)((now_us - s->begun_us) / 1000),
-		           (unsigned long long)(s->deadline_us > now_us ? (s->deadline_us - now_us) / 1000 : 0), s->attempt, s->prompt_tokens, s->n_out,
-		           s->max_tokens, s->prefill ? s->prefill->name : "", s->decode ? s->decode->name : s->alone && s->prefill ? s->prefill->name : "");
+		           n == e->live.next ? "" : ",", log_reqid(&s->id), state_names[s->state],
+		           (unsigned long long)((now_us - s->begun_us) / 1000),
+		           (unsigned long long)(s->deadline_us > now_us ? (s->deadline_us - now_us) / 1000
+		                                                        : 0),
+		           s->attempt, s->prompt_tokens, s->n_out, s->max_tokens,
+		           s->prefill ? s->prefill->name : "",
+		           s->decode                ? s->decode->name
+		           : s->alone && s->prefill ? s->prefill->name
+		                                    : "");
 	}
 	buf_addc(out, ']');
 }

@@ -1,7 +1,8 @@
 /* request_in.c - what workers say about sequences: first token, tokens, failures.
  *
- * A message counts only if its attempt is the present one and its sender, in its present life, is part of that attempt. Everything else is dropped and
- * counted; a worker that goes on with an attempt which nobody remembers cancelling is told again. */
+ * A message counts only if its attempt is the present one and its sender, in its present life, is
+ * part of that attempt. Everything else is dropped and counted; a worker that goes on with an
+ * attempt which nobody remembers cancelling is told again. */
 #include "request_int.h"
 #include "util/clock.h"
 #include "util/err.h"
@@ -11,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ENDING_US 200000u   /* how long a complete answer waits for the prefill worker's account of it */
+/* how long a complete answer waits for the prefill worker's account of it */
+#define ENDING_US 200000u
 
 #define RETRY_AFTER_MAX_US 3600000000u
 
@@ -24,10 +26,12 @@ static struct seq_place *candidate(struct seq *s, const struct worker *w)
 }
 
 /* The sequence whose present attempt this is, or NULL. */
-static struct seq *present(struct seqs *e, struct worker *w, const struct reqid *id, uint32_t attempt)
+static struct seq *present(struct seqs *e, struct worker *w, const struct reqid *id,
+                           uint32_t attempt)
 {
 	struct seq *s = seqs_find(e, id);
-	if (s && s->attempt == attempt && (s->state == SEQ_SUBMITTED || s->state == SEQ_HANDED || s->state == SEQ_DECODING))
+	if (s && s->attempt == attempt &&
+	    (s->state == SEQ_SUBMITTED || s->state == SEQ_HANDED || s->state == SEQ_DECODING))
 		return s;
 	e->counts.stale++;
 	if (!seqs_is_recent(e, id, attempt, w->epoch) && worker_is_up(w))
@@ -37,7 +41,9 @@ static struct seq *present(struct seqs *e, struct worker *w, const struct reqid 
 
 static enum seq_finish finish_of(Pds__Finish f)
 {
-	return f == PDS__FINISH__FINISH_STOP ? SEQ_FINISH_STOP : f == PDS__FINISH__FINISH_LENGTH ? SEQ_FINISH_LENGTH : SEQ_FINISH_NONE;
+	return f == PDS__FINISH__FINISH_STOP     ? SEQ_FINISH_STOP
+	       : f == PDS__FINISH__FINISH_LENGTH ? SEQ_FINISH_LENGTH
+	                                         : SEQ_FINISH_NONE;
 }
 
 /* A prefill worker's, or a lone worker's, account of the stages up to the first token. */
@@ -97,8 +103,10 @@ static void append(struct seq *s, Pds__Token *const *tokens, size_t n)
 		s->first_us = clock_us();
 }
 
-/* The part that was there before must be the same: seeds and numerics are equal (a difference is counted; what was said stays). */
-static void compare(struct seq *s, const struct worker *w, uint32_t index, Pds__Token *const *tokens, size_t n)
+/* The part that was there before must be the same: seeds and numerics are equal (a difference is
+ * counted; what was said stays). */
+static void compare(struct seq *s, const struct worker *w, uint32_t index,
+                    Pds__Token *const *tokens, size_t n)
 {
 	for (size_t i = 0; i < n && index + i < s->n_out; i++) {
 		uint32_t had = s->out[index + i];
@@ -106,31 +114,36 @@ static void compare(struct seq *s, const struct worker *w, uint32_t index, Pds__
 		if (had == tokens[i]->id)
 			continue;
 		s->all->counts.mismatches++;
-		log_req(LOG_ERROR, &s->id, "token_differs", "attempt=%u index=%zu worker=%s had=%u got=%u", s->attempt, index + i, w->name, had,
-		        tokens[i]->id);
+		log_req(LOG_ERROR, &s->id, "token_differs", "attempt=%u index=%zu worker=%s had=%u got=%u",
+		        s->attempt, index + i, w->name, had, tokens[i]->id);
 	}
 }
 
 /* What w sent cannot be. */
 static void lost_by(struct seq *s, const struct worker *w, const char *why, int retry)
 {
-	seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_INTERNAL, retry, w->name, w->name, why});
+	seq_attempt_lost(s,
+	                 &(struct seq_loss){PDS__FAULT__FAULT_INTERNAL, retry, w->name, w->name, why});
 }
 
 /* Returns 0 if the sequence goes on, 1 if it ended and must not be touched. */
-static int take_tokens(struct seq *s, struct worker *w, uint32_t index, Pds__Token *const *tokens, size_t n, Pds__Finish finish)
+static int take_tokens(struct seq *s, struct worker *w, uint32_t index, Pds__Token *const *tokens,
+                       size_t n, Pds__Finish finish)
 {
 	if (index > s->n_out) {
 		char why[128];
-		snprintf(why, sizeof why, "tokens %u to %u are missing before what %s sent", s->n_out, index - 1, w->name);
+		snprintf(why, sizeof why, "tokens %u to %u are missing before what %s sent", s->n_out,
+		         index - 1, w->name);
 		lost_by(s, w, why, 1);
 		return 1;
 	}
 	compare(s, w, index, tokens, n);
-	size_t skip = s->n_out - index, fresh = n > skip ? n - skip : 0, room = s->max_tokens - s->n_out;
+	size_t skip = s->n_out - index, fresh = n > skip ? n - skip : 0,
+		   room = s->max_tokens - s->n_out;
 	enum seq_finish last = finish_of(finish);
 	if (skip > n)
-		last = SEQ_FINISH_NONE;   /* an end before what is known already: only a worker that is wrong says so */
+		/* an end before what is known already: only a worker that is wrong says so */
+		last = SEQ_FINISH_NONE;
 	if (fresh > room) {
 		fresh = room;
 		last = SEQ_FINISH_LENGTH;
@@ -144,7 +157,9 @@ static int take_tokens(struct seq *s, struct worker *w, uint32_t index, Pds__Tok
 		append(s, tokens + skip, fresh);
 	if (last == SEQ_FINISH_NONE && s->n_out >= s->max_tokens)
 		last = SEQ_FINISH_LENGTH;
-	enum seq_verdict v = fresh || last ? s->hooks->tokens(s->owner, s, tokens + (fresh ? skip : 0), fresh, last) : SEQ_GO;
+	enum seq_verdict v = fresh || last ? s->hooks->tokens(s->owner, s, tokens + (fresh ? skip : 0),
+	                                                      fresh, last)
+	                                   : SEQ_GO;
 	if (v == SEQ_ABORT) {
 		seq_cancel(s, "the client takes no more");
 		s->hooks->ended(s->owner, s);
@@ -157,14 +172,15 @@ static int take_tokens(struct seq *s, struct worker *w, uint32_t index, Pds__Tok
 	return 0;
 }
 
-/* --- log-probabilities of the prompt ------------------------------------------------------------------------------------- */
+/* --- log-probabilities of the prompt ------------------------------------- */
 
 /* 0, or 1: the attempt is lost, as there cannot be so many messages with a token each. */
 static int hold(struct seq *s, const struct worker *w, const Pds__SequenceTokens *m)
 {
-	if (s->n_held > s->max_tokens) {   /* one that repeats the first token, and one for each */
+	if (s->n_held > s->max_tokens) { /* one that repeats the first token, and one for each */
 		char why[192];
-		snprintf(why, sizeof why, "%s sent more than %u messages of an answer of at most %u tokens", w->name, s->n_held, s->max_tokens);
+		snprintf(why, sizeof why, "%s sent more than %u messages of an answer of at most %u tokens",
+		         w->name, s->n_held, s->max_tokens);
 		lost_by(s, w, why, 1);
 		return 1;
 	}
@@ -183,7 +199,7 @@ static int hold(struct seq *s, const struct worker *w, const Pds__SequenceTokens
 
 int seq_release_held(struct seq *s, struct worker *w)
 {
-	struct list waiting;   /* the sequence may end on the way: the list must outlive it */
+	struct list waiting; /* the sequence may end on the way: the list must outlive it */
 	list_init(&waiting);
 	list_remove(&s->ending);
 	s->n_held = 0;
@@ -205,8 +221,8 @@ int seq_release_held(struct seq *s, struct worker *w)
 	return over;
 }
 
-/* The answer is complete before the prefill worker's account of it came, on a link of its own: its end waits a moment, so that the client is told
- * how many tokens were cached. */
+/* The answer is complete before the prefill worker's account of it came, on a link of its own: its
+ * end waits a moment, so that the client is told how many tokens were cached. */
 static void wait_for_account(struct seq *s)
 {
 	if (!list_empty(&s->ending))
@@ -225,19 +241,23 @@ void seqs_ending_tick(struct seqs *e, uint64_t now_us)
 	}
 }
 
-/* What of m this sequence has not had yet: *ret_from. Returns how many, or -1 when m is none that follows what came before. */
+/* What of m this sequence has not had yet: *ret_from. Returns how many, or -1 when m is none
+ * that follows what came before. */
 static ptrdiff_t new_of(const struct seq *s, const Pds__PromptLogprobs *m, size_t *ret_from)
 {
 	size_t n = m->n_logprobs;
 	int whole = n && m->n_ranks == n && m->n_top_ids % n == 0 && m->n_top_logprobs == m->n_top_ids;
-	if (!whole || m->n_top_ids / n > (size_t)s->sampling.prompt_top || m->first == 0 || m->first > s->got_prompt || m->first + n > s->prompt_tokens)
+	if (!whole || m->n_top_ids / n > (size_t)s->sampling.prompt_top || m->first == 0 ||
+	    m->first > s->got_prompt || m->first + n > s->prompt_tokens)
 		return -1;
 	*ret_from = s->got_prompt - m->first;
 	return *ret_from < n ? (ptrdiff_t)(n - *ret_from) : 0;
 }
 
-/* They are kept over attempts, as all attempts have the same numerics: a new attempt tells them again from the beginning. */
-void seqs_prompt(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__PromptLogprobs *m)
+/* They are kept over attempts, as all attempts have the same numerics: a new attempt tells them
+ * again from the beginning. */
+void seqs_prompt(struct seqs *e, struct worker *w, const struct msg_head *head,
+                 const Pds__PromptLogprobs *m)
 {
 	struct seq *s = present(e, w, &head->req, head->attempt);
 	size_t from = 0;
@@ -248,8 +268,10 @@ void seqs_prompt(struct seqs *e, struct worker *w, const struct msg_head *head, 
 	ptrdiff_t n = new_of(s, m, &from);
 	if (n < 0) {
 		char why[192];
-		snprintf(why, sizeof why, "%s sent log-probabilities of %zu prompt tokens from %u on, where %u of %u were there", w->name, m->n_logprobs, m->first,
-		         s->got_prompt, s->prompt_tokens);
+		snprintf(
+			why, sizeof why,
+			"%s sent log-probabilities of %zu prompt tokens from %u on, where %u of %u were there",
+			w->name, m->n_logprobs, m->first, s->got_prompt, s->prompt_tokens);
 		lost_by(s, w, why, 1);
 		return;
 	}
@@ -258,12 +280,15 @@ void seqs_prompt(struct seqs *e, struct worker *w, const struct msg_head *head, 
 		s->hooks->prompt(s->owner, s, m, from, (size_t)n);
 }
 
-/* Who computed the prompt has sent its first token. 0, or 1: something is missing, and the attempt is lost. */
+/* Who computed the prompt has sent its first token. 0, or 1: something is missing, and the
+ * attempt is lost. */
 static int prompt_is_told(struct seq *s, const struct worker *w)
 {
 	if (s->want_prompt && s->got_prompt < s->prompt_tokens) {
 		char why[192];
-		snprintf(why, sizeof why, "%s sent the first token after log-probabilities of %u of %u prompt tokens", w->name, s->got_prompt, s->prompt_tokens);
+		snprintf(why, sizeof why,
+		         "%s sent the first token after log-probabilities of %u of %u prompt tokens",
+		         w->name, s->got_prompt, s->prompt_tokens);
 		lost_by(s, w, why, 1);
 		return 1;
 	}
@@ -271,7 +296,7 @@ static int prompt_is_told(struct seq *s, const struct worker *w)
 	return 0;
 }
 
-/* --- messages ------------------------------------------------------------------------------------------------------------- */
+/* --- messages ------------------------------------------------------------ */
 
 static void name_decode(struct seq *s, struct worker *d)
 {
@@ -302,13 +327,14 @@ static int hand_to(struct seq *s, struct worker *p, const Pds__FirstToken *m)
 	}
 	name_decode(s, d);
 	if (seq_link_anew(s)) {
-		snprintf(why, sizeof why, "%s handed over to %s, whose link has begun anew meanwhile", p->name, d->name);
+		snprintf(why, sizeof why, "%s handed over to %s, whose link has begun anew meanwhile",
+		         p->name, d->name);
 		seq_attempt_cut(s, d, why);
 		return 1;
 	}
 	if (c->lost) {
-		snprintf(why, sizeof why, "%s handed over to %s, which had dropped its lease",
-		         p->name, d->name);
+		snprintf(why, sizeof why, "%s handed over to %s, which had dropped its lease", p->name,
+		         d->name);
 		seq_attempt_lost(s, &(struct seq_loss){PDS__FAULT__FAULT_LEASE_LOST, 1, d->name,
 		                                       c->blames_prefill ? p->name : NULL, why});
 		return 1;
@@ -316,7 +342,8 @@ static int hand_to(struct seq *s, struct worker *p, const Pds__FirstToken *m)
 	return 0;
 }
 
-void seqs_first_token(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__FirstToken *m)
+void seqs_first_token(struct seqs *e, struct worker *w, const struct msg_head *head,
+                      const Pds__FirstToken *m)
 {
 	if (seqs_late_first_token(e, w, head, m))
 		return;
@@ -335,8 +362,9 @@ void seqs_first_token(struct seqs *e, struct worker *w, const struct msg_head *h
 	registry_outcome(e->registry, w, 1, clock_us());
 	if (prompt_is_told(s, w))
 		return;
-	log_req(LOG_INFO, &s->id, s->state == SEQ_SUBMITTED ? "first_token" : "prefill_told", "attempt=%u index=%u from=%s decode=%s", s->attempt, m->index,
-	        w->name, m->decode && *m->decode ? m->decode : "-");
+	log_req(LOG_INFO, &s->id, s->state == SEQ_SUBMITTED ? "first_token" : "prefill_told",
+	        "attempt=%u index=%u from=%s decode=%s", s->attempt, m->index, w->name,
+	        m->decode && *m->decode ? m->decode : "-");
 	int over = m->finish != PDS__FINISH__FINISH_NONE;
 	if (s->state == SEQ_SUBMITTED) {
 		if (!s->alone && !over && hand_to(s, w, m))
@@ -359,8 +387,8 @@ static void sequence_tokens(struct seqs *e, struct worker *w, const Pds__Sequenc
 	int mine = s->alone ? s->prefill == w : s->named ? s->decode == w : candidate(s, w) != NULL;
 	if (!mine) {
 		e->counts.stale++;
-		log_req(LOG_WARN, &s->id, "tokens_from_other", "attempt=%u worker=%s expected=%s", s->attempt, w->name,
-		        s->named && s->decode ? s->decode->name : "-");
+		log_req(LOG_WARN, &s->id, "tokens_from_other", "attempt=%u worker=%s expected=%s",
+		        s->attempt, w->name, s->named && s->decode ? s->decode->name : "-");
 		return;
 	}
 	if (!s->alone && !s->named)
@@ -368,7 +396,8 @@ static void sequence_tokens(struct seqs *e, struct worker *w, const Pds__Sequenc
 	if (s->alone)
 		snprintf(s->decode_name, sizeof s->decode_name, "%s", w->name);
 	if (s->state == SEQ_SUBMITTED)
-		log_req(LOG_INFO, &s->id, "first_token", "attempt=%u index=%u from=%s decode=%s", s->attempt, m->index, w->name, w->name);
+		log_req(LOG_INFO, &s->id, "first_token", "attempt=%u index=%u from=%s decode=%s",
+		        s->attempt, m->index, w->name, w->name);
 	if (s->state != SEQ_DECODING) {
 		seq_enter(s, SEQ_DECODING);
 		registry_outcome(e->registry, w, 1, clock_us());
@@ -416,14 +445,16 @@ static void keep_failure(struct seq *s, struct seq_place *c, const Pds__Failed *
 	const char *blame = blamed(s, m->blame);
 	c->lost = 1;
 	c->blames_prefill = blame == s->prefill_name;
-	log_req(LOG_INFO, &s->id, "failure_kept", "attempt=%u worker=%s state=%s why=%s",
-	        s->attempt, c->name, seq_state_name(s->state), log_quote(m->text));
+	log_req(LOG_INFO, &s->id, "failure_kept", "attempt=%u worker=%s state=%s why=%s", s->attempt,
+	        c->name, seq_state_name(s->state), log_quote(m->text));
 }
 
-void seqs_failed(struct seqs *e, struct worker *w, const struct msg_head *head, const Pds__Failed *m)
+void seqs_failed(struct seqs *e, struct worker *w, const struct msg_head *head,
+                 const Pds__Failed *m)
 {
 	struct seq *s = seqs_find(e, &head->req);
-	if (!s || s->attempt != head->attempt || (s->state != SEQ_SUBMITTED && s->state != SEQ_HANDED && s->state != SEQ_DECODING)) {
+	if (!s || s->attempt != head->attempt ||
+	    (s->state != SEQ_SUBMITTED && s->state != SEQ_HANDED && s->state != SEQ_DECODING)) {
 		e->counts.stale++;
 		return;
 	}
@@ -435,15 +466,16 @@ void seqs_failed(struct seqs *e, struct worker *w, const struct msg_head *head, 
 	}
 	if (!from_prefill && !(s->named && s->decode == w)) {
 		e->counts.stale++;
-		log_req(LOG_INFO, &s->id, "failure_ignored", "attempt=%u worker=%s state=%s why=%s", s->attempt, w->name, seq_state_name(s->state),
-		        log_quote(m->text));
+		log_req(LOG_INFO, &s->id, "failure_ignored", "attempt=%u worker=%s state=%s why=%s",
+		        s->attempt, w->name, seq_state_name(s->state), log_quote(m->text));
 		return;
 	}
-	s->retry_after_us = m->retry_after_us < RETRY_AFTER_MAX_US ? m->retry_after_us : RETRY_AFTER_MAX_US;
+	s->retry_after_us = m->retry_after_us < RETRY_AFTER_MAX_US ? m->retry_after_us
+	                                                           : RETRY_AFTER_MAX_US;
 	const char *why = m->text && *m->text ? m->text : "the worker gave no reason";
 	if (m->fault == PDS__FAULT__FAULT_DRAINING && m->retry)
 		seq_attempt_moved(s, w, why);
 	else
-		seq_attempt_lost(s, &(struct seq_loss){m->fault, m->retry, w->name,
-		                                       blamed(s, m->blame), why});
+		seq_attempt_lost(s,
+		                 &(struct seq_loss){m->fault, m->retry, w->name, blamed(s, m->blame), why});
 }

@@ -1,8 +1,10 @@
-/* request_late.c - a sequence's summary line, and the prefill worker's first token that comes when all is over.
+/* request_late.c - a sequence's summary line, and the prefill worker's first token that comes when
+ * all is over.
  *
- * Prefill and decode workers speak on links of their own, so a short answer may be complete before the prefill worker's account of it arrives. The summary
- * of such a sequence waits for that, at most LATE_US, so that log and timeline have all stages. At most LATE_MAX wait; past that the summary
- * is written without. */
+ * Prefill and decode workers speak on links of their own, so a short answer may be complete before
+ * the prefill worker's account of it arrives. The summary of such a sequence waits for that, at
+ * most LATE_US, so that log and timeline have all stages. At most LATE_MAX wait; past that the
+ * summary is written without. */
 #include "request_int.h"
 #include "util/clock.h"
 #include "util/map.h"
@@ -21,7 +23,7 @@ struct summary {
 	struct seq_times times;
 	uint64_t begun_us, first_us, ended_us;
 	char prefill[WORKER_NAME_MAX], decode[WORKER_NAME_MAX], why[256];
-	const char *finish;          /* a literal */
+	const char *finish; /* a literal */
 	int status;
 };
 
@@ -44,8 +46,8 @@ static void summarize(const struct seq *s, struct summary *sum)
 		.ended_us = s->ended_us,
 		.status = s->status,
 		.finish = s->state == SEQ_FAILED      ? "error"
-		          : s->state == SEQ_CANCELLED ? "abort"
-		                                      : seq_finish_name(s->finish),
+	              : s->state == SEQ_CANCELLED ? "abort"
+	                                          : seq_finish_name(s->finish),
 	};
 	memcpy(sum->prefill, s->prefill_name, sizeof sum->prefill);
 	memcpy(sum->decode, s->decode_name, sizeof sum->decode);
@@ -66,8 +68,8 @@ static void log_summary(const struct summary *s)
 	        (unsigned long long)(s->first_us ? s->first_us - s->begun_us : 0),
 	        (unsigned long long)(s->first_us ? s->ended_us - s->first_us : 0),
 	        (unsigned long long)(s->ended_us - s->begun_us), *s->prefill ? s->prefill : "-",
-	        *s->decode ? s->decode : "-", s->attempt, s->finish, s->status,
-	        *s->why ? " why=" : "", *s->why ? log_quote(s->why) : "");
+	        *s->decode ? s->decode : "-", s->attempt, s->finish, s->status, *s->why ? " why=" : "",
+	        *s->why ? log_quote(s->why) : "");
 }
 
 static void end_late(struct seqs *e, struct late *l)
@@ -97,16 +99,16 @@ void seqs_summary(struct seq *s)
 	map_put(e->late_by_id, &l->sum.id, l);
 }
 
-int seqs_late_first_token(struct seqs *e, const struct worker *w, const struct msg_head *head, const Pds__FirstToken *m)
+int seqs_late_first_token(struct seqs *e, const struct worker *w, const struct msg_head *head,
+                          const Pds__FirstToken *m)
 {
 	struct late *l = map_get(e->late_by_id, &head->req);
 	if (!l || l->sum.attempt != head->attempt)
 		return 0;
 	seqs_take_prompt_times(e, &l->sum.times, &l->predicted, m->timing);
 	e->counts.cached_tokens += l->sum.times.cached_tokens;
-	log_req(LOG_INFO, &l->sum.id, "prefill_told",
-	        "attempt=%u index=%u from=%s decode=%s late=1", l->sum.attempt, m->index, w->name,
-	        m->decode && *m->decode ? m->decode : "-");
+	log_req(LOG_INFO, &l->sum.id, "prefill_told", "attempt=%u index=%u from=%s decode=%s late=1",
+	        l->sum.attempt, m->index, w->name, m->decode && *m->decode ? m->decode : "-");
 	end_late(e, l);
 	return 1;
 }

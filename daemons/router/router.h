@@ -1,4 +1,5 @@
-/* router.h - what the router consists of. One thread, the event loop's; only text jobs run elsewhere, and they see their own call and the model alone. */
+/* router.h - what the router consists of. One thread, the event loop's; only text jobs run
+ * elsewhere, and they see their own call and the model alone. */
 #ifndef ROUTER_ROUTER_H
 #define ROUTER_ROUTER_H
 
@@ -14,15 +15,44 @@
 #include "util/quota.h"
 
 enum router_stat {
-	STAT_RUNNING, STAT_WAITING, STAT_PROMPT_TOKENS, STAT_OUTPUT_TOKENS, STAT_CACHED_TOKENS,
-	STAT_SUCCESS_STOP, STAT_SUCCESS_LENGTH, STAT_TTFT, STAT_TPOT, STAT_E2E,
-	STAT_HTTP_REQUESTS, STAT_HTTP_CONNECTIONS, STAT_HTTP_REFUSED, STAT_HTTP_CLOSED_WAITING,
-	STAT_HTTP_CUT, STAT_HTTP_IN_BYTES, STAT_HTTP_OUT_BYTES,
-	STAT_REFUSED, STAT_FAILED, STAT_CANCELLED, STAT_RETRIES, STAT_DUPLICATES, STAT_STALE, STAT_MISMATCHES,
-	STAT_WORKERS_UP, STAT_PREPARE,
-	STAT_KV_EVENTS, STAT_KV_EVENTS_BAD, STAT_KV_INDEX, STAT_KV_INDEX_DROPPED, STAT_HITS_PREDICTED, STAT_HITS_ACTUAL, STAT_HITS_STORED_PREDICTED, STAT_HITS_STORED_ACTUAL,
-	STAT_KV_STORED, STAT_BREAKER_OPENED,
-	STAT_RETRY_AFTER, STAT_COUNT
+	STAT_RUNNING,
+	STAT_WAITING,
+	STAT_PROMPT_TOKENS,
+	STAT_OUTPUT_TOKENS,
+	STAT_CACHED_TOKENS,
+	STAT_SUCCESS_STOP,
+	STAT_SUCCESS_LENGTH,
+	STAT_TTFT,
+	STAT_TPOT,
+	STAT_E2E,
+	STAT_HTTP_REQUESTS,
+	STAT_HTTP_CONNECTIONS,
+	STAT_HTTP_REFUSED,
+	STAT_HTTP_CLOSED_WAITING,
+	STAT_HTTP_CUT,
+	STAT_HTTP_IN_BYTES,
+	STAT_HTTP_OUT_BYTES,
+	STAT_REFUSED,
+	STAT_FAILED,
+	STAT_CANCELLED,
+	STAT_RETRIES,
+	STAT_DUPLICATES,
+	STAT_STALE,
+	STAT_MISMATCHES,
+	STAT_WORKERS_UP,
+	STAT_PREPARE,
+	STAT_KV_EVENTS,
+	STAT_KV_EVENTS_BAD,
+	STAT_KV_INDEX,
+	STAT_KV_INDEX_DROPPED,
+	STAT_HITS_PREDICTED,
+	STAT_HITS_ACTUAL,
+	STAT_HITS_STORED_PREDICTED,
+	STAT_HITS_STORED_ACTUAL,
+	STAT_KV_STORED,
+	STAT_BREAKER_OPENED,
+	STAT_RETRY_AFTER,
+	STAT_COUNT
 };
 
 struct router_conf {
@@ -35,7 +65,7 @@ struct router_conf {
 };
 
 struct router {
-	struct svc *svc;             /* NULL in tests */
+	struct svc *svc; /* NULL in tests */
 	struct event_base *base;
 	struct router_conf conf;
 	struct api_keys keys;
@@ -45,21 +75,25 @@ struct router {
 	struct http_server *http;
 	struct text_pool *text;
 	struct stat_set *stats;
-	struct svc_timer *tick, *slow_tick;   /* tick: while there are sequences; NULL: none */
-	void (*wake)(struct router *r);       /* sequences were made; NULL in tests, which tick themselves */
-	struct quota_pool memory;    /* budget.h */
+	struct svc_timer *tick, *slow_tick; /* tick: while there are sequences; NULL: none */
+	/* sequences were made; NULL in tests, which tick themselves */
+	void (*wake)(struct router *r);
+	struct quota_pool memory; /* budget.h */
 	struct pace pace;
-	struct buf out;              /* what is being written for some client, for as long as a function runs */
-	struct list calls;           /* struct call, node */
+	/* what is being written for some client, for as long as a function runs */
+	struct buf out;
+	struct list calls; /* struct call, node */
 	uint32_t n_calls, n_sequences;
 	int draining;
-	uint64_t drain_us;           /* since then */
+	uint64_t drain_us; /* since then */
 };
 
-/* call.c: what calls need, before there is one, and when none is left. r is zeroed but for its base and configuration. */
+/* call.c: what calls need, before there is one, and when none is left. r is zeroed but for its
+ * base and configuration. */
 void calls_init(struct router *r);
 void calls_fini(struct router *r);
-void calls_tick(struct router *r, uint64_t now);     /* now and then: gives up on who does not take his answer */
+/* now and then: gives up on who does not take his answer */
+void calls_tick(struct router *r, uint64_t now);
 /* api.c: every HTTP request comes in here, as http_handlers has it. */
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
 void api_request(void *arg, struct http_conn *c, struct http_request *q);

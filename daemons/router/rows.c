@@ -32,7 +32,8 @@ int rows_reserve(struct rows *l, uint32_t n)
 
 struct row *rows_add(struct rows *l)
 {
-	if (l->n == l->size && rows_reserve(l, l->size ? l->size + l->size / 2 : 4) < 0 && rows_reserve(l, l->n + 1) < 0)
+	if (l->n == l->size && rows_reserve(l, l->size ? l->size + l->size / 2 : 4) < 0 &&
+	    rows_reserve(l, l->n + 1) < 0)
 		return NULL;
 	struct row *r = rows_at(l, l->n++);
 	memset(r, 0, row_bytes(l->top));

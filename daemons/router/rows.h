@@ -1,5 +1,5 @@
-/* rows.h - log-probabilities as they wait for their client: a row of numbers for each token, of known size. They become JSON, ten times as long, only while
- * they are sent. */
+/* rows.h - log-probabilities as they wait for their client: a row of numbers for each token, of
+ * known size. They become JSON, ten times as long, only while they are sent. */
 #ifndef ROUTER_ROWS_H
 #define ROUTER_ROWS_H
 
@@ -14,21 +14,22 @@ struct row_top {
 	float logprob;
 };
 
-#define ROW_NONE UINT32_MAX      /* as n_top: the first token of a prompt, which has no log-probability */
+/* as n_top: the first token of a prompt, which has no log-probability */
+#define ROW_NONE UINT32_MAX
 
 struct row {
 	uint32_t id;
 	float logprob;
 	uint32_t rank;
-	uint32_t offset;             /* code points of the text before it */
+	uint32_t offset; /* code points of the text before it */
 	uint32_t n_top;
-	struct row_top top[];        /* descending */
+	struct row_top top[]; /* descending */
 };
 
 struct rows {
-	unsigned char *data;         /* (size) rows of row_bytes(top) */
-	uint32_t n, size, top;       /* top: alternatives of a row, at most */
-	struct quota *quota;         /* that they are taken from; outlives them */
+	unsigned char *data;   /* (size) rows of row_bytes(top) */
+	uint32_t n, size, top; /* top: alternatives of a row, at most */
+	struct quota *quota;   /* that they are taken from; outlives them */
 };
 
 static inline size_t row_bytes(uint32_t top)

@@ -8,7 +8,7 @@
 
 struct pattern {
 	char *bytes;
-	uint16_t *fall;    /* (len): fall[i] is the length of the longest border of bytes[0..i] */
+	uint16_t *fall; /* (len): fall[i] is the length of the longest border of bytes[0..i] */
 	size_t len;
 };
 
@@ -81,12 +81,14 @@ static int step(const struct pattern *p, uint16_t *matched, char byte)
 	return k == p->len;
 }
 
-int stop_feed(const struct stop_set *s, struct stop_scan *scan, const char *text, size_t n, size_t *ret_end)
+int stop_feed(const struct stop_set *s, struct stop_scan *scan, const char *text, size_t n,
+              size_t *ret_end)
 {
 	for (size_t at = 0; at < n; at++) {
 		int found = -1;
 		for (size_t i = 0; i < s->n; i++)
-			if (step(&s->p[i], &scan->matched[i], text[at]) && (found < 0 || s->p[i].len > s->p[found].len))
+			if (step(&s->p[i], &scan->matched[i], text[at]) &&
+			    (found < 0 || s->p[i].len > s->p[found].len))
 				found = (int)i;
 		if (found >= 0) {
 			*ret_end = at + 1;

@@ -1,4 +1,5 @@
-/* text.c - see text.h. A job belongs to exactly one side at a time: to its owner before put, to a thread until its `done` was posted. */
+/* text.c - see text.h. A job belongs to exactly one side at a time: to its owner before put, to
+ * a thread until its `done` was posted. */
 #include "text.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -30,7 +31,8 @@ static void *thread_main(void *arg)
 	return NULL;
 }
 
-struct text_pool *text_pool_new(unsigned threads, size_t bound, void (*post)(void *arg, struct text_job *j), void *arg)
+struct text_pool *text_pool_new(unsigned threads, size_t bound,
+                                void (*post)(void *arg, struct text_job *j), void *arg)
 {
 	struct text_pool *p = mem_zalloc(sizeof *p + threads * sizeof *p->threads);
 	p->jobs = queue_new(bound);
@@ -39,7 +41,9 @@ struct text_pool *text_pool_new(unsigned threads, size_t bound, void (*post)(voi
 	for (; p->n < threads; p->n++) {
 		int r = pthread_create(&p->threads[p->n], NULL, thread_main, p);
 		if (r)
-			check_fatal("cannot start a text thread: %s; raise the limit on tasks or lower text_threads", strerror(r));
+			check_fatal(
+				"cannot start a text thread: %s; raise the limit on tasks or lower text_threads",
+				strerror(r));
 	}
 	return p;
 }

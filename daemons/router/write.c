@@ -1,8 +1,9 @@
 /* write.c - a call's answer on its way to the client.
  *
- * What is short is written at once. What may be long is written in steps (pace.h), each when the client has taken the one before: the beginning of a stream
- * that echoes a long prompt or tells its ids, and a whole answer past WHOLE_BYTES. So an answer costs the memory that it is made from (budget.h), never its
- * own length, and nobody waits for it. */
+ * What is short is written at once. What may be long is written in steps (pace.h), each when the
+ * client has taken the one before: the beginning of a stream that echoes a long prompt or tells its
+ * ids, and a whole answer past WHOLE_BYTES. So an answer costs the memory that it is made from
+ * (budget.h), never its own length, and nobody waits for it. */
 #include "call.h"
 #include "util/clock.h"
 #include "util/err.h"
@@ -12,9 +13,10 @@
 #define STEP_BYTES 32768u      /* of one step */
 #define WHOLE_BYTES STEP_BYTES /* of an answer that is written at once, with its length */
 #define UNSENT_MAX 65536u      /* not yet taken by the client: the next step waits */
-#define PIECE_BYTES 25600u     /* by which a step may be longer (parts.c), and the answer's HTTP head */
+/* by which a step may be longer (parts.c), and the answer's HTTP head */
+#define PIECE_BYTES 25600u
 #define STEP_MIN_BYTES 1024u
-#define OPENING_BYTES 16384u   /* of what a stream begins with: more is written in steps */
+#define OPENING_BYTES 16384u /* of what a stream begins with: more is written in steps */
 
 static void begin_stream(struct call *c)
 {
@@ -26,7 +28,7 @@ static void begin_stream(struct call *c)
 	http_stream_begin(c->conn, "text/event-stream; charset=utf-8", extra);
 }
 
-/* --- steps ------------------------------------------------------------------------------------------------------------- */
+/* --- steps --------------------------------------------------------------- */
 
 static void on_taken(void *arg)
 {
@@ -49,7 +51,7 @@ static size_t step_bytes(const struct call *c)
 	return room - PIECE_BYTES < STEP_BYTES ? room - PIECE_BYTES : STEP_BYTES;
 }
 
-/* --- streams ----------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------- */
 
 /* The first n bytes of the text, and all else, are the client's now. */
 static void given(struct choice *ch, size_t n)
@@ -75,7 +77,8 @@ static int send_event(struct call *c, struct choice *ch)
 	return out->full ? ERR_FULL : http_stream_add(c->conn, out->data, out->len);
 }
 
-/* Tokens that wait behind what their stream begins with are bounded as those that the client does not take. */
+/* Tokens that wait behind what their stream begins with are bounded as those that the client
+ * does not take. */
 static int waits(const struct call *c, const struct choice *ch)
 {
 	size_t bytes = ch->text.len + ch->rows.n * row_bytes(ch->rows.top);
@@ -158,7 +161,7 @@ static void end_stream(struct call *c)
 	call_free(c);
 }
 
-/* --- whole answers ----------------------------------------------------------------------------------------------------- */
+/* --- whole answers ------------------------------------------------------- */
 
 /* Its sequences are nobody's any more: they do not count while the client reads. */
 static void release_sequences(struct call *c)
@@ -197,7 +200,9 @@ void call_write(struct call *c)
 	}
 	if (!most) {
 		struct api_error e = {0};
-		api_fault(&e, 503, "this server has no room for the answer now (output_bytes_max); try again in a second");
+		api_fault(
+			&e, 503,
+			"this server has no room for the answer now (output_bytes_max); try again in a second");
 		call_fail(c, &e);
 		return;
 	}

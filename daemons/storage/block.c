@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 struct alone {
-	struct block b;            /* first */
+	struct block b; /* first */
 	struct tier_span span;
 	_Alignas(64) unsigned char bytes[];
 };
@@ -33,7 +33,8 @@ void block_release(struct block *b)
 }
 
 /* Walks two rows of spans of the same length beside each other; s sums what is copied. */
-static void spans_copy(const struct tier_span *to, unsigned n_to, const struct tier_span *from, unsigned n_from, struct sum_state *s)
+static void spans_copy(const struct tier_span *to, unsigned n_to, const struct tier_span *from,
+                       unsigned n_from, struct sum_state *s)
 {
 	struct span_walk a = {to, n_to, 0}, b = {from, n_from, 0};
 	for (size_t left_to, left_from; (left_to = span_left(&a)) && (left_from = span_left(&b));) {

@@ -1,7 +1,8 @@
-/* clients.c - the workers whose memory this daemon has mapped (svc/attached.h has their connections).
+/* clients.c - the workers whose memory this daemon has mapped (svc/attached.h has their
+ * connections).
  *
- * What always holds: a client's memory is unmapped only when none of its batches is under way; until then it stays in the list, detached. The end of its
- * connection gives up its batches. */
+ * What always holds: a client's memory is unmapped only when none of its batches is under way;
+ * until then it stays in the list, detached. The end of its connection gives up its batches. */
 #include "storage.h"
 
 #include "util/log.h"
@@ -33,7 +34,8 @@ static void layout_salt(const char *text, unsigned char ret[KEY_SALT_BYTES])
 	memcpy(ret, hash, KEY_SALT_BYTES);
 }
 
-static int client_attach(void *arg, const struct attached_memory *m, void **ret_worker, struct err *err)
+static int client_attach(void *arg, const struct attached_memory *m, void **ret_worker,
+                         struct err *err)
 {
 	struct storage *st = arg;
 	struct client *c = mem_zalloc(sizeof *c);
@@ -57,7 +59,8 @@ static void client_detach(void *arg, void *worker, const char *why)
 	struct client *c = worker;
 	(void)arg;
 	if (c->n_batches)
-		log_info("batches_given_up", "worker=%s batches=%u why=%s", log_quote(c->name), c->n_batches, log_quote(why));
+		log_info("batches_given_up", "worker=%s batches=%u why=%s", log_quote(c->name),
+		         c->n_batches, log_quote(why));
 	c->attached = 0;
 	serve_cancel(c);
 	client_free_if_done(c);
@@ -65,8 +68,13 @@ static void client_detach(void *arg, void *worker, const char *why)
 
 int clients_start(struct storage *st, struct err *err)
 {
-	const struct attached_hooks hooks = {.svc = st->svc, .arg = st, .workers_max = st->clients_max, .stat_workers = ST_WORKERS, .stat_refused = -1,
-	                                     .attach = client_attach, .detach = client_detach};
+	const struct attached_hooks hooks = {.svc = st->svc,
+	                                     .arg = st,
+	                                     .workers_max = st->clients_max,
+	                                     .stat_workers = ST_WORKERS,
+	                                     .stat_refused = -1,
+	                                     .attach = client_attach,
+	                                     .detach = client_detach};
 	list_init(&st->clients);
 	return attached_listen(&hooks, &st->attached, err);
 }
@@ -74,6 +82,7 @@ int clients_start(struct storage *st, struct err *err)
 void clients_stop(struct storage *st)
 {
 	attached_close(&st->attached, "storage ends");
-	list_each_safe(it, nx, &st->clients)   /* detached before, with batches that serve_forget took */
+	/* detached before, with batches that serve_forget took */
+	list_each_safe(it, nx, &st->clients)
 		client_free_if_done(list_entry(it, struct client, link));
 }

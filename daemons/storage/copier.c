@@ -1,16 +1,19 @@
-/* copier.c - the copy threads: they take items from two queues (gets first) and hand them to the tier, which calls back to copy.
+/* copier.c - the copy threads: they take items from two queues (gets first) and hand them to the
+ * tier, which calls back to copy.
  *
- * What always holds while the lock is free: a batch is in its worker's turn exactly while next < n and it is not over; a turn is in the queue of its kind exactly
- * while it has a batch and less than AWAY_BYTES_MAX is away; `running` items of it are with the tier; it is over
- * when next == n and running == 0, and then `finished` has been or is about to be called, once. Nobody reads or writes a worker's memory but inside the move of
- * an item that is counted as running.
+ * What always holds while the lock is free: a batch is in its worker's turn exactly while next < n
+ * and it is not over; a turn is in the queue of its kind exactly while it has a batch and less than
+ * AWAY_BYTES_MAX is away; `running` items of it are with the tier; it is over when next == n and
+ * running == 0, and then `finished` has been or is about to be called, once. Nobody reads or writes
+ * a worker's memory but inside the move of an item that is counted as running.
  *
- * A ride is what a tier sees of an item. When the batch is given up it may become an orphan (tier_op_state): the item has ended then, and the ride is freed when the tier is
- * done with it.
+ * A ride is what a tier sees of an item. When the batch is given up it may become an orphan
+ * (tier_op_state): the item has ended then, and the ride is freed when the tier is done with it.
  *
- * A put copies, then checks the block's generation (and before, to spare the work); what was not valid all the while is STORE_VOID and leaves nothing. A get
- * checks before each burst that it was not given up. What goes wrong with one item is that item's code and text; a device
- * that is lost to this process ends it, for the one started next can copy. */
+ * A put copies, then checks the block's generation (and before, to spare the work); what was not
+ * valid all the while is STORE_VOID and leaves nothing. A get checks before each burst that it was
+ * not given up. What goes wrong with one item is that item's code and text; a device that is
+ * lost to this process ends it, for the one started next can copy. */
 #include "copier.h"
 #include "spans.h"
 #include "sum.h"
@@ -31,8 +34,8 @@ struct copier {
 	void *arg;
 	pthread_mutex_t lock;
 	pthread_cond_t more;
-	struct list queue[COPY_KINDS];   /* of copy_turn */
-	size_t gets_bytes;               /* begun since the last put */
+	struct list queue[COPY_KINDS]; /* of copy_turn */
+	size_t gets_bytes;             /* begun since the last put */
 	int stop, joined;
 	unsigned n_threads;
 	pthread_t thread[];
@@ -44,7 +47,7 @@ struct copier {
 static void order_copy_before_check(void)
 {
 #if defined(__SANITIZE_THREAD__)
-	atomic_signal_fence(memory_order_seq_cst);   /* the sanitizer knows no fences */
+	atomic_signal_fence(memory_order_seq_cst); /* the sanitizer knows no fences */
 #else
 	atomic_thread_fence(memory_order_acquire);
 #endif
@@ -88,20 +91,24 @@ static int burst_run(struct burst *b, const struct copy_item *it)
 	return ERR_IO;
 }
 
-/* Walks the block's pieces and the spans beside each other, and copies each range that is contiguous in both. */
-static int walk(const struct copy_item *it, const struct tier_span *span, unsigned n, struct burst *b)
+/* Walks the block's pieces and the spans beside each other, and copies each range that is
+ * contiguous in both. */
+static int walk(const struct copy_item *it, const struct tier_span *span, unsigned n,
+                struct burst *b)
 {
 	const struct copy_target *t = it->batch->target;
 	struct span_walk w = {span, n, 0};
 	int r = 0;
 	for (uint32_t layer = 0; r == 0 && layer < t->layout.layers; layer++) {
 		uint64_t piece = kv_piece_offset(&t->layout, t->region.blocks, layer, it->block);
-		for (size_t left = t->layout.piece_bytes[layer], part; r == 0 && left; left -= part, piece += part) {
+		for (size_t left = t->layout.piece_bytes[layer], part; r == 0 && left;
+		     left -= part, piece += part) {
 			part = span_left(&w);
 			CHECK(part);
 			part = part < left ? part : left;
 			uint64_t stored = (uintptr_t)span_take(&w, part);
-			b->piece[b->copy.n++] = b->copy.to ? (struct kern_piece){piece, stored, part} : (struct kern_piece){stored, piece, part};
+			b->piece[b->copy.n++] = b->copy.to ? (struct kern_piece){piece, stored, part}
+			                                   : (struct kern_piece){stored, piece, part};
 			b->bytes += part;
 			if (b->copy.n == BURST_PIECES || b->bytes >= BURST_BYTES)
 				r = burst_run(b, it);
@@ -116,14 +123,16 @@ static void see_sum(void *sum, const void *at, size_t bytes)
 }
 
 struct copy_ride {
-	struct tier_op op;         /* first */
-	struct copy_item *item;    /* not to be looked at once it is an orphan */
+	struct tier_op op;      /* first */
+	struct copy_item *item; /* not to be looked at once it is an orphan */
 };
 
-static int copy_in(struct copy_item *it, struct tier_op *op, const struct tier_span *span, unsigned n)
+static int copy_in(struct copy_item *it, struct tier_op *op, const struct tier_span *span,
+                   unsigned n)
 {
 	struct sum_state s;
-	struct burst b = {.copy = {.from = it->batch->target->region.pool, .seen = see_sum, .seen_arg = &s}};
+	struct burst b = {
+		.copy = {.from = it->batch->target->region.pool, .seen = see_sum, .seen_arg = &s}};
 	sum_begin(&s);
 	int r = walk(it, span, n, &b);
 	if (r != 0)
@@ -175,7 +184,8 @@ static void item_set(struct copy_item *it, int code, enum tier_id tier, const ch
 		}
 }
 
-/* With the lock held: is this the end of the batch? Then the caller calls finished, without the lock. */
+/* With the lock held: is this the end of the batch? Then the caller calls finished, without the
+ * lock. */
 static int batch_ends(struct batch *b)
 {
 	if (b->next < b->n || b->running || b->over)
@@ -184,10 +194,13 @@ static int batch_ends(struct batch *b)
 	return 1;
 }
 
-/* With the lock held, after a change: the turn is in the queue if it is to be, and at its end once it was long enough. */
+/* With the lock held, after a change: the turn is in the queue if it is to be, and at its end
+ * once it was long enough. */
 static void turn_settle(struct copier *c, enum copy_kind kind, struct copy_turn *t)
 {
-	int queued = !list_empty(&t->link), wants = !list_empty(&t->batches) && t->away_bytes < AWAY_BYTES_MAX, over = t->begun_bytes >= TURN_BYTES;
+	int queued = !list_empty(&t->link),
+		wants = !list_empty(&t->batches) && t->away_bytes < AWAY_BYTES_MAX,
+		over = t->begun_bytes >= TURN_BYTES;
 	if (queued && wants && !over)
 		return;
 	list_remove(&t->link);
@@ -272,7 +285,7 @@ static void item_run(struct copier *c, struct copy_item *it)
 	} else if (!generation_holds(it)) {
 		item_ends(c, it, ERR_STALE);
 	} else {
-		int put = b->kind == COPY_PUT;   /* the batch may be gone as soon as the ride is known */
+		int put = b->kind == COPY_PUT; /* the batch may be gone as soon as the ride is known */
 		struct copy_ride *ride = ride_new(c, it);
 		if (!ride)
 			item_ends(c, it, ERR_CANCELLED);
@@ -283,11 +296,15 @@ static void item_run(struct copier *c, struct copy_item *it)
 	}
 }
 
-/* With the lock held: the next item to run, or NULL. Its batch leaves the turn with its last item. */
+/* With the lock held: the next item to run, or NULL. Its batch leaves the turn with its last
+ * item. */
 static struct copy_item *next_item(struct copier *c)
 {
 	int put_waits = !list_empty(&c->queue[COPY_PUT]);
-	enum copy_kind kind = !list_empty(&c->queue[COPY_GET]) && !(put_waits && c->gets_bytes >= GETS_BYTES) ? COPY_GET : COPY_PUT;
+	enum copy_kind kind = !list_empty(&c->queue[COPY_GET]) &&
+	                              !(put_waits && c->gets_bytes >= GETS_BYTES)
+	                          ? COPY_GET
+	                          : COPY_PUT;
 	if (kind == COPY_PUT && !put_waits)
 		return NULL;
 	struct copy_turn *t = list_entry(c->queue[kind].next, struct copy_turn, link);
@@ -326,7 +343,8 @@ static void *copy_thread(void *arg)
 
 /* --- batches --- */
 
-void copy_target_init(struct copy_target *t, const struct kv_layout *layout, const struct kv_region *region)
+void copy_target_init(struct copy_target *t, const struct kv_layout *layout,
+                      const struct kv_region *region)
 {
 	*t = (struct copy_target){.layout = *layout, .region = *region};
 	for (int k = 0; k < COPY_KINDS; k++) {
@@ -391,7 +409,8 @@ void copier_cancel(struct copier *c, struct batch *b)
 		c->finished(c->arg, b);
 }
 
-struct copier *copier_new(struct tier *tier, unsigned threads, void (*finished)(void *arg, struct batch *b), void *arg)
+struct copier *copier_new(struct tier *tier, unsigned threads,
+                          void (*finished)(void *arg, struct batch *b), void *arg)
 {
 	CHECK(threads > 0);
 	struct copier *c = mem_zalloc(sizeof *c + threads * sizeof c->thread[0]);
@@ -404,7 +423,9 @@ struct copier *copier_new(struct tier *tier, unsigned threads, void (*finished)(
 		list_init(&c->queue[k]);
 	for (; c->n_threads < threads; c->n_threads++)
 		if (pthread_create(&c->thread[c->n_threads], NULL, copy_thread, c) != 0)
-			check_fatal("cannot start copy thread %u of %u; raise the limit on tasks (LimitNPROC, TasksMax)", c->n_threads + 1, threads);
+			check_fatal("cannot start copy thread %u of %u; raise the limit on tasks (LimitNPROC, "
+			            "TasksMax)",
+			            c->n_threads + 1, threads);
 	return c;
 }
 

@@ -1,7 +1,9 @@
-/* daemon.c - pdstoraged as a table of hooks: it keeps KV blocks of this host's workers below their own pools; configuration, commands, figures.
+/* daemon.c - pdstoraged as a table of hooks: it keeps KV blocks of this host's workers below their
+ * own pools; configuration, commands, figures.
  *
- * Start fails with a sentence when memory or the descriptor socket cannot be had. After that nothing that a worker, a disk or a Redis does ends it. On SIGTERM
- * everything under way is given up and answered; what it kept in memory ends with it, what disk and Redis have stays. */
+ * Start fails with a sentence when memory or the descriptor socket cannot be had. After that
+ * nothing that a worker, a disk or a Redis does ends it. On SIGTERM everything under way is
+ * given up and answered; what it kept in memory ends with it, what disk and Redis have stays. */
 #include "storage.h"
 
 #include "util/clock.h"
@@ -16,8 +18,8 @@
 
 /* A flush that pdctl has asked for. */
 struct flushing {
-	struct tier_flush f;       /* first */
-	struct list link;          /* in storage.flushing */
+	struct tier_flush f; /* first */
+	struct list link;    /* in storage.flushing */
 	struct storage *st;
 	struct chan_asked *asked;
 	enum tier_id id;
@@ -57,8 +59,8 @@ static int start(struct svc *s, struct err *err)
 		return r;
 	figures(s, NULL);
 	st->timer = svc_timer_add(s, 5000000, figures, NULL);
-	log_info("storage_started", "tiers=%u memory_mb=%lld threads=%lld", tier_stack_levels(st->tier), (long long)conf_int(conf, "memory_mb"),
-	         (long long)conf_int(conf, "threads"));
+	log_info("storage_started", "tiers=%u memory_mb=%lld threads=%lld", tier_stack_levels(st->tier),
+	         (long long)conf_int(conf, "memory_mb"), (long long)conf_int(conf, "threads"));
 	return 0;
 }
 
@@ -78,8 +80,8 @@ static int idle(struct svc *s)
 	return serve_batches(storage_of(s)) == 0;
 }
 
-/* The copy threads end within a piece of what they have, the tiers with what they have begun; what then was not answered yet stays so: the end of the process
- * tells. */
+/* The copy threads end within a piece of what they have, the tiers with what they have begun; what
+ * then was not answered yet stays so: the end of the process tells. */
 static void stop(struct svc *s)
 {
 	struct storage *st = storage_of(s);
@@ -91,7 +93,7 @@ static void stop(struct svc *s)
 	serve_forget(st);
 	clients_stop(st);
 	tell_destroy(&st->tell);
-	list_each_safe(it, nx, &st->flushing)   /* done, but the loop that would answer has ended */
+	list_each_safe(it, nx, &st->flushing) /* done, but the loop that would answer has ended */
 		free(list_entry(it, struct flushing, link));
 	free(st);
 }
@@ -112,12 +114,16 @@ static void client_json(const struct client *c, struct buf *out)
 {
 	buf_adds(out, "{\"name\":");
 	buf_add_json(out, c->name, strlen(c->name));
-	buf_printf(out, ",\"epoch\":\"%016llx\",\"attached\":%s,\"blocks\":%u,\"block_bytes\":%zu,\"layout\":\"%s\",\"batches\":%u,\"oldest_batch_us\":%llu}",
-	           (unsigned long long)c->epoch, c->attached ? "true" : "false", c->target.region.blocks, c->target.layout.block_bytes, c->layout, c->n_batches,
+	buf_printf(out,
+	           ",\"epoch\":\"%016llx\",\"attached\":%s,\"blocks\":%u,\"block_bytes\":%zu,"
+	           "\"layout\":\"%s\",\"batches\":%u,\"oldest_batch_us\":%llu}",
+	           (unsigned long long)c->epoch, c->attached ? "true" : "false",
+	           c->target.region.blocks, c->target.layout.block_bytes, c->layout, c->n_batches,
 	           (unsigned long long)oldest_batch_us(c));
 }
 
-static int ctl_storage(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_storage(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                       struct err *err)
 {
 	(void)args;
 	if (n_args)
@@ -142,8 +148,10 @@ static void flushed(struct svc *s, void *arg)
 	struct flushing *a = arg;
 	const char *name = a->id == TIER_NONE ? "all" : tier_name(a->id);
 	char json[96];
-	log_info("flushed", "tier=%s blocks=%llu why=%s", name, (unsigned long long)a->f.blocks, log_quote(a->f.text));
-	snprintf(json, sizeof json, "{\"tier\":\"%s\",\"blocks\":%llu}", name, (unsigned long long)a->f.blocks);
+	log_info("flushed", "tier=%s blocks=%llu why=%s", name, (unsigned long long)a->f.blocks,
+	         log_quote(a->f.text));
+	snprintf(json, sizeof json, "{\"tier\":\"%s\",\"blocks\":%llu}", name,
+	         (unsigned long long)a->f.blocks);
 	chan_answer(svc_chan(s), a->asked, a->f.code, a->f.code == 0 ? json : a->f.text);
 	list_remove(&a->link);
 	free(a);
@@ -156,7 +164,8 @@ static void flush_done(struct tier_flush *f)
 }
 
 /* Answered when it is last: nothing of it comes back then, whatever happens. */
-static int ctl_flush(struct svc *s, char *const *args, size_t n_args, struct buf *out, struct err *err)
+static int ctl_flush(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                     struct err *err)
 {
 	struct storage *st = storage_of(s);
 	enum tier_id id = TIER_NONE;
@@ -164,7 +173,8 @@ static int ctl_flush(struct svc *s, char *const *args, size_t n_args, struct buf
 	if (n_args > 1)
 		return err_set(err, ERR_INVALID, "flush takes the name of one tier, or nothing: all tiers");
 	if (n_args && tiers_find(args[0], &id) != 0)
-		return err_set(err, ERR_INVALID, "there is no tier \"%.32s\": memory, disk, redis", args[0]);
+		return err_set(err, ERR_INVALID, "there is no tier \"%.32s\": memory, disk, redis",
+		               args[0]);
 	struct flushing *a = mem_zalloc(sizeof *a);
 	a->f.done = flush_done;
 	a->st = st;
@@ -187,22 +197,27 @@ static void status(struct svc *s, struct buf *out)
 		buf_printf(out, "%s\"%s\":", i ? "," : "", tier_name(l.id));
 		buf_add_json(out, l.tier.state, strlen(l.tier.state));
 	}
-	buf_printf(out, "},\"blocks\":%llu,\"bytes\":%llu,\"capacity_bytes\":%llu,\"hits\":%llu,\"misses\":%llu,\"workers\":%u,\"batches\":%u",
-	           (unsigned long long)stat_get(set, ST_BLOCKS), (unsigned long long)stat_get(set, ST_BYTES), (unsigned long long)stat_get(set, ST_CAPACITY),
-	           (unsigned long long)stat_get(set, ST_GETS_HIT), (unsigned long long)stat_get(set, ST_GETS_MISSED), attached_workers(st->attached), serve_batches(st));
+	buf_printf(out,
+	           "},\"blocks\":%llu,\"bytes\":%llu,\"capacity_bytes\":%llu,\"hits\":%llu,\"misses\":%"
+	           "llu,\"workers\":%u,\"batches\":%u",
+	           (unsigned long long)stat_get(set, ST_BLOCKS),
+	           (unsigned long long)stat_get(set, ST_BYTES),
+	           (unsigned long long)stat_get(set, ST_CAPACITY),
+	           (unsigned long long)stat_get(set, ST_GETS_HIT),
+	           (unsigned long long)stat_get(set, ST_GETS_MISSED), attached_workers(st->attached),
+	           serve_batches(st));
 }
 
 static const struct svc_msg messages[] = {
-	{MSG_STORE_PUT, serve_put},
-	{MSG_STORE_GET, serve_get},
-	{MSG_STORE_LOOKUP, serve_lookup},
-	{MSG_STORE_FENCE, serve_fence},
-	{MSG_STORE_LIST, tell_list},
-	{0},
+	{MSG_STORE_PUT, serve_put},     {MSG_STORE_GET, serve_get},  {MSG_STORE_LOOKUP, serve_lookup},
+	{MSG_STORE_FENCE, serve_fence}, {MSG_STORE_LIST, tell_list}, {0},
 };
 
 static const struct svc_ctl ctl[] = {
-	{"storage", ctl_storage, "tiers (state, blocks, bytes, hits, evictions, copies, rates, what is under way) and attached workers", 0},
+	{"storage", ctl_storage,
+     "tiers (state, blocks, bytes, hits, evictions, copies, rates, what is under way) and attached "
+     "workers",
+     0},
 	{"flush", ctl_flush, "drop every stored block, or those of one tier: memory, disk, redis", 1},
 	{0},
 };

@@ -1,11 +1,13 @@
 /* disk.c - the disk tier's calls, start and end. disk_int.h says which thread does what.
  *
- * Callers never wait: they queue a job, or are told at once that the queue is full. What is dropped (a remove, damage, a flush) cannot be found from that moment on;
- * its head is cleared by the keeper. A flush drops nothing one by one: blocks whose sequence number is below its mark are not found, and make room as the least
- * recently used ones.
+ * Callers never wait: they queue a job, or are told at once that the queue is full. What is dropped
+ * (a remove, damage, a flush) cannot be found from that moment on; its head is cleared by the
+ * keeper. A flush drops nothing one by one: blocks whose sequence number is below its mark are not
+ * found, and make room as the least recently used ones.
  *
- * Errors of the device end the operation with a reason and are counted; after three failed writes in a row the tier takes no puts for ten seconds, while
- * reads go on. A full disk is no error: the tier goes on with the room that it has. */
+ * Errors of the device end the operation with a reason and are counted; after three failed writes
+ * in a row the tier takes no puts for ten seconds, while reads go on. A full disk is no error:
+ * the tier goes on with the room that it has. */
 #include "disk_int.h"
 #include "disk_segment.h"
 
@@ -22,10 +24,13 @@
 
 #define CAPACITY_MIN ((uint64_t)1 << 20)
 #define SEGMENT_DEFAULT ((uint64_t)256 << 20)
-#define SEGMENTS_AT_MOST 256u   /* as the capacity is cut; each has two descriptors. Leftovers come on top, up to DISK_SEGMENTS_MAX */
+/* as the capacity is cut; each has two descriptors. Leftovers come on top, up to
+ * DISK_SEGMENTS_MAX */
+#define SEGMENTS_AT_MOST 256u
 #define SEGMENTS_AT_LEAST 8u
 #define PLAIN_WORKERS_MAX 64u
-#define FIND_AT_ONCE 64u        /* keys that are looked up, and slots that are listed, before others have their turn */
+/* keys that are looked up, and slots that are listed, before others have their turn */
+#define FIND_AT_ONCE 64u
 #define LIST_AT_ONCE 16384u
 
 static struct disk *disk_of(struct tier *t)
@@ -45,7 +50,7 @@ void disk_gone(struct disk *d, uint32_t id, enum disk_why why)
 {
 	const struct disk_slot *s = disk_slot_at(&d->x, id);
 	if (s->seq < d->flush_mark)
-		return;   /* the flush has counted it */
+		return; /* the flush has counted it */
 	d->stat.blocks--;
 	d->stat.bytes -= s->bytes;
 	d->stat.evictions += why == DISK_EVICTED;
@@ -76,7 +81,8 @@ void disk_due_check(struct disk *d, uint32_t id)
 {
 	struct disk_slot *s = disk_slot_at(&d->x, id);
 	uint32_t after = d->after < UINT8_MAX ? d->after : UINT8_MAX;
-	if (d->policy != TIER_WRITE_THROUGH || s->copied || s->due || s->hits < after || d->n_due == DISK_DUE_MAX)
+	if (d->policy != TIER_WRITE_THROUGH || s->copied || s->due || s->hits < after ||
+	    d->n_due == DISK_DUE_MAX)
 		return;
 	s->due = 1;
 	d->due[(d->due_at + d->n_due++) % DISK_DUE_MAX] = (struct tier_due){s->key, s->bytes};
@@ -84,7 +90,8 @@ void disk_due_check(struct disk *d, uint32_t id)
 
 uint32_t disk_next_slots(const struct disk *d, uint32_t slot_bytes)
 {
-	uint64_t all = d->capacity_bytes, room = all > d->x.file_bytes ? all - d->x.file_bytes : 0, bytes = d->o.segment_bytes;
+	uint64_t all = d->capacity_bytes, room = all > d->x.file_bytes ? all - d->x.file_bytes : 0,
+			 bytes = d->o.segment_bytes;
 	bytes = bytes > all / SEGMENTS_AT_LEAST ? all / SEGMENTS_AT_LEAST : bytes;
 	bytes = bytes < all / SEGMENTS_AT_MOST ? all / SEGMENTS_AT_MOST : bytes;
 	bytes = bytes < slot_bytes ? slot_bytes : bytes;
@@ -120,18 +127,12 @@ const char *disk_error_text(int error, int *ret_code)
 {
 	*ret_code = is_full(error) ? ERR_FULL : ERR_IO;
 	switch (error) {
-	case ENOSPC:
-		return "the disk is full (No space left on device)";
-	case EDQUOT:
-		return "the disk is full (Disk quota exceeded)";
-	case EFBIG:
-		return "the disk is full (File too large)";
-	case EROFS:
-		return "the disk cannot be written (Read-only file system)";
-	case EIO:
-		return "the disk cannot be written (Input/output error)";
-	default:
-		return "the disk cannot be written";
+	case ENOSPC: return "the disk is full (No space left on device)";
+	case EDQUOT: return "the disk is full (Disk quota exceeded)";
+	case EFBIG: return "the disk is full (File too large)";
+	case EROFS: return "the disk cannot be written (Read-only file system)";
+	case EIO: return "the disk cannot be written (Input/output error)";
+	default: return "the disk cannot be written";
 	}
 }
 
@@ -147,11 +148,13 @@ void disk_write_result(struct disk *d, int error)
 	}
 	d->stat.errors++;
 	d->error = error;
-	log_error("disk_write_failed", "path=%s reason=%s in_a_row=%u", log_quote(d->dir.path), log_quote(strerror(error)), d->fails + 1);
+	log_error("disk_write_failed", "path=%s reason=%s in_a_row=%u", log_quote(d->dir.path),
+	          log_quote(strerror(error)), d->fails + 1);
 	if (++d->fails < DISK_FAILS_MAX)
 		return;
 	d->no_puts_until_us = clock_us() + DISK_PAUSE_US;
-	log_warn("disk_takes_no_puts", "path=%s seconds=%u reason=%s", log_quote(d->dir.path), DISK_PAUSE_US / 1000000u, log_quote(strerror(error)));
+	log_warn("disk_takes_no_puts", "path=%s seconds=%u reason=%s", log_quote(d->dir.path),
+	         DISK_PAUSE_US / 1000000u, log_quote(strerror(error)));
 }
 
 /* --- jobs --- */
@@ -161,7 +164,7 @@ void disk_job_end(struct disk *d, struct disk_job *j)
 	pthread_mutex_lock(&d->lock);
 	list_remove(&j->busy);
 	if (j->put && d->n_puts)
-		disk_workers_wake(d, 1);   /* puts may have waited for this one */
+		disk_workers_wake(d, 1); /* puts may have waited for this one */
 	pthread_mutex_unlock(&d->lock);
 	struct tier_op *op = j->op;
 	int code = j->code;
@@ -288,7 +291,8 @@ static void disk_flush(struct tier *t, struct tier_flush *f)
 
 /* --- what is to be copied down; which blocks there are --- */
 
-static void disk_policy(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent)
+static void disk_policy(struct tier *t, enum tier_policy policy, uint32_t after,
+                        unsigned low_percent)
 {
 	struct disk *d = disk_of(t);
 	pthread_mutex_lock(&d->lock);
@@ -298,8 +302,9 @@ static void disk_policy(struct tier *t, enum tier_policy policy, uint32_t after,
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* How many of the least recently used blocks of that class should be stored below: the share that is to be free or stored, less what is free. A class that
- * may still get a new segment is not full. */
+/* How many of the least recently used blocks of that class should be stored below: the share that
+ * is to be free or stored, less what is free. A class that may still get a new segment is not
+ * full. */
 static uint32_t class_share(const struct disk *d, const struct disk_class *c)
 {
 	uint64_t low = ((uint64_t)c->slots * d->low_percent + 99) / 100;
@@ -347,7 +352,9 @@ static void disk_stored(struct tier *t, const struct tier_key *key, enum tier_be
 	pthread_mutex_unlock(&d->lock);
 }
 
-static void disk_watch(struct tier *t, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg)
+static void disk_watch(struct tier *t,
+                       void (*changed)(void *arg, const struct tier_key *key, int stored),
+                       void *arg)
 {
 	struct disk *d = disk_of(t);
 	pthread_mutex_lock(&d->lock);
@@ -357,13 +364,15 @@ static void disk_watch(struct tier *t, void (*changed)(void *arg, const struct t
 }
 
 /* The cursor's number is that of the next slot. */
-static uint32_t disk_list(struct tier *t, struct tier_cursor *at, uint32_t max, struct tier_key *ret)
+static uint32_t disk_list(struct tier *t, struct tier_cursor *at, uint32_t max,
+                          struct tier_key *ret)
 {
 	struct disk *d = disk_of(t);
 	uint32_t n = 0;
 	pthread_mutex_lock(&d->lock);
 	for (unsigned seen = 0; n < max && seen < LIST_AT_ONCE && !at->end; seen++) {
-		uint32_t number = (uint32_t)(at->number >> DISK_SLOTS_LOG), slot = (uint32_t)at->number & (DISK_SLOTS_MAX - 1);
+		uint32_t number = (uint32_t)(at->number >> DISK_SLOTS_LOG),
+				 slot = (uint32_t)at->number & (DISK_SLOTS_MAX - 1);
 		const struct disk_segment *g = number < d->x.n_segments ? d->x.segment[number] : NULL;
 		at->end = number >= d->x.n_segments;
 		if (!g || slot >= g->cut) {
@@ -384,7 +393,8 @@ static int disk_resize(struct tier *t, uint64_t capacity_bytes, struct err *err)
 {
 	struct disk *d = disk_of(t);
 	if (capacity_bytes < CAPACITY_MIN)
-		return err_set(err, ERR_INVALID, "disk tier: a capacity of %llu bytes is below %llu", (unsigned long long)capacity_bytes, (unsigned long long)CAPACITY_MIN);
+		return err_set(err, ERR_INVALID, "disk tier: a capacity of %llu bytes is below %llu",
+		               (unsigned long long)capacity_bytes, (unsigned long long)CAPACITY_MIN);
 	pthread_mutex_lock(&d->lock);
 	d->capacity_bytes = capacity_bytes;
 	d->no_room_until_us = 0;
@@ -397,11 +407,12 @@ static int disk_resize(struct tier *t, uint64_t capacity_bytes, struct err *err)
 static void oldest(struct tier_stat *s, const struct list *jobs, int busy)
 {
 	list_each(it, jobs) {
-		const struct disk_job *j = busy ? list_entry(it, struct disk_job, busy) : list_entry(it, struct disk_job, link);
+		const struct disk_job *j = busy ? list_entry(it, struct disk_job, busy)
+		                                : list_entry(it, struct disk_job, link);
 		if (!s->oldest_us || j->begun_us < s->oldest_us)
 			s->oldest_us = j->begun_us;
 		if (!busy)
-			break;   /* in order */
+			break; /* in order */
 	}
 }
 
@@ -447,22 +458,29 @@ static int options_set(struct tier_disk_opts *o, const struct tier_disk_opts *fr
 	if (!o->path || !o->path[0])
 		return err_set(err, ERR_INVALID, "disk tier: no folder is named");
 	if (o->capacity_bytes < CAPACITY_MIN)
-		return err_set(err, ERR_INVALID, "disk tier: a capacity of %llu bytes is below %llu", (unsigned long long)o->capacity_bytes, (unsigned long long)CAPACITY_MIN);
+		return err_set(err, ERR_INVALID, "disk tier: a capacity of %llu bytes is below %llu",
+		               (unsigned long long)o->capacity_bytes, (unsigned long long)CAPACITY_MIN);
 	if (o->depth > 256 || o->threads > 16)
-		return err_set(err, ERR_INVALID, "disk tier: depth %u (1-256) or threads %u (1-16) is out of range", o->depth, o->threads);
-	if (strcmp(o->io, "auto") != 0 && strcmp(o->io, "io_uring") != 0 && strcmp(o->io, "threads") != 0)
-		return err_set(err, ERR_INVALID, "disk tier: io %s is none of auto, io_uring, threads", o->io);
+		return err_set(err, ERR_INVALID,
+		               "disk tier: depth %u (1-256) or threads %u (1-16) is out of range", o->depth,
+		               o->threads);
+	if (strcmp(o->io, "auto") != 0 && strcmp(o->io, "io_uring") != 0 &&
+	    strcmp(o->io, "threads") != 0)
+		return err_set(err, ERR_INVALID, "disk tier: io %s is none of auto, io_uring, threads",
+		               o->io);
 	if (o->threads > o->depth)
 		o->threads = o->depth;
 	return 0;
 }
 
 /* How many workers, and whether with rings. */
-static int workers_plan(const struct tier_disk_opts *o, int *ret_ringed, unsigned *ret_n, struct err *err)
+static int workers_plan(const struct tier_disk_opts *o, int *ret_ringed, unsigned *ret_n,
+                        struct err *err)
 {
 	struct disk_io *io;
 	struct err why = {0};
-	int r = strcmp(o->io, "threads") == 0 ? ERR_UNSUPPORTED : disk_io_new(1, o->depth, o->calls, &io, &why);
+	int r = strcmp(o->io, "threads") == 0 ? ERR_UNSUPPORTED
+	                                      : disk_io_new(1, o->depth, o->calls, &io, &why);
 	*ret_ringed = r == 0;
 	if (r == 0)
 		disk_io_destroy(&io);
@@ -491,7 +509,8 @@ static int workers_new(struct disk *d, struct err *err)
 static void thread_start(pthread_t *t, void *(*fn)(void *arg), void *arg)
 {
 	if (pthread_create(t, NULL, fn, arg) != 0)
-		check_fatal("cannot start a thread of the disk tier; raise the limit on tasks (LimitNPROC, TasksMax)");
+		check_fatal("cannot start a thread of the disk tier; raise the limit on tasks (LimitNPROC, "
+		            "TasksMax)");
 }
 
 static void disk_free(struct disk *d)
@@ -543,7 +562,7 @@ static void disk_destroy(struct tier *t)
 		disk_io_wake(d->worker[i].io);
 		pthread_join(d->worker[i].thread, NULL);
 	}
-	cancel_queued(d);   /* a put that waited for a slot */
+	cancel_queued(d); /* a put that waited for a slot */
 	pthread_mutex_lock(&d->lock);
 	d->keep_stop = 1;
 	pthread_cond_signal(&d->keep_more);
@@ -612,9 +631,12 @@ int tier_disk_new(const struct tier_disk_opts *from, struct tier **ret, struct e
 	}
 	d->o.path = d->dir.path;
 	d->o.io = ringed ? "io_uring" : "threads";
-	d->keep = 1;   /* a first round: what is too much, heads that are to be cleared */
-	log_info("disk_opened", "path=%s blocks=%llu bytes=%llu capacity_bytes=%llu io=%s workers=%u depth=%u sync=%d", log_quote(d->dir.path),
-	         (unsigned long long)d->stat.blocks, (unsigned long long)d->stat.bytes, (unsigned long long)d->capacity_bytes, d->o.io, n, o.depth, o.sync);
+	d->keep = 1; /* a first round: what is too much, heads that are to be cleared */
+	log_info("disk_opened",
+	         "path=%s blocks=%llu bytes=%llu capacity_bytes=%llu io=%s workers=%u depth=%u sync=%d",
+	         log_quote(d->dir.path), (unsigned long long)d->stat.blocks,
+	         (unsigned long long)d->stat.bytes, (unsigned long long)d->capacity_bytes, d->o.io, n,
+	         o.depth, o.sync);
 	thread_start(&d->keeper, disk_keeper_main, d);
 	for (unsigned i = 0; i < n; i++)
 		thread_start(&d->worker[i].thread, disk_worker_main, &d->worker[i]);

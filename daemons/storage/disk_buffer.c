@@ -1,7 +1,8 @@
 /* disk_buffer.c - slabs of whole huge pages, each cut into buffers of one size.
  *
- * What was used last is taken first: it is in the cache. A slab without a taken buffer is unmapped when its room is needed for other sizes. Where there are no
- * huge pages all is the same, but slower. */
+ * What was used last is taken first: it is in the cache. A slab without a taken buffer is unmapped
+ * when its room is needed for other sizes. Where there are no huge pages all is the same, but
+ * slower. */
 #include "disk_buffer.h"
 
 #include "util/check.h"
@@ -11,19 +12,24 @@
 #include <sys/mman.h>
 
 #define HUGE_BYTES ((size_t)2 << 20)
-#define SLAB_BUFFERS 4u          /* of those below a huge page at least, so that what is left over is little */
+/* of those below a huge page at least, so that what is left over is little */
+#define SLAB_BUFFERS 4u
 
 struct disk_slab {
 	struct list link;
 	unsigned char *at;
 	size_t bytes, each;
-	unsigned n, cut, taken;      /* buffers there is room for, that were cut so far, that are taken */
-	void *idle;                  /* the first of those that were given back; each begins with the next one's address */
+	/* buffers there is room for, that were cut so far, that are taken */
+	unsigned n, cut, taken;
+	/* the first of those that were given back; each begins with the next one's address */
+	void *idle;
 };
 
-void disk_buffers_init(struct disk_buffers *b, unsigned depth, unsigned ahead, uint64_t max_bytes, uint64_t ahead_bytes)
+void disk_buffers_init(struct disk_buffers *b, unsigned depth, unsigned ahead, uint64_t max_bytes,
+                       uint64_t ahead_bytes)
 {
-	*b = (struct disk_buffers){.max = depth + ahead, .depth = depth, .max_bytes = max_bytes, .ahead_bytes = ahead_bytes};
+	*b = (struct disk_buffers){
+		.max = depth + ahead, .depth = depth, .max_bytes = max_bytes, .ahead_bytes = ahead_bytes};
 	list_init(&b->slabs);
 }
 
@@ -36,7 +42,8 @@ static size_t slab_bytes(size_t each)
 /* Aligned to huge pages; NULL: no memory. */
 static unsigned char *map_aligned(size_t bytes)
 {
-	unsigned char *p = mmap(NULL, bytes + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	unsigned char *p = mmap(NULL, bytes + HUGE_BYTES, PROT_READ | PROT_WRITE,
+	                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED)
 		return NULL;
 	size_t head = (HUGE_BYTES - (uintptr_t)p % HUGE_BYTES) % HUGE_BYTES;

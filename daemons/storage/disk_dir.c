@@ -1,6 +1,7 @@
 /* disk_dir.c - the folder of the disk tier: lock, state file, which files are there.
  *
- * The state file is replaced whole: written beside, synced, renamed, and the folder synced. Nothing is deleted before it is certain that the folder is ours. */
+ * The state file is replaced whole: written beside, synced, renamed, and the folder synced.
+ * Nothing is deleted before it is certain that the folder is ours. */
 #include "disk_dir.h"
 #include "disk_index.h"
 
@@ -22,7 +23,7 @@
 #define FORMAT 2
 #define LOCK_TRIES 50
 #define LOCK_PAUSE_US 10000
-#define NAMED_MAX 3u      /* files of others, in a message */
+#define NAMED_MAX 3u /* files of others, in a message */
 
 char *disk_dir_file(const struct disk_dir *d, const char *name, uint32_t number)
 {
@@ -44,7 +45,8 @@ static const char *state_read(const struct disk_dir *d, uint64_t *ret_flush)
 	FILE *f = fopen(path, "re");
 	unsigned format = 0;
 	uint64_t flush = 0, check = 0;
-	int n = f ? fscanf(f, "format %u flush %" SCNu64 " check %" SCNx64, &format, &flush, &check) : 0;
+	int n = f ? fscanf(f, "format %u flush %" SCNu64 " check %" SCNx64, &format, &flush, &check)
+	          : 0;
 	if (f)
 		fclose(f);
 	free(path);
@@ -69,8 +71,10 @@ int disk_dir_flush(const struct disk_dir *d, uint64_t flush)
 {
 	char *path = mem_printf("%s/state", d->path), *beside = mem_printf("%s/state.new", d->path);
 	FILE *f = fopen(beside, "we");
-	int ok = f && fprintf(f, "format %d\nflush %" PRIu64 "\ncheck %016" PRIx64 "\n", FORMAT, flush, state_check(FORMAT, flush)) > 0 && fflush(f) == 0 &&
-	         fsync(fileno(f)) == 0;
+	int ok = f &&
+	         fprintf(f, "format %d\nflush %" PRIu64 "\ncheck %016" PRIx64 "\n", FORMAT, flush,
+	                 state_check(FORMAT, flush)) > 0 &&
+	         fflush(f) == 0 && fsync(fileno(f)) == 0;
 	int e = ok ? 0 : errno;
 	if (f && fclose(f) != 0 && e == 0)
 		e = errno;
@@ -126,8 +130,9 @@ static int delete_all(const struct disk_dir *d, const char *why)
 	log_warn("disk_deleted", "path=%s reason=%s", log_quote(d->path), log_quote(why));
 	for (struct dirent *at; dir && (at = readdir(dir)) != NULL;) {
 		const char *name = at->d_name;
-		int old = strcmp(name, "index") == 0 || strcmp(name, "index-lock") == 0;   /* of format 1 */
-		if ((old || segment_number(name) >= 0) && unlinkat(dirfd(dir), name, 0) != 0 && errno != ENOENT)
+		int old = strcmp(name, "index") == 0 || strcmp(name, "index-lock") == 0; /* of format 1 */
+		if ((old || segment_number(name) >= 0) && unlinkat(dirfd(dir), name, 0) != 0 &&
+		    errno != ENOENT)
 			e = errno;
 	}
 	if (dir)
@@ -135,10 +140,12 @@ static int delete_all(const struct disk_dir *d, const char *why)
 	return e;
 }
 
-/* May be in a folder of ours; the first ones also before it has the mark, when a start was killed ("lost+found": the folder is a file system of its own). */
+/* May be in a folder of ours; the first ones also before it has the mark, when a start was
+ * killed ("lost+found": the folder is a file system of its own). */
 static int name_is_ours(const char *name, int marked)
 {
-	static const char *const known[] = {".", "..", "lock", "state.new", "lost+found", "state", "index", "index-lock"};
+	static const char *const known[] = {".",          "..",    "lock",  "state.new",
+	                                    "lost+found", "state", "index", "index-lock"};
 	enum { BEFORE_MARK = 5, ALL = sizeof known / sizeof known[0] };
 	for (int i = 0; i < (marked ? ALL : BEFORE_MARK); i++)
 		if (strcmp(name, known[i]) == 0)
@@ -164,13 +171,16 @@ static int folder_is_ours(const char *path, struct err *err)
 	closedir(dir);
 	if (!n)
 		return 0;
-	return err_set(err, ERR_EXISTS, "%s%s in the folder %s: not of a disk tier; set disk_path to an empty folder, or remove them", names, n > NAMED_MAX ? ", ..." : "",
-	               path);
+	return err_set(err, ERR_EXISTS,
+	               "%s%s in the folder %s: not of a disk tier; set disk_path to an empty folder, "
+	               "or remove them",
+	               names, n > NAMED_MAX ? ", ..." : "", path);
 }
 
 /* --- open and close --- */
 
-/* A process that was just killed may leave a child that has not closed its copy yet; that takes moments, and so long it is waited for. */
+/* A process that was just killed may leave a child that has not closed its copy yet; that takes
+ * moments, and so long it is waited for. */
 static int lock_take(int fd)
 {
 	int r = flock(fd, LOCK_EX | LOCK_NB);
@@ -198,8 +208,9 @@ static int folder_lock(struct disk_dir *d, struct err *err)
 	if (d->lock_fd < 0)
 		r = err_set(err, ERR_IO, "cannot write to the folder %s: %s", d->path, strerror(errno));
 	else if (lock_take(d->lock_fd) != 0)
-		r = errno == EWOULDBLOCK ? err_set(err, ERR_EXISTS, "another process uses the folder %s", d->path)
-		                         : err_set(err, ERR_IO, "cannot lock %s: %s", path, strerror(errno));
+		r = errno == EWOULDBLOCK
+		        ? err_set(err, ERR_EXISTS, "another process uses the folder %s", d->path)
+		        : err_set(err, ERR_IO, "cannot lock %s: %s", path, strerror(errno));
 	free(path);
 	return r;
 }
@@ -225,17 +236,19 @@ static int state_open(const struct disk_dir *d, uint64_t *ret_flush, struct err 
 		return err_set(err, ERR_IO, "cannot empty the folder %s: %s", d->path, strerror(e));
 	*ret_flush = 0;
 	e = disk_dir_flush(d, 0);
-	return e == 0 ? 0 : err_set(err, error_code(e), "cannot write %s/state: %s", d->path, strerror(e));
+	return e == 0 ? 0
+	              : err_set(err, error_code(e), "cannot write %s/state: %s", d->path, strerror(e));
 }
 
-int disk_dir_open(struct disk_dir *d, const char *path, int sync, uint64_t *ret_flush, struct err *err)
+int disk_dir_open(struct disk_dir *d, const char *path, int sync, uint64_t *ret_flush,
+                  struct err *err)
 {
 	*d = (struct disk_dir){.path = mem_strdup(path), .lock_fd = -1, .sync = sync};
 	int r = folder_lock(d, err);
 	if (r == 0)
 		r = state_open(d, ret_flush, err);
 	if (r == 0 && sync)
-		syncfs(d->lock_fd);   /* what a daemon without disk_sync has left */
+		syncfs(d->lock_fd); /* what a daemon without disk_sync has left */
 	if (r != 0)
 		disk_dir_close(d);
 	return r;

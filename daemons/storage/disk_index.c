@@ -1,8 +1,10 @@
 /* disk_index.c - see disk_index.h.
  *
- * What always holds: a slot is in exactly one place: free (beyond `cut`, or in its segment's list), with its owner, in hash table and order of use (HELD), or
- * dropped (in the list unless somebody reads it). A class's `slots` and `free` count living segments only; its order of use also has the blocks of those
- * that die. The order of use is the order of `seq`. The blocks that are named are the n_named oldest. A call in the wrong state is a bug. */
+ * What always holds: a slot is in exactly one place: free (beyond `cut`, or in its segment's list),
+ * with its owner, in hash table and order of use (HELD), or dropped (in the list unless somebody
+ * reads it). A class's `slots` and `free` count living segments only; its order of use also has
+ * the blocks of those that die. The order of use is the order of `seq`. The blocks that are
+ * named are the n_named oldest. A call in the wrong state is a bug. */
 #include "disk_index.h"
 
 #include "util/check.h"
@@ -37,7 +39,8 @@ void disk_index_fini(struct disk_index *x)
 static uint32_t *bucket_of(const struct disk_index *x, const struct tier_key *key)
 {
 	uint64_t h = XXH3_64bits_withSeed(key->b, sizeof key->b, x->hash_seed);
-	uint32_t round = 1u << (31 - __builtin_clz(x->n_buckets));   /* buckets below n_buckets - round are split already */
+	/* buckets below n_buckets - round are split already */
+	uint32_t round = 1u << (31 - __builtin_clz(x->n_buckets));
 	uint32_t at = (uint32_t)h & (2 * round - 1);
 	return &x->bucket[at < x->n_buckets ? at : at - round];
 }
@@ -82,7 +85,8 @@ uint32_t disk_index_find(const struct disk_index *x, const struct tier_key *key)
 
 struct disk_segment *disk_segment_new(uint32_t number, uint32_t slot_bytes, uint32_t slots)
 {
-	struct disk_segment *g = mem_zalloc(sizeof *g + (size_t)slots * sizeof g->slot[0]);   /* pages of slots that are never used are never touched */
+	/* pages of slots that are never used are never touched */
+	struct disk_segment *g = mem_zalloc(sizeof *g + (size_t)slots * sizeof g->slot[0]);
 	g->number = number;
 	g->slot_bytes = slot_bytes;
 	g->slots = slots;
@@ -102,7 +106,10 @@ struct disk_class *disk_index_class(struct disk_index *x, uint32_t slot_bytes)
 			unused = c;
 	}
 	if (unused)
-		*unused = (struct disk_class){.slot_bytes = slot_bytes, .oldest = DISK_NONE, .newest = DISK_NONE, .next_due = DISK_NONE};
+		*unused = (struct disk_class){.slot_bytes = slot_bytes,
+		                              .oldest = DISK_NONE,
+		                              .newest = DISK_NONE,
+		                              .next_due = DISK_NONE};
 	return unused;
 }
 
@@ -132,7 +139,8 @@ struct disk_segment *disk_index_coldest(const struct disk_index *x, uint32_t oth
 	struct disk_segment *best = NULL;
 	for (uint32_t i = 0; i < x->n_segments; i++) {
 		struct disk_segment *g = x->segment[i];
-		if (g && !g->dying && g->slot_bytes != other_than && (!best || g->last_used < best->last_used))
+		if (g && !g->dying && g->slot_bytes != other_than &&
+		    (!best || g->last_used < best->last_used))
 			best = g;
 	}
 	return best;
@@ -235,8 +243,9 @@ static void slot_taken(struct disk_segment *g, uint32_t slot)
 static struct disk_segment *segment_with_room(struct disk_index *x, const struct disk_class *c)
 {
 	struct disk_segment *g = x->segment[c->fill];
-	for (uint32_t i = 0; !g || g->dying || g->slot_bytes != c->slot_bytes || g->taken == g->slots; i++) {
-		CHECK(i < x->n_segments);   /* there is one, as c->free says */
+	for (uint32_t i = 0; !g || g->dying || g->slot_bytes != c->slot_bytes || g->taken == g->slots;
+	     i++) {
+		CHECK(i < x->n_segments); /* there is one, as c->free says */
 		g = x->segment[i];
 	}
 	return g;

@@ -1,11 +1,14 @@
 /* disk_int.h - what the disk tier's files share: its state, jobs, and which thread does what.
  *
- * A put or get becomes a job in a queue. Workers (disk_work.c) take jobs, gets first: find a slot, copy, check, and have blocks read and written. A put whose data is
- * written goes to the keeper (disk_keep.c), which writes the heads of all that has gathered, and only then is the put in the index and acknowledged. The keeper
- * also makes and deletes segments, clears the heads of dropped slots and makes a flush last. Look-ups, removes and figures are answered by whoever asks, from
+ * A put or get becomes a job in a queue. Workers (disk_work.c) take jobs, gets first: find a slot,
+ * copy, check, and have blocks read and written. A put whose data is written goes to the keeper
+ * (disk_keep.c), which writes the heads of all that has gathered, and only then is the put in the
+ * index and acknowledged. The keeper also makes and deletes segments, clears the heads of dropped
+ * slots and makes a flush last. Look-ups, removes and figures are answered by whoever asks, from
  * memory.
  *
- * The lock is held for moments only: never during a copy, a transfer, a write of heads, or a `done`. `changed` (tier_ops.watch) is called with it held. */
+ * The lock is held for moments only: never during a copy, a transfer, a write of heads, or a
+ * `done`. `changed` (tier_ops.watch) is called with it held. */
 #ifndef STORAGE_DISK_INT_H
 #define STORAGE_DISK_INT_H
 
@@ -20,26 +23,29 @@
 #include <pthread.h>
 #include <stdint.h>
 
-#define DISK_GETS_MAX 4096u          /* queued */
+#define DISK_GETS_MAX 4096u /* queued */
 #define DISK_PUTS_MAX 1024u
 #define DISK_BUFFER_BYTES_MAX ((uint64_t)256 << 20)
-#define DISK_AHEAD_BYTES_MAX ((uint64_t)16 << 20)   /* of all buffers that are taken, for more of them than the depth: they are to stay in the cache */
-#define DISK_FAILS_MAX 3u            /* failed writes in a row before it pauses */
-#define DISK_PAUSE_US 10000000u      /* how long it takes no puts then; and how long a full disk is not asked for more */
+/* of all buffers that are taken, for more of them than the depth: they are to stay in the cache */
+#define DISK_AHEAD_BYTES_MAX ((uint64_t)16 << 20)
+#define DISK_FAILS_MAX 3u /* failed writes in a row before it pauses */
+/* how long it takes no puts then; and how long a full disk is not asked for more */
+#define DISK_PAUSE_US 10000000u
 #define DISK_RECENT_MAX 64u
-#define DISK_DUE_MAX 1024u           /* blocks that are to be copied down; for one more the next hit counts again */
+/* blocks that are to be copied down; for one more the next hit counts again */
+#define DISK_DUE_MAX 1024u
 
 enum disk_way { DISK_READS, DISK_WRITES, DISK_WAYS };
 
 struct disk_job {
-	struct list link;            /* in a queue, in `written`, or none */
-	struct list busy;            /* in `busy` from its begin to its end */
+	struct list link; /* in a queue, in `written`, or none */
+	struct list busy; /* in `busy` from its begin to its end */
 	struct tier_op *op;
 	int put;
 	uint64_t begun_us;
-	uint32_t slot;               /* put: TAKEN by it; get: it is one of its readers */
+	uint32_t slot;                /* put: TAKEN by it; get: it is one of its readers */
 	struct disk_segment *segment; /* NULL: it has no slot */
-	struct tier_sum sum;         /* get: of the stored block */
+	struct tier_sum sum;          /* get: of the stored block */
 	struct disk_buffer buf;
 	size_t buf_bytes;
 	struct disk_req req;
@@ -61,10 +67,12 @@ struct disk_worker {
 	struct disk *disk;
 	pthread_t thread;
 	struct disk_io *io;
-	unsigned depth;              /* jobs with the device at most */
-	unsigned ahead;              /* jobs beside them at most, that are being checked and copied while the device has the next ones */
-	unsigned running;            /* all of them */
-	int idle;                    /* sleeps, and could begin a job */
+	unsigned depth; /* jobs with the device at most */
+	/* jobs beside them at most, that are being checked and copied while the device has the next
+	 * ones */
+	unsigned ahead;
+	unsigned running; /* all of them */
+	int idle;         /* sleeps, and could begin a job */
 };
 
 struct disk {
@@ -72,7 +80,7 @@ struct disk {
 	struct tier_disk_opts o;
 	struct disk_dir dir;
 	int ringed;
-	pthread_mutex_t lock;        /* of all that follows */
+	pthread_mutex_t lock; /* of all that follows */
 	pthread_cond_t keep_more;
 	int stop, keep_stop;
 	struct disk_index x;
@@ -80,27 +88,28 @@ struct disk {
 
 	struct list gets, puts, busy, written;
 	unsigned n_gets, n_puts;
-	unsigned putting;            /* puts that have begun and are not with the keeper */
-	unsigned uncommitted;        /* puts that the keeper has */
-	int stalled;                 /* the first put waits for a slot: none begins until disk_unstall */
+	unsigned putting;     /* puts that have begun and are not with the keeper */
+	unsigned uncommitted; /* puts that the keeper has */
+	/* the first put waits for a slot: none begins until disk_unstall */
+	int stalled;
 	struct disk_buffers buffers;
 
-	int keep;                    /* there is something for the keeper */
-	uint64_t seq;                /* the last sequence number that was given */
-	uint64_t flush_mark;         /* blocks below it are gone */
-	struct list flushes;         /* of tier_flush: to be made last */
+	int keep;            /* there is something for the keeper */
+	uint64_t seq;        /* the last sequence number that was given */
+	uint64_t flush_mark; /* blocks below it are gone */
+	struct list flushes; /* of tier_flush: to be made last */
 	unsigned fails;
 	uint64_t no_puts_until_us, no_room_until_us;
-	int error;                   /* errno of the last failed write */
+	int error; /* errno of the last failed write */
 	struct disk_recent recent[DISK_RECENT_MAX];
 	unsigned recent_at;
 
 	enum tier_policy policy;
-	uint32_t after;              /* TIER_WRITE_THROUGH: hits */
+	uint32_t after; /* TIER_WRITE_THROUGH: hits */
 	unsigned low_percent;
-	struct tier_due due[DISK_DUE_MAX];   /* ring: blocks that were hit so often */
+	struct tier_due due[DISK_DUE_MAX]; /* ring: blocks that were hit so often */
 	unsigned due_at, n_due;
-	void (*changed)(void *arg, const struct tier_key *key, int stored);   /* or NULL */
+	void (*changed)(void *arg, const struct tier_key *key, int stored); /* or NULL */
 	void *changed_arg;
 
 	struct tier_stat stat;
@@ -115,15 +124,21 @@ struct disk {
 enum disk_why { DISK_ASKED, DISK_EVICTED, DISK_DAMAGED };
 
 /* --- disk.c; with the lock held --- */
-uint32_t disk_find(const struct disk *d, const struct tier_key *key);   /* a block that was not flushed, or DISK_NONE */
-void disk_gone(struct disk *d, uint32_t id, enum disk_why why);         /* HELD, and about to leave the index: figures, `changed` */
+/* a block that was not flushed, or DISK_NONE */
+uint32_t disk_find(const struct disk *d, const struct tier_key *key);
+/* HELD, and about to leave the index: figures, `changed` */
+void disk_gone(struct disk *d, uint32_t id, enum disk_why why);
 void disk_drop(struct disk *d, uint32_t id, enum disk_why why);
-void disk_stored_here(struct disk *d, uint32_t id);                     /* TAKEN, now in the index */
-void disk_due_check(struct disk *d, uint32_t id);                       /* was it hit so often that it is to be copied down? */
-uint32_t disk_next_slots(const struct disk *d, uint32_t slot_bytes);    /* slots of the next segment of that class; 0: no room for one */
+/* TAKEN, now in the index */
+void disk_stored_here(struct disk *d, uint32_t id);
+/* was it hit so often that it is to be copied down? */
+void disk_due_check(struct disk *d, uint32_t id);
+/* slots of the next segment of that class; 0: no room for one */
+uint32_t disk_next_slots(const struct disk *d, uint32_t slot_bytes);
 void disk_keep_wake(struct disk *d);
-void disk_unstall(struct disk *d);                                      /* a slot may be had now */
-void disk_write_result(struct disk *d, int error);                      /* an errno, or 0: a write went through */
+void disk_unstall(struct disk *d); /* a slot may be had now */
+/* an errno, or 0: a write went through */
+void disk_write_result(struct disk *d, int error);
 void disk_segment_leave(struct disk *d, struct disk_segment *g);
 /* without it */
 void disk_job_end(struct disk *d, struct disk_job *j);
@@ -131,11 +146,13 @@ const char *disk_error_text(int error, int *ret_code);
 
 /* --- disk_work.c --- */
 void *disk_worker_main(void *arg);
-void disk_workers_wake(struct disk *d, unsigned n);                     /* with the lock held */
+void disk_workers_wake(struct disk *d, unsigned n); /* with the lock held */
 
 /* --- disk_keep.c --- */
 void *disk_keeper_main(void *arg);
-int disk_load(struct disk *d, struct err *err);                         /* at the start: what is in the folder */
-void disk_save_use(struct disk *d);                                     /* at the end: the order of use; no other thread is left */
+/* at the start: what is in the folder */
+int disk_load(struct disk *d, struct err *err);
+/* at the end: the order of use; no other thread is left */
+void disk_save_use(struct disk *d);
 
 #endif

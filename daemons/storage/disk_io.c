@@ -1,8 +1,12 @@
-/* disk_io.c - block transfers through a ring of the kernel's, or one after another by the thread itself.
+/* disk_io.c - block transfers through a ring of the kernel's, or one after another by the thread
+ * itself.
  *
- * What always holds: a request is either in the ring (`flying`), or in `over`, or the caller's. Nothing waits in the ring without the kernel knowing all of it;
- * what was submitted together goes there together, and neighbours on the disk become one transfer. The ring always has one entry that waits for the wake
- * descriptor, so that a thread that sleeps in the ring hears of new work. Errors of the device are the request's result; only a ring that cannot be entered at all is a bug. */
+ * What always holds: a request is either in the ring (`flying`), or in `over`, or the caller's.
+ * Nothing waits in the ring without the kernel knowing all of it; what was submitted together goes
+ * there together, and neighbours on the disk become one transfer. The ring always has one entry
+ * that waits for the wake descriptor, so that a thread that sleeps in the ring hears of new
+ * work. Errors of the device are the request's result; only a ring that cannot be entered at all
+ * is a bug. */
 #include "disk_io.h"
 
 #include "util/check.h"
@@ -71,7 +75,8 @@ static void plain_run(struct disk_io *io, struct disk_req *q)
 		off_t at = q->at + (off_t)q->done;
 		ssize_t n = io->transfer(q->write, q->bytes - q->done, at);
 		if (n > 0) {
-			n = q->write ? pwrite(q->fd, q->buf + q->done, (size_t)n, at) : pread(q->fd, q->buf + q->done, (size_t)n, at);
+			n = q->write ? pwrite(q->fd, q->buf + q->done, (size_t)n, at)
+			             : pread(q->fd, q->buf + q->done, (size_t)n, at);
 			if (n < 0)
 				n = -errno;
 		}
@@ -93,7 +98,7 @@ static void plain_wait(struct disk_io *io)
 static struct io_uring_sqe *ring_entry(struct disk_io *io)
 {
 	struct io_uring_sqe *e = io_uring_get_sqe(&io->ring);
-	if (!e) {   /* entries that the kernel did not take yet fill the ring */
+	if (!e) { /* entries that the kernel did not take yet fill the ring */
 		io_uring_submit(&io->ring);
 		e = io_uring_get_sqe(&io->ring);
 	}
@@ -172,7 +177,7 @@ void disk_io_submit(struct disk_io *io, struct disk_req *q)
 void disk_io_send(struct disk_io *io)
 {
 	if (io->ringed && io_uring_sq_ready(&io->ring) > 0)
-		io_uring_submit(&io->ring);   /* what it does not take now goes with the next call */
+		io_uring_submit(&io->ring); /* what it does not take now goes with the next call */
 }
 
 int disk_io_over(struct disk_io *io)
@@ -209,12 +214,14 @@ void disk_io_wake(struct disk_io *io)
 {
 	uint64_t one = 1;
 	ssize_t n = write(io->wake_fd, &one, sizeof one);
-	(void)n;   /* full: it is readable anyway */
+	(void)n; /* full: it is readable anyway */
 }
 
-static int ring_open(struct disk_io *io, unsigned depth, const struct disk_calls *calls, struct err *err)
+static int ring_open(struct disk_io *io, unsigned depth, const struct disk_calls *calls,
+                     struct err *err)
 {
-	int r = calls && calls->ring_init ? calls->ring_init(depth + 2, &io->ring) : io_uring_queue_init(depth + 2, &io->ring, 0);
+	int r = calls && calls->ring_init ? calls->ring_init(depth + 2, &io->ring)
+	                                  : io_uring_queue_init(depth + 2, &io->ring, 0);
 	if (r < 0)
 		return err_set(err, ERR_UNSUPPORTED, "io_uring is not to be had here: %s", strerror(-r));
 	static const int needed[] = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_POLL_ADD};
@@ -225,13 +232,15 @@ static int ring_open(struct disk_io *io, unsigned depth, const struct disk_calls
 	io_uring_free_probe(p);
 	if (!there) {
 		io_uring_queue_exit(&io->ring);
-		return err_set(err, ERR_UNSUPPORTED, "io_uring of this kernel lacks reads or writes (5.6 has them)");
+		return err_set(err, ERR_UNSUPPORTED,
+		               "io_uring of this kernel lacks reads or writes (5.6 has them)");
 	}
 	ring_arm_wake(io);
 	return 0;
 }
 
-int disk_io_new(int ring, unsigned depth, const struct disk_calls *calls, struct disk_io **ret, struct err *err)
+int disk_io_new(int ring, unsigned depth, const struct disk_calls *calls, struct disk_io **ret,
+                struct err *err)
 {
 	struct disk_io *io = mem_zalloc(sizeof *io);
 	list_init(&io->over);

@@ -1,11 +1,15 @@
-/* disk_keep.c - the disk tier's keeper: heads, segments and the state file; and reading all of it at the start.
+/* disk_keep.c - the disk tier's keeper: heads, segments and the state file; and reading all of it
+ * at the start.
  *
- * Order of things, which kill -9 or (with sync) a crash of the machine may cut anywhere: a block's data is written, then its head, then the put is acknowledged. A
- * slot's head is cleared before the slot is used again. A segment's files are there before any of its slots, and go after its last block. What cannot be
- * written ends those puts with the reason and leaves all else as it was; a head that cannot be cleared names data that does not hold, or an older copy.
+ * Order of things, which kill -9 or (with sync) a crash of the machine may cut anywhere: a block's
+ * data is written, then its head, then the put is acknowledged. A slot's head is cleared before the
+ * slot is used again. A segment's files are there before any of its slots, and go after its last
+ * block. What cannot be written ends those puts with the reason and leaves all else as it was; a
+ * head that cannot be cleared names data that does not hold, or an older copy.
  *
- * Room for a put comes from, in this order: a free slot; a new segment while the capacity allows it and the disk has room; a segment of another slot size whose
- * blocks were all used before the oldest of this size; the least recently used block of this size. */
+ * Room for a put comes from, in this order: a free slot; a new segment while the capacity allows it
+ * and the disk has room; a segment of another slot size whose blocks were all used before the
+ * oldest of this size; the least recently used block of this size. */
 #include "disk_int.h"
 #include "disk_segment.h"
 
@@ -21,7 +25,7 @@
 #include <unistd.h>
 
 #define CLEARS_AT_ONCE 256u
-#define DROPS_AT_ONCE 1024u   /* blocks of dying segments, before puts have their turn */
+#define DROPS_AT_ONCE 1024u /* blocks of dying segments, before puts have their turn */
 
 /* --- puts whose data is written --- */
 
@@ -60,7 +64,8 @@ static int sync_each(const struct disk *d, struct disk_job **job, unsigned n, in
 	int e = 0;
 	for (unsigned i = 0; i < n; i++) {
 		const struct disk_segment *g = job[i]->segment;
-		if ((i == 0 || job[i - 1]->segment != g) && disk_datasync(d->o.calls, heads ? g->heads_fd : g->fd) != 0)
+		if ((i == 0 || job[i - 1]->segment != g) &&
+		    disk_datasync(d->o.calls, heads ? g->heads_fd : g->fd) != 0)
 			e = errno;
 	}
 	return e;
@@ -94,7 +99,8 @@ static void put_end(struct disk *d, struct disk_job *j, int error)
 {
 	struct disk_slot *s = disk_slot_at(&d->x, j->slot);
 	uint32_t old = disk_index_find(&d->x, &s->key);
-	int there = old != DISK_NONE && disk_slot_at(&d->x, old)->seq >= d->flush_mark && disk_slot_at(&d->x, old)->bytes == s->bytes;
+	int there = old != DISK_NONE && disk_slot_at(&d->x, old)->seq >= d->flush_mark &&
+	            disk_slot_at(&d->x, old)->bytes == s->bytes;
 	int dying = j->segment->dying, flushed = s->seq < d->flush_mark;
 	if (error) {
 		j->text = disk_error_text(error, &j->code);
@@ -108,7 +114,7 @@ static void put_end(struct disk *d, struct disk_job *j, int error)
 		disk_index_drop(&d->x, j->slot);
 	} else {
 		if (old != DISK_NONE)
-			disk_drop(d, old, DISK_ASKED);   /* of another size, or flushed */
+			disk_drop(d, old, DISK_ASKED); /* of another size, or flushed */
 		disk_stored_here(d, j->slot);
 	}
 	j->tier = j->code == 0 ? TIER_DISK : TIER_NONE;
@@ -122,7 +128,8 @@ static void commit(struct disk *d)
 	struct disk_job **job = written_take(d, &n);
 	int e = n ? make_last(d, job, n) : 0;
 	if (e)
-		log_error("disk_commit_failed", "path=%s puts=%u reason=%s", log_quote(d->dir.path), n, log_quote(strerror(e)));
+		log_error("disk_commit_failed", "path=%s puts=%u reason=%s", log_quote(d->dir.path), n,
+		          log_quote(strerror(e)));
 	pthread_mutex_lock(&d->lock);
 	if (e)
 		disk_write_result(d, e);
@@ -140,8 +147,9 @@ static void commit(struct disk *d)
 
 /* --- slots that were dropped --- */
 
-/* The head of a block that is dropped may be newer than one of the same key that stays (two puts of it at a time, or one that failed): so with sync it is gone on
- * the device before the slot is used again, else a crash could leave it there with other data. */
+/* The head of a block that is dropped may be newer than one of the same key that stays (two puts of
+ * it at a time, or one that failed): so with sync it is gone on the device before the slot is
+ * used again, else a crash could leave it there with other data. */
 static int clear(const struct disk *d, const uint32_t *id, uint32_t n)
 {
 	int e = 0;
@@ -151,7 +159,8 @@ static int clear(const struct disk *d, const uint32_t *id, uint32_t n)
 		uint32_t k = 0;
 		while (disk_segment_of(&d->x, id[k]) != disk_segment_of(&d->x, id[i]))
 			k++;
-		if (k == i && disk_datasync(d->o.calls, disk_segment_of(&d->x, id[i])->heads_fd) != 0)   /* the first of its segment */
+		/* the first of its segment */
+		if (k == i && disk_datasync(d->o.calls, disk_segment_of(&d->x, id[i])->heads_fd) != 0)
 			e = errno;
 	}
 	return e;
@@ -171,7 +180,7 @@ static void clear_dropped(struct disk *d)
 		disk_write_result(d, e);
 	for (uint32_t i = 0; i < n; i++) {
 		if (e)
-			disk_index_dropped_back(&d->x, id[i]);   /* again when a put wants one of them */
+			disk_index_dropped_back(&d->x, id[i]); /* again when a put wants one of them */
 		else
 			disk_index_free(&d->x, id[i]);
 		disk_segment_leave(d, disk_segment_of(&d->x, id[i]));
@@ -187,11 +196,13 @@ static void clear_dropped(struct disk *d)
 static void shrink(struct disk *d)
 {
 	struct disk_segment *g;
-	while (d->x.file_bytes - d->x.dying_bytes > d->capacity_bytes && (g = disk_index_coldest(&d->x, 0)) != NULL)
+	while (d->x.file_bytes - d->x.dying_bytes > d->capacity_bytes &&
+	       (g = disk_index_coldest(&d->x, 0)) != NULL)
 		disk_index_kill(&d->x, g);
 }
 
-/* Blocks of dying segments are dropped, at most so many; one that is empty then. With the lock held. */
+/* Blocks of dying segments are dropped, at most so many; one that is empty then. With the lock
+ * held. */
 static struct disk_segment *segment_empty(struct disk *d)
 {
 	unsigned left = DROPS_AT_ONCE;
@@ -217,7 +228,7 @@ static void delete_dying(struct disk *d)
 	shrink(d);
 	for (struct disk_segment *g; (g = segment_empty(d)) != NULL;) {
 		uint32_t number = g->number;
-		g->users++;              /* nobody else deletes it, or makes one of that number */
+		g->users++; /* nobody else deletes it, or makes one of that number */
 		pthread_mutex_unlock(&d->lock);
 		disk_segment_close(g);
 		disk_segment_delete(&d->dir, number);
@@ -225,7 +236,7 @@ static void delete_dying(struct disk *d)
 		g->users--;
 		disk_index_remove_segment(&d->x, g);
 		free(g);
-		d->no_room_until_us = 0;   /* a disk that was full has room again */
+		d->no_room_until_us = 0; /* a disk that was full has room again */
 		disk_unstall(d);
 	}
 	pthread_mutex_unlock(&d->lock);
@@ -239,10 +250,14 @@ static void make_segment(struct disk *d, struct disk_class *c)
 	struct disk_segment *g = NULL;
 	if (slots && number >= 0) {
 		pthread_mutex_unlock(&d->lock);
-		int e = disk_segment_make(&d->dir, d->o.calls, d->o.direct, (uint32_t)number, slot_bytes, slots, &g);
+		int e = disk_segment_make(&d->dir, d->o.calls, d->o.direct, (uint32_t)number, slot_bytes,
+		                          slots, &g);
 		if (e)
-			log_warn("disk_full", "path=%s segment=%d wanted_bytes=%llu reason=%s action=goes_on_with_what_it_has", log_quote(d->dir.path), number,
-			         (unsigned long long)slots * slot_bytes, log_quote(strerror(e)));
+			log_warn(
+				"disk_full",
+				"path=%s segment=%d wanted_bytes=%llu reason=%s action=goes_on_with_what_it_has",
+				log_quote(d->dir.path), number, (unsigned long long)slots * slot_bytes,
+				log_quote(strerror(e)));
 		pthread_mutex_lock(&d->lock);
 		if (e)
 			d->no_room_until_us = clock_us() + DISK_PAUSE_US;
@@ -282,7 +297,8 @@ static void keep_flushes(struct disk *d)
 		return;
 	int e = disk_dir_flush(&d->dir, mark);
 	if (e) {
-		log_error("disk_flush_failed", "path=%s reason=%s", log_quote(d->dir.path), log_quote(strerror(e)));
+		log_error("disk_flush_failed", "path=%s reason=%s", log_quote(d->dir.path),
+		          log_quote(strerror(e)));
 		pthread_mutex_lock(&d->lock);
 		disk_write_result(d, e);
 		pthread_mutex_unlock(&d->lock);
@@ -291,7 +307,8 @@ static void keep_flushes(struct disk *d)
 		struct tier_flush *f = list_entry(it, struct tier_flush, link);
 		list_remove(it);
 		if (e)
-			snprintf(f->text, sizeof f->text, "%s: blocks may be back after a restart", disk_error_text(e, &f->code));
+			snprintf(f->text, sizeof f->text, "%s: blocks may be back after a restart",
+			         disk_error_text(e, &f->code));
 		f->done(f);
 	}
 }
@@ -331,10 +348,13 @@ struct finds {
 };
 
 /* Its blocks are TAKEN; what they are is in their slots. */
-static void segment_load(struct disk *d, struct disk_segment *g, const struct disk_head *head, struct finds *f)
+static void segment_load(struct disk *d, struct disk_segment *g, const struct disk_head *head,
+                         struct finds *f)
 {
 	if (!disk_index_class(&d->x, g->slot_bytes)) {
-		log_error("disk_segment_lost", "path=%s segment=%u slot_bytes=%u why=\"too many sizes\" action=deleted", log_quote(d->dir.path), g->number, g->slot_bytes);
+		log_error("disk_segment_lost",
+		          "path=%s segment=%u slot_bytes=%u why=\"too many sizes\" action=deleted",
+		          log_quote(d->dir.path), g->number, g->slot_bytes);
 		disk_segment_close(g);
 		disk_segment_delete(&d->dir, g->number);
 		free(g);
@@ -378,7 +398,8 @@ static int segments_load(struct disk *d, struct finds *f, struct err *err)
 		e = disk_segment_open(&d->dir, d->o.calls, d->o.direct, i, &g, &heads, &lost);
 		if (e == ENODATA) {
 			if (lost)
-				log_error("disk_segment_lost", "path=%s segment=%u blocks=%llu action=deleted", log_quote(d->dir.path), i, (unsigned long long)lost);
+				log_error("disk_segment_lost", "path=%s segment=%u blocks=%llu action=deleted",
+				          log_quote(d->dir.path), i, (unsigned long long)lost);
 			d->stat.lost += lost;
 			disk_segment_delete(&d->dir, i);
 			e = 0;
@@ -387,7 +408,8 @@ static int segments_load(struct disk *d, struct finds *f, struct err *err)
 			free(heads);
 		}
 		if (e != 0)
-			err_set(err, ERR_IO, "cannot look at segment %u of %s: %s", i, d->dir.path, strerror(e));
+			err_set(err, ERR_IO, "cannot look at segment %u of %s: %s", i, d->dir.path,
+			        strerror(e));
 	}
 	free(there);
 	return e == 0 ? 0 : ERR_IO;
@@ -400,12 +422,12 @@ int disk_load(struct disk *d, struct err *err)
 	d->seq = d->flush_mark;
 	if (f.n)
 		qsort(f.at, f.n, sizeof *f.at, newest_first);
-	for (size_t i = 0; i < f.n; i++)   /* of two heads with one key the newer counts */
+	for (size_t i = 0; i < f.n; i++) /* of two heads with one key the newer counts */
 		if (disk_index_find(&d->x, &disk_slot_at(&d->x, f.at[i].slot)->key) == DISK_NONE)
 			disk_index_insert(&d->x, f.at[i].slot);
 		else
 			disk_index_drop(&d->x, f.at[i].slot);
-	for (size_t i = f.n; i-- > 0;) {   /* in the order of use */
+	for (size_t i = f.n; i-- > 0;) { /* in the order of use */
 		struct disk_slot *s = disk_slot_at(&d->x, f.at[i].slot);
 		if (s->state != DISK_HELD)
 			continue;
@@ -427,7 +449,9 @@ void disk_save_use(struct disk *d)
 	for (uint32_t i = 0; i < d->x.n_segments; i++) {
 		struct disk_segment *g = d->x.segment[i];
 		for (uint32_t k = 0, run; g && e == 0 && k < g->cut; k += run) {
-			for (run = 0; k + run < g->cut && g->slot[k + run].state == DISK_HELD && g->slot[k + run].used; run++)
+			for (run = 0;
+			     k + run < g->cut && g->slot[k + run].state == DISK_HELD && g->slot[k + run].used;
+			     run++)
 				;
 			if (run)
 				e = disk_heads_write(g, k, run, 0);

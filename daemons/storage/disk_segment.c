@@ -1,5 +1,6 @@
-/* disk_segment.c - makes, opens and deletes the files of segments; writes heads. No lock is needed but for the slots that are written. A disk that has not
- * the room is an answer (an errno), not an error; a file that does not hold costs its own blocks only. */
+/* disk_segment.c - makes, opens and deletes the files of segments; writes heads. No lock is needed
+ * but for the slots that are written. A disk that has not the room is an answer (an errno), not
+ * an error; a file that does not hold costs its own blocks only. */
 #include "disk_segment.h"
 #include "disk_dir.h"
 #include "disk_io.h"
@@ -16,8 +17,8 @@
 #include <xxhash.h>
 
 #define HALVINGS 4
-#define MAGIC 0x32766b7364706471u   /* and byte order */
-#define RUN_MAX 64u                 /* heads in one write */
+#define MAGIC 0x32766b7364706471u /* and byte order */
+#define RUN_MAX 64u               /* heads in one write */
 #define READ_BYTES ((size_t)1 << 20)
 #define PAGE ((size_t)4096)
 
@@ -27,11 +28,13 @@ struct segment_head {
 	uint32_t number, slot_bytes, slots, zero[9];
 	uint64_t check;
 };
-_Static_assert(sizeof(struct disk_head) == 64 && sizeof(struct segment_head) == 64, "these are the file's format");
+_Static_assert(sizeof(struct disk_head) == 64 && sizeof(struct segment_head) == 64,
+               "these are the file's format");
 
 static uint32_t head_check(const struct disk_head *h, uint32_t number, uint32_t slot)
 {
-	return (uint32_t)XXH3_64bits_withSeed(h, offsetof(struct disk_head, check), (uint64_t)number << 32 | slot);
+	return (uint32_t)XXH3_64bits_withSeed(h, offsetof(struct disk_head, check),
+	                                      (uint64_t)number << 32 | slot);
 }
 
 static uint64_t segment_check(const struct segment_head *h)
@@ -67,7 +70,8 @@ int disk_heads_write(const struct disk_segment *g, uint32_t slot, uint32_t n, in
 		memset(h, 0, n * sizeof *h);
 		for (uint32_t i = 0; !clear && i < n; i++) {
 			const struct disk_slot *s = &g->slot[slot + i];
-			h[i] = (struct disk_head){.key = s->key, .sum = s->sum, .seq = s->seq, .bytes = s->bytes};
+			h[i] = (struct disk_head){
+				.key = s->key, .sum = s->sum, .seq = s->seq, .bytes = s->bytes};
 			h[i].check = head_check(&h[i], g->number, slot + i);
 		}
 		e = write_all(g->heads_fd, h, n * sizeof *h, head_at(slot));
@@ -79,13 +83,17 @@ int disk_heads_write(const struct disk_segment *g, uint32_t slot, uint32_t n, in
 
 static int sys_open(const struct disk_calls *calls, const char *path, int flags)
 {
-	return calls && calls->open ? calls->open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600) : open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+	return calls && calls->open ? calls->open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600)
+	                            : open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
-/* Sets g->fd and g->heads_fd, g->direct if it was asked for and the file system can. 0 or an errno; then none is open. */
-static int files_open(const struct disk_dir *dir, const struct disk_calls *calls, int direct, int flags, struct disk_segment *g)
+/* Sets g->fd and g->heads_fd, g->direct if it was asked for and the file system can. 0 or an
+ * errno; then none is open. */
+static int files_open(const struct disk_dir *dir, const struct disk_calls *calls, int direct,
+                      int flags, struct disk_segment *g)
 {
-	char *data = disk_dir_file(dir, "segment", g->number), *heads = disk_dir_file(dir, "heads", g->number);
+	char *data = disk_dir_file(dir, "segment", g->number),
+		 *heads = disk_dir_file(dir, "heads", g->number);
 	g->fd = direct ? sys_open(calls, data, flags | O_DIRECT) : -1;
 	g->direct = g->fd >= 0;
 	if (g->fd < 0 && (!direct || errno == EINVAL))
@@ -112,7 +120,7 @@ void disk_segment_close(struct disk_segment *g)
 
 void disk_segment_delete(const struct disk_dir *dir, uint32_t number)
 {
-	static const char *const name[] = {"heads", "segment"};   /* data without heads is nobody's */
+	static const char *const name[] = {"heads", "segment"}; /* data without heads is nobody's */
 	for (int i = 0; i < 2; i++) {
 		char *path = disk_dir_file(dir, name[i], number);
 		unlink(path);
@@ -122,10 +130,12 @@ void disk_segment_delete(const struct disk_dir *dir, uint32_t number)
 
 /* --- a new one --- */
 
-/* 0 or an errno. Where the file system cannot preallocate, the file has holes, and a write may find the disk full. */
+/* 0 or an errno. Where the file system cannot preallocate, the file has holes, and a write may
+ * find the disk full. */
 static int file_fill(const struct disk_calls *calls, int fd, off_t bytes)
 {
-	int r = calls && calls->fallocate ? calls->fallocate(fd, 0, 0, bytes) : fallocate(fd, 0, 0, bytes);
+	int r = calls && calls->fallocate ? calls->fallocate(fd, 0, 0, bytes)
+	                                  : fallocate(fd, 0, 0, bytes);
 	if (r != 0 && errno == EOPNOTSUPP)
 		r = ftruncate(fd, bytes);
 	return r == 0 ? 0 : errno;
@@ -135,13 +145,13 @@ static int file_fill(const struct disk_calls *calls, int fd, off_t bytes)
 static int files_fill(const struct disk_calls *calls, struct disk_segment *g, uint32_t *slots)
 {
 	int e = ENOSPC;
-	for (int i = 0; i < HALVINGS && *slots > 0; i++, *slots /= 2) {
+	for (int i = 0; i<HALVINGS && * slots> 0; i++, *slots /= 2) {
 		e = file_fill(calls, g->fd, (off_t)*slots * g->slot_bytes);
 		if (e == 0)
 			e = file_fill(NULL, g->heads_fd, head_at(*slots));
 		if (e != ENOSPC && e != EDQUOT && e != EFBIG)
 			break;
-		(void)!ftruncate(g->fd, 0);   /* what it got */
+		(void)!ftruncate(g->fd, 0); /* what it got */
 		(void)!ftruncate(g->heads_fd, 0);
 	}
 	return e;
@@ -149,19 +159,23 @@ static int files_fill(const struct disk_calls *calls, struct disk_segment *g, ui
 
 static int segment_head_write(const struct disk_segment *g)
 {
-	struct segment_head h = {.magic = MAGIC, .number = g->number, .slot_bytes = g->slot_bytes, .slots = g->slots};
+	struct segment_head h = {
+		.magic = MAGIC, .number = g->number, .slot_bytes = g->slot_bytes, .slots = g->slots};
 	h.check = segment_check(&h);
 	return write_all(g->heads_fd, &h, sizeof h, 0);
 }
 
-static int files_sync(const struct disk_dir *dir, const struct disk_calls *calls, const struct disk_segment *g)
+static int files_sync(const struct disk_dir *dir, const struct disk_calls *calls,
+                      const struct disk_segment *g)
 {
-	if (disk_datasync(calls, g->fd) != 0 || disk_datasync(calls, g->heads_fd) != 0 || disk_dir_sync(dir) != 0)
+	if (disk_datasync(calls, g->fd) != 0 || disk_datasync(calls, g->heads_fd) != 0 ||
+	    disk_dir_sync(dir) != 0)
 		return errno;
 	return 0;
 }
 
-int disk_segment_make(const struct disk_dir *dir, const struct disk_calls *calls, int direct, uint32_t number, uint32_t slot_bytes, uint32_t slots,
+int disk_segment_make(const struct disk_dir *dir, const struct disk_calls *calls, int direct,
+                      uint32_t number, uint32_t slot_bytes, uint32_t slots,
                       struct disk_segment **ret)
 {
 	struct disk_segment *g = disk_segment_new(number, slot_bytes, slots);
@@ -208,22 +222,27 @@ static void read_table(int fd, unsigned char *to, size_t bytes, const char *path
 			step = READ_BYTES;
 	}
 	if (bad)
-		log_error("disk_heads_unreadable", "path=%s pages=%u action=its_blocks_are_dropped", log_quote(path), bad);
+		log_error("disk_heads_unreadable", "path=%s pages=%u action=its_blocks_are_dropped",
+		          log_quote(path), bad);
 }
 
-/* The whole of heads-NNNN, of which *ret_slots were meant to be there; NULL: it does not say what it is. Heads that do not hold become zero. */
-static struct disk_head *heads_read(int fd, uint32_t number, const char *path, uint32_t *ret_slot_bytes, uint32_t *ret_slots)
+/* The whole of heads-NNNN, of which *ret_slots were meant to be there; NULL: it does not say
+ * what it is. Heads that do not hold become zero. */
+static struct disk_head *heads_read(int fd, uint32_t number, const char *path,
+                                    uint32_t *ret_slot_bytes, uint32_t *ret_slots)
 {
 	struct segment_head h = {0};
 	read_table(fd, (unsigned char *)&h, sizeof h, path);
-	if (h.magic != MAGIC || h.check != segment_check(&h) || h.number != number || h.slots == 0 || h.slots > DISK_SLOTS_MAX || h.slot_bytes == 0 ||
-	    h.slot_bytes % DISK_SLOT_UNIT != 0 || h.slot_bytes > DISK_BLOCK_BYTES_MAX)
+	if (h.magic != MAGIC || h.check != segment_check(&h) || h.number != number || h.slots == 0 ||
+	    h.slots > DISK_SLOTS_MAX || h.slot_bytes == 0 || h.slot_bytes % DISK_SLOT_UNIT != 0 ||
+	    h.slot_bytes > DISK_BLOCK_BYTES_MAX)
 		return NULL;
 	struct disk_head *all = mem_array((size_t)h.slots + 1, sizeof *all);
 	read_table(fd, (unsigned char *)all, (size_t)head_at(h.slots), path);
 	for (uint32_t i = 0; i < h.slots; i++) {
 		const struct disk_head *from = &all[i + 1];
-		int holds = from->bytes >= DISK_BLOCK_BYTES_MIN && from->bytes <= h.slot_bytes && from->check == head_check(from, number, i);
+		int holds = from->bytes >= DISK_BLOCK_BYTES_MIN && from->bytes <= h.slot_bytes &&
+		            from->check == head_check(from, number, i);
 		all[i] = holds ? *from : (struct disk_head){0};
 	}
 	*ret_slot_bytes = h.slot_bytes;
@@ -237,13 +256,14 @@ static int is_whole(int fd, uint64_t bytes)
 	return fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size >= bytes;
 }
 
-static int sure(int e)   /* it is not there, or not one of ours: no passing trouble of the system */
+static int sure(int e) /* it is not there, or not one of ours: no passing trouble of the system */
 {
 	return e == ENOENT || e == ELOOP || e == EISDIR || e == ENXIO;
 }
 
-int disk_segment_open(const struct disk_dir *dir, const struct disk_calls *calls, int direct, uint32_t number, struct disk_segment **ret,
-                      struct disk_head **ret_heads, uint64_t *ret_lost)
+int disk_segment_open(const struct disk_dir *dir, const struct disk_calls *calls, int direct,
+                      uint32_t number, struct disk_segment **ret, struct disk_head **ret_heads,
+                      uint64_t *ret_lost)
 {
 	char *path = disk_dir_file(dir, "heads", number);
 	uint32_t slot_bytes = 0, slots = 0;
@@ -257,7 +277,9 @@ int disk_segment_open(const struct disk_dir *dir, const struct disk_calls *calls
 		g = disk_segment_new(number, slot_bytes, slots);
 		e = files_open(dir, calls, direct, O_RDWR, g);
 	}
-	int whole = e == 0 && g && is_whole(g->fd, (uint64_t)slots * slot_bytes) && (is_whole(g->heads_fd, (uint64_t)head_at(slots)) || ftruncate(g->heads_fd, head_at(slots)) == 0);
+	int whole = e == 0 && g && is_whole(g->fd, (uint64_t)slots * slot_bytes) &&
+	            (is_whole(g->heads_fd, (uint64_t)head_at(slots)) ||
+	             ftruncate(g->heads_fd, head_at(slots)) == 0);
 	*ret_lost = 0;
 	if (whole) {
 		g->file_bytes = (uint64_t)slots * slot_bytes;

@@ -1,12 +1,16 @@
 /* disk_work.c - the disk tier's workers: they begin jobs, and end what the device has done.
  *
- * A get counts itself among its slot's readers, so that the slot is not given to another block before it has read: a checksum that does not hold means damage.
+ * A get counts itself among its slot's readers, so that the slot is not given to another block
+ * before it has read: a checksum that does not hold means damage.
  *
- * A put takes a free slot, or that of the least recently used block, whose head it clears first: whatever a crash leaves in the slot is nobody's. Where neither can be
- * had now the put goes back to the front of the queue, and puts rest until disk_unstall.
+ * A put takes a free slot, or that of the least recently used block, whose head it clears first:
+ * whatever a crash leaves in the slot is nobody's. Where neither can be had now the put goes back
+ * to the front of the queue, and puts rest until disk_unstall.
  *
- * With a ring one worker has many jobs with the device; without, there are many workers with one each. What the device has done is replaced first, then
- * checked and copied, so that the device never waits for the processor: gets begin before anything else, then jobs end, then puts begin. */
+ * With a ring one worker has many jobs with the device; without, there are many workers with one
+ * each. What the device has done is replaced first, then checked and copied, so that the device
+ * never waits for the processor: gets begin before anything else, then jobs end, then puts
+ * begin. */
 #include "disk_int.h"
 #include "disk_segment.h"
 #include "sum.h"
@@ -21,7 +25,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EVICT_TRIES 64u   /* blocks that are being read, or whose segment dies, are passed over, so many at most */
+/* blocks that are being read, or whose segment dies, are passed over, so many at most */
+#define EVICT_TRIES 64u
 
 /* --- choosing --- */
 
@@ -49,7 +54,8 @@ static struct disk_job *queue_head(struct disk *d, int puts_too)
 {
 	if (!list_empty(&d->gets))
 		return list_entry(d->gets.next, struct disk_job, link);
-	if (puts_too && !list_empty(&d->puts) && !d->stalled && d->putting < puts_at_most(d) && d->uncommitted < 4 * d->o.depth)
+	if (puts_too && !list_empty(&d->puts) && !d->stalled && d->putting < puts_at_most(d) &&
+	    d->uncommitted < 4 * d->o.depth)
 		return list_entry(d->puts.next, struct disk_job, link);
 	return NULL;
 }
@@ -63,7 +69,7 @@ static struct disk_job *job_next(struct disk *d, int puts_too)
 	j->buf_bytes = disk_slot_bytes(j->op->bytes);
 	if (!disk_buffer_take(&d->buffers, j->buf_bytes, &j->buf)) {
 		if (d->buffers.taken > 0)
-			return NULL;   /* who has them looks here again */
+			return NULL; /* who has them looks here again */
 		j->code = ERR_NOMEM;
 		j->text = "no memory for a buffer";
 	}
@@ -97,14 +103,18 @@ static void device_end(struct disk *d, enum disk_way way, int error, size_t byte
 
 static void transfer(struct disk_worker *w, struct disk_job *j)
 {
-	j->req = (struct disk_req){
-		.fd = j->segment->fd, .write = j->put, .buf = j->buf.at, .bytes = j->buf_bytes, .at = (off_t)(j->slot & (DISK_SLOTS_MAX - 1)) * (off_t)j->buf_bytes};
+	j->req = (struct disk_req){.fd = j->segment->fd,
+	                           .write = j->put,
+	                           .buf = j->buf.at,
+	                           .bytes = j->buf_bytes,
+	                           .at = (off_t)(j->slot & (DISK_SLOTS_MAX - 1)) * (off_t)j->buf_bytes};
 	disk_io_submit(w->io, &j->req);
 	if (j->put)
-		disk_io_send(w->io);   /* the next one is copied first */
+		disk_io_send(w->io); /* the next one is copied first */
 }
 
-/* Where the page cache is in between, what went through leaves it: reads at once, writes when the kernel has had the time to write them. */
+/* Where the page cache is in between, what went through leaves it: reads at once, writes when
+ * the kernel has had the time to write them. */
 static void pages_leave(struct disk *d, struct disk_job *j)
 {
 	if (j->segment->direct || !d->o.direct)
@@ -170,7 +180,9 @@ static void job_over(struct disk_worker *w, struct disk_job *j, int code, const 
 static uint32_t evict(struct disk *d, const struct disk_class *c)
 {
 	uint32_t id = c->oldest;
-	for (unsigned i = 0; id != DISK_NONE && (disk_slot_at(&d->x, id)->readers || disk_segment_of(&d->x, id)->dying); i++)
+	for (unsigned i = 0;
+	     id != DISK_NONE && (disk_slot_at(&d->x, id)->readers || disk_segment_of(&d->x, id)->dying);
+	     i++)
 		id = i < EVICT_TRIES ? disk_slot_at(&d->x, id)->newer : DISK_NONE;
 	if (id == DISK_NONE)
 		return DISK_NONE;
@@ -182,7 +194,8 @@ static uint32_t evict(struct disk *d, const struct disk_class *c)
 /* Asks for a new segment if one may be had. */
 static int want_segment(struct disk *d, struct disk_class *c)
 {
-	int may = clock_us() >= d->no_room_until_us && disk_next_slots(d, c->slot_bytes) > 0 && disk_index_number(&d->x) >= 0;
+	int may = clock_us() >= d->no_room_until_us && disk_next_slots(d, c->slot_bytes) > 0 &&
+	          disk_index_number(&d->x) >= 0;
 	if (may && !c->wants_segment) {
 		c->wants_segment = 1;
 		disk_keep_wake(d);
@@ -190,12 +203,16 @@ static int want_segment(struct disk *d, struct disk_class *c)
 	return may;
 }
 
-/* Is the room of a segment of other blocks on its way to this class? One dies if all in it was used before the oldest of this class. */
+/* Is the room of a segment of other blocks on its way to this class? One dies if all in it was
+ * used before the oldest of this class. */
 static int room_of_others(struct disk *d, const struct disk_class *c)
 {
 	uint64_t oldest = c->oldest == DISK_NONE ? UINT64_MAX : disk_slot_at(&d->x, c->oldest)->seq;
-	struct disk_segment *g = d->x.n_classes > (c->slots > 0) ? disk_index_coldest(&d->x, c->slot_bytes) : NULL;
-	if (d->x.dying_bytes > 0 && d->capacity_bytes + d->x.dying_bytes >= d->x.file_bytes + c->slot_bytes)
+	struct disk_segment *g = d->x.n_classes > (c->slots > 0)
+	                             ? disk_index_coldest(&d->x, c->slot_bytes)
+	                             : NULL;
+	if (d->x.dying_bytes > 0 &&
+	    d->capacity_bytes + d->x.dying_bytes >= d->x.file_bytes + c->slot_bytes)
 		return 1;
 	if (!g || g->last_used >= oldest)
 		return 0;
@@ -204,11 +221,13 @@ static int room_of_others(struct disk *d, const struct disk_class *c)
 	return 1;
 }
 
-/* 0: the job has a slot; *ret_clear: its head is to be cleared. ERR_NOTFOUND: not now. Or why not. With the lock held. */
+/* 0: the job has a slot; *ret_clear: its head is to be cleared. ERR_NOTFOUND: not now. Or why
+ * not. With the lock held. */
 static int slot_find(struct disk *d, struct disk_job *j, int *ret_clear, const char **ret_text)
 {
 	uint32_t slot_bytes = (uint32_t)j->buf_bytes;
-	struct disk_class *c = slot_bytes <= d->capacity_bytes ? disk_index_class(&d->x, slot_bytes) : NULL;
+	struct disk_class *c = slot_bytes <= d->capacity_bytes ? disk_index_class(&d->x, slot_bytes)
+	                                                       : NULL;
 	int r = ERR_FULL;
 	*ret_clear = 0;
 	if (d->stop)
@@ -218,12 +237,13 @@ static int slot_find(struct disk *d, struct disk_job *j, int *ret_clear, const c
 		return r;
 	}
 	if (!c) {
-		*ret_text = slot_bytes <= d->capacity_bytes ? "the disk tier has blocks of too many sizes" : "the block is larger than the disk tier";
+		*ret_text = slot_bytes <= d->capacity_bytes ? "the disk tier has blocks of too many sizes"
+		                                            : "the block is larger than the disk tier";
 		return ERR_FULL;
 	}
 	j->slot = disk_index_take(&d->x, c);
 	if (c->free < c->slots / 16 && c->free < d->o.depth)
-		want_segment(d, c);   /* before a put has to wait for it */
+		want_segment(d, c); /* before a put has to wait for it */
 	if (j->slot == DISK_NONE && c->clearing)
 		disk_keep_wake(d);
 	if (j->slot == DISK_NONE && (c->clearing || want_segment(d, c) || room_of_others(d, c)))
@@ -366,7 +386,8 @@ static void get_begin(struct disk_worker *w, struct disk_job *j)
 static void get_corrupt(struct disk_worker *w, struct disk_job *j, const char *text)
 {
 	struct disk *d = w->disk;
-	log_error("stored_block_corrupt", "tier=%s bytes=%zu segment=%u slot=%u action=dropped", tier_name(TIER_DISK), j->op->bytes, j->segment->number,
+	log_error("stored_block_corrupt", "tier=%s bytes=%zu segment=%u slot=%u action=dropped",
+	          tier_name(TIER_DISK), j->op->bytes, j->segment->number,
 	          j->slot & (DISK_SLOTS_MAX - 1));
 	pthread_mutex_lock(&d->lock);
 	d->stat.corrupt++;
@@ -390,7 +411,8 @@ static void get_read(struct disk_worker *w, struct disk_job *j)
 	if (error == ENODATA) {
 		get_corrupt(w, j, "the segment file ends before the stored block; it was dropped");
 	} else if (error) {
-		log_error("disk_read_failed", "segment=%u slot=%u reason=%s", j->segment->number, j->slot & (DISK_SLOTS_MAX - 1), log_quote(strerror(error)));
+		log_error("disk_read_failed", "segment=%u slot=%u reason=%s", j->segment->number,
+		          j->slot & (DISK_SLOTS_MAX - 1), log_quote(strerror(error)));
 		job_over(w, j, ERR_IO, "the disk cannot read the stored block");
 	} else if (!sum_equal(sum_spans(&span, 1), j->sum)) {
 		get_corrupt(w, j, "the checksum of the stored block does not hold; it was dropped");

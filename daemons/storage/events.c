@@ -1,9 +1,11 @@
-/* events.c - tells each worker that asked (STORE_LIST) which keys of its layout memory and disk have: a whole list of each tier, then the changes, so that
- * it can pass them on to its routers.
+/* events.c - tells each worker that asked (STORE_LIST) which keys of its layout memory and disk
+ * have: a whole list of each tier, then the changes, so that it can pass them on to its routers.
  *
- * Changes of all tiers and layouts go into one ring, from whatever thread makes them; what a worker has heard of is a cursor in it. A list is sent in pieces, one
- * a tick, while the tiers go on changing; the changes since before its first piece come after its last, so that the last word on each key is right. A worker
- * that is slower than the ring is long gets its lists anew. A message that the link does not take is made anew later. So nothing here grows with the time
+ * Changes of all tiers and layouts go into one ring, from whatever thread makes them; what a worker
+ * has heard of is a cursor in it. A list is sent in pieces, one a tick, while the tiers go on
+ * changing; the changes since before its first piece come after its last, so that the last word on
+ * each key is right. A worker that is slower than the ring is long gets its lists anew. A
+ * message that the link does not take is made anew later. So nothing here grows with the time
  * that a worker is slow, and while nobody has asked nothing is kept. Nothing here is fatal. */
 #include "storage.h"
 
@@ -16,29 +18,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE 4096u         /* keys of one message, at most */
-#define PIECES_A_TICK 8u    /* that are looked at without one of this layout */
-#define ROOM 65536u         /* changes that are kept */
-#define FULL_TICKS 32u      /* longest pause, in intervals, after the link was full */
+#define PIECE 4096u      /* keys of one message, at most */
+#define PIECES_A_TICK 8u /* that are looked at without one of this layout */
+#define ROOM 65536u      /* changes that are kept */
+#define FULL_TICKS 32u   /* longest pause, in intervals, after the link was full */
 
-static const enum tier_id told_tiers[] = {TIER_MEMORY, TIER_DISK};   /* others change what is in a Redis */
+/* others change what is in a Redis */
+static const enum tier_id told_tiers[] = {TIER_MEMORY, TIER_DISK};
 #define TOLD (sizeof told_tiers / sizeof *told_tiers)
 
 struct change {
 	uint64_t hash;
 	unsigned char salt[KEY_SALT_BYTES];
 	unsigned char tier, stored;
-	uint32_t order;            /* among equals, when they are sorted */
+	uint32_t order; /* among equals, when they are sorted */
 };
 
 struct listener {
 	struct list node;
 	char name[HANDOVER_NAME_MAX];
-	uint64_t epoch, cursor;    /* cursor: of the next change that it is to hear of */
-	unsigned listing;          /* index in told_tiers of the list under way; TOLD: all were sent */
-	int fresh;                 /* the list's next piece is the first */
+	uint64_t epoch, cursor; /* cursor: of the next change that it is to hear of */
+	unsigned listing;       /* index in told_tiers of the list under way; TOLD: all were sent */
+	int fresh;              /* the list's next piece is the first */
 	struct tier_cursor at;
-	unsigned full, pause;      /* ticks to wait, and how many were last waited */
+	unsigned full, pause; /* ticks to wait, and how many were last waited */
 };
 
 struct tell {
@@ -50,12 +53,12 @@ struct tell {
 	struct change change[PIECE], mine[PIECE];
 	uint64_t stored[PIECE], removed[PIECE];
 	struct tier_key key[PIECE];
-	atomic_int wanted;         /* somebody listens */
+	atomic_int wanted; /* somebody listens */
 
-	pthread_mutex_t lock;      /* the fields below */
-	struct change *ring;       /* (ROOM) */
-	uint64_t end;              /* number of the next change */
-	int posted, opened;        /* opened: a tier has come that was not there */
+	pthread_mutex_t lock; /* the fields below */
+	struct change *ring;  /* (ROOM) */
+	uint64_t end;         /* number of the next change */
+	int posted, opened;   /* opened: a tier has come that was not there */
 };
 
 static void tell_tick_soon(struct tell *t)
@@ -100,7 +103,8 @@ static uint64_t ring_end(struct tell *t)
 	return end;
 }
 
-/* At most PIECE changes from *cursor on into t->change; how many. *cursor moves; ERR_FULL: they are not kept any more. */
+/* At most PIECE changes from *cursor on into t->change; how many. *cursor moves; ERR_FULL: they
+ * are not kept any more. */
 static int ring_read(struct tell *t, uint64_t *cursor, uint32_t *ret_n)
 {
 	uint32_t n = 0;
@@ -126,7 +130,8 @@ static void begin_lists(struct tell *t, struct listener *l, const char *why)
 	tell_tick_soon(t);
 }
 
-static int send_events(struct tell *t, struct listener *l, struct peer *p, enum tier_id id, int reset, size_t n_stored, size_t n_removed)
+static int send_events(struct tell *t, struct listener *l, struct peer *p, enum tier_id id,
+                       int reset, size_t n_stored, size_t n_removed)
 {
 	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
 	m.reset = reset;
@@ -146,7 +151,8 @@ static int send_events(struct tell *t, struct listener *l, struct peer *p, enum 
 }
 
 /* The next keys of this layout in the tier's list, into t->stored; *at moves. */
-static size_t list_piece(struct tell *t, const struct client *c, enum tier_id id, struct tier_cursor *at)
+static size_t list_piece(struct tell *t, const struct client *c, enum tier_id id,
+                         struct tier_cursor *at)
 {
 	struct tier *tier = tier_stack_find(t->st->tier, id);
 	size_t n = 0;
@@ -154,7 +160,8 @@ static size_t list_piece(struct tell *t, const struct client *c, enum tier_id id
 	for (unsigned i = 0; i < PIECES_A_TICK && !n && !at->end; i++) {
 		uint32_t got = tier->ops->list(tier, at, PIECE, t->key);
 		for (uint32_t k = 0; k < got; k++)
-			if (memcmp(t->key[k].b + sizeof t->key[k].b - KEY_SALT_BYTES, c->salt, KEY_SALT_BYTES) == 0)
+			if (memcmp(t->key[k].b + sizeof t->key[k].b - KEY_SALT_BYTES, c->salt,
+			           KEY_SALT_BYTES) == 0)
 				memcpy(&t->stored[n++], t->key[k].b, sizeof *t->stored);
 	}
 	return n;
@@ -179,11 +186,14 @@ static void send_piece(struct tell *t, struct listener *l, struct peer *p, const
 static int by_hash(const void *a, const void *b)
 {
 	const struct change *x = a, *y = b;
-	return x->hash != y->hash ? (x->hash > y->hash) - (x->hash < y->hash) : (x->order > y->order) - (x->order < y->order);
+	return x->hash != y->hash ? (x->hash > y->hash) - (x->hash < y->hash)
+	                          : (x->order > y->order) - (x->order < y->order);
 }
 
-/* The changes of one tier and layout into t->stored and t->removed, each key once: as it was last. */
-static void settle(struct tell *t, const struct client *c, enum tier_id id, uint32_t n, size_t *ret_stored, size_t *ret_removed)
+/* The changes of one tier and layout into t->stored and t->removed, each key once: as it was
+ * last. */
+static void settle(struct tell *t, const struct client *c, enum tier_id id, uint32_t n,
+                   size_t *ret_stored, size_t *ret_removed)
 {
 	size_t stored = 0, removed = 0, m = 0;
 	for (uint32_t i = 0; i < n; i++)
@@ -218,14 +228,15 @@ static int send_changes(struct tell *t, struct listener *l, struct peer *p, cons
 		size_t stored, removed;
 		settle(t, c, told_tiers[k], n, &stored, &removed);
 		if ((stored || removed) && send_events(t, l, p, told_tiers[k], 0, stored, removed) < 0)
-			return 1;   /* what did go is said again, which does no harm */
+			return 1; /* what did go is said again, which does no harm */
 		stat_add(svc_stats(t->st->svc), ST_KV_EVENTS, stored + removed);
 	}
 	l->cursor = cursor;
 	return n == PIECE;
 }
 
-/* 1: it is to be asked again at the next tick. A worker that is not attached, or not up, waits for that. */
+/* 1: it is to be asked again at the next tick. A worker that is not attached, or not up, waits
+ * for that. */
 static int tell_one(struct tell *t, struct listener *l)
 {
 	struct peer *p = chan_find(svc_chan(t->st->svc), l->name);
@@ -281,7 +292,8 @@ static struct listener *listener_find(struct tell *t, const char *name, uint64_t
 	return NULL;
 }
 
-void tell_list(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+void tell_list(struct svc *s, struct peer *p, const struct msg_head *head,
+               const ProtobufCMessage *body)
 {
 	struct tell *t = ((struct storage *)svc_data(s))->tell;
 	(void)head;
@@ -289,7 +301,7 @@ void tell_list(struct svc *s, struct peer *p, const struct msg_head *head, const
 	if (!t)
 		return;
 	struct listener *l = listener_find(t, peer_name(p), peer_epoch(p));
-	if (!l) {   /* as many as there are links up */
+	if (!l) { /* as many as there are links up */
 		l = mem_zalloc(sizeof *l);
 		strncpy(l->name, peer_name(p), sizeof l->name - 1);
 		l->epoch = peer_epoch(p);
@@ -325,7 +337,8 @@ struct tell *tell_new(struct storage *st, uint64_t interval_us)
 		return NULL;
 	struct tell *t = mem_zalloc(sizeof *t);
 	t->st = st;
-	t->interval = (struct timeval){(time_t)(interval_us / 1000000u), (suseconds_t)(interval_us % 1000000u)};
+	t->interval = (struct timeval){(time_t)(interval_us / 1000000u),
+	                               (suseconds_t)(interval_us % 1000000u)};
 	t->tick = event_new(svc_base(st->svc), -1, 0, on_tick, t);
 	list_init(&t->listeners);
 	pthread_mutex_init(&t->lock, NULL);

@@ -1,14 +1,18 @@
-/* memory.c - see memory.h: memory cut into units of 64 KiB (units.h); a block is as many units as it needs.
+/* memory.c - see memory.h: memory cut into units of 64 KiB (units.h); a block is as many units as
+ * it needs.
  *
- * Units make the bound exact and leave no holes: any free units serve a block of any size, so blocks of several models live together.
+ * Units make the bound exact and leave no holes: any free units serve a block of any size, so
+ * blocks of several models live together.
  *
- * What always holds while the lock is free: every unit is free or belongs to one entry; `index` has exactly the entries that are whole and not
- * dropped; each of those is in one of two orders, `clean` (a tier below has them, and they are next to be evicted) or `lru`. Data is
- * copied and checked outside the lock: a put fills a block that is not in the index, a get holds one. A block that is dropped while
- * it is held is freed by the last holder.
+ * What always holds while the lock is free: every unit is free or belongs to one entry; `index` has
+ * exactly the entries that are whole and not dropped; each of those is in one of two orders,
+ * `clean` (a tier below has them, and they are next to be evicted) or `lru`. Data is copied and
+ * checked outside the lock: a put fills a block that is not in the index, a get holds one. A block
+ * that is dropped while it is held is freed by the last holder.
  *
- * Eviction takes the oldest of `clean`, else the oldest of `lru`, that nobody holds: what no tier below has is lost then, and counted. A checksum that does not hold is
- * logged and counted and the block dropped, which may lose it as well. Nothing here ends the process but bugs. */
+ * Eviction takes the oldest of `clean`, else the oldest of `lru`, that nobody holds: what no tier
+ * below has is lost then, and counted. A checksum that does not hold is logged and counted and
+ * the block dropped, which may lose it as well. Nothing here ends the process but bugs. */
 #include "memory.h"
 #include "sum.h"
 #include "units.h"
@@ -24,28 +28,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COPY_TRIES 3u          /* a block that no tier below took so often is not offered again */
-#define RETIRE_AT_A_TIME 64u   /* units whose memory is given back under one lock */
+#define COPY_TRIES 3u        /* a block that no tier below took so often is not offered again */
+#define RETIRE_AT_A_TIME 64u /* units whose memory is given back under one lock */
 
 struct entry {
-	struct block b;            /* first */
-	struct list order;         /* in lru or clean while indexed */
-	struct list due;           /* in memory.due while it waits for being copied down */
+	struct block b;    /* first */
+	struct list order; /* in lru or clean while indexed */
+	struct list due;   /* in memory.due while it waits for being copied down */
 	uint32_t hits, slot;
-	unsigned char indexed, stored, going, clean, tries;   /* stored: a tier below has it; going: it is being copied there; clean: in that order */
-	struct tier_span span[];   /* one unit each, the last one cut to the block's end */
+	/* stored: a tier below has it; going: it is being copied there; clean: in that order */
+	unsigned char indexed, stored, going, clean, tries;
+	struct tier_span span[]; /* one unit each, the last one cut to the block's end */
 };
 
 struct memory {
 	struct tier tier;
 	pthread_mutex_t lock;
-	struct map *index;         /* key -> entry */
-	struct list lru, clean;    /* front: evicted first */
+	struct map *index;      /* key -> entry */
+	struct list lru, clean; /* front: evicted first */
 	size_t clean_units, going_units;
 	struct list due;
 	struct units units;
-	struct entry **slot;       /* (slots) indexed entries, for walks over all; NULL: free */
-	uint32_t *slot_free;       /* stack (slots) */
+	struct entry **slot; /* (slots) indexed entries, for walks over all; NULL: free */
+	uint32_t *slot_free; /* stack (slots) */
 	size_t slots, n_slot_free;
 	enum tier_policy policy;
 	uint32_t after;
@@ -101,7 +106,8 @@ static void going_set(struct memory *m, struct entry *e, int going)
 /* Is it to be copied down by its hits? */
 static void due_check(struct memory *m, struct entry *e)
 {
-	if (m->policy != TIER_WRITE_THROUGH || e->stored || e->going || e->hits < m->after || e->tries >= COPY_TRIES)
+	if (m->policy != TIER_WRITE_THROUGH || e->stored || e->going || e->hits < m->after ||
+	    e->tries >= COPY_TRIES)
 		return;
 	list_remove(&e->due);
 	list_push_back(&m->due, &e->due);
@@ -155,7 +161,7 @@ static void entry_index(struct memory *m, struct entry *e)
 
 static struct entry *oldest_unheld(struct list *order)
 {
-	list_each(it, order)   /* those that are held are few */
+	list_each(it, order) /* those that are held are few */
 		if (!list_entry(it, struct entry, order)->b.held)
 			return list_entry(it, struct entry, order);
 	return NULL;
@@ -168,14 +174,15 @@ static int evict_one(struct memory *m, int spare)
 	if (!e)
 		e = oldest_unheld(&m->lru);
 	if (!e || (spare && !e->stored))
-		return 0;   /* all there is is held, or worth more than what comes */
+		return 0; /* all there is is held, or worth more than what comes */
 	m->stat.evictions++;
 	m->stat.lost += !e->stored;
 	entry_drop(m, e);
 	return 1;
 }
 
-/* What was in use when the tier became smaller makes room now: a freed entry's units go back as long as there are too many. */
+/* What was in use when the tier became smaller makes room now: a freed entry's units go back as
+ * long as there are too many. */
 static void shrink_on(struct memory *m)
 {
 	while (m->units.total > m->units.target && evict_one(m, 0))
@@ -193,7 +200,8 @@ static int make_room(struct memory *m, size_t units, int spare)
 }
 
 /* A block with room for so many bytes, in no index yet; NULL: no room. With the lock held. */
-static struct block *block_make(struct memory *m, const struct tier_key *key, size_t bytes, int spare)
+static struct block *block_make(struct memory *m, const struct tier_key *key, size_t bytes,
+                                int spare)
 {
 	size_t n = units_for(bytes);
 	if (make_room(m, n, spare && m->policy == TIER_OFFLOAD) != 0)
@@ -201,7 +209,12 @@ static struct block *block_make(struct memory *m, const struct tier_key *key, si
 	struct entry *e = mem_zalloc(sizeof *e + n * sizeof e->span[0]);
 	list_init(&e->order);
 	list_init(&e->due);
-	e->b = (struct block){.key = *key, .bytes = bytes, .memory = &m->tier, .held = 1, .n = (unsigned)n, .span = e->span};
+	e->b = (struct block){.key = *key,
+	                      .bytes = bytes,
+	                      .memory = &m->tier,
+	                      .held = 1,
+	                      .n = (unsigned)n,
+	                      .span = e->span};
 	for (size_t i = 0; i < n; i++) {
 		e->span[i].at = units_take(&m->units);
 		e->span[i].bytes = i + 1 < n ? UNIT_BYTES : bytes - (n - 1) * UNIT_BYTES;
@@ -242,7 +255,8 @@ void memory_insert(struct block *b)
 	struct memory *m = memory_of(b->memory);
 	pthread_mutex_lock(&m->lock);
 	if (!already_here(m, &b->key, b->bytes)) {
-		struct entry *other = map_get(m->index, b->key.b);   /* of another size: the newer one counts */
+		/* of another size: the newer one counts */
+		struct entry *other = map_get(m->index, b->key.b);
 		if (other)
 			entry_drop(m, other);
 		entry_index(m, (struct entry *)b);
@@ -276,7 +290,8 @@ void memory_damaged(struct block *b)
 {
 	struct memory *m = memory_of(b->memory);
 	struct entry *e = (struct entry *)b;
-	log_error("stored_block_corrupt", "tier=%s bytes=%zu action=dropped", tier_name(TIER_MEMORY), b->bytes);
+	log_error("stored_block_corrupt", "tier=%s bytes=%zu action=dropped", tier_name(TIER_MEMORY),
+	          b->bytes);
 	pthread_mutex_lock(&m->lock);
 	m->stat.corrupt++;
 	if (e->indexed) {
@@ -298,7 +313,8 @@ static void memory_put(struct tier *t, struct tier_op *op)
 	m->stat.full += !here && !b;
 	pthread_mutex_unlock(&m->lock);
 	if (!b) {
-		op->done(op, here ? 0 : ERR_FULL, here ? TIER_MEMORY : TIER_NONE, here ? NULL : "the memory tier has no room that is not in use");
+		op->done(op, here ? 0 : ERR_FULL, here ? TIER_MEMORY : TIER_NONE,
+		         here ? NULL : "the memory tier has no room that is not in use");
 		return;
 	}
 	uint64_t begun = clock_us();
@@ -345,7 +361,8 @@ static void memory_get(struct tier *t, struct tier_op *op)
 	if (!sum_equal(sum_spans(b->span, b->n), b->sum)) {
 		memory_damaged(b);
 		memory_release(b);
-		op->done(op, ERR_CORRUPT, TIER_NONE, "the checksum of the stored block does not hold; it was dropped");
+		op->done(op, ERR_CORRUPT, TIER_NONE,
+		         "the checksum of the stored block does not hold; it was dropped");
 		return;
 	}
 	op->sum = b->sum;
@@ -437,7 +454,9 @@ static int capacity_units(uint64_t bytes, size_t *ret, struct err *err)
 {
 	*ret = (size_t)(bytes / UNIT_BYTES);
 	if (*ret == 0 || *ret >= UINT32_MAX)
-		return err_set(err, ERR_INVALID, "memory tier: %llu bytes are not between 1 and %u units of %zu", (unsigned long long)bytes, UINT32_MAX - 1, UNIT_BYTES);
+		return err_set(err, ERR_INVALID,
+		               "memory tier: %llu bytes are not between 1 and %u units of %zu",
+		               (unsigned long long)bytes, UINT32_MAX - 1, UNIT_BYTES);
 	return 0;
 }
 
@@ -446,9 +465,12 @@ static int grow(struct memory *m, size_t units, struct err *err)
 {
 	unsigned char *at[RETIRE_AT_A_TIME];
 	struct units_range range;
-	size_t missing = units_missing(&m->units, units), n;   /* stays: nobody else adds any */
+	size_t missing = units_missing(&m->units, units), n; /* stays: nobody else adds any */
 	if (missing && m->units.n_ranges == UNIT_RANGES_MAX)
-		return err_set(err, ERR_FULL, "the memory tier was enlarged %d times already; a restart sets it to any size", UNIT_RANGES_MAX);
+		return err_set(
+			err, ERR_FULL,
+			"the memory tier was enlarged %d times already; a restart sets it to any size",
+			UNIT_RANGES_MAX);
 	pthread_mutex_unlock(&m->lock);
 	int r = missing ? units_reserve(missing, &range, err) : 0;
 	pthread_mutex_lock(&m->lock);
@@ -482,7 +504,7 @@ static int memory_resize(struct tier *t, uint64_t capacity_bytes, struct err *er
 		m->stat.capacity_bytes = units * UNIT_BYTES;
 	while (r == 0 && m->units.total > m->units.target && (m->units.n_free || evict_one(m, 0))) {
 		units_retire(&m->units, RETIRE_AT_A_TIME);
-		pthread_mutex_unlock(&m->lock);   /* others want it too */
+		pthread_mutex_unlock(&m->lock); /* others want it too */
 		pthread_mutex_lock(&m->lock);
 	}
 	pthread_mutex_unlock(&m->lock);
@@ -491,7 +513,8 @@ static int memory_resize(struct tier *t, uint64_t capacity_bytes, struct err *er
 
 /* --- copying down --- */
 
-static void memory_policy(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent)
+static void memory_policy(struct tier *t, enum tier_policy policy, uint32_t after,
+                          unsigned low_percent)
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
@@ -511,7 +534,8 @@ static void due_name(struct memory *m, struct entry *e, struct tier_due *ret)
 /* From the oldest on until so many units are free, clean, or will be. */
 static uint32_t due_oldest(struct memory *m, uint32_t max, struct tier_due *ret)
 {
-	size_t low = m->units.target / 100 * m->low_percent + m->units.target % 100 * m->low_percent / 100;
+	size_t low = m->units.target / 100 * m->low_percent +
+	             m->units.target % 100 * m->low_percent / 100;
 	uint32_t n = 0;
 	list_each_safe(it, nx, &m->lru) {
 		struct entry *e = list_entry(it, struct entry, order);
@@ -578,7 +602,8 @@ static void memory_stored(struct tier *t, const struct tier_key *key, enum tier_
 
 /* --- who wants to know what is here --- */
 
-static void memory_watch(struct tier *t, void (*fn)(void *arg, const struct tier_key *key, int stored), void *arg)
+static void memory_watch(struct tier *t,
+                         void (*fn)(void *arg, const struct tier_key *key, int stored), void *arg)
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
@@ -587,7 +612,8 @@ static void memory_watch(struct tier *t, void (*fn)(void *arg, const struct tier
 	pthread_mutex_unlock(&m->lock);
 }
 
-static uint32_t memory_list(struct tier *t, struct tier_cursor *at, uint32_t max, struct tier_key *ret)
+static uint32_t memory_list(struct tier *t, struct tier_cursor *at, uint32_t max,
+                            struct tier_key *ret)
 {
 	struct memory *m = memory_of(t);
 	uint32_t n = 0;
@@ -606,7 +632,7 @@ static void memory_destroy(struct tier *t)
 {
 	struct memory *m = memory_of(t);
 	drop_all(memory_of(t));
-	CHECK(m->units.n_free == m->units.total);   /* else an operation is still under way */
+	CHECK(m->units.n_free == m->units.total); /* else an operation is still under way */
 	map_destroy(&m->index);
 	units_fini(&m->units);
 	free(m->slot);

@@ -1,7 +1,9 @@
-/* redis.c - see redis.h: options, the calls of tier.h, figures. What is sent and what answers mean is in redis_work.c.
+/* redis.c - see redis.h: options, the calls of tier.h, figures. What is sent and what answers mean
+ * is in redis_work.c.
  *
- * What always holds: an operation is handed to the link, which ends it exactly once, or is ended here at once. Nothing that the server says or
- * does not say ends the process, waits longer than its limit, or makes a block be served that was not stored under its key. */
+ * What always holds: an operation is handed to the link, which ends it exactly once, or is ended
+ * here at once. Nothing that the server says or does not say ends the process, waits longer than
+ * its limit, or makes a block be served that was not stored under its key. */
 #include "redis_int.h"
 
 #include "util/clock.h"
@@ -135,7 +137,9 @@ static int redis_remove(struct tier *tier, const struct tier_key *key)
 	return redis_remove_key(redis_of(tier), key);
 }
 
-static void redis_watch(struct tier *tier, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg)
+static void redis_watch(struct tier *tier,
+                        void (*changed)(void *arg, const struct tier_key *key, int stored),
+                        void *arg)
 {
 	struct redis_tier *t = redis_of(tier);
 	pthread_mutex_lock(&t->lock);
@@ -168,7 +172,8 @@ static void redis_stat(struct tier *tier, struct tier_stat *ret)
 	*ret = t->stat;
 	const char *refuses = t->flushing ? "being flushed" : t->puts_pause_text;
 	if (redis_link_stat(t->link, ret, &why))
-		snprintf(ret->state, sizeof ret->state, "ready%s%s", refuses ? ", " : "", refuses ? refuses : "");
+		snprintf(ret->state, sizeof ret->state, "ready%s%s", refuses ? ", " : "",
+		         refuses ? refuses : "");
 	else
 		snprintf(ret->state, sizeof ret->state, "away: %s", why);
 	pthread_mutex_unlock(&t->lock);
@@ -211,10 +216,12 @@ static int check_prefix(const char *prefix, struct err *err)
 {
 	size_t n = strlen(prefix);
 	if (n < 1 || n > REDIS_PREFIX_MAX)
-		return err_set(err, ERR_INVALID, "redis tier: the prefix has %zu bytes, not 1 to %u", n, REDIS_PREFIX_MAX);
+		return err_set(err, ERR_INVALID, "redis tier: the prefix has %zu bytes, not 1 to %u", n,
+		               REDIS_PREFIX_MAX);
 	for (size_t i = 0; i < n; i++)
 		if (prefix[i] <= ' ' || prefix[i] > '~')
-			return err_set(err, ERR_INVALID, "redis tier: byte %zu of the prefix is no printable character", i);
+			return err_set(err, ERR_INVALID,
+			               "redis tier: byte %zu of the prefix is no printable character", i);
 	return 0;
 }
 
@@ -226,8 +233,10 @@ static const char *text_or_null(const char *s)
 static int check_opts(const struct tier_redis_opts *o, struct err *err)
 {
 	int r = 0;
-	(void)((r = check_range("db", o->db, 0, 65535, err)) || (r = check_range("timeout_ms", o->timeout_ms, 10, 60000, err)) ||
-	       (r = check_range("lookup_ms", o->lookup_ms, 1, 60000, err)) || (r = check_range("depth", o->depth, 1, 1024, err)) ||
+	(void)((r = check_range("db", o->db, 0, 65535, err)) ||
+	       (r = check_range("timeout_ms", o->timeout_ms, 10, 60000, err)) ||
+	       (r = check_range("lookup_ms", o->lookup_ms, 1, 60000, err)) ||
+	       (r = check_range("depth", o->depth, 1, 1024, err)) ||
 	       (r = check_prefix(o->prefix, err)));
 	if (r == 0 && text_or_null(o->username) && !text_or_null(o->password))
 		r = err_set(err, ERR_INVALID, "redis tier: a username without a password");
@@ -236,7 +245,8 @@ static int check_opts(const struct tier_redis_opts *o, struct err *err)
 
 static int bad_address(struct err *err, const char *text, const char *why)
 {
-	return err_set(err, ERR_INVALID, "redis address \"%.100s\": %s (host:port, [v6]:port or unix:/path)", text, why);
+	return err_set(err, ERR_INVALID,
+	               "redis address \"%.100s\": %s (host:port, [v6]:port or unix:/path)", text, why);
 }
 
 static int parse_port(const char *text, int *ret)
@@ -308,7 +318,7 @@ int tier_redis_new(const struct tier_redis_opts *opts, struct tier **ret_t, stru
 	t->timeout_us = (uint64_t)o.timeout_ms * 1000;
 	t->lookup_us = (uint64_t)o.lookup_ms * 1000;
 	t->ttl_ms = (uint64_t)o.ttl_s * 1000;
-	t->evictions_seen = UINT64_MAX;   /* those before we came are not counted */
+	t->evictions_seen = UINT64_MAX; /* those before we came are not counted */
 	r = redis_link_new(t, &t->link, err);
 	if (r != 0)
 		redis_destroy(&t->tier);

@@ -1,15 +1,23 @@
-/* redis_link.c - see redis_int.h: three connections by hiredis on one thread with one libevent base.
+/* redis_link.c - see redis_int.h: three connections by hiredis on one thread with one libevent
+ * base.
  *
- * What always holds: a work is in one of its line's lists `waiting` (not begun) and `running` (begun, in this order), or over and owed replies; then hiredis
- * alone knows it. Nothing is begun, and no connection is ended, from within a reply: `step` does that, once per turn of the loop.
- * While it is away the queue is empty: who asks then is told at once, on its own thread. Works are ended and released without the lock.
+ * What always holds: a work is in one of its line's lists `waiting` (not begun) and `running`
+ * (begun, in this order), or over and owed replies; then hiredis alone knows it. Nothing is begun,
+ * and no connection is ended, from within a reply: `step` does that, once per turn of the loop.
+ * While it is away the queue is empty: who asks then is told at once, on its own thread. Works are
+ * ended and released without the lock.
  *
- * The three are one: each says who it is (AUTH, SELECT) and asks for one key before the link is ready, and when one is lost all are. The next
- * attempt comes at once if the last connection was of use, then after 100 ms, then twice that, up to 5 s. They are given up when one breaks, when the server says what
- * cannot be a reply, when a reply has not come for twice timeout_ms, and when three works in a row were late. That is logged once, and so is the return; attempts in between are not.
+ * The three are one: each says who it is (AUTH, SELECT) and asks for one key before the link is
+ * ready, and when one is lost all are. The next attempt comes at once if the last connection was of
+ * use, then after 100 ms, then twice that, up to 5 s. They are given up when one breaks, when the
+ * server says what cannot be a reply, when a reply has not come for twice timeout_ms, and when
+ * three works in a row were late. That is logged once, and so is the return; attempts in between
+ * are not.
  *
- * Around hiredis: what a server may make it build is bounded (`charge`, `on_readable`), blocks are looked at where they were received (`on_string`), and leave
- * from the buffer that they were copied into (`send_more`): its own output buffer would copy each twice, and move the rest of it at each partial write. */
+ * Around hiredis: what a server may make it build is bounded (`charge`, `on_readable`), blocks are
+ * looked at where they were received (`on_string`), and leave from the buffer that they were
+ * copied into (`send_more`): its own output buffer would copy each twice, and move the rest of
+ * it at each partial write. */
 #include "redis_int.h"
 
 #include "util/clock.h"
@@ -32,36 +40,41 @@
 #include <unistd.h>
 
 #define BEAT_US 2000000u
-#define GET_WINDOW_BYTES ((size_t)6 << 20)   /* asked for at a time: more only makes the server keep answers in its memory */
-#define REPLY_BYTES ((size_t)64 << 10)       /* not understood yet, of any reply but blocks */
-#define BUILT_BYTES ((size_t)4 << 20)        /* of what is made of one reply */
+/* asked for at a time: more only makes the server keep answers in its memory */
+#define GET_WINDOW_BYTES ((size_t)6 << 20)
+#define REPLY_BYTES ((size_t)64 << 10) /* not understood yet, of any reply but blocks */
+#define BUILT_BYTES ((size_t)4 << 20)  /* of what is made of one reply */
 #define READ_BYTES ((size_t)256 << 10)
-#define HIREDIS_READ_BYTES 16384             /* it reads at a time */
-#define ROOM_BYTES ((size_t)256 << 10)       /* less than this is left of a value: the next may be copied */
+#define HIREDIS_READ_BYTES 16384 /* it reads at a time */
+/* less than this is left of a value: the next may be copied */
+#define ROOM_BYTES ((size_t)256 << 10)
 #define PAUSE_FIRST_US 100000u
 #define PAUSE_MAX_US 5000000u
-#define STEADY_US 10000000u                  /* ready for so long: the next attempt is made at once */
+/* ready for so long: the next attempt is made at once */
+#define STEADY_US 10000000u
 #define LATE_MAX 3u
-#define OWED_TIMEOUTS 2u                     /* a reply that has not come for so many times timeout_ms: the connection is of no use */
+/* a reply that has not come for so many times timeout_ms: the connection is of no use */
+#define OWED_TIMEOUTS 2u
 
 /* A value to be sent, and the text of its command around it. */
 struct value {
-	struct redis_work *work;           /* NULL: none */
+	struct redis_work *work; /* NULL: none */
 	const char *before, *at, *after;
 	size_t left;
 };
 
 struct line {
 	struct redis_link *link;
-	redisAsyncContext *ac;             /* NULL: not connected */
-	redisReplyObjectFunctions build, own;   /* hiredis's own, and ours around them */
+	redisAsyncContext *ac;                /* NULL: not connected */
+	redisReplyObjectFunctions build, own; /* hiredis's own, and ours around them */
 	size_t built, allowed;
 	struct list waiting, running, turn;
-	unsigned n_running;                /* begun and not released, */
-	size_t weight;                     /* and their weight */
-	unsigned late;                     /* works in a row that were begun in good time and not over by their deadline */
+	unsigned n_running; /* begun and not released, */
+	size_t weight;      /* and their weight */
+	/* works in a row that were begun in good time and not over by their deadline */
+	unsigned late;
 	struct redis_work hello;
-	struct value now, next;            /* on its way; ready to go */
+	struct value now, next; /* on its way; ready to go */
 };
 
 struct redis_link {
@@ -69,23 +82,24 @@ struct redis_link {
 	pthread_t thread;
 	struct event_base *base;
 	struct event *woken, *step, *retry, *beat;
-	int wake;                          /* eventfd: something is in the inbox, or stop */
+	int wake; /* eventfd: something is in the inbox, or stop */
 	_Atomic uint64_t oldest_us;
 
 	/* under the tier's lock */
 	struct list inbox;
-	unsigned queued[REDIS_LINES];      /* in the inbox and waiting */
+	unsigned queued[REDIS_LINES]; /* in the inbox and waiting */
 	int ready, stop;
-	char why[80];                      /* it is not ready */
+	char why[80]; /* it is not ready */
 
 	/* the thread's */
 	struct line line[REDIS_LINES];
 	unsigned n_greeted;
-	uint64_t heard_us;                 /* when anything last came */
+	uint64_t heard_us; /* when anything last came */
 	uint64_t ready_us, pause_us;
-	int end_code;                      /* what those are told whose connection is ended */
-	int useful;                        /* something that was submitted got its end since they connected */
-	char broken[80];                   /* why the connections are to be given up */
+	int end_code; /* what those are told whose connection is ended */
+	/* something that was submitted got its end since they connected */
+	int useful;
+	char broken[80]; /* why the connections are to be given up */
 	char in[READ_BYTES];
 };
 
@@ -95,7 +109,8 @@ static void set_timer(struct event *e, uint64_t us)
 }
 
 /* The first reason counts. What a server says is made fit for a log line and a state. */
-__attribute__((format(printf, 2, 3))) static void link_break(struct redis_link *l, const char *fmt, ...)
+__attribute__((format(printf, 2, 3))) static void link_break(struct redis_link *l, const char *fmt,
+                                                             ...)
 {
 	if (l->broken[0])
 		return;
@@ -112,9 +127,11 @@ __attribute__((format(printf, 2, 3))) static void link_break(struct redis_link *
 static void no_answer(struct redis_link *l, uint64_t asked_us)
 {
 	if (l->heard_us < asked_us)
-		link_break(l, "no answer for %llu ms", (unsigned long long)((clock_us() - asked_us) / 1000));
+		link_break(l, "no answer for %llu ms",
+		           (unsigned long long)((clock_us() - asked_us) / 1000));
 	else
-		link_break(l, "too slow: answers take more than %llu ms", (unsigned long long)(l->t->timeout_us / 1000));
+		link_break(l, "too slow: answers take more than %llu ms",
+		           (unsigned long long)(l->t->timeout_us / 1000));
 }
 
 void redis_distrust(struct redis_work *w, const char *why)
@@ -134,7 +151,9 @@ static void note_oldest(struct redis_link *l)
 	uint64_t oldest = 0;
 	for (int i = 0; i < REDIS_LINES; i++) {
 		const struct list *running = &l->line[i].running;
-		uint64_t begun = list_empty(running) ? 0 : list_entry(running->next, struct redis_work, link)->begun_us;
+		uint64_t begun = list_empty(running)
+		                     ? 0
+		                     : list_entry(running->next, struct redis_work, link)->begun_us;
 		oldest = !oldest || (begun && begun < oldest) ? begun : oldest;
 	}
 	atomic_store_explicit(&l->oldest_us, oldest, memory_order_relaxed);
@@ -152,7 +171,7 @@ static void settle(struct redis_work *w)
 	if (w->begun_us) {
 		n->n_running--;
 		n->weight -= w->weight;
-		event_active(l->step, EV_TIMEOUT, 0);   /* there is room for others */
+		event_active(l->step, EV_TIMEOUT, 0); /* there is room for others */
 	}
 	if (event_initialized(&w->timer))
 		event_del(&w->timer);
@@ -203,10 +222,11 @@ static void on_deadline(evutil_socket_t fd, short what, void *arg)
 	struct redis_link *l = w->t->link;
 	(void)fd, (void)what;
 	if (w->over) {
-		no_answer(l, w->begun_us);   /* what it is owed does not come */
+		no_answer(l, w->begun_us); /* what it is owed does not come */
 		return;
 	}
-	if (w->begun_us && clock_us() - w->begun_us > l->t->timeout_us / 2 && ++line_of(w)->late == LATE_MAX)
+	if (w->begun_us && clock_us() - w->begun_us > l->t->timeout_us / 2 &&
+	    ++line_of(w)->late == LATE_MAX)
 		no_answer(l, w->begun_us);
 	if (w->owed)
 		redis_deadline(w, (OWED_TIMEOUTS - 1) * l->t->timeout_us);
@@ -274,7 +294,8 @@ static void sent(struct line *n, struct redis_work *w, int code)
 		w->owed++;
 }
 
-void redis_ask(struct redis_link *l, enum redis_line line, struct redis_work *w, const char *format, ...)
+void redis_ask(struct redis_link *l, enum redis_line line, struct redis_work *w, const char *format,
+               ...)
 {
 	struct line *n = &l->line[line];
 	va_list ap;
@@ -283,7 +304,8 @@ void redis_ask(struct redis_link *l, enum redis_line line, struct redis_work *w,
 	va_end(ap);
 }
 
-void redis_ask_argv(struct redis_link *l, enum redis_line line, struct redis_work *w, int n_args, const char **arg, const size_t *bytes)
+void redis_ask_argv(struct redis_link *l, enum redis_line line, struct redis_work *w, int n_args,
+                    const char **arg, const size_t *bytes)
 {
 	struct line *n = &l->line[line];
 	sent(n, w, redisAsyncCommandArgv(n->ac, w ? on_reply : NULL, w, n_args, arg, bytes));
@@ -303,13 +325,17 @@ static void send_next(struct line *n)
 	n->now = n->next;
 	n->next.work = NULL;
 	if (n->now.work)
-		sent(n, n->now.work, redisAsyncFormattedCommand(n->ac, on_reply, n->now.work, n->now.before, strlen(n->now.before)));
+		sent(n, n->now.work,
+		     redisAsyncFormattedCommand(n->ac, on_reply, n->now.work, n->now.before,
+		                                strlen(n->now.before)));
 }
 
-/* The next is copied when little of the one before is left, so that few buffers are in use and the line is never idle. */
+/* The next is copied when little of the one before is left, so that few buffers are in use and
+ * the line is never idle. */
 static void next_turn(struct line *n)
 {
-	while (!n->next.work && (!n->now.work || n->now.left < ROOM_BYTES) && !list_empty(&n->turn) && !n->link->broken[0]) {
+	while (!n->next.work && (!n->now.work || n->now.left < ROOM_BYTES) && !list_empty(&n->turn) &&
+	       !n->link->broken[0]) {
 		struct redis_work *w = list_entry(n->turn.next, struct redis_work, turn);
 		list_remove(&w->turn);
 		w->ops->turn(w);
@@ -326,7 +352,8 @@ void redis_wait_turn(struct redis_work *w)
 	event_active(n->link->step, EV_TIMEOUT, 0);
 }
 
-void redis_send_value(struct redis_work *w, const char *before, const void *value, size_t bytes, const char *after)
+void redis_send_value(struct redis_work *w, const char *before, const void *value, size_t bytes,
+                      const char *after)
 {
 	line_of(w)->next = (struct value){w, before, value, after, bytes};
 }
@@ -390,7 +417,8 @@ static struct line *charge(const redisReadTask *task, size_t bytes)
 static void *on_string(const redisReadTask *task, char *text, size_t bytes)
 {
 	struct line *n = task->privdata;
-	int whole = !task->parent && task->type == REDIS_REPLY_STRING && n->ac && n->ac->replies.head && n->ac->replies.head->fn;
+	int whole = !task->parent && task->type == REDIS_REPLY_STRING && n->ac && n->ac->replies.head &&
+	            n->ac->replies.head->fn;
 	struct redis_work *w = whole ? n->ac->replies.head->privdata : NULL;
 	if (w && w->ops->value) {
 		if (!w->over && !n->link->broken[0])
@@ -426,7 +454,9 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 	int there = 0;
 	(void)what;
 	if (ioctl(fd, FIONREAD, &there) == 0 && there > HIREDIS_READ_BYTES) {
-		ssize_t got = recv(fd, l->in, (size_t)there <= sizeof l->in ? (size_t)there - 1 : sizeof l->in, MSG_DONTWAIT);
+		ssize_t got = recv(fd, l->in,
+		                   (size_t)there <= sizeof l->in ? (size_t)there - 1 : sizeof l->in,
+		                   MSG_DONTWAIT);
 		if (got > 0)
 			redisReaderFeed(n->ac->c.reader, l->in, (size_t)got);
 	}
@@ -457,7 +487,8 @@ static void hello_begin(struct redis_work *w)
 		redis_ask(t->link, w->line, w, "AUTH %s", t->password);
 	if (t->db)
 		redis_ask(t->link, w->line, w, "SELECT %u", t->db);
-	redis_ask(t->link, w->line, w, "EXISTS %s", t->prefix);   /* may we, and is it there for others than replicas? */
+	/* may we, and is it there for others than replicas? */
+	redis_ask(t->link, w->line, w, "EXISTS %s", t->prefix);
 }
 
 static void hello_reply(struct redis_work *w, const redisReply *r)
@@ -478,7 +509,8 @@ static void hello_reply(struct redis_work *w, const redisReply *r)
 static void hello_end(struct redis_work *w, int code)
 {
 	if (code == ERR_TIMEOUT)
-		link_break(w->t->link, "no answer within %llu ms of connecting", (unsigned long long)(w->t->timeout_us / 1000));
+		link_break(w->t->link, "no answer within %llu ms of connecting",
+		           (unsigned long long)(w->t->timeout_us / 1000));
 }
 
 static void hello_release(struct redis_work *w)
@@ -486,7 +518,8 @@ static void hello_release(struct redis_work *w)
 	(void)w;
 }
 
-static const struct redis_work_ops hello_ops = {.begin = hello_begin, .reply = hello_reply, .end = hello_end, .release = hello_release};
+static const struct redis_work_ops hello_ops = {
+	.begin = hello_begin, .reply = hello_reply, .end = hello_end, .release = hello_release};
 
 /* --- connected and lost --- */
 
@@ -512,7 +545,8 @@ static void line_connect(struct line *n)
 {
 	struct redis_link *l = n->link;
 	const struct redis_address *to = &l->t->address;
-	redisAsyncContext *ac = to->port ? redisAsyncConnect(to->host, to->port) : redisAsyncConnectUnix(to->host);
+	redisAsyncContext *ac = to->port ? redisAsyncConnect(to->host, to->port)
+	                                 : redisAsyncConnectUnix(to->host);
 	if (!ac || ac->err) {
 		link_break(l, "%s", ac ? ac->errstr : "no memory");
 		if (ac)
@@ -520,7 +554,7 @@ static void line_connect(struct line *n)
 		return;
 	}
 	fcntl(ac->c.fd, F_SETFD, FD_CLOEXEC);
-	if (to->port)   /* a host that vanished is noticed, if late, also while nothing is asked */
+	if (to->port) /* a host that vanished is noticed, if late, also while nothing is asked */
 		setsockopt(ac->c.fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
 	n->ac = ac;
 	n->allowed = REPLY_BYTES;
@@ -532,7 +566,7 @@ static void line_connect(struct line *n)
 	n->own.createNil = on_nil;
 	ac->c.reader->fn = &n->own;
 	ac->c.reader->privdata = n;
-	ac->c.reader->maxbuf = 0;   /* keep the buffer between blocks */
+	ac->c.reader->maxbuf = 0; /* keep the buffer between blocks */
 	ac->data = n;
 	redisLibeventAttach(ac, l->base);
 	redisLibeventEvents *events = ac->ev.data;
@@ -542,7 +576,10 @@ static void line_connect(struct line *n)
 	ac->ev.delWrite = on_written;
 	redisAsyncSetConnectCallback(ac, on_connect);
 	redisAsyncSetDisconnectCallback(ac, on_disconnect);
-	n->hello = (struct redis_work){.t = l->t, .ops = &hello_ops, .line = (enum redis_line)(n - l->line), .deadline_us = clock_us() + l->t->timeout_us};
+	n->hello = (struct redis_work){.t = l->t,
+	                               .ops = &hello_ops,
+	                               .line = (enum redis_line)(n - l->line),
+	                               .deadline_us = clock_us() + l->t->timeout_us};
 	list_init(&n->hello.turn);
 	redis_begin(&n->hello);
 }
@@ -590,7 +627,7 @@ static void link_empty(struct redis_link *l, const char *why, int code)
 		n->late = 0;
 		n->now.work = n->next.work = NULL;
 		if (ac)
-			redisAsyncFree(ac);   /* which ends those that are owed replies */
+			redisAsyncFree(ac); /* which ends those that are owed replies */
 	}
 	for (int i = 0; i < REDIS_LINES; i++) {
 		end_all(&l->line[i].running, code);
@@ -613,7 +650,9 @@ static void link_lost(struct redis_link *l)
 	l->end_code = ERR_CLOSED;
 	l->broken[0] = 0;
 	set_timer(l->retry, l->pause_us);
-	l->pause_us = !l->pause_us ? PAUSE_FIRST_US : l->pause_us < PAUSE_MAX_US / 2 ? 2 * l->pause_us : PAUSE_MAX_US;
+	l->pause_us = !l->pause_us                     ? PAUSE_FIRST_US
+	              : l->pause_us < PAUSE_MAX_US / 2 ? 2 * l->pause_us
+	                                               : PAUSE_MAX_US;
 }
 
 /* --- the thread --- */
@@ -639,7 +678,7 @@ static void on_step(evutil_socket_t fd, short what, void *arg)
 		begin_waiting(n);
 		next_turn(n);
 		if (n->ac && sdslen(n->ac->c.obuf))
-			redisAsyncHandleWrite(n->ac);   /* at once, not when the loop has asked */
+			redisAsyncHandleWrite(n->ac); /* at once, not when the loop has asked */
 	}
 }
 
@@ -648,7 +687,7 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
 	struct redis_link *l = arg;
 	uint64_t n;
 	if (read(fd, &n, sizeof n) < 0)
-		return;   /* woken for nothing */
+		return; /* woken for nothing */
 	pthread_mutex_lock(&l->t->lock);
 	int stop = l->stop;
 	pthread_mutex_unlock(&l->t->lock);
@@ -672,7 +711,7 @@ static void *link_main(void *arg)
 static void link_wake(struct redis_link *l)
 {
 	if (write(l->wake, &(uint64_t){1}, sizeof(uint64_t)) < 0)
-		return;   /* full: it is awake */
+		return; /* full: it is awake */
 }
 
 int redis_submit(struct redis_link *l, struct redis_work *w)

@@ -1,4 +1,5 @@
-/* redis_value.c - see redis_value.h. Nothing of a value is believed before all of its head and its checksum hold. */
+/* redis_value.c - see redis_value.h. Nothing of a value is believed before all of its head and
+ * its checksum hold. */
 #include "redis_value.h"
 #include "sum.h"
 
@@ -6,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-static const char magic[8] = "pdkv-1\r\n";   /* a line end that a text tool would change */
+static const char magic[8] = "pdkv-1\r\n"; /* a line end that a text tool would change */
 
 enum { AT_MAGIC = 0, AT_BYTES = 8, AT_SUM_LOW = 16, AT_SUM_HIGH = 24, AT_KEY = 32 };
 _Static_assert(AT_KEY + TIER_KEY_BYTES == REDIS_VALUE_HEAD_BYTES, "the head's fields fill it");
@@ -33,7 +34,8 @@ static uint64_t get_number(const unsigned char *at)
 	return le64toh(n);
 }
 
-void redis_value_head(unsigned char *out, const struct tier_key *key, size_t bytes, struct tier_sum sum)
+void redis_value_head(unsigned char *out, const struct tier_key *key, size_t bytes,
+                      struct tier_sum sum)
 {
 	memcpy(out + AT_MAGIC, magic, sizeof magic);
 	put_number(out + AT_BYTES, bytes);
@@ -48,8 +50,8 @@ static enum redis_value_is wrong(const char **ret_why, const char *why)
 	return REDIS_VALUE_WRONG;
 }
 
-enum redis_value_is redis_value_check(const unsigned char *v, size_t n, const struct tier_key *key, size_t bytes, struct tier_sum *ret_sum,
-                                    const char **ret_why)
+enum redis_value_is redis_value_check(const unsigned char *v, size_t n, const struct tier_key *key,
+                                      size_t bytes, struct tier_sum *ret_sum, const char **ret_why)
 {
 	if (n < REDIS_VALUE_HEAD_BYTES)
 		return wrong(ret_why, "shorter than a head");
@@ -58,12 +60,15 @@ enum redis_value_is redis_value_check(const unsigned char *v, size_t n, const st
 	if (memcmp(v + AT_KEY, key->b, TIER_KEY_BYTES) != 0)
 		return wrong(ret_why, "a block of another key");
 	uint64_t says = get_number(v + AT_BYTES), has = n - REDIS_VALUE_HEAD_BYTES;
-	if (says > bytes ? has <= bytes : has != says)   /* of a longer block one byte too many was asked for */
+	/* of a longer block one byte too many was asked for */
+	if (says > bytes ? has <= bytes : has != says)
 		return wrong(ret_why, "not as long as its head says");
 	if (says != bytes)
 		return REDIS_VALUE_OTHER_SIZE;
-	const struct tier_span span = {.at = (unsigned char *)v + REDIS_VALUE_HEAD_BYTES, .bytes = bytes};
-	const struct tier_sum sum = {.lo = get_number(v + AT_SUM_LOW), .hi = get_number(v + AT_SUM_HIGH)};
+	const struct tier_span span = {.at = (unsigned char *)v + REDIS_VALUE_HEAD_BYTES,
+	                               .bytes = bytes};
+	const struct tier_sum sum = {.lo = get_number(v + AT_SUM_LOW),
+	                             .hi = get_number(v + AT_SUM_HIGH)};
 	if (!sum_equal(sum_spans(&span, 1), sum))
 		return wrong(ret_why, "its checksum does not hold");
 	*ret_sum = sum;

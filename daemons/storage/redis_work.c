@@ -1,15 +1,19 @@
 /* redis_work.c - see redis_int.h: what is asked of the server, and what its answers mean.
  *
- * put: STRLEN first (and PEXPIRE, when blocks have a time to live): what is there whole is not sent again. Else, when the value before it has
- * left, the block is copied once into a buffer behind its head, and SET sends that buffer. Two hosts that put the same block write the
- * same bytes; the last one stays.
- * get: GETRANGE of one byte more than the block has with its head, so that whatever the server holds there, no more than that is sent. The value
- * is checked where it was received and copied out of there. What is wrong under our key (truncated, damaged, foreign, not a string) is dropped and said to
- * be corrupt; a right block of another size is a miss. Somebody may have stored a right one in between: then that is dropped too, and computed again.
- * look-up: the lengths of its keys (a block of another size is a miss), some hundred at a time, so that one that may stop at the first gap does.
- * Redis has no way to ask for a length that leaves its own LRU order alone; who looks a block up is about to use it.
- * flush: begins when all puts before it have their answers, and walks over all keys of the database with SCAN, step by step, and unlinks those under
- * our prefix; other clients are served in between. It ends with the last step, after FLUSH_US, or with the connection. */
+ * put: STRLEN first (and PEXPIRE, when blocks have a time to live): what is there whole is not sent
+ * again. Else, when the value before it has left, the block is copied once into a buffer behind its
+ * head, and SET sends that buffer. Two hosts that put the same block write the same bytes; the last
+ * one stays. get: GETRANGE of one byte more than the block has with its head, so that whatever the
+ * server holds there, no more than that is sent. The value is checked where it was received and
+ * copied out of there. What is wrong under our key (truncated, damaged, foreign, not a string) is
+ * dropped and said to be corrupt; a right block of another size is a miss. Somebody may have stored
+ * a right one in between: then that is dropped too, and computed again. look-up: the lengths of its
+ * keys (a block of another size is a miss), some hundred at a time, so that one that may stop at
+ * the first gap does. Redis has no way to ask for a length that leaves its own LRU order alone;
+ * who looks a block up is about to use it. flush: begins when all puts before it have their
+ * answers, and walks over all keys of the database with SCAN, step by step, and unlinks those
+ * under our prefix; other clients are served in between. It ends with the last step, after
+ * FLUSH_US, or with the connection. */
 #include "redis_int.h"
 #include "sum.h"
 
@@ -22,10 +26,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIND_KEYS 256u              /* asked for at a time */
+#define FIND_KEYS 256u /* asked for at a time */
 #define FLUSH_US 60000000u
-#define SCAN_KEYS 1000              /* looked at in one step */
-#define KEY_BYTES_MAX 512u          /* of what may be ours */
+#define SCAN_KEYS 1000     /* looked at in one step */
+#define KEY_BYTES_MAX 512u /* of what may be ours */
 
 /* Redis closes the connection on a value of more than 512 MiB (proto-max-bulk-len). */
 #define BLOCK_BYTES_MAX (((size_t)512 << 20) - REDIS_VALUE_HEAD_BYTES)
@@ -33,7 +37,8 @@
 #define KEY_TEXT_BYTES (REDIS_PREFIX_MAX + REDIS_KEY_DIGITS + 1)
 
 /* "PREFIX" and the key's digits. */
-static const char *key_text(const struct redis_tier *t, const struct tier_key *key, char *room)   /* (KEY_TEXT_BYTES) */
+/* (KEY_TEXT_BYTES) */
+static const char *key_text(const struct redis_tier *t, const struct tier_key *key, char *room)
 {
 	memcpy(room, t->prefix, t->prefix_bytes);
 	redis_key_digits(room + t->prefix_bytes, key);
@@ -54,14 +59,14 @@ static int no_number(struct redis_work *w, const redisReply *r)
 	return 1;
 }
 
-/* --- blocks ------------------------------------------------------------------------------------------------------------------------- */
+/* --- blocks -------------------------------------------------------------- */
 
 struct block_work {
 	struct redis_work w;
-	struct tier_op *op;          /* the caller's; not looked at when over */
-	unsigned flushes;            /* when it was asked for */
-	uint64_t device_us;          /* when the block's way began */
-	unsigned char *value;        /* put: head and block, or NULL */
+	struct tier_op *op;   /* the caller's; not looked at when over */
+	unsigned flushes;     /* when it was asked for */
+	uint64_t device_us;   /* when the block's way began */
+	unsigned char *value; /* put: head and block, or NULL */
 	char before[2 * KEY_TEXT_BYTES], after[64];
 };
 
@@ -96,7 +101,7 @@ static void count_get(struct block_work *b, int code)
 	t->stat.hits += hit && !b->op->aside;
 	t->stat.misses += miss && !b->op->aside;
 	t->stat.corrupt += code == ERR_CORRUPT;
-	t->stat.lost += code == ERR_CORRUPT;   /* it was dropped, and there is no tier below */
+	t->stat.lost += code == ERR_CORRUPT; /* it was dropped, and there is no tier below */
 	t->stat.errors += !hit && !miss && code != ERR_CANCELLED;
 	if (code == 0) {
 		t->stat.read_bytes += b->op->bytes;
@@ -113,14 +118,10 @@ static void tell(struct block_work *b, int code, const char *text)
 static const char *text_of_end(int code)
 {
 	switch (code) {
-	case ERR_TIMEOUT:
-		return "redis did not answer in time";
-	case ERR_CLOSED:
-		return "redis is away";
-	case ERR_FULL:
-		return "too many operations wait for redis";
-	default:
-		return NULL;
+	case ERR_TIMEOUT: return "redis did not answer in time";
+	case ERR_CLOSED: return "redis is away";
+	case ERR_FULL: return "too many operations wait for redis";
+	default: return NULL;
 	}
 }
 
@@ -140,7 +141,8 @@ static void block_release(struct redis_work *w)
 	free(w);
 }
 
-static struct block_work *block_new(struct redis_tier *t, struct tier_op *op, unsigned flushes, const struct redis_work_ops *ops, enum redis_line line)
+static struct block_work *block_new(struct redis_tier *t, struct tier_op *op, unsigned flushes,
+                                    const struct redis_work_ops *ops, enum redis_line line)
 {
 	struct block_work *b = mem_zalloc(sizeof *b);
 	b->w.t = t;
@@ -156,7 +158,7 @@ static struct block_work *block_new(struct redis_tier *t, struct tier_op *op, un
 
 static void put_over(struct block_work *b, int code, int known, const char *text)
 {
-	if (code == 0 && flushed_since(b)) {   /* it goes with the others */
+	if (code == 0 && flushed_since(b)) { /* it goes with the others */
 		code = ERR_FULL;
 		text = redis_flush_text;
 	}
@@ -190,7 +192,8 @@ static void put_begin(struct redis_work *w)
 		return;
 	redis_ask(w->t->link, REDIS_ASK, w, "STRLEN %s", key_text(w->t, &b->op->key, key));
 	if (w->t->ttl_ms)
-		redis_ask(w->t->link, REDIS_ASK, NULL, "PEXPIRE %s %llu", key, (unsigned long long)w->t->ttl_ms);
+		redis_ask(w->t->link, REDIS_ASK, NULL, "PEXPIRE %s %llu", key,
+		          (unsigned long long)w->t->ttl_ms);
 }
 
 static void put_turn(struct redis_work *w)
@@ -214,9 +217,11 @@ static void put_turn(struct redis_work *w)
 	}
 	redis_value_head(b->value, &b->op->key, b->op->bytes, b->op->sum);
 	key_text(t, &b->op->key, key);
-	snprintf(b->before, sizeof b->before, "*%d\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n", t->ttl_ms ? 5 : 3, strlen(key), key, bytes);
+	snprintf(b->before, sizeof b->before, "*%d\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n",
+	         t->ttl_ms ? 5 : 3, strlen(key), key, bytes);
 	int n = snprintf(ms, sizeof ms, "%" PRIu64, t->ttl_ms);
-	snprintf(b->after, sizeof b->after, t->ttl_ms ? "\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" : "\r\n", n, ms);
+	snprintf(b->after, sizeof b->after, t->ttl_ms ? "\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" : "\r\n", n,
+	         ms);
 	b->device_us = clock_us();
 	redis_send_value(w, b->before, b->value, bytes, b->after);
 }
@@ -235,17 +240,22 @@ static void put_reply(struct redis_work *w, const redisReply *r)
 		put_over(b, 0, 0, NULL);
 	else if (b->value && r->type != REDIS_REPLY_ERROR)
 		redis_distrust(w, "SET: the answer is no status");
-	else if (!b->value && r->type == REDIS_REPLY_INTEGER && r->integer == (long long)(REDIS_VALUE_HEAD_BYTES + b->op->bytes))
+	else if (!b->value && r->type == REDIS_REPLY_INTEGER &&
+	         r->integer == (long long)(REDIS_VALUE_HEAD_BYTES + b->op->bytes))
 		put_over(b, 0, 1, NULL);
 	else if (!b->value && (r->type == REDIS_REPLY_INTEGER || says(r, "WRONGTYPE")))
-		redis_wait_turn(w);   /* not there, or what SET replaces */
+		redis_wait_turn(w); /* not there, or what SET replaces */
 	else if (r->type == REDIS_REPLY_ERROR)
 		put_refused(b, r);
 	else
 		redis_distrust(w, "STRLEN: the answer is no number");
 }
 
-static const struct redis_work_ops put_ops = {.begin = put_begin, .turn = put_turn, .reply = put_reply, .end = put_end, .release = block_release};
+static const struct redis_work_ops put_ops = {.begin = put_begin,
+                                              .turn = put_turn,
+                                              .reply = put_reply,
+                                              .end = put_end,
+                                              .release = block_release};
 
 void redis_put_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 {
@@ -287,14 +297,16 @@ static void get_begin(struct redis_work *w)
 	}
 	redis_allow(w->t->link, bytes);
 	b->device_us = w->begun_us;
-	redis_ask(w->t->link, REDIS_GET, w, "GETRANGE %s 0 %llu", key_text(w->t, &b->op->key, key), (unsigned long long)(bytes - 1));
+	redis_ask(w->t->link, REDIS_GET, w, "GETRANGE %s 0 %llu", key_text(w->t, &b->op->key, key),
+	          (unsigned long long)(bytes - 1));
 }
 
 static void get_wrong(struct block_work *b, const char *why)
 {
 	char key[KEY_TEXT_BYTES];
 	redis_ask(b->w.t->link, REDIS_ASK, NULL, "UNLINK %s", key_text(b->w.t, &b->op->key, key));
-	log_error("stored_block_corrupt", "tier=redis bytes=%zu reason=%s action=dropped", b->op->bytes, log_quote(why));
+	log_error("stored_block_corrupt", "tier=redis bytes=%zu reason=%s action=dropped", b->op->bytes,
+	          log_quote(why));
 	get_over(b, ERR_CORRUPT, "the block stored in redis is damaged or not ours; it was dropped");
 }
 
@@ -306,17 +318,16 @@ static void get_value(struct redis_work *w, const char *bytes, size_t n)
 		get_over(b, ERR_NOTFOUND, n ? redis_flush_text : NULL);
 		return;
 	}
-	switch (redis_value_check((const unsigned char *)bytes, n, &b->op->key, b->op->bytes, &b->op->sum, &why)) {
-	case REDIS_VALUE_RIGHT:
-		break;
+	switch (redis_value_check((const unsigned char *)bytes, n, &b->op->key, b->op->bytes,
+	                          &b->op->sum, &why)) {
+	case REDIS_VALUE_RIGHT: break;
 	case REDIS_VALUE_OTHER_SIZE:
 		get_over(b, ERR_NOTFOUND, "the stored block has another size");
 		return;
-	case REDIS_VALUE_WRONG:
-		get_wrong(b, why);
-		return;
+	case REDIS_VALUE_WRONG: get_wrong(b, why); return;
 	}
-	struct tier_span span = {.at = (unsigned char *)(uintptr_t)bytes + REDIS_VALUE_HEAD_BYTES, .bytes = b->op->bytes};
+	struct tier_span span = {.at = (unsigned char *)(uintptr_t)bytes + REDIS_VALUE_HEAD_BYTES,
+	                         .bytes = b->op->bytes};
 	get_over(b, tier_op_move(b->op, &span, 1), NULL);
 }
 
@@ -334,7 +345,11 @@ static void get_reply(struct redis_work *w, const redisReply *r)
 	}
 }
 
-static const struct redis_work_ops get_ops = {.begin = get_begin, .value = get_value, .reply = get_reply, .end = get_end, .release = block_release};
+static const struct redis_work_ops get_ops = {.begin = get_begin,
+                                              .value = get_value,
+                                              .reply = get_reply,
+                                              .end = get_end,
+                                              .release = block_release};
 
 void redis_get_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 {
@@ -348,14 +363,15 @@ void redis_get_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 	free(b);
 }
 
-/* --- look-ups ----------------------------------------------------------------------------------------------------------------------- */
+/* --- look-ups ------------------------------------------------------------ */
 
 struct find_work {
 	struct redis_work w;
-	struct tier_find *f;     /* the caller's; not looked at when over */
-	uint32_t next, told;     /* first key that was not asked for, and first whose answer has not come */
-	int gap;                 /* a key is nowhere */
-	unsigned flushes;        /* when it was asked for */
+	struct tier_find *f; /* the caller's; not looked at when over */
+	/* first key that was not asked for, and first whose answer has not come */
+	uint32_t next, told;
+	int gap;          /* a key is nowhere */
+	unsigned flushes; /* when it was asked for */
 };
 
 static void find_done(struct find_work *q)
@@ -382,7 +398,8 @@ static void find_begin(struct redis_work *w)
 	char key[KEY_TEXT_BYTES];
 	q->told = wanted(q->f, q->next);
 	while ((q->next = wanted(q->f, q->next)) < q->f->n && w->owed < FIND_KEYS)
-		redis_ask(w->t->link, REDIS_ASK, w, "STRLEN %s", key_text(w->t, &q->f->key[q->next++], key));
+		redis_ask(w->t->link, REDIS_ASK, w, "STRLEN %s",
+		          key_text(w->t, &q->f->key[q->next++], key));
 	if (!w->owed) {
 		find_done(q);
 		redis_over(w);
@@ -396,10 +413,11 @@ static void find_reply(struct redis_work *w, const redisReply *r)
 	if (no_number(w, r))
 		return;
 	q->told = wanted(q->f, i + 1);
-	if (r->type == REDIS_REPLY_INTEGER && r->integer == (long long)(REDIS_VALUE_HEAD_BYTES + q->f->bytes))
+	if (r->type == REDIS_REPLY_INTEGER &&
+	    r->integer == (long long)(REDIS_VALUE_HEAD_BYTES + q->f->bytes))
 		q->f->where[i] = TIER_REDIS;
 	else
-		q->gap = 1;   /* also what is no string, or may not be read */
+		q->gap = 1; /* also what is no string, or may not be read */
 	if (w->owed)
 		return;
 	if (q->gap && q->f->leading)
@@ -410,10 +428,12 @@ static void find_reply(struct redis_work *w, const redisReply *r)
 static void find_end(struct redis_work *w, int code)
 {
 	(void)code;
-	find_done((struct find_work *)w);   /* with what is known by now */
+	find_done((struct find_work *)w); /* with what is known by now */
 }
 
-static const struct redis_work_ops find_ops = {.begin = find_begin, .reply = find_reply, .end = find_end};
+static const struct redis_work_ops find_ops = {.begin = find_begin,
+                                               .reply = find_reply,
+                                               .end = find_end};
 
 void redis_find(struct redis_tier *t, struct tier_find *f, unsigned flushes)
 {
@@ -430,7 +450,7 @@ void redis_find(struct redis_tier *t, struct tier_find *f, unsigned flushes)
 	f->done(f);
 }
 
-/* --- removal ------------------------------------------------------------------------------------------------------------------------ */
+/* --- removal ------------------------------------------------------------- */
 
 struct remove_work {
 	struct redis_work w;
@@ -440,7 +460,8 @@ struct remove_work {
 static void remove_begin(struct redis_work *w)
 {
 	char key[KEY_TEXT_BYTES];
-	redis_ask(w->t->link, REDIS_ASK, w, "UNLINK %s", key_text(w->t, &((struct remove_work *)w)->key, key));
+	redis_ask(w->t->link, REDIS_ASK, w, "UNLINK %s",
+	          key_text(w->t, &((struct remove_work *)w)->key, key));
 }
 
 static void remove_reply(struct redis_work *w, const redisReply *r)
@@ -449,7 +470,7 @@ static void remove_reply(struct redis_work *w, const redisReply *r)
 	if (no_number(w, r))
 		return;
 	if (r->type == REDIS_REPLY_ERROR)
-		redis_refusal(w->t, r, 0, &text);   /* for its log line */
+		redis_refusal(w->t, r, 0, &text); /* for its log line */
 	redis_over(w);
 }
 
@@ -459,7 +480,9 @@ static void end_quietly(struct redis_work *w, int code)
 	(void)code;
 }
 
-static const struct redis_work_ops remove_ops = {.begin = remove_begin, .reply = remove_reply, .end = end_quietly};
+static const struct redis_work_ops remove_ops = {.begin = remove_begin,
+                                                 .reply = remove_reply,
+                                                 .end = end_quietly};
 
 int redis_remove_key(struct redis_tier *t, const struct tier_key *key)
 {
@@ -475,14 +498,14 @@ int redis_remove_key(struct redis_tier *t, const struct tier_key *key)
 	return ERR_NOTFOUND;
 }
 
-/* --- flush -------------------------------------------------------------------------------------------------------------------------- */
+/* --- flush --------------------------------------------------------------- */
 
 struct flush_work {
 	struct redis_work w;
 	struct tier_flush *f;
-	char match[2 * REDIS_PREFIX_MAX + 2];   /* the prefix, escaped, and a star */
+	char match[2 * REDIS_PREFIX_MAX + 2]; /* the prefix, escaped, and a star */
 	char cursor[24];
-	int unlinks;                            /* the answer to come is that of UNLINK */
+	int unlinks; /* the answer to come is that of UNLINK */
 	uint64_t asked_us, begun_us;
 };
 
@@ -490,14 +513,15 @@ struct flush_work {
 static void flush_done(struct flush_work *fl, int code, const char *why)
 {
 	struct redis_tier *t = fl->w.t;
-	log_info("redis_flushed", "dropped=%" PRIu64 " ms=%" PRIu64 " complete=%d%s%s", fl->f->blocks, (clock_us() - fl->asked_us) / 1000, !why, why ? " reason=" : "",
-	         why ? why : "");
+	log_info("redis_flushed", "dropped=%" PRIu64 " ms=%" PRIu64 " complete=%d%s%s", fl->f->blocks,
+	         (clock_us() - fl->asked_us) / 1000, !why, why ? " reason=" : "", why ? why : "");
 	pthread_mutex_lock(&t->lock);
 	t->flushing--;
 	pthread_mutex_unlock(&t->lock);
 	fl->f->code = code;
 	if (why)
-		snprintf(fl->f->text, sizeof fl->f->text, "redis was not flushed to the end (%s): blocks are still there", why);
+		snprintf(fl->f->text, sizeof fl->f->text,
+		         "redis was not flushed to the end (%s): blocks are still there", why);
 	fl->f->done(fl->f);
 }
 
@@ -510,7 +534,8 @@ static void flush_over(struct flush_work *fl, int code, const char *why)
 
 static void flush_end(struct redis_work *w, int code)
 {
-	flush_done((struct flush_work *)w, code == ERR_CANCELLED ? code : ERR_IO, text_of_end(code) ? text_of_end(code) : "the daemon ends");
+	flush_done((struct flush_work *)w, code == ERR_CANCELLED ? code : ERR_IO,
+	           text_of_end(code) ? text_of_end(code) : "the daemon ends");
 }
 
 /* The next step, or the end of it. Each step has the time of one operation. */
@@ -519,7 +544,7 @@ static void flush_step(struct redis_work *w)
 	struct flush_work *fl = (struct flush_work *)w;
 	if (!fl->begun_us) {
 		fl->begun_us = clock_us();
-		redis_tell_gone(w->t);   /* also of what was put until then */
+		redis_tell_gone(w->t); /* also of what was put until then */
 	} else if (!strcmp(fl->cursor, "0")) {
 		flush_over(fl, 0, NULL);
 		return;
@@ -528,7 +553,8 @@ static void flush_step(struct redis_work *w)
 		return;
 	}
 	redis_deadline(w, w->t->timeout_us);
-	redis_ask(w->t->link, REDIS_PUT, w, "SCAN %s MATCH %s COUNT %d", fl->cursor, fl->match, SCAN_KEYS);
+	redis_ask(w->t->link, REDIS_PUT, w, "SCAN %s MATCH %s COUNT %d", fl->cursor, fl->match,
+	          SCAN_KEYS);
 }
 
 /* Of what SCAN lists only keys under our prefix are believed to be ours. 1: an UNLINK was sent. */
@@ -542,7 +568,8 @@ static int flush_unlink(struct flush_work *fl, const redisReply *keys)
 	bytes[0] = strlen(arg[0]);
 	for (size_t i = 0; i < keys->elements; i++) {
 		const redisReply *k = keys->element[i];
-		if ((size_t)k->len < t->prefix_bytes || (size_t)k->len > KEY_BYTES_MAX || memcmp(k->str, t->prefix, t->prefix_bytes))
+		if ((size_t)k->len < t->prefix_bytes || (size_t)k->len > KEY_BYTES_MAX ||
+		    memcmp(k->str, t->prefix, t->prefix_bytes))
 			continue;
 		arg[n] = k->str;
 		bytes[n++] = (size_t)k->len;
@@ -558,8 +585,10 @@ static int flush_unlink(struct flush_work *fl, const redisReply *keys)
 
 static void flush_keys(struct flush_work *fl, const redisReply *r)
 {
-	const redisReply *cursor = r->type == REDIS_REPLY_ARRAY && r->elements == 2 ? r->element[0] : NULL;
-	int right = cursor && cursor->type == REDIS_REPLY_STRING && (size_t)cursor->len < sizeof fl->cursor && r->element[1]->type == REDIS_REPLY_ARRAY;
+	const redisReply *cursor = r->type == REDIS_REPLY_ARRAY && r->elements == 2 ? r->element[0]
+	                                                                            : NULL;
+	int right = cursor && cursor->type == REDIS_REPLY_STRING &&
+	            (size_t)cursor->len < sizeof fl->cursor && r->element[1]->type == REDIS_REPLY_ARRAY;
 	for (size_t i = 0; right && i < r->element[1]->elements; i++)
 		right = r->element[1]->element[i]->type == REDIS_REPLY_STRING;
 	if (!right) {
@@ -588,7 +617,9 @@ static void flush_reply(struct redis_work *w, const redisReply *r)
 	}
 }
 
-static const struct redis_work_ops flush_ops = {.begin = flush_step, .reply = flush_reply, .end = flush_end};
+static const struct redis_work_ops flush_ops = {.begin = flush_step,
+                                                .reply = flush_reply,
+                                                .end = flush_end};
 
 /* MATCH takes a pattern: what is special in one is escaped. */
 static void match_of(char *out, const char *prefix)
@@ -608,7 +639,7 @@ void redis_flush_all(struct redis_tier *t, struct tier_flush *f)
 	fl->w.line = REDIS_PUT;
 	fl->w.alone = 1;
 	fl->asked_us = clock_us();
-	fl->w.deadline_us = fl->asked_us + FLUSH_US;   /* to begin; see flush_step */
+	fl->w.deadline_us = fl->asked_us + FLUSH_US; /* to begin; see flush_step */
 	fl->f = f;
 	f->blocks = 0;
 	strcpy(fl->cursor, "0");
@@ -629,7 +660,7 @@ void redis_flush_all(struct redis_tier *t, struct tier_flush *f)
 	f->done(f);
 }
 
-/* --- the server's figures ------------------------------------------------------------------------------------------------------------ */
+/* --- the server's figures ------------------------------------------------ */
 
 /* The number after "name:" at the begin of a line; 0 without one. */
 static uint64_t number_of(const char *text, const char *name)
@@ -648,7 +679,8 @@ static void info_begin(struct redis_work *w)
 	redis_ask(w->t->link, REDIS_ASK, w, "DBSIZE");
 }
 
-/* Half of the keys, or as many as a quarter of them, have gone: emptied by somebody, started again without what it had, evicted, expired. With the lock held. */
+/* Half of the keys, or as many as a quarter of them, have gone: emptied by somebody, started
+ * again without what it had, evicted, expired. With the lock held. */
 static int many_gone(struct redis_tier *t)
 {
 	uint64_t keys = t->stat.blocks, evicted = t->stat.evictions - t->evictions_told;
@@ -661,7 +693,8 @@ static int many_gone(struct redis_tier *t)
 	return 1;
 }
 
-/* A server that does not let us ask (an error) leaves the figures as they were. 1: many have gone. */
+/* A server that does not let us ask (an error) leaves the figures as they were. 1: many have
+ * gone. */
 static int info_take(struct redis_tier *t, const redisReply *r)
 {
 	if (r->type == REDIS_REPLY_INTEGER) {
@@ -675,7 +708,8 @@ static int info_take(struct redis_tier *t, const redisReply *r)
 		t->stat.capacity_bytes = number_of(r->str, "maxmemory");
 	} else {
 		uint64_t n = number_of(r->str, "evicted_keys");
-		uint64_t more = n > t->evictions_seen ? n - t->evictions_seen : 0;   /* a server that began anew counts from 0 */
+		/* a server that began anew counts from 0 */
+		uint64_t more = n > t->evictions_seen ? n - t->evictions_seen : 0;
 		t->stat.evictions += more;
 		t->stat.lost += more;
 		t->evictions_seen = n;
@@ -699,7 +733,9 @@ static void info_reply(struct redis_work *w, const redisReply *r)
 		redis_over(w);
 }
 
-static const struct redis_work_ops info_ops = {.begin = info_begin, .reply = info_reply, .end = end_quietly};
+static const struct redis_work_ops info_ops = {.begin = info_begin,
+                                               .reply = info_reply,
+                                               .end = end_quietly};
 
 void redis_ask_figures(struct redis_tier *t)
 {

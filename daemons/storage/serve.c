@@ -1,11 +1,14 @@
 /* serve.c - what workers ask: put, get, look up, fence; and what they are told.
  *
- * What always holds: a batch is answered once, when nothing of it is in flight, and a fence is acknowledged after that answer (or at once when there is
- * no such batch). Batch numbers of one worker's life only grow: a number that was used or fenced is never begun again, however late its message
- * comes. A worker that is down, or detached, or has a new epoch has nothing under way that is not ending.
+ * What always holds: a batch is answered once, when nothing of it is in flight, and a fence is
+ * acknowledged after that answer (or at once when there is no such batch). Batch numbers of one
+ * worker's life only grow: a number that was used or fenced is never begun again, however late its
+ * message comes. A worker that is down, or detached, or has a new epoch has nothing under way that
+ * is not ending.
  *
- * Every field of a message is checked here before anything acts on it; what is wrong with one item is that item's result, what is wrong with the message is
- * the result of all its items. Nothing that a worker sends does more than fail itself. */
+ * Every field of a message is checked here before anything acts on it; what is wrong with one item
+ * is that item's result, what is wrong with the message is the result of all its items. Nothing
+ * that a worker sends does more than fail itself. */
 #include "storage.h"
 
 #include "util/check.h"
@@ -23,7 +26,8 @@ static struct storage *storage_of(struct svc *s)
 
 /* --- answers --- */
 
-static void result_set(Pds__StoreResult *r, ProtobufCBinaryData hash, uint32_t block, uint64_t generation, Pds__StoreCode code, enum tier_id tier,
+static void result_set(Pds__StoreResult *r, ProtobufCBinaryData hash, uint32_t block,
+                       uint64_t generation, Pds__StoreCode code, enum tier_id tier,
                        const char *text)
 {
 	pds__store_result__init(r);
@@ -37,7 +41,8 @@ static void result_set(Pds__StoreResult *r, ProtobufCBinaryData hash, uint32_t b
 		r->text = (char *)text;
 }
 
-static void send_results(struct svc *s, struct peer *p, uint64_t number, Pds__StoreResult *result, size_t n)
+static void send_results(struct svc *s, struct peer *p, uint64_t number, Pds__StoreResult *result,
+                         size_t n)
 {
 	Pds__StoreDone done = PDS__STORE_DONE__INIT;
 	Pds__StoreResult **list = mem_array(n + 1, sizeof *list);
@@ -51,15 +56,18 @@ static void send_results(struct svc *s, struct peer *p, uint64_t number, Pds__St
 }
 
 /* The same for all items of a message; nothing of it was begun. */
-static void refuse(struct svc *s, struct peer *p, uint64_t number, Pds__StoreItem **items, size_t n, Pds__StoreCode code, const char *why)
+static void refuse(struct svc *s, struct peer *p, uint64_t number, Pds__StoreItem **items, size_t n,
+                   Pds__StoreCode code, const char *why)
 {
 	if (n > BATCH_ITEMS_MAX)
 		n = BATCH_ITEMS_MAX;
 	Pds__StoreResult *result = mem_array(n + 1, sizeof *result);
 	for (size_t i = 0; i < n; i++)
-		result_set(&result[i], items[i]->hash, items[i]->block, items[i]->generation, code, TIER_NONE, why);
+		result_set(&result[i], items[i]->hash, items[i]->block, items[i]->generation, code,
+		           TIER_NONE, why);
 	stat_add(svc_stats(s), ST_REFUSED, 1);
-	log_debug("batch_refused", "worker=%s batch=%llu items=%zu why=%s", log_quote(peer_name(p)), (unsigned long long)number, n, log_quote(why));
+	log_debug("batch_refused", "worker=%s batch=%llu items=%zu why=%s", log_quote(peer_name(p)),
+	          (unsigned long long)number, n, log_quote(why));
 	send_results(s, p, number, result, n);
 	free(result);
 }
@@ -80,7 +88,7 @@ static struct peer *client_peer(const struct client *c)
 
 /* --- finished batches --- */
 
-#define KEY_TAIL(key) ((key)->b + sizeof (key)->b - KEY_SALT_BYTES)
+#define KEY_TAIL(key) ((key)->b + sizeof(key)->b - KEY_SALT_BYTES)
 
 /* Hash of a worker to key of the tiers: the last bytes say the layout. */
 static void key_of_hash(const struct client *c, const unsigned char *hash, struct tier_key *ret)
@@ -93,23 +101,12 @@ static void count_item(struct stat_set *stats, const struct batch *b, const stru
 {
 	int put = b->kind == COPY_PUT;
 	switch (it->code) {
-	case PDS__STORE_CODE__STORE_OK:
-		stat_add(stats, put ? ST_PUT_BLOCKS : ST_GETS_HIT, 1);
-		break;
-	case PDS__STORE_CODE__STORE_MISS:
-		stat_add(stats, ST_GETS_MISSED, 1);
-		break;
-	case PDS__STORE_CODE__STORE_VOID:
-		stat_add(stats, ST_PUT_VOID, 1);
-		break;
-	case PDS__STORE_CODE__STORE_CANCELLED:
-		stat_add(stats, ST_CANCELLED, 1);
-		break;
-	case PDS__STORE_CODE__STORE_FULL:
-		stat_add(stats, ST_FULL, 1);
-		break;
-	default:
-		stat_add(stats, ST_ERRORS, 1);
+	case PDS__STORE_CODE__STORE_OK: stat_add(stats, put ? ST_PUT_BLOCKS : ST_GETS_HIT, 1); break;
+	case PDS__STORE_CODE__STORE_MISS: stat_add(stats, ST_GETS_MISSED, 1); break;
+	case PDS__STORE_CODE__STORE_VOID: stat_add(stats, ST_PUT_VOID, 1); break;
+	case PDS__STORE_CODE__STORE_CANCELLED: stat_add(stats, ST_CANCELLED, 1); break;
+	case PDS__STORE_CODE__STORE_FULL: stat_add(stats, ST_FULL, 1); break;
+	default: stat_add(stats, ST_ERRORS, 1);
 	}
 }
 
@@ -128,7 +125,7 @@ static void answer(struct client *c, struct batch *b)
 	struct svc *s = c->st->svc;
 	struct peer *p = client_peer(c);
 	if (!p)
-		return;   /* it learns from the end of the link that nothing comes */
+		return; /* it learns from the end of the link that nothing comes */
 	Pds__StoreResult *result = mem_array(b->n, sizeof *result);
 	for (uint32_t i = 0; i < b->n; i++) {
 		struct copy_item *it = &b->item[i];
@@ -152,8 +149,9 @@ static void batch_over(struct svc *s, void *arg)
 	struct client *c = b->owner;
 	struct storage *st = storage_of(s);
 	count_batch(st, b);
-	log_debug("batch_done", "worker=%s batch=%llu kind=%s items=%u bytes=%llu", log_quote(c->name), (unsigned long long)b->number,
-	          b->kind == COPY_PUT ? "put" : "get", b->n, (unsigned long long)b->bytes);
+	log_debug("batch_done", "worker=%s batch=%llu kind=%s items=%u bytes=%llu", log_quote(c->name),
+	          (unsigned long long)b->number, b->kind == COPY_PUT ? "put" : "get", b->n,
+	          (unsigned long long)b->bytes);
 	answer(c, b);
 	list_remove(&b->link);
 	c->n_batches--;
@@ -201,7 +199,8 @@ static void item_read(struct client *c, const Pds__StoreItem *m, struct copy_ite
 		item_refuse(it, "the block is not in the region that was handed over");
 }
 
-static void batch_begin(struct client *c, enum copy_kind kind, uint64_t number, Pds__StoreItem **items, size_t n)
+static void batch_begin(struct client *c, enum copy_kind kind, uint64_t number,
+                        Pds__StoreItem **items, size_t n)
 {
 	struct batch *b = batch_new(kind, &c->target, (uint32_t)n);
 	b->owner = c;
@@ -215,51 +214,60 @@ static void batch_begin(struct client *c, enum copy_kind kind, uint64_t number, 
 	copier_submit(c->st->copier, b);
 }
 
-static void serve_batch(struct svc *s, struct peer *p, enum copy_kind kind, uint64_t number, Pds__StoreItem **items, size_t n)
+static void serve_batch(struct svc *s, struct peer *p, enum copy_kind kind, uint64_t number,
+                        Pds__StoreItem **items, size_t n)
 {
 	struct client *c = client_find(storage_of(s), peer_name(p), peer_epoch(p));
 	if (!c)
-		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_ERROR, "this life of the worker has not handed its memory over");
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_ERROR,
+		       "this life of the worker has not handed its memory over");
 	else if (n == 0 || n > BATCH_ITEMS_MAX)
 		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_ERROR, "a batch has 1 to 4096 items");
 	else if (number <= c->last_batch && batch_find(c, number))
-		log_debug("batch_repeated", "worker=%s batch=%llu", log_quote(c->name), (unsigned long long)number);   /* its answer is on the way */
+		/* its answer is on the way */
+		log_debug("batch_repeated", "worker=%s batch=%llu", log_quote(c->name),
+		          (unsigned long long)number);
 	else if (number <= c->last_batch)
-		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_CANCELLED, "this batch number was used or fenced before");
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_CANCELLED,
+		       "this batch number was used or fenced before");
 	else if (svc_draining(s))
 		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_FULL, "storage ends");
 	else if (c->n_batches >= CLIENT_BATCHES_MAX || c->n_items + n > CLIENT_ITEMS_MAX)
-		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_FULL, "1024 batches or 65536 blocks of this worker are under way");
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_FULL,
+		       "1024 batches or 65536 blocks of this worker are under way");
 	else
 		batch_begin(c, kind, number, items, n);
 }
 
-void serve_put(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+void serve_put(struct svc *s, struct peer *p, const struct msg_head *head,
+               const ProtobufCMessage *body)
 {
 	(void)head;
 	const Pds__StorePut *m = (const Pds__StorePut *)body;
 	serve_batch(s, p, COPY_PUT, m->batch, m->items, m->n_items);
 }
 
-void serve_get(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+void serve_get(struct svc *s, struct peer *p, const struct msg_head *head,
+               const ProtobufCMessage *body)
 {
 	(void)head;
 	const Pds__StoreGet *m = (const Pds__StoreGet *)body;
 	serve_batch(s, p, COPY_GET, m->batch, m->items, m->n_items);
 }
 
-void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head,
+                 const ProtobufCMessage *body)
 {
 	(void)head;
 	const Pds__StoreFence *m = (const Pds__StoreFence *)body;
 	struct storage *st = storage_of(s);
 	struct batch *under_way = NULL;
-	list_each(it, &st->clients) {   /* also one that is detached, while its last batches end */
+	list_each(it, &st->clients) { /* also one that is detached, while its last batches end */
 		struct client *c = list_entry(it, struct client, link);
 		if (c->epoch != peer_epoch(p) || strcmp(c->name, peer_name(p)) != 0)
 			continue;
 		if (m->batch > c->last_batch)
-			c->last_batch = m->batch;   /* final, also if it overtook its batch */
+			c->last_batch = m->batch; /* final, also if it overtook its batch */
 		struct batch *b = batch_find(c, m->batch);
 		if (b)
 			under_way = b;
@@ -274,7 +282,7 @@ void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head, con
 
 void serve_cancel(struct client *c)
 {
-	list_each(it, &c->batches)   /* they leave the list later, from batch_over */
+	list_each(it, &c->batches) /* they leave the list later, from batch_over */
 		copier_cancel(c->st->copier, list_entry(it, struct batch, link));
 }
 
@@ -306,7 +314,7 @@ struct finding {
 	struct storage *st;
 	char name[HANDOVER_NAME_MAX];
 	uint64_t epoch, number;
-	unsigned char *where;      /* behind the keys */
+	unsigned char *where; /* behind the keys */
 	struct tier_key key[];
 };
 
@@ -336,7 +344,8 @@ static void find_done(struct tier_find *find)
 }
 
 /* Keys of the hashes up to the first that cannot be one. */
-static uint32_t keys_read(const struct client *c, const Pds__StoreLookup *m, size_t n, struct tier_key *key)
+static uint32_t keys_read(const struct client *c, const Pds__StoreLookup *m, size_t n,
+                          struct tier_key *key)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		if (m->hashes[i].len != sizeof key[i].b)
@@ -346,13 +355,14 @@ static uint32_t keys_read(const struct client *c, const Pds__StoreLookup *m, siz
 	return (uint32_t)n;
 }
 
-void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head,
+                  const ProtobufCMessage *body)
 {
 	(void)head;
 	const Pds__StoreLookup *m = (const Pds__StoreLookup *)body;
 	struct storage *st = storage_of(s);
 	struct client *c = client_find(st, peer_name(p), peer_epoch(p));
-	int look = c && st->n_findings < FINDINGS_MAX;   /* unknown memory: nothing of it is stored */
+	int look = c && st->n_findings < FINDINGS_MAX; /* unknown memory: nothing of it is stored */
 	size_t n = !look ? 0 : m->n_hashes < BATCH_ITEMS_MAX ? m->n_hashes : BATCH_ITEMS_MAX;
 	struct finding *f = mem_zalloc(sizeof *f + n * (sizeof f->key[0] + 1));
 	f->st = st;

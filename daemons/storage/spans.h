@@ -1,13 +1,14 @@
-/* spans.h - a walk over a row of spans, for copies between rows that are cut at different places. */
+/* spans.h - a walk over a row of spans, for copies between rows that are cut at different
+ * places. */
 #ifndef STORAGE_SPANS_H
 #define STORAGE_SPANS_H
 
 #include "tier.h"
 
 struct span_walk {
-	const struct tier_span *span;   /* what is left of the row */
+	const struct tier_span *span; /* what is left of the row */
 	unsigned n;
-	size_t used;                    /* of the first */
+	size_t used; /* of the first */
 };
 
 /* Bytes that lie in a row from here on; 0: the end. */

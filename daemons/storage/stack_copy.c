@@ -1,11 +1,15 @@
-/* stack_copy.c - blocks on their way from one tier of a stack to another, and the thread that begins them, opens tiers and changes their size.
+/* stack_copy.c - blocks on their way from one tier of a stack to another, and the thread that
+ * begins them, opens tiers and changes their size.
  *
- * Down: what a tier names as due goes to the next one below; what memory has is read from there, at most COPIES_MAX others through a block of their own. Up:
- * a block that is asked for and is not in memory is fetched once, for all who wait for it, and put into memory.
+ * Down: what a tier names as due goes to the next one below; what memory has is read from there, at
+ * most COPIES_MAX others through a block of their own. Up: a block that is asked for and is not in
+ * memory is fetched once, for all who wait for it, and put into memory.
  *
- * What always holds: a copy down that was begun ends with `stored` for the tier it came from. A flush meanwhile makes it void, and what is fetched does not get into
- * memory then. A tier below that does not take blocks is left alone for pause_us; nothing is lost by that but the room in which the blocks would have been
- * safe. The thread sleeps until something is to be done; nothing here is fatal but that it cannot be started. */
+ * What always holds: a copy down that was begun ends with `stored` for the tier it came from. A
+ * flush meanwhile makes it void, and what is fetched does not get into memory then. A tier below
+ * that does not take blocks is left alone for pause_us; nothing is lost by that but the room in
+ * which the blocks would have been safe. The thread sleeps until something is to be done;
+ * nothing here is fatal but that it cannot be started. */
 #include "stack_int.h"
 #include "memory.h"
 
@@ -20,12 +24,12 @@
 
 /* A block on its way down. */
 struct sink {
-	struct tier_op op;         /* the put below; first */
-	struct tier_op from_op;    /* the get of a block that is not in memory */
+	struct tier_op op;      /* the put below; first */
+	struct tier_op from_op; /* the get of a block that is not in memory */
 	struct stack *s;
 	struct level *from, *to;
 	uint64_t flushes;
-	struct block *block;       /* or NULL: memory has it */
+	struct block *block; /* or NULL: memory has it */
 };
 
 static void found_nothing(struct tier_find *f)
@@ -38,14 +42,17 @@ static int level_has(struct level *l, const struct tier_key *key, size_t bytes)
 {
 	struct tier *t = level_tier(l);
 	unsigned char where = TIER_NONE;
-	struct tier_find f = {.key = key, .where = &where, .n = 1, .bytes = bytes, .done = found_nothing};
+	struct tier_find f = {
+		.key = key, .where = &where, .n = 1, .bytes = bytes, .done = found_nothing};
 	t->ops->lookup(t, &f);
 	return where != TIER_NONE;
 }
 
-/* A block is kept in `below` too: `t` may evict it for nothing. If it has gone there meanwhile, who watches `below` told that before this was said, so it is
- * looked at after. (What a Redis has cannot be seen at once.) */
-static void kept_below(struct tier *t, struct level *below, const struct tier_key *key, size_t bytes)
+/* A block is kept in `below` too: `t` may evict it for nothing. If it has gone there meanwhile, who
+ * watches `below` told that before this was said, so it is looked at after. (What a Redis has
+ * cannot be seen at once.) */
+static void kept_below(struct tier *t, struct level *below, const struct tier_key *key,
+                       size_t bytes)
 {
 	t->ops->stored(t, key, TIER_BELOW_HAS);
 	if (below->opts.id != TIER_REDIS && !level_has(below, key, bytes))
@@ -59,7 +66,8 @@ static struct tier *memory_tier(struct stack *s)
 
 static int is_void(const struct stack *s, uint64_t flushes)
 {
-	return atomic_load(&s->closing) || atomic_load(&s->flushing) || flushes != atomic_load(&s->flushes);
+	return atomic_load(&s->closing) || atomic_load(&s->flushing) ||
+	       flushes != atomic_load(&s->flushes);
 }
 
 /* --- down --- */
@@ -84,20 +92,23 @@ static void pause_level(struct level *to, const struct level *from, int code, co
 	to->pause_until_us = now + to->s->opts.pause_us;
 	pthread_mutex_unlock(&to->s->lock);
 	if (!told)
-		log_warn("copy_down_failed", "from=%s to=%s code=%s why=%s action=paused pause_ms=%llu", tier_name(from->opts.id), tier_name(to->opts.id), err_name(code),
-		         log_quote(text ? text : err_name(code)), (unsigned long long)(to->s->opts.pause_us / 1000));
+		log_warn("copy_down_failed", "from=%s to=%s code=%s why=%s action=paused pause_ms=%llu",
+		         tier_name(from->opts.id), tier_name(to->opts.id), err_name(code),
+		         log_quote(text ? text : err_name(code)),
+		         (unsigned long long)(to->s->opts.pause_us / 1000));
 }
 
 static void down_end(struct sink *c, int code, const char *text)
 {
 	struct stack *s = c->s;
 	struct tier *to = level_tier(c->to);
-	if (code == 0 && is_void(s, c->flushes)) {   /* flushed while it was written */
+	if (code == 0 && is_void(s, c->flushes)) { /* flushed while it was written */
 		if (!atomic_load(&s->closing))
 			to->ops->remove(to, &c->op.key);
 		code = ERR_CANCELLED;
 	}
-	if (code == ERR_CLOSED || code == ERR_IO || code == ERR_TIMEOUT || code == ERR_NOMEM || code == ERR_FULL)
+	if (code == ERR_CLOSED || code == ERR_IO || code == ERR_TIMEOUT || code == ERR_NOMEM ||
+	    code == ERR_FULL)
 		pause_level(c->to, c->from, code, text);
 	down_told(c, code);
 	if (code == 0)
@@ -158,7 +169,7 @@ static void read_done(struct tier_op *op, int code, enum tier_id tier, const cha
 	if (code == 0 && !is_void(c->s, c->flushes))
 		down_put(c);
 	else
-		down_end(c, ERR_NOTFOUND, NULL);   /* it is not there any more: there is nothing to copy */
+		down_end(c, ERR_NOTFOUND, NULL); /* it is not there any more: there is nothing to copy */
 }
 
 /* 1: memory has it, too, and the device need not read it. */
@@ -174,7 +185,8 @@ static int read_above(struct sink *c)
 	return there;
 }
 
-static void down_start(struct stack *s, struct level *from, struct level *to, const struct tier_due *d)
+static void down_start(struct stack *s, struct level *from, struct level *to,
+                       const struct tier_due *d)
 {
 	struct sink *c = mem_zalloc(sizeof *c);
 	c->s = s;
@@ -193,7 +205,7 @@ static void down_start(struct stack *s, struct level *from, struct level *to, co
 		return;
 	}
 	c->block = block_new(&d->key, d->bytes);
-	if (!c->block) {   /* a block may be large: this one does not go down now */
+	if (!c->block) { /* a block may be large: this one does not go down now */
 		down_end(c, ERR_NOMEM, "no memory for a buffer");
 		return;
 	}
@@ -209,7 +221,8 @@ static void down_start(struct stack *s, struct level *from, struct level *to, co
 
 void stack_used(struct level *l)
 {
-	if (atomic_load(&l->policy) != TIER_RECYCLE && stack_next_open(l->s, (unsigned)(l - l->s->level) + 1) >= 0)
+	if (atomic_load(&l->policy) != TIER_RECYCLE &&
+	    stack_next_open(l->s, (unsigned)(l - l->s->level) + 1) >= 0)
 		stack_kick(l->s);
 }
 
@@ -246,11 +259,13 @@ static int same_block(const struct tier_op *a, const struct tier_key *key, size_
 	return a->bytes == bytes && memcmp(a->key.b, key->b, sizeof key->b) == 0;
 }
 
-static struct fetch *fetch_find(struct stack *s, const struct tier_key *key, size_t bytes, int moved_too)
+static struct fetch *fetch_find(struct stack *s, const struct tier_key *key, size_t bytes,
+                                int moved_too)
 {
 	list_each(it, &s->fetches) {
 		struct fetch *f = list_entry(it, struct fetch, link);
-		if (same_block(&f->op, key, bytes) && (moved_too || !f->moved) && f->flushes == atomic_load(&s->flushes))
+		if (same_block(&f->op, key, bytes) && (moved_too || !f->moved) &&
+		    f->flushes == atomic_load(&s->flushes))
 			return f;
 	}
 	return NULL;
@@ -275,12 +290,15 @@ static void list_move_all(struct list *to, struct list *from)
 	}
 }
 
-/* Into memory, unless there is no room that may be taken, or a flush came since it was asked for. */
+/* Into memory, unless there is no room that may be taken, or a flush came since it was asked
+ * for. */
 static void fetch_keep(struct fetch *f, const struct tier_span *span, unsigned n)
 {
 	struct stack *s = f->s;
 	struct tier *memory = memory_tier(s);
-	struct block *b = memory && !is_void(s, f->flushes) ? memory_block(memory, &f->op.key, f->op.bytes, 1) : NULL;
+	struct block *b = memory && !is_void(s, f->flushes)
+	                      ? memory_block(memory, &f->op.key, f->op.bytes, 1)
+	                      : NULL;
 	if (!b)
 		return;
 	block_write(b, span, n);
@@ -289,10 +307,10 @@ static void fetch_keep(struct fetch *f, const struct tier_span *span, unsigned n
 	f->kept = !is_void(s, f->flushes);
 	if (f->kept)
 		kept_below(memory, &s->level[f->level], &f->op.key, f->op.bytes);
-	else   /* a flush that comes later than this look finds the block in memory */
+	else /* a flush that comes later than this look finds the block in memory */
 		memory->ops->remove(memory, &f->op.key);
 	if (atomic_load(&s->level[0].policy) == TIER_OFFLOAD)
-		stack_kick(s);   /* it took room */
+		stack_kick(s); /* it took room */
 }
 
 static int fetch_move(struct tier_op *get, const struct tier_span *span, unsigned n)
@@ -319,7 +337,7 @@ static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const c
 	struct stack *s = f->s;
 	struct level *l = &s->level[f->level];
 	pthread_mutex_lock(&s->lock);
-	list_remove(&f->link);   /* nobody joins it any more */
+	list_remove(&f->link); /* nobody joins it any more */
 	s->n_prefetching -= f->prefetch != 0;
 	l->count.promoted += f->kept && code == 0;
 	l->count.prefetched += f->kept && code == 0 && f->prefetch;
@@ -337,7 +355,8 @@ static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const c
 	while (!list_empty(&f->waiters)) {
 		struct tier_op *late = list_entry(f->waiters.next, struct tier_op, link);
 		list_remove(&late->link);
-		if (f->moved || code == ERR_CANCELLED) {   /* it came too late: the block may be in memory now */
+		if (f->moved || code == ERR_CANCELLED) {
+			/* it came too late: the block may be in memory now */
 			late->route.waited |= f->moved;
 			late->route.level = 0;
 			stack_op_next(late);
@@ -349,7 +368,8 @@ static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const c
 	stack_level_back(l, KIND_GET);
 }
 
-static struct fetch *fetch_new(struct stack *s, const struct tier_key *key, size_t bytes, unsigned level)
+static struct fetch *fetch_new(struct stack *s, const struct tier_key *key, size_t bytes,
+                               unsigned level)
 {
 	struct fetch *f = mem_zalloc(sizeof *f);
 	list_init(&f->op.link);
@@ -378,9 +398,9 @@ void stack_fetch(struct tier_op *op)
 	for (unsigned i = 0; own && i < s->n_wishes; i++) {
 		struct wish *w = &s->wish[(s->wish_at + i) % PREFETCH_MAX];
 		if (same_block(op, &w->what.key, w->what.bytes))
-			w->what.bytes = 0;   /* this one brings it up */
+			w->what.bytes = 0; /* this one brings it up */
 	}
-	list_push_back(&f->waiters, &op->link);   /* whoever ends the fetch has it from now on */
+	list_push_back(&f->waiters, &op->link); /* whoever ends the fetch has it from now on */
 	pthread_mutex_unlock(&s->lock);
 	if (own)
 		stack_level_submit(&s->level[level], KIND_GET, &own->op);
@@ -395,7 +415,8 @@ void stack_prefetch(struct stack *s, const struct tier_find *f)
 	for (uint32_t i = 0; i < f->n && f->where[i] && s->n_wishes < PREFETCH_MAX; i++)
 		for (unsigned k = 1; k < s->n; k++)
 			if (f->where[i] == s->level[k].opts.id) {
-				s->wish[(s->wish_at + s->n_wishes++) % PREFETCH_MAX] = (struct wish){{f->key[i], f->bytes}, k};
+				s->wish[(s->wish_at + s->n_wishes++) % PREFETCH_MAX] = (struct wish){
+					{f->key[i], f->bytes}, k};
 				added++;
 			}
 	pthread_mutex_unlock(&s->lock);
@@ -412,7 +433,8 @@ static struct fetch *prefetch_next(struct stack *s)
 		struct wish w = s->wish[s->wish_at];
 		s->wish_at = (s->wish_at + 1) % PREFETCH_MAX;
 		s->n_wishes--;
-		if (!w.what.bytes || fetch_find(s, &w.what.key, w.what.bytes, 1) || level_has(&s->level[0], &w.what.key, w.what.bytes))
+		if (!w.what.bytes || fetch_find(s, &w.what.key, w.what.bytes, 1) ||
+		    level_has(&s->level[0], &w.what.key, w.what.bytes))
 			continue;
 		f = fetch_new(s, &w.what.key, w.what.bytes, w.level);
 		f->prefetch = 1;
@@ -446,7 +468,8 @@ static int level_open(struct level *l, struct tier **ret, struct err *err)
 	return *ret ? 0 : l->opts.open(l->opts.arg, ret, err);
 }
 
-/* Blocks that are kept in a tier above because they were here are not any more. With the tier's lock held. */
+/* Blocks that are kept in a tier above because they were here are not any more. With the tier's
+ * lock held. */
 static void level_changed(void *arg, const struct tier_key *key, int stored)
 {
 	struct level *l = arg;
@@ -456,7 +479,7 @@ static void level_changed(void *arg, const struct tier_key *key, int stored)
 		if (t && t->ops->stored)
 			t->ops->stored(t, key, TIER_BELOW_GONE);
 	}
-	if (s->opts.changed && l->opts.id != TIER_REDIS)   /* others change what is in a Redis */
+	if (s->opts.changed && l->opts.id != TIER_REDIS) /* others change what is in a Redis */
 		s->opts.changed(s->opts.arg, l->opts.id, key, stored);
 }
 
@@ -484,9 +507,11 @@ static void level_try(struct level *l)
 	if (r == 0 && s->opts.changed)
 		s->opts.changed(s->opts.arg, l->opts.id, NULL, 1);
 	if (r == 0)
-		log_at(first ? LOG_DEBUG : LOG_INFO, NULL, "tier_open", "tier=%s", tier_name(l->opts.id));   /* at first the start of the daemon is enough */
+		/* at first the start of the daemon is enough */
+		log_at(first ? LOG_DEBUG : LOG_INFO, NULL, "tier_open", "tier=%s", tier_name(l->opts.id));
 	else if (first)
-		log_error("tier_missing", "tier=%s why=%s action=\"goes on without it\" again_ms=%llu", tier_name(l->opts.id), log_quote(err.text),
+		log_error("tier_missing", "tier=%s why=%s action=\"goes on without it\" again_ms=%llu",
+		          tier_name(l->opts.id), log_quote(err.text),
 		          (unsigned long long)(s->opts.reopen_us / 1000));
 	else
 		log_debug("tier_missing", "tier=%s why=%s", tier_name(l->opts.id), log_quote(err.text));
@@ -503,11 +528,14 @@ static void level_resize(struct level *l)
 	if (!to)
 		return;
 	if (!t->ops->resize)
-		log_warn("tier_resize_failed", "tier=%s why=\"this tier's size is not ours\"", tier_name(l->opts.id));
+		log_warn("tier_resize_failed", "tier=%s why=\"this tier's size is not ours\"",
+		         tier_name(l->opts.id));
 	else if (t->ops->resize(t, to, &err) != 0)
-		log_error("tier_resize_failed", "tier=%s capacity_bytes=%llu why=%s", tier_name(l->opts.id), (unsigned long long)to, log_quote(err.text));
+		log_error("tier_resize_failed", "tier=%s capacity_bytes=%llu why=%s", tier_name(l->opts.id),
+		          (unsigned long long)to, log_quote(err.text));
 	else
-		log_info("tier_resized", "tier=%s capacity_bytes=%llu", tier_name(l->opts.id), (unsigned long long)to);
+		log_info("tier_resized", "tier=%s capacity_bytes=%llu", tier_name(l->opts.id),
+		         (unsigned long long)to);
 }
 
 /* All there is to do now; when to look again at the latest. */
@@ -565,7 +593,8 @@ void stack_copy_start(struct stack *s)
 	if (s->memory)
 		level_try(&s->level[0]);
 	if (pthread_create(&s->thread, NULL, copy_thread, s) != 0)
-		check_fatal("cannot start the thread that copies between tiers; raise the limit on tasks (LimitNPROC, TasksMax)");
+		check_fatal("cannot start the thread that copies between tiers; raise the limit on tasks "
+		            "(LimitNPROC, TasksMax)");
 	pthread_mutex_lock(&s->lock);
 	while (!all_tried(s) && pthread_cond_timedwait(&s->opened, &s->lock, &at) == 0)
 		;

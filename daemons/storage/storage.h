@@ -1,4 +1,5 @@
-/* storage.h - what the parts of pdstoraged share: the attached workers and the calls between daemon, clients, serve and events.
+/* storage.h - what the parts of pdstoraged share: the attached workers and the calls between
+ * daemon, clients, serve and events.
  *
  *   clients.c     workers that handed their memory over, until their last batch is finished
  *   serve.c       messages in, batches to the copier, answers out
@@ -6,7 +7,8 @@
  *   tiers.c       the tiers as the configuration wants them, their figures
  *   daemon.c      start, end, pdctl
  *   copier.c      the copy threads: between a worker's region and the stack of tiers
- *   tier_stack.c  several tiers as one; stack_copy.c blocks on their way between them; memory.c, block.c; redis.c; disk.c (README.md)
+ *   tier_stack.c  several tiers as one; stack_copy.c blocks on their way between them; memory.c,
+ *                 block.c; redis.c; disk.c (README.md)
  *
  * Everything here is on the loop's thread, but serve_finished and tell_changed. */
 #ifndef STORAGE_STORAGE_H
@@ -22,27 +24,68 @@
 
 #include <stdint.h>
 
-#define KEY_SALT_BYTES 8           /* the last ones of a key; the others are the hash's */
-#define BATCH_ITEMS_MAX 4096u      /* of one message */
-#define CLIENT_BATCHES_MAX 1024u   /* under way for one worker */
-#define CLIENT_ITEMS_MAX 65536u    /* of all these */
-#define FINDINGS_MAX 1024u         /* look-ups under way, of all workers; the next ones find nothing */
+#define KEY_SALT_BYTES 8         /* the last ones of a key; the others are the hash's */
+#define BATCH_ITEMS_MAX 4096u    /* of one message */
+#define CLIENT_BATCHES_MAX 1024u /* under way for one worker */
+#define CLIENT_ITEMS_MAX 65536u  /* of all these */
+/* look-ups under way, of all workers; the next ones find nothing */
+#define FINDINGS_MAX 1024u
 
 /* Figures of one tier. */
 enum tier_stat_index {
-	TS_BLOCKS, TS_BYTES, TS_CAPACITY, TS_QUEUED, TS_PUTS, TS_KNOWN, TS_GETS, TS_HITS, TS_READ_BYTES, TS_WRITE_BYTES, TS_EVICTIONS, TS_LOST, TS_CORRUPT,
-	TS_FULL, TS_ERRORS, TS_COPIED_DOWN, TS_COPY_FAILED, TS_PROMOTED, TS_PREFETCHED, TS_COUNT
+	TS_BLOCKS,
+	TS_BYTES,
+	TS_CAPACITY,
+	TS_QUEUED,
+	TS_PUTS,
+	TS_KNOWN,
+	TS_GETS,
+	TS_HITS,
+	TS_READ_BYTES,
+	TS_WRITE_BYTES,
+	TS_EVICTIONS,
+	TS_LOST,
+	TS_CORRUPT,
+	TS_FULL,
+	TS_ERRORS,
+	TS_COPIED_DOWN,
+	TS_COPY_FAILED,
+	TS_PROMOTED,
+	TS_PREFETCHED,
+	TS_COUNT
 };
 
 enum storage_stat {
-	ST_PUT_BLOCKS, ST_PUT_BYTES, ST_PUT_VOID, ST_GETS_HIT, ST_GETS_MISSED, ST_GET_BYTES, ST_LOOKUPS, ST_CANCELLED, ST_FULL, ST_ERRORS, ST_REFUSED,
-	ST_EVICTIONS, ST_CORRUPT, ST_BLOCKS, ST_BYTES, ST_CAPACITY, ST_WORKERS, ST_BATCHES, ST_PUT_SECONDS, ST_GET_SECONDS,
-	ST_KV_EVENTS, ST_KV_LISTS, ST_KV_OVERFLOWS,
-	ST_TIERS,                          /* from here on TS_COUNT for each tier, in the order of enum tier_id from TIER_MEMORY on */
+	ST_PUT_BLOCKS,
+	ST_PUT_BYTES,
+	ST_PUT_VOID,
+	ST_GETS_HIT,
+	ST_GETS_MISSED,
+	ST_GET_BYTES,
+	ST_LOOKUPS,
+	ST_CANCELLED,
+	ST_FULL,
+	ST_ERRORS,
+	ST_REFUSED,
+	ST_EVICTIONS,
+	ST_CORRUPT,
+	ST_BLOCKS,
+	ST_BYTES,
+	ST_CAPACITY,
+	ST_WORKERS,
+	ST_BATCHES,
+	ST_PUT_SECONDS,
+	ST_GET_SECONDS,
+	ST_KV_EVENTS,
+	ST_KV_LISTS,
+	ST_KV_OVERFLOWS,
+	/* from here on TS_COUNT for each tier, in the order of enum tier_id from TIER_MEMORY on */
+	ST_TIERS,
 	ST_COUNT = ST_TIERS + (TIER_IDS - 1) * TS_COUNT
 };
 
-/* One life of a worker that handed its memory over. It stays, detached, until its last batch is finished. */
+/* One life of a worker that handed its memory over. It stays, detached, until its last batch is
+ * finished. */
 struct client {
 	struct list link;
 	struct storage *st;
@@ -50,14 +93,16 @@ struct client {
 	uint64_t epoch;
 	struct copy_target target;
 	char layout[KV_LAYOUT_TEXT_MAX];
-	unsigned char salt[KEY_SALT_BYTES];   /* of the layout: equal hashes under another layout are other blocks */
+	/* of the layout: equal hashes under another layout are other blocks */
+	unsigned char salt[KEY_SALT_BYTES];
 	int attached;
-	uint64_t last_batch;               /* numbers grow; up to this one they are used up */
+	uint64_t last_batch; /* numbers grow; up to this one they are used up */
 	struct list batches;
 	unsigned n_batches, n_items;
 };
 
-/* How fast a tier reads and writes, the last blocks weighing most; and how much of its figures the counters have. */
+/* How fast a tier reads and writes, the last blocks weighing most; and how much of its figures
+ * the counters have. */
 struct tier_rate {
 	double read_bytes, read_us, write_bytes, write_us;
 	struct stack_stat told;
@@ -65,55 +110,65 @@ struct tier_rate {
 
 struct storage {
 	struct svc *svc;
-	struct tier *tier;                 /* the stack */
-	struct tiers_open *opening;        /* what its tiers are opened with */
-	struct tell *tell;                 /* NULL: nobody is told anything */
+	struct tier *tier;          /* the stack */
+	struct tiers_open *opening; /* what its tiers are opened with */
+	struct tell *tell;          /* NULL: nobody is told anything */
 	struct copier *copier;
-	struct list findings;              /* look-ups under way */
+	struct list findings; /* look-ups under way */
 	unsigned n_findings;
-	struct list flushing;              /* flushes that pdctl waits for */
+	struct list flushing; /* flushes that pdctl waits for */
 	struct attached *attached;
-	struct list clients;               /* attached, and those detached whose batches end */
+	struct list clients; /* attached, and those detached whose batches end */
 	unsigned clients_max;
 	struct tier_rate rate[TIER_IDS];
 	struct svc_timer *timer;
 };
 
-extern const struct svc_hooks storage_hooks;                     /* daemon.c */
-extern const struct stat_def storage_stats[ST_COUNT];            /* stats.c */
-extern const struct conf_key storage_keys[];                     /* keys.c */
+extern const struct svc_hooks storage_hooks;          /* daemon.c */
+extern const struct stat_def storage_stats[ST_COUNT]; /* stats.c */
+extern const struct conf_key storage_keys[];          /* keys.c */
 
 /* --- clients.c --- */
 int clients_start(struct storage *st, struct err *err);
-void clients_stop(struct storage *st);                          /* every batch must be finished */
-struct client *client_find(struct storage *st, const char *name, uint64_t epoch);   /* attached, or NULL */
-void client_free_if_done(struct client *c);                     /* detached and without batches: unmapped and freed */
+void clients_stop(struct storage *st); /* every batch must be finished */
+/* attached, or NULL */
+struct client *client_find(struct storage *st, const char *name, uint64_t epoch);
+/* detached and without batches: unmapped and freed */
+void client_free_if_done(struct client *c);
 
 /* --- serve.c --- */
-void serve_put(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body);
-void serve_get(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body);
-void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body);
-void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body);
-void serve_finished(void *storage, struct batch *b);            /* the copier's hook; any thread */
-void serve_cancel(struct client *c);                            /* all its batches */
+void serve_put(struct svc *s, struct peer *p, const struct msg_head *head,
+               const ProtobufCMessage *body);
+void serve_get(struct svc *s, struct peer *p, const struct msg_head *head,
+               const ProtobufCMessage *body);
+void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head,
+                  const ProtobufCMessage *body);
+void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head,
+                 const ProtobufCMessage *body);
+void serve_finished(void *storage, struct batch *b); /* the copier's hook; any thread */
+void serve_cancel(struct client *c);                 /* all its batches */
 void serve_down(struct svc *s, struct peer *p, const char *why);
-void serve_forget(struct storage *st);                          /* at the end: frees batches that will not be answered any more */
+/* at the end: frees batches that will not be answered any more */
+void serve_forget(struct storage *st);
 unsigned serve_batches(const struct storage *st);
 
 /* --- tiers.c --- */
 int tiers_start(struct storage *st, struct err *err);
 void tiers_reload(struct storage *st);
 void tiers_stop(struct storage *st);
-void tiers_figures(struct storage *st);                         /* to the counters */
-void tiers_json(struct storage *st, struct buf *out);           /* a list */
-int tiers_find(const char *name, enum tier_id *ret);            /* 0 or ERR_NOTFOUND */
+void tiers_figures(struct storage *st);               /* to the counters */
+void tiers_json(struct storage *st, struct buf *out); /* a list */
+int tiers_find(const char *name, enum tier_id *ret);  /* 0 or ERR_NOTFOUND */
 
 /* --- events.c --- */
 struct tell;
-struct tell *tell_new(struct storage *st, uint64_t interval_us);   /* 0: NULL, which all functions take */
+/* 0: NULL, which all functions take */
+struct tell *tell_new(struct storage *st, uint64_t interval_us);
 void tell_destroy(struct tell **t);
-void tell_changed(void *tell, enum tier_id id, const struct tier_key *key, int stored);   /* any thread; key NULL: the tier was opened */
-void tell_list(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body);
+/* any thread; key NULL: the tier was opened */
+void tell_changed(void *tell, enum tier_id id, const struct tier_key *key, int stored);
+void tell_list(struct svc *s, struct peer *p, const struct msg_head *head,
+               const ProtobufCMessage *body);
 void tell_attached(struct tell *t, const struct client *c);
 void tell_down(struct tell *t, const struct peer *p);
 

@@ -1,11 +1,12 @@
-/* sum.c - XXH3 with 128 bits from libxxhash; on x86-64 its variant for the present CPU is chosen at run time, with the same result.
+/* sum.c - XXH3 with 128 bits from libxxhash; on x86-64 its variant for the present CPU is chosen at
+ * run time, with the same result.
  *
- * It guards against memory that changed and torn writes, not against somebody who forges blocks: who can write a store can write its
- * checksums. Nothing here fails. */
+ * It guards against memory that changed and torn writes, not against somebody who forges blocks:
+ * who can write a store can write its checksums. Nothing here fails. */
 #include "sum.h"
 #include "kernels/stream.h"
 
-#define XXH_STATIC_LINKING_ONLY   /* the state's size */
+#define XXH_STATIC_LINKING_ONLY /* the state's size */
 #if defined(__x86_64__)
 #include <xxh_x86dispatch.h>
 #else
@@ -33,7 +34,8 @@ void sum_add_copy(struct sum_state *s, void *dst, const void *src, size_t n)
 	for (size_t at = 0; at < n; at += CHUNK_BYTES) {
 		size_t part = n - at < CHUNK_BYTES ? n - at : CHUNK_BYTES;
 		sum_add(s, (const char *)src + at, part);
-		/* memory is written while this chunk is copied; without more it would be read only while the next one is added up */
+		/* memory is written while this chunk is copied; without more it would be read only while
+		 * the next one is added up */
 		stream_copy_ahead((char *)dst + at, (const char *)src + at, part, CHUNK_BYTES);
 	}
 }

@@ -11,7 +11,8 @@ struct sum_state {
 
 void sum_begin(struct sum_state *s);
 void sum_add(struct sum_state *s, const void *p, size_t n);
-/* Adds src and copies it to dst (stream_copy), chunk by chunk while it is in the cache. A source that changes meanwhile gives a sum that does not hold. */
+/* Adds src and copies it to dst (stream_copy), chunk by chunk while it is in the cache. A source
+ * that changes meanwhile gives a sum that does not hold. */
 void sum_add_copy(struct sum_state *s, void *dst, const void *src, size_t n);
 struct tier_sum sum_end(const struct sum_state *s);
 struct tier_sum sum_spans(const struct tier_span *span, unsigned n);

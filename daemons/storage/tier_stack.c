@@ -1,10 +1,13 @@
 /* tier_stack.c - see tier_stack.h: operations and look-ups on their way through the tiers.
  *
- * What always holds: an operation is with at most one tier at a time, and its `move` is called at most once; what moved, or was taken without, ends
- * with that tier's word; what did not goes to the next tier. At most LEVEL_OPS_MAX of a kind are with a lower tier, the rest wait here in order. A tier
- * may answer before its call returns: whoever is handing out (`pumping`) goes on then, so nothing nests deeper than there are tiers.
+ * What always holds: an operation is with at most one tier at a time, and its `move` is called at
+ * most once; what moved, or was taken without, ends with that tier's word; what did not goes to the
+ * next tier. At most LEVEL_OPS_MAX of a kind are with a lower tier, the rest wait here in order. A
+ * tier may answer before its call returns: whoever is handing out (`pumping`) goes on then, so
+ * nothing nests deeper than there are tiers.
  *
- * Every end has a code and, but for a plain miss, a reason: of several tiers that failed the first one's. Nothing here is fatal. */
+ * Every end has a code and, but for a plain miss, a reason: of several tiers that failed the
+ * first one's. Nothing here is fatal. */
 #include "stack_int.h"
 
 #include "util/check.h"
@@ -74,7 +77,7 @@ static void level_pump(struct level *l, int kind)
 		l->n_waiting--;
 		l->running[kind]++;
 		if (kind == KIND_GET)
-			stack_fetch_begins(op);   /* does anybody wait for it still? */
+			stack_fetch_begins(op); /* does anybody wait for it still? */
 		pthread_mutex_unlock(&s->lock);
 		op_start(l, kind, op);
 		pthread_mutex_lock(&s->lock);
@@ -87,7 +90,8 @@ void stack_level_submit(struct level *l, int kind, struct tier_op *op)
 {
 	pthread_mutex_lock(&l->s->lock);
 	op->route.since_us = clock_us();
-	list_push_back(&l->waiting[kind], &op->link);   /* it is the tier's as soon as somebody hands it out */
+	/* it is the tier's as soon as somebody hands it out */
+	list_push_back(&l->waiting[kind], &op->link);
 	l->n_waiting++;
 	pthread_mutex_unlock(&l->s->lock);
 	level_pump(l, kind);
@@ -109,7 +113,8 @@ void stack_op_next(struct tier_op *op)
 		stack_op_end(op, ERR_CANCELLED, TIER_NONE, NULL);
 	} else if (at < 0) {
 		int code = r->code ? r->code : r->kind == KIND_GET ? ERR_NOTFOUND : ERR_CLOSED;
-		stack_op_end(op, code, TIER_NONE, r->code || r->kind == KIND_GET ? r->text : "no tier is open");
+		stack_op_end(op, code, TIER_NONE,
+		             r->code || r->kind == KIND_GET ? r->text : "no tier is open");
 	} else {
 		struct level *l = &r->s->level[at];
 		r->level = (unsigned)at;
@@ -139,7 +144,7 @@ static void op_done(struct tier_op *op, int code, enum tier_id tier, const char 
 	struct level *l = &op->route.s->level[op->route.level];
 	int kind = op->route.kind;
 	if (code == ERR_CORRUPT)
-		stack_kick(l->s);   /* dropped: the tier above may have to copy it down again */
+		stack_kick(l->s); /* dropped: the tier above may have to copy it down again */
 	if (code == 0)
 		stack_used(l);
 	if (code == 0 || atomic_load(&op->state) != TIER_OP_WAITS)
@@ -171,10 +176,10 @@ static void stack_get(struct tier *t, struct tier_op *op)
 /* --- look-ups --- */
 
 struct finder {
-	struct tier_find find;     /* what the tiers see; first */
+	struct tier_find find; /* what the tiers see; first */
 	struct tier_find *outer;
 	struct stack *s;
-	unsigned level;            /* that was asked last */
+	unsigned level; /* that was asked last */
 };
 
 static int all_found(const struct tier_find *f)
@@ -204,7 +209,8 @@ static void finder_ask(struct finder *f, unsigned from)
 	struct level *l = &f->s->level[at];
 	struct tier *t = level_tier(l);
 	f->level = (unsigned)at;
-	f->find.leading = f->outer->leading && stack_next_open(f->s, f->level + 1) < 0;   /* a hole here may be filled below */
+	/* a hole here may be filled below */
+	f->find.leading = f->outer->leading && stack_next_open(f->s, f->level + 1) < 0;
 	f->find.until_us = f->outer->until_us;
 	if (l->opts.id == TIER_REDIS && f->s->opts.redis_lookup_us) {
 		uint64_t until = clock_us() + f->s->opts.redis_lookup_us;
@@ -233,14 +239,14 @@ static void stack_lookup(struct tier *t, struct tier_find *outer)
 /* --- flush --- */
 
 struct flush_part {
-	struct tier_flush f;       /* first */
+	struct tier_flush f; /* first */
 	struct flush *of;
 	enum tier_id id;
 };
 
 struct flush {
 	struct tier_flush *outer;
-	atomic_uint left;          /* parts that are not done, and the begin */
+	atomic_uint left; /* parts that are not done, and the begin */
 	unsigned n;
 	struct flush_part part[STACK_LEVELS_MAX];
 };
@@ -259,10 +265,12 @@ static void flush_leave(struct flush *a)
 	outer->code = failed ? failed->f.code : 0;
 	outer->text[0] = 0;
 	if (failed && failed->f.code == ERR_CLOSED)
-		snprintf(outer->text, sizeof outer->text, "tier %s is away and keeps what it has; %llu blocks of the others were dropped", tier_name(failed->id),
-		         (unsigned long long)outer->blocks);
+		snprintf(outer->text, sizeof outer->text,
+		         "tier %s is away and keeps what it has; %llu blocks of the others were dropped",
+		         tier_name(failed->id), (unsigned long long)outer->blocks);
 	else if (failed)
-		snprintf(outer->text, sizeof outer->text, "tier %s: %.140s", tier_name(failed->id), failed->f.text);
+		snprintf(outer->text, sizeof outer->text, "tier %s: %.140s", tier_name(failed->id),
+		         failed->f.text);
 	free(a);
 	outer->done(outer);
 }
@@ -278,14 +286,18 @@ void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 	struct flush *a = mem_zalloc(sizeof *a);
 	a->outer = f;
 	atomic_init(&a->left, 1);
-	atomic_fetch_add(&s->flushing, 1);   /* what is on its way from one tier to another, or comes on its way meanwhile, does not arrive */
+	/* what is on its way from one tier to another, or comes on its way meanwhile, does not
+	 * arrive */
+	atomic_fetch_add(&s->flushing, 1);
 	atomic_fetch_add(&s->flushes, 1);
 	for (unsigned i = 0; i < s->n; i++) {
 		if (id != TIER_NONE && id != s->level[i].opts.id)
 			continue;
 		struct tier *l = level_tier(&s->level[i]);
 		struct flush_part *p = &a->part[a->n++];
-		*p = (struct flush_part){.f = {.code = l ? 0 : ERR_CLOSED, .done = flush_part_done}, .of = a, .id = s->level[i].opts.id};
+		*p = (struct flush_part){.f = {.code = l ? 0 : ERR_CLOSED, .done = flush_part_done},
+		                         .of = a,
+		                         .id = s->level[i].opts.id};
 		list_init(&p->f.link);
 		if (l) {
 			atomic_fetch_add(&a->left, 1);
@@ -299,7 +311,8 @@ void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 	atomic_fetch_add(&s->flushes, 1);
 	atomic_fetch_sub(&s->flushing, 1);
 	flush_leave(a);
-	stack_kick(s);   /* what is kept above a tier that has nothing now may have to be copied down again */
+	/* what is kept above a tier that has nothing now may have to be copied down again */
+	stack_kick(s);
 }
 
 unsigned tier_stack_levels(const struct tier *t)
@@ -368,7 +381,8 @@ void tier_stack_resize(struct tier *t, enum tier_id id, uint64_t capacity_bytes)
 	stack_kick(s);
 }
 
-void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy, uint32_t after, unsigned low_percent)
+void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy, uint32_t after,
+                       unsigned low_percent)
 {
 	struct stack *s = stack_of(t);
 	struct level *l = level_find(s, id);
@@ -382,7 +396,8 @@ void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy,
 	atomic_store(&l->after, after);
 	struct tier *tier = level_tier(l);
 	if (tier && tier->ops->policy)
-		tier->ops->policy(tier, policy, after, low_percent);   /* under the lock, as when it is opened: the last word is the one that stays */
+		/* under the lock, as when it is opened: the last word is the one that stays */
+		tier->ops->policy(tier, policy, after, low_percent);
 	pthread_mutex_unlock(&s->lock);
 	stack_kick(s);
 }
@@ -392,9 +407,9 @@ void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy,
 static void stack_destroy(struct tier *t)
 {
 	struct stack *s = stack_of(t);
-	atomic_store(&s->closing, 1);   /* what comes back from a tier ends, whatever the tier said */
+	atomic_store(&s->closing, 1); /* what comes back from a tier ends, whatever the tier said */
 	stack_copy_stop(s);
-	for (unsigned i = s->n; i-- > 0;) {   /* memory last: copies may still be read from it */
+	for (unsigned i = s->n; i-- > 0;) { /* memory last: copies may still be read from it */
 		struct tier *l = level_tier(&s->level[i]);
 		for (int k = 0; k < KINDS; k++)
 			level_pump(&s->level[i], k);

@@ -1,7 +1,9 @@
-/* tiers.c - the tiers as the configuration wants them: options, opening, what a reload changes, figures.
+/* tiers.c - the tiers as the configuration wants them: options, opening, what a reload changes,
+ * figures.
  *
- * Memory must be there at start if it is wanted; a disk or a Redis that is not is left out with one log line and tried again, so the daemon runs with what
- * there is. Figures are what the tiers count for themselves; the counters follow. */
+ * Memory must be there at start if it is wanted; a disk or a Redis that is not is left out with one
+ * log line and tried again, so the daemon runs with what there is. Figures are what the tiers
+ * count for themselves; the counters follow. */
 #include "storage.h"
 #include "disk.h"
 #include "memory.h"
@@ -17,7 +19,7 @@
 #include <string.h>
 
 #define REOPEN_US 30000000u
-#define OPEN_WAIT_US 5000000u     /* of the start, for a disk whose heads are read */
+#define OPEN_WAIT_US 5000000u /* of the start, for a disk whose heads are read */
 #define PAUSE_US 1000000u
 #define REDIS_LOOKUP_US 10000u
 
@@ -72,7 +74,9 @@ static int read_password(const char *path, char *out, size_t size, struct err *e
 		out[0] = 0;
 	fclose(f);
 	out[strcspn(out, "\r\n")] = 0;
-	return out[0] ? 0 : err_set(err, ERR_INVALID, "redis_password_file %s: its first line is empty", path);
+	return out[0]
+	           ? 0
+	           : err_set(err, ERR_INVALID, "redis_password_file %s: its first line is empty", path);
 }
 
 static int redis_open(void *arg, struct tier **ret, struct err *err)
@@ -98,17 +102,29 @@ static struct tiers_open *tiers_opening(struct conf *c)
 	o->username = mem_strdup(conf_str(c, "redis_username"));
 	o->password_file = mem_strdup(conf_str(c, "redis_password_file"));
 	o->prefix = mem_strdup(conf_str(c, "redis_prefix"));
-	uint64_t disk = (uint64_t)conf_int(c, "disk_mb") << 20, segment = (uint64_t)conf_int(c, "disk_segment_mb") << 20;
+	uint64_t disk = (uint64_t)conf_int(c, "disk_mb") << 20,
+			 segment = (uint64_t)conf_int(c, "disk_segment_mb") << 20;
 	if (!segment && disk / 8 < 256u << 20)
 		segment = disk / 8;
 	o->disk = (struct tier_disk_opts){
-		.path = o->disk_path, .capacity_bytes = disk, .segment_bytes = segment, .depth = (unsigned)conf_int(c, "disk_depth"),
-		.threads = (unsigned)conf_int(c, "disk_threads"), .io = o->disk_io, .direct = conf_bool(c, "disk_direct"), .sync = conf_bool(c, "disk_sync"),
+		.path = o->disk_path,
+		.capacity_bytes = disk,
+		.segment_bytes = segment,
+		.depth = (unsigned)conf_int(c, "disk_depth"),
+		.threads = (unsigned)conf_int(c, "disk_threads"),
+		.io = o->disk_io,
+		.direct = conf_bool(c, "disk_direct"),
+		.sync = conf_bool(c, "disk_sync"),
 	};
 	o->redis_opts = (struct tier_redis_opts){
-		.address = o->redis, .username = o->username, .db = (unsigned)conf_int(c, "redis_db"), .prefix = o->prefix,
-		.ttl_s = (uint32_t)conf_int(c, "redis_ttl_s"), .timeout_ms = (uint32_t)conf_int(c, "redis_timeout_ms"),
-		.lookup_ms = (uint32_t)conf_int(c, "redis_lookup_ms"), .depth = (uint32_t)conf_int(c, "redis_depth"),
+		.address = o->redis,
+		.username = o->username,
+		.db = (unsigned)conf_int(c, "redis_db"),
+		.prefix = o->prefix,
+		.ttl_s = (uint32_t)conf_int(c, "redis_ttl_s"),
+		.timeout_ms = (uint32_t)conf_int(c, "redis_timeout_ms"),
+		.lookup_ms = (uint32_t)conf_int(c, "redis_lookup_ms"),
+		.depth = (uint32_t)conf_int(c, "redis_depth"),
 	};
 	return o;
 }
@@ -122,18 +138,34 @@ int tiers_start(struct storage *st, struct err *err)
 	if (r != 0)
 		return r;
 	st->opening = tiers_opening(c);
-	struct stack_opts o = {.reopen_us = REOPEN_US, .open_wait_us = OPEN_WAIT_US, .pause_us = PAUSE_US,
-	                       .redis_lookup_us = (uint64_t)conf_int(c, "redis_lookup_ms") * 1000, .changed = st->tell ? tell_changed : NULL, .arg = st->tell};
+	struct stack_opts o = {.reopen_us = REOPEN_US,
+	                       .open_wait_us = OPEN_WAIT_US,
+	                       .pause_us = PAUSE_US,
+	                       .redis_lookup_us = (uint64_t)conf_int(c, "redis_lookup_ms") * 1000,
+	                       .changed = st->tell ? tell_changed : NULL,
+	                       .arg = st->tell};
 	if (memory)
-		o.level[o.n++] = (struct stack_level){TIER_MEMORY, memory, NULL, NULL, memory_policy(c),
-		                                      (uint32_t)conf_int(c, "memory_write_through_after"), (unsigned)conf_int(c, "memory_offload_percent")};
+		o.level[o.n++] = (struct stack_level){TIER_MEMORY,
+		                                      memory,
+		                                      NULL,
+		                                      NULL,
+		                                      memory_policy(c),
+		                                      (uint32_t)conf_int(c, "memory_write_through_after"),
+		                                      (unsigned)conf_int(c, "memory_offload_percent")};
 	if (st->opening->disk_path[0])
-		o.level[o.n++] = (struct stack_level){TIER_DISK, NULL, disk_open, st->opening, disk_policy(c),
-		                                      (uint32_t)conf_int(c, "disk_write_through_after"), (unsigned)conf_int(c, "disk_offload_percent")};
+		o.level[o.n++] = (struct stack_level){TIER_DISK,
+		                                      NULL,
+		                                      disk_open,
+		                                      st->opening,
+		                                      disk_policy(c),
+		                                      (uint32_t)conf_int(c, "disk_write_through_after"),
+		                                      (unsigned)conf_int(c, "disk_offload_percent")};
 	if (st->opening->redis[0])
-		o.level[o.n++] = (struct stack_level){TIER_REDIS, NULL, redis_open, st->opening, TIER_RECYCLE, 0, 0};
+		o.level[o.n++] = (struct stack_level){TIER_REDIS,   NULL, redis_open, st->opening,
+		                                      TIER_RECYCLE, 0,    0};
 	if (o.n == 0)
-		return err_set(err, ERR_INVALID, "there is no tier: memory_mb is 0, disk_path and redis are empty");
+		return err_set(err, ERR_INVALID,
+		               "there is no tier: memory_mb is 0, disk_path and redis are empty");
 	st->tier = tier_stack_new(&o);
 	return 0;
 }
@@ -143,13 +175,16 @@ void tiers_reload(struct storage *st)
 	struct conf *c = svc_conf(st->svc);
 	uint64_t memory = (uint64_t)conf_int(c, "memory_mb") << 20;
 	if ((memory != 0) != (tier_stack_find(st->tier, TIER_MEMORY) != NULL))
-		log_warn("reload_ignored", "key=memory_mb why=\"a memory tier comes and goes only with a restart\"");
+		log_warn("reload_ignored",
+		         "key=memory_mb why=\"a memory tier comes and goes only with a restart\"");
 	else if (memory)
 		tier_stack_resize(st->tier, TIER_MEMORY, memory);
 	tier_stack_resize(st->tier, TIER_DISK, (uint64_t)conf_int(c, "disk_mb") << 20);
-	tier_stack_policy(st->tier, TIER_MEMORY, memory_policy(c), (uint32_t)conf_int(c, "memory_write_through_after"),
+	tier_stack_policy(st->tier, TIER_MEMORY, memory_policy(c),
+	                  (uint32_t)conf_int(c, "memory_write_through_after"),
 	                  (unsigned)conf_int(c, "memory_offload_percent"));
-	tier_stack_policy(st->tier, TIER_DISK, disk_policy(c), (uint32_t)conf_int(c, "disk_write_through_after"),
+	tier_stack_policy(st->tier, TIER_DISK, disk_policy(c),
+	                  (uint32_t)conf_int(c, "disk_write_through_after"),
 	                  (unsigned)conf_int(c, "disk_offload_percent"));
 }
 
@@ -182,7 +217,8 @@ int tiers_find(const char *name, enum tier_id *ret)
 
 /* --- figures --- */
 
-/* The last bytes weigh most: what was counted before by nine tenths of it, each time that there is something new. */
+/* The last bytes weigh most: what was counted before by nine tenths of it, each time that there
+ * is something new. */
 static void rate_add(double *bytes, double *us, uint64_t more_bytes, uint64_t more_us)
 {
 	if (!more_bytes)
@@ -195,22 +231,34 @@ static void rate_follow(struct tier_rate *r, const struct stack_stat *now)
 {
 	const struct tier_stat *a = &now->tier, *b = &r->told.tier;
 	rate_add(&r->read_bytes, &r->read_us, a->read_bytes - b->read_bytes, a->read_us - b->read_us);
-	rate_add(&r->write_bytes, &r->write_us, a->write_bytes - b->write_bytes, a->write_us - b->write_us);
+	rate_add(&r->write_bytes, &r->write_us, a->write_bytes - b->write_bytes,
+	         a->write_us - b->write_us);
 }
 
 /* The figures of a tier that are counters, and its last word on them. */
-static void counters_follow(struct stat_set *set, unsigned first, const struct stack_stat *now, const struct stack_stat *told)
+static void counters_follow(struct stat_set *set, unsigned first, const struct stack_stat *now,
+                            const struct stack_stat *told)
 {
 	const struct tier_stat *a = &now->tier, *b = &told->tier;
 	const struct {
 		unsigned index;
 		uint64_t now, told;
 	} row[] = {
-		{TS_PUTS, a->puts, b->puts}, {TS_KNOWN, a->known, b->known}, {TS_GETS, a->gets, b->gets}, {TS_HITS, a->hits, b->hits},
-		{TS_READ_BYTES, a->read_bytes, b->read_bytes}, {TS_WRITE_BYTES, a->write_bytes, b->write_bytes}, {TS_EVICTIONS, a->evictions, b->evictions},
-		{TS_LOST, a->lost, b->lost}, {TS_CORRUPT, a->corrupt, b->corrupt}, {TS_FULL, a->full, b->full}, {TS_ERRORS, a->errors, b->errors},
-		{TS_COPIED_DOWN, now->copied_down, told->copied_down}, {TS_COPY_FAILED, now->copy_failed, told->copy_failed},
-		{TS_PROMOTED, now->promoted, told->promoted}, {TS_PREFETCHED, now->prefetched, told->prefetched},
+		{TS_PUTS, a->puts, b->puts},
+		{TS_KNOWN, a->known, b->known},
+		{TS_GETS, a->gets, b->gets},
+		{TS_HITS, a->hits, b->hits},
+		{TS_READ_BYTES, a->read_bytes, b->read_bytes},
+		{TS_WRITE_BYTES, a->write_bytes, b->write_bytes},
+		{TS_EVICTIONS, a->evictions, b->evictions},
+		{TS_LOST, a->lost, b->lost},
+		{TS_CORRUPT, a->corrupt, b->corrupt},
+		{TS_FULL, a->full, b->full},
+		{TS_ERRORS, a->errors, b->errors},
+		{TS_COPIED_DOWN, now->copied_down, told->copied_down},
+		{TS_COPY_FAILED, now->copy_failed, told->copy_failed},
+		{TS_PROMOTED, now->promoted, told->promoted},
+		{TS_PREFETCHED, now->prefetched, told->prefetched},
 	};
 	for (size_t i = 0; i < sizeof row / sizeof *row; i++)
 		stat_add(set, first + row[i].index, row[i].now - row[i].told);
@@ -257,10 +305,25 @@ static void tier_json(struct storage *st, const struct stack_stat *l, struct buf
 		const char *name;
 		uint64_t value;
 	} row[] = {
-		{"blocks", t->blocks}, {"bytes", t->bytes}, {"capacity_bytes", t->capacity_bytes}, {"puts", t->puts}, {"known", t->known}, {"gets", t->gets},
-		{"hits", t->hits}, {"misses", t->misses}, {"evictions", t->evictions}, {"lost", t->lost}, {"corrupt", t->corrupt}, {"full", t->full},
-		{"errors", t->errors}, {"copied_down", l->copied_down}, {"copy_failed", l->copy_failed},
-		{"promoted", l->promoted}, {"prefetched", l->prefetched}, {"queued", t->queued}, {"copying_down", l->copying},
+		{"blocks", t->blocks},
+		{"bytes", t->bytes},
+		{"capacity_bytes", t->capacity_bytes},
+		{"puts", t->puts},
+		{"known", t->known},
+		{"gets", t->gets},
+		{"hits", t->hits},
+		{"misses", t->misses},
+		{"evictions", t->evictions},
+		{"lost", t->lost},
+		{"corrupt", t->corrupt},
+		{"full", t->full},
+		{"errors", t->errors},
+		{"copied_down", l->copied_down},
+		{"copy_failed", l->copy_failed},
+		{"promoted", l->promoted},
+		{"prefetched", l->prefetched},
+		{"queued", t->queued},
+		{"copying_down", l->copying},
 		{"oldest_us", t->oldest_us && t->oldest_us < now ? now - t->oldest_us : 0},
 	};
 	buf_printf(out, "{\"tier\":\"%s\",\"state\":", tier_name(l->id));
@@ -268,7 +331,8 @@ static void tier_json(struct storage *st, const struct stack_stat *l, struct buf
 	buf_printf(out, ",\"eviction\":\"%s\"", policy_names[l->policy]);
 	for (size_t i = 0; i < sizeof row / sizeof *row; i++)
 		buf_printf(out, ",\"%s\":%llu", row[i].name, (unsigned long long)row[i].value);
-	buf_printf(out, ",\"hit_rate\":%.4f,\"write_bytes_per_s\":%.0f,\"read_bytes_per_s\":%.0f}", t->gets ? (double)t->hits / (double)t->gets : 0.0,
+	buf_printf(out, ",\"hit_rate\":%.4f,\"write_bytes_per_s\":%.0f,\"read_bytes_per_s\":%.0f}",
+	           t->gets ? (double)t->hits / (double)t->gets : 0.0,
 	           per_second(r->write_bytes, r->write_us), per_second(r->read_bytes, r->read_us));
 }
 

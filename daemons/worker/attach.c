@@ -1,9 +1,11 @@
 /* attach.c - see attach.h.
  *
- * Life: IDLE --connect, offer--> OFFERED --answer--> ON --end of file--> and --process dead--> IDLE. The process is watched from before the
- * offer, so that there is no moment in which the peer has our memory and we could miss its death. A connection that ends before an
- * answer was read is no `on`, so it has no `gone`: the peer answers before it asks any lease to be opened, and what it sent before its
- * end is read before the end. Refusals and failures are logged once per text and tried again; nothing here is fatal. */
+ * Life: IDLE --connect, offer--> OFFERED --answer--> ON --end of file--> and --process dead-->
+ * IDLE. The process is watched from before the offer, so that there is no moment in which the peer
+ * has our memory and we could miss its death. A connection that ends before an answer was read is
+ * no `on`, so it has no `gone`: the peer answers before it asks any lease to be opened, and what
+ * it sent before its end is read before the end. Refusals and failures are logged once per text
+ * and tried again; nothing here is fatal. */
 #include "attach.h"
 
 #include "kv/ring.h"
@@ -19,9 +21,11 @@
 #include <unistd.h>
 
 #define RETRY_US 50000u
-#define RETRIES_SOON 100u      /* after so many, a tenth as often: nobody is there */
-#define ANSWER_US 5000000u   /* a peer that is stopped while we wait for its answer: once more, from the start */
-#define LINGER_US 1000000u   /* the process outlives its connection by more than this: worth a warning */
+#define RETRIES_SOON 100u /* after so many, a tenth as often: nobody is there */
+/* a peer that is stopped while we wait for its answer: once more, from the start */
+#define ANSWER_US 5000000u
+/* the process outlives its connection by more than this: worth a warning */
+#define LINGER_US 1000000u
 
 enum attach_state { ATTACH_IDLE, ATTACH_OFFERED, ATTACH_ON };
 
@@ -32,11 +36,12 @@ struct attach {
 	int control_fd, data_fd, ring_fd;
 	struct attach_hooks hooks;
 	enum attach_state state;
-	int sock, pidfd;           /* -1: closed; while ON, sock -1 means that its end came, pidfd -1 that the process is dead */
+	/* -1: closed; while ON, sock -1 means that its end came, pidfd -1 that the process is dead */
+	int sock, pidfd;
 	struct event *sock_ev, *pid_ev, *timer;
 	uint64_t epoch;
-	unsigned tries;            /* since it was last on */
-	char said[384];            /* last complaint that was logged */
+	unsigned tries; /* since it was last on */
+	char said[384]; /* last complaint that was logged */
 };
 
 static void arm(struct attach *a, uint64_t us)
@@ -159,8 +164,10 @@ static int offer(struct attach *a, struct err *err)
 	if ((a->sock = sock_connect(a->path, err)) < 0)
 		return a->sock;
 	if ((a->pidfd = sock_peer_pidfd(a->sock, &pid)) < 0)
-		return err_set(err, a->pidfd, "the process behind %s cannot be watched (%s): without that its death is no fence", a->path,
-		               err_name(a->pidfd));
+		return err_set(
+			err, a->pidfd,
+			"the process behind %s cannot be watched (%s): without that its death is no fence",
+			a->path, err_name(a->pidfd));
 	int r = handover_offer(a->sock, &a->hello, a->control_fd, a->data_fd, a->ring_fd, err);
 	if (r < 0)
 		return r;
@@ -182,8 +189,10 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	struct attach *a = arg;
 	struct err err = {0};
 	if (a->state == ATTACH_ON) {
-		log_warn("attach_lingers", "to=%s epoch=%llu why=%s", a->what, (unsigned long long)a->epoch,
-		         log_quote("its connection has ended but its process lives: it may still have our memory"));
+		log_warn(
+			"attach_lingers", "to=%s epoch=%llu why=%s", a->what, (unsigned long long)a->epoch,
+			log_quote(
+				"its connection has ended but its process lives: it may still have our memory"));
 		return;
 	}
 	if (a->state == ATTACH_OFFERED) {
@@ -197,7 +206,8 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	}
 }
 
-struct attach *attach_new(struct svc *s, const char *what, const char *path, const struct handover_hello *hello, int control_fd, int data_fd,
+struct attach *attach_new(struct svc *s, const char *what, const char *path,
+                          const struct handover_hello *hello, int control_fd, int data_fd,
                           int ring_fd, const struct attach_hooks *hooks)
 {
 	struct attach *a = mem_zalloc(sizeof *a);

@@ -1,8 +1,11 @@
-/* attach.h - the worker's descriptor connection to the messager or to storage of this host: connect, hand over, notice the end, connect again.
+/* attach.h - the worker's descriptor connection to the messager or to storage of this host:
+ * connect, hand over, notice the end, connect again.
  *
- * `on` is called when the peer has mapped our memory. `gone` is called when the peer of that epoch can no longer touch it: its
- * end of the connection is closed and its process is dead (pidfd), never on either alone and never by a timer. After gone, attach connects
- * again, 20 times a second at first, later twice; a refusal is logged once per text. All on the event loop's thread. */
+ * `on` is called when the peer has mapped our memory. `gone` is called when the peer of that epoch
+ * can no longer touch it: its end of the connection is closed and its process is dead (pidfd),
+ * never on either alone and never by a timer. After gone, attach connects again, 20 times a
+ * second at first, later twice; a refusal is logged once per text. All on the event loop's
+ * thread. */
 #ifndef WORKER_ATTACH_H
 #define WORKER_ATTACH_H
 
@@ -13,13 +16,14 @@ struct attach;
 
 struct attach_hooks {
 	void *arg;
-	void (*on)(void *arg, uint64_t peer_epoch, int bell_fd);   /* bell_fd is the callee's, or -1 */
+	void (*on)(void *arg, uint64_t peer_epoch, int bell_fd); /* bell_fd is the callee's, or -1 */
 	void (*gone)(void *arg, uint64_t peer_epoch);
 };
 
-struct attach *attach_new(struct svc *s, const char *what, const char *path, const struct handover_hello *hello, int control_fd, int data_fd,
+struct attach *attach_new(struct svc *s, const char *what, const char *path,
+                          const struct handover_hello *hello, int control_fd, int data_fd,
                           int ring_fd, const struct attach_hooks *hooks);
 void attach_destroy(struct attach **a);
-uint64_t attach_epoch(const struct attach *a);    /* of the attached peer, 0: none */
+uint64_t attach_epoch(const struct attach *a); /* of the attached peer, 0: none */
 
 #endif

@@ -1,7 +1,10 @@
-/* constraint.c - see constraint.h. A request whose constraint does not compile fails, nothing else does.
+/* constraint.c - see constraint.h. A request whose constraint does not compile fails, nothing else
+ * does.
  *
- * What all compiled constraints take, live and idle, is one pool (constraint_memory_mb). Networks, which a request needs for as long as it lives, have at most half of it;
- * the rest is for what is found on the way, which can be found again. Past HIGH of the pool the least recently used give way: idle ones go, live ones are trimmed. */
+ * What all compiled constraints take, live and idle, is one pool (constraint_memory_mb). Networks,
+ * which a request needs for as long as it lives, have at most half of it; the rest is for what
+ * is found on the way, which can be found again. Past HIGH of the pool the least recently used
+ * give way: idle ones go, live ones are trimmed. */
 #include "constraint.h"
 #include "work.h"
 #include "format/gguf.h"
@@ -18,46 +21,49 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define AUTOMATON_BYTES (16u << 20)      /* of states and masks of one; a sixteenth of the pool if that is less */
-#define IDLE_MAX 32u                     /* that no request has, */
-#define IDLE_BYTES_MAX (32u << 20)       /* and what they take: memory goes back when work ends */
+/* of states and masks of one; a sixteenth of the pool if that is less */
+#define AUTOMATON_BYTES (16u << 20)
+#define IDLE_MAX 32u               /* that no request has, */
+#define IDLE_BYTES_MAX (32u << 20) /* and what they take: memory goes back when work ends */
 #define HIGH(size) ((size) - (size) / 4)
 #define LOW(size) ((size) / 2 + (size) / 8)
 
 struct compiled {
-	struct list use;             /* constraints.by_use */
+	struct list use; /* constraints.by_use */
 	unsigned char key[32];
 	struct automaton *automaton;
-	size_t network;              /* bytes of it that stay as long as it lives */
+	size_t network; /* bytes of it that stay as long as it lives */
 	uint32_t users;
-	int trimmed;                 /* and not used since */
+	int trimmed; /* and not used since */
 };
 
 struct constraints {
 	struct grammar_vocab *vocab; /* NULL: none, why says so */
-	struct grammar_vocab *marked;    /* of structures: with the special tokens of markers.h; NULL: there are none */
+	/* of structures: with the special tokens of markers.h; NULL: there are none */
+	struct grammar_vocab *marked;
 	char why[200];
 	uint32_t n_eos;
 	size_t words;
 	struct quota_pool pool;
-	pthread_mutex_t lock;        /* of what follows */
+	pthread_mutex_t lock; /* of what follows */
 	struct map *by_key;
-	struct list by_use;          /* all, the least recently used first */
+	struct list by_use; /* all, the least recently used first */
 	uint32_t n_idle;
-	size_t networks;             /* bytes */
+	size_t networks; /* bytes */
 };
 
 struct constraint {
 	struct constraints *all;
-	struct compiled *compiled;   /* NULL: not yet */
+	struct compiled *compiled; /* NULL: not yet */
 	struct grammar_walk walk;
-	uint64_t *mask;              /* (masks, all->words) of the next draw, and behind drafted tokens */
+	/* (masks, all->words) of the next draw, and behind drafted tokens */
+	uint64_t *mask;
 	uint32_t masks;
-	struct quota quota;          /* of the text and the masks */
+	struct quota quota; /* of the text and the masks */
 	Pds__Constraint message;
 };
 
-/* --- the vocabulary ----------------------------------------------------------------------------------------------------------------- */
+/* --- the vocabulary ------------------------------------------------------ */
 
 static int is_among(const uint32_t *ids, size_t n, uint32_t id)
 {
@@ -68,7 +74,8 @@ static int is_among(const uint32_t *ids, size_t n, uint32_t id)
 }
 
 /* Of special tokens only those named. */
-static struct grammar_vocab *arrange(const struct tokenizer *t, uint32_t n, const uint32_t *special, size_t n_special)
+static struct grammar_vocab *arrange(const struct tokenizer *t, uint32_t n, const uint32_t *special,
+                                     size_t n_special)
 {
 	const char **bytes = mem_array(n, sizeof *bytes);
 	uint32_t *len = mem_array(n, sizeof *len);
@@ -85,7 +92,8 @@ static struct grammar_vocab *arrange(const struct tokenizer *t, uint32_t n, cons
 	return v;
 }
 
-static void arrange_all(struct constraints *all, const struct tokenizer *t, const struct engine_info *info)
+static void arrange_all(struct constraints *all, const struct tokenizer *t,
+                        const struct engine_info *info)
 {
 	uint32_t ids[MARKERS_MAX];
 	size_t n = markers_special(t, ids, MARKERS_MAX), kept = 0;
@@ -96,12 +104,14 @@ static void arrange_all(struct constraints *all, const struct tokenizer *t, cons
 	all->marked = kept ? arrange(t, info->vocab, ids, kept) : NULL;
 }
 
-static int read_vocabulary(struct constraints *all, const char *path, const struct engine_info *info, struct err *err)
+static int read_vocabulary(struct constraints *all, const char *path,
+                           const struct engine_info *info, struct err *err)
 {
 	struct stat st;
 	struct gguf *file = NULL;
 	struct tokenizer *t = NULL;
-	int folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), r = folder ? tokenizer_from_folder(path, &t, err) : gguf_open(path, &file, err);
+	int folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode),
+		r = folder ? tokenizer_from_folder(path, &t, err) : gguf_open(path, &file, err);
 	if (r == 0 && !folder)
 		r = tokenizer_from_gguf(file, &t, err);
 	if (r == 0)
@@ -111,7 +121,8 @@ static int read_vocabulary(struct constraints *all, const char *path, const stru
 	return r;
 }
 
-struct constraints *constraints_new(const char *model_path, const struct engine_info *info, size_t memory_bytes)
+struct constraints *constraints_new(const char *model_path, const struct engine_info *info,
+                                    size_t memory_bytes)
 {
 	struct constraints *all = mem_zalloc(sizeof *all);
 	struct err err = {0};
@@ -126,7 +137,7 @@ struct constraints *constraints_new(const char *model_path, const struct engine_
 	return all;
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- memory -------------------------------------------------------------- */
 
 /* With the lock held, as all below. */
 static void compiled_free(struct constraints *all, struct compiled *c)
@@ -157,7 +168,8 @@ static void drop_idle(struct constraints *all)
 	}
 }
 
-/* Until no more than `bytes` of the pool are lent, if that can be: what was not used for longest gives way first. */
+/* Until no more than `bytes` of the pool are lent, if that can be: what was not used for longest
+ * gives way first. */
 static void reclaim(struct constraints *all, const struct compiled *keep, size_t bytes)
 {
 	list_each_safe(n, next, &all->by_use) {
@@ -211,11 +223,12 @@ void constraints_destroy(struct constraints **allp)
 void constraints_json(struct constraints *all, struct buf *out)
 {
 	pthread_mutex_lock(&all->lock);
-	buf_printf(out, ",\"constraints\":%zu,\"constraints_idle\":%u,\"constraint_bytes\":%zu", map_count(all->by_key), all->n_idle, (size_t)all->pool.lent);
+	buf_printf(out, ",\"constraints\":%zu,\"constraints_idle\":%u,\"constraint_bytes\":%zu",
+	           map_count(all->by_key), all->n_idle, (size_t)all->pool.lent);
 	pthread_mutex_unlock(&all->lock);
 }
 
-/* --- the cache ------------------------------------------------------------------------------------------------------------------------- */
+/* --- the cache ----------------------------------------------------------- */
 
 static void key_of(const Pds__Constraint *m, unsigned char key[32])
 {
@@ -243,14 +256,19 @@ static int share(struct constraint *k, const unsigned char key[32])
 
 static int no_memory(struct constraints *all, struct err *err)
 {
-	return err_set(err, ERR_NOMEM, "compiled constraints take %zu of %zu MiB here (constraint_memory_mb)", (size_t)all->pool.lent >> 20,
-	               (size_t)all->pool.size >> 20);
+	return err_set(err, ERR_NOMEM,
+	               "compiled constraints take %zu of %zu MiB here (constraint_memory_mb)",
+	               (size_t)all->pool.lent >> 20, (size_t)all->pool.size >> 20);
 }
 
 /* Takes g. *ret_c is in no list and no map yet. */
-static int make_compiled(struct constraints *all, const Pds__Constraint *m, struct grammar *g, struct compiled **ret_c, struct err *err)
+static int make_compiled(struct constraints *all, const Pds__Constraint *m, struct grammar *g,
+                         struct compiled **ret_c, struct err *err)
 {
-	const struct grammar_vocab *v = m->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE && all->marked ? all->marked : all->vocab;
+	const struct grammar_vocab *v = m->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE &&
+	                                        all->marked
+	                                    ? all->marked
+	                                    : all->vocab;
 	size_t bytes = grammar_bytes(g), most = all->pool.size / 16;
 	pthread_mutex_lock(&all->lock);
 	int r = network_room(all, bytes);
@@ -260,7 +278,8 @@ static int make_compiled(struct constraints *all, const Pds__Constraint *m, stru
 		grammar_destroy(&g);
 		return no_memory(all, err);
 	}
-	struct automaton *a = automaton_new(g, v, AUTOMATON_BYTES < most ? AUTOMATON_BYTES : most, &all->pool);
+	struct automaton *a = automaton_new(g, v, AUTOMATON_BYTES < most ? AUTOMATON_BYTES : most,
+	                                    &all->pool);
 	if (!a) {
 		pthread_mutex_lock(&all->lock);
 		all->networks -= bytes;
@@ -299,12 +318,17 @@ int constraint_take(struct constraints *all, struct work *w, const Pds__Request 
 	if (!m)
 		return 0;
 	if (!all || !all->vocab)
-		return err_set(err, ERR_UNSUPPORTED, "constrained output needs the model's vocabulary, and this worker has none: %s", all ? all->why : "it has no model");
+		return err_set(
+			err, ERR_UNSUPPORTED,
+			"constrained output needs the model's vocabulary, and this worker has none: %s",
+			all ? all->why : "it has no model");
 	if (!all->n_eos)
-		return err_set(err, ERR_UNSUPPORTED, "constrained output needs an end-of-sequence id, and the model names none");
+		return err_set(err, ERR_UNSUPPORTED,
+		               "constrained output needs an end-of-sequence id, and the model names none");
 	size_t len = strlen(m->text);
 	if (len > GRAMMAR_TEXT_MAX)
-		return err_set(err, ERR_INVALID, "the constraint has %zu bytes, the limit is %u", len, GRAMMAR_TEXT_MAX);
+		return err_set(err, ERR_INVALID, "the constraint has %zu bytes, the limit is %u", len,
+		               GRAMMAR_TEXT_MAX);
 	struct constraint *k = mem_zalloc(sizeof *k);
 	quota_init(&k->quota, &all->pool, SIZE_MAX);
 	pds__constraint__init(&k->message);
@@ -346,8 +370,9 @@ int constraint_compile(struct work *w, struct err *err)
 	if (there)
 		return 0;
 	if (!room)
-		return no_memory(k->all, err);     /* without compiling it first */
-	int r = grammar_compile((enum grammar_kind)m->kind, m->text, strlen(m->text), m->strict ? GRAMMAR_STRICT : 0, &g, err);
+		return no_memory(k->all, err); /* without compiling it first */
+	int r = grammar_compile((enum grammar_kind)m->kind, m->text, strlen(m->text),
+	                        m->strict ? GRAMMAR_STRICT : 0, &g, err);
 	if (r == 0)
 		r = make_compiled(k->all, m, g, &c, err);
 	if (r < 0)
@@ -379,9 +404,10 @@ void constraint_request(const struct work *w, Pds__Request *r)
 	r->constraint = w->constraint ? &w->constraint->message : NULL;
 }
 
-/* --- draws --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- draws --------------------------------------------------------------- */
 
-static void allow_end(const struct work *w, const struct engine_info *info, unsigned flags, uint64_t *mask)
+static void allow_end(const struct work *w, const struct engine_info *info, unsigned flags,
+                      uint64_t *mask)
 {
 	int may = flags & AUTOMATON_MAY_END && (!w->ignore_eos || !(flags & AUTOMATON_MAY_GO_ON));
 	for (uint32_t i = 0; i < info->n_eos; i++) {
@@ -403,8 +429,10 @@ static void touch(struct constraints *all, struct compiled *c, size_t lent_max)
 	pthread_mutex_unlock(&all->lock);
 }
 
-/* What may follow the answer and `ahead` drafted tokens, for which the walk is not remembered: they may turn out to be others. */
-static int find_mask(struct work *w, const struct engine_info *info, uint32_t ahead, struct err *err)
+/* What may follow the answer and `ahead` drafted tokens, for which the walk is not remembered:
+ * they may turn out to be others. */
+static int find_mask(struct work *w, const struct engine_info *info, uint32_t ahead,
+                     struct err *err)
 {
 	struct constraint *k = w->constraint;
 	struct compiled *c = k->compiled;
@@ -414,7 +442,7 @@ static int find_mask(struct work *w, const struct engine_info *info, uint32_t ah
 	unsigned flags;
 	touch(k->all, c, HIGH(k->all->pool.size));
 	int r = automaton_mask(c->automaton, walk, answer, work_index(w) + ahead, mask, &flags, err);
-	if (r == ERR_NOMEM && !ahead) {    /* for a draft nobody gives way */
+	if (r == ERR_NOMEM && !ahead) { /* for a draft nobody gives way */
 		touch(k->all, c, 0);
 		r = automaton_mask(c->automaton, walk, answer, work_index(w) + ahead, mask, &flags, err);
 	}
@@ -435,7 +463,8 @@ static uint32_t room_for(struct constraint *k, uint32_t masks)
 			quota_give(&k->quota, (had - want) * sizeof *rest);
 		}
 	}
-	uint64_t *grown = masks > k->masks ? quota_grow(&k->quota, k->mask, had, want, sizeof *grown) : NULL;
+	uint64_t *grown = masks > k->masks ? quota_grow(&k->quota, k->mask, had, want, sizeof *grown)
+	                                   : NULL;
 	if (grown) {
 		k->mask = grown;
 		k->masks = masks;
@@ -443,7 +472,8 @@ static uint32_t room_for(struct constraint *k, uint32_t masks)
 	return masks < k->masks ? masks : k->masks;
 }
 
-int constraint_prepare(struct work *w, const struct engine_info *info, uint32_t ahead, struct err *err)
+int constraint_prepare(struct work *w, const struct engine_info *info, uint32_t ahead,
+                       struct err *err)
 {
 	struct err ignored;
 	uint32_t i = 1, n;
@@ -474,5 +504,7 @@ Pds__Fault constraint_fault(int code)
 uint32_t constraint_leading(struct work *w, uint32_t n)
 {
 	struct constraint *k = w->constraint;
-	return k ? automaton_leading(k->compiled->automaton, &k->walk, w->tokens + w->prompt_tokens, work_index(w), w->tokens + w->n_tokens, n) : n;
+	return k ? automaton_leading(k->compiled->automaton, &k->walk, w->tokens + w->prompt_tokens,
+	                             work_index(w), w->tokens + w->n_tokens, n)
+	         : n;
 }

@@ -1,8 +1,10 @@
 /* events.c - see events.h.
  *
- * A list is sent in pieces, one a tick, while the pool goes on changing; the changes since before its first piece come after its last, so that the last word
- * on each hash is right. Within a message a hash stands at most once, with the last that happened to it. A message that the link does not take is made
- * anew later: cursor and piece advance only with what was sent. Nothing here is fatal. */
+ * A list is sent in pieces, one a tick, while the pool goes on changing; the changes since before
+ * its first piece come after its last, so that the last word on each hash is right. Within a
+ * message a hash stands at most once, with the last that happened to it. A message that the link
+ * does not take is made anew later: cursor and piece advance only with what was sent. Nothing
+ * here is fatal. */
 #include "events.h"
 #include "util/list.h"
 #include "util/log.h"
@@ -11,18 +13,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE 4096u                /* hashes of one message, at most */
-#define ROOM_MIN 1024u             /* changes that are kept: as many as the pool has blocks, within these */
+#define PIECE 4096u /* hashes of one message, at most */
+/* changes that are kept: as many as the pool has blocks, within these */
+#define ROOM_MIN 1024u
 #define ROOM_MAX 65536u
-#define FULL_TICKS 32u             /* longest pause, in intervals, after the link was full */
+#define FULL_TICKS 32u /* longest pause, in intervals, after the link was full */
 
 struct follower {
 	struct list node;
 	struct peer *p;
-	uint64_t cursor;           /* of the next change that it is to hear of */
-	uint32_t block;            /* of the list: the next to look at; the pool's size: the list has been sent */
-	int fresh;                 /* the next piece is the first */
-	unsigned full, pause;      /* ticks to wait, and how many were last waited */
+	uint64_t cursor; /* of the next change that it is to hear of */
+	/* of the list: the next to look at; the pool's size: the list has been sent */
+	uint32_t block;
+	int fresh;            /* the next piece is the first */
+	unsigned full, pause; /* ticks to wait, and how many were last waited */
 };
 
 struct events {
@@ -56,7 +60,8 @@ static void begin_list(struct events *ev, struct follower *f, const char *why)
 }
 
 /* 0, or the link did not take it: later. */
-static int send_events(struct events *ev, struct follower *f, int reset, size_t n_stored, size_t n_removed)
+static int send_events(struct events *ev, struct follower *f, int reset, size_t n_stored,
+                       size_t n_removed)
 {
 	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
 	m.reset = reset;
@@ -90,14 +95,15 @@ static void send_piece(struct events *ev, struct follower *f)
 static int by_hash(const void *a, const void *b)
 {
 	const struct kv_change *x = a, *y = b;
-	return x->hash != y->hash ? (x->hash > y->hash) - (x->hash < y->hash) : (x->stored >> 1) - (y->stored >> 1);
+	return x->hash != y->hash ? (x->hash > y->hash) - (x->hash < y->hash)
+	                          : (x->stored >> 1) - (y->stored >> 1);
 }
 
 /* Sorts the changes into ev->stored and ev->removed, each hash once: as it was last. */
 static void settle(struct events *ev, uint32_t n, size_t *ret_stored, size_t *ret_removed)
 {
 	size_t stored = 0, removed = 0;
-	for (uint32_t i = 0; i < n; i++)      /* qsort keeps no order: the place goes above the bit */
+	for (uint32_t i = 0; i < n; i++) /* qsort keeps no order: the place goes above the bit */
 		ev->change[i].stored |= (int)(i << 1);
 	qsort(ev->change, n, sizeof *ev->change, by_hash);
 	for (uint32_t i = 0; i < n; i++) {
@@ -171,7 +177,8 @@ static void wake(void *arg)
 	svc_post(ev->svc, on_change, ev);
 }
 
-struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval_us, const struct events_stats *stats)
+struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval_us,
+                          const struct events_stats *stats)
 {
 	if (!interval_us)
 		return NULL;
@@ -182,10 +189,15 @@ struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval
 	ev->pool = pool;
 	ev->stats = *stats;
 	ev->blocks = ks.blocks;
-	ev->interval = (struct timeval){(time_t)(interval_us / 1000000u), (suseconds_t)(interval_us % 1000000u)};
+	ev->interval = (struct timeval){(time_t)(interval_us / 1000000u),
+	                                (suseconds_t)(interval_us % 1000000u)};
 	ev->tick = event_new(svc_base(s), -1, 0, on_tick, ev);
 	list_init(&ev->followers);
-	kv_pool_follow(pool, ks.blocks < ROOM_MIN ? ROOM_MIN : ks.blocks > ROOM_MAX ? ROOM_MAX : ks.blocks, wake, ev);
+	kv_pool_follow(pool,
+	               ks.blocks < ROOM_MIN   ? ROOM_MIN
+	               : ks.blocks > ROOM_MAX ? ROOM_MAX
+	                                      : ks.blocks,
+	               wake, ev);
 	return ev;
 }
 

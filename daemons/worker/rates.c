@@ -1,11 +1,12 @@
-/* rates.c - see rates.h. Arithmetic under one small lock; nothing fails. A line that its points do not determine (all reads of one size) goes through the
- * origin, and neither its begin nor its slope is ever negative. */
+/* rates.c - see rates.h. Arithmetic under one small lock; nothing fails. A line that its points do
+ * not determine (all reads of one size) goes through the origin, and neither its begin nor its
+ * slope is ever negative. */
 #include "rates.h"
 #include "util/clock.h"
 
 #include <string.h>
 
-#define KEEP 0.9              /* a point's weight after the next one */
+#define KEEP 0.9 /* a point's weight after the next one */
 
 void rates_init(struct rates *r, enum rates_mode mode, uint32_t block_tokens, uint64_t block_bytes)
 {
@@ -42,14 +43,15 @@ static int line_fit(const struct rates_line *l, double *begin, double *slope)
 		*slope = (l->xy * l->weight - l->x * l->y) / spread;
 		*begin = (l->y - *slope * l->x) / l->weight;
 	}
-	if (*slope <= 0 || *begin < 0) {       /* one size only, or noise: all time is the bytes'; without bytes it is nobody's */
+	if (*slope <= 0 || *begin < 0) {
+		/* one size only, or noise: all time is the bytes'; without bytes it is nobody's */
 		*begin = l->x > 0 ? 0 : l->y / l->weight;
 		*slope = l->x > 0 ? l->y / l->x : 0;
 	}
 	return 1;
 }
 
-/* --- what is seen --------------------------------------------------------------------------------------------------------- */
+/* --- what is seen -------------------------------------------------------- */
 
 void rates_note_read(struct rates *r, unsigned tier, uint64_t bytes, uint64_t us)
 {
@@ -62,7 +64,8 @@ void rates_note_read(struct rates *r, unsigned tier, uint64_t bytes, uint64_t us
 }
 
 /* The slowest tier of a mixed read gets what the others, by what is known of them, did not take. */
-void rates_note_blocks(struct rates *r, const uint32_t blocks[STORE_TIERS], unsigned expected, uint64_t us)
+void rates_note_blocks(struct rates *r, const uint32_t blocks[STORE_TIERS], unsigned expected,
+                       uint64_t us)
 {
 	double left = (double)us;
 	unsigned slowest = STORE_TIERS - 1;
@@ -75,7 +78,9 @@ void rates_note_blocks(struct rates *r, const uint32_t blocks[STORE_TIERS], unsi
 		left -= blocks[t] ? begin + slope * (double)(blocks[t] * r->block_bytes) : 0;
 	}
 	pthread_mutex_unlock(&r->lock);
-	rates_note_read(r, slowest ? slowest : expected, blocks[slowest] * (slowest ? r->block_bytes : 0), left > 0 ? (uint64_t)left : 0);
+	rates_note_read(r, slowest ? slowest : expected,
+	                blocks[slowest] * (slowest ? r->block_bytes : 0),
+	                left > 0 ? (uint64_t)left : 0);
 }
 
 void rates_note_got(struct rates *r, const struct store_completion *c, unsigned expected)
@@ -102,9 +107,10 @@ void rates_note_compute(struct rates *r, uint64_t tokens, uint64_t us)
 	pthread_mutex_unlock(&r->lock);
 }
 
-/* --- the rule --------------------------------------------------------------------------------------------------------------- */
+/* --- the rule ------------------------------------------------------------ */
 
-/* us to compute one block; 0: not known. The begin of a step is not counted: most steps are taken anyhow. */
+/* us to compute one block; 0: not known. The begin of a step is not counted: most steps are
+ * taken anyhow. */
 static double compute_block_us(const struct rates *r)
 {
 	const struct rates_line *l = &r->compute;
@@ -136,7 +142,9 @@ static uint32_t worth(struct rates *r, const unsigned char *tiers, uint32_t n)
 		unsigned tier = tier_of(tiers, i);
 		double begin, slope;
 		int known = line_fit(&r->read[tier], &begin, &slope);
-		gain += known ? compute_us - slope * (double)r->block_bytes - (begun & 1u << tier ? 0 : begin) : compute_us;
+		gain += known
+		            ? compute_us - slope * (double)r->block_bytes - (begun & 1u << tier ? 0 : begin)
+		            : compute_us;
 		begun |= 1u << tier;
 		if (gain > best || !known) {
 			best = gain > best ? gain : best;
@@ -149,7 +157,9 @@ static uint32_t worth(struct rates *r, const unsigned char *tiers, uint32_t n)
 uint32_t rates_worth_reading(struct rates *r, const unsigned char *tiers, uint32_t n_blocks)
 {
 	pthread_mutex_lock(&r->lock);
-	uint32_t n = r->mode == RATES_NEVER ? 0 : r->mode == RATES_ALWAYS ? n_blocks : worth(r, tiers, n_blocks);
+	uint32_t n = r->mode == RATES_NEVER    ? 0
+	             : r->mode == RATES_ALWAYS ? n_blocks
+	                                       : worth(r, tiers, n_blocks);
 	r->chosen_read += n;
 	r->chosen_compute += n_blocks - n;
 	pthread_mutex_unlock(&r->lock);
@@ -172,7 +182,7 @@ void rates_brought_up(struct rates *r, unsigned char *tiers, uint32_t n_blocks, 
 	pthread_mutex_unlock(&r->lock);
 }
 
-/* --- for people --------------------------------------------------------------------------------------------------------------- */
+/* --- for people ---------------------------------------------------------- */
 
 static uint32_t break_even(const struct rates *r, double begin, double slope)
 {

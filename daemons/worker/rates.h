@@ -1,8 +1,11 @@
-/* rates.h - how fast this worker reads blocks from each tier of storage and how fast it computes them: read or recompute?
+/* rates.h - how fast this worker reads blocks from each tier of storage and how fast it computes
+ * them: read or recompute?
  *
- * A read of n bytes from a tier takes begin_us + bytes * us_per_byte, a line fitted to the reads that were seen, those of late weighing most; computing takes
- * tokens * us_per_token. A prefix is worth reading up to the block where reading has gained most over computing. What is not known is read, to learn it; a tier
- * that does not pay is tried again by one read each RATES_RETRY_US, because it may have recovered. All functions may be called from any thread and never wait. */
+ * A read of n bytes from a tier takes begin_us + bytes * us_per_byte, a line fitted to the reads
+ * that were seen, those of late weighing most; computing takes tokens * us_per_token. A prefix is
+ * worth reading up to the block where reading has gained most over computing. What is not known
+ * is read, to learn it; a tier that does not pay is tried again by one read each RATES_RETRY_US,
+ * because it may have recovered. All functions may be called from any thread and never wait. */
 #ifndef WORKER_RATES_H
 #define WORKER_RATES_H
 
@@ -13,7 +16,7 @@
 
 #define RATES_RETRY_US 10000000u
 
-enum rates_mode { RATES_AUTO, RATES_ALWAYS, RATES_NEVER };     /* setting storage_read */
+enum rates_mode { RATES_AUTO, RATES_ALWAYS, RATES_NEVER }; /* setting storage_read */
 
 /* Weighted sums of what was seen: x bytes or tokens, y microseconds. weight 0: nothing was. */
 struct rates_line {
@@ -26,8 +29,8 @@ struct rates {
 	uint32_t block_tokens;
 	uint64_t block_bytes, retry_us;
 	struct rates_line read[STORE_TIERS], compute, write;
-	uint64_t noted_us[STORE_TIERS];      /* when a read from the tier was noted, or tried, last */
-	uint64_t chosen_read, chosen_compute;/* blocks, of all that were asked about */
+	uint64_t noted_us[STORE_TIERS];       /* when a read from the tier was noted, or tried, last */
+	uint64_t chosen_read, chosen_compute; /* blocks, of all that were asked about */
 };
 
 void rates_init(struct rates *r, enum rates_mode mode, uint32_t block_tokens, uint64_t block_bytes);
@@ -35,8 +38,10 @@ void rates_fini(struct rates *r);
 
 /* bytes arrived after us; 0 bytes: nothing came in that time. */
 void rates_note_read(struct rates *r, unsigned tier, uint64_t bytes, uint64_t us);
-/* A read that has ended: so many blocks came from each tier; expected: the slowest that was to give some, for when nothing came. */
-void rates_note_blocks(struct rates *r, const uint32_t blocks[STORE_TIERS], unsigned expected, uint64_t us);
+/* A read that has ended: so many blocks came from each tier; expected: the slowest that was to
+ * give some, for when nothing came. */
+void rates_note_blocks(struct rates *r, const uint32_t blocks[STORE_TIERS], unsigned expected,
+                       uint64_t us);
 /* The same of a get that has completed. */
 void rates_note_got(struct rates *r, const struct store_completion *c, unsigned expected);
 /* So many blocks were written after us; only for people. */
@@ -44,18 +49,23 @@ void rates_note_write(struct rates *r, uint32_t blocks, uint64_t us);
 /* A step that computed so many tokens of prompts. */
 void rates_note_compute(struct rates *r, uint64_t tokens, uint64_t us);
 
-/* How many leading blocks are faster read than recomputed; tiers[i] says where block i is (enum store_tier; NONE counts as memory). */
+/* How many leading blocks are faster read than recomputed; tiers[i] says where block i is (enum
+ * store_tier; NONE counts as memory). */
 uint32_t rates_worth_reading(struct rates *r, const unsigned char *tiers, uint32_t n_blocks);
 
-/* Storage was asked elapsed_us ago to bring these blocks up into its memory: tiers[i] becomes MEMORY for those that it should have brought up by now. */
-void rates_brought_up(struct rates *r, unsigned char *tiers, uint32_t n_blocks, uint64_t elapsed_us);
+/* Storage was asked elapsed_us ago to bring these blocks up into its memory: tiers[i] becomes
+ * MEMORY for those that it should have brought up by now. */
+void rates_brought_up(struct rates *r, unsigned char *tiers, uint32_t n_blocks,
+                      uint64_t elapsed_us);
 
 /* What is known now; 0: not known. */
 struct rates_view {
-	double read_begin_us[STORE_TIERS], read_bytes_us[STORE_TIERS];      /* bytes_us: bytes per microsecond, that is MB/s */
-	double compute_tokens_us, read_tokens_us[STORE_TIERS];              /* tokens per microsecond */
+	/* bytes_us: bytes per microsecond, that is MB/s */
+	double read_begin_us[STORE_TIERS], read_bytes_us[STORE_TIERS];
+	double compute_tokens_us, read_tokens_us[STORE_TIERS]; /* tokens per microsecond */
 	double write_bytes_us;
-	uint32_t break_even_blocks[STORE_TIERS];    /* prefixes of so many blocks or more are worth reading from the tier; UINT32_MAX: none */
+	/* prefixes of so many blocks or more are worth reading from the tier; UINT32_MAX: none */
+	uint32_t break_even_blocks[STORE_TIERS];
 	uint64_t chosen_read, chosen_compute;
 };
 void rates_view(struct rates *r, struct rates_view *ret);

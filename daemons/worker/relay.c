@@ -1,7 +1,8 @@
 /* relay.c - see relay.h.
  *
- * What always holds: a router that heard of a tier (has) hears all that storage says of it, in order, or hears nothing more of it until a list begins anew
- * (lacks). A message that is none of storage's is counted and dropped. Nothing here is fatal. */
+ * What always holds: a router that heard of a tier (has) hears all that storage says of it, in
+ * order, or hears nothing more of it until a list begins anew (lacks). A message that is none of
+ * storage's is counted and dropped. Nothing here is fatal. */
 #include "relay.h"
 #include "util/clock.h"
 #include "util/list.h"
@@ -13,25 +14,27 @@
 
 #define TIER_FIRST 1u
 #define TIER_LAST 2u
-#define TIERS_ALL 6u               /* bits */
-#define PIECE 4096u                /* hashes of one message, at most */
-#define SOON_US 10000u             /* several routers that come up together are asked for once */
-#define AGAIN_US 200000u           /* pause before storage is asked again because of a full link: twice as long each time, */
-#define AGAIN_MAX_US 10000000u     /* up to this, */
-#define CALM_US 60000000u          /* and short again after so long without one */
+#define TIERS_ALL 6u   /* bits */
+#define PIECE 4096u    /* hashes of one message, at most */
+#define SOON_US 10000u /* several routers that come up together are asked for once */
+/* pause before storage is asked again because of a full link: twice as long each time, */
+#define AGAIN_US 200000u
+#define AGAIN_MAX_US 10000000u /* up to this, */
+#define CALM_US 60000000u      /* and short again after so long without one */
 
 struct follower {
 	struct list node;
 	struct peer *p;
-	unsigned has, lacks;       /* bits of tiers: it was told of; the beginning of whose list it has not heard */
+	/* bits of tiers: it was told of; the beginning of whose list it has not heard */
+	unsigned has, lacks;
 };
 
 struct relay {
 	struct svc *svc;
 	struct relay_stats stats;
-	struct peer *storage;      /* NULL: its link is down */
+	struct peer *storage; /* NULL: its link is down */
 	int reads, writes;
-	int deaf;                  /* storage has not been asked since its link came up */
+	int deaf; /* storage has not been asked since its link came up */
 	struct list followers;
 	struct event *timer;
 	uint64_t pause_us, cut_us; /* before the next question; when a link was last full */
@@ -81,7 +84,8 @@ static int say_empty(struct relay *r, struct follower *f, uint32_t tier)
 	return svc_send(r->svc, f->p, MSG_KV_EVENTS, NULL, &m.base);
 }
 
-/* Storage is gone, or is not read any more: its tiers are empty to this router. What its link does not take is said later. */
+/* Storage is gone, or is not read any more: its tiers are empty to this router. What its link
+ * does not take is said later. */
 static void say_gone(struct relay *r, struct follower *f)
 {
 	f->lacks = TIERS_ALL;
@@ -108,7 +112,8 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	ask(r);
 }
 
-/* A router's link is full: its list begins anew, but not at once, as that is more of what there is too much of. */
+/* A router's link is full: its list begins anew, but not at once, as that is more of what there
+ * is too much of. */
 static void cut(struct relay *r, struct follower *f, unsigned bit)
 {
 	uint64_t now = clock_us();
@@ -118,7 +123,9 @@ static void cut(struct relay *r, struct follower *f, unsigned bit)
 	f->lacks |= bit;
 	if (event_pending(r->timer, EV_TIMEOUT, NULL))
 		return;
-	r->pause_us = !r->pause_us || now - r->cut_us > CALM_US ? AGAIN_US : r->pause_us < AGAIN_MAX_US / 2 ? r->pause_us * 2 : AGAIN_MAX_US;
+	r->pause_us = !r->pause_us || now - r->cut_us > CALM_US ? AGAIN_US
+	              : r->pause_us < AGAIN_MAX_US / 2          ? r->pause_us * 2
+	                                                        : AGAIN_MAX_US;
 	r->cut_us = now;
 	in(r, r->pause_us);
 }
@@ -141,9 +148,11 @@ void relay_events(struct relay *r, const struct peer *from, const Pds__KvEvents 
 {
 	if (!r)
 		return;
-	if (from != r->storage || m->tier < TIER_FIRST || m->tier > TIER_LAST || m->n_stored > PIECE || m->n_removed > PIECE) {
+	if (from != r->storage || m->tier < TIER_FIRST || m->tier > TIER_LAST || m->n_stored > PIECE ||
+	    m->n_removed > PIECE) {
 		stat_add(svc_stats(r->svc), r->stats.bad, 1);
-		log_warn("store_events_bad", "peer=%s tier=%u stored=%zu removed=%zu", peer_name(from), m->tier, m->n_stored, m->n_removed);
+		log_warn("store_events_bad", "peer=%s tier=%u stored=%zu removed=%zu", peer_name(from),
+		         m->tier, m->n_stored, m->n_removed);
 		return;
 	}
 	if (!r->reads)

@@ -1,7 +1,9 @@
 /* role.c - see role.h.
  *
- * What always holds: between two rounds of the loop exactly one stage is started, or none because the next one could not be (the process ends then). Its
- * messages go to it; messages of the stage before, which may still be on their way, are answered so that nobody waits for what is gone. */
+ * What always holds: between two rounds of the loop exactly one stage is started, or none because
+ * the next one could not be (the process ends then). Its messages go to it; messages of the
+ * stage before, which may still be on their way, are answered so that nobody waits for what is
+ * gone. */
 #include "role.h"
 #include "stage.h"
 #include "util/clock.h"
@@ -10,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TELL_AGAIN_US 50000u           /* to routers whose link was full */
+#define TELL_AGAIN_US 50000u /* to routers whose link was full */
 
 static const char *const names[ROLE_COUNT] = {"prefill", "decode", "mixed"};
 
@@ -36,7 +38,8 @@ static const struct stage_ops *stage_of(enum worker_role r)
 
 static void look_in(struct worker *w, uint64_t us)
 {
-	event_add(w->sw.look, &(struct timeval){.tv_sec = (time_t)(us / 1000000u), .tv_usec = (suseconds_t)(us % 1000000u)});
+	event_add(w->sw.look, &(struct timeval){.tv_sec = (time_t)(us / 1000000u),
+	                                        .tv_usec = (suseconds_t)(us % 1000000u)});
 }
 
 /* Not now: who calls is of the stage that may be stopped. */
@@ -46,7 +49,7 @@ void role_look(struct worker *w)
 		look_in(w, 0);
 }
 
-/* --- the switch ----------------------------------------------------------------------------------------------------------- */
+/* --- the switch ---------------------------------------------------------- */
 
 static void tell_routers(struct worker *w)
 {
@@ -58,8 +61,9 @@ static void tell_routers(struct worker *w)
 	m.worker = &info;
 	w->sw.untold = 0;
 	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
-		if (peer_tag(p) == TAG_ROUTER && peer_is_up(p) && chan_send(c, p, MSG_WORKER_UPDATE, &none, &m.base) == ERR_FULL)
-			w->sw.untold = 1;      /* all are told once more: the last one counts */
+		if (peer_tag(p) == TAG_ROUTER && peer_is_up(p) &&
+		    chan_send(c, p, MSG_WORKER_UPDATE, &none, &m.base) == ERR_FULL)
+			w->sw.untold = 1; /* all are told once more: the last one counts */
 }
 
 static void tell_and_retry(struct worker *w)
@@ -99,7 +103,8 @@ static void done(struct worker *w, enum worker_role was)
 	w->sw.count++;
 	stat_add(svc_stats(w->svc), WS_ROLE_SWITCHES, 1);
 	worker_relay_by_role(w);
-	log_info("role_switched", "from=%s to=%s took_us=%llu failed=%d", names[was], names[w->role], (unsigned long long)took, w->sw.aborted);
+	log_info("role_switched", "from=%s to=%s took_us=%llu failed=%d", names[was], names[w->role],
+	         (unsigned long long)took, w->sw.aborted);
 	tell_and_retry(w);
 }
 
@@ -122,7 +127,8 @@ static void change_stage(struct worker *w)
 	done(w, was);
 }
 
-/* The stage is idle, or the time is up, or neither. From the time on only the end of what is fenced is waited for. */
+/* The stage is idle, or the time is up, or neither. From the time on only the end of what is
+ * fenced is waited for. */
 static void on_look(evutil_socket_t fd, short what, void *arg)
 {
 	struct worker *w = arg;
@@ -134,8 +140,9 @@ static void on_look(evutil_socket_t fd, short what, void *arg)
 		change_stage(w);
 	} else if (!w->sw.aborted && clock_us() >= w->sw.until_us) {
 		w->sw.aborted = 1;
-		log_warn("role_switch_late", "to=%s timeout_us=%llu why=\"what still runs goes on elsewhere\"", names[w->sw.next],
-		         (unsigned long long)(w->sw.until_us - w->sw.began_us));
+		log_warn("role_switch_late",
+		         "to=%s timeout_us=%llu why=\"what still runs goes on elsewhere\"",
+		         names[w->sw.next], (unsigned long long)(w->sw.until_us - w->sw.began_us));
 		w->stage->abort(w, "the worker's role is switched");
 	} else if (!w->sw.aborted) {
 		look_in(w, clock_left_us(w->sw.until_us));
@@ -148,7 +155,8 @@ static void begin(struct worker *w, enum worker_role next)
 	w->sw.next = next;
 	w->sw.aborted = 0;
 	w->sw.began_us = clock_us();
-	w->sw.until_us = w->sw.began_us + (uint64_t)conf_int(svc_conf(w->svc), "role_switch_timeout_ms") * 1000u;
+	w->sw.until_us = w->sw.began_us +
+	                 (uint64_t)conf_int(svc_conf(w->svc), "role_switch_timeout_ms") * 1000u;
 	log_info("role_switch", "from=%s to=%s", names[was], names[next]);
 	if (stage_of(next) == w->stage) {
 		w->role = next;
@@ -161,7 +169,7 @@ static void begin(struct worker *w, enum worker_role next)
 	role_look(w);
 }
 
-/* --- pdctl ------------------------------------------------------------------------------------------------------------------ */
+/* --- pdctl --------------------------------------------------------------- */
 
 void role_json(const struct worker *w, struct buf *out)
 {
@@ -174,9 +182,13 @@ static int refuse(const struct worker *w, enum worker_role next, struct err *err
 	if (svc_draining(w->svc))
 		return err_set(err, ERR_CLOSED, "the worker is ending: its role stays %s", names[w->role]);
 	if (w->sw.active && next != w->sw.next)
-		return err_set(err, ERR_EXISTS, "a switch from %s to %s is under way: ask for %s when it is done", names[w->role], names[w->sw.next], names[next]);
+		return err_set(err, ERR_EXISTS,
+		               "a switch from %s to %s is under way: ask for %s when it is done",
+		               names[w->role], names[w->sw.next], names[next]);
 	if (next == ROLE_PREFILL && !w->ring)
-		return err_set(err, ERR_INVALID, "messager is \"none\" here: a prefill worker cannot hand anything over without one");
+		return err_set(
+			err, ERR_INVALID,
+			"messager is \"none\" here: a prefill worker cannot hand anything over without one");
 	return 0;
 }
 
@@ -185,7 +197,9 @@ int role_command(struct worker *w, char *const *args, size_t n, struct buf *out,
 	enum worker_role next;
 	int r;
 	if (n > 1 || (n == 1 && worker_role_parse(args[0], &next) < 0))
-		return err_set(err, ERR_INVALID, "role takes one of prefill, decode, mixed, or nothing, not %s", n > 1 ? "several words" : args[0]);
+		return err_set(err, ERR_INVALID,
+		               "role takes one of prefill, decode, mixed, or nothing, not %s",
+		               n > 1 ? "several words" : args[0]);
 	if (n == 1) {
 		if ((r = refuse(w, next, err)) < 0)
 			return r;
@@ -198,7 +212,7 @@ int role_command(struct worker *w, char *const *args, size_t n, struct buf *out,
 	return 0;
 }
 
-/* --- messages --------------------------------------------------------------------------------------------------------------- */
+/* --- messages ------------------------------------------------------------ */
 
 void role_keep_peers(struct worker *w, const Pds__Peers *m)
 {
@@ -218,7 +232,8 @@ static void stray_reserve(struct worker *w, struct peer *p, const struct msg_hea
 	svc_send(w->svc, p, MSG_KV_DENY, h, &m.base);
 }
 
-static void stray_open(struct worker *w, struct peer *p, const struct msg_head *h, const Pds__LeaseOpen *m)
+static void stray_open(struct worker *w, struct peer *p, const struct msg_head *h,
+                       const Pds__LeaseOpen *m)
 {
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
 	a.lease = m->lease;
@@ -228,7 +243,8 @@ static void stray_open(struct worker *w, struct peer *p, const struct msg_head *
 	svc_send(w->svc, p, MSG_LEASE_OPENED, h, &a.base);
 }
 
-static void stray_ready(struct worker *w, struct peer *p, const struct msg_head *h, const Pds__KvReady *m)
+static void stray_ready(struct worker *w, struct peer *p, const struct msg_head *h,
+                        const Pds__KvReady *m)
 {
 	Pds__KvReadyAck a = PDS__KV_READY_ACK__INIT;
 	a.lease = m->lease;
@@ -238,7 +254,8 @@ static void stray_ready(struct worker *w, struct peer *p, const struct msg_head 
 		svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
 }
 
-static void stray_first(struct worker *w, struct peer *p, const struct msg_head *h, const Pds__FirstToken *m)
+static void stray_first(struct worker *w, struct peer *p, const struct msg_head *h,
+                        const Pds__FirstToken *m)
 {
 	Pds__FirstTokenAck a = PDS__FIRST_TOKEN_ACK__INIT;
 	a.lease_id = m->lease_id;
@@ -246,10 +263,12 @@ static void stray_first(struct worker *w, struct peer *p, const struct msg_head 
 		svc_send(w->svc, p, MSG_REQUEST_FIRST_TOKEN_ACK, h, &a.base);
 }
 
-void role_stray(struct worker *w, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
+void role_stray(struct worker *w, struct peer *p, const struct msg_head *h,
+                const ProtobufCMessage *body)
 {
 	const ProtobufCMessageDescriptor *d = body->descriptor;
-	log_req(LOG_INFO, h->attempt ? &h->req : NULL, "stray_message", "peer=%s body=%s role=%s", peer_name(p), d->short_name, names[w->role]);
+	log_req(LOG_INFO, h->attempt ? &h->req : NULL, "stray_message", "peer=%s body=%s role=%s",
+	        peer_name(p), d->short_name, names[w->role]);
 	if (d == &pds__reserve__descriptor)
 		stray_reserve(w, p, h);
 	else if (d == &pds__lease_open__descriptor)
@@ -260,7 +279,7 @@ void role_stray(struct worker *w, struct peer *p, const struct msg_head *h, cons
 		stray_first(w, p, h, (const Pds__FirstToken *)body);
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 void role_init(struct worker *w, enum worker_role r)
 {
@@ -272,7 +291,8 @@ void role_init(struct worker *w, enum worker_role r)
 void role_give_up(struct worker *w)
 {
 	if (w->sw.active)
-		log_warn("role_switch_given_up", "to=%s why=\"the worker is told to end\"", names[w->sw.next]);
+		log_warn("role_switch_given_up", "to=%s why=\"the worker is told to end\"",
+		         names[w->sw.next]);
 	w->sw.active = 0;
 }
 
@@ -283,7 +303,7 @@ void role_fini(struct worker *w)
 	free(w->sw.peers);
 }
 
-/* --- a worker without a stage: it is about to end ---------------------------------------------------------------------------- */
+/* --- a worker without a stage: it is about to end ------------------------ */
 
 static void nothing(struct worker *w)
 {
@@ -336,6 +356,16 @@ static void no_status(struct worker *w, struct buf *out)
 static const struct stage_msg no_messages[] = {{NULL, NULL}};
 
 const struct stage_ops no_stage = {
-	.name = "none", .messages = no_messages, .drain = nothing, .abort = no_abort, .role_changed = nothing, .idle = always, .stop = nothing,
-	.peer_up = no_peer_up, .peer_down = no_peer_down, .heartbeat = no_heartbeat, .requests = no_requests, .status = no_status,
+	.name = "none",
+	.messages = no_messages,
+	.drain = nothing,
+	.abort = no_abort,
+	.role_changed = nothing,
+	.idle = always,
+	.stop = nothing,
+	.peer_up = no_peer_up,
+	.peer_down = no_peer_down,
+	.heartbeat = no_heartbeat,
+	.requests = no_requests,
+	.status = no_status,
 };

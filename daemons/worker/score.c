@@ -13,10 +13,10 @@ struct score {
 	struct msg_head head;
 	char router[48];
 	uint64_t router_epoch;
-	uint32_t first, n, n_top;      /* n_top: of each token */
+	uint32_t first, n, n_top; /* n_top: of each token */
 	float logprobs[SCORE_TOKENS_MAX];
 	uint32_t ranks[SCORE_TOKENS_MAX];
-	struct kern_top top[];       /* (SCORE_TOKENS_MAX, n_top) */
+	struct kern_top top[]; /* (SCORE_TOKENS_MAX, n_top) */
 };
 
 struct score *score_new(struct worker *worker, const struct work *w, uint32_t at)
@@ -37,7 +37,7 @@ struct score *score_new(struct worker *worker, const struct work *w, uint32_t at
 
 int score_add(struct score *s, const struct kern_drawn *r)
 {
-	CHECK(s->n < SCORE_TOKENS_MAX && r->n_top == s->n_top);   /* a score has as many as there are */
+	CHECK(s->n < SCORE_TOKENS_MAX && r->n_top == s->n_top); /* a score has as many as there are */
 	s->logprobs[s->n] = r->logprob;
 	s->ranks[s->n] = r->rank;
 	memcpy(s->top + (size_t)s->n * s->n_top, r->top, s->n_top * sizeof *r->top);

@@ -1,12 +1,13 @@
-/* score.h - log-probabilities of a prompt's own tokens on their way to the router, a slice for each step that computed some. So neither worker nor router ever has
- * the prompt's log-probabilities in one message, and nothing of them stays here. */
+/* score.h - log-probabilities of a prompt's own tokens on their way to the router, a slice for each
+ * step that computed some. So neither worker nor router ever has the prompt's log-probabilities
+ * in one message, and nothing of them stays here. */
 #ifndef WORKER_SCORE_H
 #define WORKER_SCORE_H
 
 #include "work.h"
 #include "worker.h"
 
-#define SCORE_TOKENS_MAX 256u     /* of one slice: some 45 KiB with 20 alternatives */
+#define SCORE_TOKENS_MAX 256u /* of one slice: some 45 KiB with 20 alternatives */
 
 struct score;
 
@@ -14,10 +15,11 @@ struct score;
 struct score *score_new(struct worker *worker, const struct work *w, uint32_t at);
 /* The next token's. 1: the slice is full now. */
 int score_add(struct score *s, const struct kern_drawn *r);
-struct list *score_node(struct score *s);         /* for whoever holds it */
+struct list *score_node(struct score *s); /* for whoever holds it */
 struct score *score_of(struct list *node);
-void score_send(struct score *s);                 /* to the work's router, if it is still there; frees. On the loop */
-void score_post(struct svc *svc, void *score);    /* score_send, for svc_post */
+/* to the work's router, if it is still there; frees. On the loop */
+void score_send(struct score *s);
+void score_post(struct svc *svc, void *score); /* score_send, for svc_post */
 void score_free(struct score *s);
 
 #endif

@@ -1,13 +1,17 @@
 /* store.c - see store.h.
  *
- * A batch: IN_HAND (named, waits for the loop) -> SENT -> completed; or SENT -> FENCING -> completed, for a get that was given up. Only the loop's thread moves a batch on,
- * completes it and frees it; other threads add batches and mark them as unwanted, under the lock. A message goes out without the lock, because the link
- * may call back.
+ * A batch: IN_HAND (named, waits for the loop) -> SENT -> completed; or SENT -> FENCING ->
+ * completed, for a get that was given up. Only the loop's thread moves a batch on, completes it and
+ * frees it; other threads add batches and mark them as unwanted, under the lock. A message goes out
+ * without the lock, because the link may call back.
  *
- * What always holds: used = batches in the table + completions not taken <= batches_max, so the queue has room for every completion. A batch is sent
- * only while the link's peer and the process that has our memory are the same life (epoch), so for each batch that was sent one of these comes: an answer, or `gone` of
- * that epoch. A get completes only on such an answer, on the fence's acknowledgement, or on gone; a fence is asked for again each second and when the link is
- * up again, because storage may have forgotten it or been stopped. Answers are checked against what was asked; what does not match is an error of that item. */
+ * What always holds: used = batches in the table + completions not taken <= batches_max, so the
+ * queue has room for every completion. A batch is sent only while the link's peer and the process
+ * that has our memory are the same life (epoch), so for each batch that was sent one of these
+ * comes: an answer, or `gone` of that epoch. A get completes only on such an answer, on the
+ * fence's acknowledgement, or on gone; a fence is asked for again each second and when the link
+ * is up again, because storage may have forgotten it or been stopped. Answers are checked
+ * against what was asked; what does not match is an error of that item. */
 #include "store.h"
 
 #include "attach.h"
@@ -33,13 +37,13 @@ enum asked_state { ASKED_IN_HAND, ASKED_SENT, ASKED_FENCING };
 struct asked {
 	struct list link;
 	enum asked_state state;
-	atomic_int unwanted;           /* store_cancel, store_reset */
-	uint64_t deadline_us, begun_us, fence_us;   /* fence_us: of the next fence message */
-	uint64_t epoch;                /* of the storage that it was sent to */
+	atomic_int unwanted;                      /* store_cancel, store_reset */
+	uint64_t deadline_us, begun_us, fence_us; /* fence_us: of the next fence message */
+	uint64_t epoch;                           /* of the storage that it was sent to */
 	uint32_t n;
-	int prefetch;                  /* lookups */
-	struct kv_hash *hash;          /* (n), lookups */
-	struct store_completion *out;  /* filled as far as it is known */
+	int prefetch;                 /* lookups */
+	struct kv_hash *hash;         /* (n), lookups */
+	struct store_completion *out; /* filled as far as it is known */
 };
 
 struct store {
@@ -48,16 +52,16 @@ struct store {
 	uint32_t batches_max;
 	void (*on_ready)(void *arg, uint64_t epoch);
 	void *arg;
-	struct peer *peer;             /* the link, up or not */
-	uint64_t link_epoch;           /* of storage while the link is up, else 0 */
+	struct peer *peer;   /* the link, up or not */
+	uint64_t link_epoch; /* of storage while the link is up, else 0 */
 	struct attach *attach;
-	uint64_t memory_epoch;         /* of the storage that has our memory, 0: none */
+	uint64_t memory_epoch; /* of the storage that has our memory, 0: none */
 	atomic_int ready;
 	struct event *timer;
 	struct queue *done;
 
-	pthread_mutex_t lock;          /* the fields below */
-	struct list table;             /* of asked, in the order of their numbers */
+	pthread_mutex_t lock; /* the fields below */
+	struct list table;    /* of asked, in the order of their numbers */
 	uint32_t used;
 	uint64_t last_number;
 	int posted, closed, destroyed;
@@ -68,7 +72,8 @@ static void loop_run(struct svc *s, void *arg);
 
 /* --- completion; on the loop --- */
 
-static void set_reason(struct store_completion *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static void set_reason(struct store_completion *c, int code, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 static void set_reason(struct store_completion *c, int code, const char *fmt, ...)
 {
 	va_list ap;
@@ -81,10 +86,13 @@ static void set_reason(struct store_completion *c, int code, const char *fmt, ..
 /* What was not answered fails for the batch's reason. */
 static void fill_results(struct store_completion *c)
 {
-	Pds__StoreCode code = c->code == ERR_CLOSED || c->code == ERR_INVALID ? PDS__STORE_CODE__STORE_ERROR : PDS__STORE_CODE__STORE_CANCELLED;
+	Pds__StoreCode code = c->code == ERR_CLOSED || c->code == ERR_INVALID
+	                          ? PDS__STORE_CODE__STORE_ERROR
+	                          : PDS__STORE_CODE__STORE_CANCELLED;
 	for (uint32_t i = 0; i < c->n; i++) {
 		c->result[i].code = code;
-		snprintf(c->result[i].text, sizeof c->result[i].text, "%.*s", (int)sizeof c->result[i].text - 1, c->text);
+		snprintf(c->result[i].text, sizeof c->result[i].text, "%.*s",
+		         (int)sizeof c->result[i].text - 1, c->text);
 	}
 }
 
@@ -122,14 +130,16 @@ static void complete(struct store *st, struct asked *a, int answered, int quiet)
 	c->quiet = quiet;
 	c->epoch = a->epoch;
 	c->took_us = clock_us() - a->begun_us;
-	while (c->leading < c->n && c->result[c->leading].code == PDS__STORE_CODE__STORE_OK)   /* a lookup has no results, and its own */
+	/* a lookup has no results, and its own */
+	while (c->leading < c->n && c->result[c->leading].code == PDS__STORE_CODE__STORE_OK)
 		c->leading++;
 	if (c->code != 0)
-		log_debug("store_batch_failed", "batch=%llu op=%d items=%u code=%s why=%s", (unsigned long long)c->batch, (int)c->op, a->n, err_name(c->code),
+		log_debug("store_batch_failed", "batch=%llu op=%d items=%u code=%s why=%s",
+		          (unsigned long long)c->batch, (int)c->op, a->n, err_name(c->code),
 		          log_quote(c->text));
 	pthread_mutex_lock(&st->lock);
 	list_remove(&a->link);
-	a->out = NULL;   /* the queue's */
+	a->out = NULL; /* the queue's */
 	count(&st->counts, c, a->n);
 	CHECK(queue_put(st->done, c) == 0);
 	if (st->closed && list_empty(&st->table))
@@ -157,7 +167,8 @@ static int send_items(struct store *st, const struct asked *a)
 	mput.batch = mget.batch = a->out->batch;
 	mput.n_items = mget.n_items = a->n;
 	mput.items = mget.items = list;
-	int r = svc_send(st->svc, st->peer, put ? MSG_STORE_PUT : MSG_STORE_GET, NULL, put ? (void *)&mput : (void *)&mget);
+	int r = svc_send(st->svc, st->peer, put ? MSG_STORE_PUT : MSG_STORE_GET, NULL,
+	                 put ? (void *)&mput : (void *)&mget);
 	free(list);
 	free(item);
 	return r;
@@ -187,7 +198,8 @@ static void send_fence(struct store *st, struct asked *a)
 		svc_send(st->svc, st->peer, MSG_STORE_FENCE, NULL, &m);
 }
 
-/* The batch was sent and nobody waits for it any more. A put is void by generation, a lookup touches nothing; only a get must be fenced. */
+/* The batch was sent and nobody waits for it any more. A put is void by generation, a lookup
+ * touches nothing; only a get must be fenced. */
 static void give_up(struct store *st, struct asked *a)
 {
 	if (a->out->op != STORE_OP_LOOKUP)
@@ -219,26 +231,28 @@ static void send_batch(struct store *st, struct asked *a)
 
 /* --- the loop's round --- */
 
-/* What a batch needs now: it goes from the present state by one step, or by none. Returns when it is to be looked at again, 0: only when something comes. */
+/* What a batch needs now: it goes from the present state by one step, or by none. Returns when
+ * it is to be looked at again, 0: only when something comes. */
 static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
 {
 	uint64_t deadline = a->deadline_us;
 	switch (a->state) {
 	case ASKED_IN_HAND:
 		send_batch(st, a);
-		return deadline;   /* a may be gone; a look for nothing does no harm */
+		return deadline; /* a may be gone; a look for nothing does no harm */
 	case ASKED_SENT:
 		if (a->unwanted)
 			set_reason(a->out, ERR_CANCELLED, "given up");
 		else if (deadline && deadline <= now)
-			set_reason(a->out, ERR_TIMEOUT, "storage %s did not answer within %llu us", st->name, (unsigned long long)(deadline - a->begun_us));
+			set_reason(a->out, ERR_TIMEOUT, "storage %s did not answer within %llu us", st->name,
+			           (unsigned long long)(deadline - a->begun_us));
 		else
 			return deadline;
 		give_up(st, a);
 		return now + FENCE_AGAIN_US;
 	case ASKED_FENCING:
 		if (st->link_epoch != a->epoch)
-			return 0;   /* store_up or gone */
+			return 0; /* store_up or gone */
 		if (a->fence_us <= now)
 			send_fence(st, a);
 		return a->fence_us;
@@ -246,7 +260,8 @@ static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
 	return 0;
 }
 
-/* The batches of the table as of now. Only the loop removes any, so the pointers hold until it does. */
+/* The batches of the table as of now. Only the loop removes any, so the pointers hold until it
+ * does. */
 static struct asked **snapshot(struct store *st, uint32_t *ret_n)
 {
 	struct asked **list = mem_array(st->batches_max, sizeof *list);
@@ -275,7 +290,8 @@ static void round_all(struct store *st)
 		return;
 	}
 	uint64_t left = clock_left_us(next);
-	event_add(st->timer, &(struct timeval){.tv_sec = (time_t)(left / 1000000u), .tv_usec = (suseconds_t)(left % 1000000u)});
+	event_add(st->timer, &(struct timeval){.tv_sec = (time_t)(left / 1000000u),
+	                                       .tv_usec = (suseconds_t)(left % 1000000u)});
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *arg)
@@ -312,7 +328,8 @@ static void wake_loop(struct store *st)
 
 /* --- what comes from storage; on the loop --- */
 
-/* The batch that an answer from p is about, sent to that life of it; NULL: completed already, or never asked. */
+/* The batch that an answer from p is about, sent to that life of it; NULL: completed already, or
+ * never asked. */
 static struct asked *asked_find(struct store *st, struct peer *p, uint64_t batch)
 {
 	struct asked *found = NULL;
@@ -343,7 +360,8 @@ static unsigned char tier_parse(const char *text)
 static void result_read(const Pds__StoreResult *m, struct store_result *r)
 {
 	if (m->block != r->item.block || m->generation != r->item.generation ||
-	    (m->hash.len && (m->hash.len != sizeof r->item.hash.b || memcmp(m->hash.data, r->item.hash.b, sizeof r->item.hash.b) != 0))) {
+	    (m->hash.len && (m->hash.len != sizeof r->item.hash.b ||
+	                     memcmp(m->hash.data, r->item.hash.b, sizeof r->item.hash.b) != 0))) {
 		r->code = PDS__STORE_CODE__STORE_ERROR;
 		snprintf(r->text, sizeof r->text, "storage answered about another block");
 		return;
@@ -360,7 +378,8 @@ static void on_done(struct store *st, struct peer *p, const Pds__StoreDone *m)
 	if (!a || a->out->op == STORE_OP_LOOKUP)
 		return;
 	if (m->n_results != a->n) {
-		set_reason(a->out, ERR_INVALID, "storage answered %zu results to %u items", m->n_results, a->n);
+		set_reason(a->out, ERR_INVALID, "storage answered %zu results to %u items", m->n_results,
+		           a->n);
 		complete(st, a, 0, 1);
 		return;
 	}
@@ -375,7 +394,8 @@ static void on_found(struct store *st, struct peer *p, const Pds__StoreFound *m)
 	if (!a || a->out->op != STORE_OP_LOOKUP)
 		return;
 	a->out->leading = m->leading < a->n ? m->leading : a->n;
-	unsigned char *tier = (unsigned char *)a->out->result;   /* there is room for n; see asked_new */
+	/* there is room for n; see asked_new */
+	unsigned char *tier = (unsigned char *)a->out->result;
 	for (uint32_t i = 0; i < a->out->leading && i < m->n_tiers; i++)
 		tier[i] = m->tiers[i] < STORE_TIERS ? (unsigned char)m->tiers[i] : STORE_TIER_NONE;
 	complete(st, a, 1, 1);
@@ -391,7 +411,7 @@ static void on_fenced(struct store *st, struct peer *p, const Pds__StoreFenced *
 void store_message(struct store *st, struct peer *p, const ProtobufCMessage *body)
 {
 	if (!st || p != st->peer)
-		return;   /* only storage speaks of its batches */
+		return; /* only storage speaks of its batches */
 	if (body->descriptor == &pds__store_done__descriptor)
 		on_done(st, p, (const Pds__StoreDone *)body);
 	else if (body->descriptor == &pds__store_found__descriptor)
@@ -486,7 +506,8 @@ static struct asked *asked_new(enum store_op op, uint32_t n, uint64_t deadline_u
 {
 	struct asked *a = mem_zalloc(sizeof *a);
 	uint32_t results = op == STORE_OP_LOOKUP ? 0 : n;
-	size_t behind = op == STORE_OP_LOOKUP ? n : (size_t)n * sizeof(struct store_result);   /* a lookup's tiers, or results */
+	/* a lookup's tiers, or results */
+	size_t behind = op == STORE_OP_LOOKUP ? n : (size_t)n * sizeof(struct store_result);
 	list_init(&a->link);
 	a->deadline_us = deadline_us;
 	a->begun_us = clock_us();
@@ -504,7 +525,9 @@ static struct asked *asked_new(enum store_op op, uint32_t n, uint64_t deadline_u
 static int ask(struct store *st, struct asked *a, uint64_t *ret_batch)
 {
 	pthread_mutex_lock(&st->lock);
-	int r = st->closed || !atomic_load(&st->ready) ? ERR_CLOSED : st->used >= st->batches_max ? ERR_FULL : 0;
+	int r = st->closed || !atomic_load(&st->ready) ? ERR_CLOSED
+	        : st->used >= st->batches_max          ? ERR_FULL
+	                                               : 0;
 	if (r == 0) {
 		st->used++;
 		a->out->batch = ++st->last_number;
@@ -519,8 +542,8 @@ static int ask(struct store *st, struct asked *a, uint64_t *ret_batch)
 	return r;
 }
 
-static int ask_items(struct store *st, enum store_op op, const struct store_item *items, uint32_t n, uint64_t deadline_us, void *user,
-                     uint64_t *ret_batch)
+static int ask_items(struct store *st, enum store_op op, const struct store_item *items, uint32_t n,
+                     uint64_t deadline_us, void *user, uint64_t *ret_batch)
 {
 	if (n == 0 || n > STORE_ITEMS_MAX)
 		return ERR_INVALID;
@@ -530,17 +553,20 @@ static int ask_items(struct store *st, enum store_op op, const struct store_item
 	return ask(st, a, ret_batch);
 }
 
-int store_put(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us, void *user, uint64_t *ret_batch)
+int store_put(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us,
+              void *user, uint64_t *ret_batch)
 {
 	return ask_items(st, STORE_OP_PUT, items, n, deadline_us, user, ret_batch);
 }
 
-int store_get(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us, void *user, uint64_t *ret_batch)
+int store_get(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us,
+              void *user, uint64_t *ret_batch)
 {
 	return ask_items(st, STORE_OP_GET, items, n, deadline_us, user, ret_batch);
 }
 
-int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int prefetch, uint64_t deadline_us, void *user, uint64_t *ret_batch)
+int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int prefetch,
+                 uint64_t deadline_us, void *user, uint64_t *ret_batch)
 {
 	if (n == 0 || n > STORE_ITEMS_MAX)
 		return ERR_INVALID;
@@ -672,7 +698,8 @@ struct store *store_new(struct svc *s, const struct store_opts *opts)
 	st->timer = event_new(svc_base(s), -1, 0, on_timer, st);
 	svc_sock_path(s, opts->name, where, sizeof where);
 	struct attach_hooks hooks = {.arg = st, .on = on_attached, .gone = on_gone};
-	st->attach = attach_new(s, "storage", where, opts->hello, opts->control_fd, opts->data_fd, -1, &hooks);
+	st->attach = attach_new(s, "storage", where, opts->hello, opts->control_fd, opts->data_fd, -1,
+	                        &hooks);
 	return st;
 }
 
@@ -681,7 +708,7 @@ void store_destroy(struct store **stp)
 	struct store *st = *stp;
 	if (!st)
 		return;
-	chan_disconnect(svc_chan(st->svc), st->peer);   /* may call store_down */
+	chan_disconnect(svc_chan(st->svc), st->peer); /* may call store_down */
 	attach_destroy(&st->attach);
 	*stp = NULL;
 	event_free(st->timer);
@@ -696,7 +723,7 @@ void store_destroy(struct store **stp)
 	int posted = st->posted;
 	pthread_mutex_unlock(&st->lock);
 	if (posted)
-		return;   /* the loop frees it */
+		return; /* the loop frees it */
 	pthread_mutex_destroy(&st->lock);
 	free(st);
 }

@@ -6,9 +6,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define AWAY_US 1000000u           /* between two looks: the loop did not run */
-#define GIVE_UP_US 5000000u        /* without progress, when the process is told to end */
-#define JOIN_S 3                   /* for the end of the last step; svc gives the whole end 4 s */
+#define AWAY_US 1000000u    /* between two looks: the loop did not run */
+#define GIVE_UP_US 5000000u /* without progress, when the process is told to end */
+#define JOIN_S 3            /* for the end of the last step; svc gives the whole end 4 s */
 
 /* Grows with every layer, and with the begin and the end of each step. */
 static uint64_t pulse(const struct worker *w, uint64_t turns)
@@ -19,8 +19,7 @@ static uint64_t pulse(const struct worker *w, uint64_t turns)
 void watch_look(struct worker *w)
 {
 	struct watch *t = &w->watch;
-	uint64_t now = clock_us(), turns = t->turns, at = pulse(w, turns),
-		 since = now - t->looked_us;
+	uint64_t now = clock_us(), turns = t->turns, at = pulse(w, turns), since = now - t->looked_us;
 	t->looked_us = now;
 	if (turns % 2 == 0 || at != t->seen)
 		t->still_us = 0;

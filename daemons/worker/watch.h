@@ -18,8 +18,8 @@
 struct worker;
 
 struct watch {
-	uint64_t limit_us;             /* step_timeout_ms; 0: off */
-	_Atomic uint64_t turns;        /* the schedule thread's: odd while a step is under way */
+	uint64_t limit_us;      /* step_timeout_ms; 0: off */
+	_Atomic uint64_t turns; /* the schedule thread's: odd while a step is under way */
 	/* the loop's */
 	uint64_t seen, looked_us;
 	/* how long the step has been seen without any progress since `seen` */

@@ -1,4 +1,5 @@
-/* work.c - see work.h. Everything that a message says is checked here once; behind it the values are trusted. */
+/* work.c - see work.h. Everything that a message says is checked here once; behind it the values
+ * are trusted. */
 #include "work.h"
 #include "constraint.h"
 #include "util/check.h"
@@ -28,11 +29,17 @@ static int check_range(const char *name, float v, double min, double max, struct
 static int check_lists(const Pds__Sampling *s, struct err *err)
 {
 	if (s->n_bias_ids > WORK_BIASES_MAX || s->n_bias != s->n_bias_ids)
-		return err_set(err, ERR_INVALID, "%zu ids and %zu values of logit_bias, allowed as many of both, %u at most", s->n_bias_ids, s->n_bias, WORK_BIASES_MAX);
+		return err_set(err, ERR_INVALID,
+		               "%zu ids and %zu values of logit_bias, allowed as many of both, %u at most",
+		               s->n_bias_ids, s->n_bias, WORK_BIASES_MAX);
 	if (s->n_allowed_ids > WORK_ALLOWED_MAX)
-		return err_set(err, ERR_INVALID, "%zu allowed ids, the limit is %u", s->n_allowed_ids, WORK_ALLOWED_MAX);
+		return err_set(err, ERR_INVALID, "%zu allowed ids, the limit is %u", s->n_allowed_ids,
+		               WORK_ALLOWED_MAX);
 	if (s->n_bad_words > WORK_BAD_MAX || !sample_edit_bad_valid(s->bad_words, s->n_bad_words))
-		return err_set(err, ERR_INVALID, "a list of %zu for the bad words: longer than %u, or not made of whole words", s->n_bad_words, WORK_BAD_MAX);
+		return err_set(
+			err, ERR_INVALID,
+			"a list of %zu for the bad words: longer than %u, or not made of whole words",
+			s->n_bad_words, WORK_BAD_MAX);
 	for (size_t i = 0; i < s->n_bias; i++)
 		if (check_range("a value of logit_bias,", s->bias[i], -100, 100, err) < 0)
 			return ERR_INVALID;
@@ -43,11 +50,16 @@ static int check_sampling(const Pds__Sampling *s, struct err *err)
 {
 	if (!(s->top_p > 0 && s->top_p <= 1))
 		return err_set(err, ERR_INVALID, "top_p %g, allowed above 0 to 1", (double)s->top_p);
-	if (s->logprobs < -1 || s->logprobs > KERN_TOP_MAX || s->prompt_top < 0 || s->prompt_top > KERN_TOP_MAX)
-		return err_set(err, ERR_INVALID, "logprobs %d and %d of the prompt, allowed -1 and 0 to %d", s->logprobs, s->prompt_top, KERN_TOP_MAX);
-	if (check_range("temperature", s->temperature, 0, 100, err) < 0 || check_range("min_p", s->min_p, 0, 1, err) < 0 ||
-	    check_range("typical_p", s->typical_p, 0, 1, err) < 0 || check_range("repetition_penalty", s->repetition_penalty, 0, 10, err) < 0 ||
-	    check_range("presence_penalty", s->presence_penalty, -2, 2, err) < 0 || check_range("frequency_penalty", s->frequency_penalty, -2, 2, err) < 0)
+	if (s->logprobs < -1 || s->logprobs > KERN_TOP_MAX || s->prompt_top < 0 ||
+	    s->prompt_top > KERN_TOP_MAX)
+		return err_set(err, ERR_INVALID, "logprobs %d and %d of the prompt, allowed -1 and 0 to %d",
+		               s->logprobs, s->prompt_top, KERN_TOP_MAX);
+	if (check_range("temperature", s->temperature, 0, 100, err) < 0 ||
+	    check_range("min_p", s->min_p, 0, 1, err) < 0 ||
+	    check_range("typical_p", s->typical_p, 0, 1, err) < 0 ||
+	    check_range("repetition_penalty", s->repetition_penalty, 0, 10, err) < 0 ||
+	    check_range("presence_penalty", s->presence_penalty, -2, 2, err) < 0 ||
+	    check_range("frequency_penalty", s->frequency_penalty, -2, 2, err) < 0)
 		return ERR_INVALID;
 	return check_lists(s, err);
 }
@@ -67,32 +79,53 @@ static void set_sampling(struct work *w, const struct engine_info *info)
 {
 	const Pds__Sampling *s = w->asked;
 	uint64_t most = (uint64_t)w->prompt_tokens + w->max_tokens;
-	w->sampling = (struct sample_params){.temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p, .top_k = s->top_k, .seed = s->seed,
-	                                     .logprobs = s->logprobs, .typical_p = s->typical_p};
+	w->sampling = (struct sample_params){.temperature = s->temperature,
+	                                     .top_p = s->top_p,
+	                                     .min_p = s->min_p,
+	                                     .top_k = s->top_k,
+	                                     .seed = s->seed,
+	                                     .logprobs = s->logprobs,
+	                                     .typical_p = s->typical_p};
 	w->prompt_logprobs = s->prompt_logprobs;
 	w->prompt_top = s->prompt_top;
 	w->edit = sample_edit_new(&(struct sample_edit_opts){
-		.vocab = info->vocab, .tokens_max = most < info->context ? (uint32_t)most : info->context, .repetition = s->repetition_penalty,
-		.presence = s->presence_penalty, .frequency = s->frequency_penalty, .min_tokens = s->min_tokens, .ends = {info->eos, w->stop_ids},
-		.n_ends = {info->n_eos, w->n_stop_ids}, .bias_ids = s->bias_ids, .bias = s->bias, .n_bias = s->n_bias, .allowed = s->allowed_ids,
-		.n_allowed = s->n_allowed_ids, .bad = s->bad_words, .n_bad = s->n_bad_words});
+		.vocab = info->vocab,
+		.tokens_max = most < info->context ? (uint32_t)most : info->context,
+		.repetition = s->repetition_penalty,
+		.presence = s->presence_penalty,
+		.frequency = s->frequency_penalty,
+		.min_tokens = s->min_tokens,
+		.ends = {info->eos, w->stop_ids},
+		.n_ends = {info->n_eos, w->n_stop_ids},
+		.bias_ids = s->bias_ids,
+		.bias = s->bias,
+		.n_bias = s->n_bias,
+		.allowed = s->allowed_ids,
+		.n_allowed = s->n_allowed_ids,
+		.bad = s->bad_words,
+		.n_bad = s->n_bad_words});
 }
 
 static int check_tokens(const Pds__Request *r, const struct engine_info *info, struct err *err)
 {
 	if (r->n_tokens >= info->context)
-		return err_set(err, ERR_INVALID, "%zu tokens, the model's context is %u with at least one to generate", r->n_tokens, info->context);
+		return err_set(err, ERR_INVALID,
+		               "%zu tokens, the model's context is %u with at least one to generate",
+		               r->n_tokens, info->context);
 	for (size_t i = 0; i < r->n_tokens; i++)
 		if (r->tokens[i] >= info->vocab)
-			return err_set(err, ERR_INVALID, "token id %u at place %zu, the vocabulary has %u", r->tokens[i], i, info->vocab);
+			return err_set(err, ERR_INVALID, "token id %u at place %zu, the vocabulary has %u",
+			               r->tokens[i], i, info->vocab);
 	return 0;
 }
 
-int work_init(struct work *w, const struct msg_head *head, const Pds__Request *r, const struct engine_info *info, struct err *err)
+int work_init(struct work *w, const struct msg_head *head, const Pds__Request *r,
+              const struct engine_info *info, struct err *err)
 {
 	memset(w, 0, sizeof *w);
 	if (r->n_stop_ids > WORK_STOP_IDS_MAX)
-		return err_set(err, ERR_INVALID, "%zu stop ids, allowed %u", r->n_stop_ids, WORK_STOP_IDS_MAX);
+		return err_set(err, ERR_INVALID, "%zu stop ids, allowed %u", r->n_stop_ids,
+		               WORK_STOP_IDS_MAX);
 	int code = check_tokens(r, info, err);
 	if (code < 0 || (code = check_sampling(r->sampling, err)) < 0)
 		return code;
@@ -103,7 +136,8 @@ int work_init(struct work *w, const struct msg_head *head, const Pds__Request *r
 	w->room_tokens = w->n_tokens + 64;
 	w->tokens = mem_try_array(w->room_tokens, sizeof *w->tokens);
 	if (!w->tokens)
-		return err_set(err, ERR_NOMEM, "this worker has no memory for a request of %u tokens now", w->n_tokens);
+		return err_set(err, ERR_NOMEM, "this worker has no memory for a request of %u tokens now",
+		               w->n_tokens);
 	memcpy(w->tokens, r->tokens, r->n_tokens * sizeof *w->tokens);
 	w->prompt_tokens = r->prompt_tokens;
 	w->max_tokens = r->max_tokens;
@@ -163,13 +197,21 @@ Pds__Finish work_append(struct work *w, uint32_t id, const struct engine_info *i
 	w->tokens[w->n_tokens++] = id;
 	if (is_stop(w, id, info))
 		return PDS__FINISH__FINISH_STOP;
-	return work_index(w) >= w->max_tokens || w->n_tokens >= w->limit_tokens ? PDS__FINISH__FINISH_LENGTH : PDS__FINISH__FINISH_NONE;
+	return work_index(w) >= w->max_tokens || w->n_tokens >= w->limit_tokens
+	           ? PDS__FINISH__FINISH_LENGTH
+	           : PDS__FINISH__FINISH_NONE;
 }
 
 struct engine_draw work_draw(const struct work *w, uint32_t ahead)
 {
-	return (struct engine_draw){.params = &w->sampling, .index = work_index(w) + ahead, .allowed = constraint_allowed(w, ahead), .edit = w->edit,
-	                            .tokens = w->tokens, .prompt_tokens = w->prompt_tokens, .n_tokens = w->n_tokens + ahead, .drafted = ahead};
+	return (struct engine_draw){.params = &w->sampling,
+	                            .index = work_index(w) + ahead,
+	                            .allowed = constraint_allowed(w, ahead),
+	                            .edit = w->edit,
+	                            .tokens = w->tokens,
+	                            .prompt_tokens = w->prompt_tokens,
+	                            .n_tokens = w->n_tokens + ahead,
+	                            .drafted = ahead};
 }
 
 int work_check_finite(const struct kern_drawn *r, const char *part, uint32_t at, struct err *err)

@@ -1,4 +1,5 @@
-/* worker.h - what both stages stand on: one model on one device, its KV pool and prefix index, its links. */
+/* worker.h - what both stages stand on: one model on one device, its KV pool and prefix index,
+ * its links. */
 #ifndef WORKER_WORKER_H
 #define WORKER_WORKER_H
 
@@ -17,7 +18,8 @@
 #include "watch.h"
 #include "writeout.h"
 
-#define WORKER_DRAFT_ROWS 64u       /* of one step, over all sequences, when decoding is speculative */
+/* of one step, over all sequences, when decoding is speculative */
+#define WORKER_DRAFT_ROWS 64u
 
 enum worker_tag { TAG_NONE, TAG_ROUTER, TAG_MESSAGER, TAG_STORAGE, TAG_WORKER };
 
@@ -25,59 +27,127 @@ struct stage_ops;
 
 struct worker {
 	struct svc *svc;
-	enum worker_role role;            /* the present one */
+	enum worker_role role; /* the present one */
 	struct role_switch sw;
 	struct engine *engine;
 	const struct engine_info *info;
 	struct kv_region region;
 	struct kv_pool *pool;
-	struct events *events;            /* NULL: routers are told nothing */
-	struct relay *relay;              /* NULL: no storage is configured */
-	struct kv_hash root;              /* of prefix hashes */
-	struct ring *ring;                /* NULL: no messager is configured */
+	struct events *events; /* NULL: routers are told nothing */
+	struct relay *relay;   /* NULL: no storage is configured */
+	struct kv_hash root;   /* of prefix hashes */
+	struct ring *ring;     /* NULL: no messager is configured */
 	char layout[96];
 	struct attach *messager_attach;
-	struct peer *messager;            /* NULL while its link is down */
-	uint64_t messager_dead;           /* the last epoch of a messager whose process has ended, 0: none */
-	uint64_t last_lease;              /* number of the last lease granted in this life, whatever roles it had */
-	struct store *store;              /* NULL: not configured */
+	struct peer *messager; /* NULL while its link is down */
+	/* the last epoch of a messager whose process has ended, 0: none */
+	uint64_t messager_dead;
+	/* number of the last lease granted in this life, whatever roles it had */
+	uint64_t last_lease;
+	struct store *store; /* NULL: not configured */
 	struct event *store_ev;
-	struct writeout *writeout;        /* NULL: no storage is configured */
-	struct constraints *constraints;  /* compiled ones, and the vocabulary */
+	struct writeout *writeout;       /* NULL: no storage is configured */
+	struct constraints *constraints; /* compiled ones, and the vocabulary */
 	struct compiler *compiler;
-	struct rates rates;               /* of reading from storage and of computing */
+	struct rates rates; /* of reading from storage and of computing */
 	struct watch watch;
 	const struct stage_ops *stage;
-	void *state;                      /* the stage's */
+	void *state; /* the stage's */
 	/* from the configuration */
 	uint32_t max_batched_tokens, max_sequences, max_logits;
-	_Atomic uint64_t progress;        /* steps done, for the heartbeat */
+	_Atomic uint64_t progress; /* steps done, for the heartbeat */
 	_Atomic uint64_t prompt_tokens, cached_tokens, generated_tokens, preemptions;
 };
 
 enum worker_stat {
-	WS_PARKED, WS_DENIED, WS_SHARES, WS_SHARED_TOKENS, WS_FETCHES_ABANDONED, WS_PRECONDITIONS,
-	WS_SAVED_BLOCKS, WS_UNSAVED_BLOCKS, WS_SAVES_VOID, WS_SAVE_SECONDS,
-	WS_RESTORES_READ, WS_RESTORES_COMPUTED, WS_RESTORES_KEPT, WS_RESTORES_ABANDONED, WS_RESTORED_BLOCKS, WS_RESTORE_SECONDS,
-	WS_STEPS, WS_PROMPT_TOKENS, WS_CACHED_TOKENS, WS_STORED_TOKENS, WS_GENERATED_TOKENS, WS_PREEMPTIONS, WS_REQUESTS, WS_FAILED, WS_CANCELLED,
+	WS_PARKED,
+	WS_DENIED,
+	WS_SHARES,
+	WS_SHARED_TOKENS,
+	WS_FETCHES_ABANDONED,
+	WS_PRECONDITIONS,
+	WS_SAVED_BLOCKS,
+	WS_UNSAVED_BLOCKS,
+	WS_SAVES_VOID,
+	WS_SAVE_SECONDS,
+	WS_RESTORES_READ,
+	WS_RESTORES_COMPUTED,
+	WS_RESTORES_KEPT,
+	WS_RESTORES_ABANDONED,
+	WS_RESTORED_BLOCKS,
+	WS_RESTORE_SECONDS,
+	WS_STEPS,
+	WS_PROMPT_TOKENS,
+	WS_CACHED_TOKENS,
+	WS_STORED_TOKENS,
+	WS_GENERATED_TOKENS,
+	WS_PREEMPTIONS,
+	WS_REQUESTS,
+	WS_FAILED,
+	WS_CANCELLED,
 	WS_NOT_FINITE,
-	WS_LEASES, WS_LEASES_LOST, WS_FENCES, WS_RUNNING, WS_WAITING, WS_BLOCKS_FREE, WS_BLOCKS_HELD, WS_DEVICE_BUSY, WS_DEVICE_STEPS, WS_KV_FAULTS, WS_STEP_SECONDS, WS_RESERVE_SECONDS,
-	WS_TRANSFER_SECONDS, WS_PREFILL_SECONDS, WS_KV_EVENTS, WS_KV_LISTS, WS_KV_OVERFLOWS, WS_RELAYED, WS_RELAY_ASKED, WS_RELAY_CUT, WS_RELAY_BAD, WS_ROLE_SWITCHES,
-	WS_SPEC_DRAFTS, WS_SPEC_PROPOSED, WS_SPEC_ACCEPTED,
-	WS_EVICTED_STORED, WS_EVICTED_LOST, WS_WRITTEN, WS_NOT_WRITTEN, WS_WRITES_VOID, WS_WRITE_SECONDS, WS_KEPT, WS_LOOKED_UP,
-	WS_FOUND_MEMORY, WS_FOUND_DISK, WS_FOUND_REDIS, WS_READ_MEMORY, WS_READ_DISK, WS_READ_REDIS, WS_READ_SECONDS, WS_NOT_WORTH_READING, WS_READ_LATE,
-	WS_QUEUED, WS_REFUSED, WS_QUEUE_SECONDS, WS_WAIT_SAMPLES, WS_WAIT_FREE, WS_COUNT
+	WS_LEASES,
+	WS_LEASES_LOST,
+	WS_FENCES,
+	WS_RUNNING,
+	WS_WAITING,
+	WS_BLOCKS_FREE,
+	WS_BLOCKS_HELD,
+	WS_DEVICE_BUSY,
+	WS_DEVICE_STEPS,
+	WS_KV_FAULTS,
+	WS_STEP_SECONDS,
+	WS_RESERVE_SECONDS,
+	WS_TRANSFER_SECONDS,
+	WS_PREFILL_SECONDS,
+	WS_KV_EVENTS,
+	WS_KV_LISTS,
+	WS_KV_OVERFLOWS,
+	WS_RELAYED,
+	WS_RELAY_ASKED,
+	WS_RELAY_CUT,
+	WS_RELAY_BAD,
+	WS_ROLE_SWITCHES,
+	WS_SPEC_DRAFTS,
+	WS_SPEC_PROPOSED,
+	WS_SPEC_ACCEPTED,
+	WS_EVICTED_STORED,
+	WS_EVICTED_LOST,
+	WS_WRITTEN,
+	WS_NOT_WRITTEN,
+	WS_WRITES_VOID,
+	WS_WRITE_SECONDS,
+	WS_KEPT,
+	WS_LOOKED_UP,
+	WS_FOUND_MEMORY,
+	WS_FOUND_DISK,
+	WS_FOUND_REDIS,
+	WS_READ_MEMORY,
+	WS_READ_DISK,
+	WS_READ_REDIS,
+	WS_READ_SECONDS,
+	WS_NOT_WORTH_READING,
+	WS_READ_LATE,
+	WS_QUEUED,
+	WS_REFUSED,
+	WS_QUEUE_SECONDS,
+	WS_WAIT_SAMPLES,
+	WS_WAIT_FREE,
+	WS_COUNT
 };
 
-/* Member of whatever a batch of the worker's store is for; a pointer to it is the batch's `user`. Its completion goes there, on the loop; it is the callee's. */
+/* Member of whatever a batch of the worker's store is for; a pointer to it is the batch's
+ * `user`. Its completion goes there, on the loop; it is the callee's. */
 struct store_asker {
 	void (*answered)(struct worker *w, struct store_asker *a, struct store_completion *c);
 };
 
-int worker_main(int argc, char **argv, const char *program, const char *default_name, enum worker_role default_role);
-/* What storage has is worth telling routers while this worker, in its role, reads it, and worth hearing while it writes. After each change of the role. */
+int worker_main(int argc, char **argv, const char *program, const char *default_name,
+                enum worker_role default_role);
+/* What storage has is worth telling routers while this worker, in its role, reads it, and worth
+ * hearing while it writes. After each change of the role. */
 void worker_relay_by_role(struct worker *w);
-void worker_describe(struct worker *w, Pds__WorkerInfo *i);     /* strings are the worker's own */
+void worker_describe(struct worker *w, Pds__WorkerInfo *i); /* strings are the worker's own */
 static inline struct worker *worker_of(struct svc *s)
 {
 	return svc_data(s);
@@ -85,16 +155,17 @@ static inline struct worker *worker_of(struct svc *s)
 /* How an attempt ended here without an answer. */
 struct worker_failure {
 	Pds__Fault fault;
-	int retry;                        /* another attempt may succeed */
+	int retry; /* another attempt may succeed */
 	const char *text;
-	const char *blame;                /* the worker whose failure it is; NULL: nobody's */
-	uint64_t retry_after_us;          /* when there may be room; 0: not known */
+	const char *blame;       /* the worker whose failure it is; NULL: nobody's */
+	uint64_t retry_after_us; /* when there may be room; 0: not known */
 };
 /* Sends Failed to the router of this life, if it is up. */
 void worker_fail_by(struct worker *w, const struct msg_head *head, const char *router,
                     uint64_t router_epoch, const struct worker_failure *f);
 /* The same; it is nobody's failure. */
-void worker_fail(struct worker *w, const struct msg_head *head, const char *router, uint64_t router_epoch, Pds__Fault fault, int retry, const char *text);
+void worker_fail(struct worker *w, const struct msg_head *head, const char *router,
+                 uint64_t router_epoch, Pds__Fault fault, int retry, const char *text);
 /* The router's link if it is up in that life, else NULL. */
 struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch);
 uint32_t worker_blocks_for(const struct worker *w, uint32_t tokens);

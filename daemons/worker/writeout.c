@@ -1,14 +1,19 @@
 /* writeout.c - see writeout.h.
  *
- * Sleeps until the pool says that something is due (any thread, posted to the loop), gathers for GATHER_US so that a message carries many blocks, and goes on for
- * as long as there is work and room: at most BATCHES_MAX batches and a quarter of the pool under way. After a batch that storage did not answer it pauses, longer each time.
+ * Sleeps until the pool says that something is due (any thread, posted to the loop), gathers for
+ * GATHER_US so that a message carries many blocks, and goes on for as long as there is work and
+ * room: at most BATCHES_MAX batches and a quarter of the pool under way. After a batch that storage
+ * did not answer it pauses, longer each time.
  *
- * Blocks of a sequence that gives way do not wait for their turn: they are pinned before the sequence lets go of them, and sent beside what is under way. Nobody waits
- * for them but who lacks a block, for a bounded time; after that their pins are gone and the write-out goes on: what is taken is void by its new generation, what is
- * not is stored all the same. While there is one that was waited for in vain no other is begun.
+ * Blocks of a sequence that gives way do not wait for their turn: they are pinned before the
+ * sequence lets go of them, and sent beside what is under way. Nobody waits for them but who lacks
+ * a block, for a bounded time; after that their pins are gone and the write-out goes on: what is
+ * taken is void by its new generation, what is not is stored all the same. While there is one that
+ * was waited for in vain no other is begun.
  *
- * What always holds: each block that kv_pool_collect gave is in exactly one batch of the list until its completion came, and its pin ends (or is void) then at the
- * latest. A batch leaves the list on the loop, or where it could not be sent; whoever adds one, or gives it up, has the lock. */
+ * What always holds: each block that kv_pool_collect gave is in exactly one batch of the list until
+ * its completion came, and its pin ends (or is void) then at the latest. A batch leaves the list
+ * on the loop, or where it could not be sent; whoever adds one, or gives it up, has the lock. */
 #include "writeout.h"
 #include "stage.h"
 #include "worker.h"
@@ -31,8 +36,9 @@ struct writeout_batch {
 	struct store_asker asker;
 	struct list link;
 	uint64_t begun_us, number;
-	struct reqid of;               /* the sequence that gave its blocks up; zeros: by the pool's order */
-	int given_up;                  /* its pins are gone */
+	/* the sequence that gave its blocks up; zeros: by the pool's order */
+	struct reqid of;
+	int given_up; /* its pins are gone */
 	uint32_t n;
 	struct kv_due due[WRITEOUT_BATCH];
 };
@@ -41,25 +47,26 @@ struct writeout {
 	struct worker *w;
 	struct event *timer;
 	uint32_t blocks_max;
-	uint64_t epoch;                /* life of storage that was ready last, 0: none yet */
+	uint64_t epoch; /* life of storage that was ready last, 0: none yet */
 	uint64_t pause_us;
 	_Atomic uint64_t not_before_us;
 
-	_Atomic int posted;            /* on_post is on its way to the loop */
+	_Atomic int posted; /* on_post is on its way to the loop */
 	int destroyed;
 
-	pthread_mutex_t lock;          /* the fields below */
+	pthread_mutex_t lock; /* the fields below */
 	struct list batches;
 	uint32_t n_batches, n_blocks;
 };
 
 static void go(struct writeout *wo);
 
-/* --- waking -------------------------------------------------------------------------------------------------------------- */
+/* --- waking -------------------------------------------------------------- */
 
 static void start_timer(struct writeout *wo, uint64_t us)
 {
-	event_add(wo->timer, &(struct timeval){.tv_sec = (time_t)(us / 1000000u), .tv_usec = (suseconds_t)(us % 1000000u)});
+	event_add(wo->timer, &(struct timeval){.tv_sec = (time_t)(us / 1000000u),
+	                                       .tv_usec = (suseconds_t)(us % 1000000u)});
 }
 
 static void gather(struct writeout *wo)
@@ -89,7 +96,8 @@ static void on_post(struct svc *s, void *arg)
 	free(wo);
 }
 
-/* The pool's wake; any thread, with whatever locks the caller of the pool holds: it takes none here. */
+/* The pool's wake; any thread, with whatever locks the caller of the pool holds: it takes none
+ * here. */
 static void something_is_due(void *arg)
 {
 	struct writeout *wo = arg;
@@ -97,7 +105,7 @@ static void something_is_due(void *arg)
 		svc_post(wo->w->svc, on_post, wo);
 }
 
-/* --- one batch ------------------------------------------------------------------------------------------------------------ */
+/* --- one batch ----------------------------------------------------------- */
 
 static void pause_after(struct writeout *wo, int code)
 {
@@ -115,7 +123,8 @@ static void pause_after(struct writeout *wo, int code)
 static int took_nothing(const struct store_completion *c, uint32_t stored)
 {
 	for (uint32_t i = 0; i < c->n; i++)
-		if (c->result[i].code != PDS__STORE_CODE__STORE_FULL && c->result[i].code != PDS__STORE_CODE__STORE_ERROR)
+		if (c->result[i].code != PDS__STORE_CODE__STORE_FULL &&
+		    c->result[i].code != PDS__STORE_CODE__STORE_ERROR)
 			return 0;
 	return !stored && c->n > 0;
 }
@@ -134,14 +143,18 @@ static void batch_leave(struct writeout *wo, struct writeout_batch *b)
 	pthread_mutex_unlock(&wo->lock);
 }
 
-/* What storage said of each block, first; then the pins end, or are void if storage may still read. c NULL: the batch was never sent. Returns how many are stored. */
-static uint32_t settle(struct writeout *wo, struct writeout_batch *b, const struct store_completion *c)
+/* What storage said of each block, first; then the pins end, or are void if storage may still
+ * read. c NULL: the batch was never sent. Returns how many are stored. */
+static uint32_t settle(struct writeout *wo, struct writeout_batch *b,
+                       const struct store_completion *c)
 {
 	struct worker *w = wo->w;
 	int same_life = c && c->epoch == wo->epoch;
 	uint32_t stored = 0;
 	for (uint32_t i = 0; i < b->n; i++) {
-		unsigned tier = c && i < c->n && c->result[i].code == PDS__STORE_CODE__STORE_OK ? c->result[i].tier : STORE_TIER_NONE;
+		unsigned tier = c && i < c->n && c->result[i].code == PDS__STORE_CODE__STORE_OK
+		                    ? c->result[i].tier
+		                    : STORE_TIER_NONE;
 		if (tier == STORE_TIER_MEMORY && !same_life)
 			tier = STORE_TIER_NONE;
 		stored += tier != STORE_TIER_NONE;
@@ -165,11 +178,13 @@ static void count(struct writeout *wo, const struct writeout_batch *b, uint32_t 
 	stat_add(stats, WS_UNSAVED_BLOCKS, b->n - stored);
 }
 
-static void count_saved(struct writeout *wo, const struct writeout_batch *b, uint32_t stored, const struct store_completion *c)
+static void count_saved(struct writeout *wo, const struct writeout_batch *b, uint32_t stored,
+                        const struct store_completion *c)
 {
 	stat_observe_us(svc_stats(wo->w->svc), WS_SAVE_SECONDS, c->took_us);
-	log_req(LOG_INFO, &b->of, "preempt_saved", "blocks=%u stored=%u took_us=%llu overdue=%d text=%s", b->n, stored, (unsigned long long)c->took_us, b->given_up,
-	        log_quote(c->text));
+	log_req(LOG_INFO, &b->of, "preempt_saved",
+	        "blocks=%u stored=%u took_us=%llu overdue=%d text=%s", b->n, stored,
+	        (unsigned long long)c->took_us, b->given_up, log_quote(c->text));
 }
 
 static void written(struct worker *w, struct store_asker *a, struct store_completion *c)
@@ -183,8 +198,11 @@ static void written(struct worker *w, struct store_asker *a, struct store_comple
 		count_saved(wo, b, stored, c);
 	stat_observe_us(svc_stats(w->svc), WS_WRITE_SECONDS, c->took_us);
 	rates_note_write(&w->rates, stored, c->took_us);
-	log_at(c->code ? LOG_WARN : LOG_DEBUG, NULL, "written_out", "blocks=%u stored=%u took_us=%llu text=%s", b->n, stored,
-	       (unsigned long long)c->took_us, log_quote(c->code ? c->text : stored < b->n ? c->result[0].text : ""));
+	log_at(c->code ? LOG_WARN : LOG_DEBUG, NULL, "written_out",
+	       "blocks=%u stored=%u took_us=%llu text=%s", b->n, stored, (unsigned long long)c->took_us,
+	       log_quote(c->code         ? c->text
+	                 : stored < b->n ? c->result[0].text
+	                                 : ""));
 	pause_after(wo, took_nothing(c, stored) ? ERR_TIMEOUT : c->code);
 	store_completion_free(&c);
 	free(b);
@@ -219,7 +237,9 @@ static int send_batch(struct writeout *wo, struct writeout_batch *b)
 static uint32_t may_send(struct writeout *wo)
 {
 	pthread_mutex_lock(&wo->lock);
-	uint32_t n = wo->n_batches < BATCHES_MAX && wo->n_blocks < wo->blocks_max ? wo->blocks_max - wo->n_blocks : 0;
+	uint32_t n = wo->n_batches < BATCHES_MAX && wo->n_blocks < wo->blocks_max
+	                 ? wo->blocks_max - wo->n_blocks
+	                 : 0;
 	pthread_mutex_unlock(&wo->lock);
 	return n < WRITEOUT_BATCH ? n : WRITEOUT_BATCH;
 }
@@ -229,7 +249,7 @@ static void go(struct writeout *wo)
 {
 	struct worker *w = wo->w;
 	if (!store_ready(w->store))
-		return;              /* writeout_storage_ready goes on */
+		return; /* writeout_storage_ready goes on */
 	if (wo->not_before_us && clock_left_us(wo->not_before_us)) {
 		gather(wo);
 		return;
@@ -249,7 +269,7 @@ static void go(struct writeout *wo)
 	}
 }
 
-/* --- for others --------------------------------------------------------------------------------------------------------------- */
+/* --- for others ---------------------------------------------------------- */
 
 void writeout_hurry(struct writeout *wo)
 {
@@ -267,7 +287,8 @@ static void give_up(struct writeout *wo, struct writeout_batch *b)
 		store_cancel(wo->w->store, b->number);
 }
 
-/* Those that were begun before this time; how many blocks that is. *left: there are younger ones. */
+/* Those that were begun before this time; how many blocks that is. *left: there are younger
+ * ones. */
 static uint32_t give_up_old(struct writeout *wo, uint64_t begun_before_us, int *left)
 {
 	uint32_t blocks = 0, saves = 0;
@@ -395,11 +416,12 @@ void writeout_json(struct writeout *wo, struct buf *out)
 	uint32_t batches = wo->n_batches, blocks = wo->n_blocks;
 	pthread_mutex_unlock(&wo->lock);
 	uint64_t oldest = oldest_us(wo), now = clock_us();
-	buf_printf(out, ",\"writing_batches\":%u,\"writing_blocks\":%u,\"oldest_write_ms\":%llu", batches, blocks,
+	buf_printf(out, ",\"writing_batches\":%u,\"writing_blocks\":%u,\"oldest_write_ms\":%llu",
+	           batches, blocks,
 	           (unsigned long long)(oldest && oldest < now ? (now - oldest) / 1000 : 0));
 }
 
-/* --- life -------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 static void set_policy(struct writeout *wo)
 {
@@ -407,7 +429,8 @@ static void set_policy(struct writeout *wo)
 	const char *policy = conf_str(c, "kv_eviction");
 	uint32_t low = 0, after = UINT32_MAX;
 	if (strcmp(policy, "offload") == 0)
-		low = (uint32_t)((uint64_t)wo->w->region.blocks * (uint64_t)conf_int(c, "offload_low_percent") / 100u);
+		low = (uint32_t)((uint64_t)wo->w->region.blocks *
+		                 (uint64_t)conf_int(c, "offload_low_percent") / 100u);
 	else if (strcmp(policy, "write_through") == 0)
 		after = (uint32_t)conf_int(c, "write_through_after");
 	kv_pool_write_policy(wo->w->pool, low, after, something_is_due, wo);
@@ -417,7 +440,9 @@ struct writeout *writeout_new(struct worker *w)
 {
 	struct writeout *wo = mem_zalloc(sizeof *wo);
 	wo->w = w;
-	wo->blocks_max = w->region.blocks / 4 > BLOCKS_MAX ? BLOCKS_MAX : w->region.blocks / 4 > 2 ? w->region.blocks / 4 : 2;
+	wo->blocks_max = w->region.blocks / 4 > BLOCKS_MAX ? BLOCKS_MAX
+	                 : w->region.blocks / 4 > 2        ? w->region.blocks / 4
+	                                                   : 2;
 	pthread_mutex_init(&wo->lock, NULL);
 	list_init(&wo->batches);
 	wo->timer = event_new(svc_base(w->svc), -1, 0, on_timer, wo);
@@ -444,7 +469,7 @@ void writeout_destroy(struct writeout **wop)
 	pthread_mutex_unlock(&wo->lock);
 	wo->destroyed = 1;
 	if (wo->posted)
-		return;   /* the loop frees it */
+		return; /* the loop frees it */
 	pthread_mutex_destroy(&wo->lock);
 	free(wo);
 }

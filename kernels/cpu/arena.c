@@ -1,15 +1,22 @@
-/* arena.c - memory of the weights: many matrices side by side in large mappings, so that huge pages hold all of them and reading a
- * model costs few address translations. A mapping goes when its last weight goes. Memory comes zeroed; NULL when there is none. */
+/* arena.c - memory of the weights: many matrices side by side in large mappings, so that huge pages
+ * hold all of them and reading a model costs few address translations. A mapping goes when its
+ * last weight goes. Memory comes zeroed; NULL when there is none. */
 #include "kernels/cpu/cpu.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { CHUNK_FIRST = 256 << 10, CHUNK_GROWTH = 8, CHUNK_MOST = 128 << 20, HUGE_PAGE = 2 << 20, ALIGN = 64 };
+enum {
+	CHUNK_FIRST = 256 << 10,
+	CHUNK_GROWTH = 8,
+	CHUNK_MOST = 128 << 20,
+	HUGE_PAGE = 2 << 20,
+	ALIGN = 64
+};
 
 struct cpu_chunk {
 	struct cpu_chunk *next;
-	unsigned char *map, *base;         /* base: map rounded up to a huge page */
+	unsigned char *map, *base; /* base: map rounded up to a huge page */
 	size_t map_bytes, bytes, used;
 	unsigned weights;
 };
@@ -21,14 +28,16 @@ static struct cpu_chunk *chunk_new(size_t bytes)
 		return NULL;
 	c->bytes = bytes;
 	c->map_bytes = bytes + HUGE_PAGE;
-	c->map = mmap(NULL, c->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	c->map = mmap(NULL, c->map_bytes, PROT_READ | PROT_WRITE,
+	              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (c->map == MAP_FAILED) {
 		free(c);
 		return NULL;
 	}
 	c->base = c->map + (HUGE_PAGE - (uintptr_t)c->map % HUGE_PAGE) % HUGE_PAGE;
 	if (bytes >= HUGE_PAGE)
-		madvise(c->base, c->bytes, MADV_HUGEPAGE);     /* refused on some kernels: slower, not wrong */
+		/* refused on some kernels: slower, not wrong */
+		madvise(c->base, c->bytes, MADV_HUGEPAGE);
 	return c;
 }
 
@@ -39,7 +48,8 @@ void *cpu_arena_alloc(struct cpu_chunk **arena, size_t bytes, struct cpu_chunk *
 		return NULL;
 	bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
 	if (!c || c->bytes - c->used < bytes) {
-		size_t size = c ? c->bytes * CHUNK_GROWTH : CHUNK_FIRST;       /* so that a small model stays small */
+		/* so that a small model stays small */
+		size_t size = c ? c->bytes * CHUNK_GROWTH : CHUNK_FIRST;
 		size = size > CHUNK_MOST ? CHUNK_MOST : size;
 		c = chunk_new(bytes > size ? bytes : size);
 		if (!c)

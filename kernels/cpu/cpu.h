@@ -1,4 +1,5 @@
-/* cpu.h - what the files of the CPU backend share: the device, weights, activations ready for a product, and the table that a variant fills. */
+/* cpu.h - what the files of the CPU backend share: the device, weights, activations ready for a
+ * product, and the table that a variant fills. */
 #ifndef CPU_CPU_H
 #define CPU_CPU_H
 
@@ -11,13 +12,13 @@
 #include <stdbool.h>
 
 enum {
-	CPU_MAX_HEAD_DIM = 640,    /* DeepSeek's latent and its rotated part are 576 */
+	CPU_MAX_HEAD_DIM = 640, /* DeepSeek's latent and its rotated part are 576 */
 	CPU_MAX_DIM = 1 << 20,
 	CPU_MAX_COLUMNS = 1 << 24, /* of a row of activations, all heads together */
 	CPU_TILE_ROWS = 4          /* rows of activations that are made ready for products together */
 };
 
-/* --- products ------------------------------------------------------------------------------------------------------------ */
+/* --- products ------------------------------------------------------------ */
 
 /* A matrix (n, k). Plain rows in the file's format, or panels (see pack.c) when `packed`. */
 struct kern_weight {
@@ -26,21 +27,25 @@ struct kern_weight {
 	bool packed;
 	size_t panel_bytes;
 	unsigned char *data;
-	struct cpu_chunk *chunk;   /* that holds data */
+	struct cpu_chunk *chunk; /* that holds data */
 };
 
 /* Activations as products read them, tile by tile: tile t's records at rec + t * tile_bytes. */
 struct cpu_ready {
 	uint32_t k;
-	const float *x;            /* the rows themselves, ldx apart */
+	const float *x; /* the rows themselves, ldx apart */
 	size_t ldx;
-	unsigned char *rec;        /* quantised, where a weight is; tile_bytes from one tile to the next */
+	/* quantised, where a weight is; tile_bytes from one tile to the next */
+	unsigned char *rec;
 	size_t tile_bytes;
-	float *rounded;            /* to bfloat16, ld_rounded apart; NULL: no weight wants it. fast: (k + 1) / 2 pairs; reference: k floats */
+	/* to bfloat16, ld_rounded apart; NULL: no weight wants it. fast: (k + 1) / 2 pairs;
+	 * reference: k floats */
+	float *rounded;
 	size_t ld_rounded;
 };
 
-/* A product over rows that lie one after the other, from the first row of a tile on: y (rows, n) = x W^T + bias. */
+/* A product over rows that lie one after the other, from the first row of a tile on: y (rows, n)
+ * = x W^T + bias. */
 struct cpu_part {
 	const struct kern_weight *w;
 	const float *bias;
@@ -50,18 +55,21 @@ struct cpu_part {
 	uint32_t rows;
 };
 
-/* --- attention ------------------------------------------------------------------------------------------------------------- */
+/* --- attention ----------------------------------------------------------- */
 
-struct att_tile { const struct kern_span *span; uint32_t row, rows, first_chunk, chunks, partial; };
+struct att_tile {
+	const struct kern_span *span;
+	uint32_t row, rows, first_chunk, chunks, partial;
+};
 
 /* The tiles of the present batch, for all attention of a program that is cut alike. */
 struct cpu_cut {
 	enum kern_rows rows;
 	uint32_t window, tile_rows;
-	uint32_t heads;            /* items of a tile */
-	struct att_tile *tile;     /* room for all that a batch may have */
-	uint32_t tiles, chunks, longest;   /* longest: rows of a tile, at most tile_rows */
-	bool apart;                /* chunks would be done apart and joined, see cpu_apart */
+	uint32_t heads;                  /* items of a tile */
+	struct att_tile *tile;           /* room for all that a batch may have */
+	uint32_t tiles, chunks, longest; /* longest: rows of a tile, at most tile_rows */
+	bool apart;                      /* chunks would be done apart and joined, see cpu_apart */
 };
 
 struct cpu_attention {
@@ -73,28 +81,34 @@ struct cpu_attention {
 	uint32_t heads, window;
 	struct kern_kv_layer kv;
 	float scale;
-	const float *sinks;        /* (heads) or NULL */
-	uint32_t parts, items, group;   /* a KV head's query heads are cut into parts; of all KV heads; query heads of a part */
+	const float *sinks; /* (heads) or NULL */
+	/* a KV head's query heads are cut into parts; of all KV heads; query heads of a part */
+	uint32_t parts, items, group;
 };
 
 /* One implementation of the operations that do arithmetic. */
 struct cpu_variant {
 	const char *name, *numerics;
-	bool packed;               /* wants packed weights */
-	bool vdpbf16ps;            /* may use that instruction */
-	void (*rms_norm)(float *y, float *x, const float *a, const float *w, uint32_t dim, float eps);   /* a: NULL or added to x */
-	void (*rope)(float *x, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope, const float *cos_sin);
+	bool packed;    /* wants packed weights */
+	bool vdpbf16ps; /* may use that instruction */
+	/* a: NULL or added to x */
+	void (*rms_norm)(float *y, float *x, const float *a, const float *w, uint32_t dim, float eps);
+	void (*rope)(float *x, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope,
+	             const float *cos_sin);
 	void (*act_mul)(float *y, const float *gate, const float *up, enum kern_act act, uint32_t dim);
 	/* of a tile's records for `groups` groups of a row, 0 of none; floats of a rounded row */
 	size_t (*tile_bytes)(uint32_t groups);
 	size_t (*rounded_floats)(uint32_t k);
-	/* makes rows [from, to) ready, `from` a multiple of CPU_TILE_ROWS; rec NULL: nothing is quantised */
+	/* makes rows [from, to) ready, `from` a multiple of CPU_TILE_ROWS; rec NULL: nothing is
+	 * quantised */
 	void (*make_ready)(const struct cpu_ready *r, uint32_t from, uint32_t to);
 	/* columns come in panels; scratch: k floats */
 	uint32_t (*panels)(const struct kern_weight *w);
-	void (*product)(const struct cpu_part *part, const struct cpu_variant *v, uint32_t panel, uint32_t end, float *scratch);
-	/* attention: fills parts, items and group in, and says how many rows a tile has; floats of a worker's scratch, and of the state of a chunk; then two
-	 * phases, the second only when chunks are done apart (NULL: they never are) */
+	void (*product)(const struct cpu_part *part, const struct cpu_variant *v, uint32_t panel,
+	                uint32_t end, float *scratch);
+	/* attention: fills parts, items and group in, and says how many rows a tile has; floats of a
+	 * worker's scratch, and of the state of a chunk; then two phases, the second only when
+	 * chunks are done apart (NULL: they never are) */
 	void (*att_share)(struct cpu_attention *a, uint32_t *ret_tile_rows);
 	size_t (*att_scratch)(const struct cpu_attention *a, uint32_t positions);
 	size_t (*att_state)(const struct cpu_attention *a, uint32_t longest);
@@ -107,22 +121,24 @@ extern const struct cpu_variant cpu_variant_reference, cpu_variant_plain;
 extern const struct cpu_variant cpu_variant_avx2, cpu_variant_avx512, cpu_variant_avx512bf16;
 #endif
 
-/* --- device -------------------------------------------------------------------------------------------------------------- */
+/* --- device -------------------------------------------------------------- */
 
 struct kern_device {
-	struct host_device host;   /* first */
+	struct host_device host; /* first */
 	const struct cpu_variant *variant;
 	struct crew *crew;
 	struct kern_group group;
-	bool bf16_activations;     /* kern_config.activations */
+	bool bf16_activations; /* kern_config.activations */
 	char numerics[32];
-	pthread_mutex_t lock;      /* of the crew: one program at a time */
-	struct cpu_chunk *arena;   /* weights; guarded by lock */
-	void (*progressed)(void *arg);     /* kern_config */
+	pthread_mutex_t lock;          /* of the crew: one program at a time */
+	struct cpu_chunk *arena;       /* weights; guarded by lock */
+	void (*progressed)(void *arg); /* kern_config */
 	void *progressed_arg;
 };
 
-struct kern_stream { struct kern_device *dev; };
+struct kern_stream {
+	struct kern_device *dev;
+};
 
 static inline float *cpu_f32(kern_ptr p)
 {
@@ -139,15 +155,18 @@ static inline float *cpu_row(const struct kern_tensor *t, uint32_t r)
 size_t cpu_program_bytes(const struct cpu_variant *v, unsigned threads, bool bf16,
                          const struct kern_limits *l, const struct kern_shape *s);
 
-int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 
-/* `bytes` of zeroed memory in one of the arena's chunks, which counts its users; NULL when there is none */
+/* `bytes` of zeroed memory in one of the arena's chunks, which counts its users; NULL when there
+ * is none */
 void *cpu_arena_alloc(struct cpu_chunk **arena, size_t bytes, struct cpu_chunk **ret_chunk);
 void cpu_arena_release(struct cpu_chunk **arena, struct cpu_chunk *chunk);
 
-/* --- numbers --------------------------------------------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------- */
 
-/* count values (whole blocks) of a row in the file's format, to float; KV types: without their scale */
+/* count values (whole blocks) of a row in the file's format, to float; KV types: without their
+ * scale */
 void cpu_dequantise(float *out, enum kern_dtype dtype, const void *src, uint32_t count);
 /* MXFP4: of four bits, twice the value plus 16 */
 extern const unsigned char cpu_mxfp4_codes[16];
@@ -156,18 +175,21 @@ size_t cpu_weight_bytes(const struct kern_weight *w);
 void cpu_weight_pack(struct kern_weight *w, const void *src, size_t row_bytes, struct crew *crew);
 void cpu_weight_row(const struct kern_weight *w, uint32_t row, float *out);
 
-/* --- KV -------------------------------------------------------------------------------------------------------------------- */
+/* --- KV ------------------------------------------------------------------ */
 
-static inline unsigned char *cpu_kv_plane(const struct kern_kv_layer *kv, uint32_t block, uint32_t head, int is_v)
+static inline unsigned char *cpu_kv_plane(const struct kern_kv_layer *kv, uint32_t block,
+                                          uint32_t head, int is_v)
 {
 	size_t plane = kv->latent ? head : 2 * (size_t)head + (size_t)is_v;
-	return (unsigned char *)kv->base.v + block * kv->block_stride_bytes + plane * kern_kv_plane_bytes(kv);
+	return (unsigned char *)kv->base.v + block * kv->block_stride_bytes +
+	       plane * kern_kv_plane_bytes(kv);
 }
 
 /* of a plane's tokens, where the type has scales */
 static inline float *cpu_kv_scales(const struct kern_kv_layer *kv, const unsigned char *plane)
 {
-	return (float *)(void *)(uintptr_t)(plane + kern_dtype_bytes(kv->dtype, kv->head_dim) * kv->block_tokens);
+	return (float *)(void *)(uintptr_t)(plane + kern_dtype_bytes(kv->dtype, kv->head_dim) *
+	                                                kv->block_tokens);
 }
 
 /* KERN_EINVAL and a text beyond what the device has */

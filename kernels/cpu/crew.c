@@ -1,12 +1,14 @@
-/* crew.c - see crew.h: persistent threads that walk the phases of the present run, spin briefly where they must wait, then sleep on a futex.
+/* crew.c - see crew.h: persistent threads that walk the phases of the present run, spin briefly
+ * where they must wait, then sleep on a futex.
  *
- * The items of a phase are cut into as many shares as there are threads, each of items that follow each other. A
- * thread takes from its own share, which reads memory that lies together and whose claim nobody else changes meanwhile,
- * then from the others'. A claim is one word, changed by compare-and-swap: the number of the run and what is left; a
- * claim of an earlier run means that nothing was taken yet in this one. Run numbers of claims never go round (40 bits).
- * Whoever finishes the last item of a phase opens the next one. A thread that comes late, even whole runs too late,
- * finds claims of its own run with nothing left, or of later runs, and touches neither phases nor data, so nobody ever
- * waits for it. Opening phase n ends the run. */
+ * The items of a phase are cut into as many shares as there are threads, each of items that follow
+ * each other. A thread takes from its own share, which reads memory that lies together and whose
+ * claim nobody else changes meanwhile, then from the others'. A claim is one word, changed by
+ * compare-and-swap: the number of the run and what is left; a claim of an earlier run means that
+ * nothing was taken yet in this one. Run numbers of claims never go round (40 bits). Whoever
+ * finishes the last item of a phase opens the next one. A thread that comes late, even whole runs
+ * too late, finds claims of its own run with nothing left, or of later runs, and touches neither
+ * phases nor data, so nobody ever waits for it. Opening phase n ends the run. */
 #include "kernels/cpu/crew.h"
 
 #include <linux/futex.h>
@@ -19,17 +21,29 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, LINE = 64, PHASES_PER_PULSE = 4, LEFT_BITS = 24, LEFT_MAX = (1 << LEFT_BITS) - 1 };
+enum {
+	SPIN_NS = 50000,
+	TURNS_PER_CLOCK = 32,
+	LINE = 64,
+	PHASES_PER_PULSE = 4,
+	LEFT_BITS = 24,
+	LEFT_MAX = (1 << LEFT_BITS) - 1
+};
 
-/* The word of the seqlock goes round soon after: whoever counts by it finds out in the first seconds, not after months. */
+/* The word of the seqlock goes round soon after: whoever counts by it finds out in the first
+ * seconds, not after months. */
 #define FIRST_RUN 0x7ffffff0u
 
-struct share { _Alignas(64) _Atomic uint64_t claim; };   /* run << LEFT_BITS | how often one can still claim */
+/* run << LEFT_BITS | how often one can still claim */
+struct share {
+	_Alignas(64) _Atomic uint64_t claim;
+};
 
 struct progress {
-	_Alignas(64) _Atomic uint64_t opened;  /* run << 32 | items: the run in which it was opened last (its lower 32 bits) */
-	atomic_uint turn;                      /* that run, stored after it: what threads wait for */
-	_Alignas(64) atomic_uint done;         /* how many items of it are done */
+	/* run << 32 | items: the run in which it was opened last (its lower 32 bits) */
+	_Alignas(64) _Atomic uint64_t opened;
+	atomic_uint turn;              /* that run, stored after it: what threads wait for */
+	_Alignas(64) atomic_uint done; /* how many items of it are done */
 };
 
 /* What runs of up to n phases are counted with. A thread that comes late may still look at an older
@@ -37,12 +51,13 @@ struct progress {
 struct room {
 	struct room *older;
 	size_t n;
-	struct progress *phase;                /* (n + 1) */
-	struct share *share;                   /* (n, threads) */
+	struct progress *phase; /* (n + 1) */
+	struct share *share;    /* (n, threads) */
 };
 
 struct crew {
-	/* these change together, under a word that is odd meanwhile (a seqlock): twice the lower bits of the run's number, which counts all runs */
+	/* these change together, under a word that is odd meanwhile (a seqlock): twice the lower
+	 * bits of the run's number, which counts all runs */
 	_Alignas(64) atomic_uint run;
 	_Atomic uint64_t number;
 	_Atomic(const struct crew_phase *) phases;
@@ -53,10 +68,14 @@ struct crew {
 	atomic_uint sleepers;
 	atomic_bool stop;
 	unsigned threads, started;
-	struct crew_thread { struct crew *crew; unsigned worker; pthread_t id; } thread[CREW_THREADS_MAX];
+	struct crew_thread {
+		struct crew *crew;
+		unsigned worker;
+		pthread_t id;
+	} thread[CREW_THREADS_MAX];
 };
 
-/* --- waiting ------------------------------------------------------------------------------------------------------------- */
+/* --- waiting ------------------------------------------------------------- */
 
 static void futex_wait(atomic_uint *word, unsigned seen)
 {
@@ -77,7 +96,10 @@ static uint64_t now_ns(void)
 }
 
 /* A wait for *word to be no longer `seen`; the caller looks again after each turn. */
-struct spin { uint64_t until; unsigned turns; };
+struct spin {
+	uint64_t until;
+	unsigned turns;
+};
 
 static void wait_turn(struct crew *c, struct spin *spin, atomic_uint *word, unsigned seen)
 {
@@ -95,10 +117,10 @@ static void wait_turn(struct crew *c, struct spin *spin, atomic_uint *word, unsi
 	if (atomic_load_explicit(word, memory_order_seq_cst) == seen)
 		futex_wait(word, seen);
 	atomic_fetch_sub_explicit(&c->sleepers, 1, memory_order_seq_cst);
-	*spin = (struct spin){ 0 };
+	*spin = (struct spin){0};
 }
 
-/* --- one run ------------------------------------------------------------------------------------------------------------- */
+/* --- one run ------------------------------------------------------------- */
 
 struct walk {
 	struct crew *crew;
@@ -140,7 +162,7 @@ static bool await_phase(const struct walk *w, size_t i, uint32_t *ret_items)
 {
 	struct progress *p = &w->room->phase[i];
 	uint64_t opened;
-	for (struct spin spin = { 0 };;) {
+	for (struct spin spin = {0};;) {
 		unsigned turn = atomic_load_explicit(&p->turn, memory_order_acquire);
 		opened = atomic_load_explicit(&p->opened, memory_order_acquire);
 		if (opened >> 32 == (uint32_t)w->run)
@@ -165,20 +187,24 @@ static uint32_t left_of(uint64_t claim, uint64_t run, uint32_t all)
 	return last < run ? all : last > run ? 0 : (uint32_t)claim & LEFT_MAX;
 }
 
-/* Runs what is left of a share; *mine counts this thread's items of the phase. A claim takes one item, or a few where there are more than a claim can count. */
-static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t items, uint32_t *mine)
+/* Runs what is left of a share; *mine counts this thread's items of the phase. A claim takes one
+ * item, or a few where there are more than a claim can count. */
+static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t items,
+                       uint32_t *mine)
 {
 	const struct crew_phase *phase = &w->phases[i];
 	unsigned shares = w->crew->threads;
-	uint32_t from = share_begin(items, share, shares), end = share_begin(items, share + 1, shares), each = (end - from) / LEFT_MAX + 1;
+	uint32_t from = share_begin(items, share, shares), end = share_begin(items, share + 1, shares),
+			 each = (end - from) / LEFT_MAX + 1;
 	uint32_t all = (end - from + each - 1) / each, left;
 	_Atomic uint64_t *word = &w->room->share[i * shares + share].claim;
 	uint64_t claim = all ? atomic_load_explicit(word, memory_order_acquire) : 0;
 	while (all && (left = left_of(claim, w->run, all))) {
-		if (!atomic_compare_exchange_weak_explicit(word, &claim, w->run << LEFT_BITS | (left - 1), memory_order_acq_rel, memory_order_acquire))
+		if (!atomic_compare_exchange_weak_explicit(word, &claim, w->run << LEFT_BITS | (left - 1),
+		                                           memory_order_acq_rel, memory_order_acquire))
 			continue;
 		if (!*mine)
-			fetch_near(w, i + 1);      /* while the run cannot end */
+			fetch_near(w, i + 1); /* while the run cannot end */
 		uint32_t first = from + (all - left) * each;
 		for (uint32_t item = first; item < end && item - first < each; item++, ++*mine)
 			phase->item(phase->ctx, item, w->worker);
@@ -207,7 +233,7 @@ static void walk(const struct walk *w)
 /* Waits for a run after `last`; false when the crew stops. */
 static bool await_run(struct crew *c, unsigned last, struct walk *w)
 {
-	for (struct spin spin = { 0 };;) {
+	for (struct spin spin = {0};;) {
 		unsigned run = atomic_load_explicit(&c->run, memory_order_acquire);
 		if (atomic_load_explicit(&c->stop, memory_order_acquire))
 			return false;
@@ -225,7 +251,7 @@ static bool await_run(struct crew *c, unsigned last, struct walk *w)
 static void *thread_main(void *arg)
 {
 	struct crew_thread *t = arg;
-	struct walk w = { .crew = t->crew, .worker = t->worker };
+	struct walk w = {.crew = t->crew, .worker = t->worker};
 	for (unsigned last = word_of(FIRST_RUN); await_run(t->crew, last, &w); last = word_of(w.run))
 		walk(&w);
 	return NULL;
@@ -233,7 +259,7 @@ static void *thread_main(void *arg)
 
 static void run_alone(struct crew *c, const struct crew_phase *phases, size_t n)
 {
-	const struct walk w = { .crew = c, .phases = phases, .n = n };
+	const struct walk w = {.crew = c, .phases = phases, .n = n};
 	for (size_t i = 0; i < n; i++, atomic_fetch_add_explicit(&c->pulse, 1, memory_order_relaxed)) {
 		fetch_near(&w, i + 1);
 		for (uint32_t item = 0, items = phases[i].items(phases[i].ctx); item < items; item++)
@@ -255,16 +281,12 @@ void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
 	atomic_store_explicit(&c->room, c->newest, memory_order_relaxed);
 	atomic_store_explicit(&c->run, word_of(run), memory_order_seq_cst);
 	futex_wake_all(c, &c->run);
-	struct walk w = {.crew = c,
-	                 .phases = phases,
-	                 .n = n,
-	                 .room = c->newest,
-	                 .run = run};
+	struct walk w = {.crew = c, .phases = phases, .n = n, .room = c->newest, .run = run};
 	open_phase(&w, 0);
 	walk(&w);
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------ */
+/* --- life ---------------------------------------------------------------- */
 
 size_t crew_phase_bytes(unsigned threads)
 {
@@ -298,13 +320,17 @@ struct crew *crew_new(unsigned threads)
 	struct crew *c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
 	if (!c)
 		return NULL;
-	*c = (struct crew){ .number = FIRST_RUN, .run = word_of(FIRST_RUN), .threads = threads < 1 ? 1 : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX : threads };
+	*c = (struct crew){.number = FIRST_RUN,
+	                   .run = word_of(FIRST_RUN),
+	                   .threads = threads < 1                  ? 1
+	                              : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX
+	                                                           : threads};
 	if (crew_grow(c, CREW_PHASES)) {
 		free(c);
 		return NULL;
 	}
 	for (unsigned i = 1; i < c->threads; i++) {
-		c->thread[i] = (struct crew_thread){ .crew = c, .worker = i };
+		c->thread[i] = (struct crew_thread){.crew = c, .worker = i};
 		if (pthread_create(&c->thread[i].id, NULL, thread_main, &c->thread[i])) {
 			crew_destroy(&c);
 			return NULL;

@@ -1,9 +1,11 @@
 /* crew.h - threads that walk through the phases of a job together.
  *
- * A phase is a number of items. Every item is done once, by whichever thread claims it; a phase begins when all items of the one before are done, and that
- * is the only thing that threads wait for: one that the kernel has not scheduled holds nothing up unless it has claimed an item. So an item's result
- * must not depend on which thread does it. One crew_run at a time. A run allocates nothing; its only system calls are the sleep and the waking of
- * threads that have waited for longer than 50 us. */
+ * A phase is a number of items. Every item is done once, by whichever thread claims it; a phase
+ * begins when all items of the one before are done, and that is the only thing that threads wait
+ * for: one that the kernel has not scheduled holds nothing up unless it has claimed an item. So an
+ * item's result must not depend on which thread does it. One crew_run at a time. A run allocates
+ * nothing; its only system calls are the sleep and the waking of threads that have waited for
+ * longer than 50 us. */
 #ifndef CPU_CREW_H
 #define CPU_CREW_H
 
@@ -15,13 +17,14 @@ enum { CREW_PHASES = 63, CREW_THREADS_MAX = 64 };
 struct crew;
 
 struct crew_phase {
-	/* How many items there are; called once a run, by any thread, when all items of the phase before are done. */
+	/* How many items there are; called once a run, by any thread, when all items of the phase
+	 * before are done. */
 	uint32_t (*items)(const void *ctx);
 	/* worker is below crew_threads */
 	void (*item)(const void *ctx, uint32_t item, unsigned worker);
 	const void *ctx;
-	/* Memory with the phase's description, prefetched during the phase before, or NULL: a step streams all weights of a model
-	 * through the caches, which pushes it out of them. */
+	/* Memory with the phase's description, prefetched during the phase before, or NULL: a step
+	 * streams all weights of a model through the caches, which pushes it out of them. */
 	const void *near;
 	size_t near_bytes;
 };

@@ -1,5 +1,6 @@
-/* dequant.c - scalar conversions: half formats and the blocks of the file formats. Used at load, by `embed` and by the reference;
- * the fast kernels read panels. Every value is exact but for one rounding to float. */
+/* dequant.c - scalar conversions: half formats and the blocks of the file formats. Used at load, by
+ * `embed` and by the reference; the fast kernels read panels. Every value is exact but for one
+ * rounding to float. */
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
@@ -34,13 +35,15 @@ static void q4_1(float *out, const unsigned char *b)
 	}
 }
 
-/* Two halves of 128 values; in a half, value l + 32 j (l < 32, j < 4) has its low nibble in ql[l + 32 (j & 1)] (high half of the
- * byte for j >= 2) and its high pair in bits 2j of qh[l]; scales go with 16 values each. */
+/* Two halves of 128 values; in a half, value l + 32 j (l < 32, j < 4) has its low nibble in ql[l +
+ * 32 (j & 1)] (high half of the byte for j >= 2) and its high pair in bits 2j of qh[l]; scales
+ * go with 16 values each. */
 static void q6_k(float *out, const unsigned char *b)
 {
 	float d = half_at(b + 208);
 	for (int half = 0; half < 2; half++) {
-		const unsigned char *ql = b + 64 * half, *qh = b + 128 + 32 * half, *sc = b + 192 + 8 * half;
+		const unsigned char *ql = b + 64 * half, *qh = b + 128 + 32 * half,
+							*sc = b + 192 + 8 * half;
 		for (int i = 0; i < 128; i++) {
 			int j = i / 32, l = i % 32;
 			int low = ql[l + 32 * (j & 1)] >> (j >= 2 ? 4 : 0) & 15, high = qh[l] >> (2 * j) & 3;
@@ -73,16 +76,19 @@ static void q5_1(float *out, const unsigned char *b)
 	}
 }
 
-/* Groups 2 j and 2 j + 1 have the low and the high nibbles of 32 bytes; bit g of high[i] is the fifth bit of value i of group g. The products of f16 and
- * 6 bits, and those with q, are exact in a float: only the difference is rounded. */
-static void q45_k(float *out, const unsigned char *b, const unsigned char *high, const unsigned char *low)
+/* Groups 2 j and 2 j + 1 have the low and the high nibbles of 32 bytes; bit g of high[i] is the
+ * fifth bit of value i of group g. The products of f16 and 6 bits, and those with q, are exact
+ * in a float: only the difference is rounded. */
+static void q45_k(float *out, const unsigned char *b, const unsigned char *high,
+                  const unsigned char *low)
 {
 	float d = half_at(b), m = half_at(b + 2);
 	for (unsigned g = 0; g < 8; g++) {
 		unsigned scale, offset;
 		kern_k_scales(b + 4, g, &scale, &offset);
 		for (unsigned i = 0; i < 32; i++) {
-			unsigned q = (low[g / 2 * 32 + i] >> (g % 2 ? 4 : 0) & 15u) | (high ? (high[i] >> g & 1u) << 4 : 0);
+			unsigned q = (low[g / 2 * 32 + i] >> (g % 2 ? 4 : 0) & 15u) |
+			             (high ? (high[i] >> g & 1u) << 4 : 0);
 			out[32 * g + i] = d * (float)scale * (float)q - m * (float)offset;
 		}
 	}
@@ -99,7 +105,8 @@ static void q5_k(float *out, const unsigned char *b)
 }
 
 /* Twice the values of E2M1, plus 16: four bits to an unsigned code. */
-const unsigned char cpu_mxfp4_codes[16] = { 16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4 };
+const unsigned char cpu_mxfp4_codes[16] = {16, 17, 18, 19, 20, 22, 24, 28,
+                                           16, 15, 14, 13, 12, 10, 8,  4};
 
 static void mxfp4(float *out, const unsigned char *b)
 {
@@ -110,8 +117,8 @@ static void mxfp4(float *out, const unsigned char *b)
 	}
 }
 
-static void blocks(float *out, const unsigned char *src, uint32_t count, uint32_t values, void (*block)(float *, const unsigned char *),
-                   enum kern_dtype dtype)
+static void blocks(float *out, const unsigned char *src, uint32_t count, uint32_t values,
+                   void (*block)(float *, const unsigned char *), enum kern_dtype dtype)
 {
 	size_t bytes = kern_dtype_bytes(dtype, values);
 	for (uint32_t i = 0; i < count; i += values, src += bytes)
@@ -122,9 +129,7 @@ void cpu_dequantise(float *out, enum kern_dtype dtype, const void *data, uint32_
 {
 	const unsigned char *src = data;
 	switch (dtype) {
-	case KERN_F32:
-		memcpy(out, src, (size_t)count * 4);
-		break;
+	case KERN_F32: memcpy(out, src, (size_t)count * 4); break;
 	case KERN_F16:
 		for (uint32_t i = 0; i < count; i++)
 			out[i] = half_at(src + 2 * (size_t)i);

@@ -1,5 +1,6 @@
-/* device.c - the CPU device: choice of the variant, streams, weights. Work is done in the calling thread and the crew's, before the call
- * returns. Failures are returned with a text; nothing here is fatal. */
+/* device.c - the CPU device: choice of the variant, streams, weights. Work is done in the calling
+ * thread and the crew's, before the call returns. Failures are returned with a text; nothing
+ * here is fatal. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/program.h"
@@ -21,28 +22,31 @@ int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	return code;
 }
 
-/* --- device ------------------------------------------------------------------------------------------------------------ */
+/* --- device -------------------------------------------------------------- */
 
 static bool variant_runs(const struct cpu_variant *v)
 {
 #if defined(__x86_64__)
 	if (v == &cpu_variant_avx2)
-		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+		       __builtin_cpu_supports("f16c");
 	if (v == &cpu_variant_avx512bf16)
 		return variant_runs(&cpu_variant_avx512) && __builtin_cpu_supports("avx512bf16");
 	if (v == &cpu_variant_avx512)
-		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-		       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") &&
+		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+		       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+		       __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") &&
 		       __builtin_cpu_supports("f16c");
 #endif
 	return v != NULL;
 }
 
-static const struct cpu_variant *const variants[] = {      /* best first */
+static const struct cpu_variant *const variants[] = {
+/* best first */
 #if defined(__x86_64__)
-	&cpu_variant_avx512bf16, &cpu_variant_avx512, &cpu_variant_avx2,
+	&cpu_variant_avx512bf16, &cpu_variant_avx512,    &cpu_variant_avx2,
 #endif
-	&cpu_variant_plain, &cpu_variant_reference,
+	&cpu_variant_plain,      &cpu_variant_reference,
 };
 
 static const struct cpu_variant *variant_choose(const char *name, char *errbuf, size_t errlen)
@@ -59,7 +63,10 @@ static const struct cpu_variant *variant_choose(const char *name, char *errbuf, 
 		snprintf(errbuf, errlen, "cpu variant %s needs instructions that this machine lacks", name);
 		return NULL;
 	}
-	snprintf(errbuf, errlen, "unknown cpu variant %.40s: must be auto, avx512bf16, avx512, avx2, plain or reference", name ? name : "");
+	snprintf(
+		errbuf, errlen,
+		"unknown cpu variant %.40s: must be auto, avx512bf16, avx512, avx2, plain or reference",
+		name ? name : "");
 	return NULL;
 }
 
@@ -81,17 +88,20 @@ static void device_close(struct kern_device **devp)
 	*devp = NULL;
 }
 
-static int device_open(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen)
+static int device_open(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf,
+                       size_t errlen)
 {
 	const struct cpu_variant *v = variant_choose(conf->variant, errbuf, errlen);
 	if (!v)
 		return KERN_ENOTSUP;
 	if (conf->threads > MAX_THREADS) {
-		snprintf(errbuf, errlen, "cpu device with %u threads, the limit is %d", conf->threads, MAX_THREADS);
+		snprintf(errbuf, errlen, "cpu device with %u threads, the limit is %d", conf->threads,
+		         MAX_THREADS);
 		return KERN_EINVAL;
 	}
 	if (conf->activations != KERN_F32 && conf->activations != KERN_BF16) {
-		snprintf(errbuf, errlen, "cpu device with activations of type %s: must be f32 or bf16", kern_dtype_name(conf->activations));
+		snprintf(errbuf, errlen, "cpu device with activations of type %s: must be f32 or bf16",
+		         kern_dtype_name(conf->activations));
 		return KERN_EINVAL;
 	}
 	struct kern_device *dev = calloc(1, sizeof *dev);
@@ -102,7 +112,8 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	dev->progressed = conf->progressed;
 	dev->progressed_arg = conf->progressed_arg;
 	dev->bf16_activations = conf->activations == KERN_BF16;
-	snprintf(dev->numerics, sizeof dev->numerics, "%s%s", v->numerics, dev->bf16_activations ? "-bf16act" : "");
+	snprintf(dev->numerics, sizeof dev->numerics, "%s%s", v->numerics,
+	         dev->bf16_activations ? "-bf16act" : "");
 	pthread_mutex_init(&dev->lock, NULL);
 	dev->crew = crew_new(conf->threads ? conf->threads : threads_default());
 	if (!dev->crew)
@@ -122,10 +133,10 @@ static const char *device_numerics(const struct kern_device *dev)
 
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
-	*ret = (struct kern_counters){ .pulse = crew_pulse(dev->crew) };
+	*ret = (struct kern_counters){.pulse = crew_pulse(dev->crew)};
 }
 
-/* --- streams ----------------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------- */
 
 static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 {
@@ -149,19 +160,17 @@ static int stream_sync(struct kern_stream *s)
 	return KERN_OK;
 }
 
-/* --- weights --------------------------------------------------------------------------------------------------------------- */
+/* --- weights ------------------------------------------------------------- */
 
 static int weight_check(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
                         const void *data, size_t row_bytes)
 {
 	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->host.error, sizeof dev->host.error);
 	if (!rc && (k > CPU_MAX_DIM || n > ROWS_MAX))
-		return cpu_fail(dev, KERN_EINVAL,
-		                "weight of %u rows of %u values, limits are %d and %d", n, k,
-		                ROWS_MAX, CPU_MAX_DIM);
+		return cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values, limits are %d and %d", n,
+		                k, ROWS_MAX, CPU_MAX_DIM);
 	if (!rc && !data)
-		return cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values without data", n,
-		                k);
+		return cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values without data", n, k);
 	return rc;
 }
 
@@ -177,8 +186,8 @@ static void weight_destroy(struct kern_device *dev, struct kern_weight **wp)
 	*wp = NULL;
 }
 
-static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes,
-                      struct kern_weight **ret_w)
+static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
+                      const void *data, size_t row_bytes, struct kern_weight **ret_w)
 {
 	int rc = weight_check(dev, dtype, n, k, data, row_bytes);
 	if (rc)
@@ -186,13 +195,19 @@ static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n
 	struct kern_weight *w = malloc(sizeof *w);
 	if (!w)
 		return cpu_fail(dev, KERN_ENOMEM, "no memory for a weight");
-	*w = (struct kern_weight){ .dtype = dtype, .n = n, .k = k, .packed = dev->variant->packed, .panel_bytes = panel_bytes(dtype, k) };
+	*w = (struct kern_weight){.dtype = dtype,
+	                          .n = n,
+	                          .k = k,
+	                          .packed = dev->variant->packed,
+	                          .panel_bytes = panel_bytes(dtype, k)};
 	pthread_mutex_lock(&dev->lock);
 	w->data = cpu_arena_alloc(&dev->arena, cpu_weight_bytes(w), &w->chunk);
 	pthread_mutex_unlock(&dev->lock);
 	if (!w->data) {
 		free(w);
-		return cpu_fail(dev, KERN_ENOMEM, "no memory for a weight of %u rows of %u values of type %s", n, k, kern_dtype_name(dtype));
+		return cpu_fail(dev, KERN_ENOMEM,
+		                "no memory for a weight of %u rows of %u values of type %s", n, k,
+		                kern_dtype_name(dtype));
 	}
 	pthread_mutex_lock(&dev->lock);
 	cpu_weight_pack(w, data, row_bytes ? row_bytes : kern_dtype_bytes(dtype, k), dev->crew);

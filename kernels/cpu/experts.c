@@ -1,8 +1,9 @@
 /* experts.c - products with the experts that each row has chosen.
  *
- * Pairs (row, slot) are sorted by expert, so that an expert's matrices are read once for all rows that chose it; all experts' products are one phase. Each
- * product of a row comes from that row alone, and a row's are added up in ascending order of the experts' numbers: so neither the batch nor the number of
- * threads shows in a result. */
+ * Pairs (row, slot) are sorted by expert, so that an expert's matrices are read once for all rows
+ * that chose it; all experts' products are one phase. Each product of a row comes from that row
+ * alone, and a row's are added up in ascending order of the experts' numbers: so neither the
+ * batch nor the number of threads shows in a result. */
 #include "kernels/cpu/build.h"
 #include "kernels/cpu/panel.h"
 
@@ -14,12 +15,12 @@ struct cpu_group {
 	enum kern_rows rows;
 	const uint32_t *ids;
 	uint32_t used, experts;
-	uint32_t *pair;            /* (pairs) the sorted ones */
-	uint32_t *place;           /* (pairs) where each is among them */
-	uint32_t *first;           /* (experts + 1) where an expert's begin */
-	uint32_t *first_tile;      /* (experts + 1) its first tile: tiles hold pairs of one expert */
-	uint32_t *tile_expert;     /* (tiles) */
-	uint32_t *present;         /* (experts) those that have pairs */
+	uint32_t *pair;        /* (pairs) the sorted ones */
+	uint32_t *place;       /* (pairs) where each is among them */
+	uint32_t *first;       /* (experts + 1) where an expert's begin */
+	uint32_t *first_tile;  /* (experts + 1) its first tile: tiles hold pairs of one expert */
+	uint32_t *tile_expert; /* (tiles) */
+	uint32_t *present;     /* (experts) those that have pairs */
 	uint32_t n_present;
 };
 
@@ -51,30 +52,43 @@ static void group_item(const void *ctx, uint32_t item, unsigned worker)
 		g->place[i] = g->first[g->ids[i]]++;
 		g->pair[g->place[i]] = i;
 	}
-	memmove(g->first + 1, g->first, g->experts * sizeof *g->first);   /* each was moved on to the next one's */
+	/* each was moved on to the next one's */
+	memmove(g->first + 1, g->first, g->experts * sizeof *g->first);
 	g->first[0] = 0;
 }
 
-static const struct cpu_group *group_of(struct build *b, const struct kern_op *op, kern_ptr ids, uint32_t used, uint32_t experts)
+static const struct cpu_group *group_of(struct build *b, const struct kern_op *op, kern_ptr ids,
+                                        uint32_t used, uint32_t experts)
 {
-	size_t pairs = (size_t)build_max_rows(b, op->rows) * used, tiles = pairs / CPU_TILE_ROWS + experts + 1;
+	size_t pairs = (size_t)build_max_rows(b, op->rows) * used,
+		   tiles = pairs / CPU_TILE_ROWS + experts + 1;
 	if (build_address(b, op, ids))
 		return NULL;
 	/* the rows have not chosen again since: see build_route */
-	if (b->group && b->group->ids == (const uint32_t *)(void *)ids.v && b->group->rows == op->rows && b->group->used == used && b->group->experts == experts)
+	if (b->group && b->group->ids == (const uint32_t *)(void *)ids.v &&
+	    b->group->rows == op->rows && b->group->used == used && b->group->experts == experts)
 		return b->group;
 	struct cpu_group *g = build_alloc(b, sizeof *g);
-	uint32_t *words = build_alloc(b, (2 * pairs + 3 * ((size_t)experts + 1) + tiles) * sizeof *words);
+	uint32_t *words = build_alloc(b,
+	                              (2 * pairs + 3 * ((size_t)experts + 1) + tiles) * sizeof *words);
 	if (b->rc)
 		return NULL;
-	*g = (struct cpu_group){ .p = b->p, .rows = op->rows, .ids = (const uint32_t *)(void *)ids.v, .used = used, .experts = experts, .pair = words,
-	                         .place = words + pairs, .first = words + 2 * pairs, .first_tile = words + 2 * pairs + experts + 1,
-	                         .present = words + 2 * pairs + 2 * ((size_t)experts + 1), .tile_expert = words + 2 * pairs + 3 * ((size_t)experts + 1) };
+	*g = (struct cpu_group){.p = b->p,
+	                        .rows = op->rows,
+	                        .ids = (const uint32_t *)(void *)ids.v,
+	                        .used = used,
+	                        .experts = experts,
+	                        .pair = words,
+	                        .place = words + pairs,
+	                        .first = words + 2 * pairs,
+	                        .first_tile = words + 2 * pairs + experts + 1,
+	                        .present = words + 2 * pairs + 2 * ((size_t)experts + 1),
+	                        .tile_expert = words + 2 * pairs + 3 * ((size_t)experts + 1)};
 	build_phase(b, group_items, group_item, g);
 	return b->group = g;
 }
 
-/* --- products of all experts ---------------------------------------------------------------------------------------------------------- */
+/* --- products of all experts --------------------------------------------- */
 
 struct experts_phase {
 	struct kern_program *p;
@@ -82,11 +96,12 @@ struct experts_phase {
 	const struct cpu_group *g;
 	struct cpu_make make;
 	const struct kern_tensor *x;
-	uint32_t pairs_per_row;                /* of x: `used` where each row of it serves all its experts, 1 where each pair has its own */
-	struct kern_weight **w[2];             /* gate and up, or down, */
-	const float *bias[2];                  /* and their biases, NULL or (experts, n) */
+	/* of x: `used` where each row of it serves all its experts, 1 where each pair has its own */
+	uint32_t pairs_per_row;
+	struct kern_weight **w[2]; /* gate and up, or down, */
+	const float *bias[2];      /* and their biases, NULL or (experts, n) */
 	uint32_t matrices, n;
-	uint32_t panels[2], panels_per_item[2], items[2];   /* of each matrix of an expert */
+	uint32_t panels[2], panels_per_item[2], items[2]; /* of each matrix of an expert */
 };
 
 /* A tile's pairs, gathered and made ready. */
@@ -99,7 +114,8 @@ static uint32_t tile_items(const void *ctx)
 static struct cpu_ready expert_ready(const struct experts_phase *ph, uint32_t expert)
 {
 	size_t k = ph->make.k, first = ph->g->first[expert];
-	return cpu_ready_at(ph->p, &ph->make, ph->p->gathered + first * k, k, ph->g->first_tile[expert], first);
+	return cpu_ready_at(ph->p, &ph->make, ph->p->gathered + first * k, k, ph->g->first_tile[expert],
+	                    first);
 }
 
 static void tile_item(const void *ctx, uint32_t tile, unsigned worker)
@@ -107,11 +123,13 @@ static void tile_item(const void *ctx, uint32_t tile, unsigned worker)
 	(void)worker;
 	const struct experts_phase *ph = ctx;
 	const struct cpu_group *g = ph->g;
-	uint32_t e = g->tile_expert[tile], count = g->first[e + 1] - g->first[e], from = (tile - g->first_tile[e]) * CPU_TILE_ROWS;
+	uint32_t e = g->tile_expert[tile], count = g->first[e + 1] - g->first[e],
+			 from = (tile - g->first_tile[e]) * CPU_TILE_ROWS;
 	uint32_t to = count - from < CPU_TILE_ROWS ? count : from + CPU_TILE_ROWS;
 	for (uint32_t i = from; i < to; i++) {
 		uint32_t at = g->first[e] + i;
-		memcpy(ph->p->gathered + (size_t)at * ph->make.k, cpu_row(ph->x, g->pair[at] / ph->pairs_per_row), ph->make.k * sizeof(float));
+		memcpy(ph->p->gathered + (size_t)at * ph->make.k,
+		       cpu_row(ph->x, g->pair[at] / ph->pairs_per_row), ph->make.k * sizeof(float));
 	}
 	struct cpu_ready r = expert_ready(ph, e);
 	if (r.rec || r.rounded)
@@ -130,21 +148,31 @@ static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 	const struct experts_phase *ph = ctx;
 	const struct cpu_group *g = ph->g;
 	const struct cpu_variant *v = ph->p->dev->variant;
-	uint32_t of = item % (ph->items[0] + ph->items[1]), e = g->present[item / (ph->items[0] + ph->items[1])], matrix = of >= ph->items[0];
-	uint32_t each = ph->panels_per_item[matrix], first = (of - matrix * ph->items[0]) * each, panels = ph->panels[matrix];
+	uint32_t of = item % (ph->items[0] + ph->items[1]),
+			 e = g->present[item / (ph->items[0] + ph->items[1])], matrix = of >= ph->items[0];
+	uint32_t each = ph->panels_per_item[matrix], first = (of - matrix * ph->items[0]) * each,
+			 panels = ph->panels[matrix];
 	size_t ld = (size_t)ph->matrices * ph->n;
-	struct cpu_part part = { .w = ph->w[matrix][e], .bias = ph->bias[matrix] ? ph->bias[matrix] + (size_t)e * ph->n : NULL, .y = ph->p->given + g->first[e] * ld + matrix * ph->n, .ldy = ld, .in = expert_ready(ph, e),
-	                         .rows = g->first[e + 1] - g->first[e] };
-	v->product(&part, v, first, panels - first < each ? panels : first + each, ph->p->scratch[worker]);
+	struct cpu_part part = {.w = ph->w[matrix][e],
+	                        .bias = ph->bias[matrix] ? ph->bias[matrix] + (size_t)e * ph->n : NULL,
+	                        .y = ph->p->given + g->first[e] * ld + matrix * ph->n,
+	                        .ldy = ld,
+	                        .in = expert_ready(ph, e),
+	                        .rows = g->first[e + 1] - g->first[e]};
+	v->product(&part, v, first, panels - first < each ? panels : first + each,
+	           ph->p->scratch[worker]);
 }
 
 /* All experts' matrices of one kind have one type and shape. */
-static void check_alike(struct build *b, const struct kern_op *op, struct kern_weight *const *w, uint32_t n)
+static void check_alike(struct build *b, const struct kern_op *op, struct kern_weight *const *w,
+                        uint32_t n)
 {
 	for (uint32_t i = 1; i < n; i++)
 		if (w[i]->n != w[0]->n || w[i]->k != w[0]->k || w[i]->dtype != w[0]->dtype)
-			build_fail(b, KERN_EINVAL, "%s: expert 0's matrix is (%u, %u, %s), expert %u's (%u, %u, %s)", kern_op_name(op->kind), w[0]->n, w[0]->k,
-			           kern_dtype_name(w[0]->dtype), i, w[i]->n, w[i]->k, kern_dtype_name(w[i]->dtype));
+			build_fail(b, KERN_EINVAL,
+			           "%s: expert 0's matrix is (%u, %u, %s), expert %u's (%u, %u, %s)",
+			           kern_op_name(op->kind), w[0]->n, w[0]->k, kern_dtype_name(w[0]->dtype), i,
+			           w[i]->n, w[i]->k, kern_dtype_name(w[i]->dtype));
 }
 
 /* up: NULL for one matrix an expert; bias: of gate and up, or 0 */
@@ -158,13 +186,22 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 	if (b->rc)
 		return NULL;
 	size_t pairs = (size_t)build_max_rows(b, op->rows) * g->used;
-	*ph = (struct experts_phase){ .p = p, .op = op, .g = g, .make = build_make(b, op, (const struct kern_weight *const *)gate, g->experts), .x = x,
-	                              .pairs_per_row = pairs_per_row, .w = { gate, up }, .matrices = up ? 2 : 1, .n = gate[0]->n };
+	*ph = (struct experts_phase){.p = p,
+	                             .op = op,
+	                             .g = g,
+	                             .make = build_make(b, op, (const struct kern_weight *const *)gate,
+	                                                g->experts),
+	                             .x = x,
+	                             .pairs_per_row = pairs_per_row,
+	                             .w = {gate, up},
+	                             .matrices = up ? 2 : 1,
+	                             .n = gate[0]->n};
 	check_alike(b, op, gate, g->experts);
 	if (up) {
 		check_alike(b, op, up, g->experts);
 		if (up[0]->n != ph->n || up[0]->k != ph->make.k)
-			build_fail(b, KERN_EINVAL, "%s: gate is (%u, %u), up (%u, %u)", kern_op_name(op->kind), ph->n, ph->make.k, up[0]->n, up[0]->k);
+			build_fail(b, KERN_EINVAL, "%s: gate is (%u, %u), up (%u, %u)", kern_op_name(op->kind),
+			           ph->n, ph->make.k, up[0]->n, up[0]->k);
 		struct cpu_make also = build_make(b, op, (const struct kern_weight *const *)up, g->experts);
 		ph->make.tile_bytes = more(ph->make.tile_bytes, also.tile_bytes);
 		ph->make.ld_rounded = more(ph->make.ld_rounded, also.ld_rounded);
@@ -187,25 +224,29 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 	return ph;
 }
 
-/* --- the two operations ------------------------------------------------------------------------------------------------------------------- */
+/* --- the two operations -------------------------------------------------- */
 
-static void act_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void act_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                     uint32_t to)
 {
 	const struct experts_phase *ph = s->with;
 	for (uint32_t i = from * ph->g->used; i < to * ph->g->used; i++) {
 		const float *gate = p->given + 2 * (size_t)ph->g->place[i] * ph->n;
-		p->dev->variant->act_mul(cpu_row(&s->op->experts_act.y, i), gate, gate + ph->n, s->op->experts_act.act, ph->n);
+		p->dev->variant->act_mul(cpu_row(&s->op->experts_act.y, i), gate, gate + ph->n,
+		                         s->op->experts_act.act, ph->n);
 	}
 }
 
 void build_experts_act(struct build *b, const struct kern_op *op)
 {
 	const struct kern_experts *x = &op->experts_act.experts;
-	const struct cpu_group *g = group_of(b, op, op->experts_act.ids, op->experts_act.used, x->experts);
-	if (!g || build_tensor(b, op, &op->experts_act.x, x->gate[0]->k) || build_tensor(b, op, &op->experts_act.y, x->gate[0]->n))
+	const struct cpu_group *g = group_of(b, op, op->experts_act.ids, op->experts_act.used,
+	                                     x->experts);
+	if (!g || build_tensor(b, op, &op->experts_act.x, x->gate[0]->k) ||
+	    build_tensor(b, op, &op->experts_act.y, x->gate[0]->n))
 		return;
-	struct experts_phase *ph = build_products(b, op, g, &op->experts_act.x, g->used, x->gate,
-	                                          x->up, (kern_ptr[]){x->gate_bias, x->up_bias});
+	struct experts_phase *ph = build_products(b, op, g, &op->experts_act.x, g->used, x->gate, x->up,
+	                                          (kern_ptr[]){x->gate_bias, x->up_bias});
 	if (!ph)
 		return;
 	build_row_step(b, op, act_rows, ph, 4 * (size_t)g->used * ph->n);
@@ -228,13 +269,16 @@ static void down_row(const struct experts_phase *ph, const struct kern_op *op, u
 	if (!op->experts_down.add)
 		memset(y, 0, ph->n * sizeof *y);
 	for (uint32_t j = 0; j < g->used; j++) {
-		const float *given = ph->p->given + (size_t)g->place[(size_t)r * g->used + order[j]] * ph->n, weight = weights[order[j]];
+		const float *given = ph->p->given +
+		                     (size_t)g->place[(size_t)r * g->used + order[j]] * ph->n,
+					weight = weights[order[j]];
 		for (uint32_t c = 0; c < ph->n; c++)
 			y[c] += weight * given[c];
 	}
 }
 
-static void down_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void down_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                      uint32_t to)
 {
 	(void)p;
 	for (uint32_t r = from; r < to; r++)
@@ -244,7 +288,8 @@ static void down_rows(const struct row_step *s, const struct kern_program *p, ui
 void build_experts_down(struct build *b, const struct kern_op *op)
 {
 	const struct kern_experts *x = &op->experts_down.experts;
-	const struct cpu_group *g = group_of(b, op, op->experts_down.ids, op->experts_down.used, x->experts);
+	const struct cpu_group *g = group_of(b, op, op->experts_down.ids, op->experts_down.used,
+	                                     x->experts);
 	if (!g || build_address(b, op, op->experts_down.weights) ||
 	    build_tensor(b, op, &op->experts_down.x, x->down[0]->k) ||
 	    build_tensor(b, op, &op->experts_down.y, x->down[0]->n))

@@ -1,12 +1,15 @@
-/* fast_attention.h - softmax attention over paged KV for the fast variants. Included by each variant's file.
+/* fast_attention.h - softmax attention over paged KV for the fast variants. Included by each
+ * variant's file.
  *
- * A row meets its tokens in steps of 64 and chunks of 256, both at multiples of the position, so the order of its additions depends
- * on its position alone. Within a chunk the softmax is online (a running maximum, the sum in 16 lanes, the weighted V); chunks are
- * merged in order, either as they come or, when few rows have long histories, after threads have done them apart (cut.c).
- * A score is sum over d of q[d] k[d], each step fused, in the order of d, with q in units of log2. Where the type has scales, a token's K
- * scale multiplies its score, and its V scale its weight, so codes are converted and no more.
- * Tokens that a row must not see are left out of its sums, so that an infinity or a NaN there does
- * not reach it. Rows of one span and heads of one group share each converted block of K and V. */
+ * A row meets its tokens in steps of 64 and chunks of 256, both at multiples of the position, so
+ * the order of its additions depends on its position alone. Within a chunk the softmax is online (a
+ * running maximum, the sum in 16 lanes, the weighted V); chunks are merged in order, either as they
+ * come or, when few rows have long histories, after threads have done them apart (cut.c). A score
+ * is sum over d of q[d] k[d], each step fused, in the order of d, with q in units of log2. Where
+ * the type has scales, a token's K scale multiplies its score, and its V scale its weight, so codes
+ * are converted and no more. Tokens that a row must not see are left out of its sums, so that an
+ * infinity or a NaN there does not reach it. Rows of one span and heads of one group share each
+ * converted block of K and V. */
 #ifndef CPU_FAST_ATTENTION_H
 #define CPU_FAST_ATTENTION_H
 
@@ -26,10 +29,12 @@ INLINE size_t kv_elem(enum kern_dtype type)
 /* What the items of an attention share. */
 struct fast_attention {
 	const struct cpu_attention *a;
-	uint32_t group;                         /* query heads of a part */
-	uint32_t dim, out_dim, padded, q_rows;  /* of K, of V; padded: out_dim rounded up to 16; q_rows: most of a tile, rounded up to ATT_ROWS */
-	enum kern_dtype type;                   /* of KV */
-	size_t elem;                            /* its bytes */
+	uint32_t group; /* query heads of a part */
+	/* of K, of V; padded: out_dim rounded up to 16; q_rows: most of a tile, rounded up to
+	 * ATT_ROWS */
+	uint32_t dim, out_dim, padded, q_rows;
+	enum kern_dtype type; /* of KV */
+	size_t elem;          /* its bytes */
 	bool scaled;
 };
 
@@ -37,13 +42,21 @@ static struct fast_attention fast_view(const struct cpu_attention *a, uint32_t l
 {
 	uint32_t out_dim = cpu_kv_out_dim(&a->kv);
 	return (struct fast_attention){
-		.a = a, .group = a->group, .dim = a->kv.head_dim, .out_dim = out_dim, .padded = (out_dim + 15) & ~15u,
-		.q_rows = (longest * a->group + ATT_ROWS - 1) / ATT_ROWS * ATT_ROWS, .type = a->kv.dtype, .elem = kv_elem(a->kv.dtype),
+		.a = a,
+		.group = a->group,
+		.dim = a->kv.head_dim,
+		.out_dim = out_dim,
+		.padded = (out_dim + 15) & ~15u,
+		.q_rows = (longest * a->group + ATT_ROWS - 1) / ATT_ROWS * ATT_ROWS,
+		.type = a->kv.dtype,
+		.elem = kv_elem(a->kv.dtype),
 		.scaled = kern_kv_scale_bytes(a->kv.dtype) != 0,
 	};
 }
 
-struct att_state { float *max, *sum, *acc; };   /* (q_rows), (q_rows, 16), (q_rows, padded) */
+struct att_state {
+	float *max, *sum, *acc;
+}; /* (q_rows), (q_rows, 16), (q_rows, padded) */
 
 static size_t state_floats(const struct fast_attention *f)
 {
@@ -52,7 +65,7 @@ static size_t state_floats(const struct fast_attention *f)
 
 static struct att_state state_at(const struct fast_attention *f, float *mem)
 {
-	return (struct att_state){ mem, mem + f->q_rows, mem + (size_t)f->q_rows * 17 };
+	return (struct att_state){mem, mem + f->q_rows, mem + (size_t)f->q_rows * 17};
 }
 
 static void state_clear(const struct fast_attention *f, struct att_state *s)
@@ -62,18 +75,20 @@ static void state_clear(const struct fast_attention *f, struct att_state *s)
 		s->max[i] = -INFINITY;
 }
 
-struct att_work {                           /* a thread's buffers */
-	float *q, *kt, *v;                  /* (q_rows, dim), (dim, STEP), (STEP, padded) */
+struct att_work {      /* a thread's buffers */
+	float *q, *kt, *v; /* (q_rows, dim), (dim, STEP), (STEP, padded) */
 	float weight[ATT_ROWS * STEP], factor[ATT_ROWS];
-	const unsigned char *k_token[STEP], *v_token[STEP];     /* of the step, in the pool */
-	float k_scale[STEP], v_scale[STEP];     /* the same; 0 beyond its tokens */
-	bool direct;                        /* few rows: they read the pool itself, kt and v are not filled */
+	const unsigned char *k_token[STEP], *v_token[STEP]; /* of the step, in the pool */
+	float k_scale[STEP], v_scale[STEP];                 /* the same; 0 beyond its tokens */
+	/* few rows: they read the pool itself, kt and v are not filled */
+	bool direct;
 	struct att_state chunk, run;
 };
 
 static size_t work_floats(const struct fast_attention *f)
 {
-	return (size_t)f->q_rows * f->dim + STEP * ((size_t)f->dim + f->padded) + 2 * state_floats(f) + 64;
+	return (size_t)f->q_rows * f->dim + STEP * ((size_t)f->dim + f->padded) + 2 * state_floats(f) +
+	       64;
 }
 
 static struct att_work work_at(const struct fast_attention *f, unsigned worker)
@@ -87,7 +102,7 @@ static struct att_work work_at(const struct fast_attention *f, unsigned worker)
 	return w;
 }
 
-/* --- one step ------------------------------------------------------------------------------------------------------------ */
+/* --- one step ------------------------------------------------------------ */
 
 /* Elements of K that are moved as one lane of a transposition. */
 INLINE uint32_t lane_elements(enum kern_dtype type)
@@ -95,12 +110,16 @@ INLINE uint32_t lane_elements(enum kern_dtype type)
 	return type == KERN_BF16 ? 2 : type == KERN_I8 ? 4 : 1;
 }
 
-/* Up to 16 tokens' K, lanes of n elements from element d on, as they lie (n > 1) or as floats, with tokens as columns. */
-INLINE void lanes_load(const unsigned char *const *k, uint32_t count, uint32_t d, uint32_t dim, enum kern_dtype type, uint32_t n, v16 *block)
+/* Up to 16 tokens' K, lanes of n elements from element d on, as they lie (n > 1) or as floats,
+ * with tokens as columns. */
+INLINE void lanes_load(const unsigned char *const *k, uint32_t count, uint32_t d, uint32_t dim,
+                       enum kern_dtype type, uint32_t n, v16 *block)
 {
 	size_t at = d * kv_elem(type);
 	for (uint32_t j = 0; j < 16; j++)
-		block[j] = j >= count ? v_set1(0) : n > 1 ? v_load((const float *)(const void *)(k[j] + at)) : v_load_as(k[j] + at, type, dim - d < 16 ? dim - d : 16);
+		block[j] = j >= count ? v_set1(0)
+		           : n > 1    ? v_load((const float *)(const void *)(k[j] + at))
+		                      : v_load_as(k[j] + at, type, dim - d < 16 ? dim - d : 16);
 	transpose16(block);
 }
 
@@ -112,8 +131,10 @@ INLINE v16 lane_part(v16 lane, enum kern_dtype type, uint32_t n, uint32_t e)
 	return type == KERN_I8 ? v_byte_i8(lane, (int)e) : e ? v_second_bf16(lane) : v_first_bf16(lane);
 }
 
-/* Up to 16 tokens' K from element d on, transposed into rows of kt: 16 lanes of n elements, or what is left. */
-INLINE void load_k(const unsigned char *const *k, uint32_t count, uint32_t d, uint32_t dim, enum kern_dtype type, uint32_t n, float *kt)
+/* Up to 16 tokens' K from element d on, transposed into rows of kt: 16 lanes of n elements, or
+ * what is left. */
+INLINE void load_k(const unsigned char *const *k, uint32_t count, uint32_t d, uint32_t dim,
+                   enum kern_dtype type, uint32_t n, float *kt)
 {
 	v16 block[16];
 	lanes_load(k, count, d, dim, type, n, block);
@@ -123,18 +144,20 @@ INLINE void load_k(const unsigned char *const *k, uint32_t count, uint32_t d, ui
 }
 
 /* Where K and V of tokens [from, from + count) lie; count is at most STEP. */
-static void find_step(const struct fast_attention *f, const struct att_tile *t, uint32_t part, uint32_t from, uint32_t count,
-                      struct att_work *w)
+static void find_step(const struct fast_attention *f, const struct att_tile *t, uint32_t part,
+                      uint32_t from, uint32_t count, struct att_work *w)
 {
 	uint32_t head = part / f->a->parts;
 	const struct kern_kv_layer *kv = &f->a->kv;
 	const uint32_t *table = cpu_table(f->a->p, t->span);
 	size_t token_bytes = f->dim * f->elem;
-	for (uint32_t i = 0, n; i < count; i += n) {       /* what lies in one block */
+	for (uint32_t i = 0, n; i < count; i += n) { /* what lies in one block */
 		uint32_t entry = (from + i) / kv->block_tokens, at = (from + i) % kv->block_tokens;
-		const unsigned char *k = cpu_kv_plane(kv, table[entry], head, 0), *v = cpu_kv_plane(kv, table[entry], head, 1);
+		const unsigned char *k = cpu_kv_plane(kv, table[entry], head, 0),
+							*v = cpu_kv_plane(kv, table[entry], head, 1);
 		n = kv->block_tokens - at < count - i ? kv->block_tokens - at : count - i;
-		if (w->direct) {               /* read once, and pages of a pool may be small: all of it is fetched at once */
+		if (w->direct) {
+			/* read once, and pages of a pool may be small: all of it is fetched at once */
 			fetch(k + at * token_bytes, n * token_bytes);
 			fetch(v + at * token_bytes, n * token_bytes);
 		}
@@ -150,12 +173,13 @@ static void find_step(const struct fast_attention *f, const struct att_tile *t, 
 	for (uint32_t i = count; f->scaled && i < STEP; i++)
 		w->k_scale[i] = w->v_scale[i] = 0;
 	for (uint32_t i = 0; f->type == KERN_F8 && i < STEP; i++) {
-		w->k_scale[i] *= 256;          /* v_load_f8 leaves it to us */
+		w->k_scale[i] *= 256; /* v_load_f8 leaves it to us */
 		w->v_scale[i] *= 256;
 	}
 }
 
-INLINE void convert_k(const struct fast_attention *f, uint32_t count, enum kern_dtype type, struct att_work *w)
+INLINE void convert_k(const struct fast_attention *f, uint32_t count, enum kern_dtype type,
+                      struct att_work *w)
 {
 	uint32_t n = lane_elements(type);
 	for (uint32_t i = 0; i < count; i += 16) {
@@ -167,20 +191,25 @@ INLINE void convert_k(const struct fast_attention *f, uint32_t count, enum kern_
 	}
 }
 
-INLINE void convert_v(const struct fast_attention *f, uint32_t count, enum kern_dtype type, struct att_work *w)
+INLINE void convert_v(const struct fast_attention *f, uint32_t count, enum kern_dtype type,
+                      struct att_work *w)
 {
 	for (uint32_t i = 0; i < count; i++)
 		for (uint32_t d = 0; d < f->out_dim; d += 16)
-			v_store(w->v + (size_t)i * f->padded + d, v_load_as(w->v_token[i] + d * kv_elem(type), type, f->out_dim - d < 16 ? f->out_dim - d : 16));
+			v_store(w->v + (size_t)i * f->padded + d,
+			        v_load_as(w->v_token[i] + d * kv_elem(type), type,
+			                  f->out_dim - d < 16 ? f->out_dim - d : 16));
 }
 
-INLINE void convert_as(const struct fast_attention *f, uint32_t count, enum kern_dtype type, struct att_work *w)
+INLINE void convert_as(const struct fast_attention *f, uint32_t count, enum kern_dtype type,
+                       struct att_work *w)
 {
 	convert_k(f, count, type, w);
 	convert_v(f, count, type, w);
 }
 
-/* The step's K transposed into kt, its V into v, both as floats; the compiler knows the type in each. */
+/* The step's K transposed into kt, its V into v, both as floats; the compiler knows the type in
+ * each. */
 static void convert_step(const struct fast_attention *f, uint32_t count, struct att_work *w)
 {
 	switch (f->type) {
@@ -193,7 +222,8 @@ static void convert_step(const struct fast_attention *f, uint32_t count, struct 
 }
 
 /* weight (R, STEP) = q (R, dim) kt, for vectors [from, from + V) of tokens */
-INLINE void scores(const int R, const int V, const float *q, const float *kt, uint32_t dim, float *weight)
+INLINE void scores(const int R, const int V, const float *q, const float *kt, uint32_t dim,
+                   float *weight)
 {
 	v16 sum[ATT_ROWS][STEP_VECS];
 	for (int r = 0; r < R; r++)
@@ -238,9 +268,11 @@ INLINE void values(const int R, const int V, const float *weight, const float *f
 			v_store(acc + r * ld + c * 16, sum[r][c]);
 }
 
-/* The two products again for few rows of bf16, the same additions, without the way through kt and v; dim is a multiple of 32.
- * Not for the other types: each would be the same code again, three times as much for a compiler as all the rest of this file. */
-INLINE void scores_direct(const int R, const float *q, const unsigned char *const *k, uint32_t count, uint32_t dim, float *weight)
+/* The two products again for few rows of bf16, the same additions, without the way through kt and
+ * v; dim is a multiple of 32. Not for the other types: each would be the same code again, three
+ * times as much for a compiler as all the rest of this file. */
+INLINE void scores_direct(const int R, const float *q, const unsigned char *const *k,
+                          uint32_t count, uint32_t dim, float *weight)
 {
 	for (uint32_t i = 0; i < count; i += 16, weight += 16) {
 		v16 sum[ATT_ROWS], block[16];
@@ -253,7 +285,8 @@ INLINE void scores_direct(const int R, const float *q, const unsigned char *cons
 				for (int r = 0; r < R; r++)
 					sum[r] = v_fma(v_set1(q[r * dim + d + 2 * j]), v_first_bf16(block[j]), sum[r]);
 				for (int r = 0; r < R; r++)
-					sum[r] = v_fma(v_set1(q[r * dim + d + 2 * j + 1]), v_second_bf16(block[j]), sum[r]);
+					sum[r] = v_fma(v_set1(q[r * dim + d + 2 * j + 1]), v_second_bf16(block[j]),
+					               sum[r]);
 			}
 		}
 		for (int r = 0; r < R; r++)
@@ -294,7 +327,8 @@ INLINE void apply_scales(float *weight, const float *scale)
 		v_store(weight + c, v_mul(v_load(weight + c), v_load(scale + c)));
 }
 
-/* Scores of one row to weights, given that it sees tokens [lo, hi) of the step. Returns the factor for what it had before. */
+/* Scores of one row to weights, given that it sees tokens [lo, hi) of the step. Returns the
+ * factor for what it had before. */
 static float soften(float *weight, int lo, int hi, float *max, float *sum)
 {
 	if (hi <= lo) {
@@ -306,7 +340,14 @@ static float soften(float *weight, int lo, int hi, float *max, float *sum)
 		int l = lo - c * 16, h = hi - c * 16;
 		s[c] = v_load(weight + c * 16);
 		if (l > 0 || h < 16)
-			s[c] = v_keep(s[c], l < 0 ? 0 : l > 16 ? 16 : l, h < 0 ? 0 : h > 16 ? 16 : h, -INFINITY);
+			s[c] = v_keep(s[c],
+			              l < 0    ? 0
+			              : l > 16 ? 16
+			                       : l,
+			              h < 0    ? 0
+			              : h > 16 ? 16
+			                       : h,
+			              -INFINITY);
 		top = v_max(top, s[c]);
 	}
 	float new_max = v_hmax(top), factor;
@@ -342,7 +383,9 @@ INLINE void values_all(const int R, const float *weight, const float *factor, co
 }
 
 /* Of a step's tokens row r of a group sees [lo[r], hi[r]). Both ascend with r, as positions do. */
-struct att_seen { uint32_t lo[ATT_ROWS], hi[ATT_ROWS]; };
+struct att_seen {
+	uint32_t lo[ATT_ROWS], hi[ATT_ROWS];
+};
 
 /* The n rows from q0. Returns whether any sees a token of the step. */
 static bool rows_see(const struct fast_attention *f, const struct att_tile *t, uint32_t q0,
@@ -386,11 +429,11 @@ static __attribute__((noinline)) void values_end(const struct fast_attention *f,
 }
 
 /* R query rows of a tile, from q0, through one step of `count` tokens from position `from` */
-INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, struct att_work *w, const int R, uint32_t q0, uint32_t rows,
-                      uint32_t from, uint32_t count)
+INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, struct att_work *w,
+                      const int R, uint32_t q0, uint32_t rows, uint32_t from, uint32_t count)
 {
 	uint32_t n = rows - q0 < (uint32_t)R ? rows - q0 : (uint32_t)R; /* the others are spare */
-	struct att_seen see = { { 0 }, { 0 } };
+	struct att_seen see = {{0}, {0}};
 	if (!rows_see(f, t, q0, n, from, &see))
 		return;
 	if (R <= DIRECT_ROWS && w->direct)
@@ -409,15 +452,15 @@ INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, 
 	for (uint32_t r = 0; see.lo[0] < lo && r < n; r++)
 		values_end(f, w, q0, r, see.lo[r], lo < see.hi[r] ? lo : see.hi[r]);
 	if (lo < hi)
-		values_seen(f, w, R, w->weight, w->factor, lo, hi,
-		            w->chunk.acc + (size_t)q0 * f->padded);
+		values_seen(f, w, R, w->weight, w->factor, lo, hi, w->chunk.acc + (size_t)q0 * f->padded);
 	for (uint32_t r = 0; hi < see.hi[n - 1] && r < n; r++) {
 		w->factor[r] = lo < hi ? 1 : w->factor[r];
 		values_end(f, w, q0, r, lo < hi ? hi : lo, see.hi[r]);
 	}
 }
 
-static void step_tile(const struct fast_attention *f, const struct att_tile *t, struct att_work *w, uint32_t from, uint32_t count)
+static void step_tile(const struct fast_attention *f, const struct att_tile *t, struct att_work *w,
+                      uint32_t from, uint32_t count)
 {
 	uint32_t rows = t->rows * f->group;
 	for (uint32_t q0 = 0; q0 < rows; q0 += ATT_ROWS) {
@@ -434,14 +477,16 @@ static void step_tile(const struct fast_attention *f, const struct att_tile *t, 
 	}
 }
 
-/* --- chunks and tiles ------------------------------------------------------------------------------------------------------ */
+/* --- chunks and tiles ---------------------------------------------------- */
 
-static void load_queries(const struct fast_attention *f, const struct att_tile *t, uint32_t head, struct att_work *w)
+static void load_queries(const struct fast_attention *f, const struct att_tile *t, uint32_t head,
+                         struct att_work *w)
 {
 	float scale = f->a->scale * 1.44269504088896341f;
 	uint32_t rows = t->rows * f->group;
 	for (uint32_t i = 0; i < rows; i++) {
-		const float *q = f->a->q + (t->row + i / f->group) * f->a->ldq + (size_t)(head * f->group + i % f->group) * f->dim;
+		const float *q = f->a->q + (t->row + i / f->group) * f->a->ldq +
+		                 (size_t)(head * f->group + i % f->group) * f->dim;
 		for (uint32_t d = 0; d < f->dim; d++)
 			w->q[(size_t)i * f->dim + d] = q[d] * scale;
 	}
@@ -449,12 +494,14 @@ static void load_queries(const struct fast_attention *f, const struct att_tile *
 }
 
 /* chunk c of a tile, into w->chunk */
-static void chunk_tile(const struct fast_attention *f, const struct att_tile *t, uint32_t head, uint32_t c, struct att_work *w)
+static void chunk_tile(const struct fast_attention *f, const struct att_tile *t, uint32_t head,
+                       uint32_t c, struct att_work *w)
 {
 	uint32_t low = t->span->position + (t->row - t->span->row), last = low + t->rows - 1;
 	uint32_t first = f->a->window && low + 1 > f->a->window ? low + 1 - f->a->window : 0;
 	state_clear(f, &w->chunk);
-	w->direct = t->rows * f->group <= DIRECT_ROWS && f->type == KERN_BF16 && f->dim % 32 == 0 && f->out_dim % 32 == 0;
+	w->direct = t->rows * f->group <= DIRECT_ROWS && f->type == KERN_BF16 && f->dim % 32 == 0 &&
+	            f->out_dim % 32 == 0;
 	for (uint32_t from = c * CHUNK; from < (c + 1) * CHUNK && from <= last; from += STEP) {
 		if (from + STEP <= first)
 			continue;
@@ -466,25 +513,29 @@ static void chunk_tile(const struct fast_attention *f, const struct att_tile *t,
 	}
 }
 
-static void merge_row(const struct fast_attention *f, struct att_state *into, const struct att_state *s, uint32_t i)
+static void merge_row(const struct fast_attention *f, struct att_state *into,
+                      const struct att_state *s, uint32_t i)
 {
 	float max = into->max[i] > s->max[i] ? into->max[i] : s->max[i];
 	/* -infinity: both are empty, or hold NaN and nothing else, which must stay */
 	v16 old = max == -INFINITY ? v_set1(1) : v_exp2(v_sub(v_set1(into->max[i]), v_set1(max)));
 	v16 add = max == -INFINITY ? v_set1(1) : v_exp2(v_sub(v_set1(s->max[i]), v_set1(max)));
-	v_store(into->sum + i * 16, v_fma(v_load(s->sum + i * 16), add, v_mul(v_load(into->sum + i * 16), old)));
+	v_store(into->sum + i * 16,
+	        v_fma(v_load(s->sum + i * 16), add, v_mul(v_load(into->sum + i * 16), old)));
 	for (size_t d = (size_t)i * f->padded; d < (size_t)(i + 1) * f->padded; d += 16)
 		v_store(into->acc + d, v_fma(v_load(s->acc + d), add, v_mul(v_load(into->acc + d), old)));
 	into->max[i] = max;
 }
 
-static void merge(const struct fast_attention *f, const struct att_tile *t, struct att_state *into, const struct att_state *s)
+static void merge(const struct fast_attention *f, const struct att_tile *t, struct att_state *into,
+                  const struct att_state *s)
 {
 	for (uint32_t i = 0; i < t->rows * f->group; i++)
 		merge_row(f, into, s, i);
 }
 
-/* what a sink adds to the sum of weights, which are relative to the largest score, in units of log2 */
+/* what a sink adds to the sum of weights, which are relative to the largest score, in units of
+ * log2 */
 static float sink_term(float sink, float max)
 {
 	float lanes[16];
@@ -492,7 +543,8 @@ static float sink_term(float sink, float max)
 	return lanes[0];
 }
 
-static void finish(const struct fast_attention *f, const struct att_tile *t, uint32_t head, const struct att_state *s)
+static void finish(const struct fast_attention *f, const struct att_tile *t, uint32_t head,
+                   const struct att_state *s)
 {
 	for (uint32_t i = 0; i < t->rows * f->group; i++) {
 		float sum = v_hsum(v_load(s->sum + i * 16));
@@ -500,14 +552,18 @@ static void finish(const struct fast_attention *f, const struct att_tile *t, uin
 			sum += sink_term(f->a->sinks[head * f->group + i % f->group], s->max[i]);
 		v16 inv = v_set1(1.0f / sum);
 		const float *acc = s->acc + (size_t)i * f->padded;
-		float *out = f->a->out + (t->row + i / f->group) * f->a->ldo + (size_t)(head * f->group + i % f->group) * f->out_dim;
+		float *out = f->a->out + (t->row + i / f->group) * f->a->ldo +
+		             (size_t)(head * f->group + i % f->group) * f->out_dim;
 		for (uint32_t d = 0; d < f->out_dim; d += 16)
-			v_storen(out + d, v_mul(v_load(acc + d), inv), f->out_dim - d < 16 ? f->out_dim - d : 16);
+			v_storen(out + d, v_mul(v_load(acc + d), inv),
+			         f->out_dim - d < 16 ? f->out_dim - d : 16);
 	}
 }
 
-/* a tile from its first chunk to the output; items count tiles from the last, which have the longest histories */
-static void whole_item(const struct fast_attention *f, const struct att_tile *t, uint32_t head, unsigned worker)
+/* a tile from its first chunk to the output; items count tiles from the last, which have the
+ * longest histories */
+static void whole_item(const struct fast_attention *f, const struct att_tile *t, uint32_t head,
+                       unsigned worker)
 {
 	struct att_work w = work_at(f, worker);
 	load_queries(f, t, head, &w);
@@ -550,13 +606,15 @@ static void fast_att_join(const void *attention, uint32_t item, unsigned worker)
 	struct att_work w = work_at(&f, worker);
 	state_clear(&f, &w.run);
 	for (uint32_t c = 0; c < t->chunks; c++) {
-		struct att_state s = state_at(&f, a->p->partial + ((size_t)(t->partial + c) * a->items + head) * state_floats(&f));
+		struct att_state s = state_at(
+			&f, a->p->partial + ((size_t)(t->partial + c) * a->items + head) * state_floats(&f));
 		merge(&f, t, &w.run, &s);
 	}
 	finish(&f, t, head, &w.run);
 }
 
-/* A KV head's query heads in the smallest number of equal parts of at most PART_HEADS, so that threads can share out a large group. */
+/* A KV head's query heads in the smallest number of equal parts of at most PART_HEADS, so that
+ * threads can share out a large group. */
 static void fast_att_share(struct cpu_attention *a, uint32_t *ret_tile_rows)
 {
 	enum { PART_HEADS = 32 };

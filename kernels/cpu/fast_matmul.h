@@ -1,31 +1,37 @@
-/* fast_matmul.h - products of the fast variants. Included by each variant's file after its micro-kernels.
+/* fast_matmul.h - products of the fast variants. Included by each variant's file after its
+ * micro-kernels.
  *
- * Quantised weights: each activation row becomes integers of 15 bits in groups of 32 with a float scale, kept as two bytes each
- * (fast_record.h), so that byte products do the work. Over one group the products add up exactly in int32; the groups follow each other
- * in one float sum, so the variants agree in every bit, whatever order their integers go in:
- *     acc = fma(float(sum of w_code * x_code - zero * sum of x_code), d_w * d_x, acc), and for types with an offset
- *     acc = fma(m_w, d_x * sum, acc).
- * d_w and m_w of Q4_K and Q5_K are the exact products of their 6-bit scales with the block's d and m.
- * Float weights: acc = fma(x, w, acc) in the order of k.
- * BF16 weights with activations rounded to bfloat16 (kern_config.activations): what vdpbf16ps does, for each pair of k the second and then the first,
- *     acc = fma(x1, w1, acc), acc = fma(x0, w0, acc), each rounded to nearest even; denormals are zeros, in and out, after that rounding.
- * Found on Zen 4: equal in 48 million sums of random, huge, tiny, denormal and cancelling values. Not tried on other processors: test_conform_cpu compares
- * the instruction with the other variants wherever it runs.
+ * Quantised weights: each activation row becomes integers of 15 bits in groups of 32 with a float
+ * scale, kept as two bytes each (fast_record.h), so that byte products do the work. Over one group
+ * the products add up exactly in int32; the groups follow each other in one float sum, so the
+ * variants agree in every bit, whatever order their integers go in:
+ *     acc = fma(float(sum of w_code * x_code - zero * sum of x_code), d_w * d_x, acc), and for
+ *     types with an offset acc = fma(m_w, d_x * sum, acc).
+ * d_w and m_w of Q4_K and Q5_K are the exact products of their 6-bit scales with the block's d and
+ * m. Float weights: acc = fma(x, w, acc) in the order of k.
+ * BF16 weights with activations rounded to bfloat16 (kern_config.activations): what vdpbf16ps does,
+ * for each pair of k the second and then the first,
+ *     acc = fma(x1, w1, acc), acc = fma(x0, w0, acc), each rounded to nearest even; denormals are
+ *     zeros, in and out, after that rounding.
+ * Found on Zen 4: equal in 48 million sums of random, huge, tiny, denormal and cancelling values.
+ * Not tried on other processors: test_conform_cpu compares the instruction with the other variants
+ * wherever it runs.
  *
- * Why two bytes a value, which is twice the products: mean error of a log-probability on SmolLM2 Q4_1, teacher-forced over 3,704 positions,
- * with float KV 0.0007 and with bf16 KV 0.0092, which is the KV's own; with one byte 0.072. With the second byte only in groups whose largest
- * value is large beside the row's others: 0.032 with it in 21 % of the groups, 0.019 with 61 %; but a tile must do what any of its rows wants,
- * 48 % and 87 % in tiles of 12. The model's close calls change at 0.05, so what a tenth fewer products would save is not worth the half of that.
+ * Why two bytes a value, which is twice the products: mean error of a log-probability on SmolLM2
+ * Q4_1, teacher-forced over 3,704 positions, with float KV 0.0007 and with bf16 KV 0.0092, which is
+ * the KV's own; with one byte 0.072. With the second byte only in groups whose largest value is
+ * large beside the row's others: 0.032 with it in 21 % of the groups, 0.019 with 61 %; but a tile
+ * must do what any of its rows wants, 48 % and 87 % in tiles of 12. The model's close calls change
+ * at 0.05, so what a tenth fewer products would save is not worth the half of that.
  *
- * Rows are cut into tiles of up to TILE_ROWS; the quantised rows of a tile lie interleaved, one record a group, so that a kernel
- * addresses all of them from one pointer. */
+ * Rows are cut into tiles of up to TILE_ROWS; the quantised rows of a tile lie interleaved, one
+ * record a group, so that a kernel addresses all of them from one pointer. */
 #ifndef CPU_FAST_MATMUL_H
 #define CPU_FAST_MATMUL_H
 
 #include "kernels/cpu/fast_record.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
-
 
 #ifndef RECORD_STORE
 #define RECORD_STORE record_bytes
@@ -43,12 +49,15 @@ INLINE int32_t record_bytes(unsigned char *rec, uint32_t R, uint32_t r, int half
  * and so is every sum that the group goes into; its integers are zeros. */
 INLINE void quantise_group(unsigned char *rec, uint32_t R, uint32_t r, const float *x)
 {
-	v16 v[2] = { v_load(x), v_load(x + 16) }, round = v_set1(V_ROUND);
-	union { int32_t i; float f; } max = { v_hmax_bits(v_max_bits(v_abs(v[0]), v_abs(v[1]))) };
+	v16 v[2] = {v_load(x), v_load(x + 16)}, round = v_set1(V_ROUND);
+	union {
+		int32_t i;
+		float f;
+	} max = {v_hmax_bits(v_max_bits(v_abs(v[0]), v_abs(v[1])))};
 	float d = max.f / LEVELS;
 	int32_t sum[2];
-	if (!(max.f >= 1e-30f &&
-	      max.f < INFINITY)) { /* its reciprocal would overflow, or it is none */
+	if (!(max.f >= 1e-30f && max.f < INFINITY)) {
+		/* its reciprocal would overflow, or it is none */
 		d = max.f < 1e-30f ? 0 : NAN;
 		v[0] = v[1] = v_set1(0);
 		max.f = 1;
@@ -68,7 +77,10 @@ INLINE void quantise_group(unsigned char *rec, uint32_t R, uint32_t r, const flo
 /* to pairs of bfloat16, an odd k with a zero behind it */
 static void round_row(float *pairs, const float *x, uint32_t k)
 {
-	union { uint32_t u; float f; } pair;
+	union {
+		uint32_t u;
+		float f;
+	} pair;
 	for (uint32_t i = 0; i < k / 2; i++) {
 		pair.u = kern_f32_to_bf16(x[2 * i]) | (uint32_t)kern_f32_to_bf16(x[2 * i + 1]) << 16;
 		pairs[i] = pair.f;
@@ -98,14 +110,16 @@ static void fast_make_ready(const struct cpu_ready *in, uint32_t from, uint32_t 
 			unsigned char *rec = in->rec + row / TILE_ROWS * in->tile_bytes;
 			if (in->rounded)
 				round_row(in->rounded + (row + r) * in->ld_rounded, x, in->k);
-			for (uint32_t g = 0; in->rec && g < in->k / GROUP; g++, x += GROUP, rec += rows * REC_BYTES)
+			for (uint32_t g = 0; in->rec && g < in->k / GROUP;
+			     g++, x += GROUP, rec += rows * REC_BYTES)
 				quantise_group(rec, rows, r, x);
 		}
 	}
 }
 
 /* columns c0 .. c0 + 15 of rows [row, row + rows) from acc (rows, 16), with the bias */
-static void store_columns(const struct cpu_part *p, uint32_t row, uint32_t rows, uint32_t c0, const float *acc, size_t ld)
+static void store_columns(const struct cpu_part *p, uint32_t row, uint32_t rows, uint32_t c0,
+                          const float *acc, size_t ld)
 {
 	if (c0 >= p->w->n)
 		return;
@@ -118,11 +132,13 @@ static void store_columns(const struct cpu_part *p, uint32_t row, uint32_t rows,
 	}
 }
 
-/* Types of weights, and what is done with BF16: float activations; bfloat16 ones, in pairs; the same by the instruction for it. */
+/* Types of weights, and what is done with BF16: float activations; bfloat16 ones, in pairs; the
+ * same by the instruction for it. */
 enum float_kind { FLOAT_F32, FLOAT_F16, FLOAT_BF16, FLOAT_BF16_PAIRS, FLOAT_BF16_DOT };
 
 /* sum (R, V) += products with one k: the first or second of each pair i */
-INLINE void float_of_pair(const int R, const int V, enum float_kind kind, int second, const float *const *x, uint32_t i, const unsigned char *w,
+INLINE void float_of_pair(const int R, const int V, enum float_kind kind, int second,
+                          const float *const *x, uint32_t i, const unsigned char *w,
                           v16 (*sum)[FLOAT_VECS_MAX])
 {
 	v16 col[FLOAT_VECS_MAX];
@@ -135,16 +151,19 @@ INLINE void float_of_pair(const int R, const int V, enum float_kind kind, int se
 		if (kind == FLOAT_BF16_PAIRS)
 			b = second ? v_second_bf16(b) : v_first_bf16(b);
 		for (int c = 0; c < V; c++)
-			sum[r][c] = kind == FLOAT_BF16 ? v_fma(b, col[c], sum[r][c]) : v_fma_flushed(b, col[c], sum[r][c]);
+			sum[r][c] = kind == FLOAT_BF16 ? v_fma(b, col[c], sum[r][c])
+			                               : v_fma_flushed(b, col[c], sum[r][c]);
 	}
 }
 
 /* the same for a row of the panel that is not taken apart */
-INLINE void float_row(const int R, const int V, enum float_kind kind, const float *const *x, uint32_t i, const unsigned char *w, v16 (*sum)[FLOAT_VECS_MAX])
+INLINE void float_row(const int R, const int V, enum float_kind kind, const float *const *x,
+                      uint32_t i, const unsigned char *w, v16 (*sum)[FLOAT_VECS_MAX])
 {
 	v16 col[FLOAT_VECS_MAX];
 	for (int c = 0; c < V; c++)
-		col[c] = kind == FLOAT_F16 ? v_load_as(w + (size_t)c * 32, KERN_F16, 16) : v_load((const float *)(const void *)(w + (size_t)c * 64));
+		col[c] = kind == FLOAT_F16 ? v_load_as(w + (size_t)c * 32, KERN_F16, 16)
+		                           : v_load((const float *)(const void *)(w + (size_t)c * 64));
 	for (int r = 0; r < R; r++) {
 		v16 b = v_set1(x[r][i]);
 		for (int c = 0; c < V; c++)
@@ -158,7 +177,8 @@ INLINE void float_row(const int R, const int V, enum float_kind kind, const floa
 }
 
 /* R rows x V vectors of columns, over all of k */
-INLINE void float_kernel(const int R, const int V, enum float_kind kind, const float *const *x, const unsigned char *w, uint32_t k, bool first, float *acc)
+INLINE void float_kernel(const int R, const int V, enum float_kind kind, const float *const *x,
+                         const unsigned char *w, uint32_t k, bool first, float *acc)
 {
 	v16 sum[FLOAT_ROWS][FLOAT_VECS_MAX];
 	size_t row_bytes = FLOAT_COLUMNS * (kind == FLOAT_F16 ? 2 : 4);
@@ -184,7 +204,8 @@ INLINE void float_kernel(const int R, const int V, enum float_kind kind, const f
 }
 
 /* returns the number of vectors of columns done */
-INLINE int float_rows(enum float_kind kind, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, bool first, float *acc)
+INLINE int float_rows(enum float_kind kind, uint32_t rows, const float *const *x,
+                      const unsigned char *w, uint32_t k, bool first, float *acc)
 {
 	switch (rows) {
 	case 1: float_kernel(1, FLOAT_VECS_MAX, kind, x, w, k, first, acc); return FLOAT_VECS_MAX;
@@ -199,12 +220,15 @@ INLINE int float_rows(enum float_kind kind, uint32_t rows, const float *const *x
 }
 
 /* a function of its own, so that no arithmetic leaves the place where denormals are zeros */
-static __attribute__((noinline)) int float_flushed(uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, bool first, float *acc)
+static __attribute__((noinline)) int float_flushed(uint32_t rows, const float *const *x,
+                                                   const unsigned char *w, uint32_t k, bool first,
+                                                   float *acc)
 {
 	return float_rows(FLOAT_BF16_PAIRS, rows, x, w, k, first, acc);
 }
 
-static int float_dispatch(enum float_kind kind, uint32_t rows, const float *const *x, const unsigned char *w, uint32_t k, bool first, float *acc)
+static int float_dispatch(enum float_kind kind, uint32_t rows, const float *const *x,
+                          const unsigned char *w, uint32_t k, bool first, float *acc)
 {
 	switch (kind) {
 	case FLOAT_F32: return float_rows(FLOAT_F32, rows, x, w, k, first, acc);
@@ -228,14 +252,16 @@ static enum float_kind float_kind_of(const struct cpu_part *p, const struct cpu_
 	return !p->in.rounded ? FLOAT_BF16 : v->vdpbf16ps ? FLOAT_BF16_DOT : FLOAT_BF16_PAIRS;
 }
 
-/* The panel's columns of all rows, in parts of nearly equal height; spare rows of a kernel repeat the last one. */
+/* The panel's columns of all rows, in parts of nearly equal height; spare rows of a kernel
+ * repeat the last one. */
 static void float_panel(const struct cpu_part *p, enum float_kind kind, uint32_t panel)
 {
 	const struct kern_weight *w = p->w;
 	const unsigned char *data = w->data + panel * w->panel_bytes;
 	bool rounded = kind > FLOAT_BF16;
 	size_t unit = panel_float_bytes(w->dtype), ldx = rounded ? p->in.ld_rounded : p->in.ldx;
-	uint32_t c0 = panel * FLOAT_COLUMNS, columns = w->n - c0 < FLOAT_COLUMNS ? w->n - c0 : FLOAT_COLUMNS;
+	uint32_t c0 = panel * FLOAT_COLUMNS,
+			 columns = w->n - c0 < FLOAT_COLUMNS ? w->n - c0 : FLOAT_COLUMNS;
 	_Alignas(64) float acc[FLOAT_ROWS * FLOAT_VECS_MAX * 16];
 	const float *x[FLOAT_ROWS];
 	for (uint32_t row = 0, left = (p->rows + FLOAT_ROWS - 1) / FLOAT_ROWS; left; left--) {
@@ -252,7 +278,8 @@ static void float_panel(const struct cpu_part *p, enum float_kind kind, uint32_t
 }
 
 /* acc (R, 32) = panel x records; the variant's file supplies quant_kernel */
-INLINE void quant_rows(enum kern_dtype type, uint32_t rows, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *acc)
+INLINE void quant_rows(enum kern_dtype type, uint32_t rows, const unsigned char *panel,
+                       const unsigned char *rec, uint32_t groups, bool first, float *acc)
 {
 	switch (rows) {
 	case 1: quant_kernel(1, type, panel, rec, groups, first, acc); break;
@@ -266,7 +293,8 @@ INLINE void quant_rows(enum kern_dtype type, uint32_t rows, const unsigned char 
 static void quant_panel(const struct cpu_part *p, uint32_t row, uint32_t panel)
 {
 	_Alignas(64) float acc[TILE_ROWS * PANEL_COLUMNS];
-	const unsigned char *data = p->w->data + panel * p->w->panel_bytes, *rec = p->in.rec + row / TILE_ROWS * p->in.tile_bytes;
+	const unsigned char *data = p->w->data + panel * p->w->panel_bytes,
+						*rec = p->in.rec + row / TILE_ROWS * p->in.tile_bytes;
 	uint32_t groups = p->w->k / GROUP, rows = p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS;
 	bool first = !row;
 	switch (p->w->dtype) {
@@ -289,7 +317,8 @@ static uint32_t fast_panels(const struct kern_weight *w)
 	return (w->n + panel_columns(w->dtype) - 1) / panel_columns(w->dtype);
 }
 
-static void fast_product(const struct cpu_part *p, const struct cpu_variant *v, uint32_t panel, uint32_t end, float *scratch)
+static void fast_product(const struct cpu_part *p, const struct cpu_variant *v, uint32_t panel,
+                         uint32_t end, float *scratch)
 {
 	(void)scratch;
 	if (panel_is_float(p->w->dtype)) {

@@ -1,4 +1,5 @@
-/* fast_plain.c - the fast variant's arithmetic in portable C: for machines without AVX2, and the yardstick of the other two. */
+/* fast_plain.c - the fast variant's arithmetic in portable C: for machines without AVX2, and the
+ * yardstick of the other two. */
 #include "kernels/cpu/fast_record.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
@@ -22,8 +23,10 @@ static unsigned code(enum kern_dtype type, const unsigned char *codes, int i, in
 	return low | (codes[(4 + step / 4) * CODE_STEP + byte] >> 2 * (step % 4) & 3u) << 4;
 }
 
-/* sum[c] = start + products of values from .. to - 1 of row r of the record with column c's codes */
-static void dot(enum kern_dtype type, const unsigned char *codes, int R, int r, const unsigned char *rec, int from, int to, int32_t start, float *sum)
+/* sum[c] = start + products of values from .. to - 1 of row r of the record with column c's
+ * codes */
+static void dot(enum kern_dtype type, const unsigned char *codes, int R, int r,
+                const unsigned char *rec, int from, int to, int32_t start, float *sum)
 {
 	const int8_t *hi = (const int8_t *)rec + r * GROUP, *lo = hi + REC_LO * R;
 	for (int c = 0; c < SIDE_COLUMNS; c++) {
@@ -51,14 +54,16 @@ static int32_t rec_i32(const unsigned char *rec, int offset, int R, int r)
 	return ((const int32_t *)(const void *)(rec + offset * R))[r];
 }
 
-static void group16(int R, int r, int half, const unsigned char *d, const unsigned char *sc, const unsigned char *codes,
-                    const unsigned char *rec, float *acc)
+static void group16(int R, int r, int half, const unsigned char *d, const unsigned char *sc,
+                    const unsigned char *codes, const unsigned char *rec, float *acc)
 {
 	float sum[SIDE_COLUMNS], f;
-	dot(KERN_Q6_K, codes, R, r, rec, 16 * half, 16 * half + 16, rec_i32(rec, REC_Z32, R, half * R + r), sum);
+	dot(KERN_Q6_K, codes, R, r, rec, 16 * half, 16 * half + 16,
+	    rec_i32(rec, REC_Z32, R, half * R + r), sum);
 	for (int c = 0; c < SIDE_COLUMNS; c++) {
 		memcpy(&f, d + 4 * c, 4);
-		acc[c] = fmaf(sum[c], f * (float)(int8_t)sc[16 * half + c] * rec_f32(rec, REC_D, R, r), acc[c]);
+		acc[c] = fmaf(sum[c], f * (float)(int8_t)sc[16 * half + c] * rec_f32(rec, REC_D, R, r),
+		              acc[c]);
 	}
 }
 
@@ -66,11 +71,13 @@ static int32_t zero_sum(enum kern_dtype type, const unsigned char *rec, int R, i
 {
 	if (panel_has_offset(type))
 		return 0;
-	return type == KERN_Q8_0 ? rec_i32(rec, REC_Z128, R, r) : rec_i32(rec, REC_Z8, R, r) * panel_zero_eights(type);
+	return type == KERN_Q8_0 ? rec_i32(rec, REC_Z128, R, r)
+	                         : rec_i32(rec, REC_Z8, R, r) * panel_zero_eights(type);
 }
 
 /* column c's scale, or with `part` 1 its offset */
-static float scale_of(enum kern_dtype type, int part, const unsigned char *d, const unsigned char *scale, int c)
+static float scale_of(enum kern_dtype type, int part, const unsigned char *d,
+                      const unsigned char *scale, int c)
 {
 	uint16_t brain;
 	if (type == KERN_MXFP4) {
@@ -84,7 +91,8 @@ static float scale_of(enum kern_dtype type, int part, const unsigned char *d, co
 	return f * (float)scale[16 * part + c];
 }
 
-static void group32(int R, int r, enum kern_dtype type, const unsigned char *d, const unsigned char *scale, const unsigned char *codes,
+static void group32(int R, int r, enum kern_dtype type, const unsigned char *d,
+                    const unsigned char *scale, const unsigned char *codes,
                     const unsigned char *rec, float *acc)
 {
 	float sum[SIDE_COLUMNS];
@@ -96,9 +104,12 @@ static void group32(int R, int r, enum kern_dtype type, const unsigned char *d, 
 	}
 }
 
-static void quant_group(int R, uint32_t side, enum kern_dtype type, const unsigned char *block, uint32_t g, const unsigned char *rec, float *out)
+static void quant_group(int R, uint32_t side, enum kern_dtype type, const unsigned char *block,
+                        uint32_t g, const unsigned char *rec, float *out)
 {
-	const unsigned char *d = block + panel_d_at(type, side), *scale = block + panel_scale_at(type, g, side), *codes = block + panel_code_at(type, g, side);
+	const unsigned char *d = block + panel_d_at(type, side),
+						*scale = block + panel_scale_at(type, g, side),
+						*codes = block + panel_code_at(type, g, side);
 	for (int r = 0; r < R; r++, out += PANEL_COLUMNS) {
 		if (type != KERN_Q6_K) {
 			group32(R, r, type, d, scale, codes, rec, out);
@@ -109,13 +120,15 @@ static void quant_group(int R, uint32_t side, enum kern_dtype type, const unsign
 	}
 }
 
-static void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel, const unsigned char *rec, uint32_t groups, bool first, float *out)
+static void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel,
+                         const unsigned char *rec, uint32_t groups, bool first, float *out)
 {
 	(void)first;
 	memset(out, 0, (size_t)R * PANEL_COLUMNS * sizeof *out);
 	for (uint32_t g = 0; g < groups; g++, rec += R * REC_BYTES)
 		for (uint32_t side = 0; side < SIDES; side++)
-			quant_group(R, side, type, panel + panel_block_at(type, g), g, rec, out + side * SIDE_COLUMNS);
+			quant_group(R, side, type, panel + panel_block_at(type, g), g, rec,
+			            out + side * SIDE_COLUMNS);
 }
 
 static void transpose16(v16 *m)

@@ -1,9 +1,10 @@
-/* fast_record.h - the quantised activations of one group of 32 for a tile of R rows. A value is RADIX * hi + lo, two signed bytes, times
- * the group's scale. The record is int8 hi[R][32], int8 lo[R][32] (AVX2: R rows of 32 int16 in their place, see fast_avx2.c), then R each of the
- * rest: the offsets are per row, field f begins at f * R.
+/* fast_record.h - the quantised activations of one group of 32 for a tile of R rows. A value is
+ * RADIX * hi + lo, two signed bytes, times the group's scale. The record is int8 hi[R][32], int8
+ * lo[R][32] (AVX2: R rows of 32 int16 in their place, see fast_avx2.c), then R each of the rest:
+ * the offsets are per row, field f begins at f * R.
  *
- * |RADIX hi + lo| <= LEVELS, so with unsigned weight codes up to 255, their zero point not yet taken off, a group's sum stays within
- * 32 * 255 * 16319 < 2^27 and cannot overflow int32. */
+ * |RADIX hi + lo| <= LEVELS, so with unsigned weight codes up to 255, their zero point not yet
+ * taken off, a group's sum stays within 32 * 255 * 16319 < 2^27 and cannot overflow int32. */
 #ifndef CPU_FAST_RECORD_H
 #define CPU_FAST_RECORD_H
 
@@ -33,11 +34,12 @@ enum {
 	RADIX = 1 << LO_BITS,
 	LEVELS = 127 * RADIX + RADIX / 2 - 1,
 	REC_LO = 32,
-	REC_D = 64,                /* float scale */
-	REC_DSUM = 68,             /* float scale * sum of the values */
-	REC_Z8 = 72,               /* int32 -8 * sum: what zero points add up to, for Q4_0 and (twice) Q5_0 and MXFP4, */
-	REC_Z128 = 76,             /* ... Q8_0, */
-	REC_Z32 = 80,              /* ... and Q6_K, first halves of all rows, then second halves */
+	REC_D = 64,    /* float scale */
+	REC_DSUM = 68, /* float scale * sum of the values */
+	/* int32 -8 * sum: what zero points add up to, for Q4_0 and (twice) Q5_0 and MXFP4, */
+	REC_Z8 = 72,
+	REC_Z128 = 76, /* ... Q8_0, */
+	REC_Z32 = 80,  /* ... and Q6_K, first halves of all rows, then second halves */
 	REC_BYTES = 88
 };
 

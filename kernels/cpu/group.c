@@ -1,10 +1,14 @@
-/* group.c - what ranks of a group do together: they meet, and tell of progress when all have come. What a collective reads of other ranks lies in
- * memory that all share, so a gather is a meeting, and a reduce a meeting and a sum. */
+/* group.c - what ranks of a group do together: they meet, and tell of progress when all have come.
+ * What a collective reads of other ranks lies in memory that all share, so a gather is a
+ * meeting, and a reduce a meeting and a sum. */
 #include "kernels/cpu/build.h"
 
 #include <string.h>
 
-struct progress_phase { struct kern_program *p; uint32_t layer; };
+struct progress_phase {
+	struct kern_program *p;
+	uint32_t layer;
+};
 
 static uint32_t progress_items(const void *ctx)
 {
@@ -37,7 +41,8 @@ static void progress_item(const void *ctx, uint32_t item, unsigned worker)
 		return;
 	for (uint32_t i = 0; i < b->spans; i++)
 		if (of[i].word.v)
-			__atomic_store_n((uint64_t *)(void *)of[i].word.v + ph->layer * of[i].stride, of[i].value, __ATOMIC_RELEASE);
+			__atomic_store_n((uint64_t *)(void *)of[i].word.v + ph->layer * of[i].stride,
+			                 of[i].value, __ATOMIC_RELEASE);
 	if (dev->progressed)
 		dev->progressed(dev->progressed_arg);
 }
@@ -46,7 +51,7 @@ void build_progress(struct build *b, const struct kern_op *op)
 {
 	struct progress_phase *ph = build_alloc(b, sizeof *ph);
 	if (ph)
-		*ph = (struct progress_phase){ b->p, op->progress.layer };
+		*ph = (struct progress_phase){b->p, op->progress.layer};
 	build_phase(b, progress_items, progress_item, ph);
 }
 
@@ -56,7 +61,8 @@ static void meet_item(const void *ctx, uint32_t item, unsigned worker)
 	meet((struct kern_program *)(uintptr_t)ctx);
 }
 
-static void reduce_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void reduce_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                        uint32_t to)
 {
 	const struct kern_group *g = &p->dev->group;
 	struct kern_tensor x = s->op->reduce.x;
@@ -66,7 +72,8 @@ static void reduce_rows(const struct row_step *s, const struct kern_program *p, 
 		float *y = cpu_row(&s->op->reduce.y, r);
 		memcpy(y, cpu_row(&x, r), dim * sizeof *y);
 		for (size_t i = 1; i < ranks; i++) {
-			const struct kern_tensor other = { kern_at(x.at, i * s->op->reduce.stride), x.ld, x.type };
+			const struct kern_tensor other = {kern_at(x.at, i * s->op->reduce.stride), x.ld,
+			                                  x.type};
 			const float *add = cpu_row(&other, r);
 			for (size_t c = 0; c < dim; c++)
 				y[c] += add[c];
@@ -80,7 +87,8 @@ static void check_reduce(struct build *b, const struct kern_op *op)
 	build_tensor(b, op, &op->reduce.y, dim);
 	build_tensor(b, op, &op->reduce.x, dim);
 	if (b->p->dev->group.ranks > 1 && (stride < dim * sizeof(float) || stride % sizeof(float)))
-		build_fail(b, KERN_EINVAL, "reduce: rows of %zu columns, whose ranks are %zu bytes apart", dim, stride);
+		build_fail(b, KERN_EINVAL, "reduce: rows of %zu columns, whose ranks are %zu bytes apart",
+		           dim, stride);
 }
 
 void build_collective(struct build *b, const struct kern_op *op)
@@ -92,5 +100,6 @@ void build_collective(struct build *b, const struct kern_op *op)
 	if (b->p->dev->group.ranks > 1)
 		build_phase(b, one_item, meet_item, b->p);
 	if (op->kind == KERN_OP_REDUCE)
-		build_row_step(b, op, reduce_rows, NULL, (size_t)op->reduce.dim * (b->p->dev->group.ranks + 1));
+		build_row_step(b, op, reduce_rows, NULL,
+		               (size_t)op->reduce.dim * (b->p->dev->group.ranks + 1));
 }

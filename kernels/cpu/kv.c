@@ -1,7 +1,8 @@
 /* kv.c - rows of K and V into the paged pool, in the layer's type.
  *
- * What a row becomes depends on that row alone: types with scales have one for each token and head. All variants share this file, so
- * they write the same bytes. Numbers that are none are kept: in a type with scales they make the scale, and so the whole row, NaN. */
+ * What a row becomes depends on that row alone: types with scales have one for each token and head.
+ * All variants share this file, so they write the same bytes. Numbers that are none are kept: in
+ * a type with scales they make the scale, and so the whole row, NaN. */
 #include "kernels/cpu/cpu.h"
 
 #include <math.h>
@@ -13,11 +14,10 @@ int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct k
 		return cpu_fail(dev, KERN_EINVAL, "%s: KV head size %u, the limit is %d",
 		                kern_op_name(kind), kv->head_dim, CPU_MAX_HEAD_DIM);
 	if (kv->block_stride_bytes / kern_kv_planes(kv) < kern_kv_plane_bytes(kv))
-		return cpu_fail(
-			dev, KERN_EINVAL,
-			"%s: KV blocks are %zu bytes apart, %u planes of %zu bytes take more",
-			kern_op_name(kind), kv->block_stride_bytes, kern_kv_planes(kv),
-			kern_kv_plane_bytes(kv));
+		return cpu_fail(dev, KERN_EINVAL,
+		                "%s: KV blocks are %zu bytes apart, %u planes of %zu bytes take more",
+		                kern_op_name(kind), kv->block_stride_bytes, kern_kv_planes(kv),
+		                kern_kv_plane_bytes(kv));
 	return KERN_OK;
 }
 
@@ -36,7 +36,8 @@ static float largest(const float *src, uint32_t count)
 	return top < 0x7f800000 ? max : NAN;
 }
 
-/* The row's scale, and what its values are multiplied by; 0 for rows that are as good as zero, or none. */
+/* The row's scale, and what its values are multiplied by; 0 for rows that are as good as zero,
+ * or none. */
 static float scale_for(const float *src, uint32_t count, float type_max, float *ret_scale)
 {
 	float max = largest(src, count);
@@ -57,7 +58,10 @@ static void store_i8(unsigned char *dst, float *scale, const float *src, uint32_
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		/* 1.5 * 2^23: the sum's low bits are the nearest integer, ties to even */
-		union { float f; uint32_t u; } t = { src[i] * factor + 12582912.0f };
+		union {
+			float f;
+			uint32_t u;
+		} t = {src[i] * factor + 12582912.0f};
 		dst[i] = (unsigned char)t.u;
 	}
 }
@@ -74,18 +78,15 @@ static void store_f8(unsigned char *dst, float *scale, const float *src, uint32_
 }
 
 /* token `at` of a plane */
-static void kv_store(const struct kern_kv_layer *kv, unsigned char *plane, uint32_t at, const float *src)
+static void kv_store(const struct kern_kv_layer *kv, unsigned char *plane, uint32_t at,
+                     const float *src)
 {
 	uint32_t count = kv->head_dim;
 	unsigned char *dst = plane + at * kern_dtype_bytes(kv->dtype, count);
 	uint16_t *half = (uint16_t *)(void *)dst;
 	switch (kv->dtype) {
-	case KERN_I8:
-		store_i8(dst, cpu_kv_scales(kv, plane) + at, src, count);
-		break;
-	case KERN_F8:
-		store_f8(dst, cpu_kv_scales(kv, plane) + at, src, count);
-		break;
+	case KERN_I8: store_i8(dst, cpu_kv_scales(kv, plane) + at, src, count); break;
+	case KERN_F8: store_f8(dst, cpu_kv_scales(kv, plane) + at, src, count); break;
 	case KERN_BF16:
 		for (uint32_t i = 0; i < count; i++)
 			half[i] = kern_f32_to_bf16(src[i]);
@@ -94,8 +95,7 @@ static void kv_store(const struct kern_kv_layer *kv, unsigned char *plane, uint3
 		for (uint32_t i = 0; i < count; i++)
 			half[i] = kern_f32_to_f16(src[i]);
 		break;
-	default:
-		memcpy(dst, src, count * sizeof(float));
+	default: memcpy(dst, src, count * sizeof(float));
 	}
 }
 

@@ -1,8 +1,9 @@
-/* pack.c - weights from the file's rows into panels (panel.h) and single rows back out, for embeddings. Exact in both directions:
- * a row read back is what cpu_dequantise makes of the file's row. The reference variant keeps the file's rows.
+/* pack.c - weights from the file's rows into panels (panel.h) and single rows back out, for
+ * embeddings. Exact in both directions: a row read back is what cpu_dequantise makes of the file's
+ * row. The reference variant keeps the file's rows.
  *
- * Panels are packed by all threads, each panel by one. Codes move as words of 4 bytes, the unit that a column has in a panel; a mask after
- * each shift keeps a byte's bits to itself. */
+ * Panels are packed by all threads, each panel by one. Codes move as words of 4 bytes, the unit
+ * that a column has in a panel; a mask after each shift keeps a byte's bits to itself. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/panel.h"
 
@@ -47,7 +48,8 @@ static uint32_t spread_fifths(const unsigned char *bits)
 }
 
 /* the file's bytes are the panel's: value i in the low, i + 16 in the high nibble */
-static void pack_q4(unsigned char *scale, unsigned char *codes, enum kern_dtype t, unsigned c, const unsigned char *b)
+static void pack_q4(unsigned char *scale, unsigned char *codes, enum kern_dtype t, unsigned c,
+                    const unsigned char *b)
 {
 	memcpy(scale + 2 * c, b, 2);
 	if (panel_has_offset(t))
@@ -61,7 +63,8 @@ static void pack_q4(unsigned char *scale, unsigned char *codes, enum kern_dtype 
 		store_word(codes + i * CODE_STEP + 4 * c, load_word(b + 4 * i));
 }
 
-static void pack_mxfp4(unsigned char *scale, unsigned char *codes, unsigned c, const unsigned char *b)
+static void pack_mxfp4(unsigned char *scale, unsigned char *codes, unsigned c,
+                       const unsigned char *b)
 {
 	uint16_t d = kern_mxfp4_scale(b[0]);
 	memcpy(scale + 2 * c, &d, 2);
@@ -81,13 +84,16 @@ static void pack_nibbles(unsigned char *codes, unsigned c, const unsigned char *
 {
 	for (uint32_t i = 0; i < 4; i++)
 		store_word(codes + i * CODE_STEP + 4 * c,
-		           (load_word(low + 4 * i) >> shift & 0x0f0f0f0f) | (load_word(low + 16 + 4 * i) >> shift & 0x0f0f0f0f) << 4);
+		           (load_word(low + 4 * i) >> shift & 0x0f0f0f0f) |
+		               (load_word(low + 16 + 4 * i) >> shift & 0x0f0f0f0f) << 4);
 }
 
 /* group j of the file's 256 values; see q45_k in dequant.c */
-static void pack_k(unsigned char *ds, unsigned char *scale, unsigned char *codes, enum kern_dtype t, unsigned j, unsigned c, const unsigned char *b)
+static void pack_k(unsigned char *ds, unsigned char *scale, unsigned char *codes, enum kern_dtype t,
+                   unsigned j, unsigned c, const unsigned char *b)
 {
-	float d = kern_f16_to_f32((uint16_t)(b[0] | b[1] << 8)), m = -kern_f16_to_f32((uint16_t)(b[2] | b[3] << 8));
+	float d = kern_f16_to_f32((uint16_t)(b[0] | b[1] << 8)),
+		  m = -kern_f16_to_f32((uint16_t)(b[2] | b[3] << 8));
 	unsigned s, offset;
 	kern_k_scales(b + 4, j, &s, &offset);
 	memcpy(ds + 4 * c, &d, 4);
@@ -106,7 +112,8 @@ static void pack_k(unsigned char *ds, unsigned char *scale, unsigned char *codes
 }
 
 /* group j of the file's 256 values; see q6_k in dequant.c */
-static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *codes, unsigned j, unsigned c, const unsigned char *b)
+static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *codes, unsigned j,
+                    unsigned c, const unsigned char *b)
 {
 	unsigned half = j / 4, quarter = j % 4, shift = quarter >= 2 ? 4 : 0;
 	const unsigned char *low = b + 64 * half + 32 * (quarter & 1), *high = b + 128 + 32 * half;
@@ -123,7 +130,8 @@ static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *code
 }
 
 /* `columns` rows of the file to one panel, a group of all of them before the next one */
-static void pack_quantised(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, size_t row_bytes, uint32_t columns)
+static void pack_quantised(const struct kern_weight *w, unsigned char *panel,
+                           const unsigned char *src, size_t row_bytes, uint32_t columns)
 {
 	uint32_t per_block = w->dtype == KERN_Q6_K || panel_is_k(w->dtype) ? GROUP * 8 : GROUP;
 	size_t bytes = kern_dtype_bytes(w->dtype, per_block);
@@ -132,7 +140,8 @@ static void pack_quantised(const struct kern_weight *w, unsigned char *panel, co
 		size_t from = g * GROUP / per_block * bytes;
 		for (uint32_t r = 0; r < columns; r++) {
 			uint32_t side = r / SIDE_COLUMNS, c = r % SIDE_COLUMNS;
-			unsigned char *scale = block + panel_scale_at(w->dtype, g, side), *codes = block + panel_code_at(w->dtype, g, side);
+			unsigned char *scale = block + panel_scale_at(w->dtype, g, side),
+						  *codes = block + panel_code_at(w->dtype, g, side);
 			const unsigned char *b = src + r * row_bytes + from;
 			if (w->dtype == KERN_Q8_0)
 				pack_q8(scale, codes, c, b);
@@ -148,8 +157,10 @@ static void pack_quantised(const struct kern_weight *w, unsigned char *panel, co
 	}
 }
 
-/* `columns` rows of the file to one panel, a cache line of each row at a time. Units are floats, F16 or pairs of BF16; half a pair may be left. */
-static void pack_float(const struct kern_weight *w, unsigned char *panel, const unsigned char *src, size_t row_bytes, uint32_t columns)
+/* `columns` rows of the file to one panel, a cache line of each row at a time. Units are floats,
+ * F16 or pairs of BF16; half a pair may be left. */
+static void pack_float(const struct kern_weight *w, unsigned char *panel, const unsigned char *src,
+                       size_t row_bytes, uint32_t columns)
 {
 	enum { STEP = 16 };
 	uint32_t units = w->k / panel_float_k(w->dtype);
@@ -166,13 +177,15 @@ static void pack_float(const struct kern_weight *w, unsigned char *panel, const 
 					memcpy(panel + 4 * (to + j * FLOAT_COLUMNS), from + 4 * (i + j), 4);
 		}
 	for (uint32_t r = 0; w->k % panel_float_k(w->dtype) && r < columns; r++)
-		memcpy(panel + 4 * ((size_t)units * FLOAT_COLUMNS + r), src + r * row_bytes + 4 * (size_t)units, 2);
+		memcpy(panel + 4 * ((size_t)units * FLOAT_COLUMNS + r),
+		       src + r * row_bytes + 4 * (size_t)units, 2);
 }
 
 size_t cpu_weight_bytes(const struct kern_weight *w)
 {
 	uint32_t columns = panel_columns(w->dtype);
-	return w->packed ? (w->n + columns - 1) / columns * w->panel_bytes : w->n * kern_dtype_bytes(w->dtype, w->k);
+	return w->packed ? (w->n + columns - 1) / columns * w->panel_bytes
+	                 : w->n * kern_dtype_bytes(w->dtype, w->k);
 }
 
 struct pack_job {
@@ -192,22 +205,26 @@ static void pack_panel(const void *ctx, uint32_t item, unsigned worker)
 	(void)worker;
 	const struct pack_job *j = ctx;
 	const struct kern_weight *w = j->w;
-	uint32_t columns = panel_columns(w->dtype), first = item * columns, n = w->n - first < columns ? w->n - first : columns;
-	(panel_is_float(w->dtype) ? pack_float : pack_quantised)(w, w->data + item * w->panel_bytes, j->src + first * j->row_bytes, j->row_bytes, n);
+	uint32_t columns = panel_columns(w->dtype), first = item * columns,
+			 n = w->n - first < columns ? w->n - first : columns;
+	(panel_is_float(w->dtype) ? pack_float : pack_quantised)(w, w->data + item * w->panel_bytes,
+	                                                         j->src + first * j->row_bytes,
+	                                                         j->row_bytes, n);
 }
 
 void cpu_weight_pack(struct kern_weight *w, const void *src, size_t row_bytes, struct crew *crew)
 {
-	struct pack_job job = { w, src, row_bytes };
+	struct pack_job job = {w, src, row_bytes};
 	size_t dense = kern_dtype_bytes(w->dtype, w->k);
 	if (w->packed)
-		crew_run(crew, &(struct crew_phase){ .items = pack_panels, .item = pack_panel, .ctx = &job }, 1);
+		crew_run(crew, &(struct crew_phase){.items = pack_panels, .item = pack_panel, .ctx = &job},
+		         1);
 	else
 		for (uint32_t r = 0; r < w->n; r++)
 			memcpy(w->data + r * dense, job.src + r * row_bytes, dense);
 }
 
-/* --- rows back out ----------------------------------------------------------------------------------------------------- */
+/* --- rows back out ------------------------------------------------------- */
 
 static float half_at(const unsigned char *p)
 {
@@ -223,7 +240,8 @@ static float brain_at(const unsigned char *p)
 	return kern_bf16_to_f32(h);
 }
 
-static void unpack_group_q6(float *out, const unsigned char *ds, const unsigned char *scale, const unsigned char *codes, unsigned c)
+static void unpack_group_q6(float *out, const unsigned char *ds, const unsigned char *scale,
+                            const unsigned char *codes, unsigned c)
 {
 	float d;
 	memcpy(&d, ds + 4 * c, 4);
@@ -234,7 +252,8 @@ static void unpack_group_q6(float *out, const unsigned char *ds, const unsigned 
 }
 
 /* d and m of a group's column; ds: of the block, for the types that have them there */
-static void unpack_scales(enum kern_dtype t, const unsigned char *ds, const unsigned char *scale, unsigned c, float *ret_d, float *ret_m)
+static void unpack_scales(enum kern_dtype t, const unsigned char *ds, const unsigned char *scale,
+                          unsigned c, float *ret_d, float *ret_m)
 {
 	if (panel_is_k(t)) {
 		float d, m;
@@ -248,12 +267,14 @@ static void unpack_scales(enum kern_dtype t, const unsigned char *ds, const unsi
 	}
 }
 
-static void unpack_group(float *out, enum kern_dtype t, const unsigned char *ds, const unsigned char *scale, const unsigned char *codes, unsigned c)
+static void unpack_group(float *out, enum kern_dtype t, const unsigned char *ds,
+                         const unsigned char *scale, const unsigned char *codes, unsigned c)
 {
 	float d, m;
 	unpack_scales(t, ds, scale, c, &d, &m);
 	for (uint32_t i = 0; i < GROUP; i++) {
-		unsigned code = t == KERN_Q8_0 ? codes[i / 4 * CODE_STEP + c * 4 + i % 4] : get_code(codes, i, c);
+		unsigned code = t == KERN_Q8_0 ? codes[i / 4 * CODE_STEP + c * 4 + i % 4]
+		                               : get_code(codes, i, c);
 		if (panel_is_five(t))
 			code |= (codes[4 * CODE_STEP + 4 * c + i % 4] >> i / 4 & 1u) << 4;
 		if (t == KERN_MXFP4)
@@ -277,12 +298,15 @@ void cpu_weight_row(const struct kern_weight *w, uint32_t row, float *out)
 		uint32_t each = panel_float_k(w->dtype);
 		size_t unit = panel_float_bytes(w->dtype);
 		for (uint32_t i = 0; i < w->k; i += each)
-			cpu_dequantise(&out[i], w->dtype, panel + ((size_t)(i / each) * FLOAT_COLUMNS + c) * unit, w->k - i < each ? w->k - i : each);
+			cpu_dequantise(&out[i], w->dtype,
+			               panel + ((size_t)(i / each) * FLOAT_COLUMNS + c) * unit,
+			               w->k - i < each ? w->k - i : each);
 		return;
 	}
 	for (uint32_t g = 0; g < w->k / GROUP; g++) {
 		const unsigned char *block = panel + panel_block_at(w->dtype, g);
-		const unsigned char *scale = block + panel_scale_at(w->dtype, g, side), *codes = block + panel_code_at(w->dtype, g, side);
+		const unsigned char *scale = block + panel_scale_at(w->dtype, g, side),
+							*codes = block + panel_code_at(w->dtype, g, side);
 		const unsigned char *ds = block + panel_d_at(w->dtype, side);
 		if (w->dtype == KERN_Q6_K)
 			unpack_group_q6(out + g * GROUP, ds, scale, codes, c % SIDE_COLUMNS);

@@ -1,22 +1,29 @@
 /* panel.h - the layout of packed weights, written by pack.c and read by the matmul kernels.
  *
- * A weight is a sequence of panels. F32, F16: a panel is 64 columns (rows of W), as k rows of 64 elements. BF16: the same with pairs of k, 2 i and 2 i + 1 of
- * a column beside each other, as vdpbf16ps wants them; an odd k has a zero behind it.
- * Quantised types: a panel is 32 columns in two sides, 0 .. 15 and 16 .. 31; k is cut into groups of 32, and one or more groups with their
- * scales make a block: first the scales of both sides, then for each group the codes, of which the two sides take turns by 64 bytes: so a
- * kernel that does 32 columns reads memory as one stream (two streams 512 bytes apart cost half the bandwidth, 256 bytes apart a tenth).
- * All parts begin at multiples of 64 bytes. Codes are unsigned
- * bytes, four consecutive k of one column beside each other (step s: k 4s .. 4s + 3), as the dot-product instructions want them. A side has:
+ * A weight is a sequence of panels. F32, F16: a panel is 64 columns (rows of W), as k rows of 64
+ * elements. BF16: the same with pairs of k, 2 i and 2 i + 1 of a column beside each other, as
+ * vdpbf16ps wants them; an odd k has a zero behind it. Quantised types: a panel is 32 columns in
+ * two sides, 0 .. 15 and 16 .. 31; k is cut into groups of 32, and one or more groups with their
+ * scales make a block: first the scales of both sides, then for each group the codes, of which the
+ * two sides take turns by 64 bytes: so a kernel that does 32 columns reads memory as one stream
+ * (two streams 512 bytes apart cost half the bandwidth, 256 bytes apart a tenth). All parts begin
+ * at multiples of 64 bytes. Codes are unsigned bytes, four consecutive k of one column beside each
+ * other (step s: k 4s .. 4s + 3), as the dot-product instructions want them. A side has:
  *   Q8_0  2 groups a block: 2 x 16 f16 scales; a group's codes: 8 steps of 64 bytes, q + 128
- *   Q4_0  2 groups a block: 2 x 16 f16 scales; 4 times 64 bytes, low nibbles step j, high nibbles step j + 4
+ *   Q4_0  2 groups a block: 2 x 16 f16 scales; 4 times 64 bytes, low nibbles step j, high nibbles
+ *         step j + 4
  *   Q4_1  1 group a block: 16 f16 d, 16 f16 m; codes as Q4_0
- *   Q6_K  8 groups a block: 16 f32 d, 8 x 2 x 16 int8 scales (first and second half of a group); nibbles as Q4_0, then 2 x 64 bytes of
- *         pairs, step s in bits 2 (s % 4) of vector s / 4; code = value + 32
- *   MXFP4 as Q4_0 with bfloat16 scales, half of the file's; a nibble's code is twice its value, plus 16 (cpu_mxfp4_codes): 4.5 bits of the file's 4.25
- *   Q5_0  as Q4_0, and 64 bytes behind a group's nibbles: bit s of a byte is the fifth bit of its column's value in step s
+ *   Q6_K  8 groups a block: 16 f32 d, 8 x 2 x 16 int8 scales (first and second half of a group);
+ *         nibbles as Q4_0, then 2 x 64 bytes of pairs, step s in bits 2 (s % 4) of vector s / 4;
+ *         code = value + 32
+ *   MXFP4 as Q4_0 with bfloat16 scales, half of the file's; a nibble's code is twice its value,
+ *   plus 16 (cpu_mxfp4_codes): 4.5 bits of the file's 4.25
+ *   Q5_0  as Q4_0, and 64 bytes behind a group's nibbles: bit s of a byte is the fifth bit of its
+ *         column's value in step s
  *   Q5_1  as Q4_1, and the same fifth bits
- *   Q4_K  8 groups a block: 16 f32 d, 16 f32 -m, 8 x (16 uint8 s, 16 uint8 t); codes as Q4_0: 4.75 bits a value, of the file's 4.5. d s and m t are
- *         exact in a float, so nothing is lost that the file has
+ *   Q4_K  8 groups a block: 16 f32 d, 16 f32 -m, 8 x (16 uint8 s, 16 uint8 t); codes as Q4_0: 4.75
+ *         bits a value, of the file's 4.5. d s and m t are exact in a float, so nothing is lost
+ *         that the file has
  *   Q5_K  as Q4_K, and the fifth bits of Q5_0: 5.75 bits a value, of the file's 5.5
  * Columns beyond n and groups beyond k are zero. */
 #ifndef CPU_PANEL_H
@@ -24,20 +31,26 @@
 
 #include "kernels/kernels.h"
 
-enum { SIDE_COLUMNS = 16, SIDES = 2, PANEL_COLUMNS = SIDES * SIDE_COLUMNS, FLOAT_COLUMNS = 64, GROUP = 32 };
-enum { CODE_STEP = 4 * PANEL_COLUMNS };    /* bytes from 64 of a side's codes to its next 64 */
+enum {
+	SIDE_COLUMNS = 16,
+	SIDES = 2,
+	PANEL_COLUMNS = SIDES * SIDE_COLUMNS,
+	FLOAT_COLUMNS = 64,
+	GROUP = 32
+};
+enum { CODE_STEP = 4 * PANEL_COLUMNS }; /* bytes from 64 of a side's codes to its next 64 */
 
 static inline int panel_is_float(enum kern_dtype t)
 {
 	return t == KERN_F32 || t == KERN_F16 || t == KERN_BF16;
 }
 
-static inline uint32_t panel_float_k(enum kern_dtype t)        /* k of a row of a float panel */
+static inline uint32_t panel_float_k(enum kern_dtype t) /* k of a row of a float panel */
 {
 	return t == KERN_BF16 ? 2 : 1;
 }
 
-static inline size_t panel_float_bytes(enum kern_dtype t)      /* of a column in such a row */
+static inline size_t panel_float_bytes(enum kern_dtype t) /* of a column in such a row */
 {
 	return t == KERN_F16 ? 2 : 4;
 }
@@ -53,17 +66,20 @@ static inline int panel_is_k(enum kern_dtype t)
 	return t == KERN_Q4_K || t == KERN_Q5_K;
 }
 
-static inline int panel_is_five(enum kern_dtype t)             /* bits a code: nibbles and fifth bits */
+/* bits a code: nibbles and fifth bits */
+static inline int panel_is_five(enum kern_dtype t)
 {
 	return t == KERN_Q5_0 || t == KERN_Q5_1 || t == KERN_Q5_K;
 }
 
-static inline int panel_has_offset(enum kern_dtype t)          /* w = d q + m, without a zero point */
+/* w = d q + m, without a zero point */
+static inline int panel_has_offset(enum kern_dtype t)
 {
 	return t == KERN_Q4_1 || t == KERN_Q5_1 || panel_is_k(t);
 }
 
-static inline int panel_zero_eights(enum kern_dtype t)         /* the zero point of codes of nibbles, in eights */
+/* the zero point of codes of nibbles, in eights */
+static inline int panel_zero_eights(enum kern_dtype t)
 {
 	return t == KERN_Q5_0 || t == KERN_MXFP4 ? 2 : 1;
 }
@@ -73,12 +89,12 @@ static inline uint32_t panel_block_groups(enum kern_dtype t)
 	return t == KERN_Q6_K || panel_is_k(t) ? 8 : t == KERN_Q4_1 || t == KERN_Q5_1 ? 1 : 2;
 }
 
-static inline size_t panel_scale_bytes(enum kern_dtype t)      /* of a side */
+static inline size_t panel_scale_bytes(enum kern_dtype t) /* of a side */
 {
 	return t == KERN_Q6_K ? 320 : panel_is_k(t) ? 384 : 64;
 }
 
-static inline size_t panel_code_bytes(enum kern_dtype t)       /* of a group and side */
+static inline size_t panel_code_bytes(enum kern_dtype t) /* of a group and side */
 {
 	return t == KERN_Q8_0 ? 512 : t == KERN_Q6_K ? 384 : panel_is_five(t) ? 320 : 256;
 }
@@ -88,7 +104,7 @@ static inline size_t panel_block_bytes(enum kern_dtype t)
 	return SIDES * (panel_scale_bytes(t) + panel_block_groups(t) * panel_code_bytes(t));
 }
 
-static inline size_t panel_group_bytes(enum kern_dtype t)      /* with its share of the scales */
+static inline size_t panel_group_bytes(enum kern_dtype t) /* with its share of the scales */
 {
 	return panel_block_bytes(t) / panel_block_groups(t);
 }
@@ -96,11 +112,13 @@ static inline size_t panel_group_bytes(enum kern_dtype t)      /* with its share
 static inline size_t panel_bytes(enum kern_dtype t, uint32_t k)
 {
 	if (panel_is_float(t))
-		return (size_t)((k + panel_float_k(t) - 1) / panel_float_k(t)) * FLOAT_COLUMNS * panel_float_bytes(t);
+		return (size_t)((k + panel_float_k(t) - 1) / panel_float_k(t)) * FLOAT_COLUMNS *
+		       panel_float_bytes(t);
 	return (k / GROUP + panel_block_groups(t) - 1) / panel_block_groups(t) * panel_block_bytes(t);
 }
 
-/* Group g of a panel: its block, and in that a side's scales (Q6_K, Q4_K, Q5_K: d, and m, of the block's groups, and a group's integers) and codes. */
+/* Group g of a panel: its block, and in that a side's scales (Q6_K, Q4_K, Q5_K: d, and m, of the
+ * block's groups, and a group's integers) and codes. */
 static inline size_t panel_block_at(enum kern_dtype t, uint32_t g)
 {
 	return g / panel_block_groups(t) * panel_block_bytes(t);
@@ -113,12 +131,17 @@ static inline size_t panel_d_at(enum kern_dtype t, uint32_t side)
 
 static inline size_t panel_scale_at(enum kern_dtype t, uint32_t g, uint32_t side)
 {
-	return panel_d_at(t, side) + (t == KERN_Q6_K ? 64 : panel_is_k(t) ? 128 : 0) + g % panel_block_groups(t) * 32;
+	return panel_d_at(t, side) +
+	       (t == KERN_Q6_K  ? 64
+	        : panel_is_k(t) ? 128
+	                        : 0) +
+	       g % panel_block_groups(t) * 32;
 }
 
 static inline size_t panel_code_at(enum kern_dtype t, uint32_t g, uint32_t side)
 {
-	return SIDES * (panel_scale_bytes(t) + g % panel_block_groups(t) * panel_code_bytes(t)) + side * (CODE_STEP / SIDES);
+	return SIDES * (panel_scale_bytes(t) + g % panel_block_groups(t) * panel_code_bytes(t)) +
+	       side * (CODE_STEP / SIDES);
 }
 
 #endif

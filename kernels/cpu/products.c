@@ -1,19 +1,21 @@
-/* products.c - products of a group over the same activations, and of one matrix for each head: activations are made ready (quantised, rounded) by rows,
- * then columns are shared out. */
+/* products.c - products of a group over the same activations, and of one matrix for each head:
+ * activations are made ready (quantised, rounded) by rows, then columns are shared out. */
 #include "kernels/cpu/build.h"
 #include "kernels/cpu/panel.h"
 
 #include <string.h>
 
-/* --- making activations ready ---------------------------------------------------------------------------------------------------- */
+/* --- making activations ready -------------------------------------------- */
 
-struct cpu_make build_make(struct build *b, const struct kern_op *op, const struct kern_weight *const *w, uint32_t n)
+struct cpu_make build_make(struct build *b, const struct kern_op *op,
+                           const struct kern_weight *const *w, uint32_t n)
 {
 	const struct cpu_variant *v = b->p->dev->variant;
-	struct cpu_make m = { .k = w[0]->k };
+	struct cpu_make m = {.k = w[0]->k};
 	for (uint32_t i = 0; i < n; i++) {
 		if (w[i]->k != m.k)
-			build_fail(b, KERN_EINVAL, "%s of a group with inner sizes %u and %u", kern_op_name(op->kind), m.k, w[i]->k);
+			build_fail(b, KERN_EINVAL, "%s of a group with inner sizes %u and %u",
+			           kern_op_name(op->kind), m.k, w[i]->k);
 		if (v->tile_bytes && !panel_is_float(w[i]->dtype))
 			m.tile_bytes = v->tile_bytes(m.k / GROUP);
 		if (b->p->dev->bf16_activations && w[i]->dtype == KERN_BF16)
@@ -29,44 +31,55 @@ void build_ready_room(struct build *b, const struct cpu_make *m, size_t rows, si
 	p->rounded_floats = more(p->rounded_floats, rows * m->ld_rounded);
 }
 
-struct cpu_ready cpu_ready_at(const struct kern_program *p, const struct cpu_make *m, const float *x, size_t ldx, size_t tile, size_t row)
+struct cpu_ready cpu_ready_at(const struct kern_program *p, const struct cpu_make *m,
+                              const float *x, size_t ldx, size_t tile, size_t row)
 {
 	return (struct cpu_ready){
-		.k = m->k, .x = x, .ldx = ldx, .rec = m->tile_bytes ? p->rec + tile * m->tile_bytes : NULL, .tile_bytes = m->tile_bytes,
-		.rounded = m->ld_rounded ? p->rounded + row * m->ld_rounded : NULL, .ld_rounded = m->ld_rounded,
+		.k = m->k,
+		.x = x,
+		.ldx = ldx,
+		.rec = m->tile_bytes ? p->rec + tile * m->tile_bytes : NULL,
+		.tile_bytes = m->tile_bytes,
+		.rounded = m->ld_rounded ? p->rounded + row * m->ld_rounded : NULL,
+		.ld_rounded = m->ld_rounded,
 	};
 }
 
 size_t cpu_packed_bytes(const struct kern_program *p, const struct kern_weight *w)
 {
-	return w->packed ? p->dev->variant->panels(w) * w->panel_bytes : w->n * kern_dtype_bytes(w->dtype, w->k);
+	return w->packed ? p->dev->variant->panels(w) * w->panel_bytes
+	                 : w->n * kern_dtype_bytes(w->dtype, w->k);
 }
 
-uint32_t cpu_panels_per_item(const struct kern_program *p, const struct kern_weight *w, size_t total_bytes, int many)
+uint32_t cpu_panels_per_item(const struct kern_program *p, const struct kern_weight *w,
+                             size_t total_bytes, int many)
 {
 	enum { ITEMS_PER_THREAD = 6, ITEM_BYTES = 192 << 10 };
-	size_t share = total_bytes / (ITEMS_PER_THREAD * crew_threads(p->dev->crew)) + 1, panel = cpu_packed_bytes(p, w) / p->dev->variant->panels(w);
+	size_t share = total_bytes / (ITEMS_PER_THREAD * crew_threads(p->dev->crew)) + 1,
+		   panel = cpu_packed_bytes(p, w) / p->dev->variant->panels(w);
 	if (many && share > ITEM_BYTES)
 		share = ITEM_BYTES;
 	uint32_t each = (uint32_t)(share / (panel ? panel : 1));
 	return each ? each : 1;
 }
 
-/* --- one group --------------------------------------------------------------------------------------------------------------------- */
+/* --- one group ----------------------------------------------------------- */
 
 /* The two ways in which the columns are shared out: for rows of one tile, for more. */
 struct matmul_phase {
 	struct kern_program *p;
 	const struct kern_op *op;
 	struct cpu_make make;
-	struct kern_weight w[KERN_PRODUCTS_MAX];       /* copies of the operation's */
+	struct kern_weight w[KERN_PRODUCTS_MAX]; /* copies of the operation's */
 	uint32_t panels_per_item[2][KERN_PRODUCTS_MAX], first_item[2][KERN_PRODUCTS_MAX + 1];
 };
 
-static void ready_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void ready_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                       uint32_t to)
 {
 	const struct matmul_phase *ph = s->with;
-	struct cpu_ready r = cpu_ready_at(p, &ph->make, cpu_row(&s->op->matmul.x, 0), s->op->matmul.x.ld, 0, 0);
+	struct cpu_ready r = cpu_ready_at(p, &ph->make, cpu_row(&s->op->matmul.x, 0),
+	                                  s->op->matmul.x.ld, 0, 0);
 	p->dev->variant->make_ready(&r, from, to);
 }
 
@@ -87,9 +100,14 @@ static void matmul_item(const void *ctx, uint32_t item, unsigned worker)
 	while (item >= ph->first_item[many][i + 1])
 		i++;
 	const struct kern_product *of = &ph->op->matmul.p[i];
-	uint32_t each = ph->panels_per_item[many][i], first = (item - ph->first_item[many][i]) * each, panels = v->panels(&ph->w[i]);
-	struct cpu_part part = { .w = &ph->w[i], .bias = of->bias.v ? cpu_f32(of->bias) : NULL, .y = cpu_f32(of->y.at), .ldy = of->y.ld,
-	                         .in = cpu_ready_at(p, &ph->make, cpu_row(x, 0), x->ld, 0, 0), .rows = rows };
+	uint32_t each = ph->panels_per_item[many][i], first = (item - ph->first_item[many][i]) * each,
+			 panels = v->panels(&ph->w[i]);
+	struct cpu_part part = {.w = &ph->w[i],
+	                        .bias = of->bias.v ? cpu_f32(of->bias) : NULL,
+	                        .y = cpu_f32(of->y.at),
+	                        .ldy = of->y.ld,
+	                        .in = cpu_ready_at(p, &ph->make, cpu_row(x, 0), x->ld, 0, 0),
+	                        .rows = rows};
 	v->product(&part, v, first, panels - first < each ? panels : first + each, p->scratch[worker]);
 }
 
@@ -101,7 +119,8 @@ static void share_out(struct matmul_phase *ph)
 		total += cpu_packed_bytes(ph->p, op->matmul.p[i].w);
 	for (int many = 0; many < 2; many++)
 		for (uint32_t i = 0; i < op->matmul.products; i++) {
-			uint32_t each = cpu_panels_per_item(ph->p, op->matmul.p[i].w, total, many), panels = ph->p->dev->variant->panels(op->matmul.p[i].w);
+			uint32_t each = cpu_panels_per_item(ph->p, op->matmul.p[i].w, total, many),
+					 panels = ph->p->dev->variant->panels(op->matmul.p[i].w);
 			ph->panels_per_item[many][i] = each;
 			ph->first_item[many][i + 1] = ph->first_item[many][i] + (panels + each - 1) / each;
 		}
@@ -124,7 +143,9 @@ void build_matmul(struct build *b, const struct kern_op *op)
 	struct matmul_phase *ph = build_alloc(b, sizeof *ph);
 	if (build_tensor(b, op, &op->matmul.x, w[0]->k) || !ph)
 		return;
-	*ph = (struct matmul_phase){ .p = b->p, .op = op, .make = build_make(b, op, w, op->matmul.products) };
+	*ph = (struct matmul_phase){.p = b->p,
+	                            .op = op,
+	                            .make = build_make(b, op, w, op->matmul.products)};
 	for (uint32_t i = 0; i < op->matmul.products; i++)
 		ph->w[i] = *w[i];
 	uint32_t rows = build_max_rows(b, op->rows);
@@ -136,23 +157,26 @@ void build_matmul(struct build *b, const struct kern_op *op)
 	build_phase(b, matmul_items, matmul_item, ph);
 }
 
-/* --- one matrix for each head ---------------------------------------------------------------------------------------------------------- */
+/* --- one matrix for each head -------------------------------------------- */
 
 struct heads_phase {
 	struct kern_program *p;
 	const struct kern_op *op;
 	struct cpu_make make;
-	size_t tiles, rows;                    /* room for a head */
+	size_t tiles, rows; /* room for a head */
 	uint32_t panels, panels_per_item[2], items_per_head[2];
 };
 
 static struct cpu_ready head_ready(const struct heads_phase *ph, uint32_t head)
 {
 	const struct kern_tensor *x = &ph->op->heads_matmul.x;
-	return cpu_ready_at(ph->p, &ph->make, cpu_row(x, 0) + head * ((size_t)ph->make.k + ph->op->heads_matmul.tail), x->ld, head * ph->tiles, head * ph->rows);
+	return cpu_ready_at(ph->p, &ph->make,
+	                    cpu_row(x, 0) + head * ((size_t)ph->make.k + ph->op->heads_matmul.tail),
+	                    x->ld, head * ph->tiles, head * ph->rows);
 }
 
-static void heads_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void heads_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                       uint32_t to)
 {
 	const struct heads_phase *ph = s->with;
 	const struct kern_op *op = s->op;
@@ -163,7 +187,8 @@ static void heads_rows(const struct row_step *s, const struct kern_program *p, u
 			p->dev->variant->make_ready(&r, from, to);
 		}
 		for (uint32_t r = from; r < to && tail; r++)
-			memcpy(cpu_row(&op->heads_matmul.y, r) + h * ((size_t)n + tail) + n, cpu_row(&op->heads_matmul.x, r) + h * ((size_t)k + tail) + k,
+			memcpy(cpu_row(&op->heads_matmul.y, r) + h * ((size_t)n + tail) + n,
+			       cpu_row(&op->heads_matmul.x, r) + h * ((size_t)k + tail) + k,
 			       tail * sizeof(float));
 	}
 }
@@ -180,30 +205,45 @@ static void heads_item(const void *ctx, uint32_t item, unsigned worker)
 	const struct heads_phase *ph = ctx;
 	const struct kern_op *op = ph->op;
 	const struct cpu_variant *v = ph->p->dev->variant;
-	uint32_t rows = cpu_rows(ph->p, op->rows), many = rows > CPU_TILE_ROWS, each = ph->panels_per_item[many];
+	uint32_t rows = cpu_rows(ph->p, op->rows), many = rows > CPU_TILE_ROWS,
+			 each = ph->panels_per_item[many];
 	uint32_t head = item / ph->items_per_head[many], first = item % ph->items_per_head[many] * each;
 	const struct kern_weight *w = op->heads_matmul.w[head];
-	struct cpu_part part = { .w = w, .y = cpu_row(&op->heads_matmul.y, 0) + head * ((size_t)w->n + op->heads_matmul.tail), .ldy = op->heads_matmul.y.ld,
-	                         .in = head_ready(ph, head), .rows = rows };
-	v->product(&part, v, first, ph->panels - first < each ? ph->panels : first + each, ph->p->scratch[worker]);
+	struct cpu_part part = {.w = w,
+	                        .y = cpu_row(&op->heads_matmul.y, 0) +
+	                             head * ((size_t)w->n + op->heads_matmul.tail),
+	                        .ldy = op->heads_matmul.y.ld,
+	                        .in = head_ready(ph, head),
+	                        .rows = rows};
+	v->product(&part, v, first, ph->panels - first < each ? ph->panels : first + each,
+	           ph->p->scratch[worker]);
 }
 
 void build_heads_matmul(struct build *b, const struct kern_op *op)
 {
-	uint32_t heads = op->heads_matmul.heads, rows = build_max_rows(b, op->rows), tail = op->heads_matmul.tail;
+	uint32_t heads = op->heads_matmul.heads, rows = build_max_rows(b, op->rows),
+			 tail = op->heads_matmul.tail;
 	struct kern_weight *const *w = op->heads_matmul.w;
 	for (uint32_t h = 1; h < heads; h++)
 		if (w[h]->n != w[0]->n || w[h]->dtype != w[0]->dtype)
-			build_fail(b, KERN_EINVAL, "heads_matmul of matrices of %u and %u rows", w[0]->n, w[h]->n);
+			build_fail(b, KERN_EINVAL, "heads_matmul of matrices of %u and %u rows", w[0]->n,
+			           w[h]->n);
 	struct heads_phase *ph = build_alloc(b, sizeof *ph);
 	if (build_tensor(b, op, &op->heads_matmul.x, heads * ((size_t)w[0]->k + tail)) ||
 	    build_tensor(b, op, &op->heads_matmul.y, heads * ((size_t)w[0]->n + tail)) || !ph)
 		return;
-	*ph = (struct heads_phase){ .p = b->p, .op = op, .make = build_make(b, op, (const struct kern_weight *const *)w, heads), .rows = rows,
-	                            .tiles = (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS, .panels = b->p->dev->variant->panels(w[0]) };
+	*ph = (struct heads_phase){.p = b->p,
+	                           .op = op,
+	                           .make = build_make(b, op, (const struct kern_weight *const *)w,
+	                                              heads),
+	                           .rows = rows,
+	                           .tiles = (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS,
+	                           .panels = b->p->dev->variant->panels(w[0])};
 	for (int many = 0; many < 2; many++) {
-		ph->panels_per_item[many] = cpu_panels_per_item(b->p, w[0], heads * cpu_packed_bytes(b->p, w[0]), many);
-		ph->items_per_head[many] = (ph->panels + ph->panels_per_item[many] - 1) / ph->panels_per_item[many];
+		ph->panels_per_item[many] = cpu_panels_per_item(b->p, w[0],
+		                                                heads * cpu_packed_bytes(b->p, w[0]), many);
+		ph->items_per_head[many] = (ph->panels + ph->panels_per_item[many] - 1) /
+		                           ph->panels_per_item[many];
 	}
 	build_ready_room(b, &ph->make, heads * ph->rows, heads * ph->tiles);
 	need_scratch(b, ph->make.k);

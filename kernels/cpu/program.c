@@ -1,7 +1,7 @@
 /* program.c - see program.h: from recorded operations to phases, and running them.
  *
- * What cannot run is refused when the program is made; a batch beyond its limits before anything runs. Only a group of ranks that does not meet is
- * reported after the run. */
+ * What cannot run is refused when the program is made; a batch beyond its limits before anything
+ * runs. Only a group of ranks that does not meet is reported after the run. */
 #include "kernels/cpu/build.h"
 
 #include <stdarg.h>
@@ -9,14 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cpu_block { struct cpu_block *next; };
+struct cpu_block {
+	struct cpu_block *next;
+};
 enum { PIECE = 64 << 10, SMALL = 4 << 10, NEAR_MAX = 2 << 10 };
 
-/* --- building ------------------------------------------------------------------------------------------------------------ */
+/* --- building ------------------------------------------------------------ */
 
 static void *alloc_block(struct kern_program *p, size_t bytes)
 {
-	struct cpu_block *block = bytes > SIZE_MAX - 128 ? NULL : calloc(1, bytes + 128);      /* untouched pages stay the system's */
+	/* untouched pages stay the system's */
+	struct cpu_block *block = bytes > SIZE_MAX - 128 ? NULL : calloc(1, bytes + 128);
 	if (!block)
 		return NULL;
 	block->next = p->blocks;
@@ -59,7 +62,8 @@ void *build_alloc(struct build *b, size_t bytes)
 	return mem;
 }
 
-void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(const void *, uint32_t, unsigned), const void *ctx)
+void build_phase(struct build *b, uint32_t (*items)(const void *),
+                 void (*item)(const void *, uint32_t, unsigned), const void *ctx)
 {
 	struct kern_program *p = b->p;
 	b->open = NULL;
@@ -79,7 +83,8 @@ void build_phase(struct build *b, uint32_t (*items)(const void *), void (*item)(
 	size_t bytes = p->phases ? (uintptr_t)p->piece - (uintptr_t)p->phase[p->phases - 1].near : 0;
 	if (p->phases)
 		p->phase[p->phases - 1].near_bytes = bytes < NEAR_MAX ? bytes : 0;
-	p->phase[p->phases++] = (struct crew_phase){ .items = items, .item = item, .ctx = ctx, .near = b->op };
+	p->phase[p->phases++] = (struct crew_phase){
+		.items = items, .item = item, .ctx = ctx, .near = b->op};
 }
 
 uint32_t build_max_rows(const struct build *b, enum kern_rows rows)
@@ -87,15 +92,18 @@ uint32_t build_max_rows(const struct build *b, enum kern_rows rows)
 	return rows == KERN_ROWS_ALL ? b->p->limits.rows : b->p->limits.tail_rows;
 }
 
-int build_tensor(struct build *b, const struct kern_op *op, const struct kern_tensor *t, size_t columns)
+int build_tensor(struct build *b, const struct kern_op *op, const struct kern_tensor *t,
+                 size_t columns)
 {
 	if (t->type != KERN_F32)
-		return build_fail(b, KERN_ENOTSUP, "%s: activations of type %s, this device has f32", kern_op_name(op->kind), kern_dtype_name(t->type));
+		return build_fail(b, KERN_ENOTSUP, "%s: activations of type %s, this device has f32",
+		                  kern_op_name(op->kind), kern_dtype_name(t->type));
 	if (!columns || columns > CPU_MAX_COLUMNS)
 		return build_fail(b, KERN_EINVAL, "%s: rows of %zu columns, limits are 1 and %d",
 		                  kern_op_name(op->kind), columns, CPU_MAX_COLUMNS);
 	if (t->ld < columns)
-		return build_fail(b, KERN_EINVAL, "%s: rows of %zu columns are %zu apart", kern_op_name(op->kind), columns, t->ld);
+		return build_fail(b, KERN_EINVAL, "%s: rows of %zu columns are %zu apart",
+		                  kern_op_name(op->kind), columns, t->ld);
 	return build_address(b, op, t->at);
 }
 
@@ -107,9 +115,12 @@ int build_address(struct build *b, const struct kern_op *op, kern_ptr p)
 	                  kern_op_name(op->kind), (size_t)p.v);
 }
 
-/* --- sampling -------------------------------------------------------------------------------------------------------------- */
+/* --- sampling ------------------------------------------------------------ */
 
-struct sample_phase { struct kern_program *p; const struct kern_op *op; };
+struct sample_phase {
+	struct kern_program *p;
+	const struct kern_op *op;
+};
 
 static uint32_t sample_items(const void *ctx)
 {
@@ -122,8 +133,10 @@ static void sample_item(const void *ctx, uint32_t item, unsigned worker)
 	const struct sample_phase *ph = ctx;
 	const struct kern_op *op = ph->op;
 	const struct kern_batch *b = ph->p->batch;
-	kern_sample(ph->p->sampler[worker], cpu_row(&op->sample.logits, item), b, (const struct kern_draw *)kern_part(b, b->draws) + item,
-	            (struct kern_carry *)op->sample.carries.v, (struct kern_drawn *)op->sample.results.v + item);
+	kern_sample(ph->p->sampler[worker], cpu_row(&op->sample.logits, item), b,
+	            (const struct kern_draw *)kern_part(b, b->draws) + item,
+	            (struct kern_carry *)op->sample.carries.v,
+	            (struct kern_drawn *)op->sample.results.v + item);
 }
 
 static void build_sample(struct build *b, const struct kern_op *op)
@@ -133,7 +146,7 @@ static void build_sample(struct build *b, const struct kern_op *op)
 	struct sample_phase *ph = build_alloc(b, sizeof *ph);
 	if (build_tensor(b, op, &op->sample.logits, p->limits.vocab) || p->dev->group.rank)
 		return;
-	*ph = (struct sample_phase){ p, op };
+	*ph = (struct sample_phase){p, op};
 	p->sampler = build_alloc(b, threads * sizeof *p->sampler);
 	for (unsigned i = 0; i < threads && !b->rc; i++) {
 		void *mem = build_alloc(b, kern_sampler_bytes(p->limits.vocab));
@@ -143,7 +156,7 @@ static void build_sample(struct build *b, const struct kern_op *op)
 	build_phase(b, sample_items, sample_item, ph);
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------ */
+/* --- life ---------------------------------------------------------------- */
 
 static void build_op(struct build *b, const struct kern_op *op)
 {
@@ -190,7 +203,8 @@ void cpu_program_destroy(struct kern_program **pp)
 	*pp = NULL;
 }
 
-int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p)
+int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n,
+                    const struct kern_limits *limits, struct kern_program **ret_p)
 {
 	struct kern_program *p = calloc(1, sizeof *p);
 	if (!p)
@@ -199,10 +213,10 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	p->limits = *limits;
 	p->ops = n;
 	struct build b = {
-		.p = p,
-		.rc = kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error)};
+		.p = p, .rc = kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error)};
 	if (!b.rc && limits->carries && dev->group.ranks > 1)
-		build_fail(&b, KERN_ENOTSUP, "%u carries in a group of %u ranks, of which one draws", limits->carries, dev->group.ranks);
+		build_fail(&b, KERN_ENOTSUP, "%u carries in a group of %u ranks, of which one draws",
+		           limits->carries, dev->group.ranks);
 	for (size_t i = 0; i < n && !b.rc; i++) {
 		struct kern_op *op = build_alloc(&b, sizeof *op);
 		if (!op)
@@ -224,7 +238,7 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	return b.rc;
 }
 
-/* --- running ----------------------------------------------------------------------------------------------------------------- */
+/* --- running ------------------------------------------------------------- */
 
 int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
 {
@@ -237,5 +251,7 @@ int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 	cpu_cut_batch(p);
 	crew_run(dev->crew, p->phase, p->phases);
 	pthread_mutex_unlock(&dev->lock);
-	return atomic_load(&p->broken) ? cpu_fail(dev, KERN_EDEVICE, "the ranks of the group do not meet") : KERN_OK;
+	return atomic_load(&p->broken)
+	           ? cpu_fail(dev, KERN_EDEVICE, "the ranks of the group do not meet")
+	           : KERN_OK;
 }

@@ -1,5 +1,6 @@
-/* reference.c - every operation written plainly, in float32 without quantised activations. The other variants are measured
- * against it, so it stays simple: weights are dequantised row by row and dot products add up in 16 fixed lanes. */
+/* reference.c - every operation written plainly, in float32 without quantised activations. The
+ * other variants are measured against it, so it stays simple: weights are dequantised row by row
+ * and dot products add up in 16 fixed lanes. */
 #include "kernels/cpu/program.h"
 #include "kernels/own_math.h"
 
@@ -10,7 +11,7 @@ enum { LANES = 16, COLUMNS_PER_ITEM = 16 };
 
 static float dot(const float *a, const float *b, uint32_t n)
 {
-	float lane[LANES] = { 0 };
+	float lane[LANES] = {0};
 	uint32_t i = 0;
 	for (; i + LANES <= n; i += LANES)
 		for (int j = 0; j < LANES; j++)
@@ -23,7 +24,8 @@ static float dot(const float *a, const float *b, uint32_t n)
 	return lane[0];
 }
 
-static void ref_rms_norm(float *y, float *x, const float *a, const float *w, uint32_t dim, float eps)
+static void ref_rms_norm(float *y, float *x, const float *a, const float *w, uint32_t dim,
+                         float eps)
 {
 	double sum = 0;
 	for (uint32_t i = 0; i < dim; i++) {
@@ -36,7 +38,8 @@ static void ref_rms_norm(float *y, float *x, const float *a, const float *w, uin
 		y[i] = x[i] * f * w[i];
 }
 
-static void ref_rope(float *x, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope, const float *cos_sin)
+static void ref_rope(float *x, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope,
+                     const float *cos_sin)
 {
 	uint32_t pairs = rope->dims / 2;
 	bool half = rope->style == KERN_ROPE_HALF;
@@ -49,10 +52,12 @@ static void ref_rope(float *x, uint32_t heads, uint32_t head_dim, const struct k
 		}
 }
 
-static void ref_act_mul(float *y, const float *gate, const float *up, enum kern_act act, uint32_t dim)
+static void ref_act_mul(float *y, const float *gate, const float *up, enum kern_act act,
+                        uint32_t dim)
 {
 	for (uint32_t i = 0; i < dim; i++) {
-		/* all are g / (1 + exp(-z)) times something: GELU's tanh form, too, with z twice what the tanh is of */
+		/* all are g / (1 + exp(-z)) times something: GELU's tanh form, too, with z twice what
+		 * the tanh is of */
 		double g = (double)gate[i], u = (double)up[i], z = g;
 		if (act == KERN_SWIGLU_CLAMPED) {
 			g = g > 7 ? 7 : g;
@@ -73,7 +78,8 @@ static void ref_make_ready(const struct cpu_ready *in, uint32_t from, uint32_t t
 {
 	for (uint32_t r = from; r < to && in->rounded; r++)
 		for (uint32_t i = 0; i < in->k; i++)
-			in->rounded[r * in->ld_rounded + i] = kern_bf16_to_f32(kern_f32_to_bf16(in->x[r * in->ldx + i]));
+			in->rounded[r * in->ld_rounded + i] = kern_bf16_to_f32(
+				kern_f32_to_bf16(in->x[r * in->ldx + i]));
 }
 
 static uint32_t ref_panels(const struct kern_weight *w)
@@ -81,7 +87,8 @@ static uint32_t ref_panels(const struct kern_weight *w)
 	return (w->n + COLUMNS_PER_ITEM - 1) / COLUMNS_PER_ITEM;
 }
 
-static void ref_product(const struct cpu_part *p, const struct cpu_variant *v, uint32_t panel, uint32_t end, float *scratch)
+static void ref_product(const struct cpu_part *p, const struct cpu_variant *v, uint32_t panel,
+                        uint32_t end, float *scratch)
 {
 	(void)v;
 	const struct kern_weight *w = p->w;
@@ -97,11 +104,13 @@ static void ref_product(const struct cpu_part *p, const struct cpu_variant *v, u
 }
 
 /* K (or V) of one token as floats */
-static void kv_load(float *out, const struct kern_kv_layer *kv, const uint32_t *table, uint32_t token, uint32_t head, int is_v)
+static void kv_load(float *out, const struct kern_kv_layer *kv, const uint32_t *table,
+                    uint32_t token, uint32_t head, int is_v)
 {
 	uint32_t at = token % kv->block_tokens;
 	const unsigned char *plane = cpu_kv_plane(kv, table[token / kv->block_tokens], head, is_v);
-	cpu_dequantise(out, kv->dtype, plane + at * kern_dtype_bytes(kv->dtype, kv->head_dim), kv->head_dim);
+	cpu_dequantise(out, kv->dtype, plane + at * kern_dtype_bytes(kv->dtype, kv->head_dim),
+	               kv->head_dim);
 	if (kern_kv_scale_bytes(kv->dtype))
 		for (uint32_t d = 0; d < kv->head_dim; d++)
 			out[d] *= cpu_kv_scales(kv, plane)[at];
@@ -114,11 +123,13 @@ static void ref_att_item(const void *attention, uint32_t item, unsigned worker)
 	const struct kern_kv_layer *kv = &a->kv;
 	const struct att_tile *t = &a->cut->tile[item / a->heads];
 	const uint32_t *table = cpu_table(a->p, t->span);
-	uint32_t head = item % a->heads, dim = kv->head_dim, out_dim = cpu_kv_out_dim(kv), kv_head = head / (a->heads / kv->kv_heads);
-	uint32_t last = t->span->position + t->row - t->span->row, first = a->window && last + 1 > a->window ? last + 1 - a->window : 0;
+	uint32_t head = item % a->heads, dim = kv->head_dim, out_dim = cpu_kv_out_dim(kv),
+			 kv_head = head / (a->heads / kv->kv_heads);
+	uint32_t last = t->span->position + t->row - t->span->row,
+			 first = a->window && last + 1 > a->window ? last + 1 - a->window : 0;
 	float *score = a->p->scratch[worker], vec[CPU_MAX_HEAD_DIM], max = -INFINITY;
 	const float *q = a->q + t->row * a->ldq + (size_t)head * dim;
-	double sum = 0, acc[CPU_MAX_HEAD_DIM] = { 0 };
+	double sum = 0, acc[CPU_MAX_HEAD_DIM] = {0};
 
 	for (uint32_t i = first; i <= last; i++) {
 		kv_load(vec, kv, table, i, kv_head, 0);

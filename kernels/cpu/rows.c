@@ -1,12 +1,13 @@
-/* rows.c - phases of rows: operations that compute a row from that row alone. Those that follow each other run one after the other over a few rows, which
- * stay in the cache, before the next few. A row is always computed whole by one thread. */
+/* rows.c - phases of rows: operations that compute a row from that row alone. Those that follow
+ * each other run one after the other over a few rows, which stay in the cache, before the next
+ * few. A row is always computed whole by one thread. */
 #include "kernels/cpu/build.h"
 #include "kernels/own_math.h"
 
 #include <math.h>
 #include <string.h>
 
-/* --- phases ------------------------------------------------------------------------------------------------------------------ */
+/* --- phases -------------------------------------------------------------- */
 
 uint32_t cpu_grain(const struct kern_program *p, uint32_t count, size_t work, uint32_t multiple)
 {
@@ -20,7 +21,9 @@ uint32_t cpu_grain(const struct kern_program *p, uint32_t count, size_t work, ui
 static uint32_t rows_items(const void *ctx)
 {
 	const struct row_phase *ph = ctx;
-	uint32_t rows = cpu_rows(ph->p, ph->rows), grain = rows > CPU_TILE_ROWS ? cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS) : CPU_TILE_ROWS;
+	uint32_t rows = cpu_rows(ph->p, ph->rows),
+			 grain = rows > CPU_TILE_ROWS ? cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS)
+	                                      : CPU_TILE_ROWS;
 	return (rows + grain - 1) / grain;
 }
 
@@ -28,14 +31,18 @@ static void rows_item(const void *ctx, uint32_t item, unsigned worker)
 {
 	(void)worker;
 	const struct row_phase *ph = ctx;
-	uint32_t rows = cpu_rows(ph->p, ph->rows), grain = rows > CPU_TILE_ROWS ? cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS) : CPU_TILE_ROWS;
+	uint32_t rows = cpu_rows(ph->p, ph->rows),
+			 grain = rows > CPU_TILE_ROWS ? cpu_grain(ph->p, rows, ph->work, CPU_TILE_ROWS)
+	                                      : CPU_TILE_ROWS;
 	uint32_t from = item * grain;
 	uint32_t to = rows - from < grain ? rows : from + grain;
 	for (uint32_t i = 0; i < ph->steps; i++)
 		ph->step[i].run(&ph->step[i], ph->p, from, to);
 }
 
-void build_row_step(struct build *b, const struct kern_op *op, void (*run)(const struct row_step *, const struct kern_program *, uint32_t, uint32_t),
+void build_row_step(struct build *b, const struct kern_op *op,
+                    void (*run)(const struct row_step *, const struct kern_program *, uint32_t,
+                                uint32_t),
                     const void *with, size_t work)
 {
 	if (b->rc)
@@ -44,17 +51,18 @@ void build_row_step(struct build *b, const struct kern_op *op, void (*run)(const
 		struct row_phase *ph = build_alloc(b, sizeof *ph);
 		if (!ph)
 			return;
-		*ph = (struct row_phase){ .p = b->p, .rows = op->rows };
+		*ph = (struct row_phase){.p = b->p, .rows = op->rows};
 		build_phase(b, rows_items, rows_item, ph);
 		b->open = ph;
 	}
 	b->open->work += work;
-	b->open->step[b->open->steps++] = (struct row_step){ run, op, with };
+	b->open->step[b->open->steps++] = (struct row_step){run, op, with};
 }
 
-/* --- moving and scaling -------------------------------------------------------------------------------------------------------- */
+/* --- moving and scaling -------------------------------------------------- */
 
-static void embed_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void embed_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                       uint32_t to)
 {
 	const uint32_t *tokens = kern_part(p->batch, p->batch->tokens);
 	const struct kern_carry *carries = (const struct kern_carry *)s->op->embed.carries.v;
@@ -65,14 +73,17 @@ static void embed_rows(const struct row_step *s, const struct kern_program *p, u
 	}
 }
 
-static void gathered_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void gathered_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                          uint32_t to)
 {
 	const uint32_t *index = kern_part(p->batch, p->batch->tail_index);
 	for (uint32_t r = from; r < to; r++)
-		memcpy(cpu_row(&s->op->gather_rows.y, r), cpu_row(&s->op->gather_rows.x, index[r]), s->op->gather_rows.dim * sizeof(float));
+		memcpy(cpu_row(&s->op->gather_rows.y, r), cpu_row(&s->op->gather_rows.x, index[r]),
+		       s->op->gather_rows.dim * sizeof(float));
 }
 
-static void scale_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void scale_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                       uint32_t to)
 {
 	(void)p;
 	for (uint32_t r = from; r < to; r++) {
@@ -83,42 +94,50 @@ static void scale_rows(const struct row_step *s, const struct kern_program *p, u
 	}
 }
 
-/* --- norms and activation --------------------------------------------------------------------------------------------------------- */
+/* --- norms and activation ------------------------------------------------ */
 
-static void norm_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void norm_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                      uint32_t to)
 {
 	const struct kern_op *op = s->op;
 	for (uint32_t r = from; r < to; r++)
-		p->dev->variant->rms_norm(cpu_row(&op->norm.y, r), cpu_row(&op->norm.x, r), op->norm.a.at.v ? cpu_row(&op->norm.a, r) : NULL,
+		p->dev->variant->rms_norm(cpu_row(&op->norm.y, r), cpu_row(&op->norm.x, r),
+		                          op->norm.a.at.v ? cpu_row(&op->norm.a, r) : NULL,
 		                          cpu_f32(op->norm.w), op->norm.dim, op->norm.eps);
 }
 
-static void head_norm_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void head_norm_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                           uint32_t to)
 {
 	const struct kern_op *op = s->op;
 	for (uint32_t r = from; r < to; r++)
 		for (uint32_t h = 0; h < op->head_norm.heads; h++) {
 			float *x = cpu_row(&op->head_norm.x, r) + (size_t)h * op->head_norm.head_dim;
-			p->dev->variant->rms_norm(x, x, NULL, cpu_f32(op->head_norm.w), op->head_norm.head_dim, op->head_norm.eps);
+			p->dev->variant->rms_norm(x, x, NULL, cpu_f32(op->head_norm.w), op->head_norm.head_dim,
+			                          op->head_norm.eps);
 		}
 }
 
-static void act_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void act_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                     uint32_t to)
 {
 	const struct kern_op *op = s->op;
 	for (uint32_t r = from; r < to; r++)
-		p->dev->variant->act_mul(cpu_row(&op->act_mul.y, r), cpu_row(&op->act_mul.gate, r), cpu_row(&op->act_mul.up, r), op->act_mul.act, op->act_mul.dim);
+		p->dev->variant->act_mul(cpu_row(&op->act_mul.y, r), cpu_row(&op->act_mul.gate, r),
+		                         cpu_row(&op->act_mul.up, r), op->act_mul.act, op->act_mul.dim);
 }
 
-/* --- rotation ------------------------------------------------------------------------------------------------------------------------ */
+/* --- rotation ------------------------------------------------------------ */
 
-/* (cos, sin) of each row of the batch: (rows, 2, dims / 2). All layers with the same rope read the same table. */
+/* (cos, sin) of each row of the batch: (rows, 2, dims / 2). All layers with the same rope read
+ * the same table. */
 struct cpu_angles {
 	struct kern_rope rope;
 	float *cos_sin;
 };
 
-static void angle_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void angle_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                       uint32_t to)
 {
 	const struct cpu_angles *a = s->with;
 	const uint32_t *positions = kern_part(p->batch, p->batch->positions);
@@ -133,12 +152,14 @@ static void angle_rows(const struct row_step *s, const struct kern_program *p, u
 		}
 }
 
-static void rope_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void rope_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                      uint32_t to)
 {
 	const struct kern_op *op = s->op;
 	const struct cpu_angles *a = s->with;
 	for (uint32_t r = from; r < to; r++)
-		p->dev->variant->rope(cpu_row(&op->rope.x, r), op->rope.heads, op->rope.head_dim, &op->rope.rope, a->cos_sin + (size_t)r * a->rope.dims);
+		p->dev->variant->rope(cpu_row(&op->rope.x, r), op->rope.heads, op->rope.head_dim,
+		                      &op->rope.rope, a->cos_sin + (size_t)r * a->rope.dims);
 }
 
 /* The table of a rope, made by the step before its first use. */
@@ -148,7 +169,8 @@ static const struct cpu_angles *angles_of(struct build *b, const struct kern_op 
 	const struct kern_rope *rope = &op->rope.rope;
 	for (unsigned i = 0; i < p->angle_tables; i++) {
 		const struct kern_rope *have = &p->angles[i]->rope;
-		if (have->inv_freq.v == rope->inv_freq.v && have->dims == rope->dims && memcmp(&have->scale, &rope->scale, sizeof rope->scale) == 0)
+		if (have->inv_freq.v == rope->inv_freq.v && have->dims == rope->dims &&
+		    memcmp(&have->scale, &rope->scale, sizeof rope->scale) == 0)
 			return p->angles[i];
 	}
 	struct cpu_angles *a = build_alloc(b, sizeof *a);
@@ -156,7 +178,8 @@ static const struct cpu_angles *angles_of(struct build *b, const struct kern_op 
 		build_fail(b, KERN_ENOTSUP, "rope: more than %u tables of angles", p->angle_tables);
 	if (b->rc)
 		return NULL;
-	*a = (struct cpu_angles){ *rope, build_alloc(b, (size_t)p->limits.rows * rope->dims * sizeof(float)) };
+	*a = (struct cpu_angles){*rope,
+	                         build_alloc(b, (size_t)p->limits.rows * rope->dims * sizeof(float))};
 	p->angles[p->angle_tables++] = a;
 	build_row_step(b, op, angle_rows, a, 8 * (size_t)rope->dims);
 	return a;
@@ -176,14 +199,16 @@ static void build_rope(struct build *b, const struct kern_op *op)
 	build_row_step(b, op, rope_rows, a, dim);
 }
 
-/* --- KV ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- KV ------------------------------------------------------------------ */
 
-static void kv_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void kv_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                    uint32_t to)
 {
 	const struct kern_op *op = s->op;
 	const uint32_t *slots = kern_part(p->batch, p->batch->slots);
 	for (uint32_t r = from; r < to; r++)
-		cpu_kv_row(&op->kv_write.kv, slots[r], cpu_row(&op->kv_write.k, r), op->kv_write.kv.latent ? NULL : cpu_row(&op->kv_write.v, r));
+		cpu_kv_row(&op->kv_write.kv, slots[r], cpu_row(&op->kv_write.k, r),
+		           op->kv_write.kv.latent ? NULL : cpu_row(&op->kv_write.v, r));
 }
 
 static void build_kv_write(struct build *b, const struct kern_op *op)
@@ -192,12 +217,13 @@ static void build_kv_write(struct build *b, const struct kern_op *op)
 	size_t dim = (size_t)kv->kv_heads * kv->head_dim;
 	int rc = cpu_kv_check(b->p->dev, op->kind, kv);
 	b->rc = b->rc ? b->rc : rc;
-	if (build_tensor(b, op, &op->kv_write.k, dim) || (!kv->latent && build_tensor(b, op, &op->kv_write.v, dim)))
+	if (build_tensor(b, op, &op->kv_write.k, dim) ||
+	    (!kv->latent && build_tensor(b, op, &op->kv_write.v, dim)))
 		return;
 	build_row_step(b, op, kv_rows, NULL, 2 * dim);
 }
 
-/* --- route ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- route --------------------------------------------------------------- */
 
 static void softmax(float *s, const float *logits, uint32_t n)
 {
@@ -211,7 +237,8 @@ static void softmax(float *s, const float *logits, uint32_t n)
 		s[i] = (float)(e[i] / sum);
 }
 
-/* The number of the largest value that is not out yet; of equals the lowest. Always one that is not out. */
+/* The number of the largest value that is not out yet; of equals the lowest. Always one that is
+ * not out. */
 static uint32_t largest(const float *v, const bool *out, uint32_t n)
 {
 	uint32_t best = n;
@@ -225,10 +252,10 @@ static uint32_t largest(const float *v, const bool *out, uint32_t n)
 static void limit_groups(const struct kern_router *r, const float *c, bool *out)
 {
 	float worth[KERN_EXPERTS_MAX / 2];
-	bool chosen[KERN_EXPERTS_MAX / 2] = { false };
+	bool chosen[KERN_EXPERTS_MAX / 2] = {false};
 	uint32_t size = r->experts / r->groups;
 	for (uint32_t g = 0; g < r->groups; g++) {
-		bool first[KERN_EXPERTS_MAX] = { false };
+		bool first[KERN_EXPERTS_MAX] = {false};
 		uint32_t best = largest(c + g * size, first, size);
 		first[best] = true;
 		worth[g] = c[g * size + best] + c[g * size + largest(c + g * size, first, size)];
@@ -239,11 +266,12 @@ static void limit_groups(const struct kern_router *r, const float *c, bool *out)
 		out[e] = !chosen[e / size];
 }
 
-static void route_row(const struct kern_router *r, const float *logits, uint32_t *ids, float *weight)
+static void route_row(const struct kern_router *r, const float *logits, uint32_t *ids,
+                      float *weight)
 {
 	const float *bias = cpu_f32(r->bias);
 	float s[KERN_EXPERTS_MAX], c[KERN_EXPERTS_MAX], sum = 0, nan = 0;
-	bool out[KERN_EXPERTS_MAX] = { false };
+	bool out[KERN_EXPERTS_MAX] = {false};
 	if (r->score == KERN_SCORE_SOFTMAX)
 		softmax(s, logits, r->experts);
 	else
@@ -251,7 +279,7 @@ static void route_row(const struct kern_router *r, const float *logits, uint32_t
 			s[e] = (float)(1.0 / (1.0 + own_exp(-(double)logits[e])));
 	for (uint32_t e = 0; e < r->experts; e++) {
 		c[e] = bias ? s[e] + bias[e] : s[e];
-		nan += 0 * s[e];           /* also of a score that is not among the largest */
+		nan += 0 * s[e]; /* also of a score that is not among the largest */
 	}
 	if (r->groups > 1)
 		limit_groups(r, c, out);
@@ -266,27 +294,29 @@ static void route_row(const struct kern_router *r, const float *logits, uint32_t
 		weight[i] = weight[i] / divisor * r->scale + nan;
 }
 
-static void route_rows(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to)
+static void route_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                       uint32_t to)
 {
 	(void)p;
 	const struct kern_op *op = s->op;
 	uint32_t used = op->route.router.used;
 	for (uint32_t r = from; r < to; r++)
-		route_row(&op->route.router, cpu_row(&op->route.logits, r), (uint32_t *)(void *)op->route.ids.v + (size_t)r * used,
+		route_row(&op->route.router, cpu_row(&op->route.logits, r),
+		          (uint32_t *)(void *)op->route.ids.v + (size_t)r * used,
 		          cpu_f32(op->route.weights) + (size_t)r * used);
 }
 
 static void build_route(struct build *b, const struct kern_op *op)
 {
 	const struct kern_router *r = &op->route.router;
-	b->group = NULL;           /* rows choose anew */
+	b->group = NULL; /* rows choose anew */
 	if (!build_tensor(b, op, &op->route.logits, r->experts) &&
 	    !build_address(b, op, op->route.ids) && !build_address(b, op, op->route.weights) &&
 	    !(r->bias.v && build_address(b, op, r->bias)))
 		build_row_step(b, op, route_rows, NULL, 16 * (size_t)r->experts);
 }
 
-/* --- all of them --------------------------------------------------------------------------------------------------------------------------- */
+/* --- all of them --------------------------------------------------------- */
 
 void build_rows(struct build *b, const struct kern_op *op)
 {
@@ -296,11 +326,13 @@ void build_rows(struct build *b, const struct kern_op *op)
 			build_row_step(b, op, embed_rows, NULL, op->embed.w->k);
 		break;
 	case KERN_OP_GATHER_ROWS:
-		if (!build_tensor(b, op, &op->gather_rows.y, op->gather_rows.dim) && !build_tensor(b, op, &op->gather_rows.x, op->gather_rows.dim))
+		if (!build_tensor(b, op, &op->gather_rows.y, op->gather_rows.dim) &&
+		    !build_tensor(b, op, &op->gather_rows.x, op->gather_rows.dim))
 			build_row_step(b, op, gathered_rows, NULL, op->gather_rows.dim);
 		break;
 	case KERN_OP_SCALE:
-		if (!build_tensor(b, op, &op->scale.y, op->scale.dim) && !build_tensor(b, op, &op->scale.x, op->scale.dim))
+		if (!build_tensor(b, op, &op->scale.y, op->scale.dim) &&
+		    !build_tensor(b, op, &op->scale.x, op->scale.dim))
 			build_row_step(b, op, scale_rows, NULL, op->scale.dim);
 		break;
 	case KERN_OP_NORM:
@@ -314,16 +346,20 @@ void build_rows(struct build *b, const struct kern_op *op)
 		if (!build_tensor(b, op, &op->head_norm.x,
 		                  (size_t)op->head_norm.heads * op->head_norm.head_dim) &&
 		    !build_address(b, op, op->head_norm.w))
-			build_row_step(b, op, head_norm_rows, NULL, 2 * (size_t)op->head_norm.heads * op->head_norm.head_dim);
+			build_row_step(b, op, head_norm_rows, NULL,
+			               2 * (size_t)op->head_norm.heads * op->head_norm.head_dim);
 		break;
 	case KERN_OP_ROPE: build_rope(b, op); break;
 	case KERN_OP_KV_WRITE: build_kv_write(b, op); break;
 	case KERN_OP_ACT_MUL:
-		if (!build_tensor(b, op, &op->act_mul.y, op->act_mul.dim) && !build_tensor(b, op, &op->act_mul.gate, op->act_mul.dim) &&
+		if (!build_tensor(b, op, &op->act_mul.y, op->act_mul.dim) &&
+		    !build_tensor(b, op, &op->act_mul.gate, op->act_mul.dim) &&
 		    !build_tensor(b, op, &op->act_mul.up, op->act_mul.dim))
 			build_row_step(b, op, act_rows, NULL, 4 * (size_t)op->act_mul.dim);
 		break;
 	case KERN_OP_ROUTE: build_route(b, op); break;
-	default: build_fail(b, KERN_ENOTSUP, "operation %s (%d) is unknown to this device", kern_op_name(op->kind), (int)op->kind);
+	default:
+		build_fail(b, KERN_ENOTSUP, "operation %s (%d) is unknown to this device",
+		           kern_op_name(op->kind), (int)op->kind);
 	}
 }

@@ -46,8 +46,8 @@ size_t cpu_program_bytes(const struct cpu_variant *v, unsigned threads, bool bf1
 	size_t described = s->ops * (sizeof(struct kern_op) + DESCRIPTION + room);
 	size_t ready = ready_bytes(v, bf16, rows, tiles, s->in);
 	if (s->used)
-		ready = more(ready, ready_bytes(v, bf16, pairs, tiles_of(pairs) + s->experts + 1,
-		                                s->expert_in));
+		ready = more(ready,
+		             ready_bytes(v, bf16, pairs, tiles_of(pairs) + s->experts + 1, s->expert_in));
 	scratch = more(more(scratch, s->in), s->expert_in) * sizeof(float);
 	return described + attention + ready + expert_bytes(s, rows) +
 	       threads * (scratch + (l->vocab ? kern_sampler_bytes(l->vocab) : 0)) +

@@ -4,12 +4,13 @@
 
 #include "kernels/cuda/kernel.h"
 
-/* All are g / (1 + exp(-z)) times something: GELU's tanh form, too, with z twice what the tanh is of. */
+/* All are g / (1 + exp(-z)) times something: GELU's tanh form, too, with z twice what the tanh
+ * is of. */
 static __device__ inline float act_mul(int act, float g, float u)
 {
 	float z = g;
 	if (act == KERN_SWIGLU_CLAMPED) {
-		g = g > 7 ? 7 : g;     /* NaN stays */
+		g = g > 7 ? 7 : g; /* NaN stays */
 		u = (u > 7 ? 7 : u < -7 ? -7 : u) + 1;
 		z = 1.702f * g;
 	} else if (act == KERN_GELU_TANH)

@@ -1,55 +1,72 @@
 /* attention.cu - softmax attention over the paged KV, one arithmetic for prompts and decoding.
  *
- * A tile is 16 or 32 vectors, a row's heads of one KV head's group one after the other and then the next row's, of one span. A block multiplies a tile's vectors
- * by K of a chunk, 256 positions from a multiple of 256 on, makes weights of all scores of the chunk, multiplies them by V, and has a chunk's state (attention.h).
- * Warps share out a chunk's positions for scores, and columns of V for values.
+ * A tile is 16 or 32 vectors, a row's heads of one KV head's group one after the other and then the
+ * next row's, of one span. A block multiplies a tile's vectors by K of a chunk, 256 positions from
+ * a multiple of 256 on, makes weights of all scores of the chunk, multiplies them by V, and has a
+ * chunk's state (attention.h). Warps share out a chunk's positions for scores, and columns of V for
+ * values.
  *
- * Chunks' states are merged in ascending order into a run's state (8 chunks), and runs' states into the vector's. Whether a block does all of that for its tile, or
- * blocks write states of single chunks or runs that another kernel merges, makes no difference to a bit: the same states are merged in the same order. Nor
- * do a vector's place in its tile, the size of the tile or the other vectors, for rows of the tensor cores' A do not touch each other.
- * What a vector must not see has a weight of 0, and V is made finite there; a visible V that is not finite makes NaN (clean_quad). */
+ * Chunks' states are merged in ascending order into a run's state (8 chunks), and runs' states into
+ * the vector's. Whether a block does all of that for its tile, or blocks write states of single
+ * chunks or runs that another kernel merges, makes no difference to a bit: the same states are
+ * merged in the same order. Nor do a vector's place in its tile, the size of the tile or the
+ * other vectors, for rows of the tensor cores' A do not touch each other. What a vector must not
+ * see has a weight of 0, and V is made finite there; a visible V that is not finite makes NaN
+ * (clean_quad). */
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/kv.h"
 
 enum {
-	WARPS = 4, THREADS = WARPS * WARP,
-	CHUNK = 256, RUN = 8 * CHUNK,
-	SCORES_AT_ONCE = 32,       /* positions that a warp has in registers */
-	COLUMNS = 32,              /* of V, that a warp has in registers */
-	SCORE_LD = CHUNK + 16      /* lanes of a quarter warp read four columns each of two rows, from different banks */
+	WARPS = 4,
+	THREADS = WARPS * WARP,
+	CHUNK = 256,
+	RUN = 8 * CHUNK,
+	SCORES_AT_ONCE = 32, /* positions that a warp has in registers */
+	COLUMNS = 32,        /* of V, that a warp has in registers */
+	/* lanes of a quarter warp read four columns each of two rows, from different banks */
+	SCORE_LD = CHUNK + 16
 };
 
 struct attention_args {
 	const struct kern_batch *batch;
 	struct kern_kv_layer kv;
 	struct kern_tensor out, q;
-	const float *sinks;        /* or NULL */
-	float *states;             /* with units: (rows, heads, units, state_ld); else for each block its vectors' merged runs */
+	const float *sinks; /* or NULL */
+	/* with units: (rows, heads, units, state_ld); else for each block its vectors' merged runs */
+	float *states;
 	uint32_t heads, group, window, out_dim;
 	float scale;
-	int rows;                  /* enum kern_rows */
-	uint32_t tiles;            /* the most there can be */
-	uint32_t unit;             /* positions of the states that blocks write, CHUNK or RUN; 0: blocks do all */
-	uint32_t units, slots;     /* the most that a row has; blocks that share them out */
-	bool aligned;              /* KV to four elements */
+	int rows;       /* enum kern_rows */
+	uint32_t tiles; /* the most there can be */
+	/* positions of the states that blocks write, CHUNK or RUN; 0: blocks do all */
+	uint32_t unit;
+	uint32_t units, slots; /* the most that a row has; blocks that share them out */
+	bool aligned;          /* KV to four elements */
 };
 
 template <int TILES> struct alignas(16) attention_shared {
-	const unsigned char *k[CHUNK];         /* rows of the chunk's positions; NULL: nobody sees them */
+	/* rows of the chunk's positions; NULL: nobody sees them */
+	const unsigned char *k[CHUNK];
 	float k_scale[CHUNK], v_scale[CHUNK];
-	float score[16 * TILES][SCORE_LD];     /* then weights */
-	uint32_t first[16 * TILES], last[16 * TILES];           /* what vectors see; first > last: there is no such vector */
+	float score[16 * TILES][SCORE_LD]; /* then weights */
+	/* what vectors see; first > last: there is no such vector */
+	uint32_t first[16 * TILES], last[16 * TILES];
 	uint32_t row[16 * TILES], head[16 * TILES];
-	float *state[16 * TILES];              /* where one is to be written; NULL: nowhere */
-	float max[16 * TILES], sum[16 * TILES], run_max[16 * TILES], run_sum[16 * TILES];      /* of the present run; of those before */
-	float kept[16 * TILES], added[16 * TILES];              /* factors of a merge */
+	float *state[16 * TILES]; /* where one is to be written; NULL: nowhere */
+	/* of the present run; of those before */
+	float max[16 * TILES], sum[16 * TILES], run_max[16 * TILES], run_sum[16 * TILES];
+	float kept[16 * TILES], added[16 * TILES]; /* factors of a merge */
 	struct kern_span span;
-	uint32_t begin, vectors;               /* the tile's, among the span's; 0: there is no such tile */
-	uint32_t see_first, see_last, all_first, all_last;      /* positions that some vector sees; that all see */
+	/* the tile's, among the span's; 0: there is no such tile */
+	uint32_t begin, vectors;
+	/* positions that some vector sees; that all see */
+	uint32_t see_first, see_last, all_first, all_last;
 };
 
 /* Where a thread is in its warp, and in the tensor cores' registers (mma_bf16). */
-struct place { uint32_t warp, lane, g, t; };
+struct place {
+	uint32_t warp, lane, g, t;
+};
 
 static __device__ inline struct place place_of_thread(void)
 {
@@ -62,7 +79,8 @@ static __host__ __device__ inline uint32_t round_up(uint32_t n, uint32_t to)
 	return (n + to - 1) / to * to;
 }
 
-static __host__ __device__ inline uint32_t state_ld(uint32_t out_dim)     /* values, largest score, sum */
+/* values, largest score, sum */
+static __host__ __device__ inline uint32_t state_ld(uint32_t out_dim)
 {
 	return round_up(out_dim + 2, 4);
 }
@@ -72,13 +90,14 @@ static __device__ inline uint32_t first_seen(uint32_t position, uint32_t window)
 	return window && position + 1 > window ? position + 1 - window : 0;
 }
 
-/* Dynamic shared memory: struct attention_shared, then vectors as A's rows, then values of the run's state. */
-template <int TILES> static __device__ inline struct attention_shared<TILES> &shared_part(void)
-{
+/* Dynamic shared memory: struct attention_shared, then vectors as A's rows, then values of the
+ * run's state. */
+template <int TILES> static __device__ inline struct attention_shared<TILES> &shared_part(void) {
 	return *(struct attention_shared<TILES> *)shared_memory();
 }
 
-template <int TILES> static __device__ inline float *shared_q(void)
+template <int TILES>
+static __device__ inline float *shared_q(void)
 {
 	return (float *)(shared_memory() + sizeof(struct attention_shared<TILES>));
 }
@@ -90,19 +109,25 @@ template <int TILES> static __device__ inline float *shared_values(const struct 
 
 template <int TILES> static size_t shared_bytes(const struct attention_args *a)
 {
-	return sizeof(struct attention_shared<TILES>) + 16 * TILES * sizeof(float) * (round_up(a->kv.head_dim, 16) + round_up(a->out_dim, COLUMNS));
+	return sizeof(struct attention_shared<TILES>) +
+	       16 * TILES * sizeof(float) *
+	           (round_up(a->kv.head_dim, 16) + round_up(a->out_dim, COLUMNS));
 }
 
-/* --- tiles ------------------------------------------------------------------------------------------------------------------------- */
+/* --- tiles --------------------------------------------------------------- */
 
-static __device__ inline const struct kern_span *batch_spans(const struct kern_batch *b, int rows, uint32_t *ret_spans)
+static __device__ inline const struct kern_span *batch_spans(const struct kern_batch *b, int rows,
+                                                             uint32_t *ret_spans)
 {
 	*ret_spans = rows == KERN_ROWS_ALL ? b->spans : b->tail_spans;
 	return (const struct kern_span *)batch_words(b, rows == KERN_ROWS_ALL ? b->span : b->tail_span);
 }
 
-/* Tile numbers of a span begin where all spans before it have fewer, whatever they are: some numbers are nobody's. */
-template <int TILES> static __device__ void find_tile(const struct attention_args &a, struct attention_shared<TILES> &s, uint32_t number)
+/* Tile numbers of a span begin where all spans before it have fewer, whatever they are: some
+ * numbers are nobody's. */
+template <int TILES>
+static __device__ void find_tile(const struct attention_args &a, struct attention_shared<TILES> &s,
+                                 uint32_t number)
 {
 	uint32_t spans;
 	const struct kern_span *span = batch_spans(a.batch, a.rows, &spans);
@@ -110,7 +135,8 @@ template <int TILES> static __device__ void find_tile(const struct attention_arg
 		s.vectors = 0;
 	__syncthreads();
 	for (uint32_t i = threadIdx.x; i < spans; i += THREADS) {
-		uint32_t all = span[i].rows * a.group, before = (uint32_t)((uint64_t)span[i].row * a.group / (16 * TILES)) + i;
+		uint32_t all = span[i].rows * a.group,
+				 before = (uint32_t)((uint64_t)span[i].row * a.group / (16 * TILES)) + i;
 		if (number < before || number - before >= round_up(all, 16 * TILES) / (16 * TILES))
 			continue;
 		s.span = span[i];
@@ -120,8 +146,10 @@ template <int TILES> static __device__ void find_tile(const struct attention_arg
 	__syncthreads();
 }
 
-/* What vectors see, and the vectors: for each 16 columns and 16 vectors the four columns of row g of all lanes, then of row g + 8. */
-template <int TILES> static __device__ void load_tile(const struct attention_args &a, struct attention_shared<TILES> &s)
+/* What vectors see, and the vectors: for each 16 columns and 16 vectors the four columns of row
+ * g of all lanes, then of row g + 8. */
+template <int TILES>
+static __device__ void load_tile(const struct attention_args &a, struct attention_shared<TILES> &s)
 {
 	uint32_t dim = a.kv.head_dim, v = threadIdx.x;
 	if (v < 16 * TILES) {
@@ -141,25 +169,36 @@ template <int TILES> static __device__ void load_tile(const struct attention_arg
 	}
 	__syncthreads();
 	for (uint32_t i = threadIdx.x; i < round_up(dim, 16) * 4 * TILES; i += THREADS) {
-		uint32_t lane = i % WARP, vector = i / 64 % TILES * 16 + i / WARP % 2 * 8 + lane / 4, c = i / 64 / TILES * 16 + lane % 4 * 4;
+		uint32_t lane = i % WARP, vector = i / 64 % TILES * 16 + i / WARP % 2 * 8 + lane / 4,
+				 c = i / 64 / TILES * 16 + lane % 4 * 4;
 		for (uint32_t e = 0; e < 4; e++)
-			shared_q<TILES>()[4 * i + e] = vector < s.vectors && c < dim ? tensor_get(a.q, s.row[vector], s.head[vector] * dim + c + e) : 0;
+			shared_q<TILES>()[4 * i + e] = vector < s.vectors && c < dim
+			                                   ? tensor_get(a.q, s.row[vector],
+			                                                s.head[vector] * dim + c + e)
+			                                   : 0;
 	}
 	__syncthreads();
 }
 
-/* --- a chunk --------------------------------------------------------------------------------------------------------------------- */
+/* --- a chunk ------------------------------------------------------------- */
 
 /* Positions of a chunk that the tile needs: from a multiple of SCORES_AT_ONCE on. */
-struct range { uint32_t chunk, begin, end; };
+struct range {
+	uint32_t chunk, begin, end;
+};
 
-template <int TILES> static __device__ inline struct range chunk_range(const struct attention_shared<TILES> &s, uint32_t chunk)
+template <int TILES>
+static __device__ inline struct range chunk_range(const struct attention_shared<TILES> &s,
+                                                  uint32_t chunk)
 {
 	uint32_t first = chunk * CHUNK, see = s.see_first / SCORES_AT_ONCE * SCORES_AT_ONCE;
-	return range{first, first < see ? see : first, s.see_last - first < CHUNK ? s.see_last + 1 : first + CHUNK};
+	return range{first, first < see ? see : first,
+	             s.see_last - first < CHUNK ? s.see_last + 1 : first + CHUNK};
 }
 
-template <int TILES> static __device__ void find_rows(const struct attention_args &a, struct attention_shared<TILES> &s, struct range r)
+template <int TILES>
+static __device__ void find_rows(const struct attention_args &a, struct attention_shared<TILES> &s,
+                                 struct range r)
 {
 	const struct kern_kv_layer &kv = a.kv;
 	struct kv_shape shape = kv_shape_of(kv);
@@ -170,7 +209,8 @@ template <int TILES> static __device__ void find_rows(const struct attention_arg
 		s.k[i] = NULL;
 		if (p >= r.end)
 			continue;
-		const unsigned char *base = (const unsigned char *)kv.base.v + table[p / kv.block_tokens] * kv.block_stride_bytes + plane;
+		const unsigned char *base = (const unsigned char *)kv.base.v +
+		                            table[p / kv.block_tokens] * kv.block_stride_bytes + plane;
 		s.k[i] = base + at * shape.row_bytes;
 		if (!shape.scaled)
 			continue;
@@ -187,8 +227,10 @@ static __device__ inline bool is_scaled(int type)
 }
 
 /* -infinity for positions that the vector does not see; 0 where there is no vector. */
-template <int TYPE, int TILES> static __device__ inline void put_score(const struct attention_args &a, struct attention_shared<TILES> &s, uint32_t v, uint32_t chunk,
-                                                                       uint32_t i, float product)
+template <int TYPE, int TILES>
+static __device__ inline void put_score(const struct attention_args &a,
+                                        struct attention_shared<TILES> &s, uint32_t v,
+                                        uint32_t chunk, uint32_t i, float product)
 {
 	if (is_scaled(TYPE))
 		product *= s.k_scale[i];
@@ -196,9 +238,15 @@ template <int TYPE, int TILES> static __device__ inline void put_score(const str
 	s.score[v][i] = chunk + i >= s.first[v] && chunk + i <= s.last[v] ? product * a.scale : hidden;
 }
 
-template <int TYPE, bool ROUNDED, int TILES> static __device__ void make_scores(const struct attention_args &a, struct attention_shared<TILES> &s, struct range r)
+template <int TYPE, bool ROUNDED, int TILES>
+static __device__ void make_scores(const struct attention_args &a,
+                                   struct attention_shared<TILES> &s, struct range r)
 {
-	enum { Q_PARTS = ROUNDED ? 1 : 3, K_PARTS = kv_parts<TYPE, ROUNDED>::N, N = SCORES_AT_ONCE / 8 };
+	enum {
+		Q_PARTS = ROUNDED ? 1 : 3,
+		K_PARTS = kv_parts<TYPE, ROUNDED>::N,
+		N = SCORES_AT_ONCE / 8
+	};
 	struct place at = place_of_thread();
 	for (uint32_t p = r.begin + SCORES_AT_ONCE * at.warp; p < r.end; p += SCORES_AT_ONCE * WARPS) {
 		const unsigned char *row[N];
@@ -230,14 +278,17 @@ template <int TYPE, bool ROUNDED, int TILES> static __device__ void make_scores(
 		for (int i = 0; i < TILES; i++) {
 			UNROLL
 			for (int e = 0; e < 4 * N; e++)
-				put_score<TYPE>(a, s, 16 * i + at.g + e % 4 / 2 * 8, r.chunk, p - r.chunk + e / 4 * 8 + 2 * at.t + e % 2, acc[i][e / 4][e % 4]);
+				put_score<TYPE>(a, s, 16 * i + at.g + e % 4 / 2 * 8, r.chunk,
+				                p - r.chunk + e / 4 * 8 + 2 * at.t + e % 2, acc[i][e / 4][e % 4]);
 		}
 	}
 	__syncthreads();
 }
 
-/* Scores become weights (times V's scales), the chunk's largest score and sum are merged into the run's. A warp has a vector. */
-template <int TYPE, int TILES> static __device__ void make_weights(struct attention_shared<TILES> &s, struct range r, bool fresh)
+/* Scores become weights (times V's scales), the chunk's largest score and sum are merged into
+ * the run's. A warp has a vector. */
+template <int TYPE, int TILES>
+static __device__ void make_weights(struct attention_shared<TILES> &s, struct range r, bool fresh)
 {
 	enum { N = CHUNK / WARP };
 	struct place at = place_of_thread();
@@ -246,7 +297,8 @@ template <int TYPE, int TILES> static __device__ void make_weights(struct attent
 		float score[N], max = -INFINITY, sum = 0;
 		UNROLL
 		for (int i = 0; i < N; i++) {
-			score[i] = WARP * i >= begin && WARP * i < end ? s.score[v][WARP * i + at.lane] : -INFINITY;
+			score[i] = WARP * i >= begin && WARP * i < end ? s.score[v][WARP * i + at.lane]
+			                                               : -INFINITY;
 			max = state_max(max, score[i]);
 		}
 		for (uint32_t by = WARP / 2; by; by /= 2)
@@ -259,7 +311,9 @@ template <int TYPE, int TILES> static __device__ void make_weights(struct attent
 			float weight = expf(score[i] - (max == -INFINITY ? 0.0f : max));
 			sum += weight;
 			if (is_scaled(TYPE))
-				weight = r.chunk + p >= s.first[v] && r.chunk + p <= s.last[v] ? weight * s.v_scale[p] : 0;
+				weight = r.chunk + p >= s.first[v] && r.chunk + p <= s.last[v]
+				             ? weight * s.v_scale[p]
+				             : 0;
 			s.score[v][p] = weight;
 		}
 		sum = warp_sum(sum);
@@ -274,9 +328,12 @@ template <int TYPE, int TILES> static __device__ void make_weights(struct attent
 	__syncthreads();
 }
 
-/* Elements of V that are not finite, where not all vectors see them, have become 0: they make NaN of the values of those who see them. mark: a quad for each
- * of the lane's four positions from p + 4t on. */
-template <int TILES> static __device__ void mark_values(const struct attention_shared<TILES> &s, uint32_t p, const uint32_t mark[4][2], float acc[TILES][4][4])
+/* Elements of V that are not finite, where not all vectors see them, have become 0: they make NaN
+ * of the values of those who see them. mark: a quad for each of the lane's four positions from p
+ * + 4t on. */
+template <int TILES>
+static __device__ void mark_values(const struct attention_shared<TILES> &s, uint32_t p,
+                                   const uint32_t mark[4][2], float acc[TILES][4][4])
 {
 	struct place at = place_of_thread();
 	UNROLL
@@ -285,7 +342,8 @@ template <int TILES> static __device__ void mark_values(const struct attention_s
 		UNROLL
 		for (int e = 0; e < 4; e++) {
 			uint32_t v = 16 * i + at.g + e % 2 * 8, from = p + 4 * at.t + e / 2 * 2;
-			sees[e] = (from >= s.first[v] && from <= s.last[v] ? 0x3f80u : 0) | (from + 1 >= s.first[v] && from + 1 <= s.last[v] ? 0x3f800000u : 0);
+			sees[e] = (from >= s.first[v] && from <= s.last[v] ? 0x3f80u : 0) |
+			          (from + 1 >= s.first[v] && from + 1 <= s.last[v] ? 0x3f800000u : 0);
 		}
 		UNROLL
 		for (int j = 0; j < 4; j++) {
@@ -299,9 +357,12 @@ template <int TILES> static __device__ void mark_values(const struct attention_s
 	}
 }
 
-/* Weights times V of the chunk for 32 columns: those of lane group g are 4g .. 4g + 3, column j of each in acc[][j]. */
+/* Weights times V of the chunk for 32 columns: those of lane group g are 4g .. 4g + 3, column j
+ * of each in acc[][j]. */
 template <int TYPE, bool ROUNDED, int TILES>
-static __device__ inline void chunk_values(const struct attention_args &a, const struct attention_shared<TILES> &s, struct range r, size_t v_offset, uint32_t columns,
+static __device__ inline void chunk_values(const struct attention_args &a,
+                                           const struct attention_shared<TILES> &s, struct range r,
+                                           size_t v_offset, uint32_t columns,
                                            float acc[TILES][4][4])
 {
 	enum { P_PARTS = ROUNDED ? 1 : 3, V_PARTS = kv_parts<TYPE, ROUNDED>::N };
@@ -347,12 +408,18 @@ static __device__ inline void chunk_values(const struct attention_args &a, const
 	}
 }
 
-/* A value of the run's state that this thread, and no other, has: where it is, whose, and of which column. */
-struct own_value { uint32_t at, vector, column; };
+/* A value of the run's state that this thread, and no other, has: where it is, whose, and of
+ * which column. */
+struct own_value {
+	uint32_t at, vector, column;
+};
 
-template <int TILES> static __device__ inline struct own_value own_value(struct place at, uint32_t columns, uint32_t tile, uint32_t j, uint32_t e)
+template <int TILES>
+static __device__ inline struct own_value own_value(struct place at, uint32_t columns,
+                                                    uint32_t tile, uint32_t j, uint32_t e)
 {
-	return {((columns / COLUMNS * TILES + tile) * 16 + 4 * j + e) * WARP + at.lane, 16 * tile + at.g + e / 2 * 8, columns + 8 * at.t + e % 2 * 4 + j};
+	return {((columns / COLUMNS * TILES + tile) * 16 + 4 * j + e) * WARP + at.lane,
+	        16 * tile + at.g + e / 2 * 8, columns + 8 * at.t + e % 2 * 4 + j};
 }
 
 /* Calls f for all values that the thread has. */
@@ -365,7 +432,9 @@ template <int TILES, typename F> static __device__ inline void each_value(uint32
 }
 
 template <int TYPE, bool ROUNDED, int TILES>
-static __device__ void make_values(const struct attention_args &a, const struct attention_shared<TILES> &s, struct range r, bool fresh)
+static __device__ void make_values(const struct attention_args &a,
+                                   const struct attention_shared<TILES> &s, struct range r,
+                                   bool fresh)
 {
 	struct place at = place_of_thread();
 	size_t v_offset = a.kv.latent ? 0 : kv_shape_of(a.kv).plane_bytes;
@@ -376,17 +445,21 @@ static __device__ void make_values(const struct attention_args &a, const struct 
 		UNROLL
 		for (int i = 0; i < 16 * TILES; i++) {
 			struct own_value o = own_value<TILES>(at, columns, i / 16, i / 4 % 4, i % 4);
-			value[o.at] = state_merge(fresh ? 0 : value[o.at], s.kept[o.vector], acc[i / 16][i / 4 % 4][i % 4], s.added[o.vector]);
+			value[o.at] = state_merge(fresh ? 0 : value[o.at], s.kept[o.vector],
+			                          acc[i / 16][i / 4 % 4][i % 4], s.added[o.vector]);
 		}
 	}
 	__syncthreads();
 }
 
-/* States of positions [first, first + count), of whole chunks, as the tile sees them: in shared memory. */
+/* States of positions [first, first + count), of whole chunks, as the tile sees them: in shared
+ * memory. */
 template <int TYPE, bool ROUNDED, int TILES>
-static __device__ void make_state(const struct attention_args &a, struct attention_shared<TILES> &s, uint32_t first, uint32_t count)
+static __device__ void make_state(const struct attention_args &a, struct attention_shared<TILES> &s,
+                                  uint32_t first, uint32_t count)
 {
-	uint32_t begin = first > s.see_first ? first : s.see_first, end = s.see_last - first < count ? s.see_last : first + count - 1;
+	uint32_t begin = first > s.see_first ? first : s.see_first,
+			 end = s.see_last - first < count ? s.see_last : first + count - 1;
 	for (uint32_t chunk = begin / CHUNK; chunk <= end / CHUNK; chunk++) {
 		struct range r = chunk_range(s, chunk);
 		bool fresh = chunk == begin / CHUNK;
@@ -397,29 +470,38 @@ static __device__ void make_state(const struct attention_args &a, struct attenti
 	}
 }
 
-/* --- what becomes of states ------------------------------------------------------------------------------------------------------------- */
+/* --- what becomes of states ---------------------------------------------- */
 
-/* Merges the run's state into that of the runs before it, in the block's own memory; after the last run the whole is in shared memory. */
-template <int TILES> static __device__ void merge_run(const struct attention_args &a, struct attention_shared<TILES> &s, bool fresh, bool is_last)
+/* Merges the run's state into that of the runs before it, in the block's own memory; after the
+ * last run the whole is in shared memory. */
+template <int TILES>
+static __device__ void merge_run(const struct attention_args &a, struct attention_shared<TILES> &s,
+                                 bool fresh, bool is_last)
 {
 	uint32_t v = threadIdx.x;
-	float *value = shared_values<TILES>(a), *runs = a.states + (size_t)(blockIdx.y * gridDim.x + blockIdx.x) * 16 * TILES * round_up(a.out_dim, COLUMNS);
+	float *value = shared_values<TILES>(a),
+		  *runs = a.states + (size_t)(blockIdx.y * gridDim.x + blockIdx.x) * 16 * TILES *
+	                             round_up(a.out_dim, COLUMNS);
 	if (v < s.vectors) {
 		float before = fresh ? -INFINITY : s.run_max[v], max = state_max(before, s.max[v]);
 		s.kept[v] = state_factor(before, max);
 		s.added[v] = state_factor(s.max[v], max);
-		s.sum[v] = s.run_sum[v] = state_merge(fresh ? 0 : s.run_sum[v], s.kept[v], s.sum[v], s.added[v]);
+		s.sum[v] = s.run_sum[v] = state_merge(fresh ? 0 : s.run_sum[v], s.kept[v], s.sum[v],
+		                                      s.added[v]);
 		s.max[v] = s.run_max[v] = max;
 	}
 	__syncthreads();
 	each_value<TILES>(a.out_dim, [&](struct own_value o) {
 		float *to = is_last ? value : runs;
-		to[o.at] = state_merge(fresh ? 0 : runs[o.at], s.kept[o.vector], value[o.at], s.added[o.vector]);
+		to[o.at] = state_merge(fresh ? 0 : runs[o.at], s.kept[o.vector], value[o.at],
+		                       s.added[o.vector]);
 	});
 	__syncthreads();
 }
 
-template <int TILES> static __device__ void put_results(const struct attention_args &a, struct attention_shared<TILES> &s)
+template <int TILES>
+static __device__ void put_results(const struct attention_args &a,
+                                   struct attention_shared<TILES> &s)
 {
 	uint32_t v = threadIdx.x;
 	if (v < s.vectors)
@@ -427,19 +509,24 @@ template <int TILES> static __device__ void put_results(const struct attention_a
 	__syncthreads();
 	each_value<TILES>(a.out_dim, [&](struct own_value o) {
 		if (o.vector < s.vectors && o.column < a.out_dim)
-			tensor_put(a.out, s.row[o.vector], s.head[o.vector] * a.out_dim + o.column, state_result(shared_values<TILES>(a)[o.at], s.kept[o.vector]));
+			tensor_put(a.out, s.row[o.vector], s.head[o.vector] * a.out_dim + o.column,
+			           state_result(shared_values<TILES>(a)[o.at], s.kept[o.vector]));
 	});
 }
 
 /* Writes the state of a unit for the vectors that see a part of it. */
-template <int TILES> static __device__ void put_states(const struct attention_args &a, struct attention_shared<TILES> &s, uint32_t unit)
+template <int TILES>
+static __device__ void put_states(const struct attention_args &a, struct attention_shared<TILES> &s,
+                                  uint32_t unit)
 {
 	uint32_t v = threadIdx.x;
 	if (v < 16 * TILES) {
 		uint32_t from = s.first[v] / a.unit;
 		s.state[v] = NULL;
 		if (v < s.vectors && unit >= from && unit <= s.last[v] / a.unit) {
-			s.state[v] = a.states + (((size_t)s.row[v] * a.heads + s.head[v]) * a.units + unit - from) * state_ld(a.out_dim);
+			s.state[v] = a.states +
+			             (((size_t)s.row[v] * a.heads + s.head[v]) * a.units + unit - from) *
+			                 state_ld(a.out_dim);
 			s.state[v][a.out_dim] = s.max[v];
 			s.state[v][a.out_dim + 1] = s.sum[v];
 		}
@@ -452,17 +539,23 @@ template <int TILES> static __device__ void put_states(const struct attention_ar
 }
 
 /* The largest score, the sum, and one column's value. */
-struct column_state { float max, sum, value; };
+struct column_state {
+	float max, sum, value;
+};
 
 static __device__ inline void add_state(struct column_state *to, struct column_state s)
 {
-	float max = state_max(to->max, s.max), kept = state_factor(to->max, max), added = state_factor(s.max, max);
-	*to = column_state{max, state_merge(to->sum, kept, s.sum, added), state_merge(to->value, kept, s.value, added)};
+	float max = state_max(to->max, s.max), kept = state_factor(to->max, max),
+		  added = state_factor(s.max, max);
+	*to = column_state{max, state_merge(to->sum, kept, s.sum, added),
+	                   state_merge(to->value, kept, s.value, added)};
 }
 
-/* Merges the states of units first .. last into runs, and those into one, as a block does for its tile. Reads several at once; those that are not there are
- * empty. */
-static __device__ struct column_state merge_units(const struct attention_args &a, const float *states, uint32_t first, uint32_t last, uint32_t column)
+/* Merges the states of units first .. last into runs, and those into one, as a block does for its
+ * tile. Reads several at once; those that are not there are empty. */
+static __device__ struct column_state merge_units(const struct attention_args &a,
+                                                  const float *states, uint32_t first,
+                                                  uint32_t last, uint32_t column)
 {
 	enum { AT_ONCE = RUN / CHUNK };
 	const struct column_state empty = {-INFINITY, 0, 0};
@@ -505,14 +598,17 @@ KERNEL(attention_merge, THREADS, struct attention_args)
 	const float *states = a.states + ((size_t)row * a.heads + head) * a.units * state_ld(a.out_dim);
 	for (uint32_t c = threadIdx.x; c < a.out_dim; c += THREADS) {
 		struct column_state s = merge_units(a, states, first, last, c);
-		tensor_put(a.out, row, head * a.out_dim + c, state_result(s.value, state_end(s.max, s.sum, a.sinks, head)));
+		tensor_put(a.out, row, head * a.out_dim + c,
+		           state_result(s.value, state_end(s.max, s.sum, a.sinks, head)));
 	}
 }
 
-/* --- kernels ------------------------------------------------------------------------------------------------------------------------- */
+/* --- kernels ------------------------------------------------------------- */
 
-/* A block has a KV head (blockIdx.y), and tiles with all their runs, or every so many units of one. */
-template <int TYPE, bool ROUNDED, int TILES> static __device__ inline void attention_body(const struct attention_args &a)
+/* A block has a KV head (blockIdx.y), and tiles with all their runs, or every so many units of
+ * one. */
+template <int TYPE, bool ROUNDED, int TILES>
+static __device__ inline void attention_body(const struct attention_args &a)
 {
 	struct attention_shared<TILES> &s = shared_part<TILES>();
 	uint32_t positions = a.unit ? a.unit : (uint32_t)RUN;
@@ -536,10 +632,13 @@ template <int TYPE, bool ROUNDED, int TILES> static __device__ inline void atten
 }
 
 #define ATTENTION_KERNEL(NAME, TYPE, ROUNDED, TILES) \
-	KERNEL(NAME, THREADS, struct attention_args) { attention_body<TYPE, ROUNDED, TILES>(a); }
-#define ATTENTION_KERNELS(NAME, TYPE) \
-	ATTENTION_KERNEL(NAME##_16, TYPE, false, 1) \
-	ATTENTION_KERNEL(NAME##_32, TYPE, false, 2) \
+	KERNEL(NAME, THREADS, struct attention_args)     \
+	{                                                \
+		attention_body<TYPE, ROUNDED, TILES>(a);     \
+	}
+#define ATTENTION_KERNELS(NAME, TYPE)                  \
+	ATTENTION_KERNEL(NAME##_16, TYPE, false, 1)        \
+	ATTENTION_KERNEL(NAME##_32, TYPE, false, 2)        \
 	ATTENTION_KERNEL(NAME##_16_rounded, TYPE, true, 1) \
 	ATTENTION_KERNEL(NAME##_32_rounded, TYPE, true, 2)
 
@@ -549,13 +648,19 @@ ATTENTION_KERNELS(attention_bf16, KERN_BF16)
 ATTENTION_KERNELS(attention_i8, KERN_I8)
 ATTENTION_KERNELS(attention_f8, KERN_F8)
 
-#define KERNELS_OF(NAME) \
-	{{(const void *)NAME##_16, (const void *)NAME##_32}, {(const void *)NAME##_16_rounded, (const void *)NAME##_32_rounded}}
+#define KERNELS_OF(NAME)                                                     \
+	{                                                                        \
+		{(const void *)NAME##_16, (const void *)NAME##_32},                  \
+		{                                                                    \
+			(const void *)NAME##_16_rounded, (const void *)NAME##_32_rounded \
+		}                                                                    \
+	}
 
-/* --- planning -------------------------------------------------------------------------------------------------------------------------- */
+/* --- planning ------------------------------------------------------------ */
 
 /* Tiles of at most `rows` rows in at most `spans` spans, see find_tile. */
-static size_t most_tiles(const struct plan *p, const struct attention_args *a, uint32_t tile_vectors)
+static size_t most_tiles(const struct plan *p, const struct attention_args *a,
+                         uint32_t tile_vectors)
 {
 	return (size_t)plan_rows(p) * a->group / tile_vectors + p->spans;
 }
@@ -564,65 +669,89 @@ static size_t most_tiles(const struct plan *p, const struct attention_args *a, u
 static uint32_t most_units(const struct plan *p, const struct attention_args *a, uint32_t unit)
 {
 	uint32_t all = (p->limits->positions + unit - 1) / unit;
-	uint32_t seen = a->window && a->window < p->limits->positions ? (a->window + unit - 2) / unit + 1 : all;
+	uint32_t seen = a->window && a->window < p->limits->positions
+	                    ? (a->window + unit - 2) / unit + 1
+	                    : all;
 	return seen < all ? seen : all;
 }
 
-/* Units for blocks to share out, if the tiles alone are too few for the device: chunks, or runs if chunks' states took too much memory. 0: none. */
+/* Units for blocks to share out, if the tiles alone are too few for the device: chunks, or runs
+ * if chunks' states took too much memory. 0: none. */
 static uint32_t choose_unit(const struct plan *p, const struct attention_args *a)
 {
 	const size_t states_max = (size_t)192 << 20;
 	size_t row_bytes = (size_t)a->heads * state_ld(a->out_dim) * sizeof(float) * plan_rows(p);
-	if (most_units(p, a, CHUNK) == 1 || (size_t)plan_rows(p) * a->group / 16 * a->kv.kv_heads >= 2 * (size_t)p->dev->multiprocessors)
+	if (most_units(p, a, CHUNK) == 1 || (size_t)plan_rows(p) * a->group / 16 * a->kv.kv_heads >=
+	                                        2 * (size_t)p->dev->multiprocessors)
 		return 0;
-	return most_units(p, a, CHUNK) * row_bytes <= states_max ? CHUNK : most_units(p, a, RUN) * row_bytes <= states_max ? RUN : 0;
+	return most_units(p, a, CHUNK) * row_bytes <= states_max ? CHUNK
+	       : most_units(p, a, RUN) * row_bytes <= states_max ? RUN
+	                                                         : 0;
 }
 
 /* The type, whether numbers are rounded, the tiles of 16 vectors. */
 static const void *choose_kernel(const struct plan *p, enum kern_dtype type, uint32_t tiles)
 {
-	static const struct { enum kern_dtype type; const void *kernel[2][2]; } kernels[] = {
-		{KERN_F32, KERNELS_OF(attention_f32)}, {KERN_F16, KERNELS_OF(attention_f16)}, {KERN_BF16, KERNELS_OF(attention_bf16)},
-		{KERN_I8, KERNELS_OF(attention_i8)}, {KERN_F8, KERNELS_OF(attention_f8)},
+	static const struct {
+		enum kern_dtype type;
+		const void *kernel[2][2];
+	} kernels[] = {
+		{KERN_F32, KERNELS_OF(attention_f32)},   {KERN_F16, KERNELS_OF(attention_f16)},
+		{KERN_BF16, KERNELS_OF(attention_bf16)}, {KERN_I8, KERNELS_OF(attention_i8)},
+		{KERN_F8, KERNELS_OF(attention_f8)},
 	};
 	uint32_t i = 0;
-	while (kernels[i].type != type)        /* kern_program_check has seen it */
+	while (kernels[i].type != type) /* kern_program_check has seen it */
 		i++;
 	return kernels[i].kernel[p->dev->bf16_activations][tiles - 1];
 }
 
-/* Blocks that write states, and the kernel that merges them. Slots of a tile: as many as fill the device some times over, for batches have fewer tiles than
- * they may. */
+/* Blocks that write states, and the kernel that merges them. Slots of a tile: as many as fill the
+ * device some times over, for batches have fewer tiles than they may. */
 static void plan_units(struct plan *p, struct attention_args *a)
 {
 	uint32_t heads = a->kv.kv_heads;
-	size_t tiles = most_tiles(p, a, 16), wanted = 32 * (size_t)p->dev->multiprocessors / (tiles * heads) + 1;
+	size_t tiles = most_tiles(p, a, 16),
+		   wanted = 32 * (size_t)p->dev->multiprocessors / (tiles * heads) + 1;
 	a->units = most_units(p, a, a->unit);
 	a->slots = wanted < a->units ? (uint32_t)wanted : a->units;
 	a->tiles = (uint32_t)tiles;
-	a->states = (float *)plan_room(p, ROOM_PARTIAL, (size_t)plan_rows(p) * a->heads * a->units * state_ld(a->out_dim) * sizeof(float));
-	plan_launch(p, "attention", choose_kernel(p, a->kv.dtype, 1), a->tiles * a->slots, heads, THREADS, shared_bytes<1>(a), a, sizeof *a);
+	a->states = (float *)plan_room(p, ROOM_PARTIAL,
+	                               (size_t)plan_rows(p) * a->heads * a->units *
+	                                   state_ld(a->out_dim) * sizeof(float));
+	plan_launch(p, "attention", choose_kernel(p, a->kv.dtype, 1), a->tiles * a->slots, heads,
+	            THREADS, shared_bytes<1>(a), a, sizeof *a);
 	PLAN(p, attention_merge, plan_rows(p), a->heads, THREADS, sizeof(uint32_t), *a);
 }
 
-/* Blocks that do whole tiles, one after the other: as many as are on the device at once, for each has memory for merged runs. */
+/* Blocks that do whole tiles, one after the other: as many as are on the device at once, for
+ * each has memory for merged runs. */
 static void plan_tiles(struct plan *p, struct attention_args *a)
 {
-	uint32_t heads = a->kv.kv_heads, wide = (size_t)plan_rows(p) * a->group > 32 && shared_bytes<2>(a) <= (size_t)p->dev->shared_max ? 2 : 1;
-	size_t tiles = most_tiles(p, a, 16 * wide), at_once = 8 * (size_t)p->dev->multiprocessors / heads + 1, blocks = tiles < at_once ? tiles : at_once;
+	uint32_t heads = a->kv.kv_heads, wide = (size_t)plan_rows(p) * a->group > 32 &&
+	                                                shared_bytes<2>(a) <= (size_t)p->dev->shared_max
+	                                            ? 2
+	                                            : 1;
+	size_t tiles = most_tiles(p, a, 16 * wide),
+		   at_once = 8 * (size_t)p->dev->multiprocessors / heads + 1,
+		   blocks = tiles < at_once ? tiles : at_once;
 	a->slots = 1;
 	a->tiles = (uint32_t)tiles;
 	if (p->limits->positions > RUN)
-		a->states = (float *)plan_room(p, ROOM_PARTIAL, blocks * heads * 16 * wide * round_up(a->out_dim, COLUMNS) * sizeof(float));
+		a->states = (float *)plan_room(p, ROOM_PARTIAL,
+		                               blocks * heads * 16 * wide * round_up(a->out_dim, COLUMNS) *
+		                                   sizeof(float));
 	size_t shared = wide == 2 ? shared_bytes<2>(a) : shared_bytes<1>(a);
-	plan_launch(p, "attention", choose_kernel(p, a->kv.dtype, wide), (uint32_t)blocks, heads, THREADS, shared, a, sizeof *a);
+	plan_launch(p, "attention", choose_kernel(p, a->kv.dtype, wide), (uint32_t)blocks, heads,
+	            THREADS, shared, a, sizeof *a);
 }
 
 void plan_attention(struct plan *p)
 {
 	const struct kern_op *op = p->op;
 	const struct kern_kv_layer *kv = &op->attention.kv;
-	struct attention_args a = {p->batch, *kv, op->attention.out, op->attention.q, (const float *)op->attention.sinks.v};
+	struct attention_args a = {p->batch, *kv, op->attention.out, op->attention.q,
+	                           (const float *)op->attention.sinks.v};
 	size_t quad_bytes = kern_dtype_bytes(kv->dtype, 4);
 	a.heads = op->attention.heads;
 	a.group = a.heads / kv->kv_heads;
@@ -631,11 +760,13 @@ void plan_attention(struct plan *p)
 	a.scale = op->attention.scale;
 	a.rows = op->rows;
 	a.aligned = kv->base.v % quad_bytes == 0 && kv->block_stride_bytes % quad_bytes == 0;
-	if (plan_kv(p, kv) || plan_tensor(p, &a.q, (size_t)a.heads * kv->head_dim) || plan_tensor(p, &a.out, (size_t)a.heads * a.out_dim) ||
+	if (plan_kv(p, kv) || plan_tensor(p, &a.q, (size_t)a.heads * kv->head_dim) ||
+	    plan_tensor(p, &a.out, (size_t)a.heads * a.out_dim) ||
 	    (a.sinks && plan_address(p, op->attention.sinks)))
 		return;
 	if ((uint64_t)plan_rows(p) * a.heads > INT32_MAX) {
-		plan_fail(p, KERN_EINVAL, "%u rows of %u heads: more than %d in all", plan_rows(p), a.heads, INT32_MAX);
+		plan_fail(p, KERN_EINVAL, "%u rows of %u heads: more than %d in all", plan_rows(p), a.heads,
+		          INT32_MAX);
 		return;
 	}
 	if (!plan_rows(p))

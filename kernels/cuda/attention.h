@@ -1,16 +1,21 @@
-/* attention.h - what attention.cu computes with: elements of K and V as sums of bfloat16 numbers for the tensor cores, and states of the softmax.
+/* attention.h - what attention.cu computes with: elements of K and V as sums of bfloat16 numbers
+ * for the tensor cores, and states of the softmax.
  *
- * A float32 number is exactly the sum of three bfloat16 numbers: its leading 8 bits, the next 8, the rest ("parts", cut off, not rounded). A product of parts
- * is exact in float32, so that sums of all products of parts are as good as sums of float32 products. f16 has two parts, bf16 and the codes of int8 and fp8 one. */
+ * A float32 number is exactly the sum of three bfloat16 numbers: its leading 8 bits, the next 8,
+ * the rest ("parts", cut off, not rounded). A product of parts is exact in float32, so that sums
+ * of all products of parts are as good as sums of float32 products. f16 has two parts, bf16 and
+ * the codes of int8 and fp8 one. */
 #ifndef CUDA_ATTENTION_H
 #define CUDA_ATTENTION_H
 
 #include "kernels/cuda/kernel.h"
 
-/* --- parts ----------------------------------------------------------------------------------------------------------------------- */
+/* --- parts --------------------------------------------------------------- */
 
 /* How many parts an element of K or V has; one if it is rounded to bfloat16. */
-template <int TYPE, bool ROUNDED> struct kv_parts { enum { N = ROUNDED ? 1 : TYPE == KERN_F32 ? 3 : TYPE == KERN_F16 ? 2 : 1 }; };
+template <int TYPE, bool ROUNDED> struct kv_parts {
+	enum { N = ROUNDED ? 1 : TYPE == KERN_F32 ? 3 : TYPE == KERN_F16 ? 2 : 1 };
+};
 
 /* Two numbers rounded to bfloat16, the first in the low half. */
 static __device__ inline uint32_t bf16_pair(float low, float high)
@@ -25,7 +30,8 @@ static __device__ inline uint32_t bf16_pair(float low, float high)
 }
 
 /* The parts of two numbers, first[0], first[STRIDE] ...; a single part is rounded. */
-template <int PARTS, int STRIDE> static __device__ inline void split_pair(float low, float high, uint32_t *first)
+template <int PARTS, int STRIDE>
+static __device__ inline void split_pair(float low, float high, uint32_t *first)
 {
 	if constexpr (PARTS == 1) {
 		*first = bf16_pair(low, high);
@@ -34,15 +40,19 @@ template <int PARTS, int STRIDE> static __device__ inline void split_pair(float 
 		for (int i = 0; i < PARTS; i++) {
 			uint32_t l = kern_f32_bits(low) & 0xffff0000u, h = kern_f32_bits(high) & 0xffff0000u;
 			first[i * STRIDE] = l >> 16 | h;
-			low -= kern_bits_to_f32(l);    /* of an infinity NaN is left, in the second part */
+			low -= kern_bits_to_f32(l); /* of an infinity NaN is left, in the second part */
 			high -= kern_bits_to_f32(h);
 		}
 	}
 }
 
-/* acc += a b over all products of parts, but for those of two third parts, below 2^-30 of the whole. Tensor cores cut off what is below 2^-24 of a sum's
- * largest term: so a sum starts at zero, with the smallest products first, and is added to acc in float32. Rounded numbers need none of that. */
-template <int A_PARTS, int B_PARTS> static __device__ inline void multiply(float acc[4], const uint32_t a[A_PARTS][4], const uint32_t b[B_PARTS][2])
+/* acc += a b over all products of parts, but for those of two third parts, below 2^-30 of the
+ * whole. Tensor cores cut off what is below 2^-24 of a sum's largest term: so a sum starts at
+ * zero, with the smallest products first, and is added to acc in float32. Rounded numbers need
+ * none of that. */
+template <int A_PARTS, int B_PARTS>
+static __device__ inline void multiply(float acc[4], const uint32_t a[A_PARTS][4],
+                                       const uint32_t b[B_PARTS][2])
 {
 	if constexpr (A_PARTS == 1) {
 		mma_bf16(acc, a[0], b[0]);
@@ -61,24 +71,30 @@ template <int A_PARTS, int B_PARTS> static __device__ inline void multiply(float
 	}
 }
 
-/* A's registers from four neighbouring columns of rows g and g + 8. The order of columns is free, as long as B's rows have the same: lane t of a group has
- * columns 4t .. 4t + 3 of 16. The numbers are aligned to 16 bytes, so that one load has them. */
-template <int PARTS> static __device__ inline void split_a(uint32_t a[PARTS][4], const float *upper, const float *lower)
+/* A's registers from four neighbouring columns of rows g and g + 8. The order of columns is free,
+ * as long as B's rows have the same: lane t of a group has columns 4t .. 4t + 3 of 16. The
+ * numbers are aligned to 16 bytes, so that one load has them. */
+template <int PARTS>
+static __device__ inline void split_a(uint32_t a[PARTS][4], const float *upper, const float *lower)
 {
-	struct alignas(16) four { float v[4]; } u = *(const struct four *)upper, l = *(const struct four *)lower;
+	struct alignas(16) four {
+		float v[4];
+	} u = *(const struct four *)upper, l = *(const struct four *)lower;
 	split_pair<PARTS, 4>(u.v[0], u.v[1], &a[0][0]);
 	split_pair<PARTS, 4>(l.v[0], l.v[1], &a[0][1]);
 	split_pair<PARTS, 4>(u.v[2], u.v[3], &a[0][2]);
 	split_pair<PARTS, 4>(l.v[2], l.v[3], &a[0][3]);
 }
 
-/* --- quads: four neighbouring elements of K or V --------------------------------------------------------------------------------- */
+/* --- quads: four neighbouring elements of K or V ------------------------- */
 
-template <int WORDS> struct alignas(4 * WORDS) words { uint32_t w[WORDS]; };
+template <int WORDS> struct alignas(4 * WORDS) words {
+	uint32_t w[WORDS];
+};
 
 /* In one load if the address is aligned to as much. */
-template <int WORDS> static __device__ inline struct words<WORDS> load_words(const unsigned char *at, bool aligned)
-{
+template <int WORDS>
+static __device__ inline struct words<WORDS> load_words(const unsigned char *at, bool aligned) {
 	if (aligned)
 		return *(const struct words<WORDS> *)at;
 	struct words<WORDS> v;
@@ -88,8 +104,10 @@ template <int WORDS> static __device__ inline struct words<WORDS> load_words(con
 	return v;
 }
 
-/* A code of int8 or fp8 as a number, which bfloat16 has. E4M3's bits are those of a float32 with an exponent that is 120 less, denormals too. */
-template <int TYPE> static __device__ inline float code_value(uint32_t c)
+/* A code of int8 or fp8 as a number, which bfloat16 has. E4M3's bits are those of a float32 with
+ * an exponent that is 120 less, denormals too. */
+template <int TYPE>
+static __device__ inline float code_value(uint32_t c)
 {
 	if (TYPE == KERN_I8)
 		return (float)(int8_t)c;
@@ -97,7 +115,9 @@ template <int TYPE> static __device__ inline float code_value(uint32_t c)
 }
 
 /* Parts of elements c .. c + 3 of a row, pairs with the first low. */
-template <int TYPE, int PARTS> static __device__ inline void load_quad(uint32_t quad[PARTS][2], const unsigned char *row, uint32_t c, bool aligned)
+template <int TYPE, int PARTS>
+static __device__ inline void load_quad(uint32_t quad[PARTS][2], const unsigned char *row,
+                                        uint32_t c, bool aligned)
 {
 	float v[4];
 	if (TYPE == KERN_BF16) {
@@ -134,11 +154,13 @@ template <int PARTS> static __device__ inline void clear_quad(uint32_t quad[PART
 }
 
 /* Elements that are not finite become 0; mark has a bfloat16 1 for each. */
-template <int PARTS> static __device__ inline void clean_quad(uint32_t quad[PARTS][2], uint32_t mark[2])
+template <int PARTS>
+static __device__ inline void clean_quad(uint32_t quad[PARTS][2], uint32_t mark[2])
 {
 	UNROLL
 	for (int w = 0; w < 2; w++) {
-		uint32_t x = quad[0][w], low = (x & 0x7f80u) == 0x7f80u ? 0xffffu : 0, high = (x & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0, bad = low | high;
+		uint32_t x = quad[0][w], low = (x & 0x7f80u) == 0x7f80u ? 0xffffu : 0,
+				 high = (x & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0, bad = low | high;
 		UNROLL
 		for (int i = 0; i < PARTS; i++)
 			quad[i][w] &= ~bad;
@@ -149,12 +171,14 @@ template <int PARTS> static __device__ inline void clean_quad(uint32_t quad[PART
 /* Element j of two quads. */
 static __device__ inline uint32_t pick_pair(const uint32_t x[2], const uint32_t y[2], int j)
 {
-	return j % 2 ? x[j / 2] >> 16 | (y[j / 2] & 0xffff0000u) : (x[j / 2] & 0xffffu) | y[j / 2] << 16;
+	return j % 2 ? x[j / 2] >> 16 | (y[j / 2] & 0xffff0000u)
+	             : (x[j / 2] & 0xffffu) | y[j / 2] << 16;
 }
 
-/* --- states -------------------------------------------------------------------------------------------------------------------------
- * A state of some positions: the largest score, the sum of weights exp(score - largest), and V's elements times their weights. An empty one is -infinity, 0 and
- * zeros: merging it changes nothing, beside the sign of zeros. */
+/* --- states ----------------------------------------------------------------
+ * A state of some positions: the largest score, the sum of weights exp(score - largest), and V's
+ * elements times their weights. An empty one is -infinity, 0 and zeros: merging it changes
+ * nothing, beside the sign of zeros. */
 
 /* NaN counts as more than all numbers. */
 static __device__ inline float state_max(float a, float b)
@@ -173,7 +197,8 @@ static __device__ inline float state_merge(float a, float a_factor, float b, flo
 	return fmaf(b, b_factor, a * a_factor);
 }
 
-/* 1 / x within a unit in the last place, of a normal number; without the call of a function that a division has. */
+/* 1 / x within a unit in the last place, of a normal number; without the call of a function that
+ * a division has. */
 static __device__ inline float reciprocal(float x)
 {
 #ifdef __CUDACC__
@@ -185,7 +210,8 @@ static __device__ inline float reciprocal(float x)
 #endif
 }
 
-/* What values are multiplied by in the end. A sink is merged last, as a state of one position without a value. */
+/* What values are multiplied by in the end. A sink is merged last, as a state of one position
+ * without a value. */
 static __device__ inline float state_end(float max, float sum, const float *sinks, uint32_t head)
 {
 	if (!sinks)
@@ -194,7 +220,8 @@ static __device__ inline float state_end(float max, float sum, const float *sink
 	return factor * reciprocal(state_merge(sum, factor, 1, state_factor(sinks[head], m)));
 }
 
-/* What is not finite becomes NaN: whether a visible infinity of V gives infinity or NaN depends on the order of work. No zero is negative. */
+/* What is not finite becomes NaN: whether a visible infinity of V gives infinity or NaN depends
+ * on the order of work. No zero is negative. */
 static __device__ inline float state_result(float value, float end)
 {
 	return isfinite(value) ? value * end + 0.0f : NAN;

@@ -1,8 +1,10 @@
-/* copies.c - copies of KV pools for the messager and the storage (kernels/copy.h): copy engines on a stream of each pool, never kernels, which would take
- * multiprocessors from decoding.
+/* copies.c - copies of KV pools for the messager and the storage (kernels/copy.h): copy engines on
+ * a stream of each pool, never kernels, which would take multiprocessors from decoding.
  *
- * A copy is numbered; its end is an event in a ring, which is not used again before its copy is done: so at most RING copies of a pool are under way. What is to
- * be shown goes through two pieces of pinned memory: the host looks at one while the other is filled. After an error the stream is waited for. */
+ * A copy is numbered; its end is an event in a ring, which is not used again before its copy is
+ * done: so at most RING copies of a pool are under way. What is to be shown goes through two
+ * pieces of pinned memory: the host looks at one while the other is filled. After an error the
+ * stream is waited for. */
 #include "kernels/copy.h"
 #include "kernels/cuda/backend.h"
 
@@ -14,15 +16,19 @@
 enum { RING = 64, STAGE_BYTES = 1 << 20, BATCH_MAX = 64 };
 
 struct cuda_pool {
-	struct kern_pool head;     /* first */
+	struct kern_pool head; /* first */
 	int device;
 	CUdeviceptr at;
 	size_t bytes;
 	cudaStream_t stream;
-	pthread_mutex_t lock;      /* of what follows, and of the order in which work is given to the stream */
-	uint64_t number;           /* of the latest copy; the first is 1 */
-	cudaEvent_t end[RING];     /* of copy n: n % RING */
-	struct { unsigned char *host; cudaEvent_t full; } stage[2];    /* made when first needed */
+	/* of what follows, and of the order in which work is given to the stream */
+	pthread_mutex_t lock;
+	uint64_t number;       /* of the latest copy; the first is 1 */
+	cudaEvent_t end[RING]; /* of copy n: n % RING */
+	struct {
+		unsigned char *host;
+		cudaEvent_t full;
+	} stage[2]; /* made when first needed */
 };
 
 static int check(cudaError_t rc, const char *doing, char *errbuf, size_t errlen)
@@ -34,7 +40,7 @@ static int check(cudaError_t rc, const char *doing, char *errbuf, size_t errlen)
 	return rc == cudaErrorMemoryAllocation ? KERN_ENOMEM : KERN_EDEVICE;
 }
 
-/* --- pools ----------------------------------------------------------------------------------------------------------------------- */
+/* --- pools --------------------------------------------------------------- */
 
 static void pool_close(struct kern_pool **poolp)
 {
@@ -62,9 +68,12 @@ static void pool_close(struct kern_pool **poolp)
 
 static int pool_begin(struct cuda_pool *p, char *errbuf, size_t errlen)
 {
-	int rc = check(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking), "making a stream", errbuf, errlen);
+	int rc = check(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking), "making a stream",
+	               errbuf, errlen);
 	for (int i = 0; i < RING && !rc; i++)
-		rc = check(cudaEventCreateWithFlags(&p->end[i], cudaEventDisableTiming | cudaEventBlockingSync), "making an event", errbuf, errlen);
+		rc = check(cudaEventCreateWithFlags(&p->end[i],
+		                                    cudaEventDisableTiming | cudaEventBlockingSync),
+		           "making an event", errbuf, errlen);
 	return rc;
 }
 
@@ -75,11 +84,13 @@ static int open_failed(int rc, char *errbuf, size_t errlen)
 	cudaGetLastError();
 	if (state == cudaSuccess)
 		return rc;
-	snprintf(errbuf, errlen, "the device is lost to this process: %s (%s)", cudaGetErrorString(state), cudaGetErrorName(state));
+	snprintf(errbuf, errlen, "the device is lost to this process: %s (%s)",
+	         cudaGetErrorString(state), cudaGetErrorName(state));
 	return KERN_ELOST;
 }
 
-static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf, size_t errlen)
+static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_pool, char *errbuf,
+                     size_t errlen)
 {
 	struct cudaDeviceProp prop;
 	int rc = cuda_find(device, &prop, errbuf, errlen);
@@ -96,7 +107,8 @@ static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_po
 	p->bytes = bytes;
 	pthread_mutex_init(&p->lock, NULL);
 	struct kern_pool *pool = &p->head;
-	if ((rc = cuda_shared_map(device, fd, bytes, &p->at, errbuf, errlen)) || (rc = pool_begin(p, errbuf, errlen))) {
+	if ((rc = cuda_shared_map(device, fd, bytes, &p->at, errbuf, errlen)) ||
+	    (rc = pool_begin(p, errbuf, errlen))) {
 		pool_close(&pool);
 		return open_failed(rc, errbuf, errlen);
 	}
@@ -104,11 +116,12 @@ static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_po
 	return KERN_OK;
 }
 
-/* --- a copy ------------------------------------------------------------------------------------------------------------------------ */
+/* --- a copy -------------------------------------------------------------- */
 
 static unsigned char *address(const struct kern_pool *pool, uint64_t at)
 {
-	return pool ? (unsigned char *)(uintptr_t)((const struct cuda_pool *)pool)->at + at : (unsigned char *)(uintptr_t)at;
+	return pool ? (unsigned char *)(uintptr_t)((const struct cuda_pool *)pool)->at + at
+	            : (unsigned char *)(uintptr_t)at;
 }
 
 /* May one piece need what another has written, or overwrite it, so that their order counts? */
@@ -118,13 +131,16 @@ static bool ordered(const struct kern_copy *c)
 		return c->n > 1;
 	for (size_t i = 0; i < c->n; i++)
 		for (size_t j = 0; j < i; j++)
-			if (c->piece[i].to < c->piece[j].to + c->piece[j].bytes && c->piece[j].to < c->piece[i].to + c->piece[i].bytes)
+			if (c->piece[i].to < c->piece[j].to + c->piece[j].bytes &&
+			    c->piece[j].to < c->piece[i].to + c->piece[i].bytes)
 				return true;
 	return false;
 }
 
-/* Pieces in one call of the driver, in no order among themselves. Only this call can be told to use copy engines. */
-static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece *piece, size_t pieces, cudaStream_t stream)
+/* Pieces in one call of the driver, in no order among themselves. Only this call can be told to
+ * use copy engines. */
+static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece *piece,
+                              size_t pieces, cudaStream_t stream)
 {
 	void *to[BATCH_MAX];
 	const void *from[BATCH_MAX];
@@ -155,10 +171,12 @@ static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
 	return rc;
 }
 
-/* Copy engines copy between device and host anyway. A pool's memory is mapped for its own device alone: between two devices the driver must be told of both. */
+/* Copy engines copy between device and host anyway. A pool's memory is mapped for its own device
+ * alone: between two devices the driver must be told of both. */
 static cudaError_t copy_pieces(const struct kern_copy *c, cudaStream_t stream)
 {
-	const struct cuda_pool *to_pool = (const struct cuda_pool *)c->to, *from_pool = (const struct cuda_pool *)c->from;
+	const struct cuda_pool *to_pool = (const struct cuda_pool *)c->to,
+						   *from_pool = (const struct cuda_pool *)c->from;
 	cudaError_t rc = cudaSuccess;
 	if (c->to && c->from && to_pool->device == from_pool->device)
 		return copy_batches(c, stream);
@@ -179,15 +197,22 @@ static int stages_new(struct cuda_pool *p, char *errbuf, size_t errlen)
 	int rc = KERN_OK;
 	for (int i = 0; i < 2 && !rc; i++) {
 		if (!p->stage[i].full)
-			rc = check(cudaEventCreateWithFlags(&p->stage[i].full, cudaEventDisableTiming | cudaEventBlockingSync), "making an event", errbuf, errlen);
+			rc = check(cudaEventCreateWithFlags(&p->stage[i].full,
+			                                    cudaEventDisableTiming | cudaEventBlockingSync),
+			           "making an event", errbuf, errlen);
 		if (!rc && !p->stage[i].host)
-			rc = check(cudaHostAlloc((void **)&p->stage[i].host, STAGE_BYTES, cudaHostAllocPortable), "pinning memory", errbuf, errlen);
+			rc = check(cudaHostAlloc((void **)&p->stage[i].host, STAGE_BYTES,
+			                         cudaHostAllocPortable),
+			           "pinning memory", errbuf, errlen);
 	}
 	return rc;
 }
 
 /* The next part of a copy, at most a stage long; false: there is none. */
-struct cursor { size_t piece; uint64_t at; };
+struct cursor {
+	size_t piece;
+	uint64_t at;
+};
 static bool next_part(const struct kern_copy *c, struct cursor *cursor, struct kern_piece *ret)
 {
 	while (cursor->piece < c->n && cursor->at == c->piece[cursor->piece].bytes)
@@ -201,21 +226,25 @@ static bool next_part(const struct kern_copy *c, struct cursor *cursor, struct k
 	return true;
 }
 
-static cudaError_t fill(const struct cuda_pool *p, const struct kern_copy *c, unsigned i, const struct kern_piece *part)
+static cudaError_t fill(const struct cuda_pool *p, const struct kern_copy *c, unsigned i,
+                        const struct kern_piece *part)
 {
-	cudaError_t rc = cudaMemcpyAsync(p->stage[i].host, address(c->from, part->from), part->bytes, cudaMemcpyDefault, p->stream);
+	cudaError_t rc = cudaMemcpyAsync(p->stage[i].host, address(c->from, part->from), part->bytes,
+	                                 cudaMemcpyDefault, p->stream);
 	return rc == cudaSuccess ? cudaEventRecord(p->stage[i].full, p->stream) : rc;
 }
 
 /* What the source's part is, when it is there; to its place. */
-static cudaError_t show(const struct cuda_pool *p, const struct kern_copy *c, unsigned i, const struct kern_piece *part)
+static cudaError_t show(const struct cuda_pool *p, const struct kern_copy *c, unsigned i,
+                        const struct kern_piece *part)
 {
 	cudaError_t rc = cudaEventSynchronize(p->stage[i].full);
 	if (rc != cudaSuccess)
 		return rc;
 	c->seen(c->seen_arg, p->stage[i].host, part->bytes);
 	if (c->to)
-		return cudaMemcpy(address(c->to, part->to), p->stage[i].host, part->bytes, cudaMemcpyDefault);
+		return cudaMemcpy(address(c->to, part->to), p->stage[i].host, part->bytes,
+		                  cudaMemcpyDefault);
 	memcpy(address(NULL, part->to), p->stage[i].host, part->bytes);
 	return cudaSuccess;
 }
@@ -223,7 +252,9 @@ static cudaError_t show(const struct cuda_pool *p, const struct kern_copy *c, un
 static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbuf, size_t errlen)
 {
 	if (c->to && ((const struct cuda_pool *)c->from)->device != p->device) {
-		snprintf(errbuf, errlen, "a copy that is shown, from a pool of device %d to one of device %d: only within a device, or to host memory",
+		snprintf(errbuf, errlen,
+		         "a copy that is shown, from a pool of device %d to one of device %d: only within "
+		         "a device, or to host memory",
 		         ((const struct cuda_pool *)c->from)->device, p->device);
 		return KERN_ENOTSUP;
 	}
@@ -246,10 +277,13 @@ static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbu
 	return rc ? rc : check(e, "copying", errbuf, errlen);
 }
 
-/* A device that is of no use any more is that to this process: one that starts anew may find it well. p: may be NULL, host memory. */
+/* A device that is of no use any more is that to this process: one that starts anew may find it
+ * well. p: may be NULL, host memory. */
 static int or_lost(const struct kern_pool *p, int rc)
 {
-	cudaError_t state = rc == KERN_EDEVICE && p ? cudaStreamQuery(((const struct cuda_pool *)p)->stream) : cudaSuccess;
+	cudaError_t state = rc == KERN_EDEVICE && p
+	                        ? cudaStreamQuery(((const struct cuda_pool *)p)->stream)
+	                        : cudaSuccess;
 	cudaGetLastError();
 	return state == cudaSuccess || state == cudaErrorNotReady ? rc : KERN_ELOST;
 }
@@ -264,7 +298,8 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	uint64_t number = p->number + 1;
 	rc = check(cudaEventSynchronize(p->end[number % RING]), "waiting for a copy", errbuf, errlen);
 	if (!rc)
-		rc = c->seen ? copy_seen(p, c, errbuf, errlen) : check(copy_pieces(c, p->stream), "copying", errbuf, errlen);
+		rc = c->seen ? copy_seen(p, c, errbuf, errlen)
+		             : check(copy_pieces(c, p->stream), "copying", errbuf, errlen);
 	if (!rc)
 		rc = check(cudaEventRecord(p->end[number % RING], p->stream), "copying", errbuf, errlen);
 	if (rc)
@@ -280,9 +315,16 @@ static int pool_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size
 {
 	struct cuda_pool *p = (struct cuda_pool *)pool;
 	int rc = check(cudaSetDevice(p->device), "choosing the device", errbuf, errlen);
-	return or_lost(pool, rc ? rc : check(cudaEventSynchronize(p->end[number % RING]), "copying", errbuf, errlen));
+	return or_lost(pool, rc ? rc
+	                        : check(cudaEventSynchronize(p->end[number % RING]), "copying", errbuf,
+	                                errlen));
 }
 
 const struct kern_copies kern_backend_copies = {
-	.abi = KERN_COPIES_ABI, .name = "cuda", .open = pool_open, .close = pool_close, .copy = pool_copy, .wait = pool_wait,
+	.abi = KERN_COPIES_ABI,
+	.name = "cuda",
+	.open = pool_open,
+	.close = pool_close,
+	.copy = pool_copy,
+	.wait = pool_wait,
 };

@@ -1,7 +1,8 @@
 /* device.c - a GPU as a kern_device: opening it, errors, streams, and the table of the backend.
  *
- * What a device cannot recover from (an illegal access, an uncorrectable ECC error, a device that fell off the bus) is kept: every later call returns
- * KERN_ELOST with the reason, so that the worker ends and its requests go on elsewhere. */
+ * What a device cannot recover from (an illegal access, an uncorrectable ECC error, a device that
+ * fell off the bus) is kept: every later call returns KERN_ELOST with the reason, so that the
+ * worker ends and its requests go on elsewhere. */
 #include "kernels/cuda/backend.h"
 
 #include <stdarg.h>
@@ -9,9 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CAPABILITY_MIN = 80, CAPABILITY_MAX = 99 /* there is no code for later ones: the Makefile's CUDA_ARCH */ };
+enum {
+	CAPABILITY_MIN = 80,
+	CAPABILITY_MAX = 99 /* there is no code for later ones: the Makefile's CUDA_ARCH */
+};
 
-/* --- errors ------------------------------------------------------------------------------------------------------------------ */
+/* --- errors -------------------------------------------------------------- */
 
 int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
 {
@@ -22,7 +26,8 @@ int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	return code;
 }
 
-/* Keeps the present text as the reason, if no work can be done any more. Not to be called while `loading` records (program.c). */
+/* Keeps the present text as the reason, if no work can be done any more. Not to be called while
+ * `loading` records (program.c). */
 static int failed(struct kern_device *dev)
 {
 	cudaError_t state = dev->broken[0] ? cudaSuccess : cudaStreamQuery(dev->loading);
@@ -42,9 +47,11 @@ int cuda_check(struct kern_device *dev, cudaError_t rc, const char *doing)
 	if (rc == cudaErrorMemoryAllocation) {
 		size_t left = 0, all = 0;
 		cudaMemGetInfo(&left, &all);
-		return cuda_fail(dev, KERN_ENOMEM, "%s: the device has %zu MiB free of %zu MiB", doing, left >> 20, all >> 20);
+		return cuda_fail(dev, KERN_ENOMEM, "%s: the device has %zu MiB free of %zu MiB", doing,
+		                 left >> 20, all >> 20);
 	}
-	cuda_fail(dev, KERN_EDEVICE, "%s: %s (%s)", doing, cudaGetErrorString(rc), cudaGetErrorName(rc));
+	cuda_fail(dev, KERN_EDEVICE, "%s: %s (%s)", doing, cudaGetErrorString(rc),
+	          cudaGetErrorName(rc));
 	return failed(dev);
 }
 
@@ -60,7 +67,9 @@ void *cuda_driver(const char *name)
 {
 	void *fn = NULL;
 	enum cudaDriverEntryPointQueryResult found;
-	if (cudaGetDriverEntryPointByVersion(name, &fn, CUDA_DRIVER_MIN, cudaEnableDefault, &found) != cudaSuccess || found != cudaDriverEntryPointSuccess)
+	if (cudaGetDriverEntryPointByVersion(name, &fn, CUDA_DRIVER_MIN, cudaEnableDefault, &found) !=
+	        cudaSuccess ||
+	    found != cudaDriverEntryPointSuccess)
 		return NULL;
 	return fn;
 }
@@ -70,26 +79,33 @@ static const char *device_last_error(const struct kern_device *dev)
 	return dev->error;
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------------------------- */
+/* --- opening ------------------------------------------------------------- */
 
 int cuda_find(int index, struct cudaDeviceProp *prop, char *errbuf, size_t errlen)
 {
 	int driver = 0, count = 0;
 	cudaError_t rc = cudaDriverGetVersion(&driver);
 	if (rc == cudaSuccess && driver == 0)
-		snprintf(errbuf, errlen, "this machine lacks an NVIDIA driver: install one, or use backend \"cpu\"");
+		snprintf(errbuf, errlen,
+		         "this machine lacks an NVIDIA driver: install one, or use backend \"cpu\"");
 	else if (rc == cudaSuccess && driver < CUDA_DRIVER_MIN)
-		snprintf(errbuf, errlen, "the NVIDIA driver supports CUDA %d.%d, expected %d.%d or later: update the driver", driver / 1000, driver % 1000 / 10,
-		         CUDA_DRIVER_MIN / 1000, CUDA_DRIVER_MIN % 1000 / 10);
+		snprintf(
+			errbuf, errlen,
+			"the NVIDIA driver supports CUDA %d.%d, expected %d.%d or later: update the driver",
+			driver / 1000, driver % 1000 / 10, CUDA_DRIVER_MIN / 1000, CUDA_DRIVER_MIN % 1000 / 10);
 	else if (rc != cudaSuccess || (rc = cudaGetDeviceCount(&count)) != cudaSuccess)
-		snprintf(errbuf, errlen, "this machine lacks a GPU that can be used: %s", cudaGetErrorString(rc));
+		snprintf(errbuf, errlen, "this machine lacks a GPU that can be used: %s",
+		         cudaGetErrorString(rc));
 	else if (index < 0 || index >= count)
 		snprintf(errbuf, errlen, "device %d: this machine has %d GPUs, from 0 on", index, count);
 	else if ((rc = cudaGetDeviceProperties(prop, index)) != cudaSuccess)
 		snprintf(errbuf, errlen, "device %d: %s", index, cudaGetErrorString(rc));
-	else if (prop->major * 10 + prop->minor < CAPABILITY_MIN || prop->major * 10 + prop->minor > CAPABILITY_MAX)
-		snprintf(errbuf, errlen, "device %d (%.60s) has compute capability %d.%d, expected 8.0 to 9.0: use another GPU, or backend \"cpu\"", index, prop->name,
-		         prop->major, prop->minor);
+	else if (prop->major * 10 + prop->minor < CAPABILITY_MIN ||
+	         prop->major * 10 + prop->minor > CAPABILITY_MAX)
+		snprintf(errbuf, errlen,
+		         "device %d (%.60s) has compute capability %d.%d, expected 8.0 to 9.0: use another "
+		         "GPU, or backend \"cpu\"",
+		         index, prop->name, prop->major, prop->minor);
 	else
 		return KERN_OK;
 	cudaGetLastError();
@@ -122,23 +138,31 @@ static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 		dev->nvml = nvml_open(bus);
 	void *pulse = NULL;
 	if (!rc)
-		rc = cuda_check(dev, cudaStreamCreateWithFlags(&dev->loading, cudaStreamNonBlocking), "making a stream");
+		rc = cuda_check(dev, cudaStreamCreateWithFlags(&dev->loading, cudaStreamNonBlocking),
+		                "making a stream");
 	if (!rc)
-		rc = cuda_check(dev, cudaHostAlloc(&pulse, sizeof *dev->pulse, cudaHostAllocMapped | cudaHostAllocPortable), "pinning memory");
+		rc = cuda_check(dev,
+		                cudaHostAlloc(&pulse, sizeof *dev->pulse,
+		                              cudaHostAllocMapped | cudaHostAllocPortable),
+		                "pinning memory");
 	if (rc)
 		return rc;
 	memset(pulse, 0, sizeof *dev->pulse);
 	dev->pulse = (volatile uint64_t *)pulse;
-	if ((rc = cuda_check(dev, cudaHostGetDevicePointer((void **)&dev->pulse_dev.v, pulse, 0), "mapping memory")))
+	if ((rc = cuda_check(dev, cudaHostGetDevicePointer((void **)&dev->pulse_dev.v, pulse, 0),
+	                     "mapping memory")))
 		return rc;
-	if (conf->progressed && watch_new(dev->pulse, conf->progressed, conf->progressed_arg, &dev->watch))
+	if (conf->progressed &&
+	    watch_new(dev->pulse, conf->progressed, conf->progressed_arg, &dev->watch))
 		return cuda_fail(dev, KERN_ENOMEM, "no memory or thread to watch progress");
-	rc = dev->fast ? lt_open(dev, &dev->lt) : cuda_envelope(dev);  /* fast does not promise what the check is for */
+	/* fast does not promise what the check is for */
+	rc = dev->fast ? lt_open(dev, &dev->lt) : cuda_envelope(dev);
 	dev->steps = dev->rows = 0;
 	return rc;
 }
 
-static int device_open(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen)
+static int device_open(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf,
+                       size_t errlen)
 {
 	struct cudaDeviceProp prop;
 	int fast = conf->variant && !strcmp(conf->variant, "fast");
@@ -147,7 +171,8 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 		return KERN_ENOTSUP;
 	}
 	if (conf->activations != KERN_F32 && conf->activations != KERN_BF16) {
-		snprintf(errbuf, errlen, "cuda device with activations of type %s: must be f32 or bf16", kern_dtype_name(conf->activations));
+		snprintf(errbuf, errlen, "cuda device with activations of type %s: must be f32 or bf16",
+		         kern_dtype_name(conf->activations));
 		return KERN_EINVAL;
 	}
 	int rc = cuda_find(conf->device_index, &prop, errbuf, errlen);
@@ -167,7 +192,10 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	dev->group = conf->group;
 	dev->fast = fast;
 	dev->bf16_activations = fast || conf->activations == KERN_BF16;
-	snprintf(dev->numerics, sizeof dev->numerics, "cuda-sm%d%d-r1%s", prop.major, prop.minor, fast ? "-fast" : dev->bf16_activations ? "-bf16act" : "");
+	snprintf(dev->numerics, sizeof dev->numerics, "cuda-sm%d%d-r1%s", prop.major, prop.minor,
+	         fast                    ? "-fast"
+	         : dev->bf16_activations ? "-bf16act"
+	                                 : "");
 	rc = device_begin(dev, conf);
 	if (rc) {
 		snprintf(errbuf, errlen, "%s", dev->error);
@@ -186,7 +214,9 @@ static const char *device_numerics(const struct kern_device *dev)
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
 	uint64_t steps = __atomic_load_n(&dev->steps, __ATOMIC_RELAXED);
-	*ret = (struct kern_counters){.pulse = *dev->pulse + steps, .steps = steps, .rows = __atomic_load_n(&dev->rows, __ATOMIC_RELAXED)};
+	*ret = (struct kern_counters){.pulse = *dev->pulse + steps,
+	                              .steps = steps,
+	                              .rows = __atomic_load_n(&dev->rows, __ATOMIC_RELAXED)};
 }
 
 static void device_info(const struct kern_device *dev, struct kern_info *ret)
@@ -201,7 +231,7 @@ static void device_info(const struct kern_device *dev, struct kern_info *ret)
 	nvml_read(dev->nvml, ret);
 }
 
-/* --- streams ------------------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------- */
 
 static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 {
@@ -211,7 +241,8 @@ static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 	s->dev = dev;
 	int rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
 	if (!rc)
-		rc = cuda_check(dev, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "making a stream");
+		rc = cuda_check(dev, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking),
+		                "making a stream");
 	if (rc)
 		free(s);
 	else
@@ -238,13 +269,20 @@ static int choose(struct kern_stream *s)
 static int stream_upload(struct kern_stream *s, kern_ptr dst, const void *src, size_t bytes)
 {
 	int rc = choose(s);
-	return rc ? rc : cuda_check(s->dev, cudaMemcpyAsync((void *)dst.v, src, bytes, cudaMemcpyDefault, s->stream), "uploading");
+	return rc ? rc
+	          : cuda_check(s->dev,
+	                       cudaMemcpyAsync((void *)dst.v, src, bytes, cudaMemcpyDefault, s->stream),
+	                       "uploading");
 }
 
 static int stream_download(struct kern_stream *s, void *dst, kern_ptr src, size_t bytes)
 {
 	int rc = choose(s);
-	return rc ? rc : cuda_check(s->dev, cudaMemcpyAsync(dst, (const void *)src.v, bytes, cudaMemcpyDefault, s->stream), "downloading");
+	return rc ? rc
+	          : cuda_check(s->dev,
+	                       cudaMemcpyAsync(dst, (const void *)src.v, bytes, cudaMemcpyDefault,
+	                                       s->stream),
+	                       "downloading");
 }
 
 static int stream_sync(struct kern_stream *s)
@@ -257,7 +295,8 @@ static int stream_sync(struct kern_stream *s)
 }
 
 /* What programs keep of the host is small: copies of operations and launches. */
-static size_t program_bytes(const struct kern_config *conf, const struct kern_limits *limits, const struct kern_shape *shape)
+static size_t program_bytes(const struct kern_config *conf, const struct kern_limits *limits,
+                            const struct kern_shape *shape)
 {
 	enum { LAUNCHES_OF_AN_OP = 7, LAUNCH_BYTES = 1024 };
 	(void)conf, (void)limits;

@@ -1,24 +1,42 @@
-/* envelope.c - the same tokens whatever a request is batched with: that is promised (kernels.h) and rests on how tensor cores add, which no test elsewhere shows
- * for the device at hand. So before it is used, rows of a small model's step are computed among many, in a few, and alone, also deep in a context, and must
- * have the same bits; a device where they differ is refused. */
+/* envelope.c - the same tokens whatever a request is batched with: that is promised (kernels.h) and
+ * rests on how tensor cores add, which no test elsewhere shows for the device at hand. So before it
+ * is used, rows of a small model's step are computed among many, in a few, and alone, also deep
+ * in a context, and must have the same bits; a device where they differ is refused. */
 #include "kernels/cuda/backend.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Products cut DIM into several segments (linear.h). */
-enum { ROWS = 70, DIM = 1024, HEADS = 2, HEAD = 32, WIDTH = HEADS * HEAD, BLOCK = 16, BATCH_BYTES = 4096, TYPES = 3 };
+enum {
+	ROWS = 70,
+	DIM = 1024,
+	HEADS = 2,
+	HEAD = 32,
+	WIDTH = HEADS * HEAD,
+	BLOCK = 16,
+	BATCH_BYTES = 4096,
+	TYPES = 3
+};
 
-/* A context beyond a run of attention's chunks, 2048 positions (attention.cu): its rows, (FAR_ROWS, FAR_HEADS * FAR_HEAD) of one KV head. */
-enum { FAR_ROWS = 9, FAR_HEADS = 2, FAR_HEAD = 16, FAR_COLUMNS = FAR_HEADS * FAR_HEAD, FAR_BLOCKS = 148, FAR_POSITIONS = FAR_BLOCKS * BLOCK };
+/* A context beyond a run of attention's chunks, 2048 positions (attention.cu): its rows,
+ * (FAR_ROWS, FAR_HEADS * FAR_HEAD) of one KV head. */
+enum {
+	FAR_ROWS = 9,
+	FAR_HEADS = 2,
+	FAR_HEAD = 16,
+	FAR_COLUMNS = FAR_HEADS * FAR_HEAD,
+	FAR_BLOCKS = 148,
+	FAR_POSITIONS = FAR_BLOCKS * BLOCK
+};
 
 struct envelope {
 	struct kern_device *dev;
 	struct kern_stream stream;
 	struct kern_mem mem, pool, batch;
-	struct kern_weight *w[TYPES];          /* (WIDTH, DIM) */
+	struct kern_weight *w[TYPES]; /* (WIDTH, DIM) */
 	struct kern_program *p;
-	struct kern_tensor x, of[TYPES], y;    /* what the program reads; w x; what it gives */
+	struct kern_tensor x, of[TYPES], y; /* what the program reads; w x; what it gives */
 	float in[ROWS * DIM], all[ROWS * WIDTH], part[ROWS * WIDTH];
 };
 
@@ -46,7 +64,8 @@ static int no_memory(struct kern_device *dev)
 	return cuda_fail(dev, KERN_ENOMEM, "no memory for a first check of the device");
 }
 
-/* Rows of any bytes are numbers of these types, if the scales are: every block begins with one of 2^-5, as float16. */
+/* Rows of any bytes are numbers of these types, if the scales are: every block begins with one
+ * of 2^-5, as float16. */
 static int weight_new(struct envelope *e, int i, enum kern_dtype type, uint32_t block_bytes)
 {
 	size_t bytes = kern_dtype_bytes(type, DIM) * WIDTH;
@@ -60,7 +79,8 @@ static int weight_new(struct envelope *e, int i, enum kern_dtype type, uint32_t 
 	return rc;
 }
 
-static struct kern_op product(struct kern_tensor x, const struct kern_weight *w, struct kern_tensor y)
+static struct kern_op product(struct kern_tensor x, const struct kern_weight *w,
+                              struct kern_tensor y)
 {
 	struct kern_op op;
 	memset(&op, 0, sizeof op);
@@ -74,12 +94,17 @@ static struct kern_op product(struct kern_tensor x, const struct kern_weight *w,
 
 static struct kern_kv_layer kv_layer(const struct envelope *e, uint32_t heads, uint32_t head)
 {
-	struct kern_kv_layer kv = {.base = e->pool.dev, .kv_heads = heads, .head_dim = head, .block_tokens = BLOCK, .dtype = KERN_BF16};
+	struct kern_kv_layer kv = {.base = e->pool.dev,
+	                           .kv_heads = heads,
+	                           .head_dim = head,
+	                           .block_tokens = BLOCK,
+	                           .dtype = KERN_BF16};
 	kv.block_stride_bytes = kern_kv_planes(&kv) * kern_kv_plane_bytes(&kv);
 	return kv;
 }
 
-static struct kern_op attention(struct kern_kv_layer kv, struct kern_tensor q, struct kern_tensor out, uint32_t heads, float scale)
+static struct kern_op attention(struct kern_kv_layer kv, struct kern_tensor q,
+                                struct kern_tensor out, uint32_t heads, float scale)
 {
 	struct kern_op op;
 	memset(&op, 0, sizeof op);
@@ -97,7 +122,8 @@ static int model_new(struct envelope *e)
 {
 	struct kern_op op[TYPES + 2];
 	struct kern_kv_layer kv = kv_layer(e, HEADS, HEAD);
-	struct kern_limits limits = {.rows = ROWS, .spans = 1, .positions = ROWS, .batch_bytes = BATCH_BYTES};
+	struct kern_limits limits = {
+		.rows = ROWS, .spans = 1, .positions = ROWS, .batch_bytes = BATCH_BYTES};
 	memset(op, 0, sizeof op);
 	for (int i = 0; i < TYPES; i++)
 		op[i] = product(e->x, e->w[i], e->of[i]);
@@ -119,19 +145,24 @@ static struct kern_tensor take(const struct envelope *e, size_t *at, uint32_t co
 static int envelope_begin(struct envelope *e)
 {
 	struct kern_kv_layer kv = kv_layer(e, HEADS, HEAD), far = kv_layer(e, 1, FAR_HEAD);
-	size_t at = 0, pool_bytes = (ROWS + BLOCK - 1) / BLOCK * kv.block_stride_bytes, far_bytes = FAR_BLOCKS * far.block_stride_bytes;
+	size_t at = 0, pool_bytes = (ROWS + BLOCK - 1) / BLOCK * kv.block_stride_bytes,
+		   far_bytes = FAR_BLOCKS * far.block_stride_bytes;
 	uint32_t seed = 5;
-	int rc = cuda_check(e->dev, cudaStreamCreateWithFlags(&e->stream.stream, cudaStreamNonBlocking), "making a stream");
+	int rc = cuda_check(e->dev, cudaStreamCreateWithFlags(&e->stream.stream, cudaStreamNonBlocking),
+	                    "making a stream");
 	e->stream.dev = e->dev;
 	for (size_t i = 0; i < ROWS * DIM; i++)
 		e->in[i] = (float)(int32_t)random_bits(&seed) * 0x1p-31f;
 	if (!rc)
-		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, ROWS * (DIM + (TYPES + 1) * WIDTH) * sizeof(float), &e->mem);
+		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE,
+		                  ROWS * (DIM + (TYPES + 1) * WIDTH) * sizeof(float), &e->mem);
 	if (!rc)
-		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, pool_bytes > far_bytes ? pool_bytes : far_bytes, &e->pool);
+		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, pool_bytes > far_bytes ? pool_bytes : far_bytes,
+		                  &e->pool);
 	if (!rc)
 		rc = cuda_mem_new(e->dev, KERN_MEM_PINNED, BATCH_BYTES, &e->batch);
-	if (rc || (rc = weight_new(e, 0, KERN_BF16, 0)) || (rc = weight_new(e, 1, KERN_Q8_0, 34)) || (rc = weight_new(e, 2, KERN_Q4_K, 144)))
+	if (rc || (rc = weight_new(e, 0, KERN_BF16, 0)) || (rc = weight_new(e, 1, KERN_Q8_0, 34)) ||
+	    (rc = weight_new(e, 2, KERN_Q4_K, 144)))
 		return rc;
 	e->x = take(e, &at, DIM);
 	e->y = take(e, &at, WIDTH);
@@ -143,7 +174,8 @@ static int envelope_begin(struct envelope *e)
 static void envelope_end(struct envelope *e)
 {
 	if (e->stream.stream)
-		cudaStreamSynchronize(e->stream.stream);       /* after an error something may be under way */
+		/* after an error something may be under way */
+		cudaStreamSynchronize(e->stream.stream);
 	cuda_program_destroy(&e->p);
 	for (int i = 0; i < TYPES; i++)
 		cuda_weight_destroy(e->dev, &e->w[i]);
@@ -166,22 +198,28 @@ static void batch_write(struct envelope *e, uint32_t position, uint32_t rows)
 	b->words = b->table + FAR_BLOCKS;
 	memcpy(words + b->span, &span, sizeof span);
 	for (uint32_t r = 0; r < rows; r++)
-		words[b->slots + r] = position + r;    /* also a row's position */
+		words[b->slots + r] = position + r; /* also a row's position */
 	for (uint32_t i = 0; i < FAR_BLOCKS; i++)
 		words[b->table + i] = i;
 }
 
-/* Runs the program over rows from .. from + rows of `in`, at positions from `first` + from on; y gets their results. */
+/* Runs the program over rows from .. from + rows of `in`, at positions from `first` + from on; y
+ * gets their results. */
 static int step(struct envelope *e, uint32_t first, uint32_t from, uint32_t rows, float *y)
 {
 	size_t x_bytes = rows * e->x.ld * sizeof *e->in, y_bytes = rows * e->y.ld * sizeof *y;
 	cudaStream_t s = e->stream.stream;
 	batch_write(e, first + from, rows);
-	int rc = cuda_check(e->dev, cudaMemcpyAsync((void *)e->x.at.v, e->in + from * e->x.ld, x_bytes, cudaMemcpyDefault, s), "uploading");
+	int rc = cuda_check(e->dev,
+	                    cudaMemcpyAsync((void *)e->x.at.v, e->in + from * e->x.ld, x_bytes,
+	                                    cudaMemcpyDefault, s),
+	                    "uploading");
 	if (!rc)
 		rc = cuda_run(&e->stream, e->p, &e->batch);
 	if (!rc)
-		rc = cuda_check(e->dev, cudaMemcpyAsync(y, (const void *)e->y.at.v, y_bytes, cudaMemcpyDefault, s), "downloading");
+		rc = cuda_check(e->dev,
+		                cudaMemcpyAsync(y, (const void *)e->y.at.v, y_bytes, cudaMemcpyDefault, s),
+		                "downloading");
 	return rc ? rc : cuda_check(e->dev, cudaStreamSynchronize(s), "a first check of the device");
 }
 
@@ -190,14 +228,18 @@ static int compare(struct envelope *e, uint32_t first, uint32_t from, uint32_t r
 {
 	int rc = step(e, first, from, rows, e->part);
 	if (!rc && memcmp(e->part, e->all + from * e->y.ld, rows * e->y.ld * sizeof *e->part))
-		rc = cuda_fail(e->dev, KERN_ENOTSUP, "%s computes other bits for %u rows from position %u on alone than among %d: this build must not be used on it",
+		rc = cuda_fail(e->dev, KERN_ENOTSUP,
+		               "%s computes other bits for %u rows from position %u on alone than among "
+		               "%d: this build must not be used on it",
 		               e->dev->name, rows, first + from, among);
 	return rc;
 }
 
 static int compare_model(struct envelope *e)
 {
-	static const struct { uint32_t from, rows; } parts[] = {{ROWS - 1, 1}, {0, 1}, {33, 9}, {2, 66}};
+	static const struct {
+		uint32_t from, rows;
+	} parts[] = {{ROWS - 1, 1}, {0, 1}, {33, 9}, {2, 66}};
 	int rc = model_new(e);
 	if (!rc)
 		rc = step(e, 0, 0, ROWS, e->all);
@@ -213,17 +255,22 @@ static int far_fill(struct envelope *e)
 	unsigned char *data = random_bytes(bytes, 11, 1);
 	if (!data)
 		return no_memory(e->dev);
-	int rc = cuda_check(e->dev, cudaMemcpyAsync((void *)e->pool.dev.v, data, bytes, cudaMemcpyDefault, e->stream.stream), "uploading");
+	int rc = cuda_check(e->dev,
+	                    cudaMemcpyAsync((void *)e->pool.dev.v, data, bytes, cudaMemcpyDefault,
+	                                    e->stream.stream),
+	                    "uploading");
 	if (!rc)
 		rc = cuda_check(e->dev, cudaStreamSynchronize(e->stream.stream), "uploading");
 	if (rc)
-		cudaStreamSynchronize(e->stream.stream);       /* a copy that has begun reads it */
+		cudaStreamSynchronize(e->stream.stream); /* a copy that has begun reads it */
 	free(data);
 	return rc;
 }
 
-/* Deep in a context attention is shared out to blocks by chunks, by runs of chunks where states of chunks would take too much memory, or not at all: which, is
- * chosen by the largest number of rows and positions that there can be. Limits that need each (most of 41 million: runs for up to 8 rows, none for 64). */
+/* Deep in a context attention is shared out to blocks by chunks, by runs of chunks where states of
+ * chunks would take too much memory, or not at all: which, is chosen by the largest number of
+ * rows and positions that there can be. Limits that need each (most of 41 million: runs for up
+ * to 8 rows, none for 64). */
 static int compare_far(struct envelope *e)
 {
 	static const uint32_t positions[] = {FAR_POSITIONS, 41000000};
@@ -232,7 +279,8 @@ static int compare_far(struct envelope *e)
 	struct kern_op op = attention(kv_layer(e, 1, FAR_HEAD), e->x, e->y, FAR_HEADS, 8);
 	int rc = far_fill(e);
 	for (int i = 0; i < 2 && !rc; i++) {
-		struct kern_limits limits = {.rows = 64, .spans = 1, .positions = positions[i], .batch_bytes = BATCH_BYTES};
+		struct kern_limits limits = {
+			.rows = 64, .spans = 1, .positions = positions[i], .batch_bytes = BATCH_BYTES};
 		rc = cuda_program_new(e->dev, &op, 1, &limits, &e->p);
 		if (!rc)
 			rc = i ? compare(e, first, 0, FAR_ROWS, FAR_ROWS) : step(e, first, 0, FAR_ROWS, e->all);

@@ -1,11 +1,13 @@
-/* fast.cu - products of the variant fast: activations are rounded into a dense matrix of bfloat16, cuBLASLt multiplies it (lt.c), and what comes of it is
- * written to the batch's rows, with the bias.
+/* fast.cu - products of the variant fast: activations are rounded into a dense matrix of bfloat16,
+ * cuBLASLt multiplies it (lt.c), and what comes of it is written to the batch's rows, with the
+ * bias.
  *
- * The library multiplies as many rows as the program's size has. Rows beyond the batch hold zeros or what an earlier operation left; the rows of a product
- * are independent, and nobody reads those. */
+ * The library multiplies as many rows as the program's size has. Rows beyond the batch hold zeros
+ * or what an earlier operation left; the rows of a product are independent, and nobody reads
+ * those. */
 #include "kernels/cuda/linear.h"
 
-enum { THREADS = 256, COLUMNS = 2 };       /* COLUMNS: of a thread; they divide ROWS_UNIT */
+enum { THREADS = 256, COLUMNS = 2 }; /* COLUMNS: of a thread; they divide ROWS_UNIT */
 
 /* Blocks that a row of so many columns takes. */
 static uint32_t blocks_for(uint32_t columns)
@@ -16,9 +18,9 @@ static uint32_t blocks_for(uint32_t columns)
 struct round_args {
 	const struct kern_batch *batch;
 	struct kern_tensor x;
-	uint16_t *to;              /* (rows, k) */
+	uint16_t *to; /* (rows, k) */
 	uint32_t k;
-	int rows;                  /* enum kern_rows */
+	int rows; /* enum kern_rows */
 };
 
 /* Each blockIdx.x has a row. */
@@ -27,13 +29,14 @@ KERNEL(round_rows, THREADS, struct round_args)
 	uint32_t r = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * COLUMNS;
 	if (r >= batch_rows(a.batch, a.rows) || c >= a.k)
 		return;
-	uint32_t low = kern_f32_to_bf16(tensor_get(a.x, r, c)), high = kern_f32_to_bf16(tensor_get(a.x, r, c + 1));
+	uint32_t low = kern_f32_to_bf16(tensor_get(a.x, r, c)),
+			 high = kern_f32_to_bf16(tensor_get(a.x, r, c + 1));
 	*(uint32_t *)(a.to + (size_t)r * a.k + c) = low | high << 16;
 }
 
 struct given {
 	struct kern_tensor y;
-	const float *from, *bias;  /* from: (rows, n); bias: (n), or NULL */
+	const float *from, *bias; /* from: (rows, n); bias: (n), or NULL */
 	uint32_t n;
 };
 
@@ -63,7 +66,8 @@ KERNEL(give_rows, THREADS, struct give_args)
 	}
 }
 
-void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struct product *product, uint32_t products)
+void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struct product *product,
+                        uint32_t products)
 {
 	uint32_t rows = plan_rows(p), k = product[0].w.k, columns = 0;
 	uint16_t *rounded = (uint16_t *)plan_room(p, ROOM_OTHER, (size_t)rows * k * sizeof *rounded);
@@ -77,7 +81,8 @@ void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struc
 		struct lt_product l = {rounded, product[i].w.data, to, rows, product[i].w.n, k};
 		plan_library(p, &l);
 		give.of[i] = {product[i].y, to, product[i].bias, product[i].w.n};
-		to += (size_t)rows * product[i].w.n;   /* a multiple of 32 bytes, which the library asks for 16 of */
+		/* a multiple of 32 bytes, which the library asks for 16 of */
+		to += (size_t)rows * product[i].w.n;
 	}
 	PLAN(p, give_rows, rows, blocks_for(columns), THREADS, 0, give);
 }

@@ -1,4 +1,5 @@
-/* group.cu - collectives. A device works alone so far: a gather and a barrier are nothing, a reduce is a copy. */
+/* group.cu - collectives. A device works alone so far: a gather and a barrier are nothing, a
+ * reduce is a copy. */
 #include "kernels/cuda/kernel.h"
 
 enum { THREADS = 256 };

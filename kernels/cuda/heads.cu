@@ -1,8 +1,11 @@
-/* heads.cu - operations on the heads of a row, each by itself: norm, rotation, K and V into the pool.
+/* heads.cu - operations on the heads of a row, each by itself: norm, rotation, K and V into the
+ * pool.
  *
- * Consecutive ones are one launch, as far as they fit: a warp takes a piece of a row (an item), mostly a head, and does to it, in the order of the
- * operations, all that they do there. That is right if what an operation writes and another one touches always lies in one item of one row, which the
- * planning sees to; and bits are those of an operation by itself, for each is computed by one warp in any case. */
+ * Consecutive ones are one launch, as far as they fit: a warp takes a piece of a row (an item),
+ * mostly a head, and does to it, in the order of the operations, all that they do there. That is
+ * right if what an operation writes and another one touches always lies in one item of one row,
+ * which the planning sees to; and bits are those of an operation by itself, for each is computed
+ * by one warp in any case. */
 #include "kernels/cuda/kv.h"
 #include "kernels/own_math.h"
 
@@ -12,33 +15,33 @@ enum { STEPS = 6, WARPS = 8, ROWS_FEW = 64, ACROSS_MAX = 64 };
 enum step_kind { STEP_NORM, STEP_TURN_HALF, STEP_TURN_INTERLEAVED, STEP_STORE_K, STEP_STORE_V };
 
 struct head_step {
-	struct kern_tensor x;      /* (R, heads, stride) */
-	const float *w;            /* NORM: (dim) */
+	struct kern_tensor x; /* (R, heads, stride) */
+	const float *w;       /* NORM: (dim) */
 	float eps;
 	uint32_t heads, stride;
-	uint32_t dim;              /* elements of a head that are touched */
-	uint32_t first;            /* head i is of item first + i */
+	uint32_t dim;   /* elements of a head that are touched */
+	uint32_t first; /* head i is of item first + i */
 	enum step_kind kind;
 };
 
 struct heads_args {
 	const struct kern_batch *batch;
-	const float *inv_freq;     /* (pairs), of all steps that turn */
+	const float *inv_freq; /* (pairs), of all steps that turn */
 	uint32_t pairs;
 	float scale;
 	struct kern_kv_layer kv;
-	int rows;                  /* enum kern_rows */
+	int rows; /* enum kern_rows */
 	uint32_t items, steps;
 	struct head_step step[STEPS];
 };
 
-/* --- in kernels ---------------------------------------------------------------------------------------------------------------- */
+/* --- in kernels ---------------------------------------------------------- */
 
 /* A head of a row, for the lanes of a warp. */
 struct head {
 	struct kern_tensor x;
 	size_t row;
-	uint32_t first, count, lane;           /* columns [first, first + count) */
+	uint32_t first, count, lane; /* columns [first, first + count) */
 };
 
 static __device__ void norm_head(const struct head &h, const float *w, float eps)
@@ -54,7 +57,8 @@ static __device__ void norm_head(const struct head &h, const float *w, float eps
 		tensor_put(h.x, h.row, h.first + c, tensor_get(h.x, h.row, h.first + c) * f * w[c]);
 }
 
-/* Sine and cosine of a row's pairs, for all its heads: they are computed in double precision, of which some GPUs have little. */
+/* Sine and cosine of a row's pairs, for all its heads: they are computed in double precision, of
+ * which some GPUs have little. */
 static __device__ void put_angles(const struct heads_args &a, uint32_t row, float *sines)
 {
 	float position = (float)batch_words(a.batch, a.batch->positions)[row];
@@ -71,13 +75,15 @@ static __device__ void turn_head(const struct head &h, const float *sines, bool 
 	uint32_t pairs = h.count / 2;
 	for (uint32_t i = h.lane; i < pairs; i += WARP) {
 		uint32_t at_u = h.first + (half ? i : 2 * i), at_v = half ? at_u + pairs : at_u + 1;
-		float u = tensor_get(h.x, h.row, at_u), v = tensor_get(h.x, h.row, at_v), s = sines[i], c = sines[pairs + i];
+		float u = tensor_get(h.x, h.row, at_u), v = tensor_get(h.x, h.row, at_v), s = sines[i],
+			  c = sines[pairs + i];
 		tensor_put(h.x, h.row, at_u, u * c - v * s);
 		tensor_put(h.x, h.row, at_v, v * c + u * s);
 	}
 }
 
-/* The largest magnitude of a head's elements; NaN if one is none or infinite. As bits: a NaN's are above all numbers'. */
+/* The largest magnitude of a head's elements; NaN if one is none or infinite. As bits: a NaN's
+ * are above all numbers'. */
 static __device__ float largest_of(const struct head &h)
 {
 	uint32_t top = 0;
@@ -92,13 +98,15 @@ static __device__ float largest_of(const struct head &h)
 static __device__ void store_scaled(unsigned char *to, float *scale, const struct head &h, int i8)
 {
 	float max = largest_of(h), top = i8 ? 127.0f : 448.0f;
-	float factor = max >= 1e-30f ? top / max : 0.0f;       /* as good as zero, or none: all zeros */
+	float factor = max >= 1e-30f ? top / max : 0.0f; /* as good as zero, or none: all zeros */
 	if (h.lane == 0)
 		*scale = max >= 1e-30f ? max / top : isnan(max) ? max : 0.0f;
 	for (uint32_t c = h.lane; c < h.count; c += WARP) {
 		float v = tensor_get(h.x, h.row, h.first + c) * factor;
 		/* 1.5 * 2^23: the sum's low bits are the nearest integer, ties to even */
-		to[c] = factor == 0 ? 0 : i8 ? (unsigned char)kern_f32_bits(v + 12582912.0f) : kern_f32_to_f8(v);
+		to[c] = factor == 0 ? 0
+		        : i8        ? (unsigned char)kern_f32_bits(v + 12582912.0f)
+		                    : kern_f32_to_f8(v);
 	}
 }
 
@@ -107,10 +115,12 @@ static __device__ void store_head(const struct heads_args &a, const struct head 
 	const struct kern_kv_layer &kv = a.kv;
 	struct kv_shape s = kv_shape_of(kv);
 	uint32_t slot = batch_words(a.batch, a.batch->slots)[h.row], at = slot % kv.block_tokens;
-	unsigned char *base = (unsigned char *)kv.base.v + slot / kv.block_tokens * kv.block_stride_bytes + plane * s.plane_bytes;
+	unsigned char *base = (unsigned char *)kv.base.v +
+	                      slot / kv.block_tokens * kv.block_stride_bytes + plane * s.plane_bytes;
 	unsigned char *to = base + (size_t)at * s.row_bytes;
 	if (s.scaled) {
-		store_scaled(to, (float *)(base + s.row_bytes * kv.block_tokens) + at, h, kv.dtype == KERN_I8);
+		store_scaled(to, (float *)(base + s.row_bytes * kv.block_tokens) + at, h,
+		             kv.dtype == KERN_I8);
 		return;
 	}
 	struct kern_tensor out = {{(uintptr_t)to}, 0, kv.dtype};
@@ -118,7 +128,8 @@ static __device__ void store_head(const struct heads_args &a, const struct head 
 		tensor_put(out, 0, c, tensor_get(h.x, h.row, h.first + c));
 }
 
-static __device__ void do_step(const struct heads_args &a, const struct head_step &s, uint32_t row, uint32_t i, const float *sines)
+static __device__ void do_step(const struct heads_args &a, const struct head_step &s, uint32_t row,
+                               uint32_t i, const float *sines)
 {
 	struct head h = {s.x, row, i * s.stride, s.dim, threadIdx.x % WARP};
 	switch (s.kind) {
@@ -131,7 +142,7 @@ static __device__ void do_step(const struct heads_args &a, const struct head_ste
 }
 
 /* Blocks share a row's items out among them; a warp takes them in turn. */
-KERNEL(head_steps, WARPS * WARP, struct heads_args)
+KERNEL(head_steps, WARPS *WARP, struct heads_args)
 {
 	float *sines = (float *)shared_memory();
 	uint32_t r = blockIdx.x, warps = blockDim.x / WARP;
@@ -140,21 +151,22 @@ KERNEL(head_steps, WARPS * WARP, struct heads_args)
 	if (a.pairs)
 		put_angles(a, r, sines);
 	__syncthreads();
-	for (uint32_t item = blockIdx.y * warps + threadIdx.x / WARP; item < a.items; item += gridDim.y * warps)
+	for (uint32_t item = blockIdx.y * warps + threadIdx.x / WARP; item < a.items;
+	     item += gridDim.y * warps)
 		for (uint32_t s = 0; s < a.steps; s++) {
 			if (item - a.step[s].first < a.step[s].heads)
 				do_step(a, a.step[s], r, item - a.step[s].first, sines);
-			__syncwarp();      /* what the step wrote, other lanes read in the next */
+			__syncwarp(); /* what the step wrote, other lanes read in the next */
 		}
 }
 
-/* --- lots: items of one tensor, equally far apart ---------------------------------------------------------------------------------- */
+/* --- lots: items of one tensor, equally far apart ------------------------ */
 
 struct lot {
-	struct kern_tensor x;      /* from the first item on */
-	uint32_t items, stride;    /* in elements, as the next: */
-	uint32_t width;            /* of an item, as far as steps touch it */
-	uint32_t first;            /* number of the first item */
+	struct kern_tensor x;   /* from the first item on */
+	uint32_t items, stride; /* in elements, as the next: */
+	uint32_t width;         /* of an item, as far as steps touch it */
+	uint32_t first;         /* number of the first item */
 };
 
 static uint32_t element_bytes(const struct kern_tensor *x)
@@ -162,16 +174,22 @@ static uint32_t element_bytes(const struct kern_tensor *x)
 	return x->type == KERN_F32 ? 4 : 2;
 }
 
-/* The lot takes the step's heads as items, those it has or more at either end. False: they do not fit its grid. */
+/* The lot takes the step's heads as items, those it has or more at either end. False: they do
+ * not fit its grid. */
 static bool lot_take(struct lot *l, const struct head_step *s)
 {
-	int64_t bytes = element_bytes(&l->x), apart = (int64_t)(s->x.at.v - l->x.at.v), stride = l->stride, heads = s->heads, items = l->items;
-	if (s->x.type != l->x.type || s->x.ld != l->x.ld || apart % bytes || (heads > 1 && s->stride != l->stride))
+	int64_t bytes = element_bytes(&l->x), apart = (int64_t)(s->x.at.v - l->x.at.v),
+			stride = l->stride, heads = s->heads, items = l->items;
+	if (s->x.type != l->x.type || s->x.ld != l->x.ld || apart % bytes ||
+	    (heads > 1 && s->stride != l->stride))
 		return false;
-	int64_t elements = apart / bytes, at = elements >= 0 ? elements / stride : -((stride - 1 - elements) / stride), end = elements - at * stride + s->dim;
+	int64_t elements = apart / bytes,
+			at = elements >= 0 ? elements / stride : -((stride - 1 - elements) / stride),
+			end = elements - at * stride + s->dim;
 	if (end > stride || at + heads < 0 || at > items)
 		return false;
-	int64_t from = at < 0 ? at : 0, to = at + heads > items ? at + heads : items, width = end > l->width ? end : l->width;
+	int64_t from = at < 0 ? at : 0, to = at + heads > items ? at + heads : items,
+			width = end > l->width ? end : l->width;
 	if ((to - from - 1) * stride + width > (int64_t)l->x.ld)
 		return false;
 	l->x.at.v += (uintptr_t)(from * stride * bytes);
@@ -185,18 +203,21 @@ static struct extent lot_extent(const struct lot *l, size_t rows)
 	return tensor_extent(&l->x, rows, (l->items - 1) * (size_t)l->stride + l->width);
 }
 
-/* Whether no byte is touched for both: they are different memory, or different parts of the same rows. */
+/* Whether no byte is touched for both: they are different memory, or different parts of the same
+ * rows. */
 static bool lots_apart(const struct lot *a, const struct lot *b, uint32_t rows)
 {
 	struct extent x = lot_extent(a, 1), y = lot_extent(b, 1);
 	size_t row_bytes = a->x.ld * element_bytes(&a->x);
 	if (extents_apart(lot_extent(a, rows), lot_extent(b, rows)))
 		return true;
-	return row_bytes == b->x.ld * element_bytes(&b->x) && extents_apart(x, y) && (x.to > y.to ? x.to : y.to) - (x.from < y.from ? x.from : y.from) <= row_bytes;
+	return row_bytes == b->x.ld * element_bytes(&b->x) && extents_apart(x, y) &&
+	       (x.to > y.to ? x.to : y.to) - (x.from < y.from ? x.from : y.from) <= row_bytes;
 }
 
-/* Finds the items of all steps, the last step first: of those of one head it has the most, as a latent with what is turned behind it. False: steps that
- * touch the same bytes have them in different items. */
+/* Finds the items of all steps, the last step first: of those of one head it has the most, as a
+ * latent with what is turned behind it. False: steps that touch the same bytes have them in
+ * different items. */
 static bool place_steps(struct heads_args *a, uint32_t rows)
 {
 	struct lot lot[STEPS];
@@ -218,14 +239,16 @@ static bool place_steps(struct heads_args *a, uint32_t rows)
 	}
 	for (uint32_t s = 0; s < a->steps; s++) {
 		const struct lot *l = &lot[of[s]];
-		a->step[s].first = l->first + (uint32_t)((a->step[s].x.at.v - l->x.at.v) / element_bytes(&l->x) / l->stride);
+		a->step[s].first = l->first + (uint32_t)((a->step[s].x.at.v - l->x.at.v) /
+		                                         element_bytes(&l->x) / l->stride);
 	}
 	return apart;
 }
 
-/* --- planning ------------------------------------------------------------------------------------------------------------------- */
+/* --- planning ------------------------------------------------------------ */
 
-static void add_step(struct heads_args *a, enum step_kind kind, const struct kern_tensor *x, uint32_t heads, uint32_t stride, uint32_t dim)
+static void add_step(struct heads_args *a, enum step_kind kind, const struct kern_tensor *x,
+                     uint32_t heads, uint32_t stride, uint32_t dim)
 {
 	a->step[a->steps++] = {*x, NULL, 0, heads, stride, dim, 0, kind};
 }
@@ -249,17 +272,21 @@ static bool add_turn(struct plan *p, struct heads_args *a)
 	const struct kern_rope *rope = &op->rope.rope;
 	const float *inv_freq = (const float *)rope->inv_freq.v;
 	if (op->rope.head_dim > CUDA_MAX_HEAD_DIM)
-		plan_fail(p, KERN_EINVAL, "heads of %u elements, the limit is %d", op->rope.head_dim, CUDA_MAX_HEAD_DIM);
-	if (plan_tensor(p, &op->rope.x, (size_t)op->rope.heads * op->rope.head_dim) || (rope->dims && plan_address(p, rope->inv_freq)))
+		plan_fail(p, KERN_EINVAL, "heads of %u elements, the limit is %d", op->rope.head_dim,
+		          CUDA_MAX_HEAD_DIM);
+	if (plan_tensor(p, &op->rope.x, (size_t)op->rope.heads * op->rope.head_dim) ||
+	    (rope->dims && plan_address(p, rope->inv_freq)))
 		return false;
 	if (!rope->dims)
 		return true;
-	if (a->pairs && (a->inv_freq != inv_freq || a->pairs != rope->dims / 2 || a->scale != rope->scale))
+	if (a->pairs &&
+	    (a->inv_freq != inv_freq || a->pairs != rope->dims / 2 || a->scale != rope->scale))
 		return false;
 	a->inv_freq = inv_freq;
 	a->pairs = rope->dims / 2;
 	a->scale = rope->scale;
-	add_step(a, rope->style == KERN_ROPE_HALF ? STEP_TURN_HALF : STEP_TURN_INTERLEAVED, &op->rope.x, op->rope.heads, op->rope.head_dim, rope->dims);
+	add_step(a, rope->style == KERN_ROPE_HALF ? STEP_TURN_HALF : STEP_TURN_INTERLEAVED, &op->rope.x,
+	         op->rope.heads, op->rope.head_dim, rope->dims);
 	return true;
 }
 
@@ -269,7 +296,8 @@ static bool add_store(struct plan *p, struct heads_args *a)
 	const struct kern_op *op = p->op;
 	const struct kern_kv_layer *kv = &op->kv_write.kv;
 	size_t dim = (size_t)kv->kv_heads * kv->head_dim;
-	if (plan_kv(p, kv) || plan_tensor(p, &op->kv_write.k, dim) || (!kv->latent && plan_tensor(p, &op->kv_write.v, dim)) || a->kv.base.v)
+	if (plan_kv(p, kv) || plan_tensor(p, &op->kv_write.k, dim) ||
+	    (!kv->latent && plan_tensor(p, &op->kv_write.v, dim)) || a->kv.base.v)
 		return false;
 	a->kv = *kv;
 	add_step(a, STEP_STORE_K, &op->kv_write.k, kv->kv_heads, kv->head_dim, kv->head_dim);
@@ -310,7 +338,8 @@ void plan_heads(struct plan *p)
 	a.rows = p->op->rows;
 	if (!add_op(p, &a))
 		return;
-	place_steps(&a, rows);     /* one operation always fits: only K and V may overlap, which are read */
+	/* one operation always fits: only K and V may overlap, which are read */
+	place_steps(&a, rows);
 	while (p->op + 1 < p->end && p->op[1].rows == p->op->rows) {
 		more = a;
 		p->op++;
@@ -320,6 +349,6 @@ void plan_heads(struct plan *p)
 		}
 		a = more;
 	}
-	if (a.steps)               /* a rotation may be of no element */
+	if (a.steps) /* a rotation may be of no element */
 		launch_heads(p, &a);
 }

@@ -1,7 +1,10 @@
-/* kernel.h - what kernels are written with: how one is declared, threads, shared memory, warps, tensor cores, numbers of the three types of activations.
+/* kernel.h - what kernels are written with: how one is declared, threads, shared memory, warps,
+ * tensor cores, numbers of the three types of activations.
  *
- * Kernels take one struct, launched by plan.h. Nothing is fused or reordered by the compiler (-fmad=false): where a multiplication and an addition are to be
- * one operation, fmaf says so. Without nvcc the same sources are compiled for the host, where tests/cuda_host runs a block's threads as fibres. */
+ * Kernels take one struct, launched by plan.h. Nothing is fused or reordered by the compiler
+ * (-fmad=false): where a multiplication and an addition are to be one operation, fmaf says so.
+ * Without nvcc the same sources are compiled for the host, where tests/cuda_host runs a block's
+ * threads as fibres. */
 #ifndef CUDA_KERNEL_H
 #define CUDA_KERNEL_H
 
@@ -11,18 +14,21 @@
 #ifdef __CUDACC__
 
 /* KERNEL(name, most threads of a block, struct of its argument `a`) { ... }
- * That one block is to fit a multiprocessor keeps the compiler from spilling registers so that more do. */
-#define KERNEL(NAME, THREADS, ARGS) \
-	static __device__ __forceinline__ void NAME##_body(const ARGS &a); \
+ * That one block is to fit a multiprocessor keeps the compiler from spilling registers so that
+ * more do. */
+#define KERNEL(NAME, THREADS, ARGS)                                                               \
+	static __device__ __forceinline__ void NAME##_body(const ARGS &a);                            \
 	extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS a) \
-	{ \
-		grid_begin(); \
-		NAME##_body(a); \
-	} \
+	{                                                                                             \
+		grid_begin();                                                                             \
+		NAME##_body(a);                                                                           \
+	}                                                                                             \
 	static __device__ __forceinline__ void NAME##_body(const ARGS &a)
 
-/* The next kernel of the stream may be launched; this one waits until those before it are done (programmatic dependent launch). Every thread waits before it
- * reads or writes, so what the one before waited for is done as well. A kernel without this must not be launched so that it overlaps (program.c). */
+/* The next kernel of the stream may be launched; this one waits until those before it are done
+ * (programmatic dependent launch). Every thread waits before it reads or writes, so what the one
+ * before waited for is done as well. A kernel without this must not be launched so that it
+ * overlaps (program.c). */
 static __device__ __forceinline__ void grid_begin(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -38,12 +44,15 @@ static __device__ __forceinline__ unsigned char *shared_memory(void)
 	return shared_bytes;
 }
 
-/* d (16, 8) += a (16, 16) b (16, 8) in float32, for a warp. With g = lane / 4 and t = lane % 4, low half of a register first:
- * a[0]: row g, columns 2t, 2t+1; a[1]: row g + 8; a[2]: row g, columns 2t+8, 2t+9; a[3]: row g + 8, the same; b[0]: rows 2t, 2t+1 of column g; b[1]: rows
- * 2t+8, 2t+9; d[0], d[1]: row g, columns 2t, 2t+1; d[2], d[3]: row g + 8 (PTX ISA, mma.m16n8k16). */
-static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+/* d (16, 8) += a (16, 16) b (16, 8) in float32, for a warp. With g = lane / 4 and t = lane % 4, low
+ * half of a register first: a[0]: row g, columns 2t, 2t+1; a[1]: row g + 8; a[2]: row g, columns
+ * 2t+8, 2t+9; a[3]: row g + 8, the same; b[0]: rows 2t, 2t+1 of column g; b[1]: rows 2t+8, 2t+9;
+ * d[0], d[1]: row g, columns 2t, 2t+1; d[2], d[3]: row g + 8 (PTX ISA, mma.m16n8k16). */
+static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
+                                                const uint32_t b[2])
 {
-	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, "
+	             "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -56,11 +65,12 @@ static __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, ui
 	return d;
 }
 
-/* Stores a word that another process or the host reads: what this block's threads have written before (and __syncthreads) is there first. */
+/* Stores a word that another process or the host reads: what this block's threads have written
+ * before (and __syncthreads) is there first. */
 static __device__ __forceinline__ void store_release_system(uint64_t *at, uint64_t value)
 {
 	__threadfence_system();
-	asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(at), "l"(value) : "memory");
+	asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
 #else
@@ -70,9 +80,10 @@ static __device__ __forceinline__ void store_release_system(uint64_t *at, uint64
 #define WARP 32u
 #define ALL_LANES 0xffffffffu
 
-/* --- batches ------------------------------------------------------------------------------------------------------------------- */
+/* --- batches ------------------------------------------------------------- */
 
-static __device__ inline uint32_t batch_rows(const struct kern_batch *b, int rows)     /* rows: enum kern_rows */
+/* rows: enum kern_rows */
+static __device__ inline uint32_t batch_rows(const struct kern_batch *b, int rows)
 {
 	return rows == KERN_ROWS_ALL ? b->rows : b->tail_rows;
 }
@@ -82,7 +93,7 @@ static __device__ inline const uint32_t *batch_words(const struct kern_batch *b,
 	return (const uint32_t *)b + at;
 }
 
-/* --- numbers --------------------------------------------------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------- */
 
 /* Before a loop whose index must be known to the compiler, so that what it indexes is registers. */
 #ifdef __CUDACC__
@@ -103,7 +114,7 @@ static __device__ inline float f16_value(uint16_t bits)
 #endif
 }
 
-/* --- activations ----------------------------------------------------------------------------------------------------------------- */
+/* --- activations --------------------------------------------------------- */
 
 /* Element c of row r of a tensor. */
 static __device__ inline float tensor_get(const struct kern_tensor &t, size_t r, uint32_t c)
@@ -116,7 +127,8 @@ static __device__ inline float tensor_get(const struct kern_tensor &t, size_t r,
 }
 
 /* Returns what is stored: v, rounded to the tensor's type. */
-static __device__ inline float tensor_put(const struct kern_tensor &t, size_t r, uint32_t c, float v)
+static __device__ inline float tensor_put(const struct kern_tensor &t, size_t r, uint32_t c,
+                                          float v)
 {
 	size_t i = r * t.ld + c;
 	if (t.type == KERN_F32)
@@ -126,13 +138,14 @@ static __device__ inline float tensor_put(const struct kern_tensor &t, size_t r,
 	return t.type == KERN_BF16 ? kern_bf16_to_f32(h) : kern_f16_to_f32(h);
 }
 
-/* The magnitude's bits, in the order of magnitudes: those of infinities and NaN are above all others'. */
+/* The magnitude's bits, in the order of magnitudes: those of infinities and NaN are above all
+ * others'. */
 static __device__ inline uint32_t magnitude_bits(float v)
 {
 	return kern_f32_bits(v) & 0x7fffffff;
 }
 
-/* --- warps and blocks --------------------------------------------------------------------------------------------------------------- */
+/* --- warps and blocks ---------------------------------------------------- */
 
 /* Sums and maxima over all 32 lanes, in a fixed order; every lane gets it. */
 static __device__ inline float warp_sum(float v)
@@ -166,7 +179,8 @@ static __device__ inline uint32_t warp_largest(uint32_t v)
 	return v;
 }
 
-/* Over the whole block, whose size is a multiple of 32; `part` is shared memory for a value of each warp, and may be used again after the call. */
+/* Over the whole block, whose size is a multiple of 32; `part` is shared memory for a value of
+ * each warp, and may be used again after the call. */
 template <typename T> static __device__ inline T block_sum(T v, T *part)
 {
 	uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;

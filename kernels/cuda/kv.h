@@ -5,9 +5,10 @@
 #include "kernels/cuda/kernel.h"
 
 struct kv_shape {
-	size_t row_bytes;          /* of a token and head, without its scale */
+	size_t row_bytes; /* of a token and head, without its scale */
 	size_t plane_bytes;
-	int scaled;                /* the type has scales: (block_tokens) float32 behind a plane's elements */
+	/* the type has scales: (block_tokens) float32 behind a plane's elements */
+	int scaled;
 };
 
 static __host__ __device__ inline struct kv_shape kv_shape_of(const struct kern_kv_layer &kv)
@@ -23,10 +24,12 @@ static __host__ __device__ inline struct kv_shape kv_shape_of(const struct kern_
 static inline int plan_kv(struct plan *p, const struct kern_kv_layer *kv)
 {
 	if (kv->head_dim > CUDA_MAX_HEAD_DIM)
-		return plan_fail(p, KERN_EINVAL, "KV head size %u, the limit is %d", kv->head_dim, CUDA_MAX_HEAD_DIM);
+		return plan_fail(p, KERN_EINVAL, "KV head size %u, the limit is %d", kv->head_dim,
+		                 CUDA_MAX_HEAD_DIM);
 	if (kv->block_stride_bytes / kern_kv_planes(kv) < kern_kv_plane_bytes(kv))
-		return plan_fail(p, KERN_EINVAL, "KV blocks are %zu bytes apart, %u planes of %zu bytes take more", kv->block_stride_bytes, kern_kv_planes(kv),
-		                 kern_kv_plane_bytes(kv));
+		return plan_fail(p, KERN_EINVAL,
+		                 "KV blocks are %zu bytes apart, %u planes of %zu bytes take more",
+		                 kv->block_stride_bytes, kern_kv_planes(kv), kern_kv_plane_bytes(kv));
 	return p->rc;
 }
 

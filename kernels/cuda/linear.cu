@@ -1,18 +1,24 @@
-/* linear.cu - products of activations with weights: planning, when activations are made ready for tensor cores, and products with weights of float32 and
- * float16. See linear.h and ready.h. */
+/* linear.cu - products of activations with weights: planning, when activations are made ready for
+ * tensor cores, and products with weights of float32 and float16. See linear.h and ready.h. */
 #include "kernels/cuda/linear.h"
 
 #include <stdlib.h>
 
-enum { READY_THREADS_MAX = 256, FLOAT_THREADS = FLOAT_WARPS * WARP, TAIL_THREADS = 256, SPLIT_WARPS_FEW = 4, SPLIT_WARPS_WANTED = 4096 };
+enum {
+	READY_THREADS_MAX = 256,
+	FLOAT_THREADS = FLOAT_WARPS * WARP,
+	TAIL_THREADS = 256,
+	SPLIT_WARPS_FEW = 4,
+	SPLIT_WARPS_WANTED = 4096
+};
 
-/* --- making ready -------------------------------------------------------------------------------------------------------------- */
+/* --- making ready -------------------------------------------------------- */
 
 struct ready_args {
 	const struct kern_batch *batch;
 	struct make_ready make;
 	uint32_t input_columns, rows_each;
-	int rows;                  /* enum kern_rows */
+	int rows; /* enum kern_rows */
 };
 
 /* A block has a row of one input. */
@@ -32,9 +38,12 @@ KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
 static struct make_ready make_ready_of(struct plan *p, const struct inputs *in, bool sums)
 {
 	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3;
-	struct ready r = {NULL, NULL, NULL, steps_of(in->k), (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS};
-	size_t all = (size_t)r.rows * in->count, parts_bytes = all * r.steps * parts * 64, sums_bytes = sums ? all * r.steps * sizeof(float) : 0;
-	r.parts = (unsigned char *)plan_room(p, ROOM_READY, parts_bytes + sums_bytes + all * sizeof(int32_t));
+	struct ready r = {NULL, NULL, NULL, steps_of(in->k),
+	                  (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS};
+	size_t all = (size_t)r.rows * in->count, parts_bytes = all * r.steps * parts * 64,
+		   sums_bytes = sums ? all * r.steps * sizeof(float) : 0;
+	r.parts = (unsigned char *)plan_room(p, ROOM_READY,
+	                                     parts_bytes + sums_bytes + all * sizeof(int32_t));
 	r.sums = sums ? (float *)(r.parts + parts_bytes) : NULL;
 	r.exponents = (int32_t *)(r.parts + parts_bytes + sums_bytes);
 	return make_ready{r, in->x, in->k, parts};
@@ -45,8 +54,8 @@ static bool same_tensor(const struct kern_tensor *a, const struct kern_tensor *b
 	return a->at.v == b->at.v && a->ld == b->ld && a->type == b->type;
 }
 
-/* What an operation of products of whole rows reads, with the weights that our own kernels take; of experts, all have the first one's type and shape. x NULL:
- * it is none such. */
+/* What an operation of products of whole rows reads, with the weights that our own kernels take; of
+ * experts, all have the first one's type and shape. x NULL: it is none such. */
 struct reading {
 	const struct kern_tensor *x;
 	uint32_t count;
@@ -62,13 +71,17 @@ static struct reading reading_of(const struct kern_op *op)
 			if (!op->matmul.p[i].w->plain)
 				r.w[r.count++] = op->matmul.p[i].w;
 	} else if (op->kind == KERN_OP_EXPERTS_ACT) {
-		r = {&op->experts_act.x, 2, {op->experts_act.experts.gate[0], op->experts_act.experts.up[0]}};
+		r = {&op->experts_act.x,
+		     2,
+		     {op->experts_act.experts.gate[0], op->experts_act.experts.up[0]}};
 	}
 	return r;
 }
 
-/* Whether an operation leaves (R, k) of x as they are: of those that stand between readers of one x. */
-static bool leaves(const struct plan *p, const struct kern_op *op, const struct kern_tensor *x, uint32_t k)
+/* Whether an operation leaves (R, k) of x as they are: of those that stand between readers of
+ * one x. */
+static bool leaves(const struct plan *p, const struct kern_op *op, const struct kern_tensor *x,
+                   uint32_t k)
 {
 	size_t rows = op->rows == KERN_ROWS_ALL ? p->rows : p->tail_rows;
 	struct extent of_x = tensor_extent(x, p->rows > p->tail_rows ? p->rows : p->tail_rows, k);
@@ -76,13 +89,16 @@ static bool leaves(const struct plan *p, const struct kern_op *op, const struct 
 	switch (op->kind) {
 	case KERN_OP_MATMUL:
 		for (uint32_t i = 0; i < op->matmul.products; i++)
-			apart &= extents_apart(of_x, tensor_extent(&op->matmul.p[i].y, rows, op->matmul.p[i].w->n));
+			apart &= extents_apart(of_x,
+			                       tensor_extent(&op->matmul.p[i].y, rows, op->matmul.p[i].w->n));
 		return apart;
 	case KERN_OP_ROUTE:
 		rows *= op->route.router.used * sizeof(float);
-		return extents_apart(of_x, {op->route.ids.v, op->route.ids.v + rows}) && extents_apart(of_x, {op->route.weights.v, op->route.weights.v + rows});
+		return extents_apart(of_x, {op->route.ids.v, op->route.ids.v + rows}) &&
+		       extents_apart(of_x, {op->route.weights.v, op->route.weights.v + rows});
 	case KERN_OP_EXPERTS_ACT:
-		return extents_apart(of_x, tensor_extent(&op->experts_act.y, rows * op->experts_act.used, op->experts_act.experts.gate[0]->n));
+		return extents_apart(of_x, tensor_extent(&op->experts_act.y, rows * op->experts_act.used,
+		                                         op->experts_act.experts.gate[0]->n));
 	default: return false;
 	}
 }
@@ -90,8 +106,8 @@ static bool leaves(const struct plan *p, const struct kern_op *op, const struct 
 /* Whether an operation made ready what the present one needs, and all since have left it. */
 static bool is_ready(const struct plan *p, const struct inputs *in, bool sums)
 {
-	if (!p->ready.since || in->count != 1 || in->rows_each != 1 || p->ready.rows != p->op->rows || p->ready.k != in->k ||
-	    !same_tensor(&p->ready.x, &in->x) || (sums && !p->ready.sums))
+	if (!p->ready.since || in->count != 1 || in->rows_each != 1 || p->ready.rows != p->op->rows ||
+	    p->ready.k != in->k || !same_tensor(&p->ready.x, &in->x) || (sums && !p->ready.sums))
 		return false;
 	for (const struct kern_op *op = p->ready.since; op < p->op; op++)
 		if (!leaves(p, op, &in->x, in->k))
@@ -105,12 +121,13 @@ struct make_ready plan_ready_next(struct plan *p, const struct kern_tensor *y, u
 	bool wanted = false, sums = false, other = false;
 	for (const struct kern_op *op = p->op + 1; op < p->end && !other; op++) {
 		struct reading of = reading_of(op);
-		bool same = of.count && same_tensor(of.x, y) && of.w[0]->k == dim && op->rows == p->op->rows;
+		bool same = of.count && same_tensor(of.x, y) && of.w[0]->k == dim &&
+		            op->rows == p->op->rows;
 		for (uint32_t i = 0; i < of.count; i++) {
 			struct weight_layout l = weight_layout_of(of.w[i]->dtype);
 			wanted |= same && l.panels;
 			sums |= same && l.offset_at;
-			other |= !same && l.panels;    /* another x takes the room */
+			other |= !same && l.panels; /* another x takes the room */
 		}
 		other |= !leaves(p, op, y, dim);
 	}
@@ -125,10 +142,15 @@ static struct ready plan_ready(struct plan *p, const struct inputs *in, bool sum
 {
 	if (is_ready(p, in, sums))
 		return make_ready_of(p, in, p->ready.sums).to;
-	struct ready_args a = {p->batch, make_ready_of(p, in, sums), in->columns, in->rows_each, p->op->rows};
-	uint32_t threads = 4 * a.make.to.steps < (uint32_t)READY_THREADS_MAX ? (4 * a.make.to.steps + WARP - 1) / WARP * WARP : (uint32_t)READY_THREADS_MAX;
-	PLAN(p, ready_rows, plan_rows(p) * in->rows_each, in->count, threads, threads / WARP * sizeof(uint32_t), a);
-	p->ready = {in->count == 1 && in->rows_each == 1 ? p->op : NULL, in->x, in->k, p->op->rows, sums};
+	struct ready_args a = {p->batch, make_ready_of(p, in, sums), in->columns, in->rows_each,
+	                       p->op->rows};
+	uint32_t threads = 4 * a.make.to.steps < (uint32_t)READY_THREADS_MAX
+	                       ? (4 * a.make.to.steps + WARP - 1) / WARP * WARP
+	                       : (uint32_t)READY_THREADS_MAX;
+	PLAN(p, ready_rows, plan_rows(p) * in->rows_each, in->count, threads,
+	     threads / WARP * sizeof(uint32_t), a);
+	p->ready = {in->count == 1 && in->rows_each == 1 ? p->op : NULL, in->x, in->k, p->op->rows,
+	            sums};
 	return a.make.to;
 }
 
@@ -140,7 +162,7 @@ static bool has_offsets(const struct product *product, uint32_t products)
 	return any;
 }
 
-/* --- weights of float32 and float16 ------------------------------------------------------------------------------------------------ */
+/* --- weights of float32 and float16 -------------------------------------- */
 
 template <typename T> static __device__ float float_weight(const unsigned char *data, size_t at)
 {
@@ -150,8 +172,10 @@ template <typename T> static __device__ float float_weight(const unsigned char *
 		return ((const float *)data)[at];
 }
 
-/* A warp has a row of the weight: each lane every 32nd product, then the sum over lanes. T: of a weight's element. */
-template <typename T> static __device__ __forceinline__ void product_float(const struct product_args &a)
+/* A warp has a row of the weight: each lane every 32nd product, then the sum over lanes. T: of a
+ * weight's element. */
+template <typename T>
+static __device__ __forceinline__ void product_float(const struct product_args &a)
 {
 	struct task t;
 	if (!task_find(a, PRODUCT_FLOAT, &t))
@@ -172,7 +196,8 @@ template <typename T> static __device__ __forceinline__ void product_float(const
 			UNROLL
 			for (uint32_t i = 0; i < TILE_ROWS; i++)
 				if (i < rows)
-					sum[i] = fmaf(w, tensor_get(a.x, row[i], t.of->input * a.input_columns + c), sum[i]);
+					sum[i] = fmaf(w, tensor_get(a.x, row[i], t.of->input * a.input_columns + c),
+					              sum[i]);
 		}
 		UNROLL
 		for (uint32_t i = 0; i < TILE_ROWS; i++) {
@@ -195,13 +220,14 @@ KERNEL(product_f16, FLOAT_THREADS, struct product_args)
 	product_float<uint16_t>(a);
 }
 
-/* --- planning ------------------------------------------------------------------------------------------------------------------------ */
+/* --- planning ------------------------------------------------------------ */
 
 /* So many segments that the device has enough warps, none shorter than segment_unit. */
 static uint32_t segments_of(const struct weight_view &w)
 {
 	uint32_t unit = segment_unit(w.type), units = (steps_of(w.k) + unit - 1) / unit, segments = 1;
-	while (2 * segments <= SEGMENTS_MAX && 2 * segments <= units && 2 * segments * panel_pairs_of(w.n) <= SPLIT_WARPS_WANTED)
+	while (2 * segments <= SEGMENTS_MAX && 2 * segments <= units &&
+	       2 * segments * panel_pairs_of(w.n) <= SPLIT_WARPS_WANTED)
 		segments *= 2;
 	return segments;
 }
@@ -218,15 +244,22 @@ static uint32_t split_warps(const struct product *product, uint32_t products)
 {
 	uint32_t warps = 1;
 	for (uint32_t i = 0; i < products; i++)
-		while (warps < product[i].segments || (warps < SPLIT_WARPS_FEW && warps < panel_pairs_of(product[i].w.n) * product[i].segments))
+		while (warps < product[i].segments ||
+		       (warps < SPLIT_WARPS_FEW &&
+		        warps < panel_pairs_of(product[i].w.n) * product[i].segments))
 			warps *= 2;
 	return warps;
 }
 
-static void launch_products(struct plan *p, struct product_args *a, int type, const struct product *product)
+static void launch_products(struct plan *p, struct product_args *a, int type,
+                            const struct product *product)
 {
-	enum product_kernel kind = !by_tensor_cores(type) ? PRODUCT_FLOAT : plan_rows(p) <= SPLIT_ROWS_MAX ? PRODUCT_SPLIT : PRODUCT_SERIAL;
-	a->warps = kind == PRODUCT_SPLIT ? split_warps(product, a->products) : kind == PRODUCT_FLOAT ? FLOAT_WARPS : SERIAL_ACROSS * SERIAL_DOWN;
+	enum product_kernel kind = !by_tensor_cores(type)           ? PRODUCT_FLOAT
+	                           : plan_rows(p) <= SPLIT_ROWS_MAX ? PRODUCT_SPLIT
+	                                                            : PRODUCT_SERIAL;
+	a->warps = kind == PRODUCT_SPLIT   ? split_warps(product, a->products)
+	           : kind == PRODUCT_FLOAT ? FLOAT_WARPS
+	                                   : SERIAL_ACROSS * SERIAL_DOWN;
 	uint32_t each = product_blocks(product[0], kind, a->warps), blocks = 0;
 	bool alike = true;
 	for (uint32_t i = 0; i < a->products; i++) {
@@ -235,7 +268,9 @@ static void launch_products(struct plan *p, struct product_args *a, int type, co
 	}
 	a->blocks_each = alike ? each : 0;
 	if ((uint64_t)blocks * a->row_blocks > INT32_MAX) {
-		plan_fail(p, KERN_EINVAL, "%u rows by weights of %u blocks of rows: a grid of more than %d blocks", plan_rows(p), blocks, INT32_MAX);
+		plan_fail(p, KERN_EINVAL,
+		          "%u rows by weights of %u blocks of rows: a grid of more than %d blocks",
+		          plan_rows(p), blocks, INT32_MAX);
 		return;
 	}
 	uint32_t grid = blocks * a->row_blocks;
@@ -246,12 +281,15 @@ static void launch_products(struct plan *p, struct product_args *a, int type, co
 	} else {
 		const char *name;
 		const void *kernel = mma_kernel(kind, type, p->dev->bf16_activations ? 1 : 3, &name);
-		size_t shared = kind == PRODUCT_SPLIT ? a->warps * PANELS * SPLIT_TILES * 4 * WARP * sizeof(float) : 0;
+		size_t shared = kind == PRODUCT_SPLIT
+		                    ? a->warps * PANELS * SPLIT_TILES * 4 * WARP * sizeof(float)
+		                    : 0;
 		plan_launch(p, name, kernel, grid, 1, a->warps * WARP, shared, a, sizeof *a);
 	}
 }
 
-void plan_products(struct plan *p, const struct inputs *in, const struct product *product, uint32_t products, const struct chosen *chosen, uint32_t groups)
+void plan_products(struct plan *p, const struct inputs *in, const struct product *product,
+                   uint32_t products, const struct chosen *chosen, uint32_t groups)
 {
 	struct product_args a = {};
 	struct product *like = (struct product *)calloc(products, sizeof *like);
@@ -296,12 +334,15 @@ void plan_matmul(struct plan *p)
 	for (uint32_t i = 0; i < op->matmul.products; i++) {
 		const struct kern_product *of = &op->matmul.p[i];
 		if (of->w->k != in.k) {
-			plan_fail(p, KERN_EINVAL, "product %u is over %u columns, product 0 over %u: must be as many", i, of->w->k, in.k);
+			plan_fail(p, KERN_EINVAL,
+			          "product %u is over %u columns, product 0 over %u: must be as many", i,
+			          of->w->k, in.k);
 			return;
 		}
 		if (plan_tensor(p, &of->y, of->w->n) || (of->bias.v && plan_address(p, of->bias)))
 			return;
-		*(of->w->plain ? &fast[fasts++] : &own[owns++]) = product_of(of->w, (const float *)of->bias.v, of->y);
+		*(of->w->plain ? &fast[fasts++]
+		               : &own[owns++]) = product_of(of->w, (const float *)of->bias.v, of->y);
 	}
 	if (owns)
 		plan_products(p, &in, own, owns, NULL, 0);
@@ -309,7 +350,7 @@ void plan_matmul(struct plan *p)
 		plan_fast_products(p, &in.x, fast, fasts);
 }
 
-/* --- a matrix for each head ---------------------------------------------------------------------------------------------------------- */
+/* --- a matrix for each head ---------------------------------------------- */
 
 struct tail_args {
 	const struct kern_batch *batch;
@@ -321,9 +362,11 @@ struct tail_args {
 /* What lies behind each head's columns is copied. */
 KERNEL(copy_tails, TAIL_THREADS, struct tail_args)
 {
-	uint32_t r = blockIdx.x, i = blockIdx.y * TAIL_THREADS + threadIdx.x, head = i / a.tail, c = i % a.tail;
+	uint32_t r = blockIdx.x, i = blockIdx.y * TAIL_THREADS + threadIdx.x, head = i / a.tail,
+			 c = i % a.tail;
 	if (r < batch_rows(a.batch, a.rows) && head < a.heads)
-		tensor_put(a.y, r, head * (a.n + a.tail) + a.n + c, tensor_get(a.x, r, head * (a.k + a.tail) + a.k + c));
+		tensor_put(a.y, r, head * (a.n + a.tail) + a.n + c,
+		           tensor_get(a.x, r, head * (a.k + a.tail) + a.k + c));
 }
 
 static int check_heads(struct plan *p)
@@ -333,9 +376,13 @@ static int check_heads(struct plan *p)
 	uint32_t heads = op->heads_matmul.heads, tail = op->heads_matmul.tail;
 	for (uint32_t h = 1; h < heads; h++)
 		if (w[h]->n != w[0]->n || w[h]->k != w[0]->k || w[h]->dtype != w[0]->dtype)
-			return plan_fail(p, KERN_EINVAL, "head 0's matrix is (%u, %u, %s), head %u's (%u, %u, %s): must be alike", w[0]->n, w[0]->k,
-			                 kern_dtype_name(w[0]->dtype), h, w[h]->n, w[h]->k, kern_dtype_name(w[h]->dtype));
-	return plan_tensor(p, &op->heads_matmul.x, heads * ((size_t)w[0]->k + tail)) || plan_tensor(p, &op->heads_matmul.y, heads * ((size_t)w[0]->n + tail));
+			return plan_fail(
+				p, KERN_EINVAL,
+				"head 0's matrix is (%u, %u, %s), head %u's (%u, %u, %s): must be alike", w[0]->n,
+				w[0]->k, kern_dtype_name(w[0]->dtype), h, w[h]->n, w[h]->k,
+				kern_dtype_name(w[h]->dtype));
+	return plan_tensor(p, &op->heads_matmul.x, heads * ((size_t)w[0]->k + tail)) ||
+	       plan_tensor(p, &op->heads_matmul.y, heads * ((size_t)w[0]->n + tail));
 }
 
 void plan_heads_matmul(struct plan *p)
@@ -343,7 +390,8 @@ void plan_heads_matmul(struct plan *p)
 	const struct kern_op *op = p->op;
 	if (check_heads(p))
 		return;
-	uint32_t heads = op->heads_matmul.heads, tail = op->heads_matmul.tail, n = op->heads_matmul.w[0]->n, k = op->heads_matmul.w[0]->k;
+	uint32_t heads = op->heads_matmul.heads, tail = op->heads_matmul.tail,
+			 n = op->heads_matmul.w[0]->n, k = op->heads_matmul.w[0]->k;
 	struct product *product = (struct product *)calloc(heads, sizeof *product);
 	struct inputs in = {op->heads_matmul.x, k, heads, k + tail, 1};
 	struct tail_args t = {p->batch, op->heads_matmul.y, in.x, heads, tail, k, n, op->rows};
@@ -359,6 +407,7 @@ void plan_heads_matmul(struct plan *p)
 	}
 	plan_products(p, &in, product, heads, NULL, 0);
 	if (tail)
-		PLAN(p, copy_tails, plan_rows(p), (heads * tail + TAIL_THREADS - 1) / TAIL_THREADS, TAIL_THREADS, 0, t);
+		PLAN(p, copy_tails, plan_rows(p), (heads * tail + TAIL_THREADS - 1) / TAIL_THREADS,
+		     TAIL_THREADS, 0, t);
 	free(product);
 }

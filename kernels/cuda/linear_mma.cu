@@ -1,24 +1,32 @@
 /* linear_mma.cu - products with weights in panels, or in rows of bfloat16, by tensor cores.
  *
- * The weight is always the A operand, 16 of its rows, and activations the B operand, 8 rows as 8 columns: so the same instructions in the same order make a
- * result, however many rows there are. 32 values are added up in the tensor cores, which cut off rather than round; that sum is scaled and added to a sum of
- * float32, so that little is lost. Of three parts of activations the smallest are added first. */
+ * The weight is always the A operand, 16 of its rows, and activations the B operand, 8 rows as 8
+ * columns: so the same instructions in the same order make a result, however many rows there are.
+ * 32 values are added up in the tensor cores, which cut off rather than round; that sum is
+ * scaled and added to a sum of float32, so that little is lost. Of three parts of activations
+ * the smallest are added first. */
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/record.h"
 
 #include <stddef.h>
 
-enum { SPLIT_THREADS = SPLIT_WARPS_MAX * WARP, SERIAL_THREADS = SERIAL_ACROSS * SERIAL_DOWN * WARP };
+enum {
+	SPLIT_THREADS = SPLIT_WARPS_MAX * WARP,
+	SERIAL_THREADS = SERIAL_ACROSS * SERIAL_DOWN * WARP
+};
 
 /* A lane's part of the activations of some tiles. */
 template <int TILES> struct lane_inputs {
-	const unsigned char *at[TILES];        /* of its column's row: step 0's largest part; NULL: no row */
+	/* of its column's row: step 0's largest part; NULL: no row */
+	const unsigned char *at[TILES];
 	const float *sums[TILES];
-	uint32_t tiles;                        /* that have rows; the same for all lanes */
+	uint32_t tiles; /* that have rows; the same for all lanes */
 };
 
-template <int TILES> static __device__ __forceinline__ void find_inputs(const struct product_args &a, const struct task &t, uint32_t first, uint32_t parts,
-                                                                        struct lane_inputs<TILES> *ret)
+template <int TILES>
+static __device__ __forceinline__ void find_inputs(const struct product_args &a,
+                                                   const struct task &t, uint32_t first,
+                                                   uint32_t parts, struct lane_inputs<TILES> *ret)
 {
 	uint32_t lane = threadIdx.x % WARP;
 	ret->tiles = first < t.rows ? (t.rows - first + TILE_ROWS - 1) / TILE_ROWS : 0;
@@ -30,12 +38,15 @@ template <int TILES> static __device__ __forceinline__ void find_inputs(const st
 		if (at >= t.rows)
 			continue;
 		size_t row = (size_t)t.of->input * a.ready.rows + input_row(a, t.first + at);
-		ret->at[tile] = a.ready.parts + row / TILE_ROWS * a.ready.steps * parts * 512 + 16 * (4 * (row % TILE_ROWS) + lane % 4);
+		ret->at[tile] = a.ready.parts + row / TILE_ROWS * a.ready.steps * parts * 512 +
+		                16 * (4 * (row % TILE_ROWS) + lane % 4);
 		ret->sums[tile] = a.ready.sums ? a.ready.sums + row * a.ready.steps : NULL;
 	}
 }
 
-template <int PARTS> static __device__ __forceinline__ void load_inputs(uint32_t b[PARTS][4], const unsigned char *at, uint32_t step)
+template <int PARTS>
+static __device__ __forceinline__ void load_inputs(uint32_t b[PARTS][4], const unsigned char *at,
+                                                   uint32_t step)
 {
 	for (int part = 0; part < PARTS; part++) {
 		if (at)
@@ -47,9 +58,11 @@ template <int PARTS> static __device__ __forceinline__ void load_inputs(uint32_t
 
 /* What a step adds to a tile of a panel. */
 template <int TYPE, int PARTS>
-static __device__ __forceinline__ void add_tile(float acc[4], const struct record &r, const uint32_t a[2][4], const uint32_t b[PARTS][4], const float sums[2])
+static __device__ __forceinline__ void add_tile(float acc[4], const struct record &r,
+                                                const uint32_t a[2][4], const uint32_t b[PARTS][4],
+                                                const float sums[2])
 {
-	if constexpr (TYPE == KERN_Q6_K) {     /* a scale for each tile of 16 values */
+	if constexpr (TYPE == KERN_Q6_K) { /* a scale for each tile of 16 values */
 		for (int j = 0; j < 2; j++) {
 			float sum[4] = {0, 0, 0, 0};
 			for (int part = PARTS - 1; part >= 0; part--)
@@ -74,9 +87,12 @@ static __device__ __forceinline__ void add_tile(float acc[4], const struct recor
 }
 
 template <int TYPE, int PARTS, int TILES>
-static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4], const struct record r[PANELS], const struct lane_inputs<TILES> &x, uint32_t step)
+static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4],
+                                                const struct record r[PANELS],
+                                                const struct lane_inputs<TILES> &x, uint32_t step)
 {
-	constexpr bool at_once = TILES > SPLIT_TILES;  /* all tiles are loaded before the first is needed; for few rows there is but one */
+	/* all tiles are loaded before the first is needed; for few rows there is but one */
+	constexpr bool at_once = TILES > SPLIT_TILES;
 	uint32_t a[PANELS][2][4], b[TILES][PARTS][4], lane = threadIdx.x % WARP;
 	UNROLL
 	for (uint32_t tile = 0; at_once && tile < TILES; tile++)
@@ -91,7 +107,8 @@ static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4], con
 		float sums[2] = {0, 0};
 		if (!at_once)
 			load_inputs<PARTS>(b[tile], x.at[tile], step);
-		if constexpr (has_offset<TYPE>) {      /* from the lanes that have the columns of this one's results */
+		if constexpr (has_offset<TYPE>) {
+			/* from the lanes that have the columns of this one's results */
 			float own = x.at[tile] ? x.sums[tile][step] : 0;
 			sums[0] = __shfl_sync(ALL_LANES, own, lane % 4 * 8);
 			sums[1] = __shfl_sync(ALL_LANES, own, lane % 4 * 8 + 4);
@@ -102,16 +119,21 @@ static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4], con
 	}
 }
 
-/* acc: the sum over a segment, of two panels of the weight. Records are loaded some steps ahead; behind the end it is the last one again. */
+/* acc: the sum over a segment, of two panels of the weight. Records are loaded some steps ahead;
+ * behind the end it is the last one again. */
 template <int TYPE, int PARTS, int TILES>
-static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4], const struct task &t, uint32_t pair, uint32_t segment,
+static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4],
+                                                   const struct task &t, uint32_t pair,
+                                                   uint32_t segment,
                                                    const struct lane_inputs<TILES> &x)
 {
-	uint32_t lane = threadIdx.x % WARP, from = segment_begin(*t.of, segment), to = segment_begin(*t.of, segment + 1);
+	uint32_t lane = threadIdx.x % WARP, from = segment_begin(*t.of, segment),
+			 to = segment_begin(*t.of, segment + 1);
 	uint32_t k = t.of->w.k, panels = (t.of->w.n + PANEL_ROWS - 1) / PANEL_ROWS;
 	/* the second of the last two may not be there: then it is the first again, and not written */
-	const struct panel panel[PANELS] = {panel_of<TYPE>(t.of->w, t.data, PANELS * pair, lane),
-	                                    panel_of<TYPE>(t.of->w, t.data, PANELS * pair + (PANELS * pair + 1 < panels), lane)};
+	const struct panel panel[PANELS] = {
+		panel_of<TYPE>(t.of->w, t.data, PANELS * pair, lane),
+		panel_of<TYPE>(t.of->w, t.data, PANELS * pair + (PANELS * pair + 1 < panels), lane)};
 	/* many tiles take long; and both take many registers */
 	constexpr uint32_t AHEAD = TILES > SPLIT_TILES || (is_k_type<TYPE> && has_offset<TYPE>) ? 1 : 2;
 	struct record ahead[AHEAD][PANELS];
@@ -122,7 +144,8 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4], 
 	UNROLL
 	for (uint32_t i = 0; i < PANELS * TILES * 4; i++)
 		acc[i / (TILES * 4)][i / 4 % TILES][i % 4] = 0;
-	__syncwarp();              /* lanes with and without a row meet again: what follows needs all of them */
+	/* lanes with and without a row meet again: what follows needs all of them */
+	__syncwarp();
 	for (uint32_t step = from; step < to; step++) {
 		struct record now[PANELS];
 		UNROLL
@@ -130,14 +153,16 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4], 
 			now[p] = ahead[0][p];
 			for (uint32_t i = 0; i + 1 < AHEAD; i++)
 				ahead[i][p] = ahead[i + 1][p];
-			load_record<TYPE>(ahead[AHEAD - 1][p], panel[p], step + AHEAD < to ? step + AHEAD : to - 1, k, lane);
+			load_record<TYPE>(ahead[AHEAD - 1][p], panel[p],
+			                  step + AHEAD < to ? step + AHEAD : to - 1, k, lane);
 		}
 		add_step<TYPE, PARTS, TILES>(acc, now, x, step);
 	}
 }
 
 /* The results of two panels for one row of x; of a lane, rows lane / 4 and 8 more of each panel. */
-static __device__ __forceinline__ void put_row(const struct product_args &a, const struct task &t, uint32_t pair, uint32_t at, const float v[PANELS][2])
+static __device__ __forceinline__ void put_row(const struct product_args &a, const struct task &t,
+                                               uint32_t pair, uint32_t at, const float v[PANELS][2])
 {
 	if (at >= t.rows)
 		return;
@@ -151,12 +176,13 @@ static __device__ __forceinline__ void put_row(const struct product_args &a, con
 	}
 }
 
-/* --- few rows: a warp for each segment -------------------------------------------------------------------------------------------------- */
+/* --- few rows: a warp for each segment ----------------------------------- */
 
-enum { SPLIT_RESULTS = PANELS * SPLIT_TILES * 4 };         /* of a lane */
+enum { SPLIT_RESULTS = PANELS * SPLIT_TILES * 4 }; /* of a lane */
 
 /* The sums of each warp's segment are in shared memory: (warps, PANELS, SPLIT_TILES, 4, lanes). */
-static __device__ __forceinline__ void put_sums(const struct product_args &a, const struct task &t, const float *part)
+static __device__ __forceinline__ void put_sums(const struct product_args &a, const struct task &t,
+                                                const float *part)
 {
 	uint32_t segments = t.of->segments, each = a.warps / segments, lane = threadIdx.x % WARP;
 	for (uint32_t i = threadIdx.x / WARP; i < each * SPLIT_TILES * 2; i += a.warps) {
@@ -164,19 +190,24 @@ static __device__ __forceinline__ void put_sums(const struct product_args &a, co
 		float sum[PANELS][2] = {};
 		for (uint32_t s = 0; s < segments; s++)
 			UNROLL
-			for (uint32_t j = 0; j < PANELS * 2; j++)
-				sum[j / 2][j % 2] += part[((of * segments + s) * SPLIT_RESULTS + (j / 2 * SPLIT_TILES + tile) * 4 + j % 2 * 2 + side) * WARP + lane];
+		for (uint32_t j = 0; j < PANELS * 2; j++)
+			sum[j / 2][j % 2] += part[((of * segments + s) * SPLIT_RESULTS +
+			                           (j / 2 * SPLIT_TILES + tile) * 4 + j % 2 * 2 + side) *
+			                              WARP +
+			                          lane];
 		put_row(a, t, t.block * each + of, tile * TILE_ROWS + lane % 4 * 2 + side, sum);
 	}
 }
 
-template <int TYPE, int PARTS> static __device__ __forceinline__ void product_split(const struct product_args &a)
+template <int TYPE, int PARTS>
+static __device__ __forceinline__ void product_split(const struct product_args &a)
 {
 	float *part = (float *)shared_memory();
 	struct task t;
 	if (!task_find(a, PRODUCT_SPLIT, &t))
 		return;
-	uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, segments = t.of->segments, pair = t.block * (a.warps / segments) + warp / segments;
+	uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, segments = t.of->segments,
+			 pair = t.block * (a.warps / segments) + warp / segments;
 	if (pair < panel_pairs_of(t.of->w.n)) {
 		float acc[PANELS][SPLIT_TILES][4];
 		struct lane_inputs<SPLIT_TILES> x;
@@ -184,20 +215,23 @@ template <int TYPE, int PARTS> static __device__ __forceinline__ void product_sp
 		sum_segment<TYPE, PARTS>(acc, t, pair, warp % segments, x);
 		UNROLL
 		for (uint32_t i = 0; i < SPLIT_RESULTS; i++)
-			part[(warp * SPLIT_RESULTS + i) * WARP + lane] = acc[i / (SPLIT_TILES * 4)][i / 4 % SPLIT_TILES][i % 4];
+			part[(warp * SPLIT_RESULTS + i) * WARP + lane] = acc[i / (SPLIT_TILES * 4)]
+																[i / 4 % SPLIT_TILES][i % 4];
 	}
 	__syncthreads();
 	put_sums(a, t, part);
 }
 
-/* --- many rows: a warp for all segments ------------------------------------------------------------------------------------------------- */
+/* --- many rows: a warp for all segments ---------------------------------- */
 
-template <int TYPE, int PARTS> static __device__ __forceinline__ void product_serial(const struct product_args &a)
+template <int TYPE, int PARTS>
+static __device__ __forceinline__ void product_serial(const struct product_args &a)
 {
 	struct task t;
 	if (!task_find(a, PRODUCT_SERIAL, &t))
 		return;
-	uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, pair = t.block * SERIAL_ACROSS + warp % SERIAL_ACROSS;
+	uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP,
+			 pair = t.block * SERIAL_ACROSS + warp % SERIAL_ACROSS;
 	uint32_t first = warp / SERIAL_ACROSS * SERIAL_TILES * TILE_ROWS;
 	struct lane_inputs<SERIAL_TILES> x;
 	find_inputs(a, t, first, PARTS, &x);
@@ -209,42 +243,71 @@ template <int TYPE, int PARTS> static __device__ __forceinline__ void product_se
 		sum_segment<TYPE, PARTS>(acc, t, pair, s, x);
 		UNROLL
 		for (uint32_t i = 0; i < PANELS * SERIAL_TILES * 4; i++)
-			sum[i / (SERIAL_TILES * 4)][i / 4 % SERIAL_TILES][i % 4] += acc[i / (SERIAL_TILES * 4)][i / 4 % SERIAL_TILES][i % 4];
+			sum[i / (SERIAL_TILES * 4)][i / 4 % SERIAL_TILES][i % 4] +=
+				acc[i / (SERIAL_TILES * 4)][i / 4 % SERIAL_TILES][i % 4];
 	}
 	UNROLL
 	for (uint32_t i = 0; i < SERIAL_TILES * 2; i++) {
 		uint32_t tile = i / 2, side = i % 2;
-		const float v[PANELS][2] = {{sum[0][tile][side], sum[0][tile][side + 2]}, {sum[1][tile][side], sum[1][tile][side + 2]}};
+		const float v[PANELS][2] = {{sum[0][tile][side], sum[0][tile][side + 2]},
+		                            {sum[1][tile][side], sum[1][tile][side + 2]}};
 		put_row(a, t, pair, first + tile * TILE_ROWS + lane % 4 * 2 + side, v);
 	}
 }
 
-/* --- all of them ------------------------------------------------------------------------------------------------------------------------- */
+/* --- all of them --------------------------------------------------------- */
 
 #define FOR_PANEL_TYPES(DO) \
 	DO(BF16) DO(Q8_0) DO(Q4_0) DO(Q4_1) DO(Q6_K) DO(Q5_0) DO(Q5_1) DO(Q4_K) DO(Q5_K) DO(MXFP4)
 
-#define PRODUCT_KERNELS(TYPE) \
-	KERNEL(product_split_##TYPE##_1, SPLIT_THREADS, struct product_args) { product_split<KERN_##TYPE, 1>(a); } \
-	KERNEL(product_split_##TYPE##_3, SPLIT_THREADS, struct product_args) { product_split<KERN_##TYPE, 3>(a); } \
-	KERNEL(product_serial_##TYPE##_1, SERIAL_THREADS, struct product_args) { product_serial<KERN_##TYPE, 1>(a); } \
-	KERNEL(product_serial_##TYPE##_3, SERIAL_THREADS, struct product_args) { product_serial<KERN_##TYPE, 3>(a); }
+#define PRODUCT_KERNELS(TYPE)                                              \
+	KERNEL(product_split_##TYPE##_1, SPLIT_THREADS, struct product_args)   \
+	{                                                                      \
+		product_split<KERN_##TYPE, 1>(a);                                  \
+	}                                                                      \
+	KERNEL(product_split_##TYPE##_3, SPLIT_THREADS, struct product_args)   \
+	{                                                                      \
+		product_split<KERN_##TYPE, 3>(a);                                  \
+	}                                                                      \
+	KERNEL(product_serial_##TYPE##_1, SERIAL_THREADS, struct product_args) \
+	{                                                                      \
+		product_serial<KERN_##TYPE, 1>(a);                                 \
+	}                                                                      \
+	KERNEL(product_serial_##TYPE##_3, SERIAL_THREADS, struct product_args) \
+	{                                                                      \
+		product_serial<KERN_##TYPE, 3>(a);                                 \
+	}
 FOR_PANEL_TYPES(PRODUCT_KERNELS)
 
 /* Rows of bfloat16 come with rounded activations only. */
-KERNEL(product_split_rows, SPLIT_THREADS, struct product_args) { product_split<WEIGHT_BF16_ROWS, 1>(a); }
-KERNEL(product_serial_rows, SERIAL_THREADS, struct product_args) { product_serial<WEIGHT_BF16_ROWS, 1>(a); }
+KERNEL(product_split_rows, SPLIT_THREADS, struct product_args)
+{
+	product_split<WEIGHT_BF16_ROWS, 1>(a);
+}
+KERNEL(product_serial_rows, SERIAL_THREADS, struct product_args)
+{
+	product_serial<WEIGHT_BF16_ROWS, 1>(a);
+}
 
 static_assert(PRODUCT_SPLIT == 0 && PRODUCT_SERIAL == 1, "the order of the table below");
 
 const void *mma_kernel(enum product_kernel kernel, int type, int parts, const char **ret_name)
 {
-	static const struct { int type; struct { const void *kernel; const char *name; } of[2][2]; } all[] = {
+	static const struct {
+		int type;
+		struct {
+			const void *kernel;
+			const char *name;
+		} of[2][2];
+	} all[] = {
 #define NAMED(NAME) {(const void *)NAME, #NAME}
-#define ENTRY(TYPE) \
-	{KERN_##TYPE, {{NAMED(product_split_##TYPE##_1), NAMED(product_split_##TYPE##_3)}, {NAMED(product_serial_##TYPE##_1), NAMED(product_serial_##TYPE##_3)}}},
-		FOR_PANEL_TYPES(ENTRY)
-		{WEIGHT_BF16_ROWS, {{NAMED(product_split_rows), {NULL, NULL}}, {NAMED(product_serial_rows), {NULL, NULL}}}},
+#define ENTRY(TYPE)                                                       \
+	{KERN_##TYPE,                                                         \
+	 {{NAMED(product_split_##TYPE##_1), NAMED(product_split_##TYPE##_3)}, \
+	  {NAMED(product_serial_##TYPE##_1), NAMED(product_serial_##TYPE##_3)}}},
+		FOR_PANEL_TYPES(ENTRY){WEIGHT_BF16_ROWS,
+	                           {{NAMED(product_split_rows), {NULL, NULL}},
+	                            {NAMED(product_serial_rows), {NULL, NULL}}}},
 	};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
 		if (all[i].type == type) {

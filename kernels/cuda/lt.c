@@ -1,7 +1,10 @@
-/* lt.c - cuBLASLt, which makes the products of the variant fast with weights of BF16. No other file knows of it.
+/* lt.c - cuBLASLt, which makes the products of the variant fast with weights of BF16. No other file
+ * knows of it.
  *
- * The library is loaded when a device of that variant is opened, and stays loaded: a process that uses no such device needs none. Which algorithm makes a product
- * is the library's own choice for the product's shape, without a measurement. What goes wrong is a text with the library's name for it. */
+ * The library is loaded when a device of that variant is opened, and stays loaded: a process that
+ * uses no such device needs none. Which algorithm makes a product is the library's own choice
+ * for the product's shape, without a measurement. What goes wrong is a text with the library's
+ * name for it. */
 #include "kernels/cuda/backend.h"
 
 #include <cublasLt.h>
@@ -11,7 +14,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { WORKSPACE_BYTES = 4 << 20, WORKSPACE_BYTES_SM90 = 32 << 20, ALIGNMENT = 16, PATH_BYTES = 512 };
+enum {
+	WORKSPACE_BYTES = 4 << 20,
+	WORKSPACE_BYTES_SM90 = 32 << 20,
+	ALIGNMENT = 16,
+	PATH_BYTES = 512
+};
 
 #define TEXT_OF(X) #X
 #define TEXT(X) TEXT_OF(X)
@@ -24,7 +32,7 @@ struct lt {
 	size_t workspace_bytes;
 };
 
-/* --- the library ----------------------------------------------------------------------------------------------------------------- */
+/* --- the library --------------------------------------------------------- */
 
 static struct {
 	__typeof__(cublasLtCreate) *create;
@@ -40,8 +48,8 @@ static struct {
 	__typeof__(cublasLtMatmulPreferenceSetAttribute) *preference_set;
 	__typeof__(cublasLtMatmulAlgoGetHeuristic) *choose;
 	__typeof__(cublasLtMatmul) *matmul;
-	int found;                 /* 1: all */
-	char why[256];             /* if not: what the loader says */
+	int found;     /* 1: all */
+	char why[256]; /* if not: what the loader says */
 } api;
 
 /* Beside this object, else where the system's loader looks. */
@@ -50,19 +58,33 @@ static void *library_open(void)
 	char path[PATH_BYTES] = "";
 	Dl_info self;
 	const char *slash = dladdr(&api, &self) && self.dli_fname ? strrchr(self.dli_fname, '/') : NULL;
-	if (slash && snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname, LIBRARY) < PATH_BYTES && access(path, F_OK) == 0)
+	if (slash &&
+	    snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname,
+	             LIBRARY) < PATH_BYTES &&
+	    access(path, F_OK) == 0)
 		return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	return dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
 }
 
 static void api_look(void)
 {
-	const struct { const char *name; void *slot; } all[] = {
-		{"cublasLtCreate", &api.create}, {"cublasLtDestroy", &api.destroy}, {"cublasLtGetStatusName", &api.status_name},
-		{"cublasLtMatmulDescCreate", &api.desc_create}, {"cublasLtMatmulDescDestroy", &api.desc_destroy}, {"cublasLtMatmulDescSetAttribute", &api.desc_set},
-		{"cublasLtMatrixLayoutCreate", &api.layout_create}, {"cublasLtMatrixLayoutDestroy", &api.layout_destroy},
-		{"cublasLtMatmulPreferenceCreate", &api.preference_create}, {"cublasLtMatmulPreferenceDestroy", &api.preference_destroy},
-		{"cublasLtMatmulPreferenceSetAttribute", &api.preference_set}, {"cublasLtMatmulAlgoGetHeuristic", &api.choose}, {"cublasLtMatmul", &api.matmul},
+	const struct {
+		const char *name;
+		void *slot;
+	} all[] = {
+		{"cublasLtCreate", &api.create},
+		{"cublasLtDestroy", &api.destroy},
+		{"cublasLtGetStatusName", &api.status_name},
+		{"cublasLtMatmulDescCreate", &api.desc_create},
+		{"cublasLtMatmulDescDestroy", &api.desc_destroy},
+		{"cublasLtMatmulDescSetAttribute", &api.desc_set},
+		{"cublasLtMatrixLayoutCreate", &api.layout_create},
+		{"cublasLtMatrixLayoutDestroy", &api.layout_destroy},
+		{"cublasLtMatmulPreferenceCreate", &api.preference_create},
+		{"cublasLtMatmulPreferenceDestroy", &api.preference_destroy},
+		{"cublasLtMatmulPreferenceSetAttribute", &api.preference_set},
+		{"cublasLtMatmulAlgoGetHeuristic", &api.choose},
+		{"cublasLtMatmul", &api.matmul},
 	};
 	void *library = library_open();
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -82,8 +104,10 @@ static int api_find(struct kern_device *dev)
 	pthread_once(&once, api_look);
 	if (api.found)
 		return KERN_OK;
-	return cuda_fail(dev, KERN_ENOTSUP, "variant fast needs %s, which cannot be loaded: install cuBLAS of CUDA %d, or leave `variant` at auto (%.200s)", LIBRARY,
-	                 CUBLAS_VER_MAJOR, api.why);
+	return cuda_fail(dev, KERN_ENOTSUP,
+	                 "variant fast needs %s, which cannot be loaded: install cuBLAS of CUDA %d, or "
+	                 "leave `variant` at auto (%.200s)",
+	                 LIBRARY, CUBLAS_VER_MAJOR, api.why);
 }
 
 static int check(struct kern_device *dev, cublasStatus_t status, const char *doing)
@@ -91,25 +115,31 @@ static int check(struct kern_device *dev, cublasStatus_t status, const char *doi
 	if (status == CUBLAS_STATUS_SUCCESS)
 		return KERN_OK;
 	if (status == CUBLAS_STATUS_NOT_SUPPORTED)
-		return cuda_fail(dev, KERN_ENOTSUP, "%s: cuBLASLt has no algorithm for it: leave `variant` at auto", doing);
-	return cuda_fail(dev, status == CUBLAS_STATUS_ALLOC_FAILED ? KERN_ENOMEM : KERN_EDEVICE, "%s: %s of cuBLASLt", doing, api.status_name(status));
+		return cuda_fail(dev, KERN_ENOTSUP,
+		                 "%s: cuBLASLt has no algorithm for it: leave `variant` at auto", doing);
+	return cuda_fail(dev, status == CUBLAS_STATUS_ALLOC_FAILED ? KERN_ENOMEM : KERN_EDEVICE,
+	                 "%s: %s of cuBLASLt", doing, api.status_name(status));
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 /* Algorithms that take matrices aligned to ALIGNMENT, and this workspace. */
 static int preference_new(struct kern_device *dev, struct lt *lt)
 {
 	static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
 	};
 	uint32_t alignment = ALIGNMENT;
 	uint64_t bytes = lt->workspace_bytes;
 	cublasStatus_t status = api.preference_create(&lt->preference);
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.preference_set(lt->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-	for (size_t i = 0; i < sizeof alignments / sizeof *alignments && status == CUBLAS_STATUS_SUCCESS; i++)
+		status = api.preference_set(lt->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+		                            &bytes, sizeof bytes);
+	for (size_t i = 0;
+	     i < sizeof alignments / sizeof *alignments && status == CUBLAS_STATUS_SUCCESS; i++)
 		status = api.preference_set(lt->preference, alignments[i], &alignment, sizeof alignment);
 	return check(dev, status, "describing products");
 }
@@ -127,7 +157,8 @@ int lt_open(struct kern_device *dev, struct lt **ret_lt)
 	if (!rc)
 		rc = preference_new(dev, lt);
 	if (!rc)
-		rc = cuda_check(dev, cudaMalloc(&lt->workspace, lt->workspace_bytes), "allocating a workspace of cuBLASLt");
+		rc = cuda_check(dev, cudaMalloc(&lt->workspace, lt->workspace_bytes),
+		                "allocating a workspace of cuBLASLt");
 	if (rc)
 		lt_close(&lt);
 	else
@@ -150,9 +181,10 @@ void lt_close(struct lt **ltp)
 	*ltp = NULL;
 }
 
-/* --- a product --------------------------------------------------------------------------------------------------------------------- */
+/* --- a product ----------------------------------------------------------- */
 
-/* The library counts down columns: to it a matrix of rows is its transpose. So it multiplies W (k, n), which it is to transpose, with x (k, rows). */
+/* The library counts down columns: to it a matrix of rows is its transpose. So it multiplies W
+ * (k, n), which it is to transpose, with x (k, rows). */
 struct shape {
 	cublasLtMatmulDesc_t op;
 	cublasLtMatrixLayout_t w, x, y;
@@ -191,14 +223,16 @@ int lt_launch(struct kern_device *dev, const struct lt_product *q, cudaStream_t 
 	float one = 1, zero = 0;
 	char doing[120];
 	int found = 0;
-	snprintf(doing, sizeof doing, "a product of %u rows of %u columns with a weight of %u rows", q->rows, q->k, q->n);
+	snprintf(doing, sizeof doing, "a product of %u rows of %u columns with a weight of %u rows",
+	         q->rows, q->k, q->n);
 	cublasStatus_t status = shape_new(q, &s);
 	if (status == CUBLAS_STATUS_SUCCESS)
 		status = api.choose(lt->handle, s.op, s.w, s.x, s.y, s.y, lt->preference, 1, &best, &found);
 	if (status == CUBLAS_STATUS_SUCCESS)
 		status = found ? best.state : CUBLAS_STATUS_NOT_SUPPORTED;
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.matmul(lt->handle, s.op, &one, q->w, s.w, q->x, s.x, &zero, q->y, s.y, q->y, s.y, &best.algo, lt->workspace, lt->workspace_bytes, stream);
+		status = api.matmul(lt->handle, s.op, &one, q->w, s.w, q->x, s.x, &zero, q->y, s.y, q->y,
+		                    s.y, &best.algo, lt->workspace, lt->workspace_bytes, stream);
 	shape_free(&s);
 	return check(dev, status, doing);
 }

@@ -1,5 +1,7 @@
-/* memory.c - memory of the three kinds. SHARED memory is the driver's virtual memory with a POSIX descriptor, which another process maps wherever it runs
- * (no shared namespace of processes is needed). The driver tells nobody how large the memory behind a descriptor is, so each has a trailer that does. */
+/* memory.c - memory of the three kinds. SHARED memory is the driver's virtual memory with a POSIX
+ * descriptor, which another process maps wherever it runs (no shared namespace of processes is
+ * needed). The driver tells nobody how large the memory behind a descriptor is, so each has a
+ * trailer that does. */
 #include "kernels/cuda/backend.h"
 
 #include <stdio.h>
@@ -7,35 +9,53 @@
 #include <unistd.h>
 
 /* The last bytes of SHARED memory. */
-struct trailer { uint64_t magic, bytes; };
+struct trailer {
+	uint64_t magic, bytes;
+};
 #define TRAILER_MAGIC 0x32656d6d6b647073ull
 
 /* What the memory of a kern_mem is freed with. */
 enum own { OWN_NOTHING, OWN_DEVICE, OWN_HOST, OWN_SHARED, OWN_REGISTERED };
 
-/* --- the driver's virtual memory --------------------------------------------------------------------------------------------------- */
+/* --- the driver's virtual memory ----------------------------------------- */
 
 static struct {
-	CUresult (*granularity)(size_t *ret, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option);
-	CUresult (*create)(CUmemGenericAllocationHandle *ret, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags);
+	CUresult (*granularity)(size_t *ret, const CUmemAllocationProp *prop,
+	                        CUmemAllocationGranularity_flags option);
+	CUresult (*create)(CUmemGenericAllocationHandle *ret, size_t bytes,
+	                   const CUmemAllocationProp *prop, unsigned long long flags);
 	CUresult (*release)(CUmemGenericAllocationHandle h);
-	CUresult (*reserve)(CUdeviceptr *ret, size_t bytes, size_t align, CUdeviceptr at, unsigned long long flags);
+	CUresult (*reserve)(CUdeviceptr *ret, size_t bytes, size_t align, CUdeviceptr at,
+	                    unsigned long long flags);
 	CUresult (*give_back)(CUdeviceptr at, size_t bytes);
-	CUresult (*map)(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle h, unsigned long long flags);
+	CUresult (*map)(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle h,
+	                unsigned long long flags);
 	CUresult (*unmap)(CUdeviceptr at, size_t bytes);
 	CUresult (*access)(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *desc, size_t count);
-	CUresult (*share)(void *ret, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type, unsigned long long flags);
-	CUresult (*import)(CUmemGenericAllocationHandle *ret, void *handle, CUmemAllocationHandleType type);
+	CUresult (*share)(void *ret, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type,
+	                  unsigned long long flags);
+	CUresult (*import)(CUmemGenericAllocationHandle *ret, void *handle,
+	                   CUmemAllocationHandleType type);
 	CUresult (*retain)(CUmemGenericAllocationHandle *ret, void *at);
-	int found;                 /* 1: all */
+	int found; /* 1: all */
 } vmm;
 
 static void vmm_look(void)
 {
-	const struct { const char *name; void *slot; } all[] = {
-		{"cuMemGetAllocationGranularity", &vmm.granularity}, {"cuMemCreate", &vmm.create}, {"cuMemRelease", &vmm.release},
-		{"cuMemAddressReserve", &vmm.reserve}, {"cuMemAddressFree", &vmm.give_back}, {"cuMemMap", &vmm.map}, {"cuMemUnmap", &vmm.unmap},
-		{"cuMemSetAccess", &vmm.access}, {"cuMemExportToShareableHandle", &vmm.share}, {"cuMemImportFromShareableHandle", &vmm.import},
+	const struct {
+		const char *name;
+		void *slot;
+	} all[] = {
+		{"cuMemGetAllocationGranularity", &vmm.granularity},
+		{"cuMemCreate", &vmm.create},
+		{"cuMemRelease", &vmm.release},
+		{"cuMemAddressReserve", &vmm.reserve},
+		{"cuMemAddressFree", &vmm.give_back},
+		{"cuMemMap", &vmm.map},
+		{"cuMemUnmap", &vmm.unmap},
+		{"cuMemSetAccess", &vmm.access},
+		{"cuMemExportToShareableHandle", &vmm.share},
+		{"cuMemImportFromShareableHandle", &vmm.import},
 		{"cuMemRetainAllocationHandle", &vmm.retain},
 	};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -71,13 +91,16 @@ static size_t shared_bytes(int index, size_t bytes)
 {
 	CUmemAllocationProp prop = prop_of(index);
 	size_t page = 0;
-	if (bytes > SIZE_MAX / 2 || vmm.granularity(&page, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) != CUDA_SUCCESS || !page)
+	if (bytes > SIZE_MAX / 2 ||
+	    vmm.granularity(&page, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) != CUDA_SUCCESS ||
+	    !page)
 		return 0;
 	return (bytes + sizeof(struct trailer) + page - 1) / page * page;
 }
 
 /* Maps all of an allocation. */
-static CUresult shared_place(int index, CUmemGenericAllocationHandle h, size_t whole, CUdeviceptr *ret_at)
+static CUresult shared_place(int index, CUmemGenericAllocationHandle h, size_t whole,
+                             CUdeviceptr *ret_at)
 {
 	CUdeviceptr at = 0;
 	CUmemAccessDesc access;
@@ -88,7 +111,8 @@ static CUresult shared_place(int index, CUmemGenericAllocationHandle h, size_t w
 	CUresult rc = vmm.reserve(&at, whole, 0, 0, 0);
 	if (rc != CUDA_SUCCESS)
 		return rc;
-	if ((rc = vmm.map(at, whole, 0, h, 0)) == CUDA_SUCCESS && (rc = vmm.access(at, whole, &access, 1)) != CUDA_SUCCESS)
+	if ((rc = vmm.map(at, whole, 0, h, 0)) == CUDA_SUCCESS &&
+	    (rc = vmm.access(at, whole, &access, 1)) != CUDA_SUCCESS)
 		vmm.unmap(at, whole);
 	if (rc == CUDA_SUCCESS)
 		*ret_at = at;
@@ -110,21 +134,26 @@ static int shared_new(struct kern_device *dev, size_t bytes, CUdeviceptr *ret_at
 	struct trailer end = {TRAILER_MAGIC, bytes};
 	CUdeviceptr at = 0;
 	if (!vmm_find())
-		return cuda_fail(dev, KERN_ENOTSUP, "the driver lacks virtual memory that processes can share");
+		return cuda_fail(dev, KERN_ENOTSUP,
+		                 "the driver lacks virtual memory that processes can share");
 	size_t whole = shared_bytes(dev->index, bytes);
 	if (!whole)
 		return cuda_fail(dev, KERN_ENOMEM, "no shared memory of %zu bytes", bytes);
 	int rc = cuda_check_driver(dev, vmm.create(&h, whole, &prop, 0), "allocating shared memory");
 	if (rc == KERN_ENOMEM)
-		cuda_check(dev, cudaErrorMemoryAllocation, "allocating shared memory");        /* the text has the sizes */
+		/* the text has the sizes */
+		cuda_check(dev, cudaErrorMemoryAllocation, "allocating shared memory");
 	if (rc)
 		return rc;
 	rc = cuda_check_driver(dev, shared_place(dev->index, h, whole, &at), "mapping shared memory");
-	vmm.release(h);            /* the mapping holds it */
+	vmm.release(h); /* the mapping holds it */
 	if (!rc)
 		rc = cuda_check(dev, cudaMemset((void *)(uintptr_t)at, 0, whole), "clearing memory");
 	if (!rc)
-		rc = cuda_check(dev, cudaMemcpy((unsigned char *)(uintptr_t)at + whole - sizeof end, &end, sizeof end, cudaMemcpyDefault), "writing memory");
+		rc = cuda_check(dev,
+		                cudaMemcpy((unsigned char *)(uintptr_t)at + whole - sizeof end, &end,
+		                           sizeof end, cudaMemcpyDefault),
+		                "writing memory");
 	if (rc && at)
 		shared_unplace(at, whole);
 	else
@@ -132,24 +161,33 @@ static int shared_new(struct kern_device *dev, size_t bytes, CUdeviceptr *ret_at
 	return rc;
 }
 
-int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *errbuf, size_t errlen)
+int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *errbuf,
+                    size_t errlen)
 {
 	CUmemGenericAllocationHandle h;
 	CUdeviceptr at = 0;
 	struct trailer end = {0, 0};
 	size_t whole = vmm_find() ? shared_bytes(index, bytes) : 0;
-	CUresult rc = whole && fd >= 0 ? vmm.import(&h, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) : CUDA_ERROR_INVALID_VALUE;
+	CUresult rc = whole && fd >= 0 ? vmm.import(&h, (void *)(intptr_t)fd,
+	                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+	                               : CUDA_ERROR_INVALID_VALUE;
 	if (rc != CUDA_SUCCESS) {
-		snprintf(errbuf, errlen, "descriptor %d is no memory of a GPU that can be mapped (error %d of the driver)", fd, (int)rc);
+		snprintf(errbuf, errlen,
+		         "descriptor %d is no memory of a GPU that can be mapped (error %d of the driver)",
+		         fd, (int)rc);
 		return KERN_EINVAL;
 	}
 	rc = shared_place(index, h, whole, &at);
 	vmm.release(h);
 	if (rc != CUDA_SUCCESS) {
-		snprintf(errbuf, errlen, "received memory is not of %zu bytes, as announced, or cannot be mapped (error %d of the driver)", bytes, (int)rc);
+		snprintf(errbuf, errlen,
+		         "received memory is not of %zu bytes, as announced, or cannot be mapped (error %d "
+		         "of the driver)",
+		         bytes, (int)rc);
 		return KERN_EINVAL;
 	}
-	cudaError_t got = cudaMemcpy(&end, (unsigned char *)(uintptr_t)at + whole - sizeof end, sizeof end, cudaMemcpyDefault);
+	cudaError_t got = cudaMemcpy(&end, (unsigned char *)(uintptr_t)at + whole - sizeof end,
+	                             sizeof end, cudaMemcpyDefault);
 	if (got == cudaSuccess && end.magic == TRAILER_MAGIC && end.bytes == bytes) {
 		*ret_at = at;
 		return KERN_OK;
@@ -157,7 +195,8 @@ int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *
 	if (got != cudaSuccess)
 		snprintf(errbuf, errlen, "received memory cannot be read: %s", cudaGetErrorString(got));
 	else
-		snprintf(errbuf, errlen, "received memory has %llu bytes, %zu were announced", end.magic == TRAILER_MAGIC ? (unsigned long long)end.bytes : 0ull, bytes);
+		snprintf(errbuf, errlen, "received memory has %llu bytes, %zu were announced",
+		         end.magic == TRAILER_MAGIC ? (unsigned long long)end.bytes : 0ull, bytes);
 	shared_unplace(at, whole);
 	return KERN_EINVAL;
 }
@@ -167,16 +206,21 @@ void cuda_shared_unmap(int index, CUdeviceptr at, size_t bytes)
 	shared_unplace(at, shared_bytes(index, bytes));
 }
 
-/* --- kern_ops ------------------------------------------------------------------------------------------------------------------- */
+/* --- kern_ops ------------------------------------------------------------ */
 
 static int choose(struct kern_device *dev)
 {
 	return cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
 }
 
-static struct kern_mem memory(const void *at, void *host, size_t bytes, enum kern_memory kind, enum own own)
+static struct kern_mem memory(const void *at, void *host, size_t bytes, enum kern_memory kind,
+                              enum own own)
 {
-	return (struct kern_mem){.dev = {(uintptr_t)at}, .host = host, .bytes = bytes, .kind = kind, .own = (void *)(uintptr_t)own};
+	return (struct kern_mem){.dev = {(uintptr_t)at},
+	                         .host = host,
+	                         .bytes = bytes,
+	                         .kind = kind,
+	                         .own = (void *)(uintptr_t)own};
 }
 
 static int device_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
@@ -186,7 +230,8 @@ static int device_new(struct kern_device *dev, size_t bytes, struct kern_mem *re
 	if (!rc)
 		rc = cuda_check(dev, cudaMemset(at, 0, bytes ? bytes : 1), "clearing memory");
 	if (!rc)
-		rc = cuda_check(dev, cudaStreamSynchronize(0), "clearing memory");     /* streams here do not wait for the one that clears */
+		/* streams here do not wait for the one that clears */
+		rc = cuda_check(dev, cudaStreamSynchronize(0), "clearing memory");
 	if (!rc)
 		*ret_mem = memory(at, NULL, bytes, KERN_MEM_DEVICE, OWN_DEVICE);
 	else if (at)
@@ -197,7 +242,9 @@ static int device_new(struct kern_device *dev, size_t bytes, struct kern_mem *re
 static int pinned_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
 {
 	void *host = NULL, *at = NULL;
-	int rc = cuda_check(dev, cudaHostAlloc(&host, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable), "pinning host memory");
+	int rc = cuda_check(
+		dev, cudaHostAlloc(&host, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable),
+		"pinning host memory");
 	if (!rc)
 		rc = cuda_check(dev, cudaHostGetDevicePointer(&at, host, 0), "mapping host memory");
 	if (!rc)
@@ -207,7 +254,8 @@ static int pinned_new(struct kern_device *dev, size_t bytes, struct kern_mem *re
 	return rc;
 }
 
-int cuda_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes, struct kern_mem *ret_mem)
+int cuda_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
+                 struct kern_mem *ret_mem)
 {
 	CUdeviceptr at = 0;
 	int rc = choose(dev);
@@ -237,7 +285,8 @@ int cuda_mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret
 		rc = cuda_check_driver(dev, vmm.retain(&h, (void *)mem->dev.v), "sharing memory");
 	if (rc)
 		return rc;
-	rc = cuda_check_driver(dev, vmm.share(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), "sharing memory");
+	rc = cuda_check_driver(dev, vmm.share(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+	                       "sharing memory");
 	vmm.release(h);
 	if (!rc)
 		*ret_fd = fd;
@@ -258,7 +307,9 @@ int cuda_mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_
 	void *at = NULL;
 	int rc = choose(dev);
 	if (!rc)
-		rc = cuda_check(dev, cudaHostRegister(host, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable), "pinning host memory");
+		rc = cuda_check(
+			dev, cudaHostRegister(host, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable),
+			"pinning host memory");
 	if (rc)
 		return rc;
 	rc = cuda_check(dev, cudaHostGetDevicePointer(&at, host, 0), "mapping host memory");

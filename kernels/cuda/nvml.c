@@ -1,16 +1,18 @@
-/* nvml.c - temperature, power, clocks and memory errors, of the driver's management library, which is loaded if it is there. What it does not know stays 0. */
+/* nvml.c - temperature, power, clocks and memory errors, of the driver's management library,
+ * which is loaded if it is there. What it does not know stays 0. */
 #include "kernels/cuda/backend.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Values of nvml.h: NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC. */
+/* Values of nvml.h: NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM,
+ * NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC. */
 enum { TEMPERATURE_GPU = 0, CLOCK_SM = 1, CLOCK_MEM = 2, UNCORRECTED = 1, SINCE_LOADED = 0 };
 
 struct nvml {
 	void *library, *device;
-	int begun;                 /* to be shut down */
+	int begun; /* to be shut down */
 	int (*shutdown)(void);
 	int (*temperature)(void *device, int sensor, unsigned *ret);
 	int (*power)(void *device, unsigned *ret_mw);

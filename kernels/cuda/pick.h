@@ -1,39 +1,50 @@
-/* pick.h - the k-th largest of a vocabulary, and the first id where a sum of weights passes a mass, for a block of
- * threads: keys, exact sums, lists of candidates, cuts.
+/* pick.h - the k-th largest of a vocabulary, and the first id where a sum of weights passes a mass,
+ * for a block of threads: keys, exact sums, lists of candidates, cuts.
  *
- * Always: no result depends on the number of threads or their order. So weights are added up as integers (mass_of), and
- * every id has a key that no other has: what ids are ordered by above the complement of the id, so that a larger key
- * comes first, and of equals the lowest id. Nothing is sorted: candidates are gathered into a list, in any order, and a
- * cut is a key of it, found by a histogram of its upper bits, then of the next ones, and so on. */
+ * Always: no result depends on the number of threads or their order. So weights are added up as
+ * integers (mass_of), and every id has a key that no other has: what ids are ordered by above the
+ * complement of the id, so that a larger key comes first, and of equals the lowest id. Nothing is
+ * sorted: candidates are gathered into a list, in any order, and a cut is a key of it, found by
+ * a histogram of its upper bits, then of the next ones, and so on. */
 #ifndef CUDA_PICK_H
 #define CUDA_PICK_H
 
 #include "kernels/cuda/kernel.h"
 
 enum {
-	PICK_DIGIT_BITS = 8, PICK_BINS = 1 << PICK_DIGIT_BITS,
-	PICK_ID_BITS = 24, PICK_ID_LAST = (1 << PICK_ID_BITS) - 1,     /* ids are below CUDA_MAX_COLUMNS */
-	PICK_SUMS = 3              /* that are made at once, at most */
+	PICK_DIGIT_BITS = 8,
+	PICK_BINS = 1 << PICK_DIGIT_BITS,
+	/* ids are below CUDA_MAX_COLUMNS */
+	PICK_ID_BITS = 24,
+	PICK_ID_LAST = (1 << PICK_ID_BITS) - 1,
+	PICK_SUMS = 3 /* that are made at once, at most */
 };
 
 /* Ids and their mass, in two words, for there is no fast addition of 64 bits in shared memory. */
-struct tally { uint32_t count, low, high; };
+struct tally {
+	uint32_t count, low, high;
+};
 
 struct pick_shared {
 	struct tally bin[PICK_BINS], part[PICK_SUMS][WARP], sum[PICK_SUMS];
-	struct { uint32_t bin, count; uint64_t above, mass_above, mass; } step;        /* what find_bin found */
+	/* what find_bin found */
+	struct {
+		uint32_t bin, count;
+		uint64_t above, mass_above, mass;
+	} step;
 	uint32_t listed, found;
 };
 
 /* What a block picks with. */
 struct picker {
 	uint32_t vocab;
-	float one;                 /* the mass of a weight of 1, a power of two: vocab of them are at most 2^62 */
-	uint64_t *list;            /* (vocab) keys */
+	/* the mass of a weight of 1, a power of two: vocab of them are at most 2^62 */
+	float one;
+	uint64_t *list; /* (vocab) keys */
 	struct pick_shared *s;
 };
 
-/* --- keys ------------------------------------------------------------------------------------------------- */
+/* --- keys ---------------------------------------------------------------- */
 
 static __device__ inline uint64_t key_of(uint32_t first, uint32_t id)
 {
@@ -74,15 +85,18 @@ static __device__ inline float key_weight(uint64_t key)
 	return kern_bits_to_f32(key_first(key));
 }
 
-/* --- weights ---------------------------------------------------------------------------------------------- */
+/* --- weights ------------------------------------------------------------- */
 
 /* What a row's weights are made of: exp((logit - max) * inv_t), or 0 below min_weight. */
-struct weighing { const float *logits; float max, inv_t, min_weight; };
+struct weighing {
+	const float *logits;
+	float max, inv_t, min_weight;
+};
 
 /* exp for x <= 0, and 0 for x <= -87 and NaN: to the bit that of kernels/sample.c. */
 static __device__ inline float exp_below_zero(float x)
 {
-	const float shift = 12582912.0f;       /* 1.5 * 2^23: adding it rounds to an integer */
+	const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
 	if (!(x > -87.0f))
 		return 0;
 	float z = x * 1.44269504f + shift, n = z - shift;
@@ -119,7 +133,7 @@ static inline float pick_one(uint32_t vocab)
 	return one;
 }
 
-/* --- sums ------------------------------------------------------------------------------------------------- */
+/* --- sums ---------------------------------------------------------------- */
 
 static __device__ inline void tally_add(struct tally *t, uint32_t count, uint64_t mass)
 {
@@ -136,9 +150,11 @@ static __device__ inline uint64_t tally_mass(const struct tally &t)
 	return (uint64_t)t.high << 32 | t.low;
 }
 
-/* Fills sum[0 .. N) with the threads' sums; first one for each lane of a warp, so that few threads meet at a word. */
+/* Fills sum[0 .. N) with the threads' sums; first one for each lane of a warp, so that few
+ * threads meet at a word. */
 template <int N>
-static __device__ void block_sums(struct pick_shared *s, const uint32_t (&count)[N], const uint64_t (&mass)[N])
+static __device__ void block_sums(struct pick_shared *s, const uint32_t (&count)[N],
+                                  const uint64_t (&mass)[N])
 {
 	static_assert(N <= PICK_SUMS, "more sums than there is room for");
 	uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -156,7 +172,7 @@ static __device__ void block_sums(struct pick_shared *s, const uint32_t (&count)
 	__syncthreads();
 }
 
-/* --- lists ------------------------------------------------------------------------------------------------ */
+/* --- lists --------------------------------------------------------------- */
 
 static __device__ inline void list_begin(struct pick_shared *s)
 {
@@ -187,7 +203,8 @@ static __device__ inline void list_add(const struct picker &p, bool wanted, uint
 }
 
 /* Keys of weights, of ids that weigh at least so much and more than 0. */
-static __device__ inline uint32_t list_weights(const struct picker &p, const struct weighing &v, float at_least)
+static __device__ inline uint32_t list_weights(const struct picker &p, const struct weighing &v,
+                                               float at_least)
 {
 	list_begin(p.s);
 	for (uint32_t first = 0; first < p.vocab; first += blockDim.x) {
@@ -199,7 +216,8 @@ static __device__ inline uint32_t list_weights(const struct picker &p, const str
 }
 
 /* Keys of logits; at_least is more than 0. */
-static __device__ inline uint32_t list_logits(const struct picker &p, const float *logits, uint64_t at_least)
+static __device__ inline uint32_t list_logits(const struct picker &p, const float *logits,
+                                              uint64_t at_least)
 {
 	list_begin(p.s);
 	for (uint32_t first = 0; first < p.vocab; first += blockDim.x) {
@@ -210,21 +228,25 @@ static __device__ inline uint32_t list_logits(const struct picker &p, const floa
 	return list_end(p.s);
 }
 
-/* --- cuts ------------------------------------------------------------------------------------------------- */
+/* --- cuts ---------------------------------------------------------------- */
 
-/* The keys that a cut is looked for among: the first n of the list, as far as they are in lo .. hi. Key i is read by
- * thread i % blockDim.x, which may have written it without a barrier since. */
+/* The keys that a cut is looked for among: the first n of the list, as far as they are in lo .. hi.
+ * Key i is read by thread i % blockDim.x, which may have written it without a barrier since. */
 struct keys {
 	uint32_t n;
 	uint64_t lo, hi;
-	enum order { OF_WEIGHTS, OF_DISTANCES, OF_LOGITS } order;      /* what the keys are of; logits have no mass */
-	struct weighing weights;   /* OF_DISTANCES: what their mass is of */
+	/* what the keys are of; logits have no mass */
+	enum order { OF_WEIGHTS, OF_DISTANCES, OF_LOGITS } order;
+	struct weighing weights; /* OF_DISTANCES: what their mass is of */
 };
 
 enum pick_by { BY_COUNT, BY_MASS };
 
-/* The one key of the list that is in lo .. hi was looked for. The mass is its own and that of all above it. */
-struct cut { uint64_t lo, hi, mass; };
+/* The one key of the list that is in lo .. hi was looked for. The mass is its own and that of
+ * all above it. */
+struct cut {
+	uint64_t lo, hi, mass;
+};
 
 static __device__ inline float weight_of_key(const struct keys &k, uint64_t key)
 {
@@ -233,7 +255,8 @@ static __device__ inline float weight_of_key(const struct keys &k, uint64_t key)
 	return k.order == keys::OF_WEIGHTS ? key_weight(key) : weight_at(k.weights, key_id(key));
 }
 
-static __device__ inline void fill_bins(const struct picker &p, const struct keys &k, uint32_t shift)
+static __device__ inline void fill_bins(const struct picker &p, const struct keys &k,
+                                        uint32_t shift)
 {
 	for (uint32_t i = threadIdx.x; i < PICK_BINS; i += blockDim.x)
 		p.s->bin[i] = {};
@@ -241,13 +264,14 @@ static __device__ inline void fill_bins(const struct picker &p, const struct key
 	for (uint32_t i = threadIdx.x; i < k.n; i += blockDim.x) {
 		uint64_t key = p.list[i];
 		if (key >= k.lo && key <= k.hi)
-			tally_add(&p.s->bin[key >> shift & (PICK_BINS - 1)], 1, mass_of(p, weight_of_key(k, key)));
+			tally_add(&p.s->bin[key >> shift & (PICK_BINS - 1)], 1,
+			          mass_of(p, weight_of_key(k, key)));
 	}
 	__syncthreads();
 }
 
-/* In descending order the first bin with which the count or mass reaches `want`. For a warp: a lane adds up its part of
- * the bins, and learns what is above. */
+/* In descending order the first bin with which the count or mass reaches `want`. For a warp: a lane
+ * adds up its part of the bins, and learns what is above. */
 static __device__ inline void find_bin(struct pick_shared *s, enum pick_by by, uint64_t want)
 {
 	enum { PART = PICK_BINS / WARP };
@@ -259,7 +283,8 @@ static __device__ inline void find_bin(struct pick_shared *s, enum pick_by by, u
 	}
 	uint64_t own = by == BY_COUNT ? count : mass, own_mass = mass;
 	for (uint32_t step = 1; step < WARP; step *= 2) {
-		uint64_t more = __shfl_up_sync(ALL_LANES, count, step), heavier = __shfl_up_sync(ALL_LANES, mass, step);
+		uint64_t more = __shfl_up_sync(ALL_LANES, count, step),
+				 heavier = __shfl_up_sync(ALL_LANES, mass, step);
 		count += lane >= step ? more : 0;
 		mass += lane >= step ? heavier : 0;
 	}
@@ -278,9 +303,10 @@ static __device__ inline void find_bin(struct pick_shared *s, enum pick_by by, u
 	}
 }
 
-/* In descending order the key with which the count or mass reaches `want`, which is at least 1 and at most what all
- * have. */
-static __device__ inline struct cut find_cut(const struct picker &p, struct keys k, enum pick_by by, uint64_t want)
+/* In descending order the key with which the count or mass reaches `want`, which is at least 1 and
+ * at most what all have. */
+static __device__ inline struct cut find_cut(const struct picker &p, struct keys k, enum pick_by by,
+                                             uint64_t want)
 {
 	uint64_t mass = 0;
 	for (;;) {
@@ -291,7 +317,8 @@ static __device__ inline struct cut find_cut(const struct picker &p, struct keys
 		if (threadIdx.x < WARP)
 			find_bin(p.s, by, want);
 		__syncthreads();
-		uint64_t lo = (k.hi >> shift >> PICK_DIGIT_BITS << PICK_DIGIT_BITS | p.s->step.bin) << shift;
+		uint64_t lo = (k.hi >> shift >> PICK_DIGIT_BITS << PICK_DIGIT_BITS | p.s->step.bin)
+		              << shift;
 		uint64_t hi = lo + ((uint64_t)1 << shift) - 1;
 		k.lo = k.lo > lo ? k.lo : lo;
 		k.hi = k.hi < hi ? k.hi : hi;

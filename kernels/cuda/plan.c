@@ -24,9 +24,11 @@ int plan_fail(struct plan *p, int code, const char *fmt, ...)
 int plan_tensor(struct plan *p, const struct kern_tensor *t, size_t columns)
 {
 	if (t->type != KERN_F32 && t->type != KERN_BF16 && t->type != KERN_F16)
-		return plan_fail(p, KERN_ENOTSUP, "activations of type %s: must be f32, f16 or bf16", kern_dtype_name(t->type));
+		return plan_fail(p, KERN_ENOTSUP, "activations of type %s: must be f32, f16 or bf16",
+		                 kern_dtype_name(t->type));
 	if (!columns || columns > CUDA_MAX_COLUMNS)
-		return plan_fail(p, KERN_EINVAL, "rows of %zu columns, limits are 1 and %d", columns, CUDA_MAX_COLUMNS);
+		return plan_fail(p, KERN_EINVAL, "rows of %zu columns, limits are 1 and %d", columns,
+		                 CUDA_MAX_COLUMNS);
 	if (t->ld < columns)
 		return plan_fail(p, KERN_EINVAL, "rows of %zu columns are %zu apart", columns, t->ld);
 	return plan_address(p, t->at);
@@ -36,7 +38,8 @@ int plan_address(struct plan *p, kern_ptr a)
 {
 	if (a.v && a.v % 4 == 0)
 		return p->rc;
-	return plan_fail(p, KERN_EINVAL, "address %#zx is missing or not aligned to 4 bytes", (size_t)a.v);
+	return plan_fail(p, KERN_EINVAL, "address %#zx is missing or not aligned to 4 bytes",
+	                 (size_t)a.v);
 }
 
 void *plan_room(struct plan *p, enum plan_room room, size_t bytes)
@@ -57,7 +60,8 @@ void *plan_keep(struct plan *p, const void *data, size_t bytes)
 		return (void *)(uintptr_t)ALIGN;
 	}
 	if (data && !p->rc) {
-		int rc = cuda_check(p->dev, cudaMemcpy(p->memory + at, data, bytes, cudaMemcpyDefault), "writing a program's constants");
+		int rc = cuda_check(p->dev, cudaMemcpy(p->memory + at, data, bytes, cudaMemcpyDefault),
+		                    "writing a program's constants");
 		p->rc = rc;
 	}
 	return p->memory + at;
@@ -93,21 +97,29 @@ void plan_library(struct plan *p, const struct lt_product *product)
 	memcpy(l->args, product, sizeof *product);
 }
 
-void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x, uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
+void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x,
+                 uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
                  size_t args_bytes)
 {
 	enum { GRID_Y_MAX = 65535 };
 	if (p->rc)
 		return;
-	if (args_bytes > LAUNCH_ARGS || grid_y > GRID_Y_MAX || !grid_x || !grid_y || grid_x > INT32_MAX || shared > (size_t)p->dev->shared_max) {
-		plan_fail(p, KERN_EINVAL, "kernel %s with a grid of %u x %u, %zu bytes of shared memory: limits are %d, %d and %d", name, grid_x, grid_y, shared,
-		          INT32_MAX, GRID_Y_MAX, p->dev->shared_max);
+	if (args_bytes > LAUNCH_ARGS || grid_y > GRID_Y_MAX || !grid_x || !grid_y ||
+	    grid_x > INT32_MAX || shared > (size_t)p->dev->shared_max) {
+		plan_fail(p, KERN_EINVAL,
+		          "kernel %s with a grid of %u x %u, %zu bytes of shared memory: limits are %d, %d "
+		          "and %d",
+		          name, grid_x, grid_y, shared, INT32_MAX, GRID_Y_MAX, p->dev->shared_max);
 		return;
 	}
 	struct launch *l = launch_new(p);
 	if (!l)
 		return;
-	*l = (struct launch){.kernel = kernel, .name = name, .grid = {grid_x, grid_y, 1}, .threads = threads, .shared = (uint32_t)shared,
+	*l = (struct launch){.kernel = kernel,
+	                     .name = name,
+	                     .grid = {grid_x, grid_y, 1},
+	                     .threads = threads,
+	                     .shared = (uint32_t)shared,
 	                     .args_bytes = (uint32_t)args_bytes};
 	memcpy(l->args, args, args_bytes);
 }

@@ -1,6 +1,7 @@
 /* program.c - programs: checked, planned for each of a few sizes, captured as CUDA graphs, run.
  *
- * What cannot run is refused when the program is made; a batch beyond its limits before anything runs. What goes wrong on the device is found by `sync`. */
+ * What cannot run is refused when the program is made; a batch beyond its limits before anything
+ * runs. What goes wrong on the device is found by `sync`. */
 #include "kernels/cuda/plan.h"
 
 #include <stdlib.h>
@@ -18,10 +19,10 @@ struct kern_program {
 	struct size size[CUDA_SIZES];
 	unsigned sizes, progress;
 	unsigned char *memory;
-	size_t batch_at;           /* the device's copy of the batch, in memory */
+	size_t batch_at; /* the device's copy of the batch, in memory */
 };
 
-/* --- planning ------------------------------------------------------------------------------------------------------------------ */
+/* --- planning ------------------------------------------------------------ */
 
 static void plan_op(struct plan *p)
 {
@@ -64,23 +65,28 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* Few rows, which decoding has, and all that the limits allow, with some between: more of them where cuBLASLt multiplies all rows of a size, and not only the
- * batch's. Results do not depend on the size that a batch runs in, but with the variant fast. */
+/* Few rows, which decoding has, and all that the limits allow, with some between: more of them
+ * where cuBLASLt multiplies all rows of a size, and not only the batch's. Results do not depend
+ * on the size that a batch runs in, but with the variant fast. */
 static void choose_sizes(struct kern_program *p)
 {
-	static const uint32_t own[] = {8, 64, 512, UINT32_MAX}, fast[CUDA_SIZES] = {8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, UINT32_MAX};
+	static const uint32_t own[] = {8, 64, 512, UINT32_MAX},
+						  fast[CUDA_SIZES] = {8,   16,   32,   64,   128,       256,
+	                                          512, 1024, 2048, 4096, UINT32_MAX};
 	const uint32_t *rows = p->dev->fast ? fast : own;
 	const struct kern_limits *l = &p->limits;
 	uint32_t most = l->rows > l->tail_rows ? l->rows : l->tail_rows;
 	most = most > l->spans ? most : l->spans;
 	for (unsigned i = 0;; i++) {
-		p->size[p->sizes++] = (struct size){.rows = least(rows[i], l->rows), .tail_rows = least(rows[i], l->tail_rows), .spans = least(rows[i], l->spans)};
+		p->size[p->sizes++] = (struct size){.rows = least(rows[i], l->rows),
+		                                    .tail_rows = least(rows[i], l->tail_rows),
+		                                    .spans = least(rows[i], l->spans)};
 		if (rows[i] >= most)
 			break;
 	}
 }
 
-/* --- graphs -------------------------------------------------------------------------------------------------------------------- */
+/* --- graphs -------------------------------------------------------------- */
 
 static cudaError_t launch_one(const struct launch *l, int overlaps, cudaStream_t stream)
 {
@@ -96,7 +102,8 @@ static cudaError_t launch_one(const struct launch *l, int overlaps, cudaStream_t
 	config.dynamicSmemBytes = l->shared;
 	config.stream = stream;
 	config.attrs = &overlap;
-	config.numAttrs = overlaps ? 1 : 0;    /* every kernel waits for those before it: KERNEL in kernel.h */
+	/* every kernel waits for those before it: KERNEL in kernel.h */
+	config.numAttrs = overlaps ? 1 : 0;
 	return cudaLaunchKernelExC(&config, l->kernel, args);
 }
 
@@ -105,7 +112,10 @@ static int allow_shared(struct kern_device *dev, const struct launch *l)
 	enum { ALWAYS_ALLOWED = 48 << 10 };
 	if (l->shared <= ALWAYS_ALLOWED)
 		return KERN_OK;
-	return cuda_check(dev, cudaFuncSetAttribute(l->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dev->shared_max), l->name);
+	return cuda_check(dev,
+	                  cudaFuncSetAttribute(l->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+	                                       dev->shared_max),
+	                  l->name);
 }
 
 /* On the loading stream, which is nobody's while programs are made. */
@@ -118,21 +128,26 @@ static int capture(struct plan *p, struct size *s)
 	int rc = KERN_OK;
 	for (; i < p->launches && !rc; i++)
 		rc = allow_shared(dev, &p->launch[i]);
-	if (rc || (rc = cuda_check(dev, cudaStreamBeginCapture(dev->loading, cudaStreamCaptureModeRelaxed), "recording a program")))
+	if (rc ||
+	    (rc = cuda_check(dev, cudaStreamBeginCapture(dev->loading, cudaStreamCaptureModeRelaxed),
+	                     "recording a program")))
 		return rc;
 	for (i = 0; i < p->launches && launched == cudaSuccess && !rc; i++) {
 		const struct launch *l = &p->launch[i];
-		/* A kernel of ours does not begin before a product by cuBLASLt is done, which records whatever it likes, not only kernels. What the library launches
-		 * may begin beside our kernel before it, if it waits for that one's end itself, as such launches are to. */
+		/* A kernel of ours does not begin before a product by cuBLASLt is done, which records
+		 * whatever it likes, not only kernels. What the library launches may begin beside our
+		 * kernel before it, if it waits for that one's end itself, as such launches are to. */
 		if (l->kernel)
 			launched = launch_one(l, dev->overlaps && i && l[-1].kernel, dev->loading);
 		else
 			rc = lt_launch(dev, (const struct lt_product *)(const void *)l->args, dev->loading);
 	}
-	cudaError_t end = cudaStreamEndCapture(dev->loading, &graph);  /* before an error is looked at: a stream that records cannot be asked */
+	/* before an error is looked at: a stream that records cannot be asked */
+	cudaError_t end = cudaStreamEndCapture(dev->loading, &graph);
 	if (!rc)
 		rc = cuda_check(dev, launched, i ? p->launch[i - 1].name : "recording a program");
-	else if (cudaStreamQuery(dev->loading) != cudaSuccess) /* the library's failure is a device's that is lost */
+	/* the library's failure is a device's that is lost */
+	else if (cudaStreamQuery(dev->loading) != cudaSuccess)
 		rc = cuda_check(dev, cudaStreamQuery(dev->loading), "recording a program");
 	if (!rc)
 		rc = cuda_check(dev, end, "recording a program");
@@ -143,7 +158,7 @@ static int capture(struct plan *p, struct size *s)
 	return rc;
 }
 
-/* --- life ---------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
 void cuda_program_destroy(struct kern_program **pp)
 {
@@ -178,7 +193,8 @@ static int program_alloc(struct kern_program *p, struct plan *plan)
 	return cuda_check(p->dev, cudaDeviceSynchronize(), "clearing memory");
 }
 
-static int program_build(struct kern_program *p, struct plan *plan, const struct kern_op *ops, size_t n)
+static int program_build(struct kern_program *p, struct plan *plan, const struct kern_op *ops,
+                         size_t n)
 {
 	for (unsigned i = 0; i < p->sizes && !plan->rc; i++)
 		plan_all(plan, &p->size[i], ops, n);
@@ -197,7 +213,8 @@ static int program_build(struct kern_program *p, struct plan *plan, const struct
 	return plan->rc;
 }
 
-int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p)
+int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n,
+                     const struct kern_limits *limits, struct kern_program **ret_p)
 {
 	int rc = kern_program_check(ops, n, limits, dev->error, sizeof dev->error);
 	if (rc || (rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device")))
@@ -208,7 +225,10 @@ int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t 
 	p->dev = dev;
 	p->limits = *limits;
 	choose_sizes(p);
-	struct plan plan = {.dev = dev, .limits = &p->limits, .batch = (const struct kern_batch *)(uintptr_t)256, .counting = true};
+	struct plan plan = {.dev = dev,
+	                    .limits = &p->limits,
+	                    .batch = (const struct kern_batch *)(uintptr_t)256,
+	                    .counting = true};
 	rc = program_build(p, &plan, ops, n);
 	if (rc)
 		cuda_program_destroy(&p);
@@ -217,13 +237,13 @@ int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t 
 	return rc;
 }
 
-/* --- running ------------------------------------------------------------------------------------------------------------------- */
+/* --- running ------------------------------------------------------------- */
 
 static const struct size *size_for(const struct kern_program *p, const struct kern_batch *b)
 {
 	unsigned i = 0;
-	while (i + 1 < p->sizes && (b->rows > p->size[i].rows || b->tail_rows > p->size[i].tail_rows || b->spans > p->size[i].spans ||
-	                            b->tail_spans > p->size[i].spans))
+	while (i + 1 < p->sizes && (b->rows > p->size[i].rows || b->tail_rows > p->size[i].tail_rows ||
+	                            b->spans > p->size[i].spans || b->tail_spans > p->size[i].spans))
 		i++;
 	return &p->size[i];
 }
@@ -238,7 +258,9 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 	if (!rc)
 		rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
 	if (!rc)
-		rc = cuda_check(dev, cudaMemcpyAsync(p->memory + p->batch_at, (const void *)batch->dev.v, (size_t)b->words * 4, cudaMemcpyDefault, s->stream),
+		rc = cuda_check(dev,
+		                cudaMemcpyAsync(p->memory + p->batch_at, (const void *)batch->dev.v,
+		                                (size_t)b->words * 4, cudaMemcpyDefault, s->stream),
 		                "copying a batch");
 	const struct size *size = rc ? NULL : size_for(p, b);
 	if (!rc && size->graph)

@@ -1,37 +1,45 @@
-/* ready.h - activations made ready for tensor cores: by a launch of its own before a product, or, where a product reads what a norm or an activation has
- * just computed, by that operation's kernel. The planning is in linear.cu.
+/* ready.h - activations made ready for tensor cores: by a launch of its own before a product, or,
+ * where a product reads what a norm or an activation has just computed, by that operation's kernel.
+ * The planning is in linear.cu.
  *
- * What is made of a row depends on that row alone, not on how many threads make it: maxima, and sums over the four lanes of a step. */
+ * What is made of a row depends on that row alone, not on how many threads make it: maxima, and
+ * sums over the four lanes of a step. */
 #ifndef CUDA_READY_H
 #define CUDA_READY_H
 
 #include "kernels/cuda/kernel.h"
 
 enum {
-	TILE_ROWS = 8,             /* rows of x that a tensor core's operation takes */
-	STEP_VALUES = 32           /* of a row: what is added up in tensor cores before it is scaled and added in float32 */
+	TILE_ROWS = 8, /* rows of x that a tensor core's operation takes */
+	/* of a row: what is added up in tensor cores before it is scaled and added in float32 */
+	STEP_VALUES = 32
 };
 
-/* Activations in the order in which tensor cores read them: the B operand of mma_bf16. A row is scaled by a power of two such that its largest magnitude is
- * within 1 and 2, and is the sum of `parts` numbers of bfloat16: one if activations are rounded to it, else three, which have all 24 bits of a float32.
- * For each tile of 8 rows, step of 32 columns, and part, the largest first, a lane has 16 bytes: its two registers of the first 16 columns, then of the
- * others. Columns beyond the weight's are zeros. Rows beyond the batch are not written, and nobody reads them. */
+/* Activations in the order in which tensor cores read them: the B operand of mma_bf16. A row is
+ * scaled by a power of two such that its largest magnitude is within 1 and 2, and is the sum of
+ * `parts` numbers of bfloat16: one if activations are rounded to it, else three, which have all 24
+ * bits of a float32. For each tile of 8 rows, step of 32 columns, and part, the largest first, a
+ * lane has 16 bytes: its two registers of the first 16 columns, then of the others. Columns
+ * beyond the weight's are zeros. Rows beyond the batch are not written, and nobody reads them. */
 struct ready {
 	unsigned char *parts;
-	float *sums;               /* (rows, steps) of a row's 32 columns; NULL if no type of weights needs them */
-	int32_t *exponents;        /* (rows) of the power of two that the result is to be multiplied by */
+	/* (rows, steps) of a row's 32 columns; NULL if no type of weights needs them */
+	float *sums;
+	/* (rows) of the power of two that the result is to be multiplied by */
+	int32_t *exponents;
 	uint32_t steps;
-	uint32_t rows;             /* of one input; those of the next one follow */
+	uint32_t rows; /* of one input; those of the next one follow */
 };
 
 /* What is made ready: x (rows, k). */
 struct make_ready {
-	struct ready to;           /* to.parts NULL: nothing */
+	struct ready to; /* to.parts NULL: nothing */
 	struct kern_tensor x;
 	uint32_t k, parts;
 };
 
-/* For an operation that writes y (R, dim): what its kernel is to make ready, because an operation after it reads y. Nothing if none does. */
+/* For an operation that writes y (R, dim): what its kernel is to make ready, because an
+ * operation after it reads y. Nothing if none does. */
 struct make_ready plan_ready_next(struct plan *p, const struct kern_tensor *y, uint32_t dim);
 
 static __host__ __device__ inline uint32_t steps_of(uint32_t k)
@@ -43,7 +51,8 @@ static __host__ __device__ inline uint32_t steps_of(uint32_t k)
 static __device__ inline float times_power(float v, int e)
 {
 	int half = e / 2;
-	return v * kern_bits_to_f32((uint32_t)(127 + half) << 23) * kern_bits_to_f32((uint32_t)(127 + e - half) << 23);
+	return v * kern_bits_to_f32((uint32_t)(127 + half) << 23) *
+	       kern_bits_to_f32((uint32_t)(127 + e - half) << 23);
 }
 
 /* The largest of all threads' numbers. Uses the block's shared memory: 4 bytes a warp. */
@@ -59,7 +68,8 @@ static __device__ inline uint32_t block_largest(uint32_t top)
 	return top;
 }
 
-/* The exponent of the largest magnitude of a row, whose bits are `top`; 0 for rows of zeros, and for those with a NaN or an infinity. */
+/* The exponent of the largest magnitude of a row, whose bits are `top`; 0 for rows of zeros, and
+ * for those with a NaN or an infinity. */
 static __device__ inline int row_exponent(uint32_t top)
 {
 	if (top == 0 || top >= 0x7f800000)
@@ -67,7 +77,8 @@ static __device__ inline int row_exponent(uint32_t top)
 	return top >> 23 ? (int)(top >> 23) - 127 : 31 - __clz((int)top) - 149;
 }
 
-/* A lane's 8 values of a step, as `parts` numbers each, in order: 16 bytes for each part, 512 apart. Returns their sum, as they are rounded. */
+/* A lane's 8 values of a step, as `parts` numbers each, in order: 16 bytes for each part, 512
+ * apart. Returns their sum, as they are rounded. */
 static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t parts)
 {
 	float sum = 0;
@@ -79,7 +90,7 @@ static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t
 			words[i / 2] |= (uint32_t)h << 16 * (i % 2);
 			if (part == 0)
 				sum += parts == 1 ? value : x[i];
-			x[i] = isfinite(value) ? rest : 0.0f;  /* what is infinite has no rest */
+			x[i] = isfinite(value) ? rest : 0.0f; /* what is infinite has no rest */
 		}
 		uint32_t *at = (uint32_t *)(to + 512 * part);
 		for (uint32_t i = 0; i < 4; i++)
@@ -88,14 +99,17 @@ static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t
 	return sum;
 }
 
-/* By a whole block: columns [first, first + k) of x's row r become row `to_row`. top: the largest of magnitude_bits of the columns that this thread has
- * looked at; all threads together have looked at all, and what they wrote of the row before this call is seen. Four threads have a step of the row, as four
- * lanes of a warp read it: columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and 16 more. */
-static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, uint32_t first, size_t to_row, uint32_t top)
+/* By a whole block: columns [first, first + k) of x's row r become row `to_row`. top: the largest
+ * of magnitude_bits of the columns that this thread has looked at; all threads together have looked
+ * at all, and what they wrote of the row before this call is seen. Four threads have a step of
+ * the row, as four lanes of a warp read it: columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and 16 more. */
+static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, uint32_t first,
+                                        size_t to_row, uint32_t top)
 {
 	uint32_t steps = m.to.steps;
 	int e = row_exponent(block_largest(top));
-	unsigned char *to = m.to.parts + to_row / TILE_ROWS * steps * m.parts * 512 + to_row % TILE_ROWS * 64;
+	unsigned char *to = m.to.parts + to_row / TILE_ROWS * steps * m.parts * 512 +
+	                    to_row % TILE_ROWS * 64;
 	if (threadIdx.x == 0)
 		m.to.exponents[to_row] = e;
 	for (uint32_t i = threadIdx.x; i / WARP * WARP < 4 * steps; i += blockDim.x) {

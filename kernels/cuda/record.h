@@ -1,29 +1,43 @@
 /* record.h - a record of a weight (weight.h) from memory into registers of tensor cores.
  *
- * Loading and unpacking are two steps, so that the next records are on their way while the present one is computed with. Codes become integers, two to a
- * register, less code_zero, without a detour over float32: a byte c below 128 behind the byte 0x43 is the bfloat16 128 + c. */
+ * Loading and unpacking are two steps, so that the next records are on their way while the present
+ * one is computed with. Codes become integers, two to a register, less code_zero, without a
+ * detour over float32: a byte c below 128 behind the byte 0x43 is the bfloat16 128 + c. */
 #ifndef CUDA_RECORD_H
 #define CUDA_RECORD_H
 
 #include "kernels/cuda/weight.h"
 
-struct alignas(16) words4 { uint32_t w[4]; };
-struct alignas(8) words2 { uint32_t w[2]; };
+struct alignas(16) words4 {
+	uint32_t w[4];
+};
+struct alignas(8) words2 {
+	uint32_t w[2];
+};
 
-/* What a lane has of 32 values of a panel: of its two rows, lane / 4 and 8 more. What a type has not is left out by the compiler. */
+/* What a lane has of 32 values of a panel: of its two rows, lane / 4 and 8 more. What a type has
+ * not is left out by the compiler. */
 struct record {
-	uint32_t code[8];          /* bf16: the registers of both tiles; else bytes or nibbles */
-	uint32_t high;             /* bits of the codes */
-	uint16_t scale[2], offset[2];          /* q6_k: the scales of tile 0, of tile 1 */
+	uint32_t code[8];             /* bf16: the registers of both tiles; else bytes or nibbles */
+	uint32_t high;                /* bits of the codes */
+	uint16_t scale[2], offset[2]; /* q6_k: the scales of tile 0, of tile 1 */
 	uint16_t block_scale[2], block_offset[2];
 };
 
 template <int TYPE> constexpr bool is_bf16 = TYPE == KERN_BF16 || TYPE == WEIGHT_BF16_ROWS;
-template <int TYPE> constexpr bool is_k_type = TYPE == KERN_Q4_K || TYPE == KERN_Q5_K || TYPE == KERN_Q6_K;
-template <int TYPE> constexpr bool has_offset = TYPE == KERN_Q4_1 || TYPE == KERN_Q5_1 || TYPE == KERN_Q4_K || TYPE == KERN_Q5_K;
-/* What is subtracted from a code. Types with offsets have none in the file: the middle of the codes makes offset and products small, and their sums exact. */
-template <int TYPE> constexpr uint32_t code_zero = !has_offset<TYPE> ? (uint32_t)weight_zero(TYPE) : TYPE == KERN_Q5_1 || TYPE == KERN_Q5_K ? 16 : 8;
-template <int TYPE> constexpr bool has_fifth_bits = TYPE == KERN_Q5_0 || TYPE == KERN_Q5_1 || TYPE == KERN_Q5_K;
+template <int TYPE>
+constexpr bool is_k_type = TYPE == KERN_Q4_K || TYPE == KERN_Q5_K || TYPE == KERN_Q6_K;
+template <int TYPE>
+constexpr bool has_offset = TYPE == KERN_Q4_1 || TYPE == KERN_Q5_1 || TYPE == KERN_Q4_K ||
+                            TYPE == KERN_Q5_K;
+/* What is subtracted from a code. Types with offsets have none in the file: the middle of the
+ * codes makes offset and products small, and their sums exact. */
+template <int TYPE>
+constexpr uint32_t code_zero = !has_offset<TYPE> ? (uint32_t)weight_zero(TYPE)
+                               : TYPE == KERN_Q5_1 || TYPE == KERN_Q5_K ? 16
+                                                                        : 8;
+template <int TYPE>
+constexpr bool has_fifth_bits = TYPE == KERN_Q5_0 || TYPE == KERN_Q5_1 || TYPE == KERN_Q5_K;
 
 static __device__ __forceinline__ void load_words4(uint32_t to[4], const unsigned char *at)
 {
@@ -32,7 +46,9 @@ static __device__ __forceinline__ void load_words4(uint32_t to[4], const unsigne
 		to[i] = v.w[i];
 }
 
-template <int TYPE> static __device__ __forceinline__ void load_codes(struct record &r, const unsigned char *record, uint32_t lane)
+template <int TYPE>
+static __device__ __forceinline__ void load_codes(struct record &r, const unsigned char *record,
+                                                  uint32_t lane)
 {
 	if constexpr (TYPE == KERN_Q8_0) {
 		load_words4(r.code, record + 16 * lane);
@@ -47,7 +63,9 @@ template <int TYPE> static __device__ __forceinline__ void load_codes(struct rec
 		r.high = *(const uint32_t *)(record + 256 + 4 * lane);
 }
 
-template <int TYPE> static __device__ __forceinline__ void load_scales(struct record &r, const unsigned char *scales, const unsigned char *shared, uint32_t lane)
+template <int TYPE>
+static __device__ __forceinline__ void load_scales(struct record &r, const unsigned char *scales,
+                                                   const unsigned char *shared, uint32_t lane)
 {
 	constexpr bool bytes = is_k_type<TYPE> || TYPE == KERN_MXFP4;
 	for (uint32_t i = 0; i < 2; i++) {
@@ -63,13 +81,17 @@ template <int TYPE> static __device__ __forceinline__ void load_scales(struct re
 	}
 }
 
-/* Where a lane reads a panel: its records; of plain rows, the lane's first row, and how far behind it the second one is. */
+/* Where a lane reads a panel: its records; of plain rows, the lane's first row, and how far
+ * behind it the second one is. */
 struct panel {
 	const unsigned char *at;
 	size_t second;
 };
 
-template <int TYPE> static __device__ __forceinline__ struct panel panel_of(const struct weight_view &w, const unsigned char *data, uint32_t index, uint32_t lane)
+template <int TYPE>
+static __device__ __forceinline__ struct panel panel_of(const struct weight_view &w,
+                                                        const unsigned char *data, uint32_t index,
+                                                        uint32_t lane)
 {
 	if constexpr (TYPE == WEIGHT_BF16_ROWS) {
 		uint32_t row = index * PANEL_ROWS + lane / 4;
@@ -81,7 +103,8 @@ template <int TYPE> static __device__ __forceinline__ struct panel panel_of(cons
 }
 
 /* 32 values of two plain rows, of which a lane has words lane % 4 of each 8 values. */
-static __device__ __forceinline__ void load_plain(struct record &r, const struct panel &p, uint32_t step, uint32_t k)
+static __device__ __forceinline__ void load_plain(struct record &r, const struct panel &p,
+                                                  uint32_t step, uint32_t k)
 {
 	for (uint32_t i = 0; i < 4; i++) {
 		const unsigned char *at = p.at + ((size_t)step * 4 + i) * 16;
@@ -92,7 +115,9 @@ static __device__ __forceinline__ void load_plain(struct record &r, const struct
 }
 
 /* Step `step` of a panel. k: of a row, which of bf16 may end in the middle of a step. */
-template <int TYPE> static __device__ __forceinline__ void load_record(struct record &r, const struct panel &p, uint32_t step, uint32_t k, uint32_t lane)
+template <int TYPE>
+static __device__ __forceinline__ void load_record(struct record &r, const struct panel &p,
+                                                   uint32_t step, uint32_t k, uint32_t lane)
 {
 	constexpr struct weight_layout l = weight_layout_of(TYPE);
 	if constexpr (TYPE == WEIGHT_BF16_ROWS) {
@@ -105,15 +130,16 @@ template <int TYPE> static __device__ __forceinline__ void load_record(struct re
 		if ((2 * step + 1) * TILE_VALUES < k)
 			load_words4(r.code + 4, at + l.record_bytes);
 	} else {
-		const unsigned char *block = p.at + (size_t)(step / l.records) * l.block_bytes, *record = block + step % l.records * l.record_bytes;
+		const unsigned char *block = p.at + (size_t)(step / l.records) * l.block_bytes,
+							*record = block + step % l.records * l.record_bytes;
 		load_codes<TYPE>(r, record, lane);
 		load_scales<TYPE>(r, record + l.scale_at, block + l.records * l.record_bytes, lane);
 	}
 }
 
-/* --- codes ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- codes --------------------------------------------------------------- */
 
-#define BOTH_HALVES(H) ((H) * 0x10001u)
+#define BOTH_HALVES(H) ((H)*0x10001u)
 
 /* Bytes 2 w and 2 w + 1 to the low bytes of both halves, whose high bytes are those of `fill`. */
 static __device__ __forceinline__ uint32_t spread(uint32_t bytes, uint32_t fill, int w)
@@ -121,24 +147,30 @@ static __device__ __forceinline__ uint32_t spread(uint32_t bytes, uint32_t fill,
 	return __byte_perm(bytes, fill, w ? 0x4342 : 0x4140);
 }
 
-/* A byte b with a sign is (b & 127) - (b & 128). 0x4380 is 256: so it is 128 + (b & 127) minus 128, or minus 256. */
+/* A byte b with a sign is (b & 127) - (b & 128). 0x4380 is 256: so it is 128 + (b & 127) minus
+ * 128, or minus 256. */
 static __device__ __forceinline__ uint32_t q8_pair(uint32_t bytes, int w)
 {
 	uint32_t v = spread(bytes, 0x43, w);
 	return fma_bf16x2(v & BOTH_HALVES(0xff80u), BOTH_HALVES(0xbf80u), v & BOTH_HALVES(0xff7fu));
 }
 
-/* Bits of E2M1 at the place of bfloat16's exponent and mantissa mean 2^-126 of the number, whose double is wanted. */
+/* Bits of E2M1 at the place of bfloat16's exponent and mantissa mean 2^-126 of the number, whose
+ * double is wanted. */
 static __device__ __forceinline__ uint32_t mxfp4_pair(uint32_t q)
 {
-	return fma_bf16x2((q & BOTH_HALVES(7u)) << 6 | (q & BOTH_HALVES(8u)) << 12, BOTH_HALVES(0x7f00u), 0);
+	return fma_bf16x2((q & BOTH_HALVES(7u)) << 6 | (q & BOTH_HALVES(8u)) << 12,
+	                  BOTH_HALVES(0x7f00u), 0);
 }
 
-/* The bits above the nibbles of register i (values 2 i, 2 i + 1) of tile j, at bit 4 of each half. */
-template <int TYPE> static __device__ __forceinline__ uint32_t high_bits(uint32_t high, int j, int i)
+/* The bits above the nibbles of register i (values 2 i, 2 i + 1) of tile j, at bit 4 of each
+ * half. */
+template <int TYPE>
+static __device__ __forceinline__ uint32_t high_bits(uint32_t high, int j, int i)
 {
 	if constexpr (has_fifth_bits<TYPE>) {
-		uint32_t both = (high & 0x5555) | (high & 0xaaaa) << 15;       /* of even values; of odd ones */
+		/* of even values; of odd ones */
+		uint32_t both = (high & 0x5555) | (high & 0xaaaa) << 15;
 		return (both >> (8 * j + 2 * i) & BOTH_HALVES(1u)) << 4;
 	}
 	if constexpr (TYPE == KERN_Q6_K) {
@@ -149,7 +181,8 @@ template <int TYPE> static __device__ __forceinline__ uint32_t high_bits(uint32_
 }
 
 /* The A operand of tile j in a[j]. */
-template <int TYPE> static __device__ __forceinline__ void unpack_codes(const struct record &r, uint32_t a[2][4])
+template <int TYPE>
+static __device__ __forceinline__ void unpack_codes(const struct record &r, uint32_t a[2][4])
 {
 	for (int j = 0; j < 2; j++)
 		for (int i = 0; i < 4; i++) {
@@ -161,13 +194,14 @@ template <int TYPE> static __device__ __forceinline__ void unpack_codes(const st
 			else if constexpr (TYPE == KERN_MXFP4)
 				a[j][i] = mxfp4_pair(spread(nibbles, 0, i % 2));
 			else
-				a[j][i] = fma_bf16x2(spread(nibbles, 0x43, i % 2) | high_bits<TYPE>(r.high, j, i), BOTH_HALVES(0x3f80u),
-				                     BOTH_HALVES(0xc300u | code_zero<TYPE>));
+				a[j][i] = fma_bf16x2(spread(nibbles, 0x43, i % 2) | high_bits<TYPE>(r.high, j, i),
+				                     BOTH_HALVES(0x3f80u), BOTH_HALVES(0xc300u | code_zero<TYPE>));
 		}
 }
 
 /* Of row lane / 4 + 8 i, tile j. */
-template <int TYPE> static __device__ __forceinline__ float record_scale(const struct record &r, int i, int j)
+template <int TYPE>
+static __device__ __forceinline__ float record_scale(const struct record &r, int i, int j)
 {
 	if constexpr (TYPE == KERN_MXFP4)
 		return kern_bf16_to_f32(kern_mxfp4_scale((unsigned char)r.scale[i]));
@@ -178,9 +212,11 @@ template <int TYPE> static __device__ __forceinline__ float record_scale(const s
 	return f16_value(r.scale[i]);
 }
 
-template <int TYPE> static __device__ __forceinline__ float record_offset(const struct record &r, int i)
+template <int TYPE>
+static __device__ __forceinline__ float record_offset(const struct record &r, int i)
 {
-	float offset = is_k_type<TYPE> ? -(f16_value(r.block_offset[i]) * (float)r.offset[i]) : f16_value(r.offset[i]);
+	float offset = is_k_type<TYPE> ? -(f16_value(r.block_offset[i]) * (float)r.offset[i])
+	                               : f16_value(r.offset[i]);
 	return fmaf((float)code_zero<TYPE>, record_scale<TYPE>(r, i, 0), offset);
 }
 

@@ -1,5 +1,6 @@
-/* route.cu - the choice of each row's experts (struct kern_router), as kernels/cpu/rows.c makes it: in the same double
- * arithmetic but for the sum of a softmax, whose order is that of a warp's lanes.
+/* route.cu - the choice of each row's experts (struct kern_router), as kernels/cpu/rows.c makes it:
+ * in the same double arithmetic but for the sum of a softmax, whose order is that of a warp's
+ * lanes.
  *
  * A warp has a row, and its scores are in shared memory. Warps never wait for each other. */
 #include "kernels/cuda/kernel.h"
@@ -11,17 +12,18 @@ struct route_args {
 	const struct kern_batch *batch;
 	struct kern_tensor logits;
 	struct kern_router router;
-	uint32_t *ids;             /* (R, used) */
-	float *weights;            /* (R, used) */
-	int rows;                  /* enum kern_rows */
+	uint32_t *ids;  /* (R, used) */
+	float *weights; /* (R, used) */
+	int rows;       /* enum kern_rows */
 };
 
-/* A warp's shared memory. An order is a number that compares as the value that it stands for; 0: not to be chosen. */
+/* A warp's shared memory. An order is a number that compares as the value that it stands for; 0:
+ * not to be chosen. */
 struct route_room {
-	float *score;              /* (experts) */
-	uint32_t *order;           /* (experts) of score + bias */
-	uint32_t *group_order;     /* (groups) of a group's worth */
-	float *chosen;             /* (used) scores of the chosen */
+	float *score;          /* (experts) */
+	uint32_t *order;       /* (experts) of score + bias */
+	uint32_t *group_order; /* (groups) of a group's worth */
+	float *chosen;         /* (used) scores of the chosen */
 };
 
 static size_t route_room_bytes(const struct kern_router &r)
@@ -45,7 +47,8 @@ static __device__ uint32_t order_of(float v)
 	return u >> 31 ? ~u : u | 0x80000000u;
 }
 
-/* The number of the largest order, of equals the lowest; it is taken out. All lanes get it. One must be left. */
+/* The number of the largest order, of equals the lowest; it is taken out. All lanes get it. One
+ * must be left. */
 static __device__ uint32_t take_largest(uint32_t *order, uint32_t n, uint32_t lane)
 {
 	uint64_t best = 0;
@@ -64,7 +67,8 @@ static __device__ uint32_t take_largest(uint32_t *order, uint32_t n, uint32_t la
 	return number;
 }
 
-static __device__ void softmax_scores(const struct route_args &a, uint32_t r, float *score, uint32_t lane)
+static __device__ void softmax_scores(const struct route_args &a, uint32_t r, float *score,
+                                      uint32_t lane)
 {
 	float max = -INFINITY;
 	double sum = 0;
@@ -79,8 +83,8 @@ static __device__ void softmax_scores(const struct route_args &a, uint32_t r, fl
 }
 
 /* Fills score and order. Returns whether a score is NaN. */
-static __device__ bool score_experts(const struct route_args &a, uint32_t r, const struct route_room &room,
-                                     uint32_t lane)
+static __device__ bool score_experts(const struct route_args &a, uint32_t r,
+                                     const struct route_room &room, uint32_t lane)
 {
 	const float *bias = (const float *)a.router.bias.v;
 	bool nan = false;
@@ -111,7 +115,8 @@ static __device__ float worth_of(const struct kern_router &r, const float *score
 }
 
 /* Takes out the experts of all but the best groups. */
-static __device__ void limit_groups(const struct kern_router &r, const struct route_room &room, uint32_t lane)
+static __device__ void limit_groups(const struct kern_router &r, const struct route_room &room,
+                                    uint32_t lane)
 {
 	uint32_t size = r.experts / r.groups;
 	for (uint32_t g = lane; g < r.groups; g += WARP)
@@ -127,7 +132,8 @@ static __device__ void limit_groups(const struct kern_router &r, const struct ro
 
 KERNEL(route_rows, ROUTE_THREADS, struct route_args)
 {
-	uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, r = blockIdx.x * ROUTE_WARPS + warp;
+	uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP,
+			 r = blockIdx.x * ROUTE_WARPS + warp;
 	uint32_t used = a.router.used;
 	if (r >= batch_rows(a.batch, a.rows))
 		return;
@@ -157,11 +163,12 @@ void plan_route(struct plan *p)
 	const struct kern_op *op = p->op;
 	const struct kern_router &r = op->route.router;
 	kern_ptr ids = op->route.ids, weights = op->route.weights;
-	p->groups = NULL;          /* rows choose anew */
-	if (plan_tensor(p, &op->route.logits, r.experts) || plan_address(p, ids) || plan_address(p, weights) ||
-	    (r.bias.v && plan_address(p, r.bias)))
+	p->groups = NULL; /* rows choose anew */
+	if (plan_tensor(p, &op->route.logits, r.experts) || plan_address(p, ids) ||
+	    plan_address(p, weights) || (r.bias.v && plan_address(p, r.bias)))
 		return;
-	struct route_args a = {p->batch, op->route.logits, r, (uint32_t *)ids.v, (float *)weights.v, op->rows};
+	struct route_args a = {p->batch,          op->route.logits,   r,
+	                       (uint32_t *)ids.v, (float *)weights.v, op->rows};
 	uint32_t blocks = (plan_rows(p) + ROUTE_WARPS - 1) / ROUTE_WARPS;
 	PLAN(p, route_rows, blocks, 1, ROUTE_THREADS, ROUTE_WARPS * route_room_bytes(r), a);
 }

@@ -1,5 +1,7 @@
-/* rows.cu - operations that compute a row from that row alone: embedding, norms, activation; and progress. A block has a row, or a part of one; sums go over a
- * fixed number of threads, so that a row's bits depend on nothing else. A norm or an activation whose row a product reads next makes it ready for that. */
+/* rows.cu - operations that compute a row from that row alone: embedding, norms, activation; and
+ * progress. A block has a row, or a part of one; sums go over a fixed number of threads, so that
+ * a row's bits depend on nothing else. A norm or an activation whose row a product reads next
+ * makes it ready for that. */
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/act.h"
 #include "kernels/cuda/ready.h"
@@ -12,7 +14,7 @@ static uint32_t blocks_of(uint32_t columns)
 	return (columns + THREADS - 1) / THREADS;
 }
 
-/* --- moving and scaling ------------------------------------------------------------------------------------------------------ */
+/* --- moving and scaling -------------------------------------------------- */
 
 struct embed_args {
 	const struct kern_batch *batch;
@@ -39,7 +41,8 @@ static void plan_embed(struct plan *p)
 	const struct kern_op *op = p->op;
 	if (plan_tensor(p, &op->embed.y, op->embed.w->k))
 		return;
-	struct embed_args a = {p->batch, op->embed.y, weight_view_of(op->embed.w), op->embed.first, (const struct kern_carry *)op->embed.carries.v};
+	struct embed_args a = {p->batch, op->embed.y, weight_view_of(op->embed.w), op->embed.first,
+	                       (const struct kern_carry *)op->embed.carries.v};
 	PLAN(p, embed_rows, plan_rows(p), blocks_of(a.w.k), THREADS, 0, a);
 }
 
@@ -47,7 +50,7 @@ struct move_args {
 	const struct kern_batch *batch;
 	struct kern_tensor y, x;
 	uint32_t dim;
-	int rows;                  /* enum kern_rows */
+	int rows; /* enum kern_rows */
 	float factor;
 };
 
@@ -67,31 +70,35 @@ KERNEL(scale_rows, THREADS, struct move_args)
 
 static void plan_gather_rows(struct plan *p)
 {
-	struct move_args a = {p->batch, p->op->gather_rows.y, p->op->gather_rows.x, p->op->gather_rows.dim, p->op->rows, 0};
+	struct move_args a = {
+		p->batch, p->op->gather_rows.y, p->op->gather_rows.x, p->op->gather_rows.dim, p->op->rows,
+		0};
 	if (!plan_tensor(p, &a.y, a.dim) && !plan_tensor(p, &a.x, a.dim))
 		PLAN(p, gather_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
 }
 
 static void plan_scale(struct plan *p)
 {
-	struct move_args a = {p->batch, p->op->scale.y, p->op->scale.x, p->op->scale.dim, p->op->rows, p->op->scale.factor};
+	struct move_args a = {p->batch,         p->op->scale.y, p->op->scale.x,
+	                      p->op->scale.dim, p->op->rows,    p->op->scale.factor};
 	if (!plan_tensor(p, &a.y, a.dim) && !plan_tensor(p, &a.x, a.dim))
 		PLAN(p, scale_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
 }
 
-/* --- norms and activation ------------------------------------------------------------------------------------------------------ */
+/* --- norms and activation ------------------------------------------------ */
 
 struct norm_args {
 	const struct kern_batch *batch;
-	struct kern_tensor y, x, addend;       /* addend.at 0: none */
+	struct kern_tensor y, x, addend; /* addend.at 0: none */
 	const float *w;
 	uint32_t dim;
 	int rows;
 	float eps;
-	struct make_ready make;    /* of y */
+	struct make_ready make; /* of y */
 };
 
-/* The sum goes over all threads in the order of columns, then over the block: the number of threads is the same for every row of every batch. */
+/* The sum goes over all threads in the order of columns, then over the block: the number of
+ * threads is the same for every row of every batch. */
 KERNEL(norm_rows, NORM_THREADS, struct norm_args)
 {
 	double *part = (double *)shared_memory();
@@ -118,8 +125,11 @@ KERNEL(norm_rows, NORM_THREADS, struct norm_args)
 static void plan_norm(struct plan *p)
 {
 	const struct kern_op *op = p->op;
-	struct norm_args a = {p->batch, op->norm.y, op->norm.x, op->norm.a, (const float *)op->norm.w.v, op->norm.dim, op->rows, op->norm.eps, {}};
-	if (plan_tensor(p, &a.y, a.dim) || plan_tensor(p, &a.x, a.dim) || (a.addend.at.v && plan_tensor(p, &a.addend, a.dim)) || plan_address(p, op->norm.w))
+	struct norm_args a = {
+		p->batch,     op->norm.y, op->norm.x,   op->norm.a, (const float *)op->norm.w.v,
+		op->norm.dim, op->rows,   op->norm.eps, {}};
+	if (plan_tensor(p, &a.y, a.dim) || plan_tensor(p, &a.x, a.dim) ||
+	    (a.addend.at.v && plan_tensor(p, &a.addend, a.dim)) || plan_address(p, op->norm.w))
 		return;
 	a.make = plan_ready_next(p, &a.y, a.dim);
 	PLAN(p, norm_rows, plan_rows(p), 1, NORM_THREADS, NORM_THREADS / WARP * sizeof(double), a);
@@ -129,8 +139,8 @@ struct act_args {
 	const struct kern_batch *batch;
 	struct kern_tensor y, gate, up;
 	uint32_t dim;
-	int rows, act;             /* enum kern_act */
-	struct make_ready make;    /* of y */
+	int rows, act;          /* enum kern_act */
+	struct make_ready make; /* of y */
 };
 
 /* Blocks share a row out among them, but what makes it ready has all of it. */
@@ -139,8 +149,10 @@ KERNEL(act_rows, ACT_THREADS_MAX, struct act_args)
 	uint32_t r = blockIdx.x, top = 0;
 	if (r >= batch_rows(a.batch, a.rows))
 		return;
-	for (uint32_t c = blockIdx.y * blockDim.x + threadIdx.x; c < a.dim; c += gridDim.y * blockDim.x) {
-		uint32_t u = magnitude_bits(tensor_put(a.y, r, c, act_mul(a.act, tensor_get(a.gate, r, c), tensor_get(a.up, r, c))));
+	for (uint32_t c = blockIdx.y * blockDim.x + threadIdx.x; c < a.dim;
+	     c += gridDim.y * blockDim.x) {
+		uint32_t u = magnitude_bits(tensor_put(
+			a.y, r, c, act_mul(a.act, tensor_get(a.gate, r, c), tensor_get(a.up, r, c))));
 		top = u > top ? u : top;
 	}
 	if (a.make.to.parts)
@@ -150,18 +162,21 @@ KERNEL(act_rows, ACT_THREADS_MAX, struct act_args)
 static void plan_act_mul(struct plan *p)
 {
 	const struct kern_op *op = p->op;
-	struct act_args a = {p->batch, op->act_mul.y, op->act_mul.gate, op->act_mul.up, op->act_mul.dim, op->rows, op->act_mul.act, {}};
-	if (plan_tensor(p, &a.y, a.dim) || plan_tensor(p, &a.gate, a.dim) || plan_tensor(p, &a.up, a.dim))
+	struct act_args a = {p->batch,        op->act_mul.y, op->act_mul.gate, op->act_mul.up,
+	                     op->act_mul.dim, op->rows,      op->act_mul.act,  {}};
+	if (plan_tensor(p, &a.y, a.dim) || plan_tensor(p, &a.gate, a.dim) ||
+	    plan_tensor(p, &a.up, a.dim))
 		return;
 	a.make = plan_ready_next(p, &a.y, a.dim);
-	uint32_t whole = a.dim < (uint32_t)ACT_THREADS_MAX ? (a.dim + WARP - 1) / WARP * WARP : (uint32_t)ACT_THREADS_MAX;
+	uint32_t whole = a.dim < (uint32_t)ACT_THREADS_MAX ? (a.dim + WARP - 1) / WARP * WARP
+	                                                   : (uint32_t)ACT_THREADS_MAX;
 	if (a.make.to.parts)
 		PLAN(p, act_rows, plan_rows(p), 1, whole, whole / WARP * sizeof(uint32_t), a);
 	else
 		PLAN(p, act_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
 }
 
-/* --- progress ----------------------------------------------------------------------------------------------------------------------- */
+/* --- progress ------------------------------------------------------------ */
 
 struct progress_args {
 	const struct kern_batch *batch;
@@ -169,7 +184,8 @@ struct progress_args {
 	uint32_t layer;
 };
 
-/* One thread, so that a span's words are stored one after the other; the grid begins when those before it are done, so KV is there. */
+/* One thread, so that a span's words are stored one after the other; the grid begins when those
+ * before it are done, so KV is there. */
 KERNEL(progress_words, 1, struct progress_args)
 {
 	const struct kern_batch *b = a.batch;
@@ -184,12 +200,13 @@ KERNEL(progress_words, 1, struct progress_args)
 
 void plan_progress(struct plan *p)
 {
-	struct progress_args a = {p->batch, (uint64_t *)(uintptr_t)p->dev->pulse_dev.v, p->op->progress.layer};
+	struct progress_args a = {p->batch, (uint64_t *)(uintptr_t)p->dev->pulse_dev.v,
+	                          p->op->progress.layer};
 	p->progress++;
 	PLAN(p, progress_words, 1, 1, 1, 0, a);
 }
 
-/* --- all of them ----------------------------------------------------------------------------------------------------------------------- */
+/* --- all of them --------------------------------------------------------- */
 
 void plan_row_op(struct plan *p)
 {

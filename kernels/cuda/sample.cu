@@ -1,35 +1,40 @@
-/* sample.cu - what a batch asks of the tail's rows: draws, log-probabilities, carries. See struct kern_draw;
- * kernels/sample.c does the same on the host.
+/* sample.cu - what a batch asks of the tail's rows: draws, log-probabilities, carries. See struct
+ * kern_draw; kernels/sample.c does the same on the host.
  *
- * A block has a row at a time. All threads of a block go the same way: whatever they branch on is the same for all. How
- * many there are changes no result, for nothing is added up in an order of theirs (pick.h). */
+ * A block has a row at a time. All threads of a block go the same way: whatever they branch on is
+ * the same for all. How many there are changes no result, for nothing is added up in an order of
+ * theirs (pick.h). */
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/pick.h"
 #include "kernels/own_math.h"
 
 enum {
-	THREADS_MIN = 128, THREADS_MAX = 1024, WARPS_MAX = THREADS_MAX / WARP,
-	BLOCKS_MAX = 64,           /* each has a list and a copy of a row: 12 bytes for each id */
-	LEVELS = PICK_SUMS,        /* see level_weight */
+	THREADS_MIN = 128,
+	THREADS_MAX = 1024,
+	WARPS_MAX = THREADS_MAX / WARP,
+	BLOCKS_MAX = 64,    /* each has a list and a copy of a row: 12 bytes for each id */
+	LEVELS = PICK_SUMS, /* see level_weight */
 	ADDED_MAX = KERN_DRAFTED_MAX + KERN_CARRY_DRAWS
 };
 #define GREEDY_BELOW 1e-5f
 
 struct sample_args {
 	const struct kern_batch *batch;
-	const float *logits;       /* (tail_rows, vocab), rows ld apart */
+	const float *logits; /* (tail_rows, vocab), rows ld apart */
 	size_t ld;
 	uint32_t vocab;
-	float one;                 /* struct picker's */
+	float one; /* struct picker's */
 	struct kern_drawn *results;
 	struct kern_carry *carries;
-	uint64_t *lists;           /* (blocks, vocab) */
-	float *edited;             /* (blocks, vocab) logits as a draw sees them, where they are changed */
+	uint64_t *lists; /* (blocks, vocab) */
+	/* (blocks, vocab) logits as a draw sees them, where they are changed */
+	float *edited;
 };
 
 struct shared {
 	struct pick_shared pick;
-	uint64_t warp_best[WARPS_MAX];     /* of the latest scan: the largest key of a warp's ids; 0: it has none */
+	/* of the latest scan: the largest key of a warp's ids; 0: it has none */
+	uint64_t warp_best[WARPS_MAX];
 	uint64_t best, bound;
 	uint64_t top[KERN_TOP_MAX];
 	uint32_t lowest;
@@ -43,7 +48,7 @@ struct block {
 	struct picker p;
 };
 
-/* --- log-probabilities --------------------------------------------------------------------------------------- */
+/* --- log-probabilities --------------------------------------------------- */
 
 static __device__ uint64_t warp_max_key(uint64_t key)
 {
@@ -54,7 +59,8 @@ static __device__ uint64_t warp_max_key(uint64_t key)
 	return key;
 }
 
-/* The largest key of a row of logits, which all threads get; *ret_finite: no logit is NaN or plus infinity. */
+/* The largest key of a row of logits, which all threads get; *ret_finite: no logit is NaN or
+ * plus infinity. */
 static __device__ uint64_t scan(const struct block &b, const float *logits, bool *ret_finite)
 {
 	uint64_t best = 0;
@@ -75,7 +81,8 @@ static __device__ uint64_t scan(const struct block &b, const float *logits, bool
 	return b.s->best;
 }
 
-/* Candidates of a draw are those of at least the first of these weights that is enough for its cuts. */
+/* Candidates of a draw are those of at least the first of these weights that is enough for its
+ * cuts. */
 static __device__ float level_weight(int level)
 {
 	return level == 0 ? 0x1p-7f : level == 1 ? 0x1p-14f : 0;
@@ -115,8 +122,8 @@ static __device__ uint32_t rank_of(const struct block &b, const float *logits, u
 	return b.p.s->sum[0].count + 1;
 }
 
-/* At least n ids have keys of at least this: there are n warps whose largest have. 1, for all ids, if fewer warps have
- * any. */
+/* At least n ids have keys of at least this: there are n warps whose largest have. 1, for all ids,
+ * if fewer warps have any. */
 static __device__ uint64_t bound_of(struct shared *s, uint32_t n)
 {
 	if (threadIdx.x == 0)
@@ -136,7 +143,8 @@ static __device__ uint64_t bound_of(struct shared *s, uint32_t n)
 }
 
 /* The n largest logits, in descending order. scan() must have run for them, and found `best`. */
-static __device__ void find_top(const struct block &b, const float *logits, uint64_t best, uint32_t n, double sum)
+static __device__ void find_top(const struct block &b, const float *logits, uint64_t best,
+                                uint32_t n, double sum)
 {
 	uint64_t bound = bound_of(b.s, n);
 	uint32_t listed = list_logits(b.p, logits, bound);
@@ -156,7 +164,8 @@ static __device__ void find_top(const struct block &b, const float *logits, uint
 }
 
 /* Fills s->drawn but not_finite. scan() must have run for these logits, and found `best`. */
-static __device__ void score(const struct block &b, const float *logits, uint64_t best, uint32_t id, int32_t logprobs)
+static __device__ void score(const struct block &b, const float *logits, uint64_t best, uint32_t id,
+                             int32_t logprobs)
 {
 	struct kern_drawn *drawn = &b.s->drawn;
 	__syncthreads();
@@ -180,7 +189,7 @@ static __device__ void score(const struct block &b, const float *logits, uint64_
 		find_top(b, logits, best, n, sum);
 }
 
-/* --- the draw ------------------------------------------------------------------------------------------------ */
+/* --- the draw ------------------------------------------------------------ */
 
 static __device__ uint64_t within(double mass, uint64_t total)
 {
@@ -205,7 +214,8 @@ static __device__ bool is_typical(const struct kern_draw &d)
 }
 
 /* Does the draw need none but these, the largest of a whole mass `total`? */
-static __device__ bool enough(const struct kern_draw &d, const struct tally &t, uint64_t total, double u)
+static __device__ bool enough(const struct kern_draw &d, const struct tally &t, uint64_t total,
+                              double u)
 {
 	if (d.top_k)
 		return t.count >= d.top_k;
@@ -214,9 +224,10 @@ static __device__ bool enough(const struct kern_draw &d, const struct tally &t, 
 	return !is_typical(d) && tally_mass(t) >= passing(u, total);
 }
 
-/* Of the candidates of mass *total those whose surprise is nearest to the entropy, until they have `part` of it: the
- * others' keys become 0. */
-static __device__ void keep_typical(const struct block &b, const struct keys &k, float part, uint64_t *total)
+/* Of the candidates of mass *total those whose surprise is nearest to the entropy, until they have
+ * `part` of it: the others' keys become 0. */
+static __device__ void keep_typical(const struct block &b, const struct keys &k, float part,
+                                    uint64_t *total)
 {
 	uint64_t *list = b.p.list, sum[1] = {0};
 	for (uint32_t i = threadIdx.x; i < k.n; i += blockDim.x) {
@@ -241,7 +252,8 @@ static __device__ void keep_typical(const struct block &b, const struct keys &k,
 }
 
 /* From logits whose largest is finite. */
-static __device__ uint32_t draw(const struct block &b, const float *logits, uint64_t best, const struct kern_draw &d)
+static __device__ uint32_t draw(const struct block &b, const float *logits, uint64_t best,
+                                const struct kern_draw &d)
 {
 	const struct weighing v = {logits, key_logit(best), 1.0f / d.temperature, d.min_p};
 	double u = own_uniform(d.seed, d.index);
@@ -251,10 +263,12 @@ static __device__ uint32_t draw(const struct block &b, const float *logits, uint
 	uint64_t total = tally_mass(sum[LEVELS - 1]);
 	while (level + 1 < LEVELS && !enough(d, sum[level], total, u))
 		level++;
-	uint64_t mass = tally_mass(sum[level]), least = weight_key(level_weight(level), PICK_ID_LAST) | 1;
-	struct keys k = {list_weights(b.p, v, level_weight(level)), least, weight_key(1, 0), keys::OF_WEIGHTS, v};
+	uint64_t mass = tally_mass(sum[level]),
+			 least = weight_key(level_weight(level), PICK_ID_LAST) | 1;
+	struct keys k = {list_weights(b.p, v, level_weight(level)), least, weight_key(1, 0),
+	                 keys::OF_WEIGHTS, v};
 	if (!k.n)
-		return key_id(best);   /* min_p is above 1 */
+		return key_id(best); /* min_p is above 1 */
 	if (d.top_k)
 		total = mass;
 	if (d.top_k && d.top_k < k.n) {
@@ -272,14 +286,17 @@ static __device__ uint32_t draw(const struct block &b, const float *logits, uint
 	return cut_id(b.p, k.n, find_cut(b.p, k, BY_MASS, passing(u, total)));
 }
 
-/* --- what a draw sees of the logits -------------------------------------------------------------------------- */
+/* --- what a draw sees of the logits -------------------------------------- */
 
 /* Up to two masks. */
-struct masks { const uint32_t *of[2]; };
+struct masks {
+	const uint32_t *of[2];
+};
 
 static __device__ struct masks masks_of(const struct kern_batch *b, const struct kern_draw &d)
 {
-	return {{d.mask[0] ? batch_words(b, d.mask[0]) : NULL, d.mask[1] ? batch_words(b, d.mask[1]) : NULL}};
+	return {{d.mask[0] ? batch_words(b, d.mask[0]) : NULL,
+	         d.mask[1] ? batch_words(b, d.mask[1]) : NULL}};
 }
 
 static __device__ bool is_allowed(const struct masks &m, uint32_t id)
@@ -303,8 +320,10 @@ static __device__ uint32_t lowest_allowed(const struct block &b, const struct ma
 	return b.s->lowest < b.a.vocab ? b.s->lowest : 0;
 }
 
-/* With minus infinity for ids that are not in the masks. Returns as scan() does whether the logits are finite. */
-static __device__ bool copy_allowed(uint32_t vocab, const struct masks &masks, const float *logits, float *edited)
+/* With minus infinity for ids that are not in the masks. Returns as scan() does whether the
+ * logits are finite. */
+static __device__ bool copy_allowed(uint32_t vocab, const struct masks &masks, const float *logits,
+                                    float *edited)
 {
 	bool finite = true;
 	for (uint32_t id = threadIdx.x; id < vocab; id += blockDim.x) {
@@ -339,8 +358,8 @@ static __device__ void add_bias(const struct sample_args &a, struct kern_list pa
 	__syncthreads();
 }
 
-static __device__ void penalise_one(const struct kern_draw &d, uint32_t vocab, uint32_t id, uint32_t times,
-                                    float *edited)
+static __device__ void penalise_one(const struct kern_draw &d, uint32_t vocab, uint32_t id,
+                                    uint32_t times, float *edited)
 {
 	if (id >= vocab)
 		return;
@@ -359,9 +378,11 @@ static __device__ uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id
 }
 
 /* `added` are tokens of the answer beside those seen: drafted ones, then the carry's. */
-static __device__ void penalise(const struct block &b, const struct kern_draw &d, uint32_t added, float *edited)
+static __device__ void penalise(const struct block &b, const struct kern_draw &d, uint32_t added,
+                                float *edited)
 {
-	const uint32_t *drafted = batch_words(b.a.batch, d.drafted.at), *seen = batch_words(b.a.batch, d.seen.at);
+	const uint32_t *drafted = batch_words(b.a.batch, d.drafted.at),
+				   *seen = batch_words(b.a.batch, d.seen.at);
 	uint32_t *add = b.s->added, *was_seen = b.s->was_seen, own = threadIdx.x;
 	if (own < added) {
 		add[own] = own < d.drafted.n ? drafted[own] : b.a.carries[d.carry].id[own - d.drafted.n];
@@ -383,9 +404,10 @@ static __device__ void penalise(const struct block &b, const struct kern_draw &d
 	__syncthreads();
 }
 
-/* The logits themselves if nothing changes them; or a changed copy, and then whether the logits are finite is known. */
-static __device__ const float *edit(const struct block &b, const float *logits, const struct kern_draw &d,
-                                    bool *ret_finite)
+/* The logits themselves if nothing changes them; or a changed copy, and then whether the logits
+ * are finite is known. */
+static __device__ const float *edit(const struct block &b, const float *logits,
+                                    const struct kern_draw &d, bool *ret_finite)
 {
 	uint32_t added = d.drafted.n + d.pending;
 	if (!d.mask[0] && !d.mask[1] && !d.forbidden.n && !d.bias.n && !d.seen.n && !added)
@@ -399,11 +421,12 @@ static __device__ const float *edit(const struct block &b, const float *logits, 
 	return edited;
 }
 
-/* --- rows ---------------------------------------------------------------------------------------------------- */
+/* --- rows ---------------------------------------------------------------- */
 
-/* Returns what is drawn. *ret_best is of the row's own logits, where log-probabilities are wanted. */
-static __device__ uint32_t draw_row(const struct block &b, const float *logits, const struct kern_draw &d,
-                                    uint64_t *ret_best, bool *ret_finite)
+/* Returns what is drawn. *ret_best is of the row's own logits, where log-probabilities are
+ * wanted. */
+static __device__ uint32_t draw_row(const struct block &b, const float *logits,
+                                    const struct kern_draw &d, uint64_t *ret_best, bool *ret_finite)
 {
 	bool seen_finite;
 	const float *seen = edit(b, logits, d, ret_finite);
@@ -453,7 +476,9 @@ static __device__ void sample_row(const struct block &b, uint32_t r, const struc
 KERNEL(sample_rows, THREADS_MAX, struct sample_args)
 {
 	struct shared *s = (struct shared *)shared_memory();
-	const struct block b = {a, s, {a.vocab, a.one, a.lists + (size_t)blockIdx.x * a.vocab, &s->pick}};
+	const struct block b = {a,
+	                        s,
+	                        {a.vocab, a.one, a.lists + (size_t)blockIdx.x * a.vocab, &s->pick}};
 	const struct kern_draw *draws = (const struct kern_draw *)batch_words(a.batch, a.batch->draws);
 	uint32_t rows = a.batch->draws ? a.batch->tail_rows : 0;
 	for (uint32_t r = blockIdx.x; r < rows; r += gridDim.x)
@@ -479,10 +504,14 @@ void plan_sample(struct plan *p)
 	threads = threads < (uint32_t)THREADS_MIN ? (uint32_t)THREADS_MIN : threads;
 	size_t ids = (size_t)blocks * vocab;
 	uint64_t *lists = (uint64_t *)plan_room(p, ROOM_OTHER, ids * (sizeof *lists + sizeof(float)));
-	struct sample_args a = {.batch = p->batch, .logits = (const float *)logits->at.v, .ld = logits->ld,
-	                        .vocab = vocab, .one = pick_one(vocab),
+	struct sample_args a = {.batch = p->batch,
+	                        .logits = (const float *)logits->at.v,
+	                        .ld = logits->ld,
+	                        .vocab = vocab,
+	                        .one = pick_one(vocab),
 	                        .results = (struct kern_drawn *)op->sample.results.v,
-	                        .carries = (struct kern_carry *)op->sample.carries.v, .lists = lists,
+	                        .carries = (struct kern_carry *)op->sample.carries.v,
+	                        .lists = lists,
 	                        .edited = (float *)(lists + ids)};
 	PLAN(p, sample_rows, blocks, 1, threads, sizeof(struct shared), a);
 }

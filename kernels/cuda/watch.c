@@ -1,5 +1,6 @@
-/* watch.c - telling of progress without host callbacks in a stream: a thread looks at a pinned word while runs that advance it are under way, and sleeps
- * otherwise. It looks each WATCH_NS; a run that never advances (a broken device) is given up by watch_forget. */
+/* watch.c - telling of progress without host callbacks in a stream: a thread looks at a pinned word
+ * while runs that advance it are under way, and sleeps otherwise. It looks each WATCH_NS; a run
+ * that never advances (a broken device) is given up by watch_forget. */
 #include "kernels/cuda/backend.h"
 
 #include <stdbool.h>
@@ -15,7 +16,7 @@ struct watch {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
-	uint64_t expected;         /* of *pulse; guarded by lock, as is: */
+	uint64_t expected; /* of *pulse; guarded by lock, as is: */
 	bool ending;
 };
 
@@ -45,7 +46,8 @@ static void *watch_run(void *arg)
 	return NULL;
 }
 
-int watch_new(volatile uint64_t *pulse, void (*progressed)(void *arg), void *arg, struct watch **ret_w)
+int watch_new(volatile uint64_t *pulse, void (*progressed)(void *arg), void *arg,
+              struct watch **ret_w)
 {
 	struct watch *w = calloc(1, sizeof *w);
 	if (!w)

@@ -1,6 +1,7 @@
 /* weight.cu - weights: from the file's format into the order of weight.h.
  *
- * The host copies some rows at a time into pinned memory, from where they go to the device and are put in order there, while the host copies the next. */
+ * The host copies some rows at a time into pinned memory, from where they go to the device and
+ * are put in order there, while the host copies the next. */
 #include "kernels/cuda/weight.h"
 
 #include <stdlib.h>
@@ -9,12 +10,15 @@
 enum { STAGE_BYTES = 8 << 20, PACK_THREADS = 32, STAGES = 2 };
 
 struct staging {
-	struct { unsigned char *host, *dev; cudaEvent_t free; } stage[STAGES];
-	size_t bytes;              /* of each */
+	struct {
+		unsigned char *host, *dev;
+		cudaEvent_t free;
+	} stage[STAGES];
+	size_t bytes; /* of each */
 	unsigned next;
 };
 
-/* --- putting in order ------------------------------------------------------------------------------------------------------------ */
+/* --- putting in order ---------------------------------------------------- */
 
 struct pack_args {
 	unsigned char *to;         /* of the first row here: a panel's beginning */
@@ -24,7 +28,8 @@ struct pack_args {
 	int type;
 };
 
-/* Value `column` of a row in the file's format, as the code that weight_code gives. The formats are GGML's, see kernels.h. */
+/* Value `column` of a row in the file's format, as the code that weight_code gives. The formats
+ * are GGML's, see kernels.h. */
 static __device__ int file_code(int type, const unsigned char *row, uint32_t column)
 {
 	uint32_t b = column / 32, i = column % 32, q;
@@ -44,11 +49,12 @@ static __device__ int file_code(int type, const unsigned char *row, uint32_t col
 		b = column % 256 / 32;
 		q = at[(type == KERN_Q4_K ? 16 : 48) + b / 2 * 32 + i] >> (b % 2 ? 4 : 0) & 15;
 		return (int)(type == KERN_Q4_K ? q : q | (uint32_t)(at[16 + i] >> b & 1) << 4);
-	default:       /* q6_k: two halves of 128 values; value l + 32 j of a half */
+	default: /* q6_k: two halves of 128 values; value l + 32 j of a half */
 		at = row + column / 256 * 210;
 		q = column % 256 / 128;
 		b = column % 128 / 32;
-		return (int)((at[64 * q + i + 32 * (b & 1)] >> (b >= 2 ? 4 : 0) & 15) | (at[128 + 32 * q + i] >> 2 * b & 3) << 4);
+		return (int)((at[64 * q + i + 32 * (b & 1)] >> (b >= 2 ? 4 : 0) & 15) |
+		             (at[128 + 32 * q + i] >> 2 * b & 3) << 4);
 	}
 }
 
@@ -58,13 +64,17 @@ static __device__ uint16_t file_half(const unsigned char *at)
 	return (uint16_t)(at[0] | at[1] << 8);
 }
 
-static __device__ void pack_codes(const struct pack_args &a, unsigned char *record, uint32_t first_row, uint32_t first, uint32_t lane)
+static __device__ void pack_codes(const struct pack_args &a, unsigned char *record,
+                                  uint32_t first_row, uint32_t first, uint32_t lane)
 {
 	uint32_t code[2][8];
 	for (uint32_t j = 0; j < 2; j++)
 		for (uint32_t e = 0; e < 8; e++) {
-			uint32_t row = first_row + lane / 4 + 8 * (e / 2 % 2), column = first + TILE_VALUES * j + lane % 4 * 2 + e % 2 + 8 * (e / 4);
-			code[j][e] = row < a.n && column < a.k ? (uint32_t)file_code(a.type, a.from + row * a.row_bytes, column) : (uint32_t)weight_zero(a.type);
+			uint32_t row = first_row + lane / 4 + 8 * (e / 2 % 2),
+					 column = first + TILE_VALUES * j + lane % 4 * 2 + e % 2 + 8 * (e / 4);
+			code[j][e] = row < a.n && column < a.k
+			                 ? (uint32_t)file_code(a.type, a.from + row * a.row_bytes, column)
+			                 : (uint32_t)weight_zero(a.type);
 		}
 	struct weight_layout l = weight_layout_of(a.type);
 	for (uint32_t e = 0; e < 8; e++)
@@ -88,7 +98,9 @@ static __device__ void pack_codes(const struct pack_args &a, unsigned char *reco
 }
 
 /* Scales of row `row` of a record; `first` is its first column. Absent rows have zeros. */
-static __device__ void pack_scales(const struct pack_args &a, unsigned char *record, unsigned char *shared, uint32_t row, const unsigned char *from, uint32_t first)
+static __device__ void pack_scales(const struct pack_args &a, unsigned char *record,
+                                   unsigned char *shared, uint32_t row, const unsigned char *from,
+                                   uint32_t first)
 {
 	struct weight_layout l = weight_layout_of(a.type);
 	unsigned char *s = record + l.scale_at;
@@ -104,7 +116,8 @@ static __device__ void pack_scales(const struct pack_args &a, unsigned char *rec
 	case KERN_Q4_1:
 	case KERN_Q5_1:
 		((uint16_t *)s)[row] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24)) : 0;
-		((uint16_t *)s)[16 + row] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24) + 2) : 0;
+		((uint16_t *)s)[16 + row] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24) + 2)
+		                                 : 0;
 		break;
 	case KERN_Q4_K:
 	case KERN_Q5_K:
@@ -127,23 +140,29 @@ KERNEL(pack_records, PACK_THREADS, struct pack_args)
 {
 	struct weight_layout l = weight_layout_of(a.type);
 	uint32_t lane = threadIdx.x, first_row = blockIdx.y * PANEL_ROWS, first = blockIdx.x * l.values;
-	unsigned char *block = a.to + blockIdx.y * a.ld + (size_t)(blockIdx.x / l.records) * l.block_bytes;
+	unsigned char *block = a.to + blockIdx.y * a.ld +
+	                       (size_t)(blockIdx.x / l.records) * l.block_bytes;
 	unsigned char *record = block + blockIdx.x % l.records * l.record_bytes;
 	if (a.type == KERN_BF16) {
 		for (uint32_t e = 0; e < 8; e++) {
-			uint32_t row = first_row + lane / 4 + 8 * (e / 2 % 2), column = first + lane % 4 * 2 + e % 2 + 8 * (e / 4);
-			((uint16_t *)record)[8 * lane + e] = row < a.n && column < a.k ? file_half(a.from + row * a.row_bytes + 2 * (size_t)column) : 0;
+			uint32_t row = first_row + lane / 4 + 8 * (e / 2 % 2),
+					 column = first + lane % 4 * 2 + e % 2 + 8 * (e / 4);
+			((uint16_t *)record)[8 * lane + e] = row < a.n && column < a.k
+			                                         ? file_half(a.from + row * a.row_bytes +
+			                                                     2 * (size_t)column)
+			                                         : 0;
 		}
 		return;
 	}
 	pack_codes(a, record, first_row, first, lane);
 	if (lane < PANEL_ROWS) {
 		uint32_t row = first_row + lane;
-		pack_scales(a, record, block + l.records * l.record_bytes, lane, row < a.n ? a.from + row * a.row_bytes : NULL, first);
+		pack_scales(a, record, block + l.records * l.record_bytes, lane,
+		            row < a.n ? a.from + row * a.row_bytes : NULL, first);
 	}
 }
 
-/* --- loading ------------------------------------------------------------------------------------------------------------------------- */
+/* --- loading ------------------------------------------------------------- */
 
 void cuda_staging_free(struct kern_device *dev)
 {
@@ -176,11 +195,16 @@ static int staging_room(struct kern_device *dev, size_t bytes)
 	dev->staging = s;
 	s->bytes = bytes;
 	for (int i = 0; i < STAGES && !rc; i++) {
-		rc = cuda_check(dev, cudaHostAlloc((void **)&s->stage[i].host, bytes, cudaHostAllocPortable), "pinning memory to load weights");
+		rc = cuda_check(dev,
+		                cudaHostAlloc((void **)&s->stage[i].host, bytes, cudaHostAllocPortable),
+		                "pinning memory to load weights");
 		if (!rc)
-			rc = cuda_check(dev, cudaMalloc((void **)&s->stage[i].dev, bytes), "allocating memory to load weights");
+			rc = cuda_check(dev, cudaMalloc((void **)&s->stage[i].dev, bytes),
+			                "allocating memory to load weights");
 		if (!rc)
-			rc = cuda_check(dev, cudaEventCreateWithFlags(&s->stage[i].free, cudaEventDisableTiming), "loading weights");
+			rc = cuda_check(dev,
+			                cudaEventCreateWithFlags(&s->stage[i].free, cudaEventDisableTiming),
+			                "loading weights");
 	}
 	if (rc)
 		cuda_staging_free(dev);
@@ -188,7 +212,8 @@ static int staging_room(struct kern_device *dev, size_t bytes)
 }
 
 /* Rows [from, from + rows) on their way; `data` is their first. */
-static int load_rows(struct kern_device *dev, const struct kern_weight *weight, const unsigned char *data, size_t row_bytes, uint32_t from, uint32_t rows)
+static int load_rows(struct kern_device *dev, const struct kern_weight *weight,
+                     const unsigned char *data, size_t row_bytes, uint32_t from, uint32_t rows)
 {
 	struct staging *s = dev->staging;
 	struct weight_view v = weight_view_of(weight), *w = &v;
@@ -203,20 +228,34 @@ static int load_rows(struct kern_device *dev, const struct kern_weight *weight, 
 	unsigned char *to = (unsigned char *)(uintptr_t)w->data;
 	if (!l.panels) {
 		size_t element = w->type == KERN_F32 ? 4 : 2;
-		rc = cuda_check(dev, cudaMemcpy2DAsync(to + from * w->ld * element, w->ld * element, s->stage[i].host, dense, dense, rows, cudaMemcpyDefault, dev->loading),
+		rc = cuda_check(dev,
+		                cudaMemcpy2DAsync(to + from * w->ld * element, w->ld * element,
+		                                  s->stage[i].host, dense, dense, rows, cudaMemcpyDefault,
+		                                  dev->loading),
 		                "loading weights");
 	} else {
-		struct pack_args a = {to + from / PANEL_ROWS * w->ld, s->stage[i].dev, dense, w->ld, rows, w->k, w->type};
-		struct dim3 grid = {(unsigned)(w->ld / l.block_bytes * l.records), (rows + PANEL_ROWS - 1) / PANEL_ROWS, 1}, block = {PACK_THREADS, 1, 1};
+		struct pack_args a = {
+			to + from / PANEL_ROWS * w->ld, s->stage[i].dev, dense, w->ld, rows, w->k, w->type};
+		struct dim3 grid = {(unsigned)(w->ld / l.block_bytes * l.records),
+		                    (rows + PANEL_ROWS - 1) / PANEL_ROWS, 1},
+					block = {PACK_THREADS, 1, 1};
 		void *args[] = {&a};
-		rc = cuda_check(dev, cudaMemcpyAsync(s->stage[i].dev, s->stage[i].host, rows * dense, cudaMemcpyDefault, dev->loading), "loading weights");
+		rc = cuda_check(dev,
+		                cudaMemcpyAsync(s->stage[i].dev, s->stage[i].host, rows * dense,
+		                                cudaMemcpyDefault, dev->loading),
+		                "loading weights");
 		if (!rc)
-			rc = cuda_check(dev, cudaLaunchKernel((const void *)pack_records, grid, block, args, 0, dev->loading), "loading weights");
+			rc = cuda_check(dev,
+			                cudaLaunchKernel((const void *)pack_records, grid, block, args, 0,
+			                                 dev->loading),
+			                "loading weights");
 	}
-	return rc ? rc : cuda_check(dev, cudaEventRecord(s->stage[i].free, dev->loading), "loading weights");
+	return rc ? rc
+	          : cuda_check(dev, cudaEventRecord(s->stage[i].free, dev->loading), "loading weights");
 }
 
-static int weight_load(struct kern_device *dev, const struct kern_weight *w, const unsigned char *data, size_t row_bytes)
+static int weight_load(struct kern_device *dev, const struct kern_weight *w,
+                       const unsigned char *data, size_t row_bytes)
 {
 	size_t dense = kern_dtype_bytes(w->dtype, w->k);
 	int rc = staging_room(dev, PANEL_ROWS * dense);
@@ -225,7 +264,7 @@ static int weight_load(struct kern_device *dev, const struct kern_weight *w, con
 	size_t fit = dev->staging->bytes / dense / PANEL_ROWS * PANEL_ROWS;
 	for (uint32_t from = 0; from < w->n && !rc;) {
 		uint32_t rows = w->n - from < fit ? w->n - from : (uint32_t)fit;
-		rows = rows > 1 << 19 ? 1 << 19 : rows;        /* a grid's second dimension */
+		rows = rows > 1 << 19 ? 1 << 19 : rows; /* a grid's second dimension */
 		rc = load_rows(dev, w, data + from * row_bytes, row_bytes, from, rows);
 		from += rows;
 	}
@@ -233,11 +272,13 @@ static int weight_load(struct kern_device *dev, const struct kern_weight *w, con
 }
 
 /* Programs that use a weight may run on any stream, so it is there when this returns. */
-int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes, struct kern_weight **ret_w)
+int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
+                    const void *data, size_t row_bytes, struct kern_weight **ret_w)
 {
 	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->error, sizeof dev->error);
 	if (!rc && (k > CUDA_MAX_DIM || n > CUDA_MAX_ROWS))
-		rc = cuda_fail(dev, KERN_EINVAL, "weight of %u rows of %u values, limits are %d and %d", n, k, CUDA_MAX_ROWS, CUDA_MAX_DIM);
+		rc = cuda_fail(dev, KERN_EINVAL, "weight of %u rows of %u values, limits are %d and %d", n,
+		               k, CUDA_MAX_ROWS, CUDA_MAX_DIM);
 	if (!rc && !data)
 		rc = cuda_fail(dev, KERN_EINVAL, "weight of %u rows of %u values without data", n, k);
 	if (!rc)
@@ -252,12 +293,15 @@ int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, 
 	w->k = k;
 	w->plain = dev->fast && dtype == KERN_BF16 && n % ROWS_UNIT == 0 && k % ROWS_UNIT == 0;
 	struct weight_view v = weight_view_of(w);
-	w->bytes = weight_layout_of(v.type).panels ? (n + PANEL_ROWS - 1) / PANEL_ROWS * v.ld : n * v.ld * (dtype == KERN_F32 ? 4 : 2);
+	w->bytes = weight_layout_of(v.type).panels ? (n + PANEL_ROWS - 1) / PANEL_ROWS * v.ld
+	                                           : n * v.ld * (dtype == KERN_F32 ? 4 : 2);
 	rc = cuda_check(dev, cudaMalloc((void **)&w->data, w->bytes), "allocating a weight");
 	if (!rc)
-		rc = cuda_check(dev, cudaMemsetAsync(w->data, 0, w->bytes, dev->loading), "clearing a weight");
+		rc = cuda_check(dev, cudaMemsetAsync(w->data, 0, w->bytes, dev->loading),
+		                "clearing a weight");
 	if (!rc)
-		rc = weight_load(dev, w, (const unsigned char *)data, row_bytes ? row_bytes : kern_dtype_bytes(dtype, k));
+		rc = weight_load(dev, w, (const unsigned char *)data,
+		                 row_bytes ? row_bytes : kern_dtype_bytes(dtype, k));
 	if (rc)
 		cuda_weight_destroy(dev, &w);
 	else

@@ -1,11 +1,14 @@
 /* weight.h - how weights lie in the device's memory.
  *
- * float32 and float16 stay rows, `ld` elements apart, and so does bfloat16 that cuBLASLt is to read (WEIGHT_BF16_ROWS, see lt.c). The other types lie in the
- * order in which the tensor cores read them: 16 rows (a panel) by 16 or 32 values (a record). Of a record each lane of a warp has what its registers of
- * mma_bf16 need (kernel.h): 8 values of 16, in one or two tiles, so that a warp reads a record's values from consecutive addresses and nothing is expanded in memory. Lane l has rows l / 4 and l / 4 + 8; its value e (0 .. 7) of a tile is
- * half e % 2 of register e / 2.
+ * float32 and float16 stay rows, `ld` elements apart, and so does bfloat16 that cuBLASLt is to read
+ * (WEIGHT_BF16_ROWS, see lt.c). The other types lie in the order in which the tensor cores read
+ * them: 16 rows (a panel) by 16 or 32 values (a record). Of a record each lane of a warp has what
+ * its registers of mma_bf16 need (kernel.h): 8 values of 16, in one or two tiles, so that a warp
+ * reads a record's values from consecutive addresses and nothing is expanded in memory. Lane l has
+ * rows l / 4 and l / 4 + 8; its value e (0 .. 7) of a tile is half e % 2 of register e / 2.
  *
- *   type    values    record                                                          block: records and what they share
+ *   type    values    record                                                          block:
+ *           records and what they share
  *   bf16    16        512: a lane's 8 values
  *   q8_0    32        512 codes, 16 x f16 d
  *   q4_0    32        256 nibbles, 16 x f16 d
@@ -13,12 +16,16 @@
  *   q5_0    32        256 nibbles, 64 fifth bits, 16 x f16 d
  *   q5_1    32        256 nibbles, 64 fifth bits, 16 x f16 d, 16 x f16 m
  *   mxfp4   32        256 nibbles, 16 x exponent
- *   q4_k    32        256 nibbles, 16 x s, 16 x t                                     8, and 16 x f16 d, 16 x f16 m
+ *   q4_k    32        256 nibbles, 16 x s, 16 x t                                     8, and 16 x
+ *           f16 d, 16 x f16 m
  *   q5_k    32        256 nibbles, 64 fifth bits, 16 x s, 16 x t                      8, the same
- *   q6_k    32        256 nibbles, 128 high pairs, 16 x scale of tile 0, of tile 1    8, and 16 x f16 d
+ *   q6_k    32        256 nibbles, 128 high pairs, 16 x scale of tile 0, of tile 1    8, and 16 x
+ *           f16 d
  *
- * Nibbles: a lane has 8 bytes, value e of tile 0 in the low half of byte e, of tile 1 in the high half. Fifth bits: a lane has 16, value e of tile j is
- * bit 8 j + e. High pairs: a lane has 32 bits, value e of tile j at bit 2 (8 j + e). Rows and values beyond the matrix are zero codes with zero scales. */
+ * Nibbles: a lane has 8 bytes, value e of tile 0 in the low half of byte e, of tile 1 in the high
+ * half. Fifth bits: a lane has 16, value e of tile j is bit 8 j + e. High pairs: a lane has 32
+ * bits, value e of tile j at bit 2 (8 j + e). Rows and values beyond the matrix are zero codes
+ * with zero scales. */
 #ifndef CUDA_WEIGHT_H
 #define CUDA_WEIGHT_H
 
@@ -26,20 +33,24 @@
 
 enum { PANEL_ROWS = 16, TILE_VALUES = 16 };
 
-/* How a weight lies: its enum kern_dtype, or rows of bfloat16, whose length and number are multiples of ROWS_UNIT (16 bytes). */
+/* How a weight lies: its enum kern_dtype, or rows of bfloat16, whose length and number are
+ * multiples of ROWS_UNIT (16 bytes). */
 enum { WEIGHT_BF16_ROWS = KERN_WEIGHT_DTYPES, WEIGHT_TYPES, ROWS_UNIT = 8 };
 
 struct weight_layout {
-	int panels;                /* 0: rows */
-	uint32_t values, record_bytes, high_at, scale_at;      /* of a record */
-	uint32_t records, block_bytes;                         /* of a block, whose shared part follows its records */
-	uint32_t offset_at;        /* of m or t behind scale_at or in the shared part; 0: the type has none */
+	int panels;                                       /* 0: rows */
+	uint32_t values, record_bytes, high_at, scale_at; /* of a record */
+	/* of a block, whose shared part follows its records */
+	uint32_t records, block_bytes;
+	/* of m or t behind scale_at or in the shared part; 0: the type has none */
+	uint32_t offset_at;
 };
 
 static __host__ __device__ constexpr struct weight_layout weight_layout_of(int type)
 {
 	switch (type) {
-	/*                                panels values record high scale  records block          offset */
+	/*                                panels values record high scale  records block
+	 *                                offset */
 	case KERN_BF16: return weight_layout{1, 16, 512, 0, 0, 1, 512, 0};
 	case KERN_Q8_0: return weight_layout{1, 32, 544, 0, 512, 1, 544, 0};
 	case KERN_Q4_0: return weight_layout{1, 32, 288, 0, 256, 1, 288, 0};
@@ -58,8 +69,8 @@ static __host__ __device__ constexpr struct weight_layout weight_layout_of(int t
 struct weight_view {
 	const unsigned char *data;
 	uint32_t n, k;
-	int type;                  /* or WEIGHT_BF16_ROWS */
-	size_t ld;                 /* rows: elements; panels: bytes from one panel to the next */
+	int type;  /* or WEIGHT_BF16_ROWS */
+	size_t ld; /* rows: elements; panels: bytes from one panel to the next */
 };
 
 static inline struct weight_view weight_view_of(const struct kern_weight *w)
@@ -92,7 +103,8 @@ static __host__ __device__ constexpr int weight_zero(int type)
 }
 
 /* Value e of tile j of a lane in a record of a quantised type, as an integer: exact in bfloat16. */
-static __device__ inline int weight_code(int type, const unsigned char *record, uint32_t lane, uint32_t j, uint32_t e)
+static __device__ inline int weight_code(int type, const unsigned char *record, uint32_t lane,
+                                         uint32_t j, uint32_t e)
 {
 	if (type == KERN_Q8_0)
 		return (int)(int8_t)record[16 * lane + 8 * j + e];
@@ -111,17 +123,18 @@ static __device__ inline float f16_at(const unsigned char *at)
 	return f16_value(*(const uint16_t *)at);
 }
 
-/* The scale of row `row` (0 .. 15) of a record, tile j (q6_k alone has one for each tile): its values are scale * code + offset, offset by *ret_offset. */
-static __device__ inline float weight_scale(int type, const unsigned char *record, const unsigned char *shared, uint32_t row, uint32_t j, float *ret_offset)
+/* The scale of row `row` (0 .. 15) of a record, tile j (q6_k alone has one for each tile): its
+ * values are scale * code + offset, offset by *ret_offset. */
+static __device__ inline float weight_scale(int type, const unsigned char *record,
+                                            const unsigned char *shared, uint32_t row, uint32_t j,
+                                            float *ret_offset)
 {
 	struct weight_layout l = weight_layout_of(type);
 	const unsigned char *s = record + l.scale_at;
 	*ret_offset = 0;
 	switch (type) {
 	case KERN_Q4_1:
-	case KERN_Q5_1:
-		*ret_offset = f16_at(s + 32 + 2 * row);
-		return f16_at(s + 2 * row);
+	case KERN_Q5_1: *ret_offset = f16_at(s + 32 + 2 * row); return f16_at(s + 2 * row);
 	case KERN_MXFP4: return kern_bf16_to_f32(kern_mxfp4_scale(s[row]));
 	case KERN_Q4_K:
 	case KERN_Q5_K:
@@ -133,7 +146,9 @@ static __device__ inline float weight_scale(int type, const unsigned char *recor
 }
 
 /* The tile, lane and place of a value: row and column within a record. */
-static __host__ __device__ inline void weight_place(uint32_t row, uint32_t column, uint32_t *ret_tile, uint32_t *ret_lane, uint32_t *ret_e)
+static __host__ __device__ inline void weight_place(uint32_t row, uint32_t column,
+                                                    uint32_t *ret_tile, uint32_t *ret_lane,
+                                                    uint32_t *ret_e)
 {
 	uint32_t c = column % TILE_VALUES;
 	*ret_tile = column / TILE_VALUES;
@@ -142,7 +157,8 @@ static __host__ __device__ inline void weight_place(uint32_t row, uint32_t colum
 }
 
 /* One value, for embeddings and the like. */
-static __device__ inline float weight_value(const struct weight_view &w, uint32_t row, uint32_t column)
+static __device__ inline float weight_value(const struct weight_view &w, uint32_t row,
+                                            uint32_t column)
 {
 	if (w.type == KERN_F32)
 		return ((const float *)w.data)[row * w.ld + column];
@@ -152,8 +168,10 @@ static __device__ inline float weight_value(const struct weight_view &w, uint32_
 		return kern_bf16_to_f32(((const uint16_t *)w.data)[row * w.ld + column]);
 	struct weight_layout l = weight_layout_of(w.type);
 	uint32_t r = column / l.values, tile, lane, e;
-	const unsigned char *block = w.data + row / PANEL_ROWS * w.ld + (size_t)(r / l.records) * l.block_bytes;
-	const unsigned char *record = block + r % l.records * l.record_bytes, *shared = block + l.records * l.record_bytes;
+	const unsigned char *block = w.data + row / PANEL_ROWS * w.ld +
+	                             (size_t)(r / l.records) * l.block_bytes;
+	const unsigned char *record = block + r % l.records * l.record_bytes,
+						*shared = block + l.records * l.record_bytes;
 	weight_place(row % PANEL_ROWS, column % l.values, &tile, &lane, &e);
 	if (w.type == KERN_BF16)
 		return kern_bf16_to_f32(((const uint16_t *)record)[8 * lane + e]);

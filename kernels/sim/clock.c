@@ -1,8 +1,9 @@
 /* clock.c - the simulated device's time: adding it up, and sleeping until it is over.
  *
- * Durations are added up on a clock of the device's own, never measured, and the device sleeps until an absolute time: an error of
- * one sleep is not carried into the next. The host does its bookkeeping while the device "works", so its time is hidden as that of a
- * real device's host is. Nothing here fails, and nothing spins. */
+ * Durations are added up on a clock of the device's own, never measured, and the device sleeps
+ * until an absolute time: an error of one sleep is not carried into the next. The host does its
+ * bookkeeping while the device "works", so its time is hidden as that of a real device's host
+ * is. Nothing here fails, and nothing spins. */
 #include "kernels/sim/sim.h"
 
 #include <errno.h>
@@ -11,9 +12,10 @@
 #include <unistd.h>
 
 enum {
-	NEAR_NS = 50 * 1000,               /* not worth a sleep: the clock keeps the rest */
-	FORGIVEN_NS = 20 * 1000 * 1000,    /* of a late wake-up, at most */
-	PROMPT_NS = 2 * 1000 * 1000,       /* a host that takes longer between two steps had nothing to do */
+	NEAR_NS = 50 * 1000,            /* not worth a sleep: the clock keeps the rest */
+	FORGIVEN_NS = 20 * 1000 * 1000, /* of a late wake-up, at most */
+	/* a host that takes longer between two steps had nothing to do */
+	PROMPT_NS = 2 * 1000 * 1000,
 };
 
 uint64_t sim_clock_now(void)
@@ -40,8 +42,9 @@ static void sleep_until(uint64_t ns)
 		;
 }
 
-/* A step begins when the host gives it, but not before the one before is done. A host that was woken late by a busy machine, and then
- * came at once, is treated as if it had been woken in time. */
+/* A step begins when the host gives it, but not before the one before is done. A host that was
+ * woken late by a busy machine, and then came at once, is treated as if it had been woken in
+ * time. */
 void sim_clock_begin(struct kern_device *dev, uint64_t now)
 {
 	struct sim_clock *c = &dev->clock;
@@ -52,7 +55,7 @@ void sim_clock_begin(struct kern_device *dev, uint64_t now)
 	c->late_ns = 0;
 	dev->step++;
 	while (dev->step == dev->opt.hang_step)
-		pause();                   /* as a device that does not answer any more */
+		pause(); /* as a device that does not answer any more */
 	sim_clock_charge(dev, dev->opt.step_us * 1e3);
 }
 

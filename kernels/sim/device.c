@@ -1,6 +1,8 @@
-/* device.c - the simulated device: opening, streams, weights that are sizes only. A replay (program.c) runs in the calling thread and
- * is done when it returns, but for the time that it takes: progress words are stored, and `sync` returns, when the modelled device would be
- * there. Pages of its memory that nobody writes do not exist. Failures are returned with a text; nothing here is fatal. */
+/* device.c - the simulated device: opening, streams, weights that are sizes only. A replay
+ * (program.c) runs in the calling thread and is done when it returns, but for the time that it
+ * takes: progress words are stored, and `sync` returns, when the modelled device would be there.
+ * Pages of its memory that nobody writes do not exist. Failures are returned with a text;
+ * nothing here is fatal. */
 #include "kernels/sim/sim.h"
 
 #include <stdarg.h>
@@ -17,7 +19,7 @@ int sim_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	return code;
 }
 
-/* --- device --------------------------------------------------------------------------------------------------------------- */
+/* --- device -------------------------------------------------------------- */
 
 static void device_close(struct kern_device **devp)
 {
@@ -29,22 +31,29 @@ static void device_close(struct kern_device **devp)
 	*devp = NULL;
 }
 
-static int device_open(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf, size_t errlen)
+static int device_open(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf,
+                       size_t errlen)
 {
 	const struct sim_options *o = conf->options;
-	if (!o || !o->tp || !(o->flops > 0) || !(o->bandwidth > 0) || !(o->link_bandwidth > 0) || o->n_eos > sizeof o->eos / sizeof *o->eos) {
+	if (!o || !o->tp || !(o->flops > 0) || !(o->bandwidth > 0) || !(o->link_bandwidth > 0) ||
+	    o->n_eos > sizeof o->eos / sizeof *o->eos) {
 		snprintf(errbuf, errlen, "a simulated device needs options, with rates above 0");
 		return KERN_EINVAL;
 	}
 	struct kern_device *dev = calloc(1, sizeof *dev);
-	uint64_t *record = calloc(SIM_RECORDS, sizeof *record);      /* pages that nobody writes do not exist */
+	/* pages that nobody writes do not exist */
+	uint64_t *record = calloc(SIM_RECORDS, sizeof *record);
 	if (!dev || !record) {
 		snprintf(errbuf, errlen, "no memory for the simulated device");
 		free(record);
 		free(dev);
 		return KERN_ENOMEM;
 	}
-	*dev = (struct kern_device){.host = {.untouched = 1}, .opt = *o, .progressed = conf->progressed, .progressed_arg = conf->progressed_arg, .record = record};
+	*dev = (struct kern_device){.host = {.untouched = 1},
+	                            .opt = *o,
+	                            .progressed = conf->progressed,
+	                            .progressed_arg = conf->progressed_arg,
+	                            .record = record};
 	dev->stream.dev = dev;
 	*ret_dev = dev;
 	return KERN_OK;
@@ -58,11 +67,14 @@ static const char *device_numerics(const struct kern_device *dev)
 
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
-	*ret = (struct kern_counters){.pulse = dev->pulse, .busy_ns = dev->busy_ns, .steps = dev->steps, .rows = dev->rows,
+	*ret = (struct kern_counters){.pulse = dev->pulse,
+	                              .busy_ns = dev->busy_ns,
+	                              .steps = dev->steps,
+	                              .rows = dev->rows,
 	                              .kv_faults = dev->kv_faults};
 }
 
-/* --- streams -------------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------- */
 
 static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 {
@@ -81,10 +93,10 @@ static int stream_sync(struct kern_stream *s)
 	return KERN_OK;
 }
 
-/* --- weights -------------------------------------------------------------------------------------------------------------- */
+/* --- weights ------------------------------------------------------------- */
 
-static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k, const void *data, size_t row_bytes,
-                      struct kern_weight **ret_w)
+static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
+                      const void *data, size_t row_bytes, struct kern_weight **ret_w)
 {
 	(void)data;
 	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->host.error, sizeof dev->host.error);
@@ -104,12 +116,30 @@ static void weight_destroy(struct kern_device *dev, struct kern_weight **w)
 }
 
 const struct kern_ops kern_sim_ops = {
-	.abi = KERN_ABI, .name = "sim", .ranks_max = 1, .modelled = 1,
-	.open = device_open, .close = device_close,
-	.numerics = device_numerics, .last_error = host_last_error, .counters = device_counters, .info = host_info,
-	.mem_new = host_mem_new, .mem_share = host_mem_share, .mem_map = host_mem_map, .mem_pin = host_mem_pin, .mem_free = host_mem_free,
-	.stream_new = stream_new, .stream_destroy = stream_destroy,
-	.upload = host_upload, .download = host_download, .sync = stream_sync,
-	.weight_new = weight_new, .weight_destroy = weight_destroy,
-	.program_bytes = sim_program_bytes, .program_new = sim_program_new, .program_destroy = sim_program_destroy, .run = sim_run,
+	.abi = KERN_ABI,
+	.name = "sim",
+	.ranks_max = 1,
+	.modelled = 1,
+	.open = device_open,
+	.close = device_close,
+	.numerics = device_numerics,
+	.last_error = host_last_error,
+	.counters = device_counters,
+	.info = host_info,
+	.mem_new = host_mem_new,
+	.mem_share = host_mem_share,
+	.mem_map = host_mem_map,
+	.mem_pin = host_mem_pin,
+	.mem_free = host_mem_free,
+	.stream_new = stream_new,
+	.stream_destroy = stream_destroy,
+	.upload = host_upload,
+	.download = host_download,
+	.sync = stream_sync,
+	.weight_new = weight_new,
+	.weight_destroy = weight_destroy,
+	.program_bytes = sim_program_bytes,
+	.program_new = sim_program_new,
+	.program_destroy = sim_program_destroy,
+	.run = sim_run,
 };

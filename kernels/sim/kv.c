@@ -1,21 +1,23 @@
 /* kv.c - chains of checkable words in the KV pool.
  *
- * A token's K in a layer is a function of all tokens before it, through the K of the token before, which is read from the pool. So a block
- * that is wrong, stale, torn or of another sequence changes the answer, and before that it is found: a context that the device
- * has not followed itself is walked from its start (a sequence that arrived, that was restored, or that begins with matched blocks). A context that it has
- * followed is known by a record at its last block: over the block table, the position and the chain there. Of such a context the
- * newest positions are checked in every step, and one block in one layer, in turn.
- * A chain that does not hold is an error of the device that names layer, block and position; the step fails and is counted. */
+ * A token's K in a layer is a function of all tokens before it, through the K of the token before,
+ * which is read from the pool. So a block that is wrong, stale, torn or of another sequence changes
+ * the answer, and before that it is found: a context that the device has not followed itself is
+ * walked from its start (a sequence that arrived, that was restored, or that begins with matched
+ * blocks). A context that it has followed is known by a record at its last block: over the block
+ * table, the position and the chain there. Of such a context the newest positions are checked in
+ * every step, and one block in one layer, in turn. A chain that does not hold is an error of the
+ * device that names layer, block and position; the step fails and is counted. */
 #include "kernels/sim/sim.h"
 
-enum { NEWEST = 8 };   /* positions that are checked in every step */
+enum { NEWEST = 8 }; /* positions that are checked in every step */
 
 /* What the functions below need of one layer in one step. */
 struct walk {
 	const struct kern_program *p;
 	const struct kern_kv_layer *kv;
-	uint64_t salt;                 /* of the layer */
-	const uint32_t *table;         /* of the present sequence */
+	uint64_t salt;         /* of the layer */
+	const uint32_t *table; /* of the present sequence */
 };
 
 static uint64_t *piece(const struct kern_kv_layer *kv, uint32_t block)
@@ -23,7 +25,8 @@ static uint64_t *piece(const struct kern_kv_layer *kv, uint32_t block)
 	return (uint64_t *)(void *)(kv->base.v + (size_t)block * kv->block_stride_bytes);
 }
 
-/* V begins so many words behind K: it is the end of the piece. Scales, where the type has them, lie between and are not used. */
+/* V begins so many words behind K: it is the end of the piece. Scales, where the type has them,
+ * lie between and are not used. */
 static size_t v_behind(const struct kern_kv_layer *kv)
 {
 	return kv->block_stride_bytes / sizeof(uint64_t) - kv->block_tokens;
@@ -47,22 +50,28 @@ static uint64_t chain_before(const struct walk *w, uint32_t position)
 int sim_kv_check(struct kern_program *p, const struct kern_kv_layer *kv)
 {
 	size_t bytes = kv->block_stride_bytes;
-	if (!kv->block_tokens || bytes % sizeof(uint64_t) || bytes / kv->block_tokens < 2 * sizeof(uint64_t) || kv->layer >= SIM_LAYERS_MAX ||
+	if (!kv->block_tokens || bytes % sizeof(uint64_t) ||
+	    bytes / kv->block_tokens < 2 * sizeof(uint64_t) || kv->layer >= SIM_LAYERS_MAX ||
 	    (p->block_tokens && p->block_tokens != kv->block_tokens))
-		return sim_fail(p->dev, KERN_EINVAL, "KV of layer %u, %u tokens in %zu bytes: a simulated device has blocks of one size, 16 bytes "
-		                "a token, and %d layers", kv->layer, kv->block_tokens, bytes, SIM_LAYERS_MAX);
+		return sim_fail(p->dev, KERN_EINVAL,
+		                "KV of layer %u, %u tokens in %zu bytes: a simulated device has blocks of "
+		                "one size, 16 bytes "
+		                "a token, and %d layers",
+		                kv->layer, kv->block_tokens, bytes, SIM_LAYERS_MAX);
 	p->block_tokens = kv->block_tokens;
 	return KERN_OK;
 }
 
-/* --- checking ----------------------------------------------------------------------------------------------------------------- */
+/* --- checking ------------------------------------------------------------ */
 
 static int broken(const struct walk *w, uint32_t position)
 {
 	struct kern_device *dev = w->p->dev;
 	uint32_t entry = position / w->kv->block_tokens;
 	atomic_fetch_add_explicit(&dev->kv_faults, 1, memory_order_relaxed);
-	return sim_fail(dev, KERN_EDEVICE, "KV fault: layer %u, block %u (entry %u of its table), position %u is not what follows position %lld",
+	return sim_fail(dev, KERN_EDEVICE,
+	                "KV fault: layer %u, block %u (entry %u of its table), position %u is not what "
+	                "follows position %lld",
 	                w->kv->layer, w->table[entry], entry, position, (long long)position - 1);
 }
 
@@ -90,7 +99,8 @@ static int check_sample(const struct walk *w, uint32_t position)
 	uint32_t bt = w->kv->block_tokens;
 	uint64_t step = w->p->dev->step, turn = step / w->p->layers;
 	if (w->kv->layer == step % w->p->layers && position > NEWEST) {
-		uint32_t block = (uint32_t)(turn % ((position - 1) / bt + 1)), from = block * bt, to = from + bt;
+		uint32_t block = (uint32_t)(turn % ((position - 1) / bt + 1)), from = block * bt,
+				 to = from + bt;
 		int rc = check(w, from, to < position ? to : position);
 		if (rc)
 			return rc;
@@ -98,16 +108,18 @@ static int check_sample(const struct walk *w, uint32_t position)
 	return check(w, position > NEWEST ? position - NEWEST : 0, position);
 }
 
-/* --- records, over block tables ----------------------------------------------------------------------------------------------- */
+/* --- records, over block tables ------------------------------------------ */
 
-/* Of the block that ends a context of `position` tokens. In a very large pool some share one, and are walked more often. */
+/* Of the block that ends a context of `position` tokens. In a very large pool some share one,
+ * and are walked more often. */
 static uint64_t *record_at(const struct walk *w, uint32_t position)
 {
 	uint64_t block = w->table[(position - 1) / w->kv->block_tokens];
 	return &w->p->dev->record[(block * w->p->layers + w->kv->layer) % SIM_RECORDS];
 }
 
-/* What the record says of a context of `position` tokens, table_hash being that of the entries that cover it. Never 0. */
+/* What the record says of a context of `position` tokens, table_hash being that of the entries
+ * that cover it. Never 0. */
 static uint64_t record_value(const struct walk *w, uint64_t table_hash, uint32_t position)
 {
 	return sim_mix(sim_mix(table_hash, position), chain_before(w, position)) | 1;
@@ -126,24 +138,27 @@ void sim_kv_tables(struct kern_program *p)
 	uint32_t bt = p->block_tokens;
 	for (uint32_t i = 0; i < p->batch->spans && bt; i++) {
 		const uint32_t *table = kern_part(p->batch, p->batch->table + sp[i].table);
-		uint32_t before = (sp[i].position + bt - 1) / bt, after = (sp[i].position + sp[i].rows + bt - 1) / bt;
+		uint32_t before = (sp[i].position + bt - 1) / bt,
+				 after = (sp[i].position + sp[i].rows + bt - 1) / bt;
 		p->hash[i][0] = hash_entries(0, table, 0, before);
 		p->hash[i][1] = hash_entries(p->hash[i][0], table, before, after);
 	}
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------------------------ */
+/* --- writing ------------------------------------------------------------- */
 
 static int check_context(const struct walk *w, uint32_t position, uint64_t table_hash)
 {
 	if (!position)
 		return KERN_OK;
-	if (!w->p->dev->opt.check_always && *record_at(w, position) == record_value(w, table_hash, position))
+	if (!w->p->dev->opt.check_always &&
+	    *record_at(w, position) == record_value(w, table_hash, position))
 		return check_sample(w, position);
 	return check(w, 0, position);
 }
 
-static void extend(const struct walk *w, const struct kern_span *sp, const uint64_t *v, const uint32_t *slot)
+static void extend(const struct walk *w, const struct kern_span *sp, const uint64_t *v,
+                   const uint32_t *slot)
 {
 	const struct kern_kv_layer *kv = w->kv;
 	uint64_t c = chain_before(w, sp->position);
@@ -167,7 +182,8 @@ int sim_kv_write(struct kern_program *p, const struct kern_kv_layer *kv, const u
 		if (rc)
 			return rc;
 		extend(&w, sp, v + sp->row, slot + sp->row);
-		*record_at(&w, sp->position + sp->rows) = record_value(&w, p->hash[i][1], sp->position + sp->rows);
+		*record_at(&w, sp->position + sp->rows) = record_value(&w, p->hash[i][1],
+		                                                       sp->position + sp->rows);
 	}
 	return KERN_OK;
 }

@@ -1,12 +1,13 @@
 /* program.c - programs: what an operation does to the word of each row, and what it costs.
  *
- * x of a token goes through the layers: each adds its chain (attention), so that the logits depend on every layer's KV of the whole prefix.
- * Every row is made from that row alone.
- * Costs are added up from one KV write to the next, so that a replay charges a layer at a time: products read every weight once
- * and use it once a row, attention counts the positions that rows attend to and reads the KV of their sequences, a layer has one launch, at
- * its KV write. Of tensor parallelism a program says nothing, for the device is alone: a sum that goes to the residual stream (a norm that
- * adds) is an all-reduce of 16-bit rows, as a ring sends them.
- * What a simulated model has not is refused when it is recorded. */
+ * x of a token goes through the layers: each adds its chain (attention), so that the logits depend
+ * on every layer's KV of the whole prefix. Every row is made from that row alone.
+ * Costs are added up from one KV write to the next, so that a replay charges a layer at a time:
+ * products read every weight once and use it once a row, attention counts the positions that rows
+ * attend to and reads the KV of their sequences, a layer has one launch, at its KV write. Of tensor
+ * parallelism a program says nothing, for the device is alone: a sum that goes to the residual
+ * stream (a norm that adds) is an all-reduce of 16-bit rows, as a ring sends them. What a
+ * simulated model has not is refused when it is recorded. */
 #include "kernels/sim/sim.h"
 
 #include <stdlib.h>
@@ -26,7 +27,7 @@ static uint32_t rows_of(const struct kern_program *p, const struct sim_op *o)
 	return o->op.rows == KERN_ROWS_ALL ? p->batch->rows : p->batch->tail_rows;
 }
 
-/* --- logits --------------------------------------------------------------------------------------------------------------- */
+/* --- logits -------------------------------------------------------------- */
 
 static int is_eos(const struct sim_options *o, uint32_t id)
 {
@@ -36,8 +37,10 @@ static int is_eos(const struct sim_options *o, uint32_t id)
 	return 0;
 }
 
-/* The highest token that a row's word asks for, and a few less likely ones. eos comes by eos_rate alone. */
-static void choose_peaks(const struct sim_options *o, uint32_t vocab, uint64_t x, uint32_t peak[SIM_PEAKS])
+/* The highest token that a row's word asks for, and a few less likely ones. eos comes by
+ * eos_rate alone. */
+static void choose_peaks(const struct sim_options *o, uint32_t vocab, uint64_t x,
+                         uint32_t peak[SIM_PEAKS])
 {
 	for (uint32_t i = 0; i < SIM_PEAKS; i++) {
 		uint64_t h = sim_mix(x, i + 1);
@@ -50,7 +53,8 @@ static void choose_peaks(const struct sim_options *o, uint32_t vocab, uint64_t x
 		peak[0] = o->eos[0];
 }
 
-/* A floor of zero with SIM_PEAKS entries above it. Only what differs from the row's last use is written. */
+/* A floor of zero with SIM_PEAKS entries above it. Only what differs from the row's last use is
+ * written. */
 static int run_logits(struct kern_program *p, const struct sim_op *o)
 {
 	static const float height[SIM_PEAKS] = {14.0f, 13.0f, 12.25f, 11.5f, 10.75f};
@@ -75,7 +79,7 @@ static int run_logits(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
-/* --- what else rows' words go through ------------------------------------------------------------------------------------- */
+/* --- what else rows' words go through ------------------------------------ */
 
 static int run_embed(struct kern_program *p, const struct sim_op *o)
 {
@@ -88,7 +92,7 @@ static int run_embed(struct kern_program *p, const struct sim_op *o)
 
 static int run_nothing(struct kern_program *p, const struct sim_op *o)
 {
-	(void)p, (void)o;          /* rope: the position goes into the chain */
+	(void)p, (void)o; /* rope: the position goes into the chain */
 	return KERN_OK;
 }
 
@@ -121,14 +125,18 @@ static int run_attention(struct kern_program *p, const struct sim_op *o)
 	const struct kern_span *sp = kern_part(b, tail ? b->tail_span : b->span);
 	for (const struct kern_span *end = sp + (tail ? b->tail_spans : b->spans); sp < end; sp++)
 		for (uint32_t i = 0; i < sp->rows; i++)
-			o->y[0][sp->row + i] = sim_kv_chain(&o->op.attention.kv, kern_part(b, b->table + sp->table), sp->position + i);
+			o->y[0][sp->row + i] = sim_kv_chain(&o->op.attention.kv,
+			                                    kern_part(b, b->table + sp->table),
+			                                    sp->position + i);
 	return KERN_OK;
 }
 
-/* What was done since a layer's KV was written: the longer of computing and of reading memory, and what comes on top. */
+/* What was done since a layer's KV was written: the longer of computing and of reading memory,
+ * and what comes on top. */
 static void charge(struct kern_program *p)
 {
-	sim_clock_charge(p->dev, (p->compute_ns > p->memory_ns ? p->compute_ns : p->memory_ns) + p->fixed_ns);
+	sim_clock_charge(p->dev,
+	                 (p->compute_ns > p->memory_ns ? p->compute_ns : p->memory_ns) + p->fixed_ns);
 	p->compute_ns = p->memory_ns = p->fixed_ns = 0;
 }
 
@@ -147,7 +155,8 @@ static int run_progress(struct kern_program *p, const struct sim_op *o)
 	sim_clock_wait(p->dev);
 	for (uint32_t i = 0; i < b->spans; i++)
 		if (told[i].word.v)
-			__atomic_store_n((uint64_t *)told[i].word.v + o->op.progress.layer * told[i].stride, told[i].value, __ATOMIC_RELEASE);
+			__atomic_store_n((uint64_t *)told[i].word.v + o->op.progress.layer * told[i].stride,
+			                 told[i].value, __ATOMIC_RELEASE);
 	if (p->dev->progressed)
 		p->dev->progressed(p->dev->progressed_arg);
 	return KERN_OK;
@@ -159,12 +168,14 @@ static int run_sample(struct kern_program *p, const struct sim_op *o)
 	const struct kern_batch *b = p->batch;
 	const struct kern_draw *d = kern_part(b, b->draws);
 	for (uint32_t r = 0; b->draws && r < b->tail_rows; r++)
-		kern_sample(p->sampler, (const float *)o->op.sample.logits.at.v + r * o->op.sample.logits.ld, b, &d[r],
-		            (struct kern_carry *)o->op.sample.carries.v, (struct kern_drawn *)o->op.sample.results.v + r);
+		kern_sample(p->sampler,
+		            (const float *)o->op.sample.logits.at.v + r * o->op.sample.logits.ld, b, &d[r],
+		            (struct kern_carry *)o->op.sample.carries.v,
+		            (struct kern_drawn *)o->op.sample.results.v + r);
 	return KERN_OK;
 }
 
-/* --- recording ------------------------------------------------------------------------------------------------------------ */
+/* --- recording ----------------------------------------------------------- */
 
 /* The words of a matrix's rows. */
 static uint64_t *column(struct kern_program *p, const struct kern_tensor *t)
@@ -184,8 +195,10 @@ static int record_embed(struct kern_program *p, const struct kern_op *op, struct
 	(void)o;
 	p->table = op->embed.w;
 	if (op->embed.first || p->table->n <= SIM_PEAKS)
-		return sim_fail(p->dev, KERN_EINVAL, "embed: %u tokens from %u on, a simulated model has more than %d, from 0 on", p->table->n,
-		                op->embed.first, SIM_PEAKS);
+		return sim_fail(
+			p->dev, KERN_EINVAL,
+			"embed: %u tokens from %u on, a simulated model has more than %d, from 0 on",
+			p->table->n, op->embed.first, SIM_PEAKS);
 	return KERN_OK;
 }
 
@@ -198,7 +211,8 @@ static int record_norm(struct kern_program *p, const struct kern_op *op, struct 
 	o->a = column(p, &op->norm.a);
 	if (d->tp > 1)
 		o->cost = (struct sim_cost){.launch = 1e3 * d->exchange_us / 2,
-		                            .exchange = 1e9 * op->norm.dim * 2.0 * 2.0 * (d->tp - 1.0) / d->tp / d->link_bandwidth};
+		                            .exchange = 1e9 * op->norm.dim * 2.0 * 2.0 * (d->tp - 1.0) /
+		                                        d->tp / d->link_bandwidth};
 	return KERN_OK;
 }
 
@@ -211,8 +225,7 @@ static int check_logits(const struct kern_program *p, const struct kern_op *op,
 	return sim_fail(
 		p->dev, KERN_EINVAL,
 		"%s: logits of type %s at %#zx, %zu columns apart: a simulated model has %u of f32",
-		kern_op_name(op->kind), kern_dtype_name(t->type), (size_t)t->at.v, t->ld,
-		p->table->n);
+		kern_op_name(op->kind), kern_dtype_name(t->type), (size_t)t->at.v, t->ld, p->table->n);
 }
 
 static int record_matmul(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
@@ -228,7 +241,7 @@ static int record_matmul(struct kern_program *p, const struct kern_op *op, struc
 	                            .once = 1e9 * d->weight_bytes * weights / (d->bandwidth * d->tp)};
 	if (op->matmul.p[0].w != p->table)
 		return KERN_OK;
-	o->run = run_logits;                   /* the embedding's table is the head */
+	o->run = run_logits; /* the embedding's table is the head */
 	return check_logits(p, op, &op->matmul.p[0].y);
 }
 
@@ -236,14 +249,16 @@ static int record_sample(struct kern_program *p, const struct kern_op *op, struc
 {
 	(void)o;
 	if (!p->table || p->table->n != p->limits.vocab)
-		return sim_fail(p->dev, KERN_EINVAL, "sample from %u ids, a simulated model has %u", p->limits.vocab, p->table ? p->table->n : 0);
+		return sim_fail(p->dev, KERN_EINVAL, "sample from %u ids, a simulated model has %u",
+		                p->limits.vocab, p->table ? p->table->n : 0);
 	int rc = check_logits(p, op, &op->sample.logits);
 	if (rc || p->sampler)
 		return rc;
 	p->sampler_memory = calloc(1, kern_sampler_bytes(p->limits.vocab) + 63);
 	if (!p->sampler_memory)
 		return KERN_ENOMEM;
-	p->sampler = kern_sampler_init((void *)(((uintptr_t)p->sampler_memory + 63) & ~(uintptr_t)63), p->limits.vocab);
+	p->sampler = kern_sampler_init((void *)(((uintptr_t)p->sampler_memory + 63) & ~(uintptr_t)63),
+	                               p->limits.vocab);
 	return KERN_OK;
 }
 
@@ -259,10 +274,13 @@ static int record_attention(struct kern_program *p, const struct kern_op *op, st
 	const struct sim_options *d = &p->dev->opt;
 	const struct kern_kv_layer *kv = &op->attention.kv;
 	if (op->attention.window || kv->latent)
-		return sim_fail(p->dev, KERN_ENOTSUP, "attention with a window of %u and a latent of %u: a simulated model has neither",
-		                op->attention.window, kv->latent);
-	o->cost = (struct sim_cost){.attended = 1e9 * 4.0 * op->attention.heads * kv->head_dim / (d->flops * d->tp),
-	                            .context = 1e9 * 2.0 * kv->kv_heads * kv->head_dim * d->kv_bytes / (d->bandwidth * d->tp)};
+		return sim_fail(
+			p->dev, KERN_ENOTSUP,
+			"attention with a window of %u and a latent of %u: a simulated model has neither",
+			op->attention.window, kv->latent);
+	o->cost = (struct sim_cost){
+		.attended = 1e9 * 4.0 * op->attention.heads * kv->head_dim / (d->flops * d->tp),
+		.context = 1e9 * 2.0 * kv->kv_heads * kv->head_dim * d->kv_bytes / (d->bandwidth * d->tp)};
 	return sim_kv_check(p, kv);
 }
 
@@ -299,8 +317,7 @@ static int check(struct kern_device *dev, const struct kern_op *ops, size_t n,
 {
 	for (size_t i = 0; i < n; i++)
 		if ((unsigned)ops[i].kind >= KERN_OPS || !kinds[ops[i].kind].run)
-			return sim_fail(dev, KERN_ENOTSUP,
-			                "operation %s: a simulated model has none",
+			return sim_fail(dev, KERN_ENOTSUP, "operation %s: a simulated model has none",
 			                kern_op_name(ops[i].kind));
 	return kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error);
 }
@@ -313,7 +330,10 @@ static int record(struct kern_program *p, const struct kern_op *op)
 	o->y[0] = column_at(p, op, kinds[k].y);
 	o->x = column_at(p, op, kinds[k].x);
 	int rc = kinds[k].record ? kinds[k].record(p, op, o) : KERN_OK;
-	return rc || p->columns < SIM_COLUMNS ? rc : sim_fail(p->dev, KERN_EINVAL, "a program over more than %d matrices", SIM_COLUMNS - 1);
+	return rc || p->columns < SIM_COLUMNS
+	           ? rc
+	           : sim_fail(p->dev, KERN_EINVAL, "a program over more than %d matrices",
+	                      SIM_COLUMNS - 1);
 }
 
 size_t sim_program_bytes(const struct kern_config *conf, const struct kern_limits *limits,
@@ -327,8 +347,8 @@ size_t sim_program_bytes(const struct kern_config *conf, const struct kern_limit
 	       (limits->vocab ? kern_sampler_bytes(limits->vocab) : 0);
 }
 
-int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits,
-                    struct kern_program **ret_p)
+int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n,
+                    const struct kern_limits *limits, struct kern_program **ret_p)
 {
 	int rc = check(dev, ops, n, limits);
 	struct kern_program *p = rc ? NULL : calloc(1, sizeof *p);
@@ -346,7 +366,8 @@ int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	for (size_t i = 0; !rc && i < n; i++)
 		rc = record(p, &ops[i]);
 	if (rc == KERN_ENOMEM)
-		sim_fail(dev, rc, "no memory for a program of %zu operations over %zu rows", n, p->column_rows);
+		sim_fail(dev, rc, "no memory for a program of %zu operations over %zu rows", n,
+		         p->column_rows);
 	if (rc)
 		sim_program_destroy(&p);
 	else
@@ -368,7 +389,7 @@ void sim_program_destroy(struct kern_program **pp)
 	*pp = NULL;
 }
 
-/* --- a replay ------------------------------------------------------------------------------------------------------------- */
+/* --- a replay ------------------------------------------------------------ */
 
 static struct sim_amount amount(const struct kern_span *sp, uint32_t spans)
 {

@@ -1,8 +1,13 @@
-/* bench_grammar.c - constrained output on one core, in processor time: compiling a constraint, the first mask of each state that an answer passes, and the same masks again.
+/* bench_grammar.c - constrained output on one core, in processor time: compiling a constraint, the
+ * first mask of each state that an answer passes, and the same masks again.
  *
- *   bench_grammar MODEL KIND TEXT ANSWER N      MODEL: a GGUF file; KIND: json_schema, regex ...; TEXT, ANSWER: files; the best of N runs. Prints four times in seconds:
- *                                               compile, first masks, again (both per token of the answer), the slowest first mask; then the answer's tokens
- *   bench_grammar --vocab MODEL                 prints the bytes of each token id in hexadecimal, "-" for special ones: for the peer */
+ *   bench_grammar MODEL KIND TEXT ANSWER N      MODEL: a GGUF file; KIND: json_schema, regex ...;
+ *   TEXT, ANSWER: files; the best of N runs. Prints four times in seconds:
+ *                                               compile, first masks, again (both per token of the
+ *                                               answer), the slowest first mask; then the answer's
+ *                                               tokens
+ *   bench_grammar --vocab MODEL                 prints the bytes of each token id in
+ *   hexadecimal, "-" for special ones: for the peer */
 #include "format/gguf.h"
 #include "grammar/grammar.h"
 #include "text/tokenizer.h"
@@ -15,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-#define AUTOMATON_BYTES (16u << 20)      /* as a worker gives each */
+#define AUTOMATON_BYTES (16u << 20) /* as a worker gives each */
 
 static double cpu_s(void)
 {
@@ -85,7 +90,8 @@ static enum grammar_kind kind_of(const char *name)
 }
 
 /* Seconds for the masks before each token and behind the last, per token, and of the slowest. */
-static double masks(struct automaton *a, const struct token_list *l, uint64_t *mask, double *ret_slowest)
+static double masks(struct automaton *a, const struct token_list *l, uint64_t *mask,
+                    double *ret_slowest)
 {
 	struct grammar_walk walk = {0};
 	struct err err = {0};
@@ -120,7 +126,8 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (argc != 6)
-		check_fatal("usage: bench_grammar MODEL KIND TEXT ANSWER N, or bench_grammar --vocab MODEL");
+		check_fatal(
+			"usage: bench_grammar MODEL KIND TEXT ANSWER N, or bench_grammar --vocab MODEL");
 	struct tokenizer *t = open_tokenizer(argv[1]);
 	struct grammar_vocab *v = vocabulary(t);
 	struct buf text = read_file(argv[3]), answer = read_file(argv[4]);
@@ -132,7 +139,8 @@ int main(int argc, char **argv)
 		struct grammar *g;
 		struct err err = {0};
 		double begin = cpu_s();
-		if (grammar_compile(kind_of(argv[2]), text.data ? text.data : "", text.len, 0, &g, &err) < 0)
+		if (grammar_compile(kind_of(argv[2]), text.data ? text.data : "", text.len, 0, &g, &err) <
+		    0)
 			check_fatal("%s: %s", argv[3], err.text);
 		struct automaton *a = automaton_new(g, v, AUTOMATON_BYTES, NULL);
 		compile = lesser(compile, cpu_s() - begin);

@@ -1,7 +1,8 @@
-/* bench_kernels.c - speed of the CPU kernels: `bench_kernels [variant [threads]]`. Matrix products per type and number of rows in
- * GOP/s (two operations a weight and row) and, for one row, GB/s of packed weights; attention in GFLOP/s and us. Shapes of a 135M
- * model. A measured program has several products, each with a matrix of its own, so that one row reads memory and not the cache; or
- * attention of as many layers as the model has. */
+/* bench_kernels.c - speed of the CPU kernels: `bench_kernels [variant [threads]]`. Matrix products
+ * per type and number of rows in GOP/s (two operations a weight and row) and, for one row, GB/s of
+ * packed weights; attention in GFLOP/s and us. Shapes of a 135M model. A measured program has
+ * several products, each with a matrix of its own, so that one row reads memory and not the
+ * cache; or attention of as many layers as the model has. */
 #include "kernels/kernels.h"
 #include "util/clock.h"
 
@@ -11,9 +12,25 @@
 
 #define OPS (&kern_cpu_ops)
 #define LEN(a) (sizeof(a) / sizeof *(a))
-enum { N = 1536, K = 576, WEIGHTS = 60, FEW = 6, FEW_ROWS = 16, LAYERS = 30, MAX_ROWS = 512, MEASURE_MS = 150, POSITIONS = 2048, BLOCK = 32, BATCH_BYTES = 16384 };
+enum {
+	N = 1536,
+	K = 576,
+	WEIGHTS = 60,
+	FEW = 6,
+	FEW_ROWS = 16,
+	LAYERS = 30,
+	MAX_ROWS = 512,
+	MEASURE_MS = 150,
+	POSITIONS = 2048,
+	BLOCK = 32,
+	BATCH_BYTES = 16384
+};
 
-struct bench { struct kern_device *d; struct kern_stream *s; struct kern_mem x, y, batch; };
+struct bench {
+	struct kern_device *d;
+	struct kern_stream *s;
+	struct kern_mem x, y, batch;
+};
 
 static void ok(const struct bench *b, int rc)
 {
@@ -37,8 +54,14 @@ static double seconds(void)
 /* One sequence in blocks of its own, `rows` rows at `position`. */
 static void batch_set(struct bench *b, uint32_t position, uint32_t rows)
 {
-	uint32_t *word = b->batch.host, head = sizeof(struct kern_batch) / 4, span = sizeof(struct kern_span) / 4;
-	struct kern_batch h = {.rows = rows, .spans = 1, .tokens = head, .positions = head + rows, .slots = head + 2 * rows, .span = head + 3 * rows};
+	uint32_t *word = b->batch.host, head = sizeof(struct kern_batch) / 4,
+			 span = sizeof(struct kern_span) / 4;
+	struct kern_batch h = {.rows = rows,
+	                       .spans = 1,
+	                       .tokens = head,
+	                       .positions = head + rows,
+	                       .slots = head + 2 * rows,
+	                       .span = head + 3 * rows};
 	h.tail_index = h.tail_span = h.table = h.span + span;
 	h.words = h.table + POSITIONS / BLOCK;
 	memcpy(word, &h, sizeof h);
@@ -54,7 +77,8 @@ static void batch_set(struct bench *b, uint32_t position, uint32_t rows)
 /* Seconds of an operation of the program. */
 static double measure(struct bench *b, const struct kern_op *op, uint32_t n)
 {
-	struct kern_limits limits = {.rows = MAX_ROWS, .spans = 1, .positions = POSITIONS, .batch_bytes = BATCH_BYTES};
+	struct kern_limits limits = {
+		.rows = MAX_ROWS, .spans = 1, .positions = POSITIONS, .batch_bytes = BATCH_BYTES};
 	struct kern_program *p;
 	uint32_t runs = 0;
 	ok(b, OPS->program_new(b->d, op, n, &limits, &p));
@@ -100,7 +124,8 @@ static void matmul(struct bench *b, enum kern_dtype type, uint32_t n, uint32_t k
 static void attention(struct bench *b, enum kern_dtype type, uint32_t position, uint32_t rows)
 {
 	enum { HEADS = 9, KV_HEADS = 3, DIM = 64 };
-	struct kern_kv_layer kv = {.kv_heads = KV_HEADS, .head_dim = DIM, .block_tokens = BLOCK, .dtype = type};
+	struct kern_kv_layer kv = {
+		.kv_heads = KV_HEADS, .head_dim = DIM, .block_tokens = BLOCK, .dtype = type};
 	size_t layer = kern_kv_planes(&kv) * kern_kv_plane_bytes(&kv) * (POSITIONS / BLOCK);
 	struct kern_op op[LAYERS] = {0};
 	struct kern_mem pool;
@@ -118,7 +143,8 @@ static void attention(struct bench *b, enum kern_dtype type, uint32_t position, 
 	}
 	batch_set(b, position, rows);
 	double each = measure(b, op, LAYERS), pairs = (double)rows * (position + (rows + 1) / 2.0);
-	printf("attention %s, %u rows at %u: %.1f GFLOP/s, %.1f us\n", kern_dtype_name(type), rows, position, 4e-9 * pairs * HEADS * DIM / each, 1e6 * each);
+	printf("attention %s, %u rows at %u: %.1f GFLOP/s, %.1f us\n", kern_dtype_name(type), rows,
+	       position, 4e-9 * pairs * HEADS * DIM / each, 1e6 * each);
 	OPS->mem_free(b->d, &pool);
 }
 
@@ -144,7 +170,8 @@ static void bench_open(struct bench *b, const struct kern_config *conf)
 int main(int argc, char **argv)
 {
 	struct bench b;
-	struct kern_config conf = {.variant = argc > 1 ? argv[1] : NULL, .threads = argc > 2 ? (unsigned)atoi(argv[2]) : 0};
+	struct kern_config conf = {.variant = argc > 1 ? argv[1] : NULL,
+	                           .threads = argc > 2 ? (unsigned)atoi(argv[2]) : 0};
 	bench_open(&b, &conf);
 	printf("%s; matrix products: rows:GOP/s\n", OPS->numerics(b.d));
 	for (int t = 0; t < KERN_WEIGHT_DTYPES; t++)

@@ -1,12 +1,16 @@
-/* bench_limits.c - what this machine can do at most, beside which benchmarks put their figures: memory read once by all threads, and products in registers
- * alone, by every instruction for them that the CPU has.
+/* bench_limits.c - what this machine can do at most, beside which benchmarks put their figures:
+ * memory read once by all threads, and products in registers alone, by every instruction for them
+ * that the CPU has.
  *
  *   bench_limits [-t threads] [-s MiB,MiB,...] [-r repeats] [-p 0] [-c]
  *
- *   read MIB median GB/S best GB/S          the buffer in equal parts, one for each thread, in huge pages if the system gives them
- *   peak NAME KIND median GOP/S best GOP/S  KIND: int8, f32 or bf16; a product with its addition is two operations
+ *   read MIB median GB/S best GB/S          the buffer in equal parts, one for each thread, in huge
+ *                                           pages if the system gives them
+ *   peak NAME KIND median GOP/S best GOP/S  KIND: int8, f32 or bf16; a product with its addition is
+ *                                           two operations
  *
- * -p 0: no peaks. -c: by the process's processor time, for machines that others use too; right with one thread. */
+ * -p 0: no peaks. -c: by the process's processor time, for machines that others use too; right
+ * with one thread. */
 #include "util/clock.h"
 #include "util/mem.h"
 
@@ -22,7 +26,13 @@
 #include <immintrin.h>
 #endif
 
-enum { THREADS_MAX = 256, SIZES_MAX = 16, REPEATS_MAX = 64, HUGE_PAGE = 2 << 20, PEAK_ROUNDS = 400000 };
+enum {
+	THREADS_MAX = 256,
+	SIZES_MAX = 16,
+	REPEATS_MAX = 64,
+	HUGE_PAGE = 2 << 20,
+	PEAK_ROUNDS = 400000
+};
 
 /* One thread's share of a measurement: bytes of memory, or rounds of a loop. */
 typedef void work_fn(const unsigned char *mem, size_t amount);
@@ -31,9 +41,9 @@ struct crew {
 	unsigned threads;
 	pthread_barrier_t begin, end;
 	pthread_t id[THREADS_MAX];
-	work_fn *fn;               /* NULL: the thread ends */
+	work_fn *fn; /* NULL: the thread ends */
 	unsigned char *mem;
-	size_t amount;             /* of each thread */
+	size_t amount; /* of each thread */
 	int cpu_time;
 };
 
@@ -42,9 +52,9 @@ struct member {
 	unsigned index;
 };
 
-/* --- reading ------------------------------------------------------------------------------------------------------------ */
+/* --- reading ------------------------------------------------------------- */
 
-static volatile uint64_t sink;   /* keeps the sums from being left out */
+static volatile uint64_t sink; /* keeps the sums from being left out */
 
 static void read_plain(const unsigned char *mem, size_t bytes)
 {
@@ -62,7 +72,8 @@ static void touch(const unsigned char *mem, size_t bytes)
 }
 
 #if defined(__x86_64__)
-/* Four cache lines a turn, asked for a little ahead: hardware prefetchers stop at the end of a page. */
+/* Four cache lines a turn, asked for a little ahead: hardware prefetchers stop at the end of a
+ * page. */
 __attribute__((target("avx2"))) static void read_avx2(const unsigned char *mem, size_t bytes)
 {
 	__m256i sum[8] = {0};
@@ -78,18 +89,21 @@ __attribute__((target("avx2"))) static void read_avx2(const unsigned char *mem, 
 	sink = (uint64_t)_mm256_extract_epi64(sum[0], 0);
 }
 
-/* --- products in registers ------------------------------------------------------------------------------------------------- */
+/* --- products in registers ----------------------------------------------- */
 
-/* ACCUMULATORS of them at work, so that none waits for its own result of the turn before. Inline assembly, so that nothing is left out or reordered. */
+/* ACCUMULATORS of them at work, so that none waits for its own result of the turn before. Inline
+ * assembly, so that nothing is left out or reordered. */
 enum { ACCUMULATORS = 12 };
 #define EACH _Pragma("GCC unroll 12") for (int k = 0; k < ACCUMULATORS; k++)
-#define PEAK(name, isa, reg, constraint, instructions) \
+#define PEAK(name, isa, reg, constraint, instructions)                                     \
 	__attribute__((target(isa))) static void name(const unsigned char *mem, size_t rounds) \
-	{ \
-		(void)mem; \
-		reg a = {0}, b = {0}, acc[ACCUMULATORS] = {0}; \
-		for (size_t i = 0; i < rounds; i++) \
-			EACH __asm__ volatile(instructions : "+" constraint(acc[k]) : constraint(a), constraint(b)); \
+	{                                                                                      \
+		(void)mem;                                                                         \
+		reg a = {0}, b = {0}, acc[ACCUMULATORS] = {0};                                     \
+		for (size_t i = 0; i < rounds; i++)                                                \
+			EACH __asm__ volatile(instructions                                             \
+			                      : "+" constraint(acc[k])                                 \
+			                      : constraint(a), constraint(b));                         \
 	}
 
 PEAK(peak_vnni512, "avx512f,avx512vnni", __m512i, "v", "vpdpbusd %2, %1, %0")
@@ -105,19 +119,24 @@ __attribute__((target("avx2"))) static void peak_maddubs(const unsigned char *me
 	(void)mem;
 	__m256i a = {0}, b = {0}, acc[ACCUMULATORS] = {0}, t;
 	for (size_t i = 0; i < rounds; i++)
-		EACH __asm__ volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(acc[k]), "=&x"(t) : "x"(a), "x"(b));
+		EACH __asm__ volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
+		                      : "+x"(acc[k]), "=&x"(t)
+		                      : "x"(a), "x"(b));
 }
 #endif
 
 static const struct peak {
-	const char *name, *kind, *feature;   /* feature as gcc calls it */
+	const char *name, *kind, *feature; /* feature as gcc calls it */
 	work_fn *fn;
-	double ops;                          /* of one instruction (or pair of them) */
+	double ops; /* of one instruction (or pair of them) */
 } peaks[] = {
 #if defined(__x86_64__)
-	{"vpdpbusd-512", "int8", "avx512vnni", peak_vnni512, 128}, {"vpdpbusd-256", "int8", "avx512vnni", peak_vnni256, 64},
-	{"vpdpbusd-vex", "int8", "avxvnni", peak_avxvnni, 64},     {"vpmaddubsw-256", "int8", "avx2", peak_maddubs, 64},
-	{"vfmadd-512", "f32", "avx512f", peak_fma512, 32},         {"vfmadd-256", "f32", "fma", peak_fma256, 16},
+	{"vpdpbusd-512", "int8", "avx512vnni", peak_vnni512, 128},
+	{"vpdpbusd-256", "int8", "avx512vnni", peak_vnni256, 64},
+	{"vpdpbusd-vex", "int8", "avxvnni", peak_avxvnni, 64},
+	{"vpmaddubsw-256", "int8", "avx2", peak_maddubs, 64},
+	{"vfmadd-512", "f32", "avx512f", peak_fma512, 32},
+	{"vfmadd-256", "f32", "fma", peak_fma256, 16},
 	{"vdpbf16ps-512", "bf16", "avx512bf16", peak_bf16, 64},
 #else
 	{0},
@@ -131,9 +150,12 @@ static int has(const char *feature)
 		const char *name;
 		int yes;
 	} known[] = {
-		{"avx2", __builtin_cpu_supports("avx2")},       {"fma", __builtin_cpu_supports("fma")},
-		{"avx512f", __builtin_cpu_supports("avx512f")}, {"avx512vnni", __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl")},
-		{"avxvnni", __builtin_cpu_supports("avxvnni")}, {"avx512bf16", __builtin_cpu_supports("avx512bf16")},
+		{"avx2", __builtin_cpu_supports("avx2")},
+		{"fma", __builtin_cpu_supports("fma")},
+		{"avx512f", __builtin_cpu_supports("avx512f")},
+		{"avx512vnni", __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl")},
+		{"avxvnni", __builtin_cpu_supports("avxvnni")},
+		{"avx512bf16", __builtin_cpu_supports("avx512bf16")},
 	};
 	for (size_t i = 0; feature && i < sizeof known / sizeof *known; i++)
 		if (!strcmp(known[i].name, feature))
@@ -143,9 +165,10 @@ static int has(const char *feature)
 	return 0;
 }
 
-/* --- the threads ---------------------------------------------------------------------------------------------------------- */
+/* --- the threads --------------------------------------------------------- */
 
-/* Each on a core of its own: threads that are woken together may share one for longer than a measurement lasts. */
+/* Each on a core of its own: threads that are woken together may share one for longer than a
+ * measurement lasts. */
 static void pin(unsigned index)
 {
 	cpu_set_t all, one;
@@ -199,7 +222,8 @@ static int double_cmp(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void measure(struct crew *c, const char *what, work_fn *fn, unsigned char *mem, size_t amount, double units, unsigned repeats)
+static void measure(struct crew *c, const char *what, work_fn *fn, unsigned char *mem,
+                    size_t amount, double units, unsigned repeats)
 {
 	double rate[REPEATS_MAX];
 	crew_run(c, fn, mem, amount);
@@ -246,7 +270,10 @@ static void measure_peaks(struct crew *c, unsigned repeats)
 
 static int usage(void)
 {
-	fprintf(stderr, "usage: bench_limits [-t threads (1..%d)] [-s MiB,MiB,...] [-r repeats (1..%d)] [-p 0] [-c]\n", THREADS_MAX, REPEATS_MAX);
+	fprintf(stderr,
+	        "usage: bench_limits [-t threads (1..%d)] [-s MiB,MiB,...] [-r repeats (1..%d)] [-p 0] "
+	        "[-c]\n",
+	        THREADS_MAX, REPEATS_MAX);
 	return 2;
 }
 
@@ -270,7 +297,8 @@ int main(int argc, char **argv)
 		default: return usage();
 		}
 	}
-	if (optind != argc || c.threads < 1 || c.threads > THREADS_MAX || repeats < 1 || repeats > REPEATS_MAX)
+	if (optind != argc || c.threads < 1 || c.threads > THREADS_MAX || repeats < 1 ||
+	    repeats > REPEATS_MAX)
 		return usage();
 	pthread_barrier_init(&c.begin, NULL, c.threads + 1);
 	pthread_barrier_init(&c.end, NULL, c.threads + 1);

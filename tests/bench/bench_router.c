@@ -1,5 +1,6 @@
-/* bench_router.c - what the router adds: a whole router with workers that answer at once, and clients, all on one thread. Figures are that thread's
- * processor time by request or by token, so they contain the clients' and the workers' own part too and are an upper bound.
+/* bench_router.c - what the router adds: a whole router with workers that answer at once, and
+ * clients, all on one thread. Figures are that thread's processor time by request or by token, so
+ * they contain the clients' and the workers' own part too and are an upper bound.
  *
  *   bench_router [MODEL.gguf]     with a model: also prompts as text, and chat
  */
@@ -21,7 +22,7 @@ struct bench {
 	const char *name;
 	char *request;
 	size_t len;
-	const char *end;         /* the answer is complete when this was seen */
+	const char *end; /* the answer is complete when this was seen */
 	unsigned left, running, done;
 	uint64_t *took_us;
 };
@@ -70,11 +71,19 @@ static int by_value(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-static void run(struct world *w, const char *name, const char *path, const char *body, const char *end, unsigned clients, unsigned requests, unsigned tokens)
+static void run(struct world *w, const char *name, const char *path, const char *body,
+                const char *end, unsigned clients, unsigned requests, unsigned tokens)
 {
-	struct bench b = {.w = w, .name = name, .end = end, .left = requests, .running = clients, .took_us = mem_array(requests, sizeof(uint64_t))};
+	struct bench b = {.w = w,
+	                  .name = name,
+	                  .end = end,
+	                  .left = requests,
+	                  .running = clients,
+	                  .took_us = mem_array(requests, sizeof(uint64_t))};
 	struct client *c = mem_array(clients, sizeof *c);
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)http_port(w->r.http)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	struct sockaddr_in to = {.sin_family = AF_INET,
+	                         .sin_port = htons((uint16_t)http_port(w->r.http)),
+	                         .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	b.request = mem_printf("POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %zu\r\n\r\n%s",
 	                       path, strlen(body), body);
 	b.len = strlen(b.request);
@@ -93,10 +102,12 @@ static void run(struct world *w, const char *name, const char *path, const char 
 	cpu = cpu_ns() - cpu;
 	double wall = (double)(clock_us() - t0);
 	qsort(b.took_us, b.done, sizeof *b.took_us, by_value);
-	printf("%-34s clients=%-3u requests/s=%-7.0f cpu_us/request=%-7.2f", name, clients, b.done * 1e6 / wall, (double)cpu / 1e3 / b.done);
+	printf("%-34s clients=%-3u requests/s=%-7.0f cpu_us/request=%-7.2f", name, clients,
+	       b.done * 1e6 / wall, (double)cpu / 1e3 / b.done);
 	if (tokens > 1)
 		printf(" cpu_us/token=%-6.3f", (double)cpu / 1e3 / b.done / tokens);
-	printf(" p50_us=%llu p99_us=%llu\n", (unsigned long long)b.took_us[b.done / 2], (unsigned long long)b.took_us[b.done * 99 / 100]);
+	printf(" p50_us=%llu p99_us=%llu\n", (unsigned long long)b.took_us[b.done / 2],
+	       (unsigned long long)b.took_us[b.done * 99 / 100]);
 	for (unsigned i = 0; i < clients; i++)
 		bufferevent_free(c[i].bev);
 	free(c);
@@ -104,11 +115,12 @@ static void run(struct world *w, const char *name, const char *path, const char 
 	free(b.request);
 }
 
-/* --- placement alone ------------------------------------------------------------------------------------------------------------ */
+/* --- placement alone ----------------------------------------------------- */
 
 #define FLEET 12u
 
-/* FLEET prefill and as many decode workers, each with `others` blocks of other prompts and the first half of this one's. */
+/* FLEET prefill and as many decode workers, each with `others` blocks of other prompts and the
+ * first half of this one's. */
 static void fill(struct registry *g, const uint64_t *hashes, size_t n, size_t others)
 {
 	uint64_t *h = mem_array(others, sizeof *h);
@@ -151,12 +163,15 @@ static void place(const char *policy, uint32_t n_tokens, unsigned times)
 	}
 	double hash_us = (double)(cpu_ns() - t) / 1e3 / times;
 	fill(&g, p.of[0].hashes, p.of[0].n, 100000);
-	struct place_wish wish = {.tokens = n_tokens, .total_tokens = n_tokens + 100, .prefixes = policy_uses_prefixes(&g.policy) ? &p : NULL};
+	struct place_wish wish = {.tokens = n_tokens,
+	                          .total_tokens = n_tokens + 100,
+	                          .prefixes = policy_uses_prefixes(&g.policy) ? &p : NULL};
 	t = cpu_ns();
 	for (unsigned i = 0; i < times; i++)
 		place_choose(&g, &wish, clock_us(), &got);
-	printf("placement, %-12s %6u tokens, %ux%u workers: hashing %.1f us, placing %.1f us\n", policy, n_tokens, FLEET, FLEET,
-	       wish.prefixes ? hash_us : 0, (double)(cpu_ns() - t) / 1e3 / times);
+	printf("placement, %-12s %6u tokens, %ux%u workers: hashing %.1f us, placing %.1f us\n", policy,
+	       n_tokens, FLEET, FLEET, wish.prefixes ? hash_us : 0,
+	       (double)(cpu_ns() - t) / 1e3 / times);
 	prefixes_fini(&p);
 	registry_fini(&g);
 	free(tokens);
@@ -193,11 +208,15 @@ int main(int argc, char **argv)
 	run(w, "stream, ids, 256 tokens", "/v1/completions", stream, "0\r\n\r\n", 64, 1000, 256);
 	run(w, "stream with logprobs, 256 tokens", "/v1/completions", lp, "0\r\n\r\n", 64, 1000, 256);
 	if (m) {
-		run(w, "completion, text, 1 token", "/v1/completions", "{\"prompt\":\"What is the capital of France?\",\"max_tokens\":1}", "}", 32, 40000, 1);
+		run(w, "completion, text, 1 token", "/v1/completions",
+		    "{\"prompt\":\"What is the capital of France?\",\"max_tokens\":1}", "}", 32, 40000, 1);
 		run(w, "chat, 1 token", "/v1/chat/completions",
-		    "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}],\"max_tokens\":1}", "}", 32, 40000, 1);
+		    "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of "
+		    "France?\"}],\"max_tokens\":1}",
+		    "}", 32, 40000, 1);
 		run(w, "chat stream, 256 tokens", "/v1/chat/completions",
-		    "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}],\"max_tokens\":256,\"stream\":true,\"stop\":[\"###\"]}",
+		    "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of "
+		    "France?\"}],\"max_tokens\":256,\"stream\":true,\"stop\":[\"###\"]}",
 		    "0\r\n\r\n", 64, 1000, 256);
 	}
 	placements();

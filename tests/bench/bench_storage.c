@@ -1,12 +1,17 @@
-/* bench_storage.c - how fast the memory and the disk tier take blocks in and give them back, checksums included. The copy threads and the tiers are the
- * daemon's; messages are left out (a batch is one message each way).
+/* bench_storage.c - how fast the memory and the disk tier take blocks in and give them back,
+ * checksums included. The copy threads and the tiers are the daemon's; messages are left out (a
+ * batch is one message each way).
  *
- * bench_storage memory [TURNS] [THREADS]: against memcpy of the same pieces in the same run, taken in turns. GB/s (10^9) are medians; fractions are of memcpy.
- * bench_storage disk FOLDER MIB BLOCK DEPTH IO: one pass over a folder, all written and then all read; bytes/s, to be compared with fio's (bench_storage.py).
+ * bench_storage memory [TURNS] [THREADS]: against memcpy of the same pieces in the same run, taken
+ * in turns. GB/s (10^9) are medians; fractions are of memcpy. bench_storage disk FOLDER MIB BLOCK
+ * DEPTH IO: one pass over a folder, all written and then all read; bytes/s, to be compared with
+ * fio's (bench_storage.py).
  *     BLOCK is small (184320 bytes), model (1474560) or large (8388608); IO as the setting disk_io.
- * bench_storage index FOLDER BLOCKS: as many blocks of 64 bytes, so that nearly all that the tier has is its index; look-ups of random keys, of which half are there,
- *     and gets; then the same after a new start. What of the process is resident is told each time: memory of its own (the buffers, a bit for each block), and
- *     pages of the index's file, which the system takes when it needs them.
+ * bench_storage index FOLDER BLOCKS: as many blocks of 64 bytes, so that nearly all that the tier
+ * has is its index; look-ups of random keys, of which half are there,
+ *     and gets; then the same after a new start. What of the process is resident is told each time:
+ *     memory of its own (the buffers, a bit for each block), and pages of the index's file, which
+ *     the system takes when it needs them.
  *
  * Prints `RESULT name=value`. */
 #include "daemons/storage/copier.h"
@@ -99,7 +104,8 @@ static void region_make(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t 
 	struct kv_region region;
 	CHECK(kv_layout_uniform(&layout, layers, heads, dim, tokens, KV_BF16) == 0);
 	if (pool_memory_new(&owner, &layout, BLOCKS, &err) != 0 ||
-	    kv_region_map(&region, &layout, BLOCKS, "cpu", 0, dup(owner.region.control_fd), dup(owner.region.data_fd), &err) != 0)
+	    kv_region_map(&region, &layout, BLOCKS, "cpu", 0, dup(owner.region.control_fd),
+	                  dup(owner.region.data_fd), &err) != 0)
 		check_fatal("%s", err.text);
 	copy_target_init(&target, &layout, &region);
 	for (size_t i = 0; i < owner.region.data_bytes; i++)
@@ -132,7 +138,8 @@ static void bench_memory(int turns, int threads)
 	size_t bytes = target.layout.block_bytes * BLOCKS;
 	if (tier_memory_new(2 * bytes, &t, &err) != 0)
 		check_fatal("%s", err.text);
-	unsigned char *plain = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	unsigned char *plain = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+	                            -1, 0);
 	if (plain == MAP_FAILED)
 		check_fatal("no memory: %zu bytes", bytes);
 	madvise(plain, bytes, MADV_HUGEPAGE);
@@ -152,7 +159,8 @@ static void bench_memory(int turns, int threads)
 		gbs[w] = (double)bytes / (double)us[w][turns / 2] / 1e3;
 		printf("RESULT storage_%s_gb_s=%.2f\n", way_name[w], gbs[w]);
 	}
-	printf("RESULT memory_write_fraction=%.3f\nRESULT memory_read_fraction=%.3f\n", gbs[PUT] / gbs[MEMCPY], gbs[GET] / gbs[MEMCPY]);
+	printf("RESULT memory_write_fraction=%.3f\nRESULT memory_read_fraction=%.3f\n",
+	       gbs[PUT] / gbs[MEMCPY], gbs[GET] / gbs[MEMCPY]);
 	copier_stop(c);
 	t->ops->destroy(t);
 	copier_destroy(&c);
@@ -173,12 +181,17 @@ static void bench_disk(const char *folder, int mib, const char *block, int depth
 		check_fatal("BLOCK is small, model or large");
 	uint64_t bytes = target.layout.block_bytes * BLOCKS;
 	uint32_t n = (uint32_t)(((uint64_t)mib << 20) / bytes) + 1;
-	struct tier_disk_opts o = {.path = folder, .capacity_bytes = 2 * n * bytes, .depth = (unsigned)depth, .io = io, .direct = 1};
+	struct tier_disk_opts o = {.path = folder,
+	                           .capacity_bytes = 2 * n * bytes,
+	                           .depth = (unsigned)depth,
+	                           .io = io,
+	                           .direct = 1};
 	if (tier_disk_new(&o, &t, &err) != 0)
 		check_fatal("%s", err.text);
 	struct copier *c = copier_new(t, 1, finished, NULL);
 	uint64_t write_us = run_batches(c, COPY_PUT, n), read_us = run_batches(c, COPY_GET, n);
-	printf("RESULT bytes=%llu\nRESULT write_bytes_s=%.0f\nRESULT read_bytes_s=%.0f\n", (unsigned long long)(n * bytes), (double)(n * bytes) / (double)write_us * 1e6,
+	printf("RESULT bytes=%llu\nRESULT write_bytes_s=%.0f\nRESULT read_bytes_s=%.0f\n",
+	       (unsigned long long)(n * bytes), (double)(n * bytes) / (double)write_us * 1e6,
 	       (double)(n * bytes) / (double)read_us * 1e6);
 	copier_stop(c);
 	flush(t);
@@ -247,7 +260,10 @@ static uint64_t tiny_all(struct tier *t, int put, uint64_t n, uint64_t blocks, u
 	for (uint64_t i = 0; i < n; i++) {
 		struct tiny_op *o = mem_zalloc(sizeof *o);
 		o->number = i * step % blocks;
-		o->op = (struct tier_op){.key = tiny_key(o->number), .bytes = TINY_BYTES, .move = put ? tiny_in : tiny_out, .done = tiny_done};
+		o->op = (struct tier_op){.key = tiny_key(o->number),
+		                         .bytes = TINY_BYTES,
+		                         .move = put ? tiny_in : tiny_out,
+		                         .done = tiny_done};
 		list_init(&o->op.link);
 		sem_wait(&may_begin);
 		if (put)
@@ -268,7 +284,8 @@ static void find_done(struct tier_find *f)
 	sem_post(&may_begin);
 }
 
-/* Every other key is there. Microseconds for FINDS look-ups of FIND_KEYS keys, one after the other. */
+/* Every other key is there. Microseconds for FINDS look-ups of FIND_KEYS keys, one after the
+ * other. */
 static uint64_t tiny_finds(struct tier *t, uint64_t blocks)
 {
 	struct tier_key key[FIND_KEYS];
@@ -280,7 +297,8 @@ static uint64_t tiny_finds(struct tier *t, uint64_t blocks)
 			key[k] = tiny_key((number >> 20) % blocks + (k % 2 ? blocks : 0));
 		}
 		memset(where, 0, sizeof where);
-		struct tier_find f = {.key = key, .where = where, .n = FIND_KEYS, .bytes = TINY_BYTES, .done = find_done};
+		struct tier_find f = {
+			.key = key, .where = where, .n = FIND_KEYS, .bytes = TINY_BYTES, .done = find_done};
 		sem_wait(&may_begin);
 		t->ops->lookup(t, &f);
 		for (unsigned n = 0; n < UNDER_WAY; n++)
@@ -311,7 +329,9 @@ static void say_resident(const char *when)
 static void say_asked(struct tier *t, uint64_t blocks, const char *when)
 {
 	uint64_t find_us = tiny_finds(t, blocks), get_us = tiny_all(t, 0, TINY_GETS, blocks, 7919);
-	printf("RESULT %s_keys_s=%.0f\nRESULT %s_gets_s=%.0f\n", when, (double)FINDS * FIND_KEYS / (double)find_us * 1e6, when, TINY_GETS / (double)get_us * 1e6);
+	printf("RESULT %s_keys_s=%.0f\nRESULT %s_gets_s=%.0f\n", when,
+	       (double)FINDS * FIND_KEYS / (double)find_us * 1e6, when,
+	       TINY_GETS / (double)get_us * 1e6);
 	say_resident(when);
 }
 
@@ -320,7 +340,10 @@ static void bench_index(const char *folder, uint64_t blocks)
 	struct err err = {0};
 	struct tier *t;
 	struct tier_stat st;
-	struct tier_disk_opts o = {.path = folder, .capacity_bytes = blocks * 4096 + ((uint64_t)64 << 20), .depth = 64, .direct = 1};
+	struct tier_disk_opts o = {.path = folder,
+	                           .capacity_bytes = blocks * 4096 + ((uint64_t)64 << 20),
+	                           .depth = 64,
+	                           .direct = 1};
 	if (blocks < 1000)
 		check_fatal("BLOCKS is a number, 1000 at least");
 	sem_init(&may_begin, 0, UNDER_WAY);
@@ -354,7 +377,8 @@ int main(int argc, char **argv)
 	else if (argc == 4 && strcmp(argv[1], "index") == 0)
 		bench_index(argv[2], strtoull(argv[3], NULL, 10));
 	else
-		check_fatal("usage: bench_storage memory [TURNS] [THREADS] | disk FOLDER MIB small|model|large DEPTH auto|io_uring|threads | index FOLDER BLOCKS");
+		check_fatal("usage: bench_storage memory [TURNS] [THREADS] | disk FOLDER MIB "
+		            "small|model|large DEPTH auto|io_uring|threads | index FOLDER BLOCKS");
 	queue_destroy(&over);
 	kv_region_fini(&target.region);
 	pool_memory_fini(&owner);

@@ -1,8 +1,10 @@
-/* bench_storage_redis.c - how fast the Redis tier takes blocks in and gives them back, against the same bytes through a plain local socket and against
- * hiredis's own blocking calls to the same server, in the same run, taken in turns. The server is this program's own, on a local socket; all blocks
- * are new to it each time.
+/* bench_storage_redis.c - how fast the Redis tier takes blocks in and gives them back, against the
+ * same bytes through a plain local socket and against hiredis's own blocking calls to the same
+ * server, in the same run, taken in turns. The server is this program's own, on a local socket; all
+ * blocks are new to it each time.
  *
- * bench_storage_redis [TURNS] [DEPTH]. Prints `RESULT name=value`: MB/s (10^6) are medians over the turns; fractions are of the plain socket. */
+ * bench_storage_redis [TURNS] [DEPTH]. Prints `RESULT name=value`: MB/s (10^6) are medians over
+ * the turns; fractions are of the plain socket. */
 #include "daemons/storage/sum.h"
 #include "daemons/storage/redis.h"
 
@@ -25,15 +27,17 @@
 #include <unistd.h>
 
 #define BLOCKS 128u
-#define BLOCK_BYTES ((size_t)1474560)   /* 30 layers, 3 heads of 64, 64 tokens, BF16, keys and values */
+/* 30 layers, 3 heads of 64, 64 tokens, BF16, keys and values */
+#define BLOCK_BYTES ((size_t)1474560)
 #define TURNS_MAX 101
 
 enum { SOCKET, HIREDIS_SET, HIREDIS_GET, PUT, GET, WAYS };
-static const char *const way_name[WAYS] = {"socket", "hiredis_set", "hiredis_get", "redis_put", "redis_get"};
+static const char *const way_name[WAYS] = {"socket", "hiredis_set", "hiredis_get", "redis_put",
+                                           "redis_get"};
 
 static char dir[] = "/tmp/pdserve-bench-XXXXXX", path[64];
 static pid_t server;
-static unsigned char *region;           /* (BLOCKS, BLOCK_BYTES) */
+static unsigned char *region; /* (BLOCKS, BLOCK_BYTES) */
 
 /* --- the server --- */
 
@@ -70,7 +74,8 @@ static redisContext *server_start(void)
 		int null = open("/dev/null", O_RDWR);
 		dup2(null, 1);
 		if (getppid() == parent)
-			execlp("redis-server", "redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no", "--dir", dir, (char *)NULL);
+			execlp("redis-server", "redis-server", "--port", "0", "--unixsocket", path, "--save",
+			       "", "--appendonly", "no", "--dir", dir, (char *)NULL);
 		_exit(127);
 	}
 	atexit(server_stop);
@@ -108,7 +113,8 @@ static void run_socket(unsigned char *to)
 {
 	int fd[2];
 	pthread_t th;
-	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fd) == 0 && pthread_create(&th, NULL, socket_writer, &fd[0]) == 0);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fd) == 0 &&
+	      pthread_create(&th, NULL, socket_writer, &fd[0]) == 0);
 	for (size_t at = 0; at < BLOCKS * BLOCK_BYTES;) {
 		ssize_t n = recv(fd[1], to + at, BLOCKS * BLOCK_BYTES - at, 0);
 		CHECK(n > 0);
@@ -122,7 +128,9 @@ static void run_socket(unsigned char *to)
 static void run_hiredis(redisContext *c, int set, unsigned char *to)
 {
 	for (unsigned i = 0; i < BLOCKS; i++) {
-		redisReply *r = set ? redisCommand(c, "SET plain:%u %b", i, region + i * BLOCK_BYTES, BLOCK_BYTES) : redisCommand(c, "GET plain:%u", i);
+		redisReply *r = set ? redisCommand(c, "SET plain:%u %b", i, region + i * BLOCK_BYTES,
+		                                   BLOCK_BYTES)
+		                    : redisCommand(c, "GET plain:%u", i);
 		CHECK(r && r->type == (set ? REDIS_REPLY_STATUS : REDIS_REPLY_STRING));
 		if (!set)
 			memcpy(to + i * BLOCK_BYTES, r->str, BLOCK_BYTES);
@@ -166,7 +174,9 @@ static void op_done(struct tier_op *op, int code, enum tier_id tier, const char 
 static void run_tier(struct tier *t, int put, unsigned char *at)
 {
 	for (unsigned i = 0; i < BLOCKS; i++) {
-		ops[i] = (struct block_op){.op = {.bytes = BLOCK_BYTES, .move = put ? move_in : move_out, .done = op_done}, .at = at + i * BLOCK_BYTES};
+		ops[i] = (struct block_op){
+			.op = {.bytes = BLOCK_BYTES, .move = put ? move_in : move_out, .done = op_done},
+			.at = at + i * BLOCK_BYTES};
 		memcpy(ops[i].op.key.b, &i, sizeof i);
 		put ? t->ops->put(t, &ops[i].op) : t->ops->get(t, &ops[i].op);
 	}
@@ -177,15 +187,10 @@ static void run_tier(struct tier *t, int put, unsigned char *at)
 static void run(int way, redisContext *c, struct tier *t, unsigned char *to)
 {
 	switch (way) {
-	case SOCKET:
-		run_socket(to);
-		break;
+	case SOCKET: run_socket(to); break;
 	case HIREDIS_SET:
-	case HIREDIS_GET:
-		run_hiredis(c, way == HIREDIS_SET, to);
-		break;
-	default:
-		run_tier(t, way == PUT, way == PUT ? region : to);
+	case HIREDIS_GET: run_hiredis(c, way == HIREDIS_SET, to); break;
+	default: run_tier(t, way == PUT, way == PUT ? region : to);
 	}
 }
 
@@ -204,7 +209,9 @@ static struct tier *tier_start(unsigned depth)
 	struct err err;
 	struct tier_stat s = {0};
 	snprintf(address, sizeof address, "unix:%s", path);
-	if (tier_redis_new(&(struct tier_redis_opts){.address = address, .timeout_ms = 60000, .depth = depth}, &t, &err) != 0)
+	if (tier_redis_new(
+			&(struct tier_redis_opts){.address = address, .timeout_ms = 60000, .depth = depth}, &t,
+			&err) != 0)
 		check_fatal("%s", err.text);
 	for (int i = 0; strcmp(s.state, "ready") != 0; i++) {
 		if (i == 3000)
@@ -230,7 +237,7 @@ int main(int argc, char **argv)
 	struct tier *t = tier_start((unsigned)depth);
 	over = queue_new(BLOCKS);
 	static uint64_t us[WAYS][TURNS_MAX];
-	for (int i = -1; i < turns; i++)   /* one turn more, to touch all memory */
+	for (int i = -1; i < turns; i++) /* one turn more, to touch all memory */
 		for (int w = 0; w < WAYS; w++) {
 			int writes = w == HIREDIS_SET || w == PUT;
 			if (writes)
@@ -248,7 +255,8 @@ int main(int argc, char **argv)
 		mbs[w] = (double)bytes / (double)us[w][turns / 2];
 		printf("RESULT %s_mb_s=%.0f\n", way_name[w], mbs[w]);
 	}
-	printf("RESULT redis_write_fraction=%.3f\nRESULT redis_read_fraction=%.3f\n", mbs[PUT] / mbs[SOCKET], mbs[GET] / mbs[SOCKET]);
+	printf("RESULT redis_write_fraction=%.3f\nRESULT redis_read_fraction=%.3f\n",
+	       mbs[PUT] / mbs[SOCKET], mbs[GET] / mbs[SOCKET]);
 	t->ops->destroy(t);
 	queue_destroy(&over);
 	redisFree(c);

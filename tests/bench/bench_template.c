@@ -1,6 +1,8 @@
-/* bench_template.c - renders one conversation with one chat template often: prints processor time per rendering in seconds, and the rendering's bytes.
+/* bench_template.c - renders one conversation with one chat template often: prints processor time
+ * per rendering in seconds, and the rendering's bytes.
  *
- *   bench_template TEMPLATE CONVERSATION N        CONVERSATION: JSON with messages, tools, special_tokens */
+ *   bench_template TEMPLATE CONVERSATION N        CONVERSATION: JSON with messages, tools,
+ *   special_tokens */
 #include "text/chat.h"
 #include "util/check.h"
 
@@ -45,8 +47,11 @@ int main(int argc, char **argv)
 	if (!o)
 		check_fatal("%s: %s", argv[2], bad.text);
 	read_template(argv[1], &c);
-	struct chat_render in = {.messages = json_object_get(o, "messages"), .tools = json_object_get(o, "tools"), .special_tokens = json_object_get(o, "special_tokens"),
-	                         .add_generation_prompt = 1, .now_s = 1721997296};
+	struct chat_render in = {.messages = json_object_get(o, "messages"),
+	                         .tools = json_object_get(o, "tools"),
+	                         .special_tokens = json_object_get(o, "special_tokens"),
+	                         .add_generation_prompt = 1,
+	                         .now_s = 1721997296};
 	int n = atoi(argv[3]);
 	double begin = cpu_s();
 	buf_init(&out, 0);

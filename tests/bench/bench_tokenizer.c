@@ -1,9 +1,13 @@
-/* bench_tokenizer.c - speed of encoding on one core: prose, other scripts, code, and long texts without a place to cut.
+/* bench_tokenizer.c - speed of encoding on one core: prose, other scripts, code, and long texts
+ * without a place to cut.
  *
- * usage: bench_tokenizer MODEL [corpus.jsonl]   (a GGUF file or a folder; default tests/data/tokenizer/corpus.jsonl)
- *        bench_tokenizer --file TEXT MODEL      prints processor time in seconds and tokens of one text: for bench_text.py
+ * usage: bench_tokenizer MODEL [corpus.jsonl]   (a GGUF file or a folder; default
+ * tests/data/tokenizer/corpus.jsonl)
+ *        bench_tokenizer --file TEXT MODEL      prints processor time in seconds and tokens of one
+ *        text: for bench_text.py
  *
- * Prose and the like are cases of the corpus joined to 1 MB; each line is the best of several runs of one call, in processor time. */
+ * Prose and the like are cases of the corpus joined to 1 MB; each line is the best of several
+ * runs of one call, in processor time. */
 #include "format/gguf.h"
 #include "text/tokenizer.h"
 #include "util/buf.h"
@@ -26,7 +30,8 @@ static uint64_t cpu_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-static uint64_t best_of(const struct tokenizer *t, const char *text, size_t len, struct token_list *l)
+static uint64_t best_of(const struct tokenizer *t, const char *text, size_t len,
+                        struct token_list *l)
 {
 	uint64_t best = UINT64_MAX;
 	for (int i = 0; i < RUNS; i++) {
@@ -48,18 +53,22 @@ static void measure(const struct tokenizer *t, const char *name, const char *tex
 	uint64_t begin = cpu_ns();
 	CHECK(tokenizer_decode(t, l.ids, l.n, 0, &out) == 0);
 	uint64_t took = cpu_ns() - begin;
-	printf("%-24s %8zu bytes %8zu tokens %8.1f MB/s %7.1f ns/token   decode %7.0f MB/s\n", name, len, l.n, (double)len * 1e3 / (double)best,
-	       l.n ? (double)best / (double)l.n : 0, (double)len * 1e3 / (double)took);
+	printf("%-24s %8zu bytes %8zu tokens %8.1f MB/s %7.1f ns/token   decode %7.0f MB/s\n", name,
+	       len, l.n, (double)len * 1e3 / (double)best, l.n ? (double)best / (double)l.n : 0,
+	       (double)len * 1e3 / (double)took);
 	buf_fini(&out);
 	token_list_fini(&l);
 }
 
 /* Cases [first, end) of the corpus, joined by line breaks, over and over. */
-static void measure_cases(const struct tokenizer *t, const char *name, json_t **cases, size_t n, size_t first, size_t end)
+static void measure_cases(const struct tokenizer *t, const char *name, json_t **cases, size_t n,
+                          size_t first, size_t end)
 {
 	struct buf b;
 	buf_init(&b, BYTES);
-	for (size_t i = first; end <= n && buf_add(&b, json_string_value(cases[i]), json_string_length(cases[i])) == 0 && buf_addc(&b, '\n') == 0;)
+	for (size_t i = first;
+	     end <= n && buf_add(&b, json_string_value(cases[i]), json_string_length(cases[i])) == 0 &&
+	     buf_addc(&b, '\n') == 0;)
 		i = i + 1 < end ? i + 1 : first;
 	if (b.len)
 		measure(t, name, b.data, b.len);
@@ -147,8 +156,9 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		size_t first, end;
-	} kinds[] = {{"prose", 1272, 1822}, {"standard library", 772, 1272}, {"code", 1822, 2419}, {"json", 3051, 3250}, {"markdown", 3250, 3498},
-	             {"Chinese", 6687, 6765}, {"Russian", 7185, 7258}, {"Hindi", 7043, 7116}, {"fuzz", 5649, 6437}};
+	} kinds[] = {{"prose", 1272, 1822},   {"standard library", 772, 1272}, {"code", 1822, 2419},
+	             {"json", 3051, 3250},    {"markdown", 3250, 3498},        {"Chinese", 6687, 6765},
+	             {"Russian", 7185, 7258}, {"Hindi", 7043, 7116},           {"fuzz", 5649, 6437}};
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
 		measure_cases(t, kinds[i].name, cases, n, kinds[i].first, kinds[i].end);
 	measure_repeated(t, "a...", "a");

@@ -1,7 +1,9 @@
-/* bench_transfer.c - how fast the messager moves KV, against memcpy of the same bytes in the same run; how soon it reacts; what it costs idle.
+/* bench_transfer.c - how fast the messager moves KV, against memcpy of the same bytes in the same
+ * run; how soon it reacts; what it costs idle.
  *
- * A real pdmessagerd (build/bin, or PD_BIN=folder), and in this process one prefill and one decode worker with real pools, ring and links. Run from the
- * repository's root after `make`. Prints one line per measurement; ends with 1 when something did not work. */
+ * A real pdmessagerd (build/bin, or PD_BIN=folder), and in this process one prefill and one decode
+ * worker with real pools, ring and links. Run from the repository's root after `make`. Prints
+ * one line per measurement; ends with 1 when something did not work. */
 #include "daemons/worker/attach.h"
 #include "tests/unit/pool_memory.h"
 #include "kv/ring.h"
@@ -22,7 +24,7 @@
 #define WAIT_US 10000000u
 
 struct world {
-	struct svc svc;            /* only its event base is used */
+	struct svc svc; /* only its event base is used */
 	char dir[64], endpoint[96], sock[96];
 	pid_t messager;
 	struct kv_layout layout;
@@ -43,7 +45,7 @@ struct world {
 
 static struct world world, *w = &world;
 
-/* --- decode worker, and what prefill hears ------------------------------------------------------------------------------------ */
+/* --- decode worker, and what prefill hears ------------------------------- */
 
 /* D has granted what the present task names. */
 static void say_opened(struct peer *p, const struct msg_head *head, const Pds__LeaseOpen *m)
@@ -62,7 +64,8 @@ static void say_opened(struct peer *p, const struct msg_head *head, const Pds__L
 	chan_send(w->d_chan, p, MSG_LEASE_OPENED, head, &o.base);
 }
 
-static void d_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+static void d_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head,
+                      const ProtobufCMessage *body)
 {
 	(void)arg;
 	if (type == MSG_LEASE_OPEN) {
@@ -82,7 +85,8 @@ static void d_message(void *arg, struct peer *p, enum msg_type type, const struc
 	}
 }
 
-static void p_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+static void p_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head,
+                      const ProtobufCMessage *body)
 {
 	(void)arg;
 	(void)p;
@@ -119,7 +123,7 @@ static void gone(void *arg, uint64_t epoch)
 	w->failed = 1;
 }
 
-/* --- set-up --------------------------------------------------------------------------------------------------------------------- */
+/* --- set-up -------------------------------------------------------------- */
 
 static void must(int r, const struct err *err, const char *what)
 {
@@ -139,20 +143,30 @@ static void start_messager(void)
 	snprintf(rundir, sizeof rundir, "rundir=%s", w->dir);
 	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	if (access(program, X_OK) < 0) {
-		fprintf(stderr, "bench_transfer: no %s: run make first, from the repository's root\n", program);
+		fprintf(stderr, "bench_transfer: no %s: run make first, from the repository's root\n",
+		        program);
 		exit(1);
 	}
 	w->messager = fork();
 	if (w->messager == 0) {
-		execl(program, "pdmessagerd", "-o", rundir, "-o", "log_level=warn", "--die-with-parent", parent, (char *)NULL);
+		execl(program, "pdmessagerd", "-o", rundir, "-o", "log_level=warn", "--die-with-parent",
+		      parent, (char *)NULL);
 		_exit(127);
 	}
 }
 
-static struct chan *link_to_messager(const char *name, uint64_t epoch, const struct chan_hooks *hooks, struct peer **ret_peer)
+static struct chan *link_to_messager(const char *name, uint64_t epoch,
+                                     const struct chan_hooks *hooks, struct peer **ret_peer)
 {
-	const struct chan_opts opts = {.program = "pddecoded", .name = name, .epoch = epoch, .heartbeat_us = 200000, .silence_us = 5000000,
-	                               .window_messages = 1000, .window_bytes = 1 << 20, .peers_max = 4, .message_bytes_max = 1 << 20};
+	const struct chan_opts opts = {.program = "pddecoded",
+	                               .name = name,
+	                               .epoch = epoch,
+	                               .heartbeat_us = 200000,
+	                               .silence_us = 5000000,
+	                               .window_messages = 1000,
+	                               .window_bytes = 1 << 20,
+	                               .peers_max = 4,
+	                               .message_bytes_max = 1 << 20};
 	struct chan *c;
 	struct err err = {0};
 	must(chan_new(w->svc.base, &opts, hooks, &c, &err), &err, "links");
@@ -195,7 +209,8 @@ static int is_sent(void)
 
 static void set_up(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t blocks)
 {
-	static const struct chan_hooks p_hooks = {.message = p_message}, d_hooks = {.message = d_message};
+	static const struct chan_hooks p_hooks = {.message = p_message},
+								   d_hooks = {.message = d_message};
 	static const struct attach_hooks p_attach = {NULL, p_on, gone}, d_attach = {NULL, d_on, gone};
 	static Pds__KvReady ready;
 	struct err err = {.text = "layout"};
@@ -216,11 +231,13 @@ static void set_up(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t block
 	memset(w->p.data, 1, w->p.region.data_bytes);
 	memset(w->d.data, 2, w->d.region.data_bytes);
 	handover_hello_init(&hello, "decode-1", D_EPOCH, &w->layout, blocks, "cpu", 0);
-	w->d_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->d.region.control_fd, w->d.region.data_fd, -1, &d_attach);
+	w->d_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->d.region.control_fd,
+	                         w->d.region.data_fd, -1, &d_attach);
 	handover_hello_init(&hello, "prefill-1", P_EPOCH, &w->layout, blocks, "cpu", 0);
 	hello.ring_slots = 8;
 	hello.ring_layers = layers;
-	w->p_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->p.region.control_fd, w->p.region.data_fd, ring_fd(w->ring), &p_attach);
+	w->p_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->p.region.control_fd,
+	                         w->p.region.data_fd, ring_fd(w->ring), &p_attach);
 	w->p_chan = link_to_messager("prefill-1", P_EPOCH, &p_hooks, &w->p_peer);
 	w->d_chan = link_to_messager("decode-1", D_EPOCH, &d_hooks, &w->d_peer);
 	must(loop_until(connected), &err, "connecting to the messager");
@@ -228,7 +245,8 @@ static void set_up(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t block
 
 static void tear_down(void)
 {
-	static const char *const files[] = {"messager.sock", "messager.sock.lock", "messager.ipc", "messager.lock"};
+	static const char *const files[] = {"messager.sock", "messager.sock.lock", "messager.ipc",
+	                                    "messager.lock"};
 	char path[sizeof w->dir + 32];
 	attach_destroy(&w->p_attach);
 	attach_destroy(&w->d_attach);
@@ -247,7 +265,7 @@ static void tear_down(void)
 	event_base_free(w->svc.base);
 }
 
-/* --- measurements ---------------------------------------------------------------------------------------------------------------- */
+/* --- measurements -------------------------------------------------------- */
 
 enum order { IN_ORDER, SCATTERED };
 
@@ -277,7 +295,8 @@ static void publish(enum order order)
 
 static void progress(uint32_t layer, uint32_t tokens)
 {
-	__atomic_store_n(ring_progress_word(w->ring, w->slot, layer), ring_progress_value(w->gen, tokens), __ATOMIC_RELEASE);
+	__atomic_store_n(ring_progress_word(w->ring, w->slot, layer),
+	                 ring_progress_value(w->gen, tokens), __ATOMIC_RELEASE);
 }
 
 static void finish(void)
@@ -308,13 +327,17 @@ static double memcpy_gbs(enum order order)
 	for (uint32_t l = 0; l < w->layout.layers; l++) {
 		size_t piece = w->layout.piece_bytes[l];
 		for (uint32_t i = 0; i < (order == IN_ORDER ? 1 : n); i++)
-			memcpy(w->d.data + kv_piece_offset(&w->layout, w->blocks, l, order == IN_ORDER ? 0 : 2 * (n - 1 - i)),
-			       w->p.data + kv_piece_offset(&w->layout, w->blocks, l, order == IN_ORDER ? 0 : 2 * i), order == IN_ORDER ? n * piece : piece);
+			memcpy(w->d.data + kv_piece_offset(&w->layout, w->blocks, l,
+			                                   order == IN_ORDER ? 0 : 2 * (n - 1 - i)),
+			       w->p.data +
+			           kv_piece_offset(&w->layout, w->blocks, l, order == IN_ORDER ? 0 : 2 * i),
+			       order == IN_ORDER ? n * piece : piece);
 	}
 	return (double)n * (double)w->layout.block_bytes / (double)(clock_ns() - begin);
 }
 
-/* All is computed before LEASE_OPENED arrives: the rate from there until KV_READY is here, with all messages and wake-ups. */
+/* All is computed before LEASE_OPENED arrives: the rate from there until KV_READY is here, with
+ * all messages and wake-ups. */
 static void rate(const char *name, enum order order)
 {
 	enum { ROUNDS = 15 };
@@ -328,7 +351,8 @@ static void rate(const char *name, enum order order)
 			progress(l, w->blocks / 2 * w->layout.block_tokens);
 		finish();
 		if (i == -2)
-			first = bytes / 1e3 / (double)w->ready->copy_us;   /* may be the messager's first touch of the pages */
+			/* may be the messager's first touch of the pages */
+			first = bytes / 1e3 / (double)w->ready->copy_us;
 		if (i < 0)
 			continue;
 		plain[i] = m;
@@ -336,13 +360,15 @@ static void rate(const char *name, enum order order)
 		whole[i] = bytes / 1e3 / (double)(w->ready_us - w->opened_us);
 		share[i] = copy[i] / m;
 	}
-	printf("%-10s %6.1f MiB in pieces of %6.1f KiB: memcpy %5.2f GB/s, messager copying %5.2f GB/s (%3.0f %%; first pass %.2f GB/s), "
+	printf("%-10s %6.1f MiB in pieces of %6.1f KiB: memcpy %5.2f GB/s, messager copying %5.2f GB/s "
+	       "(%3.0f %%; first pass %.2f GB/s), "
 	       "LEASE_OPENED to KV_READY %5.2f GB/s\n",
-	       name, bytes / 1048576, (double)w->layout.piece_bytes[0] / 1024, median(plain, ROUNDS), median(copy, ROUNDS), 100 * median(share, ROUNDS),
-	       first, median(whole, ROUNDS));
+	       name, bytes / 1048576, (double)w->layout.piece_bytes[0] / 1024, median(plain, ROUNDS),
+	       median(copy, ROUNDS), 100 * median(share, ROUNDS), first, median(whole, ROUNDS));
 }
 
-/* One layer of one block at a time; the messager sleeps between them. From the progress store until the last byte is in D's pool. */
+/* One layer of one block at a time; the messager sleeps between them. From the progress store
+ * until the last byte is in D's pool. */
 static void reaction(void)
 {
 	enum { TASKS = 10 };
@@ -353,10 +379,11 @@ static void reaction(void)
 	for (int t = 0; t < TASKS; t++) {
 		publish(IN_ORDER);
 		must(loop_until(is_open), &err, "waiting for LEASE_OPEN");
-		usleep(20000);                        /* its answer has arrived */
+		usleep(20000); /* its answer has arrived */
 		for (uint32_t l = 0; l < w->layout.layers; l++) {
 			size_t piece = w->layout.piece_bytes[l];
-			volatile unsigned char *last = w->d.data + kv_piece_offset(&w->layout, w->blocks, l, 0) + piece - 1;
+			volatile unsigned char *last = w->d.data +
+			                               kv_piece_offset(&w->layout, w->blocks, l, 0) + piece - 1;
 			memset(w->d.data + kv_piece_offset(&w->layout, w->blocks, l, 0), 2, piece);
 			usleep(1000);
 			uint64_t begin = clock_ns(), end = begin + 1000000000;
@@ -372,7 +399,8 @@ static void reaction(void)
 		finish();
 	}
 	double mid = median(us, n);
-	printf("reaction   progress stored until %.1f KiB are in D's pool: median %.0f us, p90 %.0f us, p99 %.0f us (%u samples)\n",
+	printf("reaction   progress stored until %.1f KiB are in D's pool: median %.0f us, p90 %.0f "
+	       "us, p99 %.0f us (%u samples)\n",
 	       (double)w->layout.piece_bytes[0] / 1024, mid, us[n * 9 / 10], us[n * 99 / 100], n);
 }
 
@@ -383,7 +411,8 @@ static uint64_t messager_cpu_us(void)
 	snprintf(path, sizeof path, "/proc/%d/stat", (int)w->messager);
 	FILE *f = fopen(path, "r");
 	if (f && fgets(text, sizeof text, f) && strrchr(text, ')'))
-		sscanf(strrchr(text, ')') + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &sys);
+		sscanf(strrchr(text, ')') + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
+		       &sys);
 	if (f)
 		fclose(f);
 	return (uint64_t)(user + sys) * 1000000u / (uint64_t)sysconf(_SC_CLK_TCK);
@@ -410,8 +439,8 @@ int main(void)
 	log_set_level("error");
 	for (unsigned i = 0; i < sizeof shapes / sizeof *shapes; i++) {
 		set_up(shapes[i].layers, shapes[i].heads, shapes[i].dim, shapes[i].blocks);
-		printf("# %s: %u layers, %u KV heads of %u, BF16, pools of %u blocks of 64 tokens\n", shapes[i].name, shapes[i].layers, shapes[i].heads,
-		       shapes[i].dim, shapes[i].blocks);
+		printf("# %s: %u layers, %u KV heads of %u, BF16, pools of %u blocks of 64 tokens\n",
+		       shapes[i].name, shapes[i].layers, shapes[i].heads, shapes[i].dim, shapes[i].blocks);
 		rate("neighbours", IN_ORDER);
 		rate("scattered", SCATTERED);
 		reaction();

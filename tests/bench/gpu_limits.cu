@@ -1,6 +1,8 @@
-/* gpu_limits.cu - what a GPU can do at most, to hold figures of the CUDA backend against: bandwidth of reading and copying, the dense rate of mma.sync, the gap
- * between kernels of a graph, copies to and from pinned memory, how long a word takes from a kernel to the host. And an experiment that decides whether
- * kernels for few and for many rows may use different instructions: do wgmma and mma.sync give the same bits? Prints "name value unit" lines. */
+/* gpu_limits.cu - what a GPU can do at most, to hold figures of the CUDA backend against: bandwidth
+ * of reading and copying, the dense rate of mma.sync, the gap between kernels of a graph, copies to
+ * and from pinned memory, how long a word takes from a kernel to the host. And an experiment
+ * that decides whether kernels for few and for many rows may use different instructions: do
+ * wgmma and mma.sync give the same bits? Prints "name value unit" lines. */
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -10,13 +12,13 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define CHECK(CALL) \
-	do { \
-		cudaError_t e_ = (CALL); \
-		if (e_ != cudaSuccess) { \
+#define CHECK(CALL)                                                                 \
+	do {                                                                            \
+		cudaError_t e_ = (CALL);                                                    \
+		if (e_ != cudaSuccess) {                                                    \
 			fprintf(stderr, "gpu_limits: %s: %s\n", #CALL, cudaGetErrorString(e_)); \
-			exit(1); \
-		} \
+			exit(1);                                                                \
+		}                                                                           \
 	} while (0)
 
 static cudaStream_t stream;
@@ -57,7 +59,7 @@ template <typename F> static double least_us(F work)
 	return 1e3 * (double)least;
 }
 
-/* --- bandwidth ------------------------------------------------------------------------------------------------------------------------ */
+/* --- bandwidth ----------------------------------------------------------- */
 
 static __global__ void read_all(const uint4 *x, size_t n, uint32_t *out)
 {
@@ -72,7 +74,7 @@ static __global__ void read_all(const uint4 *x, size_t n, uint32_t *out)
 		for (int k = 0; k < 4; k++)
 			sum ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
 	}
-	if (sum == 0x12345678)         /* never, but the compiler does not know */
+	if (sum == 0x12345678) /* never, but the compiler does not know */
 		*out = sum;
 }
 
@@ -85,25 +87,31 @@ static void bandwidth(int multiprocessors)
 	CHECK(cudaMalloc(&a, bytes));
 	CHECK(cudaMalloc(&b, bytes));
 	CHECK(cudaMemset(a, 1, bytes));
-	double us = least_us([&] { read_all<<<multiprocessors * 8, 512, 0, stream>>>((const uint4 *)a, bytes / 16, (uint32_t *)b); });
+	double us = least_us([&] {
+		read_all<<<multiprocessors * 8, 512, 0, stream>>>((const uint4 *)a, bytes / 16,
+		                                                  (uint32_t *)b);
+	});
 	show("read", bytes / us * 1e-3, "GB/s");
 	us = least_us([&] { CHECK(cudaMemcpyAsync(b, a, bytes, cudaMemcpyDeviceToDevice, stream)); });
 	show("copy (read and written)", 2 * bytes / us * 1e-3, "GB/s");
 	CHECK(cudaHostAlloc(&host, bytes / 8, cudaHostAllocDefault));
-	us = least_us([&] { CHECK(cudaMemcpyAsync(host, a, bytes / 8, cudaMemcpyDeviceToHost, stream)); });
+	us = least_us(
+		[&] { CHECK(cudaMemcpyAsync(host, a, bytes / 8, cudaMemcpyDeviceToHost, stream)); });
 	show("device to pinned", bytes / 8 / us * 1e-3, "GB/s");
-	us = least_us([&] { CHECK(cudaMemcpyAsync(a, host, bytes / 8, cudaMemcpyHostToDevice, stream)); });
+	us = least_us(
+		[&] { CHECK(cudaMemcpyAsync(a, host, bytes / 8, cudaMemcpyHostToDevice, stream)); });
 	show("pinned to device", bytes / 8 / us * 1e-3, "GB/s");
 	CHECK(cudaFreeHost(host));
 	CHECK(cudaFree(a));
 	CHECK(cudaFree(b));
 }
 
-/* --- tensor cores ------------------------------------------------------------------------------------------------------------------------ */
+/* --- tensor cores -------------------------------------------------------- */
 
 static __device__ void mma(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
-	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, "
+	             "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -130,11 +138,15 @@ static void dense(int multiprocessors)
 	float *out;
 	CHECK(cudaMalloc(&out, 4));
 	double us = least_us([&] { mma_rate<<<multiprocessors, 512, 0, stream>>>(out); });
-	show("mma.sync bf16", 2.0 * 16 * 8 * 16 * (double)MMA_CHAINS * (double)MMA_ROUNDS * 16 * multiprocessors / us * 1e-6, "TFLOP/s");
+	show("mma.sync bf16",
+	     2.0 * 16 * 8 * 16 * (double)MMA_CHAINS * (double)MMA_ROUNDS * 16 * multiprocessors / us *
+	         1e-6,
+	     "TFLOP/s");
 	CHECK(cudaFree(out));
 }
 
-/* d (64, 8) = sum over steps of a (64, 16) b (16, 8): by four warps' mma.sync, and by wgmma of the four. */
+/* d (64, 8) = sum over steps of a (64, 16) b (16, 8): by four warps' mma.sync, and by wgmma of
+ * the four. */
 enum { STEPS = 64 };
 
 static __global__ void mma_bits(const uint32_t *a, const uint32_t *b, float *d)
@@ -150,7 +162,8 @@ static __global__ void mma_bits(const uint32_t *a, const uint32_t *b, float *d)
 static __global__ void wgmma_bits(const uint32_t *a, const uint32_t *b, float *d)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-	__shared__ __align__(128) uint32_t tile[64];   /* b: two core matrices of 8 columns by 8 values, a column's values together */
+	/* b: two core matrices of 8 columns by 8 values, a column's values together */
+	__shared__ __align__(128) uint32_t tile[64];
 	uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
 	float sum[4] = {0, 0, 0, 0};
 	for (int s = 0; s < STEPS; s++) {
@@ -162,14 +175,17 @@ static __global__ void wgmma_bits(const uint32_t *a, const uint32_t *b, float *d
 		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 		__syncthreads();
 		uint64_t at = (uint64_t)__cvta_generic_to_shared(tile);
-		uint64_t descriptor = (at & 0x3ffff) >> 4 | (uint64_t)(128 >> 4) << 16 | (uint64_t)(256 >> 4) << 32;
+		uint64_t descriptor = (at & 0x3ffff) >> 4 | (uint64_t)(128 >> 4) << 16 |
+		                      (uint64_t)(256 >> 4) << 32;
 		const uint32_t *x = a + (s * 128 + thread) * 4;
 		asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
-		             "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}"
+		             "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, "
+		             "%5, %6, %7}, %8, p, 1, 1, 0;\n}"
 		             : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
 		             : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(descriptor));
-		asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+		asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::
+		                 : "memory");
 	}
 	for (int i = 0; i < 4; i++)
 		d[thread * 4 + i] = sum[i];
@@ -189,9 +205,10 @@ static void same_bits(void)
 	CHECK(cudaMallocManaged(&e, D * 4));
 	for (int i = 0; i < A + B; i++) {
 		uint32_t pair = 0;
-		for (int k = 0; k < 2; k++) {          /* magnitudes of 2^-6 to 2^2, any sign and digits */
+		for (int k = 0; k < 2; k++) { /* magnitudes of 2^-6 to 2^2, any sign and digits */
 			seed = seed * 1664525u + 1013904223u;
-			pair = pair << 16 | (seed >> 31) << 15 | (121 + (seed >> 20) % 8) << 7 | (seed >> 8 & 127);
+			pair = pair << 16 | (seed >> 31) << 15 | (121 + (seed >> 20) % 8) << 7 |
+			       (seed >> 8 & 127);
 		}
 		(i < A ? a[i] : b[i - A]) = pair;
 	}
@@ -206,7 +223,7 @@ static void same_bits(void)
 	show("wgmma: largest difference", worst * 1e6, "1e-6");
 }
 
-/* --- latencies ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- latencies ----------------------------------------------------------- */
 
 static __global__ void nothing(void)
 {
@@ -235,7 +252,8 @@ static void launch_gap(int overlap)
 	CHECK(cudaStreamEndCapture(stream, &g));
 	CHECK(cudaGraphInstantiate(&exec, g, 0));
 	double us = least_us([&] { CHECK(cudaGraphLaunch(exec, stream)); });
-	show(overlap ? "kernel in a graph, overlapped" : "kernel in a graph", us / (double)KERNELS, "us");
+	show(overlap ? "kernel in a graph, overlapped" : "kernel in a graph", us / (double)KERNELS,
+	     "us");
 	CHECK(cudaGraphExecDestroy(exec));
 	CHECK(cudaGraphDestroy(g));
 }
@@ -243,7 +261,7 @@ static void launch_gap(int overlap)
 static __global__ void store_word(uint64_t *word, uint64_t value)
 {
 	__threadfence_system();
-	asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(word), "l"(value) : "memory");
+	asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 /* From the call that puts the store into an idle stream until the host sees the word. */
@@ -284,8 +302,9 @@ int main(void)
 	CHECK(cudaDriverGetVersion(&driver));
 	CHECK(cudaRuntimeGetVersion(&runtime));
 	CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-	printf("%s, compute capability %d.%d, %d multiprocessors, %zu MiB, driver %d, runtime %d\n", p.name, p.major, p.minor, p.multiProcessorCount,
-	       p.totalGlobalMem >> 20, driver, runtime);
+	printf("%s, compute capability %d.%d, %d multiprocessors, %zu MiB, driver %d, runtime %d\n",
+	       p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem >> 20, driver,
+	       runtime);
 	bandwidth(p.multiProcessorCount);
 	dense(p.multiProcessorCount);
 	launch_gap(0);

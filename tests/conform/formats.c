@@ -1,12 +1,12 @@
-/* formats.c - element types as their descriptions say: random matrices in the files' formats, what their bytes mean, rounding to the half types. Written from the
- * formats, not from kernels/. */
+/* formats.c - element types as their descriptions say: random matrices in the files' formats, what
+ * their bytes mean, rounding to the half types. Written from the formats, not from kernels/. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* --- random matrices ---------------------------------------------------------------------------------------------------------- */
+/* --- random matrices ----------------------------------------------------- */
 
 static void put_half(unsigned char *p, float f)
 {
@@ -15,11 +15,17 @@ static void put_half(unsigned char *p, float f)
 	p[1] = (unsigned char)(u >> 8);
 }
 
-/* Where a block has f16 numbers, and how large they are; a second number is -16 times the first, or 8 times for the K types. */
-static const struct { uint16_t values, scale_at; float scale, second; } blocks[KERN_DTYPE_COUNT] = {
-	[KERN_Q8_0] = {32, 0, 1.0f / 256, 0},   [KERN_Q4_0] = {32, 0, 1.0f / 16, 0},    [KERN_Q4_1] = {32, 0, 1.0f / 16, -8},
-	[KERN_Q5_0] = {32, 0, 1.0f / 32, 0},    [KERN_Q5_1] = {32, 0, 1.0f / 32, -16},  [KERN_Q6_K] = {256, 208, 1.0f / 8192, 0},
-	[KERN_Q4_K] = {256, 0, 1.0f / 1024, 8}, [KERN_Q5_K] = {256, 0, 1.0f / 1024, 8}, [KERN_MXFP4] = {32, 0, 0, 0},
+/* Where a block has f16 numbers, and how large they are; a second number is -16 times the first,
+ * or 8 times for the K types. */
+static const struct {
+	uint16_t values, scale_at;
+	float scale, second;
+} blocks[KERN_DTYPE_COUNT] = {
+	[KERN_Q8_0] = {32, 0, 1.0f / 256, 0},   [KERN_Q4_0] = {32, 0, 1.0f / 16, 0},
+	[KERN_Q4_1] = {32, 0, 1.0f / 16, -8},   [KERN_Q5_0] = {32, 0, 1.0f / 32, 0},
+	[KERN_Q5_1] = {32, 0, 1.0f / 32, -16},  [KERN_Q6_K] = {256, 208, 1.0f / 8192, 0},
+	[KERN_Q4_K] = {256, 0, 1.0f / 1024, 8}, [KERN_Q5_K] = {256, 0, 1.0f / 1024, 8},
+	[KERN_MXFP4] = {32, 0, 0, 0},
 };
 
 /* A block's numbers; some are so small that a half is subnormal, as many of real models are. */
@@ -56,16 +62,18 @@ unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t k)
 	return w;
 }
 
-/* --- what bytes mean ------------------------------------------------------------------------------------------------------------ */
+/* --- what bytes mean ----------------------------------------------------- */
 
 static double half(const unsigned char *p)
 {
 	unsigned u = p[0] | (unsigned)p[1] << 8, exponent = u >> 10 & 31, m = u & 1023;
-	double v = exponent == 31 ? (m ? NAN : INFINITY) : exponent ? (1024 + m) * (double)(1u << exponent) * 0x1p-25 : m * 0x1p-24;
+	double v = exponent == 31 ? (m ? NAN : INFINITY)
+	           : exponent     ? (1024 + m) * (double)(1u << exponent) * 0x1p-25
+	                          : m * 0x1p-24;
 	return u >> 15 ? -v : v;
 }
 
-static double single(const unsigned char *p, size_t bytes)      /* the upper `bytes` of a float32 */
+static double single(const unsigned char *p, size_t bytes) /* the upper `bytes` of a float32 */
 {
 	unsigned char b[4] = {0};
 	float f;
@@ -74,7 +82,8 @@ static double single(const unsigned char *p, size_t bytes)      /* the upper `by
 	return (double)f;
 }
 
-double format_f8(unsigned c)                    /* OCP 8-bit floating point, E4M3: S.EEEE.MMM, bias 7, no infinities */
+/* OCP 8-bit floating point, E4M3: S.EEEE.MMM, bias 7, no infinities */
+double format_f8(unsigned c)
 {
 	unsigned e = c >> 3 & 15, m = c & 7;
 	double v = (c & 0x7f) == 0x7f ? NAN : e ? (8 + m) * (double)(1u << e) / 1024 : m / 512.0;
@@ -92,15 +101,17 @@ static unsigned bit(const unsigned char *p, unsigned i)
 	return p[i / 8] >> i % 8 & 1u;
 }
 
-/* 6 bits each of scale and offset of 8 groups in 12 bytes: the low 6 bits of bytes j and j + 4 for groups 0 to 3; for the others the nibbles of byte j + 4, with two
- * more bits each above those of groups j - 4. */
+/* 6 bits each of scale and offset of 8 groups in 12 bytes: the low 6 bits of bytes j and j + 4 for
+ * groups 0 to 3; for the others the nibbles of byte j + 4, with two more bits each above those
+ * of groups j - 4. */
 static void k_scales(const unsigned char *s, unsigned g, unsigned *ret_scale, unsigned *ret_offset)
 {
 	*ret_scale = g < 4 ? s[g] & 63u : (s[g + 4] & 15u) | (s[g - 4] & 192u) >> 2;
 	*ret_offset = g < 4 ? s[g + 4] & 63u : (s[g + 4] & 240u) >> 4 | (s[g] & 192u) >> 2;
 }
 
-static double k_value(const unsigned char *b, const unsigned char *high, const unsigned char *low, unsigned i)
+static double k_value(const unsigned char *b, const unsigned char *high, const unsigned char *low,
+                      unsigned i)
 {
 	unsigned g = i / 32, scale, offset, q = low[g / 2 * 32 + i % 32] >> (g % 2 ? 4 : 0) & 15u;
 	k_scales(b + 4, g, &scale, &offset);
@@ -108,12 +119,13 @@ static double k_value(const unsigned char *b, const unsigned char *high, const u
 	return half(b) * scale * q - half(b + 2) * offset;
 }
 
-/* Halves of 128 values: value 32 j + l of a half has its low nibble in byte l (j even) or 32 + l, lower half for j < 2; two high bits at 2 j of byte l; an int8 scale
- * for each 16 values. */
+/* Halves of 128 values: value 32 j + l of a half has its low nibble in byte l (j even) or 32 + l,
+ * lower half for j < 2; two high bits at 2 j of byte l; an int8 scale for each 16 values. */
 static double q6_value(const unsigned char *b, unsigned i)
 {
 	unsigned h = i / 128, j = i % 128 / 32, l = i % 32;
-	unsigned low = b[64 * h + 32 * (j % 2) + l] >> (j >= 2 ? 4 : 0) & 15u, high = b[128 + 32 * h + l] >> 2 * j & 3u;
+	unsigned low = b[64 * h + 32 * (j % 2) + l] >> (j >= 2 ? 4 : 0) & 15u,
+			 high = b[128 + 32 * h + l] >> 2 * j & 3u;
 	return half(b + 208) * (int8_t)b[192 + i / 16] * ((int)(low | high << 4) - 32);
 }
 
@@ -122,7 +134,8 @@ static double mx_value(const unsigned char *b, unsigned i)
 {
 	static const double magnitude[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 	unsigned q = nibble(b + 1, i);
-	return b[0] == 255 ? NAN : ldexp(q & 8 ? 0 - magnitude[q & 7] : magnitude[q & 7], b[0] - 127);       /* no negative zero */
+	/* no negative zero */
+	return b[0] == 255 ? NAN : ldexp(q & 8 ? 0 - magnitude[q & 7] : magnitude[q & 7], b[0] - 127);
 }
 
 double format_value(enum kern_dtype t, const unsigned char *row, uint32_t at)
@@ -148,20 +161,28 @@ double format_value(enum kern_dtype t, const unsigned char *row, uint32_t at)
 	}
 }
 
-/* --- rounding ------------------------------------------------------------------------------------------------------------------- */
+/* --- rounding ------------------------------------------------------------ */
 
 double format_error(enum kern_dtype t, double x)
 {
-	return t == KERN_F16 ? 0x1p-11 * fabs(x) + 0x1p-25 : t == KERN_BF16 ? 0x1p-8 * fabs(x) + 0x1p-134 : 0x1p-24 * fabs(x) + 0x1p-150;
+	return t == KERN_F16    ? 0x1p-11 * fabs(x) + 0x1p-25
+	       : t == KERN_BF16 ? 0x1p-8 * fabs(x) + 0x1p-134
+	                        : 0x1p-24 * fabs(x) + 0x1p-150;
 }
 
 float format_round(enum kern_dtype t, double x)
 {
-	int digits = t == KERN_F16 ? 11 : t == KERN_BF16 ? 8 : 24, least = t == KERN_F16 ? -24 : t == KERN_BF16 ? -133 : -149, e;
+	int digits = t == KERN_F16    ? 11
+	             : t == KERN_BF16 ? 8
+	                              : 24,
+		least = t == KERN_F16    ? -24
+	            : t == KERN_BF16 ? -133
+	                             : -149,
+		e;
 	double top = t == KERN_F16 ? 0x1p16 : 0x1p128;
 	if (!isfinite(x) || x == 0)
 		return (float)x;
-	frexp(x, &e);                                  /* |x| in [2^(e-1), 2^e) */
+	frexp(x, &e); /* |x| in [2^(e-1), 2^e) */
 	int place = e - digits > least ? e - digits : least;
 	double r = ldexp(nearbyint(ldexp(x, -place)), place);
 	return fabs(r) >= top ? (float)copysign(INFINITY, x) : (float)r;
@@ -180,6 +201,6 @@ uint16_t format_bits(enum kern_dtype t, float x)
 	double a = fabs((double)x);
 	if (a < 0x1p-14)
 		return sign | (uint16_t)ldexp(a, 24);
-	double m = frexp(a, &e);                       /* [0.5, 1) */
+	double m = frexp(a, &e); /* [0.5, 1) */
 	return sign | (uint16_t)((e + 14) << 10 | ((int)ldexp(m, 11) - 1024));
 }

@@ -36,12 +36,14 @@ static float *rows_random(uint32_t rows, uint32_t width, float scale)
 	return data;
 }
 
-uint32_t job_field(struct job *j, const char *name, enum direction dir, enum kern_rows rows, uint32_t sub, uint32_t columns, float scale)
+uint32_t job_field(struct job *j, const char *name, enum direction dir, enum kern_rows rows,
+                   uint32_t sub, uint32_t columns, float scale)
 {
 	float *data = dir == OUT ? NULL : rows_random(world_rows(&j->world), sub * columns, scale);
 	if (j->fields == FIELDS)
 		conform_fail("a job of more than %d fields", FIELDS);
-	j->field[j->fields] = (struct field){name, dir, rows, KERN_F32, sub, columns, false, false, data};
+	j->field[j->fields] = (struct field){name,    dir,   rows,  KERN_F32, sub,
+	                                     columns, false, false, data};
 	return j->fields++;
 }
 
@@ -85,9 +87,13 @@ void job_matrices(struct job *j, uint32_t count)
 void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uint32_t k)
 {
 	struct matrix *m = &j->matrix[i];
-	uint32_t before = (i + j->number) % 3 == 1 ? 256 : 0, wide = k + 2 * before, align = kern_dtype_bytes(type, 1) ? 1 : kern_dtype_bytes(type, 32) ? 32 : 256;
+	uint32_t before = (i + j->number) % 3 == 1 ? 256 : 0, wide = k + 2 * before,
+			 align = kern_dtype_bytes(type, 1)    ? 1
+	                 : kern_dtype_bytes(type, 32) ? 32
+	                                              : 256;
 	wide = (wide + align - 1) / align * align;
-	*m = (struct matrix){type, n, k, before ? kern_dtype_bytes(type, wide) : 0, rand_weight(type, n, wide), NULL};
+	*m = (struct matrix){
+		type, n, k, before ? kern_dtype_bytes(type, wide) : 0, rand_weight(type, n, wide), NULL};
 	m->data += kern_dtype_bytes(type, before);
 	m->value = conform_alloc((size_t)n * k, sizeof *m->value);
 	for (uint32_t r = 0; r < n; r++)
@@ -96,9 +102,14 @@ void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uin
 }
 
 /* Blocks lie a little apart. */
-void job_kv(struct job *j, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim, uint32_t latent)
+void job_kv(struct job *j, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim,
+            uint32_t latent)
 {
-	struct kern_kv_layer kv = {.kv_heads = kv_heads, .head_dim = head_dim, .block_tokens = j->world.block_tokens, .dtype = type, .latent = latent};
+	struct kern_kv_layer kv = {.kv_heads = kv_heads,
+	                           .head_dim = head_dim,
+	                           .block_tokens = j->world.block_tokens,
+	                           .dtype = type,
+	                           .latent = latent};
 	kv.block_stride_bytes = kern_kv_planes(&kv) * kern_kv_plane_bytes(&kv) + 4;
 	j->kv = kv;
 	j->has_kv = true;

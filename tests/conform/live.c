@@ -1,20 +1,26 @@
-/* live.c - a job on a device: its buffers with guards around them, its programs, and runs of a schedule. Every byte of every buffer is written before a step and
- * looked at after it: the live rows of outputs are taken, everything else must be as it was. Programs of one operation each run several steps before the host waits. */
+/* live.c - a job on a device: its buffers with guards around them, its programs, and runs of a
+ * schedule. Every byte of every buffer is written before a step and looked at after it: the live
+ * rows of outputs are taken, everything else must be as it was. Programs of one operation each
+ * run several steps before the host waits. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD = 64, FLIGHTS = 4 };        /* steps under way */
+enum { GUARD = 64, FLIGHTS = 4 }; /* steps under way */
 
 struct buffer {
 	struct kern_mem mem;
 	size_t bytes;
-	unsigned char *blank, *image[FLIGHTS], *seen[FLIGHTS];    /* of nobody's bytes; before a step; after it */
+	/* of nobody's bytes; before a step; after it */
+	unsigned char *blank, *image[FLIGHTS], *seen[FLIGHTS];
 };
 
-struct place { uint32_t buffer; size_t first, ld; };   /* of row 0, in bytes; ld in elements */
+struct place {
+	uint32_t buffer;
+	size_t first, ld;
+}; /* of row 0, in bytes; ld in elements */
 
 struct live_own {
 	uint32_t buffers, programs, salt, flights;
@@ -26,7 +32,9 @@ struct live_own {
 };
 
 /* Which rows the slots of a batch are. */
-struct slots { uint32_t rows[2], *live[2], *all[2]; };      /* [enum kern_rows] */
+struct slots {
+	uint32_t rows[2], *live[2], *all[2];
+}; /* [enum kern_rows] */
 
 static size_t type_bytes(enum kern_dtype t)
 {
@@ -51,7 +59,7 @@ static void row_get(enum kern_dtype t, float *v, const unsigned char *from, uint
 		v[i] = (float)format_value(t, from, i);
 }
 
-/* --- buffers ---------------------------------------------------------------------------------------------------------------------- */
+/* --- buffers ------------------------------------------------------------- */
 
 static bool can_share(const struct field *f, enum kern_memory kind)
 {
@@ -59,17 +67,18 @@ static bool can_share(const struct field *f, enum kern_memory kind)
 }
 
 /* Fields side by side, the rows of one between the rows of another, with some columns of nobody. */
-static void place_together(const struct job *j, struct live_own *o, enum kern_memory kind, uint32_t rows)
+static void place_together(const struct job *j, struct live_own *o, enum kern_memory kind,
+                           uint32_t rows)
 {
 	size_t row = 3, at[FIELDS];
 	uint32_t count = 0;
 	for (uint32_t f = 0; f < j->fields; f++)
 		if (can_share(&j->field[f], kind)) {
-			at[f] = row = (row + 3) / 4 * 4;       /* addresses of tensors are 16-byte aligned */
+			at[f] = row = (row + 3) / 4 * 4; /* addresses of tensors are 16-byte aligned */
 			row += j->field[f].columns + 1 + f % 2;
 			count++;
 		}
-	row += row % 4 == 0;                   /* leading dimensions any */
+	row += row % 4 == 0; /* leading dimensions any */
 	for (uint32_t f = 0; f < j->fields; f++)
 		if (can_share(&j->field[f], kind))
 			o->place[f] = (struct place){0, GUARD + 4 * at[f], row};
@@ -86,7 +95,10 @@ static void place_fields(const struct job *j, struct live_own *o, enum kern_memo
 		if (can_share(x, kind))
 			continue;
 		o->place[f] = (struct place){o->buffers, GUARD, x->dense ? x->columns : x->columns + 1 + f};
-		o->buffer[o->buffers++].bytes = 2 * GUARD + 4 * ((type_bytes(x->type) * o->place[f].ld * rows * x->sub + 3) / 4);
+		o->buffer[o->buffers++].bytes = 2 * GUARD +
+		                                4 * ((type_bytes(x->type) * o->place[f].ld * rows * x->sub +
+		                                      3) /
+		                                     4);
 	}
 }
 
@@ -107,7 +119,8 @@ static void buffers_new(struct live *l, enum kern_memory kind)
 	}
 	for (uint32_t f = 0; f < l->job->fields; f++) {
 		const struct place *p = &o->place[f];
-		l->field[f] = (struct kern_tensor){kern_at(o->buffer[p->buffer].mem.dev, p->first), p->ld, l->job->field[f].type};
+		l->field[f] = (struct kern_tensor){kern_at(o->buffer[p->buffer].mem.dev, p->first), p->ld,
+		                                   l->job->field[f].type};
 	}
 	for (uint32_t c = 0; c < l->job->constants; c++) {
 		o->constant[c] = mem_get(l->dev, KERN_MEM_DEVICE, l->job->constant[c].bytes);
@@ -126,7 +139,8 @@ static void pool_new(struct live *l, enum kern_memory kind)
 	l->kv = l->job->kv;
 	if (!l->job->has_kv)
 		return;
-	l->own->pool = mem_get(l->dev, kind == KERN_MEM_DEVICE ? kind : KERN_MEM_SHARED, job_pool_bytes(l->job));
+	l->own->pool = mem_get(l->dev, kind == KERN_MEM_DEVICE ? kind : KERN_MEM_SHARED,
+	                       job_pool_bytes(l->job));
 	l->kv.base = l->own->pool.dev;
 }
 
@@ -136,16 +150,20 @@ static void weights_new(struct live *l)
 	l->w = conform_alloc(j->matrices, sizeof(struct kern_weight *));
 	for (uint32_t i = 0; i < j->matrices; i++) {
 		const struct matrix *m = &j->matrix[i];
-		size_t bytes = (size_t)(matrix_row(m, m->n - 1) - m->data) + kern_dtype_bytes(m->type, m->k);
+		size_t bytes = (size_t)(matrix_row(m, m->n - 1) - m->data) +
+		               kern_dtype_bytes(m->type, m->k);
 		unsigned char *data = malloc(bytes);
 		memcpy(data, m->data, bytes);
-		device_ok(l->dev, l->dev->ops->weight_new(l->dev->d, m->type, m->n, m->k, data, m->row_bytes, &l->w[i]), "weight_new");
-		memset(data, 0xff, bytes);     /* nobody reads it any more */
+		device_ok(l->dev,
+		          l->dev->ops->weight_new(l->dev->d, m->type, m->n, m->k, data, m->row_bytes,
+		                                  &l->w[i]),
+		          "weight_new");
+		memset(data, 0xff, bytes); /* nobody reads it any more */
 		free(data);
 	}
 }
 
-/* --- programs ----------------------------------------------------------------------------------------------------------------------- */
+/* --- programs ------------------------------------------------------------ */
 
 static int programs_new(struct live *l, bool split)
 {
@@ -164,11 +182,12 @@ static int programs_new(struct live *l, bool split)
 		n = l->job->record_history(l->job, l, op);
 		rc = k->program_new(l->dev->d, op, n, &limits, &o->history);
 	}
-	memset(op, 0xff, sizeof op);                   /* the operations are copied */
+	memset(op, 0xff, sizeof op); /* the operations are copied */
 	return rc;
 }
 
-struct live *live_new(const struct job *j, const struct device *dev, enum kern_memory kind, bool split, int *ret_rc)
+struct live *live_new(const struct job *j, const struct device *dev, enum kern_memory kind,
+                      bool split, int *ret_rc)
 {
 	struct live *l = conform_alloc(1, sizeof *l);
 	*l = (struct live){.job = j, .dev = dev, .own = conform_alloc(1, sizeof *l->own)};
@@ -207,12 +226,14 @@ void live_free(struct live **lp)
 	*lp = NULL;
 }
 
-/* --- a step ------------------------------------------------------------------------------------------------------------------------- */
+/* --- a step -------------------------------------------------------------- */
 
-static unsigned char *element_at(const struct live *l, uint32_t f, unsigned char *of, uint32_t slot, uint32_t sub)
+static unsigned char *element_at(const struct live *l, uint32_t f, unsigned char *of, uint32_t slot,
+                                 uint32_t sub)
 {
 	const struct place *p = &l->own->place[f];
-	return of + p->first + ((size_t)slot * l->job->field[f].sub + sub) * p->ld * type_bytes(l->job->field[f].type);
+	return of + p->first +
+	       ((size_t)slot * l->job->field[f].sub + sub) * p->ld * type_bytes(l->job->field[f].type);
 }
 
 static struct slots slots_of(const struct world *w, const struct step *st)
@@ -224,19 +245,22 @@ static struct slots slots_of(const struct world *w, const struct step *st)
 	}
 	for (int k = 0; k < 2; k++)
 		for (uint32_t i = 0; i < st->parts; i++) {
-			const struct part *p = &st->part[k == KERN_ROWS_TAIL && st->tail_reversed ? st->parts - 1 - i : i];
+			const struct part
+				*p = &st->part[k == KERN_ROWS_TAIL && st->tail_reversed ? st->parts - 1 - i : i];
 			uint32_t from = k == KERN_ROWS_TAIL ? p->rows - p->tail : 0;
 			for (uint32_t r = from; r < p->rows; r++) {
 				uint32_t at = s.rows[k]++;
 				s.all[k][at] = w->all[p->seq] + p->position + r;
-				s.live[k][at] = w->live[p->seq] + p->position + r - w->seq[p->seq].position;   /* of history: not used */
+				/* of history: not used */
+				s.live[k][at] = w->live[p->seq] + p->position + r - w->seq[p->seq].position;
 			}
 		}
 	return s;
 }
 
 /* What is in the buffers before a step. */
-static void images_fill(struct live *l, const struct job *data, const struct slots *s, bool history, uint32_t flight)
+static void images_fill(struct live *l, const struct job *data, const struct slots *s, bool history,
+                        uint32_t flight)
 {
 	for (uint32_t i = 0; i < l->own->buffers; i++)
 		memcpy(l->own->buffer[i].image[flight], l->own->buffer[i].blank, l->own->buffer[i].bytes);
@@ -248,13 +272,16 @@ static void images_fill(struct live *l, const struct job *data, const struct slo
 		for (uint32_t i = 0; i < s->rows[x->rows]; i++)
 			for (uint32_t j = 0; j < x->sub; j++) {
 				uint32_t row = x->history ? s->all[x->rows][i] : s->live[x->rows][i];
-				row_put(x->type, element_at(l, f, image, i, j), x->data + ((size_t)row * x->sub + j) * x->columns, x->columns);
+				row_put(x->type, element_at(l, f, image, i, j),
+				        x->data + ((size_t)row * x->sub + j) * x->columns, x->columns);
 			}
 	}
 }
 
-/* Takes the live rows of an output from what was seen, and copies them to the image: what differs then was written wrongly. Of the history nothing is kept. */
-static void rows_take(struct live *l, uint32_t f, const struct slots *s, struct result *r, bool history, uint32_t flight)
+/* Takes the live rows of an output from what was seen, and copies them to the image: what
+ * differs then was written wrongly. Of the history nothing is kept. */
+static void rows_take(struct live *l, uint32_t f, const struct slots *s, struct result *r,
+                      bool history, uint32_t flight)
 {
 	const struct field *x = &l->job->field[f];
 	struct buffer *b = &l->own->buffer[l->own->place[f].buffer];
@@ -262,9 +289,11 @@ static void rows_take(struct live *l, uint32_t f, const struct slots *s, struct 
 		uint32_t row = s->live[x->rows][i];
 		for (uint32_t j = 0; j < x->sub; j++) {
 			unsigned char *from = element_at(l, f, b->seen[flight], i, j);
-			memcpy(element_at(l, f, b->image[flight], i, j), from, x->columns * type_bytes(x->type));
+			memcpy(element_at(l, f, b->image[flight], i, j), from,
+			       x->columns * type_bytes(x->type));
 			if (!history)
-				row_get(x->type, r->out[f] + ((size_t)row * x->sub + j) * x->columns, from, x->columns);
+				row_get(x->type, r->out[f] + ((size_t)row * x->sub + j) * x->columns, from,
+				        x->columns);
 		}
 		if (!history)
 			r->have[f][row] = true;
@@ -284,8 +313,10 @@ static void buffer_compare(const struct live *l, uint32_t i, uint32_t flight)
 		const struct place *p = &l->own->place[f];
 		size_t e = type_bytes(l->job->field[f].type);
 		if (p->buffer == i)
-			conform_fail("written where it may not: byte %zu of the buffer of %s (%u columns, leading dimension %zu): row %td, column %td", at,
-			             l->job->field[f].name, l->job->field[f].columns, p->ld, ((ptrdiff_t)at - (ptrdiff_t)p->first) / (ptrdiff_t)(p->ld * e),
+			conform_fail("written where it may not: byte %zu of the buffer of %s (%u columns, "
+			             "leading dimension %zu): row %td, column %td",
+			             at, l->job->field[f].name, l->job->field[f].columns, p->ld,
+			             ((ptrdiff_t)at - (ptrdiff_t)p->first) / (ptrdiff_t)(p->ld * e),
 			             ((ptrdiff_t)at - (ptrdiff_t)p->first) / (ptrdiff_t)e % (ptrdiff_t)p->ld);
 	}
 }
@@ -300,10 +331,14 @@ static void step_write(struct live *l, const struct step *st, uint32_t flight)
 	else
 		mem_put(l->dev, o->batch[flight].dev, o->batch_image[flight], bytes);
 	for (uint32_t i = 0; i < o->buffers; i++)
-		device_ok(l->dev, l->dev->ops->upload(l->dev->s, o->buffer[i].mem.dev, o->buffer[i].image[flight], o->buffer[i].bytes), "upload");
+		device_ok(l->dev,
+		          l->dev->ops->upload(l->dev->s, o->buffer[i].mem.dev, o->buffer[i].image[flight],
+		                              o->buffer[i].bytes),
+		          "upload");
 }
 
-static void step_begin(struct live *l, const struct job *data, const struct step *st, uint32_t flight)
+static void step_begin(struct live *l, const struct job *data, const struct step *st,
+                       uint32_t flight)
 {
 	const struct kern_ops *k = l->dev->ops;
 	struct live_own *o = l->own;
@@ -313,12 +348,18 @@ static void step_begin(struct live *l, const struct job *data, const struct step
 	conform_release(mark);
 	step_write(l, st, flight);
 	for (uint32_t i = 0; i < (st->history ? 1 : o->programs); i++)
-		device_ok(l->dev, k->run(l->dev->s, st->history ? o->history : o->program[i], &o->batch[flight]), "run");
+		device_ok(l->dev,
+		          k->run(l->dev->s, st->history ? o->history : o->program[i], &o->batch[flight]),
+		          "run");
 	for (uint32_t i = 0; i < o->buffers; i++)
-		device_ok(l->dev, k->download(l->dev->s, o->buffer[i].seen[flight], o->buffer[i].mem.dev, o->buffer[i].bytes), "download");
+		device_ok(l->dev,
+		          k->download(l->dev->s, o->buffer[i].seen[flight], o->buffer[i].mem.dev,
+		                      o->buffer[i].bytes),
+		          "download");
 }
 
-static void step_end(struct live *l, const struct job *data, const struct step *st, struct result *r, uint32_t flight)
+static void step_end(struct live *l, const struct job *data, const struct step *st,
+                     struct result *r, uint32_t flight)
 {
 	size_t mark = conform_mark();
 	struct slots s = slots_of(&data->world, st);
@@ -330,7 +371,7 @@ static void step_end(struct live *l, const struct job *data, const struct step *
 	conform_release(mark);
 }
 
-/* --- a schedule --------------------------------------------------------------------------------------------------------------------- */
+/* --- a schedule ---------------------------------------------------------- */
 
 struct result *result_new(const struct job *j)
 {
@@ -340,13 +381,16 @@ struct result *result_new(const struct job *j)
 	for (uint32_t f = 0; f < j->fields; f++)
 		if (j->field[f].dir != IN) {
 			r->have[f] = conform_alloc(world_rows(&j->world), sizeof **r->have);
-			r->out[f] = conform_alloc((size_t)world_rows(&j->world) * j->field[f].sub * j->field[f].columns, sizeof **r->out);
+			r->out[f] = conform_alloc((size_t)world_rows(&j->world) * j->field[f].sub *
+			                              j->field[f].columns,
+			                          sizeof **r->out);
 		}
 	r->pool = conform_alloc(job_pool_bytes(j), 1);
 	return r;
 }
 
-struct result *live_run(struct live *l, const struct job *data, const struct schedule *s, unsigned char fill)
+struct result *live_run(struct live *l, const struct job *data, const struct schedule *s,
+                        unsigned char fill)
 {
 	struct result *r = result_new(data);
 	size_t bytes = job_pool_bytes(data);
@@ -357,7 +401,8 @@ struct result *live_run(struct live *l, const struct job *data, const struct sch
 		mem_put(l->dev, l->own->pool.dev, r->pool, bytes);
 	for (uint32_t i = 0; i < s->steps; i++) {
 		const struct step *st = &s->step[i];
-		conform_about(3, "step %u, %u sequences, the first with %u rows at %u", i, st->parts, st->part[0].rows, st->part[0].position);
+		conform_about(3, "step %u, %u sequences, the first with %u rows at %u", i, st->parts,
+		              st->part[0].rows, st->part[0].position);
 		step_begin(l, data, st, i % flights);
 		if ((i + 1) % flights && i + 1 < s->steps)
 			continue;

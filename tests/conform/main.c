@@ -1,4 +1,5 @@
-/* main.c - the targets, what tests share, and the program: runs every test that is linked in, on the targets that are named, or on all variants of the CPU. */
+/* main.c - the targets, what tests share, and the program: runs every test that is linked in, on
+ * the targets that are named, or on all variants of the CPU. */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 
@@ -22,7 +23,7 @@ unsigned conform_target_count;
 
 enum { ALLOCS_MAX = 1 << 18, DEVICES_MAX = 64, MEMS_MAX = 4096, LEVELS = 5 };
 
-/* --- failures --------------------------------------------------------------------------------------------------------------------- */
+/* --- failures ------------------------------------------------------------ */
 
 static char about[LEVELS][160];
 
@@ -50,7 +51,7 @@ void conform_fail(const char *fmt, ...)
 	abort();
 }
 
-/* --- memory of a test --------------------------------------------------------------------------------------------------------------- */
+/* --- memory of a test ---------------------------------------------------- */
 
 static void *allocs[ALLOCS_MAX];
 static size_t alloc_count;
@@ -59,7 +60,8 @@ void *conform_alloc(size_t count, size_t size)
 {
 	void *p = calloc(count ? count : 1, size);
 	if (!p || alloc_count == ALLOCS_MAX)
-		conform_fail("the test has no memory for %zu x %zu bytes, or %d blocks already", count, size, ALLOCS_MAX);
+		conform_fail("the test has no memory for %zu x %zu bytes, or %d blocks already", count,
+		             size, ALLOCS_MAX);
 	return allocs[alloc_count++] = p;
 }
 
@@ -106,7 +108,7 @@ float *rand_floats(size_t n, float scale)
 	return p;
 }
 
-/* --- devices -------------------------------------------------------------------------------------------------------------------------- */
+/* --- devices ------------------------------------------------------------- */
 
 static struct device devices[DEVICES_MAX];
 static unsigned device_count;
@@ -115,7 +117,9 @@ static bool device_open(struct device *dev)
 {
 	char err[200] = "";
 	struct target *t = &conform_targets[dev->target - conform_targets];
-	struct kern_config conf = {.variant = t->variant[0] ? t->variant : NULL, .threads = dev->threads, .activations = t->activations};
+	struct kern_config conf = {.variant = t->variant[0] ? t->variant : NULL,
+	                           .threads = dev->threads,
+	                           .activations = t->activations};
 	int rc = t->ops->open(&conf, &dev->d, err, sizeof err);
 	if (rc == KERN_ENOTSUP && strstr(err, "lacks")) {
 		SKIP_PART("%s: %s", t->name, err);
@@ -187,9 +191,10 @@ static void test_end(void)
 	conform_release(0);
 }
 
-/* --- statistics ----------------------------------------------------------------------------------------------------------------------- */
+/* --- statistics ---------------------------------------------------------- */
 
-static double (*stats);                        /* (KERN_OPS, targets), shared with the tests' processes */
+/* (KERN_OPS, targets), shared with the tests' processes */
+static double(*stats);
 
 void conform_stat(enum kern_op_kind kind, double part)
 {
@@ -201,21 +206,32 @@ void conform_stats_show(void)
 {
 	for (int k = 0; k < KERN_OPS; k++)
 		if (stats[k] > 0)
-			printf("%-14s largest error %.2f of its bound\n", kern_op_name((enum kern_op_kind)k), stats[k]);
+			printf("%-14s largest error %.2f of its bound\n", kern_op_name((enum kern_op_kind)k),
+			       stats[k]);
 }
 
-/* --- targets -------------------------------------------------------------------------------------------------------------------------- */
+/* --- targets ------------------------------------------------------------- */
 
-/* What a backend rounds beyond float32 sums; the first that matches. A backend that computes less precisely gets a row, with the reason.
- * cuda: with rounded activations attention has tensor cores multiply single bfloat16 numbers (kernels/cuda/attention.h).
- * cpu: activations of quantised products are integers up to 16319 in groups of 32 (kernels/cpu/fast_matmul.h), so half a step of 1/16319; the variant
- * "reference" keeps float32.
- * cuda: float32. Of types with offsets, w = d q + m, the sums of d q x and of m x are rounded apart, and either may be larger than both together: some
- * roundings of the largest more. With activations of KERN_BF16 quantised products round them too: 8 binary digits, so each is off by at most 2^-8 of itself.
- * cuda:fast: always rounds as with KERN_BF16; products with BF16 weights are cuBLASLt's, which adds in an order that depends on the number of rows. */
-static const struct { const char *prefix; double group_step, group_step_bf16; bool bf16_attention, always_bf16, rows_vary; } precisions[] = {
-	{"cpu:reference", 0, 0, false, false, false}, {"cpu", 0.501 / 16319, 0.501 / 16319, false, false, false}, {"cuda:fast", 0x1p-8, 0x1p-8, true, true, true},
-	{"cuda", 0x1p-21, 0x1p-8, true, false, false}, {"", 0.501 / 16319, 0.501 / 16319, false, false, false},
+/* What a backend rounds beyond float32 sums; the first that matches. A backend that computes less
+ * precisely gets a row, with the reason. cuda: with rounded activations attention has tensor cores
+ * multiply single bfloat16 numbers (kernels/cuda/attention.h). cpu: activations of quantised
+ * products are integers up to 16319 in groups of 32 (kernels/cpu/fast_matmul.h), so half a step of
+ * 1/16319; the variant "reference" keeps float32. cuda: float32. Of types with offsets, w = d q +
+ * m, the sums of d q x and of m x are rounded apart, and either may be larger than both together:
+ * some roundings of the largest more. With activations of KERN_BF16 quantised products round
+ * them too: 8 binary digits, so each is off by at most 2^-8 of itself. cuda:fast: always rounds
+ * as with KERN_BF16; products with BF16 weights are cuBLASLt's, which adds in an order that
+ * depends on the number of rows. */
+static const struct {
+	const char *prefix;
+	double group_step, group_step_bf16;
+	bool bf16_attention, always_bf16, rows_vary;
+} precisions[] = {
+	{"cpu:reference", 0, 0, false, false, false},
+	{"cpu", 0.501 / 16319, 0.501 / 16319, false, false, false},
+	{"cuda:fast", 0x1p-8, 0x1p-8, true, true, true},
+	{"cuda", 0x1p-21, 0x1p-8, true, false, false},
+	{"", 0.501 / 16319, 0.501 / 16319, false, false, false},
 };
 
 /* BACKEND[:VARIANT[/ACTIVATIONS]] */
@@ -226,7 +242,8 @@ static const char *target_parse(struct target *t, const char *text)
 	size_t backend = variant ? (size_t)(variant - text) : act ? (size_t)(act - text) : strlen(text);
 	size_t length = variant ? (act ? (size_t)(act - variant) : strlen(variant)) - 1 : 0;
 	*t = (struct target){.activations = act && !strcmp(act, "/bf16") ? KERN_BF16 : KERN_F32};
-	if (!backend || backend >= sizeof t->backend || length >= sizeof t->variant || strlen(text) >= sizeof t->name || (act && strcmp(act, "/bf16")))
+	if (!backend || backend >= sizeof t->backend || length >= sizeof t->variant ||
+	    strlen(text) >= sizeof t->name || (act && strcmp(act, "/bf16")))
 		return "a target is BACKEND[:VARIANT[/bf16]]";
 	strcpy(t->name, text);
 	memcpy(t->backend, text, backend);
@@ -239,20 +256,24 @@ static const char *target_parse(struct target *t, const char *text)
 	while (strncmp(text, precisions[i].prefix, strlen(precisions[i].prefix)) != 0)
 		i++;
 	bool bf16 = t->activations == KERN_BF16 || precisions[i].always_bf16;
-	t->precision = (struct precision){bf16 ? precisions[i].group_step_bf16 : precisions[i].group_step, bf16, bf16 && precisions[i].bf16_attention,
+	t->precision = (struct precision){bf16 ? precisions[i].group_step_bf16
+	                                       : precisions[i].group_step,
+	                                  bf16, bf16 && precisions[i].bf16_attention,
 	                                  precisions[i].rows_vary};
 	return NULL;
 }
 
 static const char *const all_cpu[] = {
-	"cpu:plain", "cpu:reference", "cpu:avx2", "cpu:avx512", "cpu:avx512bf16", "cpu:plain/bf16", "cpu:avx2/bf16", "cpu:avx512/bf16", "cpu:avx512bf16/bf16",
+	"cpu:plain",      "cpu:reference", "cpu:avx2",        "cpu:avx512",          "cpu:avx512bf16",
+	"cpu:plain/bf16", "cpu:avx2/bf16", "cpu:avx512/bf16", "cpu:avx512bf16/bf16",
 };
 
 static int targets_choose(int n, char *const *names)
 {
 	for (int i = 0; i < (n ? n : (int)LEN(all_cpu)); i++) {
 		const char *name = n ? names[i] : all_cpu[i], *why = "too many targets";
-		if (conform_target_count == LEN(conform_targets) || (why = target_parse(&conform_targets[conform_target_count], name))) {
+		if (conform_target_count == LEN(conform_targets) ||
+		    (why = target_parse(&conform_targets[conform_target_count], name))) {
 			fprintf(stderr, "conform: %s: %s\n", name, why);
 			return -1;
 		}
@@ -261,7 +282,7 @@ static int targets_choose(int n, char *const *names)
 	return 0;
 }
 
-/* --- main ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- main ---------------------------------------------------------------- */
 
 static struct conform_test *tests;
 
@@ -282,7 +303,8 @@ int main(int argc, char **argv)
 	if (getenv("CONFORM_THIN") && atoi(getenv("CONFORM_THIN")) > 0)
 		conform_thin = (unsigned)atoi(getenv("CONFORM_THIN"));
 	if (getenv("CONFORM_SHOW")) {
-		stats = mmap(NULL, KERN_OPS * sizeof *stats, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		stats = mmap(NULL, KERN_OPS * sizeof *stats, PROT_READ | PROT_WRITE,
+		             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		stats = stats == MAP_FAILED ? NULL : stats;
 	}
 	Suite *s = suite_create(name);

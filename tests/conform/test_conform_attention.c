@@ -1,14 +1,16 @@
-/* test_conform_attention.c - attention over the paged KV: every type of KV, groups of heads, head sizes, latents, windows, sinks, sizes of blocks, depths of context. */
+/* test_conform_attention.c - attention over the paged KV: every type of KV, groups of heads,
+ * head sizes, latents, windows, sinks, sizes of blocks, depths of context. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const double u = 0x1p-24;       /* the rounding of one float32 operation */
-static const double bf = 0x1p-8;       /* the rounding to bfloat16, of struct precision's bf16_attention */
+static const double u = 0x1p-24; /* the rounding of one float32 operation */
+/* the rounding to bfloat16, of struct precision's bf16_attention */
+static const double bf = 0x1p-8;
 
-/* --- attention ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- attention ----------------------------------------------------------- */
 
 struct att_case {
 	const char *name;
@@ -41,7 +43,12 @@ static uint32_t attention_record(const struct job *j, const struct live *l, stru
 }
 
 /* K and V of a sequence as numbers, of the latest pool that was asked for. */
-struct expanded { uint64_t result; uint32_t seq; size_t room; double *k, *v; };
+struct expanded {
+	uint64_t result;
+	uint32_t seq;
+	size_t room;
+	double *k, *v;
+};
 
 static const struct expanded *expand(const struct job *j, const struct result *r, uint32_t seq)
 {
@@ -58,24 +65,30 @@ static const struct expanded *expand(const struct job *j, const struct result *r
 	}
 	for (uint32_t p = 0; p < positions; p++)
 		for (uint32_t h = 0; h < kv->kv_heads; h++) {
-			ref_kv(j, r->pool, seq, p, h, false, x.k + ((size_t)p * kv->kv_heads + h) * kv->head_dim);
-			ref_kv(j, r->pool, seq, p, h, true, x.v + ((size_t)p * kv->kv_heads + h) * kv->head_dim);
+			ref_kv(j, r->pool, seq, p, h, false,
+			       x.k + ((size_t)p * kv->kv_heads + h) * kv->head_dim);
+			ref_kv(j, r->pool, seq, p, h, true,
+			       x.v + ((size_t)p * kv->kv_heads + h) * kv->head_dim);
 		}
 	x.result = r->id;
 	x.seq = seq;
 	return &x;
 }
 
-/* How many of the two factors of a product with K or V are rounded to bfloat16: a type of KV may be exact in it. */
+/* How many of the two factors of a product with K or V are rounded to bfloat16: a type of KV may
+ * be exact in it. */
 static double rounded_factors(const struct job *j, const struct precision *p)
 {
 	return !p->bf16_attention ? 0 : j->kv.dtype == KERN_F32 || j->kv.dtype == KERN_F16 ? 2 : 1;
 }
 
-/* The score of a position and, in units of u, what float32 makes of it: see reference.c for sums; the factor and the difference to the largest score are rounded, too.
- * Roundings to bfloat16 are 0.6 bf of each product at random, all in the same direction at worst; what the score is off by then is too much for a relative error of
- * the weight, and of the sum of weights, to be the same. Infinity: too far off to say anything of the result (rows that are huge, or not finite). */
-static double score(const float *q, const double *k, uint32_t dim, double scale, double rounded, double *ret_error)
+/* The score of a position and, in units of u, what float32 makes of it: see reference.c for sums;
+ * the factor and the difference to the largest score are rounded, too. Roundings to bfloat16 are
+ * 0.6 bf of each product at random, all in the same direction at worst; what the score is off by
+ * then is too much for a relative error of the weight, and of the sum of weights, to be the
+ * same. Infinity: too far off to say anything of the result (rows that are huge, or not finite). */
+static double score(const float *q, const double *k, uint32_t dim, double scale, double rounded,
+                    double *ret_error)
 {
 	double sum = 0, size = 0, largest = 0, squares = 0;
 	for (uint32_t d = 0; d < dim; d++) {
@@ -94,18 +107,20 @@ static double score(const float *q, const double *k, uint32_t dim, double scale,
 }
 
 struct head {
-	double *weight, *error, *v_error, sink, sink_error;    /* (positions), (positions), (out), the sink's logit and then weight */
-	bool unknown;                                          /* some error of a score is infinite */
+	/* (positions), (positions), (out), the sink's logit and then weight */
+	double *weight, *error, *v_error, sink, sink_error;
+	bool unknown; /* some error of a score is infinite */
 };
 
-static void head_scores(const struct job *j, const struct precision *p, const struct expanded *x, uint32_t kv_head, uint32_t first, uint32_t at, const float *q,
+static void head_scores(const struct job *j, const struct precision *p, const struct expanded *x,
+                        uint32_t kv_head, uint32_t first, uint32_t at, const float *q,
                         struct head *h)
 {
 	const struct att_case *c = j->shape;
 	double max = h->sink, sum = 0;
 	for (uint32_t t = first; t <= at; t++) {
-		h->weight[t] = score(q, x->k + ((size_t)t * c->kv_heads + kv_head) * c->head_dim, c->head_dim, (double)c->scale,
-		                     rounded_factors(j, p), &h->error[t]);
+		h->weight[t] = score(q, x->k + ((size_t)t * c->kv_heads + kv_head) * c->head_dim,
+		                     c->head_dim, (double)c->scale, rounded_factors(j, p), &h->error[t]);
 		max = h->weight[t] > max || isnan(h->weight[t]) ? h->weight[t] : max;
 		h->unknown |= isinf(h->error[t]) && p->bf16_attention;
 	}
@@ -124,12 +139,20 @@ static void head_scores(const struct job *j, const struct precision *p, const st
 	}
 }
 
-/* An error of a score is the relative error of a weight, and moves the mean by that part of what V differs from the mean. */
-static void head_row(const struct job *j, const struct precision *p, const struct expanded *x, uint32_t head, uint32_t at, const float *q, double *value, double *bound)
+/* An error of a score is the relative error of a weight, and moves the mean by that part of what
+ * V differs from the mean. */
+static void head_row(const struct job *j, const struct precision *p, const struct expanded *x,
+                     uint32_t head, uint32_t at, const float *q, double *value, double *bound)
 {
 	const struct att_case *c = j->shape;
-	uint32_t out = c->latent ? c->latent : c->head_dim, kv_head = head / (c->heads / c->kv_heads), first = c->window && at + 1 > c->window ? at + 1 - c->window : 0;
-	struct head h = {conform_alloc(at + 1, sizeof(double)), conform_alloc(at + 1, sizeof(double)), conform_alloc(out, sizeof(double)), -INFINITY, 0, false};
+	uint32_t out = c->latent ? c->latent : c->head_dim, kv_head = head / (c->heads / c->kv_heads),
+			 first = c->window && at + 1 > c->window ? at + 1 - c->window : 0;
+	struct head h = {conform_alloc(at + 1, sizeof(double)),
+	                 conform_alloc(at + 1, sizeof(double)),
+	                 conform_alloc(out, sizeof(double)),
+	                 -INFINITY,
+	                 0,
+	                 false};
 	double error = 0;
 	if (j->constants)
 		h.sink = (double)((const float *)j->constant[0].data)[head];
@@ -141,20 +164,25 @@ static void head_row(const struct job *j, const struct precision *p, const struc
 		error += h.weight[t] * h.error[t];
 		for (uint32_t d = 0; d < out; d++) {
 			value[d] += h.weight[t] * v[d];
-			h.v_error[d] += (h.weight[t] * (h.error[t] + rounded_factors(j, p) * bf / u) + 0x1p-102) * fabs(v[d]);   /* a weight below 2^-126 may be 0 */
+			/* a weight below 2^-126 may be 0 */
+			h.v_error[d] += (h.weight[t] * (h.error[t] + rounded_factors(j, p) * bf / u) +
+			                 0x1p-102) *
+			                fabs(v[d]);
 		}
 	}
 	for (uint32_t d = 0; d < out; d++)
 		bound[d] = h.unknown ? INFINITY : u * (h.v_error[d] + error * fabs(value[d])) + 0x1p-126;
 }
 
-static void attention_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
+static void attention_row(const struct job *j, const struct precision *p, const struct result *r,
+                          uint32_t row, struct expect *e)
 {
 	const struct att_case *c = j->shape;
 	uint32_t f = q_field(j), out = c->latent ? c->latent : c->head_dim;
 	const struct expanded *x = expand(j, r, world_sequence(&j->world, row));
 	for (uint32_t h = 0; h < c->heads; h++)
-		head_row(j, p, x, h, world_position(&j->world, row), job_data(j, f, row) + h * c->head_dim, e->value[f + 1] + h * out, e->bound[f + 1] + h * out);
+		head_row(j, p, x, h, world_position(&j->world, row), job_data(j, f, row) + h * c->head_dim,
+		         e->value[f + 1] + h * out, e->bound[f + 1] + h * out);
 }
 
 /* Some as large as scores are, one that takes nearly all of the weight, one that takes none. */
@@ -166,9 +194,11 @@ static float *sinks_random(uint32_t heads)
 	return s;
 }
 
-static struct job *attention_job(const struct att_case *c, enum kern_dtype type, enum kern_rows rows, bool sinks)
+static struct job *attention_job(const struct att_case *c, enum kern_dtype type,
+                                 enum kern_rows rows, bool sinks)
 {
-	struct job *j = kv_job(KERN_OP_ATTENTION, c->seq, c->block_tokens, type, c->kv_heads, c->head_dim, c->latent, c->name);
+	struct job *j = kv_job(KERN_OP_ATTENTION, c->seq, c->block_tokens, type, c->kv_heads,
+	                       c->head_dim, c->latent, c->name);
 	j->shape = c;
 	j->window = c->window;
 	job_field(j, "q", IN, rows, 1, c->heads * c->head_dim, 2);
@@ -181,7 +211,8 @@ static struct job *attention_job(const struct att_case *c, enum kern_dtype type,
 	return j;
 }
 
-static void attention_check(const struct att_case *c, enum kern_dtype type, uint32_t number, bool sinks)
+static void attention_check(const struct att_case *c, enum kern_dtype type, uint32_t number,
+                            bool sinks)
 {
 	size_t mark = conform_mark();
 	job_check(attention_job(c, type, number % 4 == 3 ? KERN_ROWS_TAIL : KERN_ROWS_ALL, sinks));
@@ -198,17 +229,24 @@ static void attention_all(const struct att_case *cases, uint32_t count, bool sin
 	}
 }
 
-/* Keys that are zero: every position weighs the same, and the result is the mean of V in the window. */
-static void mean_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
+/* Keys that are zero: every position weighs the same, and the result is the mean of V in the
+ * window. */
+static void mean_row(const struct job *j, const struct precision *p, const struct result *r,
+                     uint32_t row, struct expect *e)
 {
 	(void)r;
 	const struct att_case *c = j->shape;
-	uint32_t at = world_position(&j->world, row), first = at + 1 > c->window ? at + 1 - c->window : 0, s = world_sequence(&j->world, row);
+	uint32_t at = world_position(&j->world, row),
+			 first = at + 1 > c->window ? at + 1 - c->window : 0,
+			 s = world_sequence(&j->world, row);
 	for (uint32_t i = 0; i < c->heads * c->head_dim; i++) {
 		uint32_t head = i / c->head_dim / (c->heads / c->kv_heads);
 		for (uint32_t t = first; t <= at; t++) {
-			e->value[3][i] += (double)kv_given(j, s, t, head, 1)[i % c->head_dim] / (at + 1 - first);
-			e->bound[3][i] += (20 * u + rounded_factors(j, p) * bf) * fabs((double)kv_given(j, s, t, head, 1)[i % c->head_dim]) / (at + 1 - first);
+			e->value[3][i] += (double)kv_given(j, s, t, head, 1)[i % c->head_dim] /
+			                  (at + 1 - first);
+			e->bound[3][i] += (20 * u + rounded_factors(j, p) * bf) *
+			                  fabs((double)kv_given(j, s, t, head, 1)[i % c->head_dim]) /
+			                  (at + 1 - first);
 		}
 	}
 }
@@ -217,7 +255,8 @@ CONFORM_TEST(attention_by_hand)
 {
 	static const struct att_case c = {"zero keys", 6, 2, 16, 0, 16, 37, 0.3f, {{0, 70}, {300, 2}}};
 	struct job *j = attention_job(&c, KERN_F32, KERN_ROWS_ALL, false);
-	memset(j->field[0].data, 0, (size_t)j->world.all[j->world.sequences] * c.kv_heads * c.head_dim * sizeof(float));
+	memset(j->field[0].data, 0,
+	       (size_t)j->world.all[j->world.sequences] * c.kv_heads * c.head_dim * sizeof(float));
 	j->row = mean_row;
 	j->clean = true;
 	job_check(j);
@@ -236,7 +275,15 @@ CONFORM_TEST(attention_of_groups)
 		{"16 heads over 2", 16, 2, 64, 0, 16, 0, 0.125f, {{31, 17}, {260, 1}, {0, 1}}},
 		{"16 heads over 1", 16, 1, 96, 0, 64, 0, 0.1f, {{40, 9}, {257, 1}, {511, 2}}},
 		{"51 heads over 1", 51, 1, 16, 0, 16, 0, 0.3f, {{30, 3}}},
-		{"7 sequences", 6, 2, 32, 0, 16, 0, 0.2f, {{15, 1}, {16, 1}, {17, 1}, {0, 1}, {63, 2}, {64, 3}, {1, 1}}},
+		{"7 sequences",
+	     6,
+	     2,
+	     32,
+	     0,
+	     16,
+	     0,
+	     0.2f,
+	     {{15, 1}, {16, 1}, {17, 1}, {0, 1}, {63, 2}, {64, 3}, {1, 1}}},
 	};
 	attention_all(cases, LEN(cases), false);
 }
@@ -264,7 +311,15 @@ CONFORM_TEST(attention_in_windows)
 		{"window of 1", 2, 1, 16, 0, 16, 1, 0.3f, {{60, 10}}},
 		{"window of 1, further on", 4, 2, 16, 0, 16, 1, 0.3f, {{2040, 40}}},
 		{"window of 260", 3, 3, 36, 0, 40, 260, 0.2f, {{500, 30}, {270, 1}}},
-		{"window of 64", 8, 2, 64, 0, 64, 64, 0.125f, {{63, 2}, {127, 1}, {128, 1}, {600, 1}, {0, 66}}},
+		{"window of 64",
+	     8,
+	     2,
+	     64,
+	     0,
+	     64,
+	     64,
+	     0.125f,
+	     {{63, 2}, {127, 1}, {128, 1}, {600, 1}, {0, 66}}},
 		{"window of 128, decode", 16, 1, 64, 0, 16, 128, 0.125f, {{127, 1}, {128, 1}, {1500, 1}}},
 		{"a window beyond all", 2, 2, 32, 0, 16, 100000, 0.2f, {{20, 20}}},
 	};
@@ -277,7 +332,15 @@ CONFORM_TEST(attention_with_sinks)
 		{"sinks", 4, 2, 32, 0, 16, 0, 0.2f, {{0, 21}, {70, 1}}},
 		{"sinks, 8 heads over 1", 8, 1, 64, 0, 16, 0, 0.125f, {{250, 9}, {519, 1}, {0, 1}}},
 		{"sinks of each head", 3, 3, 20, 0, 8, 0, 0.3f, {{0, 65}, {300, 2}}},
-		{"sinks in a window of 128", 16, 2, 64, 0, 16, 128, 0.125f, {{120, 20}, {255, 3}, {1500, 1}}},
+		{"sinks in a window of 128",
+	     16,
+	     2,
+	     64,
+	     0,
+	     16,
+	     128,
+	     0.125f,
+	     {{120, 20}, {255, 3}, {1500, 1}}},
 		{"sinks in a window of 1", 4, 2, 16, 0, 16, 1, 0.3f, {{60, 10}}},
 		{"sinks in a window of 300", 8, 1, 64, 0, 64, 300, 0.125f, {{500, 30}, {299, 1}, {0, 3}}},
 		{"sinks and a latent", 4, 1, 32, 24, 16, 0, 0.2f, {{0, 9}, {300, 3}}},
@@ -286,7 +349,8 @@ CONFORM_TEST(attention_with_sinks)
 	attention_all(cases, LEN(cases), true);
 }
 
-/* NaN in K or V of some positions: rows whose window has them are not finite, though they may be all that is seen of what a backend takes together. */
+/* NaN in K or V of some positions: rows whose window has them are not finite, though they may be
+ * all that is seen of what a backend takes together. */
 CONFORM_TEST(attention_sees_nan)
 {
 	static const struct att_case c = {"NaN here and there", 2, 1, 16, 0, 16, 3, 0.3f, {{240, 100}}};

@@ -74,8 +74,7 @@ static void wrong_heads(struct wrongs *all, const struct kern_batch *b, uint32_t
 	add(all, "too many spans of the tail", HEAD(tail_spans), SPANS + 1);
 	add(all, "fewer spans of the tail than its rows need", HEAD(tail_spans), SPANS - 1);
 	add(all, "no spans of the tail, but rows", HEAD(tail_spans), 0);
-	add_part(all, "tokens beyond the words", offsetof(struct kern_batch, tokens), ROWS,
-	         b->words);
+	add_part(all, "tokens beyond the words", offsetof(struct kern_batch, tokens), ROWS, b->words);
 	add_part(all, "positions beyond the words", offsetof(struct kern_batch, positions), ROWS,
 	         b->words);
 	add_part(all, "slots beyond the words", offsetof(struct kern_batch, slots), ROWS, b->words);
@@ -141,8 +140,8 @@ static bool ran(const struct scaled *t, const struct kern_mem *batch, int *ret_r
 	mem_take(t->dev, x, t->mem.dev, sizeof x);
 	for (uint32_t i = 0; i < LEN(x); i++)
 		changed += x[i] != 3;
-	EXPECT(changed == 0 || changed == LEN(x), "%s: %u of %zu numbers were written", what,
-	       changed, LEN(x));
+	EXPECT(changed == 0 || changed == LEN(x), "%s: %u of %zu numbers were written", what, changed,
+	       LEN(x));
 	return changed > 0;
 }
 
@@ -190,8 +189,8 @@ CONFORM_TEST(batches_that_cannot_be)
 			struct wrong *x = &all->w[i];
 			swap_words(word, x);
 			bool did = ran(&t, &batch, &rc, x->what);
-			EXPECT(rc == KERN_EINVAL && !did, "%s (word %u): run returned %d and %s",
-			       x->what, x->change[0].at, rc, did ? "ran" : "did not run");
+			EXPECT(rc == KERN_EINVAL && !did, "%s (word %u): run returned %d and %s", x->what,
+			       x->change[0].at, rc, did ? "ran" : "did not run");
 			EXPECT(strstr(dev->ops->last_error(dev->d), "batch"), "%s: \"%s\"", x->what,
 			       dev->ops->last_error(dev->d));
 			swap_words(word, x);
@@ -235,8 +234,7 @@ CONFORM_TEST(batches_beyond_the_limits)
 			scaled_new(&t, dev, &l);
 			bool did = ran(&t, &batch, &rc, "limits");
 			EXPECT(rc == (i ? KERN_EINVAL : 0) && did == !i,
-			       "limits, case %u: run returned %d and %s", i, rc,
-			       did ? "ran" : "did not run");
+			       "limits, case %u: run returned %d and %s", i, rc, did ? "ran" : "did not run");
 			scaled_free(&t);
 		}
 		dev->ops->mem_free(dev->d, &batch);

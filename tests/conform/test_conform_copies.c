@@ -19,12 +19,10 @@ static char why[256];
 
 static struct pool pool_new(const struct device *dev)
 {
-	struct pool p = {.mem = mem_get(dev, KERN_MEM_SHARED, BYTES),
-	                 .image = conform_alloc(BYTES, 1)};
+	struct pool p = {.mem = mem_get(dev, KERN_MEM_SHARED, BYTES), .image = conform_alloc(BYTES, 1)};
 	int fd;
 	device_ok(dev, dev->ops->mem_share(dev->d, &p.mem, &fd), "mem_share");
-	int rc = kern_pool_open(dev->target->backend, 0, fd, BYTES,
-	                        &p.pool, why, sizeof why);
+	int rc = kern_pool_open(dev->target->backend, 0, fd, BYTES, &p.pool, why, sizeof why);
 	EXPECT(rc == 0, "kern_pool_open returned %d: %s", rc, why);
 	close(fd); /* it stays open */
 	for (uint32_t i = 0; i < BYTES; i++)
@@ -45,8 +43,7 @@ static void pool_check(const struct device *dev, const struct pool *p, const cha
 	unsigned char *seen = conform_alloc(BYTES, 1);
 	mem_take(dev, seen, p->mem.dev, BYTES);
 	for (uint32_t i = 0; i < BYTES; i++)
-		EXPECT(seen[i] == p->image[i], "%s: byte %u is %u, want %u", what, i, seen[i],
-		       p->image[i]);
+		EXPECT(seen[i] == p->image[i], "%s: byte %u is %u, want %u", what, i, seen[i], p->image[i]);
 }
 
 struct seen {
@@ -74,8 +71,7 @@ static size_t pieces_make(struct kern_piece *piece, const unsigned char *from, u
 		                         rand_below((uint32_t)(BYTES - bytes)), bytes};
 		if (i && rand_below(2) && p[-1].to + p[-1].bytes + bytes <= BYTES &&
 		    p[-1].from + p[-1].bytes + bytes <= BYTES)
-			*p = (struct kern_piece){p[-1].to + p[-1].bytes, p[-1].from + p[-1].bytes,
-			                         bytes};
+			*p = (struct kern_piece){p[-1].to + p[-1].bytes, p[-1].from + p[-1].bytes, bytes};
 		memcpy(to + p->to, from + p->from, bytes);
 		memcpy(shown + at, from + p->from, bytes);
 		at += bytes;
@@ -100,8 +96,8 @@ CONFORM_TEST(copies_between_pools_and_the_host)
 		for (uint32_t round = 0; round < ROUNDS; round++) {
 			size_t mark = conform_mark();
 			unsigned char *in = conform_alloc(BYTES, 1), *out = conform_alloc(BYTES, 1),
-				      *want = conform_alloc(BYTES, 1),
-				      *shown = conform_alloc(20001 * PIECES, 1);
+						  *want = conform_alloc(BYTES, 1),
+						  *shown = conform_alloc(20001 * PIECES, 1);
 			struct kern_piece piece[3][PIECES];
 			struct kern_ticket t = {0};
 			for (uint32_t i = 0; i < BYTES; i++)
@@ -118,22 +114,20 @@ CONFORM_TEST(copies_between_pools_and_the_host)
 				{.to = a.pool, .piece = piece[0], .n = n[0]},
 				{.to = b.pool, .from = a.pool, .piece = piece[1], .n = n[1]},
 				{.from = b.pool,
-				 .piece = piece[2],
-				 .n = n[2],
-				 .seen = round % 2 ? see : NULL,
-				 .seen_arg = &s},
+			     .piece = piece[2],
+			     .n = n[2],
+			     .seen = round % 2 ? see : NULL,
+			     .seen_arg = &s},
 			};
 			for (int i = 0; i < 3; i++) {
-				EXPECT(kern_copy(&copy[i], &t, why, sizeof why) == 0, "copy %d: %s",
-				       i, why);
+				EXPECT(kern_copy(&copy[i], &t, why, sizeof why) == 0, "copy %d: %s", i, why);
 				/* what a copy reads must be there: only copies to one pool, or from
 				 * one to the host, are in order */
 				EXPECT(kern_wait(&t, why, sizeof why) == 0, "copy %d: %s", i, why);
 			}
-			EXPECT(!(round % 2) || s.next == s.end,
-			       "%td bytes of a copy were not shown", s.end - s.next);
-			EXPECT(!memcmp(out, want, BYTES),
-			       "the host has other bytes than were copied");
+			EXPECT(!(round % 2) || s.next == s.end, "%td bytes of a copy were not shown",
+			       s.end - s.next);
+			EXPECT(!memcmp(out, want, BYTES), "the host has other bytes than were copied");
 			conform_release(mark);
 		}
 		pool_check(dev, &a, "from the host");
@@ -156,8 +150,8 @@ CONFORM_TEST(copies_to_one_pool_are_in_order)
 			                                 BYTES - 100 * i};
 			memset(in + i * (size_t)BYTES, (int)i + 1, BYTES);
 			memset(p.image, (int)i + 1, BYTES - 100 * i);
-			EXPECT(kern_copy(&(struct kern_copy){.to = p.pool, .piece = &piece, .n = 1},
-			                 &t, why, sizeof why) == 0,
+			EXPECT(kern_copy(&(struct kern_copy){.to = p.pool, .piece = &piece, .n = 1}, &t, why,
+			                 sizeof why) == 0,
 			       "%s", why);
 		}
 		EXPECT(kern_wait(&t, why, sizeof why) == 0, "%s", why);
@@ -168,9 +162,10 @@ CONFORM_TEST(copies_to_one_pool_are_in_order)
 
 CONFORM_TEST(copies_that_cannot_be)
 {
-	static const struct kern_piece wrong[] = {
-		{BYTES, 0, 1},      {0, BYTES, 1},      {BYTES - 1, 0, 2}, {0, BYTES - 1, 2},
-		{UINT64_MAX, 0, 2}, {0, UINT64_MAX, 2}, {1, 0, UINT64_MAX}};
+	static const struct kern_piece wrong[] = {{BYTES, 0, 1},      {0, BYTES, 1},
+	                                          {BYTES - 1, 0, 2},  {0, BYTES - 1, 2},
+	                                          {UINT64_MAX, 0, 2}, {0, UINT64_MAX, 2},
+	                                          {1, 0, UINT64_MAX}};
 	EACH_TARGET(dev, 1)
 	{
 		struct pool a = pool_new(dev), b = pool_new(dev);
@@ -180,22 +175,17 @@ CONFORM_TEST(copies_that_cannot_be)
 			const struct kern_piece piece[2] = {{0, 5, 10}, wrong[i]};
 			struct kern_ticket t;
 			int rc = kern_copy(
-				&(struct kern_copy){
-					.to = a.pool, .from = b.pool, .piece = piece, .n = 2},
-				&t, why, sizeof why);
-			EXPECT(rc == KERN_EINVAL && strlen(why) > 10, "case %zu: %d: %s", i, rc,
-			       why);
+				&(struct kern_copy){.to = a.pool, .from = b.pool, .piece = piece, .n = 2}, &t, why,
+				sizeof why);
+			EXPECT(rc == KERN_EINVAL && strlen(why) > 10, "case %zu: %d: %s", i, rc, why);
 		}
 		pool_check(dev, &a, "after copies that were refused");
 		device_ok(dev, dev->ops->mem_share(dev->d, &a.mem, &fd), "mem_share");
-		int rc = kern_pool_open(dev->target->backend, 0, fd,
-		                        BYTES + 1, &none, why, sizeof why);
-		EXPECT(rc == KERN_EINVAL && !none && strlen(why) > 10,
-		       "a pool of another size: %d: %s", rc, why);
-		rc = kern_pool_open(dev->target->backend, 0, -1, BYTES,
-		                    &none, why, sizeof why);
-		EXPECT(rc == KERN_EINVAL && !none && strlen(why) > 10, "no descriptor: %d: %s", rc,
+		int rc = kern_pool_open(dev->target->backend, 0, fd, BYTES + 1, &none, why, sizeof why);
+		EXPECT(rc == KERN_EINVAL && !none && strlen(why) > 10, "a pool of another size: %d: %s", rc,
 		       why);
+		rc = kern_pool_open(dev->target->backend, 0, -1, BYTES, &none, why, sizeof why);
+		EXPECT(rc == KERN_EINVAL && !none && strlen(why) > 10, "no descriptor: %d: %s", rc, why);
 		close(fd);
 		pool_free(dev, &a);
 		pool_free(dev, &b);

@@ -1,14 +1,24 @@
-/* test_conform_experts.c - mixtures of experts: the products of those that a row chose, with biases and matrices of unlike types; and all of a layer as one program. */
+/* test_conform_experts.c - mixtures of experts: the products of those that a row chose, with
+ * biases and matrices of unlike types; and all of a layer as one program. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-static const double u = 0x1p-24;       /* the rounding of one float32 operation */
+static const double u = 0x1p-24; /* the rounding of one float32 operation */
 
-static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {
-	{{{0, 1}}}, {{{0, 21}}}, {{{4, 2}}}, {{{0, 3}, {5, 1}}}, {{{0, 65}}}, {{{7, 14}, {0, 2}}}, {{{0, 31}, {5, 1}, {6, 1}}}, {{{0, 120}, {15, 1}, {333, 79}}},
+static const struct {
+	struct sequence seq[SEQUENCES];
+} worlds[] = {
+	{{{0, 1}}},
+	{{{0, 21}}},
+	{{{4, 2}}},
+	{{{0, 3}, {5, 1}}},
+	{{{0, 65}}},
+	{{{7, 14}, {0, 2}}},
+	{{{0, 31}, {5, 1}, {6, 1}}},
+	{{{0, 120}, {15, 1}, {333, 79}}},
 };
 
 static struct world *world_get(uint32_t i)
@@ -23,18 +33,31 @@ static float as_id(uint32_t id)
 	return f;
 }
 
-/* --- experts ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- experts ------------------------------------------------------------- */
 
-struct expert_shape { enum kern_dtype gate, up, down; uint32_t experts, used, hidden, ffn; enum kern_act act; bool biased; };
+struct expert_shape {
+	enum kern_dtype gate, up, down;
+	uint32_t experts, used, hidden, ffn;
+	enum kern_act act;
+	bool biased;
+};
 #define ALL(type) type, type, type
 
 static const struct expert_shape expert_shapes[] = {
-	{ALL(KERN_F32), 4, 1, 1, 1, KERN_SILU, false},         {ALL(KERN_BF16), 8, 2, 64, 48, KERN_SILU, true},      {ALL(KERN_BF16), 12, 3, 33, 17, KERN_GELU_TANH, false},
-	{ALL(KERN_Q8_0), 6, 4, 96, 64, KERN_SILU, false},      {ALL(KERN_F32), 40, 8, 20, 24, KERN_SILU, false},     {ALL(KERN_Q4_0), 5, 2, 64, 160, KERN_SILU, true},
-	{ALL(KERN_Q4_K), 4, 2, 256, 256, KERN_GELU_TANH, false}, {ALL(KERN_BF16), 128, 8, 32, 16, KERN_SILU, false}, {ALL(KERN_F16), 16, 6, 48, 80, KERN_SILU, false},
-	{ALL(KERN_Q5_1), 4, 4, 64, 32, KERN_SILU, false},      {ALL(KERN_MXFP4), 8, 4, 96, 64, KERN_SWIGLU_CLAMPED, true},
+	{ALL(KERN_F32), 4, 1, 1, 1, KERN_SILU, false},
+	{ALL(KERN_BF16), 8, 2, 64, 48, KERN_SILU, true},
+	{ALL(KERN_BF16), 12, 3, 33, 17, KERN_GELU_TANH, false},
+	{ALL(KERN_Q8_0), 6, 4, 96, 64, KERN_SILU, false},
+	{ALL(KERN_F32), 40, 8, 20, 24, KERN_SILU, false},
+	{ALL(KERN_Q4_0), 5, 2, 64, 160, KERN_SILU, true},
+	{ALL(KERN_Q4_K), 4, 2, 256, 256, KERN_GELU_TANH, false},
+	{ALL(KERN_BF16), 128, 8, 32, 16, KERN_SILU, false},
+	{ALL(KERN_F16), 16, 6, 48, 80, KERN_SILU, false},
+	{ALL(KERN_Q5_1), 4, 4, 64, 32, KERN_SILU, false},
+	{ALL(KERN_MXFP4), 8, 4, 96, 64, KERN_SWIGLU_CLAMPED, true},
 	/* of a type each, so of panels of unlike widths */
-	{KERN_F32, KERN_Q8_0, KERN_BF16, 6, 2, 64, 160, KERN_SILU, true}, {KERN_Q4_0, KERN_F16, KERN_MXFP4, 5, 3, 32, 96, KERN_SWIGLU_CLAMPED, false},
+	{KERN_F32, KERN_Q8_0, KERN_BF16, 6, 2, 64, 160, KERN_SILU, true},
+	{KERN_Q4_0, KERN_F16, KERN_MXFP4, 5, 3, 32, 96, KERN_SWIGLU_CLAMPED, false},
 	{KERN_BF16, KERN_Q6_K, KERN_F32, 4, 2, 256, 37, KERN_GELU_TANH, true},
 };
 
@@ -42,7 +65,8 @@ static const struct expert_shape expert_shapes[] = {
 static void ids_random(struct job *j, uint32_t f, const struct expert_shape *s)
 {
 	for (uint32_t r = 0; r < world_rows(&j->world); r++) {
-		uint32_t step = 1 + rand_below(s->experts > 7 ? 5 : 1), first = r % 3 ? rand_below(s->experts) : 1 % s->experts;
+		uint32_t step = 1 + rand_below(s->experts > 7 ? 5 : 1),
+				 first = r % 3 ? rand_below(s->experts) : 1 % s->experts;
 		while (step > 1 && s->experts % step == 0)
 			step--;
 		for (uint32_t i = 0; i < s->used; i++)
@@ -51,7 +75,8 @@ static void ids_random(struct job *j, uint32_t f, const struct expert_shape *s)
 }
 
 /* The matrices of a job, and its constants: those of gate and up, of down. */
-static struct kern_experts experts_of(const struct expert_shape *s, const struct live *l, bool gate_up, bool down)
+static struct kern_experts experts_of(const struct expert_shape *s, const struct live *l,
+                                      bool gate_up, bool down)
 {
 	struct kern_experts e = {.experts = s->experts};
 	struct kern_weight **w = l->w;
@@ -73,16 +98,19 @@ static struct kern_experts experts_of(const struct expert_shape *s, const struct
 }
 
 /* Matrices i, i + 1 ... of all experts; a bias for each if they have any. */
-static void add_matrices(struct job *j, uint32_t i, const struct expert_shape *s, enum kern_dtype type, uint32_t n, uint32_t k)
+static void add_matrices(struct job *j, uint32_t i, const struct expert_shape *s,
+                         enum kern_dtype type, uint32_t n, uint32_t k)
 {
 	for (uint32_t e = 0; e < s->experts; e++)
 		job_matrix(j, i + e, type, n, k);
 	if (s->biased)
-		job_constant(j, rand_floats((size_t)s->experts * n, 1), (size_t)s->experts * n * sizeof(float));
+		job_constant(j, rand_floats((size_t)s->experts * n, 1),
+		             (size_t)s->experts * n * sizeof(float));
 }
 
 /* ref_product with the bias of an expert, if there is any. */
-static void product_of(const struct precision *p, const struct matrix *w, const float *bias, uint32_t expert, const double *x, double *y, double *bound)
+static void product_of(const struct precision *p, const struct matrix *w, const float *bias,
+                       uint32_t expert, const double *x, double *y, double *bound)
 {
 	ref_product(p, &w[expert], x, y, bound);
 	for (uint32_t i = 0; i < w->n && bias; i++) {
@@ -112,22 +140,26 @@ static uint32_t act_record(const struct job *j, const struct live *l, struct ker
 	return 1;
 }
 
-static void act_values(const struct precision *p, const struct job *j, const struct expert_shape *s, uint32_t e, const double *x, double *y, double *bound)
+static void act_values(const struct precision *p, const struct job *j, const struct expert_shape *s,
+                       uint32_t e, const double *x, double *y, double *bound)
 {
-	double *g = conform_alloc(4 * (size_t)s->ffn, sizeof *g), *gb = g + s->ffn, *up = gb + s->ffn, *ub = up + s->ffn;
+	double *g = conform_alloc(4 * (size_t)s->ffn, sizeof *g), *gb = g + s->ffn, *up = gb + s->ffn,
+		   *ub = up + s->ffn;
 	product_of(p, j->matrix, bias_of(j, s, 0), e, x, g, gb);
 	product_of(p, j->matrix + s->experts, bias_of(j, s, 1), e, x, up, ub);
 	for (uint32_t i = 0; i < s->ffn; i++)
 		ref_act_mul(s->act, g[i], gb[i], up[i], ub[i], &y[i], &bound[i]);
 }
 
-static void act_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
+static void act_row(const struct job *j, const struct precision *p, const struct result *r,
+                    uint32_t row, struct expect *e)
 {
 	(void)r;
 	const struct expert_shape *s = j->shape;
 	const double *x = ref_doubles(job_data(j, 1, row), s->hidden);
 	for (uint32_t i = 0; i < s->used; i++)
-		act_values(p, j, s, id_of(job_data(j, 0, row)[i]), x, e->value[2] + i * s->ffn, e->bound[2] + i * s->ffn);
+		act_values(p, j, s, id_of(job_data(j, 0, row)[i]), x, e->value[2] + i * s->ffn,
+		           e->bound[2] + i * s->ffn);
 }
 
 CONFORM_TEST(experts_act)
@@ -135,8 +167,10 @@ CONFORM_TEST(experts_act)
 	for (uint32_t i = 0; i < 3 * LEN(expert_shapes); i++) {
 		size_t mark = conform_mark();
 		const struct expert_shape *s = &expert_shapes[i / 3];
-		struct job *j = job_new(KERN_OP_EXPERTS_ACT, world_get(3 * (i / 3) + 3 * (i % 3) + 1), "%u of %u experts, %u to %u of %s and %s", s->used, s->experts,
-		                        s->hidden, s->ffn, kern_dtype_name(s->gate), kern_dtype_name(s->up));
+		struct job *j = job_new(KERN_OP_EXPERTS_ACT, world_get(3 * (i / 3) + 3 * (i % 3) + 1),
+		                        "%u of %u experts, %u to %u of %s and %s", s->used, s->experts,
+		                        s->hidden, s->ffn, kern_dtype_name(s->gate),
+		                        kern_dtype_name(s->up));
 		enum kern_rows rows = i % 4 == 3 ? KERN_ROWS_TAIL : KERN_ROWS_ALL;
 		j->shape = s;
 		job_dense(j, job_field(j, "ids", IN, rows, 1, s->used, 0), TYPE_U32);
@@ -155,7 +189,10 @@ CONFORM_TEST(experts_act)
 
 /* --- experts_down */
 
-struct down_shape { struct expert_shape s; bool add; };
+struct down_shape {
+	struct expert_shape s;
+	bool add;
+};
 enum { DOWN_IDS, DOWN_WEIGHTS, DOWN_X, DOWN_Y };
 
 static uint32_t down_record(const struct job *j, const struct live *l, struct kern_op *op)
@@ -174,7 +211,8 @@ static uint32_t down_record(const struct job *j, const struct live *l, struct ke
 }
 
 /* The products' bounds times the weights, and two roundings of each of the `used` partial sums. */
-static void down_values(const struct precision *p, const struct matrix *w, const float *bias, uint32_t used, const float *ids, const float *weights, const float *x,
+static void down_values(const struct precision *p, const struct matrix *w, const float *bias,
+                        uint32_t used, const float *ids, const float *weights, const float *x,
                         double *y, double *bound)
 {
 	double *v = conform_alloc(2 * (size_t)w->n, sizeof *v), *vb = v + w->n;
@@ -183,18 +221,22 @@ static void down_values(const struct precision *p, const struct matrix *w, const
 		for (uint32_t i = 0; i < w->n; i++) {
 			double part = (double)weights[j] * v[i];
 			y[i] += part;
-			bound[i] += fabs((double)weights[j]) * vb[i] + 2 * u * fabs(part) + u * fabs(y[i]) + 0x1p-148;
+			bound[i] += fabs((double)weights[j]) * vb[i] + 2 * u * fabs(part) + u * fabs(y[i]) +
+			            0x1p-148;
 		}
 	}
 }
 
-static void down_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
+static void down_row(const struct job *j, const struct precision *p, const struct result *r,
+                     uint32_t row, struct expect *e)
 {
 	(void)r;
 	const struct down_shape *d = j->shape;
 	for (uint32_t i = 0; i < d->s.hidden && d->add; i++)
 		e->value[DOWN_Y][i] = (double)job_data(j, DOWN_Y, row)[i];
-	down_values(p, j->matrix, bias_of(j, &d->s, 0), d->s.used, job_data(j, DOWN_IDS, row), job_data(j, DOWN_WEIGHTS, row), job_data(j, DOWN_X, row), e->value[DOWN_Y], e->bound[DOWN_Y]);
+	down_values(p, j->matrix, bias_of(j, &d->s, 0), d->s.used, job_data(j, DOWN_IDS, row),
+	            job_data(j, DOWN_WEIGHTS, row), job_data(j, DOWN_X, row), e->value[DOWN_Y],
+	            e->bound[DOWN_Y]);
 }
 
 CONFORM_TEST(experts_down)
@@ -203,8 +245,9 @@ CONFORM_TEST(experts_down)
 		size_t mark = conform_mark();
 		struct down_shape d = {expert_shapes[i / 3], i % 2};
 		const struct expert_shape *s = &d.s;
-		struct job *j = job_new(KERN_OP_EXPERTS_DOWN, world_get(3 * (i / 3) + 3 * (i % 3) + 2), "%u of %u experts, %u to %u of %s%s", s->used, s->experts, s->ffn, s->hidden,
-		                        kern_dtype_name(s->down), d.add ? ", added" : "");
+		struct job *j = job_new(KERN_OP_EXPERTS_DOWN, world_get(3 * (i / 3) + 3 * (i % 3) + 2),
+		                        "%u of %u experts, %u to %u of %s%s", s->used, s->experts, s->ffn,
+		                        s->hidden, kern_dtype_name(s->down), d.add ? ", added" : "");
 		enum kern_rows rows = i % 4 == 2 ? KERN_ROWS_TAIL : KERN_ROWS_ALL;
 		j->shape = &d;
 		job_dense(j, job_field(j, "ids", IN, rows, 1, s->used, 0), TYPE_U32);
@@ -221,7 +264,8 @@ CONFORM_TEST(experts_down)
 	}
 }
 
-/* --- all of a layer of experts: what was chosen and computed by one operation is taken by the next --------------------------------------------- */
+/* --- all of a layer of experts: what was chosen and computed by one operation is taken by the
+ * next --- */
 
 enum { MIX_IDS, MIX_WEIGHTS, MIX_LOGITS, MIX_X, MIX_ACT, MIX_Y };
 
@@ -233,7 +277,11 @@ static uint32_t mix_record(const struct job *j, const struct live *l, struct ker
 	op[0].matmul.products = 1;
 	op[0].matmul.p[0] = (struct kern_product){l->w[3 * s->experts], {0}, l->field[MIX_LOGITS]};
 	op[1].kind = KERN_OP_ROUTE;
-	op[1].route.router = (struct kern_router){.score = KERN_SCORE_SOFTMAX, .experts = s->experts, .used = s->used, .normalise = 1, .scale = 1};
+	op[1].route.router = (struct kern_router){.score = KERN_SCORE_SOFTMAX,
+	                                          .experts = s->experts,
+	                                          .used = s->used,
+	                                          .normalise = 1,
+	                                          .scale = 1};
 	op[1].route.ids = l->field[MIX_IDS].at;
 	op[1].route.weights = l->field[MIX_WEIGHTS].at;
 	op[1].route.logits = l->field[MIX_LOGITS];
@@ -256,20 +304,26 @@ static uint32_t mix_record(const struct job *j, const struct live *l, struct ker
 }
 
 /* What the last operation made of what the device itself chose and computed before. */
-static void mix_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
+static void mix_row(const struct job *j, const struct precision *p, const struct result *r,
+                    uint32_t row, struct expect *e)
 {
 	const struct expert_shape *s = j->shape;
-	const float *ids = r->out[MIX_IDS] + row * s->used, *weights = r->out[MIX_WEIGHTS] + row * s->used, *act = r->out[MIX_ACT] + (size_t)row * s->used * s->ffn;
+	const float *ids = r->out[MIX_IDS] + row * s->used,
+				*weights = r->out[MIX_WEIGHTS] + row * s->used,
+				*act = r->out[MIX_ACT] + (size_t)row * s->used * s->ffn;
 	for (uint32_t i = 0; i < s->used; i++) {
 		e->value[MIX_IDS][i] = (double)ids[i];
 		e->value[MIX_WEIGHTS][i] = (double)weights[i];
 	}
-	ref_product(p, &j->matrix[3 * s->experts], ref_doubles(job_data(j, MIX_X, row), s->hidden), e->value[MIX_LOGITS], e->bound[MIX_LOGITS]);
+	ref_product(p, &j->matrix[3 * s->experts], ref_doubles(job_data(j, MIX_X, row), s->hidden),
+	            e->value[MIX_LOGITS], e->bound[MIX_LOGITS]);
 	for (uint32_t i = 0; i < s->used; i++)
-		act_values(p, j, s, id_of(ids[i]), ref_doubles(job_data(j, MIX_X, row), s->hidden), e->value[MIX_ACT] + i * s->ffn, e->bound[MIX_ACT] + i * s->ffn);
+		act_values(p, j, s, id_of(ids[i]), ref_doubles(job_data(j, MIX_X, row), s->hidden),
+		           e->value[MIX_ACT] + i * s->ffn, e->bound[MIX_ACT] + i * s->ffn);
 	for (uint32_t i = 0; i < s->hidden; i++)
 		e->value[MIX_Y][i] = (double)job_data(j, MIX_Y, row)[i];
-	down_values(p, j->matrix + 2 * s->experts, bias_of(j, s, 2), s->used, ids, weights, act, e->value[MIX_Y], e->bound[MIX_Y]);
+	down_values(p, j->matrix + 2 * s->experts, bias_of(j, s, 2), s->used, ids, weights, act,
+	            e->value[MIX_Y], e->bound[MIX_Y]);
 }
 
 CONFORM_TEST(experts_together)
@@ -277,8 +331,9 @@ CONFORM_TEST(experts_together)
 	for (uint32_t i = 1; i < LEN(expert_shapes); i++) {
 		size_t mark = conform_mark();
 		const struct expert_shape *s = &expert_shapes[i];
-		struct job *j = job_new(KERN_OP_EXPERTS_DOWN, world_get(3 * i + 1), "a whole layer, %u of %u experts, %u to %u of %s", s->used, s->experts, s->hidden, s->ffn,
-		                        kern_dtype_name(s->gate));
+		struct job *j = job_new(KERN_OP_EXPERTS_DOWN, world_get(3 * i + 1),
+		                        "a whole layer, %u of %u experts, %u to %u of %s", s->used,
+		                        s->experts, s->hidden, s->ffn, kern_dtype_name(s->gate));
 		j->shape = s;
 		job_dense(j, job_field(j, "ids", OUT, KERN_ROWS_ALL, 1, s->used, 0), TYPE_U32);
 		job_dense(j, job_field(j, "weights", OUT, KERN_ROWS_ALL, 1, s->used, 0), KERN_F32);

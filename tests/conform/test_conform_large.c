@@ -6,23 +6,52 @@
 /* Rows repeat after PERIOD of them, in new blocks of KV: so each must have the bits of the row that
  * it repeats. */
 enum {
-	PERIOD = 61, PERIOD_SPANS = 40, PERIODS = 1148, ROWS = PERIOD * PERIODS,
-	SPANS = PERIOD_SPANS * PERIODS, BLOCK = 4
+	PERIOD = 61,
+	PERIOD_SPANS = 40,
+	PERIODS = 1148,
+	ROWS = PERIOD * PERIODS,
+	SPANS = PERIOD_SPANS * PERIODS,
+	BLOCK = 4
 };
 enum { HID = 16, HEADS = 6, HEAD_DIM = 4, WIDE = HEADS * HEAD_DIM, EXPERTS = 4, USED = 2, FFN = 8 };
 enum {
-	H, N, Q, K, V, ATT, O, GATE, UP, ACT, LOGITS, IDS, WEIGHTS, EX_ACT, HEADS_Y, Y, T,
+	H,
+	N,
+	Q,
+	K,
+	V,
+	ATT,
+	O,
+	GATE,
+	UP,
+	ACT,
+	LOGITS,
+	IDS,
+	WEIGHTS,
+	EX_ACT,
+	HEADS_Y,
+	Y,
+	T,
 	FIELDS_LARGE
 };
 enum {
-	W_TABLE, W_Q, W_K, W_V, W_O, W_GATE, W_UP, W_ROUTER, W_HEADS, W_EXPERTS = W_HEADS + HEADS,
+	W_TABLE,
+	W_Q,
+	W_K,
+	W_V,
+	W_O,
+	W_GATE,
+	W_UP,
+	W_ROUTER,
+	W_HEADS,
+	W_EXPERTS = W_HEADS + HEADS,
 	W_ALL = W_EXPERTS + 3 * EXPERTS
 };
 
 /* Words of a row; experts' rows are pairs. */
-static const uint32_t columns[FIELDS_LARGE] = {HID,  HID,        WIDE,      WIDE, WIDE,    WIDE,
-                                               HID,  HID,        HID,       HID,  EXPERTS, USED,
-                                               USED, USED * FFN, HEADS * 2, HID,  HID};
+static const uint32_t columns[FIELDS_LARGE] = {HID,  HID,       WIDE,      WIDE, WIDE,    WIDE,
+                                               HID,  HID,       HID,       HID,  EXPERTS, USED,
+                                               USED, USED *FFN, HEADS * 2, HID,  HID};
 
 struct large {
 	const struct device *dev;
@@ -113,9 +142,8 @@ static uint32_t large_ops(struct large *l, struct kern_op *op)
 	op[n].kind = KERN_OP_ACT_MUL, op[n].act_mul.y = f[ACT], op[n].act_mul.gate = f[GATE],
 	op[n].act_mul.up = f[UP], op[n++].act_mul.dim = HID;
 	op[n++] = large_matmul(l, ACT, W_ROUTER, LOGITS);
-	op[n].kind = KERN_OP_ROUTE,
-	op[n].route.router = (struct kern_router){
-		.experts = EXPERTS, .used = USED, .normalise = 1, .scale = 1};
+	op[n].kind = KERN_OP_ROUTE, op[n].route.router = (struct kern_router){
+									.experts = EXPERTS, .used = USED, .normalise = 1, .scale = 1};
 	op[n].route.ids = f[IDS].at, op[n].route.weights = f[WEIGHTS].at,
 	op[n++].route.logits = f[LOGITS];
 	const struct kern_experts e = {.experts = EXPERTS,
@@ -127,8 +155,7 @@ static uint32_t large_ops(struct large *l, struct kern_op *op)
 	op[n].experts_act.x = f[ACT], op[n++].experts_act.y = f[EX_ACT];
 	op[n].kind = KERN_OP_EXPERTS_DOWN, op[n].experts_down.experts = e,
 	op[n].experts_down.ids = f[IDS].at, op[n].experts_down.weights = f[WEIGHTS].at;
-	op[n].experts_down.used = USED, op[n].experts_down.x = f[EX_ACT],
-	op[n++].experts_down.y = f[Y];
+	op[n].experts_down.used = USED, op[n].experts_down.x = f[EX_ACT], op[n++].experts_down.y = f[Y];
 	op[n].kind = KERN_OP_HEADS_MATMUL, op[n].heads_matmul.x = f[ATT],
 	op[n].heads_matmul.y = f[HEADS_Y], op[n].heads_matmul.w = l->w + W_HEADS,
 	op[n++].heads_matmul.heads = HEADS;
@@ -142,7 +169,7 @@ static void large_weights(struct large *l)
 {
 	for (uint32_t i = 0; i < W_ALL; i++) {
 		bool wide = i >= W_Q && i <= W_V, head = i >= W_HEADS && i < W_EXPERTS,
-		     down = i >= W_EXPERTS + 2 * EXPERTS;
+			 down = i >= W_EXPERTS + 2 * EXPERTS;
 		uint32_t n = i == W_TABLE              ? PERIOD
 		             : wide                    ? WIDE
 		             : i == W_ROUTER           ? EXPERTS
@@ -151,8 +178,8 @@ static void large_weights(struct large *l)
 		                                       : HID;
 		uint32_t k = i == W_O ? WIDE : head ? HEAD_DIM : down ? FFN : HID;
 		device_ok(l->dev,
-		          l->dev->ops->weight_new(l->dev->d, KERN_BF16, n, k,
-		                                  rand_weight(KERN_BF16, n, k), 0, &l->w[i]),
+		          l->dev->ops->weight_new(l->dev->d, KERN_BF16, n, k, rand_weight(KERN_BF16, n, k),
+		                                  0, &l->w[i]),
 		          "weight_new");
 	}
 }
@@ -214,7 +241,7 @@ CONFORM_TEST(rows_beyond_16_bits)
 		}
 		large_new(&l, dev);
 		float *all = conform_alloc((size_t)ROWS * WIDE, sizeof *all),
-		      *one = conform_alloc((size_t)PERIOD * WIDE * FIELDS_LARGE, sizeof *one);
+			  *one = conform_alloc((size_t)PERIOD * WIDE * FIELDS_LARGE, sizeof *one);
 		large_batch(l.batch.host, PERIOD, PERIOD_SPANS);
 		program_run(dev, l.p, &l.batch);
 		for (uint32_t f = 0; f < FIELDS_LARGE; f++)
@@ -227,17 +254,16 @@ CONFORM_TEST(rows_beyond_16_bits)
 			mem_take(dev, all, l.field[f].at, (size_t)ROWS * columns[f] * 4);
 			for (uint32_t r = 0; r < ROWS; r++)
 				EXPECT(!memcmp(all + (size_t)r * columns[f],
-				               first + (size_t)(r % PERIOD) * columns[f],
-				               columns[f] * 4),
-				       "field %u: row %u has other bits than row %u of %d", f, r,
-				       r % PERIOD, PERIOD);
+				               first + (size_t)(r % PERIOD) * columns[f], columns[f] * 4),
+				       "field %u: row %u has other bits than row %u of %d", f, r, r % PERIOD,
+				       PERIOD);
 		}
 		large_free(&l);
 		conform_release(mark);
 	}
 }
 
-/* --- far apart ---------------------------------------------------------------------------- */
+/* --- far apart ----------------------------------------------------------- */
 
 /* Memory is not touched but for the rows in it. */
 enum { FAR_DIM = 32, FAR_ROWS = 7 };
@@ -258,10 +284,10 @@ static void far_run(const struct device *dev, const struct world *w, const struc
 	struct kern_limits limits = world_limits(w);
 	size_t near = limits.rows * FAR_DIM * 4;
 	struct kern_mem m = mem_get(dev, KERN_MEM_DEVICE, 3 * near),
-			batch = batch_get(dev, w, st, NULL);
+					batch = batch_get(dev, w, st, NULL);
 	const struct kern_tensor x = {m.dev, FAR_DIM, KERN_F32},
-				 y = {kern_at(m.dev, near), FAR_DIM, KERN_F32},
-				 z = {kern_at(m.dev, 2 * near), FAR_DIM, KERN_F32};
+							 y = {kern_at(m.dev, near), FAR_DIM, KERN_F32},
+							 z = {kern_at(m.dev, 2 * near), FAR_DIM, KERN_F32};
 	struct kern_kv_layer kv = {.base = rows,
 	                           .kv_heads = 2,
 	                           .head_dim = FAR_DIM / 2,
@@ -299,8 +325,7 @@ static void far_run(const struct device *dev, const struct world *w, const struc
 	mem_take(dev, seen->product, y.at, sizeof seen->product);
 	mem_take(dev, seen->attention, z.at, sizeof seen->attention);
 	for (uint32_t r = 0; r < FAR_ROWS; r++) {
-		mem_take(dev, seen->row + r * FAR_DIM, kern_at(op[0].scale.y.at, r * ld * 4),
-		         FAR_DIM * 4);
+		mem_take(dev, seen->row + r * FAR_DIM, kern_at(op[0].scale.y.at, r * ld * 4), FAR_DIM * 4);
 		mem_take(dev, seen->block[r / 2], kern_at(rows, w->table[0][r / 2] * stride),
 		         sizeof seen->block[0]);
 	}
@@ -320,8 +345,8 @@ CONFORM_TEST(offsets_beyond_32_bits)
 		struct far_seen want, got;
 		size_t rows = FAR_ROWS * far_ld * 4, blocks = w->blocks * far_stride;
 		struct kern_mem far, near = mem_get(dev, KERN_MEM_SHARED, 1 << 20);
-		int rc = dev->ops->mem_new(dev->d, KERN_MEM_SHARED,
-		                           (rows > blocks ? rows : blocks) + 8192, &far);
+		int rc = dev->ops->mem_new(dev->d, KERN_MEM_SHARED, (rows > blocks ? rows : blocks) + 8192,
+		                           &far);
 		if (rc == KERN_ENOMEM) {
 			SKIP_PART("%s: %s", dev->target->name, dev->ops->last_error(dev->d));
 			dev->ops->mem_free(dev->d, &near);

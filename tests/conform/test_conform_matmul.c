@@ -1,13 +1,24 @@
-/* test_conform_matmul.c - products with weights: matmul of every type, alone and in groups, with and without bias; heads_matmul. */
+/* test_conform_matmul.c - products with weights: matmul of every type, alone and in groups, with
+ * and without bias; heads_matmul. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
 #include <string.h>
 
-static const double u = 0x1p-24;       /* the rounding of one float32 operation */
+static const double u = 0x1p-24; /* the rounding of one float32 operation */
 
-static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {
-	{{{0, 1}}}, {{{0, 5}, {9, 1}, {3, 25}}}, {{{4, 2}}}, {{{0, 65}}}, {{{0, 3}}}, {{{7, 16}}}, {{{0, 2}, {5, 3}}}, {{{0, 31}, {5, 1}, {6, 1}}}, {{{0, 120}, {15, 1}, {333, 79}}},
+static const struct {
+	struct sequence seq[SEQUENCES];
+} worlds[] = {
+	{{{0, 1}}},
+	{{{0, 5}, {9, 1}, {3, 25}}},
+	{{{4, 2}}},
+	{{{0, 65}}},
+	{{{0, 3}}},
+	{{{7, 16}}},
+	{{{0, 2}, {5, 3}}},
+	{{{0, 31}, {5, 1}, {6, 1}}},
+	{{{0, 120}, {15, 1}, {333, 79}}},
 };
 
 static struct world *world_get(uint32_t i)
@@ -15,10 +26,17 @@ static struct world *world_get(uint32_t i)
 	return world_new(worlds[i % LEN(worlds)].seq, 16);
 }
 
-/* --- matmul ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- matmul -------------------------------------------------------------- */
 
-struct product_shape { enum kern_dtype type; uint32_t n; bool bias; };
-struct matmul_shape { uint32_t k; struct product_shape p[KERN_PRODUCTS_MAX]; };
+struct product_shape {
+	enum kern_dtype type;
+	uint32_t n;
+	bool bias;
+};
+struct matmul_shape {
+	uint32_t k;
+	struct product_shape p[KERN_PRODUCTS_MAX];
+};
 
 static uint32_t products_of(const struct matmul_shape *s)
 {
@@ -37,12 +55,15 @@ static uint32_t matmul_record(const struct job *j, const struct live *l, struct 
 	op->matmul.x = l->field[0];
 	op->matmul.products = products_of(s);
 	for (uint32_t i = 0, bias = 0; i < op->matmul.products; i++)
-		op->matmul.p[i] = (struct kern_product){l->w[i], s->p[i].bias ? l->constant[bias++] : (kern_ptr){0}, l->field[1 + i]};
+		op->matmul.p[i] = (struct kern_product){l->w[i],
+		                                        s->p[i].bias ? l->constant[bias++] : (kern_ptr){0},
+		                                        l->field[1 + i]};
 	return 1;
 }
 
 /* ref_product's bound, and the rounding of the sum with the bias. */
-static void matmul_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
+static void matmul_row(const struct job *j, const struct precision *p, const struct result *r,
+                       uint32_t row, struct expect *e)
 {
 	(void)r;
 	const struct matmul_shape *s = j->shape;
@@ -59,7 +80,9 @@ static void matmul_row(const struct job *j, const struct precision *p, const str
 
 static struct job *matmul_job(const struct matmul_shape *s, uint32_t world, uint32_t number)
 {
-	struct job *j = job_new(KERN_OP_MATMUL, world_get(world), "%u columns by %s of %u rows%s, %u products", s->k, kern_dtype_name(s->p[0].type), s->p[0].n,
+	struct job *j = job_new(KERN_OP_MATMUL, world_get(world),
+	                        "%u columns by %s of %u rows%s, %u products", s->k,
+	                        kern_dtype_name(s->p[0].type), s->p[0].n,
 	                        s->p[0].bias ? " with a bias" : "", products_of(s));
 	enum kern_rows rows = number % 4 == 3 ? KERN_ROWS_TAIL : KERN_ROWS_ALL;
 	j->shape = s;
@@ -90,9 +113,13 @@ static void matmul_all(const struct matmul_shape *shapes, uint32_t count, uint32
 CONFORM_TEST(matmul_of_floats)
 {
 	static const struct matmul_shape shapes[] = {
-		{1, {{KERN_F32, 1, false}}},    {37, {{KERN_F32, 70, true}}},   {96, {{KERN_F32, 192, false}}}, {33, {{KERN_F16, 65, false}}}, {64, {{KERN_F16, 130, true}}},
-		{31, {{KERN_BF16, 63, true}}},  {576, {{KERN_BF16, 128, false}}}, {1, {{KERN_BF16, 7, false}}}, {577, {{KERN_BF16, 66, true}}}, {1000, {{KERN_F16, 17, false}}},
-		{64, {{KERN_BF16, 130, false}}}, {40, {{KERN_BF16, 72, true}}}, {513, {{KERN_F32, 33, true}}},
+		{1, {{KERN_F32, 1, false}}},      {37, {{KERN_F32, 70, true}}},
+		{96, {{KERN_F32, 192, false}}},   {33, {{KERN_F16, 65, false}}},
+		{64, {{KERN_F16, 130, true}}},    {31, {{KERN_BF16, 63, true}}},
+		{576, {{KERN_BF16, 128, false}}}, {1, {{KERN_BF16, 7, false}}},
+		{577, {{KERN_BF16, 66, true}}},   {1000, {{KERN_F16, 17, false}}},
+		{64, {{KERN_BF16, 130, false}}},  {40, {{KERN_BF16, 72, true}}},
+		{513, {{KERN_F32, 33, true}}},
 	};
 	matmul_all(shapes, LEN(shapes), 3);
 }
@@ -100,10 +127,15 @@ CONFORM_TEST(matmul_of_floats)
 CONFORM_TEST(matmul_of_blocks_of_32)
 {
 	static const struct matmul_shape shapes[] = {
-		{32, {{KERN_Q8_0, 1, false}}},   {96, {{KERN_Q8_0, 50, true}}},   {576, {{KERN_Q8_0, 96, false}}}, {32, {{KERN_Q4_0, 17, true}}},  {576, {{KERN_Q4_0, 64, false}}},
-		{1056, {{KERN_Q4_0, 33, false}}}, {32, {{KERN_Q4_1, 15, false}}}, {576, {{KERN_Q4_1, 80, true}}},  {1056, {{KERN_Q4_1, 47, false}}}, {32, {{KERN_Q5_0, 17, true}}},
-		{576, {{KERN_Q5_0, 64, false}}}, {1056, {{KERN_Q5_0, 33, false}}}, {32, {{KERN_Q5_1, 15, false}}}, {576, {{KERN_Q5_1, 47, true}}}, {1056, {{KERN_Q5_1, 33, false}}},
-		{32, {{KERN_MXFP4, 17, true}}}, {576, {{KERN_MXFP4, 64, false}}}, {1056, {{KERN_MXFP4, 33, true}}},
+		{32, {{KERN_Q8_0, 1, false}}},    {96, {{KERN_Q8_0, 50, true}}},
+		{576, {{KERN_Q8_0, 96, false}}},  {32, {{KERN_Q4_0, 17, true}}},
+		{576, {{KERN_Q4_0, 64, false}}},  {1056, {{KERN_Q4_0, 33, false}}},
+		{32, {{KERN_Q4_1, 15, false}}},   {576, {{KERN_Q4_1, 80, true}}},
+		{1056, {{KERN_Q4_1, 47, false}}}, {32, {{KERN_Q5_0, 17, true}}},
+		{576, {{KERN_Q5_0, 64, false}}},  {1056, {{KERN_Q5_0, 33, false}}},
+		{32, {{KERN_Q5_1, 15, false}}},   {576, {{KERN_Q5_1, 47, true}}},
+		{1056, {{KERN_Q5_1, 33, false}}}, {32, {{KERN_MXFP4, 17, true}}},
+		{576, {{KERN_MXFP4, 64, false}}}, {1056, {{KERN_MXFP4, 33, true}}},
 	};
 	matmul_all(shapes, LEN(shapes), 3);
 }
@@ -111,8 +143,10 @@ CONFORM_TEST(matmul_of_blocks_of_32)
 CONFORM_TEST(matmul_of_blocks_of_256)
 {
 	static const struct matmul_shape shapes[] = {
-		{256, {{KERN_Q6_K, 16, false}}}, {768, {{KERN_Q6_K, 37, true}}}, {256, {{KERN_Q4_K, 16, true}}}, {768, {{KERN_Q4_K, 37, false}}}, {256, {{KERN_Q5_K, 1, false}}},
-		{768, {{KERN_Q5_K, 35, true}}},  {1536, {{KERN_Q4_K, 64, false}}}, {512, {{KERN_Q6_K, 97, false}}},
+		{256, {{KERN_Q6_K, 16, false}}},  {768, {{KERN_Q6_K, 37, true}}},
+		{256, {{KERN_Q4_K, 16, true}}},   {768, {{KERN_Q4_K, 37, false}}},
+		{256, {{KERN_Q5_K, 1, false}}},   {768, {{KERN_Q5_K, 35, true}}},
+		{1536, {{KERN_Q4_K, 64, false}}}, {512, {{KERN_Q6_K, 97, false}}},
 	};
 	matmul_all(shapes, LEN(shapes), 3);
 }
@@ -122,11 +156,23 @@ CONFORM_TEST(matmul_of_groups)
 {
 	static const struct matmul_shape shapes[] = {
 		{64, {{KERN_BF16, 64, true}, {KERN_BF16, 32, true}, {KERN_BF16, 32, true}}},
-		{256, {{KERN_Q4_1, 75, false}, {KERN_Q6_K, 75, false}, {KERN_F16, 75, false}, {KERN_BF16, 75, false}}},
-		{256, {{KERN_Q8_0, 96, true}, {KERN_Q4_0, 33, false}, {KERN_Q5_0, 1, true}, {KERN_Q5_1, 64, false}}},
+		{256,
+	     {{KERN_Q4_1, 75, false},
+	      {KERN_Q6_K, 75, false},
+	      {KERN_F16, 75, false},
+	      {KERN_BF16, 75, false}}},
+		{256,
+	     {{KERN_Q8_0, 96, true},
+	      {KERN_Q4_0, 33, false},
+	      {KERN_Q5_0, 1, true},
+	      {KERN_Q5_1, 64, false}}},
 		{256, {{KERN_Q4_K, 20, false}, {KERN_Q5_K, 75, true}}},
 		{512, {{KERN_F32, 40, false}, {KERN_Q6_K, 130, true}, {KERN_F32, 3, true}}},
-		{96, {{KERN_BF16, 48, false}, {KERN_Q8_0, 33, true}, {KERN_BF16, 120, true}, {KERN_BF16, 9, false}}},
+		{96,
+	     {{KERN_BF16, 48, false},
+	      {KERN_Q8_0, 33, true},
+	      {KERN_BF16, 120, true},
+	      {KERN_BF16, 9, false}}},
 		{576, {{KERN_Q4_0, 192, false}, {KERN_Q4_0, 192, false}}},
 		{96, {{KERN_MXFP4, 70, true}, {KERN_Q8_0, 33, false}, {KERN_F32, 65, true}}},
 	};
@@ -137,7 +183,10 @@ CONFORM_TEST(matmul_of_groups)
 CONFORM_TEST(matmul_of_many_columns)
 {
 	static const struct matmul_shape shapes[] = {
-		{256, {{KERN_Q4_0, 3000, false}}}, {64, {{KERN_BF16, 5001, true}}}, {2304, {{KERN_Q8_0, 70, false}}}, {256, {{KERN_Q4_K, 1025, false}, {KERN_Q6_K, 511, false}}},
+		{256, {{KERN_Q4_0, 3000, false}}},
+		{64, {{KERN_BF16, 5001, true}}},
+		{2304, {{KERN_Q8_0, 70, false}}},
+		{256, {{KERN_Q4_K, 1025, false}, {KERN_Q6_K, 511, false}}},
 	};
 	matmul_all(shapes, LEN(shapes), 2);
 }
@@ -146,7 +195,8 @@ CONFORM_TEST(matmul_of_many_columns)
 static void spoil(struct matrix *m, uint32_t row, uint32_t column, bool infinite)
 {
 	uint32_t values = kern_dtype_bytes(m->type, 1) ? 1 : kern_dtype_bytes(m->type, 32) ? 32 : 256;
-	unsigned char *at = matrix_row(m, row) + kern_dtype_bytes(m->type, column / values * values) + (m->type == KERN_Q6_K ? 208 : 0);
+	unsigned char *at = matrix_row(m, row) + kern_dtype_bytes(m->type, column / values * values) +
+	                    (m->type == KERN_Q6_K ? 208 : 0);
 	float f = infinite ? INFINITY : NAN;
 	if (m->type == KERN_F32) {
 		memcpy(at, &f, 4);
@@ -160,7 +210,8 @@ static void spoil(struct matrix *m, uint32_t row, uint32_t column, bool infinite
 		m->value[(size_t)row * m->k + c] = (float)format_value(m->type, matrix_row(m, row), c);
 }
 
-/* NaN and infinity in some rows of a matrix, or in the scales of their blocks: those columns of the result are not finite, the others are as ever. */
+/* NaN and infinity in some rows of a matrix, or in the scales of their blocks: those columns of
+ * the result are not finite, the others are as ever. */
 CONFORM_TEST(matmul_of_spoilt_weights)
 {
 	for (int t = KERN_F32; t < KERN_WEIGHT_DTYPES; t++) {
@@ -168,16 +219,20 @@ CONFORM_TEST(matmul_of_spoilt_weights)
 		const struct matmul_shape s = {512, {{(enum kern_dtype)t, 37, t % 2}}};
 		struct job *j = matmul_job(&s, (uint32_t)(t % 2 ? 1 : 4), 0);
 		for (uint32_t i = 0; i < 6; i++)
-			spoil(&j->matrix[0], (const uint32_t[]){0, 3, 16, 17, 31, 36}[i], (const uint32_t[]){511, 0, 300, 77, 255, 256}[i], i % 2);
+			spoil(&j->matrix[0], (const uint32_t[]){0, 3, 16, 17, 31, 36}[i],
+			      (const uint32_t[]){511, 0, 300, 77, 255, 256}[i], i % 2);
 		j->clean = true;
 		job_check(j);
 		conform_release(mark);
 	}
 }
 
-/* --- one matrix for each head ------------------------------------------------------------------------------------------------------------ */
+/* --- one matrix for each head -------------------------------------------- */
 
-struct heads_shape { enum kern_dtype type; uint32_t heads, n, k, tail; };
+struct heads_shape {
+	enum kern_dtype type;
+	uint32_t heads, n, k, tail;
+};
 
 static uint32_t heads_record(const struct job *j, const struct live *l, struct kern_op *op)
 {
@@ -192,7 +247,8 @@ static uint32_t heads_record(const struct job *j, const struct live *l, struct k
 	return 1;
 }
 
-static void heads_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, struct expect *e)
+static void heads_row(const struct job *j, const struct precision *p, const struct result *r,
+                      uint32_t row, struct expect *e)
 {
 	(void)r;
 	const struct heads_shape *s = j->shape;
@@ -200,22 +256,24 @@ static void heads_row(const struct job *j, const struct precision *p, const stru
 	for (uint32_t h = 0; h < s->heads; h++, x += s->k + s->tail) {
 		uint32_t to = h * (s->n + s->tail);
 		ref_product(p, &j->matrix[h], x, e->value[1] + to, e->bound[1] + to);
-		memcpy(e->value[1] + to + s->n, x + s->k, s->tail * sizeof *x);        /* exact */
+		memcpy(e->value[1] + to + s->n, x + s->k, s->tail * sizeof *x); /* exact */
 	}
 }
 
 CONFORM_TEST(heads_matmul)
 {
 	static const struct heads_shape shapes[] = {
-		{KERN_BF16, 1, 1, 1, 0}, {KERN_BF16, 4, 24, 16, 8}, {KERN_F32, 3, 20, 24, 0}, {KERN_BF16, 5, 70, 33, 4}, {KERN_Q8_0, 16, 32, 64, 12}, {KERN_F16, 2, 512, 128, 64},
+		{KERN_BF16, 1, 1, 1, 0},    {KERN_BF16, 4, 24, 16, 8},   {KERN_F32, 3, 20, 24, 0},
+		{KERN_BF16, 5, 70, 33, 4},  {KERN_Q8_0, 16, 32, 64, 12}, {KERN_F16, 2, 512, 128, 64},
 		{KERN_MXFP4, 3, 40, 32, 0},
 	};
 	for (uint32_t i = 0; i < LEN(shapes); i++)
 		for (uint32_t n = 0; n < 3; n++) {
 			size_t mark = conform_mark();
 			const struct heads_shape *s = &shapes[i];
-			struct job *j = job_new(KERN_OP_HEADS_MATMUL, world_get(3 * i + 2 * n + 1), "%u heads, %u to %u columns of %s, and %u more", s->heads, s->k, s->n,
-			                        kern_dtype_name(s->type), s->tail);
+			struct job *j = job_new(KERN_OP_HEADS_MATMUL, world_get(3 * i + 2 * n + 1),
+			                        "%u heads, %u to %u columns of %s, and %u more", s->heads, s->k,
+			                        s->n, kern_dtype_name(s->type), s->tail);
 			enum kern_rows rows = i % 3 == 2 ? KERN_ROWS_TAIL : KERN_ROWS_ALL;
 			j->shape = s;
 			job_field(j, "x", IN, rows, 1, s->heads * (s->k + s->tail), 3);

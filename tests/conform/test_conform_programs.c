@@ -1,5 +1,6 @@
-/* test_conform_programs.c - programs of many operations: a whole step of a model, and random programs. What one operation writes another takes, so a device that begins
- * one too early, or keeps what is stale, gives other bits than a program for each operation does. */
+/* test_conform_programs.c - programs of many operations: a whole step of a model, and random
+ * programs. What one operation writes another takes, so a device that begins one too early, or
+ * keeps what is stale, gives other bits than a program for each operation does. */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 
@@ -8,20 +9,43 @@
 
 enum { DIM = 32, FFN = 80, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 8 };
 
-/* --- a step of a model ------------------------------------------------------------------------------------------------------------------- */
+/* --- a step of a model --------------------------------------------------- */
 
 enum { H, N, Q, K, V, ATT, O, GATE, UP, ACT, T, LOGITS, STEP_FIELDS };
-static const struct { const char *name; uint32_t columns; } step_fields[STEP_FIELDS] = {
-	{"h", DIM}, {"n", DIM}, {"q", HEADS * HEAD_DIM}, {"k", KV_HEADS * HEAD_DIM}, {"v", KV_HEADS * HEAD_DIM}, {"att", HEADS * HEAD_DIM}, {"o", DIM},
-	{"gate", FFN}, {"up", FFN}, {"act", FFN}, {"t", DIM}, {"logits", VOCABULARY},
+static const struct {
+	const char *name;
+	uint32_t columns;
+} step_fields[STEP_FIELDS] = {
+	{"h", DIM},
+	{"n", DIM},
+	{"q", HEADS *HEAD_DIM},
+	{"k", KV_HEADS *HEAD_DIM},
+	{"v", KV_HEADS *HEAD_DIM},
+	{"att", HEADS *HEAD_DIM},
+	{"o", DIM},
+	{"gate", FFN},
+	{"up", FFN},
+	{"act", FFN},
+	{"t", DIM},
+	{"logits", VOCABULARY},
 };
-static const struct { enum kern_dtype type; uint32_t n, k; } step_matrices[] = {
-	{KERN_BF16, VOCABULARY, DIM}, {KERN_Q8_0, HEADS * HEAD_DIM, DIM}, {KERN_Q4_0, KV_HEADS * HEAD_DIM, DIM}, {KERN_BF16, KV_HEADS * HEAD_DIM, DIM},
-	{KERN_Q4_1, DIM, HEADS * HEAD_DIM}, {KERN_Q5_0, FFN, DIM}, {KERN_F16, FFN, DIM}, {KERN_F32, DIM, FFN},
+static const struct {
+	enum kern_dtype type;
+	uint32_t n, k;
+} step_matrices[] = {
+	{KERN_BF16, VOCABULARY, DIM},
+	{KERN_Q8_0, HEADS *HEAD_DIM, DIM},
+	{KERN_Q4_0, KV_HEADS *HEAD_DIM, DIM},
+	{KERN_BF16, KV_HEADS *HEAD_DIM, DIM},
+	{KERN_Q4_1, DIM, HEADS *HEAD_DIM},
+	{KERN_Q5_0, FFN, DIM},
+	{KERN_F16, FFN, DIM},
+	{KERN_F32, DIM, FFN},
 };
 enum { W_EMBED, W_Q, W_K, W_V, W_O, W_GATE, W_UP, W_DOWN };
 
-static struct kern_op op_matmul(const struct live *l, uint32_t x, uint32_t products, const uint32_t *w, const uint32_t *y)
+static struct kern_op op_matmul(const struct live *l, uint32_t x, uint32_t products,
+                                const uint32_t *w, const uint32_t *y)
 {
 	struct kern_op op = {.kind = KERN_OP_MATMUL};
 	op.matmul.x = l->field[x];
@@ -44,9 +68,13 @@ static struct kern_op op_norm(const struct live *l, uint32_t y, uint32_t x, int 
 }
 
 /* Of the same frequencies. */
-static const struct kern_rope ropes[] = {{KERN_ROPE_HALF, HEAD_DIM, 1, {0}}, {KERN_ROPE_INTERLEAVED, HEAD_DIM, 1, {0}}, {KERN_ROPE_HALF, HEAD_DIM / 2, 1.25f, {0}}, {KERN_ROPE_HALF, HEAD_DIM, 1.25f, {0}}};
+static const struct kern_rope ropes[] = {{KERN_ROPE_HALF, HEAD_DIM, 1, {0}},
+                                         {KERN_ROPE_INTERLEAVED, HEAD_DIM, 1, {0}},
+                                         {KERN_ROPE_HALF, HEAD_DIM / 2, 1.25f, {0}},
+                                         {KERN_ROPE_HALF, HEAD_DIM, 1.25f, {0}}};
 
-static struct kern_op op_rope(const struct live *l, uint32_t x, uint32_t heads, const struct kern_rope *rope)
+static struct kern_op op_rope(const struct live *l, uint32_t x, uint32_t heads,
+                              const struct kern_rope *rope)
 {
 	struct kern_op op = {.kind = KERN_OP_ROPE};
 	op.rope.x = l->field[x];
@@ -124,10 +152,12 @@ static uint32_t step_record(const struct job *j, const struct live *l, struct ke
 static struct job *step_job(const struct sequence *seq, uint32_t block_tokens, enum kern_dtype kv)
 {
 	float *inv_freq = conform_alloc(HEAD_DIM / 2, sizeof *inv_freq);
-	struct job *j = job_new(KERN_OP_MATMUL, world_new(seq, block_tokens), "a step of a model, KV of %s", kern_dtype_name(kv));
+	struct job *j = job_new(KERN_OP_MATMUL, world_new(seq, block_tokens),
+	                        "a step of a model, KV of %s", kern_dtype_name(kv));
 	job_kv(j, kv, KV_HEADS, HEAD_DIM, 0);
 	for (uint32_t f = 0; f < STEP_FIELDS; f++)
-		job_field(j, step_fields[f].name, OUT, f < T ? KERN_ROWS_ALL : KERN_ROWS_TAIL, 1, step_fields[f].columns, 0);
+		job_field(j, step_fields[f].name, OUT, f < T ? KERN_ROWS_ALL : KERN_ROWS_TAIL, 1,
+		          step_fields[f].columns, 0);
 	for (uint32_t i = 0; i < HEAD_DIM / 2; i++)
 		inv_freq[i] = powf(10000, -2.0f * (float)i / HEAD_DIM);
 	job_constant(j, rand_floats(DIM, 1), DIM * sizeof(float));
@@ -142,8 +172,15 @@ static struct job *step_job(const struct sequence *seq, uint32_t block_tokens, e
 
 CONFORM_TEST(step_of_a_model)
 {
-	static const struct { struct sequence seq[SEQUENCES]; uint32_t block_tokens; enum kern_dtype kv; } cases[] = {
-		{{{0, 1}}, 16, KERN_F32}, {{{0, 70}, {9, 1}, {300, 5}}, 16, KERN_BF16}, {{{0, 2}, {0, 3}, {5, 1}, {17, 1}}, 64, KERN_F8}, {{{100, 130}, {1, 1}}, 7, KERN_I8},
+	static const struct {
+		struct sequence seq[SEQUENCES];
+		uint32_t block_tokens;
+		enum kern_dtype kv;
+	} cases[] = {
+		{{{0, 1}}, 16, KERN_F32},
+		{{{0, 70}, {9, 1}, {300, 5}}, 16, KERN_BF16},
+		{{{0, 2}, {0, 3}, {5, 1}, {17, 1}}, 64, KERN_F8},
+		{{{100, 130}, {1, 1}}, 7, KERN_I8},
 		{{{0, 31}, {500, 2}}, 16, KERN_F16},
 	};
 	for (uint32_t i = 0; i < LEN(cases); i++) {
@@ -153,22 +190,42 @@ CONFORM_TEST(step_of_a_model)
 	}
 }
 
-/* --- random programs ------------------------------------------------------------------------------------------------------------------------ */
+/* --- random programs ----------------------------------------------------- */
 
 /* Fields 0 to 4 have rows for all, 5 to 7 for the tail; a field of ids and one of weights. */
 enum { ALL_FIELDS = 5, TAIL_FIELDS = 3, PROGRAM_OPS = 48, RANDOM_OPS = 28, EXPERTS = 6, USED = 2 };
 enum { R_IDS = ALL_FIELDS + TAIL_FIELDS, R_WEIGHTS, R_LOGITS };
-enum { R_SQUARE, R_NARROW, R_FLOAT, R_SQUARE_2, R_HEADS, R_EXPERTS = R_HEADS + HEADS, R_ROUTER = R_EXPERTS + 3 * EXPERTS, R_MATRICES };
+enum {
+	R_SQUARE,
+	R_NARROW,
+	R_FLOAT,
+	R_SQUARE_2,
+	R_HEADS,
+	R_EXPERTS = R_HEADS + HEADS,
+	R_ROUTER = R_EXPERTS + 3 * EXPERTS,
+	R_MATRICES
+};
 
-struct random_op { uint32_t kind, a, b, c; bool tail, flag; };
-struct random_program { struct random_op op[PROGRAM_OPS]; uint32_t ops; };
+struct random_op {
+	uint32_t kind, a, b, c;
+	bool tail, flag;
+};
+struct random_program {
+	struct random_op op[PROGRAM_OPS];
+	uint32_t ops;
+};
 
-/* Three different fields of a kind; often the one that is read, b, or changed in place, a, is what the operation before wrote. */
+/* Three different fields of a kind; often the one that is read, b, or changed in place, a, is
+ * what the operation before wrote. */
 static void three(struct random_op *op, const struct random_op *before)
 {
-	uint32_t n = op->tail ? TAIL_FIELDS : ALL_FIELDS, base = op->tail ? ALL_FIELDS : 0, first = rand_below(n), step = 1 + rand_below(n > 3 ? 2 : 1);
-	uint32_t written = before && before->kind == KERN_OP_NORM && before->flag ? before->b : before ? before->a : UINT32_MAX;
-	bool in_place = op->kind == KERN_OP_HEAD_NORM || op->kind == KERN_OP_ROPE || (op->kind == KERN_OP_SCALE && op->flag);
+	uint32_t n = op->tail ? TAIL_FIELDS : ALL_FIELDS, base = op->tail ? ALL_FIELDS : 0,
+			 first = rand_below(n), step = 1 + rand_below(n > 3 ? 2 : 1);
+	uint32_t written = before && before->kind == KERN_OP_NORM && before->flag ? before->b
+	                   : before                                               ? before->a
+	                                                                          : UINT32_MAX;
+	bool in_place = op->kind == KERN_OP_HEAD_NORM || op->kind == KERN_OP_ROPE ||
+	                (op->kind == KERN_OP_SCALE && op->flag);
 	if (written - base < n && rand_below(3))
 		first = (written - base + n - (in_place ? 0 : step)) % n;
 	op->a = base + first;
@@ -178,18 +235,23 @@ static void three(struct random_op *op, const struct random_op *before)
 
 static struct random_program *program_random(void)
 {
-	static const uint32_t kinds[] = {KERN_OP_SCALE, KERN_OP_NORM, KERN_OP_NORM, KERN_OP_HEAD_NORM, KERN_OP_MATMUL, KERN_OP_MATMUL, KERN_OP_ROPE, KERN_OP_ACT_MUL,
-	                                 KERN_OP_HEADS_MATMUL, KERN_OP_GATHER_ROWS, KERN_OP_ATTENTION, KERN_OP_EXPERTS_DOWN, KERN_OP_EMBED};
+	static const uint32_t kinds[] = {KERN_OP_SCALE,       KERN_OP_NORM,      KERN_OP_NORM,
+	                                 KERN_OP_HEAD_NORM,   KERN_OP_MATMUL,    KERN_OP_MATMUL,
+	                                 KERN_OP_ROPE,        KERN_OP_ACT_MUL,   KERN_OP_HEADS_MATMUL,
+	                                 KERN_OP_GATHER_ROWS, KERN_OP_ATTENTION, KERN_OP_EXPERTS_DOWN,
+	                                 KERN_OP_EMBED};
 	struct random_program *p = conform_alloc(1, sizeof *p);
 	bool written = false;
 	p->ops = RANDOM_OPS;
 	for (uint32_t i = 0; i < p->ops; i++) {
 		struct random_op *op = &p->op[i];
 		op->kind = kinds[rand_below(LEN(kinds))];
-		op->tail = rand_below(3) == 0 && op->kind != KERN_OP_ROPE && op->kind != KERN_OP_EXPERTS_DOWN && op->kind != KERN_OP_EMBED;
+		op->tail = rand_below(3) == 0 && op->kind != KERN_OP_ROPE &&
+		           op->kind != KERN_OP_EXPERTS_DOWN && op->kind != KERN_OP_EMBED;
 		op->flag = rand_bits() % 2;
 		three(op, i ? op - 1 : NULL);
-		if (op->kind == KERN_OP_ATTENTION && !written) {       /* KV is written once, and read after it */
+		if (op->kind == KERN_OP_ATTENTION && !written) {
+			/* KV is written once, and read after it */
 			op->kind = KERN_OP_KV_WRITE;
 			op->tail = false;
 			three(op, NULL);
@@ -202,10 +264,17 @@ static struct random_program *program_random(void)
 /* The experts of a row in three operations; the others are one. */
 static uint32_t experts_ops(const struct live *l, const struct random_op *r, struct kern_op *op)
 {
-	struct kern_experts e = {EXPERTS, l->w + R_EXPERTS, l->w + R_EXPERTS + EXPERTS, l->w + R_EXPERTS + 2 * EXPERTS, {0}, {0}, {0}};
+	struct kern_experts e = {EXPERTS,
+	                         l->w + R_EXPERTS,
+	                         l->w + R_EXPERTS + EXPERTS,
+	                         l->w + R_EXPERTS + 2 * EXPERTS,
+	                         {0},
+	                         {0},
+	                         {0}};
 	op[0] = op_matmul(l, r->b, 1, &(const uint32_t){R_ROUTER}, &(const uint32_t){R_LOGITS});
 	op[1].kind = KERN_OP_ROUTE;
-	op[1].route.router = (struct kern_router){.experts = EXPERTS, .used = USED, .normalise = 1, .scale = 1};
+	op[1].route.router = (struct kern_router){
+		.experts = EXPERTS, .used = USED, .normalise = 1, .scale = 1};
 	op[1].route.ids = l->field[R_IDS].at;
 	op[1].route.weights = l->field[R_WEIGHTS].at;
 	op[1].route.logits = l->field[R_LOGITS];
@@ -226,7 +295,8 @@ static uint32_t experts_ops(const struct live *l, const struct random_op *r, str
 	return 4;
 }
 
-static uint32_t random_op_record(const struct live *l, const struct random_op *r, struct kern_op *op)
+static uint32_t random_op_record(const struct live *l, const struct random_op *r,
+                                 struct kern_op *op)
 {
 	switch (r->kind) {
 	case KERN_OP_SCALE:
@@ -246,7 +316,9 @@ static uint32_t random_op_record(const struct live *l, const struct random_op *r
 		op->head_norm.eps = 1e-5f;
 		break;
 	case KERN_OP_MATMUL:
-		*op = op_matmul(l, r->b, r->flag ? 2 : 1, (const uint32_t[]){r->flag ? R_SQUARE : R_SQUARE + r->c % 3, R_SQUARE_2}, (const uint32_t[]){r->a, r->c});
+		*op = op_matmul(l, r->b, r->flag ? 2 : 1,
+		                (const uint32_t[]){r->flag ? R_SQUARE : R_SQUARE + r->c % 3, R_SQUARE_2},
+		                (const uint32_t[]){r->a, r->c});
 		break;
 	case KERN_OP_ROPE: *op = op_rope(l, r->a, HEADS, &ropes[r->c % LEN(ropes)]); break;
 	case KERN_OP_ACT_MUL:
@@ -303,8 +375,11 @@ static uint32_t random_record(const struct job *j, const struct live *l, struct 
 
 static struct job *random_job(const char *name, uint32_t number, const struct random_program *p)
 {
-	static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {{{{0, 40}}}, {{{0, 3}, {0, 1}}}, {{{0, 90}, {0, 30}, {0, 2}}}, {{{0, 1}}}};
-	struct job *j = job_new(KERN_OP_MATMUL, world_new(worlds[number % LEN(worlds)].seq, 16), "%s %u", name, number);
+	static const struct {
+		struct sequence seq[SEQUENCES];
+	} worlds[] = {{{{0, 40}}}, {{{0, 3}, {0, 1}}}, {{{0, 90}, {0, 30}, {0, 2}}}, {{{0, 1}}}};
+	struct job *j = job_new(KERN_OP_MATMUL, world_new(worlds[number % LEN(worlds)].seq, 16),
+	                        "%s %u", name, number);
 	static const char *const names[] = {"a", "b", "c", "d", "e", "tail a", "tail b", "tail c"};
 	for (uint32_t f = 0; f < ALL_FIELDS + TAIL_FIELDS; f++)
 		job_field(j, names[f], INOUT, f < ALL_FIELDS ? KERN_ROWS_ALL : KERN_ROWS_TAIL, 1, DIM, 2);
@@ -324,7 +399,8 @@ static struct job *random_job(const char *name, uint32_t number, const struct ra
 	for (uint32_t h = 0; h < HEADS; h++)
 		job_matrix(j, R_HEADS + h, KERN_BF16, HEAD_DIM - 2, HEAD_DIM - 2);
 	for (uint32_t e = 0; e < 3 * EXPERTS; e++)
-		job_matrix(j, R_EXPERTS + e, e < 2 * EXPERTS ? KERN_Q4_1 : KERN_F32, e < 2 * EXPERTS ? 16 : DIM, e < 2 * EXPERTS ? DIM : 16);
+		job_matrix(j, R_EXPERTS + e, e < 2 * EXPERTS ? KERN_Q4_1 : KERN_F32,
+		           e < 2 * EXPERTS ? 16 : DIM, e < 2 * EXPERTS ? DIM : 16);
 	job_matrix(j, R_ROUTER, KERN_BF16, EXPERTS, DIM);
 	j->mixes = true;
 	j->shape = p ? p : program_random();
@@ -351,37 +427,88 @@ static void every_job(struct job *j)
 	conform_thin = thin;
 }
 
-/* What reads the rows that a norm or an activation has just written, and what only seems to. Of a product, c is one more output or, without flag, the matrix:
- * 0 for R_SQUARE, 1 R_NARROW, 2 R_FLOAT; of a norm, an odd c is added. */
-static const struct random_program readers = {{
-#define NORM(Y, X) {KERN_OP_NORM, Y, X, 0, false, false}
-#define TAIL_NORM(Y, X) {KERN_OP_NORM, Y, X, 6, true, false}
-#define MATMUL(Y, X, C) {KERN_OP_MATMUL, Y, X, C, false, false}
-#define TAIL_MATMUL(Y, X) {KERN_OP_MATMUL, Y, X, 6, true, false}
-#define MATMUL_2(Y, X, Y_2) {KERN_OP_MATMUL, Y, X, Y_2, false, true}
-	MATMUL(2, 0, 0), NORM(0, 1), MATMUL(3, 0, 0),                           /* 0 is not the 0 of before, nor that of the program for more rows */
-	NORM(0, 3), MATMUL(2, 0, 1), MATMUL(3, 0, 2), MATMUL(4, 0, 0),
-	NORM(0, 4), MATMUL(2, 4, 0), MATMUL(3, 0, 0),
-	{KERN_OP_NORM, 0, 3, 2, false, true}, MATMUL(2, 3, 0),                  /* in place */
-	{KERN_OP_NORM, 0, 2, 3, false, true}, MATMUL(1, 3, 0), MATMUL(4, 2, 0),
-	TAIL_NORM(5, 6), TAIL_MATMUL(7, 5),
-	TAIL_NORM(5, 7), MATMUL(2, 1, 0), TAIL_MATMUL(6, 5),
-	{KERN_OP_ACT_MUL, 0, 1, 2, false, false}, MATMUL_2(3, 0, 4),
-	MATMUL(2, 3, 0), MATMUL_2(0, 3, 4),                                     /* the second type of weights needs more of x */
-	NORM(0, 4), MATMUL(2, 0, 0), MATMUL_2(3, 0, 4),
-	NORM(0, 3), MATMUL(2, 0, 0), MATMUL(0, 4, 2), MATMUL(3, 0, 0),          /* by then 0 is another product's */
-	NORM(0, 3), MATMUL(2, 0, 0), {KERN_OP_SCALE, 0, 0, 0, false, true}, MATMUL(4, 0, 0),
-	NORM(0, 4), {KERN_OP_SCALE, 0, 0, 0, false, true}, MATMUL(3, 0, 0),
-	NORM(0, 3), {KERN_OP_EXPERTS_DOWN, 2, 0, 0, false, false}, MATMUL(4, 0, 0),
-	NORM(0, 4), {KERN_OP_EXPERTS_DOWN, 0, 0, 0, false, true}, MATMUL(3, 0, 0),
-}, 44};
+/* What reads the rows that a norm or an activation has just written, and what only seems to. Of a
+ * product, c is one more output or, without flag, the matrix: 0 for R_SQUARE, 1 R_NARROW, 2
+ * R_FLOAT; of a norm, an odd c is added. */
+static const struct random_program readers = {
+	{
+#define NORM(Y, X)                          \
+	{                                       \
+		KERN_OP_NORM, Y, X, 0, false, false \
+	}
+#define TAIL_NORM(Y, X)                    \
+	{                                      \
+		KERN_OP_NORM, Y, X, 6, true, false \
+	}
+#define MATMUL(Y, X, C)                       \
+	{                                         \
+		KERN_OP_MATMUL, Y, X, C, false, false \
+	}
+#define TAIL_MATMUL(Y, X)                    \
+	{                                        \
+		KERN_OP_MATMUL, Y, X, 6, true, false \
+	}
+#define MATMUL_2(Y, X, Y_2)                    \
+	{                                          \
+		KERN_OP_MATMUL, Y, X, Y_2, false, true \
+	}
+		/* 0 is not the 0 of before, nor that of the program for more rows */
+		MATMUL(2, 0, 0),
+		NORM(0, 1),
+		MATMUL(3, 0, 0),
+		NORM(0, 3),
+		MATMUL(2, 0, 1),
+		MATMUL(3, 0, 2),
+		MATMUL(4, 0, 0),
+		NORM(0, 4),
+		MATMUL(2, 4, 0),
+		MATMUL(3, 0, 0),
+		{KERN_OP_NORM, 0, 3, 2, false, true},
+		MATMUL(2, 3, 0), /* in place */
+		{KERN_OP_NORM, 0, 2, 3, false, true},
+		MATMUL(1, 3, 0),
+		MATMUL(4, 2, 0),
+		TAIL_NORM(5, 6),
+		TAIL_MATMUL(7, 5),
+		TAIL_NORM(5, 7),
+		MATMUL(2, 1, 0),
+		TAIL_MATMUL(6, 5),
+		{KERN_OP_ACT_MUL, 0, 1, 2, false, false},
+		MATMUL_2(3, 0, 4),
+		/* the second type of weights needs more of x */
+		MATMUL(2, 3, 0),
+		MATMUL_2(0, 3, 4),
+		NORM(0, 4),
+		MATMUL(2, 0, 0),
+		MATMUL_2(3, 0, 4),
+		/* by then 0 is another product's */
+		NORM(0, 3),
+		MATMUL(2, 0, 0),
+		MATMUL(0, 4, 2),
+		MATMUL(3, 0, 0),
+		NORM(0, 3),
+		MATMUL(2, 0, 0),
+		{KERN_OP_SCALE, 0, 0, 0, false, true},
+		MATMUL(4, 0, 0),
+		NORM(0, 4),
+		{KERN_OP_SCALE, 0, 0, 0, false, true},
+		MATMUL(3, 0, 0),
+		NORM(0, 3),
+		{KERN_OP_EXPERTS_DOWN, 2, 0, 0, false, false},
+		MATMUL(4, 0, 0),
+		NORM(0, 4),
+		{KERN_OP_EXPERTS_DOWN, 0, 0, 0, false, true},
+		MATMUL(3, 0, 0),
+	},
+	44};
 
 CONFORM_TEST(rows_just_written)
 {
 	every_job(random_job("what reads rows just written", 2, &readers));
 }
 
-/* A norm of some rows, a product of these, then one of others: the same bits as a program for each. */
+/* A norm of some rows, a product of these, then one of others: the same bits as a program for
+ * each. */
 CONFORM_TEST(other_rows)
 {
 	enum { ROWS = 9, TAIL = 3 };
@@ -389,22 +516,34 @@ CONFORM_TEST(other_rows)
 	const struct world *w = world_new(seq, 16);
 	const struct step st = {1, {{0, 0, ROWS, TAIL}}, false, false};
 	const struct kern_limits limits = world_limits(w);
-	EACH_TARGET(dev, 1) {
+	EACH_TARGET(dev, 1)
+	{
 		if (dev->target->precision.rows_vary) {
 			SKIP_PART("%s: a row's bits may depend on its batch", dev->target->name);
 			continue;
 		}
 		struct kern_weight *weight;
-		struct kern_mem batch = batch_get(dev, w, &st, NULL), mem = mem_get(dev, KERN_MEM_DEVICE, 4 * ROWS * DIM * sizeof(float));
-		struct kern_tensor x = {mem.dev, DIM, KERN_F32}, y = {kern_at(x.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32};
-		struct kern_tensor z = {kern_at(y.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32}, u = {kern_at(z.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32};
+		struct kern_mem batch = batch_get(dev, w, &st, NULL),
+						mem = mem_get(dev, KERN_MEM_DEVICE, 4 * ROWS * DIM * sizeof(float));
+		struct kern_tensor x = {mem.dev, DIM, KERN_F32},
+						   y = {kern_at(x.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32};
+		struct kern_tensor z = {kern_at(y.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32},
+						   u = {kern_at(z.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32};
 		float *given = rand_floats(4 * ROWS * DIM, 1), got[2][ROWS * DIM];
-		device_ok(dev, dev->ops->weight_new(dev->d, KERN_BF16, DIM, DIM, rand_weight(KERN_BF16, DIM, DIM), 0, &weight), "a weight");
-		for (uint32_t i = 0; i < 4; i++) {     /* the tail first, or last; one program, or one for each operation */
-			enum kern_rows first = i / 2 ? KERN_ROWS_ALL : KERN_ROWS_TAIL, last = i / 2 ? KERN_ROWS_TAIL : KERN_ROWS_ALL;
-			struct kern_op op[3] = {{.kind = KERN_OP_NORM, .rows = first, .norm = {y, x, {.at = {0}}, x.at, DIM, 1e-5f}},
-			                        {.kind = KERN_OP_MATMUL, .rows = first, .matmul = {y, 1, {{weight, {0}, u}}}},
-			                        {.kind = KERN_OP_MATMUL, .rows = last, .matmul = {y, 1, {{weight, {0}, z}}}}};
+		device_ok(dev,
+		          dev->ops->weight_new(dev->d, KERN_BF16, DIM, DIM,
+		                               rand_weight(KERN_BF16, DIM, DIM), 0, &weight),
+		          "a weight");
+		for (uint32_t i = 0; i < 4; i++) {
+			/* the tail first, or last; one program, or one for each operation */
+			enum kern_rows first = i / 2 ? KERN_ROWS_ALL : KERN_ROWS_TAIL,
+						   last = i / 2 ? KERN_ROWS_TAIL : KERN_ROWS_ALL;
+			struct kern_op op[3] = {
+				{.kind = KERN_OP_NORM,
+			     .rows = first,
+			     .norm = {y, x, {.at = {0}}, x.at, DIM, 1e-5f}},
+				{.kind = KERN_OP_MATMUL, .rows = first, .matmul = {y, 1, {{weight, {0}, u}}}},
+				{.kind = KERN_OP_MATMUL, .rows = last, .matmul = {y, 1, {{weight, {0}, z}}}}};
 			mem_put(dev, mem.dev, given, 4 * ROWS * DIM * sizeof(float));
 			for (uint32_t n = 0; n < LEN(op); n += i % 2 ? 1 : LEN(op)) {
 				struct kern_program *p = program_get(dev, op + n, i % 2 ? 1 : LEN(op), &limits);
@@ -412,7 +551,8 @@ CONFORM_TEST(other_rows)
 				dev->ops->program_destroy(&p);
 			}
 			mem_take(dev, got[i % 2], z.at, sizeof got[0]);
-			EXPECT(i % 2 == 0 || !memcmp(got[0], got[1], sizeof got[0]), "%s: other bits than a program for each operation has",
+			EXPECT(i % 2 == 0 || !memcmp(got[0], got[1], sizeof got[0]),
+			       "%s: other bits than a program for each operation has",
 			       i / 2 ? "all, then the tail" : "the tail, then all");
 		}
 		dev->ops->weight_destroy(dev->d, &weight);
@@ -421,42 +561,70 @@ CONFORM_TEST(other_rows)
 	}
 }
 
-/* --- operations on heads, one after the other ---------------------------------------------------------------------------------------------- */
+/* --- operations on heads, one after the other ---------------------------- */
 
-/* Heads of one row, from column `at` on. KV_WRITE: at is K, `other` V; ROPE: other is which of the ropes. */
-struct head_op { enum kern_op_kind kind; uint32_t at, heads, dim, other; };
+/* Heads of one row, from column `at` on. KV_WRITE: at is K, `other` V; ROPE: other is which of
+ * the ropes. */
+struct head_op {
+	enum kern_op_kind kind;
+	uint32_t at, heads, dim, other;
+};
 enum { HEAD_OPS = 9, HEAD_PROGRAMS = 16, WIDE = 96, LATENT = 16, LATENT_DIM = LATENT + HEAD_DIM };
 /* Sequences of operations, each with attention behind it, which shows what KV holds. */
-struct head_programs { const char *name; bool latent; struct head_op op[HEAD_PROGRAMS][HEAD_OPS]; };
-#define HNORM(AT, HEADS_, DIM_) {KERN_OP_HEAD_NORM, AT, HEADS_, DIM_, 0}
-#define TURN(AT, HEADS_, DIM_, ROPE) {KERN_OP_ROPE, AT, HEADS_, DIM_, ROPE}
-#define STORE(K_, V_) {KERN_OP_KV_WRITE, K_, 0, 0, V_}
+struct head_programs {
+	const char *name;
+	bool latent;
+	struct head_op op[HEAD_PROGRAMS][HEAD_OPS];
+};
+#define HNORM(AT, HEADS_, DIM_)                \
+	{                                          \
+		KERN_OP_HEAD_NORM, AT, HEADS_, DIM_, 0 \
+	}
+#define TURN(AT, HEADS_, DIM_, ROPE)         \
+	{                                        \
+		KERN_OP_ROPE, AT, HEADS_, DIM_, ROPE \
+	}
+#define STORE(K_, V_)                  \
+	{                                  \
+		KERN_OP_KV_WRITE, K_, 0, 0, V_ \
+	}
 
 static const struct head_programs head_programs[] = {
-	{"heads", false, {
-		{TURN(0, 6, 8, 0), STORE(32, 48)},
-		{HNORM(0, 4, 8), HNORM(32, 2, 8), TURN(0, 6, 8, 1), STORE(32, 48)},
-		{HNORM(0, 4, 8), HNORM(32, 2, 8), TURN(0, 4, 8, 2), TURN(32, 2, 8, 2), STORE(32, 48)},
-		{TURN(0, 6, 8, 0), HNORM(0, 4, 8), HNORM(32, 2, 8), STORE(32, 48)},
-		{STORE(32, 48), TURN(0, 6, 8, 0), HNORM(32, 2, 8)},
-		{HNORM(48, 2, 8), STORE(48, 32), TURN(32, 4, 8, 3)},
-		{TURN(0, 4, 8, 0), TURN(0, 4, 8, 3), TURN(0, 4, 8, 1), STORE(0, 8)},    /* ropes that differ */
-		{HNORM(0, 4, 8), TURN(0, 4, 8, 4), STORE(0, 8)},                        /* of no element */
-		{HNORM(0, 2, 8), HNORM(16, 2, 8), HNORM(32, 2, 8), TURN(0, 4, 8, 0), TURN(32, 2, 8, 0), HNORM(0, 6, 8), TURN(0, 6, 8, 0), STORE(32, 48)},
-	}},
-	{"heads across heads", false, {
-		{STORE(32, 48), TURN(32, 2, 8, 0), STORE(32, 48)},
-		{STORE(0, 16), STORE(80, 64), HNORM(0, 12, 8)},
-		{HNORM(0, 3, 16), TURN(0, 6, 8, 0), HNORM(32, 1, 16), STORE(32, 48)},
-		{HNORM(0, 4, 8), HNORM(4, 4, 8), TURN(2, 4, 8, 0), STORE(4, 12)},
-		{HNORM(32, 2, 8), HNORM(36, 1, 8), TURN(32, 2, 8, 0), STORE(32, 48)},
-		{HNORM(8, 2, 8), STORE(8, 8), TURN(0, 4, 8, 0), STORE(8, 12), HNORM(8, 2, 8)},
-	}},
-	{"latents", true, {
-		{HNORM(48, 1, LATENT), TURN(16, 2, LATENT_DIM, 0), TURN(48 + LATENT, 1, 8, 0), STORE(48, 0)},
-		{TURN(48 + LATENT, 1, 8, 0), HNORM(48, 1, LATENT), STORE(48, 0), TURN(16, 2, LATENT_DIM, 0)},
-		{TURN(48 + LATENT, 1, 8, 0), HNORM(48, 1, LATENT_DIM), STORE(48, 0), TURN(16, 2, LATENT_DIM, 1)},
-	}},
+	{"heads",
+     false,
+     {
+		 {TURN(0, 6, 8, 0), STORE(32, 48)},
+		 {HNORM(0, 4, 8), HNORM(32, 2, 8), TURN(0, 6, 8, 1), STORE(32, 48)},
+		 {HNORM(0, 4, 8), HNORM(32, 2, 8), TURN(0, 4, 8, 2), TURN(32, 2, 8, 2), STORE(32, 48)},
+		 {TURN(0, 6, 8, 0), HNORM(0, 4, 8), HNORM(32, 2, 8), STORE(32, 48)},
+		 {STORE(32, 48), TURN(0, 6, 8, 0), HNORM(32, 2, 8)},
+		 {HNORM(48, 2, 8), STORE(48, 32), TURN(32, 4, 8, 3)},
+		 /* ropes that differ */
+		 {TURN(0, 4, 8, 0), TURN(0, 4, 8, 3), TURN(0, 4, 8, 1), STORE(0, 8)},
+		 {HNORM(0, 4, 8), TURN(0, 4, 8, 4), STORE(0, 8)}, /* of no element */
+		 {HNORM(0, 2, 8), HNORM(16, 2, 8), HNORM(32, 2, 8), TURN(0, 4, 8, 0), TURN(32, 2, 8, 0),
+          HNORM(0, 6, 8), TURN(0, 6, 8, 0), STORE(32, 48)},
+	 }},
+	{"heads across heads",
+     false,
+     {
+		 {STORE(32, 48), TURN(32, 2, 8, 0), STORE(32, 48)},
+		 {STORE(0, 16), STORE(80, 64), HNORM(0, 12, 8)},
+		 {HNORM(0, 3, 16), TURN(0, 6, 8, 0), HNORM(32, 1, 16), STORE(32, 48)},
+		 {HNORM(0, 4, 8), HNORM(4, 4, 8), TURN(2, 4, 8, 0), STORE(4, 12)},
+		 {HNORM(32, 2, 8), HNORM(36, 1, 8), TURN(32, 2, 8, 0), STORE(32, 48)},
+		 {HNORM(8, 2, 8), STORE(8, 8), TURN(0, 4, 8, 0), STORE(8, 12), HNORM(8, 2, 8)},
+	 }},
+	{"latents",
+     true,
+     {
+		 {HNORM(48, 1, LATENT), TURN(16, 2, LATENT_DIM, 0), TURN(48 + LATENT, 1, 8, 0),
+          STORE(48, 0)},
+		 {TURN(48 + LATENT, 1, 8, 0), HNORM(48, 1, LATENT), STORE(48, 0),
+          TURN(16, 2, LATENT_DIM, 0)},
+		 {TURN(48 + LATENT, 1, 8, 0), HNORM(48, 1, LATENT_DIM), STORE(48, 0),
+          TURN(16, 2, LATENT_DIM, 1)},
+	 }},
 };
 
 static struct kern_tensor columns_from(const struct live *l, uint32_t field, uint32_t at)
@@ -523,11 +691,15 @@ static uint32_t heads_record(const struct job *j, const struct live *l, struct k
 
 static struct job *heads_job(uint32_t number, const struct head_programs *p)
 {
-	static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {{{{0, 21}}}, {{{0, 70}, {0, 3}}}, {{{0, 1}, {0, 2}}}};
-	struct job *j = job_new(KERN_OP_ROPE, world_new(worlds[number % LEN(worlds)].seq, 16), "%s %u", p->name, number);
+	static const struct {
+		struct sequence seq[SEQUENCES];
+	} worlds[] = {{{{0, 21}}}, {{{0, 70}, {0, 3}}}, {{{0, 1}, {0, 2}}}};
+	struct job *j = job_new(KERN_OP_ROPE, world_new(worlds[number % LEN(worlds)].seq, 16), "%s %u",
+	                        p->name, number);
 	job_field(j, "wide", INOUT, KERN_ROWS_ALL, 1, WIDE, 2);
 	job_field(j, "attention", OUT, KERN_ROWS_ALL, 1, HEAD_PROGRAMS * HEADS * HEAD_DIM, 0);
-	job_kv(j, kv_types[number % KV_TYPES], p->latent ? 1 : KV_HEADS, p->latent ? LATENT_DIM : HEAD_DIM, p->latent ? LATENT : 0);
+	job_kv(j, kv_types[number % KV_TYPES], p->latent ? 1 : KV_HEADS,
+	       p->latent ? LATENT_DIM : HEAD_DIM, p->latent ? LATENT : 0);
 	j->kv.block_stride_bytes *= HEAD_PROGRAMS;
 	job_constant(j, rand_floats(DIM, 1), DIM * sizeof(float));
 	job_constant(j, rand_floats(HEAD_DIM / 2, 1), HEAD_DIM / 2 * sizeof(float));
@@ -546,12 +718,16 @@ CONFORM_TEST(heads_in_turn)
 /* Mostly whole heads of a grid, so that many operations have the same ones. */
 static struct head_op head_op_random(void)
 {
-	static const enum kern_op_kind kinds[] = {KERN_OP_HEAD_NORM, KERN_OP_HEAD_NORM, KERN_OP_ROPE, KERN_OP_ROPE, KERN_OP_KV_WRITE};
-	struct head_op h = {kinds[rand_below(LEN(kinds))], 0, 1 + rand_below(5), rand_below(5) ? HEAD_DIM : 2 * HEAD_DIM, 0};
+	static const enum kern_op_kind kinds[] = {KERN_OP_HEAD_NORM, KERN_OP_HEAD_NORM, KERN_OP_ROPE,
+	                                          KERN_OP_ROPE, KERN_OP_KV_WRITE};
+	struct head_op h = {kinds[rand_below(LEN(kinds))], 0, 1 + rand_below(5),
+	                    rand_below(5) ? HEAD_DIM : 2 * HEAD_DIM, 0};
 	h.at = rand_below(5) ? HEAD_DIM * rand_below(6) : 2 * rand_below(24);
 	while (h.heads > 1 && h.at + h.heads * h.dim > WIDE)
 		h.heads--;
-	h.other = h.kind == KERN_OP_KV_WRITE ? HEAD_DIM * rand_below(8) : rand_below(3) ? 0 : rand_below(LEN(ropes));
+	h.other = h.kind == KERN_OP_KV_WRITE ? HEAD_DIM * rand_below(8)
+	          : rand_below(3)            ? 0
+	                                     : rand_below(LEN(ropes));
 	return h;
 }
 

@@ -1,5 +1,6 @@
 /* test_conform_ranks.c - groups of ranks: what they gather has the bits of one device, also where a
- * rank has nothing to give; sums are added in the order of ranks; rank 0 tells of progress; and what happens when they no longer meet. */
+ * rank has nothing to give; sums are added in the order of ranks; rank 0 tells of progress; and
+ * what happens when they no longer meet. */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 
@@ -65,7 +66,7 @@ static void rank_ops(struct kern_op *op, const struct part_of_group *p, kern_ptr
                      size_t bytes, unsigned rank, uint32_t column, uint32_t first)
 {
 	struct kern_tensor h = {shared, RANK_DIM, KERN_F32},
-			   y = {kern_at(shared, bytes), RANK_DIM, KERN_F32};
+					   y = {kern_at(shared, bytes), RANK_DIM, KERN_F32};
 	memset(op, 0, RANK_OPS * sizeof *op);
 	op[0].kind = KERN_OP_EMBED;
 	op[0].embed.y = h;
@@ -105,7 +106,7 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 {
 	const struct kern_ops *k = p->k = dev->ops;
 	uint32_t n = RANK_DIM / ranks, first = first_token(rank, ranks),
-		 end = first_token(rank + 1, ranks);
+			 end = first_token(rank + 1, ranks);
 	struct kern_limits limits = world_limits(g->w);
 	struct kern_op op[RANK_OPS];
 	size_t bytes = rows_bytes(g);
@@ -119,8 +120,8 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 			            p->batch[i].host);
 	}
 	rc = rc ? rc
-	        : k->weight_new(dev->d, KERN_F32, n, RANK_DIM,
-	                        g->weight + (size_t)rank * n * RANK_DIM, 0, &p->w);
+	        : k->weight_new(dev->d, KERN_F32, n, RANK_DIM, g->weight + (size_t)rank * n * RANK_DIM,
+	                        0, &p->w);
 	rc = rc ? rc
 	        : k->weight_new(dev->d, KERN_F32, end - first, RANK_DIM,
 	                        g->table + (size_t)first * RANK_DIM, 0, &p->table);
@@ -141,8 +142,8 @@ static int rank_run(const struct group *g, const struct device *dev, kern_ptr sh
 	}
 	rc = rc ? rc : p.k->download(dev->s, out, p.own.dev, RANK_ROWS * RANK_DIM * 4);
 	rc = rc ? rc
-	        : p.k->download(dev->s, out + RANK_ROWS * RANK_DIM, kern_at(p.own.dev, 2 * rows_bytes(g)),
-	                        RANK_ROWS * RANK_DIM * 4);
+	        : p.k->download(dev->s, out + RANK_ROWS * RANK_DIM,
+	                        kern_at(p.own.dev, 2 * rows_bytes(g)), RANK_ROWS * RANK_DIM * 4);
 	rc = rc ? rc : p.k->download(dev->s, ret_word, p.board.dev, sizeof *ret_word);
 	rc = rc ? rc : p.k->sync(dev->s);
 	if (p.p)
@@ -203,7 +204,8 @@ static void group_new(struct group *g, struct target *t)
 	*g = (struct group){.target = t, .w = world_new(seq, 16)};
 	for (uint32_t i = 0; i < RANK_ROWS;
 	     i++) /* both sides of where the table is cut, and its ends */
-		g->w->token[i] = (const uint32_t[]){first_token(1, RANKS) - 1, first_token(2, RANKS), 0, VOCABULARY - 1}[i % 4];
+		g->w->token[i] = (const uint32_t[]){first_token(1, RANKS) - 1, first_token(2, RANKS), 0,
+		                                    VOCABULARY - 1}[i % 4];
 	g->s = schedule_make(g->w, ORDER_WHOLE, 0, false);
 	g->table = rand_floats(VOCABULARY * RANK_DIM, 1);
 	g->weight = rand_floats(RANK_DIM * RANK_DIM, 1);
@@ -220,8 +222,9 @@ static void expect_sums(const struct group *g, const float *sum, unsigned ranks)
 			float x = g->table[(size_t)g->w->token[r] * RANK_DIM + i], want = x * factor_of(0);
 			for (unsigned rank = 1; rank < ranks; rank++)
 				want += x * factor_of(rank);
-			EXPECT(sum[r * RANK_DIM + i] == want, "row %u, column %u: the sum over %u ranks is %a, want %a", r,
-			       i, ranks, (double)sum[r * RANK_DIM + i], (double)want);
+			EXPECT(sum[r * RANK_DIM + i] == want,
+			       "row %u, column %u: the sum over %u ranks is %a, want %a", r, i, ranks,
+			       (double)sum[r * RANK_DIM + i], (double)want);
 		}
 }
 
@@ -238,15 +241,13 @@ CONFORM_TEST(groups_of_ranks)
 		group_new(&g, &conform_targets[t_]);
 		struct kern_mem rows = mem_get(dev, KERN_MEM_DEVICE, 3 * rows_bytes(&g));
 		float *want = conform_alloc(2 * RANK_ROWS * RANK_DIM, sizeof(float));
-		device_ok(dev, rank_run(&g, dev, rows.dev, 0, 1, want, &word),
-		          "a device that is alone");
-		EXPECT(word == TOLD, "a device that is alone told %llu, want %d",
-		       (unsigned long long)word, TOLD);
+		device_ok(dev, rank_run(&g, dev, rows.dev, 0, 1, want, &word), "a device that is alone");
+		EXPECT(word == TOLD, "a device that is alone told %llu, want %d", (unsigned long long)word,
+		       TOLD);
 		expect_sums(&g, want + RANK_ROWS * RANK_DIM, 1);
 		group_run(&g, dev, 0);
 		for (unsigned i = 0; i < RANKS; i++) {
-			EXPECT(g.rc[i] == 0 && !memcmp(g.out[i], want,
-			                               RANK_ROWS * RANK_DIM * sizeof(float)),
+			EXPECT(g.rc[i] == 0 && !memcmp(g.out[i], want, RANK_ROWS * RANK_DIM * sizeof(float)),
 			       "rank %u returned %d, or other bits than one device", i, g.rc[i]);
 			expect_sums(&g, g.out[i] + RANK_ROWS * RANK_DIM, RANKS);
 			EXPECT(g.word[i] == (i ? 0 : TOLD), "rank %u told %llu", i,

@@ -11,22 +11,18 @@ CONFORM_TEST(weights_that_cannot_be)
 		uint32_t n, k;
 		const char *text;
 	} cases[] = {
-		{KERN_Q8_0, 3, 33, "q8_0"},    {KERN_Q6_K, 3, 32, "q6_k"},
-		{KERN_DTYPE_COUNT, 3, 32, ""}, {KERN_I8, 3, 32, "int8"},
-		{KERN_F8, 3, 32, "fp8"},       {KERN_F32, 0, 32, "f32"},
+		{KERN_Q8_0, 3, 33, "q8_0"}, {KERN_Q6_K, 3, 32, "q6_k"}, {KERN_DTYPE_COUNT, 3, 32, ""},
+		{KERN_I8, 3, 32, "int8"},   {KERN_F8, 3, 32, "fp8"},    {KERN_F32, 0, 32, "f32"},
 		{KERN_F32, 3, 0, "f32"},
 	};
 	unsigned char data[3 * 33 * 4] = {0};
 	EACH_TARGET(dev, 1)
 	for (size_t i = 0; i < LEN(cases); i++) {
 		struct kern_weight *w = NULL;
-		int rc = dev->ops->weight_new(dev->d, cases[i].type, cases[i].n, cases[i].k, data,
-		                              0, &w);
-		EXPECT((rc == KERN_EINVAL || rc == KERN_ENOTSUP) && !w, "case %zu returned %d", i,
-		       rc);
-		EXPECT(strstr(dev->ops->last_error(dev->d), cases[i].text),
-		       "case %zu: \"%s\" lacks \"%s\"", i, dev->ops->last_error(dev->d),
-		       cases[i].text);
+		int rc = dev->ops->weight_new(dev->d, cases[i].type, cases[i].n, cases[i].k, data, 0, &w);
+		EXPECT((rc == KERN_EINVAL || rc == KERN_ENOTSUP) && !w, "case %zu returned %d", i, rc);
+		EXPECT(strstr(dev->ops->last_error(dev->d), cases[i].text), "case %zu: \"%s\" lacks \"%s\"",
+		       i, dev->ops->last_error(dev->d), cases[i].text);
 	}
 }
 
@@ -37,11 +33,10 @@ CONFORM_TEST(weights_whose_rows_overlap)
 	EACH_TARGET(dev, 1)
 	for (int i = 0; i < 2; i++) {
 		struct kern_weight *w = NULL;
-		int rc = dev->ops->weight_new(dev->d, KERN_F32, 3, 32, i ? NULL : data, i ? 0 : 127,
-		                              &w);
+		int rc = dev->ops->weight_new(dev->d, KERN_F32, 3, 32, i ? NULL : data, i ? 0 : 127, &w);
 		EXPECT(rc == KERN_EINVAL && !w, "case %d returned %d", i, rc);
-		EXPECT(strstr(dev->ops->last_error(dev->d), i ? "data" : "127"),
-		       "case %d: \"%s\"", i, dev->ops->last_error(dev->d));
+		EXPECT(strstr(dev->ops->last_error(dev->d), i ? "data" : "127"), "case %d: \"%s\"", i,
+		       dev->ops->last_error(dev->d));
 	}
 }
 
@@ -69,8 +64,8 @@ static struct things things_new(const struct device *dev)
 	};
 	for (size_t i = 0; i < LEN(weights); i++)
 		device_ok(dev,
-		          dev->ops->weight_new(dev->d, weights[i].type, weights[i].n, weights[i].k,
-		                               data, 0, weights[i].w),
+		          dev->ops->weight_new(dev->d, weights[i].type, weights[i].n, weights[i].k, data, 0,
+		                               weights[i].w),
 		          "weight_new");
 	for (int i = 0; i < 2; i++) {
 		t.gate[i] = t.up[i] = t.w64;
@@ -95,8 +90,7 @@ static void things_free(const struct device *dev, struct things *t)
 	dev->ops->weight_destroy(dev->d, &t->w3);
 	dev->ops->weight_destroy(dev->d, &t->w5);
 	dev->ops->weight_destroy(dev->d, &t->w_half);
-	EXPECT(!t->w64 && !t->w32 && !t->w3 && !t->w5 && !t->w_half,
-	       "weight_destroy leaves a pointer");
+	EXPECT(!t->w64 && !t->w32 && !t->w3 && !t->w5 && !t->w_half, "weight_destroy leaves a pointer");
 	dev->ops->mem_free(dev->d, &t->mem);
 }
 
@@ -112,8 +106,7 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 		break;
 	case KERN_OP_SCALE: op.scale.y = t->y, op.scale.x = t->x, op.scale.dim = 64; break;
 	case KERN_OP_NORM:
-		op.norm.y = t->y, op.norm.x = op.norm.a = t->x, op.norm.w = t->words,
-		op.norm.dim = 64;
+		op.norm.y = t->y, op.norm.x = op.norm.a = t->x, op.norm.w = t->words, op.norm.dim = 64;
 		break;
 	case KERN_OP_HEAD_NORM:
 		op.head_norm.x = t->x, op.head_norm.w = t->words, op.head_norm.heads = 2,
@@ -122,8 +115,9 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 	case KERN_OP_MATMUL:
 		op.matmul.x = t->x;
 		op.matmul.products = 1;
-		op.matmul.p[0] = op.matmul.p[1] = (struct kern_product){
-			t->w64, {0}, {t->y.at, 3, KERN_F32}};
+		op.matmul.p[0] = op.matmul.p[1] = (struct kern_product){t->w64,
+		                                                        {0},
+		                                                        {t->y.at, 3, KERN_F32}};
 		break;
 	case KERN_OP_ROPE:
 		op.rope.x = t->x, op.rope.heads = 2, op.rope.head_dim = 32,
@@ -138,15 +132,13 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 		op.act_mul.y = t->y, op.act_mul.gate = op.act_mul.up = t->x, op.act_mul.dim = 64;
 		break;
 	case KERN_OP_ROUTE:
-		op.route.router = (struct kern_router){
-			KERN_SCORE_SOFTMAX, 8, 2, 0, 0, {0}, 0, 0, 0, 1};
+		op.route.router = (struct kern_router){KERN_SCORE_SOFTMAX, 8, 2, 0, 0, {0}, 0, 0, 0, 1};
 		op.route.logits = t->x;
 		op.route.ids = t->words;
 		op.route.weights = kern_at(t->words, 4096);
 		break;
 	case KERN_OP_EXPERTS_ACT:
-		op.experts_act.experts = (struct kern_experts){
-			.experts = 2, .gate = t->gate, .up = t->up};
+		op.experts_act.experts = (struct kern_experts){.experts = 2, .gate = t->gate, .up = t->up};
 		op.experts_act.ids = t->words;
 		op.experts_act.used = 2;
 		op.experts_act.x = t->x;
@@ -176,12 +168,8 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 	return op;
 }
 
-static const struct kern_limits small = {.rows = 4,
-                                         .tail_rows = 4,
-                                         .spans = 2,
-                                         .positions = 64,
-                                         .vocab = 64,
-                                         .batch_bytes = 4096};
+static const struct kern_limits small = {
+	.rows = 4, .tail_rows = 4, .spans = 2, .positions = 64, .vocab = 64, .batch_bytes = 4096};
 
 static void expect_refused(const struct device *dev, const struct kern_op *op,
                            const struct kern_limits *limits, const char *what)
@@ -192,30 +180,30 @@ static void expect_refused(const struct device *dev, const struct kern_op *op,
 	const char *text = dev->ops->last_error(dev->d), *at = strstr(text, name);
 	EXPECT((rc == KERN_EINVAL || rc == KERN_ENOTSUP) && !p, "%s: program_new returned %d", what,
 	       rc);
-	while (at && at > text &&
-	       (at[-1] == '_' ||
-	        (at[-1] >= 'a' &&
-	         at[-1] <= 'z'))) /* "matmul" within "heads_matmul" names another one */
+	while (
+		at && at > text &&
+		(at[-1] == '_' ||
+	     (at[-1] >= 'a' && at[-1] <= 'z'))) /* "matmul" within "heads_matmul" names another one */
 		at = strstr(at + 1, name);
-	EXPECT(at && strlen(text) > strlen(name) + 8, "%s: \"%s\" is no sentence that names %s",
-	       what, text, name);
+	EXPECT(at && strlen(text) > strlen(name) + 8, "%s: \"%s\" is no sentence that names %s", what,
+	       text, name);
 }
 
-#define REFUSED(KIND, CHANGE) \
-	do { \
-		struct things t = *of; \
-		struct kern_op op = op_good(&t, KIND); \
-		CHANGE; \
+#define REFUSED(KIND, CHANGE)                                 \
+	do {                                                      \
+		struct things t = *of;                                \
+		struct kern_op op = op_good(&t, KIND);                \
+		CHANGE;                                               \
 		expect_refused(dev, &op, &small, #KIND ", " #CHANGE); \
 	} while (0)
 
 /* Of a tensor: no address, rows that overlap, types that no activations have. */
-#define TENSOR_REFUSED(KIND, T) \
-	do { \
-		REFUSED(KIND, op.T.at.v = 0); \
-		REFUSED(KIND, op.T.ld = 1); \
+#define TENSOR_REFUSED(KIND, T)               \
+	do {                                      \
+		REFUSED(KIND, op.T.at.v = 0);         \
+		REFUSED(KIND, op.T.ld = 1);           \
 		REFUSED(KIND, op.T.type = KERN_Q8_0); \
-		REFUSED(KIND, op.T.type = KERN_I8); \
+		REFUSED(KIND, op.T.type = KERN_I8);   \
 	} while (0)
 
 static void refuse_tensors(const struct device *dev, const struct things *of)
@@ -421,9 +409,8 @@ static void refuse_shapes(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_ATTENTION, op.attention.kv.block_stride_bytes = 0);
 	REFUSED(KERN_OP_ATTENTION, op.attention.kv.block_stride_bytes = 4098);
 	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.used = 3);
-	REFUSED(KERN_OP_HEADS_MATMUL,
-	        (op.heads_matmul.heads = 1, op.heads_matmul.tail = UINT32_MAX,
-	         op.heads_matmul.x.ld = op.heads_matmul.y.ld = SIZE_MAX / 64));
+	REFUSED(KERN_OP_HEADS_MATMUL, (op.heads_matmul.heads = 1, op.heads_matmul.tail = UINT32_MAX,
+	                               op.heads_matmul.x.ld = op.heads_matmul.y.ld = SIZE_MAX / 64));
 }
 
 CONFORM_TEST(programs_of_what_is_not_there)
@@ -447,8 +434,7 @@ CONFORM_TEST(programs_that_cannot_be)
 		for (int k = 0; k < KERN_OPS; k++) {
 			struct kern_limits none = small;
 			struct kern_op op = op_good(&t, (enum kern_op_kind)k);
-			if (!memcmp(&op, &(struct kern_op){.kind = (enum kern_op_kind)k},
-			            sizeof op))
+			if (!memcmp(&op, &(struct kern_op){.kind = (enum kern_op_kind)k}, sizeof op))
 				continue; /* nothing of it is checked here */
 			struct kern_program *p = program_get(dev, &op, 1, &small);
 			dev->ops->program_destroy(&p);
@@ -456,8 +442,7 @@ CONFORM_TEST(programs_that_cannot_be)
 			if (op.rows == KERN_ROWS_TAIL)
 				expect_refused(dev, &op, &none, "no rows of the tail");
 			none.rows = 0;
-			EXPECT(dev->ops->program_new(dev->d, &op, 1, &none, &p) == KERN_EINVAL &&
-			               !p,
+			EXPECT(dev->ops->program_new(dev->d, &op, 1, &none, &p) == KERN_EINVAL && !p,
 			       "a program for no rows was made");
 		}
 		refuse_tensors(dev, &t);
@@ -476,14 +461,12 @@ CONFORM_TEST(backends_that_are_not_there)
 		char err[200] = "";
 		if (i % 2)
 			setenv("PDSERVE_BACKENDS", "/nonexistent", 1);
-		EXPECT(!kern_backend(names[i / 2], err,
-		                     sizeof err) &&
-		               strlen(err) > 10,
+		EXPECT(!kern_backend(names[i / 2], err, sizeof err) && strlen(err) > 10,
 		       "backend \"%s\": \"%s\"", names[i / 2], err);
 	}
 	for (unsigned t = 0; t < conform_target_count; t++)
 		EXPECT(conform_targets[t].ops->abi == KERN_ABI &&
-		               !strcmp(conform_targets[t].ops->name, conform_targets[t].backend),
+		           !strcmp(conform_targets[t].ops->name, conform_targets[t].backend),
 		       "%s: ABI %u, name %s", conform_targets[t].name, conform_targets[t].ops->abi,
 		       conform_targets[t].ops->name);
 }

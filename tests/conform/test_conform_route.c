@@ -1,13 +1,23 @@
-/* test_conform_route.c - the choice of each row's experts: scores, biases, groups, equals, weights. */
+/* test_conform_route.c - the choice of each row's experts: scores, biases, groups, equals,
+ * weights. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
 #include <string.h>
 
-static const double u = 0x1p-24;       /* the rounding of one float32 operation */
+static const double u = 0x1p-24; /* the rounding of one float32 operation */
 
-static const struct { struct sequence seq[SEQUENCES]; } worlds[] = {
-	{{{0, 1}}}, {{{0, 21}}}, {{{4, 2}}}, {{{0, 3}, {5, 1}}}, {{{0, 65}}}, {{{7, 14}, {0, 2}}}, {{{0, 31}, {5, 1}, {6, 1}}}, {{{0, 120}, {15, 1}, {333, 79}}},
+static const struct {
+	struct sequence seq[SEQUENCES];
+} worlds[] = {
+	{{{0, 1}}},
+	{{{0, 21}}},
+	{{{4, 2}}},
+	{{{0, 3}, {5, 1}}},
+	{{{0, 65}}},
+	{{{7, 14}, {0, 2}}},
+	{{{0, 31}, {5, 1}, {6, 1}}},
+	{{{0, 120}, {15, 1}, {333, 79}}},
 };
 
 static struct world *world_get(uint32_t i)
@@ -15,9 +25,13 @@ static struct world *world_get(uint32_t i)
 	return world_new(worlds[i % LEN(worlds)].seq, 16);
 }
 
-/* --- route ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- route --------------------------------------------------------------- */
 
-struct route_shape { const char *name; struct kern_router r; bool biased; };
+struct route_shape {
+	const char *name;
+	struct kern_router r;
+	bool biased;
+};
 
 enum { IDS, WEIGHTS, LOGITS };
 
@@ -34,8 +48,9 @@ static uint32_t route_record(const struct job *j, const struct live *l, struct k
 	return 1;
 }
 
-/* Whether expert e may be chosen: fewer than groups_used groups are worth more than its own, or as much and before it. The worths of groups are sums of rounded
- * numbers; `slack` decides for or against the own one. */
+/* Whether expert e may be chosen: fewer than groups_used groups are worth more than its own, or as
+ * much and before it. The worths of groups are sums of rounded numbers; `slack` decides for or
+ * against the own one. */
 static bool group_open(const struct kern_router *r, const double *c, uint32_t e, double slack)
 {
 	uint32_t size = r->groups > 1 ? r->experts / r->groups : r->experts, before = 0, own = e / size;
@@ -51,11 +66,13 @@ static bool group_open(const struct kern_router *r, const double *c, uint32_t e,
 		worth[g] = a + b;
 	}
 	for (uint32_t g = 0; g < r->groups; g++)
-		before += g != own && (worth[g] > worth[own] + slack || (worth[g] == worth[own] && g < own));
+		before += g != own &&
+		          (worth[g] > worth[own] + slack || (worth[g] == worth[own] && g < own));
 	return before < r->groups_used;
 }
 
-static void scores_of(const struct route_shape *s, const float *logits, const float *bias, double *score, double *c)
+static void scores_of(const struct route_shape *s, const float *logits, const float *bias,
+                      double *score, double *c)
 {
 	double max = -INFINITY, sum = 0;
 	for (uint32_t e = 0; e < s->r.experts; e++)
@@ -63,7 +80,8 @@ static void scores_of(const struct route_shape *s, const float *logits, const fl
 	for (uint32_t e = 0; e < s->r.experts; e++)
 		sum += exp((double)logits[e] - max);
 	for (uint32_t e = 0; e < s->r.experts; e++) {
-		score[e] = s->r.score == KERN_SCORE_SOFTMAX ? exp((double)logits[e] - max) / sum : 1 / (1 + exp(-(double)logits[e]));
+		score[e] = s->r.score == KERN_SCORE_SOFTMAX ? exp((double)logits[e] - max) / sum
+		                                            : 1 / (1 + exp(-(double)logits[e]));
 		c[e] = score[e] + (bias ? (double)bias[e] : 0);
 	}
 }
@@ -72,7 +90,8 @@ static void scores_of(const struct route_shape *s, const float *logits, const fl
 static void ids_check(const struct route_shape *s, const float *ids)
 {
 	for (uint32_t i = 0; i < s->r.used; i++) {
-		EXPECT(id_of(ids[i]) < s->r.experts, "choice %u is expert %u of %u", i, id_of(ids[i]), s->r.experts);
+		EXPECT(id_of(ids[i]) < s->r.experts, "choice %u is expert %u of %u", i, id_of(ids[i]),
+		       s->r.experts);
 		for (uint32_t k = 0; k < i; k++)
 			EXPECT(id_of(ids[i]) != id_of(ids[k]), "expert %u is chosen twice", id_of(ids[i]));
 	}
@@ -88,16 +107,19 @@ static void choice_check(const struct route_shape *s, const float *ids, const do
 			maybe += e != id && group_open(&s->r, c, e, 1e-6) && c[e] > c[id] - 1e-6;
 		}
 		EXPECT(group_open(&s->r, c, id, 1e-6), "choice %u is expert %u, whose group is out", i, id);
-		EXPECT(surely <= i && i <= maybe, "choice %u is expert %u, %u to %u are better", i, id, surely, maybe);
+		EXPECT(surely <= i && i <= maybe, "choice %u is expert %u, %u to %u are better", i, id,
+		       surely, maybe);
 	}
 }
 
 /* A weight is a score, the sum of the scores chosen, a quotient and a product. */
-static void route_check_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, bool poisoned)
+static void route_check_row(const struct job *j, const struct precision *p, const struct result *r,
+                            uint32_t row, bool poisoned)
 {
 	(void)p;
 	const struct route_shape *s = j->shape;
-	const float *logits = job_data(j, LOGITS, row), *ids = r->out[IDS] + (size_t)row * s->r.used, *weights = r->out[WEIGHTS] + (size_t)row * s->r.used;
+	const float *logits = job_data(j, LOGITS, row), *ids = r->out[IDS] + (size_t)row * s->r.used,
+				*weights = r->out[WEIGHTS] + (size_t)row * s->r.used;
 	double score[KERN_EXPERTS_MAX], c[KERN_EXPERTS_MAX], chosen = 0;
 	bool nan = false;
 	ids_check(s, ids);
@@ -106,19 +128,25 @@ static void route_check_row(const struct job *j, const struct precision *p, cons
 		nan |= isnan(score[e]);
 	if (nan) {
 		for (uint32_t i = 0; i < s->r.used; i++)
-			EXPECT(!isfinite(weights[i]), "row %u: weight %u of NaN logits is %g", row, i, (double)weights[i]);
+			EXPECT(!isfinite(weights[i]), "row %u: weight %u of NaN logits is %g", row, i,
+			       (double)weights[i]);
 		return;
 	}
-	if (!poisoned || s->r.groups < 2)              /* with infinities in a row worths of groups may be equal, and then the order of additions decides */
+	/* with infinities in a row worths of groups may be equal, and then the order of additions
+	 * decides */
+	if (!poisoned || s->r.groups < 2)
 		choice_check(s, ids, c);
 	for (uint32_t i = 0; i < s->r.used; i++)
 		chosen += score[id_of(ids[i])];
-	double divisor = s->r.normalise ? fmax(chosen, (double)s->r.norm_min) + (double)s->r.norm_add : 1;
+	double divisor = s->r.normalise ? fmax(chosen, (double)s->r.norm_min) + (double)s->r.norm_add
+	                                : 1;
 	for (uint32_t i = 0; i < s->r.used; i++) {
-		double want = score[id_of(ids[i])] / divisor * (double)s->r.scale, bound = (6 + 1.2 * sqrt(s->r.used)) * u * want + 0x1p-126;
+		double want = score[id_of(ids[i])] / divisor * (double)s->r.scale,
+			   bound = (6 + 1.2 * sqrt(s->r.used)) * u * want + 0x1p-126;
 		conform_stat(j->kind, fabs((double)weights[i] - want) / bound);
-		EXPECT(fabs((double)weights[i] - want) <= bound || (poisoned && !isfinite(weights[i])), "row %u: weight %u is %.9g, want %.9g within %.3g", row, i,
-		       (double)weights[i], want, bound);
+		EXPECT(fabs((double)weights[i] - want) <= bound || (poisoned && !isfinite(weights[i])),
+		       "row %u: weight %u is %.9g, want %.9g within %.3g", row, i, (double)weights[i], want,
+		       bound);
 	}
 }
 
@@ -140,7 +168,8 @@ CONFORM_TEST(route)
 	for (uint32_t i = 0; i < 3 * LEN(shapes); i++) {
 		size_t mark = conform_mark();
 		const struct route_shape *s = &shapes[i / 3];
-		struct job *j = job_new(KERN_OP_ROUTE, world_get(3 * (i / 3) + 3 * (i % 3) + 1), "%s", s->name);
+		struct job *j = job_new(KERN_OP_ROUTE, world_get(3 * (i / 3) + 3 * (i % 3) + 1), "%s",
+		                        s->name);
 		enum kern_rows rows = i % 4 == 3 ? KERN_ROWS_TAIL : KERN_ROWS_ALL;
 		j->shape = s;
 		job_dense(j, job_field(j, "ids", OUT, rows, 1, s->r.used, 0), TYPE_U32);
@@ -156,14 +185,20 @@ CONFORM_TEST(route)
 }
 
 /* Of equals the lowest number. By hand, 3 of 8 sigmoids. */
-struct equals { float logits[8], bias[8]; uint32_t groups, groups_used, want[3]; };
+struct equals {
+	float logits[8], bias[8];
+	uint32_t groups, groups_used, want[3];
+};
 
-static void equals_check_row(const struct job *j, const struct precision *p, const struct result *r, uint32_t row, bool poisoned)
+static void equals_check_row(const struct job *j, const struct precision *p, const struct result *r,
+                             uint32_t row, bool poisoned)
 {
 	(void)p;
-	const struct equals *c = (const struct equals *)(const void *)((const struct route_shape *)j->shape)->name;
+	const struct equals
+		*c = (const struct equals *)(const void *)((const struct route_shape *)j->shape)->name;
 	for (uint32_t i = 0; i < 3 && !poisoned; i++)
-		EXPECT(id_of(r->out[IDS][row * 3 + i]) == c->want[i], "choice %u is expert %u, want %u", i, id_of(r->out[IDS][row * 3 + i]), c->want[i]);
+		EXPECT(id_of(r->out[IDS][row * 3 + i]) == c->want[i], "choice %u is expert %u, want %u", i,
+		       id_of(r->out[IDS][row * 3 + i]), c->want[i]);
 }
 
 CONFORM_TEST(route_of_equals)
@@ -178,7 +213,10 @@ CONFORM_TEST(route_of_equals)
 	};
 	for (uint32_t i = 0; i < LEN(cases); i++) {
 		size_t mark = conform_mark();
-		struct route_shape s = {(const char *)&cases[i], {KERN_SCORE_SIGMOID, 8, 3, cases[i].groups, cases[i].groups_used, {0}, 1, 0, 0, 1}, true};
+		struct route_shape s = {
+			(const char *)&cases[i],
+			{KERN_SCORE_SIGMOID, 8, 3, cases[i].groups, cases[i].groups_used, {0}, 1, 0, 0, 1},
+			true};
 		struct job *j = job_new(KERN_OP_ROUTE, world_get(i), "equals, case %u", i);
 		j->shape = &s;
 		job_dense(j, job_field(j, "ids", OUT, KERN_ROWS_ALL, 1, 3, 0), TYPE_U32);

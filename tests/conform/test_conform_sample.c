@@ -1,4 +1,5 @@
-/* test_conform_sample.c - draws and scores against a plain reference in double precision; the same bits wherever a row stands; sequences that go on without the host. */
+/* test_conform_sample.c - draws and scores against a plain reference in double precision; the
+ * same bits wherever a row stands; sequences that go on without the host. */
 #include "tests/conform/conform.h"
 
 #include <math.h>
@@ -7,20 +8,27 @@
 
 enum { ROWS = 24, CARRIES = 5, SEEN = 12, LISTS = 8, DIM = 16 };
 
-/* --- what is asked ----------------------------------------------------------------------------------------------------------------------- */
+/* --- what is asked ------------------------------------------------------- */
 
-struct pair { uint32_t id; union { float bias; uint32_t times; }; };
+struct pair {
+	uint32_t id;
+	union {
+		float bias;
+		uint32_t times;
+	};
+};
 
 /* A row: its logits, and what is asked of it. */
 struct row {
 	float *logits;
-	struct kern_draw d;                    /* but places in the batch */
-	uint64_t *mask[2];                     /* NULL: none */
+	struct kern_draw d; /* but places in the batch */
+	uint64_t *mask[2];  /* NULL: none */
 	uint32_t forbidden[LISTS], drafted[LISTS];
 	struct pair bias[LISTS], seen[SEEN];
 };
 
-/* Steps of 1/64, which no change makes much finer: what differs differs by more than a device's exp may round, and there are ties. */
+/* Steps of 1/64, which no change makes much finer: what differs differs by more than a device's
+ * exp may round, and there are ties. */
 static void random_logits(float *l, uint32_t vocab)
 {
 	for (uint32_t i = 0; i < vocab; i++)
@@ -45,15 +53,24 @@ static uint32_t list_id(uint32_t i, uint32_t vocab)
 
 static void random_row(struct row *r, uint32_t vocab)
 {
-	static const float temperatures[] = {0, 1, 0.7f, 1.5f, 9}, top_p[] = {1, 1, 0.9f, 0.5f}, min_p[] = {0, 0, 0.05f}, typical[] = {0, 1, 0.8f};
+	static const float temperatures[] = {0, 1, 0.7f, 1.5f, 9}, top_p[] = {1, 1, 0.9f, 0.5f},
+					   min_p[] = {0, 0, 0.05f}, typical[] = {0, 1, 0.8f};
 	const uint32_t top_k[] = {0, 0, 1, 40, rand_below(vocab)};
 	bool edited = rand_below(2);
 	*r = (struct row){.logits = conform_alloc(vocab, sizeof(float))};
 	random_logits(r->logits, vocab);
-	r->d = (struct kern_draw){.ask = rand_below(5) ? KERN_ASK_DRAW : KERN_ASK_SCORE, .id = rand_below(vocab), .logprobs = (int32_t)rand_below(KERN_TOP_MAX + 2) - 1,
-	                          .carry = KERN_NO_CARRY, .temperature = temperatures[rand_below(5)], .min_p = min_p[rand_below(3)], .top_p = top_p[rand_below(4)],
-	                          .typical_p = typical[rand_below(3)], .top_k = top_k[rand_below(5)], .seed = {rand_bits(), rand_below(2) ? rand_bits() : 0},
-	                          .index = {rand_below(100000), rand_below(8) ? 0 : 1}, .repetition = 1};
+	r->d = (struct kern_draw){.ask = rand_below(5) ? KERN_ASK_DRAW : KERN_ASK_SCORE,
+	                          .id = rand_below(vocab),
+	                          .logprobs = (int32_t)rand_below(KERN_TOP_MAX + 2) - 1,
+	                          .carry = KERN_NO_CARRY,
+	                          .temperature = temperatures[rand_below(5)],
+	                          .min_p = min_p[rand_below(3)],
+	                          .top_p = top_p[rand_below(4)],
+	                          .typical_p = typical[rand_below(3)],
+	                          .top_k = top_k[rand_below(5)],
+	                          .seed = {rand_bits(), rand_below(2) ? rand_bits() : 0},
+	                          .index = {rand_below(100000), rand_below(8) ? 0 : 1},
+	                          .repetition = 1};
 	if (!edited)
 		return;
 	r->mask[0] = random_mask(vocab);
@@ -74,9 +91,11 @@ static void random_row(struct row *r, uint32_t vocab)
 		r->seen[i] = (struct pair){.id = list_id(i, vocab), .times = i % 3};
 }
 
-/* --- the batch --------------------------------------------------------------------------------------------------------------------------- */
+/* --- the batch ----------------------------------------------------------- */
 
-struct batch { uint32_t *words, n; };
+struct batch {
+	uint32_t *words, n;
+};
 
 static uint32_t put(struct batch *b, const void *data, uint32_t words)
 {
@@ -95,11 +114,13 @@ static uint32_t zeros(struct batch *b, uint32_t words)
 
 static size_t batch_words(uint32_t vocab)
 {
-	return 64 + ROWS * (16 + sizeof(struct kern_draw) / 4 + 2 * ((vocab + 63) / 64 * 2) + 4 * 2 * SEEN);
+	return 64 +
+	       ROWS * (16 + sizeof(struct kern_draw) / 4 + 2 * ((vocab + 63) / 64 * 2) + 4 * 2 * SEEN);
 }
 
 /* Every row a sequence of its own, all of them in the tail, in the order of `row`. */
-static void batch_of(struct batch *b, const struct row *rows, const uint32_t *order, uint32_t n, uint32_t vocab, const uint32_t *tokens)
+static void batch_of(struct batch *b, const struct row *rows, const uint32_t *order, uint32_t n,
+                     uint32_t vocab, const uint32_t *tokens)
 {
 	struct kern_batch *head = (struct kern_batch *)(void *)b->words;
 	uint32_t words = (vocab + 63) / 64 * 2;
@@ -145,15 +166,24 @@ struct sampling {
 
 static struct kern_limits limits_of(uint32_t vocab)
 {
-	return (struct kern_limits){.rows = ROWS, .tail_rows = ROWS, .spans = ROWS, .positions = 1, .vocab = vocab, .carries = CARRIES, .batch_bytes = batch_words(vocab) * 4};
+	return (struct kern_limits){.rows = ROWS,
+	                            .tail_rows = ROWS,
+	                            .spans = ROWS,
+	                            .positions = 1,
+	                            .vocab = vocab,
+	                            .carries = CARRIES,
+	                            .batch_bytes = batch_words(vocab) * 4};
 }
 
-/* With a table of DIM columns the logits are those of the batch's tokens; else they are uploaded. */
+/* With a table of DIM columns the logits are those of the batch's tokens; else they are
+ * uploaded. */
 static struct sampling sampling_new(const struct device *dev, uint32_t vocab, const float *table)
 {
 	struct sampling s = {.dev = dev, .vocab = vocab};
 	struct kern_limits l = limits_of(vocab);
-	struct kern_op op[3] = {{.kind = KERN_OP_EMBED}, {.kind = KERN_OP_MATMUL, .rows = KERN_ROWS_TAIL}, {.kind = KERN_OP_SAMPLE, .rows = KERN_ROWS_TAIL}};
+	struct kern_op op[3] = {{.kind = KERN_OP_EMBED},
+	                        {.kind = KERN_OP_MATMUL, .rows = KERN_ROWS_TAIL},
+	                        {.kind = KERN_OP_SAMPLE, .rows = KERN_ROWS_TAIL}};
 	s.logits = mem_get(dev, KERN_MEM_DEVICE, ROWS * (vocab + 3) * sizeof(float));
 	s.results = mem_get(dev, KERN_MEM_PINNED, ROWS * sizeof(struct kern_drawn));
 	s.carries = mem_get(dev, KERN_MEM_DEVICE, CARRIES * sizeof(struct kern_carry));
@@ -161,7 +191,8 @@ static struct sampling sampling_new(const struct device *dev, uint32_t vocab, co
 	s.x = mem_get(dev, KERN_MEM_DEVICE, ROWS * DIM * sizeof(float));
 	struct kern_tensor logits = {s.logits.dev, vocab + 3, KERN_F32}, x = {s.x.dev, DIM, KERN_F32};
 	if (table)
-		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, vocab, DIM, table, 0, &s.w), "weight_new");
+		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, vocab, DIM, table, 0, &s.w),
+		          "weight_new");
 	op[0].embed.y = op[1].matmul.x = x;
 	op[0].embed.w = s.w;
 	op[0].embed.carries = s.carries.dev;
@@ -170,7 +201,8 @@ static struct sampling sampling_new(const struct device *dev, uint32_t vocab, co
 	op[2].sample.logits = logits;
 	op[2].sample.results = s.results.dev;
 	op[2].sample.carries = s.carries.dev;
-	device_ok(dev, dev->ops->program_new(dev->d, table ? op : op + 2, table ? 3 : 1, &l, &s.p), "program_new");
+	device_ok(dev, dev->ops->program_new(dev->d, table ? op : op + 2, table ? 3 : 1, &l, &s.p),
+	          "program_new");
 	return s;
 }
 
@@ -192,12 +224,14 @@ static void run_batch(struct sampling *s, const struct kern_mem *batch, const st
 }
 
 /* Rows order[0 .. n) of `rows` in one batch; what came of them, by row. */
-static void sample_rows(struct sampling *s, const struct row *rows, const uint32_t *order, uint32_t n, struct kern_drawn *ret)
+static void sample_rows(struct sampling *s, const struct row *rows, const uint32_t *order,
+                        uint32_t n, struct kern_drawn *ret)
 {
 	struct batch b = {.words = conform_alloc(batch_words(s->vocab), 4)};
 	struct kern_drawn *got = s->results.host;
 	for (uint32_t i = 0; i < n; i++)
-		mem_put(s->dev, kern_at(s->logits.dev, i * (s->vocab + 3) * sizeof(float)), rows[order[i]].logits, s->vocab * sizeof(float));
+		mem_put(s->dev, kern_at(s->logits.dev, i * (s->vocab + 3) * sizeof(float)),
+		        rows[order[i]].logits, s->vocab * sizeof(float));
 	batch_of(&b, rows, order, n, s->vocab, NULL);
 	memset(got, 0xd5, ROWS * sizeof *got);
 	run_batch(s, &s->batch, &b);
@@ -206,17 +240,19 @@ static void sample_rows(struct sampling *s, const struct row *rows, const uint32
 		if (i < n && rows[order[i]].d.ask != KERN_ASK_NOTHING)
 			ret[order[i]] = got[i];
 		else
-			EXPECT(((unsigned char *)&got[i])[0] == 0xd5, "result %u of %u rows was written, and nothing asked", i, n);
+			EXPECT(((unsigned char *)&got[i])[0] == 0xd5,
+			       "result %u of %u rows was written, and nothing asked", i, n);
 }
 
-/* --- the reference ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the reference ------------------------------------------------------- */
 
 /* The logits that the draw sees, in float as is said in kernels.h. */
 static float *changed(const struct row *r, uint32_t vocab)
 {
 	float *l = conform_alloc(vocab, sizeof *l);
 	for (uint32_t i = 0; i < vocab; i++) {
-		bool allowed = (!r->mask[0] || r->mask[0][i / 64] >> i % 64 & 1) && (!r->mask[1] || r->mask[1][i / 64] >> i % 64 & 1);
+		bool allowed = (!r->mask[0] || r->mask[0][i / 64] >> i % 64 & 1) &&
+		               (!r->mask[1] || r->mask[1][i / 64] >> i % 64 & 1);
 		l[i] = allowed ? r->logits[i] : -INFINITY;
 	}
 	for (uint32_t i = 0; i < r->d.forbidden.n; i++)
@@ -260,7 +296,11 @@ static uint32_t *sorted(const float *l, uint32_t vocab)
 	return ids;
 }
 
-struct kept { uint32_t id; double p; float far; };
+struct kept {
+	uint32_t id;
+	double p;
+	float far;
+};
 
 static int compare_far(const void *a, const void *b)
 {
@@ -290,14 +330,17 @@ static double fraction(const struct kern_draw *d)
 	uint32_t c[4] = {d->index[0], d->index[1], 0, 0}, k[2] = {d->seed[0], d->seed[1]};
 	for (int i = 0; i < 10; i++, k[0] += 0x9E3779B9u, k[1] += 0xBB67AE85u) {
 		uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
-		uint32_t y[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1], (uint32_t)a};
+		uint32_t y[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b,
+		                 (uint32_t)(a >> 32) ^ c[3] ^ k[1], (uint32_t)a};
 		memcpy(c, y, sizeof c);
 	}
 	return (double)(((uint64_t)c[1] << 32 | c[0]) >> 11) * 0x1p-53;
 }
 
-/* The id that is drawn from l, whose largest is finite; the cuts and the fraction moved by a part of themselves, as a device's rounding may. */
-static uint32_t drawn_at(const struct kern_draw *d, const float *l, const uint32_t *order, uint32_t vocab, double cut, double moved)
+/* The id that is drawn from l, whose largest is finite; the cuts and the fraction moved by a
+ * part of themselves, as a device's rounding may. */
+static uint32_t drawn_at(const struct kern_draw *d, const float *l, const uint32_t *order,
+                         uint32_t vocab, double cut, double moved)
 {
 	struct kept *k = conform_alloc(vocab, sizeof *k);
 	double sum = 0, u = fraction(d) * (1 + moved);
@@ -337,7 +380,8 @@ static bool may_draw(const struct row *r, uint32_t vocab, uint32_t id, uint32_t 
 	uint32_t *order = sorted(l, vocab), lowest = 0;
 	*ret_want = order[0];
 	if (l[order[0]] == -INFINITY) {
-		while (lowest < vocab && ((r->mask[0] && !(r->mask[0][lowest / 64] >> lowest % 64 & 1)) || (r->mask[1] && !(r->mask[1][lowest / 64] >> lowest % 64 & 1))))
+		while (lowest < vocab && ((r->mask[0] && !(r->mask[0][lowest / 64] >> lowest % 64 & 1)) ||
+		                          (r->mask[1] && !(r->mask[1][lowest / 64] >> lowest % 64 & 1))))
 			lowest++;
 		*ret_want = lowest < vocab && (r->mask[0] || r->mask[1]) ? lowest : 0;
 	} else if (r->d.temperature > 0) {
@@ -351,7 +395,8 @@ static bool may_draw(const struct row *r, uint32_t vocab, uint32_t id, uint32_t 
 
 static void check_logprobs(const struct row *r, uint32_t vocab, const struct kern_drawn *got)
 {
-	uint32_t *order = sorted(r->logits, vocab), rank = 0, n = (uint32_t)r->d.logprobs < vocab ? (uint32_t)r->d.logprobs : vocab;
+	uint32_t *order = sorted(r->logits, vocab), rank = 0,
+			 n = (uint32_t)r->d.logprobs < vocab ? (uint32_t)r->d.logprobs : vocab;
 	double sum = 0, most = (double)r->logits[order[0]];
 	for (uint32_t i = 0; i < vocab; i++)
 		sum += exp((double)r->logits[i] - most);
@@ -361,39 +406,50 @@ static void check_logprobs(const struct row *r, uint32_t vocab, const struct ker
 	EXPECT(got->rank == rank + 1, "id %u has rank %u, want %u", got->id, got->rank, rank + 1);
 	EXPECT(got->n_top == n, "%u of the most probable, want %u", got->n_top, n);
 	double bound = 1e-5 * (4 + fabs(sum));
-	EXPECT(got->logprob == (double)r->logits[got->id] - sum || fabs((double)got->logprob - ((double)r->logits[got->id] - sum)) <= bound,
+	EXPECT(got->logprob == (double)r->logits[got->id] - sum ||
+	           fabs((double)got->logprob - ((double)r->logits[got->id] - sum)) <= bound,
 	       "log-probability %g, want %g", (double)got->logprob, (double)r->logits[got->id] - sum);
 	for (uint32_t i = 0; i < n; i++)
-		EXPECT(got->top[i].id == order[i] && (isinf(r->logits[order[i]]) || fabs((double)got->top[i].logprob - ((double)r->logits[order[i]] - sum)) <= bound),
-		       "place %u of the most probable is id %u with %g, want %u with %g", i, got->top[i].id, (double)got->top[i].logprob, order[i],
-		       (double)r->logits[order[i]] - sum);
+		EXPECT(got->top[i].id == order[i] && (isinf(r->logits[order[i]]) ||
+		                                      fabs((double)got->top[i].logprob -
+		                                           ((double)r->logits[order[i]] - sum)) <= bound),
+		       "place %u of the most probable is id %u with %g, want %u with %g", i, got->top[i].id,
+		       (double)got->top[i].logprob, order[i], (double)r->logits[order[i]] - sum);
 }
 
 static void check_row(const struct row *r, uint32_t vocab, const struct kern_drawn *got)
 {
 	uint32_t want;
-	EXPECT(!got->not_finite && got->id < vocab, "not finite: %u, id %u of %u", got->not_finite, got->id, vocab);
+	EXPECT(!got->not_finite && got->id < vocab, "not finite: %u, id %u of %u", got->not_finite,
+	       got->id, vocab);
 	if (r->d.ask == KERN_ASK_SCORE)
 		EXPECT(got->id == r->d.id, "the score of id %u, asked for %u", got->id, r->d.id);
 	else
-		EXPECT(may_draw(r, vocab, got->id, &want), "id %u was drawn, want %u (temperature %g, top_k %u, top_p %g, min_p %g, typical_p %g)", got->id, want,
-		       (double)r->d.temperature, r->d.top_k, (double)r->d.top_p, (double)r->d.min_p, (double)r->d.typical_p);
+		EXPECT(
+			may_draw(r, vocab, got->id, &want),
+			"id %u was drawn, want %u (temperature %g, top_k %u, top_p %g, min_p %g, typical_p %g)",
+			got->id, want, (double)r->d.temperature, r->d.top_k, (double)r->d.top_p,
+			(double)r->d.min_p, (double)r->d.typical_p);
 	if (r->d.logprobs >= 0)
 		check_logprobs(r, vocab, got);
 	else
-		EXPECT(!got->rank && !got->n_top && got->logprob == 0, "log-probabilities that nobody asked for");
+		EXPECT(!got->rank && !got->n_top && got->logprob == 0,
+		       "log-probabilities that nobody asked for");
 }
 
-/* --- tests ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- tests --------------------------------------------------------------- */
 
 static bool same_drawn(const struct kern_drawn *a, const struct kern_drawn *b)
 {
-	return a->not_finite == b->not_finite && a->id == b->id && !memcmp(&a->logprob, &b->logprob, sizeof a->logprob) && a->rank == b->rank &&
+	return a->not_finite == b->not_finite && a->id == b->id &&
+	       !memcmp(&a->logprob, &b->logprob, sizeof a->logprob) && a->rank == b->rank &&
 	       a->n_top == b->n_top && !memcmp(a->top, b->top, a->n_top * sizeof *a->top);
 }
 
-/* All rows together are right; alone, and in another order between others, each has the same bits. */
-static void check_table(const struct device *dev, const struct row *rows, uint32_t vocab, struct kern_drawn *first)
+/* All rows together are right; alone, and in another order between others, each has the same
+ * bits. */
+static void check_table(const struct device *dev, const struct row *rows, uint32_t vocab,
+                        struct kern_drawn *first)
 {
 	struct kern_drawn together[ROWS] = {0}, turned[ROWS] = {0}, alone[ROWS] = {0};
 	uint32_t order[ROWS], back[ROWS];
@@ -409,10 +465,13 @@ static void check_table(const struct device *dev, const struct row *rows, uint32
 		sample_rows(&s, rows, &i, 1, alone);
 		if (rows[i].d.ask != KERN_ASK_NOTHING)
 			check_row(&rows[i], vocab, &together[i]);
-		EXPECT(same_drawn(&alone[i], &together[i]), "alone another result than among others: id %u and %u", alone[i].id, together[i].id);
+		EXPECT(same_drawn(&alone[i], &together[i]),
+		       "alone another result than among others: id %u and %u", alone[i].id, together[i].id);
 		for (uint32_t k = 0; k < ROWS - 3; k++)
-			EXPECT(back[k] != i || same_drawn(&turned[i], &together[i]), "in another place another result");
-		EXPECT(!first->rank || same_drawn(&first[i], &together[i]), "with other threads another result");
+			EXPECT(back[k] != i || same_drawn(&turned[i], &together[i]),
+			       "in another place another result");
+		EXPECT(!first->rank || same_drawn(&first[i], &together[i]),
+		       "with other threads another result");
 	}
 	memcpy(first, together, sizeof together);
 	sampling_free(&s);
@@ -434,7 +493,9 @@ CONFORM_TEST(draws_and_scores)
 			for (unsigned t = 0; t < conform_target_count; t++) {
 				struct kern_drawn first[ROWS] = {0};
 				for (unsigned threads = 1; threads <= 3; threads += 2) {
-					struct device *dev = conform_targets[t].activations == KERN_F32 ? device_get(&conform_targets[t], threads) : NULL;
+					struct device *dev = conform_targets[t].activations == KERN_F32
+					                         ? device_get(&conform_targets[t], threads)
+					                         : NULL;
 					if (!dev)
 						continue;
 					conform_about(0, "%s, %u threads", dev->target->name, threads);
@@ -451,7 +512,8 @@ CONFORM_TEST(rows_that_are_not_finite)
 	static const float bad[] = {NAN, INFINITY};
 	enum { VOCAB = 130 };
 	rand_seed(42);
-	EACH_TARGET(dev, 2) {
+	EACH_TARGET(dev, 2)
+	{
 		struct sampling s = sampling_new(dev, VOCAB, NULL);
 		struct row rows[ROWS];
 		struct kern_drawn got[ROWS], want[ROWS];
@@ -469,21 +531,23 @@ CONFORM_TEST(rows_that_are_not_finite)
 				sample_rows(&s, rows, order, ROWS, got);
 				rows[r].logits[at] = was;
 				for (uint32_t i = 0; i < ROWS; i++)
-					EXPECT(i == r ? got[i].not_finite == 1 : same_drawn(&got[i], &want[i]), "%g at %u of row %u: row %u is told as %u", (double)bad[b], at, r, i,
+					EXPECT(i == r ? got[i].not_finite == 1 : same_drawn(&got[i], &want[i]),
+					       "%g at %u of row %u: row %u is told as %u", (double)bad[b], at, r, i,
 					       got[i].not_finite);
 			}
 		sampling_free(&s);
 	}
 }
 
-/* What a carry drew last is the next token, and what it drew before that is penalised: five runs that the host only gives draws for say what five say that it gives
- * the tokens for. */
+/* What a carry drew last is the next token, and what it drew before that is penalised: five runs
+ * that the host only gives draws for say what five say that it gives the tokens for. */
 CONFORM_TEST(runs_without_the_host_between)
 {
 	enum { VOCAB = 97, RUNS = 5 };
 	rand_seed(43);
 	float *table = rand_floats(VOCAB * DIM, 0.9f);
-	EACH_TARGET(dev, 2) {
+	EACH_TARGET(dev, 2)
+	{
 		struct sampling s = sampling_new(dev, VOCAB, table);
 		struct batch b = {.words = conform_alloc(batch_words(VOCAB), 4)};
 		struct row rows[CARRIES] = {0};
@@ -494,10 +558,17 @@ CONFORM_TEST(runs_without_the_host_between)
 		for (uint32_t i = 0; i < CARRIES; i++) {
 			order[i] = i;
 			said[i][0] = 11 * i + 1;
-			rows[i].d = (struct kern_draw){.ask = KERN_ASK_DRAW, .logprobs = 2, .carry = KERN_NO_CARRY, .temperature = i ? 0.5f * (float)i : 0, .top_p = 1, .seed = {i},
-			                               .repetition = 1.3f, .presence = 0.4f, .frequency = 0.3f};
+			rows[i].d = (struct kern_draw){.ask = KERN_ASK_DRAW,
+			                               .logprobs = 2,
+			                               .carry = KERN_NO_CARRY,
+			                               .temperature = i ? 0.5f * (float)i : 0,
+			                               .top_p = 1,
+			                               .seed = {i},
+			                               .repetition = 1.3f,
+			                               .presence = 0.4f,
+			                               .frequency = 0.3f};
 		}
-		for (uint32_t k = 0; k < RUNS; k++) {       /* the host between */
+		for (uint32_t k = 0; k < RUNS; k++) { /* the host between */
 			for (uint32_t i = 0; i < CARRIES; i++) {
 				tokens[i] = said[i][k];
 				rows[i].d.index[0] = k;
@@ -518,7 +589,7 @@ CONFORM_TEST(runs_without_the_host_between)
 				said[i][k + 1] = got[i].id;
 		}
 		memcpy(last, got, sizeof last);
-		for (uint32_t k = 0; k < RUNS; k++) {       /* and without it */
+		for (uint32_t k = 0; k < RUNS; k++) { /* and without it */
 			for (uint32_t i = 0; i < CARRIES; i++) {
 				tokens[i] = k ? KERN_OF_CARRY + (CARRIES - 1 - i) : said[i][0];
 				rows[i].d.index[0] = k;
@@ -534,9 +605,12 @@ CONFORM_TEST(runs_without_the_host_between)
 		device_ok(dev, dev->ops->sync(dev->s), "sync");
 		mem_take(dev, carries, s.carries.dev, sizeof carries);
 		for (uint32_t i = 0; i < CARRIES; i++) {
-			EXPECT(same_drawn(&got[i], &last[i]), "sequence %u ends with %u, with the host between with %u", i, got[i].id, last[i].id);
+			EXPECT(same_drawn(&got[i], &last[i]),
+			       "sequence %u ends with %u, with the host between with %u", i, got[i].id,
+			       last[i].id);
 			for (uint32_t k = 0; k < RUNS; k++)
-				EXPECT(carries[CARRIES - 1 - i].id[k] == said[i][RUNS - k], "carry of sequence %u: draw %u before the end is %u, want %u", i, k,
+				EXPECT(carries[CARRIES - 1 - i].id[k] == said[i][RUNS - k],
+				       "carry of sequence %u: draw %u before the end is %u, want %u", i, k,
 				       carries[CARRIES - 1 - i].id[k], said[i][RUNS - k]);
 		}
 		for (uint32_t k = 0; k < RUNS; k++)
@@ -545,15 +619,29 @@ CONFORM_TEST(runs_without_the_host_between)
 	}
 }
 
-/* A draw that names what is beyond the batch or the program's limits is refused before anything runs. */
+/* A draw that names what is beyond the batch or the program's limits is refused before anything
+ * runs. */
 CONFORM_TEST(draws_that_are_refused)
 {
 	enum { VOCAB = 70, BEYOND = 1u << 30 };
 	static const struct kern_draw bad[] = {
-		{.ask = 3}, {.id = VOCAB}, {.logprobs = KERN_TOP_MAX + 1}, {.carry = CARRIES}, {.pending = 1, .carry = KERN_NO_CARRY}, {.pending = KERN_CARRY_DRAWS + 1},
-		{.mask = {BEYOND}}, {.mask = {0, BEYOND}}, {.forbidden = {BEYOND, 1}}, {.forbidden = {16, BEYOND}}, {.bias = {16, UINT32_MAX / 2 + 1}}, {.seen = {UINT32_MAX, 1}}, {.drafted = {16, KERN_DRAFTED_MAX + 1}}, {.drafted = {BEYOND, 1}},
+		{.ask = 3},
+		{.id = VOCAB},
+		{.logprobs = KERN_TOP_MAX + 1},
+		{.carry = CARRIES},
+		{.pending = 1, .carry = KERN_NO_CARRY},
+		{.pending = KERN_CARRY_DRAWS + 1},
+		{.mask = {BEYOND}},
+		{.mask = {0, BEYOND}},
+		{.forbidden = {BEYOND, 1}},
+		{.forbidden = {16, BEYOND}},
+		{.bias = {16, UINT32_MAX / 2 + 1}},
+		{.seen = {UINT32_MAX, 1}},
+		{.drafted = {16, KERN_DRAFTED_MAX + 1}},
+		{.drafted = {BEYOND, 1}},
 	};
-	EACH_TARGET(dev, 1) {
+	EACH_TARGET(dev, 1)
+	{
 		struct sampling s = sampling_new(dev, VOCAB, NULL);
 		struct batch b = {.words = conform_alloc(batch_words(VOCAB), 4)};
 		struct row row = {.d = {.ask = KERN_ASK_DRAW, .carry = KERN_NO_CARRY}};
@@ -567,7 +655,9 @@ CONFORM_TEST(draws_that_are_refused)
 				head->draws = head->words - 1;
 			memcpy(s.batch.host, b.words, b.n * 4);
 			memset(s.results.host, 0xd5, sizeof(struct kern_drawn));
-			EXPECT(dev->ops->run(dev->s, s.p, &s.batch) == KERN_EINVAL && *dev->ops->last_error(dev->d), "bad draw %zu was taken", i);
+			EXPECT(dev->ops->run(dev->s, s.p, &s.batch) == KERN_EINVAL &&
+			           *dev->ops->last_error(dev->d),
+			       "bad draw %zu was taken", i);
 			device_ok(dev, dev->ops->sync(dev->s), "sync");
 			EXPECT(*(unsigned char *)s.results.host == 0xd5, "a result came of bad draw %zu", i);
 		}

@@ -1,4 +1,5 @@
-/* test_conform_streams.c - work of a stream in its order, streams beside each other, words of progress, and what the device counts and calls. */
+/* test_conform_streams.c - work of a stream in its order, streams beside each other, words of
+ * progress, and what the device counts and calls. */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 
@@ -8,25 +9,31 @@
 #include <stdio.h>
 #include <time.h>
 
-/* Uploads, runs of two programs over different batches, and downloads, all before the one sync: each sees what those before it left. */
+/* Uploads, runs of two programs over different batches, and downloads, all before the one sync:
+ * each sees what those before it left. */
 CONFORM_TEST(work_of_a_stream_is_in_order)
 {
 	enum { DIM = 48, ROUNDS = 12 };
 	static const struct sequence seq[SEQUENCES] = {{0, 19}, {0, 3}};
 	struct world *w = world_new(seq, 16);
-	struct schedule s[2] = {schedule_make(w, ORDER_WHOLE, 0, false), schedule_make(w, ORDER_CHUNKS, 2, false)};
+	struct schedule s[2] = {schedule_make(w, ORDER_WHOLE, 0, false),
+	                        schedule_make(w, ORDER_CHUNKS, 2, false)};
 	struct kern_limits limits = world_limits(w);
-	EACH_TARGET(dev, 2) {
+	EACH_TARGET(dev, 2)
+	{
 		uint32_t rows = limits.rows, n = rows * DIM;
-		struct kern_mem m = mem_get(dev, KERN_MEM_DEVICE, n * 4), batch[2] = {batch_get(dev, w, &s[0].step[0], NULL), batch_get(dev, w, &s[1].step[0], NULL)};
+		struct kern_mem m = mem_get(dev, KERN_MEM_DEVICE, n * 4),
+						batch[2] = {batch_get(dev, w, &s[0].step[0], NULL),
+		                            batch_get(dev, w, &s[1].step[0], NULL)};
 		struct kern_op op[2] = {op_scale(m.dev, m.dev, 2, DIM), op_scale(m.dev, m.dev, -0.5f, DIM)};
-		struct kern_program *p[2] = {program_get(dev, &op[0], 1, &limits), program_get(dev, &op[1], 1, &limits)};
+		struct kern_program *p[2] = {program_get(dev, &op[0], 1, &limits),
+		                             program_get(dev, &op[1], 1, &limits)};
 		uint32_t live[2] = {world_rows(w), 4};
 		float *in[ROUNDS], *out[ROUNDS];
 		for (uint32_t i = 0; i < ROUNDS; i++) {
 			in[i] = rand_floats(n, 1);
 			out[i] = conform_alloc(n, sizeof(float));
-			if (i % 4 == 0)                /* else what the last round left */
+			if (i % 4 == 0) /* else what the last round left */
 				device_ok(dev, dev->ops->upload(dev->s, m.dev, in[i], n * 4), "upload");
 			device_ok(dev, dev->ops->run(dev->s, p[i % 2], &batch[i % 3 == 1]), "run");
 			device_ok(dev, dev->ops->run(dev->s, p[0], &batch[i % 3 == 2]), "run");
@@ -38,7 +45,8 @@ CONFORM_TEST(work_of_a_stream_is_in_order)
 				float x = (i % 4 ? out[i - 1] : in[i])[e];
 				x *= e / DIM < live[i % 3 == 1] ? (i % 2 ? -0.5f : 2) : 1;
 				x *= e / DIM < live[i % 3 == 2] ? 2 : 1;
-				EXPECT(out[i][e] == x, "round %u: row %u, column %u is %g, want %g", i, e / DIM, e % DIM, (double)out[i][e], (double)x);
+				EXPECT(out[i][e] == x, "round %u: row %u, column %u is %g, want %g", i, e / DIM,
+				       e % DIM, (double)out[i][e], (double)x);
 			}
 		for (int i = 0; i < 2; i++) {
 			dev->ops->program_destroy(&p[i]);
@@ -48,7 +56,8 @@ CONFORM_TEST(work_of_a_stream_is_in_order)
 	}
 }
 
-/* Two streams take turns without waiting for each other: programs of their own, and one that both run over batches and rows of their own. */
+/* Two streams take turns without waiting for each other: programs of their own, and one that
+ * both run over batches and rows of their own. */
 CONFORM_TEST(streams_beside_each_other)
 {
 	enum { DIM = 64, ROUNDS = 9, ROWS = 19 };
@@ -57,23 +66,28 @@ CONFORM_TEST(streams_beside_each_other)
 	struct schedule s = schedule_make(w, ORDER_WHOLE, 0, false);
 	struct kern_limits limits = world_limits(w);
 	const float factor[2] = {2, -0.5f};
-	EACH_TARGET(dev, 2) {
+	EACH_TARGET(dev, 2)
+	{
 		struct device two[2] = {*dev, *dev};
 		struct kern_mem m[2], batch[2];
 		struct kern_program *p[2], *both;
 		struct kern_weight *wt;
-		float *x = rand_floats(ROWS * DIM, 1), *out = conform_alloc(2 * ROWS * DIM, sizeof *out), unit[DIM * DIM] = {0};
+		float *x = rand_floats(ROWS * DIM, 1), *out = conform_alloc(2 * ROWS * DIM, sizeof *out),
+			  unit[DIM * DIM] = {0};
 		for (int i = 0; i < DIM; i++)
 			unit[i * DIM + i] = 4;
 		device_ok(dev, dev->ops->stream_new(dev->d, &two[1].s), "stream_new");
-		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, DIM, DIM, unit, 0, &wt), "weight_new");
+		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, DIM, DIM, unit, 0, &wt),
+		          "weight_new");
 		for (int i = 0; i < 2; i++) {
 			m[i] = mem_get(dev, KERN_MEM_DEVICE, 2 * limits.rows * DIM * 4);
 			batch[i] = batch_get(dev, w, &s.step[0], NULL);
-			struct kern_op op[2] = {op_scale(m[i].dev, m[i].dev, factor[i], DIM), {.kind = KERN_OP_MATMUL}};
+			struct kern_op op[2] = {op_scale(m[i].dev, m[i].dev, factor[i], DIM),
+			                        {.kind = KERN_OP_MATMUL}};
 			op[1].matmul.x = op[0].scale.x;
 			op[1].matmul.products = 1;
-			op[1].matmul.p[0] = (struct kern_product){wt, {0}, {kern_at(m[i].dev, limits.rows * DIM * 4), DIM, KERN_F32}};
+			op[1].matmul.p[0] = (struct kern_product){
+				wt, {0}, {kern_at(m[i].dev, limits.rows * DIM * 4), DIM, KERN_F32}};
 			p[i] = program_get(dev, op, 2, &limits);
 			mem_put(&two[i], m[i].dev, x, ROWS * DIM * 4);
 		}
@@ -85,17 +99,20 @@ CONFORM_TEST(streams_beside_each_other)
 		device_ok(dev, dev->ops->sync(two[1].s), "sync");
 		device_ok(dev, dev->ops->run(two[0].s, both, &batch[0]), "run");
 		device_ok(dev, dev->ops->sync(two[0].s), "sync");
-		device_ok(dev, dev->ops->run(two[1].s, both, &batch[1]), "run");       /* after it: both scale rows of the first */
+		/* after it: both scale rows of the first */
+		device_ok(dev, dev->ops->run(two[1].s, both, &batch[1]), "run");
 		device_ok(dev, dev->ops->sync(two[1].s), "sync");
 		for (int i = 0; i < 2; i++) {
 			mem_take(&two[1 - i], out, m[i].dev, ROWS * DIM * 4);
-			mem_take(&two[1 - i], out + ROWS * DIM, kern_at(m[i].dev, limits.rows * DIM * 4), ROWS * DIM * 4);
+			mem_take(&two[1 - i], out + ROWS * DIM, kern_at(m[i].dev, limits.rows * DIM * 4),
+			         ROWS * DIM * 4);
 			for (uint32_t e = 0; e < ROWS * DIM; e++) {
 				float want = x[e];
 				for (int n = 0; n < ROUNDS; n++)
 					want *= factor[i];
-				EXPECT(out[e] == want * (i ? 1 : 0.0625f) && out[ROWS * DIM + e] == 4 * want, "stream %d: element %u is %g and %g, want %g and %g", i, e,
-				       (double)out[e], (double)out[ROWS * DIM + e], (double)want, 4 * (double)want);
+				EXPECT(out[e] == want * (i ? 1 : 0.0625f) && out[ROWS * DIM + e] == 4 * want,
+				       "stream %d: element %u is %g and %g, want %g and %g", i, e, (double)out[e],
+				       (double)out[ROWS * DIM + e], (double)want, 4 * (double)want);
 			}
 			dev->ops->program_destroy(&p[i]);
 			dev->ops->mem_free(dev->d, &m[i]);
@@ -108,11 +125,19 @@ CONFORM_TEST(streams_beside_each_other)
 	}
 }
 
-/* --- progress -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- progress ------------------------------------------------------------ */
 
-enum { LAYERS = 24, KV_DIM = 16, WORDS = 3 * LAYERS + 40, SEEN_ENOUGH = 20, SECONDS_MOST = 60, WIDE = 128 };
+enum {
+	LAYERS = 24,
+	KV_DIM = 16,
+	WORDS = 3 * LAYERS + 40,
+	SEEN_ENOUGH = 20,
+	SECONDS_MOST = 60,
+	WIDE = 128
+};
 
-/* A program of many layers, each of which writes KV, tells, and computes a product, which takes a while; three sequences, the third tells nobody. */
+/* A program of many layers, each of which writes KV, tells, and computes a product, which takes
+ * a while; three sequences, the third tells nobody. */
 struct told {
 	const struct device *dev;
 	struct world *w;
@@ -121,8 +146,9 @@ struct told {
 	struct kern_kv_layer layer[LAYERS];
 	struct kern_program *p;
 	struct kern_progress progress[3];
-	atomic_ulong run, done;        /* what the watcher waits for, and has seen the last layer of */
-	atomic_uint between;           /* how often it saw a run that had told of some layers, but not of all */
+	atomic_ulong run, done; /* what the watcher waits for, and has seen the last layer of */
+	/* how often it saw a run that had told of some layers, but not of all */
+	atomic_uint between;
 	atomic_bool stop;
 	char wrong[200];
 };
@@ -138,7 +164,8 @@ static bool told_kv(const struct told *t, unsigned seq, unsigned layer, float wa
 {
 	const struct kern_kv_layer *kv = &t->layer[layer];
 	for (uint32_t p = 0; p < t->w->seq[seq].rows; p++) {
-		size_t at = kv->base.v - t->pool.dev.v + t->w->table[seq][p / 16] * kv->block_stride_bytes + (size_t)(p % 16) * KV_DIM * 4;
+		size_t at = kv->base.v - t->pool.dev.v + t->w->table[seq][p / 16] * kv->block_stride_bytes +
+		            (size_t)(p % 16) * KV_DIM * 4;
 		const float *k = (const float *)(const void *)((const unsigned char *)t->pool.host + at);
 		for (uint32_t d = 0; d < KV_DIM; d++)
 			if (k[d] != want)
@@ -147,7 +174,8 @@ static bool told_kv(const struct told *t, unsigned seq, unsigned layer, float wa
 	return true;
 }
 
-/* Words of the host's memory are looked at while the program runs. The next run begins when this one has been seen to its end. */
+/* Words of the host's memory are looked at while the program runs. The next run begins when this
+ * one has been seen to its end. */
 static void *told_watch(void *arg)
 {
 	struct told *t = arg;
@@ -162,7 +190,8 @@ static void *told_watch(void *arg)
 				continue;
 			}
 			if (!told_kv(t, seq, layer, (float)run) && !t->wrong[0])
-				snprintf(t->wrong, sizeof t->wrong, "run %lu: layer %u was told before its KV was there", run, layer);
+				snprintf(t->wrong, sizeof t->wrong,
+				         "run %lu: layer %u was told before its KV was there", run, layer);
 			layer++;
 		}
 		atomic_store(&t->done, run);
@@ -179,11 +208,15 @@ static void told_new(struct told *t, const struct device *dev)
 	struct kern_limits limits = world_limits(t->w);
 	t->k = mem_get(dev, KERN_MEM_DEVICE, limits.rows * KV_DIM * 4);
 	t->wide = mem_get(dev, KERN_MEM_DEVICE, 2 * limits.rows * WIDE * 4);
-	device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, WIDE, WIDE, rand_floats(WIDE * WIDE, 1), 0, &t->w_wide), "weight_new");
+	device_ok(dev,
+	          dev->ops->weight_new(dev->d, KERN_F32, WIDE, WIDE, rand_floats(WIDE * WIDE, 1), 0,
+	                               &t->w_wide),
+	          "weight_new");
 	t->pool = mem_get(dev, KERN_MEM_SHARED, t->w->blocks * stride);
 	t->board = mem_get(dev, KERN_MEM_SHARED, WORDS * 8);
 	for (unsigned i = 0; i < LAYERS; i++) {
-		t->layer[i] = (struct kern_kv_layer){kern_at(t->pool.dev, i * plane), stride, 1, KV_DIM, 16, KERN_F32, i, KV_DIM};
+		t->layer[i] = (struct kern_kv_layer){
+			kern_at(t->pool.dev, i * plane), stride, 1, KV_DIM, 16, KERN_F32, i, KV_DIM};
 		op[3 * i].kind = KERN_OP_KV_WRITE;
 		op[3 * i].kv_write.kv = t->layer[i];
 		op[3 * i].kv_write.k = (struct kern_tensor){t->k.dev, KV_DIM, KERN_F32};
@@ -192,7 +225,8 @@ static void told_new(struct told *t, const struct device *dev)
 		op[3 * i + 2].kind = KERN_OP_MATMUL;
 		op[3 * i + 2].matmul.x = (struct kern_tensor){t->wide.dev, WIDE, KERN_F32};
 		op[3 * i + 2].matmul.products = 1;
-		op[3 * i + 2].matmul.p[0] = (struct kern_product){t->w_wide, {0}, {kern_at(t->wide.dev, limits.rows * WIDE * 4), WIDE, KERN_F32}};
+		op[3 * i + 2].matmul.p[0] = (struct kern_product){
+			t->w_wide, {0}, {kern_at(t->wide.dev, limits.rows * WIDE * 4), WIDE, KERN_F32}};
 	}
 	t->p = program_get(dev, op, LEN(op), &limits);
 	t->progress[0] = (struct kern_progress){t->board.dev, 0, 1};
@@ -236,12 +270,14 @@ static void told_words_check(const struct told *t, unsigned long run)
 	}
 	mem_take(t->dev, word, t->board.dev, sizeof word);
 	for (unsigned i = 0; i < WORDS; i++)
-		EXPECT(word[i] == want[i], "run %lu: word %u is %llu, want %llu", run, i, (unsigned long long)word[i], (unsigned long long)want[i]);
+		EXPECT(word[i] == want[i], "run %lu: word %u is %llu, want %llu", run, i,
+		       (unsigned long long)word[i], (unsigned long long)want[i]);
 }
 
 CONFORM_TEST(progress_is_told_after_the_kv)
 {
-	EACH_TARGET(dev, 2) {
+	EACH_TARGET(dev, 2)
+	{
 		struct told t;
 		struct kern_counters first, last;
 		pthread_t watcher;
@@ -255,7 +291,8 @@ CONFORM_TEST(progress_is_told_after_the_kv)
 			EXPECT(pthread_create(&watcher, NULL, told_watch, &t) == 0, "no thread");
 		unsigned long run = 0;
 		time_t begun = time(NULL);
-		while (run < 3 || (watched && atomic_load(&t.between) < SEEN_ENOUGH && time(NULL) - begun < SECONDS_MOST)) {
+		while (run < 3 || (watched && atomic_load(&t.between) < SEEN_ENOUGH &&
+		                   time(NULL) - begun < SECONDS_MOST)) {
 			size_t mark = conform_mark();
 			told_run(&t, &s.step[0], ++run);
 			while (watched && atomic_load(&t.done) < run)
@@ -267,9 +304,11 @@ CONFORM_TEST(progress_is_told_after_the_kv)
 		if (watched)
 			pthread_join(watcher, NULL);
 		told_words_check(&t, run);
-		EXPECT(!watched || atomic_load(&t.between) > 0, "in %lu runs no word was seen before the last layer", run);
+		EXPECT(!watched || atomic_load(&t.between) > 0,
+		       "in %lu runs no word was seen before the last layer", run);
 		dev->ops->counters(dev->d, &last);
-		EXPECT(last.pulse >= first.pulse + run, "the pulse went from %llu to %llu in %lu runs", (unsigned long long)first.pulse, (unsigned long long)last.pulse, run);
+		EXPECT(last.pulse >= first.pulse + run, "the pulse went from %llu to %llu in %lu runs",
+		       (unsigned long long)first.pulse, (unsigned long long)last.pulse, run);
 		told_free(&t);
 	}
 }
@@ -286,27 +325,35 @@ CONFORM_TEST(progress_calls)
 	struct world *w = world_new(seq, 16);
 	struct schedule s = schedule_make(w, ORDER_WHOLE, 0, false);
 	struct kern_limits limits = world_limits(w);
-	EACH_TARGET(like, 2) {
+	EACH_TARGET(like, 2)
+	{
 		atomic_uint calls = 0;
 		char err[200];
 		const char *variant = like->target->variant;
-		struct kern_config conf = {.variant = variant[0] ? variant : NULL, .threads = 2, .progressed = count_call, .progressed_arg = &calls};
+		struct kern_config conf = {.variant = variant[0] ? variant : NULL,
+		                           .threads = 2,
+		                           .progressed = count_call,
+		                           .progressed_arg = &calls};
 		struct device one = *like, *dev = &one;
 		EXPECT(dev->ops->open(&conf, &dev->d, err, sizeof err) == 0, "%s", err);
 		device_ok(dev, dev->ops->stream_new(dev->d, &dev->s), "stream_new");
 		struct kern_mem board = mem_get(dev, KERN_MEM_SHARED, 64);
 		const struct kern_progress progress[2] = {{{0}, 0, 0}, {kern_at(board.dev, 8), 9, 1}};
-		struct kern_mem batch[2] = {batch_get(dev, w, &s.step[0], NULL), batch_get(dev, w, &s.step[0], progress)};
-		struct kern_op op[2] = {{.kind = KERN_OP_PROGRESS}, {.kind = KERN_OP_PROGRESS, .progress = {3}}};
+		struct kern_mem batch[2] = {batch_get(dev, w, &s.step[0], NULL),
+		                            batch_get(dev, w, &s.step[0], progress)};
+		struct kern_op op[2] = {{.kind = KERN_OP_PROGRESS},
+		                        {.kind = KERN_OP_PROGRESS, .progress = {3}}};
 		struct kern_program *p = program_get(dev, op, 2, &limits);
 		uint64_t word[8], want[8] = {[1] = 9, [4] = 9};
 		program_run(dev, p, &batch[0]);
 		mem_take(dev, word, board.dev, sizeof word);
-		EXPECT(!memcmp(word, (uint64_t[8]){0}, sizeof word), "words were stored though nobody asked");
+		EXPECT(!memcmp(word, (uint64_t[8]){0}, sizeof word),
+		       "words were stored though nobody asked");
 		EXPECT(atomic_load(&calls) == 0, "%u calls though nothing was stored", atomic_load(&calls));
 		program_run(dev, p, &batch[1]);
 		mem_take(dev, word, board.dev, sizeof word);
-		EXPECT(!memcmp(word, want, sizeof word), "the words are %llu and %llu, want 9", (unsigned long long)word[1], (unsigned long long)word[4]);
+		EXPECT(!memcmp(word, want, sizeof word), "the words are %llu and %llu, want 9",
+		       (unsigned long long)word[1], (unsigned long long)word[4]);
 		for (time_t end = time(NULL) + SECONDS_MOST; !atomic_load(&calls) && time(NULL) < end;)
 			sched_yield();
 		EXPECT(atomic_load(&calls) > 0, "nobody was called");

@@ -5,9 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEPS_MAX = 4096, ROWS_LEAST = 40, ROWS_DEEP = 400, ROWS_SPARE = 3, ALONE = 8, SPARE_BLOCKS = 3 };
+enum {
+	STEPS_MAX = 4096,
+	ROWS_LEAST = 40,
+	ROWS_DEEP = 400,
+	ROWS_SPARE = 3,
+	ALONE = 8,
+	SPARE_BLOCKS = 3
+};
 
-/* --- worlds --------------------------------------------------------------------------------------------------------------------- */
+/* --- worlds -------------------------------------------------------------- */
 
 static uint32_t blocks_of(const struct world *w, uint32_t s)
 {
@@ -33,7 +40,8 @@ static void spread_blocks(struct world *w)
 	}
 }
 
-void world_init(struct world *w, const struct sequence *seq, uint32_t sequences, uint32_t block_tokens, uint32_t vocabulary)
+void world_init(struct world *w, const struct sequence *seq, uint32_t sequences,
+                uint32_t block_tokens, uint32_t vocabulary)
 {
 	*w = (struct world){.block_tokens = block_tokens};
 	for (uint32_t s = 0; s < sequences && seq[s].rows; s++) {
@@ -74,17 +82,22 @@ static bool exact(const struct world *w)
 /* Of the largest batch, which may have to be larger for the history. */
 static uint32_t rows_most(const struct world *w)
 {
-	uint32_t rows = world_rows(w) + (exact(w) ? 0 : ROWS_SPARE), least = w->deepest > 2 * ROWS_DEEP ? ROWS_DEEP : ROWS_LEAST;
+	uint32_t rows = world_rows(w) + (exact(w) ? 0 : ROWS_SPARE),
+			 least = w->deepest > 2 * ROWS_DEEP ? ROWS_DEEP : ROWS_LEAST;
 	return rows < least && w->all[w->sequences] > world_rows(w) ? least : rows;
 }
 
 struct kern_limits world_limits(const struct world *w)
 {
 	uint32_t rows = rows_most(w), more = !exact(w);
-	return (struct kern_limits){.rows = rows, .tail_rows = rows, .spans = w->sequences + more, .positions = w->deepest + more, .batch_bytes = batch_bytes(w)};
+	return (struct kern_limits){.rows = rows,
+	                            .tail_rows = rows,
+	                            .spans = w->sequences + more,
+	                            .positions = w->deepest + more,
+	                            .batch_bytes = batch_bytes(w)};
 }
 
-/* --- schedules -------------------------------------------------------------------------------------------------------------------- */
+/* --- schedules ----------------------------------------------------------- */
 
 static struct step *step_add(struct schedule *s)
 {
@@ -135,12 +148,14 @@ static void shuffle_parts(struct step *st)
 }
 
 /* One step of rows that are not done yet; false when all are. */
-static bool live_step_make(struct schedule *s, const struct world *w, enum order order, uint32_t chunk, uint32_t *done, uint32_t number)
+static bool live_step_make(struct schedule *s, const struct world *w, enum order order,
+                           uint32_t chunk, uint32_t *done, uint32_t number)
 {
 	struct step st = {.tail_reversed = number % 2};
 	bool left_over = false;
 	for (uint32_t i = 0; i < w->sequences; i++) {
-		uint32_t q = order == ORDER_REVERSED ? w->sequences - 1 - i : i, left = w->seq[q].rows - done[q], n;
+		uint32_t q = order == ORDER_REVERSED ? w->sequences - 1 - i : i,
+				 left = w->seq[q].rows - done[q], n;
 		if (!left)
 			continue;
 		left_over = true;
@@ -148,7 +163,10 @@ static bool live_step_make(struct schedule *s, const struct world *w, enum order
 		n = take(order, chunk, left, done[q], st.parts == 0);
 		if (!n)
 			continue;
-		uint32_t tail = order == ORDER_ALONE ? n : order == ORDER_WHOLE ? (n + 1) / 2 : order == ORDER_REVERSED ? n : rand_below(n + 1);
+		uint32_t tail = order == ORDER_ALONE      ? n
+		                : order == ORDER_WHOLE    ? (n + 1) / 2
+		                : order == ORDER_REVERSED ? n
+		                                          : rand_below(n + 1);
 		st.part[st.parts++] = (struct part){q, w->seq[q].position + done[q], n, tail};
 		done[q] += n;
 	}
@@ -161,10 +179,13 @@ static bool live_step_make(struct schedule *s, const struct world *w, enum order
 
 struct schedule schedule_make(const struct world *w, enum order order, uint32_t chunk, bool history)
 {
-	static const char *const names[] = {"whole", "alone", "chunks of", "in reversed order", "one sequence after the other", "mixed by seed"};
+	static const char *const names[] = {
+		"whole",        "alone", "chunks of", "in reversed order", "one sequence after the other",
+		"mixed by seed"};
 	struct schedule s = {.step = conform_alloc(STEPS_MAX, sizeof *s.step)};
 	uint32_t done[SEQUENCES] = {0};
-	snprintf(s.name, sizeof s.name, order == ORDER_CHUNKS || order == ORDER_MIXED ? "%s %u" : "%s", names[order], chunk);
+	snprintf(s.name, sizeof s.name, order == ORDER_CHUNKS || order == ORDER_MIXED ? "%s %u" : "%s",
+	         names[order], chunk);
 	if (order == ORDER_MIXED)
 		rand_seed(chunk * 7919 + 1);
 	if (history)
@@ -174,7 +195,7 @@ struct schedule schedule_make(const struct world *w, enum order order, uint32_t 
 	return s;
 }
 
-/* --- batches ---------------------------------------------------------------------------------------------------------------------- */
+/* --- batches ------------------------------------------------------------- */
 
 enum { HEAD_WORDS = sizeof(struct kern_batch) / 4, GAP = 5, GARBAGE = 2 };
 
@@ -183,13 +204,16 @@ size_t batch_bytes(const struct world *w)
 	size_t table = 0, rows = rows_most(w);
 	for (uint32_t s = 0; s < w->sequences; s++)
 		table += blocks_of(w, s) + GARBAGE;
-	size_t spans = w->sequences + 1, words = HEAD_WORDS + 4 * rows + spans * (2 * sizeof(struct kern_span) + sizeof(struct kern_progress)) / 4 + table + 9 * (GAP + 1);
+	size_t spans = w->sequences + 1,
+		   words = HEAD_WORDS + 4 * rows +
+	               spans * (2 * sizeof(struct kern_span) + sizeof(struct kern_progress)) / 4 +
+	               table + 9 * (GAP + 1);
 	return (words * 4 + 63) & ~(size_t)63;
 }
 
 struct writer {
 	uint32_t *word;
-	uint32_t next;             /* free word */
+	uint32_t next; /* free word */
 };
 
 /* Room for a part of the batch, behind some rubbish. */
@@ -203,7 +227,8 @@ static uint32_t part_put(struct writer *wr, size_t bytes, uint32_t gap)
 }
 
 /* Block numbers of the sequences of a step; beyond what a sequence may read there are none. */
-static void table_write(const struct world *w, const struct step *st, uint32_t *table, uint32_t *first)
+static void table_write(const struct world *w, const struct step *st, uint32_t *table,
+                        uint32_t *first)
 {
 	uint32_t at = 0;
 	for (uint32_t i = 0; i < st->parts; i++) {
@@ -221,11 +246,13 @@ static uint32_t table_words(const struct world *w, const struct step *st)
 {
 	uint32_t n = 0;
 	for (uint32_t i = 0; i < st->parts; i++)
-		n += (st->part[i].position + st->part[i].rows + w->block_tokens - 1) / w->block_tokens + GARBAGE;
+		n += (st->part[i].position + st->part[i].rows + w->block_tokens - 1) / w->block_tokens +
+		     GARBAGE;
 	return n;
 }
 
-static void rows_write(const struct world *w, const struct step *st, const struct kern_batch *b, uint32_t *word, const uint32_t *first)
+static void rows_write(const struct world *w, const struct step *st, const struct kern_batch *b,
+                       uint32_t *word, const uint32_t *first)
 {
 	struct kern_span *span = (struct kern_span *)(void *)(word + b->span);
 	for (uint32_t i = 0, row = 0; i < st->parts; i++) {
@@ -233,14 +260,17 @@ static void rows_write(const struct world *w, const struct step *st, const struc
 		span[i] = (struct kern_span){row, p->rows, p->position, first[i]};
 		for (uint32_t r = 0; r < p->rows; r++, row++) {
 			uint32_t position = p->position + r, from = w->seq[p->seq].position;
-			word[b->tokens + row] = position >= from ? w->token[w->live[p->seq] + position - from] : 0;
+			word[b->tokens + row] = position >= from ? w->token[w->live[p->seq] + position - from]
+			                                         : 0;
 			word[b->positions + row] = position;
-			word[b->slots + row] = w->table[p->seq][position / w->block_tokens] * w->block_tokens + position % w->block_tokens;
+			word[b->slots + row] = w->table[p->seq][position / w->block_tokens] * w->block_tokens +
+			                       position % w->block_tokens;
 		}
 	}
 }
 
-static void tail_write(const struct step *st, const struct kern_batch *b, uint32_t *word, const uint32_t *first)
+static void tail_write(const struct step *st, const struct kern_batch *b, uint32_t *word,
+                       const uint32_t *first)
 {
 	struct kern_span *span = (struct kern_span *)(void *)(word + b->tail_span);
 	const struct kern_span *all = (const struct kern_span *)(const void *)(word + b->span);
@@ -248,13 +278,15 @@ static void tail_write(const struct step *st, const struct kern_batch *b, uint32
 		uint32_t i = st->tail_reversed ? st->parts - 1 - n : n;
 		const struct part *p = &st->part[i];
 		if (p->tail)
-			span[spans++] = (struct kern_span){row, p->tail, p->position + p->rows - p->tail, first[i]};
+			span[spans++] = (struct kern_span){row, p->tail, p->position + p->rows - p->tail,
+			                                   first[i]};
 		for (uint32_t r = 0; r < p->tail; r++)
 			word[b->tail_index + row++] = all[i].row + p->rows - p->tail + r;
 	}
 }
 
-void batch_write(const struct world *w, const struct step *st, uint32_t salt, const struct kern_progress *progress, void *to)
+void batch_write(const struct world *w, const struct step *st, uint32_t salt,
+                 const struct kern_progress *progress, void *to)
 {
 	uint32_t *word = to, first[SEQUENCES] = {0};
 	struct kern_batch b = {.spans = st->parts};
@@ -265,9 +297,17 @@ void batch_write(const struct world *w, const struct step *st, uint32_t salt, co
 		b.tail_rows += st->part[i].tail;
 		b.tail_spans += st->part[i].tail > 0;
 	}
-	struct { uint32_t *at; size_t bytes; } part[] = {
-		{&b.tokens, b.rows * 4}, {&b.positions, b.rows * 4}, {&b.slots, b.rows * 4}, {&b.span, b.spans * sizeof(struct kern_span)},
-		{&b.tail_index, b.tail_rows * 4}, {&b.tail_span, b.tail_spans * sizeof(struct kern_span)}, {&b.table, table_words(w, st) * 4},
+	struct {
+		uint32_t *at;
+		size_t bytes;
+	} part[] = {
+		{&b.tokens, b.rows * 4},
+		{&b.positions, b.rows * 4},
+		{&b.slots, b.rows * 4},
+		{&b.span, b.spans * sizeof(struct kern_span)},
+		{&b.tail_index, b.tail_rows * 4},
+		{&b.tail_span, b.tail_spans * sizeof(struct kern_span)},
+		{&b.table, table_words(w, st) * 4},
 		{&b.progress, progress ? b.spans * sizeof *progress : 0},
 	};
 	for (uint32_t i = 0; i < LEN(part); i++) {

@@ -1,4 +1,5 @@
-/* cuda.h - the part of the CUDA driver's interface that kernels/cuda uses, for builds without the toolkit. Names and values are NVIDIA's. */
+/* cuda.h - the part of the CUDA driver's interface that kernels/cuda uses, for builds without
+ * the toolkit. Names and values are NVIDIA's. */
 #ifndef CUDA_HOST_CUDA_H
 #define CUDA_HOST_CUDA_H
 
@@ -7,20 +8,38 @@
 
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
-typedef enum { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_OUT_OF_MEMORY = 2, CUDA_ERROR_NOT_SUPPORTED = 801 } CUresult;
+typedef enum {
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_NOT_SUPPORTED = 801
+} CUresult;
 typedef enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 } CUmemAllocationType;
 typedef enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 } CUmemAllocationHandleType;
 typedef enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 } CUmemLocationType;
 typedef enum { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 } CUmemAccess_flags;
-typedef enum { CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 } CUmemAllocationGranularity_flags;
-typedef struct { CUmemLocationType type; int id; } CUmemLocation;
+typedef enum {
+	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+	CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1
+} CUmemAllocationGranularity_flags;
+typedef struct {
+	CUmemLocationType type;
+	int id;
+} CUmemLocation;
 typedef struct {
 	CUmemAllocationType type;
 	CUmemAllocationHandleType requestedHandleTypes;
 	CUmemLocation location;
 	void *win32HandleMetaData;
-	struct { unsigned char compressionType, gpuDirectRDMACapable; unsigned short usage; unsigned char reserved[4]; } allocFlags;
+	struct {
+		unsigned char compressionType, gpuDirectRDMACapable;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} allocFlags;
 } CUmemAllocationProp;
-typedef struct { CUmemLocation location; CUmemAccess_flags flags; } CUmemAccessDesc;
+typedef struct {
+	CUmemLocation location;
+	CUmemAccess_flags flags;
+} CUmemAccessDesc;
 
 #endif

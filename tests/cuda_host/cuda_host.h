@@ -1,6 +1,8 @@
-/* cuda_host.h - kernels on the host: a block's threads are fibres of one thread, which change at barriers and exchanges between lanes only, in an order that
- * a seed decides. Blocks run one after the other, in such an order too. So what lacks a barrier computes something else, and with AddressSanitizer what
- * leaves its memory ends. Included by kernels/cuda/kernel.h instead of the toolkit's headers. */
+/* cuda_host.h - kernels on the host: a block's threads are fibres of one thread, which change at
+ * barriers and exchanges between lanes only, in an order that a seed decides. Blocks run one after
+ * the other, in such an order too. So what lacks a barrier computes something else, and with
+ * AddressSanitizer what leaves its memory ends. Included by kernels/cuda/kernel.h instead of the
+ * toolkit's headers. */
 #ifndef CUDA_HOST_H
 #define CUDA_HOST_H
 
@@ -19,17 +21,18 @@
 #define blockDim (cuda_host_now->block_dim)
 #define gridDim (cuda_host_now->grid_dim)
 
-#define KERNEL(NAME, THREADS, ARGS) \
-	static void NAME##_body(const ARGS &a); \
-	extern "C" void NAME(const void *args) \
-	{ \
-		NAME##_body(*(const ARGS *)args); \
-	} \
-	__attribute__((constructor)) static void NAME##_register(void) \
-	{ \
-		static struct cuda_host_kernel k = {#NAME, (const void *)NAME, NAME, sizeof(ARGS), THREADS, NULL}; \
-		cuda_host_register(&k); \
-	} \
+#define KERNEL(NAME, THREADS, ARGS)                                        \
+	static void NAME##_body(const ARGS &a);                                \
+	extern "C" void NAME(const void *args)                                 \
+	{                                                                      \
+		NAME##_body(*(const ARGS *)args);                                  \
+	}                                                                      \
+	__attribute__((constructor)) static void NAME##_register(void)         \
+	{                                                                      \
+		static struct cuda_host_kernel k = {                               \
+			#NAME, (const void *)NAME, NAME, sizeof(ARGS), THREADS, NULL}; \
+		cuda_host_register(&k);                                            \
+	}                                                                      \
 	static void NAME##_body(const ARGS &a)
 
 static inline unsigned char *shared_memory(void)
@@ -47,7 +50,8 @@ static inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
 {
 	uint32_t d[2];
 	for (int i = 0; i < 2; i++) {
-		uint32_t u[3] = {a << (i ? 0 : 16) & 0xffff0000u, b << (i ? 0 : 16) & 0xffff0000u, c << (i ? 0 : 16) & 0xffff0000u};
+		uint32_t u[3] = {a << (i ? 0 : 16) & 0xffff0000u, b << (i ? 0 : 16) & 0xffff0000u,
+		                 c << (i ? 0 : 16) & 0xffff0000u};
 		float f[3], r;
 		memcpy(f, u, sizeof f);
 		r = fmaf(f[0], f[1], f[2]);
@@ -56,7 +60,8 @@ static inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
 	return d[0] >> 16 | (d[1] & 0xffff0000u);
 }
 
-/* Byte i of the result is that byte of (low, high) which the lower three bits of nibble i of `which` name. */
+/* Byte i of the result is that byte of (low, high) which the lower three bits of nibble i of
+ * `which` name. */
 static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which)
 {
 	uint64_t all = (uint64_t)high << 32 | low;
@@ -91,8 +96,12 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu)
 	cuda_host_warp_meet(mask, NULL, 0);
 }
 
-static inline void __threadfence(void) {}
-static inline void __threadfence_system(void) {}
+static inline void __threadfence(void)
+{
+}
+static inline void __threadfence_system(void)
+{
+}
 
 template <typename T> static inline T cuda_host_lane(const unsigned char *all, unsigned lane)
 {
@@ -115,13 +124,15 @@ template <typename T> static inline T __shfl_xor_sync(unsigned mask, T v, unsign
 template <typename T> static inline T __shfl_down_sync(unsigned mask, T v, unsigned by)
 {
 	const unsigned char *all = cuda_host_warp_meet(mask, &v, sizeof v);
-	return cuda_host_lane<T>(all, cuda_host_now->lane + by < 32 ? cuda_host_now->lane + by : cuda_host_now->lane);
+	return cuda_host_lane<T>(all, cuda_host_now->lane + by < 32 ? cuda_host_now->lane + by
+	                                                            : cuda_host_now->lane);
 }
 
 template <typename T> static inline T __shfl_up_sync(unsigned mask, T v, unsigned by)
 {
 	const unsigned char *all = cuda_host_warp_meet(mask, &v, sizeof v);
-	return cuda_host_lane<T>(all, cuda_host_now->lane >= by ? cuda_host_now->lane - by : cuda_host_now->lane);
+	return cuda_host_lane<T>(all, cuda_host_now->lane >= by ? cuda_host_now->lane - by
+	                                                        : cuda_host_now->lane);
 }
 
 static inline unsigned __ballot_sync(unsigned mask, int value)
@@ -172,8 +183,17 @@ template <typename T> static inline T atomicOr(T *at, std::common_type_t<T> v)
 	return old;
 }
 
-static inline int __popc(unsigned v) { return __builtin_popcount(v); }
-static inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
-static inline int __ffs(int v) { return __builtin_ffs(v); }
+static inline int __popc(unsigned v)
+{
+	return __builtin_popcount(v);
+}
+static inline int __clz(int v)
+{
+	return v ? __builtin_clz((unsigned)v) : 32;
+}
+static inline int __ffs(int v)
+{
+	return __builtin_ffs(v);
+}
 
 #endif

@@ -1,5 +1,5 @@
-/* cuda_runtime_api.h - the part of the CUDA runtime's interface that kernels/cuda uses, for builds without the toolkit. Names and values are NVIDIA's;
- * memory.c and streams.c have the functions. */
+/* cuda_runtime_api.h - the part of the CUDA runtime's interface that kernels/cuda uses, for builds
+ * without the toolkit. Names and values are NVIDIA's; memory.c and streams.c have the functions. */
 #ifndef CUDA_HOST_RUNTIME_H
 #define CUDA_HOST_RUNTIME_H
 
@@ -13,25 +13,63 @@ extern "C" {
 #endif
 
 typedef enum cudaError {
-	cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInvalidDevice = 101, cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated = 901,
-	cudaErrorNotReady = 600, cudaErrorIllegalAddress = 700, cudaErrorHostMemoryAlreadyRegistered = 712, cudaErrorHostMemoryNotRegistered = 713,
-	cudaErrorLaunchFailure = 719, cudaErrorNotSupported = 801, cudaErrorNoDevice = 100, cudaErrorInsufficientDriver = 35
+	cudaSuccess = 0,
+	cudaErrorInvalidValue = 1,
+	cudaErrorMemoryAllocation = 2,
+	cudaErrorInvalidDevice = 101,
+	cudaErrorStreamCaptureUnsupported = 900,
+	cudaErrorStreamCaptureInvalidated = 901,
+	cudaErrorNotReady = 600,
+	cudaErrorIllegalAddress = 700,
+	cudaErrorHostMemoryAlreadyRegistered = 712,
+	cudaErrorHostMemoryNotRegistered = 713,
+	cudaErrorLaunchFailure = 719,
+	cudaErrorNotSupported = 801,
+	cudaErrorNoDevice = 100,
+	cudaErrorInsufficientDriver = 35
 } cudaError_t;
 
-struct dim3 { unsigned x, y, z; };
+struct dim3 {
+	unsigned x, y, z;
+};
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
-enum { cudaStreamNonBlocking = 1, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2,
-       cudaEventBlockingSync = 1, cudaEventDisableTiming = 2, cudaEnableDefault = 0, cudaMemcpyFlagPreferOverlapWithCompute = 1 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
-enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+enum {
+	cudaStreamNonBlocking = 1,
+	cudaHostAllocPortable = 1,
+	cudaHostAllocMapped = 2,
+	cudaHostRegisterPortable = 1,
+	cudaHostRegisterMapped = 2,
+	cudaEventBlockingSync = 1,
+	cudaEventDisableTiming = 2,
+	cudaEnableDefault = 0,
+	cudaMemcpyFlagPreferOverlapWithCompute = 1
+};
+enum cudaStreamCaptureMode {
+	cudaStreamCaptureModeGlobal = 0,
+	cudaStreamCaptureModeThreadLocal = 1,
+	cudaStreamCaptureModeRelaxed = 2
+};
+enum cudaDriverEntryPointQueryResult {
+	cudaDriverEntryPointSuccess = 0,
+	cudaDriverEntryPointSymbolNotFound = 1
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
-typedef enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 } cudaLaunchAttributeID;
-typedef union { char pad[64]; int programmaticStreamSerializationAllowed; } cudaLaunchAttributeValue;
-typedef struct cudaLaunchAttribute { cudaLaunchAttributeID id; char pad[4]; cudaLaunchAttributeValue val; } cudaLaunchAttribute;
+typedef enum cudaLaunchAttributeID {
+	cudaLaunchAttributeProgrammaticStreamSerialization = 6
+} cudaLaunchAttributeID;
+typedef union {
+	char pad[64];
+	int programmaticStreamSerializationAllowed;
+} cudaLaunchAttributeValue;
+typedef struct cudaLaunchAttribute {
+	cudaLaunchAttributeID id;
+	char pad[4];
+	cudaLaunchAttributeValue val;
+} cudaLaunchAttribute;
 typedef struct cudaLaunchConfig_st {
 	struct dim3 gridDim, blockDim;
 	size_t dynamicSmemBytes;
@@ -52,7 +90,8 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaDeviceGetPCIBusId(char *ret, int bytes, int device);
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total);
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, unsigned version, unsigned long long flags,
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, unsigned version,
+                                             unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *ret_found);
 cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t e);
@@ -68,19 +107,25 @@ cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned flags);
 cudaError_t cudaMemset(void *at, int value, size_t bytes);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t s);
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s);
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t s);
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t s);
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
+                                size_t bytes, cudaStream_t s);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t s);
 
 enum cudaMemcpySrcAccessOrder { cudaMemcpySrcAccessOrderStream = 1 };
-struct cudaMemLocation { int type, id; };
+struct cudaMemLocation {
+	int type, id;
+};
 struct cudaMemcpyAttributes {
 	enum cudaMemcpySrcAccessOrder srcAccessOrder;
 	struct cudaMemLocation srcLocHint, dstLocHint;
 	unsigned flags;
 };
-cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t n, struct cudaMemcpyAttributes *attrs,
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
+                                 size_t n, struct cudaMemcpyAttributes *attrs,
                                  size_t *first_of_attrs, size_t n_attrs, cudaStream_t s);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned flags);
@@ -99,7 +144,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t s);
 cudaError_t cudaGraphDestroy(cudaGraph_t g);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g);
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr, int value);
-cudaError_t cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **args, size_t shared, cudaStream_t s);
+cudaError_t cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **args,
+                             size_t shared, cudaStream_t s);
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args);
 
 #ifdef __cplusplus

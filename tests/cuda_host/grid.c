@@ -12,9 +12,9 @@ enum { THREADS_MAX = 1024, WARP = 32, STACK_BYTES = 256 << 10, EXCHANGE = 32 };
 enum fibre_state { READY, WAITS_BLOCK, WAITS_WARP, DONE };
 
 struct fibre {
-	struct cuda_host_thread me;        /* first */
+	struct cuda_host_thread me; /* first */
 	enum fibre_state state;
-	void *stack;                       /* where it stands while it does not run */
+	void *stack; /* where it stands while it does not run */
 	unsigned exchanges;
 };
 
@@ -26,7 +26,7 @@ struct warp {
 static struct fibre fibre[THREADS_MAX];
 static struct warp warp[THREADS_MAX / WARP];
 static unsigned char *stacks;
-static void *scheduler;                /* its stack */
+static void *scheduler; /* its stack */
 static unsigned threads, alive, at_barrier, barrier_sum, barrier_result;
 static unsigned char *shared;
 static const struct cuda_host_kernel *kernel;
@@ -63,24 +63,31 @@ uint32_t cuda_host_random(void)
 	return seed ^= seed << 5;
 }
 
-/* --- fibres -------------------------------------------------------------------------------------------------------------------- */
+/* --- fibres -------------------------------------------------------------- */
 
 /* Keeps what a function must, and its stack in *save; goes on where `load` stands. */
 void cuda_host_switch(void **save, void *load);
 #if defined(__x86_64__)
-__asm__(".text\n.globl cuda_host_switch\n.hidden cuda_host_switch\n.type cuda_host_switch, @function\ncuda_host_switch:\n"
+__asm__(".text\n.globl cuda_host_switch\n.hidden cuda_host_switch\n.type cuda_host_switch, "
+        "@function\ncuda_host_switch:\n"
         "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
         "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
-        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n.size cuda_host_switch, .-cuda_host_switch\n");
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n.size cuda_host_switch, "
+        ".-cuda_host_switch\n");
 enum { KEPT_WORDS = 6 };
 #elif defined(__aarch64__)
-__asm__(".text\n.globl cuda_host_switch\n.hidden cuda_host_switch\n.type cuda_host_switch, %function\ncuda_host_switch:\n"
+__asm__(".text\n.globl cuda_host_switch\n.hidden cuda_host_switch\n.type cuda_host_switch, "
+        "%function\ncuda_host_switch:\n"
         "sub sp, sp, #160\n"
-        "stp x19, x20, [sp]\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\nstp x25, x26, [sp, #48]\nstp x27, x28, [sp, #64]\nstp x29, x30, [sp, #80]\n"
-        "stp d8, d9, [sp, #96]\nstp d10, d11, [sp, #112]\nstp d12, d13, [sp, #128]\nstp d14, d15, [sp, #144]\n"
+        "stp x19, x20, [sp]\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\nstp x25, x26, [sp, "
+        "#48]\nstp x27, x28, [sp, #64]\nstp x29, x30, [sp, #80]\n"
+        "stp d8, d9, [sp, #96]\nstp d10, d11, [sp, #112]\nstp d12, d13, [sp, #128]\nstp d14, d15, "
+        "[sp, #144]\n"
         "mov x9, sp\nstr x9, [x0]\nmov sp, x1\n"
-        "ldp x19, x20, [sp]\nldp x21, x22, [sp, #16]\nldp x23, x24, [sp, #32]\nldp x25, x26, [sp, #48]\nldp x27, x28, [sp, #64]\nldp x29, x30, [sp, #80]\n"
-        "ldp d8, d9, [sp, #96]\nldp d10, d11, [sp, #112]\nldp d12, d13, [sp, #128]\nldp d14, d15, [sp, #144]\n"
+        "ldp x19, x20, [sp]\nldp x21, x22, [sp, #16]\nldp x23, x24, [sp, #32]\nldp x25, x26, [sp, "
+        "#48]\nldp x27, x28, [sp, #64]\nldp x29, x30, [sp, #80]\n"
+        "ldp d8, d9, [sp, #96]\nldp d10, d11, [sp, #112]\nldp d12, d13, [sp, #128]\nldp d14, d15, "
+        "[sp, #144]\n"
         "add sp, sp, #160\nret\n.size cuda_host_switch, .-cuda_host_switch\n");
 #else
 #error "fibres: no switch for this processor"
@@ -106,7 +113,8 @@ static void *stack_begin(unsigned i)
 	unsigned char *top = stacks + (size_t)(i + 1) * STACK_BYTES;
 #if defined(__x86_64__)
 	void (*entry)(void) = fibre_main;
-	top -= 16;                         /* when it has returned to the entry, the stack is 8 beyond a multiple of 16, as after a call */
+	/* when it has returned to the entry, the stack is 8 beyond a multiple of 16, as after a call */
+	top -= 16;
 	memset(top, 0, 16);
 	memcpy(top, &entry, sizeof entry);
 	top -= KEPT_WORDS * 8;
@@ -115,19 +123,20 @@ static void *stack_begin(unsigned i)
 	void (*entry)(void) = fibre_main;
 	top -= 160;
 	memset(top, 0, 160);
-	memcpy(top + 88, &entry, sizeof entry);        /* x30 */
+	memcpy(top + 88, &entry, sizeof entry); /* x30 */
 #endif
 	return top;
 }
 
 __attribute__((noreturn)) static void die(const char *what)
 {
-	fprintf(stderr, "cuda_host: kernel %s, block (%u, %u), thread %u: %s\n", kernel->name, cuda_host_now ? cuda_host_now->block.x : 0,
-	        cuda_host_now ? cuda_host_now->block.y : 0, cuda_host_now ? cuda_host_now->thread.x : 0, what);
+	fprintf(stderr, "cuda_host: kernel %s, block (%u, %u), thread %u: %s\n", kernel->name,
+	        cuda_host_now ? cuda_host_now->block.x : 0, cuda_host_now ? cuda_host_now->block.y : 0,
+	        cuda_host_now ? cuda_host_now->thread.x : 0, what);
 	abort();
 }
 
-/* --- meetings -------------------------------------------------------------------------------------------------------------------- */
+/* --- meetings ------------------------------------------------------------ */
 
 unsigned char *cuda_host_shared(void)
 {
@@ -166,7 +175,8 @@ const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t
 		die("lanes exchange with different masks");
 	/* lanes that end later are found by run_block */
 	for (unsigned i = 0; i < WARP && !w->arrived; i++)
-		if (mask >> i & 1 && (first + i >= threads || fibre[first + i].state == DONE || fibre[first + i].state == WAITS_BLOCK))
+		if (mask >> i & 1 && (first + i >= threads || fibre[first + i].state == DONE ||
+		                      fibre[first + i].state == WAITS_BLOCK))
 			die("exchanges with a lane that does not come");
 	if (bytes > EXCHANGE)
 		die("exchanges more than a slot holds");
@@ -183,17 +193,23 @@ const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t
 	return &w->slot[buffer][0][0];
 }
 
-/* --- tensor cores -------------------------------------------------------------------------------------------------------------------- */
+/* --- tensor cores -------------------------------------------------------- */
 
 static double bf16(uint32_t pair, int high)
 {
-	union { uint32_t u; float f; } v = {high ? pair & 0xffff0000u : pair << 16};
+	union {
+		uint32_t u;
+		float f;
+	} v = {high ? pair & 0xffff0000u : pair << 16};
 	return (double)v.f;
 }
 
-static double power_of_2(int e)        /* -1022 .. 1023 */
+static double power_of_2(int e) /* -1022 .. 1023 */
 {
-	union { uint64_t u; double d; } v = {(uint64_t)(e + 1023) << 52};
+	union {
+		uint64_t u;
+		double d;
+	} v = {(uint64_t)(e + 1023) << 52};
 	return v.d;
 }
 
@@ -201,7 +217,7 @@ static double power_of_2(int e)        /* -1022 .. 1023 */
 static float cut_sum(const double *term, int n)
 {
 	uint64_t top = 0;
-	int32_t sum = 0;                   /* of at most 17 terms below 2^25 */
+	int32_t sum = 0; /* of at most 17 terms below 2^25 */
 	double all = 0;
 	for (int i = 0; i < n; i++) {
 		uint64_t u;
@@ -212,20 +228,26 @@ static float cut_sum(const double *term, int n)
 	}
 	int e = (int)(top >> 52) - 1023;
 	if (e > 127 || top == 0)
-		return (float)all;             /* infinite, or NaN, or beyond; or nothing but zeros */
+		return (float)all; /* infinite, or NaN, or beyond; or nothing but zeros */
 	double step = power_of_2(e - 24), inverse = power_of_2(24 - e);
 	for (int i = 0; i < n; i++)
 		sum += (int32_t)(term[i] * inverse);
-	union { double d; uint64_t u; } r = {(double)sum * step};
+	union {
+		double d;
+		uint64_t u;
+	} r = {(double)sum * step};
 	if (fabs(r.d) >= 0x1p-126)
 		r.u &= ~(uint64_t)0x1fffffff;
 	return (float)r.d;
 }
 
 /* What a warp multiplies, for the present exchange and the next. */
-static struct { double a[16][16], b[8][16]; } matrices[THREADS_MAX / WARP][2];
+static struct {
+	double a[16][16], b[8][16];
+} matrices[THREADS_MAX / WARP][2];
 
-/* Whether one of them is all zeros and the other finite: then the product adds nothing. Tiles are often not full. */
+/* Whether one of them is all zeros and the other finite: then the product adds nothing. Tiles
+ * are often not full. */
 static int adds_nothing(const double *x, const double *y)
 {
 	int zeros_x = 1, zeros_y = 1, finite = 1;
@@ -241,14 +263,17 @@ static int adds_nothing(const double *x, const double *y)
 void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
 	const struct fibre *f = (const struct fibre *)(const void *)cuda_host_now;
-	unsigned lane = cuda_host_now->lane, g = lane / 4, t = lane % 4, warp_of = (unsigned)(f - fibre) / WARP, buffer = f->exchanges & 1;
+	unsigned lane = cuda_host_now->lane, g = lane / 4, t = lane % 4,
+			 warp_of = (unsigned)(f - fibre) / WARP, buffer = f->exchanges & 1;
 	for (unsigned i = 0; i < 8; i++)
-		matrices[warp_of][buffer].a[g + i / 2 % 2 * 8][2 * t + i % 2 + i / 4 * 8] = bf16(a[i / 2], i % 2);
+		matrices[warp_of][buffer].a[g + i / 2 % 2 * 8][2 * t + i % 2 + i / 4 * 8] = bf16(a[i / 2],
+		                                                                                 i % 2);
 	for (unsigned i = 0; i < 4; i++)
 		matrices[warp_of][buffer].b[g][2 * t + i % 2 + i / 2 * 8] = bf16(b[i / 2], i % 2);
 	cuda_host_warp_meet(0xffffffffu, NULL, 0);
 	for (unsigned out = 0; out < 4; out++) {
-		const double *row = matrices[warp_of][buffer].a[g + out / 2 * 8], *column = matrices[warp_of][buffer].b[2 * t + out % 2];
+		const double *row = matrices[warp_of][buffer].a[g + out / 2 * 8],
+					 *column = matrices[warp_of][buffer].b[2 * t + out % 2];
 		double term[17];
 		if (adds_nothing(row, column))
 			continue;
@@ -259,7 +284,7 @@ void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2])
 	}
 }
 
-/* --- a grid ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- a grid -------------------------------------------------------------- */
 
 static void run_block(struct dim3 grid, struct dim3 at)
 {
@@ -296,11 +321,13 @@ static void run_block(struct dim3 grid, struct dim3 at)
 	}
 }
 
-int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned block_threads, size_t shared_bytes, const void *args)
+int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned block_threads,
+                   size_t shared_bytes, const void *args)
 {
 	size_t blocks = (size_t)grid.x * grid.y;
 	if (!stacks) {
-		stacks = mmap(NULL, (size_t)THREADS_MAX * STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		stacks = mmap(NULL, (size_t)THREADS_MAX * STACK_BYTES, PROT_READ | PROT_WRITE,
+		              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		if (stacks == MAP_FAILED)
 			abort();
 	}
@@ -311,7 +338,8 @@ int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned 
 	int back = cuda_host_random() & 1;
 	for (size_t i = 0; i < blocks; i++) {
 		size_t at = (first + (back ? blocks - i : i)) % blocks;
-		shared = malloc(shared_bytes ? shared_bytes : 1);      /* of its very size, so that AddressSanitizer sees what lies beyond */
+		/* of its very size, so that AddressSanitizer sees what lies beyond */
+		shared = malloc(shared_bytes ? shared_bytes : 1);
 		memset(shared, 0xa5, shared_bytes);
 		run_block(grid, (struct dim3){(unsigned)(at % grid.x), (unsigned)(at / grid.x), 0});
 		free(shared);

@@ -1,4 +1,5 @@
-/* grid.h - runs grids of kernels on the host: for streams.c, and for kernels, which include it by cuda_host.h. C and C++. */
+/* grid.h - runs grids of kernels on the host: for streams.c, and for kernels, which include it
+ * by cuda_host.h. C and C++. */
 #ifndef CUDA_HOST_GRID_H
 #define CUDA_HOST_GRID_H
 
@@ -13,7 +14,7 @@ struct cuda_host_thread {
 	struct dim3 thread, block, block_dim, grid_dim;
 	unsigned lane;
 };
-extern struct cuda_host_thread *cuda_host_now;         /* the running fibre's */
+extern struct cuda_host_thread *cuda_host_now; /* the running fibre's */
 
 struct cuda_host_kernel {
 	const char *name;
@@ -24,7 +25,7 @@ struct cuda_host_kernel {
 	struct cuda_host_kernel *next;
 };
 void cuda_host_register(struct cuda_host_kernel *k);
-const struct cuda_host_kernel *cuda_host_find(const void *fn);         /* NULL: no kernel */
+const struct cuda_host_kernel *cuda_host_find(const void *fn); /* NULL: no kernel */
 void cuda_host_seed(uint32_t s);
 uint32_t cuda_host_random(void);
 
@@ -34,16 +35,20 @@ uint32_t cuda_host_random(void);
 unsigned char *cuda_host_shared(void);
 /* Waits for all threads of the block; returns how many of them gave a value that is not 0. */
 int cuda_host_block_meet(int value);
-/* Shows `bytes` (at most 32) of each lane of the mask to the others: returns the warp's, 32 bytes a lane, good until the next but one exchange. */
+/* Shows `bytes` (at most 32) of each lane of the mask to the others: returns the warp's, 32
+ * bytes a lane, good until the next but one exchange. */
 const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t bytes);
-/* See mma_bf16 in kernels/cuda/kernel.h. Products are exact; the 16 of them and d are cut off below 2^-24 of the largest and so added, the sum is cut off to
- * float32: no less exact than the tensor cores of any device that kernels/cuda supports are known to be (arXiv:2301.11471, arXiv:2412.00287). */
+/* See mma_bf16 in kernels/cuda/kernel.h. Products are exact; the 16 of them and d are cut off below
+ * 2^-24 of the largest and so added, the sum is cut off to float32: no less exact than the
+ * tensor cores of any device that kernels/cuda supports are known to be (arXiv:2301.11471,
+ * arXiv:2412.00287). */
 void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
 /* --- for the runtime --- */
 
 /* Runs all blocks; returns when they are done. */
-int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned threads, size_t shared_bytes, const void *args);
+int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned threads,
+                   size_t shared_bytes, const void *args);
 
 #ifdef __cplusplus
 }

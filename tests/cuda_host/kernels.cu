@@ -1,8 +1,10 @@
-/* kernels.cu - kernels that test the host's shim itself (tests/unit/test_cuda_host.c): right ones, and ones with faults that it must show. */
+/* kernels.cu - kernels that test the host's shim itself (tests/unit/test_cuda_host.c): right
+ * ones, and ones with faults that it must show. */
 #include "kernels/cuda/kernel.h"
 #include "tests/cuda_host/kernels.h"
 
-/* y[block, i] = x[block, the next thread of the block], through shared memory; with_barrier 0: wrong, whatever order threads run in. */
+/* y[block, i] = x[block, the next thread of the block], through shared memory; with_barrier 0:
+ * wrong, whatever order threads run in. */
 KERNEL(rotate_block, 256, struct rotate_args)
 {
 	float *s = (float *)shared_memory();
@@ -54,5 +56,7 @@ KERNEL(multiply, 32, struct rotate_args)
 		a.y[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2] = d[i];
 }
 
-const void *const host_kernels[HOST_KERNELS] = {(const void *)rotate_block, (const void *)rotate_warp, (const void *)write_beyond, (const void *)lone_lane,
+const void *const host_kernels[HOST_KERNELS] = {(const void *)rotate_block,
+                                                (const void *)rotate_warp,
+                                                (const void *)write_beyond, (const void *)lone_lane,
                                                 (const void *)multiply};

@@ -6,7 +6,11 @@
 extern "C" {
 #endif
 
-struct rotate_args { const float *x, *z; float *y; int with_barrier; };
+struct rotate_args {
+	const float *x, *z;
+	float *y;
+	int with_barrier;
+};
 enum { ROTATE_BLOCK, ROTATE_WARP, WRITE_BEYOND, LONE_LANE, MULTIPLY, HOST_KERNELS };
 extern const void *const host_kernels[HOST_KERNELS];
 

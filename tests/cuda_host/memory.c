@@ -1,4 +1,5 @@
-/* memory.c - the stand-in's devices, errors and memory: of a device, of the host, and what processes share. See runtime.h. */
+/* memory.c - the stand-in's devices, errors and memory: of a device, of the host, and what
+ * processes share. See runtime.h. */
 #include "tests/cuda_host/runtime.h"
 
 #include <cuda.h>
@@ -13,9 +14,9 @@
 
 enum { MAPPINGS_MAX = 4096, PAGE = 2 << 20 };
 
-/* --- devices and errors ---------------------------------------------------------------------------------------------------------------- */
+/* --- devices and errors -------------------------------------------------- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;       /* of what is static below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what is static below */
 static cudaError_t broken;
 static _Thread_local cudaError_t last;
 
@@ -27,7 +28,7 @@ long cuda_host_environment(const char *name, long otherwise)
 
 bool cuda_host_injected(const char *name)
 {
-	static char text[80];              /* what is counted */
+	static char text[80]; /* what is counted */
 	static int left;
 	const char *what = getenv("CUDA_HOST_FAIL"), *colon = what ? strrchr(what, ':') : NULL;
 	if (!colon || strncmp(what, name, (size_t)(colon - what)) != 0 || name[colon - what])
@@ -78,7 +79,11 @@ static size_t memory_bytes(void)
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
 {
 	(void)device;
-	*ret = (struct cudaDeviceProp){.name = "host", .totalGlobalMem = memory_bytes(), .sharedMemPerBlockOptin = 99 << 10, .major = 9, .minor = 9,
+	*ret = (struct cudaDeviceProp){.name = "host",
+	                               .totalGlobalMem = memory_bytes(),
+	                               .sharedMemPerBlockOptin = 99 << 10,
+	                               .major = 9,
+	                               .minor = 9,
 	                               .multiProcessorCount = 4};
 	return cudaSuccess;
 }
@@ -126,7 +131,7 @@ const char *cudaGetErrorName(cudaError_t e)
 	return text;
 }
 
-/* --- memory ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- memory -------------------------------------------------------------- */
 
 static size_t used_bytes;
 
@@ -176,7 +181,8 @@ cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags)
 {
 	(void)flags;
 	CALL("cudaHostAlloc");
-	return posix_memalign(ret, 4096, bytes) ? cuda_host_failed(cudaErrorMemoryAllocation) : cudaSuccess;
+	return posix_memalign(ret, 4096, bytes) ? cuda_host_failed(cudaErrorMemoryAllocation)
+	                                        : cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void *at)
@@ -232,15 +238,24 @@ cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned flags)
 	return cudaSuccess;
 }
 
-/* --- memory that processes share ------------------------------------------------------------------------------------------------------- */
+/* --- memory that processes share ----------------------------------------- */
 
-struct handle { int fd; size_t bytes; unsigned users; };
-static struct mapping { uintptr_t at; size_t bytes; struct handle *h; } mappings[MAPPINGS_MAX];        /* h NULL: free */
+struct handle {
+	int fd;
+	size_t bytes;
+	unsigned users;
+};
+/* h NULL: free */
+static struct mapping {
+	uintptr_t at;
+	size_t bytes;
+	struct handle *h;
+} mappings[MAPPINGS_MAX];
 
 /* At the beginning of a call of the driver. */
-#define DRIVER_CALL(NAME) \
-	do { \
-		if (cuda_host_broken() || cuda_host_injected(NAME)) \
+#define DRIVER_CALL(NAME)                                                                        \
+	do {                                                                                         \
+		if (cuda_host_broken() || cuda_host_injected(NAME))                                      \
 			return cuda_host_broken() ? (CUresult)cuda_host_broken() : CUDA_ERROR_INVALID_VALUE; \
 	} while (0)
 
@@ -275,7 +290,8 @@ static struct handle *handle_of(CUmemGenericAllocationHandle h)
 	return (struct handle *)(uintptr_t)h;
 }
 
-static CUresult vmm_granularity(size_t *ret, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option)
+static CUresult vmm_granularity(size_t *ret, const CUmemAllocationProp *prop,
+                                CUmemAllocationGranularity_flags option)
 {
 	(void)prop, (void)option;
 	*ret = PAGE;
@@ -291,7 +307,8 @@ static CUresult handle_new(int fd, size_t bytes, CUmemGenericAllocationHandle *r
 	return CUDA_SUCCESS;
 }
 
-static CUresult vmm_create(CUmemGenericAllocationHandle *ret, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
+static CUresult vmm_create(CUmemGenericAllocationHandle *ret, size_t bytes,
+                           const CUmemAllocationProp *prop, unsigned long long flags)
 {
 	(void)flags;
 	if (bytes % PAGE || prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
@@ -313,7 +330,8 @@ static CUresult vmm_release(CUmemGenericAllocationHandle h)
 	return CUDA_SUCCESS;
 }
 
-static CUresult vmm_reserve(CUdeviceptr *ret, size_t bytes, size_t align, CUdeviceptr at, unsigned long long flags)
+static CUresult vmm_reserve(CUdeviceptr *ret, size_t bytes, size_t align, CUdeviceptr at,
+                            unsigned long long flags)
 {
 	(void)align, (void)at, (void)flags;
 	DRIVER_CALL("cuMemAddressReserve");
@@ -328,12 +346,15 @@ static CUresult vmm_give_back(CUdeviceptr at, size_t bytes)
 	return CUDA_SUCCESS;
 }
 
-static CUresult vmm_map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+static CUresult vmm_map(CUdeviceptr at, size_t bytes, size_t offset,
+                        CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	(void)flags;
 	struct handle *h = handle_of(handle);
 	DRIVER_CALL("cuMemMap");
-	if (offset || bytes != h->bytes || mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, h->fd, 0) == MAP_FAILED)
+	if (offset || bytes != h->bytes ||
+	    mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, h->fd, 0) ==
+	        MAP_FAILED)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	struct mapping *m = free_mapping();
@@ -358,7 +379,8 @@ static CUresult vmm_unmap(CUdeviceptr at, size_t bytes)
 	pthread_mutex_unlock(&lock);
 	if (!h)
 		return CUDA_ERROR_INVALID_VALUE;
-	mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+	mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
+	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 	handle_release(h);
 	return CUDA_SUCCESS;
 }
@@ -367,10 +389,12 @@ static CUresult vmm_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *
 {
 	(void)desc, (void)count;
 	DRIVER_CALL("cuMemSetAccess");
-	return mprotect((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	return mprotect((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE) ? CUDA_ERROR_INVALID_VALUE
+	                                                                      : CUDA_SUCCESS;
 }
 
-static CUresult vmm_share(void *ret, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type, unsigned long long flags)
+static CUresult vmm_share(void *ret, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type,
+                          unsigned long long flags)
 {
 	(void)type, (void)flags;
 	DRIVER_CALL("cuMemExportToShareableHandle");
@@ -379,7 +403,8 @@ static CUresult vmm_share(void *ret, CUmemGenericAllocationHandle h, CUmemAlloca
 	return fd < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-static CUresult vmm_import(CUmemGenericAllocationHandle *ret, void *shared, CUmemAllocationHandleType type)
+static CUresult vmm_import(CUmemGenericAllocationHandle *ret, void *shared,
+                           CUmemAllocationHandleType type)
 {
 	(void)type;
 	struct stat st;
@@ -406,16 +431,26 @@ static CUresult vmm_retain(CUmemGenericAllocationHandle *ret, void *at)
 	return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, unsigned version, unsigned long long flags,
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, unsigned version,
+                                             unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *ret_found)
 {
 	(void)version, (void)flags;
-	const struct { const char *name; void (*fn)(void); } all[] = {
-		{"cuMemGetAllocationGranularity", (void (*)(void))vmm_granularity}, {"cuMemCreate", (void (*)(void))vmm_create},
-		{"cuMemRelease", (void (*)(void))vmm_release}, {"cuMemAddressReserve", (void (*)(void))vmm_reserve},
-		{"cuMemAddressFree", (void (*)(void))vmm_give_back}, {"cuMemMap", (void (*)(void))vmm_map}, {"cuMemUnmap", (void (*)(void))vmm_unmap},
-		{"cuMemSetAccess", (void (*)(void))vmm_access}, {"cuMemExportToShareableHandle", (void (*)(void))vmm_share},
-		{"cuMemImportFromShareableHandle", (void (*)(void))vmm_import}, {"cuMemRetainAllocationHandle", (void (*)(void))vmm_retain},
+	const struct {
+		const char *name;
+		void (*fn)(void);
+	} all[] = {
+		{"cuMemGetAllocationGranularity", (void (*)(void))vmm_granularity},
+		{"cuMemCreate", (void (*)(void))vmm_create},
+		{"cuMemRelease", (void (*)(void))vmm_release},
+		{"cuMemAddressReserve", (void (*)(void))vmm_reserve},
+		{"cuMemAddressFree", (void (*)(void))vmm_give_back},
+		{"cuMemMap", (void (*)(void))vmm_map},
+		{"cuMemUnmap", (void (*)(void))vmm_unmap},
+		{"cuMemSetAccess", (void (*)(void))vmm_access},
+		{"cuMemExportToShareableHandle", (void (*)(void))vmm_share},
+		{"cuMemImportFromShareableHandle", (void (*)(void))vmm_import},
+		{"cuMemRetainAllocationHandle", (void (*)(void))vmm_retain},
 	};
 	*ret_found = cudaDriverEntryPointSymbolNotFound;
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -426,7 +461,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, un
 	return cudaSuccess;
 }
 
-/* --- copies and clearing at once ------------------------------------------------------------------------------------------------------- */
+/* --- copies and clearing at once ----------------------------------------- */
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {

@@ -1,7 +1,8 @@
-/* streams.c - the stand-in's device: streams, events, copies, graphs, launches, and the one thread that does all work. See runtime.h.
+/* streams.c - the stand-in's device: streams, events, copies, graphs, launches, and the one thread
+ * that does all work. See runtime.h.
  *
- * Work of a stream is a list, of which the thread takes the first piece; of a graph it takes one node at a time, so that streams mix. A device that broke drops
- * the work that it has. */
+ * Work of a stream is a list, of which the thread takes the first piece; of a graph it takes one
+ * node at a time, so that streams mix. A device that broke drops the work that it has. */
 #include "tests/cuda_host/runtime.h"
 
 #include <pthread.h>
@@ -12,7 +13,7 @@
 
 enum { ARGS_MAX = 4096 };
 
-/* --- work ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- work ---------------------------------------------------------------- */
 
 enum work_kind { WORK_KERNEL, WORK_COPY, WORK_SET, WORK_RECORD, WORK_GRAPH };
 
@@ -20,25 +21,50 @@ struct work {
 	enum work_kind kind;
 	struct work *next;
 	union {
-		struct { const struct cuda_host_kernel *k; struct dim3 grid; unsigned threads; size_t shared; void *args; } kernel;
-		struct { unsigned char *to; const unsigned char *from; size_t to_pitch, from_pitch, width, height; } copy;
-		struct { void *at; int value; size_t bytes; } set;
-		struct { struct CUevent_st *e; uint64_t number; } event;
-		const struct work *node;       /* of a graph, the next */
+		struct {
+			const struct cuda_host_kernel *k;
+			struct dim3 grid;
+			unsigned threads;
+			size_t shared;
+			void *args;
+		} kernel;
+		struct {
+			unsigned char *to;
+			const unsigned char *from;
+			size_t to_pitch, from_pitch, width, height;
+		} copy;
+		struct {
+			void *at;
+			int value;
+			size_t bytes;
+		} set;
+		struct {
+			struct CUevent_st *e;
+			uint64_t number;
+		} event;
+		const struct work *node; /* of a graph, the next */
 	};
 };
 
-struct list { struct work *first, **end; };
+struct list {
+	struct work *first, **end;
+};
 
 struct CUstream_st {
 	struct list queue;
-	bool busy;                 /* its first piece of work is under way */
+	bool busy; /* its first piece of work is under way */
 	struct CUgraph_st *capturing;
 	struct CUstream_st *next;
 };
-struct CUevent_st { uint64_t recorded, done; };        /* numbers of records: asked for; done */
-struct CUgraph_st { struct list nodes; };
-struct CUgraphExec_st { struct work *nodes; };
+struct CUevent_st {
+	uint64_t recorded, done;
+}; /* numbers of records: asked for; done */
+struct CUgraph_st {
+	struct list nodes;
+};
+struct CUgraphExec_st {
+	struct work *nodes;
+};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t to_device = PTHREAD_COND_INITIALIZER, to_host = PTHREAD_COND_INITIALIZER;
@@ -53,12 +79,13 @@ static void work_free(struct work *w)
 	free(w);
 }
 
-/* --- the device ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the device ---------------------------------------------------------- */
 
 static void copy_run(const struct work *w)
 {
 	for (size_t i = 0; i < w->copy.height; i++)
-		memmove(w->copy.to + i * w->copy.to_pitch, w->copy.from + i * w->copy.from_pitch, w->copy.width);
+		memmove(w->copy.to + i * w->copy.to_pitch, w->copy.from + i * w->copy.from_pitch,
+		        w->copy.width);
 }
 
 /* What CUDA_HOST_FAIL names it by. */
@@ -78,7 +105,8 @@ static void work_run(const struct work *w)
 	else if (w->kind == WORK_SET)
 		memset(w->set.at, w->set.value, w->set.bytes);
 	else
-		cuda_host_grid(w->kernel.k, w->kernel.grid, w->kernel.threads, w->kernel.shared, w->kernel.args);
+		cuda_host_grid(w->kernel.k, w->kernel.grid, w->kernel.threads, w->kernel.shared,
+		               w->kernel.args);
 }
 
 static void pop(struct CUstream_st *s)
@@ -90,7 +118,8 @@ static void pop(struct CUstream_st *s)
 	work_free(w);
 }
 
-/* One piece of work of a stream; of a graph one node. Called with the lock, which is given away meanwhile. */
+/* One piece of work of a stream; of a graph one node. Called with the lock, which is given away
+ * meanwhile. */
 static void advance(struct CUstream_st *s)
 {
 	struct work *w = s->queue.first;
@@ -189,7 +218,7 @@ static cudaError_t submit(struct CUstream_st *s, struct work w)
 	return rc;
 }
 
-/* --- streams --------------------------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned flags)
 {
@@ -236,7 +265,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
 	CALL("cudaStreamSynchronize");
 	if (!s)
-		return cudaSuccess;        /* what has no stream is done at once */
+		return cudaSuccess; /* what has no stream is done at once */
 	pthread_mutex_lock(&lock);
 	while (has_work(s))
 		pthread_cond_wait(&to_host, &lock);
@@ -273,34 +302,41 @@ cudaError_t cudaDeviceSynchronize(void)
 	return state();
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
-                              cudaStream_t s)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind, cudaStream_t s)
 {
 	(void)kind;
 	CALL("cudaMemcpyAsync");
-	return submit(s, (struct work){.kind = WORK_COPY, .copy = {to, from, to_pitch, from_pitch, width, height}});
+	return submit(s, (struct work){.kind = WORK_COPY,
+	                               .copy = {to, from, to_pitch, from_pitch, width, height}});
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t s)
 {
 	return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, s);
 }
 
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_index, const void *from, int from_index, size_t bytes, cudaStream_t s)
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_index, const void *from, int from_index,
+                                size_t bytes, cudaStream_t s)
 {
-	return to_index == from_index ? cuda_host_failed(cudaErrorInvalidValue) : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, s);
+	return to_index == from_index ? cuda_host_failed(cudaErrorInvalidValue)
+	                              : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, s);
 }
 
 /* The pieces of a batch are in no order. */
-cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t n, struct cudaMemcpyAttributes *attrs,
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
+                                 size_t n, struct cudaMemcpyAttributes *attrs,
                                  size_t *first_of_attrs, size_t n_attrs, cudaStream_t s)
 {
 	CALL("cudaMemcpyBatchAsync");
-	if (!s || !n || n_attrs != 1 || first_of_attrs[0] != 0 || attrs->srcAccessOrder != cudaMemcpySrcAccessOrderStream)
+	if (!s || !n || n_attrs != 1 || first_of_attrs[0] != 0 ||
+	    attrs->srcAccessOrder != cudaMemcpySrcAccessOrderStream)
 		return cuda_host_failed(cudaErrorInvalidValue);
 	cudaError_t rc = cudaSuccess;
 	for (size_t i = n; i-- > 0 && rc == cudaSuccess;)
-		rc = submit(s, (struct work){.kind = WORK_COPY, .copy = {to[i], from[i], bytes[i], bytes[i], bytes[i], 1}});
+		rc = submit(s, (struct work){.kind = WORK_COPY,
+		                             .copy = {to[i], from[i], bytes[i], bytes[i], bytes[i], 1}});
 	return rc;
 }
 
@@ -310,7 +346,7 @@ cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t s)
 	return submit(s, (struct work){.kind = WORK_SET, .set = {at, value, bytes}});
 }
 
-/* --- events ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- events -------------------------------------------------------------- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags)
 {
@@ -348,26 +384,33 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 	return cudaSuccess;
 }
 
-/* --- kernels and graphs ---------------------------------------------------------------------------------------------------------------- */
+/* --- kernels and graphs -------------------------------------------------- */
 
 cudaError_t cudaFuncSetAttribute(const void *fn, enum cudaFuncAttribute attr, int value)
 {
-	return cuda_host_find(fn) && attr == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0 ? cudaSuccess : cuda_host_failed(cudaErrorInvalidValue);
+	return cuda_host_find(fn) && attr == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0
+	           ? cudaSuccess
+	           : cuda_host_failed(cudaErrorInvalidValue);
 }
 
-cudaError_t cudaLaunchKernel(const void *fn, struct dim3 grid, struct dim3 block, void **args, size_t shared, cudaStream_t s)
+cudaError_t cudaLaunchKernel(const void *fn, struct dim3 grid, struct dim3 block, void **args,
+                             size_t shared, cudaStream_t s)
 {
 	CALL("cudaLaunchKernel");
 	const struct cuda_host_kernel *k = cuda_host_find(fn);
-	if (!k || !grid.x || !grid.y || grid.z != 1 || grid.y > 65535 || grid.x > INT32_MAX || !block.x || block.x > k->threads_max || block.y != 1 ||
-	    block.z != 1 || k->args_bytes > ARGS_MAX || shared > (99 << 10)) {
-		fprintf(stderr, "cuda_host: kernel %s cannot be launched: grid (%u, %u, %u), %u threads, %zu bytes of shared memory\n", k ? k->name : "(none)", grid.x,
-		        grid.y, grid.z, block.x, shared);
+	if (!k || !grid.x || !grid.y || grid.z != 1 || grid.y > 65535 || grid.x > INT32_MAX ||
+	    !block.x || block.x > k->threads_max || block.y != 1 || block.z != 1 ||
+	    k->args_bytes > ARGS_MAX || shared > (99 << 10)) {
+		fprintf(stderr,
+		        "cuda_host: kernel %s cannot be launched: grid (%u, %u, %u), %u threads, %zu bytes "
+		        "of shared memory\n",
+		        k ? k->name : "(none)", grid.x, grid.y, grid.z, block.x, shared);
 		return cuda_host_failed(cudaErrorInvalidValue);
 	}
 	void *copy = malloc(k->args_bytes);
 	memcpy(copy, args[0], k->args_bytes);
-	return submit(s, (struct work){.kind = WORK_KERNEL, .kernel = {k, grid, block.x, shared, copy}});
+	return submit(s,
+	              (struct work){.kind = WORK_KERNEL, .kernel = {k, grid, block.x, shared, copy}});
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *fn, void **args)

@@ -1,12 +1,15 @@
-/* driver.c - a small mutating fuzzer for machines without clang: gcc's -fsanitize-coverage=trace-pc says which branches an input took; one that took
- * a new one is mutated further. Beside it only the address and undefined-behaviour sanitizers are needed.
+/* driver.c - a small mutating fuzzer for machines without clang: gcc's -fsanitize-coverage=trace-pc
+ * says which branches an input took; one that took a new one is mutated further. Beside it only the
+ * address and undefined-behaviour sanitizers are needed.
  *
- *   driver NAME SECONDS CORPUS KEPT      mutates the files of CORPUS and of KEPT, writes new ones that reach further to KEPT
+ *   driver NAME SECONDS CORPUS KEPT      mutates the files of CORPUS and of KEPT, writes new ones
+ *                                        that reach further to KEPT
  *   driver NAME FILE                     runs one input: to see again what a run found
  *   driver --list
  *
- * The last line says seconds, inputs, branches and how many inputs were kept. What ends the process leaves KEPT/../found-NAME and the status is not 0.
- * The seed is the time's: FUZZ_SEED repeats a run as far as the harness is deterministic. */
+ * The last line says seconds, inputs, branches and how many inputs were kept. What ends the process
+ * leaves KEPT/../found-NAME and the status is not 0. The seed is the time's: FUZZ_SEED repeats a
+ * run as far as the harness is deterministic. */
 #include "tests/fuzz/fuzz.h"
 
 #include <dirent.h>
@@ -21,10 +24,11 @@
 void __sanitizer_cov_trace_pc(void);
 void __sanitizer_set_death_callback(void (*callback)(void));
 
-/* --- branches ------------------------------------------------------------------------------------------------------------ */
+/* --- branches ------------------------------------------------------------ */
 
 enum { MAP = 1 << 16 };
-static uint8_t hits[MAP], seen[MAP];     /* of this input: how often; of all: a bit for each order of magnitude */
+/* of this input: how often; of all: a bit for each order of magnitude */
+static uint8_t hits[MAP], seen[MAP];
 static uintptr_t last_pc;
 static int recording;
 
@@ -40,7 +44,13 @@ __attribute__((no_sanitize_coverage)) void __sanitizer_cov_trace_pc(void)
 
 static uint8_t magnitude(uint8_t n)
 {
-	return (uint8_t)(n < 3 ? n : n < 4 ? 4 : n < 8 ? 8 : n < 16 ? 16 : n < 32 ? 32 : n < 128 ? 64 : 128);
+	return (uint8_t)(n < 3     ? n
+	                 : n < 4   ? 4
+	                 : n < 8   ? 8
+	                 : n < 16  ? 16
+	                 : n < 32  ? 32
+	                 : n < 128 ? 64
+	                           : 128);
 }
 
 /* Whether the input did what none before did. */
@@ -59,7 +69,7 @@ static int note_hits(void)
 	return news != 0;
 }
 
-/* --- inputs -------------------------------------------------------------------------------------------------------------- */
+/* --- inputs -------------------------------------------------------------- */
 
 struct input {
 	uint8_t *data;
@@ -67,7 +77,7 @@ struct input {
 };
 
 static struct fuzz_target *target;
-static struct input *pool, now;          /* now: what runs, for the death callback */
+static struct input *pool, now; /* now: what runs, for the death callback */
 static size_t pool_n, pool_size;
 static uint64_t seed, runs;
 static const char *kept_dir;
@@ -96,13 +106,15 @@ static void on_death(void)
 		return;
 	snprintf(path, sizeof path, "%s/../found-%s", kept_dir, target->name);
 	save(path, now);
-	fprintf(stderr, "\nfuzz %s: input %llu ended the process: %s (%zu bytes)\n", target->name, (unsigned long long)runs, path, now.size);
+	fprintf(stderr, "\nfuzz %s: input %llu ended the process: %s (%zu bytes)\n", target->name,
+	        (unsigned long long)runs, path, now.size);
 }
 
 static void on_signal(int sig)
 {
 	if (sig == SIGALRM)
-		fprintf(stderr, "\nfuzz %s: one input took more than %d s\n", target->name, FUZZ_INPUT_SECONDS);
+		fprintf(stderr, "\nfuzz %s: one input took more than %d s\n", target->name,
+		        FUZZ_INPUT_SECONDS);
 	recording = 0;
 	on_death();
 	_exit(1);
@@ -113,7 +125,8 @@ static int run(struct input in)
 	now = in;
 	memset(hits, 0, sizeof hits);
 	last_pc = 0;
-	if (runs++ % 64 == 0)      /* not each time: a call to the kernel costs as much as a short input */
+	/* not each time: a call to the kernel costs as much as a short input */
+	if (runs++ % 64 == 0)
 		alarm(FUZZ_INPUT_SECONDS);
 	recording = 1;
 	target->run(in.data, in.size);
@@ -136,7 +149,8 @@ static void pool_load(const char *folder)
 	for (struct dirent *e; d && (e = readdir(d));) {
 		char path[512];
 		size_t n;
-		if (e->d_name[0] == '.' || snprintf(path, sizeof path, "%s/%s", folder, e->d_name) >= (int)sizeof path)
+		if (e->d_name[0] == '.' ||
+		    snprintf(path, sizeof path, "%s/%s", folder, e->d_name) >= (int)sizeof path)
 			continue;
 		uint8_t *p = fuzz_read(path, target->max, &n);
 		if (p && run((struct input){p, n}))
@@ -147,17 +161,27 @@ static void pool_load(const char *folder)
 		closedir(d);
 }
 
-/* --- mutations: each changes b (room for max bytes) and returns the new size ------------------------------------------------- */
+/* --- mutations: each changes b (room for max bytes) and returns the new size --- */
 
-static const uint64_t odd_numbers[] = {0, 1, 2, 7, 16, 31, 32, 64, 127, 128, 255, 256, 1023, 4096, 32767, 32768, 65535, 65536, 1u << 20, INT32_MAX,
-                                       1u << 31, UINT32_MAX, 1ull << 32, 1ull << 40, 1ull << 61, INT64_MAX, 1ull << 63, UINT64_MAX - 7, UINT64_MAX};
-static const char *const words[] = {"\"", "{", "}", "[", "]", "[[[[[[[[", "{\"\":", ":", ",", "\\", "\\u0000", "\\ud800", "null", "true", "-1", "1e999", "0.5",
-                                    "18446744073709551616", "../", "\n", "\r\n", "\xff", "\xc0\x80", "\xf0\x9f\x98\x80", "{{", "}}", "{%", "%}", " ", "%s"};
+static const uint64_t odd_numbers[] = {
+	0,          1,          2,          7,          16,        31,         32,
+	64,         127,        128,        255,        256,       1023,       4096,
+	32767,      32768,      65535,      65536,      1u << 20,  INT32_MAX,  1u << 31,
+	UINT32_MAX, 1ull << 32, 1ull << 40, 1ull << 61, INT64_MAX, 1ull << 63, UINT64_MAX - 7,
+	UINT64_MAX};
+static const char *const words[] = {
+	"\"",     "{",    "}",    "[",     "]",        "[[[[[[[[",
+	"{\"\":", ":",    ",",    "\\",    "\\u0000",  "\\ud800",
+	"null",   "true", "-1",   "1e999", "0.5",      "18446744073709551616",
+	"../",    "\n",   "\r\n", "\xff",  "\xc0\x80", "\xf0\x9f\x98\x80",
+	"{{",     "}}",   "{%",   "%}",    " ",        "%s"};
 
 static size_t change_bytes(uint8_t *b, size_t n)
 {
 	size_t at = rnd(n);
-	uint64_t v = rnd(3) ? odd_numbers[rnd(sizeof odd_numbers / sizeof *odd_numbers)] : rnd(UINT64_MAX), old = 0;
+	uint64_t v = rnd(3) ? odd_numbers[rnd(sizeof odd_numbers / sizeof *odd_numbers)]
+	                    : rnd(UINT64_MAX),
+			 old = 0;
 	size_t width = (size_t)1 << rnd(4);
 	if (width > n - at)
 		width = n - at;
@@ -207,7 +231,10 @@ static size_t copy_part(uint8_t *b, size_t n, size_t max)
 static size_t change_digits(uint8_t *b, size_t n, size_t max)
 {
 	char text[24];
-	size_t at = rnd(n), from = at, len = (size_t)snprintf(text, sizeof text, "%llu", (unsigned long long)odd_numbers[rnd(sizeof odd_numbers / sizeof *odd_numbers)]);
+	size_t at = rnd(n), from = at,
+		   len = (size_t)snprintf(
+			   text, sizeof text, "%llu",
+			   (unsigned long long)odd_numbers[rnd(sizeof odd_numbers / sizeof *odd_numbers)]);
 	while (from < n && (b[from] < '0' || b[from] > '9'))
 		from++;
 	size_t end = from;
@@ -239,7 +266,7 @@ static size_t mutate(uint8_t *b, size_t n, size_t max)
 	return n;
 }
 
-/* --- the loop ------------------------------------------------------------------------------------------------------------- */
+/* --- the loop ------------------------------------------------------------ */
 
 static uint64_t hash(struct input in)
 {
@@ -278,7 +305,8 @@ static int fuzz(int seconds, const char *corpus)
 	time_t start = time(NULL), end = start + seconds;
 	while (time(NULL) < end) {
 		/* every second input is one of those that were kept last */
-		const struct input *from = &pool[rnd(2) ? rnd(pool_n) : pool_n - 1 - rnd(pool_n < 32 ? pool_n : 32)];
+		const struct input
+			*from = &pool[rnd(2) ? rnd(pool_n) : pool_n - 1 - rnd(pool_n < 32 ? pool_n : 32)];
 		memcpy(b, from->data, from->size);
 		/* of the exact size, so that the address sanitizer sees a read beyond it */
 		struct input in = {.size = mutate(b, from->size, target->max)};
@@ -291,8 +319,10 @@ static int fuzz(int seconds, const char *corpus)
 	}
 	free(b);
 	alarm(0);
-	printf("fuzz %-16s %4ld s  %9llu inputs  %6zu branches  %5zu inputs of the corpus reach further than others, %zu new\n", target->name, (long)(time(NULL) - start),
-	       (unsigned long long)runs, branches(), begun, pool_n - begun);
+	printf("fuzz %-16s %4ld s  %9llu inputs  %6zu branches  %5zu inputs of the corpus reach "
+	       "further than others, %zu new\n",
+	       target->name, (long)(time(NULL) - start), (unsigned long long)runs, branches(), begun,
+	       pool_n - begun);
 	return 0;
 }
 

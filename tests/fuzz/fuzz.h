@@ -1,42 +1,47 @@
-/* fuzz.h - what a fuzz harness needs. A harness is one file, tests/fuzz/fuzz_NAME.c, with one FUZZ(NAME, MAX) { ... }, and a folder of small inputs,
- * tests/fuzz/corpus/NAME/. It is found by itself: `make fuzz` mutates the inputs for FUZZ_SECONDS, `make check` replays them (test_fuzz).
+/* fuzz.h - what a fuzz harness needs. A harness is one file, tests/fuzz/fuzz_NAME.c, with one
+ * FUZZ(NAME, MAX) { ... }, and a folder of small inputs, tests/fuzz/corpus/NAME/. It is found by
+ * itself: `make fuzz` mutates the inputs for FUZZ_SECONDS, `make check` replays them (test_fuzz).
  *
- * A harness reads `data` and `size` (at most MAX bytes; not terminated), returns 0, keeps nothing between inputs and frees all that it took. It must
- * neither print nor wait. Wrong is what ends the process: a sanitizer's report, abort() where something does not hold, and more than the limits below. */
+ * A harness reads `data` and `size` (at most MAX bytes; not terminated), returns 0, keeps nothing
+ * between inputs and frees all that it took. It must neither print nor wait. Wrong is what ends
+ * the process: a sanitizer's report, abort() where something does not hold, and more than the
+ * limits below. */
 #ifndef TESTS_FUZZ_H
 #define TESTS_FUZZ_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define FUZZ_INPUT_SECONDS 20   /* of one input, on a busy machine as well */
-#define FUZZ_ALLOC_MB 256       /* of one allocation */
+#define FUZZ_INPUT_SECONDS 20 /* of one input, on a busy machine as well */
+#define FUZZ_ALLOC_MB 256     /* of one allocation */
 
 struct fuzz_target {
 	const char *name;
-	size_t max;                /* bytes of an input */
+	size_t max; /* bytes of an input */
 	int (*run)(const uint8_t *data, size_t size);
 	struct fuzz_target *next;
 };
 
 void fuzz_register(struct fuzz_target *t);
-struct fuzz_target *fuzz_targets(void);                   /* list, by name */
-struct fuzz_target *fuzz_find(const char *name);          /* NULL */
+struct fuzz_target *fuzz_targets(void);          /* list, by name */
+struct fuzz_target *fuzz_find(const char *name); /* NULL */
 
 /* The file's bytes (free them) and their number; NULL when it cannot be read. At most max bytes. */
 uint8_t *fuzz_read(const char *path, size_t max, size_t *ret_size);
 
-/* For harnesses of readers that open files: an input that is several files, each after a line "=== NAME" (plain names of letters, digits, '.', '_', '-';
- * what comes before the first such line is nobody's). Makes them in a folder of this process, without what was there before, and returns its path. */
+/* For harnesses of readers that open files: an input that is several files, each after a line "===
+ * NAME" (plain names of letters, digits, '.', '_', '-'; what comes before the first such line is
+ * nobody's). Makes them in a folder of this process, without what was there before, and returns
+ * its path. */
 const char *fuzz_files(const uint8_t *data, size_t size);
 
-#define FUZZ(NAME, MAX) \
-	static int fuzz_##NAME(const uint8_t *data, size_t size); \
-	__attribute__((constructor)) static void fuzz_##NAME##_register(void) \
-	{ \
+#define FUZZ(NAME, MAX)                                                                  \
+	static int fuzz_##NAME(const uint8_t *data, size_t size);                            \
+	__attribute__((constructor)) static void fuzz_##NAME##_register(void)                \
+	{                                                                                    \
 		static struct fuzz_target t = {.name = #NAME, .max = (MAX), .run = fuzz_##NAME}; \
-		fuzz_register(&t); \
-	} \
+		fuzz_register(&t);                                                               \
+	}                                                                                    \
 	static int fuzz_##NAME(const uint8_t *data, size_t size)
 
 #endif

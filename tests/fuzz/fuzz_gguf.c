@@ -1,4 +1,5 @@
-/* fuzz_gguf.c - a GGUF file, or the parts of a split one: opened, then every value and every byte that it gives out is read. */
+/* fuzz_gguf.c - a GGUF file, or the parts of a split one: opened, then every value and every
+ * byte that it gives out is read. */
 #include "format/gguf.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -20,7 +21,8 @@ static void walk(const struct gguf *g)
 		for (size_t k = 0; k < t->bytes; k++)
 			sum += ((const unsigned char *)t->data)[k];
 	}
-	static const char *const keys[] = {"general.architecture", "words", "numbers", "number", "split.no", "split.count"};
+	static const char *const keys[] = {
+		"general.architecture", "words", "numbers", "number", "split.no", "split.count"};
 	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
 		struct gguf_str s;
 		uint32_t u;
@@ -29,7 +31,8 @@ static void walk(const struct gguf *g)
 		size_t n = 0;
 		enum gguf_type type;
 		const void *data;
-		sum += gguf_get_u32(g, keys[i], &u) == 0 && gguf_get_f32(g, keys[i], &f) == 0 && gguf_get_bool(g, keys[i], &flag) == 0;
+		sum += gguf_get_u32(g, keys[i], &u) == 0 && gguf_get_f32(g, keys[i], &f) == 0 &&
+		       gguf_get_bool(g, keys[i], &flag) == 0;
 		if (gguf_get_str(g, keys[i], &s) == 0 && s.len)
 			sum += (unsigned char)s.s[s.len - 1];
 		if (gguf_get_array(g, keys[i], &type, &n, &data) == 0 && type == GGUF_STRING)

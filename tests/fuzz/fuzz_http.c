@@ -30,8 +30,7 @@ static void note_head(const struct http_head *h, struct buf *out)
 static int note(struct http_frame *f, enum http_event event, struct buf *out)
 {
 	switch (event) {
-	case HTTP_MORE:
-		return 1;
+	case HTTP_MORE: return 1;
 	case HTTP_HEAD:
 		note_head(&f->head, out);
 		if (http_frame_go_on(f, BODY_MAX) == 0)
@@ -43,8 +42,7 @@ static int note(struct http_frame *f, enum http_event event, struct buf *out)
 		buf_add(out, f->body.data ? f->body.data : "", f->body.len);
 		http_frame_next(f);
 		return 1;
-	case HTTP_BAD:
-		break;
+	case HTTP_BAD: break;
 	}
 	must(f->state == HTTP_FRAME_BAD && f->status >= 400 && *f->why);
 	buf_printf(out, "bad: %d %s\n", f->status, f->why);

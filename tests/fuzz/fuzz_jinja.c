@@ -1,18 +1,25 @@
-/* fuzz_jinja.c - a chat template, and behind a line of "===" the variables as JSON: parsed, rendered within small bounds. */
+/* fuzz_jinja.c - a chat template, and behind a line of "===" the variables as JSON: parsed,
+ * rendered within small bounds. */
 #include "jinja/jinja.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const char usual[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\",\"content\":\"Hi \\u00e9\\n\"},{\"role\":\"assistant\",\"content\":"
-                            "null,\"reasoning\":\"so\",\"tool_calls\":[{\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":[1,2.5,true,null]}}}]}],\"tools\":"
-                            "[{\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\"}}}}}],\"s\":\"Hello\",\"n\":7,\"l\":[3,1,2],"
-                            "\"d\":{\"b\":1,\"a\":\"x\"},\"t\":true,\"nil\":null,\"f\":2.5,\"add_generation_prompt\":true}";
+static const char usual[] =
+	"{\"messages\":[{\"role\":\"system\",\"content\":\"Be "
+	"brief.\"},{\"role\":\"user\",\"content\":\"Hi "
+	"\\u00e9\\n\"},{\"role\":\"assistant\",\"content\":"
+	"null,\"reasoning\":\"so\",\"tool_calls\":[{\"id\":\"1\",\"function\":{\"name\":\"f\","
+	"\"arguments\":{\"a\":[1,2.5,true,null]}}}]}],\"tools\":"
+	"[{\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{"
+	"\"type\":\"array\"}}}}}],\"s\":\"Hello\",\"n\":7,\"l\":[3,1,2],"
+	"\"d\":{\"b\":1,\"a\":\"x\"},\"t\":true,\"nil\":null,\"f\":2.5,\"add_generation_prompt\":true}";
 
 static void check(int rc, const struct err *err)
 {
-	if (rc != 0 && ((rc != ERR_INVALID && rc != ERR_FULL) || !err->text[0] || strchr(err->text, '\n')))
+	if (rc != 0 &&
+	    ((rc != ERR_INVALID && rc != ERR_FULL) || !err->text[0] || strchr(err->text, '\n')))
 		abort();
 }
 
@@ -21,7 +28,11 @@ static void render(const char *text, size_t len, const json_t *vars)
 	struct jinja_template *t = NULL;
 	struct err err = {0};
 	const json_t *layers[] = {vars};
-	const struct jinja_run run = {.layers = layers, .n_layers = 1, .steps_max = 200000, .memory_max = 4u << 20, .now_s = 1721997296};
+	const struct jinja_run run = {.layers = layers,
+	                              .n_layers = 1,
+	                              .steps_max = 200000,
+	                              .memory_max = 4u << 20,
+	                              .now_s = 1721997296};
 	struct buf out;
 	int rc = jinja_template_new(text, len, &t, &err);
 	check(rc, &err);

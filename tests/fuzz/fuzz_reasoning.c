@@ -1,5 +1,6 @@
-/* fuzz_reasoning.c - thoughts in any text. The first byte says which format and whether the answer begins within them, the second how the text is
- * cut: the pieces must give what the whole gives, thoughts before the answer, and no more bytes than went in. */
+/* fuzz_reasoning.c - thoughts in any text. The first byte says which format and whether the answer
+ * begins within them, the second how the text is cut: the pieces must give what the whole gives,
+ * thoughts before the answer, and no more bytes than went in. */
 #include "tests/fuzz/fuzz.h"
 #include "text/reasoning.h"
 #include "util/buf.h"
@@ -11,7 +12,7 @@ static const char *const formats[] = {"think", "ernie", "mistral", "granite", "c
 
 struct seen {
 	struct buf part[2];
-	int mixes;                   /* harmony: messages of both kinds in any order */
+	int mixes; /* harmony: messages of both kinds in any order */
 };
 
 static void sink(void *arg, int thoughts, const char *text, size_t len)
@@ -24,8 +25,10 @@ static void sink(void *arg, int thoughts, const char *text, size_t len)
 
 static void run(const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
 {
-	enum reasoning_at at = data[0] >= 192 ? REASONING_WITHIN_ANSWER : (enum reasoning_at)(data[0] & 1);
-	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 6]), at, NULL, sink, s);
+	enum reasoning_at at = data[0] >= 192 ? REASONING_WITHIN_ANSWER
+	                                      : (enum reasoning_at)(data[0] & 1);
+	struct reasoning *r = reasoning_new(reasoning_format_find(formats[data[0] / 2 % 6]), at, NULL,
+	                                    sink, s);
 	s->mixes = data[0] / 2 % 6 == 5;
 	buf_init(&s->part[0], 0);
 	buf_init(&s->part[1], 0);
@@ -36,7 +39,8 @@ static void run(const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
 	}
 	reasoning_finish(r);
 	reasoning_destroy(&r);
-	/* <|start|> comes before heads of calls, and a longer text in place of what ends one within a string */
+	/* <|start|> comes before heads of calls, and a longer text in place of what ends one within
+	 * a string */
 	if (s->part[0].len + s->part[1].len > 4 * size)
 		abort();
 }
@@ -49,7 +53,9 @@ FUZZ(reasoning, 1 << 12)
 	run(data, size, 0, &whole);
 	run(data, size, data[1] + 1u, &parts);
 	for (int i = 0; i < 2; i++) {
-		if (whole.part[i].len != parts.part[i].len || (whole.part[i].len && memcmp(whole.part[i].data, parts.part[i].data, whole.part[i].len) != 0))
+		if (whole.part[i].len != parts.part[i].len ||
+		    (whole.part[i].len &&
+		     memcmp(whole.part[i].data, parts.part[i].data, whole.part[i].len) != 0))
 			abort();
 		buf_fini(&whole.part[i]);
 		buf_fini(&parts.part[i]);

@@ -1,6 +1,7 @@
-/* fuzz_safetensors.c - a folder of safetensors files and perhaps their index (fuzz.h says how several files are one input): opened, then every byte that
- * it gives out is read. A file that begins with a brace gets the 8 bytes of its header's length put before it, so that a header that grew is still one:
- * the header ends with the file's last brace. */
+/* fuzz_safetensors.c - a folder of safetensors files and perhaps their index (fuzz.h says how
+ * several files are one input): opened, then every byte that it gives out is read. A file that
+ * begins with a brace gets the 8 bytes of its header's length put before it, so that a header
+ * that grew is still one: the header ends with the file's last brace. */
 #include "format/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 

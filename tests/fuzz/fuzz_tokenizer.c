@@ -1,4 +1,5 @@
-/* fuzz_tokenizer.c - a tokenizer from a folder's files, or from a GGUF file: what loads must encode and decode anything within its promises. */
+/* fuzz_tokenizer.c - a tokenizer from a folder's files, or from a GGUF file: what loads must
+ * encode and decode anything within its promises. */
 #include "format/gguf.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
@@ -43,17 +44,23 @@ static void check_text(const struct tokenizer *t, const char *text, size_t len)
 		if (rc != 0 && rc != ERR_FULL && rc != ERR_NOMEM)
 			abort();
 		for (size_t i = 0; i < l.n; i++)
-			if (l.ids[i] >= tokenizer_size(t) || (!flags && tokenizer_is_special(t, l.ids[i]) && tokenizer_is_eos(t, l.ids[i])))
+			if (l.ids[i] >= tokenizer_size(t) ||
+			    (!flags && tokenizer_is_special(t, l.ids[i]) && tokenizer_is_eos(t, l.ids[i])))
 				abort();
 		check_stream(t, &l, flags);
 		token_list_fini(&l);
 	}
 }
 
-static void check(int rc, struct tokenizer *t, const struct err *err, const uint8_t *data, size_t size)
+static void check(int rc, struct tokenizer *t, const struct err *err, const uint8_t *data,
+                  size_t size)
 {
-	static const char text[] = "It's  a\xe2\x96\x81 <s>test</s>, \xe6\xbc\xa2\xe5\xad\x97 12345 e\xcc\x81\xcc\xa3\n\n<0x0A>aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab\xff\xe2\x82";
-	if ((rc == 0) != (t != NULL) || (rc && rc != ERR_NOTFOUND && !err->text[0]) || strchr(err->text, '\n'))
+	static const char text[] =
+		"It's  a\xe2\x96\x81 <s>test</s>, \xe6\xbc\xa2\xe5\xad\x97 12345 "
+		"e\xcc\x81\xcc\xa3\n\n<0x0A>"
+		"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab\xff\xe2\x82";
+	if ((rc == 0) != (t != NULL) || (rc && rc != ERR_NOTFOUND && !err->text[0]) ||
+	    strchr(err->text, '\n'))
 		abort();
 	if (t) {
 		check_text(t, text, sizeof text - 1);

@@ -1,5 +1,7 @@
-/* fuzz_toolcall.c - calls of tools in any text. The first byte says which format, the second how the text is cut: what comes out of the pieces must
- * be what comes out of the whole, calls one after the other, and no more text than five bytes for each that went in (a control character becomes six) and what a call itself needs. */
+/* fuzz_toolcall.c - calls of tools in any text. The first byte says which format, the second how
+ * the text is cut: what comes out of the pieces must be what comes out of the whole, calls one
+ * after the other, and no more text than five bytes for each that went in (a control character
+ * becomes six) and what a call itself needs. */
 #include "tests/fuzz/fuzz.h"
 #include "text/toolcall.h"
 #include "util/buf.h"
@@ -8,9 +10,13 @@
 #include <string.h>
 
 static const char TOOLS[] =
-	"[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},"
-	"\"u\":{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"string\"}]},\"o\":{\"type\":\"object\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
-static const char *const formats[] = {"hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "deepseek_v32", "glm", "kimi_k2", "granite", "cohere", "pythonic", "harmony"};
+	"[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+	"\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},"
+	"\"u\":{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"string\"}]},\"o\":{\"type\":\"object\"}}}}},"
+	"{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
+static const char *const formats[] = {"hermes",   "qwen3_coder",  "llama3_json", "mistral",
+                                      "deepseek", "deepseek_v32", "glm",         "kimi_k2",
+                                      "granite",  "cohere",       "pythonic",    "harmony"};
 
 struct seen {
 	struct buf text;
@@ -21,9 +27,11 @@ struct seen {
 static void sink(void *arg, const struct toolcall_event *e)
 {
 	struct seen *s = arg;
-	if (s->open != (e->kind == TOOLCALL_ARGUMENTS || e->kind == TOOLCALL_END) || (e->kind != TOOLCALL_END && !e->len))
+	if (s->open != (e->kind == TOOLCALL_ARGUMENTS || e->kind == TOOLCALL_END) ||
+	    (e->kind != TOOLCALL_END && !e->len))
 		abort();
-	if (e->kind == TOOLCALL_BEGIN && (e->index != s->calls++ || !toolcall_name_good(e->text, e->len) || e->text[e->len]))
+	if (e->kind == TOOLCALL_BEGIN &&
+	    (e->index != s->calls++ || !toolcall_name_good(e->text, e->len) || e->text[e->len]))
 		abort();
 	if (e->kind == TOOLCALL_BEGIN || e->kind == TOOLCALL_END) {
 		s->open = e->kind == TOOLCALL_BEGIN;
@@ -32,7 +40,8 @@ static void sink(void *arg, const struct toolcall_event *e)
 	buf_add(&s->text, e->text, e->len);
 }
 
-static void run(const char *format, const struct toolcall_tools *tools, const uint8_t *data, size_t size, unsigned cuts, struct seen *s)
+static void run(const char *format, const struct toolcall_tools *tools, const uint8_t *data,
+                size_t size, unsigned cuts, struct seen *s)
 {
 	struct toolcall *t = toolcall_new(toolcall_format_find(format), tools, NULL, sink, s);
 	memset(s, 0, sizeof *s);
@@ -43,7 +52,8 @@ static void run(const char *format, const struct toolcall_tools *tools, const ui
 		toolcall_feed(t, (const char *)data + at, n);
 	}
 	toolcall_finish(t, (int)(size & 1));
-	if (s->open || toolcall_count(t) != s->calls || s->calls > TOOLCALL_COUNT_MAX || s->text.len > 6 * size + 16 * s->calls)
+	if (s->open || toolcall_count(t) != s->calls || s->calls > TOOLCALL_COUNT_MAX ||
+	    s->text.len > 6 * size + 16 * s->calls)
 		abort();
 	toolcall_destroy(&t);
 }
@@ -58,7 +68,8 @@ FUZZ(toolcall, 1 << 13)
 	const char *format = formats[data[0] % (sizeof formats / sizeof *formats)];
 	run(format, tools, data + 2, size - 2, 0, &whole);
 	run(format, tools, data + 2, size - 2, data[1] + 1u, &parts);
-	if (whole.text.len != parts.text.len || (whole.text.len && memcmp(whole.text.data, parts.text.data, whole.text.len) != 0))
+	if (whole.text.len != parts.text.len ||
+	    (whole.text.len && memcmp(whole.text.data, parts.text.data, whole.text.len) != 0))
 		abort();
 	buf_fini(&whole.text);
 	buf_fini(&parts.text);

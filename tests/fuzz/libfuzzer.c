@@ -1,4 +1,5 @@
-/* libfuzzer.c - the entry for clang's libFuzzer: the environment's FUZZ_TARGET names the harness. */
+/* libfuzzer.c - the entry for clang's libFuzzer: the environment's FUZZ_TARGET names the
+ * harness. */
 #include "tests/fuzz/fuzz.h"
 
 #include <stdio.h>

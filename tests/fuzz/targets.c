@@ -1,4 +1,5 @@
-/* targets.c - see fuzz.h: the list of harnesses, and files for those that need some. Failures of the system end the process: nothing could be tested. */
+/* targets.c - see fuzz.h: the list of harnesses, and files for those that need some. Failures of
+ * the system end the process: nothing could be tested. */
 #include "tests/fuzz/fuzz.h"
 
 #include <ctype.h>
@@ -44,7 +45,7 @@ uint8_t *fuzz_read(const char *path, size_t max, size_t *ret_size)
 	return p;
 }
 
-/* --- files --------------------------------------------------------------------------------------------------------------- */
+/* --- files --------------------------------------------------------------- */
 
 static char folder[64];
 
@@ -67,7 +68,10 @@ static void folder_remove(void)
 static void folder_make(void)
 {
 	const char *tmp = getenv("TMPDIR");
-	snprintf(folder, sizeof folder, "%s/pdfuzz-XXXXXX", tmp && *tmp && strlen(tmp) < 40 ? tmp : access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+	snprintf(folder, sizeof folder, "%s/pdfuzz-XXXXXX",
+	         tmp && *tmp && strlen(tmp) < 40 ? tmp
+	         : access("/dev/shm", W_OK) == 0 ? "/dev/shm"
+	                                         : "/tmp");
 	if (!mkdtemp(folder)) {
 		perror(folder);
 		exit(2);
@@ -110,7 +114,7 @@ const char *fuzz_files(const uint8_t *data, size_t size)
 		size_t n = p < end && (p == data || p[-1] == '\n') ? heading(p, end, next) : 0;
 		if (!n && p < end)
 			continue;
-		if (begin)     /* the line break before a heading is not the file's */
+		if (begin) /* the line break before a heading is not the file's */
 			file_write(name, begin, (size_t)(p - begin) - (n ? p > begin : 0));
 		memcpy(name, next, sizeof name);
 		begin = p + n;

@@ -1,11 +1,15 @@
-/* crash_rig.h - records what the disk tier does to the files of a folder, and makes the states that a crash may leave.
+/* crash_rig.h - records what the disk tier does to the files of a folder, and makes the states that
+ * a crash may leave.
  *
- * This program's own pwrite, fdatasync and so on stand before the C library's: they do the call and note it in one order. What is written is in memory, so the folder
- * itself is not looked at again. A write is noted when it is over; a sync is noted when it is over, and covers what was noted before it began.
+ * This program's own pwrite, fdatasync and so on stand before the C library's: they do the call and
+ * note it in one order. What is written is in memory, so the folder itself is not looked at again.
+ * A write is noted when it is over; a sync is noted when it is over, and covers what was noted
+ * before it began.
  *
- * A state of the machine at a point of the record: of each file all that was synced; of its later writes any subset of 512-byte sectors, each sector with a version that was
- * written, or without; its size as before or after; of the folder's changes since it was synced a beginning in their order. A state of the process (kill -9):
- * everything before the point. */
+ * A state of the machine at a point of the record: of each file all that was synced; of its later
+ * writes any subset of 512-byte sectors, each sector with a version that was written, or without;
+ * its size as before or after; of the folder's changes since it was synced a beginning in their
+ * order. A state of the process (kill -9): everything before the point. */
 #ifndef TESTS_CRASH_RIG_H
 #define TESTS_CRASH_RIG_H
 
@@ -28,15 +32,25 @@
 #define FILES_MAX 512u
 #define NAME_BYTES 32u
 
-enum note_kind { NOTE_CREATE, NOTE_WRITE, NOTE_SIZE, NOTE_SYNC, NOTE_RENAME, NOTE_UNLINK, NOTE_FOLDER, NOTE_OTHER };
+enum note_kind {
+	NOTE_CREATE,
+	NOTE_WRITE,
+	NOTE_SIZE,
+	NOTE_SYNC,
+	NOTE_RENAME,
+	NOTE_UNLINK,
+	NOTE_FOLDER,
+	NOTE_OTHER
+};
 
 struct note {
 	enum note_kind kind;
-	unsigned file;               /* CREATE, WRITE, SIZE, SYNC */
-	char name[NAME_BYTES], to[NAME_BYTES];   /* CREATE, UNLINK, RENAME */
-	size_t at, bytes;            /* WRITE; SIZE: bytes. SYNC, FOLDER: at is how many notes it covers */
+	unsigned file;                         /* CREATE, WRITE, SIZE, SYNC */
+	char name[NAME_BYTES], to[NAME_BYTES]; /* CREATE, UNLINK, RENAME */
+	/* WRITE; SIZE: bytes. SYNC, FOLDER: at is how many notes it covers */
+	size_t at, bytes;
 	unsigned char *data;
-	int what;                    /* OTHER: the test's */
+	int what; /* OTHER: the test's */
 	unsigned who;
 };
 
@@ -50,7 +64,7 @@ static struct {
 	struct {
 		char name[NAME_BYTES];
 		unsigned file;
-	} now[FILES_MAX];            /* names as they are */
+	} now[FILES_MAX]; /* names as they are */
 	unsigned n_now;
 } crash = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -79,7 +93,10 @@ static int name_find(const char *name)
 static const char *name_in(const char *path)
 {
 	size_t n = strlen(crash.folder);
-	return crash.on && strncmp(path, crash.folder, n) == 0 && path[n] == '/' && strcmp(path + n, "/lock") != 0 ? path + n + 1 : NULL;
+	return crash.on && strncmp(path, crash.folder, n) == 0 && path[n] == '/' &&
+	               strcmp(path + n, "/lock") != 0
+	           ? path + n + 1
+	           : NULL;
 }
 
 static int name_of_fd(int fd, char *ret, size_t size)
@@ -207,7 +224,8 @@ static void note_stdio(int fd)
 	const char *name = name_of_fd(fd, path, sizeof path) ? name_in(path) : NULL;
 	if (name && strcmp(name, "state.new") == 0) {
 		ssize_t n = pread(fd, text, sizeof text, 0);
-		int own = n < 0 ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY, 0) : -1;   /* opened for writing alone */
+		/* opened for writing alone */
+		int own = n < 0 ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY, 0) : -1;
 		if (own >= 0) {
 			n = pread(own, text, sizeof text, 0);
 			close(own);
@@ -307,7 +325,7 @@ enum crash_kind { CRASH_PROCESS, CRASH_NONE, CRASH_ALL, CRASH_WRITES, CRASH_SECT
 struct crash_file {
 	unsigned char *data;
 	size_t size, room;
-	size_t synced;               /* notes of it below are there for certain */
+	size_t synced; /* notes of it below are there for certain */
 };
 
 static struct crash_file crash_file[FILES_MAX * 8];
@@ -330,10 +348,12 @@ static unsigned crash_random(unsigned *seed)
 	return *seed >> 12;
 }
 
-/* A write whose sectors are there as the kind says: none, all, this write or not, each sector or not. */
-static void file_write(struct crash_file *f, const struct note *n, int certain, enum crash_kind kind, unsigned *seed)
+/* A write whose sectors are there as the kind says: none, all, this write or not, each sector or
+ * not. */
+static void file_write(struct crash_file *f, const struct note *n, int certain,
+                       enum crash_kind kind, unsigned *seed)
 {
-	unsigned odds = 1 + crash_random(seed) % 3;   /* of four */
+	unsigned odds = 1 + crash_random(seed) % 3; /* of four */
 	int whole = kind == CRASH_ALL || (kind == CRASH_WRITES && crash_random(seed) % 2);
 	for (size_t done = 0, part; done < n->bytes; done += part) {
 		size_t at = n->at + done;
@@ -363,10 +383,14 @@ static inline void crash_state(size_t n, enum crash_kind kind, unsigned *seed, c
 			folder = e->at;
 	}
 	for (size_t i = folder; i < n; i++)
-		changes += crash.note[i].kind == NOTE_CREATE || crash.note[i].kind == NOTE_RENAME || crash.note[i].kind == NOTE_UNLINK;
-	kept = dead || kind == CRASH_ALL ? changes : kind == CRASH_NONE ? 0 : crash_random(seed) % (changes + 1);
+		changes += crash.note[i].kind == NOTE_CREATE || crash.note[i].kind == NOTE_RENAME ||
+		           crash.note[i].kind == NOTE_UNLINK;
+	kept = dead || kind == CRASH_ALL ? changes
+	       : kind == CRASH_NONE      ? 0
+	                                 : crash_random(seed) % (changes + 1);
 	for (unsigned i = 0; i < crash.n_files; i++)
-		memset(crash_file[i].data ? crash_file[i].data : (unsigned char *)"", 0, crash_file[i].room);
+		memset(crash_file[i].data ? crash_file[i].data : (unsigned char *)"", 0,
+		       crash_file[i].room);
 	struct {
 		char name[NAME_BYTES];
 		unsigned file;
@@ -378,16 +402,20 @@ static inline void crash_state(size_t n, enum crash_kind kind, unsigned *seed, c
 		int certain = dead || i < f->synced;
 		if (e->kind == NOTE_WRITE)
 			file_write(f, e, certain, kind, seed);
-		else if (e->kind == NOTE_SIZE && (certain || kind == CRASH_ALL || (kind != CRASH_NONE && crash_random(seed) % 2)))
+		else if (e->kind == NOTE_SIZE &&
+		         (certain || kind == CRASH_ALL || (kind != CRASH_NONE && crash_random(seed) % 2)))
 			file_size(f, e->bytes);
 		if (e->kind != NOTE_CREATE && e->kind != NOTE_RENAME && e->kind != NOTE_UNLINK)
 			continue;
 		if (i >= folder && seen++ >= kept)
 			continue;
 		unsigned file = e->file;
-		for (unsigned k = 0; k < n_have; k++)   /* what of that name was, goes; a renamed one takes its file along */
-			if (strcmp(have[k].name, e->name) == 0 || (e->kind == NOTE_RENAME && strcmp(have[k].name, e->to) == 0)) {
-				file = e->kind == NOTE_RENAME && strcmp(have[k].name, e->name) == 0 ? have[k].file : file;
+		/* what of that name was, goes; a renamed one takes its file along */
+		for (unsigned k = 0; k < n_have; k++)
+			if (strcmp(have[k].name, e->name) == 0 ||
+			    (e->kind == NOTE_RENAME && strcmp(have[k].name, e->to) == 0)) {
+				file = e->kind == NOTE_RENAME && strcmp(have[k].name, e->name) == 0 ? have[k].file
+				                                                                    : file;
 				have[k--] = have[--n_have];
 			}
 		if (e->kind == NOTE_UNLINK)

@@ -1,6 +1,8 @@
-/* decode_world.h - a real pddecoded on the tiny golden model, and this process as everybody that it talks to: a router, a prefill worker and a messager
- * with the descriptor socket, each with a name and an epoch of its own. What arrives is kept until a test asks for it; tokens are put together as a router
- * does, and an index that comes twice or too early fails the test at once. One world for each test, in check's forked process. */
+/* decode_world.h - a real pddecoded on the tiny golden model, and this process as everybody that it
+ * talks to: a router, a prefill worker and a messager with the descriptor socket, each with a name
+ * and an epoch of its own. What arrives is kept until a test asks for it; tokens are put
+ * together as a router does, and an index that comes twice or too early fails the test at once.
+ * One world for each test, in check's forked process. */
 #ifndef TESTS_DECODE_WORLD_H
 #define TESTS_DECODE_WORLD_H
 
@@ -27,13 +29,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define WAIT_US 120000000u      /* a sanitizer on a busy machine; who waits for less says so */
-#define IDS 64u              /* request ids of the tests: 1 .. 63; above that those of settle() */
+#define WAIT_US 120000000u /* a sanitizer on a busy machine; who waits for less says so */
+#define IDS 64u            /* request ids of the tests: 1 .. 63; above that those of settle() */
 #define ANSWER_MAX 512u
 #define BLOCK_TOKENS 16u
 
 /* Waits, with all links alive. */
-#define UNTIL(cond) \
+#define UNTIL(cond)                                                  \
 	for (uint64_t until_end = clock_us() + WAIT_US; !(cond); pump()) \
 	ck_assert_msg(clock_us() < until_end, "not within %u s: %s", WAIT_US / 1000000u, #cond)
 
@@ -41,7 +43,7 @@ struct side {
 	const char *name, *program;
 	uint64_t epoch;
 	struct chan *c;
-	struct peer *p;        /* the decode worker, while it is up */
+	struct peer *p; /* the decode worker, while it is up */
 };
 
 struct got {
@@ -60,12 +62,12 @@ struct answer {
 struct prompt {
 	const uint32_t *tokens;
 	uint32_t n, max_tokens;
-	uint64_t deadline_us;  /* from now; 0: far away */
+	uint64_t deadline_us; /* from now; 0: far away */
 };
 
 struct world {
 	char dir[TEST_FOLDER_BYTES], bin[544];
-	pid_t daemon, child;   /* child: the messager's process, if it is not this one */
+	pid_t daemon, child; /* child: the messager's process, if it is not this one */
 	int listener, conn;
 	struct event_base *base;
 	struct side router, prefill, messager;
@@ -77,18 +79,20 @@ struct world {
 	uint32_t compute_rate, memory_rate, disk_rate, beats;
 	struct kv_layout layout;
 	struct pool_memory shared;
-	unsigned char *kv;     /* of the short prompt, layer by layer */
+	unsigned char *kv; /* of the short prompt, layer by layer */
 	uint32_t settled;
-	char *text;            /* the last answer to pdctl's question */
+	char *text; /* the last answer to pdctl's question */
 };
 static struct world W;
 static char bin_dir[512];
-static const char *world_option;   /* one more KEY=VALUE for the daemon */
-static const char *world_options[9];   /* and more */
-static const char *world_regex;    /* the form of the next request's answer, which then ends where that does; NULL: none */
-static void (*world_each)(void);   /* in every round of waiting; NULL: nothing */
+static const char *world_option;     /* one more KEY=VALUE for the daemon */
+static const char *world_options[9]; /* and more */
+/* the form of the next request's answer, which then ends where that does; NULL: none */
+static const char *world_regex;
+static void (*world_each)(void); /* in every round of waiting; NULL: nothing */
 
-/* What the messager's process is to do to D's memory (it maps it, as the real one does): write over these blocks for as long as `on` is set. */
+/* What the messager's process is to do to D's memory (it maps it, as the real one does): write
+ * over these blocks for as long as `on` is set. */
 struct late_writes {
 	_Atomic int on, busy; /* busy: it is in a round, which it ends when `on` is taken back */
 	_Atomic uint32_t rounds;
@@ -96,7 +100,8 @@ struct late_writes {
 };
 static struct late_writes *late;
 
-/* The golden model's short prompt and its greedy continuation (tests/data/golden/llama/golden.json). */
+/* The golden model's short prompt and its greedy continuation
+ * (tests/data/golden/llama/golden.json). */
 static const uint32_t short_prompt[] = {247, 163, 95, 106, 68, 212, 302};
 static const uint32_t short_answer[] = {160, 290, 37, 266, 214, 105, 245, 29, 283, 246};
 static uint32_t long_tokens[1024];
@@ -109,11 +114,11 @@ static inline struct prompt short_of(uint32_t max_tokens)
 static inline struct prompt tokens_of(uint32_t n)
 {
 	for (uint32_t i = 0; i < 1024; i++)
-		long_tokens[i] = 3 + (i * 37 + n) % 300;      /* n: no two share a prefix */
+		long_tokens[i] = 3 + (i * 37 + n) % 300; /* n: no two share a prefix */
 	return (struct prompt){long_tokens, n, 8, 0};
 }
 
-/* --- what arrives --------------------------------------------------------------------------------------------------------------------- */
+/* --- what arrives -------------------------------------------------------- */
 
 static inline ProtobufCMessage *body_copy(const ProtobufCMessage *m)
 {
@@ -132,15 +137,18 @@ static inline void take_tokens(const Pds__Tokens *m)
 		const Pds__SequenceTokens *s = m->sequences[i];
 		ck_assert_uint_lt(s->request_lo, IDS);
 		struct answer *a = &W.answer[s->request_lo];
-		ck_assert_msg(s->index == a->n, "request %u: token index %u, %u is next", (unsigned)s->request_lo, s->index, a->n);
-		ck_assert_msg(a->finish == PDS__FINISH__FINISH_NONE, "request %u: a token after the end", (unsigned)s->request_lo);
+		ck_assert_msg(s->index == a->n, "request %u: token index %u, %u is next",
+		              (unsigned)s->request_lo, s->index, a->n);
+		ck_assert_msg(a->finish == PDS__FINISH__FINISH_NONE, "request %u: a token after the end",
+		              (unsigned)s->request_lo);
 		for (size_t k = 0; k < s->n_tokens && a->n < ANSWER_MAX; k++)
 			a->id[a->n++] = s->tokens[k]->id;
 		a->finish = s->finish;
 	}
 }
 
-static inline void on_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+static inline void on_message(void *arg, struct peer *p, enum msg_type type,
+                              const struct msg_head *head, const ProtobufCMessage *body)
 {
 	(void)p;
 	if (type == MSG_HEARTBEAT) {
@@ -191,7 +199,7 @@ static inline int describe_prefill(void *arg, Pds__WorkerInfo *w)
 	return 1;
 }
 
-/* --- the messager's descriptor socket ------------------------------------------------------------------------------------------------------ */
+/* --- the messager's descriptor socket ------------------------------------ */
 
 static inline int listen_sock(void)
 {
@@ -210,17 +218,18 @@ static inline void answer_worker(int conn, int map)
 	struct err e = {0};
 	int fds[3];
 	ck_assert_msg(handover_receive(conn, &h, &l, fds, &e) == 0, "%s", e.text);
-	ck_assert_int_ge(fds[2], 0);       /* its ring, for when it is a prefill worker */
+	ck_assert_int_ge(fds[2], 0); /* its ring, for when it is a prefill worker */
 	close(fds[2]);
 	if (map) {
 		W.layout = l;
-		ck_assert_msg(pool_memory_map(&W.shared, &l, h.blocks, fds[0], fds[1], &e) == 0, "%s", e.text);
+		ck_assert_msg(pool_memory_map(&W.shared, &l, h.blocks, fds[0], fds[1], &e) == 0, "%s",
+		              e.text);
 	}
 	ck_assert_int_eq(handover_answer(conn, W.messager.epoch, 0, "", -1), 0);
 }
 
-/* The messager as a process of its own: it has the memory until it is killed; SIGUSR1 makes it close its connection and live on, SIGUSR2 makes it
- * write (struct late_writes). */
+/* The messager as a process of its own: it has the memory until it is killed; SIGUSR1 makes it
+ * close its connection and live on, SIGUSR2 makes it write (struct late_writes). */
 static volatile sig_atomic_t close_now, write_now;
 
 static inline void on_usr1(int sig)
@@ -242,7 +251,9 @@ static inline void write_late(void)
 	while (late->on) {
 		for (uint32_t l = 0; l < W.layout.layers; l++)
 			for (uint32_t i = 0; i < late->n; i++)
-				memset(W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, late->blocks[i]), 0x42, W.layout.piece_bytes[l]);
+				memset(W.shared.data +
+				           kv_piece_offset(&W.layout, W.shared.region.blocks, l, late->blocks[i]),
+				       0x42, W.layout.piece_bytes[l]);
 		late->rounds++;
 	}
 	late->busy = 0;
@@ -278,7 +289,7 @@ static inline void child_kill(void)
 	W.child = 0;
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- life ---------------------------------------------------------------- */
 
 static inline void pump(void)
 {
@@ -307,9 +318,21 @@ static inline void side_open(struct side *s)
 	struct err e = {0};
 	int worker = s == &W.prefill;
 	snprintf(endpoint, sizeof endpoint, "ipc://%s/%s.ipc", W.dir, s->name);
-	struct chan_opts o = {.program = s->program, .name = s->name, .epoch = s->epoch, .bind = worker ? NULL : endpoint, .heartbeat_us = 200000,
-	                      .silence_us = WAIT_US, .window_messages = 1024, .window_bytes = 1u << 24, .peers_max = 8, .message_bytes_max = 1u << 20};
-	struct chan_hooks h = {.arg = s, .describe = worker ? describe_prefill : NULL, .up = on_up, .down = on_down, .message = on_message};
+	struct chan_opts o = {.program = s->program,
+	                      .name = s->name,
+	                      .epoch = s->epoch,
+	                      .bind = worker ? NULL : endpoint,
+	                      .heartbeat_us = 200000,
+	                      .silence_us = WAIT_US,
+	                      .window_messages = 1024,
+	                      .window_bytes = 1u << 24,
+	                      .peers_max = 8,
+	                      .message_bytes_max = 1u << 20};
+	struct chan_hooks h = {.arg = s,
+	                       .describe = worker ? describe_prefill : NULL,
+	                       .up = on_up,
+	                       .down = on_down,
+	                       .message = on_message};
 	ck_assert_msg(chan_new(W.base, &o, &h, &s->c, &e) == 0, "%s", e.text);
 	if (worker)
 		chan_connect(s->c, W.info->endpoint, "decode", 1);
@@ -329,9 +352,30 @@ static inline void daemon_start(uint32_t blocks, uint32_t lease_ms)
 	snprintf(lease, sizeof lease, "lease_ms=%u", lease_ms);
 	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	snprintf(W.bin, sizeof W.bin, "%s/pddecoded", bin_dir);
-	char *argv[48] = {W.bin, "-o", rundir, "-o", kv, "-o", lease, "-o", "model=tests/data/golden/llama", "-o", "block_tokens=16", "-o", "storage=none",
-	                "-o", "threads=1", "-o", "kv_type=f32", "-o", "log_level=error", "--die-with-parent", parent, world_option ? "-o" : NULL,
-	                (char *)(uintptr_t)world_option, NULL};
+	char *argv[48] = {W.bin,
+	                  "-o",
+	                  rundir,
+	                  "-o",
+	                  kv,
+	                  "-o",
+	                  lease,
+	                  "-o",
+	                  "model=tests/data/golden/llama",
+	                  "-o",
+	                  "block_tokens=16",
+	                  "-o",
+	                  "storage=none",
+	                  "-o",
+	                  "threads=1",
+	                  "-o",
+	                  "kv_type=f32",
+	                  "-o",
+	                  "log_level=error",
+	                  "--die-with-parent",
+	                  parent,
+	                  world_option ? "-o" : NULL,
+	                  (char *)(uintptr_t)world_option,
+	                  NULL};
 	size_t at = 0;
 	while (argv[at])
 		at++;
@@ -347,7 +391,8 @@ static inline void daemon_start(uint32_t blocks, uint32_t lease_ms)
 	ck_assert_int_gt(W.daemon, 0);
 }
 
-/* Killed and started again: its next life, with memory of its own (not for a messager in a process of its own). */
+/* Killed and started again: its next life, with memory of its own (not for a messager in a
+ * process of its own). */
 static inline void daemon_restart(uint32_t blocks, uint32_t lease_ms)
 {
 	uint64_t old = W.epoch;
@@ -358,7 +403,8 @@ static inline void daemon_restart(uint32_t blocks, uint32_t lease_ms)
 	pool_memory_fini(&W.shared);
 	memset(&W.shared, 0, sizeof W.shared);
 	daemon_start(blocks, lease_ms);
-	UNTIL(W.epoch != old && W.router.p && W.messager.p && W.prefill.p && peer_epoch(W.prefill.p) == W.epoch && W.shared.data);
+	UNTIL(W.epoch != old && W.router.p && W.messager.p && W.prefill.p &&
+	      peer_epoch(W.prefill.p) == W.epoch && W.shared.data);
 }
 
 static inline void world_begin(uint32_t blocks, uint32_t lease_ms, int child)
@@ -436,7 +482,7 @@ static inline void world_end(void)
 	ck_assert_int_eq(system(rm), 0);
 }
 
-/* --- words of the tests -------------------------------------------------------------------------------------------------------------------- */
+/* --- words of the tests -------------------------------------------------- */
 
 static inline void say(struct side *s, enum msg_type type, uint32_t n, const ProtobufCMessage *body)
 {
@@ -463,11 +509,14 @@ static inline ProtobufCMessage *await(struct side *s, enum msg_type type, uint32
 {
 	ProtobufCMessage *m;
 	for (uint64_t end = clock_us() + WAIT_US; !(m = take(s, type, n)); pump())
-		ck_assert_msg(clock_us() < end, "%s gets no %s about request %u", s->name, msg_type_find(type)->name, n);
+		ck_assert_msg(clock_us() < end, "%s gets no %s about request %u", s->name,
+		              msg_type_find(type)->name, n);
 	return m;
 }
 #define WANT(Type, side, type, n) ((const Type *)await(&W.side, MSG_##type, n))
-#define NONE(side, type, n) ck_assert_msg(take(&W.side, MSG_##type, n) == NULL, #side " got " #type " about request %u", (unsigned)(n))
+#define NONE(side, type, n)                                                                      \
+	ck_assert_msg(take(&W.side, MSG_##type, n) == NULL, #side " got " #type " about request %u", \
+	              (unsigned)(n))
 
 static inline void fill_request(Pds__Request *r, Pds__Sampling *s, const struct prompt *p)
 {
@@ -593,7 +642,8 @@ static inline Pds__Lease no_lease(void)
 	return l;
 }
 
-/* Links keep their order: what this side said before has been dealt with, and what was sent to it has arrived. */
+/* Links keep their order: what this side said before has been dealt with, and what was sent to
+ * it has arrived. */
 static inline void settle(struct side *s)
 {
 	static const uint32_t outside[] = {100000};
@@ -610,7 +660,8 @@ static inline void settle(struct side *s)
 	}
 }
 
-/* What a prefill worker would compute for the short prompt: the worker computes it once by itself, in the one block that is not zero then. */
+/* What a prefill worker would compute for the short prompt: the worker computes it once by
+ * itself, in the one block that is not zero then. */
 static inline void learn_kv(uint32_t n)
 {
 	uint32_t at = KV_BLOCK_NONE;
@@ -618,7 +669,8 @@ static inline void learn_kv(uint32_t n)
 	UNTIL(W.answer[n].finish == PDS__FINISH__FINISH_LENGTH);
 	ck_assert_uint_eq(W.answer[n].id[0], short_answer[0]);
 	for (uint32_t b = 0; b < W.shared.region.blocks; b++) {
-		const unsigned char *piece = W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, 0, b);
+		const unsigned char *piece = W.shared.data +
+		                             kv_piece_offset(&W.layout, W.shared.region.blocks, 0, b);
 		for (size_t i = 0; i < W.layout.piece_bytes[0]; i++)
 			if (piece[i]) {
 				ck_assert(at == KV_BLOCK_NONE || at == b);
@@ -629,7 +681,8 @@ static inline void learn_kv(uint32_t n)
 	W.kv = mem_alloc(W.layout.block_bytes);
 	unsigned char *to = W.kv;
 	for (uint32_t l = 0; l < W.layout.layers; to += W.layout.piece_bytes[l++])
-		memcpy(to, W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, at), W.layout.piece_bytes[l]);
+		memcpy(to, W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, at),
+		       W.layout.piece_bytes[l]);
 }
 
 /* The messager's copy. */
@@ -638,7 +691,8 @@ static inline void fill_kv(const Pds__Grant *g)
 	const unsigned char *from = W.kv;
 	ck_assert_uint_eq(g->n_blocks, 1);
 	for (uint32_t l = 0; l < W.layout.layers; from += W.layout.piece_bytes[l++])
-		memcpy(W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, g->blocks[0]), from, W.layout.piece_bytes[l]);
+		memcpy(W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, g->blocks[0]),
+		       from, W.layout.piece_bytes[l]);
 }
 
 /* A lease that the messager may write to. */
@@ -649,7 +703,8 @@ static inline Pds__Lease written(uint32_t n, struct prompt p)
 	return l;
 }
 
-/* A lease for the short prompt whose KV the messager has copied (after learn_kv): both halves of the join are to come. */
+/* A lease for the short prompt whose KV the messager has copied (after learn_kv): both halves of
+ * the join are to come. */
 static inline Pds__Lease filled(uint32_t n, uint32_t max_tokens)
 {
 	const Pds__Grant *g = reserve(n, short_of(max_tokens));
@@ -664,7 +719,8 @@ static inline void join(uint32_t n, Pds__Lease l)
 	say_first(n, l, short_answer[0]);
 }
 
-/* A sequence that a prefill worker and the messager have handed over as they should: it decodes from the first token on. */
+/* A sequence that a prefill worker and the messager have handed over as they should: it decodes
+ * from the first token on. */
 static inline Pds__Lease joined(uint32_t n, uint32_t max_tokens)
 {
 	Pds__Lease l = filled(n, max_tokens);
@@ -685,17 +741,19 @@ static inline void expect_answer(uint32_t n, uint32_t tokens)
 	ck_assert_int_eq(W.answer[n].finish, PDS__FINISH__FINISH_LENGTH);
 	ck_assert_uint_eq(W.answer[n].n, tokens);
 	for (uint32_t i = 0; i < tokens; i++)
-		ck_assert_msg(W.answer[n].id[i] == short_answer[i], "token %u is %u, golden is %u", i, W.answer[n].id[i], short_answer[i]);
+		ck_assert_msg(W.answer[n].id[i] == short_answer[i], "token %u is %u, golden is %u", i,
+		              W.answer[n].id[i], short_answer[i]);
 }
 
-/* --- the program -------------------------------------------------------------------------------------------------------------------------- */
+/* --- the program --------------------------------------------------------- */
 
 /* The daemons lie beside the test. First in main. */
 static inline void world_main(const char *program)
 {
 	const char *slash = strrchr(program, '/');
 	log_set_level("error");
-	snprintf(bin_dir, sizeof bin_dir, "%.*s/../bin", slash ? (int)(slash - program) : 1, slash ? program : ".");
+	snprintf(bin_dir, sizeof bin_dir, "%.*s/../bin", slash ? (int)(slash - program) : 1,
+	         slash ? program : ".");
 }
 
 #endif

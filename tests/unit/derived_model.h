@@ -1,7 +1,9 @@
-/* derived_model.h - golden models rewritten in another shape or container that must give the same logits.
+/* derived_model.h - golden models rewritten in another shape or container that must give the same
+ * logits.
  *
- * derive_padded: head size doubled with zeros (rotary over the first half only), vocabulary three rows longer, everything F32.
- * derive_gguf: a GGUF file, q and k permuted for interleaved rotary pairs, llama 3 scaling as a tensor of divisors. */
+ * derive_padded: head size doubled with zeros (rotary over the first half only), vocabulary three
+ * rows longer, everything F32. derive_gguf: a GGUF file, q and k permuted for interleaved rotary
+ * pairs, llama 3 scaling as a tensor of divisors. */
 #ifndef DERIVED_MODEL_H
 #define DERIVED_MODEL_H
 
@@ -70,9 +72,10 @@ static float *derived_tensor(const struct st_tensor *t, uint32_t *ret_n, uint32_
 	return out;
 }
 
-/* --- padded ------------------------------------------------------------------------------------------------------------- */
+/* --- padded -------------------------------------------------------------- */
 
-/* Rows of a projection to heads: each head's rows, then as many of zeros; `gain` makes up for the smaller attention scale. */
+/* Rows of a projection to heads: each head's rows, then as many of zeros; `gain` makes up for
+ * the smaller attention scale. */
 static float *pad_heads(const float *w, uint32_t n, uint32_t k, uint32_t d, float gain)
 {
 	float *out = mem_array((size_t)2 * n * k, sizeof *out);
@@ -91,7 +94,8 @@ static float *pad_columns(const float *w, uint32_t n, uint32_t k, uint32_t d)
 	return out;
 }
 
-static float *pad_tensor(const struct derived *d, const char *name, float *w, uint32_t *n, uint32_t *k)
+static float *pad_tensor(const struct derived *d, const char *name, float *w, uint32_t *n,
+                         uint32_t *k)
 {
 	float *out = w;
 	if (strstr(name, "q_proj") || strstr(name, "k_proj") || strstr(name, "v_proj")) {
@@ -142,7 +146,8 @@ static void derive_padded(const char *from, const char *to)
 	derived_write(path, &file);
 	json_object_set_new(d.config, "head_dim", json_integer(2 * d.head_dim));
 	json_object_set_new(d.config, "vocab_size", json_integer(d.vocab + 3));
-	json_object_set_new(json_object_get(d.config, "rope_parameters"), "partial_rotary_factor", json_real(0.5));
+	json_object_set_new(json_object_get(d.config, "rope_parameters"), "partial_rotary_factor",
+	                    json_real(0.5));
 	snprintf(path, sizeof path, "%s/config.json", to);
 	ck_assert_int_eq(json_dump_file(d.config, path, 0), 0);
 	buf_fini(&header);
@@ -151,7 +156,7 @@ static void derive_padded(const char *from, const char *to)
 	derived_close(&d);
 }
 
-/* --- GGUF --------------------------------------------------------------------------------------------------------------- */
+/* --- GGUF ---------------------------------------------------------------- */
 
 struct gguf_writer {
 	struct buf kv, info, data;
@@ -183,7 +188,8 @@ static void gw_f32(struct gguf_writer *w, const char *key, float v)
 	gw_value(w, key, GGUF_F32, &v);
 }
 
-static void gw_tensor(struct gguf_writer *w, const char *name, const float *v, uint64_t n, uint64_t k, uint32_t dims)
+static void gw_tensor(struct gguf_writer *w, const char *name, const float *v, uint64_t n,
+                      uint64_t k, uint32_t dims)
 {
 	uint32_t type = 0;
 	uint64_t ne[2] = {k, n}, offset = w->data.len;
@@ -213,9 +219,11 @@ static void interleave_heads(float *w, uint32_t n, uint32_t k, uint32_t d)
 static void gguf_name(const char *hf, char *out, size_t size)
 {
 	static const char *const names[][2] = {
-		{"input_layernorm", "attn_norm"},   {"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
-		{"self_attn.v_proj", "attn_v"},     {"self_attn.o_proj", "attn_output"}, {"post_attention_layernorm", "ffn_norm"},
-		{"mlp.gate_proj", "ffn_gate"},      {"mlp.up_proj", "ffn_up"},      {"mlp.down_proj", "ffn_down"},
+		{"input_layernorm", "attn_norm"},    {"self_attn.q_proj", "attn_q"},
+		{"self_attn.k_proj", "attn_k"},      {"self_attn.v_proj", "attn_v"},
+		{"self_attn.o_proj", "attn_output"}, {"post_attention_layernorm", "ffn_norm"},
+		{"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
+		{"mlp.down_proj", "ffn_down"},
 	};
 	unsigned layer;
 	int at = 0;
@@ -224,7 +232,10 @@ static void gguf_name(const char *hf, char *out, size_t size)
 			if (strncmp(hf + at, names[i][0], strlen(names[i][0])) == 0)
 				snprintf(out, size, "blk.%u.%s.weight", layer, names[i][1]);
 	} else {
-		snprintf(out, size, "%s.weight", strstr(hf, "embed") ? "token_embd" : strstr(hf, "lm_head") ? "output" : "output_norm");
+		snprintf(out, size, "%s.weight",
+		         strstr(hf, "embed")     ? "token_embd"
+		         : strstr(hf, "lm_head") ? "output"
+		                                 : "output_norm");
 	}
 }
 
@@ -241,16 +252,21 @@ static void gw_metadata(struct gguf_writer *w, const struct derived *d)
 	gw_u32(w, "llama.feed_forward_length", config_u32(d->config, "intermediate_size"));
 	gw_u32(w, "llama.attention.head_count", d->heads);
 	gw_u32(w, "llama.attention.head_count_kv", d->kv_heads);
-	gw_f32(w, "llama.attention.layer_norm_rms_epsilon", (float)json_number_value(json_object_get(d->config, "rms_norm_eps")));
-	gw_f32(w, "llama.rope.freq_base", (float)json_number_value(json_object_get(json_object_get(d->config, "rope_parameters"), "rope_theta")));
+	gw_f32(w, "llama.attention.layer_norm_rms_epsilon",
+	       (float)json_number_value(json_object_get(d->config, "rms_norm_eps")));
+	gw_f32(w, "llama.rope.freq_base",
+	       (float)json_number_value(
+			   json_object_get(json_object_get(d->config, "rope_parameters"), "rope_theta")));
 }
 
-/* Divisors of the frequencies, in the words of the family's description: factor 8, low 1, high 4, original length 64. */
+/* Divisors of the frequencies, in the words of the family's description: factor 8, low 1, high
+ * 4, original length 64. */
 static void gw_rope_freqs(struct gguf_writer *w, const struct derived *d)
 {
 	float v[64];
 	for (uint32_t i = 0; i < d->head_dim / 2; i++) {
-		double f = pow(10000.0, -2.0 * i / d->head_dim), wave = 2 * M_PI / f, t = (64 / wave - 1) / (4 - 1);
+		double f = pow(10000.0, -2.0 * i / d->head_dim), wave = 2 * M_PI / f,
+			   t = (64 / wave - 1) / (4 - 1);
 		v[i] = (float)(wave < 64.0 / 4 ? 1 : wave > 64 ? 8 : 1 / ((1 - t) / 8 + t));
 	}
 	gw_tensor(w, "rope_freqs.weight", v, 1, d->head_dim / 2, 1);

@@ -1,4 +1,5 @@
-/* disk_rig.h - what the tests of the disk tier share: a folder, operations that are waited for, blocks whose contents tell their name. */
+/* disk_rig.h - what the tests of the disk tier share: a folder, operations that are waited for,
+ * blocks whose contents tell their name. */
 #ifndef TESTS_DISK_RIG_H
 #define TESTS_DISK_RIG_H
 
@@ -27,7 +28,7 @@
 struct rig_op {
 	struct tier_op op;
 	unsigned name;
-	unsigned char *bytes;        /* put: NULL, made from the name; get: room */
+	unsigned char *bytes; /* put: NULL, made from the name; get: room */
 	int move_code, moved, done, code;
 	enum tier_id tier;
 	char text[128];
@@ -46,8 +47,10 @@ static inline struct tier_key rig_key(unsigned name)
 	return k;
 }
 
-/* Bytes that differ for each name and place. Not watched by the thread sanitizer, which would take most of the tests' time for it. */
-__attribute__((no_sanitize_thread)) static void rig_fill(unsigned char *p, size_t at, size_t n, unsigned name)
+/* Bytes that differ for each name and place. Not watched by the thread sanitizer, which would
+ * take most of the tests' time for it. */
+__attribute__((no_sanitize_thread)) static void rig_fill(unsigned char *p, size_t at, size_t n,
+                                                         unsigned name)
 {
 	for (size_t i = 0; i < n; i++) {
 		size_t x = at + i;
@@ -97,7 +100,10 @@ static inline void rig_done(struct tier_op *top, int code, enum tier_id tier, co
 static inline struct rig_op *rig_op(unsigned name, size_t bytes, int put)
 {
 	struct rig_op *o = mem_zalloc(sizeof *o);
-	o->op = (struct tier_op){.key = rig_key(name), .bytes = bytes, .done = rig_done, .move = put ? rig_move_in : rig_move_out};
+	o->op = (struct tier_op){.key = rig_key(name),
+	                         .bytes = bytes,
+	                         .done = rig_done,
+	                         .move = put ? rig_move_in : rig_move_out};
 	o->name = name;
 	o->bytes = put ? NULL : mem_alloc(bytes ? bytes : 1);
 	pthread_mutex_init(&o->lock, NULL);
@@ -112,7 +118,8 @@ static inline int rig_wait(struct rig_op *o)
 	t.tv_sec += RIG_WAIT_S;
 	pthread_mutex_lock(&o->lock);
 	while (!o->done)
-		ck_assert_msg(pthread_cond_timedwait(&o->over, &o->lock, &t) == 0, "operation on %u has not ended", o->name);
+		ck_assert_msg(pthread_cond_timedwait(&o->over, &o->lock, &t) == 0,
+		              "operation on %u has not ended", o->name);
 	ck_assert_int_eq(o->done, 1);
 	pthread_mutex_unlock(&o->lock);
 	return o->code;
@@ -149,7 +156,8 @@ static inline int rig_get_end(struct rig_op *o)
 	if (code == 0) {
 		unsigned char *want = mem_alloc(o->op.bytes);
 		rig_fill(want, 0, o->op.bytes, o->name);
-		ck_assert_msg(memcmp(want, o->bytes, o->op.bytes) == 0, "block %u: wrong bytes were served", o->name);
+		ck_assert_msg(memcmp(want, o->bytes, o->op.bytes) == 0, "block %u: wrong bytes were served",
+		              o->name);
 		ck_assert_int_eq(o->tier, TIER_DISK);
 		free(want);
 	} else if (o->move_code == 0) {
@@ -190,7 +198,12 @@ static inline uint32_t rig_lookup(struct tier *t, const unsigned *names, uint32_
 	ck_assert_uint_le(n, 64);
 	for (uint32_t i = 0; i < n; i++)
 		key[i] = rig_key(names[i]);
-	struct rig_find r = {.f = {.key = key, .where = where, .n = n, .leading = 1, .bytes = bytes, .done = rig_find_done}};
+	struct rig_find r = {.f = {.key = key,
+	                           .where = where,
+	                           .n = n,
+	                           .leading = 1,
+	                           .bytes = bytes,
+	                           .done = rig_find_done}};
 	pthread_mutex_init(&r.lock, NULL);
 	pthread_cond_init(&r.over, NULL);
 	t->ops->lookup(t, &r.f);
@@ -223,7 +236,8 @@ static char rig_folder[160];
 static inline void rig_folder_new(void)
 {
 	const char *base = getenv("TMPDIR");
-	snprintf(rig_folder, sizeof rig_folder, "%s/pdserve-disk-XXXXXX", base && base[0] == '/' && strlen(base) < 100 ? base : "/tmp");
+	snprintf(rig_folder, sizeof rig_folder, "%s/pdserve-disk-XXXXXX",
+	         base && base[0] == '/' && strlen(base) < 100 ? base : "/tmp");
 	ck_assert_ptr_nonnull(mkdtemp(rig_folder));
 }
 

@@ -1,4 +1,5 @@
-/* draw_rig.h - one draw or score by itself: what an engine lays out of it, sampled on the host (draw.h, kernels/sample.h). */
+/* draw_rig.h - one draw or score by itself: what an engine lays out of it, sampled on the host
+ * (draw.h, kernels/sample.h). */
 #ifndef TESTS_DRAW_RIG_H
 #define TESTS_DRAW_RIG_H
 
@@ -13,9 +14,9 @@
 struct draw_rig {
 	uint32_t vocab;
 	struct kern_sampler *sampler;
-	uint32_t *words;           /* a batch: its head, masks and lists of a draw */
+	uint32_t *words; /* a batch: its head, masks and lists of a draw */
 	size_t room;
-	struct kern_carry *carries;   /* what tests set, or NULL */
+	struct kern_carry *carries; /* what tests set, or NULL */
 };
 
 static inline struct draw_rig *draw_rig_new(uint32_t vocab)
@@ -51,12 +52,16 @@ static inline struct kern_draw draw_rig_lay_out(struct draw_rig *r, const struct
 	return k;
 }
 
-static inline void draw_rig_sample(struct draw_rig *r, const float *logits, const struct kern_draw *k, struct kern_drawn *ret)
+static inline void draw_rig_sample(struct draw_rig *r, const float *logits,
+                                   const struct kern_draw *k, struct kern_drawn *ret)
 {
-	kern_sample(r->sampler, logits, (const struct kern_batch *)(const void *)r->words, k, r->carries, ret);
+	kern_sample(r->sampler, logits, (const struct kern_batch *)(const void *)r->words, k,
+	            r->carries, ret);
 }
 
-static inline void draw_rig_draw(struct draw_rig *r, const float *logits, const struct sample_params *p, const struct engine_draw *at, struct kern_drawn *ret)
+static inline void draw_rig_draw(struct draw_rig *r, const float *logits,
+                                 const struct sample_params *p, const struct engine_draw *at,
+                                 struct kern_drawn *ret)
 {
 	struct engine_draw d = *at;
 	d.params = p;
@@ -64,9 +69,11 @@ static inline void draw_rig_draw(struct draw_rig *r, const float *logits, const 
 	draw_rig_sample(r, logits, &k, ret);
 }
 
-static inline void draw_rig_score(struct draw_rig *r, const float *logits, uint32_t id, int32_t logprobs, struct kern_drawn *ret)
+static inline void draw_rig_score(struct draw_rig *r, const float *logits, uint32_t id,
+                                  int32_t logprobs, struct kern_drawn *ret)
 {
-	struct kern_draw k = draw_rig_lay_out(r, &(struct engine_draw){.score = 1, .id = id, .logprobs = logprobs});
+	struct kern_draw k = draw_rig_lay_out(
+		r, &(struct engine_draw){.score = 1, .id = id, .logprobs = logprobs});
 	draw_rig_sample(r, logits, &k, ret);
 }
 

@@ -1,5 +1,5 @@
-/* engine_rig.h - an engine with a pool for tests, sequences with scattered blocks, and the golden models' data (tests/data/golden).
- * Included once by each. */
+/* engine_rig.h - an engine with a pool for tests, sequences with scattered blocks, and the golden
+ * models' data (tests/data/golden). Included once by each. */
 #ifndef TEST_ENGINE_RIG_H
 #define TEST_ENGINE_RIG_H
 
@@ -17,7 +17,7 @@
 #define GOLDEN_TOLERANCE 1e-3f
 #define MAX_TOKENS 512u
 
-/* --- an engine with a pool ---------------------------------------------------------------------------------------------- */
+/* --- an engine with a pool ----------------------------------------------- */
 
 struct rig {
 	struct engine *e;
@@ -26,13 +26,13 @@ struct rig {
 };
 
 struct rig_opts {
-	const char *model, *variant, *backend;                  /* backend: "cpu" if NULL */
+	const char *model, *variant, *backend; /* backend: "cpu" if NULL */
 	enum kv_type kv;
 	enum kern_dtype activations;
-	unsigned threads, block_tokens, rows, logits, blocks;   /* 0: 1, 16, 320, as rows, 96 */
+	unsigned threads, block_tokens, rows, logits, blocks; /* 0: 1, 16, 320, as rows, 96 */
 	void (*progressed)(void *arg);
 	void *arg;
-	uint64_t *board;                                        /* (256) */
+	uint64_t *board; /* (256) */
 };
 
 static struct rig rig_open(struct rig_opts o)
@@ -41,9 +41,19 @@ static struct rig rig_open(struct rig_opts o)
 	struct err err = {0};
 	uint32_t rows = o.rows ? o.rows : 320;
 	struct engine_opts eo = {
-		.model_path = o.model, .backend = o.backend ? o.backend : "cpu", .variant = o.variant, .threads = o.threads ? o.threads : 1, .kv_type = o.kv, .activations = o.activations,
-		.block_tokens = o.block_tokens ? o.block_tokens : 16, .max_rows = rows, .max_logits = o.logits ? o.logits : rows, .max_spans = 32, .max_table = 512,
-		.progressed = o.progressed, .progressed_arg = o.arg,
+		.model_path = o.model,
+		.backend = o.backend ? o.backend : "cpu",
+		.variant = o.variant,
+		.threads = o.threads ? o.threads : 1,
+		.kv_type = o.kv,
+		.activations = o.activations,
+		.block_tokens = o.block_tokens ? o.block_tokens : 16,
+		.max_rows = rows,
+		.max_logits = o.logits ? o.logits : rows,
+		.max_spans = 32,
+		.max_table = 512,
+		.progressed = o.progressed,
+		.progressed_arg = o.arg,
 	};
 	int rc = engine_open(&eo, &r.e, &err);
 	ck_assert_msg(rc == 0, "engine_open: %s", err.text);
@@ -54,7 +64,8 @@ static struct rig rig_open(struct rig_opts o)
 	ck_assert_msg(rc == 0, "engine_new_pool: %s", err.text);
 	r.pool = engine_pool(r.e)->host;
 	if (r.pool)
-		memset(r.pool, 0xff, i->kv.block_bytes * r.blocks);   /* NaN: a block that is read before it is written shows */
+		/* NaN: a block that is read before it is written shows */
+		memset(r.pool, 0xff, i->kv.block_bytes * r.blocks);
 	if (o.board)
 		ck_assert_int_eq(engine_attach_board(r.e, o.board, 256 * sizeof *o.board, &err), 0);
 	return r;
@@ -86,17 +97,25 @@ static void step(struct rig *r, struct engine_span *spans, uint32_t n)
 	ck_assert_msg(rc == 0, "engine_step: %s", err.text);
 }
 
-/* Feeds n tokens in chunks of `chunk`; out (n, vocab) takes all logits, or only the last row's if `last`. */
-static void feed(struct rig *r, struct seq *s, const uint32_t *ids, uint32_t n, uint32_t chunk, int last, float *out)
+/* Feeds n tokens in chunks of `chunk`; out (n, vocab) takes all logits, or only the last row's
+ * if `last`. */
+static void feed(struct rig *r, struct seq *s, const uint32_t *ids, uint32_t n, uint32_t chunk,
+                 int last, float *out)
 {
 	for (uint32_t at = 0; at < n; at += chunk) {
 		uint32_t m = n - at < chunk ? n - at : chunk;
-		struct engine_span span = {.tokens = ids + at, .n = m, .position = s->position, .blocks = s->table,
-		                           .logits = !last ? ENGINE_LOGITS_ALL : at + m == n ? ENGINE_LOGITS_LAST : ENGINE_LOGITS_NONE};
+		struct engine_span span = {.tokens = ids + at,
+		                           .n = m,
+		                           .position = s->position,
+		                           .blocks = s->table,
+		                           .logits = !last         ? ENGINE_LOGITS_ALL
+		                                     : at + m == n ? ENGINE_LOGITS_LAST
+		                                                   : ENGINE_LOGITS_NONE};
 		step(r, &span, 1);
 		s->position += m;
 		if (!last)
-			memcpy(out + (size_t)at * r->vocab, engine_logits(r->e, span.logits_row), (size_t)m * r->vocab * sizeof *out);
+			memcpy(out + (size_t)at * r->vocab, engine_logits(r->e, span.logits_row),
+			       (size_t)m * r->vocab * sizeof *out);
 		else if (at + m == n)
 			memcpy(out, engine_logits(r->e, span.logits_row), r->vocab * sizeof *out);
 	}
@@ -121,7 +140,7 @@ static float max_diff(const float *a, const float *b, size_t n)
 	return m;
 }
 
-/* --- golden models ------------------------------------------------------------------------------------------------------ */
+/* --- golden models ------------------------------------------------------- */
 
 static uint32_t read_ids(const json_t *list, uint32_t *out, uint32_t max)
 {
@@ -143,9 +162,10 @@ static json_t *load_json(const char *folder, const char *file)
 }
 
 struct golden {
-	uint32_t prompt[2][MAX_TOKENS], n[2];    /* short, long */
+	uint32_t prompt[2][MAX_TOKENS], n[2]; /* short, long */
 	uint32_t greedy[2][48];
-	float logits[23 * 320];                  /* 7 rows of the short prompt, the last 16 of the long one */
+	/* 7 rows of the short prompt, the last 16 of the long one */
+	float logits[23 * 320];
 };
 
 static void golden_load(struct golden *g, const char *folder)
@@ -154,7 +174,11 @@ static void golden_load(struct golden *g, const char *folder)
 	json_t *p = load_json(folder, "prompt.json"), *o = load_json(folder, "golden.json");
 	for (int i = 0; i < 2; i++) {
 		g->n[i] = read_ids(json_object_get(p, which[i]), g->prompt[i], MAX_TOKENS);
-		ck_assert_uint_eq(read_ids(json_object_get(json_object_get(json_object_get(o, "continuations"), which[i]), "greedy"), g->greedy[i], 48), 48);
+		ck_assert_uint_eq(
+			read_ids(json_object_get(json_object_get(json_object_get(o, "continuations"), which[i]),
+		                             "greedy"),
+		             g->greedy[i], 48),
+			48);
 	}
 	json_decref(p);
 	json_decref(o);
@@ -189,13 +213,16 @@ static void golden_check(const char *folder, const char *data, struct rig_opts o
 	for (int i = 0; i < 2; i++) {
 		struct seq s = seq_new(&r, (uint32_t)i * 50);
 		feed(&r, &s, g->prompt[i], g->n[i], g->n[i], 0, all);
-		float d = golden_diff(i ? all + (size_t)(g->n[1] - 16) * v : all, v, i ? g->logits + 7 * 320 : g->logits, i ? 16 : 7);
-		printf("%s %s: largest difference of a logit %.2g (limit %g)\n", folder, i ? "long" : "short", d, tolerance);
+		float d = golden_diff(i ? all + (size_t)(g->n[1] - 16) * v : all, v,
+		                      i ? g->logits + 7 * 320 : g->logits, i ? 16 : 7);
+		printf("%s %s: largest difference of a logit %.2g (limit %g)\n", folder,
+		       i ? "long" : "short", d, tolerance);
 		ck_assert_msg(d <= tolerance, "%s: %g > %g", folder, d, tolerance);
 		memcpy(row, all + (size_t)(g->n[i] - 1) * v, v * sizeof *row);
 		for (uint32_t k = 0; k < 48; k++) {
 			uint32_t id = argmax(row, 320);
-			ck_assert_msg(id == g->greedy[i][k], "%s prompt %d step %u: id %u, want %u", folder, i, k, id, g->greedy[i][k]);
+			ck_assert_msg(id == g->greedy[i][k], "%s prompt %d step %u: id %u, want %u", folder, i,
+			              k, id, g->greedy[i][k]);
 			feed(&r, &s, &id, 1, 1, 1, row);
 		}
 	}

@@ -14,7 +14,7 @@
 #define FLUSH_WAIT_US 60000000u
 
 struct flush_rig {
-	struct tier_flush f;     /* first */
+	struct tier_flush f; /* first */
 	atomic_int done;
 };
 

@@ -1,6 +1,8 @@
-/* messager_rig.h - a prefill worker, a decode worker and their links in one process, for driving the messager's task machine event by event.
+/* messager_rig.h - a prefill worker, a decode worker and their links in one process, for driving
+ * the messager's task machine event by event.
  *
- * Time stands still unless a test moves it. What the machine sends is kept as struct said; nothing is delivered by itself. */
+ * Time stands still unless a test moves it. What the machine sends is kept as struct said;
+ * nothing is delivered by itself. */
 #ifndef TEST_MESSAGER_RIG_H
 #define TEST_MESSAGER_RIG_H
 
@@ -31,39 +33,40 @@ struct grant {
 
 struct said {
 	enum msg_type type;
-	char to[RING_NAME_MAX], prefill[RING_NAME_MAX];   /* prefill: of LEASE_OPEN and KV_READY */
+	char to[RING_NAME_MAX], prefill[RING_NAME_MAX]; /* prefill: of LEASE_OPEN and KV_READY */
 	uint64_t epoch, lease, slot_gen;
 	struct reqid req;
 	uint32_t slot;
 	Pds__Fault fault;
 	char text[400];
-	enum ring_state word;      /* of slot 0 at that moment */
+	enum ring_state word; /* of slot 0 at that moment */
 };
 
 struct rig {
 	struct mover *m;
 	struct kv_layout layout;
-	struct pool_memory p, d;     /* the owners' mappings */
-	struct ring *ring;         /* P's */
+	struct pool_memory p, d; /* the owners' mappings */
+	struct ring *ring;       /* P's */
 	_Atomic uint64_t now_us;
-	int p_linked, d_linked, full;    /* full: the window takes nothing */
+	int p_linked, d_linked, full; /* full: the window takes nothing */
 	struct said said[64];
 	unsigned n_said;
-	void (*on_clock)(struct rig *r);   /* called whenever the machine looks at the clock */
+	void (*on_clock)(struct rig *r); /* called whenever the machine looks at the clock */
 	unsigned clock_calls;
-	/* Points: whenever the machine asks for something outside itself - the clock, before and after each message. All that it does to shared memory lies between
-	 * two points. kill_at 1: killed at the next one, n: at the n-th; 0: not. */
+	/* Points: whenever the machine asks for something outside itself - the clock, before and after
+	 * each message. All that it does to shared memory lies between two points. kill_at 1: killed
+	 * at the next one, n: at the n-th; 0: not. */
 	unsigned points, kill_at;
-	sigjmp_buf killed;         /* set by RIG_ALIVE */
+	sigjmp_buf killed; /* set by RIG_ALIVE */
 	void (*on_point)(struct rig *r);
 	enum task_end last_end;
 	unsigned n_ended;
 	struct task_report report;
-	uint32_t slot;             /* of the task that rig_publish made last */
+	uint32_t slot; /* of the task that rig_publish made last */
 	uint64_t gen;
 	uint64_t lease;
 	struct mover_worker *wp, *wd;
-	struct grant grants[RIG_LEASES];   /* by lease */
+	struct grant grants[RIG_LEASES]; /* by lease */
 };
 
 static void rig_point(struct rig *r)
@@ -75,7 +78,8 @@ static void rig_point(struct rig *r)
 		siglongjmp(r->killed, 1);
 }
 
-/* if (RIG_ALIVE(r)) { calls of the machine } else { it was killed at a point in them: rig_restart } */
+/* if (RIG_ALIVE(r)) { calls of the machine } else { it was killed at a point in them:
+ * rig_restart } */
 #define RIG_ALIVE(r) (sigsetjmp((r)->killed, 0) == 0)
 
 static uint64_t rig_now(void *arg)
@@ -96,7 +100,8 @@ static int rig_linked(void *arg, const char *name, uint64_t epoch)
 	return strcmp(name, "decode-1") == 0 && r->d_linked && epoch == D_EPOCH;
 }
 
-static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type type,
+                    const struct msg_head *head, const ProtobufCMessage *body)
 {
 	struct rig *r = arg;
 	rig_point(r);
@@ -105,7 +110,8 @@ static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 	CHECK(head->attempt && (head->req.hi || head->req.lo) && r->n_said < 64);
 	struct said *s = &r->said[r->n_said++];
 	uint64_t gen;
-	*s = (struct said){.type = type, .epoch = epoch, .req = head->req, .word = ring_peek(r->ring, 0, &gen)};
+	*s = (struct said){
+		.type = type, .epoch = epoch, .req = head->req, .word = ring_peek(r->ring, 0, &gen)};
 	strcpy(s->to, name);
 	if (type == MSG_LEASE_OPEN) {
 		const Pds__LeaseOpen *o = (const Pds__LeaseOpen *)body;
@@ -146,7 +152,8 @@ static void rig_attach_p(struct rig *r)
 	struct kv_region p;
 	struct ring *ring;
 	struct err e = {0};
-	if (kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", 0, dup(r->p.region.control_fd), dup(r->p.region.data_fd), &e) < 0 ||
+	if (kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", 0, dup(r->p.region.control_fd),
+	                  dup(r->p.region.data_fd), &e) < 0 ||
 	    ring_map(dup(ring_fd(r->ring)), RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e) < 0)
 		PANIC("%s", e.text);
 	r->wp = mover_add(r->m, "prefill-1", P_EPOCH, &r->layout, &p, ring);
@@ -156,7 +163,8 @@ static void rig_attach_d(struct rig *r)
 {
 	struct kv_region d;
 	struct err e = {0};
-	if (kv_region_map(&d, &r->layout, RIG_BLOCKS, "cpu", 0, dup(r->d.region.control_fd), dup(r->d.region.data_fd), &e) < 0)
+	if (kv_region_map(&d, &r->layout, RIG_BLOCKS, "cpu", 0, dup(r->d.region.control_fd),
+	                  dup(r->d.region.data_fd), &e) < 0)
 		PANIC("%s", e.text);
 	r->wd = mover_add(r->m, "decode-1", D_EPOCH, &r->layout, &d, NULL);
 }
@@ -175,7 +183,8 @@ static void rig_init(struct rig *r)
 	r->now_us = 1000000;
 	r->p_linked = r->d_linked = 1;
 	kv_layout_uniform(&r->layout, RIG_LAYERS, 1, 4, RIG_BLOCK_TOKENS, KV_F32);
-	if (pool_memory_new(&r->p, &r->layout, RIG_BLOCKS, &e) < 0 || pool_memory_new(&r->d, &r->layout, RIG_BLOCKS, &e) < 0 ||
+	if (pool_memory_new(&r->p, &r->layout, RIG_BLOCKS, &e) < 0 ||
+	    pool_memory_new(&r->d, &r->layout, RIG_BLOCKS, &e) < 0 ||
 	    ring_create(RIG_SLOTS, RIG_LAYERS, P_EPOCH, &r->ring, &e) < 0)
 		PANIC("%s", e.text);
 	r->m = rig_mover(r);
@@ -196,7 +205,7 @@ static void rig_fini(struct rig *r)
 /* The messager is killed and a new one starts: it knows nothing but what shared memory says. */
 __attribute__((unused)) static void rig_restart(struct rig *r)
 {
-	void (*hook)(struct rig *r) = r->on_clock, (*point)(struct rig *r) = r->on_point;
+	void (*hook)(struct rig * r) = r->on_clock, (*point)(struct rig * r) = r->on_point;
 	unsigned kill_at = r->kill_at;
 	r->on_clock = r->on_point = NULL;
 	r->kill_at = 0;
@@ -209,9 +218,10 @@ __attribute__((unused)) static void rig_restart(struct rig *r)
 	r->kill_at = kill_at;
 }
 
-/* --- P ------------------------------------------------------------------------------------------------------------------ */
+/* --- P ------------------------------------------------------------------- */
 
-static void rig_task(struct rig *r, struct ring_task *t, uint64_t lease, uint32_t first_token, uint32_t tokens)
+static void rig_task(struct rig *r, struct ring_task *t, uint64_t lease, uint32_t first_token,
+                     uint32_t tokens)
 {
 	memset(t, 0, sizeof *t);
 	t->req = (struct reqid){7, lease};
@@ -250,14 +260,16 @@ static void rig_post(struct rig *r, const struct ring_task *t)
 	r->lease = t->lease_id;
 }
 
-__attribute__((unused)) static void rig_publish(struct rig *r, uint64_t lease, uint32_t first_token, uint32_t tokens)
+__attribute__((unused)) static void rig_publish(struct rig *r, uint64_t lease, uint32_t first_token,
+                                                uint32_t tokens)
 {
 	static struct ring_task t;
 	rig_task(r, &t, lease, first_token, tokens);
 	rig_post(r, &t);
 }
 
-static unsigned char *rig_piece(const struct rig *r, const struct pool_memory *of, uint32_t layer, uint32_t block)
+static unsigned char *rig_piece(const struct rig *r, const struct pool_memory *of, uint32_t layer,
+                                uint32_t block)
 {
 	return of->data + kv_piece_offset(&r->layout, RIG_BLOCKS, layer, block);
 }
@@ -268,11 +280,14 @@ static unsigned char rig_value(uint64_t lease, uint32_t layer, uint32_t block)
 }
 
 /* P computes all blocks of the layer up to `tokens` of the last published task, and says so. */
-static void rig_compute_layer(struct rig *r, uint32_t layer, uint32_t first_block, uint32_t n_blocks, uint32_t tokens)
+static void rig_compute_layer(struct rig *r, uint32_t layer, uint32_t first_block,
+                              uint32_t n_blocks, uint32_t tokens)
 {
 	for (uint32_t b = first_block; b < first_block + n_blocks; b++)
-		memset(rig_piece(r, &r->p, layer, b), rig_value(r->lease, layer, b), r->layout.piece_bytes[layer]);
-	__atomic_store_n(ring_progress_word(r->ring, r->slot, layer), ring_progress_value(r->gen, tokens), __ATOMIC_RELEASE);
+		memset(rig_piece(r, &r->p, layer, b), rig_value(r->lease, layer, b),
+		       r->layout.piece_bytes[layer]);
+	__atomic_store_n(ring_progress_word(r->ring, r->slot, layer),
+	                 ring_progress_value(r->gen, tokens), __ATOMIC_RELEASE);
 }
 
 __attribute__((unused)) static void rig_compute(struct rig *r, uint32_t n_blocks, uint32_t tokens)
@@ -281,7 +296,7 @@ __attribute__((unused)) static void rig_compute(struct rig *r, uint32_t n_blocks
 		rig_compute_layer(r, l, 2, n_blocks, tokens);
 }
 
-/* --- D ------------------------------------------------------------------------------------------------------------------ */
+/* --- D ------------------------------------------------------------------- */
 
 /* The answer as D would give it, for tests that change something of it before they pass it on. */
 struct answer {
@@ -314,7 +329,8 @@ static void rig_answer(const struct rig *r, struct answer *a, uint64_t lease, ui
 	}
 }
 
-static void rig_opened_by(struct rig *r, uint64_t lease, uint64_t generation, uint64_t epoch, int refused)
+static void rig_opened_by(struct rig *r, uint64_t lease, uint64_t generation, uint64_t epoch,
+                          int refused)
 {
 	struct answer a;
 	rig_answer(r, &a, lease, generation, epoch);
@@ -352,7 +368,7 @@ static void rig_ack(struct rig *r)
 	mover_kv_ready_ack(r->m, "decode-1", D_EPOCH, &b);
 }
 
-/* --- what was said -------------------------------------------------------------------------------------------------------- */
+/* --- what was said ------------------------------------------------------- */
 
 __attribute__((unused)) static unsigned rig_count(const struct rig *r, enum msg_type type)
 {

@@ -1,5 +1,6 @@
-/* messager_steps.h - the usual steps of a task over messager_rig.h, for tests that begin in the middle of one: published and asked for, opened, all posted; and what a test expects at
- * the end. */
+/* messager_steps.h - the usual steps of a task over messager_rig.h, for tests that begin in the
+ * middle of one: published and asked for, opened, all posted; and what a test expects at the
+ * end. */
 #ifndef TEST_MESSAGER_STEPS_H
 #define TEST_MESSAGER_STEPS_H
 
@@ -72,21 +73,11 @@ enum { STEPS = 8 };
 static inline void way(int step)
 {
 	switch (step) {
-	case 0:
-		rig_publish(r, 1, 0, 10);
-		break;
-	case 2:
-		rig_opened(r, 0);
-		break;
-	case 3:
-		rig_compute_layer(r, 0, 2, 3, 10);
-		break;
-	case 5:
-		rig_compute(r, 3, 10);
-		break;
-	case 7:
-		rig_ack(r);
-		break;
+	case 0: rig_publish(r, 1, 0, 10); break;
+	case 2: rig_opened(r, 0); break;
+	case 3: rig_compute_layer(r, 0, 2, 3, 10); break;
+	case 5: rig_compute(r, 3, 10); break;
+	case 7: rig_ack(r); break;
 	}
 	mover_turn(r->m);
 }

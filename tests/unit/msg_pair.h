@@ -1,7 +1,10 @@
-/* msg_pair.h - two daemons' links in one process, for tests of common/msg: what one side said, numbered, and what the other got, checked as it comes.
+/* msg_pair.h - two daemons' links in one process, for tests of common/msg: what one side said,
+ * numbered, and what the other got, checked as it comes.
  *
- * What holds for everything that a side hears from one life of the other: within a session (up to down, at the sender) it starts at the first message, has no
- * gap, no repetition, no other order; sessions only grow. A session's number and the message's place in it travel in the message head (request id). */
+ * What holds for everything that a side hears from one life of the other: within a session (up to
+ * down, at the sender) it starts at the first message, has no gap, no repetition, no other
+ * order; sessions only grow. A session's number and the message's place in it travel in the
+ * message head (request id). */
 #ifndef TESTS_MSG_PAIR_H
 #define TESTS_MSG_PAIR_H
 
@@ -17,8 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static struct event_base *base;     /* the one that all sides of a test are on */
-static char endpoint[100];          /* of a test that binds by itself */
+static struct event_base *base; /* the one that all sides of a test are on */
+static char endpoint[100];      /* of a test that binds by itself */
 
 static inline void base_setup(void)
 {
@@ -35,16 +38,16 @@ static inline void base_teardown(void)
 
 struct side {
 	struct chan *c;
-	struct peer *p;            /* the up peer, or NULL */
+	struct peer *p; /* the up peer, or NULL */
 	const char *name;
-	char bind[100];            /* "": dials */
+	char bind[100]; /* "": dials */
 	char to[100];
 	uint64_t epoch;
 	struct chan_opts opts;
 	unsigned ups, downs;
 	/* said */
-	uint64_t session, said, full;      /* in the present session; ERR_FULL answers */
-	uint64_t sum;                      /* of all sessions */
+	uint64_t session, said, full; /* in the present session; ERR_FULL answers */
+	uint64_t sum;                 /* of all sessions */
 	/* heard */
 	uint64_t heard_session, heard, total, wrong;
 	uint32_t types_heard[128];
@@ -52,7 +55,7 @@ struct side {
 };
 
 static const enum msg_type numbered[] = {
-#define X(name, number, body, flags, from) ((flags) & MSG_NUMBERED) ? MSG_##name : (enum msg_type)0,
+#define X(name, number, body, flags, from) ((flags)&MSG_NUMBERED) ? MSG_##name : (enum msg_type)0,
 	MSG_TYPES(X)
 #undef X
 };
@@ -97,9 +100,12 @@ static inline int say_type(struct side *s, enum msg_type type)
 		const struct {
 			const void *type;
 			void *part;
-		} parts[] = {{&pds__lease__descriptor, &lease}, {&pds__token__descriptor, &token}, {&pds__worker_info__descriptor, &worker},
+		} parts[] = {{&pds__lease__descriptor, &lease},
+		             {&pds__token__descriptor, &token},
+		             {&pds__worker_info__descriptor, &worker},
 		             {&pds__request__descriptor, &request}};
-		for (size_t k = 0; f->label != PROTOBUF_C_LABEL_REPEATED && k < sizeof parts / sizeof *parts; k++)
+		for (size_t k = 0;
+		     f->label != PROTOBUF_C_LABEL_REPEATED && k < sizeof parts / sizeof *parts; k++)
 			if (f->descriptor == parts[k].type)
 				*(void **)(room + f->offset) = parts[k].part;
 	}
@@ -117,11 +123,14 @@ static inline int say_type(struct side *s, enum msg_type type)
 static void side_wrong(struct side *s, const char *what, const struct msg_head *h)
 {
 	if (!s->wrong++)
-		snprintf(s->problem, sizeof s->problem, "%s heard message %llu of session %llu after %llu of %llu: %s", s->name, (unsigned long long)h->req.lo,
-		         (unsigned long long)h->req.hi, (unsigned long long)s->heard, (unsigned long long)s->heard_session, what);
+		snprintf(s->problem, sizeof s->problem,
+		         "%s heard message %llu of session %llu after %llu of %llu: %s", s->name,
+		         (unsigned long long)h->req.lo, (unsigned long long)h->req.hi,
+		         (unsigned long long)s->heard, (unsigned long long)s->heard_session, what);
 }
 
-static void side_message(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h, const ProtobufCMessage *body)
+static void side_message(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h,
+                         const ProtobufCMessage *body)
 {
 	struct side *s = arg;
 	(void)body;
@@ -160,7 +169,8 @@ static void side_down(void *arg, struct peer *p, const char *why)
 	snprintf(s->why, sizeof s->why, "%s", why);
 }
 
-/* Opens the side's next life; what it heard in the last one is of no concern to it, its sessions go on. */
+/* Opens the side's next life; what it heard in the last one is of no concern to it, its sessions
+ * go on. */
 static void side_start(struct event_base *on, struct side *s)
 {
 	struct chan_hooks h = {.arg = s, .up = side_up, .down = side_down, .message = side_message};
@@ -184,11 +194,18 @@ static inline void side_stop(struct side *s)
 
 static inline struct chan_opts pair_opts(uint64_t resend_us, const char *fault)
 {
-	return (struct chan_opts){.heartbeat_us = 20000, .silence_us = 20000000, .window_messages = 4096, .window_bytes = 1 << 20, .peers_max = 4,
-	                          .message_bytes_max = 1 << 20, .resend_us = resend_us, .fault = fault};
+	return (struct chan_opts){.heartbeat_us = 20000,
+	                          .silence_us = 20000000,
+	                          .window_messages = 4096,
+	                          .window_bytes = 1 << 20,
+	                          .peers_max = 4,
+	                          .message_bytes_max = 1 << 20,
+	                          .resend_us = resend_us,
+	                          .fault = fault};
 }
 
-static inline void pair_open(struct event_base *on, struct side *a, struct side *b, const char *id, const struct chan_opts *oa, const struct chan_opts *ob)
+static inline void pair_open(struct event_base *on, struct side *a, struct side *b, const char *id,
+                             const struct chan_opts *oa, const struct chan_opts *ob)
 {
 	*a = (struct side){.name = "bound", .epoch = 1000, .opts = *oa};
 	*b = (struct side){.name = "dials", .epoch = 2000, .opts = *ob};
@@ -209,7 +226,8 @@ static inline void pair_close(struct side *a, struct side *b)
 /* Both are up with each other's present life, and all that was said in these sessions was heard. */
 static int pair_settled(const struct side *a, const struct side *b)
 {
-	return a->p && b->p && peer_epoch(a->p) == b->epoch && peer_epoch(b->p) == a->epoch && (!a->said || (b->heard_session == a->session && b->heard == a->said)) &&
+	return a->p && b->p && peer_epoch(a->p) == b->epoch && peer_epoch(b->p) == a->epoch &&
+	       (!a->said || (b->heard_session == a->session && b->heard == a->said)) &&
 	       (!b->said || (a->heard_session == b->session && a->heard == b->said));
 }
 
@@ -224,7 +242,8 @@ static inline void until_settled(struct side *a, struct side *b, const char *wha
 {
 	for (uint64_t end = clock_us() + 60000000; !pair_settled(a, b) || a->wrong || b->wrong;) {
 		ck_assert_msg(!a->wrong && !b->wrong, "%s: %s%s", what, a->problem, b->problem);
-		ck_assert_msg(clock_us() < end, "%s: said %llu and %llu, heard %llu and %llu", what, (unsigned long long)a->said, (unsigned long long)b->said,
+		ck_assert_msg(clock_us() < end, "%s: said %llu and %llu, heard %llu and %llu", what,
+		              (unsigned long long)a->said, (unsigned long long)b->said,
 		              (unsigned long long)a->heard, (unsigned long long)b->heard);
 		pump_ms(base, 2);
 	}

@@ -1,4 +1,5 @@
-/* msg_rogue.h - a raw ZeroMQ socket that says what no daemon of ours would, for tests of common/msg. */
+/* msg_rogue.h - a raw ZeroMQ socket that says what no daemon of ours would, for tests of
+ * common/msg. */
 #ifndef TESTS_MSG_ROGUE_H
 #define TESTS_MSG_ROGUE_H
 
@@ -10,10 +11,10 @@
 
 struct rogue {
 	void *ctx, *z;
-	uint64_t link, their_epoch, epoch;   /* epoch: its own */
+	uint64_t link, their_epoch, epoch; /* epoch: its own */
 	uint32_t version;
-	uint64_t again;              /* numbered messages that came */
-	char refusal[320];           /* of the last WELCOME; "": none */
+	uint64_t again;    /* numbered messages that came */
+	char refusal[320]; /* of the last WELCOME; "": none */
 };
 
 static inline void rogue_open(struct rogue *g, const char *to)
@@ -31,7 +32,8 @@ static inline void rogue_close(struct rogue *g)
 	zmq_ctx_term(g->ctx);
 }
 
-static inline void rogue_send(struct rogue *g, const char *name, enum msg_type type, uint64_t seq, uint64_t ack, const ProtobufCMessage *body)
+static inline void rogue_send(struct rogue *g, const char *name, enum msg_type type, uint64_t seq,
+                              uint64_t ack, const ProtobufCMessage *body)
 {
 	unsigned char head[512], *b = mem_alloc(protobuf_c_message_get_packed_size(body) + 1);
 	Pds__Envelope e = PDS__ENVELOPE__INIT;
@@ -95,7 +97,8 @@ static inline void rogue_hello(struct rogue *g, const char *name, uint64_t nth, 
 }
 
 /* A side with a rogue that is up on it. */
-static inline void with_rogue(struct side *a, struct rogue *g, struct chan_opts o, uint32_t silence_ms)
+static inline void with_rogue(struct side *a, struct rogue *g, struct chan_opts o,
+                              uint32_t silence_ms)
 {
 	*a = (struct side){.name = "bound", .epoch = 1000, .opts = o};
 	snprintf(a->bind, sizeof a->bind, "%s", endpoint);

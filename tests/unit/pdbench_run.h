@@ -1,4 +1,5 @@
-/* pdbench_run.h - one whole run of pdbench in this process against a scripted server: the command line in, the records and figures out. */
+/* pdbench_run.h - one whole run of pdbench in this process against a scripted server: the
+ * command line in, the records and figures out. */
 #ifndef TEST_PDBENCH_RUN_H
 #define TEST_PDBENCH_RUN_H
 
@@ -54,7 +55,7 @@ static inline int say_503_empty(struct request *q)
 static inline int never_answer(struct request *q)
 {
 	char c;
-	recv(q->fd, &c, 1, 0);   /* until the client leaves */
+	recv(q->fd, &c, 1, 0); /* until the client leaves */
 	return 1;
 }
 

@@ -1,5 +1,6 @@
-/* pdbench_server.h - a scripted HTTP server for pdbench's tests: a thread for each connection, each request handed to the test's function, which answers with
- * what it likes, as slow and as broken as it likes. */
+/* pdbench_server.h - a scripted HTTP server for pdbench's tests: a thread for each connection, each
+ * request handed to the test's function, which answers with what it likes, as slow and as broken
+ * as it likes. */
 #ifndef TEST_PDBENCH_SERVER_H
 #define TEST_PDBENCH_SERVER_H
 
@@ -24,10 +25,10 @@ struct server;
 struct request {
 	struct server *s;
 	int fd;
-	unsigned number;             /* of this server's, from 0 */
-	unsigned on_connection;      /* from 0 */
+	unsigned number;        /* of this server's, from 0 */
+	unsigned on_connection; /* from 0 */
 	const char *head, *body;
-	json_t *json;                /* of the body, or NULL */
+	json_t *json; /* of the body, or NULL */
 	unsigned max_tokens;
 };
 /* 0: the connection is kept; nonzero: it is closed. */
@@ -40,8 +41,9 @@ struct server {
 	void *arg;
 	pthread_t thread;
 	atomic_int stopping, threads, inside, inside_most;
-	atomic_uint requests, connections, gone;   /* gone: clients that left before the end of an answer */
-	size_t piece;                /* answers are written so many bytes at a time; 0: at once */
+	/* gone: clients that left before the end of an answer */
+	atomic_uint requests, connections, gone;
+	size_t piece; /* answers are written so many bytes at a time; 0: at once */
 	pthread_mutex_t lock;
 };
 
@@ -61,7 +63,8 @@ static inline int say_bytes(struct request *q, const char *data, size_t n)
 	return 0;
 }
 
-static inline int say(struct request *q, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static inline int say(struct request *q, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
 static inline int say(struct request *q, const char *fmt, ...)
 {
 	char text[8192];
@@ -79,21 +82,30 @@ static inline int say_chunk(struct request *q, const char *text)
 
 static inline int say_stream_head(struct request *q)
 {
-	return say(q, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n");
+	return say(
+		q,
+		"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n");
 }
 
 /* One token as this suite's router says it. */
 static inline int say_token(struct request *q, unsigned i, unsigned id, int last)
 {
 	char text[512];
-	snprintf(text, sizeof text, "data: {\"choices\":[{\"index\":0,\"text\":\"t%u\",\"finish_reason\":%s,\"token_ids\":[%u]}],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":%u,"
-	         "\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\n", i, last ? "\"length\"" : "null", id, i + 1);
+	snprintf(text, sizeof text,
+	         "data: "
+	         "{\"choices\":[{\"index\":0,\"text\":\"t%u\",\"finish_reason\":%s,\"token_ids\":[%u]}]"
+	         ",\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":%u,"
+	         "\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\n",
+	         i, last ? "\"length\"" : "null", id, i + 1);
 	return say_chunk(q, text);
 }
 
 static inline int say_end(struct request *q)
 {
-	return say_chunk(q, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":0}}\n\n") || say_chunk(q, "data: [DONE]\n\n") || say(q, "0\r\n\r\n");
+	return say_chunk(
+			   q, "data: "
+				  "{\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":0}}\n\n") ||
+	       say_chunk(q, "data: [DONE]\n\n") || say(q, "0\r\n\r\n");
 }
 
 /* A whole sound answer. */
@@ -144,7 +156,12 @@ static void *conn_thread(void *arg)
 	char *head, *body;
 	int over = 0;
 	while (!over && !atomic_load(&s->stopping) && read_request(c->fd, &head, &body) == 0) {
-		struct request q = {.s = s, .fd = c->fd, .on_connection = n++, .head = head, .body = body, .json = json_loads(body, 0, NULL)};
+		struct request q = {.s = s,
+		                    .fd = c->fd,
+		                    .on_connection = n++,
+		                    .head = head,
+		                    .body = body,
+		                    .json = json_loads(body, 0, NULL)};
 		q.max_tokens = (unsigned)json_integer_value(json_object_get(q.json, "max_tokens"));
 		q.number = atomic_fetch_add(&s->requests, 1);
 		int inside = atomic_fetch_add(&s->inside, 1) + 1, most = atomic_load(&s->inside_most);

@@ -1,4 +1,5 @@
-/* place_rig.h - a registry of workers that a test fills by hand, the prompts whose blocks they hold, and who was chosen. */
+/* place_rig.h - a registry of workers that a test fills by hand, the prompts whose blocks they
+ * hold, and who was chosen. */
 #ifndef TESTS_PLACE_RIG_H
 #define TESTS_PLACE_RIG_H
 
@@ -10,7 +11,8 @@
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))
 #define BT 16u
 
-static inline struct worker *add_like(struct registry *g, const char *name, const char *role, const char *numerics, uint32_t context)
+static inline struct worker *add_like(struct registry *g, const char *name, const char *role,
+                                      const char *numerics, uint32_t context)
 {
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)role;
@@ -62,7 +64,8 @@ static inline void make_prompt(struct registry *g, struct prompt_of *p, uint32_t
 	p->wish = (struct place_wish){.tokens = n, .total_tokens = n + 10, .prefixes = &p->prefixes};
 }
 
-static inline void holds(struct registry *g, struct worker *w, const struct prompt_of *p, size_t blocks, uint32_t tier)
+static inline void holds(struct registry *g, struct worker *w, const struct prompt_of *p,
+                         size_t blocks, uint32_t tier)
 {
 	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
 	size_t n;

@@ -1,4 +1,5 @@
-/* pool_memory.h - the memory of a KV pool in a test that plays its owner (a worker on the host) or somebody that it was handed to, with the address of its data. */
+/* pool_memory.h - the memory of a KV pool in a test that plays its owner (a worker on the host)
+ * or somebody that it was handed to, with the address of its data. */
 #ifndef TEST_POOL_MEMORY_H
 #define TEST_POOL_MEMORY_H
 
@@ -14,7 +15,9 @@ struct pool_memory {
 };
 
 /* Owner. As after pool_memory_fini on failure. */
-__attribute__((unused)) static int pool_memory_new(struct pool_memory *p, const struct kv_layout *layout, uint32_t blocks, struct err *err)
+__attribute__((unused)) static int pool_memory_new(struct pool_memory *p,
+                                                   const struct kv_layout *layout, uint32_t blocks,
+                                                   struct err *err)
 {
 	char text[256];
 	void *data;
@@ -31,8 +34,9 @@ __attribute__((unused)) static int pool_memory_new(struct pool_memory *p, const 
 }
 
 /* Another process: takes the descriptors over. */
-__attribute__((unused)) static int pool_memory_map(struct pool_memory *p, const struct kv_layout *layout, uint32_t blocks, int control_fd, int data_fd,
-                                                   struct err *err)
+__attribute__((unused)) static int pool_memory_map(struct pool_memory *p,
+                                                   const struct kv_layout *layout, uint32_t blocks,
+                                                   int control_fd, int data_fd, struct err *err)
 {
 	char text[256];
 	void *data;

@@ -1,11 +1,12 @@
-/* pool_model.h - a naive block pool: what the real one must answer to the same calls. Every question is a walk over all blocks. */
+/* pool_model.h - a naive block pool: what the real one must answer to the same calls. Every
+ * question is a walk over all blocks. */
 #ifndef TESTS_POOL_MODEL_H
 #define TESTS_POOL_MODEL_H
 
 #include "pool_rig.h"
 
 #define N 20u
-#define HASHES 40u      /* hash id i has parent (i - 1) / 3; id 0 hangs on the root */
+#define HASHES 40u /* hash id i has parent (i - 1) / 3; id 0 hangs on the root */
 #define SEQS 6u
 #define PINS 24u
 #define OPS 6000
@@ -18,7 +19,7 @@ static struct {
 	enum copy_state copy;
 	unsigned tier;
 	uint32_t uses;
-	uint64_t due;           /* order among the DUE */
+	uint64_t due; /* order among the DUE */
 } m[N];
 static uint64_t m_clock, m_due_first, m_due_last;
 static uint32_t m_low, m_after;

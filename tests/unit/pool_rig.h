@@ -16,14 +16,14 @@ static const struct reqid A = {1, 1}, B = {2, 2};
 static _Atomic uint64_t gens[256];
 static struct kv_pool *pool;
 
-static inline struct kv_hash H(uint32_t id)
-{
+static inline struct kv_hash H(uint32_t id) {
 	struct kv_hash h = {{0}};
 	memcpy(h.b, &id, sizeof id);
 	return h;
 }
 
-static inline void make(uint32_t blocks)
+static inline void
+make(uint32_t blocks)
 {
 	memset((void *)gens, 0, sizeof gens);
 	pool = kv_pool_new(blocks, BT, gens);
@@ -36,7 +36,8 @@ static inline void unmake(void)
 	kv_pool_destroy(&pool);
 }
 
-static inline void expect(uint32_t is_free, uint32_t held, uint32_t leased, uint32_t cached, uint32_t evictable)
+static inline void expect(uint32_t is_free, uint32_t held, uint32_t leased, uint32_t cached,
+                          uint32_t evictable)
 {
 	struct kv_stats s;
 	kv_pool_verify(pool);

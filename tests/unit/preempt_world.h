@@ -1,5 +1,7 @@
-/* preempt_world.h - decode_world.h with a storage daemon beside it that this process plays: it keeps real blocks, and answers each question at once, when the
- * test says so, twice, or never. The process that has the worker's memory is a child that does nothing, so that storage can be killed. */
+/* preempt_world.h - decode_world.h with a storage daemon beside it that this process plays: it
+ * keeps real blocks, and answers each question at once, when the test says so, twice, or never.
+ * The process that has the worker's memory is a child that does nothing, so that storage can be
+ * killed. */
 #ifndef TESTS_PREEMPT_WORLD_H
 #define TESTS_PREEMPT_WORLD_H
 
@@ -7,7 +9,8 @@
 
 #define STORED_MAX 512u
 
-enum manner { AT_ONCE, TWICE, BY_HAND };      /* by hand: the test takes the message and answers, or does not */
+/* by hand: the test takes the message and answers, or does not */
+enum manner { AT_ONCE, TWICE, BY_HAND };
 
 struct stored {
 	unsigned char hash[32], *data;
@@ -18,13 +21,14 @@ static struct {
 	pid_t holder;
 	enum manner put, get, lookup, fence;
 	struct stored block[STORED_MAX];
-	uint32_t n, n_written;                 /* n_written: blocks that were sent, whether it had them or not */
-	uint32_t puts, gets, lookups, fences;  /* messages that were answered */
-	void (*before)(int step);              /* called at every step of storage; NULL: nothing */
+	/* n_written: blocks that were sent, whether it had them or not */
+	uint32_t n, n_written;
+	uint32_t puts, gets, lookups, fences; /* messages that were answered */
+	void (*before)(int step);             /* called at every step of storage; NULL: nothing */
 	int step;
 } S;
 
-/* --- its process ------------------------------------------------------------------------------------------------------------------- */
+/* --- its process --------------------------------------------------------- */
 
 static inline void storage_holder(void)
 {
@@ -34,11 +38,12 @@ static inline void storage_holder(void)
 	struct err e = {0};
 	int fds[3];
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	close_range(3, ~0u, 0);        /* links of this process must not live on in that one */
+	close_range(3, ~0u, 0); /* links of this process must not live on in that one */
 	snprintf(path, sizeof path, "%s/storage.sock", W.dir);
 	unlink(path);
 	int ls = sock_listen(path, 0600, &e), conn = ls < 0 ? -1 : sock_accept(ls);
-	if (conn < 0 || handover_receive(conn, &h, &l, fds, &e) < 0 || handover_answer(conn, S.side.epoch, 0, "", -1) < 0)
+	if (conn < 0 || handover_receive(conn, &h, &l, fds, &e) < 0 ||
+	    handover_answer(conn, S.side.epoch, 0, "", -1) < 0)
 		_exit(1);
 	for (;;)
 		pause();
@@ -76,14 +81,14 @@ static inline void storage_again(void)
 	storage_open(epoch);
 }
 
-/* --- what it does ------------------------------------------------------------------------------------------------------------------- */
+/* --- what it does -------------------------------------------------------- */
 
 static inline int step_and_live(void)
 {
 	if (S.before)
 		S.before(S.step);
 	S.step++;
-	return S.side.c != NULL;       /* 0: killed at this step */
+	return S.side.c != NULL; /* 0: killed at this step */
 }
 
 static inline struct stored *stored_find(const unsigned char *hash)
@@ -94,12 +99,15 @@ static inline struct stored *stored_find(const unsigned char *hash)
 	return NULL;
 }
 
-/* Pieces [from, to) of a block, out of the worker's region or into it; data is the whole block's. */
-static inline void pieces_move(uint32_t block, unsigned char *data, uint32_t from, uint32_t to, int in)
+/* Pieces [from, to) of a block, out of the worker's region or into it; data is the whole
+ * block's. */
+static inline void pieces_move(uint32_t block, unsigned char *data, uint32_t from, uint32_t to,
+                               int in)
 {
 	unsigned char *at = data;
 	for (uint32_t l = 0; l < to; at += W.layout.piece_bytes[l++]) {
-		unsigned char *piece = W.shared.data + kv_piece_offset(&W.layout, W.shared.region.blocks, l, block);
+		unsigned char *piece = W.shared.data +
+		                       kv_piece_offset(&W.layout, W.shared.region.blocks, l, block);
 		if (l >= from)
 			memcpy(in ? piece : at, in ? at : piece, W.layout.piece_bytes[l]);
 	}
@@ -107,7 +115,8 @@ static inline void pieces_move(uint32_t block, unsigned char *data, uint32_t fro
 
 static inline uint64_t generation_of(uint32_t block)
 {
-	return __atomic_load_n((uint64_t *)(uintptr_t)&W.shared.region.generations[block], __ATOMIC_ACQUIRE);
+	return __atomic_load_n((uint64_t *)(uintptr_t)&W.shared.region.generations[block],
+	                       __ATOMIC_ACQUIRE);
 }
 
 static inline void commit(const unsigned char *hash, const unsigned char *data)
@@ -133,7 +142,8 @@ static inline void say_storage(enum msg_type type, const ProtobufCMessage *body)
 		chan_send(S.side.c, S.side.p, type, NULL, body);
 }
 
-static inline void say_done(uint64_t batch, Pds__StoreItem **items, size_t n, const Pds__StoreCode *code)
+static inline void say_done(uint64_t batch, Pds__StoreItem **items, size_t n,
+                            const Pds__StoreCode *code)
 {
 	Pds__StoreDone d = PDS__STORE_DONE__INIT;
 	Pds__StoreResult *r = mem_array(n + 1, sizeof *r), **list = mem_array(n + 1, sizeof *list);
@@ -160,7 +170,7 @@ static inline Pds__StoreCode store_item(const Pds__StoreItem *it)
 {
 	unsigned char *data = mem_alloc(W.layout.block_bytes);
 	pieces_move(it->block, data, 0, W.layout.layers, 0);
-	__asm__ volatile("" ::: "memory");   /* the copy is made before the generation is read */
+	__asm__ volatile("" ::: "memory"); /* the copy is made before the generation is read */
 	int holds = generation_of(it->block) == it->generation;
 	if (holds)
 		commit(it->hash.data, data);
@@ -247,7 +257,7 @@ static inline void storage_turn(void)
 		answer_fence((const Pds__StoreFence *)m);
 }
 
-/* --- the world of a test --------------------------------------------------------------------------------------------------------------- */
+/* --- the world of a test ------------------------------------------------- */
 
 /* Nothing is late by itself, however slow the machine; the options, NULL: none, say otherwise. */
 static inline void preempt_begin(uint32_t blocks, const char *option, const char *another)
@@ -260,7 +270,8 @@ static inline void preempt_begin(uint32_t blocks, const char *option, const char
 	world_options[4] = "preempt_wait_ms=60000";
 	world_options[5] = "restore_wait_ms=60000";
 	const char *san = getenv("SAN");
-	world_options[6] = san && *san ? "variant=auto" : "variant=reference";       /* slow enough for the second to come before the first has ended */
+	/* slow enough for the second to come before the first has ended */
+	world_options[6] = san && *san ? "variant=auto" : "variant=reference";
 	world_options[7] = option;
 	world_options[8] = another;
 	world_begin(blocks, 60000, 0);
@@ -292,7 +303,7 @@ static inline uint64_t metric(const char *name)
 /* Answers of the undisturbed; requests n and n + 2, n + 4 ... up to LEARNT ask the same. */
 #define LEARNT 40u
 static struct answer want[IDS];
-static uint32_t pair = 1;          /* the first of the two sequences that run now */
+static uint32_t pair = 1; /* the first of the two sequences that run now */
 
 static inline int ended(uint32_t n)
 {
@@ -332,7 +343,8 @@ static inline struct known *known_place(uint32_t n, uint32_t tokens, uint32_t an
 	return NULL;
 }
 
-/* The answer of request n when it is alone, as request n + LEARNT; nothing of it stays in the index. */
+/* The answer of request n when it is alone, as request n + LEARNT; nothing of it stays in the
+ * index. */
 static inline void learn(uint32_t n, uint32_t tokens, uint32_t answer)
 {
 	struct known *k = known_place(n, tokens, answer);
@@ -356,13 +368,16 @@ static inline void same(uint32_t n)
 	UNTIL(ended(n));
 	ck_assert_uint_eq(W.answer[n].n, want[n].n);
 	for (uint32_t i = 0; i < want[n].n; i++)
-		ck_assert_msg(W.answer[n].id[i] == want[n].id[i], "request %u: token %u is %u, undisturbed it is %u", n, i, W.answer[n].id[i], want[n].id[i]);
+		ck_assert_msg(W.answer[n].id[i] == want[n].id[i],
+		              "request %u: token %u is %u, undisturbed it is %u", n, i, W.answer[n].id[i],
+		              want[n].id[i]);
 }
 
-/* Two sequences of 100 tokens that grow by 160, up to 17 blocks, in a pool of 21: the younger, 2, is preempted when it has about 10, comes back when 1 has ended, and finds
- * a few of them in the index. */
+/* Two sequences of 100 tokens that grow by 160, up to 17 blocks, in a pool of 21: the younger, 2,
+ * is preempted when it has about 10, comes back when 1 has ended, and finds a few of them in the
+ * index. */
 #define PAIR_BLOCKS 21u
-#define PAIR 100, 160          /* prompt, answer */
+#define PAIR 100, 160 /* prompt, answer */
 
 static inline void learn_pair(void)
 {

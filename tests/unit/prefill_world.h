@@ -1,9 +1,11 @@
-/* prefill_world.h - a pdprefilld of its own and everybody that it talks to, in one process: router, two decode workers and the messager are links (chan.h) of
- * the test, which also takes the daemon's memory as the messager does and so sees the ring, the board and the KV.
+/* prefill_world.h - a pdprefilld of its own and everybody that it talks to, in one process: router,
+ * two decode workers and the messager are links (chan.h) of the test, which also takes the daemon's
+ * memory as the messager does and so sees the ring, the board and the KV.
  *
- * What the daemon says is kept flat in seen[], in order; nothing is answered by itself. The model is the tiny golden one, computed by the reference
- * kernels in steps of 16 tokens: slow enough to meet a prompt half way (to_running). A test that fails leaves its folder in /tmp; the daemon ends with
- * its parent. */
+ * What the daemon says is kept flat in seen[], in order; nothing is answered by itself. The model
+ * is the tiny golden one, computed by the reference kernels in steps of 16 tokens: slow enough to
+ * meet a prompt half way (to_running). A test that fails leaves its folder in /tmp; the daemon
+ * ends with its parent. */
 #ifndef TESTS_PREFILL_WORLD_H
 #define TESTS_PREFILL_WORLD_H
 
@@ -32,11 +34,15 @@
 #define GOLDEN "tests/data/golden/llama"
 #define BLOCK 16u
 #define LONG 480u
-#define WAIT_US 120000000u      /* a busy machine; tests have 300 s: until() ends first, says why */
-#define SILENCE "silence_ms=3000"  /* who is stopped while a goodbye comes hears of the end by silence alone (these peers share one process): well within WAIT_US */
+#define WAIT_US 120000000u /* a busy machine; tests have 300 s: until() ends first, says why */
+/* who is stopped while a goodbye comes hears of the end by silence alone (these peers share one
+ * process): well within WAIT_US */
+#define SILENCE "silence_ms=3000"
 #define SEEN_MAX 1024u
 #ifdef __SANITIZE_THREAD__
-#define VARIANT "variant=auto"        /* as slow under this sanitizer as the reference is without: a prompt is met half way, and none takes seconds */
+/* as slow under this sanitizer as the reference is without: a prompt is met half way, and none
+ * takes seconds */
+#define VARIANT "variant=auto"
 #else
 #define VARIANT "variant=reference"
 #endif
@@ -47,7 +53,7 @@ struct node {
 	const char *name;
 	uint64_t epoch;
 	struct chan *c;
-	struct peer *p;      /* the link to the prefill worker, NULL while it is down */
+	struct peer *p; /* the link to the prefill worker, NULL while it is down */
 };
 
 /* What came from the prefill worker, flat. */
@@ -55,14 +61,17 @@ struct seen {
 	enum who who;
 	enum msg_type type;
 	uint64_t req;
-	uint64_t lease, lease_generation, epoch;   /* epoch: of the router (RESERVE), the decode worker (FIRST_TOKEN, KV_RENEW) */
+	/* epoch: of the router (RESERVE), the decode worker (FIRST_TOKEN, KV_RENEW) */
+	uint64_t lease, lease_generation, epoch;
 	uint32_t attempt, index, token, cached, n_prompt;
-	int right_prompt;                          /* n_prompt tokens, one behind the other, each logprob below 0, each rank above */
+	/* n_prompt tokens, one behind the other, each logprob below 0, each rank above */
+	int right_prompt;
 	Pds__Finish finish;
 	Pds__Fault fault;
 	int retry;
 	uint64_t retry_after_us;
-	char text[200], name[48];                  /* name: of the router or of the decode worker, as epoch */
+	/* name: of the router or of the decode worker, as epoch */
+	char text[200], name[48];
 	char blame[48];
 	uint32_t tokens[LONG], n_tokens, prompt_tokens, max_tokens, stop_id;
 	uint64_t seed;
@@ -72,11 +81,11 @@ struct seen {
 struct ask {
 	uint64_t req;
 	uint32_t n;
-	const char *to;        /* candidates in order: '1', '2', or '9', who never answers a HELLO */
-	uint32_t seed, own_from;   /* with a seed the tokens from own_from on are this request's own */
+	const char *to;          /* candidates in order: '1', '2', or '9', who never answers a HELLO */
+	uint32_t seed, own_from; /* with a seed the tokens from own_from on are this request's own */
 	uint32_t max_tokens;
 	int prompt_logprobs;
-	const char *regex;     /* of the answer; NULL: free */
+	const char *regex; /* of the answer; NULL: free */
 };
 
 struct task {
@@ -89,7 +98,8 @@ static char program[512], dir[TEST_FOLDER_BYTES];
 static pid_t pid;
 static struct event_base *base;
 static struct event *timer;
-static struct node node[N_NODES] = {{.name = "router"}, {.name = "decode-1"}, {.name = "decode-2"}, {.name = "messager"}};
+static struct node node[N_NODES] = {
+	{.name = "router"}, {.name = "decode-1"}, {.name = "decode-2"}, {.name = "messager"}};
 static uint64_t epochs = 1000;
 static struct seen *seen;
 static unsigned n_seen;
@@ -99,11 +109,11 @@ static struct handover_hello hello;
 static struct kv_layout layout;
 static struct pool_memory shared;
 static struct ring *ring;
-static uint64_t deadline_us;           /* of what is said from now on, 0: none */
+static uint64_t deadline_us; /* of what is said from now on, 0: none */
 static pid_t storage;
-static struct ring_task task_now;      /* fields of the last task that task_of found */
+static struct ring_task task_now; /* fields of the last task that task_of found */
 
-/* --- waiting --------------------------------------------------------------------------------------------------------------------------- */
+/* --- waiting ------------------------------------------------------------- */
 
 static void pump(void)
 {
@@ -118,14 +128,14 @@ static inline void pump_for(uint64_t us)
 
 static inline void never(const char *cond);
 
-#define WAIT(cond) \
-	do { \
+#define WAIT(cond)                                                    \
+	do {                                                              \
 		for (uint64_t until_ = clock_us() + WAIT_US; !(cond); pump()) \
-			if (clock_us() >= until_) \
-				never(#cond); \
+			if (clock_us() >= until_)                                 \
+				never(#cond);                                         \
 	} while (0)
 
-/* --- the messager's door ---------------------------------------------------------------------------------------------------------------- */
+/* --- the messager's door ------------------------------------------------- */
 
 static inline void take_memory(void)
 {
@@ -134,7 +144,8 @@ static inline void take_memory(void)
 	ck_assert_msg(handover_receive(attached, &hello, &layout, fds, &err) == 0, "%s", err.text);
 	ck_assert_uint_eq(hello.block_tokens, BLOCK);
 	ck_assert_int_eq(pool_memory_map(&shared, &layout, hello.blocks, fds[0], fds[1], &err), 0);
-	ck_assert_int_eq(ring_map(fds[2], hello.ring_slots, hello.ring_layers, hello.epoch, &ring, &err), 0);
+	ck_assert_int_eq(
+		ring_map(fds[2], hello.ring_slots, hello.ring_layers, hello.epoch, &ring, &err), 0);
 	ck_assert_int_eq(handover_answer(attached, node[MESSAGER].epoch, 0, "", bell), 0);
 	close(bell);
 }
@@ -151,7 +162,7 @@ static inline void on_tick(evutil_socket_t fd, short what, void *arg)
 		take_memory();
 }
 
-/* --- links --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- links --------------------------------------------------------------- */
 
 static inline void on_up(void *arg, struct peer *p)
 {
@@ -207,7 +218,8 @@ static inline void sum_prompt(struct seen *first)
 	first->right_prompt = 1;
 	for (size_t i = 0; i < n_seen; i++) {
 		const struct seen *s = &seen[i];
-		if (s->type != MSG_REQUEST_PROMPT_LOGPROBS || s->req != first->req || s->attempt != first->attempt)
+		if (s->type != MSG_REQUEST_PROMPT_LOGPROBS || s->req != first->req ||
+		    s->attempt != first->attempt)
 			continue;
 		first->right_prompt &= s->right_prompt && s->index == first->n_prompt + 1;
 		first->n_prompt += s->n_prompt;
@@ -221,11 +233,12 @@ static inline struct seen *see(enum who who, enum msg_type type)
 	return &seen[n_seen];
 }
 
-static inline void on_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *h, const ProtobufCMessage *body)
+static inline void on_message(void *arg, struct peer *p, enum msg_type type,
+                              const struct msg_head *h, const ProtobufCMessage *body)
 {
 	struct seen *s = see((enum who)((struct node *)arg - node), type);
 	(void)p;
-	if (type == MSG_KV_RENEW) {       /* one for each lease in it */
+	if (type == MSG_KV_RENEW) { /* one for each lease in it */
 		const Pds__Renew *m = (const Pds__Renew *)body;
 		for (size_t i = 0; i < m->n_lease_ids; i++, n_seen++) {
 			s = see(s->who, type);
@@ -235,7 +248,7 @@ static inline void on_message(void *arg, struct peer *p, enum msg_type type, con
 		return;
 	}
 	if (!h->req.lo)
-		return;                   /* heartbeats */
+		return; /* heartbeats */
 	s->req = h->req.lo;
 	s->attempt = h->attempt;
 	if (type == MSG_KV_RESERVE)
@@ -267,14 +280,23 @@ static const char *node_fault;
 
 static inline void node_open(enum who w)
 {
-	static const char *const programs[N_NODES] = {"pdrouterd", "pddecoded", "pddecoded", "pdmessagerd"};
+	static const char *const programs[N_NODES] = {"pdrouterd", "pddecoded", "pddecoded",
+	                                              "pdmessagerd"};
 	char endpoint[128];
 	struct err err = {0};
 	endpoint_of(node[w].name, endpoint);
 	node[w].epoch = ++epochs;
 	struct chan_opts o = {
-		.program = programs[w], .name = node[w].name, .epoch = node[w].epoch, .bind = endpoint, .heartbeat_us = 100000, .silence_us = 5000000,
-		.window_messages = 1000, .window_bytes = 1 << 20, .peers_max = 8, .message_bytes_max = 1 << 20,
+		.program = programs[w],
+		.name = node[w].name,
+		.epoch = node[w].epoch,
+		.bind = endpoint,
+		.heartbeat_us = 100000,
+		.silence_us = 5000000,
+		.window_messages = 1000,
+		.window_bytes = 1 << 20,
+		.peers_max = 8,
+		.message_bytes_max = 1 << 20,
 		.fault = node_fault,
 	};
 	struct chan_hooks h = {.arg = &node[w], .up = on_up, .down = on_down, .message = on_message};
@@ -308,7 +330,8 @@ static inline const struct seen *last(enum who who, enum msg_type type, uint64_t
 	for (unsigned i = n_seen; i-- > 0;)
 		if (seen[i].who == who && seen[i].type == type && seen[i].req == req)
 			return &seen[i];
-	ck_abort_msg("%s has no message %d of request %llu", node[who].name, (int)type, (unsigned long long)req);
+	ck_abort_msg("%s has no message %d of request %llu", node[who].name, (int)type,
+	             (unsigned long long)req);
 	return NULL;
 }
 
@@ -316,11 +339,12 @@ static inline unsigned renewals(enum who who, uint64_t lease)
 {
 	unsigned n = 0;
 	for (unsigned i = 0; i < n_seen; i++)
-		n += seen[i].who == who && seen[i].type == MSG_KV_RENEW && seen[i].lease == lease && seen[i].epoch == node[who].epoch;
+		n += seen[i].who == who && seen[i].type == MSG_KV_RENEW && seen[i].lease == lease &&
+		     seen[i].epoch == node[who].epoch;
 	return n;
 }
 
-/* --- the daemon ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- the daemon ---------------------------------------------------------- */
 
 static inline void daemon_start(const char *const *extra)
 {
@@ -329,8 +353,19 @@ static inline void daemon_start(const char *const *extra)
 	int n = 3;
 	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	snprintf(text[0], sizeof text[0], "rundir=%s", dir);
-	const char *const fixed[] = {text[0], "name=prefill", "model=" GOLDEN, "storage=none", "threads=1", VARIANT, "kv_type=f32", "block_tokens=16",
-	                             "max_batched_tokens=16", "log_level=error", SILENCE, "stall_ms=60000", NULL};
+	const char *const fixed[] = {text[0],
+	                             "name=prefill",
+	                             "model=" GOLDEN,
+	                             "storage=none",
+	                             "threads=1",
+	                             VARIANT,
+	                             "kv_type=f32",
+	                             "block_tokens=16",
+	                             "max_batched_tokens=16",
+	                             "log_level=error",
+	                             SILENCE,
+	                             "stall_ms=60000",
+	                             NULL};
 	for (const char *const *o = fixed; *o; o++) {
 		argv[n++] = "-o";
 		argv[n++] = *o;
@@ -388,13 +423,15 @@ static inline uint64_t metric(const char *name)
 	return v;
 }
 
-/* A real pdstoraged beside the daemon, which must be configured with storage=storage; it ends in end(). extra: its configuration beside the common one. */
+/* A real pdstoraged beside the daemon, which must be configured with storage=storage; it ends in
+ * end(). extra: its configuration beside the common one. */
 static inline void storage_start_with(const char *const *extra)
 {
 	char path[600], rundir[96], parent[32];
 	const char *argv[32] = {"pdstoraged", "--die-with-parent", parent};
 	int n = 3;
-	snprintf(path, sizeof path, "%.*spdstoraged", (int)(strrchr(program, '/') + 1 - program), program);
+	snprintf(path, sizeof path, "%.*spdstoraged", (int)(strrchr(program, '/') + 1 - program),
+	         program);
 	snprintf(rundir, sizeof rundir, "rundir=%s", dir);
 	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	const char *const fixed[] = {rundir, "name=storage", "memory_mb=16", "log_level=error", NULL};
@@ -454,7 +491,8 @@ static void at_rest(void)
 		ck_assert_msg(clock_us() < until, "requests are still there: %s", still_there);
 	ck_assert_uint_eq(told("kv", "held"), 0);
 	ck_assert_uint_eq(told("kv", "leased"), 0);
-	for (uint64_t until = clock_us() + WAIT_US; told("kv", "readers"); pump())      /* write-outs end by themselves */
+	/* write-outs end by themselves */
+	for (uint64_t until = clock_us() + WAIT_US; told("kv", "readers"); pump())
 		ck_assert_msg(clock_us() < until, "storage still reads %u blocks", told("kv", "readers"));
 	ck_assert_uint_eq(told("kv", "sum"), told("kv", "blocks"));
 	ck_assert_uint_eq(told("status", "ring_used"), 0);
@@ -468,15 +506,19 @@ static inline void flush(void)
 
 static inline void load_words(void)
 {
-	json_t *p = json_load_file(GOLDEN "/prompt.json", 0, NULL), *g = json_load_file(GOLDEN "/golden.json", 0, NULL);
+	json_t *p = json_load_file(GOLDEN "/prompt.json", 0, NULL),
+		   *g = json_load_file(GOLDEN "/golden.json", 0, NULL);
 	ck_assert(p && g);
 	json_t *given = json_object_get(p, "long");
 	uint32_t x = 7;
 	for (uint32_t i = 0; i < LONG; i++) {
 		x = x * 1103515245u + 12345u;
-		words[i] = i < json_array_size(given) ? (uint32_t)json_integer_value(json_array_get(given, i)) : 3 + (x >> 8) % 317;
+		words[i] = i < json_array_size(given)
+		               ? (uint32_t)json_integer_value(json_array_get(given, i))
+		               : 3 + (x >> 8) % 317;
 	}
-	json_t *greedy = json_object_get(json_object_get(json_object_get(g, "continuations"), "long"), "greedy");
+	json_t *greedy = json_object_get(json_object_get(json_object_get(g, "continuations"), "long"),
+	                                 "greedy");
 	golden_first = (uint32_t)json_integer_value(json_array_get(greedy, 0));
 	json_decref(p);
 	json_decref(g);
@@ -532,7 +574,7 @@ static inline void end(void)
 	ended();
 }
 
-/* --- words of the tests ------------------------------------------------------------------------------------------------------------------------ */
+/* --- words of the tests -------------------------------------------------- */
 
 static inline void fill_tokens(const struct ask *a, uint32_t *out)
 {
@@ -586,7 +628,8 @@ static inline uint32_t blocks_for(uint32_t tokens)
 }
 
 /* Destination blocks are 100 on. */
-static inline void grant_as(enum who from, uint64_t req, uint64_t lease, uint64_t epoch, uint32_t cached, uint32_t n_blocks)
+static inline void grant_as(enum who from, uint64_t req, uint64_t lease, uint64_t epoch,
+                            uint32_t cached, uint32_t n_blocks)
 {
 	Pds__Lease l = PDS__LEASE__INIT;
 	Pds__Grant g = PDS__GRANT__INIT;
@@ -612,7 +655,8 @@ static inline void grant(enum who from, uint64_t req, uint32_t n)
 	grant_as(from, req, req + 500, node[from].epoch, 0, blocks_for(n));
 }
 
-static inline void deny_for(enum who from, uint64_t req, Pds__Fault fault, const char *text, uint64_t retry_us)
+static inline void deny_for(enum who from, uint64_t req, Pds__Fault fault, const char *text,
+                            uint64_t retry_us)
 {
 	Pds__Deny d = PDS__DENY__INIT;
 	d.fault = fault;
@@ -749,7 +793,8 @@ static inline uint32_t alone(struct ask a)
 	return f->token;
 }
 
-/* A prompt of LONG tokens, met half way: the daemon is stopped there. One that was done before this process looked is let go, and another tried. */
+/* A prompt of LONG tokens, met half way: the daemon is stopped there. One that was done before
+ * this process looked is let go, and another tried. */
 static inline struct task to_running(enum who d, uint64_t *req, const char *to)
 {
 	for (unsigned i = 0; i < 5; i++, (*req)++) {
@@ -764,9 +809,10 @@ static inline struct task to_running(enum who d, uint64_t *req, const char *to)
 		kill(pid, SIGCONT);
 		first_token(*req);
 		finish(d, *req, &t);
-		WAIT(task_is_void(&t));       /* others may be under way: not at_rest */
+		WAIT(task_is_void(&t)); /* others may be under way: not at_rest */
 	}
-	ck_abort_msg("a prompt of %u tokens is always computed before this process sees it half done", LONG);
+	ck_abort_msg("a prompt of %u tokens is always computed before this process sees it half done",
+	             LONG);
 	return (struct task){0};
 }
 
@@ -774,7 +820,8 @@ static inline struct task to_running(enum who d, uint64_t *req, const char *to)
 static inline void world_main(const char *self)
 {
 	const char *slash = strrchr(self, '/');
-	snprintf(program, sizeof program, "%.*s/../bin/pdprefilld", slash ? (int)(slash - self) : 1, slash ? self : ".");
+	snprintf(program, sizeof program, "%.*s/../bin/pdprefilld", slash ? (int)(slash - self) : 1,
+	         slash ? self : ".");
 }
 
 #define BEGIN(...) begin((const char *const[]){__VA_ARGS__, NULL})

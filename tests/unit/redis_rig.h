@@ -1,5 +1,6 @@
-/* redis_rig.h - a redis-server of the test's own on a local socket in a temporary folder, that ends with the test whatever happens; operations on
- * a tier that can be waited for; and a proxy in front of the server that delays, cuts or damages what goes through it. */
+/* redis_rig.h - a redis-server of the test's own on a local socket in a temporary folder, that ends
+ * with the test whatever happens; operations on a tier that can be waited for; and a proxy in
+ * front of the server that delays, cuts or damages what goes through it. */
 #ifndef TESTS_REDIS_RIG_H
 #define TESTS_REDIS_RIG_H
 
@@ -31,10 +32,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LONG_US 30000000u   /* more than anything here takes on a loaded machine */
+#define LONG_US 30000000u /* more than anything here takes on a loaded machine */
 #define BLOCK 100000u
 
-/* --- the server -------------------------------------------------------------------------------------------------------------------- */
+/* --- the server ---------------------------------------------------------- */
 
 struct redis_rig {
 	char path[TEST_FOLDER_BYTES], unix_path[TEST_FOLDER_BYTES + 8];
@@ -61,14 +62,18 @@ static inline redisContext *rig_connect(struct redis_rig *r)
 /* extra: further arguments, NULL at the end; may be NULL. Returns when it answers. */
 static inline void rig_start(struct redis_rig *r, const char *const *extra)
 {
-	const char *argv[32] = {"redis-server", "--port", "0", "--unixsocket", r->path, "--save", "", "--appendonly", "no", "--dir", test_base, "--logfile", "/dev/null"};
+	const char *argv[32] = {"redis-server", "--port", "0",       "--unixsocket",
+	                        r->path,        "--save", "",        "--appendonly",
+	                        "no",           "--dir",  test_base, "--logfile",
+	                        "/dev/null"};
 	int n = 13;
 	for (; extra && *extra && n < 31; extra++)
 		argv[n++] = *extra;
 	unlink(r->path);
 	pid_t parent = getpid();
 	r->pid = fork();
-	if (r->pid == 0) {   /* of a process with threads: nothing here may take a lock, as libcheck's assertions do */
+	if (r->pid == 0) {
+		/* of a process with threads: nothing here may take a lock, as libcheck's assertions do */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (getppid() != parent)
 			_exit(1);
@@ -82,14 +87,15 @@ static inline void rig_start(struct redis_rig *r, const char *const *extra)
 		redisContext *c = rig_connect(r);
 		if (c) {
 			redisReply *a = redisCommand(c, "PING");
-			int there = a != NULL;   /* NOAUTH is an answer too */
+			int there = a != NULL; /* NOAUTH is an answer too */
 			if (a)
 				freeReplyObject(a);
 			redisFree(c);
 			if (there)
 				return;
 		}
-		ck_assert_msg(waitpid(r->pid, NULL, WNOHANG) == 0, "redis-server ended; tools/setup --test installs it");
+		ck_assert_msg(waitpid(r->pid, NULL, WNOHANG) == 0,
+		              "redis-server ended; tools/setup --test installs it");
 	}
 	ck_abort_msg("redis-server does not answer");
 }
@@ -103,23 +109,28 @@ static inline void rig_kill(struct redis_rig *r)
 	r->pid = 0;
 }
 
-/* One command on a connection of its own; the reply's number, or its length, or -1 for an error or nil. */
+/* One command on a connection of its own; the reply's number, or its length, or -1 for an error
+ * or nil. */
 static inline long long rig_do(struct redis_rig *r, int argc, const char **argv, const size_t *len)
 {
 	redisContext *c = rig_connect(r);
 	ck_assert_ptr_nonnull(c);
 	redisReply *a = redisCommandArgv(c, argc, argv, len);
 	ck_assert_ptr_nonnull(a);
-	long long n = a->type == REDIS_REPLY_INTEGER ? a->integer : a->type == REDIS_REPLY_STATUS || a->type == REDIS_REPLY_STRING ? (long long)a->len : -1;
+	long long n = a->type == REDIS_REPLY_INTEGER ? a->integer
+	              : a->type == REDIS_REPLY_STATUS || a->type == REDIS_REPLY_STRING
+	                  ? (long long)a->len
+	                  : -1;
 	freeReplyObject(a);
 	redisFree(c);
 	return n;
 }
 
-#define RIG_DO(r, ...) \
-	rig_do(r, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)), (const char *[]){__VA_ARGS__}, NULL)
+#define RIG_DO(r, ...)                                                       \
+	rig_do(r, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)), \
+	       (const char *[]){__VA_ARGS__}, NULL)
 
-/* --- blocks and operations ------------------------------------------------------------------------------------------------------------ */
+/* --- blocks and operations ----------------------------------------------- */
 
 struct rop {
 	struct tier_op op;
@@ -128,7 +139,7 @@ struct rop {
 	_Atomic int moved, done;
 	enum tier_id tier;
 	char text[128];
-	uint64_t us;               /* it took */
+	uint64_t us; /* it took */
 	sem_t over;
 };
 
@@ -140,7 +151,7 @@ static inline struct tier_key key_of(unsigned name)
 	return k;
 }
 
-static inline void key_text(char *out, unsigned name)   /* (80) */
+static inline void key_text(char *out, unsigned name) /* (80) */
 {
 	struct tier_key k = key_of(name);
 	strcpy(out, TIER_REDIS_PREFIX);
@@ -275,13 +286,21 @@ static inline void rfind_done(struct tier_find *f)
 	sem_post(&q->over);
 }
 
-/* How many of n names from `first` on are there, one after the other; limit 0: the tier's own. *us: how long the answer took. */
-static inline uint32_t lookup(struct tier *t, unsigned first, uint32_t n, size_t bytes, uint64_t limit_us, uint64_t *us)
+/* How many of n names from `first` on are there, one after the other; limit 0: the tier's own.
+ * *us: how long the answer took. */
+static inline uint32_t lookup(struct tier *t, unsigned first, uint32_t n, size_t bytes,
+                              uint64_t limit_us, uint64_t *us)
 {
 	struct rfind q = {.key = mem_array(n, sizeof *q.key), .where = mem_zalloc(n), .us = clock_us()};
 	for (uint32_t i = 0; i < n; i++)
 		q.key[i] = key_of(first + i);
-	q.f = (struct tier_find){.key = q.key, .where = q.where, .n = n, .bytes = bytes, .leading = 1, .until_us = limit_us ? q.us + limit_us : 0, .done = rfind_done};
+	q.f = (struct tier_find){.key = q.key,
+	                         .where = q.where,
+	                         .n = n,
+	                         .bytes = bytes,
+	                         .leading = 1,
+	                         .until_us = limit_us ? q.us + limit_us : 0,
+	                         .done = rfind_done};
 	sem_init(&q.over, 0, 0);
 	t->ops->lookup(t, &q.f);
 	sem_wait_long(&q.over);
@@ -324,14 +343,14 @@ static inline struct tier_stat stat_of(struct tier *t)
 	return s;
 }
 
-/* --- a listener on a local socket whose connections a thread each serves ------------------------------------------------------------------ */
+/* --- a listener on a local socket whose connections a thread each serves --- */
 
 struct front;
 
 struct front_conn {
 	struct front *front;
 	int fd;
-	unsigned number;           /* of the connection, from 0 */
+	unsigned number; /* of the connection, from 0 */
 };
 
 struct front {

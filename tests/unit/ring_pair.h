@@ -1,4 +1,5 @@
-/* ring_pair.h - the two ends of one task ring in one process: P's and, over a mapping of its own, the messager's M; tasks whose every field follows from a number. */
+/* ring_pair.h - the two ends of one task ring in one process: P's and, over a mapping of its
+ * own, the messager's M; tasks whose every field follows from a number. */
 #ifndef TESTS_RING_PAIR_H
 #define TESTS_RING_PAIR_H
 
@@ -13,7 +14,7 @@
 #define EPOCH 77u
 
 static struct ring *P, *M;
-static struct ring_task task, got;   /* 32 KiB each */
+static struct ring_task task, got; /* 32 KiB each */
 static struct err e;
 static uint32_t slot;
 static uint64_t gen;
@@ -56,7 +57,8 @@ static inline int is_task(const struct ring_task *t, uint64_t id)
 {
 	static _Thread_local struct ring_task want;
 	task_of(&want, id);
-	return memcmp(t, &want, offsetof(struct ring_task, src)) == 0 && memcmp(t->src, want.src, want.blocks * 4) == 0 &&
+	return memcmp(t, &want, offsetof(struct ring_task, src)) == 0 &&
+	       memcmp(t->src, want.src, want.blocks * 4) == 0 &&
 	       memcmp(t->dst, want.dst, want.blocks * 4) == 0;
 }
 
@@ -67,7 +69,8 @@ static inline void publish(uint64_t id)
 
 static inline void device_store(uint32_t layer, uint64_t g, uint32_t tokens)
 {
-	__atomic_store_n(ring_progress_word(P, slot, layer), ring_progress_value(g, tokens), __ATOMIC_RELEASE);
+	__atomic_store_n(ring_progress_word(P, slot, layer), ring_progress_value(g, tokens),
+	                 __ATOMIC_RELEASE);
 }
 
 #endif

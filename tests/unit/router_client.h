@@ -1,4 +1,5 @@
-/* router_client.h - a client of the router of router_world.h, on a thread of its own, and what tests look for in its answers. */
+/* router_client.h - a client of the router of router_world.h, on a thread of its own, and what
+ * tests look for in its answers. */
 #ifndef TESTS_ROUTER_CLIENT_H
 #define TESTS_ROUTER_CLIENT_H
 
@@ -16,7 +17,7 @@
 struct ask {
 	unsigned port;
 	const char *path, *body;
-	size_t leave_after;        /* closes when it has read so much; 0: stays to the end */
+	size_t leave_after; /* closes when it has read so much; 0: stays to the end */
 	int leave_at_once;
 	atomic_int over;
 	char *out;
@@ -25,7 +26,9 @@ struct ask {
 
 static inline int dial(unsigned port)
 {
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	struct sockaddr_in to = {.sin_family = AF_INET,
+	                         .sin_port = htons((uint16_t)port),
+	                         .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	struct timeval limit = {.tv_sec = 20};
 	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -58,7 +61,7 @@ static inline void *ask_thread(void *arg)
 	}
 	close(fd);
 	free(head);
-	atomic_store(&a->over, 1);   /* the router's tick wakes the loop often enough to see it */
+	atomic_store(&a->over, 1); /* the router's tick wakes the loop often enough to see it */
 	return NULL;
 }
 
@@ -69,7 +72,8 @@ static inline uint64_t accepted(const struct world *w)
 	return n.accepted;
 }
 
-/* Runs the router until the client has its answer or has left; then until nothing of the call is left. */
+/* Runs the router until the client has its answer or has left; then until nothing of the call is
+ * left. */
 static inline char *ask_full(struct world *w, struct ask *a)
 {
 	pthread_t t;

@@ -1,4 +1,5 @@
-/* router_rig.h - the sequences of a router without network or text: what they send is recorded, what workers say is made by hand. */
+/* router_rig.h - the sequences of a router without network or text: what they send is recorded,
+ * what workers say is made by hand. */
 #ifndef TESTS_ROUTER_RIG_H
 #define TESTS_ROUTER_RIG_H
 
@@ -15,19 +16,20 @@
 struct rig {
 	struct registry g;
 	struct seqs e;
-	char log[8192];        /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
-	int refuse;            /* so many sends answer ERR_FULL */
-	char out[4096];        /* "10 11 12 stop" */
-	int n_prompt;          /* prompt log-probabilities that arrived, one after the other */
-	float prompt[16];      /* they */
+	char log[8192];   /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
+	int refuse;       /* so many sends answer ERR_FULL */
+	char out[4096];   /* "10 11 12 stop" */
+	int n_prompt;     /* prompt log-probabilities that arrived, one after the other */
+	float prompt[16]; /* they */
 	int ended;
-	uint32_t stop_at;      /* the owner says stop at this token id */
+	uint32_t stop_at; /* the owner says stop at this token id */
 	int abort_now;
 	struct seq *s;
 	int destroy_at_end;
 };
 
-static inline int rig_send(void *arg, struct worker *w, enum msg_type type, const struct msg_head *head, const void *body)
+static inline int rig_send(void *arg, struct worker *w, enum msg_type type,
+                           const struct msg_head *head, const void *body)
 {
 	struct rig *r = arg;
 	size_t n = strlen(r->log);
@@ -41,14 +43,16 @@ static inline int rig_send(void *arg, struct worker *w, enum msg_type type, cons
 		return 0;
 	}
 	const Pds__Submit *m = body;
-	n += (size_t)snprintf(r->log + n, sizeof r->log - n, "submit %s #%u %zu", w->name, head->attempt, m->request->n_tokens);
+	n += (size_t)snprintf(r->log + n, sizeof r->log - n, "submit %s #%u %zu", w->name,
+	                      head->attempt, m->request->n_tokens);
 	for (size_t i = 0; i < m->n_candidates; i++)
 		n += (size_t)snprintf(r->log + n, sizeof r->log - n, " %s", m->candidates[i]->name);
 	snprintf(r->log + n, sizeof r->log - n, "; ");
 	return 0;
 }
 
-static inline enum seq_verdict rig_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n, enum seq_finish last)
+static inline enum seq_verdict rig_tokens(void *owner, struct seq *s, Pds__Token *const *tokens,
+                                          size_t n, enum seq_finish last)
 {
 	struct rig *r = owner;
 	(void)s;
@@ -65,10 +69,11 @@ static inline enum seq_verdict rig_tokens(void *owner, struct seq *s, Pds__Token
 	return SEQ_GO;
 }
 
-static inline void rig_prompt(void *owner, struct seq *s, const Pds__PromptLogprobs *m, size_t from, size_t n)
+static inline void rig_prompt(void *owner, struct seq *s, const Pds__PromptLogprobs *m, size_t from,
+                              size_t n)
 {
 	struct rig *r = owner;
-	ck_assert_str_eq(r->out, "");   /* before the first token */
+	ck_assert_str_eq(r->out, ""); /* before the first token */
 	ck_assert_uint_eq(from + n, m->n_logprobs);
 	ck_assert_uint_eq(m->first + from, (size_t)r->n_prompt + 1);
 	for (size_t i = 0; i < n; i++)
@@ -85,10 +90,13 @@ static inline void rig_ended(void *owner, struct seq *s)
 		seq_destroy(&r->s);
 }
 
-static const struct seq_hooks rig_hooks = {.tokens = rig_tokens, .prompt = rig_prompt, .ended = rig_ended};
+static const struct seq_hooks rig_hooks = {.tokens = rig_tokens,
+                                           .prompt = rig_prompt,
+                                           .ended = rig_ended};
 
 /* A worker comes up; the pointer only has to differ from NULL. */
-static inline struct worker *rig_up(struct rig *r, const char *name, const char *role, uint64_t epoch)
+static inline struct worker *rig_up(struct rig *r, const char *name, const char *role,
+                                    uint64_t epoch)
 {
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)role;
@@ -123,7 +131,7 @@ static inline void rig_free(struct rig *r)
 	ck_assert(r->e.live.next == &r->e.live);
 	ck_assert(r->e.waiting.next == &r->e.waiting);
 	ck_assert(r->e.ending.next == &r->e.ending);
-	list_each(it, &r->g.workers) {   /* nothing stays charged to any worker */
+	list_each(it, &r->g.workers) { /* nothing stays charged to any worker */
 		const struct worker *w = list_entry(it, struct worker, node);
 		ck_assert_uint_eq(w->tokens_in_flight, 0);
 		ck_assert_uint_eq(w->backlog_tokens, 0);
@@ -137,7 +145,10 @@ static inline void rig_free(struct rig *r)
 static inline struct seq *rig_seq(struct rig *r, uint32_t max_tokens, int prompt_logprobs)
 {
 	static const uint32_t prompt[] = {1, 2, 3, 4, 5};
-	struct seq_spec spec = {.tokens = prompt, .prompt_tokens = 5, .max_tokens = max_tokens, .begun_us = clock_us(),
+	struct seq_spec spec = {.tokens = prompt,
+	                        .prompt_tokens = 5,
+	                        .max_tokens = max_tokens,
+	                        .begun_us = clock_us(),
 	                        .deadline_us = clock_us() + 60000000};
 	pds__sampling__init(&spec.sampling);
 	spec.sampling.prompt_logprobs = prompt_logprobs;
@@ -147,7 +158,8 @@ static inline struct seq *rig_seq(struct rig *r, uint32_t max_tokens, int prompt
 /* --- what workers say --- */
 
 /* Log-probabilities of n prompt tokens from `first` on: token i's is -i. */
-static inline void rig_told(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt, uint32_t first, size_t n)
+static inline void rig_told(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt,
+                            uint32_t first, size_t n)
 {
 	float logprobs[16];
 	uint32_t ranks[16];
@@ -165,8 +177,10 @@ static inline void rig_told(struct rig *r, struct worker *w, struct reqid id, ui
 }
 
 /* n_prompt: log-probabilities of so many prompt tokens come before. */
-static inline void rig_first_full(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt, uint32_t index, uint32_t token, const char *decode,
-                                  uint64_t epoch, Pds__Finish finish, size_t n_prompt)
+static inline void rig_first_full(struct rig *r, struct worker *w, struct reqid id,
+                                  uint32_t attempt, uint32_t index, uint32_t token,
+                                  const char *decode, uint64_t epoch, Pds__Finish finish,
+                                  size_t n_prompt)
 {
 	Pds__Token t = PDS__TOKEN__INIT;
 	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
@@ -182,13 +196,16 @@ static inline void rig_first_full(struct rig *r, struct worker *w, struct reqid 
 	seqs_first_token(&r->e, w, &head, &m);
 }
 
-static inline void rig_first(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index, uint32_t token, const char *decode, uint64_t epoch)
+static inline void rig_first(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index,
+                             uint32_t token, const char *decode, uint64_t epoch)
 {
-	rig_first_full(r, w, r->s->id, attempt, index, token, decode, epoch, PDS__FINISH__FINISH_NONE, 0);
+	rig_first_full(r, w, r->s->id, attempt, index, token, decode, epoch, PDS__FINISH__FINISH_NONE,
+	               0);
 }
 
 /* n tokens: token, token + 1, ... */
-static inline void rig_tokens_from(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt, uint32_t index, uint32_t token, size_t n,
+static inline void rig_tokens_from(struct rig *r, struct worker *w, struct reqid id,
+                                   uint32_t attempt, uint32_t index, uint32_t token, size_t n,
                                    Pds__Finish finish)
 {
 	Pds__Token t[32], *tp[32];
@@ -211,7 +228,8 @@ static inline void rig_tokens_from(struct rig *r, struct worker *w, struct reqid
 	seqs_tokens(&r->e, w, &m);
 }
 
-static inline void rig_more(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index, uint32_t token, size_t n)
+static inline void rig_more(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index,
+                            uint32_t token, size_t n)
 {
 	rig_tokens_from(r, w, r->s->id, attempt, index, token, n, PDS__FINISH__FINISH_NONE);
 }
@@ -229,7 +247,8 @@ static inline void rig_fail_by(struct rig *r, struct worker *w, uint32_t attempt
 	seqs_failed(&r->e, w, &head, &m);
 }
 
-static inline void rig_fail(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault, int retry)
+static inline void rig_fail(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault,
+                            int retry)
 {
 	rig_fail_by(r, w, attempt, fault, retry, "");
 }

@@ -1,5 +1,6 @@
-/* router_world.h - a whole router in one process: its HTTP edge on a free port, and a prefill and a decode worker that answer from a script, a token a
- * turn of the loop for all sequences at once. Clients are the test's own sockets. */
+/* router_world.h - a whole router in one process: its HTTP edge on a free port, and a prefill and a
+ * decode worker that answer from a script, a token a turn of the loop for all sequences at once.
+ * Clients are the test's own sockets. */
 #ifndef TESTS_ROUTER_WORLD_H
 #define TESTS_ROUTER_WORLD_H
 
@@ -30,16 +31,17 @@ struct world {
 	struct event *turn, *tick;
 	struct worker *p, *d;
 	struct list running;
-	const uint32_t *script;      /* token i of every answer; NULL: i + 10 */
+	const uint32_t *script; /* token i of every answer; NULL: i + 10 */
 	size_t n_script;
-	uint32_t stop_at;            /* the model ends the answer at this index, 0: never */
-	uint32_t pause_at;           /* no worker goes on at this index, 0: never */
-	int mute;                    /* no worker answers at all */
+	uint32_t stop_at;  /* the model ends the answer at this index, 0: never */
+	uint32_t pause_at; /* no worker goes on at this index, 0: never */
+	int mute;          /* no worker answers at all */
 	unsigned cancels;
-	unsigned told;               /* sequences that asked for their prompt's log-probabilities */
-	uint32_t stop_ids[4];        /* of the last request, */
-	size_t n_stop_ids;           /* so many, of which these are the first */
-	char form[2048];             /* the constraint of the last request, as far as it fits; "": none */
+	unsigned told;        /* sequences that asked for their prompt's log-probabilities */
+	uint32_t stop_ids[4]; /* of the last request, */
+	size_t n_stop_ids;    /* so many, of which these are the first */
+	/* the constraint of the last request, as far as it fits; "": none */
+	char form[2048];
 };
 
 static inline void world_wake(struct world *w)
@@ -47,14 +49,16 @@ static inline void world_wake(struct world *w)
 	event_active(w->turn, EV_TIMEOUT, 0);
 }
 
-static inline int world_send(void *arg, struct worker *to, enum msg_type type, const struct msg_head *head, const void *body)
+static inline int world_send(void *arg, struct worker *to, enum msg_type type,
+                             const struct msg_head *head, const void *body)
 {
 	struct world *w = arg;
 	if (type == MSG_REQUEST_CANCEL) {
 		w->cancels++;
 		list_each_safe(n, next, &w->running) {
 			struct world_seq *s = list_entry(n, struct world_seq, node);
-			if (s->id.hi == head->req.hi && s->id.lo == head->req.lo && s->attempt == head->attempt) {
+			if (s->id.hi == head->req.hi && s->id.lo == head->req.lo &&
+			    s->attempt == head->attempt) {
 				list_remove(n);
 				free(s);
 			}
@@ -76,7 +80,8 @@ static inline int world_send(void *arg, struct worker *to, enum msg_type type, c
 	w->n_stop_ids = m->request->n_stop_ids;
 	for (size_t i = 0; i < w->n_stop_ids && i < 4; i++)
 		w->stop_ids[i] = m->request->stop_ids[i];
-	snprintf(w->form, sizeof w->form, "%s", m->request->constraint ? m->request->constraint->text : "");
+	snprintf(w->form, sizeof w->form, "%s",
+	         m->request->constraint ? m->request->constraint->text : "");
 	list_push_back(&w->running, &s->node);
 	world_wake(w);
 	return 0;
@@ -110,7 +115,8 @@ static inline void world_token(const struct world *w, const struct world_seq *s,
 
 #define WORLD_SLICE 64u
 
-/* Log-probabilities of a prompt, in slices: -1.5 for each token, and for alternative k -2 - k with id 100 + k. */
+/* Log-probabilities of a prompt, in slices: -1.5 for each token, and for alternative k -2 - k
+ * with id 100 + k. */
 static inline void world_tell(struct world *w, const struct world_seq *s)
 {
 	static float logprobs[WORLD_SLICE], top[WORLD_SLICE * 20];
@@ -205,7 +211,7 @@ static inline void world_turn(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	if (w->mute)
 		return;
-	for (int more = 1; more;) {   /* first tokens; a sequence may vanish under any of them */
+	for (int more = 1; more;) { /* first tokens; a sequence may vanish under any of them */
 		more = 0;
 		list_each_safe(n, next, &w->running) {
 			struct world_seq *s = list_entry(n, struct world_seq, node);
@@ -258,7 +264,7 @@ static inline struct worker *world_worker(struct world *w, const char *name, con
 	return registry_up(&w->r.registry, (struct peer *)w, name, 7, &info, clock_us());
 }
 
-static size_t world_out_total = 1u << 30;    /* of the next world */
+static size_t world_out_total = 1u << 30; /* of the next world */
 static uint64_t world_write_us = 60000000;
 
 /* model: as opened, or NULL for a router without text. */
@@ -278,13 +284,19 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	}
 	w->r.base = w->base;
 	w->r.model = &w->model;
-	w->r.conf = (struct router_conf){.max_requests = 4096, .max_choices = 128, .retry_after_s = 1, .request_timeout_us = 60000000,
-	                                 .text_inline_bytes = 4096, .request_memory_bytes = 64u << 20, .out_bytes_max = out_bytes_max};
+	w->r.conf = (struct router_conf){.max_requests = 4096,
+	                                 .max_choices = 128,
+	                                 .retry_after_s = 1,
+	                                 .request_timeout_us = 60000000,
+	                                 .text_inline_bytes = 4096,
+	                                 .request_memory_bytes = 64u << 20,
+	                                 .out_bytes_max = out_bytes_max};
 	w->r.memory.size = 128u << 20;
 	w->r.stats = stat_new(router_stats, STAT_COUNT);
 	calls_init(&w->r);
 	registry_init(&w->r.registry, 30000000);
-	struct seqs_opts so = {.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
+	struct seqs_opts so = {
+		.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
 	seqs_init(&w->r.seqs, &w->r.registry, &so);
 	w->r.text = text_pool_new(1, 64, world_post, w);
 	struct http_opts ho = {.listen = "127.0.0.1:0",

@@ -1,5 +1,6 @@
-/* serve_world.h - what the tests of the storage daemon's side of the conversation share: real hand-over, copy threads and memory tier; the links are this
- * file's own, so that every order of messages can be played. A gate in front of the tier holds copies where a test wants them. */
+/* serve_world.h - what the tests of the storage daemon's side of the conversation share: real
+ * hand-over, copy threads and memory tier; the links are this file's own, so that every order of
+ * messages can be played. A gate in front of the tier holds copies where a test wants them. */
 #ifndef TESTS_SERVE_WORLD_H
 #define TESTS_SERVE_WORLD_H
 
@@ -21,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- the fakes: what the daemon's parts call of svc and chan ----------------------------------------------------------------------- */
+/* --- the fakes: what the daemon's parts call of svc and chan ------------- */
 
 struct peer {
 	char name[HANDOVER_NAME_MAX];
@@ -117,7 +118,8 @@ uint64_t peer_epoch(const struct peer *p)
 {
 	return p->epoch;
 }
-int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head, const void *body)
+int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head,
+             const void *body)
 {
 	(void)s;
 	(void)head;
@@ -132,17 +134,19 @@ int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg
 	return 0;
 }
 
-/* --- the gate -------------------------------------------------------------------------------------------------------------------------- */
+/* --- the gate ------------------------------------------------------------ */
 
 static struct gate {
 	struct tier tier, *inner;
-	atomic_int closed;             /* copies wait behind their last byte, before the tier hears of it */
+	/* copies wait behind their last byte, before the tier hears of it */
+	atomic_int closed;
 	atomic_int inside;
-	_Atomic uint64_t *bump;        /* this generation changes when the tier is asked, that is after the check before the copy */
+	/* this generation changes when the tier is asked, that is after the check before the copy */
+	_Atomic uint64_t *bump;
 } gate;
 
 struct gate_op {
-	struct tier_op op;             /* what the tier sees; first */
+	struct tier_op op; /* what the tier sees; first */
 	struct tier_op *outer;
 };
 
@@ -171,7 +175,8 @@ static inline struct tier_op *gate_pass(struct tier_op *op)
 	if (!atomic_load(&gate.closed))
 		return op;
 	struct gate_op *g = mem_zalloc(sizeof *g);
-	g->op = (struct tier_op){.key = op->key, .bytes = op->bytes, .move = gate_move, .done = gate_done};
+	g->op = (struct tier_op){
+		.key = op->key, .bytes = op->bytes, .move = gate_move, .done = gate_done};
 	g->outer = op;
 	return &g->op;
 }
@@ -192,11 +197,11 @@ static inline void gate_lookup(struct tier *t, struct tier_find *f)
 }
 static const struct tier_ops gate_ops = {.put = gate_put, .get = gate_get, .lookup = gate_lookup};
 
-/* --- a worker -------------------------------------------------------------------------------------------------------------------------- */
+/* --- a worker ------------------------------------------------------------ */
 
 #define BLOCKS 8u
 static struct kv_layout layout;
-static struct pool_memory shared;   /* worker-0's */
+static struct pool_memory shared; /* worker-0's */
 static int sock;
 
 static inline void loop(void)
@@ -272,10 +277,13 @@ static inline void block_clear(uint32_t block)
 		memset(piece(block, l), 0, layout.piece_bytes[l]);
 }
 
-static struct handover_reply reply;   /* the latest */
+static struct handover_reply reply; /* the latest */
 
-/* Hands p over as `name`, as memory of that backend; the socket, or -1 with the reply's code in *ret_code. */
-static inline int hand_over_of(const char *backend, const char *name, uint64_t epoch, const struct kv_layout *l, const struct pool_memory *p, int *ret_code)
+/* Hands p over as `name`, as memory of that backend; the socket, or -1 with the reply's code in
+ * *ret_code. */
+static inline int hand_over_of(const char *backend, const char *name, uint64_t epoch,
+                               const struct kv_layout *l, const struct pool_memory *p,
+                               int *ret_code)
 {
 	char path[128];
 	struct handover_hello h;
@@ -296,7 +304,8 @@ static inline int hand_over_of(const char *backend, const char *name, uint64_t e
 	return -1;
 }
 
-static inline int hand_over(const char *name, uint64_t epoch, const struct kv_layout *l, const struct pool_memory *p, int *ret_code)
+static inline int hand_over(const char *name, uint64_t epoch, const struct kv_layout *l,
+                            const struct pool_memory *p, int *ret_code)
 {
 	return hand_over_of("cpu", name, epoch, l, p, ret_code);
 }
@@ -323,7 +332,7 @@ static inline void start_with(uint64_t capacity, unsigned threads)
 		peers[i].up = 1;
 	}
 	ck_assert_int_eq(kv_layout_uniform(&layout, 3, 2, 16, 16, KV_F32), 0);
-	layout.layer[1].heads = 3;   /* layers that differ */
+	layout.layer[1].heads = 3; /* layers that differ */
 	ck_assert_int_eq(kv_layout_finish(&layout), 0);
 	ck_assert_int_eq(pool_memory_new(&shared, &layout, BLOCKS, &err), 0);
 }
@@ -376,10 +385,11 @@ static inline struct kv_hash hash_of(uint32_t name)
 	return h;
 }
 
-#define ASK_MAX 64u   /* items */
+#define ASK_MAX 64u /* items */
 
 /* One message of n items: names[i] into or out of block blocks[i], under its present generation. */
-static inline void ask(struct peer *p, enum msg_type type, uint64_t batch, const uint32_t *names, const uint32_t *blocks, size_t n)
+static inline void ask(struct peer *p, enum msg_type type, uint64_t batch, const uint32_t *names,
+                       const uint32_t *blocks, size_t n)
 {
 	struct kv_hash hash[ASK_MAX];
 	Pds__StoreItem item[ASK_MAX], *list[ASK_MAX];
@@ -389,7 +399,8 @@ static inline void ask(struct peer *p, enum msg_type type, uint64_t batch, const
 		pds__store_item__init(&item[i]);
 		item[i].hash = (ProtobufCBinaryData){.len = 32, .data = hash[i].b};
 		item[i].block = blocks[i];
-		item[i].generation = blocks[i] < BLOCKS ? atomic_load(&shared.region.generations[blocks[i]]) : 0;
+		item[i].generation = blocks[i] < BLOCKS ? atomic_load(&shared.region.generations[blocks[i]])
+		                                        : 0;
 		list[i] = &item[i];
 	}
 	Pds__StorePut put = PDS__STORE_PUT__INIT;
@@ -451,7 +462,8 @@ static inline const char *codes_of(unsigned i, uint64_t batch)
 }
 
 /* Asks and waits for the one answer. */
-static inline const char *ask_wait(struct peer *p, enum msg_type type, uint64_t batch, const uint32_t *names, const uint32_t *blocks, size_t n)
+static inline const char *ask_wait(struct peer *p, enum msg_type type, uint64_t batch,
+                                   const uint32_t *names, const uint32_t *blocks, size_t n)
 {
 	forget_said();
 	ask(p, type, batch, names, blocks, n);

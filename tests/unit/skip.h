@@ -10,18 +10,18 @@
 #define SKIP_NO_MODEL "PD_MODEL is not set to the SmolLM2 file"
 
 /* In a test's own function: the test has not run, and ends. */
-#define SKIP(...) \
-	do { \
+#define SKIP(...)                                         \
+	do {                                                  \
 		dprintf(STDOUT_FILENO, "\nSKIP 1: " __VA_ARGS__); \
-		dprintf(STDOUT_FILENO, "\n"); \
-		return; \
+		dprintf(STDOUT_FILENO, "\n");                     \
+		return;                                           \
 	} while (0)
 
 /* A part of a test, such as one of several variants, has not run; the test goes on. */
-#define SKIP_PART(...) \
-	do { \
+#define SKIP_PART(...)                                    \
+	do {                                                  \
 		dprintf(STDOUT_FILENO, "\nSKIP 0: " __VA_ARGS__); \
-		dprintf(STDOUT_FILENO, "\n"); \
+		dprintf(STDOUT_FILENO, "\n");                     \
 	} while (0)
 
 #endif

@@ -1,5 +1,6 @@
-/* stack_world.h - what the tests of a stack of tiers share: real memory, and below it fakes with a thread of their own that hold, refuse or break what they
- * are told to; operations that are waited for, and letters for where a block is. */
+/* stack_world.h - what the tests of a stack of tiers share: real memory, and below it fakes with a
+ * thread of their own that hold, refuse or break what they are told to; operations that are
+ * waited for, and letters for where a block is. */
 #ifndef TESTS_STACK_WORLD_H
 #define TESTS_STACK_WORLD_H
 
@@ -24,7 +25,7 @@
 #define NAMES 256u
 #define WAIT_US 20000000u
 
-/* --- a lower tier ------------------------------------------------------------------------------------------------------------------------ */
+/* --- a lower tier -------------------------------------------------------- */
 
 struct fake {
 	struct tier tier;
@@ -32,19 +33,20 @@ struct fake {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t more;
-	struct list gets, puts;        /* of tier_op */
+	struct list gets, puts; /* of tier_op */
 	unsigned queued, most_queued;
-	int stop, hold, hold_late, hold_done;   /* hold: nothing is begun; hold_late: no put that was copied is stored; hold_done: nor told */
-	int put_code;                  /* what puts end with before they move, 0: they are taken */
+	/* hold: nothing is begun; hold_late: no put that was copied is stored; hold_done: nor told */
+	int stop, hold, hold_late, hold_done;
+	int put_code; /* what puts end with before they move, 0: they are taken */
 	int get_corrupt;
-	unsigned char *block[NAMES];   /* by the name in the key */
+	unsigned char *block[NAMES]; /* by the name in the key */
 	size_t bytes[NAMES];
 	struct tier_sum sum[NAMES];
 	unsigned n_puts, n_gets, n_moved_in;
 	void (*changed)(void *arg, const struct tier_key *key, int stored);
 	void *changed_arg;
-	void (*at_flush)(void);        /* or NULL: before it drops anything */
-	enum tier_policy policy;       /* offload: due as soon as it is stored */
+	void (*at_flush)(void);  /* or NULL: before it drops anything */
+	enum tier_policy policy; /* offload: due as soon as it is stored */
 	uint32_t after, hits[NAMES];
 	int due[NAMES];
 };
@@ -79,7 +81,8 @@ static inline void fake_drop(struct fake *f, unsigned name)
 
 static inline void fake_due(struct fake *f, unsigned name)
 {
-	f->due[name] |= f->policy == TIER_OFFLOAD || (f->policy == TIER_WRITE_THROUGH && f->hits[name] == f->after);
+	f->due[name] |= f->policy == TIER_OFFLOAD ||
+	                (f->policy == TIER_WRITE_THROUGH && f->hits[name] == f->after);
 }
 
 static inline int fake_do_put(struct fake *f, struct tier_op *op)
@@ -119,7 +122,8 @@ static inline int fake_do_get(struct fake *f, struct tier_op *op)
 	unsigned name = name_of(&op->key);
 	pthread_mutex_lock(&f->lock);
 	f->n_gets++;
-	unsigned char *bytes = f->block[name] && f->bytes[name] == op->bytes ? mem_alloc(op->bytes) : NULL;
+	unsigned char *bytes = f->block[name] && f->bytes[name] == op->bytes ? mem_alloc(op->bytes)
+	                                                                     : NULL;
 	if (bytes)
 		memcpy(bytes, f->block[name], op->bytes);
 	if (bytes && !op->aside) {
@@ -131,7 +135,8 @@ static inline int fake_do_get(struct fake *f, struct tier_op *op)
 	if (!bytes)
 		return ERR_NOTFOUND;
 	struct tier_span span = {bytes, op->bytes};
-	ck_assert(sum_equal(sum_spans(&span, 1), f->sum[name]));   /* what came down is what was summed */
+	/* what came down is what was summed */
+	ck_assert(sum_equal(sum_spans(&span, 1), f->sum[name]));
 	int code = corrupt ? ERR_CORRUPT : tier_op_move(op, &span, 1);
 	free(bytes);
 	return code;
@@ -144,7 +149,10 @@ static inline void fake_do(struct fake *f, struct tier_op *op, int put)
 	while (put && f->hold_done && !f->stop)
 		pthread_cond_wait(&f->more, &f->lock);
 	pthread_mutex_unlock(&f->lock);
-	op->done(op, code, code == 0 ? f->ops.id : TIER_NONE, code == ERR_IO ? "the device is broken" : code == ERR_CORRUPT ? "damaged" : NULL);
+	op->done(op, code, code == 0 ? f->ops.id : TIER_NONE,
+	         code == ERR_IO        ? "the device is broken"
+	         : code == ERR_CORRUPT ? "damaged"
+	                               : NULL);
 }
 
 static inline void *fake_thread(void *arg)
@@ -222,7 +230,8 @@ static inline void fake_flush(struct tier *t, struct tier_flush *flush)
 	}
 	flush->done(flush);
 }
-static inline void fake_policy(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent)
+static inline void fake_policy(struct tier *t, enum tier_policy policy, uint32_t after,
+                               unsigned low_percent)
 {
 	struct fake *f = fake_of(t);
 	(void)low_percent;
@@ -253,7 +262,9 @@ static inline void fake_stored(struct tier *t, const struct tier_key *key, enum 
 		f->due[name_of(key)] = 1;
 	pthread_mutex_unlock(&f->lock);
 }
-static inline void fake_watch(struct tier *t, void (*changed)(void *arg, const struct tier_key *key, int stored), void *arg)
+static inline void fake_watch(struct tier *t,
+                              void (*changed)(void *arg, const struct tier_key *key, int stored),
+                              void *arg)
 {
 	struct fake *f = fake_of(t);
 	pthread_mutex_lock(&f->lock);
@@ -289,8 +300,18 @@ static inline void fake_destroy(struct tier *t)
 static inline struct fake *fake_new(enum tier_id id)
 {
 	struct fake *f = mem_zalloc(sizeof *f);
-	f->ops = (struct tier_ops){.id = id, .put = fake_put, .get = fake_get, .lookup = fake_lookup, .remove = fake_remove, .flush = fake_flush, .stat = fake_stat,
-	                           .policy = fake_policy, .due = fake_due_take, .stored = fake_stored, .watch = fake_watch, .destroy = fake_destroy};
+	f->ops = (struct tier_ops){.id = id,
+	                           .put = fake_put,
+	                           .get = fake_get,
+	                           .lookup = fake_lookup,
+	                           .remove = fake_remove,
+	                           .flush = fake_flush,
+	                           .stat = fake_stat,
+	                           .policy = fake_policy,
+	                           .due = fake_due_take,
+	                           .stored = fake_stored,
+	                           .watch = fake_watch,
+	                           .destroy = fake_destroy};
 	f->tier.ops = &f->ops;
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->more, NULL);
@@ -325,7 +346,7 @@ static inline unsigned fake_count(struct fake *f, const unsigned *counter)
 	return n;
 }
 
-/* --- operations of a test ---------------------------------------------------------------------------------------------------------------- */
+/* --- operations of a test ------------------------------------------------ */
 
 struct op {
 	struct tier_op op;
@@ -396,9 +417,9 @@ static inline struct op *op_begin(int put, unsigned name, size_t bytes)
 	return o;
 }
 
-#define UNTIL(what) \
+#define UNTIL(what)                                                    \
 	for (uint64_t until_ = clock_us() + WAIT_US; !(what); usleep(200)) \
-		ck_assert_msg(clock_us() < until_, "waited in vain for: %s", #what)
+	ck_assert_msg(clock_us() < until_, "waited in vain for: %s", #what)
 
 /* Waits for the end; the contents of a get that succeeded are compared. */
 static inline int op_end(struct op *o, unsigned name, enum tier_id *ret_tier, char *ret_text)
@@ -453,7 +474,13 @@ static inline const char *where(const unsigned *names, uint32_t n, int leading, 
 	unsigned char at[16] = {0};
 	for (uint32_t i = 0; i < n; i++)
 		memcpy(key[i].b, &names[i], sizeof names[i]);
-	struct tier_find f = {.key = key, .where = at, .n = n, .leading = leading, .prefetch = prefetch, .bytes = UNIT, .done = found};
+	struct tier_find f = {.key = key,
+	                      .where = at,
+	                      .n = n,
+	                      .leading = leading,
+	                      .prefetch = prefetch,
+	                      .bytes = UNIT,
+	                      .done = found};
 	s->ops->lookup(s, &f);
 	UNTIL(f.n == 0);
 	for (uint32_t i = 0; i < n; i++)
@@ -489,11 +516,13 @@ static inline struct stack_stat stat_of(unsigned level)
 
 static inline struct stack_opts opts_of(void)
 {
-	return (struct stack_opts){.reopen_us = 20000, .open_wait_us = WAIT_US, .pause_us = 20000, .redis_lookup_us = 10000};
+	return (struct stack_opts){
+		.reopen_us = 20000, .open_wait_us = WAIT_US, .pause_us = 20000, .redis_lookup_us = 10000};
 }
 
 /* memory of so many units (0: none), a disk, a Redis if wanted; memory's and the disk's policy. */
-static inline void start(unsigned units, enum tier_policy policy, uint32_t after, int with_redis, enum tier_policy disk_policy, uint32_t disk_after)
+static inline void start(unsigned units, enum tier_policy policy, uint32_t after, int with_redis,
+                         enum tier_policy disk_policy, uint32_t disk_after)
 {
 	struct stack_opts o = opts_of();
 	struct tier *memory;
@@ -503,9 +532,11 @@ static inline void start(unsigned units, enum tier_policy policy, uint32_t after
 		ck_assert_int_eq(tier_memory_new(units * UNIT, &memory, NULL), 0);
 		o.level[o.n++] = (struct stack_level){TIER_MEMORY, memory, NULL, NULL, policy, after, 25};
 	}
-	o.level[o.n++] = (struct stack_level){TIER_DISK, &disk->tier, NULL, NULL, disk_policy, disk_after, 0};
+	o.level[o.n++] = (struct stack_level){TIER_DISK,   &disk->tier, NULL, NULL,
+	                                      disk_policy, disk_after,  0};
 	if (redis)
-		o.level[o.n++] = (struct stack_level){TIER_REDIS, &redis->tier, NULL, NULL, TIER_RECYCLE, 0, 0};
+		o.level[o.n++] = (struct stack_level){TIER_REDIS, &redis->tier, NULL, NULL, TIER_RECYCLE, 0,
+		                                      0};
 	s = tier_stack_new(&o);
 }
 

@@ -1,7 +1,9 @@
-/* tempdir.h - folders for tests that are gone when the test program ends, also when a test failed or crashed.
+/* tempdir.h - folders for tests that are gone when the test program ends, also when a test failed
+ * or crashed.
  *
- * libcheck runs each test in a child. The program that started them owns one folder, made before the first test and removed with all that is in
- * it at its exit; every test_folder lies in that. tools/run-tests sets TMPDIR to a folder of its own, for programs that are killed. */
+ * libcheck runs each test in a child. The program that started them owns one folder, made before
+ * the first test and removed with all that is in it at its exit; every test_folder lies in that.
+ * tools/run-tests sets TMPDIR to a folder of its own, for programs that are killed. */
 #ifndef TESTS_TEMPDIR_H
 #define TESTS_TEMPDIR_H
 
@@ -11,7 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TEST_FOLDER_BYTES 64   /* socket paths have 107 bytes in all: a name of 40 bytes still fits */
+/* socket paths have 107 bytes in all: a name of 40 bytes still fits */
+#define TEST_FOLDER_BYTES 64
 
 static char test_base[40];
 static pid_t test_owner;
@@ -33,7 +36,8 @@ static void test_remove_all(void)
 __attribute__((constructor)) static void test_base_make(void)
 {
 	const char *tmp = getenv("TMPDIR"), *base = getenv("TEST_BASE");
-	if (base && strlen(base) < sizeof test_base) {   /* a test runs this program again: the folder belongs to the first one */
+	if (base && strlen(base) < sizeof test_base) {
+		/* a test runs this program again: the folder belongs to the first one */
 		strcpy(test_base, base);
 		return;
 	}
@@ -41,7 +45,8 @@ __attribute__((constructor)) static void test_base_make(void)
 		tmp = "/tmp";
 	snprintf(test_base, sizeof test_base, "%s/pd-test-XXXXXX", tmp);
 	test_owner = getpid();
-	if (!mkdtemp(test_base) || setenv("TEST_BASE", test_base, 1) != 0 || atexit(test_remove_all) != 0) {
+	if (!mkdtemp(test_base) || setenv("TEST_BASE", test_base, 1) != 0 ||
+	    atexit(test_remove_all) != 0) {
 		perror(test_base);
 		exit(1);
 	}

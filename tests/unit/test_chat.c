@@ -1,5 +1,6 @@
-/* test_chat.c - chat templates: SmolLM2's against what Hugging Face's apply_chat_template renders (other templates: test_jinja_refs), what is done to
- * messages before a template sees them, templates that take parts, several threads with one template, and what is refused. */
+/* test_chat.c - chat templates: SmolLM2's against what Hugging Face's apply_chat_template renders
+ * (other templates: test_jinja_refs), what is done to messages before a template sees them,
+ * templates that take parts, several threads with one template, and what is refused. */
 #include "format/gguf.h"
 #include "text/chat.h"
 #include "text/chat_request.h"
@@ -40,14 +41,19 @@ static struct chat_template *smollm2(void)
 static int row_equal(const struct chat_template *c, const json_t *row)
 {
 	const json_t *want = json_object_get(row, "text");
-	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "<|im_start|>", "eos_token", "<|im_end|>");
-	struct chat_render in = {.messages = json_object_get(row, "messages"), .special_tokens = tokens,
-	                         .add_generation_prompt = json_is_true(json_object_get(row, "add_generation_prompt")),
-	                         .continue_final_message = json_is_true(json_object_get(row, "continue_final_message"))};
+	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "<|im_start|>", "eos_token",
+	                           "<|im_end|>");
+	struct chat_render in = {
+		.messages = json_object_get(row, "messages"),
+		.special_tokens = tokens,
+		.add_generation_prompt = json_is_true(json_object_get(row, "add_generation_prompt")),
+		.continue_final_message = json_is_true(json_object_get(row, "continue_final_message"))};
 	struct buf out;
 	buf_init(&out, 0);
 	int rc = chat_template_render(c, &in, &out, NULL);
-	int same = want ? rc == 0 && out.len == json_string_length(want) && !memcmp(out.data, json_string_value(want), out.len) : rc == ERR_INVALID;
+	int same = want ? rc == 0 && out.len == json_string_length(want) &&
+	                      !memcmp(out.data, json_string_value(want), out.len)
+	                : rc == ERR_INVALID;
 	buf_fini(&out);
 	json_decref(tokens);
 	return same;
@@ -62,7 +68,8 @@ static void check_rows(const struct chat_template *c)
 	for (ssize_t len; (len = getline(&line, &size, f)) > 0;) {
 		json_t *row = json_loadb(line, (size_t)len, JSON_ALLOW_NUL, NULL);
 		ck_assert(row != NULL);
-		ck_assert_msg(row_equal(c, row), "%s differs", json_string_value(json_object_get(row, "conversation")));
+		ck_assert_msg(row_equal(c, row), "%s differs",
+		              json_string_value(json_object_get(row, "conversation")));
 		equal++;
 		json_decref(row);
 	}
@@ -107,10 +114,11 @@ START_TEST(own_default_message)
 	struct buf out;
 	memcpy(at, "an untidy", 9);
 	ck_assert_int_eq(chat_template_new(text, len, &c, NULL), 0);
-	memset(text, 'x', len);   /* the template keeps its own copy */
+	memset(text, 'x', len); /* the template keeps its own copy */
 	buf_init(&out, 0);
 	ck_assert_int_eq(chat_template_render(c, &in, &out, NULL), 0);
-	ck_assert_str_eq(out.data, "<|im_start|>system\nYou are an untidy AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+	ck_assert_str_eq(out.data, "<|im_start|>system\nYou are an untidy AI assistant named SmolLM, "
+	                           "trained by Hugging Face<|im_end|>\n"
 	                           "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 	json_decref(m);
 	buf_fini(&out);
@@ -125,22 +133,33 @@ static const struct one {
 	int next, rc;
 	const char *want;
 } ones[] = {
-	{"{{ messages[0].role ~ messages[0] }}", "[{'role':'user','content':null}]", 0, 0, "user{'role': 'user'}"},
-	{"{{ messages[0] | tojson }}", "[{'role':'a','reasoning':'why'}]", 0, 0, "{'thinking': 'why', 'role': 'a', 'reasoning': 'why', 'reasoning_content': 'why'}"},
-	{"{{ messages[0] | tojson }}", "[{'role':'a','thinking':null,'reasoning_content':'x'}]", 0, 0, "{'thinking': 'x', 'role': 'a', 'reasoning_content': 'x'}"},
-	{"{{ tools is none and documents is none and not add_generation_prompt and tools is defined }}", "[{}]", 0, 0, "True"},
+	{"{{ messages[0].role ~ messages[0] }}", "[{'role':'user','content':null}]", 0, 0,
+     "user{'role': 'user'}"},
+	{"{{ messages[0] | tojson }}", "[{'role':'a','reasoning':'why'}]", 0, 0,
+     "{'thinking': 'why', 'role': 'a', 'reasoning': 'why', 'reasoning_content': 'why'}"},
+	{"{{ messages[0] | tojson }}", "[{'role':'a','thinking':null,'reasoning_content':'x'}]", 0, 0,
+     "{'thinking': 'x', 'role': 'a', 'reasoning_content': 'x'}"},
+	{"{{ tools is none and documents is none and not add_generation_prompt and tools is defined }}",
+     "[{}]", 0, 0, "True"},
 	{"{{ bos_token is defined }}{{ nothing }}", "[{}]", 0, 0, "False"},
-	{"{% for m in messages %}[{{ m.content }}]{% endfor %}", "[{'content':'a'},{'content':'b c '}]", 1, 0, "[a][b c "},
-	{"{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", "[{'content':'a'},{'content':' b c '}]", 1, 0, "[a][b c"},
-	{"{% for p in messages[0].content %}{{ p.text }};{% endfor %}", "[{'content':[{'text':'a'},{'text':'b'},{'image':1}]}]", 1, 0, "a;b"},
+	{"{% for m in messages %}[{{ m.content }}]{% endfor %}", "[{'content':'a'},{'content':'b c '}]",
+     1, 0, "[a][b c "},
+	{"{% for m in messages %}[{{ m.content | trim }}]{% endfor %}",
+     "[{'content':'a'},{'content':' b c '}]", 1, 0, "[a][b c"},
+	{"{% for p in messages[0].content %}{{ p.text }};{% endfor %}",
+     "[{'content':[{'text':'a'},{'text':'b'},{'image':1}]}]", 1, 0, "a;b"},
 	{"content", "[{'content':'a'}]", 1, ERR_INVALID, "changes or leaves out"},
-	{"{{ messages[0].content[2:] }}", "[{'content':'abc'}]", 1, ERR_INVALID, "changes or leaves out"},
+	{"{{ messages[0].content[2:] }}", "[{'content':'abc'}]", 1, ERR_INVALID,
+     "changes or leaves out"},
 	{"{{ messages[0].content }}", "[{'content':null}]", 1, ERR_INVALID, "no text to continue"},
-	{"{{ messages[0].content }}", "[{'content':[{'image':1}]}]", 1, ERR_INVALID, "no text to continue"},
+	{"{{ messages[0].content }}", "[{'content':[{'image':1}]}]", 1, ERR_INVALID,
+     "no text to continue"},
 	{"{{ messages[0].role }}", "[{'role':'content'}]", 1, ERR_INVALID, "does not use"},
 	{"{{ messages }}", "[]", 0, ERR_INVALID, "no message"},
-	{"{{ raise_exception('roles: ' ~ messages[0].role) }}", "[{'role':'x'}]", 0, ERR_INVALID, "roles: x"},
-	{"\n\n{{ messages[0].name + 'x' }}", "[{'role':'x'}]", 0, ERR_INVALID, "line 3: 'dict object' has no attribute 'name'"},
+	{"{{ raise_exception('roles: ' ~ messages[0].role) }}", "[{'role':'x'}]", 0, ERR_INVALID,
+     "roles: x"},
+	{"\n\n{{ messages[0].name + 'x' }}", "[{'role':'x'}]", 0, ERR_INVALID,
+     "line 3: 'dict object' has no attribute 'name'"},
 };
 
 static json_t *json_of(const char *text)
@@ -171,7 +190,7 @@ START_TEST(prepared)
 		ck_assert_msg(strstr(err.text, o->want) != NULL, "%s", err.text);
 	else
 		ck_assert_str_eq(out.data ? out.data : "", o->want);
-	ck_assert(json_equal(m, before));   /* the caller's messages stay as they were */
+	ck_assert(json_equal(m, before)); /* the caller's messages stay as they were */
 	buf_fini(&out);
 	json_decref(m);
 	json_decref(before);
@@ -182,7 +201,8 @@ END_TEST
 static const struct refusal {
 	const char *text, *why;
 } refusals[] = {
-	{"{%- if tools %}{{ tools | tojson }}", "line 1: the template ends within a block: {% endif %} is missing"},
+	{"{%- if tools %}{{ tools | tojson }}",
+     "line 1: the template ends within a block: {% endif %} is missing"},
 	{"\n{{ messages[0].content", "line 2: the template ends within {{"},
 	{"{% include 'x' %}", "{% include %} is not supported"},
 	{"{% frobnicate %}", "unknown tag frobnicate"},
@@ -207,7 +227,9 @@ static const struct {
 	{"{% for m in messages %}{{ m.role + m.content }}{% endfor %}", 0},
 	{"{% for m in messages %}{{ m.content }}{% endfor %}", 0},
 	{"{% for m in messages %}{{ m.content | tojson }}{% endfor %}", 0},
-	{"{% for m in messages %}{{ bos_token + (m.content if m.content is string else m.content[0].text) }}{% endfor %}", 1},
+	{"{% for m in messages %}{{ bos_token + (m.content if m.content is string else "
+     "m.content[0].text) }}{% endfor %}",
+     1},
 	{"{% for m in messages %}{% for p in m.content %}{{ p['text'] }}{% endfor %}{% endfor %}", 1},
 	{"{{ raise_exception('no') }}", 0},
 };
@@ -243,7 +265,9 @@ END_TEST
 START_TEST(bad_messages)
 {
 	struct chat_template *c = smollm2();
-	json_t *m = json_pack("[{s:s,s:s%},{s:s}]", "role", "user", "content", "a\0b", (size_t)3, "role", "user"), *none = json_array();
+	json_t *m = json_pack("[{s:s,s:s%},{s:s}]", "role", "user", "content", "a\0b", (size_t)3,
+	                      "role", "user"),
+		   *none = json_array();
 	struct chat_render in = {.messages = m};
 	struct buf out;
 	struct err err = {0};
@@ -268,14 +292,15 @@ START_TEST(bad_messages)
 }
 END_TEST
 
-/* Messages with calls of tools, in a quota of any size: a prompt or a refusal, and nothing stays taken. jansson frees what it cannot add:
- * under valgrind, as it is not instrumented, a use of that is seen here. */
+/* Messages with calls of tools, in a quota of any size: a prompt or a refusal, and nothing stays
+ * taken. jansson frees what it cannot add: under valgrind, as it is not instrumented, a use of
+ * that is seen here. */
 START_TEST(any_quota)
 {
 	size_t len;
 	char *file = read_file(DATA "/templates/own-harmony.jinja", &len);
 	struct chat_template *c = NULL;
-	if (_i)                           /* one call in a message */
+	if (_i) /* one call in a message */
 		ck_assert_int_eq(chat_template_new(file, len, &c, NULL), 0);
 	else
 		c = smollm2();
@@ -289,14 +314,17 @@ START_TEST(any_quota)
 	buf_adds(&text, "{\"messages\":[");
 	for (int i = 0; i < 12; i++) {
 		buf_adds(&text, "{\"role\":\"assistant\",\"content\":\"c\",");
-		for (int k = 0; k < 40; k++)        /* its copy's table grows often, at last for tool_calls */
+		/* its copy's table grows often, at last for tool_calls */
+		for (int k = 0; k < 40; k++)
 			buf_printf(&text, "\"m%d\":1,", k + i);
 		buf_printf(&text, "\"tool_calls\":[%s%s%s]},", call, _i ? "," : "", _i ? call : "");
 	}
 	buf_adds(&text, "{\"role\":\"user\",\"content\":\"y\"}");
 	buf_adds(&text, "]}");
 	json_account_setup();
-	for (size_t limit = 0; limit < 400000 && rendered < 20; limit += rendered ? 977 : _i ? 497 : 72) {
+	for (size_t limit = 0; limit < 400000 && rendered < 20; limit += rendered ? 977
+	                                                                 : _i     ? 497
+	                                                                          : 72) {
 		struct quota q;
 		struct json_account a = {.quota = &q};
 		struct body_error e = {0};
@@ -327,42 +355,82 @@ START_TEST(any_quota)
 }
 END_TEST
 
-/* --- conversations that a template takes otherwise ---------------------------------------------------------------- */
+/* --- conversations that a template takes otherwise ----------------------- */
 
-#define CALL(id, name, args) "{'id':'" id "','type':'function','function':{'name':'" name "','arguments':'" args "'}}"
+#define CALL(id, name, args) \
+	"{'id':'" id "','type':'function','function':{'name':'" name "','arguments':'" args "'}}"
 #define RESULT(id, text) "{'role':'tool'," id "'content':'" text "'}"
 #define X "{'role':'user','content':'x'},"
 #define SAID(kind, text) "<|start|>assistant<|channel|>" kind "<|message|>" text "<|end|>"
-#define CALLED(name, args) "<|start|>assistant to=functions." name "<|channel|>commentary json<|message|>" args "<|call|>"
-#define TOLD(name, text) "<|start|>functions." name " to=assistant<|channel|>commentary<|message|>'" text "'<|end|>"
-#define EACH "{% for m in messages %}[{{ m.role }}{% for c in m.tool_calls or [] %} {{ c.function.name }}{% endfor %}]{% endfor %}"
+#define CALLED(name, args)                                                                         \
+	"<|start|>assistant to=functions." name "<|channel|>commentary json<|message|>" args "<|call|" \
+	">"
+#define TOLD(name, text) \
+	"<|start|>functions." name " to=assistant<|channel|>commentary<|message|>'" text "'<|end|>"
+#define EACH                                                                                    \
+	"{% for m in messages %}[{{ m.role }}{% for c in m.tool_calls or [] %} {{ c.function.name " \
+	"}}{% endfor %}]{% endfor %}"
 
 static const struct {
-	const char *text, *messages, *want;      /* text NULL: own-harmony */
+	const char *text, *messages, *want; /* text NULL: own-harmony */
 } turns[] = {
-	{NULL, X "{'role':'assistant','reasoning_content':'R','content':null,'tool_calls':[" CALL("a", "f", "[1]") "]}," RESULT("", "r"), SAID("analysis", "R") CALLED("f", "'[1]'") TOLD("f", "r")},
-	{NULL, X "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL("a", "f", "{}") "]}", SAID("analysis", "R\n\nC") CALLED("f", "{}")},
-	{NULL, X "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]},"
-	 RESULT("'tool_call_id':'b',", "rb") "," RESULT("'tool_call_id':'a',", "ra") ",{'role':'assistant','content':'D'}",
-	 SAID("analysis", "R\n\nC") CALLED("f", "{}") TOLD("f", "ra") CALLED("g", "{}") TOLD("g", "rb") SAID("final", "D")},
-	{NULL, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1") "," RESULT("", "2") "," RESULT("", "3"),
-	 CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}") TOLD("g", "2") TOLD("g", "3")},
-	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}", "{'role':'user','content':'x'}], 'tools':[{'function':{'name':'f','description':'D'}},{'function':{'name':'g'}}", "//D;//;"},
+	{NULL,
+     X "{'role':'assistant','reasoning_content':'R','content':null,'tool_calls':[" CALL(
+		 "a", "f", "[1]") "]}," RESULT("", "r"),
+     SAID("analysis", "R") CALLED("f", "'[1]'") TOLD("f", "r")},
+	{NULL,
+     X "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL("a", "f", "{}") "]}",
+     SAID("analysis", "R\n\nC") CALLED("f", "{}")},
+	{NULL,
+     X "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL(
+		 "a", "f", "{}") "," CALL("b", "g",
+                                  "{}") "]}," RESULT("'tool_call_id':'b',",
+                                                     "rb") "," RESULT("'tool_call_id':'a',",
+                                                                      "ra") ",{'role':'assistant','"
+                                                                            "content':'D'}",
+     SAID("analysis", "R\n\nC") CALLED("f", "{}") TOLD("f", "ra") CALLED("g", "{}") TOLD("g", "rb")
+         SAID("final", "D")},
+	{NULL,
+     X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL(
+		 "b", "g", "{}") "]}," RESULT("", "1") "," RESULT("", "2") "," RESULT("", "3"),
+     CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}") TOLD("g", "2") TOLD("g", "3")},
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}",
+     "{'role':'user','content':'x'}], "
+     "'tools':[{'function':{'name':'f','description':'D'}},{'function':{'name':'g'}}",
+     "//D;//;"},
 	/* a message that the answer continues stays whole */
-	{NULL, X "{'role':'assistant','content':'C','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}], 'continue_final_message':true,'_':[1",
-	 "<|start|>assistant<|channel|>analysis<|message|>C"},
-	{NULL, X "{'role':'assistant','content':'C','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1") "," RESULT("", "2")
-	 ",{'role':'assistant','content':'D'}], 'continue_final_message':true,'_':[1",
-	 SAID("analysis", "C") CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}") TOLD("g", "2") "<|start|>assistant<|channel|>final<|message|>D"},
+	{NULL,
+     X "{'role':'assistant','content':'C','tool_calls':[" CALL("a", "f", "{}") "," CALL(
+		 "b", "g", "{}") "]}], 'continue_final_message':true,'_':[1",
+     "<|start|>assistant<|channel|>analysis<|message|>C"},
+	{NULL,
+     X "{'role':'assistant','content':'C','tool_calls':[" CALL("a", "f", "{}") "," CALL(
+		 "b", "g",
+		 "{}") "]}," RESULT("", "1") "," RESULT("", "2") ",{'role':'assistant','content':'D'}], "
+                                                         "'continue_final_message':true,'_':[1",
+     SAID("analysis", "C") CALLED("f", "{}") TOLD("f", "1") CALLED("g", "{}")
+         TOLD("g", "2") "<|start|>assistant<|channel|>final<|message|>D"},
 	/* a tool without a description: what is said stays as it is */
-	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.thinking }},{{ m.content }}{% endfor %}",
-	 "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;R,C"},
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in "
+     "messages %}{{ m.thinking }},{{ m.content }}{% endfor %}",
+     "{'role':'assistant','reasoning':'R','content':'C','tool_calls':[" CALL(
+		 "a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}",
+     "//;R,C"},
 	/* and it has one where the messages are said otherwise as well */
-	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.content + '.' }}{% endfor %}",
-	 "{'role':'assistant','content':null,'tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;."},
-	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in messages %}{{ m.tool_calls[0].function.arguments + '.' }}{% endfor %}",
-	 "{'role':'assistant','content':null,'tool_calls':[" CALL("a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}", "//;{}."},
-	{EACH, X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", "{}") "]}," RESULT("", "1"), "[user][assistant f g][tool]"},
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in "
+     "messages %}{{ m.content + '.' }}{% endfor %}",
+     "{'role':'assistant','content':null,'tool_calls':[" CALL(
+		 "a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}",
+     "//;."},
+	{"{% for t in tools %}{{ '//' + t.function.description + ';' }}{% endfor %}{% for m in "
+     "messages %}{{ m.tool_calls[0].function.arguments + '.' }}{% endfor %}",
+     "{'role':'assistant','content':null,'tool_calls':[" CALL(
+		 "a", "f", "{}") "]}], 'tools':[{'function':{'name':'g'}}",
+     "//;{}."},
+	{EACH,
+     X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL(
+		 "b", "g", "{}") "]}," RESULT("", "1"),
+     "[user][assistant f g][tool]"},
 };
 
 START_TEST(turns_as_the_template_takes_them)
@@ -376,7 +444,9 @@ START_TEST(turns_as_the_template_takes_them)
 	char *text = mem_printf("{'messages':[%s]}", turns[_i].messages);
 	json_t *body = json_of(text), *before = json_deep_copy(body);
 	tools.tools = json_object_get(body, "tools");
-	ck_assert_int_eq(chat_template_new(file ? file : turns[_i].text, file ? len : strlen(turns[_i].text), &set.plain, NULL), 0);
+	ck_assert_int_eq(chat_template_new(file ? file : turns[_i].text,
+	                                   file ? len : strlen(turns[_i].text), &set.plain, NULL),
+	                 0);
 	ck_assert_int_eq(chat_template_takes_one_call(set.plain), file != NULL);
 	buf_init(&out, chat_request_text_max(strlen(text)));
 	ck_assert_msg(chat_request_render(&set, body, &tools, 0, &out, &e) == 0, "%s", e.text);
@@ -385,7 +455,8 @@ START_TEST(turns_as_the_template_takes_them)
 	const char *from = file ? strstr(out.data, "x<|end|>") + strlen("x<|end|>") : out.data;
 	int prompted = file && !json_object_get(body, "continue_final_message");
 	size_t n = strlen(from) - (prompted ? strlen("<|start|>assistant") : 0);
-	ck_assert_msg(n == strlen(turns[_i].want) && memcmp(from, turns[_i].want, n) == 0, "got  %s\nwant %s", from, turns[_i].want);
+	ck_assert_msg(n == strlen(turns[_i].want) && memcmp(from, turns[_i].want, n) == 0,
+	              "got  %s\nwant %s", from, turns[_i].want);
 	ck_assert(json_equal(body, before));
 	buf_fini(&out);
 	json_decref(body);
@@ -410,7 +481,8 @@ int main(void)
 	tcase_add_test(tc, bad_messages);
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, any_quota, 0, 2);
-	tcase_add_loop_test(tc, turns_as_the_template_takes_them, 0, (int)(sizeof turns / sizeof *turns));
+	tcase_add_loop_test(tc, turns_as_the_template_takes_them, 0,
+	                    (int)(sizeof turns / sizeof *turns));
 	suite_add_tcase(s, tc);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);

@@ -1,4 +1,5 @@
-/* test_conf.c - configuration: what is taken, what is refused and with which words, what a reload changes. */
+/* test_conf.c - configuration: what is taken, what is refused and with which words, what a
+ * reload changes. */
 #include "svc/conf.h"
 #include "util/mem.h"
 #include "tempdir.h"
@@ -22,7 +23,9 @@ static const struct conf_key own_table[] = {
 	{"offload", CONF_BOOL, "true", 0, 0, "", 1, "Offload", NULL},
 	{"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL},
 	{"free", CONF_INT, "-1", 0, 0, "", 0,
-     "No limits at all, and a help that needs more than one line: it goes on and on, word after word, until the line is full and another one has to begin", NULL},
+     "No limits at all, and a help that needs more than one line: it goes on and on, word after "
+     "word, until the line is full and another one has to begin",
+     NULL},
 	CONF_END,
 };
 static const struct conf_key required_table[] = {
@@ -75,8 +78,10 @@ START_TEST(test_file_and_options)
 	struct conf *c;
 	struct err err = {0};
 	const char *const *items;
-	char *const options[] = {(char *)"threads=9", (char *)"routers=ipc://a  ipc://b", (char *)"offload=no", (char *)"name=n=1"};
-	write_file("threads = 4;\nlimit_ms = 5000000000L;\nratio = 1;\nrouters = [\"q\"];\nlevel = \"debug\";\n");
+	char *const options[] = {(char *)"threads=9", (char *)"routers=ipc://a  ipc://b",
+	                         (char *)"offload=no", (char *)"name=n=1"};
+	write_file("threads = 4;\nlimit_ms = 5000000000L;\nratio = 1;\nrouters = [\"q\"];\nlevel = "
+	           "\"debug\";\n");
 	ck_assert_msg(conf_load(tables, path, options, 4, &c, &err) == 0, "%s", err.text);
 	ck_assert_int_eq(conf_int(c, "threads"), 9);
 	ck_assert_int_eq(conf_int(c, "limit_ms"), 5000000000);
@@ -91,30 +96,41 @@ START_TEST(test_file_and_options)
 END_TEST
 
 static const struct {
-	const char *file, *option, *want;   /* @ stands for the file's path */
+	const char *file, *option, *want; /* @ stands for the file's path */
 } refusals[] = {
 	{"threads = 0;", NULL, "@:1: threads = 0 is out of range: 1 to 64 threads"},
 	{"\n\nthreads = 65;", NULL, "@:3: threads = 65 is out of range: 1 to 64 threads"},
-	{"threads = \"four\";", NULL, "@:1: threads = four is of the wrong type: want a whole number (1 to 64 threads)"},
-	{"threads = 1.5;", NULL, "@:1: threads = 1.5 is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"threads = \"four\";", NULL,
+     "@:1: threads = four is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"threads = 1.5;", NULL,
+     "@:1: threads = 1.5 is of the wrong type: want a whole number (1 to 64 threads)"},
 	{"thread = 1;", NULL, "@:1: unknown key \"thread\"; did you mean \"threads\"?"},
 	{"colour = 1;", NULL, "@:1: unknown key \"colour\""},
 	{"ratio = 1.01;", NULL, "@:1: ratio = 1.01 is out of range: 0 to 1"},
 	{"offload = 1;", NULL, "@:1: offload = 1 is of the wrong type: want true or false"},
 	{"name = \"123456789\";", NULL, "@:1: name = 123456789 is out of range: 1 to 8 bytes"},
 	{"level = \"loud\";", NULL, "@:1: level = loud is out of range: one of debug|info|warn"},
-	{"level = \"debug|info\";", NULL, "@:1: level = debug|info is out of range: one of debug|info|warn"},
-	{"routers = [\"a\",\"b\",\"c\",\"d\"];", NULL, "@:1: routers = a b c d is out of range: 0 to 3 items"},
+	{"level = \"debug|info\";", NULL,
+     "@:1: level = debug|info is out of range: one of debug|info|warn"},
+	{"routers = [\"a\",\"b\",\"c\",\"d\"];", NULL,
+     "@:1: routers = a b c d is out of range: 0 to 3 items"},
 	{"routers = (\"a\", 2);", NULL, "@:1: routers: item 2 is not a text in double quotes"},
-	{"routers = \"a\";", NULL, "@:1: routers = a is of the wrong type: want a list of texts: [ \"a\", \"b\" ] (0 to 3 items)"},
-	{"threads = { a = 1; };", NULL, "@:1: threads = {...} is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"routers = \"a\";", NULL,
+     "@:1: routers = a is of the wrong type: want a list of texts: [ \"a\", \"b\" ] (0 to 3 "
+     "items)"},
+	{"threads = { a = 1; };", NULL,
+     "@:1: threads = {...} is of the wrong type: want a whole number (1 to 64 threads)"},
 	{"threads = 1\nthreads = 2;", NULL, "@:2: duplicate setting name"},
 	{"threads = ;", NULL, "@:1: syntax error"},
-	{"", "threads=x", "option -o: threads = x is of the wrong type: want a whole number (1 to 64 threads)"},
-	{"", "threads=4x", "option -o: threads = 4x is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"", "threads=x",
+     "option -o: threads = x is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"", "threads=4x",
+     "option -o: threads = 4x is of the wrong type: want a whole number (1 to 64 threads)"},
 	{"", "ratio=0.5x", "option -o: ratio = 0.5x is of the wrong type: want a number (0 to 1)"},
 	{"", "offload=maybe", "option -o: offload = maybe is of the wrong type: want true or false"},
-	{"", "threads=99999999999999999999", "option -o: threads = 99999999999999999999 is of the wrong type: want a whole number (1 to 64 threads)"},
+	{"", "threads=99999999999999999999",
+     "option -o: threads = 99999999999999999999 is of the wrong type: want a whole number (1 to 64 "
+     "threads)"},
 	{"", "ratio=nan", "option -o: ratio = nan is of the wrong type: want a number (0 to 1)"},
 	{"", "threads", "option -o threads: want key=value"},
 	{"", "=3", "option -o =3: want key=value"},
@@ -154,7 +170,8 @@ START_TEST(test_required)
 	struct err err = {0};
 	char *option[] = {(char *)"model=m.gguf"};
 	ck_assert_int_eq(conf_load(with, NULL, NULL, 0, &c, &err), ERR_INVALID);
-	ck_assert_str_eq(err.text, "configuration: the key \"model\" is missing and has no default: Model file");
+	ck_assert_str_eq(err.text,
+	                 "configuration: the key \"model\" is missing and has no default: Model file");
 	ck_assert_int_eq(conf_load(with, NULL, option, 1, &c, &err), 0);
 	ck_assert_str_eq(conf_str(c, "model"), "m.gguf");
 	conf_destroy(&c);
@@ -203,17 +220,22 @@ START_TEST(test_json)
 	json_t *threads = json_object_get(j, "threads");
 	ck_assert_int_eq(json_integer_value(json_object_get(threads, "value")), 4);
 	ck_assert_str_eq(json_string_value(json_object_get(threads, "unit")), "threads");
-	ck_assert_int_eq(strncmp(json_string_value(json_object_get(threads, "source")), path, strlen(path)), 0);
-	ck_assert_str_eq(json_string_value(json_array_get(json_object_get(json_object_get(j, "routers"), "value"), 0)), "a\"b");
+	ck_assert_int_eq(
+		strncmp(json_string_value(json_object_get(threads, "source")), path, strlen(path)), 0);
+	ck_assert_str_eq(json_string_value(json_array_get(
+						 json_object_get(json_object_get(j, "routers"), "value"), 0)),
+	                 "a\"b");
 	ck_assert(json_is_true(json_object_get(json_object_get(j, "offload"), "value")));
-	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(j, "level"), "source")), "default");
+	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(j, "level"), "source")),
+	                 "default");
 	json_decref(j);
 	buf_fini(&b);
 	conf_destroy(&c);
 }
 END_TEST
 
-/* What -h and etc/ show must be a file that loads and says nothing but defaults, with and without its comment signs. */
+/* What -h and etc/ show must be a file that loads and says nothing but defaults, with and
+ * without its comment signs. */
 START_TEST(test_help_is_a_file)
 {
 	struct conf *c;
@@ -223,7 +245,8 @@ START_TEST(test_help_is_a_file)
 	buf_init(&b, 0);
 	conf_help(tables, &b);
 	ck_assert_ptr_nonnull(strstr(b.data, "# Threads. Range: 1 to 64 threads.\n#threads = 2;\n"));
-	ck_assert_ptr_nonnull(strstr(b.data, "# Limit. Range: 0 to 1000000000000 ms. SIGHUP reloads it.\n"));
+	ck_assert_ptr_nonnull(
+		strstr(b.data, "# Limit. Range: 0 to 1000000000000 ms. SIGHUP reloads it.\n"));
 	ck_assert_ptr_nonnull(strstr(b.data, "\n#routers = [\"a\", \"b\"];\n"));
 	for (const char *line = b.data; *line; line += strcspn(line, "\n") + 1)
 		ck_assert_uint_le(strcspn(line, "\n"), 110);
@@ -241,7 +264,7 @@ START_TEST(test_help_is_a_file)
 }
 END_TEST
 
-/* --- secrets ------------------------------------------------------------------------------------------------------------ */
+/* --- secrets ------------------------------------------------------------- */
 
 static const struct conf_key secret_table[] = {
 	{"tokens", CONF_LIST, "", 0, 2, "", CONF_RELOADABLE | CONF_SECRET, "Tokens", NULL},

@@ -1,4 +1,5 @@
-/* test_copy.c - copying between pools without an engine: a pool of a device in another process, lists of pieces against a model, and what is refused. */
+/* test_copy.c - copying between pools without an engine: a pool of a device in another process,
+ * lists of pieces against a model, and what is refused. */
 #include "kernels/copy.h"
 #include "kernels/kernels.h"
 #include "kernels/host_memory.h"
@@ -19,11 +20,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BYTES = 100001 };           /* no whole pages: a pool has the bytes that its blocks need */
+enum { BYTES = 100001 }; /* no whole pages: a pool has the bytes that its blocks need */
 
 static char why[256];
 
-/* --- a pool of another process --------------------------------------------------------------------------------------------------- */
+/* --- a pool of another process ------------------------------------------- */
 
 struct memory {
 	unsigned char *at;
@@ -64,21 +65,26 @@ static void other_process(int sock, const char *backend)
 	unsigned fds = 0;
 	struct kern_pool *pool;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (sock_recv(sock, &c, 1, &fd, 1, &fds) != 1 || fds != 1 || kern_pool_open(backend, 0, fd, BYTES, &pool, why, sizeof why))
+	if (sock_recv(sock, &c, 1, &fd, 1, &fds) != 1 || fds != 1 ||
+	    kern_pool_open(backend, 0, fd, BYTES, &pool, why, sizeof why))
 		_exit(1);
-	close(fd);                                   /* it stays mapped */
+	close(fd); /* it stays mapped */
 	const struct kern_piece in = {BYTES - 5, (uintptr_t)text, 5}, on = {11, BYTES - 5, 5};
-	if (copy(&(struct kern_copy){.to = pool, .piece = &in, .n = 1}) || copy(&(struct kern_copy){.to = pool, .from = pool, .piece = &on, .n = 1}))
+	if (copy(&(struct kern_copy){.to = pool, .piece = &in, .n = 1}) ||
+	    copy(&(struct kern_copy){.to = pool, .from = pool, .piece = &on, .n = 1}))
 		_exit(2);
 	_exit(0);
 }
 
-static const struct sim_options sim_options = {.tp = 1, .flops = 1, .bandwidth = 1, .link_bandwidth = 1};
+static const struct sim_options sim_options = {
+	.tp = 1, .flops = 1, .bandwidth = 1, .link_bandwidth = 1};
 
 START_TEST(a_devices_pool_in_another_process)
 {
 	const struct kern_ops *ops = _i ? &kern_sim_ops : &kern_cpu_ops;
-	struct kern_config conf = {.variant = _i ? NULL : "plain", .threads = 1, .options = _i ? &sim_options : NULL};
+	struct kern_config conf = {.variant = _i ? NULL : "plain",
+	                           .threads = 1,
+	                           .options = _i ? &sim_options : NULL};
 	struct kern_device *dev;
 	struct kern_mem mem, again;
 	int fd, pair[2], status;
@@ -90,13 +96,13 @@ START_TEST(a_devices_pool_in_another_process)
 	ck_assert_int_eq(ops->mem_new(dev, KERN_MEM_SHARED, BYTES, &mem), 0);
 	ck_assert_int_eq(ops->mem_share(dev, &mem, &fd), 0);
 	ck_assert_int_eq(fcntl(fd, F_GETFD), FD_CLOEXEC);
-	ck_assert_int_lt(ftruncate(fd, 1), 0);       /* it has its size for ever */
+	ck_assert_int_lt(ftruncate(fd, 1), 0); /* it has its size for ever */
 	ck_assert_int_lt(ftruncate(fd, 2 * BYTES), 0);
 	ck_assert_int_eq(sock_send(pair[0], "", 1, &fd, 1), 0);
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	ck_assert_int_eq(status, 0);
 	ck_assert_mem_eq((char *)mem.host + 11, "there", 5);
-	ck_assert_int_eq(ops->mem_map(dev, fd, BYTES, &again), 0);      /* as another rank does */
+	ck_assert_int_eq(ops->mem_map(dev, fd, BYTES, &again), 0); /* as another rank does */
 	ck_assert_mem_eq((char *)again.host + BYTES - 5, "there", 5);
 	ck_assert_int_eq(ops->mem_share(dev, &again, &status), KERN_EINVAL);
 	ck_assert_int_eq(ops->mem_map(dev, fd, BYTES - 1, &again), KERN_EINVAL);
@@ -109,7 +115,7 @@ START_TEST(a_devices_pool_in_another_process)
 }
 END_TEST
 
-/* --- lists --------------------------------------------------------------------------------------------------------------------------- */
+/* --- lists --------------------------------------------------------------- */
 
 static unsigned char want[BYTES], host[BYTES], saw[4 * BYTES];
 static size_t n_saw;
@@ -122,15 +128,19 @@ static void see(void *arg, const void *at, size_t bytes)
 	n_saw += bytes;
 }
 
-/* Odd places and lengths, some of which go on where the one before ends, or begin within it; destinations may be written twice. */
+/* Odd places and lengths, some of which go on where the one before ends, or begin within it;
+ * destinations may be written twice. */
 static size_t some_pieces(struct kern_piece *p, size_t max, unsigned *seed)
 {
 	size_t n = 1 + (size_t)rand_r(seed) % max;
 	for (size_t i = 0; i < n; i++) {
 		unsigned kind = i ? (unsigned)rand_r(seed) % 3 : 0;
 		uint64_t bytes = (unsigned)rand_r(seed) % (rand_r(seed) % 8 ? 300 : 20000);
-		p[i] = (struct kern_piece){(unsigned)rand_r(seed) % (BYTES - bytes), (unsigned)rand_r(seed) % (BYTES - bytes), bytes};
-		uint64_t into = kind == 1 ? p[i - 1].bytes : kind == 2 && p[i - 1].bytes ? (unsigned)rand_r(seed) % p[i - 1].bytes : 0;
+		p[i] = (struct kern_piece){(unsigned)rand_r(seed) % (BYTES - bytes),
+		                           (unsigned)rand_r(seed) % (BYTES - bytes), bytes};
+		uint64_t into = kind == 1                     ? p[i - 1].bytes
+		                : kind == 2 && p[i - 1].bytes ? (unsigned)rand_r(seed) % p[i - 1].bytes
+		                                              : 0;
 		if (kind && p[i - 1].to + into + bytes <= BYTES && p[i - 1].from + into + bytes <= BYTES)
 			p[i] = (struct kern_piece){p[i - 1].to + into, p[i - 1].from + into, bytes};
 	}
@@ -146,7 +156,8 @@ START_TEST(lists_against_a_model)
 	for (int turn = 0; turn < 150; turn++) {
 		struct kern_piece piece[200];
 		struct kern_copy c = {.piece = piece, .n = some_pieces(piece, 200, &seed)};
-		unsigned char *from = _i == HOST_TO_POOL ? host : a.at, *to = _i == POOL_TO_POOL || _i == HOST_TO_POOL ? b.at : host;
+		unsigned char *from = _i == HOST_TO_POOL ? host : a.at,
+					  *to = _i == POOL_TO_POOL || _i == HOST_TO_POOL ? b.at : host;
 		size_t all = 0, at = 0;
 		for (size_t i = 0; i < BYTES; i++)
 			from[i] = (unsigned char)rand_r(&seed);
@@ -197,12 +208,13 @@ static int note_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size
 {
 	(void)pool;
 	waits++;
-	ck_assert_uint_eq(number, calls);            /* the last one's is enough */
+	ck_assert_uint_eq(number, calls); /* the last one's is enough */
 	snprintf(errbuf, errlen, "waited");
 	return KERN_EDEVICE;
 }
 
-static const struct kern_copies noting = {KERN_COPIES_ABI, "noting", NULL, NULL, note_copy, note_wait};
+static const struct kern_copies noting = {KERN_COPIES_ABI, "noting", NULL, NULL,
+                                          note_copy,       note_wait};
 
 static const struct {
 	const char *what;
@@ -215,23 +227,38 @@ static const struct {
 	{"neighbours", {{10, 50, 5}, {15, 55, 5}, {20, 60, 1}}, 3, 0, {{10, 50, 11}}, 1},
 	{"neighbours that somebody sees", {{10, 50, 5}, {15, 55, 5}}, 2, 1, {{10, 50, 10}}, 1},
 	{"a gap", {{10, 50, 5}, {16, 56, 5}}, 2, 0, {{10, 50, 5}, {16, 56, 5}}, 2},
-	{"neighbours on one side", {{10, 50, 5}, {15, 56, 5}, {25, 61, 5}}, 3, 0, {{10, 50, 5}, {15, 56, 5}, {25, 61, 5}}, 3},
+	{"neighbours on one side",
+     {{10, 50, 5}, {15, 56, 5}, {25, 61, 5}},
+     3,
+     0,
+     {{10, 50, 5}, {15, 56, 5}, {25, 61, 5}},
+     3},
 	{"an overlap", {{10, 50, 5}, {13, 53, 9}}, 2, 0, {{10, 50, 12}}, 1},
 	{"one within the other", {{10, 50, 50}, {13, 53, 9}, {60, 100, 2}}, 3, 0, {{10, 50, 52}}, 1},
 	{"an overlap of one side", {{10, 50, 5}, {13, 60, 9}}, 2, 0, {{10, 50, 5}, {13, 60, 9}}, 2},
-	{"an overlap that somebody sees", {{10, 50, 5}, {13, 53, 9}}, 2, 1, {{10, 50, 5}, {13, 53, 9}}, 2},
+	{"an overlap that somebody sees",
+     {{10, 50, 5}, {13, 53, 9}},
+     2,
+     1,
+     {{10, 50, 5}, {13, 53, 9}},
+     2},
 	{"one before the other", {{10, 50, 5}, {5, 45, 5}}, 2, 0, {{10, 50, 5}, {5, 45, 5}}, 2},
 };
 
 START_TEST(neighbours_are_one_copy)
 {
 	struct kern_pool a = {&noting, 1000}, b = {&noting, 1000};
-	const struct kern_copy c = {.to = &a, .from = &b, .piece = joins[_i].in, .n = joins[_i].n, .seen = joins[_i].seen ? see : NULL};
-	ck_assert_int_eq(copy(&c), KERN_EDEVICE);    /* what wait says comes back */
+	const struct kern_copy c = {.to = &a,
+	                            .from = &b,
+	                            .piece = joins[_i].in,
+	                            .n = joins[_i].n,
+	                            .seen = joins[_i].seen ? see : NULL};
+	ck_assert_int_eq(copy(&c), KERN_EDEVICE); /* what wait says comes back */
 	ck_assert_str_eq(why, "waited");
 	ck_assert_msg(n_given == joins[_i].n_out, "%s: %zu copies", joins[_i].what, n_given);
-	ck_assert_msg(memcmp(given, joins[_i].out, n_given * sizeof *given) == 0, "%s: %llu from %llu to %llu", joins[_i].what,
-	              (unsigned long long)given[0].bytes, (unsigned long long)given[0].from, (unsigned long long)given[0].to);
+	ck_assert_msg(memcmp(given, joins[_i].out, n_given * sizeof *given) == 0,
+	              "%s: %llu from %llu to %llu", joins[_i].what, (unsigned long long)given[0].bytes,
+	              (unsigned long long)given[0].from, (unsigned long long)given[0].to);
 }
 END_TEST
 
@@ -265,7 +292,8 @@ START_TEST(long_lists_and_empty_ones)
 	struct kern_piece piece[300];
 	for (uint64_t i = 0; i < 300; i++)
 		piece[i] = (struct kern_piece){999 - 2 * (i % 400), i, 1};
-	ck_assert_int_eq(copy(&(struct kern_copy){.to = &a, .from = &b, .piece = piece, .n = 300}), KERN_EDEVICE);
+	ck_assert_int_eq(copy(&(struct kern_copy){.to = &a, .from = &b, .piece = piece, .n = 300}),
+	                 KERN_EDEVICE);
 	ck_assert_uint_eq(n_given, 300);
 	ck_assert_int_eq(memcmp(given, piece, sizeof piece), 0);
 	struct memory m = memory_new(1);
@@ -275,20 +303,23 @@ START_TEST(long_lists_and_empty_ones)
 }
 END_TEST
 
-/* --- what is refused ------------------------------------------------------------------------------------------------------------------- */
+/* --- what is refused ----------------------------------------------------- */
 
 static const struct kern_piece far_ones[] = {
-	{BYTES, 0, 1}, {0, BYTES, 1}, {BYTES - 1, 0, 2}, {0, BYTES - 1, 2}, {0, 0, BYTES + 1}, {UINT64_MAX, 0, 1}, {0, UINT64_MAX, 1}, {2, 0, UINT64_MAX}, {0, 2, UINT64_MAX - 1},
-	{UINT64_MAX - 3, 0, 4},
+	{BYTES, 0, 1},          {0, BYTES, 1},          {BYTES - 1, 0, 2},  {0, BYTES - 1, 2},
+	{0, 0, BYTES + 1},      {UINT64_MAX, 0, 1},     {0, UINT64_MAX, 1}, {2, 0, UINT64_MAX},
+	{0, 2, UINT64_MAX - 1}, {UINT64_MAX - 3, 0, 4},
 };
 
 START_TEST(pieces_beyond_a_pool)
 {
 	struct memory a = memory_new(1), b = memory_new(2);
 	const struct kern_piece piece[] = {{0, 0, 10}, far_ones[_i]};
-	ck_assert_int_eq(copy(&(struct kern_copy){.to = b.pool, .from = a.pool, .piece = piece, .n = 2}), KERN_EINVAL);
+	ck_assert_int_eq(copy(
+						 &(struct kern_copy){.to = b.pool, .from = a.pool, .piece = piece, .n = 2}),
+	                 KERN_EINVAL);
 	ck_assert_ptr_nonnull(strstr(why, "the pools have 100001 and 100001 bytes"));
-	ck_assert_uint_eq(b.at[0], 2);               /* nor what stands before it */
+	ck_assert_uint_eq(b.at[0], 2); /* nor what stands before it */
 	memory_free(&a);
 	memory_free(&b);
 }
@@ -299,7 +330,9 @@ START_TEST(copies_that_cannot_be)
 	struct memory a = memory_new(1);
 	struct kern_pool other = {&noting, 1000};
 	const struct kern_piece piece = {0, 0, 1};
-	ck_assert_int_eq(copy(&(struct kern_copy){.to = &other, .from = a.pool, .piece = &piece, .n = 1}), KERN_EINVAL);
+	ck_assert_int_eq(
+		copy(&(struct kern_copy){.to = &other, .from = a.pool, .piece = &piece, .n = 1}),
+		KERN_EINVAL);
 	ck_assert_str_eq(why, "a copy from memory of backend cpu to memory of backend noting");
 	ck_assert_int_eq(copy(&(struct kern_copy){.piece = &piece, .n = 1}), KERN_EINVAL);
 	memory_free(&a);
@@ -329,7 +362,8 @@ START_TEST(descriptors_that_are_no_pool)
 	};
 	struct kern_pool *pool = NULL;
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-		ck_assert_int_eq(kern_pool_open("cpu", 0, t[i].fd, BYTES, &pool, why, sizeof why), KERN_EINVAL);
+		ck_assert_int_eq(kern_pool_open("cpu", 0, t[i].fd, BYTES, &pool, why, sizeof why),
+		                 KERN_EINVAL);
 		ck_assert_msg(strstr(why, t[i].text) != NULL, "%s", why);
 		ck_assert_ptr_null(pool);
 	}
@@ -342,12 +376,17 @@ static int make_object(const char *folder, unsigned abi)
 	char command[512], path[128];
 	snprintf(path, sizeof path, "%s/it.c", folder);
 	FILE *f = fopen(path, "w");
-	fprintf(f, "#include \"kernels/copy.h\"\n#include <stdio.h>\n"
-	           "static int no(int d, int fd, size_t n, struct kern_pool **p, char *e, size_t l)\n"
-	           "{ snprintf(e, l, \"device %%d is not there\", d); return KERN_EDEVICE; }\n"
-	           "const struct kern_copies kern_backend_copies = {.abi = %uu, .name = \"test\", .open = no};\n", abi);
+	fprintf(f,
+	        "#include \"kernels/copy.h\"\n#include <stdio.h>\n"
+	        "static int no(int d, int fd, size_t n, struct kern_pool **p, char *e, size_t l)\n"
+	        "{ snprintf(e, l, \"device %%d is not there\", d); return KERN_EDEVICE; }\n"
+	        "const struct kern_copies kern_backend_copies = {.abi = %uu, .name = \"test\", .open = "
+	        "no};\n",
+	        abi);
 	fclose(f);
-	snprintf(command, sizeof command, "cc -shared -fPIC -w -I. -o %s/pdserve-test%u.so %s/it.c 2>/dev/null", folder, abi, folder);
+	snprintf(command, sizeof command,
+	         "cc -shared -fPIC -w -I. -o %s/pdserve-test%u.so %s/it.c 2>/dev/null", folder, abi,
+	         folder);
 	return system(command) == 0;
 }
 
@@ -361,12 +400,14 @@ START_TEST(backends_by_name)
 	memory_free(&m);
 	test_folder(folder, "copies");
 	setenv("PDSERVE_BACKENDS", folder, 1);
-	ck_assert_int_eq(kern_pool_open("../cuda", 0, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
+	ck_assert_int_eq(kern_pool_open("../cuda", 0, m.fd, BYTES, &pool, why, sizeof why),
+	                 KERN_ENOTSUP);
 	ck_assert_int_eq(kern_pool_open("cuda", 0, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
 	ck_assert_ptr_nonnull(strstr(why, "/pdserve-cuda.so"));
 	if (!make_object(folder, KERN_COPIES_ABI) || !make_object(folder, 77))
 		SKIP("no C compiler for a shared object");
-	ck_assert_int_eq(kern_pool_open("test77", 5, m.fd, BYTES, &pool, why, sizeof why), KERN_ENOTSUP);
+	ck_assert_int_eq(kern_pool_open("test77", 5, m.fd, BYTES, &pool, why, sizeof why),
+	                 KERN_ENOTSUP);
 	ck_assert_ptr_nonnull(strstr(why, "has ABI 77, this program has 1"));
 	ck_assert_int_eq(kern_pool_open("test1", 5, m.fd, BYTES, &pool, why, sizeof why), KERN_EDEVICE);
 	ck_assert_str_eq(why, "device 5 is not there");

@@ -1,4 +1,5 @@
-/* test_crew.c - the CPU backend's threads: every item once, a phase after the one before, whatever the threads do. */
+/* test_crew.c - the CPU backend's threads: every item once, a phase after the one before,
+ * whatever the threads do. */
 #include "kernels/cpu/crew.h"
 
 #include <check.h>
@@ -13,10 +14,13 @@ enum { PHASES = 40, ITEMS = 64 };
 
 /* What a run has done: how often each item, and how many items of each phase. */
 struct job {
-	struct job_phase { struct job *job; unsigned index, items; } phase[PHASES];
+	struct job_phase {
+		struct job *job;
+		unsigned index, items;
+	} phase[PHASES];
 	atomic_uint times[PHASES][ITEMS], done[PHASES], asked[PHASES], early;
-	unsigned threads, delay;       /* 1 in `delay` items sleeps; 0: none */
-	unsigned long sum;             /* plain: written by one item, read by all of the next phase */
+	unsigned threads, delay; /* 1 in `delay` items sleeps; 0: none */
+	unsigned long sum;       /* plain: written by one item, read by all of the next phase */
 };
 
 static uint32_t count(const void *ctx)
@@ -30,7 +34,7 @@ static uint32_t count(const void *ctx)
 
 static void nap(unsigned us)
 {
-	nanosleep(&(struct timespec){ .tv_nsec = us * 1000 }, NULL);
+	nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
 }
 
 static void item(const void *ctx, uint32_t i, unsigned worker)
@@ -60,7 +64,7 @@ static void job_init(struct job *j, unsigned seed, unsigned threads, unsigned de
 	for (unsigned i = 0; i < PHASES; i++) {
 		seed = seed * 1664525u + 1013904223u;
 		unsigned r = seed >> 20;
-		j->phase[i] = (struct job_phase){ j, i, r % 5 == 0 ? 0 : r % 3 == 0 ? 1 : r % ITEMS + 1 };
+		j->phase[i] = (struct job_phase){j, i, r % 5 == 0 ? 0 : r % 3 == 0 ? 1 : r % ITEMS + 1};
 	}
 }
 
@@ -68,28 +72,33 @@ static void check_job(const struct job *j, unsigned phases)
 {
 	ck_assert_uint_eq(atomic_load(&j->early), 0);
 	for (unsigned p = 0; p < phases; p++) {
-		ck_assert_msg(atomic_load(&j->asked[p]) == 1, "phase %u was opened %u times", p, atomic_load(&j->asked[p]));
+		ck_assert_msg(atomic_load(&j->asked[p]) == 1, "phase %u was opened %u times", p,
+		              atomic_load(&j->asked[p]));
 		for (unsigned i = 0; i < j->phase[p].items; i++)
 			if (atomic_load(&j->times[p][i]) != 1)
-				ck_abort_msg("item %u of phase %u was done %u times", i, p, atomic_load(&j->times[p][i]));
+				ck_abort_msg("item %u of phase %u was done %u times", i, p,
+				             atomic_load(&j->times[p][i]));
 	}
 }
 
 static void run(struct crew *c, struct job *j, unsigned phases)
 {
-	struct crew_phase phase[PHASES] = { { 0 } };
+	struct crew_phase phase[PHASES] = {{0}};
 	for (unsigned i = 0; i < phases; i++)
-		phase[i] = (struct crew_phase){ .items = count, .item = item, .ctx = &j->phase[i] };
+		phase[i] = (struct crew_phase){.items = count, .item = item, .ctx = &j->phase[i]};
 	crew_run(c, phase, phases);
-	memset(phase, 0xff, sizeof phase);     /* nobody reads them after the run */
+	memset(phase, 0xff, sizeof phase); /* nobody reads them after the run */
 	check_job(j, phases);
 }
 
-static const struct { unsigned threads, runs, delay; } kinds[] = {
-	{ 1, 50, 0 }, { 2, 1000, 0 }, { 3, 500, 0 }, { 8, 100, 0 }, { 2, 50, 9 }, { 5, 50, 13 },
+static const struct {
+	unsigned threads, runs, delay;
+} kinds[] = {
+	{1, 50, 0}, {2, 1000, 0}, {3, 500, 0}, {8, 100, 0}, {2, 50, 9}, {5, 50, 13},
 };
 
-/* Longer and shorter runs follow each other without a pause, on more threads than there are cores. */
+/* Longer and shorter runs follow each other without a pause, on more threads than there are
+ * cores. */
 START_TEST(test_every_item_once_in_order)
 {
 	struct crew *c = crew_new(kinds[_i].threads);
@@ -115,7 +124,7 @@ START_TEST(test_sleepers_wake)
 	struct crew *c = crew_new(4);
 	struct job *j = malloc(sizeof *j);
 	for (unsigned r = 0; r < 30; r++) {
-		nap(300);              /* longer than a thread spins */
+		nap(300); /* longer than a thread spins */
 		job_init(j, r, 4, 3);
 		run(c, j, PHASES);
 	}
@@ -145,8 +154,9 @@ START_TEST(test_items_are_shared)
 	unsigned shared = 0;
 	for (int i = 0; i < 100 && shared < 3; i++) {
 		atomic_uint workers = 0;
-		struct crew_phase phase = { .items = two, .item = long_item, .ctx = &workers };
-		nap(2000);             /* the other thread sleeps by then, the first times perhaps not yet */
+		struct crew_phase phase = {.items = two, .item = long_item, .ctx = &workers};
+		/* the other thread sleeps by then, the first times perhaps not yet */
+		nap(2000);
 		crew_run(c, &phase, 1);
 		shared += atomic_load(&workers) == 3;
 	}
@@ -177,12 +187,12 @@ START_TEST(test_shares_are_taken_over)
 	struct crew *c = crew_new(2);
 	unsigned over = 0;
 	for (int r = 0; r < 200 && over < 3; r++) {
-		atomic_uint done_by[SLOW_ITEMS] = { 0 };
-		struct crew_phase phase = { .items = slow_count, .item = slow_for_the_first, .ctx = done_by };
+		atomic_uint done_by[SLOW_ITEMS] = {0};
+		struct crew_phase phase = {.items = slow_count, .item = slow_for_the_first, .ctx = done_by};
 		crew_run(c, &phase, 1);
 		for (unsigned i = 0; i < SLOW_ITEMS; i++)
 			ck_assert_uint_ne(atomic_load(&done_by[i]), 0);
-		for (unsigned i = 0; i < SLOW_ITEMS / 2; i++)       /* of the first thread's share */
+		for (unsigned i = 0; i < SLOW_ITEMS / 2; i++) /* of the first thread's share */
 			if (atomic_load(&done_by[i]) == 2) {
 				over++;
 				break;
@@ -193,9 +203,7 @@ START_TEST(test_shares_are_taken_over)
 }
 END_TEST
 
-/* --- room
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* --- room --------------------------------------------------------------- */
 
 /* A crew takes memory for the runs that it is asked for, not for the longest that there could be.
  */
@@ -237,7 +245,7 @@ START_TEST(test_room_grows_between_runs)
 	struct crew_phase *phase = calloc(MOST, sizeof *phase);
 	unsigned want = 0;
 	for (size_t i = 0; i < MOST; i++)
-		phase[i] = (struct crew_phase){ .items = one, .item = add_one, .ctx = &times };
+		phase[i] = (struct crew_phase){.items = one, .item = add_one, .ctx = &times};
 	for (unsigned r = 0; r < 20; r++) {
 		struct crew *c = crew_new(1 + r % 5);
 		for (size_t n = 1 + r; n < (r ? 3000 : MOST); n += n / 3 + 1) {
@@ -258,17 +266,18 @@ START_TEST(test_room_grows_between_runs)
 }
 END_TEST
 
-/* A thread that was woken for a run and comes only when there is more room: it must end with the crew, and work in later runs. */
+/* A thread that was woken for a run and comes only when there is more room: it must end with the
+ * crew, and work in later runs. */
 START_TEST(test_late_threads_of_an_older_room_end)
 {
 	enum { LONGER = 300, MS = 1000 };
 	struct crew_phase phase[LONGER];
 	atomic_uint times = 0;
 	for (size_t i = 0; i < LONGER; i++)
-		phase[i] = (struct crew_phase){ .items = one, .item = add_one, .ctx = &times };
+		phase[i] = (struct crew_phase){.items = one, .item = add_one, .ctx = &times};
 	for (unsigned r = 0; r < 30; r++) {
 		struct crew *c = crew_new(2);
-		usleep(2 * MS);                /* the other thread sleeps */
+		usleep(2 * MS); /* the other thread sleeps */
 		crew_run(c, phase, 1);
 		ck_assert_int_eq(crew_grow(c, LONGER), 0);
 		usleep(MS);

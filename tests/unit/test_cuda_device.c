@@ -1,5 +1,7 @@
-/* test_cuda_device.c - what goes wrong on a CUDA device, on the host's stand-in for a GPU (tests/cuda_host): every call of the runtime and of cuBLASLt fails
- * once, a device breaks, memory runs out. What fails says so, leaves nothing behind, and a device that is not broken goes on. And what several threads call at once. */
+/* test_cuda_device.c - what goes wrong on a CUDA device, on the host's stand-in for a GPU
+ * (tests/cuda_host): every call of the runtime and of cuBLASLt fails once, a device breaks,
+ * memory runs out. What fails says so, leaves nothing behind, and a device that is not broken
+ * goes on. And what several threads call at once. */
 #include "kernels/copy.h"
 #include "kernels/kernels.h"
 #include "skip.h"
@@ -44,9 +46,11 @@ static void rig_close(struct rig *r)
 
 static int program_new(struct rig *r)
 {
-	static const struct kern_limits limits = {.rows = ROWS, .spans = 1, .positions = ROWS, .batch_bytes = BATCH_BYTES};
+	static const struct kern_limits limits = {
+		.rows = ROWS, .spans = 1, .positions = ROWS, .batch_bytes = BATCH_BYTES};
 	struct kern_op op[2] = {{.kind = KERN_OP_SCALE}, {.kind = KERN_OP_MATMUL}};
-	struct kern_tensor x = {r->mem.dev, DIM, KERN_F32}, y = {kern_at(r->mem.dev, ROWS * DIM * 4), DIM, KERN_F32};
+	struct kern_tensor x = {r->mem.dev, DIM, KERN_F32},
+					   y = {kern_at(r->mem.dev, ROWS * DIM * 4), DIM, KERN_F32};
 	op[0].scale.x = op[0].scale.y = op[1].matmul.x = x;
 	op[0].scale.dim = DIM;
 	op[0].scale.factor = 2;
@@ -63,9 +67,18 @@ static int step(struct rig *r, float *y)
 	uint32_t *words = r->batch.host;
 	for (int i = 0; i < DIM; i++)
 		x[i] = (float)i;
-	*b = (struct kern_batch){.words = 64, .rows = 1, .spans = 1, .span = 16, .tokens = 20, .positions = 20, .slots = 20, .tail_index = 20, .tail_span = 20, .table = 20};
+	*b = (struct kern_batch){.words = 64,
+	                         .rows = 1,
+	                         .spans = 1,
+	                         .span = 16,
+	                         .tokens = 20,
+	                         .positions = 20,
+	                         .slots = 20,
+	                         .tail_index = 20,
+	                         .tail_span = 20,
+	                         .table = 20};
 	memset(words + 16, 0, 48 * 4);
-	words[17] = 1;             /* the span's rows */
+	words[17] = 1; /* the span's rows */
 	int rc = k->upload(r->s, r->mem.dev, x, sizeof x);
 	if (!rc)
 		rc = k->run(r->s, r->p, &r->batch);
@@ -80,13 +93,15 @@ static int rig_open(struct rig *r, const char *variant)
 	struct kern_config conf = {.variant = variant};
 	uint16_t data[DIM * DIM] = {0};
 	for (int i = 0; i < DIM; i++)
-		data[i * DIM + i] = 0x3f80;    /* the unit matrix, as bfloat16 */
+		data[i * DIM + i] = 0x3f80; /* the unit matrix, as bfloat16 */
 	*r = (struct rig){0};
 	int rc = k->open(&conf, &r->dev, why, sizeof why);
 	if (rc)
 		return rc;
-	if (!(rc = k->stream_new(r->dev, &r->s)) && !(rc = k->mem_new(r->dev, KERN_MEM_DEVICE, 2 * ROWS * DIM * 4, &r->mem)) &&
-	    !(rc = k->mem_new(r->dev, KERN_MEM_PINNED, BATCH_BYTES, &r->batch)) && !(rc = k->weight_new(r->dev, KERN_BF16, DIM, DIM, data, 0, &r->w)))
+	if (!(rc = k->stream_new(r->dev, &r->s)) &&
+	    !(rc = k->mem_new(r->dev, KERN_MEM_DEVICE, 2 * ROWS * DIM * 4, &r->mem)) &&
+	    !(rc = k->mem_new(r->dev, KERN_MEM_PINNED, BATCH_BYTES, &r->batch)) &&
+	    !(rc = k->weight_new(r->dev, KERN_BF16, DIM, DIM, data, 0, &r->w)))
 		rc = program_new(r);
 	if (rc)
 		snprintf(why, sizeof why, "%s", k->last_error(r->dev));
@@ -111,17 +126,34 @@ START_TEST(a_device_computes)
 }
 END_TEST
 
-/* The n-th call of a function fails, for more and more n until none does: what was asked for is refused in words, nothing is leaked (AddressSanitizer), and the device
- * is not lost. */
-static const struct { const char *name, *variant; } calls[] = {
-	{"cudaMalloc", "auto"}, {"cudaHostAlloc", "auto"}, {"cudaLaunchKernel", "auto"}, {"cudaGraphInstantiate", "auto"}, {"cudaMemcpyAsync", "auto"},
-	{"cudaStreamCreateWithFlags", "auto"}, {"cudaStreamBeginCapture", "auto"}, {"cudaEventRecord", "auto"}, {"cudaStreamSynchronize", "auto"},
-	{"cudaMemset", "auto"}, {"cudaGraphLaunch", "auto"}, {"cudaMemcpy", "auto"}, {"cudaEventSynchronize", "auto"},
-	{"cudaMalloc", "fast"}, {"cudaLaunchKernel", "fast"}, {"cublasLtCreate", "fast"},
-	{"cublasLtMatmulPreferenceCreate", "fast"}, {"cublasLtMatmulDescCreate", "fast"}, {"cublasLtMatrixLayoutCreate", "fast"},
-	{"cublasLtMatmulAlgoGetHeuristic", "fast"}, {"cublasLtMatmul", "fast"},
+/* The n-th call of a function fails, for more and more n until none does: what was asked for is
+ * refused in words, nothing is leaked (AddressSanitizer), and the device is not lost. */
+static const struct {
+	const char *name, *variant;
+} calls[] = {
+	{"cudaMalloc", "auto"},
+	{"cudaHostAlloc", "auto"},
+	{"cudaLaunchKernel", "auto"},
+	{"cudaGraphInstantiate", "auto"},
+	{"cudaMemcpyAsync", "auto"},
+	{"cudaStreamCreateWithFlags", "auto"},
+	{"cudaStreamBeginCapture", "auto"},
+	{"cudaEventRecord", "auto"},
+	{"cudaStreamSynchronize", "auto"},
+	{"cudaMemset", "auto"},
+	{"cudaGraphLaunch", "auto"},
+	{"cudaMemcpy", "auto"},
+	{"cudaEventSynchronize", "auto"},
+	{"cudaMalloc", "fast"},
+	{"cudaLaunchKernel", "fast"},
+	{"cublasLtCreate", "fast"},
+	{"cublasLtMatmulPreferenceCreate", "fast"},
+	{"cublasLtMatmulDescCreate", "fast"},
+	{"cublasLtMatrixLayoutCreate", "fast"},
+	{"cublasLtMatmulAlgoGetHeuristic", "fast"},
+	{"cublasLtMatmul", "fast"},
 };
-#ifdef __SANITIZE_THREAD__     /* takes a minute for all, and one thread calls */
+#ifdef __SANITIZE_THREAD__ /* takes a minute for all, and one thread calls */
 enum { CALLS_TRIED = 1 };
 #else
 enum { CALLS_TRIED = sizeof calls / sizeof *calls };
@@ -139,7 +171,8 @@ START_TEST(calls_that_fail)
 		int rc = rig_open(&r, calls[_i].variant), ran = rc ? 0 : step(&r, y);
 		setenv("CUDA_HOST_FAIL", "none:1", 1);
 		ck_assert_msg(rc == 0 || strlen(why) > 10, "%s: %d without a text", text, rc);
-		ck_assert_msg(rc != KERN_ELOST && ran != KERN_ELOST, "%s: %s", text, rc ? why : k->last_error(r.dev));
+		ck_assert_msg(rc != KERN_ELOST && ran != KERN_ELOST, "%s: %s", text,
+		              rc ? why : k->last_error(r.dev));
 		failures += rc || ran;
 		if (!rc)
 			expect_right(&r);
@@ -191,8 +224,15 @@ START_TEST(memory_comes_back)
 END_TEST
 
 /* The same for memory that processes share: made, shared, mapped. */
-static const char *const shared_calls[] = {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cudaMemset", "cudaMemcpy",
-                                           "cuMemRetainAllocationHandle", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"};
+static const char *const shared_calls[] = {"cuMemCreate",
+                                           "cuMemAddressReserve",
+                                           "cuMemMap",
+                                           "cuMemSetAccess",
+                                           "cudaMemset",
+                                           "cudaMemcpy",
+                                           "cuMemRetainAllocationHandle",
+                                           "cuMemExportToShareableHandle",
+                                           "cuMemImportFromShareableHandle"};
 enum { SHARED_CALLS = sizeof shared_calls / sizeof *shared_calls };
 
 static int share_and_map(struct kern_device *dev)
@@ -226,9 +266,11 @@ START_TEST(shared_memory_that_fails)
 			rc = share_and_map(dev);
 			setenv("CUDA_HOST_FAIL", "none:1", 1);
 			ck_assert_msg(rc != KERN_ELOST && (n > 1 || rc), "%s: %d", text, rc);
-			ck_assert_msg(!rc || strlen(k->last_error(dev)) > 10, "%s: %d without a text", text, rc);
+			ck_assert_msg(!rc || strlen(k->last_error(dev)) > 10, "%s: %d without a text", text,
+			              rc);
 			k->info(dev, &after);
-			ck_assert_msg(after.free_bytes == before.free_bytes, "%s: %zu bytes less", text, (size_t)(before.free_bytes - after.free_bytes));
+			ck_assert_msg(after.free_bytes == before.free_bytes, "%s: %zu bytes less", text,
+			              (size_t)(before.free_bytes - after.free_bytes));
 			ck_assert_int_eq(share_and_map(dev), 0);
 		}
 	ck_assert_int_gt(failures, SHARED_CALLS);
@@ -244,7 +286,8 @@ START_TEST(memory_that_runs_out)
 	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
 	for (int kind = KERN_MEM_DEVICE; kind <= KERN_MEM_SHARED; kind += 2) {
 		ck_assert_int_eq(k->mem_new(r.dev, (enum kern_memory)kind, 65 << 20, &m), KERN_ENOMEM);
-		ck_assert_msg(strstr(k->last_error(r.dev), "MiB free of 64 MiB"), "%s", k->last_error(r.dev));
+		ck_assert_msg(strstr(k->last_error(r.dev), "MiB free of 64 MiB"), "%s",
+		              k->last_error(r.dev));
 	}
 	expect_right(&r);
 	rig_close(&r);
@@ -252,7 +295,10 @@ START_TEST(memory_that_runs_out)
 END_TEST
 
 /* What any thread may ask, while another one runs steps. */
-struct looker { struct kern_device *dev; bool ends; };
+struct looker {
+	struct kern_device *dev;
+	bool ends;
+};
 
 static void *look(void *arg)
 {
@@ -291,7 +337,11 @@ END_TEST
 /* Copies of one pool by several threads: each finds its own bytes. */
 enum { COPIERS = 3, COPIES = 100, COPY_BYTES = 3000 };
 
-struct copier { struct kern_pool *pool; uint64_t at; size_t seen; };
+struct copier {
+	struct kern_pool *pool;
+	uint64_t at;
+	size_t seen;
+};
 
 static void count_seen(void *arg, const void *at, size_t bytes)
 {
@@ -299,10 +349,16 @@ static void count_seen(void *arg, const void *at, size_t bytes)
 	((struct copier *)arg)->seen += bytes;
 }
 
-static void copy_one(struct kern_pool *to, uint64_t to_at, struct kern_pool *from, uint64_t from_at, struct copier *seen)
+static void copy_one(struct kern_pool *to, uint64_t to_at, struct kern_pool *from, uint64_t from_at,
+                     struct copier *seen)
 {
 	struct kern_piece piece = {to_at, from_at, COPY_BYTES};
-	struct kern_copy c = {.to = to, .from = from, .piece = &piece, .n = 1, .seen = seen ? count_seen : NULL, .seen_arg = seen};
+	struct kern_copy c = {.to = to,
+	                      .from = from,
+	                      .piece = &piece,
+	                      .n = 1,
+	                      .seen = seen ? count_seen : NULL,
+	                      .seen_arg = seen};
 	struct kern_ticket t = {0};
 	char text[300];
 	ck_assert_msg(kern_copy(&c, &t, text, sizeof text) == 0, "%s", text);

@@ -1,5 +1,6 @@
-/* test_cuda_host.c - the shim on which the CUDA backend runs without a GPU (tests/cuda_host): its streams, events, graphs and shared memory do what CUDA
- * promises and no more, its threads show missing barriers, its failures are those that are asked for. */
+/* test_cuda_host.c - the shim on which the CUDA backend runs without a GPU (tests/cuda_host): its
+ * streams, events, graphs and shared memory do what CUDA promises and no more, its threads show
+ * missing barriers, its failures are those that are asked for. */
 #include "tests/cuda_host/grid.h"
 #include "tests/cuda_host/kernels.h"
 #include "tests/unit/skip.h"
@@ -17,10 +18,12 @@ enum { THREADS = 64, BLOCKS = 5, N = THREADS * BLOCKS };
 
 static float x[N], z[N], y[N];
 
-static cudaError_t launch(int kernel, unsigned blocks, unsigned threads, size_t shared, const struct rotate_args *a, cudaStream_t s)
+static cudaError_t launch(int kernel, unsigned blocks, unsigned threads, size_t shared,
+                          const struct rotate_args *a, cudaStream_t s)
 {
 	void *args[] = {(void *)(uintptr_t)a};
-	return cudaLaunchKernel(host_kernels[kernel], (struct dim3){blocks, 1, 1}, (struct dim3){threads, 1, 1}, args, shared, s);
+	return cudaLaunchKernel(host_kernels[kernel], (struct dim3){blocks, 1, 1},
+	                        (struct dim3){threads, 1, 1}, args, shared, s);
 }
 
 static cudaStream_t stream_new(void)
@@ -54,7 +57,8 @@ START_TEST(threads_meet)
 	for (uint32_t seed = 1; seed < 20; seed++) {
 		cuda_host_seed(seed);
 		fill();
-		ck_assert_int_eq(launch(ROTATE_BLOCK, BLOCKS, THREADS, THREADS * sizeof(float), &a, s), cudaSuccess);
+		ck_assert_int_eq(launch(ROTATE_BLOCK, BLOCKS, THREADS, THREADS * sizeof(float), &a, s),
+		                 cudaSuccess);
 		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
 		ck_assert_int_eq(rotated(THREADS), N);
 		fill();
@@ -73,7 +77,8 @@ START_TEST(a_missing_barrier_shows)
 	for (uint32_t seed = 1; seed < 20; seed++) {
 		cuda_host_seed(seed);
 		fill();
-		ck_assert_int_eq(launch(ROTATE_BLOCK, BLOCKS, THREADS, THREADS * sizeof(float), &a, s), cudaSuccess);
+		ck_assert_int_eq(launch(ROTATE_BLOCK, BLOCKS, THREADS, THREADS * sizeof(float), &a, s),
+		                 cudaSuccess);
 		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
 		ck_assert_int_lt(rotated(THREADS), N);
 	}
@@ -117,7 +122,8 @@ START_TEST(memory_beyond_a_block)
 }
 END_TEST
 
-/* Small integers: exact. And a large term beside small ones, of which what is below 2^-24 of it is lost. */
+/* Small integers: exact. And a large term beside small ones, of which what is below 2^-24 of it
+ * is lost. */
 START_TEST(tensor_cores)
 {
 	cudaStream_t s = stream_new();
@@ -130,7 +136,8 @@ START_TEST(tensor_cores)
 			float want = 0;
 			for (int k = 0; k < 16; k++)
 				want += x[r * 16 + k] * z[k * 8 + c];
-			ck_assert_msg(y[r * 8 + c] == want, "row %d, column %d is %g, want %g", r, c, (double)y[r * 8 + c], (double)want);
+			ck_assert_msg(y[r * 8 + c] == want, "row %d, column %d is %g, want %g", r, c,
+			              (double)y[r * 8 + c], (double)want);
 		}
 	for (int i = 0; i < 256; i++)
 		x[i] = i % 16 ? 0x1p-25f : 1;
@@ -144,7 +151,8 @@ START_TEST(tensor_cores)
 }
 END_TEST
 
-/* Of two streams nothing is ordered but by the host: with some seed the second one's copy comes first; once the host has waited for the first one's event it never does. */
+/* Of two streams nothing is ordered but by the host: with some seed the second one's copy comes
+ * first; once the host has waited for the first one's event it never does. */
 START_TEST(streams_and_events)
 {
 	int first = 0;
@@ -171,7 +179,8 @@ START_TEST(streams_and_events)
 }
 END_TEST
 
-/* What is recorded does not run, and runs as often as it is launched, with what memory holds then. */
+/* What is recorded does not run, and runs as often as it is launched, with what memory holds
+ * then. */
 START_TEST(graphs)
 {
 	cudaStream_t s = stream_new();
@@ -206,7 +215,7 @@ START_TEST(failures_that_are_asked_for)
 	ck_assert_int_eq(cudaMalloc(&p, 5), cudaSuccess);
 	cudaFree(p);
 	ck_assert_int_ne(cudaMalloc(&p, 5), cudaSuccess);
-	for (int i = 0; i < 10; i++) {         /* once, and the device goes on */
+	for (int i = 0; i < 10; i++) { /* once, and the device goes on */
 		ck_assert_int_eq(cudaMalloc(&p, 5), cudaSuccess);
 		cudaFree(p);
 	}
@@ -237,7 +246,9 @@ START_TEST(launches_that_cannot_be)
 	ck_assert_int_ne(launch(ROTATE_WARP, 1, 257, 0, &a, s), cudaSuccess);
 	ck_assert_int_ne(launch(ROTATE_WARP, 0, 32, 0, &a, s), cudaSuccess);
 	ck_assert_int_ne(launch(ROTATE_WARP, 1, 32, 100 << 10, &a, s), cudaSuccess);
-	ck_assert_int_ne(cudaLaunchKernel(&a, (struct dim3){1, 1, 1}, (struct dim3){32, 1, 1}, NULL, 0, s), cudaSuccess);
+	ck_assert_int_ne(cudaLaunchKernel(&a, (struct dim3){1, 1, 1}, (struct dim3){32, 1, 1}, NULL, 0,
+	                                  s),
+	                 cudaSuccess);
 }
 END_TEST
 
@@ -249,7 +260,7 @@ START_TEST(memory_of_a_device)
 	ck_assert_int_eq(cudaMalloc(&p, 1 << 20), cudaSuccess);
 	cudaMemGetInfo(&left, &all);
 	ck_assert_uint_eq(left, 1 << 20);
-	ck_assert_uint_eq(((unsigned char *)p)[5], 0xa5);      /* nothing is zeroed by itself */
+	ck_assert_uint_eq(((unsigned char *)p)[5], 0xa5); /* nothing is zeroed by itself */
 	cudaFree(p);
 	ck_assert_int_eq(cudaMalloc(&p, 3 << 20), cudaErrorMemoryAllocation);
 	ck_assert_int_eq(cudaMalloc(&p, 2 << 20), cudaSuccess);
@@ -261,8 +272,17 @@ int main(void)
 {
 	Suite *s = suite_create("cuda_host");
 	TCase *t = tcase_create("cuda_host");
-	const TTest *const tests[] = {threads_meet, a_missing_barrier_shows, lanes_that_never_come, memory_beyond_a_block, tensor_cores, streams_and_events, graphs,
-	                              failures_that_are_asked_for, a_device_that_breaks, launches_that_cannot_be, memory_of_a_device};
+	const TTest *const tests[] = {threads_meet,
+	                              a_missing_barrier_shows,
+	                              lanes_that_never_come,
+	                              memory_beyond_a_block,
+	                              tensor_cores,
+	                              streams_and_events,
+	                              graphs,
+	                              failures_that_are_asked_for,
+	                              a_device_that_breaks,
+	                              launches_that_cannot_be,
+	                              memory_of_a_device};
 	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
 		tcase_add_test(t, tests[i]);
 	suite_add_tcase(s, t);

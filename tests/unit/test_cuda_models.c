@@ -1,20 +1,25 @@
-/* test_cuda_models.c - every family of models on the CUDA backend against reference outputs (see test_models.c): on the host's stand-in for a GPU
- * (tests/cuda_host), or with PD_GPU=1 on the machine's GPU. */
+/* test_cuda_models.c - every family of models on the CUDA backend against reference outputs (see
+ * test_models.c): on the host's stand-in for a GPU (tests/cuda_host), or with PD_GPU=1 on the
+ * machine's GPU. */
 #include "smollm2.h"
 
 #include <libgen.h>
 
-static const char *const families[] = {"llama", "llama-tied", "mistral", "qwen2", "qwen2-yarn", "qwen3", "ernie4_5", "gemma3",
-                                       "qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3", "granite", "phi3", "phi3-longrope", "gpt_oss"};
+static const char *const families[] = {"llama",      "llama-tied",   "mistral",       "qwen2",
+                                       "qwen2-yarn", "qwen3",        "ernie4_5",      "gemma3",
+                                       "qwen3_moe",  "ernie4_5_moe", "glm4_moe",      "deepseek_v3",
+                                       "granite",    "phi3",         "phi3-longrope", "gpt_oss"};
 #define FAST_TOLERANCE 0.3f
 enum { FAMILIES = sizeof families / sizeof *families };
 
-/* In float32 logits are within 1e-3 of the reference, and every token of both continuations is the reference's. */
+/* In float32 logits are within 1e-3 of the reference, and every token of both continuations is
+ * the reference's. */
 START_TEST(logits_and_tokens)
 {
 	char folder[128];
 	snprintf(folder, sizeof folder, GOLDEN "%s", families[_i]);
-	golden_check(folder, folder, (struct rig_opts){.backend = "cuda", .kv = KV_F32}, GOLDEN_TOLERANCE);
+	golden_check(folder, folder, (struct rig_opts){.backend = "cuda", .kv = KV_F32},
+	             GOLDEN_TOLERANCE);
 }
 END_TEST
 
@@ -27,14 +32,18 @@ START_TEST(chunks_equal_whole)
 	char folder[128];
 	some_ids(ids, N, 1);
 	snprintf(folder, sizeof folder, GOLDEN "%s", families[_i / 2 * 5 % FAMILIES]);
-	struct rig r = rig_open((struct rig_opts){.model = folder, .backend = "cuda", .kv = KV_BF16, .activations = _i % 2 ? KERN_BF16 : KERN_F32});
+	struct rig r = rig_open((struct rig_opts){.model = folder,
+	                                          .backend = "cuda",
+	                                          .kv = KV_BF16,
+	                                          .activations = _i % 2 ? KERN_BF16 : KERN_F32});
 	float *whole = mem_array(r.vocab, sizeof *whole), *row = mem_array(r.vocab, sizeof *row);
 	struct seq s = seq_new(&r, 0);
 	feed(&r, &s, ids, N, N, 1, whole);
 	for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
 		struct seq t = seq_new(&r, 40);
 		feed(&r, &t, ids, N, chunks[i], 1, row);
-		ck_assert_msg(!memcmp(whole, row, r.vocab * sizeof *row), "%s: other bits in chunks of %u", folder, chunks[i]);
+		ck_assert_msg(!memcmp(whole, row, r.vocab * sizeof *row), "%s: other bits in chunks of %u",
+		              folder, chunks[i]);
 	}
 	free(whole);
 	free(row);
@@ -42,10 +51,13 @@ START_TEST(chunks_equal_whole)
 }
 END_TEST
 
-/* By cuBLASLt, in another order: logits are near those of our own kernels, which round activations as it does. */
+/* By cuBLASLt, in another order: logits are near those of our own kernels, which round
+ * activations as it does. */
 START_TEST(fast_is_near)
 {
-	static const struct rig_opts ways[] = {{.backend = "cuda", .kv = KV_F32, .activations = KERN_BF16}, {.backend = "cuda", .kv = KV_F32, .variant = "fast"}};
+	static const struct rig_opts ways[] = {
+		{.backend = "cuda", .kv = KV_F32, .activations = KERN_BF16},
+		{.backend = "cuda", .kv = KV_F32, .variant = "fast"}};
 	char folder[128];
 	float *logits[2];
 	struct golden *g = mem_zalloc(sizeof *g);
@@ -63,7 +75,8 @@ START_TEST(fast_is_near)
 		rig_close(&r);
 	}
 	float d = max_diff(logits[0], logits[1], values);
-	printf("%s: largest difference of a logit %.2g (limit %g)\n", folder, d, (double)FAST_TOLERANCE);
+	printf("%s: largest difference of a logit %.2g (limit %g)\n", folder, d,
+	       (double)FAST_TOLERANCE);
 	ck_assert_msg(d <= FAST_TOLERANCE && d > 0, "%s: %g", folder, d);
 	free(logits[0]);
 	free(logits[1]);
@@ -71,7 +84,8 @@ START_TEST(fast_is_near)
 }
 END_TEST
 
-/* The demo model: log-probabilities and greedy tokens of the reference's prompts. One of them takes the stand-in a minute. */
+/* The demo model: log-probabilities and greedy tokens of the reference's prompts. One of them
+ * takes the stand-in a minute. */
 START_TEST(demo_model)
 {
 	const char *model = real_model();
@@ -79,7 +93,9 @@ START_TEST(demo_model)
 		SKIP(SKIP_NO_MODEL);
 	if (!getenv("PD_GPU") && !getenv("PD_FULL"))
 		SKIP("PD_FULL is not set: a minute on the host's stand-in for a GPU");
-	struct deviation d = teacher_forced((struct rig_opts){.model = model, .backend = "cuda", .kv = KV_F32}, getenv("PD_GPU") ? ALL : ONE);
+	struct deviation d = teacher_forced(
+		(struct rig_opts){.model = model, .backend = "cuda", .kv = KV_F32},
+		getenv("PD_GPU") ? ALL : ONE);
 	ck_assert_msg(d.max <= 2e-3, "largest difference %g", d.max);
 	ck_assert_uint_eq(d.greedy_equal, d.generated);
 }

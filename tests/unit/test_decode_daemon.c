@@ -1,11 +1,12 @@
-/* test_decode_daemon.c - pddecoded as a process: reservations, leases, the join and the fence, as the others of the protocol see them. The names in
- * brackets are the rules of proto/PROTOCOL.md and the counterexamples of the model that stand behind them. */
+/* test_decode_daemon.c - pddecoded as a process: reservations, leases, the join and the fence, as
+ * the others of the protocol see them. The names in brackets are the rules of proto/PROTOCOL.md
+ * and the counterexamples of the model that stand behind them. */
 #include "decode_world.h"
 
-#define CALM_MS 60000u       /* a lease that no test waits for */
+#define CALM_MS 60000u /* a lease that no test waits for */
 #define SHORT_MS 400u
 
-/* --- reservations ------------------------------------------------------------------------------------------------------------------------- */
+/* --- reservations -------------------------------------------------------- */
 
 START_TEST(reserve_twice)
 {
@@ -39,7 +40,7 @@ START_TEST(m21_no_tombstone_no_expiry)
 	say_reserve(1, 1, tokens_of(40));
 	ck_assert_int_eq(WANT(Pds__Deny, prefill, KV_DENY, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	ck_assert_uint_eq(kv_count("leased"), 0);
-	say_reserve(1, 2, tokens_of(40));      /* another attempt is another matter */
+	say_reserve(1, 2, tokens_of(40)); /* another attempt is another matter */
 	WANT(Pds__Grant, prefill, KV_GRANT, 1);
 	struct msg_head h = {{7, 1}, 2, 0};
 	Pds__Cancel c = PDS__CANCEL__INIT;
@@ -66,7 +67,8 @@ static const struct {
 	uint32_t n;
 	Pds__Fault want;
 } refusals[] = {
-	{"larger than the pool", long_tokens, 128, PDS__FAULT__FAULT_TOO_LARGE},     /* the next token is in a ninth block */
+	/* the next token is in a ninth block */
+	{"larger than the pool", long_tokens, 128, PDS__FAULT__FAULT_TOO_LARGE},
 	{"much larger than the pool", long_tokens, 511, PDS__FAULT__FAULT_TOO_LARGE},
 	{"as long as the context", long_tokens, 512, PDS__FAULT__FAULT_INVALID},
 	{"longer than the context", long_tokens, 1000, PDS__FAULT__FAULT_INVALID},
@@ -79,7 +81,8 @@ START_TEST(reserve_refused)
 	tokens_of(0);
 	say_reserve(1, 1, (struct prompt){refusals[_i].tokens, refusals[_i].n, 8, 0});
 	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 1);
-	ck_assert_msg(d->fault == refusals[_i].want, "%s: fault %d, %s", refusals[_i].what, d->fault, d->text);
+	ck_assert_msg(d->fault == refusals[_i].want, "%s: fault %d, %s", refusals[_i].what, d->fault,
+	              d->text);
 	ck_assert_int_ne(d->text[0], 0);
 	world_end();
 }
@@ -88,16 +91,16 @@ END_TEST
 START_TEST(queue_in_order)
 {
 	world_begin(8, CALM_MS, 0);
-	reserve(1, tokens_of(100));                  /* 7 of 8 blocks */
+	reserve(1, tokens_of(100)); /* 7 of 8 blocks */
 	say_reserve(2, 1, tokens_of(40));
 	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
-	say_reserve(3, 1, tokens_of(7));             /* fits, but is not the first */
+	say_reserve(3, 1, tokens_of(7)); /* fits, but is not the first */
 	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 3)->position, 2);
 	say_reserve(4, 1, tokens_of(7));
 	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position, 3);
 	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position,
-	                  3); /* told again, each second */
-	say_cancel(&W.router, 3);                    /* one that waits goes */
+	                  3);     /* told again, each second */
+	say_cancel(&W.router, 3); /* one that waits goes */
 	settle(&W.router);
 	while (WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position != 2)
 		;
@@ -119,7 +122,8 @@ START_TEST(prefill_of_another_kind_refused)
 {
 	world_begin(8, CALM_MS, 0);
 	char **const field[] = {&W.info->model_fingerprint, &W.info->numerics, &W.info->layout};
-	char *right = *field[_i];                    /* the link logs each refusal as an error: no surprise here */
+	/* the link logs each refusal as an error: no surprise here */
+	char *right = *field[_i];
 	side_close(&W.prefill);
 	*field[_i] = "another";
 	side_open(&W.prefill);
@@ -133,7 +137,7 @@ START_TEST(prefill_of_another_kind_refused)
 }
 END_TEST
 
-/* --- join ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- join ---------------------------------------------------------------- */
 
 enum half { READY, FIRST };
 
@@ -144,11 +148,13 @@ static void say_half(enum half which, uint32_t n, Pds__Lease l)
 		ck_assert_uint_eq(WANT(Pds__KvReadyAck, messager, KV_READY_ACK, n)->lease->id, l.id);
 	} else {
 		say_first(n, l, short_answer[0]);
-		ck_assert_uint_eq(WANT(Pds__FirstTokenAck, prefill, REQUEST_FIRST_TOKEN_ACK, n)->lease_id, l.id);
+		ck_assert_uint_eq(WANT(Pds__FirstTokenAck, prefill, REQUEST_FIRST_TOKEN_ACK, n)->lease_id,
+		                  l.id);
 	}
 }
 
-/* Whatever comes first and how often: acknowledged each time, joined once, the first token repeated with its index, then the rest. */
+/* Whatever comes first and how often: acknowledged each time, joined once, the first token
+ * repeated with its index, then the rest. */
 static const struct {
 	const char *what;
 	enum half said[6];
@@ -169,7 +175,7 @@ START_TEST(joins_once)
 	for (unsigned i = 0; i < orders[_i].n; i++)
 		say_half(orders[_i].said[i], 2, l);
 	expect_answer(2, 8);
-	for (unsigned i = 0; i < 2; i++)             /* and after the end */
+	for (unsigned i = 0; i < 2; i++) /* and after the end */
 		say_half(orders[_i].said[i], 2, l);
 	settle(&W.router);
 	NONE(router, REQUEST_FAILED, 2);
@@ -186,7 +192,7 @@ START_TEST(joins_once_while_active)
 	learn_kv(1);
 	Pds__Lease l = filled(2, 100);
 	say_half(last == READY ? FIRST : READY, 2, l);
-	kill(W.daemon, SIGSTOP);                     /* all of them come together */
+	kill(W.daemon, SIGSTOP); /* all of them come together */
 	for (int i = 0; i < 4; i++)
 		if (last == READY)
 			say_ready(&W.messager, 2, l);
@@ -195,7 +201,8 @@ START_TEST(joins_once_while_active)
 	pump_for(20000);
 	kill(W.daemon, SIGCONT);
 	for (int i = 0; i < 4; i++)
-		await(last == READY ? &W.messager : &W.prefill, last == READY ? MSG_KV_READY_ACK : MSG_REQUEST_FIRST_TOKEN_ACK, 2);
+		await(last == READY ? &W.messager : &W.prefill,
+		      last == READY ? MSG_KV_READY_ACK : MSG_REQUEST_FIRST_TOKEN_ACK, 2);
 	expect_length(2, 100);
 	world_end();
 }
@@ -221,7 +228,7 @@ END_TEST
 static const struct {
 	const char *what;
 	enum half half;
-	int64_t id, epoch, generation;     /* added */
+	int64_t id, epoch, generation; /* added */
 } strangers[] = {
 	{"KV_READY, other id", READY, 1, 0, 0},
 	{"KV_READY, other generation", READY, 0, 0, 1},
@@ -251,11 +258,12 @@ START_TEST(m12_no_lease_epoch)
 	settle(&W.messager);
 	settle(&W.prefill);
 	settle(&W.router);
-	take(&W.messager, MSG_KV_READY_ACK, 2);      /* acknowledged, or dropped when it is for another life */
+	/* acknowledged, or dropped when it is for another life */
+	take(&W.messager, MSG_KV_READY_ACK, 2);
 	take(&W.prefill, MSG_REQUEST_FIRST_TOKEN_ACK, 2);
 	ck_assert_msg(requests_are("\"state\":\"leased\""), "%s", strangers[_i].what);
 	ck_assert_uint_eq(W.answer[2].n, 0);
-	say_half(half, 2, right);                    /* the right one still does */
+	say_half(half, 2, right); /* the right one still does */
 	expect_answer(2, 4);
 	world_end();
 }
@@ -281,13 +289,14 @@ START_TEST(first_token_outside_the_vocabulary)
 	world_begin(8, CALM_MS, 0);
 	const Pds__Grant *g = reserve(1, short_of(4));
 	say_first(1, *g->lease, 320);
-	ck_assert_int_eq(WANT(Pds__Failed, router, REQUEST_FAILED, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	ck_assert_int_eq(WANT(Pds__Failed, router, REQUEST_FAILED, 1)->fault,
+	                 PDS__FAULT__FAULT_LEASE_LOST);
 	say_half(READY, 1, *g->lease);
 	world_end();
 }
 END_TEST
 
-/* --- writers -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- writers ------------------------------------------------------------- */
 
 START_TEST(lease_open)
 {
@@ -304,12 +313,12 @@ START_TEST(lease_open)
 	settle(&W.router);
 	opened(2, *gone->lease, 1);
 	opened(1, *g->lease, 0);
-	opened(1, *g->lease, 0);                     /* asked again */
-	say_open(&W.prefill, 1, *g->lease);          /* no messager */
+	opened(1, *g->lease, 0);            /* asked again */
+	say_open(&W.prefill, 1, *g->lease); /* no messager */
 	settle(&W.prefill);
 	NONE(prefill, LEASE_OPENED, 1);
 	say_half(READY, 1, *g->lease);
-	opened(1, *g->lease, 1);                     /* nothing is left to write */
+	opened(1, *g->lease, 1); /* nothing is left to write */
 	say_cancel(&W.router, 1);
 	await(&W.messager, MSG_LEASE_REVOKE, 1);
 	say_revoked(&W.messager, 1, *g->lease);
@@ -378,7 +387,7 @@ START_TEST(the_lease_of_another_prefill_worker)
 	ck_assert_uint_eq(W.answer[1].n, 0);
 	say_cancel(&W.router, 1);
 	settle(&W.router);
-	NONE(messager, LEASE_REVOKE, 1);             /* nobody was registered as the writer */
+	NONE(messager, LEASE_REVOKE, 1); /* nobody was registered as the writer */
 	world_end();
 }
 END_TEST
@@ -391,7 +400,8 @@ static void messager_again(uint64_t epoch)
 	UNTIL(W.messager.p);
 }
 
-/* [m14] A question that an older life asked and that comes late is dropped; nor does that life's word end the newer one's writing. */
+/* [m14] A question that an older life asked and that comes late is dropped; nor does that life's
+ * word end the newer one's writing. */
 START_TEST(m14_old_m_asks_late)
 {
 	world_begin(8, CALM_MS, 0);
@@ -418,7 +428,8 @@ START_TEST(m14_old_m_asks_late)
 }
 END_TEST
 
-/* [m20] The messager's next life asks anew; it is the writer then, and the only one that is revoked. */
+/* [m20] The messager's next life asks anew; it is the writer then, and the only one that is
+ * revoked. */
 START_TEST(m20_newer_writer)
 {
 	world_begin(8, CALM_MS, 0);
@@ -432,7 +443,8 @@ START_TEST(m20_newer_writer)
 }
 END_TEST
 
-/* [rule 4] For a slot that the life before has marked it says KV_READY once more, without asking. */
+/* [rule 4] For a slot that the life before has marked it says KV_READY once more, without
+ * asking. */
 START_TEST(s_kvsent_at_once_newer_life_says_ready)
 {
 	world_begin(8, CALM_MS, 0);
@@ -446,7 +458,8 @@ START_TEST(s_kvsent_at_once_newer_life_says_ready)
 }
 END_TEST
 
-/* [m1] Cancelled while somebody may write: revoked, and only the registered writer's word about this very lease frees the blocks. */
+/* [m1] Cancelled while somebody may write: revoked, and only the registered writer's word about
+ * this very lease frees the blocks. */
 START_TEST(m1_free_by_timer_revoke_waits_for_the_writer)
 {
 	world_begin(8, CALM_MS, 0);
@@ -455,25 +468,25 @@ START_TEST(m1_free_by_timer_revoke_waits_for_the_writer)
 	const Pds__LeaseRevoke *r = WANT(Pds__LeaseRevoke, messager, LEASE_REVOKE, 1);
 	ck_assert_uint_eq(r->lease->id, l.id);
 	ck_assert_uint_eq(r->lease->generation, l.generation);
-	say_cancel(&W.prefill, 1);                   /* once more changes nothing */
-	say_revoked(&W.prefill, 1, l);               /* not the writer */
+	say_cancel(&W.prefill, 1);     /* once more changes nothing */
+	say_revoked(&W.prefill, 1, l); /* not the writer */
 	settle(&W.prefill);
 	other.generation++;
 	say_revoked(&W.messager, 1, other);
 	other = l;
 	other.epoch--;
 	say_revoked(&W.messager, 1, other);
-	opened(1, l, 1);                             /* final */
+	opened(1, l, 1); /* final */
 	say_half(READY, 1, l);
 	say_half(FIRST, 1, l);
 	ck_assert_uint_eq(kv_count("leased"), 3);
 	ck_assert(requests_are("\"state\":\"quarantine\""));
-	say_reserve(2, 1, tokens_of(100));           /* nobody gets them */
+	say_reserve(2, 1, tokens_of(100)); /* nobody gets them */
 	WANT(Pds__Queued, prefill, KV_QUEUED, 2);
 	NONE(messager, LEASE_REVOKE, 1);
 	say_revoked(&W.messager, 1, l);
 	WANT(Pds__Grant, prefill, KV_GRANT, 2);
-	say_revoked(&W.messager, 1, l);              /* repeated */
+	say_revoked(&W.messager, 1, l); /* repeated */
 	say_cancel(&W.router, 2);
 	ck_assert_uint_eq(W.answer[1].n, 0);
 	world_end();
@@ -494,7 +507,8 @@ START_TEST(revoke_again_over_a_new_link)
 }
 END_TEST
 
-/* [m6, m13] The end of the connection is no fence while the process lives; its death is. What that life still asks afterwards is dropped. */
+/* [m6, m13] The end of the connection is no fence while the process lives; its death is. What
+ * that life still asks afterwards is dropped. */
 START_TEST(m13_old_m_not_dead)
 {
 	world_begin(8, CALM_MS, 1);
@@ -509,7 +523,7 @@ START_TEST(m13_old_m_not_dead)
 	say_open(&W.messager, 2, *reserve(2, tokens_of(41))->lease);
 	settle(&W.messager);
 	NONE(messager, LEASE_OPENED, 2);
-	say_cancel(&W.router, 2);                    /* no writer, no fence */
+	say_cancel(&W.router, 2); /* no writer, no fence */
 	settle(&W.router);
 	NONE(messager, LEASE_REVOKE, 2);
 	world_end();
@@ -533,7 +547,7 @@ START_TEST(messager_process_ends_first)
 }
 END_TEST
 
-/* --- clocks ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- clocks -------------------------------------------------------------- */
 
 static void expect_lost(uint32_t n, const char *blame)
 {
@@ -543,7 +557,8 @@ static void expect_lost(uint32_t n, const char *blame)
 	ck_assert_int_eq(f->retry, 1);
 }
 
-/* [s-expiry-untold] A lease that nobody renews ends, and the router learns it; a writer is fenced first. */
+/* [s-expiry-untold] A lease that nobody renews ends, and the router learns it; a writer is
+ * fenced first. */
 START_TEST(s_expiry_untold)
 {
 	int written = _i;
@@ -554,7 +569,7 @@ START_TEST(s_expiry_untold)
 	expect_lost(1, "prefill");
 	if (written) {
 		await(&W.messager, MSG_LEASE_REVOKE, 1);
-		pump_for(2 * SHORT_MS * 1000u);      /* a timer alone never frees them */
+		pump_for(2 * SHORT_MS * 1000u); /* a timer alone never frees them */
 		ck_assert_uint_eq(kv_count("leased"), 3);
 		say_revoked(&W.messager, 1, *g->lease);
 	}
@@ -581,7 +596,7 @@ START_TEST(renewals_keep_the_lease)
 	NONE(router, REQUEST_FAILED, 1);
 	ck_assert_uint_eq(kv_count("leased"), 3);
 	uint64_t begin = clock_us();
-	while (!take(&W.router, MSG_REQUEST_FAILED, 1)) {    /* other people's renewals do not */
+	while (!take(&W.router, MSG_REQUEST_FAILED, 1)) { /* other people's renewals do not */
 		ck_assert_uint_lt(clock_us() - begin, WAIT_US);
 		say_renew(&W.prefill, id + 1, W.epoch);
 		say_renew(&W.prefill, id, W.epoch - 1);
@@ -592,14 +607,15 @@ START_TEST(renewals_keep_the_lease)
 }
 END_TEST
 
-/* [s-lease-clock-goes-on] With both halves there the lease does not expire, however long the answer takes. */
+/* [s-lease-clock-goes-on] With both halves there the lease does not expire, however long the
+ * answer takes. */
 START_TEST(s_lease_clock_goes_on)
 {
 	world_begin(8, 300, 0);
 	learn_kv(1);
 	joined(2, 100);
 	UNTIL(W.answer[2].n >= 1);
-	kill(W.daemon, SIGSTOP);                     /* its clock passes, its steps do not */
+	kill(W.daemon, SIGSTOP); /* its clock passes, its steps do not */
 	usleep(700000);
 	kill(W.daemon, SIGCONT);
 	expect_length(2, 100);
@@ -626,7 +642,7 @@ START_TEST(deadline_passes)
 }
 END_TEST
 
-/* --- deaths ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- deaths -------------------------------------------------------------- */
 
 /* All stages of a lease at once: written, granted, waiting; and one that has joined, which needs
  * its prefill worker no more. Of one that waits the router hears nothing: a prefill
@@ -674,7 +690,7 @@ START_TEST(router_ends)
 }
 END_TEST
 
-/* --- without a prefill worker ------------------------------------------------------------------------------------------------------------------- */
+/* --- without a prefill worker -------------------------------------------- */
 
 START_TEST(submit_twice_runs_once)
 {
@@ -683,7 +699,8 @@ START_TEST(submit_twice_runs_once)
 	say_submit(1, short_of(8));
 	expect_answer(1, 8);
 	UNTIL(requests_are("[]"));
-	say_submit(1, short_of(8));                  /* after its end too: on_message would see index 0 again */
+	/* after its end too: on_message would see index 0 again */
+	say_submit(1, short_of(8));
 	settle(&W.router);
 	UNTIL(requests_are("[]"));
 	settle(&W.router);
@@ -697,7 +714,8 @@ START_TEST(cancel_ends_the_active)
 	world_begin(40, CALM_MS, 0);
 	struct prompt p = tokens_of(10);
 	p.max_tokens = 480;
-	kill(W.daemon, SIGSTOP);                     /* both come together: it has just begun when it is cancelled */
+	/* both come together: it has just begun when it is cancelled */
+	kill(W.daemon, SIGSTOP);
 	say_submit(1, p);
 	say_cancel(&W.router, 1);
 	say_cancel(&W.router, 1);

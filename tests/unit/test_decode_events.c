@@ -1,5 +1,6 @@
-/* test_decode_events.c - what pddecoded tells a router of its prefix index: the router, who knows nothing but the messages and the worker's description, works out the
- * hashes of the prompts that it sent and finds what is kept and what was evicted. */
+/* test_decode_events.c - what pddecoded tells a router of its prefix index: the router, who knows
+ * nothing but the messages and the worker's description, works out the hashes of the prompts
+ * that it sent and finds what is kept and what was evicted. */
 #include "decode_world.h"
 #include "kv/hash.h"
 
@@ -9,7 +10,7 @@
 static struct {
 	uint64_t hash[HASHES];
 	uint32_t n, resets, messages, largest;
-} index_;                            /* as the router knows it */
+} index_; /* as the router knows it */
 
 static void forget(uint64_t hash)
 {
@@ -33,7 +34,8 @@ static void hear_events(void)
 		ck_assert_uint_le(m->n_stored + m->n_removed, HASHES);
 		for (size_t i = 0; i < m->n_stored; i++)
 			for (size_t k = 0; k < m->n_removed; k++)
-				ck_assert_msg(m->stored[i] != m->removed[k], "stored and removed in one message: which was last?");
+				ck_assert_msg(m->stored[i] != m->removed[k],
+				              "stored and removed in one message: which was last?");
 		for (size_t i = 0; i < m->n_removed; i++)
 			forget(m->removed[i]);
 		for (size_t i = 0; i < m->n_stored; i++) {
@@ -56,7 +58,9 @@ static int knows(uint64_t hash)
 static uint32_t leading(struct prompt p)
 {
 	struct kv_hash root, h[64];
-	struct kv_root r = {.model_fingerprint = W.info->model_fingerprint, .numerics = W.info->numerics, .layout = W.info->layout};
+	struct kv_root r = {.model_fingerprint = W.info->model_fingerprint,
+	                    .numerics = W.info->numerics,
+	                    .layout = W.info->layout};
 	uint32_t i = 0;
 	kv_hash_root(&r, &root);
 	uint32_t n = (uint32_t)kv_hash_chain(&root, p.tokens, p.n, BLOCK_TOKENS, h);
@@ -82,7 +86,7 @@ static void begin(uint32_t blocks)
 {
 	memset(&index_, 0, sizeof index_);
 	world_begin(blocks, CALM_MS, 0);
-	UNTIL((hear_events(), index_.resets == 1));     /* an empty list is said, too */
+	UNTIL((hear_events(), index_.resets == 1)); /* an empty list is said, too */
 	ck_assert_uint_eq(index_.n, 0);
 }
 
@@ -92,7 +96,8 @@ START_TEST(stored_and_evicted)
 	run(1, tokens_of(100));
 	UNTIL(leading(tokens_of(100)) == 6);
 	ck_assert_uint_eq(kv_count("cached"), 6);
-	run(2, tokens_of(70));                          /* 5 blocks, 2 free: the older prompt's tail goes */
+	/* 5 blocks, 2 free: the older prompt's tail goes */
+	run(2, tokens_of(70));
 	UNTIL(leading(tokens_of(70)) == 4);
 	UNTIL(leading(tokens_of(100)) == 3);
 	ck_assert_uint_eq(index_.n, kv_count("cached"));
@@ -105,7 +110,8 @@ START_TEST(stored_and_evicted)
 }
 END_TEST
 
-/* A block is not matchable before its contents are there: nothing is said of a lease until it has joined. */
+/* A block is not matchable before its contents are there: nothing is said of a lease until it
+ * has joined. */
 START_TEST(lease_is_silent_until_it_joins)
 {
 	begin(8);

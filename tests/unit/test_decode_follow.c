@@ -1,5 +1,6 @@
-/* test_decode_follow.c - daemons/worker/events.c by itself, between a real pool and links that are played here: full for a while, gone, new. However they behave, each
- * router knows the index once its link takes messages again. */
+/* test_decode_follow.c - daemons/worker/events.c by itself, between a real pool and links that are
+ * played here: full for a while, gone, new. However they behave, each router knows the index
+ * once its link takes messages again. */
 #include "daemons/worker/events.h"
 #include "util/mem.h"
 
@@ -12,11 +13,11 @@
 #define BLOCKS 64u
 #define ROUTERS 2
 
-/* --- what the worker stands on, played ------------------------------------------------------------------------------------------- */
+/* --- what the worker stands on, played ----------------------------------- */
 
 struct peer {
 	const char *name;
-	int full;                      /* so many messages more are not taken; -1: none is */
+	int full; /* so many messages more are not taken; -1: none is */
 	unsigned char heard[IDS];
 	unsigned messages, resets, refused;
 };
@@ -27,7 +28,9 @@ static struct stat_set *stats;
 static struct kv_pool *pool;
 static struct events *ev;
 static _Atomic uint64_t gens[BLOCKS];
-static const struct stat_def defs[] = {{"a_total", "", STAT_COUNTER}, {"b_total", "", STAT_COUNTER}, {"c_total", "", STAT_COUNTER}};
+static const struct stat_def defs[] = {{"a_total", "", STAT_COUNTER},
+                                       {"b_total", "", STAT_COUNTER},
+                                       {"c_total", "", STAT_COUNTER}};
 static void (*posted)(struct svc *s, void *arg);
 static void *posted_arg;
 
@@ -61,7 +64,8 @@ const char *peer_name(const struct peer *p)
 	return p->name;
 }
 
-int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head,
+              const ProtobufCMessage *body)
 {
 	const Pds__KvEvents *m = (const Pds__KvEvents *)body;
 	(void)c;
@@ -74,7 +78,7 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 	}
 	p->messages++;
 	p->resets += m->reset;
-	ck_assert(p->resets > 0);                    /* a list comes before any change */
+	ck_assert(p->resets > 0); /* a list comes before any change */
 	ck_assert_uint_le(m->n_stored + m->n_removed, 4096);
 	ck_assert(m->reset || m->n_stored + m->n_removed > 0);
 	if (m->reset)
@@ -86,16 +90,16 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 	return 0;
 }
 
-/* --- the pool ---------------------------------------------------------------------------------------------------------------------- */
+/* --- the pool ------------------------------------------------------------ */
 
-static struct kv_hash H(uint64_t id)
-{
+static struct kv_hash H(uint64_t id) {
 	struct kv_hash h = {{0}};
 	memcpy(h.b, &id, sizeof id);
 	return h;
 }
 
-static void put(uint32_t id)
+static void
+put(uint32_t id)
 {
 	static const struct reqid A = {1, 1};
 	struct kv_hash h = H(id);
@@ -138,7 +142,8 @@ static void expect_knows(const struct peer *p)
 		run();
 		usleep(200);
 	}
-	ck_assert_msg(knows(p), "%s does not know the index after %u messages, %u lists, %u refused", p->name, p->messages, p->resets, p->refused);
+	ck_assert_msg(knows(p), "%s does not know the index after %u messages, %u lists, %u refused",
+	              p->name, p->messages, p->resets, p->refused);
 }
 
 static void begin(void)
@@ -167,7 +172,7 @@ START_TEST(link_is_full_for_a_while)
 	struct peer *p = &router[0];
 	begin();
 	work(30);
-	p->full = 3;                                 /* even the first list is not taken at once */
+	p->full = 3; /* even the first list is not taken at once */
 	events_up(ev, p);
 	expect_knows(p);
 	for (int round = 0; round < 60; round++) {
@@ -177,7 +182,7 @@ START_TEST(link_is_full_for_a_while)
 			run();
 		expect_knows(p);
 	}
-	ck_assert_uint_eq(p->resets, 1);             /* nothing was lost meanwhile */
+	ck_assert_uint_eq(p->resets, 1); /* nothing was lost meanwhile */
 	ck_assert_uint_gt(p->refused, 10);
 	ck_assert_uint_eq(stat_get(stats, 2), 0);
 	end();
@@ -194,7 +199,7 @@ START_TEST(link_is_full_for_long)
 	expect_knows(&router[1]);
 	router[0].full = -1;
 	for (int i = 0; i < 60; i++) {
-		work(40);                            /* the record keeps 1024 */
+		work(40); /* the record keeps 1024 */
 		for (int k = 0; k < 3; k++) {
 			usleep(200);
 			run();
@@ -203,7 +208,7 @@ START_TEST(link_is_full_for_long)
 	}
 	unsigned refused = router[0].refused;
 	ck_assert_uint_gt(refused, 3);
-	ck_assert_uint_lt(refused, 60);              /* it is tried more and more rarely */
+	ck_assert_uint_lt(refused, 60); /* it is tried more and more rarely */
 	ck_assert_uint_eq(router[0].resets, 1);
 	router[0].full = 0;
 	expect_knows(&router[0]);

@@ -1,5 +1,5 @@
-/* test_decode_form.c - pddecoded and constraints: they are compiled beside the loop, which goes on with all else; what happens meanwhile to a sequence that waits for it;
- * and their memory. */
+/* test_decode_form.c - pddecoded and constraints: they are compiled beside the loop, which goes on
+ * with all else; what happens meanwhile to a sequence that waits for it; and their memory. */
 #include "decode_world.h"
 #include "letters_model.h"
 
@@ -36,7 +36,8 @@ START_TEST(answer_has_its_form)
 }
 END_TEST
 
-/* Sixty large constraints come, then a request without one: it is answered before they are compiled. */
+/* Sixty large constraints come, then a request without one: it is answered before they are
+ * compiled. */
 START_TEST(loop_goes_on_meanwhile)
 {
 	enum { N = 60 };
@@ -55,7 +56,8 @@ START_TEST(loop_goes_on_meanwhile)
 }
 END_TEST
 
-/* Cancels, a deadline and the end of the prefill worker reach sequences that wait for the compiler; nothing of them is left. */
+/* Cancels, a deadline and the end of the prefill worker reach sequences that wait for the
+ * compiler; nothing of them is left. */
 START_TEST(ended_while_it_compiles)
 {
 	world_option = letters_model();
@@ -67,7 +69,8 @@ START_TEST(ended_while_it_compiles)
 	settle(&W.router);
 	say_reserve(31, 1, with_form(30, 8, letters_costly(31)));
 	say_cancel(&W.prefill, 31);
-	say_reserve(31, 1, with_form(30, 8, letters_costly(31)));       /* a tombstone, or the one that is cancelled */
+	/* a tombstone, or the one that is cancelled */
+	say_reserve(31, 1, with_form(30, 8, letters_costly(31)));
 	struct prompt late_one = with_form(30, 8, letters_costly(32));
 	late_one.deadline_us = 1000;
 	say_reserve(32, 1, late_one);
@@ -91,10 +94,11 @@ START_TEST(reserved_once)
 	for (int i = 2; i <= 31; i++)
 		say_submit((uint32_t)i, with_form(20, 1, letters_costly(i)));
 	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));
-	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));       /* while the first stands behind thirty others */
+	/* while the first stands behind thirty others */
+	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));
 	WANT(Pds__Grant, prefill, KV_GRANT, 1);
 	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));
-	WANT(Pds__Grant, prefill, KV_GRANT, 1);      /* asked again, answered the same */
+	WANT(Pds__Grant, prefill, KV_GRANT, 1); /* asked again, answered the same */
 	settle(&W.prefill);
 	NONE(prefill, KV_GRANT, 1);
 	say_cancel(&W.prefill, 1);
@@ -117,7 +121,8 @@ START_TEST(one_that_does_not_compile)
 }
 END_TEST
 
-/* With room for the networks of three: the fourth is told when to come again, and is granted when one has gone. */
+/* With room for the networks of three: the fourth is told when to come again, and is granted
+ * when one has gone. */
 START_TEST(no_memory_for_now)
 {
 	world_option = letters_model();
@@ -136,7 +141,7 @@ START_TEST(no_memory_for_now)
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_int_eq(f->retry, 1);
 	ck_assert_uint_gt(f->retry_after_us, 0);
-	say_submit(6, with_form(40, 3, "(b|c)d"));     /* a small one finds its room */
+	say_submit(6, with_form(40, 3, "(b|c)d")); /* a small one finds its room */
 	UNTIL(W.answer[6].finish);
 	say_cancel(&W.prefill, 1);
 	settle(&W.prefill);

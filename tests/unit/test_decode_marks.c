@@ -1,8 +1,9 @@
-/* test_decode_marks.c - a decode worker and what it takes storage to have: blocks that storage is known to have are not written again, so it must hear of those that
- * storage drops. One block that is missing makes all behind it useless. */
+/* test_decode_marks.c - a decode worker and what it takes storage to have: blocks that storage is
+ * known to have are not written again, so it must hear of those that storage drops. One block
+ * that is missing makes all behind it useless. */
 #include "preempt_world.h"
 
-#define ASKED 100, 60          /* prompt, answer: nine full blocks */
+#define ASKED 100, 60 /* prompt, answer: nine full blocks */
 #define BLOCKS 9u
 
 static void say_list(uint32_t tier, int reset, uint32_t from, uint32_t to, int removed)
@@ -60,7 +61,8 @@ START_TEST(dropped_one_by_one)
 }
 END_TEST
 
-/* The link was down for a while, and storage tells from the beginning: what it does not name is gone. */
+/* The link was down for a while, and storage tells from the beginning: what it does not name is
+ * gone. */
 START_TEST(dropped_while_nobody_heard)
 {
 	begin(NULL);

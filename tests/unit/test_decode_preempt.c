@@ -1,17 +1,19 @@
-/* test_decode_preempt.c - pddecoded whose sequences do not fit: they are preempted, saved, restored or computed again, beside a storage daemon that answers well, late,
- * twice, wrongly, never, or is killed before any step. Whatever it does: every token is that of the undisturbed sequence, and no block or pin is left. */
+/* test_decode_preempt.c - pddecoded whose sequences do not fit: they are preempted, saved, restored
+ * or computed again, beside a storage daemon that answers well, late, twice, wrongly, never, or
+ * is killed before any step. Whatever it does: every token is that of the undisturbed sequence,
+ * and no block or pin is left. */
 #include "preempt_world.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof(*a))
 
-/* --- as it should be ----------------------------------------------------------------------------------------------------------------- */
+/* --- as it should be ----------------------------------------------------- */
 
 START_TEST(saved_and_read_back)
 {
 	static const enum manner manner[] = {AT_ONCE, TWICE};
 	preempt_begin(PAIR_BLOCKS, NULL, NULL);
 	learn_pair();
-	ck_assert_uint_eq(S.puts, 0);                /* nobody was preempted */
+	ck_assert_uint_eq(S.puts, 0); /* nobody was preempted */
 	S.put = S.get = S.lookup = S.fence = manner[_i];
 	submit_pair();
 	same_pair();
@@ -37,7 +39,8 @@ START_TEST(not_saved_when_it_is_off)
 }
 END_TEST
 
-/* What storage has keeps the tail of the one that comes back from being computed: only its last block is. */
+/* What storage has keeps the tail of the one that comes back from being computed: only its last
+ * block is. */
 START_TEST(what_was_read_is_not_computed)
 {
 	preempt_begin(PAIR_BLOCKS, NULL, NULL);
@@ -46,7 +49,7 @@ START_TEST(what_was_read_is_not_computed)
 	submit_pair();
 	same_pair();
 	uint64_t computed = metric("vllm:prompt_tokens_total") - before;
-	ck_assert_uint_ge(computed, 200);            /* the prompts */
+	ck_assert_uint_ge(computed, 200); /* the prompts */
 	ck_assert_uint_lt(computed, 200 + 2 * BLOCK_TOKENS);
 	preempt_end();
 }
@@ -69,9 +72,10 @@ START_TEST(a_local_request_is_read_back)
 }
 END_TEST
 
-/* --- late, or never ------------------------------------------------------------------------------------------------------------------ */
+/* --- late, or never ------------------------------------------------------ */
 
-/* The write-out is not acknowledged: the older one takes the blocks after a bounded wait. The acknowledgement that comes then is about contents that are gone. */
+/* The write-out is not acknowledged: the older one takes the blocks after a bounded wait. The
+ * acknowledgement that comes then is about contents that are gone. */
 START_TEST(a_late_save_is_void)
 {
 	preempt_begin(PAIR_BLOCKS, "preempt_wait_ms=20", NULL);
@@ -102,7 +106,7 @@ START_TEST(pinned_until_it_is_saved)
 	const Pds__StorePut *m = (const Pds__StorePut *)await(&S.side, MSG_STORE_PUT, 0);
 	UNTIL(strstr(ctl("status"), "\"preempted\":1") && kv_count("readers") == m->n_items);
 	pump_for(300000);
-	ck_assert(!ended(1));                        /* it sits out */
+	ck_assert(!ended(1)); /* it sits out */
 	for (size_t i = 0; i < m->n_items; i++)
 		ck_assert_uint_eq(generation_of(m->items[i]->block), m->items[i]->generation);
 	ck_assert_uint_eq(kv_count("readers"), (uint32_t)m->n_items);
@@ -120,7 +124,7 @@ START_TEST(others_run_while_one_sits_out)
 {
 	preempt_begin(PAIR_BLOCKS + 2, NULL, NULL);
 	learn_pair();
-	learn(3, 10, 18);                            /* two blocks for its whole life */
+	learn(3, 10, 18); /* two blocks for its whole life */
 	S.put = BY_HAND;
 	submit_pair();
 	const Pds__StorePut *m = (const Pds__StorePut *)await(&S.side, MSG_STORE_PUT, 0);
@@ -138,7 +142,9 @@ END_TEST
 static const struct {
 	const char *what;
 	enum manner put, lookup, get;
-} silent[] = {{"no put is answered", BY_HAND, AT_ONCE, AT_ONCE}, {"no look-up", AT_ONCE, BY_HAND, AT_ONCE}, {"nothing is", BY_HAND, BY_HAND, BY_HAND}};
+} silent[] = {{"no put is answered", BY_HAND, AT_ONCE, AT_ONCE},
+              {"no look-up", AT_ONCE, BY_HAND, AT_ONCE},
+              {"nothing is", BY_HAND, BY_HAND, BY_HAND}};
 
 START_TEST(never_answered)
 {
@@ -156,7 +162,7 @@ START_TEST(never_answered)
 }
 END_TEST
 
-/* --- a read that does not end -------------------------------------------------------------------------------------------------------- */
+/* --- a read that does not end -------------------------------------------- */
 
 static void scribble(const Pds__StoreGet *m)
 {
@@ -181,7 +187,8 @@ static const Pds__StoreGet *to_read(void)
 	return (const Pds__StoreGet *)await(&S.side, MSG_STORE_GET, 0);
 }
 
-/* The sequence goes on in other blocks; those that storage may write are nobody's until it acknowledges the fence, and what it writes there harms nobody. */
+/* The sequence goes on in other blocks; those that storage may write are nobody's until it
+ * acknowledges the fence, and what it writes there harms nobody. */
 START_TEST(a_silent_read_keeps_its_blocks)
 {
 	preempt_begin(PAIR_BLOCKS, "restore_wait_ms=1000", NULL);
@@ -224,7 +231,8 @@ START_TEST(a_slow_read_is_used)
 }
 END_TEST
 
-/* Given up while storage may write: by the client, by its own deadline, by the router's end. Its blocks wait for the fence, nothing else does. */
+/* Given up while storage may write: by the client, by its own deadline, by the router's end. Its
+ * blocks wait for the fence, nothing else does. */
 START_TEST(cancelled_while_it_is_restored)
 {
 	preempt_begin(PAIR_BLOCKS, NULL, NULL);
@@ -303,7 +311,8 @@ START_TEST(the_end_waits_for_the_fence)
 }
 END_TEST
 
-/* Three sequences; the younger two come back again and again while the oldest grows, and storage never answers a read: the oldest takes its blocks in the end. */
+/* Three sequences; the younger two come back again and again while the oldest grows, and storage
+ * never answers a read: the oldest takes its blocks in the end. */
 START_TEST(silent_reads_do_not_hold_the_oldest)
 {
 	preempt_begin(24, "preempt_wait_ms=20", NULL);
@@ -314,14 +323,15 @@ START_TEST(silent_reads_do_not_hold_the_oldest)
 	for (uint32_t n = 1; n <= 3; n++)
 		say_submit(n, n == 1 ? growing(1, 100, 200) : growing(n, 100, n == 2 ? 100 : 60));
 	same(1);
-	S.get = S.fence = AT_ONCE;                   /* what was asked so far is answered now: fences, and reads that were given up */
+	/* what was asked so far is answered now: fences, and reads that were given up */
+	S.get = S.fence = AT_ONCE;
 	same(2);
 	same(3);
 	preempt_end();
 }
 END_TEST
 
-/* --- answers that are wrong ------------------------------------------------------------------------------------------------------------- */
+/* --- answers that are wrong ---------------------------------------------- */
 
 static Pds__StoreCode wrong_code;
 static uint32_t wrong_from;
@@ -340,10 +350,14 @@ static void answer_wrong(const Pds__StoreGet *m)
 	say_done(m->batch, m->items, m->n_items, code);
 }
 
-/* Only what storage says to be there and verified, from the first on, is used; the rest is computed over whatever it left in the blocks. */
+/* Only what storage says to be there and verified, from the first on, is used; the rest is
+ * computed over whatever it left in the blocks. */
 START_TEST(misses_and_errors_are_computed)
 {
-	static const Pds__StoreCode codes[] = {PDS__STORE_CODE__STORE_MISS, PDS__STORE_CODE__STORE_ERROR, PDS__STORE_CODE__STORE_VOID, PDS__STORE_CODE__STORE_CANCELLED};
+	static const Pds__StoreCode codes[] = {PDS__STORE_CODE__STORE_MISS,
+	                                       PDS__STORE_CODE__STORE_ERROR,
+	                                       PDS__STORE_CODE__STORE_VOID,
+	                                       PDS__STORE_CODE__STORE_CANCELLED};
 	preempt_begin(PAIR_BLOCKS, NULL, NULL);
 	learn_pair();
 	for (int i = 0; i < COUNT(codes); i++) {
@@ -362,7 +376,7 @@ START_TEST(misses_and_errors_are_computed)
 }
 END_TEST
 
-/* --- killed ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- killed -------------------------------------------------------------- */
 
 static int kill_at;
 
@@ -372,7 +386,8 @@ static void killer(int step)
 		storage_kill();
 }
 
-/* Before each of its steps: a put received, copied; a look-up; a get received, half written, written. It comes back with what it had committed, or with nothing. */
+/* Before each of its steps: a put received, copied; a look-up; a get received, half written,
+ * written. It comes back with what it had committed, or with nothing. */
 START_TEST(killed_before_any_step)
 {
 	preempt_begin(PAIR_BLOCKS, NULL, NULL);
@@ -389,7 +404,8 @@ START_TEST(killed_before_any_step)
 		if (killed)
 			storage_again();
 		same_pair();
-		ck_assert_msg(killed || kill_at > 4, "storage was not asked enough to be killed at step %d", kill_at);
+		ck_assert_msg(killed || kill_at > 4, "storage was not asked enough to be killed at step %d",
+		              kill_at);
 		UNTIL(storage_ready());
 		pair_again();
 	}

@@ -1,4 +1,5 @@
-/* test_decode_queue.c - the reservation queue by itself: places against a plain list, estimates from measured rates; and the tombs. */
+/* test_decode_queue.c - the reservation queue by itself: places against a plain list, estimates
+ * from measured rates; and the tombs. */
 #include "daemons/decode/decode.h"
 #include "util/mem.h"
 
@@ -37,7 +38,7 @@ static void unmake(void)
 	free(D);
 }
 
-/* --- places ----------------------------------------------------------------------------------------------------------------------- */
+/* --- places -------------------------------------------------------------- */
 
 START_TEST(places_against_a_list)
 {
@@ -54,10 +55,11 @@ START_TEST(places_against_a_list)
 			q->asks = 1 + (uint32_t)rand() % 40;
 			queue_push(D, q);
 			line[n++] = q;
-		} else if (what == 2 && n) {                /* the head is granted */
+		} else if (what == 2 && n) { /* the head is granted */
 			queue_remove(D, line[0]);
 			memmove(line, line + 1, --n * sizeof *line);
-		} else if (what == 3) {                     /* anyone is cancelled; perhaps it does not wait */
+		} else if (what == 3) {
+			/* anyone is cancelled; perhaps it does not wait */
 			uint32_t at = 0;
 			queue_remove(D, q);
 			while (at < n && line[at] != q)
@@ -80,7 +82,7 @@ START_TEST(places_against_a_list)
 }
 END_TEST
 
-/* --- estimates ---------------------------------------------------------------------------------------------------------------------- */
+/* --- estimates ----------------------------------------------------------- */
 
 /* Takes and gives back n blocks: a sequence that has ended. */
 static void one_ends(uint32_t n)
@@ -91,42 +93,45 @@ static void one_ends(uint32_t n)
 	D->ended++;
 }
 
-#define NEAR(x, want) ck_assert_msg((x) >= (want) * 0.8 && (x) <= (want) * 1.25, "%llu us, expected about %llu", (unsigned long long)(x), (unsigned long long)(want))
+#define NEAR(x, want)                                                                      \
+	ck_assert_msg((x) >= (want)*0.8 && (x) <= (want)*1.25, "%llu us, expected about %llu", \
+	              (unsigned long long)(x), (unsigned long long)(want))
 
 START_TEST(estimate_from_rates)
 {
 	uint32_t held[60];
 	uint64_t now = 1000000;
 	make(64);
-	kv_pool_take(W.pool, 60, KV_HELD, &A, held);        /* 4 are free */
+	kv_pool_take(W.pool, 60, KV_HELD, &A, held); /* 4 are free */
 	rates_begin(D, now);
-	ck_assert_uint_eq(queue_estimate(D, 10, 1), 0);     /* nothing is known */
-	ck_assert_uint_eq(queue_estimate(D, 3, 1), 1);      /* there is room: soon */
-	ck_assert_uint_eq(queue_retry_after(D), 20000);     /* likewise */
+	ck_assert_uint_eq(queue_estimate(D, 10, 1), 0); /* nothing is known */
+	ck_assert_uint_eq(queue_estimate(D, 3, 1), 1);  /* there is room: soon */
+	ck_assert_uint_eq(queue_retry_after(D), 20000); /* likewise */
 	rates_update(D, now += 50000);
-	ck_assert_uint_eq(queue_estimate(D, 10, 1), 0);     /* nothing was given back */
+	ck_assert_uint_eq(queue_estimate(D, 10, 1), 0); /* nothing was given back */
 	for (int i = 0; i < 100; i++) {
 		one_ends(2);
-		rates_update(D, now += 50000);              /* 40 blocks a second, 20 ends */
+		rates_update(D, now += 50000); /* 40 blocks a second, 20 ends */
 	}
 	NEAR(queue_estimate(D, 44, 1), 1000000.0);
 	NEAR(queue_estimate(D, 404, 1), 10000000.0);
 	ck_assert_uint_lt(queue_estimate(D, 44, 1), queue_estimate(D, 45, 1));
-	NEAR(queue_estimate(D, 1, 8 + 20), 1000000.0);      /* blocks enough, but 8 sequence slots */
+	NEAR(queue_estimate(D, 1, 8 + 20), 1000000.0); /* blocks enough, but 8 sequence slots */
 	D->active = 8;
 	NEAR(queue_estimate(D, 1, 20), 1000000.0);
 	D->active = 0;
-	D->growth_blocks = 40;                              /* kept for others */
+	D->growth_blocks = 40; /* kept for others */
 	NEAR(queue_estimate(D, 4, 1), 1000000.0);
 	D->growth_blocks = 0;
-	for (int i = 0; i < 200; i++) {                     /* now twice as fast: what was is forgotten */
+	for (int i = 0; i < 200; i++) {
+		/* now twice as fast: what was is forgotten */
 		one_ends(4);
 		rates_update(D, now += 50000);
 	}
 	NEAR(queue_estimate(D, 84, 1), 1000000.0);
-	now += 3600000000u;                                 /* an hour without work does not count */
+	now += 3600000000u; /* an hour without work does not count */
 	rates_begin(D, now);
-	rates_update(D, now += 1000);                       /* too short to say anything */
+	rates_update(D, now += 1000); /* too short to say anything */
 	NEAR(queue_estimate(D, 84, 1), 1000000.0);
 	ck_assert_uint_le(queue_estimate(D, UINT32_MAX, 1), 600000000u);
 	kv_pool_release(W.pool, held, 60);
@@ -141,7 +146,7 @@ START_TEST(first_rate_is_not_too_small)
 	make(64);
 	rates_begin(D, now);
 	one_ends(8);
-	rates_update(D, now += 100000);                     /* 8 in the first tenth of a second */
+	rates_update(D, now += 100000); /* 8 in the first tenth of a second */
 	kv_pool_take(W.pool, 64, KV_HELD, &A, held);
 	NEAR(queue_estimate(D, 8, 1), 100000.0);
 	kv_pool_release(W.pool, held, 64);
@@ -158,7 +163,7 @@ START_TEST(retry_after_is_bounded)
 	list_init(&q.queue);
 	kv_pool_take(W.pool, 64, KV_HELD, &A, held);
 	queue_push(D, &q);
-	ck_assert_uint_eq(queue_retry_after(D), 1000000);   /* not known */
+	ck_assert_uint_eq(queue_retry_after(D), 1000000); /* not known */
 	rates_begin(D, now);
 	kv_pool_release(W.pool, held, 1);
 	D->ended++;
@@ -167,12 +172,12 @@ START_TEST(retry_after_is_bounded)
 	ck_assert_uint_eq(queue_estimate_of(D, &q), 600000000);
 	kv_pool_release(W.pool, held + 1, 63);
 	queue_remove(D, &q);
-	ck_assert_uint_eq(queue_retry_after(D), 20000);     /* never 0, never a storm */
+	ck_assert_uint_eq(queue_retry_after(D), 20000); /* never 0, never a storm */
 	unmake();
 }
 END_TEST
 
-/* --- tombs ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- tombs --------------------------------------------------------------- */
 
 static struct work_key key(uint64_t i)
 {
@@ -197,22 +202,22 @@ START_TEST(tombs_stand_until_the_deadline)
 	make(2);
 	uint64_t now = clock_us();
 	add(1, 3000000);
-	add(1, 9000000);                                    /* it has one */
+	add(1, 9000000); /* it has one */
 	add(2, 500000000);
-	add(3, 100000000000u);                              /* cut to ten minutes */
+	add(3, 100000000000u); /* cut to ten minutes */
 	add(4, 0);
 	add(5, 20000);
 	ck_assert_uint_eq(D->n_tombs, 4);
 	ck_assert(has(1) && has(2) && has(3) && !has(4) && has(5) && !has(6));
 	usleep(25000);
-	ck_assert(!has(5));                                 /* whether or not anybody has swept */
+	ck_assert(!has(5)); /* whether or not anybody has swept */
 	tomb_expire(D, now + 6000000);
 	ck_assert_uint_eq(D->n_tombs, 2);
 	tomb_expire(D, now + 499000000);
 	ck_assert(has(2) && has(3));
 	tomb_expire(D, now + 503000000);
 	ck_assert(!has(2) && has(3));
-	tomb_expire(D, now + 1000000000000u);               /* nobody looked for days */
+	tomb_expire(D, now + 1000000000000u); /* nobody looked for days */
 	ck_assert_uint_eq(D->n_tombs, 0);
 	unmake();
 }
@@ -230,16 +235,16 @@ START_TEST(tombs_are_bounded)
 		soon += has(i) && i % 500 < 50;
 		late += has(i) && i % 500 >= 450;
 	}
-	ck_assert_uint_lt(soon, 1000);                      /* those that would end soonest have gone */
+	ck_assert_uint_lt(soon, 1000); /* those that would end soonest have gone */
 	ck_assert_uint_gt(late, 6000);
 	unmake();
 }
 END_TEST
 
-/* --- hashing ---------------------------------------------------------------------------------- */
+/* --- hashing ------------------------------------------------------------- */
 
-/* The head of the queue is hashed in pieces, so that a long prompt does not hold up the loop: each piece is
- * bounded, and the hashes are those of the whole. */
+/* The head of the queue is hashed in pieces, so that a long prompt does not hold up the loop: each
+ * piece is bounded, and the hashes are those of the whole. */
 START_TEST(hashed_in_pieces)
 {
 	static const uint32_t sizes[] = {0, 15, 16, 17, 4095, 4096, 4097, 4096 * 3 + 5, 100000};
@@ -252,8 +257,7 @@ START_TEST(hashed_in_pieces)
 		tokens[i] = i * 7 % 1000;
 	for (uint32_t had = 0; !seq_hash_some(&q, HASH_TOKENS); pieces++, had = q.n_hashes)
 		ck_assert_uint_le(q.n_hashes - had, HASH_TOKENS / 16);
-	ck_assert_uint_eq(pieces,
-	                  n / 16 ? (n / 16 + HASH_TOKENS / 16 - 1) / (HASH_TOKENS / 16) : 1);
+	ck_assert_uint_eq(pieces, n / 16 ? (n / 16 + HASH_TOKENS / 16 - 1) / (HASH_TOKENS / 16) : 1);
 	ck_assert_uint_eq(q.n_hashes, kv_hash_chain(&W.root, tokens, n, 16, want));
 	ck_assert(!q.n_hashes || memcmp(q.hashes, want, q.n_hashes * sizeof *want) == 0);
 	ck_assert_int_eq(seq_hash_some(&q, 1), 1);

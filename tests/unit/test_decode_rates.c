@@ -1,5 +1,6 @@
-/* test_decode_rates.c - what a decode worker measures of computing and of reading, and tells the router: steps that decode are no measure of prompts, and a read
- * that never comes is one of its tier. */
+/* test_decode_rates.c - what a decode worker measures of computing and of reading, and tells the
+ * router: steps that decode are no measure of prompts, and a read that never comes is one of its
+ * tier. */
 #include "preempt_world.h"
 
 /* What the worker says of itself after all that this process has seen of it. */
@@ -60,7 +61,8 @@ static uint32_t read_begin_us(void)
 	return (uint32_t)strtoul(at + strlen(key), NULL, 10);
 }
 
-/* Given up by the clock, whether the fence comes at once or never: so long it takes, and nothing comes. One that its client has left says nothing of storage. */
+/* Given up by the clock, whether the fence comes at once or never: so long it takes, and nothing
+ * comes. One that its client has left says nothing of storage. */
 START_TEST(what_never_comes_is_slow)
 {
 	static const enum manner fence[] = {AT_ONCE, BY_HAND, BY_HAND};

@@ -1,5 +1,6 @@
-/* test_decode_reserve.c - reservations as a prefill worker meets them: limits of the queue, estimates, slots, room that is kept; and every message in every state of a
- * sequence, twice, after which nothing is left behind. */
+/* test_decode_reserve.c - reservations as a prefill worker meets them: limits of the queue,
+ * estimates, slots, room that is kept; and every message in every state of a sequence, twice,
+ * after which nothing is left behind. */
 #include "decode_world.h"
 
 #define CALM_MS 60000u
@@ -14,10 +15,25 @@ static void say_renew(struct side *s, Pds__Lease l)
 	ck_assert_int_eq(chan_send(s->c, s->p, MSG_KV_RENEW, &none, &m.base), 0);
 }
 
-/* --- every message in every state ------------------------------------------------------------------------------------------------ */
+/* --- every message in every state ---------------------------------------- */
 
-enum state { NONE_YET, CANCELLED_FIRST, QUEUED, LEASED, OPENED, READY_SAID, FIRST_SAID, ACTIVE, ALONE, FENCED, ENDED, STATES };
-static const char *const state_names[STATES] = {"none yet", "cancelled first", "queued", "leased", "opened", "ready said", "first said", "active", "alone", "fenced", "ended"};
+enum state {
+	NONE_YET,
+	CANCELLED_FIRST,
+	QUEUED,
+	LEASED,
+	OPENED,
+	READY_SAID,
+	FIRST_SAID,
+	ACTIVE,
+	ALONE,
+	FENCED,
+	ENDED,
+	STATES
+};
+static const char *const state_names[STATES] = {
+	"none yet",   "cancelled first", "queued", "leased", "opened", "ready said",
+	"first said", "active",          "alone",  "fenced", "ended"};
 
 static const struct prompt *prompt_of(enum state s)
 {
@@ -31,11 +47,10 @@ static Pds__Lease bring(enum state s, uint32_t n)
 {
 	Pds__Lease l = no_lease();
 	switch (s) {
-	case NONE_YET:
-		return l;
+	case NONE_YET: return l;
 	case CANCELLED_FIRST:
 		say_cancel(&W.router, n);
-		settle(&W.router);           /* a RESERVE comes over another link */
+		settle(&W.router); /* a RESERVE comes over another link */
 		return l;
 	case ALONE:
 		say_submit(n, *prompt_of(s));
@@ -45,8 +60,7 @@ static Pds__Lease bring(enum state s, uint32_t n)
 		say_reserve(n, 1, *prompt_of(s));
 		await(&W.prefill, MSG_KV_QUEUED, n);
 		return l;
-	default:
-		break;
+	default: break;
 	}
 	l = *reserve(n, *prompt_of(s))->lease;
 	if (s == OPENED || s == FENCED)
@@ -67,35 +81,22 @@ static Pds__Lease bring(enum state s, uint32_t n)
 }
 
 enum word { RESERVE, SUBMIT, CANCEL_BY_R, CANCEL_BY_P, RENEW, OPEN, REVOKED, READY, FIRST, WORDS };
-static const char *const word_names[WORDS] = {"RESERVE", "SUBMIT", "CANCEL by R", "CANCEL by P", "RENEW", "LEASE_OPEN", "LEASE_REVOKED", "KV_READY", "FIRST_TOKEN"};
+static const char *const word_names[WORDS] = {"RESERVE",       "SUBMIT",   "CANCEL by R",
+                                              "CANCEL by P",   "RENEW",    "LEASE_OPEN",
+                                              "LEASE_REVOKED", "KV_READY", "FIRST_TOKEN"};
 
 static void say_word(enum word what, enum state s, uint32_t n, Pds__Lease l)
 {
 	switch (what) {
-	case RESERVE:
-		say_reserve(n, 1, *prompt_of(s));
-		return;
-	case SUBMIT:
-		say_submit(n, *prompt_of(s));
-		return;
+	case RESERVE: say_reserve(n, 1, *prompt_of(s)); return;
+	case SUBMIT: say_submit(n, *prompt_of(s)); return;
 	case CANCEL_BY_R:
-	case CANCEL_BY_P:
-		say_cancel(what == CANCEL_BY_R ? &W.router : &W.prefill, n);
-		return;
-	case RENEW:
-		say_renew(&W.prefill, l);
-		return;
-	case OPEN:
-		say_open(&W.messager, n, l);
-		return;
-	case REVOKED:
-		say_revoked(&W.messager, n, l);
-		return;
-	case READY:
-		say_ready(&W.messager, n, l);
-		return;
-	default:
-		say_first(n, l, short_answer[0]);
+	case CANCEL_BY_P: say_cancel(what == CANCEL_BY_R ? &W.router : &W.prefill, n); return;
+	case RENEW: say_renew(&W.prefill, l); return;
+	case OPEN: say_open(&W.messager, n, l); return;
+	case REVOKED: say_revoked(&W.messager, n, l); return;
+	case READY: say_ready(&W.messager, n, l); return;
+	default: say_first(n, l, short_answer[0]);
 	}
 }
 
@@ -114,7 +115,9 @@ static void expect_answers(enum word what, uint32_t n, unsigned times)
 
 static void drain_answers(uint32_t n)
 {
-	static const enum msg_type types[] = {MSG_LEASE_OPENED, MSG_KV_READY_ACK, MSG_REQUEST_FIRST_TOKEN_ACK, MSG_KV_GRANT, MSG_KV_QUEUED, MSG_KV_DENY};
+	static const enum msg_type types[] = {
+		MSG_LEASE_OPENED, MSG_KV_READY_ACK, MSG_REQUEST_FIRST_TOKEN_ACK,
+		MSG_KV_GRANT,     MSG_KV_QUEUED,    MSG_KV_DENY};
 	for (unsigned i = 0; i < sizeof types / sizeof *types; i++)
 		while (take(i < 2 ? &W.messager : &W.prefill, types[i], n))
 			;
@@ -160,16 +163,21 @@ START_TEST(every_message_in_this_state)
 		expect_answers(what, n, 2);
 		for (int i = 0; i < 3; i++)
 			settle(all[i]);
-		if (what == RESERVE && (s == LEASED || s == OPENED || s == READY_SAID || s == FIRST_SAID)) {   /* asked twice, answered the same */
+		if (what == RESERVE && (s == LEASED || s == OPENED || s == READY_SAID || s == FIRST_SAID)) {
+			/* asked twice, answered the same */
 			for (int i = 0; i < 2; i++) {
 				const Pds__Grant *g = (const Pds__Grant *)take(&W.prefill, MSG_KV_GRANT, n);
-				ck_assert_msg(g && g->lease->id == l.id, "%s in state %s", word_names[what], state_names[s]);
+				ck_assert_msg(g && g->lease->id == l.id, "%s in state %s", word_names[what],
+				              state_names[s]);
 			}
 		}
 		if (what == RESERVE && (s == CANCELLED_FIRST || s == ENDED))
-			ck_assert_msg(take(&W.prefill, MSG_KV_DENY, n) && take(&W.prefill, MSG_KV_DENY, n), "%s in state %s", word_names[what], state_names[s]);
-		if (s == FENCED && what != REVOKED)                  /* only the writer's word ends a fence */
-			ck_assert_msg(requests_are("\"state\":\"quarantine\""), "%s in state %s", word_names[what], state_names[s]);
+			ck_assert_msg(take(&W.prefill, MSG_KV_DENY, n) && take(&W.prefill, MSG_KV_DENY, n),
+			              "%s in state %s", word_names[what], state_names[s]);
+		/* only the writer's word ends a fence */
+		if (s == FENCED && what != REVOKED)
+			ck_assert_msg(requests_are("\"state\":\"quarantine\""), "%s in state %s",
+			              word_names[what], state_names[s]);
 		if ((s == ACTIVE || s == ALONE) && what != CANCEL_BY_R)
 			NONE(router, REQUEST_FAILED, n);
 		if (s == QUEUED)
@@ -183,16 +191,27 @@ START_TEST(every_message_in_this_state)
 }
 END_TEST
 
-/* --- only who reserved ---------------------------------------------------------------------------------------------------------------- */
+/* --- only who reserved --------------------------------------------------- */
 
 static struct side other = {"prefill-2", "pdprefilld", 5000, NULL, NULL};
 
 static void other_open(void)
 {
 	struct err e = {0};
-	struct chan_opts o = {.program = other.program, .name = other.name, .epoch = other.epoch, .heartbeat_us = 200000, .silence_us = WAIT_US,
-	                      .window_messages = 1024, .window_bytes = 1u << 24, .peers_max = 8, .message_bytes_max = 1u << 20};
-	struct chan_hooks h = {.arg = &other, .describe = describe_prefill, .up = on_up, .down = on_down, .message = on_message};
+	struct chan_opts o = {.program = other.program,
+	                      .name = other.name,
+	                      .epoch = other.epoch,
+	                      .heartbeat_us = 200000,
+	                      .silence_us = WAIT_US,
+	                      .window_messages = 1024,
+	                      .window_bytes = 1u << 24,
+	                      .peers_max = 8,
+	                      .message_bytes_max = 1u << 20};
+	struct chan_hooks h = {.arg = &other,
+	                       .describe = describe_prefill,
+	                       .up = on_up,
+	                       .down = on_down,
+	                       .message = on_message};
 	ck_assert_msg(chan_new(W.base, &o, &h, &other.c, &e) == 0, "%s", e.text);
 	chan_connect(other.c, W.info->endpoint, "decode", 1);
 	UNTIL(other.p);
@@ -212,7 +231,8 @@ static void say_first_by(struct side *s, uint32_t n, Pds__Lease l, uint32_t toke
 	await(s, MSG_REQUEST_FIRST_TOKEN_ACK, n);
 }
 
-/* Another prefill worker, and the next life of the one that reserved, name the lease rightly: acknowledged, and not believed; nor do they renew it. */
+/* Another prefill worker, and the next life of the one that reserved, name the lease rightly:
+ * acknowledged, and not believed; nor do they renew it. */
 START_TEST(first_token_from_another)
 {
 	world_begin(8, CALM_MS, 0);
@@ -244,7 +264,7 @@ START_TEST(first_token_from_another)
 }
 END_TEST
 
-/* --- limits and estimates ---------------------------------------------------------------------------------------------------------- */
+/* --- limits and estimates ------------------------------------------------ */
 
 START_TEST(queue_is_bounded)
 {
@@ -255,19 +275,20 @@ START_TEST(queue_is_bounded)
 		say_reserve(n, 1, tokens_of(60));
 		const Pds__Queued *m = WANT(Pds__Queued, prefill, KV_QUEUED, n);
 		ck_assert_uint_eq(m->position, n - 1);
-		ck_assert_uint_eq(m->estimate_us, 0);        /* nothing has ended yet: not known */
+		ck_assert_uint_eq(m->estimate_us, 0); /* nothing has ended yet: not known */
 	}
 	say_reserve(4, 1, tokens_of(7));
 	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 4);
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_uint_ge(d->retry_after_us, 20000);
 	ck_assert_ptr_nonnull(strstr(d->text, "max_queued"));
-	say_reserve(2, 1, tokens_of(60));                    /* those who wait are answered as before */
+	say_reserve(2, 1, tokens_of(60)); /* those who wait are answered as before */
 	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
 	say_cancel(&W.prefill, 2);
 	say_reserve(3, 1, tokens_of(60));
 	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 3)->position, 1);
-	say_reserve(4, 1, tokens_of(7));                     /* a refusal is no end: it may come again */
+	/* a refusal is no end: it may come again */
+	say_reserve(4, 1, tokens_of(7));
 	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position, 2);
 	for (uint32_t n = 1; n <= 4; n++)
 		say_cancel(&W.prefill, n);
@@ -301,7 +322,7 @@ END_TEST
 START_TEST(estimates_grow_with_the_place)
 {
 	world_begin(40, CALM_MS, 0);
-	reserve(40, tokens_of(400));                         /* stays: keeps 25 of the blocks */
+	reserve(40, tokens_of(400)); /* stays: keeps 25 of the blocks */
 	for (uint32_t n = 1; n <= 6; n++) {
 		reserve(n, tokens_of(100 + n));
 		pump_for(30000);
@@ -331,7 +352,7 @@ START_TEST(a_sequence_needs_a_slot)
 	world_begin(40, CALM_MS, 0);
 	reserve(1, tokens_of(7));
 	reserve(2, tokens_of(8));
-	say_reserve(3, 1, tokens_of(9));                     /* blocks enough */
+	say_reserve(3, 1, tokens_of(9)); /* blocks enough */
 	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 3)->position, 1);
 	settle(&W.prefill);
 	NONE(prefill, KV_GRANT, 3);
@@ -343,7 +364,8 @@ START_TEST(a_sequence_needs_a_slot)
 }
 END_TEST
 
-/* The rule, to the block: 1 leased with 160 tokens to come at ratio 0.5 keeps 5; of 20 blocks 2 are its own. */
+/* The rule, to the block: 1 leased with 160 tokens to come at ratio 0.5 keeps 5; of 20 blocks 2
+ * are its own. */
 START_TEST(room_is_kept_for_growth)
 {
 	world_option = "growth_ratio=0.5";
@@ -352,7 +374,7 @@ START_TEST(room_is_kept_for_growth)
 	p.max_tokens = 160;
 	reserve(1, p);
 	int fits = _i == 0;
-	p = tokens_of(fits ? 13 * 16 : 13 * 16 + 1);         /* 2 + 5 + 13 = 20 */
+	p = tokens_of(fits ? 13 * 16 : 13 * 16 + 1); /* 2 + 5 + 13 = 20 */
 	say_reserve(2, 1, p);
 	if (fits)
 		await(&W.prefill, MSG_KV_GRANT, 2);
@@ -364,7 +386,7 @@ START_TEST(room_is_kept_for_growth)
 	say_cancel(&W.prefill, 1);
 	settle(&W.prefill);
 	if (!fits)
-		await(&W.prefill, MSG_KV_GRANT, 2);          /* alone: nobody's growth */
+		await(&W.prefill, MSG_KV_GRANT, 2); /* alone: nobody's growth */
 	say_cancel(&W.prefill, 2);
 	world_end();
 }
@@ -398,14 +420,16 @@ START_TEST(share_adapts)
 		say_submit(n, p);
 	}
 	UNTIL(!strstr(ctl("status"), "\"preemptions\":0"));
-	UNTIL(W.answer[5].finish != PDS__FINISH__FINISH_NONE && W.answer[6].finish != PDS__FINISH__FINISH_NONE);
+	UNTIL(W.answer[5].finish != PDS__FINISH__FINISH_NONE &&
+	      W.answer[6].finish != PDS__FINISH__FINISH_NONE);
 	ck_assert_double_ge(ratio_said(), 0.0199);
 	ck_assert_double_le(ratio_said(), 0.7001);
 	world_end();
 }
 END_TEST
 
-/* What has ended asks for nothing: the next one that needs all blocks gets them without waiting for a step of somebody else. */
+/* What has ended asks for nothing: the next one that needs all blocks gets them without waiting
+ * for a step of somebody else. */
 START_TEST(ended_sequences_ask_for_no_room)
 {
 	world_begin(20, CALM_MS, 0);
@@ -413,7 +437,7 @@ START_TEST(ended_sequences_ask_for_no_room)
 		say_submit(n, short_of(60));
 		UNTIL(W.answer[n].finish != PDS__FINISH__FINISH_NONE && requests_are("[]"));
 		reserve(n + 1, tokens_of(10));
-		reserve(n + 40, tokens_of(18 * 16));         /* 1 + its growth of 1 + 18 */
+		reserve(n + 40, tokens_of(18 * 16)); /* 1 + its growth of 1 + 18 */
 		say_cancel(&W.prefill, n + 1);
 		say_cancel(&W.prefill, n + 40);
 		settle(&W.prefill);
@@ -425,7 +449,8 @@ END_TEST
 /* A preempted sequence comes back before any reservation is granted, and both get their tokens. */
 START_TEST(preempted_goes_first)
 {
-	world_option = "growth_ratio=0";                     /* nothing is kept: they outgrow the pool together */
+	/* nothing is kept: they outgrow the pool together */
+	world_option = "growth_ratio=0";
 	world_begin(24, CALM_MS, 0);
 	for (uint32_t n = 1; n <= 2; n++) {
 		struct prompt p = tokens_of(30 + n);
@@ -436,7 +461,8 @@ START_TEST(preempted_goes_first)
 	UNTIL(!strstr(ctl("status"), "\"preemptions\":0"));
 	say_reserve(3, 1, tokens_of(7));
 	say_reserve(3, 1, tokens_of(7));
-	UNTIL(W.answer[1].finish != PDS__FINISH__FINISH_NONE && W.answer[2].finish != PDS__FINISH__FINISH_NONE);
+	UNTIL(W.answer[1].finish != PDS__FINISH__FINISH_NONE &&
+	      W.answer[2].finish != PDS__FINISH__FINISH_NONE);
 	ck_assert_uint_eq(W.answer[1].n, 300);
 	ck_assert_uint_eq(W.answer[2].n, 300);
 	await(&W.prefill, MSG_KV_GRANT, 3);
@@ -445,7 +471,8 @@ START_TEST(preempted_goes_first)
 }
 END_TEST
 
-/* Alone and larger than the pool: the answer ends where the room does, instead of being preempted for ever. */
+/* Alone and larger than the pool: the answer ends where the room does, instead of being
+ * preempted for ever. */
 START_TEST(outgrows_the_pool)
 {
 	world_begin(8, CALM_MS, 0);

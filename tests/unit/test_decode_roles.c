@@ -1,5 +1,6 @@
-/* test_decode_roles.c - the live switch of a worker's role: what runs ends well, what is new is sent elsewhere, and whatever comes late for the role before is
- * answered, so that nobody waits for a stage that is gone. */
+/* test_decode_roles.c - the live switch of a worker's role: what runs ends well, what is new is
+ * sent elsewhere, and whatever comes late for the role before is answered, so that nobody waits
+ * for a stage that is gone. */
 #include "decode_world.h"
 
 #define CALM_MS 60000u
@@ -14,7 +15,8 @@ static const char *ask_role(const char *word, int refused)
 	free(W.text);
 	W.text = NULL;
 	int r = chan_ask(endpoint, "role", args, word ? 1 : 0, WAIT_US, &W.text, &err);
-	ck_assert_msg((r < 0) == refused, "role %s: %d %s", word ? word : "", r, r < 0 ? err.text : W.text);
+	ck_assert_msg((r < 0) == refused, "role %s: %d %s", word ? word : "", r,
+	              r < 0 ? err.text : W.text);
 	snprintf(text, sizeof text, "%s", r < 0 ? err.text : W.text);
 	return text;
 }
@@ -102,7 +104,8 @@ START_TEST(decode_to_mixed_and_back)
 }
 END_TEST
 
-/* As a prefill worker it holds nothing of what decode workers hold, and says so; as a decode worker again it is whom it was: same index, new leases. */
+/* As a prefill worker it holds nothing of what decode workers hold, and says so; as a decode
+ * worker again it is whom it was: same index, new leases. */
 START_TEST(decode_to_prefill_and_back)
 {
 	world_begin(8, CALM_MS, 0);
@@ -129,7 +132,8 @@ START_TEST(decode_to_prefill_and_back)
 	switch_to("decode");
 	ck_assert_uint_eq(kv_count("cached"), cached);
 	const Pds__Grant *g = reserve(5, tokens_of(40));
-	ck_assert_uint_gt(g->lease->id, l.id);             /* what is said of the old lease is not said of this one */
+	/* what is said of the old lease is not said of this one */
+	ck_assert_uint_gt(g->lease->id, l.id);
 	ck_assert_uint_eq(g->cached_tokens, 32);
 	opened(2, l, 1);
 	say_ready(&W.messager, 2, l);
@@ -152,7 +156,7 @@ START_TEST(drains)
 	Pds__Lease l = filled(2, 4);
 	say_submit(3, long_answer(20));
 	UNTIL(W.answer[3].n > 0);
-	say_reserve(4, 1, tokens_of(500));                 /* more than is left */
+	say_reserve(4, 1, tokens_of(500)); /* more than is left */
 	say_reserve(5, 1, tokens_of(500));
 	await(&W.prefill, MSG_KV_QUEUED, 5);
 	ck_assert_str_eq(ask_role("prefill", 0), "{\"role\":\"decode\",\"switching\":\"prefill\"}");
@@ -166,8 +170,8 @@ START_TEST(drains)
 	expect_failed(7);
 	UNTIL(W.draining);
 	NONE(router, WORKER_UPDATE, 0);
-	say_cancel(&W.router, 4);                          /* granted or queued when it began */
-	join(2, l);                                        /* the lease holds */
+	say_cancel(&W.router, 4); /* granted or queued when it began */
+	join(2, l);               /* the lease holds */
 	expect_answer(2, 4);
 	expect_length(3, 480);
 	expect_update("prefill");
@@ -192,7 +196,8 @@ static unsigned long slept(void)
 	return n;
 }
 
-/* A switch that waits for a fence wakes when that has come, not by the clock: beside it there are heartbeats, and 20 looks a second at what is in quarantine. */
+/* A switch that waits for a fence wakes when that has come, not by the clock: beside it there
+ * are heartbeats, and 20 looks a second at what is in quarantine. */
 START_TEST(waits_in_its_sleep)
 {
 	world_option = "role_switch_timeout_ms=600000";
@@ -215,7 +220,7 @@ END_TEST
 /* The time is up: the router is told of each, and a fence is waited for all the same. */
 START_TEST(time_is_up)
 {
-	int how = _i;           /* the fence ends by the messager's word, or by its death */
+	int how = _i; /* the fence ends by the messager's word, or by its death */
 	world_option = "role_switch_timeout_ms=0";
 	world_begin(60, CALM_MS, how);
 	Pds__Lease l = written(1, tokens_of(40));
@@ -237,7 +242,8 @@ START_TEST(time_is_up)
 	UNTIL(role_is("prefill"));
 	expect_update("prefill");
 	switch_to("decode");
-	if (how) {                                         /* that messager's life is over for this role, too */
+	if (how) {
+		/* that messager's life is over for this role, too */
 		say_open(&W.messager, 4, *reserve(4, tokens_of(40))->lease);
 		settle(&W.messager);
 		NONE(messager, LEASE_OPENED, 4);

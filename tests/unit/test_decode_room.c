@@ -1,4 +1,5 @@
-/* test_decode_room.c - blocks for the rows of a step, on a pool of its own: a draft has as many rows as there is room for, and loses them with its blocks. */
+/* test_decode_room.c - blocks for the rows of a step, on a pool of its own: a draft has as many
+ * rows as there is room for, and loses them with its blocks. */
 #include "daemons/decode/decode.h"
 
 #include "world_run.h"
@@ -63,22 +64,20 @@ static void leave_free(uint32_t n)
 {
 	struct kv_stats ks;
 	kv_pool_stats(w.pool, &ks);
-	ck_assert_int_eq(kv_pool_take(w.pool, ks.by_state[KV_FREE] - n, KV_LEASED, &(struct reqid){9, 9}, others), 0);
+	ck_assert_int_eq(kv_pool_take(w.pool, ks.by_state[KV_FREE] - n, KV_LEASED,
+	                              &(struct reqid){9, 9}, others),
+	                 0);
 }
 
 static const struct {
 	uint32_t tokens, ahead, free, blocks, want;
 } rows[] = {
-	{20, 12, 0, 2, 12},      /* to the end of its block */
-	{20, 13, 0, 2, 12},      /* and no further, when there is no other */
-	{20, 13, 1, 3, 13},
-	{20, 28, 1, 3, 28},
-	{20, 29, 1, 3, 28},
-	{20, 60, 1, 3, 28},      /* all that there is, not all or nothing */
-	{20, 60, 3, 5, 60},
-	{32, 5, 0, 2, 0},        /* its blocks are full */
-	{32, 5, 1, 3, 5},
-	{20, 0, 1, 2, 0},
+	{20, 12, 0, 2, 12}, /* to the end of its block */
+	{20, 13, 0, 2, 12}, /* and no further, when there is no other */
+	{20, 13, 1, 3, 13}, {20, 28, 1, 3, 28},
+	{20, 29, 1, 3, 28}, {20, 60, 1, 3, 28}, /* all that there is, not all or nothing */
+	{20, 60, 3, 5, 60}, {32, 5, 0, 2, 0},   /* its blocks are full */
+	{32, 5, 1, 3, 5},   {20, 0, 1, 2, 0},
 };
 
 START_TEST(a_draft_has_the_rows_it_has_room_for)
@@ -97,7 +96,7 @@ START_TEST(drafts_come_after_all_tokens)
 {
 	runs(0, 16, 16);
 	runs(1, 16, 16);
-	q[1].work.n_tokens = 17;       /* it has just got it, and needs a block */
+	q[1].work.n_tokens = 17; /* it has just got it, and needs a block */
 	leave_free(1);
 	room_grow(&d);
 	ck_assert_uint_eq(q[1].n_blocks, 2);
@@ -107,7 +106,8 @@ START_TEST(drafts_come_after_all_tokens)
 }
 END_TEST
 
-/* What gives way takes no draft along: it would have its rows in a step that was planned without them. */
+/* What gives way takes no draft along: it would have its rows in a step that was planned without
+ * them. */
 START_TEST(no_draft_while_it_waits)
 {
 	runs(0, 17, 9);
@@ -124,7 +124,8 @@ int main(void)
 	Suite *s = suite_create("decode_room");
 	TCase *c = tcase_create("room");
 	tcase_add_checked_fixture(c, begin, end);
-	tcase_add_loop_test(c, a_draft_has_the_rows_it_has_room_for, 0, (int)(sizeof rows / sizeof *rows));
+	tcase_add_loop_test(c, a_draft_has_the_rows_it_has_room_for, 0,
+	                    (int)(sizeof rows / sizeof *rows));
 	tcase_add_test(c, drafts_come_after_all_tokens);
 	tcase_add_test(c, no_draft_while_it_waits);
 	suite_add_tcase(s, c);

@@ -1,4 +1,5 @@
-/* test_decode_spec.c - speculative decoding: what rows cost, who gets them, and pddecoded with drafts: the answers, the blocks and the counts are those without. */
+/* test_decode_spec.c - speculative decoding: what rows cost, who gets them, and pddecoded with
+ * drafts: the answers, the blocks and the counts are those without. */
 #include "daemons/decode/spec.h"
 #include "decode_world.h"
 
@@ -6,7 +7,7 @@
 
 #define CALM_MS 60000u
 
-/* --- what rows cost ------------------------------------------------------------------------------------------------------------------------ */
+/* --- what rows cost ------------------------------------------------------ */
 
 static struct spec_cost cost;
 
@@ -47,7 +48,8 @@ START_TEST(cost_between_and_beyond)
 	static const struct {
 		uint32_t rows;
 		double want;
-	} rows[] = {{1, 100}, {2, 130}, {3, 160}, {4, 190}, {5, 240}, {8, 390}, {9, 390 + 290. / 7}, {15, 680}};
+	} rows[] = {{1, 100}, {2, 130}, {3, 160}, {4, 190}, {5, 240}, {8, 390}, {9, 390 + 290. / 7},
+	            {15, 680}};
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
 		expect_cost(rows[i].rows, rows[i].want);
 	expect_cost(4 * SPEC_COST_ROWS, 4 * spec_cost_of(&cost, SPEC_COST_ROWS));
@@ -59,9 +61,9 @@ START_TEST(cost_of_one_bad_moment)
 	note(1, 100, 4);
 	double guess = spec_cost_of(&cost, 4);
 	note(4, 100000, 1);
-	expect_cost(4, guess);                  /* one note is none */
+	expect_cost(4, guess); /* one note is none */
 	note(4, 200, 1);
-	expect_cost(4, 200);                    /* the least of the first ones */
+	expect_cost(4, 200); /* the least of the first ones */
 	note(4, 210, 2);
 	expect_cost(4, 200);
 	note(4, 100000, 1);
@@ -70,7 +72,8 @@ START_TEST(cost_of_one_bad_moment)
 }
 END_TEST
 
-/* A machine that becomes slower does so for steps of all sizes, also for those that are not made any more. */
+/* A machine that becomes slower does so for steps of all sizes, also for those that are not made
+ * any more. */
 START_TEST(cost_follows_the_machine)
 {
 	note(1, 100, 10);
@@ -96,7 +99,7 @@ START_TEST(cost_is_forgotten)
 }
 END_TEST
 
-/* --- who gets them -------------------------------------------------------------------------------------------------------------------------- */
+/* --- who gets them ------------------------------------------------------- */
 
 static struct spec_want want[8];
 
@@ -150,22 +153,26 @@ START_TEST(share_is_bounded)
 END_TEST
 
 /* As measured on one core: the fifth row, and the ninth, are dear. */
-static const double one_core[] = {1, 1.35, 1.71, 2.08, 2.98, 3.06, 3.97, 4.04, 5.55, 5.6, 5.68, 5.72, 6.46, 7.22, 7.32, 7.34};
+static const double one_core[] = {1,    1.35, 1.71, 2.08, 2.98, 3.06, 3.97, 4.04,
+                                  5.55, 5.6,  5.68, 5.72, 6.46, 7.22, 7.32, 7.34};
 
 START_TEST(share_on_one_core)
 {
 	costs(one_core, 16);
 	wants(0, 15, 32);
 	want[0].miss = 0.2;
-	ck_assert_uint_eq(spec_share(&cost, 1, 0, 64, want, 1), 15);      /* a sure thing: 16 rows for the time of 7.3 */
+	/* a sure thing: 16 rows for the time of 7.3 */
+	ck_assert_uint_eq(spec_share(&cost, 1, 0, 64, want, 1), 15);
 	wants(0, 16, 16);
 	uint32_t rows = spec_share(&cost, 1, 0, 64, want, 1);
-	ck_assert_msg(rows == 3 || rows == 7, "%u", rows);             /* to the edge of a step of the cost */
+	/* to the edge of a step of the cost */
+	ck_assert_msg(rows == 3 || rows == 7, "%u", rows);
 	wants(0, 16, 1);
 	ck_assert_uint_eq(spec_share(&cost, 1, 0, 64, want, 1), 0);
 	for (uint32_t i = 0; i < 4; i++)
 		wants(i, 16, 6);
-	ck_assert_uint_eq(spec_share(&cost, 4, 0, 64, want, 4), 0);       /* four sequences use the machine as it is */
+	/* four sequences use the machine as it is */
+	ck_assert_uint_eq(spec_share(&cost, 4, 0, 64, want, 4), 0);
 }
 END_TEST
 
@@ -176,7 +183,8 @@ START_TEST(share_beside_others)
 	wants(0, 7, 32);
 	ck_assert_uint_gt(spec_share(&cost, 1, 0, 64, want, 1), 2);
 	ck_assert_uint_eq(spec_share(&cost, 8, 0, 64, want, 1), 0);
-	ck_assert_uint_eq(spec_share(&cost, 1, 100, 64, want, 1), 7);  /* a prompt's chunk takes so long that it does not matter */
+	/* a prompt's chunk takes so long that it does not matter */
+	ck_assert_uint_eq(spec_share(&cost, 1, 100, 64, want, 1), 7);
 	fresh();
 	for (uint32_t r = 1; r <= SPEC_COST_ROWS; r++)
 		note(r, 1000 + r, 2);
@@ -237,7 +245,8 @@ START_TEST(share_is_the_best_there_is)
 	}
 	ck_assert_uint_eq(got[0] + got[1] + got[2], given);
 	ck_assert_uint_le(given, budget);
-	double has = worth(decode, chunk, got, 3) + (given ? 0.02 : (decode + (chunk != 0)) * log(1.0301) + 0.02);
+	double has = worth(decode, chunk, got, 3) +
+	             (given ? 0.02 : (decode + (chunk != 0)) * log(1.0301) + 0.02);
 	ck_assert_msg(has >= best, "%f, best %f", has, best);
 }
 END_TEST
@@ -247,19 +256,27 @@ START_TEST(rows_to_spare)
 	static const struct {
 		uint32_t max, chunk, decode, prompt, spare, want_chunk;
 	} rows[] = {
-		{512, 128, 4, 0, WORKER_DRAFT_ROWS, 0}, {512, 128, 4, 1000, WORKER_DRAFT_ROWS, 128}, {512, 128, 4, 30, WORKER_DRAFT_ROWS, 30},
-		{64, 128, 4, 0, 60, 0},                 {64, 128, 4, 1000, 0, 60},                   {64, 32, 4, 1000, 28, 32},
-		{64, 32, 60, 1000, 0, 4},               {64, 32, 64, 0, 0, 0},                       {16, 32, 64, 1000, 0, 0},
+		{512, 128, 4, 0, WORKER_DRAFT_ROWS, 0},
+		{512, 128, 4, 1000, WORKER_DRAFT_ROWS, 128},
+		{512, 128, 4, 30, WORKER_DRAFT_ROWS, 30},
+		{64, 128, 4, 0, 60, 0},
+		{64, 128, 4, 1000, 0, 60},
+		{64, 32, 4, 1000, 28, 32},
+		{64, 32, 60, 1000, 0, 4},
+		{64, 32, 64, 0, 0, 0},
+		{16, 32, 64, 1000, 0, 0},
 		{512, 128, 0, 1000, 0, 512},
 	};
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-		uint32_t chunk, spare = spec_spare(rows[i].max, rows[i].chunk, rows[i].decode, rows[i].prompt, &chunk);
-		ck_assert_msg(spare == rows[i].spare && chunk == rows[i].want_chunk, "case %zu: %u to spare, a chunk of %u", i, spare, chunk);
+		uint32_t chunk,
+			spare = spec_spare(rows[i].max, rows[i].chunk, rows[i].decode, rows[i].prompt, &chunk);
+		ck_assert_msg(spare == rows[i].spare && chunk == rows[i].want_chunk,
+		              "case %zu: %u to spare, a chunk of %u", i, spare, chunk);
 	}
 }
 END_TEST
 
-/* --- what became of drafts ---------------------------------------------------------------------------------------------------------------------- */
+/* --- what became of drafts ----------------------------------------------- */
 
 START_TEST(length_of_drafts)
 {
@@ -270,7 +287,8 @@ START_TEST(length_of_drafts)
 	ck_assert_uint_eq(r.length, 4);
 	static const struct {
 		uint32_t drafted, right, want;
-	} rows[] = {{4, 4, 8}, {3, 3, 8}, {8, 8, 16}, {16, 16, 32}, {32, 32, 50}, {50, 50, 50}, {50, 20, 21}, {21, 0, 1}, {1, 0, 1}, {1, 1, 2}, {2, 1, 2}};
+	} rows[] = {{4, 4, 8},    {3, 3, 8},  {8, 8, 16}, {16, 16, 32}, {32, 32, 50}, {50, 50, 50},
+	            {50, 20, 21}, {21, 0, 1}, {1, 0, 1},  {1, 1, 2},    {2, 1, 2}};
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
 		spec_record_draft(&r, 5, rows[i].drafted, rows[i].right, 50);
 		ck_assert_msg(r.length == rows[i].want, "case %zu: %u", i, r.length);
@@ -302,7 +320,8 @@ START_TEST(doubt_grows_and_fades)
 }
 END_TEST
 
-/* The share of its time that a text loses to drafts if `match` tokens stand before each of 1000 places and something else follows every time. */
+/* The share of its time that a text loses to drafts if `match` tokens stand before each of 1000
+ * places and something else follows every time. */
 static double lost_in_vain(const double *us, uint32_t n, uint32_t match, uint32_t *ret_drafts)
 {
 	struct spec_record r;
@@ -312,7 +331,9 @@ static double lost_in_vain(const double *us, uint32_t n, uint32_t match, uint32_
 	*ret_drafts = 0;
 	for (int i = 0; i < 1000; i++) {
 		spec_record_step(&r);
-		want[0] = (struct spec_want){.most = r.length, .match = match, .miss = spec_record_miss(&r)};
+		want[0] = (struct spec_want){.most = r.length,
+		                             .match = match,
+		                             .miss = spec_record_miss(&r)};
 		uint32_t rows = spec_share(&cost, 1, 0, 64, want, 1);
 		if (!rows)
 			continue;
@@ -323,7 +344,8 @@ static double lost_in_vain(const double *us, uint32_t n, uint32_t match, uint32_
 	return lost;
 }
 
-/* The worst of texts, which looks like one that repeats wherever one looks. It is tried again from time to time. */
+/* The worst of texts, which looks like one that repeats wherever one looks. It is tried again
+ * from time to time. */
 START_TEST(what_does_not_repeat_is_left_alone)
 {
 	static const double two_cores[] = {1, 1.09, 1.25, 1.45, 2.05, 2.1, 2.61, 2.69};
@@ -331,25 +353,27 @@ START_TEST(what_does_not_repeat_is_left_alone)
 		const double *us;
 		uint32_t n, match;
 		double most;
-	} rows[] = {{one_core, 16, 2, 0.005}, {one_core, 16, 3, 0.015}, {one_core, 16, 5, 0.04}, {two_cores, 8, 2, 0.01}, {two_cores, 8, 3, 0.02}, {two_cores, 8, 5, 0.04}};
+	} rows[] = {{one_core, 16, 2, 0.005}, {one_core, 16, 3, 0.015}, {one_core, 16, 5, 0.04},
+	            {two_cores, 8, 2, 0.01},  {two_cores, 8, 3, 0.02},  {two_cores, 8, 5, 0.04}};
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
 		uint32_t drafts;
 		fresh();
 		double lost = lost_in_vain(rows[i].us, rows[i].n, rows[i].match, &drafts);
-		ck_assert_msg(drafts > 5 && lost <= rows[i].most, "case %zu: %u drafts, %.2f %% of the time", i, drafts, 100 * lost);
+		ck_assert_msg(drafts > 5 && lost <= rows[i].most,
+		              "case %zu: %u drafts, %.2f %% of the time", i, drafts, 100 * lost);
 	}
 }
 END_TEST
 
-/* --- the daemon ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- the daemon ---------------------------------------------------------- */
 
 enum { ASKED = 10 };
 
 struct asked {
 	const char *what;
-	uint32_t n, period, max_tokens;      /* the prompt: tokens that come again after `period` */
+	uint32_t n, period, max_tokens; /* the prompt: tokens that come again after `period` */
 	float temperature;
-	uint32_t stop_id;                    /* 0: none */
+	uint32_t stop_id; /* 0: none */
 };
 static const struct asked asked[ASKED] = {
 	{"three tokens over and over", 61, 3, 120, 0, 0},
@@ -424,7 +448,8 @@ static void ask_world(const char *option, uint32_t blocks, int at_once, struct o
 static struct outcome *ask_all(const char *option, uint32_t blocks, int at_once)
 {
 	int status;
-	struct outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+	                         -1, 0);
 	ck_assert_ptr_ne(o, MAP_FAILED);
 	pid_t pid = fork();
 	if (pid == 0) {
@@ -440,30 +465,36 @@ static void expect_same(const struct outcome *got, const struct outcome *want_)
 {
 	for (uint32_t i = 0; i < ASKED; i++) {
 		const struct answer *a = &got->answer[i], *b = &want_->answer[i];
-		ck_assert_msg(a->n == b->n && a->finish == b->finish, "%s: %u tokens, finish %d, expected %u, %d", asked[i].what, a->n, a->finish, b->n, b->finish);
+		ck_assert_msg(a->n == b->n && a->finish == b->finish,
+		              "%s: %u tokens, finish %d, expected %u, %d", asked[i].what, a->n, a->finish,
+		              b->n, b->finish);
 		for (uint32_t k = 0; k < a->n; k++)
-			ck_assert_msg(a->id[k] == b->id[k], "%s: token %u is %u, expected %u", asked[i].what, k, a->id[k], b->id[k]);
+			ck_assert_msg(a->id[k] == b->id[k], "%s: token %u is %u, expected %u", asked[i].what, k,
+			              a->id[k], b->id[k]);
 	}
 }
 
 /* The same answers; the same blocks are left behind: none of a row that was not to be. */
 START_TEST(drafts_change_nothing)
 {
-	const struct outcome *alone = ask_all("speculative=off", 200, 0), *other = ask_all("speculative=ngram", 200, 0);
+	const struct outcome *alone = ask_all("speculative=off", 200, 0),
+						 *other = ask_all("speculative=ngram", 200, 0);
 	ck_assert_uint_eq(alone->drafts + alone->drafted + alone->accepted, 0);
 	expect_same(other, alone);
 	ck_assert_uint_eq(other->cached, alone->cached);
 	ck_assert_uint_eq(other->generated, alone->generated);
 	ck_assert_uint_gt(other->drafts, 10);
 	ck_assert_uint_gt(other->accepted, 0);
-	ck_assert_uint_gt(other->drafted, other->accepted);     /* wrong ones among them */
+	ck_assert_uint_gt(other->drafted, other->accepted); /* wrong ones among them */
 }
 END_TEST
 
-/* At once, with room for half of them: rows are shared, blocks are short, sequences give way and come back. */
+/* At once, with room for half of them: rows are shared, blocks are short, sequences give way and
+ * come back. */
 START_TEST(drafts_change_nothing_under_pressure)
 {
-	const struct outcome *alone = ask_all("speculative=off", 200, 0), *other = ask_all("speculative=ngram", 34, 1);
+	const struct outcome *alone = ask_all("speculative=off", 200, 0),
+						 *other = ask_all("speculative=ngram", 34, 1);
 	expect_same(other, alone);
 	ck_assert_uint_gt(other->preemptions, 0);
 	ck_assert_uint_gt(other->drafts, 0);
@@ -472,7 +503,8 @@ END_TEST
 
 START_TEST(naive_proposes_nothing)
 {
-	const struct outcome *alone = ask_all("speculative=off", 200, 1), *other = ask_all("speculative=naive", 200, 1);
+	const struct outcome *alone = ask_all("speculative=off", 200, 1),
+						 *other = ask_all("speculative=naive", 200, 1);
 	expect_same(other, alone);
 	ck_assert_uint_eq(other->drafts + other->drafted + other->accepted, 0);
 }

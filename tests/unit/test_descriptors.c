@@ -1,4 +1,5 @@
-/* test_descriptors.c - a process without a file descriptor left closes who connects, at once, and goes on. */
+/* test_descriptors.c - a process without a file descriptor left closes who connects, at once,
+ * and goes on. */
 #include "tempdir.h"
 #include "util/clock.h"
 #include "util/descriptors.h"
@@ -45,7 +46,8 @@ static void release(void)
 		close(held[--n_held]);
 }
 
-/* A process that connects n times and says by its exit status how many of them were closed on it. */
+/* A process that connects n times and says by its exit status how many of them were closed on
+ * it. */
 static pid_t client(const char *path, int n)
 {
 	pid_t pid = fork();
@@ -73,7 +75,8 @@ START_TEST(who_connects_is_closed)
 	ck_assert_int_ge(listener, 0);
 	fcntl(listener, F_SETFL, O_NONBLOCK);
 	exhaust();
-	ck_assert_int_eq(sock_accept(listener), ERR_TIMEOUT);         /* nobody there: not taken for somebody */
+	/* nobody there: not taken for somebody */
+	ck_assert_int_eq(sock_accept(listener), ERR_TIMEOUT);
 	pid_t pid = client(path, 3);
 	for (struct pollfd p = {.fd = listener, .events = POLLIN}; descriptors_refused() < 3;) {
 		poll(&p, 1, 1000);
@@ -93,9 +96,9 @@ START_TEST(who_connects_is_closed)
 }
 END_TEST
 
-/* --- two threads ------------------------------------------------------------------------------------------------------ */
+/* --- two threads --------------------------------------------------------- */
 
-#define REFUSED_ENOUGH 5000u   /* connections; the race is met within some hundreds */
+#define REFUSED_ENOUGH 5000u /* connections; the race is met within some hundreds */
 #define KEPT_MAX 64
 
 static atomic_bool enough;
@@ -130,7 +133,7 @@ static pid_t flood(const char *path)
 		if (fd >= 0)
 			close(fd);
 		else
-			usleep(100);     /* the listener's queue is full */
+			usleep(100); /* the listener's queue is full */
 	}
 }
 
@@ -169,7 +172,8 @@ START_TEST(the_reserve_comes_back)
 		while (doors[i].n_kept)
 			close(doors[i].kept[--doors[i].n_kept]);
 	for (int fd = -1; fd < 0; fd = sock_accept(doors[0].listener))
-		ck_assert_int_ne(fd, ERR_IO);                  /* one is served: the descriptor stays open */
+		/* one is served: the descriptor stays open */
+		ck_assert_int_ne(fd, ERR_IO);
 	exhaust();
 	uint64_t before = descriptors_refused();
 	uint64_t end = clock_us() + 20000000;
@@ -194,10 +198,11 @@ START_TEST(libzmq_survives)
 	snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
 	ck_assert_int_eq(descriptors_init(10, &err), 0);
 	ck_assert_int_eq(pipe(go), 0);
-	pid_t pid = fork();                     /* before libzmq has threads */
+	pid_t pid = fork(); /* before libzmq has threads */
 	if (pid == 0) {
 		void *c = zmq_ctx_new(), *push = zmq_socket(c, ZMQ_PUSH);
-		_exit(read(go[0], text, 1) != 1 || zmq_connect(push, endpoint) < 0 || zmq_send(push, "hello", 5, 0) < 0 || (sleep(60), 1));
+		_exit(read(go[0], text, 1) != 1 || zmq_connect(push, endpoint) < 0 ||
+		      zmq_send(push, "hello", 5, 0) < 0 || (sleep(60), 1));
 	}
 	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_PULL);
 	zmq_setsockopt(z, ZMQ_RCVTIMEO, &ms, sizeof ms);
@@ -207,7 +212,8 @@ START_TEST(libzmq_survives)
 	while (descriptors_refused() == 0)
 		usleep(1000);
 	release();
-	ck_assert_int_eq(zmq_recv(z, text, sizeof text, 0), 5);       /* libzmq connects again by itself */
+	/* libzmq connects again by itself */
+	ck_assert_int_eq(zmq_recv(z, text, sizeof text, 0), 5);
 	kill(pid, SIGKILL);
 	waitpid(pid, &status, 0);
 	zmq_close(z);

@@ -1,5 +1,6 @@
-/* test_engine.c - the forward pass against itself: chunks, batches, threads; models in another shape or container against reference outputs
- * (test_models.c has the families). With PD_MODEL set to the SmolLM2 file, tests/data/smollm2/reference.jsonl is checked as well. */
+/* test_engine.c - the forward pass against itself: chunks, batches, threads; models in another
+ * shape or container against reference outputs (test_models.c has the families). With PD_MODEL
+ * set to the SmolLM2 file, tests/data/smollm2/reference.jsonl is checked as well. */
 #include "engine_rig.h"
 #include "engine/engine_impl.h"
 #include "derived_model.h"
@@ -16,7 +17,8 @@
 
 static const char *const golden_models[] = {"llama", "llama-tied"};
 
-/* Another container, a head size that is not hidden / heads, a vocabulary that is no multiple of anything: the same logits. */
+/* Another container, a head size that is not hidden / heads, a vocabulary that is no multiple of
+ * anything: the same logits. */
 START_TEST(golden_derived)
 {
 	char folder[TEST_FOLDER_BYTES], data[128], path[256];
@@ -28,7 +30,8 @@ START_TEST(golden_derived)
 		derive_gguf(data, path);
 	else
 		derive_padded(data, folder);
-	golden_check(_i / 2 % 2 ? path : folder, data, (struct rig_opts){.variant = variant, .kv = KV_F32}, GOLDEN_TOLERANCE);
+	golden_check(_i / 2 % 2 ? path : folder, data,
+	             (struct rig_opts){.variant = variant, .kv = KV_F32}, GOLDEN_TOLERANCE);
 	static const char *const names[] = {"model.gguf", "model.safetensors", "config.json"};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
 		snprintf(path, sizeof path, "%s/%s", folder, names[i]);
@@ -38,19 +41,32 @@ START_TEST(golden_derived)
 }
 END_TEST
 
-/* --- the same bits, however the work is cut ------------------------------------------------------------------------------- */
+/* --- the same bits, however the work is cut ------------------------------ */
 
 static const struct {
 	const char *model, *variant;
 	enum kv_type kv;
 	enum kern_dtype activations;
 } same_bits[] = {
-	{GOLDEN "llama", "reference", KV_F32, KERN_F32}, {GOLDEN "llama", "reference", KV_BF16, KERN_F32}, {GOLDEN "llama", NULL, KV_F32, KERN_F32},
-	{GOLDEN "llama-tied", NULL, KV_BF16, KERN_F32}, {GOLDEN "llama-tied", NULL, KV_F16, KERN_F32}, {GOLDEN "llama", "reference", KV_INT8, KERN_F32},
-	{GOLDEN "llama-tied", NULL, KV_INT8, KERN_F32}, {GOLDEN "llama", NULL, KV_FP8, KERN_F32}, {GOLDEN "llama-tied", "plain", KV_FP8, KERN_F32},
-	{GOLDEN "qwen3_moe", NULL, KV_BF16, KERN_F32}, {GOLDEN "ernie4_5_moe", NULL, KV_F32, KERN_F32}, {GOLDEN "glm4_moe", "reference", KV_F16, KERN_F32},
-	{GOLDEN "deepseek_v3", NULL, KV_BF16, KERN_F32}, {GOLDEN "deepseek_v3", NULL, KV_INT8, KERN_F32}, {GOLDEN "deepseek_v3", "reference", KV_FP8, KERN_F32},
-	{GOLDEN "llama-tied", NULL, KV_BF16, KERN_BF16}, {NULL, NULL, KV_BF16, KERN_F32}, {NULL, NULL, KV_INT8, KERN_F32},   /* NULL: PD_MODEL */
+	{GOLDEN "llama", "reference", KV_F32, KERN_F32},
+	{GOLDEN "llama", "reference", KV_BF16, KERN_F32},
+	{GOLDEN "llama", NULL, KV_F32, KERN_F32},
+	{GOLDEN "llama-tied", NULL, KV_BF16, KERN_F32},
+	{GOLDEN "llama-tied", NULL, KV_F16, KERN_F32},
+	{GOLDEN "llama", "reference", KV_INT8, KERN_F32},
+	{GOLDEN "llama-tied", NULL, KV_INT8, KERN_F32},
+	{GOLDEN "llama", NULL, KV_FP8, KERN_F32},
+	{GOLDEN "llama-tied", "plain", KV_FP8, KERN_F32},
+	{GOLDEN "qwen3_moe", NULL, KV_BF16, KERN_F32},
+	{GOLDEN "ernie4_5_moe", NULL, KV_F32, KERN_F32},
+	{GOLDEN "glm4_moe", "reference", KV_F16, KERN_F32},
+	{GOLDEN "deepseek_v3", NULL, KV_BF16, KERN_F32},
+	{GOLDEN "deepseek_v3", NULL, KV_INT8, KERN_F32},
+	{GOLDEN "deepseek_v3", "reference", KV_FP8, KERN_F32},
+	/* NULL: PD_MODEL */
+	{GOLDEN "llama-tied", NULL, KV_BF16, KERN_BF16},
+	{NULL, NULL, KV_BF16, KERN_F32},
+	{NULL, NULL, KV_INT8, KERN_F32},
 	{NULL, NULL, KV_FP8, KERN_F32},
 };
 #define SAME_BITS (int)(sizeof same_bits / sizeof *same_bits)
@@ -67,7 +83,7 @@ static const char *same_bits_opts(int i, struct rig_opts *o)
 #ifdef __SANITIZE_THREAD__
 	if (i % 3)
 		return "under ThreadSanitizer a third of the models has every kernel and each way "
-		       "of sharing out, and takes a minute";
+			   "of sharing out, and takes a minute";
 #endif
 	if (!same_bits[i].model && same_bits[i].kv != KV_BF16 && !run_all())
 		return "PD_FULL is not set: half a minute for each type of KV on the real model";
@@ -89,17 +105,20 @@ START_TEST(chunks_equal_whole)
 	uint32_t ids[150];
 	some_ids(ids, 150, 1);
 	size_t bytes = (size_t)150 * r.vocab * sizeof(float);
-	float *whole = mem_alloc(bytes), *parts = mem_alloc(bytes), *last = mem_alloc(r.vocab * sizeof *last);
+	float *whole = mem_alloc(bytes), *parts = mem_alloc(bytes),
+		  *last = mem_alloc(r.vocab * sizeof *last);
 	struct seq s = seq_new(&r, 0);
 	feed(&r, &s, ids, 150, 150, 0, whole);
 	static const uint32_t chunks[] = {1, 3, 16, 17, 64, 149};
 	for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
 		s = seq_new(&r, 40);
 		feed(&r, &s, ids, 150, chunks[c], 0, parts);
-		ck_assert_msg(memcmp(whole, parts, bytes) == 0, "chunks of %u: differ by up to %g", chunks[c], max_diff(whole, parts, bytes / sizeof(float)));
+		ck_assert_msg(memcmp(whole, parts, bytes) == 0, "chunks of %u: differ by up to %g",
+		              chunks[c], max_diff(whole, parts, bytes / sizeof(float)));
 		s = seq_new(&r, 11);
 		feed(&r, &s, ids, 150, chunks[c], 1, last);
-		ck_assert_msg(memcmp(whole + (size_t)149 * r.vocab, last, r.vocab * sizeof *last) == 0, "chunks of %u: the last row alone differs", chunks[c]);
+		ck_assert_msg(memcmp(whole + (size_t)149 * r.vocab, last, r.vocab * sizeof *last) == 0,
+		              "chunks of %u: the last row alone differs", chunks[c]);
 	}
 	free(whole);
 	free(parts);
@@ -113,7 +132,9 @@ START_TEST(batch_equals_single)
 {
 	enum { SEQS = 5 };
 	static const uint32_t before[SEQS] = {0, 31, 7, 0, 16}, now[SEQS] = {20, 1, 1, 5, 33};
-	static const enum engine_logits mode[SEQS] = {ENGINE_LOGITS_LAST, ENGINE_LOGITS_LAST, ENGINE_LOGITS_ALL, ENGINE_LOGITS_NONE, ENGINE_LOGITS_ALL};
+	static const enum engine_logits mode[SEQS] = {ENGINE_LOGITS_LAST, ENGINE_LOGITS_LAST,
+	                                              ENGINE_LOGITS_ALL, ENGINE_LOGITS_NONE,
+	                                              ENGINE_LOGITS_ALL};
 	struct rig_opts o;
 	const char *why = same_bits_opts(_i, &o);
 	if (why)
@@ -135,14 +156,23 @@ START_TEST(batch_equals_single)
 		s[i].position = 0;
 		if (before[i])
 			feed(&r, &s[i], ids[i], before[i], before[i], 1, single[i] + (size_t)63 * r.vocab);
-		spans[i] = (struct engine_span){.tokens = ids[i] + before[i], .n = now[i], .position = before[i], .blocks = s[i].table, .logits = mode[i]};
+		spans[i] = (struct engine_span){.tokens = ids[i] + before[i],
+		                                .n = now[i],
+		                                .position = before[i],
+		                                .blocks = s[i].table,
+		                                .logits = mode[i]};
 	}
 	step(&r, spans, SEQS);
 	for (uint32_t i = 0; i < SEQS; i++) {
-		uint32_t rows = mode[i] == ENGINE_LOGITS_ALL ? now[i] : mode[i] == ENGINE_LOGITS_LAST ? 1 : 0;
+		uint32_t rows = mode[i] == ENGINE_LOGITS_ALL    ? now[i]
+		                : mode[i] == ENGINE_LOGITS_LAST ? 1
+		                                                : 0;
 		for (uint32_t k = 0; k < rows; k++) {
-			const float *want = single[i] + (size_t)(before[i] + now[i] - rows + k) * r.vocab, *got = engine_logits(r.e, spans[i].logits_row + k);
-			ck_assert_msg(memcmp(got, want, r.vocab * sizeof *want) == 0, "sequence %u row %u: differs by up to %g", i, k, max_diff(got, want, r.vocab));
+			const float *want = single[i] + (size_t)(before[i] + now[i] - rows + k) * r.vocab,
+						*got = engine_logits(r.e, spans[i].logits_row + k);
+			ck_assert_msg(memcmp(got, want, r.vocab * sizeof *want) == 0,
+			              "sequence %u row %u: differs by up to %g", i, k,
+			              max_diff(got, want, r.vocab));
 		}
 	}
 	for (uint32_t i = 0; i < SEQS; i++)
@@ -151,7 +181,8 @@ START_TEST(batch_equals_single)
 }
 END_TEST
 
-/* What is drawn and scored in one step of many, whose lists are more than a batch holds, is what each gives alone and what the sampler makes of its logits. */
+/* What is drawn and scored in one step of many, whose lists are more than a batch holds, is what
+ * each gives alone and what the sampler makes of its logits. */
 START_TEST(draws_of_a_step)
 {
 	enum { SEQS = 20, ROWS = 4, BIASES = 2500, VOCAB = 320 };
@@ -174,13 +205,29 @@ START_TEST(draws_of_a_step)
 	for (uint32_t i = 0; i < SEQS; i++) {
 		some_ids(ids[i], ROWS, i + 3);
 		s[i] = seq_new(&r, i * 4);
-		p[i] = (struct sample_params){.temperature = (float)(i % 3), .top_p = 0.9f, .seed = i, .logprobs = (int32_t)(i % 4) - 1};
-		edit[i] = sample_edit_new(&(struct sample_edit_opts){.vocab = r.vocab, .tokens_max = 8, .bias_ids = bias_ids, .bias = bias, .n_bias = BIASES, .presence = 1});
+		p[i] = (struct sample_params){.temperature = (float)(i % 3),
+		                              .top_p = 0.9f,
+		                              .seed = i,
+		                              .logprobs = (int32_t)(i % 4) - 1};
+		edit[i] = sample_edit_new(&(struct sample_edit_opts){.vocab = r.vocab,
+		                                                     .tokens_max = 8,
+		                                                     .bias_ids = bias_ids,
+		                                                     .bias = bias,
+		                                                     .n_bias = BIASES,
+		                                                     .presence = 1});
 		for (uint32_t k = 0; k < ROWS; k++)
-			draws[i][k] = (struct engine_draw){.score = k != 1, .id = (i + k) % VOCAB, .logprobs = 2};
-		draws[i][ROWS - 1] = (struct engine_draw){.params = &p[i], .index = i, .allowed = i % 2 ? mask : NULL, .edit = edit[i], .tokens = ids[i],
-		                                          .prompt_tokens = 1, .n_tokens = ROWS};
-		spans[i] = (struct engine_span){.tokens = ids[i], .n = ROWS, .blocks = s[i].table, .logits = ENGINE_LOGITS_ALL};
+			draws[i][k] = (struct engine_draw){.score = k != 1,
+			                                   .id = (i + k) % VOCAB,
+			                                   .logprobs = 2};
+		draws[i][ROWS - 1] = (struct engine_draw){.params = &p[i],
+		                                          .index = i,
+		                                          .allowed = i % 2 ? mask : NULL,
+		                                          .edit = edit[i],
+		                                          .tokens = ids[i],
+		                                          .prompt_tokens = 1,
+		                                          .n_tokens = ROWS};
+		spans[i] = (struct engine_span){
+			.tokens = ids[i], .n = ROWS, .blocks = s[i].table, .logits = ENGINE_LOGITS_ALL};
 		step(&r, &spans[i], 1);
 		for (uint32_t k = 0; k < ROWS; k++) {
 			const float *l = engine_logits(r.e, spans[i].logits_row + k);
@@ -192,12 +239,15 @@ START_TEST(draws_of_a_step)
 		}
 		spans[i].draws = draws[i];
 	}
-	for (uint32_t n = 1; n <= SEQS; n += SEQS - 1) {     /* one alone, then all */
+	for (uint32_t n = 1; n <= SEQS; n += SEQS - 1) { /* one alone, then all */
 		step(&r, spans, n);
 		for (uint32_t i = 0; i < n; i++)
 			for (uint32_t k = 0; k < ROWS; k++)
-				ck_assert_msg(want[i][k].id == mark || memcmp(&spans[i].drawn[k], &want[i][k], offsetof(struct kern_drawn, top)) == 0,
-				              "sequence %u of %u, row %u: id %u, want %u", i, n, k, spans[i].drawn[k].id, want[i][k].id);
+				ck_assert_msg(want[i][k].id == mark ||
+				                  memcmp(&spans[i].drawn[k], &want[i][k],
+				                         offsetof(struct kern_drawn, top)) == 0,
+				              "sequence %u of %u, row %u: id %u, want %u", i, n, k,
+				              spans[i].drawn[k].id, want[i][k].id);
 	}
 	for (uint32_t i = 0; i < SEQS; i++)
 		sample_edit_destroy(&edit[i]);
@@ -215,14 +265,25 @@ START_TEST(bad_draws)
 	uint32_t *ids = mem_array(BIASES, sizeof *ids), id = 1;
 	float *bias = mem_array(BIASES, sizeof *bias);
 	struct sample_params p = {.top_p = 1}, many = {.top_p = 1, .logprobs = KERN_TOP_MAX + 1};
-	struct sample_edit *edit = sample_edit_new(&(struct sample_edit_opts){.vocab = r.vocab, .tokens_max = 8, .bias_ids = ids, .bias = bias, .n_bias = BIASES});
-	const struct { struct engine_draw d; const char *says; } bad[] = {
-		{{.score = 1, .id = r.vocab}, "score of id"}, {{.score = 1, .logprobs = KERN_TOP_MAX + 1}, "alternatives"}, {{.params = &many}, "alternatives"},
-		{{.params = &p, .edit = edit, .tokens = &id, .prompt_tokens = 1, .n_tokens = 1}, "list 80000 words"},
+	struct sample_edit *edit = sample_edit_new(&(struct sample_edit_opts){
+		.vocab = r.vocab, .tokens_max = 8, .bias_ids = ids, .bias = bias, .n_bias = BIASES});
+	const struct {
+		struct engine_draw d;
+		const char *says;
+	} bad[] = {
+		{{.score = 1, .id = r.vocab}, "score of id"},
+		{{.score = 1, .logprobs = KERN_TOP_MAX + 1}, "alternatives"},
+		{{.params = &many}, "alternatives"},
+		{{.params = &p, .edit = edit, .tokens = &id, .prompt_tokens = 1, .n_tokens = 1},
+	     "list 80000 words"},
 	};
 	struct seq s = seq_new(&r, 0);
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-		struct engine_span span = {.tokens = &id, .n = 1, .blocks = s.table, .logits = ENGINE_LOGITS_LAST, .draws = &bad[i].d};
+		struct engine_span span = {.tokens = &id,
+		                           .n = 1,
+		                           .blocks = s.table,
+		                           .logits = ENGINE_LOGITS_LAST,
+		                           .draws = &bad[i].d};
 		struct err err = {0};
 		ck_assert_int_eq(engine_step(r.e, &span, 1, &err), ERR_INVALID);
 		ck_assert_ptr_nonnull(strstr(err.text, bad[i].says));
@@ -253,14 +314,15 @@ START_TEST(threads_equal)
 		feed(&r, &s, ids, 150, 97, 0, got[t]);
 		rig_close(&r);
 	}
-	ck_assert_msg(memcmp(got[0], got[1], (size_t)150 * vocab * sizeof(float)) == 0, "1 and 2 threads differ by up to %g",
+	ck_assert_msg(memcmp(got[0], got[1], (size_t)150 * vocab * sizeof(float)) == 0,
+	              "1 and 2 threads differ by up to %g",
 	              max_diff(got[0], got[1], (size_t)150 * vocab));
 	free(got[0]);
 	free(got[1]);
 }
 END_TEST
 
-/* --- steps -------------------------------------------------------------------------------------------------------------- */
+/* --- steps --------------------------------------------------------------- */
 
 struct progress_log {
 	uint32_t calls;
@@ -276,17 +338,28 @@ static void note_progress(void *arg)
 	h->calls++;
 }
 
-/* The board holds the value of a layer when progress is told of, and not that of the next one; words between stay. */
+/* The board holds the value of a layer when progress is told of, and not that of the next one;
+ * words between stay. */
 START_TEST(progress_is_told)
 {
 	uint64_t board[256] = {0};
 	uint32_t ids[20];
 	struct progress_log log = {.board = board};
-	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .variant = "reference", .kv = KV_F32, .progressed = note_progress, .arg = &log, .board = board});
+	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama",
+	                                          .variant = "reference",
+	                                          .kv = KV_F32,
+	                                          .progressed = note_progress,
+	                                          .arg = &log,
+	                                          .board = board});
 	struct seq s = seq_new(&r, 0);
 	struct err err;
 	some_ids(ids, 20, 1);
-	struct engine_span span = {.tokens = ids, .n = 20, .blocks = s.table, .progress = board, .progress_stride = 2, .progress_value = 77};
+	struct engine_span span = {.tokens = ids,
+	                           .n = 20,
+	                           .blocks = s.table,
+	                           .progress = board,
+	                           .progress_stride = 2,
+	                           .progress_value = 77};
 	ck_assert_int_eq(engine_step(r.e, &span, 1, &err), 0);
 	ck_assert_uint_eq(log.calls, 3);
 	for (int l = 0; l < 3; l++) {
@@ -307,8 +380,10 @@ END_TEST
 /* A bad span fails the whole step with a text, and not a byte of the pool changes. */
 START_TEST(bad_spans)
 {
-	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .variant = "reference", .kv = KV_F32, .rows = 64});
-	uint32_t ids[600] = {1, 2, 3}, bad_ids[4] = {1, 2, 320, 3}, table[64] = {0}, bad_table[2] = {0, 96};
+	struct rig r = rig_open((struct rig_opts){
+		.model = GOLDEN "llama", .variant = "reference", .kv = KV_F32, .rows = 64});
+	uint32_t ids[600] = {1, 2, 3}, bad_ids[4] = {1, 2, 320, 3}, table[64] = {0},
+			 bad_table[2] = {0, 96};
 	static const char *const want[] = {
 		"span 1: 0 tokens, limits are 1 and 64",
 		"span 1: 65 tokens, limits are 1 and 64",
@@ -318,7 +393,8 @@ START_TEST(bad_spans)
 		"span 1: entry 1 of the block table is block 96, the pool has 96",
 		"66 tokens in one step, the limit is 64",
 	};
-	struct engine_span good = {.tokens = ids, .n = 4, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	struct engine_span good = {
+		.tokens = ids, .n = 4, .blocks = table, .logits = ENGINE_LOGITS_LAST};
 	const struct engine_span bad[] = {
 		{.tokens = ids, .n = 0, .blocks = table},
 		{.tokens = ids, .n = 65, .blocks = table},
@@ -340,7 +416,8 @@ START_TEST(bad_spans)
 	}
 	struct err err;
 	ck_assert_int_eq(engine_step(r.e, &good, 0, &err), ERR_INVALID);
-	struct engine_span edge = {.tokens = ids, .n = 4, .position = 508, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	struct engine_span edge = {
+		.tokens = ids, .n = 4, .position = 508, .blocks = table, .logits = ENGINE_LOGITS_LAST};
 	memset(r.pool, 0, bytes);
 	ck_assert_int_eq(engine_step(r.e, &edge, 1, &err), 0);
 	free(before);
@@ -348,28 +425,34 @@ START_TEST(bad_spans)
 }
 END_TEST
 
-/* --- SmolLM2 ------------------------------------------------------------------------------------------------------------ */
+/* --- SmolLM2 ------------------------------------------------------------- */
 
-/* The reference kernels take 40 to 80 ms for a position, so in an ordinary run they have three records; the fast ones with the default KV type have all, the others four.
- * PD_FULL=1 (make check-full) runs all records in all of them. */
+/* The reference kernels take 40 to 80 ms for a position, so in an ordinary run they have three
+ * records; the fast ones with the default KV type have all, the others four. PD_FULL=1 (make
+ * check-full) runs all records in all of them. */
 START_TEST(smollm2_reference)
 {
 	const char *model = real_model();
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	int records = run_all() ? ALL : FEWEST;
-	struct deviation d = teacher_forced((struct rig_opts){.model = model, .variant = "reference", .kv = KV_F32, .threads = 2}, records);
+	struct deviation d = teacher_forced(
+		(struct rig_opts){.model = model, .variant = "reference", .kv = KV_F32, .threads = 2},
+		records);
 	ck_assert_msg(d.max <= 2e-3, "largest difference %g", d.max);
 	ck_assert_uint_eq(d.greedy_equal, d.generated);
 }
 END_TEST
 
-/* Teacher-forced, 3,704 positions (955 for the types that are not the default, but with PD_FULL): what the fast kernels and each type of KV cost against float32. README states the figures. */
+/* Teacher-forced, 3,704 positions (955 for the types that are not the default, but with
+ * PD_FULL): what the fast kernels and each type of KV cost against float32. README states the
+ * figures. */
 static const struct {
 	enum kv_type kv;
 	double mean, top1;
 } accuracy[] = {
-	{KV_BF16, 0.015, 0.99}, {KV_F16, 0.005, 0.99}, {KV_F32, 0.005, 0.99}, {KV_INT8, 0.060, 0.975}, {KV_FP8, 0.125, 0.935},
+	{KV_BF16, 0.015, 0.99},  {KV_F16, 0.005, 0.99},  {KV_F32, 0.005, 0.99},
+	{KV_INT8, 0.060, 0.975}, {KV_FP8, 0.125, 0.935},
 };
 
 START_TEST(smollm2_fast)
@@ -378,9 +461,12 @@ START_TEST(smollm2_fast)
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	int records = accuracy[_i].kv == KV_BF16 || run_all() ? ALL : FEW;
-	struct deviation d = teacher_forced((struct rig_opts){.model = model, .kv = accuracy[_i].kv, .threads = 2}, records);
-	ck_assert_msg(d.sum / d.positions <= accuracy[_i].mean, "mean difference %g", d.sum / d.positions);
-	double top1 = accuracy[_i].top1 - (records == ALL ? 0 : 0.01);   /* of the few more are close calls */
+	struct deviation d = teacher_forced(
+		(struct rig_opts){.model = model, .kv = accuracy[_i].kv, .threads = 2}, records);
+	ck_assert_msg(d.sum / d.positions <= accuracy[_i].mean, "mean difference %g",
+	              d.sum / d.positions);
+	/* of the few more are close calls */
+	double top1 = accuracy[_i].top1 - (records == ALL ? 0 : 0.01);
 	ck_assert_msg(d.top1 >= top1 * d.positions, "top-1 %u of %u", d.top1, d.positions);
 }
 END_TEST
@@ -398,12 +484,13 @@ START_TEST(smollm2_info)
 	ck_assert_uint_eq(i->eos[0], 2);
 	ck_assert_uint_eq(i->params, 134515008);
 	ck_assert_uint_eq(strlen(i->fingerprint), 64);
-	printf("%s %s %s %lu bytes of weights\n", i->name, i->numerics, i->fingerprint, (unsigned long)i->weight_bytes);
+	printf("%s %s %s %lu bytes of weights\n", i->name, i->numerics, i->fingerprint,
+	       (unsigned long)i->weight_bytes);
 	rig_close(&r);
 }
 END_TEST
 
-/* --- the file's pages ------------------------------------------------------------------------------------------------------ */
+/* --- the file's pages ---------------------------------------------------- */
 
 /* What was given back of the model's file while it was open. */
 static struct {
@@ -419,7 +506,9 @@ static int is_in_file(uintptr_t at)
 	FILE *f = fopen("/proc/self/maps", "re");
 	int found = 0;
 	while (!found && fgets(line, sizeof line, f))
-		found = strstr(line, given.name) && sscanf(line, "%lx-%lx", &given.begin, &given.end) == 2 && at >= given.begin && at < given.end;
+		found = strstr(line, given.name) &&
+		        sscanf(line, "%lx-%lx", &given.begin, &given.end) == 2 && at >= given.begin &&
+		        at < given.end;
 	fclose(f);
 	return found;
 }
@@ -435,25 +524,27 @@ int madvise(void *at, size_t bytes, int advice)
 	return (int)syscall(SYS_madvise, at, bytes, advice);
 }
 
-/* The file's pages go when their tensor is loaded, also where matrices are made of it: a load takes little more than the model. Norms and biases stay. */
+/* The file's pages go when their tensor is loaded, also where matrices are made of it: a load
+ * takes little more than the model. Norms and biases stay. */
 START_TEST(the_files_pages_are_given_back)
 {
-	static const char *const models[] = {GOLDEN "llama", GOLDEN "gpt_oss", GOLDEN "phi3", GOLDEN "qwen3_moe", GOLDEN "deepseek_v3"};
+	static const char *const models[] = {GOLDEN "llama", GOLDEN "gpt_oss", GOLDEN "phi3",
+	                                     GOLDEN "qwen3_moe", GOLDEN "deepseek_v3"};
 	size_t pages, gone = 0;
 	given.name = strrchr(models[_i], '/');
-	struct rig r = rig_open((struct rig_opts){.model = models[_i], .variant = "reference", .kv = KV_F32});
+	struct rig r = rig_open(
+		(struct rig_opts){.model = models[_i], .variant = "reference", .kv = KV_F32});
 	given.name = NULL;
 	pages = (given.end - given.begin + 4095) / 4096;
 	for (size_t i = 0; i < pages && i < sizeof given.page; i++)
 		gone += given.page[i];
-	ck_assert_msg(pages > 2 && gone + 3 > pages * 9 / 10, "%s: %zu of %zu pages are given back", models[_i], gone, pages);
+	ck_assert_msg(pages > 2 && gone + 3 > pages * 9 / 10, "%s: %zu of %zu pages are given back",
+	              models[_i], gone, pages);
 	rig_close(&r);
 }
 END_TEST
 
-/* --- memory
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* --- memory ------------------------------------------------------------- */
 
 static size_t heap(void)
 {
@@ -484,8 +575,7 @@ START_TEST(a_program_takes_what_was_said)
 	size_t said = engine_program_bytes(e), before = heap();
 	ck_assert_msg(engine_new_pool(e, 16, NULL, &err) == 0, "%s", err.text);
 	size_t takes = heap() - before;
-	ck_assert_msg(takes <= said, "%s: %zu bytes were said, %zu taken", models[_i % 4], said,
-	              takes);
+	ck_assert_msg(takes <= said, "%s: %zu bytes were said, %zu taken", models[_i % 4], said, takes);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 	ck_assert_msg(said < 2 * takes + (2 << 20), "%s: %zu bytes were said, %zu taken",
 	              models[_i % 4], said, takes);
@@ -497,8 +587,9 @@ END_TEST
 int main(void)
 {
 	Suite *s = suite_create("engine");
-	TCase *golden = tcase_create("golden"), *bits = tcase_create("same bits"), *steps = tcase_create("steps"), *real = tcase_create("smollm2"),
-	      *slow = tcase_create("smollm2 reference");
+	TCase *golden = tcase_create("golden"), *bits = tcase_create("same bits"),
+		  *steps = tcase_create("steps"), *real = tcase_create("smollm2"),
+		  *slow = tcase_create("smollm2 reference");
 	tcase_set_timeout(golden, 120);
 	tcase_add_loop_test(golden, golden_derived, 0, 8);
 	tcase_add_loop_test(golden, the_files_pages_are_given_back, 0, 5);
@@ -512,7 +603,7 @@ int main(void)
 	tcase_add_test(steps, draws_of_a_step);
 	tcase_add_test(steps, bad_draws);
 	tcase_set_timeout(real, 600);
-	tcase_set_timeout(slow, 1800);   /* plain float32 code: minutes */
+	tcase_set_timeout(slow, 1800); /* plain float32 code: minutes */
 	tcase_add_test(real, smollm2_info);
 	tcase_add_loop_test(real, smollm2_fast, 0, (int)(sizeof accuracy / sizeof *accuracy));
 	tcase_add_test(slow, smollm2_reference);

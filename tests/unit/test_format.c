@@ -1,4 +1,5 @@
-/* test_format.c - good files are read as written, hostile ones are refused with one line that names file, field, found, expected.
+/* test_format.c - good files are read as written, hostile ones are refused with one line that names
+ * file, field, found, expected.
  *
  * Files are built in memory by the writers below, spoilt in one place, and opened. */
 #include "engine/engine.h"
@@ -24,7 +25,7 @@ static void write_file(const char *name, const void *data, size_t n)
 	ck_assert(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
 }
 
-/* --- GGUF --------------------------------------------------------------------------------------------------------------- */
+/* --- GGUF ---------------------------------------------------------------- */
 
 static void put32(struct buf *b, uint32_t v)
 {
@@ -49,11 +50,13 @@ static void put_f32(struct buf *b, float f)
 
 /* Where the fields of the file lie that the tests spoil. */
 struct marks {
-	size_t version, n_tensors, n_kv, key_len, type, array_type, array_count, string_len, boolean, align;
+	size_t version, n_tensors, n_kv, key_len, type, array_type, array_count, string_len, boolean,
+		align;
 	size_t name_len, dims, ne0, ggml_type, offset, second_offset, data;
 };
 
-static void put_tensor(struct buf *b, const char *name, uint64_t k, uint64_t n, uint32_t type, uint64_t offset)
+static void put_tensor(struct buf *b, const char *name, uint64_t k, uint64_t n, uint32_t type,
+                       uint64_t offset)
 {
 	put_str(b, name);
 	put32(b, 2);
@@ -63,7 +66,8 @@ static void put_tensor(struct buf *b, const char *name, uint64_t k, uint64_t n, 
 	put64(b, offset);
 }
 
-/* Two tensors: "a", 2 x 64 of Q4_1 (80 bytes, then padding to 96), and "b", 3 x 4 of F32 (48 bytes). */
+/* Two tensors: "a", 2 x 64 of Q4_1 (80 bytes, then padding to 96), and "b", 3 x 4 of F32 (48
+ * bytes). */
 static void make_gguf(struct buf *b, struct marks *m)
 {
 	buf_init(b, 0);
@@ -78,11 +82,13 @@ static void make_gguf(struct buf *b, struct marks *m)
 	m->array_type = b->len, put32(b, GGUF_STRING);
 	m->array_count = b->len, put64(b, 2);
 	m->string_len = b->len, put_str(b, "one"), put_str(b, "");
-	put_str(b, "numbers"), put32(b, GGUF_ARRAY), put32(b, GGUF_I16), put64(b, 3), buf_add(b, "\1\0\2\0\3\0", 6);
+	put_str(b, "numbers"), put32(b, GGUF_ARRAY), put32(b, GGUF_I16), put64(b, 3),
+		buf_add(b, "\1\0\2\0\3\0", 6);
 	put_str(b, "flag"), put32(b, GGUF_BOOL), m->boolean = b->len, buf_addc(b, 1);
 	put_str(b, "text"), put32(b, GGUF_STRING), put_str(b, "hello");
 	put_str(b, "minus"), put32(b, GGUF_I32), put32(b, (uint32_t)-5);
-	m->name_len = b->len, m->dims = b->len + 9, m->ne0 = b->len + 13, m->ggml_type = b->len + 29, m->offset = b->len + 33;
+	m->name_len = b->len, m->dims = b->len + 9, m->ne0 = b->len + 13, m->ggml_type = b->len + 29,
+	m->offset = b->len + 33;
 	put_tensor(b, "a", 64, 2, 3, 0);
 	put_tensor(b, "b", 4, 3, 0, 96);
 	m->second_offset = b->len - 8;
@@ -108,7 +114,8 @@ START_TEST(gguf_good)
 	ck_assert_msg(gguf_open(path, &g, &err) == 0, "%s", err.text);
 	ck_assert_uint_eq(gguf_tensors(g), 2);
 	const struct gguf_tensor *t = gguf_tensor_find(g, "b");
-	ck_assert(t == gguf_tensor_at(g, 1) && t->ne[0] == 4 && t->ne[1] == 3 && t->ne[2] == 1 && t->bytes == 48);
+	ck_assert(t == gguf_tensor_at(g, 1) && t->ne[0] == 4 && t->ne[1] == 3 && t->ne[2] == 1 &&
+	          t->bytes == 48);
 	ck_assert(((const float *)t->data)[11] == 11.0f);
 	ck_assert_uint_eq(gguf_tensor_find(g, "a")->bytes, 80);
 	ck_assert_ptr_null(gguf_tensor_find(g, "c"));
@@ -128,14 +135,16 @@ START_TEST(gguf_good)
 	enum gguf_type type;
 	size_t n;
 	const void *data;
-	ck_assert(gguf_get_array(g, "numbers", &type, &n, &data) == 0 && type == GGUF_I16 && n == 3 && memcmp(data, "\1\0\2\0\3\0", 6) == 0);
+	ck_assert(gguf_get_array(g, "numbers", &type, &n, &data) == 0 && type == GGUF_I16 && n == 3 &&
+	          memcmp(data, "\1\0\2\0\3\0", 6) == 0);
 	gguf_close(&g);
 	ck_assert_ptr_null(g);
 	buf_fini(&b);
 }
 END_TEST
 
-/* A field, what is put there (little endian, `size` bytes), the code and a piece of the text that is expected. */
+/* A field, what is put there (little endian, `size` bytes), the code and a piece of the text
+ * that is expected. */
 #define AT(field) offsetof(struct marks, field)
 static const struct {
 	size_t mark, size;
@@ -146,22 +155,27 @@ static const struct {
 	{AT(version), 4, 1, ERR_UNSUPPORTED, "version: found 1, expected 2 or 3"},
 	{AT(version), 4, 4, ERR_UNSUPPORTED, "version: found 4, expected 2 or 3"},
 	{AT(version), 4, 0x03000000, ERR_UNSUPPORTED, "(big endian)"},
-	{AT(n_tensors), 8, UINT64_MAX, ERR_CORRUPT, "number of tensors: found 18446744073709551615, expected at most"},
+	{AT(n_tensors), 8, UINT64_MAX, ERR_CORRUPT,
+     "number of tensors: found 18446744073709551615, expected at most"},
 	{AT(n_tensors), 8, 1ull << 60, ERR_CORRUPT, "number of tensors: found"},
 	{AT(n_tensors), 8, 3, ERR_CORRUPT, "name of tensor 2: found"},
 	{AT(n_kv), 8, UINT64_MAX, ERR_CORRUPT, "number of metadata entries: found"},
 	{AT(n_kv), 8, 6, ERR_CORRUPT, "tensor minus: found 5 dimensions, expected 1..4"},
 	{AT(key_len), 8, 0, ERR_CORRUPT, "name of metadata entry 0: found an empty name"},
-	{AT(key_len), 8, UINT64_MAX, ERR_CORRUPT, "name of metadata entry 0: found 18446744073709551615, expected at most"},
+	{AT(key_len), 8, UINT64_MAX, ERR_CORRUPT,
+     "name of metadata entry 0: found 18446744073709551615, expected at most"},
 	{AT(type), 4, 13, ERR_CORRUPT, "metadata number: found value type 13, expected 0..12"},
 	{AT(array_type), 4, 13, ERR_CORRUPT, "metadata words: found element type 13"},
 	{AT(array_type), 4, GGUF_ARRAY, ERR_UNSUPPORTED, "metadata words: found element type 9"},
-	{AT(array_count), 8, UINT64_MAX / 8 + 2, ERR_CORRUPT, "metadata words: found 2305843009213693953, expected at most"},
+	{AT(array_count), 8, UINT64_MAX / 8 + 2, ERR_CORRUPT,
+     "metadata words: found 2305843009213693953, expected at most"},
 	{AT(array_count), 8, 60, ERR_CORRUPT, "metadata words: found"},
-	{AT(string_len), 8, 1ull << 62, ERR_CORRUPT, "metadata words: found 4611686018427387904, expected at most"},
+	{AT(string_len), 8, 1ull << 62, ERR_CORRUPT,
+     "metadata words: found 4611686018427387904, expected at most"},
 	{AT(boolean), 1, 2, ERR_CORRUPT, "metadata flag: found bool 2, expected 0 or 1"},
 	{AT(align), 4, 0, ERR_CORRUPT, "metadata general.alignment: found 0"},
-	{AT(align), 4, 24, ERR_CORRUPT, "metadata general.alignment: found 24, expected a power of two"},
+	{AT(align), 4, 24, ERR_CORRUPT,
+     "metadata general.alignment: found 24, expected a power of two"},
 	{AT(align), 4, 1u << 31, ERR_CORRUPT, "metadata general.alignment: found 2147483648"},
 	{AT(align), 4, 64, ERR_CORRUPT, "tensor b: found offset 96, expected a multiple of 64"},
 	{AT(name_len), 8, 0, ERR_CORRUPT, "name of tensor 0: found an empty name"},
@@ -169,9 +183,11 @@ static const struct {
 	{AT(dims), 4, 0, ERR_CORRUPT, "tensor a: found 0 dimensions"},
 	{AT(dims), 4, 5, ERR_CORRUPT, "tensor a: found 5 dimensions, expected 1..4"},
 	{AT(ne0), 8, 0, ERR_CORRUPT, "tensor a: found dimension 0 of 0 elements"},
-	{AT(ne0), 8, 48, ERR_CORRUPT, "tensor a: found rows of 48 elements, expected a multiple of 32 for Q4_1"},
+	{AT(ne0), 8, 48, ERR_CORRUPT,
+     "tensor a: found rows of 48 elements, expected a multiple of 32 for Q4_1"},
 	{AT(ne0), 8, 1ull << 63, ERR_CORRUPT, "tensor a: found more than 2^64 elements"},
-	{AT(ne0), 8, 1ull << 61, ERR_CORRUPT, "tensor a: found 4611686018427387904 elements of Q4_1, expected a tensor inside a file of"},
+	{AT(ne0), 8, 1ull << 61, ERR_CORRUPT,
+     "tensor a: found 4611686018427387904 elements of Q4_1, expected a tensor inside a file of"},
 	{AT(ne0), 8, 256, ERR_CORRUPT, "tensor a: found data at"},
 	{AT(ne0), 8, 96, ERR_CORRUPT, "tensor b: found its data inside that of a"},
 	{AT(ggml_type), 4, 4, ERR_UNSUPPORTED, "tensor a: found GGML type 4"},
@@ -179,7 +195,8 @@ static const struct {
 	{AT(offset), 8, 8, ERR_CORRUPT, "tensor a: found offset 8, expected a multiple of 32"},
 	{AT(offset), 8, UINT64_MAX - 31, ERR_CORRUPT, "tensor a: found data at"},
 	{AT(second_offset), 8, 0, ERR_CORRUPT, "expected no overlap"},
-	{AT(second_offset), 8, 64, ERR_CORRUPT, "tensor b: found its data inside that of a, expected no overlap"},
+	{AT(second_offset), 8, 64, ERR_CORRUPT,
+     "tensor b: found its data inside that of a, expected no overlap"},
 	{AT(second_offset), 8, 128, ERR_CORRUPT, "tensor b: found data at"},
 };
 
@@ -187,7 +204,8 @@ static void refused(const char *file, int rc, const struct err *err, int code, c
 {
 	ck_assert_msg(rc == code, "%s: code %d, want %d", text, rc, code);
 	ck_assert_int_eq(err->code, code);
-	ck_assert_msg(strstr(err->text, file) && strstr(err->text, text) && !strchr(err->text, '\n'), "text \"%s\", want \"%s\"", err->text, text);
+	ck_assert_msg(strstr(err->text, file) && strstr(err->text, text) && !strchr(err->text, '\n'),
+	              "text \"%s\", want \"%s\"", err->text, text);
 }
 
 START_TEST(gguf_hostile)
@@ -201,7 +219,8 @@ START_TEST(gguf_hostile)
 	memcpy(&at, (char *)&m + gguf_spoilt[_i].mark, sizeof at);
 	memcpy(b.data + at, &gguf_spoilt[_i].value, gguf_spoilt[_i].size);
 	write_file("hostile.gguf", b.data, b.len);
-	refused("hostile.gguf", gguf_open(path, &g, &err), &err, gguf_spoilt[_i].code, gguf_spoilt[_i].text);
+	refused("hostile.gguf", gguf_open(path, &g, &err), &err, gguf_spoilt[_i].code,
+	        gguf_spoilt[_i].text);
 	ck_assert_ptr_null(g);
 	buf_fini(&b);
 }
@@ -222,14 +241,16 @@ START_TEST(gguf_truncated)
 	}
 	b.data[0] = 'H';
 	write_file("magic.gguf", b.data, b.len);
-	refused("magic.gguf", gguf_open(path, &g, &err), &err, ERR_CORRUPT, "magic: found 0x46554748, expected 0x46554747 (GGUF)");
+	refused("magic.gguf", gguf_open(path, &g, &err), &err, ERR_CORRUPT,
+	        "magic: found 0x46554748, expected 0x46554747 (GGUF)");
 	refused(folder, gguf_open(folder, &g, &err), &err, ERR_INVALID, "found no regular file");
 	ck_assert_int_eq(gguf_open("/nonexistent", &g, &err), ERR_IO);
 	buf_fini(&b);
 }
 END_TEST
 
-/* Every byte set to other values: opened or refused, never a crash, and what was opened can be walked. */
+/* Every byte set to other values: opened or refused, never a crash, and what was opened can be
+ * walked. */
 START_TEST(gguf_every_byte)
 {
 	static const unsigned char values[] = {0, 1, 0x7f, 0x80, 0xff};
@@ -256,9 +277,10 @@ START_TEST(gguf_every_byte)
 }
 END_TEST
 
-/* --- GGUF in parts ------------------------------------------------------------------------------------------------------ */
+/* --- GGUF in parts ------------------------------------------------------- */
 
-/* What a part says: its keys (a negative one is left out), and one F32 tensor of 4 values, all of them `no`; NULL: none. */
+/* What a part says: its keys (a negative one is left out), and one F32 tensor of 4 values, all
+ * of them `no`; NULL: none. */
 struct part {
 	int no, count, total;
 	const char *tensor;
@@ -296,7 +318,8 @@ static void write_part(const char *name, const struct part *p)
 }
 
 #define PARTS 3
-static const char *const part_name[PARTS] = {"m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"};
+static const char *const part_name[PARTS] = {"m-00001-of-00003.gguf", "m-00002-of-00003.gguf",
+                                             "m-00003-of-00003.gguf"};
 static const struct part part_good[PARTS] = {{0, 3, 3, "a"}, {1, 3, 3, "b"}, {2, 3, 3, "c"}};
 
 /* Part `at` is another one, or not there (no tensor and no keys); then part 1 is opened. */
@@ -306,22 +329,71 @@ static const struct {
 	int code;
 	const char *file, *text;
 } parts_spoilt[] = {
-	{0, {0, 3, 3, NULL}, ERR_CORRUPT, "m-00002", "metadata split.tensors.count: found 3, expected the 2 tensors"},
-	{1, {1, 3, 4, "b"}, ERR_CORRUPT, "m-00001", "metadata split.tensors.count: found 3, expected as in the part that was opened 4"},
+	{0,
+     {0, 3, 3, NULL},
+     ERR_CORRUPT,
+     "m-00002",
+     "metadata split.tensors.count: found 3, expected the 2 tensors"},
+	{1,
+     {1, 3, 4, "b"},
+     ERR_CORRUPT,
+     "m-00001",
+     "metadata split.tensors.count: found 3, expected as in the part that was opened 4"},
 	{1, {1, -1, 3, "b"}, 0, "", ""},
 	{1, {1, 0, 3, "b"}, 0, "", ""},
-	{1, {1, 1, 3, "b"}, ERR_CORRUPT, "m-00002", "metadata split.no: found 1, expected less than split.count, which is 1"},
-	{1, {-1, 3, 3, "b"}, ERR_CORRUPT, "m-00002", "metadata split.no: found none, expected an integer"},
+	{1,
+     {1, 1, 3, "b"},
+     ERR_CORRUPT,
+     "m-00002",
+     "metadata split.no: found 1, expected less than split.count, which is 1"},
+	{1,
+     {-1, 3, 3, "b"},
+     ERR_CORRUPT,
+     "m-00002",
+     "metadata split.no: found none, expected an integer"},
 	{1, {1, 3, -1, "b"}, ERR_CORRUPT, "m-00002", "metadata split.tensors.count: found none"},
-	{1, {3, 3, 3, "b"}, ERR_CORRUPT, "m-00002", "metadata split.no: found 3, expected less than split.count, which is 3"},
-	{1, {2, 3, 3, "b"}, ERR_INVALID, "m-00002", "file name: found one that does not end in -00003-of-00003.gguf, expected that of part 3 of 3"},
-	{1, {1, 2000, 3, "b"}, ERR_CORRUPT, "m-00002", "metadata split.count: found 2000, expected at most 1024"},
-	{1, {1, 4, 3, "b"}, ERR_INVALID, "m-00002", "file name: found one that does not end in -00002-of-00004.gguf"},
+	{1,
+     {3, 3, 3, "b"},
+     ERR_CORRUPT,
+     "m-00002",
+     "metadata split.no: found 3, expected less than split.count, which is 3"},
+	{1,
+     {2, 3, 3, "b"},
+     ERR_INVALID,
+     "m-00002",
+     "file name: found one that does not end in -00003-of-00003.gguf, expected that of part 3 of "
+     "3"},
+	{1,
+     {1, 2000, 3, "b"},
+     ERR_CORRUPT,
+     "m-00002",
+     "metadata split.count: found 2000, expected at most 1024"},
+	{1,
+     {1, 4, 3, "b"},
+     ERR_INVALID,
+     "m-00002",
+     "file name: found one that does not end in -00002-of-00004.gguf"},
 	{2, {2, 4, 3, "c"}, ERR_CORRUPT, "m-00003", "part 3 of 3"},
-	{2, {1, 3, 3, "c"}, ERR_CORRUPT, "m-00003", "metadata split.no: found 1, expected by the file's name 2"},
-	{2, {2, -1, 3, "c"}, ERR_CORRUPT, "m-00003", "metadata split.count: found 0, expected as in the part that was opened 3"},
-	{2, {2, 3, 3, "a"}, ERR_CORRUPT, "m-00001", "tensor a: found twice (in two parts), expected once"},
-	{2, {2, 3, 3, "b"}, ERR_CORRUPT, "m-00001", "tensor b: found twice (in two parts), expected once"},
+	{2,
+     {1, 3, 3, "c"},
+     ERR_CORRUPT,
+     "m-00003",
+     "metadata split.no: found 1, expected by the file's name 2"},
+	{2,
+     {2, -1, 3, "c"},
+     ERR_CORRUPT,
+     "m-00003",
+     "metadata split.count: found 0, expected as in the part that was opened 3"},
+	{2,
+     {2, 3, 3, "a"},
+     ERR_CORRUPT,
+     "m-00001",
+     "tensor a: found twice (in two parts), expected once"},
+	{2,
+     {2, 3, 3, "b"},
+     ERR_CORRUPT,
+     "m-00001",
+     "tensor b: found twice (in two parts), expected once"},
 	{2, {-1, -1, -1, NULL}, ERR_IO, "m-00003", "cannot open: No such file"},
 	{0, {-1, -1, -1, NULL}, ERR_IO, "m-00001", "part 1 of 3: "},
 };
@@ -343,10 +415,12 @@ START_TEST(parts_good)
 		snprintf(path, sizeof path, "%s/%s", folder, part_name[i]);
 		ck_assert_msg(gguf_open(path, &g, &err) == 0, "%s", err.text);
 		ck_assert_uint_eq(gguf_tensors(g), PARTS);
-		ck_assert(strstr(gguf_path(g), part_name[0]) && gguf_get_u32(g, "mine", &mine) == 0 && mine == 100);
+		ck_assert(strstr(gguf_path(g), part_name[0]) && gguf_get_u32(g, "mine", &mine) == 0 &&
+		          mine == 100);
 		for (int t = 0; t < PARTS; t++) {
 			const struct gguf_tensor *of = gguf_tensor_find(g, part_good[t].tensor);
-			ck_assert(of == gguf_tensor_at(g, (size_t)t) && of->bytes == 16 && ((const float *)of->data)[3] == (float)t);
+			ck_assert(of == gguf_tensor_at(g, (size_t)t) && of->bytes == 16 &&
+			          ((const float *)of->data)[3] == (float)t);
 		}
 		gguf_close(&g);
 	}
@@ -367,14 +441,14 @@ START_TEST(parts_hostile)
 	if (parts_spoilt[_i].code) {
 		refused(parts_spoilt[_i].file, rc, &err, parts_spoilt[_i].code, parts_spoilt[_i].text);
 		ck_assert_ptr_null(g);
-	} else {   /* no part of anything */
+	} else { /* no part of anything */
 		ck_assert_msg(rc == 0 && gguf_tensors(g) == 1, "%s", err.text);
 		gguf_close(&g);
 	}
 }
 END_TEST
 
-/* --- safetensors -------------------------------------------------------------------------------------------------------- */
+/* --- safetensors --------------------------------------------------------- */
 
 static void write_st(const char *name, const char *header, size_t data_bytes)
 {
@@ -394,11 +468,15 @@ START_TEST(st_good)
 {
 	struct safetensors *st;
 	struct err err;
-	write_st("model.safetensors", "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[24,32]}," TENSOR_A "}", 32);
+	write_st("model.safetensors",
+	         "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_"
+	         "offsets\":[24,32]}," TENSOR_A "}",
+	         32);
 	ck_assert_msg(st_open_folder(folder, &st, &err) == 0, "%s", err.text);
 	ck_assert_uint_eq(st_tensors(st), 2);
 	const struct st_tensor *t = st_tensor_find(st, "b");
-	ck_assert(t && t->dims == 1 && t->shape[0] == 4 && t->bytes == 8 && strcmp(t->dtype, "BF16") == 0 && *(const unsigned char *)t->data == 24);
+	ck_assert(t && t->dims == 1 && t->shape[0] == 4 && t->bytes == 8 &&
+	          strcmp(t->dtype, "BF16") == 0 && *(const unsigned char *)t->data == 24);
 	ck_assert_str_eq(st_tensor_at(st, 0)->name, "a");
 	ck_assert_ptr_null(st_tensor_find(st, "c"));
 	st_close(&st);
@@ -414,24 +492,37 @@ static const struct {
 } st_spoilt[] = {
 	{"[]", 0, ERR_CORRUPT, "header: found no JSON object"},
 	{"{\"a\":", 0, ERR_CORRUPT, "header: found no JSON object"},
-	{"{" TENSOR_A "," TENSOR_A "}", 24, ERR_CORRUPT, "header: found no JSON object (duplicate object key"},
+	{"{" TENSOR_A "," TENSOR_A "}", 24, ERR_CORRUPT,
+     "header: found no JSON object (duplicate object key"},
 	{"{\"a\":3}", 0, ERR_CORRUPT, "a: found no tensor"},
 	{"{\"a\":{\"shape\":[2,3],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT, "a: found dtype (none)"},
-	{"{\"a\":{\"dtype\":\"F31\",\"shape\":[2,3],\"data_offsets\":[0,24]}}", 24, ERR_UNSUPPORTED, "a: found dtype F31"},
+	{"{\"a\":{\"dtype\":\"F31\",\"shape\":[2,3],\"data_offsets\":[0,24]}}", 24, ERR_UNSUPPORTED,
+     "a: found dtype F31"},
 	{"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT, "a: found no shape"},
-	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,6],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT, "a: found more dimensions"},
-	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,-3],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT, "a: found dimension 1 that is no integer from 0"},
-	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3.5],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT, "a: found dimension 1"},
-	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,2],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT, "a: found more than 2^64 elements"},
-	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387910],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT, "a: found 24 bytes of data, expected 4611686018427387910 x 4"},
-	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,20]}}", 20, ERR_CORRUPT, "a: found 20 bytes of data, expected 6 x 4"},
+	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,6],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT,
+     "a: found more dimensions"},
+	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,-3],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT,
+     "a: found dimension 1 that is no integer from 0"},
+	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3.5],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT,
+     "a: found dimension 1"},
+	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,2],\"data_offsets\":[0,24]}}", 24,
+     ERR_CORRUPT, "a: found more than 2^64 elements"},
+	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387910],\"data_offsets\":[0,24]}}", 24,
+     ERR_CORRUPT, "a: found 24 bytes of data, expected 4611686018427387910 x 4"},
+	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,20]}}", 20, ERR_CORRUPT,
+     "a: found 20 bytes of data, expected 6 x 4"},
 	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3]}}", 24, ERR_CORRUPT, "a: found no data_offsets"},
-	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[24,0]}}", 24, ERR_CORRUPT, "a: found data_offsets 24..0"},
-	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[-24,0]}}", 24, ERR_CORRUPT, "a: found data_offsets -24..0"},
-	{"{" TENSOR_A "}", 23, ERR_CORRUPT, "a: found data_offsets 0..24, expected them in order and at most 23 (truncated?)"},
+	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[24,0]}}", 24, ERR_CORRUPT,
+     "a: found data_offsets 24..0"},
+	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[-24,0]}}", 24, ERR_CORRUPT,
+     "a: found data_offsets -24..0"},
+	{"{" TENSOR_A "}", 23, ERR_CORRUPT,
+     "a: found data_offsets 0..24, expected them in order and at most 23 (truncated?)"},
 	{"{" TENSOR_A "}", 25, ERR_CORRUPT, "data: found 1 bytes after the last tensor"},
-	{"{" TENSOR_A ",\"b\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[20,24]}}", 24, ERR_CORRUPT, "b: found data at 20, expected 24 (overlap)"},
-	{"{" TENSOR_A ",\"b\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[28,32]}}", 32, ERR_CORRUPT, "b: found data at 28, expected 24 (gap)"},
+	{"{" TENSOR_A ",\"b\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[20,24]}}", 24,
+     ERR_CORRUPT, "b: found data at 20, expected 24 (overlap)"},
+	{"{" TENSOR_A ",\"b\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[28,32]}}", 32,
+     ERR_CORRUPT, "b: found data at 28, expected 24 (gap)"},
 };
 
 START_TEST(st_hostile)
@@ -439,7 +530,8 @@ START_TEST(st_hostile)
 	struct safetensors *st = NULL;
 	struct err err = {0};
 	write_st("model.safetensors", st_spoilt[_i].header, st_spoilt[_i].data);
-	refused("model.safetensors", st_open_folder(folder, &st, &err), &err, st_spoilt[_i].code, st_spoilt[_i].text);
+	refused("model.safetensors", st_open_folder(folder, &st, &err), &err, st_spoilt[_i].code,
+	        st_spoilt[_i].text);
 	ck_assert_ptr_null(st);
 	remove_file("model.safetensors");
 }
@@ -456,17 +548,20 @@ START_TEST(st_header_length)
 		put64(&b, lengths[i]);
 		buf_adds(&b, "{}");
 		write_file("model.safetensors", b.data, b.len);
-		refused("model.safetensors", st_open_folder(folder, &st, &err), &err, ERR_CORRUPT, "header length: found");
+		refused("model.safetensors", st_open_folder(folder, &st, &err), &err, ERR_CORRUPT,
+		        "header length: found");
 		write_file("model.safetensors", b.data, b.len - 1);
 		ck_assert_int_eq(st_open_folder(folder, &st, &err), ERR_CORRUPT);
 		buf_fini(&b);
 	}
 	remove_file("model.safetensors");
-	refused(folder, st_open_folder(folder, &st, &err), &err, ERR_NOTFOUND, "found neither model.safetensors nor model.safetensors.index.json");
+	refused(folder, st_open_folder(folder, &st, &err), &err, ERR_NOTFOUND,
+	        "found neither model.safetensors nor model.safetensors.index.json");
 }
 END_TEST
 
-/* Headers that would take long or much memory: nested too deep, and more values than any model has. */
+/* Headers that would take long or much memory: nested too deep, and more values than any model
+ * has. */
 START_TEST(st_deep_and_wide)
 {
 	static const struct {
@@ -487,7 +582,8 @@ START_TEST(st_deep_and_wide)
 		memcpy(header + cases[i].n, "[[[[[", 6);
 		memcpy(header, "{\"a\":", i == 0 ? 5 : 0);
 		write_st("model.safetensors", header, 0);
-		refused("model.safetensors", st_open_folder(folder, &st, &err), &err, cases[i].code, cases[i].text);
+		refused("model.safetensors", st_open_folder(folder, &st, &err), &err, cases[i].code,
+		        cases[i].text);
 		free(header);
 	}
 	remove_file("model.safetensors");
@@ -498,22 +594,29 @@ END_TEST
 
 static const struct {
 	const char *index;
-	int code;   /* 0: opens */
+	int code; /* 0: opens */
 	const char *text;
 } indices[] = {
 	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\"}}", 0, ""},
-	{"{\"weight_map\":{\"a\":\"s2.safetensors\",\"b\":\"s1.safetensors\"}}", ERR_CORRUPT, "a: found no such tensor in s2.safetensors"},
-	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s2.safetensors\"}}", ERR_CORRUPT, "c: found no such tensor in s2.safetensors"},
-	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s3.safetensors\"}}", ERR_IO, "s3.safetensors"},
-	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"a2\":\"s1b.safetensors\"}}", ERR_CORRUPT, "a: found in two files"},
-	{"{\"weight_map\":{\"a\":\"../s1.safetensors\"}}", ERR_CORRUPT, "a: found shard ../s1.safetensors, expected the plain name"},
+	{"{\"weight_map\":{\"a\":\"s2.safetensors\",\"b\":\"s1.safetensors\"}}", ERR_CORRUPT,
+     "a: found no such tensor in s2.safetensors"},
+	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s2.safetensors\"}}", ERR_CORRUPT,
+     "c: found no such tensor in s2.safetensors"},
+	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s3.safetensors\"}}", ERR_IO,
+     "s3.safetensors"},
+	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"a2\":\"s1b.safetensors\"}}", ERR_CORRUPT,
+     "a: found in two files"},
+	{"{\"weight_map\":{\"a\":\"../s1.safetensors\"}}", ERR_CORRUPT,
+     "a: found shard ../s1.safetensors, expected the plain name"},
 	{"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", ERR_CORRUPT, "a: found shard /etc/passwd"},
 	{"{\"weight_map\":{\"a\":3}}", ERR_CORRUPT, "a: found shard (none)"},
 	{"{\"weight_map\":{}}", ERR_CORRUPT, "weight_map: found none"},
 	{"{}", ERR_CORRUPT, "weight_map: found none"},
 	{"{\"weight_map\":[\"s1.safetensors\"]}", ERR_CORRUPT, "weight_map: found none"},
-	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"a\":\"s2.safetensors\"}}", ERR_CORRUPT, "index: found no JSON object (duplicate object key"},
-	{"{\"weight_map\":{\"a\":\"s1/../s1.safetensors\"}}", ERR_CORRUPT, "a: found shard s1/../s1.safetensors"},
+	{"{\"weight_map\":{\"a\":\"s1.safetensors\",\"a\":\"s2.safetensors\"}}", ERR_CORRUPT,
+     "index: found no JSON object (duplicate object key"},
+	{"{\"weight_map\":{\"a\":\"s1/../s1.safetensors\"}}", ERR_CORRUPT,
+     "a: found shard s1/../s1.safetensors"},
 	{"{\"weight_map\":{\"a\":\"..safetensors\"}}", ERR_CORRUPT, "a: found shard ..safetensors"},
 	{"{\"weight_map\":{\"a\":\".safetensors\"}}", ERR_CORRUPT, "a: found shard .safetensors"},
 	{"[]", ERR_CORRUPT, "index: found no JSON object (another value"},
@@ -545,10 +648,23 @@ START_TEST(st_shards)
 }
 END_TEST
 
-/* --- models ------------------------------------------------------------------------------------------------------------- */
+/* --- models -------------------------------------------------------------- */
 
 /* A tiny llama as GGUF, F32; `spoil` leaves something out or changes it. */
-enum spoil { SPOIL_NONE, SPOIL_ARCH, SPOIL_NO_HEADS, SPOIL_KV_HEADS, SPOIL_MISSING, SPOIL_SHAPE, SPOIL_TYPE, SPOIL_EPS, SPOIL_HUGE, SPOIL_EXPERTS, SPOIL_ROPE, SPOIL_VOCAB };
+enum spoil {
+	SPOIL_NONE,
+	SPOIL_ARCH,
+	SPOIL_NO_HEADS,
+	SPOIL_KV_HEADS,
+	SPOIL_MISSING,
+	SPOIL_SHAPE,
+	SPOIL_TYPE,
+	SPOIL_EPS,
+	SPOIL_HUGE,
+	SPOIL_EXPERTS,
+	SPOIL_ROPE,
+	SPOIL_VOCAB
+};
 
 struct model_writer {
 	struct buf b, info;
@@ -629,7 +745,8 @@ static void write_model(enum spoil s)
 	for (uint64_t i = 0; i < filled / 4; i++)
 		put_f32(&w.b, (float)(i % 17) * 0.01f);
 	write_file("model.gguf", w.b.data, w.b.len);
-	ck_assert_int_eq(truncate(path, (off_t)(w.b.len + w.offset - filled)), 0);   /* a large vocabulary is a hole */
+	/* a large vocabulary is a hole */
+	ck_assert_int_eq(truncate(path, (off_t)(w.b.len + w.offset - filled)), 0);
 	buf_fini(&w.b);
 	buf_fini(&w.info);
 }
@@ -641,15 +758,20 @@ static const struct {
 } models[] = {
 	{SPOIL_NONE, 0, ""},
 	{SPOIL_ARCH, ERR_UNSUPPORTED, "architecture: found mamba, expected one of: llama"},
-	{SPOIL_NO_HEADS, ERR_NOTFOUND, "metadata llama.attention.head_count: found none, expected an integer"},
+	{SPOIL_NO_HEADS, ERR_NOTFOUND,
+     "metadata llama.attention.head_count: found none, expected an integer"},
 	{SPOIL_KV_HEADS, ERR_CORRUPT, "KV heads: found 3, expected a divisor of 4 heads"},
 	{SPOIL_MISSING, ERR_NOTFOUND, "tensor blk.0.attn_k.weight: found none, expected 16 x 32"},
 	{SPOIL_SHAPE, ERR_CORRUPT, "tensor blk.0.attn_v.weight: found shape 17 x 32, expected 16 x 32"},
-	{SPOIL_TYPE, ERR_UNSUPPORTED, "tensor blk.0.ffn_gate.weight: found type I32, expected one of F32, F16"},
-	{SPOIL_EPS, ERR_UNSUPPORTED, "metadata llama.attention.layer_norm_rms_epsilon: found -1, expected a number more than 0"},
-	{SPOIL_HUGE, ERR_UNSUPPORTED, "metadata llama.block_count: found 4000000000, expected an integer, 1..256"},
+	{SPOIL_TYPE, ERR_UNSUPPORTED,
+     "tensor blk.0.ffn_gate.weight: found type I32, expected one of F32, F16"},
+	{SPOIL_EPS, ERR_UNSUPPORTED,
+     "metadata llama.attention.layer_norm_rms_epsilon: found -1, expected a number more than 0"},
+	{SPOIL_HUGE, ERR_UNSUPPORTED,
+     "metadata llama.block_count: found 4000000000, expected an integer, 1..256"},
 	{SPOIL_EXPERTS, ERR_UNSUPPORTED, "llama.expert_count: found 8, expected none"},
-	{SPOIL_ROPE, ERR_UNSUPPORTED, "llama.rope.scaling.type: found spiral, expected none, linear, yarn or longrope"},
+	{SPOIL_ROPE, ERR_UNSUPPORTED,
+     "llama.rope.scaling.type: found spiral, expected none, linear, yarn or longrope"},
 };
 
 START_TEST(model_files)
@@ -657,8 +779,15 @@ START_TEST(model_files)
 	struct engine *e = NULL;
 	struct err err = {0};
 	write_model(models[_i].spoil);
-	struct engine_opts o = {.model_path = path, .variant = "reference", .threads = 1, .kv_type = KV_F32, .block_tokens = 16, .max_rows = 8, .max_logits = 1,
-	                        .max_spans = 1, .max_table = 8};
+	struct engine_opts o = {.model_path = path,
+	                        .variant = "reference",
+	                        .threads = 1,
+	                        .kv_type = KV_F32,
+	                        .block_tokens = 16,
+	                        .max_rows = 8,
+	                        .max_logits = 1,
+	                        .max_spans = 1,
+	                        .max_table = 8};
 	int rc = engine_open(&o, &e, &err);
 	if (models[_i].code)
 		refused("model.gguf", rc, &err, models[_i].code, models[_i].text);
@@ -668,12 +797,19 @@ START_TEST(model_files)
 }
 END_TEST
 
-/* Bytes of the header set at random, several at a time: the engine opens or refuses, and frees what it took. PD_FUZZ: how many rounds. */
+/* Bytes of the header set at random, several at a time: the engine opens or refuses, and frees
+ * what it took. PD_FUZZ: how many rounds. */
 START_TEST(model_damaged)
 {
 	const char *rounds = getenv("PD_FUZZ");
 	unsigned n = rounds ? (unsigned)atoi(rounds) : 400, seed = 1, opened = 0;
-	struct engine_opts o = {.variant = "reference", .threads = 1, .block_tokens = 16, .max_rows = 8, .max_logits = 1, .max_spans = 1, .max_table = 8};
+	struct engine_opts o = {.variant = "reference",
+	                        .threads = 1,
+	                        .block_tokens = 16,
+	                        .max_rows = 8,
+	                        .max_logits = 1,
+	                        .max_spans = 1,
+	                        .max_table = 8};
 	write_model(SPOIL_NONE);
 	FILE *f = fopen(path, "r");
 	static char good[1 << 16], bad[1 << 16];
@@ -684,7 +820,9 @@ START_TEST(model_damaged)
 		memcpy(bad, good, bytes);
 		for (unsigned k = 0; k <= i % 3; k++) {
 			seed = seed * 1664525u + 1013904223u;
-			unsigned char v[] = {0, 1, 0xff, (unsigned char)(seed >> 3), (unsigned char)(bad[(seed >> 11) % header] ^ 1 << (seed >> 8 & 7))};
+			unsigned char v[] = {0, 1, 0xff, (unsigned char)(seed >> 3),
+			                     (unsigned char)(bad[(seed >> 11) % header] ^
+			                                     1 << (seed >> 8 & 7))};
 			bad[(seed >> 11) % header] = (char)v[(seed >> 5) % sizeof v];
 		}
 		struct engine *e = NULL;
@@ -706,11 +844,18 @@ START_TEST(bad_options)
 	struct engine *e = NULL;
 	struct err err = {0};
 	write_model(SPOIL_NONE);
-	struct engine_opts o = {.model_path = path, .variant = "reference", .threads = 1, .block_tokens = 16, .max_rows = 8, .max_logits = 1,
-	                        .max_spans = 1, .max_table = 8};
+	struct engine_opts o = {.model_path = path,
+	                        .variant = "reference",
+	                        .threads = 1,
+	                        .block_tokens = 16,
+	                        .max_rows = 8,
+	                        .max_logits = 1,
+	                        .max_spans = 1,
+	                        .max_table = 8};
 	struct engine_opts bad = o;
 	bad.backend = "abacus";
-	refused("", engine_open(&bad, &e, &err), &err, ERR_UNSUPPORTED, "backend: found abacus, expected cpu, sim, or one");
+	refused("", engine_open(&bad, &e, &err), &err, ERR_UNSUPPORTED,
+	        "backend: found abacus, expected cpu, sim, or one");
 	bad = o;
 	bad.variant = "sse";
 	refused("", engine_open(&bad, &e, &err), &err, ERR_UNSUPPORTED, "variant sse");
@@ -730,8 +875,14 @@ START_TEST(too_little_memory)
 	struct engine *e = NULL;
 	struct err err = {0};
 	write_model(SPOIL_VOCAB);
-	struct engine_opts o = {.model_path = path, .variant = "reference", .threads = 1, .block_tokens = 16, .max_rows = 8, .max_logits = 1u << 20,
-	                        .max_spans = 1, .max_table = 8};
+	struct engine_opts o = {.model_path = path,
+	                        .variant = "reference",
+	                        .threads = 1,
+	                        .block_tokens = 16,
+	                        .max_rows = 8,
+	                        .max_logits = 1u << 20,
+	                        .max_spans = 1,
+	                        .max_table = 8};
 	refused("model.gguf", engine_open(&o, &e, &err), &err, ERR_NOMEM, "MiB for steps of 8 tokens");
 	ck_assert_ptr_null(e);
 }
@@ -744,7 +895,9 @@ static void make_folder(void)
 
 static void drop_folder(void)
 {
-	static const char *const names[] = {"good.gguf", "hostile.gguf", "cut.gguf", "magic.gguf", "byte.gguf", "model.gguf", "model.safetensors"};
+	static const char *const names[] = {"good.gguf",        "hostile.gguf", "cut.gguf",
+	                                    "magic.gguf",       "byte.gguf",    "model.gguf",
+	                                    "model.safetensors"};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		remove_file(names[i]);
 	rmdir(folder);

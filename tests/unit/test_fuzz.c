@@ -1,4 +1,5 @@
-/* test_fuzz.c - every harness of tests/fuzz runs over every file of its committed corpus, and over each cut short; what a fuzzer found once stays found. */
+/* test_fuzz.c - every harness of tests/fuzz runs over every file of its committed corpus, and
+ * over each cut short; what a fuzzer found once stays found. */
 #include "tests/fuzz/fuzz.h"
 
 #include <check.h>
@@ -15,7 +16,8 @@ static struct fuzz_target *target_at(int i)
 	return t;
 }
 
-/* Whole, and up to some place: each in memory of its own, so that the address sanitizer sees a read beyond. */
+/* Whole, and up to some place: each in memory of its own, so that the address sanitizer sees a
+ * read beyond. */
 static void run_cut(const struct fuzz_target *t, const uint8_t *data, size_t size)
 {
 	enum { CUTS = 16 };
@@ -43,7 +45,7 @@ START_TEST(corpus)
 		snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
 		uint8_t *data = fuzz_read(path, t->max, &size);
 		ck_assert_msg(data && size, "%s", path);
-		fprintf(stderr, "%s\n", path);   /* the log's last one is the one that crashed */
+		fprintf(stderr, "%s\n", path); /* the log's last one is the one that crashed */
 		run_cut(t, data, size);
 		free(data);
 		files++;

@@ -1,7 +1,9 @@
-/* test_grammar_cases.c - schemas beside an independent validator: tests/data/grammar/cases.json has texts that one accepted and refused (make_cases.py there), of which the automaton
- * says the same; and random answers, token by token, are JSON.
+/* test_grammar_cases.c - schemas beside an independent validator: tests/data/grammar/cases.json has
+ * texts that one accepted and refused (make_cases.py there), of which the automaton says the same;
+ * and random answers, token by token, are JSON.
  *
- *   test_grammar_cases --walks N     prints N random answers of each case, "CASE<tab>ANSWER": tests/e2e/test_grammar_walks.py shows them to the validator */
+ *   test_grammar_cases --walks N     prints N random answers of each case, "CASE<tab>ANSWER":
+ *                                    tests/e2e/test_grammar_walks.py shows them to the validator */
 #include "grammar/grammar.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -40,17 +42,22 @@ START_TEST(agrees)
 			const char *text = json_string_value(json_array_get(list, i));
 			size_t good;
 			int is = automaton_matches(a, text, strlen(text), &good);
-			ck_assert_msg(is == want, "case %d: %s should %smatch; good are %zu bytes", _i, text, want ? "" : "not ", good);
+			ck_assert_msg(is == want, "case %d: %s should %smatch; good are %zu bytes", _i, text,
+			              want ? "" : "not ", good);
 		}
 	}
 	automaton_destroy(&a);
 }
 END_TEST
 
-/* --- random answers ------------------------------------------------------------------------------------------------------------------- */
+/* --- random answers ------------------------------------------------------ */
 
-static const char *const words[] = {"{\"", "\":", "\": ", "\",\"", "\"}", "},{", "}]", "]}", "[]", "{}", "\"}]", "true", "false", "null", "12", "345", "0.5", ", ", "name", "\"v\":", "\"sub\":",
-                                    "\\n", "\\u00", "\xc3\xa4", "\xe2\x82", "\xac", "2024-", "-0", "x y", "aa", "\"b\"", "\"tags\":[\"x\"", "192.168.", "\xf0\x9f\x98", "\x80", "]]"};
+static const char *const words[] = {
+	"{\"",      "\":",          "\": ",  "\",\"",  "\"}",      "},{",  "}]",    "]}",
+	"[]",       "{}",           "\"}]",  "true",   "false",    "null", "12",    "345",
+	"0.5",      ", ",           "name",  "\"v\":", "\"sub\":", "\\n",  "\\u00", "\xc3\xa4",
+	"\xe2\x82", "\xac",         "2024-", "-0",     "x y",      "aa",   "\"b\"", "\"tags\":[\"x\"",
+	"192.168.", "\xf0\x9f\x98", "\x80",  "]]"};
 enum { SINGLES = 256, TOKENS = SINGLES + sizeof words / sizeof *words };
 
 static struct grammar_vocab *vocabulary(const char **s, uint32_t *len)
@@ -122,8 +129,13 @@ START_TEST(random_answers_parse)
 	for (int k = 0; k < 40; k++) {
 		json_error_t bad;
 		size_t n = answer(a, s, len, text);
-		json_t *parsed = n ? json_loadb(text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL | JSON_REJECT_DUPLICATES, &bad) : NULL;
-		ck_assert_msg(!n || parsed || strstr(bad.text, "overflow") || strstr(bad.text, "duplicate"), "%.*s: %s", (int)n, text, bad.text);
+		json_t *parsed = n ? json_loadb(text, n,
+		                                JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL |
+		                                    JSON_REJECT_DUPLICATES,
+		                                &bad)
+		                   : NULL;
+		ck_assert_msg(!n || parsed || strstr(bad.text, "overflow") || strstr(bad.text, "duplicate"),
+		              "%.*s: %s", (int)n, text, bad.text);
 		whole += n > 0;
 		json_decref(parsed);
 	}

@@ -1,5 +1,7 @@
-/* test_grammar_masks.c - masks over whole vocabularies: at each place of random answers, bit for bit what walking every token by its bytes says. Vocabularies: two of
- * tests/data/tokenizer, of either kind, with tokens added that break UTF-8 in all ways, or that cross the borders which constraints have. */
+/* test_grammar_masks.c - masks over whole vocabularies: at each place of random answers, bit for
+ * bit what walking every token by its bytes says. Vocabularies: two of tests/data/tokenizer, of
+ * either kind, with tokens added that break UTF-8 in all ways, or that cross the borders which
+ * constraints have. */
 #include "format/gguf.h"
 #include "grammar/grammar.h"
 #include "text/tokenizer.h"
@@ -13,17 +15,125 @@
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 #define ANSWERS 3u
 #define STEPS 14u
-#define LOOKAHEAD 32u           /* NFA_LOOKAHEAD: beyond, a counter's tokens are not offered */
+#define LOOKAHEAD 32u /* NFA_LOOKAHEAD: beyond, a counter's tokens are not offered */
 
-static const char *const vocabularies[] = {"tests/data/tokenizer/qwen2/vocab.gguf", "tests/data/tokenizer/llama2-spm/vocab.gguf"};
+static const char *const vocabularies[] = {"tests/data/tokenizer/qwen2/vocab.gguf",
+                                           "tests/data/tokenizer/llama2-spm/vocab.gguf"};
 
-static const char *const added[] = {
-	"\xc2", "\xc1\xa1", "\xdf\xbf", "\xe0", "\xe0\xa0", "\xe0\x9f\xbf", "\xe0\xa0\x80", "\xe0\xbf\xbf", "\xec\xbf\xbf", "\xed", "\xed\x9f\xbf", "\xed\xa0\x80", "\xed\x9f", "\xee\x80\x80", "\xef\xbf\xbf",
-	"\xf0", "\xf0\x90", "\xf0\x8f\xbf\xbf", "\xf0\x90\x80\x80", "\xf0\x9f\x98", "\xf0\x9f\x98\x80", "\xf3\xbf\xbf\xbf", "\xf4\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf4\x8f", "\xf5", "\xff", "\x80", "\x9f\xbf",
-	"\xa0\x80", "\x98\x80", "\x98\x80x", "\x80\x80\x80", "\x80\"", "x\xc3", "x\xe0", "\xc3\xa4\xc3", "\xc3\xa4\xe2\x82\xac", "a\xc3\xa4" "b\xe0\xb8\x81" "c", "\xe4\xb8\x80\xe9\xbe\xa5", "\xe2\x82\xac\"",
-	"\"", "\"}", "\",\"", "\", \"", "\"name\":", "name", "nam", "named", "\"]", "},{", "]}", "a\"", "abc\"", "abcdefghij\"}", "\\", "\\n", "\\u", "\\u00", "\\ud83d\\ude", "x\\", "ab\\\"c", " ", "  ", " \"", ", ",
-	"true", "false", "null", " true", "12", "345", "-1", "0.5", "1e9", "7,", "7, ", "7]", "-", "--", "a-", "a-x", "-x", "foo", "foob", "bar", "foobar", " foo", " pears", " pear", "1 apples", "A", "Ab", "AB", "Afoo",
-	"zz", "yz", "abcdefabcdef", "\n", "a\n", "\t", "\x7f", "\x1f", ",", ", x", "x, y", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"", "0123456789012345678901234567890123456789", "<call>", "</", "</call>"};
+static const char *const added[] = {"\xc2",
+                                    "\xc1\xa1",
+                                    "\xdf\xbf",
+                                    "\xe0",
+                                    "\xe0\xa0",
+                                    "\xe0\x9f\xbf",
+                                    "\xe0\xa0\x80",
+                                    "\xe0\xbf\xbf",
+                                    "\xec\xbf\xbf",
+                                    "\xed",
+                                    "\xed\x9f\xbf",
+                                    "\xed\xa0\x80",
+                                    "\xed\x9f",
+                                    "\xee\x80\x80",
+                                    "\xef\xbf\xbf",
+                                    "\xf0",
+                                    "\xf0\x90",
+                                    "\xf0\x8f\xbf\xbf",
+                                    "\xf0\x90\x80\x80",
+                                    "\xf0\x9f\x98",
+                                    "\xf0\x9f\x98\x80",
+                                    "\xf3\xbf\xbf\xbf",
+                                    "\xf4\x8f\xbf\xbf",
+                                    "\xf4\x90\x80\x80",
+                                    "\xf4\x8f",
+                                    "\xf5",
+                                    "\xff",
+                                    "\x80",
+                                    "\x9f\xbf",
+                                    "\xa0\x80",
+                                    "\x98\x80",
+                                    "\x98\x80x",
+                                    "\x80\x80\x80",
+                                    "\x80\"",
+                                    "x\xc3",
+                                    "x\xe0",
+                                    "\xc3\xa4\xc3",
+                                    "\xc3\xa4\xe2\x82\xac",
+                                    "a\xc3\xa4"
+                                    "b\xe0\xb8\x81"
+                                    "c",
+                                    "\xe4\xb8\x80\xe9\xbe\xa5",
+                                    "\xe2\x82\xac\"",
+                                    "\"",
+                                    "\"}",
+                                    "\",\"",
+                                    "\", \"",
+                                    "\"name\":",
+                                    "name",
+                                    "nam",
+                                    "named",
+                                    "\"]",
+                                    "},{",
+                                    "]}",
+                                    "a\"",
+                                    "abc\"",
+                                    "abcdefghij\"}",
+                                    "\\",
+                                    "\\n",
+                                    "\\u",
+                                    "\\u00",
+                                    "\\ud83d\\ude",
+                                    "x\\",
+                                    "ab\\\"c",
+                                    " ",
+                                    "  ",
+                                    " \"",
+                                    ", ",
+                                    "true",
+                                    "false",
+                                    "null",
+                                    " true",
+                                    "12",
+                                    "345",
+                                    "-1",
+                                    "0.5",
+                                    "1e9",
+                                    "7,",
+                                    "7, ",
+                                    "7]",
+                                    "-",
+                                    "--",
+                                    "a-",
+                                    "a-x",
+                                    "-x",
+                                    "foo",
+                                    "foob",
+                                    "bar",
+                                    "foobar",
+                                    " foo",
+                                    " pears",
+                                    " pear",
+                                    "1 apples",
+                                    "A",
+                                    "Ab",
+                                    "AB",
+                                    "Afoo",
+                                    "zz",
+                                    "yz",
+                                    "abcdefabcdef",
+                                    "\n",
+                                    "a\n",
+                                    "\t",
+                                    "\x7f",
+                                    "\x1f",
+                                    ",",
+                                    ", x",
+                                    "x, y",
+                                    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+                                    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"",
+                                    "0123456789012345678901234567890123456789",
+                                    "<call>",
+                                    "</",
+                                    "</call>"};
 
 static const struct {
 	enum grammar_kind kind;
@@ -37,13 +147,21 @@ static const struct {
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"maxLength\":40}"},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"maxLength\":200}"},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"minLength\":7}"},
-	{GRAMMAR_JSON_SCHEMA, "{\"anyOf\":[{\"type\":\"string\",\"maxLength\":9},{\"type\":\"string\",\"minLength\":3,\"maxLength\":20},{\"const\":\"name\"}]}"},
-	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":6},\"maxItems\":5}"},
-	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"minItems\":2,\"maxItems\":20}"},
-	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"number\"},\"minItems\":9,\"maxItems\":11}"},
-	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":[\"boolean\",\"null\",\"integer\"]},\"maxItems\":3}"},
-	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":10},\"nam\":{\"enum\":[\"foo\",\"foobar\",12]}},\"required\":[\"name\"],\"additionalProperties\":false}"},
-	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"}},\"additionalProperties\":{\"type\":\"integer\"}}"},
+	{GRAMMAR_JSON_SCHEMA, "{\"anyOf\":[{\"type\":\"string\",\"maxLength\":9},{\"type\":\"string\","
+                          "\"minLength\":3,\"maxLength\":20},{\"const\":\"name\"}]}"},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":6},\"maxItems\":5}"},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"minItems\":2,\"maxItems\":20}"},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"type\":\"array\",\"items\":{\"type\":\"number\"},\"minItems\":9,\"maxItems\":11}"},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"type\":\"array\",\"items\":{\"type\":[\"boolean\",\"null\",\"integer\"]},\"maxItems\":3}"},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":10},\"nam\":"
+     "{\"enum\":[\"foo\",\"foobar\",12]}},\"required\":[\"name\"],\"additionalProperties\":false}"},
+	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"}},"
+                          "\"additionalProperties\":{\"type\":\"integer\"}}"},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-zA-Z ]{1,20}$\"}"},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"pattern\":\"o{2}\"}"},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"format\":\"email\"}"},
@@ -68,8 +186,10 @@ static const struct {
 	{GRAMMAR_REGEX, "(foo|b)[ -m]*z?"},
 	{GRAMMAR_REGEX, "[ -~]*"},
 	{GRAMMAR_CHOICE, "[\"foo\",\"foobar\",\" foo\",\"bar\",\"A\",\"Ab\",\"name\"]"},
-	{GRAMMAR_STRUCTURE, "[{\"free\":\"<call>\"},{\"schema\":{\"type\":\"string\",\"maxLength\":8}},{\"literal\":\"</call>\"}]"},
-	{GRAMMAR_STRUCTURE, "[{\"repeat\":[{\"regex\":\"[ab]{1,3}\"}],\"min\":1,\"max\":3,\"separator\":\", \"}]"},
+	{GRAMMAR_STRUCTURE, "[{\"free\":\"<call>\"},{\"schema\":{\"type\":\"string\",\"maxLength\":8}},"
+                        "{\"literal\":\"</call>\"}]"},
+	{GRAMMAR_STRUCTURE,
+     "[{\"repeat\":[{\"regex\":\"[ab]{1,3}\"}],\"min\":1,\"max\":3,\"separator\":\", \"}]"},
 };
 
 static struct {
@@ -107,7 +227,8 @@ static struct automaton *made(size_t i, const struct grammar_vocab *v)
 {
 	struct grammar *g;
 	struct err err = {0};
-	if (grammar_compile(constraints[i].kind, constraints[i].text, strlen(constraints[i].text), 0, &g, &err) < 0)
+	if (grammar_compile(constraints[i].kind, constraints[i].text, strlen(constraints[i].text), 0,
+	                    &g, &err) < 0)
 		check_fatal("%s: %s", constraints[i].text, err.text);
 	return automaton_new(g, v, 1 << 20, NULL);
 }
@@ -120,9 +241,11 @@ static uint32_t draw(uint32_t n)
 	return (uint32_t)(rng >> 33) % n;
 }
 
-/* The mask behind these tokens, against each token walked by its bytes in an automaton that never makes a mask. Returns an allowed token; UINT32_MAX: there is none. Those added are
- * preferred, as most others are letters alone. */
-static uint32_t check_mask(size_t i, size_t k, struct automaton *a, struct automaton *plain, const uint32_t *tokens, uint32_t n, uint64_t *mask)
+/* The mask behind these tokens, against each token walked by its bytes in an automaton that never
+ * makes a mask. Returns an allowed token; UINT32_MAX: there is none. Those added are preferred,
+ * as most others are letters alone. */
+static uint32_t check_mask(size_t i, size_t k, struct automaton *a, struct automaton *plain,
+                           const uint32_t *tokens, uint32_t n, uint64_t *mask)
 {
 	struct grammar_walk walk = {0}, by_bytes = {0};
 	struct err err = {0};
@@ -132,8 +255,11 @@ static uint32_t check_mask(size_t i, size_t k, struct automaton *a, struct autom
 	ck_assert_msg(r == 0, "%s: %s", constraints[i].text, err.text);
 	for (uint32_t id = 0; id < own[k].n; id++) {
 		int bit = mask[id / 64] >> id % 64 & 1;
-		if ((own[k].len[id] <= LOOKAHEAD || bit) && bit != (int)automaton_leading(plain, &by_bytes, tokens, n, &id, 1))
-			ck_abort_msg("%s, behind %u tokens: token \"%.*s\" is %sallowed", constraints[i].text, n, (int)own[k].len[id], own[k].s[id] ? own[k].s[id] : "", bit ? "" : "not ");
+		if ((own[k].len[id] <= LOOKAHEAD || bit) &&
+		    bit != (int)automaton_leading(plain, &by_bytes, tokens, n, &id, 1))
+			ck_abort_msg("%s, behind %u tokens: token \"%.*s\" is %sallowed", constraints[i].text,
+			             n, (int)own[k].len[id], own[k].s[id] ? own[k].s[id] : "",
+			             bit ? "" : "not ");
 		if (!bit)
 			continue;
 		int is_added = id >= own[k].n - COUNT(added);
@@ -153,7 +279,8 @@ START_TEST(are_what_the_bytes_say)
 		rng = i + 1;
 		for (unsigned answer = 0; answer < ANSWERS; answer++) {
 			uint32_t tokens[STEPS];
-			for (uint32_t n = 0; n < STEPS && (tokens[n] = check_mask(i, k, a, plain, tokens, n, mask)) != UINT32_MAX;)
+			for (uint32_t n = 0; n < STEPS && (tokens[n] = check_mask(i, k, a, plain, tokens, n,
+			                                                          mask)) != UINT32_MAX;)
 				n++;
 		}
 		automaton_destroy(&a);

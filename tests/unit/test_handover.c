@@ -1,6 +1,8 @@
-/* test_handover.c - the hand-over of a worker's memory: what is believed of a hello and of an answer, and when attach says `on` and `gone`.
+/* test_handover.c - the hand-over of a worker's memory: what is believed of a hello and of an
+ * answer, and when attach says `on` and `gone`.
  *
- * The peer of the attach tests is a forked process; it ends when the test tells it to, or with the test. */
+ * The peer of the attach tests is a forked process; it ends when the test tells it to, or with
+ * the test. */
 #include "daemons/worker/attach.h"
 #include "kv/handover.h"
 #include "pool_memory.h"
@@ -72,7 +74,7 @@ static int open_fds(void)
 	return n;
 }
 
-/* --- the two messages ----------------------------------------------------------------------------------------------------- */
+/* --- the two messages ---------------------------------------------------- */
 
 START_TEST(both_ways)
 {
@@ -83,15 +85,18 @@ START_TEST(both_ways)
 	struct handover_reply reply;
 	struct err e = {0};
 	int fds[3], bell = eventfd(0, EFD_NONBLOCK), theirs;
-	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, shared.region.data_fd, ring_fd(ring), &e), 0);
+	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd,
+	                                shared.region.data_fd, ring_fd(ring), &e),
+	                 0);
 	ck_assert_msg(handover_receive(pair[1], &h, &l, fds, &e) == 0, "%s", e.text);
 	ck_assert_str_eq(h.name, "prefill-1");
 	ck_assert_uint_eq(h.epoch, WORKER_EPOCH);
 	ck_assert_uint_eq(l.block_bytes, layout.block_bytes);
 	ck_assert_msg(pool_memory_map(&mapped, &l, h.blocks, fds[0], fds[1], &e) == 0, "%s", e.text);
-	ck_assert_msg(ring_map(fds[2], h.ring_slots, h.ring_layers, h.epoch, &r2, &e) == 0, "%s", e.text);
+	ck_assert_msg(ring_map(fds[2], h.ring_slots, h.ring_layers, h.epoch, &r2, &e) == 0, "%s",
+	              e.text);
 	mapped.data[17] = 42;
-	ck_assert_uint_eq(shared.data[17], 42);      /* the same memory */
+	ck_assert_uint_eq(shared.data[17], 42); /* the same memory */
 	ck_assert_int_eq(handover_answer(pair[1], 5, 0, "", bell), 0);
 	ck_assert_int_eq(handover_result(pair[0], &reply, &theirs, &e), 0);
 	ck_assert_uint_eq(reply.epoch, 5);
@@ -114,7 +119,9 @@ START_TEST(without_a_ring)
 	struct err e = {0};
 	int fds[3], bell = 0;
 	hello.ring_slots = hello.ring_layers = 0;
-	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, shared.region.data_fd, -1, &e), 0);
+	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd,
+	                                shared.region.data_fd, -1, &e),
+	                 0);
 	ck_assert_int_eq(handover_receive(pair[1], &h, &l, fds, &e), 0);
 	ck_assert_int_eq(fds[2], -1);
 	close(fds[0]);
@@ -124,7 +131,8 @@ START_TEST(without_a_ring)
 	ck_assert_int_eq(reply.code, ERR_EXISTS);
 	ck_assert_str_eq(reply.text, "a second one");
 	ck_assert_int_eq(bell, -1);
-	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, -1, -1, &e), ERR_UNSUPPORTED);
+	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, -1, -1, &e),
+	                 ERR_UNSUPPORTED);
 }
 END_TEST
 
@@ -133,7 +141,7 @@ static const struct {
 	const char *what;
 	size_t offset;
 	uint32_t value;
-	size_t n;                  /* bytes of the value; of them, 0: as it is */
+	size_t n; /* bytes of the value; of them, 0: as it is */
 	unsigned fds;
 	int want;
 } hellos[] = {
@@ -168,18 +176,21 @@ START_TEST(hello_is_checked)
 	struct handover_hello h = hello, got;
 	struct kv_layout l;
 	struct err e = {0};
-	int fds[5] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring), pair[0], pair[0]}, out[3] = {-1, -1, -1};
+	int fds[5] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring), pair[0], pair[0]},
+		out[3] = {-1, -1, -1};
 	for (size_t i = 0; i < hellos[_i].n; i += 4)
-		memcpy((char *)&h + hellos[_i].offset + i, &hellos[_i].value, hellos[_i].n < 4 ? hellos[_i].n : 4);
+		memcpy((char *)&h + hellos[_i].offset + i, &hellos[_i].value,
+		       hellos[_i].n < 4 ? hellos[_i].n : 4);
 	if (H(epoch) == hellos[_i].offset)
 		h.epoch = 0;
 	int before = open_fds();
 	ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, hellos[_i].fds), 0);
-	ck_assert_msg(handover_receive(pair[1], &got, &l, out, &e) == hellos[_i].want, "%s: %s", hellos[_i].what, e.text);
+	ck_assert_msg(handover_receive(pair[1], &got, &l, out, &e) == hellos[_i].want, "%s: %s",
+	              hellos[_i].what, e.text);
 	for (int i = 0; i < 3; i++)
 		if (out[i] >= 0)
 			close(out[i]);
-	ck_assert_int_eq(open_fds(), before);        /* refused ones are closed */
+	ck_assert_int_eq(open_fds(), before); /* refused ones are closed */
 }
 END_TEST
 
@@ -196,10 +207,11 @@ START_TEST(hello_of_another_size)
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof big, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
 	((struct handover_hello *)(void *)big)->version--;
-	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 20, NULL, 0), 0);   /* a former version's has another size, too */
+	/* a former version's has another size, too */
+	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 20, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_UNSUPPORTED);
 	ck_assert_str_eq(e.text, "hand-over has version 1, this daemon speaks 2");
-	memset(hello.name, 'x', sizeof hello.name);  /* no end */
+	memset(hello.name, 'x', sizeof hello.name); /* no end */
 	ck_assert_int_eq(sock_send(pair[0], &hello, sizeof hello, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
 	fcntl(pair[1], F_SETFL, O_NONBLOCK);
@@ -218,14 +230,17 @@ START_TEST(random_hellos)
 	for (int i = 0; i < 3000; i++) {
 		struct handover_hello h = hello, got;
 		struct kv_layout l;
-		int fds[3] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring)}, out[3] = {-1, -1, -1};
+		int fds[3] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring)},
+			out[3] = {-1, -1, -1};
 		for (int k = rand_r(&seed) % 4; k >= 0; k--)
-			((unsigned char *)&h)[(unsigned)rand_r(&seed) % (i % 2 ? 128 : sizeof h)] ^= (unsigned char)(1u << rand_r(&seed) % 8);
+			((unsigned char *)&h)[(unsigned)rand_r(&seed) % (i % 2 ? 128 : sizeof h)] ^=
+				(unsigned char)(1u << rand_r(&seed) % 8);
 		ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, 3), 0);
 		if (handover_receive(pair[1], &got, &l, out, NULL) < 0)
 			continue;
 		taken++;
-		ck_assert(l.layers && l.layers <= KV_LAYERS_MAX && l.block_bytes && memchr(got.name, 0, sizeof got.name));
+		ck_assert(l.layers && l.layers <= KV_LAYERS_MAX && l.block_bytes &&
+		          memchr(got.name, 0, sizeof got.name));
 		struct pool_memory mapped;
 		struct ring *r2;
 		if (pool_memory_map(&mapped, &l, got.blocks, out[0], out[1], NULL) == 0)
@@ -255,7 +270,7 @@ START_TEST(answer_is_checked)
 		int bell = -2;
 		ck_assert_int_eq(sock_send(pair[0], &a[i], sizeof a[i], &shared.region.data_fd, 1), 0);
 		ck_assert_int_eq(handover_result(pair[1], &got, &bell, &e), want[i]);
-		ck_assert_int_eq(open_fds(), before);    /* a refusal brings no doorbell */
+		ck_assert_int_eq(open_fds(), before); /* a refusal brings no doorbell */
 		ck_assert_int_eq(bell, want[i] ? -2 : -1);
 	}
 	ck_assert_int_eq(sock_send(pair[0], &good, sizeof good - 1, NULL, 0), 0);
@@ -263,7 +278,7 @@ START_TEST(answer_is_checked)
 }
 END_TEST
 
-/* --- attach --------------------------------------------------------------------------------------------------------------------- */
+/* --- attach -------------------------------------------------------------- */
 
 static struct svc svc;
 static struct attach *attach;
@@ -296,7 +311,8 @@ static void attach_setup(void)
 	svc.base = event_base_new();
 	n_on = n_gone = 0;
 	on_bell = -1;
-	attach = attach_new(&svc, "messager", path, &hello, shared.region.control_fd, shared.region.data_fd, ring_fd(ring), &hooks);
+	attach = attach_new(&svc, "messager", path, &hello, shared.region.control_fd,
+	                    shared.region.data_fd, ring_fd(ring), &hooks);
 }
 
 static void attach_teardown(void)
@@ -330,7 +346,8 @@ static void loop_until(const unsigned *what, unsigned want)
 	ck_assert_uint_eq(*what, want);
 }
 
-/* The peer: what it does with the connection, driven by bytes on a pipe; answers each with a byte when done. */
+/* The peer: what it does with the connection, driven by bytes on a pipe; answers each with a
+ * byte when done. */
 struct peer_process {
 	pid_t pid;
 	int to, from;
@@ -356,32 +373,27 @@ static void peer_main(int in, int out, uint64_t epoch)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	while (read(in, &c, 1) == 1) {
 		switch (c) {
-		case 'l':   /* listen */
-			listener = sock_listen(path, 0600, NULL);
-			break;
-		case 'a':   /* accept and admit */
-		case 'r':   /* accept and refuse */
+		case 'l': /* listen */ listener = sock_listen(path, 0600, NULL); break;
+		case 'a': /* accept and admit */
+		case 'r': /* accept and refuse */
 			sock = sock_accept(listener);
 			peer_answer(sock, epoch, c == 'r' ? ERR_FULL : 0);
 			if (c == 'r')
 				close(sock);
 			break;
-		case 'c':   /* close the connection, live on */
-			close(sock);
-			break;
-		case 's':   /* say something that nobody asked for */
+		case 'c': /* close the connection, live on */ close(sock); break;
+		case 's': /* say something that nobody asked for */
 			if (sock_send(sock, "x", 1, NULL, 0) < 0)
 				_exit(1);
 			break;
-		case 'f':   /* a child inherits the connection and lives on for a while */
+		case 'f': /* a child inherits the connection and lives on for a while */
 			if (fork() == 0) {
 				prctl(PR_SET_PDEATHSIG, 0);
 				usleep(700000);
 				_exit(0);
 			}
 			break;
-		case 'x':
-			_exit(0);
+		case 'x': _exit(0);
 		}
 		if (write(out, "", 1) != 1)
 			_exit(1);
@@ -411,7 +423,7 @@ static void tell(struct peer_process *p, const char *what)
 	for (; *what; what++) {
 		ck_assert_int_eq(write(p->to, what, 1), 1);
 		if (*what == 'a' || *what == 'r')
-			loop_ms(120);                        /* our side of the connection must move too */
+			loop_ms(120); /* our side of the connection must move too */
 		if (*what != 'x')
 			ck_assert_int_eq(read(p->from, &c, 1), 1);
 	}
@@ -427,7 +439,7 @@ static void peer_kill(struct peer_process *p)
 
 START_TEST(on_then_gone_then_on_again)
 {
-	loop_ms(120);                                /* nobody listens yet */
+	loop_ms(120); /* nobody listens yet */
 	ck_assert_uint_eq(n_on, 0);
 	struct peer_process a = peer_start(501);
 	tell(&a, "la");
@@ -456,7 +468,7 @@ START_TEST(end_of_file_alone_is_not_gone)
 	tell(&a, "c");
 	loop_ms(300);
 	ck_assert_uint_eq(n_gone, 0);
-	kill(a.pid, SIGSTOP);                        /* stopped is not dead */
+	kill(a.pid, SIGSTOP); /* stopped is not dead */
 	loop_ms(100);
 	ck_assert_uint_eq(n_gone, 0);
 	peer_kill(&a);
@@ -474,7 +486,8 @@ START_TEST(a_dead_process_alone_is_not_gone)
 	uint64_t begin = clock_us();
 	peer_kill(&a);
 	loop_ms(200);
-	ck_assert_uint_eq(n_gone, 0);                /* its child still has the connection, and so our memory */
+	/* its child still has the connection, and so our memory */
+	ck_assert_uint_eq(n_gone, 0);
 	loop_until(&n_gone, 1);
 	ck_assert_uint_gt(clock_us() - begin, 300000);
 }
@@ -498,10 +511,10 @@ START_TEST(an_answer_just_before_the_end_counts)
 	struct peer_process a = peer_start(501);
 	char c;
 	tell(&a, "l");
-	loop_ms(120);                                /* connected, offered */
+	loop_ms(120); /* connected, offered */
 	ck_assert_int_eq(write(a.to, "ax", 2), 2);
 	ck_assert_int_eq(read(a.from, &c, 1), 1);
-	waitpid(a.pid, NULL, 0);                     /* it has answered, and is dead before we look */
+	waitpid(a.pid, NULL, 0); /* it has answered, and is dead before we look */
 	loop_until(&n_on, 1);
 	loop_until(&n_gone, 1);
 	ck_assert_uint_eq(gone_epoch, 501);
@@ -517,7 +530,7 @@ START_TEST(what_comes_after_the_answer_is_no_end)
 	loop_until(&n_on, 1);
 	tell(&a, "s");
 	loop_ms(100);
-	tell(&a, "s");                               /* the connection still stands */
+	tell(&a, "s"); /* the connection still stands */
 	ck_assert_uint_eq(n_gone, 0);
 	peer_kill(&a);
 	loop_until(&n_gone, 1);

@@ -1,4 +1,5 @@
-/* test_hash.c - the prefix hash, byte for byte: the wanted values were computed from hash.h's definition with Python's hashlib. */
+/* test_hash.c - the prefix hash, byte for byte: the wanted values were computed from hash.h's
+ * definition with Python's hashlib. */
 #include "kv/hash.h"
 
 #include <check.h>
@@ -14,7 +15,8 @@ static const char *hex(const struct kv_hash *h)
 	return out;
 }
 
-static const struct kv_root root = {"model-1", "tok-2", "cpu-bf16-1", "30x3x64:bf16:64", NULL, "tenant\xc3\xa9"};
+static const struct kv_root root = {"model-1",         "tok-2", "cpu-bf16-1",
+                                    "30x3x64:bf16:64", NULL,    "tenant\xc3\xa9"};
 
 START_TEST(known_values)
 {
@@ -29,7 +31,7 @@ START_TEST(known_values)
 	ck_assert_str_eq(hex(&r), "6a4faeab5724e826e246e4cd5a886911d7d75e0fa6da0be6f5b6c3845f562c39");
 	kv_hash_block(&r, t, 4, &b);
 	ck_assert_str_eq(hex(&b), "54d7771f380afc7d1de5f23c7e1e34fe5492dde0917692676f55ea6eef03701f");
-	kv_hash_block(&b, t + 4, 4, &b);   /* the result may take its parent's place */
+	kv_hash_block(&b, t + 4, 4, &b); /* the result may take its parent's place */
 	ck_assert_str_eq(hex(&b), "b2a6c05e4f953a340493f905bcd0a6b896bf9730dbabe27bdc0a7d745abb5a68");
 	for (uint32_t i = 0; i < 130; i++)
 		big[i] = 1000 + i;
@@ -51,8 +53,10 @@ START_TEST(chain_has_full_blocks_only)
 	ck_assert_uint_eq(kv_hash_chain(&r, t, 7, 4, out), 1);
 	ck_assert_mem_eq(&out[1], &guard, sizeof guard);
 	ck_assert_uint_eq(kv_hash_chain(&r, t, 8, 4, out), 2);
-	ck_assert_str_eq(hex(&out[0]), "54d7771f380afc7d1de5f23c7e1e34fe5492dde0917692676f55ea6eef03701f");
-	ck_assert_str_eq(hex(&out[1]), "b2a6c05e4f953a340493f905bcd0a6b896bf9730dbabe27bdc0a7d745abb5a68");
+	ck_assert_str_eq(hex(&out[0]),
+	                 "54d7771f380afc7d1de5f23c7e1e34fe5492dde0917692676f55ea6eef03701f");
+	ck_assert_str_eq(hex(&out[1]),
+	                 "b2a6c05e4f953a340493f905bcd0a6b896bf9730dbabe27bdc0a7d745abb5a68");
 }
 END_TEST
 
@@ -60,8 +64,9 @@ END_TEST
 START_TEST(root_parts_do_not_run_together)
 {
 	static const struct kv_root roots[] = {
-		{"ab", "", "", "", "", ""}, {"a", "b", "", "", "", ""}, {"", "ab", "", "", "", ""}, {"", "", "ab", "", "", ""},
-		{"", "", "", "ab", "", ""}, {"", "", "", "", "ab", ""}, {"", "", "", "", "", "ab"}, {"", "", "", "", "a", "b"},
+		{"ab", "", "", "", "", ""}, {"a", "b", "", "", "", ""}, {"", "ab", "", "", "", ""},
+		{"", "", "ab", "", "", ""}, {"", "", "", "ab", "", ""}, {"", "", "", "", "ab", ""},
+		{"", "", "", "", "", "ab"}, {"", "", "", "", "a", "b"},
 	};
 	enum { N = sizeof roots / sizeof *roots };
 	struct kv_hash h[N];

@@ -1,5 +1,6 @@
-/* test_jinja.c - the template interpreter construct by construct: tests/data/jinja/cases.jsonl has small templates with what Jinja2 itself renders for
- * them, or its error. Then the bounds: hostile templates and data end soon, with an error that names the limit. */
+/* test_jinja.c - the template interpreter construct by construct: tests/data/jinja/cases.jsonl has
+ * small templates with what Jinja2 itself renders for them, or its error. Then the bounds:
+ * hostile templates and data end soon, with an error that names the limit. */
 #include "jinja/jinja.h"
 #include "util/mem.h"
 
@@ -12,13 +13,14 @@
 #define DATA "tests/data/jinja/cases.jsonl"
 
 struct result {
-	int rc;          /* of jinja_template_new when `loaded` is 0 */
+	int rc; /* of jinja_template_new when `loaded` is 0 */
 	int loaded;
 	struct err err;
 	struct buf out;
 };
 
-static struct result render(const char *text, size_t len, const json_t *vars, const struct jinja_run *limits, size_t out_max)
+static struct result render(const char *text, size_t len, const json_t *vars,
+                            const struct jinja_run *limits, size_t out_max)
 {
 	struct result x = {0};
 	struct jinja_template *t;
@@ -48,14 +50,17 @@ static int as_wanted(const json_t *row, const struct result *x)
 	const json_t *text = json_object_get(row, "text");
 	const char *error = json_string_value(json_object_get(row, "error"));
 	if (text)
-		return x->rc == 0 && x->out.len == json_string_length(text) && !memcmp(x->out.data ? x->out.data : "", json_string_value(text), x->out.len);
+		return x->rc == 0 && x->out.len == json_string_length(text) &&
+		       !memcmp(x->out.data ? x->out.data : "", json_string_value(text), x->out.len);
 	if (!strncmp(error, "TemplateSyntaxError", 19))
 		return x->rc == ERR_INVALID && !x->loaded && !strncmp(x->err.text, "line ", 5);
-	if (!strncmp(error, "TemplateAssertionError", 22))   /* of the compiler there, here when it is reached */
+	/* of the compiler there, here when it is reached */
+	if (!strncmp(error, "TemplateAssertionError", 22))
 		return x->rc == ERR_INVALID;
 	if (!strncmp(error, "TemplateError: ", 15))
 		return x->rc == ERR_INVALID && x->loaded && !strcmp(x->err.text, words(error));
-	if (!strncmp(error, "UndefinedError: ", 16) && x->rc == ERR_INVALID)   /* these say what a template's author needs: word by word */
+	/* these say what a template's author needs: word by word */
+	if (!strncmp(error, "UndefinedError: ", 16) && x->rc == ERR_INVALID)
 		return strstr(x->err.text, words(error)) != NULL;
 	return x->rc < 0 && x->loaded && !strncmp(x->err.text, "line ", 5);
 }
@@ -66,15 +71,18 @@ START_TEST(cases)
 	size_t size = 0, rows = 0, wrong = 0;
 	FILE *f = fopen(DATA, "r");
 	ck_assert(f != NULL && getline(&line, &size, f) > 0);
-	json_t *head = json_loads(line, JSON_ALLOW_NUL, NULL), *vars = json_object_get(head, "variables");
+	json_t *head = json_loads(line, JSON_ALLOW_NUL, NULL),
+		   *vars = json_object_get(head, "variables");
 	ck_assert(vars != NULL);
 	for (; getline(&line, &size, f) > 0; rows++) {
-		json_t *row = json_loads(line, JSON_ALLOW_NUL, NULL), *text = json_object_get(row, "template");
+		json_t *row = json_loads(line, JSON_ALLOW_NUL, NULL),
+			   *text = json_object_get(row, "template");
 		ck_assert(text != NULL);
 		struct result x = render(json_string_value(text), json_string_length(text), vars, NULL, 0);
 		if (!as_wanted(row, &x)) {
 			wrong++;
-			printf("%s    got %d \"%s\" \"%s\"\n", line, x.rc, x.rc ? x.err.text : "", x.out.data ? x.out.data : "");
+			printf("%s    got %d \"%s\" \"%s\"\n", line, x.rc, x.rc ? x.err.text : "",
+			       x.out.data ? x.out.data : "");
 		}
 		buf_fini(&x.out);
 		json_decref(row);
@@ -88,9 +96,11 @@ START_TEST(cases)
 }
 END_TEST
 
-/* --- bounds --------------------------------------------------------------------------------------------------------------------- */
+/* --- bounds -------------------------------------------------------------- */
 
-#define LOOP(body) "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}" body "{% endfor %}{% endfor %}{% endfor %}"
+#define LOOP(body)                                                                        \
+	"{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}" body \
+	"{% endfor %}{% endfor %}{% endfor %}"
 
 static const struct {
 	const char *text, *why;
@@ -110,13 +120,24 @@ static const struct {
 	{"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "deeper than 200", ERR_FULL},
 	{"{% macro m(x) %}{{ m([x]) }}{% endmacro %}{{ m(1) }}", "deeper than 200", ERR_FULL},
 	{"{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", "deeper than 200", ERR_FULL},
-	{"{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", "bytes of memory", ERR_FULL},
-	{"{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "more than", ERR_FULL},
-	{"{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}", "nested too deep", ERR_FULL},
-	{"{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x|tojson }}", "nested too deep", ERR_FULL},
-	{"{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x == [ns.x] }}", "nested too deep", ERR_FULL},
+	{"{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor "
+     "%}",
+     "bytes of memory", ERR_FULL},
+	{"{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor "
+     "%}",
+     "more than", ERR_FULL},
+	{"{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor "
+     "%}{{ ns.x }}",
+     "nested too deep", ERR_FULL},
+	{"{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor "
+     "%}{{ ns.x|tojson }}",
+     "nested too deep", ERR_FULL},
+	{"{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor "
+     "%}{{ ns.x == [ns.x] }}",
+     "nested too deep", ERR_FULL},
 	{"{% set ns = namespace() %}{% set ns.self = ns %}{{ ns }}", "nested too deep", ERR_FULL},
-	{"{% for i in range(100000) %}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}", "longer than 1000000 bytes", ERR_FULL},
+	{"{% for i in range(100000) %}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}",
+     "longer than 1000000 bytes", ERR_FULL},
 	{"{{ '%99999d' % 1 }}", "wider than 10000", ERR_FULL},
 	{"{{ '{:99999}'.format(1) }}", "wider than 10000", ERR_FULL},
 	{"{{ '%*d' % (10**9, 1) }}", "wider than 10000", ERR_FULL},
@@ -124,9 +145,12 @@ static const struct {
 	{"{{ ('ab' * 100000).replace('', 'x' * 10000) }}", "more than", ERR_FULL},
 	{"{{ 'a'|indent(10**10) }}", "bytes of memory", ERR_FULL},
 	{"{{ [[[1]]]|tojson(indent=10**7) }}", "bytes of memory", ERR_FULL},
-	{"{% set x = 'ab' * 10000 %}{% for i in range(10000) %}{{ x.count('b') }}{% endfor %}", "more than 3000000 steps", ERR_FULL},
-	{"{% set x = range(100000)|list %}{% for i in x %}{{ -1 in x }}{% endfor %}", "more than 3000000 steps", ERR_FULL},
-	{"{% for i in range(100000) %}{{ ('a' * 20000) == ('a' * 20000) }}{% endfor %}", "more than", ERR_FULL},
+	{"{% set x = 'ab' * 10000 %}{% for i in range(10000) %}{{ x.count('b') }}{% endfor %}",
+     "more than 3000000 steps", ERR_FULL},
+	{"{% set x = range(100000)|list %}{% for i in x %}{{ -1 in x }}{% endfor %}",
+     "more than 3000000 steps", ERR_FULL},
+	{"{% for i in range(100000) %}{{ ('a' * 20000) == ('a' * 20000) }}{% endfor %}", "more than",
+     ERR_FULL},
 	{"{{ [1]|batch(10**9)|list }}", "from 1 to 100000", ERR_INVALID},
 	{"{{ strftime_now('%c' * 1000) }}", "longer than 255", ERR_FULL},
 	{"{{ 1|round(10**9) }}", "beyond 300", ERR_FULL},
@@ -136,7 +160,8 @@ START_TEST(bounds)
 {
 	const struct jinja_run limits = {.steps_max = 3000000, .memory_max = 16u << 20};
 	struct result x = render(hostile[_i].text, strlen(hostile[_i].text), NULL, &limits, 1000000);
-	ck_assert_msg(x.rc == hostile[_i].rc && strstr(x.err.text, hostile[_i].why), "got %d %s", x.rc, x.err.text);
+	ck_assert_msg(x.rc == hostile[_i].rc && strstr(x.err.text, hostile[_i].why), "got %d %s", x.rc,
+	              x.err.text);
 	buf_fini(&x.out);
 }
 END_TEST
@@ -145,18 +170,12 @@ END_TEST
 static const struct {
 	const char *open, *middle, *close, *why;
 } nested[] = {
-	{"(", "1", ")", "deeper than 100"},
-	{"[", "", "]", "deeper than 100"},
-	{"{1:", "1", "}", "deeper than 100"},
-	{"not ", "1", "", "deeper than 100"},
-	{"-", "1", "", "deeper than 100"},
-	{"1 if 1 else ", "1", "", "deeper than 100"},
-	{"", "1", "+1", "in a row"},
-	{"", "s", ".a", "in a row"},
-	{"", "s", "()", "in a row"},
-	{"", "s", "|list", "in a row"},
-	{"", "s", "[0]", "in a row"},
-	{"", "1", " == 1", "more than 64 comparisons"},
+	{"(", "1", ")", "deeper than 100"},   {"[", "", "]", "deeper than 100"},
+	{"{1:", "1", "}", "deeper than 100"}, {"not ", "1", "", "deeper than 100"},
+	{"-", "1", "", "deeper than 100"},    {"1 if 1 else ", "1", "", "deeper than 100"},
+	{"", "1", "+1", "in a row"},          {"", "s", ".a", "in a row"},
+	{"", "s", "()", "in a row"},          {"", "s", "|list", "in a row"},
+	{"", "s", "[0]", "in a row"},         {"", "1", " == 1", "more than 64 comparisons"},
 	{"", "1", " and 1", "in a row"},
 };
 
@@ -172,7 +191,9 @@ START_TEST(deep_expressions)
 		buf_adds(&b, nested[_i].close);
 	buf_adds(&b, " }}");
 	struct result x = render(b.data, b.len, NULL, NULL, 0);
-	ck_assert_msg(!x.loaded && x.rc == ERR_INVALID && (strstr(x.err.text, nested[_i].why) || strstr(x.err.text, "255 brackets")), "got %d %s", x.rc, x.err.text);
+	ck_assert_msg(!x.loaded && x.rc == ERR_INVALID &&
+	                  (strstr(x.err.text, nested[_i].why) || strstr(x.err.text, "255 brackets")),
+	              "got %d %s", x.rc, x.err.text);
 	buf_fini(&x.out);
 	buf_fini(&b);
 }
@@ -185,10 +206,11 @@ START_TEST(deep_statements)
 	for (int i = 0; i < 5000; i++)
 		buf_adds(&b, "{% if 1 %}");
 	struct result x = render(b.data, b.len, NULL, NULL, 0);
-	ck_assert_msg(!x.loaded && strstr(x.err.text, "nested deeper than 100"), "got %d %s", x.rc, x.err.text);
+	ck_assert_msg(!x.loaded && strstr(x.err.text, "nested deeper than 100"), "got %d %s", x.rc,
+	              x.err.text);
 	buf_reset(&b);
 	buf_adds(&b, "{% if 0 %}");
-	for (int i = 0; i < 5000; i++)   /* a long chain is no nesting */
+	for (int i = 0; i < 5000; i++) /* a long chain is no nesting */
 		buf_adds(&b, "{% elif 0 %}a");
 	buf_adds(&b, "{% else %}b{% endif %}");
 	buf_fini(&x.out);
@@ -206,23 +228,29 @@ START_TEST(deep_data)
 		v = json_pack("[o]", v);
 	json_object_set_new(o, "x", v);
 	struct result x = render("{{ x }}", 7, o, NULL, 0);
-	ck_assert_msg(x.rc == ERR_FULL && strstr(x.err.text, "data is nested deeper than 128"), "got %d %s", x.rc, x.err.text);
+	ck_assert_msg(x.rc == ERR_FULL && strstr(x.err.text, "data is nested deeper than 128"),
+	              "got %d %s", x.rc, x.err.text);
 	buf_fini(&x.out);
-	x = render("{{ y }}", 7, o, NULL, 0);   /* what is not used is not looked at */
+	x = render("{{ y }}", 7, o, NULL, 0); /* what is not used is not looked at */
 	ck_assert_int_eq(x.rc, 0);
 	buf_fini(&x.out);
 	json_decref(o);
 }
 END_TEST
 
-/* A long text put together piece by piece takes memory in proportion to its length, not to its square. */
+/* A long text put together piece by piece takes memory in proportion to its length, not to its
+ * square. */
 START_TEST(accumulates)
 {
-	static const char text[] = "{% set ns = namespace(a='', b='') %}{% for i in range(20000) %}{% set ns.a = ns.a + 'one piece of text' %}"
-	                           "{% set ns.b = ns.b ~ 'another' ~ i %}{% endfor %}{{ ns.a|length }} {{ ns.b|length }} {{ ns.a[:20] }}";
+	static const char text[] = "{% set ns = namespace(a='', b='') %}{% for i in range(20000) %}{% "
+							   "set ns.a = ns.a + 'one piece of text' %}"
+							   "{% set ns.b = ns.b ~ 'another' ~ i %}{% endfor %}{{ ns.a|length }} "
+							   "{{ ns.b|length }} {{ ns.a[:20] }}";
 	const struct jinja_run limits = {.memory_max = 16u << 20};
 	struct result x = render(text, sizeof text - 1, NULL, &limits, 0);
-	ck_assert_msg(x.rc == 0 && x.out.data && !strcmp(x.out.data, "340000 228890 one piece of textone"), "got %d %s %s", x.rc, x.err.text, x.out.data);
+	ck_assert_msg(x.rc == 0 && x.out.data &&
+	                  !strcmp(x.out.data, "340000 228890 one piece of textone"),
+	              "got %d %s %s", x.rc, x.err.text, x.out.data);
 	buf_fini(&x.out);
 }
 END_TEST
@@ -261,7 +289,9 @@ END_TEST
 /* What was grown in place is not changed by another string that begins with it. */
 START_TEST(grown_strings_are_values)
 {
-	static const char text[] = "{% set a = 'x' * 300 %}{% set b = a + 'B' %}{% set c = b + 'C' %}{% set d = b + 'D' %}{{ c[-2:] }}{{ d[-2:] }}{{ b[-1:] }}{{ (b + b)|length }}";
+	static const char text[] =
+		"{% set a = 'x' * 300 %}{% set b = a + 'B' %}{% set c = b + 'C' %}{% set d = b + 'D' %}{{ "
+		"c[-2:] }}{{ d[-2:] }}{{ b[-1:] }}{{ (b + b)|length }}";
 	struct result x = render(text, sizeof text - 1, NULL, NULL, 0);
 	ck_assert_msg(x.rc == 0 && !strcmp(x.out.data, "BCBDB602"), "%s", x.out.data);
 	buf_fini(&x.out);
@@ -270,7 +300,9 @@ END_TEST
 
 START_TEST(no_utf8)
 {
-	static const char text[] = "\xff{{ '\xfe\xc3'|upper }}{{ ['\xff']|tojson }}{{ '\xe2\x82'|length }}{{ '\xf0\x9f'[::-1]|trim }}{{ {'\xff': '\xc0\x80'} }}";
+	static const char text[] =
+		"\xff{{ '\xfe\xc3'|upper }}{{ ['\xff']|tojson }}{{ '\xe2\x82'|length }}{{ "
+		"'\xf0\x9f'[::-1]|trim }}{{ {'\xff': '\xc0\x80'} }}";
 	json_t *o = json_object();
 	json_object_set_new(o, "x", json_stringn_nocheck("a\xff", 2));
 	struct result x = render(text, sizeof text - 1, o, NULL, 0);

@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- the bound -------------------------------------------------------------------------------- */
+/* --- the bound ----------------------------------------------------------- */
 
 static size_t used, peak;
 
 static void *count_take(size_t n)
 {
 	void *p = malloc(n);
-	used += malloc_usable_size(p) + 8;   /* and what malloc needs itself */
+	used += malloc_usable_size(p) + 8; /* and what malloc needs itself */
 	peak = used > peak ? used : peak;
 	return p;
 }
@@ -29,7 +29,7 @@ static void count_give(void *p)
 /* Repeated, between two ends. */
 static const struct {
 	const char *begin, *each, *end;
-	double slack;                /* the bound is at most so many times what is used */
+	double slack; /* the bound is at most so many times what is used */
 } shapes[] = {
 	{"[", "1,", "1]", 2},
 	{"[", "{},", "1]", 1.5},
@@ -105,7 +105,7 @@ START_TEST(bound_of_members)
 }
 END_TEST
 
-/* --- refused ----------------------------------------------------------------------------------- */
+/* --- refused ------------------------------------------------------------- */
 
 /* A text whose tree, and a string of it, grow through many sizes. */
 static void body(struct buf *b)

@@ -26,7 +26,8 @@ START_TEST(uniform_sizes)
 		{2, 1, 36, 7, KV_FP8, 560, 1120, "2x1x36:fp8:7"},
 	};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-		ck_assert_int_eq(kv_layout_uniform(&l, t[i].layers, t[i].heads, t[i].dim, t[i].tokens, t[i].type), 0);
+		ck_assert_int_eq(
+			kv_layout_uniform(&l, t[i].layers, t[i].heads, t[i].dim, t[i].tokens, t[i].type), 0);
 		ck_assert_uint_eq(l.piece_bytes[0], t[i].piece);
 		ck_assert_uint_eq(l.block_bytes, t[i].block);
 		kv_layout_text(&l, text, sizeof text);
@@ -35,17 +36,22 @@ START_TEST(uniform_sizes)
 }
 END_TEST
 
-/* One latent a token: half the pieces, half the scales; and no text that a layout of keys and values has. */
+/* One latent a token: half the pieces, half the scales; and no text that a layout of keys and
+ * values has. */
 START_TEST(latent_sizes)
 {
 	static const struct {
 		uint32_t layers, width, tokens;
 		enum kv_type type;
 		size_t piece;
-	} t[] = {{61, 576, 64, KV_BF16, 73728}, {3, 32, 16, KV_F32, 2048}, {3, 32, 16, KV_INT8, 576}, {2, 36, 7, KV_FP8, 280}};
+	} t[] = {{61, 576, 64, KV_BF16, 73728},
+	         {3, 32, 16, KV_F32, 2048},
+	         {3, 32, 16, KV_INT8, 576},
+	         {2, 36, 7, KV_FP8, 280}};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
 		char other[KV_LAYOUT_TEXT_MAX];
-		ck_assert_int_eq(kv_layout_uniform(&l, t[i].layers, 1, t[i].width / 2, t[i].tokens, t[i].type), 0);
+		ck_assert_int_eq(
+			kv_layout_uniform(&l, t[i].layers, 1, t[i].width / 2, t[i].tokens, t[i].type), 0);
 		kv_layout_text(&l, other, sizeof other);
 		ck_assert_int_eq(kv_layout_latent(&l, t[i].layers, t[i].width, t[i].tokens, t[i].type), 0);
 		ck_assert_uint_eq(l.piece_bytes[0], t[i].piece);
@@ -67,19 +73,32 @@ START_TEST(refused)
 		uint32_t layers, heads, dim, tokens;
 		enum kv_type type;
 	} t[] = {
-		{0, 3, 64, 64, KV_BF16},    {257, 3, 64, 64, KV_BF16},         {UINT32_MAX, 3, 64, 64, KV_BF16},
-		{30, 0, 64, 64, KV_BF16},   {30, 3, 0, 64, KV_BF16},           {30, 3, 64, 0, KV_BF16},
-		{30, 3, 64, 64, KV_FP8 + 1}, {30, 3, 64, 64, (enum kv_type)-1}, {1, 1, 1u << 22, 65, KV_BF16},
-		{2, 1, 1u << 22, 64, KV_BF16}, {1, UINT32_MAX, UINT32_MAX / 4, UINT32_MAX, KV_F32}, {1, 1, UINT32_MAX, 1, KV_F32},
-		{1, 1u << 31, 1u << 29, 1u << 31, KV_F32}, {1, 1, (1u << 31) + 32, 1, KV_BF16},
+		{0, 3, 64, 64, KV_BF16},
+		{257, 3, 64, 64, KV_BF16},
+		{UINT32_MAX, 3, 64, 64, KV_BF16},
+		{30, 0, 64, 64, KV_BF16},
+		{30, 3, 0, 64, KV_BF16},
+		{30, 3, 64, 0, KV_BF16},
+		{30, 3, 64, 64, KV_FP8 + 1},
+		{30, 3, 64, 64, (enum kv_type) - 1},
+		{1, 1, 1u << 22, 65, KV_BF16},
+		{2, 1, 1u << 22, 64, KV_BF16},
+		{1, UINT32_MAX, UINT32_MAX / 4, UINT32_MAX, KV_F32},
+		{1, 1, UINT32_MAX, 1, KV_F32},
+		{1, 1u << 31, 1u << 29, 1u << 31, KV_F32},
+		{1, 1, (1u << 31) + 32, 1, KV_BF16},
 	};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++)
-		ck_assert_int_eq(kv_layout_uniform(&l, t[i].layers, t[i].heads, t[i].dim, t[i].tokens, t[i].type), ERR_INVALID);
-	memset(&l, 0, sizeof l);   /* bytes of a token that are 65,536 when cut to 64 bits */
+		ck_assert_int_eq(kv_layout_uniform(&l, t[i].layers, t[i].heads, t[i].dim, t[i].tokens,
+		                                   t[i].type),
+		                 ERR_INVALID);
+	memset(&l, 0, sizeof l); /* bytes of a token that are 65,536 when cut to 64 bits */
 	l.layers = l.block_tokens = 1;
-	l.layer[0] = (struct kv_layer){.heads = UINT32_MAX - 65534, .k_bytes = UINT32_MAX, .v_bytes = 65537};
+	l.layer[0] = (struct kv_layer){.heads = UINT32_MAX - 65534,
+	                               .k_bytes = UINT32_MAX,
+	                               .v_bytes = 65537};
 	ck_assert_int_eq(kv_layout_finish(&l), ERR_INVALID);
-	memset(&l, 0xFF, sizeof l);   /* what a broken peer may say */
+	memset(&l, 0xFF, sizeof l); /* what a broken peer may say */
 	ck_assert_int_eq(kv_layout_finish(&l), ERR_INVALID);
 	l.layers = 256;
 	l.block_tokens = 64;
@@ -96,7 +115,7 @@ START_TEST(offsets_tile_the_pool)
 	l.layers = 3;
 	l.block_tokens = 4;
 	l.layer[0] = (struct kv_layer){2, 16, 16, 0};
-	l.layer[1] = (struct kv_layer){1, 24, 0, 0};     /* one latent for K and V */
+	l.layer[1] = (struct kv_layer){1, 24, 0, 0}; /* one latent for K and V */
 	l.layer[2] = (struct kv_layer){4, 8, 8, 2};
 	ck_assert_int_eq(kv_layout_finish(&l), 0);
 	ck_assert_uint_eq(l.piece_bytes[0], 256);
@@ -119,14 +138,16 @@ START_TEST(unlike_layers_have_unlike_texts)
 	l.layer[1].v_bytes = 64;
 	ck_assert_int_eq(kv_layout_finish(&l), 0);
 	kv_layout_text(&l, text, sizeof text);
-	ck_assert_str_eq(text, "3xb636f11c9ad79a7df4215cae2e095ca9:bf16:64");   /* by Python's hashlib */
+	/* by Python's hashlib */
+	ck_assert_str_eq(text, "3xb636f11c9ad79a7df4215cae2e095ca9:bf16:64");
 	l.layer[1].v_bytes = 128;
 	l.layer[2].scale_bytes = 2;
 	kv_layout_finish(&l);
 	kv_layout_text(&l, other, sizeof other);
 	ck_assert_str_ne(text, other);
 	kv_layout_uniform(&l, 3, 3, 64, 64, KV_INT8);
-	l.layer[0].scale_bytes = l.layer[1].scale_bytes = l.layer[2].scale_bytes = 0;   /* not those of the type */
+	/* not those of the type */
+	l.layer[0].scale_bytes = l.layer[1].scale_bytes = l.layer[2].scale_bytes = 0;
 	kv_layout_finish(&l);
 	kv_layout_text(&l, other, sizeof other);
 	ck_assert_str_ne(other, "3x3x64:int8:64");

@@ -1,4 +1,5 @@
-/* test_log.c - a log call never waits, whatever becomes of stderr; what is lost is counted and said. */
+/* test_log.c - a log call never waits, whatever becomes of stderr; what is lost is counted and
+ * said. */
 #include "util/log.h"
 
 #include <check.h>
@@ -72,16 +73,17 @@ START_TEST(a_pipe_that_nobody_reads)
 	int fd = pipe_as_stderr();
 	log_init("pdtest", NULL);
 	ck_assert_int_eq(log_start(), 0);
-	write_lines(0, LINES);                    /* hangs here if a call waits */
+	write_lines(0, LINES); /* hangs here if a call waits */
 	uint64_t lost = log_dropped();
 	ck_assert_uint_gt(lost, 0);
 	char want[128];
-	snprintf(want, sizeof want, "level=warn prog=pdtest event=log_lines_dropped lines=%llu total=%llu\n", (unsigned long long)lost,
-	         (unsigned long long)lost);
+	snprintf(want, sizeof want,
+	         "level=warn prog=pdtest event=log_lines_dropped lines=%llu total=%llu\n",
+	         (unsigned long long)lost, (unsigned long long)lost);
 	char *text = read_until(fd, want);
 	unsigned seen = check_lines(text);
 	free(text);
-	write_lines(LINES, 1);                    /* it goes on afterwards */
+	write_lines(LINES, 1); /* it goes on afterwards */
 	text = read_until(fd, "n=5000 ");
 	seen += check_lines(text);
 	ck_assert_uint_eq(seen + lost, LINES + 1);
@@ -97,7 +99,7 @@ START_TEST(the_end_waits_for_the_buffer)
 	ck_assert_int_eq(log_start(), 0);
 	write_lines(0, 10);
 	log_stop(60000);
-	write_lines(10, 1);                       /* by itself now */
+	write_lines(10, 1); /* by itself now */
 	char *text = read_until(fd, "n=10 ");
 	ck_assert_uint_eq(check_lines(text), 11);
 	free(text);
@@ -110,7 +112,7 @@ START_TEST(the_end_does_not_wait_for_ever)
 	log_init("pdtest", NULL);
 	ck_assert_int_eq(log_start(), 0);
 	write_lines(0, LINES);
-	log_stop(20);                             /* hangs here if it does */
+	log_stop(20); /* hangs here if it does */
 }
 END_TEST
 
@@ -125,7 +127,7 @@ START_TEST(a_reader_that_is_gone)
 	while (log_dropped() < 3)
 		usleep(1000);
 	usleep(20000);
-	ck_assert_uint_eq(log_dropped(), 3);      /* the report of a loss is not a loss to report */
+	ck_assert_uint_eq(log_dropped(), 3); /* the report of a loss is not a loss to report */
 	fd = pipe_as_stderr();
 	write_lines(3, 2);
 	char *text = read_until(fd, "event=log_lines_dropped lines=3 total=3\n");

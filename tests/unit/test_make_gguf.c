@@ -1,5 +1,6 @@
-/* test_make_gguf.c - tools/make-gguf against the C readers: what it packs comes back within half a step of the format, what it unpacks is what
- * cpu_dequantise says, bit for bit, and the engine computes nearly the same from every type. */
+/* test_make_gguf.c - tools/make-gguf against the C readers: what it packs comes back within half a
+ * step of the format, what it unpacks is what cpu_dequantise says, bit for bit, and the engine
+ * computes nearly the same from every type. */
 #include "engine/engine.h"
 #include "format/gguf.h"
 #include "kernels/cpu/cpu.h"
@@ -19,12 +20,13 @@ static const struct type {
 	const char *name;
 	uint32_t number;
 	enum kern_dtype dtype;
-	float logits;              /* limit of the mean difference of a logit to F32's, over their deviation */
+	/* limit of the mean difference of a logit to F32's, over their deviation */
+	float logits;
 } types[] = {
-	{"F32", 0, KERN_F32, 0},        {"F16", 1, KERN_F16, 0.002f},   {"BF16", 30, KERN_BF16, 0.01f},
-	{"Q8_0", 8, KERN_Q8_0, 0.02f},  {"Q4_0", 2, KERN_Q4_0, 0.2f},   {"Q4_1", 3, KERN_Q4_1, 0.2f},
-	{"Q5_0", 6, KERN_Q5_0, 0.1f},   {"Q5_1", 7, KERN_Q5_1, 0.1f},   {"Q6_K", 14, KERN_Q6_K, 0.06f},
-	{"Q4_K", 12, KERN_Q4_K, 0.3f},  {"Q5_K", 13, KERN_Q5_K, 0.15f},   /* of a wider model */
+	{"F32", 0, KERN_F32, 0},       {"F16", 1, KERN_F16, 0.002f},   {"BF16", 30, KERN_BF16, 0.01f},
+	{"Q8_0", 8, KERN_Q8_0, 0.02f}, {"Q4_0", 2, KERN_Q4_0, 0.2f},   {"Q4_1", 3, KERN_Q4_1, 0.2f},
+	{"Q5_0", 6, KERN_Q5_0, 0.1f},  {"Q5_1", 7, KERN_Q5_1, 0.1f},   {"Q6_K", 14, KERN_Q6_K, 0.06f},
+	{"Q4_K", 12, KERN_Q4_K, 0.3f}, {"Q5_K", 13, KERN_Q5_K, 0.15f}, /* of a wider model */
 };
 #define TYPES (int)(sizeof types / sizeof *types)
 
@@ -33,7 +35,7 @@ static const char *shape_of(const struct type *t)
 	return kern_dtype_bytes(t->dtype, BLOCK) ? "tiny" : "tiny-256";
 }
 
-static const char *python;     /* the one in PATH, or Debian's where that one has no numpy */
+static const char *python; /* the one in PATH, or Debian's where that one has no numpy */
 
 static void make_gguf(const char *fmt, const char *a, const char *b, const char *c)
 {
@@ -71,15 +73,20 @@ static float *values_of(const struct gguf_tensor *t)
 	return v;
 }
 
-/* --- packing ------------------------------------------------------------------------------------------------------------ */
+/* --- packing ------------------------------------------------------------- */
 
-/* Blocks that random weights do not have, written over the first rows of token_embd: zeros, one value, values too small for a scale, an outlier,
- * both ends alike, one sign. */
+/* Blocks that random weights do not have, written over the first rows of token_embd: zeros, one
+ * value, values too small for a scale, an outlier, both ends alike, one sign. */
 static void odd_block(float *b, int which)
 {
 	for (int i = 0; i < BLOCK; i++) {
 		float ramp = (float)i / 31;
-		b[i] = which == 0 ? 0 : which == 1 ? 0.75f : which == 2 ? 1e-9f * ramp : which == 3 ? (i == 5 ? 9.0f : 0.01f * ramp) : which == 4 ? 2 * ramp - 1 : -1 - ramp;
+		b[i] = which == 0   ? 0
+		       : which == 1 ? 0.75f
+		       : which == 2 ? 1e-9f * ramp
+		       : which == 3 ? (i == 5 ? 9.0f : 0.01f * ramp)
+		       : which == 4 ? 2 * ramp - 1
+		                    : -1 - ramp;
 	}
 }
 
@@ -90,15 +97,17 @@ static void write_odd_blocks(const char *path)
 	for (int i = 0; i < ODD; i++)
 		odd_block(odd + (size_t)i * BLOCK, i);
 	struct gguf *g = open_file(path);
-	const struct gguf_tensor *first = gguf_tensor_find(g, "token_embd.weight"), *last = gguf_tensor_at(g, gguf_tensors(g) - 1);
+	const struct gguf_tensor *first = gguf_tensor_find(g, "token_embd.weight"),
+							 *last = gguf_tensor_at(g, gguf_tensors(g) - 1);
 	long back = (const char *)last->data + (last->bytes + 31) / 32 * 32 - (const char *)first->data;
 	gguf_close(&g);
 	FILE *f = fopen(path, "r+b");
-	ck_assert(f && fseek(f, -back, SEEK_END) == 0 && fwrite(odd, sizeof odd, 1, f) == 1 && fclose(f) == 0);
+	ck_assert(f && fseek(f, -back, SEEK_END) == 0 && fwrite(odd, sizeof odd, 1, f) == 1 &&
+	          fclose(f) == 0);
 }
 
 struct range {
-	float low, high, most;     /* most: the largest magnitude */
+	float low, high, most; /* most: the largest magnitude */
 };
 
 static struct range range_of(const float *x, uint32_t n)
@@ -112,7 +121,7 @@ static struct range range_of(const float *x, uint32_t n)
 	return r;
 }
 
-static const float tiny = 0x1p-24f;    /* the smallest f16: a step less than that is none */
+static const float tiny = 0x1p-24f; /* the smallest f16: a step less than that is none */
 
 /* w = d (q - zero): ends one step short on the side where the largest magnitude is not. */
 static float limit_symmetric(struct range r, float zero, float value)
@@ -124,10 +133,12 @@ static float limit_symmetric(struct range r, float zero, float value)
 /* w = d q + m */
 static float limit_offset(struct range r, float top)
 {
-	return ((r.high - r.low) / top + (top + 1) * tiny) * 0.51f + fmaxf(-r.low, fabsf(r.high)) * 0x1p-10f;
+	return ((r.high - r.low) / top + (top + 1) * tiny) * 0.51f +
+	       fmaxf(-r.low, fabsf(r.high)) * 0x1p-10f;
 }
 
-/* Offsets and steps are multiples of a 63rd of the block's largest; x: the whole block, i: which value. */
+/* Offsets and steps are multiples of a 63rd of the block's largest; x: the whole block, i: which
+ * value. */
 static float limit_k(const float *x, uint32_t i, float top)
 {
 	float offset = 0, step = 0;
@@ -150,7 +161,8 @@ static float limit_q6(const float *x, uint32_t i)
 	return limit_symmetric(r, 32, x[i]) + 17 * d + 32 * 127 * tiny;
 }
 
-/* How far value i may be from what its block says: half a step, and what rounding the block's scales adds. */
+/* How far value i may be from what its block says: half a step, and what rounding the block's
+ * scales adds. */
 static float limit_of(enum kern_dtype type, const float *x, uint32_t i)
 {
 	const float *block = x + i / BLOCK * BLOCK, *super = x + i / SUPER * SUPER;
@@ -173,18 +185,26 @@ static void check_tensor(const struct gguf_tensor *from, const struct gguf_tenso
 	float *x = values_of(from), *y = values_of(to);
 	enum kern_dtype type = type_of(to)->dtype;
 	for (uint32_t i = 0; i < count_of(from); i++) {
-		float want = type == KERN_F16 ? kern_f16_to_f32(kern_f32_to_f16(x[i])) : type == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(x[i])) : x[i];
+		float want = type == KERN_F16    ? kern_f16_to_f32(kern_f32_to_f16(x[i]))
+		             : type == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(x[i]))
+		                                 : x[i];
 		float limit = limit_of(type, x, i);
-		ck_assert_msg(fabsf(y[i] - want) <= limit, "%s as %s, value %u: %g became %g, limit %g", from->name, type_of(to)->name, i, x[i], y[i], limit);
+		ck_assert_msg(fabsf(y[i] - want) <= limit, "%s as %s, value %u: %g became %g, limit %g",
+		              from->name, type_of(to)->name, i, x[i], y[i], limit);
 	}
 	free(x);
 	free(y);
 }
 
-/* Matrices get the type that was asked for, vectors F32, and what stands outside the layers Q8_0 in 4-bit files. */
+/* Matrices get the type that was asked for, vectors F32, and what stands outside the layers Q8_0
+ * in 4-bit files. */
 static uint32_t expected_number(const struct type *t, const struct gguf_tensor *of)
 {
-	return of->dims == 1 ? 0 : (t->dtype == KERN_Q4_0 || t->dtype == KERN_Q4_1) && !strcmp(of->name, "token_embd.weight") ? 8 : t->number;
+	return of->dims == 1 ? 0
+	       : (t->dtype == KERN_Q4_0 || t->dtype == KERN_Q4_1) &&
+	               !strcmp(of->name, "token_embd.weight")
+	           ? 8
+	           : t->number;
 }
 
 START_TEST(packs_within_half_a_step)
@@ -200,7 +220,9 @@ START_TEST(packs_within_half_a_step)
 	ck_assert_uint_eq(gguf_tensors(a), gguf_tensors(b));
 	for (size_t i = 0; i < gguf_tensors(a); i++) {
 		const struct gguf_tensor *t = gguf_tensor_at(a, i), *u = gguf_tensor_find(b, t->name);
-		ck_assert_msg(u && u->ggml_type == expected_number(&types[_i], t) && count_of(u) == count_of(t) && u->ne[0] == t->ne[0], "%s", t->name);
+		ck_assert_msg(u && u->ggml_type == expected_number(&types[_i], t) &&
+		                  count_of(u) == count_of(t) && u->ne[0] == t->ne[0],
+		              "%s", t->name);
 		check_tensor(t, u);
 	}
 	gguf_close(&a);
@@ -208,7 +230,7 @@ START_TEST(packs_within_half_a_step)
 }
 END_TEST
 
-/* --- unpacking ---------------------------------------------------------------------------------------------------------- */
+/* --- unpacking ----------------------------------------------------------- */
 
 START_TEST(unpacks_as_the_engine_does)
 {
@@ -231,7 +253,7 @@ START_TEST(unpacks_as_the_engine_does)
 }
 END_TEST
 
-/* --- the engine on them ------------------------------------------------------------------------------------------------- */
+/* --- the engine on them -------------------------------------------------- */
 
 static const uint32_t prompt[] = {5, 300, 17, 42, 42, 199, 0, 319};
 
@@ -242,8 +264,16 @@ struct run {
 /* false when the machine lacks the variant's instructions */
 static int run_open(struct run *r, const char *path, const char *variant)
 {
-	struct engine_opts o = {.model_path = path, .backend = "cpu", .variant = variant, .threads = 1, .kv_type = KV_F32, .block_tokens = 64,
-	                        .max_rows = 16, .max_logits = 1, .max_spans = 1, .max_table = 1};
+	struct engine_opts o = {.model_path = path,
+	                        .backend = "cpu",
+	                        .variant = variant,
+	                        .threads = 1,
+	                        .kv_type = KV_F32,
+	                        .block_tokens = 64,
+	                        .max_rows = 16,
+	                        .max_logits = 1,
+	                        .max_spans = 1,
+	                        .max_table = 1};
 	struct err err = {0};
 	int rc = engine_open(&o, &r->e, &err);
 	if (rc && strstr(err.text, "lacks")) {
@@ -260,7 +290,11 @@ static const float *run_step(struct run *r, const uint32_t *tokens, uint32_t n, 
 {
 	static const uint32_t table[] = {0};
 	struct err err = {0};
-	struct engine_span span = {.tokens = tokens, .n = n, .position = position, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	struct engine_span span = {.tokens = tokens,
+	                           .n = n,
+	                           .position = position,
+	                           .blocks = table,
+	                           .logits = ENGINE_LOGITS_LAST};
 	ck_assert_msg(engine_step(r->e, &span, 1, &err) == 0, "%s", err.text);
 	return engine_logits(r->e, span.logits_row);
 }
@@ -286,7 +320,8 @@ START_TEST(engine_agrees)
 	test_folder(folder, "gguf");
 	for (int i = 0; i < 2; i++) {
 		snprintf(path[i], sizeof path[i], "%s/%d.gguf", folder, i);
-		make_gguf("random --seed 7 %s %s %s", shape_of(&types[_i]), types[i ? _i : 0].name, path[i]);
+		make_gguf("random --seed 7 %s %s %s", shape_of(&types[_i]), types[i ? _i : 0].name,
+		          path[i]);
 		logits_of(path[i], logits[i]);
 	}
 	for (int i = 0; i < VOCAB; i++) {
@@ -294,15 +329,18 @@ START_TEST(engine_agrees)
 		apart += fabsf(logits[1][i] - logits[0][i]);
 	}
 	float deviation = sqrtf(square / VOCAB);
-	printf("%s: mean difference of a logit %.4f of their deviation %.3f (limit %g)\n", types[_i].name, apart / VOCAB / deviation, deviation, types[_i].logits);
+	printf("%s: mean difference of a logit %.4f of their deviation %.3f (limit %g)\n",
+	       types[_i].name, apart / VOCAB / deviation, deviation, types[_i].logits);
 	ck_assert(deviation > 0.01f && apart / VOCAB <= types[_i].logits * deviation);
 }
 END_TEST
 
-/* Greedy tokens, none of them twice (a random model repeats itself), and the logits before the first; how near the second best token ever was. */
+/* Greedy tokens, none of them twice (a random model repeats itself), and the logits before the
+ * first; how near the second best token ever was. */
 enum { TOKENS = 24 };
 
-static int tokens_of(const char *path, const char *variant, uint32_t tokens[TOKENS], float logits[VOCAB], float *ret_nearest)
+static int tokens_of(const char *path, const char *variant, uint32_t tokens[TOKENS],
+                     float logits[VOCAB], float *ret_nearest)
 {
 	struct run r;
 	char used[VOCAB] = {0};
@@ -331,7 +369,8 @@ static int tokens_of(const char *path, const char *variant, uint32_t tokens[TOKE
 	return 1;
 }
 
-/* Each type through its packed layout and integer products: the same tokens as the reference, which multiplies floats. */
+/* Each type through its packed layout and integer products: the same tokens as the reference,
+ * which multiplies floats. */
 START_TEST(fast_as_reference)
 {
 	static const char *const variants[] = {"plain", "avx2", "avx512"};
@@ -350,10 +389,13 @@ START_TEST(fast_as_reference)
 			apart = fmaxf(apart, fabsf(logits[1][i] - logits[0][i]));
 			most = fmaxf(most, fabsf(logits[0][i]));
 		}
-		printf("%s %s: a logit differs by %.2g of %.2g at most; the second best token came as near as %.2g\n", types[_i].name, variants[v], apart, most, nearest);
+		printf("%s %s: a logit differs by %.2g of %.2g at most; the second best token came as near "
+		       "as %.2g\n",
+		       types[_i].name, variants[v], apart, most, nearest);
 		ck_assert(apart <= 3e-4f * most);
 		for (int i = 0; i < TOKENS; i++)
-			ck_assert_msg(got[i] == want[i], "%s %s: token %d is %u, want %u", types[_i].name, variants[v], i, got[i], want[i]);
+			ck_assert_msg(got[i] == want[i], "%s %s: token %d is %u, want %u", types[_i].name,
+			              variants[v], i, got[i], want[i]);
 	}
 }
 END_TEST

@@ -12,7 +12,7 @@
 
 /* What the prefill worker has beside its link to D: memory, a ring, and a link to the messager. */
 static struct {
-	struct svc svc;              /* only its event base is used */
+	struct svc svc; /* only its event base is used */
 	struct side link;
 	struct pool_memory pool;
 	struct ring *ring;
@@ -43,8 +43,8 @@ static void start_messager(void)
 	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	P.messager = vfork();
 	if (P.messager == 0) {
-		execl(program, program, "-o", rundir, "-o", "log_level=error", "--die-with-parent",
-		      parent, (char *)NULL);
+		execl(program, program, "-o", rundir, "-o", "log_level=error", "--die-with-parent", parent,
+		      (char *)NULL);
 		_exit(127);
 	}
 	ck_assert_int_gt(P.messager, 0);
@@ -69,8 +69,8 @@ static void hand_memory_over(void)
 	hello.ring_layers = layers;
 	snprintf(sock, sizeof sock, "%s/messager.sock", W.dir);
 	P.svc.base = W.base;
-	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.region.control_fd, P.pool.region.data_fd,
-	                      ring_fd(P.ring), &hooks);
+	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.region.control_fd,
+	                      P.pool.region.data_fd, ring_fd(P.ring), &hooks);
 }
 
 static void link_to_messager(void)
@@ -153,8 +153,8 @@ static void publish(uint32_t n, const Pds__Grant *g, uint32_t tokens, const uint
 	}
 	ck_assert_int_eq(ring_publish(P.ring, &t, &slot, &gen), 0);
 	for (uint32_t l = 0; l < W.layout.layers; l++)
-		__atomic_store_n(ring_progress_word(P.ring, slot, l),
-		                 ring_progress_value(gen, tokens), __ATOMIC_RELEASE);
+		__atomic_store_n(ring_progress_word(P.ring, slot, l), ring_progress_value(gen, tokens),
+		                 __ATOMIC_RELEASE);
 	ring_bell(P.ring);
 }
 
@@ -210,8 +210,8 @@ START_TEST(blocks_that_are_not_the_leases)
 	}
 	struct answer got = ask(2);
 	for (uint32_t i = 0; i < want.n; i++)
-		ck_assert_msg(got.id[i] == want.id[i], "token %u is %u, undisturbed it is %u", i,
-		              got.id[i], want.id[i]);
+		ck_assert_msg(got.id[i] == want.id[i], "token %u is %u, undisturbed it is %u", i, got.id[i],
+		              want.id[i]);
 	/* and the lease is as good as ever: what it names is delivered */
 	publish(3, g, 40, g->blocks);
 	ck_assert(sent(3));
@@ -221,7 +221,8 @@ START_TEST(blocks_that_are_not_the_leases)
 }
 END_TEST
 
-/* A worker whose pool is memory that the messager cannot copy is told so in a sentence; the others' links and memory stay. */
+/* A worker whose pool is memory that the messager cannot copy is told so in a sentence; the
+ * others' links and memory stay. */
 START_TEST(a_backend_that_is_not_there)
 {
 	struct handover_hello hello;
@@ -234,10 +235,12 @@ START_TEST(a_backend_that_is_not_there)
 	int s = sock_connect(path, &e);
 	ck_assert_int_ge(s, 0);
 	handover_hello_init(&hello, "other", 9000, &W.layout, BLOCKS, "none", 3);
-	ck_assert_int_eq(handover_offer(s, &hello, P.pool.region.control_fd, P.pool.region.data_fd, -1, &e), 0);
+	ck_assert_int_eq(
+		handover_offer(s, &hello, P.pool.region.control_fd, P.pool.region.data_fd, -1, &e), 0);
 	ck_assert_msg(handover_result(s, &reply, &bell, &e) == 0, "%s", e.text);
 	ck_assert_int_eq(reply.code, ERR_UNSUPPORTED);
-	ck_assert_ptr_nonnull(strstr(reply.text, "blocks on device 3 of backend none cannot be copied: backend: found none, expected cpu, sim, or one"));
+	ck_assert_ptr_nonnull(strstr(reply.text, "blocks on device 3 of backend none cannot be copied: "
+	                                         "backend: found none, expected cpu, sim, or one"));
 	close(s);
 	const struct answer a = ask(1);
 	ck_assert_uint_gt(a.n, 0);

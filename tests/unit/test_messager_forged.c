@@ -6,7 +6,8 @@
 
 #include <sys/mman.h>
 
-/* Changes the fields of the published task in shared memory, as only a broken or hostile P would. */
+/* Changes the fields of the published task in shared memory, as only a broken or hostile P
+ * would. */
 static void forge(size_t offset, const void *value, size_t n)
 {
 	size_t size = (size_t)lseek(ring_fd(r->ring), 0, SEEK_END);
@@ -54,7 +55,8 @@ START_TEST(a_malformed_task_fails_and_harms_nobody)
 	ck_assert_int_eq(r->last_end, END_MALFORMED);
 	if (rig_count(r, MSG_TASK_FAILED))
 		failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot 0 of prefill-1");
-	ring_cancel(r->ring, r->slot, r->gen);       /* the slot serves the next task as if nothing had been */
+	/* the slot serves the next task as if nothing had been */
+	ring_cancel(r->ring, r->slot, r->gen);
 	ring_retire(r->ring, r->slot, r->gen);
 	rig_publish(r, 2, 0, 10);
 	turn(MOVER_OPEN);
@@ -126,16 +128,19 @@ START_TEST(layouts_must_be_equal)
 	kv_layout_uniform(&other, RIG_LAYERS, 1, 8, RIG_BLOCK_TOKENS, KV_F32);
 	mover_remove(r->m, r->wd);
 	ck_assert_int_eq(pool_memory_new(&region, &other, RIG_BLOCKS, &e), 0);
-	ck_assert_int_eq(kv_region_map(&mapped, &other, RIG_BLOCKS, "cpu", 0, dup(region.region.control_fd), dup(region.region.data_fd), &e), 0);
+	ck_assert_int_eq(kv_region_map(&mapped, &other, RIG_BLOCKS, "cpu", 0,
+	                               dup(region.region.control_fd), dup(region.region.data_fd), &e),
+	                 0);
 	mover_add(r->m, "decode-1", D_EPOCH, &other, &mapped, NULL);
 	rig_publish(r, 1, 0, 10);
 	turn(MOVER_IDLE);
-	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "prefill-1 has 3x1x4:f32:4, decode-1 has 3x1x8:f32:4");
+	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+	       "prefill-1 has 3x1x4:f32:4, decode-1 has 3x1x8:f32:4");
 	pool_memory_fini(&region);
 }
 END_TEST
 
-/* --- the lease's blocks -------------------------------------------------------------------- */
+/* --- the lease's blocks -------------------------------------------------- */
 
 /* What P's ring names; D has leased blocks 10, 11, 12 for tokens 0 to 10. */
 static const struct {
@@ -143,22 +148,54 @@ static const struct {
 	uint32_t first_token, tokens, n, dst[5];
 	const char *text;
 } foreign[] = {
-	{"another's block first", 0, 10, 3, {0, 11, 12},
-	 "block 0 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there"},
-	{"another's block last", 0, 10, 3, {10, 11, 23},
-	 "block 23 of decode-1 for the tokens from 8 on, but its lease 1 has block 12 there"},
-	{"its own in another order", 0, 10, 3, {11, 10, 12},
-	 "block 11 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there"},
-	{"one of its own twice", 0, 10, 3, {10, 10, 12},
-	 "block 10 of decode-1 for the tokens from 4 on, but its lease 1 has block 11 there"},
-	{"fewer tokens", 0, 8, 2, {10, 11},
-	 "tokens 0 to 8 in 2 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
-	{"fewer tokens in as many blocks", 0, 9, 3, {10, 11, 12},
-	 "tokens 0 to 9 in 3 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
-	{"more tokens", 0, 17, 5, {10, 11, 12, 13, 14},
-	 "tokens 0 to 17 in 5 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
-	{"tokens further on", 4, 14, 3, {10, 11, 12},
-	 "tokens 4 to 14 in 3 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
+	{"another's block first",
+     0,
+     10,
+     3,
+     {0, 11, 12},
+     "block 0 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there"},
+	{"another's block last",
+     0,
+     10,
+     3,
+     {10, 11, 23},
+     "block 23 of decode-1 for the tokens from 8 on, but its lease 1 has block 12 there"},
+	{"its own in another order",
+     0,
+     10,
+     3,
+     {11, 10, 12},
+     "block 11 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there"},
+	{"one of its own twice",
+     0,
+     10,
+     3,
+     {10, 10, 12},
+     "block 10 of decode-1 for the tokens from 4 on, but its lease 1 has block 11 there"},
+	{"fewer tokens",
+     0,
+     8,
+     2,
+     {10, 11},
+     "tokens 0 to 8 in 2 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
+	{"fewer tokens in as many blocks",
+     0,
+     9,
+     3,
+     {10, 11, 12},
+     "tokens 0 to 9 in 3 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
+	{"more tokens",
+     0,
+     17,
+     5,
+     {10, 11, 12, 13, 14},
+     "tokens 0 to 17 in 5 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
+	{"tokens further on",
+     4,
+     14,
+     3,
+     {10, 11, 12},
+     "tokens 4 to 14 in 3 blocks, but lease 1 of decode-1 is of tokens 0 to 10 in 3 blocks"},
 };
 
 static void publish_foreign(int i)
@@ -187,7 +224,7 @@ START_TEST(blocks_that_are_not_the_leases)
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, foreign[_i].text);
 	const char *said = rig_last(r, MSG_TASK_FAILED)->text;
 	ck_assert_ptr_eq(strstr(said, "ring slot 0 of prefill-1 names "), said);
-	rig_opened(r, 0);                            /* repeated */
+	rig_opened(r, 0); /* repeated */
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_written(r), 0);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
@@ -248,7 +285,7 @@ START_TEST(a_block_that_decode_has_reused)
 	opened();
 	rig_compute(r, 3, 10);
 	if (begun)
-		turn(MOVER_BUSY);                    /* the first piece, of block 10 */
+		turn(MOVER_BUSY); /* the first piece, of block 10 */
 	r->d.region.generations[at]++;
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1 << 20});
 	turn(MOVER_IDLE);
@@ -257,13 +294,13 @@ START_TEST(a_block_that_decode_has_reused)
 	         "decode-1 has reused block %u of lease 1: its generation is 1, the lease's 0", at);
 	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, text);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
-	for (uint32_t l = 0; l < RIG_LAYERS; l++)   /* what was there before may stay */
+	for (uint32_t l = 0; l < RIG_LAYERS; l++) /* what was there before may stay */
 		ck_assert_int_eq(rig_piece(r, &r->d, l, at)[0],
 		                 begun && l == 0 && at == 10 ? rig_value(1, 0, 2) : 0);
 }
 END_TEST
 
-/* --- who says it ---------------------------------------------------------------------------- */
+/* --- who says it --------------------------------------------------------- */
 
 static struct pool_memory second;
 static struct ring *second_ring;
@@ -285,7 +322,8 @@ static void attach_second(struct ring_task *t, enum ring_state state)
 		*ring_progress_word(second_ring, slot, l) = ring_progress_value(gen, t->tokens);
 	if (state == RING_SENT)
 		ck_assert_int_eq(ring_mark_sent(second_ring, slot, gen), 0);
-	int control = dup(second.region.control_fd), data = dup(second.region.data_fd), shared = dup(ring_fd(second_ring));
+	int control = dup(second.region.control_fd), data = dup(second.region.data_fd),
+		shared = dup(ring_fd(second_ring));
 	ck_assert_int_eq(kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", 0, control, data, &e), 0);
 	ck_assert_int_eq(ring_map(shared, RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e), 0);
 	mover_add(r->m, "prefill-2", P_EPOCH, &r->layout, &p, ring);
@@ -411,7 +449,8 @@ static void add_tests(TCase *t)
 	tcase_add_loop_test(t, a_lease_of_another_prefill_worker, 0, 2);
 	tcase_add_test(t, another_prefill_worker_says_that_it_is_sent);
 	tcase_add_test(t, words_of_another_decode_worker);
-	tcase_add_loop_test(t, a_malformed_task_fails_and_harms_nobody, 0, (int)(sizeof forged / sizeof *forged));
+	tcase_add_loop_test(t, a_malformed_task_fails_and_harms_nobody, 0,
+	                    (int)(sizeof forged / sizeof *forged));
 	tcase_add_test(t, a_name_without_end);
 	tcase_add_test(t, fields_that_change_later_change_nothing);
 	tcase_add_test(t, a_slot_marked_by_somebody_else);

@@ -1,9 +1,11 @@
-/* test_messager_model.c - the messager's task machine killed at every point of its life, in every order with what P does beside it; against a P on a thread of its
- * own; and against a P whose memory is noise. The rules are those of the protocol's models (tests/model/README.md); named sequences are in test_messager_task.c,
- * random ones in test_messager_walk.c.
+/* test_messager_model.c - the messager's task machine killed at every point of its life, in every
+ * order with what P does beside it; against a P on a thread of its own; and against a P whose
+ * memory is noise. The rules are those of the protocol's models (tests/model/README.md); named
+ * sequences are in test_messager_task.c, random ones in test_messager_walk.c.
  *
- * A point (messager_rig.h) is where the machine asks for something outside itself, so that what it does to shared memory is cut between any two of its steps:
- * before and after each piece, the mark, each message. */
+ * A point (messager_rig.h) is where the machine asks for something outside itself, so that what it
+ * does to shared memory is cut between any two of its steps: before and after each piece, the
+ * mark, each message. */
 #include "messager_rig.h"
 #include "util/clock.h"
 
@@ -19,25 +21,29 @@
 
 static struct rig rig, *r = &rig;
 
-/* --- one life, killed and disturbed ------------------------------------------------------------------------------------------------------------- */
+/* --- one life, killed and disturbed -------------------------------------- */
 
 /* What happens at which point, counted from the publication; 0: not. */
 struct plan {
-	unsigned kill[2];      /* the second is counted from the restart */
-	unsigned cancel;       /* P cancels, and its blocks are at once another's */
-	int reuse;             /* ... and so is the slot: a task of another lease, complete at once */
-	int lose;              /* what the messager said in the turn that it was killed in is lost: 1 all, 2 KV_READY alone */
+	unsigned kill[2]; /* the second is counted from the restart */
+	unsigned cancel;  /* P cancels, and its blocks are at once another's */
+	int reuse;        /* ... and so is the slot: a task of another lease, complete at once */
+	/* what the messager said in the turn that it was killed in is lost: 1 all, 2 KV_READY alone */
+	int lose;
 };
 
 static struct plan plan;
-static unsigned at;            /* points so far */
+static unsigned at; /* points so far */
 static int cancelled, ready[3], sent[3];
-static uint64_t gens[3], d_frozen;   /* by lease; how D's pool was when it took KV_READY */
+static uint64_t gens[3], d_frozen; /* by lease; how D's pool was when it took KV_READY */
 static const struct plan *shown;
 
-#define ENSURE(cond) \
-	((cond) ? (void)0 : ck_abort_msg("killed at %u and %u, cancelled at %u (reuse %d, lose %d), point %u: %s", shown->kill[0], shown->kill[1], shown->cancel, \
-	                                 shown->reuse, shown->lose, at, #cond))
+#define ENSURE(cond)                                                                              \
+	((cond)                                                                                       \
+	     ? (void)0                                                                                \
+	     : ck_abort_msg("killed at %u and %u, cancelled at %u (reuse %d, lose %d), point %u: %s", \
+	                    shown->kill[0], shown->kill[1], shown->cancel, shown->reuse, shown->lose, \
+	                    at, #cond))
 
 static uint64_t sum_of(const struct pool_memory *g, uint32_t from, uint32_t n)
 {
@@ -79,7 +85,8 @@ static void device(unsigned round)
 {
 	static const uint32_t tokens[] = {4, 8, 10};
 	if (!cancelled && round < 3 * RIG_LAYERS)
-		rig_compute_layer(r, round % RIG_LAYERS, 2, round / RIG_LAYERS + 1, tokens[round / RIG_LAYERS]);
+		rig_compute_layer(r, round % RIG_LAYERS, 2, round / RIG_LAYERS + 1,
+		                  tokens[round / RIG_LAYERS]);
 }
 
 static void d_takes_ready(uint64_t lease)
@@ -89,12 +96,14 @@ static void d_takes_ready(uint64_t lease)
 		for (uint32_t l = 0; l < RIG_LAYERS; l++)
 			for (uint32_t i = 0; i < BLOCKS; i++)
 				for (size_t k = 0; k < r->layout.piece_bytes[l]; k++)
-					ENSURE(rig_piece(r, &r->d, l, 10 + (uint32_t)(lease - 1) * BLOCKS + i)[k] == rig_value(lease, l, 2 + i));
+					ENSURE(rig_piece(r, &r->d, l, 10 + (uint32_t)(lease - 1) * BLOCKS + i)[k] ==
+					       rig_value(lease, l, 2 + i));
 	ready[lease] = 1;
 	d_frozen = sum_of(&r->d, 10, BLOCKS * (uint32_t)lease);
 }
 
-/* D and P take what the messager has said, and answer; 0 when there was nothing. The machine may be killed while it takes an answer. */
+/* D and P take what the messager has said, and answer; 0 when there was nothing. The machine may
+ * be killed while it takes an answer. */
 static int answer_next(unsigned *taken)
 {
 	if (*taken == r->n_said)
@@ -158,7 +167,8 @@ static void live_once(const struct plan *p)
 			r->kill_at = kills++ ? 0 : p->kill[1];
 		}
 		if (ready[1] || ready[2])
-			ENSURE(sum_of(&r->d, 10, BLOCKS * (ready[2] ? 2 : 1)) == d_frozen);   /* nothing is written after KV_READY */
+			/* nothing is written after KV_READY */
+			ENSURE(sum_of(&r->d, 10, BLOCKS * (ready[2] ? 2 : 1)) == d_frozen);
 	}
 	r->on_point = NULL;
 	r->kill_at = 0;
@@ -232,9 +242,10 @@ START_TEST(cancelled_and_killed)
 }
 END_TEST
 
-/* --- progress out of order ------------------------------------------------------------------------------------------------------------------------ */
+/* --- progress out of order ----------------------------------------------- */
 
-/* Repeated and backwards, of another generation in between (a device that stores late): what was seen stays seen, each piece is sent once. */
+/* Repeated and backwards, of another generation in between (a device that stores late): what was
+ * seen stays seen, each piece is sent once. */
 START_TEST(progress_repeated_and_backwards)
 {
 	static const uint32_t tokens[] = {8, 4, 8, 0, 3, 9, 10, 2, 10};
@@ -260,7 +271,8 @@ START_TEST(progress_repeated_and_backwards)
 }
 END_TEST
 
-/* All was computed before the messager looked for the first time, or before D's memory or link was there. */
+/* All was computed before the messager looked for the first time, or before D's memory or link
+ * was there. */
 START_TEST(progress_before_the_task_is_seen)
 {
 	if (_i == 1)
@@ -287,8 +299,8 @@ START_TEST(progress_before_the_task_is_seen)
 }
 END_TEST
 
-/* Every slot has a task, computed in another order than published, and P can publish no more; the messager is killed in the middle of it. All arrive, each slot comes
- * back, and serves again. */
+/* Every slot has a task, computed in another order than published, and P can publish no more; the
+ * messager is killed in the middle of it. All arrive, each slot comes back, and serves again. */
 START_TEST(a_ring_that_is_full)
 {
 	static struct ring_task t;
@@ -309,7 +321,8 @@ START_TEST(a_ring_that_is_full)
 			if (round == 3)
 				rig_restart(r);
 			for (uint32_t l = 0; round < RIG_SLOTS && l < RIG_LAYERS; l++)
-				*ring_progress_word(r->ring, RIG_SLOTS - 1 - round, l) = ring_progress_value(gen[RIG_SLOTS - 1 - round], TOKENS);
+				*ring_progress_word(r->ring, RIG_SLOTS - 1 - round,
+				                    l) = ring_progress_value(gen[RIG_SLOTS - 1 - round], TOKENS);
 			for (; taken < r->n_said; taken++) {
 				const struct said s = r->said[taken];
 				r->lease = s.lease;
@@ -328,10 +341,10 @@ START_TEST(a_ring_that_is_full)
 }
 END_TEST
 
-/* --- P on a thread of its own ------------------------------------------------------------------------------------------------------------------- */
+/* --- P on a thread of its own -------------------------------------------- */
 
 #define RACES (race_tasks())
-static _Atomic uint64_t done_gen;      /* KV_SENT has come for this generation */
+static _Atomic uint64_t done_gen; /* KV_SENT has come for this generation */
 static _Atomic int race_over;
 static unsigned race_cancelled, race_sent;
 
@@ -353,7 +366,8 @@ static void pause_some(unsigned *seed)
 		sched_yield();
 }
 
-/* P: one task after the other in one slot, its blocks always the same: a mark that a cancel should have defeated shows as foreign KV at D. */
+/* P: one task after the other in one slot, its blocks always the same: a mark that a cancel
+ * should have defeated shows as foreign KV at D. */
 static void *racing_prefill(void *arg)
 {
 	static struct ring_task t;
@@ -369,13 +383,15 @@ static void *racing_prefill(void *arg)
 		for (uint32_t l = 0; l < RIG_LAYERS && l < stop; l++) {
 			for (uint32_t b = 2; b < 2 + BLOCKS; b++)
 				memset(rig_piece(r, &r->p, l, b), rig_value(lease, l, b), r->layout.piece_bytes[l]);
-			__atomic_store_n(ring_progress_word(r->ring, slot, l), ring_progress_value(gen, TOKENS), __ATOMIC_RELEASE);
+			__atomic_store_n(ring_progress_word(r->ring, slot, l), ring_progress_value(gen, TOKENS),
+			                 __ATOMIC_RELEASE);
 			pause_some(&seed);
 		}
 		if (stop != 99 && ring_cancel(r->ring, slot, gen) == 0) {
 			race_cancelled++;
 		} else {
-			for (uint64_t end = clock_us() + 60000000; atomic_load(&done_gen) != gen; pause_some(&seed))
+			for (uint64_t end = clock_us() + 60000000; atomic_load(&done_gen) != gen;
+			     pause_some(&seed))
 				ck_assert_msg(clock_us() < end, "task %llu never ends", (unsigned long long)lease);
 			race_sent++;
 		}
@@ -385,7 +401,8 @@ static void *racing_prefill(void *arg)
 	return NULL;
 }
 
-/* D: complete and its own, or the mark was wrong. (Its lease is given back when P cancels; here all tasks name the same blocks.) */
+/* D: complete and its own, or the mark was wrong. (Its lease is given back when P cancels; here
+ * all tasks name the same blocks.) */
 static void race_answers(void)
 {
 	for (unsigned i = 0; i < r->n_said; i++) {
@@ -394,8 +411,9 @@ static void race_answers(void)
 		if (s.type == MSG_LEASE_OPEN) {
 			rig_opened(r, 0);
 		} else if (s.type == MSG_KV_READY) {
-			ck_assert_msg(rig_arrived(r, 0, BLOCKS) && rig_arrived(r, 1, BLOCKS) && rig_arrived(r, 2, BLOCKS), "lease %llu: foreign or torn KV",
-			              (unsigned long long)s.lease);
+			ck_assert_msg(rig_arrived(r, 0, BLOCKS) && rig_arrived(r, 1, BLOCKS) &&
+			                  rig_arrived(r, 2, BLOCKS),
+			              "lease %llu: foreign or torn KV", (unsigned long long)s.lease);
 			rig_ack(r);
 		} else if (s.type == MSG_KV_SENT) {
 			atomic_store(&done_gen, s.slot_gen);
@@ -426,7 +444,7 @@ START_TEST(prefill_races_with_the_messager)
 }
 END_TEST
 
-/* --- a P whose memory is noise ------------------------------------------------------------------------------------------------------------------- */
+/* --- a P whose memory is noise ------------------------------------------- */
 
 /* Where things are in the ring's memory (ring.c); forge_is_right checks it. */
 #define PAGE 4096u
@@ -434,7 +452,7 @@ END_TEST
 #define FIELDS_AT (PAGE + PAGE)
 #define FIELDS_BYTES ((offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64)
 
-#define NOISE_LEASES 6u     /* lease n: n blocks from 10 on */
+#define NOISE_LEASES 6u /* lease n: n blocks from 10 on */
 
 static unsigned char *noise_at;
 static size_t noise_bytes;
@@ -444,16 +462,20 @@ static _Atomic uint64_t forged;
 static void store_words(size_t at_byte, const void *from, size_t bytes)
 {
 	for (size_t i = 0; i < bytes / 4; i++)
-		atomic_store_explicit((_Atomic uint32_t *)(noise_at + at_byte) + i, ((const uint32_t *)from)[i], memory_order_relaxed);
+		atomic_store_explicit((_Atomic uint32_t *)(noise_at + at_byte) + i,
+		                      ((const uint32_t *)from)[i], memory_order_relaxed);
 }
 
 static uint32_t odd_number(unsigned *seed, uint32_t usual)
 {
-	static const uint32_t odd[] = {0, 1, RIG_BLOCKS - 1, RIG_BLOCKS, RING_BLOCKS_MAX, RING_BLOCKS_MAX + 1, 0x7FFFFFFF, UINT32_MAX};
+	static const uint32_t odd[] = {
+		0,          1,         RIG_BLOCKS - 1, RIG_BLOCKS, RING_BLOCKS_MAX, RING_BLOCKS_MAX + 1,
+		0x7FFFFFFF, UINT32_MAX};
 	return draw(seed, 12) ? usual : odd[draw(seed, 8)];
 }
 
-/* A task that is right but for a field here and there, under a word of any state; `lease` makes it one of a few. */
+/* A task that is right but for a field here and there, under a word of any state; `lease` makes
+ * it one of a few. */
 static void forge_slot(unsigned *seed, uint32_t slot, uint64_t lease, int odd)
 {
 	struct ring_task t;
@@ -481,7 +503,8 @@ static void forge_slot(unsigned *seed, uint32_t slot, uint64_t lease, int odd)
 	uint64_t word = (uint64_t)(1 + draw(seed, 6)) << 8 | (odd ? draw(seed, 7) : RING_PENDING);
 	atomic_store_explicit((_Atomic uint64_t *)(noise_at + PAGE) + slot, word, memory_order_release);
 	for (uint32_t l = 0; l < RIG_LAYERS; l++)
-		atomic_store((_Atomic uint64_t *)ring_progress_word(r->ring, slot, l), ring_progress_value(word >> 8, odd ? odd_number(seed, t.tokens) : 0));
+		atomic_store((_Atomic uint64_t *)ring_progress_word(r->ring, slot, l),
+		             ring_progress_value(word >> 8, odd ? odd_number(seed, t.tokens) : 0));
 	atomic_fetch_add(&forged, 1);
 }
 
@@ -489,12 +512,14 @@ static void *make_noise(void *arg)
 {
 	unsigned seed = *(unsigned *)arg;
 	while (!atomic_load(&noise_over)) {
-		uint32_t kind = draw(&seed, 4), word = ((uint32_t)draw(&seed, 65536) << 16) ^ draw(&seed, 65536);
+		uint32_t kind = draw(&seed, 4),
+				 word = ((uint32_t)draw(&seed, 65536) << 16) ^ draw(&seed, 65536);
 		if (kind < 2)
 			forge_slot(&seed, draw(&seed, RIG_SLOTS), 1 + draw(&seed, NOISE_LEASES), 1);
-		for (int i = 0; kind == 2 && i < 64; i++)   /* anywhere behind the header */
-			atomic_store_explicit((_Atomic uint32_t *)noise_at + (PAGE + draw(&seed, (unsigned)(noise_bytes - PAGE))) / 4, word * 2654435761u * (uint32_t)i,
-			                      memory_order_relaxed);
+		for (int i = 0; kind == 2 && i < 64; i++) /* anywhere behind the header */
+			atomic_store_explicit((_Atomic uint32_t *)noise_at +
+			                          (PAGE + draw(&seed, (unsigned)(noise_bytes - PAGE))) / 4,
+			                      word * 2654435761u * (uint32_t)i, memory_order_relaxed);
 		if (kind == 3)
 			pause_some(&seed);
 	}
@@ -572,7 +597,7 @@ START_TEST(hostile_worker)
 		ck_assert_uint_le(mover_open_tasks(r->m), RIG_SLOTS);
 		ends[r->last_end] += r->n_ended != before;
 		if (r->n_ended == before)
-			sched_yield();       /* nothing changes until the other thread runs */
+			sched_yield(); /* nothing changes until the other thread runs */
 		noise_answers(&other);
 		r->now_us += draw(&other, 100000);
 		if (draw(&other, 300) == 0)

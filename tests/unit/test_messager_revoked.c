@@ -1,4 +1,5 @@
-/* test_messager_revoked.c - the table of revoked leases: remembers, forgets in order, never grows past its bound. */
+/* test_messager_revoked.c - the table of revoked leases: remembers, forgets in order, never
+ * grows past its bound. */
 #include "daemons/messager/revoked.h"
 
 #include <check.h>
@@ -10,7 +11,8 @@ static int has(const struct revoked *r, uint64_t id)
 	return revoked_has(r, &k);
 }
 
-static struct revoked_lease *add(struct revoked *r, uint64_t id, const char *decode, uint64_t now_us)
+static struct revoked_lease *add(struct revoked *r, uint64_t id, const char *decode,
+                                 uint64_t now_us)
 {
 	struct lease_key k = lease_key_of(decode, id, 9, 1);
 	return revoked_add(r, &k, now_us);
@@ -20,9 +22,10 @@ START_TEST(each_part_of_the_name_counts)
 {
 	struct revoked *r = revoked_new(10);
 	add(r, 1, "decode-1", 0);
-	const struct lease_key others[] = {
-		lease_key_of("decode-1", 2, 9, 1), lease_key_of("decode-1", 1, 8, 1),
-		lease_key_of("decode-1", 1, 9, 2), lease_key_of("decode-2", 1, 9, 1)};
+	const struct lease_key others[] = {lease_key_of("decode-1", 2, 9, 1),
+	                                   lease_key_of("decode-1", 1, 8, 1),
+	                                   lease_key_of("decode-1", 1, 9, 2),
+	                                   lease_key_of("decode-2", 1, 9, 1)};
 	ck_assert(has(r, 1));
 	for (int i = 0; i < 4; i++)
 		ck_assert(!revoked_has(r, &others[i]));
@@ -86,8 +89,9 @@ START_TEST(a_dead_decode_worker_is_forgotten)
 	revoked_forget(r, "decode-1", 8);
 	ck_assert(!has(r, 2));
 	ck_assert_uint_eq(revoked_count(r), 3);
-	revoked_each(r, count_owed, &owed);
-	ck_assert_int_eq(owed, 2);                   /* ended at 3 */
+	revoked_each(r, count_owed, &owed)
+		;
+	ck_assert_int_eq(owed, 2); /* ended at 3 */
 	revoked_forget(r, "decode-1", 9);
 	ck_assert_uint_eq(revoked_count(r), 0);
 	revoked_destroy(&r);

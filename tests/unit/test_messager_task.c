@@ -1,12 +1,13 @@
-/* test_messager_task.c - the messager's task machine against a real ring and two real pools, event by event. Names in brackets are the
- * model's counterexamples (tests/model/README.md) that the messager guards against. */
+/* test_messager_task.c - the messager's task machine against a real ring and two real pools, event
+ * by event. Names in brackets are the model's counterexamples (tests/model/README.md) that the
+ * messager guards against. */
 #include "messager_steps.h"
 
 #include "daemons/messager/mover_priv.h"
 
 #include <sys/eventfd.h>
 
-/* --- the way of a task that ends well ----------------------------------------------------------------------------------- */
+/* --- the way of a task that ends well ------------------------------------ */
 
 START_TEST(life_of_a_task)
 {
@@ -18,7 +19,7 @@ START_TEST(life_of_a_task)
 	ck_assert_uint_eq(s->req.lo, 1);
 	rig_compute(r, 3, 10);
 	turn(MOVER_OPEN);
-	ck_assert_uint_eq(rig_written(r), 0);            /* not before the answer */
+	ck_assert_uint_eq(rig_written(r), 0); /* not before the answer */
 	rig_opened(r, 0);
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
@@ -36,7 +37,8 @@ START_TEST(life_of_a_task)
 	ck_assert_uint_eq(r->report.bytes, 3 * r->layout.block_bytes);
 	ck_assert_uint_eq(r->report.pieces, 3 * RIG_LAYERS);
 	ck_assert_uint_eq(r->n_said, 3);
-	turn(MOVER_IDLE);                                /* the slot is still SENT: it is not taken up twice */
+	/* the slot is still SENT: it is not taken up twice */
+	turn(MOVER_IDLE);
 	ring_retire(r->ring, r->slot, r->gen);
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(r->n_said, 3);
@@ -61,7 +63,7 @@ START_TEST(full_blocks_as_they_fill_the_last_one_once)
 	rig_ack(r);
 	turn(MOVER_IDLE);
 	ck_assert(rig_all_arrived(r, 3));
-	ck_assert_uint_eq(r->report.pieces, 3 * RIG_LAYERS);   /* each piece once */
+	ck_assert_uint_eq(r->report.pieces, 3 * RIG_LAYERS); /* each piece once */
 }
 END_TEST
 
@@ -70,7 +72,7 @@ START_TEST(only_what_decode_lacks)
 	rig_publish(r, 1, 8, 10);
 	turn(MOVER_OPEN);
 	rig_opened(r, 0);
-	rig_compute(r, 1, 8);                             /* P's own cached prefix */
+	rig_compute(r, 1, 8); /* P's own cached prefix */
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_written(r), 0);
 	rig_compute(r, 1, 10);
@@ -91,14 +93,11 @@ START_TEST(progress_of_another_generation_is_none)
 END_TEST
 
 static const struct {
-	uint32_t src[4], dst[4], runs;   /* per layer */
+	uint32_t src[4], dst[4], runs; /* per layer */
 } runs[] = {
-	{{2, 3, 4, 5}, {10, 11, 12, 13}, 1},
-	{{2, 3, 4, 5}, {10, 11, 13, 14}, 2},
-	{{2, 3, 9, 10}, {10, 11, 12, 13}, 2},
-	{{5, 4, 3, 2}, {10, 11, 12, 13}, 4},
-	{{2, 3, 4, 5}, {13, 12, 11, 10}, 4},
-	{{2, 2, 2, 2}, {10, 11, 12, 13}, 4},
+	{{2, 3, 4, 5}, {10, 11, 12, 13}, 1},  {{2, 3, 4, 5}, {10, 11, 13, 14}, 2},
+	{{2, 3, 9, 10}, {10, 11, 12, 13}, 2}, {{5, 4, 3, 2}, {10, 11, 12, 13}, 4},
+	{{2, 3, 4, 5}, {13, 12, 11, 10}, 4},  {{2, 2, 2, 2}, {10, 11, 12, 13}, 4},
 };
 
 START_TEST(neighbours_are_copied_in_one_go)
@@ -119,7 +118,8 @@ START_TEST(neighbours_are_copied_in_one_go)
 	ck_assert_uint_eq(r->report.pieces, 4 * RIG_LAYERS);
 	for (uint32_t l = 0; l < RIG_LAYERS; l++)
 		for (int i = 0; i < 4; i++)
-			ck_assert_mem_eq(rig_piece(r, &r->d, l, t.dst[i]), rig_piece(r, &r->p, l, t.src[i]), r->layout.piece_bytes[l]);
+			ck_assert_mem_eq(rig_piece(r, &r->d, l, t.dst[i]), rig_piece(r, &r->p, l, t.src[i]),
+			                 r->layout.piece_bytes[l]);
 }
 END_TEST
 
@@ -167,12 +167,12 @@ START_TEST(tasks_take_turns)
 		rig_opened(r, 0);
 	turn(MOVER_BUSY);
 	turn(MOVER_BUSY);
-	ck_assert(rig_piece(r, &r->d, 0, 0)[0]);     /* both have begun */
+	ck_assert(rig_piece(r, &r->d, 0, 0)[0]); /* both have begun */
 	ck_assert(rig_piece(r, &r->d, 0, 9)[0]);
 }
 END_TEST
 
-/* --- model: the counterexamples that the messager guards against --------------------------------------------------------- */
+/* --- model: the counterexamples that the messager guards against --------- */
 
 START_TEST(m4_restarted_unasked)
 {
@@ -181,7 +181,8 @@ START_TEST(m4_restarted_unasked)
 	rig_compute(r, 3, 10);
 	turn(MOVER_BUSY);
 	rig_restart(r);
-	memset(r->d.data, 0, r->d.region.data_bytes);       /* D has freed the blocks: the old messager is gone */
+	/* D has freed the blocks: the old messager is gone */
+	memset(r->d.data, 0, r->d.region.data_bytes);
 	turn(MOVER_OPEN);
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
@@ -201,14 +202,14 @@ START_TEST(m5_ack_while_copying)
 	turn(MOVER_BUSY);
 	ck_assert_uint_ne(rig_written(r), 0);
 	rig_revoke(r);
-	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);   /* at once, not at a later turn */
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1); /* at once, not at a later turn */
 	memset(r->d.data, 0, r->d.region.data_bytes);
 	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked lease 1");
 	for (int i = 0; i < 5; i++)
 		turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_written(r), 0);
 	word_is(RING_PENDING);
-	rig_revoke(r);                               /* repeated: answered the same */
+	rig_revoke(r); /* repeated: answered the same */
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 2);
 }
 END_TEST
@@ -246,7 +247,7 @@ START_TEST(m17_cancel_forgotten_without_a_task)
 	turn(MOVER_IDLE);
 	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked lease 1");
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
-	rig_publish(r, 2, 0, 10);                    /* another lease is not touched */
+	rig_publish(r, 2, 0, 10); /* another lease is not touched */
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 }
@@ -318,7 +319,7 @@ START_TEST(m19_ready_before_mark_nothing_is_written_again)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
-	rig_opened(r, 0);                            /* late, of the old messager's question */
+	rig_opened(r, 0); /* late, of the old messager's question */
 	turn(MOVER_OPEN);
 	rig_ack(r);
 	turn(MOVER_IDLE);
@@ -333,7 +334,8 @@ START_TEST(s_kvsent_at_once)
 	for (int i = 0; i < 3; i++)
 		turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 0);
-	rig_restart(r);                              /* KV_READY was lost with the messager: it is posted again */
+	/* KV_READY was lost with the messager: it is posted again */
+	rig_restart(r);
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 2);
 	rig_ack(r);
@@ -379,7 +381,7 @@ START_TEST(an_answer_in_another_workers_name_is_dropped)
 }
 END_TEST
 
-/* --- cancel and restart between every two steps ------------------------------------------------------------------------------ */
+/* --- cancel and restart between every two steps -------------------------- */
 
 START_TEST(restart_between_any_two_steps)
 {
@@ -419,8 +421,8 @@ START_TEST(cancel_after_each_step)
 	rig_ack(r);
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_written(r), written);
-	ck_assert_uint_eq(r->n_said, said);          /* closed without a word */
-	rig_revoke(r);                               /* D is told by P, and asks for the fence */
+	ck_assert_uint_eq(r->n_said, said); /* closed without a word */
+	rig_revoke(r);                      /* D is told by P, and asks for the fence */
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
 }
 END_TEST
@@ -449,14 +451,16 @@ START_TEST(json_names_the_tasks)
 	opened();
 	buf_init(&b, 0);
 	mover_tasks_json(r->m, &b);
-	ck_assert_ptr_nonnull(strstr(b.data, "\"state\":\"open\",\"from\":\"prefill-1\",\"to\":\"decode-1\",\"slot\":0"));
+	ck_assert_ptr_nonnull(
+		strstr(b.data, "\"state\":\"open\",\"from\":\"prefill-1\",\"to\":\"decode-1\",\"slot\":0"));
 	mover_workers_json(r->m, &b);
-	ck_assert_ptr_nonnull(strstr(b.data, "\"name\":\"decode-1\",\"layout\":\"3x1x4:f32:4\",\"epoch\":200,\"blocks\":24"));
+	ck_assert_ptr_nonnull(strstr(
+		b.data, "\"name\":\"decode-1\",\"layout\":\"3x1x4:f32:4\",\"epoch\":200,\"blocks\":24"));
 	buf_fini(&b);
 }
 END_TEST
 
-/* --- doorbell ------------------------------------------------------------------------------------------------------------------- */
+/* --- doorbell ------------------------------------------------------------ */
 
 START_TEST(the_bell_rings_only_a_sleeper)
 {
@@ -478,7 +482,7 @@ START_TEST(the_bell_rings_only_a_sleeper)
 }
 END_TEST
 
-/* --- devices whose copies are done later, or fail --------------------------------------------------------------------------- */
+/* --- devices whose copies are done later, or fail ------------------------ */
 
 static struct kern_piece late[64];
 static struct kern_copy late_copy;
@@ -489,7 +493,8 @@ static int copy_later(const struct kern_copy *c, uint64_t *ret_number, char *err
 	(void)errbuf, (void)errlen;
 	ck_assert_uint_le(late_copy.n + c->n, sizeof late / sizeof *late);
 	memcpy(late + late_copy.n, c->piece, c->n * sizeof *late);
-	late_copy = (struct kern_copy){.to = c->to, .from = c->from, .piece = late, .n = late_copy.n + c->n};
+	late_copy = (struct kern_copy){
+		.to = c->to, .from = c->from, .piece = late, .n = late_copy.n + c->n};
 	*ret_number = ++begun;
 	return 0;
 }
@@ -498,7 +503,7 @@ static int copy_now(struct kern_pool *pool, uint64_t number, char *errbuf, size_
 {
 	uint64_t n;
 	ck_assert_ptr_eq(pool, late_copy.to);
-	ck_assert_uint_eq(number, begun);            /* one wait for all of a turn */
+	ck_assert_uint_eq(number, begun); /* one wait for all of a turn */
 	waited++;
 	int rc = kern_host_copies.copy(&late_copy, &n, errbuf, errlen);
 	late_copy.n = 0;
@@ -512,13 +517,15 @@ static int copy_fails(struct kern_pool *pool, uint64_t number, char *errbuf, siz
 	return KERN_EDEVICE;
 }
 
-static int copy_fails_at_once(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+static int copy_fails_at_once(const struct kern_copy *c, uint64_t *ret_number, char *errbuf,
+                              size_t errlen)
 {
 	return copy_fails(c->to, *ret_number = 0, errbuf, errlen);
 }
 
 /* The pools' backend from now on; closing is the host's. */
-static void backend_is(struct kern_copies *c, int (*copy)(const struct kern_copy *, uint64_t *, char *, size_t),
+static void backend_is(struct kern_copies *c,
+                       int (*copy)(const struct kern_copy *, uint64_t *, char *, size_t),
                        int (*wait)(struct kern_pool *, uint64_t, char *, size_t))
 {
 	*c = kern_host_copies;
@@ -530,7 +537,8 @@ static void backend_is(struct kern_copies *c, int (*copy)(const struct kern_copy
 	r->wp->region.pool->by = r->wd->region.pool->by = c;
 }
 
-/* Nothing is in flight when a turn ends: not when all is said to be there, and not when only some of it is. */
+/* Nothing is in flight when a turn ends: not when all is said to be there, and not when only
+ * some of it is. */
 START_TEST(copies_that_end_later_are_waited_for)
 {
 	static struct kern_copies c;
@@ -584,7 +592,8 @@ START_TEST(nothing_copies_between_backends)
 	r->wp->region.pool->by = &kern_host_copies;
 	rig_publish(r, 1, 0, 10);
 	turn(MOVER_IDLE);
-	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV of prefill-1 is memory of backend cpu, of decode-1 of test");
+	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+	       "KV of prefill-1 is memory of backend cpu, of decode-1 of test");
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
 }
 END_TEST
@@ -596,7 +605,8 @@ static void add_tests(TCase *t)
 	tcase_add_loop_test(t, a_copy_that_fails_fails_its_task, 0, 2);
 	tcase_add_test(t, nothing_copies_between_backends);
 	tcase_add_test(t, life_of_a_task);
-	tcase_add_loop_test(t, full_blocks_as_they_fill_the_last_one_once, 0, (int)(sizeof partial / sizeof *partial));
+	tcase_add_loop_test(t, full_blocks_as_they_fill_the_last_one_once, 0,
+	                    (int)(sizeof partial / sizeof *partial));
 	tcase_add_test(t, only_what_decode_lacks);
 	tcase_add_test(t, progress_of_another_generation_is_none);
 	tcase_add_loop_test(t, neighbours_are_copied_in_one_go, 0, (int)(sizeof runs / sizeof *runs));
@@ -612,7 +622,8 @@ static void add_tests(TCase *t)
 	tcase_add_test(t, m19_bm10_ready_before_mark);
 	tcase_add_test(t, m19_ready_before_mark_nothing_is_written_again);
 	tcase_add_test(t, s_kvsent_at_once);
-	tcase_add_loop_test(t, m14_old_m_asks_late_answers_of_another_life, 0, (int)(sizeof strangers / sizeof *strangers));
+	tcase_add_loop_test(t, m14_old_m_asks_late_answers_of_another_life, 0,
+	                    (int)(sizeof strangers / sizeof *strangers));
 	tcase_add_test(t, an_answer_in_another_workers_name_is_dropped);
 	tcase_add_loop_test(t, restart_between_any_two_steps, 0, STEPS);
 	tcase_add_loop_test(t, cancel_after_each_step, 0, STEPS);

@@ -1,8 +1,9 @@
-/* test_messager_waits.c - what the messager waits for comes late, never, or its owner ends: each wait has an end that names what was missing, and a new link is told again what the
- * old one may have lost. */
+/* test_messager_waits.c - what the messager waits for comes late, never, or its owner ends: each
+ * wait has an end that names what was missing, and a new link is told again what the old one may
+ * have lost. */
 #include "messager_steps.h"
 
-/* --- waits end ----------------------------------------------------------------------------------------------------------------- */
+/* --- waits end ----------------------------------------------------------- */
 
 START_TEST(stalled_prefill)
 {
@@ -52,7 +53,8 @@ START_TEST(a_job_in_the_queue_is_not_stalled)
 }
 END_TEST
 
-/* One that has begun and is then passed over, as with shortest first, is not either; nor is anybody while P computes for one that still waits for D. */
+/* One that has begun and is then passed over, as with shortest first, is not either; nor is
+ * anybody while P computes for one that still waits for D. */
 START_TEST(a_job_that_is_passed_over_is_not_stalled)
 {
 	opened();
@@ -132,7 +134,7 @@ START_TEST(a_job_that_prefill_has_lost)
 	if (_i)
 		for (; done < 4; done++)
 			one_step(&first, 1, done);
-	one_step(&first, 0, done++);                 /* may be about to say it */
+	one_step(&first, 0, done++); /* may be about to say it */
 	one_step(&first, 0, done++);
 	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
 	one_step(&first, 0, done++);
@@ -175,8 +177,8 @@ START_TEST(a_job_that_comes_in_the_middle_of_a_long_step)
 }
 END_TEST
 
-/* The messager has had no processor for longer than the limit: what P has done meanwhile, for whichever
- * of the two, counts for both. */
+/* The messager has had no processor for longer than the limit: what P has done meanwhile, for
+ * whichever of the two, counts for both. */
 START_TEST(a_messager_that_slept)
 {
 	struct beside first = two_jobs(), *done = _i ? &first : &(struct beside){r->slot, r->gen};
@@ -284,14 +286,14 @@ START_TEST(prefill_ends_after_each_step)
 	turn(MOVER_IDLE);
 	rig_opened(r, 0);
 	rig_ack(r);
-	rig_revoke(r);                               /* D's fence */
+	rig_revoke(r); /* D's fence */
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(r->n_said, said + 1);
 	ck_assert_uint_eq(mover_workers(r->m), 1);
 }
 END_TEST
 
-/* --- links that break ------------------------------------------------------------------------------------------------------------- */
+/* --- links that break ---------------------------------------------------- */
 
 START_TEST(kv_ready_is_posted_again_on_a_new_link)
 {
@@ -327,7 +329,7 @@ START_TEST(an_end_is_said_again_on_a_new_link)
 	posted();
 	rig_ack(r);
 	turn(MOVER_IDLE);
-	mover_linked(r->m, "prefill-1", P_EPOCH);    /* KV_SENT may be lost: the slot still says so */
+	mover_linked(r->m, "prefill-1", P_EPOCH); /* KV_SENT may be lost: the slot still says so */
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 2);
 	rig_ack(r);
@@ -338,7 +340,7 @@ START_TEST(an_end_is_said_again_on_a_new_link)
 	turn(MOVER_OPEN);
 	r->p_linked = 0;
 	rig_opened(r, 1);
-	turn(MOVER_IDLE);                            /* nothing to do until the link is up */
+	turn(MOVER_IDLE); /* nothing to do until the link is up */
 	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
 	r->p_linked = 1;
 	mover_linked(r->m, "prefill-1", P_EPOCH);

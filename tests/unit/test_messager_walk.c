@@ -1,8 +1,10 @@
-/* test_messager_walk.c - random walks through the hand-over: the real task machine, ring and pools; P and D as the model has them.
+/* test_messager_walk.c - random walks through the hand-over: the real task machine, ring and pools;
+ * P and D as the model has them.
  *
- * As in the model, messages are a set: delivered in any order, some twice, lost when the messager is killed. After each step: nothing was written into a
- * block of D that is nobody's (a); when D takes KV_READY the KV is complete and its own (b); at the end nothing is open (c). The walk of a
- * seed is always the same: a failure names seed and step. */
+ * As in the model, messages are a set: delivered in any order, some twice, lost when the messager
+ * is killed. After each step: nothing was written into a block of D that is nobody's (a); when D
+ * takes KV_READY the KV is complete and its own (b); at the end nothing is open (c). The walk of
+ * a seed is always the same: a failure names seed and step. */
 #include "messager_rig.h"
 
 #include <check.h>
@@ -15,10 +17,10 @@
 
 enum d_state { D_NONE, D_LEASED, D_QUARANTINE, D_READY, D_FREE };
 
-struct job {                   /* one lease; its number is the index */
+struct job { /* one lease; its number is the index */
 	enum d_state d;
-	uint64_t writer;           /* epoch of the messager that D registered, 0: none */
-	int p_live;                /* P has not given it up, nor finished it */
+	uint64_t writer; /* epoch of the messager that D registered, 0: none */
+	int p_live;      /* P has not given it up, nor finished it */
 	uint32_t slot, blocks, tokens, src[8], dst[8], done[RIG_LAYERS];
 	uint64_t gen;
 };
@@ -26,7 +28,7 @@ struct job {                   /* one lease; its number is the index */
 struct net {
 	enum msg_type type;
 	uint32_t job;
-	uint64_t epoch;            /* of the messager that sent it, or that it is for */
+	uint64_t epoch; /* of the messager that sent it, or that it is for */
 	int refused;
 	uint32_t slot;
 	uint64_t gen;
@@ -37,11 +39,12 @@ static struct job jobs[TASKS_MAX];
 static uint32_t n_jobs, src_owner[RIG_BLOCKS], dst_owner[RIG_BLOCKS];
 static struct net net[NET_MAX];
 static unsigned n_net, seed, step_no;
-static uint64_t epoch;         /* of the present messager */
+static uint64_t epoch; /* of the present messager */
 static unsigned n_delivered, n_sent, n_cancelled, n_restarts, n_refused, n_revoked;
 
 /* not ck_assert: that writes a line to check's log each time */
-#define ENSURE(cond) ((cond) ? (void)0 : ck_abort_msg("walk %d step %u: %s", walk_no, step_no, #cond))
+#define ENSURE(cond) \
+	((cond) ? (void)0 : ck_abort_msg("walk %d step %u: %s", walk_no, step_no, #cond))
 static int walk_no;
 
 static unsigned draw(unsigned n)
@@ -55,7 +58,7 @@ static void put(struct net m)
 	net[n_net++] = m;
 }
 
-/* --- D -------------------------------------------------------------------------------------------------------------------------- */
+/* --- D ------------------------------------------------------------------- */
 
 static void d_free(uint32_t j)
 {
@@ -102,13 +105,14 @@ static void d_takes(const struct net *m)
 {
 	struct job *x = &jobs[m->job];
 	if (m->epoch < x->writer || m->epoch < epoch)
-		return;                       /* an older writer's, or one's whose process is dead */
+		return; /* an older writer's, or one's whose process is dead */
 	if (m->type == MSG_LEASE_OPEN) {
 		int refused = x->d != D_LEASED;
 		if (!refused)
 			x->writer = m->epoch;
 		n_refused += (unsigned)refused;
-		put((struct net){.type = MSG_LEASE_OPENED, .job = m->job, .epoch = m->epoch, .refused = refused});
+		put((struct net){
+			.type = MSG_LEASE_OPENED, .job = m->job, .epoch = m->epoch, .refused = refused});
 	} else if (m->type == MSG_KV_READY) {
 		if (x->d == D_LEASED) {
 			check_complete(m->job);
@@ -121,19 +125,19 @@ static void d_takes(const struct net *m)
 	}
 }
 
-/* --- P -------------------------------------------------------------------------------------------------------------------------- */
+/* --- P ------------------------------------------------------------------- */
 
 static void p_end(uint32_t j)
 {
 	struct job *x = &jobs[j];
 	ring_cancel(r->ring, x->slot, x->gen);
-	ring_retire(r->ring, x->slot, x->gen);   /* the test's device is always drained */
+	ring_retire(r->ring, x->slot, x->gen); /* the test's device is always drained */
 	x->p_live = 0;
 	for (uint32_t b = 0; b < RIG_BLOCKS; b++) {
 		if (src_owner[b] != j)
 			continue;
 		src_owner[b] = 0;
-		for (uint32_t l = 0; l < RIG_LAYERS; l++)   /* at once another sequence's */
+		for (uint32_t l = 0; l < RIG_LAYERS; l++) /* at once another sequence's */
 			memset(rig_piece(r, &r->p, l, b), 0x77, r->layout.piece_bytes[l]);
 	}
 }
@@ -192,7 +196,7 @@ static void p_publishes(void)
 	memcpy(t.src, x->src, sizeof x->src);
 	memcpy(t.dst, x->dst, sizeof x->dst);
 	for (uint32_t i = 0; i < n; i++)
-		r->d.region.generations[x->dst[i]]++;   /* D hands them out anew */
+		r->d.region.generations[x->dst[i]]++; /* D hands them out anew */
 	rig_grant(r, &t);
 	ENSURE(ring_publish(r->ring, &t, &x->slot, &x->gen) == 0);
 }
@@ -204,17 +208,21 @@ static void p_computes(uint32_t j)
 	if (!x->p_live || x->done[l] == x->tokens)
 		return;
 	uint32_t to = draw(3) ? x->tokens : x->done[l] + 1 + draw(x->tokens - x->done[l]);
-	for (uint32_t i = x->done[l] / RIG_BLOCK_TOKENS; i < x->blocks && i * RIG_BLOCK_TOKENS < to; i++) {
+	for (uint32_t i = x->done[l] / RIG_BLOCK_TOKENS; i < x->blocks && i * RIG_BLOCK_TOKENS < to;
+	     i++) {
 		int whole = to == x->tokens || (i + 1) * RIG_BLOCK_TOKENS <= to;
-		memset(rig_piece(r, &r->p, l, x->src[i]), rig_value(j, l, x->src[i]) ^ (whole ? 0 : 0x55), r->layout.piece_bytes[l]);
+		memset(rig_piece(r, &r->p, l, x->src[i]), rig_value(j, l, x->src[i]) ^ (whole ? 0 : 0x55),
+		       r->layout.piece_bytes[l]);
 	}
 	x->done[l] = to;
-	__atomic_store_n(ring_progress_word(r->ring, x->slot, l), ring_progress_value(x->gen, to), __ATOMIC_RELEASE);
+	__atomic_store_n(ring_progress_word(r->ring, x->slot, l), ring_progress_value(x->gen, to),
+	                 __ATOMIC_RELEASE);
 }
 
-/* --- the messager ------------------------------------------------------------------------------------------------------------------- */
+/* --- the messager -------------------------------------------------------- */
 
-static int walk_send(void *arg, const char *name, uint64_t to_epoch, enum msg_type type, const struct msg_head *head, const ProtobufCMessage *body)
+static int walk_send(void *arg, const char *name, uint64_t to_epoch, enum msg_type type,
+                     const struct msg_head *head, const ProtobufCMessage *body)
 {
 	struct net m = {.type = type, .job = (uint32_t)head->req.lo, .epoch = epoch};
 	(void)arg;
@@ -236,7 +244,7 @@ static int walk_send(void *arg, const char *name, uint64_t to_epoch, enum msg_ty
 static void m_takes(const struct net *m)
 {
 	if (m->epoch != epoch)
-		return;                       /* for a messager that is dead */
+		return; /* for a messager that is dead */
 	r->lease = m->job;
 	if (m->type == MSG_LEASE_OPENED)
 		rig_opened(r, m->refused);
@@ -290,7 +298,8 @@ static void p_cancels(uint32_t j)
 	n_cancelled++;
 }
 
-/* P runs beside the messager: what it does may come between any two of its looks at the clock, between a copy and the mark, too. */
+/* P runs beside the messager: what it does may come between any two of its looks at the clock,
+ * between a copy and the mark, too. */
 static void beside(struct rig *x)
 {
 	(void)x;
@@ -303,13 +312,11 @@ static void beside(struct rig *x)
 			p_computes(some_job());
 		break;
 	case 1:
-	case 2:
-		p_computes(j);
-		break;
+	case 2: p_computes(j); break;
 	}
 }
 
-/* --- the walk ------------------------------------------------------------------------------------------------------------------------- */
+/* --- the walk ------------------------------------------------------------ */
 
 static void deliver(void)
 {
@@ -317,23 +324,16 @@ static void deliver(void)
 		return;
 	unsigned i = draw(n_net);
 	struct net m = net[i];
-	if (draw(8))                          /* else it comes once more */
+	if (draw(8)) /* else it comes once more */
 		net[i] = net[--n_net];
 	switch (m.type) {
-	case MSG_REQUEST_CANCEL:
-		d_drop(m.job);
-		break;
+	case MSG_REQUEST_CANCEL: d_drop(m.job); break;
 	case MSG_LEASE_OPEN:
 	case MSG_KV_READY:
-	case MSG_LEASE_REVOKED:
-		d_takes(&m);
-		break;
+	case MSG_LEASE_REVOKED: d_takes(&m); break;
 	case MSG_KV_SENT:
-	case MSG_TASK_FAILED:
-		p_takes(&m);
-		break;
-	default:
-		m_takes(&m);
+	case MSG_TASK_FAILED: p_takes(&m); break;
+	default: m_takes(&m);
 	}
 }
 
@@ -350,9 +350,7 @@ static void step(void)
 	uint32_t j = some_job();
 	switch (draw(20)) {
 	case 0:
-	case 1:
-		p_publishes();
-		break;
+	case 1: p_publishes(); break;
 	case 2:
 	case 3:
 	case 4:
@@ -366,26 +364,22 @@ static void step(void)
 		break;
 	case 7:
 		if (j && draw(6) == 0)
-			d_drop(j);            /* the lease expires */
+			d_drop(j); /* the lease expires */
 		else if (j && jobs[j].d == D_READY && !jobs[j].p_live)
-			d_free(j);            /* the sequence has ended */
+			d_free(j); /* the sequence has ended */
 		break;
 	case 8:
 		if (draw(30) == 0)
 			m_dies();
 		break;
-	case 9:
-		r->now_us += 1000;
-		break;
+	case 9: r->now_us += 1000; break;
 	case 10:
 	case 11:
 	case 12:
-	case 13:
-		deliver();
-		break;
+	case 13: deliver(); break;
 	default:
 		r->on_clock = beside;
-		r->kill_at = draw(60) ? 0 : 1 + draw(6);   /* in the middle of its turn */
+		r->kill_at = draw(60) ? 0 : 1 + draw(6); /* in the middle of its turn */
 		if (RIG_ALIVE(r)) {
 			mover_turn(r->m);
 			r->on_clock = NULL;
@@ -429,7 +423,7 @@ static void begin(unsigned number)
 	mover_destroy(&r->m);
 	seed = number * 7919 + 1;
 	walk_no = (int)number;
-	n_jobs = 1;                           /* 0 is nobody */
+	n_jobs = 1; /* 0 is nobody */
 	n_net = step_no = 0;
 	epoch = 1;
 	memset(src_owner, 0, sizeof src_owner);
@@ -460,8 +454,8 @@ START_TEST(walk)
 	ck_assert_uint_gt(n_refused, 50);
 	ck_assert_uint_gt(n_revoked, 200);
 	if (getenv("WALK_VERBOSE"))
-		printf("delivered %u sent %u cancelled %u restarts %u refused %u revoked %u\n", n_delivered, n_sent, n_cancelled, n_restarts, n_refused,
-		       n_revoked);
+		printf("delivered %u sent %u cancelled %u restarts %u refused %u revoked %u\n", n_delivered,
+		       n_sent, n_cancelled, n_restarts, n_refused, n_revoked);
 }
 END_TEST
 

@@ -1,9 +1,10 @@
-/* test_model_decode.c - pddecoded under the event sequences of the protocol's models (tests/model/README.md), where test_decode_daemon.c does not play them
- * already: each test has the name of the line that breaks without its rule. The late writes are real: a process that has the worker's memory is stopped
- * (SIGSTOP) with a lease open, and writes when it goes on. */
+/* test_model_decode.c - pddecoded under the event sequences of the protocol's models
+ * (tests/model/README.md), where test_decode_daemon.c does not play them already: each test has the
+ * name of the line that breaks without its rule. The late writes are real: a process that has
+ * the worker's memory is stopped (SIGSTOP) with a lease open, and writes when it goes on. */
 #include "decode_world.h"
 
-#define CALM_MS 60000u       /* a lease that no test waits for */
+#define CALM_MS 60000u /* a lease that no test waits for */
 #define SHORT_MS 400u
 
 static void ready(uint32_t n, Pds__Lease l)
@@ -26,9 +27,10 @@ static void messager_again(uint64_t epoch)
 	UNTIL(W.messager.p);
 }
 
-/* --- the writer ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- the writer ---------------------------------------------------------- */
 
-/* The lease ends before any messager has heard of its task: its blocks are somebody else's when the question comes, and the question is refused. */
+/* The lease ends before any messager has heard of its task: its blocks are somebody else's when
+ * the question comes, and the question is refused. */
 START_TEST(s_ask_only_restarted)
 {
 	int expires = _i;
@@ -41,7 +43,7 @@ START_TEST(s_ask_only_restarted)
 	say_reserve(2, 1, tokens_of(101));
 	const Pds__Grant *two = WANT(Pds__Grant, prefill, KV_GRANT, 2);
 	ck_assert_uint_eq(two->n_blocks, 7);
-	opened(1, one, 1);                           /* a messager that was never restarted, and late */
+	opened(1, one, 1); /* a messager that was never restarted, and late */
 	NONE(messager, LEASE_REVOKE, 1);
 	say_cancel(&W.router, 2);
 	world_end();
@@ -57,7 +59,8 @@ START_TEST(m6_any_end_of_file)
 	opened(1, l, 0);
 	say_cancel(&W.router, 1);
 	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	child_kill();                                /* end of file and of the process, of the older one */
+	/* end of file and of the process, of the older one */
+	child_kill();
 	pump_for(300000);
 	ck_assert_uint_eq(kv_count("leased"), 3);
 	ck_assert(requests_are("\"state\":\"quarantine\""));
@@ -100,23 +103,29 @@ static void same_answer(uint32_t n, const struct answer *want)
 {
 	expect_length(n, want->n);
 	for (uint32_t i = 0; i < want->n; i++)
-		ck_assert_msg(W.answer[n].id[i] == want->id[i], "token %u is %u, undisturbed it is %u", i, W.answer[n].id[i], want->id[i]);
+		ck_assert_msg(W.answer[n].id[i] == want->id[i], "token %u is %u, undisturbed it is %u", i,
+		              W.answer[n].id[i], want->id[i]);
 }
 
 /* How the lease is given up while its writer is stopped, and how the fence comes. */
 static const struct {
 	const char *what;
-	int expires;           /* the lease expires; else it is cancelled */
-	int killed;            /* the stopped process is killed; else it goes on, writes late, and then acknowledges */
-} stopped[] = {{"cancelled, goes on", 0, 0}, {"cancelled, killed", 0, 1}, {"expired, goes on", 1, 0}, {"expired, killed", 1, 1}};
+	int expires; /* the lease expires; else it is cancelled */
+	/* the stopped process is killed; else it goes on, writes late, and then acknowledges */
+	int killed;
+} stopped[] = {{"cancelled, goes on", 0, 0},
+               {"cancelled, killed", 0, 1},
+               {"expired, goes on", 1, 0},
+               {"expired, killed", 1, 1}};
 
-/* A stopped messager keeps the lease's blocks in quarantine, for as long as it is stopped; another request that needs them waits. What it writes when it goes on
- * lands in them alone; freed by the fence, they serve the one that waited, whose tokens are right. */
+/* A stopped messager keeps the lease's blocks in quarantine, for as long as it is stopped; another
+ * request that needs them waits. What it writes when it goes on lands in them alone; freed by
+ * the fence, they serve the one that waited, whose tokens are right. */
 START_TEST(m1_free_by_timer_a_stopped_writer)
 {
 	int expires = stopped[_i].expires;
 	world_begin(8, expires ? SHORT_MS : CALM_MS, 1);
-	struct answer want = undisturbed(1, 100);    /* 107 tokens: 7 blocks */
+	struct answer want = undisturbed(1, 100); /* 107 tokens: 7 blocks */
 	const Pds__Grant *g = reserve(2, tokens_of(100));
 	Pds__Lease l = *g->lease;
 	opened(2, l, 0);
@@ -126,7 +135,7 @@ START_TEST(m1_free_by_timer_a_stopped_writer)
 	else
 		say_cancel(&W.router, 2);
 	await(&W.messager, MSG_LEASE_REVOKE, 2);
-	late_begin(g);                               /* it will, when it goes on */
+	late_begin(g); /* it will, when it goes on */
 	say_submit(3, short_of(100));
 	pump_for(expires ? 2 * SHORT_MS * 1000u : 300000);
 	ck_assert_uint_eq(kv_count("leased"), 7);
@@ -146,7 +155,8 @@ START_TEST(m1_free_by_timer_a_stopped_writer)
 }
 END_TEST
 
-/* While it writes into its quarantined blocks others decode beside it, each token as undisturbed. */
+/* While it writes into its quarantined blocks others decode beside it, each token as
+ * undisturbed. */
 START_TEST(late_writes_beside_running_sequences)
 {
 	world_begin(100, CALM_MS, 1);
@@ -170,7 +180,8 @@ START_TEST(late_writes_beside_running_sequences)
 }
 END_TEST
 
-/* The word to the writer does not fit the link's window: it is said later, not lost, or its blocks would stay for ever. */
+/* The word to the writer does not fit the link's window: it is said later, not lost, or its
+ * blocks would stay for ever. */
 START_TEST(revocations_survive_a_full_window)
 {
 	enum { N = 40 };
@@ -180,7 +191,7 @@ START_TEST(revocations_survive_a_full_window)
 	for (uint32_t n = 0; n < N; n++)
 		l[n] = written(n + 1, tokens_of(7 + n % 5));
 	settle(&W.messager);
-	side_close(&W.router);                       /* all are given up in one moment */
+	side_close(&W.router); /* all are given up in one moment */
 	for (uint32_t n = 0; n < N; n++)
 		await(&W.messager, MSG_LEASE_REVOKE, n + 1);
 	for (uint32_t n = 0; n < N; n++)
@@ -190,10 +201,10 @@ START_TEST(revocations_survive_a_full_window)
 }
 END_TEST
 
-/* --- halves of another lease --------------------------------------------------------------------------------------------------------------------- */
+/* --- halves of another lease --------------------------------------------- */
 
-/* D restarts; its next life gives the same lease id and generation for the request that is reserved again. What the old lease's messager and prefill worker
- * say is of the old epoch. */
+/* D restarts; its next life gives the same lease id and generation for the request that is reserved
+ * again. What the old lease's messager and prefill worker say is of the old epoch. */
 START_TEST(m12_no_lease_epoch_at_the_next_life)
 {
 	world_begin(8, CALM_MS, 0);
@@ -221,7 +232,8 @@ START_TEST(m12_no_lease_epoch_at_the_next_life)
 }
 END_TEST
 
-/* Both halves of an expired lease come when its blocks are another lease's: acknowledged, and nobody joins. */
+/* Both halves of an expired lease come when its blocks are another lease's: acknowledged, and
+ * nobody joins. */
 START_TEST(late_halves_of_an_expired_lease)
 {
 	world_begin(8, SHORT_MS, 0);
@@ -232,7 +244,7 @@ START_TEST(late_halves_of_an_expired_lease)
 	ck_assert_uint_eq(g->n_blocks, 7);
 	ready(2, old);
 	first(2, old);
-	ready(3, old);                               /* and in the other's name */
+	ready(3, old); /* and in the other's name */
 	say_first(3, old, short_answer[0]);
 	settle(&W.prefill);
 	settle(&W.router);
@@ -242,17 +254,18 @@ START_TEST(late_halves_of_an_expired_lease)
 }
 END_TEST
 
-/* --- after the join --------------------------------------------------------------------------------------------------------------------------- */
+/* --- after the join ------------------------------------------------------ */
 
-/* P gives the attempt up when D has joined already (the messager was stopped before KV_SENT, or P ends). The router holds to D then, so D holds to it: P's cancel
- * counts for nothing any more, the router's still does. */
+/* P gives the attempt up when D has joined already (the messager was stopped before KV_SENT, or P
+ * ends). The router holds to D then, so D holds to it: P's cancel counts for nothing any more,
+ * the router's still does. */
 START_TEST(m22_p_cancels_the_joined)
 {
 	world_begin(40, CALM_MS, 0);
 	learn_kv(1);
 	Pds__Lease l = filled(2, 480);
 	ready(2, l);
-	kill(W.daemon, SIGSTOP);                     /* first token and cancel come together */
+	kill(W.daemon, SIGSTOP); /* first token and cancel come together */
 	say_first(2, l, short_answer[0]);
 	say_cancel(&W.prefill, 2);
 	pump_for(20000);

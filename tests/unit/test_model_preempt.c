@@ -1,6 +1,8 @@
-/* test_model_preempt.c - pddecoded under the event sequences of the preemption model (tests/model/preempt.pml): each test has the name of the line that breaks without its
- * rule, and plays that line's counterexample against the real worker; storage is this process, which does what the seeded bug would let harm. The rules on
- * storage's own side are in test_storage_serve.c. */
+/* test_model_preempt.c - pddecoded under the event sequences of the preemption model
+ * (tests/model/preempt.pml): each test has the name of the line that breaks without its rule, and
+ * plays that line's counterexample against the real worker; storage is this process, which does
+ * what the seeded bug would let harm. The rules on storage's own side are in
+ * test_storage_serve.c. */
 #include "preempt_world.h"
 
 #include <pthread.h>
@@ -8,7 +10,7 @@
 
 #define COUNT(a) (int)(sizeof(a) / sizeof(*a))
 #define ITEMS 32u
-#define WAIT_OPTION "preempt_wait_ms=500"   /* long enough for put_take on a busy machine */
+#define WAIT_OPTION "preempt_wait_ms=500" /* long enough for put_take on a busy machine */
 
 /* What the blocks of a put held when it came. */
 static struct {
@@ -39,16 +41,19 @@ static void put_free(void)
 	}
 }
 
-/* The rest of what was begun: storage copies on, in blocks that may be others' by now. Returns how many copies are a mixture; none of those may pass the check. */
+/* The rest of what was begun: storage copies on, in blocks that may be others' by now. Returns
+ * how many copies are a mixture; none of those may pass the check. */
 static uint32_t copy_the_rest(void)
 {
 	uint32_t mixed = 0;
 	for (size_t i = 0; i < put.n; i++) {
 		const Pds__StoreItem *it = put.m->items[i];
 		pieces_move(it->block, put.half[i], 1, W.layout.layers, 0);
-		__asm__ volatile("" ::: "memory");   /* the copy is made before the generation is read */
-		int holds = generation_of(it->block) == it->generation, right = memcmp(put.half[i], put.was[i], W.layout.block_bytes) == 0;
-		ck_assert_msg(right || !holds, "block %u has other contents under the same generation", it->block);
+		__asm__ volatile("" ::: "memory"); /* the copy is made before the generation is read */
+		int holds = generation_of(it->block) == it->generation,
+			right = memcmp(put.half[i], put.was[i], W.layout.block_bytes) == 0;
+		ck_assert_msg(right || !holds, "block %u has other contents under the same generation",
+		              it->block);
 		mixed += !right;
 	}
 	return mixed;
@@ -64,7 +69,7 @@ static void wait_ends_in_the_copy(void)
 	put_take();
 	UNTIL(ended(pair));
 	ck_assert_uint_ge(copy_the_rest(), 3);
-	answer_put(put.m);                           /* which checks, after the copy: void */
+	answer_put(put.m); /* which checks, after the copy: void */
 	S.put = AT_ONCE;
 	same_pair();
 	put_free();
@@ -97,7 +102,7 @@ START_TEST(pm4_same_gen_after_ack)
 	UNTIL(ended(pair));
 	ck_assert_uint_ge(copy_the_rest(), 3);
 	uint32_t kept = S.n;
-	storage_forget();                            /* else nothing would be copied */
+	storage_forget(); /* else nothing would be copied */
 	answer_put(put.m);
 	ck_assert_uint_lt(S.n, kept);
 	same_pair();
@@ -106,7 +111,7 @@ START_TEST(pm4_same_gen_after_ack)
 }
 END_TEST
 
-/* --- restores ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- restores ------------------------------------------------------------ */
 
 static void write_over(const Pds__StoreGet *m, unsigned char with)
 {
@@ -114,8 +119,8 @@ static void write_over(const Pds__StoreGet *m, unsigned char with)
 	memset(junk, with, W.layout.block_bytes);
 	for (size_t i = 0; i < m->n_items; i++) {
 		pieces_move(m->items[i]->block, junk, 0, W.layout.layers, 1);
-		ck_assert_msg(generation_of(m->items[i]->block) == m->items[i]->generation, "block %u is somebody else's while storage may write it",
-		              m->items[i]->block);
+		ck_assert_msg(generation_of(m->items[i]->block) == m->items[i]->generation,
+		              "block %u is somebody else's while storage may write it", m->items[i]->block);
 	}
 	free(junk);
 }
@@ -128,7 +133,8 @@ static uint32_t handed_out(const Pds__StoreGet *m)
 	return n;
 }
 
-/* The restore is given up, by its limit or by a cancel; others run through all other blocks, again and again, while storage writes late. */
+/* The restore is given up, by its limit or by a cancel; others run through all other blocks,
+ * again and again, while storage writes late. */
 START_TEST(pm5_timer_frees_restore)
 {
 	int cancelled = _i;
@@ -157,7 +163,8 @@ START_TEST(pm5_timer_frees_restore)
 }
 END_TEST
 
-/* The fence is acknowledged when the last write is over, not before; from then on the blocks are anybody's. */
+/* The fence is acknowledged when the last write is over, not before; from then on the blocks are
+ * anybody's. */
 START_TEST(pm8_ack_while_writing)
 {
 	preempt_begin(PAIR_BLOCKS, NULL, NULL);
@@ -169,7 +176,7 @@ START_TEST(pm8_ack_while_writing)
 	const Pds__StoreGet *m = (const Pds__StoreGet *)await(&S.side, MSG_STORE_GET, 0);
 	say_cancel(&W.router, pair + 1);
 	const Pds__StoreFence *f = (const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0);
-	say_submit(22, growing(22, PAIR));       /* takes whatever there is: 17 of the 21 */
+	say_submit(22, growing(22, PAIR)); /* takes whatever there is: 17 of the 21 */
 	while (!ended(22)) {
 		write_over(m, 0x42);
 		pump();
@@ -181,7 +188,8 @@ START_TEST(pm8_ack_while_writing)
 	ctl("flush");
 	UNTIL(kv_count("held") == 0);
 	say_submit(23, growing(23, PAIR));
-	for (uint32_t n = 21; !handed_out(m); n--) { /* the free ones come in some order: with a second one all are used */
+	for (uint32_t n = 21; !handed_out(m); n--) {
+		/* the free ones come in some order: with a second one all are used */
 		ck_assert_uint_gt(n, 10);
 		say_submit(n, growing(n, PAIR));
 		UNTIL(ended(n));
@@ -191,7 +199,8 @@ START_TEST(pm8_ack_while_writing)
 }
 END_TEST
 
-/* Storage knows the hash, and dies, or finds nothing, where the contents should be: that is computed, whatever lies in the blocks. */
+/* Storage knows the hash, and dies, or finds nothing, where the contents should be: that is
+ * computed, whatever lies in the blocks. */
 START_TEST(pm7_index_before_data)
 {
 	int dies = _i;
@@ -214,10 +223,11 @@ START_TEST(pm7_index_before_data)
 }
 END_TEST
 
-/* --- acknowledgements of another put ----------------------------------------------------------------------------------------------------------- */
+/* --- acknowledgements of another put ------------------------------------- */
 
-/* The sequence was saved before; that put's acknowledgement comes again when the next put of the same contents is under way, and then as that one's answer. It frees no
- * block, and nothing counts as stored by it. */
+/* The sequence was saved before; that put's acknowledgement comes again when the next put of the
+ * same contents is under way, and then as that one's answer. It frees no block, and nothing
+ * counts as stored by it. */
 START_TEST(pm6_old_ack_counts)
 {
 	Pds__StoreCode ok[ITEMS];
@@ -249,7 +259,7 @@ START_TEST(pm6_old_ack_counts)
 }
 END_TEST
 
-/* --- generation and contents -------------------------------------------------------------------------------------------------------------------- */
+/* --- generation and contents --------------------------------------------- */
 
 static struct {
 	_Atomic int over;
@@ -264,8 +274,9 @@ static void watch_block(size_t i, unsigned char *copy)
 		return;
 	}
 	pieces_move(it->block, copy, 0, W.layout.layers, 0);
-	__asm__ volatile("" ::: "memory");   /* the copy is made before the generation is read */
-	if (generation_of(it->block) == it->generation && memcmp(copy, put.was[i], W.layout.block_bytes) != 0)
+	__asm__ volatile("" ::: "memory"); /* the copy is made before the generation is read */
+	if (generation_of(it->block) == it->generation &&
+	    memcmp(copy, put.was[i], W.layout.block_bytes) != 0)
 		watch.wrong++;
 	watch.copies++;
 }
@@ -282,7 +293,8 @@ static void *watcher(void *arg)
 	return NULL;
 }
 
-/* At no moment are there new contents under the old generation: it is copied all the time while the blocks become others'. */
+/* At no moment are there new contents under the old generation: it is copied all the time while
+ * the blocks become others'. */
 START_TEST(pm9_contents_before_gen)
 {
 	pthread_t t;

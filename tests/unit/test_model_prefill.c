@@ -1,5 +1,6 @@
-/* test_model_prefill.c - pdprefilld under the event sequences of the protocol's models (tests/model/README.md) that test_prefill_daemon.c does not play already. Each
- * test has the name of the line that breaks without its rule. */
+/* test_model_prefill.c - pdprefilld under the event sequences of the protocol's models
+ * (tests/model/README.md) that test_prefill_daemon.c does not play already. Each test has the
+ * name of the line that breaks without its rule. */
 #include "prefill_world.h"
 
 static uint64_t sum_of(const uint32_t *blocks, uint32_t n)
@@ -7,7 +8,8 @@ static uint64_t sum_of(const uint32_t *blocks, uint32_t n)
 	uint64_t h = 1469598103934665603ull;
 	for (uint32_t l = 0; l < layout.layers; l++)
 		for (uint32_t b = 0; b < n; b++) {
-			const unsigned char *at = shared.data + kv_piece_offset(&layout, shared.region.blocks, l, blocks[b]);
+			const unsigned char *at = shared.data +
+			                          kv_piece_offset(&layout, shared.region.blocks, l, blocks[b]);
 			for (size_t k = 0; k < layout.piece_bytes[l]; k += 8)
 				h = (h ^ *(const uint64_t *)(at + k)) * 1099511628211ull;
 		}
@@ -21,7 +23,8 @@ static void row_of(const struct task *t, uint64_t out[8])
 		out[l] = __atomic_load_n(ring_progress_word(ring, t->slot, l), __ATOMIC_ACQUIRE);
 }
 
-/* A prompt that is computed in one long step, stopped in the middle of it; 0: it was over before this process looked. */
+/* A prompt that is computed in one long step, stopped in the middle of it; 0: it was over before
+ * this process looked. */
 static int to_mid_step(uint64_t req, struct task *t)
 {
 	submit((struct ask){.req = req, .n = LONG, .to = "1", .seed = (uint32_t)req});
@@ -40,8 +43,9 @@ static int retired(const struct task *t)
 	return gen != t->gen;
 }
 
-/* Cancelled in the middle of a step. Slot and blocks are given back when the device has drained, not before: from the moment that the slot is free nothing is stored
- * into its words and nothing into the task's blocks, and no block is free while the request is still there. */
+/* Cancelled in the middle of a step. Slot and blocks are given back when the device has drained,
+ * not before: from the moment that the slot is free nothing is stored into its words and nothing
+ * into the task's blocks, and no block is free while the request is still there. */
 START_TEST(s_drain_not_blocks)
 {
 	uint64_t after[8], later[8], req = 1;
@@ -61,7 +65,7 @@ START_TEST(s_drain_not_blocks)
 	cancel(req);
 	pump_for(5000);
 	kill(pid, SIGCONT);
-	if (_i == 0) {                       /* seen in shared memory */
+	if (_i == 0) { /* seen in shared memory */
 		for (uint64_t end = clock_us() + WAIT_US; !retired(&t);)
 			ck_assert_uint_lt(clock_us(), end);
 		row_of(&t, after);
@@ -70,19 +74,22 @@ START_TEST(s_drain_not_blocks)
 		pump_for(50000);
 		row_of(&t, later);
 		for (uint32_t l = 0; l < hello.layers; l++)
-			ck_assert_msg(after[l] == later[l], "layer %u: the word was stored after its slot had been given back", l);
+			ck_assert_msg(after[l] == later[l],
+			              "layer %u: the word was stored after its slot had been given back", l);
 		ck_assert_uint_eq(sum, sum_of(src, n));
-	} else {                             /* told by the daemon */
+	} else { /* told by the daemon */
 		for (uint64_t end = clock_us() + WAIT_US; told("kv", "held") != 0;)
 			ck_assert_uint_lt(clock_us(), end);
-		ck_assert_msg(no_requests(), "blocks are free while the request still runs: %s", still_there);
+		ck_assert_msg(no_requests(), "blocks are free while the request still runs: %s",
+		              still_there);
 	}
 	WAIT(count(D1, MSG_REQUEST_CANCEL, req));
 	end();
 }
 END_TEST
 
-/* P has computed all, is cancelled, and its blocks are the next request's at once: from then on no messager may mark the slot. */
+/* P has computed all, is cancelled, and its blocks are the next request's at once: from then on
+ * no messager may mark the slot. */
 START_TEST(m8_cancel_not_in_slot_blocks_reused)
 {
 	BEGIN("kv_blocks=8");

@@ -1,4 +1,5 @@
-/* test_model_tokenizer.c - a model's fingerprint covers its tokenizer: same weights, other words, another fingerprint. */
+/* test_model_tokenizer.c - a model's fingerprint covers its tokenizer: same weights, other
+ * words, another fingerprint. */
 #include "engine/fingerprint.h"
 #include "format/gguf.h"
 #include "util/buf.h"
@@ -110,7 +111,11 @@ START_TEST(file)
 		const char *key;
 		char first;
 		uint64_t tokens;
-	} of[] = {{"tokenizer.ggml.tokens", 'a', 5}, {"tokenizer.ggml.tokens", 'a', 6}, {"tokenizer.ggml.tokens", 'b', 5}, {"tokenizer.ggml.merges", 'a', 5}, {"general.x", 'a', 5}};
+	} of[] = {{"tokenizer.ggml.tokens", 'a', 5},
+	          {"tokenizer.ggml.tokens", 'a', 6},
+	          {"tokenizer.ggml.tokens", 'b', 5},
+	          {"tokenizer.ggml.merges", 'a', 5},
+	          {"general.x", 'a', 5}};
 	enum { N = sizeof of / sizeof *of };
 	unsigned char h[N][32], again[32], other[32];
 	for (int i = 0; i < N; i++) {
@@ -120,7 +125,7 @@ START_TEST(file)
 		for (int k = 0; k < i; k++)
 			ck_assert_msg(memcmp(h[i], h[k], 32) != 0, "%d and %d have one hash", i, k);
 	}
-	tokens_hash("general.y", 'q', 3, other);      /* what is not the tokenizer's changes nothing */
+	tokens_hash("general.y", 'q', 3, other); /* what is not the tokenizer's changes nothing */
 	ck_assert_mem_eq(other, h[N - 1], 32);
 }
 END_TEST

@@ -1,8 +1,9 @@
-/* test_models.c - every family against reference outputs, from each format and in each style of configuration, and configurations that are
- * refused.
+/* test_models.c - every family against reference outputs, from each format and in each style of
+ * configuration, and configurations that are refused.
  *
- * tests/data/golden has tiny models with logits and greedy continuations of transformers in float32; model.gguf there is written by
- * make_gguf.py beside it. With PD_FULL=1 and PD_MODEL set to the SmolLM2 file its 8,000 positions are checked, too. */
+ * tests/data/golden has tiny models with logits and greedy continuations of transformers in
+ * float32; model.gguf there is written by make_gguf.py beside it. With PD_FULL=1 and PD_MODEL
+ * set to the SmolLM2 file its 8,000 positions are checked, too. */
 #include "engine_rig.h"
 #include "engine/fingerprint.h"
 #include "skip.h"
@@ -15,10 +16,14 @@
 
 static const char *const variants[] = {"reference", "plain", "avx2", "avx512"};
 
-static const char *const families[] = {"llama", "llama-tied", "mistral", "qwen2", "qwen2-yarn", "qwen3", "ernie4_5", "gemma3",
-                                       "qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3", "granite", "phi3", "phi3-longrope", "gpt_oss"};
-static const char *const in_gguf[] = {"mistral", "qwen2", "qwen2-yarn", "qwen3", "ernie4_5", "gemma3",
-                                      "qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3", "granite", "phi3", "phi3-longrope", "gpt_oss"};
+static const char *const families[] = {"llama",      "llama-tied",   "mistral",       "qwen2",
+                                       "qwen2-yarn", "qwen3",        "ernie4_5",      "gemma3",
+                                       "qwen3_moe",  "ernie4_5_moe", "glm4_moe",      "deepseek_v3",
+                                       "granite",    "phi3",         "phi3-longrope", "gpt_oss"};
+static const char *const in_gguf[] = {"mistral",       "qwen2",       "qwen2-yarn", "qwen3",
+                                      "ernie4_5",      "gemma3",      "qwen3_moe",  "ernie4_5_moe",
+                                      "glm4_moe",      "deepseek_v3", "granite",    "phi3",
+                                      "phi3-longrope", "gpt_oss"};
 #define FAMILIES (int)(sizeof families / sizeof *families)
 #define IN_GGUF (int)(sizeof in_gguf / sizeof *in_gguf)
 #define VARIANTS (int)(sizeof variants / sizeof *variants)
@@ -36,9 +41,10 @@ static int variant_runs(const char *variant)
 	return 1;
 }
 
-/* --- golden data ---------------------------------------------------------------------------------------------------------- */
+/* --- golden data --------------------------------------------------------- */
 
-/* The fast variants compute BF16 weights in float32 as well, but round activations for the experts of gpt_oss, which are MXFP4. */
+/* The fast variants compute BF16 weights in float32 as well, but round activations for the
+ * experts of gpt_oss, which are MXFP4. */
 static float tolerance(const char *family, const char *variant)
 {
 	int rounds = strcmp(family, "gpt_oss") == 0 && (!variant || strcmp(variant, "reference") != 0);
@@ -89,7 +95,8 @@ static void fingerprint_of(const char *path, char hex[65])
 	model_close(&src);
 }
 
-/* The same description and tensors, down to the last number (fingerprint_covers_the_description). */
+/* The same description and tensors, down to the last number
+ * (fingerprint_covers_the_description). */
 START_TEST(older_key_names)
 {
 	char folder[TEST_FOLDER_BYTES], data[128], want[65], got[65];
@@ -112,7 +119,8 @@ START_TEST(gguf_gives_the_same)
 }
 END_TEST
 
-/* All logits of a prompt in chunks are those of one chunk, bit for bit, whatever the family does in a layer. */
+/* All logits of a prompt in chunks are those of one chunk, bit for bit, whatever the family does
+ * in a layer. */
 START_TEST(chunks_equal_whole)
 {
 	enum { N = 150 };
@@ -130,8 +138,8 @@ START_TEST(chunks_equal_whole)
 	for (size_t c = 0; c < (variant ? 2 : 3); c++) {
 		s = seq_new(&r, 40);
 		feed(&r, &s, ids, N, chunks[c], 0, parts);
-		ck_assert_msg(memcmp(whole, parts, bytes) == 0, "%s, chunks of %u: differ by up to %g", folder, chunks[c],
-		              (double)max_diff(whole, parts, bytes / sizeof(float)));
+		ck_assert_msg(memcmp(whole, parts, bytes) == 0, "%s, chunks of %u: differ by up to %g",
+		              folder, chunks[c], (double)max_diff(whole, parts, bytes / sizeof(float)));
 	}
 	free(whole);
 	free(parts);
@@ -139,7 +147,7 @@ START_TEST(chunks_equal_whole)
 }
 END_TEST
 
-/* --- long context --------------------------------------------------------------------------------------------------------- */
+/* --- long context -------------------------------------------------------- */
 
 enum { LONG = 8000, LONG_CHUNK = 500 };
 
@@ -165,7 +173,8 @@ static void long_check(struct rig_opts o, unsigned rows_whole)
 		rig_close(&r);
 	}
 	float d = max_diff(got[0], got[1], 9 * (size_t)vocab);
-	ck_assert_msg(memcmp(got[0], got[1], 9 * (size_t)vocab * sizeof(float)) == 0, "%s: chunks of %d differ by up to %g", o.model, LONG_CHUNK, (double)d);
+	ck_assert_msg(memcmp(got[0], got[1], 9 * (size_t)vocab * sizeof(float)) == 0,
+	              "%s: chunks of %d differ by up to %g", o.model, LONG_CHUNK, (double)d);
 	free(got[0]);
 	free(got[1]);
 	free(ids);
@@ -178,7 +187,8 @@ START_TEST(long_context)
 	json_t *config = config_of(models[_i], "config.json");
 	json_object_set_new(config, "max_position_embeddings", json_integer(LONG + 100));
 	folder_with(folder, models[_i], config);
-	long_check((struct rig_opts){.model = folder, .kv = KV_BF16, .block_tokens = 16, .blocks = 600}, LONG);
+	long_check((struct rig_opts){.model = folder, .kv = KV_BF16, .block_tokens = 16, .blocks = 600},
+	           LONG);
 	json_decref(config);
 }
 END_TEST
@@ -190,13 +200,17 @@ START_TEST(long_context_smollm2)
 		SKIP("PD_FULL is not set: minutes on the real model");
 	if (!model || !*model)
 		SKIP(SKIP_NO_MODEL);
-	long_check((struct rig_opts){.model = model, .kv = KV_BF16, .block_tokens = 64, .blocks = 150, .threads = 2}, LONG);
+	long_check(
+		(struct rig_opts){
+			.model = model, .kv = KV_BF16, .block_tokens = 64, .blocks = 150, .threads = 2},
+		LONG);
 }
 END_TEST
 
-/* --- rotary tables -------------------------------------------------------------------------------------------------------- */
+/* --- rotary tables ------------------------------------------------------- */
 
-/* The golden llama's configuration with other keys (an object that is merged in; null takes a key away). */
+/* The golden llama's configuration with other keys (an object that is merged in; null takes a
+ * key away). */
 static json_t *changed(const char *family, const char *file, const char *change)
 {
 	json_t *config = config_of(family, file), *patch = json_loads(change, 0, NULL);
@@ -206,22 +220,36 @@ static json_t *changed(const char *family, const char *file, const char *change)
 	return config;
 }
 
-/* d = 24 unless rotation is partial; base 10000. Values by the formulas of tests/data/golden's source, computed apart. */
+/* d = 24 unless rotation is partial; base 10000. Values by the formulas of tests/data/golden's
+ * source, computed apart. */
 static const struct {
 	const char *change;
 	uint32_t dims;
-	double scale, at, value, last;      /* inv_freq[at] is value */
+	double scale, at, value, last; /* inv_freq[at] is value */
 } tables[] = {
 	{"{}", 24, 1, 1, 0.4641588833612779, 0.00021544346900318845},
-	{"{\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":4.0}}", 24, 1, 1, 0.11603972084031948, 5.386086725079711e-05},
-	{"{\"rope_parameters\":null,\"rope_theta\":10000,\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}}", 24, 1, 1, 0.11603972084031948, 5.386086725079711e-05},
-	{"{\"rope_parameters\":{\"partial_rotary_factor\":0.5}}", 12, 1, 1, 0.2154434690031884, 0.00046415888336127773},
-	{"{\"rope_parameters\":null,\"partial_rotary_factor\":0.5}", 12, 1, 1, 0.2154434690031884, 0.00046415888336127773},
-	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":128}}", 24, 1.138629436111989, 2, 0.13465216812699274, 5.386086725079711e-05},
-	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":128,\"truncate\":false}}", 24, 1.138629436111989, 2, 0.13315221046340478, 5.386086725079711e-05},
-	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"attention_factor\":1.5}}", 24, 1.5, 0, 1, 5.386086725079711e-05},
-	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"mscale\":0.5,\"mscale_all_dim\":1.0}}", 24, 0.939124428143471, 0, 1, 5.386086725079711e-05},
-	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"mscale\":0.5}}", 24, 1.138629436111989, 0, 1, 5.386086725079711e-05},
+	{"{\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":4.0}}", 24, 1, 1,
+     0.11603972084031948, 5.386086725079711e-05},
+	{"{\"rope_parameters\":null,\"rope_theta\":10000,\"rope_scaling\":{\"type\":\"linear\","
+     "\"factor\":4}}",
+     24, 1, 1, 0.11603972084031948, 5.386086725079711e-05},
+	{"{\"rope_parameters\":{\"partial_rotary_factor\":0.5}}", 12, 1, 1, 0.2154434690031884,
+     0.00046415888336127773},
+	{"{\"rope_parameters\":null,\"partial_rotary_factor\":0.5}", 12, 1, 1, 0.2154434690031884,
+     0.00046415888336127773},
+	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_"
+     "embeddings\":128}}",
+     24, 1.138629436111989, 2, 0.13465216812699274, 5.386086725079711e-05},
+	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_"
+     "embeddings\":128,\"truncate\":false}}",
+     24, 1.138629436111989, 2, 0.13315221046340478, 5.386086725079711e-05},
+	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"attention_factor\":1.5}}", 24,
+     1.5, 0, 1, 5.386086725079711e-05},
+	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"mscale\":0.5,\"mscale_all_"
+     "dim\":1.0}}",
+     24, 0.939124428143471, 0, 1, 5.386086725079711e-05},
+	{"{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"mscale\":0.5}}", 24,
+     1.138629436111989, 0, 1, 5.386086725079711e-05},
 };
 
 START_TEST(rotary_tables)
@@ -242,87 +270,146 @@ START_TEST(rotary_tables)
 }
 END_TEST
 
-/* --- refusals ------------------------------------------------------------------------------------------------------------- */
+/* --- refusals ------------------------------------------------------------ */
 
 static const struct {
-	const char *family, *change, *text;      /* text: what the one line says after the file's name */
+	/* text: what the one line says after the file's name */
+	const char *family, *change, *text;
 } refused[] = {
-	{"llama", "{\"model_type\":\"gptj\"}", "architecture: found gptj, expected one of: llama, mistral, qwen2"},
+	{"llama", "{\"model_type\":\"gptj\"}",
+     "architecture: found gptj, expected one of: llama, mistral, qwen2"},
 	{"llama", "{\"model_type\":7}", "model_type: found 7, expected a string"},
-	{"llama", "{\"num_hidden_layers\":257}", "num_hidden_layers: found 257, expected an integer, 1..256"},
-	{"llama", "{\"num_hidden_layers\":0}", "num_hidden_layers: found 0, expected an integer, 1..256"},
-	{"llama", "{\"num_hidden_layers\":null}", "num_hidden_layers: found none, expected an integer, 1..256"},
+	{"llama", "{\"num_hidden_layers\":257}",
+     "num_hidden_layers: found 257, expected an integer, 1..256"},
+	{"llama", "{\"num_hidden_layers\":0}",
+     "num_hidden_layers: found 0, expected an integer, 1..256"},
+	{"llama", "{\"num_hidden_layers\":null}",
+     "num_hidden_layers: found none, expected an integer, 1..256"},
 	{"llama", "{\"hidden_size\":-64}", "hidden_size: found -64, expected an integer"},
-	{"llama", "{\"hidden_size\":9223372036854775807}", "hidden_size: found 9223372036854775807, expected an integer, 1..65536"},
+	{"llama", "{\"hidden_size\":9223372036854775807}",
+     "hidden_size: found 9223372036854775807, expected an integer, 1..65536"},
 	{"llama", "{\"hidden_size\":\"96\"}", "hidden_size: found \"96\", expected an integer"},
 	{"llama", "{\"hidden_size\":96.5}", "hidden_size: found 96.5, expected an integer"},
-	{"llama", "{\"intermediate_size\":4294967296}", "intermediate_size: found 4294967296, expected an integer"},
-	{"llama", "{\"num_attention_heads\":[6]}", "num_attention_heads: found [6], expected an integer"},
-	{"llama", "{\"num_key_value_heads\":4}", "num_key_value_heads: found 4, expected a divisor of num_attention_heads, 6"},
-	{"llama", "{\"num_key_value_heads\":7}", "num_key_value_heads: found 7, expected an integer, 1..6"},
-	{"llama", "{\"num_attention_heads\":7,\"num_key_value_heads\":7,\"head_dim\":null}", "head_dim: found none, expected one up to 512"},
+	{"llama", "{\"intermediate_size\":4294967296}",
+     "intermediate_size: found 4294967296, expected an integer"},
+	{"llama", "{\"num_attention_heads\":[6]}",
+     "num_attention_heads: found [6], expected an integer"},
+	{"llama", "{\"num_key_value_heads\":4}",
+     "num_key_value_heads: found 4, expected a divisor of num_attention_heads, 6"},
+	{"llama", "{\"num_key_value_heads\":7}",
+     "num_key_value_heads: found 7, expected an integer, 1..6"},
+	{"llama", "{\"num_attention_heads\":7,\"num_key_value_heads\":7,\"head_dim\":null}",
+     "head_dim: found none, expected one up to 512"},
 	{"llama", "{\"head_dim\":514}", "head_dim: found 514, expected an integer, 2..512"},
 	{"llama", "{\"head_dim\":18}", "head size: found 18, expected a multiple of 4"},
 	{"llama", "{\"vocab_size\":0}", "vocab_size: found 0, expected an integer"},
-	{"llama", "{\"max_position_embeddings\":1e9}", "max_position_embeddings: found 1000000000.0, expected an integer"},
+	{"llama", "{\"max_position_embeddings\":1e9}",
+     "max_position_embeddings: found 1000000000.0, expected an integer"},
 	{"llama", "{\"rms_norm_eps\":0}", "rms_norm_eps: found 0, expected a number more than 0"},
-	{"llama", "{\"rms_norm_eps\":2}", "norm epsilon: found 2, expected more than 0 and less than 1"},
+	{"llama", "{\"rms_norm_eps\":2}",
+     "norm epsilon: found 2, expected more than 0 and less than 1"},
 	{"llama", "{\"hidden_act\":\"relu\"}", "hidden_act: found \"relu\", expected silu"},
-	{"llama", "{\"tie_word_embeddings\":\"no\"}", "tie_word_embeddings: found \"no\", expected true or false"},
+	{"llama", "{\"tie_word_embeddings\":\"no\"}",
+     "tie_word_embeddings: found \"no\", expected true or false"},
 	{"llama", "{\"attention_bias\":1}", "attention_bias: found 1, expected true or false"},
 	{"llama", "{\"rope_parameters\":[]}", "rope_parameters: found [], expected an object"},
-	{"llama", "{\"rope_parameters\":{\"rope_type\":\"dynamic\",\"factor\":2}}", "rope_type: found \"dynamic\", expected default, linear, llama3, yarn or longrope"},
+	{"llama", "{\"rope_parameters\":{\"rope_type\":\"dynamic\",\"factor\":2}}",
+     "rope_type: found \"dynamic\", expected default, linear, llama3, yarn or longrope"},
 	{"llama", "{\"rope_parameters\":{\"rope_type\":3}}", "rope_type: found 3, expected default"},
-	{"llama", "{\"rope_parameters\":{\"rope_theta\":0}}", "rope_theta: found 0, expected a number more than 1"},
-	{"llama", "{\"rope_parameters\":{\"rope_theta\":-5}}", "rope_theta: found -5, expected a number more than 1"},
-	{"llama", "{\"rope_parameters\":{\"rope_theta\":1e300}}", "rope_theta: found 1.0000000000000001e300, expected a number more than 1"},
-	{"llama", "{\"rope_parameters\":{\"rope_type\":\"linear\"}}", "factor: found none, expected a number more than 0"},
-	{"llama", "{\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":0}}", "factor: found 0, expected a number more than 0"},
-	{"llama", "{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":\"4\"}}", "factor: found \"4\", expected a number more than 0"},
-	{"llama", "{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4,\"beta_fast\":1,\"beta_slow\":2}}", "beta_slow: found 2, expected at most beta_fast, 1"},
-	{"llama", "{\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,\"original_max_position_embeddings\":64}}",
-	 "high_freq_factor: found 4, expected a number more than 4"},
-	{"llama", "{\"rope_parameters\":{\"full_attention\":{\"rope_theta\":10000}}}", "rope_parameters: found {\"full_attention\":{\"rope_theta\":10000}}, expected the same"},
-	{"llama", "{\"rope_parameters\":{\"partial_rotary_factor\":1.5}}", "partial_rotary_factor: found 1.5, expected more than 0 and at most 1"},
-	{"llama", "{\"rope_parameters\":{\"partial_rotary_factor\":0.01}}", "rotary size: found 0, expected an even number"},
-	{"llama", "{\"final_logit_softcapping\":30.0}", "final_logit_softcapping: found 30.0, expected null"},
-	{"llama", "{\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]}", "layer_types: found \"sliding_attention\", expected full_attention for layer 1"},
-	{"mistral", "{\"sliding_window\":0}", "sliding_window: found 0, expected an integer, 1..16777216"},
-	{"mistral", "{\"sliding_window\":-1}", "sliding_window: found -1, expected an integer, 1..16777216"},
-	{"qwen2", "{\"use_sliding_window\":true}", "sliding_window: found none, expected an integer, 1..16777216"},
-	{"qwen2", "{\"layer_types\":[\"full_attention\",\"full_attention\",\"sliding_attention\"]}", "layer_types: found \"sliding_attention\", expected full_attention for layer 2"},
-	{"gemma3", "{\"layer_types\":[\"full_attention\"]}", "layer_types: found [\"full_attention\"], expected a list of 4 types, one for each layer"},
-	{"gemma3", "{\"layer_types\":[\"full_attention\",\"full_attention\",\"chunked_attention\",\"full_attention\"]}", "layer_types: found \"chunked_attention\", expected full_attention or sliding_attention for layer 2"},
-	{"gemma3", "{\"layer_types\":null,\"sliding_window_pattern\":0}", "sliding_window_pattern: found 0, expected an integer, 1..256"},
-	{"gemma3", "{\"query_pre_attn_scalar\":0}", "query_pre_attn_scalar: found 0, expected a number more than 0"},
-	{"gemma3", "{\"hidden_activation\":\"gelu\"}", "hidden_activation: found \"gelu\", expected gelu_pytorch_tanh"},
-	{"qwen3_moe", "{\"num_local_experts\":0}", "num_local_experts: found 0, expected an integer, 1..1024"},
-	{"qwen3_moe", "{\"num_experts_per_tok\":9}", "num_experts_per_tok: found 9, expected an integer, 1..8"},
+	{"llama", "{\"rope_parameters\":{\"rope_theta\":0}}",
+     "rope_theta: found 0, expected a number more than 1"},
+	{"llama", "{\"rope_parameters\":{\"rope_theta\":-5}}",
+     "rope_theta: found -5, expected a number more than 1"},
+	{"llama", "{\"rope_parameters\":{\"rope_theta\":1e300}}",
+     "rope_theta: found 1.0000000000000001e300, expected a number more than 1"},
+	{"llama", "{\"rope_parameters\":{\"rope_type\":\"linear\"}}",
+     "factor: found none, expected a number more than 0"},
+	{"llama", "{\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":0}}",
+     "factor: found 0, expected a number more than 0"},
+	{"llama", "{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":\"4\"}}",
+     "factor: found \"4\", expected a number more than 0"},
+	{"llama",
+     "{\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4,\"beta_fast\":1,\"beta_slow\":2}}",
+     "beta_slow: found 2, expected at most beta_fast, 1"},
+	{"llama",
+     "{\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_"
+     "freq_factor\":4,\"original_max_position_embeddings\":64}}",
+     "high_freq_factor: found 4, expected a number more than 4"},
+	{"llama", "{\"rope_parameters\":{\"full_attention\":{\"rope_theta\":10000}}}",
+     "rope_parameters: found {\"full_attention\":{\"rope_theta\":10000}}, expected the same"},
+	{"llama", "{\"rope_parameters\":{\"partial_rotary_factor\":1.5}}",
+     "partial_rotary_factor: found 1.5, expected more than 0 and at most 1"},
+	{"llama", "{\"rope_parameters\":{\"partial_rotary_factor\":0.01}}",
+     "rotary size: found 0, expected an even number"},
+	{"llama", "{\"final_logit_softcapping\":30.0}",
+     "final_logit_softcapping: found 30.0, expected null"},
+	{"llama", "{\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]}",
+     "layer_types: found \"sliding_attention\", expected full_attention for layer 1"},
+	{"mistral", "{\"sliding_window\":0}",
+     "sliding_window: found 0, expected an integer, 1..16777216"},
+	{"mistral", "{\"sliding_window\":-1}",
+     "sliding_window: found -1, expected an integer, 1..16777216"},
+	{"qwen2", "{\"use_sliding_window\":true}",
+     "sliding_window: found none, expected an integer, 1..16777216"},
+	{"qwen2", "{\"layer_types\":[\"full_attention\",\"full_attention\",\"sliding_attention\"]}",
+     "layer_types: found \"sliding_attention\", expected full_attention for layer 2"},
+	{"gemma3", "{\"layer_types\":[\"full_attention\"]}",
+     "layer_types: found [\"full_attention\"], expected a list of 4 types, one for each layer"},
+	{"gemma3",
+     "{\"layer_types\":[\"full_attention\",\"full_attention\",\"chunked_attention\",\"full_"
+     "attention\"]}",
+     "layer_types: found \"chunked_attention\", expected full_attention or sliding_attention for "
+     "layer 2"},
+	{"gemma3", "{\"layer_types\":null,\"sliding_window_pattern\":0}",
+     "sliding_window_pattern: found 0, expected an integer, 1..256"},
+	{"gemma3", "{\"query_pre_attn_scalar\":0}",
+     "query_pre_attn_scalar: found 0, expected a number more than 0"},
+	{"gemma3", "{\"hidden_activation\":\"gelu\"}",
+     "hidden_activation: found \"gelu\", expected gelu_pytorch_tanh"},
+	{"qwen3_moe", "{\"num_local_experts\":0}",
+     "num_local_experts: found 0, expected an integer, 1..1024"},
+	{"qwen3_moe", "{\"num_experts_per_tok\":9}",
+     "num_experts_per_tok: found 9, expected an integer, 1..8"},
 	{"qwen3_moe", "{\"mlp_only_layers\":1}", "mlp_only_layers: found 1, expected a list of layers"},
-	{"qwen3_moe", "{\"decoder_sparse_step\":0}", "decoder_sparse_step: found 0, expected an integer"},
+	{"qwen3_moe", "{\"decoder_sparse_step\":0}",
+     "decoder_sparse_step: found 0, expected an integer"},
 	{"ernie4_5_moe", "{\"moe_k\":null}", "moe_k: found none, expected an integer"},
 	{"glm4_moe", "{\"n_group\":5}", "groups of experts: found 5, expected a divisor of 12 experts"},
-	{"glm4_moe", "{\"n_group\":12,\"topk_group\":12}", "groups of experts: found 12, expected at most half of 12 experts"},
-	{"glm4_moe", "{\"topk_group\":1,\"num_experts_per_tok\":5}", "experts of a token: found 5, expected at most the 4 of 1 groups"},
+	{"glm4_moe", "{\"n_group\":12,\"topk_group\":12}",
+     "groups of experts: found 12, expected at most half of 12 experts"},
+	{"glm4_moe", "{\"topk_group\":1,\"num_experts_per_tok\":5}",
+     "experts of a token: found 5, expected at most the 4 of 1 groups"},
 	{"deepseek_v3", "{\"kv_lora_rank\":null}", "kv_lora_rank: found none, expected an integer"},
-	{"deepseek_v3", "{\"kv_lora_rank\":22}", "rank of KV and size with rotation: found 22 and 8, expected multiples of 4, together at most 640"},
-	{"deepseek_v3", "{\"kv_lora_rank\":640}", "rank of KV and size with rotation: found 640 and 8, expected multiples of 4, together at most 640"},
-	{"deepseek_v3", "{\"scoring_func\":\"softmax\"}", "scoring_func: found \"softmax\", expected \"sigmoid\""},
+	{"deepseek_v3", "{\"kv_lora_rank\":22}",
+     "rank of KV and size with rotation: found 22 and 8, expected multiples of 4, together at most "
+     "640"},
+	{"deepseek_v3", "{\"kv_lora_rank\":640}",
+     "rank of KV and size with rotation: found 640 and 8, expected multiples of 4, together at "
+     "most 640"},
+	{"deepseek_v3", "{\"scoring_func\":\"softmax\"}",
+     "scoring_func: found \"softmax\", expected \"sigmoid\""},
 	{"deepseek_v3", "{\"attention_bias\":true}", "attention_bias: found true, expected false"},
 	{"granite", "{\"logits_scaling\":0}", "logits_scaling: found 0, expected a number more than 0"},
-	{"granite", "{\"residual_multiplier\":1e9}", "scale of embeddings, residuals or logits: found 1e+09"},
-	{"granite", "{\"attention_multiplier\":\"1\"}", "attention_multiplier: found \"1\", expected a number"},
+	{"granite", "{\"residual_multiplier\":1e9}",
+     "scale of embeddings, residuals or logits: found 1e+09"},
+	{"granite", "{\"attention_multiplier\":\"1\"}",
+     "attention_multiplier: found \"1\", expected a number"},
 	{"gpt_oss", "{\"swiglu_limit\":5.0}", "swiglu_limit: found 5.0, expected 7"},
-	{"gpt_oss", "{\"num_experts_per_tok\":9}", "num_experts_per_tok: found 9, expected an integer, 1..8"},
+	{"gpt_oss", "{\"num_experts_per_tok\":9}",
+     "num_experts_per_tok: found 9, expected an integer, 1..8"},
 	{"gpt_oss", "{\"sliding_window\":null}", "sliding_window: found none, expected an integer"},
 	{"phi3", "{\"original_max_position_embeddings\":0,\"rope_parameters\":{\"rope_type\":\"su\"}}",
-	 "original_max_position_embeddings: found 0, expected a number more than 1"},
-	{"phi3", "{\"rope_parameters\":{\"rope_type\":\"longrope\"}}", "short_factor: found none, expected a list of 8 numbers"},
+     "original_max_position_embeddings: found 0, expected a number more than 1"},
+	{"phi3", "{\"rope_parameters\":{\"rope_type\":\"longrope\"}}",
+     "short_factor: found none, expected a list of 8 numbers"},
 	{"phi3-longrope", "{\"rope_parameters\":{\"rope_type\":\"longrope\",\"long_factor\":[1,2]}}",
-	 "long_factor: found [1,2], expected a list of 12 numbers"},
-	{"phi3-longrope", "{\"rope_parameters\":{\"rope_type\":\"longrope\",\"partial_rotary_factor\":0.17,\"long_factor\":[1,0]}}",
-	 "long_factor: found 0, expected a number more than 0"},
-	{"gemma3", "{\"use_bidirectional_attention\":true}", "use_bidirectional_attention: found true, expected false"},
+     "long_factor: found [1,2], expected a list of 12 numbers"},
+	{"phi3-longrope",
+     "{\"rope_parameters\":{\"rope_type\":\"longrope\",\"partial_rotary_factor\":0.17,\"long_"
+     "factor\":[1,0]}}",
+     "long_factor: found 0, expected a number more than 0"},
+	{"gemma3", "{\"use_bidirectional_attention\":true}",
+     "use_bidirectional_attention: found true, expected false"},
 };
 
 /* One line that names the file, the key, what was found and what was expected. */
@@ -335,7 +422,8 @@ START_TEST(configurations_refused)
 	json_t *config = changed(refused[_i].family, "config.json", refused[_i].change);
 	folder_with(folder, refused[_i].family, config);
 	ck_assert_msg(model_open(folder, &c, &src, &err) != 0, "%s: taken", refused[_i].change);
-	ck_assert_msg(strncmp(err.text, folder, strlen(folder)) == 0 && strstr(err.text, refused[_i].text) && !strchr(err.text, '\n'),
+	ck_assert_msg(strncmp(err.text, folder, strlen(folder)) == 0 &&
+	                  strstr(err.text, refused[_i].text) && !strchr(err.text, '\n'),
 	              "%s: \"%s\" does not say \"%s\"", refused[_i].change, err.text, refused[_i].text);
 	json_decref(config);
 }
@@ -345,27 +433,49 @@ END_TEST
 static const struct {
 	const char *family, *change, *text;
 } misfits[] = {
-	{"mistral", "{\"num_hidden_layers\":4}", "tensor model.layers.3.input_layernorm.weight: found none, expected 1 x 64"},
-	{"mistral", "{\"head_dim\":32}", "tensor model.layers.0.self_attn.q_proj.weight: found shape 96 x 64, expected 128 x 64"},
-	{"mistral", "{\"vocab_size\":321}", "tensor model.embed_tokens.weight: found shape 320 x 64, expected 321 x 64"},
-	{"mistral", "{\"num_key_value_heads\":4}", "tensor model.layers.0.self_attn.k_proj.weight: found shape 48 x 64, expected 96 x 64"},
-	{"qwen2", "{\"tie_word_embeddings\":false}", "tensor lm_head.weight: found none, expected 320 x 96"},
-	{"qwen2", "{\"model_type\":\"qwen3\"}", "tensor model.layers.0.self_attn.q_norm.weight: found none, expected 1 x 16"},
-	{"llama", "{\"model_type\":\"qwen2\"}", "tensor model.layers.0.self_attn.q_proj.bias: found none, expected 1 x "},
-	{"llama", "{\"attention_bias\":true}", "tensor model.layers.0.self_attn.q_proj.bias: found none, expected 1 x "},
-	{"qwen3_moe", "{\"num_local_experts\":9}", "tensor model.layers.0.mlp.gate.weight: found shape 8 x 64, expected 9 x 64"},
-	{"qwen3_moe", "{\"moe_intermediate_size\":64}", "tensor model.layers.0.mlp.experts.0.gate_proj.weight: found shape 48 x 64, expected 64 x 64"},
-	{"qwen3_moe", "{\"mlp_only_layers\":[]}", "tensor model.layers.1.mlp.gate.weight: found none, expected 8 x 64"},
-	{"ernie4_5_moe", "{\"moe_num_shared_experts\":1}", "tensor model.layers.1.mlp.shared_experts.gate_proj.weight: found shape 64 x 64, expected 32 x 64"},
-	{"glm4_moe", "{\"n_routed_experts\":24,\"n_group\":1,\"topk_group\":1}", "tensor model.layers.1.mlp.gate.weight: found shape 12 x 64, expected 24 x 64"},
-	{"deepseek_v3", "{\"v_head_dim\":24}", "tensor model.layers.0.self_attn.o_proj.weight: found shape 64 x 80, expected 64 x 96"},
-	{"deepseek_v3", "{\"kv_lora_rank\":16}", "tensor model.layers.0.self_attn.kv_a_proj_with_mqa.weight: found shape 32 x 64, expected 24 x 64"},
-	{"gpt_oss", "{\"num_local_experts\":7}", "tensor model.layers.0.mlp.router.weight: found shape 8 x 64, expected 7 x 64"},
+	{"mistral", "{\"num_hidden_layers\":4}",
+     "tensor model.layers.3.input_layernorm.weight: found none, expected 1 x 64"},
+	{"mistral", "{\"head_dim\":32}",
+     "tensor model.layers.0.self_attn.q_proj.weight: found shape 96 x 64, expected 128 x 64"},
+	{"mistral", "{\"vocab_size\":321}",
+     "tensor model.embed_tokens.weight: found shape 320 x 64, expected 321 x 64"},
+	{"mistral", "{\"num_key_value_heads\":4}",
+     "tensor model.layers.0.self_attn.k_proj.weight: found shape 48 x 64, expected 96 x 64"},
+	{"qwen2", "{\"tie_word_embeddings\":false}",
+     "tensor lm_head.weight: found none, expected 320 x 96"},
+	{"qwen2", "{\"model_type\":\"qwen3\"}",
+     "tensor model.layers.0.self_attn.q_norm.weight: found none, expected 1 x 16"},
+	{"llama", "{\"model_type\":\"qwen2\"}",
+     "tensor model.layers.0.self_attn.q_proj.bias: found none, expected 1 x "},
+	{"llama", "{\"attention_bias\":true}",
+     "tensor model.layers.0.self_attn.q_proj.bias: found none, expected 1 x "},
+	{"qwen3_moe", "{\"num_local_experts\":9}",
+     "tensor model.layers.0.mlp.gate.weight: found shape 8 x 64, expected 9 x 64"},
+	{"qwen3_moe", "{\"moe_intermediate_size\":64}",
+     "tensor model.layers.0.mlp.experts.0.gate_proj.weight: found shape 48 x 64, expected 64 x 64"},
+	{"qwen3_moe", "{\"mlp_only_layers\":[]}",
+     "tensor model.layers.1.mlp.gate.weight: found none, expected 8 x 64"},
+	{"ernie4_5_moe", "{\"moe_num_shared_experts\":1}",
+     "tensor model.layers.1.mlp.shared_experts.gate_proj.weight: found shape 64 x 64, expected 32 "
+     "x 64"},
+	{"glm4_moe", "{\"n_routed_experts\":24,\"n_group\":1,\"topk_group\":1}",
+     "tensor model.layers.1.mlp.gate.weight: found shape 12 x 64, expected 24 x 64"},
+	{"deepseek_v3", "{\"v_head_dim\":24}",
+     "tensor model.layers.0.self_attn.o_proj.weight: found shape 64 x 80, expected 64 x 96"},
+	{"deepseek_v3", "{\"kv_lora_rank\":16}",
+     "tensor model.layers.0.self_attn.kv_a_proj_with_mqa.weight: found shape 32 x 64, expected 24 "
+     "x 64"},
+	{"gpt_oss", "{\"num_local_experts\":7}",
+     "tensor model.layers.0.mlp.router.weight: found shape 8 x 64, expected 7 x 64"},
 	{"gpt_oss", "{\"intermediate_size\":32}",
-	 "tensor model.layers.0.mlp.experts.gate_up_proj_blocks: found another shape, expected U8, 8 x 64 x 2 x 16"},
-	{"phi3", "{\"num_key_value_heads\":6}", "tensor model.layers.0.self_attn.qkv_proj.weight: found shape 160 x 96, expected 288 x 96"},
-	{"phi3", "{\"intermediate_size\":192}", "tensor model.layers.0.mlp.gate_up_proj.weight: found shape 320 x 96, expected 384 x 96"},
-	{"llama", "{\"model_type\":\"gemma3_text\",\"sliding_window\":16,\"hidden_act\":null}", "tensor model.layers.0.self_attn.q_norm.weight: found none"},
+     "tensor model.layers.0.mlp.experts.gate_up_proj_blocks: found another shape, expected U8, 8 x "
+     "64 x 2 x 16"},
+	{"phi3", "{\"num_key_value_heads\":6}",
+     "tensor model.layers.0.self_attn.qkv_proj.weight: found shape 160 x 96, expected 288 x 96"},
+	{"phi3", "{\"intermediate_size\":192}",
+     "tensor model.layers.0.mlp.gate_up_proj.weight: found shape 320 x 96, expected 384 x 96"},
+	{"llama", "{\"model_type\":\"gemma3_text\",\"sliding_window\":16,\"hidden_act\":null}",
+     "tensor model.layers.0.self_attn.q_norm.weight: found none"},
 };
 
 START_TEST(tensors_that_do_not_fit)
@@ -375,16 +485,24 @@ START_TEST(tensors_that_do_not_fit)
 	struct engine *e = NULL;
 	json_t *config = changed(misfits[_i].family, "config.json", misfits[_i].change);
 	folder_with(folder, misfits[_i].family, config);
-	struct engine_opts o = {.model_path = folder, .backend = "cpu", .threads = 1, .kv_type = KV_F32, .block_tokens = 16, .max_rows = 8, .max_logits = 8,
-	                        .max_spans = 1, .max_table = 8};
+	struct engine_opts o = {.model_path = folder,
+	                        .backend = "cpu",
+	                        .threads = 1,
+	                        .kv_type = KV_F32,
+	                        .block_tokens = 16,
+	                        .max_rows = 8,
+	                        .max_logits = 8,
+	                        .max_spans = 1,
+	                        .max_table = 8};
 	ck_assert_int_ne(engine_open(&o, &e, &err), 0);
-	ck_assert_msg(strncmp(err.text, folder, strlen(folder)) == 0 && strstr(err.text, misfits[_i].text) && !strchr(err.text, '\n'),
+	ck_assert_msg(strncmp(err.text, folder, strlen(folder)) == 0 &&
+	                  strstr(err.text, misfits[_i].text) && !strchr(err.text, '\n'),
 	              "%s: \"%s\" does not say \"%s\"", misfits[_i].change, err.text, misfits[_i].text);
 	json_decref(config);
 }
 END_TEST
 
-/* --- fingerprint ---------------------------------------------------------------------------------------------------------- */
+/* --- fingerprint --------------------------------------------------------- */
 
 enum { FIELDS = 48 };
 
@@ -392,19 +510,63 @@ enum { FIELDS = 48 };
 static const char *disturb(struct model_conf *c, int i)
 {
 	switch (i) {
-#define U32(n, field) case n: c->field += 1; return #field
-#define REAL(n, field) case n: c->field *= 1.0001f; c->field += 1e-9f; return #field
-	U32(0, layers); U32(1, hidden); U32(2, heads); U32(3, kv_heads); U32(4, head_dim); U32(5, ffn); U32(6, vocab); U32(7, context);
-	U32(8, tied); U32(9, qkv_bias); U32(10, o_bias); U32(11, mlp_bias); U32(12, qk_norm); U32(13, post_norms); U32(14, norm_plus_one);
-	U32(15, rope_dims); U32(16, act); U32(17, rope_style);
-	REAL(18, norm_eps); REAL(19, embed_scale); REAL(20, attn_scale); REAL(21, rope[0].scale); REAL(22, rope[0].inv_freq[3]);
-	REAL(23, rope[1].scale); REAL(24, rope[1].inv_freq[3]);
-	U32(25, layer[1].window); U32(26, layer[1].rope); U32(27, layer[1].experts);
-	U32(28, experts.count); U32(29, experts.active); U32(30, experts.ffn); U32(31, experts.shared_ffn); U32(32, experts.groups);
-	U32(33, experts.top_groups); U32(34, experts.correction); U32(35, experts.normalise); U32(36, experts.scoring);
-	REAL(37, experts.scale); REAL(38, experts.norm_min);
-	U32(39, mla.kv_rank); U32(40, mla.q_rank); U32(41, mla.nope); U32(42, mla.rope); U32(43, mla.v);
-	REAL(44, residual_scale); REAL(45, logit_scale); U32(46, attn_sinks); U32(47, experts.bias);
+#define U32(n, field)  \
+	case n:            \
+		c->field += 1; \
+		return #field
+#define REAL(n, field)       \
+	case n:                  \
+		c->field *= 1.0001f; \
+		c->field += 1e-9f;   \
+		return #field
+		U32(0, layers);
+		U32(1, hidden);
+		U32(2, heads);
+		U32(3, kv_heads);
+		U32(4, head_dim);
+		U32(5, ffn);
+		U32(6, vocab);
+		U32(7, context);
+		U32(8, tied);
+		U32(9, qkv_bias);
+		U32(10, o_bias);
+		U32(11, mlp_bias);
+		U32(12, qk_norm);
+		U32(13, post_norms);
+		U32(14, norm_plus_one);
+		U32(15, rope_dims);
+		U32(16, act);
+		U32(17, rope_style);
+		REAL(18, norm_eps);
+		REAL(19, embed_scale);
+		REAL(20, attn_scale);
+		REAL(21, rope[0].scale);
+		REAL(22, rope[0].inv_freq[3]);
+		REAL(23, rope[1].scale);
+		REAL(24, rope[1].inv_freq[3]);
+		U32(25, layer[1].window);
+		U32(26, layer[1].rope);
+		U32(27, layer[1].experts);
+		U32(28, experts.count);
+		U32(29, experts.active);
+		U32(30, experts.ffn);
+		U32(31, experts.shared_ffn);
+		U32(32, experts.groups);
+		U32(33, experts.top_groups);
+		U32(34, experts.correction);
+		U32(35, experts.normalise);
+		U32(36, experts.scoring);
+		REAL(37, experts.scale);
+		REAL(38, experts.norm_min);
+		U32(39, mla.kv_rank);
+		U32(40, mla.q_rank);
+		U32(41, mla.nope);
+		U32(42, mla.rope);
+		U32(43, mla.v);
+		REAL(44, residual_scale);
+		REAL(45, logit_scale);
+		U32(46, attn_sinks);
+		U32(47, experts.bias);
 #undef U32
 #undef REAL
 	}
@@ -430,7 +592,8 @@ START_TEST(fingerprint_covers_the_description)
 		ck_assert_msg(strcmp(before, after) != 0, "%s is not in the fingerprint", field);
 		memcpy(seen[i], after, sizeof after);
 		for (int k = 0; k < i; k++)
-			ck_assert_msg(strcmp(seen[k], after) != 0, "%s and field %d give the same fingerprint", field, k);
+			ck_assert_msg(strcmp(seen[k], after) != 0, "%s and field %d give the same fingerprint",
+			              field, k);
 	}
 	model_close(&src);
 }
@@ -459,15 +622,13 @@ START_TEST(fingerprint_covers_the_tensors)
 			/* the mapping is this process's own; its page becomes a copy */
 			uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 			unsigned char *byte = (unsigned char *)(uintptr_t)e.data + at;
-			ck_assert_int_eq(mprotect((void *)((uintptr_t)byte & ~(page - 1)), page,
-			                          PROT_READ | PROT_WRITE),
-			                 0);
+			ck_assert_int_eq(
+				mprotect((void *)((uintptr_t)byte & ~(page - 1)), page, PROT_READ | PROT_WRITE), 0);
 			*byte ^= 1u << k % 8;
 			model_fingerprint(&c, &src, after);
 			*byte ^= 1u << k % 8;
 			ck_assert_msg(strcmp(before, after) != 0,
-			              "byte %zu of %zu of %s is not in the fingerprint", at,
-			              e.bytes, e.name);
+			              "byte %zu of %zu of %s is not in the fingerprint", at, e.bytes, e.name);
 			last++;
 		}
 	model_fingerprint(&c, &src, after);
@@ -498,7 +659,8 @@ END_TEST
 int main(void)
 {
 	Suite *s = suite_create("models");
-	TCase *golden = tcase_create("golden"), *far = tcase_create("long"), *real = tcase_create("smollm2"), *bad = tcase_create("refusals");
+	TCase *golden = tcase_create("golden"), *far = tcase_create("long"),
+		  *real = tcase_create("smollm2"), *bad = tcase_create("refusals");
 	tcase_set_timeout(golden, 300);
 	tcase_add_loop_test(golden, logits_and_tokens, 0, FAMILIES * VARIANTS);
 	tcase_add_loop_test(golden, older_key_names, 0, FAMILIES);

@@ -1,5 +1,6 @@
-/* test_msg.c - numbered links: what arrives, how often, in which order, over lives and reconnects; what garbage does. Faults on purpose: test_msg_fault.c; heartbeats and
- * goodbyes: test_msg_ends.c; random walks: test_msg_walk.c; peers that break the rules: test_msg_rogue.c. */
+/* test_msg.c - numbered links: what arrives, how often, in which order, over lives and reconnects;
+ * what garbage does. Faults on purpose: test_msg_fault.c; heartbeats and goodbyes:
+ * test_msg_ends.c; random walks: test_msg_walk.c; peers that break the rules: test_msg_rogue.c. */
 #include "msg/link.h"
 #include "msg_pair.h"
 #include "util/mem.h"
@@ -12,7 +13,7 @@ struct end {
 	struct peer *last;
 	int ups, downs, messages, in_order;
 	uint32_t next;
-	int cuts;                  /* disconnects whoever is down, so often, when it is told so */
+	int cuts; /* disconnects whoever is down, so often, when it is told so */
 	char why[128];
 	struct chan_asked *asked[CHAN_ASKED_MAX + 1];
 	int n_asked;
@@ -35,7 +36,8 @@ static void on_down(void *arg, struct peer *p, const char *why)
 }
 
 /* Deny.retry_after_us carries a running number. */
-static void on_message(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h, const ProtobufCMessage *body)
+static void on_message(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h,
+                       const ProtobufCMessage *body)
 {
 	struct end *s = arg;
 	if (t != MSG_KV_DENY)
@@ -48,7 +50,8 @@ static void on_message(void *arg, struct peer *p, enum msg_type t, const struct 
 	s->last = p;
 }
 
-static int on_ctl(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n, char **ret)
+static int on_ctl(void *arg, struct chan_asked *asked, const struct process_origin *who,
+                  const char *command, char *const *args, size_t n, char **ret)
 {
 	(void)args;
 	ck_assert_int_eq(who->is_local, 1);
@@ -61,12 +64,22 @@ static int on_ctl(void *arg, struct chan_asked *asked, const struct process_orig
 	return strcmp(command, "bad") == 0 ? ERR_INVALID : 0;
 }
 
-static void end_open(struct end *s, const char *name, uint64_t epoch, const char *bind_to, uint32_t window)
+static void end_open(struct end *s, const char *name, uint64_t epoch, const char *bind_to,
+                     uint32_t window)
 {
 	memset(s, 0, sizeof *s);
-	struct chan_opts o = {.program = "test", .name = name, .epoch = epoch, .bind = bind_to, .heartbeat_us = 200000, .silence_us = 2000000,
-	                      .window_messages = window, .window_bytes = 1 << 20, .peers_max = 4, .message_bytes_max = 1 << 20};
-	struct chan_hooks h = {.arg = s, .up = on_up, .down = on_down, .message = on_message, .ctl = on_ctl};
+	struct chan_opts o = {.program = "test",
+	                      .name = name,
+	                      .epoch = epoch,
+	                      .bind = bind_to,
+	                      .heartbeat_us = 200000,
+	                      .silence_us = 2000000,
+	                      .window_messages = window,
+	                      .window_bytes = 1 << 20,
+	                      .peers_max = 4,
+	                      .message_bytes_max = 1 << 20};
+	struct chan_hooks h = {
+		.arg = s, .up = on_up, .down = on_down, .message = on_message, .ctl = on_ctl};
 	struct err err = {0};
 	ck_assert_msg(chan_new(base, &o, &h, &s->c, &err) == 0, "%s", err.text);
 }
@@ -122,7 +135,7 @@ START_TEST(bound_side_restarts)
 	end_open(&b, "dials", 20, NULL, 4096);
 	struct peer *p = chan_connect(b.c, endpoint, NULL, 0);
 	spin(&b.ups, 1, 3000);
-	for (uint32_t i = 0; i < 3; i++)                /* its numbers end with that life */
+	for (uint32_t i = 0; i < 3; i++) /* its numbers end with that life */
 		ck_assert_int_eq(say(&b, p, i), 0);
 	spin(&a.messages, 3, 3000);
 	chan_destroy(&a.c);
@@ -192,7 +205,7 @@ START_TEST(window_is_bounded)
 	ck_assert_int_eq(say(&b, p, 16), ERR_FULL);
 	spin(&a.messages, 16, 2000);
 	int never = 0;
-	spin(&never, 1, 300);            /* acknowledged at the next tick */
+	spin(&never, 1, 300); /* acknowledged at the next tick */
 	ck_assert_int_eq(say(&b, p, 16), 0);
 	spin(&a.messages, 17, 2000);
 	ck_assert_int_eq(a.in_order, 17);
@@ -215,7 +228,8 @@ START_TEST(pdctl_asks)
 {
 	static const struct {
 		const char *command, *want;
-	} rows[] = {{"status", "0 {\"command\":\"status\",\"args\":2}"}, {"bad", "-2 {\"command\":\"bad\",\"args\":2}"}};
+	} rows[] = {{"status", "0 {\"command\":\"status\",\"args\":2}"},
+	            {"bad", "-2 {\"command\":\"bad\",\"args\":2}"}};
 	struct end a;
 	end_open(&a, "bound", 10, endpoint, 16);
 	for (size_t i = 0; i < 2; i++) {
@@ -232,8 +246,8 @@ START_TEST(pdctl_asks)
 }
 END_TEST
 
-/* An answer that comes later reaches who has asked, though others were answered meanwhile; a daemon has so many questions open and no more; at its end they are
- * forgotten. */
+/* An answer that comes later reaches who has asked, though others were answered meanwhile; a daemon
+ * has so many questions open and no more; at its end they are forgotten. */
 START_TEST(pdctl_asks_and_waits)
 {
 	static const char *const want[] = {"0 done", "-2 not done"};
@@ -275,7 +289,8 @@ START_TEST(pdctl_asks_and_waits)
 }
 END_TEST
 
-/* Frames of random length and content, and near-misses, on a raw connection: nothing is delivered, the next peer is served. */
+/* Frames of random length and content, and near-misses, on a raw connection: nothing is
+ * delivered, the next peer is served. */
 START_TEST(garbage_changes_nothing)
 {
 	struct end a, b;
@@ -293,7 +308,7 @@ START_TEST(garbage_changes_nothing)
 			for (size_t k = 0; k < n; k++)
 				buf[k] = (unsigned char)rand();
 			if (f == 0 && n > 2 && i % 2)
-				buf[0] = 8, buf[1] = 1;      /* version 1, then noise */
+				buf[0] = 8, buf[1] = 1; /* version 1, then noise */
 			zmq_send(z, buf, n, ZMQ_DONTWAIT | (f + 1 < frames ? ZMQ_SNDMORE : 0));
 		}
 	}
@@ -301,7 +316,8 @@ START_TEST(garbage_changes_nothing)
 	spin(&never, 1, 300);
 	struct chan_counts counts;
 	chan_counts(a.c, &counts);
-	ck_assert_uint_ge(counts.bad, 500);   /* of 2,000; what finds the queue full (1,000) on a busy machine is not sent */
+	/* of 2,000; what finds the queue full (1,000) on a busy machine is not sent */
+	ck_assert_uint_ge(counts.bad, 500);
 	ck_assert_int_eq(a.ups, 0);
 	ck_assert_int_eq(a.messages, 0);
 	end_open(&b, "dials", 20, NULL, 16);
@@ -320,7 +336,8 @@ START_TEST(link_numbers)
 	static const struct {
 		uint64_t seq;
 		enum link_verdict want;
-	} in[] = {{1, LINK_DELIVER}, {1, LINK_DUPLICATE}, {3, LINK_GAP}, {2, LINK_DELIVER}, {3, LINK_DELIVER}, {2, LINK_DUPLICATE}};
+	} in[] = {{1, LINK_DELIVER}, {1, LINK_DUPLICATE}, {3, LINK_GAP},
+	          {2, LINK_DELIVER}, {3, LINK_DELIVER},   {2, LINK_DUPLICATE}};
 	struct link l;
 	link_init(&l);
 	for (size_t i = 0; i < sizeof in / sizeof *in; i++)
@@ -332,7 +349,7 @@ START_TEST(link_numbers)
 	ck_assert_int_eq(link_has_room(&l, 5, 1000, 1, 10), 0);
 	ck_assert_int_eq(link_has_room(&l, 6, 1000, 2, 10), 0);
 	ck_assert_int_eq(link_has_room(&l, 7, 1000, 2, 10), 1);
-	link_acked(&l, 99);              /* never sent: ignored */
+	link_acked(&l, 99); /* never sent: ignored */
 	ck_assert_uint_eq(l.n_window, 5);
 	link_acked(&l, 3);
 	ck_assert_uint_eq(l.n_window, 2);
@@ -360,7 +377,8 @@ START_TEST(decode_demands_what_is_required)
 		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 0, 5, "p", ERR_CORRUPT},
 		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 1, 0, "p", ERR_CORRUPT},
 		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 1, 5, "", ERR_CORRUPT},
-		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 1, 5, "a-name-that-is-far-too-long-for-a-daemon-of-this-suite", ERR_CORRUPT},
+		{PROTOCOL_VERSION, MSG_REQUEST_CANCEL, 1, 5,
+	     "a-name-that-is-far-too-long-for-a-daemon-of-this-suite", ERR_CORRUPT},
 		{PROTOCOL_VERSION, MSG_KV_GRANT, 1, 5, "p", ERR_CORRUPT},            /* no lease */
 		{PROTOCOL_VERSION, MSG_REQUEST_SUBMIT, 1, 5, "p", ERR_CORRUPT},      /* no request */
 		{PROTOCOL_VERSION, MSG_REQUEST_FIRST_TOKEN, 1, 5, "p", ERR_CORRUPT}, /* no token */
@@ -376,7 +394,8 @@ START_TEST(decode_demands_what_is_required)
 		e.request_lo = rows[i].lo;
 		e.sender = (char *)rows[i].sender;
 		size_t n = pds__envelope__pack(&e, buf);
-		ck_assert_msg(msg_decode(buf, n, "", 0, &m, &err) == rows[i].want, "row %zu: %s", i, err.text);
+		ck_assert_msg(msg_decode(buf, n, "", 0, &m, &err) == rows[i].want, "row %zu: %s", i,
+		              err.text);
 		msg_in_fini(&m);
 	}
 }
@@ -392,13 +411,16 @@ START_TEST(texts_of_workers_are_bounded)
 		Pds__Hello hello = PDS__HELLO__INIT;
 		Pds__WorkerUpdate update = PDS__WORKER_UPDATE__INIT;
 		struct err err = {0};
-		char **texts[] = {&w.role, &w.endpoint, &w.model, &w.model_fingerprint, &w.numerics, &w.layout};
+		char **texts[] = {&w.role,     &w.endpoint, &w.model, &w.model_fingerprint,
+		                  &w.numerics, &w.layout};
 		hello.worker = update.worker = &w;
 		*texts[i] = text;
 		for (int longer = 0; longer < 2; longer++) {
 			text[MSG_TEXT_MAX + longer] = 0;
-			ck_assert_int_eq(msg_validate(msg_type_find(MSG_HELLO), &hello.base, &err), longer ? ERR_CORRUPT : 0);
-			ck_assert_int_eq(msg_validate(msg_type_find(MSG_WORKER_UPDATE), &update.base, &err), longer ? ERR_CORRUPT : 0);
+			ck_assert_int_eq(msg_validate(msg_type_find(MSG_HELLO), &hello.base, &err),
+			                 longer ? ERR_CORRUPT : 0);
+			ck_assert_int_eq(msg_validate(msg_type_find(MSG_WORKER_UPDATE), &update.base, &err),
+			                 longer ? ERR_CORRUPT : 0);
 			text[MSG_TEXT_MAX + longer] = 't';
 		}
 	}
@@ -420,17 +442,20 @@ START_TEST(disconnected_stays_so)
 			ck_assert(clock_us() < end);
 			event_base_loop(base, EVLOOP_ONCE);
 		}
-		int never = 0, gone_early = (uint64_t)b.ups != ups;      /* its HELLO has left; most times WELCOME has not come */
+		/* its HELLO has left; most times WELCOME has not come */
+		int never = 0, gone_early = (uint64_t)b.ups != ups;
 		chan_disconnect(b.c, p);
 		spin(&never, 1, 15);
-		ck_assert_msg((uint64_t)b.ups == ups + (uint64_t)gone_early && b.downs == b.ups, "turn %d: %d ups, %d downs", i, b.ups, b.downs);
+		ck_assert_msg((uint64_t)b.ups == ups + (uint64_t)gone_early && b.downs == b.ups,
+		              "turn %d: %d ups, %d downs", i, b.ups, b.downs);
 	}
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
 }
 END_TEST
 
-/* An owner may disconnect a peer inside the hook that says it is down, also twice: it ends once, and others find its place free. */
+/* An owner may disconnect a peer inside the hook that says it is down, also twice: it ends once,
+ * and others find its place free. */
 START_TEST(disconnected_when_it_is_down)
 {
 	struct end a, b;
@@ -451,7 +476,8 @@ START_TEST(disconnected_when_it_is_down)
 }
 END_TEST
 
-/* So may the side that connected, when it is told that its link begins anew: it does not come up again. */
+/* So may the side that connected, when it is told that its link begins anew: it does not come up
+ * again. */
 START_TEST(disconnected_when_its_link_begins_anew)
 {
 	struct end a, b;
@@ -463,7 +489,7 @@ START_TEST(disconnected_when_its_link_begins_anew)
 	spin(&b.ups, 1, 20000);
 	spin(&a.ups, 1, 20000);
 	struct peer *p = b.last;
-	chan_disconnect(a.c, a.last);          /* it knows the other no more, who says so by speaking */
+	chan_disconnect(a.c, a.last); /* it knows the other no more, who says so by speaking */
 	ck_assert_int_eq(say(&b, p, 0), 0);
 	spin(&b.downs, 1, 20000);
 	ck_assert_str_eq(b.why, "its link starts anew");

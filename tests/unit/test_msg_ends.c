@@ -1,12 +1,13 @@
-/* test_msg_ends.c - how a link's ends know of each other: heartbeats at work and idle, goodbyes to one who is busy and to one who is stopped, and how soon silence is noticed. */
+/* test_msg_ends.c - how a link's ends know of each other: heartbeats at work and idle, goodbyes
+ * to one who is busy and to one who is stopped, and how soon silence is noticed. */
 #include "msg_pair.h"
 
 #include <signal.h>
 #include <sys/wait.h>
 
-/* --- heartbeats ----------------------------------------------------------------------------------------------------------------- */
+/* --- heartbeats ---------------------------------------------------------- */
 
-#define LATE_US 50000u     /* of a turn of 20 ms: this process had no processor */
+#define LATE_US 50000u /* of a turn of 20 ms: this process had no processor */
 
 static int was_late;
 
@@ -31,8 +32,8 @@ static uint64_t sent_in(struct side *a, struct side *b, int work, unsigned ms)
 	return to[0].sent - from[0].sent + to[1].sent - from[1].sent;
 }
 
-/* A router and its worker: at work a beat each 20 ms either way, without work a fifth of that; neither
- * goes down. A busy machine may keep this process from beating: only then once more. */
+/* A router and its worker: at work a beat each 20 ms either way, without work a fifth of that;
+ * neither goes down. A busy machine may keep this process from beating: only then once more. */
 START_TEST(an_idle_link_sleeps)
 {
 	struct side a, b;
@@ -43,14 +44,15 @@ START_TEST(an_idle_link_sleeps)
 	until_up(&a, &b);
 	uint64_t busy = 0, idle = 0;
 	was_late = 1;
-	for (int tries = 0; tries < 10 && was_late && (idle < 4 || idle > 26 || busy < 3 * idle); tries++) {
+	for (int tries = 0; tries < 10 && was_late && (idle < 4 || idle > 26 || busy < 3 * idle);
+	     tries++) {
 		was_late = 0;
 		busy = sent_in(&a, &b, 1, 1000);
-		pump_ms(base, 1300);                    /* ACTIVE_US, and the last acknowledgement */
+		pump_ms(base, 1300); /* ACTIVE_US, and the last acknowledgement */
 		idle = sent_in(&a, &b, 0, 1000);
 	}
-	ck_assert_msg(idle >= 4 && idle <= 26 && busy >= 3 * idle, "%u messages at work, %u in an idle second",
-	              (unsigned)busy, (unsigned)idle);
+	ck_assert_msg(idle >= 4 && idle <= 26 && busy >= 3 * idle,
+	              "%u messages at work, %u in an idle second", (unsigned)busy, (unsigned)idle);
 	ck_assert_uint_eq(a.downs + b.downs, 0);
 	until_settled(&a, &b, "idle");
 	pair_close(&a, &b);
@@ -73,7 +75,7 @@ START_TEST(beats_as_often_as_the_peer_bears)
 }
 END_TEST
 
-/* --- goodbyes ------------------------------------------------------------------------------------------------------------------- */
+/* --- goodbyes ------------------------------------------------------------ */
 
 static int report_fd;
 
@@ -86,7 +88,8 @@ static void child_down(void *arg, struct peer *p, const char *why)
 }
 
 /* Busy for a while, while the goodbye and the end of the connection arrive. */
-static void child_message(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h, const ProtobufCMessage *body)
+static void child_message(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h,
+                          const ProtobufCMessage *body)
 {
 	(void)arg;
 	(void)p;
@@ -167,7 +170,8 @@ START_TEST(goodbye_does_not_wait_for_the_stopped)
 }
 END_TEST
 
-/* Stopped, so that neither the end of its process nor a goodbye tells: without work between the two after twice the silence, with work after once. */
+/* Stopped, so that neither the end of its process nor a goodbye tells: without work between the
+ * two after twice the silence, with work after once. */
 START_TEST(stopped_peer_is_noticed)
 {
 	for (int work = 0; work < 2; work++) {
@@ -188,8 +192,8 @@ START_TEST(stopped_peer_is_noticed)
 		while (!a.downs && (took = clock_us() - from) < 20000000)
 			pump_ms(base, 5);
 		ck_assert_str_eq(a.why, "silent for too long");
-		ck_assert_msg(took >= (work ? 500000u : 1000000u) && took < (work ? 8000000u : 15000000u), "%s: %llu us", work ? "at work" : "idle",
-		              (unsigned long long)took);
+		ck_assert_msg(took >= (work ? 500000u : 1000000u) && took < (work ? 8000000u : 15000000u),
+		              "%s: %llu us", work ? "at work" : "idle", (unsigned long long)took);
 		kill(pid, SIGKILL);
 		waitpid(pid, &status, 0);
 		close(fd);

@@ -1,5 +1,6 @@
-/* test_msg_fault.c - the fault layer of links: its rules and verdicts, and what is lost, repeated, late or cut on purpose, message type by message type: all is heard once, in
- * order, windows recover, lives end in both orders. */
+/* test_msg_fault.c - the fault layer of links: its rules and verdicts, and what is lost, repeated,
+ * late or cut on purpose, message type by message type: all is heard once, in order, windows
+ * recover, lives end in both orders. */
 #include "msg/fault.h"
 #include "msg_pair.h"
 #include "util/mem.h"
@@ -34,8 +35,10 @@ START_TEST(fault_rules)
 		struct fault *f;
 		struct err err = {0};
 		int r = fault_new(rows[i].text, &f, &err);
-		ck_assert_msg(r == (rows[i].wrong ? ERR_INVALID : 0), "\"%s\": %d %s", rows[i].text, r, err.text);
-		ck_assert_msg(!rows[i].wrong || strstr(err.text, rows[i].wrong), "\"%s\": %s", rows[i].text, err.text);
+		ck_assert_msg(r == (rows[i].wrong ? ERR_INVALID : 0), "\"%s\": %d %s", rows[i].text, r,
+		              err.text);
+		ck_assert_msg(!rows[i].wrong || strstr(err.text, rows[i].wrong), "\"%s\": %s", rows[i].text,
+		              err.text);
 		ck_assert_int_eq(f != NULL, r == 0 && rows[i].text[strspn(rows[i].text, " ")] != 0);
 		fault_destroy(&f);
 	}
@@ -47,7 +50,9 @@ START_TEST(fault_verdicts)
 	struct fault *f, *g;
 	struct err err = {0};
 	struct fault_verdict v, w;
-	const char *text = "seed=5 drop=30% type=KV_GRANT:dir=out:peer=p:nth=2:repeat=100%:delay=100%:5ms type=KV_DENY:dir=in:late=100%:7us";
+	const char
+		*text = "seed=5 drop=30% type=KV_GRANT:dir=out:peer=p:nth=2:repeat=100%:delay=100%:5ms "
+				"type=KV_DENY:dir=in:late=100%:7us";
 	unsigned drops = 0;
 	ck_assert_int_eq(fault_new(text, &f, &err), 0);
 	ck_assert_int_eq(fault_new(text, &g, &err), 0);
@@ -83,25 +88,29 @@ static char *rule_for_each_type(const char *dir, int nth, const char *what)
 	for (size_t i = 0; i < N_TYPES; i++) {
 		if (!numbered[i])
 			continue;
-		char *more = mem_printf("%s type=%s:dir=%s:nth=%d:%s=100%%%s", text, msg_type_find(numbered[i])->name, dir, nth, what, strcmp(what, "delay") ? "" : ":9ms");
+		char *more = mem_printf("%s type=%s:dir=%s:nth=%d:%s=100%%%s", text,
+		                        msg_type_find(numbered[i])->name, dir, nth, what,
+		                        strcmp(what, "delay") ? "" : ":9ms");
 		free(text);
 		text = more;
 	}
 	return text;
 }
 
-/* Of three messages of each type, the first, second or last is lost, repeated, late or cuts the link, on the way out or in: all is heard once, in order, of one link. */
+/* Of three messages of each type, the first, second or last is lost, repeated, late or cuts the
+ * link, on the way out or in: all is heard once, in order, of one link. */
 START_TEST(each_type_survives)
 {
 	static const char *const what[] = {"drop", "repeat", "delay", "cut", "noack"};
 	for (int c = 0; c < 2 * 3 * 5; c++) {
 		const char *dir = c % 2 ? "out" : "in";
 		int nth = 1 + c / 2 % 3;
-		char *text = rule_for_each_type(dir, nth, what[c / 6]), *name = mem_printf("%s %d %s", dir, nth, what[c / 6]);
+		char *text = rule_for_each_type(dir, nth, what[c / 6]),
+			 *name = mem_printf("%s %d %s", dir, nth, what[c / 6]);
 		struct chan_opts o = pair_opts(8000, text);
 		struct side a, b;
 		struct chan_counts counts;
-		o.program = "pdrouterd";       /* beats each 20 ms at work */
+		o.program = "pdrouterd"; /* beats each 20 ms at work */
 		pair_open(base, &a, &b, "each", &o, &o);
 		until_up(&a, &b);
 		for (unsigned k = 0; k < 3; k++)
@@ -110,10 +119,13 @@ START_TEST(each_type_survives)
 					ck_assert(say_type(&a, numbered[i]) == 0 && say_type(&b, numbered[i]) == 0);
 		until_settled(&a, &b, name);
 		for (size_t i = 0; i < N_TYPES; i++)
-			ck_assert_msg(!numbered[i] || (a.types_heard[numbered[i]] == 3 && b.types_heard[numbered[i]] == 3), "%s: type %d", name, (int)numbered[i]);
+			ck_assert_msg(!numbered[i] ||
+			                  (a.types_heard[numbered[i]] == 3 && b.types_heard[numbered[i]] == 3),
+			              "%s: type %d", name, (int)numbered[i]);
 		ck_assert_msg(a.downs + b.downs == 0, "%s: %s%s", name, a.why, b.why);
 		chan_counts(a.c, &counts);
-		ck_assert_msg(counts.faults >= numbered_count(), "%s: %llu faults", name, (unsigned long long)counts.faults);
+		ck_assert_msg(counts.faults >= numbered_count(), "%s: %llu faults", name,
+		              (unsigned long long)counts.faults);
 		pair_close(&a, &b);
 		free(text);
 		free(name);
@@ -138,7 +150,8 @@ static void flood(struct side *a, struct side *b, const char *fault_b, unsigned 
 	pair_close(a, b);
 }
 
-/* A full window says so, and goes on when acknowledgements come, also when most of them are lost. */
+/* A full window says so, and goes on when acknowledgements come, also when most of them are
+ * lost. */
 START_TEST(window_recovers)
 {
 	struct side a, b;
@@ -166,7 +179,8 @@ START_TEST(window_is_bounded_in_bytes)
 }
 END_TEST
 
-/* Nobody loses what it says to a life that lasts; a new life starts at the first message of a new session. Whoever ends first, both orders. */
+/* Nobody loses what it says to a life that lasts; a new life starts at the first message of a
+ * new session. Whoever ends first, both orders. */
 START_TEST(lives_end_in_both_orders)
 {
 	for (int order = 0; order < 4; order++) {
@@ -189,7 +203,9 @@ START_TEST(lives_end_in_both_orders)
 			side_start(base, second);
 			if (order >= 2)
 				side_start(base, first);
-			for (uint64_t end = clock_us() + 60000000; !a.p || !b.p || peer_epoch(a.p) != b.epoch || peer_epoch(b.p) != a.epoch; pump_ms(base, 2))
+			for (uint64_t end = clock_us() + 60000000;
+			     !a.p || !b.p || peer_epoch(a.p) != b.epoch || peer_epoch(b.p) != a.epoch;
+			     pump_ms(base, 2))
 				ck_assert_msg(clock_us() < end, "order %d: not up again", order);
 		}
 		say_type(&a, MSG_KV_GRANT);
@@ -201,13 +217,17 @@ START_TEST(lives_end_in_both_orders)
 }
 END_TEST
 
-/* `delay` holds the line, `late` the message alone; neither cuts throughput: 200 messages of 20 ms each take little more than 20 ms. */
+/* `delay` holds the line, `late` the message alone; neither cuts throughput: 200 messages of 20
+ * ms each take little more than 20 ms. */
 START_TEST(delays_are_in_a_pipe)
 {
-	static const char *const faults[] = {"dir=in:type=KV_RESERVE:delay=100%:20ms", "dir=in:type=KV_RESERVE:late=100%:20ms", "dir=out:type=KV_RESERVE:delay=100%:20ms"};
+	static const char *const faults[] = {"dir=in:type=KV_RESERVE:delay=100%:20ms",
+	                                     "dir=in:type=KV_RESERVE:late=100%:20ms",
+	                                     "dir=out:type=KV_RESERVE:delay=100%:20ms"};
 	for (size_t i = 0; i < 3; i++) {
 		struct side a, b;
-		struct chan_opts oa = pair_opts(0, i < 2 ? faults[i] : NULL), ob = pair_opts(0, i < 2 ? NULL : faults[i]);
+		struct chan_opts oa = pair_opts(0, i < 2 ? faults[i] : NULL),
+						 ob = pair_opts(0, i < 2 ? NULL : faults[i]);
 		pair_open(base, &a, &b, "pipe", &oa, &ob);
 		until_up(&a, &b);
 		uint64_t from = clock_us();
@@ -215,23 +235,27 @@ START_TEST(delays_are_in_a_pipe)
 			ck_assert_int_eq(say_type(&b, MSG_KV_RESERVE), 0);
 		until_settled(&a, &b, faults[i]);
 		uint64_t took = clock_us() - from;
-		ck_assert_msg(took >= 20000 && took < 10000000, "%s: %llu us", faults[i], (unsigned long long)took);
+		ck_assert_msg(took >= 20000 && took < 10000000, "%s: %llu us", faults[i],
+		              (unsigned long long)took);
 		pair_close(&a, &b);
 	}
 }
 END_TEST
 
-/* The first waits 30 ms; the second comes at once, the third when the first one's time is over but its timer has not run: none overtakes. */
+/* The first waits 30 ms; the second comes at once, the third when the first one's time is over
+ * but its timer has not run: none overtakes. */
 START_TEST(delayed_is_not_overtaken)
 {
 	struct side a, b;
 	struct chan_counts n;
-	struct chan_opts oa = pair_opts(5000000, "type=KV_GRANT:dir=in:nth=1:delay=100%:30ms"), ob = pair_opts(5000000, NULL);
+	struct chan_opts oa = pair_opts(5000000, "type=KV_GRANT:dir=in:nth=1:delay=100%:30ms"),
+					 ob = pair_opts(5000000, NULL);
 	pair_open(base, &a, &b, "line", &oa, &ob);
 	until_up(&a, &b);
 	chan_counts(a.c, &n);
 	ck_assert(say_type(&b, MSG_KV_GRANT) == 0 && say_type(&b, MSG_PEERS) == 0);
-	for (uint64_t end = clock_us() + 10000000; n.faults == 0 && clock_us() < end; chan_counts(a.c, &n))
+	for (uint64_t end = clock_us() + 10000000; n.faults == 0 && clock_us() < end;
+	     chan_counts(a.c, &n))
 		event_base_loop(base, EVLOOP_ONCE);
 	ck_assert_int_eq(say_type(&b, MSG_PEERS), 0);
 	usleep(60000);
@@ -267,7 +291,8 @@ START_TEST(a_gap_is_asked_for_at_once)
 	pair_open(base, &a, &b, "gap", &o, &o);
 	until_up(&a, &b);
 	uint64_t from = clock_us();
-	ck_assert(say_type(&b, MSG_PEERS) == 0 && say_type(&b, MSG_KV_GRANT) == 0 && say_type(&b, MSG_PEERS) == 0);
+	ck_assert(say_type(&b, MSG_PEERS) == 0 && say_type(&b, MSG_KV_GRANT) == 0 &&
+	          say_type(&b, MSG_PEERS) == 0);
 	until_settled(&a, &b, "a gap");
 	ck_assert_uint_lt(clock_us() - from, 2500000);
 	pair_close(&a, &b);

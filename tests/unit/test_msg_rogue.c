@@ -1,8 +1,11 @@
-/* test_msg_rogue.c - one side of a link is a raw ZeroMQ socket that breaks the rules: numbers from nowhere, storms of HELLO, silence where an acknowledgement is due, bodies that want
- * all memory. Nothing that it does may be heard twice, be taken for an acknowledgement, grow without bound, or end the other side. */
+/* test_msg_rogue.c - one side of a link is a raw ZeroMQ socket that breaks the rules: numbers from
+ * nowhere, storms of HELLO, silence where an acknowledgement is due, bodies that want all
+ * memory. Nothing that it does may be heard twice, be taken for an acknowledgement, grow without
+ * bound, or end the other side. */
 #include "msg_rogue.h"
 
-/* Acknowledges what was never sent, claims numbers near the end of all numbers, asks for everything again and again: nothing is lost, nothing grows, nothing is heard. */
+/* Acknowledges what was never sent, claims numbers near the end of all numbers, asks for
+ * everything again and again: nothing is lost, nothing grows, nothing is heard. */
 START_TEST(numbers_from_nowhere)
 {
 	struct side a;
@@ -30,8 +33,9 @@ START_TEST(numbers_from_nowhere)
 		pump_ms(base, 10);
 		rogue_read(&g);
 	}
-	uint64_t times = (clock_us() - from) / 20000 + 3;      /* the window at most once in 20 ms */
-	ck_assert_msg(g.again >= 10 && g.again <= 10 * times, "%llu sent again in %llu times 20 ms", (unsigned long long)g.again, (unsigned long long)times);
+	uint64_t times = (clock_us() - from) / 20000 + 3; /* the window at most once in 20 ms */
+	ck_assert_msg(g.again >= 10 && g.again <= 10 * times, "%llu sent again in %llu times 20 ms",
+	              (unsigned long long)g.again, (unsigned long long)times);
 	rogue_send(&g, "rogue", MSG_ACK, 0, 10, &ack.base);
 	pump_ms(base, 50);
 	chan_counts(a.c, &counts);
@@ -40,12 +44,14 @@ START_TEST(numbers_from_nowhere)
 	rogue_send(&g, "rogue", MSG_ACK, 0, 0, &ack.base);
 	pump_ms(base, 100);
 	rogue_read(&g);
-	ck_assert_uint_eq(g.again, 0);                          /* all ten were acknowledged in the end */
+	/* all ten were acknowledged in the end */
+	ck_assert_uint_eq(g.again, 0);
 	without_rogue(&a, &g);
 }
 END_TEST
 
-/* It talks, but acknowledges nothing: after a while it counts as down, and what was sent to it stayed bounded. */
+/* It talks, but acknowledges nothing: after a while it counts as down, and what was sent to it
+ * stayed bounded. */
 START_TEST(never_acknowledges)
 {
 	struct side a;
@@ -69,7 +75,8 @@ START_TEST(never_acknowledges)
 }
 END_TEST
 
-/* Names without end, HELLO after HELLO, a HELLO of half a megabyte, one that bears no silence at all, one under our own name. */
+/* Names without end, HELLO after HELLO, a HELLO of half a megabyte, one that bears no silence at
+ * all, one under our own name. */
 START_TEST(hello_storm)
 {
 	struct side a;
@@ -78,7 +85,8 @@ START_TEST(hello_storm)
 	with_rogue(&a, &g, pair_opts(0, NULL), 1);
 	pump_ms(base, 500);
 	chan_counts(a.c, &counts);
-	ck_assert_uint_le(counts.sent, 60);                     /* it bears 1 ms of silence: a beat each 20 ms all the same */
+	/* it bears 1 ms of silence: a beat each 20 ms all the same */
+	ck_assert_uint_le(counts.sent, 60);
 	for (int i = 0; i < 2000; i++) {
 		char name[64];
 		snprintf(name, sizeof name, "stranger-%d", i);
@@ -99,7 +107,7 @@ START_TEST(hello_storm)
 	rogue_hello(&g, "bound", 1, 0);
 	pump_ms(base, 300);
 	chan_counts(a.c, &counts);
-	ck_assert_uint_le(counts.peers_up, 4);                  /* peers_max */
+	ck_assert_uint_le(counts.peers_up, 4); /* peers_max */
 	ck_assert_uint_eq(counts.bad, 3);
 	ck_assert_uint_le(a.ups, 4);
 	without_rogue(&a, &g);
@@ -135,9 +143,10 @@ START_TEST(hello_again_and_late)
 	rogue_send(&g, "rogue", MSG_ACK, 0, 0, &ack.base);
 	pump_ms(base, 100);
 	rogue_read(&g);
-	ck_assert_uint_eq(g.again, 5);                          /* none was taken for acknowledged */
+	ck_assert_uint_eq(g.again, 5); /* none was taken for acknowledged */
 	uint64_t link = g.link;
-	g.link = link + 1;                                      /* what belongs to another link acknowledges nothing and is not heard */
+	/* what belongs to another link acknowledges nothing and is not heard */
+	g.link = link + 1;
 	rogue_send(&g, "rogue", MSG_ACK, 0, 5, &ack.base);
 	rogue_send(&g, "rogue", MSG_PEERS, 2, 5, &peers.base);
 	g.link = link;
@@ -151,7 +160,8 @@ START_TEST(hello_again_and_late)
 }
 END_TEST
 
-/* HELLO again without a link, since WELCOME was lost, goes on with the link on which nothing has come; what it claims to have received is not of that link. */
+/* HELLO again without a link, since WELCOME was lost, goes on with the link on which nothing has
+ * come; what it claims to have received is not of that link. */
 START_TEST(hello_without_a_link_acknowledges_nothing)
 {
 	struct side a;
@@ -187,13 +197,14 @@ START_TEST(bodies_are_bounded)
 	e.type = MSG_REQUEST_TOKENS;
 	e.sender = (char *)"p";
 	for (size_t i = 0; i < len; i += 2)
-		body[i] = 0x0a, body[i + 1] = 0;          /* twelve million empty sequences */
+		body[i] = 0x0a, body[i + 1] = 0; /* twelve million empty sequences */
 	size_t n = pds__envelope__pack(&e, head);
 	ck_assert_int_eq(msg_decode(head, n, body, len, &m, &err), ERR_CORRUPT);
 	ck_assert_ptr_nonnull(strstr(err.text, "does not decode"));
 	msg_in_fini(&m);
 	e.type = MSG_HELLO;
-	memcpy(body, "\xa2\x06\xff\x7f", 4);       /* 16383 bytes of a field that nobody knows: kept with a HELLO as long as it */
+	/* 16383 bytes of a field that nobody knows: kept with a HELLO as long as it */
+	memcpy(body, "\xa2\x06\xff\x7f", 4);
 	for (len = 4 + 16383; len > 4; len -= 16383) {
 		n = pds__envelope__pack(&e, head);
 		ck_assert_int_eq(msg_decode(head, n, body, len, &m, &err), ERR_CORRUPT);
@@ -205,7 +216,8 @@ START_TEST(bodies_are_bounded)
 END_TEST
 
 static unsigned ctl_asked;
-static int count_ctl(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command, char *const *args, size_t n_args, char **ret_text)
+static int count_ctl(void *arg, struct chan_asked *asked, const struct process_origin *who,
+                     const char *command, char *const *args, size_t n_args, char **ret_text)
 {
 	(void)asked;
 	(void)arg;
@@ -240,7 +252,7 @@ START_TEST(commands_from_whom_we_connected_to)
 	chan_connect(c, endpoint, NULL, 1);
 	for (uint64_t end = clock_us() + 30000000; n < 0; pump_ms(base, 2)) {
 		ck_assert(clock_us() < end);
-		n = zmq_recv(g.z, rid, sizeof rid, ZMQ_DONTWAIT);     /* its HELLO */
+		n = zmq_recv(g.z, rid, sizeof rid, ZMQ_DONTWAIT); /* its HELLO */
 	}
 	zmq_recv(g.z, rest, sizeof rest, 0);
 	zmq_recv(g.z, rest, sizeof rest, 0);

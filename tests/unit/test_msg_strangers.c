@@ -1,4 +1,5 @@
-/* test_msg_strangers.c - who is at the other end of a link, what of it is believed, and what one bad message costs: that message. */
+/* test_msg_strangers.c - who is at the other end of a link, what of it is believed, and what one
+ * bad message costs: that message. */
 #include "msg_rogue.h"
 
 #include <sys/wait.h>
@@ -22,8 +23,8 @@ static const char *wait_refusal(struct rogue *g)
 	return g->refusal;
 }
 
-/* Another process, which is this program with the name of a function of `strangers`: its exit status, 0 if it met what it
- * expects. This one's loop turns meanwhile. */
+/* Another process, which is this program with the name of a function of `strangers`: its exit
+ * status, 0 if it met what it expects. This one's loop turns meanwhile. */
 static int in_another_process(const char *stranger)
 {
 	int status = 0;
@@ -32,7 +33,8 @@ static int in_another_process(const char *stranger)
 		execl("/proc/self/exe", "stranger", stranger, endpoint, NULL);
 		_exit(127);
 	}
-	for (uint64_t end = clock_us() + PATIENCE_US; waitpid(pid, &status, WNOHANG) == 0; pump_ms(base, 2))
+	for (uint64_t end = clock_us() + PATIENCE_US; waitpid(pid, &status, WNOHANG) == 0;
+	     pump_ms(base, 2))
 		ck_assert(clock_us() < end);
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
@@ -48,12 +50,13 @@ static int await_refusal(struct rogue *g, const char *want)
 	return strstr(g->refusal, want) ? 0 : 3;
 }
 
-/* The name, the public epoch and a larger number: all that a HELLO says is what the living peer would say. */
+/* The name, the public epoch and a larger number: all that a HELLO says is what the living peer
+ * would say. */
 static int take_over(void)
 {
 	struct rogue g;
 	rogue_open(&g, endpoint);
-	g.epoch = 2001;                 /* of pair_open's second side */
+	g.epoch = 2001; /* of pair_open's second side */
 	rogue_hello(&g, "dials", 1000, 0);
 	return await_refusal(&g, "which lives");
 }
@@ -125,17 +128,18 @@ static int as_another_user(void)
 START_TEST(another_user_is_no_daemon_of_ours)
 {
 	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
-	snprintf(endpoint, sizeof endpoint, "ipc://@pdserve-test-%d", (int)getpid());   /* no file, so no permissions */
+	/* no file, so no permissions */
+	snprintf(endpoint, sizeof endpoint, "ipc://@pdserve-test-%d", (int)getpid());
 	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
 	side_start(base, &a);
-	if (geteuid() == 0)      /* else there is no other user to be */
+	if (geteuid() == 0) /* else there is no other user to be */
 		ck_assert_int_eq(in_another_process("as_another_user"), 0);
 	ck_assert_uint_eq(a.ups, 0);
 	side_stop(&a);
 }
 END_TEST
 
-/* --- versions ------------------------------------------------------------------------------------------------------------- */
+/* --- versions ------------------------------------------------------------ */
 
 START_TEST(another_version_is_told)
 {
@@ -147,7 +151,8 @@ START_TEST(another_version_is_told)
 	rogue_open(&g, endpoint);
 	g.version = PROTOCOL_VERSION + 7;
 	rogue_hello(&g, "newer", 1, 0);
-	snprintf(want, sizeof want, "newer speaks protocol version %u, this daemon %u", g.version, PROTOCOL_VERSION);
+	snprintf(want, sizeof want, "newer speaks protocol version %u, this daemon %u", g.version,
+	         PROTOCOL_VERSION);
 	ck_assert_str_eq(wait_refusal(&g), want);
 	ck_assert_uint_eq(a.ups, 0);
 	rogue_close(&g);
@@ -193,18 +198,19 @@ START_TEST(another_version_is_heard)
 }
 END_TEST
 
-/* --- long bodies ------------------------------------------------------------------------------------------------------------ */
+/* --- long bodies --------------------------------------------------------- */
 
 static size_t heard_hashes[16];
 static unsigned n_heard;
 
-static void hear_events(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h, const ProtobufCMessage *body)
+static void hear_events(void *arg, struct peer *p, enum msg_type t, const struct msg_head *h,
+                        const ProtobufCMessage *body)
 {
 	const Pds__KvEvents *m = (const Pds__KvEvents *)body;
 	(void)arg;
 	(void)p;
 	if (t != MSG_KV_EVENTS)
-		return;             /* a heartbeat */
+		return; /* a heartbeat */
 	ck_assert_uint_eq(h->req.lo, n_heard + 1);
 	for (size_t i = 0; i < m->n_stored; i++)
 		ck_assert_uint_eq(m->stored[i], i * 0x9e3779b97f4a7c15u + n_heard);
@@ -249,12 +255,14 @@ static void hear(unsigned n)
 }
 
 /* One hash has 8 bytes: shorter than a part, exactly one, one more, many. */
-static const size_t lengths[] = {1, MSG_PART_BYTES / 8 - 8, MSG_PART_BYTES / 8, MSG_PART_BYTES / 8 + 1, 100000, 3, 130000};
+static const size_t lengths[] = {
+	1, MSG_PART_BYTES / 8 - 8, MSG_PART_BYTES / 8, MSG_PART_BYTES / 8 + 1, 100000, 3, 130000};
 #define N_LENGTHS (sizeof lengths / sizeof *lengths)
 
 START_TEST(long_bodies_arrive_whole)
 {
-	static const char *const faults[] = {"", "seed=5 drop=10%", "seed=6 repeat=20% drop=5%", "seed=7 dir=in:delay=50%:1-3ms drop=5%", "seed=8 cut=2%"};
+	static const char *const faults[] = {"", "seed=5 drop=10%", "seed=6 repeat=20% drop=5%",
+	                                     "seed=7 dir=in:delay=50%:1-3ms drop=5%", "seed=8 cut=2%"};
 	struct chan *a;
 	struct side b;
 	struct chan_opts o = pair_opts(20000, faults[_i]);
@@ -270,7 +278,8 @@ START_TEST(long_bodies_arrive_whole)
 }
 END_TEST
 
-/* What the other side would refuse is refused here, by itself; what lacks room leaves nothing of it in the window. */
+/* What the other side would refuse is refused here, by itself; what lacks room leaves nothing of
+ * it in the window. */
 START_TEST(too_long_fails_alone)
 {
 	struct chan *a;
@@ -281,9 +290,11 @@ START_TEST(too_long_fails_alone)
 	struct msg_head head = {.req = {1, 1}, .attempt = 1};
 	o.window_bytes = 600000;
 	open_listener(&a, &b, o);
-	ck_assert_int_eq(say_events(&b, 1, (1 << 20) / 8 + 1), ERR_INVALID);     /* message_bytes_max is 1 MiB */
+	/* message_bytes_max is 1 MiB */
+	ck_assert_int_eq(say_events(&b, 1, (1 << 20) / 8 + 1), ERR_INVALID);
 	ck_assert_int_eq(say_events(&b, 1, 600000 / 8 + 1), ERR_FULL);
-	ck_assert_int_eq(chan_send(b.c, b.p, MSG_KV_GRANT, &head, &grant.base), ERR_INVALID);   /* it has no lease */
+	/* it has no lease */
+	ck_assert_int_eq(chan_send(b.c, b.p, MSG_KV_GRANT, &head, &grant.base), ERR_INVALID);
 	renew.n_lease_ids = MSG_PART_BYTES / 8 + 1;
 	renew.lease_ids = mem_array(renew.n_lease_ids, 8);
 	ck_assert_int_eq(chan_send(b.c, b.p, MSG_KV_RENEW, NULL, &renew.base), ERR_INVALID);
@@ -297,7 +308,7 @@ START_TEST(too_long_fails_alone)
 }
 END_TEST
 
-/* --- bad messages ----------------------------------------------------------------------------------------------------------- */
+/* --- bad messages -------------------------------------------------------- */
 
 static void send_part(struct rogue *g, uint64_t seq, int more, const void *body, size_t len)
 {
@@ -329,11 +340,13 @@ static unsigned char *pack_events(size_t n, size_t *ret_len)
 
 static void until_heard(struct side *a, uint64_t total)
 {
-	for (uint64_t end = clock_us() + PATIENCE_US; a->types_heard[MSG_KV_EVENTS] < total; pump_ms(base, 2))
+	for (uint64_t end = clock_us() + PATIENCE_US; a->types_heard[MSG_KV_EVENTS] < total;
+	     pump_ms(base, 2))
 		ck_assert(clock_us() < end);
 }
 
-/* A link goes on after a body that does not decode, or one that never ends: it costs what it stood for. */
+/* A link goes on after a body that does not decode, or one that never ends: it costs what it
+ * stood for. */
 START_TEST(a_bad_body_costs_itself)
 {
 	struct side a;
@@ -342,7 +355,7 @@ START_TEST(a_bad_body_costs_itself)
 	with_rogue(&a, &g, pair_opts(0, NULL), 0);
 	size_t len, at = 0;
 	uint64_t seq = 3;
-	unsigned char *much = pack_events(200000, &len);          /* 1.6 MB, allowed 1 MiB */
+	unsigned char *much = pack_events(200000, &len); /* 1.6 MB, allowed 1 MiB */
 	send_part(&g, 1, 0, "\xff\xff\xff", 3);
 	send_part(&g, 2, 0, "", 0);
 	until_heard(&a, 1);
@@ -395,15 +408,15 @@ START_TEST(connections_have_a_limit)
 }
 END_TEST
 
-/* --- pdctl ------------------------------------------------------------------------------------------------------------------ */
+/* --- pdctl --------------------------------------------------------------- */
 
 #define ANSWER_BYTES (4u << 20)
-#define QUESTIONS 40u           /* 160 MiB of answers; the limit is 64 */
+#define QUESTIONS 40u /* 160 MiB of answers; the limit is 64 */
 
 static unsigned n_asked;
 
-static int answer_at_length(void *arg, struct chan_asked *asked, const struct process_origin *who, const char *command,
-                            char *const *args, size_t n_args, char **ret_text)
+static int answer_at_length(void *arg, struct chan_asked *asked, const struct process_origin *who,
+                            const char *command, char *const *args, size_t n_args, char **ret_text)
 {
 	(void)asked;
 	(void)arg;
@@ -478,7 +491,8 @@ START_TEST(answers_that_nobody_reads_are_bounded)
 		ck_assert(clock_us() < end);
 		pump_ms(base, 2);
 	}
-	ck_assert_msg(n_asked > 32 && n_asked < 38, "%u answers were made, 32 have 128 MiB, our own user's bound", n_asked);
+	ck_assert_msg(n_asked > 32 && n_asked < 38,
+	              "%u answers were made, 32 have 128 MiB, our own user's bound", n_asked);
 	for (unsigned i = 0; i < QUESTIONS; i++)
 		full += read_answer(&g) == ERR_FULL;
 	ck_assert_uint_eq(n_asked + full, QUESTIONS);

@@ -1,7 +1,10 @@
-/* test_msg_walk.c - random walks over two chans in one process: bursts of messages of all types, both ways, while a seeded fault layer on both sides loses, repeats, delays
- * and cuts; in half of the walks lives end and begin as well. What must hold stands in msg_pair.h; it is checked at each message that comes.
+/* test_msg_walk.c - random walks over two chans in one process: bursts of messages of all types,
+ * both ways, while a seeded fault layer on both sides loses, repeats, delays and cuts; in half of
+ * the walks lives end and begin as well. What must hold stands in msg_pair.h; it is checked at each
+ * message that comes.
  *
- * Walks run some at a time, since most of their time is waiting. MSG_WALKS=N runs N seeds (default 100), MSG_SEED=S begins at S. A failure names its seed. */
+ * Walks run some at a time, since most of their time is waiting. MSG_WALKS=N runs N seeds
+ * (default 100), MSG_SEED=S begins at S. A failure names its seed. */
 #include "msg_pair.h"
 
 #define AT_ONCE 24
@@ -14,7 +17,7 @@ struct walk {
 	struct event *next;
 };
 
-static struct walk walks[AT_ONCE];         /* seed 0: none */
+static struct walk walks[AT_ONCE]; /* seed 0: none */
 static uint64_t seeds_from, seeds_to;
 
 static void end_walk(struct walk *w);
@@ -39,7 +42,9 @@ static void check_holds(const struct walk *w)
 	ck_assert_msg(!w->a.wrong, "seed %llu: %s", (unsigned long long)w->seed, w->a.problem);
 	ck_assert_msg(!w->b.wrong, "seed %llu: %s", (unsigned long long)w->seed, w->b.problem);
 	if (!w->restarts)
-		ck_assert_msg(!w->a.downs && !w->b.downs, "seed %llu: a link went down (%s, %s) though both lives last", (unsigned long long)w->seed, w->a.why, w->b.why);
+		ck_assert_msg(!w->a.downs && !w->b.downs,
+		              "seed %llu: a link went down (%s, %s) though both lives last",
+		              (unsigned long long)w->seed, w->a.why, w->b.why);
 }
 
 static void burst(struct walk *w, struct side *s)
@@ -63,19 +68,13 @@ static void step(struct walk *w)
 	if (!w->restarts || draw(w, 12))
 		return;
 	switch (draw(w, 4)) {
-	case 0:
-		restart(w, &w->a);
-		return;
-	case 1:
-		restart(w, &w->b);
-		return;
+	case 0: restart(w, &w->a); return;
+	case 1: restart(w, &w->b); return;
 	case 2:
 		restart(w, &w->a);
 		restart(w, &w->b);
 		return;
-	default:
-		restart(w, &w->b);
-		restart(w, &w->a);
+	default: restart(w, &w->b); restart(w, &w->a);
 	}
 }
 
@@ -103,18 +102,22 @@ static void open_walk(struct walk *w, uint64_t seed)
 		"seed=%u drop=%u%% delay=%u%%:0-8ms",
 		"seed=%u noack=%u%% repeat=%u%% cut=0.5%%",
 		"seed=%u noack=%u%% repeat=%u%% delay=10%%:1-3ms",
-		"seed=%u drop=%u%% type=ACK:drop=%u%% type=HELLO:drop=30%%:repeat=30%% type=WELCOME:drop=30%%:repeat=30%%",
+		"seed=%u drop=%u%% type=ACK:drop=%u%% type=HELLO:drop=30%%:repeat=30%% "
+		"type=WELCOME:drop=30%%:repeat=30%%",
 		"seed=%u drop=%u%% repeat=%u%% cut=0.4%% delay=5%%:0-5ms noack=20%% type=HELLO:repeat=50%%",
 	};
 	*w = (struct walk){.seed = seed, .state = seed, .restarts = seed % 2, .steps = 15};
 	struct chan_opts o[2];
 	for (int i = 0; i < 2; i++) {
-		/* the goodbye of a life that shares the process with its peer is the only sign of its end */
-		snprintf(w->fault[i], sizeof w->fault[i], forms[draw(w, sizeof forms / sizeof *forms)], draw(w, 1u << 30), 1 + draw(w, 10), 1 + draw(w, 10));
+		/* the goodbye of a life that shares the process with its peer is the only sign of its
+		 * end */
+		snprintf(w->fault[i], sizeof w->fault[i], forms[draw(w, sizeof forms / sizeof *forms)],
+		         draw(w, 1u << 30), 1 + draw(w, 10), 1 + draw(w, 10));
 		o[i] = pair_opts(8000, w->fault[i]);
 		o[i].window_messages = draw(w, 2) ? 16 : 256;
 		if (w->restarts)
-			o[i].silence_us = 1000000;         /* half of it is how long the name of a life whose goodbye was lost stays taken */
+			/* half of it is how long the name of a life whose goodbye was lost stays taken */
+			o[i].silence_us = 1000000;
 	}
 	char id[32];
 	snprintf(id, sizeof id, "w%llu", (unsigned long long)seed);
@@ -132,10 +135,15 @@ static void end_walk(struct walk *w)
 
 static void check_settled(const struct walk *w)
 {
-	ck_assert_msg(w->seed == 0, "seed %llu: not settled: a %s said %llu heard %llu of session %llu; b %s said %llu heard %llu of session %llu; sessions %llu %llu; %s | %s",
-	              (unsigned long long)w->seed, w->a.p ? "up" : "down", (unsigned long long)w->a.said, (unsigned long long)w->a.heard,
-	              (unsigned long long)w->a.heard_session, w->b.p ? "up" : "down", (unsigned long long)w->b.said, (unsigned long long)w->b.heard,
-	              (unsigned long long)w->b.heard_session, (unsigned long long)w->a.session, (unsigned long long)w->b.session, w->fault[0], w->fault[1]);
+	ck_assert_msg(w->seed == 0,
+	              "seed %llu: not settled: a %s said %llu heard %llu of session %llu; b %s said "
+	              "%llu heard %llu of session %llu; sessions %llu %llu; %s | %s",
+	              (unsigned long long)w->seed, w->a.p ? "up" : "down",
+	              (unsigned long long)w->a.said, (unsigned long long)w->a.heard,
+	              (unsigned long long)w->a.heard_session, w->b.p ? "up" : "down",
+	              (unsigned long long)w->b.said, (unsigned long long)w->b.heard,
+	              (unsigned long long)w->b.heard_session, (unsigned long long)w->a.session,
+	              (unsigned long long)w->b.session, w->fault[0], w->fault[1]);
 }
 
 /* A walk that is over makes room for the next seed. */

@@ -1,4 +1,5 @@
-/* test_ngram.c - the index of a sequence's own tokens against a search that looks everywhere; its window, its memory, its time; copies that run into themselves. */
+/* test_ngram.c - the index of a sequence's own tokens against a search that looks everywhere;
+ * its window, its memory, its time; copies that run into themselves. */
 #include "daemons/decode/ngram.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -50,11 +51,13 @@ static void fill(uint32_t *t, uint32_t n, uint32_t alphabet)
 static const struct {
 	uint32_t alphabet, n, min, most_new;
 } walks[] = {
-	{1, 300, 1, 1},    {2, 600, 2, 1},    {2, 700, 8, 3},      {3, 900, 4, 5},      {10, 3000, 1, 1},  {10, 3000, 2, 1},
-	{50, 3000, 2, 17}, {50, 3000, 3, 1},  {49152, 3000, 1, 1}, {49152, 3000, 4, 60}, {5, 2000, 5, 400}, {49152, 5000, 2, 5000},
+	{1, 300, 1, 1},      {2, 600, 2, 1},       {2, 700, 8, 3},    {3, 900, 4, 5},
+	{10, 3000, 1, 1},    {10, 3000, 2, 1},     {50, 3000, 2, 17}, {50, 3000, 3, 1},
+	{49152, 3000, 1, 1}, {49152, 3000, 4, 60}, {5, 2000, 5, 400}, {49152, 5000, 2, 5000},
 };
 
-/* Whatever is shown at once, the answer is that of the slow search. A place may be missed only behind others that fell into its slot: none is, here. */
+/* Whatever is shown at once, the answer is that of the slow search. A place may be missed only
+ * behind others that fell into its slot: none is, here. */
 START_TEST(same_as_the_slow_search)
 {
 	uint32_t n = walks[_i].n, min = walks[_i].min, found = 0;
@@ -63,8 +66,11 @@ START_TEST(same_as_the_slow_search)
 	random_state = 77 + (uint32_t)_i;
 	fill(t, n, walks[_i].alphabet);
 	for (uint32_t shown = 0; shown <= n; shown += 1 + draw(walks[_i].most_new)) {
-		uint32_t next = UINT32_MAX, want_next = UINT32_MAX, got = ngram_find(x, t, shown, &next), want = find_slowly(t, shown, min, &want_next);
-		ck_assert_msg(got == want && next == want_next, "%u of %u tokens: %u at %u, expected %u at %u", shown, n, got, next, want, want_next);
+		uint32_t next = UINT32_MAX, want_next = UINT32_MAX, got = ngram_find(x, t, shown, &next),
+				 want = find_slowly(t, shown, min, &want_next);
+		ck_assert_msg(got == want && next == want_next,
+		              "%u of %u tokens: %u at %u, expected %u at %u", shown, n, got, next, want,
+		              want_next);
 		found += got != 0;
 	}
 	ck_assert_uint_gt(found, 0);
@@ -90,7 +96,8 @@ START_TEST(too_short_to_repeat)
 }
 END_TEST
 
-/* A match that has left the window is not found, one that is just in it is; memory has its bound. */
+/* A match that has left the window is not found, one that is just in it is; memory has its
+ * bound. */
 START_TEST(window)
 {
 	enum { MARK = 4 };
@@ -100,10 +107,11 @@ START_TEST(window)
 		struct ngram *x = ngram_new(3);
 		for (uint32_t i = 0; i < n; i++)
 			t[i] = 1000 + i;
-		uint32_t place = n - back;                  /* its mark stands just before it */
+		uint32_t place = n - back; /* its mark stands just before it */
 		for (uint32_t i = 0; i < MARK; i++)
 			t[place - MARK + i] = t[n - MARK + i] = i;
-		for (uint32_t shown = back % 2 ? 500 : n; shown < n; shown += 500)      /* in pieces, or all at once */
+		/* in pieces, or all at once */
+		for (uint32_t shown = back % 2 ? 500 : n; shown < n; shown += 500)
 			ngram_find(x, t, shown, &next);
 		uint32_t got = ngram_find(x, t, n, &next);
 		ck_assert_msg(got == (back <= NGRAM_WINDOW ? MARK : 0), "%u tokens back: %u", back, got);
@@ -130,7 +138,8 @@ START_TEST(memory_grows_with_the_tokens)
 }
 END_TEST
 
-/* The worst texts for it: every place matches, and every place has another hash. A search whose cost grew with the length would take hours. */
+/* The worst texts for it: every place matches, and every place has another hash. A search whose
+ * cost grew with the length would take hours. */
 START_TEST(as_fast_at_the_end_as_at_the_begin)
 {
 	uint32_t n = 1000000, next, *t = mem_array(n, sizeof *t);

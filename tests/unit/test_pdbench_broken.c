@@ -1,18 +1,22 @@
-/* test_pdbench_broken.c - whole runs of pdbench against a server that is broken, cut, silent or refusing: what is counted as failed and with which text, and that nothing ends
- * the run but its end; what it asks a server first. */
+/* test_pdbench_broken.c - whole runs of pdbench against a server that is broken, cut, silent or
+ * refusing: what is counted as failed and with which text, and that nothing ends the run but its
+ * end; what it asks a server first. */
 #include "pdbench_run.h"
 
 struct fault_case {
 	const char *name;
 	answer_fn *fn;
 	int status;
-	const char *says;          /* a part of the error's text */
+	const char *says; /* a part of the error's text */
 };
 
 static int say_429(struct request *q)
 {
-	const char *body = "{\"error\":{\"message\":\"the queue holds 4096 requests\",\"type\":\"rate_limit_error\",\"code\":429}}";
-	return say(q, "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+	const char *body = "{\"error\":{\"message\":\"the queue holds 4096 "
+					   "requests\",\"type\":\"rate_limit_error\",\"code\":429}}";
+	return say(q,
+	           "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Length: %zu\r\n\r\n%s",
+	           strlen(body), body);
 }
 static int say_500_plain(struct request *q)
 {
@@ -90,7 +94,8 @@ static int say_no_token(struct request *q)
 }
 static int say_html(struct request *q)
 {
-	return say(q, "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>");
+	return say(
+		q, "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>");
 }
 static int say_huge_line(struct request *q)
 {
@@ -101,7 +106,8 @@ static int say_huge_line(struct request *q)
 	for (int i = 0; i < 400; i++) {
 		char size[16];
 		int n = snprintf(size, sizeof size, "%zx\r\n", sizeof piece - 1);
-		if (say_bytes(q, size, (size_t)n) || say_bytes(q, piece, sizeof piece - 1) || say_bytes(q, "\r\n", 2))
+		if (say_bytes(q, size, (size_t)n) || say_bytes(q, piece, sizeof piece - 1) ||
+		    say_bytes(q, "\r\n", 2))
 			return 1;
 	}
 	return say_end(q);
@@ -134,9 +140,11 @@ START_TEST(a_broken_answer)
 	struct outcome_of b;
 	bench(&b, s, "-c 2 -n 6 -o 4");
 	ck_assert_int_eq(b.code, 0);
-	ck_assert_msg(b.f.failed == 6 && b.f.ok == 0, "%s: %llu failed", c->name, (unsigned long long)b.f.failed);
+	ck_assert_msg(b.f.failed == 6 && b.f.ok == 0, "%s: %llu failed", c->name,
+	              (unsigned long long)b.f.failed);
 	ck_assert_uint_eq(b.r.n_errors, 1);
-	ck_assert_msg(b.r.errors[0].status == c->status && strstr(b.r.errors[0].text, c->says), "%s: %d \"%s\"", c->name, b.r.errors[0].status, b.r.errors[0].text);
+	ck_assert_msg(b.r.errors[0].status == c->status && strstr(b.r.errors[0].text, c->says),
+	              "%s: %d \"%s\"", c->name, b.r.errors[0].status, b.r.errors[0].text);
 	ck_assert_uint_eq(b.r.errors[0].count, 6);
 	over(&b, &s);
 }
@@ -199,9 +207,11 @@ static unsigned sent_during_the_rest(void)
 	unsigned meanwhile = 0;
 	bench(&b, s, "-c 2 -d 100ms -o 1");
 	ck_assert_uint_eq(b.f.failed, 1);
-	uint64_t refused_at = b.r.records[0].outcome == OUTCOME_FAILED ? b.r.records[0].end_us : b.r.records[1].end_us;
+	uint64_t refused_at = b.r.records[0].outcome == OUTCOME_FAILED ? b.r.records[0].end_us
+	                                                               : b.r.records[1].end_us;
 	for (size_t i = 0; i < b.r.n; i++)
-		meanwhile += b.r.records[i].sent_us > refused_at && b.r.records[i].sent_us < refused_at + 19000;
+		meanwhile += b.r.records[i].sent_us > refused_at &&
+		             b.r.records[i].sent_us < refused_at + 19000;
 	over(&b, &s);
 	return meanwhile;
 }
@@ -209,17 +219,18 @@ static unsigned sent_during_the_rest(void)
 START_TEST(others_do_not_rest)
 {
 	unsigned sent = 0;
-	for (int i = 0; i < 20 && !sent; i++)   /* a busy machine may sleep for as long */
+	for (int i = 0; i < 20 && !sent; i++) /* a busy machine may sleep for as long */
 		sent = sent_during_the_rest();
 	ck_assert_uint_gt(sent, 0);
 }
 END_TEST
 
-/* --- the first question ------------------------------------------------------------------------------------------------------------------ */
+/* --- the first question -------------------------------------------------- */
 
 static int say_models(struct request *q)
 {
-	const char *body = "{\"data\":[{\"id\":\"a\",\"max_model_len\":100},{\"id\":\"b\",\"max_model_len\":200,\"vocab_size\":50}]}";
+	const char *body = "{\"data\":[{\"id\":\"a\",\"max_model_len\":100},{\"id\":\"b\",\"max_model_"
+					   "len\":200,\"vocab_size\":50}]}";
 	return say(q, "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
 }
 static int say_401(struct request *q)

@@ -1,5 +1,6 @@
-/* test_pdbench_figures.c - what pdbench computes: percentiles against exact ones, goodput, the timeline; and what it asks: arrivals, lengths, prompts that share what
- * they should, conversations, traces with bad lines. */
+/* test_pdbench_figures.c - what pdbench computes: percentiles against exact ones, goodput, the
+ * timeline; and what it asks: arrivals, lengths, prompts that share what they should,
+ * conversations, traces with bad lines. */
 #include "pdbench/arrive.h"
 #include "pdbench/figures.h"
 #include "pdbench/report.h"
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- figures ------------------------------------------------------------------------------------------------------------------ */
+/* --- figures ------------------------------------------------------------- */
 
 /* The smallest value that at least p percent of all are not above: by counting, not by sorting. */
 static double by_counting(const double *v, size_t n, double p)
@@ -63,7 +64,9 @@ START_TEST(gaps_within_their_error)
 		hist_init(&h);
 		ck_assert(isnan(hist_percentile(&h, 50)));
 		for (size_t i = 0; i < N; i++) {
-			double x = kind == 0 ? draw_unit(&d) * 400 : kind == 1 ? exp(draw_unit(&d) * 24) : exp(draw_unit(&d) * 44);
+			double x = kind == 0   ? draw_unit(&d) * 400
+			           : kind == 1 ? exp(draw_unit(&d) * 24)
+			                       : exp(draw_unit(&d) * 44);
 			v[i] = floor(x);
 			hist_add(&h, (uint64_t)v[i]);
 		}
@@ -72,7 +75,8 @@ START_TEST(gaps_within_their_error)
 		ck_assert_double_eq_tol(hist_mean(&h), s.mean, s.mean * 1e-9);
 		for (size_t i = 0; i < sizeof ps / sizeof *ps; i++) {
 			double exact = percentile_sorted(v, N, ps[i]), got = hist_percentile(&h, ps[i]);
-			ck_assert_msg(fabs(got - exact) <= exact * 0.002, "kind %d p%g: %g for %g", kind, ps[i], got, exact);
+			ck_assert_msg(fabs(got - exact) <= exact * 0.002, "kind %d p%g: %g for %g", kind, ps[i],
+			              got, exact);
 		}
 		hist_fini(&h);
 		free(v);
@@ -143,11 +147,22 @@ START_TEST(errors_of_a_kind)
 }
 END_TEST
 
-static struct record *add(struct result *r, uint64_t due, uint64_t first, uint64_t last, uint32_t tokens, enum outcome outcome)
+static struct record *add(struct result *r, uint64_t due, uint64_t first, uint64_t last,
+                          uint32_t tokens, enum outcome outcome)
 {
 	struct record *rec = result_record(r);
-	*rec = (struct record){.due_us = due, .sent_us = due + 10, .first_us = first, .last_us = last, .end_us = last + 5, .output_tokens = tokens, .input_tokens = 100,
-	                       .prompt_tokens = 100, .cached_tokens = 25, .outcome = (uint8_t)outcome, .measured = 1, .error = -1};
+	*rec = (struct record){.due_us = due,
+	                       .sent_us = due + 10,
+	                       .first_us = first,
+	                       .last_us = last,
+	                       .end_us = last + 5,
+	                       .output_tokens = tokens,
+	                       .input_tokens = 100,
+	                       .prompt_tokens = 100,
+	                       .cached_tokens = 25,
+	                       .outcome = (uint8_t)outcome,
+	                       .measured = 1,
+	                       .error = -1};
 	return rec;
 }
 
@@ -157,25 +172,33 @@ START_TEST(goodput_counts_misses)
 		struct slo slo;
 		unsigned good;
 	} cases[] = {
-		{{.ttft_us = 2000}, 2}, {{.ttft_us = 1999}, 1}, {{.tpot_us = 500}, 2}, {{.tpot_us = 499}, 1}, {{.e2e_us = 12005}, 3}, {{.itl_us = 3000}, 3},
-		{{.itl_us = 2999}, 2}, {{.ttft_us = 2000, .tpot_us = 499}, 1}, {{0}, 3},
+		{{.ttft_us = 2000}, 2},
+		{{.ttft_us = 1999}, 1},
+		{{.tpot_us = 500}, 2},
+		{{.tpot_us = 499}, 1},
+		{{.e2e_us = 12005}, 3},
+		{{.itl_us = 3000}, 3},
+		{{.itl_us = 2999}, 2},
+		{{.ttft_us = 2000, .tpot_us = 499}, 1},
+		{{0}, 3},
 	};
 	struct result r;
 	struct options o = {.concurrency = 1};
 	struct figures f;
 	result_init(&r);
-	add(&r, 0, 1000, 1000, 1, OUTCOME_OK);               /* one token: it has no TPOT */
-	add(&r, 0, 2000, 12000, 21, OUTCOME_OK)->longest_gap_us = 3000;   /* 500 us a token */
-	add(&r, 0, 5000, 8000, 4, OUTCOME_OK);               /* 1 ms a token */
+	add(&r, 0, 1000, 1000, 1, OUTCOME_OK);                          /* one token: it has no TPOT */
+	add(&r, 0, 2000, 12000, 21, OUTCOME_OK)->longest_gap_us = 3000; /* 500 us a token */
+	add(&r, 0, 5000, 8000, 4, OUTCOME_OK);                          /* 1 ms a token */
 	add(&r, 0, 100, 200, 2, OUTCOME_FAILED);
 	add(&r, 0, 100, 200, 2, OUTCOME_LEFT);
-	add(&r, 0, 100, 200, 2, OUTCOME_OK)->measured = 0;   /* warm-up */
+	add(&r, 0, 100, 200, 2, OUTCOME_OK)->measured = 0; /* warm-up */
 	r.window_end_us = 1000000;
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		o.slo = cases[i].slo;
 		o.has_slo = 1;
 		figures_make(&r, &o, &f);
-		ck_assert_msg(f.good == cases[i].good, "case %zu: %llu good", i, (unsigned long long)f.good);
+		ck_assert_msg(f.good == cases[i].good, "case %zu: %llu good", i,
+		              (unsigned long long)f.good);
 		ck_assert_double_eq(f.goodput_percent, 100.0 * cases[i].good / 4);
 		ck_assert_double_eq(f.goodput_rate, cases[i].good);
 	}
@@ -195,7 +218,12 @@ END_TEST
 START_TEST(an_empty_result_can_be_shown)
 {
 	struct result r;
-	struct options o = {.concurrency = 1, .n_urls = 1, .has_slo = 1, .slo = {.ttft_us = 1}, .result_prefix = "x_", .title = "<&\xff\x01>"};
+	struct options o = {.concurrency = 1,
+	                    .n_urls = 1,
+	                    .has_slo = 1,
+	                    .slo = {.ttft_us = 1},
+	                    .result_prefix = "x_",
+	                    .title = "<&\xff\x01>"};
 	struct server_says says = {.model = ""};
 	struct figures f;
 	char path[] = "/tmp/test_pdbench_XXXXXX";
@@ -207,7 +235,8 @@ START_TEST(an_empty_result_can_be_shown)
 		result_init(&r);
 		if (full) {
 			for (unsigned i = 0; i < 1000; i++) {
-				add(&r, i, i + 1 + i * i, i + 5 + i * i, 2, i % 7 ? OUTCOME_OK : OUTCOME_FAILED)->error = (int16_t)result_error(&r, 500, "\"<\xff>");
+				add(&r, i, i + 1 + i * i, i + 5 + i * i, 2, i % 7 ? OUTCOME_OK : OUTCOME_FAILED)
+					->error = (int16_t)result_error(&r, 500, "\"<\xff>");
 				hist_add(&r.gaps, i * i * 1000);
 				timeline_at(&r.timeline, i * 100000)->tokens = i;
 			}
@@ -224,11 +253,14 @@ START_TEST(an_empty_result_can_be_shown)
 		ck_assert_int_eq(report_json(&p, path, &e), 0);
 		json_t *j = json_load_file(path, 0, NULL);
 		ck_assert(json_is_object(j));
-		ck_assert_int_eq((int)json_integer_value(json_object_get(json_object_get(j, "figures"), "failed")), full ? 143 : 0);
+		ck_assert_int_eq((int)json_integer_value(
+							 json_object_get(json_object_get(j, "figures"), "failed")),
+		                 full ? 143 : 0);
 		const json_t *errors = json_object_get(j, "errors");
 		ck_assert_uint_eq(json_array_size(errors), (size_t)full);
 		if (full)
-			ck_assert_str_eq(json_string_value(json_object_get(json_array_get(errors, 0), "text")), "\"<\xef\xbf\xbd>");
+			ck_assert_str_eq(json_string_value(json_object_get(json_array_get(errors, 0), "text")),
+			                 "\"<\xef\xbf\xbd>");
 		json_decref(j);
 		result_fini(&r);
 	}
@@ -242,13 +274,16 @@ START_TEST(an_empty_result_can_be_shown)
 }
 END_TEST
 
-/* --- arrivals and lengths -------------------------------------------------------------------------------------------------------- */
+/* --- arrivals and lengths ------------------------------------------------ */
 
 START_TEST(arrivals)
 {
 	for (int kind = ARRIVE_POISSON; kind <= ARRIVE_CONSTANT; kind++) {
 		for (int ramp = 0; ramp < 2; ramp++) {
-			struct options o = {.rate = 200, .arrivals = (enum arrivals)kind, .ramp_us = ramp ? 10000000 : 0, .seed = 4};
+			struct options o = {.rate = 200,
+			                    .arrivals = (enum arrivals)kind,
+			                    .ramp_us = ramp ? 10000000 : 0,
+			                    .seed = 4};
 			struct arrive a;
 			uint64_t last = 0, squares = 0, in_ramp = 0, n = 0, per_slot[600] = {0};
 			arrive_init(&a, &o);
@@ -266,8 +301,9 @@ START_TEST(arrivals)
 			ck_assert_double_eq_tol((double)in_ramp, ramp ? 1000 : 2000, ramp ? 130 : 180);
 			for (int i = 100; i < 600; i++)
 				squares += (per_slot[i] - 20) * (per_slot[i] - 20);
-			double variance = (double)squares / 500;   /* of a Poisson count it is its mean */
-			ck_assert_msg(kind == ARRIVE_POISSON ? variance > 15 && variance < 26 : variance < 1.1, "variance %g", variance);
+			double variance = (double)squares / 500; /* of a Poisson count it is its mean */
+			ck_assert_msg(kind == ARRIVE_POISSON ? variance > 15 && variance < 26 : variance < 1.1,
+			              "variance %g", variance);
 		}
 	}
 }
@@ -295,13 +331,14 @@ START_TEST(drawn_lengths)
 		}
 		ck_assert_double_ge(low, cases[i].low);
 		ck_assert_double_le(high, cases[i].high);
-		ck_assert_msg(fabs(sum / 1e5 - cases[i].mean) < cases[i].mean * (i < 3 ? 0.02 : 0.15), "%zu: mean %g", i, sum / 1e5);
+		ck_assert_msg(fabs(sum / 1e5 - cases[i].mean) < cases[i].mean * (i < 3 ? 0.02 : 0.15),
+		              "%zu: mean %g", i, sum / 1e5);
 		ck_assert(i != 1 || (low == 3 && high == 6));
 	}
 }
 END_TEST
 
-/* --- prompts and conversations ----------------------------------------------------------------------------------------------------- */
+/* --- prompts and conversations ------------------------------------------- */
 
 static const struct server_says says = {.model = "m", .context = 0, .vocab = 320};
 
@@ -356,7 +393,8 @@ START_TEST(bodies)
 	struct options o;
 	struct err e;
 	struct work *w;
-	set(&o, "-i 20 -o 7 --temperature 0.5 --seed 9 -e {\"top_p\":0.5} --vocab 100-200 -H X-A:b", &w, &e);
+	set(&o, "-i 20 -o 7 --temperature 0.5 --seed 9 -e {\"top_p\":0.5} --vocab 100-200 -H X-A:b", &w,
+	    &e);
 	struct turn *t = work_next(w);
 	json_t *j = body_of(w, &o, t), *prompt = json_object_get(j, "prompt");
 	ck_assert_uint_eq(json_array_size(prompt), 20);
@@ -367,7 +405,8 @@ START_TEST(bodies)
 	ck_assert_double_eq(json_real_value(json_object_get(j, "top_p")), 0.5);
 	ck_assert_double_eq(json_real_value(json_object_get(j, "temperature")), 0.5);
 	ck_assert_str_eq(json_string_value(json_object_get(j, "model")), "m");
-	ck_assert(json_is_true(json_object_get(j, "stream")) && json_is_true(json_object_get(j, "ignore_eos")));
+	ck_assert(json_is_true(json_object_get(j, "stream")) &&
+	          json_is_true(json_object_get(j, "ignore_eos")));
 	json_decref(j);
 	work_drop(w, t);
 	work_destroy(&w);
@@ -375,7 +414,8 @@ START_TEST(bodies)
 	set(&o, "-i 30 --chat -e {\"seed\":4} --natural-end", &w, &e);
 	t = work_next(w);
 	j = body_of(w, &o, t);
-	const char *text = json_string_value(json_object_get(json_array_get(json_object_get(j, "messages"), 0), "content"));
+	const char *text = json_string_value(
+		json_object_get(json_array_get(json_object_get(j, "messages"), 0), "content"));
 	size_t words = 1;
 	for (const char *p = text; *p; p++)
 		words += *p == ' ';
@@ -401,7 +441,7 @@ START_TEST(prefixes_are_shared_within_groups)
 		json_t *j = body_of(w, &o, t);
 		prompts[i] = json_incref(json_object_get(j, "prompt"));
 		ck_assert_uint_eq(json_array_size(prompts[i]), t->input_tokens);
-		size_t same = 0;                              /* what is new is new: it repeats no prefix */
+		size_t same = 0; /* what is new is new: it repeats no prefix */
 		for (size_t k = 0; k < 10; k++)
 			same += id_at(prompts[i], k) == id_at(prompts[i], 50 + k);
 		ck_assert_uint_lt(same, 4);
@@ -413,7 +453,8 @@ START_TEST(prefixes_are_shared_within_groups)
 		int g = -1;
 		for (int k = 0; k < i && g < 0; k++) {
 			size_t n = shared(prompts[i], prompts[k]);
-			ck_assert_msg(n < 5 || (n >= 50 && n < 55), "prompts %d and %d share %zu tokens", i, k, n);
+			ck_assert_msg(n < 5 || (n >= 50 && n < 55), "prompts %d and %d share %zu tokens", i, k,
+			              n);
 			if (n >= 50)
 				g = group_of[k];
 		}
@@ -475,7 +516,7 @@ START_TEST(a_conversation_goes_on_from_its_answer)
 	ck_assert(id_at(second, 14) == 7 && id_at(second, 15) == 8 && id_at(second, 16) == 9);
 	json_decref(j);
 	json_decref(first);
-	t = work_follow(w, t, "", 0, 0);                      /* an answer without ids is possible */
+	t = work_follow(w, t, "", 0, 0); /* an answer without ids is possible */
 	ck_assert(t && t->round == 2 && t->input_tokens == 37);
 	j = body_of(w, &o, t);
 	ck_assert_uint_eq(json_array_size(json_object_get(j, "prompt")), 37);
@@ -490,8 +531,10 @@ START_TEST(a_conversation_goes_on_from_its_answer)
 	j = body_of(w, &o, t);
 	json_t *list = json_object_get(j, "messages");
 	ck_assert_uint_eq(json_array_size(list), 3);
-	ck_assert_str_eq(json_string_value(json_object_get(json_array_get(list, 1), "role")), "assistant");
-	ck_assert_str_eq(json_string_value(json_object_get(json_array_get(list, 1), "content")), "a \"b\"");
+	ck_assert_str_eq(json_string_value(json_object_get(json_array_get(list, 1), "role")),
+	                 "assistant");
+	ck_assert_str_eq(json_string_value(json_object_get(json_array_get(list, 1), "content")),
+	                 "a \"b\"");
 	json_decref(j);
 	work_drop(w, t);
 	work_destroy(&w);
@@ -509,11 +552,12 @@ START_TEST(conversations_do_not_change_each_other)
 		struct err e;
 		struct work *w;
 		struct turn *t[3];
-		set(&o, "-i 5-50 -o 5-50 --rounds 2 --think 1ms-9s --prefix-tokens 9 --prefix-groups 5", &w, &e);
+		set(&o, "-i 5-50 -o 5-50 --rounds 2 --think 1ms-9s --prefix-tokens 9 --prefix-groups 5", &w,
+		    &e);
 		for (int i = 0; i < 3; i++) {
 			t[i] = work_next(w);
 			seen[run][i][0] = body_of(w, &o, t[i]);
-			if (run == 0) {       /* each answered before the next one begins */
+			if (run == 0) { /* each answered before the next one begins */
 				t[i] = work_follow(w, t[i], "5,6", 3, 2);
 				thought[run][i] = work_think_us(w, t[i]);
 			}
@@ -569,13 +613,13 @@ START_TEST(limits_skip_or_clip)
 	work_destroy(&w);
 	options_fini(&o);
 	set(&o, "-i 100 --max-input 50", &w, &e);
-	ck_assert(work_next(w) == NULL);                      /* and it comes back */
+	ck_assert(work_next(w) == NULL); /* and it comes back */
 	work_destroy(&w);
 	options_fini(&o);
 	set(&o, "-i 20 -o 5 --rounds 10 --max-input 50", &w, &e);
 	struct turn *t = work_next(w);
 	ck_assert((t = work_follow(w, t, "1,2,3,4,5", 9, 5)) != NULL);
-	ck_assert(work_follow(w, t, "1,2,3,4,5", 9, 5) == NULL);   /* 70 of 50 */
+	ck_assert(work_follow(w, t, "1,2,3,4,5", 9, 5) == NULL); /* 70 of 50 */
 	ck_assert_uint_eq(work_counts(w)->cut_conversations, 1);
 	work_destroy(&w);
 	options_fini(&o);
@@ -585,7 +629,7 @@ START_TEST(limits_skip_or_clip)
 }
 END_TEST
 
-/* --- traces ------------------------------------------------------------------------------------------------------------------------- */
+/* --- traces -------------------------------------------------------------- */
 
 static char *file_of(const char *text, size_t n)
 {
@@ -609,17 +653,26 @@ START_TEST(bad_traces)
 		{"\n  \n", "no records"},
 		{GOOD "nonsense\n", ":2: no JSON"},
 		{GOOD "[1]\n", ":2: the line must be a JSON object"},
-		{GOOD "{\"timestamp\":5,\"input_length\":600,\"output_length\":2,\"hash_ids\":[1,2]", ":2: no JSON"},
-		{"{\"timestamp\":5,\"output_length\":2,\"hash_ids\":[1]}\n", ":1: input_length must be a number from 1 to 1.67772e+07, got nothing"},
+		{GOOD "{\"timestamp\":5,\"input_length\":600,\"output_length\":2,\"hash_ids\":[1,2]",
+	     ":2: no JSON"},
+		{"{\"timestamp\":5,\"output_length\":2,\"hash_ids\":[1]}\n",
+	     ":1: input_length must be a number from 1 to 1.67772e+07, got nothing"},
 		{"{\"timestamp\":5,\"input_length\":0,\"output_length\":2,\"hash_ids\":[]}\n", "got 0"},
-		{"{\"timestamp\":5,\"input_length\":99999999,\"output_length\":2,\"hash_ids\":[]}\n", "got 99999999"},
-		{"{\"timestamp\":5,\"input_length\":\"6\",\"output_length\":2,\"hash_ids\":[1]}\n", "got \"6\""},
-		{"{\"timestamp\":5,\"input_length\":6,\"output_length\":0,\"hash_ids\":[1]}\n", "output_length"},
-		{"{\"timestamp\":-5,\"input_length\":6,\"output_length\":1,\"hash_ids\":[1]}\n", "timestamp"},
-		{"{\"timestamp\":5,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}\n", "the 2 blocks of 512 tokens (input_length 513), got 1"},
-		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1,\"hash_ids\":[1,2]}\n", "the 1 blocks"},
+		{"{\"timestamp\":5,\"input_length\":99999999,\"output_length\":2,\"hash_ids\":[]}\n",
+	     "got 99999999"},
+		{"{\"timestamp\":5,\"input_length\":\"6\",\"output_length\":2,\"hash_ids\":[1]}\n",
+	     "got \"6\""},
+		{"{\"timestamp\":5,\"input_length\":6,\"output_length\":0,\"hash_ids\":[1]}\n",
+	     "output_length"},
+		{"{\"timestamp\":-5,\"input_length\":6,\"output_length\":1,\"hash_ids\":[1]}\n",
+	     "timestamp"},
+		{"{\"timestamp\":5,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}\n",
+	     "the 2 blocks of 512 tokens (input_length 513), got 1"},
+		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1,\"hash_ids\":[1,2]}\n",
+	     "the 1 blocks"},
 		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1}\n", "no list"},
-		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1,\"hash_ids\":[1.5]}\n", "hash_ids[0]"},
+		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1,\"hash_ids\":[1.5]}\n",
+	     "hash_ids[0]"},
 		{"\xff\xfe\n", "no JSON"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -644,7 +697,8 @@ END_TEST
 
 START_TEST(lengths_from_a_file)
 {
-	static const char text[] = "{\"input_length\":40,\"output_length\":8}\n{\"input_length\":9,\"output_length\":3,\"timestamp\":-1,\"hash_ids\":false}\n";
+	static const char text[] = "{\"input_length\":40,\"output_length\":8}\n{\"input_length\":9,"
+							   "\"output_length\":3,\"timestamp\":-1,\"hash_ids\":false}\n";
 	struct options o;
 	struct err e;
 	struct work *w;
@@ -652,7 +706,7 @@ START_TEST(lengths_from_a_file)
 	snprintf(line, sizeof line, "--lengths %s --length-scale 2", path);
 	set(&o, line, &w, &e);
 	ck_assert_msg(w != NULL, "%s", e.text);
-	for (int i = 0; i < 10; i++) {                    /* over and over */
+	for (int i = 0; i < 10; i++) { /* over and over */
 		struct turn *t = work_next(w);
 		ck_assert(t && t->input_tokens == (i % 2 ? 5 : 20) && t->output_tokens == (i % 2 ? 2 : 4));
 		work_drop(w, t);
@@ -681,9 +735,11 @@ END_TEST
 
 START_TEST(a_trace_in_order)
 {
-	static const char text[] = "{\"timestamp\":1500,\"input_length\":600,\"output_length\":2,\"hash_ids\":[0,8]}\n\n"
-	                           "{\"timestamp\":1000,\"input_length\":1024,\"output_length\":3,\"hash_ids\":[0,7],\"more\":1}\n"
-	                           "{\"timestamp\":2500,\"input_length\":1536.0,\"output_length\":4,\"hash_ids\":[0,7,9]}";
+	static const char text[] =
+		"{\"timestamp\":1500,\"input_length\":600,\"output_length\":2,\"hash_ids\":[0,8]}\n\n"
+		"{\"timestamp\":1000,\"input_length\":1024,\"output_length\":3,\"hash_ids\":[0,7],\"more\":"
+		"1}\n"
+		"{\"timestamp\":2500,\"input_length\":1536.0,\"output_length\":4,\"hash_ids\":[0,7,9]}";
 	struct options o;
 	struct err e;
 	struct work *w;

@@ -1,5 +1,5 @@
-/* test_pdbench_load.c - whole runs of pdbench against a scripted server that answers, fast or slow and in every form that is allowed: what is measured. Servers that fail:
- * test_pdbench_broken.c. */
+/* test_pdbench_load.c - whole runs of pdbench against a scripted server that answers, fast or slow
+ * and in every form that is allowed: what is measured. Servers that fail: test_pdbench_broken.c. */
 #include "pdbench_run.h"
 
 #include <math.h>
@@ -20,8 +20,10 @@ START_TEST(a_sound_server)
 	uint64_t gaps = 0;
 	for (size_t i = 0; i < b.r.n; i++) {
 		const struct record *r = &b.r.records[i];
-		ck_assert(r->due_us <= r->sent_us && r->sent_us <= r->first_us && r->first_us <= r->last_us && r->last_us <= r->end_us);
-		ck_assert(r->output_tokens == r->max_tokens && r->status == 200 && r->cached_tokens == 0 && r->prompt_tokens == 9);
+		ck_assert(r->due_us <= r->sent_us && r->sent_us <= r->first_us &&
+		          r->first_us <= r->last_us && r->last_us <= r->end_us);
+		ck_assert(r->output_tokens == r->max_tokens && r->status == 200 && r->cached_tokens == 0 &&
+		          r->prompt_tokens == 9);
 		gaps += r->measured ? r->output_tokens - 1 : 0;
 	}
 	ck_assert_uint_eq(b.r.gaps.n, gaps);
@@ -30,7 +32,7 @@ START_TEST(a_sound_server)
 }
 END_TEST
 
-/* --- times --------------------------------------------------------------------------------------------------------------------------- */
+/* --- times --------------------------------------------------------------- */
 
 static int answer_slowly(struct request *q)
 {
@@ -55,10 +57,12 @@ START_TEST(a_slow_server_is_measured)
 		const struct record *r = &b.r.records[i];
 		double gaps_ms = (double)(r->last_us - r->first_us) / 1e3;
 		ck_assert_msg(record_ttft_ms(r) >= 29.9, "ttft %g", record_ttft_ms(r));
-		ck_assert_msg(record_ttft_ms(r) + gaps_ms >= 299.9, "ttft %g and gaps of %g ms", record_ttft_ms(r), gaps_ms);
+		ck_assert_msg(record_ttft_ms(r) + gaps_ms >= 299.9, "ttft %g and gaps of %g ms",
+		              record_ttft_ms(r), gaps_ms);
 		ck_assert_double_ge(record_e2e_ms(r), 304.9);
 		ck_assert_double_eq_tol(record_tpot_ms(r), gaps_ms / 5, 1e-9);
-		ck_assert_msg(r->longest_gap_us >= 150000, "longest gap %llu us", (unsigned long long)r->longest_gap_us);
+		ck_assert_msg(r->longest_gap_us >= 150000, "longest gap %llu us",
+		              (unsigned long long)r->longest_gap_us);
 		sum_ms += gaps_ms;
 	}
 	ck_assert_uint_eq(b.r.gaps.n, 15);
@@ -69,7 +73,8 @@ START_TEST(a_slow_server_is_measured)
 }
 END_TEST
 
-/* The server stands still once: requests that could not be sent meanwhile are late from when they were due. */
+/* The server stands still once: requests that could not be sent meanwhile are late from when
+ * they were due. */
 static int answer_after_a_stall(struct request *q)
 {
 	pthread_mutex_lock(&q->s->lock);
@@ -89,10 +94,12 @@ START_TEST(open_loop_does_not_hide_a_stall)
 	ck_assert_uint_eq(b.f.ok, 60);
 	ck_assert_int_eq(atomic_load(&s->inside_most), 1);
 	for (size_t i = 0; i < b.r.n; i++) {
-		ck_assert_msg(b.r.records[i].due_us / 10000 == i + 1, "request %zu was due at %llu us", i, (unsigned long long)b.r.records[i].due_us);
+		ck_assert_msg(b.r.records[i].due_us / 10000 == i + 1, "request %zu was due at %llu us", i,
+		              (unsigned long long)b.r.records[i].due_us);
 		late += record_ttft_ms(&b.r.records[i]) > 200;
 	}
-	ck_assert_msg(late >= 25, "%u requests waited for more than 200 ms", late);   /* closed loop would see one */
+	/* closed loop would see one */
+	ck_assert_msg(late >= 25, "%u requests waited for more than 200 ms", late);
 	ck_assert_double_ge(b.f.late.max, 400);
 	over(&b, &s);
 }
@@ -104,7 +111,8 @@ START_TEST(constant_arrivals_keep_their_times)
 	struct outcome_of b;
 	bench(&b, s, "-r 50 --arrivals constant -d 1s -w 200ms -o 1");
 	ck_assert_uint_eq(b.f.failed, 0);
-	ck_assert_msg(b.f.requests == 50 && b.f.warmup_requests == 9, "%llu after %llu", (unsigned long long)b.f.requests, (unsigned long long)b.f.warmup_requests);
+	ck_assert_msg(b.f.requests == 50 && b.f.warmup_requests == 9, "%llu after %llu",
+	              (unsigned long long)b.f.requests, (unsigned long long)b.f.warmup_requests);
 	ck_assert_double_eq_tol(b.f.window_s, 1, 1e-6);
 	over(&b, &s);
 }
@@ -113,10 +121,11 @@ END_TEST
 START_TEST(ramp_of_a_closed_loop)
 {
 	uint64_t eighth = 0;
-	for (int i = 0; i < 10 && !eighth; i++) {      /* until all eight are under way at once: a busy machine may serve one after the other */
+	for (int i = 0; i < 10 && !eighth; i++) {
+		/* until all eight are under way at once: a busy machine may serve one after the other */
 		struct server *s = server_new(answer_slowly, NULL);
 		struct outcome_of b;
-		bench(&b, s, "-c 8 -d 1s --ramp 800ms -o 1");   /* an answer takes 35 ms and more */
+		bench(&b, s, "-c 8 -d 1s --ramp 800ms -o 1"); /* an answer takes 35 ms and more */
 		ck_assert_uint_eq(b.f.failed, 0);
 		ck_assert_uint_le(b.r.in_flight_most, 8);
 		ck_assert_int_le(atomic_load(&s->inside_most), 8);
@@ -128,11 +137,12 @@ START_TEST(ramp_of_a_closed_loop)
 		}
 		over(&b, &s);
 	}
-	ck_assert_msg(eighth >= 700000, "8 requests were under way after %llu us", (unsigned long long)eighth);
+	ck_assert_msg(eighth >= 700000, "8 requests were under way after %llu us",
+	              (unsigned long long)eighth);
 }
 END_TEST
 
-/* --- clients that leave, conversations ------------------------------------------------------------------------- */
+/* --- clients that leave, conversations ----------------------------------- */
 
 static int answer_with_pauses(struct request *q)
 {
@@ -162,12 +172,13 @@ struct talks {
 	atomic_uint rounds[4], wrong;
 };
 
-/* The prompt of a round ends with new tokens; before them stands the answer to the round before: 1000, 1001, ... */
+/* The prompt of a round ends with new tokens; before them stands the answer to the round before:
+ * 1000, 1001, ... */
 static int check_round(struct request *q)
 {
 	struct talks *t = q->s->arg;
 	const json_t *p = json_object_get(q->json, "prompt");
-	size_t n = json_array_size(p), round = n / 10;   /* 6 new tokens and 4 of an answer */
+	size_t n = json_array_size(p), round = n / 10; /* 6 new tokens and 4 of an answer */
 	atomic_fetch_add(&t->rounds[round < 4 ? round : 3], 1);
 	int good = n == 6 + 10 * round && json_is_true(json_object_get(q->json, "return_token_ids"));
 	for (size_t r = 0; r < round; r++)
@@ -185,46 +196,59 @@ START_TEST(conversations)
 	bench(&b, s, "-c 3 -n 40 -i 6 -o 4 --rounds 3 --think 5ms-20ms");
 	ck_assert_uint_eq(b.f.ok, 40);
 	ck_assert_uint_eq(atomic_load(&t.wrong), 0);
-	unsigned r0 = atomic_load(&t.rounds[0]), r1 = atomic_load(&t.rounds[1]), r2 = atomic_load(&t.rounds[2]);
-	ck_assert_msg(r0 + r1 + r2 == 40 && r0 >= r1 && r1 >= r2 && r0 - r2 <= 3, "%u %u %u", r0, r1, r2);
+	unsigned r0 = atomic_load(&t.rounds[0]), r1 = atomic_load(&t.rounds[1]),
+			 r2 = atomic_load(&t.rounds[2]);
+	ck_assert_msg(r0 + r1 + r2 == 40 && r0 >= r1 && r1 >= r2 && r0 - r2 <= 3, "%u %u %u", r0, r1,
+	              r2);
 	ck_assert_int_le(atomic_load(&s->inside_most), 3);
 	for (size_t i = 0; i < b.r.n; i++) {
 		const struct record *r = &b.r.records[i];
 		for (size_t k = 0; k < i && r->round; k++)
-			if (b.r.records[k].conversation == r->conversation && b.r.records[k].round + 1 == r->round)
+			if (b.r.records[k].conversation == r->conversation &&
+			    b.r.records[k].round + 1 == r->round)
 				ck_assert_uint_ge(r->due_us, b.r.records[k].end_us + 5000);
 	}
 	over(&b, &s);
 }
 END_TEST
 
-/* --- servers of all kinds, and answers in all forms --------------------------------------------------------------------------------- */
+/* --- servers of all kinds, and answers in all forms ---------------------- */
 
 /* A kept connection that the server closes as soon as it is idle costs a new one, not a request. */
 static int close_afterwards(struct request *q)
 {
 	answer_well(q);
-	return 1;   /* without having said Connection: close */
+	return 1; /* without having said Connection: close */
 }
 
 static int check_fresh(struct request *q)
 {
 	ck_assert_uint_eq(q->on_connection, 0);
 	ck_assert(strstr(q->head, "Connection: close"));
-	return answer_well(q);   /* and leaves closing to the client */
+	return answer_well(q); /* and leaves closing to the client */
 }
 
 /* A server without token ids and running counts: pieces of text are tokens, until its last word. */
 static int answer_in_text(struct request *q)
 {
 	char text[200];
-	say(q, "HTTP/1.1 200 OK\r\n\r\n");   /* until the end of the connection, lines with CR */
-	say(q, "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\r\n\r\n");
+	say(q, "HTTP/1.1 200 OK\r\n\r\n"); /* until the end of the connection, lines with CR */
+	say(q, "data: "
+	       "{\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}"
+	       "\r\n\r\n");
 	for (unsigned i = 0; i + 1 < q->max_tokens; i++) {
-		snprintf(text, sizeof text, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x%u\"},\"finish_reason\":null}]}\r\n\r\n", i);
+		snprintf(text, sizeof text,
+		         "data: "
+		         "{\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x%u\"},\"finish_reason\":"
+		         "null}]}\r\n\r\n",
+		         i);
 		say(q, "%s", text);
 	}
-	say(q, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":%u}}\r\n\r\ndata: [DONE]\r\n\r\n", q->max_tokens);
+	say(q,
+	    "data: "
+	    "{\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":%u}}\r\n\r\ndata: "
+	    "[DONE]\r\n\r\n",
+	    q->max_tokens);
 	return 1;
 }
 
@@ -243,7 +267,11 @@ static int answer_with_a_rest(struct request *q)
 	say_stream_head(q);
 	for (unsigned i = 0; i < q->max_tokens; i++) {
 		char text[200];
-		snprintf(text, sizeof text, "data: {\"choices\":[{\"text\":\"%s\"}],\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":%u}}\n\n", i % 2 ? "x" : "", i + 1);
+		snprintf(text, sizeof text,
+		         "data: "
+		         "{\"choices\":[{\"text\":\"%s\"}],\"usage\":{\"prompt_tokens\":2,\"completion_"
+		         "tokens\":%u}}\n\n",
+		         i % 2 ? "x" : "", i + 1);
 		say_chunk(q, text);
 	}
 	say_chunk(q, "data: {\"choices\":[{\"text\":\"rest\",\"finish_reason\":\"length\"}]}\n\n");
@@ -268,17 +296,21 @@ static int end_early(struct request *q)
 static const struct answer_case {
 	const char *name, *line;
 	answer_fn *fn;
-	size_t piece;              /* of the server's writes; 0: all at once */
+	size_t piece; /* of the server's writes; 0: all at once */
 	uint64_t ok, tokens, gaps;
-	double per_event, together_percent;   /* tokens in an event; gaps of no time, at least; 0: not looked at */
-	unsigned connections;      /* at least */
+	/* tokens in an event; gaps of no time, at least; 0: not looked at */
+	double per_event, together_percent;
+	unsigned connections; /* at least */
 } answers[] = {
 	/* nothing depends on how the network cuts */
 	{"a byte at a time", "-c 2 -n 6 -o 5", answer_well, 1, 6, 30, 24, 1, 0, 2},
-	{"connections that end while idle", "-c 2 -n 50 -o 2", close_afterwards, 0, 50, 100, 50, 1, 0, 50},
-	{"fresh connections", "-c 3 -n 20 -o 1 --fresh-connections", check_fresh, 0, 20, 20, 0, 1, 0, 20},
+	{"connections that end while idle", "-c 2 -n 50 -o 2", close_afterwards, 0, 50, 100, 50, 1, 0,
+     50},
+	{"fresh connections", "-c 3 -n 20 -o 1 --fresh-connections", check_fresh, 0, 20, 20, 0, 1, 0,
+     20},
 	{"another kind of server", "-c 1 -n 3 -o 5 --chat", answer_in_text, 0, 3, 15, 9, 0, 0, 3},
-	{"several tokens in an event", "-c 1 -n 4 -o 8 --token-ids", answer_in_pairs, 0, 4, 32, 12, 2, 0, 1},
+	{"several tokens in an event", "-c 1 -n 4 -o 8 --token-ids", answer_in_pairs, 0, 4, 32, 12, 2,
+     0, 1},
 	{"tokens that come together", "-c 1 -n 10 -o 20", answer_at_once, 0, 10, 200, 190, 1, 90, 10},
 	{"text that is no token", "-c 1 -n 3 -o 6", answer_with_a_rest, 0, 3, 18, 15, 0, 0, 1},
 	{"a natural end", "-c 1 -n 3 -o 50 --natural-end", end_early, 0, 3, 6, 3, 1, 0, 1},
@@ -292,15 +324,20 @@ START_TEST(a_good_answer)
 	uint64_t tokens = 0;
 	s->piece = c->piece;
 	bench(&b, s, c->line);
-	ck_assert_msg(b.code == 0 && b.f.failed == 0, "%s: %s", c->name, b.r.n_errors ? b.r.errors[0].text : b.e.text);
+	ck_assert_msg(b.code == 0 && b.f.failed == 0, "%s: %s", c->name,
+	              b.r.n_errors ? b.r.errors[0].text : b.e.text);
 	for (size_t i = 0; i < b.r.n; i++)
 		tokens += b.r.records[i].output_tokens;
-	ck_assert_msg(b.f.ok == c->ok && tokens == c->tokens, "%s: %llu answers, %llu tokens", c->name, (unsigned long long)b.f.ok, (unsigned long long)tokens);
+	ck_assert_msg(b.f.ok == c->ok && tokens == c->tokens, "%s: %llu answers, %llu tokens", c->name,
+	              (unsigned long long)b.f.ok, (unsigned long long)tokens);
 	ck_assert_msg(b.r.gaps.n == c->gaps, "%s: %llu gaps", c->name, (unsigned long long)b.r.gaps.n);
 	ck_assert_double_eq(b.f.output_mean, (double)c->tokens / (double)c->ok);
-	ck_assert_msg(c->per_event == 0 || b.f.tokens_per_event == c->per_event, "%s: %g tokens in an event", c->name, b.f.tokens_per_event);
-	ck_assert_msg(c->together_percent == 0 || b.f.together_percent >= c->together_percent, "%s: %g %%", c->name, b.f.together_percent);
-	ck_assert_msg(b.r.connections == s->connections && s->connections >= c->connections, "%s: %u connections", c->name, s->connections);
+	ck_assert_msg(c->per_event == 0 || b.f.tokens_per_event == c->per_event,
+	              "%s: %g tokens in an event", c->name, b.f.tokens_per_event);
+	ck_assert_msg(c->together_percent == 0 || b.f.together_percent >= c->together_percent,
+	              "%s: %g %%", c->name, b.f.together_percent);
+	ck_assert_msg(b.r.connections == s->connections && s->connections >= c->connections,
+	              "%s: %u connections", c->name, s->connections);
 	over(&b, &s);
 }
 END_TEST
@@ -322,8 +359,10 @@ END_TEST
 
 static int check_headers(struct request *q)
 {
-	int good = strstr(q->head, "X-One: 1\r\n") && strstr(q->head, "Authorization: Bearer k") && strstr(q->head, "POST /base/v1/completions HTTP/1.1") &&
-	           strstr(q->head, "X-Session-Id: pdbench-1-") && json_is_true(json_object_get(q->json, "more"));
+	int good = strstr(q->head, "X-One: 1\r\n") && strstr(q->head, "Authorization: Bearer k") &&
+	           strstr(q->head, "POST /base/v1/completions HTTP/1.1") &&
+	           strstr(q->head, "X-Session-Id: pdbench-1-") &&
+	           json_is_true(json_object_get(q->json, "more"));
 	return good ? answer_well(q) : say_503_empty(q);
 }
 
@@ -331,12 +370,20 @@ START_TEST(headers_and_members)
 {
 	struct server *s = server_new(check_headers, NULL);
 	struct outcome_of b;
-	char text[64], *argv[] = {(char *)(uintptr_t) "pdbench", (char *)(uintptr_t) "-n4", (char *)(uintptr_t) "-o1", (char *)(uintptr_t) "-HX-One: 1",
-	                            (char *)(uintptr_t) "--api-key=k", (char *)(uintptr_t) "--sessions", (char *)(uintptr_t) "-e{\"more\":true}", text, NULL};
+	char text[64], *argv[] = {(char *)(uintptr_t) "pdbench",
+	                          (char *)(uintptr_t) "-n4",
+	                          (char *)(uintptr_t) "-o1",
+	                          (char *)(uintptr_t) "-HX-One: 1",
+	                          (char *)(uintptr_t) "--api-key=k",
+	                          (char *)(uintptr_t) "--sessions",
+	                          (char *)(uintptr_t) "-e{\"more\":true}",
+	                          text,
+	                          NULL};
 	snprintf(text, sizeof text, "http://localhost:%u/base/v1", s->port);
 	memset(&b, 0, sizeof b);
 	ck_assert_msg(options_parse(8, argv, &b.o, &b.e) == OPTIONS_RUN, "%s", b.e.text);
-	ck_assert_int_eq(url_resolve(&b.o.urls[0], &b.e), 0);     /* of localhost's addresses the one where the server is */
+	/* of localhost's addresses the one where the server is */
+	ck_assert_int_eq(url_resolve(&b.o.urls[0], &b.e), 0);
 	b.code = run_load(&b.o, &b.says, &b.r, &b.e);
 	figures_make(&b.r, &b.o, &b.f);
 	ck_assert_uint_eq(b.f.ok, 4);
@@ -356,7 +403,8 @@ START_TEST(large_prompts)
 	struct server *s = server_new(answer_later, NULL);
 	struct outcome_of b;
 	int small = 65536;
-	setsockopt(s->fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);   /* its connections inherit it */
+	/* its connections inherit it */
+	setsockopt(s->fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
 	bench(&b, s, "-c 2 -n 2 -i 1000000 -o 2 --vocab 100000-200000");
 	ck_assert_msg(b.f.ok == 2, "%s", b.r.errors[0].text);
 	over(&b, &s);

@@ -1,5 +1,5 @@
-/* test_pdbench_parse.c - pdbench reads what people type and what servers send: options, addresses, HTTP answers, events, in pieces of any size and broken in
- * any way. */
+/* test_pdbench_parse.c - pdbench reads what people type and what servers send: options, addresses,
+ * HTTP answers, events, in pieces of any size and broken in any way. */
 #include "pdbench/event.h"
 #include "pdbench/options.h"
 #include "pdbench/reply.h"
@@ -10,15 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- values ---------------------------------------------------------------------------------------------------------------- */
+/* --- values -------------------------------------------------------------- */
 
 START_TEST(times)
 {
 	static const struct {
 		const char *text;
-		int64_t us;     /* -1: refused */
-	} cases[] = {{"5", 5000000}, {"5s", 5000000}, {"250us", 250}, {"1.5ms", 1500}, {"2m", 120000000}, {"1h", 3600000000}, {"0", 0}, {".5s", 500000},
-	             {"", -1}, {"-1s", -1}, {"s", -1}, {"5 s", -1}, {"5y", -1}, {"5sec", -1}, {"nan", -1}, {"inf", -1}, {"1e400", -1}, {"0x10", -1}, {"25h", -1}};
+		int64_t us; /* -1: refused */
+	} cases[] = {{"5", 5000000},    {"5s", 5000000},    {"250us", 250}, {"1.5ms", 1500},
+	             {"2m", 120000000}, {"1h", 3600000000}, {"0", 0},       {".5s", 500000},
+	             {"", -1},          {"-1s", -1},        {"s", -1},      {"5 s", -1},
+	             {"5y", -1},        {"5sec", -1},       {"nan", -1},    {"inf", -1},
+	             {"1e400", -1},     {"0x10", -1},       {"25h", -1}};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		uint64_t us = 7;
 		struct err e = {0};
@@ -27,7 +30,9 @@ START_TEST(times)
 		if (r == 0)
 			ck_assert_int_eq((int64_t)us, cases[i].us);
 		else
-			ck_assert_msg(strstr(e.text, "--x") && strstr(e.text, cases[i].text) && strstr(e.text, "86400"), "%s", e.text);
+			ck_assert_msg(strstr(e.text, "--x") && strstr(e.text, cases[i].text) &&
+			                  strstr(e.text, "86400"),
+			              "%s", e.text);
 	}
 }
 END_TEST
@@ -36,14 +41,27 @@ START_TEST(distributions)
 {
 	static const struct {
 		const char *text;
-		int kind;       /* -1: refused */
+		int kind; /* -1: refused */
 		double a, b, max;
 	} cases[] = {
-		{"512", DIST_FIXED, 512, 0, 1000},           {"1-1000", DIST_UNIFORM, 1, 1000, 1000},       {"uniform:10,20", DIST_UNIFORM, 10, 20, 1000},
-		{"lognormal:300,1", DIST_LOGNORMAL, 300, 1, 1000}, {"lognormal:300,0.5,400", DIST_LOGNORMAL, 300, 0.5, 400},
-		{"0", -1, 0, 0, 0}, {"1001", -1, 0, 0, 0}, {"20-10", -1, 0, 0, 0}, {"1-1001", -1, 0, 0, 0}, {"10-", -1, 0, 0, 0}, {"-10", -1, 0, 0, 0},
-		{"lognormal:300", -1, 0, 0, 0}, {"lognormal:300,9", -1, 0, 0, 0}, {"lognormal:300,1,2000", -1, 0, 0, 0}, {"lognormal:,1", -1, 0, 0, 0},
-		{"10x", -1, 0, 0, 0}, {"", -1, 0, 0, 0}, {"normal:1,2", -1, 0, 0, 0},
+		{"512", DIST_FIXED, 512, 0, 1000},
+		{"1-1000", DIST_UNIFORM, 1, 1000, 1000},
+		{"uniform:10,20", DIST_UNIFORM, 10, 20, 1000},
+		{"lognormal:300,1", DIST_LOGNORMAL, 300, 1, 1000},
+		{"lognormal:300,0.5,400", DIST_LOGNORMAL, 300, 0.5, 400},
+		{"0", -1, 0, 0, 0},
+		{"1001", -1, 0, 0, 0},
+		{"20-10", -1, 0, 0, 0},
+		{"1-1001", -1, 0, 0, 0},
+		{"10-", -1, 0, 0, 0},
+		{"-10", -1, 0, 0, 0},
+		{"lognormal:300", -1, 0, 0, 0},
+		{"lognormal:300,9", -1, 0, 0, 0},
+		{"lognormal:300,1,2000", -1, 0, 0, 0},
+		{"lognormal:,1", -1, 0, 0, 0},
+		{"10x", -1, 0, 0, 0},
+		{"", -1, 0, 0, 0},
+		{"normal:1,2", -1, 0, 0, 0},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct dist d = {0};
@@ -63,20 +81,36 @@ END_TEST
 START_TEST(addresses)
 {
 	static const struct {
-		const char *text, *authority, *path;    /* NULL: refused */
+		const char *text, *authority, *path; /* NULL: refused */
 	} cases[] = {
-		{"http://127.0.0.1:8080", "127.0.0.1:8080", ""}, {"http://127.0.0.1:8080/", "127.0.0.1:8080", ""}, {"http://h:1/v1", "h:1", ""},
-		{"http://h:1/v1/", "h:1", ""},                   {"http://h/a/v1", "h:80", "/a"},                  {"h:65535", "h:65535", ""},
-		{"http://[::1]:80", "[::1]:80", ""},             {"localhost", "localhost:80", ""},
-		{"https://h", NULL, NULL}, {"ftp://h", NULL, NULL}, {"http://", NULL, NULL}, {"http://h:", NULL, NULL}, {"http://h:0", NULL, NULL},
-		{"http://h:65536", NULL, NULL}, {"http://h:1x", NULL, NULL}, {"http://h:1/?q", NULL, NULL}, {"http://u@h", NULL, NULL}, {"http://h:1/a b", NULL, NULL},
-		{"http://[::1", NULL, NULL}, {"http://h:1\r\nX: y", NULL, NULL}, {"", NULL, NULL},
+		{"http://127.0.0.1:8080", "127.0.0.1:8080", ""},
+		{"http://127.0.0.1:8080/", "127.0.0.1:8080", ""},
+		{"http://h:1/v1", "h:1", ""},
+		{"http://h:1/v1/", "h:1", ""},
+		{"http://h/a/v1", "h:80", "/a"},
+		{"h:65535", "h:65535", ""},
+		{"http://[::1]:80", "[::1]:80", ""},
+		{"localhost", "localhost:80", ""},
+		{"https://h", NULL, NULL},
+		{"ftp://h", NULL, NULL},
+		{"http://", NULL, NULL},
+		{"http://h:", NULL, NULL},
+		{"http://h:0", NULL, NULL},
+		{"http://h:65536", NULL, NULL},
+		{"http://h:1x", NULL, NULL},
+		{"http://h:1/?q", NULL, NULL},
+		{"http://u@h", NULL, NULL},
+		{"http://h:1/a b", NULL, NULL},
+		{"http://[::1", NULL, NULL},
+		{"http://h:1\r\nX: y", NULL, NULL},
+		{"", NULL, NULL},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct url u;
 		struct err e = {0};
 		int r = url_parse(cases[i].text, &u, &e);
-		ck_assert_msg((r == 0) == (cases[i].authority != NULL), "\"%s\": %d %s", cases[i].text, r, e.text);
+		ck_assert_msg((r == 0) == (cases[i].authority != NULL), "\"%s\": %d %s", cases[i].text, r,
+		              e.text);
 		if (r == 0) {
 			ck_assert_str_eq(u.authority, cases[i].authority);
 			ck_assert_str_eq(u.path, cases[i].path);
@@ -91,7 +125,7 @@ START_TEST(addresses)
 }
 END_TEST
 
-/* --- options ----------------------------------------------------------------------------------------------------------------- */
+/* --- options ------------------------------------------------------------- */
 
 static int parse(const char *line, struct options *o, struct err *e)
 {
@@ -108,7 +142,7 @@ static int parse(const char *line, struct options *o, struct err *e)
 START_TEST(wrong_options_say_what_and_why)
 {
 	static const struct {
-		const char *line, *says;    /* a part of the sentence */
+		const char *line, *says; /* a part of the sentence */
 	} cases[] = {
 		{"--rate 5 --concurrency 2", "--concurrency"},
 		{"--rate 0", "--rate must be a number from 0.001 to 100000, got \"0\""},
@@ -156,7 +190,8 @@ START_TEST(wrong_options_say_what_and_why)
 		struct options o;
 		struct err e;
 		int r = parse(cases[i].line, &o, &e);
-		ck_assert_msg(r == ERR_INVALID && strstr(e.text, cases[i].says), "%s: %d \"%s\"", cases[i].line, r, e.text);
+		ck_assert_msg(r == ERR_INVALID && strstr(e.text, cases[i].says), "%s: %d \"%s\"",
+		              cases[i].line, r, e.text);
 		options_fini(&o);
 	}
 }
@@ -171,7 +206,9 @@ START_TEST(good_options)
 	ck_assert_uint_eq(o.number, 20);
 	ck_assert_str_eq(o.urls[0].authority, "127.0.0.1:8080");
 	options_fini(&o);
-	ck_assert_int_eq(parse("-r 2.5 -d 90 -w 5s -i 10-20 -o lognormal:100,1 --slo ttft=500ms,itl=1s -H a:b -H c:d http://x:1 http://y:2 --allow-errors 5%", &o, &e),
+	ck_assert_int_eq(parse("-r 2.5 -d 90 -w 5s -i 10-20 -o lognormal:100,1 --slo ttft=500ms,itl=1s "
+	                       "-H a:b -H c:d http://x:1 http://y:2 --allow-errors 5%",
+	                       &o, &e),
 	                 OPTIONS_RUN);
 	ck_assert_double_eq(o.rate, 2.5);
 	ck_assert_uint_eq(o.duration_us, 90000000);
@@ -192,7 +229,7 @@ START_TEST(good_options)
 }
 END_TEST
 
-/* --- answers ------------------------------------------------------------------------------------------------------------------- */
+/* --- answers ------------------------------------------------------------- */
 
 struct body {
 	char text[4096];
@@ -208,8 +245,10 @@ static int on_body(void *arg, const char *data, size_t n)
 	return 0;
 }
 
-/* Fed in pieces of the given size after a first piece; the verdict as reply_feed and reply_eof give it. */
-static int feed(struct reply *r, const char *text, size_t n, size_t first, size_t piece, struct body *b, struct err *e)
+/* Fed in pieces of the given size after a first piece; the verdict as reply_feed and reply_eof
+ * give it. */
+static int feed(struct reply *r, const char *text, size_t n, size_t first, size_t piece,
+                struct body *b, struct err *e)
 {
 	size_t at = 0, used;
 	int code = 0;
@@ -234,8 +273,11 @@ static const struct {
 	{"HTTP/1.1 200\r\ncontent-length:5\r\nConnection: close\r\n\r\nhello", "hello", 200, 0},
 	{"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello", "hello", 200, 0},
 	{"HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n5\nhello\n0\n\n", "hello", 200, 1},
-	{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;x=y\r\nh\r\n0004\r\nello\r\n0\r\nTrailer: 1\r\n\r\n", "hello", 200, 1},
-	{"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 429 Too Many\r\nContent-Length: 2\r\n\r\nno", "no", 429, 1},
+	{"HTTP/1.1 200 OK\r\nTransfer-Encoding: "
+     "chunked\r\n\r\n1;x=y\r\nh\r\n0004\r\nello\r\n0\r\nTrailer: 1\r\n\r\n",
+     "hello", 200, 1},
+	{"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 429 Too Many\r\nContent-Length: 2\r\n\r\nno", "no", 429,
+     1},
 	{"HTTP/1.1 204 No Content\r\n\r\n", "", 204, 0},
 	{"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n", "", 500, 1},
 	{"HTTP/1.1 200 OK\r\nX: y\r\n\r\nuntil the end", "until the end", 200, 0},
@@ -251,8 +293,11 @@ START_TEST(an_answer_in_pieces)
 		for (size_t first = 0; first <= n; first++) {
 			for (size_t piece = 1; piece <= n; piece += first ? n : 1) {
 				int code = feed(&r, answers[i].text, n, first, piece, &b, &e);
-				ck_assert_msg(code == 1 && r.status == answers[i].status && b.n == strlen(answers[i].body) && memcmp(b.text, answers[i].body, b.n) == 0,
-				              "answer %zu split at %zu in pieces of %zu: %d %d \"%.*s\"", i, first, piece, code, r.status, (int)b.n, b.text);
+				ck_assert_msg(code == 1 && r.status == answers[i].status &&
+				                  b.n == strlen(answers[i].body) &&
+				                  memcmp(b.text, answers[i].body, b.n) == 0,
+				              "answer %zu split at %zu in pieces of %zu: %d %d \"%.*s\"", i, first,
+				              piece, code, r.status, (int)b.n, b.text);
 				ck_assert_int_eq(r.keep_alive, answers[i].keep);
 			}
 		}
@@ -270,9 +315,13 @@ START_TEST(an_answer_cut_anywhere)
 		for (size_t n = 0; n < strlen(answers[i].text); n++) {
 			int code = feed(&r, answers[i].text, n, 0, 7, &b, &e);
 			if (code != 1)
-				ck_assert_msg(code == ERR_CLOSED && strstr(e.text, "closed the connection"), "%zu %zu %d %s", i, n, code, e.text);
-			else   /* HTTP with bare line feeds: the last empty line may be complete before its last byte */
-				ck_assert_msg(b.n == strlen(answers[i].body), "%zu cut at %zu counts as whole", i, n);
+				ck_assert_msg(code == ERR_CLOSED && strstr(e.text, "closed the connection"),
+				              "%zu %zu %d %s", i, n, code, e.text);
+			/* HTTP with bare line feeds: the last empty line may be complete before its last
+			 * byte */
+			else
+				ck_assert_msg(b.n == strlen(answers[i].body), "%zu cut at %zu counts as whole", i,
+				              n);
 		}
 	}
 }
@@ -292,8 +341,10 @@ START_TEST(answers_that_are_none)
 		{"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n", "Content-Length"},
 		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "broken chunk"},
 		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n", "broken chunk"},
-		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11111111111111111\r\n", "broken chunk"},
-		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n0\r\n\r\n", "longer than its size"},
+		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11111111111111111\r\n",
+	     "broken chunk"},
+		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n0\r\n\r\n",
+	     "longer than its size"},
 	};
 	struct reply r;
 	struct body b;
@@ -301,7 +352,8 @@ START_TEST(answers_that_are_none)
 		for (size_t piece = 1; piece < 40; piece += 13) {
 			struct err e = {0};
 			int code = feed(&r, cases[i].text, strlen(cases[i].text), 0, piece, &b, &e);
-			ck_assert_msg(code == ERR_INVALID && strstr(e.text, cases[i].says), "%s: %d %s", cases[i].text, code, e.text);
+			ck_assert_msg(code == ERR_INVALID && strstr(e.text, cases[i].says), "%s: %d %s",
+			              cases[i].text, code, e.text);
 		}
 	}
 }
@@ -376,11 +428,13 @@ START_TEST(a_reader_that_wants_no_more)
 	struct err e;
 	size_t used;
 	reply_init(&r);
-	ck_assert_int_eq(reply_feed(&r, answers[0].text, strlen(answers[0].text), wants_no_more, NULL, &used, &e), ERR_CANCELLED);
+	ck_assert_int_eq(reply_feed(&r, answers[0].text, strlen(answers[0].text), wants_no_more, NULL,
+	                            &used, &e),
+	                 ERR_CANCELLED);
 }
 END_TEST
 
-/* --- events --------------------------------------------------------------------------------------------------------------------- */
+/* --- events -------------------------------------------------------------- */
 
 START_TEST(events)
 {
@@ -390,20 +444,32 @@ START_TEST(events)
 		unsigned choices, n_ids;
 		const char *ids, *text, *finish;
 		uint64_t prompt, completion, cached;
-		const char *error;          /* NULL: none */
+		const char *error; /* NULL: none */
 	} cases[] = {
-		{"{\"choices\":[{\"index\":0,\"text\":\"a\\\"b\",\"logprobs\":null,\"finish_reason\":null,\"token_ids\":[12,7]}]}", 0, 1, 2, "12,7", "a\\\"b", "", 0, 0, 0, NULL},
-		{" { \"choices\" : [ { \"delta\" : { \"role\":\"assistant\", \"content\" : \"x\" } , \"finish_reason\":\"stop\" } ] } ", 0, 1, 0, "", "x", "stop", 0, 0, 0, NULL},
-		{"{\"choices\":[{\"text\":\"\",\"prompt_token_ids\":[1,2,3],\"token_ids\":[4]}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":2}}}",
-		 0, 1, 1, "4", "", "", 3, 1, 2, NULL},
-		{"{\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":8,\"total_tokens\":17}}", 0, 0, 0, "", "", "", 9, 8, 0, NULL},
-		{"{\"choices\":[{\"text\":\"\\\\\"}],\"usage\":null,\"error\":null}", 0, 1, 0, "", "\\\\", "", 0, 0, 0, NULL},
-		{"{\"error\":{\"message\":\"no \\\"room\\\"\",\"code\":503}}", 0, 0, 0, "", "", "", 0, 0, 0, "no \\\"room\\\""},
+		{"{\"choices\":[{\"index\":0,\"text\":\"a\\\"b\",\"logprobs\":null,\"finish_reason\":null,"
+	     "\"token_ids\":[12,7]}]}",
+	     0, 1, 2, "12,7", "a\\\"b", "", 0, 0, 0, NULL},
+		{" { \"choices\" : [ { \"delta\" : { \"role\":\"assistant\", \"content\" : \"x\" } , "
+	     "\"finish_reason\":\"stop\" } ] } ",
+	     0, 1, 0, "", "x", "stop", 0, 0, 0, NULL},
+		{"{\"choices\":[{\"text\":\"\",\"prompt_token_ids\":[1,2,3],\"token_ids\":[4]}],\"usage\":{"
+	     "\"prompt_tokens\":3,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":"
+	     "2}}}",
+	     0, 1, 1, "4", "", "", 3, 1, 2, NULL},
+		{"{\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":8,\"total_tokens\":"
+	     "17}}",
+	     0, 0, 0, "", "", "", 9, 8, 0, NULL},
+		{"{\"choices\":[{\"text\":\"\\\\\"}],\"usage\":null,\"error\":null}", 0, 1, 0, "", "\\\\",
+	     "", 0, 0, 0, NULL},
+		{"{\"error\":{\"message\":\"no \\\"room\\\"\",\"code\":503}}", 0, 0, 0, "", "", "", 0, 0, 0,
+	     "no \\\"room\\\""},
 		{"{\"error\":\"short\"}", 0, 0, 0, "", "", "", 0, 0, 0, "short"},
 		{"{\"error\":{}}", 0, 0, 0, "", "", "", 0, 0, 0, ""},
 		{"{}", 0, 0, 0, "", "", "", 0, 0, 0, NULL},
-		{"{\"choices\":{\"text\":\"not a list\"},\"usage\":[1]}", 0, 0, 0, "", "", "", 0, 0, 0, NULL},
-		{"{\"usage\":{\"prompt_tokens\":\"nine\",\"completion_tokens\":1e3}}", 0, 0, 0, "", "", "", 0, 0, 0, NULL},
+		{"{\"choices\":{\"text\":\"not a list\"},\"usage\":[1]}", 0, 0, 0, "", "", "", 0, 0, 0,
+	     NULL},
+		{"{\"usage\":{\"prompt_tokens\":\"nine\",\"completion_tokens\":1e3}}", 0, 0, 0, "", "", "",
+	     0, 0, 0, NULL},
 		{"", -1, 0, 0, "", "", "", 0, 0, 0, NULL},
 		{"[]", -1, 0, 0, "", "", "", 0, 0, 0, NULL},
 		{"{\"choices\":[{\"text\":\"a}]}", -1, 0, 0, "", "", "", 0, 0, 0, NULL},
@@ -425,7 +491,8 @@ START_TEST(events)
 		if (r == 0 && cases[i].completion + cases[i].prompt > 0)
 			ck_assert(e.has_usage);
 		if (r == 0) {
-			ck_assert_msg(e.n_choices == cases[i].choices && e.n_ids == cases[i].n_ids, "%s: %u %u", cases[i].json, e.n_choices, e.n_ids);
+			ck_assert_msg(e.n_choices == cases[i].choices && e.n_ids == cases[i].n_ids, "%s: %u %u",
+			              cases[i].json, e.n_choices, e.n_ids);
 			ck_assert_int_eq((int)e.ids.n, (int)strlen(cases[i].ids));
 			ck_assert(!e.ids.n || memcmp(e.ids.at, cases[i].ids, e.ids.n) == 0);
 			ck_assert_int_eq((int)e.text.n, (int)strlen(cases[i].text));
@@ -436,7 +503,8 @@ START_TEST(events)
 			ck_assert_uint_eq(e.cached_tokens, cases[i].cached);
 			ck_assert_int_eq(e.is_error, cases[i].error != NULL);
 			if (cases[i].error)
-				ck_assert(e.error.n == strlen(cases[i].error) && (!e.error.n || memcmp(e.error.at, cases[i].error, e.error.n) == 0));
+				ck_assert(e.error.n == strlen(cases[i].error) &&
+				          (!e.error.n || memcmp(e.error.at, cases[i].error, e.error.n) == 0));
 		}
 		free(copy);
 	}
@@ -447,15 +515,18 @@ START_TEST(deep_and_broken_events)
 {
 	char deep[8200] = "{\"a\":";
 	struct event_parts e;
-	for (size_t n = 1; n <= 4000; n += n < 100 ? 1 : 977) {   /* sound, but for its depth */
+	for (size_t n = 1; n <= 4000; n += n < 100 ? 1 : 977) { /* sound, but for its depth */
 		memset(deep + 5, '[', n);
 		memset(deep + 5 + n, ']', n);
 		deep[5 + 2 * n] = '}';
 		ck_assert_int_eq(event_scan(deep, 6 + 2 * n, &e), n <= 64 ? 0 : -1);
 		ck_assert_int_eq(event_scan(deep, 5 + n, &e), -1);
 	}
-	static const char sound[] = "{\"id\":\"x\",\"choices\":[{\"index\":0,\"text\":\"a\\\\\\\"b\\u00e9\",\"token_ids\":[1,22,333],\"finish_reason\":\"length\"}],"
-	                            "\"usage\":{\"prompt_tokens\":12,\"prompt_tokens_details\":{\"cached_tokens\":3},\"completion_tokens\":4},\"error\":null}";
+	static const char sound[] =
+		"{\"id\":\"x\",\"choices\":[{\"index\":0,\"text\":\"a\\\\\\\"b\\u00e9\",\"token_ids\":[1,"
+		"22,333],\"finish_reason\":\"length\"}],"
+		"\"usage\":{\"prompt_tokens\":12,\"prompt_tokens_details\":{\"cached_tokens\":3},"
+		"\"completion_tokens\":4},\"error\":null}";
 	uint64_t state = 5;
 	for (int i = 0; i < 50000; i++) {
 		size_t n = sizeof sound - 1;
@@ -490,7 +561,9 @@ static int gather(void *arg, const char *data, size_t n)
 
 START_TEST(lines_of_a_stream)
 {
-	static const char stream[] = ": comment\n\ndata: {\"a\":1}\n\ndata:two\r\n\r\nevent: x\nid: 3\ndata: three\ndata: lines\n\n\n\ndata: \n\ndata: [DONE]\n\ndata: not ended\n";
+	static const char stream[] =
+		": comment\n\ndata: {\"a\":1}\n\ndata:two\r\n\r\nevent: x\nid: 3\ndata: three\ndata: "
+		"lines\n\n\n\ndata: \n\ndata: [DONE]\n\ndata: not ended\n";
 	static const char want[] = "{\"a\":1}|two|three\nlines||[DONE]|";
 	size_t n = sizeof stream - 1;
 	for (size_t first = 0; first <= n; first++) {

@@ -1,5 +1,6 @@
-/* test_pool.c - accounting, eviction order, readers and copies of the block pool, by example. Against a naive model: test_pool_model.c; with two threads:
- * test_pool_threads.c; what it tells of changes: test_pool_events.c. */
+/* test_pool.c - accounting, eviction order, readers and copies of the block pool, by example.
+ * Against a naive model: test_pool_model.c; with two threads: test_pool_threads.c; what it tells
+ * of changes: test_pool_events.c. */
 #include "pool_rig.h"
 
 static enum kv_state state_of(uint32_t b)
@@ -9,7 +10,8 @@ static enum kv_state state_of(uint32_t b)
 	return i.state;
 }
 
-/* Takes n blocks for a chain first, first+1, ... of hashes, publishes them, and gives them back: n cached blocks. */
+/* Takes n blocks for a chain first, first+1, ... of hashes, publishes them, and gives them back:
+ * n cached blocks. */
 static void cache_chain(uint32_t first, uint32_t n, uint32_t *out)
 {
 	ck_assert_int_eq(kv_pool_take(pool, n, KV_HELD, &A, out), 0);
@@ -31,7 +33,8 @@ START_TEST(take_is_all_or_nothing_and_evicts_nothing_in_vain)
 	ck_assert_int_eq(kv_pool_take(pool, 6, KV_HELD, &B, more), ERR_FULL);
 	expect(1, 0, 3, 4, 4);
 	ck_assert_int_eq(kv_pool_take(pool, 0, KV_HELD, &B, more), 0);
-	ck_assert_int_eq(kv_pool_take(pool, 3, KV_HELD, &B, more), 0);   /* one free, two evicted: the tail of the chain */
+	/* one free, two evicted: the tail of the chain */
+	ck_assert_int_eq(kv_pool_take(pool, 3, KV_HELD, &B, more), 0);
 	expect(0, 3, 3, 2, 2);
 	struct kv_hash h[4] = {H(1), H(2), H(3), H(4)};
 	ck_assert_uint_eq(kv_pool_probe(pool, h, 4), 2);
@@ -52,7 +55,8 @@ START_TEST(pm4_pm9_same_gen_after_ack)
 			ck_assert_uint_eq(gens[t[k]], before + 1);
 		kv_pool_release(pool, t, 4);
 		for (int k = 0; k < 4; k++)
-			ck_assert_uint_eq(gens[t[k]], before + 1);   /* giving back changes nothing: who matched may read on */
+			/* giving back changes nothing: who matched may read on */
+			ck_assert_uint_eq(gens[t[k]], before + 1);
 		before++;
 	}
 }
@@ -110,12 +114,13 @@ START_TEST(unpublished_blocks_are_never_matched)
 	ck_assert_int_eq(kv_pool_publish(pool, t[0], &h[0], NULL), 1);
 	ck_assert_int_eq(kv_pool_publish(pool, t[0], &h[0], NULL), 1);
 	ck_assert_uint_eq(kv_pool_probe(pool, h, 2), 1);
-	kv_pool_release(pool, t, 2);   /* aborted: what was published stays, the rest is free */
+	kv_pool_release(pool, t, 2); /* aborted: what was published stays, the rest is free */
 	expect(1, 0, 0, 1, 1);
 }
 END_TEST
 
-/* Two sequences computed the same prefix: the second's block stays its own, and the first's entry cannot go while the second's child hangs on it. */
+/* Two sequences computed the same prefix: the second's block stays its own, and the first's
+ * entry cannot go while the second's child hangs on it. */
 START_TEST(twin_blocks)
 {
 	uint32_t c[1], t[2], out[4];
@@ -125,17 +130,18 @@ START_TEST(twin_blocks)
 	ck_assert_int_eq(kv_pool_take(pool, 2, KV_HELD, &B, t), 0);
 	ck_assert_int_eq(kv_pool_publish(pool, t[0], &h[0], NULL), 0);
 	ck_assert_int_eq(kv_pool_publish(pool, t[1], &h[1], &h[0]), 1);
-	expect(0, 2, 0, 1, 0);   /* c is cached and has no reader, yet take could not get it */
+	expect(0, 2, 0, 1, 0); /* c is cached and has no reader, yet take could not get it */
 	ck_assert_int_eq(kv_pool_take(pool, 1, KV_HELD, &A, out), ERR_FULL);
 	kv_pool_release(pool, t, 2);
 	expect(1, 0, 0, 2, 2);
 	ck_assert_int_eq(kv_pool_take(pool, 2, KV_HELD, &A, out), 0);
-	ck_assert_int_eq(state_of(c[0]), KV_CACHED);   /* leaf first, although c was used longest ago */
+	ck_assert_int_eq(state_of(c[0]), KV_CACHED); /* leaf first, although c was used longest ago */
 	ck_assert_uint_eq(kv_pool_probe(pool, h, 2), 1);
 }
 END_TEST
 
-/* A flush may drop a parent whose child is held. The child is found again when the parent comes back. */
+/* A flush may drop a parent whose child is held. The child is found again when the parent comes
+ * back. */
 START_TEST(orphan_is_found_again)
 {
 	uint32_t c[1], t[2], n[1];
@@ -166,7 +172,8 @@ START_TEST(least_recently_used_chain_goes_first)
 	make(6);
 	cache_chain(11, 3, x);
 	cache_chain(21, 3, y);
-	ck_assert_uint_eq(kv_pool_match(pool, hx, 2, &A, m), 2);   /* 11 and 12 are used again, 13 is not */
+	/* 11 and 12 are used again, 13 is not */
+	ck_assert_uint_eq(kv_pool_match(pool, hx, 2, &A, m), 2);
 	kv_pool_release(pool, m, 2);
 	const uint32_t order[] = {x[2], y[2], y[1], y[0], x[1], x[0]};
 	for (uint32_t i = 0; i < 6; i++) {
@@ -188,16 +195,16 @@ START_TEST(a_reader_keeps_the_block)
 	ck_assert_uint_ne(pin, 0);
 	ck_assert_uint_eq(gen, gens[t[0]]);
 	kv_pool_release(pool, t, 2);
-	expect(1, 1, 0, 2, 2);   /* t[0] is in quarantine */
+	expect(1, 1, 0, 2, 2); /* t[0] is in quarantine */
 	ck_assert_int_eq(kv_pool_take(pool, 4, KV_HELD, &B, out), ERR_FULL);
 	kv_pool_read_end(pool, pin);
 	expect(2, 0, 0, 2, 2);
-	kv_pool_read_end(pool, pin);   /* repeated: ignored */
+	kv_pool_read_end(pool, pin); /* repeated: ignored */
 	kv_pool_void(pool, pin);
 	kv_pool_read_end(pool, 0);
 	kv_pool_read_end(pool, UINT64_MAX);
 	expect(2, 0, 0, 2, 2);
-	pin = kv_pool_read_begin(pool, c[1], NULL);   /* the tail: what is above it cannot go either */
+	pin = kv_pool_read_begin(pool, c[1], NULL); /* the tail: what is above it cannot go either */
 	expect(2, 0, 0, 2, 0);
 	ck_assert_uint_eq(kv_pool_flush(pool), 1);
 	kv_pool_read_end(pool, pin);
@@ -205,7 +212,8 @@ START_TEST(a_reader_keeps_the_block)
 }
 END_TEST
 
-/* The wait for a reader ended, the block went to somebody else, who has a reader of its own; then the first one reports. */
+/* The wait for a reader ended, the block went to somebody else, who has a reader of its own;
+ * then the first one reports. */
 START_TEST(late_reader_of_a_void_access)
 {
 	uint32_t t[1], u[1];
@@ -217,11 +225,11 @@ START_TEST(late_reader_of_a_void_access)
 	ck_assert_int_eq(kv_pool_take(pool, 1, KV_HELD, &B, u), ERR_FULL);
 	kv_pool_void(pool, late);
 	ck_assert_int_eq(kv_pool_take(pool, 1, KV_HELD, &B, u), 0);
-	ck_assert_uint_ne(gens[u[0]], gen);   /* what the late one has copied does not pass its check */
+	ck_assert_uint_ne(gens[u[0]], gen); /* what the late one has copied does not pass its check */
 	now = kv_pool_read_begin(pool, u[0], &gen);
 	kv_pool_release(pool, u, 1);
 	kv_pool_read_end(pool, late);
-	expect(0, 1, 0, 0, 0);                /* the second one's pin stands */
+	expect(0, 1, 0, 0, 0); /* the second one's pin stands */
 	ck_assert_int_eq(kv_pool_take(pool, 1, KV_HELD, &A, t), ERR_FULL);
 	kv_pool_read_end(pool, now);
 	expect(1, 0, 0, 0, 0);

@@ -1,4 +1,5 @@
-/* test_pool_events.c - whoever follows the pool's index by its changes knows what is in it: in order, late, from pieces of a list, with another thread at work. */
+/* test_pool_events.c - whoever follows the pool's index by its changes knows what is in it: in
+ * order, late, from pieces of a list, with another thread at work. */
 #include "kv/pool.h"
 #include "util/err.h"
 
@@ -14,10 +15,9 @@ static const struct reqid A = {1, 1};
 static _Atomic uint64_t gens[4096];
 static struct kv_pool *pool;
 static _Atomic int wakes;
-static unsigned char heard[IDS];     /* what a follower takes the index to hold, by id */
+static unsigned char heard[IDS]; /* what a follower takes the index to hold, by id */
 
-static struct kv_hash H(uint32_t id)
-{
+static struct kv_hash H(uint32_t id) {
 	struct kv_hash h;
 	memset(h.b, 0xee, sizeof h.b);
 	for (int i = 0; i < 8; i++)
@@ -25,7 +25,8 @@ static struct kv_hash H(uint32_t id)
 	return h;
 }
 
-static void make(uint32_t blocks)
+static void
+make(uint32_t blocks)
 {
 	memset((void *)gens, 0, sizeof gens);
 	memset(heard, 0, sizeof heard);
@@ -43,7 +44,7 @@ static void unmake(void)
 static void on_wake(void *arg)
 {
 	struct kv_stats s;
-	kv_pool_stats(arg, &s);        /* its mutex is free */
+	kv_pool_stats(arg, &s); /* its mutex is free */
 	wakes++;
 }
 
@@ -83,12 +84,14 @@ static void hear_all(uint64_t *cursor, uint32_t piece)
 static void expect_heard(void)
 {
 	for (uint32_t id = 0; id < IDS; id++)
-		ck_assert_msg(heard[id] == is_stored(id), "hash %u: stored %d, heard %d", id, is_stored(id), heard[id]);
+		ck_assert_msg(heard[id] == is_stored(id), "hash %u: stored %d, heard %d", id, is_stored(id),
+		              heard[id]);
 }
 
 START_TEST(in_order)
 {
-	static const struct kv_change want[] = {{1, 1}, {2, 1}, {3, 1}, {1, 0}, {4, 1}, {2, 0}, {3, 0}, {4, 0}};
+	static const struct kv_change want[] = {{1, 1}, {2, 1}, {3, 1}, {1, 0},
+	                                        {4, 1}, {2, 0}, {3, 0}, {4, 0}};
 	struct kv_change c[16];
 	uint64_t cursor = 0, second = 0;
 	uint32_t n;
@@ -96,7 +99,7 @@ START_TEST(in_order)
 	kv_pool_follow(pool, 16, on_wake, pool);
 	for (uint32_t id = 1; id <= 3; id++)
 		put(id);
-	put(3);                                      /* a twin: no entry, no change */
+	put(3); /* a twin: no entry, no change */
 	put(4);
 	kv_pool_flush(pool);
 	ck_assert_int_eq(kv_pool_changes(pool, &cursor, 16, c, &n), 0);
@@ -107,11 +110,13 @@ START_TEST(in_order)
 		stored += c[i].stored ? 1 : -1;
 	ck_assert_int_eq(stored, 0);
 	for (uint32_t i = 0; i < 5; i++)
-		ck_assert_msg(c[i].hash == want[i].hash && c[i].stored == want[i].stored, "change %u: %llu %d", i, (unsigned long long)c[i].hash, c[i].stored);
+		ck_assert_msg(c[i].hash == want[i].hash && c[i].stored == want[i].stored,
+		              "change %u: %llu %d", i, (unsigned long long)c[i].hash, c[i].stored);
 	ck_assert_uint_eq(cursor, 8);
 	ck_assert_int_eq(kv_pool_changes(pool, &cursor, 16, c, &n), 0);
 	ck_assert_uint_eq(n, 0);
-	ck_assert_int_eq(kv_pool_changes(pool, &second, 3, c, &n), 0);      /* another reader, in pieces */
+	/* another reader, in pieces */
+	ck_assert_int_eq(kv_pool_changes(pool, &second, 3, c, &n), 0);
 	ck_assert_uint_eq(n, 3);
 	ck_assert_uint_eq(c[2].hash, 3);
 }
@@ -123,7 +128,7 @@ START_TEST(wakes_once_until_asked)
 	uint64_t cursor = 0;
 	uint32_t n;
 	make(8);
-	put(1);                                      /* before anybody follows: not recorded */
+	put(1); /* before anybody follows: not recorded */
 	kv_pool_follow(pool, 4, on_wake, pool);
 	ck_assert_int_eq(wakes, 0);
 	put(2);
@@ -131,7 +136,7 @@ START_TEST(wakes_once_until_asked)
 	ck_assert_int_eq(wakes, 1);
 	kv_pool_changes(pool, &cursor, 4, c, &n);
 	ck_assert_uint_eq(n, 2);
-	put(2);                                      /* nothing changes */
+	put(2); /* nothing changes */
 	ck_assert_int_eq(wakes, 1);
 	kv_pool_flush(pool);
 	ck_assert_int_eq(wakes, 2);
@@ -140,7 +145,8 @@ START_TEST(wakes_once_until_asked)
 }
 END_TEST
 
-/* The record is bounded: who comes too late is told so, each time, until it begins anew; others are not concerned. */
+/* The record is bounded: who comes too late is told so, each time, until it begins anew; others
+ * are not concerned. */
 START_TEST(too_late)
 {
 	struct kv_change c[8];
@@ -156,12 +162,12 @@ START_TEST(too_late)
 	ck_assert_int_eq(kv_pool_changes(pool, &late, 8, c, &n), ERR_STALE);
 	ck_assert_uint_eq(n, 0);
 	ck_assert_int_eq(kv_pool_changes(pool, &late, 8, c, &n), ERR_STALE);
-	now = kv_pool_changes_end(pool) - 4;         /* as far back as it goes */
+	now = kv_pool_changes_end(pool) - 4; /* as far back as it goes */
 	ck_assert_int_eq(kv_pool_changes(pool, &now, 8, c, &n), 0);
 	ck_assert_uint_eq(n, 4);
 	ck_assert_uint_eq(c[0].hash, 3);
 	ck_assert_uint_eq(c[3].hash, 6);
-	now++;                                       /* nobody was there yet */
+	now++; /* nobody was there yet */
 	ck_assert_int_eq(kv_pool_changes(pool, &now, 8, c, &n), ERR_STALE);
 }
 END_TEST
@@ -173,8 +179,7 @@ static void random_change(void)
 		if (rand() % 8 == 0)
 			kv_pool_flush(pool);
 		break;
-	default:
-		put((uint32_t)rand() % IDS);
+	default: put((uint32_t)rand() % IDS);
 	}
 }
 
@@ -196,7 +201,8 @@ START_TEST(follower_knows_the_index)
 }
 END_TEST
 
-/* A list in pieces while the index changes between them, then the changes since before the first piece. */
+/* A list in pieces while the index changes between them, then the changes since before the first
+ * piece. */
 START_TEST(list_in_pieces)
 {
 	srand(70 + (unsigned)_i);
@@ -259,7 +265,7 @@ START_TEST(another_thread_changes_it)
 		for (uint32_t i = 0; i < n; i++)
 			hear(&c[i]);
 		changes += n;
-		if (lists == 0 && changes > 1000)    /* fall behind, once */
+		if (lists == 0 && changes > 1000) /* fall behind, once */
 			for (uint64_t end = cursor + 200; kv_pool_changes_end(pool) < end;)
 				;
 	}

@@ -1,4 +1,5 @@
-/* test_pool_model.c - the block pool under random operations, compared with a naive model after each. */
+/* test_pool_model.c - the block pool under random operations, compared with a naive model after
+ * each. */
 #include "pool_model.h"
 
 static void op_take(struct seq *s, uint32_t n, enum kv_state state)
@@ -107,7 +108,7 @@ static void op_pin(uint32_t at)
 	m_pin(at, b, pin);
 }
 
-static void op_unpin(uint32_t at)   /* also of pins that have ended */
+static void op_unpin(uint32_t at) /* also of pins that have ended */
 {
 	if (!pins[at].pin)
 		return;
@@ -210,7 +211,8 @@ static void op_forget(void)
 
 static void op_unstored_for(void)
 {
-	uint32_t n = (uint32_t)rand() % N, by_age[N], cached = m_cached(by_age), nfree = m_count(KV_FREE), k = n > nfree ? n - nfree : 0, want = 0;
+	uint32_t n = (uint32_t)rand() % N, by_age[N], cached = m_cached(by_age),
+			 nfree = m_count(KV_FREE), k = n > nfree ? n - nfree : 0, want = 0;
 	if (k > cached)
 		k = cached;
 	for (uint32_t i = k; i-- > 0;) {
@@ -243,11 +245,13 @@ static void compare(void)
 	for (uint32_t b = 0; b < N; b++) {
 		struct kv_block_info i;
 		kv_pool_block(pool, b, &i);
-		ck_assert_msg(i.state == m[b].state && i.refs == m[b].refs && i.readers == m[b].readers && !i.indexed == !m[b].indexed &&
-		                      i.generation == m[b].gen && i.stored == m[b].tier,
-		              "block %u: %s refs %u readers %u indexed %d gen %llu; the model: %s %u %u %d %llu", b, kv_state_name(i.state), i.refs,
-		              i.readers, i.indexed, (unsigned long long)i.generation, kv_state_name(m[b].state), m[b].refs, m[b].readers, m[b].indexed,
-		              (unsigned long long)m[b].gen);
+		ck_assert_msg(
+			i.state == m[b].state && i.refs == m[b].refs && i.readers == m[b].readers &&
+				!i.indexed == !m[b].indexed && i.generation == m[b].gen && i.stored == m[b].tier,
+			"block %u: %s refs %u readers %u indexed %d gen %llu; the model: %s %u %u %d %llu", b,
+			kv_state_name(i.state), i.refs, i.readers, i.indexed, (unsigned long long)i.generation,
+			kv_state_name(m[b].state), m[b].refs, m[b].readers, m[b].indexed,
+			(unsigned long long)m[b].gen);
 		readers += m[b].readers > 0;
 	}
 	struct kv_stats s;
@@ -279,7 +283,14 @@ START_TEST(random_operations_against_the_model)
 	memset(pins, 0, sizeof pins);
 	static const struct {
 		uint32_t low, after;
-	} policies[] = {{0, COPIES_NEVER}, {8, COPIES_NEVER}, {N, COPIES_NEVER}, {0, 0}, {0, 2}, {5, 1}, {1, COPIES_NEVER}, {14, 3}};
+	} policies[] = {{0, COPIES_NEVER},
+	                {8, COPIES_NEVER},
+	                {N, COPIES_NEVER},
+	                {0, 0},
+	                {0, 2},
+	                {5, 1},
+	                {1, COPIES_NEVER},
+	                {14, 3}};
 	m_low = policies[_i].low;
 	m_after = policies[_i].after;
 	m_due_first = m_due_last = 1u << 30;

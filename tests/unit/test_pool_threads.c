@@ -1,17 +1,20 @@
-/* test_pool_threads.c - two threads match, take, publish and give back along chains that both share. */
+/* test_pool_threads.c - two threads match, take, publish and give back along chains that both
+ * share. */
 #include "pool_rig.h"
 
 #include <pthread.h>
 
 #define T_BLOCKS 64u
-static _Atomic int stamp[T_BLOCKS];   /* which thread has the block exclusively, 0: none */
+static _Atomic int stamp[T_BLOCKS]; /* which thread has the block exclusively, 0: none */
 
-/* Matches, takes, publishes and gives back along chains that both threads share; blocks that were taken are nobody else's. */
+/* Matches, takes, publishes and gives back along chains that both threads share; blocks that
+ * were taken are nobody else's. */
 static void *worker(void *arg)
 {
 	unsigned seed = (unsigned)(uintptr_t)arg;
 	for (int round = 0; round < 1500; round++) {
-		uint32_t out[8], first = (uint32_t)rand_r(&seed) % 12 * 10 + 1, n = (uint32_t)rand_r(&seed) % 8 + 1;
+		uint32_t out[8], first = (uint32_t)rand_r(&seed) % 12 * 10 + 1,
+						 n = (uint32_t)rand_r(&seed) % 8 + 1;
 		struct kv_hash h[8];
 		for (uint32_t i = 0; i < n; i++)
 			h[i] = H(first + i);

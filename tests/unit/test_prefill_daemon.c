@@ -1,10 +1,11 @@
-/* test_prefill_daemon.c - a pdprefilld process between a played router, decode workers and messager: what it asks, publishes, sends and gives back, and
- * how each request ends. Every test ends with a daemon that holds nothing (at_rest) and that leaves in order. */
+/* test_prefill_daemon.c - a pdprefilld process between a played router, decode workers and
+ * messager: what it asks, publishes, sends and gives back, and how each request ends. Every test
+ * ends with a daemon that holds nothing (at_rest) and that leaves in order. */
 #include "prefill_world.h"
 
 #include <dirent.h>
 
-/* --- asking a decode worker ------------------------------------------------------------------------------------------------------------------------ */
+/* --- asking a decode worker ---------------------------------------------- */
 
 START_TEST(test_reserve_is_what_was_submitted)
 {
@@ -20,7 +21,7 @@ START_TEST(test_reserve_is_what_was_submitted)
 	m.peers = &list;
 	m.n_peers = 1;
 	say(ROUTER, MSG_PEERS, 0, &m);
-	WAIT(node[D1].p);       /* before any request */
+	WAIT(node[D1].p); /* before any request */
 	submit((struct ask){.req = 1, .n = 50, .to = "12"});
 	WAIT(count(D1, MSG_KV_RESERVE, 1));
 	const struct seen *s = last(D1, MSG_KV_RESERVE, 1);
@@ -87,7 +88,8 @@ START_TEST(test_peers_that_left)
 		gone[i] = names[i];
 	}
 	say_peers(ROUTER, gone, 30);
-	WAIT(descriptors() >= before + 28);                 /* one for each link, and one or two of before may have been a connection's */
+	/* one for each link, and one or two of before may have been a connection's */
+	WAIT(descriptors() >= before + 28);
 	say_peers(ROUTER, first, 1);
 	WAIT(descriptors() <= before + 2);
 	ck_assert_ptr_nonnull(node[D1].p);
@@ -105,9 +107,9 @@ START_TEST(test_peers_from_a_decode_worker)
 	say_peers(D1, second, 1);
 	submit((struct ask){.req = 1, .n = 50, .to = "1"});
 	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	deny(D1, 1, PDS__FAULT__FAULT_TOO_LARGE, "no");       /* behind its PEERS on one link */
+	deny(D1, 1, PDS__FAULT__FAULT_TOO_LARGE, "no"); /* behind its PEERS on one link */
 	WAIT(count(ROUTER, MSG_REQUEST_FAILED, 1));
-	pump_for(300000);                                  /* in which it would connect */
+	pump_for(300000); /* in which it would connect */
 	ck_assert_ptr_null(node[D2].p);
 	end();
 }
@@ -120,8 +122,12 @@ START_TEST(test_grant_that_does_not_fit)
 		int epoch_off;
 		uint32_t cached, blocks;
 	} bad[] = {
-		{"cached_tokens no multiple of the block", 0, 8, 4}, {"a block too few", 0, 0, 3},  {"a block too many", 0, 0, 5},
-		{"no block", 0, 0, 0},                               {"another epoch", 1, 0, 4},    {"all of the prompt cached", 0, 64, 0},
+		{"cached_tokens no multiple of the block", 0, 8, 4},
+		{"a block too few", 0, 0, 3},
+		{"a block too many", 0, 0, 5},
+		{"no block", 0, 0, 0},
+		{"another epoch", 1, 0, 4},
+		{"all of the prompt cached", 0, 64, 0},
 		{"blocks as if nothing were cached", 0, 32, 4},
 	};
 	BEGIN("kv_blocks=64");
@@ -130,14 +136,17 @@ START_TEST(test_grant_that_does_not_fit)
 		submit((struct ask){.req = req, .n = 64, .to = "12"});
 		for (enum who d = D1; d <= D2; d++) {
 			WAIT(count(d, MSG_KV_RESERVE, req));
-			grant_as(d, req, req + 500, node[d].epoch + (uint64_t)bad[i].epoch_off, bad[i].cached, bad[i].blocks);
+			grant_as(d, req, req + 500, node[d].epoch + (uint64_t)bad[i].epoch_off, bad[i].cached,
+			         bad[i].blocks);
 			WAIT(count(d, MSG_REQUEST_CANCEL, req));
 		}
 		const struct seen *f = failed(req);
-		ck_assert_msg(f->fault == PDS__FAULT__FAULT_INTERNAL && f->retry, "%s: fault %d, retry %d", bad[i].name, f->fault, f->retry);
+		ck_assert_msg(f->fault == PDS__FAULT__FAULT_INTERNAL && f->retry, "%s: fault %d, retry %d",
+		              bad[i].name, f->fault, f->retry);
 		ck_assert_str_eq(f->blame, "decode-2");
 		at_rest();
-		ck_assert_msg(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req) == 0, "%s: was computed", bad[i].name);
+		ck_assert_msg(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req) == 0, "%s: was computed",
+		              bad[i].name);
 	}
 	end();
 }
@@ -148,7 +157,7 @@ START_TEST(test_grant_is_taken_once)
 	BEGIN("kv_blocks=64");
 	submit((struct ask){.req = 1, .n = 64, .to = "2"});
 	WAIT(count(D2, MSG_KV_RESERVE, 1));
-	cancel(1);              /* the link to D2 is up now */
+	cancel(1); /* the link to D2 is up now */
 	submit((struct ask){.req = 2, .n = 64, .to = "12"});
 	WAIT(count(D1, MSG_KV_RESERVE, 2));
 	grant_as(D2, 2, 900, node[D2].epoch, 0, 4);
@@ -185,7 +194,7 @@ START_TEST(test_deny)
 	ck_assert_str_eq(f->text, "decode-2 is draining");
 	ck_assert_int_eq(f->retry, 1);
 	at_rest();
-	submit((struct ask){.req = 2, .n = 64, .to = "12"});     /* denied, then served by the next */
+	submit((struct ask){.req = 2, .n = 64, .to = "12"}); /* denied, then served by the next */
 	WAIT(count(D1, MSG_KV_RESERVE, 2));
 	deny(D1, 2, PDS__FAULT__FAULT_NO_ROOM, "decode-1 is full");
 	grant(D2, 2, 64);
@@ -197,7 +206,8 @@ START_TEST(test_deny)
 }
 END_TEST
 
-/* One does not answer for 2 s, one has no link for 3 s: cancelled where it was asked, and the next is asked. */
+/* One does not answer for 2 s, one has no link for 3 s: cancelled where it was asked, and the
+ * next is asked. */
 START_TEST(test_late_candidate)
 {
 	BEGIN("kv_blocks=64");
@@ -208,7 +218,7 @@ START_TEST(test_late_candidate)
 	WAIT(count(D1, MSG_REQUEST_CANCEL, 1) && count(D2, MSG_KV_RESERVE, 1));
 	ck_assert_uint_ge(clock_us() - begun, 1900000);
 	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
-	grant_as(D1, 1, 900, node[D1].epoch, 0, 4);              /* too late */
+	grant_as(D1, 1, 900, node[D1].epoch, 0, 4); /* too late */
 	grant(D2, 1, 64);
 	struct task one = task_of(1);
 	ck_assert_uint_eq(task_now.lease_id, 501);
@@ -224,7 +234,8 @@ START_TEST(test_late_candidate)
 }
 END_TEST
 
-/* m11, m15: eight requests for a full decode worker hold no block and no thread; one for the other is served at once. */
+/* m11, m15: eight requests for a full decode worker hold no block and no thread; one for the
+ * other is served at once. */
 START_TEST(m11_m15_parked_with_blocks_or_thread)
 {
 	BEGIN("kv_blocks=8", "prepare_threads=1");
@@ -244,10 +255,12 @@ START_TEST(m11_m15_parked_with_blocks_or_thread)
 }
 END_TEST
 
-/* Granted, and no room here: it waits, keeps its lease alive, and runs when another's blocks or slot come back. */
+/* Granted, and no room here: it waits, keeps its lease alive, and runs when another's blocks or
+ * slot come back. */
 START_TEST(test_granted_and_blocked)
 {
-	static const char *const tight[2][3] = {{"kv_blocks=8", "ring_slots=8"}, {"kv_blocks=64", "ring_slots=1"}};
+	static const char *const tight[2][3] = {{"kv_blocks=8", "ring_slots=8"},
+	                                        {"kv_blocks=64", "ring_slots=1"}};
 	begin(tight[_i]);
 	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
 	submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
@@ -255,7 +268,7 @@ START_TEST(test_granted_and_blocked)
 	WAIT(told("status", "blocked") == 1);
 	WAIT(renewals(D1, 502) >= 1);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 2), 0);
-	kv_sent(1, &one);       /* from here on the first holds nothing but the request */
+	kv_sent(1, &one); /* from here on the first holds nothing but the request */
 	struct task two = task_of(2);
 	first_token(2);
 	ack(D1, 1);
@@ -264,14 +277,15 @@ START_TEST(test_granted_and_blocked)
 }
 END_TEST
 
-/* --- a grant's way to the end ---------------------------------------------------------------------------------------------------------------------- */
+/* --- a grant's way to the end -------------------------------------------- */
 
 static const unsigned char *piece(uint32_t layer, uint32_t block)
 {
 	return shared.data + kv_piece_offset(&layout, shared.region.blocks, layer, block);
 }
 
-/* The KV of the common prompt's full blocks, as the first task had it; later tasks name blocks with the same bytes. */
+/* The KV of the common prompt's full blocks, as the first task had it; later tasks name blocks
+ * with the same bytes. */
 static void check_src(uint32_t skip, uint32_t full)
 {
 	static unsigned char *kv;
@@ -287,7 +301,8 @@ static void check_src(uint32_t skip, uint32_t full)
 			const unsigned char *here = piece(l, task_now.src[b - skip]);
 			if (first)
 				memcpy(at, here, layout.piece_bytes[l]);
-			ck_assert_msg(memcmp(at, here, layout.piece_bytes[l]) == 0, "src[%u] of layer %u is not block %u of the prompt", b - skip, l, b);
+			ck_assert_msg(memcmp(at, here, layout.piece_bytes[l]) == 0,
+			              "src[%u] of layer %u is not block %u of the prompt", b - skip, l, b);
 		}
 }
 
@@ -353,7 +368,8 @@ START_TEST(test_task_and_first_token)
 }
 END_TEST
 
-/* What progress covers is final: copied the moment that the board says so, it is what is there at the end, and what a second run computes. */
+/* What progress covers is final: copied the moment that the board says so, it is what is there
+ * at the end, and what a second run computes. */
 START_TEST(bm2_word_before_kernel)
 {
 	BEGIN("kv_blocks=64");
@@ -372,7 +388,8 @@ START_TEST(bm2_word_before_kernel)
 			ck_assert_uint_le(p, n);
 			ck_assert_uint_ge(p, taken[l] * BLOCK);
 			for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
-				memcpy(copy + layout.before_bytes[l] * full + taken[l] * layout.piece_bytes[l], piece(l, task.src[taken[l]]), layout.piece_bytes[l]);
+				memcpy(copy + layout.before_bytes[l] * full + taken[l] * layout.piece_bytes[l],
+				       piece(l, task.src[taken[l]]), layout.piece_bytes[l]);
 			half_way += p > 0 && p < n;
 			done &= p == n;
 		}
@@ -383,8 +400,10 @@ START_TEST(bm2_word_before_kernel)
 	for (int run = 0; run < 2; run++) {
 		for (uint32_t l = 0; l < hello.layers; l++)
 			for (uint32_t b = 0; b < full; b++)
-				ck_assert_msg(memcmp(copy + layout.before_bytes[l] * full + b * layout.piece_bytes[l], piece(l, task.src[b]), layout.piece_bytes[l]) == 0,
-				              "run %d: layer %u, block %u changed after progress had covered it", run, l, b);
+				ck_assert_msg(
+					memcmp(copy + layout.before_bytes[l] * full + b * layout.piece_bytes[l],
+				           piece(l, task.src[b]), layout.piece_bytes[l]) == 0,
+					"run %d: layer %u, block %u changed after progress had covered it", run, l, b);
 		if (run)
 			break;
 		finish(D1, 1, &t);
@@ -398,13 +417,15 @@ START_TEST(bm2_word_before_kernel)
 }
 END_TEST
 
-/* s-p-ends-at-kvsent: whichever of KV_SENT and the acknowledgement comes first, the lease is renewed until the other has come, and not after. */
+/* s-p-ends-at-kvsent: whichever of KV_SENT and the acknowledgement comes first, the lease is
+ * renewed until the other has come, and not after. */
 START_TEST(s_p_ends_at_kvsent)
 {
 	BEGIN("kv_blocks=64");
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}), two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
+	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
+				two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
 	kv_sent(1, &one);
-	ack_as(D1, 1, 999);     /* of another lease: counts for nothing */
+	ack_as(D1, 1, 999); /* of another lease: counts for nothing */
 	ack(D2, 2);
 	unsigned before1 = renewals(D1, 501), before2 = renewals(D2, 502);
 	WAIT(renewals(D1, 501) >= before1 + 2 && renewals(D2, 502) >= before2 + 2);
@@ -427,7 +448,7 @@ START_TEST(test_kv_sent_before_first_token)
 	uint64_t req = 1;
 	struct task t = to_running(D1, &req, "1");
 	kv_sent(req, &t);
-	task_failed(req, t.slot, t.gen);      /* what was sent cannot fail */
+	task_failed(req, t.slot, t.gen); /* what was sent cannot fail */
 	kill(pid, SIGCONT);
 	first_token(req);
 	WAIT(told("kv", "held") == 0);
@@ -449,7 +470,8 @@ START_TEST(test_other_generations_are_ignored)
 	const struct {
 		uint32_t slot;
 		uint64_t gen;
-	} wrong[] = {{t.slot, t.gen + 1}, {t.slot, t.gen - 1}, {old.slot, old.gen}, {t.slot + 1, t.gen}, {100000, t.gen}, {UINT32_MAX, 0}};
+	} wrong[] = {{t.slot, t.gen + 1}, {t.slot, t.gen - 1}, {old.slot, old.gen},
+	             {t.slot + 1, t.gen}, {100000, t.gen},     {UINT32_MAX, 0}};
 	for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
 		if (wrong[i].slot == t.slot && wrong[i].gen == t.gen)
 			continue;
@@ -464,7 +486,7 @@ START_TEST(test_other_generations_are_ignored)
 	kv_sent(2, &t);
 	at_rest();
 	t = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "1"});
-	task_failed(3, t.slot, t.gen);       /* its own: the attempt ends with what the messager says */
+	task_failed(3, t.slot, t.gen); /* its own: the attempt ends with what the messager says */
 	const struct seen *f = failed(3);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	ck_assert_str_eq(f->text, "the lease was refused");
@@ -475,7 +497,7 @@ START_TEST(test_other_generations_are_ignored)
 }
 END_TEST
 
-/* --- early ends ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- early ends ---------------------------------------------------------- */
 
 static void cancelled_quietly(enum who d, uint64_t req, unsigned first_tokens)
 {
@@ -495,7 +517,7 @@ START_TEST(test_cancel_waiting_for_grant)
 	WAIT(count(D1, MSG_KV_RESERVE, 1));
 	cancel(1);
 	cancelled_quietly(D1, 1, 0);
-	grant_as(D1, 1, 501, node[D1].epoch, 0, 4);    /* was under way */
+	grant_as(D1, 1, 501, node[D1].epoch, 0, 4); /* was under way */
 	pump_for(50000);
 	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 0);
 	end();
@@ -527,7 +549,8 @@ START_TEST(test_cancel_running)
 	kill(pid, SIGCONT);
 	WAIT(task_is_void(&t));
 	cancelled_quietly(D1, req, 0);
-	ck_assert_uint_ne(told("status", "prompt_tokens") % LONG, 0);    /* it was not computed to its end */
+	/* it was not computed to its end */
+	ck_assert_uint_ne(told("status", "prompt_tokens") % LONG, 0);
 	end();
 }
 END_TEST
@@ -548,7 +571,8 @@ END_TEST
 START_TEST(test_stalled)
 {
 	BEGIN("kv_blocks=64", "stall_ms=300");
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}), two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
+	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
+				two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
 	uint64_t begun = clock_us();
 	kv_sent(2, &two);
 	for (uint64_t r = 1; r <= 2; r++) {
@@ -609,7 +633,8 @@ START_TEST(test_decode_worker_falls_silent)
 }
 END_TEST
 
-/* pdctl asks while threads take blocks for many. What can go wrong is for the race detector to see. */
+/* pdctl asks while threads take blocks for many. What can go wrong is for the race detector to
+ * see. */
 START_TEST(test_asked_while_blocks_are_taken)
 {
 	enum { MANY = 40 };
@@ -642,14 +667,15 @@ static void expect_lost(uint64_t req)
 START_TEST(test_decode_worker_dies)
 {
 	BEGIN("kv_blocks=34");
-	submit((struct ask){.req = 1, .n = 64, .to = "12"});     /* asked, another is left */
-	submit((struct ask){.req = 2, .n = 64, .to = "1"});      /* asked, the last one */
+	submit((struct ask){.req = 1, .n = 64, .to = "12"}); /* asked, another is left */
+	submit((struct ask){.req = 2, .n = 64, .to = "1"});  /* asked, the last one */
 	WAIT(count(D1, MSG_KV_RESERVE, 1) && count(D1, MSG_KV_RESERVE, 2));
 	struct task three = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "12"});
 	uint64_t begun = clock_us();
 	node_close(D1);
 	WAIT(count(D2, MSG_KV_RESERVE, 1) && count(ROUTER, MSG_REQUEST_FAILED, 2));
-	ck_assert_uint_lt(clock_us() - begun, 2500000);      /* at once: not when the wait for a link ends, 3 s */
+	/* at once: not when the wait for a link ends, 3 s */
+	ck_assert_uint_lt(clock_us() - begun, 2500000);
 	grant(D2, 1, 64);
 	struct task one = task_of(1);
 	first_token(1);
@@ -658,10 +684,11 @@ START_TEST(test_decode_worker_dies)
 	WAIT(task_is_void(&three));
 	finish(D2, 1, &one);
 	at_rest();
-	node_open(D1);                       /* its next life */
+	node_open(D1); /* its next life */
 	uint64_t req = 10;
 	struct task long_one = to_running(D1, &req, "12");
-	submit((struct ask){.req = 20, .n = 100, .to = "12", .seed = 20});   /* granted, and waits for blocks */
+	/* granted, and waits for blocks */
+	submit((struct ask){.req = 20, .n = 100, .to = "12", .seed = 20});
 	kill(pid, SIGCONT);
 	grant(D1, 20, 100);
 	WAIT(told("status", "blocked") == 1 || count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req));
@@ -685,12 +712,15 @@ START_TEST(test_router_dies)
 	uint64_t req = 10;
 	WAIT(count(D1, MSG_KV_RESERVE, 1));
 	struct task three = to_running(D2, &req, "2");
-	node_close(ROUTER);           /* its goodbye and the end of the connection are there together when the daemon goes on */
+	/* its goodbye and the end of the connection are there together when the daemon goes on */
+	node_close(ROUTER);
 	kill(pid, SIGCONT);
-	WAIT(count(D1, MSG_REQUEST_CANCEL, 1) && count(D1, MSG_REQUEST_CANCEL, 2) && count(D2, MSG_REQUEST_CANCEL, req));
+	WAIT(count(D1, MSG_REQUEST_CANCEL, 1) && count(D1, MSG_REQUEST_CANCEL, 2) &&
+	     count(D2, MSG_REQUEST_CANCEL, req));
 	WAIT(task_is_void(&two) && task_is_void(&three));
 	at_rest();
-	node_open(ROUTER);                   /* its next life hears nothing of the former's requests and is served */
+	/* its next life hears nothing of the former's requests and is served */
+	node_open(ROUTER);
 	WAIT(node[ROUTER].p);
 	struct task t = to_computed(D1, (struct ask){.req = 20, .n = 64, .to = "1"});
 	finish(D1, 20, &t);
@@ -716,7 +746,7 @@ START_TEST(test_first_token_ends_the_answer)
 }
 END_TEST
 
-/* --- submitting ------------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- submitting ---------------------------------------------------------- */
 
 START_TEST(test_submitted_twice)
 {
@@ -743,7 +773,11 @@ START_TEST(test_prefix_of_a_finished_request)
 	} cases[] = {{150, 150, 144}, {150, 80, 80}, {150, 70, 64}, {64, 64, 48}, {150, 5, 0}};
 	BEGIN("kv_blocks=64");
 	for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		struct ask a = {.req = 10 * i + 1, .n = cases[i].n, .to = "1", .seed = 3, .own_from = cases[i].own_from};
+		struct ask a = {.req = 10 * i + 1,
+		                .n = cases[i].n,
+		                .to = "1",
+		                .seed = 3,
+		                .own_from = cases[i].own_from};
 		uint32_t want = alone(a);
 		struct task t = to_computed(D1, (struct ask){.req = 10 * i + 2, .n = 160, .to = "1"});
 		finish(D1, 10 * i + 2, &t);
@@ -751,8 +785,9 @@ START_TEST(test_prefix_of_a_finished_request)
 		a.req = 10 * i + 3;
 		t = to_computed(D1, a);
 		const struct seen *f = last(ROUTER, MSG_REQUEST_FIRST_TOKEN, a.req);
-		ck_assert_msg(f->cached == cases[i].cached && f->token == want, "%u tokens, own from %u: %u cached, not %u; token %u, alone %u", a.n, a.own_from,
-		              f->cached, cases[i].cached, f->token, want);
+		ck_assert_msg(f->cached == cases[i].cached && f->token == want,
+		              "%u tokens, own from %u: %u cached, not %u; token %u, alone %u", a.n,
+		              a.own_from, f->cached, cases[i].cached, f->token, want);
 		ck_assert(computed(&t, a.n));
 		finish(D1, a.req, &t);
 	}
@@ -760,7 +795,8 @@ START_TEST(test_prefix_of_a_finished_request)
 }
 END_TEST
 
-/* A second one with the same beginning while the first is half done: it uses no more than what is there. */
+/* A second one with the same beginning while the first is half done: it uses no more than what
+ * is there. */
 START_TEST(test_prefix_of_a_running_request)
 {
 	BEGIN("kv_blocks=64");
@@ -768,7 +804,8 @@ START_TEST(test_prefix_of_a_running_request)
 	uint32_t cached = 0, want[5];
 	for (unsigned i = 0; i < 5; i++)
 		want[i] = alone((struct ask){.req = 1 + i, .n = 300, .to = "1", .seed = 10 + i});
-	for (unsigned i = 0; i < 5; i++)             /* parked: one of them has the beginning of whichever is met half way */
+	/* parked: one of them has the beginning of whichever is met half way */
+	for (unsigned i = 0; i < 5; i++)
 		submit((struct ask){.req = 20 + i, .n = 300, .to = "2", .seed = 10 + i});
 	for (unsigned i = 0; i < 5; i++)
 		WAIT(count(D2, MSG_KV_RESERVE, 20 + i));
@@ -806,13 +843,15 @@ START_TEST(test_refused)
 		int retry;
 	} cases[] = {
 		{"larger than the pool", "1", 129, PDS__FAULT__FAULT_TOO_LARGE, 0},
-		{"no decode worker", "", 64, PDS__FAULT__FAULT_DRAINING, 1},      /* the router has not heard of a switched role */
+		/* the router has not heard of a switched role */
+		{"no decode worker", "", 64, PDS__FAULT__FAULT_DRAINING, 1},
 	};
 	BEGIN("kv_blocks=8", "max_jobs=2");
 	for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		submit((struct ask){.req = i + 1, .n = cases[i].n, .to = cases[i].to});
 		const struct seen *f = failed(i + 1);
-		ck_assert_msg(f->fault == cases[i].fault && f->retry == cases[i].retry && f->text[0], "%s: fault %d, retry %d", cases[i].name, f->fault, f->retry);
+		ck_assert_msg(f->fault == cases[i].fault && f->retry == cases[i].retry && f->text[0],
+		              "%s: fault %d, retry %d", cases[i].name, f->fault, f->retry);
 		ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, i + 1), 0);
 	}
 	for (uint64_t r = 10; r < 13; r++)
@@ -829,8 +868,10 @@ END_TEST
 START_TEST(test_prompt_logprobs)
 {
 	BEGIN("kv_blocks=64", "max_batched_tokens=128");
-	for (uint64_t r = 1; r <= 2; r++) {        /* the second may not use what the first left in the cache */
-		struct task t = to_computed(D1, (struct ask){.req = r, .n = 150, .to = "1", .prompt_logprobs = 1});
+	for (uint64_t r = 1; r <= 2; r++) {
+		/* the second may not use what the first left in the cache */
+		struct task t = to_computed(
+			D1, (struct ask){.req = r, .n = 150, .to = "1", .prompt_logprobs = 1});
 		const struct seen *f = last(ROUTER, MSG_REQUEST_FIRST_TOKEN, r);
 		ck_assert_uint_eq(f->n_prompt, 149);
 		ck_assert_int_eq(f->right_prompt, 1);

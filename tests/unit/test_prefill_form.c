@@ -1,5 +1,6 @@
-/* test_prefill_form.c - a pdprefilld between played peers, and constraints: they are compiled beside the loop and the prepare threads, when a decode worker has
- * granted; and their memory. Every test ends with a daemon that holds nothing. */
+/* test_prefill_form.c - a pdprefilld between played peers, and constraints: they are compiled
+ * beside the loop and the prepare threads, when a decode worker has granted; and their memory.
+ * Every test ends with a daemon that holds nothing. */
 #include "letters_model.h"
 #include "prefill_world.h"
 
@@ -25,11 +26,13 @@ START_TEST(first_token_is_of_the_form)
 }
 END_TEST
 
-/* Sixty costly ones are granted, then one without a constraint: it has its first token before they are compiled. */
+/* Sixty costly ones are granted, then one without a constraint: it has its first token before
+ * they are compiled. */
 START_TEST(others_go_on_meanwhile)
 {
 	enum { N = 60 };
-	BEGIN(letters_model(), "kv_blocks=256", "max_inflight_prefill=100", "constraint_memory_mb=1024");
+	BEGIN(letters_model(), "kv_blocks=256", "max_inflight_prefill=100",
+	      "constraint_memory_mb=1024");
 	for (int i = 1; i <= N; i++)
 		submit(with_form((uint64_t)i, letters_costly(i)));
 	submit((struct ask){.req = N + 1, .n = 40, .to = "1"});
@@ -46,7 +49,8 @@ START_TEST(others_go_on_meanwhile)
 }
 END_TEST
 
-/* What is cancelled, or whose worker goes, while its constraint waits for the compiler: nothing of it is left. */
+/* What is cancelled, or whose worker goes, while its constraint waits for the compiler: nothing
+ * of it is left. */
 START_TEST(ended_while_it_compiles)
 {
 	BEGIN(letters_model(), "kv_blocks=256", "max_inflight_prefill=100");
@@ -66,7 +70,7 @@ START_TEST(stopped_while_it_compiles)
 	BEGIN(letters_model(), "kv_blocks=256", "max_inflight_prefill=100", "stop_timeout_ms=1000");
 	for (int i = 1; i <= 60; i++)
 		begun(with_form((uint64_t)i, letters_costly(i)));
-	free(ctl("status"));            /* all grants were read */
+	free(ctl("status")); /* all grants were read */
 	kill(pid, SIGTERM);
 	ended();
 }
@@ -83,8 +87,9 @@ START_TEST(one_that_does_not_compile)
 }
 END_TEST
 
-/* There is room for the networks of two or three that are computed and not handed over yet: the others are told when to come again, a small one has its room, and
- * so has another large one when they have gone. */
+/* There is room for the networks of two or three that are computed and not handed over yet: the
+ * others are told when to come again, a small one has its room, and so has another large one
+ * when they have gone. */
 START_TEST(no_memory_for_now)
 {
 	struct task t[9];

@@ -1,5 +1,5 @@
-/* test_prefill_life.c - the end of a pdprefilld that has work, the order of the schedule as a client meets it, and the two benchmark baselines: what is held back
- * until when. */
+/* test_prefill_life.c - the end of a pdprefilld that has work, the order of the schedule as a
+ * client meets it, and the two benchmark baselines: what is held back until when. */
 #include "prefill_world.h"
 
 static unsigned n_of(enum who who, enum msg_type type)
@@ -10,10 +10,11 @@ static unsigned n_of(enum who who, enum msg_type type)
 	return n;
 }
 
-/* --- SIGTERM ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- SIGTERM ------------------------------------------------------------- */
 
-/* While one is computed, one waits for its grant, one is parked and one has been computed: what has no grant, and what comes, goes elsewhere at once; the rest is
- * computed and handed over; then the daemon is gone. */
+/* While one is computed, one waits for its grant, one is parked and one has been computed: what has
+ * no grant, and what comes, goes elsewhere at once; the rest is computed and handed over; then
+ * the daemon is gone. */
 START_TEST(test_sigterm_while_computing)
 {
 	BEGIN("kv_blocks=64", "max_inflight_prefill=1", "stop_timeout_ms=60000");
@@ -38,9 +39,11 @@ START_TEST(test_sigterm_while_computing)
 	ck_assert_int_eq(failed(5)->fault, PDS__FAULT__FAULT_DRAINING);
 	first_token(req);
 	ck_assert(computed(&t, LONG));
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req) + count(ROUTER, MSG_REQUEST_FAILED, 1), 0);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req) + count(ROUTER, MSG_REQUEST_FAILED, 1),
+	                  0);
 	unsigned before = renewals(D1, req + 500);
-	WAIT(renewals(D1, req + 500) > before);      /* the lease is kept alive until the hand-over is done */
+	/* the lease is kept alive until the hand-over is done */
+	WAIT(renewals(D1, req + 500) > before);
 	finish(D1, req, &t);
 	ack(D2, 1);
 	ended();
@@ -60,7 +63,7 @@ START_TEST(test_sigterm_and_no_messager)
 }
 END_TEST
 
-/* --- order ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- order --------------------------------------------------------------- */
 
 /* A long prompt and three short ones behind it, from request `base_req` on. Returns how many of
  * these have their first token before it. */
@@ -110,7 +113,7 @@ START_TEST(test_order)
 }
 END_TEST
 
-/* --- the benchmark baselines --------------------------------------------------------------------------------------------------------- */
+/* --- the benchmark baselines --------------------------------------------- */
 
 static void task_seen(uint64_t req, const struct task *t)
 {
@@ -140,7 +143,8 @@ START_TEST(test_serial)
 		first_token(r);
 		finish(D1, r, &t);
 	}
-	submit((struct ask){.req = 4, .n = 64, .to = "1"});       /* cancelled at each stand; the next one has its turn */
+	/* cancelled at each stand; the next one has its turn */
+	submit((struct ask){.req = 4, .n = 64, .to = "1"});
 	WAIT(count(D1, MSG_KV_RESERVE, 4));
 	submit((struct ask){.req = 5, .n = 64, .to = "1"});
 	submit((struct ask){.req = 6, .n = 64, .to = "1"});
@@ -159,7 +163,8 @@ START_TEST(test_serial)
 }
 END_TEST
 
-/* The head waits for room at D: what runs is computed; a messager that does not answer ends the wait. */
+/* The head waits for room at D: what runs is computed; a messager that does not answer ends the
+ * wait. */
 START_TEST(test_serial_waits)
 {
 	BEGIN("kv_blocks=64", "bench_prepare=serial", "stall_ms=700");
@@ -187,7 +192,8 @@ START_TEST(test_serial_waits)
 }
 END_TEST
 
-/* The head shares a prefix with what runs: the schedule thread computes that, it is not held for the head. */
+/* The head shares a prefix with what runs: the schedule thread computes that, it is not held for
+ * the head. */
 START_TEST(test_shared_prefix_at_the_gate)
 {
 	BEGIN("kv_blocks=64", "bench_prepare=serial");
@@ -218,20 +224,22 @@ static unsigned n_requests(void)
 	return n;
 }
 
-/* One queue: the next is reserved when the one before has its blocks, until the budget of a step is spoken for. */
+/* One queue: the next is reserved when the one before has its blocks, until the budget of a step
+ * is spoken for. */
 START_TEST(test_shared)
 {
 	BEGIN("kv_blocks=64", "bench_scheduler=shared", "max_batched_tokens=128");
 	for (uint64_t r = 1; r <= 4; r++)
 		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
 	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	WAIT(n_requests() == 4);         /* else the first may run before there is a second */
+	WAIT(n_requests() == 4); /* else the first may run before there is a second */
 	pump_for(60000);
 	ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), 1);
 	grant(D1, 1, 64);
 	WAIT(count(D1, MSG_KV_RESERVE, 2));
 	pump_for(60000);
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 0);      /* held until 2 has its blocks: then the budget is spoken for */
+	/* held until 2 has its blocks: then the budget is spoken for */
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 0);
 	ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), 2);
 	grant(D1, 2, 64);
 	first_token(1);

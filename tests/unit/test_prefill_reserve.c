@@ -1,5 +1,6 @@
-/* test_prefill_reserve.c - a pdprefilld between played peers: whom it asks when many wait, what a denial's hint does, who is served first, and that a
- * client's abort is honoured in every state. Every test ends with a daemon that holds nothing. */
+/* test_prefill_reserve.c - a pdprefilld between played peers: whom it asks when many wait, what a
+ * denial's hint does, who is served first, and that a client's abort is honoured in every state.
+ * Every test ends with a daemon that holds nothing. */
 #include "prefill_world.h"
 
 static int reserved(enum who d, uint64_t req)
@@ -21,7 +22,7 @@ static void served(enum who d, uint64_t req, uint32_t n)
 	finish(d, req, &t);
 }
 
-/* --- a cap for each decode worker ------------------------------------------------------------------------------------------------------------- */
+/* --- a cap for each decode worker ---------------------------------------- */
 
 START_TEST(test_cap)
 {
@@ -35,16 +36,19 @@ START_TEST(test_cap)
 		ck_assert(!reserved(D1, r));
 	ck_assert_uint_eq(told("kv", "held"), 0);
 	ck_assert_uint_eq(told("status", "decode-1"), 2);
-	submit((struct ask){.req = 7, .n = 64, .to = "12"});      /* another candidate is asked at once */
+	/* another candidate is asked at once */
+	submit((struct ask){.req = 7, .n = 64, .to = "12"});
 	served(D2, 7, 64);
 	ck_assert(!reserved(D1, 7));
-	cancel(2);                                                /* each place that is free is the next one's, in order of arrival */
+	/* each place that is free is the next one's, in order of arrival */
+	cancel(2);
 	WAIT(reserved(D1, 3));
 	grant(D1, 1, 64);
 	struct task t = task_of(1);
 	first_token(1);
 	pump_for(100000);
-	ck_assert(!reserved(D1, 4));                              /* granted and computed: in flight until it is handed over */
+	/* granted and computed: in flight until it is handed over */
+	ck_assert(!reserved(D1, 4));
 	kv_sent(1, &t);
 	WAIT(reserved(D1, 4));
 	ack(D1, 1);
@@ -56,7 +60,8 @@ START_TEST(test_cap)
 }
 END_TEST
 
-/* Forty for a decode worker that never answers: those for the other pass them all, one after the other. */
+/* Forty for a decode worker that never answers: those for the other pass them all, one after the
+ * other. */
 START_TEST(test_slow_peer_holds_nobody)
 {
 	BEGIN("kv_blocks=8", "prepare_threads=1", "max_inflight_prefill=4");
@@ -90,7 +95,7 @@ START_TEST(test_parked_for_either)
 	cancel(1);
 	WAIT(reserved(D1, 3));
 	ck_assert(!reserved(D1, 5) && !reserved(D2, 5));
-	node_close(D1);                 /* 5 is asked of the other when 4 has gone; 3 has nobody left */
+	node_close(D1); /* 5 is asked of the other when 4 has gone; 3 has nobody left */
 	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_DRAINING);
 	cancel(4);
 	WAIT(reserved(D2, 5));
@@ -99,7 +104,7 @@ START_TEST(test_parked_for_either)
 }
 END_TEST
 
-/* --- hints ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- hints --------------------------------------------------------------- */
 
 START_TEST(test_hint_of_the_only_one)
 {
@@ -110,10 +115,12 @@ START_TEST(test_hint_of_the_only_one)
 	deny_for(D1, 1, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 400000);
 	WAIT(count(D1, MSG_KV_RESERVE, 1) == 2);
 	ck_assert_uint_ge(clock_us() - said, 400000);
-	ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, 1), 0);      /* a tombstone would forbid the second */
+	/* a tombstone would forbid the second */
+	ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, 1), 0);
 	served(D1, 1, 64);
 	at_rest();
-	submit((struct ask){.req = 2, .n = 64, .to = "1"});           /* however short the hint: no storm */
+	/* however short the hint: no storm */
+	submit((struct ask){.req = 2, .n = 64, .to = "1"});
 	WAIT(reserved(D1, 2));
 	said = clock_us();
 	while (count(D1, MSG_KV_RESERVE, 2) < 4) {
@@ -135,7 +142,8 @@ START_TEST(test_hint_and_another_candidate)
 	uint64_t said = clock_us();
 	deny_for(D1, 1, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 500000);
 	WAIT(reserved(D2, 1));
-	ck_assert_uint_lt(clock_us() - said, 400000);                 /* the hint is for when nobody else is left */
+	/* the hint is for when nobody else is left */
+	ck_assert_uint_lt(clock_us() - said, 400000);
 	deny(D2, 1, PDS__FAULT__FAULT_DRAINING, "draining");
 	WAIT(count(D1, MSG_KV_RESERVE, 1) == 2);
 	ck_assert_uint_ge(clock_us() - said, 500000);
@@ -151,16 +159,17 @@ END_TEST
 START_TEST(test_hints_and_deadlines)
 {
 	BEGIN("kv_blocks=64", "max_inflight_prefill=1");
-	submit((struct ask){.req = 8, .n = 64, .to = "2"});           /* takes D2's place */
+	submit((struct ask){.req = 8, .n = 64, .to = "2"}); /* takes D2's place */
 	WAIT(reserved(D2, 8));
 	deadline_us = clock_us() + 2000000;
 	submit((struct ask){.req = 1, .n = 64, .to = "1"});
-	submit((struct ask){.req = 3, .n = 64, .to = "2"});           /* parked */
+	submit((struct ask){.req = 3, .n = 64, .to = "2"}); /* parked */
 	deadline_us = 0;
 	WAIT(reserved(D1, 1));
 	deny_for(D1, 1, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 60000000);
 	ck_assert_int_eq(failed(1)->fault, PDS__FAULT__FAULT_OVERLOADED);
-	ck_assert_uint_eq(failed(1)->retry_after_us, 60000000);       /* the router may tell its client */
+	/* the router may tell its client */
+	ck_assert_uint_eq(failed(1)->retry_after_us, 60000000);
 	ck_assert_uint_eq(failed(3)->retry_after_us, 0);
 	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_DEADLINE);
 	ck_assert_int_eq(failed(3)->retry, 0);
@@ -189,13 +198,15 @@ START_TEST(test_candidate_of_an_earlier_life)
 }
 END_TEST
 
-/* --- own blocks, in order ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- own blocks, in order ------------------------------------------------ */
 
-/* A long prompt that waits for blocks is not overtaken by short ones for which there would be room. */
+/* A long prompt that waits for blocks is not overtaken by short ones for which there would be
+ * room. */
 START_TEST(test_blocked_in_order)
 {
 	BEGIN("kv_blocks=8");
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1", .seed = 1});      /* 7 of 8 blocks */
+	/* 7 of 8 blocks */
+	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1", .seed = 1});
 	submit((struct ask){.req = 2, .n = 128, .to = "1", .seed = 2});
 	grant(D1, 2, 128);
 	WAIT(told("status", "blocked") == 1);
@@ -209,7 +220,8 @@ START_TEST(test_blocked_in_order)
 	kv_sent(1, &one);
 	struct task two = task_of(2);
 	first_token(2);
-	WAIT(told("status", "blocked") == 3);        /* the first of them looks once more, and does so beside the loop */
+	/* the first of them looks once more, and does so beside the loop */
+	WAIT(told("status", "blocked") == 3);
 	cancel(4);
 	ack(D1, 1);
 	finish(D1, 2, &two);
@@ -222,7 +234,8 @@ START_TEST(test_blocked_in_order)
 }
 END_TEST
 
-/* The ring is full and the messager stands still: who waits for a slot waits for the stall limit of those who have one. */
+/* The ring is full and the messager stands still: who waits for a slot waits for the stall limit
+ * of those who have one. */
 START_TEST(test_ring_full_and_no_messager)
 {
 	BEGIN("kv_blocks=64", "ring_slots=1", "stall_ms=300");
@@ -242,7 +255,7 @@ START_TEST(test_ring_full_and_no_messager)
 }
 END_TEST
 
-/* --- aborts ---------------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- aborts -------------------------------------------------------------- */
 
 static void gone_quietly(uint64_t req)
 {
@@ -251,7 +264,8 @@ static void gone_quietly(uint64_t req)
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req), 0);
 }
 
-/* What is said while the daemon stands is there all at once when it goes on: the cancel comes right behind what began the state. */
+/* What is said while the daemon stands is there all at once when it goes on: the cancel comes
+ * right behind what began the state. */
 START_TEST(test_cancel_in_prepare_and_take)
 {
 	BEGIN("kv_blocks=64");
@@ -290,33 +304,37 @@ START_TEST(test_cancel_parked)
 	BEGIN("kv_blocks=64", "max_inflight_prefill=1");
 	submit((struct ask){.req = 1, .n = 64, .to = "1"});
 	WAIT(reserved(D1, 1));
-	submit((struct ask){.req = 2, .n = 64, .to = "1"});          /* beyond the cap */
-	submit((struct ask){.req = 3, .n = 64, .to = "9"});          /* its link never comes */
+	submit((struct ask){.req = 2, .n = 64, .to = "1"}); /* beyond the cap */
+	submit((struct ask){.req = 3, .n = 64, .to = "9"}); /* its link never comes */
 	submit((struct ask){.req = 4, .n = 64, .to = "2"});
 	WAIT(reserved(D2, 4));
-	deny_for(D2, 4, PDS__FAULT__FAULT_OVERLOADED, "later", 20000000);      /* told to wait */
+	deny_for(D2, 4, PDS__FAULT__FAULT_OVERLOADED, "later", 20000000); /* told to wait */
 	WAIT(told("status", "reserve") == 4);
 	cancel_all(2, 4);
 	WAIT(told("status", "reserve") == 1);
 	cancel(1);
 	for (uint64_t r = 1; r <= 4; r++)
 		gone_quietly(r);
-	ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, 2) + count(D2, MSG_REQUEST_CANCEL, 4), 0);      /* nothing was asked there that stands */
+	/* nothing was asked there that stands */
+	ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, 2) + count(D2, MSG_REQUEST_CANCEL, 4), 0);
 	end();
 }
 END_TEST
 
-/* --- storage ------------------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- storage ------------------------------------------------------------- */
 
-/* Of the common prompt's first four blocks two are in storage and no longer here; a request for 80 of them has been looked up and stands before its grant.
- * Another prompt, of ten blocks, has taken their place in the pool of twelve; what the next one would evict of it is stored as well. */
+/* Of the common prompt's first four blocks two are in storage and no longer here; a request for 80
+ * of them has been looked up and stands before its grant. Another prompt, of ten blocks, has
+ * taken their place in the pool of twelve; what the next one would evict of it is stored as
+ * well. */
 static void to_stored(uint64_t req)
 {
 	storage_start();
 	WAIT(told("status", "storage_ready") == 1);
 	struct task t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
 	finish(D1, 1, &t);
-	WAIT(told("kv", "cached_stored") == 2);         /* free and stored together are what offload_low_percent asks for */
+	/* free and stored together are what offload_low_percent asks for */
+	WAIT(told("kv", "cached_stored") == 2);
 	t = to_computed(D1, (struct ask){.req = 90, .n = 160, .to = "1", .seed = 90});
 	finish(D1, 90, &t);
 	WAIT(told("kv", "cached_stored") == 10);
@@ -325,10 +343,13 @@ static void to_stored(uint64_t req)
 	WAIT(reserved(D1, req));
 }
 
-#define STORED "storage=storage", "kv_blocks=12", "kv_eviction=offload", "offload_low_percent=90", "storage_lookup_wait_ms=1000"
+#define STORED                                                                          \
+	"storage=storage", "kv_blocks=12", "kv_eviction=offload", "offload_low_percent=90", \
+		"storage_lookup_wait_ms=1000"
 
-/* A storage daemon that stands still in the middle of a read: the request goes on without it in other blocks, and those that it may still write stay
- * where they are until it has said that it does not. */
+/* A storage daemon that stands still in the middle of a read: the request goes on without it in
+ * other blocks, and those that it may still write stay where they are until it has said that it
+ * does not. */
 START_TEST(test_fetch_from_a_stopped_storage)
 {
 	BEGIN(STORED);
@@ -360,7 +381,8 @@ START_TEST(test_cancel_in_fetch)
 	WAIT(told("status", "fetch") == 1);
 	cancel(2);
 	WAIT(count(D1, MSG_REQUEST_CANCEL, 2));
-	WAIT(no_requests());              /* the request ends at once, its blocks when storage is done with them */
+	/* the request ends at once, its blocks when storage is done with them */
+	WAIT(no_requests());
 	ck_assert_uint_eq(told("kv", "held"), 5);
 	char *kv = ctl("kv");
 	ck_assert_ptr_nonnull(strstr(kv, "\"reason\":\"fence: storage may still write it\""));
@@ -389,7 +411,8 @@ START_TEST(test_fetch)
 }
 END_TEST
 
-/* The look-up of a storage that stands still ends after its time; a cancel does not wait for that either. */
+/* The look-up of a storage that stands still ends after its time; a cancel does not wait for
+ * that either. */
 START_TEST(test_lookup_from_a_stopped_storage)
 {
 	BEGIN(STORED);
@@ -411,10 +434,11 @@ START_TEST(test_lookup_from_a_stopped_storage)
 }
 END_TEST
 
-/* --- whose queue it waits in ------------------------------------------------------------------ */
+/* --- whose queue it waits in --------------------------------------------- */
 
 #define S 1000000u
-#define LATE (2 * S)             /* from then on a candidate of which nothing is known may be tried */
+/* from then on a candidate of which nothing is known may be tried */
+#define LATE (2 * S)
 
 static void queued(enum who from, uint64_t req, uint32_t position, uint64_t estimate_us)
 {
@@ -443,19 +467,19 @@ static int goes_on(uint64_t one_us, uint64_t two_us)
 /* What the first candidate says to request 1 that waits there, what the second says to request
  * 9, and whether request 1 goes to the second. */
 static const struct {
-	uint64_t one_us, two_us;     /* UINT64_MAX: nothing is known of it */
+	uint64_t one_us, two_us; /* UINT64_MAX: nothing is known of it */
 	int goes;
 } queues[] = {
-	{300000, UINT64_MAX, 0},     /* near the front: never, whatever the other may have */
+	{300000, UINT64_MAX, 0}, /* near the front: never, whatever the other may have */
 	{300000, 100000, 0},
 	/* sooner, but not by so much that a place is given up for an estimate */
 	{20 * S, 15 * S, 0},
 	{20 * S, 60 * S, 0},
-	{0, 0, 0},                   /* nobody knows */
+	{0, 0, 0}, /* nobody knows */
 	{20 * S, 0, 0},
 	{20 * S, 5 * S, 1},
 	{0, 5 * S, 1},
-	{20 * S, UINT64_MAX, 1},     /* it may have room */
+	{20 * S, UINT64_MAX, 1}, /* it may have room */
 };
 
 START_TEST(test_place_in_a_queue)
@@ -505,7 +529,7 @@ START_TEST(test_the_best_of_them)
 	WAIT(reserved(D1, 8));
 	queued(D1, 8, 1, 15 * S);
 	submit((struct ask){.req = 9, .n = 64, .to = "2"});
-	grant(D2, 9, 64);                                         /* it has room */
+	grant(D2, 9, 64); /* it has room */
 	struct task nine = task_of(9);
 	first_token(9);
 	submit((struct ask){.req = 1, .n = 64, .to = "912"}); /* the first has no link for 3 s */

@@ -1,5 +1,6 @@
-/* test_prefill_schedule.c - the prefill scheduler by itself: which tokens of which jobs make a step, in which order, and what happens to a job that is broken.
- * Jobs are made up; nothing is computed, only counted. */
+/* test_prefill_schedule.c - the prefill scheduler by itself: which tokens of which jobs make a
+ * step, in which order, and what happens to a job that is broken. Jobs are made up; nothing is
+ * computed, only counted. */
 #include "daemons/prefill/prefill.h"
 #include "util/mem.h"
 
@@ -124,7 +125,7 @@ static uint32_t tokens_of(const struct job *j, uint32_t n)
 	return 0;
 }
 
-/* --- filling ------------------------------------------------------------------------------------------------------------------------ */
+/* --- filling ------------------------------------------------------------- */
 
 START_TEST(test_whole_budget_in_order)
 {
@@ -138,7 +139,8 @@ START_TEST(test_whole_budget_in_order)
 	ck_assert_int_eq(s.spans[1].logits, ENGINE_LOGITS_NONE);
 	ck_assert_uint_eq(s.spans[1].progress_value, ring_progress_value(b->slot_gen, 156));
 	ck_assert_ptr_eq(s.spans[1].progress, ring_progress_word(w.ring, b->slot, 0));
-	ck_assert_ptr_eq(s.spans[1].progress + s.spans[1].progress_stride, ring_progress_word(w.ring, b->slot, 1));
+	ck_assert_ptr_eq(s.spans[1].progress + s.spans[1].progress_stride,
+	                 ring_progress_word(w.ring, b->slot, 1));
 	done(n);
 	n = schedule_fill(&s);
 	ck_assert_uint_eq(tokens_of(b, n), 256);
@@ -149,7 +151,8 @@ START_TEST(test_whole_budget_in_order)
 }
 END_TEST
 
-/* Prompt logprobs need a row of logits for each token: whoever comes behind still gets its row and the rest of the budget. */
+/* Prompt logprobs need a row of logits for each token: whoever comes behind still gets its row
+ * and the rest of the budget. */
 START_TEST(test_logprobs_do_not_block_others)
 {
 	struct job *a = add(500, 1, 0), *b = add(400, 1, 0), *c = add(40, 0, 0), *d = add(300, 0, 0);
@@ -158,7 +161,8 @@ START_TEST(test_logprobs_do_not_block_others)
 	ck_assert_uint_eq(tokens_of(c, n), 40);
 	ck_assert_uint_eq(tokens_of(a, n) + tokens_of(b, n) + tokens_of(c, n) + tokens_of(d, n), 256);
 	for (uint32_t i = 0; i < n; i++)
-		rows += s.spans[i].logits == ENGINE_LOGITS_ALL ? s.spans[i].n : s.spans[i].logits == ENGINE_LOGITS_LAST;
+		rows += s.spans[i].logits == ENGINE_LOGITS_ALL ? s.spans[i].n
+		                                               : s.spans[i].logits == ENGINE_LOGITS_LAST;
 	ck_assert_uint_le(rows, w.max_logits);
 	for (unsigned i = 0; i < 1000 && running(); i++)
 		done(schedule_fill(&s));
@@ -212,12 +216,16 @@ START_TEST(test_random_loads_are_computed_once)
 			ck_assert_uint_le(n, w.max_sequences);
 			for (uint32_t i = 0; i < n; i++) {
 				sum += s.spans[i].n;
-				rows += s.spans[i].logits == ENGINE_LOGITS_ALL ? s.spans[i].n : s.spans[i].logits == ENGINE_LOGITS_LAST;
+				rows += s.spans[i].logits == ENGINE_LOGITS_ALL
+				            ? s.spans[i].n
+				            : s.spans[i].logits == ENGINE_LOGITS_LAST;
 			}
 			ck_assert_uint_le(sum, w.max_batched_tokens);
 			ck_assert_uint_le(rows, w.max_logits);
-			if (plain == open && n < w.max_sequences && n < open)      /* nothing but the budget ended this step, or rows that only a last token lacks */
-				ck_assert_uint_ge(sum + open, left < w.max_batched_tokens ? left : w.max_batched_tokens);
+			/* nothing but the budget ended this step, or rows that only a last token lacks */
+			if (plain == open && n < w.max_sequences && n < open)
+				ck_assert_uint_ge(sum + open,
+				                  left < w.max_batched_tokens ? left : w.max_batched_tokens);
 			done(n);
 		}
 		if (round < 49)
@@ -226,19 +234,19 @@ START_TEST(test_random_loads_are_computed_once)
 }
 END_TEST
 
-/* --- order ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- order --------------------------------------------------------------- */
 
 START_TEST(test_fifo_is_by_arrival)
 {
 	struct job *a = add(900, 0, 500), *b = add(10, 0, 0), *c = add(100, 0, 0);
 	list_remove(&a->run);
-	list_push_back(&s.running, &a->run);      /* came back late: parked longer */
+	list_push_back(&s.running, &a->run); /* came back late: parked longer */
 	schedule_sort(&s, 3000000);
 	ck_assert_ptr_eq(nth(0), a);
 	ck_assert_ptr_eq(nth(1), b);
 	ck_assert_ptr_eq(nth(2), c);
-	a->turn = 2;                              /* b and c do not wait for it */
-	c->turn = 0;                              /* somebody older waits for c's blocks */
+	a->turn = 2; /* b and c do not wait for it */
+	c->turn = 0; /* somebody older waits for c's blocks */
 	schedule_sort(&s, 3000000);
 	ck_assert_ptr_eq(nth(0), c);
 	ck_assert_ptr_eq(nth(1), b);
@@ -253,17 +261,18 @@ START_TEST(test_srpt_shortest_first)
 	ck_assert_ptr_eq(nth(0), b);
 	ck_assert_ptr_eq(nth(1), c);
 	ck_assert_ptr_eq(nth(2), a);
-	a->computed = 850;                        /* what is left counts */
+	a->computed = 850; /* what is left counts */
 	schedule_sort(&s, 1000);
 	ck_assert_ptr_eq(nth(0), a);
 	a->computed = 0;
-	a->wanted = 2;                            /* somebody waits for its first 32 tokens */
+	a->wanted = 2; /* somebody waits for its first 32 tokens */
 	schedule_sort(&s, 1000);
 	ck_assert_ptr_eq(nth(0), a);
 }
 END_TEST
 
-/* A short prompt arrives for every step, and alone fills it: the long one is computed all the same, soon after ageing. */
+/* A short prompt arrives for every step, and alone fills it: the long one is computed all the
+ * same, soon after ageing. */
 START_TEST(test_srpt_starves_nobody)
 {
 	s.order = ORDER_SRPT;
@@ -276,7 +285,8 @@ START_TEST(test_srpt_starves_nobody)
 		schedule_sort(&s, now);
 		done(schedule_fill(&s));
 		if (now + step_us < s.ageing_us / 2)
-			ck_assert_uint_eq(a->computed, 0);        /* and the short ones were not held up by it at first */
+			/* and the short ones were not held up by it at first */
+			ck_assert_uint_eq(a->computed, 0);
 	}
 	ck_assert_uint_le(now, s.ageing_us + 11 * step_us);
 }
@@ -290,7 +300,7 @@ START_TEST(test_aged_stand_by_arrival)
 	ck_assert_ptr_eq(nth(0), a);
 	ck_assert_ptr_eq(nth(1), b);
 	ck_assert_ptr_eq(nth(2), c);
-	schedule_sort(&s, 0);                     /* a clock before all: nothing underflows */
+	schedule_sort(&s, 0); /* a clock before all: nothing underflows */
 	ck_assert_ptr_eq(nth(0), c);
 }
 END_TEST
@@ -327,23 +337,53 @@ START_TEST(test_sharers_are_told)
 }
 END_TEST
 
-/* --- what is broken ------------------------------------------------------------------------------------------------------------------------ */
+/* --- what is broken ------------------------------------------------------ */
 
-static void few_blocks(struct job *j) { j->n_blocks--; }
-static void no_blocks(struct job *j) { j->n_blocks = 0; }
-static void block_outside(struct job *j) { j->blocks[2] = POOL; }
-static void all_computed(struct job *j) { j->computed = j->work.n_tokens; }
-static void beyond(struct job *j) { j->computed = UINT32_MAX; }
-static void early(struct job *j) { j->published = j->computed / BLOCK + 1; }
-static void no_slot(struct job *j) { j->in_ring = 0; }
-static void slot_outside(struct job *j) { j->slot = JOBS; }
+static void few_blocks(struct job *j)
+{
+	j->n_blocks--;
+}
+static void no_blocks(struct job *j)
+{
+	j->n_blocks = 0;
+}
+static void block_outside(struct job *j)
+{
+	j->blocks[2] = POOL;
+}
+static void all_computed(struct job *j)
+{
+	j->computed = j->work.n_tokens;
+}
+static void beyond(struct job *j)
+{
+	j->computed = UINT32_MAX;
+}
+static void early(struct job *j)
+{
+	j->published = j->computed / BLOCK + 1;
+}
+static void no_slot(struct job *j)
+{
+	j->in_ring = 0;
+}
+static void slot_outside(struct job *j)
+{
+	j->slot = JOBS;
+}
 
 static const struct {
 	const char *name;
 	void (*fn)(struct job *j);
 } breaks[] = {
-	{"a block too few", few_blocks}, {"no block", no_blocks}, {"a block outside of the pool", block_outside}, {"all computed already", all_computed},
-	{"computed beyond its end", beyond}, {"published before it was computed", early}, {"no slot", no_slot}, {"a slot outside of the ring", slot_outside},
+	{"a block too few", few_blocks},
+	{"no block", no_blocks},
+	{"a block outside of the pool", block_outside},
+	{"all computed already", all_computed},
+	{"computed beyond its end", beyond},
+	{"published before it was computed", early},
+	{"no slot", no_slot},
+	{"a slot outside of the ring", slot_outside},
 };
 
 /* In every build: logged, its own request fails, the others are computed. */
@@ -353,8 +393,10 @@ START_TEST(test_broken_precondition)
 	struct job *a = add(100, 0, 0), *b = add(100, 0, 0), *c = add(100, 0, 0);
 	breaks[_i].fn(b);
 	schedule_sweep(&s, 0);
-	ck_assert_msg(running() == 2 && nth(0) == a && nth(1) == c, "%s: %u are left", breaks[_i].name, running());
-	ck_assert_msg(!list_empty(&s.back) && list_entry(s.back.next, struct job, back) == b, "%s: was not given back", breaks[_i].name);
+	ck_assert_msg(running() == 2 && nth(0) == a && nth(1) == c, "%s: %u are left", breaks[_i].name,
+	              running());
+	ck_assert_msg(!list_empty(&s.back) && list_entry(s.back.next, struct job, back) == b,
+	              "%s: was not given back", breaks[_i].name);
 	ck_assert_int_eq(b->step_failed, 1);
 	ck_assert_int_eq(b->broken, 1);
 	ck_assert_int_eq(b->back_as, BACK_COMPUTED);
@@ -388,7 +430,7 @@ START_TEST(test_messager_is_told_who_is_in_hand)
 	for (int step = 0; step < 3; step++) {
 		schedule_tell(&s);
 		schedule_sort(&s, 0);
-		ck_assert_uint_eq(schedule_fill(&s), 1);   /* b waits */
+		ck_assert_uint_eq(schedule_fill(&s), 1); /* b waits */
 		ck_assert(ring_in_schedule(w.ring, a->slot, a->slot_gen));
 		ck_assert(ring_in_schedule(w.ring, b->slot, b->slot_gen));
 		ck_assert_int_eq(ring_in_schedule(w.ring, lost->slot, lost->slot_gen), step == 0);

@@ -1,11 +1,13 @@
-/* test_prefill_share.c - prompts that share a prefix, of which one is being computed when the other could begin: what is computed twice, what is not, who
- * waits how long, and that nobody reads what is not computed (I2): the first tokens are those of the same prompts alone. */
+/* test_prefill_share.c - prompts that share a prefix, of which one is being computed when the other
+ * could begin: what is computed twice, what is not, who waits how long, and that nobody reads
+ * what is not computed (I2): the first tokens are those of the same prompts alone. */
 #include "prefill_world.h"
 
 #define N 300u
-#define SHARED 288u            /* full blocks of N tokens */
+#define SHARED 288u /* full blocks of N tokens */
 
-/* Requests 20.. have N tokens of what request 10.. (seed 10..) begins with, and are parked, known to D2. */
+/* Requests 20.. have N tokens of what request 10.. (seed 10..) begins with, and are parked,
+ * known to D2. */
 static void park(unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
@@ -14,7 +16,8 @@ static void park(unsigned n)
 		WAIT(count(D2, MSG_KV_RESERVE, 20 + i));
 }
 
-/* The first of LONG tokens half way, the daemon stopped; *ret_next shares its beginning and has its grant on the way. Others are cancelled. */
+/* The first of LONG tokens half way, the daemon stopped; *ret_next shares its beginning and has
+ * its grant on the way. Others are cancelled. */
 static struct task half_way(unsigned n, uint64_t *ret_first, uint64_t *ret_next)
 {
 	*ret_first = 10;
@@ -31,7 +34,8 @@ static struct task half_way(unsigned n, uint64_t *ret_first, uint64_t *ret_next)
 /* The first token of 20.. is that of its prompt alone, which is computed now that all is over. */
 static void as_alone(uint64_t req, uint32_t token)
 {
-	ck_assert_uint_eq(alone((struct ask){.req = 60, .n = N, .to = "1", .seed = (uint32_t)req - 10}), token);
+	ck_assert_uint_eq(alone((struct ask){.req = 60, .n = N, .to = "1", .seed = (uint32_t)req - 10}),
+	                  token);
 }
 
 static uint64_t computed_tokens(void)
@@ -51,7 +55,8 @@ START_TEST(test_waits_for_the_first)
 	ck_assert_uint_eq(f->cached, SHARED);
 	struct task second = task_of(b);
 	first_token(a);
-	ck_assert_uint_eq(computed_tokens(), (a - 9) * LONG + N - SHARED);   /* those met too late, too */
+	/* those met too late, too */
+	ck_assert_uint_eq(computed_tokens(), (a - 9) * LONG + N - SHARED);
 	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 1);
 	ck_assert_uint_gt(metric("pdserve_prefix_shared_tokens_total"), 0);
 	finish(D1, a, &first);
@@ -70,7 +75,7 @@ START_TEST(test_longer_behind_shorter)
 	submit((struct ask){.req = 2, .n = LONG, .to = "2", .seed = 3});
 	submit((struct ask){.req = 3, .n = LONG - 10, .to = "1", .seed = 3});
 	WAIT(count(D2, MSG_KV_RESERVE, 2) && count(D1, MSG_KV_RESERVE, 3));
-	kill(pid, SIGSTOP);                      /* both grants at once, the shorter prompt's first */
+	kill(pid, SIGSTOP); /* both grants at once, the shorter prompt's first */
 	grant(D1, 3, LONG - 10);
 	pump_for(20000);
 	grant(D2, 2, LONG);
@@ -137,7 +142,7 @@ START_TEST(test_sharer_goes)
 		cancel(b);
 	kill(pid, SIGCONT);
 	if (_i == 1)
-		node_close(D2);      /* while it waits, or a moment after */
+		node_close(D2); /* while it waits, or a moment after */
 	first_token(a);
 	ck_assert(computed(&first, LONG));
 	finish(D1, a, &first);
@@ -151,7 +156,8 @@ START_TEST(test_sharer_goes)
 }
 END_TEST
 
-/* Four of the same prompt, granted at once: one computes, three wait; that one is cancelled, another takes its place. */
+/* Four of the same prompt, granted at once: one computes, three wait; that one is cancelled,
+ * another takes its place. */
 START_TEST(test_many_of_one)
 {
 	BEGIN("kv_blocks=128", "ring_slots=64");
@@ -184,7 +190,7 @@ START_TEST(test_many_of_one)
 		finish(D1, r, &own);
 		n++;
 	}
-	if (_i == 0)            /* computed once; each of the others its last block */
+	if (_i == 0) /* computed once; each of the others its last block */
 		ck_assert_uint_le(computed_tokens() - tokens, LONG + 3 * BLOCK + 16);
 	at_rest();
 	end();
@@ -232,13 +238,15 @@ START_TEST(test_logprobs_share_nothing)
 }
 END_TEST
 
-/* With shortest first a short prompt that waits for a long one's beginning is not left behind with it. */
+/* With shortest first a short prompt that waits for a long one's beginning is not left behind
+ * with it. */
 START_TEST(test_srpt_hurries_the_source)
 {
 	BEGIN("kv_blocks=128", "prefill_order=srpt", "prefill_ageing_ms=600000");
 	uint64_t a, b;
 	struct task first = half_way(4, &a, &b);
-	for (uint64_t r = 41; r <= 43; r++)      /* shorter than what the first has left, longer than what the second waits for */
+	/* shorter than what the first has left, longer than what the second waits for */
+	for (uint64_t r = 41; r <= 43; r++)
 		submit((struct ask){.req = r, .n = 200, .to = "1", .seed = (uint32_t)r});
 	pump_for(5000);
 	kill(pid, SIGCONT);

@@ -1,8 +1,10 @@
-/* test_prefill_tiers.c - a prefill worker and a real storage: what is written when, what is read back, and what happens when storage is slow, stopped, restarted or
- * has only some of it. The world is prefill_world.h: router, messager and decode worker are this file's own. */
+/* test_prefill_tiers.c - a prefill worker and a real storage: what is written when, what is read
+ * back, and what happens when storage is slow, stopped, restarted or has only some of it. The
+ * world is prefill_world.h: router, messager and decode worker are this file's own. */
 #include "prefill_world.h"
 
-/* With more patience than in service: what a loaded machine makes late is not what is tested here. */
+/* With more patience than in service: what a loaded machine makes late is not what is tested
+ * here. */
 #define STORAGE "storage=storage", "storage_lookup_wait_ms=20000", "storage_read_wait_ms=20000"
 
 static void ready(void)
@@ -43,7 +45,7 @@ static void settled(void)
 	WAIT(told("kv", "due") + told("kv", "writing") == 0);
 }
 
-/* --- policies -------------------------------------------------------------------------------------------------------------------------- */
+/* --- policies ------------------------------------------------------------ */
 
 START_TEST(test_recycle)
 {
@@ -60,7 +62,8 @@ START_TEST(test_recycle)
 }
 END_TEST
 
-/* The pool holds one and a half prompts, storage all of them: each comes back whole, its last block but the last token. */
+/* The pool holds one and a half prompts, storage all of them: each comes back whole, its last
+ * block but the last token. */
 START_TEST(test_offload_and_back)
 {
 	BEGIN(STORAGE, "kv_blocks=12", "kv_eviction=offload", "offload_wait_ms=20000");
@@ -71,12 +74,14 @@ START_TEST(test_offload_and_back)
 	ready();
 	for (uint64_t round = 0; round < 3; round++)
 		for (uint64_t r = 1; r <= 4; r++) {
-			struct seen f = through((struct ask){.req = round * 10 + r, .n = 136, .seed = (uint32_t)r});
+			struct seen f = through(
+				(struct ask){.req = round * 10 + r, .n = 136, .seed = (uint32_t)r});
 			ck_assert_uint_eq(f.token, want[r]);
 			ck_assert_uint_eq(f.cached, round ? 128 : 0);
 		}
 	settled();
-	ck_assert_uint_eq(metric("pdserve_kv_evicted_lost_total") - 4 * 8, 0);       /* those of the flushes; nothing else was lost */
+	/* those of the flushes; nothing else was lost */
+	ck_assert_uint_eq(metric("pdserve_kv_evicted_lost_total") - 4 * 8, 0);
 	ck_assert_uint_gt(told("kv", "evicted_stored"), 20);
 	ck_assert_uint_eq(metric("pdserve_storage_read_late_blocks_total"), 0);
 	end();
@@ -86,8 +91,9 @@ END_TEST
 /* Storage stands still: a prompt waits for offload_wait_ms and then evicts what is not written. */
 START_TEST(test_offload_does_not_wait_for_ever)
 {
-	BEGIN(STORAGE, "kv_blocks=12", "kv_eviction=offload", "offload_low_percent=1", "offload_wait_ms=300", "storage_lookup_wait_ms=20",
-	      "silence_ms=600000");     /* that storage counts as gone is not what ends the wait */
+	BEGIN(STORAGE, "kv_blocks=12", "kv_eviction=offload", "offload_low_percent=1",
+	      "offload_wait_ms=300", "storage_lookup_wait_ms=20",
+	      "silence_ms=600000"); /* that storage counts as gone is not what ends the wait */
 	storage_start();
 	ready();
 	through((struct ask){.req = 1, .n = 128, .seed = 1});
@@ -102,16 +108,19 @@ START_TEST(test_offload_does_not_wait_for_ever)
 }
 END_TEST
 
-/* All of the pool is being read by a storage that stands still: what is needed is void and taken. When storage goes on, it stores none of what has changed. */
+/* All of the pool is being read by a storage that stands still: what is needed is void and
+ * taken. When storage goes on, it stores none of what has changed. */
 START_TEST(test_pinned_blocks_are_taken_back)
 {
-	BEGIN(STORAGE, "kv_blocks=8", "kv_eviction=write_through", "write_through_after=0", "offload_wait_ms=100", "storage_lookup_wait_ms=20");
+	BEGIN(STORAGE, "kv_blocks=8", "kv_eviction=write_through", "write_through_after=0",
+	      "offload_wait_ms=100", "storage_lookup_wait_ms=20");
 	uint32_t want = alone((struct ask){.req = 90, .n = 128, .to = "1", .seed = 2});
 	storage_start();
 	ready();
 	kill(storage, SIGSTOP);
 	through((struct ask){.req = 1, .n = 128, .seed = 1});
-	WAIT(told("kv", "readers") > 0 || metric("pdserve_kv_not_written_blocks_total") > 0);    /* a second may be over before this process looks */
+	/* a second may be over before this process looks */
+	WAIT(told("kv", "readers") > 0 || metric("pdserve_kv_not_written_blocks_total") > 0);
 	struct seen f = through((struct ask){.req = 2, .n = 128, .seed = 2});
 	ck_assert_uint_eq(f.token, want);
 	ck_assert_uint_eq(stored(), 0);
@@ -135,7 +144,8 @@ START_TEST(test_write_through)
 		struct seen f = through((struct ask){.req = r, .n = 80});
 		ck_assert_uint_eq(f.cached, r > 1 ? 64 : 0);
 	}
-	WAIT(stored() == 4);            /* the fifth block holds the last token: it is computed each time, and was never used again */
+	/* the fifth block holds the last token: it is computed each time, and was never used again */
+	WAIT(stored() == 4);
 	through((struct ask){.req = 4, .n = 80, .seed = 4});
 	settled();
 	ck_assert_uint_eq(stored(), 4);
@@ -144,7 +154,7 @@ START_TEST(test_write_through)
 }
 END_TEST
 
-/* --- restarts --------------------------------------------------------------------------------------------------------------------------- */
+/* --- restarts ------------------------------------------------------------ */
 
 START_TEST(test_marks_and_a_restart)
 {
@@ -158,7 +168,7 @@ START_TEST(test_marks_and_a_restart)
 	WAIT(told("status", "storage_ready") == 0);
 	storage_start();
 	ready();
-	WAIT(stored() == 5);            /* written again, by itself */
+	WAIT(stored() == 5); /* written again, by itself */
 	ck_assert_uint_eq(metric("pdserve_kv_written_blocks_total"), 10);
 	storage_kill();
 	flush();
@@ -171,13 +181,15 @@ START_TEST(test_marks_and_a_restart)
 	f = through((struct ask){.req = 3, .n = 80});
 	ck_assert_uint_eq(f.cached, 64);
 	settled();
-	ck_assert_uint_le(metric("pdserve_kv_written_blocks_total"), 16);    /* what was just read is stored: not written again, but the one block that was computed */
+	/* what was just read is stored: not written again, but the one block that was computed */
+	ck_assert_uint_le(metric("pdserve_kv_written_blocks_total"), 16);
 	ck_assert_uint_eq(metric("pdserve_stored_tokens_total"), 64);
 	end();
 }
 END_TEST
 
-/* Storage is smaller than the pool and drops the oldest: what it no longer has does not count as stored, and is not written to it without end. */
+/* Storage is smaller than the pool and drops the oldest: what it no longer has does not count as
+ * stored, and is not written to it without end. */
 START_TEST(test_storage_forgets)
 {
 	BEGIN(STORAGE, "kv_blocks=240", "kv_eviction=write_through", "write_through_after=0");
@@ -215,12 +227,13 @@ START_TEST(test_disk_outlives_storage)
 	flush();
 	struct seen f = through((struct ask){.req = 2, .n = 80});
 	ck_assert_uint_eq(f.cached, 64);
-	WAIT(metric("pdserve_storage_read_disk_blocks_total") == 4);     /* counted with the heartbeats */
+	/* counted with the heartbeats */
+	WAIT(metric("pdserve_storage_read_disk_blocks_total") == 4);
 	end();
 }
 END_TEST
 
-/* --- reading ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- reading ------------------------------------------------------------- */
 
 /* Storage has the first three blocks of a prompt of eight: these are read, the rest is computed. */
 START_TEST(test_partial_hit)
@@ -239,7 +252,8 @@ START_TEST(test_partial_hit)
 }
 END_TEST
 
-/* Storage forgets what it has said it has, while the request waits for its grant: nothing comes, all is computed. */
+/* Storage forgets what it has said it has, while the request waits for its grant: nothing comes,
+ * all is computed. */
 START_TEST(test_gone_since_the_look_up)
 {
 	BEGIN(STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=0");
@@ -264,7 +278,8 @@ START_TEST(test_gone_since_the_look_up)
 }
 END_TEST
 
-/* A prompt is computed, and used again: its blocks but the last are written in one batch, the first that storage answers. Then it is here no more. */
+/* A prompt is computed, and used again: its blocks but the last are written in one batch, the
+ * first that storage answers. Then it is here no more. */
 static uint32_t written_in_one(uint32_t n)
 {
 	uint32_t token = through((struct ask){.req = 1, .n = n}).token, blocks = (n - 1) / BLOCK;
@@ -277,10 +292,12 @@ static uint32_t written_in_one(uint32_t n)
 
 #define ONE_BATCH STORAGE, "kv_blocks=120", "kv_eviction=write_through", "write_through_after=1"
 
-/* The answer to a read is late: what it was to give is computed after storage_read_wait_ms, and neither before nor much later. */
+/* The answer to a read is late: what it was to give is computed after storage_read_wait_ms, and
+ * neither before nor much later. */
 START_TEST(test_late_read)
 {
-	BEGIN(ONE_BATCH, "storage_read_wait_ms=150", "fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s");
+	BEGIN(ONE_BATCH, "storage_read_wait_ms=150",
+	      "fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s");
 	storage_start();
 	ready();
 	uint32_t want = written_in_one(80);
@@ -289,7 +306,8 @@ START_TEST(test_late_read)
 	ck_assert_uint_ge(clock_us() - begin_us, 150000);
 	ck_assert_uint_eq(f.token, want);
 	ck_assert_uint_eq(f.cached, 0);
-	ck_assert_uint_eq(metric("pdserve_fetches_abandoned_total"), 0);     /* the fence was acknowledged */
+	/* the fence was acknowledged */
+	ck_assert_uint_eq(metric("pdserve_fetches_abandoned_total"), 0);
 	end();
 }
 END_TEST
@@ -306,7 +324,7 @@ START_TEST(test_cancelled_read)
 	WAIT(told("status", "fetch") == 1);
 	cancel(3);
 	WAIT(no_requests());
-	WAIT(told("kv", "held") == 0);       /* the fence was acknowledged */
+	WAIT(told("kv", "held") == 0); /* the fence was acknowledged */
 	ck_assert_uint_eq(told("kv", "read_begin_us"), 0);
 	ck_assert_uint_eq(metric("pdserve_storage_read_late_blocks_total"), 0);
 	end();
@@ -331,10 +349,14 @@ static int role_is(const char *is)
 	return r;
 }
 
-/* A switch waits for reads that were given up, too: storage may still write. It is done when the last one has ended. */
+/* A switch waits for reads that were given up, too: storage may still write. It is done when the
+ * last one has ended. */
 START_TEST(test_role_after_a_read)
 {
-	BEGIN(ONE_BATCH, "fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s type=STORE_FENCED:dir=in:late=100%:300ms", "role_switch_timeout_ms=600000");
+	BEGIN(
+		ONE_BATCH,
+		"fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s type=STORE_FENCED:dir=in:late=100%:300ms",
+		"role_switch_timeout_ms=600000");
 	storage_start();
 	ready();
 	written_in_one(80);
@@ -355,7 +377,8 @@ END_TEST
 /* Two parts of a read, 16 blocks and 13: only the first comes in time, and is used. */
 START_TEST(test_half_a_read)
 {
-	BEGIN(ONE_BATCH, "storage_read_wait_ms=1500", "fault=type=STORE_DONE:dir=in:nth=3:late=100%:60s");
+	BEGIN(ONE_BATCH, "storage_read_wait_ms=1500",
+	      "fault=type=STORE_DONE:dir=in:nth=3:late=100%:60s");
 	storage_start();
 	ready();
 	uint32_t want = written_in_one(LONG);
@@ -370,7 +393,8 @@ END_TEST
 /* The other way round: what came is not contiguous with what is here, and nothing of it is used. */
 START_TEST(test_second_half_of_a_read)
 {
-	BEGIN(ONE_BATCH, "storage_read_wait_ms=400", "fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s");
+	BEGIN(ONE_BATCH, "storage_read_wait_ms=400",
+	      "fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s");
 	storage_start();
 	ready();
 	uint32_t want = written_in_one(LONG);
@@ -383,7 +407,8 @@ END_TEST
 
 START_TEST(test_never_and_always)
 {
-	BEGIN(STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=0", "storage_read=never");
+	BEGIN(STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=0",
+	      "storage_read=never");
 	storage_start();
 	ready();
 	through((struct ask){.req = 1, .n = 80});
@@ -396,7 +421,8 @@ START_TEST(test_never_and_always)
 }
 END_TEST
 
-/* A storage that is so slow that computing is faster: what was measured says so, and then nothing is read, whatever storage has. */
+/* A storage that is so slow that computing is faster: what was measured says so, and then
+ * nothing is read, whatever storage has. */
 START_TEST(test_not_worth_reading)
 {
 	BEGIN(ONE_BATCH, "fault=type=STORE_DONE:dir=in:nth=2:late=100%:2s");
@@ -404,7 +430,7 @@ START_TEST(test_not_worth_reading)
 	ready();
 	uint32_t want = written_in_one(32);
 	struct seen f = through((struct ask){.req = 3, .n = 32});
-	ck_assert_uint_eq(f.cached, 16);        /* not known yet: read, one block in two seconds */
+	ck_assert_uint_eq(f.cached, 16); /* not known yet: read, one block in two seconds */
 	flush();
 	f = through((struct ask){.req = 4, .n = 32});
 	ck_assert_uint_eq(f.token, want);

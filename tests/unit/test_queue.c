@@ -1,4 +1,5 @@
-/* test_queue.c - order, bounds, close, and that the descriptor is readable exactly while there is something to take. */
+/* test_queue.c - order, bounds, close, and that the descriptor is readable exactly while there
+ * is something to take. */
 #include "util/clock.h"
 #include "util/err.h"
 #include "util/queue.h"
@@ -19,7 +20,7 @@ START_TEST(keeps_order_and_bound)
 {
 	struct queue *q = queue_new(3);
 	int v[5];
-	for (int round = 0; round < 4; round++) {   /* the ring's end is passed */
+	for (int round = 0; round < 4; round++) { /* the ring's end is passed */
 		ck_assert_int_eq(queue_put(q, &v[0]), 0);
 		ck_assert_int_eq(queue_put(q, &v[1]), 0);
 		ck_assert_int_eq(queue_put(q, &v[2]), 0);
@@ -95,7 +96,7 @@ START_TEST(close_drains_then_says_closed)
 	ck_assert_int_eq(queue_take_timed(q, 0, &got), ERR_CLOSED);
 	ck_assert_ptr_null(queue_take(q));
 	ck_assert_ptr_null(queue_try(q));
-	ck_assert_int_eq(readable(q), 1);   /* an event loop learns of the close */
+	ck_assert_int_eq(readable(q), 1); /* an event loop learns of the close */
 	queue_destroy(&q);
 
 	q = queue_new(4);
@@ -130,7 +131,8 @@ static void *produce(void *arg)
 	return NULL;
 }
 
-/* mode 0 waits in take, 1 in timed take, 2 in poll like an event loop. Returns NULL at the close. */
+/* mode 0 waits in take, 1 in timed take, 2 in poll like an event loop. Returns NULL at the
+ * close. */
 static void *wait_item(struct crowd *c, int mode)
 {
 	void *item = NULL;
@@ -144,7 +146,7 @@ static void *wait_item(struct crowd *c, int mode)
 	}
 	while (!(item = queue_try(c->q))) {
 		struct pollfd p = {.fd = queue_fd(c->q), .events = POLLIN};
-		ck_assert_int_eq(poll(&p, 1, 10000), 1);   /* a lost wake-up would end here */
+		ck_assert_int_eq(poll(&p, 1, 10000), 1); /* a lost wake-up would end here */
 		void *again = queue_try(c->q);
 		if (again)
 			return again;

@@ -1,5 +1,6 @@
-/* test_ranks.c - tensor parallel: ranks compute the bits of one process, and one that ends, stops or cannot open never hangs the others.
- * Needs build*\/bin/pdrank. With PD_MODEL set to the SmolLM2 file its 3 KV heads are shared out over 2 and 3 ranks as well. */
+/* test_ranks.c - tensor parallel: ranks compute the bits of one process, and one that ends, stops
+ * or cannot open never hangs the others. Needs build*\/bin/pdrank. With PD_MODEL set to the
+ * SmolLM2 file its 3 KV heads are shared out over 2 and 3 ranks as well. */
 #include "engine/engine_impl.h"
 #include "format/safetensors.h"
 #include "kernels/cpu/cpu.h"
@@ -34,8 +35,17 @@ static enum kern_dtype activations;
 
 static struct engine_opts options(const char *model, enum kv_type kv, unsigned tp)
 {
-	return (struct engine_opts){.model_path = model, .backend = "cpu", .threads = tp, .tp = tp, .kv_type = kv, .activations = activations, .block_tokens = BLOCK,
-	                            .max_rows = ROWS, .max_logits = ROWS, .max_spans = 8, .max_table = 64};
+	return (struct engine_opts){.model_path = model,
+	                            .backend = "cpu",
+	                            .threads = tp,
+	                            .tp = tp,
+	                            .kv_type = kv,
+	                            .activations = activations,
+	                            .block_tokens = BLOCK,
+	                            .max_rows = ROWS,
+	                            .max_logits = ROWS,
+	                            .max_spans = 8,
+	                            .max_table = 64};
 }
 
 static struct rig rig_open_with(const struct engine_opts *with)
@@ -47,7 +57,7 @@ static struct rig rig_open_with(const struct engine_opts *with)
 	r.bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
 	ck_assert_msg(engine_new_pool(r.e, BLOCKS, NULL, &err) == 0, "engine_new_pool: %s", err.text);
 	r.pool = engine_pool(r.e)->host;
-	memset(r.pool, 0xff, r.bytes);         /* NaN: what is read before it is written shows */
+	memset(r.pool, 0xff, r.bytes); /* NaN: what is read before it is written shows */
 	return r;
 }
 
@@ -80,7 +90,8 @@ static const float *logits_of(struct rig *r, const struct engine_span *sp)
 	return engine_logits(r->e, sp->logits_row);
 }
 
-/* Two sequences through chunks with all logits, with none, together, and as decoding rows; all logits one after the other into out. */
+/* Two sequences through chunks with all logits, with none, together, and as decoding rows; all
+ * logits one after the other into out. */
 static size_t story(struct rig *r, float *out)
 {
 	uint32_t ids[2][TOKENS], table[2][8];
@@ -91,22 +102,39 @@ static size_t story(struct rig *r, float *out)
 		for (uint32_t b = 0; b < 8; b++)
 			table[s][b] = (s * 8 + b) * 5 % BLOCKS;
 	}
-	static const struct { uint32_t seq, from, n; enum engine_logits logits; } part[] = {
-		{0, 0, 33, ENGINE_LOGITS_ALL}, {1, 0, 50, ENGINE_LOGITS_NONE}, {0, 33, 1, ENGINE_LOGITS_LAST}, {1, 50, 17, ENGINE_LOGITS_LAST},
+	static const struct {
+		uint32_t seq, from, n;
+		enum engine_logits logits;
+	} part[] = {
+		{0, 0, 33, ENGINE_LOGITS_ALL},   {1, 0, 50, ENGINE_LOGITS_NONE},
+		{0, 33, 1, ENGINE_LOGITS_LAST},  {1, 50, 17, ENGINE_LOGITS_LAST},
 		{0, 34, 60, ENGINE_LOGITS_LAST},
 	};
 	for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
-		struct engine_span sp = {.tokens = ids[part[i].seq] + part[i].from, .n = part[i].n, .position = part[i].from, .blocks = table[part[i].seq],
+		struct engine_span sp = {.tokens = ids[part[i].seq] + part[i].from,
+		                         .n = part[i].n,
+		                         .position = part[i].from,
+		                         .blocks = table[part[i].seq],
 		                         .logits = part[i].logits};
 		ck_assert_msg(step(r, &sp, 1, &err) == 0, "part %zu: %s", i, err.text);
-		size_t rows = part[i].logits == ENGINE_LOGITS_ALL ? part[i].n : part[i].logits == ENGINE_LOGITS_LAST ? 1 : 0;
+		size_t rows = part[i].logits == ENGINE_LOGITS_ALL    ? part[i].n
+		              : part[i].logits == ENGINE_LOGITS_LAST ? 1
+		                                                     : 0;
 		memcpy(out + n, rows ? logits_of(r, &sp) : out, rows * vocab * sizeof *out);
 		n += rows * vocab;
 	}
 	for (uint32_t i = 0; i < 6; i++) {
 		struct engine_span sp[2] = {
-			{.tokens = ids[0] + 94 + i, .n = 1, .position = 94 + i, .blocks = table[0], .logits = ENGINE_LOGITS_LAST},
-			{.tokens = ids[1] + 67 + 2 * i, .n = 2, .position = 67 + 2 * i, .blocks = table[1], .logits = ENGINE_LOGITS_ALL},
+			{.tokens = ids[0] + 94 + i,
+		     .n = 1,
+		     .position = 94 + i,
+		     .blocks = table[0],
+		     .logits = ENGINE_LOGITS_LAST},
+			{.tokens = ids[1] + 67 + 2 * i,
+		     .n = 2,
+		     .position = 67 + 2 * i,
+		     .blocks = table[1],
+		     .logits = ENGINE_LOGITS_ALL},
 		};
 		ck_assert_msg(step(r, sp, 2, &err) == 0, "both %u: %s", i, err.text);
 		memcpy(out + n, logits_of(r, &sp[0]), 3 * vocab * sizeof *out);
@@ -121,7 +149,8 @@ static const char *real_model(void)
 	return path && *path ? path : NULL;
 }
 
-/* --- a Gemma that can be shared out: the golden one has one KV head; this one has two, the second with the first one's rows in turned order. -------- */
+/* --- a Gemma that can be shared out: the golden one has one KV head; this one has two, the
+ * second with the first one's rows in turned order. --- */
 
 #define TWO_KV_HEADS "gemma3 with two KV heads"
 
@@ -158,7 +187,8 @@ static void make_two_kv_heads(char folder[TEST_FOLDER_BYTES])
 			add_doubled(&data, t);
 		else
 			buf_add(&data, t->data, t->bytes);
-		buf_printf(&header, "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", i ? ',' : '{', t->name, t->dtype, (unsigned long long)t->shape[0] << doubled);
+		buf_printf(&header, "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", i ? ',' : '{', t->name,
+		           t->dtype, (unsigned long long)t->shape[0] << doubled);
 		if (t->dims == 2)
 			buf_printf(&header, ",%llu", (unsigned long long)t->shape[1]);
 		buf_printf(&header, "],\"data_offsets\":[%zu,%zu]}", from, data.len);
@@ -181,13 +211,30 @@ static void make_two_kv_heads(char folder[TEST_FOLDER_BYTES])
 	buf_fini(&file);
 }
 
-static const struct { const char *model; enum kv_type kv; unsigned tp; enum kern_dtype activations; } same[] = {
-	{GOLDEN "llama", KV_BF16, 2, KERN_F32}, {GOLDEN "llama-tied", KV_F32, 2, KERN_F32}, {GOLDEN "llama-tied", KV_F16, 3, KERN_F32},
-	{GOLDEN "llama-tied", KV_INT8, 2, KERN_F32}, {GOLDEN "mistral", KV_BF16, 2, KERN_F32}, {GOLDEN "qwen2", KV_BF16, 2, KERN_F32},
-	{GOLDEN "qwen3", KV_F32, 2, KERN_F32}, {GOLDEN "ernie4_5", KV_BF16, 2, KERN_F32}, {GOLDEN "qwen3_moe", KV_BF16, 2, KERN_F32},
-	{GOLDEN "ernie4_5_moe", KV_F32, 2, KERN_F32}, {GOLDEN "glm4_moe", KV_F16, 2, KERN_F32}, {TWO_KV_HEADS, KV_BF16, 2, KERN_F32},
-	{GOLDEN "granite", KV_BF16, 2, KERN_F32}, {GOLDEN "phi3", KV_BF16, 2, KERN_F32}, {GOLDEN "gpt_oss", KV_BF16, 2, KERN_F32},
-	{NULL, KV_BF16, 2, KERN_F32}, {NULL, KV_BF16, 3, KERN_F32}, {GOLDEN "llama-tied", KV_BF16, 2, KERN_BF16},
+static const struct {
+	const char *model;
+	enum kv_type kv;
+	unsigned tp;
+	enum kern_dtype activations;
+} same[] = {
+	{GOLDEN "llama", KV_BF16, 2, KERN_F32},
+	{GOLDEN "llama-tied", KV_F32, 2, KERN_F32},
+	{GOLDEN "llama-tied", KV_F16, 3, KERN_F32},
+	{GOLDEN "llama-tied", KV_INT8, 2, KERN_F32},
+	{GOLDEN "mistral", KV_BF16, 2, KERN_F32},
+	{GOLDEN "qwen2", KV_BF16, 2, KERN_F32},
+	{GOLDEN "qwen3", KV_F32, 2, KERN_F32},
+	{GOLDEN "ernie4_5", KV_BF16, 2, KERN_F32},
+	{GOLDEN "qwen3_moe", KV_BF16, 2, KERN_F32},
+	{GOLDEN "ernie4_5_moe", KV_F32, 2, KERN_F32},
+	{GOLDEN "glm4_moe", KV_F16, 2, KERN_F32},
+	{TWO_KV_HEADS, KV_BF16, 2, KERN_F32},
+	{GOLDEN "granite", KV_BF16, 2, KERN_F32},
+	{GOLDEN "phi3", KV_BF16, 2, KERN_F32},
+	{GOLDEN "gpt_oss", KV_BF16, 2, KERN_F32},
+	{NULL, KV_BF16, 2, KERN_F32},
+	{NULL, KV_BF16, 3, KERN_F32},
+	{GOLDEN "llama-tied", KV_BF16, 2, KERN_BF16},
 };
 
 /* Every logit and every byte of KV, whatever the number of ranks. */
@@ -202,7 +249,8 @@ START_TEST(bits_of_one_process)
 		model = made;
 	}
 	activations = same[_i].activations;
-	struct rig one = rig_open(model, same[_i].kv, 1), many = rig_open(model, same[_i].kv, same[_i].tp);
+	struct rig one = rig_open(model, same[_i].kv, 1),
+			   many = rig_open(model, same[_i].kv, same[_i].tp);
 	ck_assert_str_eq(engine_info(one.e)->numerics, engine_info(many.e)->numerics);
 	ck_assert_uint_eq(engine_info(one.e)->weight_bytes, engine_info(many.e)->weight_bytes);
 	ck_assert_uint_eq(engine_info(one.e)->params, engine_info(many.e)->params);
@@ -211,8 +259,10 @@ START_TEST(bits_of_one_process)
 	size_t n = story(&one, a);
 	ck_assert_uint_le(n, room);
 	ck_assert_uint_eq(story(&many, b), n);
-	ck_assert_msg(memcmp(a, b, n * sizeof *a) == 0, "logits of %u ranks are not those of one process", same[_i].tp);
-	ck_assert_msg(memcmp(one.pool, many.pool, one.bytes) == 0, "KV of %u ranks is not that of one process", same[_i].tp);
+	ck_assert_msg(memcmp(a, b, n * sizeof *a) == 0,
+	              "logits of %u ranks are not those of one process", same[_i].tp);
+	ck_assert_msg(memcmp(one.pool, many.pool, one.bytes) == 0,
+	              "KV of %u ranks is not that of one process", same[_i].tp);
 	free(a);
 	free(b);
 	rig_close(&one);
@@ -220,12 +270,14 @@ START_TEST(bits_of_one_process)
 }
 END_TEST
 
-/* --- what is gathered: the CPU's ranks share memory and only meet, so that no bit tells whether a gather names what was written. ------------- */
+/* --- what is gathered: the CPU's ranks share memory and only meet, so that no bit tells whether
+ * a gather names what was written. --- */
 
 static struct kern_op recorded[4096];
 static size_t recorded_ops;
 
-static int keep_ops(struct kern_device *dev, const struct kern_op *ops, size_t n, const struct kern_limits *limits, struct kern_program **ret_p)
+static int keep_ops(struct kern_device *dev, const struct kern_op *ops, size_t n,
+                    const struct kern_limits *limits, struct kern_program **ret_p)
 {
 	(void)dev, (void)limits, (void)ret_p;
 	ck_assert_uint_le(n, sizeof recorded / sizeof *recorded);
@@ -234,7 +286,10 @@ static int keep_ops(struct kern_device *dev, const struct kern_op *ops, size_t n
 	return KERN_EINVAL;
 }
 
-struct written { struct kern_tensor y; uint32_t columns; };
+struct written {
+	struct kern_tensor y;
+	uint32_t columns;
+};
 
 /* What an operation writes; of several products none that is gathered. */
 static struct written written_by(const struct engine *e, const struct kern_op *op)
@@ -242,16 +297,22 @@ static struct written written_by(const struct engine *e, const struct kern_op *o
 	switch (op->kind) {
 	case KERN_OP_EMBED: return (struct written){op->embed.y, op->embed.w->k};
 	case KERN_OP_MATMUL: return (struct written){op->matmul.p[0].y, op->matmul.p[0].w->n};
-	case KERN_OP_ATTENTION: return (struct written){op->attention.out, op->attention.heads * engine_att_width(&e->conf)};
+	case KERN_OP_ATTENTION:
+		return (struct written){op->attention.out,
+		                        op->attention.heads * engine_att_width(&e->conf)};
 	case KERN_OP_ACT_MUL: return (struct written){op->act_mul.y, op->act_mul.dim};
-	case KERN_OP_EXPERTS_ACT: return (struct written){op->experts_act.y, op->experts_act.experts.gate[0]->n};
-	case KERN_OP_EXPERTS_DOWN: return (struct written){op->experts_down.y, op->experts_down.experts.down[0]->n};
+	case KERN_OP_EXPERTS_ACT:
+		return (struct written){op->experts_act.y, op->experts_act.experts.gate[0]->n};
+	case KERN_OP_EXPERTS_DOWN:
+		return (struct written){op->experts_down.y, op->experts_down.experts.down[0]->n};
 	default: return (struct written){.columns = 0};
 	}
 }
 
-/* The last write before operation `at` that begins where the tensor does is rank 0's share of it. */
-static void expect_written(const struct engine *e, const struct kern_gathered *g, size_t at, unsigned ranks)
+/* The last write before operation `at` that begins where the tensor does is rank 0's share of
+ * it. */
+static void expect_written(const struct engine *e, const struct kern_gathered *g, size_t at,
+                           unsigned ranks)
 {
 	struct written w = {.columns = 0};
 	while (at-- > 0 && recorded[at].kind != KERN_OP_GATHER) {
@@ -262,7 +323,8 @@ static void expect_written(const struct engine *e, const struct kern_gathered *g
 	}
 	ck_assert_msg(w.columns, "nothing wrote what is gathered");
 	ck_assert_uint_eq(w.y.ld, g->x.ld);
-	ck_assert_uint_eq(g->parts, recorded[at].kind == KERN_OP_EXPERTS_ACT ? recorded[at].experts_act.used : 1);
+	ck_assert_uint_eq(g->parts,
+	                  recorded[at].kind == KERN_OP_EXPERTS_ACT ? recorded[at].experts_act.used : 1);
 	ck_assert_uint_eq(w.columns, g->ids ? g->dim : kern_share(g->dim, g->unit, 1, ranks));
 	if (g->ids)
 		ck_assert_uint_eq(recorded[at].embed.w->n, kern_share(g->ids, g->unit, 1, ranks));
@@ -270,7 +332,8 @@ static void expect_written(const struct engine *e, const struct kern_gathered *g
 
 START_TEST(gathers_name_what_was_written)
 {
-	static const char *const model[] = {"llama", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "gpt_oss"};
+	static const char *const model[] = {"llama", "qwen3_moe", "ernie4_5_moe", "glm4_moe",
+	                                    "gpt_oss"};
 	char *path = mem_printf(GOLDEN "%s", model[_i]);
 	struct rig r = rig_open(path, KV_BF16, 2);
 	const struct kern_ops *ops = r.e->ops;
@@ -282,7 +345,8 @@ START_TEST(gathers_name_what_was_written)
 	ck_assert_int_ne(engine_record(r.e, &err), 0);
 	r.e->ops = ops;
 	for (size_t i = 0; i < recorded_ops; i++)
-		for (uint32_t t = 0; recorded[i].kind == KERN_OP_GATHER && t < recorded[i].gather.tensors; t++, gathers++)
+		for (uint32_t t = 0; recorded[i].kind == KERN_OP_GATHER && t < recorded[i].gather.tensors;
+		     t++, gathers++)
 			expect_written(r.e, &recorded[i].gather.t[t], i, 2);
 	ck_assert_uint_ge(gathers, 2 + 4 * r.e->conf.layers);
 	rig_close(&r);
@@ -290,7 +354,12 @@ START_TEST(gathers_name_what_was_written)
 }
 END_TEST
 
-struct watcher { const unsigned char *pool, *want; const struct kv_layout *kv; uint64_t *board; uint32_t calls; };
+struct watcher {
+	const unsigned char *pool, *want;
+	const struct kv_layout *kv;
+	uint64_t *board;
+	uint32_t calls;
+};
 
 /* Block 0 of the layer that is told of is there with all heads. */
 static void told(void *arg)
@@ -301,7 +370,8 @@ static void told(void *arg)
 		return;
 	size_t at = kv_piece_offset(w->kv, BLOCKS, layer, 0);
 	ck_assert_uint_eq(w->board[layer], 9);
-	ck_assert_msg(memcmp(w->pool + at, w->want + at, w->kv->piece_bytes[layer]) == 0, "layer %u is told of before all ranks have written it", layer);
+	ck_assert_msg(memcmp(w->pool + at, w->want + at, w->kv->piece_bytes[layer]) == 0,
+	              "layer %u is told of before all ranks have written it", layer);
 }
 
 START_TEST(layers_are_told_when_all_have_written)
@@ -316,7 +386,12 @@ START_TEST(layers_are_told_when_all_have_written)
 	struct err err = {0};
 	some_ids(ids, BLOCK, 1);
 	ck_assert_int_eq(engine_attach_board(r.e, board, sizeof board, &err), 0);
-	struct engine_span sp = {.tokens = ids, .n = BLOCK, .blocks = table, .progress = board, .progress_stride = 1, .progress_value = 9};
+	struct engine_span sp = {.tokens = ids,
+	                         .n = BLOCK,
+	                         .blocks = table,
+	                         .progress = board,
+	                         .progress_stride = 1,
+	                         .progress_value = 9};
 	ck_assert_int_eq(step(&r, &sp, 1, &err), 0);
 	unsigned char *want = mem_alloc(r.bytes);
 	memcpy(want, r.pool, r.bytes);
@@ -332,7 +407,7 @@ START_TEST(layers_are_told_when_all_have_written)
 }
 END_TEST
 
-/* --- ends ------------------------------------------------------------------------------------------------------------------ */
+/* --- ends ---------------------------------------------------------------- */
 
 /* Processes whose parent is `parent`. */
 static unsigned children(pid_t parent, pid_t *out)
@@ -347,7 +422,9 @@ static unsigned children(pid_t parent, pid_t *out)
 		FILE *f = pid > 0 ? fopen(path, "re") : NULL;
 		if (!f)
 			continue;
-		if (fgets(line, sizeof line, f) && strrchr(line, ')') && sscanf(strrchr(line, ')') + 1, " %*c %d", &ppid) == 1 && ppid == (int)parent && n < PIDS)
+		if (fgets(line, sizeof line, f) && strrchr(line, ')') &&
+		    sscanf(strrchr(line, ')') + 1, " %*c %d", &ppid) == 1 && ppid == (int)parent &&
+		    n < PIDS)
 			out[n++] = pid;
 		fclose(f);
 	}
@@ -362,7 +439,8 @@ static int decode_one(struct rig *r, struct err *err)
 	return step(r, &sp, 1, err);
 }
 
-/* A rank that is killed between steps: the next step says which, the one after it again, and nothing is left of the others. */
+/* A rank that is killed between steps: the next step says which, the one after it again, and
+ * nothing is left of the others. */
 START_TEST(killed_rank)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
@@ -454,7 +532,8 @@ START_TEST(ranks_end_with_their_engine)
 		char path[64], line[512] = "";
 		snprintf(path, sizeof path, "/proc/%d/stat", (int)pid[0]);
 		FILE *f = fopen(path, "re");
-		if (f && fgets(line, sizeof line, f) && strstr(line, ") Z ")) {   /* nobody here is its parent any more */
+		if (f && fgets(line, sizeof line, f) && strstr(line, ") Z ")) {
+			/* nobody here is its parent any more */
 			fclose(f);
 			alive = 0;
 			break;
@@ -483,7 +562,7 @@ START_TEST(signals_are_for_rank_0)
 }
 END_TEST
 
-/* --- refusals ---------------------------------------------------------------------------------------------------------------- */
+/* --- refusals ------------------------------------------------------------ */
 
 static void refused(struct engine_opts o, int code, const char *text)
 {
@@ -498,17 +577,22 @@ static void refused(struct engine_opts o, int code, const char *text)
 
 START_TEST(refusals)
 {
-	refused(options(GOLDEN "llama", KV_BF16, 3), ERR_INVALID, "tensor_parallel is 3, the model has 2 KV heads");
-	refused(options(GOLDEN "gemma3", KV_BF16, 2), ERR_INVALID, "tensor_parallel is 2, the model has 1 KV heads");
-	refused(options(GOLDEN "llama", KV_BF16, 65), ERR_INVALID, "tensor_parallel is 65, limits are 1 and 64");
-	refused(options(GOLDEN "deepseek_v3", KV_BF16, 2), ERR_UNSUPPORTED, "tensor_parallel is 2: deepseek_v3 keeps one latent for all heads");
+	refused(options(GOLDEN "llama", KV_BF16, 3), ERR_INVALID,
+	        "tensor_parallel is 3, the model has 2 KV heads");
+	refused(options(GOLDEN "gemma3", KV_BF16, 2), ERR_INVALID,
+	        "tensor_parallel is 2, the model has 1 KV heads");
+	refused(options(GOLDEN "llama", KV_BF16, 65), ERR_INVALID,
+	        "tensor_parallel is 65, limits are 1 and 64");
+	refused(options(GOLDEN "deepseek_v3", KV_BF16, 2), ERR_UNSUPPORTED,
+	        "tensor_parallel is 2: deepseek_v3 keeps one latent for all heads");
 	struct engine_opts o = options("etc/sim/small.conf", KV_BF16, 2);
 	o.backend = "sim";
 	refused(o, ERR_INVALID, "a simulated device has its own");
 }
 END_TEST
 
-/* A rank that cannot begin, here because it is told something else than it expects, fails the group. */
+/* A rank that cannot begin, here because it is told something else than it expects, fails the
+ * group. */
 START_TEST(rank_that_cannot_open)
 {
 	struct tp_sizes sizes = {16, 16, 16, 16, 16};
@@ -524,11 +608,13 @@ START_TEST(rank_that_cannot_open)
 }
 END_TEST
 
-/* The model is there for rank 0 alone, by a descriptor that the other does not inherit: that one's own words come back. */
+/* The model is there for rank 0 alone, by a descriptor that the other does not inherit: that
+ * one's own words come back. */
 START_TEST(rank_without_model)
 {
 	char path[64];
-	int dir = open(GOLDEN "llama", O_RDONLY | O_DIRECTORY | O_CLOEXEC), far = fcntl(dir, F_DUPFD_CLOEXEC, 200);
+	int dir = open(GOLDEN "llama", O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+		far = fcntl(dir, F_DUPFD_CLOEXEC, 200);
 	ck_assert_int_ge(far, 200);
 	snprintf(path, sizeof path, "/proc/self/fd/%d", far);
 	refused(options(path, KV_BF16, 2), ERR_IO, "No such file");
@@ -581,7 +667,8 @@ END_TEST
 int main(void)
 {
 	Suite *s = suite_create("ranks");
-	TCase *bits = tcase_create("bits"), *ends = tcase_create("ends"), *bad = tcase_create("refusals");
+	TCase *bits = tcase_create("bits"), *ends = tcase_create("ends"),
+		  *bad = tcase_create("refusals");
 	tcase_set_timeout(bits, 120);
 	tcase_add_loop_test(bits, bits_of_one_process, 0, (int)(sizeof same / sizeof *same));
 	tcase_add_loop_test(bits, gathers_name_what_was_written, 0, 5);

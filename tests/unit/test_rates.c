@@ -1,4 +1,5 @@
-/* test_rates.c - read or recompute: what was measured, where the blocks are, and how many of them are read. */
+/* test_rates.c - read or recompute: what was measured, where the blocks are, and how many of
+ * them are read. */
 #include "daemons/worker/rates.h"
 #include "util/clock.h"
 
@@ -7,7 +8,7 @@
 #include <string.h>
 
 #define BT 64u
-#define BYTES 1000000u         /* of a block */
+#define BYTES 1000000u /* of a block */
 
 static struct rates r;
 
@@ -41,34 +42,43 @@ static uint32_t worth(const char *where)
 	unsigned char tiers[32];
 	uint32_t n = (uint32_t)strlen(where);
 	for (uint32_t i = 0; i < n; i++)
-		tiers[i] = where[i] == 'm' ? STORE_TIER_MEMORY : where[i] == 'd' ? STORE_TIER_DISK : where[i] == 'r' ? STORE_TIER_REDIS : STORE_TIER_NONE;
+		tiers[i] = where[i] == 'm'   ? STORE_TIER_MEMORY
+		           : where[i] == 'd' ? STORE_TIER_DISK
+		           : where[i] == 'r' ? STORE_TIER_REDIS
+		                             : STORE_TIER_NONE;
 	return rates_worth_reading(&r, tiers, n);
 }
 
-/* us of a block: computed, read from memory, disk and Redis; us until the first byte from each of these. 0: never seen. */
+/* us of a block: computed, read from memory, disk and Redis; us until the first byte from each
+ * of these. 0: never seen. */
 static const struct row {
 	uint64_t compute, memory, disk, redis, memory_begin, disk_begin, redis_begin;
 	const char *where;
 	uint32_t want;
 } rows[] = {
-	{0, 0, 0, 0, 0, 0, 0, "mmmm", 4},                         /* nothing is known: read, and learn */
+	/* nothing is known: read, and learn */
+	{0, 0, 0, 0, 0, 0, 0, "mmmm", 4},
 	{1000, 0, 0, 0, 0, 0, 0, "mmdd", 4},
 	{0, 100, 0, 0, 0, 0, 0, "mmmm", 4},
 	{1000, 100, 0, 0, 0, 0, 0, "mmmm", 4},
 	{1000, 1100, 0, 0, 0, 0, 0, "mmmm", 0},
-	{1000, 100, 2000, 0, 0, 0, 0, "mmdd", 2},                 /* the slow ones are at the end: computed */
-	{1000, 100, 2000, 0, 0, 0, 0, "dmmm", 4},                 /* one slow one, then three that make up for it */
-	{1000, 100, 2000, 0, 0, 0, 0, "dm", 0},                   /* ... and here they do not */
+	/* the slow ones are at the end: computed */
+	{1000, 100, 2000, 0, 0, 0, 0, "mmdd", 2},
+	/* one slow one, then three that make up for it */
+	{1000, 100, 2000, 0, 0, 0, 0, "dmmm", 4},
+	{1000, 100, 2000, 0, 0, 0, 0, "dm", 0}, /* ... and here they do not */
 	{1000, 100, 2000, 0, 0, 0, 0, "mdm", 1},
 	{1000, 100, 1500, 0, 0, 0, 0, "mdmm", 4},
 	{1000, 100, 500, 5000, 0, 0, 0, "mddrm", 3},
-	{1000, 0, 500, 0, 0, 3000, 0, "ddd", 0},                  /* the seek alone takes as long as three blocks */
-	{1000, 0, 500, 0, 0, 3000, 0, "ddddddd", 7},              /* break-even: 3000 / (1000 - 500) = 6 */
+	/* the seek alone takes as long as three blocks */
+	{1000, 0, 500, 0, 0, 3000, 0, "ddd", 0},
+	/* break-even: 3000 / (1000 - 500) = 6 */
+	{1000, 0, 500, 0, 0, 3000, 0, "ddddddd", 7},
 	{1000, 100, 500, 0, 0, 3000, 0, "mmddd", 2},
 	{1000, 100, 500, 0, 50, 3000, 0, "mmddddddd", 9},
-	{1000, 100, 0, 0, 0, 0, 0, "mmdd", 4},                    /* the disk is not known */
+	{1000, 100, 0, 0, 0, 0, 0, "mmdd", 4}, /* the disk is not known */
 	{1000, 2000, 0, 0, 0, 0, 0, "md", 2},
-	{1000, 100, 0, 0, 0, 0, 0, "????", 4},                    /* as memory */
+	{1000, 100, 0, 0, 0, 0, 0, "????", 4}, /* as memory */
 	{1000, 2000, 0, 0, 0, 0, 0, "????", 0},
 	{1000, 100, 0, 0, 0, 0, 0, "", 0},
 };
@@ -84,7 +94,8 @@ START_TEST(table)
 		reads(STORE_TIER_DISK, t->disk_begin, t->disk);
 	if (t->redis)
 		reads(STORE_TIER_REDIS, t->redis_begin, t->redis);
-	ck_assert_msg(worth(t->where) == t->want, "row %d: %s: %u blocks, want %u", _i, t->where, worth(t->where), t->want);
+	ck_assert_msg(worth(t->where) == t->want, "row %d: %s: %u blocks, want %u", _i, t->where,
+	              worth(t->where), t->want);
 }
 END_TEST
 
@@ -105,17 +116,18 @@ START_TEST(settings)
 }
 END_TEST
 
-/* The latest reads count most: a disk that became slow is left, one that recovered is found out by a try. */
+/* The latest reads count most: a disk that became slow is left, one that recovered is found out
+ * by a try. */
 START_TEST(rates_move)
 {
 	computes(1000);
 	reads(STORE_TIER_DISK, 0, 100);
 	ck_assert_uint_eq(worth("ddd"), 3);
 	for (int i = 0; i < 4; i++)
-		rates_note_read(&r, STORE_TIER_DISK, 0, 500000);         /* nothing came in half a second */
+		rates_note_read(&r, STORE_TIER_DISK, 0, 500000); /* nothing came in half a second */
 	ck_assert_uint_eq(worth("ddd"), 0);
 	r.retry_us = 0;
-	ck_assert_uint_eq(worth("ddd"), 3);                              /* a try */
+	ck_assert_uint_eq(worth("ddd"), 3); /* a try */
 	r.retry_us = UINT64_MAX;
 	ck_assert_uint_eq(worth("ddd"), 0);
 	for (int i = 0; i < 30; i++)
@@ -130,7 +142,7 @@ START_TEST(one_try_at_a_time)
 	computes(1000);
 	reads(STORE_TIER_DISK, 0, 5000);
 	r.noted_us[STORE_TIER_DISK] = 0;
-	r.retry_us = clock_us();        /* as long as the machine is up */
+	r.retry_us = clock_us(); /* as long as the machine is up */
 	uint32_t first = worth("mmdd");
 	ck_assert_uint_eq(first, 4);
 	for (int i = 0; i < 5; i++)
@@ -149,7 +161,7 @@ START_TEST(mixed_reads_are_the_slowest_ones)
 	ck_assert_double_eq_tol(1e6 / v.read_bytes_us[STORE_TIER_MEMORY], 100, 1);
 	uint32_t none[STORE_TIERS] = {0};
 	rates_note_blocks(&r, none, STORE_TIER_REDIS, 400000);
-	rates_note_blocks(&r, none, STORE_TIER_NONE, 400000);            /* nobody's */
+	rates_note_blocks(&r, none, STORE_TIER_NONE, 400000); /* nobody's */
 	rates_note_blocks(&r, (const uint32_t[STORE_TIERS]){7}, STORE_TIER_NONE, 400000);
 	computes(1000);
 	ck_assert_uint_eq(worth("rrrr"), 0);
@@ -160,14 +172,17 @@ END_TEST
 
 START_TEST(brought_up_meanwhile)
 {
-	unsigned char t[6] = {STORE_TIER_MEMORY, STORE_TIER_DISK, STORE_TIER_DISK, STORE_TIER_DISK, STORE_TIER_REDIS, STORE_TIER_NONE};
+	unsigned char t[6] = {STORE_TIER_MEMORY, STORE_TIER_DISK,  STORE_TIER_DISK,
+	                      STORE_TIER_DISK,   STORE_TIER_REDIS, STORE_TIER_NONE};
 	reads(STORE_TIER_DISK, 200, 1000);
 	rates_brought_up(&r, t, 6, 2300);
-	static const unsigned char want[6] = {STORE_TIER_MEMORY, STORE_TIER_MEMORY, STORE_TIER_MEMORY, STORE_TIER_DISK, STORE_TIER_REDIS, STORE_TIER_NONE};
+	static const unsigned char want[6] = {STORE_TIER_MEMORY, STORE_TIER_MEMORY, STORE_TIER_MEMORY,
+	                                      STORE_TIER_DISK,   STORE_TIER_REDIS,  STORE_TIER_NONE};
 	ck_assert_mem_eq(t, want, sizeof t);
 	rates_brought_up(&r, t, 6, UINT64_MAX);
 	ck_assert_int_eq(t[3], STORE_TIER_MEMORY);
-	ck_assert_int_eq(t[4], STORE_TIER_REDIS);                        /* how long that takes is not known */
+	/* how long that takes is not known */
+	ck_assert_int_eq(t[4], STORE_TIER_REDIS);
 }
 END_TEST
 
@@ -193,7 +208,7 @@ START_TEST(what_people_see)
 {
 	struct rates_view v;
 	rates_view(&r, &v);
-	ck_assert_uint_eq(v.break_even_blocks[STORE_TIER_DISK], 0);      /* not known */
+	ck_assert_uint_eq(v.break_even_blocks[STORE_TIER_DISK], 0); /* not known */
 	computes(1000);
 	reads(STORE_TIER_MEMORY, 0, 100);
 	reads(STORE_TIER_DISK, 3000, 500);

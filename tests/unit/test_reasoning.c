@@ -46,28 +46,51 @@ static const struct {
 	{"granite", 0, "Here is my thought process: Two.\n\nHere is my response: 4", "Two.", "4"},
 	{"granite", 0, "Here is my answer", "", "Here is my answer"},
 	/* harmony: the messages as the format has them */
-	{"harmony", 0, "<|channel|>analysis<|message|>Two and two.\n<|end|><|start|>assistant<|channel|>final<|message|>It is <4>.\n<|return|>", "Two and two.", "It is <4>.\n"},
+	{"harmony", 0,
+     "<|channel|>analysis<|message|>Two and "
+     "two.\n<|end|><|start|>assistant<|channel|>final<|message|>It is <4>.\n<|return|>",
+     "Two and two.", "It is <4>.\n"},
 	{"harmony", 0, "<|channel|>final<|message|>4", "", "4"},
 	{"harmony", 0, "<|channel|>analysis<|message|> Hm", "Hm", ""},
-	{"harmony", 0, "<|channel|>analysis<|message|>A.<|end|><|start|>assistant<|channel|>analysis<|message|>B.<|end|><|start|>assistant<|channel|>final<|message|>4", "A.\n\nB.", "4"},
-	{"harmony", 0, "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>4", "", "I look.\n\n4"},
-	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": \"<x>\"}<|call|>", "A",
-	 "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": \"<x>\"}<|call|>"},
-	{"harmony", 0, " to=functions.f<|channel|>commentary json<|message|>{}", "", "<|start|>to=functions.f<|channel|>commentary json<|message|>{}"},
-	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|>assistant to=functions.f<|channel|>commentary json<|message|>{}", "A",
-	 "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}"},
-	{"harmony", 0, "<|channel|>analysis to=functions.f code<|message|>{}<|end|><|start|>assistant<|channel|>analysis<|message|>So", "So",
-	 "<|channel|>analysis to=functions.f code<|message|>{}<|end|>"},
+	{"harmony", 0,
+     "<|channel|>analysis<|message|>A.<|end|><|start|>assistant<|channel|>analysis<|message|>B.<|"
+     "end|><|start|>assistant<|channel|>final<|message|>4",
+     "A.\n\nB.", "4"},
+	{"harmony", 0,
+     "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>4",
+     "", "I look.\n\n4"},
+	{"harmony", 0,
+     "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>{\"a\": \"<x>\"}<|call|>",
+     "A",
+     "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": "
+     "\"<x>\"}<|call|>"},
+	{"harmony", 0, " to=functions.f<|channel|>commentary json<|message|>{}", "",
+     "<|start|>to=functions.f<|channel|>commentary json<|message|>{}"},
+	{"harmony", 0,
+     "<|channel|>analysis<|message|>A<|end|>assistant to=functions.f<|channel|>commentary "
+     "json<|message|>{}",
+     "A", "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}"},
+	{"harmony", 0,
+     "<|channel|>analysis to=functions.f "
+     "code<|message|>{}<|end|><|start|>assistant<|channel|>analysis<|message|>So",
+     "So", "<|channel|>analysis to=functions.f code<|message|>{}<|end|>"},
 	{"harmony", 0, "<|channel|>analysis to=python code<|message|>print(1)<|call|>", "print(1)", ""},
-	{"harmony", 0, "<|channel|>commentary to=search<|message|>{}", "", "<|channel|>commentary to=search<|message|>{}"},
+	{"harmony", 0, "<|channel|>commentary to=search<|message|>{}", "",
+     "<|channel|>commentary to=search<|message|>{}"},
 	{"harmony", 0, "<|channel|>commentary to=user<|message|>Wait.", "", "Wait."},
 	/* arguments may hold what marks messages, in strings */
-	{"harmony", 0, CALL_HEAD "{\"text\": \"the head is <|start|>assistant<|channel|>analysis<|message|>X<|end|> and so\", \"b\": 1}", "",
-	 CALL_HEAD "{\"text\": \"the head is <|start|>assistant<|channel|>analysis<|message|>X<|end|> and so\", \"b\": 1}"},
-	{"harmony", 0, CALL_HEAD " {\"a\": {\"b\\\"<|end|>\": [\"\\\\\"]}}<|call|><|channel|>analysis<|message|>So", "So",
-	 CALL_HEAD " {\"a\": {\"b\\\"<|end|>\": [\"\\\\\"]}}<|call|>"},
-	{"harmony", 0, CALL_HEAD "{}\"<|end|>" CALL_HEAD "it\"s<|end|><|channel|>analysis<|message|>So", "So",
-	 CALL_HEAD "{}\"<|end|>" CALL_HEAD "it\"s<|end|>"},
+	{"harmony", 0,
+     CALL_HEAD "{\"text\": \"the head is <|start|>assistant<|channel|>analysis<|message|>X<|end|> "
+               "and so\", \"b\": 1}",
+     "",
+     CALL_HEAD "{\"text\": \"the head is <|start|>assistant<|channel|>analysis<|message|>X<|end|> "
+               "and so\", \"b\": 1}"},
+	{"harmony", 0,
+     CALL_HEAD " {\"a\": {\"b\\\"<|end|>\": [\"\\\\\"]}}<|call|><|channel|>analysis<|message|>So",
+     "So", CALL_HEAD " {\"a\": {\"b\\\"<|end|>\": [\"\\\\\"]}}<|call|>"},
+	{"harmony", 0, CALL_HEAD "{}\"<|end|>" CALL_HEAD "it\"s<|end|><|channel|>analysis<|message|>So",
+     "So", CALL_HEAD "{}\"<|end|>" CALL_HEAD "it\"s<|end|>"},
 	/* and as they come otherwise */
 	{"harmony", 0, "Just 4 <b>, <|en and\n", "", "Just 4 <b>, <|en and\n"},
 	{"harmony", 0, " \n", "", ""},
@@ -80,11 +103,18 @@ static const struct {
 	{"harmony", 0, "assistant to=", "", ""},
 	{"harmony", 0, "to=user ", "", ""},
 	{"harmony", 0, "assistant<|channel|>final<|message|>4", "", "4"},
-	{"harmony", 0, "<|start|>assistant<|channel|>analysis<|message|>A<|end|>assistantassistant<|channel|>final<|message|>4", "A", "4"},
+	{"harmony", 0,
+     "<|start|>assistant<|channel|>analysis<|message|>A<|end|>assistantassistant<|channel|>final<|"
+     "message|>4",
+     "A", "4"},
 	{"harmony", 0, "<|channel|>analysis<|message|>A<|channel|>final<|message|>4", "A", "4"},
 	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|>\n4", "A", "\n4"},
-	{"harmony", 0, "<|channel|>?!<|end|><|start|>assistant<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>4", "?!\n\nA", "4"},
-	{"harmony", 0, "<|channel|>commentary to=assistant<|channel|>commentary?<|message|>4<|end|>", "", "4"},
+	{"harmony", 0,
+     "<|channel|>?!<|end|><|start|>assistant<|channel|>analysis<|message|>A<|end|><|start|>"
+     "assistant<|channel|>final<|message|>4",
+     "?!\n\nA", "4"},
+	{"harmony", 0, "<|channel|>commentary to=assistant<|channel|>commentary?<|message|>4<|end|>",
+     "", "4"},
 	{"harmony", 0, "<|channel|>comment<|message|>4", "", "4"},
 	{"harmony", 0, "<|channel|>final json<|message|>{}", "", "{}"},
 	{"harmony", 0, "<|channel|>finalFour.<|return|>", "", "Four."},
@@ -100,7 +130,9 @@ static const struct {
 	{"harmony", 0, "<|channel|>commentary to=functions.f <|constr", "", ""},
 	{"harmony", 0, "<|channel|>commentary to=functions.f <|constrain|>js", "", ""},
 	{"harmony", 0, "<|channel|>commentary to=functions.f <|constrain|>json", "", ""},
-	{"harmony", 0, "<|channel|>analysis<|message|>A<|end|><|start|>assistant to=functions.f<|channel|>commen", "A", ""},
+	{"harmony", 0,
+     "<|channel|>analysis<|message|>A<|end|><|start|>assistant to=functions.f<|channel|>commen",
+     "A", ""},
 	{"harmony", 0, " to=functions.f<|channel|>commentary json", "", ""},
 	{"harmony", 0, " to=functions.f", "", ""},
 	{"harmony", 0, "<|channel|>analysis to=functions.f code", "", ""},
@@ -116,14 +148,16 @@ static const struct {
 	{"harmony", 0, "<|channel|>final total<|end|>", "", " total"},
 	{"harmony", 0, "<|channel|>final to<|end|>", "", " to"},
 	{"harmony", 0, "<|end|><|message|>4<|end|>", "", "4"},
-	{"harmony", REASONING_WITHIN_THOUGHTS, " A<|end|><|start|>assistant<|channel|>final<|message|>4", "A", "4"},
+	{"harmony", REASONING_WITHIN_THOUGHTS,
+     " A<|end|><|start|>assistant<|channel|>final<|message|>4", "A", "4"},
 	{"harmony", REASONING_WITHIN_ANSWER, " more<|end|>", "", " more"},
-	{"cohere", 0, "<|START_THINKING|>Two.<|END_THINKING|><|START_RESPONSE|>4<|END_RESPONSE|>", "Two.", "4"},
+	{"cohere", 0, "<|START_THINKING|>Two.<|END_THINKING|><|START_RESPONSE|>4<|END_RESPONSE|>",
+     "Two.", "4"},
 };
 
 struct got {
 	struct buf part[2];
-	int answered, mixes;         /* harmony: messages of both kinds in any order */
+	int answered, mixes; /* harmony: messages of both kinds in any order */
 };
 
 static void sink(void *arg, int thoughts, const char *text, size_t len)
@@ -141,22 +175,27 @@ static void run(int row, size_t cut, size_t each)
 	const char *text = rows[row].text;
 	size_t len = strlen(text);
 	struct got g = {.mixes = strcmp(rows[row].format, "harmony") == 0};
-	struct reasoning *r = reasoning_new(reasoning_format_find(rows[row].format), rows[row].inside, NULL, sink, &g);
+	struct reasoning *r = reasoning_new(reasoning_format_find(rows[row].format), rows[row].inside,
+	                                    NULL, sink, &g);
 	buf_init(&g.part[0], 0);
 	buf_init(&g.part[1], 0);
 	for (size_t at = 0, n; at < len; at += n) {
 		n = at == 0 ? cut : each;
 		n = at + n > len ? len - at : n;
-		char *piece = mem_alloc(n);        /* exactly so long: a read beyond is seen by the sanitizer */
+		/* exactly so long: a read beyond is seen by the sanitizer */
+		char *piece = mem_alloc(n);
 		memcpy(piece, text + at, n);
 		reasoning_feed(r, piece, n);
 		free(piece);
 	}
 	reasoning_finish(r);
 	reasoning_destroy(&r);
-	const char *thoughts = g.part[1].data ? g.part[1].data : "", *answer = g.part[0].data ? g.part[0].data : "";
-	ck_assert_msg(strcmp(thoughts, rows[row].thoughts) == 0 && strcmp(answer, rows[row].answer) == 0, "%s cut at %zu, then %zu\nthoughts %s, want %s\nanswer %s, want %s", text,
-	              cut, each, thoughts, rows[row].thoughts, answer, rows[row].answer);
+	const char *thoughts = g.part[1].data ? g.part[1].data : "",
+			   *answer = g.part[0].data ? g.part[0].data : "";
+	ck_assert_msg(strcmp(thoughts, rows[row].thoughts) == 0 &&
+	                  strcmp(answer, rows[row].answer) == 0,
+	              "%s cut at %zu, then %zu\nthoughts %s, want %s\nanswer %s, want %s", text, cut,
+	              each, thoughts, rows[row].thoughts, answer, rows[row].answer);
 	buf_fini(&g.part[0]);
 	buf_fini(&g.part[1]);
 }
@@ -174,8 +213,14 @@ END_TEST
 /* Markers in any order, cut anywhere: as in one piece. */
 START_TEST(random_splits)
 {
-	static const char *const pieces[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "assistant", "analysis", "final",
-	                                     "commentary", " to=functions.f ", "to=g", "{\"a\": 1}", "{\"s\": \"", "\\\"", "\"}", "json", " \n", "x<y", "<|", "<think>", "</think>", "some words that go on "};
+	static const char *const pieces[] = {"<|start|>",     "<|channel|>", "<|message|>",
+	                                     "<|end|>",       "<|call|>",    "<|return|>",
+	                                     "<|constrain|>", "assistant",   "analysis",
+	                                     "final",         "commentary",  " to=functions.f ",
+	                                     "to=g",          "{\"a\": 1}",  "{\"s\": \"",
+	                                     "\\\"",          "\"}",         "json",
+	                                     " \n",           "x<y",         "<|",
+	                                     "<think>",       "</think>",    "some words that go on "};
 	unsigned seed = (unsigned)_i;
 	for (int round = 0; round < 400; round++) {
 		struct got got[2];
@@ -199,8 +244,11 @@ START_TEST(random_splits)
 			reasoning_destroy(&r);
 		}
 		for (int k = 0; k < 2; k++) {
-			ck_assert_msg(got[0].part[k].len == got[1].part[k].len && (!got[0].part[k].len || memcmp(got[0].part[k].data, got[1].part[k].data, got[0].part[k].len) == 0),
-			              "%s\nwhole %s\nparts %s", text.data, got[0].part[k].data, got[1].part[k].data);
+			ck_assert_msg(
+				got[0].part[k].len == got[1].part[k].len &&
+					(!got[0].part[k].len ||
+			         memcmp(got[0].part[k].data, got[1].part[k].data, got[0].part[k].len) == 0),
+				"%s\nwhole %s\nparts %s", text.data, got[0].part[k].data, got[1].part[k].data);
 			buf_fini(&got[0].part[k]);
 			buf_fini(&got[1].part[k]);
 		}
@@ -224,7 +272,8 @@ START_TEST(long_words)
 	buf_adds(&text, t[_i].end);
 	for (size_t each = 1; each <= text.len; each += each < 3 ? 1 : 100) {
 		struct got g = {.mixes = 1};
-		struct reasoning *r = reasoning_new(reasoning_format_find("harmony"), REASONING_BEFORE, NULL, sink, &g);
+		struct reasoning *r = reasoning_new(reasoning_format_find("harmony"), REASONING_BEFORE,
+		                                    NULL, sink, &g);
 		buf_init(&g.part[0], 0);
 		for (size_t at = 0; at < text.len; at += each)
 			reasoning_feed(r, text.data + at, text.len - at < each ? text.len - at : each);
@@ -247,14 +296,19 @@ START_TEST(long_space)
 		const char *format, *before;
 		enum reasoning_at at;
 	} t[] = {
-		{"think", "", REASONING_BEFORE}, {"think", "", REASONING_WITHIN_THOUGHTS},
-		{"think", "<think>", REASONING_BEFORE}, {"think", "<think>x", REASONING_BEFORE},
-		{"think", "<think>x</think>", REASONING_BEFORE}, {"ernie", "x</think><response>4", REASONING_WITHIN_THOUGHTS},
-		{"harmony", "", REASONING_BEFORE}, {"harmony", "<|channel|>analysis<|message|>", REASONING_BEFORE},
+		{"think", "", REASONING_BEFORE},
+		{"think", "", REASONING_WITHIN_THOUGHTS},
+		{"think", "<think>", REASONING_BEFORE},
+		{"think", "<think>x", REASONING_BEFORE},
+		{"think", "<think>x</think>", REASONING_BEFORE},
+		{"ernie", "x</think><response>4", REASONING_WITHIN_THOUGHTS},
+		{"harmony", "", REASONING_BEFORE},
+		{"harmony", "<|channel|>analysis<|message|>", REASONING_BEFORE},
 		{"harmony", "<|channel|>analysis<|message|>x", REASONING_BEFORE},
 	};
 	struct got g = {.mixes = 1};
-	struct reasoning *r = reasoning_new(reasoning_format_find(t[_i].format), t[_i].at, NULL, sink, &g);
+	struct reasoning *r = reasoning_new(reasoning_format_find(t[_i].format), t[_i].at, NULL, sink,
+	                                    &g);
 	buf_init(&g.part[0], 0);
 	buf_init(&g.part[1], 0);
 	reasoning_feed(r, t[_i].before, strlen(t[_i].before));
@@ -276,25 +330,28 @@ END_TEST
 static const struct {
 	const char *text, *thoughts, *want;
 } chained[] = {
-	{CALL_HEAD "{\"s\": \"5\" tall\"}" SECRET, "a \"SECRET\" b", "<f {\"s\": \"5\" >tall\"}<|end|>4"},
+	{CALL_HEAD "{\"s\": \"5\" tall\"}" SECRET, "a \"SECRET\" b",
+     "<f {\"s\": \"5\" >tall\"}<|end|>4"},
 	{CALL_HEAD "{\"s\": tall\"}" SECRET, "a \"SECRET\" b", "<f {\"s\": t>all\"}<|end|>4"},
 	{CALL_HEAD "{\"s\": \"\\" SECRET, "a \"SECRET\" b", "<f {\"s\": \"\\><|end|>4"},
 	{CALL_HEAD "{\"s\": \"cut" SECRET, "a \"SECRET\" b", "<f {\"s\": \"cut>4"},
-	{CALL_HEAD "{\"s\": \"cut<|end|> and" SECRET, "a \"SECRET\" b", "<f {\"s\": \"cut<|end|> and>4"},
+	{CALL_HEAD "{\"s\": \"cut<|end|> and" SECRET, "a \"SECRET\" b",
+     "<f {\"s\": \"cut<|end|> and>4"},
 	{CALL_HEAD "{\"s" SECRET, "a \"SECRET\" b", "<f {\"s>4"},
 	{CALL_HEAD "{\"s\": \"<|call|>\n" HEAD("analysis") "A \"", "A \"", "<f {\"s\": \">"},
-	{CALL_HEAD "{\"s\": \"<|end|>assistant<|channel|>analysis<|message|>A \"", "A \"", "<f {\"s\": \">"},
+	{CALL_HEAD "{\"s\": \"<|end|>assistant<|channel|>analysis<|message|>A \"", "A \"",
+     "<f {\"s\": \">"},
 	{CALL_HEAD "{\"s\": \"cut<|end|>" CALL_G SECRET, "a \"SECRET\" b", "<f {\"s\": \"cut><g {}>4"},
 	{CALL_HEAD "{\"s\": \"cut<|end|>" CALL_HEAD "{}<|call|>", "", "<f {\"s\": \"cut><f {}>"},
 	/* and what ends no call */
 	{CALL_HEAD "{\"s\": \"<|end|><|start|>user<|message|>x<|end|> <|call|>\"}<|call|>", "",
-	 "<f {\"s\": \"<|end|><|start|>user<|message|>x<|end|> <|call|>\"}>"},
+     "<f {\"s\": \"<|end|><|start|>user<|message|>x<|end|> <|call|>\"}>"},
 	{CALL_HEAD "{\"s\": \"<|end|><|start|>assistant<|channel|>analysis", "",
-	 "<f {\"s\": \"<|end|><|start|>assistant<|channel|>analysis>"},
+     "<f {\"s\": \"<|end|><|start|>assistant<|channel|>analysis>"},
 };
 
 struct chain {
-	struct buf part[2];          /* part[0]: content, calls as <name arguments> */
+	struct buf part[2]; /* part[0]: content, calls as <name arguments> */
 	struct toolcall *calls;
 };
 
@@ -339,17 +396,18 @@ static void run_chained(const struct toolcall_tools *tools, int row, size_t cut,
 	toolcall_destroy(&c.calls);
 	const char *thoughts = c.part[1].data ? c.part[1].data : "";
 	const char *got = c.part[0].data ? c.part[0].data : "";
-	ck_assert_msg(strcmp(thoughts, chained[row].thoughts) == 0 && strcmp(got, chained[row].want) == 0,
-	              "%s cut at %zu, then %zu\nthoughts %s, want %s\nanswer %s, want %s", text, cut, each,
-	              thoughts, chained[row].thoughts, got, chained[row].want);
+	ck_assert_msg(strcmp(thoughts, chained[row].thoughts) == 0 &&
+	                  strcmp(got, chained[row].want) == 0,
+	              "%s cut at %zu, then %zu\nthoughts %s, want %s\nanswer %s, want %s", text, cut,
+	              each, thoughts, chained[row].thoughts, got, chained[row].want);
 	buf_fini(&c.part[0]);
 	buf_fini(&c.part[1]);
 }
 
 START_TEST(broken_calls)
 {
-	json_t *list = json_loads("[{\"function\": {\"name\": \"f\"}}, {\"function\": {\"name\": \"g\"}}]",
-	                          0, NULL);
+	json_t *list = json_loads(
+		"[{\"function\": {\"name\": \"f\"}}, {\"function\": {\"name\": \"g\"}}]", 0, NULL);
 	struct toolcall_tools *tools = toolcall_tools_new(list);
 	size_t len = strlen(chained[_i].text);
 	json_decref(list);
@@ -366,8 +424,13 @@ START_TEST(detection)
 	static const struct {
 		const char *text, *format;
 	} t[] = {
-		{"{{ messages }}", "none"},         {"'<think>\\n'", "think"}, {"'</think>'", "think"}, {"[THINK]", "mistral"}, {"<think> <response>", "ernie"},
-		{"Here is my thought process:", "granite"}, {"<|START_THINKING|>", "cohere"},
+		{"{{ messages }}", "none"},
+		{"'<think>\\n'", "think"},
+		{"'</think>'", "think"},
+		{"[THINK]", "mistral"},
+		{"<think> <response>", "ernie"},
+		{"Here is my thought process:", "granite"},
+		{"<|START_THINKING|>", "cohere"},
 		{"'<|start|>assistant<|channel|>analysis<|message|>'", "harmony"},
 	};
 	const struct reasoning_format *f = reasoning_format_detect(t[_i].text, strlen(t[_i].text));
@@ -384,7 +447,8 @@ START_TEST(opened_by_the_prompt)
 	const struct reasoning_format *f = reasoning_format_find("think");
 	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n", 11), 1);
 	ck_assert_int_eq(reasoning_opened(f, "<A><think>", 10), 1);
-	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n\n</think>\n\n", 22), REASONING_WITHIN_ANSWER);
+	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n\n</think>\n\n", 22),
+	                 REASONING_WITHIN_ANSWER);
 	ck_assert_int_eq(reasoning_opened(f, "<A></think>", 11), REASONING_WITHIN_ANSWER);
 	ck_assert_int_eq(reasoning_opened(f, "<A></think>no", 13), REASONING_BEFORE);
 	ck_assert_int_eq(reasoning_opened(f, "<A>", 3), 0);
@@ -400,13 +464,16 @@ START_TEST(opened_harmony)
 	} t[] = {
 		{"<|start|>user<|message|>x<|end|><|start|>assistant", REASONING_BEFORE},
 		{"<|start|>user<|message|>x<|end|>", REASONING_BEFORE},
-		{"<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>", REASONING_BEFORE},
+		{"<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+	     REASONING_BEFORE},
 		{"<|end|><|start|>assistant<|channel|>analysis<|message|>So", REASONING_WITHIN_THOUGHTS},
 		{"<|end|><|start|>assistant<|channel|>final<|message|>An old ", REASONING_WITHIN_ANSWER},
 		{"<|end|><|channel|>final<|message|>", REASONING_WITHIN_ANSWER},
 		{"", REASONING_BEFORE},
 	};
-	ck_assert_int_eq(reasoning_opened(reasoning_format_find("harmony"), t[_i].prompt, strlen(t[_i].prompt)), t[_i].at);
+	ck_assert_int_eq(reasoning_opened(reasoning_format_find("harmony"), t[_i].prompt,
+	                                  strlen(t[_i].prompt)),
+	                 t[_i].at);
 }
 END_TEST
 

@@ -1,4 +1,5 @@
-/* test_region.c - shared KV memory: what owner and peer see, and descriptors of a peer that must be refused. */
+/* test_region.c - shared KV memory: what owner and peer see, and descriptors of a peer that must
+ * be refused. */
 #include "pool_memory.h"
 
 #include <check.h>
@@ -14,13 +15,14 @@ static struct err e;
 
 static void setup(void)
 {
-	ck_assert_int_eq(kv_layout_uniform(&l, 2, 2, 16, 8, KV_BF16), 0);   /* a block is 2,048 bytes */
+	ck_assert_int_eq(kv_layout_uniform(&l, 2, 2, 16, 8, KV_BF16), 0); /* a block is 2,048 bytes */
 	ck_assert_msg(pool_memory_new(&own, &l, 7, &e) == 0, "%s", e.text);
 }
 
 static int map_dup(uint32_t blocks, int control, int data)
 {
-	return pool_memory_map(&peer, &l, blocks, control < 0 ? control : dup(control), data < 0 ? data : dup(data), &e);
+	return pool_memory_map(&peer, &l, blocks, control < 0 ? control : dup(control),
+	                       data < 0 ? data : dup(data), &e);
 }
 
 static int fds_open(void)
@@ -46,7 +48,7 @@ START_TEST(owner_and_peer_see_the_same)
 	own.region.generations[0]++;
 	ck_assert_uint_eq(peer.region.generations[0], 1);
 	pool_memory_fini(&own);
-	ck_assert_uint_eq(peer.data[0], 1);   /* the peer keeps what it mapped */
+	ck_assert_uint_eq(peer.data[0], 1); /* the peer keeps what it mapped */
 	pool_memory_fini(&peer);
 	pool_memory_fini(&peer);
 }
@@ -57,9 +59,11 @@ START_TEST(nobody_can_resize_or_write_generations)
 	ck_assert_int_lt(ftruncate(own.region.data_fd, 4096), 0);
 	ck_assert_int_lt(ftruncate(own.region.data_fd, 1 << 20), 0);
 	ck_assert_int_lt(ftruncate(own.region.control_fd, 4096), 0);
-	ck_assert_ptr_eq(mmap(NULL, own.region.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, own.region.control_fd, 0), MAP_FAILED);
+	ck_assert_ptr_eq(mmap(NULL, own.region.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+	                      own.region.control_fd, 0),
+	                 MAP_FAILED);
 	ck_assert_int_lt(pwrite(own.region.control_fd, "x", 1, 0), 0);
-	own.region.generations[3]++;   /* the owner's own mapping goes on */
+	own.region.generations[3]++; /* the owner's own mapping goes on */
 	ck_assert_int_eq(fcntl(own.region.data_fd, F_GETFD), FD_CLOEXEC);
 	ck_assert_int_eq(fcntl(own.region.control_fd, F_GETFD), FD_CLOEXEC);
 }
@@ -68,8 +72,11 @@ END_TEST
 START_TEST(a_backend_that_is_not_there)
 {
 	struct kv_region r;
-	ck_assert_int_eq(kv_region_map(&r, &l, 7, "none", 1, dup(own.region.control_fd), dup(own.region.data_fd), &e), ERR_UNSUPPORTED);
-	ck_assert_ptr_nonnull(strstr(e.text, "blocks on device 1 of backend none cannot be copied: backend: found none, expected cpu, sim, or one"));
+	ck_assert_int_eq(kv_region_map(&r, &l, 7, "none", 1, dup(own.region.control_fd),
+	                               dup(own.region.data_fd), &e),
+	                 ERR_UNSUPPORTED);
+	ck_assert_ptr_nonnull(strstr(e.text, "blocks on device 1 of backend none cannot be copied: "
+	                                     "backend: found none, expected cpu, sim, or one"));
 	ck_assert_ptr_null(r.pool);
 	ck_assert_int_eq(r.data_fd, -1);
 }
@@ -87,30 +94,43 @@ static int memory(size_t bytes, int seals)
 START_TEST(forged_descriptors_are_refused)
 {
 	const int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
-	const int file = open("/proc/self/exe", O_RDONLY), open_ended = memory(own.region.data_bytes, F_SEAL_GROW),
-	          brief = memory(own.region.data_bytes - 1, sealed), zeros = memory(own.region.control_bytes, sealed), fit = memory(own.region.data_bytes, sealed);
+	const int file = open("/proc/self/exe", O_RDONLY),
+			  open_ended = memory(own.region.data_bytes, F_SEAL_GROW),
+			  brief = memory(own.region.data_bytes - 1, sealed),
+			  zeros = memory(own.region.control_bytes, sealed),
+			  fit = memory(own.region.data_bytes, sealed);
 	const struct {
 		uint32_t blocks;
 		int control, data, want;
 	} t[] = {
-		{7, -1, own.region.data_fd, ERR_IO},           {7, file, own.region.data_fd, ERR_INVALID},        {7, own.region.control_fd, file, ERR_INVALID},
-		{7, own.region.control_fd, open_ended, ERR_INVALID}, {7, own.region.control_fd, brief, ERR_INVALID}, {7, zeros, own.region.data_fd, ERR_CORRUPT},
-		{8, own.region.control_fd, own.region.data_fd, ERR_CORRUPT}, {0, own.region.control_fd, own.region.data_fd, ERR_INVALID},
-		{UINT32_MAX, own.region.control_fd, own.region.data_fd, ERR_INVALID}, {UINT32_MAX - 1, own.region.control_fd, own.region.data_fd, ERR_INVALID},
-		{7, own.region.data_fd, own.region.control_fd, ERR_INVALID}, {7, own.region.control_fd, fit, 0},
+		{7, -1, own.region.data_fd, ERR_IO},
+		{7, file, own.region.data_fd, ERR_INVALID},
+		{7, own.region.control_fd, file, ERR_INVALID},
+		{7, own.region.control_fd, open_ended, ERR_INVALID},
+		{7, own.region.control_fd, brief, ERR_INVALID},
+		{7, zeros, own.region.data_fd, ERR_CORRUPT},
+		{8, own.region.control_fd, own.region.data_fd, ERR_CORRUPT},
+		{0, own.region.control_fd, own.region.data_fd, ERR_INVALID},
+		{UINT32_MAX, own.region.control_fd, own.region.data_fd, ERR_INVALID},
+		{UINT32_MAX - 1, own.region.control_fd, own.region.data_fd, ERR_INVALID},
+		{7, own.region.data_fd, own.region.control_fd, ERR_INVALID},
+		{7, own.region.control_fd, fit, 0},
 	};
 	int before = fds_open();
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
 		memset(&e, 0, sizeof e);
 		int r = map_dup(t[i].blocks, t[i].control, t[i].data);
-		ck_assert_msg(r == t[i].want, "case %zu: %s, wanted %s (%s)", i, err_name(r), err_name(t[i].want), e.text);
+		ck_assert_msg(r == t[i].want, "case %zu: %s, wanted %s (%s)", i, err_name(r),
+		              err_name(t[i].want), e.text);
 		ck_assert(r == 0 || e.text[0]);
 		pool_memory_fini(&peer);
 		ck_assert_int_eq(fds_open(), before);
 	}
 	struct kv_layout other;
 	kv_layout_uniform(&other, 2, 2, 16, 8, KV_F32);
-	ck_assert_int_lt(pool_memory_map(&peer, &other, 7, dup(own.region.control_fd), dup(own.region.data_fd), &e), 0);
+	ck_assert_int_lt(pool_memory_map(&peer, &other, 7, dup(own.region.control_fd),
+	                                 dup(own.region.data_fd), &e),
+	                 0);
 	ck_assert_int_eq(fds_open(), before);
 }
 END_TEST
@@ -122,12 +142,15 @@ START_TEST(impossible_pools_are_refused)
 	char text[256] = "";
 	void *at;
 	int fd;
-	kv_layout_uniform(&big, 1, 1, 1u << 22, 64, KV_BF16);   /* blocks of 1 GiB */
+	kv_layout_uniform(&big, 1, 1, 1u << 22, 64, KV_BF16); /* blocks of 1 GiB */
 	int before = fds_open();
 	ck_assert_int_eq(kv_region_create(&r, &big, 0, dup(0), &e), ERR_INVALID);
 	ck_assert_int_eq(kv_region_create(&r, &big, UINT32_MAX, dup(0), &e), ERR_INVALID);
 	ck_assert_int_eq(r.data_fd, -1);
-	ck_assert_int_eq(host_shared_new(big.block_bytes * (UINT32_MAX - 1), &at, &fd, text, sizeof text), KERN_ENOMEM);   /* 4 EiB */
+	/* 4 EiB */
+	ck_assert_int_eq(host_shared_new(big.block_bytes * (UINT32_MAX - 1), &at, &fd, text,
+	                                 sizeof text),
+	                 KERN_ENOMEM);
 	ck_assert_str_ne(text, "");
 	ck_assert_int_eq(fds_open(), before);
 }

@@ -1,5 +1,6 @@
-/* test_relay.c - what a worker passes on of its storage's tiers: links and clock are this file's own, so that links are full, storage goes and comes, and
- * routers restart in every order. At the end of each story every router knows what storage has, or nothing where there is none. */
+/* test_relay.c - what a worker passes on of its storage's tiers: links and clock are this file's
+ * own, so that links are full, storage goes and comes, and routers restart in every order. At
+ * the end of each story every router knows what storage has, or nothing where there is none. */
 #include "daemons/worker/relay.h"
 #include "util/mem.h"
 
@@ -13,32 +14,34 @@
 #define HASHES 24u
 #define PIECE 4096u
 
-/* --- the fakes: what relay.c calls of svc and libevent ------------------------------------------------------------------------------- */
+/* --- the fakes: what relay.c calls of svc and libevent ------------------- */
 
 struct peer {
 	char name[16];
-	int up, full;              /* full: its link takes nothing */
-	unsigned begun;            /* bits of tiers: a list has begun on this link */
-	uint32_t knows[3];         /* bits of hashes, by tier */
+	int up, full;      /* full: its link takes nothing */
+	unsigned begun;    /* bits of tiers: a list has begun on this link */
+	uint32_t knows[3]; /* bits of hashes, by tier */
 	unsigned messages, resets;
 };
 
 enum { HASHES_PASSED, ASKED, CUT, BAD, STATS };
-static const struct stat_def defs[STATS] = {
-	{"passed", "p", STAT_COUNTER}, {"asked", "a", STAT_COUNTER}, {"cut", "c", STAT_COUNTER}, {"bad", "b", STAT_COUNTER}};
+static const struct stat_def defs[STATS] = {{"passed", "p", STAT_COUNTER},
+                                            {"asked", "a", STAT_COUNTER},
+                                            {"cut", "c", STAT_COUNTER},
+                                            {"bad", "b", STAT_COUNTER}};
 
 static struct {
 	struct stat_set *stats;
 	struct peer router[ROUTERS], storage;
-	uint32_t has[3];           /* what storage has, by tier */
-	uint32_t marked[3];        /* what this worker takes it to have */
-	int tells;                 /* it was asked in this life of the link */
+	uint32_t has[3];    /* what storage has, by tier */
+	uint32_t marked[3]; /* what this worker takes it to have */
+	int tells;          /* it was asked in this life of the link */
 	struct {
 		uint32_t tier, stored, removed;
 		int reset;
-	} queue[4096];             /* said by storage, not arrived */
+	} queue[4096]; /* said by storage, not arrived */
 	unsigned head, tail;
-	int timer, timers;         /* pending; how often it was set */
+	int timer, timers; /* pending; how often it was set */
 	uint64_t timer_us;
 	event_callback_fn timer_fn;
 	void *timer_arg;
@@ -61,7 +64,8 @@ const char *peer_name(const struct peer *p)
 {
 	return p->name;
 }
-struct event *event_new(struct event_base *base, evutil_socket_t fd, short what, event_callback_fn fn, void *arg)
+struct event *event_new(struct event_base *base, evutil_socket_t fd, short what,
+                        event_callback_fn fn, void *arg)
 {
 	(void)base;
 	(void)fd;
@@ -125,7 +129,8 @@ static uint32_t bits_of(const uint64_t *hash, size_t n)
 	return bits;
 }
 
-int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head, const void *body)
+int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head,
+             const void *body)
 {
 	(void)s;
 	(void)head;
@@ -140,7 +145,8 @@ int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg
 	const Pds__KvEvents *m = body;
 	ck_assert_int_eq(type, MSG_KV_EVENTS);
 	ck_assert(m->tier == 1 || m->tier == 2);
-	ck_assert_msg(m->reset || p->begun & 1u << m->tier, "%s hears of tier %u before its list has begun", p->name, m->tier);
+	ck_assert_msg(m->reset || p->begun & 1u << m->tier,
+	              "%s hears of tier %u before its list has begun", p->name, m->tier);
 	if (m->reset)
 		p->knows[m->tier] = 0;
 	p->begun |= 1u << m->tier;
@@ -151,7 +157,7 @@ int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg
 	return 0;
 }
 
-/* --- the stage ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the stage ----------------------------------------------------------- */
 
 static void begin(void)
 {
@@ -201,7 +207,8 @@ static void say(struct peer *from, uint32_t tier, int reset, uint32_t stored, ui
 static void arrive(unsigned n)
 {
 	for (; n && W.head < W.tail; n--, W.head++)
-		say(&W.storage, W.queue[W.head].tier, W.queue[W.head].reset, W.queue[W.head].stored, W.queue[W.head].removed);
+		say(&W.storage, W.queue[W.head].tier, W.queue[W.head].reset, W.queue[W.head].stored,
+		    W.queue[W.head].removed);
 	if (W.head == W.tail)
 		W.head = W.tail = 0;
 }
@@ -256,14 +263,16 @@ static void check_routers(int something)
 {
 	for (int i = 0; i < ROUTERS; i++)
 		for (uint32_t t = 1; W.router[i].up && t <= 2; t++)
-			ck_assert_msg(W.router[i].knows[t] == (something ? W.has[t] : 0), "router %d, tier %u: knows %x, storage has %x", i, t, W.router[i].knows[t],
-			              something ? W.has[t] : 0);
+			ck_assert_msg(W.router[i].knows[t] == (something ? W.has[t] : 0),
+			              "router %d, tier %u: knows %x, storage has %x", i, t,
+			              W.router[i].knows[t], something ? W.has[t] : 0);
 }
 
 static void check_marks(void)
 {
 	for (uint32_t t = 1; t <= 2; t++)
-		ck_assert_msg(W.marked[t] == W.has[t], "tier %u: %x is marked, storage has %x", t, W.marked[t], W.has[t]);
+		ck_assert_msg(W.marked[t] == W.has[t], "tier %u: %x is marked, storage has %x", t,
+		              W.marked[t], W.has[t]);
 }
 
 static uint64_t count(unsigned stat)
@@ -271,7 +280,7 @@ static uint64_t count(unsigned stat)
 	return stat_get(W.stats, stat);
 }
 
-/* --- stories -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- stories ------------------------------------------------------------- */
 
 /* Whoever comes last: storage, a router, or the role in which it is read. */
 START_TEST(lists_begin_when_all_are_there)
@@ -304,7 +313,8 @@ START_TEST(lists_begin_when_all_are_there)
 }
 END_TEST
 
-/* Those that come up together are asked for once; one that comes later has the lists said again to all, in their order. */
+/* Those that come up together are asked for once; one that comes later has the lists said again
+ * to all, in their order. */
 START_TEST(routers_come_and_go)
 {
 	begin();
@@ -312,7 +322,7 @@ START_TEST(routers_come_and_go)
 	storage_up();
 	relay_reads(W.r, 1);
 	fire();
-	ck_assert_uint_eq(count(ASKED), 0);        /* nobody to tell */
+	ck_assert_uint_eq(count(ASKED), 0); /* nobody to tell */
 	router_up(0);
 	router_up(1);
 	calm();
@@ -321,7 +331,8 @@ START_TEST(routers_come_and_go)
 	router_up(2);
 	storage_changes(1, 0, 0xc);
 	arrive(1);
-	ck_assert_uint_eq(W.router[2].messages, 0);        /* a change before the list's beginning is nothing to it */
+	/* a change before the list's beginning is nothing to it */
+	ck_assert_uint_eq(W.router[2].messages, 0);
 	fire();
 	arrive(1);
 	ck_assert_uint_eq(W.router[2].resets, 1);
@@ -364,7 +375,7 @@ START_TEST(storage_gone)
 	}
 	check_routers(0);
 	ck_assert_int_eq(W.timer, 0);
-	ck_assert_uint_eq(W.router[0].resets, resets + 2);        /* said once */
+	ck_assert_uint_eq(W.router[0].resets, resets + 2); /* said once */
 	router_up(2);
 	calm();
 	ck_assert_uint_eq(W.router[2].messages, 0);
@@ -377,7 +388,8 @@ START_TEST(storage_gone)
 }
 END_TEST
 
-/* A link that takes nothing in the middle of a list, or of changes: what was lost comes with the next list, which is asked for ever more seldom. */
+/* A link that takes nothing in the middle of a list, or of changes: what was lost comes with the
+ * next list, which is asked for ever more seldom. */
 START_TEST(full_links)
 {
 	begin();
@@ -422,7 +434,8 @@ START_TEST(full_links)
 }
 END_TEST
 
-/* A worker that decodes does not read from storage: nobody is told, and what was told is taken back. */
+/* A worker that decodes does not read from storage: nobody is told, and what was told is taken
+ * back. */
 START_TEST(role_is_switched)
 {
 	begin();
@@ -449,7 +462,8 @@ START_TEST(role_is_switched)
 }
 END_TEST
 
-/* Who writes goes by what storage has, with routers or without; what it lost while the link was down is known when that is up again. Routers hear nothing of it. */
+/* Who writes goes by what storage has, with routers or without; what it lost while the link was
+ * down is known when that is up again. Routers hear nothing of it. */
 START_TEST(heard_for_oneself)
 {
 	begin();
@@ -493,14 +507,15 @@ START_TEST(heard_for_oneself)
 }
 END_TEST
 
-/* What is none of storage's tiers, comes from somebody else, or is longer than a piece: dropped, counted, and the next one counts. */
+/* What is none of storage's tiers, comes from somebody else, or is longer than a piece: dropped,
+ * counted, and the next one counts. */
 START_TEST(hostile_events)
 {
 	static uint64_t many[PIECE + 1];
 	static const uint32_t tiers[] = {0, 3, 4, 31, 32, 33, 63, UINT32_MAX};
 	struct peer other = {.name = "decode-1", .up = 1};
 	begin();
-	say(&W.storage, 1, 1, 1, 0);                       /* before its link is up here */
+	say(&W.storage, 1, 1, 1, 0); /* before its link is up here */
 	ck_assert_uint_eq(count(BAD), 1);
 	W.has[1] = 0xff;
 	relay_reads(W.r, 1);
@@ -524,7 +539,7 @@ START_TEST(hostile_events)
 	m.n_removed = PIECE;
 	relay_events(W.r, &W.storage, &m);
 	ck_assert_uint_eq(W.router[0].messages, had + 1);
-	relay_storage_down(W.r, &other);                   /* another peer's end is nothing */
+	relay_storage_down(W.r, &other); /* another peer's end is nothing */
 	ck_assert_uint_eq(W.router[0].knows[1], 0xfe);
 	relay_events(NULL, &W.storage, &m);
 	relay_router_up(NULL, &other);
@@ -564,7 +579,7 @@ START_TEST(walks)
 			else if (what < 37)
 				W.storage.up ? storage_down() : storage_up();
 			else if (what < 38 && W.storage.up && W.tells)
-				storage_lists();                  /* it has lost count itself */
+				storage_lists(); /* it has lost count itself */
 			else if (what == 40)
 				relay_writes(W.r, writes = !writes);
 		}

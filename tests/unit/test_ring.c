@@ -1,15 +1,17 @@
 /* test_ring.c - the task ring and progress board between a prefill worker (P) and the messager (M).
  *
- * Tests named bm... and s_slot_not_closed are the counterexamples of the protocol's model (tests/model, board), as far as they show at this level: what
- * P's and M's calls must do when the other side acts at the worst moment. That moment is reached by protecting the memory that a call is about to
- * touch: the fault's handler plays the other side, lifts the protection, and the call goes on. Not expressible here: bm2 (a
- * progress word before its kernel: the device's order) and s-drain-not-blocks (blocks are not the ring's). */
+ * Tests named bm... and s_slot_not_closed are the counterexamples of the protocol's model
+ * (tests/model, board), as far as they show at this level: what P's and M's calls must do when the
+ * other side acts at the worst moment. That moment is reached by protecting the memory that a call
+ * is about to touch: the fault's handler plays the other side, lifts the protection, and the
+ * call goes on. Not expressible here: bm2 (a progress word before its kernel: the device's
+ * order) and s-drain-not-blocks (blocks are not the ring's). */
 #include "ring_pair.h"
 
 #include <signal.h>
 #include <sys/mman.h>
 
-/* --- life of a slot ------------------------------------------------------------------------------------------------------------- */
+/* --- life of a slot ------------------------------------------------------ */
 
 START_TEST(life_of_a_task)
 {
@@ -36,10 +38,10 @@ START_TEST(life_of_a_task)
 	ck_assert_int_eq(ring_read(M, slot, &got, &g, &state), 0);
 	ck_assert_int_eq(state, RING_SENT);
 	ck_assert_uint_eq(ring_used(P), 1);
-	ring_retire(P, slot, gen + 1);   /* another's: ignored */
+	ring_retire(P, slot, gen + 1); /* another's: ignored */
 	ck_assert_uint_eq(ring_used(P), 1);
 	ring_retire(P, slot, gen);
-	ring_retire(P, slot, gen);       /* repeated: ignored */
+	ring_retire(P, slot, gen); /* repeated: ignored */
 	ck_assert_uint_eq(ring_used(P), 0);
 	ck_assert_int_eq(ring_peek(M, slot, &g), RING_FREE);
 	ck_assert_uint_eq(g, gen + 1);
@@ -58,7 +60,7 @@ START_TEST(tasks_in_hand)
 	for (unsigned i = 0; i < 7; i++)
 		ring_step(P);
 	publish(1);
-	ck_assert(ring_in_schedule(M, slot, gen));   /* as it was just published */
+	ck_assert(ring_in_schedule(M, slot, gen)); /* as it was just published */
 	ck_assert(!ring_in_schedule(M, slot, gen + 1));
 	ck_assert(!ring_in_schedule(M, slot + 1, gen));
 	for (int again = 0; again < 2; again++) {
@@ -75,7 +77,7 @@ START_TEST(tasks_in_hand)
 		ring_step(P);
 	publish(2);
 	ck_assert(ring_in_schedule(M, slot, gen));
-	ring_schedule(P, slot, gen - 1);             /* late, of the task before */
+	ring_schedule(P, slot, gen - 1); /* late, of the task before */
 	ck_assert(!ring_in_schedule(M, slot, gen));
 }
 END_TEST
@@ -138,7 +140,7 @@ START_TEST(restarted_messager_finds_everything)
 }
 END_TEST
 
-/* --- counterexamples of the model ---------------------------------------------------------------------------------------------------- */
+/* --- counterexamples of the model ---------------------------------------- */
 
 START_TEST(bm1_no_gen_in_word)
 {
@@ -151,7 +153,8 @@ START_TEST(bm1_no_gen_in_word)
 	ring_retire(P, slot, gen);
 	publish(2);
 	for (uint32_t i = 0; i < LAYERS; i++) {
-		ck_assert_uint_eq(*ring_progress_word(P, slot, i), 0);   /* also of a task 2^32 generations ago nothing is left */
+		/* also of a task 2^32 generations ago nothing is left */
+		ck_assert_uint_eq(*ring_progress_word(P, slot, i), 0);
 		device_store(i, old, 64);
 		ck_assert_uint_eq(ring_progress(M, slot, i, gen), 0);
 	}
@@ -163,7 +166,7 @@ START_TEST(bm3_plain_mark)
 	uint64_t g;
 	open_both(1);
 	publish(1);
-	ck_assert_int_eq(ring_cancel(P, slot, gen), 0);   /* while M copied */
+	ck_assert_int_eq(ring_cancel(P, slot, gen), 0); /* while M copied */
 	ck_assert_int_eq(ring_mark_sent(M, slot, gen), ERR_STALE);
 	ck_assert_int_eq(ring_peek(M, slot, &g), RING_VOID);
 	ck_assert_int_eq(ring_read(M, slot, &got, &g, &state), ERR_STALE);
@@ -183,14 +186,16 @@ START_TEST(bm8_mark_without_generation)
 	ck_assert_int_eq(ring_mark_sent(M, slot, old), ERR_STALE);
 	ck_assert_int_eq(ring_peek(M, slot, &g), RING_PENDING);
 	ck_assert_uint_eq(g, gen);
-	ck_assert_int_eq(ring_cancel(P, slot, old), ERR_STALE);   /* nor does a late cancel hit the next task */
+	/* nor does a late cancel hit the next task */
+	ck_assert_int_eq(ring_cancel(P, slot, old), ERR_STALE);
 	ck_assert_int_eq(ring_peek(M, slot, &g), RING_PENDING);
-	ring_retire(P, slot, old);                                /* nor a late end */
+	ring_retire(P, slot, old); /* nor a late end */
 	ck_assert_uint_eq(ring_used(P), 1);
 }
 END_TEST
 
-/* KvReady is posted by whom ring_mark_sent tells so: then the cancel has lost, and P must not reuse. */
+/* KvReady is posted by whom ring_mark_sent tells so: then the cancel has lost, and P must not
+ * reuse. */
 START_TEST(bm10_ready_before_mark_defeats_the_cancel)
 {
 	uint64_t g;
@@ -221,8 +226,8 @@ START_TEST(bm6_gen_wraps)
 }
 END_TEST
 
-/* Without a drain a store of task 1 may come when task 2 has the slot: it is not taken for 2's progress. That it cannot undo 2's is
- * the drain's duty, before ring_retire. */
+/* Without a drain a store of task 1 may come when task 2 has the slot: it is not taken for 2's
+ * progress. That it cannot undo 2's is the drain's duty, before ring_retire. */
 START_TEST(bm7_no_drain_late_store_is_nobodys_progress)
 {
 	open_both(1);
@@ -239,7 +244,7 @@ START_TEST(bm7_no_drain_late_store_is_nobodys_progress)
 }
 END_TEST
 
-/* --- the other side acts in the middle of a call ---------------------------------------------------------------------------------- */
+/* --- the other side acts in the middle of a call ------------------------- */
 
 static struct {
 	unsigned char *page;
@@ -261,11 +266,12 @@ static void on_fault(int sig, siginfo_t *info, void *ctx)
 	trap.act();
 }
 
-/* The next touch (or, with PROT_READ, the next store) of the block numbers of r's only slot calls act first. The ring holds task 0x5EED. */
+/* The next touch (or, with PROT_READ, the next store) of the block numbers of r's only slot
+ * calls act first. The ring holds task 0x5EED. */
 static void set_trap(struct ring *r, int prot, void (*act)(void))
 {
 	uint32_t *w = (uint32_t *)ring_progress_word(r, 0, 0);
-	while (*--w != 0x5EED + 600 - 1)   /* the last of src or dst, downwards from the board */
+	while (*--w != 0x5EED + 600 - 1) /* the last of src or dst, downwards from the board */
 		;
 	trap.page = (unsigned char *)((uintptr_t)w & ~(uintptr_t)4095);
 	trap.bytes = 4096;
@@ -279,7 +285,8 @@ static void set_trap(struct ring *r, int prot, void (*act)(void))
 /* The next store into the word of r's only slot calls act first. */
 static void set_word_trap(struct ring *r, void (*act)(void))
 {
-	size_t fields = (offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64;   /* ring.c: header, words, fields, board */
+	/* ring.c: header, words, fields, board */
+	size_t fields = (offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64;
 	set_trap(r, PROT_READ | PROT_WRITE, act);
 	trap.page = (unsigned char *)ring_progress_word(r, 0, 0) - (fields + 4095) / 4096 * 4096 - 4096;
 	ck_assert_int_eq(mprotect(trap.page, trap.bytes, PROT_READ), 0);
@@ -332,7 +339,8 @@ START_TEST(bm4_word_before_fields)
 }
 END_TEST
 
-/* Task 1 was marked already when P cancelled it. While P writes the next task's fields, M must not find (old generation, SENT) with them. */
+/* Task 1 was marked already when P cancelled it. While P writes the next task's fields, M must
+ * not find (old generation, SENT) with them. */
 START_TEST(s_slot_not_closed)
 {
 	open_both(1);
@@ -344,7 +352,7 @@ START_TEST(s_slot_not_closed)
 }
 END_TEST
 
-static void p_reuses(void)   /* in the handler: nothing of libcheck */
+static void p_reuses(void) /* in the handler: nothing of libcheck */
 {
 	ring_cancel(P, slot, gen);
 	ring_retire(P, slot, gen);

@@ -1,5 +1,6 @@
-/* test_ring_threads.c - the task ring and progress board when both sides act in the same instant, its doorbell, and what either end does with a ring that a hostile other
- * end writes to: no mixture of two tasks is read, no bell is lost, nothing is followed out of bounds. */
+/* test_ring_threads.c - the task ring and progress board when both sides act in the same instant,
+ * its doorbell, and what either end does with a ring that a hostile other end writes to: no
+ * mixture of two tasks is read, no bell is lost, nothing is followed out of bounds. */
 #include "ring_pair.h"
 #include "util/clock.h"
 
@@ -10,12 +11,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-/* --- threads ------------------------------------------------------------------------------------------------------------------------ */
+/* --- threads ------------------------------------------------------------- */
 
 #define TASKS 20000u
 static _Atomic int stop;
 
-/* M's side of the race: takes what it reads only when it is one whole task of that generation (task id and generation are equal here). */
+/* M's side of the race: takes what it reads only when it is one whole task of that generation
+ * (task id and generation are equal here). */
 static void *reader(void *arg)
 {
 	static struct ring_task t;
@@ -24,7 +26,8 @@ static void *reader(void *arg)
 		enum ring_state s;
 		if (ring_read(M, 0, &t, &g, &s) < 0)
 			continue;
-		ck_assert_msg(is_task(&t, g), "generation %llu has a mixture of tasks", (unsigned long long)g);
+		ck_assert_msg(is_task(&t, g), "generation %llu has a mixture of tasks",
+		              (unsigned long long)g);
 		ck_assert_uint_ge(g, seen);
 		seen = g;
 		uint32_t tokens = ring_progress(M, 0, 0, g);
@@ -51,7 +54,7 @@ START_TEST(bm9_check_then_store)
 	}
 	atomic_store(&stop, 1);
 	pthread_join(t, NULL);
-	ck_assert_uint_eq(marked + cancelled, TASKS);   /* each ended in exactly one way */
+	ck_assert_uint_eq(marked + cancelled, TASKS); /* each ended in exactly one way */
 }
 END_TEST
 
@@ -103,7 +106,7 @@ END_TEST
 #define ROUNDS_US 20000000u
 static _Atomic uint32_t at_gate, last_round = ROUNDS;
 
-static void gate(uint32_t count)   /* waits until both have come here for the count-th time */
+static void gate(uint32_t count) /* waits until both have come here for the count-th time */
 {
 	atomic_fetch_add(&at_gate, 1);
 	for (int spins = 0; atomic_load(&at_gate) < 2 * count; spins++)
@@ -116,7 +119,8 @@ static void *rings(void *arg)
 	(void)arg;
 	for (uint32_t i = 1; i <= atomic_load(&last_round); i++) {
 		gate(2 * i - 1);
-		ring_bell(P);   /* has `sleeping` at hand: a look that is not ordered behind the store would be early */
+		/* has `sleeping` at hand: a look that is not ordered behind the store would be early */
+		ring_bell(P);
 		device_store(0, gen, i);
 		ring_bell(P);
 		gate(2 * i);
@@ -137,7 +141,7 @@ START_TEST(progress_or_bell_is_seen)
 	for (uint32_t i = 1; i <= atomic_load(&last_round); i++) {
 		ring_sleeping(M, 0);
 		if (i >= 1000 && clock_us() >= until)
-			atomic_store(&last_round, i);   /* the other thread is not past the gate */
+			atomic_store(&last_round, i); /* the other thread is not past the gate */
 		gate(2 * i - 1);
 		for (volatile uint32_t wait = i % 128; wait; wait--)
 			;
@@ -153,7 +157,7 @@ START_TEST(progress_or_bell_is_seen)
 }
 END_TEST
 
-/* --- bell ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- bell ---------------------------------------------------------------- */
 
 START_TEST(bell_rings_only_while_the_messager_sleeps)
 {
@@ -162,7 +166,7 @@ START_TEST(bell_rings_only_while_the_messager_sleeps)
 	open_both(1);
 	ring_bell(P);
 	ring_sleeping(M, 1);
-	ring_bell(P);   /* no bell yet: nothing to do */
+	ring_bell(P); /* no bell yet: nothing to do */
 	ring_set_bell(P, dup(bell));
 	ring_sleeping(M, 0);
 	ring_bell(P);
@@ -181,7 +185,7 @@ END_TEST
 
 START_TEST(strange_bells_neither_block_nor_kill)
 {
-	int full = eventfd(0, EFD_CLOEXEC), p[2];   /* one that blocks, at its limit */
+	int full = eventfd(0, EFD_CLOEXEC), p[2]; /* one that blocks, at its limit */
 	open_both(1);
 	ring_sleeping(M, 1);
 	ck_assert_int_eq(eventfd_write(full, UINT64_MAX - 1), 0);
@@ -189,7 +193,7 @@ START_TEST(strange_bells_neither_block_nor_kill)
 	ring_bell(P);
 	ck_assert_int_eq(pipe2(p, O_CLOEXEC), 0);
 	close(p[0]);
-	ring_set_bell(P, p[1]);   /* nobody reads: a write would raise SIGPIPE */
+	ring_set_bell(P, p[1]); /* nobody reads: a write would raise SIGPIPE */
 	ring_bell(P);
 	ck_assert_int_lt(fcntl(p[1], F_GETFD), 0);
 	ring_set_bell(P, 999);
@@ -198,9 +202,10 @@ START_TEST(strange_bells_neither_block_nor_kill)
 }
 END_TEST
 
-/* --- what M is handed ------------------------------------------------------------------------------------------------------------------- */
+/* --- what M is handed ---------------------------------------------------- */
 
-static void wipe(struct ring *r, size_t at, uint64_t v)   /* stores v into the header, at byte `at` */
+/* stores v into the header, at byte `at` */
+static void wipe(struct ring *r, size_t at, uint64_t v)
 {
 	uint64_t *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, ring_fd(r), 0);
 	ck_assert_ptr_ne(p, MAP_FAILED);
@@ -214,7 +219,8 @@ START_TEST(forged_rings_are_refused)
 	open_both(4);
 	struct ring *r = NULL;
 	ck_assert_int_eq(fstat(ring_fd(P), &st), 0);
-	int bare = memfd_create("bare", MFD_CLOEXEC), zeros = memfd_create("zeros", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int bare = memfd_create("bare", MFD_CLOEXEC),
+		zeros = memfd_create("zeros", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	ck_assert_int_eq(ftruncate(bare, st.st_size), 0);
 	ck_assert_int_eq(ftruncate(zeros, st.st_size), 0);
 	ck_assert_int_eq(fcntl(zeros, F_ADD_SEALS, F_SEAL_SHRINK), 0);
@@ -224,10 +230,17 @@ START_TEST(forged_rings_are_refused)
 		uint64_t epoch;
 		int want;
 	} t[] = {
-		{ring_fd(P), 5, LAYERS, EPOCH, ERR_INVALID}, {ring_fd(P), 4, LAYERS + 1, EPOCH, ERR_CORRUPT}, {ring_fd(P), 4, 200, EPOCH, ERR_INVALID},
-		{ring_fd(P), 4, LAYERS, EPOCH + 1, ERR_STALE}, {ring_fd(P), 0, LAYERS, EPOCH, ERR_INVALID}, {ring_fd(P), 4, 0, EPOCH, ERR_INVALID},
-		{ring_fd(P), UINT32_MAX, LAYERS, EPOCH, ERR_INVALID}, {ring_fd(P), 4, UINT32_MAX, EPOCH, ERR_INVALID}, {bare, 4, LAYERS, EPOCH, ERR_INVALID},
-		{zeros, 4, LAYERS, EPOCH, ERR_CORRUPT}, {ring_fd(P), 4, LAYERS, EPOCH, 0},
+		{ring_fd(P), 5, LAYERS, EPOCH, ERR_INVALID},
+		{ring_fd(P), 4, LAYERS + 1, EPOCH, ERR_CORRUPT},
+		{ring_fd(P), 4, 200, EPOCH, ERR_INVALID},
+		{ring_fd(P), 4, LAYERS, EPOCH + 1, ERR_STALE},
+		{ring_fd(P), 0, LAYERS, EPOCH, ERR_INVALID},
+		{ring_fd(P), 4, 0, EPOCH, ERR_INVALID},
+		{ring_fd(P), UINT32_MAX, LAYERS, EPOCH, ERR_INVALID},
+		{ring_fd(P), 4, UINT32_MAX, EPOCH, ERR_INVALID},
+		{bare, 4, LAYERS, EPOCH, ERR_INVALID},
+		{zeros, 4, LAYERS, EPOCH, ERR_CORRUPT},
+		{ring_fd(P), 4, LAYERS, EPOCH, 0},
 	};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
 		int fd = dup(t[i].fd);
@@ -241,7 +254,7 @@ START_TEST(forged_rings_are_refused)
 	ck_assert_int_eq(ring_map(dup(ring_fd(P)), 4, LAYERS, EPOCH, &r, &e), ERR_CORRUPT);
 	ck_assert_int_eq(ring_create(0, LAYERS, EPOCH, &r, &e), ERR_INVALID);
 	ck_assert_int_eq(ring_create(RING_SLOTS_MAX + 1, LAYERS, EPOCH, &r, &e), ERR_INVALID);
-	ck_assert_int_lt(ftruncate(ring_fd(P), 4096), 0);   /* sealed */
+	ck_assert_int_lt(ftruncate(ring_fd(P), 4096), 0); /* sealed */
 	close(bare);
 	close(zeros);
 }
@@ -253,11 +266,20 @@ START_TEST(task_that_does_not_fit_the_pools)
 		uint32_t first, tokens, blocks, src1, dst1;
 		int want;
 	} t[] = {
-		{64, 256, 3, 9, 19, 0},           {64, 193, 3, 9, 19, 0},           {0, 192, 3, 9, 19, 0},
-		{64, 192, 3, 9, 19, ERR_CORRUPT}, {64, 257, 3, 9, 19, ERR_CORRUPT}, {32, 200, 3, 9, 19, ERR_CORRUPT},
-		{64, 256, 3, 10, 19, ERR_CORRUPT}, {64, 256, 3, 9, 20, ERR_CORRUPT}, {64, 256, 3, UINT32_MAX, 19, ERR_CORRUPT},
-		{64, 64, 0, 9, 19, ERR_CORRUPT},  {64, 0, 1, 9, 19, ERR_CORRUPT},   {0, UINT32_MAX, 3, 9, 19, ERR_CORRUPT},
-		{0, UINT32_MAX, UINT32_MAX / 64 + 1, 9, 19, ERR_CORRUPT}, {UINT32_MAX - 63, 10, 3, 9, 19, ERR_CORRUPT},
+		{64, 256, 3, 9, 19, 0},
+		{64, 193, 3, 9, 19, 0},
+		{0, 192, 3, 9, 19, 0},
+		{64, 192, 3, 9, 19, ERR_CORRUPT},
+		{64, 257, 3, 9, 19, ERR_CORRUPT},
+		{32, 200, 3, 9, 19, ERR_CORRUPT},
+		{64, 256, 3, 10, 19, ERR_CORRUPT},
+		{64, 256, 3, 9, 20, ERR_CORRUPT},
+		{64, 256, 3, UINT32_MAX, 19, ERR_CORRUPT},
+		{64, 64, 0, 9, 19, ERR_CORRUPT},
+		{64, 0, 1, 9, 19, ERR_CORRUPT},
+		{0, UINT32_MAX, 3, 9, 19, ERR_CORRUPT},
+		{0, UINT32_MAX, UINT32_MAX / 64 + 1, 9, 19, ERR_CORRUPT},
+		{UINT32_MAX - 63, 10, 3, 9, 19, ERR_CORRUPT},
 	};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
 		memset(&task, 0, sizeof task);
@@ -278,7 +300,7 @@ START_TEST(task_that_does_not_fit_the_pools)
 	}
 	strcpy(task.decode, "decode-1");
 	ck_assert_int_eq(ring_task_check(&task, 64, 10, 20), 0);
-	memset(task.decode, 'x', sizeof task.decode);   /* no end */
+	memset(task.decode, 'x', sizeof task.decode); /* no end */
 	ck_assert_int_eq(ring_task_check(&task, 64, 10, 20), ERR_CORRUPT);
 }
 END_TEST
@@ -300,7 +322,9 @@ static uint64_t draw(uint64_t *s)
 /* A name that can be believed, or nothing else of a task ever is. */
 static void noise_name(uint32_t s)
 {
-	size_t fields = 4096 + 4096, bytes = (offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64;   /* ring.c */
+	/* ring.c */
+	size_t fields = 4096 + 4096,
+		   bytes = (offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64;
 	_Atomic uint64_t *to = noise.at + (fields + s * bytes + offsetof(struct ring_task, decode)) / 8;
 	uint64_t name[RING_NAME_MAX / 8] = {0};
 	memcpy(name, "decode-1", 8);
@@ -308,15 +332,20 @@ static void noise_name(uint32_t s)
 		atomic_store_explicit(&to[i], name[i], memory_order_relaxed);
 }
 
-/* A hostile writer: random words anywhere, and often ones that look right, so that reads get past the first checks. */
+/* A hostile writer: random words anywhere, and often ones that look right, so that reads get
+ * past the first checks. */
 static void *make_noise(void *arg)
 {
 	(void)arg;
 	while (!atomic_load(&stop))
 		for (int i = 0; i < 1000; i++) {
 			uint64_t v = draw(&noise.seed), kind = v % 4;
-			size_t at = draw(&noise.seed) % (kind == 0 ? noise.words : kind == 1 ? 1024 : noise.words / 2);
-			uint64_t w = kind == 0 ? v : kind == 1 ? (v % 8) << 8 | (v >> 32) % 8 : (v >> 40) % 5000 | ((v >> 20) % 5000) << 32;
+			size_t at = draw(&noise.seed) % (kind == 0   ? noise.words
+			                                 : kind == 1 ? 1024
+			                                             : noise.words / 2);
+			uint64_t w = kind == 0   ? v
+			             : kind == 1 ? (v % 8) << 8 | (v >> 32) % 8
+			                         : (v >> 40) % 5000 | ((v >> 20) % 5000) << 32;
 			atomic_store_explicit(&noise.at[at], w, memory_order_relaxed);
 			if (i % 8 == 0)
 				noise_name((uint32_t)(v >> 60) % 2);
@@ -340,7 +369,8 @@ START_TEST(hostile_prefill_worker)
 	uint64_t g, outcome[3] = {0}, begun = clock_us();
 	open_both(2);
 	noise_start(&t);
-	while (clock_us() - begun < 500000 || outcome[0] < 10 || outcome[1] < 10 || outcome[2] < 10) {   /* it gets everywhere */
+	while (clock_us() - begun < 500000 || outcome[0] < 10 || outcome[1] < 10 || outcome[2] < 10) {
+		/* it gets everywhere */
 		ck_assert_uint_lt(clock_us() - begun, 60000000);
 		for (uint32_t s = 0; s < 2; s++) {
 			ck_assert_int_le((int)ring_peek(M, s, &g), RING_VOID);
@@ -348,7 +378,8 @@ START_TEST(hostile_prefill_worker)
 			int r = ring_read(M, s, &got, &g, &state);
 			outcome[r == 0 ? 0 : r == ERR_STALE ? 1 : 2]++;
 			if (r == 0) {
-				ck_assert(got.blocks >= 1 && got.blocks <= RING_BLOCKS_MAX && got.first_token < got.tokens);
+				ck_assert(got.blocks >= 1 && got.blocks <= RING_BLOCKS_MAX &&
+				          got.first_token < got.tokens);
 				ck_assert(state == RING_PENDING || state == RING_SENT);
 				ck_assert_ptr_nonnull(memchr(got.decode, 0, sizeof got.decode));
 				if (ring_task_check(&got, 1, 4096, 4096) == 0)
@@ -380,7 +411,7 @@ START_TEST(hostile_messager)
 			uint64_t new_gen;
 			ck_assert_int_eq(ring_publish(P, task_of(&task, 3), &s, &new_gen), 0);
 			ck_assert_uint_lt(s, 4);
-			ck_assert_uint_eq(busy & 1u << s, 0);   /* no slot is given out twice */
+			ck_assert_uint_eq(busy & 1u << s, 0); /* no slot is given out twice */
 			ck_assert_uint_gt(new_gen, last[s]);
 			busy |= 1u << s;
 			last[s] = g[s] = new_gen;

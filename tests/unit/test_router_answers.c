@@ -1,5 +1,7 @@
-/* test_router_answers.c - what a client sizes: log-probabilities of prompts and answers, echoes, ids, whole answers of any length. What the router holds for it is bounded and
- * decided before anything is queued, nothing of it is done in one go on the event loop, and whatever was admitted comes to its end. */
+/* test_router_answers.c - what a client sizes: log-probabilities of prompts and answers, echoes,
+ * ids, whole answers of any length. What the router holds for it is bounded and decided before
+ * anything is queued, nothing of it is done in one go on the event loop, and whatever was
+ * admitted comes to its end. */
 #include "router_client.h"
 
 #include <jansson.h>
@@ -16,7 +18,7 @@ static char *ids(unsigned n)
 	return b.data;
 }
 
-/* --- answers ------------------------------------------------------------------------------------------------------------ */
+/* --- answers ------------------------------------------------------------- */
 
 static int hex(const char **s)
 {
@@ -55,7 +57,7 @@ static json_t *json_of(struct world *w, const char *path, const char *body, int 
 	char *text = body_of(out, a.n);
 	json_t *o = json_loads(text, 0, &bad);
 	ck_assert_msg(o != NULL, "%s at %d of: %.300s", bad.text, bad.position, text);
-	ck_assert_uint_eq(w->r.memory.lent, 0);      /* nothing stays taken */
+	ck_assert_uint_eq(w->r.memory.lent, 0); /* nothing stays taken */
 	free(text);
 	free(out);
 	return o;
@@ -89,14 +91,16 @@ static json_t *events_of(struct world *w, const char *path, const char *body)
 	return list;
 }
 
-/* --- prompts' log-probabilities ------------------------------------------------------------------------------------------ */
+/* --- prompts' log-probabilities ------------------------------------------ */
 
 /* One sequence of each prompt asks for them, and every choice shows them. */
 START_TEST(told_once_for_all_choices)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *list = ids(1500);
-	char *body = mem_printf("{\"prompt\":[[%s],[7,8]],\"max_tokens\":2,\"n\":3,\"prompt_logprobs\":2,\"return_token_ids\":true}", list);
+	char *body = mem_printf("{\"prompt\":[[%s],[7,8]],\"max_tokens\":2,\"n\":3,\"prompt_logprobs\":"
+	                        "2,\"return_token_ids\":true}",
+	                        list);
 	json_t *o = json_of(w, "/v1/completions", body, 200);
 	ck_assert_uint_eq(w->told, 2);
 	for (size_t i = 0; i < 6; i++) {
@@ -108,12 +112,16 @@ START_TEST(told_once_for_all_choices)
 		ck_assert(json_is_null(json_array_get(rows, 0)));
 		for (size_t k = 1; k < n; k++) {
 			char id[16];
-			snprintf(id, sizeof id, "%lld", (long long)json_integer_value(json_array_get(json_object_get(c, "prompt_token_ids"), k)));
+			snprintf(id, sizeof id, "%lld",
+			         (long long)json_integer_value(
+						 json_array_get(json_object_get(c, "prompt_token_ids"), k)));
 			entry = json_object_get(json_array_get(rows, k), id);
 			ck_assert_double_eq(json_real_value(json_object_get(entry, "logprob")), -1.5);
 			ck_assert_int_eq(json_integer_value(json_object_get(entry, "rank")), 3);
 			entry = json_object_get(json_array_get(rows, k), "101");
-			ck_assert(json_integer_value(json_array_get(json_object_get(c, "prompt_token_ids"), k)) == 101 || json_is_integer(json_object_get(entry, "logprob")));
+			ck_assert(json_integer_value(
+						  json_array_get(json_object_get(c, "prompt_token_ids"), k)) == 101 ||
+			          json_is_integer(json_object_get(entry, "logprob")));
 		}
 	}
 	json_decref(o);
@@ -123,7 +131,7 @@ START_TEST(told_once_for_all_choices)
 }
 END_TEST
 
-/* --- the length of an answer --------------------------------------------------------------------------------------------- */
+/* --- the length of an answer --------------------------------------------- */
 
 /* Reads all of an answer and keeps its length, and how often a text is in it. */
 struct reader {
@@ -131,20 +139,23 @@ struct reader {
 	const char *body, *look;
 	size_t n, found;
 	atomic_int over;
-	int slow;                /* bytes at a time, with pauses, at first */
+	int slow; /* bytes at a time, with pauses, at first */
 };
 
 static void *read_all(void *arg)
 {
 	struct reader *r = arg;
 	static char room[1 << 16];
-	char *head = mem_printf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", strlen(r->body));
+	char *head = mem_printf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: "
+	                        "close\r\nContent-Length: %zu\r\n\r\n",
+	                        strlen(r->body));
 	int fd = dial(r->port);
 	size_t look = strlen(r->look), kept = 0;
 	ck_assert_int_eq((int)send(fd, head, strlen(head), 0), (int)strlen(head));
 	for (size_t done = 0, len = strlen(r->body); done < len;)
 		done += (size_t)send(fd, r->body + done, len - done, 0);
-	for (ssize_t k; (k = recv(fd, room + kept, r->slow-- > 0 ? 100 : sizeof room - 1 - kept, 0)) > 0;) {
+	for (ssize_t k;
+	     (k = recv(fd, room + kept, r->slow-- > 0 ? 100 : sizeof room - 1 - kept, 0)) > 0;) {
 		r->n += (size_t)k;
 		kept += (size_t)k;
 		room[kept] = 0;
@@ -165,7 +176,7 @@ static void *read_all(void *arg)
 struct turns {
 	struct event *ev;
 	uint64_t last_ns, worst_ns;
-	size_t most_bytes;       /* of the heap */
+	size_t most_bytes; /* of the heap */
 };
 
 static uint64_t own_ns(void)
@@ -191,14 +202,18 @@ static void look(evutil_socket_t fd, short what, void *arg)
 	t->last_ns = own_ns();
 }
 
-/* Fifty answers' worth of a prompt: the router holds the numbers once, however long the answer is and however slowly it is read, and no turn of its loop is long. */
+/* Fifty answers' worth of a prompt: the router holds the numbers once, however long the answer
+ * is and however slowly it is read, and no turn of its loop is long. */
 START_TEST(long_answer_costs_no_memory)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct turns t = {0};
 	char *list = ids(4000);
-	char *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":50,\"prompt_logprobs\":20,\"stop_token_ids\":[1]}", list);
-	struct reader r = {.port = http_port(w->r.http), .body = body, .look = "\"rank\":3,", .slow = 300};
+	char *body = mem_printf(
+		"{\"prompt\":[%s],\"max_tokens\":2,\"n\":50,\"prompt_logprobs\":20,\"stop_token_ids\":[1]}",
+		list);
+	struct reader r = {
+		.port = http_port(w->r.http), .body = body, .look = "\"rank\":3,", .slow = 300};
 	pthread_t thread;
 	t.ev = event_new(w->base, -1, 0, look, &t);
 	look(-1, 0, &t);
@@ -207,7 +222,8 @@ START_TEST(long_answer_costs_no_memory)
 	while (!atomic_load(&r.over))
 		event_base_loop(w->base, EVLOOP_ONCE);
 	pthread_join(thread, NULL);
-	printf("an answer of %zu MB: %zu KB of memory, the loop's longest turn %.2f ms\n", r.n / 1000000, (t.most_bytes - before) / 1000, (double)t.worst_ns / 1e6);
+	printf("an answer of %zu MB: %zu KB of memory, the loop's longest turn %.2f ms\n",
+	       r.n / 1000000, (t.most_bytes - before) / 1000, (double)t.worst_ns / 1e6);
 	ck_assert_uint_gt(r.n, 200000000);
 	ck_assert_uint_ge(r.found, 50 * 3999);
 	ck_assert_uint_lt(t.most_bytes - before, 16u << 20);
@@ -229,8 +245,10 @@ START_TEST(long_answer_in_little_room)
 	world_out_total = 160u << 10;
 	struct world *w = world_new(NULL, 1u << 20);
 	char *list = ids(4000);
-	char *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":5,\"prompt_logprobs\":20}", list);
-	struct reader r = {.port = http_port(w->r.http), .body = body, .look = "\"rank\":3,", .slow = 300};
+	char *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":5,\"prompt_logprobs\":20}",
+	                        list);
+	struct reader r = {
+		.port = http_port(w->r.http), .body = body, .look = "\"rank\":3,", .slow = 300};
 	struct http_counts n;
 	pthread_t thread;
 	ck_assert_int_eq(pthread_create(&thread, NULL, read_all, &r), 0);
@@ -255,7 +273,8 @@ START_TEST(long_answer_without_room)
 {
 	world_out_total = 64u << 10;
 	struct world *w = world_new(NULL, 1u << 20);
-	char *list = ids(4000), *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"prompt_logprobs\":20}", list);
+	char *list = ids(4000),
+		 *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"prompt_logprobs\":20}", list);
 	struct ask a = {.path = "/v1/completions", .body = body};
 	char *out = ask_full(w, &a);
 	has(out, "HTTP/1.1 503");
@@ -267,7 +286,7 @@ START_TEST(long_answer_without_room)
 }
 END_TEST
 
-/* --- what is decided at the door ------------------------------------------------------------------------------------------ */
+/* --- what is decided at the door ----------------------------------------- */
 
 struct refusal {
 	unsigned tokens;
@@ -279,11 +298,15 @@ struct refusal {
 /* With 1 MiB for each request. */
 static const struct refusal refusals[] = {
 	{5000, "\"prompt_logprobs\":20", 200, NULL, NULL},
-	{6000, "\"prompt_logprobs\":20", 400, "prompt_logprobs", "6000 tokens of the prompts with 20 alternatives each take 2 MiB; a request may take 1 MiB (max_request_memory_mb)"},
+	{6000, "\"prompt_logprobs\":20", 400, "prompt_logprobs",
+     "6000 tokens of the prompts with 20 alternatives each take 2 MiB; a request may take 1 MiB "
+     "(max_request_memory_mb)"},
 	{6000, "\"prompt_logprobs\":1", 200, NULL, NULL},
-	{6000, "\"echo\":true,\"logprobs\":20,\"max_tokens\":0", 400, "logprobs", "6000 tokens of the prompts"},
+	{6000, "\"echo\":true,\"logprobs\":20,\"max_tokens\":0", 400, "logprobs",
+     "6000 tokens of the prompts"},
 	{10, "\"logprobs\":20,\"max_tokens\":60,\"n\":50", 200, NULL, NULL},
-	{10, "\"logprobs\":20,\"max_tokens\":200,\"n\":50", 400, "logprobs", "10000 tokens of its answers with 20 alternatives each take 2 MiB"},
+	{10, "\"logprobs\":20,\"max_tokens\":200,\"n\":50", 400, "logprobs",
+     "10000 tokens of its answers with 20 alternatives each take 2 MiB"},
 	{10, "\"logprobs\":20,\"max_tokens\":200,\"n\":50,\"stream\":true", 200, NULL, NULL},
 	{10, "\"logprobs\":0,\"max_tokens\":200,\"n\":50", 200, NULL, NULL},
 	{10, "\"max_tokens\":2000,\"n\":20", 200, NULL, NULL},
@@ -315,12 +338,14 @@ START_TEST(refused_by_name)
 }
 END_TEST
 
-/* While others have the pool, a large request is told to come again, and a small one is answered. */
+/* While others have the pool, a large request is told to come again, and a small one is
+ * answered. */
 START_TEST(large_waits_small_does_not)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct quota others;
-	char *list = ids(4000), *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":1,\"prompt_logprobs\":20}", list);
+	char *list = ids(4000),
+		 *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":1,\"prompt_logprobs\":20}", list);
 	w->r.memory.size = 8u << 20;
 	quota_init(&others, &w->r.memory, SIZE_MAX);
 	ck_assert_int_eq(quota_take(&others, 7u << 20), 0);
@@ -344,7 +369,8 @@ START_TEST(large_waits_small_does_not)
 }
 END_TEST
 
-/* Braces take a hundred times their length as JSON; the sum over requests is bounded all the same. */
+/* Braces take a hundred times their length as JSON; the sum over requests is bounded all the
+ * same. */
 START_TEST(small_text_large_tree)
 {
 	struct world *w = world_new(NULL, 1u << 20);
@@ -356,7 +382,8 @@ START_TEST(small_text_large_tree)
 	buf_adds(&b, "]}");
 	w->r.conf.request_memory_bytes = 4u << 20;
 	json_t *o = json_of(w, "/v1/completions", b.data, 400);
-	has(json_string_value(json_object_get(json_object_get(o, "error"), "message")), "as JSON the request takes more memory than the 4 MiB");
+	has(json_string_value(json_object_get(json_object_get(o, "error"), "message")),
+	    "as JSON the request takes more memory than the 4 MiB");
 	json_decref(o);
 	buf_fini(&b);
 	world_free(w);
@@ -375,7 +402,8 @@ START_TEST(small_body_that_waits)
 	buf_adds(&b, "{}]}");
 	w->r.conf.request_memory_bytes = 64u << 10;
 	json_t *o = json_of(w, "/v1/completions", b.data, 400);
-	has(json_string_value(json_object_get(json_object_get(o, "error"), "message")), "as JSON the request takes more memory");
+	has(json_string_value(json_object_get(json_object_get(o, "error"), "message")),
+	    "as JSON the request takes more memory");
 	json_decref(o);
 	buf_fini(&b);
 	world_free(w);
@@ -401,8 +429,8 @@ START_TEST(begun_work_has_the_last_eighth)
 }
 END_TEST
 
-/* What is not known before is taken as it comes: an answer that finds no more memory ends there, as one that is long enough. What was asked for by number is there
- * from the beginning. */
+/* What is not known before is taken as it comes: an answer that finds no more memory ends there, as
+ * one that is long enough. What was asked for by number is there from the beginning. */
 START_TEST(answer_outgrows_its_memory)
 {
 	struct world *w = world_new(NULL, 1u << 20);
@@ -414,7 +442,9 @@ START_TEST(answer_outgrows_its_memory)
 	size_t n = json_array_size(json_object_get(c, "token_ids"));
 	ck_assert_msg(n > 500 && n < 6000, "%zu tokens", n);
 	ck_assert_str_eq(json_string_value(json_object_get(c, "finish_reason")), "length");
-	ck_assert_uint_eq((size_t)json_integer_value(json_object_get(json_object_get(o, "usage"), "completion_tokens")), n);
+	ck_assert_uint_eq((size_t)json_integer_value(
+						  json_object_get(json_object_get(o, "usage"), "completion_tokens")),
+	                  n);
 	json_decref(o);
 	json_decref(json_of(w, "/v1/completions", scored, 400));
 	char *stream = mem_printf(body, ",\"stream\":true");
@@ -434,14 +464,17 @@ START_TEST(answer_outgrows_its_memory)
 }
 END_TEST
 
-/* --- streams ---------------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------- */
 
-/* A stream that begins with a long prompt, its log-probabilities and its ids, for many choices: in events of bounded size, as fast as the client reads, however
- * small the buffer for it is. */
+/* A stream that begins with a long prompt, its log-probabilities and its ids, for many choices: in
+ * events of bounded size, as fast as the client reads, however small the buffer for it is. */
 START_TEST(long_beginning_of_a_stream)
 {
 	struct world *w = world_new(NULL, 256u << 10);
-	char *list = ids(3000), *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":3,\"n\":8,\"echo\":true,\"logprobs\":3,\"return_token_ids\":true,\"stream\":true}", list);
+	char *list = ids(3000),
+		 *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":3,\"n\":8,\"echo\":true,\"logprobs\":"
+	                        "3,\"return_token_ids\":true,\"stream\":true}",
+	                        list);
 	json_t *events = events_of(w, "/v1/completions", body), *e;
 	size_t i, rows[8] = {0}, given[8] = {0}, tokens[8] = {0}, ends[8] = {0};
 	json_array_foreach(events, i, e) {
@@ -450,7 +483,8 @@ START_TEST(long_beginning_of_a_stream)
 		ck_assert_uint_eq(ends[k], 0);
 		rows[k] += json_array_size(json_object_get(l, "tokens"));
 		ck_assert_uint_le(json_array_size(json_object_get(l, "tokens")), 200);
-		ck_assert_uint_eq(json_array_size(json_object_get(l, "tokens")), json_array_size(json_object_get(l, "top_logprobs")));
+		ck_assert_uint_eq(json_array_size(json_object_get(l, "tokens")),
+		                  json_array_size(json_object_get(l, "top_logprobs")));
 		given[k] += json_array_size(json_object_get(c, "prompt_token_ids"));
 		tokens[k] += json_array_size(json_object_get(c, "token_ids"));
 		ends[k] += json_is_string(json_object_get(c, "finish_reason"));
@@ -473,7 +507,9 @@ END_TEST
 START_TEST(client_leaves_within_a_long_answer)
 {
 	struct world *w = world_new(NULL, 1u << 20);
-	char *list = ids(2000), *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":20,\"prompt_logprobs\":20}", list);
+	char *list = ids(2000),
+		 *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":20,\"prompt_logprobs\":20}",
+	                        list);
 	struct ask a = {.path = "/v1/completions", .body = body, .leave_after = 100000};
 	free(ask_full(w, &a));
 	ck_assert_uint_eq(w->r.memory.lent, 0);
@@ -488,7 +524,8 @@ START_TEST(answer_is_not_taken)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *list = ids(4000);
-	char *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":50,\"prompt_logprobs\":20}", list);
+	char *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":2,\"n\":50,\"prompt_logprobs\":20}",
+	                        list);
 	struct reader r = {.port = http_port(w->r.http), .body = body, .look = "rank", .slow = INT_MAX};
 	pthread_t thread;
 	ck_assert_int_eq(pthread_create(&thread, NULL, read_all, &r), 0);
@@ -541,7 +578,8 @@ START_TEST(aborted_before_it_begins)
 	w->mute = 1;
 	a.ev = event_new(w->base, -1, 0, abort_it, &a);
 	abort_it(-1, 0, &a);
-	char *out = ask(w, "/v1/completions", "{\"prompt\":[1,2,3],\"echo\":true,\"logprobs\":1,\"stream\":true,\"n\":2}");
+	char *out = ask(w, "/v1/completions",
+	                "{\"prompt\":[1,2,3],\"echo\":true,\"logprobs\":1,\"stream\":true,\"n\":2}");
 	ck_assert_int_eq(a.done, 1);
 	has(out, "HTTP/1.1 503");
 	has(out, "aborted on request");
@@ -554,7 +592,7 @@ END_TEST
 
 int main(void)
 {
-	signal(SIGPIPE, SIG_IGN);            /* clients leave while they are answered */
+	signal(SIGPIPE, SIG_IGN); /* clients leave while they are answered */
 	Suite *suite = suite_create("router_answers");
 	TCase *c = tcase_create("answers");
 	tcase_set_timeout(c, 300);

@@ -1,13 +1,14 @@
-/* test_router_api.c - a whole router in one process with scripted workers: what goes over the wire when workers die, clients leave, answers are cut. What needs
- * a tokenizer is skipped without PD_MODEL. */
+/* test_router_api.c - a whole router in one process with scripted workers: what goes over the wire
+ * when workers die, clients leave, answers are cut. What needs a tokenizer is skipped without
+ * PD_MODEL. */
 #include "router_client.h"
 #include "skip.h"
 
 #include <signal.h>
 
-static struct model *model;   /* NULL: without PD_MODEL */
+static struct model *model; /* NULL: without PD_MODEL */
 
-/* --- streams and deaths --------------------------------------------------------------------------------------------------------- */
+/* --- streams and deaths -------------------------------------------------- */
 
 static void kill_decode(struct world *w)
 {
@@ -27,7 +28,8 @@ static int all_wait(const struct world *w)
 	int any = 0;
 	list_each(n, &w->running) {
 		any = 1;
-		if (!w->mute && !(w->pause_at && list_entry(n, struct world_seq, node)->index >= w->pause_at))
+		if (!w->mute &&
+		    !(w->pause_at && list_entry(n, struct world_seq, node)->index >= w->pause_at))
 			return 0;
 	}
 	return any;
@@ -74,7 +76,8 @@ static void check_ids(const char *answer, unsigned n)
 	ck_assert_uint_eq(count(answer, "\"token_ids\":["), n);
 }
 
-#define IDS_STREAM "{\"prompt\":[1,2,3],\"max_tokens\":40,\"stream\":true,\"return_token_ids\":true}"
+#define IDS_STREAM \
+	"{\"prompt\":[1,2,3],\"max_tokens\":40,\"stream\":true,\"return_token_ids\":true}"
 
 START_TEST(stream_goes_on_when_decode_dies)
 {
@@ -130,7 +133,8 @@ START_TEST(failure_before_the_first_token_is_a_status)
 		w->p = world_worker(w, "p1", "prefill");
 		w->d = world_worker(w, "d1", "decode");
 		when_all_wait(w, kill_all);
-		char *out = ask(w, "/v1/completions", stream ? "{\"prompt\":[1,2,3],\"stream\":true}" : "{\"prompt\":[1,2,3]}");
+		char *out = ask(w, "/v1/completions",
+		                stream ? "{\"prompt\":[1,2,3],\"stream\":true}" : "{\"prompt\":[1,2,3]}");
 		has(out, "HTTP/1.1 503 Service Unavailable\r\n");
 		has(out, "Retry-After: 1\r\n");
 		has(out, "{\"error\":{\"message\":\"no worker came back");
@@ -152,7 +156,8 @@ static void no_room(struct world *w)
 	seqs_failed(&w->r.seqs, w->p, &head, &m);
 }
 
-/* What the decode worker said of when to come again reaches the client, if the request has not the time to wait for that. */
+/* What the decode worker said of when to come again reaches the client, if the request has not
+ * the time to wait for that. */
 START_TEST(retry_after_of_a_worker)
 {
 	static const struct {
@@ -179,14 +184,15 @@ START_TEST(one_failure_ends_all_choices)
 	w->r.seqs.opts.max_attempts = 1;
 	w->pause_at = 3;
 	when_all_wait(w, kill_all);
-	char *out = ask(w, "/v1/completions", "{\"prompt\":[[1],[2],[3],[4]],\"n\":4,\"max_tokens\":10,\"stream\":true}");
+	char *out = ask(w, "/v1/completions",
+	                "{\"prompt\":[[1],[2],[3],[4]],\"n\":4,\"max_tokens\":10,\"stream\":true}");
 	ck_assert_uint_eq(count(out, "data: {\"error\""), 1);
 	free(out);
 	world_free(w);
 }
 END_TEST
 
-/* --- clients that leave ------------------------------------------------------------------------------------------------------------ */
+/* --- clients that leave -------------------------------------------------- */
 
 START_TEST(client_leaves)
 {
@@ -198,10 +204,17 @@ START_TEST(client_leaves)
 		n += (size_t)sprintf(big + n, ",2");
 	strcpy(big + n, "]}");
 	struct ask cases[] = {
-		{.path = "/v1/completions", .body = "{\"prompt\":[1],\"max_tokens\":5000,\"stream\":true}", .leave_after = 1000},
-		{.path = "/v1/completions", .body = "{\"prompt\":[1],\"max_tokens\":5000}", .leave_at_once = 1},
-		{.path = "/v1/completions", .body = "{\"prompt\":[[1],[2],[3]],\"n\":3,\"max_tokens\":5000}", .leave_at_once = 1},
-		{.path = "/v1/completions", .body = big, .leave_at_once = 1},   /* perhaps while a text thread has it */
+		{.path = "/v1/completions",
+	     .body = "{\"prompt\":[1],\"max_tokens\":5000,\"stream\":true}",
+	     .leave_after = 1000},
+		{.path = "/v1/completions",
+	     .body = "{\"prompt\":[1],\"max_tokens\":5000}",
+	     .leave_at_once = 1},
+		{.path = "/v1/completions",
+	     .body = "{\"prompt\":[[1],[2],[3]],\"n\":3,\"max_tokens\":5000}",
+	     .leave_at_once = 1},
+		/* perhaps while a text thread has it */
+		{.path = "/v1/completions", .body = big, .leave_at_once = 1},
 	};
 	w->pause_at = 2000;
 	unsigned before = w->cancels;
@@ -218,13 +231,15 @@ START_TEST(client_that_reads_nothing)
 {
 	struct world *w = world_new(NULL, 70000);
 	int fd = dial(http_port(w->r.http)), small = 4096;
-	const char *body = "{\"prompt\":[[1],[2],[3],[4],[5],[6],[7],[8]],\"n\":16,\"max_tokens\":8000,\"stream\":true,\"logprobs\":1}";
-	char *head =
-		mem_printf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
-	               strlen(body), body);
+	const char *body = "{\"prompt\":[[1],[2],[3],[4],[5],[6],[7],[8]],\"n\":16,\"max_tokens\":8000,"
+					   "\"stream\":true,\"logprobs\":1}";
+	char *head = mem_printf(
+		"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", strlen(body),
+		body);
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
 	ck_assert_int_gt((int)send(fd, head, strlen(head), 0), 0);
-	for (uint64_t end = clock_us() + 20000000; w->r.seqs.counts.cancelled < 128 && clock_us() < end;)
+	for (uint64_t end = clock_us() + 20000000;
+	     w->r.seqs.counts.cancelled < 128 && clock_us() < end;)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	ck_assert_uint_eq(w->r.seqs.counts.cancelled, 128);
 	ck_assert_uint_eq(w->r.n_calls, 0);
@@ -234,11 +249,11 @@ START_TEST(client_that_reads_nothing)
 }
 END_TEST
 
-/* --- hostile bodies -------------------------------------------------------------------------------------------------------------- */
+/* --- hostile bodies ------------------------------------------------------ */
 
 struct storm {
-	unsigned port, n, statuses[6];   /* statuses[4]: answers 4xx */
-	int (*body)(unsigned i, char *out, const char **ret_path);   /* length, or -1 at the end */
+	unsigned port, n, statuses[6];                             /* statuses[4]: answers 4xx */
+	int (*body)(unsigned i, char *out, const char **ret_path); /* length, or -1 at the end */
 	atomic_int over;
 };
 
@@ -256,7 +271,8 @@ static int read_answer(int fd, char *buf, size_t size)
 		if (!end)
 			continue;
 		ck_assert_int_eq(sscanf(buf, "HTTP/1.1 %d ", &status), 1);
-		if (length && length < end ? n >= (size_t)(end + 4 - buf) + strtoul(length + 16, NULL, 10) : n >= 5 && memcmp(buf + n - 5, "0\r\n\r\n", 5) == 0)
+		if (length && length < end ? n >= (size_t)(end + 4 - buf) + strtoul(length + 16, NULL, 10)
+		                           : n >= 5 && memcmp(buf + n - 5, "0\r\n\r\n", 5) == 0)
 			return status;
 	}
 }
@@ -273,7 +289,8 @@ static void *storm_thread(void *arg)
 		ck_assert_int_eq((int)send(fd, head, (size_t)k, 0), k);
 		ck_assert_int_eq((int)send(fd, body, (size_t)len, 0), len);
 		int status = read_answer(fd, answer, 1u << 20);
-		ck_assert_msg(status == 200 || status == 400 || status == 404, "%d to %.300s", status, body);
+		ck_assert_msg(status == 200 || status == 400 || status == 404, "%d to %.300s", status,
+		              body);
 		m->statuses[status / 100]++;
 		if (strstr(answer, "Content-Length: ")) {
 			json_t *o = json_loads(strstr(answer, "\r\n\r\n") + 4, JSON_ALLOW_NUL, NULL);
@@ -300,18 +317,84 @@ static void storm(struct world *w, struct storm *m)
 	ck_assert_uint_eq(seqs_count(&w->r.seqs), 0);
 }
 
-static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/abort"};
+static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/tokenize",
+                                    "/detokenize", "/v1/abort"};
 static const char *const names[] = {
-	"model", "prompt", "messages", "tokens", "request_id", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
-	"stop_token_ids", "logprobs", "top_logprobs", "echo", "ignore_eos", "n", "best_of", "stream", "stream_options", "return_token_ids", "suffix",
-	"frequency_penalty", "presence_penalty", "repetition_penalty", "typical_p", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs",
-	"truncate_prompt_tokens", "response_format", "tools", "skip_special_tokens", "add_special_tokens", "return_token_strs",
+	"model",
+	"prompt",
+	"messages",
+	"tokens",
+	"request_id",
+	"max_tokens",
+	"max_completion_tokens",
+	"temperature",
+	"top_p",
+	"top_k",
+	"min_p",
+	"seed",
+	"stop",
+	"stop_token_ids",
+	"logprobs",
+	"top_logprobs",
+	"echo",
+	"ignore_eos",
+	"n",
+	"best_of",
+	"stream",
+	"stream_options",
+	"return_token_ids",
+	"suffix",
+	"frequency_penalty",
+	"presence_penalty",
+	"repetition_penalty",
+	"typical_p",
+	"min_tokens",
+	"logit_bias",
+	"allowed_token_ids",
+	"bad_words",
+	"prompt_logprobs",
+	"truncate_prompt_tokens",
+	"response_format",
+	"tools",
+	"skip_special_tokens",
+	"add_special_tokens",
+	"return_token_strs",
 };
 static const char *const values[] = {
-	"null", "true", "false", "0", "1", "-1", "2.5", "1e308", "-0.0", "9223372036854775807", "-9223372036854775808", "\"\"", "\"x\"", "\"\\u0000\"", "\"\\ud800\"",
-	"[]", "{}", "[1]", "[-1]", "[[1],[2]]", "[[[]]]", "[\"a\",\"b\"]", "[\"a\",1]", "[null]", "[true]", "{\"type\":\"text\"}", "{\"include_usage\":true}",
-	"[{\"role\":\"user\",\"content\":\"x\"}]", "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}]", "[{\"role\":\"\",\"content\":\"x\"}]",
-	"[{\"role\":5,\"content\":{}}]", "[[],{},null]", "{\"1\":5}", "{\"-1\":1e9}",
+	"null",
+	"true",
+	"false",
+	"0",
+	"1",
+	"-1",
+	"2.5",
+	"1e308",
+	"-0.0",
+	"9223372036854775807",
+	"-9223372036854775808",
+	"\"\"",
+	"\"x\"",
+	"\"\\u0000\"",
+	"\"\\ud800\"",
+	"[]",
+	"{}",
+	"[1]",
+	"[-1]",
+	"[[1],[2]]",
+	"[[[]]]",
+	"[\"a\",\"b\"]",
+	"[\"a\",1]",
+	"[null]",
+	"[true]",
+	"{\"type\":\"text\"}",
+	"{\"include_usage\":true}",
+	"[{\"role\":\"user\",\"content\":\"x\"}]",
+	"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}]",
+	"[{\"role\":\"\",\"content\":\"x\"}]",
+	"[{\"role\":5,\"content\":{}}]",
+	"[[],{},null]",
+	"{\"1\":5}",
+	"{\"-1\":1e9}",
 };
 
 #define N(a) (sizeof(a) / sizeof *(a))
@@ -319,12 +402,15 @@ static const char *const values[] = {
 /* Each parameter with each kind of value, beside a request that is good without it. */
 static int every_value(unsigned i, char *out, const char **path)
 {
-	unsigned v = i % N(values), n = i / N(values) % N(names), p = i / N(values) / (unsigned)N(names);
+	unsigned v = i % N(values), n = i / N(values) % N(names),
+			 p = i / N(values) / (unsigned)N(names);
 	if (p >= N(paths))
 		return -1;
 	*path = paths[p];
-	return sprintf(out, "{\"prompt\":[1,2],\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tokens\":[1],\"max_tokens\":2,\"%s\":%s}", names[n],
-	               values[v]);
+	return sprintf(out,
+	               "{\"prompt\":[1,2],\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+	               "\"tokens\":[1],\"max_tokens\":2,\"%s\":%s}",
+	               names[n], values[v]);
 }
 
 /* A good request with some bytes changed. */
@@ -334,9 +420,12 @@ static int changed_bytes(unsigned i, char *out, const char **path)
 	if (i >= 4000)
 		return -1;
 	*path = paths[i % 2];
-	int n = sprintf(out, "{\"prompt\":[1,2,3],\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":3,\"temperature\":0.5,\"stop\":[\"a\"],\"n\":2}");
+	int n = sprintf(out, "{\"prompt\":[1,2,3],\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+	                     "\"max_tokens\":3,\"temperature\":0.5,\"stop\":[\"a\"],\"n\":2}");
 	for (unsigned k = rand_r(&seed) % 4; k; k--)
-		out[(unsigned)rand_r(&seed) % (unsigned)n] = (char)(rand_r(&seed) % 3 ? "{}[]\",:0123456789-eE. "[rand_r(&seed) % 22] : rand_r(&seed));
+		out[(unsigned)rand_r(&seed) % (unsigned)n] =
+			(char)(rand_r(&seed) % 3 ? "{}[]\",:0123456789-eE. "[rand_r(&seed) % 22]
+		                             : rand_r(&seed));
 	return n - (rand_r(&seed) % 8 ? 0 : (int)((unsigned)rand_r(&seed) % (unsigned)n));
 }
 
@@ -375,7 +464,7 @@ START_TEST(long_body_that_names_a_request)
 }
 END_TEST
 
-/* --- text -------------------------------------------------------------------------------------------------------------------------- */
+/* --- text ---------------------------------------------------------------- */
 
 static uint32_t script[64];
 
@@ -383,11 +472,12 @@ static struct world *text_world(const char *says)
 {
 	struct world *w = world_new(model, 1u << 20);
 	struct token_list l = {0};
-	ck_assert_int_eq(tokenizer_encode(model->tokenizer, says, strlen(says), TOKENIZE_PARSE_SPECIAL, 60, &l), 0);
+	ck_assert_int_eq(
+		tokenizer_encode(model->tokenizer, says, strlen(says), TOKENIZE_PARSE_SPECIAL, 60, &l), 0);
 	memcpy(script, l.ids, l.n * sizeof *script);
 	w->script = script;
 	w->n_script = l.n;
-	w->stop_at = (uint32_t)l.n - 1;   /* the last token is an end of sequence */
+	w->stop_at = (uint32_t)l.n - 1; /* the last token is an end of sequence */
 	token_list_fini(&l);
 	return w;
 }
@@ -400,11 +490,15 @@ static const struct {
 	{"Hello world, this is fine.<|im_end|>", ",\"stop\":\"world\"", "Hello ", "stop"},
 	{"Hello world, this is fine.<|im_end|>", ",\"stop\":\"o w\"", "Hell", "stop"},
 	{"Hello world, this is fine.<|im_end|>", ",\"stop\":[\"lo world, th\"]", "Hel", "stop"},
-	{"Hello world, this is fine.<|im_end|>", ",\"stop\":[\"fine.\"],\"include_stop_str_in_output\":true", "Hello world, this is fine.", "stop"},
-	{"Hello world, this is fine.<|im_end|>", ",\"stop\":\"fine.!\"", "Hello world, this is fine.", "stop"},
+	{"Hello world, this is fine.<|im_end|>",
+     ",\"stop\":[\"fine.\"],\"include_stop_str_in_output\":true", "Hello world, this is fine.",
+     "stop"},
+	{"Hello world, this is fine.<|im_end|>", ",\"stop\":\"fine.!\"", "Hello world, this is fine.",
+     "stop"},
 	{"Hello world, this is fine.<|im_end|>", ",\"stop\":\"Hello\"", "", "stop"},
 	{"Hello<|im_start|> world<|im_end|>", "", "Hello world", "stop"},
-	{"Hello<|im_start|> world<|im_end|>", ",\"skip_special_tokens\":false", "Hello<|im_start|> world", "stop"},
+	{"Hello<|im_start|> world<|im_end|>", ",\"skip_special_tokens\":false",
+     "Hello<|im_start|> world", "stop"},
 	{"Grüße 😀🚀 日本語<|im_end|>", ",\"max_tokens\":60", "Grüße 😀🚀 日本語", "stop"},
 	{"Grüße 😀🚀 日本語<|im_end|>", ",\"max_tokens\":60,\"stop\":\"🚀\"", "Grüße 😀", "stop"},
 };
@@ -417,9 +511,12 @@ START_TEST(answers_are_cut)
 	for (int stream = 0; stream < 2; stream++)
 		for (int chat = 0; chat < 2; chat++) {
 			struct world *w = text_world(cuts[_i].says);
-			snprintf(body, sizeof body, "{%s%s,\"stream\":%s}", chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]" : "\"prompt\":\"x\"",
+			snprintf(body, sizeof body, "{%s%s,\"stream\":%s}",
+			         chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
+			              : "\"prompt\":\"x\"",
 			         cuts[_i].more, stream ? "true" : "false");
-			char *out = ask(w, chat ? "/v1/chat/completions" : "/v1/completions", body), *got = texts(out, chat ? "content" : "text"), want[64];
+			char *out = ask(w, chat ? "/v1/chat/completions" : "/v1/completions", body),
+				 *got = texts(out, chat ? "content" : "text"), want[64];
 			ck_assert_str_eq(got, cuts[_i].want);
 			snprintf(want, sizeof want, "\"finish_reason\":\"%s\"", cuts[_i].finish);
 			ck_assert_uint_eq(count(out, want), 1);
@@ -437,7 +534,8 @@ START_TEST(answer_that_ends_within_a_character)
 		SKIP(SKIP_NO_MODEL);
 	struct world *w = text_world("a日<|im_end|>");
 	ck_assert_uint_gt(w->n_script, 2);
-	char *out = ask(w, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":2,\"stream\":true}"), *got = texts(out, "text");
+	char *out = ask(w, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":2,\"stream\":true}"),
+		 *got = texts(out, "text");
 	ck_assert_str_eq(got, w->n_script > 3 ? "a\xEF\xBF\xBD" : "a日");
 	free(got);
 	free(out);
@@ -450,14 +548,19 @@ START_TEST(echo_and_logprobs)
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	struct world *w = text_world(" is Paris.<|im_end|>");
-	char *out = ask(w, "/v1/completions", "{\"prompt\":\"The capital of France\",\"echo\":true,\"logprobs\":0,\"return_token_ids\":true}");
+	char *out = ask(w, "/v1/completions",
+	                "{\"prompt\":\"The capital of "
+	                "France\",\"echo\":true,\"logprobs\":0,\"return_token_ids\":true}");
 	has(out, "\"text\":\"The capital of France is Paris.\"");
-	has(out, "\"tokens\":[\"The\",\" capital\",\" of\",\" France\",\" is\",\" Paris\",\".\",\"<|im_end|>\"]");
+	has(out, "\"tokens\":[\"The\",\" capital\",\" of\",\" France\",\" is\",\" "
+	         "Paris\",\".\",\"<|im_end|>\"]");
 	has(out, "\"token_logprobs\":[null,-1.5,-1.5,-1.5,-0.25,-0.5,-0.75,-1]");
 	has(out, "\"text_offset\":[0,3,11,14,21,24,30,31]");
 	has(out, "\"prompt_tokens\":4,\"completion_tokens\":4,\"total_tokens\":8");
 	free(out);
-	out = ask(w, "/v1/completions", "{\"prompt\":\"The capital of France\",\"echo\":true,\"logprobs\":0,\"max_tokens\":0,\"stream\":true}");
+	out = ask(w, "/v1/completions",
+	          "{\"prompt\":\"The capital of "
+	          "France\",\"echo\":true,\"logprobs\":0,\"max_tokens\":0,\"stream\":true}");
 	has(out, "\"text\":\"The capital of France\"");
 	has(out, "\"token_logprobs\":[null,-1.5,-1.5,-1.5]");
 	has(out, "\"finish_reason\":\"length\"");
@@ -496,7 +599,9 @@ START_TEST(long_bodies_never_run_on_the_loop)
 	struct gate g;
 	char *big = long_body();
 	struct ask lng = {.port = http_port(w->r.http), .path = "/v1/completions", .body = big};
-	struct ask shrt = {.port = http_port(w->r.http), .path = "/v1/completions", .body = "{\"prompt\":[1],\"max_tokens\":2}"};
+	struct ask shrt = {.port = http_port(w->r.http),
+	                   .path = "/v1/completions",
+	                   .body = "{\"prompt\":[1],\"max_tokens\":2}"};
 	pthread_t a, b;
 	gate_shut(w, &g);
 	ck_assert_int_eq(pthread_create(&a, NULL, ask_thread, &lng), 0);
@@ -520,13 +625,15 @@ START_TEST(long_bodies_never_run_on_the_loop)
 }
 END_TEST
 
-/* The client leaves while a text thread has its call: the call is given up when the thread is done with it. */
+/* The client leaves while a text thread has its call: the call is given up when the thread is
+ * done with it. */
 START_TEST(client_leaves_a_text_thread)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct gate g;
 	char *big = long_body();
-	struct ask lng = {.port = http_port(w->r.http), .path = "/v1/completions", .body = big, .leave_at_once = 1};
+	struct ask lng = {
+		.port = http_port(w->r.http), .path = "/v1/completions", .body = big, .leave_at_once = 1};
 	pthread_t a;
 	gate_shut(w, &g);
 	ck_assert_int_eq(pthread_create(&a, NULL, ask_thread, &lng), 0);
@@ -559,7 +666,7 @@ int main(void)
 		return 1;
 	}
 	tcase_set_timeout(c, 60);
-	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_add_test(c, stream_goes_on_when_decode_dies);
 	tcase_add_test(c, stream_ends_in_an_error_event);
 	tcase_add_test(c, failure_before_the_first_token_is_a_status);

@@ -1,21 +1,24 @@
-/* test_router_cached.c - where sequences go by what is cached there, on the device and below it, by what decode workers have to do and room for, and bursts. */
+/* test_router_cached.c - where sequences go by what is cached there, on the device and below it,
+ * by what decode workers have to do and room for, and bursts. */
 #include "place_rig.h"
 
 static const struct {
-	unsigned blocks[3], tier[3];   /* of 20, that each prefill worker has */
+	unsigned blocks[3], tier[3]; /* of 20, that each prefill worker has */
 	uint64_t backlog[3];
 	const char *want;
 } caches[] = {
 	{{0, 5, 0}, {0}, {0, 0, 0}, "p2"},
 	{{5, 6, 4}, {0}, {0, 0, 0}, "p2"},
-	{{0, 5, 0}, {0}, {0, 159, 0}, "p2"},       /* 80 tokens cached against half of 159 that wait */
+	{{0, 5, 0}, {0}, {0, 159, 0}, "p2"}, /* 80 tokens cached against half of 159 that wait */
 	{{0, 5, 0}, {0}, {0, 161, 1000}, "p1"},
-	{{0, 5, 5}, {0, 1, 0}, {0, 0, 0}, "p3"},   /* on the device rather than below it */
-	{{0, 8, 5}, {0, 1, 0}, {0, 0, 0}, "p2"},   /* 128 to be read back from memory cost 32: 224 against 240 */
-	{{0, 8, 5}, {0, 2, 0}, {0, 0, 0}, "p3"},   /* from disk 64: 256 */
+	{{0, 5, 5}, {0, 1, 0}, {0, 0, 0}, "p3"}, /* on the device rather than below it */
+	/* 128 to be read back from memory cost 32: 224 against 240 */
+	{{0, 8, 5}, {0, 1, 0}, {0, 0, 0}, "p2"},
+	{{0, 8, 5}, {0, 2, 0}, {0, 0, 0}, "p3"}, /* from disk 64: 256 */
 	{{0, 8, 8}, {0, 2, 1}, {0, 0, 0}, "p3"},
-	{{0, 0, 1}, {0, 2, 2}, {0, 0, 0}, "p3"},   /* even that is better than computing */
-	{{20, 19, 0}, {0}, {1, 0, 0}, "p2"},       /* the last token is always computed: 20 blocks are worth no more than 19 */
+	{{0, 0, 1}, {0, 2, 2}, {0, 0, 0}, "p3"}, /* even that is better than computing */
+	/* the last token is always computed: 20 blocks are worth no more than 19 */
+	{{20, 19, 0}, {0}, {1, 0, 0}, "p2"},
 	{{20, 20, 20}, {0}, {9, 9, 8}, "p3"},
 };
 
@@ -47,7 +50,8 @@ START_TEST(by_what_is_cached)
 }
 END_TEST
 
-/* Where a worker has measured both rates they weigh what it would read, at most like computing; else the settings do. */
+/* Where a worker has measured both rates they weigh what it would read, at most like computing;
+ * else the settings do. */
 static const struct {
 	unsigned tier;
 	uint32_t compute, memory, disk;
@@ -61,7 +65,8 @@ static const struct {
 	{1, 0, 4000, 4000, 0.25, 0},
 	{1, 1000, 100000, 4000, 0.01, 1},
 	{1, 1000, 1000, 0, 1, 1},
-	{2, 5000, 0, 1000, 1, 1},              /* slower than computing: the worker computes, and the block is worth nothing */
+	/* slower than computing: the worker computes, and the block is worth nothing */
+	{2, 5000, 0, 1000, 1, 1},
 	{1, UINT32_MAX, 1, 1, 1, 1},
 	{2, 1, UINT32_MAX, UINT32_MAX, 1.0 / UINT32_MAX, 1},
 };
@@ -81,28 +86,33 @@ START_TEST(by_measured_rates)
 	b.memory_tokens_per_s = weights[_i].memory;
 	b.disk_tokens_per_s = weights[_i].disk;
 	registry_beat(p1, &b, clock_us());
-	ck_assert_double_eq_tol(policy_read_weight(&g.policy, p1, weights[_i].tier, &measured), weights[_i].want, 1e-9);
+	ck_assert_double_eq_tol(policy_read_weight(&g.policy, p1, weights[_i].tier, &measured),
+	                        weights[_i].want, 1e-9);
 	ck_assert_int_eq(measured, weights[_i].measured);
 	holds(&g, p1, &p, 10, weights[_i].tier);
 	g.policy.kv_load_weight = 1;
-	g.policy.kv_predict_us = 0;                                       /* what was placed is not there soon */
-	p2->backlog_tokens = p2->tokens_in_flight = 1;                    /* so p1 while it costs the same */
+	/* what was placed is not there soon */
+	g.policy.kv_predict_us = 0;
+	/* so p1 while it costs the same */
+	p2->backlog_tokens = p2->tokens_in_flight = 1;
 	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
 	ck_assert_ptr_eq(pl.first, p1);
-	p1->backlog_tokens = p1->tokens_in_flight = 2 + (uint64_t)(160 * (1 - weights[_i].want));   /* more than reading saves */
+	/* more than reading saves */
+	p1->backlog_tokens = p1->tokens_in_flight = 2 + (uint64_t)(160 * (1 - weights[_i].want));
 	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
 	ck_assert_ptr_eq(pl.first, p2);
 	registry_down(&g, p1, clock_us());
 	p1->backlog_tokens = p1->tokens_in_flight = 0;
 	p1 = add(&g, "p1", "prefill");
 	policy_read_weight(&g.policy, p1, weights[_i].tier, &measured);
-	ck_assert_int_eq(measured, 0);                                    /* a new life */
+	ck_assert_int_eq(measured, 0); /* a new life */
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);
 }
 END_TEST
 
-/* Only prefill workers read a prompt's blocks from storage: elsewhere what is below the device draws nobody. */
+/* Only prefill workers read a prompt's blocks from storage: elsewhere what is below the device
+ * draws nobody. */
 START_TEST(storage_is_read_by_prefill_workers)
 {
 	static const char *const roles[] = {"decode", "mixed", "prefill"};
@@ -144,7 +154,7 @@ START_TEST(other_prompts_help_nobody)
 	ck_assert_ptr_eq(pl.first, p2);
 	ck_assert_uint_eq(pl.hit_tokens, 0);
 	struct prefixes none = {0};
-	b.wish.prefixes = &none;     /* not hashed: by load, and nothing is predicted */
+	b.wish.prefixes = &none; /* not hashed: by load, and nothing is predicted */
 	p2->backlog_tokens = 50;
 	ck_assert_int_eq(place_choose(&g, &b.wish, clock_us(), &pl), 0);
 	ck_assert_ptr_eq(pl.first, p1);
@@ -156,18 +166,23 @@ START_TEST(other_prompts_help_nobody)
 END_TEST
 
 static const struct {
-	unsigned blocks[3];          /* of 20, that each decode worker has */
+	unsigned blocks[3]; /* of 20, that each decode worker has */
 	uint64_t tokens[3];
 	uint32_t requests[3], free_blocks[3];
 	const char *want;
 } decodes[] = {
 	{{0, 5, 0}, {0}, {0}, {1000, 1000, 1000}, "d2 d1 d3"},
 	{{0, 5, 0}, {0, 81, 0}, {0}, {1000, 1000, 1000}, "d1 d3 d2"},
-	{{0, 5, 0}, {0, 0, 1}, {0, 1, 0}, {1000, 1000, 1000}, "d1 d3 d2"},      /* a sequence there: 256 tokens */
-	{{0, 0, 0}, {0, 300, 500}, {0}, {5, 1000, 1000}, "d2 d3 d1"},           /* no room for it: 4 times 256 tokens */
-	{{0, 0, 15}, {0, 300, 300}, {0}, {21, 1000, 7}, "d1 d2 d3"},            /* what it has counted as free until now, and needs room like the rest */
-	{{0}, {900, 300, 0}, {1, 3, 3}, {1000, 1000, 1000}, "d1 d3 d2"},        /* 320 tokens more in each step of three cost more than 900 in its own */
-	{{0, 0, 0}, {0, 0, 0}, {0}, {0, 3, 2}, "d2 d3 d1"},                     /* all full: who lacks least */
+	/* a sequence there: 256 tokens */
+	{{0, 5, 0}, {0, 0, 1}, {0, 1, 0}, {1000, 1000, 1000}, "d1 d3 d2"},
+	/* no room for it: 4 times 256 tokens */
+	{{0, 0, 0}, {0, 300, 500}, {0}, {5, 1000, 1000}, "d2 d3 d1"},
+	/* what it has counted as free until now, and needs room like the rest */
+	{{0, 0, 15}, {0, 300, 300}, {0}, {21, 1000, 7}, "d1 d2 d3"},
+	/* 320 tokens more in each step of three cost more than 900 in its own */
+	{{0}, {900, 300, 0}, {1, 3, 3}, {1000, 1000, 1000}, "d1 d3 d2"},
+	/* all full: who lacks least */
+	{{0, 0, 0}, {0, 0, 0}, {0}, {0, 3, 2}, "d2 d3 d1"},
 };
 
 START_TEST(decode_workers)
@@ -217,7 +232,8 @@ START_TEST(long_and_short)
 }
 END_TEST
 
-/* Another router's sequences count with what they hold, ours as they are now: what a heartbeat said of them is old at once. */
+/* Another router's sequences count with what they hold, ours as they are now: what a heartbeat
+ * said of them is old at once. */
 START_TEST(other_routers)
 {
 	struct registry g;
@@ -232,9 +248,10 @@ START_TEST(other_routers)
 	b.blocks_held = 52;
 	b.blocks_free = 900;
 	registry_beat(d1, &b, clock_us());
-	ck_assert_uint_eq(d1->other_sequences, 0);        /* all ours, whatever a block more or less holds */
+	/* all ours, whatever a block more or less holds */
+	ck_assert_uint_eq(d1->other_sequences, 0);
 	ck_assert_uint_eq(d1->other_tokens, 0);
-	d1->requests = 0;                                 /* they have ended since */
+	d1->requests = 0; /* they have ended since */
 	d1->tokens_in_flight = 0;
 	d2->tokens_in_flight = 10;
 	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
@@ -252,13 +269,14 @@ START_TEST(other_routers)
 	ck_assert_str_eq(show(&g, &wish), "p1 d2 d1");
 	d2->tokens_in_flight += 2;
 	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
-	b.running = b.waiting = b.blocks_held = b.blocks_free = UINT32_MAX;     /* nonsense costs a guess, no more */
+	/* nonsense costs a guess, no more */
+	b.running = b.waiting = b.blocks_held = b.blocks_free = UINT32_MAX;
 	d1->tokens_in_flight = UINT64_MAX / 4;
 	registry_beat(d1, &b, clock_us());
 	ck_assert_str_eq(show(&g, &wish), "p1 d2 d1");
 	registry_down(&g, d1, clock_us());
 	d1 = add(&g, "d1", "decode");
-	ck_assert_uint_eq(d1->other_sequences, 0);        /* a new life */
+	ck_assert_uint_eq(d1->other_sequences, 0); /* a new life */
 	registry_fini(&g);
 }
 END_TEST
@@ -276,7 +294,8 @@ START_TEST(room_that_was_given_away)
 	registry_beat(d1, &b, clock_us());
 	registry_beat(d2, &b, clock_us());
 	d2->tokens_in_flight = 300;
-	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");   /* the rig charges nothing: only the promise counts */
+	/* the rig charges nothing: only the promise counts */
+	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
 	ck_assert_str_eq(show(&g, &wish), "p1 d2 d1");
 	registry_beat(d1, &b, clock_us());
 	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
@@ -284,7 +303,8 @@ START_TEST(room_that_was_given_away)
 }
 END_TEST
 
-/* A burst with one prefix goes where its first request went, as long as that is worth the wait; without expectations it is spread. */
+/* A burst with one prefix goes where its first request went, as long as that is worth the wait;
+ * without expectations it is spread. */
 START_TEST(bursts)
 {
 	struct registry g;

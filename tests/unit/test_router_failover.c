@@ -57,7 +57,7 @@ static int bad_of(const struct worker *w)
 	return n;
 }
 
-/* --- whose failure ---------------------------------------------------------------------------- */
+/* --- whose failure ------------------------------------------------------- */
 
 /* Who says it, how, whom it blames, and whom it counts against. The sequence decodes on d1. */
 static const struct {
@@ -66,7 +66,7 @@ static const struct {
 } blames[] = {
 	{"d1", "d1", "d1", PDS__FAULT__FAULT_INTERNAL},
 	{"d1", "p1", "p1", PDS__FAULT__FAULT_LEASE_LOST}, /* it did not renew the lease */
-	{"d1", "", NULL, PDS__FAULT__FAULT_LEASE_LOST}, /* the link between the two began anew */
+	{"d1", "", NULL, PDS__FAULT__FAULT_LEASE_LOST},   /* the link between the two began anew */
 	{"d1", "d2", "d2", PDS__FAULT__FAULT_INTERNAL},
 	{"d1", "p2", NULL, PDS__FAULT__FAULT_INTERNAL}, /* it has no part in this attempt */
 	{"d1", "nobody", NULL, PDS__FAULT__FAULT_INTERNAL},
@@ -82,8 +82,8 @@ START_TEST(it_counts_against_the_blamed)
 	ck_assert_uint_eq(f.r->s->attempt, 2);
 	struct worker *all[] = {f.p1, f.p2, f.d1, f.d2};
 	for (int i = 0; i < 4; i++)
-		ck_assert_msg(bad_of(all[i]) == (blames[_i].counts &&
-		                                 strcmp(all[i]->name, blames[_i].counts) == 0),
+		ck_assert_msg(bad_of(all[i]) ==
+		                  (blames[_i].counts && strcmp(all[i]->name, blames[_i].counts) == 0),
 		              "%d: %s has %d", _i, all[i]->name, bad_of(all[i]));
 	rig_free(f.r);
 }
@@ -106,7 +106,7 @@ START_TEST(a_lost_worker_counts)
 }
 END_TEST
 
-/* --- crash loops ------------------------------------------------------------------------------ */
+/* --- crash loops --------------------------------------------------------- */
 
 /* How often d1 is the first choice of 20 requests that are answered. */
 static int chosen(struct rig *r)
@@ -154,7 +154,7 @@ START_TEST(crash_loop)
 		ck_assert_int_eq(chosen(r), 0);
 	}
 	ck_assert_uint_gt(was, 15 * r->g.breaker.open_us);
-	life(r, "d1", 99, 1);                       /* whoever restarts it in order has mended it */
+	life(r, "d1", 99, 1); /* whoever restarts it in order has mended it */
 	ck_assert_int_ge(chosen(r), 9);
 	life(r, "d2", 98, 1);
 	ck_assert_int_eq(breaker_state(&d2->breaker, clock_us()), BREAKER_CLOSED);
@@ -175,7 +175,7 @@ START_TEST(crash_loop_of_the_only_one)
 }
 END_TEST
 
-/* --- no progress ------------------------------------------------------------------------------ */
+/* --- no progress --------------------------------------------------------- */
 
 static void decoding(struct four *f)
 {
@@ -195,7 +195,7 @@ START_TEST(a_stuck_decode_worker)
 	/* with the tokens so far; d1 is no candidate */
 	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	ck_assert_int_eq(bad_of(f.d1), 1);
-	rig_more(f.r, f.d1, 1, 3, 13, 2);           /* what it says when it goes on after all */
+	rig_more(f.r, f.d1, 1, 3, 13, 2); /* what it says when it goes on after all */
 	rig_tokens_from(f.r, f.d2, f.r->s->id, 2, 3, 13, 2, PDS__FINISH__FINISH_STOP);
 	rig_first(f.r, f.p2, 2, 3, 13, "d2", 22);
 	ck_assert_int_eq(f.r->s->state, SEQ_DONE);
@@ -338,7 +338,7 @@ START_TEST(many_of_a_stuck_worker)
 }
 END_TEST
 
-/* --- told to end ------------------------------------------------------------------------------ */
+/* --- told to end --------------------------------------------------------- */
 
 static void ends(struct worker *w)
 {
@@ -434,8 +434,7 @@ START_TEST(a_prefill_worker_ends)
 	tick(f.r);
 	expect(f.r, SEQ_SUBMITTED, "");
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1);
-	expect(f.r, SEQ_SUBMITTED,
-	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
+	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	ck_assert_uint_eq(f.r->s->lost, 0);
 	rig_free(f.r);
 }

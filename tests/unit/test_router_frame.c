@@ -9,7 +9,7 @@
 static const char good_body[] =
 	"{\"prompt\":[1],\"max_tokens\":0,\"echo\": true}"; /* the good one of the cases */
 
-/* --- what an edge makes of it: the statuses, in order ----------------------------------------- */
+/* --- what an edge makes of it: the statuses, in order -------------------- */
 
 struct edge {
 	struct http_frame f;
@@ -54,10 +54,10 @@ static void feed(struct edge *e, const char *p, size_t n)
 {
 	size_t used;
 	do {
-		char *exact = mem_alloc(n + 1);   /* a read beyond is seen by the sanitizer */
+		char *exact = mem_alloc(n + 1); /* a read beyond is seen by the sanitizer */
 		memcpy(exact, p, n);
 		enum http_event event = http_frame_feed(&e->f, exact, n, &used);
-		memset(exact, 0xee, n);           /* nothing points into it any more */
+		memset(exact, 0xee, n); /* nothing points into it any more */
 		free(exact);
 		ck_assert_uint_le(used, n);
 		ck_assert_uint_le(http_frame_held(&e->f), 2 * HEAD_MAX + BODY_MAX + 4096);
@@ -108,7 +108,7 @@ START_TEST(cases)
 }
 END_TEST
 
-/* --- bounds ----------------------------------------------------------------------------------- */
+/* --- bounds -------------------------------------------------------------- */
 
 /* A body of a known length takes no more than that, however it comes. */
 START_TEST(room_for_a_body)

@@ -22,10 +22,10 @@
 
 #define WAIT_US 20000000u
 /* Turns the loop, and does each time what follows the condition, until that holds. */
-#define UNTIL(cond, ...) \
-	for (uint64_t until_end = clock_us() + WAIT_US; !(cond); turn()) { \
+#define UNTIL(cond, ...)                                                                         \
+	for (uint64_t until_end = clock_us() + WAIT_US; !(cond); turn()) {                           \
 		ck_assert_msg(clock_us() < until_end, "not within %u s: %s", WAIT_US / 1000000u, #cond); \
-		__VA_ARGS__; \
+		__VA_ARGS__;                                                                             \
 	}
 
 static struct event_base *base;
@@ -139,7 +139,9 @@ static int dial_from(unsigned from)
 {
 	struct sockaddr_in me = {.sin_family = AF_INET,
 	                         .sin_addr = {htonl(INADDR_LOOPBACK - 1 + from)}};
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)http_port(server)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	struct sockaddr_in to = {.sin_family = AF_INET,
+	                         .sin_port = htons((uint16_t)http_port(server)),
+	                         .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
 	ck_assert_int_ge(fd, 0);
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -180,7 +182,8 @@ static size_t take(int fd, int *closed)
 	return sum;
 }
 
-/* A client that pipelines and reads nothing has few of its requests answered, the rest when it reads: each once. */
+/* A client that pipelines and reads nothing has few of its requests answered, the rest when it
+ * reads: each once. */
 START_TEST(answers_that_nobody_takes)
 {
 	static const char one[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -188,12 +191,12 @@ START_TEST(answers_that_nobody_takes)
 	char *all = malloc(BYTES);
 	size_t sent = 0, got = 0;
 	int closed = 0;
-	answer_bytes = 20000;              /* all of them are more than the system takes */
+	answer_bytes = 20000; /* all of them are more than the system takes */
 	for (int i = 0; i < N; i++)
 		memcpy(all + (size_t)i * (sizeof one - 1), one, sizeof one - 1);
 	begin();
 	int fd = dial();
-	for (unsigned quiet = 0; quiet < 50; turn()) {   /* until nothing moves any more */
+	for (unsigned quiet = 0; quiet < 50; turn()) { /* until nothing moves any more */
 		size_t k = push(fd, all + sent, BYTES - sent);
 		unsigned before = handled;
 		turn();
@@ -201,7 +204,8 @@ START_TEST(answers_that_nobody_takes)
 		sent += k;
 	}
 	ck_assert_uint_gt(handled, 20);
-	ck_assert_msg(handled < N / 2, "%u of %d requests were answered to one who reads nothing", handled, N);
+	ck_assert_msg(handled < N / 2, "%u of %d requests were answered to one who reads nothing",
+	              handled, N);
 	UNTIL(handled == N, sent += push(fd, all + sent, BYTES - sent), got += take(fd, &closed));
 	UNTIL(got / N > answer_bytes && got % N == 0, got += take(fd, &closed));
 	ck_assert_int_eq(closed, 0);
@@ -210,21 +214,23 @@ START_TEST(answers_that_nobody_takes)
 }
 END_TEST
 
-/* One answer is larger than all that may wait: the request behind it is answered when it was read. */
+/* One answer is larger than all that may wait: the request behind it is answered when it was
+ * read. */
 START_TEST(behind_a_large_answer)
 {
 	enum { N = 400 };
 	size_t got = 0;
 	int closed = 0;
 	answer_bytes = sizeof answer;
-	opts.read_us = 200000;             /* it waits for its client, not for its request's bytes: no 408 */
+	/* it waits for its client, not for its request's bytes: no 408 */
+	opts.read_us = 200000;
 	begin();
 	int fd = dial();
 	static char all[N * 32];
 	for (int i = 0; i < N; i++)
 		strcat(all, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
 	say(fd, all);
-	for (uint64_t end = clock_us() + 1500000; clock_us() < end;)   /* three looks at the limits */
+	for (uint64_t end = clock_us() + 1500000; clock_us() < end;) /* three looks at the limits */
 		turn();
 	ck_assert_uint_lt(handled, N);
 	UNTIL(handled == N, got += take(fd, &closed));
@@ -266,10 +272,11 @@ START_TEST(empty_lines_for_ever)
 {
 	int closed = 0;
 	opts.idle_us = opts.read_us = 300000;
-	opts.max_header_bytes = 1u << 20;      /* its time ends it, not its size */
+	opts.max_header_bytes = 1u << 20; /* its time ends it, not its size */
 	begin();
 	int fd = dial();
-	UNTIL(closed, push(fd, "\r", 1u - (size_t)_i), turn(), push(fd, "\r\n" + 1 - _i, 1u + (size_t)_i), take(fd, &closed));
+	UNTIL(closed, push(fd, "\r", 1u - (size_t)_i), turn(),
+	      push(fd, "\r\n" + 1 - _i, 1u + (size_t)_i), take(fd, &closed));
 	ck_assert_uint_eq(handled, 0);
 	close(fd);
 }
@@ -292,7 +299,7 @@ START_TEST(trailer_without_end)
 }
 END_TEST
 
-/* --- what is decided at the head -------------------------------------------------------------- */
+/* --- what is decided at the head ----------------------------------------- */
 
 /* Adds what there is to read to text; *closed is set at its end. */
 static void listen_to(int fd, char *text, size_t size, int *closed)
@@ -320,7 +327,8 @@ START_TEST(refused_at_the_head)
 {
 	static const char *const requests[] = {
 		"POST /no HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1000000\r\n\r\n",
-		"POST /no HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"POST /no HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nTransfer-Encoding: "
+		"chunked\r\n\r\n",
 	};
 	static char body[100000];
 	begin();
@@ -375,7 +383,7 @@ START_TEST(asked_for_the_body)
 }
 END_TEST
 
-/* --- bytes ------------------------------------------------------------------------------------ */
+/* --- bytes --------------------------------------------------------------- */
 
 #define LARGE (1u << 20)
 
@@ -404,7 +412,7 @@ static void *free_all(void *arg)
 START_TEST(bytes_of_addresses)
 {
 	int fd[8], other;
-	begin();                               /* 8 MiB */
+	begin(); /* 8 MiB */
 	for (unsigned i = 0; i < 8; i++) {
 		fd[i] = dial();
 		upload(fd[i], "/hold", LARGE - 2048);
@@ -416,7 +424,7 @@ START_TEST(bytes_of_addresses)
 		ck_assert_uint_le(counts().in_bytes, 4u << 20);
 	}
 	ck_assert_uint_eq(n_held, 4);
-	other = dial();                        /* a small request of the same address */
+	other = dial(); /* a small request of the same address */
 	say(other, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
 	answered(other, "HTTP/1.1 200 ", NULL);
 	other = dial_from(2);
@@ -427,7 +435,7 @@ START_TEST(bytes_of_addresses)
 	pthread_t t;
 	ck_assert_int_eq(pthread_create(&t, NULL, free_all, NULL), 0);
 	pthread_join(t, NULL);
-	UNTIL(counts().in_bytes < 100000);     /* heads, while their requests are not answered */
+	UNTIL(counts().in_bytes < 100000); /* heads, while their requests are not answered */
 	int again = dial();
 	upload(again, "/", LARGE);
 	answered(again, "HTTP/1.1 200 ", NULL);
@@ -529,7 +537,7 @@ START_TEST(unread_streams)
 		turn();
 		ck_assert_uint_le(counts().out_bytes, 4u << 20);
 	}
-	ck_assert_uint_gt(counts().out_bytes, 5u << 19);    /* their address has 4 MiB */
+	ck_assert_uint_gt(counts().out_bytes, 5u << 19); /* their address has 4 MiB */
 	ck_assert_int_eq(http_stream_add(held_conn[GREEDY], piece, sizeof piece), 0);
 	for (unsigned i = 0; i <= GREEDY; i++)
 		close(fd[i]);
@@ -575,7 +583,7 @@ END_TEST
 /* Who has nothing waiting may always leave a little, whatever others have left. */
 START_TEST(a_little_always_fits)
 {
-	static char piece[HTTP_SURE_BYTES - 500];   /* and the head */
+	static char piece[HTTP_SURE_BYTES - 500]; /* and the head */
 	opts.out_total_max = 1000;
 	begin();
 	int fd = dial(), closed = 0;
@@ -621,7 +629,7 @@ START_TEST(whole_answer_without_room)
 	opts.out_total_max = 300000;
 	begin();
 	int fd = dial(), closed = 0;
-	answer_bytes = 90000;                  /* more than half of the address's half */
+	answer_bytes = 90000; /* more than half of the address's half */
 	say(fd, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
 	answered(fd, "HTTP/1.1 503 ", NULL);
 	UNTIL(closed, take(fd, &closed));
@@ -634,7 +642,7 @@ START_TEST(whole_answer_without_room)
 }
 END_TEST
 
-/* --- crowds ----------------------------------------------------------------------------------- */
+/* --- crowds -------------------------------------------------------------- */
 
 static void hold(int fd)
 {
@@ -660,7 +668,7 @@ START_TEST(idle_ones_make_room)
 	for (int i = 0; i < N; i++) {
 		fd[i] = dial();
 		if (i % 3 == 1)
-			say(fd[i], "GET / HTTP/1.1\r\nHos");   /* no whole head either */
+			say(fd[i], "GET / HTTP/1.1\r\nHos"); /* no whole head either */
 		UNTIL(counts().accepted == (unsigned)i + 1);
 	}
 	ck_assert_uint_eq(counts().connections, 12);
@@ -796,16 +804,16 @@ START_TEST(full_of_others)
 	opts.max_connections = 8;
 	begin();
 	for (unsigned i = 0; i < 8; i++) {
-		fd[i] = dial_from(i < 3 ? 1 : i - 1);      /* 3, 1, 1, 1, 1, 1 */
+		fd[i] = dial_from(i < 3 ? 1 : i - 1); /* 3, 1, 1, 1, 1, 1 */
 		if (i == 3 || i == 4)
 			hold(fd[i]);
 		UNTIL(counts().accepted == i + 1);
 	}
-	fd[8] = dial_from(2);                          /* has one, busy: the three make room */
+	fd[8] = dial_from(2); /* has one, busy: the three make room */
 	hold(fd[8]);
 	UNTIL(counts().closed_waiting == 1);
 	ck_assert_int_eq(is_open(fd[0]), 0);
-	int late = dial_from(2);                       /* has two, as the others have at most */
+	int late = dial_from(2); /* has two, as the others have at most */
 	answered(late, "HTTP/1.1 503 ", NULL);
 	for (int i = 1; i < 9; i++)
 		ck_assert_int_eq(is_open(fd[i]), 1);
@@ -823,7 +831,7 @@ START_TEST(no_descriptors_for_a_moment)
 	UNTIL(counts().connections == 1);
 	close(fd);
 	UNTIL(counts().connections == 0);
-	for (uint64_t end = clock_us() + 1200000; clock_us() < end;)   /* the tick has ended */
+	for (uint64_t end = clock_us() + 1200000; clock_us() < end;) /* the tick has ended */
 		turn();
 	accept_fails = 1;
 	fd = dial();
@@ -835,7 +843,7 @@ START_TEST(no_descriptors_for_a_moment)
 }
 END_TEST
 
-/* --- the end ---------------------------------------------------------------------------------- */
+/* --- the end ------------------------------------------------------------- */
 
 /* Whatever a client has sent: it is told, and its connection closes. */
 START_TEST(drained)
@@ -851,12 +859,12 @@ START_TEST(drained)
 	hold(busy);
 	UNTIL(counts().accepted == 4 && heads == 2);
 	ck_assert_int_eq(http_busy(server), 1);
-	int late = dial();                     /* not accepted yet */
+	int late = dial(); /* not accepted yet */
 	say(late, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
 	http_drain(server);
 	answered(part, "HTTP/1.1 503 ", NULL);
 	answered(body, "HTTP/1.1 503 ", NULL);
-	answered(late, "HTTP/1.1 200 ", NULL);   /* what the handlers say to it */
+	answered(late, "HTTP/1.1 200 ", NULL); /* what the handlers say to it */
 	say(waits, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
 	answered(waits, "HTTP/1.1 200 ", NULL);
 	UNTIL(closed, take(waits, &closed));
@@ -879,7 +887,7 @@ int main(void)
 	TCase *c = tcase_create("edge");
 	log_init("test", NULL);
 	log_set_level("error");
-	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_set_timeout(c, 60);
 	tcase_add_checked_fixture(c, set_up, tear_down);
 	tcase_add_test(c, answers_that_nobody_takes);

@@ -6,7 +6,7 @@
 
 #include <signal.h>
 
-/* --- keys ------------------------------------------------------------------------------------- */
+/* --- keys ---------------------------------------------------------------- */
 
 static const struct {
 	const char *authorization;
@@ -43,7 +43,7 @@ START_TEST(key_forms)
 {
 	static const char *const keys[] = {"alpha", "beta-2", ""};
 	struct api_keys k = {0};
-	ck_assert_int_eq(api_keys_allow(&k, forms[_i].authorization), 1);   /* no key is needed */
+	ck_assert_int_eq(api_keys_allow(&k, forms[_i].authorization), 1); /* no key is needed */
 	api_keys_set(&k, keys, 3);
 	ck_assert_msg(api_keys_allow(&k, forms[_i].authorization) == forms[_i].good, "\"%s\"",
 	              forms[_i].authorization);
@@ -56,7 +56,7 @@ START_TEST(key_forms)
 }
 END_TEST
 
-/* --- the head --------------------------------------------------------------------------------- */
+/* --- the head ------------------------------------------------------------ */
 
 #define KEY "Authorization: Bearer alpha\r\n"
 #define LONG "Content-Length: 100000\r\n"
@@ -116,7 +116,7 @@ START_TEST(decided_at_the_head)
 }
 END_TEST
 
-/* --- memory ------------------------------------------------------------------------------------ */
+/* --- memory -------------------------------------------------------------- */
 
 /* A body whose values take 80 times its size is told so; others of its size are read. */
 START_TEST(body_of_many_values)
@@ -143,7 +143,7 @@ int main(void)
 	TCase *c = tcase_create("keys");
 	log_init("test", NULL);
 	log_set_level("error");
-	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, key_forms, 0, (int)(sizeof forms / sizeof *forms));
 	tcase_add_loop_test(c, decided_at_the_head, 0, (int)(sizeof heads / sizeof *heads));

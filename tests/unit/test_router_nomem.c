@@ -1,5 +1,7 @@
-/* test_router_nomem.c - memory that cannot be had: each large allocation on the way of a request fails in its turn, wherever it is made, in our code or in a library's. The
- * request may fail, with an error or with its connection; the router lives, holds nothing of it, and answers the next one. */
+/* test_router_nomem.c - memory that cannot be had: each large allocation on the way of a request
+ * fails in its turn, wherever it is made, in our code or in a library's. The request may fail,
+ * with an error or with its connection; the router lives, holds nothing of it, and answers the
+ * next one. */
 #include "router_client.h"
 #include "skip.h"
 
@@ -12,15 +14,15 @@
 #define INTERPOSED 1
 #endif
 
-#define LARGE 16384u          /* below that nothing grows with a request */
-#define SMALL 64u             /* below that libevent 2.1 does not look: bufferevent_setwatermark */
+#define LARGE 16384u /* below that nothing grows with a request */
+#define SMALL 64u    /* below that libevent 2.1 does not look: bufferevent_setwatermark */
 
-static atomic_int armed;              /* allocations on the router's threads count */
-static atomic_long skip;              /* so many of them succeed, then one fails */
+static atomic_int armed; /* allocations on the router's threads count */
+static atomic_long skip; /* so many of them succeed, then one fails */
 static atomic_int failed;
 static __thread int is_client;
 
-static size_t least = LARGE;          /* smaller ones succeed */
+static size_t least = LARGE; /* smaller ones succeed */
 
 #if INTERPOSED
 static int fails(size_t bytes)
@@ -62,9 +64,9 @@ void *reallocarray(void *p, size_t n, size_t size)
 
 #define SANITIZED "a sanitizer has an allocator of its own"
 
-/* --- requests ------------------------------------------------------------------------------------------------------------ */
+/* --- requests ------------------------------------------------------------ */
 
-static struct model *model;   /* NULL: without PD_MODEL */
+static struct model *model; /* NULL: without PD_MODEL */
 
 static void repeat(struct buf *b, const char *text, unsigned times)
 {
@@ -89,12 +91,14 @@ static void stream(struct buf *b)
 {
 	buf_adds(b, "{\"prompt\":[");
 	ids(b, 5000);
-	buf_adds(b, "],\"max_tokens\":3,\"n\":2,\"echo\":true,\"logprobs\":4,\"stream\":true,\"return_token_ids\":true}");
+	buf_adds(b, "],\"max_tokens\":3,\"n\":2,\"echo\":true,\"logprobs\":4,\"stream\":true,\"return_"
+	            "token_ids\":true}");
 }
 
 static void answers(struct buf *b)
 {
-	buf_adds(b, "{\"prompt\":[1,2],\"max_tokens\":6000,\"n\":2,\"logprobs\":3,\"return_token_ids\":true,\"allowed_token_ids\":[");
+	buf_adds(b, "{\"prompt\":[1,2],\"max_tokens\":6000,\"n\":2,\"logprobs\":3,\"return_token_ids\":"
+	            "true,\"allowed_token_ids\":[");
 	ids(b, 12000);
 	buf_adds(b, "]}");
 }
@@ -108,7 +112,8 @@ static void objects(struct buf *b)
 
 static void text(struct buf *b)
 {
-	buf_adds(b, "{\"max_tokens\":2,\"echo\":true,\"logprobs\":1,\"truncate_prompt_tokens\":4000,\"prompt\":\"");
+	buf_adds(b, "{\"max_tokens\":2,\"echo\":true,\"logprobs\":1,\"truncate_prompt_tokens\":4000,"
+	            "\"prompt\":\"");
 	repeat(b, "The quick brown fox jumps over the lazy dog. ", 800);
 	repeat(b, "a", 60000);
 	repeat(b, "\xc3\xa4\xe6\xbc\xa2", 8000);
@@ -119,7 +124,8 @@ static void chat(struct buf *b)
 {
 	buf_adds(b, "{\"max_tokens\":2,\"truncate_prompt_tokens\":4000,\"messages\":[");
 	for (int i = 0; i < 40; i++) {
-		buf_adds(b, i ? ",{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"" : "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"");
+		buf_adds(b, i ? ",{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\""
+		              : "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"");
 		repeat(b, "What is the capital of France? ", 40);
 		buf_adds(b, "\"}]}");
 	}
@@ -128,9 +134,12 @@ static void chat(struct buf *b)
 
 static void form(struct buf *b)
 {
-	buf_adds(b, "{\"max_tokens\":2,\"prompt\":\"x\",\"guided_json\":{\"type\":\"object\",\"properties\":{");
+	buf_adds(
+		b,
+		"{\"max_tokens\":2,\"prompt\":\"x\",\"guided_json\":{\"type\":\"object\",\"properties\":{");
 	for (int i = 0; i < 200; i++)
-		buf_printf(b, "%s\"name_%d\":{\"enum\":[\"one_%d\",\"two\",\"three\"]}", i ? "," : "", i, i);
+		buf_printf(b, "%s\"name_%d\":{\"enum\":[\"one_%d\",\"two\",\"three\"]}", i ? "," : "", i,
+		           i);
 	buf_adds(b, "}}}");
 }
 
@@ -159,21 +168,22 @@ static void detokenize(struct buf *b)
 static const struct {
 	const char *path;
 	void (*body)(struct buf *b);
-	int text;                         /* needs the model */
-	int status;                       /* when nothing fails */
+	int text;   /* needs the model */
+	int status; /* when nothing fails */
 } requests[] = {
-	{"/v1/completions", whole, 0, 200},        {"/v1/completions", stream, 0, 200}, {"/v1/completions", answers, 0, 200},
-	{"/v1/completions", objects, 0, 400},      {"/v1/completions", text, 1, 200},   {"/v1/chat/completions", chat, 1, 200},
-	{"/v1/completions", form, 1, 200},         {"/v1/completions", many_choices, 1, 200}, {"/tokenize", tokenize, 1, 200},
-	{"/detokenize", detokenize, 1, 200},
+	{"/v1/completions", whole, 0, 200},   {"/v1/completions", stream, 0, 200},
+	{"/v1/completions", answers, 0, 200}, {"/v1/completions", objects, 0, 400},
+	{"/v1/completions", text, 1, 200},    {"/v1/chat/completions", chat, 1, 200},
+	{"/v1/completions", form, 1, 200},    {"/v1/completions", many_choices, 1, 200},
+	{"/tokenize", tokenize, 1, 200},      {"/detokenize", detokenize, 1, 200},
 };
 
 struct asking {
 	unsigned port;
 	const char *path;
 	const struct buf *body;
-	int status;               /* 0: the connection ended without an answer */
-	int whole;                /* its last chunk came, or all of its length */
+	int status; /* 0: the connection ended without an answer */
+	int whole;  /* its last chunk came, or all of its length */
 	atomic_int over;
 };
 
@@ -184,14 +194,15 @@ static void *client(void *arg)
 	is_client = 1;
 	struct buf in;
 	buf_init(&in, 0);
-	char *head = mem_printf("%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", a->body->len ? "POST" : "GET", a->path,
-	                        a->body->len);
+	char *head = mem_printf(
+		"%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n",
+		a->body->len ? "POST" : "GET", a->path, a->body->len);
 	int fd = dial(a->port);
 	send(fd, head, strlen(head), MSG_NOSIGNAL);
 	for (size_t done = 0; done < a->body->len;) {
 		ssize_t k = send(fd, a->body->data + done, a->body->len - done, MSG_NOSIGNAL);
 		if (k <= 0)
-			break;            /* refused before it was all there */
+			break; /* refused before it was all there */
 		done += (size_t)k;
 	}
 	char room[16384];
@@ -199,7 +210,8 @@ static void *client(void *arg)
 		buf_add(&in, room, (size_t)k);
 	if (in.len > 12)
 		a->status = atoi(in.data + 9);
-	const char *length = in.len ? strstr(in.data, "Content-Length: ") : NULL, *end = in.len ? strstr(in.data, "\r\n\r\n") : NULL;
+	const char *length = in.len ? strstr(in.data, "Content-Length: ") : NULL,
+			   *end = in.len ? strstr(in.data, "\r\n\r\n") : NULL;
 	if (length && end && length < end)
 		a->whole = in.len == (size_t)(end + 4 - in.data) + (size_t)atol(length + 16);
 	else
@@ -218,7 +230,7 @@ static void go(struct world *w, struct asking *a)
 	http_counts(w->r.http, &now);
 	uint64_t came = now.accepted + now.refused;
 	a->port = http_port(w->r.http);
-	is_client = 1;            /* a thread's own memory is the test's */
+	is_client = 1; /* a thread's own memory is the test's */
 	ck_assert_int_eq(pthread_create(&t, NULL, client, a), 0);
 	is_client = 0;
 	while (!atomic_load(&a->over))
@@ -259,10 +271,12 @@ START_TEST(each_large_allocation_fails)
 		}
 		by_status[a.status]++;
 		cut += !a.whole;
-		ck_assert_msg(a.status == 0 || a.status == requests[_i].status || a.status == 503, "allocation %u: status %d", k, a.status);
+		ck_assert_msg(a.status == 0 || a.status == requests[_i].status || a.status == 503,
+		              "allocation %u: status %d", k, a.status);
 		ck_assert_uint_lt(k, 5000);
 	}
-	printf("%s: %u large allocations; %u times 503, %u times without an answer, %u answers cut\n", requests[_i].path, k, by_status[503], by_status[0], cut - by_status[0]);
+	printf("%s: %u large allocations; %u times 503, %u times without an answer, %u answers cut\n",
+	       requests[_i].path, k, by_status[503], by_status[0], cut - by_status[0]);
 	ck_assert_uint_gt(k, 2);
 	buf_fini(&body);
 	world_free(w);
@@ -290,7 +304,8 @@ START_TEST(each_allocation_of_a_connection_fails)
 		http_counts(w->r.http, &now);
 		ck_assert_uint_eq(now.in_bytes + now.out_bytes, 0);
 		over = !atomic_load(&failed);
-		ck_assert_msg(a.status == 200 || (!over && (a.status == 0 || a.status == 503)), "allocation %u: status %d", k, a.status);
+		ck_assert_msg(a.status == 200 || (!over && (a.status == 0 || a.status == 503)),
+		              "allocation %u: status %d", k, a.status);
 		ck_assert_uint_lt(k, 1000);
 	}
 	printf("a connection: %u allocations\n", k - 1);
@@ -301,7 +316,7 @@ END_TEST
 
 int main(void)
 {
-	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	const char *path = getenv("PD_MODEL");
 	struct err err = {0};
 	if (path && *path && model_open(path, "", &model, &err) < 0) {
@@ -312,7 +327,8 @@ int main(void)
 	Suite *suite = suite_create("router_nomem");
 	TCase *c = tcase_create("requests");
 	tcase_set_timeout(c, 600);
-	tcase_add_loop_test(c, each_large_allocation_fails, 0, (int)(sizeof requests / sizeof *requests));
+	tcase_add_loop_test(c, each_large_allocation_fails, 0,
+	                    (int)(sizeof requests / sizeof *requests));
 	tcase_add_test(c, each_allocation_of_a_connection_fails);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);

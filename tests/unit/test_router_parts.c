@@ -1,14 +1,15 @@
-/* test_router_parts.c - the router's small parts: request heads, stop strings, parameters, placement, the registry. */
+/* test_router_parts.c - the router's small parts: request heads, stop strings, parameters,
+ * placement, the registry. */
 #include "daemons/router/http_parse.h"
 #include "daemons/router/params.h"
 #include "msg/codec.h"
 #include "router_rig.h"
 
-/* --- heads ---------------------------------------------------------------------------------------------------------------------- */
+/* --- heads --------------------------------------------------------------- */
 
 static const struct {
 	const char *head;
-	int status;              /* 0: good */
+	int status; /* 0: good */
 	const char *method, *path, *query;
 	int keep_alive, chunked;
 	long length;
@@ -57,7 +58,7 @@ START_TEST(request_heads)
 	struct http_head h;
 	const char *why = "";
 	size_t n = strlen(heads[_i].head);
-	char *text = mem_alloc(n + 1);   /* exactly so long: a read beyond is seen by the sanitizer */
+	char *text = mem_alloc(n + 1); /* exactly so long: a read beyond is seen by the sanitizer */
 	memcpy(text, heads[_i].head, n + 1);
 	ck_assert_int_eq(http_parse_head(text, n, &h, &why), heads[_i].status);
 	if (heads[_i].status) {
@@ -77,7 +78,8 @@ END_TEST
 /* Whatever bytes come: no crash, and never more read than there is. */
 START_TEST(random_heads)
 {
-	static const char bits[] = "GET /POSTHTTP/1.1\r\n\r\n: ;,chunkedContent-LengthTransfer-Encoding0129\t\x80";
+	static const char bits[] =
+		"GET /POSTHTTP/1.1\r\n\r\n: ;,chunkedContent-LengthTransfer-Encoding0129\t\x80";
 	unsigned seed = 1;
 	for (int i = 0; i < 20000; i++) {
 		struct http_head h;
@@ -125,14 +127,14 @@ START_TEST(chunk_sizes)
 }
 END_TEST
 
-/* --- stop strings ------------------------------------------------------------------------------------------------------------------- */
+/* --- stop strings -------------------------------------------------------- */
 
 static const struct {
 	const char *stops[4];
 	const char *text;
 	int which;
-	size_t end;        /* where the scan ends */
-	size_t held;       /* at the end of the text, when nothing was found */
+	size_t end;  /* where the scan ends */
+	size_t held; /* at the end of the text, when nothing was found */
 } scans[] = {
 	{{"stop"}, "do not stop here", 0, 11, 0},
 	{{"stop"}, "do not sto", -1, 0, 3},
@@ -141,7 +143,7 @@ static const struct {
 	{{"abab"}, "abaabab", 0, 7, 0},
 	{{"aaaa"}, "aaa", -1, 0, 3},
 	{{"xyz", "y"}, "wxyz", 1, 3, 0},
-	{{"bc", "abc", "c"}, "abc", 1, 3, 0},     /* the longest of those that end there */
+	{{"bc", "abc", "c"}, "abc", 1, 3, 0}, /* the longest of those that end there */
 	{{"\n\n", "###"}, "a\n# ##\n", -1, 0, 1},
 	{{"é"}, "caf\xc3", -1, 0, 1},
 	{{"é"}, "café", 0, 5, 0},
@@ -157,7 +159,8 @@ START_TEST(stop_strings)
 		lens[n] = strlen(stops[n]);
 	}
 	struct stop_set *s = stop_set_new(stops, lens, n);
-	for (size_t step = 1; step <= len; step++) {   /* the same however the text is cut into pieces */
+	for (size_t step = 1; step <= len; step++) {
+		/* the same however the text is cut into pieces */
 		struct stop_scan scan = {0};
 		size_t at = 0, end = 0;
 		int which = -1;
@@ -211,8 +214,9 @@ START_TEST(stop_strings_passed_over)
 		int which;
 		size_t end, held;
 	} rows[] = {
-		{"stop", "", -1, 0, 0},       {"stop", " stop", 0, 5, 0}, {"a st", "op", 0, 2, 0},  {"stopstop", "x", -1, 0, 0},
-		{"abab", "ab", 1, 2, 0},      {"abab", "", -1, 0, 2},     {"ababab", "x", -1, 0, 0}, {"", "abab", 1, 4, 0},
+		{"stop", "", -1, 0, 0},      {"stop", " stop", 0, 5, 0}, {"a st", "op", 0, 2, 0},
+		{"stopstop", "x", -1, 0, 0}, {"abab", "ab", 1, 2, 0},    {"abab", "", -1, 0, 2},
+		{"ababab", "x", -1, 0, 0},   {"", "abab", 1, 4, 0},
 	};
 	const char *stops[] = {"stop", "abab"};
 	const size_t lens[] = {4, 4};
@@ -221,7 +225,8 @@ START_TEST(stop_strings_passed_over)
 		struct stop_scan scan = {0};
 		size_t end = 0;
 		stop_pass(s, &scan, rows[i].passed, strlen(rows[i].passed));
-		ck_assert_int_eq(stop_feed(s, &scan, rows[i].fed, strlen(rows[i].fed), &end), rows[i].which);
+		ck_assert_int_eq(stop_feed(s, &scan, rows[i].fed, strlen(rows[i].fed), &end),
+		                 rows[i].which);
 		if (rows[i].which >= 0)
 			ck_assert_uint_eq(end, rows[i].end);
 		else
@@ -231,15 +236,17 @@ START_TEST(stop_strings_passed_over)
 }
 END_TEST
 
-/* --- parameters ---------------------------------------------------------------------------------------------------------------------- */
+/* --- parameters ---------------------------------------------------------- */
 
 static const struct {
 	const char *json;
 	int chat;
-	const char *param;   /* NULL: good */
+	const char *param; /* NULL: good */
 } bodies[] = {
 	{"{}", 0, NULL},
-	{"{\"n\":128,\"best_of\":128,\"top_k\":-1,\"seed\":-9223372036854775808,\"stop\":\"\",\"logprobs\":20}", 0, NULL},
+	{"{\"n\":128,\"best_of\":128,\"top_k\":-1,\"seed\":-9223372036854775808,\"stop\":\"\","
+     "\"logprobs\":20}",
+     0, NULL},
 	{"{\"max_tokens\":0,\"echo\":true}", 0, NULL},
 	{"{\"max_tokens\":0}", 0, "max_tokens"},
 	{"{\"max_tokens\":0}", 1, "max_tokens"},
@@ -247,7 +254,7 @@ static const struct {
 	{"{\"max_completion_tokens\":0}", 1, "max_completion_tokens"},
 	{"{\"max_tokens\":9e30}", 0, "max_tokens"},
 	{"{\"temperature\":1e-320}", 0, NULL},
-	{"{\"top_p\":1e-300}", 0, "top_p"},       /* 0 as a float */
+	{"{\"top_p\":1e-300}", 0, "top_p"}, /* 0 as a float */
 	{"{\"n\":129}", 0, "n"},
 	{"{\"n\":\"2\"}", 0, "n"},
 	{"{\"n\":true}", 0, "n"},
@@ -279,7 +286,7 @@ static const struct {
 	{"{\"allowed_token_ids\":[-1]}", 0, "allowed_token_ids"},
 	{"{\"allowed_token_ids\":[1.0]}", 0, "allowed_token_ids"},
 	{"{\"bad_words\":[]}", 0, NULL},
-	{"{\"bad_words\":[\"x\"]}", 0, "bad_words"},   /* without a tokenizer */
+	{"{\"bad_words\":[\"x\"]}", 0, "bad_words"}, /* without a tokenizer */
 	{"{\"bad_words\":\"x\"}", 0, "bad_words"},
 	{"{\"min_tokens\":1}", 0, NULL},
 	{"{\"min_tokens\":-1}", 0, "min_tokens"},
@@ -352,9 +359,10 @@ START_TEST(parameters_and_their_defaults)
 }
 END_TEST
 
-/* --- placement ------------------------------------------------------------------------------------------------------------------------ */
+/* --- placement ----------------------------------------------------------- */
 
-static struct worker *add(struct registry *g, const char *name, const char *role, const char *numerics, const char *layout)
+static struct worker *add(struct registry *g, const char *name, const char *role,
+                          const char *numerics, const char *layout)
 {
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)role;
@@ -365,11 +373,13 @@ static struct worker *add(struct registry *g, const char *name, const char *role
 	return registry_up(g, (struct peer *)g, name, 1, &w, clock_us());
 }
 
-static const char *choose(struct registry *g, uint32_t tokens, const char *numerics, const char *avoid)
+static const char *choose(struct registry *g, uint32_t tokens, const char *numerics,
+                          const char *avoid)
 {
 	static char text[256];
 	struct placement p;
-	struct place_wish wish = {.tokens = tokens, .total_tokens = tokens, .numerics = numerics, .avoid = avoid};
+	struct place_wish wish = {
+		.tokens = tokens, .total_tokens = tokens, .numerics = numerics, .avoid = avoid};
 	int r = place_choose(g, &wish, clock_us(), &p);
 	if (r < 0)
 		return err_name(r);
@@ -384,26 +394,30 @@ START_TEST(placement)
 	struct registry g;
 	registry_init(&g, 1000000);
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), err_name(ERR_NOTFOUND));
-	struct worker *p1 = add(&g, "p1", "prefill", "n", "l"), *d1 = add(&g, "d1", "decode", "other", "l");
-	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "d1");            /* no pair: decode does it alone */
+	struct worker *p1 = add(&g, "p1", "prefill", "n", "l"),
+				  *d1 = add(&g, "d1", "decode", "other", "l");
+	/* no pair: decode does it alone */
+	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "d1");
 	add(&g, "d2", "decode", "n", "other");
 	struct worker *d3 = add(&g, "d3", "decode", "n", "l"), *d4 = add(&g, "d4", "decode", "n", "l");
-	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4");      /* equal numerics and layout only */
-	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d4 d3");      /* ties go round */
+	/* equal numerics and layout only */
+	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4");
+	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d4 d3"); /* ties go round */
 	d4->tokens_in_flight = 100;
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4");
-	ck_assert_str_eq(choose(&g, 5, NULL, "d3"), "p1 d4 d3");      /* who failed is taken last */
+	ck_assert_str_eq(choose(&g, 5, NULL, "d3"), "p1 d4 d3"); /* who failed is taken last */
 	struct worker *m = add(&g, "m1", "mixed", "m", "l");
 	m->tokens_in_flight = 50;
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4");
 	p1->tokens_in_flight = p1->backlog_tokens = 60;
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "m1");
-	ck_assert_str_eq(choose(&g, 5, "n", NULL), "p1 d3 d4");       /* as the attempt before computed */
+	/* as the attempt before computed */
+	ck_assert_str_eq(choose(&g, 5, "n", NULL), "p1 d3 d4");
 	m->beat.running = 1;
 	m->progress_us = clock_us() - 2000000;
-	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4");      /* m1 is stuck */
+	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4"); /* m1 is stuck */
 	p1->beat.draining = 1;
-	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "d2");            /* alone, rather than m1 */
+	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "d2"); /* alone, rather than m1 */
 	ck_assert_str_eq(choose(&g, 3000, NULL, NULL), err_name(ERR_FULL));
 	m->beat.draining = d1->beat.draining = d3->beat.draining = 1;
 	d4->context_tokens = 4;
@@ -463,7 +477,8 @@ START_TEST(who_may_come_in)
 }
 END_TEST
 
-/* An endpoint goes to all other workers, in messages that are dropped whole when one in them is too long. */
+/* An endpoint goes to all other workers, in messages that are dropped whole when one in them is
+ * too long. */
 START_TEST(an_endpoint_that_nobody_could_be_told)
 {
 	struct registry g;
@@ -488,7 +503,8 @@ START_TEST(an_endpoint_that_nobody_could_be_told)
 }
 END_TEST
 
-/* Workers that come under ever new names take no more room than their limit; who is up keeps its record. */
+/* Workers that come under ever new names take no more room than their limit; who is up keeps its
+ * record. */
 START_TEST(records_are_bounded)
 {
 	struct registry g;
@@ -501,7 +517,7 @@ START_TEST(records_are_bounded)
 	}
 	ck_assert_uint_eq(g.n_workers, WORKERS_MAX);
 	ck_assert_ptr_eq(registry_find(&g, "up"), up);
-	ck_assert_ptr_null(registry_find(&g, "w100"));         /* those that are down longest went */
+	ck_assert_ptr_null(registry_find(&g, "w100")); /* those that are down longest went */
 	ck_assert_ptr_nonnull(registry_find(&g, "w101"));
 	ck_assert_uint_eq(g.n_up, 1);
 	registry_fini(&g);

@@ -1,13 +1,15 @@
-/* test_router_place.c - what binds all policies, pins, what a sequence weighs at its workers, and what a router says of when to come again. */
+/* test_router_place.c - what binds all policies, pins, what a sequence weighs at its workers,
+ * and what a router says of when to come again. */
 #include "place_rig.h"
 
-/* --- what binds all -------------------------------------------------------------------------------------------------------------------- */
+/* --- what binds all ------------------------------------------------------ */
 
-/* Whatever the policy and the state of the workers: a pair is alike, all are up, take new work and are long enough; stuck, failed and broken
- * ones come after the others. */
+/* Whatever the policy and the state of the workers: a pair is alike, all are up, take new work and
+ * are long enough; stuck, failed and broken ones come after the others. */
 START_TEST(constraints_under_each_policy)
 {
-	static const char *const roles[] = {"prefill", "decode", "mixed"}, *const numerics[] = {"n1", "n2"};
+	static const char *const roles[] = {"prefill", "decode", "mixed"}, *const numerics[] = {"n1",
+	                                                                                        "n2"};
 	unsigned seed = 11 + (unsigned)_i, placed = 0, pairs = 0;
 	for (int round = 0; round < 400; round++) {
 		struct registry g;
@@ -18,7 +20,9 @@ START_TEST(constraints_under_each_policy)
 		both(&g, (unsigned)_i);
 		for (int i = 0, n = 1 + rand_r(&seed) % 14; i < n; i++) {
 			snprintf(name, sizeof name, "w%d", i);
-			struct worker *w = add_like(&g, name, roles[rand_r(&seed) % 3], numerics[rand_r(&seed) % 2], rand_r(&seed) % 3 ? 2000 : 100);
+			struct worker *w = add_like(&g, name, roles[rand_r(&seed) % 3],
+			                            numerics[rand_r(&seed) % 2],
+			                            rand_r(&seed) % 3 ? 2000 : 100);
 			w->tokens_in_flight = (uint64_t)(rand_r(&seed) % 1000);
 			w->backlog_tokens = (uint64_t)rand_r(&seed) % (w->tokens_in_flight + 1);
 			w->requests = (uint32_t)rand_r(&seed) % 5;
@@ -34,19 +38,25 @@ START_TEST(constraints_under_each_policy)
 			if (rand_r(&seed) % 6 == 0)
 				registry_down(&g, w, now);
 		}
-		struct place_wish wish = {.tokens = 50, .total_tokens = rand_r(&seed) % 2 ? 90 : 1000, .session = (uint64_t)rand_r(&seed) % 3};
+		struct place_wish wish = {.tokens = 50,
+		                          .total_tokens = rand_r(&seed) % 2 ? 90 : 1000,
+		                          .session = (uint64_t)rand_r(&seed) % 3};
 		wish.avoid = rand_r(&seed) % 2 ? "w1" : NULL;
 		int r = place_choose(&g, &wish, now, &p);
 		ck_assert_int_eq(r == 0, place_possible(&g, &wish));
 		for (unsigned i = 0; r == 0 && i <= p.n_decode; i++) {
 			const struct worker *w = i ? p.decode[i - 1] : p.first;
-			ck_assert(worker_is_up(w) && !w->beat.draining && w->context_tokens >= wish.total_tokens);
-			ck_assert(i ? w->role == WORKER_DECODE && strcmp(w->numerics, p.first->numerics) == 0 : 1);
+			ck_assert(worker_is_up(w) && !w->beat.draining &&
+			          w->context_tokens >= wish.total_tokens);
+			ck_assert(i ? w->role == WORKER_DECODE && strcmp(w->numerics, p.first->numerics) == 0
+			            : 1);
 			for (unsigned k = 1; k < i; k++) {
 				const struct worker *before = p.decode[k - 1];
 				ck_assert_ptr_ne(before, w);
-				ck_assert_int_le(worker_is_stuck(&g, before, now) && !before->breaker.open, worker_is_stuck(&g, w, now) || w->breaker.open);
-				ck_assert_int_eq(before->breaker.open, w->breaker.open);   /* open ones are named only among themselves */
+				ck_assert_int_le(worker_is_stuck(&g, before, now) && !before->breaker.open,
+				                 worker_is_stuck(&g, w, now) || w->breaker.open);
+				/* open ones are named only among themselves */
+				ck_assert_int_eq(before->breaker.open, w->breaker.open);
 			}
 		}
 		if (r == 0 && p.first->role == WORKER_PREFILL)
@@ -54,7 +64,8 @@ START_TEST(constraints_under_each_policy)
 		if (r == 0 && (p.first->breaker.open || worker_is_stuck(&g, p.first, now)))
 			list_each(it, &g.workers) {
 				const struct worker *o = list_entry(it, struct worker, node);
-				ck_assert(o->role != WORKER_MIXED || !worker_is_up(o) || o->beat.draining || o->context_tokens < wish.total_tokens || o->breaker.open ||
+				ck_assert(o->role != WORKER_MIXED || !worker_is_up(o) || o->beat.draining ||
+				          o->context_tokens < wish.total_tokens || o->breaker.open ||
 				          (!p.first->breaker.open && worker_is_stuck(&g, o, now)));
 			}
 		placed += r == 0;
@@ -108,7 +119,8 @@ START_TEST(all_prefill_workers_are_ill)
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
 	uint64_t now = clock_us();
 	registry_init(&g, 1000000);
-	struct worker *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill"), *d1 = add(&g, "d1", "decode");
+	struct worker *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill"),
+				  *d1 = add(&g, "d1", "decode");
 	p1->beat.running = p2->beat.running = 1;
 	p1->progress_us = now - 2000000;
 	ck_assert_str_eq(show(&g, &wish), "p2 d1");
@@ -117,7 +129,7 @@ START_TEST(all_prefill_workers_are_ill)
 	ck_assert_str_eq(show(&g, &wish), "d1");
 	d1->beat.running = 1;
 	d1->progress_us = now - 2000000;
-	ck_assert_str_eq(show(&g, &wish), "p1 d1");           /* nobody is well: as always */
+	ck_assert_str_eq(show(&g, &wish), "p1 d1"); /* nobody is well: as always */
 	registry_fini(&g);
 }
 END_TEST
@@ -128,15 +140,15 @@ static const struct {
 } pins[] = {
 	{"p2", {NULL}, "p2 d1 d2"},
 	{"", {"d2"}, "p1 d2"},
-	{"p2", {"d2", "d1"}, "p2 d2 d1"},           /* in the order that was asked for */
+	{"p2", {"d2", "d1"}, "p2 d2 d1"}, /* in the order that was asked for */
 	{"p2", {"d9", "d1"}, "p2 d1"},
 	{"p9", {NULL}, "not found"},
 	{"", {"d9"}, "not found"},
 	{"m1", {NULL}, "m1"},
-	{"m1", {"d1"}, "not found"},                /* m1 decodes what it begins */
-	{"d1", {NULL}, "d1"},                       /* alone, and asked for */
+	{"m1", {"d1"}, "not found"}, /* m1 decodes what it begins */
+	{"d1", {NULL}, "d1"},        /* alone, and asked for */
 	{"", {"m1"}, "m1"},
-	{"p1", {"other"}, "not found"},             /* not alike */
+	{"p1", {"other"}, "not found"}, /* not alike */
 };
 
 START_TEST(pinned)
@@ -154,13 +166,14 @@ START_TEST(pinned)
 	snprintf(pin.prefill, sizeof pin.prefill, "%s", pins[_i].prefill);
 	for (unsigned i = 0; i < 3 && pins[_i].decode[i]; i++)
 		snprintf(pin.decode[pin.n_decode++], WORKER_NAME_MAX, "%s", pins[_i].decode[i]);
-	const char *want = strcmp(pins[_i].want, "not found") == 0 ? err_name(ERR_NOTFOUND) : pins[_i].want;
+	const char *want = strcmp(pins[_i].want, "not found") == 0 ? err_name(ERR_NOTFOUND)
+	                                                           : pins[_i].want;
 	ck_assert_str_eq(show(&g, &wish), want);
 	registry_fini(&g);
 }
 END_TEST
 
-/* --- when to come again ---------------------------------------------------------------------------------------------------------------- */
+/* --- when to come again -------------------------------------------------- */
 
 START_TEST(retry_after)
 {
@@ -168,11 +181,12 @@ START_TEST(retry_after)
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
 	uint64_t now = clock_us();
 	registry_init(&g, 1000000);
-	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2);      /* nothing was measured */
+	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2); /* nothing was measured */
 	struct worker *p = add(&g, "p1", "prefill"), *d = add(&g, "d1", "decode");
 	p->backlog_tokens = 10000;
 	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2);
-	for (int i = 0; i < 5; i++) {                                  /* 1,000 prompt tokens and 50 of answers a second */
+	for (int i = 0; i < 5; i++) {
+		/* 1,000 prompt tokens and 50 of answers a second */
 		registry_beat(p, &b, now);
 		registry_beat(d, &b, now);
 		now += 1000000;
@@ -182,7 +196,8 @@ START_TEST(retry_after)
 	ck_assert_double_eq_tol(p->prompt_rate, 1000, 1);
 	p->output_rate = d->prompt_rate = 0;
 	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 10);
-	registry_answered(&g, 100);                                    /* and 2 s until somebody is done */
+	/* and 2 s until somebody is done */
+	registry_answered(&g, 100);
 	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 12);
 	p->backlog_tokens = 10;
 	ck_assert_uint_eq(registry_retry_after_s(&g, 1, 60), 3);
@@ -192,7 +207,8 @@ START_TEST(retry_after)
 	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 60);
 	registry_down(&g, p, now);
 	ck_assert_uint_eq(registry_retry_after_s(&g, 1, 60), 2);
-	b.prompt_tokens = 0;                                           /* totals that go back, or jump, do no harm */
+	/* totals that go back, or jump, do no harm */
+	b.prompt_tokens = 0;
 	registry_beat(d, &b, now);
 	b.prompt_tokens = UINT64_MAX;
 	registry_beat(d, &b, now + 1);
@@ -203,7 +219,7 @@ START_TEST(retry_after)
 }
 END_TEST
 
-/* --- what a sequence weighs ----------------------------------------------------------------------------------------------------------------- */
+/* --- what a sequence weighs ---------------------------------------------- */
 
 START_TEST(only_uncached_tokens_weigh)
 {
@@ -212,7 +228,11 @@ START_TEST(only_uncached_tokens_weigh)
 	struct worker *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
 	make_prompt(&r->g, &p, 1, 320);
 	holds(&r->g, pw, &p, 15, 0);
-	struct seq_spec spec = {.tokens = p.tokens, .prompt_tokens = 320, .max_tokens = 4, .begun_us = clock_us(), .deadline_us = clock_us() + 60000000,
+	struct seq_spec spec = {.tokens = p.tokens,
+	                        .prompt_tokens = 320,
+	                        .max_tokens = 4,
+	                        .begun_us = clock_us(),
+	                        .deadline_us = clock_us() + 60000000,
 	                        .prefixes = &p.prefixes};
 	pds__sampling__init(&spec.sampling);
 	r->s = seq_new(&r->e, &spec, &rig_hooks, r);
@@ -232,12 +252,15 @@ START_TEST(only_uncached_tokens_weigh)
 }
 END_TEST
 
-/* What is to be read first weighs like what it takes: where reading is as slow as computing, no worker looks idle for it. */
+/* What is to be read first weighs like what it takes: where reading is as slow as computing, no
+ * worker looks idle for it. */
 START_TEST(stored_tokens_weigh_what_reading_takes)
 {
 	static const struct {
 		uint32_t compute, memory, disk, want;
-	} rows[] = {{0, 0, 0, 80 + 80 / 4 + 160 / 2}, {1000, 100000, 10000, 80 + 16}, {1000, 1000, 500, 320}};
+	} rows[] = {{0, 0, 0, 80 + 80 / 4 + 160 / 2},
+	            {1000, 100000, 10000, 80 + 16},
+	            {1000, 1000, 500, 320}};
 	struct rig *r = rig_new();
 	struct prompt_of p;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
@@ -249,7 +272,11 @@ START_TEST(stored_tokens_weigh_what_reading_takes)
 	b.memory_tokens_per_s = rows[_i].memory;
 	b.disk_tokens_per_s = rows[_i].disk;
 	registry_beat(pw, &b, clock_us());
-	struct seq_spec spec = {.tokens = p.tokens, .prompt_tokens = 320, .max_tokens = 4, .begun_us = clock_us(), .deadline_us = clock_us() + 60000000,
+	struct seq_spec spec = {.tokens = p.tokens,
+	                        .prompt_tokens = 320,
+	                        .max_tokens = 4,
+	                        .begun_us = clock_us(),
+	                        .deadline_us = clock_us() + 60000000,
 	                        .prefixes = &p.prefixes};
 	pds__sampling__init(&spec.sampling);
 	r->s = seq_new(&r->e, &spec, &rig_hooks, r);
@@ -275,7 +302,7 @@ START_TEST(a_lone_worker_weighs_the_whole_sequence)
 	rig_more(r, m, 1, 0, 10, 1);
 	ck_assert_uint_eq(m->backlog_tokens, 0);
 	ck_assert_uint_eq(m->tokens_in_flight, 6);
-	rig_more(r, m, 1, 1, 11, 3);                          /* and grows with it */
+	rig_more(r, m, 1, 1, 11, 3); /* and grows with it */
 	ck_assert_uint_eq(m->tokens_in_flight, 9);
 	rig_down(r, m);
 	ck_assert_uint_eq(m->tokens_in_flight, 0);
@@ -286,8 +313,10 @@ END_TEST
 /* What clients do, and what a full or draining worker says, is no failure of the worker. */
 START_TEST(client_errors_trip_no_breaker)
 {
-	static const Pds__Fault innocent[] = {PDS__FAULT__FAULT_INVALID, PDS__FAULT__FAULT_TOO_LARGE, PDS__FAULT__FAULT_OVERLOADED, PDS__FAULT__FAULT_DEADLINE,
-	                                      PDS__FAULT__FAULT_DRAINING, PDS__FAULT__FAULT_NO_ROOM, PDS__FAULT__FAULT_PEER_LOST};
+	static const Pds__Fault innocent[] = {PDS__FAULT__FAULT_INVALID,    PDS__FAULT__FAULT_TOO_LARGE,
+	                                      PDS__FAULT__FAULT_OVERLOADED, PDS__FAULT__FAULT_DEADLINE,
+	                                      PDS__FAULT__FAULT_DRAINING,   PDS__FAULT__FAULT_NO_ROOM,
+	                                      PDS__FAULT__FAULT_PEER_LOST};
 	struct rig *r = rig_new();
 	struct worker *m = rig_up(r, "m1", "mixed", 7);
 	r->g.breaker.min_requests = 3;
@@ -309,7 +338,8 @@ START_TEST(client_errors_trip_no_breaker)
 	}
 	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_OPEN);
 	rig_seq(r, 8, 0);
-	ck_assert_int_eq(seq_start(r->s), 0);                 /* nobody else is there: it is asked all the same */
+	/* nobody else is there: it is asked all the same */
+	ck_assert_int_eq(seq_start(r->s), 0);
 	seq_destroy(&r->s);
 	rig_free(r);
 }

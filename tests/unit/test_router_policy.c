@@ -1,13 +1,14 @@
-/* test_router_policy.c - where sequences go: each policy by tables, sessions that stay while workers come and go. What is cached: test_router_cached.c; what binds all
- * policies: test_router_place.c. */
+/* test_router_policy.c - where sequences go: each policy by tables, sessions that stay while
+ * workers come and go. What is cached: test_router_cached.c; what binds all policies:
+ * test_router_place.c. */
 #include "place_rig.h"
 
-/* --- one policy after the other --------------------------------------------------------------------------------------------------- */
+/* --- one policy after the other ------------------------------------------ */
 
 struct load {
 	uint64_t tokens;
 	uint32_t requests;
-	unsigned placed;             /* higher: chosen later */
+	unsigned placed; /* higher: chosen later */
 };
 
 static const struct {
@@ -15,12 +16,33 @@ static const struct {
 	struct load p[3], d[3];
 	const char *want;
 } loads[] = {
-	{POLICY_LEAST_TOKENS, {{5, 0, 0}, {4, 9, 9}, {6, 0, 0}}, {{50, 1, 1}, {60, 0, 0}, {40, 9, 9}}, "p2 d3 d1 d2"},
-	{POLICY_LEAST_TOKENS, {{5, 0, 3}, {5, 9, 2}, {6, 0, 1}}, {{0, 0, 3}, {0, 0, 2}, {0, 0, 1}}, "p2 d3 d2 d1"},        /* ties: chosen longest ago */
-	{POLICY_LEAST_REQUESTS, {{9, 3, 0}, {9, 2, 1}, {1, 4, 2}}, {{50, 1, 1}, {60, 0, 0}, {40, 9, 9}}, "p2 d2 d1 d3"},
-	{POLICY_ROUND_ROBIN, {{0, 0, 7}, {9, 9, 6}, {0, 0, 8}}, {{0, 0, 7}, {9, 9, 6}, {0, 0, 8}}, "p2 d2 d1 d3"},
-	{POLICY_KV_AWARE, {{5, 0, 0}, {4, 9, 9}, {6, 0, 0}}, {{500, 1, 1}, {600, 0, 0}, {40, 1, 9}}, "p2 d3 d2 d1"},       /* a sequence weighs 256 tokens */
-	{POLICY_SESSION, {{5, 0, 0}, {4, 9, 9}, {6, 0, 0}}, {{50, 1, 1}, {60, 0, 0}, {40, 9, 9}}, "p2 d3 d1 d2"},         /* no session: the fallback */
+	{POLICY_LEAST_TOKENS,
+     {{5, 0, 0}, {4, 9, 9}, {6, 0, 0}},
+     {{50, 1, 1}, {60, 0, 0}, {40, 9, 9}},
+     "p2 d3 d1 d2"},
+	/* ties: chosen longest ago */
+	{POLICY_LEAST_TOKENS,
+     {{5, 0, 3}, {5, 9, 2}, {6, 0, 1}},
+     {{0, 0, 3}, {0, 0, 2}, {0, 0, 1}},
+     "p2 d3 d2 d1"},
+	{POLICY_LEAST_REQUESTS,
+     {{9, 3, 0}, {9, 2, 1}, {1, 4, 2}},
+     {{50, 1, 1}, {60, 0, 0}, {40, 9, 9}},
+     "p2 d2 d1 d3"},
+	{POLICY_ROUND_ROBIN,
+     {{0, 0, 7}, {9, 9, 6}, {0, 0, 8}},
+     {{0, 0, 7}, {9, 9, 6}, {0, 0, 8}},
+     "p2 d2 d1 d3"},
+	/* a sequence weighs 256 tokens */
+	{POLICY_KV_AWARE,
+     {{5, 0, 0}, {4, 9, 9}, {6, 0, 0}},
+     {{500, 1, 1}, {600, 0, 0}, {40, 1, 9}},
+     "p2 d3 d2 d1"},
+	/* no session: the fallback */
+	{POLICY_SESSION,
+     {{5, 0, 0}, {4, 9, 9}, {6, 0, 0}},
+     {{50, 1, 1}, {60, 0, 0}, {40, 9, 9}},
+     "p2 d3 d1 d2"},
 };
 
 START_TEST(by_load)
@@ -80,7 +102,8 @@ START_TEST(drawn)
 		g.draw = 42;
 		for (int i = 0; i < 4; i++) {
 			char name[3] = {'m', (char)('0' + i), 0};
-			add(&g, name, "mixed")->tokens_in_flight = (uint64_t)(i * 300 % 400);   /* least at 0, then 3, 2, 1 */
+			/* least at 0, then 3, 2, 1 */
+			add(&g, name, "mixed")->tokens_in_flight = (uint64_t)(i * 300 % 400);
 		}
 		for (int i = 0; i < 1000; i++) {
 			struct placement p;
@@ -94,8 +117,10 @@ START_TEST(drawn)
 	if (which[_i] == POLICY_RANDOM) {
 		for (int i = 0; i < 4; i++)
 			ck_assert_msg(n[i] > 400 && n[i] < 600, "%u", n[i]);
-	} else {   /* 1/2, 1/3, 1/6, never */
-		ck_assert_msg(n[0] > 900 && n[0] < 1100 && n[3] > 560 && n[3] < 770 && n[2] > 250 && n[2] < 420 && n[1] == 0, "%u %u %u %u", n[0], n[1], n[2], n[3]);
+	} else { /* 1/2, 1/3, 1/6, never */
+		ck_assert_msg(n[0] > 900 && n[0] < 1100 && n[3] > 560 && n[3] < 770 && n[2] > 250 &&
+		                  n[2] < 420 && n[1] == 0,
+		              "%u %u %u %u", n[0], n[1], n[2], n[3]);
 	}
 }
 END_TEST
@@ -117,7 +142,7 @@ START_TEST(one_worker_serves_under_each_policy)
 }
 END_TEST
 
-/* --- sessions -------------------------------------------------------------------------------------------------------------------------- */
+/* --- sessions ------------------------------------------------------------ */
 
 static struct worker *session_goes_to(struct registry *g, uint64_t session)
 {
@@ -145,16 +170,17 @@ START_TEST(sessions_stay)
 		at[atoi(had[s]->name + 1)]++;
 	}
 	for (int i = 0; i < 10; i++)
-		ck_assert_msg(at[i] > N / 10 * 7 / 10 && at[i] < N / 10 * 13 / 10, "%u", at[i]);   /* evenly */
+		/* evenly */
+		ck_assert_msg(at[i] > N / 10 * 7 / 10 && at[i] < N / 10 * 13 / 10, "%u", at[i]);
 	for (uint32_t s = 0; s < N; s++)
 		ck_assert_ptr_eq(session_goes_to(&g, policy_key((const char *)&s, sizeof s)), had[s]);
 	struct worker *gone = registry_find(&g, "m3"), *joined;
 	registry_down(&g, gone, clock_us());
-	for (uint32_t s = 0; s < N; s++) {   /* its own move, nobody else's */
+	for (uint32_t s = 0; s < N; s++) { /* its own move, nobody else's */
 		struct worker *now = session_goes_to(&g, policy_key((const char *)&s, sizeof s));
 		ck_assert(had[s] == gone ? now != gone : now == had[s]);
 	}
-	add(&g, "m3", "mixed");              /* back again: so are they */
+	add(&g, "m3", "mixed"); /* back again: so are they */
 	for (uint32_t s = 0; s < N; s++)
 		ck_assert_ptr_eq(session_goes_to(&g, policy_key((const char *)&s, sizeof s)), had[s]);
 	joined = add(&g, "m10", "mixed");
@@ -179,12 +205,12 @@ START_TEST(sessions_give_way)
 	g.policy.session_fallback = POLICY_LEAST_TOKENS;
 	struct worker *m[3] = {add(&g, "m0", "mixed"), add(&g, "m1", "mixed"), add(&g, "m2", "mixed")};
 	struct worker *w = session_goes_to(&g, 5);
-	w->tokens_in_flight = 16;            /* two such requests: not more than twice this one */
+	w->tokens_in_flight = 16; /* two such requests: not more than twice this one */
 	ck_assert_ptr_eq(session_goes_to(&g, 5), w);
 	w->tokens_in_flight = 17;
 	ck_assert_ptr_ne(session_goes_to(&g, 5), w);
 	for (int i = 0; i < 3; i++)
-		m[i]->tokens_in_flight = m[i] == w ? 1900 : 700;      /* 1900 is less than 2 * 1100 */
+		m[i]->tokens_in_flight = m[i] == w ? 1900 : 700; /* 1900 is less than 2 * 1100 */
 	ck_assert_ptr_eq(session_goes_to(&g, 5), w);
 	g.policy.session_overload = 1.5;
 	ck_assert_ptr_ne(session_goes_to(&g, 5), w);
@@ -194,7 +220,7 @@ START_TEST(sessions_give_way)
 	ck_assert_uint_eq(g.placed[PLACE_PREFILL][POLICY_SESSION][PLACE_NO_SESSION], 1);
 	for (int i = 0; i < 3; i++)
 		m[i]->beat.draining = m[i] != w;
-	ck_assert_ptr_eq(session_goes_to(&g, 5), w);              /* nobody else is there */
+	ck_assert_ptr_eq(session_goes_to(&g, 5), w); /* nobody else is there */
 	registry_fini(&g);
 }
 END_TEST

@@ -1,5 +1,6 @@
-/* test_router_request.c - the life of a sequence at the router: first token from either side, repetitions, old attempts, deaths, cancels, retries.
- * Each test is a story of messages and deaths, then what was sent to workers, what the client saw, and how it ended. */
+/* test_router_request.c - the life of a sequence at the router: first token from either side,
+ * repetitions, old attempts, deaths, cancels, retries. Each test is a story of messages and
+ * deaths, then what was sent to workers, what the client saw, and how it ended. */
 #include "router_rig.h"
 #include "util/map.h"
 
@@ -41,7 +42,7 @@ START_TEST(prefill_speaks_first)
 	struct three t = three(4, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
 	expect(t.r, SEQ_HANDED, "10 ", "");
-	rig_more(t.r, t.d2, 1, 0, 10, 1);   /* its repetition */
+	rig_more(t.r, t.d2, 1, 0, 10, 1); /* its repetition */
 	expect(t.r, SEQ_DECODING, "10 ", "");
 	rig_more(t.r, t.d2, 1, 1, 11, 2);
 	rig_tokens_from(t.r, t.d2, t.r->s->id, 1, 3, 13, 1, LENGTH);
@@ -69,10 +70,10 @@ START_TEST(m7_no_attempt_index)
 	struct three t = three(16, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	rig_more(t.r, t.d1, 1, 0, 10, 3);
-	rig_more(t.r, t.d1, 1, 0, 10, 3);   /* all of it again */
-	rig_more(t.r, t.d1, 1, 1, 11, 4);   /* two old, two new */
+	rig_more(t.r, t.d1, 1, 0, 10, 3); /* all of it again */
+	rig_more(t.r, t.d1, 1, 1, 11, 4); /* two old, two new */
 	expect(t.r, SEQ_DECODING, "10 11 12 13 14 ", "");
-	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 3, 13, 2, STOP);   /* only the end is new */
+	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 3, 13, 2, STOP); /* only the end is new */
 	expect(t.r, SEQ_DONE, "10 11 12 13 14 stop", "");
 	rig_free(t.r);
 }
@@ -94,7 +95,8 @@ START_TEST(gap_is_another_attempt)
 	struct three t = three(16, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	rig_more(t.r, t.d1, 1, 2, 12, 1);
-	expect(t.r, SEQ_SUBMITTED, "10 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 6 d2 d1; ");
+	expect(t.r, SEQ_SUBMITTED, "10 ",
+	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 6 d2 d1; ");
 	rig_free(t.r);
 }
 END_TEST
@@ -126,7 +128,7 @@ START_TEST(stop_string_midway_cancels)
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	rig_more(t.r, t.d1, 1, 0, 10, 5);
 	expect(t.r, SEQ_DONE, "10 11 12 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
-	rig_more(t.r, t.d1, 1, 5, 15, 1);   /* on its way when the cancel was sent */
+	rig_more(t.r, t.d1, 1, 5, 15, 1); /* on its way when the cancel was sent */
 	expect(t.r, SEQ_DONE, "10 11 12 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
 	rig_free(t.r);
 }
@@ -150,7 +152,7 @@ START_TEST(prefill_dies_after_its_token_before_decode_joined)
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	rig_down(t.r, t.p);
 	expect(t.r, SEQ_SUBMITTED, "10 ", "cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2 d1; ");
-	rig_more(t.r, t.d1, 1, 0, 10, 4);   /* the old attempt: dropped */
+	rig_more(t.r, t.d1, 1, 0, 10, 4); /* the old attempt: dropped */
 	expect(t.r, SEQ_SUBMITTED, "10 ", "cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2 d1; ");
 	rig_first(t.r, registry_find(&t.r->g, "p2"), 2, 1, 11, "d2", 22);
 	rig_tokens_from(t.r, t.d2, t.r->s->id, 2, 1, 11, 2, STOP);
@@ -199,7 +201,7 @@ END_TEST
 START_TEST(candidate_that_was_not_named_dies)
 {
 	struct three t = three(8, 0);
-	rig_down(t.r, t.d1);               /* the prefill worker will choose the other */
+	rig_down(t.r, t.d1); /* the prefill worker will choose the other */
 	expect(t.r, SEQ_SUBMITTED, "", "");
 	rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
 	expect(t.r, SEQ_HANDED, "10 ", "");
@@ -211,27 +213,30 @@ START_TEST(handed_to_an_earlier_life)
 {
 	struct three t = three(8, 0);
 	rig_down(t.r, t.d1);
-	rig_up(t.r, "d1", "decode", 31);   /* restarted */
+	rig_up(t.r, "d1", "decode", 31); /* restarted */
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	expect(t.r, SEQ_SUBMITTED, "", "cancel p1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
-	rig_more(t.r, registry_find(&t.r->g, "d1"), 1, 0, 10, 1);   /* of the old attempt */
+	rig_more(t.r, registry_find(&t.r->g, "d1"), 1, 0, 10, 1); /* of the old attempt */
 	ck_assert_str_eq(t.r->out, "");
 	rig_free(t.r);
 }
 END_TEST
 
-/* Named, but by an epoch that it never had, or without having been a candidate: nobody that could go on. */
+/* Named, but by an epoch that it never had, or without having been a candidate: nobody that
+ * could go on. */
 START_TEST(handed_to_a_stranger)
 {
 	struct three t = three(8, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 99);
-	expect(t.r, SEQ_SUBMITTED, "", "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
+	expect(t.r, SEQ_SUBMITTED, "",
+	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
 	t.r->log[0] = 0;
 	rig_up(t.r, "d3", "decode", 23);
 	rig_first(t.r, t.p, 2, 0, 10, "d3", 23);
 	expect(t.r, SEQ_WAITING, "", "cancel p1 #2; cancel d2 #2; cancel d1 #2; ");
 	seqs_tick(&t.r->e, clock_us() + 300000);
-	expect(t.r, SEQ_SUBMITTED, "", "cancel p1 #2; cancel d2 #2; cancel d1 #2; submit p1 #3 5 d1 d2 d3; ");
+	expect(t.r, SEQ_SUBMITTED, "",
+	       "cancel p1 #2; cancel d2 #2; cancel d1 #2; submit p1 #3 5 d1 d2 d3; ");
 	rig_free(t.r);
 }
 END_TEST
@@ -248,7 +253,7 @@ START_TEST(m23_report_before_named)
 	else
 		rig_more(t.r, t.d2, 1, 0, 10, 1);
 	expect(t.r, _i ? SEQ_DECODING : SEQ_HANDED, "10 ", "");
-	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);   /* nor is it after that */
+	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1); /* nor is it after that */
 	rig_tokens_from(t.r, t.d2, t.r->s->id, 1, 1, 11, 1, STOP);
 	if (_i)
 		rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
@@ -282,7 +287,7 @@ START_TEST(tokens_of_a_stranger)
 	rig_more(t.r, d3, 1, 0, 10, 1);
 	expect(t.r, SEQ_SUBMITTED, "", "");
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
-	rig_more(t.r, t.d2, 1, 0, 10, 2);   /* a candidate, but not the one that was named */
+	rig_more(t.r, t.d2, 1, 0, 10, 2); /* a candidate, but not the one that was named */
 	expect(t.r, SEQ_HANDED, "10 ", "");
 	rig_free(t.r);
 }
@@ -292,12 +297,14 @@ START_TEST(failure_of_an_attempt)
 {
 	struct three t = three(8, 0);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
-	expect(t.r, SEQ_SUBMITTED, "", "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
+	expect(t.r, SEQ_SUBMITTED, "",
+	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
 	t.r->log[0] = 0;
-	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);   /* again, of the old attempt */
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1); /* again, of the old attempt */
 	expect(t.r, SEQ_SUBMITTED, "", "");
 	rig_first(t.r, t.p, 2, 0, 10, "d2", 22);
-	rig_fail(t.r, t.d2, 2, PDS__FAULT__FAULT_LEASE_LOST, 1);   /* a lease that decode dropped by itself */
+	/* a lease that decode dropped by itself */
+	rig_fail(t.r, t.d2, 2, PDS__FAULT__FAULT_LEASE_LOST, 1);
 	expect(t.r, SEQ_WAITING, "10 ",
 	       "cancel p1 #2; cancel d2 #2; cancel d1 #2; "); /* the second in a row: a pause */
 	seqs_tick(&t.r->e, clock_us() + 150000);
@@ -305,7 +312,7 @@ START_TEST(failure_of_an_attempt)
 	seqs_tick(&t.r->e, clock_us() + 210000);
 	expect(t.r, SEQ_SUBMITTED, "10 ",
 	       "cancel p1 #2; cancel d2 #2; cancel d1 #2; submit p1 #3 6 d1 d2; ");
-	rig_fail(t.r, t.p, 3, PDS__FAULT__FAULT_STALLED, 1);   /* the third is the last */
+	rig_fail(t.r, t.p, 3, PDS__FAULT__FAULT_STALLED, 1); /* the third is the last */
 	ck_assert_int_eq(t.r->s->state, SEQ_FAILED);
 	ck_assert_int_eq(t.r->s->status, 500);
 	ck_assert_str_eq(t.r->s->why, "so it is (attempt 3, 3 lost in a row: max_attempts)");
@@ -328,7 +335,8 @@ START_TEST(failure_of_prefill_after_decode_joined_is_nothing)
 	struct three t = three(8, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 1);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
-	rig_fail(t.r, t.d2, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);   /* the candidate that was not taken */
+	/* the candidate that was not taken */
+	rig_fail(t.r, t.d2, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
 	expect(t.r, SEQ_DECODING, "10 ", "");
 	rig_free(t.r);
 }
@@ -339,7 +347,7 @@ START_TEST(no_worker_at_first)
 	struct rig *r = rig_new();
 	rig_seq(r, 8, 0);
 	ck_assert_int_eq(seq_start(r->s), ERR_NOTFOUND);
-	rig_up(r, "p1", "prefill", 11);     /* a prefill worker alone is nobody */
+	rig_up(r, "p1", "prefill", 11); /* a prefill worker alone is nobody */
 	ck_assert_int_eq(seq_start(r->s), ERR_NOTFOUND);
 	rig_up(r, "d1", "decode", 21);
 	ck_assert_int_eq(seq_start(r->s), 0);
@@ -433,7 +441,8 @@ static const struct {
 START_TEST(cancel_in_each_phase)
 {
 	struct rig *r = rig_new();
-	struct worker *p = rig_up(r, "p1", "prefill", 11), *d1 = rig_up(r, "d1", "decode", 21), *d2 = rig_up(r, "d2", "decode", 22);
+	struct worker *p = rig_up(r, "p1", "prefill", 11), *d1 = rig_up(r, "d1", "decode", 21),
+				  *d2 = rig_up(r, "d2", "decode", 22);
 	struct seq *s = rig_seq(r, 8, 0);
 	if (_i >= 1)
 		ck_assert_int_eq(seq_start(s), 0);
@@ -500,7 +509,8 @@ START_TEST(worker_that_goes_on_with_what_nobody_knows)
 }
 END_TEST
 
-/* Its link was silent for too long, but it lives: what it still sends is answered with the cancel that could not be sent. */
+/* Its link was silent for too long, but it lives: what it still sends is answered with the
+ * cancel that could not be sent. */
 START_TEST(prefill_that_was_only_silent)
 {
 	struct three t = three(8, 0);
@@ -510,7 +520,7 @@ START_TEST(prefill_that_was_only_silent)
 	rig_up(t.r, "p1", "prefill", 11);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	ck_assert_str_eq(t.r->log, "cancel p1 #1; ");
-	rig_more(t.r, t.d1, 1, 0, 10, 1);   /* that one had been told */
+	rig_more(t.r, t.d1, 1, 0, 10, 1); /* that one had been told */
 	expect(t.r, SEQ_SUBMITTED, "", "cancel p1 #1; ");
 	rig_free(t.r);
 }
@@ -522,7 +532,7 @@ START_TEST(ended_in_order_needs_no_cancel)
 	struct reqid id = t.r->s->id;
 	rig_more(t.r, t.d1, 1, 0, 10, 1);
 	rig_tokens_from(t.r, t.d1, id, 1, 1, 11, 1, LENGTH);
-	rig_first_full(t.r, t.p, id, 1, 0, 10, "d1", 21, NONE, 0);   /* late */
+	rig_first_full(t.r, t.p, id, 1, 0, 10, "d1", 21, NONE, 0); /* late */
 	expect(t.r, SEQ_DONE, "10 11 length", "");
 	rig_free(t.r);
 }
@@ -531,7 +541,7 @@ END_TEST
 START_TEST(prompt_logprobs_before_tokens)
 {
 	struct three t = three(8, 1);
-	rig_more(t.r, t.d1, 1, 0, 10, 2);   /* decode is faster: held */
+	rig_more(t.r, t.d1, 1, 0, 10, 2); /* decode is faster: held */
 	rig_more(t.r, t.d1, 1, 2, 12, 1);
 	expect(t.r, SEQ_DECODING, "", "");
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "d1", 21, NONE, 4);
@@ -541,7 +551,8 @@ START_TEST(prompt_logprobs_before_tokens)
 }
 END_TEST
 
-/* A decode worker that talks on while its tokens wait for the prompt's log-probabilities fills no memory: its attempt is lost. */
+/* A decode worker that talks on while its tokens wait for the prompt's log-probabilities fills
+ * no memory: its attempt is lost. */
 START_TEST(more_held_than_there_can_be)
 {
 	struct rig *r = rig_new();
@@ -556,7 +567,7 @@ START_TEST(more_held_than_there_can_be)
 	ck_assert_uint_eq(r->s->attempt, 2);
 	ck_assert_uint_eq(r->s->n_held, 0);
 	ck_assert(list_empty(&r->s->held));
-	rig_more(r, d, 2, 0, 10, 1);                       /* the next one is as any */
+	rig_more(r, d, 2, 0, 10, 1); /* the next one is as any */
 	rig_first_full(r, p, r->s->id, 2, 0, 10, "d1", 21, PDS__FINISH__FINISH_NONE, 4);
 	ck_assert_str_eq(r->out, "10 ");
 	ck_assert_uint_eq(r->s->n_held, 0);
@@ -569,7 +580,7 @@ START_TEST(prompt_logprobs_lost_with_prefill)
 	struct three t = three(8, 1);
 	rig_up(t.r, "p2", "prefill", 12);
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
-	rig_down(t.r, t.p);                 /* decode has joined, but they are lost */
+	rig_down(t.r, t.p); /* decode has joined, but they are lost */
 	expect(t.r, SEQ_SUBMITTED, "", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	rig_first_full(t.r, registry_find(&t.r->g, "p2"), t.r->s->id, 2, 0, 10, "d2", 22, NONE, 4);
 	expect(t.r, SEQ_HANDED, "10 ", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
@@ -584,23 +595,24 @@ START_TEST(prompt_logprobs_in_slices)
 	struct reqid id = t.r->s->id;
 	rig_told(t.r, t.p, id, 1, 1, 2);
 	rig_told(t.r, t.p, id, 1, 1, 2);
-	rig_told(t.r, t.p, id, 1, 2, 2);    /* half of it is new */
+	rig_told(t.r, t.p, id, 1, 2, 2); /* half of it is new */
 	ck_assert_int_eq(t.r->n_prompt, 3);
-	rig_told(t.r, t.d1, id, 1, 4, 1);   /* not who computes the prompt */
-	rig_told(t.r, t.p, id, 2, 4, 1);    /* not this attempt: p1 is told so */
+	rig_told(t.r, t.d1, id, 1, 4, 1); /* not who computes the prompt */
+	rig_told(t.r, t.p, id, 2, 4, 1);  /* not this attempt: p1 is told so */
 	ck_assert_int_eq(t.r->n_prompt, 3);
 	rig_told(t.r, t.p, id, 1, 4, 1);
 	for (int i = 0; i < 4; i++)
 		ck_assert_double_eq((double)t.r->prompt[i], -(i + 1.0));
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	expect(t.r, SEQ_HANDED, "10 ", "cancel p1 #2; ");
-	rig_told(t.r, t.p, id, 1, 4, 1);    /* late */
+	rig_told(t.r, t.p, id, 1, 4, 1); /* late */
 	ck_assert_int_eq(t.r->n_prompt, 4);
 	rig_free(t.r);
 }
 END_TEST
 
-/* A new attempt tells them from the beginning: what the first one told is kept, and when it had told them all they are not asked for again. */
+/* A new attempt tells them from the beginning: what the first one told is kept, and when it had
+ * told them all they are not asked for again. */
 START_TEST(prompt_logprobs_over_attempts)
 {
 	struct three t = three(8, 1);
@@ -620,7 +632,8 @@ START_TEST(prompt_logprobs_over_attempts)
 }
 END_TEST
 
-/* A gap, too many, lists that do not fit each other, or a first token before they are complete: the attempt is lost, the next one may do better. */
+/* A gap, too many, lists that do not fit each other, or a first token before they are complete:
+ * the attempt is lost, the next one may do better. */
 START_TEST(prompt_logprobs_that_are_not_all_there)
 {
 	struct three t = three(8, 1);
@@ -704,7 +717,8 @@ static void say_first(struct rig *r, struct worker *w, struct reqid id, uint32_t
 	seqs_first_token(&r->e, w, &head, &m);
 }
 
-/* The whole answer is there before the prefill worker's account of it: the summary waits for that, but not for ever. */
+/* The whole answer is there before the prefill worker's account of it: the summary waits for
+ * that, but not for ever. */
 START_TEST(prefill_speaks_when_all_is_over)
 {
 	struct three t = three(2, 0);
@@ -720,7 +734,8 @@ START_TEST(prefill_speaks_when_all_is_over)
 	ck_assert_ptr_nonnull(strstr(logged(f), "event=first_token attempt=1 index=0 from=d1"));
 	seq_destroy(&t.r->s);
 	if (_i == 0) {
-		say_first(t.r, t.p, id, 2);                                         /* of no attempt there was */
+		/* of no attempt there was */
+		say_first(t.r, t.p, id, 2);
 		say_first(t.r, t.p, (struct reqid){1, 2}, 1);
 		ck_assert_uint_eq(map_count(t.r->e.late_by_id), 1);
 		say_first(t.r, t.p, id, 1);
@@ -728,7 +743,7 @@ START_TEST(prefill_speaks_when_all_is_over)
 		ck_assert_ptr_nonnull(strstr(logged(f), "cached_tokens=3"));
 		ck_assert_ptr_nonnull(strstr(logged(f), "prefill_us=4321"));
 		ck_assert_uint_eq(t.r->e.counts.cached_tokens, 3);
-		say_first(t.r, t.p, id, 1);                                         /* and again: nothing */
+		say_first(t.r, t.p, id, 1); /* and again: nothing */
 	} else if (_i == 1) {
 		seqs_tick(&t.r->e, clock_us() + 500000);
 		ck_assert_uint_eq(map_count(t.r->e.late_by_id), 1);
@@ -737,7 +752,8 @@ START_TEST(prefill_speaks_when_all_is_over)
 		say_first(t.r, t.p, id, 1);
 	}
 	struct rig *r = t.r;
-	rig_free(r);                                                            /* the third time: at the router's end */
+	/* the third time: at the router's end */
+	rig_free(r);
 	dup2(had, 2);
 	close(had);
 	char *done = strstr(logged(f), "event=request_done");
@@ -748,13 +764,14 @@ START_TEST(prefill_speaks_when_all_is_over)
 }
 END_TEST
 
-/* A complete answer waits a moment for the prefill worker's account, which says how much was cached; whatever else happens ends the wait, not the answer. */
+/* A complete answer waits a moment for the prefill worker's account, which says how much was
+ * cached; whatever else happens ends the wait, not the answer. */
 START_TEST(end_waits_for_the_account)
 {
 	struct three t = three(4, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
 	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 2, LENGTH);
-	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 2, LENGTH);      /* again */
+	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 2, LENGTH); /* again */
 	expect(t.r, SEQ_DECODING, "10 11 ", "");
 	seqs_tick(&t.r->e, clock_us() + 1000);
 	expect(t.r, SEQ_DECODING, "10 11 ", "");

@@ -1,7 +1,9 @@
-/* test_router_retry.c - attempts that are lost: every order of what may happen to a sequence in one moment, what uses its attempts up and what does not.
+/* test_router_retry.c - attempts that are lost: every order of what may happen to a sequence in one
+ * moment, what uses its attempts up and what does not.
  *
- * One fault may take several workers: a router that was stopped for a while finds all its links begun anew, one after the other. However the events of such
- * a moment are ordered, the sequence goes on elsewhere, and its client sees every token once. */
+ * One fault may take several workers: a router that was stopped for a while finds all its links
+ * begun anew, one after the other. However the events of such a moment are ordered, the sequence
+ * goes on elsewhere, and its client sees every token once. */
 #include "router_rig.h"
 
 #define MAX_TOKENS 12u
@@ -9,7 +11,7 @@
 struct fleet {
 	struct rig *r;
 	struct worker *p1, *p2, *d1, *d2, *d3;
-	uint64_t now;                        /* ahead of the clock by what the test let pass */
+	uint64_t now; /* ahead of the clock by what the test let pass */
 };
 
 static struct fleet fleet_new(void)
@@ -33,7 +35,7 @@ static void later(struct fleet *f, uint64_t us)
 	seqs_tick(&f->r->e, f->now);
 }
 
-/* --- what may happen ------------------------------------------------------------------------------------------------------------------ */
+/* --- what may happen ----------------------------------------------------- */
 
 static void anew(struct fleet *f, struct worker *w)
 {
@@ -143,11 +145,12 @@ static void tick(struct fleet *f)
 }
 
 static void (*const events[])(struct fleet *) = {
-	p1_anew, p2_anew, d1_anew, d2_anew, d3_anew, p1_dies, d1_dies, d1_restarts, p1_first, p1_fails, d1_token, d1_tokens, d1_fails, drains, tick,
+	p1_anew,  p2_anew,  d1_anew,  d2_anew,   d3_anew,  p1_dies, d1_dies, d1_restarts,
+	p1_first, p1_fails, d1_token, d1_tokens, d1_fails, drains,  tick,
 };
 #define EVENTS (sizeof events / sizeof *events)
 
-/* --- and its end ------------------------------------------------------------------------------------------------------------------------ */
+/* --- and its end --------------------------------------------------------- */
 
 static void waits(struct fleet *f, const char *story)
 {
@@ -163,16 +166,21 @@ static void serve(struct fleet *f, const char *story)
 {
 	struct seq *s = f->r->s;
 	if (s->state == SEQ_SUBMITTED && !s->alone)
-		rig_first(f->r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->cand[0].name, s->cand[0].epoch);
-	if (s->state == SEQ_WAITING) {           /* the one that it was handed to has a new link since: once more */
+		rig_first(f->r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->cand[0].name,
+		          s->cand[0].epoch);
+	if (s->state == SEQ_WAITING) {
+		/* the one that it was handed to has a new link since: once more */
 		waits(f, story);
-		rig_first(f->r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->cand[0].name, s->cand[0].epoch);
+		rig_first(f->r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->cand[0].name,
+		          s->cand[0].epoch);
 	}
 	uint32_t n = s->n_out;
 	struct worker *w = s->alone ? s->prefill : s->decode;
 	ck_assert_msg(w, "%s: nobody decodes", story);
-	rig_tokens_from(f->r, w, s->id, s->attempt, n, 10 + n, MAX_TOKENS - n, PDS__FINISH__FINISH_LENGTH);
-	later(f, 300000);                        /* for the account, if the prefill worker's did not come */
+	rig_tokens_from(f->r, w, s->id, s->attempt, n, 10 + n, MAX_TOKENS - n,
+	                PDS__FINISH__FINISH_LENGTH);
+	/* for the account, if the prefill worker's did not come */
+	later(f, 300000);
 }
 
 static void goes_on(struct fleet *f, const char *story)
@@ -181,15 +189,17 @@ static void goes_on(struct fleet *f, const char *story)
 	waits(f, story);
 	serve(f, story);
 	ck_assert_msg(s->state == SEQ_DONE, "%s: %s", story, seq_state_name(s->state));
-	ck_assert_msg(strcmp(f->r->out, "10 11 12 13 14 15 16 17 18 19 20 21 length") == 0, "%s: %s", story, f->r->out);
+	ck_assert_msg(strcmp(f->r->out, "10 11 12 13 14 15 16 17 18 19 20 21 length") == 0, "%s: %s",
+	              story, f->r->out);
 	ck_assert_uint_eq(f->r->e.counts.mismatches, 0);
 	ck_assert_int_eq(f->r->ended, 1);
 	rig_free(f->r);
 }
 
-/* --- tests -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- tests --------------------------------------------------------------- */
 
-/* Every three of them in every order, with the same one twice or thrice: both orders of every pair, from every state that one event leads to. */
+/* Every three of them in every order, with the same one twice or thrice: both orders of every
+ * pair, from every state that one event leads to. */
 START_TEST(every_order_of_three)
 {
 	for (unsigned b = 0; b < EVENTS; b++)
@@ -205,7 +215,8 @@ START_TEST(every_order_of_three)
 }
 END_TEST
 
-/* All links begin anew in one moment, in every order, before the first token, after it, and midway. */
+/* All links begin anew in one moment, in every order, before the first token, after it, and
+ * midway. */
 START_TEST(all_links_anew)
 {
 	void (*const begun[])(struct fleet *) = {tick, p1_first, d1_tokens};
@@ -218,7 +229,8 @@ START_TEST(all_links_anew)
 			continue;
 		char story[64];
 		struct fleet f = fleet_new();
-		snprintf(story, sizeof story, "order %u%u%u%u%u", order[0], order[1], order[2], order[3], order[4]);
+		snprintf(story, sizeof story, "order %u%u%u%u%u", order[0], order[1], order[2], order[3],
+		         order[4]);
 		begun[_i](&f);
 		for (unsigned i = 0; i < 5; i++)
 			events[order[i]](&f);
@@ -241,7 +253,7 @@ START_TEST(restarted_in_turn)
 		ck_assert_uint_eq(s->n_out, 2 * (i + 1));
 		drains(&f);
 		ck_assert_uint_eq(s->lost, 0);
-		ck_assert_uint_eq(s->attempt, i + 2);          /* at once */
+		ck_assert_uint_eq(s->attempt, i + 2); /* at once */
 	}
 	goes_on(&f, "restarted in turn");
 }
@@ -268,25 +280,21 @@ START_TEST(links_anew_again_and_again)
 }
 END_TEST
 
-/* The decode worker's link begins anew while the prompt is computed: what it had reserved is given up there, its first tokens may be lost, and whoever tells of it
- * first, no attempt is lost. */
+/* The decode worker's link begins anew while the prompt is computed: what it had reserved is given
+ * up there, its first tokens may be lost, and whoever tells of it first, no attempt is lost. */
 START_TEST(anew_before_it_is_named)
 {
 	struct fleet f = fleet_new();
 	struct seq *s = f.r->s;
 	f.r->e.opts.max_attempts = 1;
 	anew(&f, f.d1);
-	ck_assert_uint_eq(s->attempt, 1);                     /* another candidate may have it */
+	ck_assert_uint_eq(s->attempt, 1); /* another candidate may have it */
 	switch (_i) {
 	case 0:
-		rig_more(f.r, f.d1, 1, 1, 11, 1);             /* the token before was lost */
+		rig_more(f.r, f.d1, 1, 1, 11, 1); /* the token before was lost */
 		break;
-	case 1:
-		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
-		break;
-	case 2:
-		rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
-		break;
+	case 1: rig_first(f.r, f.p1, 1, 0, 10, "d1", 21); break;
+	case 2: rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1); break;
 	default:
 		rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
 		ck_assert_int_eq(s->state, SEQ_SUBMITTED);
@@ -313,7 +321,8 @@ START_TEST(another_one_anew)
 }
 END_TEST
 
-/* Losses before an attempt that came forward are no more in a row with what comes after it, however that attempt ended. */
+/* Losses before an attempt that came forward are no more in a row with what comes after it,
+ * however that attempt ended. */
 START_TEST(cut_after_progress)
 {
 	struct fleet f = fleet_new();
@@ -322,27 +331,30 @@ START_TEST(cut_after_progress)
 	ck_assert_uint_eq(s->lost, 1);
 	rig_more(f.r, s->decode, 2, 0, 10, (size_t)_i + 1);
 	anew(&f, s->decode);
-	ck_assert_uint_eq(s->lost, _i == 0);                  /* a first token alone is no progress */
+	ck_assert_uint_eq(s->lost, _i == 0); /* a first token alone is no progress */
 	later(&f, 200000);
 	ck_assert_uint_eq(s->attempt, 3);
 	goes_on(&f, "cut after progress");
 }
 END_TEST
 
-/* A sequence whose every attempt brings a first token and then takes its decode worker down: that is no progress. */
+/* A sequence whose every attempt brings a first token and then takes its decode worker down:
+ * that is no progress. */
 START_TEST(one_that_kills)
 {
 	struct fleet f = fleet_new();
 	struct seq *s = f.r->s;
 	for (uint32_t i = 0; i < 3; i++) {
 		ck_assert_uint_eq(s->attempt, i + 1);
-		rig_first(f.r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->decode->name, s->decode->epoch);
+		rig_first(f.r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->decode->name,
+		          s->decode->epoch);
 		rig_down(f.r, s->decode);
 		later(&f, 500000);
 	}
 	ck_assert_int_eq(s->state, SEQ_FAILED);
 	ck_assert_int_eq(s->status, 503);
-	ck_assert_str_eq(s->why, "worker d3 is gone: killed (attempt 3, 3 lost in a row: max_attempts)");
+	ck_assert_str_eq(s->why,
+	                 "worker d3 is gone: killed (attempt 3, 3 lost in a row: max_attempts)");
 	ck_assert_str_eq(f.r->out, "10 11 12 ");
 	rig_free(f.r);
 }
@@ -375,12 +387,14 @@ START_TEST(attempts_are_bounded)
 }
 END_TEST
 
-/* A worker that says when it has room is not asked before that, within retry_wait_ms; one that has none in time for the request ends it. */
+/* A worker that says when it has room is not asked before that, within retry_wait_ms; one that
+ * has none in time for the request ends it. */
 START_TEST(room_at_a_time)
 {
 	static const struct {
-		uint64_t hint_us, waits_us;      /* 0: fails at once */
-	} rows[] = {{0, 100000}, {50000, 100000}, {3000000, 3000000}, {30000000, 10000000}, {60000000, 0}, {UINT64_MAX, 0}};
+		uint64_t hint_us, waits_us; /* 0: fails at once */
+	} rows[] = {{0, 100000},          {50000, 100000}, {3000000, 3000000},
+	            {30000000, 10000000}, {60000000, 0},   {UINT64_MAX, 0}};
 	struct fleet f = fleet_new();
 	struct seq *s = f.r->s;
 	struct msg_head head = {.req = s->id, .attempt = 1};

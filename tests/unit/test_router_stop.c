@@ -33,12 +33,12 @@ static unsigned submitted(const struct world *w)
 
 /* What the state is reached by, and what the client has then got. */
 static const struct {
-	const char *name, *path, *body;   /* body NULL: a long one */
-	int mute;                         /* workers answer nothing */
-	unsigned pause_at;                /* or so many tokens */
-	int gate;                         /* the text thread is busy */
-	unsigned sequences;               /* at work when it is stopped */
-	int stream;                       /* has begun */
+	const char *name, *path, *body; /* body NULL: a long one */
+	int mute;                       /* workers answer nothing */
+	unsigned pause_at;              /* or so many tokens */
+	int gate;                       /* the text thread is busy */
+	unsigned sequences;             /* at work when it is stopped */
+	int stream;                     /* has begun */
 } states[] = {
 	{"on a text thread", "/v1/completions", NULL, .gate = 1},
 	{"at a worker, nothing came", "/v1/completions", "{\"prompt\":[1]}", .mute = 1, .sequences = 1},
@@ -79,7 +79,7 @@ START_TEST(stopped)
 			more |= list_entry(it, struct world_seq, node)->index < w->pause_at;
 	}
 	drain(w);
-	for (int i = 0; i < 10; i++)     /* what runs goes on while there is time */
+	for (int i = 0; i < 10; i++) /* what runs goes on while there is time */
 		turn(w);
 	ck_assert_uint_eq(w->r.n_calls, 1);
 	expire(w);
@@ -91,11 +91,11 @@ START_TEST(stopped)
 	has(a.out, states[_i].stream ? "\r\ndata: {\"error\":{" : "Retry-After: 1\r\n");
 	if (states[_i].stream)
 		has(a.out, "data: [DONE]\n\n\r\n0\r\n\r\n");
-	ck_assert_uint_eq(submitted(w), 0);                  /* cancelled at the workers */
+	ck_assert_uint_eq(submitted(w), 0); /* cancelled at the workers */
 	ck_assert_uint_eq(w->r.seqs.counts.cancelled, states[_i].sequences);
 	ck_assert_uint_eq(seqs_count(&w->r.seqs), 0);
 	if (states[_i].gate) {
-		ck_assert_uint_eq(w->r.n_calls, 1);              /* the thread's still */
+		ck_assert_uint_eq(w->r.n_calls, 1); /* the thread's still */
 		sem_post(&g.open);
 		while (!atomic_load(&g.done) || w->r.n_calls)
 			turn(w);
@@ -155,12 +155,12 @@ START_TEST(stopped_behind_a_queue)
 	}
 	pthread_t opener;
 	ck_assert_int_eq(pthread_create(&opener, NULL, open_gate, &g), 0);
-	text_pool_destroy(&w->r.text);   /* waits for what is at work, not for what is behind it */
+	text_pool_destroy(&w->r.text); /* waits for what is at work, not for what is behind it */
 	pthread_join(opener, NULL);
 	ck_assert_int_eq(atomic_load(&passed), 0);
 	ck_assert_uint_eq(w->r.n_calls, N);
 	free(big);
-	world_free(w);                   /* frees the calls */
+	world_free(w); /* frees the calls */
 }
 END_TEST
 
@@ -173,7 +173,8 @@ START_TEST(new_requests_while_draining)
 	} asks[] = {
 		{"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n",
 	     "{\"prompt\":[1]}", "HTTP/1.1 503 ", "shutting down"},
-		{"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n\r\n",
+		{"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: "
+	     "100000\r\n\r\n",
 	     "", "HTTP/1.1 503 ", "Retry-After: "},
 		{"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 503 ", "draining"},
 		{"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 200 ", "Connection: close"},
@@ -212,7 +213,7 @@ int main(void)
 	TCase *c = tcase_create("stop");
 	log_init("test", NULL);
 	log_set_level("error");
-	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, stopped, 0, (int)(sizeof states / sizeof *states));
 	tcase_add_test(c, stopped_behind_a_queue);

@@ -1,5 +1,6 @@
-/* test_router_template.c - where a model's chat templates come from, and what a request may say about rendering. The templates here answer by
- * raise_exception with what they see, so that the error of /tokenize shows it. */
+/* test_router_template.c - where a model's chat templates come from, and what a request may say
+ * about rendering. The templates here answer by raise_exception with what they see, so that the
+ * error of /tokenize shows it. */
 #include "router_client.h"
 #include "skip.h"
 #include "tempdir.h"
@@ -9,7 +10,7 @@
 
 static struct model *model;
 
-/* --- folders --------------------------------------------------------------------------------------------------------------------- */
+/* --- folders ------------------------------------------------------------- */
 
 static void put(const char *folder, const char *name, const char *text)
 {
@@ -25,23 +26,58 @@ static void put(const char *folder, const char *name, const char *text)
 }
 
 static const struct folder_case {
-	const char *files[8];          /* name, text, ... */
-	const char *plain, *tools;     /* what each template is, NULL: none */
+	const char *files[8];      /* name, text, ... */
+	const char *plain, *tools; /* what each template is, NULL: none */
 	const char *bos, *why;
 } folders[] = {
 	{{NULL}, NULL, NULL, NULL, NULL},
-	{{"chat_template.jinja", "A", "tokenizer_config.json", "{'chat_template':'B','bos_token':'<b>'}"}, "A", NULL, "<b>", NULL},
-	{{"tokenizer_config.json", "{'chat_template':'B','bos_token':{'content':'<c>','lstrip':false}}"}, "B", NULL, "<c>", NULL},
-	{{"tokenizer_config.json", "{'chat_template':[{'name':'default','template':'D'},{'name':'tool_use','template':'T'},{'name':'rag','template':'R'}]}"}, "D", "T",
-	 NULL, NULL},
+	{{"chat_template.jinja", "A", "tokenizer_config.json",
+      "{'chat_template':'B','bos_token':'<b>'}"},
+     "A",
+     NULL,
+     "<b>",
+     NULL},
+	{{"tokenizer_config.json",
+      "{'chat_template':'B','bos_token':{'content':'<c>','lstrip':false}}"},
+     "B",
+     NULL,
+     "<c>",
+     NULL},
+	{{"tokenizer_config.json", "{'chat_template':[{'name':'default','template':'D'},{'name':'tool_"
+                               "use','template':'T'},{'name':'rag','template':'R'}]}"},
+     "D",
+     "T",
+     NULL,
+     NULL},
 	{{"chat_template.json", "{'chat_template':'J'}"}, "J", NULL, NULL, NULL},
-	{{"chat_template.jinja", "A", "additional_chat_templates/tool_use.jinja", "T", "special_tokens_map.json", "{'bos_token':'<s>','eos_token':null}"}, "A", "T", "<s>",
-	 NULL},
-	{{"special_tokens_map.json", "{'bos_token':'old'}", "tokenizer_config.json", "{'bos_token':'new'}"}, NULL, NULL, "new", NULL},
+	{{"chat_template.jinja", "A", "additional_chat_templates/tool_use.jinja", "T",
+      "special_tokens_map.json", "{'bos_token':'<s>','eos_token':null}"},
+     "A",
+     "T",
+     "<s>",
+     NULL},
+	{{"special_tokens_map.json", "{'bos_token':'old'}", "tokenizer_config.json",
+      "{'bos_token':'new'}"},
+     NULL,
+     NULL,
+     "new",
+     NULL},
 	{{"chat_template.jinja", "\n{% if %}"}, NULL, NULL, NULL, "chat_template.jinja: line 2: "},
-	{{"tokenizer_config.json", "{'chat_template':'{{'}"}, NULL, NULL, NULL, "tokenizer_config.json: line 1: "},
-	{{"tokenizer_config.json", "{'chat_template':5}"}, NULL, NULL, NULL, "must be a text or a list"},
-	{{"tokenizer_config.json", "{'chat_template':[{'name':'default'}]}"}, NULL, NULL, NULL, "chat_template[0] must have a name"},
+	{{"tokenizer_config.json", "{'chat_template':'{{'}"},
+     NULL,
+     NULL,
+     NULL,
+     "tokenizer_config.json: line 1: "},
+	{{"tokenizer_config.json", "{'chat_template':5}"},
+     NULL,
+     NULL,
+     NULL,
+     "must be a text or a list"},
+	{{"tokenizer_config.json", "{'chat_template':[{'name':'default'}]}"},
+     NULL,
+     NULL,
+     NULL,
+     "chat_template[0] must have a name"},
 	{{"tokenizer_config.json", "[1]"}, NULL, NULL, NULL, "is not a JSON object"},
 	{{"tokenizer_config.json", "{"}, NULL, NULL, NULL, "is not a JSON object"},
 };
@@ -75,7 +111,8 @@ START_TEST(of_a_folder)
 		free(text);
 	}
 	int r = chat_set_from_folder(folder, &s, &err);
-	ck_assert_msg((r == 0) == !f->why && (!f->why || strstr(err.text, f->why)), "got %d %s", r, err.text);
+	ck_assert_msg((r == 0) == !f->why && (!f->why || strstr(err.text, f->why)), "got %d %s", r,
+	              err.text);
 	check_template(s.plain, f->plain);
 	check_template(s.tools, f->tools);
 	const char *bos = json_string_value(json_object_get(s.special_tokens, "bos_token"));
@@ -86,7 +123,8 @@ START_TEST(of_a_folder)
 }
 END_TEST
 
-/* A wrong template of the model's own is an error with the remedy, and none once another is used. */
+/* A wrong template of the model's own is an error with the remedy, and none once another is
+ * used. */
 START_TEST(override)
 {
 	char folder[TEST_FOLDER_BYTES];
@@ -96,7 +134,8 @@ START_TEST(override)
 	put(folder, "chat_template.jinja", "{{ 'x }}");
 	put(folder, "mine.jinja", "mine");
 	put(folder, "bad.jinja", "{% endif %}");
-	char *mine = mem_printf("%s/mine.jinja", folder), *bad = mem_printf("%s/bad.jinja", folder), *none = mem_printf("%s/none.jinja", folder);
+	char *mine = mem_printf("%s/mine.jinja", folder), *bad = mem_printf("%s/bad.jinja", folder),
+		 *none = mem_printf("%s/none.jinja", folder);
 	ck_assert_int_eq(model_open(folder, "", &m, &err), 0);
 	ck_assert_int_lt(model_use_template(m, "", &err), 0);
 	has(err.text, "a string has no end");
@@ -114,25 +153,29 @@ START_TEST(override)
 }
 END_TEST
 
-/* --- requests ---------------------------------------------------------------------------------------------------------------------- */
+/* --- requests ------------------------------------------------------------ */
 
-#define PLAIN "{{ raise_exception([add_generation_prompt, documents, tools, messages[-1].content, kind|default('none'), bos_token|default('?'), reasoning_effort|default('?')]|tojson) }}"
+#define PLAIN                                                                             \
+	"{{ raise_exception([add_generation_prompt, documents, tools, messages[-1].content, " \
+	"kind|default('none'), bos_token|default('?'), reasoning_effort|default('?')]|tojson) }}"
 #define USER "'messages':[{'role':'user','content':'Hi'}]"
 #define TOOLS "'tools':[{'type':'function','function':{'name':'f','parameters':{}}}]"
 
 static const struct {
 	const char *body;
 	int status;
-	const char *has;   /* in the answer, its quotes as here */
+	const char *has; /* in the answer, its quotes as here */
 } requests[] = {
 	{USER, 400, "[true, null, null, 'Hi', 'none', '<|im_start|>', '?']"},
 	{USER ",'add_generation_prompt':false", 400, "[false, null"},
-	{USER ",'chat_template_kwargs':{'kind':'x','messages':5}", 400, "'Hi', 'x', '<|im_start|>', '?']"},
+	{USER ",'chat_template_kwargs':{'kind':'x','messages':5}", 400,
+     "'Hi', 'x', '<|im_start|>', '?']"},
 	{USER ",'chat_template_kwargs':{'bos_token':'B'}", 400, "'none', 'B', '?']"},
 	{USER ",'chat_template_kwargs':null", 400, "'none', '<"},
 	{USER ",'chat_template_kwargs':[]", 400, "chat_template_kwargs must be an object"},
 	{USER ",'reasoning_effort':'low'", 400, "'Hi', 'none', '<|im_start|>', 'low']"},
-	{USER ",'reasoning_effort':'low','chat_template_kwargs':{'reasoning_effort':'high'}", 400, "'<|im_start|>', 'high']"},
+	{USER ",'reasoning_effort':'low','chat_template_kwargs':{'reasoning_effort':'high'}", 400,
+     "'<|im_start|>', 'high']"},
 	{USER ",'reasoning_effort':null", 400, "'<|im_start|>', '?']"},
 	{USER ",'reasoning_effort':5", 400, "reasoning_effort must be a string, got 5"},
 	{USER ",'documents':[{'text':'d'}]", 400, "[true, [{'text': 'd'}], null"},
@@ -140,10 +183,13 @@ static const struct {
 	{USER ",'documents':[5]", 400, "documents[0] must be an object"},
 	{USER ",'documents':'x'", 400, "documents must be an array"},
 	{USER ",'continue_final_message':true", 400, "[false, null, null, 'HiCONTINUE"},
-	{USER ",'continue_final_message':true,'add_generation_prompt':true", 400, "cannot both be true"},
+	{USER ",'continue_final_message':true,'add_generation_prompt':true", 400,
+     "cannot both be true"},
 	{USER ",'continue_final_message':5", 400, "continue_final_message must be true or false"},
 	{USER "," TOOLS, 400, "with tools f"},
-	{"'messages':[{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}]", 400, "null, 'ab',"},
+	{"'messages':[{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}"
+     "]",
+     400, "null, 'ab',"},
 };
 
 static struct chat_set templates(const char *plain, const char *tools)
@@ -165,9 +211,11 @@ static void single_quoted(char *s)
 	*to = 0;
 }
 
-static void check_request(struct world *w, const char *path, const char *inside, int status, const char *part)
+static void check_request(struct world *w, const char *path, const char *inside, int status,
+                          const char *part)
 {
-	char *braced = mem_printf("{%s}", inside), *body = double_quoted(braced), *out = ask(w, path, body), line[32];
+	char *braced = mem_printf("{%s}", inside), *body = double_quoted(braced),
+		 *out = ask(w, path, body), line[32];
 	snprintf(line, sizeof line, "HTTP/1.1 %d ", status);
 	has(out, line);
 	single_quoted(out);
@@ -183,9 +231,11 @@ START_TEST(what_requests_say)
 		SKIP(SKIP_NO_MODEL);
 	struct world *w = world_new(model, 1u << 20);
 	ck_assert_int_eq(model_set_parsers(&w->model, "hermes", "none", NULL), 0);
-	w->model.text.chats = templates(PLAIN, "{{ raise_exception('with tools ' ~ tools[0].function.name) }}");
+	w->model.text.chats = templates(
+		PLAIN, "{{ raise_exception('with tools ' ~ tools[0].function.name) }}");
 	check_request(w, "/tokenize", requests[_i].body, requests[_i].status, requests[_i].has);
-	check_request(w, "/v1/chat/completions", requests[_i].body, requests[_i].status, requests[_i].has);
+	check_request(w, "/v1/chat/completions", requests[_i].body, requests[_i].status,
+	              requests[_i].has);
 	chat_set_fini(&w->model.text.chats);
 	world_free(w);
 }
@@ -196,13 +246,19 @@ START_TEST(parts_and_continuing)
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	struct world *w = world_new(model, 1u << 20);
-	w->model.text.chats = templates("{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}", NULL);
-	check_request(w, "/tokenize", "'messages':[{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}],'return_token_strs':true", 200,
-	              "'token_strs':['a','|','b','|']");
+	w->model.text.chats = templates(
+		"{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}",
+		NULL);
+	check_request(w, "/tokenize",
+	              "'messages':[{'role':'user','content':[{'type':'text','text':'a'},{'type':'text',"
+	              "'text':'b'}]}],'return_token_strs':true",
+	              200, "'token_strs':['a','|','b','|']");
 	chat_set_fini(&w->model.text.chats);
 	w->model.text.chats = templates("{% for m in messages %}({{ m.content }}){% endfor %}", NULL);
-	check_request(w, "/tokenize", "'messages':[{'role':'user','content':'a'},{'role':'assistant','content':'b'}],'continue_final_message':true,'return_token_strs':true", 200,
-	              "'token_strs':['(','a',')(','b']");
+	check_request(w, "/tokenize",
+	              "'messages':[{'role':'user','content':'a'},{'role':'assistant','content':'b'}],'"
+	              "continue_final_message':true,'return_token_strs':true",
+	              200, "'token_strs':['(','a',')(','b']");
 	chat_set_fini(&w->model.text.chats);
 	w->model.text.chats = (struct chat_set){0};
 	check_request(w, "/v1/chat/completions", USER, 400, "has no chat template");
@@ -214,8 +270,12 @@ START_TEST(of_the_model)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
-	ck_assert_str_eq(json_string_value(json_object_get(model->text.chats.special_tokens, "bos_token")), "<|im_start|>");
-	ck_assert_str_eq(json_string_value(json_object_get(model->text.chats.special_tokens, "eos_token")), "<|im_end|>");
+	ck_assert_str_eq(json_string_value(
+						 json_object_get(model->text.chats.special_tokens, "bos_token")),
+	                 "<|im_start|>");
+	ck_assert_str_eq(json_string_value(
+						 json_object_get(model->text.chats.special_tokens, "eos_token")),
+	                 "<|im_end|>");
 	ck_assert(model->text.chats.plain != NULL && !model->text.chats.tools);
 }
 END_TEST
@@ -234,7 +294,7 @@ int main(void)
 		return 1;
 	}
 	tcase_set_timeout(c, 60);
-	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_add_loop_test(c, of_a_folder, 0, (int)(sizeof folders / sizeof *folders));
 	tcase_add_test(c, override);
 	tcase_add_test(c, of_the_model);

@@ -1,30 +1,34 @@
-/* test_router_tools.c - tools and thoughts through the whole router: scripted workers write calls, the client gets them whole and streamed, and both
- * are the same. What needs a tokenizer is skipped without PD_MODEL. */
+/* test_router_tools.c - tools and thoughts through the whole router: scripted workers write calls,
+ * the client gets them whole and streamed, and both are the same. What needs a tokenizer is
+ * skipped without PD_MODEL. */
 #include "router_client.h"
 #include "skip.h"
 #include "tempdir.h"
 
 #include <signal.h>
 
-static struct model *model;   /* NULL: without PD_MODEL */
+static struct model *model; /* NULL: without PD_MODEL */
 static uint32_t script[400];
 
-static struct world *tools_world(const char *tool_parser, const char *reasoning_parser, const char *says)
+static struct world *tools_world(const char *tool_parser, const char *reasoning_parser,
+                                 const char *says)
 {
 	struct world *w = world_new(model, 1u << 20);
 	struct token_list l = {0};
 	struct err err = {0};
-	ck_assert_msg(model_set_parsers(&w->model, tool_parser, reasoning_parser, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(tokenizer_encode(model->tokenizer, says, strlen(says), TOKENIZE_PARSE_SPECIAL, 400, &l), 0);
+	ck_assert_msg(model_set_parsers(&w->model, tool_parser, reasoning_parser, &err) == 0, "%s",
+	              err.text);
+	ck_assert_int_eq(
+		tokenizer_encode(model->tokenizer, says, strlen(says), TOKENIZE_PARSE_SPECIAL, 400, &l), 0);
 	memcpy(script, l.ids, l.n * sizeof *script);
 	w->script = script;
 	w->n_script = l.n;
-	w->stop_at = (uint32_t)l.n - 1;   /* the last token is an end of sequence */
+	w->stop_at = (uint32_t)l.n - 1; /* the last token is an end of sequence */
 	token_list_fini(&l);
 	return w;
 }
 
-/* --- answers as one line: THOUGHTS|CONTENT|<0 NAME ARGUMENTS>..|FINISH -------------------------------------------------------- */
+/* --- answers as one line: THOUGHTS|CONTENT|<0 NAME ARGUMENTS>..|FINISH --- */
 
 struct told {
 	struct buf thoughts, content, calls;
@@ -51,12 +55,14 @@ static void told_fini(struct told *t)
 
 static void take_call(struct told *t, const json_t *call, int whole, int at)
 {
-	const json_t *f = json_object_get(call, "function"), *name = json_object_get(f, "name"), *id = json_object_get(call, "id"), *n = json_object_get(call, "index");
+	const json_t *f = json_object_get(call, "function"), *name = json_object_get(f, "name"),
+				 *id = json_object_get(call, "id"), *n = json_object_get(call, "index");
 	int index = whole ? at : (int)json_integer_value(n);
 	ck_assert(json_is_object(f) && (whole ? !n : json_is_integer(n)));
 	ck_assert_int_lt(index, 8);
 	if (name) {
-		ck_assert_int_eq(index, t->open + 1);      /* calls come one after the other, each begins once, with all that names it */
+		/* calls come one after the other, each begins once, with all that names it */
+		ck_assert_int_eq(index, t->open + 1);
 		ck_assert(json_is_string(id));
 		ck_assert_str_eq(json_string_value(json_object_get(call, "type")), "function");
 		snprintf(t->id[index], sizeof t->id[index], "%s", json_string_value(id));
@@ -70,8 +76,11 @@ static void take_call(struct told *t, const json_t *call, int whole, int at)
 
 static void take(struct told *t, const json_t *choice, int whole)
 {
-	const json_t *m = json_object_get(choice, whole ? "message" : "delta"), *content = json_object_get(m, "content"), *r = json_object_get(m, "reasoning_content");
-	const json_t *calls = json_object_get(m, "tool_calls"), *finish = json_object_get(choice, "finish_reason");
+	const json_t *m = json_object_get(choice, whole ? "message" : "delta"),
+				 *content = json_object_get(m, "content"),
+				 *r = json_object_get(m, "reasoning_content");
+	const json_t *calls = json_object_get(m, "tool_calls"),
+				 *finish = json_object_get(choice, "finish_reason");
 	ck_assert(json_is_object(m));
 	ck_assert(r == NULL || json_equal(r, json_object_get(m, "reasoning")));
 	t->content_null |= json_is_null(content);
@@ -107,14 +116,19 @@ static void read_told(const char *answer, int index, struct told *t)
 
 static char *line_of(const struct told *t)
 {
-	return mem_printf("%s|%s|%s%s|%s", t->thoughts.data ? t->thoughts.data : "", t->content.data ? t->content.data : "", t->calls.data ? t->calls.data : "",
+	return mem_printf("%s|%s|%s%s|%s", t->thoughts.data ? t->thoughts.data : "",
+	                  t->content.data ? t->content.data : "", t->calls.data ? t->calls.data : "",
 	                  t->open >= 0 ? ">" : "", t->finish);
 }
 
-#define TOOLS "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}," \
+#define TOOLS                                                                                  \
+	"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":" \
+	"\"object\",\"properties\":{\"city\":{\"type\":\"string\"},"                               \
 	"\"days\":{\"type\":\"array\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]"
 #define NAMED_G "{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"
-#define CALL_F "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"city\": \"Oslo\", \"days\": [1, 2]}}\n</tool_call>"
+#define CALL_F                                                                          \
+	"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"city\": \"Oslo\", \"days\": [1, " \
+	"2]}}\n</tool_call>"
 #define CALL_G "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>"
 #define ANALYSIS "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 #define CALL_H "<|channel|>commentary to=functions.f <|constrain|>json<|message|>" ARGS_F
@@ -125,46 +139,77 @@ static const struct {
 	const char *calls, *reasoning, *says, *more, *want;
 } answers[] = {
 	{"hermes", "none", CALL_F, TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
-	{"hermes", "none", "Let me look.\n" CALL_F "\n" CALL_G "\n", TOOLS, "|Let me look.|<0 f " ARGS_F "><1 g {}>|tool_calls"},
-	{"hermes", "none", CALL_F "\n" CALL_G, TOOLS ",\"parallel_tool_calls\":false", "||<0 f " ARGS_F ">|tool_calls"},
-	{"hermes", "none", "No call, just <b>text</b>.\n", TOOLS, "|No call, just <b>text</b>.\n||stop"},
+	{"hermes", "none", "Let me look.\n" CALL_F "\n" CALL_G "\n", TOOLS,
+     "|Let me look.|<0 f " ARGS_F "><1 g {}>|tool_calls"},
+	{"hermes", "none", CALL_F "\n" CALL_G, TOOLS ",\"parallel_tool_calls\":false",
+     "||<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "none", "No call, just <b>text</b>.\n", TOOLS,
+     "|No call, just <b>text</b>.\n||stop"},
 	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"none\"", "|" CALL_F "||stop"},
 	{"hermes", "none", CALL_F, "\"tools\":[]", "|" CALL_F "||stop"},
 	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"auto\",\"max_tokens\":12", NULL},
-	{"hermes", "none", CALL_F "\n" CALL_G, TOOLS ",\"tool_choice\":\"required\"", "||<0 f " ARGS_F "><1 g {}>|tool_calls"},
-	{"hermes", "none", CALL_F "\n" CALL_G, TOOLS ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false", "||<0 f " ARGS_F ">|tool_calls"},
-	{"hermes", "think", "<think>Hm.</think>" CALL_G, TOOLS ",\"tool_choice\":" NAMED_G, "Hm.||<0 g {}>|stop"},
-	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"required\",\"max_tokens\":22", "||<0 f {\"city\": \"Oslo\",>|length"},
-	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"required\",\"stop\":\"Oslo\"", "||<0 f {\"city\": \">|tool_calls"},
-	{"hermes", "none", "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>", TOOLS,
-	 "|<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>||stop"},
+	{"hermes", "none", CALL_F "\n" CALL_G, TOOLS ",\"tool_choice\":\"required\"",
+     "||<0 f " ARGS_F "><1 g {}>|tool_calls"},
+	{"hermes", "none", CALL_F "\n" CALL_G,
+     TOOLS ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false",
+     "||<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "think", "<think>Hm.</think>" CALL_G, TOOLS ",\"tool_choice\":" NAMED_G,
+     "Hm.||<0 g {}>|stop"},
+	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"required\",\"max_tokens\":22",
+     "||<0 f {\"city\": \"Oslo\",>|length"},
+	{"hermes", "none", CALL_F, TOOLS ",\"tool_choice\":\"required\",\"stop\":\"Oslo\"",
+     "||<0 f {\"city\": \">|tool_calls"},
+	{"hermes", "none", "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>",
+     TOOLS, "|<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>||stop"},
 	{"hermes", "none", "Look: END" CALL_F, TOOLS ",\"stop\":\"END\"", "|Look: ||stop"},
-	{"hermes", "none", CALL_F " and END of it", TOOLS ",\"stop\":[\"END\"]", "| and |<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "none", CALL_F " and END of it", TOOLS ",\"stop\":[\"END\"]",
+     "| and |<0 f " ARGS_F ">|tool_calls"},
 	{"hermes", "none", CALL_F, TOOLS ",\"stop\":\"Oslo\"", "||<0 f {\"city\": \">|tool_calls"},
-	{"hermes", "think", "<think>\nTwo days.\n</think>\n\nOk. " CALL_F, TOOLS, "Two days.|Ok.|<0 f " ARGS_F ">|tool_calls"},
+	{"hermes", "think", "<think>\nTwo days.\n</think>\n\nOk. " CALL_F, TOOLS,
+     "Two days.|Ok.|<0 f " ARGS_F ">|tool_calls"},
 	{"hermes", "think", "<think>" CALL_F "</think>No.", TOOLS, CALL_F "|No.||stop"},
 	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS, "Hm.||<0 f " ARGS_F ">|tool_calls"},
-	{"harmony", "harmony", ANALYSIS "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" CALL_H, TOOLS, "Hm.|I look.|<0 f " ARGS_F ">|tool_calls"},
-	{"harmony", "harmony", " to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS, "||<0 g {}>|tool_calls"},
-	{"harmony", "harmony", ANALYSIS " to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS, "Hm.||<0 g {}>|tool_calls"},
-	{"harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|>assistant to=functions.g<|channel|>commentary json<|message|>{}", TOOLS, "Hm.||<0 g {}>|tool_calls"},
-	{"harmony", "harmony", "<|channel|>commentary<|message|>I look.<|end|>to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS,
-	 "|I look.|<0 g {}>|tool_calls"},
+	{"harmony", "harmony",
+     ANALYSIS "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" CALL_H, TOOLS,
+     "Hm.|I look.|<0 f " ARGS_F ">|tool_calls"},
+	{"harmony", "harmony", " to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS,
+     "||<0 g {}>|tool_calls"},
+	{"harmony", "harmony",
+     ANALYSIS " to=functions.g<|channel|>commentary json<|message|>{}<|call|>", TOOLS,
+     "Hm.||<0 g {}>|tool_calls"},
+	{"harmony", "harmony",
+     "<|channel|>analysis<|message|>Hm.<|end|>assistant to=functions.g<|channel|>commentary "
+     "json<|message|>{}",
+     TOOLS, "Hm.||<0 g {}>|tool_calls"},
+	{"harmony", "harmony",
+     "<|channel|>commentary<|message|>I look.<|end|>to=functions.g<|channel|>commentary "
+     "json<|message|>{}<|call|>",
+     TOOLS, "|I look.|<0 g {}>|tool_calls"},
 	{"harmony", "harmony", EMPTY_H, TOOLS, "||<0 g {}>|tool_calls"},
 	{"harmony", "harmony", EMPTY_H "STOP", TOOLS ",\"stop\":\"STOP\"", "||<0 g >|tool_calls"},
 	{"harmony", "harmony", EMPTY_H, TOOLS ",\"stop_token_ids\":[2]", "||<0 g >|tool_calls"},
 	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", TOOLS, "Hm.|4||stop"},
-	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", "\"max_tokens\":90", "Hm.|4||stop"},
-	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS ",\"tool_choice\":\"none\"", "Hm.|<|start|>assistant" CALL_H "||stop"},
-	{"harmony", "harmony", ANALYSIS CALL_H "<|call|>", TOOLS ",\"separate_reasoning\":false", "|<|channel|>analysis<|message|>Hm.<|end|>|<0 f " ARGS_F ">|tool_calls"},
+	{"harmony", "harmony", ANALYSIS "<|channel|>final<|message|>4", "\"max_tokens\":90",
+     "Hm.|4||stop"},
+	{"harmony", "harmony", ANALYSIS CALL_H, TOOLS ",\"tool_choice\":\"none\"",
+     "Hm.|<|start|>assistant" CALL_H "||stop"},
+	{"harmony", "harmony", ANALYSIS CALL_H "<|call|>", TOOLS ",\"separate_reasoning\":false",
+     "|<|channel|>analysis<|message|>Hm.<|end|>|<0 f " ARGS_F ">|tool_calls"},
 	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"max_tokens\":90", "Two.|4||stop"},
 	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"include_reasoning\":false", "|4||stop"},
-	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"separate_reasoning\":false", "|<think>\nTwo.\n</think>\n\n4||stop"},
+	{"none", "think", "<think>\nTwo.\n</think>\n\n4", "\"separate_reasoning\":false",
+     "|<think>\nTwo.\n</think>\n\n4||stop"},
 	{"none", "think", "<think>\nTwo and so", "\"max_tokens\":90", "Two and so|||stop"},
-	{"qwen3_coder", "none", "<tool_call>\n<function=f>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n[1, 2]\n</parameter>\n</function>\n</tool_call>", TOOLS,
-	 "||<0 f " ARGS_F ">|tool_calls"},
-	{"glm", "think", "<think>x</think>\n<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>", TOOLS, "x||<0 f {\"city\": \"Oslo\"}>|tool_calls"},
-	{"llama3_json", "none", "{\"name\": \"f\", \"parameters\": " ARGS_F "}", TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
+	{"qwen3_coder", "none",
+     "<tool_call>\n<function=f>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n[1, "
+     "2]\n</parameter>\n</function>\n</tool_call>",
+     TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
+	{"glm", "think",
+     "<think>x</think>\n<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</"
+     "tool_call>",
+     TOOLS, "x||<0 f {\"city\": \"Oslo\"}>|tool_calls"},
+	{"llama3_json", "none", "{\"name\": \"f\", \"parameters\": " ARGS_F "}", TOOLS,
+     "||<0 f " ARGS_F ">|tool_calls"},
 	{"mistral", "none", "[TOOL_CALLS]f[ARGS]" ARGS_F, TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
 };
 
@@ -177,12 +222,15 @@ START_TEST(calls_whole_and_streamed)
 	for (int stream = 0; stream < 2; stream++) {
 		char *says = mem_printf("%s<|im_end|>", answers[_i].says), *body;
 		struct world *w = tools_world(answers[_i].calls, answers[_i].reasoning, says);
-		body = mem_printf("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"seed\":1,%s,\"stream\":%s}", answers[_i].more, stream ? "true" : "false");
+		body = mem_printf(
+			"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"seed\":1,%s,\"stream\":%s}",
+			answers[_i].more, stream ? "true" : "false");
 		char *out = ask(w, "/v1/chat/completions", body);
 		read_told(out, 0, &told[stream]);
 		line[stream] = line_of(&told[stream]);
 		if (answers[_i].want)
-			ck_assert_msg(strcmp(line[stream], answers[_i].want) == 0, "%s\nwant %s\n got %s", out, answers[_i].want, line[stream]);
+			ck_assert_msg(strcmp(line[stream], answers[_i].want) == 0, "%s\nwant %s\n got %s", out,
+			              answers[_i].want, line[stream]);
 		for (int i = 0; i <= told[stream].open; i++) {
 			int is_short = strcmp(answers[_i].calls, "mistral") == 0;
 			ck_assert_uint_eq(strlen(told[stream].id[i]), is_short ? 9 : 29);
@@ -202,7 +250,8 @@ START_TEST(calls_whole_and_streamed)
 }
 END_TEST
 
-/* Each choice has its calls, with ids of their own; usage and log-probabilities count every token, also those that no text shows. */
+/* Each choice has its calls, with ids of their own; usage and log-probabilities count every
+ * token, also those that no text shows. */
 START_TEST(several_choices_with_logprobs)
 {
 	if (!model)
@@ -210,8 +259,11 @@ START_TEST(several_choices_with_logprobs)
 	struct world *w = tools_world("hermes", "think", "<think>Hm.</think>" CALL_F "<|im_end|>");
 	for (int stream = 0; stream < 2; stream++) {
 		struct told a, b;
-		char *body = mem_printf("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS ",\"n\":2,\"logprobs\":true,\"return_token_ids\":true,\"stream\":%s%s}",
-		                        stream ? "true" : "false", stream ? ",\"stream_options\":{\"include_usage\":true}" : "");
+		char *body = mem_printf(
+			"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS
+			",\"n\":2,\"logprobs\":true,\"return_token_ids\":true,\"stream\":%s%s}",
+			stream ? "true" : "false",
+			stream ? ",\"stream_options\":{\"include_usage\":true}" : "");
 		char *out = ask(w, "/v1/chat/completions", body), want[64];
 		read_told(out, 0, &a);
 		read_told(out, 1, &b);
@@ -233,7 +285,8 @@ START_TEST(several_choices_with_logprobs)
 }
 END_TEST
 
-/* A marker that is a special token is seen although special tokens are left out of texts; where nobody looks for it, it is left out. */
+/* A marker that is a special token is seen although special tokens are left out of texts; where
+ * nobody looks for it, it is left out. */
 START_TEST(special_tokens_that_are_markers)
 {
 	struct told t;
@@ -244,15 +297,18 @@ START_TEST(special_tokens_that_are_markers)
 	w->model.markers[0] = (struct model_marker){script[0], MODEL_MARKS_CALLS};
 	ck_assert_uint_eq(model_marker(&w->model, script[0]), MODEL_MARKS_CALLS);
 	for (int i = 0; i < 2; i++) {
-		char *out = ask(w, "/v1/chat/completions", i ? "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"
-		                                            : "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS "}");
+		char *out = ask(w, "/v1/chat/completions",
+		                i ? "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"
+		                  : "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS "}");
 		read_told(out, 0, &t);
 		ck_assert_str_eq(t.content.data, i ? "assistant" : "<|im_start|>assistant");
 		told_fini(&t);
 		free(out);
 	}
 	w->model.markers[0].whose = MODEL_MARKS_REASONING;
-	char *out = ask(w, "/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"separate_reasoning\":false}");
+	char *out = ask(
+		w, "/v1/chat/completions",
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"separate_reasoning\":false}");
 	read_told(out, 0, &t);
 	ck_assert_str_eq(t.content.data, "<|im_start|>assistant");
 	told_fini(&t);
@@ -261,21 +317,28 @@ START_TEST(special_tokens_that_are_markers)
 }
 END_TEST
 
-/* The marker that ends an answer with a call ends it at the worker, also where the model's file does not list it. */
+/* The marker that ends an answer with a call ends it at the worker, also where the model's file
+ * does not list it. */
 START_TEST(a_call_ends_the_answer)
 {
 	static const struct {
 		const char *more;
 		size_t n;
 		uint32_t last;
-	} t[] = {{"", 1, 7}, {"," TOOLS, 1, 7}, {",\"stop_token_ids\":[5]", 2, 7}, {",\"ignore_eos\":true", 0, 0}};
+	} t[] = {{"", 1, 7},
+	         {"," TOOLS, 1, 7},
+	         {",\"stop_token_ids\":[5]", 2, 7},
+	         {",\"ignore_eos\":true", 0, 0}};
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("harmony", "harmony", "ok<|im_end|>");
 	w->model.n_markers = 1;
 	w->model.markers[0] = (struct model_marker){7, MODEL_MARKS_CALLS | MODEL_MARKS_LAST};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-		char *body = mem_printf("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":2%s}", t[i].more), *out = ask(w, "/v1/chat/completions", body);
+		char *body = mem_printf(
+				 "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":2%s}",
+				 t[i].more),
+			 *out = ask(w, "/v1/chat/completions", body);
 		has(out, "HTTP/1.1 200 ");
 		ck_assert_uint_eq(w->n_stop_ids, t[i].n);
 		ck_assert(t[i].n == 0 || w->stop_ids[t[i].n - 1] == t[i].last);
@@ -296,8 +359,10 @@ START_TEST(a_silent_end_of_a_call)
 		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("harmony", "harmony", EMPTY_H "<|im_end|>");
 	w->model.n_markers = 1;
-	w->model.markers[0] = (struct model_marker){script[w->n_script - 1], MODEL_MARKS_CALLS | MODEL_MARKS_LAST};
-	char *out = ask(w, "/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS "}");
+	w->model.markers[0] = (struct model_marker){script[w->n_script - 1],
+	                                            MODEL_MARKS_CALLS | MODEL_MARKS_LAST};
+	char *out = ask(w, "/v1/chat/completions",
+	                "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS "}");
 	has(out, "\"stop_reason\":2");
 	read_told(out, 0, &t);
 	ck_assert_str_eq(t.calls.data, "<0 g {}");
@@ -313,8 +378,10 @@ START_TEST(no_empty_chunks)
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("hermes", "none", CALL_G "<|im_end|>");
-	char *out = ask(w, "/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS ",\"stream\":true}");
-	ck_assert_uint_eq(count(out, "\"delta\":{}"), 1);      /* the one that ends it */
+	char *out = ask(w, "/v1/chat/completions",
+	                "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]," TOOLS
+	                ",\"stream\":true}");
+	ck_assert_uint_eq(count(out, "\"delta\":{}"), 1); /* the one that ends it */
 	ck_assert_uint_eq(count(out, "\"role\":\"assistant\""), 1);
 	has(out, "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"tool_calls\"");
 	free(out);
@@ -322,17 +389,19 @@ START_TEST(no_empty_chunks)
 }
 END_TEST
 
-/* --- requests ---------------------------------------------------------------------------------------------------------------------- */
+/* --- requests ------------------------------------------------------------ */
 
 #define USER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
 #define AFTER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"},"
 #define RESULT "{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"content\":\"cold\"}]"
-#define IMPOSSIBLE ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\",\"function\":{\"name\":\"h\",\"parameters\":{\"type\":\"object\"," \
-	"\"properties\":{\"a\":{\"not\":{}}}}}}")
+#define IMPOSSIBLE                                                                      \
+	ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\"," \
+	    "\"function\":{\"name\":\"h\",\"parameters\":{\"type\":\"object\","             \
+	    "\"properties\":{\"a\":{\"not\":{}}}}}}")
 #define ONE(tool) USER ",\"tools\":[" tool "]"
 
 static const struct {
-	const char *body, *param;   /* NULL: it is taken */
+	const char *body, *param; /* NULL: it is taken */
 	const char *says;
 } requests[] = {
 	{USER "," TOOLS, NULL, ""},
@@ -347,35 +416,58 @@ static const struct {
 	{ONE("{\"type\":\"function\"}"), "tools", "tools[0].function must be an object"},
 	{ONE("{\"type\":\"function\",\"function\":{}}"), "tools", "function.name must be"},
 	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}"), "tools", "got \\\"a b\\\""},
-	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":1}}"), "tools", "description must be a string"},
-	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":[]}}"), "tools", "parameters must be an object"},
-	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"), "tools", "the same name"},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":1}}"), "tools",
+     "description must be a string"},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":[]}}"), "tools",
+     "parameters must be an object"},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\","
+         "\"function\":{\"name\":\"f\"}}"),
+     "tools", "the same name"},
 	{USER "," TOOLS ",\"tool_choice\":\"sometimes\"", "tool_choice", "got \\\"sometimes\\\""},
-	{USER "," TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"h\"}}", "tool_choice", "not among tools"},
+	{USER "," TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"h\"}}",
+     "tool_choice", "not among tools"},
 	{USER ",\"tool_choice\":\"required\"", "tool_choice", "needs tools"},
-	{USER "," TOOLS ",\"tool_choice\":" NAMED_G ",\"response_format\":{\"type\":\"json_object\"}", "tool_choice", "bind both"},
-	{USER "," TOOLS ",\"tool_choice\":\"required\",\"guided_choice\":[\"a\"]", "tool_choice", "bind both"},
+	{USER "," TOOLS ",\"tool_choice\":" NAMED_G ",\"response_format\":{\"type\":\"json_object\"}",
+     "tool_choice", "bind both"},
+	{USER "," TOOLS ",\"tool_choice\":\"required\",\"guided_choice\":[\"a\"]", "tool_choice",
+     "bind both"},
 	{USER "," TOOLS ",\"response_format\":{\"type\":\"json_object\"}", NULL, ""},
-	{USER "," TOOLS ",\"tool_choice\":\"required\",\"response_format\":{\"type\":\"text\"}", NULL, ""},
-	{IMPOSSIBLE ",\"tool_choice\":\"required\"", "tools", "tools[1].function.parameters: /properties/a/not: this keyword is not supported"},
+	{USER "," TOOLS ",\"tool_choice\":\"required\",\"response_format\":{\"type\":\"text\"}", NULL,
+     ""},
+	{IMPOSSIBLE ",\"tool_choice\":\"required\"", "tools",
+     "tools[1].function.parameters: /properties/a/not: this keyword is not supported"},
 	{IMPOSSIBLE ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}", NULL, ""},
 	{IMPOSSIBLE, NULL, ""},
-	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"string\"}}}") ",\"tool_choice\":\"required\"", "tools", "tools[0].function.parameters: must say type"},
+	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"string\"}}"
+         "}") ",\"tool_choice\":\"required\"",
+     "tools", "tools[0].function.parameters: must say type"},
 	{USER "," TOOLS ",\"parallel_tool_calls\":1", "parallel_tool_calls", "true or false"},
 	{USER ",\"functions\":[{\"name\":\"f\"}]", "functions", "use tools"},
 	{USER ",\"function_call\":\"auto\"", "function_call", "use tool_choice"},
 	{USER ",\"include_reasoning\":5", "include_reasoning", "true or false"},
-	{AFTER "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}," RESULT, NULL, ""},
-	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"not JSON\"}}]}," RESULT, NULL, ""},
+	{AFTER "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"call_1\",\"type\":"
+           "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}," RESULT,
+     NULL, ""},
+	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":"
+           "\"not JSON\"}}]}," RESULT,
+     NULL, ""},
 	{AFTER "{\"role\":\"assistant\",\"content\":null}]", "messages", "messages[1].content must be"},
-	{AFTER "{\"role\":\"user\",\"content\":null,\"tool_calls\":[]}]", "messages", "messages[1].content must be"},
+	{AFTER "{\"role\":\"user\",\"content\":null,\"tool_calls\":[]}]", "messages",
+     "messages[1].content must be"},
 	{AFTER "{\"role\":\"assistant\",\"tool_calls\":5}]", "messages", "messages[1].content must be"},
-	{AFTER "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":5}]", "messages", "messages[1].tool_calls must be an array"},
-	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[5]}]", "messages", "messages[1].tool_calls[0] must be"},
-	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":5}}]}]", "messages", "function.name must be"},
-	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":5}}]}]", "messages", "arguments must be"},
-	{AFTER "{\"role\":\"tool\",\"tool_call_id\":5,\"content\":\"x\"}]", "messages", "tool_call_id must be"},
-	{AFTER "{\"role\":\"assistant\",\"content\":\"x\",\"function_call\":{}}]", "messages", "use tool_calls"},
+	{AFTER "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":5}]", "messages",
+     "messages[1].tool_calls must be an array"},
+	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[5]}]", "messages",
+     "messages[1].tool_calls[0] must be"},
+	{AFTER "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":5}}]}]", "messages",
+     "function.name must be"},
+	{AFTER
+     "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":5}}]}]",
+     "messages", "arguments must be"},
+	{AFTER "{\"role\":\"tool\",\"tool_call_id\":5,\"content\":\"x\"}]", "messages",
+     "tool_call_id must be"},
+	{AFTER "{\"role\":\"assistant\",\"content\":\"x\",\"function_call\":{}}]", "messages",
+     "use tool_calls"},
 };
 
 START_TEST(requests_are_checked)
@@ -397,47 +489,73 @@ START_TEST(requests_are_checked)
 }
 END_TEST
 
-#define WITHIN(text) ",\"messages\":[{\"role\":\"assistant\",\"content\":\"" text "\"}],\"continue_final_message\":true,\"add_generation_prompt\":false"
+#define WITHIN(text)                                             \
+	",\"messages\":[{\"role\":\"assistant\",\"content\":\"" text \
+	"\"}],\"continue_final_message\":true,\"add_generation_prompt\":false"
 
 /* What the workers are told: nothing, this text, or pieces with this in them. */
 static const struct asked {
-	const char *calls, *reasoning, *more, *form;     /* form NULL: none */
+	const char *calls, *reasoning, *more, *form; /* form NULL: none */
 } forms[] = {
 	{"hermes", "none", "", NULL},
 	{"hermes", "none", ",\"tool_choice\":\"auto\"", NULL},
 	{"hermes", "none", ",\"tool_choice\":\"none\"", NULL},
-	{"hermes", "none", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\\n{\\\"name\\\": \\\"\"},{\"any_of\":[[{\"literal\":\"f\"}"},
+	{"hermes", "none", ",\"tool_choice\":\"required\"",
+     "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\\n{\\\"name\\\": "
+     "\\\"\"},{\"any_of\":[[{\"literal\":\"f\"}"},
 	{"hermes", "none", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":8,"},
-	{"hermes", "none", ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false", "\"min\":1,\"max\":1,"},
+	{"hermes", "none", ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false",
+     "\"min\":1,\"max\":1,"},
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "{\"any_of\":[[{\"literal\":\"g\"}"},
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "\"min\":1,\"max\":1,"},
-	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\"}"},
-	{"hermes", "granite", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>"},
+	{"glm", "think", ",\"tool_choice\":\"required\"",
+     "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\"}"},
+	{"hermes", "granite", ",\"tool_choice\":\"required\"",
+     "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>"},
 	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>"),
-	 "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
-	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>\\n\\n</think>\\n\\n"), "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\"}"},
+     "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
+	{"glm", "think", ",\"tool_choice\":\"required\"" WITHIN("<think>\\n\\n</think>\\n\\n"),
+     "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\"}"},
 	{"hermes", "think", ",\"guided_regex\":\"a+\"" WITHIN("</think>"), "a+"},
-	{"harmony", "harmony", ",\"tool_choice\":" NAMED_G, "[{\"any_of\":[[{\"literal\":\"<|channel|>analysis<|message|>\"},{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"}],[]]},"
-	 "{\"any_of\":[[{\"repeat\":[{\"literal\":\"<|channel|>commentary to=functions.\"},{\"any_of\":[[{\"literal\":\"g\"},{\"literal\":\" <|constrain|>json<|message|>\"},{\"schema\":"},
+	{"harmony", "harmony", ",\"tool_choice\":" NAMED_G,
+     "[{\"any_of\":[[{\"literal\":\"<|channel|>analysis<|message|>\"},{\"free\":\"<|\"},{\"regex\":"
+     "\"end\\\\|><\\\\|start\\\\|>assistant\"}],[]]},"
+     "{\"any_of\":[[{\"repeat\":[{\"literal\":\"<|channel|>commentary "
+     "to=functions.\"},{\"any_of\":[[{\"literal\":\"g\"},{\"literal\":\" "
+     "<|constrain|>json<|message|>\"},{\"schema\":"},
 	{"harmony", "harmony", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":1}]]"},
-	/* a form for the answer is that of what comes behind the thoughts; where the prompt opens none and
-	 * words would, of the whole answer */
+	/* a form for the answer is that of what comes behind the thoughts; where the prompt opens none
+	 * and words would, of the whole answer */
 	{"hermes", "none", ",\"guided_regex\":\"a+\"", "a+"},
 	{"hermes", "think", ",\"guided_regex\":\"a+\"", "a+"},
 	{"hermes", "granite", ",\"guided_regex\":\"a+\"", "a+"},
-	{"hermes", "granite", ",\"guided_regex\":\"a+\"" WITHIN("Here is my thought process:"), "[{\"free\":\"Here is my response:\"},{\"regex\":\"\\\\n{0,2}\"},{\"regex\":\"a+\"}]"},
-	{"hermes", "think", ",\"guided_choice\":[\"yes\"]" WITHIN("<think>"), "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"choice\":[\"yes\"]}]"},
-	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_object\"}", "[]]},{\"literal\":\"<|channel|>final<|message|>\"},{\"schema\":{\"type\":\"object\"}}]"},
-	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":\"integer\"}}}", "<|message|>\"},{\"schema\":{\"type\":\"integer\"}}]"},
-	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>analysis<|message|>So"),
-	 "[{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"},{\"literal\":\"<|channel|>final<|message|>\"},{\"regex\":\"a+\"}]"},
-	{"harmony", "harmony", ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>final<|message|>So"), "a+"},
+	{"hermes", "granite", ",\"guided_regex\":\"a+\"" WITHIN("Here is my thought process:"),
+     "[{\"free\":\"Here is my response:\"},{\"regex\":\"\\\\n{0,2}\"},{\"regex\":\"a+\"}]"},
+	{"hermes", "think", ",\"guided_choice\":[\"yes\"]" WITHIN("<think>"),
+     "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"choice\":[\"yes\"]}]"},
+	{"harmony", "harmony", ",\"response_format\":{\"type\":\"json_object\"}",
+     "[]]},{\"literal\":\"<|channel|>final<|message|>\"},{\"schema\":{\"type\":\"object\"}}]"},
+	{"harmony", "harmony",
+     ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":"
+     "\"integer\"}}}",
+     "<|message|>\"},{\"schema\":{\"type\":\"integer\"}}]"},
+	{"harmony", "harmony",
+     ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>analysis<|message|>So"),
+     "[{\"free\":\"<|\"},{\"regex\":\"end\\\\|><\\\\|start\\\\|>assistant\"},{\"literal\":\"<|"
+     "channel|>final<|message|>\"},{\"regex\":\"a+\"}]"},
+	{"harmony", "harmony",
+     ",\"guided_regex\":\"a+\"" WITHIN("<|start|>assistant<|channel|>final<|message|>So"), "a+"},
 };
 
-/* Of a model that opens its thoughts with one token: it may do so, unless the prompt says otherwise. */
+/* Of a model that opens its thoughts with one token: it may do so, unless the prompt says
+ * otherwise. */
 static const struct asked token_forms[] = {
-	{"glm", "think", ",\"tool_choice\":\"required\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
-	{"hermes", "think", ",\"guided_regex\":\"a+\"", "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"regex\":\"a+\"}]"},
+	{"glm", "think", ",\"tool_choice\":\"required\"",
+     "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</"
+     "think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"any_of\""},
+	{"hermes", "think", ",\"guided_regex\":\"a+\"",
+     "[{\"any_of\":[[{\"literal\":\"<think>\"},{\"free\":\"</"
+     "think>\"},{\"regex\":\"\\\\n{0,2}\"}],[]]},{\"regex\":\"a+\"}]"},
 	{"hermes", "think", ",\"guided_regex\":\"a+\"" WITHIN("<think>\\n\\n</think>\\n\\n"), "a+"},
 };
 
@@ -447,7 +565,8 @@ static void form_is(const struct asked *a, int opens_by_token)
 	struct world *w = tools_world(a->calls, a->reasoning, "ok<|im_end|>");
 	ck_assert(!w->model.opens_by_token);
 	w->model.opens_by_token = opens_by_token;
-	char *body = mem_printf("{%s," TOOLS "%s}", strstr(a->more, "messages") ? "\"seed\":1" : USER, a->more);
+	char *body = mem_printf("{%s," TOOLS "%s}", strstr(a->more, "messages") ? "\"seed\":1" : USER,
+	                        a->more);
 	char *out = ask(w, "/v1/chat/completions", body);
 	has(out, "HTTP/1.1 200 ");
 	if (a->form && strchr(a->form, '"'))
@@ -496,13 +615,16 @@ START_TEST(too_much)
 		SKIP(SKIP_NO_MODEL);
 	struct world *w = tools_world("hermes", "none", "ok<|im_end|>");
 	for (int kind = 0; kind < 3; kind++) {
-		static const char *const says[] = {"more than 128", "deeper than 64 levels", "more than 20000 values"};
+		static const char *const says[] = {"more than 128", "deeper than 64 levels",
+		                                   "more than 20000 values"};
 		buf_init(&b, 0);
 		buf_adds(&b, "{" USER ",\"tools\":[");
 		for (int i = 0; kind == 0 && i < 129; i++)
-			buf_printf(&b, "%s{\"type\":\"function\",\"function\":{\"name\":\"f%d\"}}", i ? "," : "", i);
+			buf_printf(&b, "%s{\"type\":\"function\",\"function\":{\"name\":\"f%d\"}}",
+			           i ? "," : "", i);
 		if (kind)
-			buf_adds(&b, "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"x\":");
+			buf_adds(&b,
+			         "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"x\":");
 		for (int i = 0; kind == 1 && i < 65; i++)
 			buf_adds(&b, "[");
 		for (int i = 0; kind == 1 && i < 65; i++)
@@ -541,13 +663,16 @@ END_TEST
 START_TEST(thoughts_open_by_a_token)
 {
 	static const char vocabulary[] =
-		"{\"added_tokens\":[{\"id\":2,\"content\":\"<think>\",\"special\":false},{\"id\":3,\"content\":\"[THINK]\",\"special\":true}],"
-		"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
+		"{\"added_tokens\":[{\"id\":2,\"content\":\"<think>\",\"special\":false},{\"id\":3,"
+		"\"content\":\"[THINK]\",\"special\":true}],"
+		"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{"
+		"\"type\":\"ByteLevel\"},"
 		"\"model\":{\"type\":\"BPE\",\"vocab\":{\"T\":0,\"e\":1},\"merges\":[]}}";
 	static const struct {
 		const char *format;
 		int want;
-	} cases[] = {{"think", 1}, {"ernie", 1}, {"mistral", 1}, {"granite", 0}, {"cohere", 0}, {"none", 0}};
+	} cases[] = {{"think", 1},   {"ernie", 1},  {"mistral", 1},
+	             {"granite", 0}, {"cohere", 0}, {"none", 0}};
 	char dir[TEST_FOLDER_BYTES], path[TEST_FOLDER_BYTES + 64];
 	struct tokenizer *t = NULL;
 	struct err err = {0};
@@ -579,7 +704,7 @@ int main(void)
 		return 1;
 	}
 	tcase_set_timeout(c, 60);
-	signal(SIGPIPE, SIG_IGN);   /* as the daemon skeleton does */
+	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_add_loop_test(c, calls_whole_and_streamed, 0, (int)(sizeof answers / sizeof *answers));
 	tcase_add_test(c, several_choices_with_logprobs);
 	tcase_add_test(c, special_tokens_that_are_markers);
@@ -588,7 +713,8 @@ int main(void)
 	tcase_add_test(c, no_empty_chunks);
 	tcase_add_loop_test(c, requests_are_checked, 0, (int)(sizeof requests / sizeof *requests));
 	tcase_add_loop_test(c, forms_are_told, 0, (int)(sizeof forms / sizeof *forms));
-	tcase_add_loop_test(c, forms_behind_a_token, 0, (int)(sizeof token_forms / sizeof *token_forms));
+	tcase_add_loop_test(c, forms_behind_a_token, 0,
+	                    (int)(sizeof token_forms / sizeof *token_forms));
 	tcase_add_test(c, unbound_format);
 	tcase_add_test(c, too_much);
 	tcase_add_test(c, unknown_format);

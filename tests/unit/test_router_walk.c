@@ -1,8 +1,9 @@
-/* test_router_walk.c - random walks: honest workers, links that delay and repeat, deaths, restarts, silences, failures, clients that leave, workers that
- * drain, switch their role, stand still, are told to end, drop leases before they are named and
- * tell what they hold, under all policies. After each walk every sequence has ended, each token was
- * seen once and in order,
- * nothing stays charged, no worker goes on with what has ended, and the router knows what each worker holds. */
+/* test_router_walk.c - random walks: honest workers, links that delay and repeat, deaths, restarts,
+ * silences, failures, clients that leave, workers that drain, switch their role, stand still, are
+ * told to end, drop leases before they are named and tell what they hold, under all policies. After
+ * each walk every sequence has ended, each token was seen once and in order,
+ * nothing stays charged, no worker goes on with what has ended, and the router knows what each
+ * worker holds. */
 #include "daemons/router/request.h"
 #include "util/clock.h"
 #include "util/err.h"
@@ -30,23 +31,24 @@ struct item {
 	enum kind kind;
 	struct reqid id;
 	uint32_t attempt, index, n, max_tokens;
-	int decode, n_cand, cand[PLACE_CANDIDATES_MAX];   /* workers' numbers */
+	int decode, n_cand, cand[PLACE_CANDIDATES_MAX]; /* workers' numbers */
 	uint64_t epoch, cand_epoch[PLACE_CANDIDATES_MAX];
 	int finish;
 	int role, draining, ending, reset;
 	/* FAILED: of a reservation or lease, by a decode worker */
 	int lost;
 	unsigned tier;
-	unsigned stored, removed;                         /* EVENTS: bits, one for each block of each prompt */
+	/* EVENTS: bits, one for each block of each prompt */
+	unsigned stored, removed;
 };
 
 struct actor {
 	const char *name;
 	int role, first_role, draining;
-	unsigned has[3];               /* blocks, as in item.stored, by tier: its own, its storage's */
+	unsigned has[3]; /* blocks, as in item.stored, by tier: its own, its storage's */
 	uint64_t epoch;
-	int alive, down;               /* down: to the router, though it may live */
-	int stuck;                     /* it does not work, and says so */
+	int alive, down; /* down: to the router, though it may live */
+	int stuck;       /* it does not work, and says so */
 	struct worker *w;
 	struct list in, out, jobs, tombstones;
 };
@@ -60,7 +62,7 @@ struct owner {
 
 struct walk {
 	unsigned seed;
-	int calm;                      /* nothing fails any more */
+	int calm; /* nothing fails any more */
 	struct registry g;
 	struct seqs e;
 	struct actor a[WORKERS];
@@ -126,7 +128,8 @@ static int actor_number(struct walk *w, const char *name)
 	return -1;
 }
 
-static int on_send(void *arg, struct worker *to, enum msg_type type, const struct msg_head *head, const void *body)
+static int on_send(void *arg, struct worker *to, enum msg_type type, const struct msg_head *head,
+                   const void *body)
 {
 	struct walk *w = arg;
 	struct actor *a = &w->a[actor_number(w, to->name)];
@@ -145,7 +148,8 @@ static int on_send(void *arg, struct worker *to, enum msg_type type, const struc
 		it.max_tokens = m->request->max_tokens;
 		ck_assert_uint_lt(it.index, it.max_tokens);
 		for (uint32_t i = 0; i < it.index; i++)
-			ck_assert_uint_eq(m->request->tokens[m->request->prompt_tokens + i], token_at(&it.id, i));
+			ck_assert_uint_eq(m->request->tokens[m->request->prompt_tokens + i],
+			                  token_at(&it.id, i));
 		for (size_t i = 0; i < m->n_candidates; i++) {
 			it.cand[i] = actor_number(w, m->candidates[i]->name);
 			it.cand_epoch[i] = m->candidates[i]->epoch;
@@ -156,7 +160,8 @@ static int on_send(void *arg, struct worker *to, enum msg_type type, const struc
 	return 0;
 }
 
-static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n, enum seq_finish last)
+static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n,
+                                  enum seq_finish last)
 {
 	struct owner *o = owner;
 	(void)last;
@@ -184,15 +189,20 @@ static int finish_at(const struct item *job, uint32_t next)
 	return next >= job->max_tokens;
 }
 
-/* A prefill worker has computed the first token: tells the router, and hands over to a candidate that it can reach. */
+/* A prefill worker has computed the first token: tells the router, and hands over to a candidate
+ * that it can reach. */
 static void prefill_done(struct walk *w, struct actor *p, struct item *job)
 {
-	struct item it = {.kind = FIRST, .id = job->id, .attempt = job->attempt, .index = job->index, .n = 1, .decode = -1};
+	struct item it = {.kind = FIRST,
+	                  .id = job->id,
+	                  .attempt = job->attempt,
+	                  .index = job->index,
+	                  .n = 1,
+	                  .decode = -1};
 	it.finish = finish_at(job, job->index + 1);
 	for (int i = 0; i < job->n_cand && it.decode < 0 && !it.finish; i++) {
 		struct actor *d = &w->a[job->cand[i]];
-		struct item lost = {
-			.kind = FAILED, .id = job->id, .attempt = job->attempt, .lost = 1};
+		struct item lost = {.kind = FAILED, .id = job->id, .attempt = job->attempt, .lost = 1};
 		if (d->alive && d->epoch == job->cand_epoch[i] && d->role == WORKER_DECODE &&
 		    !d->draining) {
 			if (!draw(w, 5)) { /* left for another; it may tell of what it had there */
@@ -203,9 +213,13 @@ static void prefill_done(struct walk *w, struct actor *p, struct item *job)
 			it.decode = job->cand[i];
 			it.epoch = d->epoch;
 			if (!w->calm && !draw(w, 10))
-				put(&d->out, lost);      /* the lease is gone: nobody decodes */
+				put(&d->out, lost); /* the lease is gone: nobody decodes */
 			else if (!find(&d->tombstones, &job->id, job->attempt))
-				put(&d->jobs, (struct item){.kind = TOKENS, .id = job->id, .attempt = job->attempt, .index = job->index, .max_tokens = job->max_tokens});
+				put(&d->jobs, (struct item){.kind = TOKENS,
+				                            .id = job->id,
+				                            .attempt = job->attempt,
+				                            .index = job->index,
+				                            .max_tokens = job->max_tokens});
 		}
 	}
 	if (it.decode < 0 && !it.finish)
@@ -214,16 +228,25 @@ static void prefill_done(struct walk *w, struct actor *p, struct item *job)
 	drop(job);
 }
 
-/* A job that the router has given up never comes to its end by itself: somebody must tell its worker. */
+/* A job that the router has given up never comes to its end by itself: somebody must tell its
+ * worker. */
 static void decode_step(struct walk *w, struct actor *d, struct item *job)
 {
 	const struct seq *s = seqs_find(&w->e, &job->id);
 	if (!s || s->attempt != job->attempt) {
-		put(&d->out, (struct item){.kind = TOKENS, .id = job->id, .attempt = job->attempt, .index = job->index, .n = 1});
+		put(&d->out, (struct item){.kind = TOKENS,
+		                           .id = job->id,
+		                           .attempt = job->attempt,
+		                           .index = job->index,
+		                           .n = 1});
 		return;
 	}
 	uint32_t left = job->max_tokens - job->index, n = 1 + draw(w, 3);
-	struct item it = {.kind = TOKENS, .id = job->id, .attempt = job->attempt, .index = job->index, .n = n < left ? n : left};
+	struct item it = {.kind = TOKENS,
+	                  .id = job->id,
+	                  .attempt = job->attempt,
+	                  .index = job->index,
+	                  .n = n < left ? n : left};
 	job->index += it.n;
 	it.finish = finish_at(job, job->index);
 	put(&d->out, it);
@@ -239,7 +262,8 @@ static void take(struct actor *a, const struct item *m)
 			drop(job);
 		if (!find(&a->tombstones, &m->id, m->attempt))
 			put(&a->tombstones, *m);
-	} else if (a->draining || (a->role == WORKER_PREFILL) != (m->n_cand > 0)) {   /* it was something else when the router sent this */
+	} else if (a->draining || (a->role == WORKER_PREFILL) != (m->n_cand > 0)) {
+		/* it was something else when the router sent this */
 		put(&a->out, (struct item){.kind = FAILED, .id = m->id, .attempt = m->attempt});
 	} else if (!find(&a->tombstones, &m->id, m->attempt) && !find(&a->jobs, &m->id, m->attempt)) {
 		put(&a->jobs, *m);
@@ -251,9 +275,8 @@ static void live(struct walk *w, struct actor *a)
 {
 	unsigned what = draw(w, 6), bit = 1u << draw(w, PROMPTS * PROMPT_TOKENS), tier = draw(w, 3);
 	if (what == 0 && !w->calm)
-		put(&a->out, (struct item){.kind = BEAT,
-		                           .draining = a->draining = 1,
-		                           .ending = (int)draw(w, 2)});
+		put(&a->out,
+		    (struct item){.kind = BEAT, .draining = a->draining = 1, .ending = (int)draw(w, 2)});
 	else if (what == 1 && a->draining && list_empty(&a->jobs)) {
 		a->role = (int)draw(w, 3);
 		a->draining = 0;
@@ -265,9 +288,11 @@ static void live(struct walk *w, struct actor *a)
 	else if (what == 3 && a->has[tier] & bit) {
 		put(&a->out, (struct item){.kind = EVENTS, .tier = tier, .removed = bit});
 		a->has[tier] &= ~bit;
-	} else if (what == 4 && tier && draw(w, 4) == 0) {   /* its storage is gone, or a tier of it begins anew */
+	} else if (what == 4 && tier && draw(w, 4) == 0) {
+		/* its storage is gone, or a tier of it begins anew */
 		a->has[tier] &= draw(w, 2) ? 0x3c3 : 0;
-		put(&a->out, (struct item){.kind = EVENTS, .tier = tier, .reset = 1, .stored = a->has[tier]});
+		put(&a->out,
+		    (struct item){.kind = EVENTS, .tier = tier, .reset = 1, .stored = a->has[tier]});
 	} else {
 		put(&a->out, (struct item){.kind = EVENTS, .tier = tier, .stored = bit});
 		a->has[tier] |= bit;
@@ -324,7 +349,8 @@ static size_t hashes_of(const struct walk *w, const struct actor *a, unsigned bi
 	size_t n = 0, have;
 	for (unsigned i = 0; i < PROMPTS * PROMPT_TOKENS; i++)
 		if (bits >> i & 1)
-			out[n++] = prefixes_find(&w->prefixes[i / PROMPT_TOKENS], &a->w->prefix, &have)[i % PROMPT_TOKENS];
+			out[n++] = prefixes_find(&w->prefixes[i / PROMPT_TOKENS], &a->w->prefix,
+			                         &have)[i % PROMPT_TOKENS];
 	return n;
 }
 
@@ -419,13 +445,15 @@ static void deliver(struct walk *w, struct actor *a)
 static void up(struct walk *w, struct actor *a)
 {
 	Pds__WorkerInfo info;
-	list_each_safe(n, next, &a->out)   /* a new link: the worker tells its state anew, not by old messages */
+	/* a new link: the worker tells its state anew, not by old messages */
+	list_each_safe(n, next, &a->out)
 		if (list_entry(n, struct item, node)->kind >= BEAT)
 			drop(list_entry(n, struct item, node));
 	fill_info(&info, a->role);
 	put(&a->out, (struct item){.kind = BEAT, .draining = a->draining});
 	for (unsigned t = 3; t--;) {
-		put(&a->out, (struct item){.kind = EVENTS, .tier = t, .reset = 1, .stored = a->has[t] & 0x555});
+		put(&a->out,
+		    (struct item){.kind = EVENTS, .tier = t, .reset = 1, .stored = a->has[t] & 0x555});
 		put(&a->out, (struct item){.kind = EVENTS, .tier = t, .stored = a->has[t] & ~0x555u});
 	}
 	a->alive = 1;
@@ -462,13 +490,19 @@ static void die(struct walk *w, struct actor *a)
 }
 
 /* The first two share a beginning. */
-static const uint32_t prompts[PROMPTS][PROMPT_TOKENS] = {{1, 2, 3}, {1, 2, 4}, {5, 6, 7}, {8, 9, 10}};
+static const uint32_t prompts[PROMPTS][PROMPT_TOKENS] = {
+	{1, 2, 3}, {1, 2, 4}, {5, 6, 7}, {8, 9, 10}};
 
 static void begin(struct walk *w, struct owner *o)
 {
 	unsigned k = draw(w, PROMPTS);
-	struct seq_spec spec = {.tokens = prompts[k], .prompt_tokens = PROMPT_TOKENS, .max_tokens = 1 + draw(w, 12), .begun_us = clock_us(),
-	                        .deadline_us = clock_us() + 3600000000u, .prefixes = draw(w, 4) ? &w->prefixes[k] : NULL, .session = draw(w, 3)};
+	struct seq_spec spec = {.tokens = prompts[k],
+	                        .prompt_tokens = PROMPT_TOKENS,
+	                        .max_tokens = 1 + draw(w, 12),
+	                        .begun_us = clock_us(),
+	                        .deadline_us = clock_us() + 3600000000u,
+	                        .prefixes = draw(w, 4) ? &w->prefixes[k] : NULL,
+	                        .session = draw(w, 3)};
 	if (o->s)
 		return;
 	pds__sampling__init(&spec.sampling);
@@ -534,7 +568,10 @@ static void check_index(struct walk *w, struct actor *a)
 		distinct += a->has[0] >> i & 1;
 		kv_index_match(a->w->index, &h[i], 1, UINT64_MAX, &m);
 		ck_assert_uint_eq(h[same], h[i]);
-		unsigned tier = a->has[0] >> i & 1 ? 0 : a->has[1] >> i & 1 ? 1 : a->has[2] >> i & 1 ? 2 : 3;
+		unsigned tier = a->has[0] >> i & 1   ? 0
+		                : a->has[1] >> i & 1 ? 1
+		                : a->has[2] >> i & 1 ? 2
+		                                     : 3;
 		if (same == i && i > 1)
 			ck_assert(m.device == (tier == 0) && m.memory == (tier == 1) && m.disk == (tier == 2));
 	}
@@ -567,7 +604,8 @@ static void settle(struct walk *w)
 		ck_assert_uint_eq(w->a[i].w->tokens_in_flight, 0);
 		ck_assert_uint_eq(w->a[i].w->requests, 0);
 		ck_assert_uint_eq(w->a[i].w->backlog_tokens, 0);
-		ck_assert_msg(list_empty(&w->a[i].jobs), "worker %s goes on with what has ended", w->a[i].name);
+		ck_assert_msg(list_empty(&w->a[i].jobs), "worker %s goes on with what has ended",
+		              w->a[i].name);
 	}
 	ck_assert_uint_eq(w->e.counts.mismatches, 0);
 	for (int i = 0; i < WORKERS; i++)
@@ -577,12 +615,14 @@ static void settle(struct walk *w)
 START_TEST(random_walks)
 {
 	static const char *const names[] = {"p1", "p2", "d1", "d2", "d3", "m1"};
-	static const int roles[] = {WORKER_PREFILL, WORKER_PREFILL, WORKER_DECODE, WORKER_DECODE, WORKER_DECODE, WORKER_MIXED};
+	static const int roles[] = {WORKER_PREFILL, WORKER_PREFILL, WORKER_DECODE,
+	                            WORKER_DECODE,  WORKER_DECODE,  WORKER_MIXED};
 	struct seqs_counts sum = {0};
 	uint64_t switches = 0, opened = 0;
 	for (unsigned seed = 1; seed <= 150; seed++) {
 		struct walk *w = mem_zalloc(sizeof *w);
-		struct seqs_opts o = {.max_attempts = 3, .retry_wait_us = 10000000, .arg = w, .send = on_send};
+		struct seqs_opts o = {
+			.max_attempts = 3, .retry_wait_us = 10000000, .arg = w, .send = on_send};
 		w->seed = seed * 100 + (unsigned)_i;
 		registry_init(&w->g, 30000000);
 		seqs_init(&w->e, &w->g, &o);
@@ -593,7 +633,8 @@ START_TEST(random_walks)
 		w->g.policy.policy[PLACE_DECODE] = seed / POLICIES % POLICIES;
 		for (int i = 0; i < WORKERS; i++) {
 			struct actor *a = &w->a[i];
-			*a = (struct actor){.name = names[i], .role = roles[i], .first_role = roles[i], .epoch = ++w->epochs};
+			*a = (struct actor){
+				.name = names[i], .role = roles[i], .first_role = roles[i], .epoch = ++w->epochs};
 			list_init(&a->in);
 			list_init(&a->out);
 			list_init(&a->jobs);

@@ -1,4 +1,5 @@
-/* test_sample.c - draws against exact probabilities, the cuts against a full sort, logprobs against double arithmetic. */
+/* test_sample.c - draws against exact probabilities, the cuts against a full sort, logprobs
+ * against double arithmetic. */
 #include "draw_rig.h"
 #include "util/mem.h"
 
@@ -8,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VOCAB 1003u   /* no multiple of anything */
+#define VOCAB 1003u /* no multiple of anything */
 #define AT(i) ((struct engine_draw){.index = (i)})
 
-/* --- an exact, slow sampler --------------------------------------------------------------------------------------------- */
+/* --- an exact, slow sampler ---------------------------------------------- */
 
 struct item {
 	uint32_t id;
@@ -86,7 +87,8 @@ static double chi_limit(uint32_t df)
 	return df * q * q * q;
 }
 
-/* Nothing outside the cuts is ever drawn; the frequencies inside fit at level 1e-6 (seeds are fixed, so this cannot flicker). */
+/* Nothing outside the cuts is ever drawn; the frequencies inside fit at level 1e-6 (seeds are
+ * fixed, so this cannot flicker). */
 START_TEST(frequencies)
 {
 	enum { N = 100000 };
@@ -107,7 +109,8 @@ START_TEST(frequencies)
 	double chi = 0, rest_want = 0, rest_got = 0;
 	uint32_t df = 0, support = 0;
 	for (uint32_t i = 0; i < VOCAB; i++) {
-		ck_assert_msg(want[i] > 0 || got[i] == 0, "case %d: id %u was drawn %u times, its probability is 0", _i, i, got[i]);
+		ck_assert_msg(want[i] > 0 || got[i] == 0,
+		              "case %d: id %u was drawn %u times, its probability is 0", _i, i, got[i]);
 		support += want[i] > 0;
 		if (want[i] * N < 10) {
 			rest_want += want[i] * N;
@@ -122,13 +125,16 @@ START_TEST(frequencies)
 		df++;
 	}
 	double limit = df > 1 ? chi_limit(df - 1) : 1e-6;
-	printf("case %d: %u ids can be drawn, chi-square %.1f with %u degrees of freedom (limit %.1f)\n", _i, support, chi, df ? df - 1 : 0, limit);
+	printf(
+		"case %d: %u ids can be drawn, chi-square %.1f with %u degrees of freedom (limit %.1f)\n",
+		_i, support, chi, df ? df - 1 : 0, limit);
 	ck_assert_msg(chi <= limit, "case %d: %g > %g", _i, chi, limit);
 	draw_rig_free(&s);
 }
 END_TEST
 
-/* Equal logits: the draw is floor(u * vocabulary), u from the published answers of Philox4x32-10 for key 0, counter 0. */
+/* Equal logits: the draw is floor(u * vocabulary), u from the published answers of Philox4x32-10
+ * for key 0, counter 0. */
 START_TEST(philox_known_answer)
 {
 	enum { N = 65536 };
@@ -137,13 +143,14 @@ START_TEST(philox_known_answer)
 	struct kern_drawn r;
 	struct sample_params p = {.temperature = 1, .top_p = 1, .logprobs = -1};
 	draw_rig_draw(s, l, &p, &AT(0), &r);
-	ck_assert_uint_eq(r.id, 0xe169);   /* 0x6627e8d5, 0xe169c58d, ... */
+	ck_assert_uint_eq(r.id, 0xe169); /* 0x6627e8d5, 0xe169c58d, ... */
 	draw_rig_free(&s);
 	free(l);
 }
 END_TEST
 
-/* A function of (seed, index) alone: another sampler, another order, the same ids; other seeds give other ids. */
+/* A function of (seed, index) alone: another sampler, another order, the same ids; other seeds
+ * give other ids. */
 START_TEST(reproducible)
 {
 	float l[VOCAB];
@@ -181,9 +188,15 @@ static const struct {
 	{"a temperature near 0 is greedy", {1, 5, 2, 4.999f, 3, 0}, 1e-7f, 1},
 	{"NaN counts as minus infinity", {NAN, 1, NAN, 2, NAN, NAN}, 0, 3},
 	{"NaN is never drawn", {NAN, NAN, NAN, 2, NAN, NAN}, 1, 3},
-	{"minus infinity is never drawn", {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -7, -INFINITY}, 100, 4},
+	{"minus infinity is never drawn",
+     {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -7, -INFINITY},
+     100,
+     4},
 	{"plus infinity wins", {1, 2, INFINITY, 3, 4, 5}, 1, 2},
-	{"nothing to choose from", {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY}, 1, 0},
+	{"nothing to choose from",
+     {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY},
+     1,
+     0},
 	{"huge logits", {1e30f, 3e38f, 1e38f, -3e38f, 0, 0}, 1, 1},
 };
 
@@ -194,20 +207,22 @@ START_TEST(edge_logits)
 	struct sample_params p = {.temperature = edges[_i].temperature, .top_p = 1, .logprobs = -1};
 	for (uint32_t k = 0; k < 50; k++) {
 		draw_rig_draw(s, edges[_i].l, &p, &AT(k), &r);
-		ck_assert_msg(r.id == edges[_i].want, "%s: id %u, want %u", edges[_i].name, r.id, edges[_i].want);
+		ck_assert_msg(r.id == edges[_i].want, "%s: id %u, want %u", edges[_i].name, r.id,
+		              edges[_i].want);
 	}
 	draw_rig_free(&s);
 }
 END_TEST
 
-/* Logprobs are of the unscaled distribution, whatever the draw does; ranks and alternatives are those of a full sort. */
+/* Logprobs are of the unscaled distribution, whatever the draw does; ranks and alternatives are
+ * those of a full sort. */
 START_TEST(logprobs)
 {
 	enum { N = 4999 };
 	static float l[N];
 	static struct item it[N];
 	make_logits(l, N, 4, 9);
-	l[17] = l[400] = l[4998];   /* ties */
+	l[17] = l[400] = l[4998]; /* ties */
 	double sum = 0;
 	for (uint32_t i = 0; i < N; i++)
 		sum += exp((double)l[i]);
@@ -243,7 +258,7 @@ START_TEST(logprobs)
 }
 END_TEST
 
-/* --- what is not finite ---------------------------------------- */
+/* --- what is not finite -------------------------------------------------- */
 
 /* Wherever it stands, with or without an edited copy, allowed or not, greedy or drawn, scored or
  * not. Minus infinity is a logit like others. */
@@ -264,7 +279,7 @@ START_TEST(not_finite_is_told)
 	                             .repetition = 1};
 	struct sample_edit *e = sample_edit_new(&o);
 	make_logits(l, vocab, 3, 5);
-	mask[0] = vocab > 1 ? 2 : 1;      /* one id */
+	mask[0] = vocab > 1 ? 2 : 1; /* one id */
 	for (uint32_t at = 0; at < vocab; at += at < 70 ? 1 : 31)
 		for (size_t b = 0; b < sizeof bad / sizeof *bad; b++)
 			for (int how = 0; how < 16; how++) {
@@ -272,7 +287,7 @@ START_TEST(not_finite_is_told)
 				                          .top_p = 1,
 				                          .logprobs = how & 2 ? 2 : -1};
 				struct engine_draw where = {.allowed = how & 4 ? mask : NULL,
-				                          .edit = how & 8 ? e : NULL};
+				                            .edit = how & 8 ? e : NULL};
 				struct kern_drawn r, score;
 				float was = l[at];
 				draw_rig_draw(s, l, &p, &where, &r);
@@ -285,8 +300,8 @@ START_TEST(not_finite_is_told)
 				if (r.not_finite != want || score.not_finite != want)
 					ck_abort_msg("%g at %u of %u, way %d: told as %u, scored "
 					             "as %u, want %u",
-					             (double)bad[b], at, vocab, how, r.not_finite,
-					             score.not_finite, want);
+					             (double)bad[b], at, vocab, how, r.not_finite, score.not_finite,
+					             want);
 			}
 	sample_edit_destroy(&e);
 	draw_rig_free(&s);
@@ -341,13 +356,16 @@ START_TEST(odd_vocabularies)
 	float l[1000];
 	for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
 		uint32_t n = sizes[k];
-		for (uint32_t best = 0; best < n; best += n > 16 ? n / 16 : 1) {
+		for (uint32_t best = 0; best<n; best += n> 16 ? n / 16 : 1) {
 			struct draw_rig *s = draw_rig_new(n);
 			struct kern_drawn r;
 			for (uint32_t i = 0; i < n; i++)
 				l[i] = i == best ? 9 : -1e4f;
 			for (int t = 0; t < 2; t++) {
-				draw_rig_draw(s, l, &(struct sample_params){.temperature = (float)t, .top_p = 1, .logprobs = 20}, &AT(0), &r);
+				draw_rig_draw(
+					s, l,
+					&(struct sample_params){.temperature = (float)t, .top_p = 1, .logprobs = 20},
+					&AT(0), &r);
 				ck_assert_uint_eq(r.id, best);
 				ck_assert_uint_eq(r.rank, 1);
 				ck_assert_uint_eq(r.n_top, n < 20 ? n : 20);
@@ -359,7 +377,8 @@ START_TEST(odd_vocabularies)
 }
 END_TEST
 
-/* Only allowed ids are drawn, and those as if the others were not there; log-probabilities stay those of all. */
+/* Only allowed ids are drawn, and those as if the others were not there; log-probabilities stay
+ * those of all. */
 START_TEST(allowed_ids)
 {
 	enum { N = 20000 };
@@ -378,7 +397,7 @@ START_TEST(allowed_ids)
 		few[i] = in ? l[i] : -INFINITY;
 		sum += exp((double)l[i]);
 	}
-	allowed[VOCAB / 64] |= UINT64_MAX << VOCAB % 64;   /* bits past the vocabulary mean nothing */
+	allowed[VOCAB / 64] |= UINT64_MAX << VOCAB % 64; /* bits past the vocabulary mean nothing */
 	exact(few, VOCAB, &p, want);
 	for (uint32_t k = 0; k < N; k++) {
 		draw_rig_draw(s, l, &p, &(struct engine_draw){.index = k, .allowed = allowed}, &r);

@@ -1,7 +1,9 @@
-/* test_sim.c - the simulated accelerator: the same tokens in every arrangement, every fault in the KV found, time as the formula says.
+/* test_sim.c - the simulated accelerator: the same tokens in every arrangement, every fault in the
+ * KV found, time as the formula says.
  *
- * The descriptions are written by the tests; etc/sim is opened as it is. Times are read from the device's own counter; wall time is compared
- * with it only in one direction, so that a busy machine does not fail a test. */
+ * The descriptions are written by the tests; etc/sim is opened as it is. Times are read from the
+ * device's own counter; wall time is compared with it only in one direction, so that a busy
+ * machine does not fail a test. */
 #include "engine/engine.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -14,7 +16,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define MODEL "name = \"unit\"; layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 16384; vocab = 320; eos = [ 2 ]; seed = 7;"
+#define MODEL                                                                                  \
+	"name = \"unit\"; layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = " \
+	"128; context = 16384; vocab = 320; eos = [ 2 ]; seed = 7;"
 #define DEVICE "flops = 1e9; bandwidth = 1e9; launch_us = 10.0; step_us = 100.0;"
 enum { LAYERS = 6, BLOCK = 16, BLOCKS = 1200, ROWS = 8192, SPANS = 300 };
 
@@ -50,8 +54,15 @@ static void layer_told(void *arg)
 
 static int try_open(const char *file, enum kv_type type, struct engine **e, struct err *err)
 {
-	struct engine_opts o = {.model_path = file, .backend = "sim", .kv_type = type, .block_tokens = BLOCK, .max_rows = ROWS, .max_logits = ROWS,
-	                        .max_spans = SPANS, .max_table = 1u << 18, .progressed = layer_told};
+	struct engine_opts o = {.model_path = file,
+	                        .backend = "sim",
+	                        .kv_type = type,
+	                        .block_tokens = BLOCK,
+	                        .max_rows = ROWS,
+	                        .max_logits = ROWS,
+	                        .max_spans = SPANS,
+	                        .max_table = 1u << 18,
+	                        .progressed = layer_told};
 	return engine_open(&o, e, err);
 }
 
@@ -90,7 +101,7 @@ static uint64_t faults(const struct rig *r)
 	return c.kv_faults;
 }
 
-/* --- sequences -------------------------------------------------------------------------------------------------------------- */
+/* --- sequences ----------------------------------------------------------- */
 
 enum { TOKENS_MAX = 2048, TABLE = TOKENS_MAX / BLOCK };
 
@@ -113,7 +124,11 @@ static struct seq *seq_new(uint32_t seed, uint32_t n, uint32_t first)
 
 static struct engine_span span_of(struct seq *s, uint32_t n)
 {
-	struct engine_span sp = {.tokens = s->tokens + s->done, .n = n, .position = s->done, .blocks = s->table, .logits = ENGINE_LOGITS_LAST};
+	struct engine_span sp = {.tokens = s->tokens + s->done,
+	                         .n = n,
+	                         .position = s->done,
+	                         .blocks = s->table,
+	                         .logits = ENGINE_LOGITS_LAST};
 	s->done += n;
 	return sp;
 }
@@ -158,16 +173,18 @@ static void generate(struct rig *r, struct seq *s, uint32_t chunk, uint32_t more
 	}
 }
 
-static void copy_blocks(struct rig *to, const struct rig *from, const struct seq *dst, const struct seq *src)
+static void copy_blocks(struct rig *to, const struct rig *from, const struct seq *dst,
+                        const struct seq *src)
 {
 	const struct kv_layout *l = &engine_info(from->e)->kv;
 	for (uint32_t layer = 0; layer < l->layers; layer++)
 		for (uint32_t b = 0; b < (src->done + BLOCK - 1) / BLOCK; b++)
-			memcpy(to->pool + kv_piece_offset(l, BLOCKS, layer, dst->table[b]), from->pool + kv_piece_offset(l, BLOCKS, layer, src->table[b]),
+			memcpy(to->pool + kv_piece_offset(l, BLOCKS, layer, dst->table[b]),
+			       from->pool + kv_piece_offset(l, BLOCKS, layer, src->table[b]),
 			       l->piece_bytes[layer]);
 }
 
-/* --- the same tokens ---------------------------------------------------------------------------------------------------------- */
+/* --- the same tokens ----------------------------------------------------- */
 
 #define FAST DEVICE " time_scale = 0.0;"
 
@@ -196,7 +213,8 @@ START_TEST(test_batch_does_not_show)
 	struct err err = {0};
 	for (uint32_t i = 0; i < 20; i++)
 		s[i] = seq_new(i, 40 + 17 * i, 60 * i);
-	for (int round = 0; round < 40; round++) {   /* the long prompts still come in pieces while the short ones decode */
+	for (int round = 0; round < 40; round++) {
+		/* the long prompts still come in pieces while the short ones decode */
 		for (uint32_t i = 0; i < 20; i++) {
 			uint32_t left = s[i]->n - s[i]->done;
 			sp[i] = span_of(s[i], left < 32 ? left : 32);
@@ -219,10 +237,12 @@ START_TEST(test_batch_does_not_show)
 }
 END_TEST
 
-/* A prompt on one device, its bytes copied to other blocks of another, decoding there: as on one. All KV types give the same tokens. */
+/* A prompt on one device, its bytes copied to other blocks of another, decoding there: as on
+ * one. All KV types give the same tokens. */
 START_TEST(test_handover_does_not_show)
 {
-	struct rig p = rig_open_as(FAST, (enum kv_type)_i), d = rig_open_as(FAST " check = \"always\";", (enum kv_type)_i);
+	struct rig p = rig_open_as(FAST, (enum kv_type)_i),
+			   d = rig_open_as(FAST " check = \"always\";", (enum kv_type)_i);
 	struct seq *a = seq_new(9, 333, 0), *b = seq_new(9, 333, 500), *whole = seq_new(9, 333, 100);
 	generate(&p, whole, 64, 40);
 	feed(&p, a, 100);
@@ -254,13 +274,14 @@ START_TEST(test_tokens_depend_on_the_whole_prefix)
 			same += a->tokens[k] == b->tokens[k];
 		free(b);
 	}
-	ck_assert_uint_lt(same, 23 * 21 / 20);   /* one in 320 by chance */
+	ck_assert_uint_lt(same, 23 * 21 / 20); /* one in 320 by chance */
 	free(a);
 	rig_close(&r);
 }
 END_TEST
 
-/* The floor is flat again after a row was used for another sequence, and a few entries stand above it. */
+/* The floor is flat again after a row was used for another sequence, and a few entries stand
+ * above it. */
 START_TEST(test_logits_have_few_peaks)
 {
 	struct rig r = rig_open(FAST);
@@ -307,12 +328,14 @@ START_TEST(test_eos_rate)
 }
 END_TEST
 
-/* --- faults ----------------------------------------------------------------------------------------------------------------- */
+/* --- faults -------------------------------------------------------------- */
 
-static unsigned char *word_at(struct rig *r, const struct seq *s, uint32_t layer, uint32_t position, int v)
+static unsigned char *word_at(struct rig *r, const struct seq *s, uint32_t layer, uint32_t position,
+                              int v)
 {
 	const struct kv_layout *l = &engine_info(r->e)->kv;
-	return r->pool + kv_piece_offset(l, BLOCKS, layer, s->table[position / BLOCK]) + ((v ? BLOCK : 0) + position % BLOCK) * 8;
+	return r->pool + kv_piece_offset(l, BLOCKS, layer, s->table[position / BLOCK]) +
+	       ((v ? BLOCK : 0) + position % BLOCK) * 8;
 }
 
 static void refused(struct rig *r, struct seq *s, const char *text)
@@ -321,7 +344,8 @@ static void refused(struct rig *r, struct seq *s, const char *text)
 	uint64_t before = faults(r);
 	s->n++;
 	ck_assert_msg(feed_rc(r, s, 1, &err) == ERR_IO, "a fault was not found: %s", text);
-	ck_assert_msg(strstr(err.text, "KV fault") && strstr(err.text, text), "'%s' does not name %s", err.text, text);
+	ck_assert_msg(strstr(err.text, "KV fault") && strstr(err.text, text), "'%s' does not name %s",
+	              err.text, text);
 	ck_assert_uint_eq(faults(r), before + 1);
 }
 
@@ -355,7 +379,8 @@ START_TEST(test_flipped_byte)
 }
 END_TEST
 
-/* A block that still holds what another sequence left there; of the same length, and with the same positions. */
+/* A block that still holds what another sequence left there; of the same length, and with the
+ * same positions. */
 START_TEST(test_stale_block)
 {
 	struct rig p = rig_open(FAST), d = rig_open(FAST);
@@ -363,7 +388,8 @@ START_TEST(test_stale_block)
 		struct seq *other = seq_new(77, 200, 300), *s;
 		feed(&d, other, 64);
 		const struct kv_layout *l = &engine_info(d.e)->kv;
-		unsigned char *piece = mem_alloc(l->piece_bytes[3]), *at = d.pool + kv_piece_offset(l, BLOCKS, 3, other->table[block]);
+		unsigned char *piece = mem_alloc(l->piece_bytes[3]),
+					  *at = d.pool + kv_piece_offset(l, BLOCKS, 3, other->table[block]);
 		memcpy(piece, at, l->piece_bytes[3]);
 		s = arrive(&p, &d, 200);
 		memcpy(at, piece, l->piece_bytes[3]);
@@ -397,7 +423,8 @@ START_TEST(test_layers_mixed_up)
 	struct seq *s = arrive(&p, &d, 100);
 	const struct kv_layout *l = &engine_info(d.e)->kv;
 	for (uint32_t b = 0; b < 7; b++)
-		memcpy(d.pool + kv_piece_offset(l, BLOCKS, 2, s->table[b]), d.pool + kv_piece_offset(l, BLOCKS, 1, s->table[b]), l->piece_bytes[1]);
+		memcpy(d.pool + kv_piece_offset(l, BLOCKS, 2, s->table[b]),
+		       d.pool + kv_piece_offset(l, BLOCKS, 1, s->table[b]), l->piece_bytes[1]);
 	refused(&d, s, "layer 2");
 	free(s);
 	rig_close(&p);
@@ -420,7 +447,8 @@ START_TEST(test_torn_block)
 }
 END_TEST
 
-/* A prefix that another sequence has not finished yet (invariant I2), or whose last block is partly old. */
+/* A prefix that another sequence has not finished yet (invariant I2), or whose last block is
+ * partly old. */
 START_TEST(test_matched_too_early)
 {
 	struct rig r = rig_open(FAST);
@@ -430,7 +458,7 @@ START_TEST(test_matched_too_early)
 	ck_assert_int_eq(engine_step(r.e, &sp, 1, &err), 0);
 	for (uint32_t i = 7; i < TABLE; i++)
 		second->table[i] += 500;
-	second->done = 96;                              /* six blocks; the first wrote 90 tokens */
+	second->done = 96; /* six blocks; the first wrote 90 tokens */
 	ck_assert_int_eq(feed_rc(&r, second, 64, &err), ERR_IO);
 	ck_assert_msg(strstr(err.text, "position 90 "), "%s", err.text);
 	second->done = 80;
@@ -440,7 +468,8 @@ START_TEST(test_matched_too_early)
 }
 END_TEST
 
-/* A late write into a context that the device knows: by "always" at once; else the newest part at once, the others when their turn comes. */
+/* A late write into a context that the device knows: by "always" at once; else the newest part
+ * at once, the others when their turn comes. */
 START_TEST(test_late_write)
 {
 	for (int always = 0; always < 2; always++) {
@@ -468,7 +497,7 @@ START_TEST(test_late_write)
 }
 END_TEST
 
-/* --- time --------------------------------------------------------------------------------------------------------------------- */
+/* --- time ---------------------------------------------------------------- */
 
 static double larger_us(double flops, double bytes)
 {
@@ -485,11 +514,19 @@ static double triangle(double n)
 #define REST (64.0 * 16 * 4 + 3.0 * 64 * 128)
 #define HEAD (64.0 * 320)
 
-/* A layer goes from one KV write to the next; the last one's rest and the head are for the last rows of `ends` spans, which see `seen` positions. */
-static double without_fixed_us(double rows, double attended, double context, double ends, double seen)
+/* A layer goes from one KV write to the next; the last one's rest and the head are for the last
+ * rows of `ends` spans, which see `seen` positions. */
+static double without_fixed_us(double rows, double attended, double context, double ends,
+                               double seen)
 {
-	double flops = 4.0 * 4 * 16, kv = 2.0 * 2 * 16 * 2, tail = ends > 0 ? larger_us(2 * (REST + HEAD) * ends + flops * seen, 2 * (REST + HEAD) + kv * seen) : 0;
-	return larger_us(2 * QKV * rows, 2 * QKV) + (LAYERS - 1) * larger_us(2 * (QKV + REST) * rows + flops * attended, 2 * (QKV + REST) + kv * context) + tail;
+	double flops = 4.0 * 4 * 16, kv = 2.0 * 2 * 16 * 2,
+		   tail = ends > 0 ? larger_us(2 * (REST + HEAD) * ends + flops * seen,
+	                                   2 * (REST + HEAD) + kv * seen)
+	                       : 0;
+	return larger_us(2 * QKV * rows, 2 * QKV) +
+	       (LAYERS - 1) * larger_us(2 * (QKV + REST) * rows + flops * attended,
+	                                2 * (QKV + REST) + kv * context) +
+	       tail;
 }
 
 static double step_us(double rows, double attended, double context, double ends, double seen)
@@ -504,9 +541,10 @@ START_TEST(test_time_is_the_formula)
 	struct err err = {0};
 	uint64_t begin = clock_ns();
 	feed(&r, s, 200);
-	double want = step_us(200, triangle(200), 200, 1, 200) + step_us(100, triangle(300) - triangle(200), 300, 1, 300);
+	double want = step_us(200, triangle(200), 200, 1, 200) +
+	              step_us(100, triangle(300) - triangle(200), 300, 1, 300);
 	ck_assert_double_eq_tol((double)busy_ns(&r) / 1e3, want * 0.01, 0.01);
-	ck_assert_uint_ge(clock_ns() - begin + 60000, busy_ns(&r));   /* it slept */
+	ck_assert_uint_ge(clock_ns() - begin + 60000, busy_ns(&r)); /* it slept */
 	struct seq *t = seq_new(2, 50, 400);
 	s->n = 301;
 	struct engine_span sp[2] = {span_of(s, 1), span_of(t, 50)};
@@ -525,14 +563,19 @@ START_TEST(test_totals_of_weights)
 {
 	struct rig r = {.block_tokens = BLOCK};
 	struct err err = {0};
-	ck_assert_int_eq(try_open(description(MODEL " params = 1e6; active_params = 2.5e5; weight_bytes = 1.0;", DEVICE " time_scale = 0.01;"), KV_BF16, &r.e, &err), 0);
+	ck_assert_int_eq(
+		try_open(description(MODEL " params = 1e6; active_params = 2.5e5; weight_bytes = 1.0;",
+	                         DEVICE " time_scale = 0.01;"),
+	             KV_BF16, &r.e, &err),
+		0);
 	ck_assert_int_eq(engine_new_pool(r.e, BLOCKS, NULL, &err), 0);
 	r.pool = engine_pool(r.e)->host;
 	ck_assert_uint_eq(engine_info(r.e)->params, 1000000);
 	struct seq *s = seq_new(1, 1, 0);
 	feed(&r, s, 1);
 	/* one row: the bytes of all weights, of which the head's are as many more as it has weights */
-	double all = 1e6 * (1 + HEAD / (LAYERS * (QKV + REST))), want = 100 + 10 * LAYERS + all / 1e9 * 1e6 + LAYERS * 128.0 / 1e9 * 1e6;
+	double all = 1e6 * (1 + HEAD / (LAYERS * (QKV + REST))),
+		   want = 100 + 10 * LAYERS + all / 1e9 * 1e6 + LAYERS * 128.0 / 1e9 * 1e6;
 	ck_assert_double_eq_tol((double)busy_ns(&r) / 1e3, want * 0.01, 0.01);
 	free(s);
 	rig_close(&r);
@@ -541,10 +584,12 @@ END_TEST
 
 START_TEST(test_tensor_parallel_divides_and_exchanges)
 {
-	struct rig r = rig_open(DEVICE " time_scale = 0.01; tp = 4; exchange_us = 7.0; link_bandwidth = 1e8;");
+	struct rig r = rig_open(DEVICE
+	                        " time_scale = 0.01; tp = 4; exchange_us = 7.0; link_bandwidth = 1e8;");
 	struct seq *s = seq_new(1, 400, 0);
 	feed(&r, s, 400);
-	double exchanged = (LAYERS - 1) * 400 + 1, want = 100 + LAYERS * (10 + 7) + 1e6 * exchanged * (2.0 * 64 * 2 * 2 * 3 / 4) / 1e8;
+	double exchanged = (LAYERS - 1) * 400 + 1,
+		   want = 100 + LAYERS * (10 + 7) + 1e6 * exchanged * (2.0 * 64 * 2 * 2 * 3 / 4) / 1e8;
 	want += without_fixed_us(400, triangle(400), 400, 1, 400) / 4;
 	ck_assert_double_eq_tol((double)busy_ns(&r) / 1e3, want * 0.01, 0.01);
 	free(s);
@@ -552,7 +597,8 @@ START_TEST(test_tensor_parallel_divides_and_exchanges)
 }
 END_TEST
 
-/* A layer's progress word appears when the layer's KV is there: not 60 us earlier, and the layers' distances add up. */
+/* A layer's progress word appears when the layer's KV is there: not 60 us earlier, and the
+ * layers' distances add up. */
 START_TEST(test_progress_appears_in_time)
 {
 	struct rig r = rig_open("flops = 1e9; bandwidth = 1e9; time_scale = 0.1;");
@@ -564,12 +610,14 @@ START_TEST(test_progress_appears_in_time)
 	sp.progress_stride = 1;
 	sp.progress_value = 300;
 	uint64_t begin = clock_ns();
-	double first_ns = larger_us(2 * QKV * 300, 0) * 100, layer_ns = larger_us(2 * (QKV + REST) * 300 + 4.0 * 4 * 16 * triangle(300), 0) * 100;
+	double first_ns = larger_us(2 * QKV * 300, 0) * 100,
+		   layer_ns = larger_us(2 * (QKV + REST) * 300 + 4.0 * 4 * 16 * triangle(300), 0) * 100;
 	ck_assert_int_eq(engine_step(r.e, &sp, 1, &err), 0);
 	ck_assert_uint_eq(watch.layers, LAYERS);
 	for (uint32_t l = 0; l < LAYERS; l++) {
 		ck_assert_uint_eq(watch.seen[l], 300);
-		ck_assert_msg((double)(watch.at_ns[l] - begin) > first_ns + layer_ns * l - 60000, "layer %u after %llu us, %.0f us each", l,
+		ck_assert_msg((double)(watch.at_ns[l] - begin) > first_ns + layer_ns * l - 60000,
+		              "layer %u after %llu us, %.0f us each", l,
 		              (unsigned long long)(watch.at_ns[l] - begin) / 1000, layer_ns / 1e3);
 	}
 	free(s);
@@ -577,8 +625,9 @@ START_TEST(test_progress_appears_in_time)
 }
 END_TEST
 
-/* Many short steps in a row: the error of a sleep is not carried on, so that wall time stays near the modelled time even though each wake-up is
- * late. On a machine with other work only the lower bound says something. */
+/* Many short steps in a row: the error of a sleep is not carried on, so that wall time stays near
+ * the modelled time even though each wake-up is late. On a machine with other work only the
+ * lower bound says something. */
 START_TEST(test_errors_do_not_add_up)
 {
 	struct rig r = rig_open("flops = 1e12; bandwidth = 1e12; step_us = 400.0;");
@@ -587,13 +636,15 @@ START_TEST(test_errors_do_not_add_up)
 	generate(&r, s, 1, 300);
 	uint64_t wall = clock_ns() - begin, busy = busy_ns(&r);
 	ck_assert_uint_ge(wall + 60000, busy - busy / 50);
-	printf("test_sim: 301 steps of 400 us: wall %.1f ms, modelled %.1f ms\n", (double)wall / 1e6, (double)busy / 1e6);
+	printf("test_sim: 301 steps of 400 us: wall %.1f ms, modelled %.1f ms\n", (double)wall / 1e6,
+	       (double)busy / 1e6);
 	free(s);
 	rig_close(&r);
 }
 END_TEST
 
-/* Steps that are too short to sleep for are not lost: the device's clock keeps what the host did not wait. */
+/* Steps that are too short to sleep for are not lost: the device's clock keeps what the host did
+ * not wait. */
 START_TEST(test_short_steps_add_up)
 {
 	struct rig r = rig_open("flops = 1e12; bandwidth = 1e12; step_us = 20.0;");
@@ -611,7 +662,8 @@ static double cpu_ms(void)
 {
 	struct rusage u;
 	getrusage(RUSAGE_THREAD, &u);
-	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e3 + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
+	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e3 +
+	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
 }
 
 /* A long step costs the host nothing: the device sleeps. */
@@ -628,24 +680,27 @@ START_TEST(test_does_not_spin)
 }
 END_TEST
 
-/* Host time of a decode step of 256 sequences of 1,000 tokens, and of a chunk of 8,192 tokens, printed; a bound holds against a mistake
- * by an order of magnitude. */
+/* Host time of a decode step of 256 sequences of 1,000 tokens, and of a chunk of 8,192 tokens,
+ * printed; a bound holds against a mistake by an order of magnitude. */
 START_TEST(test_host_time_is_small)
 {
 	struct rig r = {.block_tokens = BLOCK};
 	struct err err = {0};
 	static struct engine_span sp[256];
 	static uint32_t tokens[ROWS], table[ROWS / BLOCK];
-	const char *file = description("layers = 32; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 16384;", FAST);
+	const char *file = description("layers = 32; hidden = 64; heads = 4; kv_heads = 2; head_dim = "
+	                               "16; ffn = 128; context = 16384;",
+	                               FAST);
 	ck_assert_msg(try_open(file, KV_BF16, &r.e, &err) == 0, "%s", err.text);
 	ck_assert_int_eq(engine_new_pool(r.e, BLOCKS, NULL, &err), 0);
 	r.pool = engine_pool(r.e)->host;
-	memset(r.pool, 0, engine_pool(r.e)->bytes);   /* its pages are there */
+	memset(r.pool, 0, engine_pool(r.e)->bytes); /* its pages are there */
 	for (uint32_t i = 0; i < ROWS; i++)
 		tokens[i] = 3 + i % 300;
 	for (uint32_t i = 0; i < ROWS / BLOCK; i++)
 		table[i] = i;
-	sp[0] = (struct engine_span){.tokens = tokens, .n = ROWS, .position = 0, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	sp[0] = (struct engine_span){
+		.tokens = tokens, .n = ROWS, .position = 0, .blocks = table, .logits = ENGINE_LOGITS_LAST};
 	double before = cpu_ms(), chunk, decode;
 	ck_assert_int_eq(engine_step(r.e, sp, 1, &err), 0);
 	chunk = cpu_ms() - before;
@@ -654,7 +709,11 @@ START_TEST(test_host_time_is_small)
 	for (uint32_t i = 0; i < 256; i++) {
 		memcpy(tables[i], table, sizeof tables[i]);
 		tables[i][62] = 600 + i;
-		sp[i] = (struct engine_span){.tokens = tokens + 992, .n = 1, .position = 992, .blocks = tables[i], .logits = ENGINE_LOGITS_LAST};
+		sp[i] = (struct engine_span){.tokens = tokens + 992,
+		                             .n = 1,
+		                             .position = 992,
+		                             .blocks = tables[i],
+		                             .logits = ENGINE_LOGITS_LAST};
 	}
 	for (int step = 0; step < 14; step++) {
 		before = step == 4 ? cpu_ms() : before;
@@ -663,33 +722,44 @@ START_TEST(test_host_time_is_small)
 			sp[i].position++;
 	}
 	decode = (cpu_ms() - before) / 10;
-	printf("test_sim: host time with 32 layers: %.2f ms a step of 256 sequences of 1,000 tokens, %.2f ms for 8,192 tokens\n", decode, chunk);
+	printf("test_sim: host time with 32 layers: %.2f ms a step of 256 sequences of 1,000 tokens, "
+	       "%.2f ms for 8,192 tokens\n",
+	       decode, chunk);
 	ck_assert_double_lt(decode, 200);
 	ck_assert_double_lt(chunk, 2000);
 	rig_close(&r);
 }
 END_TEST
 
-/* --- descriptions ------------------------------------------------------------------------------------------------------------ */
+/* --- descriptions -------------------------------------------------------- */
 
 static const struct wrong {
 	const char *model, *device, *text;
 } wrong[] = {
 	{MODEL " colour = 3;", DEVICE, "colour is no key of group model"},
 	{MODEL, DEVICE " layers = 3;", "layers is no key of group device"},
-	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; context = 512;", DEVICE, "model.ffn is missing: expected 1 to 1048576"},
+	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; context = 512;", DEVICE,
+     "model.ffn is missing: expected 1 to 1048576"},
 	{MODEL, "bandwidth = 1e9;", "device.flops is missing"},
-	{"layers = 0; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 512;", DEVICE, "layers: found 0, expected a whole number, 1 to 256"},
-	{"layers = 2.5; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 512;", DEVICE, "layers: found 2.5, expected a whole"},
-	{"layers = \"two\"; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 512;", DEVICE, "layers: expected a number"},
-	{"layers = 6; hidden = 64; heads = 4; kv_heads = 3; head_dim = 16; ffn = 128; context = 512;", DEVICE, "kv_heads: found 3, expected a divisor of 4"},
-	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 3; ffn = 128; context = 512;", DEVICE, ":1: head_dim: found 3, expected a whole number, 4 to 512"},
-	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 6; ffn = 128; context = 512;", DEVICE, ":1: model.head_dim: found 6, expected a multiple of 4"},
+	{"layers = 0; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 512;",
+     DEVICE, "layers: found 0, expected a whole number, 1 to 256"},
+	{"layers = 2.5; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = 512;",
+     DEVICE, "layers: found 2.5, expected a whole"},
+	{"layers = \"two\"; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; ffn = 128; context = "
+     "512;",
+     DEVICE, "layers: expected a number"},
+	{"layers = 6; hidden = 64; heads = 4; kv_heads = 3; head_dim = 16; ffn = 128; context = 512;",
+     DEVICE, "kv_heads: found 3, expected a divisor of 4"},
+	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 3; ffn = 128; context = 512;",
+     DEVICE, ":1: head_dim: found 3, expected a whole number, 4 to 512"},
+	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 6; ffn = 128; context = 512;",
+     DEVICE, ":1: model.head_dim: found 6, expected a multiple of 4"},
 	{MODEL, DEVICE " time_scale = -1.0;", "time_scale: found -1, expected a number, 0 to 1000"},
 	{MODEL, DEVICE " tp = 65;", "tp: found 65"},
 	{MODEL, DEVICE " check = \"never\";", "check: expected one of"},
 	{MODEL " eos_rate = 2.0;", DEVICE, "eos_rate: found 2"},
-	{MODEL " params = 5.0; active_params = 6.0;", DEVICE, "active_params: found 6, expected at most params, 5"},
+	{MODEL " params = 5.0; active_params = 6.0;", DEVICE,
+     "active_params: found 6, expected at most params, 5"},
 	{MODEL, DEVICE " }; oops", "syntax error"},
 };
 
@@ -700,7 +770,8 @@ START_TEST(test_wrong_description)
 	struct err err = {0};
 	ck_assert_int_eq(try_open(description(w->model, w->device), KV_BF16, &e, &err), ERR_INVALID);
 	ck_assert_ptr_null(e);
-	ck_assert_msg(strstr(err.text, w->text) && strstr(err.text, path), "'%s' does not say '%s'", err.text, w->text);
+	ck_assert_msg(strstr(err.text, w->text) && strstr(err.text, path), "'%s' does not say '%s'",
+	              err.text, w->text);
 }
 END_TEST
 
@@ -728,7 +799,8 @@ START_TEST(test_fingerprint_is_of_the_model)
 	struct engine *a = NULL, *b = NULL, *c = NULL;
 	struct err err = {0};
 	ck_assert_int_eq(try_open(description(MODEL, DEVICE), KV_BF16, &a, &err), 0);
-	ck_assert_int_eq(try_open(description(MODEL, DEVICE " tp = 8; time_scale = 0.5;"), KV_BF16, &b, &err), 0);
+	ck_assert_int_eq(
+		try_open(description(MODEL, DEVICE " tp = 8; time_scale = 0.5;"), KV_BF16, &b, &err), 0);
 	ck_assert_int_eq(try_open(description(MODEL " eos_rate = 0.5;", DEVICE), KV_BF16, &c, &err), 0);
 	ck_assert_str_eq(engine_info(a)->fingerprint, engine_info(b)->fingerprint);
 	ck_assert_str_ne(engine_info(a)->fingerprint, engine_info(c)->fingerprint);
@@ -740,12 +812,17 @@ START_TEST(test_fingerprint_is_of_the_model)
 }
 END_TEST
 
-/* etc/sim/small.conf names every key: with the # taken away it says the same, and it is complete. */
+/* etc/sim/small.conf names every key: with the # taken away it says the same, and it is
+ * complete. */
 START_TEST(test_every_key_is_documented)
 {
 	static const char *const names[] = {
-		"name", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "params", "active_params", "weight_bytes", "kv_bytes", "context", "vocab", "eos",
-		"eos_rate", "seed", "flops", "bandwidth", "launch_us", "step_us", "tp", "exchange_us", "link_bandwidth", "check", "time_scale", "hang_step",
+		"name",      "layers",      "hidden",         "heads",         "kv_heads",
+		"head_dim",  "ffn",         "params",         "active_params", "weight_bytes",
+		"kv_bytes",  "context",     "vocab",          "eos",           "eos_rate",
+		"seed",      "flops",       "bandwidth",      "launch_us",     "step_us",
+		"tp",        "exchange_us", "link_bandwidth", "check",         "time_scale",
+		"hang_step",
 	};
 	char line[256], seen[4096] = "";
 	struct engine *with = NULL, *without = NULL;
@@ -788,7 +865,8 @@ int main(void)
 		return 1;
 	snprintf(path, sizeof path, "%s/sim.conf", folder);
 	Suite *suite = suite_create("sim");
-	TCase *same = tcase_create("same tokens"), *fault = tcase_create("faults"), *time = tcase_create("time"), *conf = tcase_create("descriptions");
+	TCase *same = tcase_create("same tokens"), *fault = tcase_create("faults"),
+		  *time = tcase_create("time"), *conf = tcase_create("descriptions");
 	TCase *const all[] = {same, fault, time, conf};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
 		tcase_set_timeout(all[i], 120);

@@ -1,7 +1,9 @@
-/* test_sim_device.c - the simulated device by itself, driven by programs: what a step costs, when progress is told, what is refused.
+/* test_sim_device.c - the simulated device by itself, driven by programs: what a step costs, when
+ * progress is told, what is refused.
  *
- * The model is a small transformer, recorded as an engine would; test_sim.c has the engine, and faults in the KV. Times are the device's own
- * counter; wall time is compared with it in one direction only, so that a busy machine does not fail a test. */
+ * The model is a small transformer, recorded as an engine would; test_sim.c has the engine, and
+ * faults in the KV. Times are the device's own counter; wall time is compared with it in one
+ * direction only, so that a busy machine does not fail a test. */
 #include "kernels/kernels.h"
 #include "kernels/sim/options.h"
 #include "util/clock.h"
@@ -14,13 +16,34 @@
 #include <unistd.h>
 
 enum { LAYERS = 3, HIDDEN = 64, HEADS = 4, KV_HEADS = 2, DIM = 16, FFN = 96, VOCAB = 200 };
-enum { ROWS = 64, TAIL = 8, SPANS = 8, POSITIONS = 1024, BLOCK = 16, BLOCKS = 256, PIECE = BLOCK * 16 };
-enum { QKV = HIDDEN * DIM * (HEADS + 2 * KV_HEADS), REST = HIDDEN * DIM * HEADS + 3 * HIDDEN * FFN, HEAD = HIDDEN * VOCAB };
+enum {
+	ROWS = 64,
+	TAIL = 8,
+	SPANS = 8,
+	POSITIONS = 1024,
+	BLOCK = 16,
+	BLOCKS = 256,
+	PIECE = BLOCK * 16
+};
+enum {
+	QKV = HIDDEN * DIM * (HEADS + 2 * KV_HEADS),
+	REST = HIDDEN * DIM * HEADS + 3 * HIDDEN * FFN,
+	HEAD = HIDDEN * VOCAB
+};
 enum { MAX_OPS = 2 + 11 * LAYERS + 8, FLOATS = 1 << 16 };
 
 static const struct kern_ops *const sim = &kern_sim_ops;
-static const struct sim_options options = {.weight_flops = 2, .weight_bytes = 2, .kv_bytes = 2, .tp = 1, .flops = 1e9, .bandwidth = 1e8,
-                                           .link_bandwidth = 1e9, .launch_us = 10, .step_us = 100, .time_scale = 1, .seed = 7};
+static const struct sim_options options = {.weight_flops = 2,
+                                           .weight_bytes = 2,
+                                           .kv_bytes = 2,
+                                           .tp = 1,
+                                           .flops = 1e9,
+                                           .bandwidth = 1e8,
+                                           .link_bandwidth = 1e9,
+                                           .launch_us = 10,
+                                           .step_us = 100,
+                                           .time_scale = 1,
+                                           .seed = 7};
 
 struct rig {
 	struct kern_device *dev;
@@ -48,7 +71,7 @@ static void progressed(void *arg)
 	r->told_ns[r->tellings++] = clock_ns();
 }
 
-/* --- recording ------------------------------------------------------------------------------------------------------------- */
+/* --- recording ----------------------------------------------------------- */
 
 enum buffer { X, H, Q, K, V, ATT, SUM, GATE, UP, ACT, TAIL_X };
 
@@ -73,7 +96,8 @@ static void norm(struct rig *r, enum kern_rows rows, enum buffer x, int adds)
 		op->norm.a = buffer(r, SUM, HIDDEN);
 }
 
-static void matmul(struct rig *r, enum kern_rows rows, struct kern_tensor x, struct kern_tensor y, const struct kern_weight *w)
+static void matmul(struct rig *r, enum kern_rows rows, struct kern_tensor x, struct kern_tensor y,
+                   const struct kern_weight *w)
 {
 	struct kern_op *op = add(r, KERN_OP_MATMUL, rows);
 	op->matmul.x = x;
@@ -83,8 +107,13 @@ static void matmul(struct rig *r, enum kern_rows rows, struct kern_tensor x, str
 
 static struct kern_kv_layer kv_of(const struct rig *r, uint32_t layer)
 {
-	return (struct kern_kv_layer){.base = kern_at(r->pool.dev, (size_t)layer * BLOCKS * PIECE), .block_stride_bytes = PIECE, .kv_heads = KV_HEADS,
-	                              .head_dim = DIM, .block_tokens = BLOCK, .dtype = KERN_BF16, .layer = layer};
+	return (struct kern_kv_layer){.base = kern_at(r->pool.dev, (size_t)layer * BLOCKS * PIECE),
+	                              .block_stride_bytes = PIECE,
+	                              .kv_heads = KV_HEADS,
+	                              .head_dim = DIM,
+	                              .block_tokens = BLOCK,
+	                              .dtype = KERN_BF16,
+	                              .layer = layer};
 }
 
 static void attention_in(struct rig *r, uint32_t layer)
@@ -93,7 +122,8 @@ static void attention_in(struct rig *r, uint32_t layer)
 	op->matmul.x = buffer(r, H, HIDDEN);
 	op->matmul.products = 3;
 	for (int i = 0; i < 3; i++)
-		op->matmul.p[i] = (struct kern_product){.w = r->w[1 + i], .y = buffer(r, Q + (enum buffer)i, HIDDEN)};
+		op->matmul.p[i] = (struct kern_product){.w = r->w[1 + i],
+		                                        .y = buffer(r, Q + (enum buffer)i, HIDDEN)};
 	op = add(r, KERN_OP_ROPE, KERN_ROWS_ALL);
 	op->rope.x = buffer(r, Q, HIDDEN);
 	op = add(r, KERN_OP_KV_WRITE, KERN_ROWS_ALL);
@@ -137,31 +167,41 @@ static void record(struct rig *r)
 	op->gather_rows.x = buffer(r, X, HIDDEN);
 	op->gather_rows.y = buffer(r, TAIL_X, HIDDEN);
 	rest_of_layer(r, LAYERS - 1, KERN_ROWS_TAIL, TAIL_X);
-	matmul(r, KERN_ROWS_TAIL, buffer(r, H, HIDDEN), (struct kern_tensor){r->logits.dev, VOCAB, KERN_F32}, r->w[0]);
+	matmul(r, KERN_ROWS_TAIL, buffer(r, H, HIDDEN),
+	       (struct kern_tensor){r->logits.dev, VOCAB, KERN_F32}, r->w[0]);
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------- */
 
-static const struct kern_limits limits = {.rows = ROWS, .tail_rows = TAIL, .spans = SPANS, .positions = POSITIONS, .batch_bytes = 16384};
+static const struct kern_limits limits = {
+	.rows = ROWS, .tail_rows = TAIL, .spans = SPANS, .positions = POSITIONS, .batch_bytes = 16384};
 
 static struct rig *rig_open(struct sim_options o)
 {
-	static const uint32_t shape[8][2] = {{VOCAB, HIDDEN}, {HEADS * DIM, HIDDEN}, {KV_HEADS * DIM, HIDDEN}, {KV_HEADS * DIM, HIDDEN},
-	                                     {HIDDEN, HEADS * DIM}, {FFN, HIDDEN}, {FFN, HIDDEN}, {HIDDEN, FFN}};
+	static const uint32_t shape[8][2] = {{VOCAB, HIDDEN},
+	                                     {HEADS * DIM, HIDDEN},
+	                                     {KV_HEADS * DIM, HIDDEN},
+	                                     {KV_HEADS * DIM, HIDDEN},
+	                                     {HIDDEN, HEADS * DIM},
+	                                     {FFN, HIDDEN},
+	                                     {FFN, HIDDEN},
+	                                     {HIDDEN, FFN}};
 	struct rig *r = calloc(1, sizeof *r);
 	struct kern_config conf = {.options = &o, .progressed = progressed, .progressed_arg = r};
 	char text[200] = "";
 	ck_assert_msg(!sim->open(&conf, &r->dev, text, sizeof text), "%s", text);
 	ck_assert(!sim->stream_new(r->dev, &r->stream));
 	ck_assert(!sim->mem_new(r->dev, KERN_MEM_SHARED, LAYERS * BLOCKS * PIECE, &r->pool));
-	ck_assert(!sim->mem_new(r->dev, KERN_MEM_DEVICE, (TAIL_X + 1) * FLOATS * sizeof(float), &r->act));
+	ck_assert(
+		!sim->mem_new(r->dev, KERN_MEM_DEVICE, (TAIL_X + 1) * FLOATS * sizeof(float), &r->act));
 	ck_assert(!sim->mem_new(r->dev, KERN_MEM_PINNED, TAIL * VOCAB * sizeof(float), &r->logits));
 	ck_assert(!sim->mem_new(r->dev, KERN_MEM_PINNED, limits.batch_bytes, &r->batch));
 	ck_assert(!sim->mem_new(r->dev, KERN_MEM_SHARED, 4096, &r->board));
 	for (int i = 0; i < 8; i++)
 		ck_assert(!sim->weight_new(r->dev, KERN_BF16, shape[i][0], shape[i][1], NULL, 0, &r->w[i]));
 	record(r);
-	ck_assert_msg(!sim->program_new(r->dev, r->op, r->ops, &limits, &r->p), "%s", sim->last_error(r->dev));
+	ck_assert_msg(!sim->program_new(r->dev, r->op, r->ops, &limits, &r->p), "%s",
+	              sim->last_error(r->dev));
 	return r;
 }
 
@@ -185,9 +225,10 @@ static struct kern_counters counters(const struct rig *r)
 	return c;
 }
 
-/* --- batches ---------------------------------------------------------------------------------------------------------------- */
+/* --- batches ------------------------------------------------------------- */
 
-/* `rows` tokens of sequence `seq` from `position` on; the last `wanted` go to the head. Its blocks are seq * 16 and those that follow. */
+/* `rows` tokens of sequence `seq` from `position` on; the last `wanted` go to the head. Its
+ * blocks are seq * 16 and those that follow. */
 struct piece {
 	uint32_t seq, position, rows, wanted;
 };
@@ -197,7 +238,8 @@ static uint32_t token(uint32_t seq, uint32_t position)
 	return (seq * 31 + position * 7) % VOCAB;
 }
 
-static struct kern_batch *lay_out(struct rig *r, const struct piece *piece, uint32_t pieces, int tell)
+static struct kern_batch *lay_out(struct rig *r, const struct piece *piece, uint32_t pieces,
+                                  int tell)
 {
 	enum { TABLE = POSITIONS / BLOCK };
 	uint32_t *at = r->batch.host, next = sizeof(struct kern_batch) / 4;
@@ -213,9 +255,12 @@ static struct kern_batch *lay_out(struct rig *r, const struct piece *piece, uint
 	b->words = b->table + pieces * TABLE;
 	for (uint32_t i = 0; i < pieces; i++) {
 		const struct piece *p = &piece[i];
-		struct kern_progress told = {.word = r->board.dev, .value = p->position + p->rows, .stride = 1};
+		struct kern_progress told = {.word = r->board.dev,
+		                             .value = p->position + p->rows,
+		                             .stride = 1};
 		struct kern_span sp = {b->rows, p->rows, p->position, i * TABLE};
-		struct kern_span tail = {b->tail_rows, p->wanted, p->position + p->rows - p->wanted, i * TABLE};
+		struct kern_span tail = {b->tail_rows, p->wanted, p->position + p->rows - p->wanted,
+		                         i * TABLE};
 		memcpy(at + b->span + i * sizeof sp / 4, &sp, sizeof sp);
 		if (p->wanted)
 			memcpy(at + b->tail_span + b->tail_spans++ * sizeof tail / 4, &tail, sizeof tail);
@@ -227,7 +272,8 @@ static struct kern_batch *lay_out(struct rig *r, const struct piece *piece, uint
 			uint32_t position = p->position + k;
 			at[b->tokens + b->rows + k] = token(p->seq, position);
 			at[b->positions + b->rows + k] = position;
-			at[b->slots + b->rows + k] = at[b->table + i * TABLE + position / BLOCK] * BLOCK + position % BLOCK;
+			at[b->slots + b->rows + k] = at[b->table + i * TABLE + position / BLOCK] * BLOCK +
+			                             position % BLOCK;
 		}
 		for (uint32_t k = 0; k < p->wanted; k++)
 			at[b->tail_index + b->tail_rows++] = sp.row + p->rows - p->wanted + k;
@@ -259,7 +305,7 @@ static double took_us(struct rig *r, const struct piece *p, uint32_t n)
 	return (double)(counters(r).busy_ns - before) / 1e3;
 }
 
-/* --- cost ------------------------------------------------------------------------------------------------------------------- */
+/* --- cost ---------------------------------------------------------------- */
 
 static double us(double flops, double bytes)
 {
@@ -267,25 +313,35 @@ static double us(double flops, double bytes)
 	return compute > memory ? compute : memory;
 }
 
-/* q, k, v up to the first progress; then the rest of a layer with the next one's; the last for the tail, with the head. */
-static double step_us(double rows, double attended, double context, double tail, double tail_attended, double tail_context)
+/* q, k, v up to the first progress; then the rest of a layer with the next one's; the last for
+ * the tail, with the head. */
+static double step_us(double rows, double attended, double context, double tail,
+                      double tail_attended, double tail_context)
 {
 	double flops = 4.0 * HEADS * DIM, kv = 2.0 * KV_HEADS * DIM * 2;
 	double first = us(2.0 * QKV * rows, 2.0 * QKV);
-	double layer = us(2.0 * (REST + QKV) * rows + flops * attended, 2.0 * (REST + QKV) + kv * context);
-	double last = tail > 0 ? us(2.0 * (REST + HEAD) * tail + flops * tail_attended, 2.0 * (REST + HEAD) + kv * tail_context) : 0;
+	double layer = us(2.0 * (REST + QKV) * rows + flops * attended,
+	                  2.0 * (REST + QKV) + kv * context);
+	double last = tail > 0 ? us(2.0 * (REST + HEAD) * tail + flops * tail_attended,
+	                            2.0 * (REST + HEAD) + kv * tail_context)
+	                       : 0;
 	return 100 + 10 * LAYERS + first + (LAYERS - 1) * layer + last;
 }
 
 START_TEST(test_a_step_costs_what_its_operations_do)
 {
 	struct rig *r = rig_open(options);
-	/* a chunk that nobody wants logits of, then one whose last row is wanted, then that sequence decodes beside a prompt */
-	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 0, 40, 0}}, 1), step_us(40, 40 * 41 / 2, 40, 0, 0, 0), 0.01);
-	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 40, 20, 1}}, 1), step_us(20, 60 * 61 / 2 - 40 * 41 / 2, 60, 1, 60, 60), 0.01);
-	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 60, 1, 1}, {1, 0, 30, 1}}, 2), step_us(31, 61 + 30 * 31 / 2, 61 + 30, 2, 61 + 30, 61 + 30), 0.01);
+	/* a chunk that nobody wants logits of, then one whose last row is wanted, then that sequence
+	 * decodes beside a prompt */
+	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 0, 40, 0}}, 1),
+	                        step_us(40, 40 * 41 / 2, 40, 0, 0, 0), 0.01);
+	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 40, 20, 1}}, 1),
+	                        step_us(20, 60 * 61 / 2 - 40 * 41 / 2, 60, 1, 60, 60), 0.01);
+	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 60, 1, 1}, {1, 0, 30, 1}}, 2),
+	                        step_us(31, 61 + 30 * 31 / 2, 61 + 30, 2, 61 + 30, 61 + 30), 0.01);
 	/* one row: memory is what takes the time */
-	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 61, 1, 1}}, 1), step_us(1, 62, 62, 1, 62, 62), 0.01);
+	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 61, 1, 1}}, 1),
+	                        step_us(1, 62, 62, 1, 62, 62), 0.01);
 	struct kern_counters c = counters(r);
 	ck_assert_uint_eq(c.steps, 4);
 	ck_assert_uint_eq(c.rows, 40 + 20 + 31 + 1);
@@ -304,12 +360,14 @@ START_TEST(test_an_operation_more_costs_more)
 	r->op[2] = r->op[3];
 	r->op[2].matmul.products = 1;
 	ck_assert(!sim->program_new(r->dev, r->op, r->ops, &limits, &r->p));
-	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{1, 0, 40, 1}}, 1), before + us(2.0 * HIDDEN * HEADS * DIM * 40, 0), 0.01);
+	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{1, 0, 40, 1}}, 1),
+	                        before + us(2.0 * HIDDEN * HEADS * DIM * 40, 0), 0.01);
 	rig_close(r);
 }
 END_TEST
 
-/* Tensor parallel: all but what is fixed is divided, and each sum for the residual stream is exchanged. */
+/* Tensor parallel: all but what is fixed is divided, and each sum for the residual stream is
+ * exchanged. */
 START_TEST(test_tensor_parallel)
 {
 	struct sim_options o = options;
@@ -318,28 +376,32 @@ START_TEST(test_tensor_parallel)
 	o.link_bandwidth = 1e7;
 	struct rig *r = rig_open(o);
 	double alone = step_us(40, 40 * 41 / 2, 40, 1, 40, 40) - 100 - 10 * LAYERS;
-	double row_us = 2.0 * HIDDEN * 2 * 3 / 4 / 1e7 * 1e6, want = alone / 4 + 100 + 10 * LAYERS + 6 * LAYERS + 2 * ((LAYERS - 1) * 40 + 1) * row_us;
+	double row_us = 2.0 * HIDDEN * 2 * 3 / 4 / 1e7 * 1e6,
+		   want = alone / 4 + 100 + 10 * LAYERS + 6 * LAYERS + 2 * ((LAYERS - 1) * 40 + 1) * row_us;
 	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 0, 40, 1}}, 1), want, 0.01);
 	rig_close(r);
 }
 END_TEST
 
-/* --- progress ---------------------------------------------------------------------------------------------------------------- */
+/* --- progress ------------------------------------------------------------ */
 
-/* A layer's word is stored when the modelled device has that layer's KV, not before, and the layers come one after the other. */
+/* A layer's word is stored when the modelled device has that layer's KV, not before, and the
+ * layers come one after the other. */
 START_TEST(test_progress_in_time_order)
 {
 	struct rig *r = rig_open(options);
 	lay_out(r, (struct piece[]){{3, 0, 64, 1}}, 1, 1);
 	uint64_t begin = clock_ns();
-	double first = us(2.0 * QKV * 64, 0), layer = us(2.0 * (REST + QKV) * 64 + 4.0 * HEADS * DIM * 64 * 65 / 2, 0);
+	double first = us(2.0 * QKV * 64, 0),
+		   layer = us(2.0 * (REST + QKV) * 64 + 4.0 * HEADS * DIM * 64 * 65 / 2, 0);
 	ck_assert_msg(!sim->run(r->stream, r->p, &r->batch), "%s", sim->last_error(r->dev));
 	ck_assert(!sim->sync(r->stream));
 	ck_assert_uint_ge(clock_ns() - begin + 60000, counters(r).busy_ns);
 	ck_assert_uint_eq(r->tellings, LAYERS);
 	for (uint32_t l = 0; l < LAYERS; l++) {
 		double due_us = 100 + 10 * (l + 1) + first + layer * l;
-		ck_assert_msg((double)(r->told_ns[l] - begin) / 1e3 > due_us - 60, "layer %u is told after %.0f us, the device has it after %.0f us", l,
+		ck_assert_msg((double)(r->told_ns[l] - begin) / 1e3 > due_us - 60,
+		              "layer %u is told after %.0f us, the device has it after %.0f us", l,
 		              (double)(r->told_ns[l] - begin) / 1e3, due_us);
 		for (uint32_t k = 0; k < LAYERS; k++)
 			ck_assert_uint_eq(r->told[l][k], k <= l ? 64 : 0);
@@ -348,13 +410,21 @@ START_TEST(test_progress_in_time_order)
 }
 END_TEST
 
-/* --- refused ------------------------------------------------------------------------------------------------------------------ */
+/* --- refused ------------------------------------------------------------- */
 
 START_TEST(test_operations_that_a_simulated_model_has_not)
 {
-	static const struct { enum kern_op_kind kind; const char *name; } none[] = {
-		{KERN_OP_SCALE, "scale"}, {KERN_OP_HEAD_NORM, "head_norm"}, {KERN_OP_ROUTE, "route"}, {KERN_OP_EXPERTS_ACT, "experts_act"},
-		{KERN_OP_EXPERTS_DOWN, "experts_down"}, {KERN_OP_HEADS_MATMUL, "heads_matmul"}, {KERN_OPS, "unknown"},
+	static const struct {
+		enum kern_op_kind kind;
+		const char *name;
+	} none[] = {
+		{KERN_OP_SCALE, "scale"},
+		{KERN_OP_HEAD_NORM, "head_norm"},
+		{KERN_OP_ROUTE, "route"},
+		{KERN_OP_EXPERTS_ACT, "experts_act"},
+		{KERN_OP_EXPERTS_DOWN, "experts_down"},
+		{KERN_OP_HEADS_MATMUL, "heads_matmul"},
+		{KERN_OPS, "unknown"},
 	};
 	struct rig *r = rig_open(options);
 	struct kern_program *p = NULL;
@@ -362,12 +432,17 @@ START_TEST(test_operations_that_a_simulated_model_has_not)
 	for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
 		r->op[r->ops - 1].kind = none[i].kind;
 		ck_assert_int_eq(sim->program_new(r->dev, r->op, r->ops, &limits, &p), KERN_ENOTSUP);
-		ck_assert_msg(strstr(sim->last_error(r->dev), none[i].name) != NULL, "'%s' does not name %s", sim->last_error(r->dev), none[i].name);
+		ck_assert_msg(strstr(sim->last_error(r->dev), none[i].name) != NULL,
+		              "'%s' does not name %s", sim->last_error(r->dev), none[i].name);
 	}
-	r->op[r->ops - 1] = (struct kern_op){.kind = KERN_OP_ATTENTION, .attention = {.kv = kv_of(r, 0), .heads = HEADS, .window = 512}};
+	r->op[r->ops - 1] = (struct kern_op){
+		.kind = KERN_OP_ATTENTION, .attention = {.kv = kv_of(r, 0), .heads = HEADS, .window = 512}};
 	ck_assert_int_eq(sim->program_new(r->dev, r->op, r->ops, &limits, &p), KERN_ENOTSUP);
-	ck_assert_msg(strstr(sim->last_error(r->dev), "attention with a window of 512") != NULL, "%s", sim->last_error(r->dev));
-	r->op[r->ops - 1] = (struct kern_op){.kind = KERN_OP_KV_WRITE, .kv_write = {.kv = {.block_tokens = BLOCK, .block_stride_bytes = 8}}};
+	ck_assert_msg(strstr(sim->last_error(r->dev), "attention with a window of 512") != NULL, "%s",
+	              sim->last_error(r->dev));
+	r->op[r->ops - 1] = (struct kern_op){.kind = KERN_OP_KV_WRITE,
+	                                     .kv_write = {.kv = {.block_tokens = BLOCK,
+	                                                         .block_stride_bytes = 8}}};
 	ck_assert_int_eq(sim->program_new(r->dev, r->op, r->ops, &limits, &p), KERN_EINVAL);
 	ck_assert_ptr_null(p);
 	rig_close(r);
@@ -376,16 +451,15 @@ END_TEST
 
 /* One thing of an operation is changed at a time: it is refused by its name, and nothing of it is
  * looked at. */
-#define REFUSED(I, CHANGE) \
-	do { \
-		struct kern_op keep = r->op[I], *op = &r->op[I]; \
-		CHANGE; \
-		ck_assert_msg(sim->program_new(r->dev, r->op, r->ops, &l, &p) == KERN_EINVAL && \
-		                      !p, \
-		              "made: %s", #CHANGE); \
-		ck_assert_msg(strstr(sim->last_error(r->dev), kern_op_name(op->kind)) != NULL, \
-		              "%s: %s", #CHANGE, sim->last_error(r->dev)); \
-		r->op[I] = keep; \
+#define REFUSED(I, CHANGE)                                                                       \
+	do {                                                                                         \
+		struct kern_op keep = r->op[I], *op = &r->op[I];                                         \
+		CHANGE;                                                                                  \
+		ck_assert_msg(sim->program_new(r->dev, r->op, r->ops, &l, &p) == KERN_EINVAL && !p,      \
+		              "made: %s", #CHANGE);                                                      \
+		ck_assert_msg(strstr(sim->last_error(r->dev), kern_op_name(op->kind)) != NULL, "%s: %s", \
+		              #CHANGE, sim->last_error(r->dev));                                         \
+		r->op[I] = keep;                                                                         \
 	} while (0)
 
 static size_t first_of(const struct rig *r, enum kern_op_kind kind)
@@ -404,11 +478,10 @@ START_TEST(test_operations_of_what_is_not_there)
 	struct kern_weight *w = NULL;
 	size_t head = r->ops - 1, sample = r->ops;
 	l.vocab = VOCAB;
-	add(r, KERN_OP_SAMPLE, KERN_ROWS_TAIL)->sample.logits = (struct kern_tensor){
-		r->logits.dev, VOCAB, KERN_F32};
+	add(r, KERN_OP_SAMPLE, KERN_ROWS_TAIL)->sample.logits = (struct kern_tensor){r->logits.dev,
+	                                                                             VOCAB, KERN_F32};
 	r->op[sample].sample.results = r->logits.dev;
-	ck_assert_msg(!sim->program_new(r->dev, r->op, r->ops, &l, &p), "%s",
-	              sim->last_error(r->dev));
+	ck_assert_msg(!sim->program_new(r->dev, r->op, r->ops, &l, &p), "%s", sim->last_error(r->dev));
 	sim->program_destroy(&p);
 	REFUSED(first_of(r, KERN_OP_EMBED), op->embed.w = NULL);
 	REFUSED(first_of(r, KERN_OP_MATMUL), op->matmul.p[2].w = NULL);
@@ -427,25 +500,47 @@ START_TEST(test_operations_of_what_is_not_there)
 	REFUSED(sample, op->rows = KERN_ROWS_ALL);
 	l.carries = 1;
 	REFUSED(first_of(r, KERN_OP_EMBED), op->embed.carries.v = 0);
-	ck_assert_int_eq(sim->weight_new(r->dev, KERN_DTYPE_COUNT, 3, 32, NULL, 0, &w),
-	                 KERN_EINVAL);
+	ck_assert_int_eq(sim->weight_new(r->dev, KERN_DTYPE_COUNT, 3, 32, NULL, 0, &w), KERN_EINVAL);
 	ck_assert_int_eq(sim->weight_new(r->dev, KERN_BF16, 3, 32, NULL, 63, &w), KERN_EINVAL);
 	ck_assert_ptr_null(w);
 	rig_close(r);
 }
 END_TEST
 
-static void set_rows(struct kern_batch *b) { b->rows = ROWS + 1; }
-static void set_no_rows(struct kern_batch *b) { b->rows = 0; }
-static void set_spans(struct kern_batch *b) { b->spans = SPANS + 1; }
-static void set_tail(struct kern_batch *b) { b->tail_rows = TAIL + 1; }
-static void set_words(struct kern_batch *b) { b->words = 16384 / 4 + 1; }
-static void set_part(struct kern_batch *b) { b->slots = b->words - 1; }
-static void set_far(struct kern_batch *b) { b->tail_span = UINT32_MAX; }
+static void set_rows(struct kern_batch *b)
+{
+	b->rows = ROWS + 1;
+}
+static void set_no_rows(struct kern_batch *b)
+{
+	b->rows = 0;
+}
+static void set_spans(struct kern_batch *b)
+{
+	b->spans = SPANS + 1;
+}
+static void set_tail(struct kern_batch *b)
+{
+	b->tail_rows = TAIL + 1;
+}
+static void set_words(struct kern_batch *b)
+{
+	b->words = 16384 / 4 + 1;
+}
+static void set_part(struct kern_batch *b)
+{
+	b->slots = b->words - 1;
+}
+static void set_far(struct kern_batch *b)
+{
+	b->tail_span = UINT32_MAX;
+}
 
 START_TEST(test_a_batch_beyond_the_limits)
 {
-	static void (*const set[])(struct kern_batch *b) = {set_rows, set_no_rows, set_spans, set_tail, set_words, set_part, set_far};
+	static void (*const set[])(struct kern_batch * b) = {set_rows, set_no_rows, set_spans,
+	                                                     set_tail, set_words,   set_part,
+	                                                     set_far};
 	static const unsigned char untouched[LAYERS * BLOCKS * PIECE];
 	struct rig *r = rig_open(options);
 	for (size_t i = 0; i < sizeof set / sizeof *set; i++) {
@@ -474,7 +569,7 @@ START_TEST(test_options_that_are_no_device)
 }
 END_TEST
 
-/* --- words -------------------------------------------------------------------------------------------------------------------- */
+/* --- words --------------------------------------------------------------- */
 
 static uint32_t drawn(const struct rig *r, uint32_t row)
 {
@@ -505,7 +600,8 @@ START_TEST(test_chunks_and_batches_do_not_show)
 }
 END_TEST
 
-/* Two programs that write the same logits: what one left above the floor is gone when the other has run. */
+/* Two programs that write the same logits: what one left above the floor is gone when the other
+ * has run. */
 START_TEST(test_programs_share_their_logits)
 {
 	struct rig *r = rig_open(options);
@@ -527,20 +623,23 @@ START_TEST(test_programs_share_their_logits)
 }
 END_TEST
 
-/* A word of the context that is not what was written: the run fails and says where, nothing after it is told. */
+/* A word of the context that is not what was written: the run fails and says where, nothing
+ * after it is told. */
 START_TEST(test_wrong_kv)
 {
 	struct rig *r = rig_open(options);
 	run(r, (struct piece){1, 0, 40, 1});
-	((uint64_t *)r->pool.host)[((size_t)1 * BLOCKS + 16 + 2) * PIECE / 8 + 6] ^= 1;   /* layer 1, third block of the sequence */
+	/* layer 1, third block of the sequence */
+	((uint64_t *)r->pool.host)[((size_t)1 * BLOCKS + 16 + 2) * PIECE / 8 + 6] ^= 1;
 	ck_assert_int_eq(run_rc(r, (struct piece){1, 40, 1, 1}), KERN_EDEVICE);
-	ck_assert_msg(strstr(sim->last_error(r->dev), "KV fault: layer 1, block 18 ") != NULL, "%s", sim->last_error(r->dev));
+	ck_assert_msg(strstr(sim->last_error(r->dev), "KV fault: layer 1, block 18 ") != NULL, "%s",
+	              sim->last_error(r->dev));
 	ck_assert_uint_eq(counters(r).kv_faults, 1);
 	rig_close(r);
 }
 END_TEST
 
-/* --- memory ------------------------------------------------------------------------------------------------------------------ */
+/* --- memory -------------------------------------------------------------- */
 
 START_TEST(test_kinds_of_memory)
 {
@@ -550,7 +649,8 @@ START_TEST(test_kinds_of_memory)
 	int fd = -1;
 	ck_assert_ptr_null(r->act.host);
 	ck_assert(r->batch.host && !(r->batch.dev.v % 64));
-	ck_assert(!sim->upload(r->stream, kern_at(r->act.dev, 64), in, sizeof in) && !sim->download(r->stream, out, kern_at(r->act.dev, 64), sizeof out));
+	ck_assert(!sim->upload(r->stream, kern_at(r->act.dev, 64), in, sizeof in) &&
+	          !sim->download(r->stream, out, kern_at(r->act.dev, 64), sizeof out));
 	ck_assert_mem_eq(in, out, sizeof in);
 	ck_assert(!sim->mem_share(r->dev, &r->board, &fd));
 	ck_assert(!sim->mem_map(r->dev, fd, 4096, &mapped) && mapped.host != r->board.host);
@@ -581,7 +681,8 @@ START_TEST(test_a_replay_allocates_nothing)
 	struct rig *r = rig_open(o);
 	size_t before = in_use();
 	for (uint32_t i = 0; i < 500; i++) {
-		ck_assert(!lay_out(r, (struct piece[]){{0, i, 1, 1}, {4, i, 1, 1}, {8, i, 1, 0}}, 3, 0)->progress);
+		ck_assert(!lay_out(r, (struct piece[]){{0, i, 1, 1}, {4, i, 1, 1}, {8, i, 1, 0}}, 3, 0)
+		               ->progress);
 		int rc = sim->run(r->stream, r->p, &r->batch);
 		ck_assert_msg(!rc && !sim->sync(r->stream), "%s", sim->last_error(r->dev));
 	}

@@ -1,4 +1,5 @@
-/* test_sock.c - who may listen, whole messages, descriptors handed over, and the death of a peer. */
+/* test_sock.c - who may listen, whole messages, descriptors handed over, and the death of a
+ * peer. */
 #include "util/sock.h"
 #include "tempdir.h"
 
@@ -74,10 +75,10 @@ START_TEST(second_listener_is_refused_while_the_first_lives)
 	ck_assert_uint_eq(st.st_mode & 0777, 0600);
 	ck_assert_int_eq(sock_listen(path, 0600, &e), ERR_EXISTS);
 	ck_assert_ptr_nonnull(strstr(e.text, path));
-	int c = sock_connect(path, &e);   /* the first one is still reached */
+	int c = sock_connect(path, &e); /* the first one is still reached */
 	ck_assert_int_ge(c, 0);
 	close(c);
-	close(a);                         /* dead: its file is there, nobody behind it */
+	close(a); /* dead: its file is there, nobody behind it */
 	ck_assert_int_eq(stat(path, &st), 0);
 	ck_assert_int_eq(sock_connect(path, &e), ERR_NOTFOUND);
 	mode_t old = umask(0077);
@@ -99,7 +100,7 @@ START_TEST(another_file_is_never_removed)
 	ck_assert_int_eq(sock_listen(path, 0600, &e), ERR_EXISTS);
 	ck_assert_int_eq(stat(path, &st), 0);
 	unlink(path);
-	int other = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);   /* alive, of another type */
+	int other = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* alive, of another type */
 	struct sockaddr_storage a = {.ss_family = AF_UNIX};
 	strcpy((char *)&a + 2, path);
 	ck_assert_int_eq(bind(other, (struct sockaddr *)&a, (socklen_t)(2 + strlen(path) + 1)), 0);
@@ -119,7 +120,7 @@ START_TEST(connect_never_waits)
 		n++;
 	ck_assert_int_lt(n, 256);
 	ck_assert_int_eq(fd[n], ERR_FULL);
-	ck_assert_int_eq(sock_listen(path, 0600, &e), ERR_EXISTS);   /* flooded is not dead */
+	ck_assert_int_eq(sock_listen(path, 0600, &e), ERR_EXISTS); /* flooded is not dead */
 	while (n)
 		close(fd[--n]);
 	close(l);
@@ -142,7 +143,8 @@ START_TEST(descriptors_are_handed_over)
 	ck_assert_uint_eq(n, 2);
 	for (unsigned i = 0; i < n; i++)
 		ck_assert_int_eq(fcntl(got[i], F_GETFD), FD_CLOEXEC);
-	char *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, m, 0), *q = mmap(NULL, 4096, PROT_READ, MAP_SHARED, got[0], 0);
+	char *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, m, 0),
+		 *q = mmap(NULL, 4096, PROT_READ, MAP_SHARED, got[0], 0);
 	p[7] = 42;
 	ck_assert_int_eq(q[7], 42);
 	munmap(p, 4096);
@@ -192,7 +194,8 @@ START_TEST(flood_of_descriptors_is_an_error)
 	char msg[8], control[CMSG_SPACE(40 * sizeof(int))] __attribute__((aligned(8))) = {0};
 	pair(&a, &b);
 	struct iovec iov = {"x", 1};
-	struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	struct msghdr h = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
 	struct cmsghdr *m = CMSG_FIRSTHDR(&h);
 	m->cmsg_level = SOL_SOCKET;
 	m->cmsg_type = SCM_RIGHTS;
@@ -222,7 +225,7 @@ START_TEST(non_blocking_ends_and_closed_peers)
 		;
 	ck_assert_int_eq(r, ERR_FULL);
 	close(b);
-	ck_assert_int_eq(sock_send(a, msg, 1, NULL, 0), ERR_CLOSED);   /* and no SIGPIPE */
+	ck_assert_int_eq(sock_send(a, msg, 1, NULL, 0), ERR_CLOSED); /* and no SIGPIPE */
 	close(a);
 	struct err e;
 	int l = sock_listen(path, 0600, &e);
@@ -253,16 +256,17 @@ START_TEST(death_of_a_peer_is_seen)
 	ck_assert_int_eq(fcntl(p, F_GETFD), FD_CLOEXEC);
 	ck_assert_int_eq(sock_peer_dead(p), 0);
 	kill(child, SIGSTOP);
-	ck_assert_int_eq(sock_peer_dead(p), 0);   /* stopped is not dead: it may still write */
+	ck_assert_int_eq(sock_peer_dead(p), 0); /* stopped is not dead: it may still write */
 	kill(child, SIGKILL);
 	siginfo_t info;
 	ck_assert_int_eq(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
-	ck_assert_int_eq(sock_peer_dead(p), 1);   /* also before anyone has waited for it */
+	ck_assert_int_eq(sock_peer_dead(p), 1); /* also before anyone has waited for it */
 	waitpid(child, NULL, 0);
 	ck_assert_int_eq(sock_peer_dead(p), 1);
 	close(p);
 	pid = 0;
-	p = sock_peer_pidfd(s, &pid);             /* gone: an error, or a descriptor of a dead process, never one that lives */
+	/* gone: an error, or a descriptor of a dead process, never one that lives */
+	p = sock_peer_pidfd(s, &pid);
 	ck_assert(p == ERR_CLOSED || (p >= 0 && sock_peer_dead(p)));
 	if (p >= 0)
 		close(p);

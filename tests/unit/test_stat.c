@@ -20,12 +20,13 @@ START_TEST(test_render)
 	stat_add(s, S_DONE, 3);
 	stat_add(s, S_DONE, 0xFFFFFFFFu);
 	stat_set_value(s, S_OPEN, -7);
-	stat_observe_us(s, S_TIME, 100);         /* on the bound of the first bucket */
+	stat_observe_us(s, S_TIME, 100); /* on the bound of the first bucket */
 	stat_observe_us(s, S_TIME, 101);
-	stat_observe_us(s, S_TIME, 70000000);    /* above the last bound */
+	stat_observe_us(s, S_TIME, 70000000); /* above the last bound */
 	stat_render(s, "name=\"a\"", &b);
 	static const char *const want[] = {
-		"# HELP done_total Things done.\n# TYPE done_total counter\ndone_total{name=\"a\"} 4294967298\n",
+		"# HELP done_total Things done.\n# TYPE done_total counter\ndone_total{name=\"a\"} "
+		"4294967298\n",
 		"# TYPE open gauge\nopen{name=\"a\"} -7\n",
 		"# TYPE time_seconds histogram\ntime_seconds_bucket{name=\"a\",le=\"0.0001\"} 1\n",
 		"time_seconds_bucket{name=\"a\",le=\"0.00025\"} 2\n",
@@ -57,7 +58,8 @@ static void *add_many(void *arg)
 {
 	for (int i = 0; i < ROUNDS; i++) {
 		stat_add(arg, S_DONE, 2);
-		stat_observe_us(arg, S_TIME, 30000);      /* one bucket, and not in the line of memory that the sum is in */
+		/* one bucket, and not in the line of memory that the sum is in */
+		stat_observe_us(arg, S_TIME, 30000);
 	}
 	return NULL;
 }
@@ -79,7 +81,7 @@ END_TEST
 START_TEST(test_wrong_index)
 {
 	struct stat_set *s = stat_new(defs, S_COUNT);
-	stat_add(s, S_OPEN, 1);   /* a gauge: a bug, which panics */
+	stat_add(s, S_OPEN, 1); /* a gauge: a bug, which panics */
 }
 END_TEST
 

@@ -1,4 +1,5 @@
-/* test_storage_buffer.c - the disk tier's buffers: where they lie, how many there are, what becomes of them; and that the device has the next ones while one is copied. */
+/* test_storage_buffer.c - the disk tier's buffers: where they lie, how many there are, what
+ * becomes of them; and that the device has the next ones while one is copied. */
 #include "daemons/storage/disk_buffer.h"
 #include "tests/unit/disk_rig.h"
 #include "tests/unit/skip.h"
@@ -24,7 +25,8 @@ static unsigned take_all(unsigned from, size_t bytes)
 static void give_all(unsigned from, unsigned n)
 {
 	for (unsigned i = from; i < from + n; i++) {
-		ck_assert(buf[i].at[0] == i && buf[i].at[4 * KIB - 1] == i);   /* no other was written over it */
+		/* no other was written over it */
+		ck_assert(buf[i].at[0] == i && buf[i].at[4 * KIB - 1] == i);
 		disk_buffer_give(&b, &buf[i]);
 		ck_assert_ptr_null(buf[i].at);
 		disk_buffer_give(&b, &buf[i]);
@@ -38,7 +40,9 @@ START_TEST(test_how_many)
 		size_t bytes;
 		unsigned want, huge_pages;
 	} row[] = {
-		{4 * KIB, 8, 1}, {128 * KIB, 8, 1}, {180 * KIB, 5, 1}, {256 * KIB, 4, 1}, {1440 * KIB, 4, 3}, {2 * MIB, 4, 4}, {3 * MIB, 2, 4}, {8 * MIB, 1, 4}, {12 * MIB, 0, 0},
+		{4 * KIB, 8, 1},   {128 * KIB, 8, 1},  {180 * KIB, 5, 1},
+		{256 * KIB, 4, 1}, {1440 * KIB, 4, 3}, {2 * MIB, 4, 4},
+		{3 * MIB, 2, 4},   {8 * MIB, 1, 4},    {12 * MIB, 0, 0},
 	};
 	disk_buffers_init(&b, DEPTH, DEPTH, 8 * MIB, 1 * MIB);
 	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
@@ -54,7 +58,7 @@ START_TEST(test_how_many)
 	}
 	disk_buffers_fini(&b);
 	ck_assert_uint_eq(b.mapped_bytes, 0);
-	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {   /* each alone */
+	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) { /* each alone */
 		disk_buffers_init(&b, DEPTH, DEPTH, 8 * MIB, 1 * MIB);
 		unsigned n = take_all(0, row[i].bytes);
 		ck_assert_uint_eq(b.mapped_bytes, row[i].huge_pages * HUGE_PAGE);
@@ -64,7 +68,8 @@ START_TEST(test_how_many)
 }
 END_TEST
 
-/* Pages that a device sees as few pieces: each buffer begins on a page, and one that fits into a huge page touches two at most. */
+/* Pages that a device sees as few pieces: each buffer begins on a page, and one that fits into a
+ * huge page touches two at most. */
 START_TEST(test_where)
 {
 	static const size_t bytes[] = {4 * KIB, 180 * KIB, 1440 * KIB, 8 * MIB};
@@ -75,7 +80,8 @@ START_TEST(test_where)
 		for (unsigned k = 0; k < n; k++) {
 			uintptr_t at = (uintptr_t)buf[k].at;
 			ck_assert_uint_eq(at % (4 * KIB), 0);
-			ck_assert_uint_le((at + bytes[i] - 1) / HUGE_PAGE - at / HUGE_PAGE, (bytes[i] - 1) / HUGE_PAGE + 1);
+			ck_assert_uint_le((at + bytes[i] - 1) / HUGE_PAGE - at / HUGE_PAGE,
+			                  (bytes[i] - 1) / HUGE_PAGE + 1);
 			if (bytes[i] % HUGE_PAGE == 0)
 				ck_assert_uint_eq(at % HUGE_PAGE, 0);
 		}
@@ -85,11 +91,12 @@ START_TEST(test_where)
 }
 END_TEST
 
-/* The one that is warm comes first; room of sizes that nobody has is taken by others, that of a size that somebody has is not. */
+/* The one that is warm comes first; room of sizes that nobody has is taken by others, that of a
+ * size that somebody has is not. */
 START_TEST(test_reuse)
 {
 	disk_buffers_init(&b, 16, 0, 4 * MIB, 0);
-	ck_assert_uint_eq(take_all(0, 1440 * KIB), 0);   /* a slab has four of them */
+	ck_assert_uint_eq(take_all(0, 1440 * KIB), 0); /* a slab has four of them */
 	ck_assert_uint_eq(take_all(0, 180 * KIB), 16);
 	ck_assert_uint_eq(b.mapped_bytes, 4 * MIB);
 	unsigned char *last = buf[5].at;
@@ -100,7 +107,8 @@ START_TEST(test_reuse)
 	for (unsigned i = 0; i < 16; i++)
 		if (i != 15)
 			disk_buffer_give(&b, &buf[i]);
-	ck_assert(disk_buffer_take(&b, 64 * KIB, &buf[0]));   /* in the room of the slab that has none taken */
+	/* in the room of the slab that has none taken */
+	ck_assert(disk_buffer_take(&b, 64 * KIB, &buf[0]));
 	ck_assert(!disk_buffer_take(&b, 32 * KIB, &buf[1]));
 	ck_assert_ptr_null(buf[1].at);
 	disk_buffer_give(&b, &buf[0]);
@@ -111,7 +119,7 @@ END_TEST
 
 /* --- with a tier --- */
 
-static atomic_uint begun;        /* transfers that the ring has been given */
+static atomic_uint begun; /* transfers that the ring has been given */
 
 static ssize_t count_transfer(int write, size_t bytes, off_t at)
 {
@@ -141,7 +149,8 @@ static void note_begun(struct rig_op *o)
 	*(unsigned *)o->arg = atomic_load(&begun);
 }
 
-/* Sixteen gets that queue while another is copied: when the first of them is copied, the device has had as many as the depth and one more, for that one. */
+/* Sixteen gets that queue while another is copied: when the first of them is copied, the device
+ * has had as many as the depth and one more, for that one. */
 START_TEST(test_device_is_kept_busy)
 {
 	static const struct disk_calls calls = {.transfer = count_transfer};

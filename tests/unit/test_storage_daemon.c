@@ -1,8 +1,9 @@
-/* test_storage_daemon.c - pdstoraged as a process of its own and a worker's client against it, over the real link and hand-over: a round trip,
- * what pdctl sees, and storage that is stopped or killed at any moment.
+/* test_storage_daemon.c - pdstoraged as a process of its own and a worker's client against it, over
+ * the real link and hand-over: a round trip, what pdctl sees, and storage that is stopped or killed
+ * at any moment.
  *
- * Each test is a process that is the worker: its main thread runs the daemon skeleton, a second one the script. Storage is this same program, started anew
- * with the argument `storage`. */
+ * Each test is a process that is the worker: its main thread runs the daemon skeleton, a second one
+ * the script. Storage is this same program, started anew with the argument `storage`. */
 #include "daemons/storage/storage.h"
 #include "daemons/worker/store.h"
 
@@ -29,13 +30,13 @@ static struct kv_layout layout;
 static struct pool_memory shared;
 static struct store *st;
 static void (*script)(void);
-static int small;   /* blocks of 8 KiB instead of 128 */
+static int small; /* blocks of 8 KiB instead of 128 */
 static pthread_t script_thread;
 
-/* --- storage's process --------------------------------------------------------------------------------------------------------------- */
+/* --- storage's process --------------------------------------------------- */
 
 static char disk_folder[TEST_FOLDER_BYTES];
-static char memory[32] = "memory_mb=64", disk_path[128] = "disk_path=";   /* of the next life */
+static char memory[32] = "memory_mb=64", disk_path[128] = "disk_path="; /* of the next life */
 
 static void storage_start(void)
 {
@@ -44,8 +45,10 @@ static void storage_start(void)
 	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	storage_pid = vfork();
 	if (storage_pid == 0) {
-		execl("/proc/self/exe", "pdstoraged", "-o", rundir, "-o", memory, "-o", "memory_eviction=write_through", "-o", "memory_write_through_after=0", "-o",
-		      disk_path, "-o", "disk_mb=512", "-o", "threads=2", "-o", "log_level=error", "--die-with-parent", parent, (char *)NULL);
+		execl("/proc/self/exe", "pdstoraged", "-o", rundir, "-o", memory, "-o",
+		      "memory_eviction=write_through", "-o", "memory_write_through_after=0", "-o",
+		      disk_path, "-o", "disk_mb=512", "-o", "threads=2", "-o", "log_level=error",
+		      "--die-with-parent", parent, (char *)NULL);
 		_exit(127);
 	}
 	ck_assert_int_gt(storage_pid, 0);
@@ -66,9 +69,10 @@ static void wait_ready(int ready)
 		ck_assert_uint_lt(clock_us(), until);
 }
 
-/* --- the worker ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the worker ---------------------------------------------------------- */
 
-static void on_store(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+static void on_store(struct svc *s, struct peer *p, const struct msg_head *head,
+                     const ProtobufCMessage *body)
 {
 	(void)s;
 	(void)head;
@@ -81,7 +85,8 @@ static unsigned char told[3][256];
 static unsigned n_events, n_resets[3];
 static struct svc *worker;
 
-static void on_events(struct svc *s, struct peer *p, const struct msg_head *head, const ProtobufCMessage *body)
+static void on_events(struct svc *s, struct peer *p, const struct msg_head *head,
+                      const ProtobufCMessage *body)
 {
 	const Pds__KvEvents *m = (const Pds__KvEvents *)body;
 	(void)s;
@@ -143,7 +148,8 @@ static void *run_script(void *arg)
 {
 	(void)arg;
 	script();
-	storage_end(SIGTERM);   /* by the thread that started it: with its end the system would end storage too */
+	/* by the thread that started it: with its end the system would end storage too */
+	storage_end(SIGTERM);
 	kill(getpid(), SIGTERM);
 	return NULL;
 }
@@ -157,7 +163,8 @@ static int worker_start(struct svc *s, struct err *err)
 	if (r != 0)
 		return r;
 	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &layout, BLOCKS, "cpu", 0);
-	st = store_new(s, &(struct store_opts){"storage", 1, &hello, shared.region.control_fd, shared.region.data_fd, 32, NULL, NULL});
+	st = store_new(s, &(struct store_opts){"storage", 1, &hello, shared.region.control_fd,
+	                                       shared.region.data_fd, 32, NULL, NULL});
 	return pthread_create(&script_thread, NULL, run_script, NULL) == 0 ? 0 : ERR_IO;
 }
 
@@ -170,7 +177,11 @@ static void worker_stop(struct svc *s)
 }
 
 static const struct conf_key no_keys[] = {CONF_END};
-static const struct svc_msg messages[] = {{MSG_STORE_DONE, on_store}, {MSG_STORE_FOUND, on_store}, {MSG_STORE_FENCED, on_store}, {MSG_KV_EVENTS, on_events}, {0}};
+static const struct svc_msg messages[] = {{MSG_STORE_DONE, on_store},
+                                          {MSG_STORE_FOUND, on_store},
+                                          {MSG_STORE_FENCED, on_store},
+                                          {MSG_KV_EVENTS, on_events},
+                                          {0}};
 static const struct svc_ctl no_ctl[] = {{0}};
 static const struct svc_hooks worker_hooks = {
 	.program = "pddecoded",
@@ -199,7 +210,7 @@ static void play(void (*fn)(void))
 	ck_assert_int_eq(system(rm), 0);
 }
 
-/* --- words of the scripts ------------------------------------------------------------------------------------------------------------------ */
+/* --- words of the scripts ------------------------------------------------ */
 
 static unsigned char *piece(uint32_t block, uint32_t layer)
 {
@@ -223,7 +234,8 @@ static int block_holds(uint32_t block, uint32_t name)
 
 static struct store_item item_of(uint32_t name, uint32_t block)
 {
-	struct store_item it = {.block = block, .generation = atomic_load(&shared.region.generations[block])};
+	struct store_item it = {.block = block,
+	                        .generation = atomic_load(&shared.region.generations[block])};
 	memcpy(it.hash.b, &name, sizeof name);
 	return it;
 }
@@ -271,7 +283,7 @@ static void expect_ctl(const char *command, const char *const *words)
 	free(text);
 }
 
-/* --- round trip ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- round trip ---------------------------------------------------------- */
 
 static void round_trip(void)
 {
@@ -294,9 +306,13 @@ static void round_trip(void)
 	ck_assert_int_eq(c->code, 0);
 	ck_assert_uint_eq(c->leading, 2);
 	store_completion_free(&c);
-	expect_ctl("storage", (const char *const[]){"\"tier\":\"memory\"", "\"blocks\":8,", "\"hits\":8,", "\"misses\":1,", "\"name\":\"worker\"", NULL});
-	expect_ctl("status", (const char *const[]){"\"tiers\":{\"memory\":\"ready\"}", "\"workers\":1", NULL});
-	expect_ctl("metrics", (const char *const[]){"pdserve_storage_put_blocks_total", "pdserve_storage_blocks", NULL});
+	expect_ctl("storage",
+	           (const char *const[]){"\"tier\":\"memory\"", "\"blocks\":8,", "\"hits\":8,",
+	                                 "\"misses\":1,", "\"name\":\"worker\"", NULL});
+	expect_ctl("status",
+	           (const char *const[]){"\"tiers\":{\"memory\":\"ready\"}", "\"workers\":1", NULL});
+	expect_ctl("metrics", (const char *const[]){"pdserve_storage_put_blocks_total",
+	                                            "pdserve_storage_blocks", NULL});
 	expect_ctl("flush", (const char *const[]){"\"blocks\":8", NULL});
 	ck_assert_int_eq(get_one(1, 30), PDS__STORE_CODE__STORE_MISS);
 }
@@ -307,9 +323,10 @@ START_TEST(test_round_trip)
 }
 END_TEST
 
-/* --- stopped, killed ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- stopped, killed ----------------------------------------------------- */
 
-/* Storage stops with batches outstanding and is killed: each completes with the reason, none before its blocks are nobody's. */
+/* Storage stops with batches outstanding and is killed: each completes with the reason, none
+ * before its blocks are nobody's. */
 static void killed(void)
 {
 	uint64_t put, get, look;
@@ -336,7 +353,7 @@ static void killed(void)
 	}
 	wait_ready(0);
 	ck_assert_int_eq(store_put(st, &it[0], 1, 0, NULL, &put), ERR_CLOSED);
-	storage_start();   /* its next life: attached again, and empty */
+	storage_start(); /* its next life: attached again, and empty */
 	wait_ready(1);
 	ck_assert_int_eq(get_one(0, 3), PDS__STORE_CODE__STORE_MISS);
 	ck_assert_int_eq(put_one(0, 0), PDS__STORE_CODE__STORE_OK);
@@ -350,7 +367,8 @@ START_TEST(test_killed)
 }
 END_TEST
 
-/* A stopped storage keeps the blocks of a get that has timed out, until it goes on and acknowledges the fence. */
+/* A stopped storage keeps the blocks of a get that has timed out, until it goes on and
+ * acknowledges the fence. */
 static void stopped(void)
 {
 	uint64_t get;
@@ -377,11 +395,13 @@ START_TEST(test_stopped)
 }
 END_TEST
 
-/* Killed again and again while batches run: every batch completes, and what a get delivers is right. */
+/* Killed again and again while batches run: every batch completes, and what a get delivers is
+ * right. */
 static void storm(void)
 {
 	unsigned seed = 12345, right = 0, ended = 0, asked = 0;
-	int busy[32] = {0};   /* blocks that a batch has; as in a pool, nobody else uses them meanwhile */
+	/* blocks that a batch has; as in a pool, nobody else uses them meanwhile */
+	int busy[32] = {0};
 	for (unsigned life = 0; life < 8; life++) {
 		wait_ready(1);
 		uint64_t until = clock_us() + 30000 + life * 17000;
@@ -392,7 +412,8 @@ static void storm(void)
 			if (!busy[it.block]) {
 				if (it.block == name)
 					block_fill(name, name);
-				busy[it.block] = (it.block == name ? store_put : store_get)(st, &it, 1, 0, NULL, NULL) == 0;
+				busy[it.block] = (it.block == name ? store_put : store_get)(st, &it, 1, 0, NULL,
+				                                                            NULL) == 0;
 				asked += (unsigned)busy[it.block];
 			}
 			struct store_completion *c = NULL;
@@ -423,14 +444,14 @@ START_TEST(test_storm)
 }
 END_TEST
 
-/* --- what storage tells ------------------------------------------------------------------------------------------------------------------------- */
+/* --- what storage tells -------------------------------------------------- */
 
-#define UNTIL(what) \
+#define UNTIL(what)                                                    \
 	for (uint64_t until_ = clock_us() + WAIT_US; !(what); usleep(500)) \
-		ck_assert_msg(clock_us() < until_, "waited in vain for: %s", #what)
+	ck_assert_msg(clock_us() < until_, "waited in vain for: %s", #what)
 
-/* Memory holds sixteen blocks, the disk gets all of them. Nothing is told before it is asked for; lists and changes then say what there is, also after a flush and
- * in storage's next life. */
+/* Memory holds sixteen blocks, the disk gets all of them. Nothing is told before it is asked for;
+ * lists and changes then say what there is, also after a flush and in storage's next life. */
 static void events(void)
 {
 	wait_ready(1);
@@ -448,13 +469,13 @@ static void events(void)
 		UNTIL(told_of(TIER_DISK) >= i + 1);
 	}
 	UNTIL(told_of(TIER_MEMORY) == 16 && told_of(TIER_DISK) == 30);
-	ck_assert_uint_eq(told[TIER_MEMORY][29] + told[TIER_MEMORY][14], 2);   /* the youngest */
+	ck_assert_uint_eq(told[TIER_MEMORY][29] + told[TIER_MEMORY][14], 2); /* the youngest */
 	expect_ctl("flush", (const char *const[]){"\"blocks\"", NULL});
 	UNTIL(told_of(TIER_MEMORY) == 0 && told_of(TIER_DISK) == 0);
 	ck_assert_int_eq(put_one(5, 5), PDS__STORE_CODE__STORE_OK);
 	UNTIL(told_of(TIER_MEMORY) == 1 && told_of(TIER_DISK) == 1);
 	unsigned resets = resets_of(TIER_MEMORY);
-	svc_post(worker, send_list, NULL);            /* again: the lists begin anew */
+	svc_post(worker, send_list, NULL); /* again: the lists begin anew */
 	UNTIL(resets_of(TIER_MEMORY) == resets + 1 && told_of(TIER_MEMORY) == 1);
 	storage_end(SIGKILL);
 	wait_ready(0);
@@ -464,7 +485,7 @@ static void events(void)
 	UNTIL(told_of(TIER_MEMORY) == 0 && told_of(TIER_DISK) == 1);
 	ck_assert_int_eq(get_one(5, 40), PDS__STORE_CODE__STORE_OK);
 	ck_assert(block_holds(40, 5));
-	UNTIL(told_of(TIER_MEMORY) == 1);             /* it came up */
+	UNTIL(told_of(TIER_MEMORY) == 1); /* it came up */
 }
 
 START_TEST(test_events)
@@ -476,28 +497,29 @@ START_TEST(test_events)
 }
 END_TEST
 
-/* --- what disk has acknowledged ----------------------------------------------------------------------------------------------------------------- */
+/* --- what disk has acknowledged ------------------------------------------ */
 
-#define GROUP 8u                      /* items of a batch, and blocks that it has for itself */
+#define GROUP 8u /* items of a batch, and blocks that it has for itself */
 #define GROUPS 4u
 #define KILLED_NAMES 65536u
 
-static unsigned char on_disk[KILLED_NAMES];   /* acknowledged by disk */
+static unsigned char on_disk[KILLED_NAMES]; /* acknowledged by disk */
 
 static void group_put(unsigned g, uint32_t first)
 {
 	struct store_item it[GROUP];
 	for (uint32_t i = 0; i < GROUP; i++) {
 		uint32_t block = g * GROUP + i;
-		atomic_fetch_add(&shared.region.generations[block], 1);   /* what a former life still reads of it is void */
+		/* what a former life still reads of it is void */
+		atomic_fetch_add(&shared.region.generations[block], 1);
 		block_fill(block, first + i);
 		it[i] = item_of(first + i, block);
 	}
 	ck_assert_int_eq(store_put(st, it, GROUP, 0, (void *)(uintptr_t)(g + 1), NULL), 0);
 }
 
-/* Puts one group after the other, all groups at a time, until so many are answered; a moment later storage is killed. Notes what disk has. Returns the next name
- * that nobody has. */
+/* Puts one group after the other, all groups at a time, until so many are answered; a moment later
+ * storage is killed. Notes what disk has. Returns the next name that nobody has. */
 static uint32_t write_until_killed(uint32_t name, unsigned answers, uint64_t moment_us)
 {
 	unsigned under_way = 0;
@@ -532,7 +554,8 @@ static uint32_t write_until_killed(uint32_t name, unsigned answers, uint64_t mom
 	return name;
 }
 
-/* Reads the names [from, to): what disk had must be there, and whatever is there must be right. Returns how many disk had. */
+/* Reads the names [from, to): what disk had must be there, and whatever is there must be right.
+ * Returns how many disk had. */
 static uint32_t check_names(uint32_t from, uint32_t to)
 {
 	uint32_t had = 0;
@@ -546,7 +569,9 @@ static uint32_t check_names(uint32_t from, uint32_t to)
 		ck_assert_int_eq(c->code, 0);
 		for (uint32_t i = 0; i < GROUP; i++) {
 			int ok = c->result[i].code == PDS__STORE_CODE__STORE_OK;
-			ck_assert_msg(ok || !on_disk[from + i], "disk had acknowledged block %u, and now: code %d, %s", from + i, c->result[i].code, c->result[i].text);
+			ck_assert_msg(ok || !on_disk[from + i],
+			              "disk had acknowledged block %u, and now: code %d, %s", from + i,
+			              c->result[i].code, c->result[i].text);
 			ck_assert(!ok || block_holds(it[i].block, from + i));
 			had += on_disk[from + i];
 		}
@@ -555,7 +580,8 @@ static uint32_t check_names(uint32_t from, uint32_t to)
 	return had;
 }
 
-/* kill -9 while blocks are written, again and again; lives with and without memory above the disk take turns. */
+/* kill -9 while blocks are written, again and again; lives with and without memory above the
+ * disk take turns. */
 static void kills(void)
 {
 	unsigned n = getenv("PD_FULL") ? 200 : 20, seed = 4711;
@@ -573,7 +599,8 @@ static void kills(void)
 	wait_ready(1);
 	ck_assert_uint_ge(check_names(0, name), had);
 	ck_assert_uint_gt(had, n * GROUP);
-	expect_ctl("storage", (const char *const[]){"\"tier\":\"disk\",\"state\":\"ready\"", "\"corrupt\":0,", NULL});
+	expect_ctl("storage", (const char *const[]){"\"tier\":\"disk\",\"state\":\"ready\"",
+	                                            "\"corrupt\":0,", NULL});
 }
 
 START_TEST(test_kills)

@@ -1,14 +1,17 @@
-/* test_storage_disk.c - the disk tier: what is stored comes back, also from the next process; order of eviction, capacity, several sizes, pins, races. */
+/* test_storage_disk.c - the disk tier: what is stored comes back, also from the next process;
+ * order of eviction, capacity, several sizes, pins, races. */
 #include "tests/unit/disk_rig.h"
 
-#define SLOT (256 * KIB)   /* four of them are the smallest capacity */
+#define SLOT (256 * KIB) /* four of them are the smallest capacity */
 
 static const char *const engines[] = {"auto", "threads"};
 
-/* Sizes around the unit of 4 KiB, with both ways of reading and writing; then the same from a new tier on the same folder. */
+/* Sizes around the unit of 4 KiB, with both ways of reading and writing; then the same from a
+ * new tier on the same folder. */
 START_TEST(test_sizes)
 {
-	static const size_t size[] = {1, 100, 4095, 4096, 4097, 65536, 192 * KIB, 1474560, 20 * MIB, 64 * MIB};
+	static const size_t size[] = {1,     100,       4095,    4096,     4097,
+	                              65536, 192 * KIB, 1474560, 20 * MIB, 64 * MIB};
 	struct tier_disk_opts o = rig_opts(256 * MIB);
 	o.io = engines[_i];
 	struct tier *t = rig_open(&o);
@@ -19,7 +22,8 @@ START_TEST(test_sizes)
 	for (int round = 0; round < 2; round++) {
 		for (unsigned i = 0; i < sizeof size / sizeof size[0]; i++)
 			ck_assert_int_eq(rig_get(t, i, size[i]), 0);
-		ck_assert_int_eq(rig_get(t, 3, size[3] + 1), ERR_NOTFOUND);   /* another size is another block */
+		/* another size is another block */
+		ck_assert_int_eq(rig_get(t, 3, size[3] + 1), ERR_NOTFOUND);
 		ck_assert_uint_eq(rig_stat(t).blocks, sizeof size / sizeof size[0]);
 		t->ops->destroy(t);
 		t = rig_open(&o);
@@ -29,17 +33,18 @@ START_TEST(test_sizes)
 }
 END_TEST
 
-/* Each line: puts and gets in order, then who must be there. Room for 4 blocks. In the second round each step is another process's. */
+/* Each line: puts and gets in order, then who must be there. Room for 4 blocks. In the second
+ * round each step is another process's. */
 START_TEST(test_lru)
 {
 	static const struct {
-		const char *steps;   /* pN put, gN get, rN remove */
+		const char *steps; /* pN put, gN get, rN remove */
 		const char *there, *gone;
 	} row[] = {
 		{"p1 p2 p3 p4", "1234", ""},
 		{"p1 p2 p3 p4 p5", "2345", "1"},
 		{"p1 p2 p3 p4 g1 p5", "1345", "2"},
-		{"p1 p2 p3 p4 p1 p5", "1345", "2"},       /* a put of what is there counts as use */
+		{"p1 p2 p3 p4 p1 p5", "1345", "2"}, /* a put of what is there counts as use */
 		{"p1 p2 p3 p4 p5 p6 p7 p8", "5678", "1234"},
 		{"p1 p2 p3 p4 r2 p5", "1345", "2"},
 		{"p1 g1 p2 g1 p3 g1 p4 g1 p5 g1 p6", "1456", "23"},
@@ -51,16 +56,23 @@ START_TEST(test_lru)
 		for (const char *s = row[i].steps; *s; s += s[2] ? 3 : 2) {
 			unsigned name = (unsigned)(s[1] - '0');
 			struct tier_key k = rig_key(name);
-			ck_assert_int_eq(*s == 'p' ? rig_put(t, name, SLOT) : *s == 'g' ? rig_get(t, name, SLOT) : t->ops->remove(t, &k), 0);
+			ck_assert_int_eq(*s == 'p'   ? rig_put(t, name, SLOT)
+			                 : *s == 'g' ? rig_get(t, name, SLOT)
+			                             : t->ops->remove(t, &k),
+			                 0);
 			if (_i) {
 				t->ops->destroy(t);
 				t = rig_open(&o);
 			}
 		}
 		for (const char *s = row[i].there; *s; s++)
-			ck_assert_msg(rig_has(t, (unsigned)(*s - '0'), SLOT) && rig_get(t, (unsigned)(*s - '0'), SLOT) == 0, "row %u: %c is not there", i, *s);
+			ck_assert_msg(rig_has(t, (unsigned)(*s - '0'), SLOT) &&
+			                  rig_get(t, (unsigned)(*s - '0'), SLOT) == 0,
+			              "row %u: %c is not there", i, *s);
 		for (const char *s = row[i].gone; *s; s++)
-			ck_assert_msg(!rig_has(t, (unsigned)(*s - '0'), SLOT) && rig_get(t, (unsigned)(*s - '0'), SLOT) == ERR_NOTFOUND, "row %u: %c is there", i, *s);
+			ck_assert_msg(!rig_has(t, (unsigned)(*s - '0'), SLOT) &&
+			                  rig_get(t, (unsigned)(*s - '0'), SLOT) == ERR_NOTFOUND,
+			              "row %u: %c is there", i, *s);
 		t->ops->destroy(t);
 	}
 }
@@ -99,7 +111,8 @@ static uint64_t files_bytes(void)
 	return strtoull(line, NULL, 10);
 }
 
-/* Sizes that follow each other take the room from each other; never more than the capacity lies on the disk; a block larger than all of it is refused. */
+/* Sizes that follow each other take the room from each other; never more than the capacity lies
+ * on the disk; a block larger than all of it is refused. */
 START_TEST(test_capacity)
 {
 	static const size_t size[] = {64 * KIB, 256 * KIB, 1 * MIB, 4 * KIB};
@@ -143,7 +156,8 @@ START_TEST(test_lookup)
 		unsigned name[4];
 		uint32_t n, want;
 	} row[] = {
-		{{1, 2, 3, 4}, 4, 3}, {{1}, 1, 1}, {{4, 1, 2, 3}, 4, 0}, {{1, 4, 2, 3}, 4, 1}, {{1, 1, 1, 1}, 4, 4}, {{0}, 0, 0},
+		{{1, 2, 3, 4}, 4, 3}, {{1}, 1, 1},          {{4, 1, 2, 3}, 4, 0},
+		{{1, 4, 2, 3}, 4, 1}, {{1, 1, 1, 1}, 4, 4}, {{0}, 0, 0},
 	};
 	struct tier_disk_opts o = rig_opts(8 * SLOT);
 	struct tier *t = rig_open(&o);
@@ -181,7 +195,7 @@ static void while_reading(struct rig_op *o)
 {
 	struct tier *t = o->arg;
 	ck_assert_uint_eq(tier_flushed(t, NULL), 1);
-	ck_assert(!rig_has(t, o->name, SLOT));   /* dropped already, while its bytes are being copied */
+	ck_assert(!rig_has(t, o->name, SLOT)); /* dropped already, while its bytes are being copied */
 }
 
 /* Flush and remove are seen at once, and by the next process. */
@@ -195,7 +209,7 @@ START_TEST(test_flush_remove)
 	ck_assert_int_eq(t->ops->remove(t, &k2), 0);
 	ck_assert_int_eq(t->ops->remove(t, &k2), ERR_NOTFOUND);
 	ck_assert(!rig_has(t, 2, SLOT));
-	ck_assert_int_eq(rig_put(t, 2, SLOT), 0);        /* and can be stored again */
+	ck_assert_int_eq(rig_put(t, 2, SLOT), 0); /* and can be stored again */
 	ck_assert(rig_has(t, 2, SLOT));
 	ck_assert_uint_eq(tier_flushed(t, NULL), 16);
 	ck_assert_int_eq(rig_get(t, 3, SLOT), ERR_NOTFOUND);
@@ -211,14 +225,15 @@ START_TEST(test_flush_remove)
 	g->arg = t;
 	t->ops->get(t, &g->op);
 	ck_assert_int_eq(rig_get_end(g), 0);
-	for (unsigned i = 20; i < 36; i++)               /* every slot came back */
+	for (unsigned i = 20; i < 36; i++) /* every slot came back */
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
 	ck_assert_uint_eq(rig_stat(t).blocks, 16);
 	t->ops->destroy(t);
 }
 END_TEST
 
-/* Whoever asks while the committer makes a remove last: it is gone before, during and after, and cannot be removed twice. */
+/* Whoever asks while the committer makes a remove last: it is gone before, during and after, and
+ * cannot be removed twice. */
 START_TEST(test_removed_while_committed)
 {
 	struct tier_disk_opts o = rig_opts(16 * SLOT);
@@ -227,11 +242,12 @@ START_TEST(test_removed_while_committed)
 	for (unsigned round = 0; round < 150; round++) {
 		/* a put whose look the committer has overtaken would be known, and not there */
 		ck_assert_int_eq(rig_put(t, 2, SLOT), 0);
-		ck_assert_msg(t->ops->remove(t, &k2) == 0,
-		              "round %u: what was just put is not there", round);
+		ck_assert_msg(t->ops->remove(t, &k2) == 0, "round %u: what was just put is not there",
+		              round);
 		for (unsigned look = 0; look < 20; look++) {
 			ck_assert_msg(!rig_has(t, 2, SLOT), "round %u: there again at look %u", round, look);
-			ck_assert_msg(t->ops->remove(t, &k2) == ERR_NOTFOUND, "round %u: removed twice, at look %u", round, look);
+			ck_assert_msg(t->ops->remove(t, &k2) == ERR_NOTFOUND,
+			              "round %u: removed twice, at look %u", round, look);
 		}
 	}
 	t->ops->destroy(t);
@@ -256,7 +272,7 @@ START_TEST(test_same_key)
 		ck_assert_uint_eq(s.blocks, round + 1);
 		ck_assert_uint_eq(s.known, 31 * (round + 1));
 	}
-	for (unsigned i = 100; i < 164; i++)   /* no slot was lost */
+	for (unsigned i = 100; i < 164; i++) /* no slot was lost */
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
 	ck_assert_uint_eq(rig_stat(t).blocks, 64);
 	ck_assert_uint_eq(rig_stat(t).evictions, 4 + 64 - 64);
@@ -286,7 +302,8 @@ static void wait_bytes(struct tier *t, uint64_t most)
 	ck_assert_uint_le(files_bytes(), most);
 }
 
-/* A smaller capacity gives files back, also one smaller than a segment; a larger one is used; the most recent blocks stay. */
+/* A smaller capacity gives files back, also one smaller than a segment; a larger one is used;
+ * the most recent blocks stay. */
 START_TEST(test_resize)
 {
 	struct err err = {0};
@@ -298,7 +315,7 @@ START_TEST(test_resize)
 	ck_assert_int_eq(t->ops->resize(t, 16 * MIB, &err), 0);
 	ck_assert_uint_eq(rig_stat(t).capacity_bytes, 16 * MIB);
 	wait_bytes(t, 16 * MIB);
-	ck_assert_uint_ge(rig_stat(t).blocks, 64 - 16);   /* whole segments go */
+	ck_assert_uint_ge(rig_stat(t).blocks, 64 - 16); /* whole segments go */
 	for (unsigned i = 128 - 40; i < 128; i++)
 		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
 	for (unsigned i = 200; i < 264; i++)
@@ -314,7 +331,7 @@ START_TEST(test_resize)
 	ck_assert_uint_ge(rig_stat(t).blocks, 240);
 	ck_assert_int_eq(t->ops->resize(t, 1000, &err), ERR_INVALID);
 	t->ops->destroy(t);
-	o.capacity_bytes = 8 * MIB;   /* the same by a restart, and with another segment size */
+	o.capacity_bytes = 8 * MIB; /* the same by a restart, and with another segment size */
 	o.segment_bytes = MIB;
 	t = rig_open(&o);
 	wait_bytes(t, 8 * MIB);
@@ -340,7 +357,7 @@ static void *race(void *arg)
 			int code = rig_put(r->t, name, bytes);
 			ck_assert_msg(code == 0 || code == ERR_FULL, "put: %s", err_name(code));
 		} else if (what < 13) {
-			int code = rig_get(r->t, name, bytes);   /* compares what it gets */
+			int code = rig_get(r->t, name, bytes); /* compares what it gets */
 			ck_assert_msg(code == 0 || code == ERR_NOTFOUND, "get: %s", err_name(code));
 		} else if (what < 14) {
 			r->t->ops->remove(r->t, &k);
@@ -353,7 +370,8 @@ static void *race(void *arg)
 	return NULL;
 }
 
-/* Reads, writes, evictions, removes and flushes at once, in room for a few blocks: nothing wrong, nothing counted as damage, every slot comes back. */
+/* Reads, writes, evictions, removes and flushes at once, in room for a few blocks: nothing
+ * wrong, nothing counted as damage, every slot comes back. */
 START_TEST(test_threads)
 {
 	struct racer r[8];
@@ -396,16 +414,15 @@ START_TEST(test_destroy_busy)
 		p[i] = rig_op(i / 2, SLOT, i % 2 == 0);
 	for (unsigned i = 0; i < N; i++)
 		(i % 2 == 0 ? t->ops->put : t->ops->get)(t, &p[i]->op);
-	t->ops->destroy(t);   /* most have not begun, unless this thread was kept waiting */
+	t->ops->destroy(t); /* most have not begun, unless this thread was kept waiting */
 	t = rig_open(&o);
 	for (unsigned i = 0; i < N; i++) {
 		int code = rig_wait(p[i]);
 		stored += i % 2 == 0 && code == 0;
 		ck_assert_msg(code == 0 || code == ERR_CANCELLED || (i % 2 && code == ERR_NOTFOUND),
-		              "%s %u: %s: %s", i % 2 ? "get" : "put", i / 2, err_name(code),
-		              p[i]->text);
+		              "%s %u: %s: %s", i % 2 ? "get" : "put", i / 2, err_name(code), p[i]->text);
 		if (i % 2 == 0 && code == 0)
-			ck_assert_int_eq(rig_get(t, i / 2, SLOT), 0);   /* acknowledged, so it is there */
+			ck_assert_int_eq(rig_get(t, i / 2, SLOT), 0); /* acknowledged, so it is there */
 		rig_free(p[i]);
 	}
 	ck_assert_uint_eq(rig_stat(t).blocks, stored);

@@ -1,9 +1,14 @@
-/* test_storage_disk_crash.c - the disk tier after a crash at any point: a random workload is recorded, states that a crash may leave are made (crash_rig.h), and a tier
- * is started on each of them. In every state: no wrong byte is given out, nothing comes back that was dropped by a flush that was answered, and the tier takes new
- * blocks and has them after one more start. After kill -9, and with sync after a crash of the machine: what was acknowledged and not dropped since is there.
+/* test_storage_disk_crash.c - the disk tier after a crash at any point: a random workload is
+ * recorded, states that a crash may leave are made (crash_rig.h), and a tier is started on each of
+ * them. In every state: no wrong byte is given out, nothing comes back that was dropped by a flush
+ * that was answered, and the tier takes new blocks and has them after one more start. After kill
+ * -9, and with sync after a crash of the machine: what was acknowledged and not dropped since is
+ * there.
  *
- * Bound: at each of POINTS points of a record all kinds of states once, those with chance SUBSETS times: of unsynced writes each as a whole, and each sector of
- * its own. Records follow until the time is over; 1,000 states at least. PD_SEED=N begins with that seed, PD_FULL=1 takes ten times as long. */
+ * Bound: at each of POINTS points of a record all kinds of states once, those with chance SUBSETS
+ * times: of unsynced writes each as a whole, and each sector of its own. Records follow until
+ * the time is over; 1,000 states at least. PD_SEED=N begins with that seed, PD_FULL=1 takes ten
+ * times as long. */
 #include "tests/unit/disk_rig.h"
 #include "tests/unit/crash_rig.h"
 
@@ -20,14 +25,23 @@
 #define STATES_MIN 1000u
 #define RUN_US 18000000u
 
-enum what { KEY_HERE, KEY_GONE, ALL_GONE, PUT_BEGUN, PUT_OVER, PUT_FAILED, FLUSH_BEGUN, FLUSH_OVER };
+enum what {
+	KEY_HERE,
+	KEY_GONE,
+	ALL_GONE,
+	PUT_BEGUN,
+	PUT_OVER,
+	PUT_FAILED,
+	FLUSH_BEGUN,
+	FLUSH_OVER
+};
 
 static unsigned states, points;
 static atomic_int write_fails, sync_fails, commit_fails;
 
 static size_t bytes_of(unsigned name)
 {
-	return (name % 3 + 1) * 16 * KIB - name * 7;   /* of all names more than the capacity */
+	return (name % 3 + 1) * 16 * KIB - name * 7; /* of all names more than the capacity */
 }
 
 /* --- the workload --- */
@@ -51,7 +65,9 @@ static int fail_commit(void)
 	return atomic_exchange(&commit_fails, 0) ? ENOSPC : 0;
 }
 
-static const struct disk_calls failing = {.datasync = fail_sync, .transfer = fail_transfer, .commit = fail_commit};
+static const struct disk_calls failing = {.datasync = fail_sync,
+                                          .transfer = fail_transfer,
+                                          .commit = fail_commit};
 
 static unsigned name_of(const struct tier_key *k)
 {
@@ -86,7 +102,13 @@ static struct rig_op *put_begin(struct tier *t, unsigned name)
 
 static struct tier *open_tier(const char *folder, int sync, const struct disk_calls *calls)
 {
-	struct tier_disk_opts o = {.path = folder, .capacity_bytes = CAPACITY, .segment_bytes = 128 * KIB, .depth = 4, .io = "threads", .sync = sync, .calls = calls};
+	struct tier_disk_opts o = {.path = folder,
+	                           .capacity_bytes = CAPACITY,
+	                           .segment_bytes = 128 * KIB,
+	                           .depth = 4,
+	                           .io = "threads",
+	                           .sync = sync,
+	                           .calls = calls};
 	struct tier *t = NULL;
 	struct err err = {0};
 	int r = tier_disk_new(&o, &t, &err);
@@ -136,7 +158,7 @@ static void work(const char *folder, int sync, unsigned *seed)
 			fault(name);
 		if (what != 30 && i + 1 < STEPS)
 			continue;
-		for (unsigned f = 0; f < 4; f++) {       /* a stop, and the next start */
+		for (unsigned f = 0; f < 4; f++) { /* a stop, and the next start */
 			if (flying[f]) {
 				rig_wait(flying[f]);
 				rig_free(flying[f]);
@@ -153,10 +175,11 @@ static void work(const char *folder, int sync, unsigned *seed)
 /* --- what must and must not be there --- */
 
 struct known {
-	int here, acked;             /* in the index; its put is over */
-	int puts;                    /* that have begun and are not over */
-	int going;                   /* no put was under way when the last flush began, and none has begun since */
-	int dead;                    /* that flush was answered */
+	int here, acked; /* in the index; its put is over */
+	int puts;        /* that have begun and are not over */
+	/* no put was under way when the last flush began, and none has begun since */
+	int going;
+	int dead; /* that flush was answered */
 };
 
 static void know_one(struct known *k, enum what what)
@@ -192,14 +215,18 @@ static int read_one(struct tier *t, unsigned name)
 	return rig_get_end(g);
 }
 
-static void check_state(const char *folder, const struct known *k, int kept, int killed, const char *where)
+static void check_state(const char *folder, const struct known *k, int kept, int killed,
+                        const char *where)
 {
 	struct tier *t = open_tier(folder, 0, NULL);
 	for (unsigned name = 0; name < NAMES; name++) {
 		int code = read_one(t, name);
-		ck_assert_msg(code == 0 || code == ERR_NOTFOUND || (code == ERR_CORRUPT && !killed), "%s: block %u: %s", where, name, err_name(code));
-		ck_assert_msg(code == 0 || !kept || !(k[name].here && k[name].acked), "%s: block %u was acknowledged, and is %s", where, name, err_name(code));
-		ck_assert_msg(code != 0 || !k[name].dead, "%s: block %u is back after a flush", where, name);
+		ck_assert_msg(code == 0 || code == ERR_NOTFOUND || (code == ERR_CORRUPT && !killed),
+		              "%s: block %u: %s", where, name, err_name(code));
+		ck_assert_msg(code == 0 || !kept || !(k[name].here && k[name].acked),
+		              "%s: block %u was acknowledged, and is %s", where, name, err_name(code));
+		ck_assert_msg(code != 0 || !k[name].dead, "%s: block %u is back after a flush", where,
+		              name);
 	}
 	ck_assert_int_eq(rig_put(t, NAMES, 4096), 0);
 	t->ops->destroy(t);
@@ -221,7 +248,8 @@ static void empty(const char *folder)
 
 static void check_point(size_t n, int sync, unsigned *seed, unsigned run)
 {
-	static const char *const kind_name[CRASH_KINDS] = {"kill -9", "nothing unsynced", "all", "whole writes", "sectors"};
+	static const char *const kind_name[CRASH_KINDS] = {"kill -9", "nothing unsynced", "all",
+	                                                   "whole writes", "sectors"};
 	struct known k[NAMES];
 	char folder[200], where[160];
 	snprintf(folder, sizeof folder, "%s/state", rig_folder);
@@ -232,7 +260,8 @@ static void check_point(size_t n, int sync, unsigned *seed, unsigned run)
 			empty(folder);
 			unsigned was = *seed;
 			crash_state(n, (enum crash_kind)kind, seed, folder);
-			snprintf(where, sizeof where, "seed %u sync %d note %zu of %zu (%s, %u)", run, sync, n, crash.n, kind_name[kind], was);
+			snprintf(where, sizeof where, "seed %u sync %d note %zu of %zu (%s, %u)", run, sync, n,
+			         crash.n, kind_name[kind], was);
 			check_state(folder, k, sync || kind == CRASH_PROCESS, kind == CRASH_PROCESS, where);
 			states++;
 		}

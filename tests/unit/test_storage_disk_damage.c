@@ -1,5 +1,6 @@
-/* test_storage_disk_damage.c - the disk tier over files that do not hold: flipped bits, segments that are torn or gone, damaged heads, what a crash
- * of the machine leaves; and a tier of many blocks. Nothing wrong is ever served, and the tier starts again with what holds. */
+/* test_storage_disk_damage.c - the disk tier over files that do not hold: flipped bits, segments
+ * that are torn or gone, damaged heads, what a crash of the machine leaves; and a tier of many
+ * blocks. Nothing wrong is ever served, and the tier starts again with what holds. */
 #include "tests/unit/disk_rig.h"
 
 #include "daemons/storage/disk_dir.h"
@@ -23,7 +24,8 @@ static void flip(const char *file, off_t at)
 	close(fd);
 }
 
-/* A flipped bit anywhere: told as damage, dropped, never moved out; afterwards a miss, and it can be stored again. */
+/* A flipped bit anywhere: told as damage, dropped, never moved out; afterwards a miss, and it
+ * can be stored again. */
 START_TEST(test_corrupt)
 {
 	static const size_t at[] = {0, 1, 70000, SLOT - 1};
@@ -32,11 +34,11 @@ START_TEST(test_corrupt)
 	for (unsigned i = 0; i < sizeof at / sizeof at[0]; i++) {
 		ck_assert_int_eq(rig_put(t, 5, SLOT), 0);
 		ck_assert_int_eq(rig_get(t, 5, SLOT), 0);
-		if (i % 2) {   /* by another process, or under a tier that runs */
+		if (i % 2) { /* by another process, or under a tier that runs */
 			t->ops->destroy(t);
 			t = rig_open(&o);
 		}
-		flip("segment-0000", (off_t)at[i]);   /* its slots are filled from the front */
+		flip("segment-0000", (off_t)at[i]); /* its slots are filled from the front */
 		struct rig_op *g = rig_op(5, SLOT, 0);
 		t->ops->get(t, &g->op);
 		ck_assert_int_eq(rig_wait(g), ERR_CORRUPT);
@@ -46,7 +48,7 @@ START_TEST(test_corrupt)
 		rig_free(g);
 		ck_assert(!rig_has(t, 5, SLOT));
 		ck_assert_int_eq(rig_get(t, 5, SLOT), ERR_NOTFOUND);
-		ck_assert_uint_eq(rig_stat(t).corrupt, 1);   /* of this tier: it is a new one each time */
+		ck_assert_uint_eq(rig_stat(t).corrupt, 1); /* of this tier: it is a new one each time */
 		t->ops->destroy(t);
 		t = rig_open(&o);
 		ck_assert_uint_eq(rig_stat(t).blocks, 0);
@@ -55,10 +57,11 @@ START_TEST(test_corrupt)
 }
 END_TEST
 
-/* Segment files that are shorter, gone, or something else: their blocks are gone, the others are there, and the room is used again. */
+/* Segment files that are shorter, gone, or something else: their blocks are gone, the others are
+ * there, and the room is used again. */
 START_TEST(test_segments_lost)
 {
-	struct tier_disk_opts o = rig_opts(16 * SLOT);   /* 8 segments of 2 */
+	struct tier_disk_opts o = rig_opts(16 * SLOT); /* 8 segments of 2 */
 	struct tier *t = rig_open(&o);
 	for (unsigned i = 0; i < 14; i++)
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
@@ -68,7 +71,8 @@ START_TEST(test_segments_lost)
 	ck_assert_int_eq(unlink(rig_path("segment-0003")), 0);
 	ck_assert_int_eq(mkdir(rig_path("segment-0003"), 0700), 0);
 	ck_assert_int_eq(rmdir(rig_path("segment-0003")), 0);
-	ck_assert_int_eq(symlink("/etc/passwd", rig_path("segment-0099")), 0);   /* swept, not followed */
+	/* swept, not followed */
+	ck_assert_int_eq(symlink("/etc/passwd", rig_path("segment-0099")), 0);
 	for (int round = 0; round < 2; round++) {
 		t = rig_open(&o);
 		for (unsigned i = 0; i < 14; i++)
@@ -82,7 +86,7 @@ START_TEST(test_segments_lost)
 	for (unsigned i = 100; i < 106; i++)
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
 	ck_assert_uint_eq(rig_stat(t).blocks, 14);
-	ck_assert_int_eq(truncate(rig_path("segment-0000"), 1000), 0);   /* under a tier that runs */
+	ck_assert_int_eq(truncate(rig_path("segment-0000"), 1000), 0); /* under a tier that runs */
 	ck_assert_int_eq(rig_get(t, 1, SLOT), ERR_CORRUPT);
 	ck_assert_int_eq(rig_get(t, 1, SLOT), ERR_NOTFOUND);
 	t->ops->destroy(t);
@@ -91,9 +95,9 @@ END_TEST
 
 /* --- what is lost --- */
 
-#define UNTIL(what) \
+#define UNTIL(what)                                                                   \
 	for (uint64_t until_ = clock_us() + RIG_WAIT_S * 1000000u; !(what); usleep(1000)) \
-		ck_assert_msg(clock_us() < until_, "waited in vain for: %s", #what)
+	ck_assert_msg(clock_us() < until_, "waited in vain for: %s", #what)
 
 static void copied_down(struct tier *t, unsigned name)
 {
@@ -101,23 +105,25 @@ static void copied_down(struct tier *t, unsigned name)
 	t->ops->stored(t, &k, TIER_BELOW_HAS);
 }
 
-/* Lost is what was damaged, evicted or in a file that is gone, unless a tier below was said to have it; not what somebody drops. */
+/* Lost is what was damaged, evicted or in a file that is gone, unless a tier below was said to
+ * have it; not what somebody drops. */
 START_TEST(test_lost)
 {
-	struct tier_disk_opts o = rig_opts(16 * SLOT);   /* 8 segments of 2 */
+	struct tier_disk_opts o = rig_opts(16 * SLOT); /* 8 segments of 2 */
 	struct tier *t = rig_open(&o);
 	struct tier_key k = rig_key(4);
 	for (unsigned i = 0; i < 14; i++)
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
 	copied_down(t, 0);
-	copied_down(t, 100);                             /* of nobody */
+	copied_down(t, 100); /* of nobody */
 	flip("segment-0000", 0);
 	flip("segment-0000", SLOT);
 	ck_assert_int_eq(rig_get(t, 0, SLOT), ERR_CORRUPT);
 	ck_assert_int_eq(rig_get(t, 1, SLOT), ERR_CORRUPT);
 	UNTIL(rig_stat(t).blocks == 12);
 	ck_assert_uint_eq(rig_stat(t).lost, 1);
-	ck_assert_int_eq(rig_put(t, 0, SLOT), 0);        /* in one of the two places, where a block was copied down before */
+	/* in one of the two places, where a block was copied down before */
+	ck_assert_int_eq(rig_put(t, 0, SLOT), 0);
 	flip("segment-0000", 0);
 	flip("segment-0000", SLOT);
 	ck_assert_int_eq(rig_get(t, 0, SLOT), ERR_CORRUPT);
@@ -174,29 +180,23 @@ static void spit(const char *file, const char *p, size_t n)
 	close(fd);
 }
 
-/* Damage number i of a file of n bytes: cut, emptied, other bytes in pages, bits flipped, heads in the place of others. */
+/* Damage number i of a file of n bytes: cut, emptied, other bytes in pages, bits flipped, heads
+ * in the place of others. */
 static size_t damage(char *p, size_t n, unsigned i)
 {
 	unsigned seed = i * 2654435761u + 12345u;
 	size_t at = seed % n, head = at / 64 * 64;
 	switch (i % 8) {
-	case 0:
-		return i / 8 % 2 ? at : head;
-	case 1:
-		memset(p + head, 0, 64);
-		return n;
-	case 2:
-		memset(p + at, (int)(seed >> 8), n - at);
-		return n;
+	case 0: return i / 8 % 2 ? at : head;
+	case 1: memset(p + head, 0, 64); return n;
+	case 2: memset(p + at, (int)(seed >> 8), n - at); return n;
 	case 3:
 		for (unsigned k = 0; k < 64; k++)
 			p[head + k] = (char)((seed = seed * 1103515245u + 12345u) >> 16);
 		return n;
-	case 4:
-		memmove(p + head, p + (head + 128) % (n - 64) / 64 * 64, 64);
-		return n;
+	case 4: memmove(p + head, p + (head + 128) % (n - 64) / 64 * 64, 64); return n;
 	case 5:
-		p[seed % 20] ^= (char)(1 << (seed >> 20) % 8);   /* what the segment says of itself */
+		p[seed % 20] ^= (char)(1 << (seed >> 20) % 8); /* what the segment says of itself */
 		return n;
 	default:
 		for (unsigned k = 0; k < 1 + i % 3; k++) {
@@ -207,8 +207,9 @@ static size_t damage(char *p, size_t n, unsigned i)
 	}
 }
 
-/* Whatever is done to heads: the tier starts, serves right blocks or none, loses no more than the heads that were touched unless it is the segment's own,
- * takes new ones, and the next one starts too. */
+/* Whatever is done to heads: the tier starts, serves right blocks or none, loses no more than the
+ * heads that were touched unless it is the segment's own, takes new ones, and the next one
+ * starts too. */
 START_TEST(test_heads_damaged)
 {
 	enum { N = 64 };
@@ -227,7 +228,7 @@ START_TEST(test_heads_damaged)
 		t = rig_open(&o);
 		unsigned there = 0;
 		for (unsigned k = 0; k < N; k++) {
-			int code = rig_get(t, k, 4 * KIB);   /* compares */
+			int code = rig_get(t, k, 4 * KIB); /* compares */
 			ck_assert_msg(code == 0 || code == ERR_NOTFOUND, "damage %u: %s", i, err_name(code));
 			there += code == 0;
 		}
@@ -241,7 +242,7 @@ START_TEST(test_heads_damaged)
 			ck_assert_int_eq(rig_get(t, k, 4 * KIB), 0);
 		t->ops->destroy(t);
 		free(good);
-		good = slurp("heads-0000", &n);   /* other slots next time */
+		good = slurp("heads-0000", &n); /* other slots next time */
 		bad = mem_grow(bad, n, 1);
 	}
 	ck_assert_uint_gt(one_less, times / 8);
@@ -251,11 +252,12 @@ START_TEST(test_heads_damaged)
 }
 END_TEST
 
-/* Two heads with one key, as a crash without sync may leave them: the one that was written later counts, and its data. */
+/* Two heads with one key, as a crash without sync may leave them: the one that was written later
+ * counts, and its data. */
 START_TEST(test_two_heads)
 {
 	size_t n;
-	struct tier_disk_opts o = rig_opts(16 * SLOT);   /* 8 segments of 2 */
+	struct tier_disk_opts o = rig_opts(16 * SLOT); /* 8 segments of 2 */
 	struct tier *t = rig_open(&o);
 	struct tier_key k1 = rig_key(1);
 	ck_assert_int_eq(rig_put(t, 0, SLOT), 0);
@@ -264,10 +266,10 @@ START_TEST(test_two_heads)
 	char *old = slurp("heads-0000", &n);
 	t = rig_open(&o);
 	ck_assert_int_eq(t->ops->remove(t, &k1), 0);
-	ck_assert_int_eq(rig_put(t, 2, SLOT), 0);        /* in its slot */
+	ck_assert_int_eq(rig_put(t, 2, SLOT), 0); /* in its slot */
 	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
 	t->ops->destroy(t);
-	flip("segment-0000", SLOT);                      /* what it had is no longer whole */
+	flip("segment-0000", SLOT); /* what it had is no longer whole */
 	spit("heads-0000", old, n);
 	t = rig_open(&o);
 	ck_assert_uint_eq(rig_stat(t).blocks, 2);
@@ -287,10 +289,12 @@ static void child_puts(unsigned n)
 	for (unsigned i = 0; i < n; i++)
 		if (rig_put(t, i, 64 * KIB) != 0)
 			_exit(1);
-	raise(SIGKILL);                                  /* as systemd does when a stop takes too long */
+	/* as systemd does when a stop takes too long */
+	raise(SIGKILL);
 }
 
-/* What was acknowledged stays, whatever cuts the stop, also when the machine starts again after it; disk_sync is not set. */
+/* What was acknowledged stays, whatever cuts the stop, also when the machine starts again after
+ * it; disk_sync is not set. */
 START_TEST(test_cut_stop)
 {
 	enum { N = 20 };
@@ -302,12 +306,14 @@ START_TEST(test_cut_stop)
 		child_puts(N);
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-	snprintf(cmd, sizeof cmd, "sync; sed -i 's/^boot .*/boot another/' '%s'", rig_path("state"));   /* format 1 kept the boot there */
+	/* format 1 kept the boot there */
+	snprintf(cmd, sizeof cmd, "sync; sed -i 's/^boot .*/boot another/' '%s'", rig_path("state"));
 	ck_assert_int_eq(system(cmd), 0);
 	struct tier_disk_opts o = rig_opts(4 * MIB);
 	struct tier *t = rig_open(&o);
 	for (unsigned i = 0; i < N; i++)
-		ck_assert_msg(rig_get(t, i, 64 * KIB) == 0, "block %u of %u was acknowledged and is not there", i, N);
+		ck_assert_msg(rig_get(t, i, 64 * KIB) == 0,
+		              "block %u of %u was acknowledged and is not there", i, N);
 	t->ops->destroy(t);
 }
 END_TEST
@@ -351,7 +357,8 @@ START_TEST(test_flush_lasts)
 }
 END_TEST
 
-/* A flush that cannot be made last says so; the blocks are gone until a restart, and the next flush that can be written holds. */
+/* A flush that cannot be made last says so; the blocks are gone until a restart, and the next
+ * flush that can be written holds. */
 START_TEST(test_flush_fails)
 {
 	struct tier_disk_opts o = rig_opts(4 * MIB);
@@ -378,10 +385,15 @@ END_TEST
 START_TEST(test_state)
 {
 	static const struct {
-		const char *text;    /* NULL: as it is */
+		const char *text; /* NULL: as it is */
 		int kept;
 	} row[] = {
-		{NULL, 1}, {"format 1\nboot x\nsync 0\nclean 1\n", 0}, {"format 2\nflush 0\ncheck 0000000000000000\n", 0}, {"format 2\nflush 0\n", 0}, {"garbage", 0}, {"", 0},
+		{NULL, 1},
+		{"format 1\nboot x\nsync 0\nclean 1\n", 0},
+		{"format 2\nflush 0\ncheck 0000000000000000\n", 0},
+		{"format 2\nflush 0\n", 0},
+		{"garbage", 0},
+		{"", 0},
 	};
 	struct tier_disk_opts o = rig_opts(4 * MIB);
 	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
@@ -401,7 +413,8 @@ END_TEST
 
 /* --- files of others --- */
 
-/* A folder with files of others is refused by their names, and they stay; without them it is taken. Its own name makes a file ours only beside the mark. */
+/* A folder with files of others is refused by their names, and they stay; without them it is
+ * taken. Its own name makes a file ours only beside the mark. */
 START_TEST(test_foreign)
 {
 	static const struct {
@@ -430,8 +443,10 @@ START_TEST(test_foreign)
 		for (unsigned k = 0; k < 4 && row[i].file[k]; k++)
 			spit(row[i].file[k], "mine", 4);
 		ck_assert_msg(tier_disk_new(&o, &t, &err) == ERR_EXISTS, "row %u", i);
-		ck_assert_msg(strstr(err.text, row[i].file[0]) || strstr(err.text, ", ..."), "%s", err.text);
-		ck_assert_msg(strstr(err.text, row[i].named) && strstr(err.text, rig_folder), "%s", err.text);
+		ck_assert_msg(strstr(err.text, row[i].file[0]) || strstr(err.text, ", ..."), "%s",
+		              err.text);
+		ck_assert_msg(strstr(err.text, row[i].named) && strstr(err.text, rig_folder), "%s",
+		              err.text);
 		ck_assert_msg(!row[i].not_named || !strstr(err.text, row[i].not_named), "%s", err.text);
 		for (unsigned k = 0; k < 4 && row[i].file[k]; k++) {
 			size_t n;
@@ -447,7 +462,8 @@ START_TEST(test_foreign)
 }
 END_TEST
 
-/* A first start that was killed before it wrote the mark has left its lock, and half a mark beside; the next one goes on. */
+/* A first start that was killed before it wrote the mark has left its lock, and half a mark
+ * beside; the next one goes on. */
 START_TEST(test_before_mark)
 {
 	struct tier_disk_opts o = rig_opts(4 * MIB);
@@ -475,7 +491,8 @@ static size_t private_kib(void)
 	return kib;
 }
 
-/* A tier of many blocks starts from their heads, with at most 96 bytes of memory for each; all are found. */
+/* A tier of many blocks starts from their heads, with at most 96 bytes of memory for each; all
+ * are found. */
 START_TEST(test_many_blocks)
 {
 	const unsigned n = getenv("PD_FULL") ? 1000000 : 65000;
@@ -499,16 +516,18 @@ START_TEST(test_many_blocks)
 	size_t before = private_kib();
 	t = rig_open(&o);
 	ck_assert_uint_eq(rig_stat(t).blocks, n);
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)   /* these keep books of their own */
-	ck_assert_msg(private_kib() - before < (size_t)n * 96 / 1024 + 1024, "private memory grew by %zu KiB for %u blocks", private_kib() - before, n);
+#if !defined(__SANITIZE_THREAD__) && \
+	!defined(__SANITIZE_ADDRESS__) /* these keep books of their own */
+	ck_assert_msg(private_kib() - before < (size_t)n * 96 / 1024 + 1024,
+	              "private memory grew by %zu KiB for %u blocks", private_kib() - before, n);
 #else
 	(void)before;
 #endif
 	for (unsigned i = 0; i < 2000; i++)
 		ck_assert(rig_has(t, i * 31 % n, 4096));
-	ck_assert_int_eq(rig_get(t, 500, 4096), ERR_CORRUPT);   /* its data was never written */
+	ck_assert_int_eq(rig_get(t, 500, 4096), ERR_CORRUPT); /* its data was never written */
 	for (unsigned i = 0; i < 50; i++)
-		ck_assert_int_eq(rig_put(t, n + i, 4096), 0);     /* takes the place of the oldest */
+		ck_assert_int_eq(rig_put(t, n + i, 4096), 0); /* takes the place of the oldest */
 	ck_assert(!rig_has(t, 0, 4096));
 	ck_assert_uint_ge(tier_flushed(t, NULL), n - 50);
 	ck_assert_uint_eq(rig_stat(t).blocks, 0);

@@ -1,5 +1,6 @@
-/* test_storage_disk_fault.c - the disk tier when the system refuses: disks that are full, slow, read-only or broken, heads that cannot be written, folders
- * that cannot be used, kernels without io_uring. Everybody is told why, and the tier goes on as far as it can. */
+/* test_storage_disk_fault.c - the disk tier when the system refuses: disks that are full, slow,
+ * read-only or broken, heads that cannot be written, folders that cannot be used, kernels
+ * without io_uring. Everybody is told why, and the tier goes on as far as it can. */
 #include "tests/unit/disk_rig.h"
 #include "tests/unit/skip.h"
 
@@ -20,10 +21,12 @@ static const char *const engines[] = {"auto", "threads"};
 
 /* --- faults put in the place of system calls --- */
 
-static atomic_int write_error, read_error, commit_error, sync_error, fallocate_error, ring_error, fallocates_left;
-static atomic_int slow, slow_waiting;      /* transfers wait while slow != 0, reads alone if it is 2 */
-static atomic_int commit_hold, commit_waiting;   /* commits wait while commit_hold != 0 */
-static atomic_uint piece;                  /* at most so many bytes in one go */
+static atomic_int write_error, read_error, commit_error, sync_error, fallocate_error, ring_error,
+	fallocates_left;
+/* transfers wait while slow != 0, reads alone if it is 2 */
+static atomic_int slow, slow_waiting;
+static atomic_int commit_hold, commit_waiting; /* commits wait while commit_hold != 0 */
+static atomic_uint piece;                      /* at most so many bytes in one go */
 
 static int fault_fallocate(int fd, int mode, off_t at, off_t bytes)
 {
@@ -70,12 +73,16 @@ static int fault_commit(void)
 	return commit_error;
 }
 
-static const struct disk_calls faults = {
-	.fallocate = fault_fallocate, .datasync = fault_sync, .ring_init = fault_ring, .transfer = fault_transfer, .commit = fault_commit};
+static const struct disk_calls faults = {.fallocate = fault_fallocate,
+                                         .datasync = fault_sync,
+                                         .ring_init = fault_ring,
+                                         .transfer = fault_transfer,
+                                         .commit = fault_commit};
 
 static void no_faults(void)
 {
-	write_error = read_error = commit_error = sync_error = fallocate_error = ring_error = fallocates_left = slow = slow_waiting = 0;
+	write_error = read_error = commit_error = sync_error = fallocate_error = ring_error =
+		fallocates_left = slow = slow_waiting = 0;
 	piece = 0;
 	commit_hold = commit_waiting = 0;
 }
@@ -109,7 +116,10 @@ START_TEST(test_folders)
 	static const struct {
 		const char *path, *says;
 	} row[] = {
-		{"/nowhere/at/all", "cannot make the folder"}, {"/proc/version", "is not a folder"}, {"/proc/sys", "not of a disk tier"}, {"", "no folder is named"},
+		{"/nowhere/at/all", "cannot make the folder"},
+		{"/proc/version", "is not a folder"},
+		{"/proc/sys", "not of a disk tier"},
+		{"", "no folder is named"},
 	};
 	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
 		o.path = row[i].path;
@@ -129,7 +139,8 @@ END_TEST
 
 /* --- full disks --- */
 
-/* No room for another file: it goes on with what it has; none at all: puts say so, reads of nothing are misses; room again: so does it. */
+/* No room for another file: it goes on with what it has; none at all: puts say so, reads of
+ * nothing are misses; room again: so does it. */
 START_TEST(test_full)
 {
 	struct tier_disk_opts o = fault_opts(16 * SLOT);
@@ -142,7 +153,7 @@ START_TEST(test_full)
 	ck_assert_ptr_nonnull(strstr(rig_stat(t).state, "full"));
 	ck_assert_uint_gt(rig_stat(t).full, 0);
 	t->ops->destroy(t);
-	fallocates_left = 2;   /* two segments of two blocks */
+	fallocates_left = 2; /* two segments of two blocks */
 	t = rig_open(&o);
 	for (unsigned i = 0; i < 12; i++) {
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
@@ -151,7 +162,8 @@ START_TEST(test_full)
 	ck_assert_uint_eq(rig_stat(t).blocks, 4);
 	ck_assert_uint_eq(rig_stat(t).evictions, 8);
 	fallocates_left = 1;
-	ck_assert_int_eq(rig_put(t, 100, SLOT / 2), 0);   /* another size takes the room of a whole segment, when that can be had */
+	/* another size takes the room of a whole segment, when that can be had */
+	ck_assert_int_eq(rig_put(t, 100, SLOT / 2), 0);
 	t->ops->destroy(t);
 	no_faults();
 	t = rig_open(&o);
@@ -165,7 +177,8 @@ END_TEST
 /* The same on a real file system that is too small; also its heads find no room. */
 START_TEST(test_full_really)
 {
-	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount("none", rig_folder, "tmpfs", 0, "size=6m") != 0)
+	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+	    mount("none", rig_folder, "tmpfs", 0, "size=6m") != 0)
 		SKIP("cannot mount a small disk here: %s", strerror(errno));
 	struct tier_disk_opts o = rig_opts(64 * MIB);
 	struct tier *t = rig_open(&o);
@@ -191,7 +204,8 @@ END_TEST
 START_TEST(test_read_only_really)
 {
 	struct err err = {0};
-	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount("none", rig_folder, "tmpfs", 0, "size=32m") != 0)
+	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+	    mount("none", rig_folder, "tmpfs", 0, "size=32m") != 0)
 		SKIP("cannot mount a disk here: %s", strerror(errno));
 	struct tier_disk_opts o = rig_opts(8 * MIB);
 	struct tier *t = rig_open(&o);
@@ -210,7 +224,8 @@ END_TEST
 
 /* --- errors of the device --- */
 
-/* Three failed writes in a row: no puts for a while, and everybody is told why; reads go on all the time. */
+/* Three failed writes in a row: no puts for a while, and everybody is told why; reads go on all
+ * the time. */
 START_TEST(test_write_errors)
 {
 	static const int error[] = {EIO, EROFS};
@@ -224,8 +239,9 @@ START_TEST(test_write_errors)
 		for (unsigned k = 0; k < 8; k++) {
 			struct rig_op *p = rig_put_begin(t, 10 + k, SLOT);
 			ck_assert_int_eq(rig_wait(p), ERR_IO);
-			ck_assert_msg(strstr(p->text, error[i] == EIO ? "Input/output" : "Read-only") != NULL, "%s", p->text);
-			ck_assert_int_eq(p->moved, k < 3);   /* after three not even tried */
+			ck_assert_msg(strstr(p->text, error[i] == EIO ? "Input/output" : "Read-only") != NULL,
+			              "%s", p->text);
+			ck_assert_int_eq(p->moved, k < 3); /* after three not even tried */
 			rig_free(p);
 			ck_assert_int_eq(rig_get(t, 1, SLOT), 0);
 			ck_assert_int_eq(rig_get(t, 10 + k, SLOT), ERR_NOTFOUND);
@@ -243,7 +259,8 @@ START_TEST(test_write_errors)
 }
 END_TEST
 
-/* A block that cannot be read is an error with a reason; it is not dropped: the disk may be back soon. */
+/* A block that cannot be read is an error with a reason; it is not dropped: the disk may be back
+ * soon. */
 START_TEST(test_read_errors)
 {
 	struct tier_disk_opts o = fault_opts(8 * MIB);
@@ -278,7 +295,8 @@ START_TEST(test_pieces)
 }
 END_TEST
 
-/* Heads cannot be written: the puts of that round fail with the reason, nothing of them is there, no slot is lost, and it goes on when it can. */
+/* Heads cannot be written: the puts of that round fail with the reason, nothing of them is
+ * there, no slot is lost, and it goes on when it can. */
 START_TEST(test_commit_errors)
 {
 	static const struct {
@@ -322,7 +340,8 @@ START_TEST(test_sync_errors)
 }
 END_TEST
 
-/* A dropped slot whose cleared head cannot be made last is not used: the put that needs it waits until it can. */
+/* A dropped slot whose cleared head cannot be made last is not used: the put that needs it waits
+ * until it can. */
 START_TEST(test_clear_errors)
 {
 	struct tier_disk_opts o = fault_opts(4 * SLOT);
@@ -347,7 +366,8 @@ END_TEST
 
 /* --- a slow disk --- */
 
-/* While no transfer ends: callers never wait, look-ups are answered, the queues are bounded and say so, the oldest operation's age is seen; then all end. */
+/* While no transfer ends: callers never wait, look-ups are answered, the queues are bounded and
+ * say so, the oldest operation's age is seen; then all end. */
 START_TEST(test_slow)
 {
 	enum { N = 1200 };
@@ -390,7 +410,8 @@ START_TEST(test_slow)
 }
 END_TEST
 
-/* Many puts of one block wait for room; those that get it turn out not to need it, as the first was faster: the others go on all the same. */
+/* Many puts of one block wait for room; those that get it turn out not to need it, as the first
+ * was faster: the others go on all the same. */
 START_TEST(test_parked_known)
 {
 	enum { N = 40 };
@@ -403,7 +424,7 @@ START_TEST(test_parked_known)
 		usleep(1000);
 	for (unsigned i = 0; i < N; i++)
 		p[i] = rig_put_begin(t, 1, SLOT);
-	usleep(20000);   /* better all of them wait, but some will do */
+	usleep(20000); /* better all of them wait, but some will do */
 	commit_hold = 0;
 	ck_assert_int_eq(rig_wait(first), 0);
 	rig_free(first);
@@ -416,8 +437,9 @@ START_TEST(test_parked_known)
 }
 END_TEST
 
-/* The device takes no more heads, as one that hangs for a minute: who asks for what memory knows has his answer at once, reads go on, puts are taken up to the bound; when
- * it goes on all of them end. */
+/* The device takes no more heads, as one that hangs for a minute: who asks for what memory knows
+ * has his answer at once, reads go on, puts are taken up to the bound; when it goes on all of
+ * them end. */
 START_TEST(test_hangs)
 {
 	enum { N = 1400 };
@@ -446,7 +468,7 @@ START_TEST(test_hangs)
 	struct flush_rig r = flush_rig();
 	t->ops->flush(t, &r.f);
 	ck_assert(!rig_has(t, 5000, 4 * KIB));
-	ck_assert_int_eq(atomic_load(&r.done), 0);   /* it does not last yet */
+	ck_assert_int_eq(atomic_load(&r.done), 0); /* it does not last yet */
 	commit_hold = 0;
 	flush_rig_wait(&r);
 	ck_assert_int_eq(r.f.code, 0);
@@ -482,7 +504,7 @@ START_TEST(test_remove_in_done)
 	p->arg = t;
 	t->ops->put(t, &p->op);
 	ck_assert_int_eq(rig_wait(p), 0);
-	ck_assert_int_eq(p->moved, 2);   /* copied, and removed */
+	ck_assert_int_eq(p->moved, 2); /* copied, and removed */
 	rig_free(p);
 	ck_assert(!rig_has(t, 1000, 4 * KIB));
 	ck_assert_uint_eq(rig_stat(t).blocks, 0);
@@ -490,7 +512,8 @@ START_TEST(test_remove_in_done)
 }
 END_TEST
 
-/* Segments whose files cannot be opened for now (no descriptors left) are not taken for lost ones: the start fails, and nothing is deleted. */
+/* Segments whose files cannot be opened for now (no descriptors left) are not taken for lost
+ * ones: the start fails, and nothing is deleted. */
 static int no_descriptors(const char *path, int flags, mode_t mode)
 {
 	if (strstr(path, "/heads-")) {
@@ -531,7 +554,8 @@ static size_t data_kib(void)
 	return kib;
 }
 
-/* No memory for a buffer: that block fails with the reason, though idle buffers of another size are there; smaller ones go on. */
+/* No memory for a buffer: that block fails with the reason, though idle buffers of another size
+ * are there; smaller ones go on. */
 START_TEST(test_no_memory)
 {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -606,7 +630,8 @@ static size_t each_segment(unsigned n, size_t (*fn)(const char *file))
 	return sum;
 }
 
-/* What goes through the disk tier leaves nothing in the page cache; where the file system cannot go past it, little: the last writes at most. */
+/* What goes through the disk tier leaves nothing in the page cache; where the file system cannot
+ * go past it, little: the last writes at most. */
 START_TEST(test_page_cache)
 {
 	enum { N = 256 };
@@ -620,16 +645,18 @@ START_TEST(test_page_cache)
 	struct tier *t = rig_open(&o);
 	for (unsigned i = 0; i < N; i++)
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
-	each_segment(N / 4 + 4, segment_sync);   /* only what has reached the device can leave */
+	each_segment(N / 4 + 4, segment_sync); /* only what has reached the device can leave */
 	for (unsigned i = 0; i < N; i++)
 		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
 	size_t cached = each_segment(N / 4 + 4, cached_pages);
-	ck_assert_msg(cached <= (_i ? 64 * (SLOT / 4096) : 0), "%zu of %zu pages are in the page cache", cached, N * SLOT / 4096);
+	ck_assert_msg(cached <= (_i ? 64 * (SLOT / 4096) : 0), "%zu of %zu pages are in the page cache",
+	              cached, N * SLOT / 4096);
 	t->ops->destroy(t);
 }
 END_TEST
 
-/* A block that is being read is not evicted, though it is the least recently used one: nobody else gets its slot. */
+/* A block that is being read is not evicted, though it is the least recently used one: nobody
+ * else gets its slot. */
 START_TEST(test_read_slot_kept)
 {
 	struct tier_disk_opts o = fault_opts(4 * SLOT);

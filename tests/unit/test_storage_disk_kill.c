@@ -1,9 +1,12 @@
-/* test_storage_disk_kill.c - kill -9 of a process that writes to the disk tier, at any point: everything that was acknowledged is there and right, and nothing
- * wrong is ever served. 20 kills; 200 with PD_FULL=1.
+/* test_storage_disk_kill.c - kill -9 of a process that writes to the disk tier, at any point:
+ * everything that was acknowledged is there and right, and nothing wrong is ever served. 20 kills;
+ * 200 with PD_FULL=1.
  *
- * The writer is a child process. It notes each acknowledgement in shared memory, so what it was told survives it. The kill comes at a random time, also
- * while the tier is being opened. Three kinds of lives take turns: with room for all (then everything must be there), with room for a few (then the last
- * ones must be there, of all others nothing wrong), and one that also flushes, removes, resizes and uses other sizes (then nothing wrong). */
+ * The writer is a child process. It notes each acknowledgement in shared memory, so what it was
+ * told survives it. The kill comes at a random time, also while the tier is being opened. Three
+ * kinds of lives take turns: with room for all (then everything must be there), with room for a
+ * few (then the last ones must be there, of all others nothing wrong), and one that also
+ * flushes, removes, resizes and uses other sizes (then nothing wrong). */
 #include "tests/unit/disk_rig.h"
 
 #include <signal.h>
@@ -13,8 +16,8 @@
 
 #define ACKS_MAX 65536u
 #define OUTSTANDING 24
-#define NAMES_MAX 1500u              /* of one life */
-#define LAST_KEPT 8u                 /* with room for 64 of them */
+#define NAMES_MAX 1500u /* of one life */
+#define LAST_KEPT 8u    /* with room for 64 of them */
 
 enum kind { ROOM_FOR_ALL, ROOM_FOR_FEW, EVERYTHING_AT_ONCE, KINDS };
 
@@ -40,7 +43,9 @@ static size_t bytes_of(unsigned name)
 
 static struct tier_disk_opts opts_of(enum kind kind, unsigned life)
 {
-	struct tier_disk_opts o = rig_opts(kind == ROOM_FOR_ALL ? 2048 * MIB : kind == ROOM_FOR_FEW ? 1 * MIB : 4 * MIB);
+	struct tier_disk_opts o = rig_opts(kind == ROOM_FOR_ALL   ? 2048 * MIB
+	                                   : kind == ROOM_FOR_FEW ? 1 * MIB
+	                                                          : 4 * MIB);
 	o.io = life % 4 == 3 ? "threads" : "auto";
 	o.sync = life % 8 == 5;
 	o.direct = life % 16 != 9;
@@ -79,7 +84,8 @@ static void put_done(struct tier_op *op, int code, enum tier_id tier, const char
 	struct put *p = (struct put *)op;
 	(void)text;
 	if (code == 0 && tier == TIER_DISK) {
-		unsigned n = atomic_load(&shared->acks);   /* one thread at a time acknowledges what was written */
+		/* one thread at a time acknowledges what was written */
+		unsigned n = atomic_load(&shared->acks);
 		shared->ack[n % ACKS_MAX] = p->name;
 		atomic_store(&shared->acks, n + 1);
 	}
@@ -96,7 +102,8 @@ static void put_next(struct writer *w)
 	struct put *p = mem_zalloc(sizeof *p);
 	p->w = w;
 	p->name = name_of(w->kind, w->life, i);
-	p->op = (struct tier_op){.key = rig_key(p->name), .bytes = bytes_of(p->name), .move = put_move, .done = put_done};
+	p->op = (struct tier_op){
+		.key = rig_key(p->name), .bytes = bytes_of(p->name), .move = put_move, .done = put_done};
 	w->t->ops->put(w->t, &p->op);
 }
 
@@ -108,7 +115,9 @@ static int read_one(struct tier *t, unsigned name)
 	t->ops->get(t, &o->op);
 	int code = rig_wait(o);
 	rig_fill(want, 0, o->op.bytes, name);
-	int right = code == ERR_NOTFOUND ? 0 : code == 0 && memcmp(o->bytes, want, o->op.bytes) == 0 ? 1 : -1;
+	int right = code == ERR_NOTFOUND                                    ? 0
+	            : code == 0 && memcmp(o->bytes, want, o->op.bytes) == 0 ? 1
+	                                                                    : -1;
 	free(want);
 	rig_free(o);
 	return right;
@@ -131,7 +140,8 @@ static void child(enum kind kind, unsigned life)
 	static struct writer w;
 	struct tier_disk_opts o = opts_of(kind, life);
 	int nowhere = open("/dev/null", O_RDWR);
-	for (int fd = 3; fd < 64; fd++)   /* libcheck's own file: a message that the kill cuts would end the test */
+	/* libcheck's own file: a message that the kill cuts would end the test */
+	for (int fd = 3; fd < 64; fd++)
 		if (fd != nowhere && fcntl(fd, F_GETFD) >= 0)
 			dup2(nowhere, fd);
 	struct err err = {0};
@@ -144,9 +154,10 @@ static void child(enum kind kind, unsigned life)
 	atomic_store(&shared->opened, 1);
 	for (unsigned i = 0; i < OUTSTANDING; i++)
 		put_next(&w);
-	for (unsigned i = 0, seen = 0;; i++) {   /* until the kill */
+	for (unsigned i = 0, seen = 0;; i++) { /* until the kill */
 		unsigned n = atomic_load(&shared->acks);
-		while (kind == ROOM_FOR_FEW && n == seen) {   /* what is read counts as used: more reads than puts would drive the last ones out */
+		while (kind == ROOM_FOR_FEW && n == seen) {
+			/* what is read counts as used: more reads than puts would drive the last ones out */
 			usleep(100);
 			n = atomic_load(&shared->acks);
 		}
@@ -173,7 +184,10 @@ static void live_and_die(enum kind kind, unsigned life, unsigned *seed)
 	if (pid == 0)
 		child(kind, life);
 	unsigned before = atomic_load(&shared->acks);
-	for (int i = 0; !early && !(atomic_load(&shared->opened) && atomic_load(&shared->acks) > before) && i < RIG_WAIT_S * 2000; i++) {
+	for (int i = 0;
+	     !early && !(atomic_load(&shared->opened) && atomic_load(&shared->acks) > before) &&
+	     i < RIG_WAIT_S * 2000;
+	     i++) {
 		usleep(500);
 		if (waitpid(pid, &status, WNOHANG) == pid)
 			ck_abort_msg("life %u ended by itself: status %d", life, status);
@@ -181,8 +195,10 @@ static void live_and_die(enum kind kind, unsigned life, unsigned *seed)
 	usleep(pause_us);
 	kill(pid, SIGKILL);
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-	ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "life %u: status %d", life, status);
-	ck_assert_msg(atomic_load(&shared->wrong) == 0, "life %u: wrong bytes were served while it lived", life);
+	ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "life %u: status %d", life,
+	              status);
+	ck_assert_msg(atomic_load(&shared->wrong) == 0,
+	              "life %u: wrong bytes were served while it lived", life);
 }
 
 /* acks[from, to) of this life: which are there? */
@@ -194,8 +210,9 @@ static void verify(enum kind kind, unsigned life, unsigned from, unsigned to, un
 	for (unsigned i = from; i < to; i++) {
 		int r = read_one(t, shared->ack[i % ACKS_MAX]);
 		ck_assert_msg(r >= 0, "life %u: block %u is wrong or damaged", life, i - from);
-		ck_assert_msg(r == 1 || kind == EVERYTHING_AT_ONCE || (kind == ROOM_FOR_FEW && i < last), "life %u: block %u of %u was acknowledged and is not there", life,
-		              i - from, to - from);
+		ck_assert_msg(r == 1 || kind == EVERYTHING_AT_ONCE || (kind == ROOM_FOR_FEW && i < last),
+		              "life %u: block %u of %u was acknowledged and is not there", life, i - from,
+		              to - from);
 		*ret_there += r == 1;
 	}
 	ck_assert_uint_eq(rig_stat(t).corrupt, 0);
@@ -221,7 +238,8 @@ static void verify_all(unsigned kills)
 	unsigned n = atomic_load(&shared->acks);
 	for (unsigned i = n < ACKS_MAX ? 0 : n - ACKS_MAX; i < n; i++)
 		if (shared->ack[i % ACKS_MAX] >> 28 == ROOM_FOR_ALL)
-			ck_assert_msg(read_one(t, shared->ack[i % ACKS_MAX]) == 1, "block %u of %u was acknowledged and is not there after all kills", i, n);
+			ck_assert_msg(read_one(t, shared->ack[i % ACKS_MAX]) == 1,
+			              "block %u of %u was acknowledged and is not there after all kills", i, n);
 	ck_assert_uint_eq(rig_stat(t).evictions, 0);
 	t->ops->destroy(t);
 }
@@ -245,7 +263,8 @@ START_TEST(test_kill)
 		acked += to - from;
 	}
 	verify_all(kills);
-	printf("%u kills, %u blocks acknowledged, %u of them there and right, none wrong\n", kills, acked, there);
+	printf("%u kills, %u blocks acknowledged, %u of them there and right, none wrong\n", kills,
+	       acked, there);
 	ck_assert_uint_gt(acked, kills / 2);
 	folder_for(KINDS);
 	munmap(shared, sizeof *shared);

@@ -1,5 +1,6 @@
-/* test_storage_redis.c - the Redis tier against a real redis-server: what is stored comes back, and what happens when the server is not there,
- * dies, stops, is full, refuses us, or has something else under our keys. */
+/* test_storage_redis.c - the Redis tier against a real redis-server: what is stored comes back, and
+ * what happens when the server is not there, dies, stops, is full, refuses us, or has something
+ * else under our keys. */
 #include "daemons/storage/redis_int.h"
 #include "redis_rig.h"
 
@@ -26,11 +27,13 @@ static struct tier *ready_tier(struct tier_redis_opts o)
 	return t;
 }
 
-/* Small ones, and some that fill socket buffers many times; whole in, whole out, also by another tier. */
+/* Small ones, and some that fill socket buffers many times; whole in, whole out, also by another
+ * tier. */
 START_TEST(test_sizes)
 {
 	static const size_t size[] = {1, 63, 64, 4096, 65536, 1474560, 5000001};
-	struct tier *a = ready_tier((struct tier_redis_opts){0}), *b = ready_tier((struct tier_redis_opts){0});
+	struct tier *a = ready_tier((struct tier_redis_opts){0}),
+				*b = ready_tier((struct tier_redis_opts){0});
 	for (unsigned i = 0; i < 7; i++) {
 		ck_assert_int_eq(get(a, i, size[i]), ERR_NOTFOUND);
 		ck_assert_int_eq(put(a, i, size[i]), 0);
@@ -39,7 +42,7 @@ START_TEST(test_sizes)
 		ck_assert_int_eq(get(b, i, size[i] + 1), ERR_NOTFOUND);
 		if (size[i] > 1)
 			ck_assert_int_eq(get(b, i, size[i] - 1), ERR_NOTFOUND);
-		ck_assert_int_eq(get(a, i, size[i]), 0);   /* another size drops nothing */
+		ck_assert_int_eq(get(a, i, size[i]), 0); /* another size drops nothing */
 	}
 	struct tier_stat s = stat_of(a);
 	ck_assert_uint_eq(s.puts, 7);
@@ -60,11 +63,11 @@ START_TEST(test_put_known)
 	ck_assert_int_eq(put(t, 1, BLOCK), 0);
 	rop_begin_put(t, &o, 1, BLOCK);
 	ck_assert_int_eq(rop_end(&o), 0);
-	ck_assert_int_eq(o.moved, 0);   /* not copied, not sent again */
+	ck_assert_int_eq(o.moved, 0); /* not copied, not sent again */
 	ck_assert_uint_eq(stat_of(t).known, 1);
 	rop_begin_put(t, &o, 1, BLOCK + 5);
 	ck_assert_int_eq(rop_end(&o), 0);
-	ck_assert_int_eq(o.moved, 1);   /* another size: the newer one counts */
+	ck_assert_int_eq(o.moved, 1); /* another size: the newer one counts */
 	ck_assert_int_eq(get(t, 1, BLOCK), ERR_NOTFOUND);
 	ck_assert_int_eq(get(t, 1, BLOCK + 5), 0);
 	t->ops->destroy(t);
@@ -78,7 +81,8 @@ START_TEST(test_void)
 	struct rop o;
 	rop_init(&o, 1, BLOCK);
 	o.op.move = rop_move_in;
-	o.op.bytes = (size_t)512 << 20;   /* with its head more than Redis takes: refused here, not by the end of the connection */
+	/* with its head more than Redis takes: refused here, not by the end of the connection */
+	o.op.bytes = (size_t)512 << 20;
 	t->ops->put(t, &o.op);
 	ck_assert_int_eq(rop_end(&o), ERR_INVALID);
 	ck_assert_int_eq(o.moved, 0);
@@ -99,7 +103,8 @@ START_TEST(test_void)
 }
 END_TEST
 
-/* Given up before it begins: not sent, not copied. A copy between tiers is neither hit nor miss, and is told the stored checksum. */
+/* Given up before it begins: not sent, not copied. A copy between tiers is neither hit nor miss,
+ * and is told the stored checksum. */
 START_TEST(test_given_up_and_aside)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
@@ -130,7 +135,8 @@ START_TEST(test_given_up_and_aside)
 		ck_assert(name != 1 || sum_equal(o.op.sum, put_sum));
 	}
 	struct tier_stat s = stat_of(t);
-	ck_assert_uint_eq(s.gets + s.hits + s.misses + s.errors, 1);   /* the one that was given up was asked for */
+	/* the one that was given up was asked for */
+	ck_assert_uint_eq(s.gets + s.hits + s.misses + s.errors, 1);
 	t->ops->destroy(t);
 }
 END_TEST
@@ -154,7 +160,8 @@ START_TEST(test_lookup)
 }
 END_TEST
 
-/* Keys that another tier has already are not asked for and stay as they are; without `leading` all are looked at. */
+/* Keys that another tier has already are not asked for and stay as they are; without `leading`
+ * all are looked at. */
 START_TEST(test_lookup_where)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
@@ -165,16 +172,22 @@ START_TEST(test_lookup_where)
 	ck_assert_int_eq(put(t, 0, 100), 0);
 	ck_assert_int_eq(put(t, 2, 100), 0);
 	ck_assert_int_eq(put(t, 5, 100), 0);
-	struct rfind q = {.f = {.key = key, .where = where, .n = 6, .bytes = 100, .until_us = clock_us() + LONG_US, .done = rfind_done}};
+	struct rfind q = {.f = {.key = key,
+	                        .where = where,
+	                        .n = 6,
+	                        .bytes = 100,
+	                        .until_us = clock_us() + LONG_US,
+	                        .done = rfind_done}};
 	sem_init(&q.over, 0, 0);
 	t->ops->lookup(t, &q.f);
 	sem_wait_long(&q.over);
-	ck_assert_mem_eq(where, ((unsigned char[]){TIER_MEMORY, 0, TIER_REDIS, TIER_DISK, 0, TIER_REDIS}), 6);
+	ck_assert_mem_eq(where,
+	                 ((unsigned char[]){TIER_MEMORY, 0, TIER_REDIS, TIER_DISK, 0, TIER_REDIS}), 6);
 	t->ops->destroy(t);
 }
 END_TEST
 
-/* --- the server is not there, dies, stops --------------------------------------------------------------------------------------------- */
+/* --- the server is not there, dies, stops -------------------------------- */
 
 START_TEST(test_away_and_back)
 {
@@ -184,7 +197,8 @@ START_TEST(test_away_and_back)
 	for (int round = 0; round < 2; round++) {
 		struct rop o;
 		rop_begin_put(t, &o, 1, BLOCK);
-		ck_assert(round > 0 || o.done == 1);   /* at once, on this thread; later this connection may not have noticed yet */
+		/* at once, on this thread; later this connection may not have noticed yet */
+		ck_assert(round > 0 || o.done == 1);
 		ck_assert_int_eq(rop_end(&o), ERR_CLOSED);
 		ck_assert_str_eq(o.text, "redis is away");
 		rop_begin_get(t, &o, 1, BLOCK);
@@ -196,7 +210,7 @@ START_TEST(test_away_and_back)
 		int flushed = ERR_CLOSED;
 		if (round == 0)
 			tier_flushed(t, &flushed);
-		ck_assert_int_eq(flushed, ERR_CLOSED);   /* which whoever asks for it hears */
+		ck_assert_int_eq(flushed, ERR_CLOSED); /* which whoever asks for it hears */
 		rig_start(&rig, NULL);
 		wait_state(t, "ready");
 		ck_assert_int_eq(put(t, 1, BLOCK), 0);
@@ -217,14 +231,16 @@ struct hammer {
 	unsigned hits, puts, other;
 };
 
-/* Puts and gets the same few blocks until it is told to stop; every operation ends, and no wrong block comes. */
+/* Puts and gets the same few blocks until it is told to stop; every operation ends, and no wrong
+ * block comes. */
 static void *hammer_main(void *arg)
 {
 	struct hammer *h = arg;
 	for (unsigned i = h->first; !*h->stop; i++) {
 		struct rop o[6];
 		for (unsigned k = 0; k < 6; k++)
-			k & 1 ? rop_begin_get(h->t, &o[k], (i + k) % 16, BLOCK) : rop_begin_put(h->t, &o[k], (i + k) % 16, BLOCK);
+			k & 1 ? rop_begin_get(h->t, &o[k], (i + k) % 16, BLOCK)
+				  : rop_begin_put(h->t, &o[k], (i + k) % 16, BLOCK);
 		for (unsigned k = 0; k < 6; k++) {
 			int code = rop_end(&o[k]);
 			h->hits += k & 1 && code == 0;
@@ -237,7 +253,8 @@ static void *hammer_main(void *arg)
 	return NULL;
 }
 
-/* Killed again and again under load, started again: what is asked ends, what is served is right, hits come back. */
+/* Killed again and again under load, started again: what is asked ends, what is served is right,
+ * hits come back. */
 START_TEST(test_killed_under_load)
 {
 	_Atomic int over = 0;
@@ -249,7 +266,9 @@ START_TEST(test_killed_under_load)
 	}
 	for (int round = 0; round < 3; round++) {
 		struct tier_stat before = stat_of(t), s;
-		for (uint64_t until = clock_us() + LONG_US; s = stat_of(t), s.hits < before.hits + 20 || s.write_bytes == before.write_bytes; usleep(1000))
+		for (uint64_t until = clock_us() + LONG_US;
+		     s = stat_of(t), s.hits < before.hits + 20 || s.write_bytes == before.write_bytes;
+		     usleep(1000))
 			ck_assert_uint_lt(clock_us(), until);
 		rig_kill(&rig);
 		rig_start(&rig, NULL);
@@ -273,12 +292,13 @@ START_TEST(test_stopped)
 	ck_assert_int_eq(put(t, 1, BLOCK), 0);
 	kill(rig.pid, SIGSTOP);
 	ck_assert_uint_eq(lookup(t, 1, 1, BLOCK, 20000, &us), 0);
-	ck_assert_uint_lt(us, 5000000);   /* 20 ms, but for a loaded machine */
+	ck_assert_uint_lt(us, 5000000); /* 20 ms, but for a loaded machine */
 	for (unsigned i = 0; i < 8; i++)
 		i & 1 ? rop_begin_get(t, &o[i], 1, BLOCK) : rop_begin_put(t, &o[i], 100 + i, BLOCK);
 	for (unsigned i = 0; i < 8; i++) {
 		int code = rop_end(&o[i]);
-		ck_assert_msg(code == ERR_TIMEOUT || code == ERR_CLOSED || code == ERR_NOTFOUND, "%d", code);
+		ck_assert_msg(code == ERR_TIMEOUT || code == ERR_CLOSED || code == ERR_NOTFOUND, "%d",
+		              code);
 		ck_assert_uint_lt(o[i].us, 5000000);
 	}
 	wait_state(t, "away: no answer");
@@ -290,7 +310,8 @@ START_TEST(test_stopped)
 }
 END_TEST
 
-/* Look-ups that the server does not answer end by their limit, the caller's or the tier's, and say nothing about the server: it may just be far away. */
+/* Look-ups that the server does not answer end by their limit, the caller's or the tier's, and
+ * say nothing about the server: it may just be far away. */
 START_TEST(test_lookup_limit)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 60000, .lookup_ms = 20});
@@ -299,7 +320,7 @@ START_TEST(test_lookup_limit)
 	kill(rig.pid, SIGSTOP);
 	for (int i = 0; i < 8; i++) {
 		ck_assert_uint_eq(lookup(t, 1, 1, BLOCK, i & 1 ? 10000 : 0, &us), 0);
-		ck_assert_uint_lt(us, 4000000);   /* 10 or 20 ms, but for a loaded machine */
+		ck_assert_uint_lt(us, 4000000); /* 10 or 20 ms, but for a loaded machine */
 	}
 	ck_assert_str_eq(stat_of(t).state, "ready");
 	kill(rig.pid, SIGCONT);
@@ -323,7 +344,7 @@ START_TEST(test_destroy_busy)
 		ck_assert_int_eq(rop_end(&o[i]), ERR_CANCELLED);
 	flush_rig_wait(&f);
 	ck_assert_int_eq(f.f.code, ERR_CANCELLED);
-	t = tier_at(rig.unix_path, (struct tier_redis_opts){0});   /* connected, not greeted */
+	t = tier_at(rig.unix_path, (struct tier_redis_opts){0}); /* connected, not greeted */
 	usleep(20000);
 	t->ops->destroy(t);
 	kill(rig.pid, SIGCONT);
@@ -388,7 +409,7 @@ START_TEST(test_tcp)
 }
 END_TEST
 
-/* --- what it says ----------------------------------------------------------------------------------------------------------------------- */
+/* --- what it says -------------------------------------------------------- */
 
 START_TEST(test_full_server)
 {
@@ -401,7 +422,7 @@ START_TEST(test_full_server)
 	ck_assert_int_eq(rop_end(&o), ERR_FULL);
 	ck_assert_str_eq(o.text, "redis is at its maxmemory and evicts nothing");
 	rop_begin_put(t, &o, 3, BLOCK);
-	ck_assert_int_eq(o.moved, 0);   /* for a while not even tried */
+	ck_assert_int_eq(o.moved, 0); /* for a while not even tried */
 	ck_assert_int_eq(rop_end(&o), ERR_FULL);
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	ck_assert_int_eq(put(t, 1, BLOCK), ERR_FULL);
@@ -439,8 +460,10 @@ static int has_state(const char *address, struct tier_redis_opts o, const char *
 
 START_TEST(test_password_and_db)
 {
-	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.db = 99}, "away: SELECT: ERR DB index is out of range"));
-	struct tier *zero = ready_tier((struct tier_redis_opts){0}), *five = ready_tier((struct tier_redis_opts){.db = 5});
+	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.db = 99},
+	                    "away: SELECT: ERR DB index is out of range"));
+	struct tier *zero = ready_tier((struct tier_redis_opts){0}),
+				*five = ready_tier((struct tier_redis_opts){.db = 5});
 	ck_assert_int_eq(put(five, 1, BLOCK), 0);
 	ck_assert_int_eq(get(zero, 1, BLOCK), ERR_NOTFOUND);
 	five->ops->destroy(five);
@@ -449,11 +472,17 @@ START_TEST(test_password_and_db)
 	RIG_DO(&rig, "ACL", "SETUSER", "dull", "on", ">geheim", "~other:*", "+@all");
 	RIG_DO(&rig, "CONFIG", "SET", "requirepass", "offen");
 	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){0}, "away: EXISTS: NOAUTH"));
-	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.password = "falsch"}, "away: AUTH: WRONGPASS"));
+	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.password = "falsch"},
+	                    "away: AUTH: WRONGPASS"));
 	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.password = "offen"}, "ready"));
-	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.username = "kv", .password = "offen"}, "away: AUTH: WRONGPASS"));
-	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.username = "kv", .password = "geheim"}, "ready"));
-	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.username = "dull", .password = "geheim"}, "away: EXISTS: NOPERM"));
+	ck_assert(has_state(rig.unix_path,
+	                    (struct tier_redis_opts){.username = "kv", .password = "offen"},
+	                    "away: AUTH: WRONGPASS"));
+	ck_assert(has_state(rig.unix_path,
+	                    (struct tier_redis_opts){.username = "kv", .password = "geheim"}, "ready"));
+	ck_assert(has_state(rig.unix_path,
+	                    (struct tier_redis_opts){.username = "dull", .password = "geheim"},
+	                    "away: EXISTS: NOPERM"));
 }
 END_TEST
 
@@ -487,7 +516,8 @@ START_TEST(test_figures)
 }
 END_TEST
 
-/* What the server evicts is counted when it is asked again, and has gone nowhere else: it is lost. */
+/* What the server evicts is counted when it is asked again, and has gone nowhere else: it is
+ * lost. */
 START_TEST(test_evicted)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
@@ -497,7 +527,7 @@ START_TEST(test_evicted)
 	RIG_DO(&rig, "CONFIG", "SET", "maxmemory", "8000000");
 	for (unsigned i = 0; i < 300; i++)
 		ck_assert_int_eq(put(t, i, 65536), 0);
-	tier_flushed(t, NULL);   /* its end asks for the figures */
+	tier_flushed(t, NULL); /* its end asks for the figures */
 	for (uint64_t until = clock_us() + LONG_US; stat_of(t).evictions == 0; usleep(1000))
 		ck_assert_uint_lt(clock_us(), until);
 	struct tier_stat s = stat_of(t);
@@ -511,12 +541,13 @@ START_TEST(test_ttl)
 {
 	char key[96];
 	key_text(key, 1);
-	struct tier *t = ready_tier((struct tier_redis_opts){.ttl_s = 100}), *forever = ready_tier((struct tier_redis_opts){0});
+	struct tier *t = ready_tier((struct tier_redis_opts){.ttl_s = 100}),
+				*forever = ready_tier((struct tier_redis_opts){0});
 	ck_assert_int_eq(put(t, 1, BLOCK), 0);
 	long long left = RIG_DO(&rig, "PTTL", key);
 	ck_assert_msg(left > 50000 && left <= 100000, "%lld", left);
 	RIG_DO(&rig, "PEXPIRE", key, "20000");
-	ck_assert_int_eq(put(t, 1, BLOCK), 0);   /* known: only the time is set anew */
+	ck_assert_int_eq(put(t, 1, BLOCK), 0); /* known: only the time is set anew */
 	ck_assert_uint_eq(stat_of(t).known, 1);
 	for (uint64_t until = clock_us() + LONG_US; RIG_DO(&rig, "PTTL", key) < 50000; usleep(1000))
 		ck_assert_uint_lt(clock_us(), until);
@@ -531,7 +562,7 @@ START_TEST(test_ttl)
 }
 END_TEST
 
-/* --- what is under our keys ----------------------------------------------------------------------------------------------------------------- */
+/* --- what is under our keys ---------------------------------------------- */
 
 static void set_raw(const char *key, const unsigned char *v, size_t n)
 {
@@ -571,7 +602,7 @@ START_TEST(test_wrong_values)
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	unsigned char *v = right_value();
 	set_raw(key, v, 64 + BLOCK);
-	ck_assert_int_eq(get(t, 1, BLOCK), 0);   /* what this test makes is what the tier makes */
+	ck_assert_int_eq(get(t, 1, BLOCK), 0); /* what this test makes is what the tier makes */
 	for (size_t i = 0; i < sizeof cut / sizeof cut[0]; i++) {
 		set_raw(key, v, cut[i]);
 		ck_assert_msg(corrupt_and_gone(t, key), "cut at %zu", cut[i]);
@@ -582,13 +613,14 @@ START_TEST(test_wrong_values)
 		ck_assert_msg(corrupt_and_gone(t, key), "byte %zu", i);
 		v[i] ^= 0x10;
 	}
-	RIG_DO(&rig, "SET", key, "a text of somebody else that is longer than the head of a block, which has 64 bytes");
+	RIG_DO(&rig, "SET", key,
+	       "a text of somebody else that is longer than the head of a block, which has 64 bytes");
 	ck_assert(corrupt_and_gone(t, key));
 	RIG_DO(&rig, "RPUSH", key, "a list");
 	ck_assert_uint_eq(lookup(t, 1, 1, BLOCK, LONG_US, NULL), 0);
 	ck_assert(corrupt_and_gone(t, key));
 	RIG_DO(&rig, "RPUSH", key, "a list");
-	ck_assert_int_eq(put(t, 1, BLOCK), 0);   /* replaces whatever is there */
+	ck_assert_int_eq(put(t, 1, BLOCK), 0); /* replaces whatever is there */
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	ck_assert_uint_eq(stat_of(t).corrupt, 8 + 64 + (BLOCK + 9972) / 9973 + 2);
 	ck_assert_uint_eq(stat_of(t).lost, stat_of(t).corrupt);
@@ -614,7 +646,8 @@ START_TEST(test_two_clients)
 {
 	_Atomic int over = 0;
 	struct hammer h[4];
-	struct tier *t[2] = {ready_tier((struct tier_redis_opts){.timeout_ms = 20000}), ready_tier((struct tier_redis_opts){.timeout_ms = 20000})};
+	struct tier *t[2] = {ready_tier((struct tier_redis_opts){.timeout_ms = 20000}),
+	                     ready_tier((struct tier_redis_opts){.timeout_ms = 20000})};
 	for (unsigned i = 0; i < 4; i++) {
 		h[i] = (struct hammer){.t = t[i & 1], .first = i, .stop = &over};
 		pthread_create(&h[i].thread, NULL, hammer_main, &h[i]);
@@ -636,7 +669,7 @@ START_TEST(test_two_clients)
 }
 END_TEST
 
-/* --- flush ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- flush --------------------------------------------------------------- */
 
 START_TEST(test_flush)
 {
@@ -665,10 +698,10 @@ START_TEST(test_flush)
 	ck_assert_int_eq(whole.f.code, 0);
 	ck_assert_uint_eq(whole.f.blocks, 10000);
 	ck_assert_str_eq(stat_of(t).state, "ready");
-	ck_assert_int_eq(RIG_DO(&rig, "DBSIZE"), 10001);   /* those of others are there */
+	ck_assert_int_eq(RIG_DO(&rig, "DBSIZE"), 10001); /* those of others are there */
 	ck_assert_int_eq(get(u, 1, BLOCK), 0);
 	ck_assert_int_eq(put(t, 1, BLOCK), 0);
-	ck_assert_uint_eq(tier_flushed(u, NULL), 1);   /* its prefix is no pattern */
+	ck_assert_uint_eq(tier_flushed(u, NULL), 1); /* its prefix is no pattern */
 	ck_assert_int_eq(RIG_DO(&rig, "DBSIZE"), 10001);
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	redisFree(c);
@@ -677,14 +710,15 @@ START_TEST(test_flush)
 }
 END_TEST
 
-/* What was asked before a flush and is answered after it: not found, not stored, and nothing of it is there afterwards. */
+/* What was asked before a flush and is answered after it: not found, not stored, and nothing of
+ * it is there afterwards. */
 START_TEST(test_flush_voids)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 20000, .depth = 2});
 	struct rop o[8];
 	ck_assert_int_eq(put(t, 1, BLOCK), 0);
 	kill(rig.pid, SIGSTOP);
-	for (unsigned i = 0; i < 8; i++)   /* two of each are sent, two wait */
+	for (unsigned i = 0; i < 8; i++) /* two of each are sent, two wait */
 		i & 1 ? rop_begin_get(t, &o[i], 1, BLOCK) : rop_begin_put(t, &o[i], 100 + i, BLOCK);
 	usleep(20000);
 	struct flush_rig f = flush_rig();
@@ -732,7 +766,8 @@ static void count_gone(void *arg, const struct tier_key *key, int stored)
 	atomic_fetch_add((atomic_int *)arg, 1);
 }
 
-/* A server that somebody has emptied has nothing, and no fault; who keeps blocks above since they were here hears of it, and of a flush. */
+/* A server that somebody has emptied has nothing, and no fault; who keeps blocks above since
+ * they were here hears of it, and of a flush. */
 START_TEST(test_emptied)
 {
 	atomic_int gone = 0;
@@ -756,7 +791,8 @@ START_TEST(test_emptied)
 }
 END_TEST
 
-/* The server dies in the middle of it: that is the end of it, and the tier works again when the server is back. */
+/* The server dies in the middle of it: that is the end of it, and the tier works again when the
+ * server is back. */
 START_TEST(test_flush_cut)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 500});
@@ -766,8 +802,9 @@ START_TEST(test_flush_cut)
 	ck_assert_str_eq(stat_of(t).state, "ready, being flushed");
 	rig_kill(&rig);
 	flush_rig_wait(&cut);
-	ck_assert_int_eq(cut.f.code, ERR_IO);   /* whoever asked for it hears */
-	ck_assert_str_eq(cut.f.text, "redis was not flushed to the end (redis is away): blocks are still there");
+	ck_assert_int_eq(cut.f.code, ERR_IO); /* whoever asked for it hears */
+	ck_assert_str_eq(cut.f.text,
+	                 "redis was not flushed to the end (redis is away): blocks are still there");
 	wait_state(t, "away");
 	rig_start(&rig, NULL);
 	for (uint64_t until = clock_us() + LONG_US; strcmp(stat_of(t).state, "ready") != 0; usleep(500))
@@ -778,22 +815,38 @@ START_TEST(test_flush_cut)
 }
 END_TEST
 
-/* --- options ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- options ------------------------------------------------------------- */
 
 START_TEST(test_options)
 {
 	static const struct {
 		const char *address, *want;
 	} bad[] = {
-		{"", "no host"}, {":6379", "no host"}, {"host:", "port"}, {"host:0", "port"}, {"host:65536", "port"}, {"host:12x", "port"}, {"host:-1", "port"},
-		{"fe80::1", "brackets"}, {"[fe80::1", "bracket"}, {"[fe80::1]6", "bracket"}, {"[]:1", "no host"}, {"unix:", "absolute"}, {"unix:rel/ative", "absolute"},
-		{"unix:/" "012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567", "108"},
+		{"", "no host"},
+		{":6379", "no host"},
+		{"host:", "port"},
+		{"host:0", "port"},
+		{"host:65536", "port"},
+		{"host:12x", "port"},
+		{"host:-1", "port"},
+		{"fe80::1", "brackets"},
+		{"[fe80::1", "bracket"},
+		{"[fe80::1]6", "bracket"},
+		{"[]:1", "no host"},
+		{"unix:", "absolute"},
+		{"unix:rel/ative", "absolute"},
+		{"unix:/"
+	     "01234567890123456789012345678901234567890123456789012345678901234567890123456789012345678"
+	     "9012345678901234567",
+	     "108"},
 	};
 	struct tier *t = NULL;
 	struct err err;
 	struct redis_address a;
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-		ck_assert_int_eq(tier_redis_new(&(struct tier_redis_opts){.address = bad[i].address}, &t, &err), ERR_INVALID);
+		ck_assert_int_eq(tier_redis_new(&(struct tier_redis_opts){.address = bad[i].address}, &t,
+		                                &err),
+		                 ERR_INVALID);
 		ck_assert_msg(strstr(err.text, bad[i].want) != NULL, "%s: %s", bad[i].address, err.text);
 	}
 	ck_assert_int_eq(redis_address_parse(&a, "kv.example", &err), 0);
@@ -803,7 +856,14 @@ START_TEST(test_options)
 	ck_assert_int_eq(redis_address_parse(&a, "[::1]:77", &err), 0);
 	ck_assert_int_eq(a.port, 77);
 	static const struct tier_redis_opts wrong[] = {
-		{.db = 65536}, {.timeout_ms = 9}, {.timeout_ms = 60001}, {.lookup_ms = 60001}, {.depth = 1025}, {.prefix = ""}, {.prefix = "a b"}, {.username = "x"},
+		{.db = 65536},
+		{.timeout_ms = 9},
+		{.timeout_ms = 60001},
+		{.lookup_ms = 60001},
+		{.depth = 1025},
+		{.prefix = ""},
+		{.prefix = "a b"},
+		{.username = "x"},
 		{.prefix = "01234567890123456789012345678901234567890123456789012345678901234"},
 	};
 	for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {

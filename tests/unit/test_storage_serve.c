@@ -1,7 +1,8 @@
-/* test_storage_serve.c - puts, gets and look-ups of workers: generations, fences, repeated messages, refusals. */
+/* test_storage_serve.c - puts, gets and look-ups of workers: generations, fences, repeated
+ * messages, refusals. */
 #include "tests/unit/serve_world.h"
 
-/* --- what goes in comes out ------------------------------------------------------------------------------------------------------------ */
+/* --- what goes in comes out ---------------------------------------------- */
 
 START_TEST(test_put_get)
 {
@@ -14,7 +15,7 @@ START_TEST(test_put_get)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 2, names, to, 3), "ooo");
 	for (unsigned i = 0; i < 3; i++)
 		ck_assert(block_holds(to[i], names[i]));
-	ck_assert(block_zero(1) && block_zero(6));   /* nobody else's block was touched */
+	ck_assert(block_zero(1) && block_zero(6)); /* nobody else's block was touched */
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 3, asked, (uint32_t[]){3, 4, 6, 5}, 4), "oomo");
 	ck_assert(block_zero(6));
 }
@@ -25,16 +26,19 @@ START_TEST(test_refusals)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, far[] = {BLOCKS};
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 5, one, zero, 1), "o");
-	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 5, one, zero, 1), "c");        /* used */
-	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 4, one, zero, 1), "c");        /* older */
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 5, one, zero, 1), "c"); /* used */
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 4, one, zero, 1), "c"); /* older */
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 6, one, far, 1), "e");
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 7, one, zero, 0), "");
-	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_GET, 1, one, zero, 1), "e"); /* has handed nothing over */
+	/* has handed nothing over */
+	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_GET, 1, one, zero, 1), "e");
 	ck_assert_uint_eq(lookup(&peers[1], one, 1), 0);
-	peers[0].epoch++;                                                          /* another life of the worker */
+	/* another life of the worker */
+	peers[0].epoch++;
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 8, one, zero, 1), "e");
 	peers[0].epoch--;
-	for (size_t len = 0; len <= 33; len += 31 + (len == 31)) {   /* 0, 31, 33 bytes of hash, and no byte behind them */
+	for (size_t len = 0; len <= 33; len += 31 + (len == 31)) {
+		/* 0, 31, 33 bytes of hash, and no byte behind them */
 		unsigned char *hash = mem_alloc(len + !len);
 		Pds__StoreItem item = PDS__STORE_ITEM__INIT, *list = &item;
 		Pds__StorePut put = PDS__STORE_PUT__INIT;
@@ -56,13 +60,14 @@ START_TEST(test_refusals)
 }
 END_TEST
 
-/* --- generations ------------------------------------------------------------------------------------------------------------------------- */
+/* --- generations --------------------------------------------------------- */
 
 START_TEST(pm1_pm2_no_check)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
 	forget_said();
-	ask(W, MSG_STORE_PUT, 1, one, zero, 1);   /* the generation changes between the first check and the last */
+	/* the generation changes between the first check and the last */
+	ask(W, MSG_STORE_PUT, 1, one, zero, 1);
 	loop_until_said(1);
 	ck_assert_str_eq(codes_of(0, 1), "o");
 	block_fill(0, 2);
@@ -80,14 +85,16 @@ START_TEST(pm1_pm2_no_check)
 }
 END_TEST
 
-/* Stored, acknowledged, and the block is another's: a put that still names the old generation, repeated or new, stores nothing under the old hash. */
+/* Stored, acknowledged, and the block is another's: a put that still names the old generation,
+ * repeated or new, stores nothing under the old hash. */
 START_TEST(pm4_same_gen_after_ack)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, three[] = {3};
 	block_fill(0, 1);
 	uint64_t old = atomic_load(&shared.region.generations[0]);
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
-	atomic_fetch_add(&shared.region.generations[0], 1);   /* reused: the generation first, then the first new byte */
+	/* reused: the generation first, then the first new byte */
+	atomic_fetch_add(&shared.region.generations[0], 1);
 	block_fill(0, 2);
 	for (uint64_t batch = 1; batch <= 2; batch++) {
 		struct kv_hash hash = hash_of(batch == 1 ? 1 : 7);
@@ -109,7 +116,8 @@ START_TEST(pm4_same_gen_after_ack)
 }
 END_TEST
 
-/* All bytes are copied, the put is not committed yet: nobody finds the hash, a get is a miss and writes nothing. */
+/* All bytes are copied, the put is not committed yet: nobody finds the hash, a get is a miss and
+ * writes nothing. */
 START_TEST(pm7_index_before_data)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, five[] = {5};
@@ -132,7 +140,7 @@ START_TEST(pm7_index_before_data)
 }
 END_TEST
 
-/* --- fences ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- fences -------------------------------------------------------------- */
 
 /* Acknowledged only when no write of the batch is in flight; what had not begun is given up. */
 START_TEST(pm8_ack_while_writing)
@@ -144,9 +152,9 @@ START_TEST(pm8_ack_while_writing)
 	atomic_store(&gate.closed, 1);
 	forget_said();
 	ask(W, MSG_STORE_GET, 2, names, to, 4);
-	wait_inside(2);                  /* two threads */
+	wait_inside(2); /* two threads */
 	fence(W, 2);
-	fence(W, 2);                     /* repeated */
+	fence(W, 2); /* repeated */
 	usleep(20000);
 	loop();
 	ck_assert_uint_eq(n_said, 0);
@@ -160,7 +168,8 @@ START_TEST(pm8_ack_while_writing)
 }
 END_TEST
 
-/* A fence for a batch that is not there is acknowledged at once, and final: the batch does not begin when it comes after all. */
+/* A fence for a batch that is not there is acknowledged at once, and final: the batch does not
+ * begin when it comes after all. */
 START_TEST(test_fence_overtakes)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, five[] = {5};
@@ -168,7 +177,7 @@ START_TEST(test_fence_overtakes)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
 	forget_said();
 	fence(W, 7);
-	fence(&peers[2], 3);   /* somebody without memory here */
+	fence(&peers[2], 3); /* somebody without memory here */
 	ck_assert_uint_eq(n_said, 2);
 	ck_assert_int_eq(said[0].type, MSG_STORE_FENCED);
 	ck_assert_int_eq(said[1].type, MSG_STORE_FENCED);
@@ -195,7 +204,7 @@ START_TEST(test_repeated)
 }
 END_TEST
 
-/* --- bounds ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- bounds -------------------------------------------------------------- */
 
 /* n items of one name and block, in batch number `batch`. */
 static void put_many(uint64_t batch, size_t n)
@@ -214,7 +223,8 @@ static void put_many(uint64_t batch, size_t n)
 	free(list);
 }
 
-/* A worker may have so many blocks under way; one more is refused at once, and when they have ended there is room again. */
+/* A worker may have so many blocks under way; one more is refused at once, and when they have
+ * ended there is room again. */
 START_TEST(test_items_bound)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
@@ -249,7 +259,8 @@ static void lookup_waits(struct tier *t, struct tier_find *f)
 	waiting[n_waiting++] = f;
 }
 
-/* So many look-ups are with the tiers at a time; what comes on top hears at once that nothing is known to be there. */
+/* So many look-ups are with the tiers at a time; what comes on top hears at once that nothing is
+ * known to be there. */
 START_TEST(test_lookups_bound)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};

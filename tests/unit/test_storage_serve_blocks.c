@@ -1,7 +1,8 @@
-/* test_storage_serve_blocks.c - other layouts and other workers, damage, a tier that is full; and messages with any fields in any order. */
+/* test_storage_serve_blocks.c - other layouts and other workers, damage, a tier that is full;
+ * and messages with any fields in any order. */
 #include "tests/unit/serve_world.h"
 
-/* --- other layouts, other workers -------------------------------------------------------------------------------------------------------------- */
+/* --- other layouts, other workers ---------------------------------------- */
 
 START_TEST(test_layouts)
 {
@@ -10,7 +11,7 @@ START_TEST(test_layouts)
 	struct err err = {0};
 	struct kv_layout l2 = layout;
 	struct pool_memory r2;
-	l2.type = KV_F16;             /* the same sizes under another name */
+	l2.type = KV_F16; /* the same sizes under another name */
 	ck_assert_int_eq(pool_memory_new(&r2, &l2, 4, &err), 0);
 	block_fill(0, 1);
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, one, zero, 1), "o");
@@ -18,7 +19,8 @@ START_TEST(test_layouts)
 	ck_assert_int_eq(code, 0);
 	ck_assert_uint_eq(lookup(&peers[1], one, 1), 0);
 	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_GET, 1, one, zero, 1), "m");
-	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_PUT, 2, one, zero, 1), "o");   /* and neither takes the other's place */
+	/* and neither takes the other's place */
+	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_PUT, 2, one, zero, 1), "o");
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 2, one, two, 1), "o");
 	ck_assert(block_holds(2, 1));
 	close(s2);
@@ -30,12 +32,15 @@ END_TEST
 START_TEST(test_bursts)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, two[] = {2};
-	static const struct { uint32_t layers, heads, dim; } shape[] = {{1, 1, 4}, {32, 1, 4}, {33, 1, 12}, {250, 2, 4}, {5, 40, 128}};
+	static const struct {
+		uint32_t layers, heads, dim;
+	} shape[] = {{1, 1, 4}, {32, 1, 4}, {33, 1, 12}, {250, 2, 4}, {5, 40, 128}};
 	int code;
 	struct err err = {0};
 	struct kv_layout l2;
 	struct pool_memory r2;
-	ck_assert_int_eq(kv_layout_uniform(&l2, shape[_i].layers, shape[_i].heads, shape[_i].dim, 16, KV_F32), 0);
+	ck_assert_int_eq(
+		kv_layout_uniform(&l2, shape[_i].layers, shape[_i].heads, shape[_i].dim, 16, KV_F32), 0);
 	ck_assert_int_eq(pool_memory_new(&r2, &l2, 4, &err), 0);
 	for (size_t i = 0; i < r2.region.data_bytes; i++)
 		r2.data[i] = (unsigned char)(i * 2654435761u >> 13);
@@ -45,10 +50,12 @@ START_TEST(test_bursts)
 	ck_assert_str_eq(ask_wait(&peers[1], MSG_STORE_GET, 2, one, two, 1), "o");
 	for (uint32_t l = 0; l < l2.layers; l++)
 		for (uint32_t b = 0; b < 4; b++) {
-			const unsigned char *at = r2.data + kv_piece_offset(&l2, 4, l, b), *from = r2.data + kv_piece_offset(&l2, 4, l, b == 2 ? 0 : b);
+			const unsigned char *at = r2.data + kv_piece_offset(&l2, 4, l, b),
+								*from = r2.data + kv_piece_offset(&l2, 4, l, b == 2 ? 0 : b);
 			ck_assert_int_eq(memcmp(at, from, l2.piece_bytes[l]), 0);
 			for (size_t i = 0; b != 2 && i < l2.piece_bytes[l]; i++)
-				ck_assert_uint_eq(at[i], (unsigned char)((size_t)(at + i - r2.data) * 2654435761u >> 13));
+				ck_assert_uint_eq(at[i],
+				                  (unsigned char)((size_t)(at + i - r2.data) * 2654435761u >> 13));
 		}
 	close(s2);
 	pool_memory_fini(&r2);
@@ -107,7 +114,8 @@ START_TEST(test_shared)
 }
 END_TEST
 
-/* A stored byte changes: the get is an error, the worker's block is untouched, the next one is a miss. */
+/* A stored byte changes: the get is an error, the worker's block is untouched, the next one is a
+ * miss. */
 static unsigned char *damaged;
 static int (*damage_inner)(struct tier_op *op, const struct tier_span *span, unsigned n);
 static int damage_move(struct tier_op *op, const struct tier_span *span, unsigned n)
@@ -146,7 +154,8 @@ START_TEST(test_full)
 		names[i] = 50 + i;
 		block_fill(i, names[i]);
 	}
-	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 6), "oooooo");   /* the tier holds 4: least recently used go */
+	/* the tier holds 4: least recently used go */
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 6), "oooooo");
 	ck_assert_uint_eq(lookup(W, names, 1), 0);
 	ck_assert_uint_eq(lookup(W, &names[2], 4), 4);
 }
@@ -160,7 +169,7 @@ static void set_up_small(void)
 	ck_assert_int_ge(sock, 0);
 }
 
-/* --- workers in turn ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- workers in turn ----------------------------------------------------- */
 
 /* Batches of worker-0, all of other blocks. */
 static void ask_many(enum msg_type type, unsigned batches)
@@ -184,7 +193,8 @@ static unsigned said_before_other(void)
 	return n;
 }
 
-/* One worker queues 27 MB, with one copy thread; another one's block waits for 4 MB of that, and a put for 16 MB of gets. */
+/* One worker queues 27 MB, with one copy thread; another one's block waits for 4 MB of that, and
+ * a put for 16 MB of gets. */
 START_TEST(test_turns)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
@@ -205,10 +215,11 @@ START_TEST(test_turns)
 	ck_assert_int_eq(pool_memory_new(&r2, &layout, BLOCKS, &err), 0);
 	int s2 = hand_over("worker-1", 101, &layout, &r2, &code);
 	atomic_store(&gate.closed, 1);
-	ask(W, MSG_STORE_PUT, 1, one, zero, 1);      /* it waits in the copy; what comes is queued behind it */
+	/* it waits in the copy; what comes is queued behind it */
+	ask(W, MSG_STORE_PUT, 1, one, zero, 1);
 	for (uint64_t until = clock_us() + 2000000; !atomic_load(&gate.inside) && clock_us() < until;)
 		usleep(100);
-	ask_many(row[_i].many, MANY + 1);                    /* number 1 is the one that waits */
+	ask_many(row[_i].many, MANY + 1); /* number 1 is the one that waits */
 	ask(&peers[1], row[_i].other, 1, one, zero, 1);
 	atomic_store(&gate.closed, 0);
 	loop_until_said(MANY + 2);
@@ -252,7 +263,8 @@ static int wait_held(unsigned n)
 	return atomic_load(&n_held) == n;
 }
 
-/* A slow tier has AWAY_BYTES_MAX of one worker at most, so that another one's block is behind these alone. All are begun in the end. */
+/* A slow tier has AWAY_BYTES_MAX of one worker at most, so that another one's block is behind
+ * these alone. All are begun in the end. */
 START_TEST(test_away)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
@@ -260,7 +272,8 @@ START_TEST(test_away)
 	int code;
 	struct err err = {0};
 	struct pool_memory r2;
-	unsigned most = (unsigned)((AWAY_BYTES_MAX + layout.block_bytes - 1) / layout.block_bytes), batches = 2 * most / ASK_MAX;
+	unsigned most = (unsigned)((AWAY_BYTES_MAX + layout.block_bytes - 1) / layout.block_bytes),
+			 batches = 2 * most / ASK_MAX;
 	ck_assert_int_eq(pool_memory_new(&r2, &layout, BLOCKS, &err), 0);
 	int s2 = hand_over("worker-1", 101, &layout, &r2, &code);
 	ops.get = held_get;
@@ -283,7 +296,7 @@ START_TEST(test_away)
 }
 END_TEST
 
-/* --- fuzz ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- fuzz ---------------------------------------------------------------- */
 
 static uint64_t seed;
 static uint64_t rnd(uint64_t below)
@@ -308,8 +321,9 @@ static void at_most(unsigned batches)
 	}
 }
 
-/* Messages with any fields, in any order, of a worker that is attached, one that is not, and one of another life. One copy thread: messages that ask for two
- * writes into one block are answered, but what they deliver is nobody's, and no race is to be reported. */
+/* Messages with any fields, in any order, of a worker that is attached, one that is not, and one of
+ * another life. One copy thread: messages that ask for two writes into one block are answered,
+ * but what they deliver is nobody's, and no race is to be reported. */
 START_TEST(test_fuzz)
 {
 	struct kv_hash hash[40];
@@ -321,7 +335,8 @@ START_TEST(test_fuzz)
 		for (size_t i = 0; i < n; i++) {
 			hash[i] = hash_of((uint32_t)rnd(30));
 			pds__store_item__init(&item[i]);
-			hashes[i] = item[i].hash = (ProtobufCBinaryData){.len = rnd(8) ? 32 : rnd(33), .data = hash[i].b};
+			hashes[i] = item[i].hash = (ProtobufCBinaryData){.len = rnd(8) ? 32 : rnd(33),
+			                                                 .data = hash[i].b};
 			item[i].block = (uint32_t)(rnd(8) ? rnd(BLOCKS) : rnd_number());
 			item[i].generation = rnd(4) ? 0 : rnd_number();
 			list[i] = &item[i];
@@ -331,22 +346,17 @@ START_TEST(test_fuzz)
 		Pds__StoreLookup look = PDS__STORE_LOOKUP__INIT;
 		struct peer *p = rnd(8) ? W : &peers[1];
 		peers[0].epoch = rnd(16) ? 100 : 100 + rnd(3);
-		put.batch = get.batch = look.batch = rnd(4) ? round : rnd(20) ? round - rnd(50) : rnd_number() % 100;
+		put.batch = get.batch = look.batch = rnd(4)    ? round
+		                                     : rnd(20) ? round - rnd(50)
+		                                               : rnd_number() % 100;
 		put.items = get.items = list;
 		look.hashes = hashes;
 		put.n_items = get.n_items = look.n_hashes = n;
 		switch (rnd(4)) {
-		case 0:
-			serve_put(NULL, p, NULL, &put.base);
-			break;
-		case 1:
-			serve_get(NULL, p, NULL, &get.base);
-			break;
-		case 2:
-			serve_lookup(NULL, p, NULL, &look.base);
-			break;
-		default:
-			fence(p, round - rnd(8));
+		case 0: serve_put(NULL, p, NULL, &put.base); break;
+		case 1: serve_get(NULL, p, NULL, &get.base); break;
+		case 2: serve_lookup(NULL, p, NULL, &look.base); break;
+		default: fence(p, round - rnd(8));
 		}
 		if (rnd(100) == 0)
 			serve_down(NULL, p, "fuzz");
@@ -356,11 +366,13 @@ START_TEST(test_fuzz)
 			forget_said();
 	}
 	peers[0].epoch = 100;
-	at_most(0);                                  /* everything that began has ended */
-	ck_assert_uint_gt(stat_get(figures, ST_GETS_HIT), 1000);   /* and much of it was good */
+	at_most(0);                                              /* everything that began has ended */
+	ck_assert_uint_gt(stat_get(figures, ST_GETS_HIT), 1000); /* and much of it was good */
 	block_fill(0, 900);
-	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 100000, (uint32_t[]){900}, (uint32_t[]){0}, 1), "o");
-	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 100001, (uint32_t[]){900}, (uint32_t[]){1}, 1), "o");
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 100000, (uint32_t[]){900}, (uint32_t[]){0}, 1),
+	                 "o");
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 100001, (uint32_t[]){900}, (uint32_t[]){1}, 1),
+	                 "o");
 	ck_assert(block_holds(1, 900));
 }
 END_TEST
@@ -368,7 +380,8 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("storage_serve_blocks");
-	TCase *blocks = tcase_create("blocks"), *fuzz = tcase_create("fuzz"), *small = tcase_create("small"), *turns = tcase_create("turns");
+	TCase *blocks = tcase_create("blocks"), *fuzz = tcase_create("fuzz"),
+		  *small = tcase_create("small"), *turns = tcase_create("turns");
 	tcase_set_timeout(blocks, 60);
 	tcase_add_checked_fixture(blocks, set_up, tear_down);
 	tcase_add_test(blocks, test_layouts);

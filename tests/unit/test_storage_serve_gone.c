@@ -1,4 +1,5 @@
-/* test_storage_serve_gone.c - workers that die, lose their link, give up, come again under the same name, or are none: what of theirs is under way, and their memory. */
+/* test_storage_serve_gone.c - workers that die, lose their link, give up, come again under the
+ * same name, or are none: what of theirs is under way, and their memory. */
 #include "tests/unit/serve_world.h"
 #include "util/descriptors.h"
 
@@ -60,7 +61,8 @@ START_TEST(test_worker_dies_at_the_stop)
 }
 END_TEST
 
-/* The link is down, the socket is not: what is under way ends, also without a fence; one that comes when the link is up again is answered. */
+/* The link is down, the socket is not: what is under way ends, also without a fence; one that
+ * comes when the link is up again is answered. */
 START_TEST(test_link_down)
 {
 	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3}, to[] = {4, 5, 6, 7};
@@ -84,8 +86,8 @@ START_TEST(test_link_down)
 }
 END_TEST
 
-/* Puts whose bytes are copied do not wait for the tier when they are given up: the answer and the fence come at once, and the worker's memory may go while
- * the tier still has them. */
+/* Puts whose bytes are copied do not wait for the tier when they are given up: the answer and the
+ * fence come at once, and the worker's memory may go while the tier still has them. */
 START_TEST(test_put_given_up)
 {
 	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3};
@@ -100,7 +102,7 @@ START_TEST(test_put_given_up)
 	ck_assert_uint_eq(n_said, 2);
 	ck_assert_str_eq(codes_of(0, 1), "cccc");
 	ck_assert_int_eq(said[1].type, MSG_STORE_FENCED);
-	ask(W, MSG_STORE_PUT, 2, names, blocks, 4);   /* one more of each thread waits for the gate */
+	ask(W, MSG_STORE_PUT, 2, names, blocks, 4); /* one more of each thread waits for the gate */
 	close(sock);
 	sock = -1;
 	for (int i = 0; i < 1000 && n_clients(); i++, usleep(200))
@@ -120,7 +122,7 @@ static void park(struct tier *t, struct tier_op *op)
 	unsigned i = atomic_load(&n_parked);
 	ck_assert_uint_lt(i, PARKED_MAX);
 	parked[i] = op;
-	atomic_store(&n_parked, i + 1);   /* one copy thread at a time: see below */
+	atomic_store(&n_parked, i + 1); /* one copy thread at a time: see below */
 }
 
 static void release(void (*to)(struct tier *t, struct tier_op *op))
@@ -132,8 +134,9 @@ static void release(void (*to)(struct tier *t, struct tier_op *op))
 	atomic_store(&n_parked, 0);
 }
 
-/* What such a tier has is given up at once, by a fence, by the link's end or by the end of the worker; what it does later touches the worker's memory no more, also
- * when that is gone, and stores nothing. */
+/* What such a tier has is given up at once, by a fence, by the link's end or by the end of the
+ * worker; what it does later touches the worker's memory no more, also when that is gone, and
+ * stores nothing. */
 START_TEST(test_slow_tier)
 {
 	static const uint32_t names[] = {1, 2, 3}, blocks[] = {0, 1, 2}, to[] = {4, 5, 6};
@@ -183,13 +186,14 @@ START_TEST(test_names)
 	struct err err = {0};
 	ck_assert_int_eq(pool_memory_new(&r2, &layout, 2, &err), 0);
 	hand_over("worker-0", 101, &layout, &r2, &code);
-	ck_assert_int_eq(code, ERR_EXISTS);            /* the first one's socket lives */
+	ck_assert_int_eq(code, ERR_EXISTS); /* the first one's socket lives */
 	other = hand_over("worker-1", 101, &layout, &r2, &code);
 	ck_assert_int_eq(code, 0);
 	hand_over("worker-2", 102, &layout, &r2, &code);
-	ck_assert_int_eq(code, ERR_FULL);              /* workers_max is 2 */
+	ck_assert_int_eq(code, ERR_FULL); /* workers_max is 2 */
 	close(sock);
-	sock = hand_over("worker-0", 150, &layout, &shared, &code);   /* its next life, at the same moment */
+	/* its next life, at the same moment */
+	sock = hand_over("worker-0", 150, &layout, &shared, &code);
 	ck_assert_int_eq(code, 0);
 	ck_assert_uint_eq(attached_workers(st.attached), 2);
 	close(other);
@@ -202,7 +206,8 @@ START_TEST(test_unknown_backend)
 	int code;
 	ck_assert_int_eq(hand_over_of("none", "worker-1", 101, &layout, &shared, &code), -1);
 	ck_assert_int_eq(code, ERR_UNSUPPORTED);
-	ck_assert_ptr_nonnull(strstr(reply.text, "blocks on device 0 of backend none cannot be copied: backend: found none, expected cpu, sim, or one"));
+	ck_assert_ptr_nonnull(strstr(reply.text, "blocks on device 0 of backend none cannot be copied: "
+	                                         "backend: found none, expected cpu, sim, or one"));
 	ck_assert_uint_eq(attached_workers(st.attached), 1);
 	int s = hand_over_of("sim", "worker-1", 101, &layout, &shared, &code);
 	ck_assert_int_eq(code, 0);
@@ -221,7 +226,8 @@ START_TEST(test_next_life)
 	int s = sock_connect(path, &err);
 	loop();
 	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS, "cpu", 0);
-	ck_assert_int_eq(handover_offer(s, &h, shared.region.control_fd, shared.region.data_fd, -1, &err), 0);
+	ck_assert_int_eq(
+		handover_offer(s, &h, shared.region.control_fd, shared.region.data_fd, -1, &err), 0);
 	close(sock);
 	sock = s;
 	for (int i = 0; i < 5; i++)
@@ -232,7 +238,8 @@ START_TEST(test_next_life)
 }
 END_TEST
 
-/* Something after the hello, and something that is no hello: the connection ends, the daemon does not. */
+/* Something after the hello, and something that is no hello: the connection ends, the daemon
+ * does not. */
 START_TEST(test_bad_connections)
 {
 	char path[128];
@@ -270,7 +277,8 @@ static unsigned descriptors(void)
 	return n;
 }
 
-/* A hello cut short, one without its descriptors, and none; then the end of file. Nothing of them stays open. */
+/* A hello cut short, one without its descriptors, and none; then the end of file. Nothing of
+ * them stays open. */
 START_TEST(test_half_a_hello)
 {
 	unsigned before_all = descriptors();
@@ -342,7 +350,8 @@ static void no_descriptors(void)
 	none = before;
 	none.rlim_cur = (rlim_t)lowest;
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
-	ck_assert_uint_eq(descriptors_limit(), (unsigned)lowest);   /* also has the program's own accept4 linked under the sanitizers */
+	/* also has the program's own accept4 linked under the sanitizers */
+	ck_assert_uint_eq(descriptors_limit(), (unsigned)lowest);
 }
 
 static unsigned lines_with(const char *path, const char *what)
@@ -357,7 +366,8 @@ static unsigned lines_with(const char *path, const char *what)
 	return n;
 }
 
-/* A connection that accept does not take: the loop rests, one line says why, and it is taken when it can be. */
+/* A connection that accept does not take: the loop rests, one line says why, and it is taken
+ * when it can be. */
 START_TEST(test_accept_fails)
 {
 	char path[128], log[128];
@@ -372,7 +382,9 @@ START_TEST(test_accept_fails)
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	answered.fd = sock_connect(path, &err);
 	handover_hello_init(&h, "worker-1", 101, &layout, BLOCKS, "cpu", 0);
-	ck_assert_int_eq(handover_offer(answered.fd, &h, shared.region.control_fd, shared.region.data_fd, -1, &err), 0);
+	ck_assert_int_eq(handover_offer(answered.fd, &h, shared.region.control_fd,
+	                                shared.region.data_fd, -1, &err),
+	                 0);
 	if (memory)
 		no_memory();
 	else
@@ -386,7 +398,8 @@ START_TEST(test_accept_fails)
 		ck_assert_int_eq(reply.code, 0);
 	}
 	ck_assert_uint_le(n, 20);
-	ck_assert_uint_eq(lines_with(log, memory ? "event=accept_failed" : "event=descriptors_exhausted"), 1);
+	ck_assert_uint_eq(
+		lines_with(log, memory ? "event=accept_failed" : "event=descriptors_exhausted"), 1);
 	close(answered.fd);
 	unlink(log);
 }

@@ -1,7 +1,8 @@
-/* test_storage_stack.c - tiers as a stack: where blocks go, where they are found, and operations that are many, given up, or overtaken by the end. */
+/* test_storage_stack.c - tiers as a stack: where blocks go, where they are found, and operations
+ * that are many, given up, or overtaken by the end. */
 #include "tests/unit/stack_world.h"
 
-/* --- where a put goes ----------------------------------------------------------------------------------------------------------------------- */
+/* --- where a put goes ---------------------------------------------------- */
 
 START_TEST(test_acknowledgement)
 {
@@ -35,11 +36,12 @@ START_TEST(test_disk_acknowledges)
 	ck_assert_int_eq(op_end(o, 1, &tier, NULL), 0);
 	ck_assert_int_eq(tier, TIER_DISK);
 	ck_assert_int_eq(get(1), 'd');
-	fake_set(disk, 0, ERR_IO);      /* it refuses: the next one takes it */
+	fake_set(disk, 0, ERR_IO); /* it refuses: the next one takes it */
 	ck_assert_int_eq(put(2), 'r');
 	fake_set(redis, 0, ERR_CLOSED);
 	char text[64];
-	ck_assert_int_eq(op_end(op_begin(1, 3, UNIT), 3, &tier, text), ERR_IO);   /* nobody does: the first reason */
+	/* nobody does: the first reason */
+	ck_assert_int_eq(op_end(op_begin(1, 3, UNIT), 3, &tier, text), ERR_IO);
 	ck_assert_int_eq(tier, TIER_NONE);
 	ck_assert_str_eq(text, "the device is broken");
 	ck_assert_int_eq(get(2), 'r');
@@ -66,7 +68,7 @@ START_TEST(test_put_never_waits)
 }
 END_TEST
 
-/* --- look-ups ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- look-ups ------------------------------------------------------------ */
 
 START_TEST(test_where)
 {
@@ -88,7 +90,7 @@ START_TEST(test_where)
 }
 END_TEST
 
-/* --- many, given up, ended ---------------------------------------------------------------------------------------------------------------------- */
+/* --- many, given up, ended ----------------------------------------------- */
 
 /* A slow tier has a bounded number of operations at a time, whatever comes; all end. */
 START_TEST(test_many)
@@ -102,7 +104,8 @@ START_TEST(test_many)
 		o[i] = op_begin(i % 3 == 2, i % 3 == 2 ? 100 + i % 100 : i % 100, UNIT);
 	usleep(5000);
 	ck_assert_uint_le(disk->most_queued, TIER_QUEUE_MIN);
-	ck_assert_uint_eq(stat_of(0).tier.queued, 200 + 100);   /* a block that several ask for is read once */
+	/* a block that several ask for is read once */
+	ck_assert_uint_eq(stat_of(0).tier.queued, 200 + 100);
 	ck_assert_uint_gt(stat_of(0).tier.oldest_us, 0);
 	for (unsigned i = 0; i < 300; i++)
 		tier_op_give_up(&o[i * 2]->op, i * 2 % 3 == 2);
@@ -112,7 +115,8 @@ START_TEST(test_many)
 		if (i % 2 == 0)
 			ck_assert_int_eq(o[i]->code, ERR_CANCELLED);
 		ck_assert_int_le(o[i]->moved, i % 2);
-		ck_assert_int_eq(op_end(o[i], i % 3 == 2 ? 100 + i % 100 : i % 100, NULL, NULL), i % 2 ? 0 : ERR_CANCELLED);
+		ck_assert_int_eq(op_end(o[i], i % 3 == 2 ? 100 + i % 100 : i % 100, NULL, NULL),
+		                 i % 2 ? 0 : ERR_CANCELLED);
 	}
 	end();
 }
@@ -139,7 +143,7 @@ START_TEST(test_end)
 }
 END_TEST
 
-/* --- everything at once ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- everything at once -------------------------------------------------- */
 
 static void *race(void *arg)
 {
@@ -150,9 +154,11 @@ static void *race(void *arg)
 		if (what < 5)
 			op_end(op_begin(1, name, UNIT / 4), name, NULL, NULL);
 		else if (what < 12)
-			op_end(op_begin(0, name, UNIT / 4), name, NULL, NULL);   /* compares what it gets */
+			op_end(op_begin(0, name, UNIT / 4), name, NULL, NULL); /* compares what it gets */
 		else if (what == 12)
-			tier_stack_find(s, TIER_MEMORY)->ops->remove(tier_stack_find(s, TIER_MEMORY), &(struct tier_key){.b = {(unsigned char)name}});
+			tier_stack_find(s, TIER_MEMORY)
+				->ops->remove(tier_stack_find(s, TIER_MEMORY),
+			                  &(struct tier_key){.b = {(unsigned char)name}});
 		else if (what == 13)
 			tier_stack_resize(s, TIER_MEMORY, (4 + seed % 13) * UNIT);
 		else if (what == 14)

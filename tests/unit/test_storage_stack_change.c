@@ -1,7 +1,8 @@
-/* test_storage_stack_change.c - a stack whose tiers come later, change their size, or are damaged; and what it tells of its blocks. */
+/* test_storage_stack_change.c - a stack whose tiers come later, change their size, or are
+ * damaged; and what it tells of its blocks. */
 #include "tests/unit/stack_world.h"
 
-/* --- tiers that come later, change their size, or are damaged ------------------------------------------------------------------------------------ */
+/* --- tiers that come later, change their size, or are damaged ------------ */
 
 static atomic_int attempts, come;
 static int open_later(void *arg, struct tier **ret, struct err *err)
@@ -22,7 +23,8 @@ START_TEST(test_missing)
 	atomic_store(&come, 0);
 	disk = fake_new(TIER_DISK);
 	ck_assert_int_eq(tier_memory_new(2 * UNIT, &memory, NULL), 0);
-	o.level[o.n++] = (struct stack_level){TIER_MEMORY, memory, NULL, NULL, TIER_WRITE_THROUGH, 0, 0};
+	o.level[o.n++] = (struct stack_level){TIER_MEMORY,        memory, NULL, NULL,
+	                                      TIER_WRITE_THROUGH, 0,      0};
 	o.level[o.n++] = (struct stack_level){TIER_DISK, NULL, open_later, NULL, TIER_RECYCLE, 0, 0};
 	s = tier_stack_new(&o);
 	ck_assert_int_eq(attempts, 1);
@@ -33,7 +35,8 @@ START_TEST(test_missing)
 	ck_assert_ptr_nonnull(strstr(stat_of(1).tier.state, "not mounted"));
 	uint64_t n;
 	char text[160];
-	ck_assert_int_eq(flushed(TIER_DISK, &n, text), ERR_CLOSED);   /* whoever asks hears that its blocks stay */
+	/* whoever asks hears that its blocks stay */
+	ck_assert_int_eq(flushed(TIER_DISK, &n, text), ERR_CLOSED);
 	ck_assert_ptr_nonnull(strstr(text, "disk is away"));
 	ck_assert_int_eq(flushed(TIER_NONE, &n, NULL), ERR_CLOSED);
 	ck_assert_uint_eq(n, 1);
@@ -41,21 +44,24 @@ START_TEST(test_missing)
 	ck_assert_int_eq(put(1), 'm');
 	UNTIL(attempts >= 3);
 	atomic_store(&come, 1);
-	UNTIL(fake_has(disk, 1));      /* what was due all the time */
+	UNTIL(fake_has(disk, 1)); /* what was due all the time */
 	ck_assert_int_eq(stat_of(1).open, 1);
 	end();
 }
 END_TEST
 
-/* A policy that is set while the tier is being opened is the last word, though the tier hears the older one slowly. */
+/* A policy that is set while the tier is being opened is the last word, though the tier hears
+ * the older one slowly. */
 static atomic_int policies, policy_now;
-static void slow_policy(struct tier *t, enum tier_policy policy, uint32_t after, unsigned low_percent)
+static void slow_policy(struct tier *t, enum tier_policy policy, uint32_t after,
+                        unsigned low_percent)
 {
 	(void)t;
 	(void)after;
 	(void)low_percent;
 	int nth = atomic_fetch_add(&policies, 1);
-	for (int i = 0; nth == 0 && i < 300 && atomic_load(&policies) < 2; i++)   /* the newer one may come meanwhile, or waits for this one */
+	/* the newer one may come meanwhile, or waits for this one */
+	for (int i = 0; nth == 0 && i < 300 && atomic_load(&policies) < 2; i++)
 		usleep(1000);
 	atomic_store(&policy_now, (int)policy);
 }
@@ -92,11 +98,12 @@ START_TEST(test_resize)
 	ck_assert_uint_le(stat_of(0).tier.bytes, 4 * UNIT);
 	tier_stack_resize(s, TIER_MEMORY, 64 * UNIT);
 	UNTIL(stat_of(0).tier.capacity_bytes == 64 * UNIT);
-	for (unsigned i = 100; i < 148; i++)   /* a quarter is kept free or stored below: these stay in memory for certain */
+	/* a quarter is kept free or stored below: these stay in memory for certain */
+	for (unsigned i = 100; i < 148; i++)
 		ck_assert_int_eq(put(i), 'm');
 	for (unsigned i = 100; i < 148; i++)
 		ck_assert_int_eq(get(i), 'm');
-	tier_stack_resize(s, TIER_DISK, UNIT);   /* one that cannot: logged */
+	tier_stack_resize(s, TIER_DISK, UNIT); /* one that cannot: logged */
 	end();
 }
 END_TEST
@@ -114,7 +121,8 @@ START_TEST(test_damage)
 	for (int below = 0; below < 2; below++) {
 		char text[64];
 		start(4, below ? TIER_WRITE_THROUGH : TIER_RECYCLE, 0, 0, TIER_RECYCLE, 0);
-		struct op o = {.op = {.bytes = UNIT, .move = peek_move, .done = op_done}, .bytes = mem_zalloc(UNIT)};
+		struct op o = {.op = {.bytes = UNIT, .move = peek_move, .done = op_done},
+		               .bytes = mem_zalloc(UNIT)};
 		memcpy(o.op.key.b, &(unsigned){1}, sizeof(unsigned));
 		fill(o.bytes, UNIT, 1);
 		s->ops->put(s, &o.op);
@@ -125,7 +133,7 @@ START_TEST(test_damage)
 		*stored_at ^= 1;
 		if (below) {
 			ck_assert_int_eq(get(1), 'd');
-			ck_assert_int_eq(get(1), 'm');   /* and memory is right again */
+			ck_assert_int_eq(get(1), 'm'); /* and memory is right again */
 		} else {
 			ck_assert_int_eq(op_end(op_begin(0, 1, UNIT), 1, NULL, text), ERR_CORRUPT);
 			ck_assert_ptr_nonnull(strstr(text, "checksum"));
@@ -136,7 +144,7 @@ START_TEST(test_damage)
 }
 END_TEST
 
-/* --- what is told ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- what is told -------------------------------------------------------- */
 
 static pthread_mutex_t told_lock = PTHREAD_MUTEX_INITIALIZER;
 static int told[NAMES];
@@ -170,7 +178,9 @@ START_TEST(test_told)
 	for (unsigned i = 0; i < 100; i++) {
 		put(i * 7 % 60);
 		if (i % 9 == 0)
-			tier_stack_find(s, TIER_MEMORY)->ops->remove(tier_stack_find(s, TIER_MEMORY), &(struct tier_key){.b = {(unsigned char)(i * 3 % 60)}});
+			tier_stack_find(s, TIER_MEMORY)
+				->ops->remove(tier_stack_find(s, TIER_MEMORY),
+			                  &(struct tier_key){.b = {(unsigned char)(i * 3 % 60)}});
 		if (i == 50)
 			tier_stack_resize(s, TIER_MEMORY, 20 * UNIT);
 	}

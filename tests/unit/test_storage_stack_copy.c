@@ -1,7 +1,8 @@
-/* test_storage_stack_copy.c - blocks on their way from one tier of a stack to another: down by the policy of the tier that has them, up when they are asked for. */
+/* test_storage_stack_copy.c - blocks on their way from one tier of a stack to another: down by
+ * the policy of the tier that has them, up when they are asked for. */
 #include "tests/unit/stack_world.h"
 
-/* --- down ------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- down ---------------------------------------------------------------- */
 
 /* With time between the puts nothing is ever lost, and each block is found, in whichever tier. */
 START_TEST(test_offload)
@@ -13,17 +14,18 @@ START_TEST(test_offload)
 	}
 	ck_assert_uint_eq(stat_of(0).tier.lost, 0);
 	ck_assert_uint_ge(stat_of(0).copied_down, 32);
-	ck_assert_uint_lt(stat_of(0).copied_down, 38);   /* the youngest stay in memory alone */
+	ck_assert_uint_lt(stat_of(0).copied_down, 38); /* the youngest stay in memory alone */
 	for (unsigned i = 0; i < 40; i++)
 		ck_assert_int_ne(where_is(i), '-');
-	for (unsigned i = 0; i < 40; i++)      /* what comes up drops nothing that is nowhere else */
+	for (unsigned i = 0; i < 40; i++) /* what comes up drops nothing that is nowhere else */
 		ck_assert_int_ne(get(i), '-');
 	ck_assert_uint_eq(stat_of(0).tier.lost, 0);
 	end();
 }
 END_TEST
 
-/* Reading the oldest of memory keeps it there: the order of use counts, not that of writing, and copying down is no use. */
+/* Reading the oldest of memory keeps it there: the order of use counts, not that of writing, and
+ * copying down is no use. */
 START_TEST(test_offload_order)
 {
 	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
@@ -52,22 +54,27 @@ START_TEST(test_write_through)
 	get(1);
 	get(1);
 	usleep(5000);
-	ck_assert_uint_eq(fake_count(disk, &disk->n_puts), 1);   /* once */
-	for (unsigned i = 10; i < 20; i++)                       /* and it is evicted for free */
+	ck_assert_uint_eq(fake_count(disk, &disk->n_puts), 1); /* once */
+	for (unsigned i = 10; i < 20; i++)                     /* and it is evicted for free */
 		put(i);
 	ck_assert_int_eq(get(1), 'd');
 	end();
 }
 END_TEST
 
-/* From a tier that does not say what is due: at once, after its hits, or when it has taken the block (offload). */
+/* From a tier that does not say what is due: at once, after its hits, or when it has taken the
+ * block (offload). */
 START_TEST(test_disk_to_redis)
 {
 	static const struct {
 		enum tier_policy policy;
 		uint32_t after, hits;
 		unsigned memory;
-	} row[] = {{TIER_OFFLOAD, 0, 0, 0}, {TIER_WRITE_THROUGH, 0, 0, 0}, {TIER_WRITE_THROUGH, 3, 3, 0}, {TIER_WRITE_THROUGH, 0, 0, 8}, {TIER_RECYCLE, 0, 0, 8}};
+	} row[] = {{TIER_OFFLOAD, 0, 0, 0},
+	           {TIER_WRITE_THROUGH, 0, 0, 0},
+	           {TIER_WRITE_THROUGH, 3, 3, 0},
+	           {TIER_WRITE_THROUGH, 0, 0, 8},
+	           {TIER_RECYCLE, 0, 0, 8}};
 	start(row[_i].memory, TIER_WRITE_THROUGH, 0, 1, row[_i].policy, row[_i].after);
 	put(1);
 	for (uint32_t i = 0; i < row[_i].hits; i++) {
@@ -90,7 +97,8 @@ START_TEST(test_disk_to_redis)
 }
 END_TEST
 
-/* The tier below refuses for a while: it is left alone in between, memory keeps what it has, and afterwards everything goes down. */
+/* The tier below refuses for a while: it is left alone in between, memory keeps what it has, and
+ * afterwards everything goes down. */
 START_TEST(test_lower_fails)
 {
 	static const int code[] = {ERR_IO, ERR_CLOSED, ERR_FULL};
@@ -103,10 +111,12 @@ START_TEST(test_lower_fails)
 	ck_assert_int_eq(get(0), 'm');
 	usleep(30000);
 	unsigned puts = fake_count(disk, &disk->n_puts);
-	ck_assert_uint_le(puts, 16 + (clock_us() - begun) / 20000 * 8);   /* each block once between two pauses, not again and again */
+	/* each block once between two pauses, not again and again */
+	ck_assert_uint_le(puts, 16 + (clock_us() - begun) / 20000 * 8);
 	fake_set(disk, 0, 0);
 	for (unsigned i = 0; i < 8; i++)
-		UNTIL(fake_has(disk, i) || code[_i] == ERR_FULL);     /* what it had no room for is not offered for ever */
+		/* what it had no room for is not offered for ever */
+		UNTIL(fake_has(disk, i) || code[_i] == ERR_FULL);
 	for (unsigned i = 0; i < 8; i++)
 		ck_assert_int_eq(get(i), 'm');
 	end();
@@ -120,8 +130,8 @@ static void disk_remove(unsigned name)
 	ck_assert_int_eq(disk->ops.remove(&disk->tier, &k), 0);
 }
 
-/* What has gone below (evicted, removed, damaged, flushed) is not evicted from memory as if it were kept there: it is copied down again before, and when that
- * cannot be it counts as lost. */
+/* What has gone below (evicted, removed, damaged, flushed) is not evicted from memory as if it were
+ * kept there: it is copied down again before, and when that cannot be it counts as lost. */
 START_TEST(test_gone_below)
 {
 	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
@@ -136,7 +146,7 @@ START_TEST(test_gone_below)
 	if (_i == 0)
 		ck_assert(!fake_has(disk, 0));
 	if (_i < 2) {
-		for (unsigned i = 0; i < 8; i++) {       /* the oldest is kept below before it has to go */
+		for (unsigned i = 0; i < 8; i++) { /* the oldest is kept below before it has to go */
 			UNTIL(put(7 + i) == 'm' && fake_has(disk, i));
 			put(8 + i);
 		}
@@ -170,7 +180,8 @@ START_TEST(test_gone_before_told)
 }
 END_TEST
 
-/* A block that is evicted from memory while the disk is about to copy it: it is lost, nothing else. */
+/* A block that is evicted from memory while the disk is about to copy it: it is lost, nothing
+ * else. */
 START_TEST(test_evicted_meanwhile)
 {
 	start(2, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
@@ -201,7 +212,8 @@ START_TEST(test_flush)
 	for (unsigned i = 0; i < 8; i++)
 		ck_assert_int_eq(get(i), '-');
 	pthread_mutex_lock(&disk->lock);
-	disk->hold_late = 1;             /* also over one that is written already, and only not said to be */
+	/* also over one that is written already, and only not said to be */
+	disk->hold_late = 1;
 	unsigned moved = disk->n_moved_in;
 	pthread_mutex_unlock(&disk->lock);
 	put(100);
@@ -232,7 +244,8 @@ static int flush_move(struct tier_op *op, const struct tier_span *span, unsigned
 	return op_move_out(op, span, n);
 }
 
-/* And over a block that a get has read below and is about to copy up: the get has it, nobody after. */
+/* And over a block that a get has read below and is about to copy up: the get has it, nobody
+ * after. */
 START_TEST(test_flush_promotion)
 {
 	start(8, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
@@ -248,7 +261,7 @@ START_TEST(test_flush_promotion)
 }
 END_TEST
 
-/* --- up --------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- up ------------------------------------------------------------------ */
 
 START_TEST(test_promotion)
 {
@@ -259,13 +272,15 @@ START_TEST(test_promotion)
 	ck_assert_int_eq(get(1), 'm');
 	ck_assert_uint_eq(stat_of(1).promoted, 1);
 	usleep(5000);
-	ck_assert_uint_eq(fake_count(disk, &disk->n_puts), 2);   /* what came from below is not written there again */
+	/* what came from below is not written there again */
+	ck_assert_uint_eq(fake_count(disk, &disk->n_puts), 2);
 	ck_assert_int_eq(where_is(2), 'd');
 	end();
 }
 END_TEST
 
-/* Under offload what comes up drops nothing that has not gone down yet: it is given from below, and stays there. */
+/* Under offload what comes up drops nothing that has not gone down yet: it is given from below,
+ * and stays there. */
 START_TEST(test_promotion_spares)
 {
 	start(4, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
@@ -282,7 +297,7 @@ START_TEST(test_promotion_spares)
 	ck_assert_int_eq(where_is(50), 'd');
 	ck_assert_uint_eq(stat_of(0).tier.lost, 0);
 	fake_set(disk, 0, 0);
-	UNTIL(stat_of(0).copied_down > 0);     /* now there is room that is safe */
+	UNTIL(stat_of(0).copied_down > 0); /* now there is room that is safe */
 	ck_assert_int_eq(get(50), 'd');
 	ck_assert_int_eq(get(50), 'm');
 	end();
@@ -298,7 +313,7 @@ START_TEST(test_prefetch)
 	for (unsigned i = 1; i < 5; i++)
 		UNTIL(where_is(i) == 'm');
 	ck_assert_uint_eq(stat_of(1).prefetched, 4);
-	ck_assert_int_eq(where_is(5), 'd');              /* behind the hole: not wanted */
+	ck_assert_int_eq(where_is(5), 'd'); /* behind the hole: not wanted */
 	unsigned gets = fake_count(disk, &disk->n_gets);
 	ck_assert_int_eq(get(3), 'm');
 	ck_assert_uint_eq(fake_count(disk, &disk->n_gets), gets);
@@ -306,7 +321,8 @@ START_TEST(test_prefetch)
 }
 END_TEST
 
-/* A get of a block that is on its way up is served with it instead of reading it twice; given up, it ends without. */
+/* A get of a block that is on its way up is served with it instead of reading it twice; given
+ * up, it ends without. */
 START_TEST(test_get_meets_prefetch)
 {
 	static const unsigned names[] = {1, 2};
@@ -330,7 +346,8 @@ START_TEST(test_get_meets_prefetch)
 }
 END_TEST
 
-/* Several ask for one block below memory: it is read once and all have it. Who asks after a flush does not get what was there before it. */
+/* Several ask for one block below memory: it is read once and all have it. Who asks after a
+ * flush does not get what was there before it. */
 START_TEST(test_gets_meet)
 {
 	enum tier_id tier;
@@ -388,7 +405,7 @@ START_TEST(test_damaged_before_it_goes)
 	s->ops->put(s, &o->op);
 	ck_assert_int_eq(op_end(o, 1, NULL, NULL), 0);
 	fake_set(disk, 1, 0);
-	ck_assert_int_eq(get(1), 'm');         /* due now */
+	ck_assert_int_eq(get(1), 'm'); /* due now */
 	UNTIL(fake_count(disk, &disk->queued) == 1);
 	in_memory[100] ^= 1;
 	fake_set(disk, 0, 0);

@@ -1,4 +1,5 @@
-/* test_storage_tier.c - the memory tier alone: what is stored comes back, capacity, order of eviction, damage, puts that turn out void. */
+/* test_storage_tier.c - the memory tier alone: what is stored comes back, capacity, order of
+ * eviction, damage, puts that turn out void. */
 #include "tests/unit/flush_rig.h"
 
 #include "daemons/storage/sum.h"
@@ -24,8 +25,8 @@ struct op {
 	unsigned char *bytes;
 	int move_code, moved, done, code;
 	char tier[16], text[128];
-	unsigned char *stored_at;   /* where the tier keeps the first byte */
-	struct tier *nested;        /* called from inside move, when set */
+	unsigned char *stored_at; /* where the tier keeps the first byte */
+	struct tier *nested;      /* called from inside move, when set */
 	void (*nested_fn)(struct tier *t, struct op *o);
 };
 
@@ -83,7 +84,8 @@ static void fill(unsigned char *p, size_t n, unsigned name)
 
 static struct op op_init(unsigned name, size_t bytes)
 {
-	struct op o = {.op = {.key = key_of(name), .bytes = bytes, .done = done}, .bytes = mem_zalloc(bytes)};
+	struct op o = {.op = {.key = key_of(name), .bytes = bytes, .done = done},
+	               .bytes = mem_zalloc(bytes)};
 	return o;
 }
 
@@ -129,7 +131,8 @@ static uint32_t lookup(struct tier *t, const unsigned *names, uint32_t n, size_t
 	for (uint32_t i = 0; i < n; i++)
 		key[i] = key_of(names[i]);
 	unsigned char where[16] = {0};
-	struct tier_find f = {.key = key, .where = where, .n = n, .bytes = bytes, .leading = 1, .done = find_done};
+	struct tier_find f = {
+		.key = key, .where = where, .n = n, .bytes = bytes, .leading = 1, .done = find_done};
 	found = 99;
 	t->ops->lookup(t, &f);
 	return found;
@@ -161,7 +164,7 @@ START_TEST(test_sizes)
 	}
 	for (unsigned i = 0; i < sizeof size / sizeof size[0]; i++)
 		ck_assert_int_eq(get(t, i, size[i]), 0);
-	ck_assert_int_eq(get(t, 3, size[3] + 1), ERR_NOTFOUND);   /* another size is another block */
+	ck_assert_int_eq(get(t, 3, size[3] + 1), ERR_NOTFOUND); /* another size is another block */
 	t->ops->destroy(t);
 }
 END_TEST
@@ -170,14 +173,14 @@ END_TEST
 START_TEST(test_lru)
 {
 	static const struct {
-		const char *steps;   /* pN put, gN get, rN remove */
+		const char *steps; /* pN put, gN get, rN remove */
 		const char *there, *gone;
 		unsigned evictions;
 	} row[] = {
 		{"p1 p2 p3 p4", "1234", "", 0},
 		{"p1 p2 p3 p4 p5", "2345", "1", 1},
 		{"p1 p2 p3 p4 g1 p5", "1345", "2", 1},
-		{"p1 p2 p3 p4 p1 p5", "1345", "2", 1},       /* a put of what is there counts as use */
+		{"p1 p2 p3 p4 p1 p5", "1345", "2", 1}, /* a put of what is there counts as use */
 		{"p1 p2 p3 p4 p5 p6 p7 p8", "5678", "1234", 4},
 		{"p1 p2 p3 p4 r2 p5", "1345", "2", 0},
 		{"p1 g1 p2 g1 p3 g1 p4 g1 p5 g1 p6", "1456", "23", 2},
@@ -187,19 +190,25 @@ START_TEST(test_lru)
 		for (const char *s = row[i].steps; *s; s += s[2] ? 3 : 2) {
 			unsigned name = (unsigned)(s[1] - '0');
 			struct tier_key k = key_of(name);
-			ck_assert_int_eq(*s == 'p' ? put(t, name, UNIT) : *s == 'g' ? get(t, name, UNIT) : t->ops->remove(t, &k), 0);
+			ck_assert_int_eq(*s == 'p'   ? put(t, name, UNIT)
+			                 : *s == 'g' ? get(t, name, UNIT)
+			                             : t->ops->remove(t, &k),
+			                 0);
 		}
 		ck_assert_uint_eq(stat_of(t).evictions, row[i].evictions);
 		for (const char *s = row[i].there; *s; s++)
-			ck_assert_msg(get(t, (unsigned)(*s - '0'), UNIT) == 0, "row %u: %c is not there", i, *s);
+			ck_assert_msg(get(t, (unsigned)(*s - '0'), UNIT) == 0, "row %u: %c is not there", i,
+			              *s);
 		for (const char *s = row[i].gone; *s; s++)
-			ck_assert_msg(get(t, (unsigned)(*s - '0'), UNIT) == ERR_NOTFOUND, "row %u: %c is there", i, *s);
+			ck_assert_msg(get(t, (unsigned)(*s - '0'), UNIT) == ERR_NOTFOUND, "row %u: %c is there",
+			              i, *s);
 		t->ops->destroy(t);
 	}
 }
 END_TEST
 
-/* Never more than the capacity, whatever the sizes; a block larger than all of it is refused and evicts nothing. */
+/* Never more than the capacity, whatever the sizes; a block larger than all of it is refused and
+ * evicts nothing. */
 START_TEST(test_capacity)
 {
 	struct tier *t = tier_of(10);
@@ -227,7 +236,8 @@ START_TEST(test_lookup)
 		unsigned name[4];
 		uint32_t n, want;
 	} row[] = {
-		{{1, 2, 3, 4}, 4, 3}, {{1}, 1, 1}, {{4, 1, 2, 3}, 4, 0}, {{1, 4, 2, 3}, 4, 1}, {{1, 1, 1, 1}, 4, 4}, {{0}, 0, 0},
+		{{1, 2, 3, 4}, 4, 3}, {{1}, 1, 1},          {{4, 1, 2, 3}, 4, 0},
+		{{1, 4, 2, 3}, 4, 1}, {{1, 1, 1, 1}, 4, 4}, {{0}, 0, 0},
 	};
 	struct tier *t = tier_of(8);
 	for (unsigned i = 1; i <= 3; i++)
@@ -260,19 +270,20 @@ START_TEST(test_put_void)
 }
 END_TEST
 
-/* A flipped bit anywhere: told as damage, dropped, never moved out; afterwards a miss, and it can be stored again. */
+/* A flipped bit anywhere: told as damage, dropped, never moved out; afterwards a miss, and it
+ * can be stored again. */
 START_TEST(test_corrupt)
 {
 	static const size_t at[] = {0, 1, 70000, 3 * UNIT - 1};
 	for (unsigned i = 0; i < sizeof at / sizeof at[0]; i++) {
-		struct tier *t = tier_of(3);   /* units are taken in order, so the bytes lie in a row */
+		struct tier *t = tier_of(3); /* units are taken in order, so the bytes lie in a row */
 		ck_assert_int_eq(put(t, 5, 3 * UNIT), 0);
 		struct op o = op_init(5, 3 * UNIT);
 		o.op.move = move_out;
 		t->ops->get(t, &o.op);
 		ck_assert_int_eq(o.code, 0);
 		struct tier_key k = key_of(5);
-		if (i % 2 == 0)   /* a tier below has it: it is not lost */
+		if (i % 2 == 0) /* a tier below has it: it is not lost */
 			t->ops->stored(t, &k, TIER_BELOW_HAS);
 		o.stored_at[at[i]] ^= 1;
 		o.moved = o.done = 0;
@@ -296,10 +307,12 @@ END_TEST
 static void while_reading(struct tier *t, struct op *o)
 {
 	(void)o;
-	ck_assert_int_eq(put(t, 2, UNIT), ERR_FULL);          /* the only room is being read: not evicted */
+	/* the only room is being read: not evicted */
+	ck_assert_int_eq(put(t, 2, UNIT), ERR_FULL);
 	ck_assert_uint_eq(tier_flushed(t, NULL), 1);
-	ck_assert_int_eq(get(t, 1, UNIT), ERR_NOTFOUND);      /* dropped already */
-	ck_assert_int_eq(put(t, 2, UNIT), ERR_FULL);          /* but its room is the reader's until it ends */
+	ck_assert_int_eq(get(t, 1, UNIT), ERR_NOTFOUND); /* dropped already */
+	/* but its room is the reader's until it ends */
+	ck_assert_int_eq(put(t, 2, UNIT), ERR_FULL);
 }
 
 START_TEST(test_pinned)
@@ -321,11 +334,12 @@ END_TEST
 static void while_putting(struct tier *t, struct op *o)
 {
 	(void)o;
-	ck_assert_int_eq(get(t, 1, UNIT), ERR_NOTFOUND);      /* data, then index */
-	ck_assert_int_eq(put(t, 1, UNIT), 0);                 /* another worker is faster */
+	ck_assert_int_eq(get(t, 1, UNIT), ERR_NOTFOUND); /* data, then index */
+	ck_assert_int_eq(put(t, 1, UNIT), 0);            /* another worker is faster */
 }
 
-/* Two puts of one key: stored once, both acknowledged; the second one, when the first is there, does not copy. */
+/* Two puts of one key: stored once, both acknowledged; the second one, when the first is there,
+ * does not copy. */
 START_TEST(test_two_puts)
 {
 	struct tier *t = tier_of(4);
@@ -346,12 +360,12 @@ START_TEST(test_two_puts)
 	ck_assert_int_eq(o.moved, 0);
 	free(o.bytes);
 	ck_assert_uint_eq(tier_flushed(t, NULL), 1);
-	ck_assert_int_eq(put(t, 9, 4 * UNIT), 0);             /* every unit came back */
+	ck_assert_int_eq(put(t, 9, 4 * UNIT), 0); /* every unit came back */
 	t->ops->destroy(t);
 }
 END_TEST
 
-/* --- another size ------------------------------------------------------------------------------------------------------------------------ */
+/* --- another size -------------------------------------------------------- */
 
 static void resize(struct tier *t, uint64_t units)
 {
@@ -369,7 +383,8 @@ static size_t resident_kb(void)
 	return rss * 4;
 }
 
-/* Smaller: the oldest go, and the memory with them; larger: there is room again. Sizes and blocks of every kind, again and again. */
+/* Smaller: the oldest go, and the memory with them; larger: there is room again. Sizes and
+ * blocks of every kind, again and again. */
 START_TEST(test_resize)
 {
 	struct tier *t = tier_of(64);
@@ -429,7 +444,7 @@ START_TEST(test_shrink_pinned)
 	ck_assert_int_eq(put(t, 4, UNIT), 0);
 	ck_assert_int_eq(get(t, 4, UNIT), 0);
 	ck_assert_int_eq(put(t, 5, UNIT), 0);
-	ck_assert_int_eq(get(t, 4, UNIT), ERR_NOTFOUND);   /* there is room for one */
+	ck_assert_int_eq(get(t, 4, UNIT), ERR_NOTFOUND); /* there is room for one */
 	free(o.bytes);
 	t->ops->destroy(t);
 }
@@ -441,7 +456,8 @@ static void shrink_while_putting(struct tier *t, struct op *o)
 	resize(t, 1);
 }
 
-/* A put that was under way when the tier became smaller than its block: it ends well, and nothing beyond the capacity stays. */
+/* A put that was under way when the tier became smaller than its block: it ends well, and
+ * nothing beyond the capacity stays. */
 START_TEST(test_shrink_filling)
 {
 	struct tier *t = tier_of(4);
@@ -460,7 +476,7 @@ START_TEST(test_shrink_filling)
 }
 END_TEST
 
-/* --- what is due ------------------------------------------------------------------------------------------------------------------------- */
+/* --- what is due --------------------------------------------------------- */
 
 /* The names that are due now, in order, as text. */
 static const char *due(struct tier *t, uint32_t max)
@@ -485,7 +501,8 @@ static void stored(struct tier *t, unsigned name, enum tier_below ok)
 	t->ops->stored(t, &k, ok);
 }
 
-/* Ten units, four are to be free or stored: the oldest are named, once; the stored ones are the first to go, unless they are used again. */
+/* Ten units, four are to be free or stored: the oldest are named, once; the stored ones are the
+ * first to go, unless they are used again. */
 START_TEST(test_due_offload)
 {
 	struct tier *t = tier_of(10);
@@ -501,24 +518,25 @@ START_TEST(test_due_offload)
 	ck_assert_str_eq(due(t, 32), "3");
 	ck_assert_str_eq(due(t, 32), "");
 	stored(t, 1, TIER_BELOW_HAS);
-	stored(t, 2, TIER_BELOW_LATER);                             /* not now: named again */
+	stored(t, 2, TIER_BELOW_LATER); /* not now: named again */
 	stored(t, 3, TIER_BELOW_HAS);
 	ck_assert_str_eq(due(t, 32), "2");
 	stored(t, 2, TIER_BELOW_HAS);
-	get(t, 1, UNIT);                              /* stored, and used: no longer next */
+	get(t, 1, UNIT); /* stored, and used: no longer next */
 	put(t, 10, UNIT);
-	ck_assert_str_eq(due(t, 32), "4 5");          /* 2 and 3 are stored, 10 took the free unit */
+	ck_assert_str_eq(due(t, 32), "4 5"); /* 2 and 3 are stored, 10 took the free unit */
 	put(t, 11, UNIT);
 	put(t, 12, UNIT);
 	ck_assert_int_eq(get(t, 2, UNIT), ERR_NOTFOUND);
 	ck_assert_int_eq(get(t, 3, UNIT), ERR_NOTFOUND);
 	ck_assert_int_eq(get(t, 1, UNIT), 0);
 	ck_assert_uint_eq(stat_of(t).lost, 0);
-	put(t, 13, UNIT);                             /* nothing is ready: the oldest goes */
+	put(t, 13, UNIT); /* nothing is ready: the oldest goes */
 	ck_assert_uint_eq(stat_of(t).lost, 1);
 	ck_assert_int_eq(get(t, 4, UNIT), ERR_NOTFOUND);
-	stored(t, 4, TIER_BELOW_HAS);                              /* of one that is gone: nothing */
-	for (unsigned i = 0; i < 3; i++) {            /* one that nobody takes is not offered for ever */
+	stored(t, 4, TIER_BELOW_HAS); /* of one that is gone: nothing */
+	for (unsigned i = 0; i < 3; i++) {
+		/* one that nobody takes is not offered for ever */
 		stored(t, 5, TIER_BELOW_REFUSED);
 		ck_assert_str_eq(due(t, 1), i < 2 ? "5" : "6");
 	}
@@ -528,7 +546,8 @@ START_TEST(test_due_offload)
 }
 END_TEST
 
-/* A copy below that has gone: the block is no longer next to be evicted for nothing, is named again before it is, and counts as lost if it goes all the same. */
+/* A copy below that has gone: the block is no longer next to be evicted for nothing, is named
+ * again before it is, and counts as lost if it goes all the same. */
 START_TEST(test_gone_below)
 {
 	struct tier *t = tier_of(10);
@@ -540,13 +559,13 @@ START_TEST(test_gone_below)
 		stored(t, i, TIER_BELOW_HAS);
 	ck_assert_str_eq(due(t, 32), "");
 	stored(t, 1, TIER_BELOW_GONE);
-	stored(t, 9, TIER_BELOW_GONE);                /* it was not there: nothing */
+	stored(t, 9, TIER_BELOW_GONE); /* it was not there: nothing */
 	ck_assert_str_eq(due(t, 32), "1");
-	put(t, 11, UNIT);                             /* 2 goes, which is kept below */
+	put(t, 11, UNIT); /* 2 goes, which is kept below */
 	ck_assert_uint_eq(stat_of(t).lost, 0);
 	ck_assert_int_eq(get(t, 2, UNIT), ERR_NOTFOUND);
 	t->ops->stored(t, NULL, TIER_BELOW_GONE);
-	for (unsigned i = 12; i <= 14; i++)           /* 1, 3 and 4, in their old order */
+	for (unsigned i = 12; i <= 14; i++) /* 1, 3 and 4, in their old order */
 		put(t, i, UNIT);
 	ck_assert_uint_eq(stat_of(t).lost, 3);
 	ck_assert_int_eq(get(t, 5, UNIT), 0);
@@ -561,9 +580,9 @@ START_TEST(test_due_write_through)
 	t->ops->policy(t, TIER_WRITE_THROUGH, 2, 0);
 	put(t, 1, UNIT);
 	put(t, 2, UNIT);
-	put(t, 1, UNIT);                              /* a put is no hit */
+	put(t, 1, UNIT); /* a put is no hit */
 	get(t, 1, UNIT);
-	struct op o = op_init(1, UNIT);               /* nor is a copy between tiers */
+	struct op o = op_init(1, UNIT); /* nor is a copy between tiers */
 	o.op.move = move_out;
 	o.op.aside = 1;
 	t->ops->get(t, &o.op);
@@ -603,7 +622,7 @@ static void *race(void *arg)
 		if (what < 3)
 			put(r->t, name, bytes);
 		else if (what < 7)
-			get(r->t, name, bytes);   /* compares what it gets */
+			get(r->t, name, bytes); /* compares what it gets */
 		else
 			r->t->ops->remove(r->t, &(struct tier_key){.b = {(unsigned char)name}});
 	}
@@ -622,7 +641,7 @@ START_TEST(test_threads)
 	for (unsigned i = 0; i < 4; i++)
 		pthread_join(th[i], NULL);
 	ck_assert_uint_eq(stat_of(t).corrupt, 0);
-	t->ops->destroy(t);   /* checks that every unit is back */
+	t->ops->destroy(t); /* checks that every unit is back */
 }
 END_TEST
 
@@ -639,7 +658,8 @@ static void see_fork(struct tier *t, struct op *o)
 	ck_assert_int_eq(status, 0);
 }
 
-/* A child has none of it, so what is written meanwhile is not there twice; after a growth neither. */
+/* A child has none of it, so what is written meanwhile is not there twice; after a growth
+ * neither. */
 START_TEST(test_fork)
 {
 	struct tier *t = tier_of(1);
@@ -657,7 +677,8 @@ START_TEST(test_fork)
 }
 END_TEST
 
-/* A capacity is memory that is there, from the start on and after each growth; what is not there is an error that names both sizes, and changes nothing. */
+/* A capacity is memory that is there, from the start on and after each growth; what is not there
+ * is an error that names both sizes, and changes nothing. */
 START_TEST(test_reserved)
 {
 	enum { MIB_UNITS = 16 };
@@ -669,10 +690,12 @@ START_TEST(test_reserved)
 	ck_assert_uint_ge(resident_kb() / 1024, before + 64);
 	resize(t, 32 * MIB_UNITS);
 	ck_assert_uint_lt(resident_kb() / 1024, before + 48);
-	resize(t, 96 * MIB_UNITS);                        /* what it gave back, and a new range */
+	resize(t, 96 * MIB_UNITS); /* what it gave back, and a new range */
 	ck_assert_uint_ge(resident_kb() / 1024, before + 96);
 	ck_assert_int_eq(t->ops->resize(t, more, &err), ERR_NOMEM);
-	ck_assert_msg(strstr(err.text, "are wanted") && strstr(err.text, "are available") && strstr(err.text, "memory_mb"), "%s", err.text);
+	ck_assert_msg(strstr(err.text, "are wanted") && strstr(err.text, "are available") &&
+	                  strstr(err.text, "memory_mb"),
+	              "%s", err.text);
 	ck_assert_uint_eq(stat_of(t).capacity_bytes, 96 * MIB_UNITS * UNIT);
 	ck_assert_int_eq(put(t, 1, UNIT), 0);
 	t->ops->destroy(t);

@@ -1,4 +1,5 @@
-/* test_storage_walk.c - what the disk tier says of its blocks: which came and went, which there are, which are to be copied down before they are evicted. */
+/* test_storage_walk.c - what the disk tier says of its blocks: which came and went, which there
+ * are, which are to be copied down before they are evicted. */
 #include "tests/unit/flush_rig.h"
 
 #include "daemons/storage/sum.h"
@@ -19,9 +20,9 @@
 #define NAMES 600u
 #define WAIT_US 20000000u
 
-#define UNTIL(what) \
+#define UNTIL(what)                                                    \
 	for (uint64_t until_ = clock_us() + WAIT_US; !(what); usleep(200)) \
-		ck_assert_msg(clock_us() < until_, "waited in vain for: %s", #what)
+	ck_assert_msg(clock_us() < until_, "waited in vain for: %s", #what)
 
 static struct tier *t;
 static char dir[TEST_FOLDER_BYTES];
@@ -133,11 +134,12 @@ static int there(unsigned name)
 	return run(0, name) == 0;
 }
 
-/* What is told adds up to what is listed and to what can be had: through puts, evictions, removes, a smaller size, a flush and a new life. */
+/* What is told adds up to what is listed and to what can be had: through puts, evictions,
+ * removes, a smaller size, a flush and a new life. */
 START_TEST(test_told_and_listed)
 {
 	static int listed[NAMES];
-	for (unsigned i = 0; i < 400; i++)       /* there is room for some 250 */
+	for (unsigned i = 0; i < 400; i++) /* there is room for some 250 */
 		ck_assert_int_eq(run(1, i), 0);
 	for (unsigned i = 390; i < 400; i++) {
 		struct tier_key key = {{0}};
@@ -169,7 +171,8 @@ START_TEST(test_told_and_listed)
 }
 END_TEST
 
-/* The oldest are named before they are evicted, each once as long as it is not used again; what could not go is named again. */
+/* The oldest are named before they are evicted, each once as long as it is not used again; what
+ * could not go is named again. */
 START_TEST(test_due)
 {
 	struct tier_due due[64];
@@ -197,7 +200,7 @@ START_TEST(test_due)
 	}
 	ck_assert_uint_eq(lost, 0);
 	ck_assert_uint_gt(n_named, 600 - kept);
-	ck_assert_uint_lt(n_named, 600 - kept / 2);       /* not all of what is there */
+	ck_assert_uint_lt(n_named, 600 - kept / 2); /* not all of what is there */
 	ck_assert_uint_eq(t->ops->due(t, 64, due), 0);
 	t->ops->stored(t, &due[0].key, TIER_BELOW_LATER);
 	unsigned again = 0;
@@ -232,7 +235,8 @@ static void stored(unsigned name, enum tier_below what)
 	t->ops->stored(t, &key, what);
 }
 
-/* By hits: named once when it was hit so often, again if it could not go, not any more once it is below, and again when that has gone. */
+/* By hits: named once when it was hit so often, again if it could not go, not any more once it
+ * is below, and again when that has gone. */
 START_TEST(test_due_by_hits)
 {
 	t->ops->policy(t, TIER_WRITE_THROUGH, 2, 0);
@@ -240,7 +244,7 @@ START_TEST(test_due_by_hits)
 		ck_assert_int_eq(run(1, i), 0);
 	ck_assert(there(1) && there(2) && due_now() == 0);
 	ck_assert(there(1) && due_now() == 1 && due_now() == 0);
-	ck_assert(there(1) && due_now() == 0);           /* it is on its way */
+	ck_assert(there(1) && due_now() == 0); /* it is on its way */
 	stored(1, TIER_BELOW_LATER);
 	ck_assert_uint_eq(due_now(), 1);
 	stored(1, TIER_BELOW_HAS);
@@ -248,7 +252,7 @@ START_TEST(test_due_by_hits)
 	stored(1, TIER_BELOW_GONE);
 	ck_assert(there(1) && due_now() == 1);
 	stored(1, TIER_BELOW_REFUSED);
-	ck_assert_uint_eq(due_now(), 0);                 /* not before it is hit again */
+	ck_assert_uint_eq(due_now(), 0); /* not before it is hit again */
 	ck_assert(there(1) && due_now() == 1);
 	t->ops->policy(t, TIER_WRITE_THROUGH, 0, 0);
 	ck_assert_int_eq(run(1, 4), 0);

@@ -1,5 +1,6 @@
-/* test_store.c - the worker's storage client alone: link, attachment and loop are this file's own, so that every order of events can be
- * played. Each test says what is asked, what storage does, and what completions come. */
+/* test_store.c - the worker's storage client alone: link, attachment and loop are this file's own,
+ * so that every order of events can be played. Each test says what is asked, what storage does,
+ * and what completions come. */
 #include "daemons/worker/attach.h"
 #include "daemons/worker/store.h"
 
@@ -15,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- the fakes: what store.c calls of svc, chan and attach ----------------------------------------------------------------- */
+/* --- the fakes: what store.c calls of svc, chan and attach --------------- */
 
 struct peer {
 	uint64_t epoch;
@@ -71,7 +72,8 @@ void svc_sock_path(const struct svc *s, const char *name, char *out, size_t size
 	(void)s;
 	snprintf(out, size, "%s.sock", name);
 }
-int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head, const void *body)
+int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head,
+             const void *body)
 {
 	(void)s;
 	(void)head;
@@ -80,7 +82,7 @@ int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg
 		return send_fails;
 	struct sent m = {.type = type};
 	if (type == MSG_STORE_PUT || type == MSG_STORE_GET) {
-		const Pds__StoreGet *g = body;   /* a put has the same fields */
+		const Pds__StoreGet *g = body; /* a put has the same fields */
 		m.batch = g->batch;
 		m.n = g->n_items;
 		m.hash0 = g->items[0]->hash.data[0];
@@ -113,7 +115,8 @@ uint64_t peer_epoch(const struct peer *p)
 {
 	return p->epoch;
 }
-struct attach *attach_new(struct svc *s, const char *what, const char *path, const struct handover_hello *hello, int control_fd, int data_fd,
+struct attach *attach_new(struct svc *s, const char *what, const char *path,
+                          const struct handover_hello *hello, int control_fd, int data_fd,
                           int ring_fd, const struct attach_hooks *hooks)
 {
 	(void)s;
@@ -131,7 +134,7 @@ void attach_destroy(struct attach **a)
 	*a = NULL;
 }
 
-/* --- the stage of a test ---------------------------------------------------------------------------------------------------- */
+/* --- the stage of a test ------------------------------------------------- */
 
 #define EPOCH 77u
 #define BATCHES 4u
@@ -149,7 +152,7 @@ static void loop(void)
 }
 
 /* Goes on until it is true, however busy the machine is. */
-#define UNTIL(cond) \
+#define UNTIL(cond)                                                                \
 	for (uint64_t until_end = clock_us() + 60000000; !(cond); usleep(500), loop()) \
 	ck_assert_msg(clock_us() < until_end, "not within 60 s: %s", #cond)
 
@@ -164,7 +167,9 @@ static void set_up(void)
 	base = event_base_new();
 	n_sent = n_posts = 0;
 	send_fails = 0;
-	st = store_new(NULL, &(struct store_opts){.name = "storage", .control_fd = -1, .data_fd = -1, .batches_max = BATCHES});
+	st = store_new(NULL,
+	               &(struct store_opts){
+					   .name = "storage", .control_fd = -1, .data_fd = -1, .batches_max = BATCHES});
 	link_up(EPOCH);
 	attached.on(attached.arg, EPOCH, -1);
 	ck_assert_int_eq(store_ready(st), 1);
@@ -189,9 +194,9 @@ static uint64_t ask(enum store_op op, uint32_t n, uint64_t deadline_us)
 		items[i].generation = 100 + i;
 		hash[i] = items[i].hash;
 	}
-	int r = op == STORE_OP_PUT ? store_put(st, items, n, deadline_us, &items[0], &batch) :
-	        op == STORE_OP_GET ? store_get(st, items, n, deadline_us, &items[0], &batch) :
-	                             store_lookup(st, hash, n, 0, deadline_us, &items[0], &batch);
+	int r = op == STORE_OP_PUT   ? store_put(st, items, n, deadline_us, &items[0], &batch)
+	        : op == STORE_OP_GET ? store_get(st, items, n, deadline_us, &items[0], &batch)
+	                             : store_lookup(st, hash, n, 0, deadline_us, &items[0], &batch);
 	ck_assert_int_eq(r, 0);
 	ck_assert_uint_ne(batch, 0);
 	return batch;
@@ -204,7 +209,8 @@ static uint64_t ask_and_send(enum store_op op, uint32_t n, uint64_t deadline_us)
 	return batch;
 }
 
-/* Storage's answer; one letter for each item: o OK, m miss, v void, f full, e error, c cancelled, x OK for another block. */
+/* Storage's answer; one letter for each item: o OK, m miss, v void, f full, e error, c
+ * cancelled, x OK for another block. */
 static void answer_from(struct peer *from, uint64_t batch, const char *codes)
 {
 	static const char letter[] = "omvfec";
@@ -216,7 +222,8 @@ static void answer_from(struct peer *from, uint64_t batch, const char *codes)
 		r[i].hash = (ProtobufCBinaryData){.len = 32, .data = items[i % 3].hash.b};
 		r[i].block = items[i % 3].block + (codes[i] == 'x');
 		r[i].generation = items[i % 3].generation;
-		r[i].code = codes[i] == 'x' ? PDS__STORE_CODE__STORE_OK : (Pds__StoreCode)(strchr(letter, codes[i]) - letter);
+		r[i].code = codes[i] == 'x' ? PDS__STORE_CODE__STORE_OK
+		                            : (Pds__StoreCode)(strchr(letter, codes[i]) - letter);
 		r[i].tier = codes[i] == 'o' ? "memory" : "";
 		r[i].text = codes[i] == 'e' ? "bad weather" : "";
 		list[i] = &r[i];
@@ -266,7 +273,8 @@ static void none(void)
 	ck_assert_int_eq(fd_readable(), 0);
 }
 
-/* The one completion that is there: of this batch, with this code, letters of its results, and whether the blocks are quiet. */
+/* The one completion that is there: of this batch, with this code, letters of its results, and
+ * whether the blocks are quiet. */
 static void one(uint64_t batch, int code, const char *codes, int quiet)
 {
 	static const char letter[] = "omvfec";
@@ -288,7 +296,7 @@ static void one(uint64_t batch, int code, const char *codes, int quiet)
 	store_completion_free(&c);
 }
 
-/* --- answers ------------------------------------------------------------------------------------------------------------------ */
+/* --- answers ------------------------------------------------------------- */
 
 START_TEST(test_answers)
 {
@@ -297,7 +305,8 @@ START_TEST(test_answers)
 		const char *answer, *want;
 	} row[] = {
 		{STORE_OP_PUT, "ooo", "ooo"}, {STORE_OP_PUT, "vfo", "vfo"}, {STORE_OP_PUT, "eoc", "eoc"},
-		{STORE_OP_GET, "ooo", "ooo"}, {STORE_OP_GET, "oom", "oom"}, {STORE_OP_GET, "mmm", "mmm"}, {STORE_OP_GET, "oxe", "oee"},
+		{STORE_OP_GET, "ooo", "ooo"}, {STORE_OP_GET, "oom", "oom"}, {STORE_OP_GET, "mmm", "mmm"},
+		{STORE_OP_GET, "oxe", "oee"},
 	};
 	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
 		uint64_t b = ask_and_send(row[i].op, 3, 0);
@@ -306,7 +315,7 @@ START_TEST(test_answers)
 		ck_assert_int_eq(fd_readable(), 1);
 		one(b, 0, row[i].want, 1);
 		none();
-		answer(b, row[i].answer);   /* repeated: completed already */
+		answer(b, row[i].answer); /* repeated: completed already */
 		none();
 	}
 	ck_assert_uint_eq(store_outstanding(st), 0);
@@ -353,7 +362,7 @@ START_TEST(test_wrong_answers)
 	uint64_t b = ask_and_send(STORE_OP_GET, 3, 0);
 	answer(b + 1, "ooo");
 	found(b, 3);
-	fenced(b);              /* nobody asked for a fence */
+	fenced(b); /* nobody asked for a fence */
 	answer_from(&stranger, b, "ooo");
 	peer.epoch = EPOCH - 1; /* an older life */
 	answer(b, "ooo");
@@ -369,7 +378,7 @@ START_TEST(test_wrong_answers)
 }
 END_TEST
 
-/* --- bounds ------------------------------------------------------------------------------------------------------------------- */
+/* --- bounds -------------------------------------------------------------- */
 
 START_TEST(test_bounds)
 {
@@ -381,7 +390,8 @@ START_TEST(test_bounds)
 		batch[i] = ask_and_send(STORE_OP_PUT, 1, 0);
 	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, &b), ERR_FULL);
 	answer(batch[0], "o");
-	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, &b), ERR_FULL);   /* not taken yet: the queue's room is its */
+	/* not taken yet: the queue's room is its */
+	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, &b), ERR_FULL);
 	one(batch[0], 0, "o", 1);
 	ck_assert_int_eq(store_put(st, &it, 1, 0, &items[0], &b), 0);
 	ck_assert_uint_eq(store_outstanding(st), BATCHES);
@@ -391,14 +401,15 @@ END_TEST
 START_TEST(test_not_ready)
 {
 	struct store_item it = {.block = 1};
-	uint64_t b = ask(STORE_OP_GET, 1, 0);   /* in hand when the link goes: never sent, so quiet at once */
+	/* in hand when the link goes: never sent, so quiet at once */
+	uint64_t b = ask(STORE_OP_GET, 1, 0);
 	store_down(st, &peer, "silence");
 	ck_assert_int_eq(store_ready(st), 0);
 	loop();
 	one(b, ERR_CLOSED, "e", 1);
 	ck_assert_uint_eq(n_sent, 0);
 	ck_assert_int_eq(store_get(st, &it, 1, 0, NULL, NULL), ERR_CLOSED);
-	link_up(EPOCH + 1);                     /* another life than the one that has our memory */
+	link_up(EPOCH + 1); /* another life than the one that has our memory */
 	ck_assert_int_eq(store_ready(st), 0);
 	attached.gone(attached.arg, EPOCH);
 	attached.on(attached.arg, EPOCH + 1, -1);
@@ -409,7 +420,7 @@ START_TEST(test_not_ready)
 }
 END_TEST
 
-/* --- deadlines and fences ----------------------------------------------------------------------------------------------------- */
+/* --- deadlines and fences ------------------------------------------------ */
 
 START_TEST(test_timeout_put_lookup)
 {
@@ -418,7 +429,7 @@ START_TEST(test_timeout_put_lookup)
 	UNTIL(fd_readable());
 	ck_assert_uint_ge(clock_us(), late_us);
 	UNTIL(count_sent(MSG_STORE_FENCE, put));
-	one(put, ERR_TIMEOUT, "cc", 0);    /* storage may still read: void by generation */
+	one(put, ERR_TIMEOUT, "cc", 0); /* storage may still read: void by generation */
 	one(look, ERR_TIMEOUT, "", 1);
 	ck_assert_uint_eq(count_sent(MSG_STORE_FENCE, put), 1);
 	answer(put, "oo");
@@ -430,20 +441,17 @@ END_TEST
 START_TEST(pm5_timer_frees_restore)
 {
 	static const struct {
-		const char *then;   /* F fenced, D done with "om", G gone, U down and up, - nothing */
+		const char *then; /* F fenced, D done with "om", G gone, U down and up, - nothing */
 		int code;
 		const char *codes;
 	} row[] = {
-		{"F", ERR_TIMEOUT, "cc"},
-		{"D", ERR_TIMEOUT, "om"},       /* partial hits count */
-		{"DF", ERR_TIMEOUT, "om"},
-		{"G", ERR_TIMEOUT, "cc"},
-		{"UF", ERR_TIMEOUT, "cc"},
+		{"F", ERR_TIMEOUT, "cc"},  {"D", ERR_TIMEOUT, "om"}, /* partial hits count */
+		{"DF", ERR_TIMEOUT, "om"}, {"G", ERR_TIMEOUT, "cc"}, {"UF", ERR_TIMEOUT, "cc"},
 	};
 	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
 		uint64_t b = ask_and_send(STORE_OP_GET, 2, clock_us() + 40000);
 		UNTIL(count_sent(MSG_STORE_FENCE, b));
-		none();                         /* out of time, but the blocks may still be written */
+		none(); /* out of time, but the blocks may still be written */
 		for (const char *s = row[i].then; *s; s++) {
 			if (*s == 'F')
 				fenced(b);
@@ -469,7 +477,8 @@ START_TEST(pm5_timer_frees_restore)
 }
 END_TEST
 
-/* A fence that nobody answers is asked for again each second; a late deadline is no reason to complete. */
+/* A fence that nobody answers is asked for again each second; a late deadline is no reason to
+ * complete. */
 START_TEST(test_fence_again)
 {
 	uint64_t b = ask_and_send(STORE_OP_GET, 1, clock_us() + 40000);
@@ -492,21 +501,24 @@ START_TEST(test_deadline_before_sending)
 }
 END_TEST
 
-/* --- storage goes --------------------------------------------------------------------------------------------------------------- */
+/* --- storage goes -------------------------------------------------------- */
 
 START_TEST(test_storage_dies)
 {
-	uint64_t put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 2, 0), look = ask_and_send(STORE_OP_LOOKUP, 1, 0);
+	uint64_t put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 2, 0),
+			 look = ask_and_send(STORE_OP_LOOKUP, 1, 0);
 	store_down(st, &peer, "process ended");
 	one(put, ERR_CLOSED, "e", 0);
 	one(look, ERR_CLOSED, "", 1);
-	none();                                  /* the get's blocks: only when the process is known to be gone */
+	/* the get's blocks: only when the process is known to be gone */
+	none();
 	link_up(EPOCH + 1);
 	loop();
-	none();                                  /* the next life says nothing about the last one's writes */
+	/* the next life says nothing about the last one's writes */
+	none();
 	fenced(get);
 	none();
-	attached.gone(attached.arg, EPOCH + 9);  /* another one's end */
+	attached.gone(attached.arg, EPOCH + 9); /* another one's end */
 	none();
 	attached.gone(attached.arg, EPOCH);
 	one(get, ERR_CLOSED, "ee", 1);
@@ -518,14 +530,14 @@ START_TEST(test_gone_first)
 {
 	uint64_t put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 1, 0);
 	attached.gone(attached.arg, EPOCH);
-	one(put, ERR_CLOSED, "e", 1);            /* dead: it does not read */
+	one(put, ERR_CLOSED, "e", 1); /* dead: it does not read */
 	one(get, ERR_CLOSED, "e", 1);
 	store_down(st, &peer, "process ended");
 	none();
 }
 END_TEST
 
-/* --- cancel, reset, close --------------------------------------------------------------------------------------------------------- */
+/* --- cancel, reset, close ------------------------------------------------ */
 
 START_TEST(test_cancel)
 {
@@ -547,7 +559,8 @@ END_TEST
 /* One answered and not taken, one put and one get sent, one in hand: each completes once. */
 START_TEST(test_reset)
 {
-	uint64_t done = ask_and_send(STORE_OP_PUT, 1, 0), put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 1, 0);
+	uint64_t done = ask_and_send(STORE_OP_PUT, 1, 0), put = ask_and_send(STORE_OP_PUT, 1, 0),
+			 get = ask_and_send(STORE_OP_GET, 1, 0);
 	answer(done, "o");
 	uint64_t hand = ask(STORE_OP_GET, 1, 0);
 	ck_assert_uint_eq(store_reset(st), 4);
@@ -562,7 +575,7 @@ START_TEST(test_reset)
 	fenced(get);
 	one(get, ERR_CANCELLED, "c", 1);
 	ck_assert_uint_eq(store_reset(st), 0);
-	uint64_t again = ask_and_send(STORE_OP_PUT, 1, 0);   /* a reset store goes on */
+	uint64_t again = ask_and_send(STORE_OP_PUT, 1, 0); /* a reset store goes on */
 	answer(again, "o");
 	one(again, 0, "o", 1);
 }
@@ -588,19 +601,20 @@ START_TEST(test_close)
 	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, NULL), ERR_CLOSED);
 	loop();
 	fenced(get);
-	pthread_join(th, NULL);      /* two completions, then the end */
+	pthread_join(th, NULL); /* two completions, then the end */
 	ck_assert_uint_eq(n, 2);
 	struct store_completion *c = NULL;
 	ck_assert_int_eq(store_take_timed(st, 1000, &c), ERR_CLOSED);
 }
 END_TEST
 
-/* --- takes ------------------------------------------------------------------------------------------------------------------------- */
+/* --- takes --------------------------------------------------------------- */
 
 static void *answer_later(void *arg)
 {
 	usleep(20000);
-	answer(*(uint64_t *)arg, "o");   /* the main thread only waits meanwhile: this is the loop's thread */
+	/* the main thread only waits meanwhile: this is the loop's thread */
+	answer(*(uint64_t *)arg, "o");
 	return NULL;
 }
 

@@ -1,6 +1,8 @@
-/* test_tokenizer.c - SmolLM2's real vocabulary against all reference rows, small made-up byte-level vocabularies, streaming, and bytes at random.
+/* test_tokenizer.c - SmolLM2's real vocabulary against all reference rows, small made-up byte-level
+ * vocabularies, streaming, and bytes at random.
  *
- * tests/data/tokenizer holds the rows; the vocabulary comes from the model file, PD_MODEL. test_tokenizer_kinds.c has the other kinds. */
+ * tests/data/tokenizer holds the rows; the vocabulary comes from the model file, PD_MODEL.
+ * test_tokenizer_kinds.c has the other kinds. */
 #include "format/gguf.h"
 #include "text/bpe.h"
 #include "text/pretok.h"
@@ -34,7 +36,8 @@ static void check_encode(const struct tokenizer *t)
 	size_t bad = 0;
 	ck_assert_uint_eq(corpus.n, ids.n);
 	for (size_t i = 0; i < ids.n; i++) {
-		if (ids_equal(t, corpus.v[i], TOKENIZE_PARSE_SPECIAL, row_ids(ids.v[i], NULL, 0)) && ids_equal(t, corpus.v[i], 0, row_ids(ids.v[i], NULL, 1)))
+		if (ids_equal(t, corpus.v[i], TOKENIZE_PARSE_SPECIAL, row_ids(ids.v[i], NULL, 0)) &&
+		    ids_equal(t, corpus.v[i], 0, row_ids(ids.v[i], NULL, 1)))
 			continue;
 		if (bad++ < 20)
 			printf("smollm: case %zu differs\n", i);
@@ -56,11 +59,12 @@ START_TEST(smollm_reference)
 }
 END_TEST
 
-/* --- made-up vocabularies ------------------------------------------------------------------------------------------------- */
+/* --- made-up vocabularies ------------------------------------------------ */
 
 struct made {
-	const char *model, *pre, *tokens, *merges;   /* lists with spaces (of tokens), commas (of merges) between; NULL: no such key */
-	const char *types;                           /* a digit for each token */
+	/* lists with spaces (of tokens), commas (of merges) between; NULL: no such key */
+	const char *model, *pre, *tokens, *merges;
+	const char *types; /* a digit for each token */
 	int bos;
 };
 
@@ -183,12 +187,18 @@ START_TEST(refused)
 }
 END_TEST
 
-/* Ids:  0 a  1 b  2 ab  3 abab  4 <s> (control)  5 <s>> (user-defined)  6 <> (user-defined)  7 ! (maps to the byte 21)
- *       8 the bytes e2 82  9 the byte e2  10 the byte 82  11 ac  12 \xff  13 a token that is not in the byte table  14 space  15 b!
+/* Ids:  0 a  1 b  2 ab  3 abab  4 <s> (control)  5 <s>> (user-defined)  6 <> (user-defined)  7 !
+ *       (maps to the byte 21)
+ *       8 the bytes e2 82  9 the byte e2  10 the byte 82  11 ac  12 \xff  13 a token that is not in
+ *                          the byte table  14 space  15 b!
  *       16 >x (user-defined) */
-static const struct made small = {"gpt2", "gpt-2",
-	"a b ab abab <s> <s>> <> ! \xc3\xa2\xc4\xa4 \xc3\xa2 \xc4\xa4 \xc2\xac \xc3\xbf \xe2\x82\xac\xe2\x82\xac \xc4\xa0 b! >x",
-	"a b,ab ab,\xc3\xa2 \xc4\xa4,b !", "11113441111111114", 4};
+static const struct made small = {"gpt2",
+                                  "gpt-2",
+                                  "a b ab abab <s> <s>> <> ! \xc3\xa2\xc4\xa4 \xc3\xa2 \xc4\xa4 "
+                                  "\xc2\xac \xc3\xbf \xe2\x82\xac\xe2\x82\xac \xc4\xa0 b! >x",
+                                  "a b,ab ab,\xc3\xa2 \xc4\xa4,b !",
+                                  "11113441111111114",
+                                  4};
 
 static const struct encoding {
 	const char *text;
@@ -199,25 +209,35 @@ static const struct encoding {
 	{"abab", 0, "3"},
 	{"ababa", 0, "3 0"},
 	{"aab", 0, "0 2"},
-	{"azb", 0, "2"},                                  /* no token for z: dropped, its neighbours merge */
+	/* no token for z: dropped, its neighbours merge */
+	{"azb", 0, "2"},
 	{"zz", 0, ""},
 	{"a<s>b", TOKENIZE_PARSE_SPECIAL, "0 4 1"},
-	{"a<s>>b", TOKENIZE_PARSE_SPECIAL, "0 5 1"},      /* the longest */
-	{"a<s>>b", 0, "0 5 1"},                           /* user-defined: always */
-	{"a<s><>b", 0, "0 6 1"},                          /* the special one is plain text whose bytes have no tokens */
+	{"a<s>>b", TOKENIZE_PARSE_SPECIAL, "0 5 1"}, /* the longest */
+	{"a<s>>b", 0, "0 5 1"},                      /* user-defined: always */
+	/* the special one is plain text whose bytes have no tokens */
+	{"a<s><>b", 0, "0 6 1"},
 	{"a<<>b", 0, "0 6 1"},
 	{"a>xb", 0, "0 16 1"},
-	{"a<s>xb", TOKENIZE_PARSE_SPECIAL, "0 4 1"},      /* leftmost first */
-	{"a<s>xb", 0, "0 1"},                             /* <s> hides the user-defined one even where it is plain text, as in the reference */
+	{"a<s>xb", TOKENIZE_PARSE_SPECIAL, "0 4 1"}, /* leftmost first */
+	/* <s> hides the user-defined one even where it is plain text, as in the reference */
+	{"a<s>xb", 0, "0 1"},
 	{"<s", TOKENIZE_PARSE_SPECIAL, ""},
-	{"a\xe2\x82\xac" "b", 0, "0 8 11 1"},
-	{"\xe2\x82", 0, "9 10"},                          /* cut short: bytes by themselves */
-	{"\xe2\x82" "ab", 0, "9 10 2"},
-	{"a\xff" "b", 0, "0 12 1"},                       /* ill-formed: never merged, neighbours neither */
+	{"a\xe2\x82\xac"
+     "b",
+     0, "0 8 11 1"},
+	{"\xe2\x82", 0, "9 10"}, /* cut short: bytes by themselves */
+	{"\xe2\x82"
+     "ab",
+     0, "9 10 2"},
+	/* ill-formed: never merged, neighbours neither */
+	{"a\xff"
+     "b",
+     0, "0 12 1"},
 	{"a\xff<s>", TOKENIZE_PARSE_SPECIAL, "0 12 4"},
 	{"\xe2<s>", TOKENIZE_PARSE_SPECIAL, "9 4"},
 	{"\x82\xac\x82", 0, "10 11 10"},
-	{"ab!", 0, "2 7"},                                /* two pieces, though b! is a token */
+	{"ab!", 0, "2 7"}, /* two pieces, though b! is a token */
 };
 
 static void list_text(const struct token_list *l, struct buf *out)
@@ -245,13 +265,17 @@ START_TEST(small_encodings)
 }
 END_TEST
 
-/* abc cannot be reached by merges: it comes out only where whole pieces are taken first; control tokens never do so. */
+/* abc cannot be reached by merges: it comes out only where whole pieces are taken first; control
+ * tokens never do so. */
 START_TEST(whole_pieces)
 {
 	static const struct {
 		const char *pre, *text, *want;
 		int adds_bos;
-	} cases[] = {{"gpt-2", "abc", "2 4", 0}, {"llama-bpe", "abc", "3", 1}, {"llama-bpe", "abca", "2 4 0", 1}, {"tekken", "bca", "1 4 0", 1}};
+	} cases[] = {{"gpt-2", "abc", "2 4", 0},
+	             {"llama-bpe", "abc", "3", 1},
+	             {"llama-bpe", "abca", "2 4 0", 1},
+	             {"tekken", "bca", "1 4 0", 1}};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct made m = {"gpt2", cases[i].pre, "a b ab abc c bca", "a b", "111113", 5};
 		struct tokenizer *t = NULL;
@@ -278,8 +302,10 @@ START_TEST(limits_and_getters)
 	size_t len;
 	ck_assert_int_eq(make(&small, &t, NULL), 0);
 	ck_assert_int_eq(tokenizer_encode(t, "a b a", 5, 0, 5, &l), 0);
-	ck_assert_int_eq(tokenizer_encode(t, "a b a", 5, 0, 4, &l), ERR_FULL);   /* counts what this call adds */
-	ck_assert_uint_eq(l.n, 5 + 3);                                          /* a piece comes whole or not at all */
+	/* counts what this call adds */
+	ck_assert_int_eq(tokenizer_encode(t, "a b a", 5, 0, 4, &l), ERR_FULL);
+	/* a piece comes whole or not at all */
+	ck_assert_uint_eq(l.n, 5 + 3);
 	ck_assert_int_eq(tokenizer_encode(t, NULL, 0, 0, 1, &l), 0);
 	buf_init(&out, 0);
 	ck_assert_int_eq(tokenizer_decode(t, (uint32_t[]){4, 0, 13, 5, 8}, 5, 0, &out), 0);
@@ -292,14 +318,16 @@ START_TEST(limits_and_getters)
 	ck_assert_uint_eq(tokenizer_bos(t), 4);
 	ck_assert_uint_eq(tokenizer_eos(t), UINT32_MAX);
 	ck_assert_int_eq(tokenizer_adds_bos(t), 0);
-	ck_assert(tokenizer_is_special(t, 4) && !tokenizer_is_special(t, 5) && !tokenizer_is_special(t, 99));
+	ck_assert(tokenizer_is_special(t, 4) && !tokenizer_is_special(t, 5) &&
+	          !tokenizer_is_special(t, 99));
 	ck_assert_ptr_null(tokenizer_piece(t, 17, &len));
 	ck_assert(!memcmp(tokenizer_piece(t, 8, &len), "\xc3\xa2\xc4\xa4", 4) && len == 4);
 	ck_assert(!memcmp(tokenizer_bytes(t, 8, &len), "\xe2\x82", 2) && len == 2);
 	struct made m = small;
 	m.bos = 3;
 	ck_assert_int_eq(make(&m, &other, NULL), 0);
-	ck_assert_str_eq(tokenizer_hash(t), tokenizer_hash(other));   /* bos does not change what text becomes */
+	/* bos does not change what text becomes */
+	ck_assert_str_eq(tokenizer_hash(t), tokenizer_hash(other));
 	tokenizer_destroy(&other);
 	m.pre = "smollm";
 	ck_assert_int_eq(make(&m, &other, NULL), 0);
@@ -312,18 +340,19 @@ START_TEST(limits_and_getters)
 }
 END_TEST
 
-/* --- streaming ------------------------------------------------------------------------------------------------------------ */
+/* --- streaming ----------------------------------------------------------- */
 
 static const struct streaming {
 	uint32_t ids[8];
 	size_t n;
 	int skip_special;
-	const char *want;      /* what each token gives with | after it, then what finish gives */
+	const char *want; /* what each token gives with | after it, then what finish gives */
 } streamings[] = {
 	{{0, 2}, 2, 0, "a|ab|"},
 	{{9, 10, 11}, 3, 0, "||\xe2\x82\xac|"},
 	{{8, 11}, 2, 0, "|\xe2\x82\xac|"},
-	{{8, 4, 11}, 3, 1, "||\xe2\x82\xac|"},                      /* a token that is left out does not break a character */
+	/* a token that is left out does not break a character */
+	{{8, 4, 11}, 3, 1, "||\xe2\x82\xac|"},
 	{{8, 4, 11}, 3, 0, "|\xef\xbf\xbd<s>|\xef\xbf\xbd|"},
 	{{8}, 1, 0, "|\xef\xbf\xbd"},
 	{{8, 8, 11}, 3, 0, "|\xef\xbf\xbd|\xe2\x82\xac|"},
@@ -352,7 +381,7 @@ START_TEST(streamed)
 }
 END_TEST
 
-/* --- bytes at random ------------------------------------------------------------------------------------------------------ */
+/* --- bytes at random ----------------------------------------------------- */
 
 static uint64_t rnd_state = 20240607;
 
@@ -364,11 +393,31 @@ static uint64_t rnd(uint64_t below)
 	return rnd_state % below;
 }
 
-/* Noise of several kinds: any bytes, few bytes, characters, corpus-like words, special tokens, cut characters. */
+/* Noise of several kinds: any bytes, few bytes, characters, corpus-like words, special tokens,
+ * cut characters. */
 static size_t noise(char *out, size_t size)
 {
-	static const char *const bits[] = {" ", "\n", "\r\n", "the", "'s", "42", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "<|im_start|>", "<|im_", "\xe2\x82",
-	                                   "\xff", "\xf4\x90\x80\x80", "\xed\xa0\x80", "\xc0\x80", "\x06", "\xf1\x80\x80\x80", "aaaa", "\xcc\x81", "  "};
+	static const char *const bits[] = {" ",
+	                                   "\n",
+	                                   "\r\n",
+	                                   "the",
+	                                   "'s",
+	                                   "42",
+	                                   "\xc3\xa9",
+	                                   "\xe2\x82\xac",
+	                                   "\xf0\x9f\x98\x80",
+	                                   "<|im_start|>",
+	                                   "<|im_",
+	                                   "\xe2\x82",
+	                                   "\xff",
+	                                   "\xf4\x90\x80\x80",
+	                                   "\xed\xa0\x80",
+	                                   "\xc0\x80",
+	                                   "\x06",
+	                                   "\xf1\x80\x80\x80",
+	                                   "aaaa",
+	                                   "\xcc\x81",
+	                                   "  "};
 	size_t n = rnd(size + 1), at = 0;
 	unsigned kind = (unsigned)rnd(4);
 	while (at < n) {
@@ -386,8 +435,10 @@ static size_t noise(char *out, size_t size)
 	return n;
 }
 
-/* decode(encode(x)) is x without the bytes that the vocabulary lacks; the stream equals decoding all at once. */
-static void check_noise(const struct tokenizer *t, const unsigned char *lacks, const char *text, size_t len)
+/* decode(encode(x)) is x without the bytes that the vocabulary lacks; the stream equals decoding
+ * all at once. */
+static void check_noise(const struct tokenizer *t, const unsigned char *lacks, const char *text,
+                        size_t len)
 {
 	struct token_list l = {0};
 	struct buf bytes, stream, want;
@@ -454,7 +505,8 @@ START_TEST(random_bytes)
 }
 END_TEST
 
-/* Merging, short pieces and long ones, against the rule taken at its word: ids are bytes, then one new id for each merge. */
+/* Merging, short pieces and long ones, against the rule taken at its word: ids are bytes, then
+ * one new id for each merge. */
 enum { ALPHABET = 4, MERGES = 60 };
 
 struct rule {
@@ -468,7 +520,8 @@ static size_t merge_by_rule(const struct rule *rules, uint32_t *ids, size_t n)
 			if (ids[i] == rules[rank].left && ids[i + 1] == rules[rank].right) {
 				ids[i] = ALPHABET + rank;
 				memmove(ids + i + 1, ids + i + 2, (--n - i - 1) * sizeof *ids);
-				rank = UINT32_MAX;   /* from the first rank again: a join may have made an earlier pair */
+				/* from the first rank again: a join may have made an earlier pair */
+				rank = UINT32_MAX;
 				break;
 			}
 	return n;
@@ -486,7 +539,7 @@ START_TEST(merging)
 	struct bpe *b = bpe_new(MERGES);
 	for (uint32_t i = 0; i < MERGES; i++) {
 		int known;
-		do {      /* every pair has one rank */
+		do { /* every pair has one rank */
 			rules[i] = (struct rule){(uint32_t)rnd(ALPHABET + i), (uint32_t)rnd(ALPHABET + i)};
 			known = 0;
 			for (uint32_t k = 0; k < i; k++)
@@ -497,7 +550,7 @@ START_TEST(merging)
 	for (int round = 0; round < 3000; round++) {
 		size_t len = rnd(round % 2 ? 12 : sizeof text), n = 0;
 		for (size_t i = 0; i < len; i++) {
-			text[i] = (char)('a' + rnd(ALPHABET + 1));      /* the last has no token */
+			text[i] = (char)('a' + rnd(ALPHABET + 1)); /* the last has no token */
 			if (byte_id[(unsigned char)text[i]] != BPE_NONE)
 				want[n++] = byte_id[(unsigned char)text[i]];
 		}
@@ -521,12 +574,17 @@ static int add_piece(void *arg, const char *piece, size_t len)
 	return buf_add(b, piece, len);
 }
 
-/* Long texts without a place to cut: time must grow with n log n. The bound is far above what is needed (0.1 s) and far below quadratic (minutes). */
-static const char *const long_units[] = {"a", " ", "\n", "ab", "\xff", "'", "7", "<", "<|im_start|", " \n", "\t\xc2\xa0", "\xe6\xbc\xa2", "A", "\xe2\x82"};
+/* Long texts without a place to cut: time must grow with n log n. The bound is far above what is
+ * needed (0.1 s) and far below quadratic (minutes). */
+static const char *const long_units[] = {"a",           " ",       "\n",         "ab",
+                                         "\xff",        "'",       "7",          "<",
+                                         "<|im_start|", " \n",     "\t\xc2\xa0", "\xe6\xbc\xa2",
+                                         "A",           "\xe2\x82"};
 
 START_TEST(long_text)
 {
-	static const char *const pres[] = {"smollm", "gpt-2", "llama-bpe", "tekken", "gpt-4o", "deepseek-v3"};
+	static const char *const pres[] = {"smollm", "gpt-2",  "llama-bpe",
+	                                   "tekken", "gpt-4o", "deepseek-v3"};
 	enum { BYTES = 1 << 20 };
 	const char *unit = long_units[_i];
 	char *text = mem_alloc(BYTES);
@@ -538,7 +596,8 @@ START_TEST(long_text)
 	ck_assert_int_eq(tokenizer_encode(t, text, n, 0, 0, &l), 0);
 	token_list_fini(&l);
 	tokenizer_destroy(&t);
-	for (size_t i = 0; i < sizeof pres / sizeof *pres && *unit != '\xff' && strcmp(unit, "\xe2\x82"); i++) {
+	for (size_t i = 0;
+	     i < sizeof pres / sizeof *pres && *unit != '\xff' && strcmp(unit, "\xe2\x82"); i++) {
 		struct pretok *p = pretok_new(pretok_kind_find(pres[i], strlen(pres[i]))->stage);
 		struct pretok_scratch s = {0};
 		struct buf all;
@@ -553,11 +612,12 @@ START_TEST(long_text)
 }
 END_TEST
 
-/* --- threads -------------------------------------------------------------------------------------------------------------- */
+/* --- threads ------------------------------------------------------------- */
 
 static void *encode_much(void *arg)
 {
-	static const char text[] = "Threads share one instance: 'twas 2024 \xe2\x80\x94 \xe6\xbc\xa2\xe5\xad\x97, na\xc3\xafve.\n\n";
+	static const char text[] = "Threads share one instance: 'twas 2024 \xe2\x80\x94 "
+							   "\xe6\xbc\xa2\xe5\xad\x97, na\xc3\xafve.\n\n";
 	struct token_list first = {0}, l = {0};
 	tokenizer_encode(arg, text, sizeof text - 1, 0, 0, &first);
 	long same = 1;

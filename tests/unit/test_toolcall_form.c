@@ -1,4 +1,5 @@
-/* test_toolcall_form.c - forms of calls: for each format what has the form, and that the parser finds in it the calls that it is; what cannot be bound, and why. */
+/* test_toolcall_form.c - forms of calls: for each format what has the form, and that the parser
+ * finds in it the calls that it is; what cannot be bound, and why. */
 #include "grammar/grammar.h"
 #include "text/toolcall_form.h"
 #include "util/buf.h"
@@ -9,9 +10,12 @@
 #include <string.h>
 
 static const char TOOLS[] =
-	"[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\",\"description\":\"x\"},"
-	"\"i\":{\"type\":\"integer\"},\"e\":{\"enum\":[\"red\",\"blue\"]},\"l\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/b\"}},"
-	"\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}},\"required\":[\"s\",\"i\"],\"$defs\":{\"b\":{\"type\":\"boolean\"}}}}},"
+	"[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+	"\"properties\":{\"s\":{\"type\":\"string\",\"description\":\"x\"},"
+	"\"i\":{\"type\":\"integer\"},\"e\":{\"enum\":[\"red\",\"blue\"]},\"l\":{\"type\":\"array\","
+	"\"items\":{\"$ref\":\"#/$defs/b\"}},"
+	"\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}},\"required\":[\"s\",\"i\"],\"$"
+	"defs\":{\"b\":{\"type\":\"boolean\"}}}}},"
 	"{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
 
 static void sink(void *arg, const struct toolcall_event *e)
@@ -40,7 +44,8 @@ static char *parsed(const char *format, const json_t *tools, const char *text)
 	return line;
 }
 
-static int matches(const char *format, const json_t *tools, const char *only, unsigned max, const char *text)
+static int matches(const char *format, const json_t *tools, const char *only, unsigned max,
+                   const char *text)
 {
 	struct err err = {0};
 	struct grammar *g;
@@ -48,7 +53,8 @@ static int matches(const char *format, const json_t *tools, const char *only, un
 	json_t *form = toolcall_form(toolcall_format_find(format), tools, only, max, &at, &err);
 	ck_assert_msg(form != NULL, "%s: %s", format, err.text);
 	char *s = json_dumps(form, 0);
-	ck_assert_msg(grammar_compile(GRAMMAR_STRUCTURE, s, strlen(s), 0, &g, &err) == 0, "%s: %s", s, err.text);
+	ck_assert_msg(grammar_compile(GRAMMAR_STRUCTURE, s, strlen(s), 0, &g, &err) == 0, "%s: %s", s,
+	              err.text);
 	struct automaton *a = automaton_new(g, NULL, 1 << 20, NULL);
 	int good = automaton_matches(a, text, strlen(text), NULL);
 	automaton_destroy(&a);
@@ -63,54 +69,111 @@ static int matches(const char *format, const json_t *tools, const char *only, un
 static const struct {
 	const char *format, *only;
 	unsigned max;
-	const char *text, *calls;    /* NULL: the text has not this form */
+	const char *text, *calls; /* NULL: the text has not this form */
 } cases[] = {
 	{"hermes", NULL, 1, "<tool_call>\n{\"name\": \"f\", \"arguments\": " J "}\n</tool_call>", F},
-	{"hermes", NULL, 2, "<tool_call>\n{\"name\": \"f\", \"arguments\": " J "}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>", F "<g {}>"},
-	{"hermes", NULL, 1, "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>", NULL},
+	{"hermes", NULL, 2,
+     "<tool_call>\n{\"name\": \"f\", \"arguments\": " J
+     "}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+     F "<g {}>"},
+	{"hermes", NULL, 1,
+     "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": "
+     "\"g\", \"arguments\": {}}\n</tool_call>",
+     NULL},
 	{"hermes", "g", 1, "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>", "<g {}>"},
 	{"hermes", "g", 1, "<tool_call>\n{\"name\": \"f\", \"arguments\": " J "}\n</tool_call>", NULL},
 	{"hermes", NULL, 1, "<tool_call>\n{\"name\": \"h\", \"arguments\": {}}\n</tool_call>", NULL},
-	{"hermes", NULL, 1, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\":\"a\"}}\n</tool_call>", NULL},
-	{"hermes", NULL, 1, "<tool_call>\n{\"name\": \"g\", \"arguments\": {\"x\":1}}\n</tool_call>", NULL},
-	{"hermes", NULL, 1, "Sure. <tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>", NULL},
+	{"hermes", NULL, 1,
+     "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\":\"a\"}}\n</tool_call>", NULL},
+	{"hermes", NULL, 1, "<tool_call>\n{\"name\": \"g\", \"arguments\": {\"x\":1}}\n</tool_call>",
+     NULL},
+	{"hermes", NULL, 1, "Sure. <tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+     NULL},
 	{"hermes", NULL, 1, "", NULL},
 	{"llama3_json", NULL, 2, "{\"name\": \"f\", \"parameters\": " J "}", F},
-	{"llama3_json", NULL, 2, "{\"name\": \"f\", \"parameters\": " J "}; {\"name\": \"g\", \"parameters\": {}}", F "<g {}>"},
-	{"mistral", NULL, 2, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": " J "}, {\"name\": \"g\", \"arguments\": {}}]", F "<g {}>"},
+	{"llama3_json", NULL, 2,
+     "{\"name\": \"f\", \"parameters\": " J "}; {\"name\": \"g\", \"parameters\": {}}", F "<g {}>"},
+	{"mistral", NULL, 2,
+     "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": " J "}, {\"name\": \"g\", \"arguments\": {}}]",
+     F "<g {}>"},
 	{"mistral", NULL, 2, "[TOOL_CALLS]f[ARGS]" J "[TOOL_CALLS]g[ARGS]{}", F "<g {}>"},
 	{"mistral", NULL, 2, "[TOOL_CALLS][]", NULL},
-	{"deepseek", NULL, 2, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>" J "<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", F "<g {}>"},
-	{"deepseek", NULL, 1, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n" J "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", F},
-	{"kimi_k2", NULL, 2, "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>" J "<|tool_call_end|><|tool_call_begin|>functions.g:1"
-	 "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>", F "<g {}>"},
-	{"granite", NULL, 2, "<|tool_call|>[{\"name\": \"f\", \"arguments\": " J "}, {\"name\": \"g\", \"arguments\": {}}]", F "<g {}>"},
-	{"cohere", NULL, 2, "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": " J "},\n"
-	 "    {\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": {}}\n]<|END_ACTION|>", F "<g {}>"},
+	{"deepseek", NULL, 2,
+     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>" J
+     "<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><"
+     "｜tool▁calls▁end｜>",
+     F "<g {}>"},
+	{"deepseek", NULL, 1,
+     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n" J
+     "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+     F},
+	{"kimi_k2", NULL, 2,
+     "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>" J
+     "<|tool_call_end|><|tool_call_begin|>functions.g:1"
+     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+     F "<g {}>"},
+	{"granite", NULL, 2,
+     "<|tool_call|>[{\"name\": \"f\", \"arguments\": " J "}, {\"name\": \"g\", \"arguments\": {}}]",
+     F "<g {}>"},
+	{"cohere", NULL, 2,
+     "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": " J
+     "},\n"
+     "    {\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": {}}\n]<|END_ACTION|>",
+     F "<g {}>"},
 	{"harmony", NULL, 2, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>" J, F},
 	{"harmony", NULL, 2, " to=functions.g<|channel|>commentary json<|message|>{}", "<g {}>"},
 	{"harmony", "f", 1, " to=functions.f<|channel|>commentary json<|message|>" J, F},
 	{"harmony", "f", 1, " to=functions.g<|channel|>commentary json<|message|>{}", NULL},
-	{"harmony", NULL, 2, "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}", NULL},
+	{"harmony", NULL, 2,
+     "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}<|channel|>commentary "
+     "to=functions.g <|constrain|>json<|message|>{}",
+     NULL},
 	{"harmony", NULL, 2, "<|channel|>final<|message|>{}", NULL},
-	{"qwen3_coder", NULL, 2, "<tool_call>\n<function=f>\n<parameter=s>\na < b\n\"c\"\n</parameter>\n<parameter=i>\n-5\n</parameter>\n<parameter=e>\nblue\n</parameter>\n"
-	 "<parameter=l>\n[true, false]\n</parameter>\n<parameter=o>\nnull\n</parameter>\n</function>\n</tool_call>",
-	 "<f {\"s\": \"a < b\\n\\\"c\\\"\", \"i\": -5, \"e\": \"blue\", \"l\": [true, false], \"o\": null}>"},
-	{"qwen3_coder", NULL, 2, "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>", "<g {}><g {}>"},
-	{"qwen3_coder", NULL, 1, "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>", NULL},
-	{"qwen3_coder", NULL, 1, "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=i>\nx\n</parameter>\n</function>\n</tool_call>", NULL},
-	{"qwen3_coder", NULL, 1, "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=i>\n1\n</parameter>\n<parameter=e>\npink\n</parameter>\n</function>\n</tool_call>", NULL},
-	{"glm", NULL, 1, "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n<arg_key>i</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "<f {\"s\": \"a\", \"i\": 1}>"},
-	{"deepseek_v32", NULL, 1, "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" string=\"true\">a</｜DSML｜parameter>\n"
-	 "<｜DSML｜parameter name=\"i\" string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>", "<f {\"s\": \"a\", \"i\": 1}>"},
-	{"deepseek_v32", NULL, 1, "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" string=\"false\">a</｜DSML｜parameter>\n"
-	 "<｜DSML｜parameter name=\"i\" string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>", NULL},
+	{"qwen3_coder", NULL, 2,
+     "<tool_call>\n<function=f>\n<parameter=s>\na < "
+     "b\n\"c\"\n</parameter>\n<parameter=i>\n-5\n</parameter>\n<parameter=e>\nblue\n</parameter>\n"
+     "<parameter=l>\n[true, "
+     "false]\n</parameter>\n<parameter=o>\nnull\n</parameter>\n</function>\n</tool_call>",
+     "<f {\"s\": \"a < b\\n\\\"c\\\"\", \"i\": -5, \"e\": \"blue\", \"l\": [true, false], \"o\": "
+     "null}>"},
+	{"qwen3_coder", NULL, 2,
+     "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</"
+     "function>\n</tool_call>",
+     "<g {}><g {}>"},
+	{"qwen3_coder", NULL, 1,
+     "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>", NULL},
+	{"qwen3_coder", NULL, 1,
+     "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=i>\nx\n</parameter>\n</"
+     "function>\n</tool_call>",
+     NULL},
+	{"qwen3_coder", NULL, 1,
+     "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=i>\n1\n</"
+     "parameter>\n<parameter=e>\npink\n</parameter>\n</function>\n</tool_call>",
+     NULL},
+	{"glm", NULL, 1,
+     "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n<arg_key>i</"
+     "arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+     "<f {\"s\": \"a\", \"i\": 1}>"},
+	{"deepseek_v32", NULL, 1,
+     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" "
+     "string=\"true\">a</｜DSML｜parameter>\n"
+     "<｜DSML｜parameter name=\"i\" "
+     "string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+     "<f {\"s\": \"a\", \"i\": 1}>"},
+	{"deepseek_v32", NULL, 1,
+     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" "
+     "string=\"false\">a</｜DSML｜parameter>\n"
+     "<｜DSML｜parameter name=\"i\" "
+     "string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+     NULL},
 };
 
 START_TEST(has_form_and_is_parsed)
 {
 	json_t *tools = json_loads(TOOLS, 0, NULL);
-	ck_assert_int_eq(matches(cases[_i].format, tools, cases[_i].only, cases[_i].max, cases[_i].text), cases[_i].calls != NULL);
+	ck_assert_int_eq(matches(cases[_i].format, tools, cases[_i].only, cases[_i].max,
+	                         cases[_i].text),
+	                 cases[_i].calls != NULL);
 	if (cases[_i].calls) {
 		char *line = parsed(cases[_i].format, tools, cases[_i].text);
 		ck_assert_str_eq(line, cases[_i].calls);
@@ -129,21 +192,34 @@ static const struct {
 	{"hermes", "{\"anyOf\":[{\"type\":\"object\"}]}", "type \"object\"", 0},
 	{"hermes", "{\"type\":[\"object\",\"null\"]}", "type \"object\"", 0},
 	{"pythonic", "{}", "format pythonic", 1},
-	{"qwen3_coder", "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"x\"}}}", "/properties/a: the format qwen3_coder", 0},
-	{"qwen3_coder", "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/x\"}},\"$defs\":{\"x\":{}}}", "/properties/a", 0},
-	{"qwen3_coder", "{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[\"x\",1]}}}", "/properties/a", 0},
-	{"glm", "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":\"x</arg_value>\"}}}", "/properties/a: the format glm", 0},
+	{"qwen3_coder",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"x\"}}}",
+     "/properties/a: the format qwen3_coder", 0},
+	{"qwen3_coder",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/x\"}},\"$defs\":{\"x\":{}}}",
+     "/properties/a", 0},
+	{"qwen3_coder", "{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[\"x\",1]}}}",
+     "/properties/a", 0},
+	{"glm", "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":\"x</arg_value>\"}}}",
+     "/properties/a: the format glm", 0},
 	{"glm", "{\"type\":\"object\",\"properties\":{\"a>\":{}}}", "/properties/a>", 0},
 	{"glm", "{\"type\":\"object\",\"enum\":[{}]}", "fixed values", 0},
-	{"deepseek_v32", "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"array\"}]}}}", "/properties/a", 0},
+	{"deepseek_v32",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":"
+     "\"array\"}]}}}",
+     "/properties/a", 0},
 };
 
 START_TEST(refuses)
 {
 	struct err err = {0};
 	size_t at;
-	char *text = mem_printf("[{\"function\":{\"name\":\"g\"}},{\"function\":{\"name\":\"f\",\"parameters\":%s}}]", refused[_i].parameters);
-	json_t *tools = json_loads(text, 0, NULL), *form = toolcall_form(toolcall_format_find(refused[_i].format), tools, NULL, 1, &at, &err);
+	char *text = mem_printf(
+		"[{\"function\":{\"name\":\"g\"}},{\"function\":{\"name\":\"f\",\"parameters\":%s}}]",
+		refused[_i].parameters);
+	json_t *tools = json_loads(text, 0, NULL),
+		   *form = toolcall_form(toolcall_format_find(refused[_i].format), tools, NULL, 1, &at,
+	                             &err);
 	ck_assert_ptr_null(form);
 	ck_assert_msg(strstr(err.text, refused[_i].says) != NULL, "%s", err.text);
 	ck_assert_uint_eq(at, refused[_i].whole ? TOOLCALL_FORM_WHOLE : 1);

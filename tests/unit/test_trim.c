@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define BLOCKS 60000u
-#define BLOCK_BYTES 2000u      /* 114 MiB of them */
+#define BLOCK_BYTES 2000u /* 114 MiB of them */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SKIP_SANITIZED() SKIP("a sanitizer has an allocator of its own")
@@ -38,9 +38,9 @@ START_TEST(after_a_flood)
 	ck_assert_uint_eq(trim_tick(&t), 0);
 	for (size_t i = 0; i < BLOCKS; i++)
 		memset(block[i] = mem_alloc(BLOCK_BYTES), 1, BLOCK_BYTES);
-	ck_assert_uint_eq(trim_tick(&t), 0);       /* it grows */
+	ck_assert_uint_eq(trim_tick(&t), 0); /* it grows */
 	ck_assert_int_eq(t.changed, 1);
-	ck_assert_uint_eq(trim_tick(&t), 0);       /* it is in use */
+	ck_assert_uint_eq(trim_tick(&t), 0); /* it is in use */
 	ck_assert_int_eq(t.changed, 0);
 	for (size_t i = 0; i + 1 < BLOCKS; i++)
 		free(block[i]);

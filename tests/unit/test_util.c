@@ -1,4 +1,5 @@
-/* test_util.c - the small containers and texts that everything stands on: map, buf, arena, list, log, err. */
+/* test_util.c - the small containers and texts that everything stands on: map, buf, arena, list,
+ * log, err. */
 #include "util/arena.h"
 #include "util/buf.h"
 #include "util/clock.h"
@@ -15,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- map ------------------------------------------------------------------------------------------------------------------------ */
+/* --- map ----------------------------------------------------------------- */
 
 START_TEST(map_basics)
 {
@@ -26,7 +27,7 @@ START_TEST(map_basics)
 	ck_assert_ptr_null(map_put(m, "aaaa", &a));
 	ck_assert_ptr_eq(map_put(m, "aaaa", &b), &a);
 	ck_assert_uint_eq(map_count(m), 1);
-	ck_assert_ptr_null(map_put(m, "a\0\0a", &a));   /* keys are bytes */
+	ck_assert_ptr_null(map_put(m, "a\0\0a", &a)); /* keys are bytes */
 	ck_assert_ptr_null(map_get(m, "a\0\0b"));
 	ck_assert_ptr_eq(map_remove(m, "aaaa"), &b);
 	ck_assert_ptr_null(map_get(m, "aaaa"));
@@ -37,7 +38,8 @@ START_TEST(map_basics)
 }
 END_TEST
 
-/* Against an array, with far more removals than the table has slots: neither growth nor tombstones may lose or hang anything. */
+/* Against an array, with far more removals than the table has slots: neither growth nor
+ * tombstones may lose or hang anything. */
 START_TEST(map_against_an_array)
 {
 	enum { KEYS = 500, OPS = 200000 };
@@ -69,7 +71,7 @@ START_TEST(map_against_an_array)
 		memcpy(&k, key, sizeof k);
 		ck_assert_ptr_eq(val, want[k]);
 		seen++;
-		ck_assert_ptr_eq(map_remove(m, &k), val);   /* the present one may go */
+		ck_assert_ptr_eq(map_remove(m, &k), val); /* the present one may go */
 	}
 	ck_assert_uint_eq(seen, count);
 	ck_assert_uint_eq(map_count(m), 0);
@@ -77,7 +79,7 @@ START_TEST(map_against_an_array)
 }
 END_TEST
 
-/* --- buf ------------------------------------------------------------------------------------------------------------------------ */
+/* --- buf ----------------------------------------------------------------- */
 
 START_TEST(buf_bound)
 {
@@ -88,7 +90,7 @@ START_TEST(buf_bound)
 	ck_assert_int_eq(buf_printf(&b, "%d", 6789), 0);
 	ck_assert_str_eq(b.data, "123456789");
 	ck_assert_int_eq(buf_adds(&b, "ab"), ERR_FULL);
-	ck_assert_int_eq(buf_addc(&b, 'a'), ERR_FULL);   /* nothing is added behind a gap */
+	ck_assert_int_eq(buf_addc(&b, 'a'), ERR_FULL); /* nothing is added behind a gap */
 	ck_assert_int_eq(buf_printf(&b, "%s", ""), ERR_FULL);
 	ck_assert(b.full);
 	ck_assert_str_eq(b.data, "123456789");
@@ -119,13 +121,14 @@ START_TEST(buf_json)
 		{"a\"b\\c/", 6, "\"a\\\"b\\\\c/\""},
 		{"\b\t\n\f\r", 5, "\"\\b\\t\\n\\f\\r\""},
 		{"\0\1\v\x1f\x7f", 5, "\"\\u0000\\u0001\\u000b\\u001f\\u007f\""},
-		{"gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80", 15, "\"gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80\""},
+		{"gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80", 15,
+	     "\"gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80\""},
 		{"\xff", 1, "\"\xEF\xBF\xBD\""},
-		{"\xc3", 1, "\"\xEF\xBF\xBD\""},                              /* cut */
+		{"\xc3", 1, "\"\xEF\xBF\xBD\""}, /* cut */
 		{"\xe2\x82z", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBDz\""},
-		{"\xc0\xaf", 2, "\"\xEF\xBF\xBD\xEF\xBF\xBD\""},              /* longer than it need be */
+		{"\xc0\xaf", 2, "\"\xEF\xBF\xBD\xEF\xBF\xBD\""}, /* longer than it need be */
 		{"\xe0\x80\xaf", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""},
-		{"\xed\xa0\x80", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""},   /* a surrogate */
+		{"\xed\xa0\x80", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""}, /* a surrogate */
 		{"\xf4\x90\x80\x80", 4, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""},
 	};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
@@ -138,7 +141,7 @@ START_TEST(buf_json)
 }
 END_TEST
 
-/* --- arena, list ------------------------------------------------------------------------------------------------------------------ */
+/* --- arena, list --------------------------------------------------------- */
 
 static int is_all(const unsigned char *p, size_t n, unsigned char v)
 {
@@ -160,7 +163,7 @@ START_TEST(arena_pieces)
 		ck_assert(is_all(p[i], sizes[i % N], 0));
 		memset(p[i], i & 0xFF, sizes[i % N]);
 	}
-	for (int i = 0; i < N * ROUNDS; i++)   /* nothing overlaps */
+	for (int i = 0; i < N * ROUNDS; i++) /* nothing overlaps */
 		ck_assert(is_all(p[i], sizes[i % N], (unsigned char)i));
 	ck_assert_str_eq(arena_strndup(a, "abcdef", 3), "abc");
 	ck_assert_str_eq(arena_printf(a, "%s-%d", "x", 42), "x-42");
@@ -191,14 +194,14 @@ START_TEST(list_order)
 	ck_assert_int_eq(v, 4);
 	list_remove(&it[2].node);
 	ck_assert(list_empty(&it[2].node));
-	list_remove(&it[2].node);   /* of no list: changes nothing */
+	list_remove(&it[2].node); /* of no list: changes nothing */
 	list_each_safe(i, nx, &head)
 		list_remove(i);
 	ck_assert(list_empty(&head));
 }
 END_TEST
 
-/* --- log, err, mem ----------------------------------------------------------------------------------------------------------------- */
+/* --- log, err, mem ------------------------------------------------------- */
 
 START_TEST(log_quoting)
 {
@@ -213,7 +216,7 @@ START_TEST(log_quoting)
 	lots[sizeof lots - 1] = quotes[sizeof quotes - 1] = 0;
 	ck_assert_uint_le(strlen(log_quote(lots)), 260);
 	ck_assert_uint_le(strlen(log_quote(quotes)), 260);
-	const char *a = log_quote("a"), *b = log_quote("b");   /* both in one line */
+	const char *a = log_quote("a"), *b = log_quote("b"); /* both in one line */
 	ck_assert_str_eq(a, "\"a\"");
 	ck_assert_str_eq(b, "\"b\"");
 }
@@ -229,8 +232,13 @@ START_TEST(reqid_texts)
 	ck_assert_int_eq(reqid_parse("FEDCBA9876543210fedcba9876543210", &back), 0);
 	ck_assert_uint_eq(back.hi, 0xfedcba9876543210u);
 	ck_assert_uint_eq(back.lo, 0xfedcba9876543210u);
-	static const char *const bad[] = {"", "-", "0", "0000000000000001000000000000000", "000000000000000100000000000000023",
-	                                  "0000000000000001000000000000000g", " 0000000000000010000000000000002"};
+	static const char *const bad[] = {"",
+	                                  "-",
+	                                  "0",
+	                                  "0000000000000001000000000000000",
+	                                  "000000000000000100000000000000023",
+	                                  "0000000000000001000000000000000g",
+	                                  " 0000000000000010000000000000002"};
 	id = back;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
 		ck_assert_int_eq(reqid_parse(bad[i], &back), ERR_INVALID);
@@ -277,7 +285,9 @@ START_TEST(log_lines)
 	ck_assert_int_eq(log_set_level("info"), 0);
 	ck_assert_str_eq(log_level_name(), "info");
 	capture(out, sizeof out, emit_line);
-	ck_assert_str_eq(strstr(out, " level="), " level=info prog=pdtest name=one req=00000000000000ab00000000000000cd event=unit n=7 text=\"a b\"\n");
+	ck_assert_str_eq(strstr(out, " level="),
+	                 " level=info prog=pdtest name=one req=00000000000000ab00000000000000cd "
+	                 "event=unit n=7 text=\"a b\"\n");
 	size_t n = capture(out, sizeof out, emit_long);
 	ck_assert_uint_le(n, 2048);
 	ck_assert_ptr_eq(strchr(out, '\n'), out + n - 1);
@@ -350,7 +360,8 @@ int main(void)
 	tcase_add_test(t, log_lines);
 	tcase_add_test(t, err_texts);
 	tcase_add_test(t, mem_and_clock);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)   /* which stop at the size itself */
+#if !defined(__SANITIZE_ADDRESS__) && \
+	!defined(__SANITIZE_THREAD__) /* which stop at the size itself */
 	tcase_add_exit_test(t, overflowing_array_is_fatal, 1);
 #else
 	(void)overflowing_array_is_fatal;

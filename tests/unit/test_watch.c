@@ -1,4 +1,5 @@
-/* test_watch.c - when a step counts as hung: time goes by in looks of 50 ms, without waiting for it. */
+/* test_watch.c - when a step counts as hung: time goes by in looks of 50 ms, without waiting for
+ * it. */
 #include "daemons/worker/worker.h"
 #include "engine/engine_impl.h"
 #include "util/clock.h"
@@ -84,7 +85,7 @@ START_TEST(hangs)
 	look_after(LOOK_US);
 	look_for(LIMIT_US - 2 * LOOK_US);
 	ck_assert_uint_ge(watch_still_us(&W), LIMIT_US - 3 * LOOK_US);
-	look_for(3 * LOOK_US);          /* ends the process */
+	look_for(3 * LOOK_US); /* ends the process */
 }
 END_TEST
 

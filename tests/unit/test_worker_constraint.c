@@ -1,5 +1,6 @@
-/* test_worker_constraint.c - which tokens a constraint may be written with: special ones never, but for a call those that are markers of calls and thoughts; and what all
- * compiled constraints take of memory. */
+/* test_worker_constraint.c - which tokens a constraint may be written with: special ones never, but
+ * for a call those that are markers of calls and thoughts; and what all compiled constraints
+ * take of memory. */
 #include "daemons/worker/constraint.h"
 #include "daemons/worker/work.h"
 #include "draw_rig.h"
@@ -15,12 +16,18 @@
 #include <string.h>
 
 static const char TOKENIZER[] =
-	"{\"added_tokens\":[{\"id\":3,\"content\":\"[TOOL_CALLS]\",\"special\":true},{\"id\":4,\"content\":\"[/THINK]\",\"special\":true},"
-	"{\"id\":5,\"content\":\"<|other|>\",\"special\":true},{\"id\":6,\"content\":\"<|END_ACTION|>\",\"special\":true},{\"id\":7,\"content\":\"<tool_call>\",\"special\":false},"
-	"{\"id\":8,\"content\":\"<|channel|>\",\"special\":true},{\"id\":9,\"content\":\"<|end|>\",\"special\":true},"
-	"{\"id\":10,\"content\":\"<|call|>\",\"special\":true},{\"id\":11,\"content\":\"<|python_tag|>\",\"special\":true},"
-	"{\"id\":12,\"content\":\"<|return|>\",\"special\":true},{\"id\":13,\"content\":\"\\\"\",\"special\":false}],"
-	"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
+	"{\"added_tokens\":[{\"id\":3,\"content\":\"[TOOL_CALLS]\",\"special\":true},{\"id\":4,"
+	"\"content\":\"[/THINK]\",\"special\":true},"
+	"{\"id\":5,\"content\":\"<|other|>\",\"special\":true},{\"id\":6,\"content\":\"<|END_ACTION|>"
+	"\",\"special\":true},{\"id\":7,\"content\":\"<tool_call>\",\"special\":false},"
+	"{\"id\":8,\"content\":\"<|channel|>\",\"special\":true},{\"id\":9,\"content\":\"<|end|>\","
+	"\"special\":true},"
+	"{\"id\":10,\"content\":\"<|call|>\",\"special\":true},{\"id\":11,\"content\":\"<|python_tag|>"
+	"\",\"special\":true},"
+	"{\"id\":12,\"content\":\"<|return|>\",\"special\":true},{\"id\":13,\"content\":\"\\\"\","
+	"\"special\":false}],"
+	"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":"
+	"\"ByteLevel\"},"
 	"\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}";
 
 enum { VOCAB = 14 };
@@ -34,10 +41,26 @@ static const struct {
 	const char *text;
 	uint32_t tokens[4], n, want;
 } cases[] = {
-	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"[TOOL_CALLS]ab\"}]", {3, 0, 1}, 3, 3},
-	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"[TOOL_CALLS]ab\"}]", {3, 2, 3}, 3, 2},
-	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"[/THINK]\"},{\"literal\":\"[TOOL_CALLS]\"}]", {0, 2, 4, 3}, 4, 4},
-	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"<|channel|>\"},{\"free\":\"<|end|>\"},{\"literal\":\"b\"}]", {8, 0, 9, 1}, 4, 4},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE,
+     "[{\"literal\":\"[TOOL_CALLS]ab\"}]",
+     {3, 0, 1},
+     3,
+     3},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE,
+     "[{\"literal\":\"[TOOL_CALLS]ab\"}]",
+     {3, 2, 3},
+     3,
+     2},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE,
+     "[{\"free\":\"[/THINK]\"},{\"literal\":\"[TOOL_CALLS]\"}]",
+     {0, 2, 4, 3},
+     4,
+     4},
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE,
+     "[{\"literal\":\"<|channel|>\"},{\"free\":\"<|end|>\"},{\"literal\":\"b\"}]",
+     {8, 0, 9, 1},
+     4,
+     4},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"<tool_call>\"}]", {7}, 1, 1},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"\"}]", {0, 5}, 2, 1},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"literal\":\"<|END_ACTION|>\"}]", {6}, 1, 0},
@@ -46,7 +69,8 @@ static const struct {
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"\"}]", {0, 11}, 2, 1},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, "[{\"free\":\"\"}]", {0, 12}, 2, 1},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, STRING, {13, 0, 10, 13}, 4, 2},
-	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, STRING, {13, 0, 9, 13}, 4, 4},     /* the form of thoughts has it */
+	/* the form of thoughts has it */
+	{PDS__CONSTRAINT_KIND__CONSTRAINT_STRUCTURE, STRING, {13, 0, 9, 13}, 4, 4},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_JSON_SCHEMA, "{\"type\":\"string\"}", {13, 0, 9, 13}, 4, 2},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, "\\[TOOL_CALLS\\]a", {3, 0}, 2, 0},
 	{PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, ".*", {0, 4}, 2, 1},
@@ -64,7 +88,8 @@ static struct constraints *constraints(size_t bytes)
 }
 
 /* 0 or ERR_*; w is empty. */
-static int compile(struct constraints *all, struct work *w, Pds__ConstraintKind kind, const char *text)
+static int compile(struct constraints *all, struct work *w, Pds__ConstraintKind kind,
+                   const char *text)
 {
 	Pds__Request r = PDS__REQUEST__INIT;
 	Pds__Constraint k = PDS__CONSTRAINT__INIT;
@@ -95,7 +120,7 @@ START_TEST(tokens_that_may_be_written)
 }
 END_TEST
 
-/* --- memory --------------------------------------------------------------------------------------------------------------- */
+/* --- memory -------------------------------------------------------------- */
 
 struct shown {
 	size_t all, idle, bytes;
@@ -107,7 +132,10 @@ static struct shown shown(struct constraints *all)
 	struct buf b;
 	buf_init(&b, 0);
 	constraints_json(all, &b);
-	ck_assert_int_eq(sscanf(b.data, ",\"constraints\":%zu,\"constraints_idle\":%zu,\"constraint_bytes\":%zu", &s.all, &s.idle, &s.bytes), 3);
+	ck_assert_int_eq(
+		sscanf(b.data, ",\"constraints\":%zu,\"constraints_idle\":%zu,\"constraint_bytes\":%zu",
+	           &s.all, &s.idle, &s.bytes),
+		3);
 	buf_fini(&b);
 	return s;
 }
@@ -118,7 +146,8 @@ static void large(char text[128], int k)
 	snprintf(text, 128, "a{%d}(a|b){0,10000}(ab|a){0,10000}(b|aa){0,10000}(bb|ba){0,10000}", k + 1);
 }
 
-/* A flood of large constraints that all stay in use: some compile, the others are told that there is no memory now; then their memory goes back, and others compile. */
+/* A flood of large constraints that all stay in use: some compile, the others are told that
+ * there is no memory now; then their memory goes back, and others compile. */
 START_TEST(networks_have_half)
 {
 	enum { N = 60, MB = 32 };
@@ -135,17 +164,17 @@ START_TEST(networks_have_half)
 		ck_assert_uint_le(shown(all).bytes, MB << 20);
 	}
 	ck_assert_msg(live >= 4 && live < 30, "%d", live);
-	large(text, 0);                               /* what is there is shared, whatever it takes */
+	large(text, 0); /* what is there is shared, whatever it takes */
 	struct work same = {0};
 	ck_assert_int_eq(compile(all, &same, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
 	constraint_detach(&same);
 	for (int i = 0; i < N; i++)
 		constraint_detach(&w[i]);
 	ck_assert_uint_eq(shown(all).idle, shown(all).all);
-	large(text, 1000);                            /* an idle one gives way */
+	large(text, 1000); /* an idle one gives way */
 	ck_assert_int_eq(compile(all, &same, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
 	constraint_detach(&same);
-	for (int i = 0; i < 100; i++) {               /* few of the small ones are kept */
+	for (int i = 0; i < 100; i++) { /* few of the small ones are kept */
 		snprintf(text, sizeof text, "a{%d}b", i + 1);
 		ck_assert_int_eq(compile(all, &same, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
 		constraint_detach(&same);
@@ -155,8 +184,10 @@ START_TEST(networks_have_half)
 }
 END_TEST
 
-/* The next token, by the logits of all alike but for this one's advantage: what is drawn under the constraint. */
-static int draw_under(struct work *w, struct draw_rig *s, uint32_t best, uint32_t *ret_id, struct err *err)
+/* The next token, by the logits of all alike but for this one's advantage: what is drawn under
+ * the constraint. */
+static int draw_under(struct work *w, struct draw_rig *s, uint32_t best, uint32_t *ret_id,
+                      struct err *err)
 {
 	float logits[VOCAB] = {0};
 	struct kern_drawn r;
@@ -178,8 +209,9 @@ static uint32_t draw(struct work *w, struct draw_rig *s, uint32_t best)
 	return id;
 }
 
-/* Many answers grow under constraints that find much on the way, in a memory that holds a few of them: what is found gives way and is found again, and each answer is
- * what it would have been alone. */
+/* Many answers grow under constraints that find much on the way, in a memory that holds a few of
+ * them: what is found gives way and is found again, and each answer is what it would have been
+ * alone. */
 START_TEST(tables_give_way)
 {
 	enum { LIVE = 24, STEPS = 60, ROOM = 4096, MB = 2 };
@@ -208,7 +240,8 @@ START_TEST(tables_give_way)
 		}
 		most = shown(all).bytes > most ? shown(all).bytes : most;
 	}
-	printf("%d answers under constraints: %zu KB at most, alone %zu KB\n", LIVE, most >> 10, shown(alone).bytes >> 10);
+	printf("%d answers under constraints: %zu KB at most, alone %zu KB\n", LIVE, most >> 10,
+	       shown(alone).bytes >> 10);
 	ck_assert_uint_le(most, MB << 20);
 	ck_assert_uint_gt(shown(alone).bytes, MB << 20);
 	for (int i = 0; i < LIVE; i++) {
@@ -221,7 +254,8 @@ START_TEST(tables_give_way)
 }
 END_TEST
 
-/* What may follow drafted tokens is told without taking them for said: the answer goes on another way afterwards. Where a draft leaves the constraint nothing more is told. */
+/* What may follow drafted tokens is told without taking them for said: the answer goes on
+ * another way afterwards. Where a draft leaves the constraint nothing more is told. */
 START_TEST(drafted_tokens_are_not_said)
 {
 	struct constraints *all = constraints(8u << 20);
@@ -234,16 +268,16 @@ START_TEST(drafted_tokens_are_not_said)
 	uint32_t a = draw(&w, s, 0), b = draw(&w, s, 1);
 	ck_assert_uint_eq(a, 0);
 	ck_assert_uint_eq(b, 1);
-	tokens[0] = tokens[1] = a;         /* a draft: aa, behind which only b may come */
+	tokens[0] = tokens[1] = a; /* a draft: aa, behind which only b may come */
 	ck_assert_int_eq(constraint_prepare(&w, &info, 2, &err), 2);
 	ck_assert(constraint_allowed(&w, 0)[0] & 1u << a && constraint_allowed(&w, 0)[0] & 1u << b);
 	ck_assert(constraint_allowed(&w, 1)[0] & 1u << a && !(constraint_allowed(&w, 1)[0] & 1u << b));
 	ck_assert(!(constraint_allowed(&w, 2)[0] & 1u << a) && constraint_allowed(&w, 2)[0] & 1u << b);
 	ck_assert_int_eq(constraint_prepare(&w, &info, 1, &err), 1);
-	tokens[0] = b;                     /* but b was drawn: as many tokens as with the draft */
+	tokens[0] = b; /* but b was drawn: as many tokens as with the draft */
 	w.n_tokens = 1;
 	ck_assert_uint_eq(draw(&w, s, a), b);
-	tokens[1] = a;                     /* a draft that is not the constraint's */
+	tokens[1] = a; /* a draft that is not the constraint's */
 	ck_assert_int_eq(constraint_prepare(&w, &info, 1, &err), 0);
 	draw_rig_free(&s);
 	constraint_detach(&w);
@@ -262,7 +296,8 @@ START_TEST(masks_of_a_draft_are_given_back)
 	w.tokens = tokens;
 	for (int i = 0; i < 3; i++) {
 		ck_assert_int_eq(constraint_prepare(&w, &info, 500, &err), 500);
-		ck_assert_uint_ge(malloc_usable_size((void *)(uintptr_t)constraint_allowed(&w, 0)), 501 * sizeof(uint64_t));
+		ck_assert_uint_ge(malloc_usable_size((void *)(uintptr_t)constraint_allowed(&w, 0)),
+		                  501 * sizeof(uint64_t));
 		ck_assert_int_eq(constraint_prepare(&w, &info, 3, &err), 3);
 		ck_assert(constraint_allowed(&w, 3)[0] & 1);
 		ck_assert_int_eq(constraint_prepare(&w, &info, 0, &err), 0);
@@ -273,7 +308,7 @@ START_TEST(masks_of_a_draft_are_given_back)
 }
 END_TEST
 
-/* --- threads --------------------------------------------------------------------------------------------------------------- */
+/* --- threads ------------------------------------------------------------- */
 
 struct compiler {
 	struct constraints *all;

@@ -1,5 +1,6 @@
-/* test_writeout.c - the worker's write-out alone: a real pool, and a storage, a loop and a clock of this file's own, so that every order of answers can be played.
- * Each test says what is due, what is sent, what storage answers, and what the pool holds for stored. */
+/* test_writeout.c - the worker's write-out alone: a real pool, and a storage, a loop and a clock of
+ * this file's own, so that every order of answers can be played. Each test says what is due,
+ * what is sent, what storage answers, and what the pool holds for stored. */
 #include "daemons/worker/stage.h"
 #include "daemons/worker/worker.h"
 
@@ -14,7 +15,7 @@
 #define BLOCKS 400u
 #define BT 4u
 
-/* --- the fakes: what writeout.c calls of svc and store ------------------------------------------------------------------------ */
+/* --- the fakes: what writeout.c calls of svc and store ------------------- */
 
 struct put {
 	uint64_t number;
@@ -63,7 +64,8 @@ int store_ready(const struct store *st)
 	(void)st;
 	return ready;
 }
-int store_put(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us, void *user, uint64_t *ret_batch)
+int store_put(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us,
+              void *user, uint64_t *ret_batch)
 {
 	(void)st;
 	ck_assert_uint_le(deadline_us, clock_us() + WRITEOUT_US);
@@ -87,7 +89,7 @@ void store_completion_free(struct store_completion **c)
 	*c = NULL;
 }
 
-/* --- the stage of a test --------------------------------------------------------------------------------------------------- */
+/* --- the stage of a test ------------------------------------------------- */
 
 static struct worker w;
 static _Atomic uint64_t generations[BLOCKS];
@@ -142,7 +144,8 @@ static void begin(const char *policy, const char *low_percent, const char *after
 	char *overrides[] = {o[0], o[1], o[2]};
 	struct err err = {0};
 	for (unsigned i = 0; i < WS_COUNT; i++)
-		defs[i] = (struct stat_def){"x", "x", i == WS_WRITE_SECONDS || i == WS_SAVE_SECONDS ? STAT_SECONDS : STAT_COUNTER};
+		defs[i] = (struct stat_def){
+			"x", "x", i == WS_WRITE_SECONDS || i == WS_SAVE_SECONDS ? STAT_SECONDS : STAT_COUNTER};
 	snprintf(o[0], sizeof o[0], "kv_eviction=%s", policy);
 	snprintf(o[1], sizeof o[1], "offload_low_percent=%s", low_percent);
 	snprintf(o[2], sizeof o[2], "write_through_after=%s", after);
@@ -172,15 +175,15 @@ static void end(void)
 	event_base_free(base);
 }
 
-static struct kv_hash H(uint32_t id)
-{
+static struct kv_hash H(uint32_t id) {
 	struct kv_hash h = {{1}};
 	memcpy(h.b + 1, &id, sizeof id);
 	return h;
 }
 
 /* n blocks of a chain of their own, in use. */
-static void make(uint32_t first, uint32_t n, uint32_t *out)
+static void
+make(uint32_t first, uint32_t n, uint32_t *out)
 {
 	ck_assert_int_eq(kv_pool_take(w.pool, n, KV_HELD, &A, out), 0);
 	for (uint32_t i = 0; i < n; i++) {
@@ -209,7 +212,9 @@ static void answer(uint32_t batch, int code, unsigned tier, uint64_t epoch)
 	c->n = p->n;
 	for (uint32_t i = 0; i < p->n; i++) {
 		c->result[i].item = p->item[i];
-		c->result[i].code = code ? PDS__STORE_CODE__STORE_CANCELLED : tier ? PDS__STORE_CODE__STORE_OK : PDS__STORE_CODE__STORE_FULL;
+		c->result[i].code = code   ? PDS__STORE_CODE__STORE_CANCELLED
+		                    : tier ? PDS__STORE_CODE__STORE_OK
+		                           : PDS__STORE_CODE__STORE_FULL;
 		c->result[i].tier = (unsigned char)tier;
 	}
 	struct store_asker *a = p->user;
@@ -224,7 +229,7 @@ static struct kv_stats told(void)
 	return ks;
 }
 
-/* --- what is written when ---------------------------------------------------------------------------------------------------- */
+/* --- what is written when ------------------------------------------------ */
 
 START_TEST(recycle_writes_what_is_asked_for)
 {
@@ -238,10 +243,11 @@ START_TEST(recycle_writes_what_is_asked_for)
 		h[i] = H(1 + i);
 	ck_assert_uint_eq(kv_pool_match(w.pool, h, 10, &A, b), 10);
 	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b, 10), 10);
-	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b, 10), 0);        /* they are due already */
+	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b, 10), 0); /* they are due already */
 	kv_pool_release(w.pool, b, 10);
 	sent(1);
-	ck_assert_uint_eq(wrote[0].n, 10);                                /* one message, from the head of the chain on */
+	/* one message, from the head of the chain on */
+	ck_assert_uint_eq(wrote[0].n, 10);
 	for (uint32_t i = 0; i < 10; i++)
 		ck_assert_uint_eq(wrote[0].item[i].block, b[i]);
 	ck_assert_uint_eq(told().writing, 10);
@@ -249,7 +255,8 @@ START_TEST(recycle_writes_what_is_asked_for)
 	ck_assert_uint_eq(told().stored[STORE_TIER_DISK], 10);
 	ck_assert_int_eq(rooms, 1);
 	ck_assert_uint_eq(kv_pool_match(w.pool, h, 10, &A, b), 10);
-	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b, 10), 0);        /* storage has them: no message */
+	/* storage has them: no message */
+	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b, 10), 0);
 	kv_pool_release(w.pool, b, 10);
 	loop_for(20);
 	ck_assert_uint_eq(n_wrote, 1);
@@ -258,7 +265,8 @@ START_TEST(recycle_writes_what_is_asked_for)
 }
 END_TEST
 
-/* Free and stored together are a fifth of the pool; what is stored stays matchable until it is taken, and then it is not lost. */
+/* Free and stored together are a fifth of the pool; what is stored stays matchable until it is
+ * taken, and then it is not lost. */
 START_TEST(offload_writes_the_oldest)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
@@ -266,19 +274,21 @@ START_TEST(offload_writes_the_oldest)
 	cache(1, 100, b);
 	cache(1001, 200, b + 100);
 	loop_for(20);
-	ck_assert_uint_eq(n_wrote, 0);           /* a hundred are free */
+	ck_assert_uint_eq(n_wrote, 0); /* a hundred are free */
 	cache(2001, 60, b + 300);
 	sent(1);
-	ck_assert_uint_eq(wrote[0].n, 40);       /* of eighty */
+	ck_assert_uint_eq(wrote[0].n, 40); /* of eighty */
 	for (uint32_t i = 0; i < 40; i++)
-		ck_assert_uint_eq(wrote[0].item[i].block, b[99 - i]);     /* the tail of the oldest chain goes first */
+		/* the tail of the oldest chain goes first */
+		ck_assert_uint_eq(wrote[0].item[i].block, b[99 - i]);
 	answer(1, 0, STORE_TIER_MEMORY, 7);
 	ck_assert_uint_eq(told().stored[0], 40);
 	ck_assert_uint_eq(told().by_state[KV_CACHED], 360);
 	ck_assert_int_eq(kv_pool_take(w.pool, 70, KV_HELD, &A, t), 0);
 	ck_assert_uint_eq(told().evictions, 30);
 	ck_assert_uint_eq(told().evicted_stored, 30);
-	sent(3);                                /* nothing is free now: ten are stored still, seventy more are to be */
+	/* nothing is free now: ten are stored still, seventy more are to be */
+	sent(3);
 	ck_assert_uint_eq(wrote[1].n, 64);
 	ck_assert_uint_eq(wrote[2].n, 6);
 	kv_pool_release(w.pool, t, 70);
@@ -305,7 +315,8 @@ START_TEST(write_through_after_two_uses)
 		kv_pool_release(w.pool, m, n);
 		sent(use - 1);
 	}
-	ck_assert_uint_eq(wrote[0].n, 5);        /* blocks 0 to 4 were used twice after the second time, block 5 after the third; 6 and 7 once */
+	/* blocks 0 to 4 were used twice after the second time, block 5 after the third; 6 and 7 once */
+	ck_assert_uint_eq(wrote[0].n, 5);
 	ck_assert_uint_eq(wrote[1].n, 1);
 	ck_assert_uint_eq(wrote[1].item[0].block, b[5]);
 	answer(1, 0, STORE_TIER_MEMORY, 7);
@@ -318,7 +329,7 @@ START_TEST(write_through_at_once)
 {
 	uint32_t b[8];
 	begin("write_through", "20", "0");
-	make(1, 8, b);                          /* still in use */
+	make(1, 8, b); /* still in use */
 	sent(1);
 	ck_assert_uint_eq(wrote[0].n, 8);
 	answer(1, 0, STORE_TIER_MEMORY, 7);
@@ -353,7 +364,7 @@ START_TEST(a_bounded_number_under_way)
 }
 END_TEST
 
-/* --- storage comes, goes, and does not answer ------------------------------------------------------------------------------------ */
+/* --- storage comes, goes, and does not answer ---------------------------- */
 
 START_TEST(storage_is_away)
 {
@@ -384,18 +395,19 @@ START_TEST(storage_is_restarted)
 	sent(2);
 	answer(2, 0, STORE_TIER_DISK, 7);
 	cache(201, 10, b + 20);
-	sent(3);                                /* under way when storage ends */
+	sent(3); /* under way when storage ends */
 	ck_assert_uint_eq(told().stored[STORE_TIER_MEMORY], 10);
 	ck_assert_uint_eq(told().stored[STORE_TIER_DISK], 10);
 	writeout_storage_ready(w.writeout, 8);
 	ck_assert_uint_eq(told().stored[STORE_TIER_MEMORY], 0);
 	ck_assert_uint_eq(told().stored[STORE_TIER_DISK], 10);
-	answer(3, 0, STORE_TIER_MEMORY, 7);     /* late word of the former life */
+	answer(3, 0, STORE_TIER_MEMORY, 7); /* late word of the former life */
 	ck_assert_uint_eq(told().stored[STORE_TIER_MEMORY], 0);
 	sent(4);
 	ck_assert_uint_eq(wrote[3].n, 10);
 	answer(4, 0, STORE_TIER_MEMORY, 8);
-	writeout_storage_ready(w.writeout, 8);  /* the link was down for a moment, the life is the same */
+	/* the link was down for a moment, the life is the same */
+	writeout_storage_ready(w.writeout, 8);
 	loop_for(20);
 	ck_assert_uint_eq(n_wrote, 4);
 	ck_assert_uint_eq(told().stored[STORE_TIER_MEMORY], 10);
@@ -424,7 +436,8 @@ START_TEST(offload_after_a_restart)
 }
 END_TEST
 
-/* No answer: the pins end, the blocks can be taken, and a pause comes before the next batch; it grows. */
+/* No answer: the pins end, the blocks can be taken, and a pause comes before the next batch; it
+ * grows. */
 START_TEST(storage_does_not_answer)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
@@ -449,14 +462,15 @@ START_TEST(storage_does_not_answer)
 	cache(301, 8, b);
 	at = clock_us();
 	sent(4);
-	ck_assert_uint_lt(clock_us() - at, 200000);     /* no pause after an answer */
-	answer(4, 0, 0, 7);                             /* full: no pause either */
+	ck_assert_uint_lt(clock_us() - at, 200000); /* no pause after an answer */
+	answer(4, 0, 0, 7);                         /* full: no pause either */
 	ck_assert_uint_eq(told().stored[0], 8);
 	end();
 }
 END_TEST
 
-/* A block that storage did not take is not offered again and again, but once more when it was used. */
+/* A block that storage did not take is not offered again and again, but once more when it was
+ * used. */
 START_TEST(what_failed_waits_for_its_next_use)
 {
 	uint32_t b[BLOCKS];
@@ -478,7 +492,8 @@ START_TEST(what_failed_waits_for_its_next_use)
 }
 END_TEST
 
-/* The blocks are needed before storage has answered: all of them at once, and its late word is about none that was taken. */
+/* The blocks are needed before storage has answered: all of them at once, and its late word is
+ * about none that was taken. */
 START_TEST(given_up)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
@@ -488,7 +503,8 @@ START_TEST(given_up)
 	uint64_t now = clock_us();
 	ck_assert_int_eq(kv_pool_take(w.pool, BLOCKS, KV_HELD, &A, t), ERR_FULL);
 	ck_assert_uint_eq(writeout_next_us(w.writeout, 0) > 0, 1);
-	ck_assert_uint_eq(writeout_give_up(w.writeout, now - 10000000), 0);      /* not begun before that */
+	/* not begun before that */
+	ck_assert_uint_eq(writeout_give_up(w.writeout, now - 10000000), 0);
 	ck_assert_uint_eq(writeout_give_up(w.writeout, now + 1), 60);
 	ck_assert_uint_eq(writeout_give_up(w.writeout, now + 1), 0);
 	ck_assert_uint_eq(writeout_next_us(w.writeout, 0), 0);
@@ -500,7 +516,8 @@ START_TEST(given_up)
 		n += generations[wrote[0].item[i].block] != wrote[0].item[i].generation;
 	ck_assert_uint_eq(n, 40);
 	kv_pool_release(w.pool, t, BLOCKS - 20);
-	answer(1, 0, STORE_TIER_MEMORY, 7);             /* it had come before the fence: good for those that are still the same */
+	/* it had come before the fence: good for those that are still the same */
+	answer(1, 0, STORE_TIER_MEMORY, 7);
 	ck_assert_uint_eq(told().stored[0], 20);
 	ck_assert_uint_eq(stat_get(stats, WS_WRITES_VOID), 60);
 	ck_assert_uint_eq(writeout_give_up(NULL, now), 0);
@@ -508,11 +525,12 @@ START_TEST(given_up)
 }
 END_TEST
 
-/* --- sequences that give way -------------------------------------------------------------------------------------------------- */
+/* --- sequences that give way --------------------------------------------- */
 
 static const struct reqid B = {2, 1};
 
-/* All at once, whatever else is under way, the last block first; what storage has or is being sent is not sent again. */
+/* All at once, whatever else is under way, the last block first; what storage has or is being
+ * sent is not sent again. */
 START_TEST(saved_at_once)
 {
 	uint32_t b[BLOCKS];
@@ -523,7 +541,8 @@ START_TEST(saved_at_once)
 	answer(1, 0, STORE_TIER_DISK, 7);
 	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b + 10, 10), 10);
 	sent(2);
-	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b + 140, 10), 10);         /* due, and not sent yet */
+	/* due, and not sent yet */
+	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b + 140, 10), 10);
 	writeout_save(w.writeout, &B, b, 150);
 	ck_assert_uint_eq(n_wrote, 5);
 	uint32_t left = 150;
@@ -549,7 +568,8 @@ START_TEST(saved_at_once)
 }
 END_TEST
 
-/* Who lacks a block waits for so long and no longer. What is not taken then is stored all the same, and until that is known no other is begun. */
+/* Who lacks a block waits for so long and no longer. What is not taken then is stored all the
+ * same, and until that is known no other is begun. */
 START_TEST(saved_in_vain)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
@@ -564,7 +584,8 @@ START_TEST(saved_in_vain)
 	ck_assert_int_eq(kv_pool_take(w.pool, BLOCKS, KV_HELD, &A, t), ERR_FULL);
 	ck_assert_int_eq(writeout_wait(w.writeout, 0), WRITEOUT_VOID);
 	ck_assert_int_eq(writeout_wait(w.writeout, 0), WRITEOUT_NONE);
-	ck_assert_uint_eq(writeout_next_us(w.writeout, 0) + writeout_saving(w.writeout) + told().readers, 0);
+	ck_assert_uint_eq(
+		writeout_next_us(w.writeout, 0) + writeout_saving(w.writeout) + told().readers, 0);
 	ck_assert_int_eq(wrote[0].cancelled, 0);
 	make(101, 5, b);
 	writeout_save(w.writeout, &B, b, 5);
@@ -583,7 +604,8 @@ START_TEST(saved_in_vain)
 }
 END_TEST
 
-/* Not to a storage that is away or silent; and the word of a former life is none of this one's memory. */
+/* Not to a storage that is away or silent; and the word of a former life is none of this one's
+ * memory. */
 START_TEST(saved_to_whom)
 {
 	uint32_t b[8];
@@ -606,7 +628,7 @@ START_TEST(saved_to_whom)
 	writeout_save(w.writeout, &B, b, 1);
 	ck_assert_uint_eq(n_wrote, 2);
 	answer(2, ERR_TIMEOUT, 0, 8);
-	writeout_save(w.writeout, &B, b, 1);            /* it pauses */
+	writeout_save(w.writeout, &B, b, 1); /* it pauses */
 	ck_assert_uint_eq(n_wrote, 2);
 	kv_pool_release(w.pool, b, 1);
 	end();

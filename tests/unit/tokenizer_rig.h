@@ -1,4 +1,5 @@
-/* tokenizer_rig.h - reference rows for tokenizer tests: reading them, and comparing what a tokenizer gives with what they say. */
+/* tokenizer_rig.h - reference rows for tokenizer tests: reading them, and comparing what a
+ * tokenizer gives with what they say. */
 #ifndef TESTS_TOKENIZER_RIG_H
 #define TESTS_TOKENIZER_RIG_H
 
@@ -63,17 +64,21 @@ static inline struct tokenizer *load(const char *path)
 	return t;
 }
 
-/* What a row wants, as an array of ids: of the variant where the row has it, plain where that differs. */
+/* What a row wants, as an array of ids: of the variant where the row has it, plain where that
+ * differs. */
 static inline const json_t *row_ids(const json_t *row, const char *variant, int plain)
 {
-	const json_t *other = variant ? json_object_get(row, variant) : NULL, *from = other ? other : row, *p = json_object_get(from, "plain");
+	const json_t *other = variant ? json_object_get(row, variant) : NULL,
+				 *from = other ? other : row, *p = json_object_get(from, "plain");
 	return plain && p ? p : json_object_get(from, "ids");
 }
 
-static inline int ids_equal(const struct tokenizer *t, const json_t *text, unsigned flags, const json_t *want)
+static inline int ids_equal(const struct tokenizer *t, const json_t *text, unsigned flags,
+                            const json_t *want)
 {
 	struct token_list got = {0};
-	ck_assert_int_eq(tokenizer_encode(t, json_string_value(text), json_string_length(text), flags, 0, &got), 0);
+	ck_assert_int_eq(
+		tokenizer_encode(t, json_string_value(text), json_string_length(text), flags, 0, &got), 0);
 	int same = got.n == json_array_size(want);
 	for (size_t i = 0; same && i < got.n; i++)
 		same = got.ids[i] == json_integer_value(json_array_get(want, i));
@@ -81,8 +86,10 @@ static inline int ids_equal(const struct tokenizer *t, const json_t *text, unsig
 	return same;
 }
 
-/* The stream's pieces are whole UTF-8, and they add up to the bytes with U+FFFD for each maximal ill-formed part. */
-static inline void check_stream(const struct tokenizer *t, const uint32_t *ids, size_t n, unsigned flags, const struct buf *bytes)
+/* The stream's pieces are whole UTF-8, and they add up to the bytes with U+FFFD for each maximal
+ * ill-formed part. */
+static inline void check_stream(const struct tokenizer *t, const uint32_t *ids, size_t n,
+                                unsigned flags, const struct buf *bytes)
 {
 	struct buf stream, want;
 	struct detok d;
@@ -112,7 +119,8 @@ static inline void check_stream(const struct tokenizer *t, const uint32_t *ids, 
 /* Judged by the bytes: "hex" where they are not UTF-8, else those of "text". */
 static inline int decode_equal(const struct tokenizer *t, const json_t *row)
 {
-	const json_t *list = json_object_get(row, "ids"), *text = json_object_get(row, "text"), *hex = json_object_get(row, "hex");
+	const json_t *list = json_object_get(row, "ids"), *text = json_object_get(row, "text"),
+				 *hex = json_object_get(row, "hex");
 	size_t n = json_array_size(list);
 	uint32_t *ids = mem_array(n, sizeof *ids);
 	struct buf bytes;
@@ -121,7 +129,9 @@ static inline int decode_equal(const struct tokenizer *t, const json_t *row)
 		ids[i] = (uint32_t)json_integer_value(json_array_get(list, i));
 	ck_assert_int_eq(tokenizer_decode(t, ids, n, 0, &bytes), 0);
 	check_stream(t, ids, n, 0, &bytes);
-	int same = hex ? bytes.len * 2 == json_string_length(hex) : bytes.len == json_string_length(text) && !memcmp(bytes.data, json_string_value(text), bytes.len);
+	int same = hex ? bytes.len * 2 == json_string_length(hex)
+	               : bytes.len == json_string_length(text) &&
+	                     !memcmp(bytes.data, json_string_value(text), bytes.len);
 	for (size_t i = 0; same && hex && i < bytes.len; i++) {
 		char two[3];
 		snprintf(two, sizeof two, "%02x", (unsigned char)bytes.data[i]);

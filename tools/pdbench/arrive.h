@@ -1,4 +1,5 @@
-/* arrive.h - open loop: when requests are due. With a ramp the rate grows linearly from 0, and the drawn gaps with it. */
+/* arrive.h - open loop: when requests are due. With a ramp the rate grows linearly from 0, and
+ * the drawn gaps with it. */
 #ifndef PDBENCH_ARRIVE_H
 #define PDBENCH_ARRIVE_H
 
@@ -7,13 +8,15 @@
 
 struct arrive {
 	struct draw draw;
-	double rate, ramp_s, sum;      /* sum: requests that should have come, as a real number */
+	double rate, ramp_s, sum; /* sum: requests that should have come, as a real number */
 	int poisson;
 };
 
 static inline void arrive_init(struct arrive *a, const struct options *o)
 {
-	*a = (struct arrive){.draw = {draw_mix(o->seed ^ 0x61727276u)}, .rate = o->rate, .ramp_s = (double)o->ramp_us / 1e6,
+	*a = (struct arrive){.draw = {draw_mix(o->seed ^ 0x61727276u)},
+	                     .rate = o->rate,
+	                     .ramp_s = (double)o->ramp_us / 1e6,
 	                     .poisson = o->arrivals == ARRIVE_POISSON};
 }
 
@@ -21,7 +24,7 @@ static inline void arrive_init(struct arrive *a, const struct options *o)
 static inline uint64_t arrive_next(struct arrive *a)
 {
 	a->sum += a->poisson ? draw_exponential(&a->draw) : 1;
-	double whole = a->rate * a->ramp_s / 2, t;      /* requests of the ramp */
+	double whole = a->rate * a->ramp_s / 2, t; /* requests of the ramp */
 	if (a->sum < whole)
 		t = sqrt(2 * a->ramp_s * a->sum / a->rate);
 	else

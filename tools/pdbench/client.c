@@ -1,4 +1,5 @@
-/* client.c - see client.h. Plain non-blocking sockets and libevent: one read(2) for whatever has arrived, parsed where it lies. */
+/* client.c - see client.h. Plain non-blocking sockets and libevent: one read(2) for whatever has
+ * arrived, parsed where it lies. */
 #include "client.h"
 
 #include "reply.h"
@@ -19,18 +20,18 @@
 /* A connection, and the call on it while there is one. */
 struct call {
 	struct client *client;
-	struct list node;              /* in client->idle, or alone */
-	int fd;                        /* -1: none */
-	int in_use, used_before;       /* used_before: an answer has come on this connection */
-	int writing;                   /* wr is added */
+	struct list node;        /* in client->idle, or alone */
+	int fd;                  /* -1: none */
+	int in_use, used_before; /* used_before: an answer has come on this connection */
+	int writing;             /* wr is added */
 	struct event rd, wr, later;
 	struct reply reply;
-	struct buf out;                /* kept until an answer begins, for the second try */
+	struct buf out; /* kept until an answer begins, for the second try */
 	size_t sent;
-	int answered;                  /* a byte of the answer has come */
+	int answered; /* a byte of the answer has come */
 	const struct call_hooks *hooks;
 	void *arg;
-	struct err why;                /* of a failure that is told later */
+	struct err why; /* of a failure that is told later */
 };
 
 struct client {
@@ -94,13 +95,15 @@ const struct client_stats *client_stats(const struct client *c)
 	return &c->stats;
 }
 
-/* --- the end of a call --------------------------------------------------------------------------------------------------------- */
+/* --- the end of a call --------------------------------------------------- */
 
 static void end_call(struct call *x, const struct err *given)
 {
 	struct client *c = x->client;
-	struct err why = given ? *given : (struct err){0};   /* it may be the call's own, which ends here */
-	int status = x->reply.status, keep = !given && x->reply.keep_alive && !c->fresh && x->fd >= 0 && x->sent == x->out.len;
+	/* it may be the call's own, which ends here */
+	struct err why = given ? *given : (struct err){0};
+	int status = x->reply.status,
+		keep = !given && x->reply.keep_alive && !c->fresh && x->fd >= 0 && x->sent == x->out.len;
 	const struct call_hooks *hooks = x->hooks;
 	void *arg = x->arg;
 	x->in_use = 0;
@@ -135,7 +138,7 @@ void call_drop(struct call *x)
 	call_free(x);
 }
 
-/* --- sending -------------------------------------------------------------------------------------------------------------------- */
+/* --- sending ------------------------------------------------------------- */
 
 static int dial(struct call *x)
 {
@@ -145,7 +148,8 @@ static int dial(struct call *x)
 	if (x->fd < 0)
 		return err_set(&x->why, ERR_IO, "cannot make a socket: %s", strerror(errno));
 	setsockopt(x->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-	if (connect(x->fd, (const struct sockaddr *)&u->addr, u->addr_len) < 0 && errno != EINPROGRESS) {
+	if (connect(x->fd, (const struct sockaddr *)&u->addr, u->addr_len) < 0 &&
+	    errno != EINPROGRESS) {
 		int e = errno;
 		close(x->fd);
 		x->fd = -1;
@@ -169,8 +173,9 @@ static int push(struct call *x)
 		if (k < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN))
 			break;
 		if (k < 0)
-			return err_set(&x->why, ERR_IO, "cannot %s %s: %s", x->sent || x->used_before ? "send to" : "connect to", x->client->url.authority,
-			               strerror(errno));
+			return err_set(&x->why, ERR_IO, "cannot %s %s: %s",
+			               x->sent || x->used_before ? "send to" : "connect to",
+			               x->client->url.authority, strerror(errno));
 		x->sent += (size_t)k;
 	}
 	int want = x->sent < x->out.len;
@@ -182,7 +187,8 @@ static int push(struct call *x)
 	return 0;
 }
 
-/* A kept connection turned out to be dead before a byte of the answer: 1 when the call goes on over a new one. */
+/* A kept connection turned out to be dead before a byte of the answer: 1 when the call goes on
+ * over a new one. */
 static int second_try(struct call *x)
 {
 	if (!x->used_before || x->answered)
@@ -199,7 +205,8 @@ static void lost(struct call *x)
 		end_call(x, &x->why);
 }
 
-struct call *client_call(struct client *c, struct buf *request, const struct call_hooks *hooks, void *arg)
+struct call *client_call(struct client *c, struct buf *request, const struct call_hooks *hooks,
+                         void *arg)
 {
 	struct call *x = list_empty(&c->idle) ? NULL : list_entry(c->idle.next, struct call, node);
 	int bad = 0;
@@ -229,7 +236,7 @@ struct call *client_call(struct client *c, struct buf *request, const struct cal
 	return x;
 }
 
-/* --- receiving ------------------------------------------------------------------------------------------------------------------- */
+/* --- receiving ----------------------------------------------------------- */
 
 static int on_body(void *arg, const char *data, size_t n)
 {
@@ -242,7 +249,7 @@ static void on_bytes(struct call *x, size_t n)
 	struct client *c = x->client;
 	size_t used;
 	c->stats.bytes_in += n;
-	if (!x->answered && x->sent == x->out.len) {   /* there will be no second try */
+	if (!x->answered && x->sent == x->out.len) { /* there will be no second try */
 		buf_fini(&x->out);
 		x->sent = 0;
 	}
@@ -255,7 +262,7 @@ static void on_bytes(struct call *x, size_t n)
 		return;
 	}
 	if (used < n)
-		x->reply.keep_alive = 0;   /* more than was asked for: who knows what it belongs to */
+		x->reply.keep_alive = 0; /* more than was asked for: who knows what it belongs to */
 	end_call(x, NULL);
 }
 
@@ -268,7 +275,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 	if (k < 0 && (e == EAGAIN || e == EWOULDBLOCK || e == EINTR))
 		return;
 	x->client->now_us = clock_us();
-	if (!x->in_use) {   /* idle: closed by the server, or it says what nobody asked */
+	if (!x->in_use) { /* idle: closed by the server, or it says what nobody asked */
 		call_free(x);
 		return;
 	}
@@ -283,8 +290,10 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 			return;
 		}
 	} else {
-		err_set(&x->why, ERR_IO, x->sent || x->used_before ? "the connection to %s broke: %s" : "cannot connect to %s: %s", x->client->url.authority,
-		        strerror(e));
+		err_set(&x->why, ERR_IO,
+		        x->sent || x->used_before ? "the connection to %s broke: %s"
+		                                  : "cannot connect to %s: %s",
+		        x->client->url.authority, strerror(e));
 	}
 	lost(x);
 }

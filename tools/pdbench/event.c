@@ -34,7 +34,8 @@ static int next_is(struct scan *s, char c)
 	return 1;
 }
 
-/* The opening quote is read already. A quote ends the string if an even number of backslashes stands before it. */
+/* The opening quote is read already. A quote ends the string if an even number of backslashes
+ * stands before it. */
 static int string_rest(struct scan *s, struct slice *ret)
 {
 	const char *from = s->p, *at = from;
@@ -64,7 +65,8 @@ static int string_or_skip(struct scan *s, struct slice *ret)
 static int word(struct scan *s)
 {
 	const char *from = s->p;
-	while (s->p < s->end && ((*s->p >= '0' && *s->p <= '9') || (*s->p >= 'a' && *s->p <= 'z') || *s->p == '-' || *s->p == '+' || *s->p == '.' || *s->p == 'E'))
+	while (s->p < s->end && ((*s->p >= '0' && *s->p <= '9') || (*s->p >= 'a' && *s->p <= 'z') ||
+	                         *s->p == '-' || *s->p == '+' || *s->p == '.' || *s->p == 'E'))
 		s->p++;
 	return s->p > from ? 0 : -1;
 }
@@ -84,7 +86,8 @@ static int object_rest(struct scan *s, const struct key *keys, size_t n)
 		if (!next_is(s, '"') || string_rest(s, &name) < 0 || !next_is(s, ':'))
 			return -1;
 		size_t i = 0;
-		while (i < n && (strlen(keys[i].name) != name.n || memcmp(keys[i].name, name.at, name.n) != 0))
+		while (i < n &&
+		       (strlen(keys[i].name) != name.n || memcmp(keys[i].name, name.at, name.n) != 0))
 			i++;
 		if ((i < n ? keys[i].fn(s) : skip_value(s)) < 0)
 			return -1;
@@ -130,7 +133,7 @@ static int object_or_skip(struct scan *s, const struct key *keys, size_t n)
 	return skip_value(s);
 }
 
-/* --- what is looked for ------------------------------------------------------------------------------------------------------ */
+/* --- what is looked for -------------------------------------------------- */
 
 static int on_text(struct scan *s)
 {
@@ -172,9 +175,10 @@ static int on_number(struct scan *s, uint64_t *ret)
 	const char *from = s->p;
 	for (; s->p < s->end && *s->p >= '0' && *s->p <= '9' && v < UINT64_MAX / 20; s->p++)
 		v = v * 10 + (uint64_t)(*s->p - '0');
-	if (s->p == from || (s->p < s->end && (*s->p == '.' || *s->p == 'e' || *s->p == 'E' || (*s->p >= '0' && *s->p <= '9')))) {
+	if (s->p == from || (s->p < s->end && (*s->p == '.' || *s->p == 'e' || *s->p == 'E' ||
+	                                       (*s->p >= '0' && *s->p <= '9')))) {
 		s->p = from;
-		return skip_value(s);   /* no whole number, or an absurd one */
+		return skip_value(s); /* no whole number, or an absurd one */
 	}
 	*ret = v;
 	return 0;
@@ -203,8 +207,9 @@ static int on_details(struct scan *s)
 
 static int on_usage(struct scan *s)
 {
-	static const struct key keys[] = {
-		{"prompt_tokens", on_prompt_tokens}, {"completion_tokens", on_completion_tokens}, {"prompt_tokens_details", on_details}};
+	static const struct key keys[] = {{"prompt_tokens", on_prompt_tokens},
+	                                  {"completion_tokens", on_completion_tokens},
+	                                  {"prompt_tokens_details", on_details}};
 	space(s);
 	s->out->has_usage |= s->p < s->end && *s->p == '{';
 	return object_or_skip(s, keys, 3);
@@ -220,7 +225,7 @@ static int on_error(struct scan *s)
 	static const struct key keys[] = {{"message", on_message}};
 	space(s);
 	if (s->p < s->end && *s->p == 'n')
-		return skip_value(s);   /* null */
+		return skip_value(s); /* null */
 	s->out->is_error = 1;
 	if (next_is(s, '"'))
 		return string_rest(s, &s->out->error);
@@ -235,7 +240,10 @@ static int on_delta(struct scan *s)
 
 static int on_choice(struct scan *s)
 {
-	static const struct key keys[] = {{"text", on_text}, {"delta", on_delta}, {"finish_reason", on_finish}, {"token_ids", on_ids}};
+	static const struct key keys[] = {{"text", on_text},
+	                                  {"delta", on_delta},
+	                                  {"finish_reason", on_finish},
+	                                  {"token_ids", on_ids}};
 	s->out->n_choices++;
 	return object_or_skip(s, keys, 4);
 }
@@ -249,7 +257,9 @@ static int on_choices(struct scan *s)
 
 int event_scan(const char *json, size_t n, struct event_parts *ret)
 {
-	static const struct key keys[] = {{"choices", on_choices}, {"usage", on_usage}, {"error", on_error}};
+	static const struct key keys[] = {{"choices", on_choices},
+	                                  {"usage", on_usage},
+	                                  {"error", on_error}};
 	struct scan s = {.p = json, .end = json + n, .out = ret};
 	memset(ret, 0, sizeof *ret);
 	if (!next_is(&s, '{') || object_rest(&s, keys, 3) < 0)
@@ -258,7 +268,7 @@ int event_scan(const char *json, size_t n, struct event_parts *ret)
 	return s.p == s.end ? 0 : -1;
 }
 
-/* --- lines -------------------------------------------------------------------------------------------------------------------- */
+/* --- lines --------------------------------------------------------------- */
 
 void sse_init(struct sse *s)
 {

@@ -10,7 +10,7 @@
 
 #define SLOT_US 100000u
 
-/* --- gaps ------------------------------------------------------------------------------------------------------------------------- */
+/* --- gaps ---------------------------------------------------------------- */
 
 void hist_init(struct hist *h)
 {
@@ -78,7 +78,7 @@ double hist_percentile(const struct hist *h, double p)
 	return (double)h->max;
 }
 
-/* --- over time -------------------------------------------------------------------------------------------------------------------- */
+/* --- over time ----------------------------------------------------------- */
 
 void timeline_init(struct timeline *t)
 {
@@ -90,8 +90,9 @@ static void merge_slots(struct timeline *t)
 {
 	for (unsigned i = 0; i < TIMELINE_SLOTS / 2; i++) {
 		struct slot *a = &t->slots[2 * i], *b = a + 1;
-		t->slots[i] = (struct slot){a->tokens + b->tokens,       a->arrived + b->arrived, a->done + b->done,
-		                            a->in_flight + b->in_flight, a->waiting + b->waiting, a->samples + b->samples};
+		t->slots[i] = (struct slot){a->tokens + b->tokens,   a->arrived + b->arrived,
+		                            a->done + b->done,       a->in_flight + b->in_flight,
+		                            a->waiting + b->waiting, a->samples + b->samples};
 	}
 	memset(t->slots + TIMELINE_SLOTS / 2, 0, sizeof t->slots / 2);
 	t->slot_us *= 2;
@@ -108,7 +109,7 @@ struct slot *timeline_at(struct timeline *t, uint64_t since_us)
 	return &t->slots[i];
 }
 
-/* --- records ------------------------------------------------------------------------------------------------------------------------ */
+/* --- records ------------------------------------------------------------- */
 
 void result_init(struct result *r)
 {
@@ -173,7 +174,7 @@ int result_error(struct result *r, int status, const char *text)
 	return ERRORS_MAX;
 }
 
-/* --- figures -------------------------------------------------------------------------------------------------------------------------- */
+/* --- figures ------------------------------------------------------------- */
 
 double record_ttft_ms(const struct record *r)
 {
@@ -182,7 +183,9 @@ double record_ttft_ms(const struct record *r)
 
 double record_tpot_ms(const struct record *r)
 {
-	return r->first_us && r->output_tokens > 1 ? (double)(r->last_us - r->first_us) / 1e3 / (r->output_tokens - 1) : NAN;
+	return r->first_us && r->output_tokens > 1
+	           ? (double)(r->last_us - r->first_us) / 1e3 / (r->output_tokens - 1)
+	           : NAN;
 }
 
 double record_e2e_ms(const struct record *r)
@@ -195,8 +198,10 @@ int figures_is_good(const struct record *r, const struct slo *s)
 	double tpot = record_tpot_ms(r);
 	if (r->outcome != OUTCOME_OK)
 		return 0;
-	return (!s->ttft_us || record_ttft_ms(r) * 1e3 <= (double)s->ttft_us) && (!s->tpot_us || isnan(tpot) || tpot * 1e3 <= (double)s->tpot_us) &&
-	       (!s->itl_us || r->longest_gap_us <= s->itl_us) && (!s->e2e_us || record_e2e_ms(r) * 1e3 <= (double)s->e2e_us);
+	return (!s->ttft_us || record_ttft_ms(r) * 1e3 <= (double)s->ttft_us) &&
+	       (!s->tpot_us || isnan(tpot) || tpot * 1e3 <= (double)s->tpot_us) &&
+	       (!s->itl_us || r->longest_gap_us <= s->itl_us) &&
+	       (!s->e2e_us || record_e2e_ms(r) * 1e3 <= (double)s->e2e_us);
 }
 
 static int by_value(const void *a, const void *b)
@@ -235,7 +240,8 @@ static double late_ms(const struct record *r)
 }
 
 /* Of the measured requests that were answered whole (or, for `all`, of all that were sent). */
-static void summarize(const struct result *r, double (*of)(const struct record *), int all, double *scratch, struct summary *ret)
+static void summarize(const struct result *r, double (*of)(const struct record *), int all,
+                      double *scratch, struct summary *ret)
 {
 	size_t n = 0;
 	for (size_t i = 0; i < r->n; i++) {
@@ -264,7 +270,8 @@ static uint64_t ended_in_window(const struct result *r)
 	uint64_t n = 0;
 	for (size_t i = 0; i < r->n; i++) {
 		const struct record *rec = &r->records[i];
-		n += rec->outcome == OUTCOME_OK && rec->end_us >= r->window_begin_us && rec->end_us <= r->window_end_us;
+		n += rec->outcome == OUTCOME_OK && rec->end_us >= r->window_begin_us &&
+		     rec->end_us <= r->window_end_us;
 	}
 	return n;
 }
@@ -302,7 +309,9 @@ void figures_make(const struct result *r, const struct options *o, struct figure
 {
 	struct figures f = {0};
 	double *scratch = mem_array(r->n + 1, sizeof *scratch);
-	f.window_s = r->window_end_us > r->window_begin_us ? (double)(r->window_end_us - r->window_begin_us) / 1e6 : 0;
+	f.window_s = r->window_end_us > r->window_begin_us
+	                 ? (double)(r->window_end_us - r->window_begin_us) / 1e6
+	                 : 0;
 	count(r, o, &f);
 	summarize(r, record_ttft_ms, 0, scratch, &f.ttft);
 	summarize(r, record_tpot_ms, 0, scratch, &f.tpot);
@@ -316,7 +325,9 @@ void figures_make(const struct result *r, const struct options *o, struct figure
 		f.token_rate = (double)r->window_tokens / f.window_s;
 		f.goodput_rate = (double)f.good / f.window_s;
 	}
-	double full_s = r->full_end_us > r->window_begin_us ? (double)(r->full_end_us - r->window_begin_us) / 1e6 : 0;
+	double full_s = r->full_end_us > r->window_begin_us
+	                    ? (double)(r->full_end_us - r->window_begin_us) / 1e6
+	                    : 0;
 	f.full_token_rate = full_s > 0 ? (double)r->full_tokens / full_s : NAN;
 	f.goodput_percent = f.ok + f.failed ? 100 * (double)f.good / (double)(f.ok + f.failed) : NAN;
 	f.cpu_us_per_token = r->tokens ? (double)r->cpu_us / (double)r->tokens : NAN;
@@ -326,12 +337,14 @@ void figures_make(const struct result *r, const struct options *o, struct figure
 	*ret = f;
 }
 
-static void each_of(const char *name, const struct summary *s, void (*fn)(void *, const char *, double, int), void *arg)
+static void each_of(const char *name, const struct summary *s,
+                    void (*fn)(void *, const char *, double, int), void *arg)
 {
 	const struct {
 		const char *what;
 		double v;
-	} parts[] = {{"mean", s->mean}, {"p50", s->p50}, {"p90", s->p90}, {"p95", s->p95}, {"p99", s->p99}, {"max", s->max}};
+	} parts[] = {{"mean", s->mean}, {"p50", s->p50}, {"p90", s->p90},
+	             {"p95", s->p95},   {"p99", s->p99}, {"max", s->max}};
 	char text[48];
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
 		snprintf(text, sizeof text, "%s_%s_ms", name, parts[i].what);
@@ -340,7 +353,8 @@ static void each_of(const char *name, const struct summary *s, void (*fn)(void *
 	}
 }
 
-void figures_each(const struct figures *f, int has_slo, void (*fn)(void *arg, const char *name, double value, int digits), void *arg)
+void figures_each(const struct figures *f, int has_slo,
+                  void (*fn)(void *arg, const char *name, double value, int digits), void *arg)
 {
 	const struct {
 		const char *name;
@@ -368,9 +382,14 @@ void figures_each(const struct figures *f, int has_slo, void (*fn)(void *arg, co
 	for (size_t i = 0; i < sizeof list / sizeof *list; i++)
 		if ((has_slo || !list[i].only_slo) && !isnan(list[i].v))
 			fn(arg, list[i].name, list[i].v, list[i].digits);
-	each_of("ttft", &f->ttft, fn, arg);
-	each_of("itl", &f->itl, fn, arg);
-	each_of("tpot", &f->tpot, fn, arg);
-	each_of("e2e", &f->e2e, fn, arg);
-	each_of("late", &f->late, fn, arg);
+	each_of("ttft", &f->ttft, fn, arg)
+		;
+	each_of("itl", &f->itl, fn, arg)
+		;
+	each_of("tpot", &f->tpot, fn, arg)
+		;
+	each_of("e2e", &f->e2e, fn, arg)
+		;
+	each_of("late", &f->late, fn, arg)
+		;
 }

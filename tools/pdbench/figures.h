@@ -1,8 +1,8 @@
-/* figures.h - what was measured: one record for each request, all gaps between tokens, what went wrong, how it went over time; and the
- * figures that follow from them.
+/* figures.h - what was measured: one record for each request, all gaps between tokens, what went
+ * wrong, how it went over time; and the figures that follow from them.
  *
- * TTFT, TPOT and E2E percentiles are exact (nearest rank: a value that was observed). Gaps are counted in a histogram; a percentile of them
- * is within 0.2 % of an observed value. */
+ * TTFT, TPOT and E2E percentiles are exact (nearest rank: a value that was observed). Gaps are
+ * counted in a histogram; a percentile of them is within 0.2 % of an observed value. */
 #ifndef PDBENCH_FIGURES_H
 #define PDBENCH_FIGURES_H
 
@@ -17,7 +17,7 @@
 #define HIST_BUCKETS ((65 - HIST_SUB_BITS) << HIST_SUB_BITS)
 
 struct hist {
-	uint64_t *count;               /* [HIST_BUCKETS] */
+	uint64_t *count; /* [HIST_BUCKETS] */
 	uint64_t n, max;
 	double sum;
 };
@@ -33,17 +33,19 @@ uint64_t hist_width(unsigned i);
 
 /* --- requests --- */
 
-enum outcome { OUTCOME_OK, OUTCOME_FAILED, OUTCOME_LEFT, OUTCOME_CUT };   /* LEFT: --abort; CUT: the run was ended */
+/* LEFT: --abort; CUT: the run was ended */
+enum outcome { OUTCOME_OK, OUTCOME_FAILED, OUTCOME_LEFT, OUTCOME_CUT };
 
 struct record {
-	uint64_t due_us, sent_us, first_us, last_us, end_us;   /* since the run began; 0: it never came to that (but due) */
+	/* since the run began; 0: it never came to that (but due) */
+	uint64_t due_us, sent_us, first_us, last_us, end_us;
 	uint64_t number, conversation;
 	uint32_t round;
 	uint32_t input_tokens, max_tokens, output_tokens;
-	uint32_t cached_tokens, prompt_tokens;                 /* as the server says */
+	uint32_t cached_tokens, prompt_tokens; /* as the server says */
 	uint64_t longest_gap_us;
 	int16_t status;
-	int16_t error;                                         /* index of errors, or -1 */
+	int16_t error; /* index of errors, or -1 */
 	uint8_t outcome, measured;
 };
 
@@ -56,7 +58,7 @@ struct error_kind {
 /* Means and sums over slots of time; when it is full, two slots become one. */
 struct timeline {
 	uint64_t slot_us;
-	unsigned n;                    /* slots begun */
+	unsigned n; /* slots begun */
 	struct slot {
 		uint64_t tokens, arrived, done;
 		double in_flight, waiting; /* sums of samples */
@@ -71,13 +73,15 @@ struct result {
 	struct record *records;
 	size_t n, size;
 	struct hist gaps;
-	struct error_kind errors[ERRORS_MAX + 1];              /* the last one: all others */
+	struct error_kind errors[ERRORS_MAX + 1]; /* the last one: all others */
 	unsigned n_errors;
 	struct timeline timeline;
 	uint64_t began_unix_us;
-	uint64_t window_begin_us, window_end_us;               /* the measured part */
-	uint64_t full_end_us;                                  /* the last request that was sent under full load */
-	uint64_t window_tokens, window_input, full_tokens;     /* input: of requests whose first token came in the window */
+	uint64_t window_begin_us, window_end_us; /* the measured part */
+	/* the last request that was sent under full load */
+	uint64_t full_end_us;
+	/* input: of requests whose first token came in the window */
+	uint64_t window_tokens, window_input, full_tokens;
 	uint64_t events, tokens;
 	uint64_t skipped, clipped, cut_conversations;
 	uint64_t cpu_us, wall_us, connections;
@@ -87,18 +91,18 @@ struct result {
 
 void result_init(struct result *r);
 void result_fini(struct result *r);
-struct record *result_record(struct result *r);            /* valid until the next one */
-int result_error(struct result *r, int status, const char *text);   /* its index */
+struct record *result_record(struct result *r);                   /* valid until the next one */
+int result_error(struct result *r, int status, const char *text); /* its index */
 
 /* --- figures --- */
 
 struct summary {
 	size_t n;
-	double mean, p50, p90, p95, p99, max;                  /* ms; NAN when n is 0 */
+	double mean, p50, p90, p95, p99, max; /* ms; NAN when n is 0 */
 };
 
 struct figures {
-	uint64_t requests, ok, failed, left, cut;              /* measured ones */
+	uint64_t requests, ok, failed, left, cut; /* measured ones */
 	uint64_t warmup_requests, warmup_failed;
 	double window_s, request_rate, token_rate, total_token_rate, full_token_rate;
 	double input_mean, output_mean, cached_percent;
@@ -106,19 +110,22 @@ struct figures {
 	uint64_t good;
 	double goodput_rate, goodput_percent;
 	double cpu_us_per_token, cpu_percent, tokens_per_event;
-	double together_percent;                               /* of the gaps: 0, the events were read at once */
+	/* of the gaps: 0, the events were read at once */
+	double together_percent;
 };
 
 void figures_make(const struct result *r, const struct options *o, struct figures *ret);
 int figures_is_good(const struct record *r, const struct slo *slo);
-double record_ttft_ms(const struct record *r);             /* NAN: no token came */
-double record_tpot_ms(const struct record *r);             /* NAN: fewer than two tokens */
+double record_ttft_ms(const struct record *r); /* NAN: no token came */
+double record_tpot_ms(const struct record *r); /* NAN: fewer than two tokens */
 double record_e2e_ms(const struct record *r);
 /* Sorts v. Nearest rank, p in 0 to 100. */
 void summary_make(double *v, size_t n, struct summary *ret);
 double percentile_sorted(const double *v, size_t n, double p);
 
-/* The figures by name, for RESULT lines and JSON. fn is called for each in a fixed order; those that do not exist are left out. */
-void figures_each(const struct figures *f, int has_slo, void (*fn)(void *arg, const char *name, double value, int digits), void *arg);
+/* The figures by name, for RESULT lines and JSON. fn is called for each in a fixed order; those
+ * that do not exist are left out. */
+void figures_each(const struct figures *f, int has_slo,
+                  void (*fn)(void *arg, const char *name, double value, int digits), void *arg);
 
 #endif

@@ -1,4 +1,5 @@
-/* flight.c - see flight.h. An answer counts only if it is whole: status 200, every event sound, as many tokens as asked for, [DONE] last. */
+/* flight.c - see flight.h. An answer counts only if it is whole: status 200, every event sound,
+ * as many tokens as asked for, [DONE] last. */
 #include "flight.h"
 
 #include "util/mem.h"
@@ -43,16 +44,18 @@ static void set_fault(struct flight *f, const char *prefix, const char *text, si
 	f->fault[k] = 0;
 }
 
-/* How many tokens an event brought: their ids say it, or the running count, or else every piece of text counts as one. */
+/* How many tokens an event brought: their ids say it, or the running count, or else every piece
+ * of text counts as one. */
 static uint32_t tokens_of(struct flight *f, const struct event_parts *e, const struct record *rec)
 {
 	if (e->n_ids)
 		return e->n_ids;
 	if (e->has_usage && e->n_choices) {
 		f->by_usage = 1;
-		return e->completion_tokens > rec->output_tokens && e->completion_tokens - rec->output_tokens < UINT32_MAX
-		               ? (uint32_t)(e->completion_tokens - rec->output_tokens)
-		               : 0;
+		return e->completion_tokens > rec->output_tokens &&
+		               e->completion_tokens - rec->output_tokens < UINT32_MAX
+		           ? (uint32_t)(e->completion_tokens - rec->output_tokens)
+		           : 0;
 	}
 	return !f->by_usage && e->n_choices && e->text.n ? 1 : 0;
 }
@@ -72,8 +75,10 @@ static void take_usage(struct flight *f, const struct event_parts *e)
 	struct record *rec = run_record(f->run, f);
 	rec->prompt_tokens = (uint32_t)e->prompt_tokens;
 	rec->cached_tokens = (uint32_t)e->cached_tokens;
-	if (!e->n_choices && e->completion_tokens > rec->output_tokens && e->completion_tokens < UINT32_MAX)
-		rec->output_tokens = (uint32_t)e->completion_tokens;   /* the last word of a server whose pieces were not tokens */
+	if (!e->n_choices && e->completion_tokens > rec->output_tokens &&
+	    e->completion_tokens < UINT32_MAX)
+		/* the last word of a server whose pieces were not tokens */
+		rec->output_tokens = (uint32_t)e->completion_tokens;
 }
 
 static int on_event(void *arg, const char *data, size_t n)
@@ -89,13 +94,16 @@ static int on_event(void *arg, const char *data, size_t n)
 		return 1;
 	}
 	if (e.is_error) {
-		set_fault(f, "the stream ended with an error: ", e.error.n ? e.error.at : "without a message", e.error.n ? e.error.n : 17);
+		set_fault(f,
+		          "the stream ended with an error: ", e.error.n ? e.error.at : "without a message",
+		          e.error.n ? e.error.n : 17);
 		return 1;
 	}
 	if (e.has_usage)
 		take_usage(f, &e);
 	if (e.finish.n)
-		snprintf(f->finish, sizeof f->finish, "%.*s", e.finish.n < 20 ? (int)e.finish.n : 20, e.finish.at);
+		snprintf(f->finish, sizeof f->finish, "%.*s", e.finish.n < 20 ? (int)e.finish.n : 20,
+		         e.finish.at);
 	uint32_t k = tokens_of(f, &e, run_record(f->run, f));
 	if (k || e.text.n)
 		keep_answer(f, &e);
@@ -117,7 +125,8 @@ static int on_body(void *arg, int status, const char *data, size_t n, uint64_t n
 	}
 	int code = sse_feed(&f->sse, data, n, on_event, f);
 	if (code < 0)
-		snprintf(f->fault, sizeof f->fault, "the stream has an event of more than %u bytes", SSE_EVENT_MAX);
+		snprintf(f->fault, sizeof f->fault, "the stream has an event of more than %u bytes",
+		         SSE_EVENT_MAX);
 	return code;
 }
 
@@ -152,8 +161,9 @@ static enum outcome judge(struct flight *f, int status, const struct err *why)
 	else if (rec->output_tokens == 0)
 		snprintf(f->fault, sizeof f->fault, "the answer has no token");
 	else if (!run_options(f->run)->natural_end && rec->output_tokens != rec->max_tokens)
-		snprintf(f->fault, sizeof f->fault, "the answer has %u tokens of %u (finish_reason %s; --natural-end allows it)", rec->output_tokens, rec->max_tokens,
-		         *f->finish ? f->finish : "none");
+		snprintf(f->fault, sizeof f->fault,
+		         "the answer has %u tokens of %u (finish_reason %s; --natural-end allows it)",
+		         rec->output_tokens, rec->max_tokens, *f->finish ? f->finish : "none");
 	return *f->fault ? OUTCOME_FAILED : OUTCOME_OK;
 }
 

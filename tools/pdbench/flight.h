@@ -15,15 +15,15 @@ struct flight {
 	struct run *run;
 	struct turn *turn;
 	struct call *call;
-	size_t record;                 /* index */
+	size_t record; /* index */
 	struct sse sse;
-	struct buf answer;             /* conversations: a piece of JSON */
-	struct buf body;               /* of an answer that is no stream */
+	struct buf answer; /* conversations: a piece of JSON */
+	struct buf body;   /* of an answer that is no stream */
 	int done, by_usage, leaving;
-	int64_t leave_at;              /* --abort: after so many tokens; -1: stays */
+	int64_t leave_at; /* --abort: after so many tokens; -1: stays */
 	uint64_t now_us;
 	char finish[24];
-	char fault[200];               /* what was wrong with the stream */
+	char fault[200]; /* what was wrong with the stream */
 };
 
 extern const struct call_hooks flight_hooks;
@@ -36,6 +36,8 @@ struct record *run_record(struct run *r, const struct flight *f);
 const struct options *run_options(const struct run *r);
 int run_wants_answer(const struct run *r, const struct flight *f);
 void run_tokens(struct run *r, struct flight *f, uint32_t n, uint64_t now_us);
-void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char *why, uint64_t now_us);   /* frees f */
+/* frees f */
+void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char *why,
+               uint64_t now_us);
 
 #endif

@@ -24,8 +24,11 @@ void live_show(struct live *l, const struct live_now *now)
 	uint64_t passed = now->since_us - l->shown_us;
 	if (!l->on || passed < EVERY_US)
 		return;
-	fprintf(stderr, "\r\033[K%6.1f s  %llu sent  %u under way (%u wait for a token)  %llu done  %llu failed  %.0f tokens/s", (double)now->since_us / 1e6,
-	        (unsigned long long)now->sent, now->in_flight, now->waiting, (unsigned long long)now->done, (unsigned long long)now->failed,
+	fprintf(stderr,
+	        "\r\033[K%6.1f s  %llu sent  %u under way (%u wait for a token)  %llu done  %llu "
+	        "failed  %.0f tokens/s",
+	        (double)now->since_us / 1e6, (unsigned long long)now->sent, now->in_flight,
+	        now->waiting, (unsigned long long)now->done, (unsigned long long)now->failed,
 	        (double)(now->tokens - l->shown_tokens) * 1e6 / (double)passed);
 	if (l->ttft.n)
 		fprintf(stderr, "  ttft p50 %.1f ms", hist_percentile(&l->ttft, 50) / 1e3);

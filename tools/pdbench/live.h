@@ -7,17 +7,17 @@
 struct live {
 	int on;
 	uint64_t shown_us, shown_tokens;
-	struct hist ttft;              /* of all requests so far */
+	struct hist ttft; /* of all requests so far */
 };
 
 struct live_now {
 	uint64_t since_us, sent, done, failed, tokens;
 	unsigned in_flight, waiting;
-	const char *phase;             /* "warm-up", "", "last answers" */
+	const char *phase; /* "warm-up", "", "last answers" */
 };
 
 void live_init(struct live *l, const struct options *o);
-void live_fini(struct live *l);                         /* takes the line away */
-void live_show(struct live *l, const struct live_now *now);   /* at most twice a second */
+void live_fini(struct live *l);                             /* takes the line away */
+void live_show(struct live *l, const struct live_now *now); /* at most twice a second */
 
 #endif

@@ -1,7 +1,8 @@
 /* main.c - pdbench: loads a server that speaks OpenAI's HTTP interface, and says how it did.
  *
- * Exit status: 0 done; 1 more requests failed than --allow-errors says, the run was interrupted, or a file could not be written; 2 wrong usage; 3 no
- * server is there, or it refuses us. Figures go to stdout, everything else to stderr. */
+ * Exit status: 0 done; 1 more requests failed than --allow-errors says, the run was interrupted, or
+ * a file could not be written; 2 wrong usage; 3 no server is there, or it refuses us. Figures go
+ * to stdout, everything else to stderr. */
 #include "report.h"
 #include "run.h"
 #include "util/log.h"
@@ -28,7 +29,9 @@ static int find_server(struct options *o, struct server_says *says, struct err *
 		return -1;
 	}
 	if (why.code && !o->quiet)
-		fprintf(stderr, "pdbench: %s: the model's name, context and vocabulary are taken as not known\n", why.text);
+		fprintf(stderr,
+		        "pdbench: %s: the model's name, context and vocabulary are taken as not known\n",
+		        why.text);
 	return 0;
 }
 
@@ -51,7 +54,9 @@ static int write_out(const struct report *p)
 	const struct options *o = p->o;
 	struct err e = {0};
 	int bad = 0;
-	int to_stdout = (o->json && strcmp(o->json, "-") == 0) || (o->requests && strcmp(o->requests, "-") == 0) || (o->svg && strcmp(o->svg, "-") == 0);
+	int to_stdout = (o->json && strcmp(o->json, "-") == 0) ||
+	                (o->requests && strcmp(o->requests, "-") == 0) ||
+	                (o->svg && strcmp(o->svg, "-") == 0);
 	if (!o->quiet)
 		report_table(p, to_stdout ? stderr : stdout);
 	if (o->json && report_json(p, o->json, &e) < 0)
@@ -73,8 +78,9 @@ static int verdict(const struct report *p)
 	if (p->r->interrupted)
 		return EXIT_FAILED;
 	if ((double)f->failed > allowed) {
-		err_set(&e, ERR_IO, "%llu of %llu requests failed, more than the %.0f that --allow-errors allows", (unsigned long long)f->failed,
-		        (unsigned long long)f->requests, allowed);
+		err_set(&e, ERR_IO,
+		        "%llu of %llu requests failed, more than the %.0f that --allow-errors allows",
+		        (unsigned long long)f->failed, (unsigned long long)f->requests, allowed);
 		return complain(EXIT_FAILED, &e);
 	}
 	if (f->ok == 0 && f->left == 0) {

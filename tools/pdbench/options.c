@@ -1,4 +1,5 @@
-/* options.c - see options.h. One table says every option: its name, its argument, its help and who reads it; --help prints it. */
+/* options.c - see options.h. One table says every option: its name, its argument, its help and
+ * who reads it; --help prints it. */
 #include "options.h"
 
 #include "util/mem.h"
@@ -42,7 +43,8 @@ static int set_arrivals(struct options *o, const char *name, const char *v, stru
 			return 0;
 		}
 	}
-	return err_set(err, ERR_INVALID, "%s must be poisson, constant or trace, got \"%.60s\"", name, v);
+	return err_set(err, ERR_INVALID, "%s must be poisson, constant or trace, got \"%.60s\"", name,
+	               v);
 }
 
 static int set_number(struct options *o, const char *name, const char *v, struct err *err)
@@ -106,7 +108,8 @@ static int set_output(struct options *o, const char *name, const char *v, struct
 	return value_dist(name, v, 1, TOKENS_MAX, &o->output, err);
 }
 
-static int set_u32(const char *name, const char *v, uint64_t min, uint64_t max, uint32_t *ret, struct err *err)
+static int set_u32(const char *name, const char *v, uint64_t min, uint64_t max, uint32_t *ret,
+                   struct err *err)
 {
 	uint64_t n = 0;
 	int r = value_uint(name, v, min, max, &n, err);
@@ -157,8 +160,10 @@ static int set_vocab(struct options *o, const char *name, const char *v, struct 
 		low = 0;
 	}
 	if (bad || high < low + 2)
-		return err_set(err, ERR_INVALID, "%s must be N (token ids 0 to N-1) or LOW-HIGH (LOW to HIGH-1), at least two ids, up to %u, got \"%.60s\"", name,
-		               UINT32_MAX, v);
+		return err_set(err, ERR_INVALID,
+		               "%s must be N (token ids 0 to N-1) or LOW-HIGH (LOW to HIGH-1), at least "
+		               "two ids, up to %u, got \"%.60s\"",
+		               name, UINT32_MAX, v);
 	o->vocab_low = (uint32_t)low;
 	o->vocab_high = (uint32_t)high;
 	return 0;
@@ -189,7 +194,9 @@ static int set_sample(struct options *o, const char *name, const char *v, struct
 {
 	if (value_share(name, v, &o->sample, err) < 0)
 		return ERR_INVALID;
-	return o->sample > 0 ? 0 : err_set(err, ERR_INVALID, "%s must be more than 0 and at most 1, got \"%.60s\"", name, v);
+	return o->sample > 0 ? 0
+	                     : err_set(err, ERR_INVALID,
+	                               "%s must be more than 0 and at most 1, got \"%.60s\"", name, v);
 }
 
 static int set_length_scale(struct options *o, const char *name, const char *v, struct err *err)
@@ -215,7 +222,9 @@ static int set_max_output(struct options *o, const char *name, const char *v, st
 static int set_over(struct options *o, const char *name, const char *v, struct err *err)
 {
 	o->clip = strcmp(v, "clip") == 0;
-	return o->clip || strcmp(v, "skip") == 0 ? 0 : err_set(err, ERR_INVALID, "%s must be clip or skip, got \"%.60s\"", name, v);
+	return o->clip || strcmp(v, "skip") == 0
+	           ? 0
+	           : err_set(err, ERR_INVALID, "%s must be clip or skip, got \"%.60s\"", name, v);
 }
 
 /* --- requests --- */
@@ -260,7 +269,9 @@ static int set_sessions(struct options *o, const char *name, const char *v, stru
 static int set_model(struct options *o, const char *name, const char *v, struct err *err)
 {
 	o->model = v;
-	return strlen(v) < 1024 ? 0 : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 1023", name, strlen(v));
+	return strlen(v) < 1024
+	           ? 0
+	           : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 1023", name, strlen(v));
 }
 
 /* No line break may get into the head of a request. */
@@ -268,8 +279,11 @@ static int check_header(const char *name, const char *v, struct err *err)
 {
 	for (const char *p = v; *p; p++)
 		if ((unsigned char)*p < ' ' || *p == 127)
-			return err_set(err, ERR_INVALID, "%s has a control character (0x%02x) at byte %zu", name, (unsigned char)*p, (size_t)(p - v));
-	return strlen(v) <= 4096 ? 0 : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 4096", name, strlen(v));
+			return err_set(err, ERR_INVALID, "%s has a control character (0x%02x) at byte %zu",
+			               name, (unsigned char)*p, (size_t)(p - v));
+	return strlen(v) <= 4096
+	           ? 0
+	           : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 4096", name, strlen(v));
 }
 
 static int set_api_key(struct options *o, const char *name, const char *v, struct err *err)
@@ -280,7 +294,8 @@ static int set_api_key(struct options *o, const char *name, const char *v, struc
 
 static int set_header(struct options *o, const char *name, const char *v, struct err *err)
 {
-	static const char *const ours[] = {"host", "content-length", "transfer-encoding", "connection", "expect"};
+	static const char *const ours[] = {"host", "content-length", "transfer-encoding", "connection",
+	                                   "expect"};
 	size_t n = strcspn(v, ":");
 	if (check_header(name, v, err) < 0)
 		return ERR_INVALID;
@@ -290,19 +305,24 @@ static int set_header(struct options *o, const char *name, const char *v, struct
 		if (strlen(ours[i]) == n && strncasecmp(ours[i], v, n) == 0)
 			return err_set(err, ERR_INVALID, "%s: %s is set by pdbench itself", name, ours[i]);
 	if (buf_printf(&o->headers, "%s\r\n", v) < 0)
-		return err_set(err, ERR_INVALID, "all headers together have more than %zu bytes", o->headers.limit);
+		return err_set(err, ERR_INVALID, "all headers together have more than %zu bytes",
+		               o->headers.limit);
 	return 0;
 }
 
 static int set_extra(struct options *o, const char *name, const char *v, struct err *err)
 {
-	static const char *const ours[] = {"prompt", "messages", "stream", "stream_options", "n", "return_token_ids", "max_tokens",
-	                                   "max_completion_tokens", "ignore_eos"};
+	static const char *const ours[] = {"prompt",     "messages",
+	                                   "stream",     "stream_options",
+	                                   "n",          "return_token_ids",
+	                                   "max_tokens", "max_completion_tokens",
+	                                   "ignore_eos"};
 	json_error_t why;
 	json_t *j = json_loads(v, 0, &why);
 	if (!json_is_object(j)) {
 		json_decref(j);
-		return err_set(err, ERR_INVALID, "%s must be a JSON object, got \"%.60s\"%s%s", name, v, j ? "" : ": ", j ? "" : why.text);
+		return err_set(err, ERR_INVALID, "%s must be a JSON object, got \"%.60s\"%s%s", name, v,
+		               j ? "" : ": ", j ? "" : why.text);
 	}
 	for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
 		if (json_object_get(j, ours[i])) {
@@ -329,7 +349,8 @@ static int set_allow(struct options *o, const char *name, const char *v, struct 
 {
 	o->allow_fraction = 0;
 	o->allow_count = 0;
-	return strchr(v, '%') ? value_share(name, v, &o->allow_fraction, err) : value_uint(name, v, 0, NUMBER_MAX, &o->allow_count, err);
+	return strchr(v, '%') ? value_share(name, v, &o->allow_fraction, err)
+	                      : value_uint(name, v, 0, NUMBER_MAX, &o->allow_count, err);
 }
 
 static int set_file(struct options *o, const char *name, const char *v, struct err *err)
@@ -350,14 +371,17 @@ static int set_result_prefix(struct options *o, const char *name, const char *v,
 	o->result_prefix = v;
 	for (const char *p = v; *p; p++)
 		if ((unsigned char)*p <= ' ' || *p == '=')
-			return err_set(err, ERR_INVALID, "%s must have no space and no '=', got \"%.60s\"", name, v);
+			return err_set(err, ERR_INVALID, "%s must have no space and no '=', got \"%.60s\"",
+			               name, v);
 	return 0;
 }
 
 static int set_title(struct options *o, const char *name, const char *v, struct err *err)
 {
 	o->title = v;
-	return strlen(v) <= 200 ? 0 : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 200", name, strlen(v));
+	return strlen(v) <= 200
+	           ? 0
+	           : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 200", name, strlen(v));
 }
 
 static int set_quiet(struct options *o, const char *name, const char *v, struct err *err)
@@ -372,56 +396,88 @@ static int set_quiet(struct options *o, const char *name, const char *v, struct 
 /* --- the table --- */
 
 static const struct entry {
-	const char *name;        /* NULL: a heading */
+	const char *name; /* NULL: a heading */
 	char letter;
-	const char *arg;         /* NULL: none */
+	const char *arg; /* NULL: none */
 	const char *help;
 	set_fn *set;
 } entries[] = {
-	{NULL, 0, NULL, "load (without any: --concurrency 1; with --trace: the trace's own times)", NULL},
-	{"concurrency", 'c', "N", "closed loop: N requests (or conversations) are always under way", set_concurrency},
-	{"rate", 'r', "R", "open loop: R requests (or conversations) a second, whatever the server does", set_rate},
+	{NULL, 0, NULL, "load (without any: --concurrency 1; with --trace: the trace's own times)",
+     NULL},
+	{"concurrency", 'c', "N", "closed loop: N requests (or conversations) are always under way",
+     set_concurrency},
+	{"rate", 'r', "R",
+     "open loop: R requests (or conversations) a second, whatever the server does", set_rate},
 	{"arrivals", 0, "KIND", "open loop: poisson (default), constant, or trace", set_arrivals},
-	{"number", 'n', "N", "end after N measured requests (default 100, or 20 times the concurrency, or the whole trace)", set_number},
-	{"duration", 'd', "TIME", "or after this time; requests under way are then waited for", set_duration},
-	{"warmup", 'w', "N|TIME", "this many requests, or this time (5s), before measuring begins", set_warmup},
+	{"number", 'n', "N",
+     "end after N measured requests (default 100, or 20 times the concurrency, or the whole trace)",
+     set_number},
+	{"duration", 'd', "TIME", "or after this time; requests under way are then waited for",
+     set_duration},
+	{"warmup", 'w', "N|TIME", "this many requests, or this time (5s), before measuring begins",
+     set_warmup},
 	{"ramp", 0, "TIME", "load grows from nothing to its full size during this time", set_ramp},
 	{"timeout", 0, "TIME", "a request that takes longer has failed (default 600s)", set_timeout},
-	{"max-in-flight", 0, "N", "open loop: past it requests wait, and their waiting counts (default 4096)", set_in_flight},
+	{"max-in-flight", 0, "N",
+     "open loop: past it requests wait, and their waiting counts (default 4096)", set_in_flight},
 	{"abort", 0, "P%", "this share of the clients leaves somewhere in its answer", set_abort},
-	{"fresh-connections", 0, NULL, "a connection for each request, instead of keeping them", set_fresh},
+	{"fresh-connections", 0, NULL, "a connection for each request, instead of keeping them",
+     set_fresh},
 	{NULL, 0, NULL, "workload", NULL},
-	{"input", 'i', "LENGTH", "prompt tokens: N, LOW-HIGH, lognormal:MEAN,SIGMA[,MAX] (default 256)", set_input},
+	{"input", 'i', "LENGTH", "prompt tokens: N, LOW-HIGH, lognormal:MEAN,SIGMA[,MAX] (default 256)",
+     set_input},
 	{"output", 'o', "LENGTH", "answer tokens, likewise (default 64)", set_output},
-	{"lengths", 0, "FILE", "both from the lines of a JSONL file with input_length and output_length, over and over", set_lengths},
-	{"prefix-tokens", 0, "N", "the first N tokens of every prompt are shared by its group; they come on top of --input", set_prefix_tokens},
+	{"lengths", 0, "FILE",
+     "both from the lines of a JSONL file with input_length and output_length, over and over",
+     set_lengths},
+	{"prefix-tokens", 0, "N",
+     "the first N tokens of every prompt are shared by its group; they come on top of --input",
+     set_prefix_tokens},
 	{"prefix-groups", 0, "N", "such groups (default 1)", set_prefix_groups},
-	{"rounds", 0, "LENGTH", "conversations of so many rounds; each prompt is all before, the answer and --input new tokens", set_rounds},
-	{"think", 0, "TIME", "pause before the next round: a time, LOW-HIGH, lognormal:MEAN,SIGMA (default 0)", set_think},
+	{"rounds", 0, "LENGTH",
+     "conversations of so many rounds; each prompt is all before, the answer and --input new "
+     "tokens",
+     set_rounds},
+	{"think", 0, "TIME",
+     "pause before the next round: a time, LOW-HIGH, lognormal:MEAN,SIGMA (default 0)", set_think},
 	{"text", 0, NULL, "prompts are text; lengths then count words, not tokens", set_text},
 	{"chat", 0, NULL, "text, by /v1/chat/completions", set_text},
-	{"vocab", 0, "N|LOW-HIGH", "token ids of prompts (default: as /v1/models says, else 3-256)", set_vocab},
-	{"trace", 0, "FILE", "replay a trace: JSONL with timestamp (ms), input_length, output_length, hash_ids", set_trace},
+	{"vocab", 0, "N|LOW-HIGH", "token ids of prompts (default: as /v1/models says, else 3-256)",
+     set_vocab},
+	{"trace", 0, "FILE",
+     "replay a trace: JSONL with timestamp (ms), input_length, output_length, hash_ids", set_trace},
 	{"time-scale", 0, "F", "the trace's time runs F times as fast", set_time_scale},
 	{"sample", 0, "SHARE", "only this share of the trace's conversations", set_sample},
-	{"length-scale", 0, "N", "all lengths of the trace (or of --lengths) are divided by N", set_length_scale},
+	{"length-scale", 0, "N", "all lengths of the trace (or of --lengths) are divided by N",
+     set_length_scale},
 	{"trace-block", 0, "N", "tokens of one hash id (default 512)", set_trace_block},
-	{"max-input", 0, "N", "longest prompt (default: what the server's context leaves)", set_max_input},
+	{"max-input", 0, "N", "longest prompt (default: what the server's context leaves)",
+     set_max_input},
 	{"max-output", 0, "N", "longest answer", set_max_output},
 	{"over", 0, "skip|clip", "requests past these limits are left out (default) or cut", set_over},
 	{NULL, 0, NULL, "requests", NULL},
 	{"temperature", 0, "T", "sampling temperature (default 0)", set_temperature},
-	{"seed", 0, "N", "of lengths, prompts, arrivals and of the requests' own seeds (default 1)", set_seed},
-	{"natural-end", 0, NULL, "an answer may end before its length (ignore_eos is not sent)", set_natural_end},
-	{"token-ids", 0, NULL, "ask for the answer's token ids (always so in conversations of token ids)", set_token_ids},
-	{"sessions", 0, NULL, "name each request's conversation in a header X-Session-Id", set_sessions},
+	{"seed", 0, "N", "of lengths, prompts, arrivals and of the requests' own seeds (default 1)",
+     set_seed},
+	{"natural-end", 0, NULL, "an answer may end before its length (ignore_eos is not sent)",
+     set_natural_end},
+	{"token-ids", 0, NULL,
+     "ask for the answer's token ids (always so in conversations of token ids)", set_token_ids},
+	{"sessions", 0, NULL, "name each request's conversation in a header X-Session-Id",
+     set_sessions},
 	{"model", 'm', "NAME", "default: the server's first", set_model},
-	{"api-key", 0, "KEY", "sent as Authorization: Bearer KEY (default: the environment's OPENAI_API_KEY)", set_api_key},
-	{"header", 'H', "NAME: VALUE", "a further header of each request; may be given several times", set_header},
+	{"api-key", 0, "KEY",
+     "sent as Authorization: Bearer KEY (default: the environment's OPENAI_API_KEY)", set_api_key},
+	{"header", 'H', "NAME: VALUE", "a further header of each request; may be given several times",
+     set_header},
 	{"extra-body", 'e', "JSON", "members to be added to each request's body", set_extra},
 	{NULL, 0, NULL, "results", NULL},
-	{"slo", 0, "LIMITS", "count requests within all of these: ttft=500ms,tpot=50ms,itl=200ms,e2e=10s (itl: the longest gap)", set_slo},
-	{"allow-errors", 0, "N|P%", "failed requests with which the exit status is still 0 (default 0)", set_allow},
+	{"slo", 0, "LIMITS",
+     "count requests within all of these: ttft=500ms,tpot=50ms,itl=200ms,e2e=10s (itl: the longest "
+     "gap)",
+     set_slo},
+	{"allow-errors", 0, "N|P%", "failed requests with which the exit status is still 0 (default 0)",
+     set_allow},
 	{"json", 'j', "FILE", "all figures; - is stdout", set_file},
 	{"requests", 0, "FILE", "one JSON line for each request", set_file},
 	{"svg", 0, "FILE", "a page of plots", set_file},
@@ -435,7 +491,8 @@ static const struct entry {
 void options_help(FILE *f)
 {
 	fputs("usage: pdbench [OPTION]... [URL]...\n"
-	      "Loads a server that speaks OpenAI's HTTP interface with streams and says how it did. URL: http://HOST:PORT (default\n"
+	      "Loads a server that speaks OpenAI's HTTP interface with streams and says how it did. "
+	      "URL: http://HOST:PORT (default\n"
 	      "http://127.0.0.1:8080); of several each request takes the next.\n",
 	      f);
 	for (size_t i = 0; i < ENTRIES; i++) {
@@ -447,11 +504,14 @@ void options_help(FILE *f)
 		}
 		if (e->letter)
 			snprintf(letter, sizeof letter, "-%c, ", e->letter);
-		snprintf(left, sizeof left, "%s--%s%s%s", letter, e->name, e->arg ? " " : "", e->arg ? e->arg : "");
+		snprintf(left, sizeof left, "%s--%s%s%s", letter, e->name, e->arg ? " " : "",
+		         e->arg ? e->arg : "");
 		fprintf(f, "  %-28s %s\n", left, e->help);
 	}
-	fputs("Times: 250us, 500ms, 5s, 2m, 1h. In open loop every time is measured from when the request was due, so that a server that\n"
-	      "stalls cannot hide it. exit status: 0 done, 1 requests failed or a file could not be written, 2 wrong usage, 3 no server\n",
+	fputs("Times: 250us, 500ms, 5s, 2m, 1h. In open loop every time is measured from when the "
+	      "request was due, so that a server that\n"
+	      "stalls cannot hide it. exit status: 0 done, 1 requests failed or a file could not be "
+	      "written, 2 wrong usage, 3 no server\n",
 	      f);
 }
 
@@ -463,7 +523,8 @@ static void fill_getopt(struct option *longs, char *shorts)
 		const struct entry *e = &entries[i];
 		if (!e->name)
 			continue;
-		longs[n++] = (struct option){e->name, e->arg ? required_argument : no_argument, NULL, (int)(HELP_KEY + 1 + i)};
+		longs[n++] = (struct option){e->name, e->arg ? required_argument : no_argument, NULL,
+		                             (int)(HELP_KEY + 1 + i)};
 		if (!e->letter)
 			continue;
 		shorts[s++] = e->letter;
@@ -496,8 +557,12 @@ static int usage_error(int c, char **argv, struct err *err)
 	if (e && !e->arg)
 		return err_set(err, ERR_INVALID, "--%s takes no value", e->name);
 	if (optopt && optopt < 256)
-		return err_set(err, ERR_INVALID, "there is no option -%c; pdbench --help lists them", optopt);
-	return err_set(err, ERR_INVALID, "there is no option \"%.60s\", or it is short for several; pdbench --help lists them", word);
+		return err_set(err, ERR_INVALID, "there is no option -%c; pdbench --help lists them",
+		               optopt);
+	return err_set(
+		err, ERR_INVALID,
+		"there is no option \"%.60s\", or it is short for several; pdbench --help lists them",
+		word);
 }
 
 static void set_defaults(struct options *o)
@@ -526,27 +591,36 @@ static int check_together(struct options *o, struct err *err)
 {
 	int open = o->rate > 0 || (o->trace && !o->concurrency);
 	if (o->rate > 0 && o->concurrency)
-		return err_set(err, ERR_INVALID, "--rate is an open loop and --concurrency a closed one: give one of them");
+		return err_set(err, ERR_INVALID,
+		               "--rate is an open loop and --concurrency a closed one: give one of them");
 	if (o->has_arrivals && !open)
 		return err_set(err, ERR_INVALID, "--arrivals needs an open loop: give --rate or --trace");
 	if (o->arrivals == ARRIVE_TRACE && (!o->trace || o->rate > 0))
 		return err_set(err, ERR_INVALID, "--arrivals trace needs --trace FILE, and no --rate");
 	if (o->has_arrivals && o->arrivals != ARRIVE_TRACE && o->rate <= 0)
 		return err_set(err, ERR_INVALID, "--arrivals poisson and constant need --rate");
-	if (o->trace && (o->has_input || o->has_output || o->lengths || o->has_rounds || o->prefix_tokens || o->text))
-		return err_set(err, ERR_INVALID, "--trace brings lengths and prefixes itself: --input, --output, --lengths, --rounds, --prefix-tokens, --text and --chat do not go with it");
+	if (o->trace && (o->has_input || o->has_output || o->lengths || o->has_rounds ||
+	                 o->prefix_tokens || o->text))
+		return err_set(err, ERR_INVALID,
+		               "--trace brings lengths and prefixes itself: --input, --output, --lengths, "
+		               "--rounds, --prefix-tokens, --text and --chat do not go with it");
 	if (o->lengths && (o->has_input || o->has_output))
-		return err_set(err, ERR_INVALID, "--lengths brings both lengths: --input and --output do not go with it");
+		return err_set(err, ERR_INVALID,
+		               "--lengths brings both lengths: --input and --output do not go with it");
 	if (!o->trace && (o->time_scale != 1 || o->sample != 1))
 		return err_set(err, ERR_INVALID, "--time-scale and --sample need --trace");
 	if (o->ramp_us && open && o->rate <= 0)
-		return err_set(err, ERR_INVALID, "--ramp needs --rate or --concurrency; a trace has its own times");
+		return err_set(err, ERR_INVALID,
+		               "--ramp needs --rate or --concurrency; a trace has its own times");
 	if (o->trace_block % o->length_scale)
-		return err_set(err, ERR_INVALID, "--length-scale %u does not divide the block of %u tokens", o->length_scale, o->trace_block);
+		return err_set(err, ERR_INVALID, "--length-scale %u does not divide the block of %u tokens",
+		               o->length_scale, o->trace_block);
 	if (o->vocab_high && o->text)
-		return err_set(err, ERR_INVALID, "--vocab is of prompts that are token ids; --text and --chat have none");
+		return err_set(err, ERR_INVALID,
+		               "--vocab is of prompts that are token ids; --text and --chat have none");
 	if (o->token_ids && o->text && o->chat && o->has_rounds)
-		return err_set(err, ERR_INVALID, "--token-ids brings nothing in a chat's rounds: they are sent as text");
+		return err_set(err, ERR_INVALID,
+		               "--token-ids brings nothing in a chat's rounds: they are sent as text");
 	if (o->api_key && !*o->api_key)
 		o->api_key = NULL;
 	if (o->api_key)

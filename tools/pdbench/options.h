@@ -1,6 +1,8 @@
-/* options.h - what the user asked for, read and checked: every value within its range, every combination one that makes sense.
+/* options.h - what the user asked for, read and checked: every value within its range, every
+ * combination one that makes sense.
  *
- * Times are in microseconds. All strings belong to argv, the rest to the struct; options_fini frees it. */
+ * Times are in microseconds. All strings belong to argv, the rest to the struct; options_fini
+ * frees it. */
 #ifndef PDBENCH_OPTIONS_H
 #define PDBENCH_OPTIONS_H
 
@@ -19,8 +21,9 @@ enum arrivals { ARRIVE_POISSON, ARRIVE_CONSTANT, ARRIVE_TRACE };
 /* A length or a time that is fixed or drawn. */
 struct dist {
 	enum { DIST_FIXED, DIST_UNIFORM, DIST_LOGNORMAL } kind;
-	double a, b;              /* FIXED: a; UNIFORM: a to b, both included; LOGNORMAL: mean a, b = sigma of the logarithm */
-	double max;               /* of what is drawn */
+	/* FIXED: a; UNIFORM: a to b, both included; LOGNORMAL: mean a, b = sigma of the logarithm */
+	double a, b;
+	double max; /* of what is drawn */
 };
 
 /* A number of requests, or a time; one of the two is 0. */
@@ -29,22 +32,23 @@ struct span {
 };
 
 struct slo {
-	uint64_t ttft_us, tpot_us, itl_us, e2e_us;   /* 0: no such limit */
+	uint64_t ttft_us, tpot_us, itl_us, e2e_us; /* 0: no such limit */
 };
 
 struct options {
 	struct url urls[URLS_MAX];
 	unsigned n_urls;
 	/* load */
-	double rate;                       /* requests/s, > 0: open loop */
-	unsigned concurrency;              /* > 0: closed loop */
+	double rate;          /* requests/s, > 0: open loop */
+	unsigned concurrency; /* > 0: closed loop */
 	enum arrivals arrivals;
 	int has_arrivals;
-	uint64_t number;                   /* of measured requests; 0: no such limit */
-	uint64_t duration_us;              /* of the measured part; 0: no such limit */
+	uint64_t number;      /* of measured requests; 0: no such limit */
+	uint64_t duration_us; /* of the measured part; 0: no such limit */
 	struct span warmup;
 	uint64_t ramp_us, timeout_us;
-	unsigned in_flight_max;            /* open loop: past it a request waits, and its waiting counts */
+	/* open loop: past it a request waits, and its waiting counts */
+	unsigned in_flight_max;
 	double abort_fraction;
 	int fresh_connections;
 	/* workload */
@@ -52,21 +56,22 @@ struct options {
 	int has_input, has_output, has_rounds;
 	uint32_t prefix_tokens, prefix_groups;
 	int text, chat;
-	uint32_t vocab_low, vocab_high;    /* token ids are in [low, high); high 0: as the server says */
+	/* token ids are in [low, high); high 0: as the server says */
+	uint32_t vocab_low, vocab_high;
 	const char *lengths, *trace;
 	double time_scale, sample;
 	uint32_t length_scale, trace_block;
-	uint32_t max_input, max_output;    /* 0: as the server's context allows */
-	int clip;                          /* what is too long is cut, not left out */
+	uint32_t max_input, max_output; /* 0: as the server's context allows */
+	int clip;                       /* what is too long is cut, not left out */
 	/* requests */
 	double temperature;
 	uint64_t seed;
-	int natural_end;                   /* ignore_eos is not sent */
-	int sessions;                      /* name the conversation in X-Session-Id */
-	int token_ids;                     /* ask for the ids of the answer */
+	int natural_end; /* ignore_eos is not sent */
+	int sessions;    /* name the conversation in X-Session-Id */
+	int token_ids;   /* ask for the ids of the answer */
 	const char *model, *api_key;
-	struct buf headers;                /* "Name: value\r\n" ... */
-	json_t *extra;                     /* object, or NULL */
+	struct buf headers; /* "Name: value\r\n" ... */
+	json_t *extra;      /* object, or NULL */
 	/* results */
 	struct slo slo;
 	int has_slo;
@@ -78,7 +83,8 @@ struct options {
 
 enum options_result { OPTIONS_RUN, OPTIONS_HELP };
 
-/* OPTIONS_RUN, OPTIONS_HELP (help was asked for), or ERR_INVALID with the sentence. `o` is set up and must be freed in each case. */
+/* OPTIONS_RUN, OPTIONS_HELP (help was asked for), or ERR_INVALID with the sentence. `o` is set
+ * up and must be freed in each case. */
 int options_parse(int argc, char **argv, struct options *o, struct err *err);
 void options_fini(struct options *o);
 void options_help(FILE *f);

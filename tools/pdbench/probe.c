@@ -37,7 +37,9 @@ static void on_end(void *arg, int status, const struct err *why, uint64_t now_us
 static uint32_t whole_number(const json_t *o, const char *name)
 {
 	const json_t *v = json_object_get(o, name);
-	return json_is_integer(v) && json_integer_value(v) > 0 && json_integer_value(v) < UINT32_MAX ? (uint32_t)json_integer_value(v) : 0;
+	return json_is_integer(v) && json_integer_value(v) > 0 && json_integer_value(v) < UINT32_MAX
+	           ? (uint32_t)json_integer_value(v)
+	           : 0;
 }
 
 /* The first of the list, or the one that --model names. */
@@ -56,10 +58,13 @@ static void read_models(const json_t *j, const char *wanted, struct server_says 
 	}
 }
 
-static void judge(struct probe *p, const struct options *o, struct server_says *ret, struct err *err)
+static void judge(struct probe *p, const struct options *o, struct server_says *ret,
+                  struct err *err)
 {
 	json_error_t why;
-	json_t *j = p->status == 200 ? json_loadb(p->answer.data ? p->answer.data : "", p->answer.len, 0, &why) : NULL;
+	json_t *j = p->status == 200
+	                ? json_loadb(p->answer.data ? p->answer.data : "", p->answer.len, 0, &why)
+	                : NULL;
 	if (p->status != 200)
 		err_set(err, ERR_NOTFOUND, "GET /v1/models is answered with status %d", p->status);
 	else if (!j)
@@ -76,15 +81,19 @@ static void ask(struct probe *p, const struct options *o)
 	struct client *c = client_new(p->base, &o->urls[0], 1);
 	struct buf request;
 	buf_init(&request, 0);
-	buf_printf(&request, "GET %s/v1/models HTTP/1.1\r\nHost: %s\r\nUser-Agent: pdbench\r\nConnection: close\r\n%s%s%s%s\r\n", o->urls[0].path,
-	           o->urls[0].authority, o->api_key ? "Authorization: Bearer " : "", o->api_key ? o->api_key : "", o->api_key ? "\r\n" : "",
+	buf_printf(&request,
+	           "GET %s/v1/models HTTP/1.1\r\nHost: %s\r\nUser-Agent: pdbench\r\nConnection: "
+	           "close\r\n%s%s%s%s\r\n",
+	           o->urls[0].path, o->urls[0].authority, o->api_key ? "Authorization: Bearer " : "",
+	           o->api_key ? o->api_key : "", o->api_key ? "\r\n" : "",
 	           o->headers.data ? o->headers.data : "");
 	struct call *x = client_call(c, &request, &hooks, p);
 	event_base_loopexit(p->base, &limit);
 	event_base_dispatch(p->base);
 	if (!p->over) {
 		call_drop(x);
-		err_set(&p->why, ERR_TIMEOUT, "%s does not answer within %d s", o->urls[0].authority, WAIT_S);
+		err_set(&p->why, ERR_TIMEOUT, "%s does not answer within %d s", o->urls[0].authority,
+		        WAIT_S);
 	}
 	client_destroy(&c);
 }
@@ -101,7 +110,10 @@ int probe_server(const struct options *o, struct server_says *ret, struct err *e
 	if (p.why.code < 0)
 		code = err_set(err, ERR_CLOSED, "%s", p.why.text);
 	else if (p.status == 401 || p.status == 403)
-		code = err_set(err, ERR_CLOSED, "%s refuses us with status %d: --api-key KEY, or the environment's OPENAI_API_KEY", o->urls[0].authority, p.status);
+		code = err_set(
+			err, ERR_CLOSED,
+			"%s refuses us with status %d: --api-key KEY, or the environment's OPENAI_API_KEY",
+			o->urls[0].authority, p.status);
 	else
 		judge(&p, o, ret, err);
 	buf_fini(&p.answer);

@@ -3,7 +3,8 @@
 
 #include "draw.h"
 
-void prompt_maker_init(struct prompt_maker *m, uint64_t seed, uint32_t low, uint32_t high, int words)
+void prompt_maker_init(struct prompt_maker *m, uint64_t seed, uint32_t low, uint32_t high,
+                       int words)
 {
 	*m = (struct prompt_maker){.seed = draw_mix(seed), .low = low, .high = high, .words = words};
 }
@@ -38,7 +39,8 @@ static int goes_on(const struct buf *out)
 	return last != '"' && last != ',' && last != '[';
 }
 
-void prompt_add(const struct prompt_maker *m, struct buf *out, uint32_t kind, uint64_t stream, uint32_t n)
+void prompt_add(const struct prompt_maker *m, struct buf *out, uint32_t kind, uint64_t stream,
+                uint32_t n)
 {
 	char piece[4096], *p = piece;
 	struct draw d = {draw_mix(m->seed ^ draw_mix(stream * 4 + kind))};
@@ -51,7 +53,8 @@ void prompt_add(const struct prompt_maker *m, struct buf *out, uint32_t kind, ui
 		if (more)
 			*p++ = m->words ? ' ' : ',';
 		more = 1;
-		p = m->words ? put_word(p, draw_u64(&d)) : put_number(p, m->low + draw_below(&d, m->high - m->low));
+		p = m->words ? put_word(p, draw_u64(&d))
+		             : put_number(p, m->low + draw_below(&d, m->high - m->low));
 	}
 	buf_add(out, piece, (size_t)(p - piece));
 }

@@ -53,8 +53,9 @@ static int no_http(const struct reply *r, struct err *err)
 static int on_status(struct reply *r, struct err *err)
 {
 	const char *p = r->line;
-	if (strncmp(p, "HTTP/1.", 7) != 0 || !isdigit((unsigned char)p[7]) || p[8] != ' ' || !isdigit((unsigned char)p[9]) ||
-	    !isdigit((unsigned char)p[10]) || !isdigit((unsigned char)p[11]) || (p[12] && p[12] != ' '))
+	if (strncmp(p, "HTTP/1.", 7) != 0 || !isdigit((unsigned char)p[7]) || p[8] != ' ' ||
+	    !isdigit((unsigned char)p[9]) || !isdigit((unsigned char)p[10]) ||
+	    !isdigit((unsigned char)p[11]) || (p[12] && p[12] != ' '))
 		return no_http(r, err);
 	r->keep_alive = p[7] != '0';
 	r->status = atoi(p + 9);
@@ -85,7 +86,7 @@ static int on_length(struct reply *r, const char *v, struct err *err)
 /* The empty line: what follows? */
 static void on_head_end(struct reply *r)
 {
-	if (r->status / 100 == 1) {   /* 100 Continue and its like: the answer is still to come */
+	if (r->status / 100 == 1) { /* 100 Continue and its like: the answer is still to come */
 		reply_init(r);
 		return;
 	}
@@ -124,7 +125,8 @@ static int on_chunk_size(struct reply *r, struct err *err)
 	r->left = strtoull(r->line, &end, 16);
 	end += strspn(end, " \t");
 	if (!isxdigit((unsigned char)r->line[0]) || end - r->line > 16 || (*end && *end != ';'))
-		return err_set(err, ERR_INVALID, "the answer has a broken chunk: its size is \"%.20s\"", r->line);
+		return err_set(err, ERR_INVALID, "the answer has a broken chunk: its size is \"%.20s\"",
+		               r->line);
 	r->state = r->left ? REPLY_CHUNK : REPLY_TRAILER;
 	return 0;
 }
@@ -132,16 +134,16 @@ static int on_chunk_size(struct reply *r, struct err *err)
 static int on_line(struct reply *r, struct err *err)
 {
 	switch (r->state) {
-	case REPLY_STATUS:
-		return on_status(r, err);
-	case REPLY_HEADER:
-		return on_header(r, err);
-	case REPLY_CHUNK_SIZE:
-		return on_chunk_size(r, err);
+	case REPLY_STATUS: return on_status(r, err);
+	case REPLY_HEADER: return on_header(r, err);
+	case REPLY_CHUNK_SIZE: return on_chunk_size(r, err);
 	case REPLY_CHUNK_END:
 		r->state = REPLY_CHUNK_SIZE;
-		return r->line_len == 0 ? 0 : err_set(err, ERR_INVALID, "the answer has a broken chunk: it is longer than its size says");
-	default:   /* a trailer */
+		return r->line_len == 0
+		           ? 0
+		           : err_set(err, ERR_INVALID,
+		                     "the answer has a broken chunk: it is longer than its size says");
+	default: /* a trailer */
 		if (r->line_len == 0)
 			r->state = REPLY_DONE;
 		return 0;
@@ -153,7 +155,8 @@ static int in_line(enum reply_state s)
 	return s != REPLY_BODY && s != REPLY_CHUNK && s != REPLY_DONE;
 }
 
-static int feed_body(struct reply *r, const char *data, size_t n, size_t *used, reply_body_fn *body, void *arg, struct err *err)
+static int feed_body(struct reply *r, const char *data, size_t n, size_t *used, reply_body_fn *body,
+                     void *arg, struct err *err)
 {
 	size_t k = n - *used;
 	int bounded = r->state == REPLY_CHUNK || r->has_length;
@@ -176,8 +179,10 @@ static int feed_line(struct reply *r, const char *data, size_t n, size_t *used, 
 	int whole = take_line(r, data, n, used);
 	r->head_bytes += *used - before;
 	if (r->head_bytes > REPLY_HEAD_MAX)
-		return err_set(err, ERR_INVALID, "the answer's head, or a line between chunks, has more than %d bytes", REPLY_HEAD_MAX);
-	if (!whole) {   /* do not wait for the end of a line that cannot become one */
+		return err_set(err, ERR_INVALID,
+		               "the answer's head, or a line between chunks, has more than %d bytes",
+		               REPLY_HEAD_MAX);
+	if (!whole) { /* do not wait for the end of a line that cannot become one */
 		if (r->state == REPLY_STATUS && r->line_len >= 5 && memcmp(r->line, "HTTP/", 5) != 0)
 			return no_http(r, err);
 		return 0;
@@ -189,12 +194,14 @@ static int feed_line(struct reply *r, const char *data, size_t n, size_t *used, 
 	return code;
 }
 
-int reply_feed(struct reply *r, const char *data, size_t n, reply_body_fn *body, void *arg, size_t *ret_used, struct err *err)
+int reply_feed(struct reply *r, const char *data, size_t n, reply_body_fn *body, void *arg,
+               size_t *ret_used, struct err *err)
 {
 	size_t used = 0;
 	int code = 0;
 	while (used < n && r->state != REPLY_DONE && code == 0)
-		code = in_line(r->state) ? feed_line(r, data, n, &used, err) : feed_body(r, data, n, &used, body, arg, err);
+		code = in_line(r->state) ? feed_line(r, data, n, &used, err)
+		                         : feed_body(r, data, n, &used, body, arg, err);
 	*ret_used = used;
 	return code ? code : r->state == REPLY_DONE;
 }
@@ -207,5 +214,6 @@ int reply_eof(struct reply *r, struct err *err)
 	}
 	if (r->state == REPLY_STATUS && r->line_len == 0)
 		return err_set(err, ERR_CLOSED, "the server closed the connection without an answer");
-	return err_set(err, ERR_CLOSED, "the server closed the connection in the middle of the %s", in_line(r->state) && r->state < REPLY_BODY ? "head" : "answer");
+	return err_set(err, ERR_CLOSED, "the server closed the connection in the middle of the %s",
+	               in_line(r->state) && r->state < REPLY_BODY ? "head" : "answer");
 }

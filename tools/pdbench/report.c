@@ -22,7 +22,7 @@ void report_load(const struct options *o, char *out, size_t size)
 		snprintf(out, size, "open loop of %g %s/s (%s)", o->rate, what, arrivals_name(o->arrivals));
 }
 
-/* --- the table ---------------------------------------------------------------------------------------------------------------------- */
+/* --- the table ----------------------------------------------------------- */
 
 static void ms_cell(FILE *f, double ms)
 {
@@ -50,27 +50,32 @@ static void row(FILE *f, const char *name, const struct summary *s)
 static void requests_line(const struct report *p, FILE *f)
 {
 	const struct figures *g = p->f;
-	fprintf(f, "  requests    %llu whole, %llu failed", (unsigned long long)g->ok, (unsigned long long)g->failed);
+	fprintf(f, "  requests    %llu whole, %llu failed", (unsigned long long)g->ok,
+	        (unsigned long long)g->failed);
 	if (p->o->abort_fraction > 0)
 		fprintf(f, ", %llu left by their client", (unsigned long long)g->left);
 	if (g->cut)
 		fprintf(f, ", %llu cut by the end of the run", (unsigned long long)g->cut);
 	if (g->warmup_requests)
-		fprintf(f, "; before them %llu of warm-up (%llu failed), not counted", (unsigned long long)g->warmup_requests, (unsigned long long)g->warmup_failed);
+		fprintf(f, "; before them %llu of warm-up (%llu failed), not counted",
+		        (unsigned long long)g->warmup_requests, (unsigned long long)g->warmup_failed);
 	fprintf(f, "; %.2f s\n", g->window_s);
 }
 
 static void rates(const struct report *p, FILE *f)
 {
 	const struct figures *g = p->f;
-	fprintf(f, "  throughput  %.2f requests/s, %.1f output tokens/s", g->request_rate, g->token_rate);
+	fprintf(f, "  throughput  %.2f requests/s, %.1f output tokens/s", g->request_rate,
+	        g->token_rate);
 	if (!isnan(g->full_token_rate) && p->o->concurrency)
 		fprintf(f, " (%.1f while the load was full)", g->full_token_rate);
 	fprintf(f, ", %.1f tokens/s with prompts\n", g->total_token_rate);
 	if (!isnan(g->input_mean))
-		fprintf(f, "  lengths     prompts of %.1f %s, answers of %.1f tokens in the mean", g->input_mean, p->o->text ? "words" : "tokens", g->output_mean);
+		fprintf(f, "  lengths     prompts of %.1f %s, answers of %.1f tokens in the mean",
+		        g->input_mean, p->o->text ? "words" : "tokens", g->output_mean);
 	if (!isnan(g->cached_percent))
-		fprintf(f, "; %.1f %% of the prompts' tokens came from the server's cache", g->cached_percent);
+		fprintf(f, "; %.1f %% of the prompts' tokens came from the server's cache",
+		        g->cached_percent);
 	if (!isnan(g->input_mean))
 		fputc('\n', f);
 }
@@ -79,9 +84,11 @@ static void events_line(const struct report *p, FILE *f)
 {
 	const struct figures *g = p->f;
 	if (!isnan(g->tokens_per_event) && g->tokens_per_event > 1.02)
-		fprintf(f, "  events      %.2f tokens in each; a gap (ITL) is from event to event\n", g->tokens_per_event);
+		fprintf(f, "  events      %.2f tokens in each; a gap (ITL) is from event to event\n",
+		        g->tokens_per_event);
 	if (!isnan(g->together_percent) && g->together_percent > 2)
-		fprintf(f, "  together    %.1f %% of the gaps are 0: the tokens arrived at once\n", g->together_percent);
+		fprintf(f, "  together    %.1f %% of the gaps are 0: the tokens arrived at once\n",
+		        g->together_percent);
 }
 
 static void slo_line(const struct report *p, FILE *f)
@@ -90,11 +97,13 @@ static void slo_line(const struct report *p, FILE *f)
 	const struct {
 		const char *name;
 		uint64_t us;
-	} parts[] = {{"ttft", s->ttft_us}, {"tpot", s->tpot_us}, {"longest gap", s->itl_us}, {"e2e", s->e2e_us}};
+	} parts[] = {
+		{"ttft", s->ttft_us}, {"tpot", s->tpot_us}, {"longest gap", s->itl_us}, {"e2e", s->e2e_us}};
 	const char *comma = "";
 	if (!p->o->has_slo)
 		return;
-	fprintf(f, "  goodput     %.2f requests/s, %.1f %% of all (failed ones are misses) with ", p->f->goodput_rate, p->f->goodput_percent);
+	fprintf(f, "  goodput     %.2f requests/s, %.1f %% of all (failed ones are misses) with ",
+	        p->f->goodput_rate, p->f->goodput_percent);
 	for (size_t i = 0; i < 4; i++) {
 		if (parts[i].us) {
 			fprintf(f, "%s%s <= %g ms", comma, parts[i].name, (double)parts[i].us / 1e3);
@@ -108,12 +117,19 @@ static void limits_lines(const struct report *p, FILE *f)
 {
 	const struct result *r = p->r;
 	if (r->skipped)
-		fprintf(f, "  left out    %llu requests that are longer than the limits (context %u, --max-input, --max-output)\n", (unsigned long long)r->skipped,
-		        p->says->context);
+		fprintf(f,
+		        "  left out    %llu requests that are longer than the limits (context %u, "
+		        "--max-input, --max-output)\n",
+		        (unsigned long long)r->skipped, p->says->context);
 	if (r->clipped)
-		fprintf(f, "  cut         %llu requests to the limits (context %u, --max-input, --max-output)\n", (unsigned long long)r->clipped, p->says->context);
+		fprintf(
+			f,
+			"  cut         %llu requests to the limits (context %u, --max-input, --max-output)\n",
+			(unsigned long long)r->clipped, p->says->context);
 	if (r->cut_conversations)
-		fprintf(f, "  ended       %llu conversations early, since their next round would be longer than the limits\n",
+		fprintf(f,
+		        "  ended       %llu conversations early, since their next round would be longer "
+		        "than the limits\n",
 		        (unsigned long long)r->cut_conversations);
 	if (r->interrupted)
 		fprintf(f, "  the run was interrupted: the figures are of what came before\n");
@@ -125,18 +141,26 @@ static void client_lines(const struct report *p, FILE *f)
 	fprintf(f, "  client      %.1f %% of a core", g->cpu_percent);
 	if (!isnan(g->cpu_us_per_token))
 		fprintf(f, ", %.2f us of it for each token", g->cpu_us_per_token);
-	fprintf(f, "; %llu connections, at most %u requests under way", (unsigned long long)p->r->connections, p->r->in_flight_most);
+	fprintf(f, "; %llu connections, at most %u requests under way",
+	        (unsigned long long)p->r->connections, p->r->in_flight_most);
 	if (!p->o->concurrency && g->late.n) {
 		fputs("; sent late: p99", f);
 		ms_cell(f, g->late.p99);
 	}
 	fputc('\n', f);
 	if (!p->o->concurrency && p->r->in_flight_most >= p->o->in_flight_max)
-		fprintf(f, "  warning     requests waited here since %u were under way already (--max-in-flight); their times say so\n", p->o->in_flight_max);
+		fprintf(f,
+		        "  warning     requests waited here since %u were under way already "
+		        "(--max-in-flight); their times say so\n",
+		        p->o->in_flight_max);
 	if (g->cpu_percent > 80)
-		fprintf(f, "  warning     the client was busy most of the time: the figures are partly its own\n");
+		fprintf(
+			f,
+			"  warning     the client was busy most of the time: the figures are partly its own\n");
 	fprintf(f, "  times       %s; percentiles of gaps within 0.2 %%, the others exact\n",
-	        p->o->concurrency ? "from when a request was sent" : "from when a request was due, whether or not it could be sent then");
+	        p->o->concurrency
+	            ? "from when a request was sent"
+	            : "from when a request was due, whether or not it could be sent then");
 }
 
 static void error_lines(const struct report *p, FILE *f)
@@ -157,8 +181,9 @@ void report_table(const struct report *p, FILE *f)
 {
 	char load[120];
 	report_load(p->o, load, sizeof load);
-	fprintf(f, "%s at http://%s%s%s: %s\n", *p->says->model ? p->says->model : "server", p->o->urls[0].authority, p->o->urls[0].path,
-	        p->o->n_urls > 1 ? " and others" : "", load);
+	fprintf(f, "%s at http://%s%s%s: %s\n", *p->says->model ? p->says->model : "server",
+	        p->o->urls[0].authority, p->o->urls[0].path, p->o->n_urls > 1 ? " and others" : "",
+	        load);
 	fprintf(f, "  %-6s%11s%11s%11s%11s%11s%11s\n", "", "mean", "p50", "p90", "p95", "p99", "max");
 	row(f, "TTFT", &p->f->ttft);
 	row(f, "ITL", &p->f->itl);
@@ -173,7 +198,7 @@ void report_table(const struct report *p, FILE *f)
 	error_lines(p, f);
 }
 
-/* --- RESULT lines --------------------------------------------------------------------------------------------------------------------- */
+/* --- RESULT lines -------------------------------------------------------- */
 
 struct results {
 	FILE *f;
@@ -189,10 +214,11 @@ static void result_line(void *arg, const char *name, double v, int digits)
 void report_results(const struct report *p, FILE *f)
 {
 	struct results r = {f, p->o->result_prefix ? p->o->result_prefix : ""};
-	figures_each(p->f, p->o->has_slo, result_line, &r);
+	figures_each(p->f, p->o->has_slo, result_line, &r)
+		;
 }
 
-/* --- JSON ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- JSON ---------------------------------------------------------------- */
 
 static FILE *open_out(const char *path, struct err *err)
 {
@@ -234,14 +260,16 @@ static json_t *errors_json(const struct result *r)
 	json_t *list = json_array();
 	for (unsigned i = 0; i <= ERRORS_MAX; i++)
 		if (r->errors[i].count)
-			json_array_append_new(list, json_pack("{s:i,s:o,s:I}", "status", r->errors[i].status, "text", any_text(r->errors[i].text), "count",
+			json_array_append_new(list, json_pack("{s:i,s:o,s:I}", "status", r->errors[i].status,
+			                                      "text", any_text(r->errors[i].text), "count",
 			                                      (json_int_t)r->errors[i].count));
 	return list;
 }
 
 static json_t *timeline_json(const struct timeline *t)
 {
-	json_t *tokens = json_array(), *in_flight = json_array(), *waiting = json_array(), *done = json_array(), *arrived = json_array();
+	json_t *tokens = json_array(), *in_flight = json_array(), *waiting = json_array(),
+		   *done = json_array(), *arrived = json_array();
 	for (unsigned i = 0; i < t->n; i++) {
 		const struct slot *s = &t->slots[i];
 		double k = s->samples ? s->samples : 1;
@@ -251,7 +279,8 @@ static json_t *timeline_json(const struct timeline *t)
 		json_array_append_new(in_flight, json_real(s->in_flight / k));
 		json_array_append_new(waiting, json_real(s->waiting / k));
 	}
-	return json_pack("{s:f,s:o,s:o,s:o,s:o,s:o}", "slot_s", (double)t->slot_us / 1e6, "tokens", tokens, "sent", arrived, "ended", done, "under_way", in_flight,
+	return json_pack("{s:f,s:o,s:o,s:o,s:o,s:o}", "slot_s", (double)t->slot_us / 1e6, "tokens",
+	                 tokens, "sent", arrived, "ended", done, "under_way", in_flight,
 	                 "waiting_for_first_token", waiting);
 }
 
@@ -260,7 +289,9 @@ static json_t *command_json(const struct report *p)
 	json_t *list = json_array();
 	for (int i = 0; i < p->argc; i++) {
 		int secret = i > 0 && strcmp(p->argv[i - 1], "--api-key") == 0;
-		json_array_append_new(list, secret || strncmp(p->argv[i], "--api-key=", 10) == 0 ? json_string("(key)") : any_text(p->argv[i]));
+		json_array_append_new(list, secret || strncmp(p->argv[i], "--api-key=", 10) == 0
+		                                ? json_string("(key)")
+		                                : any_text(p->argv[i]));
 	}
 	return list;
 }
@@ -271,8 +302,10 @@ int report_json(const struct report *p, const char *path, struct err *err)
 	json_t *all = json_object(), *figures = json_object(), *urls = json_array();
 	report_load(p->o, load, sizeof load);
 	for (unsigned i = 0; i < p->o->n_urls; i++)
-		json_array_append_new(urls, json_sprintf("http://%s%s", p->o->urls[i].authority, p->o->urls[i].path));
-	figures_each(p->f, p->o->has_slo, member, figures);
+		json_array_append_new(urls, json_sprintf("http://%s%s", p->o->urls[i].authority,
+		                                         p->o->urls[i].path));
+	figures_each(p->f, p->o->has_slo, member, figures)
+		;
 	json_object_set_new(all, "format", json_string("pdbench 1"));
 	if (p->o->title)
 		json_object_set_new(all, "title", any_text(p->o->title));
@@ -286,7 +319,8 @@ int report_json(const struct report *p, const char *path, struct err *err)
 	json_object_set_new(all, "figures", figures);
 	json_object_set_new(all, "skipped", json_integer((json_int_t)p->r->skipped));
 	json_object_set_new(all, "clipped", json_integer((json_int_t)p->r->clipped));
-	json_object_set_new(all, "cut_conversations", json_integer((json_int_t)p->r->cut_conversations));
+	json_object_set_new(all, "cut_conversations",
+	                    json_integer((json_int_t)p->r->cut_conversations));
 	json_object_set_new(all, "errors", errors_json(p->r));
 	json_object_set_new(all, "timeline", timeline_json(&p->r->timeline));
 	FILE *f = open_out(path, err);
@@ -309,10 +343,15 @@ static void put_ms(FILE *f, const char *name, double ms)
 static void put_record(const struct report *p, const struct record *r, FILE *f)
 {
 	static const char *const outcomes[] = {"ok", "failed", "left", "cut"};
-	fprintf(f, "{\"number\":%llu,\"conversation\":%llu,\"round\":%u,\"measured\":%s,\"due_s\":%.6f,\"sent_s\":%.6f,\"input_tokens\":%u,\"max_tokens\":%u,"
-	           "\"output_tokens\":%u,\"prompt_tokens\":%u,\"cached_tokens\":%u,\"outcome\":\"%s\",\"status\":%d",
-	        (unsigned long long)r->number, (unsigned long long)r->conversation, r->round, r->measured ? "true" : "false", (double)r->due_us / 1e6,
-	        (double)r->sent_us / 1e6, r->input_tokens, r->max_tokens, r->output_tokens, r->prompt_tokens, r->cached_tokens, outcomes[r->outcome], r->status);
+	fprintf(f,
+	        "{\"number\":%llu,\"conversation\":%llu,\"round\":%u,\"measured\":%s,\"due_s\":%.6f,"
+	        "\"sent_s\":%.6f,\"input_tokens\":%u,\"max_tokens\":%u,"
+	        "\"output_tokens\":%u,\"prompt_tokens\":%u,\"cached_tokens\":%u,\"outcome\":\"%s\","
+	        "\"status\":%d",
+	        (unsigned long long)r->number, (unsigned long long)r->conversation, r->round,
+	        r->measured ? "true" : "false", (double)r->due_us / 1e6, (double)r->sent_us / 1e6,
+	        r->input_tokens, r->max_tokens, r->output_tokens, r->prompt_tokens, r->cached_tokens,
+	        outcomes[r->outcome], r->status);
 	put_ms(f, "ttft_ms", record_ttft_ms(r));
 	put_ms(f, "tpot_ms", record_tpot_ms(r));
 	put_ms(f, "longest_gap_ms", r->first_us ? (double)r->longest_gap_us / 1e3 : NAN);

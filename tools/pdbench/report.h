@@ -17,7 +17,7 @@ struct report {
 /* "closed loop of 8", "open loop of 5 requests/s (poisson)" ... */
 void report_load(const struct options *o, char *out, size_t size);
 void report_table(const struct report *p, FILE *f);
-void report_results(const struct report *p, FILE *f);              /* RESULT lines */
+void report_results(const struct report *p, FILE *f); /* RESULT lines */
 /* 0, or ERR_IO naming the file. "-" is stdout. */
 int report_json(const struct report *p, const char *path, struct err *err);
 int report_requests(const struct report *p, const char *path, struct err *err);

@@ -1,8 +1,9 @@
 /* run.c - see run.h.
  *
- * Open loop: request i is due at a time that no answer can move; it is measured from then, also when it was sent late. Closed loop: a slot that
- * becomes free takes the next request at once. A request fails by itself (status, broken stream, fewer tokens than asked for, time) and is noted;
- * nothing that a server sends ends the run. */
+ * Open loop: request i is due at a time that no answer can move; it is measured from then, also
+ * when it was sent late. Closed loop: a slot that becomes free takes the next request at once. A
+ * request fails by itself (status, broken stream, fewer tokens than asked for, time) and is
+ * noted; nothing that a server sends ends the run. */
 #include "run.h"
 
 #include "arrive.h"
@@ -20,7 +21,9 @@
 #include <sys/resource.h>
 
 #define TICK_US 50000
-#define REST_US 20000u             /* closed loop: of a slot whose request failed without a token, so that a server that refuses at once is not hammered */
+/* closed loop: of a slot whose request failed without a token, so that a server that refuses at
+ * once is not hammered */
+#define REST_US 20000u
 #define FILES_SPARE 32u
 
 struct run {
@@ -34,21 +37,21 @@ struct run {
 	struct draw draw;
 	struct live live;
 	struct event *arrival, *tick, *stop[2];
-	struct list flights;           /* in the order they were sent */
-	struct list pauses;            /* conversations between two rounds, slots at rest */
-	struct turn *ready;            /* made ahead, so that making it delays nobody */
+	struct list flights; /* in the order they were sent */
+	struct list pauses;  /* conversations between two rounds, slots at rest */
+	struct turn *ready;  /* made ahead, so that making it delays nobody */
 	struct buf ready_text;
-	uint64_t begun_us, due_us;     /* due_us: of `ready`, since the run began; UINT64_MAX: none */
+	uint64_t begun_us, due_us; /* due_us: of `ready`, since the run began; UINT64_MAX: none */
 	uint64_t issued, measured, done, failed;
 	unsigned in_flight, waiting, thinking, in_flight_max;
-	int closed, no_more, window_open, late;   /* late: an arrival waits for room */
+	int closed, no_more, window_open, late; /* late: an arrival waits for room */
 };
 
 /* A conversation between two rounds, or a slot of the closed loop at rest. Either takes a slot. */
 struct pause {
 	struct list node;
 	struct run *run;
-	struct turn *turn;             /* NULL: a slot */
+	struct turn *turn; /* NULL: a slot */
 	struct event *timer;
 	uint64_t due_us;
 };
@@ -63,11 +66,12 @@ static uint64_t since(const struct run *r, uint64_t now_us)
 
 static void start_timer(struct event *timer, uint64_t us)
 {
-	struct timeval wait = {.tv_sec = (time_t)(us / 1000000), .tv_usec = (suseconds_t)(us % 1000000)};
+	struct timeval wait = {.tv_sec = (time_t)(us / 1000000),
+	                       .tv_usec = (suseconds_t)(us % 1000000)};
 	event_add(timer, &wait);
 }
 
-/* --- what may still be sent ------------------------------------------------------------------------------------------------------- */
+/* --- what may still be sent ---------------------------------------------- */
 
 static void stop_sending(struct run *r, uint64_t at_us)
 {
@@ -94,7 +98,8 @@ static int is_past_end(const struct run *r, uint64_t due_us)
 {
 	if (r->o->number && r->measured >= r->o->number)
 		return 1;
-	return r->o->duration_us && r->window_open && due_us >= r->res->window_begin_us + r->o->duration_us;
+	return r->o->duration_us && r->window_open &&
+	       due_us >= r->res->window_begin_us + r->o->duration_us;
 }
 
 static void maybe_end(struct run *r)
@@ -103,7 +108,7 @@ static void maybe_end(struct run *r)
 		event_base_loopbreak(r->base);
 }
 
-/* --- sending ----------------------------------------------------------------------------------------------------------------------- */
+/* --- sending ------------------------------------------------------------- */
 
 static void make_ready(struct run *r)
 {
@@ -160,7 +165,7 @@ static void drop_ready(struct run *r)
 	r->ready = NULL;
 }
 
-/* --- closed loop ------------------------------------------------------------------------------------------------------------------- */
+/* --- closed loop --------------------------------------------------------- */
 
 static unsigned slots_now(const struct run *r, uint64_t now)
 {
@@ -183,7 +188,7 @@ static void fill(struct run *r)
 	}
 }
 
-/* --- open loop --------------------------------------------------------------------------------------------------------------------- */
+/* --- open loop ----------------------------------------------------------- */
 
 static void next_due(struct run *r)
 {
@@ -231,7 +236,7 @@ static void on_arrival(evutil_socket_t fd, short what, void *arg)
 	issue_due(arg);
 }
 
-/* --- conversations ------------------------------------------------------------------------------------------------------------------ */
+/* --- conversations ------------------------------------------------------- */
 
 static void pause_free(struct pause *p)
 {
@@ -262,7 +267,7 @@ static void on_pause_end(evutil_socket_t fd, short what, void *arg)
 	uint64_t due = p->due_us, now = since(r, clock_us());
 	(void)fd;
 	(void)what;
-	if (now < due) {   /* the loop's clock is a coarse one */
+	if (now < due) { /* the loop's clock is a coarse one */
 		start_timer(p->timer, due - now);
 		return;
 	}
@@ -277,13 +282,14 @@ static void on_pause_end(evutil_socket_t fd, short what, void *arg)
 static void pause_for(struct run *r, struct turn *t, uint64_t now, uint64_t us)
 {
 	struct pause *p = mem_zalloc(sizeof *p);
-	*p = (struct pause){.run = r, .turn = t, .due_us = now + us, .timer = evtimer_new(r->base, on_pause_end, p)};
+	*p = (struct pause){
+		.run = r, .turn = t, .due_us = now + us, .timer = evtimer_new(r->base, on_pause_end, p)};
 	list_push_back(&r->pauses, &p->node);
 	r->thinking++;
 	start_timer(p->timer, us);
 }
 
-/* --- what comes back ---------------------------------------------------------------------------------------------------------------- */
+/* --- what comes back ----------------------------------------------------- */
 
 struct record *run_record(struct run *r, const struct flight *f)
 {
@@ -302,7 +308,8 @@ int run_wants_answer(const struct run *r, const struct flight *f)
 
 static int in_window(const struct run *r, uint64_t at)
 {
-	return r->window_open && at >= r->res->window_begin_us && (!r->o->duration_us || at < r->res->window_begin_us + r->o->duration_us);
+	return r->window_open && at >= r->res->window_begin_us &&
+	       (!r->o->duration_us || at < r->res->window_begin_us + r->o->duration_us);
 }
 
 void run_tokens(struct run *r, struct flight *f, uint32_t n, uint64_t now_us)
@@ -335,14 +342,16 @@ static void go_on(struct run *r, struct flight *f, int ok, uint64_t now)
 {
 	struct turn *next = NULL;
 	if (ok && !r->no_more)
-		next = work_follow(r->work, f->turn, f->answer.data ? f->answer.data : "", f->answer.len, run_record(r, f)->output_tokens);
+		next = work_follow(r->work, f->turn, f->answer.data ? f->answer.data : "", f->answer.len,
+		                   run_record(r, f)->output_tokens);
 	else
 		work_drop(r->work, f->turn);
 	if (next)
 		pause_for(r, next, now, work_think_us(r->work, next));
 }
 
-void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char *why, uint64_t now_us)
+void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char *why,
+               uint64_t now_us)
 {
 	struct record *rec = run_record(r, f);
 	uint64_t now = since(r, now_us);
@@ -367,9 +376,10 @@ void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char
 	maybe_end(r);
 }
 
-/* --- from time to time -------------------------------------------------------------------------------------------------------------- */
+/* --- from time to time --------------------------------------------------- */
 
-/* The list is in the order of sending: the first ones are the oldest. Ending one adds others at its end at most. */
+/* The list is in the order of sending: the first ones are the oldest. Ending one adds others at
+ * its end at most. */
 static void end_old(struct run *r, uint64_t now_us)
 {
 	list_each_safe(it, nx, &r->flights) {
@@ -377,7 +387,8 @@ static void end_old(struct run *r, uint64_t now_us)
 		char why[80];
 		if (since(r, now_us) - run_record(r, f)->sent_us < r->o->timeout_us)
 			return;
-		snprintf(why, sizeof why, "not ended within %g s (--timeout)", (double)r->o->timeout_us / 1e6);
+		snprintf(why, sizeof why, "not ended within %g s (--timeout)",
+		         (double)r->o->timeout_us / 1e6);
 		call_drop(f->call);
 		run_ended(r, f, OUTCOME_FAILED, why, now_us);
 	}
@@ -420,7 +431,9 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 	                                       .tokens = r->res->tokens,
 	                                       .in_flight = r->in_flight,
 	                                       .waiting = r->waiting,
-	                                       .phase = r->no_more ? "(last answers)" : r->window_open ? "" : "(warm-up)"});
+	                                       .phase = r->no_more       ? "(last answers)"
+	                                                : r->window_open ? ""
+	                                                                 : "(warm-up)"});
 }
 
 static void on_stop(evutil_socket_t fd, short what, void *arg)
@@ -439,7 +452,7 @@ static void on_stop(evutil_socket_t fd, short what, void *arg)
 	event_base_loopbreak(r->base);
 }
 
-/* --- the whole ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the whole ----------------------------------------------------------- */
 
 static int raise_files(struct run *r, struct err *err)
 {
@@ -454,8 +467,10 @@ static int raise_files(struct run *r, struct err *err)
 	if (l.rlim_cur >= want + FILES_SPARE)
 		return 0;
 	if (r->closed || l.rlim_cur <= FILES_SPARE)
-		return err_set(err, ERR_INVALID, "--concurrency %u needs %u open files, more than this process may have (%llu): ulimit -n", want, want + FILES_SPARE,
-		               (unsigned long long)l.rlim_cur);
+		return err_set(err, ERR_INVALID,
+		               "--concurrency %u needs %u open files, more than this process may have "
+		               "(%llu): ulimit -n",
+		               want, want + FILES_SPARE, (unsigned long long)l.rlim_cur);
 	r->in_flight_max = (unsigned)l.rlim_cur - FILES_SPARE;
 	return 0;
 }
@@ -471,7 +486,8 @@ static int run_open(struct run *r, const struct server_says *says, struct err *e
 	live_init(&r->live, r->o);
 	struct event_config *exact = event_config_new();
 	if (exact && (!r->closed || r->o->has_rounds))
-		event_config_set_flag(exact, EVENT_BASE_FLAG_PRECISE_TIMER);   /* the coarse clock is 4 ms off; costs a call a turn */
+		/* the coarse clock is 4 ms off; costs a call a turn */
+		event_config_set_flag(exact, EVENT_BASE_FLAG_PRECISE_TIMER);
 	r->base = exact ? event_base_new_with_config(exact) : NULL;
 	if (exact)
 		event_config_free(exact);
@@ -487,7 +503,9 @@ static int run_open(struct run *r, const struct server_says *says, struct err *e
 		return ERR_INVALID;
 	make_ready(r);
 	if (!r->ready)
-		return err_set(err, ERR_INVALID, "no request fits: the server's context is %u tokens; --max-input, --max-output and --over clip cut longer ones",
+		return err_set(err, ERR_INVALID,
+		               "no request fits: the server's context is %u tokens; --max-input, "
+		               "--max-output and --over clip cut longer ones",
 		               says->context);
 	return 0;
 }
@@ -524,7 +542,8 @@ static uint64_t cpu_us(void)
 {
 	struct rusage u;
 	getrusage(RUSAGE_SELF, &u);
-	return (uint64_t)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000u + (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+	return (uint64_t)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000u +
+	       (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
 static void close_window(struct run *r)
@@ -534,8 +553,11 @@ static void close_window(struct run *r)
 	for (size_t i = 0; i < s->n; i++)
 		if (s->records[i].measured && s->records[i].end_us > last)
 			last = s->records[i].end_us;
-	uint64_t time_over = r->window_open && r->o->duration_us ? s->window_begin_us + r->o->duration_us : UINT64_MAX;
-	s->window_end_us = last > time_over || s->full_end_us >= time_over ? time_over : last;   /* or the requests ran out before */
+	uint64_t time_over = r->window_open && r->o->duration_us
+	                         ? s->window_begin_us + r->o->duration_us
+	                         : UINT64_MAX;
+	/* or the requests ran out before */
+	s->window_end_us = last > time_over || s->full_end_us >= time_over ? time_over : last;
 }
 
 static void run_all(struct run *r)
@@ -559,7 +581,8 @@ static void run_all(struct run *r)
 	close_window(r);
 }
 
-int run_load(const struct options *o, const struct server_says *says, struct result *ret, struct err *err)
+int run_load(const struct options *o, const struct server_says *says, struct result *ret,
+             struct err *err)
 {
 	struct run r = {.o = o, .res = ret};
 	result_init(ret);

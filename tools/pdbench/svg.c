@@ -1,6 +1,8 @@
-/* svg.c - the page of plots: how long tokens took, how many came over time, how many requests were under way.
+/* svg.c - the page of plots: how long tokens took, how many came over time, how many requests were
+ * under way.
  *
- * One page of fixed size in plain SVG 1.1: no script, no font of its own; colours that differ in lightness too. Everything from outside is escaped. */
+ * One page of fixed size in plain SVG 1.1: no script, no font of its own; colours that differ in
+ * lightness too. Everything from outside is escaped. */
 #include "report.h"
 
 #include "util/mem.h"
@@ -19,7 +21,7 @@
 /* A plot's frame on the page and its axes. */
 struct plot {
 	double x, y, w, h;
-	double x0, x1, y1;             /* values at the edges; y begins at 0 */
+	double x0, x1, y1; /* values at the edges; y begins at 0 */
 	int log_x;
 	FILE *f;
 };
@@ -55,18 +57,32 @@ static double nice_step(double most, int n)
 
 static void number(char *out, size_t size, double v)
 {
-	snprintf(out, size, v >= 1e6 ? "%.3gM" : v >= 1e4 ? "%.3gk" : "%.4g", v >= 1e6 ? v / 1e6 : v >= 1e4 ? v / 1e3 : v);
+	snprintf(out, size,
+	         v >= 1e6   ? "%.3gM"
+	         : v >= 1e4 ? "%.3gk"
+	                    : "%.4g",
+	         v >= 1e6   ? v / 1e6
+	         : v >= 1e4 ? v / 1e3
+	                    : v);
 }
 
 static void time_label(char *out, size_t size, double ms)
 {
-	snprintf(out, size, ms < 1 ? "%.3g us" : ms < 1000 ? "%.3g ms" : "%.3g s", ms < 1 ? ms * 1e3 : ms < 1000 ? ms : ms / 1e3);
+	snprintf(out, size,
+	         ms < 1      ? "%.3g us"
+	         : ms < 1000 ? "%.3g ms"
+	                     : "%.3g s",
+	         ms < 1      ? ms * 1e3
+	         : ms < 1000 ? ms
+	                     : ms / 1e3);
 }
 
 static void tick_x(const struct plot *p, double v, const char *label)
 {
-	fprintf(p->f, "<path class=\"grid\" d=\"M%.1f %.1fV%.1f\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s</text>\n", at_x(p, v), p->y,
-	        p->y + p->h, at_x(p, v), p->y + p->h + 15, label);
+	fprintf(p->f,
+	        "<path class=\"grid\" d=\"M%.1f %.1fV%.1f\"/><text class=\"tick\" x=\"%.1f\" "
+	        "y=\"%.1f\" text-anchor=\"middle\">%s</text>\n",
+	        at_x(p, v), p->y, p->y + p->h, at_x(p, v), p->y + p->h + 15, label);
 }
 
 static void linear_ticks(const struct plot *p, int n, int times)
@@ -99,28 +115,32 @@ static void axes(const struct plot *p, const char *title, const char *y_unit, co
 {
 	char label[32];
 	double step = nice_step(p->y1, 4);
-	fprintf(p->f, "<text class=\"title\" x=\"%.1f\" y=\"%.1f\">%s</text><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", p->x,
-	        p->y - 22, title, p->x + p->w, p->y + p->h + 31, x_unit);
+	fprintf(p->f,
+	        "<text class=\"title\" x=\"%.1f\" y=\"%.1f\">%s</text><text class=\"tick\" x=\"%.1f\" "
+	        "y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
+	        p->x, p->y - 22, title, p->x + p->w, p->y + p->h + 31, x_unit);
 	fprintf(p->f, "<text class=\"tick\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", p->x, p->y - 7, y_unit);
 	for (double v = 0; v <= p->y1 * 1.0001; v += step) {
 		number(label, sizeof label, v);
-		fprintf(p->f, "<path class=\"grid\" d=\"M%.1f %.1fH%.1f\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", p->x, at_y(p, v),
-		        p->x + p->w, p->x - 6, at_y(p, v) + 4, label);
+		fprintf(p->f,
+		        "<path class=\"grid\" d=\"M%.1f %.1fH%.1f\"/><text class=\"tick\" x=\"%.1f\" "
+		        "y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
+		        p->x, at_y(p, v), p->x + p->w, p->x - 6, at_y(p, v) + 4, label);
 	}
 	if (!p->log_x)
 		linear_ticks(p, 6, 0);
 	else if (p->x1 / p->x0 < 6)
-		linear_ticks(p, 5, 1);   /* too narrow for powers of ten */
+		linear_ticks(p, 5, 1); /* too narrow for powers of ten */
 	else
 		power_ticks(p);
 }
 
-/* --- distributions --------------------------------------------------------------------------------------------------------------------- */
+/* --- distributions ------------------------------------------------------- */
 
 #define BARS 60
 
 struct spread {
-	double low, high, bars[BARS];  /* ms; shares in percent */
+	double low, high, bars[BARS]; /* ms; shares in percent */
 	size_t n;
 };
 
@@ -152,11 +172,16 @@ static void marker(const struct plot *p, double ms, const char *name, int level)
 	time_label(label, sizeof label, ms);
 	double x = at_x(p, ms), y = p->y + 12 + 14 * level;
 	int left = x > p->x + p->w * 0.8;
-	fprintf(p->f, "<path d=\"M%.1f %.1fV%.1f\" stroke=\"" ORANGE "\" stroke-width=\"1.5\" stroke-dasharray=\"4 3\"/><text class=\"mark\" x=\"%.1f\" y=\"%.1f\"%s>%s %s</text>\n",
-	        x, p->y, p->y + p->h, left ? x - 4 : x + 4, y, left ? " text-anchor=\"end\"" : "", name, label);
+	fprintf(p->f,
+	        "<path d=\"M%.1f %.1fV%.1f\" stroke=\"" ORANGE
+	        "\" stroke-width=\"1.5\" stroke-dasharray=\"4 3\"/><text class=\"mark\" x=\"%.1f\" "
+	        "y=\"%.1f\"%s>%s %s</text>\n",
+	        x, p->y, p->y + p->h, left ? x - 4 : x + 4, y, left ? " text-anchor=\"end\"" : "", name,
+	        label);
 }
 
-static void draw_spread(struct plot *p, const struct spread *s, const struct summary *sum, const char *title)
+static void draw_spread(struct plot *p, const struct spread *s, const struct summary *sum,
+                        const char *title)
 {
 	double most = 0;
 	for (int i = 0; i < BARS; i++)
@@ -169,7 +194,10 @@ static void draw_spread(struct plot *p, const struct spread *s, const struct sum
 	for (int i = 0; i < BARS; i++) {
 		double x = p->x + p->w * i / BARS, y = at_y(p, s->bars[i]);
 		if (s->bars[i] > 0)
-			fprintf(p->f, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"" BLUE "\"/>\n", x + 0.5, y, p->w / BARS - 1, p->y + p->h - y);
+			fprintf(p->f,
+			        "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"" BLUE
+			        "\"/>\n",
+			        x + 0.5, y, p->w / BARS - 1, p->y + p->h - y);
 	}
 	marker(p, sum->p50, "p50", 0);
 	marker(p, sum->p90, "p90", 1);
@@ -200,16 +228,21 @@ static void gap_plot(const struct report *rep, struct plot *p)
 	const struct hist *h = &rep->r->gaps;
 	const struct summary *sum = &rep->f->itl;
 	struct spread s = {.n = h->n};
-	/* a few gaps of nothing (two events in one packet) or a single stall are not to press all others into one bar */
+	/* a few gaps of nothing (two events in one packet) or a single stall are not to press all
+	 * others into one bar */
 	double low = h->n ? fmax(hist_percentile(h, 1), hist_percentile(h, 50) / 20) / 1e3 : 1;
-	spread_range(&s, low, h->n ? fmin(sum->max, fmax(hist_percentile(h, 99.9), hist_percentile(h, 50) * 5) / 1e3) : 1);
+	spread_range(&s, low,
+	             h->n ? fmin(sum->max,
+	                         fmax(hist_percentile(h, 99.9), hist_percentile(h, 50) * 5) / 1e3)
+	                  : 1);
 	for (unsigned i = 0; i < HIST_BUCKETS; i++)
 		if (h->count[i])
-			spread_add(&s, ((double)hist_low(i) + (double)(hist_width(i) - 1) / 2) / 1e3, 100.0 * (double)h->count[i] / (double)h->n);
+			spread_add(&s, ((double)hist_low(i) + (double)(hist_width(i) - 1) / 2) / 1e3,
+			           100.0 * (double)h->count[i] / (double)h->n);
 	draw_spread(p, &s, sum, "Gap between tokens (ITL)");
 }
 
-/* --- over time --------------------------------------------------------------------------------------------------------------------------- */
+/* --- over time ----------------------------------------------------------- */
 
 enum series { SERIES_TOKENS, SERIES_IN_FLIGHT, SERIES_WAITING };
 
@@ -217,7 +250,8 @@ static double slot_value(const struct timeline *t, unsigned i, enum series what)
 {
 	const struct slot *s = &t->slots[i];
 	double k = s->samples ? s->samples : 1;
-	return what == SERIES_TOKENS ? (double)s->tokens * 1e6 / (double)t->slot_us : (what == SERIES_IN_FLIGHT ? s->in_flight : s->waiting) / k;
+	return what == SERIES_TOKENS ? (double)s->tokens * 1e6 / (double)t->slot_us
+	                             : (what == SERIES_IN_FLIGHT ? s->in_flight : s->waiting) / k;
 }
 
 static double series_most(const struct timeline *t, enum series what)
@@ -229,15 +263,18 @@ static double series_most(const struct timeline *t, enum series what)
 }
 
 /* A slot without a sample shows what the one before showed. */
-static void draw_series(const struct plot *p, const struct timeline *t, enum series what, const char *colour, int area)
+static void draw_series(const struct plot *p, const struct timeline *t, enum series what,
+                        const char *colour, int area)
 {
 	double slot_s = (double)t->slot_us / 1e6;
-	fprintf(p->f, "<path fill=\"%s\" fill-opacity=\"0.15\" stroke=\"%s\" stroke-width=\"1.5\" d=\"", area ? colour : "none", colour);
+	fprintf(p->f, "<path fill=\"%s\" fill-opacity=\"0.15\" stroke=\"%s\" stroke-width=\"1.5\" d=\"",
+	        area ? colour : "none", colour);
 	if (area)
 		fprintf(p->f, "M%.1f %.1f", p->x, p->y + p->h);
 	for (unsigned i = 0; i < t->n; i++)
 		if (what == SERIES_TOKENS || t->slots[i].samples)
-			fprintf(p->f, "%c%.1f %.1f", i || area ? 'L' : 'M', at_x(p, (i + 0.5) * slot_s), at_y(p, slot_value(t, i, what)));
+			fprintf(p->f, "%c%.1f %.1f", i || area ? 'L' : 'M', at_x(p, (i + 0.5) * slot_s),
+			        at_y(p, slot_value(t, i, what)));
 	if (area)
 		fprintf(p->f, "V%.1fZ", p->y + p->h);
 	fputs("\"/>\n", p->f);
@@ -245,11 +282,16 @@ static void draw_series(const struct plot *p, const struct timeline *t, enum ser
 
 static void shade_rest(const struct plot *p, const struct result *r)
 {
-	double begin = at_x(p, (double)r->window_begin_us / 1e6), end = at_x(p, (double)r->window_end_us / 1e6);
+	double begin = at_x(p, (double)r->window_begin_us / 1e6),
+		   end = at_x(p, (double)r->window_end_us / 1e6);
 	if (begin > p->x + 1)
-		fprintf(p->f, "<rect class=\"rest\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n", p->x, p->y, begin - p->x, p->h);
+		fprintf(p->f,
+		        "<rect class=\"rest\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n",
+		        p->x, p->y, begin - p->x, p->h);
 	if (end < p->x + p->w - 1)
-		fprintf(p->f, "<rect class=\"rest\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n", end, p->y, p->x + p->w - end, p->h);
+		fprintf(p->f,
+		        "<rect class=\"rest\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n",
+		        end, p->y, p->x + p->w - end, p->h);
 }
 
 static void time_axis(struct plot *p, const struct timeline *t, double most)
@@ -263,7 +305,8 @@ static void tokens_plot(const struct report *rep, struct plot *p)
 {
 	const struct timeline *t = &rep->r->timeline;
 	time_axis(p, t, series_most(t, SERIES_TOKENS));
-	axes(p, "Output tokens per second", "tokens/s", "s since the run began; grey: not in the measured window");
+	axes(p, "Output tokens per second", "tokens/s",
+	     "s since the run began; grey: not in the measured window");
 	shade_rest(p, rep->r);
 	draw_series(p, t, SERIES_TOKENS, BLUE, 1);
 }
@@ -276,28 +319,39 @@ static void requests_plot(const struct report *rep, struct plot *p)
 	shade_rest(p, rep->r);
 	draw_series(p, t, SERIES_IN_FLIGHT, BLUE, 1);
 	draw_series(p, t, SERIES_WAITING, ORANGE, 1);
-	fprintf(p->f, "<text class=\"key\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\"><tspan fill=\"" BLUE "\">all</tspan>   <tspan fill=\"" ORANGE
-	              "\">waiting for the first token</tspan></text>\n",
+	fprintf(p->f,
+	        "<text class=\"key\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\"><tspan fill=\"" BLUE
+	        "\">all</tspan>   <tspan fill=\"" ORANGE
+	        "\">waiting for the first token</tspan></text>\n",
 	        p->x + p->w, p->y - 22);
 }
 
-/* --- the page ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- the page ------------------------------------------------------------ */
 
 static void head(const struct report *rep, FILE *f)
 {
 	char load[120];
 	const struct figures *g = rep->f;
 	report_load(rep->o, load, sizeof load);
-	fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\">\n", PAGE_W, PAGE_H, PAGE_W, PAGE_H);
-	fputs("<style>text{font-family:Helvetica,Arial,sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.tick{font-size:11px;fill:" GREY
-	      "}.mark{font-size:11px;fill:#a55a10;paint-order:stroke;stroke:#fff;stroke-width:3px}.key{font-size:12px}.grid{stroke:#dde;stroke-width:1;fill:none}.rest{fill:#889;fill-opacity:.12}"
-	      ".big{font-size:20px;font-weight:bold}.line{font-size:13px}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<text class=\"big\" x=\"70\" y=\"38\">",
+	fprintf(f,
+	        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+	        "height=\"%d\">\n",
+	        PAGE_W, PAGE_H, PAGE_W, PAGE_H);
+	fputs("<style>text{font-family:Helvetica,Arial,sans-serif;fill:#222}.title{font-size:15px;font-"
+	      "weight:bold}.tick{font-size:11px;fill:" GREY
+	      "}.mark{font-size:11px;fill:#a55a10;paint-order:stroke;stroke:#fff;stroke-width:3px}.key{"
+	      "font-size:12px}.grid{stroke:#dde;stroke-width:1;fill:none}.rest{fill:#889;fill-opacity:."
+	      "12}"
+	      ".big{font-size:20px;font-weight:bold}.line{font-size:13px}</style>\n<rect "
+	      "width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<text class=\"big\" x=\"70\" y=\"38\">",
 	      f);
 	put_text(f, rep->o->title ? rep->o->title : *rep->says->model ? rep->says->model : "pdbench");
 	fputs("</text>\n<text class=\"line\" x=\"70\" y=\"62\">", f);
 	put_text(f, load);
-	fprintf(f, "; %llu requests whole, %llu failed in %.1f s; %.2f requests/s, %.1f output tokens/s", (unsigned long long)g->ok, (unsigned long long)g->failed,
-	        g->window_s, g->request_rate, g->token_rate);
+	fprintf(f,
+	        "; %llu requests whole, %llu failed in %.1f s; %.2f requests/s, %.1f output tokens/s",
+	        (unsigned long long)g->ok, (unsigned long long)g->failed, g->window_s, g->request_rate,
+	        g->token_rate);
 	if (rep->o->has_slo)
 		fprintf(f, "; goodput %.2f requests/s (%.1f %%)", g->goodput_rate, g->goodput_percent);
 	fputs("</text>\n", f);

@@ -24,13 +24,15 @@ static int wrong(const struct reader *r, const char *text)
 	return err_set(r->err, ERR_INVALID, "%s:%lu: %s", r->path, r->line, text);
 }
 
-static int read_number(const struct reader *r, const json_t *o, const char *name, double min, double max, double *ret)
+static int read_number(const struct reader *r, const json_t *o, const char *name, double min,
+                       double max, double *ret)
 {
 	const json_t *v = json_object_get(o, name);
 	char *shown = v ? json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
 	int bad = !json_is_number(v) || json_number_value(v) < min || json_number_value(v) > max;
 	if (bad)
-		err_set(r->err, ERR_INVALID, "%s:%lu: %s must be a number from %g to %g, got %.60s", r->path, r->line, name, min, max, shown ? shown : "nothing");
+		err_set(r->err, ERR_INVALID, "%s:%lu: %s must be a number from %g to %g, got %.60s",
+		        r->path, r->line, name, min, max, shown ? shown : "nothing");
 	else
 		*ret = json_number_value(v);
 	free(shown);
@@ -41,10 +43,14 @@ static int read_hashes(const struct reader *r, const json_t *o, struct trace_rec
 {
 	const json_t *list = json_object_get(o, "hash_ids");
 	char text[160];
-	size_t want = (rec->input_tokens + (size_t)r->block_tokens - 1) / r->block_tokens, n = json_array_size(list);
+	size_t want = (rec->input_tokens + (size_t)r->block_tokens - 1) / r->block_tokens,
+		   n = json_array_size(list);
 	if (!json_is_array(list) || n != want) {
-		snprintf(text, sizeof text, "hash_ids must have an id for each of the %zu blocks of %u tokens (input_length %u), got %s%zu", want, r->block_tokens,
-		         rec->input_tokens, json_is_array(list) ? "" : "no list: ", n);
+		snprintf(text, sizeof text,
+		         "hash_ids must have an id for each of the %zu blocks of %u tokens (input_length "
+		         "%u), got %s%zu",
+		         want, r->block_tokens, rec->input_tokens,
+		         json_is_array(list) ? "" : "no list: ", n);
 		return wrong(r, text);
 	}
 	rec->hashes = mem_array(n, sizeof *rec->hashes);
@@ -65,7 +71,8 @@ static int read_record(const struct reader *r, const json_t *o, struct trace_rec
 	double in, out, at = 0;
 	if (!json_is_object(o))
 		return wrong(r, "the line must be a JSON object");
-	if (read_number(r, o, "input_length", 1, TRACE_TOKENS_MAX, &in) < 0 || read_number(r, o, "output_length", 1, TRACE_TOKENS_MAX, &out) < 0)
+	if (read_number(r, o, "input_length", 1, TRACE_TOKENS_MAX, &in) < 0 ||
+	    read_number(r, o, "output_length", 1, TRACE_TOKENS_MAX, &out) < 0)
 		return ERR_INVALID;
 	rec->input_tokens = (uint32_t)in;
 	rec->output_tokens = (uint32_t)out;
@@ -90,7 +97,8 @@ static int read_line(struct reader *r, const char *text, size_t n)
 		r->size = r->size ? r->size * 2 : 256;
 		r->t->records = mem_grow(r->t->records, r->size, sizeof *r->t->records);
 	}
-	struct trace_record *rec = &r->t->records[r->t->n++];   /* counted at once: trace_fini frees what it got */
+	/* counted at once: trace_fini frees what it got */
+	struct trace_record *rec = &r->t->records[r->t->n++];
 	memset(rec, 0, sizeof *rec);
 	int code = read_record(r, o, rec);
 	json_decref(o);
@@ -130,9 +138,11 @@ static int read_all(struct reader *r, FILE *f)
 	while (code == 0 && (n = getline(&line, &size, f)) >= 0) {
 		r->line++;
 		if ((size_t)n > TRACE_LINE_MAX)
-			code = err_set(r->err, ERR_INVALID, "%s:%lu: the line has %zd bytes, more than %u", r->path, r->line, n, TRACE_LINE_MAX);
+			code = err_set(r->err, ERR_INVALID, "%s:%lu: the line has %zd bytes, more than %u",
+			               r->path, r->line, n, TRACE_LINE_MAX);
 		else if (r->t->n >= TRACE_RECORDS_MAX)
-			code = err_set(r->err, ERR_INVALID, "%s: more than %u lines", r->path, TRACE_RECORDS_MAX);
+			code = err_set(r->err, ERR_INVALID, "%s: more than %u lines", r->path,
+			               TRACE_RECORDS_MAX);
 		else if (strspn(line, " \t\r\n") < (size_t)n)
 			code = read_line(r, line, (size_t)n);
 	}
@@ -180,7 +190,10 @@ void trace_sample(struct trace *t, double share, uint64_t seed)
 	size_t kept = 0;
 	for (size_t i = 0; i < t->n; i++) {
 		struct trace_record *r = &t->records[i];
-		double at = (double)(draw_mix(trace_conversation(r) * 0x9E3779B97F4A7C15u + draw_mix(seed)) >> 11) * 0x1p-53;
+		double at = (double)(draw_mix(trace_conversation(r) * 0x9E3779B97F4A7C15u +
+		                              draw_mix(seed)) >>
+		                     11) *
+		            0x1p-53;
 		if (share >= 1 || at < share)
 			t->records[kept++] = *r;
 		else

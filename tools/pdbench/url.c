@@ -43,18 +43,23 @@ int url_parse(const char *text, struct url *ret, struct err *err)
 {
 	struct url u = {0};
 	if (strncmp(text, "https://", 8) == 0)
-		return err_set(err, ERR_UNSUPPORTED, "\"%.100s\": https is not spoken here; give the http:// address of the router", text);
+		return err_set(
+			err, ERR_UNSUPPORTED,
+			"\"%.100s\": https is not spoken here; give the http:// address of the router", text);
 	const char *p = strncmp(text, "http://", 7) == 0 ? text + 7 : text;
-	if (!is_safe(text) || (p == text && strstr(text, "://")) || !(p = read_authority(p, &u)) || (*p && *p != '/') || strlen(p) >= sizeof u.path ||
-	    strpbrk(p, "?#"))
-		return err_set(err, ERR_INVALID, "\"%.100s\" is no address of the kind http://HOST:PORT (port 1 to 65535)", text);
+	if (!is_safe(text) || (p == text && strstr(text, "://")) || !(p = read_authority(p, &u)) ||
+	    (*p && *p != '/') || strlen(p) >= sizeof u.path || strpbrk(p, "?#"))
+		return err_set(err, ERR_INVALID,
+		               "\"%.100s\" is no address of the kind http://HOST:PORT (port 1 to 65535)",
+		               text);
 	size_t n = strlen(p);
 	while (n && p[n - 1] == '/')
 		n--;
 	if (n >= 3 && memcmp(p + n - 3, "/v1", 3) == 0)
-		n -= 3;   /* the base address that OpenAI's clients take */
+		n -= 3; /* the base address that OpenAI's clients take */
 	memcpy(u.path, p, n);
-	snprintf(u.authority, sizeof u.authority, strchr(u.host, ':') ? "[%s]:%s" : "%s:%s", u.host, u.port);
+	snprintf(u.authority, sizeof u.authority, strchr(u.host, ':') ? "[%s]:%s" : "%s:%s", u.host,
+	         u.port);
 	*ret = u;
 	return 0;
 }
@@ -72,7 +77,8 @@ static int listens(const struct addrinfo *a)
 	return r == 0;
 }
 
-/* A name may have several addresses (localhost: ::1 and 127.0.0.1): the first one where somebody listens, or else the first one. */
+/* A name may have several addresses (localhost: ::1 and 127.0.0.1): the first one where somebody
+ * listens, or else the first one. */
 int url_resolve(struct url *u, struct err *err)
 {
 	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list;

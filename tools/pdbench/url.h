@@ -7,13 +7,14 @@
 #include <sys/socket.h>
 
 struct url {
-	char host[256], port[6], path[256];   /* path without the slash at its end; a trailing /v1 is taken off */
-	char authority[272];                  /* for Host: */
+	/* path without the slash at its end; a trailing /v1 is taken off */
+	char host[256], port[6], path[256];
+	char authority[272]; /* for Host: */
 	struct sockaddr_storage addr;
-	socklen_t addr_len;                   /* 0: not resolved */
+	socklen_t addr_len; /* 0: not resolved */
 };
 
 int url_parse(const char *text, struct url *ret, struct err *err);
-int url_resolve(struct url *u, struct err *err);      /* blocks; ERR_NOTFOUND */
+int url_resolve(struct url *u, struct err *err); /* blocks; ERR_NOTFOUND */
 
 #endif

@@ -10,19 +10,22 @@
 #define TIME_MAX_US (7 * 24 * 3600 * 1000000ull)
 #define SIGMA_MAX 5.0
 
-int value_uint(const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *ret, struct err *err)
+int value_uint(const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *ret,
+               struct err *err)
 {
 	char *end;
 	errno = 0;
 	unsigned long long v = strtoull(text, &end, 10);
 	if (!isdigit((unsigned char)*text) || *end || errno || v < min || v > max)
-		return err_set(err, ERR_INVALID, "%s must be a whole number from %llu to %llu, got \"%.60s\"", name, (unsigned long long)min,
-		               (unsigned long long)max, text);
+		return err_set(err, ERR_INVALID,
+		               "%s must be a whole number from %llu to %llu, got \"%.60s\"", name,
+		               (unsigned long long)min, (unsigned long long)max, text);
 	*ret = v;
 	return 0;
 }
 
-/* Digits with a point and an exponent: no sign, no nan, no inf, no hexadecimals. What follows is at *ret_end. */
+/* Digits with a point and an exponent: no sign, no nan, no inf, no hexadecimals. What follows is
+ * at *ret_end. */
 static int read_double(const char *text, const char **ret_end, double *ret)
 {
 	char digits[64];
@@ -43,12 +46,14 @@ static int read_double(const char *text, const char **ret_end, double *ret)
 	return *end || end == digits || !isfinite(*ret) ? -1 : 0;
 }
 
-int value_double(const char *name, const char *text, double min, double max, double *ret, struct err *err)
+int value_double(const char *name, const char *text, double min, double max, double *ret,
+                 struct err *err)
 {
 	const char *end;
 	double v;
 	if (read_double(text, &end, &v) < 0 || *end || v < min || v > max)
-		return err_set(err, ERR_INVALID, "%s must be a number from %g to %g, got \"%.60s\"", name, min, max, text);
+		return err_set(err, ERR_INVALID, "%s must be a number from %g to %g, got \"%.60s\"", name,
+		               min, max, text);
 	*ret = v;
 	return 0;
 }
@@ -78,13 +83,16 @@ static int read_time(const char *text, const char **ret_end, double *ret_us)
 	return -1;
 }
 
-int value_time(const char *name, const char *text, uint64_t min_us, uint64_t max_us, uint64_t *ret_us, struct err *err)
+int value_time(const char *name, const char *text, uint64_t min_us, uint64_t max_us,
+               uint64_t *ret_us, struct err *err)
 {
 	const char *end;
 	double us;
 	if (read_time(text, &end, &us) < 0 || *end || us < (double)min_us || us > (double)max_us)
-		return err_set(err, ERR_INVALID, "%s must be a time from %g s to %g s, as 250us, 500ms, 5s, 2m or 1h, got \"%.60s\"", name,
-		               (double)min_us / 1e6, (double)max_us / 1e6, text);
+		return err_set(
+			err, ERR_INVALID,
+			"%s must be a time from %g s to %g s, as 250us, 500ms, 5s, 2m or 1h, got \"%.60s\"",
+			name, (double)min_us / 1e6, (double)max_us / 1e6, text);
 	*ret_us = (uint64_t)llround(us);
 	return 0;
 }
@@ -99,7 +107,9 @@ int value_share(const char *name, const char *text, double *ret, struct err *err
 		end++;
 	}
 	if (bad || *end || v > 1)
-		return err_set(err, ERR_INVALID, "%s must be a share from 0 to 1 or from 0%% to 100%%, got \"%.60s\"", name, text);
+		return err_set(err, ERR_INVALID,
+		               "%s must be a share from 0 to 1 or from 0%% to 100%%, got \"%.60s\"", name,
+		               text);
 	*ret = v;
 	return 0;
 }
@@ -111,9 +121,12 @@ static int dist_from(const char *text, read_fn *read, struct dist *d)
 	const char *end;
 	if (strncmp(text, "lognormal:", 10) == 0) {
 		d->kind = DIST_LOGNORMAL;
-		if (read(text + 10, &end, &d->a) < 0 || *end != ',' || read_double(end + 1, &end, &d->b) < 0 || d->b > SIGMA_MAX)
+		if (read(text + 10, &end, &d->a) < 0 || *end != ',' ||
+		    read_double(end + 1, &end, &d->b) < 0 || d->b > SIGMA_MAX)
 			return -1;
-		return *end == 0 ? 0 : *end == ',' && read(end + 1, &end, &d->max) == 0 && *end == 0 ? 0 : -1;
+		return *end == 0                                                       ? 0
+		       : *end == ',' && read(end + 1, &end, &d->max) == 0 && *end == 0 ? 0
+		                                                                       : -1;
 	}
 	if (strncmp(text, "uniform:", 8) == 0)
 		text += 8;
@@ -124,16 +137,22 @@ static int dist_from(const char *text, read_fn *read, struct dist *d)
 		return 0;
 	}
 	d->kind = DIST_UNIFORM;
-	return (*end == '-' || *end == ',') && read(end + 1, &end, &d->b) == 0 && *end == 0 && d->b >= d->a ? 0 : -1;
+	return (*end == '-' || *end == ',') && read(end + 1, &end, &d->b) == 0 && *end == 0 &&
+	               d->b >= d->a
+	           ? 0
+	           : -1;
 }
 
-int value_dist(const char *name, const char *text, double min, double max, struct dist *ret, struct err *err)
+int value_dist(const char *name, const char *text, double min, double max, struct dist *ret,
+               struct err *err)
 {
 	struct dist d = {.max = max};
-	int bad = dist_from(text, read_double, &d) < 0 || d.a < min || d.a > max || d.max > max || d.max < min ||
-	          (d.kind == DIST_UNIFORM && d.b > max);
+	int bad = dist_from(text, read_double, &d) < 0 || d.a < min || d.a > max || d.max > max ||
+	          d.max < min || (d.kind == DIST_UNIFORM && d.b > max);
 	if (bad)
-		return err_set(err, ERR_INVALID, "%s must be N, LOW-HIGH, or lognormal:MEAN,SIGMA[,MAX] with numbers from %g to %g and sigma up to %g, got \"%.60s\"",
+		return err_set(err, ERR_INVALID,
+		               "%s must be N, LOW-HIGH, or lognormal:MEAN,SIGMA[,MAX] with numbers from %g "
+		               "to %g and sigma up to %g, got \"%.60s\"",
 		               name, min, max, SIGMA_MAX, text);
 	*ret = d;
 	return 0;
@@ -143,7 +162,10 @@ int value_time_dist(const char *name, const char *text, struct dist *ret, struct
 {
 	struct dist d = {.max = (double)TIME_MAX_US};
 	if (dist_from(text, read_time, &d) < 0 || d.a > d.max || d.max > (double)TIME_MAX_US)
-		return err_set(err, ERR_INVALID, "%s must be a time as 500ms, a range as 1s-5s, or lognormal:MEAN,SIGMA[,MAX], got \"%.60s\"", name, text);
+		return err_set(err, ERR_INVALID,
+		               "%s must be a time as 500ms, a range as 1s-5s, or "
+		               "lognormal:MEAN,SIGMA[,MAX], got \"%.60s\"",
+		               name, text);
 	*ret = d;
 	return 0;
 }
@@ -169,8 +191,10 @@ int value_slo(const char *name, const char *text, struct slo *ret, struct err *e
 		while (i < 4 && (strlen(keys[i].key) != k || memcmp(keys[i].key, p, k) != 0))
 			i++;
 		if (i == 4 || p[k] != '=' || n - k - 1 >= sizeof part)
-			return err_set(err, ERR_INVALID, "%s must be a list of ttft=, tpot=, itl= or e2e= with a time, as ttft=500ms,tpot=50ms, got \"%.60s\"", name,
-			               text);
+			return err_set(err, ERR_INVALID,
+			               "%s must be a list of ttft=, tpot=, itl= or e2e= with a time, as "
+			               "ttft=500ms,tpot=50ms, got \"%.60s\"",
+			               name, text);
 		snprintf(part, sizeof part, "%.*s", (int)(n - k - 1), p + k + 1);
 		snprintf(label, sizeof label, "%s: %s", name, keys[i].key);
 		if (value_time(label, part, 1, TIME_MAX_US, keys[i].us, err) < 0)
@@ -178,7 +202,8 @@ int value_slo(const char *name, const char *text, struct slo *ret, struct err *e
 		p += n + (p[n] == ',');
 	}
 	if (!s.ttft_us && !s.tpot_us && !s.itl_us && !s.e2e_us)
-		return err_set(err, ERR_INVALID, "%s names no limit; it must be a list as ttft=500ms,tpot=50ms", name);
+		return err_set(err, ERR_INVALID,
+		               "%s names no limit; it must be a list as ttft=500ms,tpot=50ms", name);
 	*ret = s;
 	return 0;
 }

@@ -1,17 +1,22 @@
-/* value.h - numbers, times, shares and distributions as people type them. Each says which option, what was given and what is allowed. */
+/* value.h - numbers, times, shares and distributions as people type them. Each says which
+ * option, what was given and what is allowed. */
 #ifndef PDBENCH_VALUE_H
 #define PDBENCH_VALUE_H
 
 #include "options.h"
 
-int value_uint(const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *ret, struct err *err);
-int value_double(const char *name, const char *text, double min, double max, double *ret, struct err *err);
+int value_uint(const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *ret,
+               struct err *err);
+int value_double(const char *name, const char *text, double min, double max, double *ret,
+                 struct err *err);
 /* "250us", "500ms", "5s", "2m", "1h"; a bare number is seconds. */
-int value_time(const char *name, const char *text, uint64_t min_us, uint64_t max_us, uint64_t *ret_us, struct err *err);
+int value_time(const char *name, const char *text, uint64_t min_us, uint64_t max_us,
+               uint64_t *ret_us, struct err *err);
 /* "0.05" or "5%" */
 int value_share(const char *name, const char *text, double *ret, struct err *err);
 /* "512", "100-900", "lognormal:MEAN,SIGMA" or "lognormal:MEAN,SIGMA,MAX" */
-int value_dist(const char *name, const char *text, double min, double max, struct dist *ret, struct err *err);
+int value_dist(const char *name, const char *text, double min, double max, struct dist *ret,
+               struct err *err);
 /* As value_dist, the numbers being times. */
 int value_time_dist(const char *name, const char *text, struct dist *ret, struct err *err);
 /* "20" (requests) or a time with its unit */

@@ -13,17 +13,18 @@
 
 #define SKIPS_IN_A_ROW_MAX 100000u
 #define VOCAB_UNKNOWN 256u
-#define VOCAB_FIRST 3u             /* the ids before are often special */
+#define VOCAB_FIRST 3u /* the ids before are often special */
 
 enum stream_kind { STREAM_FRESH = 1, STREAM_PREFIX, STREAM_BLOCK };
 
-/* All that is drawn for a conversation comes from a generator of its own: what others do meanwhile changes nothing. */
+/* All that is drawn for a conversation comes from a generator of its own: what others do
+ * meanwhile changes nothing. */
 struct talk {
 	struct list node;
 	struct draw draw;
-	size_t record;                 /* --lengths: of the present round */
+	size_t record; /* --lengths: of the present round */
 	uint64_t number;
-	struct buf history;            /* all before the present round's new tokens: a piece of JSON */
+	struct buf history; /* all before the present round's new tokens: a piece of JSON */
 	uint64_t history_tokens;
 	uint32_t rounds_left;
 };
@@ -34,15 +35,16 @@ struct work {
 	struct trace trace;
 	size_t next_record;
 	uint64_t next_number, next_conversation;
-	uint32_t max_input, max_output, max_total;     /* UINT32_MAX: none */
-	char *fixed;                   /* the members that all bodies share, without the closing brace */
+	uint32_t max_input, max_output, max_total; /* UINT32_MAX: none */
+	/* the members that all bodies share, without the closing brace */
+	char *fixed;
 	char *headers;
-	int own_seed;                  /* --extra-body brings a seed for all */
+	int own_seed; /* --extra-body brings a seed for all */
 	struct work_counts counts;
 	struct list talks;
 };
 
-/* --- making ----------------------------------------------------------------------------------------------------------------------- */
+/* --- making -------------------------------------------------------------- */
 
 static uint32_t limit_or_none(uint32_t v)
 {
@@ -63,7 +65,9 @@ static void make_fixed(struct work *w, const struct server_says *says)
 	if (ids || o->token_ids)
 		json_object_set_new(j, "return_token_ids", json_true());
 	json_object_set_new(j, "stream", json_true());
-	json_object_set_new(j, "stream_options", json_pack("{s:b,s:b}", "include_usage", 1, "continuous_usage_stats", !(ids || o->token_ids)));
+	json_object_set_new(j, "stream_options",
+	                    json_pack("{s:b,s:b}", "include_usage", 1, "continuous_usage_stats",
+	                              !(ids || o->token_ids)));
 	if (o->extra)
 		json_object_update(j, o->extra);
 	w->own_seed = json_object_get(j, "seed") != NULL;
@@ -71,8 +75,10 @@ static void make_fixed(struct work *w, const struct server_says *says)
 	CHECK(w->fixed != NULL);
 	w->fixed[strlen(w->fixed) - 1] = 0;
 	json_decref(j);
-	w->headers = mem_printf("%s%s%s%s%s", o->api_key ? "Authorization: Bearer " : "", o->api_key ? o->api_key : "", o->api_key ? "\r\n" : "",
-	                        o->headers.data ? o->headers.data : "", o->fresh_connections ? "Connection: close\r\n" : "");
+	w->headers = mem_printf("%s%s%s%s%s", o->api_key ? "Authorization: Bearer " : "",
+	                        o->api_key ? o->api_key : "", o->api_key ? "\r\n" : "",
+	                        o->headers.data ? o->headers.data : "",
+	                        o->fresh_connections ? "Connection: close\r\n" : "");
 }
 
 static int read_files(struct work *w, struct err *err)
@@ -83,7 +89,8 @@ static int read_files(struct work *w, struct err *err)
 			return ERR_INVALID;
 		trace_sample(&w->trace, o->sample, o->seed);
 		if (!w->trace.n)
-			return err_set(err, ERR_INVALID, "--sample %g leaves nothing of %s", o->sample, o->trace);
+			return err_set(err, ERR_INVALID, "--sample %g leaves nothing of %s", o->sample,
+			               o->trace);
 	}
 	return o->lengths ? trace_read(o->lengths, 0, &w->trace, err) : 0;
 }
@@ -91,22 +98,28 @@ static int read_files(struct work *w, struct err *err)
 static int check_vocab(struct work *w, const struct server_says *says, struct err *err)
 {
 	const struct options *o = w->o;
-	uint32_t low = o->vocab_high ? o->vocab_low : VOCAB_FIRST, high = o->vocab_high ? o->vocab_high : says->vocab ? says->vocab : VOCAB_UNKNOWN;
+	uint32_t low = o->vocab_high ? o->vocab_low : VOCAB_FIRST, high = o->vocab_high ? o->vocab_high
+	                                                                  : says->vocab ? says->vocab
+	                                                                                : VOCAB_UNKNOWN;
 	if (says->vocab && high > says->vocab)
-		return err_set(err, ERR_INVALID, "--vocab goes up to %u, but the server's vocabulary has %u tokens", high, says->vocab);
+		return err_set(err, ERR_INVALID,
+		               "--vocab goes up to %u, but the server's vocabulary has %u tokens", high,
+		               says->vocab);
 	if (low + 2 > high)
 		low = 0;
 	prompt_maker_init(&w->maker, o->seed, low, high, o->text);
 	return 0;
 }
 
-int work_new(const struct options *o, const struct server_says *says, struct work **ret, struct err *err)
+int work_new(const struct options *o, const struct server_says *says, struct work **ret,
+             struct err *err)
 {
 	struct work *w = mem_zalloc(sizeof *w);
 	w->o = o;
 	w->max_input = limit_or_none(o->max_input);
 	w->max_output = limit_or_none(o->max_output);
-	w->max_total = o->text ? UINT32_MAX : limit_or_none(says->context);   /* words are not tokens: the server will say */
+	/* words are not tokens: the server will say */
+	w->max_total = o->text ? UINT32_MAX : limit_or_none(says->context);
 	list_init(&w->talks);
 	if (check_vocab(w, says, err) < 0 || read_files(w, err) < 0) {
 		work_destroy(&w);
@@ -138,10 +151,10 @@ void work_destroy(struct work **pw)
 	*pw = NULL;
 }
 
-/* --- lengths ---------------------------------------------------------------------------------------------------------------------- */
+/* --- lengths ------------------------------------------------------------- */
 
 struct lengths {
-	uint64_t input;                /* the whole prompt */
+	uint64_t input; /* the whole prompt */
 	uint32_t output;
 };
 
@@ -190,7 +203,7 @@ static struct turn *turn_new(struct work *w, struct talk *k, const struct length
 	return t;
 }
 
-/* --- the trace -------------------------------------------------------------------------------------------------------------------- */
+/* --- the trace ----------------------------------------------------------- */
 
 static void trace_prompt(struct work *w, const struct trace_record *r, struct turn *t)
 {
@@ -221,7 +234,9 @@ static struct turn *next_of_trace(struct work *w)
 
 uint64_t work_next_at(const struct work *w)
 {
-	return w->next_record < w->trace.n ? (uint64_t)((double)w->trace.records[w->next_record].at_us / w->o->time_scale) : UINT64_MAX;
+	return w->next_record < w->trace.n
+	           ? (uint64_t)((double)w->trace.records[w->next_record].at_us / w->o->time_scale)
+	           : UINT64_MAX;
 }
 
 size_t work_trace_records(const struct work *w)
@@ -229,7 +244,7 @@ size_t work_trace_records(const struct work *w)
 	return w->o->trace ? w->trace.n : 0;
 }
 
-/* --- drawn requests and conversations ----------------------------------------------------------------------------------------------- */
+/* --- drawn requests and conversations ------------------------------------ */
 
 static void draw_lengths(struct work *w, struct talk *k, struct lengths *l)
 {
@@ -331,7 +346,8 @@ static void add_answer(const struct work *w, struct talk *k, const char *answer,
 	buf_add(&k->history, answer, len);
 }
 
-struct turn *work_follow(struct work *w, struct turn *t, const char *answer, size_t answer_len, uint32_t n)
+struct turn *work_follow(struct work *w, struct turn *t, const char *answer, size_t answer_len,
+                         uint32_t n)
 {
 	struct talk *k = t->talk;
 	struct lengths l;
@@ -375,20 +391,27 @@ const char *work_path(const struct work *w)
 	return w->o->chat ? "/v1/chat/completions" : "/v1/completions";
 }
 
-/* --- bodies ------------------------------------------------------------------------------------------------------------------------ */
+/* --- bodies -------------------------------------------------------------- */
 
 void work_request(struct work *w, const struct url *u, const struct turn *t, struct buf *out)
 {
 	char tail[96], seed[48] = "", session[80] = "";
-	const char *open = w->o->chat ? ",\"messages\":[" : w->o->text ? ",\"prompt\":\"" : ",\"prompt\":[";
+	const char *open = w->o->chat   ? ",\"messages\":["
+	                   : w->o->text ? ",\"prompt\":\""
+	                                : ",\"prompt\":[";
 	if (!w->own_seed)
-		snprintf(seed, sizeof seed, ",\"seed\":%llu", (unsigned long long)((w->o->seed + t->seed) & INT64_MAX));
-	int k = snprintf(tail, sizeof tail, "%s,\"max_tokens\":%u%s}", w->o->text && !w->o->chat ? "\"" : "]", t->output_tokens, seed);
+		snprintf(seed, sizeof seed, ",\"seed\":%llu",
+		         (unsigned long long)((w->o->seed + t->seed) & INT64_MAX));
+	int k = snprintf(tail, sizeof tail, "%s,\"max_tokens\":%u%s}",
+	                 w->o->text && !w->o->chat ? "\"" : "]", t->output_tokens, seed);
 	if (w->o->sessions)
-		snprintf(session, sizeof session, "X-Session-Id: pdbench-%llu-%llu\r\n", (unsigned long long)w->o->seed, (unsigned long long)t->conversation);
+		snprintf(session, sizeof session, "X-Session-Id: pdbench-%llu-%llu\r\n",
+		         (unsigned long long)w->o->seed, (unsigned long long)t->conversation);
 	size_t body = strlen(w->fixed) + strlen(open) + t->prompt.len + (size_t)k;
-	buf_printf(out, "POST %s%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pdbench\r\nContent-Type: application/json\r\n%s%sContent-Length: %zu\r\n\r\n", u->path,
-	           work_path(w), u->authority, w->headers, session, body);
+	buf_printf(out,
+	           "POST %s%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pdbench\r\nContent-Type: "
+	           "application/json\r\n%s%sContent-Length: %zu\r\n\r\n",
+	           u->path, work_path(w), u->authority, w->headers, session, body);
 	buf_adds(out, w->fixed);
 	buf_adds(out, open);
 	buf_add(out, t->prompt.data ? t->prompt.data : "", t->prompt.len);

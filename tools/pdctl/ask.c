@@ -1,7 +1,8 @@
 /* ask.c - finds daemons by their sockets and asks them.
  *
- * A daemon holds a lock on RUNDIR/NAME.lock while it lives, so a socket without a holder is what a killed one left. Whatever a daemon
- * answers is only printed: a wrong answer is told, nothing more. */
+ * A daemon holds a lock on RUNDIR/NAME.lock while it lives, so a socket without a holder is what a
+ * killed one left. Whatever a daemon answers is only printed: a wrong answer is told, nothing
+ * more. */
 #include "pdctl.h"
 
 #include "msg/chan.h"
@@ -37,7 +38,8 @@ static int is_router(const char *name)
 static int by_name(const void *a, const void *b)
 {
 	const struct target *x = a, *y = b;
-	return is_router(x->name) != is_router(y->name) ? is_router(y->name) - is_router(x->name) : strcmp(x->name, y->name);
+	return is_router(x->name) != is_router(y->name) ? is_router(y->name) - is_router(x->name)
+	                                                : strcmp(x->name, y->name);
 }
 
 static void add_target(const struct options *o, const char *file, struct target **list, size_t *n)
@@ -71,7 +73,10 @@ size_t targets_find(const struct options *o, struct target **ret_list)
 		return one_by_endpoint(o, ret_list);
 	DIR *d = opendir(o->rundir);
 	if (!d) {
-		fprintf(stderr, "pdctl: cannot read the run directory %s: %s; name another with -r, or start the daemons\n", o->rundir, strerror(errno));
+		fprintf(stderr,
+		        "pdctl: cannot read the run directory %s: %s; name another with -r, or start the "
+		        "daemons\n",
+		        o->rundir, strerror(errno));
 		return 0;
 	}
 	for (struct dirent *e; (e = readdir(d));)
@@ -80,7 +85,10 @@ size_t targets_find(const struct options *o, struct target **ret_list)
 	if (n)
 		qsort(*ret_list, n, sizeof **ret_list, by_name);
 	else
-		fprintf(stderr, "pdctl: no daemon runs in %s; name another run directory with -r, or an endpoint with -e\n", o->rundir);
+		fprintf(stderr,
+		        "pdctl: no daemon runs in %s; name another run directory with -r, or an endpoint "
+		        "with -e\n",
+		        o->rundir);
 	return n;
 }
 
@@ -96,12 +104,15 @@ int target_one(const struct options *o, const char *standard, struct target *ret
 	if (i < n)
 		*ret = list[i];
 	else
-		fprintf(stderr, "pdctl: no daemon named \"%s\" in %s; `pdctl status` lists them, -d names one\n", want, o->rundir);
+		fprintf(stderr,
+		        "pdctl: no daemon named \"%s\" in %s; `pdctl status` lists them, -d names one\n",
+		        want, o->rundir);
 	free(list);
 	return i < n ? EXIT_DONE : EXIT_UNREACHABLE;
 }
 
-int ask_text(const struct options *o, const struct target *t, const char *command, char *const *args, size_t n_args, char **ret_text)
+int ask_text(const struct options *o, const struct target *t, const char *command,
+             char *const *args, size_t n_args, char **ret_text)
 {
 	struct err err = {0};
 	*ret_text = NULL;
@@ -118,7 +129,8 @@ int ask_text(const struct options *o, const struct target *t, const char *comman
 	return away && !answered ? EXIT_UNREACHABLE : EXIT_REFUSED;
 }
 
-int ask_json(const struct options *o, const struct target *t, const char *command, char *const *args, size_t n_args, json_t **ret_json)
+int ask_json(const struct options *o, const struct target *t, const char *command,
+             char *const *args, size_t n_args, json_t **ret_json)
 {
 	char *text;
 	json_error_t why;
@@ -127,7 +139,8 @@ int ask_json(const struct options *o, const struct target *t, const char *comman
 	if (r != EXIT_DONE) {
 		fprintf(stderr, "pdctl: %s: %s\n", t->name, text);
 	} else if (!(*ret_json = json_loads(text, JSON_DECODE_ANY, &why))) {
-		fprintf(stderr, "pdctl: %s: the answer to %s is no JSON: %s at byte %d\n", t->name, command, why.text, why.position);
+		fprintf(stderr, "pdctl: %s: the answer to %s is no JSON: %s at byte %d\n", t->name, command,
+		        why.text, why.position);
 		r = EXIT_REFUSED;
 	}
 	free(text);

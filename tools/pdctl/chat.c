@@ -1,7 +1,9 @@
-/* chat.c - `pdctl chat`: a conversation with the model over the router's HTTP interface; the answer is printed as it streams.
+/* chat.c - `pdctl chat`: a conversation with the model over the router's HTTP interface; the answer
+ * is printed as it streams.
  *
- * With a text as argument: one question, exit status 0 if it was answered. Without: a line is a turn, until end of file. With --json the
- * answer is one object with the text, the request's id and the usage figures. */
+ * With a text as argument: one question, exit status 0 if it was answered. Without: a line is a
+ * turn, until end of file. With --json the answer is one object with the text, the request's id
+ * and the usage figures. */
 #include "pdctl.h"
 
 #include "util/err.h"
@@ -25,9 +27,12 @@ struct turn {
 
 static void take_event(struct turn *t, const json_t *event)
 {
-	const json_t *choice = json_array_get(json_object_get(event, "choices"), 0), *error = json_object_get(event, "error");
-	const char *id = json_string_value(json_object_get(event, "id")), *finish = json_string_value(json_object_get(choice, "finish_reason"));
-	const char *text = json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
+	const json_t *choice = json_array_get(json_object_get(event, "choices"), 0),
+				 *error = json_object_get(event, "error");
+	const char *id = json_string_value(json_object_get(event, "id")),
+			   *finish = json_string_value(json_object_get(choice, "finish_reason"));
+	const char *text = json_string_value(
+		json_object_get(json_object_get(choice, "delta"), "content"));
 	if (error) {
 		const char *message = json_string_value(json_object_get(error, "message"));
 		buf_adds(&t->error, message ? message : "an error without a message");
@@ -85,7 +90,8 @@ static void take_failure(struct turn *t)
 	if (j && json_object_get(j, "error"))
 		take_event(t, j);
 	else
-		buf_printf(&t->error, "the router refused: %.300s", t->line.data ? t->line.data : "no text");
+		buf_printf(&t->error, "the router refused: %.300s",
+		           t->line.data ? t->line.data : "no text");
 	json_decref(j);
 }
 
@@ -104,12 +110,14 @@ static const char *key_of_user(void)
 	return key && *key ? key : NULL;
 }
 
-/* Sends the conversation, adds the answer to it. An exit code. The API's own default, temperature 1 without a limit, makes small models ramble:
- * a person who has not chosen gets what people usually choose. */
+/* Sends the conversation, adds the answer to it. An exit code. The API's own default, temperature 1
+ * without a limit, makes small models ramble: a person who has not chosen gets what people
+ * usually choose. */
 static int ask(const struct options *o, const char *base, json_t *messages, struct turn *t)
 {
-	json_t *request = json_pack("{s:O,s:b,s:{s:b},s:f,s:f}", "messages", messages, "stream", 1, "stream_options", "include_usage", 1,
-	                            "temperature", CHAT_TEMPERATURE, "min_p", CHAT_MIN_P);
+	json_t *request = json_pack("{s:O,s:b,s:{s:b},s:f,s:f}", "messages", messages, "stream", 1,
+	                            "stream_options", "include_usage", 1, "temperature",
+	                            CHAT_TEMPERATURE, "min_p", CHAT_MIN_P);
 	if (o->members)
 		json_object_update(request, o->members);
 	char *body = json_dumps(request, JSON_COMPACT), *why = NULL;
@@ -131,7 +139,8 @@ static int ask(const struct options *o, const char *base, json_t *messages, stru
 		fprintf(stderr, "%spdctl: %s\n", t->answer.len && t->print ? "\n" : "", t->error.data);
 		return EXIT_REFUSED;
 	}
-	json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "assistant", "content", t->answer.data ? t->answer.data : ""));
+	json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "assistant", "content",
+	                                          t->answer.data ? t->answer.data : ""));
 	return EXIT_DONE;
 }
 
@@ -141,7 +150,9 @@ static int one_turn(const struct options *o, const char *base, json_t *messages,
 	json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", text));
 	int code = ask(o, base, messages, &t);
 	if (code == EXIT_DONE && o->json) {
-		json_t *j = json_pack("{s:s,s:s,s:s,s:O?}", "id", t.id, "text", t.answer.data ? t.answer.data : "", "finish_reason", t.finish, "usage", t.usage);
+		json_t *j = json_pack("{s:s,s:s,s:s,s:O?}", "id", t.id, "text",
+		                      t.answer.data ? t.answer.data : "", "finish_reason", t.finish,
+		                      "usage", t.usage);
 		print_json(j);
 		json_decref(j);
 	} else if (code == EXIT_DONE) {
@@ -190,8 +201,8 @@ static int find_base(const struct options *o, char *out, size_t size)
 	const char *listen = json_string_value(json_object_get(j, "http"));
 	const char *colon = listen ? strrchr(listen, ':') : NULL;
 	int host = colon && strncmp(listen, "0.0.0.0:", 8) != 0 ? (int)(colon - listen) : 0;
-	snprintf(out, size, "http://%.*s:%" JSON_INTEGER_FORMAT, host ? host : 9, host ? listen : "127.0.0.1",
-	         json_integer_value(json_object_get(j, "port")));
+	snprintf(out, size, "http://%.*s:%" JSON_INTEGER_FORMAT, host ? host : 9,
+	         host ? listen : "127.0.0.1", json_integer_value(json_object_get(j, "port")));
 	json_decref(j);
 	return EXIT_DONE;
 }
@@ -204,7 +215,8 @@ int chat_command(const struct options *o, char *const *args, size_t n_args)
 		return code;
 	json_t *messages = json_array();
 	if (o->system)
-		json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "system", "content", o->system));
+		json_array_append_new(messages,
+		                      json_pack("{s:s,s:s}", "role", "system", "content", o->system));
 	if (n_args) {
 		struct buf text;
 		buf_init(&text, 0);

@@ -1,7 +1,9 @@
-/* http.c - a small HTTP/1.1 client: one POST on a connection of its own, the body handed on as it arrives.
+/* http.c - a small HTTP/1.1 client: one POST on a connection of its own, the body handed on as it
+ * arrives.
  *
- * Takes what a server may send (chunked, with a length, or until the end of the connection); headers are bounded. A server that stays
- * silent for SILENCE_S seconds, or ends early, is an error with a sentence. */
+ * Takes what a server may send (chunked, with a length, or until the end of the connection);
+ * headers are bounded. A server that stays silent for SILENCE_S seconds, or ends early, is an
+ * error with a sentence. */
 #include "pdctl.h"
 
 #include "util/err.h"
@@ -23,9 +25,9 @@
 struct reader {
 	int fd, status;
 	const struct http_hooks *hooks;
-	struct buf in;              /* what has arrived and is not used yet */
+	struct buf in; /* what has arrived and is not used yet */
 	int chunked, ended;
-	long long left;             /* of the body or the chunk; -1: until the end of the connection */
+	long long left; /* of the body or the chunk; -1: until the end of the connection */
 	char *why;
 };
 
@@ -92,7 +94,8 @@ static int more(struct reader *r)
 		k = recv(r->fd, piece, sizeof piece, 0);
 	while (k < 0 && errno == EINTR);
 	if (k < 0)
-		return fail(r, errno == EAGAIN ? mem_printf("no answer for %d s", SILENCE_S) : mem_printf("cannot read the answer: %s", strerror(errno)));
+		return fail(r, errno == EAGAIN ? mem_printf("no answer for %d s", SILENCE_S)
+		                               : mem_printf("cannot read the answer: %s", strerror(errno)));
 	if (k > 0)
 		buf_add(&r->in, piece, (size_t)k);
 	return k > 0;
@@ -177,7 +180,9 @@ static int read_part(struct reader *r)
 		if (k < 0)
 			return -1;
 		if (k == 0)
-			return r->left < 0 ? 0 : fail(r, mem_strdup("the connection ended in the middle of the answer"));
+			return r->left < 0
+			           ? 0
+			           : fail(r, mem_strdup("the connection ended in the middle of the answer"));
 	}
 }
 
@@ -200,13 +205,18 @@ static int read_chunks(struct reader *r)
 	}
 }
 
-static int post(struct reader *r, const char *host, const char *path, const char *key, const char *body)
+static int post(struct reader *r, const char *host, const char *path, const char *key,
+                const char *body)
 {
 	struct timeval silence = {.tv_sec = SILENCE_S};
 	setsockopt(r->fd, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof silence);
-	char *head = mem_printf("POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n%s%s%sConnection: close\r\n\r\n", path,
-	                        host, strlen(body), key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "");
-	int bad = send_all(r, head, strlen(head)) < 0 || send_all(r, body, strlen(body)) < 0 || read_head(r) < 0;
+	char *head = mem_printf(
+		"POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: "
+		"%zu\r\n%s%s%sConnection: close\r\n\r\n",
+		path, host, strlen(body), key ? "Authorization: Bearer " : "", key ? key : "",
+		key ? "\r\n" : "");
+	int bad = send_all(r, head, strlen(head)) < 0 || send_all(r, body, strlen(body)) < 0 ||
+	          read_head(r) < 0;
 	free(head);
 	if (bad || (r->chunked ? read_chunks(r) : read_part(r)) < 0)
 		return -1;
@@ -214,7 +224,8 @@ static int post(struct reader *r, const char *host, const char *path, const char
 	return 0;
 }
 
-int http_post(const char *base, const char *path, const char *key, const char *body, const struct http_hooks *hooks, char **ret_why)
+int http_post(const char *base, const char *path, const char *key, const char *body,
+              const struct http_hooks *hooks, char **ret_why)
 {
 	char host[256];
 	if (key && strpbrk(key, "\r\n")) {

@@ -1,7 +1,7 @@
 /* main.c - pdctl: what an operator types. Options, the table of commands, exit codes.
  *
- * Exit status: 0 done; 1 a daemon refused, or what was asked for does not exist; 2 wrong usage; 3 a daemon could not be reached. Answers
- * go to stdout, everything else to stderr. */
+ * Exit status: 0 done; 1 a daemon refused, or what was asked for does not exist; 2 wrong usage; 3 a
+ * daemon could not be reached. Answers go to stdout, everything else to stderr. */
 #include "pdctl.h"
 
 #include "util/log.h"
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define WAIT_US 2000000u
-#define FLUSH_WAIT_US 130000000u   /* storage gives a Redis two minutes */
+#define FLUSH_WAIT_US 130000000u /* storage gives a Redis two minutes */
 
 typedef int command_fn(const struct options *o, char *const *args, size_t n_args);
 
@@ -37,7 +37,7 @@ static size_t chosen(const struct options *o, struct target **ret_list)
 	return 1;
 }
 
-/* --- status ---------------------------------------------------------------------------------------------------------------- */
+/* --- status -------------------------------------------------------------- */
 
 static int status_command(const struct options *o, char *const *args, size_t n_args)
 {
@@ -53,7 +53,8 @@ static int status_command(const struct options *o, char *const *args, size_t n_a
 		json_t *j;
 		code = worse(code, ask_json(o, &list[i], "status", args, n_args, &j));
 		show_status_row(t, &list[i], j);
-		json_array_append_new(all, j ? j : json_pack("{s:s,s:s}", "name", list[i].name, "state", "down"));
+		json_array_append_new(
+			all, j ? j : json_pack("{s:s,s:s}", "name", list[i].name, "state", "down"));
 	}
 	if (o->json)
 		print_json(o->daemon || o->endpoint ? json_array_get(all, 0) : all);
@@ -66,10 +67,11 @@ static int status_command(const struct options *o, char *const *args, size_t n_a
 	return code;
 }
 
-/* --- kv, requests ------------------------------------------------------------------------------------------------------------ */
+/* --- kv, requests -------------------------------------------------------- */
 
 /* Asks all that know the command; with -d or -e the one must know it. ret_all: {name: answer}. */
-static int ask_all(const struct options *o, const char *command, char *const *args, size_t n_args, json_t **ret_all)
+static int ask_all(const struct options *o, const char *command, char *const *args, size_t n_args,
+                   json_t **ret_all)
 {
 	struct target *list;
 	size_t n = chosen(o, &list), answers = 0;
@@ -83,8 +85,10 @@ static int ask_all(const struct options *o, const char *command, char *const *ar
 		json_t *j = r == EXIT_DONE ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
 		if (j)
 			answers += json_object_set_new(*ret_all, list[i].name, j) == 0;
-		else if (r != EXIT_REFUSED || n == 1)   /* of several, those without the command are passed over */
-			fprintf(stderr, "pdctl: %s: %s\n", list[i].name, r == EXIT_DONE ? "the answer is no JSON" : text);
+		/* of several, those without the command are passed over */
+		else if (r != EXIT_REFUSED || n == 1)
+			fprintf(stderr, "pdctl: %s: %s\n", list[i].name,
+			        r == EXIT_DONE ? "the answer is no JSON" : text);
 		if (r != EXIT_REFUSED || n == 1)
 			code = worse(code, r);
 		free(text);
@@ -118,7 +122,9 @@ static void show_stored(const struct options *o)
 	size_t n = chosen(o, &list);
 	for (size_t i = 0; i < n; i++) {
 		char *text = NULL;
-		json_t *j = ask_text(o, &list[i], "storage", NULL, 0, &text) == EXIT_DONE ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+		json_t *j = ask_text(o, &list[i], "storage", NULL, 0, &text) == EXIT_DONE
+		                ? json_loads(text, JSON_DECODE_ANY, NULL)
+		                : NULL;
 		if (j)
 			json_object_set_new(all, list[i].name, j);
 		free(text);
@@ -139,7 +145,7 @@ static void show_below(const json_t *all)
 	int rows = 0;
 	struct table *t = table_new();
 	show_kv_below_head(t);
-	json_object_foreach ((json_t *)all, name, kv)
+	json_object_foreach((json_t *)all, name, kv)
 		rows += show_kv_below_rows(t, name, kv);
 	if (rows)
 		puts("\nblocks of storage, as the workers see it:");
@@ -159,11 +165,11 @@ static int kv_command(const struct options *o, char *const *args, size_t n_args)
 	} else if (json_object_size(all)) {
 		struct table *t = table_new();
 		show_kv_head(t);
-		json_object_foreach (all, name, kv)
+		json_object_foreach(all, name, kv)
 			show_kv_row(t, name, kv);
 		table_print(&t);
 		show_below(all);
-		json_object_foreach (all, name, kv)
+		json_object_foreach(all, name, kv)
 			show_kv_owners(name, kv);
 		show_stored(o);
 	}
@@ -178,7 +184,7 @@ static void show_tiers(const json_t *all)
 	json_t *answer;
 	struct table *t = table_new();
 	show_tiers_head(t);
-	json_object_foreach ((json_t *)all, name, answer)
+	json_object_foreach((json_t *)all, name, answer)
 		show_tiers_rows(t, name, answer);
 	table_print(&t);
 }
@@ -192,7 +198,7 @@ static int storage_command(const struct options *o, char *const *args, size_t n_
 		print_answers(o, all);
 	} else if (json_object_size(all)) {
 		show_tiers(all);
-		json_object_foreach (all, name, answer)
+		json_object_foreach(all, name, answer)
 			show_tier_workers(name, answer);
 	}
 	json_decref(all);
@@ -215,12 +221,14 @@ static int flush_command(const struct options *o, char *const *args, size_t n_ar
 	if (o->json)
 		print_json(j);
 	else
-		printf("%s: %lld blocks dropped\n", json_string_value(json_object_get(j, "tier")), (long long)json_integer_value(json_object_get(j, "blocks")));
+		printf("%s: %lld blocks dropped\n", json_string_value(json_object_get(j, "tier")),
+		       (long long)json_integer_value(json_object_get(j, "blocks")));
 	json_decref(j);
 	return EXIT_DONE;
 }
 
-static int show_answers(const struct options *o, const char *command, char *const *args, size_t n_args)
+static int show_answers(const struct options *o, const char *command, char *const *args,
+                        size_t n_args)
 {
 	json_t *all, *j;
 	const char *name;
@@ -229,7 +237,7 @@ static int show_answers(const struct options *o, const char *command, char *cons
 		print_answers(o, all);
 	} else {
 		size_t i = 0;
-		json_object_foreach (all, name, j) {
+		json_object_foreach(all, name, j) {
 			if (json_object_size(all) > 1)
 				printf("%s%s:\n", i++ ? "\n" : "", name);
 			show_any(j);
@@ -244,7 +252,7 @@ static int requests_command(const struct options *o, char *const *args, size_t n
 	return show_answers(o, "requests", args, n_args);
 }
 
-/* --- questions to one daemon --------------------------------------------------------------------------------------------------- */
+/* --- questions to one daemon --------------------------------------------- */
 
 static int workers_command(const struct options *o, char *const *args, size_t n_args)
 {
@@ -253,7 +261,9 @@ static int workers_command(const struct options *o, char *const *args, size_t n_
 	int r = target_one(o, "router", &t);
 	if (r != EXIT_DONE || (r = ask_json(o, &t, "workers", args, n_args, &j)) != EXIT_DONE)
 		return r;
-	const json_t *list = json_is_object(j) && json_object_get(j, "workers") ? json_object_get(j, "workers") : j;
+	const json_t *list = json_is_object(j) && json_object_get(j, "workers")
+	                         ? json_object_get(j, "workers")
+	                         : j;
 	if (o->json)
 		print_json(j);
 	else if (json_array_size(list))
@@ -335,16 +345,21 @@ static int role_command(const struct options *o, char *const *args, size_t n_arg
 	if (skip)
 		one.daemon = args[0];
 	if (!one.daemon && !o->endpoint) {
-		fprintf(stderr, "pdctl: role of whom? `pdctl role NAME`, `pdctl role NAME prefill|decode|mixed`\n");
+		fprintf(stderr,
+		        "pdctl: role of whom? `pdctl role NAME`, `pdctl role NAME prefill|decode|mixed`\n");
 		return EXIT_USAGE;
 	}
 	int r = target_one(&one, "", &t);
-	if (r != EXIT_DONE || (r = ask_json(&one, &t, "role", args + skip, n_args - skip, &j)) != EXIT_DONE)
+	if (r != EXIT_DONE ||
+	    (r = ask_json(&one, &t, "role", args + skip, n_args - skip, &j)) != EXIT_DONE)
 		return r;
 	for (int i = 0; json_is_string(json_object_get(j, "switching")) && n_args > skip; i++) {
 		if (i == ROLE_WAIT_S * (1000000 / ROLE_POLL_US)) {
-			fprintf(stderr, "pdctl: %s: still on its way to %s after %d s; `pdctl -d %s requests` shows what it waits for\n", t.name,
-			        json_string_value(json_object_get(j, "switching")), ROLE_WAIT_S, t.name);
+			fprintf(stderr,
+			        "pdctl: %s: still on its way to %s after %d s; `pdctl -d %s requests` shows "
+			        "what it waits for\n",
+			        t.name, json_string_value(json_object_get(j, "switching")), ROLE_WAIT_S,
+			        t.name);
 			r = EXIT_REFUSED;
 			break;
 		}
@@ -361,7 +376,7 @@ static int role_command(const struct options *o, char *const *args, size_t n_arg
 	return r;
 }
 
-/* --- options ---------------------------------------------------------------------------------------------------------------- */
+/* --- options ------------------------------------------------------------- */
 
 static const struct command {
 	const char *name, *args, *help;
@@ -372,17 +387,28 @@ static const struct command {
 	{"workers", "", "the workers that the router knows", workers_command, 0},
 	{"requests", "", "requests under way, at each daemon", requests_command, 0},
 	{"kv", "", "KV blocks by state; owner, age and reason of every block in use", kv_command, 0},
-	{"storage", "", "stored blocks by tier, hits, rates, what is under way; the workers attached", storage_command, 0},
+	{"storage", "", "stored blocks by tier, hits, rates, what is under way; the workers attached",
+     storage_command, 0},
 	{"flush", "[TIER]", "drop what is stored: all, or memory, disk or redis", flush_command, 1},
 	{"trace", "ID", "one request's timeline, from the logs of all daemons", trace_command, 1},
-	{"config", "[KEY]", "configuration of the router, or of the daemon that -d names", config_command, 1},
-	{"metrics", "", "figures of the router, or of the daemon that -d names, as Prometheus text", metrics_command, 0},
-	{"role", "NAME [ROLE]", "show a worker's role, or switch it to prefill, decode or mixed and wait until that is done", role_command, 2},
-	{"log-level", "[LEVEL]", "show or set what is logged: debug, info, warn, error", log_level_command, 1},
-	{"chat", "[TEXT]", "ask the model; without TEXT: a conversation, one line each", chat_command, 64},
-	{"render", "MODEL [FILE|-]", "the prompt that the body of a chat request becomes; without daemons; MODEL: a GGUF file or a folder", render_command, 2},
+	{"config", "[KEY]", "configuration of the router, or of the daemon that -d names",
+     config_command, 1},
+	{"metrics", "", "figures of the router, or of the daemon that -d names, as Prometheus text",
+     metrics_command, 0},
+	{"role", "NAME [ROLE]",
+     "show a worker's role, or switch it to prefill, decode or mixed and wait until that is done",
+     role_command, 2},
+	{"log-level", "[LEVEL]", "show or set what is logged: debug, info, warn, error",
+     log_level_command, 1},
+	{"chat", "[TEXT]", "ask the model; without TEXT: a conversation, one line each", chat_command,
+     64},
+	{"render", "MODEL [FILE|-]",
+     "the prompt that the body of a chat request becomes; without daemons; MODEL: a GGUF file or a "
+     "folder",
+     render_command, 2},
 	{"tokenize", "MODEL [TEXT|-]", "a text's token ids and pieces, likewise", tokenize_command, 2},
-	{"detokenize", "MODEL [ID...|-]", "the text of token ids, likewise", detokenize_command, SIZE_MAX},
+	{"detokenize", "MODEL [ID...|-]", "the text of token ids, likewise", detokenize_command,
+     SIZE_MAX},
 	{"stop", "NAME|all", "end daemons in order", stop_command, 1},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -392,20 +418,24 @@ static void usage(FILE *f)
 	fputs("usage: pdctl [-r RUNDIR | -e ENDPOINT] [-d NAME] [--json] COMMAND [ARGUMENT]...\n", f);
 	for (size_t i = 0; i < COMMANDS; i++)
 		fprintf(f, "  %-10s %-15s %s\n", commands[i].name, commands[i].args, commands[i].help);
-	fputs("  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists them).\n"
-	      "options:\n"
-	      "  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, /run/pdserve, or the launcher's)\n"
-	      "  -e, --endpoint ADDR  one daemon's ZeroMQ address, as ipc:///run/pdserve/router.ipc\n"
-	      "  -d, --daemon NAME    only this daemon\n"
-	      "  -u, --url URL        the router's HTTP address for chat (default: as the router says)\n"
-	      "  -S, --system TEXT    the system message of a chat\n"
-	      "  -s, --set KEY=VALUE  a member of the chat request, as temperature=0 (VALUE is JSON, or else a text; without: temperature=0.7, min_p=0.05),\n"
-	      "                       of render's body, or add_special_tokens of tokenize\n"
-	      "      --template FILE  the chat template of render, instead of the model's own\n"
-	      "  -j, --json           JSON instead of text\n"
-	      "  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
-	      "exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be reached\n",
-	      f);
+	fputs(
+		"  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists them).\n"
+		"options:\n"
+		"  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, "
+		"/run/pdserve, or the launcher's)\n"
+		"  -e, --endpoint ADDR  one daemon's ZeroMQ address, as ipc:///run/pdserve/router.ipc\n"
+		"  -d, --daemon NAME    only this daemon\n"
+		"  -u, --url URL        the router's HTTP address for chat (default: as the router says)\n"
+		"  -S, --system TEXT    the system message of a chat\n"
+		"  -s, --set KEY=VALUE  a member of the chat request, as temperature=0 (VALUE is JSON, or "
+		"else a text; without: temperature=0.7, min_p=0.05),\n"
+		"                       of render's body, or add_special_tokens of tokenize\n"
+		"      --template FILE  the chat template of render, instead of the model's own\n"
+		"  -j, --json           JSON instead of text\n"
+		"  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
+		"exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be "
+		"reached\n",
+		f);
 }
 
 static const char *default_rundir(void)
@@ -435,10 +465,17 @@ static void set_member(struct options *o, const char *text)
 static int parse(int argc, char **argv, struct options *o)
 {
 	static const struct option longs[] = {
-		{"rundir", required_argument, 0, 'r'}, {"endpoint", required_argument, 0, 'e'}, {"daemon", required_argument, 0, 'd'},
-		{"url", required_argument, 0, 'u'},    {"json", no_argument, 0, 'j'},           {"set", required_argument, 0, 's'},    {"system", required_argument, 0, 'S'},
-		{"timeout", required_argument, 0, 't'}, {"template", required_argument, 0, 'T'},
-		{"help", no_argument, 0, 'h'},         {0},
+		{"rundir", required_argument, 0, 'r'},
+		{"endpoint", required_argument, 0, 'e'},
+		{"daemon", required_argument, 0, 'd'},
+		{"url", required_argument, 0, 'u'},
+		{"json", no_argument, 0, 'j'},
+		{"set", required_argument, 0, 's'},
+		{"system", required_argument, 0, 'S'},
+		{"timeout", required_argument, 0, 't'},
+		{"template", required_argument, 0, 'T'},
+		{"help", no_argument, 0, 'h'},
+		{0},
 	};
 	int c;
 	while ((c = getopt_long(argc, argv, "+r:e:d:u:js:S:t:h", longs, NULL)) != -1) {
@@ -477,7 +514,10 @@ static int options_ended(char **argv)
 static int pass_through(const struct options *o, char **words, size_t n)
 {
 	if (!o->daemon && !o->endpoint) {
-		fprintf(stderr, "pdctl: unknown command \"%s\"; `pdctl --help` lists them, -d NAME asks one daemon\n", words[0]);
+		fprintf(
+			stderr,
+			"pdctl: unknown command \"%s\"; `pdctl --help` lists them, -d NAME asks one daemon\n",
+			words[0]);
 		return EXIT_USAGE;
 	}
 	return show_answers(o, words[0], words + 1, n - 1);
@@ -513,7 +553,8 @@ int main(int argc, char **argv)
 	if (i == COMMANDS) {
 		r = pass_through(&o, words, n);
 	} else if (n - 1 > commands[i].args_max) {
-		fprintf(stderr, "pdctl: %s takes: %s\n", words[0], *commands[i].args ? commands[i].args : "no argument");
+		fprintf(stderr, "pdctl: %s takes: %s\n", words[0],
+		        *commands[i].args ? commands[i].args : "no argument");
 		r = EXIT_USAGE;
 	} else {
 		r = commands[i].fn(&o, words + 1, n - 1);

@@ -1,4 +1,5 @@
-/* pdctl.h - what the parts of pdctl share: how daemons are found and asked, tables, the commands. */
+/* pdctl.h - what the parts of pdctl share: how daemons are found and asked, tables, the
+ * commands. */
 #ifndef PDCTL_PDCTL_H
 #define PDCTL_PDCTL_H
 
@@ -14,22 +15,27 @@ struct options {
 	const char *rundir, *daemon, *endpoint, *http, *system, *chat_template;
 	int json;
 	uint64_t timeout_us;
-	json_t *members;          /* further members of a chat request or of its body (-s), or NULL */
+	json_t *members; /* further members of a chat request or of its body (-s), or NULL */
 };
 
 /* --- ask.c: the daemons of a run directory, or the one of an endpoint --- */
 struct target {
 	char name[64], endpoint[320];
-	int alive;               /* 0: it left its socket behind and its process is gone */
+	int alive; /* 0: it left its socket behind and its process is gone */
 };
-/* Sorted by name: router first, then the rest. Says why on stderr if there is none, and returns 0. The caller frees *ret_list. */
+/* Sorted by name: router first, then the rest. Says why on stderr if there is none, and returns
+ * 0. The caller frees *ret_list. */
 size_t targets_find(const struct options *o, struct target **ret_list);
-/* The daemon that -d or -e names, or else the one called `standard`. Says why on stderr and returns an exit code if there is none. */
+/* The daemon that -d or -e names, or else the one called `standard`. Says why on stderr and
+ * returns an exit code if there is none. */
 int target_one(const struct options *o, const char *standard, struct target *ret);
 /* Returns an exit code; *ret_text (malloc'd) is the answer, or the reason if the code is not 0. */
-int ask_text(const struct options *o, const struct target *t, const char *command, char *const *args, size_t n_args, char **ret_text);
-/* As ask_text, with the answer parsed. If the code is not 0, the reason has been printed and *ret_json is NULL. */
-int ask_json(const struct options *o, const struct target *t, const char *command, char *const *args, size_t n_args, json_t **ret_json);
+int ask_text(const struct options *o, const struct target *t, const char *command,
+             char *const *args, size_t n_args, char **ret_text);
+/* As ask_text, with the answer parsed. If the code is not 0, the reason has been printed and
+ * *ret_json is NULL. */
+int ask_json(const struct options *o, const struct target *t, const char *command,
+             char *const *args, size_t n_args, json_t **ret_json);
 
 /* --- table.c --- */
 struct table;
@@ -37,9 +43,10 @@ struct table *table_new(void);
 void table_cell(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void table_end_row(struct table *t);
 void table_destroy(struct table **t);
-void table_print(struct table **t);              /* first row is the head; columns of numbers are set to the right; frees it */
-void text_bytes(char *out, size_t size, double bytes);      /* "1.5 GiB" */
-void text_us(char *out, size_t size, double us);            /* "12.3 ms" */
+/* first row is the head; columns of numbers are set to the right; frees it */
+void table_print(struct table **t);
+void text_bytes(char *out, size_t size, double bytes); /* "1.5 GiB" */
+void text_us(char *out, size_t size, double us);       /* "12.3 ms" */
 void print_json(const json_t *j);
 
 /* --- show.c: an answer for people --- */
@@ -49,7 +56,7 @@ void show_workers(const json_t *list);
 void show_kv_head(struct table *t);
 void show_kv_row(struct table *t, const char *name, const json_t *kv);
 void show_kv_below_head(struct table *t);
-int show_kv_below_rows(struct table *t, const char *name, const json_t *kv);     /* rows */
+int show_kv_below_rows(struct table *t, const char *name, const json_t *kv); /* rows */
 void show_kv_owners(const char *name, const json_t *kv);
 void show_tiers_head(struct table *t);
 void show_tiers_rows(struct table *t, const char *name, const json_t *storage);
@@ -70,7 +77,9 @@ struct http_hooks {
 	/* status: of the answer; n 0 at its end. Nonzero ends the transfer. */
 	int (*body)(void *arg, int status, const char *data, size_t n);
 };
-/* 0, or -1 with the reason in *ret_why (malloc'd). base: "http://HOST:PORT". key: sent as Authorization: Bearer, or NULL. */
-int http_post(const char *base, const char *path, const char *key, const char *body, const struct http_hooks *hooks, char **ret_why);
+/* 0, or -1 with the reason in *ret_why (malloc'd). base: "http://HOST:PORT". key: sent as
+ * Authorization: Bearer, or NULL. */
+int http_post(const char *base, const char *path, const char *key, const char *body,
+              const struct http_hooks *hooks, char **ret_why);
 
 #endif

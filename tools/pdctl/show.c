@@ -1,5 +1,5 @@
-/* show.c - answers of daemons for people. Everything here takes any JSON: what is missing is shown as "-", what is new is shown
- * under its own name. */
+/* show.c - answers of daemons for people. Everything here takes any JSON: what is missing is shown
+ * as "-", what is new is shown under its own name. */
 #include "pdctl.h"
 
 #include <stdio.h>
@@ -60,11 +60,11 @@ static void show_list(const json_t *list)
 	const char *key;
 	size_t i;
 	struct table *t = table_new();
-	json_object_foreach ((json_t *)first, key, v)
+	json_object_foreach((json_t *)first, key, v)
 		head_of(t, key);
 	table_end_row(t);
-	json_array_foreach (list, i, row) {
-		json_object_foreach ((json_t *)first, key, v)
+	json_array_foreach(list, i, row) {
+		json_object_foreach((json_t *)first, key, v)
 			cell_of(t, row, key);
 		table_end_row(t);
 	}
@@ -84,14 +84,14 @@ static void show_object(const json_t *j)
 	table_cell(t, "KEY");
 	table_cell(t, "VALUE");
 	table_end_row(t);
-	json_object_foreach ((json_t *)j, key, v)
+	json_object_foreach((json_t *)j, key, v)
 		if (!is_list_of_objects(v)) {
 			table_cell(t, "%s", key);
 			cell_of(t, j, key);
 			table_end_row(t);
 		}
 	table_print(&t);
-	json_object_foreach ((json_t *)j, key, v)
+	json_object_foreach((json_t *)j, key, v)
 		if (is_list_of_objects(v)) {
 			printf("\n%s:\n", key);
 			show_list(v);
@@ -122,13 +122,14 @@ void show_config(const json_t *j, const char *only)
 	head_of(t, "range");
 	head_of(t, "meaning");
 	table_end_row(t);
-	json_object_foreach ((json_t *)j, key, k) {
+	json_object_foreach((json_t *)j, key, k) {
 		if (only && strcmp(only, key) != 0)
 			continue;
 		table_cell(t, "%s", key);
 		for (int i = 0; i < 4; i++)
 			cell_of(t, k, columns[i]);
-		double min = json_number_value(json_object_get(k, "min")), max = json_number_value(json_object_get(k, "max"));
+		double min = json_number_value(json_object_get(k, "min")),
+			   max = json_number_value(json_object_get(k, "max"));
 		if (json_object_get(k, "choices"))
 			cell_of(t, k, "choices");
 		else if (min != 0 || max != 0)
@@ -143,8 +144,13 @@ void show_config(const json_t *j, const char *only)
 
 void show_workers(const json_t *list)
 {
-	static const char *const columns[] = {"name", "role", "state", "requests", "running", "waiting", "blocks", "blocks_free", "blocks_held",
-	                                      "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "kv_index", "kv_memory", "kv_disk", "memory_weight", "disk_weight", "breaker", "heard_ms_ago"};
+	static const char *const columns[] = {"name",          "role",          "state",
+	                                      "requests",      "running",       "waiting",
+	                                      "blocks",        "blocks_free",   "blocks_held",
+	                                      "prompt_tokens", "cached_tokens", "generated_tokens",
+	                                      "preemptions",   "kv_index",      "kv_memory",
+	                                      "kv_disk",       "memory_weight", "disk_weight",
+	                                      "breaker",       "heard_ms_ago"};
 	const size_t n = sizeof columns / sizeof *columns;
 	const json_t *w;
 	size_t i;
@@ -152,7 +158,7 @@ void show_workers(const json_t *list)
 	for (size_t c = 0; c < n; c++)
 		head_of(t, columns[c]);
 	table_end_row(t);
-	json_array_foreach (list, i, w) {
+	json_array_foreach(list, i, w) {
 		for (size_t c = 0; c < n; c++)
 			cell_of(t, w, columns[c]);
 		table_end_row(t);
@@ -160,8 +166,10 @@ void show_workers(const json_t *list)
 	table_print(&t);
 }
 
-static const char *const kv_columns[] = {"blocks", "free", "held", "leased", "cached", "cached_stored", "sum", "evictable", "hit_rate", "evictions", "evicted_stored",
-                                         "due", "writing", "readers", "oldest_pin_ms", "oldest_pin"};
+static const char *const kv_columns[] = {
+	"blocks",  "free",      "held",          "leased",    "cached",         "cached_stored",
+	"sum",     "evictable", "hit_rate",      "evictions", "evicted_stored", "due",
+	"writing", "readers",   "oldest_pin_ms", "oldest_pin"};
 #define KV_COLUMNS (sizeof kv_columns / sizeof *kv_columns)
 
 void show_kv_head(struct table *t)
@@ -180,12 +188,16 @@ void show_kv_row(struct table *t, const char *name, const json_t *kv)
 	table_end_row(t);
 }
 
-static const char *const below_columns[] = {"tier", "cached_stored", "found_blocks", "read_blocks", "written_blocks", "read_bytes_per_s", "read_begin_us", "break_even_blocks"};
+static const char *const below_columns[] = {"tier",          "cached_stored",    "found_blocks",
+                                            "read_blocks",   "written_blocks",   "read_bytes_per_s",
+                                            "read_begin_us", "break_even_blocks"};
 #define BELOW_COLUMNS (sizeof below_columns / sizeof *below_columns)
 
 void show_kv_below_head(struct table *t)
 {
-	static const char *const heads[BELOW_COLUMNS] = {"tier", "cached", "found", "read", "written", "read/s", "first byte", "break-even"};
+	static const char *const heads[BELOW_COLUMNS] = {"tier",       "cached",    "found",
+	                                                 "read",       "written",   "read/s",
+	                                                 "first byte", "break-even"};
 	head_of(t, "name");
 	for (size_t c = 0; c < BELOW_COLUMNS; c++)
 		head_of(t, heads[c]);
@@ -200,14 +212,16 @@ int show_kv_below_rows(struct table *t, const char *name, const json_t *kv)
 	const json_t *storage = json_object_get(kv, "storage"), *tier;
 	size_t i;
 	int rows = 0;
-	json_array_foreach (json_object_get(storage, "tiers"), i, tier) {
-		if (!json_integer_value(json_object_get(tier, "found_blocks")) && !json_integer_value(json_object_get(tier, "written_blocks")))
+	json_array_foreach(json_object_get(storage, "tiers"), i, tier) {
+		if (!json_integer_value(json_object_get(tier, "found_blocks")) &&
+		    !json_integer_value(json_object_get(tier, "written_blocks")))
 			continue;
 		table_cell(t, "%s", name);
 		for (size_t c = 0; c < BELOW_COLUMNS; c++)
 			cell_of(t, tier, below_columns[c]);
 		cell_of(t, storage, "write_bytes_per_s");
-		table_cell(t, "%.0f tokens", json_number_value(json_object_get(storage, "compute_tokens_per_s")));
+		table_cell(t, "%.0f tokens",
+		           json_number_value(json_object_get(storage, "compute_tokens_per_s")));
 		table_end_row(t);
 		rows++;
 	}
@@ -223,15 +237,33 @@ void show_kv_owners(const char *name, const json_t *kv)
 	show_list(owners);
 }
 
-static const char *const tier_columns[] = {"tier", "state", "eviction", "blocks", "bytes", "capacity_bytes", "hit_rate", "read_bytes_per_s", "write_bytes_per_s",
-                                           "queued", "oldest_us", "evictions", "lost", "copied_down", "promoted", "corrupt", "errors"};
+static const char *const tier_columns[] = {"tier",
+                                           "state",
+                                           "eviction",
+                                           "blocks",
+                                           "bytes",
+                                           "capacity_bytes",
+                                           "hit_rate",
+                                           "read_bytes_per_s",
+                                           "write_bytes_per_s",
+                                           "queued",
+                                           "oldest_us",
+                                           "evictions",
+                                           "lost",
+                                           "copied_down",
+                                           "promoted",
+                                           "corrupt",
+                                           "errors"};
 #define TIER_COLUMNS (sizeof tier_columns / sizeof *tier_columns)
 
 void show_tiers_head(struct table *t)
 {
 	static const struct {
 		const char *column, *head;
-	} shorter[] = {{"capacity_bytes", "capacity"}, {"read_bytes_per_s", "read/s"}, {"write_bytes_per_s", "write/s"}, {"oldest_us", "oldest"}};
+	} shorter[] = {{"capacity_bytes", "capacity"},
+	               {"read_bytes_per_s", "read/s"},
+	               {"write_bytes_per_s", "write/s"},
+	               {"oldest_us", "oldest"}};
 	head_of(t, "name");
 	for (size_t c = 0; c < TIER_COLUMNS; c++) {
 		const char *head = tier_columns[c];
@@ -246,7 +278,7 @@ void show_tiers_rows(struct table *t, const char *name, const json_t *storage)
 {
 	const json_t *tier;
 	size_t i;
-	json_array_foreach (json_object_get(storage, "tiers"), i, tier) {
+	json_array_foreach(json_object_get(storage, "tiers"), i, tier) {
 		table_cell(t, "%s", name);
 		for (size_t c = 0; c < TIER_COLUMNS; c++)
 			cell_of(t, tier, tier_columns[c]);
@@ -265,7 +297,8 @@ void show_tier_workers(const char *name, const json_t *storage)
 
 void show_status_head(struct table *t)
 {
-	static const char *const columns[] = {"name", "program", "state", "pid", "up", "links", "what it does"};
+	static const char *const columns[] = {"name", "program", "state",       "pid",
+	                                      "up",   "links",   "what it does"};
 	for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
 		head_of(t, columns[c]);
 	table_end_row(t);
@@ -275,7 +308,7 @@ static void links_text(const json_t *status, char *out, size_t size)
 {
 	const json_t *peers = json_object_get(status, "peers"), *p;
 	size_t i, up = 0;
-	json_array_foreach (peers, i, p)
+	json_array_foreach(peers, i, p)
 		up += json_is_true(json_object_get(p, "up"));
 	snprintf(out, size, "%zu/%zu", up, json_array_size(peers));
 }
@@ -285,7 +318,8 @@ static uint64_t count_of(const json_t *o, const char *key)
 	return (uint64_t)json_integer_value(json_object_get(o, key));
 }
 
-/* A worker's GPU; nothing for one without. Temperature and clocks are 0 where the driver's library is not there. */
+/* A worker's GPU; nothing for one without. Temperature and clocks are 0 where the driver's
+ * library is not there. */
 static void device_text(const json_t *status, char *out, size_t size)
 {
 	const json_t *d = json_object_get(status, "device"), *name = json_object_get(d, "name");
@@ -293,20 +327,29 @@ static void device_text(const json_t *status, char *out, size_t size)
 	out[0] = 0;
 	if (!json_is_string(name))
 		return;
-	n = snprintf(out, size, ", device %llu %s, %llu of %llu MiB free", (unsigned long long)count_of(d, "index"), json_string_value(name),
-	             (unsigned long long)count_of(d, "free_mb"), (unsigned long long)count_of(d, "memory_mb"));
+	n = snprintf(out, size, ", device %llu %s, %llu of %llu MiB free",
+	             (unsigned long long)count_of(d, "index"), json_string_value(name),
+	             (unsigned long long)count_of(d, "free_mb"),
+	             (unsigned long long)count_of(d, "memory_mb"));
 	if (count_of(d, "temperature_c") && n > 0 && (size_t)n < size)
-		n += snprintf(out + n, size - (size_t)n, ", %llu C, %llu W, %llu MHz", (unsigned long long)count_of(d, "temperature_c"),
-		              (unsigned long long)count_of(d, "power_w"), (unsigned long long)count_of(d, "clock_mhz"));
+		n += snprintf(out + n, size - (size_t)n, ", %llu C, %llu W, %llu MHz",
+		              (unsigned long long)count_of(d, "temperature_c"),
+		              (unsigned long long)count_of(d, "power_w"),
+		              (unsigned long long)count_of(d, "clock_mhz"));
 	if (count_of(d, "memory_errors") && n > 0 && (size_t)n < size)
-		snprintf(out + n, size - (size_t)n, ", %llu memory errors", (unsigned long long)count_of(d, "memory_errors"));
+		snprintf(out + n, size - (size_t)n, ", %llu memory errors",
+		         (unsigned long long)count_of(d, "memory_errors"));
 }
 
 /* What matters of a daemon, whichever it is: those of these members that it has. */
 static void doing_text(const json_t *status, char *out, size_t size)
 {
-	static const char *const keys[] = {"role", "switching", "model", "requests", "running", "waiting", "workers_up", "blocks", "blocks_held", "prompt_tokens",
-	                                   "cached_tokens", "generated_tokens", "preemptions", "open_tasks", "bytes", "hits", "misses"};
+	static const char *const keys[] = {"role",          "switching",     "model",
+	                                   "requests",      "running",       "waiting",
+	                                   "workers_up",    "blocks",        "blocks_held",
+	                                   "prompt_tokens", "cached_tokens", "generated_tokens",
+	                                   "preemptions",   "open_tasks",    "bytes",
+	                                   "hits",          "misses"};
 	size_t at = 0;
 	out[0] = 0;
 	for (size_t k = 0; k < sizeof keys / sizeof *keys && at < size; k++) {

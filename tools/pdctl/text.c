@@ -1,7 +1,9 @@
-/* text.c - `pdctl render`, `tokenize` and `detokenize`: a model's prompts and tokens from its own files, without any daemon.
+/* text.c - `pdctl render`, `tokenize` and `detokenize`: a model's prompts and tokens from its own
+ * files, without any daemon.
  *
- * All three stand on the functions with which the router does it (common/text), so what they print is what the router would make. Model, template and
- * request are as untrusted here as there, and bounded alike. What does not fit is refused in one line, exit status 1. */
+ * All three stand on the functions with which the router does it (common/text), so what they print
+ * is what the router would make. Model, template and request are as untrusted here as there, and
+ * bounded alike. What does not fit is refused in one line, exit status 1. */
 #include "pdctl.h"
 
 #include "text/chat_request.h"
@@ -26,7 +28,8 @@ static int refuse(const char *text)
 	return EXIT_REFUSED;
 }
 
-static int open_model(const struct options *o, char *const *args, size_t n_args, const char *usage, struct text_model *ret)
+static int open_model(const struct options *o, char *const *args, size_t n_args, const char *usage,
+                      struct text_model *ret)
 {
 	struct err err = {0};
 	if (!n_args) {
@@ -34,7 +37,8 @@ static int open_model(const struct options *o, char *const *args, size_t n_args,
 		return EXIT_USAGE;
 	}
 	int r = text_model_open(args[0], ret, &err);
-	if (r == 0 && o->chat_template && (r = text_model_use_template(ret, o->chat_template, &err)) < 0)
+	if (r == 0 && o->chat_template &&
+	    (r = text_model_use_template(ret, o->chat_template, &err)) < 0)
 		text_model_close(ret);
 	return r < 0 ? refuse(*err.text ? err.text : err_name(r)) : EXIT_DONE;
 }
@@ -100,17 +104,22 @@ static void add_tokens(struct buf *out, const struct token_list *l)
 }
 
 /* add_special_tokens of the body, or def; what -s says is part of it. */
-static int encode(const struct text_model *m, const json_t *body, int def, const struct buf *text, struct token_list *ret)
+static int encode(const struct text_model *m, const json_t *body, int def, const struct buf *text,
+                  struct token_list *ret)
 {
 	struct body_error bad;
 	int add;
 	if (body_bool(body, "add_special_tokens", def, &add, &bad) < 0)
 		return refuse(bad.text);
-	int r = tokenizer_encode_prompt(m->tokenizer, text->data ? text->data : "", text->len, add, 0, ret);
-	return r < 0 ? refuse(r == ERR_NOMEM ? "the text needs more memory to be cut than the tokenizer may use" : "the text is too long") : EXIT_DONE;
+	int r = tokenizer_encode_prompt(m->tokenizer, text->data ? text->data : "", text->len, add, 0,
+	                                ret);
+	return r < 0 ? refuse(r == ERR_NOMEM
+	                          ? "the text needs more memory to be cut than the tokenizer may use"
+	                          : "the text is too long")
+	             : EXIT_DONE;
 }
 
-/* --- render --------------------------------------------------------------------------------------------------------------------- */
+/* --- render -------------------------------------------------------------- */
 
 static int read_body(const struct options *o, const char *path, json_t **ret)
 {
@@ -120,7 +129,8 @@ static int read_body(const struct options *o, const char *path, json_t **ret)
 	if (code == EXIT_DONE) {
 		*ret = json_loadb(text.data ? text.data : "", text.len, JSON_ALLOW_NUL, &why);
 		if (!*ret) {
-			fprintf(stderr, "pdctl: the body is not valid JSON: %s (line %d, column %d)\n", why.text, why.line, why.column);
+			fprintf(stderr, "pdctl: the body is not valid JSON: %s (line %d, column %d)\n",
+			        why.text, why.line, why.column);
 			code = EXIT_REFUSED;
 		} else if (!json_is_object(*ret)) {
 			fprintf(stderr, "pdctl: the body must be a JSON object, got %s\n", body_show(*ret));
@@ -133,13 +143,15 @@ static int read_body(const struct options *o, const char *path, json_t **ret)
 	return code;
 }
 
-/* A router would refuse these tools until its setting says how the model calls them; the prompt does not depend on it. */
+/* A router would refuse these tools until its setting says how the model calls them; the prompt
+ * does not depend on it. */
 static void note_unknown_calls(const struct text_model *m, const struct chat_tools *tools)
 {
 	size_t len;
 	const char *text = chat_template_text(chat_set_choose(&m->chats, 1), &len);
 	if (tools->tools && !toolcall_format_detect(text, len))
-		fprintf(stderr, "pdctl: note: the template does not show how the model writes calls of tools; the router takes tools only with its setting tool_parser\n");
+		fprintf(stderr, "pdctl: note: the template does not show how the model writes calls of "
+		                "tools; the router takes tools only with its setting tool_parser\n");
 }
 
 static int render(const struct text_model *m, const json_t *body, struct buf *out)
@@ -149,7 +161,8 @@ static int render(const struct text_model *m, const json_t *body, struct buf *ou
 	if (chat_tools_read(body, &tools, &bad) < 0)
 		return refuse(bad.text);
 	if (!chat_set_choose(&m->chats, tools.tools != NULL)) {
-		fprintf(stderr, "pdctl: %s; --template FILE names one\n", m->chats_error.code ? m->chats_error.text : "the model has no chat template");
+		fprintf(stderr, "pdctl: %s; --template FILE names one\n",
+		        m->chats_error.code ? m->chats_error.text : "the model has no chat template");
 		return EXIT_REFUSED;
 	}
 	note_unknown_calls(m, &tools);
@@ -158,7 +171,8 @@ static int render(const struct text_model *m, const json_t *body, struct buf *ou
 	return EXIT_DONE;
 }
 
-static int show_prompt(const struct options *o, const struct text_model *m, const char *path, const json_t *body, const struct buf *prompt)
+static int show_prompt(const struct options *o, const struct text_model *m, const char *path,
+                       const json_t *body, const struct buf *prompt)
 {
 	struct token_list tokens = {0};
 	struct buf out;
@@ -203,7 +217,7 @@ int render_command(const struct options *o, char *const *args, size_t n_args)
 	return code;
 }
 
-/* --- tokenize ------------------------------------------------------------------------------------------------------------------- */
+/* --- tokenize ------------------------------------------------------------ */
 
 /* A token's bytes for people: what is no character, and what a terminal might act on, as \xNN. */
 static void print_piece(const char *s, size_t n)
@@ -226,7 +240,8 @@ static void print_piece(const char *s, size_t n)
 	puts("\"");
 }
 
-static void show_tokens(const struct options *o, const struct text_model *m, const struct token_list *l)
+static void show_tokens(const struct options *o, const struct text_model *m,
+                        const struct token_list *l)
 {
 	struct buf piece, out;
 	buf_init(&piece, 0);
@@ -275,7 +290,7 @@ int tokenize_command(const struct options *o, char *const *args, size_t n_args)
 	return code;
 }
 
-/* --- detokenize ------------------------------------------------------------------------------------------------------------------- */
+/* --- detokenize ---------------------------------------------------------- */
 
 /* Ids as people paste them: with spaces, commas and brackets between. */
 static int read_ids(const struct text_model *m, const char *s, struct token_list *l)
@@ -290,7 +305,8 @@ static int read_ids(const struct text_model *m, const char *s, struct token_list
 		unsigned long id = strtoul(s, &end, 10);
 		size_t word = strcspn(s, "[], \t\r\n");
 		if (*s < '0' || *s > '9' || (size_t)(end - s) != word || errno || id >= size) {
-			fprintf(stderr, "pdctl: a token id of this model is a number from 0 to %u, got %.*s\n", size - 1, word < 40 ? (int)word : 40, s);
+			fprintf(stderr, "pdctl: a token id of this model is a number from 0 to %u, got %.*s\n",
+			        size - 1, word < 40 ? (int)word : 40, s);
 			return EXIT_REFUSED;
 		}
 		s = end;
@@ -302,7 +318,8 @@ static int read_ids(const struct text_model *m, const char *s, struct token_list
 	}
 }
 
-static int read_all_ids(const struct text_model *m, char *const *words, size_t n, struct token_list *l)
+static int read_all_ids(const struct text_model *m, char *const *words, size_t n,
+                        struct token_list *l)
 {
 	struct buf text;
 	int code = EXIT_DONE;

@@ -1,7 +1,9 @@
-/* trace.c - `pdctl trace ID`: one request's way through all daemons, from their logs (RUNDIR/logs/NAME.log, or RUNDIR/NAME.log).
+/* trace.c - `pdctl trace ID`: one request's way through all daemons, from their logs
+ * (RUNDIR/logs/NAME.log, or RUNDIR/NAME.log).
  *
- * Every line with req=ID is an event. The bars come from the router's summary line (event=request_done); the list shows each event with the
- * time since the first. Logs are read as text that anybody may have written: what does not parse is passed over. */
+ * Every line with req=ID is an event. The bars come from the router's summary line
+ * (event=request_done); the list shows each event with the time since the first. Logs are read
+ * as text that anybody may have written: what does not parse is passed over. */
 #include "pdctl.h"
 
 #include "util/err.h"
@@ -18,7 +20,7 @@
 #define BAR_COLUMNS 44
 
 struct event {
-	uint64_t at_us;            /* since 1970 */
+	uint64_t at_us; /* since 1970 */
 	char daemon[64], name[64], *fields;
 };
 
@@ -28,7 +30,8 @@ struct trace {
 	size_t n;
 };
 
-/* Finds the 32 hex digits in "chatcmpl-<hex>", "cmpl-<hex>-0", or a bare id with or without dashes. */
+/* Finds the 32 hex digits in "chatcmpl-<hex>", "cmpl-<hex>-0", or a bare id with or without
+ * dashes. */
 static int find_id(const char *s, char out[33])
 {
 	struct reqid id;
@@ -79,7 +82,8 @@ static uint64_t stamp_us(const char *text)
 {
 	struct tm tm = {0};
 	unsigned us = 0;
-	if (sscanf(text, "%d-%d-%dT%d:%d:%d.%6uZ", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec, &us) != 7)
+	if (sscanf(text, "%d-%d-%dT%d:%d:%d.%6uZ", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour,
+	           &tm.tm_min, &tm.tm_sec, &us) != 7)
 		return 0;
 	tm.tm_year -= 1900;
 	tm.tm_mon -= 1;
@@ -91,7 +95,8 @@ static void take_line(struct trace *t, const char *file, char *line)
 {
 	char text[64];
 	struct event e = {0};
-	if (t->n == EVENTS_MAX || !field(line, "ts", text, sizeof text) || !(e.at_us = stamp_us(text)) || !field(line, "event", e.name, sizeof e.name))
+	if (t->n == EVENTS_MAX || !field(line, "ts", text, sizeof text) ||
+	    !(e.at_us = stamp_us(text)) || !field(line, "event", e.name, sizeof e.name))
 		return;
 	if (!field(line, "name", e.daemon, sizeof e.daemon))
 		snprintf(e.daemon, sizeof e.daemon, "%.*s", (int)(strlen(file) - 4), file);
@@ -105,7 +110,8 @@ static void take_line(struct trace *t, const char *file, char *line)
 
 static void read_log(struct trace *t, const char *dir, const char *file)
 {
-	char *path = mem_printf("%s/%s", dir, file), *want = mem_printf(" req=%s ", t->id), *line = NULL;
+	char *path = mem_printf("%s/%s", dir, file), *want = mem_printf(" req=%s ", t->id),
+		 *line = NULL;
 	size_t size = 0;
 	FILE *f = fopen(path, "re");
 	while (f && getline(&line, &size, f) >= 0)
@@ -138,12 +144,22 @@ static size_t read_dir(struct trace *t, const char *dir)
 static int by_time(const void *a, const void *b)
 {
 	const struct event *x = a, *y = b;
-	return x->at_us != y->at_us ? (x->at_us > y->at_us) - (x->at_us < y->at_us) : strcmp(x->daemon, y->daemon);
+	return x->at_us != y->at_us ? (x->at_us > y->at_us) - (x->at_us < y->at_us)
+	                            : strcmp(x->daemon, y->daemon);
 }
 
-/* --- the summary's bars ------------------------------------------------------------------------------------------------------ */
+/* --- the summary's bars -------------------------------------------------- */
 
-enum { STAGE_QUEUE, STAGE_PREPARE, STAGE_RESERVE, STAGE_PREFILL, STAGE_TRANSFER, STAGE_FIRST, STAGE_DECODE, STAGES };
+enum {
+	STAGE_QUEUE,
+	STAGE_PREPARE,
+	STAGE_RESERVE,
+	STAGE_PREFILL,
+	STAGE_TRANSFER,
+	STAGE_FIRST,
+	STAGE_DECODE,
+	STAGES
+};
 
 struct bar {
 	const char *name;
@@ -156,12 +172,15 @@ static double number(const char *fields, const char *key)
 	return field(fields, key, text, sizeof text) ? strtod(text, NULL) : 0;
 }
 
-/* Places the stages on the request's time. The summary has lengths: prepare, reserve and prefill follow each other and end with the first
- * token; the transfer runs beside prefill, from the grant on; decode ends the request. */
+/* Places the stages on the request's time. The summary has lengths: prepare, reserve and prefill
+ * follow each other and end with the first token; the transfer runs beside prefill, from the
+ * grant on; decode ends the request. */
 static void bars_of(const char *fields, struct bar bars[STAGES])
 {
-	double queue = number(fields, "queue_us"), prepare = number(fields, "prepare_us"), reserve = number(fields, "reserve_us");
-	double prefill = number(fields, "prefill_us"), transfer = number(fields, "transfer_us"), first = number(fields, "first_token_us");
+	double queue = number(fields, "queue_us"), prepare = number(fields, "prepare_us"),
+		   reserve = number(fields, "reserve_us");
+	double prefill = number(fields, "prefill_us"), transfer = number(fields, "transfer_us"),
+		   first = number(fields, "first_token_us");
 	double decode = number(fields, "decode_us");
 	bars[STAGE_QUEUE] = (struct bar){"queue", 0, queue};
 	bars[STAGE_PREPARE] = (struct bar){"prepare", queue, prepare};
@@ -183,7 +202,8 @@ static const struct event *summary_of(const struct trace *t)
 /* The stage's columns of the scale: at least one if it took any time. */
 static void columns_of(const struct bar *b, double total, int *ret_from, int *ret_len)
 {
-	int from = (int)(b->from_us / total * BAR_COLUMNS), to = (int)((b->from_us + b->len_us) / total * BAR_COLUMNS + 0.5);
+	int from = (int)(b->from_us / total * BAR_COLUMNS),
+		to = (int)((b->from_us + b->len_us) / total * BAR_COLUMNS + 0.5);
 	if (from > BAR_COLUMNS - 1)
 		from = BAR_COLUMNS - 1;
 	if (to > BAR_COLUMNS)
@@ -219,8 +239,10 @@ static void print_summary(const struct event *e)
 	field(e->fields, "decode", decode, sizeof decode);
 	field(e->fields, "finish", finish, sizeof finish);
 	text_us(text, sizeof text, number(e->fields, "total_us"));
-	printf("%.0f prompt tokens (%.0f cached), %.0f generated in %s; prefill %s, decode %s, finish %s\n\n", number(e->fields, "prompt_tokens"),
-	       number(e->fields, "cached_tokens"), number(e->fields, "output_tokens"), text, prefill, decode, finish);
+	printf("%.0f prompt tokens (%.0f cached), %.0f generated in %s; prefill %s, decode %s, finish "
+	       "%s\n\n",
+	       number(e->fields, "prompt_tokens"), number(e->fields, "cached_tokens"),
+	       number(e->fields, "output_tokens"), text, prefill, decode, finish);
 	for (int i = 0; total > 0 && i < STAGES; i++)
 		print_bar(&bars[i], total, i == STAGE_FIRST);
 	putchar('\n');
@@ -244,7 +266,7 @@ static void print_events(const struct trace *t)
 	table_print(&table);
 }
 
-/* --- JSON -------------------------------------------------------------------------------------------------------------------- */
+/* --- JSON ---------------------------------------------------------------- */
 
 static json_t *stages_json(const struct event *e)
 {
@@ -254,7 +276,8 @@ static json_t *stages_json(const struct event *e)
 		return list;
 	bars_of(e->fields, bars);
 	for (int i = 0; i < STAGES; i++)
-		json_array_append_new(list, json_pack("{s:s,s:f,s:f}", "stage", bars[i].name, "from_us", bars[i].from_us, "us", bars[i].len_us));
+		json_array_append_new(list, json_pack("{s:s,s:f,s:f}", "stage", bars[i].name, "from_us",
+		                                      bars[i].from_us, "us", bars[i].len_us));
 	return list;
 }
 
@@ -264,10 +287,13 @@ static void trace_json(const struct trace *t)
 	json_t *events = json_array();
 	for (size_t i = 0; i < t->n; i++) {
 		const struct event *e = &t->events[i];
-		json_array_append_new(events, json_pack("{s:I,s:s,s:s,s:s%}", "at_us", (json_int_t)(e->at_us - t->events[0].at_us), "daemon", e->daemon, "event",
-		                                        e->name, "fields", e->fields, strlen(e->fields)));
+		json_array_append_new(events, json_pack("{s:I,s:s,s:s,s:s%}", "at_us",
+		                                        (json_int_t)(e->at_us - t->events[0].at_us),
+		                                        "daemon", e->daemon, "event", e->name, "fields",
+		                                        e->fields, strlen(e->fields)));
 	}
-	json_t *j = json_pack("{s:s,s:b,s:o,s:o}", "request", t->id, "done", done != NULL, "stages", stages_json(done), "events", events);
+	json_t *j = json_pack("{s:s,s:b,s:o,s:o}", "request", t->id, "done", done != NULL, "stages",
+	                      stages_json(done), "events", events);
 	print_json(j);
 	json_decref(j);
 }
@@ -276,7 +302,8 @@ int trace_command(const struct options *o, char *const *args, size_t n_args)
 {
 	struct trace t = {0};
 	if (!n_args || !find_id(args[0], t.id)) {
-		fprintf(stderr, "pdctl: trace wants a request id: 32 hexadecimal digits, or an answer's id that contains them (chatcmpl-..., cmpl-...)\n");
+		fprintf(stderr, "pdctl: trace wants a request id: 32 hexadecimal digits, or an answer's id "
+		                "that contains them (chatcmpl-..., cmpl-...)\n");
 		return EXIT_USAGE;
 	}
 	char *logs = mem_printf("%s/logs", o->rundir);
@@ -285,7 +312,8 @@ int trace_command(const struct options *o, char *const *args, size_t n_args)
 	if (!files)
 		fprintf(stderr, "pdctl: no logs in %s/logs; name the run directory with -r\n", o->rundir);
 	else if (!t.n)
-		fprintf(stderr, "pdctl: request %s is in none of the %zu logs in %s\n", t.id, files, o->rundir);
+		fprintf(stderr, "pdctl: request %s is in none of the %zu logs in %s\n", t.id, files,
+		        o->rundir);
 	if (t.n) {
 		qsort(t.events, t.n, sizeof *t.events, by_time);
 		const struct event *done = summary_of(&t);

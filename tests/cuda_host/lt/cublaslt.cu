@@ -1,8 +1,10 @@
-/* cublaslt.cu - cuBLASLt on the host, as far as kernels/cuda uses it: y = x W^T of bfloat16 in float32, in the order of the stream, by a kernel of the stand-in.
- * A library of its own (libcublasLt.so.13 beside the stand-in's pdserve-cuda.so), as the real one is.
+/* cublaslt.cu - cuBLASLt on the host, as far as kernels/cuda uses it: y = x W^T of bfloat16 in
+ * float32, in the order of the stream, by a kernel of the stand-in. A library of its own
+ * (libcublasLt.so.13 beside the stand-in's pdserve-cuda.so), as the real one is.
  *
- * Like the real one it promises no bits: into how many parts a sum is cut depends on the number of rows. It refuses what the real one has no fast algorithm for.
- * CUDA_HOST_FAIL=function:n: the n-th call of that function fails; of cublasLtMatmulAlgoGetHeuristic, finds nothing. */
+ * Like the real one it promises no bits: into how many parts a sum is cut depends on the number of
+ * rows. It refuses what the real one has no fast algorithm for. CUDA_HOST_FAIL=function:n: the
+ * n-th call of that function fails; of cublasLtMatmulAlgoGetHeuristic, finds nothing. */
 #include "kernels/cuda/kernel.h"
 extern "C" {
 #include "tests/cuda_host/runtime.h"
@@ -13,10 +15,22 @@ extern "C" {
 
 enum { THREADS = 64, ALIGNMENT = 16, WORKSPACE_WANTED = 1 << 20, ALGORITHM = 77 };
 
-struct cublasLtContext { int open; };
-struct cublasLtMatmulDescOpaque { cublasOperation_t op_a; };
-struct cublasLtMatrixLayoutOpaque { cudaDataType type; uint64_t rows, columns; int64_t ld; };
-struct cublasLtMatmulPreferenceOpaque { uint64_t workspace_bytes; uint32_t alignment[4]; };       /* of A, B, C, D */
+struct cublasLtContext {
+	int open;
+};
+struct cublasLtMatmulDescOpaque {
+	cublasOperation_t op_a;
+};
+struct cublasLtMatrixLayoutOpaque {
+	cudaDataType type;
+	uint64_t rows, columns;
+	int64_t ld;
+};
+/* of A, B, C, D */
+struct cublasLtMatmulPreferenceOpaque {
+	uint64_t workspace_bytes;
+	uint32_t alignment[4];
+};
 
 template <typename T> static cublasStatus_t object_new(const char *name, T **ret, T object)
 {
@@ -56,7 +70,8 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
 	return object_free(h);
 }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *ret, cublasComputeType_t compute, cudaDataType scale)
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *ret, cublasComputeType_t compute,
+                                        cudaDataType scale)
 {
 	if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F)
 		return CUBLAS_STATUS_INVALID_VALUE;
@@ -68,7 +83,9 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
 	return object_free(d);
 }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t which, const void *value, size_t bytes)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
+                                              cublasLtMatmulDescAttributes_t which,
+                                              const void *value, size_t bytes)
 {
 	if (which != CUBLASLT_MATMUL_DESC_TRANSA || bytes != sizeof d->op_a)
 		return CUBLAS_STATUS_INVALID_VALUE;
@@ -76,9 +93,11 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
 	return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *ret, cudaDataType type, uint64_t rows, uint64_t columns, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *ret, cudaDataType type,
+                                          uint64_t rows, uint64_t columns, int64_t ld)
 {
-	return object_new("cublasLtMatrixLayoutCreate", ret, cublasLtMatrixLayoutOpaque{type, rows, columns, ld});
+	return object_new("cublasLtMatrixLayoutCreate", ret,
+	                  cublasLtMatrixLayoutOpaque{type, rows, columns, ld});
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
@@ -88,7 +107,8 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *ret)
 {
-	return object_new("cublasLtMatmulPreferenceCreate", ret, cublasLtMatmulPreferenceOpaque{0, {256, 256, 256, 256}});
+	return object_new("cublasLtMatmulPreferenceCreate", ret,
+	                  cublasLtMatmulPreferenceOpaque{0, {256, 256, 256, 256}});
 }
 
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
@@ -96,26 +116,35 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
 	return object_free(p);
 }
 
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t which, const void *value, size_t bytes)
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t which,
+                                                    const void *value, size_t bytes)
 {
 	bool workspace = which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-	void *to = workspace ? (void *)&p->workspace_bytes : &p->alignment[which - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
+	void *to = workspace ? (void *)&p->workspace_bytes
+	                     : &p->alignment[which - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
 	if (bytes != (workspace ? sizeof p->workspace_bytes : sizeof p->alignment[0]))
 		return CUBLAS_STATUS_INVALID_VALUE;
 	memcpy(to, value, bytes);
 	return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Matrices of which each column begins at a multiple of ALIGNMENT, of the types and shapes of a product. */
-static bool can_multiply(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t to)
+/* Matrices of which each column begins at a multiple of ALIGNMENT, of the types and shapes of a
+ * product. */
+static bool can_multiply(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                         cublasLtMatrixLayout_t to)
 {
-	return d->op_a == CUBLAS_OP_T && a->type == CUDA_R_16BF && b->type == CUDA_R_16BF && to->type == CUDA_R_32F && a->rows == b->rows && a->columns == to->rows &&
-	       b->columns == to->columns && a->ld >= (int64_t)a->rows && b->ld >= (int64_t)b->rows && to->ld >= (int64_t)to->rows && a->ld * 2 % ALIGNMENT == 0 &&
+	return d->op_a == CUBLAS_OP_T && a->type == CUDA_R_16BF && b->type == CUDA_R_16BF &&
+	       to->type == CUDA_R_32F && a->rows == b->rows && a->columns == to->rows &&
+	       b->columns == to->columns && a->ld >= (int64_t)a->rows && b->ld >= (int64_t)b->rows &&
+	       to->ld >= (int64_t)to->rows && a->ld * 2 % ALIGNMENT == 0 &&
 	       b->ld * 2 % ALIGNMENT == 0 && to->ld * 4 % ALIGNMENT == 0;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t to, cublasLtMatmulPreference_t p, int wanted,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t to,
+                                              cublasLtMatmulPreference_t p, int wanted,
                                               cublasLtMatmulHeuristicResult_t ret[], int *ret_count)
 {
 	if (!h->open || wanted < 1 || c != to)
@@ -123,7 +152,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 	bool aligned = true;
 	for (uint32_t alignment : p->alignment)
 		aligned &= alignment <= ALIGNMENT;
-	*ret_count = can_multiply(d, a, b, to) && p->workspace_bytes >= WORKSPACE_WANTED && aligned && !cuda_host_injected("cublasLtMatmulAlgoGetHeuristic");
+	*ret_count = can_multiply(d, a, b, to) && p->workspace_bytes >= WORKSPACE_WANTED && aligned &&
+	             !cuda_host_injected("cublasLtMatmulAlgoGetHeuristic");
 	ret[0].algo.data[0] = *ret_count ? ALGORITHM : 0;
 	ret[0].workspaceSize = WORKSPACE_WANTED;
 	ret[0].state = CUBLAS_STATUS_SUCCESS;
@@ -131,7 +161,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 }
 
 struct multiply_args {
-	const uint16_t *a, *b;     /* columns of k values */
+	const uint16_t *a, *b; /* columns of k values */
 	float *to;
 	uint64_t a_ld, b_ld, to_ld;
 	uint32_t k, a_columns, b_columns, parts;
@@ -154,20 +184,36 @@ KERNEL(cublaslt_multiply, THREADS, struct multiply_args)
 	}
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
-                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *to,
-                              cublasLtMatrixLayout_t to_layout, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes, cudaStream_t s)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *to,
+                              cublasLtMatrixLayout_t to_layout, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t s)
 {
 	uintptr_t all = (uintptr_t)a | (uintptr_t)b | (uintptr_t)to | (uintptr_t)workspace;
-	if (!h->open || algo->data[0] != ALGORITHM || !a || !b || !workspace || c != to || c_layout != to_layout || *(const float *)alpha != 1 || *(const float *)beta != 0 || all % ALIGNMENT ||
-	    workspace_bytes < WORKSPACE_WANTED || !can_multiply(d, a_layout, b_layout, to_layout))
+	if (!h->open || algo->data[0] != ALGORITHM || !a || !b || !workspace || c != to ||
+	    c_layout != to_layout || *(const float *)alpha != 1 || *(const float *)beta != 0 ||
+	    all % ALIGNMENT || workspace_bytes < WORKSPACE_WANTED ||
+	    !can_multiply(d, a_layout, b_layout, to_layout))
 		return CUBLAS_STATUS_INVALID_VALUE;
 	if (cuda_host_injected("cublasLtMatmul"))
 		return CUBLAS_STATUS_EXECUTION_FAILED;
 	uint32_t rows = (uint32_t)b_layout->columns;
-	struct multiply_args args = {(const uint16_t *)a, (const uint16_t *)b, (float *)to, (uint64_t)a_layout->ld, (uint64_t)b_layout->ld, (uint64_t)to_layout->ld,
-	                             (uint32_t)a_layout->rows, (uint32_t)a_layout->columns, rows, 1 + rows % 7};
+	struct multiply_args args = {(const uint16_t *)a,
+	                             (const uint16_t *)b,
+	                             (float *)to,
+	                             (uint64_t)a_layout->ld,
+	                             (uint64_t)b_layout->ld,
+	                             (uint64_t)to_layout->ld,
+	                             (uint32_t)a_layout->rows,
+	                             (uint32_t)a_layout->columns,
+	                             rows,
+	                             1 + rows % 7};
 	void *pointers[] = {&args};
 	struct dim3 grid = {(args.a_columns + THREADS - 1) / THREADS, 1, 1}, block = {THREADS, 1, 1};
-	return cudaLaunchKernel((const void *)cublaslt_multiply, grid, block, pointers, 0, s) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+	return cudaLaunchKernel((const void *)cublaslt_multiply, grid, block, pointers, 0, s) ==
+	               cudaSuccess
+	           ? CUBLAS_STATUS_SUCCESS
+	           : CUBLAS_STATUS_EXECUTION_FAILED;
 }

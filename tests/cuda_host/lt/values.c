@@ -1,5 +1,6 @@
-/* values.c - what the stand-in for cublasLt.h says of names and values, which are NVIDIA's. Compiled with the stand-in, and by `make cuda` with the toolkit's own
- * header: where the two differ, one of them does not compile. */
+/* values.c - what the stand-in for cublasLt.h says of names and values, which are NVIDIA's.
+ * Compiled with the stand-in, and by `make cuda` with the toolkit's own header: where the two
+ * differ, one of them does not compile. */
 #include <cublasLt.h>
 #include <stddef.h>
 
@@ -32,19 +33,28 @@ IS(offsetof(cublasLtMatmulHeuristicResult_t, state), 72);
 extern cublasStatus_t cublasLtCreate(cublasLtHandle_t *ret);
 extern cublasStatus_t cublasLtDestroy(cublasLtHandle_t h);
 extern const char *cublasLtGetStatusName(cublasStatus_t status);
-extern cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *ret, cublasComputeType_t compute, cudaDataType scale);
+extern cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *ret,
+                                               cublasComputeType_t compute, cudaDataType scale);
 extern cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d);
-extern cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t which, const void *value, size_t bytes);
-extern cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *ret, cudaDataType type, uint64_t rows, uint64_t columns, int64_t ld);
+extern cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
+                                                     cublasLtMatmulDescAttributes_t which,
+                                                     const void *value, size_t bytes);
+extern cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *ret, cudaDataType type,
+                                                 uint64_t rows, uint64_t columns, int64_t ld);
 extern cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l);
 extern cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *ret);
 extern cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p);
-extern cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t which, const void *value,
-                                                           size_t bytes);
-extern cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t to, cublasLtMatmulPreference_t p, int wanted,
-                                                     cublasLtMatmulHeuristicResult_t ret[], int *ret_count);
-extern cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
-                                     cublasLtMatrixLayout_t b_layout, const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *to,
-                                     cublasLtMatrixLayout_t to_layout, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
-                                     cudaStream_t s);
+extern cublasStatus_t cublasLtMatmulPreferenceSetAttribute(
+	cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t which, const void *value,
+	size_t bytes);
+extern cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
+	cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+	cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t to, cublasLtMatmulPreference_t p, int wanted,
+	cublasLtMatmulHeuristicResult_t ret[], int *ret_count);
+extern cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha,
+                                     const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                                     cublasLtMatrixLayout_t b_layout, const void *beta,
+                                     const void *c, cublasLtMatrixLayout_t c_layout, void *to,
+                                     cublasLtMatrixLayout_t to_layout,
+                                     const cublasLtMatmulAlgo_t *algo, void *workspace,
+                                     size_t workspace_bytes, cudaStream_t s);
