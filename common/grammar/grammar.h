@@ -1,8 +1,10 @@
 /* grammar.h - constrained output: which tokens may come next, so that the whole answer is of a
  * given form.
  *
- *   text of a constraint -- grammar_compile --> grammar -- automaton_new, with a vocabulary -->
- *   automaton -- automaton_mask --> bits of allowed token ids
+ *   text of a constraint
+ *     -- grammar_compile -->                      grammar
+ *     -- automaton_new, with a vocabulary -->     automaton
+ *     -- automaton_mask -->                       bits of allowed token ids
  *
  * A grammar is a recursive transition network over bytes: immutable, for any vocabulary. An
  * automaton makes it deterministic as far as answers go there, and keeps what it found within a

@@ -5,8 +5,8 @@
  *
  * A slot's word is (generation << 8 | state). P is the only producer. Life of a slot:
  *   FREE --publish--> PENDING --M: compare-and-swap--> SENT --P: retire--> FREE (generation + 1)
- *                     PENDING --P: cancel (c-a-s)-----> VOID --P: retire, after the device has
- *                     drained--> FREE (generation + 1)
+ *                     PENDING --P: cancel (c-a-s)-----> VOID --P: retire--> FREE (generation + 1)
+ * P retires a VOID slot after the device has drained.
  * To reuse a slot P closes the word (state CLOSED, new generation), then writes the fields, then
  * clears the board words, then stores (generation, PENDING) with release order. M reads the word,
  * copies the fields, reads the word again and drops the copy if it changed. Generations do not wrap

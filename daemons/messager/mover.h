@@ -4,12 +4,12 @@
  * Life of a task (the model's messager process; the slot's word is P's and ours together, see
  * kv/ring.h):
  *
- *   FOUND --D's memory and both links are here--> ASKED --LEASE_OPENED--> OPEN --all delivered,
- *   slot marked--> MARKED MARKED --KV_READY out--> POSTED --KV_READY_ACK--> ACKED --KV_SENT out-->
- *   CLOSED A slot that is SENT already when it is found (an earlier messager marked it) goes FOUND
- *   --> MARKED: it is posted again, never written. Any of them --cancelled, revoked, refused,
- *   stalled, deadline, a worker gone, malformed--> CLOSED, with TASK_FAILED to P where P waits for
- *   one.
+ *   FOUND --D's memory and both links are here--> ASKED --LEASE_OPENED--> OPEN
+ *         --all delivered, slot marked--> MARKED --KV_READY out--> POSTED
+ *         --KV_READY_ACK--> ACKED --KV_SENT out--> CLOSED
+ *   FOUND --the slot is SENT already: an earlier messager marked it--> MARKED: only posted again
+ *   any   --cancelled, revoked, refused, stalled, deadline, a worker gone, malformed--> CLOSED,
+ *           with TASK_FAILED to P where P waits for one
  *
  * What always holds: nothing is written before D has answered LEASE_OPENED for exactly this lease
  * in this life of ours, nothing but the blocks that D names there, and nothing after a

@@ -1,9 +1,8 @@
 /* role.h - the role of this worker and its live switch.
  *
- *   RUNS --pdctl role, another stage--> DRAINS --idle--> stage stopped, the other started -->
- *   routers told (WORKER_UPDATE)
- *                                       DRAINS --role_switch_timeout_ms--> what still runs fails
- *                                       with retry --idle--> as above
+ *   RUNS   --pdctl role, another stage--> DRAINS
+ *   DRAINS --role_switch_timeout_ms--> DRAINS: what still runs fails with retry
+ *   DRAINS --idle--> RUNS: this stage stopped, the other started, routers told (WORKER_UPDATE)
  *
  * Engine, pool, prefix index, ring, links and the messager's mapping stay as they are. Between
  * decode and mixed, which are one stage, nothing has to end: the switch is done at once. A fence
