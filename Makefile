@@ -37,7 +37,7 @@ STAGES  := $(filter-out %/main.c,$(sort $(wildcard daemons/worker/*.c daemons/pr
 # program -> its own sources -> the archives it may link (only workers link the engine; messager and storage the copies of its pools)
 PROGRAMS := pdrouterd pdprefilld pddecoded pdrank pdmessagerd pdstoraged pdctl pdbench
 EDGE     := $(O)/libtext.a $(O)/libgrammar.a $(O)/libjinja.a $(O)/libformat.a $(O)/libsvc.a $(O)/libmsg.a $(O)/libkv.a $(O)/libutil.a
-SRC_pdrouterd   := $(sort $(wildcard daemons/router/*.c))
+SRC_pdrouterd   := $(sort $(wildcard daemons/router/*.c daemons/router/*/*.c))
 SRC_pdprefilld  := $(wildcard daemons/prefill/main.c)
 SRC_pddecoded   := $(wildcard daemons/decode/main.c)
 SRC_pdrank      := $(wildcard daemons/rank/main.c)
@@ -172,7 +172,7 @@ $(O)/bench/%: tests/bench/%.c $(ALLLIBS)
 	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS)
 # tests/unit/test_DAEMON_X.c and tests/bench/bench_DAEMON.c may use that daemon's own sources, all but its main.c
 define daemon_tests
-$(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(sort $(wildcard daemons/$(1)/*.c))))
+$(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(SRC_pd$(1)d)))
 $(O)/test/test_$(1)_%: tests/unit/test_$(1)_%.c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"

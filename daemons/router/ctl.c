@@ -1,5 +1,5 @@
 /* ctl.c - what pdctl may ask of the router. */
-#include "call.h"
+#include "daemons/router/request/request.h"
 #include "util/clock.h"
 
 #include <string.h>
@@ -22,7 +22,7 @@ static int ctl_requests(struct svc *s, char *const *args, size_t n_args, struct 
 	(void)args;
 	(void)n_args;
 	(void)err;
-	seqs_json(&r->seqs, clock_us(), out);
+	attempts_json(&r->attempts, clock_us(), out);
 	return 0;
 }
 
@@ -36,7 +36,7 @@ static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct bu
 	if (strlen(hex) != 32 || reqid_parse(hex, &id) < 0)
 		return err_set(err, ERR_INVALID,
 		               "cancel takes one request id of 32 hexadecimal digits, got \"%.80s\"", text);
-	if (call_abort(r, &id) < 0)
+	if (request_abort(r, &id) < 0)
 		return err_set(err, ERR_NOTFOUND, "no request %.32s is at work here", hex);
 	buf_adds(out, "{\"cancelled\":true}");
 	return 0;

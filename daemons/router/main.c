@@ -1,9 +1,9 @@
-/* main.c - pdrouterd: the client edge. Requests in over HTTP, sequences out to workers, tokens
+/* main.c - pdrouterd: the client edge. Requests in over HTTP, attempts out to workers, tokens
  * back.
  *
  * The router computes nothing and keeps nothing: a restarted one is whole again as soon as the
  * workers have said HELLO. */
-#include "call.h"
+#include "daemons/router/request/request.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -35,7 +35,8 @@ static const struct conf_key keys[] = {
      "clients must send one of these as Authorization: Bearer KEY; empty: no key needed", NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "sequences", 1,
      "at work at once; past it the answer is 429", NULL},
-	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1, "of one call: prompts times n", NULL},
+	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1, "of one request: prompts times n",
+     NULL},
 	{"max_connections", CONF_INT, "8192", 1, 500000, "connections", 0,
      "open client connections; past it one without a request makes room, or the answer is 503",
      NULL},
@@ -204,8 +205,8 @@ static void read_conf(struct router *r)
 	r->conf.retry_after_max_s = (uint32_t)conf_int(c, "retry_after_max_s");
 	r->conf.allow_pinning = conf_bool(c, "allow_pinning");
 	read_policies(&r->registry, c);
-	r->seqs.opts.max_attempts = (uint32_t)conf_int(c, "max_attempts");
-	r->seqs.opts.retry_wait_us = ms(c, "retry_wait_ms");
+	r->attempts.opts.max_attempts = (uint32_t)conf_int(c, "max_attempts");
+	r->attempts.opts.retry_wait_us = ms(c, "retry_wait_ms");
 }
 
 /* --- workers ------------------------------------------------------------- */
@@ -277,7 +278,7 @@ static void on_up(struct svc *s, struct peer *p)
 	         w->name, worker_role_name(w->role), (unsigned long long)w->epoch,
 	         log_quote(w->endpoint), log_quote(w->numerics), w->blocks);
 	send_peers(r);
-	seqs_worker_up(&r->seqs);
+	attempts_worker_up(&r->attempts);
 }
 
 static void on_down(struct svc *s, struct peer *p, const char *why)
@@ -294,7 +295,7 @@ static void on_down(struct svc *s, struct peer *p, const char *why)
 	registry_down(&r->registry, w, clock_us());
 	if (how == WORKER_GOODBYE)
 		registry_ended_in_order(w);
-	seqs_worker_down(&r->seqs, w, why, how);
+	attempts_worker_down(&r->attempts, w, why, how);
 	send_peers(r);
 }
 
@@ -310,7 +311,7 @@ static void on_first_token(struct svc *s, struct peer *p, const struct msg_head 
 	struct router *r = svc_data(s);
 	struct worker *w = sender(p);
 	if (w)
-		seqs_first_token(&r->seqs, w, head, (const Pds__FirstToken *)body);
+		attempts_first_token(&r->attempts, w, head, (const Pds__FirstToken *)body);
 }
 
 static void on_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_head *head,
@@ -319,7 +320,7 @@ static void on_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_h
 	struct router *r = svc_data(s);
 	struct worker *w = sender(p);
 	if (w)
-		seqs_prompt(&r->seqs, w, head, (const Pds__PromptLogprobs *)body);
+		attempts_prompt(&r->attempts, w, head, (const Pds__PromptLogprobs *)body);
 }
 
 static void on_tokens(struct svc *s, struct peer *p, const struct msg_head *head,
@@ -329,7 +330,7 @@ static void on_tokens(struct svc *s, struct peer *p, const struct msg_head *head
 	struct worker *w = sender(p);
 	(void)head;
 	if (w)
-		seqs_tokens(&r->seqs, w, (const Pds__Tokens *)body);
+		attempts_tokens(&r->attempts, w, (const Pds__Tokens *)body);
 }
 
 static void on_failed(struct svc *s, struct peer *p, const struct msg_head *head,
@@ -338,7 +339,7 @@ static void on_failed(struct svc *s, struct peer *p, const struct msg_head *head
 	struct router *r = svc_data(s);
 	struct worker *w = sender(p);
 	if (w)
-		seqs_failed(&r->seqs, w, head, (const Pds__Failed *)body);
+		attempts_failed(&r->attempts, w, head, (const Pds__Failed *)body);
 }
 
 static void on_heartbeat(struct svc *s, struct peer *p, const struct msg_head *head,
@@ -381,7 +382,7 @@ static void on_worker_update(struct svc *s, struct peer *p, const struct msg_hea
 	log_info("worker_update", "worker=%s from=%s role=%s requests=%u", w->name,
 	         worker_role_name(had), worker_role_name(w->role), w->requests);
 	send_peers(r);
-	seqs_worker_up(&r->seqs);
+	attempts_worker_up(&r->attempts);
 }
 
 /* --- life ---------------------------------------------------------------- */
@@ -403,8 +404,8 @@ static void on_tick(struct svc *s, void *arg)
 {
 	struct router *r = svc_data(s);
 	(void)arg;
-	seqs_tick(&r->seqs, clock_us());
-	if (!seqs_count(&r->seqs) && list_empty(&r->seqs.late))
+	attempts_tick(&r->attempts, clock_us());
+	if (!attempts_count(&r->attempts) && list_empty(&r->attempts.late))
 		svc_timer_del(&r->tick);
 }
 
@@ -414,7 +415,7 @@ static void on_slow_tick(struct svc *s, void *arg)
 	(void)arg;
 	uint64_t now = clock_us();
 	registry_forget(&r->registry, now);
-	calls_tick(r, now);
+	requests_tick(r, now);
 }
 
 static void wake(struct router *r)
@@ -461,7 +462,7 @@ static int start_http(struct router *r, struct err *err)
 	return rc;
 }
 
-/* Connections past max_connections are answered, too (http_listen.c). */
+/* Connections past max_connections are answered, too (listen.c). */
 static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
 	*ret_key = "max_connections";
@@ -481,21 +482,22 @@ static void on_drain(struct svc *s)
 	http_drain(r->http);
 }
 
-/* A call has ended when its answer is written; the client may still have to take what the socket
+/* A request has ended when its answer is written; the client may still have to take what the socket
  * had no room for. What was sent before the end began is looked at, even when nothing is left to
  * do. */
 static int on_idle(struct svc *s)
 {
 	struct router *r = svc_data(s);
-	return clock_us() - r->drain_us >= LAST_LOOK_US && r->n_calls == 0 && !http_busy(r->http);
+	return clock_us() - r->drain_us >= LAST_LOOK_US && r->n_requests == 0 && !http_busy(r->http);
 }
 
 /* What is not answered by now is told so; the answers have a moment to leave. */
 static void on_expire(struct svc *s)
 {
 	struct router *r = svc_data(s);
-	log_warn("calls_stopped", "calls=%u sequences=%zu", r->n_calls, seqs_count(&r->seqs));
-	call_stop_all(r);
+	log_warn("requests_stopped", "requests=%u answers=%zu", r->n_requests,
+	         attempts_count(&r->attempts));
+	request_stop_all(r);
 	http_drain(r->http);
 }
 
@@ -505,11 +507,11 @@ static void on_stop(struct svc *s)
 	svc_timer_del(&r->tick);
 	svc_timer_del(&r->slow_tick);
 	text_pool_destroy(&r->text);
-	call_abort_all(r);
-	calls_fini(r);
+	request_abort_all(r);
+	requests_fini(r);
 	http_destroy(&r->http);
 	api_keys_fini(&r->keys);
-	seqs_fini(&r->seqs);
+	attempts_fini(&r->attempts);
 	registry_fini(&r->registry);
 	model_close(&r->model);
 	svc_set_data(s, NULL);
@@ -550,10 +552,10 @@ static int on_start(struct svc *s, struct err *err)
 	r->svc = s;
 	r->base = svc_base(s);
 	r->stats = svc_stats(s);
-	calls_init(r);
+	requests_init(r);
 	registry_init(&r->registry, ms(svc_conf(s), "stuck_ms"));
-	struct seqs_opts o = {.arg = r, .send = send_to_worker};
-	seqs_init(&r->seqs, &r->registry, &o);
+	struct attempts_opts o = {.arg = r, .send = send_to_worker};
+	attempts_init(&r->attempts, &r->registry, &o);
 	read_conf(r);
 	int rc = set_up(r, err);
 	if (rc < 0)
@@ -564,14 +566,14 @@ static int on_start(struct svc *s, struct err *err)
 static void on_status(struct svc *s, struct buf *out)
 {
 	struct router *r = svc_data(s);
-	const struct seqs_counts *n = &r->seqs.counts;
+	const struct attempts_counts *n = &r->attempts.counts;
 	buf_printf(out, ",\"http\":\"%s\",\"port\":%u,\"connections\":%u,\"model\":",
 	           conf_str(svc_conf(s), "http_listen"), http_port(r->http), http_connections(r->http));
 	buf_add_json(out, r->model->name, strlen(r->model->name));
 	buf_printf(out,
 	           ",\"workers\":%u,\"requests\":%zu,\"done\":%llu,\"failed\":%llu,\"cancelled\":%llu,"
 	           "\"retries\":%llu,\"output_tokens\":%llu",
-	           r->registry.n_up, seqs_count(&r->seqs), (unsigned long long)n->done,
+	           r->registry.n_up, attempts_count(&r->attempts), (unsigned long long)n->done,
 	           (unsigned long long)n->failed, (unsigned long long)n->cancelled,
 	           (unsigned long long)n->retries, (unsigned long long)n->output_tokens);
 }

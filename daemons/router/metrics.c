@@ -1,6 +1,6 @@
 /* metrics.c - what /metrics shows: the names that dashboards of the field expect, our own, and
  * each worker's figures from its heartbeats. */
-#include "call.h"
+#include "daemons/router/request/request.h"
 
 #include <string.h>
 
@@ -109,12 +109,12 @@ static void refresh_http(struct router *r)
 
 void metrics_refresh(struct router *r)
 {
-	const struct seqs_counts *n = &r->seqs.counts;
+	const struct attempts_counts *n = &r->attempts.counts;
 	size_t waiting = 0;
-	list_each(it, &r->seqs.waiting)
+	list_each(it, &r->attempts.waiting)
 		waiting++;
 	stat_set_value(r->stats, STAT_WAITING, (int64_t)waiting);
-	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(seqs_count(&r->seqs) - waiting));
+	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(attempts_count(&r->attempts) - waiting));
 	if (r->http)
 		refresh_http(r);
 	stat_set_value(r->stats, STAT_WORKERS_UP, r->registry.n_up);

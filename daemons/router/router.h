@@ -1,16 +1,16 @@
 /* router.h - what the router consists of. One thread, the event loop's; only text jobs run
- * elsewhere, and they see their own call and the model alone. */
+ * elsewhere, and they see their own request and the model alone. */
 #ifndef ROUTER_ROUTER_H
 #define ROUTER_ROUTER_H
 
-#include "api_keys.h"
-#include "http.h"
-#include "model.h"
-#include "pace.h"
-#include "registry.h"
-#include "request.h"
+#include "daemons/router/api/keys.h"
+#include "daemons/router/http/http.h"
+#include "daemons/router/api/model.h"
+#include "daemons/router/request/pace.h"
+#include "daemons/router/place/registry.h"
+#include "daemons/router/attempt/attempt.h"
 #include "svc/svc.h"
-#include "text.h"
+#include "daemons/router/request/textpool.h"
 #include "util/list.h"
 #include "util/quota.h"
 
@@ -70,31 +70,31 @@ struct router {
 	struct router_conf conf;
 	struct api_keys keys;
 	struct registry registry;
-	struct seqs seqs;
+	struct attempts attempts;
 	struct model *model;
 	struct http_server *http;
 	struct text_pool *text;
 	struct stat_set *stats;
-	struct svc_timer *tick, *slow_tick; /* tick: while there are sequences; NULL: none */
-	/* sequences were made; NULL in tests, which tick themselves */
+	struct svc_timer *tick, *slow_tick; /* tick: while there are attempts; NULL: none */
+	/* attempts were made; NULL in tests, which tick themselves */
 	void (*wake)(struct router *r);
 	struct quota_pool memory; /* budget.h */
 	struct pace pace;
 	/* what is being written for some client, for as long as a function runs */
 	struct buf out;
-	struct list calls; /* struct call, node */
-	uint32_t n_calls, n_sequences;
+	struct list requests; /* struct request, node */
+	uint32_t n_requests, n_answers;
 	int draining;
 	uint64_t drain_us; /* since then */
 };
 
-/* call.c: what calls need, before there is one, and when none is left. r is zeroed but for its
- * base and configuration. */
-void calls_init(struct router *r);
-void calls_fini(struct router *r);
+/* request.c: what requests need, before there is one, and when none is left. r is zeroed but for
+ * its base and configuration. */
+void requests_init(struct router *r);
+void requests_fini(struct router *r);
 /* now and then: gives up on who does not take his answer */
-void calls_tick(struct router *r, uint64_t now);
-/* api.c: every HTTP request comes in here, as http_handlers has it. */
+void requests_tick(struct router *r, uint64_t now);
+/* api/route.c: every HTTP request comes in here, as http_handlers has it. */
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
 void api_request(void *arg, struct http_conn *c, struct http_request *q);
 /* What Retry-After says now. */

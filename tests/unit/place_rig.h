@@ -3,7 +3,7 @@
 #ifndef TESTS_PLACE_RIG_H
 #define TESTS_PLACE_RIG_H
 
-#include "daemons/router/place.h"
+#include "daemons/router/place/place.h"
 #include "router_rig.h"
 
 #include <sodium.h>

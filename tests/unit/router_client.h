@@ -84,12 +84,12 @@ static inline char *ask_full(struct world *w, struct ask *a)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	pthread_join(t, NULL);
 	for (uint64_t end = clock_us() + 5000000;
-	     (accepted(w) == before || w->r.n_calls || http_connections(w->r.http)) &&
+	     (accepted(w) == before || w->r.n_requests || http_connections(w->r.http)) &&
 	     clock_us() < end;)
 		event_base_loop(w->base, EVLOOP_ONCE);
-	ck_assert_uint_eq(w->r.n_calls, 0);
-	ck_assert_uint_eq(w->r.n_sequences, 0);
-	ck_assert_uint_eq(seqs_count(&w->r.seqs), 0);
+	ck_assert_uint_eq(w->r.n_requests, 0);
+	ck_assert_uint_eq(w->r.n_answers, 0);
+	ck_assert_uint_eq(attempts_count(&w->r.attempts), 0);
 	ck_assert_uint_eq(http_connections(w->r.http), 0);
 	ck_assert(w->running.next == &w->running);
 	return a->out;

@@ -3,7 +3,7 @@
 #ifndef TESTS_ROUTER_RIG_H
 #define TESTS_ROUTER_RIG_H
 
-#include "daemons/router/request.h"
+#include "daemons/router/attempt/attempt.h"
 #include "util/clock.h"
 #include "util/err.h"
 #include "util/mem.h"
@@ -15,7 +15,7 @@
 
 struct rig {
 	struct registry g;
-	struct seqs e;
+	struct attempts e;
 	char log[8192];   /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
 	int refuse;       /* so many sends answer ERR_FULL */
 	char out[4096];   /* "10 11 12 stop" */
@@ -24,7 +24,7 @@ struct rig {
 	int ended;
 	uint32_t stop_at; /* the owner says stop at this token id */
 	int abort_now;
-	struct seq *s;
+	struct attempt *s;
 	int destroy_at_end;
 };
 
@@ -51,8 +51,9 @@ static inline int rig_send(void *arg, struct worker *w, enum msg_type type,
 	return 0;
 }
 
-static inline enum seq_verdict rig_tokens(void *owner, struct seq *s, Pds__Token *const *tokens,
-                                          size_t n, enum seq_finish last)
+static inline enum attempt_verdict rig_tokens(void *owner, struct attempt *s,
+                                              Pds__Token *const *tokens, size_t n,
+                                              enum answer_finish last)
 {
 	struct rig *r = owner;
 	(void)s;
@@ -60,17 +61,17 @@ static inline enum seq_verdict rig_tokens(void *owner, struct seq *s, Pds__Token
 		size_t at = strlen(r->out);
 		snprintf(r->out + at, sizeof r->out - at, "%u ", tokens[i]->id);
 		if (r->stop_at && tokens[i]->id == r->stop_at)
-			return SEQ_STOP;
+			return ATTEMPT_STOP;
 	}
 	if (r->abort_now)
-		return SEQ_ABORT;
-	if (last != SEQ_FINISH_NONE)
-		strcat(r->out, seq_finish_name(last));
-	return SEQ_GO;
+		return ATTEMPT_ABORT;
+	if (last != ANSWER_FINISH_NONE)
+		strcat(r->out, answer_finish_name(last));
+	return ATTEMPT_GO;
 }
 
-static inline void rig_prompt(void *owner, struct seq *s, const Pds__PromptLogprobs *m, size_t from,
-                              size_t n)
+static inline void rig_prompt(void *owner, struct attempt *s, const Pds__PromptLogprobs *m,
+                              size_t from, size_t n)
 {
 	struct rig *r = owner;
 	ck_assert_str_eq(r->out, ""); /* before the first token */
@@ -81,18 +82,18 @@ static inline void rig_prompt(void *owner, struct seq *s, const Pds__PromptLogpr
 	ck_assert_uint_eq(s->got_prompt, (uint32_t)r->n_prompt + 1);
 }
 
-static inline void rig_ended(void *owner, struct seq *s)
+static inline void rig_ended(void *owner, struct attempt *s)
 {
 	struct rig *r = owner;
-	ck_assert(seq_ended(s));
+	ck_assert(attempt_ended(s));
 	r->ended++;
 	if (r->destroy_at_end)
-		seq_destroy(&r->s);
+		attempt_destroy(&r->s);
 }
 
-static const struct seq_hooks rig_hooks = {.tokens = rig_tokens,
-                                           .prompt = rig_prompt,
-                                           .ended = rig_ended};
+static const struct attempt_hooks rig_hooks = {.tokens = rig_tokens,
+                                               .prompt = rig_prompt,
+                                               .ended = rig_ended};
 
 /* A worker comes up; the pointer only has to differ from NULL. */
 static inline struct worker *rig_up(struct rig *r, const char *name, const char *role,
@@ -112,22 +113,23 @@ static inline struct worker *rig_up(struct rig *r, const char *name, const char 
 static inline void rig_down(struct rig *r, struct worker *w)
 {
 	registry_down(&r->g, w, clock_us());
-	seqs_worker_down(&r->e, w, "killed", WORKER_LOST);
+	attempts_worker_down(&r->e, w, "killed", WORKER_LOST);
 }
 
 static inline struct rig *rig_new(void)
 {
 	struct rig *r = mem_zalloc(sizeof *r);
-	struct seqs_opts o = {.max_attempts = 3, .retry_wait_us = 10000000, .arg = r, .send = rig_send};
+	struct attempts_opts o = {
+		.max_attempts = 3, .retry_wait_us = 10000000, .arg = r, .send = rig_send};
 	registry_init(&r->g, 30000000);
-	seqs_init(&r->e, &r->g, &o);
+	attempts_init(&r->e, &r->g, &o);
 	return r;
 }
 
 static inline void rig_free(struct rig *r)
 {
-	seq_destroy(&r->s);
-	ck_assert_uint_eq(seqs_count(&r->e), 0);
+	attempt_destroy(&r->s);
+	ck_assert_uint_eq(attempts_count(&r->e), 0);
 	ck_assert(r->e.live.next == &r->e.live);
 	ck_assert(r->e.waiting.next == &r->e.waiting);
 	ck_assert(r->e.ending.next == &r->e.ending);
@@ -137,22 +139,22 @@ static inline void rig_free(struct rig *r)
 		ck_assert_uint_eq(w->backlog_tokens, 0);
 		ck_assert_uint_eq(w->requests, 0);
 	}
-	seqs_fini(&r->e);
+	attempts_fini(&r->e);
 	registry_fini(&r->g);
 	free(r);
 }
 
-static inline struct seq *rig_seq(struct rig *r, uint32_t max_tokens, int prompt_logprobs)
+static inline struct attempt *rig_seq(struct rig *r, uint32_t max_tokens, int prompt_logprobs)
 {
 	static const uint32_t prompt[] = {1, 2, 3, 4, 5};
-	struct seq_spec spec = {.tokens = prompt,
-	                        .prompt_tokens = 5,
-	                        .max_tokens = max_tokens,
-	                        .begun_us = clock_us(),
-	                        .deadline_us = clock_us() + 60000000};
+	struct attempt_spec spec = {.tokens = prompt,
+	                            .prompt_tokens = 5,
+	                            .max_tokens = max_tokens,
+	                            .begun_us = clock_us(),
+	                            .deadline_us = clock_us() + 60000000};
 	pds__sampling__init(&spec.sampling);
 	spec.sampling.prompt_logprobs = prompt_logprobs;
-	return r->s = seq_new(&r->e, &spec, &rig_hooks, r);
+	return r->s = attempt_new(&r->e, &spec, &rig_hooks, r);
 }
 
 /* --- what workers say --- */
@@ -173,7 +175,7 @@ static inline void rig_told(struct rig *r, struct worker *w, struct reqid id, ui
 	m.logprobs = logprobs;
 	m.ranks = ranks;
 	m.n_logprobs = m.n_ranks = n;
-	seqs_prompt(&r->e, w, &head, &m);
+	attempts_prompt(&r->e, w, &head, &m);
 }
 
 /* n_prompt: log-probabilities of so many prompt tokens come before. */
@@ -193,7 +195,7 @@ static inline void rig_first_full(struct rig *r, struct worker *w, struct reqid 
 	m.decode = (char *)decode;
 	m.decode_epoch = epoch;
 	m.finish = finish;
-	seqs_first_token(&r->e, w, &head, &m);
+	attempts_first_token(&r->e, w, &head, &m);
 }
 
 static inline void rig_first(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index,
@@ -225,7 +227,7 @@ static inline void rig_tokens_from(struct rig *r, struct worker *w, struct reqid
 	s.finish = finish;
 	m.sequences = sp;
 	m.n_sequences = 1;
-	seqs_tokens(&r->e, w, &m);
+	attempts_tokens(&r->e, w, &m);
 }
 
 static inline void rig_more(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index,
@@ -244,7 +246,7 @@ static inline void rig_fail_by(struct rig *r, struct worker *w, uint32_t attempt
 	m.text = (char *)"so it is";
 	m.retry = retry;
 	m.blame = (char *)blame;
-	seqs_failed(&r->e, w, &head, &m);
+	attempts_failed(&r->e, w, &head, &m);
 }
 
 static inline void rig_fail(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault,

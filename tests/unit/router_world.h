@@ -4,7 +4,7 @@
 #ifndef TESTS_ROUTER_WORLD_H
 #define TESTS_ROUTER_WORLD_H
 
-#include "daemons/router/call.h"
+#include "daemons/router/request/request.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -16,10 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct world_seq {
+struct world_attempt {
 	struct list node;
 	struct reqid id;
-	uint32_t attempt, index, max_tokens, prompt_tokens;
+	uint32_t number, index, max_tokens, prompt_tokens;
 	int prompt_logprobs, prompt_top, logprobs;
 	struct worker *to;
 };
@@ -56,9 +56,9 @@ static inline int world_send(void *arg, struct worker *to, enum msg_type type,
 	if (type == MSG_REQUEST_CANCEL) {
 		w->cancels++;
 		list_each_safe(n, next, &w->running) {
-			struct world_seq *s = list_entry(n, struct world_seq, node);
+			struct world_attempt *s = list_entry(n, struct world_attempt, node);
 			if (s->id.hi == head->req.hi && s->id.lo == head->req.lo &&
-			    s->attempt == head->attempt) {
+			    s->number == head->attempt) {
 				list_remove(n);
 				free(s);
 			}
@@ -66,9 +66,9 @@ static inline int world_send(void *arg, struct worker *to, enum msg_type type,
 		return 0;
 	}
 	const Pds__Submit *m = body;
-	struct world_seq *s = mem_zalloc(sizeof *s);
+	struct world_attempt *s = mem_zalloc(sizeof *s);
 	s->id = head->req;
-	s->attempt = head->attempt;
+	s->number = head->attempt;
 	s->index = (uint32_t)m->request->n_tokens - m->request->prompt_tokens;
 	s->max_tokens = m->request->max_tokens;
 	s->prompt_tokens = m->request->prompt_tokens;
@@ -87,7 +87,7 @@ static inline int world_send(void *arg, struct worker *to, enum msg_type type,
 	return 0;
 }
 
-static inline Pds__Finish world_finish(const struct world *w, const struct world_seq *s)
+static inline Pds__Finish world_finish(const struct world *w, const struct world_attempt *s)
 {
 	if (w->stop_at && s->index == w->stop_at)
 		return PDS__FINISH__FINISH_STOP;
@@ -95,7 +95,7 @@ static inline Pds__Finish world_finish(const struct world *w, const struct world
 }
 
 /* Alternative k: id 100 + k, -2 - k. */
-static inline void world_token(const struct world *w, const struct world_seq *s, Pds__Token *t)
+static inline void world_token(const struct world *w, const struct world_attempt *s, Pds__Token *t)
 {
 	static Pds__TopLogprob alt[20], *alts[20];
 	size_t n = s->logprobs > 0 ? (size_t)s->logprobs : 0;
@@ -117,11 +117,11 @@ static inline void world_token(const struct world *w, const struct world_seq *s,
 
 /* Log-probabilities of a prompt, in slices: -1.5 for each token, and for alternative k -2 - k
  * with id 100 + k. */
-static inline void world_tell(struct world *w, const struct world_seq *s)
+static inline void world_tell(struct world *w, const struct world_attempt *s)
 {
 	static float logprobs[WORLD_SLICE], top[WORLD_SLICE * 20];
 	static uint32_t ranks[WORLD_SLICE], ids[WORLD_SLICE * 20];
-	struct msg_head head = {.req = s->id, .attempt = s->attempt};
+	struct msg_head head = {.req = s->id, .attempt = s->number};
 	struct worker *from = s->to;
 	uint32_t n = s->prompt_tokens, k = (uint32_t)s->prompt_top;
 	for (uint32_t first = 1; first < n; first += WORLD_SLICE) {
@@ -141,16 +141,16 @@ static inline void world_tell(struct world *w, const struct world_seq *s)
 		m.ranks = ranks;
 		m.top_ids = ids;
 		m.top_logprobs = top;
-		seqs_prompt(&w->r.seqs, from, &head, &m);
+		attempts_prompt(&w->r.attempts, from, &head, &m);
 	}
 }
 
 /* The prefill worker's part: all first tokens. */
-static inline void world_first(struct world *w, struct world_seq *s)
+static inline void world_first(struct world *w, struct world_attempt *s)
 {
 	Pds__Token t;
 	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
-	struct msg_head head = {.req = s->id, .attempt = s->attempt};
+	struct msg_head head = {.req = s->id, .attempt = s->number};
 	world_token(w, s, &t);
 	if (s->prompt_logprobs)
 		world_tell(w, s);
@@ -159,14 +159,14 @@ static inline void world_first(struct world *w, struct world_seq *s)
 	m.decode = w->d->name;
 	m.decode_epoch = w->d->epoch;
 	m.finish = world_finish(w, s);
-	struct world_seq copy = *s;
+	struct world_attempt copy = *s;
 	s->to = w->d;
 	s->index++;
 	if (m.finish != PDS__FINISH__FINISH_NONE) {
 		list_remove(&s->node);
 		free(s);
 	}
-	seqs_first_token(&w->r.seqs, copy.to, &head, &m);
+	attempts_first_token(&w->r.attempts, copy.to, &head, &m);
 }
 
 #define WORLD_BATCH 256
@@ -177,7 +177,7 @@ static inline void world_step(struct world *w)
 	static Pds__SequenceTokens st[WORLD_BATCH], *sp[WORLD_BATCH];
 	Pds__Tokens m = PDS__TOKENS__INIT;
 	list_each_safe(n, next, &w->running) {
-		struct world_seq *s = list_entry(n, struct world_seq, node);
+		struct world_attempt *s = list_entry(n, struct world_attempt, node);
 		size_t i = m.n_sequences;
 		if (s->to != w->d || i == WORLD_BATCH || (w->pause_at && s->index >= w->pause_at))
 			continue;
@@ -186,7 +186,7 @@ static inline void world_step(struct world *w)
 		pds__sequence_tokens__init(&st[i]);
 		st[i].request_hi = s->id.hi;
 		st[i].request_lo = s->id.lo;
-		st[i].attempt = s->attempt;
+		st[i].attempt = s->number;
 		st[i].index = s->index;
 		st[i].tokens = &tp[i];
 		st[i].n_tokens = 1;
@@ -200,7 +200,7 @@ static inline void world_step(struct world *w)
 		}
 	}
 	m.sequences = sp;
-	seqs_tokens(&w->r.seqs, w->d, &m);
+	attempts_tokens(&w->r.attempts, w->d, &m);
 }
 
 static inline void world_turn(evutil_socket_t fd, short what, void *arg)
@@ -214,7 +214,7 @@ static inline void world_turn(evutil_socket_t fd, short what, void *arg)
 	for (int more = 1; more;) { /* first tokens; a sequence may vanish under any of them */
 		more = 0;
 		list_each_safe(n, next, &w->running) {
-			struct world_seq *s = list_entry(n, struct world_seq, node);
+			struct world_attempt *s = list_entry(n, struct world_attempt, node);
 			if (s->to == w->p && !(w->pause_at && s->index >= w->pause_at)) {
 				world_first(w, s);
 				more = 1;
@@ -224,7 +224,7 @@ static inline void world_turn(evutil_socket_t fd, short what, void *arg)
 	}
 	world_step(w);
 	list_each(n, &w->running)
-		again |= !(w->pause_at && list_entry(n, struct world_seq, node)->index >= w->pause_at);
+		again |= !(w->pause_at && list_entry(n, struct world_attempt, node)->index >= w->pause_at);
 	if (again)
 		world_wake(w);
 }
@@ -234,7 +234,7 @@ static inline void world_tick(evutil_socket_t fd, short what, void *arg)
 	struct world *w = arg;
 	(void)fd;
 	(void)what;
-	seqs_tick(&w->r.seqs, clock_us());
+	attempts_tick(&w->r.attempts, clock_us());
 }
 
 static inline void world_job_done(evutil_socket_t fd, short what, void *arg)
@@ -293,11 +293,11 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	                                 .out_bytes_max = out_bytes_max};
 	w->r.memory.size = 128u << 20;
 	w->r.stats = stat_new(router_stats, STAT_COUNT);
-	calls_init(&w->r);
+	requests_init(&w->r);
 	registry_init(&w->r.registry, 30000000);
-	struct seqs_opts so = {
+	struct attempts_opts so = {
 		.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
-	seqs_init(&w->r.seqs, &w->r.registry, &so);
+	attempts_init(&w->r.attempts, &w->r.registry, &so);
 	w->r.text = text_pool_new(1, 64, world_post, w);
 	struct http_opts ho = {.listen = "127.0.0.1:0",
 	                       .max_header_bytes = 8192,
@@ -324,13 +324,13 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 static inline void world_free(struct world *w)
 {
 	text_pool_destroy(&w->r.text);
-	call_abort_all(&w->r);
-	calls_fini(&w->r);
+	request_abort_all(&w->r);
+	requests_fini(&w->r);
 	list_each_safe(n, next, &w->running)
-		free(list_entry(n, struct world_seq, node));
+		free(list_entry(n, struct world_attempt, node));
 	http_destroy(&w->r.http);
 	api_keys_fini(&w->r.keys);
-	seqs_fini(&w->r.seqs);
+	attempts_fini(&w->r.attempts);
 	registry_fini(&w->r.registry);
 	stat_destroy(&w->r.stats);
 	event_free(w->turn);

@@ -63,7 +63,7 @@ static json_t *json_of(struct world *w, const char *path, const char *body, int 
 	return o;
 }
 
-static const json_t *choice_of(const json_t *o, size_t i)
+static const json_t *answer_of(const json_t *o, size_t i)
 {
 	return json_array_get(json_object_get(o, "choices"), i);
 }
@@ -104,7 +104,7 @@ START_TEST(told_once_for_all_choices)
 	json_t *o = json_of(w, "/v1/completions", body, 200);
 	ck_assert_uint_eq(w->told, 2);
 	for (size_t i = 0; i < 6; i++) {
-		const json_t *c = choice_of(o, i), *rows = json_object_get(c, "prompt_logprobs"), *entry;
+		const json_t *c = answer_of(o, i), *rows = json_object_get(c, "prompt_logprobs"), *entry;
 		size_t n = i < 3 ? 1500 : 2;
 		ck_assert_uint_eq(json_array_size(rows), n);
 		ck_assert_uint_eq(json_array_size(json_object_get(c, "prompt_token_ids")), n);
@@ -228,7 +228,7 @@ START_TEST(long_answer_costs_no_memory)
 	ck_assert_uint_ge(r.found, 50 * 3999);
 	ck_assert_uint_lt(t.most_bytes - before, 16u << 20);
 	ck_assert_uint_lt(t.worst_ns, 50000000);
-	while (w->r.n_calls)
+	while (w->r.n_requests)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	ck_assert_uint_eq(w->r.memory.lent, 0);
 	event_free(t.ev);
@@ -260,7 +260,7 @@ START_TEST(long_answer_in_little_room)
 	pthread_join(thread, NULL);
 	ck_assert_uint_eq(n.cut, 0);
 	ck_assert_uint_ge(r.found, 5 * 3999);
-	while (w->r.n_calls)
+	while (w->r.n_requests)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	world_free(w);
 	free(body);
@@ -329,7 +329,7 @@ START_TEST(refused_by_name)
 		const json_t *e = json_object_get(o, "error");
 		ck_assert_str_eq(json_string_value(json_object_get(e, "param")), t->param);
 		has(json_string_value(json_object_get(e, "message")), t->says);
-		ck_assert_uint_eq(w->r.seqs.counts.started, 0);
+		ck_assert_uint_eq(w->r.attempts.counts.started, 0);
 		json_decref(o);
 	}
 	free(body);
@@ -438,7 +438,7 @@ START_TEST(answer_outgrows_its_memory)
 	char *plain = mem_printf(body, ""), *scored = mem_printf(body, ",\"logprobs\":5");
 	w->r.conf.request_memory_bytes = 24u << 10;
 	json_t *o = json_of(w, "/v1/completions", plain, 200);
-	const json_t *c = choice_of(o, 0);
+	const json_t *c = answer_of(o, 0);
 	size_t n = json_array_size(json_object_get(c, "token_ids"));
 	ck_assert_msg(n > 500 && n < 6000, "%zu tokens", n);
 	ck_assert_str_eq(json_string_value(json_object_get(c, "finish_reason")), "length");
@@ -450,13 +450,13 @@ START_TEST(answer_outgrows_its_memory)
 	char *stream = mem_printf(body, ",\"stream\":true");
 	json_t *events = events_of(w, "/v1/completions", stream);
 	ck_assert_uint_gt(json_array_size(events), 500);
-	c = choice_of(json_array_get(events, json_array_size(events) - 1), 0);
+	c = answer_of(json_array_get(events, json_array_size(events) - 1), 0);
 	ck_assert_str_eq(json_string_value(json_object_get(c, "finish_reason")), "length");
 	json_decref(events);
 	free(stream);
 	w->r.conf.request_memory_bytes = 512u << 10;
 	o = json_of(w, "/v1/completions", scored, 200);
-	ck_assert_uint_eq(json_array_size(json_object_get(choice_of(o, 0), "token_ids")), 6000);
+	ck_assert_uint_eq(json_array_size(json_object_get(answer_of(o, 0), "token_ids")), 6000);
 	json_decref(o);
 	free(plain);
 	free(scored);
@@ -478,7 +478,7 @@ START_TEST(long_beginning_of_a_stream)
 	json_t *events = events_of(w, "/v1/completions", body), *e;
 	size_t i, rows[8] = {0}, given[8] = {0}, tokens[8] = {0}, ends[8] = {0};
 	json_array_foreach(events, i, e) {
-		const json_t *c = choice_of(e, 0), *l = json_object_get(c, "logprobs");
+		const json_t *c = answer_of(e, 0), *l = json_object_get(c, "logprobs");
 		size_t k = (size_t)json_integer_value(json_object_get(c, "index"));
 		ck_assert_uint_eq(ends[k], 0);
 		rows[k] += json_array_size(json_object_get(l, "tokens"));
@@ -529,16 +529,16 @@ START_TEST(answer_is_not_taken)
 	struct reader r = {.port = http_port(w->r.http), .body = body, .look = "rank", .slow = INT_MAX};
 	pthread_t thread;
 	ck_assert_int_eq(pthread_create(&thread, NULL, read_all, &r), 0);
-	while (!w->r.n_calls || w->r.n_sequences)
+	while (!w->r.n_requests || w->r.n_answers)
 		event_base_loop(w->base, EVLOOP_ONCE);
-	struct call *c = list_entry(w->r.calls.next, struct call, node);
+	struct request *c = list_entry(w->r.requests.next, struct request, node);
 	while (!c->writing)
 		event_base_loop(w->base, EVLOOP_ONCE);
-	calls_tick(&w->r, clock_us());
-	ck_assert_uint_eq(w->r.n_calls, 1);
+	requests_tick(&w->r, clock_us());
+	ck_assert_uint_eq(w->r.n_requests, 1);
 	ck_assert_uint_gt(w->r.memory.lent, 1u << 19);
-	calls_tick(&w->r, clock_us() + w->r.conf.request_timeout_us);
-	ck_assert_uint_eq(w->r.n_calls, 0);
+	requests_tick(&w->r, clock_us() + w->r.conf.request_timeout_us);
+	ck_assert_uint_eq(w->r.n_requests, 0);
 	ck_assert_uint_eq(w->r.memory.lent, 0);
 	while (!atomic_load(&r.over))
 		event_base_loop(w->base, EVLOOP_ONCE);
@@ -562,12 +562,12 @@ static void abort_it(evutil_socket_t fd, short what, void *arg)
 	struct aborting *a = arg;
 	(void)fd;
 	(void)what;
-	if (list_empty(&a->w->r.calls)) {
+	if (list_empty(&a->w->r.requests)) {
 		event_add(a->ev, &soon);
 		return;
 	}
-	struct call *c = list_entry(a->w->r.calls.next, struct call, node);
-	a->done = call_abort(&a->w->r, &c->choices[0].seq->id) == 0;
+	struct request *c = list_entry(a->w->r.requests.next, struct request, node);
+	a->done = request_abort(&a->w->r, &c->answers[0].attempt->id) == 0;
 }
 
 /* An abort before the log-probabilities have come that its stream begins with: it ends. */

@@ -15,11 +15,11 @@ static void kill_decode(struct world *w)
 	registry_down(&w->r.registry, w->d, clock_us());
 	list_each_safe(n, next, &w->running) {
 		list_remove(n);
-		free(list_entry(n, struct world_seq, node));
+		free(list_entry(n, struct world_attempt, node));
 	}
 	w->pause_at = 0;
 	w->d = world_worker(w, "d2", "decode");
-	seqs_worker_down(&w->r.seqs, registry_find(&w->r.registry, "d1"), "killed", 0);
+	attempts_worker_down(&w->r.attempts, registry_find(&w->r.registry, "d1"), "killed", 0);
 }
 
 /* Sequences are at their workers, and none of them goes on by itself. */
@@ -29,7 +29,7 @@ static int all_wait(const struct world *w)
 	list_each(n, &w->running) {
 		any = 1;
 		if (!w->mute &&
-		    !(w->pause_at && list_entry(n, struct world_seq, node)->index >= w->pause_at))
+		    !(w->pause_at && list_entry(n, struct world_attempt, node)->index >= w->pause_at))
 			return 0;
 	}
 	return any;
@@ -89,7 +89,7 @@ START_TEST(stream_goes_on_when_decode_dies)
 	has(out, "\"finish_reason\":\"length\"");
 	has(out, "data: [DONE]\n\n");
 	ck_assert_uint_eq(count(out, "error"), 0);
-	ck_assert_uint_eq(w->r.seqs.counts.retries, 1);
+	ck_assert_uint_eq(w->r.attempts.counts.retries, 1);
 	free(out);
 	world_free(w);
 }
@@ -100,18 +100,18 @@ static void kill_all(struct world *w)
 	struct worker *both[] = {w->p, w->d};
 	for (int i = 0; i < 2; i++) {
 		registry_down(&w->r.registry, both[i], clock_us());
-		seqs_worker_down(&w->r.seqs, both[i], "killed", 0);
+		attempts_worker_down(&w->r.attempts, both[i], "killed", 0);
 	}
 	list_each_safe(n, next, &w->running) {
 		list_remove(n);
-		free(list_entry(n, struct world_seq, node));
+		free(list_entry(n, struct world_attempt, node));
 	}
 }
 
 START_TEST(stream_ends_in_an_error_event)
 {
 	struct world *w = world_new(NULL, 1u << 20);
-	w->r.seqs.opts.retry_wait_us = 200000;
+	w->r.attempts.opts.retry_wait_us = 200000;
 	w->pause_at = 5;
 	when_all_wait(w, kill_all);
 	char *out = ask(w, "/v1/completions", IDS_STREAM);
@@ -127,7 +127,7 @@ END_TEST
 START_TEST(failure_before_the_first_token_is_a_status)
 {
 	struct world *w = world_new(NULL, 1u << 20);
-	w->r.seqs.opts.retry_wait_us = 100000;
+	w->r.attempts.opts.retry_wait_us = 100000;
 	w->mute = 1;
 	for (int stream = 0; stream < 2; stream++) {
 		w->p = world_worker(w, "p1", "prefill");
@@ -146,14 +146,14 @@ END_TEST
 
 static void no_room(struct world *w)
 {
-	struct seq *s = list_entry(w->r.seqs.live.next, struct seq, by_deadline);
-	struct msg_head head = {.req = s->id, .attempt = s->attempt};
+	struct attempt *s = list_entry(w->r.attempts.live.next, struct attempt, by_deadline);
+	struct msg_head head = {.req = s->id, .attempt = s->number};
 	Pds__Failed m = PDS__FAILED__INIT;
 	m.fault = PDS__FAULT__FAULT_OVERLOADED;
 	m.text = (char *)"the table is full";
 	m.retry = 1;
 	m.retry_after_us = 6200000;
-	seqs_failed(&w->r.seqs, w->p, &head, &m);
+	attempts_failed(&w->r.attempts, w->p, &head, &m);
 }
 
 /* What the decode worker said of when to come again reaches the client, if the request has not
@@ -181,7 +181,7 @@ END_TEST
 START_TEST(one_failure_ends_all_choices)
 {
 	struct world *w = world_new(NULL, 1u << 20);
-	w->r.seqs.opts.max_attempts = 1;
+	w->r.attempts.opts.max_attempts = 1;
 	w->pause_at = 3;
 	when_all_wait(w, kill_all);
 	char *out = ask(w, "/v1/completions",
@@ -239,10 +239,10 @@ START_TEST(client_that_reads_nothing)
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
 	ck_assert_int_gt((int)send(fd, head, strlen(head), 0), 0);
 	for (uint64_t end = clock_us() + 20000000;
-	     w->r.seqs.counts.cancelled < 128 && clock_us() < end;)
+	     w->r.attempts.counts.cancelled < 128 && clock_us() < end;)
 		event_base_loop(w->base, EVLOOP_ONCE);
-	ck_assert_uint_eq(w->r.seqs.counts.cancelled, 128);
-	ck_assert_uint_eq(w->r.n_calls, 0);
+	ck_assert_uint_eq(w->r.attempts.counts.cancelled, 128);
+	ck_assert_uint_eq(w->r.n_requests, 0);
 	close(fd);
 	free(head);
 	world_free(w);
@@ -313,8 +313,8 @@ static void storm(struct world *w, struct storm *m)
 	while (!atomic_load(&m->over))
 		event_base_loop(w->base, EVLOOP_ONCE);
 	pthread_join(t, NULL);
-	ck_assert_uint_eq(w->r.n_calls, 0);
-	ck_assert_uint_eq(seqs_count(&w->r.seqs), 0);
+	ck_assert_uint_eq(w->r.n_requests, 0);
+	ck_assert_uint_eq(attempts_count(&w->r.attempts), 0);
 }
 
 static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/tokenize",
@@ -605,7 +605,7 @@ START_TEST(long_bodies_never_run_on_the_loop)
 	pthread_t a, b;
 	gate_shut(w, &g);
 	ck_assert_int_eq(pthread_create(&a, NULL, ask_thread, &lng), 0);
-	while (w->r.n_calls == 0)
+	while (w->r.n_requests == 0)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	ck_assert_int_eq(pthread_create(&b, NULL, ask_thread, &shrt), 0);
 	while (!atomic_load(&shrt.over))
@@ -639,12 +639,12 @@ START_TEST(client_leaves_a_text_thread)
 	ck_assert_int_eq(pthread_create(&a, NULL, ask_thread, &lng), 0);
 	while (accepted(w) == 0 || http_connections(w->r.http) || !atomic_load(&lng.over))
 		event_base_loop(w->base, EVLOOP_ONCE);
-	ck_assert_uint_eq(w->r.n_calls, 1);
+	ck_assert_uint_eq(w->r.n_requests, 1);
 	sem_post(&g.open);
 	for (int i = 0; i < 50; i++)
 		event_base_loop(w->base, EVLOOP_ONCE);
-	ck_assert_uint_eq(w->r.n_calls, 0);
-	ck_assert_uint_eq(w->r.seqs.counts.started, 0);
+	ck_assert_uint_eq(w->r.n_requests, 0);
+	ck_assert_uint_eq(w->r.attempts.counts.started, 0);
 	pthread_join(a, NULL);
 	free(lng.out);
 	free(big);

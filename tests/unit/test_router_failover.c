@@ -20,7 +20,7 @@ static struct four four(void)
 	f.d1 = rig_up(f.r, "d1", "decode", 21);
 	f.d2 = rig_up(f.r, "d2", "decode", 22);
 	rig_seq(f.r, 50, 0);
-	ck_assert_int_eq(seq_start(f.r->s), 0);
+	ck_assert_int_eq(attempt_start(f.r->s), 0);
 	ck_assert_str_eq(f.r->log, "submit p1 #1 5 d1 d2; ");
 	f.r->log[0] = 0;
 	return f;
@@ -40,12 +40,12 @@ static void still(struct worker *w, uint64_t us)
 
 static void tick(struct rig *r)
 {
-	seqs_tick(&r->e, clock_us());
+	attempts_tick(&r->e, clock_us());
 }
 
-static void expect(struct rig *r, enum seq_state state, const char *log)
+static void expect(struct rig *r, enum attempt_state state, const char *log)
 {
-	ck_assert_str_eq(seq_state_name(r->s->state), seq_state_name(state));
+	ck_assert_str_eq(attempt_state_name(r->s->state), attempt_state_name(state));
 	ck_assert_str_eq(r->log, log);
 }
 
@@ -79,7 +79,7 @@ START_TEST(it_counts_against_the_blamed)
 	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
 	rig_more(f.r, f.d1, 1, 0, 10, 3);
 	rig_fail_by(f.r, named(&f, blames[_i].from), 1, blames[_i].fault, 1, blames[_i].blame);
-	ck_assert_uint_eq(f.r->s->attempt, 2);
+	ck_assert_uint_eq(f.r->s->number, 2);
 	struct worker *all[] = {f.p1, f.p2, f.d1, f.d2};
 	for (int i = 0; i < 4; i++)
 		ck_assert_msg(bad_of(all[i]) ==
@@ -97,11 +97,11 @@ START_TEST(a_lost_worker_counts)
 	struct four f = four();
 	rig_more(f.r, f.d1, 1, 0, 10, 3);
 	registry_down(&f.r->g, f.d1, clock_us());
-	seqs_worker_down(&f.r->e, f.d1, "its process ended", how[_i]);
+	attempts_worker_down(&f.r->e, f.d1, "its process ended", how[_i]);
 	ck_assert_int_eq(bad_of(f.d1), _i == 0);
 	ck_assert_uint_eq(f.r->s->lost, _i == 0);
 	ck_assert_uint_eq(f.r->s->moved, _i == 2);
-	ck_assert_int_eq(f.r->s->state, _i == 1 ? SEQ_WAITING : SEQ_SUBMITTED);
+	ck_assert_int_eq(f.r->s->state, _i == 1 ? ATTEMPT_WAITING : ATTEMPT_SUBMITTED);
 	rig_free(f.r);
 }
 END_TEST
@@ -114,11 +114,11 @@ static int chosen(struct rig *r)
 	int n = 0;
 	for (int i = 0; i < 20; i++) {
 		rig_seq(r, 1, 0);
-		ck_assert_int_eq(seq_start(r->s), 0);
+		ck_assert_int_eq(attempt_start(r->s), 0);
 		struct worker *d = r->s->decode;
 		n += strcmp(d->name, "d1") == 0;
 		rig_tokens_from(r, d, r->s->id, 1, 0, 10, 1, PDS__FINISH__FINISH_LENGTH);
-		seq_destroy(&r->s);
+		attempt_destroy(&r->s);
 	}
 	return n;
 }
@@ -189,16 +189,16 @@ START_TEST(a_stuck_decode_worker)
 	decoding(&f);
 	still(f.d1, STUCK_US - 1000000);
 	tick(f.r);
-	expect(f.r, SEQ_DECODING, "");
+	expect(f.r, ATTEMPT_DECODING, "");
 	still(f.d1, STUCK_US + 1000);
 	tick(f.r);
 	/* with the tokens so far; d1 is no candidate */
-	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
+	expect(f.r, ATTEMPT_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	ck_assert_int_eq(bad_of(f.d1), 1);
 	rig_more(f.r, f.d1, 1, 3, 13, 2); /* what it says when it goes on after all */
 	rig_tokens_from(f.r, f.d2, f.r->s->id, 2, 3, 13, 2, PDS__FINISH__FINISH_STOP);
 	rig_first(f.r, f.p2, 2, 3, 13, "d2", 22);
-	ck_assert_int_eq(f.r->s->state, SEQ_DONE);
+	ck_assert_int_eq(f.r->s->state, ATTEMPT_DONE);
 	ck_assert_str_eq(f.r->out, "10 11 12 13 14 stop");
 	rig_free(f.r);
 }
@@ -215,9 +215,9 @@ START_TEST(a_stuck_prefill_worker)
 	still(f.p1, STUCK_US + 1000);
 	tick(f.r);
 	if (_i == 2)
-		expect(f.r, SEQ_DECODING, "");
+		expect(f.r, ATTEMPT_DECODING, "");
 	else
-		expect(f.r, SEQ_SUBMITTED,
+		expect(f.r, ATTEMPT_SUBMITTED,
 		       _i ? "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2 d1; "
 		          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	rig_free(f.r);
@@ -231,10 +231,10 @@ START_TEST(a_stuck_candidate)
 	struct four f = four();
 	still(f.d1, STUCK_US + 1000);
 	tick(f.r);
-	expect(f.r, SEQ_SUBMITTED, "");
+	expect(f.r, ATTEMPT_SUBMITTED, "");
 	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
 	tick(f.r);
-	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; ");
+	expect(f.r, ATTEMPT_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; ");
 	rig_free(f.r);
 }
 END_TEST
@@ -255,11 +255,11 @@ START_TEST(nowhere_to_go)
 	}
 	for (int i = 0; i < 5; i++)
 		tick(f.r);
-	expect(f.r, SEQ_DECODING, "");
+	expect(f.r, ATTEMPT_DECODING, "");
 	ck_assert_uint_eq(f.r->s->lost, 0);
 	rig_up(f.r, "d3", "decode", 23);
 	tick(f.r);
-	ck_assert_uint_eq(f.r->s->attempt, 2);
+	ck_assert_uint_eq(f.r->s->number, 2);
 	ck_assert_str_eq(f.r->s->cand[0].name, "d3");
 	rig_free(f.r);
 }
@@ -272,14 +272,14 @@ START_TEST(a_stuck_lone_worker)
 	struct rig *r = rig_new();
 	struct worker *m = rig_up(r, "m1", _i ? "decode" : "mixed", 31);
 	rig_seq(r, 20, 0);
-	ck_assert_int_eq(seq_start(r->s), 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
 	rig_more(r, m, 1, 0, 10, 2);
 	still(m, STUCK_US + 1000);
 	tick(r);
-	expect(r, SEQ_DECODING, "submit m1 #1 5; ");
+	expect(r, ATTEMPT_DECODING, "submit m1 #1 5; ");
 	rig_up(r, "m2", "mixed", 32);
 	tick(r);
-	expect(r, SEQ_SUBMITTED, "submit m1 #1 5; cancel m1 #1; submit m2 #2 7; ");
+	expect(r, ATTEMPT_SUBMITTED, "submit m1 #1 5; cancel m1 #1; submit m2 #2 7; ");
 	rig_free(r);
 }
 END_TEST
@@ -289,20 +289,20 @@ START_TEST(all_of_a_stuck_worker)
 {
 	struct rig *r = rig_new();
 	struct worker *m = rig_up(r, "m1", "mixed", 31);
-	struct seq *s[50];
+	struct attempt *s[50];
 	for (int i = 0; i < 50; i++) {
 		s[i] = rig_seq(r, 20, 0);
-		ck_assert_int_eq(seq_start(s[i]), 0);
+		ck_assert_int_eq(attempt_start(s[i]), 0);
 	}
 	rig_up(r, "m2", "mixed", 32);
 	still(m, STUCK_US + 1000);
 	tick(r);
 	ck_assert_uint_eq(m->requests, 0);
 	for (int i = 0; i < 50; i++) {
-		ck_assert_uint_eq(s[i]->attempt, 2);
+		ck_assert_uint_eq(s[i]->number, 2);
 		ck_assert_str_eq(s[i]->prefill->name, "m2");
 		r->s = s[i];
-		seq_destroy(&r->s);
+		attempt_destroy(&r->s);
 	}
 	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_OPEN);
 	rig_free(r);
@@ -316,10 +316,10 @@ START_TEST(many_of_a_stuck_worker)
 	enum { LONG_ONES = 300, SHORT_ONES = 10, MANY = LONG_ONES + SHORT_ONES };
 	struct rig *r = rig_new();
 	struct worker *m = rig_up(r, "m1", "mixed", 31);
-	static struct seq *s[MANY];
+	static struct attempt *s[MANY];
 	for (int i = 0; i < MANY; i++) {
 		s[i] = rig_seq(r, i < LONG_ONES ? 2000 : 20, 0);
-		ck_assert_int_eq(seq_start(s[i]), 0);
+		ck_assert_int_eq(attempt_start(s[i]), 0);
 	}
 	rig_up(r, "m2", "mixed", 32)->context_tokens = 100;
 	still(m, STUCK_US + 1000);
@@ -330,9 +330,9 @@ START_TEST(many_of_a_stuck_worker)
 	for (int i = 0; i < 2; i++)
 		tick(r);
 	for (int i = 0; i < MANY; i++) {
-		ck_assert_uint_eq(s[i]->attempt, i < LONG_ONES ? 1 : 2);
+		ck_assert_uint_eq(s[i]->number, i < LONG_ONES ? 1 : 2);
 		r->s = s[i];
-		seq_destroy(&r->s);
+		attempt_destroy(&r->s);
 	}
 	rig_free(r);
 }
@@ -355,10 +355,10 @@ START_TEST(a_decode_worker_ends)
 	/* its role is switched: what runs goes on to its end */
 	f.d1->beat.draining = 1;
 	tick(f.r);
-	expect(f.r, _i ? SEQ_HANDED : SEQ_DECODING, "");
+	expect(f.r, _i ? ATTEMPT_HANDED : ATTEMPT_DECODING, "");
 	ends(f.d1);
 	tick(f.r);
-	expect(f.r, SEQ_SUBMITTED,
+	expect(f.r, ATTEMPT_SUBMITTED,
 	       _i ? "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; "
 	          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	ck_assert_int_eq(bad_of(f.d1), 0);
@@ -390,12 +390,12 @@ START_TEST(the_other_is_full)
 		ends(f.d1);
 	tick(f.r);
 	if (!stuck) {
-		expect(f.r, SEQ_DECODING, "");
+		expect(f.r, ATTEMPT_DECODING, "");
 		f.d2->other_sequences = 3;
 		f.d2->beat.blocks_free = 4;
 		tick(f.r);
 	}
-	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
+	expect(f.r, ATTEMPT_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	rig_free(f.r);
 }
 END_TEST
@@ -409,16 +409,16 @@ START_TEST(the_only_decode_worker_ends)
 	ends(f.d1);
 	tick(f.r);
 	rig_more(f.r, f.d1, 1, 3, 13, 2);
-	expect(f.r, SEQ_DECODING, "");
+	expect(f.r, ATTEMPT_DECODING, "");
 	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
-	ck_assert_int_eq(f.r->s->state, SEQ_WAITING);
+	ck_assert_int_eq(f.r->s->state, ATTEMPT_WAITING);
 	ck_assert_uint_eq(f.r->s->lost, 0);
 	registry_down(&f.r->g, f.d1, clock_us());
 	registry_ended_in_order(f.d1);
-	seqs_worker_down(&f.r->e, f.d1, "it said goodbye", WORKER_GOODBYE);
+	attempts_worker_down(&f.r->e, f.d1, "it said goodbye", WORKER_GOODBYE);
 	f.d1 = rig_up(f.r, "d1", "decode", 31);
-	seqs_worker_up(&f.r->e);
-	ck_assert_int_eq(f.r->s->state, SEQ_SUBMITTED);
+	attempts_worker_up(&f.r->e);
+	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
 	rig_tokens_from(f.r, f.d1, f.r->s->id, 2, 5, 15, 1, PDS__FINISH__FINISH_STOP);
 	rig_first(f.r, f.r->s->prefill, 2, 5, 15, "d1", 31);
 	ck_assert_str_eq(f.r->out, "10 11 12 13 14 15 stop");
@@ -432,9 +432,10 @@ START_TEST(a_prefill_worker_ends)
 	struct four f = four();
 	ends(f.p1);
 	tick(f.r);
-	expect(f.r, SEQ_SUBMITTED, "");
+	expect(f.r, ATTEMPT_SUBMITTED, "");
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1);
-	expect(f.r, SEQ_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
+	expect(f.r, ATTEMPT_SUBMITTED,
+	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	ck_assert_uint_eq(f.r->s->lost, 0);
 	rig_free(f.r);
 }
@@ -447,17 +448,17 @@ START_TEST(moves_are_bounded)
 	struct rig *r = rig_new();
 	struct worker *m = rig_up(r, "m1", "mixed", 31);
 	rig_seq(r, 20, 0);
-	ck_assert_int_eq(seq_start(r->s), 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
 	uint64_t now = clock_us();
-	for (unsigned i = 0; i < 2 * SEQ_MOVES_MAX && !seq_ended(r->s); i++) {
-		rig_fail(r, m, r->s->attempt, PDS__FAULT__FAULT_DRAINING, 1);
+	for (unsigned i = 0; i < 2 * ATTEMPT_MOVES_MAX && !attempt_ended(r->s); i++) {
+		rig_fail(r, m, r->s->number, PDS__FAULT__FAULT_DRAINING, 1);
 		if (i)
-			ck_assert(seq_ended(r->s) || r->s->state == SEQ_WAITING);
-		seqs_tick(&r->e, now += 500000);
+			ck_assert(attempt_ended(r->s) || r->s->state == ATTEMPT_WAITING);
+		attempts_tick(&r->e, now += 500000);
 	}
-	ck_assert_int_eq(r->s->state, SEQ_FAILED);
-	ck_assert_uint_eq(r->s->moved, SEQ_MOVES_MAX);
-	ck_assert_uint_eq(r->s->attempt, SEQ_MOVES_MAX + 3);
+	ck_assert_int_eq(r->s->state, ATTEMPT_FAILED);
+	ck_assert_uint_eq(r->s->moved, ATTEMPT_MOVES_MAX);
+	ck_assert_uint_eq(r->s->number, ATTEMPT_MOVES_MAX + 3);
 	rig_free(r);
 }
 END_TEST

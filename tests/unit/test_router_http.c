@@ -1,7 +1,7 @@
 /* test_router_http.c - the HTTP edge by itself, against clients that pipeline and read nothing,
  * trickle, come in crowds, or send what nobody asked for. They are sockets of the test's own on the
  * loop's thread, from several addresses; the handlers count and answer. */
-#include "daemons/router/http.h"
+#include "daemons/router/http/http.h"
 #include "util/clock.h"
 #include "util/log.h"
 

@@ -1,6 +1,6 @@
 /* test_router_index.c - what the router knows of the workers' prefix indexes (events, overflow,
  * restarts, expectations), the hashes that it asks with, and the breaker. */
-#include "daemons/router/prefixes.h"
+#include "daemons/router/place/prefixes.h"
 #include "router_rig.h"
 
 #include <sodium.h>

@@ -1,6 +1,6 @@
 /* test_router_keys.c - who may come in and with how much: access keys, what is decided at a
  * request's head, JSON that takes much memory. */
-#include "daemons/router/api_keys.h"
+#include "daemons/router/api/keys.h"
 #include "router_client.h"
 #include "util/log.h"
 
@@ -106,7 +106,7 @@ START_TEST(decided_at_the_head)
 	snprintf(want, sizeof want, "HTTP/1.1 %d ", heads[_i].status);
 	ck_assert_msg(strncmp(text, want, strlen(want)) == 0, "%s", text);
 	has(text, heads[_i].part);
-	ck_assert_uint_eq(w->r.n_calls, 0);
+	ck_assert_uint_eq(w->r.n_requests, 0);
 	http_counts(w->r.http, &held);
 	ck_assert_uint_le(held.in_bytes, 4096);
 	close(fd);

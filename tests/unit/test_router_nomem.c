@@ -240,7 +240,7 @@ static void go(struct world *w, struct asking *a)
 	do {
 		event_base_loop(w->base, EVLOOP_ONCE);
 		http_counts(w->r.http, &now);
-	} while (now.accepted + now.refused == came || w->r.n_calls || now.connections);
+	} while (now.accepted + now.refused == came || w->r.n_requests || now.connections);
 }
 
 START_TEST(each_large_allocation_fails)
@@ -261,9 +261,9 @@ START_TEST(each_large_allocation_fails)
 		atomic_store(&skip, k);
 		atomic_store(&armed, 1);
 		go(w, &a);
-		ck_assert_uint_eq(w->r.n_sequences, 0);
+		ck_assert_uint_eq(w->r.n_answers, 0);
 		ck_assert_uint_eq(w->r.memory.lent, 0);
-		ck_assert_uint_eq(seqs_count(&w->r.seqs), 0);
+		ck_assert_uint_eq(attempts_count(&w->r.attempts), 0);
 		if (!atomic_load(&failed)) {
 			ck_assert_int_eq(a.status, requests[_i].status);
 			ck_assert_int_eq(a.whole, 1);

@@ -1,7 +1,7 @@
 /* test_router_parts.c - the router's small parts: request heads, stop strings, parameters,
  * placement, the registry. */
-#include "daemons/router/http_parse.h"
-#include "daemons/router/params.h"
+#include "daemons/router/http/parse.h"
+#include "daemons/router/api/params.h"
 #include "msg/codec.h"
 #include "router_rig.h"
 

@@ -228,15 +228,15 @@ START_TEST(only_uncached_tokens_weigh)
 	struct worker *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
 	make_prompt(&r->g, &p, 1, 320);
 	holds(&r->g, pw, &p, 15, 0);
-	struct seq_spec spec = {.tokens = p.tokens,
-	                        .prompt_tokens = 320,
-	                        .max_tokens = 4,
-	                        .begun_us = clock_us(),
-	                        .deadline_us = clock_us() + 60000000,
-	                        .prefixes = &p.prefixes};
+	struct attempt_spec spec = {.tokens = p.tokens,
+	                            .prompt_tokens = 320,
+	                            .max_tokens = 4,
+	                            .begun_us = clock_us(),
+	                            .deadline_us = clock_us() + 60000000,
+	                            .prefixes = &p.prefixes};
 	pds__sampling__init(&spec.sampling);
-	r->s = seq_new(&r->e, &spec, &rig_hooks, r);
-	ck_assert_int_eq(seq_start(r->s), 0);
+	r->s = attempt_new(&r->e, &spec, &rig_hooks, r);
+	ck_assert_int_eq(attempt_start(r->s), 0);
 	ck_assert_uint_eq(pw->backlog_tokens, 320 - 15 * BT);
 	ck_assert_uint_eq(pw->tokens_in_flight, 320 - 15 * BT);
 	ck_assert_uint_eq(d->tokens_in_flight, 320);
@@ -245,7 +245,7 @@ START_TEST(only_uncached_tokens_weigh)
 	ck_assert_uint_eq(pw->backlog_tokens, 0);
 	ck_assert_uint_eq(pw->tokens_in_flight, 0);
 	rig_more(r, d, 1, 0, 10, 4);
-	ck_assert_int_eq(r->s->state, SEQ_DONE);
+	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
 	ck_assert_uint_eq(d->tokens_in_flight, 0);
 	rig_free(r);
 	prefixes_fini(&p.prefixes);
@@ -272,15 +272,15 @@ START_TEST(stored_tokens_weigh_what_reading_takes)
 	b.memory_tokens_per_s = rows[_i].memory;
 	b.disk_tokens_per_s = rows[_i].disk;
 	registry_beat(pw, &b, clock_us());
-	struct seq_spec spec = {.tokens = p.tokens,
-	                        .prompt_tokens = 320,
-	                        .max_tokens = 4,
-	                        .begun_us = clock_us(),
-	                        .deadline_us = clock_us() + 60000000,
-	                        .prefixes = &p.prefixes};
+	struct attempt_spec spec = {.tokens = p.tokens,
+	                            .prompt_tokens = 320,
+	                            .max_tokens = 4,
+	                            .begun_us = clock_us(),
+	                            .deadline_us = clock_us() + 60000000,
+	                            .prefixes = &p.prefixes};
 	pds__sampling__init(&spec.sampling);
-	r->s = seq_new(&r->e, &spec, &rig_hooks, r);
-	ck_assert_int_eq(seq_start(r->s), 0);
+	r->s = attempt_new(&r->e, &spec, &rig_hooks, r);
+	ck_assert_int_eq(attempt_start(r->s), 0);
 	ck_assert_uint_eq(r->s->predicted.stored, 15 * BT);
 	ck_assert_uint_eq(pw->backlog_tokens, rows[_i].want);
 	ck_assert_uint_eq(pw->tokens_in_flight, rows[_i].want);
@@ -297,7 +297,7 @@ START_TEST(a_lone_worker_weighs_the_whole_sequence)
 	struct rig *r = rig_new();
 	struct worker *m = rig_up(r, "m1", "mixed", 7);
 	rig_seq(r, 8, 0);
-	ck_assert_int_eq(seq_start(r->s), 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
 	ck_assert_uint_eq(m->backlog_tokens, 5);
 	rig_more(r, m, 1, 0, 10, 1);
 	ck_assert_uint_eq(m->backlog_tokens, 0);
@@ -322,25 +322,25 @@ START_TEST(client_errors_trip_no_breaker)
 	r->g.breaker.min_requests = 3;
 	for (int i = 0; i < 70; i++) {
 		rig_seq(r, 8, 0);
-		ck_assert_int_eq(seq_start(r->s), 0);
+		ck_assert_int_eq(attempt_start(r->s), 0);
 		if (i % 2)
 			rig_fail(r, m, 1, innocent[i % COUNT(innocent)], 0);
 		else
-			seq_cancel(r->s, "the client is gone");
-		seq_destroy(&r->s);
+			attempt_cancel(r->s, "the client is gone");
+		attempt_destroy(&r->s);
 	}
 	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_CLOSED);
 	for (int i = 0; i < 3; i++) {
 		rig_seq(r, 8, 0);
-		ck_assert_int_eq(seq_start(r->s), 0);
+		ck_assert_int_eq(attempt_start(r->s), 0);
 		rig_fail_by(r, m, 1, PDS__FAULT__FAULT_STALLED, 0, "m1");
-		seq_destroy(&r->s);
+		attempt_destroy(&r->s);
 	}
 	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_OPEN);
 	rig_seq(r, 8, 0);
 	/* nobody else is there: it is asked all the same */
-	ck_assert_int_eq(seq_start(r->s), 0);
-	seq_destroy(&r->s);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	attempt_destroy(&r->s);
 	rig_free(r);
 }
 END_TEST
@@ -353,7 +353,7 @@ START_TEST(a_role_changes_under_way)
 	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
 	char why[200];
 	rig_seq(r, 3, 0);
-	ck_assert_int_eq(seq_start(r->s), 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
 	info.role = (char *)"mixed";
 	info.model_fingerprint = (char *)"f";
 	info.numerics = (char *)"cpu-r3:tp1:bf16";
@@ -363,7 +363,7 @@ START_TEST(a_role_changes_under_way)
 	ck_assert_int_eq(registry_update(&r->g, d, &info, why, sizeof why), 0);
 	rig_first(r, p, 1, 0, 10, "d1", 21);
 	rig_more(r, d, 1, 0, 10, 3);
-	ck_assert_int_eq(r->s->state, SEQ_DONE);
+	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
 	ck_assert_str_eq(r->out, "10 11 12 length");
 	rig_free(r);
 }

@@ -23,7 +23,7 @@ static struct fleet fleet_new(void)
 	f.d2 = rig_up(f.r, "d2", "decode", 22);
 	f.d3 = rig_up(f.r, "d3", "decode", 23);
 	rig_seq(f.r, MAX_TOKENS, 0);
-	ck_assert_int_eq(seq_start(f.r->s), 0);
+	ck_assert_int_eq(attempt_start(f.r->s), 0);
 	ck_assert_str_eq(f.r->log, "submit p1 #1 5 d1 d2 d3; ");
 	return f;
 }
@@ -32,7 +32,7 @@ static void later(struct fleet *f, uint64_t us)
 {
 	uint64_t now = clock_us();
 	f->now = (f->now > now ? f->now : now) + us;
-	seqs_tick(&f->r->e, f->now);
+	attempts_tick(&f->r->e, f->now);
 }
 
 /* --- what may happen ----------------------------------------------------- */
@@ -44,9 +44,9 @@ static void anew(struct fleet *f, struct worker *w)
 		return;
 	snprintf(role, sizeof role, "%s", worker_role_name(w->role));
 	registry_down(&f->r->g, w, clock_us());
-	seqs_worker_down(&f->r->e, w, "its link starts anew", WORKER_ANEW);
+	attempts_worker_down(&f->r->e, w, "its link starts anew", WORKER_ANEW);
 	rig_up(f->r, w->name, role, w->epoch);
-	seqs_worker_up(&f->r->e);
+	attempts_worker_up(&f->r->e);
 }
 
 static void dies(struct fleet *f, struct worker *w)
@@ -95,7 +95,7 @@ static void d1_restarts(struct fleet *f)
 	if (worker_is_up(f->d1))
 		rig_down(f->r, f->d1);
 	rig_up(f->r, "d1", "decode", f->d1->epoch + 100);
-	seqs_worker_up(&f->r->e);
+	attempts_worker_up(&f->r->e);
 }
 
 /* What was sent in the first attempt, whatever the present one is. */
@@ -132,16 +132,16 @@ static void d1_fails(struct fleet *f)
 /* Whoever has the present attempt gives it back. */
 static void drains(struct fleet *f)
 {
-	struct seq *s = f->r->s;
-	if (s->prefill && s->state != SEQ_DECODING)
-		rig_fail(f->r, s->prefill, s->attempt, PDS__FAULT__FAULT_DRAINING, 1);
+	struct attempt *s = f->r->s;
+	if (s->prefill && s->state != ATTEMPT_DECODING)
+		rig_fail(f->r, s->prefill, s->number, PDS__FAULT__FAULT_DRAINING, 1);
 	else if (s->decode)
-		rig_fail(f->r, s->decode, s->attempt, PDS__FAULT__FAULT_DRAINING, 1);
+		rig_fail(f->r, s->decode, s->number, PDS__FAULT__FAULT_DRAINING, 1);
 }
 
 static void tick(struct fleet *f)
 {
-	seqs_tick(&f->r->e, clock_us());
+	attempts_tick(&f->r->e, clock_us());
 }
 
 static void (*const events[])(struct fleet *) = {
@@ -154,30 +154,30 @@ static void (*const events[])(struct fleet *) = {
 
 static void waits(struct fleet *f, const char *story)
 {
-	struct seq *s = f->r->s;
-	for (int i = 0; i < 4 && s->state == SEQ_WAITING; i++)
+	struct attempt *s = f->r->s;
+	for (int i = 0; i < 4 && s->state == ATTEMPT_WAITING; i++)
 		later(f, 400000);
-	ck_assert_msg(!seq_ended(s), "%s: %s: %s", story, seq_state_name(s->state), s->why);
-	ck_assert_msg(s->state != SEQ_WAITING, "%s: still waiting", story);
+	ck_assert_msg(!attempt_ended(s), "%s: %s: %s", story, attempt_state_name(s->state), s->why);
+	ck_assert_msg(s->state != ATTEMPT_WAITING, "%s: still waiting", story);
 }
 
 /* The workers of the present attempt do what they are asked to. */
 static void serve(struct fleet *f, const char *story)
 {
-	struct seq *s = f->r->s;
-	if (s->state == SEQ_SUBMITTED && !s->alone)
-		rig_first(f->r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->cand[0].name,
+	struct attempt *s = f->r->s;
+	if (s->state == ATTEMPT_SUBMITTED && !s->alone)
+		rig_first(f->r, s->prefill, s->number, s->n_out, 10 + s->n_out, s->cand[0].name,
 		          s->cand[0].epoch);
-	if (s->state == SEQ_WAITING) {
+	if (s->state == ATTEMPT_WAITING) {
 		/* the one that it was handed to has a new link since: once more */
 		waits(f, story);
-		rig_first(f->r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->cand[0].name,
+		rig_first(f->r, s->prefill, s->number, s->n_out, 10 + s->n_out, s->cand[0].name,
 		          s->cand[0].epoch);
 	}
 	uint32_t n = s->n_out;
 	struct worker *w = s->alone ? s->prefill : s->decode;
 	ck_assert_msg(w, "%s: nobody decodes", story);
-	rig_tokens_from(f->r, w, s->id, s->attempt, n, 10 + n, MAX_TOKENS - n,
+	rig_tokens_from(f->r, w, s->id, s->number, n, 10 + n, MAX_TOKENS - n,
 	                PDS__FINISH__FINISH_LENGTH);
 	/* for the account, if the prefill worker's did not come */
 	later(f, 300000);
@@ -185,10 +185,10 @@ static void serve(struct fleet *f, const char *story)
 
 static void goes_on(struct fleet *f, const char *story)
 {
-	struct seq *s = f->r->s;
+	struct attempt *s = f->r->s;
 	waits(f, story);
 	serve(f, story);
-	ck_assert_msg(s->state == SEQ_DONE, "%s: %s", story, seq_state_name(s->state));
+	ck_assert_msg(s->state == ATTEMPT_DONE, "%s: %s", story, attempt_state_name(s->state));
 	ck_assert_msg(strcmp(f->r->out, "10 11 12 13 14 15 16 17 18 19 20 21 length") == 0, "%s: %s",
 	              story, f->r->out);
 	ck_assert_uint_eq(f->r->e.counts.mismatches, 0);
@@ -234,7 +234,7 @@ START_TEST(all_links_anew)
 		begun[_i](&f);
 		for (unsigned i = 0; i < 5; i++)
 			events[order[i]](&f);
-		ck_assert_uint_le(f.r->s->attempt, 3);
+		ck_assert_uint_le(f.r->s->number, 3);
 		goes_on(&f, story);
 		n++;
 	}
@@ -248,12 +248,12 @@ START_TEST(restarted_in_turn)
 {
 	struct fleet f = fleet_new();
 	for (uint32_t i = 0; i < 5; i++) {
-		struct seq *s = f.r->s;
-		rig_more(f.r, s->decode, s->attempt, s->n_out, 10 + s->n_out, 2);
+		struct attempt *s = f.r->s;
+		rig_more(f.r, s->decode, s->number, s->n_out, 10 + s->n_out, 2);
 		ck_assert_uint_eq(s->n_out, 2 * (i + 1));
 		drains(&f);
 		ck_assert_uint_eq(s->lost, 0);
-		ck_assert_uint_eq(s->attempt, i + 2); /* at once */
+		ck_assert_uint_eq(s->number, i + 2); /* at once */
 	}
 	goes_on(&f, "restarted in turn");
 }
@@ -263,17 +263,17 @@ END_TEST
 START_TEST(links_anew_again_and_again)
 {
 	struct fleet f = fleet_new();
-	for (uint32_t i = 1; i < 3 * SEQ_ATTEMPTS_TIMES - 1; i++) {
-		struct seq *s = f.r->s;
+	for (uint32_t i = 1; i < 3 * ATTEMPTS_TIMES - 1; i++) {
+		struct attempt *s = f.r->s;
 		f.now = 0;
-		ck_assert_uint_eq(s->attempt, i);
+		ck_assert_uint_eq(s->number, i);
 		rig_first(f.r, s->prefill, i, s->n_out, 10 + s->n_out, s->cand[0].name, s->cand[0].epoch);
 		for (unsigned k = 0; k < 5; k++)
 			events[(k + i) % 5](&f);
-		ck_assert_int_eq(s->state, SEQ_WAITING);
+		ck_assert_int_eq(s->state, ATTEMPT_WAITING);
 		ck_assert_uint_eq(s->lost, 0);
 		later(&f, 50000);
-		ck_assert_int_eq(s->state, SEQ_WAITING);
+		ck_assert_int_eq(s->state, ATTEMPT_WAITING);
 		later(&f, 60000);
 	}
 	goes_on(&f, "again and again");
@@ -285,10 +285,10 @@ END_TEST
 START_TEST(anew_before_it_is_named)
 {
 	struct fleet f = fleet_new();
-	struct seq *s = f.r->s;
+	struct attempt *s = f.r->s;
 	f.r->e.opts.max_attempts = 1;
 	anew(&f, f.d1);
-	ck_assert_uint_eq(s->attempt, 1); /* another candidate may have it */
+	ck_assert_uint_eq(s->number, 1); /* another candidate may have it */
 	switch (_i) {
 	case 0:
 		rig_more(f.r, f.d1, 1, 1, 11, 1); /* the token before was lost */
@@ -297,10 +297,11 @@ START_TEST(anew_before_it_is_named)
 	case 2: rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1); break;
 	default:
 		rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
-		ck_assert_int_eq(s->state, SEQ_SUBMITTED);
+		ck_assert_int_eq(s->state, ATTEMPT_SUBMITTED);
 		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
 	}
-	ck_assert_msg(s->state == SEQ_WAITING, "%d: %s: %s", _i, seq_state_name(s->state), s->why);
+	ck_assert_msg(s->state == ATTEMPT_WAITING, "%d: %s: %s", _i, attempt_state_name(s->state),
+	              s->why);
 	ck_assert_uint_eq(s->lost, 0);
 	goes_on(&f, "anew before it is named");
 }
@@ -310,10 +311,10 @@ END_TEST
 START_TEST(another_one_anew)
 {
 	struct fleet f = fleet_new();
-	struct seq *s = f.r->s;
+	struct attempt *s = f.r->s;
 	anew(&f, f.d2);
 	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
-	ck_assert_int_eq(s->state, SEQ_HANDED);
+	ck_assert_int_eq(s->state, ATTEMPT_HANDED);
 	rig_more(f.r, f.d1, 1, 3, 13, 1);
 	ck_assert_uint_eq(s->lost, 1);
 	later(&f, 200000);
@@ -326,14 +327,14 @@ END_TEST
 START_TEST(cut_after_progress)
 {
 	struct fleet f = fleet_new();
-	struct seq *s = f.r->s;
+	struct attempt *s = f.r->s;
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_STALLED, 1);
 	ck_assert_uint_eq(s->lost, 1);
 	rig_more(f.r, s->decode, 2, 0, 10, (size_t)_i + 1);
 	anew(&f, s->decode);
 	ck_assert_uint_eq(s->lost, _i == 0); /* a first token alone is no progress */
 	later(&f, 200000);
-	ck_assert_uint_eq(s->attempt, 3);
+	ck_assert_uint_eq(s->number, 3);
 	goes_on(&f, "cut after progress");
 }
 END_TEST
@@ -343,15 +344,15 @@ END_TEST
 START_TEST(one_that_kills)
 {
 	struct fleet f = fleet_new();
-	struct seq *s = f.r->s;
+	struct attempt *s = f.r->s;
 	for (uint32_t i = 0; i < 3; i++) {
-		ck_assert_uint_eq(s->attempt, i + 1);
-		rig_first(f.r, s->prefill, s->attempt, s->n_out, 10 + s->n_out, s->decode->name,
+		ck_assert_uint_eq(s->number, i + 1);
+		rig_first(f.r, s->prefill, s->number, s->n_out, 10 + s->n_out, s->decode->name,
 		          s->decode->epoch);
 		rig_down(f.r, s->decode);
 		later(&f, 500000);
 	}
-	ck_assert_int_eq(s->state, SEQ_FAILED);
+	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
 	ck_assert_int_eq(s->status, 503);
 	ck_assert_str_eq(s->why,
 	                 "worker d3 is gone: killed (attempt 3, 3 lost in a row: max_attempts)");
@@ -364,14 +365,14 @@ END_TEST
 START_TEST(attempts_are_bounded)
 {
 	struct fleet f = fleet_new();
-	struct seq *s = f.r->s;
+	struct attempt *s = f.r->s;
 	uint32_t n = 0;
-	seq_destroy(&f.r->s);
+	attempt_destroy(&f.r->s);
 	s = rig_seq(f.r, 200, 0);
-	ck_assert_int_eq(seq_start(s), 0);
-	for (; !seq_ended(s); n++) {
+	ck_assert_int_eq(attempt_start(s), 0);
+	for (; !attempt_ended(s); n++) {
 		struct worker *d = s->decode;
-		rig_more(f.r, d, s->attempt, s->n_out, 10 + s->n_out, 2);
+		rig_more(f.r, d, s->number, s->n_out, 10 + s->n_out, 2);
 		if (_i == 0) {
 			anew(&f, d);
 		} else {
@@ -380,8 +381,8 @@ START_TEST(attempts_are_bounded)
 		}
 		later(&f, 500000);
 	}
-	ck_assert_uint_eq(n, 3 * SEQ_ATTEMPTS_TIMES);
-	ck_assert_int_eq(s->state, SEQ_FAILED);
+	ck_assert_uint_eq(n, 3 * ATTEMPTS_TIMES);
+	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
 	ck_assert_int_eq(s->status, 503);
 	rig_free(f.r);
 }
@@ -396,16 +397,16 @@ START_TEST(room_at_a_time)
 	} rows[] = {{0, 100000},          {50000, 100000}, {3000000, 3000000},
 	            {30000000, 10000000}, {60000000, 0},   {UINT64_MAX, 0}};
 	struct fleet f = fleet_new();
-	struct seq *s = f.r->s;
+	struct attempt *s = f.r->s;
 	struct msg_head head = {.req = s->id, .attempt = 1};
 	Pds__Failed m = PDS__FAILED__INIT;
 	m.fault = PDS__FAULT__FAULT_OVERLOADED;
 	m.text = (char *)"full";
 	m.retry = 1;
 	m.retry_after_us = rows[_i].hint_us;
-	seqs_failed(&f.r->e, f.p1, &head, &m);
+	attempts_failed(&f.r->e, f.p1, &head, &m);
 	if (!rows[_i].waits_us) {
-		ck_assert_int_eq(s->state, SEQ_FAILED);
+		ck_assert_int_eq(s->state, ATTEMPT_FAILED);
 		ck_assert_int_eq(s->status, 429);
 		ck_assert_str_eq(s->why, "full");
 		ck_assert_uint_ge(s->retry_after_us, 60000000);
@@ -413,12 +414,12 @@ START_TEST(room_at_a_time)
 		rig_free(f.r);
 		return;
 	}
-	ck_assert_int_eq(s->state, SEQ_WAITING);
+	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
 	later(&f, rows[_i].waits_us - 30000);
-	ck_assert_int_eq(s->state, SEQ_WAITING);
+	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
 	f.now = 0;
 	later(&f, rows[_i].waits_us);
-	ck_assert_int_eq(s->state, SEQ_SUBMITTED);
+	ck_assert_int_eq(s->state, ATTEMPT_SUBMITTED);
 	ck_assert_uint_eq(s->retry_after_us, 0);
 	goes_on(&f, "room");
 }
@@ -428,14 +429,14 @@ END_TEST
 START_TEST(no_wait_for_workers)
 {
 	struct fleet f = fleet_new();
-	struct seq *s = f.r->s;
+	struct attempt *s = f.r->s;
 	f.r->e.opts.retry_wait_us = 0;
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_STALLED, 1);
-	ck_assert_int_eq(s->state, SEQ_SUBMITTED);
+	ck_assert_int_eq(s->state, ATTEMPT_SUBMITTED);
 	rig_fail(f.r, s->prefill, 2, PDS__FAULT__FAULT_STALLED, 1);
-	ck_assert_int_eq(s->state, SEQ_WAITING);
+	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
 	later(&f, 100000);
-	ck_assert_int_eq(s->state, SEQ_WAITING);
+	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
 	if (_i == 0) {
 		goes_on(&f, "no wait");
 		return;
@@ -444,7 +445,7 @@ START_TEST(no_wait_for_workers)
 	for (int i = 0; i < 5; i++)
 		rig_down(f.r, all[i]);
 	later(&f, 400000);
-	ck_assert_int_eq(s->state, SEQ_FAILED);
+	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
 	ck_assert_int_eq(s->status, 503);
 	rig_free(f.r);
 }

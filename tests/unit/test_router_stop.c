@@ -19,7 +19,7 @@ static void drain(struct world *w)
 
 static void expire(struct world *w)
 {
-	call_stop_all(&w->r);
+	request_stop_all(&w->r);
 	http_drain(w->r.http);
 }
 
@@ -70,18 +70,18 @@ START_TEST(stopped)
 	if (states[_i].gate)
 		gate_shut(w, &g);
 	ck_assert_int_eq(pthread_create(&t, NULL, ask_thread, &a), 0);
-	while (w->r.n_calls == 0 || submitted(w) < states[_i].sequences)
+	while (w->r.n_requests == 0 || submitted(w) < states[_i].sequences)
 		turn(w);
 	/* until all are at the place where workers pause */
 	for (int more = 1; more && w->pause_at; turn(w)) {
 		more = 0;
 		list_each(it, &w->running)
-			more |= list_entry(it, struct world_seq, node)->index < w->pause_at;
+			more |= list_entry(it, struct world_attempt, node)->index < w->pause_at;
 	}
 	drain(w);
 	for (int i = 0; i < 10; i++) /* what runs goes on while there is time */
 		turn(w);
-	ck_assert_uint_eq(w->r.n_calls, 1);
+	ck_assert_uint_eq(w->r.n_requests, 1);
 	expire(w);
 	while (!atomic_load(&a.over))
 		turn(w);
@@ -92,16 +92,16 @@ START_TEST(stopped)
 	if (states[_i].stream)
 		has(a.out, "data: [DONE]\n\n\r\n0\r\n\r\n");
 	ck_assert_uint_eq(submitted(w), 0); /* cancelled at the workers */
-	ck_assert_uint_eq(w->r.seqs.counts.cancelled, states[_i].sequences);
-	ck_assert_uint_eq(seqs_count(&w->r.seqs), 0);
+	ck_assert_uint_eq(w->r.attempts.counts.cancelled, states[_i].sequences);
+	ck_assert_uint_eq(attempts_count(&w->r.attempts), 0);
 	if (states[_i].gate) {
-		ck_assert_uint_eq(w->r.n_calls, 1); /* the thread's still */
+		ck_assert_uint_eq(w->r.n_requests, 1); /* the thread's still */
 		sem_post(&g.open);
-		while (!atomic_load(&g.done) || w->r.n_calls)
+		while (!atomic_load(&g.done) || w->r.n_requests)
 			turn(w);
-		ck_assert_uint_eq(w->r.seqs.counts.started, 0);
+		ck_assert_uint_eq(w->r.attempts.counts.started, 0);
 	}
-	ck_assert_uint_eq(w->r.n_calls, 0);
+	ck_assert_uint_eq(w->r.n_requests, 0);
 	while (http_busy(w->r.http))
 		turn(w);
 	free(a.out);
@@ -140,7 +140,7 @@ START_TEST(stopped_behind_a_queue)
 		a[i] = (struct ask){.port = http_port(w->r.http), .path = "/v1/completions", .body = big};
 		ck_assert_int_eq(pthread_create(&t[i], NULL, ask_thread, &a[i]), 0);
 	}
-	while (w->r.n_calls < N)
+	while (w->r.n_requests < N)
 		turn(w);
 	struct gate behind = {.job = {.work = gate_passed, .done = gate_done}};
 	ck_assert_int_eq(text_pool_put(w->r.text, &behind.job), 0);
@@ -158,7 +158,7 @@ START_TEST(stopped_behind_a_queue)
 	text_pool_destroy(&w->r.text); /* waits for what is at work, not for what is behind it */
 	pthread_join(opener, NULL);
 	ck_assert_int_eq(atomic_load(&passed), 0);
-	ck_assert_uint_eq(w->r.n_calls, N);
+	ck_assert_uint_eq(w->r.n_requests, N);
 	free(big);
 	world_free(w); /* frees the calls */
 }

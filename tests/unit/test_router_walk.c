@@ -4,7 +4,7 @@
  * each walk every sequence has ended, each token was seen once and in order,
  * nothing stays charged, no worker goes on with what has ended, and the router knows what each
  * worker holds. */
-#include "daemons/router/request.h"
+#include "daemons/router/attempt/attempt.h"
 #include "util/clock.h"
 #include "util/err.h"
 #include "util/mem.h"
@@ -55,7 +55,7 @@ struct actor {
 
 struct owner {
 	struct walk *walk;
-	struct seq *s;
+	struct attempt *s;
 	uint32_t seen, max_tokens;
 	int ended;
 };
@@ -64,7 +64,7 @@ struct walk {
 	unsigned seed;
 	int calm; /* nothing fails any more */
 	struct registry g;
-	struct seqs e;
+	struct attempts e;
 	struct actor a[WORKERS];
 	struct owner o[SEQS];
 	uint64_t epochs;
@@ -160,27 +160,29 @@ static int on_send(void *arg, struct worker *to, enum msg_type type, const struc
 	return 0;
 }
 
-static enum seq_verdict on_tokens(void *owner, struct seq *s, Pds__Token *const *tokens, size_t n,
-                                  enum seq_finish last)
+static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token *const *tokens,
+                                      size_t n, enum answer_finish last)
 {
 	struct owner *o = owner;
 	(void)last;
 	for (size_t i = 0; i < n; i++)
 		ck_assert_uint_eq(tokens[i]->id, token_at(&s->id, o->seen++));
-	return draw(o->walk, 200) == 0 ? SEQ_STOP : draw(o->walk, 300) == 0 ? SEQ_ABORT : SEQ_GO;
+	return draw(o->walk, 200) == 0   ? ATTEMPT_STOP
+	       : draw(o->walk, 300) == 0 ? ATTEMPT_ABORT
+	                                 : ATTEMPT_GO;
 }
 
-static void on_ended(void *owner, struct seq *s)
+static void on_ended(void *owner, struct attempt *s)
 {
 	struct owner *o = owner;
 	ck_assert_int_eq(o->ended, 0);
 	o->ended = 1;
-	if (s->state == SEQ_DONE && s->finish == SEQ_FINISH_LENGTH)
+	if (s->state == ATTEMPT_DONE && s->finish == ANSWER_FINISH_LENGTH)
 		ck_assert_uint_eq(o->seen, o->max_tokens);
-	seq_destroy(&o->s);
+	attempt_destroy(&o->s);
 }
 
-static const struct seq_hooks hooks = {.tokens = on_tokens, .ended = on_ended};
+static const struct attempt_hooks hooks = {.tokens = on_tokens, .ended = on_ended};
 
 /* --- the workers' side --- */
 
@@ -232,8 +234,8 @@ static void prefill_done(struct walk *w, struct actor *p, struct item *job)
  * worker. */
 static void decode_step(struct walk *w, struct actor *d, struct item *job)
 {
-	const struct seq *s = seqs_find(&w->e, &job->id);
-	if (!s || s->attempt != job->attempt) {
+	const struct attempt *s = attempts_find(&w->e, &job->id);
+	if (!s || s->number != job->attempt) {
 		put(&d->out, (struct item){.kind = TOKENS,
 		                           .id = job->id,
 		                           .attempt = job->attempt,
@@ -341,7 +343,7 @@ static void say_tokens(struct walk *w, struct actor *a, const struct item *m)
 	s.finish = m->finish ? PDS__FINISH__FINISH_LENGTH : PDS__FINISH__FINISH_NONE;
 	all.sequences = sp;
 	all.n_sequences = 1;
-	seqs_tokens(&w->e, a->w, &all);
+	attempts_tokens(&w->e, a->w, &all);
 }
 
 static size_t hashes_of(const struct walk *w, const struct actor *a, unsigned bits, uint64_t *out)
@@ -391,7 +393,7 @@ static void say_itself(struct walk *w, struct actor *a, const struct item *m)
 	} else {
 		fill_info(&info, m->role);
 		ck_assert_int_eq(registry_update(&w->g, a->w, &info, why, sizeof why), 0);
-		seqs_worker_up(&w->e);
+		attempts_worker_up(&w->e);
 	}
 }
 
@@ -411,7 +413,7 @@ static void say(struct walk *w, struct actor *a, const struct item *m)
 		f.fault = m->lost ? PDS__FAULT__FAULT_LEASE_LOST : faults[draw(w, 3)];
 		f.retry = m->lost || draw(w, 10) != 0;
 		f.blame = (char *)w->a[draw(w, WORKERS)].name;
-		seqs_failed(&w->e, a->w, &head, &f);
+		attempts_failed(&w->e, a->w, &head, &f);
 	} else {
 		Pds__Token t = PDS__TOKEN__INIT;
 		Pds__FirstToken f = PDS__FIRST_TOKEN__INIT;
@@ -421,7 +423,7 @@ static void say(struct walk *w, struct actor *a, const struct item *m)
 		f.decode = m->decode >= 0 ? (char *)w->a[m->decode].name : NULL;
 		f.decode_epoch = m->epoch;
 		f.finish = m->finish ? PDS__FINISH__FINISH_LENGTH : PDS__FINISH__FINISH_NONE;
-		seqs_first_token(&w->e, a->w, &head, &f);
+		attempts_first_token(&w->e, a->w, &head, &f);
 	}
 }
 
@@ -460,7 +462,7 @@ static void up(struct walk *w, struct actor *a)
 	a->down = 0;
 	a->stuck = 0;
 	a->w = registry_up(&w->g, (struct peer *)w, a->name, a->epoch, &info, clock_us());
-	seqs_worker_up(&w->e);
+	attempts_worker_up(&w->e);
 }
 
 static void down(struct walk *w, struct actor *a)
@@ -474,7 +476,7 @@ static void down(struct walk *w, struct actor *a)
 	registry_down(&w->g, a->w, clock_us());
 	if (how == WORKER_GOODBYE)
 		registry_ended_in_order(a->w);
-	seqs_worker_down(&w->e, a->w, "down", how);
+	attempts_worker_down(&w->e, a->w, "down", how);
 }
 
 static void die(struct walk *w, struct actor *a)
@@ -496,20 +498,20 @@ static const uint32_t prompts[PROMPTS][PROMPT_TOKENS] = {
 static void begin(struct walk *w, struct owner *o)
 {
 	unsigned k = draw(w, PROMPTS);
-	struct seq_spec spec = {.tokens = prompts[k],
-	                        .prompt_tokens = PROMPT_TOKENS,
-	                        .max_tokens = 1 + draw(w, 12),
-	                        .begun_us = clock_us(),
-	                        .deadline_us = clock_us() + 3600000000u,
-	                        .prefixes = draw(w, 4) ? &w->prefixes[k] : NULL,
-	                        .session = draw(w, 3)};
+	struct attempt_spec spec = {.tokens = prompts[k],
+	                            .prompt_tokens = PROMPT_TOKENS,
+	                            .max_tokens = 1 + draw(w, 12),
+	                            .begun_us = clock_us(),
+	                            .deadline_us = clock_us() + 3600000000u,
+	                            .prefixes = draw(w, 4) ? &w->prefixes[k] : NULL,
+	                            .session = draw(w, 3)};
 	if (o->s)
 		return;
 	pds__sampling__init(&spec.sampling);
 	*o = (struct owner){.walk = w, .max_tokens = spec.max_tokens};
-	o->s = seq_new(&w->e, &spec, &hooks, o);
-	if (seq_start(o->s) < 0)
-		seq_destroy(&o->s);
+	o->s = attempt_new(&w->e, &spec, &hooks, o);
+	if (attempt_start(o->s) < 0)
+		attempt_destroy(&o->s);
 }
 
 /* As the router has it after stuck_us without progress. */
@@ -539,13 +541,13 @@ static void step(struct walk *w, int faults)
 		up(w, a);
 	} else if (what == 97) {
 		struct owner *o = &w->o[draw(w, SEQS)];
-		seq_destroy(&o->s);
+		attempt_destroy(&o->s);
 	} else if (what == 98) {
-		seqs_tick(&w->e, clock_us() + 2000000);
+		attempts_tick(&w->e, clock_us() + 2000000);
 	} else if (what == 99 || what == 100) {
 		stand_still(a, !a->stuck);
 	} else if (what == 101) {
-		seqs_tick(&w->e, clock_us());
+		attempts_tick(&w->e, clock_us());
 	} else {
 		begin(w, &w->o[draw(w, SEQS)]);
 	}
@@ -597,9 +599,9 @@ static void settle(struct walk *w)
 	for (int i = 0; i < 20000; i++) {
 		step(w, 0);
 		if (i % 500 == 499)
-			seqs_tick(&w->e, clock_us() + 2000000);
+			attempts_tick(&w->e, clock_us() + 2000000);
 	}
-	ck_assert_uint_eq(seqs_count(&w->e), 0);
+	ck_assert_uint_eq(attempts_count(&w->e), 0);
 	for (int i = 0; i < WORKERS; i++) {
 		ck_assert_uint_eq(w->a[i].w->tokens_in_flight, 0);
 		ck_assert_uint_eq(w->a[i].w->requests, 0);
@@ -617,15 +619,15 @@ START_TEST(random_walks)
 	static const char *const names[] = {"p1", "p2", "d1", "d2", "d3", "m1"};
 	static const int roles[] = {WORKER_PREFILL, WORKER_PREFILL, WORKER_DECODE,
 	                            WORKER_DECODE,  WORKER_DECODE,  WORKER_MIXED};
-	struct seqs_counts sum = {0};
+	struct attempts_counts sum = {0};
 	uint64_t switches = 0, opened = 0;
 	for (unsigned seed = 1; seed <= 150; seed++) {
 		struct walk *w = mem_zalloc(sizeof *w);
-		struct seqs_opts o = {
+		struct attempts_opts o = {
 			.max_attempts = 3, .retry_wait_us = 10000000, .arg = w, .send = on_send};
 		w->seed = seed * 100 + (unsigned)_i;
 		registry_init(&w->g, 30000000);
-		seqs_init(&w->e, &w->g, &o);
+		attempts_init(&w->e, &w->g, &o);
 		w->g.draw = seed;
 		w->g.breaker.min_requests = 2 + seed % 3;
 		w->g.breaker.open_us = 1;
@@ -664,7 +666,7 @@ START_TEST(random_walks)
 		}
 		for (int i = 0; i < PROMPTS; i++)
 			prefixes_fini(&w->prefixes[i]);
-		seqs_fini(&w->e);
+		attempts_fini(&w->e);
 		registry_fini(&w->g);
 		free(w);
 	}

@@ -1,0 +1,53 @@
+/* chat.c - POST /v1/chat/completions: messages through the model's own template. */
+#include "daemons/router/request/request.h"
+#include "util/mem.h"
+
+#include <string.h>
+
+int request_bad_body(struct request *q, const struct body_error *e)
+{
+	return api_bad(&q->error, e->param, "%s", e->text);
+}
+
+int chat_render(struct request *q, const json_t *o, struct buf *out)
+{
+	struct chat_tools tools;
+	struct body_error bad;
+	if (tools_read(q, o, &tools) < 0 || prompt_need_text(q, "messages") < 0)
+		return -1;
+	if (!chat_set_choose(&q->model->text.chats, tools.tools != NULL))
+		return api_bad(&q->error, "messages",
+		               "the model %s has no chat template: send a prompt to /v1/completions, or "
+		               "give the server one (setting chat_template)",
+		               q->model->name);
+	if (chat_request_render(&q->model->text.chats, o, &tools, q->created_s, out, &bad) < 0)
+		return request_bad_body(q, &bad);
+	if (q->message.reasoning)
+		q->message.at = reasoning_opened(q->message.reasoning, out->data ? out->data : "",
+		                                 out->len);
+	return 0;
+}
+
+int api_chat_prepare(struct request *q, const json_t *o)
+{
+	const json_t *v = json_object_get(o, "messages");
+	struct buf text;
+	if (params_read(o, 1, q->max_choices, &q->p, &q->error) < 0 ||
+	    params_read_ids(o, q->model->tokenizer, q->vocab, &q->p, &q->error) < 0 ||
+	    format_read(q, o) < 0)
+		return -1;
+	if (!v || json_is_null(v))
+		return api_bad(&q->error, "messages", "messages is required");
+	buf_init_quota(&text, chat_request_text_max(q->body.len), &q->quota);
+	q->prompts = mem_array(1, sizeof *q->prompts);
+	q->n_prompts = 1;
+	int r = chat_render(q, o, &text);
+	if (r == 0)
+		r = format_behind_thoughts(q, text.data ? text.data : "", text.len);
+	if (r == 0)
+		r = tools_force(q, o, text.data ? text.data : "", text.len);
+	if (r == 0)
+		r = prompt_encode(q, &q->prompts[0], text.data ? text.data : "", text.len, "messages");
+	buf_fini(&text);
+	return r < 0 ? r : prompt_check_lengths(q, "messages");
+}

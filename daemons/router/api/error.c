@@ -1,0 +1,71 @@
+/* error.c - see error.h. */
+#include "error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+int api_bad(struct api_error *e, const char *param, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(e->text, sizeof e->text, fmt, ap);
+	va_end(ap);
+	e->status = 400;
+	e->type = "invalid_request_error";
+	e->code = NULL;
+	snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+	return -1;
+}
+
+static const struct {
+	int status;
+	const char *type, *code;
+} kinds[] = {
+	{400, "invalid_request_error", NULL},
+	{401, "invalid_request_error", "invalid_api_key"},
+	{404, "invalid_request_error", "not_found"},
+	{405, "invalid_request_error", "method_not_allowed"},
+	{408, "invalid_request_error", "request_timeout"},
+	{413, "invalid_request_error", "request_too_large"},
+	{429, "rate_limit_error", "too_many_requests"},
+	{431, "invalid_request_error", "request_too_large"},
+	{500, "server_error", "internal_error"},
+	{501, "invalid_request_error", "not_implemented"},
+	{503, "server_error", "unavailable"},
+	{504, "server_error", "timeout"},
+	{505, "invalid_request_error", "http_version"},
+};
+
+int api_fault(struct api_error *e, int status, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(e->text, sizeof e->text, fmt, ap);
+	va_end(ap);
+	e->status = status;
+	e->type = "server_error";
+	e->code = NULL;
+	e->param[0] = 0;
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+		if (kinds[i].status == status) {
+			e->type = kinds[i].type;
+			e->code = kinds[i].code;
+		}
+	return -1;
+}
+
+void api_error_json(const struct api_error *e, struct buf *out)
+{
+	buf_adds(out, "{\"error\":{\"message\":");
+	buf_add_json(out, e->text, strlen(e->text));
+	buf_printf(out, ",\"type\":\"%s\",\"param\":", e->type);
+	if (*e->param)
+		buf_add_json(out, e->param, strlen(e->param));
+	else
+		buf_adds(out, "null");
+	if (e->code)
+		buf_printf(out, ",\"code\":\"%s\"}}", e->code);
+	else
+		buf_adds(out, ",\"code\":null}}");
+}

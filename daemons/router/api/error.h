@@ -1,0 +1,24 @@
+/* error.h - what a client is told when its request is refused or fails, in OpenAI's shape. */
+#ifndef ROUTER_API_ERROR_H
+#define ROUTER_API_ERROR_H
+
+#include "util/buf.h"
+
+struct api_error {
+	int status; /* of HTTP; 0: no error */
+	/* the least that Retry-After says, of a status that has one; 0: what the workers' load says */
+	uint32_t retry_after_s;
+	const char *type, *code; /* static strings; code may be NULL */
+	char param[64];          /* "" : none */
+	char text[512];
+};
+
+/* 400, invalid_request_error. Returns -1, so that `return api_bad(...)` reads well. */
+int api_bad(struct api_error *e, const char *param, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Any status; type and code follow from it. Returns -1. */
+int api_fault(struct api_error *e, int status, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+void api_error_json(const struct api_error *e, struct buf *out); /* {"error":{...}} */
+
+#endif

@@ -1,0 +1,204 @@
+/* format.c - the form that an answer must have: response_format of OpenAI, guided_* and
+ * structured_outputs of vLLM. Each asks for one constraint (grammar.h), which is compiled here
+ * to be refused with its reason at once, and again at the worker. */
+#include "daemons/router/request/request.h"
+#include "grammar/grammar.h"
+#include "util/json_load.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int no_memory(struct request *q, const char *param)
+{
+	return api_fault(&q->error, 503, "%s: this server has no memory to look at it now", param);
+}
+
+/* text is taken. param: who asks; a second one that asks is refused. */
+int request_constrain(struct request *q, const char *param, unsigned kind, char *text, int strict)
+{
+	struct err err = {0};
+	struct grammar *g;
+	if (!text)
+		return no_memory(q, param);
+	if (q->constraint.kind) {
+		free(text);
+		return api_bad(&q->error, param, "%s: the answer's form is given twice", param);
+	}
+	q->constraint.text = text;
+	q->bound_by = param;
+	if (!q->model->tokenizer)
+		return api_bad(&q->error, param,
+		               "%s needs the model's vocabulary, which this server has not", param);
+	int r = grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err);
+	if (r < 0)
+		return r == ERR_NOMEM ? no_memory(q, param)
+		                      : api_bad(&q->error, param, "%s: %s", param, err.text);
+	grammar_destroy(&g);
+	q->constraint.kind = (Pds__ConstraintKind)kind;
+	q->constraint.strict = strict;
+	return 0;
+}
+
+static char *dump(const json_t *v)
+{
+	return json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+}
+
+/* A text as the client gave it, copied. */
+static int constrain_text(struct request *q, const char *param, unsigned kind, const json_t *v,
+                          int strict)
+{
+	size_t len = json_string_length(v);
+	if (len > GRAMMAR_TEXT_MAX)
+		return api_bad(&q->error, param, "%s: the constraint has %zu bytes, the limit is %u", param,
+		               len, GRAMMAR_TEXT_MAX);
+	char *text = mem_try_alloc(len + 1);
+	if (text)
+		memcpy(text, json_string_value(v), len + 1);
+	return request_constrain(q, param, kind, text, strict);
+}
+
+/* A schema as an object, or as a text of one. */
+static int constrain_json(struct request *q, const char *param, const json_t *v, int strict)
+{
+	if (json_is_string(v) && strlen(json_string_value(v)) == json_string_length(v))
+		return constrain_text(q, param, GRAMMAR_JSON_SCHEMA, v, strict);
+	if (!json_is_object(v))
+		return api_bad(&q->error, param, "%s must be a JSON schema, got %s", param, param_show(v));
+	return request_constrain(q, param, GRAMMAR_JSON_SCHEMA, dump(v), strict);
+}
+
+static int constrain_regex(struct request *q, const char *param, const json_t *v)
+{
+	if (!json_is_string(v) || json_string_length(v) == 0 ||
+	    strlen(json_string_value(v)) != json_string_length(v))
+		return api_bad(&q->error, param, "%s must be a regular expression, got %s", param,
+		               param_show(v));
+	return constrain_text(q, param, GRAMMAR_REGEX, v, 0);
+}
+
+static int constrain_choice(struct request *q, const char *param, const json_t *v)
+{
+	if (!json_is_array(v))
+		return api_bad(&q->error, param, "%s must be an array of strings, got %s", param,
+		               param_show(v));
+	return request_constrain(q, param, GRAMMAR_CHOICE, dump(v), 0);
+}
+
+/* null is as good as nothing. */
+static const json_t *member(const json_t *o, const char *name)
+{
+	const json_t *v = json_object_get(o, name);
+	return json_is_null(v) ? NULL : v;
+}
+
+static int read_response_format(struct request *q, const json_t *v)
+{
+	const char *type = json_string_value(json_object_get(v, "type"));
+	if (!type)
+		return api_bad(&q->error, "response_format",
+		               "response_format must be an object with a type, got %s", param_show(v));
+	if (strcmp(type, "text") == 0)
+		return 0;
+	if (strcmp(type, "json_object") == 0)
+		return request_constrain(q, "response_format", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0);
+	if (strcmp(type, "json_schema") != 0)
+		return api_bad(&q->error, "response_format",
+		               "response_format.type must be text, json_object or json_schema, got %s",
+		               param_show(json_object_get(v, "type")));
+	const json_t *s = json_object_get(v, "json_schema"), *schema = json_object_get(s, "schema"),
+				 *strict = member(s, "strict");
+	if (!json_is_object(schema))
+		return api_bad(&q->error, "response_format",
+		               "response_format.json_schema.schema must be an object, got %s",
+		               param_show(schema));
+	if (strict && !json_is_boolean(strict))
+		return api_bad(&q->error, "response_format",
+		               "response_format.json_schema.strict must be true or false, got %s",
+		               param_show(strict));
+	return constrain_json(q, "response_format", schema, json_is_true(strict));
+}
+
+static int read_structured(struct request *q, const json_t *v)
+{
+	static const char *const known[] = {"json", "regex", "choice", "json_object"};
+	const char *key;
+	json_t *m;
+	if (!json_is_object(v))
+		return api_bad(&q->error, "structured_outputs",
+		               "structured_outputs must be an object, got %s", param_show(v));
+	json_object_foreach((json_t *)v, key, m) {
+		size_t i = 0;
+		while (i < 4 && strcmp(key, known[i]) != 0)
+			i++;
+		if (i == 4 && !json_is_null(m))
+			return api_bad(&q->error, "structured_outputs",
+			               "structured_outputs.%.40s is not supported by this server: json, regex, "
+			               "choice and json_object are",
+			               key);
+	}
+	if ((m = (json_t *)member(v, "json")) && constrain_json(q, "structured_outputs", m, 0) < 0)
+		return -1;
+	if ((m = (json_t *)member(v, "regex")) && constrain_regex(q, "structured_outputs", m) < 0)
+		return -1;
+	if ((m = (json_t *)member(v, "choice")) && constrain_choice(q, "structured_outputs", m) < 0)
+		return -1;
+	return json_is_true(json_object_get(v, "json_object"))
+	           ? request_constrain(q, "structured_outputs", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0)
+	           : 0;
+}
+
+/* What asks for nothing: null, "", [], {}. */
+static int is_empty(const json_t *v)
+{
+	return !v || (json_is_string(v) && !json_string_length(v)) ||
+	       (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
+}
+
+int format_read(struct request *q, const json_t *o)
+{
+	const json_t *v;
+	if ((v = member(o, "response_format")) && read_response_format(q, v) < 0)
+		return -1;
+	if (!is_empty(v = member(o, "guided_json")) && constrain_json(q, "guided_json", v, 0) < 0)
+		return -1;
+	if (!is_empty(v = member(o, "guided_regex")) && constrain_regex(q, "guided_regex", v) < 0)
+		return -1;
+	if (!is_empty(v = member(o, "guided_choice")) && constrain_choice(q, "guided_choice", v) < 0)
+		return -1;
+	return (v = member(o, "structured_outputs")) ? read_structured(q, v) : 0;
+}
+
+/* The form as one piece; NULL: there is no memory. */
+static json_t *as_piece(const Pds__Constraint *k)
+{
+	json_error_t bad;
+	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_JSON_OBJECT)
+		return json_pack("{s:{s:s}}", "schema", "type", "object");
+	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX)
+		return json_pack("{s:s}", "regex", k->text);
+	int is_choice = k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_CHOICE;
+	json_t *v = json_load(k->text, strlen(k->text), JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
+	return json_pack("{s:o}", is_choice ? "choice" : "schema", v);
+}
+
+int format_behind_thoughts(struct request *q, const char *prompt, size_t len)
+{
+	Pds__Constraint *k = &q->constraint;
+	if (!k->kind)
+		return 0;
+	json_t *pieces = thoughts_first(q, prompt, len, 0);
+	if (pieces && !json_array_size(pieces)) {
+		json_decref(pieces);
+		return 0;
+	}
+	char *text = json_array_append_new(pieces, as_piece(k)) == 0 ? dump(pieces) : NULL;
+	json_decref(pieces);
+	if (!text)
+		return no_memory(q, q->bound_by);
+	free(k->text);
+	k->text = NULL;
+	k->kind = (Pds__ConstraintKind)GRAMMAR_NONE;
+	return request_constrain(q, q->bound_by, GRAMMAR_STRUCTURE, text, k->strict);
+}

@@ -1,0 +1,332 @@
+/* params.c - see params.h. */
+#include "params.h"
+#include "daemons/router/place/policy.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int param_is_set(const json_t *o, const char *name)
+{
+	return body_member(o, name) != NULL;
+}
+
+int param_int(const json_t *o, const char *name, int64_t min, int64_t max, int64_t def,
+              int64_t *ret, struct api_error *e)
+{
+	const json_t *v = body_member(o, name);
+	int64_t n = def;
+	int good = 1;
+	if (json_is_integer(v)) {
+		n = json_integer_value(v);
+	} else if (json_is_real(v)) {
+		double d = json_real_value(v);
+		good = fabs(d) < 9e15 && d == floor(d); /* 16.0 is an integer to most JSON writers */
+		n = good ? (int64_t)d : 0;
+	} else {
+		good = !v;
+	}
+	if (!good || (v && (n < min || n > max)))
+		return api_bad(e, name, "%s must be an integer from %lld to %lld, got %s", name,
+		               (long long)min, (long long)max, param_show(v));
+	*ret = n;
+	return 0;
+}
+
+int param_float(const json_t *o, const char *name, double min, double max, double def, double *ret,
+                struct api_error *e)
+{
+	const json_t *v = body_member(o, name);
+	double d = v ? json_number_value(v) : def;
+	if (v && (!json_is_number(v) || !(d >= min && d <= max)))
+		return api_bad(e, name, "%s must be a number from %g to %g, got %s", name, min, max,
+		               param_show(v));
+	*ret = d;
+	return 0;
+}
+
+int param_bool(const json_t *o, const char *name, int def, int *ret, struct api_error *e)
+{
+	struct body_error bad;
+	return body_bool(o, name, def, ret, &bad) < 0 ? api_bad(e, bad.param, "%s", bad.text) : 0;
+}
+
+/* --- what this build cannot do ------------------------------------------- */
+
+enum neutral { ONLY_EMPTY, ONLY_FALSE };
+
+static const struct {
+	const char *name;
+	enum neutral neutral;
+} refused[] = {
+	{"suffix", ONLY_EMPTY},        {"use_beam_search", ONLY_FALSE}, {"guided_grammar", ONLY_EMPTY},
+	{"prompt_embeds", ONLY_EMPTY}, {"chat_template", ONLY_EMPTY},   {"audio", ONLY_EMPTY},
+	{"prediction", ONLY_EMPTY},
+};
+
+static int is_neutral(const json_t *v, enum neutral kind)
+{
+	switch (kind) {
+	case ONLY_EMPTY:
+		return (json_is_string(v) && json_string_length(v) == 0) ||
+		       (json_is_array(v) && json_array_size(v) == 0) ||
+		       (json_is_object(v) && json_object_size(v) == 0);
+	case ONLY_FALSE: return json_is_false(v);
+	}
+	return 0;
+}
+
+static int check_refused(const json_t *o, struct api_error *e)
+{
+	static const char *const only[] = {"an empty value", "false"};
+	for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+		const json_t *v = body_member(o, refused[i].name);
+		if (v && !is_neutral(v, refused[i].neutral))
+			return api_bad(e, refused[i].name,
+			               "%s is not supported by this server: only %s is accepted, got %s",
+			               refused[i].name, only[refused[i].neutral], param_show(v));
+	}
+	return 0;
+}
+
+/* --- the groups ---------------------------------------------------------- */
+
+static int read_stop(const json_t *o, struct params *p, struct api_error *e)
+{
+	const json_t *v = body_member(o, "stop");
+	const char *strings[STOP_STRINGS_MAX];
+	size_t lens[STOP_STRINGS_MAX], n = 0;
+	if (!v)
+		return 0;
+	if (!json_is_string(v) && !json_is_array(v))
+		return api_bad(e, "stop", "stop must be a string or an array of strings, got %s",
+		               param_show(v));
+	size_t count = json_is_array(v) ? json_array_size(v) : 1;
+	if (count > STOP_STRINGS_MAX)
+		return api_bad(e, "stop", "stop has %zu strings, more than %d", count, STOP_STRINGS_MAX);
+	for (size_t i = 0; i < count; i++) {
+		const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
+		if (!json_is_string(s))
+			return api_bad(e, "stop", "stop[%zu] must be a string, got %s", i, param_show(s));
+		size_t len = json_string_length(s);
+		if (len == 0 && !json_is_array(v))
+			return 0; /* "": none, as some clients say it */
+		if (len == 0 || len > STOP_BYTES_MAX)
+			return api_bad(e, "stop", "stop[%zu] has %zu bytes; it must have 1 to %d", i, len,
+			               STOP_BYTES_MAX);
+		strings[n] = json_string_value(s);
+		lens[n++] = len;
+	}
+	p->stop = n ? stop_set_new(strings, lens, n) : NULL;
+	return 0;
+}
+
+static int read_stop_ids(const json_t *o, struct params *p, struct api_error *e)
+{
+	const json_t *v = body_member(o, "stop_token_ids");
+	if (!v)
+		return 0;
+	if (!json_is_array(v) || json_array_size(v) > PARAM_STOP_IDS_MAX)
+		return api_bad(e, "stop_token_ids",
+		               "stop_token_ids must be an array of at most %d token ids, got %s",
+		               PARAM_STOP_IDS_MAX, param_show(v));
+	for (size_t i = 0; i < json_array_size(v); i++) {
+		const json_t *id = json_array_get(v, i);
+		if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+		    json_integer_value(id) > INT32_MAX)
+			return api_bad(e, "stop_token_ids", "stop_token_ids[%zu] must be a token id, got %s", i,
+			               param_show(id));
+		p->stop_ids[p->n_stop_ids++] = (uint32_t)json_integer_value(id);
+	}
+	return 0;
+}
+
+static int read_max_tokens(const json_t *o, int chat, struct params *p, struct api_error *e)
+{
+	const char *name = chat && param_is_set(o, "max_completion_tokens") ? "max_completion_tokens"
+	                                                                    : "max_tokens";
+	int64_t n = 0;
+	if (param_int(o, name, !chat && p->echo ? 0 : 1, INT32_MAX, 16, &n, e) < 0)
+		return -1;
+	p->has_max_tokens = param_is_set(o, name);
+	p->max_tokens = (uint32_t)n;
+	return 0;
+}
+
+static int read_logprobs(const json_t *o, int chat, struct params *p, struct api_error *e)
+{
+	int64_t n = -1;
+	int wanted = 0;
+	p->logprobs = -1;
+	if (!chat) {
+		if (param_int(o, "logprobs", 0, PARAM_LOGPROBS_MAX, -1, &n, e) < 0)
+			return -1;
+		p->logprobs = (int)n;
+		return 0;
+	}
+	if (param_bool(o, "logprobs", 0, &wanted, e) < 0 ||
+	    param_int(o, "top_logprobs", 0, PARAM_LOGPROBS_MAX, 0, &n, e) < 0)
+		return -1;
+	if (!wanted && n > 0)
+		return api_bad(e, "top_logprobs", "top_logprobs needs logprobs to be true");
+	p->logprobs = wanted ? (int)n : -1;
+	return 0;
+}
+
+/* A number that must be above min: 0 would be division by it, or nothing left to draw from. */
+static int read_above(const json_t *o, const char *name, double max, double def, double *ret,
+                      struct api_error *e)
+{
+	struct api_error unused;
+	if (param_float(o, name, 0, max, def, ret, &unused) < 0 || (float)*ret <= 0)
+		return api_bad(e, name, "%s must be a number greater than 0 and at most %g, got %s", name,
+		               max, param_show(body_member(o, name)));
+	return 0;
+}
+
+static int read_penalties(const json_t *o, struct params *p, struct api_error *e)
+{
+	double repetition, presence, frequency;
+	if (read_above(o, "repetition_penalty", 10, 1, &repetition, e) < 0 ||
+	    param_float(o, "presence_penalty", -2, 2, 0, &presence, e) < 0 ||
+	    param_float(o, "frequency_penalty", -2, 2, 0, &frequency, e) < 0)
+		return -1;
+	p->sampling.repetition_penalty = (float)repetition;
+	p->sampling.presence_penalty = (float)presence;
+	p->sampling.frequency_penalty = (float)frequency;
+	return 0;
+}
+
+static int read_sampling(const json_t *o, struct params *p, struct api_error *e)
+{
+	double temperature, top_p, min_p, typical_p;
+	int64_t top_k, seed;
+	pds__sampling__init(&p->sampling);
+	if (param_float(o, "temperature", 0, 100, 1, &temperature, e) < 0 ||
+	    read_above(o, "top_p", 1, 1, &top_p, e) < 0 ||
+	    param_float(o, "min_p", 0, 1, 0, &min_p, e) < 0 ||
+	    read_above(o, "typical_p", 1, 1, &typical_p, e) < 0 ||
+	    param_int(o, "top_k", -1, INT32_MAX, 0, &top_k, e) < 0 ||
+	    param_int(o, "seed", INT64_MIN, INT64_MAX, 0, &seed, e) < 0 || read_penalties(o, p, e) < 0)
+		return -1;
+	p->sampling.temperature = (float)temperature;
+	p->sampling.top_p = (float)top_p;
+	p->sampling.min_p = (float)min_p;
+	p->sampling.typical_p = (float)typical_p;
+	p->sampling.top_k = top_k > 0 ? (uint32_t)top_k : 0;
+	p->sampling.seed = (uint64_t)seed;
+	p->has_seed = param_is_set(o, "seed");
+	return 0;
+}
+
+/* How long prompt and answer are, beside max_tokens. */
+static int read_lengths(const json_t *o, struct params *p, struct api_error *e)
+{
+	int64_t least;
+	if (param_int(o, "min_tokens", 0, INT32_MAX, 0, &least, e) < 0 ||
+	    param_int(o, "truncate_prompt_tokens", -1, INT32_MAX, -2, &p->truncate, e) < 0)
+		return -1;
+	if (p->truncate == 0)
+		return api_bad(e, "truncate_prompt_tokens",
+		               "truncate_prompt_tokens must be at least 1, or -1 for as many as there is "
+		               "room for, got 0");
+	p->truncate = p->truncate == -2 ? 0 : p->truncate;
+	p->min_tokens = p->sampling.min_tokens = (uint32_t)least;
+	return 0;
+}
+
+static int read_prompt_logprobs(const json_t *o, struct params *p, struct api_error *e)
+{
+	int64_t n;
+	if (param_int(o, "prompt_logprobs", 0, PARAM_LOGPROBS_MAX, -1, &n, e) < 0)
+		return -1;
+	if (n >= 0 && p->stream)
+		return api_bad(e, "prompt_logprobs",
+		               "prompt_logprobs is not available when stream is true");
+	p->prompt_logprobs = (int)n;
+	return 0;
+}
+
+static int read_stream(const json_t *o, struct params *p, struct api_error *e)
+{
+	const json_t *v = body_member(o, "stream_options");
+	if (param_bool(o, "stream", 0, &p->stream, e) < 0)
+		return -1;
+	if (!v)
+		return 0;
+	if (!json_is_object(v))
+		return api_bad(e, "stream_options", "stream_options must be an object, got %s",
+		               param_show(v));
+	if (!p->stream)
+		return api_bad(e, "stream_options", "stream_options is only allowed when stream is true");
+	if (param_bool(v, "include_usage", 0, &p->include_usage, e) < 0 ||
+	    param_bool(v, "continuous_usage_stats", 0, &p->continuous_usage, e) < 0) {
+		char text[sizeof e->text];
+		snprintf(text, sizeof text, "%s", e->text);
+		return api_bad(e, "stream_options", "stream_options.%s", text);
+	}
+	return 0;
+}
+
+static int read_n(const json_t *o, uint32_t n_max, struct params *p, struct api_error *e)
+{
+	int64_t n, best_of;
+	if (param_int(o, "n", 1, n_max, 1, &n, e) < 0 ||
+	    param_int(o, "best_of", 1, n_max, n, &best_of, e) < 0)
+		return -1;
+	if (best_of != n)
+		return api_bad(e, "best_of",
+		               "best_of is not supported by this server: only the value of n (%lld) is "
+		               "accepted, got %lld",
+		               (long long)n, (long long)best_of);
+	p->n = (uint32_t)n;
+	return 0;
+}
+
+/* What names the client's session, if anything does; only for placement. */
+static int read_session(const json_t *o, struct params *p, struct api_error *e)
+{
+	static const char *const names[] = {"user", "prompt_cache_key"};
+	for (size_t i = 0; i < 2; i++) {
+		const json_t *v = body_member(o, names[i]);
+		if (v && !json_is_string(v))
+			return api_bad(e, names[i], "%s must be a string, got %s", names[i], param_show(v));
+		if (v && json_string_length(v))
+			p->session = policy_key(json_string_value(v), json_string_length(v));
+	}
+	return 0;
+}
+
+int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, struct api_error *e)
+{
+	memset(p, 0, sizeof *p);
+	if (check_refused(o, e) < 0 || read_n(o, n_max, p, e) < 0 || read_stream(o, p, e) < 0 ||
+	    read_sampling(o, p, e) < 0 || read_logprobs(o, chat, p, e) < 0 ||
+	    read_prompt_logprobs(o, p, e) < 0 || read_lengths(o, p, e) < 0 ||
+	    param_bool(o, "echo", 0, &p->echo, e) < 0 || read_max_tokens(o, chat, p, e) < 0 ||
+	    param_bool(o, "ignore_eos", 0, &p->ignore_eos, e) < 0 ||
+	    param_bool(o, "return_token_ids", 0, &p->return_token_ids, e) < 0 ||
+	    param_bool(o, "include_stop_str_in_output", 0, &p->include_stop, e) < 0 ||
+	    param_bool(o, "skip_special_tokens", 1, &p->skip_special, e) < 0 ||
+	    param_bool(o, "add_special_tokens", !chat, &p->add_special, e) < 0 ||
+	    read_stop_ids(o, p, e) < 0 || read_session(o, p, e) < 0 || read_stop(o, p, e) < 0)
+		return -1;
+	if (chat && p->echo)
+		return api_bad(e, "echo", "echo is not supported for chat completions");
+	p->sampling.logprobs = p->logprobs;
+	int echoed = p->echo && p->logprobs >= 0 ? p->logprobs : -1,
+		most = echoed > p->prompt_logprobs ? echoed : p->prompt_logprobs;
+	p->sampling.prompt_logprobs = most >= 0;
+	p->sampling.prompt_top = most >= 0 ? most : 0;
+	return 0;
+}
+
+void params_fini(struct params *p)
+{
+	stop_set_destroy(&p->stop);
+	free(p->sampling.bias_ids);
+	free(p->sampling.bias);
+	free(p->sampling.allowed_ids);
+	free(p->sampling.bad_words);
+}

@@ -1,0 +1,206 @@
+/* prompt.c - from text to tokens, within the context. Runs on the event loop for short texts, on
+ * a text thread for long ones. */
+#include "daemons/router/request/request.h"
+#include "text/unicode.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNTED_TIMES 4u /* contexts */
+/* tokens that truncate_prompt_tokens -1 leaves for an answer whose length is open */
+#define ROOM_LEFT 16u
+
+int prompt_need_text(struct request *q, const char *param)
+{
+	if (q->model->tokenizer)
+		return 0;
+	return api_bad(&q->error, param,
+	               "the model %s has no tokenizer here: only prompts of token ids can be served",
+	               q->model->name);
+}
+
+int prompt_encode(struct request *q, struct prompt *p, const char *text, size_t len,
+                  const char *param)
+{
+	if (prompt_need_text(q, param) < 0)
+		return -1;
+	/* A prompt that is too long is counted, so that the refusal can say by how much, as far as
+	 * that costs little. */
+	size_t most = q->context && !q->p.truncate ? (size_t)q->context * COUNTED_TIMES : 0;
+	p->tokens.quota = &q->quota;
+	int r = tokenizer_encode_prompt(q->model->tokenizer, text, len, q->p.add_special, most,
+	                                &p->tokens);
+	if (q->quota.over)
+		return budget_refuse(q, param, "the tokens of its prompt");
+	if (r == ERR_NOMEM)
+		return api_fault(
+			&q->error, 503,
+			"the prompt is too hard to cut into words: that takes more memory than is allowed");
+	if (r < 0) {
+		api_bad(&q->error, param,
+		        "the prompt has more than %zu tokens; this model's context length is %u tokens for "
+		        "prompt and answer together",
+		        most, q->context);
+		q->error.code = "context_length_exceeded";
+		return -1;
+	}
+	return 0;
+}
+
+static int too_long(struct request *q, const char *param, size_t n)
+{
+	if (q->p.has_max_tokens)
+		api_bad(&q->error, param,
+		        "the prompt has %zu tokens and max_tokens is %u, together %zu; this model's "
+		        "context length is %u tokens for prompt and answer together",
+		        n, q->p.max_tokens, n + q->p.max_tokens, q->context);
+	else
+		api_bad(&q->error, param,
+		        "the prompt has %zu tokens; this model's context length is %u tokens for prompt "
+		        "and answer together",
+		        n, q->context);
+	q->error.code = "context_length_exceeded";
+	return -1;
+}
+
+/* truncate_prompt_tokens: the last ones stay. What is echoed is then what is left. */
+static int truncate_prompts(struct request *q)
+{
+	if (q->p.truncate > 0 && q->context && q->p.truncate > q->context)
+		return api_bad(
+			&q->error, "truncate_prompt_tokens",
+			"truncate_prompt_tokens is %lld, more than this model's context length of %u tokens",
+			(long long)q->p.truncate, q->context);
+	size_t answer = q->p.has_max_tokens ? q->p.max_tokens : ROOM_LEFT,
+		   room = q->context > answer ? q->context - answer : 1;
+	size_t keep = q->p.truncate > 0 ? (size_t)q->p.truncate : q->context ? room : SIZE_MAX;
+	for (size_t i = 0; q->p.truncate && i < q->n_prompts; i++) {
+		struct prompt *p = &q->prompts[i];
+		if (p->tokens.n <= keep)
+			continue;
+		memmove(p->tokens.ids, p->tokens.ids + (p->tokens.n - keep), keep * sizeof *p->tokens.ids);
+		p->tokens.n = keep;
+		buf_fini(&p->text);
+	}
+	return 0;
+}
+
+/* Each prompt has a token, and room for the answer that was asked for. Sets max_tokens where the
+ * client left it open. */
+static int fit(struct request *q, const char *param)
+{
+	size_t longest = 0;
+	for (size_t i = 0; i < q->n_prompts; i++) {
+		size_t n = q->prompts[i].tokens.n;
+		if (n == 0)
+			return api_bad(&q->error, param, "%s is empty: a prompt needs at least one token",
+			               param);
+		longest = n > longest ? n : longest;
+	}
+	if (!q->context) {
+		if (longest > INT32_MAX / 2)
+			return too_long(q, param, longest);
+		if (!q->p.has_max_tokens && q->kind == REQUEST_CHAT)
+			q->p.max_tokens = 4096;
+		return 0;
+	}
+	if (longest > q->context || (longest == q->context && q->p.max_tokens > 0))
+		return too_long(q, param, longest);
+	uint32_t room = q->context - (uint32_t)longest;
+	if (!q->p.has_max_tokens && (q->kind == REQUEST_CHAT || q->p.max_tokens > room))
+		q->p.max_tokens = room;
+	if (q->p.max_tokens <= room)
+		return 0;
+	api_bad(&q->error, "max_tokens",
+	        "max_tokens is %u, but after the prompt's %zu tokens only %u are left of this model's "
+	        "context length of %u tokens",
+	        q->p.max_tokens, longest, room, q->context);
+	q->error.code = "context_length_exceeded";
+	return -1;
+}
+
+int prompt_check_lengths(struct request *q, const char *param)
+{
+	if (truncate_prompts(q) < 0 || fit(q, param) < 0)
+		return -1;
+	if (q->p.min_tokens > q->p.max_tokens)
+		return api_bad(&q->error, "min_tokens",
+		               "min_tokens is %u, more than max_tokens, which is %u", q->p.min_tokens,
+		               q->p.max_tokens);
+	return 0;
+}
+
+/* --- what the answer needs of a prompt ----------------------------------- */
+
+/* The text as it was given is there already, unless it was cut. */
+static int keep_echo(struct request *q, struct prompt *p)
+{
+	if (!p->text.quota) {
+		buf_init_quota(&p->text, 0, &q->quota);
+		if (q->model->tokenizer)
+			tokenizer_decode(q->model->tokenizer, p->tokens.ids, p->tokens.n,
+			                 q->p.skip_special ? DECODE_SKIP_SPECIAL : 0, &p->text);
+	}
+	p->chars = utf8_count(p->text.data, p->text.len);
+	return p->text.full ? budget_refuse(q, "echo", "the prompt to be echoed") : 0;
+}
+
+static int keep_ids(struct request *q, struct prompt *p)
+{
+	buf_init_quota(&p->ids, 0, &q->quota);
+	for (size_t i = 0; i < p->tokens.n; i++) {
+		if (i)
+			buf_addc(&p->ids, ',');
+		buf_add_uint(&p->ids, p->tokens.ids[i]);
+	}
+	return p->ids.full ? budget_refuse(q, "return_token_ids", "the ids of its prompt") : 0;
+}
+
+/* The row of the first token, which nobody computes. */
+static void add_first_row(struct request *q, struct prompt *p)
+{
+	struct row *r = rows_add(&p->rows);
+	r->id = p->tokens.ids[0];
+	r->n_top = ROW_NONE;
+	if (q->model->tokenizer)
+		detok_init(&p->detok, q->model->tokenizer, q->p.skip_special ? DECODE_SKIP_SPECIAL : 0);
+}
+
+int prompt_keep(struct request *q)
+{
+	if (budget_prompt_rows(q) < 0)
+		return -1;
+	for (size_t i = 0; i < q->n_prompts; i++) {
+		struct prompt *p = &q->prompts[i];
+		if ((q->p.echo && keep_echo(q, p) < 0) || (q->p.return_token_ids && keep_ids(q, p) < 0))
+			return -1;
+		if (q->p.sampling.prompt_logprobs)
+			add_first_row(q, p);
+	}
+	return 0;
+}
+
+/* Code points of the prompt's text before token `at`; called for one after the other. */
+static size_t chars_before(struct request *q, struct prompt *p, uint32_t at)
+{
+	struct buf text;
+	if (!q->p.echo || !q->model->tokenizer)
+		return 0;
+	buf_init(&text, 0); /* of one token */
+	detok_feed(&p->detok, p->tokens.ids[at - 1], &text);
+	p->row_chars += utf8_count(text.data, text.len);
+	buf_fini(&text);
+	return p->row_chars;
+}
+
+void prompt_add_rows(struct request *q, struct prompt *p, const Pds__PromptLogprobs *m, size_t from,
+                     size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		uint32_t at = p->rows.n;
+		struct row *r = rows_add(&p->rows); /* there is room: budget_prompt_rows */
+		r->id = p->tokens.ids[at];
+		r->offset = (uint32_t)chars_before(q, p, at);
+		row_take(r, p->rows.top, m, from + i);
+	}
+}

@@ -1,0 +1,263 @@
+/* route.c - from an HTTP request to the function that answers it: one table of paths, access keys,
+ * and the small endpoints. */
+#include "daemons/router/request/request.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *q);
+
+struct route {
+	const char *method, *path; /* a path that ends in / stands for all below it */
+	api_fn *fn;
+	enum {
+		OPEN, /* without an access key */
+		KEYED,
+		WORKS /* with a key, and not any more when the router is about to end */
+	} admits;
+	size_t body_max; /* and max_body_bytes */
+};
+
+static void reply_error(struct router *r, struct http_conn *c, const struct api_error *e,
+                        const char *extra)
+{
+	struct buf b;
+	buf_init(&b, 0);
+	api_error_json(e, &b);
+	stat_add(r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
+	http_reply(c, e->status, "application/json", extra, b.data, b.len);
+	buf_fini(&b);
+}
+
+static void begin(struct router *r, struct http_conn *c, struct http_request *q,
+                  enum request_kind kind)
+{
+	struct http_body body = q->body;
+	q->body.data = NULL;
+	request_begin(r, c, kind, q->head, &body);
+}
+
+static void completions(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	begin(r, c, q, REQUEST_COMPLETION);
+}
+
+static void chat_completions(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	begin(r, c, q, REQUEST_CHAT);
+}
+
+static void tokenize(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	begin(r, c, q, REQUEST_TOKENIZE);
+}
+
+static void detokenize(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	begin(r, c, q, REQUEST_DETOKENIZE);
+}
+
+static void add_model(const struct router *r, struct buf *b)
+{
+	const struct model *m = r->model;
+	uint32_t seen = registry_context(&r->registry), context = seen ? seen : m->context,
+			 vocab = registry_vocab(&r->registry);
+	buf_adds(b, "{\"id\":");
+	buf_add_json(b, m->name, strlen(m->name));
+	buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"pdserve\",\"root\":",
+	           (long long)m->created_s);
+	buf_add_json(b, m->name, strlen(m->name));
+	buf_adds(b, ",\"parent\":null,\"max_model_len\":");
+	if (context)
+		buf_printf(b, "%u", context);
+	else
+		buf_adds(b, "null");
+	if (vocab)
+		buf_printf(b, ",\"vocab_size\":%u", vocab); /* who sends token ids has to know */
+	buf_addc(b, '}');
+}
+
+static void reply_buf(struct http_conn *c, const char *type, struct buf *b)
+{
+	http_reply(c, 200, type, NULL, b->data ? b->data : "", b->len);
+	buf_fini(b);
+}
+
+static void models(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	struct buf b;
+	(void)q;
+	buf_init(&b, 0);
+	buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+	add_model(r, &b);
+	buf_adds(&b, "]}");
+	reply_buf(c, "application/json", &b);
+}
+
+static int hex_digit(char c)
+{
+	return c >= '0' && c <= '9'   ? c - '0'
+	       : c >= 'a' && c <= 'f' ? c - 'a' + 10
+	       : c >= 'A' && c <= 'F' ? c - 'A' + 10
+	                              : -1;
+}
+
+/* %xx -> bytes, cut at size - 1. */
+static void url_decode(const char *s, char *out, size_t size)
+{
+	size_t n = 0;
+	while (*s && n + 1 < size) {
+		int hi = *s == '%' ? hex_digit(s[1]) : -1, lo = hi >= 0 ? hex_digit(s[2]) : -1;
+		out[n++] = lo >= 0 ? (char)(hi << 4 | lo) : *s;
+		s += lo >= 0 ? 3 : 1;
+	}
+	out[n] = 0;
+}
+
+/* GET /v1/models/NAME */
+static void one_model(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	char name[256];
+	struct api_error e = {0};
+	struct buf b;
+	url_decode(q->head->path + strlen("/v1/models/"), name, sizeof name);
+	if (strcmp(name, r->model->name) != 0) {
+		api_fault(&e, 404, "the model \"%.128s\" does not exist; this server has %s", name,
+		          r->model->name);
+		snprintf(e.param, sizeof e.param, "model");
+		e.code = "model_not_found";
+		reply_error(r, c, &e, NULL);
+		return;
+	}
+	buf_init(&b, 0);
+	add_model(r, &b);
+	reply_buf(c, "application/json", &b);
+}
+
+static void health(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	(void)r;
+	(void)q;
+	http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
+}
+
+static void ready(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	struct place_wish wish = {.tokens = 1, .total_tokens = 1};
+	char extra[64], body[128];
+	(void)q;
+	int ok = !r->draining && place_possible(&r->registry, &wish);
+	snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
+	int n = snprintf(body, sizeof body, "{\"status\":\"%s\",\"workers\":%u}",
+	                 ok            ? "ready"
+	                 : r->draining ? "draining"
+	                               : "no worker",
+	                 r->registry.n_up);
+	http_reply(c, ok ? 200 : 503, "application/json", ok ? NULL : extra, body, (size_t)n);
+}
+
+static void metrics(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	struct buf b;
+	(void)q;
+	buf_init(&b, 0);
+	metrics_render(r, &b);
+	reply_buf(c, "text/plain; version=0.0.4", &b);
+}
+
+#define SMALL_BYTES_MAX 4096u /* of a body that is parsed on the event loop, or not looked at */
+
+/* POST /v1/abort {"request_id": "cmpl-..." or 32 hex digits} */
+static void abort_request(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	struct api_error e = {0};
+	struct reqid id;
+	json_error_t bad;
+	json_t *o = json_load(q->body.data, q->body.len, 0, &bad);
+	const json_t *v = json_object_get(o, "request_id");
+	const char *s = json_string_value(v);
+	const char *hex = s && strrchr(s, '-') ? strrchr(s, '-') + 1 : s;
+	if (!s || strlen(hex) != 32 || reqid_parse(hex, &id) < 0)
+		api_bad(&e, "request_id", "request_id must be the id of a request, got %s", param_show(v));
+	else if (request_abort(r, &id) < 0)
+		api_fault(&e, 404, "no request %.64s is at work here", s);
+	json_decref(o);
+	if (e.status)
+		reply_error(r, c, &e, NULL);
+	else
+		http_reply(c, 200, "application/json", NULL, "{\"aborted\":true}", 16);
+}
+
+static const struct route routes[] = {
+	{"POST", "/v1/completions", completions, WORKS, SIZE_MAX},
+	{"POST", "/v1/chat/completions", chat_completions, WORKS, SIZE_MAX},
+	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX},
+	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX},
+	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX},
+	{"POST", "/tokenize", tokenize, WORKS, SIZE_MAX},
+	{"POST", "/detokenize", detokenize, WORKS, SIZE_MAX},
+	{"GET", "/health", health, OPEN, SMALL_BYTES_MAX},
+	{"GET", "/ready", ready, OPEN, SMALL_BYTES_MAX},
+	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX},
+};
+
+static int path_matches(const char *entry, const char *path)
+{
+	size_t n = strlen(entry);
+	return entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n] : strcmp(entry, path) == 0;
+}
+
+/* NULL: there is none; *ret_allowed is then the method that the path takes, or NULL. */
+static const struct route *find(const struct http_head *head, const char **ret_allowed)
+{
+	const char *method = strcmp(head->method, "HEAD") == 0 ? "GET" : head->method;
+	*ret_allowed = NULL;
+	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+		if (!path_matches(routes[i].path, head->path))
+			continue;
+		if (strcmp(method, routes[i].method) == 0)
+			return &routes[i];
+		*ret_allowed = routes[i].method;
+	}
+	return NULL;
+}
+
+int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max)
+{
+	struct router *r = arg;
+	struct api_error e = {0};
+	const char *allowed;
+	char extra[64] = "";
+	const struct route *route = find(head, &allowed);
+	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
+	if (!route && allowed) {
+		api_fault(&e, 405, "%.200s takes %s, not %.20s", head->path, allowed, head->method);
+		snprintf(extra, sizeof extra, "Allow: %s\r\n", allowed);
+	} else if (!route) {
+		api_fault(&e, 404, "there is no %.200s here", head->path);
+	} else if (route->admits != OPEN && !api_keys_allow(&r->keys, head->authorization)) {
+		api_fault(&e, 401,
+		          "the access key is missing or wrong: send it as Authorization: Bearer KEY");
+		snprintf(extra, sizeof extra, "WWW-Authenticate: Bearer\r\n");
+	} else if (head->content_length > route->body_max) {
+		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu",
+		          (unsigned long long)head->content_length, head->path, route->body_max);
+	} else if (route->admits == WORKS && r->draining) {
+		api_fault(&e, 503, "this server is shutting down");
+		snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
+	}
+	if (e.status) {
+		reply_error(r, c, &e, extra);
+		return 1;
+	}
+	head->route = route;
+	*body_max = route->body_max < *body_max ? route->body_max : *body_max;
+	return 0;
+}
+
+void api_request(void *arg, struct http_conn *c, struct http_request *q)
+{
+	const struct route *route = q->head->route;
+	route->fn(arg, c, q);
+}

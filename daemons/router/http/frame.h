@@ -1,0 +1,66 @@
+/* frame.h - where a request ends and the next one begins: the bytes of a connection, in pieces
+ * of any size, become heads and bodies. No I/O.
+ *
+ *   HEAD -> ASKED -> BODY ---------------------------------------> DONE
+ *                 -> CHUNK_SIZE -> CHUNK_DATA -> CHUNK_END -> ...
+ *                               -> TRAILER ----------------------> DONE
+ *   from each of them: BAD, from which nothing leads away
+ *
+ * Lines end in CR LF and in nothing else; a bare LF is refused as soon as it is there. Empty lines
+ * before a head are let pass and count as a part of it. A head is bounded by head_max, a body by
+ * body_max, what surrounds its chunks (extensions, trailer) by head_max again. */
+#ifndef ROUTER_HTTP_FRAME_H
+#define ROUTER_HTTP_FRAME_H
+
+#include "parse.h"
+#include "util/buf.h"
+
+enum http_frame_state {
+	HTTP_FRAME_HEAD,
+	HTTP_FRAME_ASKED, /* the head is there: may its body come? */
+	HTTP_FRAME_BODY,
+	HTTP_FRAME_CHUNK_SIZE,
+	HTTP_FRAME_CHUNK_DATA,
+	HTTP_FRAME_CHUNK_END, /* its CR LF */
+	HTTP_FRAME_TRAILER,
+	HTTP_FRAME_DONE,
+	HTTP_FRAME_BAD
+};
+
+enum http_event {
+	HTTP_MORE,    /* all bytes were used, more are needed */
+	HTTP_HEAD,    /* `head` is there, nothing behind it was looked at; http_frame_go_on follows */
+	HTTP_REQUEST, /* the request is complete */
+	HTTP_BAD      /* `status` and `why` say what was wrong: 400, 413, 431, 501, 503 or 505 */
+};
+
+struct http_frame {
+	enum http_frame_state state;
+	size_t head_max, body_max;
+	struct buf text; /* of the head; `head` points into it */
+	struct buf line; /* of a chunk's size, or of the trailer */
+	struct buf body;
+	struct http_head head; /* from HTTP_HEAD on */
+	size_t line_at;        /* where the head's present line begins */
+	size_t empty;          /* bytes of empty lines before the head */
+	size_t around;         /* bytes of chunk extensions and trailer */
+	uint64_t left;         /* of the body, or of the chunk */
+	int status;            /* HTTP_BAD: what to answer, and why; why is static */
+	const char *why;
+};
+
+void http_frame_init(struct http_frame *f, size_t head_max);
+void http_frame_fini(struct http_frame *f);
+/* *ret_used of the n bytes were used. After HTTP_REQUEST or HTTP_BAD only http_frame_next or
+ * http_frame_fini follow. */
+enum http_event http_frame_feed(struct http_frame *f, const char *p, size_t n, size_t *ret_used);
+/* After HTTP_HEAD: the body may come, up to body_max bytes. 0, or -1 (HTTP_BAD) when the head
+ * already says that it is longer. */
+int http_frame_go_on(struct http_frame *f, size_t body_max);
+/* Forgets the request, however far it came, and frees what it held. */
+void http_frame_next(struct http_frame *f);
+/* Has anything of a request arrived? Empty lines count. */
+int http_frame_begun(const struct http_frame *f);
+size_t http_frame_held(const struct http_frame *f); /* bytes of memory */
+
+#endif

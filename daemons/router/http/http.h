@@ -1,0 +1,112 @@
+/* http.h - HTTP/1.1 server edge on libevent: connections, limits, keep-alive, replies whole or
+ * streamed, and clients that go away.
+ *
+ * One thread, the event loop's. The handlers are asked twice about a request: when its head is
+ * complete, before anything of the body is asked for or kept, and when the body is complete. They,
+ * or whatever they start, answer with http_reply, or with http_stream_begin, http_stream_add,
+ * http_stream_end. Until the answer is complete the connection pointer is valid, unless the client
+ * goes first: then the function given to http_on_gone is called, once, and the pointer is dead
+ * after it. */
+#ifndef ROUTER_HTTP_H
+#define ROUTER_HTTP_H
+
+#include "parse.h"
+#include "util/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define HTTP_SURE_BYTES 4096u /* an answer up to here is always given */
+
+struct client;
+struct event_base;
+struct http_server;
+struct http_conn;
+
+/* Counts as held by its client's address (clients.h) until http_body_free. */
+struct http_body {
+	char *data; /* malloc, followed by a NUL; NULL: none, or given away */
+	size_t len;
+	struct client *client;
+	size_t charged;
+};
+
+void http_body_free(struct http_body *b); /* any thread; again: nothing */
+
+struct http_request {
+	const struct http_head *head;
+	struct http_body body; /* a handler that keeps it copies it and sets body.data to NULL */
+};
+
+struct http_handlers {
+	/* 0: the body may come, up to *body_max bytes, which the handler may lower; head->route is its
+	 * own. 1: it has answered. The body, if there is one, is then dropped unread and the connection
+	 * ends. */
+	int (*head)(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
+	void (*request)(void *arg, struct http_conn *c, struct http_request *q);
+};
+
+struct http_opts {
+	const char *listen; /* "127.0.0.1:8080", "[::1]:0", ":8080" (all addresses) */
+	size_t max_header_bytes, max_body_bytes;
+	/* of requests that are held, for all clients; at least twice the above */
+	size_t in_bytes_max;
+	/* not yet taken by one client; past it http_stream_add says ERR_FULL */
+	size_t out_bytes_max;
+	size_t out_total_max; /* not yet taken by all clients; shares: output.c */
+	unsigned max_connections;
+	unsigned max_per_address; /* 0: as many as are left to others */
+	uint64_t idle_us;         /* a connection without a request is closed */
+	uint64_t read_us;         /* from a request's first byte to its last */
+	uint64_t write_us;        /* a client that takes nothing for so long is gone */
+	/* an error of the edge itself (400, 408, 413, 431, 501, 503, 505); NULL: plain text */
+	size_t (*error_body)(int status, const char *text, char *out, size_t size);
+};
+
+struct http_counts {
+	uint64_t accepted;       /* connections */
+	uint64_t refused;        /* requests and connections, by the edge itself */
+	uint64_t closed_waiting; /* connections without a request that had to make room */
+	uint64_t cut;            /* answers that were dropped after they had begun */
+	unsigned connections;
+	size_t in_bytes, out_bytes; /* held now */
+};
+
+int http_new(struct event_base *base, const struct http_opts *opts,
+             const struct http_handlers *handlers, void *arg, struct http_server **ret_h,
+             struct err *err);
+/* Closes every connection; gone functions are not called. After the last http_body_free. */
+void http_destroy(struct http_server **h);
+unsigned http_port(const struct http_server *h);
+unsigned http_connections(const struct http_server *h);
+void http_counts(const struct http_server *h, struct http_counts *ret);
+/* How many may be open at once, the listener's included. */
+unsigned http_descriptors(unsigned max_connections);
+
+/* The end: nobody is accepted any more, what is not a whole request yet is refused with 503, later
+ * answers close their connections. May be called again. */
+void http_drain(struct http_server *h);
+/* Is there a client that is still to be told something: a request that is not whole, an answer that
+ * was not taken, a refusal that may not have been read? */
+int http_busy(const struct http_server *h);
+
+/* extra: header lines, each ended by CR LF, or NULL. An answer for which there is no room
+ * (out_total_max) becomes a 503. */
+void http_reply(struct http_conn *c, int status, const char *type, const char *extra,
+                const void *body, size_t len);
+void http_stream_begin(struct http_conn *c, const char *type, const char *extra);
+int http_stream_add(struct http_conn *c, const void *data, size_t n); /* 0 or ERR_FULL */
+void http_stream_end(struct http_conn *c);
+/* bytes of its answers that the client has not taken */
+size_t http_unsent(const struct http_conn *c);
+size_t http_room(struct http_conn *c); /* bytes that http_stream_add takes now */
+/* Until the answer is complete: fn is called from the loop whenever the client has taken all there
+ * was, and about twice a second while there is nothing to take (others may have made room). */
+void http_on_taken(struct http_conn *c, void (*fn)(void *arg), void *arg);
+/* Closes without (more of) an answer, which is counted and logged if it had begun. The gone
+ * function is not called. */
+void http_drop(struct http_conn *c);
+/* fn NULL: nobody is told */
+void http_on_gone(struct http_conn *c, void (*fn)(void *arg), void *arg);
+
+#endif

@@ -1,0 +1,60 @@
+/* pin.c - X-Pdserve-Prefill: NAME and X-Pdserve-Decode: NAME[,NAME...], by which a test or a
+ * benchmark says who is to take a request.
+ *
+ * Only with allow_pinning: without it such a header is refused by name, because a request that was
+ * measured on another worker than was asked for would be worse than none. A name that no worker
+ * has, or had lately, is refused; one of a worker that is not there now is a 503. */
+#include "daemons/router/request/request.h"
+#include "util/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* One name from *list, without blanks; *list goes behind its comma. 0 or -1. */
+static int next_name(struct request *q, const char *header, const char **list, char *ret)
+{
+	const char *s = *list + strspn(*list, " \t");
+	size_t n = strcspn(s, ","), len = n;
+	while (len && (s[len - 1] == ' ' || s[len - 1] == '\t'))
+		len--;
+	*list = s + n + (s[n] == ',');
+	if (len == 0 || len >= WORKER_NAME_MAX)
+		return api_bad(&q->error, header, "%s names a worker by 1 to %d bytes, got %zu", header,
+		               WORKER_NAME_MAX - 1, len);
+	snprintf(ret, WORKER_NAME_MAX, "%.*s", (int)len, s);
+	if (!registry_find(&q->r->registry, ret))
+		return api_bad(&q->error, header, "%s: there is no worker %s", header, ret);
+	return 0;
+}
+
+static int read_decode(struct request *q, const char *list)
+{
+	static const char header[] = "X-Pdserve-Decode";
+	for (const char *at = list; *at;) {
+		if (q->pin->n_decode == PLACE_CANDIDATES_MAX)
+			return api_bad(&q->error, header, "%s names more than %d workers", header,
+			               PLACE_CANDIDATES_MAX);
+		if (next_name(q, header, &at, q->pin->decode[q->pin->n_decode++]) < 0)
+			return -1;
+	}
+	return 0;
+}
+
+int pin_read(struct request *q, const struct http_head *head)
+{
+	static const char header[] = "X-Pdserve-Prefill";
+	const char *prefill = head->pin_prefill;
+	if (!*prefill && !*head->pin_decode)
+		return 0;
+	if (!q->r->conf.allow_pinning)
+		return api_bad(&q->error, *prefill ? header : "X-Pdserve-Decode",
+		               "%s is not taken here: pinning is off (allow_pinning)",
+		               *prefill ? header : "X-Pdserve-Decode");
+	q->pin = mem_zalloc(sizeof *q->pin);
+	if (*prefill && next_name(q, header, &prefill, q->pin->prefill) < 0)
+		return -1;
+	if (*prefill)
+		return api_bad(&q->error, header, "%s names one worker, got \"%.80s\"", header,
+		               head->pin_prefill);
+	return read_decode(q, head->pin_decode);
+}

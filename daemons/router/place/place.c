@@ -1,0 +1,374 @@
+/* place.c - see place.h. What binds every policy is here; how the workers that are left compare is
+ * policy.c's.
+ *
+ * A prefill worker is chosen only together with a decode worker whose model, numerics and layout
+ * are equal, because the KV of one must be good for the other, bit for bit. Mixed workers take
+ * sequences alone. Without a usable pair, or when all who should begin are stuck or broken, decode
+ * workers take them alone too. Among those that may take it, these come last, in this order,
+ * whatever the policy says: an open breaker, stuck, failed the attempt before, other numerics
+ * than the attempt before. A candidate that is stuck or whose breaker is open is named only when
+ * there is no other. */
+#include "place.h"
+#include "util/err.h"
+#include "util/log.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define WAIT_MAX_US 300000000u
+
+enum class { CLASS_NUMERICS = 1, CLASS_AVOIDED = 2, CLASS_STUCK = 4, CLASS_BROKEN = 8 };
+
+/* A sequence slot, and blocks, by its last heartbeat and what was placed there since. */
+static int has_room(const struct worker *w, uint32_t tokens)
+{
+	uint64_t need = w->block_tokens ? tokens / w->block_tokens + 1 : 0;
+	if (w->max_sequences && w->requests + w->other_sequences >= w->max_sequences)
+		return 0;
+	return !w->beaten || !w->blocks || w->beat.blocks_free >= w->promised_blocks + need;
+}
+
+/* May it take an attempt away from the worker that this one is to leave? */
+static int takes_over(const struct registry *g, const struct worker *w,
+                      const struct place_wish *wish)
+{
+	if (w == wish->leaves || worker_is_stuck(g, w, wish->now_us) ||
+	    !breaker_takes(&w->breaker, &g->breaker, wish->now_us))
+		return 0;
+	return !wish->wants_room || w->role == WORKER_PREFILL || has_room(w, wish->tokens);
+}
+
+static int usable(const struct registry *g, const struct worker *w, const struct place_wish *wish)
+{
+	if (wish->leaves && !takes_over(g, w, wish))
+		return 0;
+	return worker_is_up(w) && !w->beat.draining &&
+	       (w->context_tokens == 0 || wish->total_tokens <= w->context_tokens);
+}
+
+static int compatible(const struct worker *p, const struct worker *d)
+{
+	return memcmp(&p->prefix.hash, &d->prefix.hash, sizeof p->prefix.hash) == 0;
+}
+
+static unsigned class_of(const struct registry *g, const struct worker *w,
+                         const struct place_wish *wish, uint64_t now_us)
+{
+	unsigned c = breaker_takes(&w->breaker, &g->breaker, now_us) ? 0 : CLASS_BROKEN;
+	if (worker_is_stuck(g, w, now_us))
+		c |= CLASS_STUCK;
+	if (wish->avoid && strcmp(w->name, wish->avoid) == 0)
+		c |= CLASS_AVOIDED;
+	if (wish->numerics && strcmp(w->numerics, wish->numerics) != 0)
+		c |= CLASS_NUMERICS;
+	return c;
+}
+
+/* The place of this worker in the pinned list, -1: not in it. Without a list: 0. */
+static int pinned_decode(const struct place_pin *pin, const struct worker *w)
+{
+	if (!pin || !pin->n_decode)
+		return 0;
+	for (unsigned i = 0; i < pin->n_decode; i++)
+		if (strcmp(pin->decode[i], w->name) == 0)
+			return (int)i;
+	return -1;
+}
+
+static int decodes_for(const struct registry *g, const struct worker *p, const struct worker *d,
+                       const struct place_wish *wish)
+{
+	return d->role == WORKER_DECODE && usable(g, d, wish) && compatible(p, d) &&
+	       pinned_decode(wish->pin, d) >= 0;
+}
+
+static int has_decoder(const struct registry *g, const struct worker *p,
+                       const struct place_wish *wish)
+{
+	list_each(it, &g->workers)
+		if (decodes_for(g, p, list_entry(it, struct worker, node), wish))
+			return 1;
+	return 0;
+}
+
+/* May it get Submit? roles: bits. */
+static int may_be_first(const struct registry *g, unsigned roles, const struct worker *w,
+                        const struct place_wish *wish)
+{
+	const struct place_pin *pin = wish->pin;
+	if (!(roles & 1u << w->role) || !usable(g, w, wish))
+		return 0;
+	if (pin && *pin->prefill && strcmp(pin->prefill, w->name) != 0)
+		return 0;
+	if (pin && pin->n_decode && w->role != WORKER_PREFILL &&
+	    (*pin->prefill || pinned_decode(pin, w) < 0))
+		return 0;
+	return w->role != WORKER_PREFILL || has_decoder(g, w, wish);
+}
+
+/* What is known of this prompt there. The last token is always computed. Only prefill workers
+ * read from storage what is not on their device. */
+static void look_up(struct option *o, const struct place_wish *wish, uint64_t now_us)
+{
+	uint32_t bt = o->w->prefix.block_tokens;
+	size_t n, most = wish->tokens && bt ? (wish->tokens - 1) / bt : 0;
+	const uint64_t *hashes = prefixes_find(wish->prefixes, &o->w->prefix, &n);
+	struct kv_match m = {0};
+	if (hashes && o->w->index)
+		kv_index_match(o->w->index, hashes, n < most ? n : most, now_us, &m);
+	o->hit_tokens = m.device * bt;
+	if (o->w->role != WORKER_PREFILL)
+		return;
+	o->memory_tokens = m.memory * bt;
+	o->disk_tokens = m.disk * bt;
+	o->hit_tokens = m.blocks * bt;
+}
+
+static struct option option_of(const struct registry *g, struct worker *w,
+                               const struct place_wish *wish, uint64_t now_us)
+{
+	struct option o = {.w = w, .class = class_of(g, w, wish, now_us)};
+	if (wish->prefixes)
+		look_up(&o, wish, now_us);
+	return o;
+}
+
+static unsigned all_first(struct registry *g, unsigned roles, const struct place_wish *wish,
+                          uint64_t now_us)
+{
+	unsigned n = 0;
+	list_each(it, &g->workers) {
+		struct worker *w = list_entry(it, struct worker, node);
+		if (may_be_first(g, roles, w, wish))
+			g->options[n++] = option_of(g, w, wish, now_us);
+	}
+	return n;
+}
+
+static unsigned all_decoders(struct registry *g, const struct worker *p,
+                             const struct place_wish *wish, uint64_t now_us)
+{
+	unsigned n = 0;
+	list_each(it, &g->workers) {
+		struct worker *d = list_entry(it, struct worker, node);
+		if (decodes_for(g, p, d, wish))
+			g->options[n++] = option_of(g, d, wish, now_us);
+	}
+	return n;
+}
+
+static unsigned lowest_class(const struct option *o, unsigned n)
+{
+	unsigned least = o[0].class;
+	for (unsigned i = 1; i < n; i++)
+		least = o[i].class < least ? o[i].class : least;
+	return least;
+}
+
+/* Options of the lowest class go to the front: how many. */
+static unsigned best_class(struct option *o, unsigned n)
+{
+	unsigned least = lowest_class(o, n), k = 0;
+	for (unsigned i = 0; i < n; i++)
+		if (o[i].class == least) {
+			struct option had = o[k];
+			o[k++] = o[i];
+			o[i] = had;
+		}
+	return k;
+}
+
+static int cheaper(const struct option *a, const struct option *b)
+{
+	return a->cost != b->cost ? a->cost < b->cost : a->w->placed_seq < b->w->placed_seq;
+}
+
+/* The m best of o[0..n) come first, in order. */
+static void order(struct option *o, unsigned n, unsigned m)
+{
+	for (unsigned i = 0; i < m && i < n; i++)
+		for (unsigned k = i + 1; k < n; k++)
+			if (cheaper(&o[k], &o[i])) {
+				struct option had = o[i];
+				o[i] = o[k];
+				o[k] = had;
+			}
+}
+
+static void log_options(const struct place_wish *wish, const struct policy_case *c,
+                        const struct option *o, unsigned n)
+{
+	static const char *const stages[] = {"prefill", "decode"};
+	char text[512] = "";
+	size_t at = 0;
+	if (log_threshold() > LOG_DEBUG || !wish->id)
+		return;
+	for (unsigned i = 0; i < n && at + 1 < sizeof text; i++) {
+		int k = snprintf(text + at, sizeof text - at, "%s%s:%.0f/%u", i ? "," : "", o[i].w->name,
+		                 o[i].cost, o[i].hit_tokens);
+		at += k > 0 ? (size_t)k : 0;
+	}
+	log_req(LOG_DEBUG, wish->id, "placed", "stage=%s policy=%s reason=%s worker=%s cost_hits=%s",
+	        stages[c->stage], policies[c->opts->policy[c->stage]].name,
+	        place_reason_name(c->reason), o[0].w->name, text);
+}
+
+/* Orders the m best of g->options[0..n), one class after the other; the first policy's reason
+ * counts. */
+static unsigned rank(struct registry *g, enum place_stage stage, const struct place_wish *wish,
+                     unsigned n, unsigned m)
+{
+	struct policy_case first = {0};
+	unsigned done = 0;
+	while (done < n && done < m) {
+		struct option *o = g->options + done;
+		unsigned k = best_class(o, n - done);
+		struct policy_case c = {.opts = &g->policy,
+		                        .draw = &g->draw,
+		                        .stage = stage,
+		                        .tokens = wish->tokens,
+		                        .session = wish->session};
+		if (done && o[0].class & (CLASS_BROKEN | CLASS_STUCK))
+			break;
+		if (stage == PLACE_PREFILL && wish->pin && *wish->pin->prefill)
+			c.reason = PLACE_PINNED;
+		else if (k == 1)
+			c.reason = PLACE_ONLY;
+		else
+			policies[g->policy.policy[stage]].fn(&c, o, k);
+		order(o, k, m - done);
+		if (!done)
+			first = c;
+		done += k;
+	}
+	g->placed[stage][g->policy.policy[stage]][first.reason]++;
+	log_options(wish, &first, g->options, done < 8 ? done : 8);
+	return done < m ? done : m;
+}
+
+/* Answers of one request have one prompt: whoever computes it for the first of them has it for the
+ * others, whatever the policy says. Only prefill workers; where whoever computes also decodes,
+ * many answers at one place would be slower. */
+static void prefer_beside(struct registry *g, const struct place_wish *wish, unsigned n)
+{
+	struct option *o = g->options;
+	for (unsigned i = 1; wish->beside && i < n; i++) {
+		if (o[i].w->role != WORKER_PREFILL || o[i].class != o[0].class ||
+		    strcmp(o[i].w->name, wish->beside) != 0)
+			continue;
+		struct option had = o[0];
+		o[0] = o[i];
+		o[i] = had;
+		return;
+	}
+}
+
+/* The pinned ones, in the order of the list. */
+static void rank_pinned(struct registry *g, const struct place_pin *pin, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		g->options[i].cost = pinned_decode(pin, g->options[i].w);
+	order(g->options, n, n);
+	g->placed[PLACE_DECODE][g->policy.policy[PLACE_DECODE]][PLACE_PINNED]++;
+}
+
+/* The decode workers for p, best first. */
+static unsigned decoders(struct registry *g, const struct worker *p, const struct place_wish *wish,
+                         uint64_t now_us, struct worker **out)
+{
+	unsigned n = all_decoders(g, p, wish, now_us);
+	if (wish->pin && wish->pin->n_decode)
+		rank_pinned(g, wish->pin, n);
+	else
+		n = rank(g, PLACE_DECODE, wish, n, PLACE_CANDIDATES_MAX);
+	for (unsigned i = 0; i < n; i++)
+		out[i] = g->options[i].w;
+	return n;
+}
+
+/* It will hold these blocks soon: requests with the same beginning are placed knowing that.
+ * wait_us: before they are begun. */
+static void remember(struct registry *g, struct worker *w, const struct place_wish *wish, int keeps,
+                     uint64_t wait_us, uint64_t now_us)
+{
+	size_t n;
+	const uint64_t *hashes = prefixes_find(wish->prefixes, &w->prefix, &n);
+	w->placed_seq = ++g->place_seq;
+	breaker_placed(&w->breaker, now_us);
+	if (hashes && w->index && g->policy.kv_predict_us)
+		kv_index_expect(w->index, hashes, n, now_us + wait_us + g->policy.kv_predict_us);
+	if (keeps && w->block_tokens)
+		w->promised_blocks += wish->tokens / w->block_tokens + 1;
+}
+
+static const unsigned first_roles[] = {1u << WORKER_PREFILL | 1u << WORKER_MIXED,
+                                       1u << WORKER_DECODE};
+
+int place_possible(const struct registry *g, const struct place_wish *wish)
+{
+	for (unsigned i = 0; i < 2; i++)
+		list_each(it, &g->workers)
+			if (may_be_first(g, first_roles[i], list_entry(it, struct worker, node), wish))
+				return 1;
+	return 0;
+}
+
+/* Nobody who should begin can, or all n that can are stuck or broken: decode workers that are
+ * neither do it alone. The options are then theirs, else as before. */
+static unsigned lone_decoders(struct registry *g, const struct place_wish *wish, unsigned n,
+                              uint64_t now_us)
+{
+	unsigned k = all_first(g, first_roles[1], wish, now_us);
+	if (!n || (k && lowest_class(g->options, k) < CLASS_STUCK))
+		return k;
+	return all_first(g, first_roles[0], wish, now_us);
+}
+
+/* How long the worker has to do with what waits there, at its measured rate; bounded. */
+static uint64_t backlog_us(const struct worker *w)
+{
+	double us = w->prompt_rate > 0 ? (double)w->backlog_tokens * 1e6 / w->prompt_rate : 0;
+	return us < WAIT_MAX_US ? (uint64_t)us : WAIT_MAX_US;
+}
+
+/* Is the sequence longer than any worker that is up takes? */
+static int too_long_for_all(const struct registry *g, const struct place_wish *wish)
+{
+	uint32_t most = registry_context(g);
+	return most && wish->total_tokens > most;
+}
+
+static uint32_t work_of(const struct registry *g, const struct place_wish *wish,
+                        const struct option *o)
+{
+	double reads = policy_read_weight(&g->policy, o->w, 1, NULL) * o->memory_tokens +
+	               policy_read_weight(&g->policy, o->w, 2, NULL) * o->disk_tokens;
+	return wish->tokens - o->hit_tokens + (uint32_t)reads;
+}
+
+int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us,
+                 struct placement *ret)
+{
+	struct placement p = {0};
+	size_t n_hashes;
+	unsigned n = all_first(g, first_roles[0], wish, now_us);
+	if (!n || lowest_class(g->options, n) >= CLASS_STUCK)
+		n = lone_decoders(g, wish, n, now_us);
+	if (!n)
+		return too_long_for_all(g, wish) ? ERR_FULL : ERR_NOTFOUND;
+	rank(g, PLACE_PREFILL, wish, n, 1);
+	prefer_beside(g, wish, n);
+	p.first = g->options[0].w;
+	p.hit_tokens = g->options[0].hit_tokens;
+	p.stored_tokens = g->options[0].memory_tokens + g->options[0].disk_tokens;
+	p.work_tokens = work_of(g, wish, &g->options[0]);
+	p.predicted = prefixes_find(wish->prefixes, &p.first->prefix, &n_hashes) != NULL;
+	if (p.first->role == WORKER_PREFILL)
+		p.n_decode = decoders(g, p.first, wish, now_us, p.decode);
+	uint64_t wait_us = backlog_us(p.first);
+	remember(g, p.first, wish, p.n_decode == 0, wait_us, now_us);
+	if (p.n_decode)
+		remember(g, p.decode[0], wish, 1, wait_us, now_us);
+	*ret = p;
+	return 0;
+}
