@@ -267,7 +267,7 @@ static void free_memory(struct engine *e)
 
 static int meet(void *tp)
 {
-	return tp_meet(tp, TP_STEP_LIMIT_S);
+	return tp_barrier(tp, TP_STEP_LIMIT_S);
 }
 
 static int open_device(struct engine *e, struct err *err)

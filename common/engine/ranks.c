@@ -88,7 +88,7 @@ int ranks_start(struct engine *e, struct err *err)
 /* All ranks have loaded, or one says why not. */
 int ranks_await(struct engine *e, struct err *err)
 {
-	return !e->tp || !tp_meet(e->tp, TP_OPEN_LIMIT_S)
+	return !e->tp || !tp_barrier(e->tp, TP_OPEN_LIMIT_S)
 	           ? 0
 	           : err_set(err, ERR_IO, "%.300s", tp_why(e->tp));
 }
@@ -105,7 +105,7 @@ int ranks_attach(struct engine *e, uint32_t blocks, struct err *err)
 	if (rc)
 		return engine_device_error(e, rc, "cannot share the KV pool with the ranks", err);
 	tp_order(e->tp, TP_ATTACH, &pool, sizeof pool);
-	rc = tp_give_fd(e->tp, fd) || tp_meet(e->tp, TP_STEP_LIMIT_S)
+	rc = tp_give_fd(e->tp, fd) || tp_barrier(e->tp, TP_STEP_LIMIT_S)
 	         ? err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp))
 	         : 0;
 	close(fd);
@@ -127,7 +127,7 @@ static void attach(struct engine *e, const struct rank_pool *pool)
 		close(fd);
 	if (err.code)
 		tp_fail(e->tp, err.text);
-	tp_meet(e->tp, TP_STEP_LIMIT_S);
+	tp_barrier(e->tp, TP_STEP_LIMIT_S);
 }
 
 int engine_rank_main(int fd)
@@ -155,7 +155,7 @@ int engine_rank_main(int fd)
 		tp_fail(tp, err.text);
 		return 1;
 	}
-	tp_meet(tp, TP_OPEN_LIMIT_S);
+	tp_barrier(tp, TP_OPEN_LIMIT_S);
 	while (!tp_why(tp)) {
 		struct rank_pool pool;
 		if (tp_await(tp, &pool, sizeof pool) == TP_STEP)

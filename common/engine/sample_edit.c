@@ -20,7 +20,7 @@ struct sample_edit {
 	struct sample_edit_opts o;
 	uint64_t *allowed;         /* ((vocab + 63) / 64); NULL: all */
 	int counts, prompt_counts; /* are the answer's tokens counted, and the prompt's? */
-	uint32_t upto;             /* tokens that have been counted */
+	uint32_t n_counted;        /* tokens that have been counted */
 	struct seen *seen;         /* (n_seen) */
 	uint32_t n_seen;
 	uint32_t *slot; /* (mask + 1) place in seen + 1; 0: empty */
@@ -94,11 +94,11 @@ static void count(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt
                   uint32_t n_tokens)
 {
 	uint32_t most = n_tokens < e->o.tokens_max ? n_tokens : e->o.tokens_max;
-	if (e->upto < prompt_tokens && !e->prompt_counts)
-		e->upto = prompt_tokens;
-	for (; e->upto < most; e->upto++)
-		if (tokens[e->upto] < e->o.vocab)
-			seen_of(e, tokens[e->upto])->times += e->upto >= prompt_tokens;
+	if (e->n_counted < prompt_tokens && !e->prompt_counts)
+		e->n_counted = prompt_tokens;
+	for (; e->n_counted < most; e->n_counted++)
+		if (tokens[e->n_counted] < e->o.vocab)
+			seen_of(e, tokens[e->n_counted])->times += e->n_counted >= prompt_tokens;
 }
 
 /* --- lists --------------------------------------------------------------- */

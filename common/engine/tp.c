@@ -213,7 +213,7 @@ static void fail_late(struct tp *tp, unsigned n, unsigned limit_s)
 		}
 }
 
-int tp_meet(struct tp *tp, unsigned limit_s)
+int tp_barrier(struct tp *tp, unsigned limit_s)
 {
 	struct tp_shared *sh = tp->sh;
 	unsigned gen = atomic_load_explicit(&sh->generation, memory_order_acquire),

@@ -3,7 +3,7 @@
  *
  * Rank 0 is the process that opened the engine; ranks 1 .. n-1 are processes of the program pdrank,
  * which it starts. What they tell each other lies in one shared mapping: the batch, and the
- * activations that a product needs in whole. A rank writes its columns, `tp_meet` is the barrier,
+ * activations that a product needs in whole. A rank writes its columns, `tp_barrier` is the barrier,
  * then every rank reads all columns (an all-gather). No partial sums are added up: each element is
  * computed by one rank, in the order of additions of a single process. So the bits do not depend on
  * the number of ranks, and workers of different tensor parallelism may exchange KV.
@@ -53,7 +53,7 @@ struct tp;
 typedef void tp_broken(void *arg, const char *why);
 
 /* Rank 0: makes the mapping and starts the others with a copy of `hello` (what their engines are
- * opened with; its meaning is the caller's). They load while the caller does; tp_meet with
+ * opened with; its meaning is the caller's). They load while the caller does; tp_barrier with
  * TP_OPEN_LIMIT_S is where all are ready. `broken` may be NULL. 0, ERR_INVALID (ranks),
  * ERR_NOTFOUND (pdrank), ERR_NOMEM, ERR_IO. */
 int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, size_t hello_bytes,
@@ -70,7 +70,7 @@ struct tp_view tp_view(const struct tp *tp);
 
 /* Returns 0 when all ranks have come, or ERR_IO once the group has failed. All ranks must make
  * the same calls in the same order. */
-int tp_meet(struct tp *tp, unsigned limit_s);
+int tp_barrier(struct tp *tp, unsigned limit_s);
 /* Fails the group; the first reason stays. tp_why: that reason, or NULL while the group is well. */
 void tp_fail(struct tp *tp, const char *why);
 const char *tp_why(const struct tp *tp);

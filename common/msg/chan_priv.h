@@ -76,7 +76,7 @@ struct peer {
 	int pidfd;
 	struct event *pid_ev;
 	uint64_t heard_us, hello_us, beat_us;
-	/* last numbered message or news from it; when that began after a lull */
+	/* last numbered message or news from it; when that began after an idle time */
 	uint64_t busy_us, stir_us;
 	uint64_t ack_due_us; /* 0: nothing to acknowledge */
 	/* the window is sent again then, and nothing before; 0: all of it was given to the socket */

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define WORK_BEAT_US 50000u /* after a lull, the first beat that tells of work */
+#define WORK_BEAT_US 50000u /* after an idle time, the first beat that tells of work */
 #define BEAT_MIN_US 20000u  /* whatever a peer says that it bears */
 
 /* --- how often, how long ------------------------------------------------- */
@@ -47,7 +47,7 @@ static uint64_t silent_at(const struct chan *c, const struct peer *p, uint64_t n
 	return since + c->opts.silence_us * patience(c, p, is_busy);
 }
 
-static int lull(const struct chan *c, const struct peer *p, uint64_t now)
+static int is_idle(const struct chan *c, const struct peer *p, uint64_t now)
 {
 	return !tells_load(c, p) || now - c->active_us >= ACTIVE_US;
 }
@@ -56,7 +56,7 @@ static uint64_t beat_every(const struct chan *c, const struct peer *p, uint64_t 
 {
 	uint64_t theirs = p->their_silence_ms ? p->their_silence_ms * 1000ull : c->opts.silence_us;
 	uint64_t own = c->opts.heartbeat_us;
-	if (lull(c, p, now)) {
+	if (is_idle(c, p, now)) {
 		theirs *= patience(c, p, 0);
 		own *= tells_load(c, p) ? 5 : 10;
 	}
@@ -66,7 +66,7 @@ static uint64_t beat_every(const struct chan *c, const struct peer *p, uint64_t 
 static uint64_t beat_at(const struct chan *c, const struct peer *p, uint64_t now)
 {
 	uint64_t every = beat_every(c, p, now);
-	if (!lull(c, p, now))
+	if (!is_idle(c, p, now))
 		return p->beat_us + every;
 	if (!p->dealer)
 		return p->beat_us + every + every / 4; /* theirs comes first and is answered */
@@ -255,7 +255,7 @@ void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 	uint64_t now = clock_us();
 	if (is_news(hb, &p->heard_sum))
 		stir(c, p, now);
-	if (p->state != PEER_UP || p->dealer || !lull(c, p, now) ||
+	if (p->state != PEER_UP || p->dealer || !is_idle(c, p, now) ||
 	    now - p->beat_us < beat_every(c, p, now) / 2)
 		return;
 	beat(c, p, now);

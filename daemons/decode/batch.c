@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void give_back(struct decode *d, struct seq *q)
+static void give_back(struct decode *d, struct sequence *q)
 {
 	keep_output(d, q);
 	room_drop_blocks(q);
@@ -30,14 +30,14 @@ static void give_back(struct decode *d, struct seq *q)
 		d->preempted--;
 	q->running = 0;
 	q->done_us = clock_us();
-	svc_post(d->w->svc, seq_ended, q);
+	svc_post(d->w->svc, sequence_ended, q);
 }
 
 /* --- collecting ---------------------------------------------------------- */
 
-static uint64_t growth_blocks(const struct decode *d, const struct seq *q)
+static uint64_t growth_blocks(const struct decode *d, const struct sequence *q)
 {
-	return (uint64_t)ceil((double)seq_growth_tokens(d, &q->work) * d->ratio /
+	return (uint64_t)ceil((double)sequence_growth_tokens(d, &q->work) * d->ratio /
 	                      d->w->info->kv.block_tokens);
 }
 
@@ -45,7 +45,7 @@ static uint64_t growth_of(const struct decode *d, const struct list *l)
 {
 	uint64_t blocks = 0;
 	list_each(it, l) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		blocks += q->growth = growth_blocks(d, q);
 	}
 	return blocks;
@@ -78,7 +78,7 @@ static void sleep_for_work(struct decode *d)
 static void sweep(struct decode *d, struct list *l)
 {
 	list_each_safe(it, nx, l) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		if (q->cancelled || d->stop)
 			give_back(d, q);
 	}
@@ -97,7 +97,7 @@ static int collect(struct decode *d)
 	count_growth(d);
 	sleep_for_work(d);
 	list_each_safe(it, nx, &d->inbox) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		list_remove(it);
 		room_insert_by_age(q->n_blocks ? &d->running : &d->waiting, q);
 		q->running = q->n_blocks != 0;
@@ -120,7 +120,7 @@ static int collect(struct decode *d)
 
 /* Its constraint cannot be followed any further, or its logits are not finite: another worker would
  * find the same, unless it was memory that lacked. */
-static void fail_draw(struct seq *q, const struct err *err)
+static void fail_draw(struct sequence *q, const struct err *err)
 {
 	q->failed = 1;
 	q->draw_fault = constraint_fault(err->code);
@@ -130,7 +130,7 @@ static void fail_draw(struct seq *q, const struct err *err)
 /* Finds what may be drawn behind its last token and behind those of its draft, which is cut where
  * the constraint cannot tell. A sequence that fails here goes through the step like the others,
  * and is given back after it. */
-static void prepare(struct decode *d, struct seq *q)
+static void prepare(struct decode *d, struct sequence *q)
 {
 	struct err err = {0};
 	int ahead = constraint_prepare(&q->work, d->w->info, q->ahead, &err);
@@ -140,7 +140,7 @@ static void prepare(struct decode *d, struct seq *q)
 }
 
 /* What is asked of the row that computes token `row` of q, counted with its draft. */
-static struct engine_draw ask(const struct seq *q, uint32_t row)
+static struct engine_draw ask(const struct sequence *q, uint32_t row)
 {
 	uint32_t last = q->work.n_tokens - 1;
 	if (row >= last && !q->failed)
@@ -150,7 +150,8 @@ static struct engine_draw ask(const struct seq *q, uint32_t row)
 	return (struct engine_draw){0};
 }
 
-static void add_draws(struct decode *d, const struct seq *q, struct engine_span *sp, uint32_t *at)
+static void add_draws(struct decode *d, const struct sequence *q, struct engine_span *sp,
+                      uint32_t *at)
 {
 	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? sp->n : sp->logits == ENGINE_LOGITS_LAST;
 	sp->draws = d->draws + *at;
@@ -158,11 +159,12 @@ static void add_draws(struct decode *d, const struct seq *q, struct engine_span 
 		d->draws[(*at)++] = ask(q, sp->position + sp->n - rows + i);
 }
 
-static void add_span(struct decode *d, struct seq *q, uint32_t n_rows, uint32_t *n, uint32_t *draws)
+static void add_span(struct decode *d, struct sequence *q, uint32_t n_rows, uint32_t *n,
+                     uint32_t *draws)
 {
 	uint32_t left = q->work.n_tokens - q->computed;
 	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
-	d->step_seqs[*n] = q;
+	d->step_sequences[*n] = q;
 	d->spans[*n] = (struct engine_span){
 		.tokens = q->work.tokens + q->computed,
 		.n = n_rows,
@@ -184,7 +186,7 @@ static uint32_t fill(struct decode *d)
 	struct worker *w = d->w;
 	uint32_t n = 0, rows = 0, logits = 0, draws = 0;
 	list_each(it, &d->running) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		if (q->work.n_tokens - q->computed == 1 && n < w->max_sequences && room_ready(d, q)) {
 			prepare(d, q);
 			/* its last token's row, and those of its draft for which room_grow has found room */
@@ -200,7 +202,7 @@ static uint32_t fill(struct decode *d)
 		budget = w->max_batched_tokens -
 		         (rows < w->max_batched_tokens ? rows : w->max_batched_tokens);
 	list_each(it, &d->running) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		uint32_t left = q->work.n_tokens - q->computed, take = left < budget ? left : budget;
 		if (left <= 1 || !room_ready(d, q))
 			continue;
@@ -216,12 +218,12 @@ static uint32_t fill(struct decode *d)
 	return n;
 }
 
-static void publish_full(struct worker *w, struct seq *q)
+static void publish_full(struct worker *w, struct sequence *q)
 {
 	uint32_t full = q->computed / w->info->kv.block_tokens;
 	if (q->published >= full)
 		return;
-	seq_hash(q);
+	sequence_hash(q);
 	for (; q->published < full; q->published++)
 		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published],
 		                q->published ? &q->hashes[q->published - 1] : NULL);
@@ -229,7 +231,7 @@ static void publish_full(struct worker *w, struct seq *q)
 
 /* Row i of a span is the distribution of token position + i + 1. What was sent before a preemption
  * is not sent again. 0, or ERR_CORRUPT: one is not finite. */
-static int score_prompt(struct decode *d, struct seq *q, const struct engine_span *sp,
+static int score_prompt(struct decode *d, struct sequence *q, const struct engine_span *sp,
                         struct err *err)
 {
 	struct score *c = NULL;
@@ -255,7 +257,7 @@ static int score_prompt(struct decode *d, struct seq *q, const struct engine_spa
 
 /* Takes what was drawn behind the last token, and behind its draft as long as the draft says
  * what was drawn. Returns how the answer ended, if it did; it may have failed. */
-static Pds__Finish take_drawn(struct decode *d, struct seq *q, const struct kern_drawn *drawn,
+static Pds__Finish take_drawn(struct decode *d, struct sequence *q, const struct kern_drawn *drawn,
                               uint32_t drafted, struct report *rep)
 {
 	struct worker *w = d->w;
@@ -285,7 +287,7 @@ static Pds__Finish take_drawn(struct decode *d, struct seq *q, const struct kern
 	}
 }
 
-static void after_step(struct decode *d, struct seq *q, const struct engine_span *sp,
+static void after_step(struct decode *d, struct sequence *q, const struct engine_span *sp,
                        struct report *rep)
 {
 	uint32_t left = q->work.n_tokens - q->computed, drafted = sp->n > left ? sp->n - left : 0,
@@ -307,7 +309,7 @@ static void after_step(struct decode *d, struct seq *q, const struct engine_span
 		give_back(d, q);
 }
 
-static void fail(struct decode *d, struct seq *q, const struct err *err)
+static void fail(struct decode *d, struct sequence *q, const struct err *err)
 {
 	q->failed = 1;
 	q->draw_fault = PDS__FAULT__FAULT_NONE;
@@ -326,7 +328,7 @@ static void step(struct decode *d, uint32_t n)
 	watch_turn(&w->watch);
 	uint64_t took = clock_us() - begin;
 	for (uint32_t i = 0; i < n; i++) {
-		struct seq *q = d->step_seqs[i];
+		struct sequence *q = d->step_sequences[i];
 		uint32_t take = d->spans[i].n, left = q->work.n_tokens - q->computed;
 		rows += take;
 		of_prompts += take > 1 && left > 1 ? take : 0;
@@ -366,7 +368,7 @@ static void *batch_main(void *arg)
 
 /* --- towards the loop ---------------------------------------------------- */
 
-void batch_add(struct decode *d, struct seq *q)
+void batch_add(struct decode *d, struct sequence *q)
 {
 	pthread_mutex_lock(&d->lock);
 	d->active++;
@@ -399,7 +401,7 @@ int batch_start(struct decode *d, struct err *err)
 	list_init(&d->restores);
 	d->draws = mem_array(d->w->max_logits, sizeof *d->draws);
 	d->spans = mem_array(d->w->max_sequences, sizeof *d->spans);
-	d->step_seqs = mem_array(d->w->max_sequences, sizeof *d->step_seqs);
+	d->step_sequences = mem_array(d->w->max_sequences, sizeof *d->step_sequences);
 	d->spec = spec_new(d->w);
 	if (pthread_create(&d->thread, NULL, batch_main, d) != 0)
 		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
@@ -417,7 +419,7 @@ void batch_stop(struct decode *d)
 	spec_destroy(&d->spec);
 	free(d->spans);
 	free(d->draws);
-	free(d->step_seqs);
+	free(d->step_sequences);
 	pthread_mutex_destroy(&d->lock);
 	pthread_cond_destroy(&d->wake);
 }

@@ -4,7 +4,7 @@
 #include "decode.h"
 #include "daemons/worker/constraint.h"
 
-static void go_on(struct seq *q)
+static void go_on(struct sequence *q)
 {
 	if (*q->prefill)
 		reserved_new(q);
@@ -12,11 +12,11 @@ static void go_on(struct seq *q)
 		submitted_new(q);
 }
 
-static void refuse(struct seq *q, Pds__Fault fault, const char *text)
+static void refuse(struct sequence *q, Pds__Fault fault, const char *text)
 {
 	uint64_t after = fault == PDS__FAULT__FAULT_OVERLOADED ? CONSTRAINT_RETRY_US : 0;
 	struct msg_head h;
-	seq_head(q, &h);
+	sequence_head(q, &h);
 	if (*q->prefill)
 		lease_deny(q, fault, text, after);
 	else
@@ -25,17 +25,17 @@ static void refuse(struct seq *q, Pds__Fault fault, const char *text)
 		                                        .retry = fault != PDS__FAULT__FAULT_INVALID,
 		                                        .text = text,
 		                                        .retry_after_us = after});
-	seq_forget(q);
+	sequence_forget(q);
 }
 
 /* What was looked at when the sequence came may have changed. */
 static void compiled(struct svc *s, void *arg)
 {
-	struct seq *q = arg;
+	struct sequence *q = arg;
 	struct decode *d = decode_of(q->w);
 	(void)s;
 	if (q->cancelled)
-		seq_end(q);
+		sequence_end(q);
 	else if (q->form.code < 0)
 		refuse(q,
 		       q->form.code == ERR_NOMEM ? PDS__FAULT__FAULT_OVERLOADED : PDS__FAULT__FAULT_INVALID,
@@ -49,26 +49,26 @@ static void compiled(struct svc *s, void *arg)
 
 static void done(struct compile_task *t)
 {
-	struct seq *q = list_entry(t, struct seq, form);
+	struct sequence *q = list_entry(t, struct sequence, form);
 	svc_post(q->w->svc, compiled, q);
 }
 
-void form_then_go_on(struct seq *q)
+void form_then_go_on(struct sequence *q)
 {
 	if (constraint_is_ready(&q->work)) {
 		go_on(q);
 		return;
 	}
-	seq_enter(q, SEQ_COMPILING);
+	sequence_enter(q, SEQUENCE_COMPILING);
 	q->form = (struct compile_task){.work = &q->work, .cancelled = &q->cancelled, .done = done};
 	compiler_put(q->w->compiler, &q->form, 0);
 }
 
 void form_stop(struct decode *d)
 {
-	list_each(n, &d->seqs) {
-		struct seq *q = list_entry(n, struct seq, node);
-		if (q->state == SEQ_COMPILING)
+	list_each(n, &d->sequences) {
+		struct sequence *q = list_entry(n, struct sequence, node);
+		if (q->state == SEQUENCE_COMPILING)
 			q->cancelled = 1;
 	}
 	compiler_wait(d->w->compiler);

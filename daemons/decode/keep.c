@@ -4,7 +4,7 @@
  * that storage is known to have are not sent again. On the schedule thread. */
 #include "decode.h"
 
-void keep_output(struct decode *d, struct seq *q)
+void keep_output(struct decode *d, struct sequence *q)
 {
 	if (!d->keep_outputs || q->failed || d->stop)
 		return;

@@ -17,15 +17,15 @@
 
 #define TELL_US 1000000u
 
-static struct seq *by_lease(struct decode *d, const Pds__Lease *l)
+static struct sequence *by_lease(struct decode *d, const Pds__Lease *l)
 {
 	if (l->epoch != svc_epoch(d->w->svc))
 		return NULL;
-	struct seq *q = map_get(d->by_lease, &l->id);
+	struct sequence *q = map_get(d->by_lease, &l->id);
 	return q && q->lease_generation == l->generation ? q : NULL;
 }
 
-static void fill_lease(const struct seq *q, Pds__Lease *l)
+static void fill_lease(const struct sequence *q, Pds__Lease *l)
 {
 	pds__lease__init(l);
 	l->id = q->lease_id;
@@ -33,7 +33,7 @@ static void fill_lease(const struct seq *q, Pds__Lease *l)
 	l->generation = q->lease_generation;
 }
 
-static struct peer *prefill_peer(struct seq *q)
+static struct peer *prefill_peer(struct sequence *q)
 {
 	struct peer *p = chan_find(svc_chan(q->w->svc), q->prefill);
 	return p && peer_epoch(p) == q->prefill_epoch ? p : NULL;
@@ -41,7 +41,7 @@ static struct peer *prefill_peer(struct seq *q)
 
 /* --- grant --------------------------------------------------------------- */
 
-static void send_grant(struct seq *q)
+static void send_grant(struct sequence *q)
 {
 	struct decode *d = decode_of(q->w);
 	Pds__Grant g = PDS__GRANT__INIT;
@@ -50,7 +50,7 @@ static void send_grant(struct seq *q)
 	struct peer *p = prefill_peer(q);
 	uint32_t skip = q->n_matched;
 	fill_lease(q, &l);
-	seq_head(q, &h);
+	sequence_head(q, &h);
 	g.lease = &l;
 	g.lease_us = d->lease_us;
 	g.cached_tokens = skip * q->w->info->kv.block_tokens;
@@ -73,20 +73,20 @@ static void send_deny(struct worker *w, struct peer *p, const struct msg_head *h
 	svc_send(w->svc, p, MSG_KV_DENY, h, &m.base);
 }
 
-static uint64_t growth_at(const struct decode *d, const struct seq *q, double ratio)
+static uint64_t growth_at(const struct decode *d, const struct sequence *q, double ratio)
 {
-	return (uint64_t)ceil((double)seq_growth_tokens(d, &q->work) * ratio /
+	return (uint64_t)ceil((double)sequence_growth_tokens(d, &q->work) * ratio /
 	                      d->w->info->kv.block_tokens);
 }
 
 static uint64_t growth_leased(struct decode *d, double ratio)
 {
 	uint64_t blocks = 0;
-	if (!d->count[SEQ_LEASED])
+	if (!d->count[SEQUENCE_LEASED])
 		return 0;
-	list_each(it, &d->seqs) {
-		const struct seq *q = list_entry(it, struct seq, node);
-		if (q->state == SEQ_LEASED)
+	list_each(it, &d->sequences) {
+		const struct sequence *q = list_entry(it, struct sequence, node);
+		if (q->state == SEQUENCE_LEASED)
 			blocks += growth_at(d, q, ratio);
 	}
 	return blocks;
@@ -111,7 +111,7 @@ static int fits(struct decode *d, uint64_t need, uint64_t growth)
 {
 	struct kv_stats ks;
 	kv_pool_stats(d->w->pool, &ks);
-	if (d->active + d->count[SEQ_LEASED] == 0)
+	if (d->active + d->count[SEQUENCE_LEASED] == 0)
 		growth = 0;
 	return need + growth <= (uint64_t)ks.by_state[KV_FREE] + ks.evictable;
 }
@@ -119,11 +119,11 @@ static int fits(struct decode *d, uint64_t need, uint64_t growth)
 /* 1 if the blocks are q's now. What the index has is matched first; the match is given back when
  * the rest does not fit. One that cannot fit, however much of it is cached, is found out without
  * touching the index: it is asked for often. */
-static int room_for(struct decode *d, struct seq *q)
+static int room_for(struct decode *d, struct sequence *q)
 {
 	struct worker *w = d->w;
 	uint32_t need = worker_blocks_for(w, q->work.n_tokens), bt = w->info->kv.block_tokens;
-	if (d->preempted || d->active + d->count[SEQ_LEASED] >= w->max_sequences)
+	if (d->preempted || d->active + d->count[SEQUENCE_LEASED] >= w->max_sequences)
 		return 0;
 	uint64_t growth = lease_growth(d);
 	if (!q->blocks) {
@@ -148,8 +148,8 @@ void lease_try_grant(struct decode *d)
 {
 	uint64_t now = clock_us();
 	while (!list_empty(&d->queued)) {
-		struct seq *q = list_entry(d->queued.next, struct seq, queue);
-		if (!seq_hash_some(q, HASH_TOKENS)) {
+		struct sequence *q = list_entry(d->queued.next, struct sequence, queue);
+		if (!sequence_hash_some(q, HASH_TOKENS)) {
 			event_add(d->hashing, &(struct timeval){0, 0});
 			return;
 		}
@@ -164,7 +164,7 @@ void lease_try_grant(struct decode *d)
 		q->lease_until_us = now + d->lease_us;
 		q->granted_us = now;
 		map_put(d->by_lease, &q->lease_id, q);
-		seq_enter(q, SEQ_LEASED);
+		sequence_enter(q, SEQUENCE_LEASED);
 		stat_add(svc_stats(d->w->svc), WS_LEASES, 1);
 		stat_observe_us(svc_stats(d->w->svc), WS_QUEUE_SECONDS, now - q->accepted_us);
 		log_req(
@@ -177,14 +177,14 @@ void lease_try_grant(struct decode *d)
 	}
 }
 
-static void send_queued(struct decode *d, struct seq *q, struct peer *p)
+static void send_queued(struct decode *d, struct sequence *q, struct peer *p)
 {
 	Pds__Queued m = PDS__QUEUED__INIT;
 	struct msg_head h;
-	seq_head(q, &h);
+	sequence_head(q, &h);
 	/* else its place is taken when its constraint is compiled */
-	int waits = q->state == SEQ_QUEUED;
-	m.position = waits ? queue_position(d, q) : d->count[SEQ_QUEUED] + 1;
+	int waits = q->state == SEQUENCE_QUEUED;
+	m.position = waits ? queue_position(d, q) : d->count[SEQUENCE_QUEUED] + 1;
 	m.estimate_us = waits ? queue_estimate_of(d, q) : queue_retry_after(d);
 	if (!q->estimate_us)
 		q->estimate_us = m.estimate_us;
@@ -192,28 +192,28 @@ static void send_queued(struct decode *d, struct seq *q, struct peer *p)
 	svc_send(d->w->svc, p, MSG_KV_QUEUED, &h, &m.base);
 }
 
-void lease_deny(struct seq *q, Pds__Fault fault, const char *text, uint64_t retry_us)
+void lease_deny(struct sequence *q, Pds__Fault fault, const char *text, uint64_t retry_us)
 {
 	struct peer *p = prefill_peer(q);
 	struct msg_head h;
-	seq_head(q, &h);
+	sequence_head(q, &h);
 	if (p)
 		send_deny(q->w, p, &h, fault, text, retry_us);
 }
 
 void lease_tell_queued(struct decode *d, uint64_t now)
 {
-	list_each(it, &d->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
-		int waits = q->state == SEQ_QUEUED || (q->state == SEQ_COMPILING && *q->prefill);
+	list_each(it, &d->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
+		int waits = q->state == SEQUENCE_QUEUED || (q->state == SEQUENCE_COMPILING && *q->prefill);
 		struct peer *p = waits && now - q->told_us >= TELL_US ? prefill_peer(q) : NULL;
 		if (p)
 			send_queued(d, q, p);
 	}
 }
 
-static struct seq *admit(struct worker *w, const struct msg_head *h, const Pds__Request *r,
-                         Pds__Fault *fault, struct err *err)
+static struct sequence *admit(struct worker *w, const struct msg_head *h, const Pds__Request *r,
+                              Pds__Fault *fault, struct err *err)
 {
 	struct decode *d = decode_of(w);
 	*fault = PDS__FAULT__FAULT_DRAINING;
@@ -222,12 +222,12 @@ static struct seq *admit(struct worker *w, const struct msg_head *h, const Pds__
 		return NULL;
 	}
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (d->count[SEQ_QUEUED] + d->count[SEQ_COMPILING] >= d->max_queued) {
+	if (d->count[SEQUENCE_QUEUED] + d->count[SEQUENCE_COMPILING] >= d->max_queued) {
 		err_set(err, ERR_FULL, "%u reservations wait for room, the limit (max_queued)",
 		        d->max_queued);
 		return NULL;
 	}
-	return seq_new(w, h, r, fault, err);
+	return sequence_new(w, h, r, fault, err);
 }
 
 void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -238,16 +238,16 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
 	struct work_key k = work_key(&h->req, h->attempt);
 	struct err err = {0};
 	Pds__Fault fault;
-	if (tomb_has(d, &k)) {
+	if (tombstone_has(d, &k)) {
 		send_deny(w, p, h, PDS__FAULT__FAULT_LEASE_LOST,
 		          "this attempt was cancelled or has ended here", 0);
 		return;
 	}
-	struct seq *q = seq_find(d, h);
+	struct sequence *q = sequence_find(d, h);
 	if (q) { /* asked twice, answered the same */
-		if (q->state == SEQ_LEASED)
+		if (q->state == SEQUENCE_LEASED)
 			send_grant(q);
-		else if (q->state == SEQ_QUEUED || q->state == SEQ_COMPILING)
+		else if (q->state == SEQUENCE_QUEUED || q->state == SEQUENCE_COMPILING)
 			send_queued(d, q, p);
 		return;
 	}
@@ -262,20 +262,20 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
 	snprintf(q->prefill, sizeof q->prefill, "%s", peer_name(p));
 	q->prefill_epoch = peer_epoch(p);
 	form_then_go_on(q);
-	if (q->state == SEQ_COMPILING)
+	if (q->state == SEQUENCE_COMPILING)
 		send_queued(d, q, p);
 }
 
-void reserved_new(struct seq *q)
+void reserved_new(struct sequence *q)
 {
 	struct worker *w = q->w;
 	struct decode *d = decode_of(w);
 	struct peer *p = prefill_peer(q);
-	seq_enter(q, SEQ_QUEUED);
+	sequence_enter(q, SEQUENCE_QUEUED);
 	q->asks = worker_blocks_for(w, q->work.n_tokens) + (uint32_t)growth_at(d, q, ratio_now(d));
 	queue_push(d, q);
 	lease_try_grant(d);
-	if (q->state != SEQ_QUEUED)
+	if (q->state != SEQUENCE_QUEUED)
 		return;
 	stat_add(svc_stats(w->svc), WS_QUEUED, 1);
 	if (p)
@@ -292,7 +292,7 @@ void on_renew(struct worker *w, struct peer *p, const struct msg_head *h,
 	if (m->epoch != svc_epoch(w->svc))
 		return;
 	for (size_t i = 0; i < m->n_lease_ids; i++) {
-		struct seq *q = map_get(d->by_lease, &m->lease_ids[i]);
+		struct sequence *q = map_get(d->by_lease, &m->lease_ids[i]);
 		if (q && strcmp(q->prefill, peer_name(p)) == 0)
 			q->lease_until_us = until;
 	}
@@ -300,35 +300,35 @@ void on_renew(struct worker *w, struct peer *p, const struct msg_head *h,
 
 /* --- giving up ----------------------------------------------------------- */
 
-static void send_revoke(struct seq *q)
+static void send_revoke(struct sequence *q)
 {
 	struct worker *w = q->w;
 	Pds__LeaseRevoke m = PDS__LEASE_REVOKE__INIT;
 	Pds__Lease l;
 	struct msg_head h;
 	fill_lease(q, &l);
-	seq_head(q, &h);
+	sequence_head(q, &h);
 	m.lease = &l;
 	if (w->messager && peer_epoch(w->messager) == q->writer)
 		q->revoke_owed = chan_send(svc_chan(w->svc), w->messager, MSG_LEASE_REVOKE, &h, &m.base) <
 		                 0;
 }
 
-void lease_drop(struct seq *q, const char *why)
+void lease_drop(struct sequence *q, const char *why)
 {
 	struct decode *d = decode_of(q->w);
 	log_req(LOG_INFO, &q->work.id, "lease_dropped",
 	        "attempt=%u state=%s lease=%llu writer=%d why=%s", q->work.attempt,
-	        seq_state_name(q->state), (unsigned long long)q->lease_id, q->writer != 0,
+	        sequence_state_name(q->state), (unsigned long long)q->lease_id, q->writer != 0,
 	        log_quote(why));
 	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
-	if (q->state == SEQ_LEASED && q->writer) {
-		seq_enter(q, SEQ_QUARANTINE);
+	if (q->state == SEQUENCE_LEASED && q->writer) {
+		sequence_enter(q, SEQUENCE_QUARANTINE);
 		stat_add(svc_stats(q->w->svc), WS_FENCES, 1);
 		send_revoke(q);
 		return;
 	}
-	seq_end(q);
+	sequence_end(q);
 	lease_try_grant(d);
 }
 
@@ -336,75 +336,75 @@ void lease_drop(struct seq *q, const char *why)
 void lease_deny_queued(struct decode *d, const char *why)
 {
 	list_each_safe(it, nx, &d->queued) {
-		struct seq *q = list_entry(it, struct seq, queue);
+		struct sequence *q = list_entry(it, struct sequence, queue);
 		struct peer *p = prefill_peer(q);
 		struct msg_head h;
-		seq_head(q, &h);
+		sequence_head(q, &h);
 		if (p)
 			send_deny(d->w, p, &h, PDS__FAULT__FAULT_DRAINING, why, 0);
-		seq_end(q);
+		sequence_end(q);
 	}
 }
 
-void lease_lost(struct seq *q, const char *why, int by_prefill)
+void lease_lost(struct sequence *q, const char *why, int by_prefill)
 {
 	struct worker_failure f = {.fault = PDS__FAULT__FAULT_LEASE_LOST,
 	                           .retry = 1,
 	                           .text = why,
 	                           .blame = by_prefill ? q->prefill : NULL};
 	struct msg_head h;
-	seq_head(q, &h);
+	sequence_head(q, &h);
 	stat_add(svc_stats(q->w->svc), WS_LEASES_LOST, 1);
 	worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch, &f);
 	lease_drop(q, why);
 }
 
-static void fenced(struct seq *q, const char *how)
+static void fenced(struct sequence *q, const char *how)
 {
 	struct decode *d = decode_of(q->w);
 	log_req(LOG_INFO, &q->work.id, "fenced", "attempt=%u lease=%llu how=%s", q->work.attempt,
 	        (unsigned long long)q->lease_id, how);
-	seq_end(q);
+	sequence_end(q);
 	lease_try_grant(d);
 }
 
 void lease_messager_gone(struct decode *d, uint64_t epoch)
 {
-	list_each_safe(it, nx, &d->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
+	list_each_safe(it, nx, &d->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
 		if (q->writer != epoch)
 			continue;
 		q->writer = 0;
-		if (q->state == SEQ_QUARANTINE)
+		if (q->state == SEQUENCE_QUARANTINE)
 			fenced(q, "process-gone");
 	}
 }
 
 void lease_messager_up(struct decode *d)
 {
-	list_each(it, &d->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
-		if (q->state == SEQ_QUARANTINE)
+	list_each(it, &d->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
+		if (q->state == SEQUENCE_QUARANTINE)
 			send_revoke(q);
 	}
 }
 
 void lease_check(struct decode *d, uint64_t now)
 {
-	list_each_safe(it, nx, &d->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
+	list_each_safe(it, nx, &d->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
 		struct msg_head h;
-		seq_head(q, &h);
-		if (q->state == SEQ_QUARANTINE && q->revoke_owed)
+		sequence_head(q, &h);
+		if (q->state == SEQUENCE_QUARANTINE && q->revoke_owed)
 			/* the link's window was full: without this word the fence never comes */
 			send_revoke(q);
-		else if (q->state == SEQ_LEASED && now >= q->lease_until_us &&
+		else if (q->state == SEQUENCE_LEASED && now >= q->lease_until_us &&
 		         !(q->kv_ready && q->has_first))
 			lease_lost(q, "the lease expired: its prefill worker did not renew it", 1);
-		else if (q->state != SEQ_QUARANTINE && now >= q->work.deadline_us && !q->cancelled) {
+		else if (q->state != SEQUENCE_QUARANTINE && now >= q->work.deadline_us && !q->cancelled) {
 			worker_fail(d->w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DEADLINE,
 			            0, "the request's deadline has passed in decode");
-			if (q->state == SEQ_ACTIVE || q->state == SEQ_COMPILING) {
+			if (q->state == SEQUENCE_ACTIVE || q->state == SEQUENCE_COMPILING) {
 				q->cancelled = 1;
 				batch_kick(d);
 			} else {
@@ -416,13 +416,13 @@ void lease_check(struct decode *d, uint64_t now)
 
 /* --- messager ------------------------------------------------------------ */
 
-static int granted_to(const struct seq *q, const char *prefill, uint64_t prefill_epoch)
+static int granted_to(const struct sequence *q, const char *prefill, uint64_t prefill_epoch)
 {
 	return q->prefill_epoch == prefill_epoch && strcmp(q->prefill, prefill) == 0;
 }
 
 /* What may be written under the lease. generations: room for the lease's blocks. */
-static void fill_opened(const struct seq *q, Pds__LeaseOpened *a, uint64_t *generations)
+static void fill_opened(const struct sequence *q, Pds__LeaseOpened *a, uint64_t *generations)
 {
 	a->cached_tokens = q->n_matched * q->w->info->kv.block_tokens;
 	a->tokens = q->work.n_tokens;
@@ -439,7 +439,7 @@ void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
                    const ProtobufCMessage *body)
 {
 	const Pds__LeaseOpen *m = (const Pds__LeaseOpen *)body;
-	struct seq *q = by_lease(decode_of(w), m->lease);
+	struct sequence *q = by_lease(decode_of(w), m->lease);
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
 	uint64_t *generations = NULL;
 	if (peer_tag(p) != TAG_MESSAGER || peer_epoch(p) == w->messager_dead ||
@@ -449,7 +449,7 @@ void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
 	a.lease = m->lease;
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
-	a.refused = !(q && q->state == SEQ_LEASED && !q->kv_ready &&
+	a.refused = !(q && q->state == SEQUENCE_LEASED && !q->kv_ready &&
 	              granted_to(q, m->prefill, m->prefill_epoch));
 	if (!a.refused) {
 		q->writer = peer_epoch(p);
@@ -463,15 +463,15 @@ void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
 void on_lease_revoked(struct worker *w, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
-	struct seq *q = by_lease(decode_of(w), ((const Pds__LeaseRevoked *)body)->lease);
+	struct sequence *q = by_lease(decode_of(w), ((const Pds__LeaseRevoked *)body)->lease);
 	(void)h;
-	if (q && q->state == SEQ_QUARANTINE && q->writer == peer_epoch(p))
+	if (q && q->state == SEQUENCE_QUARANTINE && q->writer == peer_epoch(p))
 		fenced(q, "acknowledged");
 }
 
 /* --- join ---------------------------------------------------------------- */
 
-static void report_first(struct seq *q, uint32_t index, Pds__Finish finish)
+static void report_first(struct sequence *q, uint32_t index, Pds__Finish finish)
 {
 	struct report *r = report_new(q->w);
 	report_token(r, q, index, &q->first, finish);
@@ -479,7 +479,7 @@ static void report_first(struct seq *q, uint32_t index, Pds__Finish finish)
 }
 
 /* Received and verified: matchable from here on. The lease's clock ends. */
-static void join(struct seq *q)
+static void join(struct sequence *q)
 {
 	struct worker *w = q->w;
 	struct decode *d = decode_of(w);
@@ -500,11 +500,11 @@ static void join(struct seq *q)
 	stat_observe_us(svc_stats(w->svc), WS_TRANSFER_SECONDS, q->ready_us - q->granted_us);
 	report_first(q, index, finish);
 	if (finish != PDS__FINISH__FINISH_NONE) {
-		seq_end(q);
+		sequence_end(q);
 		lease_try_grant(d);
 		return;
 	}
-	seq_enter(q, SEQ_ACTIVE);
+	sequence_enter(q, SEQUENCE_ACTIVE);
 	batch_add(d, q);
 }
 
@@ -512,7 +512,7 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
                  const ProtobufCMessage *body)
 {
 	const Pds__KvReady *m = (const Pds__KvReady *)body;
-	struct seq *q = by_lease(decode_of(w), m->lease);
+	struct sequence *q = by_lease(decode_of(w), m->lease);
 	Pds__KvReadyAck a = PDS__KV_READY_ACK__INIT;
 	if (m->lease->epoch != svc_epoch(w->svc))
 		return;
@@ -520,7 +520,7 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
 	svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
-	if (!q || q->state != SEQ_LEASED || q->kv_ready || peer_tag(p) != TAG_MESSAGER ||
+	if (!q || q->state != SEQUENCE_LEASED || q->kv_ready || peer_tag(p) != TAG_MESSAGER ||
 	    peer_epoch(p) < q->writer)
 		return;
 	if (!granted_to(q, m->prefill, m->prefill_epoch))
@@ -534,7 +534,7 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
 		join(q);
 }
 
-static void take_first(struct seq *q, const Pds__Token *t)
+static void take_first(struct sequence *q, const Pds__Token *t)
 {
 	q->first.id = t->id;
 	q->first.logprob = t->logprob;
@@ -548,7 +548,7 @@ void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h,
                     const ProtobufCMessage *body)
 {
 	const Pds__FirstToken *m = (const Pds__FirstToken *)body;
-	struct seq *q = seq_find(decode_of(w), h);
+	struct sequence *q = sequence_find(decode_of(w), h);
 	Pds__FirstTokenAck a = PDS__FIRST_TOKEN_ACK__INIT;
 	if (m->decode_epoch != svc_epoch(w->svc))
 		return;
@@ -557,7 +557,7 @@ void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h,
 	if (q && (peer_epoch(p) != q->prefill_epoch || strcmp(peer_name(p), q->prefill) != 0))
 		/* only who reserved may say it, over whichever of the links between the two */
 		return;
-	if (!q || q->state != SEQ_LEASED || q->has_first || q->lease_id != m->lease_id ||
+	if (!q || q->state != SEQUENCE_LEASED || q->has_first || q->lease_id != m->lease_id ||
 	    q->lease_generation != m->lease_generation)
 		return;
 	if (m->token->id >= w->info->vocab) {

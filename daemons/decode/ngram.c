@@ -55,9 +55,9 @@ static uint32_t slot(const struct ngram *x, const uint32_t *tokens, uint32_t pla
 	return (uint32_t)(h >> 32) & (x->size - 1);
 }
 
-static void take(struct ngram *x, const uint32_t *tokens, uint32_t upto)
+static void take(struct ngram *x, const uint32_t *tokens, uint32_t end)
 {
-	for (; x->taken < upto; x->taken++) {
+	for (; x->taken < end; x->taken++) {
 		uint32_t *head = &x->head[slot(x, tokens, x->taken)];
 		x->prev[x->taken & (x->size - 1)] = *head;
 		*head = x->taken;

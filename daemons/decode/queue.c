@@ -18,33 +18,33 @@
 #define RETRY_MIN_US 20000u
 #define RETRY_MAX_US 10000000u
 
-void queue_push(struct decode *d, struct seq *q)
+void queue_push(struct decode *d, struct sequence *q)
 {
 	q->place = ++d->last_place;
-	q->upto = d->last_upto += q->asks;
+	q->cumulative_blocks = d->last_cumulative_blocks += q->asks;
 	list_push_back(&d->queued, &q->queue);
 }
 
-void queue_remove(struct decode *d, struct seq *q)
+void queue_remove(struct decode *d, struct sequence *q)
 {
 	if (list_empty(&q->queue))
 		return;
 	if (q->queue.prev == &d->queued) {
 		d->gone_place = q->place;
-		d->gone_upto = q->upto;
+		d->gone_cumulative_blocks = q->cumulative_blocks;
 	} else {
 		for (struct list *it = q->queue.next; it != &d->queued; it = it->next) {
-			struct seq *behind = list_entry(it, struct seq, queue);
+			struct sequence *behind = list_entry(it, struct sequence, queue);
 			behind->place--;
-			behind->upto -= q->asks;
+			behind->cumulative_blocks -= q->asks;
 		}
 		d->last_place--;
-		d->last_upto -= q->asks;
+		d->last_cumulative_blocks -= q->asks;
 	}
 	list_remove(&q->queue);
 }
 
-uint32_t queue_position(const struct decode *d, const struct seq *q)
+uint32_t queue_position(const struct decode *d, const struct sequence *q)
 {
 	return (uint32_t)(q->place - d->gone_place);
 }
@@ -93,27 +93,28 @@ static double wait_for(const struct rate *r, double lack)
 	return r->weight > 0 && r->sum > 0 ? lack / (r->sum / r->weight) : HUGE_VAL;
 }
 
-uint64_t queue_estimate(struct decode *d, uint64_t upto, uint32_t position)
+uint64_t queue_estimate(struct decode *d, uint64_t cumulative_blocks, uint32_t position)
 {
 	struct kv_stats ks;
 	kv_pool_stats(d->w->pool, &ks);
 	double room = (double)ks.by_state[KV_FREE] + ks.evictable - (double)lease_growth(d);
-	double slots = (double)d->w->max_sequences - d->active - d->count[SEQ_LEASED];
-	double us = fmax(wait_for(&d->blocks, (double)upto - room),
+	double slots = (double)d->w->max_sequences - d->active - d->count[SEQUENCE_LEASED];
+	double us = fmax(wait_for(&d->blocks, (double)cumulative_blocks - room),
 	                 wait_for(&d->ends, position - slots));
 	if (us == HUGE_VAL)
 		return 0;
 	return us < 1 ? 1 : (uint64_t)fmin(us, ESTIMATE_MAX_US);
 }
 
-uint64_t queue_estimate_of(struct decode *d, const struct seq *q)
+uint64_t queue_estimate_of(struct decode *d, const struct sequence *q)
 {
-	return queue_estimate(d, q->upto - d->gone_upto, queue_position(d, q));
+	return queue_estimate(d, q->cumulative_blocks - d->gone_cumulative_blocks,
+	                      queue_position(d, q));
 }
 
 uint64_t queue_retry_after(struct decode *d)
 {
-	uint64_t us = queue_estimate(d, d->last_upto - d->gone_upto,
+	uint64_t us = queue_estimate(d, d->last_cumulative_blocks - d->gone_cumulative_blocks,
 	                             (uint32_t)(d->last_place - d->gone_place) + 1);
 	if (!us)
 		return RETRY_UNKNOWN_US;

@@ -30,7 +30,7 @@ struct report *report_new(struct worker *w)
 	return r;
 }
 
-void report_timing(const struct seq *q, Pds__Timing *t)
+void report_timing(const struct sequence *q, Pds__Timing *t)
 {
 	uint64_t now = clock_us();
 	pds__timing__init(t);
@@ -45,7 +45,7 @@ void report_timing(const struct seq *q, Pds__Timing *t)
 	t->preemptions = q->preemptions;
 }
 
-static struct entry *add_entry(struct report *r, struct seq *q, uint32_t index)
+static struct entry *add_entry(struct report *r, struct sequence *q, uint32_t index)
 {
 	if (r->n == r->room) {
 		r->room = r->room ? r->room * 2 : 8;
@@ -73,7 +73,7 @@ static void add_token(struct report *r, Pds__Token *t)
 }
 
 /* The tokens of one sequence come one behind the other. */
-void report_token(struct report *r, struct seq *q, uint32_t index, const struct kern_drawn *s,
+void report_token(struct report *r, struct sequence *q, uint32_t index, const struct kern_drawn *s,
                   Pds__Finish finish)
 {
 	struct entry *e = r->n ? &r->entry[r->n - 1] : NULL;

@@ -33,7 +33,7 @@ struct restore {
 	struct list node;           /* of decode.restores */
 	struct list answer;         /* of decode.answers, under the lock */
 	struct store_completion *c; /* with it */
-	struct seq *q;              /* NULL: given up */
+	struct sequence *q;         /* NULL: given up */
 	struct reqid id;
 	enum restore_what what; /* TURN: waits until storage reads for nobody else */
 	uint64_t batch, begun_us, until_us;
@@ -49,7 +49,7 @@ static void count(struct decode *d, enum worker_stat i, uint64_t n)
 	stat_add(svc_stats(d->w->svc), i, n);
 }
 
-static void outcome(struct decode *d, const struct seq *q, enum worker_stat i)
+static void outcome(struct decode *d, const struct sequence *q, enum worker_stat i)
 {
 	if (q->preemptions)
 		count(d, i, 1);
@@ -78,7 +78,7 @@ static void drop(struct restore *r)
 /* The sequence goes on with what has come; it computes the rest in its place. */
 static void finish(struct decode *d, struct restore *r)
 {
-	struct seq *q = r->q;
+	struct sequence *q = r->q;
 	outcome(d, q, r->got ? WS_RESTORES_READ : WS_RESTORES_COMPUTED);
 	log_req(LOG_INFO, &q->work.id, "restored",
 	        "attempt=%u tokens=%u read_blocks=%u computed=%u took_us=%llu", q->work.attempt,
@@ -90,14 +90,14 @@ static void finish(struct decode *d, struct restore *r)
 
 /* --- asking -------------------------------------------------------------- */
 
-static int may_ask(const struct decode *d, const struct seq *q)
+static int may_ask(const struct decode *d, const struct sequence *q)
 {
 	const struct store *st = d->w->store;
 	return st && store_ready(st) && d->w->rates.mode != RATES_NEVER && !q->no_read && !d->fenced &&
 	       clock_us() >= d->no_storage_until_us;
 }
 
-void restore_begin(struct decode *d, struct seq *q, uint32_t end)
+void restore_begin(struct decode *d, struct sequence *q, uint32_t end)
 {
 	uint32_t n = end > q->published ? end - q->published : 0;
 	if (!n) {
@@ -133,7 +133,7 @@ static uint32_t most_needed(const struct decode *d, const struct list *l, uint32
 {
 	uint32_t most = 0;
 	list_each(it, l) {
-		const struct work *k = &list_entry(it, struct seq, batch)->work;
+		const struct work *k = &list_entry(it, struct sequence, batch)->work;
 		uint64_t tokens = (uint64_t)k->prompt_tokens + k->max_tokens;
 		uint32_t need = worker_blocks_for(d->w, tokens < k->limit_tokens ? (uint32_t)tokens
 		                                                                 : k->limit_tokens);
@@ -168,7 +168,7 @@ static uint32_t piece_blocks(const struct decode *d)
 
 static int read_piece(struct decode *d, struct restore *r)
 {
-	struct seq *q = r->q;
+	struct sequence *q = r->q;
 	struct worker *w = d->w;
 	uint32_t left = r->end - q->published, most = piece_blocks(d);
 	r->first = q->published;
@@ -230,7 +230,7 @@ int restore_fences(struct decode *d, uint32_t block)
 /* The blocks that storage may write stay with r; those after them have nothing yet. */
 static void keep_target(struct decode *d, struct restore *r)
 {
-	struct seq *q = r->q;
+	struct sequence *q = r->q;
 	r->blocks = mem_array(r->n, sizeof *r->blocks);
 	memcpy(r->blocks, q->blocks + r->first, r->n * sizeof *r->blocks);
 	kv_pool_release(d->w->pool, q->blocks + r->first + r->n, q->n_blocks - r->first - r->n);
@@ -244,7 +244,7 @@ static void keep_target(struct decode *d, struct restore *r)
 	        (unsigned long long)(clock_us() - r->begun_us));
 }
 
-void restore_leave(struct decode *d, struct seq *q)
+void restore_leave(struct decode *d, struct sequence *q)
 {
 	struct restore *r = q->restore;
 	if (r->what == RESTORE_READ)
@@ -300,7 +300,8 @@ static void looked_up(struct decode *d, struct restore *r)
 	r->what = RESTORE_TURN;
 }
 
-static void publish(struct decode *d, struct seq *q, const struct store_result *result, uint32_t n)
+static void publish(struct decode *d, struct sequence *q, const struct store_result *result,
+                    uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++, q->published++) {
 		kv_pool_publish(d->w->pool, q->blocks[q->published], &q->hashes[q->published],
@@ -313,7 +314,7 @@ static void publish(struct decode *d, struct seq *q, const struct store_result *
 
 static void arrived(struct decode *d, struct restore *r)
 {
-	struct seq *q = r->q;
+	struct sequence *q = r->q;
 	uint32_t got = r->c->leading < r->n ? r->c->leading : r->n;
 	publish(d, q, r->c->result, got);
 	rates_note_got(&d->w->rates, r->c, r->expected);
@@ -371,7 +372,7 @@ static void give_up_late(struct decode *d)
 	struct restore *r = d->reading;
 	if (!r || clock_us() < r->until_us)
 		return;
-	struct seq *q = r->q;
+	struct sequence *q = r->q;
 	log_req(LOG_WARN, &r->id, "restore_late", "attempt=%u blocks=%u limit_us=%llu", q->work.attempt,
 	        r->n, (unsigned long long)d->restore_wait_us);
 	rates_note_read(&d->w->rates, r->expected, 0, d->restore_wait_us);

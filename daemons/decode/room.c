@@ -16,15 +16,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-void room_insert_by_age(struct list *head, struct seq *q)
+void room_insert_by_age(struct list *head, struct sequence *q)
 {
 	struct list *at = head->prev;
-	while (at != head && list_entry(at, struct seq, batch)->born_us > q->born_us)
+	while (at != head && list_entry(at, struct sequence, batch)->born_us > q->born_us)
 		at = at->prev;
 	list_push_front(at, &q->batch); /* after `at` */
 }
 
-void room_drop_blocks(struct seq *q)
+void room_drop_blocks(struct sequence *q)
 {
 	if (q->restore)
 		restore_leave(decode_of(q->w), q);
@@ -33,7 +33,7 @@ void room_drop_blocks(struct seq *q)
 	q->n_blocks = 0;
 }
 
-void room_wait_again(struct decode *d, struct seq *q)
+void room_wait_again(struct decode *d, struct sequence *q)
 {
 	list_remove(&q->batch);
 	room_drop_blocks(q);
@@ -47,7 +47,7 @@ void room_wait_again(struct decode *d, struct seq *q)
 	room_insert_by_age(&d->waiting, q);
 }
 
-static void room_for_blocks(struct seq *q, uint32_t n)
+static void room_for_blocks(struct sequence *q, uint32_t n)
 {
 	if (n <= q->room_blocks)
 		return;
@@ -57,19 +57,19 @@ static void room_for_blocks(struct seq *q, uint32_t n)
 
 /* Room for so many more blocks; one that was preempted leaves what the running ones are expected
  * to grow by, or it would soon give way again. */
-static int fits(const struct decode *d, const struct seq *q, uint32_t blocks)
+static int fits(const struct decode *d, const struct sequence *q, uint32_t blocks)
 {
 	struct kv_stats ks;
 	uint64_t growth = 0;
 	if (q->preemptions)
 		list_each(it, &d->running)
-			growth += list_entry(it, struct seq, batch)->growth;
+			growth += list_entry(it, struct sequence, batch)->growth;
 	kv_pool_stats(d->w->pool, &ks);
 	return blocks + growth <= (uint64_t)ks.by_state[KV_FREE] + ks.evictable;
 }
 
 /* Blocks for all tokens so far, of which `may` may come from the index. 0: there is no room. */
-static int take_blocks(struct decode *d, struct seq *q, uint32_t may)
+static int take_blocks(struct decode *d, struct sequence *q, uint32_t may)
 {
 	struct kv_pool *p = d->w->pool;
 	uint32_t need = worker_blocks_for(d->w, q->work.n_tokens);
@@ -90,14 +90,14 @@ static int take_blocks(struct decode *d, struct seq *q, uint32_t may)
 
 /* The last token is always computed, and all of them when the prompt's own probabilities are
  * still to be told. */
-static uint32_t may_have(const struct seq *q)
+static uint32_t may_have(const struct sequence *q)
 {
 	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
 	return all ? 0 : (q->work.n_tokens - 1) / q->w->info->kv.block_tokens;
 }
 
 /* Leading blocks that both have. A hash covers all before it: equal at one place, equal before. */
-static uint32_t common_blocks(const struct seq *r, const struct seq *q, uint32_t most)
+static uint32_t common_blocks(const struct sequence *r, const struct sequence *q, uint32_t most)
 {
 	uint32_t low = 0, high = r->n_hashes < most ? r->n_hashes : most;
 	while (low < high) {
@@ -113,16 +113,16 @@ static uint32_t common_blocks(const struct seq *r, const struct seq *q, uint32_t
 /* Does a running one compute blocks right now that q would compute once more, as when one call has
  * several answers? Then q waits for them; it holds nothing meanwhile, and who runs waits for
  * nobody, so that comes to an end: the blocks are there, or that one has lost its place. */
-static int comes_soon(struct decode *d, const struct seq *q)
+static int comes_soon(struct decode *d, const struct sequence *q)
 {
 	uint32_t may = may_have(q), have = may ? kv_pool_probe(d->w->pool, q->hashes, may) : 0;
 	if (have == may)
 		return 0;
 	list_each(it, &d->running) {
-		struct seq *r = list_entry(it, struct seq, batch);
+		struct sequence *r = list_entry(it, struct sequence, batch);
 		if (r->work.n_tokens - r->computed <= 1)
 			continue; /* it only decodes */
-		seq_hash(r);
+		sequence_hash(r);
 		uint32_t common = common_blocks(r, q, may);
 		if (common > have && common > r->published)
 			return 1;
@@ -130,7 +130,7 @@ static int comes_soon(struct decode *d, const struct seq *q)
 	return 0;
 }
 
-static int admit(struct decode *d, struct seq *q)
+static int admit(struct decode *d, struct sequence *q)
 {
 	struct worker *w = d->w;
 	while (!take_blocks(d, q, may_have(q)))
@@ -145,7 +145,7 @@ static int admit(struct decode *d, struct seq *q)
 	return 1;
 }
 
-static void run_again(struct decode *d, struct seq *q)
+static void run_again(struct decode *d, struct sequence *q)
 {
 	list_remove(&q->batch);
 	room_insert_by_age(&d->running, q);
@@ -162,10 +162,10 @@ static void run_again(struct decode *d, struct seq *q)
 void room_admit_waiting(struct decode *d)
 {
 	list_each_safe(it, nx, &d->waiting) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		if (d->lacking || d->n_running >= d->w->max_sequences)
 			return; /* after all who run */
-		seq_hash(q);
+		sequence_hash(q);
 		if (comes_soon(d, q))
 			continue;
 		if (!admit(d, q))
@@ -174,7 +174,7 @@ void room_admit_waiting(struct decode *d)
 	}
 }
 
-void room_caught_up(struct decode *d, struct seq *q)
+void room_caught_up(struct decode *d, struct sequence *q)
 {
 	stat_observe_us(svc_stats(d->w->svc), WS_RESTORE_SECONDS, clock_us() - q->back_us);
 	q->back_us = 0;
@@ -191,7 +191,7 @@ static void raise_ratio(struct decode *d)
 	pthread_mutex_unlock(&d->lock);
 }
 
-static void preempt(struct decode *d, struct seq *q)
+static void preempt(struct decode *d, struct sequence *q)
 {
 	log_req(LOG_INFO, &q->work.id, "preempted", "attempt=%u tokens=%u blocks=%u", q->work.attempt,
 	        q->work.n_tokens, q->n_blocks);
@@ -209,7 +209,7 @@ static void preempt(struct decode *d, struct seq *q)
 
 /* One more block, at the cost of the youngest. 0: not now; q itself was the youngest and is
  * preempted, or it sits this step out. */
-static int grow_one(struct decode *d, struct seq *q)
+static int grow_one(struct decode *d, struct sequence *q)
 {
 	room_for_blocks(q, q->n_blocks + 1);
 	while (kv_pool_take(d->w->pool, 1, KV_HELD, &q->work.id, &q->blocks[q->n_blocks]) < 0) {
@@ -220,7 +220,7 @@ static int grow_one(struct decode *d, struct seq *q)
 			d->lacking = 1;
 			return 0;
 		}
-		struct seq *youngest = list_entry(d->running.prev, struct seq, batch);
+		struct sequence *youngest = list_entry(d->running.prev, struct sequence, batch);
 		preempt(d, youngest);
 		if (youngest == q)
 			return 0;
@@ -232,7 +232,7 @@ static int grow_one(struct decode *d, struct seq *q)
 static void grow_all(struct decode *d)
 {
 	for (struct list *it = d->running.next; it != &d->running;) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		uint32_t need = worker_blocks_for(d->w, q->work.n_tokens);
 		while (q->n_blocks < need)
 			if (!grow_one(d, q))
@@ -242,7 +242,7 @@ static void grow_all(struct decode *d)
 }
 
 /* Rows ahead of the last token, as far as there is room for them. */
-static void grow_ahead(struct decode *d, struct seq *q)
+static void grow_ahead(struct decode *d, struct sequence *q)
 {
 	struct worker *w = d->w;
 	uint32_t tokens = q->work.n_tokens, want = worker_blocks_for(w, tokens + q->ahead);
@@ -260,7 +260,7 @@ void room_grow(struct decode *d)
 	d->lacking = 0;
 	grow_all(d);
 	list_each(it, &d->running) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		if (q->ahead && room_ready(d, q))
 			grow_ahead(d, q);
 		else
@@ -268,7 +268,7 @@ void room_grow(struct decode *d)
 	}
 }
 
-int room_ready(const struct decode *d, const struct seq *q)
+int room_ready(const struct decode *d, const struct sequence *q)
 {
 	return !q->restore && q->n_blocks >= worker_blocks_for(d->w, q->work.n_tokens);
 }

@@ -23,7 +23,7 @@
 
 #define SHOWN 5u /* sizes of steps whose times pdctl shows: 1, 2, 4, 8, 16 rows */
 
-struct spec_seq {
+struct spec_sequence {
 	struct ngram *index;
 	struct spec_record record;
 	/* of the present draft: place of what it is a copy of; how many tokens before it are the
@@ -34,7 +34,7 @@ struct spec_seq {
 struct proposer {
 	const char *name;
 	/* 1: something is proposed, ss->next and ss->match are set. */
-	int (*find)(struct spec_seq *ss, const struct work *k);
+	int (*find)(struct spec_sequence *ss, const struct work *k);
 };
 
 struct spec {
@@ -43,17 +43,17 @@ struct spec {
 	struct spec_cost cost;
 	_Atomic uint32_t shown_us[SHOWN]; /* of it, for other threads; 0: nothing is known yet */
 	struct spec_want *want;           /* (max_sequences) of this step */
-	struct seq **whose;
+	struct sequence **whose;
 };
 
-static int find_nothing(struct spec_seq *ss, const struct work *k)
+static int find_nothing(struct spec_sequence *ss, const struct work *k)
 {
 	(void)ss;
 	(void)k;
 	return 0;
 }
 
-static int find_ngram(struct spec_seq *ss, const struct work *k)
+static int find_ngram(struct spec_sequence *ss, const struct work *k)
 {
 	ss->match = ngram_find(ss->index, k->tokens, k->n_tokens, &ss->next);
 	return ss->match != 0;
@@ -91,7 +91,7 @@ void spec_destroy(struct spec **sp)
 	*sp = NULL;
 }
 
-void spec_forget(struct seq *q)
+void spec_forget(struct sequence *q)
 {
 	if (!q->spec)
 		return;
@@ -100,9 +100,9 @@ void spec_forget(struct seq *q)
 	q->spec = NULL;
 }
 
-static struct spec_seq *spec_seq_new(const struct spec *s)
+static struct spec_sequence *spec_sequence_new(const struct spec *s)
 {
-	struct spec_seq *ss = mem_zalloc(sizeof *ss);
+	struct spec_sequence *ss = mem_zalloc(sizeof *ss);
 	ss->index = ngram_new(s->ngram_min);
 	spec_record_init(&ss->record, s->tokens_max);
 	return ss;
@@ -118,13 +118,13 @@ static uint32_t tokens_beyond(const struct work *k)
 }
 
 /* What q could use, if anything is expected behind its last token. */
-static int wants(struct spec *s, struct seq *q, struct spec_want *ret)
+static int wants(struct spec *s, struct sequence *q, struct spec_want *ret)
 {
 	if (!q->first_us)
 		return 0; /* its prompt's last token: it may be wanted for log-probabilities */
 	if (!q->spec)
-		q->spec = spec_seq_new(s);
-	struct spec_seq *ss = q->spec;
+		q->spec = spec_sequence_new(s);
+	struct spec_sequence *ss = q->spec;
 	spec_record_step(&ss->record);
 	uint32_t most = tokens_beyond(&q->work), has = q->n_blocks * q->w->info->kv.block_tokens;
 	if (decode_of(q->w)->preempted)
@@ -139,7 +139,7 @@ static int wants(struct spec *s, struct seq *q, struct spec_want *ret)
 }
 
 /* The draft stands behind the tokens, where the next ones will. */
-static void write_draft(struct seq *q, uint32_t rows)
+static void write_draft(struct sequence *q, uint32_t rows)
 {
 	struct work *k = &q->work;
 	if (k->n_tokens + rows > k->room_tokens) {
@@ -158,7 +158,7 @@ void spec_plan(struct decode *d)
 	if (!s->proposer)
 		return;
 	list_each(it, &d->running) {
-		struct seq *q = list_entry(it, struct seq, batch);
+		struct sequence *q = list_entry(it, struct sequence, batch);
 		uint32_t left = q->work.n_tokens - q->computed;
 		q->ahead = 0;
 		if (q->restore)
@@ -190,9 +190,9 @@ void spec_step_took(struct decode *d, uint32_t rows, uint64_t us)
 		s->shown_us[i] = (uint32_t)spec_cost_of(&s->cost, 1u << i);
 }
 
-void spec_learn(struct decode *d, struct seq *q, uint32_t drafted, uint32_t right)
+void spec_learn(struct decode *d, struct sequence *q, uint32_t drafted, uint32_t right)
 {
-	struct spec_seq *ss = q->spec;
+	struct spec_sequence *ss = q->spec;
 	struct stat_set *stats = svc_stats(d->w->svc);
 	spec_record_draft(&ss->record, ss->match, drafted, right, d->spec->tokens_max);
 	q->drafted += drafted;

@@ -28,14 +28,14 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	struct work_key k = work_key(&h->req, h->attempt);
 	struct err err = {0};
 	Pds__Fault fault;
-	if (seq_find(d, h) || tomb_has(d, &k))
+	if (sequence_find(d, h) || tombstone_has(d, &k))
 		return;
 	if (m->n_candidates) { /* the router took this for a prefill worker, which it was */
 		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1,
 		            "the worker's role has been switched: it hands nothing over");
 		return;
 	}
-	struct seq *q = seq_new(w, h, m->request, &fault, &err);
+	struct sequence *q = sequence_new(w, h, m->request, &fault, &err);
 	if (!q) {
 		worker_fail(w, h, peer_name(p), peer_epoch(p), fault,
 		            fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_DRAINING,
@@ -49,15 +49,15 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	form_then_go_on(q);
 }
 
-void submitted_new(struct seq *q)
+void submitted_new(struct sequence *q)
 {
-	seq_enter(q, SEQ_ACTIVE);
+	sequence_enter(q, SEQUENCE_ACTIVE);
 	batch_add(decode_of(q->w), q);
 }
 
-static void cancel_seq(struct seq *q, const char *why)
+static void cancel_sequence(struct sequence *q, const char *why)
 {
-	if (q->state == SEQ_ACTIVE) {
+	if (q->state == SEQUENCE_ACTIVE) {
 		if (q->cancelled)
 			return;
 		q->cancelled = 1;
@@ -65,9 +65,9 @@ static void cancel_seq(struct seq *q, const char *why)
 		        log_quote(why));
 		stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
 		batch_kick(decode_of(q->w));
-	} else if (q->state == SEQ_COMPILING) {
+	} else if (q->state == SEQUENCE_COMPILING) {
 		q->cancelled = 1;
-	} else if (q->state != SEQ_QUARANTINE) {
+	} else if (q->state != SEQUENCE_QUARANTINE) {
 		lease_drop(q, why);
 	}
 }
@@ -76,24 +76,24 @@ static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h
                       const ProtobufCMessage *body)
 {
 	struct decode *d = decode_of(w);
-	struct seq *q = seq_find(d, h);
+	struct sequence *q = sequence_find(d, h);
 	struct work_key k = work_key(&h->req, h->attempt);
-	if (q && q->state == SEQ_ACTIVE && peer_tag(p) != TAG_ROUTER)
+	if (q && q->state == SEQUENCE_ACTIVE && peer_tag(p) != TAG_ROUTER)
 		log_req(LOG_INFO, &h->req, "cancel_ignored", "attempt=%u peer=%s why=%s", h->attempt,
 		        peer_name(p), log_quote("it has joined: from then on only the router ends it"));
 	else if (q)
-		cancel_seq(q, ((const Pds__Cancel *)body)->reason);
+		cancel_sequence(q, ((const Pds__Cancel *)body)->reason);
 	else
-		tomb_add(d, &k, h->deadline_us ? h->deadline_us : clock_us() + 600000000u);
+		tombstone_add(d, &k, h->deadline_us ? h->deadline_us : clock_us() + 600000000u);
 }
 
-void seq_ended(struct svc *s, void *arg)
+void sequence_ended(struct svc *s, void *arg)
 {
-	struct seq *q = arg;
+	struct sequence *q = arg;
 	struct decode *d = decode_of(q->w);
 	struct msg_head h;
 	(void)s;
-	seq_head(q, &h);
+	sequence_head(q, &h);
 	if (q->failed && !q->cancelled) {
 		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INTERNAL,
 		                           .retry = 1,
@@ -115,7 +115,7 @@ void seq_ended(struct svc *s, void *arg)
 	        (unsigned long long)(q->first_us ? q->done_us - q->first_us : 0), q->preemptions,
 	        q->drafted, q->accepted, q->cancelled);
 	d->active--;
-	seq_end(q);
+	sequence_end(q);
 	lease_try_grant(d);
 }
 
@@ -128,12 +128,12 @@ static void peer_up(struct worker *w, struct peer *p)
 }
 
 /* Does not grant what becomes free to others: the caller does. */
-static void reservation_drop(struct seq *q, const char *why)
+static void reservation_drop(struct sequence *q, const char *why)
 {
 	log_req(LOG_INFO, &q->work.id, "reservation_dropped", "attempt=%u prefill=%s why=%s",
 	        q->work.attempt, q->prefill, log_quote(why));
 	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
-	seq_end(q);
+	sequence_end(q);
 }
 
 /* A prefill worker that lives asks the next candidate, or fails the attempt itself. So the router
@@ -141,16 +141,17 @@ static void reservation_drop(struct seq *q, const char *why)
  * leases give back is for others. */
 static void prefill_gone(struct decode *d, struct peer *p)
 {
-	static const enum seq_state order[] = {SEQ_COMPILING, SEQ_QUEUED, SEQ_LEASED};
+	static const enum sequence_state order[] = {SEQUENCE_COMPILING, SEQUENCE_QUEUED,
+	                                            SEQUENCE_LEASED};
 	for (int i = 0; i < 3; i++)
-		list_each_safe(it, nx, &d->seqs) {
-			struct seq *q = list_entry(it, struct seq, node);
+		list_each_safe(it, nx, &d->sequences) {
+			struct sequence *q = list_entry(it, struct sequence, node);
 			if (q->state != order[i] || q->prefill_epoch != peer_epoch(p) ||
 			    strcmp(q->prefill, peer_name(p)) != 0)
 				continue;
-			if (q->state == SEQ_COMPILING)
+			if (q->state == SEQUENCE_COMPILING)
 				q->cancelled = 1;
-			else if (q->state == SEQ_QUEUED)
+			else if (q->state == SEQUENCE_QUEUED)
 				reservation_drop(q, "its prefill worker is gone");
 			else
 				lease_lost(q, "its prefill worker is gone", 0);
@@ -160,10 +161,10 @@ static void prefill_gone(struct decode *d, struct peer *p)
 
 static void router_gone(struct decode *d, struct peer *p)
 {
-	list_each_safe(it, nx, &d->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
+	list_each_safe(it, nx, &d->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
 		if (strcmp(q->work.router, peer_name(p)) == 0 && q->work.router_epoch == peer_epoch(p))
-			cancel_seq(q, "the router is gone");
+			cancel_sequence(q, "the router is gone");
 	}
 }
 
@@ -193,7 +194,7 @@ static void room(struct worker *w)
 static void sample_waiting(struct decode *d)
 {
 	struct kv_stats ks;
-	if (!d->count[SEQ_QUEUED])
+	if (!d->count[SEQUENCE_QUEUED])
 		return;
 	kv_pool_stats(d->w->pool, &ks);
 	stat_add(svc_stats(d->w->svc), WS_WAIT_SAMPLES, 1);
@@ -216,14 +217,14 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	uint64_t now = clock_us();
 	(void)fd;
 	(void)what;
-	tomb_expire(d, now);
+	tombstone_expire(d, now);
 	rates_update(d, now);
 	sample_waiting(d);
 	lease_check(d, now);
 	lease_try_grant(d);
 	lease_tell_queued(d, now);
 	watch_look(d->w);
-	if (!list_empty(&d->seqs))
+	if (!list_empty(&d->sequences))
 		event_add(d->timer, &interval);
 }
 
@@ -243,12 +244,12 @@ static int start(struct worker *w, struct err *err)
 	struct decode *d = mem_zalloc(sizeof *d);
 	d->w = w;
 	w->state = d;
-	list_init(&d->seqs);
+	list_init(&d->sequences);
 	list_init(&d->queued);
-	tombs_init(d);
+	tombstones_init(d);
 	d->by_key = map_new(WORK_KEY_BYTES);
 	d->by_lease = map_new(sizeof(uint64_t));
-	d->max_seqs = (uint32_t)conf_int(c, "max_jobs");
+	d->max_sequences = (uint32_t)conf_int(c, "max_jobs");
 	d->max_queued = (uint32_t)conf_int(c, "max_queued");
 	d->lease_us = (uint64_t)conf_int(c, "lease_ms") * 1000u;
 	d->ratio = d->ratio_first = conf_float(c, "growth_ratio");
@@ -275,15 +276,15 @@ static void drain(struct worker *w)
 /* The router goes on elsewhere with what it has; leases that are written go through the fence. */
 static void abort_all(struct worker *w, const char *why)
 {
-	list_each_safe(it, nx, &decode_of(w)->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
+	list_each_safe(it, nx, &decode_of(w)->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
 		struct msg_head h;
-		seq_head(q, &h);
-		if (q->state == SEQ_QUARANTINE || q->cancelled)
+		sequence_head(q, &h);
+		if (q->state == SEQUENCE_QUARANTINE || q->cancelled)
 			continue;
 		worker_fail(w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DRAINING, 1,
 		            why);
-		cancel_seq(q, why);
+		cancel_sequence(q, why);
 	}
 }
 
@@ -296,7 +297,7 @@ static void role_changed(struct worker *w)
 static int idle(struct worker *w)
 {
 	const struct decode *d = decode_of(w);
-	return d->n_seqs == 0 && d->at_storage == 0;
+	return d->n_sequences == 0 && d->at_storage == 0;
 }
 
 static void stop(struct worker *w)
@@ -308,16 +309,16 @@ static void stop(struct worker *w)
 	event_free(d->hashing);
 	form_stop(d);
 	batch_stop(d);
-	list_each_safe(it, nx, &d->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
+	list_each_safe(it, nx, &d->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
 		struct msg_head h;
-		seq_head(q, &h);
-		if (q->state != SEQ_QUARANTINE)
+		sequence_head(q, &h);
+		if (q->state != SEQUENCE_QUARANTINE)
 			worker_fail(w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DRAINING, 1,
 			            "the decode worker ends");
-		seq_end(q);
+		sequence_end(q);
 	}
-	tombs_fini(d);
+	tombstones_fini(d);
 	map_destroy(&d->by_key);
 	map_destroy(&d->by_lease);
 	free(d);
@@ -328,16 +329,17 @@ static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
 	struct decode *d = decode_of(w);
 	hb->running = d->active;
-	hb->waiting = d->count[SEQ_COMPILING] + d->count[SEQ_QUEUED] + d->count[SEQ_LEASED];
+	hb->waiting = d->count[SEQUENCE_COMPILING] + d->count[SEQUENCE_QUEUED] +
+	              d->count[SEQUENCE_LEASED];
 }
 
-static const char *state_word(const struct seq *q)
+static const char *state_word(const struct sequence *q)
 {
 	static const char *const phases[] = {[PHASE_WAITING] = "waiting",
 	                                     [PHASE_PREEMPTED] = "preempted",
 	                                     [PHASE_RESTORING] = "restoring",
 	                                     [PHASE_RUNNING] = "active"};
-	return q->state == SEQ_ACTIVE ? phases[q->phase] : seq_state_name(q->state);
+	return q->state == SEQUENCE_ACTIVE ? phases[q->phase] : sequence_state_name(q->state);
 }
 
 static void requests(struct worker *w, struct buf *out)
@@ -346,8 +348,8 @@ static void requests(struct worker *w, struct buf *out)
 	uint64_t now = clock_us();
 	int first = 1;
 	buf_addc(out, '[');
-	list_each(it, &d->seqs) {
-		struct seq *q = list_entry(it, struct seq, node);
+	list_each(it, &d->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
 		buf_printf(out,
 		           "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,"
 		           "\"prompt\":%u,\"lease\":%llu,\"prefill\":\"%s\"}",
@@ -371,15 +373,17 @@ static void status(struct worker *w, struct buf *out)
 	buf_printf(out,
 	           ",\"running\":%u,\"waiting\":%u,\"preempted\":%u,\"growth_ratio\":%.3f,\"growth_"
 	           "blocks\":%llu,\"queue_us\":%llu,\"sequences\":{",
-	           d->active, d->count[SEQ_QUEUED] + d->count[SEQ_LEASED], d->preempted, ratio,
-	           (unsigned long long)lease_growth(d),
-	           (unsigned long long)(d->count[SEQ_QUEUED]
-	                                    ? queue_estimate(d, d->last_upto - d->gone_upto,
-	                                                     d->count[SEQ_QUEUED])
+	           d->active, d->count[SEQUENCE_QUEUED] + d->count[SEQUENCE_LEASED], d->preempted,
+	           ratio, (unsigned long long)lease_growth(d),
+	           (unsigned long long)(d->count[SEQUENCE_QUEUED]
+	                                    ? queue_estimate(d,
+	                                                     d->last_cumulative_blocks -
+	                                                         d->gone_cumulative_blocks,
+	                                                     d->count[SEQUENCE_QUEUED])
 	                                    : 0));
-	for (int i = SEQ_COMPILING; i < SEQ_END; i++)
-		buf_printf(out, "%s\"%s\":%u", i == SEQ_COMPILING ? "" : ",",
-		           seq_state_name((enum seq_state)i), d->count[i]);
+	for (int i = SEQUENCE_COMPILING; i < SEQUENCE_END; i++)
+		buf_printf(out, "%s\"%s\":%u", i == SEQUENCE_COMPILING ? "" : ",",
+		           sequence_state_name((enum sequence_state)i), d->count[i]);
 	buf_adds(out, "}");
 	spec_status(d, out);
 }

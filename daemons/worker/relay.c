@@ -34,7 +34,7 @@ struct relay {
 	struct relay_stats stats;
 	struct peer *storage; /* NULL: its link is down */
 	int reads, writes;
-	int deaf; /* storage has not been asked since its link came up */
+	int needs_list; /* storage has not been asked since its link came up */
 	struct list followers;
 	struct event *timer;
 	uint64_t pause_us, cut_us; /* before the next question; when a link was last full */
@@ -61,7 +61,7 @@ static void ask_soon(struct relay *r)
 
 static void ask(struct relay *r)
 {
-	unsigned lacks = r->writes && r->deaf;
+	unsigned lacks = r->writes && r->needs_list;
 	list_each(it, &r->followers)
 		lacks |= r->reads ? list_entry(it, struct follower, node)->lacks : 0;
 	if (!r->storage || !lacks)
@@ -71,7 +71,7 @@ static void ask(struct relay *r)
 		in(r, AGAIN_US);
 		return;
 	}
-	r->deaf = 0;
+	r->needs_list = 0;
 	stat_add(svc_stats(r->svc), r->stats.asked, 1);
 	log_info("store_list", "storage=%s", peer_name(r->storage));
 }
@@ -190,7 +190,7 @@ void relay_storage_up(struct relay *r, struct peer *storage)
 	if (!r)
 		return;
 	r->storage = storage;
-	r->deaf = 1;
+	r->needs_list = 1;
 	r->pause_us = 0;
 	ask_soon(r);
 }

@@ -329,7 +329,7 @@ INLINE void apply_scales(float *weight, const float *scale)
 
 /* Scores of one row to weights, given that it sees tokens [lo, hi) of the step. Returns the
  * factor for what it had before. */
-static float soften(float *weight, int lo, int hi, float *max, float *sum)
+static float softmax_step(float *weight, int lo, int hi, float *max, float *sum)
 {
 	if (hi <= lo) {
 		memset(weight, 0, STEP * sizeof *weight);
@@ -443,8 +443,8 @@ INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, 
 	for (uint32_t r = 0; r < (uint32_t)R; r++) {
 		if (f->scaled)
 			apply_scales(w->weight + r * STEP, w->k_scale);
-		w->factor[r] = soften(w->weight + r * STEP, (int)see.lo[r], (int)see.hi[r],
-		                      &w->chunk.max[q0 + r], &w->chunk.sum[(q0 + r) * 16]);
+		w->factor[r] = softmax_step(w->weight + r * STEP, (int)see.lo[r], (int)see.hi[r],
+		                            &w->chunk.max[q0 + r], &w->chunk.sum[(q0 + r) * 16]);
 		if (f->scaled)
 			apply_scales(w->weight + r * STEP, w->v_scale);
 	}

@@ -1,5 +1,5 @@
 /* test_decode_queue.c - the reservation queue by itself: places against a plain list, estimates
- * from measured rates; and the tombs. */
+ * from measured rates; and the tombstones. */
 #include "daemons/decode/decode.h"
 #include "util/mem.h"
 
@@ -25,16 +25,16 @@ static void make(uint32_t blocks)
 	D = mem_zalloc(sizeof *D);
 	W.state = D;
 	D->w = &W;
-	list_init(&D->seqs);
+	list_init(&D->sequences);
 	list_init(&D->queued);
 	pthread_mutex_init(&D->lock, NULL);
-	tombs_init(D);
+	tombstones_init(D);
 }
 
 static void unmake(void)
 {
 	kv_pool_destroy(&W.pool);
-	tombs_fini(D);
+	tombstones_fini(D);
 	free(D);
 }
 
@@ -42,14 +42,14 @@ static void unmake(void)
 
 START_TEST(places_against_a_list)
 {
-	struct seq seqs[MAX] = {0}, *line[MAX];
+	struct sequence sequences[MAX] = {0}, *line[MAX];
 	uint32_t n = 0;
 	srand(3 + (unsigned)_i);
 	make(64);
 	for (uint32_t i = 0; i < MAX; i++)
-		list_init(&seqs[i].queue);
+		list_init(&sequences[i].queue);
 	for (int round = 0; round < 5000; round++) {
-		struct seq *q = &seqs[(uint32_t)rand() % MAX];
+		struct sequence *q = &sequences[(uint32_t)rand() % MAX];
 		int what = rand() % 4;
 		if (what < 2 && list_empty(&q->queue)) {
 			q->asks = 1 + (uint32_t)rand() % 40;
@@ -69,14 +69,15 @@ START_TEST(places_against_a_list)
 				memmove(line + at, line + at + 1, (n - at) * sizeof *line);
 			}
 		}
-		uint64_t upto = 0;
+		uint64_t cumulative_blocks = 0;
 		for (uint32_t i = 0; i < n; i++) {
-			upto += line[i]->asks;
+			cumulative_blocks += line[i]->asks;
 			ck_assert_uint_eq(queue_position(D, line[i]), i + 1);
-			ck_assert_uint_eq(line[i]->upto - D->gone_upto, upto);
+			ck_assert_uint_eq(line[i]->cumulative_blocks - D->gone_cumulative_blocks,
+			                  cumulative_blocks);
 		}
 		ck_assert_uint_eq(D->last_place - D->gone_place, n);
-		ck_assert_uint_eq(D->last_upto - D->gone_upto, upto);
+		ck_assert_uint_eq(D->last_cumulative_blocks - D->gone_cumulative_blocks, cumulative_blocks);
 	}
 	unmake();
 }
@@ -157,7 +158,7 @@ END_TEST
 START_TEST(retry_after_is_bounded)
 {
 	uint32_t held[64];
-	struct seq q = {.asks = 100000};
+	struct sequence q = {.asks = 100000};
 	uint64_t now = 1000000;
 	make(64);
 	list_init(&q.queue);
@@ -177,7 +178,7 @@ START_TEST(retry_after_is_bounded)
 }
 END_TEST
 
-/* --- tombs --------------------------------------------------------------- */
+/* --- tombstones --------------------------------------------------------------- */
 
 static struct work_key key(uint64_t i)
 {
@@ -188,16 +189,16 @@ static struct work_key key(uint64_t i)
 static void add(uint64_t i, uint64_t in_us)
 {
 	struct work_key k = key(i);
-	tomb_add(D, &k, clock_us() + in_us);
+	tombstone_add(D, &k, clock_us() + in_us);
 }
 
 static int has(uint64_t i)
 {
 	struct work_key k = key(i);
-	return tomb_has(D, &k);
+	return tombstone_has(D, &k);
 }
 
-START_TEST(tombs_stand_until_the_deadline)
+START_TEST(tombstones_stand_until_the_deadline)
 {
 	make(2);
 	uint64_t now = clock_us();
@@ -207,28 +208,28 @@ START_TEST(tombs_stand_until_the_deadline)
 	add(3, 100000000000u); /* cut to ten minutes */
 	add(4, 0);
 	add(5, 20000);
-	ck_assert_uint_eq(D->n_tombs, 4);
+	ck_assert_uint_eq(D->n_tombstones, 4);
 	ck_assert(has(1) && has(2) && has(3) && !has(4) && has(5) && !has(6));
 	usleep(25000);
 	ck_assert(!has(5)); /* whether or not anybody has swept */
-	tomb_expire(D, now + 6000000);
-	ck_assert_uint_eq(D->n_tombs, 2);
-	tomb_expire(D, now + 499000000);
+	tombstone_expire(D, now + 6000000);
+	ck_assert_uint_eq(D->n_tombstones, 2);
+	tombstone_expire(D, now + 499000000);
 	ck_assert(has(2) && has(3));
-	tomb_expire(D, now + 503000000);
+	tombstone_expire(D, now + 503000000);
 	ck_assert(!has(2) && has(3));
-	tomb_expire(D, now + 1000000000000u); /* nobody looked for days */
-	ck_assert_uint_eq(D->n_tombs, 0);
+	tombstone_expire(D, now + 1000000000000u); /* nobody looked for days */
+	ck_assert_uint_eq(D->n_tombstones, 0);
 	unmake();
 }
 END_TEST
 
-START_TEST(tombs_are_bounded)
+START_TEST(tombstones_are_bounded)
 {
 	make(2);
 	for (uint64_t i = 0; i < 80000; i++)
 		add(i, 1000000u * (60 + i % 500));
-	ck_assert_uint_eq(D->n_tombs, 65536);
+	ck_assert_uint_eq(D->n_tombstones, 65536);
 	ck_assert(has(79999));
 	uint32_t soon = 0, late = 0;
 	for (uint64_t i = 0; i < 65000; i++) {
@@ -250,17 +251,17 @@ START_TEST(hashed_in_pieces)
 	static const uint32_t sizes[] = {0, 15, 16, 17, 4095, 4096, 4097, 4096 * 3 + 5, 100000};
 	uint32_t n = sizes[_i], *tokens = mem_array(n + 1, sizeof *tokens), pieces = 1;
 	struct kv_hash *want = mem_array(n / 16 + 1, sizeof *want);
-	struct seq q = {.w = &W, .work = {.tokens = tokens, .n_tokens = n}};
+	struct sequence q = {.w = &W, .work = {.tokens = tokens, .n_tokens = n}};
 	make(4);
 	kv_hash_root(&(struct kv_root){.model_fingerprint = "f"}, &W.root);
 	for (uint32_t i = 0; i < n; i++)
 		tokens[i] = i * 7 % 1000;
-	for (uint32_t had = 0; !seq_hash_some(&q, HASH_TOKENS); pieces++, had = q.n_hashes)
+	for (uint32_t had = 0; !sequence_hash_some(&q, HASH_TOKENS); pieces++, had = q.n_hashes)
 		ck_assert_uint_le(q.n_hashes - had, HASH_TOKENS / 16);
 	ck_assert_uint_eq(pieces, n / 16 ? (n / 16 + HASH_TOKENS / 16 - 1) / (HASH_TOKENS / 16) : 1);
 	ck_assert_uint_eq(q.n_hashes, kv_hash_chain(&W.root, tokens, n, 16, want));
 	ck_assert(!q.n_hashes || memcmp(q.hashes, want, q.n_hashes * sizeof *want) == 0);
-	ck_assert_int_eq(seq_hash_some(&q, 1), 1);
+	ck_assert_int_eq(sequence_hash_some(&q, 1), 1);
 	free(q.hashes);
 	free(want);
 	free(tokens);
@@ -277,8 +278,8 @@ int main(void)
 	tcase_add_test(t, estimate_from_rates);
 	tcase_add_test(t, first_rate_is_not_too_small);
 	tcase_add_test(t, retry_after_is_bounded);
-	tcase_add_test(t, tombs_stand_until_the_deadline);
-	tcase_add_test(t, tombs_are_bounded);
+	tcase_add_test(t, tombstones_stand_until_the_deadline);
+	tcase_add_test(t, tombstones_are_bounded);
 	tcase_add_loop_test(t, hashed_in_pieces, 0, 9);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);

@@ -13,7 +13,7 @@ static _Atomic uint64_t generations[BLOCKS];
 static struct engine_info info;
 static struct worker w;
 static struct decode d;
-static struct seq q[2];
+static struct sequence q[2];
 static uint32_t tokens[256], others[BLOCKS];
 
 static void begin(void)
@@ -45,7 +45,7 @@ static void end(void)
 /* A sequence that has so many tokens, blocks for them, and a draft. */
 static void runs(uint32_t i, uint32_t n_tokens, uint32_t ahead)
 {
-	struct seq *s = &q[i];
+	struct sequence *s = &q[i];
 	s->w = &w;
 	s->work = (struct work){.id = {1, i}, .tokens = tokens, .n_tokens = n_tokens};
 	s->ahead = ahead;

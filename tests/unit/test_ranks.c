@@ -499,7 +499,7 @@ START_TEST(stopped_rank)
 	ck_assert_int_eq(decode_one(&r, &err), 0);
 	ck_assert_uint_eq(children(getpid(), pid), 1);
 	kill(pid[0], SIGSTOP);
-	ck_assert_int_eq(tp_meet(r.e->tp, 1), ERR_IO);
+	ck_assert_int_eq(tp_barrier(r.e->tp, 1), ERR_IO);
 	ck_assert_str_eq(engine_broken(r.e), "rank 1 has not come within 1 s");
 	rig_close(&r);
 	ck_assert_uint_eq(children(getpid(), pid), 0);
@@ -601,7 +601,7 @@ START_TEST(rank_that_cannot_open)
 	char junk[100] = "";
 	pid_t pid[PIDS];
 	ck_assert_int_eq(tp_start(2, &sizes, junk, sizeof junk, NULL, NULL, &tp, &err), 0);
-	ck_assert_int_eq(tp_meet(tp, 20), ERR_IO);
+	ck_assert_int_eq(tp_barrier(tp, 20), ERR_IO);
 	ck_assert_msg(strstr(tp_why(tp), "ended with status 1") != NULL, "%s", tp_why(tp));
 	tp_destroy(&tp);
 	ck_assert_uint_eq(children(getpid(), pid), 0);

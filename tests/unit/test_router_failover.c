@@ -380,7 +380,7 @@ START_TEST(the_other_is_full)
 	} else {
 		f.d2->blocks = 100;
 		f.d2->block_tokens = 4;
-		f.d2->beaten = 1;
+		f.d2->has_heartbeat = 1;
 		f.d2->beat.blocks_free = 3;
 		f.d2->promised_blocks = 1;
 	}

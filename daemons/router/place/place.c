@@ -25,7 +25,7 @@ static int has_room(const struct worker *w, uint32_t tokens)
 	uint64_t need = w->block_tokens ? tokens / w->block_tokens + 1 : 0;
 	if (w->max_sequences && w->requests + w->other_sequences >= w->max_sequences)
 		return 0;
-	return !w->beaten || !w->blocks || w->beat.blocks_free >= w->promised_blocks + need;
+	return !w->has_heartbeat || !w->blocks || w->beat.blocks_free >= w->promised_blocks + need;
 }
 
 /* May it take an attempt away from the worker that this one is to leave? */

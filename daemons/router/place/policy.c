@@ -104,7 +104,7 @@ static double decode_load(const struct policy_case *c, const struct worker *w)
 static double lacking(const struct policy_case *c, const struct option *o)
 {
 	const struct worker *w = o->w;
-	if (!w->blocks || !w->beaten)
+	if (!w->blocks || !w->has_heartbeat)
 		return 0;
 	double free_tokens = ((double)w->beat.blocks_free - (double)w->promised_blocks) *
 	                     w->block_tokens,

@@ -231,7 +231,7 @@ struct worker *registry_up(struct registry *g, struct peer *peer, const char *na
 	set_info(w, info);
 	kv_index_destroy(&w->index);
 	memset(&w->beat, 0, sizeof w->beat);
-	w->beaten = 0;
+	w->has_heartbeat = 0;
 	w->other_sequences = 0;
 	w->other_tokens = 0;
 	w->promised_blocks = 0;
@@ -351,7 +351,7 @@ static void measure(double *rate, uint64_t tokens, uint64_t us)
 static void measure_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
 {
 	uint64_t us = now_us - w->beat_us;
-	if (!w->beaten || us < 1000)
+	if (!w->has_heartbeat || us < 1000)
 		return;
 	if (b->prompt_tokens > w->beat.prompt_tokens)
 		measure(&w->prompt_rate, b->prompt_tokens - w->beat.prompt_tokens, us);
@@ -394,7 +394,7 @@ void registry_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
 		w->progress_us = now_us;
 	measure_beat(w, b, now_us);
 	count_others(w, b);
-	w->beaten = 1;
+	w->has_heartbeat = 1;
 	w->promised_blocks = 0;
 	w->beat.progress = b->progress;
 	w->beat.running = b->running;

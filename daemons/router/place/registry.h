@@ -42,7 +42,7 @@ struct worker {
 	struct kv_index *index; /* NULL while down, or when it told no block size */
 	struct breaker breaker;
 	Pds__Heartbeat beat; /* the last one; numbers only */
-	int beaten;          /* it came in this life */
+	int has_heartbeat;   /* a heartbeat has arrived since the link came up */
 	uint64_t up_us, down_us, beat_us;
 	uint64_t life_us;   /* when this life was first seen */
 	int ended_in_order; /* down: it said goodbye */

@@ -1,4 +1,4 @@
-/* seq.c - sequences of the decode stage: registration, state, end. On the loop's thread. */
+/* sequence.c - sequences of the decode stage: registration, state, end. On the loop's thread. */
 #include "decode.h"
 #include "daemons/worker/constraint.h"
 #include "util/check.h"
@@ -7,51 +7,52 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *seq_state_name(enum seq_state s)
+const char *sequence_state_name(enum sequence_state s)
 {
 	static const char *const names[] = {"new",        "compiling", "queued", "leased",
 	                                    "quarantine", "active",    "end"};
 	return names[s];
 }
 
-static int legal(enum seq_state from, enum seq_state to)
+static int legal(enum sequence_state from, enum sequence_state to)
 {
-	static const unsigned next[SEQ_STATE_COUNT] = {
-		[SEQ_NEW] = 1u << SEQ_COMPILING | 1u << SEQ_QUEUED | 1u << SEQ_ACTIVE | 1u << SEQ_END,
-		[SEQ_COMPILING] = 1u << SEQ_QUEUED | 1u << SEQ_ACTIVE | 1u << SEQ_END,
-		[SEQ_QUEUED] = 1u << SEQ_LEASED | 1u << SEQ_END,
-		[SEQ_LEASED] = 1u << SEQ_QUARANTINE | 1u << SEQ_ACTIVE | 1u << SEQ_END,
-		[SEQ_QUARANTINE] = 1u << SEQ_END,
-		[SEQ_ACTIVE] = 1u << SEQ_END,
+	static const unsigned next[SEQUENCE_STATE_COUNT] = {
+		[SEQUENCE_NEW] = 1u << SEQUENCE_COMPILING | 1u << SEQUENCE_QUEUED | 1u << SEQUENCE_ACTIVE |
+	                     1u << SEQUENCE_END,
+		[SEQUENCE_COMPILING] = 1u << SEQUENCE_QUEUED | 1u << SEQUENCE_ACTIVE | 1u << SEQUENCE_END,
+		[SEQUENCE_QUEUED] = 1u << SEQUENCE_LEASED | 1u << SEQUENCE_END,
+		[SEQUENCE_LEASED] = 1u << SEQUENCE_QUARANTINE | 1u << SEQUENCE_ACTIVE | 1u << SEQUENCE_END,
+		[SEQUENCE_QUARANTINE] = 1u << SEQUENCE_END,
+		[SEQUENCE_ACTIVE] = 1u << SEQUENCE_END,
 	};
 	return (next[from] >> to) & 1;
 }
 
-void seq_enter(struct seq *q, enum seq_state next)
+void sequence_enter(struct sequence *q, enum sequence_state next)
 {
 	struct decode *d = decode_of(q->w);
 	if (!legal(q->state, next))
 		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->work.id),
-		      seq_state_name(q->state), seq_state_name(next));
-	log_req(LOG_DEBUG, &q->work.id, "seq_state", "attempt=%u from=%s to=%s", q->work.attempt,
-	        seq_state_name(q->state), seq_state_name(next));
+		      sequence_state_name(q->state), sequence_state_name(next));
+	log_req(LOG_DEBUG, &q->work.id, "sequence_state", "attempt=%u from=%s to=%s", q->work.attempt,
+	        sequence_state_name(q->state), sequence_state_name(next));
 	d->count[q->state]--;
 	d->count[next]++;
 	q->state = next;
 }
 
-void seq_head(const struct seq *q, struct msg_head *h)
+void sequence_head(const struct sequence *q, struct msg_head *h)
 {
 	*h = (struct msg_head){q->work.id, q->work.attempt, q->work.deadline_us};
 }
 
-struct seq *seq_find(struct decode *d, const struct msg_head *h)
+struct sequence *sequence_find(struct decode *d, const struct msg_head *h)
 {
 	struct work_key k = work_key(&h->req, h->attempt);
 	return map_get(d->by_key, k.b);
 }
 
-int seq_hash_some(struct seq *q, uint32_t tokens)
+int sequence_hash_some(struct sequence *q, uint32_t tokens)
 {
 	const struct worker *w = q->w;
 	uint32_t bt = w->info->kv.block_tokens, full = q->work.n_tokens / bt;
@@ -67,12 +68,12 @@ int seq_hash_some(struct seq *q, uint32_t tokens)
 	return q->n_hashes == full;
 }
 
-void seq_hash(struct seq *q)
+void sequence_hash(struct sequence *q)
 {
-	seq_hash_some(q, q->work.n_tokens);
+	sequence_hash_some(q, q->work.n_tokens);
 }
 
-uint64_t seq_growth_tokens(const struct decode *d, const struct work *w)
+uint64_t sequence_growth_tokens(const struct decode *d, const struct work *w)
 {
 	uint64_t left = w->max_tokens - (w->n_tokens - w->prompt_tokens);
 	return left < d->growth_cap ? left : d->growth_cap;
@@ -85,9 +86,9 @@ static int refuse(struct decode *d, const struct work *k, Pds__Fault *fault, str
 	if (d->draining)
 		return err_set(err, ERR_CLOSED, "the decode worker is draining");
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (d->n_seqs >= d->max_seqs)
+	if (d->n_sequences >= d->max_sequences)
 		return err_set(err, ERR_FULL, "the decode worker holds %u requests, its limit",
-		               d->max_seqs);
+		               d->max_sequences);
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
 	if (need > d->w->region.blocks || need > RING_BLOCKS_MAX)
 		return err_set(err, ERR_FULL, "%u tokens need %u KV blocks, the decode worker has %u",
@@ -95,11 +96,11 @@ static int refuse(struct decode *d, const struct work *k, Pds__Fault *fault, str
 	return 0;
 }
 
-struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Request *r,
-                    Pds__Fault *fault, struct err *err)
+struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const Pds__Request *r,
+                              Pds__Fault *fault, struct err *err)
 {
 	struct decode *d = decode_of(w);
-	struct seq *q = mem_zalloc(sizeof *q);
+	struct sequence *q = mem_zalloc(sizeof *q);
 	q->w = w;
 	*fault = PDS__FAULT__FAULT_INVALID;
 	int code = work_init(&q->work, h, r, w->info, err);
@@ -118,25 +119,25 @@ struct seq *seq_new(struct worker *w, const struct msg_head *h, const Pds__Reque
 		q->work.limit_tokens = (uint32_t)most;
 	struct work_key k = work_key(&h->req, h->attempt);
 	map_put(d->by_key, k.b, q);
-	list_push_back(&d->seqs, &q->node);
+	list_push_back(&d->sequences, &q->node);
 	list_init(&q->queue);
 	list_init(&q->batch);
-	d->n_seqs++;
-	d->count[SEQ_NEW]++;
+	d->n_sequences++;
+	d->count[SEQUENCE_NEW]++;
 	q->accepted_us = q->born_us = clock_us();
 	stat_add(svc_stats(w->svc), WS_REQUESTS, 1);
 	decode_watch(d);
 	return q;
 }
 
-void seq_end(struct seq *q)
+void sequence_end(struct sequence *q)
 {
 	struct work_key k = work_key(&q->work.id, q->work.attempt);
-	tomb_add(decode_of(q->w), &k, q->work.deadline_us);
-	seq_forget(q);
+	tombstone_add(decode_of(q->w), &k, q->work.deadline_us);
+	sequence_forget(q);
 }
 
-void seq_forget(struct seq *q)
+void sequence_forget(struct sequence *q)
 {
 	struct decode *d = decode_of(q->w);
 	struct work_key k = work_key(&q->work.id, q->work.attempt);
@@ -145,9 +146,9 @@ void seq_forget(struct seq *q)
 	map_remove(d->by_key, k.b);
 	if (q->lease_id)
 		map_remove(d->by_lease, &q->lease_id);
-	seq_enter(q, SEQ_END);
-	d->count[SEQ_END]--;
-	d->n_seqs--;
+	sequence_enter(q, SEQUENCE_END);
+	d->count[SEQUENCE_END]--;
+	d->n_sequences--;
 	list_remove(&q->node);
 	queue_remove(d, q);
 	d->ended++;
