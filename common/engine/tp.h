@@ -3,10 +3,10 @@
  *
  * Rank 0 is the process that opened the engine; ranks 1 .. n-1 are processes of the program pdrank,
  * which it starts. What they tell each other lies in one shared mapping: the batch, and the
- * activations that a product needs in whole. A rank writes its columns, `tp_barrier` is the barrier,
- * then every rank reads all columns (an all-gather). No partial sums are added up: each element is
- * computed by one rank, in the order of additions of a single process. So the bits do not depend on
- * the number of ranks, and workers of different tensor parallelism may exchange KV.
+ * activations that a product needs in whole. A rank writes its columns, `tp_barrier` is the
+ * barrier, then every rank reads all columns (an all-gather). No partial sums are added up: each
+ * element is computed by one rank, in the order of additions of a single process. So the bits do
+ * not depend on the number of ranks, and workers of different tensor parallelism may exchange KV.
  *
  * The KV pool is one for all ranks; each writes and reads its own heads' part of every block.
  *

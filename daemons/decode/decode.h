@@ -14,8 +14,8 @@
  * While ACTIVE everything but `state`, `cancelled` and the lease belongs to the schedule thread
  * (batch.c), where it is waiting (new, or preempted: no blocks) or running, and there perhaps
  * restoring: it has its blocks and storage writes some of them. It comes back once, by
- * sequence_ended. Blocks that storage may still write when their sequence has lost them (it ended, or
- * its read took too long) are their restore's until storage has ended. */
+ * sequence_ended. Blocks that storage may still write when their sequence has lost them (it ended,
+ * or its read took too long) are their restore's until storage has ended. */
 #ifndef DECODE_DECODE_H
 #define DECODE_DECODE_H
 
@@ -49,8 +49,8 @@ struct restore;
 struct sequence {
 	struct list node;  /* all, by arrival */
 	struct list queue; /* reservations that wait, in order */
-	/* QUEUED: its number in the queue, and the blocks that it and all before it ask for; both
-	 * count from decode.queue_* */
+	/* QUEUED: ordinal in the queue, and blocks asked for by it and all before it. Both only grow:
+	 * decode.gone_* are those of the last one that left at the head */
 	uint64_t place, cumulative_blocks;
 	uint32_t asks;        /* blocks: for its tokens, and what is kept for its growth */
 	uint64_t estimate_us; /* the first that was told, 0: none */
@@ -129,8 +129,8 @@ struct decode {
 	int draining;
 	struct event *timer;   /* pending while there are sequences */
 	struct event *hashing; /* pending while the head of the queue is hashed in pieces */
-	/* reservations that wait: place and cumulative_blocks of the last one that left at the head, and of the
-	 * last one that came */
+	/* reservations that wait: place and cumulative_blocks of the last one that left at the head,
+	 * and of the last one that came */
 	uint64_t gone_place, gone_cumulative_blocks, last_place, last_cumulative_blocks;
 	uint32_t max_queued;
 	struct rate blocks, ends; /* blocks given back; leases and sequences that ended */
@@ -215,7 +215,8 @@ uint32_t queue_position(const struct decode *d, const struct sequence *q); /* 1:
 /* work begins: the time without any does not count */
 void rates_begin(struct decode *d, uint64_t now_us);
 void rates_update(struct decode *d, uint64_t now_us);
-/* How long until `cumulative_blocks` blocks and `position` sequences have got room; 0: not known. */
+/* How long until `cumulative_blocks` blocks and `position` sequences have got room; 0: not
+ * known. */
 uint64_t queue_estimate(struct decode *d, uint64_t cumulative_blocks, uint32_t position);
 uint64_t queue_estimate_of(struct decode *d, const struct sequence *q);
 /* for one that is refused because too many wait; never 0 */

@@ -1,5 +1,5 @@
-/* tombstone.c - attempts that have ended here or were cancelled before they came: a RESERVE or SUBMIT of
- * theirs that comes late begins nothing.
+/* tombstone.c - attempts that have ended here or were cancelled before they came: a RESERVE or
+ * SUBMIT of theirs that comes late begins nothing.
  *
  * A tombstone stands until its request's deadline, at most TOMB_SECONDS. They hang in a wheel of
  * seconds, so that adding, finding and ending one costs the same however many there are; past

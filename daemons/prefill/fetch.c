@@ -20,7 +20,7 @@ static void looked_up(struct worker *w, struct store_asker *a, struct store_comp
 {
 	struct job *j = (struct job *)((char *)a - offsetof(struct job, lookup_asker));
 	(void)w;
-	j->hands--;
+	j->holders--;
 	if (c->code == 0 && c->leading) {
 		j->store_leading = j->probed + c->leading;
 		j->store_tier = mem_array(c->leading, 1);

@@ -57,7 +57,7 @@ static void log_done(const struct job *j)
 void job_computed(struct job *j)
 {
 	struct stat_set *st = svc_stats(j->w->svc);
-	j->hands--;
+	j->holders--;
 	stat_add(st, WS_PRECONDITIONS, j->broken != 0);
 	if (j->step_failed) {
 		job_fail_by(j, PDS__FAULT__FAULT_INTERNAL, 1, j->fail_text, svc_name(j->w->svc));

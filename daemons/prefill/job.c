@@ -71,7 +71,7 @@ void job_head(const struct job *j, struct msg_head *h)
 static void job_free_if_unheld(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
-	if (j->state != JOB_END || j->hands)
+	if (j->state != JOB_END || j->holders)
 		return;
 	list_remove(&j->node);
 	s->count[JOB_END]--;
@@ -145,12 +145,12 @@ void job_drop(struct job *j, const char *why)
 		        job_state_name(j->state), log_quote(why));
 		stat_add(svc_stats(j->w->svc), WS_CANCELLED, 1);
 		reserve_cancel(j, why);
-		if (j->hands)
+		if (j->holders)
 			gate_gone(j);
 		if (j->in_ring)
 			ring_cancel(j->w->ring, j->slot, j->slot_gen);
 	}
-	if (!j->hands) {
+	if (!j->holders) {
 		job_end(j);
 		return;
 	}
@@ -207,7 +207,7 @@ static void to_thread(struct job *j, int phase)
 	struct prefill *s = prefill_of(j->w);
 	j->phase = phase;
 	j->releases = s->releases;
-	j->hands++;
+	j->holders++;
 	j->form = (struct compile_task){.work = &j->work, .cancelled = &j->cancelled, .done = compiled};
 	if (phase == 2 && !constraint_is_ready(&j->work))
 		compiler_put(j->w->compiler, &j->form, s->retrying == j);
@@ -223,11 +223,11 @@ void job_begin(struct job *j)
 
 void job_prepared(struct job *j)
 {
-	j->hands--;
+	j->holders--;
 	if (j->cancelled) {
 		job_drop(j, "cancelled");
 	} else if (fetch_look_up(j)) {
-		j->hands++;
+		j->holders++;
 		job_enter(j, JOB_LOOKUP);
 	} else {
 		job_enter(j, JOB_RESERVE);
@@ -268,7 +268,7 @@ void job_taken(struct job *j)
 	job_adopt_taken(j);
 	int got = j->n_blocks > 0, gone = j->cancelled || j->draw_fault,
 		again = s->releases != j->releases;
-	j->hands--;
+	j->holders--;
 	if (s->retrying == j)
 		s->retrying = NULL;
 	if (j->cancelled) {
@@ -344,7 +344,7 @@ void job_run(struct job *j)
 		         j->start_tokens > had ? j->start_tokens - had : 0);
 	}
 	job_enter(j, JOB_RUN);
-	j->hands++;
+	j->holders++;
 	j->ready_us = clock_us();
 	gate_ready(j);
 	schedule_add(s, j);

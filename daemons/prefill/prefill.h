@@ -17,9 +17,9 @@
  *   COMPUTED  first token sampled and sent; waits for KvSent and the first token's acknowledgement
  *   END       nothing is held; the memory goes when no thread or batch has a pointer to it
  *
- * `hands` counts who else holds the job (prepare thread, schedule thread, a look-up); only the loop
- * reads `state`. A cancel sets `cancelled`; whoever has the job gives it back soon, and the loop
- * drops it then.
+ * `holders` counts who else holds the job (prepare thread, schedule thread, a look-up); only the
+ * loop reads `state`. A cancel sets `cancelled`; whoever has the job gives it back soon, and the
+ * loop drops it then.
  *
  * Who waits for whom: RESERVE waits for a decode worker holding nothing; SHARE waits for a RUN job
  * holding nothing but the grant; BLOCKED waits for RUN and COMPUTED jobs; those wait for the
@@ -114,7 +114,7 @@ struct job {
 	struct work work;
 	uint64_t seq; /* by arrival */
 	enum job_state state;
-	int hands;
+	int holders;
 	_Atomic int cancelled;
 	int phase;                /* for the prepare thread: 1 or 2 */
 	struct compile_task form; /* before phase 2 */

@@ -604,7 +604,7 @@ static void stop(struct worker *w)
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
 		job_adopt_taken(j);
-		j->hands = 0;
+		j->holders = 0;
 		j->cancelled = 0;
 		job_fail(j, PDS__FAULT__FAULT_DRAINING, 1, "the prefill worker ends");
 	}

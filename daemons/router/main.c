@@ -33,122 +33,126 @@ static const struct conf_key keys[] = {
      "name of the model in the API; empty: the file's own", NULL},
 	{"api_keys", CONF_LIST, "", 0, 64, "", CONF_RELOADABLE | CONF_SECRET,
      "clients must send one of these as Authorization: Bearer KEY; empty: no key needed", NULL},
-	{"max_requests", CONF_INT, "4096", 1, 100000, "sequences", 1,
-     "at work at once; past it the answer is 429", NULL},
-	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1, "of one request: prompts times n",
-     NULL},
+	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
+     "answers in progress at once; beyond that the reply is 429", NULL},
+	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
+     "answers of one request (prompts times n)", NULL},
 	{"max_connections", CONF_INT, "8192", 1, 500000, "connections", 0,
-     "open client connections; past it one without a request makes room, or the answer is 503",
+     "open client connections; beyond that an idle one is closed to make room, or the reply is 503",
      NULL},
 	{"max_connections_per_address", CONF_INT, "0", 0, 500000, "connections", 0,
-     "of one client address (IPv6: of one /64); 0: as many as it leaves to others, so one alone "
-     "has half of max_connections",
+     "connections of one client address (IPv6: one /64); 0: at most as many as remain free, so a "
+     "single address gets half of max_connections",
      NULL},
-	{"max_header_bytes", CONF_INT, "65536", 1024, 1048576, "bytes", 0, "of a request's head", NULL},
-	{"max_body_bytes", CONF_INT, "4194304", 1024, 1073741824, "bytes", 0, "of a request's body",
-     NULL},
+	{"max_header_bytes", CONF_INT, "65536", 1024, 1048576, "bytes", 0,
+     "size limit of a request's head", NULL},
+	{"max_body_bytes", CONF_INT, "4194304", 1024, 1073741824, "bytes", 0,
+     "size limit of a request's body", NULL},
 	{"input_bytes_max", CONF_INT, "67108864", 65536, 1099511627776, "bytes", 0,
-     "of requests that arrive or wait to be parsed, for all clients; past it the answer to all but "
-     "small ones is 503. A client address may hold as many as it leaves to others, one alone half "
-     "of them",
+     "total size of requests being received or waiting to be parsed, all clients together; beyond "
+     "that all but small ones get 503. One client address may hold at most as much as remains "
+     "free, so a single one gets half",
      NULL},
 	{"max_memory_mb", CONF_INT, "128", 8, 1048576, "MiB", 1,
-     "of all requests together: their JSON, prompts, log-probabilities, answers that were not "
-     "sent; past it the answer is 429",
+     "memory of all requests together: JSON, prompts, log-probabilities, unsent answers; beyond "
+     "that the reply is 429",
      NULL},
 	{"max_request_memory_mb", CONF_INT, "64", 1, 1048576, "MiB", 1,
-     "of one request; one that needs more for certain is refused, an answer that grows past it "
-     "ends with finish_reason length",
+     "memory of one request; a request that certainly needs more is refused, an answer that grows "
+     "beyond it ends with finish_reason length",
      NULL},
 	{"client_buffer_bytes", CONF_INT, "8388608", 65536, 1073741824, "bytes", 0,
-     "not yet taken by one client; past it its request is given up", NULL},
+     "output that one client has not read yet; beyond that its request is given up", NULL},
 	{"output_bytes_max", CONF_INT, "50331648", 1048576, 1099511627776, "bytes", 0,
-     "not yet taken by all clients; an address may leave as many as it leaves to others, one alone "
-     "half of them, and a connection as many as it leaves to others of its address; 4096 always "
-     "fit. Past it a stream is given up, a whole answer waits or becomes 503",
+     "output that all clients together have not read yet; an address, and a connection within its "
+     "address, may hold at most as much as remains free; 4096 bytes always fit. Beyond that a "
+     "stream is given up, and a whole answer waits or becomes 503",
      NULL},
 	{"request_timeout_ms", CONF_INT, "600000", 100, 86400000, "ms", 1,
-     "from a request's arrival to its last token", NULL},
+     "time from a request's arrival to its last token", NULL},
 	{"idle_timeout_ms", CONF_INT, "75000", 100, 3600000, "ms", 0,
-     "a connection without a request is closed", NULL},
+     "a connection without a request is closed after this time", NULL},
 	{"read_timeout_ms", CONF_INT, "30000", 100, 3600000, "ms", 0,
-     "from a request's first byte to its last", NULL},
+     "time from a request's first byte to its last", NULL},
 	{"write_timeout_ms", CONF_INT, "60000", 100, 3600000, "ms", 0,
-     "a client that takes nothing for so long is gone", NULL},
+     "a client that reads nothing for this long is disconnected", NULL},
 	{"max_attempts", CONF_INT, "3", 1, 100, "attempts", 1,
-     "of a sequence that workers may lose in a row before it fails; after one that brought tokens "
-     "the count begins anew, to 4 times as many in all",
+     "consecutive failed attempts allowed for an answer; progress resets the count; at most 4 "
+     "times as many in total",
      NULL},
 	{"retry_wait_ms", CONF_INT, "10000", 0, 3600000, "ms", 1,
-     "how long a lost attempt waits for a worker", NULL},
+     "how long an answer waits for a worker after a failed attempt", NULL},
 	{"retry_after_s", CONF_INT, "1", 1, 3600, "s", 1,
-     "the least that Retry-After says; more when the workers' backlog and measured rates say so",
-     NULL},
-	{"retry_after_max_s", CONF_INT, "60", 1, 3600, "s", 1, "the most that Retry-After says", NULL},
+     "smallest Retry-After; raised according to the workers' backlog and measured rates", NULL},
+	{"retry_after_max_s", CONF_INT, "60", 1, 3600, "s", 1, "largest Retry-After", NULL},
 	{"stuck_ms", CONF_INT, "30000", 100, 3600000, "ms", 0,
-     "a worker that has work but completes no layer of a step for so long loses its requests to "
-     "others, and is chosen last",
+     "a worker that has work but completes no layer of a step within this time loses its requests "
+     "to others, and is chosen last",
      NULL},
 	{"text_threads", CONF_INT, "2", 1, 64, "threads", 0,
-     "for parsing and tokenizing of long prompts", NULL},
+     "threads that parse and tokenize long prompts", NULL},
 	{"text_inline_bytes", CONF_INT, "4096", 0, 1048576, "bytes", 1,
      "bodies up to this size are handled on the event loop", NULL},
 	{"text_queue", CONF_INT, "1024", 1, 100000, "requests", 0,
-     "long prompts that wait to be tokenized; past it the answer is 429", NULL},
+     "long prompts waiting to be tokenized; beyond that the reply is 429", NULL},
 	{"prefill_policy", CONF_STRING, "kv_aware", 1, 32, "", 1,
      "which prefill (or mixed) worker takes a request", POLICY_CHOICES},
 	{"decode_policy", CONF_STRING, "kv_aware", 1, 32, "", 1,
-     "which decode worker goes on, and the order of the others", POLICY_CHOICES},
+     "which decode worker takes over, and in which order the others are candidates",
+     POLICY_CHOICES},
 	{"session_fallback", CONF_STRING, "kv_aware", 1, 32, "", 1,
-     "policy of session_affinity for requests without a session, and when its worker has too much",
+     "policy that session_affinity uses for requests without a session, and when the worker of the "
+     "session is overloaded",
      POLICY_CHOICES_LOAD},
 	{"session_overload", CONF_FLOAT, "2", 1, 1000, "times", 1,
-     "session_affinity gives way past so many times the mean of tokens in flight", NULL},
+     "session_affinity avoids a worker whose tokens in flight exceed the mean by this factor",
+     NULL},
 	{"kv_load_weight", CONF_FLOAT, "0.5", 0, 1000, "", 1,
-     "kv_aware: what a token that waits at a prefill worker weighs against an uncached token of "
-     "the request",
+     "kv_aware: cost of a token waiting at a prefill worker, relative to an uncached token of the "
+     "request",
      NULL},
 	{"kv_restore_weight", CONF_FLOAT, "0.25", 0, 1, "", 1,
-     "kv_aware: what a token to be read from storage's memory weighs against one to be computed, "
-     "where the worker has not measured that",
+     "kv_aware: cost of a token read from storage's memory, relative to computing it, where the "
+     "worker has not measured it",
      NULL},
 	{"kv_disk_weight", CONF_FLOAT, "0.5", 0, 1, "", 1,
-     "kv_aware: what a token to be read from storage's disk weighs against one to be computed, "
-     "where the worker has not measured that",
+     "kv_aware: cost of a token read from storage's disk, relative to computing it, where the "
+     "worker has not measured it",
      NULL},
 	{"kv_transfer_weight", CONF_FLOAT, "0.1", 0, 1000, "", 1,
-     "kv_aware: what a token to be sent to a decode worker weighs against one that is there", NULL},
+     "kv_aware: cost of a token to be sent to a decode worker, relative to one already there",
+     NULL},
 	{"kv_room_weight", CONF_FLOAT, "4", 0, 1000, "", 1,
-     "kv_aware: what a token that finds no room at a decode worker weighs against one that is "
+     "kv_aware: cost of a token for which a decode worker has no room, relative to one already "
      "there",
      NULL},
 	{"kv_sequence_tokens", CONF_INT, "256", 0, 1000000, "tokens", 1,
-     "kv_aware: what a sequence at a decode worker weighs besides the context that it has and the "
-     "new one brings",
+     "kv_aware: cost of a sequence at a decode worker, in tokens, on top of its context and the "
+     "new one's",
      NULL},
 	{"kv_predict_ms", CONF_INT, "5000", 0, 600000, "ms", 1,
-     "kv_aware: how long blocks of a prompt that was just placed count as there before its worker "
-     "says so; 0: not at all",
+     "kv_aware: how long the blocks of a newly placed prompt count as cached before its worker "
+     "reports them; 0: not at all",
      NULL},
 	{"kv_index_entries", CONF_INT, "262144", 1024, 16777216, "blocks", 1,
-     "known of each worker's prefix index, and as many of its host's storage, at most 43 bytes "
-     "each; what comes past it is not known",
+     "blocks known of each worker's prefix index, and of its host's storage; up to 43 bytes each; "
+     "further blocks are not tracked",
      NULL},
 	{"policy_seed", CONF_INT, "0", 0, 9007199254740991, "", 1,
-     "of the policies that draw: equal seeds, equal choices; 0: drawn at start", NULL},
+     "seed of the random policies; the same seed gives the same choices; 0: random", NULL},
 	{"allow_pinning", CONF_BOOL, "false", 0, 0, "", 1,
-     "take X-Pdserve-Prefill: NAME and X-Pdserve-Decode: NAME,NAME, for tests and benchmarks",
+     "accept X-Pdserve-Prefill: NAME and X-Pdserve-Decode: NAME,NAME, for tests and benchmarks",
      NULL},
 	{"breaker_error_pct", CONF_INT, "50", 0, 100, "percent", 1,
-     "of a worker's outcomes that are its own failures; from there on it is left out for a while; "
-     "0: never",
+     "share of a worker's outcomes that are its own failures, from which on it is taken out for a "
+     "while; 0: never",
      NULL},
 	{"breaker_min_requests", CONF_INT, "10", 1, 1000000, "outcomes", 1,
-     "within breaker_window_ms, before that is judged", NULL},
+     "outcomes needed within breaker_window_ms before a worker is judged", NULL},
 	{"breaker_window_ms", CONF_INT, "30000", 100, 3600000, "ms", 1,
-     "of outcomes that are judged together", NULL},
+     "window of outcomes that are judged together", NULL},
 	{"breaker_open_ms", CONF_INT, "5000", 10, 3600000, "ms", 1,
-     "until a worker that was left out is tried with one request; doubles up to 16 times that "
+     "time until a worker that was taken out is tried with one request; doubles up to 16 times "
      "while trials fail",
      NULL},
 	CONF_END,
@@ -207,182 +211,6 @@ static void read_conf(struct router *r)
 	read_policies(&r->registry, c);
 	r->attempts.opts.max_attempts = (uint32_t)conf_int(c, "max_attempts");
 	r->attempts.opts.retry_wait_us = ms(c, "retry_wait_ms");
-}
-
-/* --- workers ------------------------------------------------------------- */
-
-static int send_to_worker(void *arg, struct worker *w, enum msg_type type,
-                          const struct msg_head *head, const void *body)
-{
-	struct router *r = arg;
-	return svc_send(r->svc, w->peer, type, head, body);
-}
-
-static void add_peer(Pds__Peer *p, struct worker *w)
-{
-	pds__peer__init(p);
-	p->name = w->name;
-	p->endpoint = w->endpoint;
-	p->role = (char *)worker_role_name(w->role);
-	p->epoch = w->epoch;
-}
-
-/* Tells every worker who the others are, so that their connections exist before the first
- * request. */
-static void send_peers(struct router *r)
-{
-	unsigned n = r->registry.n_up;
-	Pds__Peer *peers = mem_array(n, sizeof *peers), **list = mem_array(n, sizeof *list);
-	list_each(to, &r->registry.workers) {
-		struct worker *w = list_entry(to, struct worker, node);
-		struct msg_head head = {0};
-		Pds__Peers body = PDS__PEERS__INIT;
-		if (!worker_is_up(w))
-			continue;
-		list_each(it, &r->registry.workers) {
-			struct worker *o = list_entry(it, struct worker, node);
-			if (o == w || !worker_is_up(o))
-				continue;
-			add_peer(&peers[body.n_peers], o);
-			list[body.n_peers] = &peers[body.n_peers];
-			body.n_peers++;
-		}
-		body.peers = list;
-		svc_send(r->svc, w->peer, MSG_PEERS, &head, &body);
-	}
-	free(peers);
-	free(list);
-}
-
-static int on_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *hello,
-                    char *reason, size_t reason_len)
-{
-	struct router *r = svc_data(s);
-	(void)epoch;
-	if (!hello->worker)
-		return 0;
-	return registry_admit(&r->registry, name, hello->worker,
-	                      r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : 0, reason,
-	                      reason_len);
-}
-
-static void on_up(struct svc *s, struct peer *p)
-{
-	struct router *r = svc_data(s);
-	const Pds__WorkerInfo *info = peer_worker(p);
-	if (!info)
-		return;
-	struct worker *w = registry_up(&r->registry, p, peer_name(p), peer_epoch(p), info, clock_us());
-	peer_set_data(p, w);
-	log_info("worker_up", "worker=%s role=%s epoch=%016llx endpoint=%s numerics=%s blocks=%u",
-	         w->name, worker_role_name(w->role), (unsigned long long)w->epoch,
-	         log_quote(w->endpoint), log_quote(w->numerics), w->blocks);
-	send_peers(r);
-	attempts_worker_up(&r->attempts);
-}
-
-static void on_down(struct svc *s, struct peer *p, const char *why)
-{
-	struct router *r = svc_data(s);
-	/* no router: it has ended, and its registry with it */
-	struct worker *w = r ? peer_data(p) : NULL;
-	if (!w || w->peer != p)
-		return;
-	log_warn("worker_down", "worker=%s requests=%u why=%s", w->name, w->requests, log_quote(why));
-	enum worker_end how = peer_said_goodbye(p) ? WORKER_GOODBYE : WORKER_LOST;
-	if (peer_begins_anew(p))
-		how = WORKER_ANEW;
-	registry_down(&r->registry, w, clock_us());
-	if (how == WORKER_GOODBYE)
-		registry_ended_in_order(w);
-	attempts_worker_down(&r->attempts, w, why, how);
-	send_peers(r);
-}
-
-static struct worker *sender(struct peer *p)
-{
-	struct worker *w = peer_data(p);
-	return w && w->peer == p ? w : NULL;
-}
-
-static void on_first_token(struct svc *s, struct peer *p, const struct msg_head *head,
-                           const ProtobufCMessage *body)
-{
-	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
-	if (w)
-		attempts_first_token(&r->attempts, w, head, (const Pds__FirstToken *)body);
-}
-
-static void on_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_head *head,
-                               const ProtobufCMessage *body)
-{
-	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
-	if (w)
-		attempts_prompt(&r->attempts, w, head, (const Pds__PromptLogprobs *)body);
-}
-
-static void on_tokens(struct svc *s, struct peer *p, const struct msg_head *head,
-                      const ProtobufCMessage *body)
-{
-	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
-	(void)head;
-	if (w)
-		attempts_tokens(&r->attempts, w, (const Pds__Tokens *)body);
-}
-
-static void on_failed(struct svc *s, struct peer *p, const struct msg_head *head,
-                      const ProtobufCMessage *body)
-{
-	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
-	if (w)
-		attempts_failed(&r->attempts, w, head, (const Pds__Failed *)body);
-}
-
-static void on_heartbeat(struct svc *s, struct peer *p, const struct msg_head *head,
-                         const ProtobufCMessage *body)
-{
-	struct worker *w = sender(p);
-	(void)s;
-	(void)head;
-	if (w)
-		registry_beat(w, (const Pds__Heartbeat *)body, clock_us());
-}
-
-static void on_kv_events(struct svc *s, struct peer *p, const struct msg_head *head,
-                         const ProtobufCMessage *body)
-{
-	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
-	(void)head;
-	if (w)
-		registry_kv_events(&r->registry, w, (const Pds__KvEvents *)body);
-}
-
-/* A role was switched: the peers hear of it, and what waited for such a worker is tried. What
- * runs there stays what it is. */
-static void on_worker_update(struct svc *s, struct peer *p, const struct msg_head *head,
-                             const ProtobufCMessage *body)
-{
-	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
-	const Pds__WorkerUpdate *m = (const Pds__WorkerUpdate *)body;
-	char why[256];
-	(void)head;
-	if (!w || !m->worker)
-		return;
-	enum worker_role had = w->role;
-	if (registry_update(&r->registry, w, m->worker, why, sizeof why) < 0) {
-		log_warn("worker_update_refused", "worker=%s why=%s", w->name, log_quote(why));
-		return;
-	}
-	log_info("worker_update", "worker=%s from=%s role=%s requests=%u", w->name,
-	         worker_role_name(had), worker_role_name(w->role), w->requests);
-	send_peers(r);
-	attempts_worker_up(&r->attempts);
 }
 
 /* --- life ---------------------------------------------------------------- */
@@ -554,7 +382,7 @@ static int on_start(struct svc *s, struct err *err)
 	r->stats = svc_stats(s);
 	requests_init(r);
 	registry_init(&r->registry, ms(svc_conf(s), "stuck_ms"));
-	struct attempts_opts o = {.arg = r, .send = send_to_worker};
+	struct attempts_opts o = {.arg = r, .send = links_send};
 	attempts_init(&r->attempts, &r->registry, &o);
 	read_conf(r);
 	int rc = set_up(r, err);
@@ -578,17 +406,6 @@ static void on_status(struct svc *s, struct buf *out)
 	           (unsigned long long)n->retries, (unsigned long long)n->output_tokens);
 }
 
-static const struct svc_msg messages[] = {
-	{MSG_REQUEST_FIRST_TOKEN, on_first_token},
-	{MSG_REQUEST_PROMPT_LOGPROBS, on_prompt_logprobs},
-	{MSG_REQUEST_TOKENS, on_tokens},
-	{MSG_REQUEST_FAILED, on_failed},
-	{MSG_HEARTBEAT, on_heartbeat},
-	{MSG_KV_EVENTS, on_kv_events},
-	{MSG_WORKER_UPDATE, on_worker_update},
-	{0},
-};
-
 int main(int argc, char **argv)
 {
 	static const struct svc_hooks hooks = {
@@ -597,7 +414,7 @@ int main(int argc, char **argv)
 		.keys = keys,
 		.stats = router_stats,
 		.n_stats = STAT_COUNT,
-		.messages = messages,
+		.messages = links_messages,
 		.ctl = router_ctl,
 		.descriptors = descriptors,
 		.start = on_start,
@@ -607,9 +424,9 @@ int main(int argc, char **argv)
 		.expire = on_expire,
 		.stop = on_stop,
 		.status = on_status,
-		.admit = on_admit,
-		.up = on_up,
-		.down = on_down,
+		.admit = links_admit,
+		.up = links_up,
+		.down = links_down,
 	};
 	return svc_main(argc, argv, &hooks);
 }

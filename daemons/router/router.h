@@ -99,6 +99,14 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 void api_request(void *arg, struct http_conn *c, struct http_request *q);
 /* What Retry-After says now. */
 uint32_t router_retry_after_s(const struct router *r);
+/* links.c: svc_hooks and attempts_opts.send */
+extern const struct svc_msg links_messages[];
+int links_send(void *arg, struct worker *w, enum msg_type type, const struct msg_head *head,
+               const void *body);
+int links_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *hello,
+                char *reason, size_t reason_len);
+void links_up(struct svc *s, struct peer *p);
+void links_down(struct svc *s, struct peer *p, const char *why);
 /* metrics.c */
 extern const struct stat_def router_stats[STAT_COUNT];
 void metrics_refresh(struct router *r);

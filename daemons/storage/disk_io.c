@@ -223,7 +223,7 @@ static int ring_open(struct disk_io *io, unsigned depth, const struct disk_calls
 	int r = calls && calls->ring_init ? calls->ring_init(depth + 2, &io->ring)
 	                                  : io_uring_queue_init(depth + 2, &io->ring, 0);
 	if (r < 0)
-		return err_set(err, ERR_UNSUPPORTED, "io_uring is not to be had here: %s", strerror(-r));
+		return err_set(err, ERR_UNSUPPORTED, "io_uring unavailable: %s", strerror(-r));
 	static const int needed[] = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_POLL_ADD};
 	struct io_uring_probe *p = io_uring_get_probe_ring(&io->ring);
 	int there = p != NULL;

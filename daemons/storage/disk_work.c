@@ -415,7 +415,7 @@ static void get_read(struct disk_worker *w, struct disk_job *j)
 		          j->slot & (DISK_SLOTS_MAX - 1), log_quote(strerror(error)));
 		job_over(w, j, ERR_IO, "the disk cannot read the stored block");
 	} else if (!sum_equal(sum_spans(&span, 1), j->sum)) {
-		get_corrupt(w, j, "the checksum of the stored block does not hold; it was dropped");
+		get_corrupt(w, j, "checksum mismatch in a stored block; it was dropped");
 	} else {
 		job_over(w, j, tier_op_move(j->op, &span, 1), NULL);
 	}

@@ -361,8 +361,7 @@ static void memory_get(struct tier *t, struct tier_op *op)
 	if (!sum_equal(sum_spans(b->span, b->n), b->sum)) {
 		memory_damaged(b);
 		memory_release(b);
-		op->done(op, ERR_CORRUPT, TIER_NONE,
-		         "the checksum of the stored block does not hold; it was dropped");
+		op->done(op, ERR_CORRUPT, TIER_NONE, "checksum mismatch in a stored block; it was dropped");
 		return;
 	}
 	op->sum = b->sum;

@@ -70,7 +70,7 @@ enum redis_value_is redis_value_check(const unsigned char *v, size_t n, const st
 	const struct tier_sum sum = {.lo = get_number(v + AT_SUM_LOW),
 	                             .hi = get_number(v + AT_SUM_HIGH)};
 	if (!sum_equal(sum_spans(&span, 1), sum))
-		return wrong(ret_why, "its checksum does not hold");
+		return wrong(ret_why, "checksum mismatch");
 	*ret_sum = sum;
 	return REDIS_VALUE_RIGHT;
 }

@@ -28,142 +28,139 @@ static const struct conf_key keys[] = {
      "cpu|cuda|sim"},
 	{"device", CONF_INT, "0", 0, 63, "", 0, "cuda: number of the GPU", NULL},
 	{"variant", CONF_STRING, "auto", 0, 16, "", 0,
-     "cpu: instruction set or reference kernels; cuda: fast rounds activations as activation_type "
-     "bf16 does and multiplies BF16 weights by cuBLASLt (CUDA 13), with tokens that depend on the "
-     "batch",
+     "cpu: instruction set, or reference kernels; cuda: fast rounds activations as activation_type "
+     "bf16 does and multiplies BF16 weights by cuBLASLt (CUDA 13); its tokens depend on the batch",
      "auto|reference|plain|avx2|avx512|avx512bf16|fast"},
 	{"threads", CONF_INT, "0", 0, 256, "threads", 0,
      "compute threads; 0: one per core that the process may use", NULL},
 	{"tensor_parallel", CONF_INT, "1", 1, 64, "processes", 0,
-     "cpu: processes that share the model and its work, at most one for each KV head; each takes "
-     "an equal part of the threads",
+     "cpu: processes that share the model and its work, at most one per KV head; the threads are "
+     "divided equally among them",
      NULL},
 	{"kv_type", CONF_STRING, "bf16", 0, 8, "", 0,
      "element type of the KV cache; int8 and fp8 halve it and cost accuracy",
      "bf16|f16|f32|int8|fp8"},
 	{"activation_type", CONF_STRING, "f32", 0, 4, "", 0,
-     "what products take activations as; bf16 rounds them, which costs accuracy and is faster: "
-     "cpu: with BF16 weights alone (AVX512_BF16); cuda: with BF16 and quantised weights, and "
-     "attention",
+     "type of activations in matrix products; bf16 is faster and less accurate: cpu: with BF16 "
+     "weights only (AVX512_BF16); cuda: with BF16 and quantised weights, and attention",
      "f32|bf16"},
 	{"block_tokens", CONF_INT, "64", 8, 256, "tokens", 0, "tokens of a KV block; a multiple of 8",
      NULL},
 	{"kv_memory_mb", CONF_INT, "0", 0, 1048576, "MiB", 0,
-     "memory of the KV pool; 0: 512, cuda: kv_memory_fraction of what is free", NULL},
+     "memory of the KV pool; 0: 512; cuda: kv_memory_fraction of the free memory", NULL},
 	{"kv_memory_fraction", CONF_FLOAT, "0.9", 0.01, 0.99, "", 0,
-     "cuda: part of the GPU's memory that is free once the model is loaded and steps have their "
-     "memory",
+     "cuda: share of the GPU memory that is free after the model and the steps' memory are "
+     "allocated",
      NULL},
 	{"kv_blocks", CONF_INT, "0", 0, 1048576, "blocks", 0,
-     "size of the KV pool; 0: as many as kv_memory_mb or kv_memory_fraction hold", NULL},
+     "size of the KV pool; 0: derived from kv_memory_mb or kv_memory_fraction", NULL},
 	{"max_batched_tokens", CONF_INT, "512", 16, 65536, "tokens", 0, "token budget of one step",
      NULL},
-	{"max_sequences", CONF_INT, "64", 1, 4096, "sequences", 0, "sequences that decode at once",
-     NULL},
+	{"max_sequences", CONF_INT, "64", 1, 4096, "sequences", 0, "sequences decoding at once", NULL},
 	{"prefill_chunk_tokens", CONF_INT, "128", 8, 65536, "tokens", 0,
-     "decode and mixed: largest piece of a prompt in a step beside decoding", NULL},
+     "decode and mixed: largest chunk of a prompt in a step that also decodes", NULL},
 	{"prepare_threads", CONF_INT, "5", 1, 64, "threads", 0,
      "prefill: threads that match prefixes and take blocks", NULL},
 	{"max_inflight_prefill", CONF_INT, "20", 1, 100000, "requests", 0,
-     "prefill: reservations asked of one decode worker and not yet handed over; past it the next "
-     "candidate is asked, or none",
+     "prefill: reservations requested from one decode worker and not yet handed over; beyond that "
+     "the next candidate is asked, or none",
      NULL},
 	{"share_running_prefix", CONF_BOOL, "true", 0, 0, "", 0,
-     "prefill: a prompt waits for blocks of its prefix that a running one is computing, instead of "
+     "prefill: a prompt waits for blocks of its prefix that a running one is computing instead of "
      "computing them again",
      NULL},
 	{"prefill_order", CONF_STRING, "fifo", 0, 8, "", 0,
-     "prefill: who is computed first: by arrival, or the least left to compute (with ageing)",
+     "prefill: which prompt is computed first: fifo, by arrival; srpt, least left to compute (with "
+     "ageing)",
      "fifo|srpt"},
 	{"prefill_ageing_ms", CONF_INT, "2000", 1, 600000, "ms", 0,
-     "prefill: with srpt, a prompt that has waited for so long stands before all that came later",
+     "prefill: with srpt, a prompt that has waited this long goes before all that arrived later",
      NULL},
 	{"max_jobs", CONF_INT, "1024", 1, 100000, "requests", 0,
-     "requests that a worker holds in any state; past it they are refused", NULL},
+     "requests held by a worker in any state; beyond that they are refused", NULL},
 	{"constraint_memory_mb", CONF_INT, "256", 8, 1048576, "MiB", 0,
-     "compiled constraints of requests, those in use and those kept; past it the least recently "
-     "used give way, then new ones are refused",
+     "memory of compiled constraints, in use and cached; when full, the least recently used are "
+     "dropped, then new ones are refused",
      NULL},
 	{"ring_slots", CONF_INT, "128", 1, 1024, "slots", 0,
-     "prefill: transfers that may be under way; made for every role, so that it can be switched",
+     "prefill: transfers in flight; allocated for every role, so that the role can be switched",
      NULL},
 	{"lease_ms", CONF_INT, "3000", 300, 600000, "ms", 0,
-     "decode: life of a reservation that nobody renews (every third of it, if that is less than "
-     "400 ms)",
+     "decode: lifetime of a reservation that is not renewed (P renews it every third of this "
+     "time, or every 400 ms if that is less)",
      NULL},
 	{"stall_ms", CONF_INT, "5000", 100, 600000, "ms", 0,
      "prefill: longest wait for the messager after the last token was computed", NULL},
 	{"step_timeout_ms", CONF_INT, "60000", 0, 86400000, "ms", 0,
-     "a step that completes no layer for so long hangs: the process exits at once, for its service "
-     "manager to restart it; 0: never",
+     "a step that completes no layer within this time hangs: the process exits at once, for its "
+     "service manager to restart it; 0: never",
      NULL},
 	{"max_queued", CONF_INT, "256", 0, 100000, "reservations", 0,
-     "decode: reservations that may wait for room; past it they are refused, with a hint when to "
-     "come again",
+     "decode: reservations waiting for room; beyond that they are refused, with a Retry-After",
      NULL},
 	{"growth_ratio", CONF_FLOAT, "0.7", 0, 1, "", 0,
-     "decode: share of the tokens still allowed for which room is kept: at first, and at most",
+     "decode: share of the tokens still allowed for which room is kept: the initial and the "
+     "largest value",
      NULL},
 	{"growth_ratio_min", CONF_FLOAT, "0.02", 0, 1, "", 0,
-     "decode: the least that the share falls to; above 0 each sequence keeps a block at least",
-     NULL},
+     "decode: smallest value of that share; above 0 each sequence keeps at least one block", NULL},
 	{"growth_ratio_step", CONF_FLOAT, "0.001", 0, 1, "", 0,
-     "decode: what the share falls by in a step", NULL},
+     "decode: how much the share decreases in a step", NULL},
 	{"growth_ratio_rise", CONF_FLOAT, "0.05", 0, 1, "", 0,
-     "decode: what the share rises by in a step that preempts", NULL},
+     "decode: how much the share increases in a step that preempts", NULL},
 	{"save_preempted_kv", CONF_BOOL, "true", 0, 0, "", 0,
-     "decode: what a preempted sequence had computed is written to storage, to be read back", NULL},
+     "decode: write the KV of a preempted sequence to storage, to read it back later", NULL},
 	{"preempt_wait_ms", CONF_INT, "50", 0, 60000, "ms", 0,
-     "decode: longest wait for blocks of preempted sequences that storage has not written yet; "
-     "then they are reused unwritten",
+     "decode: longest wait until storage has written the blocks of preempted sequences; then they "
+     "are reused without",
      NULL},
 	{"restore_wait_ms", CONF_INT, "1000", 10, 600000, "ms", 0,
-     "decode: longest wait for a piece that is read back from storage (a quarter of it for a "
-     "look-up); then it is computed again in other blocks",
+     "decode: longest wait for KV read back from storage (a look-up: a quarter of it); then it is "
+     "recomputed in other blocks",
      NULL},
 	{"growth_cap_tokens", CONF_INT, "4096", 1, 1048576, "tokens", 0,
-     "decode: largest growth that is counted for one sequence", NULL},
+     "decode: largest growth counted for one sequence", NULL},
 	{"speculative", CONF_STRING, "off", 0, 8, "", 0,
-     "decode: drafts of what comes next, computed and checked in one step; the answer stays the "
-     "same. ngram: what followed the same tokens before, in prompt or answer; naive: proposes "
-     "nothing",
+     "decode: drafts of the next tokens, computed and checked in one step; the answer stays the "
+     "same. ngram: what followed the same tokens earlier in prompt or answer; naive: no drafts",
      "off|naive|ngram"},
 	{"spec_tokens_max", CONF_INT, "16", 1, 63, "tokens", 0,
-     "decode: longest draft of a sequence; how long it is depends on how many were right and on "
-     "what rows cost",
+     "decode: longest draft of a sequence; its actual length depends on the acceptance rate and "
+     "the cost of a row",
      NULL},
 	{"spec_ngram_min", CONF_INT, "2", 1, 8, "tokens", 0,
-     "decode: so many of the last tokens at least must have stood before", NULL},
+     "decode: shortest match of the last tokens with earlier ones for which a draft is made", NULL},
 	{"kv_eviction", CONF_STRING, "recycle", 0, 16, "", 0,
-     "what is about to be evicted: forgotten; written to storage first; or written as soon as it "
-     "was used write_through_after times",
+     "what happens to blocks before they are evicted: recycle drops them; offload writes them to "
+     "storage first; write_through writes them once they were used write_through_after times",
      "recycle|offload|write_through"},
 	{"offload_low_percent", CONF_INT, "20", 1, 90, "percent", 0,
-     "offload: so much of the pool is free, or stored before it is evicted", NULL},
+     "offload: share of the pool that is kept free, or already stored", NULL},
 	{"offload_wait_ms", CONF_INT, "200", 0, 60000, "ms", 0,
-     "prefill: longest wait of a prompt for what it would evict to be written (offload), and for "
-     "blocks that storage reads; then they are evicted all the same",
+     "prefill: longest wait of a prompt until the blocks it would evict are written (offload), and "
+     "for blocks that storage is reading; then they are evicted anyway",
      NULL},
 	{"write_through_after", CONF_INT, "1", 0, 1000000, "uses", 0,
-     "write_through: a block is written once it was used again so often; 0: as soon as it is "
-     "computed",
+     "write_through: reuses of a block after which it is written; 0: as soon as it is computed",
      NULL},
 	{"output_caching", CONF_BOOL, "true", 0, 0, "", 0,
-     "decode: prompt and answer of a sequence that has ended go to storage, for the next turn",
+     "decode: send prompt and answer of a finished sequence to storage, for the next turn of the "
+     "conversation",
      NULL},
 	{"storage_read", CONF_STRING, "auto", 0, 8, "", 0,
-     "what storage has is read: auto, where by the measured rates that is faster than computing it",
+     "whether blocks are read from storage; auto: where the measured rates make that faster than "
+     "computing",
      "auto|always|never"},
 	{"storage_lookup_wait_ms", CONF_INT, "20", 1, 60000, "ms", 0,
-     "prefill: longest wait for storage to say what it has", NULL},
+     "prefill: longest wait for storage's answer to a look-up", NULL},
 	{"storage_read_wait_ms", CONF_INT, "500", 1, 600000, "ms", 0,
-     "prefill: longest wait for what is read from storage; what has not come by then is computed",
+     "prefill: longest wait for blocks read from storage; what has not arrived by then is computed",
      NULL},
 	{"kv_events_ms", CONF_INT, "10", 0, 60000, "ms", 0,
-     "routers hear of changes of the prefix index at most this often; 0: not at all", NULL},
+     "shortest interval between reports of prefix index changes to the routers; 0: no reports",
+     NULL},
 	{"role_switch_timeout_ms", CONF_INT, "10000", 0, 3600000, "ms", 1,
-     "live switch of the role: how long what runs may take to end; then it goes on at other "
-     "workers",
+     "role switch: how long running requests may take to finish; then they move to other workers",
      NULL},
 	{"bench_prepare", CONF_STRING, "stage", 0, 8, "", 0,
      "prefill, for benchmarks only: serial prepares requests one after the other between steps, "

@@ -1,0 +1,194 @@
+/* links.c - the router's links with workers: who is admitted, who is up, and what they send.
+ *
+ * A message counts only if its sender is the worker that the registry has under this link. */
+#include "daemons/router/attempt/attempt.h"
+#include "router.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+
+int links_send(void *arg, struct worker *w, enum msg_type type, const struct msg_head *head,
+               const void *body)
+{
+	struct router *r = arg;
+	return svc_send(r->svc, w->peer, type, head, body);
+}
+
+static void add_peer(Pds__Peer *p, struct worker *w)
+{
+	pds__peer__init(p);
+	p->name = w->name;
+	p->endpoint = w->endpoint;
+	p->role = (char *)worker_role_name(w->role);
+	p->epoch = w->epoch;
+}
+
+/* Tells every worker who the others are, so that their connections exist before the first
+ * request. */
+static void send_peers(struct router *r)
+{
+	unsigned n = r->registry.n_up;
+	Pds__Peer *peers = mem_array(n, sizeof *peers), **list = mem_array(n, sizeof *list);
+	list_each(to, &r->registry.workers) {
+		struct worker *w = list_entry(to, struct worker, node);
+		struct msg_head head = {0};
+		Pds__Peers body = PDS__PEERS__INIT;
+		if (!worker_is_up(w))
+			continue;
+		list_each(it, &r->registry.workers) {
+			struct worker *o = list_entry(it, struct worker, node);
+			if (o == w || !worker_is_up(o))
+				continue;
+			add_peer(&peers[body.n_peers], o);
+			list[body.n_peers] = &peers[body.n_peers];
+			body.n_peers++;
+		}
+		body.peers = list;
+		svc_send(r->svc, w->peer, MSG_PEERS, &head, &body);
+	}
+	free(peers);
+	free(list);
+}
+
+int links_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *hello,
+                char *reason, size_t reason_len)
+{
+	struct router *r = svc_data(s);
+	(void)epoch;
+	if (!hello->worker)
+		return 0;
+	return registry_admit(&r->registry, name, hello->worker,
+	                      r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : 0, reason,
+	                      reason_len);
+}
+
+void links_up(struct svc *s, struct peer *p)
+{
+	struct router *r = svc_data(s);
+	const Pds__WorkerInfo *info = peer_worker(p);
+	if (!info)
+		return;
+	struct worker *w = registry_up(&r->registry, p, peer_name(p), peer_epoch(p), info, clock_us());
+	peer_set_data(p, w);
+	log_info("worker_up", "worker=%s role=%s epoch=%016llx endpoint=%s numerics=%s blocks=%u",
+	         w->name, worker_role_name(w->role), (unsigned long long)w->epoch,
+	         log_quote(w->endpoint), log_quote(w->numerics), w->blocks);
+	send_peers(r);
+	attempts_worker_up(&r->attempts);
+}
+
+void links_down(struct svc *s, struct peer *p, const char *why)
+{
+	struct router *r = svc_data(s);
+	/* no router: it has ended, and its registry with it */
+	struct worker *w = r ? peer_data(p) : NULL;
+	if (!w || w->peer != p)
+		return;
+	log_warn("worker_down", "worker=%s requests=%u why=%s", w->name, w->requests, log_quote(why));
+	enum worker_end how = peer_said_goodbye(p) ? WORKER_GOODBYE : WORKER_LOST;
+	if (peer_begins_anew(p))
+		how = WORKER_ANEW;
+	registry_down(&r->registry, w, clock_us());
+	if (how == WORKER_GOODBYE)
+		registry_ended_in_order(w);
+	attempts_worker_down(&r->attempts, w, why, how);
+	send_peers(r);
+}
+
+static struct worker *sender(struct peer *p)
+{
+	struct worker *w = peer_data(p);
+	return w && w->peer == p ? w : NULL;
+}
+
+static void on_first_token(struct svc *s, struct peer *p, const struct msg_head *head,
+                           const ProtobufCMessage *body)
+{
+	struct router *r = svc_data(s);
+	struct worker *w = sender(p);
+	if (w)
+		attempts_first_token(&r->attempts, w, head, (const Pds__FirstToken *)body);
+}
+
+static void on_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_head *head,
+                               const ProtobufCMessage *body)
+{
+	struct router *r = svc_data(s);
+	struct worker *w = sender(p);
+	if (w)
+		attempts_prompt(&r->attempts, w, head, (const Pds__PromptLogprobs *)body);
+}
+
+static void on_tokens(struct svc *s, struct peer *p, const struct msg_head *head,
+                      const ProtobufCMessage *body)
+{
+	struct router *r = svc_data(s);
+	struct worker *w = sender(p);
+	(void)head;
+	if (w)
+		attempts_tokens(&r->attempts, w, (const Pds__Tokens *)body);
+}
+
+static void on_failed(struct svc *s, struct peer *p, const struct msg_head *head,
+                      const ProtobufCMessage *body)
+{
+	struct router *r = svc_data(s);
+	struct worker *w = sender(p);
+	if (w)
+		attempts_failed(&r->attempts, w, head, (const Pds__Failed *)body);
+}
+
+static void on_heartbeat(struct svc *s, struct peer *p, const struct msg_head *head,
+                         const ProtobufCMessage *body)
+{
+	struct worker *w = sender(p);
+	(void)s;
+	(void)head;
+	if (w)
+		registry_beat(w, (const Pds__Heartbeat *)body, clock_us());
+}
+
+static void on_kv_events(struct svc *s, struct peer *p, const struct msg_head *head,
+                         const ProtobufCMessage *body)
+{
+	struct router *r = svc_data(s);
+	struct worker *w = sender(p);
+	(void)head;
+	if (w)
+		registry_kv_events(&r->registry, w, (const Pds__KvEvents *)body);
+}
+
+/* A role was switched: the peers hear of it, and what waited for such a worker is tried. What
+ * runs there stays what it is. */
+static void on_worker_update(struct svc *s, struct peer *p, const struct msg_head *head,
+                             const ProtobufCMessage *body)
+{
+	struct router *r = svc_data(s);
+	struct worker *w = sender(p);
+	const Pds__WorkerUpdate *m = (const Pds__WorkerUpdate *)body;
+	char why[256];
+	(void)head;
+	if (!w || !m->worker)
+		return;
+	enum worker_role had = w->role;
+	if (registry_update(&r->registry, w, m->worker, why, sizeof why) < 0) {
+		log_warn("worker_update_refused", "worker=%s why=%s", w->name, log_quote(why));
+		return;
+	}
+	log_info("worker_update", "worker=%s from=%s role=%s requests=%u", w->name,
+	         worker_role_name(had), worker_role_name(w->role), w->requests);
+	send_peers(r);
+	attempts_worker_up(&r->attempts);
+}
+
+const struct svc_msg links_messages[] = {
+	{MSG_REQUEST_FIRST_TOKEN, on_first_token},
+	{MSG_REQUEST_PROMPT_LOGPROBS, on_prompt_logprobs},
+	{MSG_REQUEST_TOKENS, on_tokens},
+	{MSG_REQUEST_FAILED, on_failed},
+	{MSG_HEARTBEAT, on_heartbeat},
+	{MSG_KV_EVENTS, on_kv_events},
+	{MSG_WORKER_UPDATE, on_worker_update},
+	{0},
+};
