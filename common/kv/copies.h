@@ -27,7 +27,7 @@ struct copies;
 struct copies *copies_new(uint32_t blocks);
 void copies_destroy(struct copies **c);
 /* low: so many of the oldest shall be stored before they must be evicted. after: a block is
- * written once it was used again so many times, 0: as soon as it is matchable. */
+ * written after this many reuses, 0: as soon as it is matchable. */
 void copies_policy(struct copies *c, uint32_t low, uint32_t after);
 
 /* The block got an entry, which is in use. */

@@ -613,9 +613,9 @@ uint64_t peer_epoch(const struct peer *p)
 	return p->epoch;
 }
 
-int peer_begins_anew(const struct peer *p)
+int peer_link_restarts(const struct peer *p)
 {
-	return p->anew;
+	return p->restarting;
 }
 const char *peer_expected(const struct peer *p)
 {

@@ -6,7 +6,7 @@
  * side WELCOME (or refuses). Messages with MSG_NUMBERED are numbered, acknowledged cumulatively,
  * kept in a bounded window until acknowledged, and sent again after a reconnect: the receiver gets
  * each once and in order for as long as both lives last. When either side has a new epoch the link
- * starts anew, what was in the window is dropped and `down` then `up` are called: the owner
+ * restarts, what was in the window is dropped and `down` then `up` are called: the owner
  * re-establishes its state from what it knows (requests, leases), not from messages. A peer is down
  * when it says goodbye, when its process ends (pidfd, same host), when it was silent for
  * `silence_us` (twice that on a watched link without work, five times between watched processes of
@@ -120,7 +120,7 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 const char *peer_name(const struct peer *p); /* "?" before hello */
 uint64_t peer_epoch(const struct peer *p);
 /* within `down`: its process lives, it had lost sight of us, and it is up again next */
-int peer_begins_anew(const struct peer *p);
+int peer_link_restarts(const struct peer *p);
 /* the name that chan_connect was given; "" for none */
 const char *peer_expected(const struct peer *p);
 int peer_said_goodbye(const struct peer *p); /* within `down`: it ends in order */

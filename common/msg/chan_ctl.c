@@ -24,7 +24,7 @@ struct chan_asked {
 	size_t rid_len;
 };
 
-struct answer {
+struct ctl_reply {
 	_Atomic size_t *total;
 	size_t len;
 	unsigned char bytes[];
@@ -33,7 +33,7 @@ struct answer {
 /* On ZeroMQ's thread, at the latest within zmq_ctx_term. */
 static void written(void *bytes, void *answer)
 {
-	struct answer *a = answer;
+	struct ctl_reply *a = answer;
 	(void)bytes;
 	atomic_fetch_sub(a->total, a->len);
 	free(a);
@@ -48,10 +48,10 @@ static int reply(struct chan *c, const struct chan_asked *to, int code, const ch
 	m.code = code;
 	m.text = (char *)text;
 	size_t len = pds__ctl_reply__get_packed_size(&m);
-	struct answer *a = malloc(sizeof *a + len);
+	struct ctl_reply *a = malloc(sizeof *a + len);
 	if (!a)
 		return ERR_NOMEM;
-	*a = (struct answer){.total = &c->answers_bytes, .len = len};
+	*a = (struct ctl_reply){.total = &c->answers_bytes, .len = len};
 	pds__ctl_reply__pack(&m, a->bytes);
 	chan_envelope(c, NULL, MSG_CTL_REPLY, &env);
 	atomic_fetch_add(&c->answers_bytes, len);

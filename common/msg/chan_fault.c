@@ -60,7 +60,7 @@ static void arm(struct chan *c, uint64_t now)
 		return;
 	uint64_t due = list_entry(c->held.next, struct held, node)->due_us,
 			 us = due > now ? due - now : 0;
-	struct timeval tv = {(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
+	struct timeval tv = clock_timeval(us);
 	event_add(c->held_ev, &tv);
 }
 

@@ -175,8 +175,8 @@ static void on_hello(struct chan *c, struct incoming *in)
 		return;
 	}
 	if (old) {
-		old->anew = old->epoch == in->m.env->epoch;
-		chan_peer_down(c, old, old->anew ? "its link starts anew" : "restarted", PEER_DEAD);
+		old->restarting = old->epoch == in->m.env->epoch;
+		chan_peer_down(c, old, old->restarting ? "its link restarts" : "restarted", PEER_DEAD);
 	}
 	if (c->n_peers >= c->opts.peers_max) {
 		snprintf(why, sizeof why, "%u peers are connected, the limit is %u", c->n_peers,
@@ -232,10 +232,10 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 	}
 	if (same && w->link <= p->link_id)
 		return; /* of a link before this one, or a repetition */
-	p->anew = same;
+	p->restarting = same;
 	if (p->state == PEER_UP)
-		chan_peer_down(c, p, same ? "its link starts anew" : "restarted", PEER_HELLO);
-	p->anew = 0;
+		chan_peer_down(c, p, same ? "its link restarts" : "restarted", PEER_HELLO);
+	p->restarting = 0;
 	if (p->state == PEER_DEAD)
 		return;
 	snprintf(p->name, sizeof p->name, "%s", in->m.env->sender);

@@ -65,7 +65,7 @@ struct peer {
 	int self; /* it lives in this very process */
 	/* the socket did not take our HELLO: again as soon as it is connected */
 	int hello_waits;
-	int anew;                     /* it is down only for its link to begin anew */
+	int restarting;               /* it is down only for its link to restart */
 	struct process_origin origin; /* of its HELLO or WELCOME: all its messages come from there */
 	struct parts parts;
 	int bye;       /* it is down because it said goodbye */

@@ -196,7 +196,7 @@ void chan_tick_soon(struct chan *c, uint64_t at_us)
 	if (at_us >= c->tick_at_us)
 		return;
 	uint64_t us = clock_left_us(at_us);
-	struct timeval tv = {(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
+	struct timeval tv = clock_timeval(us);
 	c->tick_at_us = at_us;
 	event_add(c->tick, &tv);
 }
@@ -214,8 +214,8 @@ static void arm(struct chan *c, uint64_t now)
 
 /* A timer that comes much too late says that this process was stopped, or had no processor: what a
  * peer sent meanwhile waits in the sockets, and may be read only after this tick. That time is
- * nobody's silence. (A peer that has given us up says so with a HELLO, which begins its link
- * anew.) */
+ * nobody's silence. (A peer that has given us up says so with a HELLO, which restarts its
+ * link.) */
 static void excuse_absence(struct chan *c, uint64_t now)
 {
 	uint64_t late = now > c->tick_at_us ? now - c->tick_at_us : 0; /* UINT64_MAX: not armed */

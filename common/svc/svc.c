@@ -337,8 +337,7 @@ static int setup_base(struct svc *s, struct err *err)
 	}
 	uint64_t watchdog_us = svc_watchdog_us();
 	if (watchdog_us) {
-		struct timeval tv = {.tv_sec = (time_t)(watchdog_us / 2 / 1000000),
-		                     .tv_usec = (suseconds_t)(watchdog_us / 2 % 1000000)};
+		struct timeval tv = clock_timeval(watchdog_us / 2);
 		s->watchdog = event_new(s->base, -1, EV_PERSIST, on_watchdog, s);
 		CHECK(s->watchdog && event_add(s->watchdog, &tv) == 0);
 	}

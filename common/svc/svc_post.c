@@ -5,6 +5,7 @@
  * so that other events get their turn. */
 #include "svc/svc_int.h"
 #include "util/check.h"
+#include "util/clock.h"
 #include "util/mem.h"
 
 #include <errno.h>
@@ -100,8 +101,7 @@ struct svc_timer *svc_timer_add(struct svc *s, uint64_t interval_us,
 {
 	CHECK(interval_us > 0);
 	struct svc_timer *t = mem_zalloc(sizeof *t);
-	struct timeval tv = {.tv_sec = (time_t)(interval_us / 1000000),
-	                     .tv_usec = (suseconds_t)(interval_us % 1000000)};
+	struct timeval tv = clock_timeval(interval_us);
 	*t = (struct svc_timer){.svc = s, .fn = fn, .arg = arg};
 	t->ev = event_new(s->base, -1, EV_PERSIST, on_timer, t);
 	CHECK(t->ev && event_add(t->ev, &tv) == 0);

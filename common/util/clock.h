@@ -4,6 +4,7 @@
 #define UTIL_CLOCK_H
 
 #include <stdint.h>
+#include <sys/time.h>
 #include <time.h>
 
 static inline uint64_t clock_us(void)
@@ -32,6 +33,12 @@ static inline uint64_t clock_left_us(uint64_t deadline_us)
 {
 	uint64_t now = clock_us();
 	return deadline_us > now ? deadline_us - now : 0;
+}
+
+/* For libevent's timers. */
+static inline struct timeval clock_timeval(uint64_t us)
+{
+	return (struct timeval){(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
 }
 
 #endif

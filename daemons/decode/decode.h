@@ -219,7 +219,7 @@ void rates_update(struct decode *d, uint64_t now_us);
  * known. */
 uint64_t queue_estimate(struct decode *d, uint64_t cumulative_blocks, uint32_t position);
 uint64_t queue_estimate_of(struct decode *d, const struct sequence *q);
-/* for one that is refused because too many wait; never 0 */
+/* retry hint when the queue is full; never 0 */
 uint64_t queue_retry_after(struct decode *d);
 
 /* form.c: constraints are compiled before anything else is done with their sequences */
@@ -267,7 +267,7 @@ void batch_kick(struct decode *d);
 
 /* room.c: blocks for those who run; the schedule thread's */
 void room_insert_by_age(struct list *head, struct sequence *q);
-void room_drop_blocks(struct sequence *q); /* also of one that is being restored */
+void room_drop_blocks(struct sequence *q); /* also while it is being restored */
 /* blocks for the next step of all that run; preempts */
 void room_grow(struct decode *d);
 void room_admit_waiting(struct decode *d); /* by age, while there is room */
@@ -298,7 +298,7 @@ struct spec *spec_new(struct worker *w); /* by the configuration */
 void spec_destroy(struct spec **s);
 /* before room_grow: sets `ahead` of all that run; the drafts stand behind their tokens */
 void spec_plan(struct decode *d);
-/* so many of the drafted tokens, from the first on, were right */
+/* number of leading draft tokens that were right */
 void spec_learn(struct decode *d, struct sequence *q, uint32_t drafted, uint32_t right);
 /* a step in which everybody only decoded */
 void spec_step_took(struct decode *d, uint32_t rows, uint64_t us);

@@ -27,7 +27,7 @@ void spec_record_draft(struct spec_record *r, uint32_t match, uint32_t drafted, 
                        uint32_t most);
 
 /* spec_cost.c
- * How long a step of so many rows takes, as measured. Only relations between the entries matter:
+ * Measured time of a step by its number of rows. Only relations between the entries matter:
  * what makes all steps slower (longer contexts, other processes) moves all of them. */
 struct spec_cost {
 	double us[SPEC_COST_ROWS + 1];
@@ -49,7 +49,7 @@ uint32_t spec_spare(uint32_t max_batched, uint32_t chunk_tokens, uint32_t decode
 /* One sequence that has a draft. */
 struct spec_want {
 	uint32_t most;  /* rows it could use */
-	uint32_t match; /* so many of its last tokens stood before, */
+	uint32_t match; /* length of the match with earlier tokens, */
 	/* and the next one is another with probability miss / match, the one after it with miss /
 	 * (match + 1), ... */
 	double miss;

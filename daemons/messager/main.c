@@ -174,8 +174,7 @@ static void scan_while_open(struct messager *m, int open)
 	if (open == m->scanning)
 		return;
 	m->scanning = open;
-	const struct timeval tv = {(time_t)(m->scan_us / 1000000u),
-	                           (suseconds_t)(m->scan_us % 1000000u)};
+	const struct timeval tv = clock_timeval(m->scan_us);
 	if (open)
 		event_add(m->scan_ev, &tv);
 	else

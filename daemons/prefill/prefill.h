@@ -1,6 +1,6 @@
 /* prefill.h - the prefill stage's own business, shared by its files.
  *
- * A job is one attempt of one request. Its life (job.c is the only one that changes `state`, on the
+ * A job is an attempt at this prefill worker. Its life (only job_enter changes `state`, on the
  * loop's thread):
  *
  *   NEW       accepted; in the benchmark modes of gate.c it waits here for its turn
@@ -42,7 +42,7 @@
 #include <stdatomic.h>
 
 #define RESERVE_FAR UINT64_MAX
-/* blocks that are read in one batch: what has come when the wait is over is used */
+/* blocks read in one batch; those that arrive within the wait are used */
 #define FETCH_PART 16u
 
 enum job_state {
@@ -122,7 +122,7 @@ struct job {
 	int told_failed;
 
 	struct candidate *candidate;
-	uint32_t n_candidates, at; /* at: the one that is asked or granted */
+	uint32_t n_candidates, at; /* at: index of the candidate asked, or granted */
 	/* Reserve is sent to candidate[at]; counted in its inflight; in the list of the parked */
 	int asked, counted, parked;
 	uint64_t asked_us;
@@ -145,11 +145,11 @@ struct job {
 	struct fetch *fetch;
 
 	struct job *share_with;            /* SHARE: its source, NULL when that has ended */
-	uint32_t share_blocks;             /* SHARE: until so many leading blocks are published */
+	uint32_t share_blocks;             /* SHARE: leading blocks to wait for until published */
 	uint32_t shares;                   /* times that it waited so */
 	uint32_t share_had;                /* blocks it could have matched when it began to wait */
 	uint64_t share_since_us, share_us; /* share_us: waited so, in all */
-	/* RUN: a sharer waits until so many blocks are published; 0: none */
+	/* RUN: published blocks that a sharer waits for; 0: none */
 	_Atomic uint32_t wanted;
 	/* order in the schedule: seq, or that of an earlier one who waits for its blocks */
 	_Atomic uint64_t turn;

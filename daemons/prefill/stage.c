@@ -393,7 +393,7 @@ static void peer_up(struct worker *w, struct peer *p)
 }
 
 /* anew: it lives, and had lost sight of us. */
-static void decode_lost(struct job *j, int anew)
+static void decode_lost(struct job *j, int restarts)
 {
 	const struct target *t = j->candidate[j->at].target;
 	j->asked = 0;
@@ -401,7 +401,7 @@ static void decode_lost(struct job *j, int anew)
 		reserve_close(j, reserve_gone_fault(t), "every decode worker that was named is gone");
 	else
 		job_fail_by(j, reserve_gone_fault(t), 1, "the decode worker is gone",
-		            anew || t->ended_in_order ? NULL : t->name);
+		            restarts || t->ended_in_order ? NULL : t->name);
 }
 
 static void peer_down(struct worker *w, struct peer *p, const char *why)
@@ -419,7 +419,7 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 			job_drop(j, "the router is gone");
 		else if (peer_tag(p) == TAG_WORKER && j->asked && !job_decode(j) &&
 		         strcmp(job_decode_name(j), peer_name(p)) == 0)
-			decode_lost(j, peer_begins_anew(p));
+			decode_lost(j, peer_link_restarts(p));
 	}
 	if (peer_tag(p) == TAG_WORKER)
 		close_dead_links(s);

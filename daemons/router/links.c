@@ -87,8 +87,8 @@ void links_down(struct svc *s, struct peer *p, const char *why)
 		return;
 	log_warn("worker_down", "worker=%s requests=%u why=%s", w->name, w->requests, log_quote(why));
 	enum worker_end how = peer_said_goodbye(p) ? WORKER_GOODBYE : WORKER_LOST;
-	if (peer_begins_anew(p))
-		how = WORKER_ANEW;
+	if (peer_link_restarts(p))
+		how = WORKER_LINK_RESTART;
 	registry_down(&r->registry, w, clock_us());
 	if (how == WORKER_GOODBYE)
 		registry_ended_in_order(w);

@@ -43,7 +43,7 @@ struct disk_req {
 struct disk_io;
 
 /* Room for `depth` requests. With ring == 0 requests are done by the calling thread inside
- * disk_io_submit. ERR_UNSUPPORTED: io_uring is not to be had here. */
+ * disk_io_submit. ERR_UNSUPPORTED: io_uring unavailable. */
 int disk_io_new(int ring, unsigned depth, const struct disk_calls *calls, struct disk_io **ret,
                 struct err *err);
 void disk_io_destroy(struct disk_io **io);

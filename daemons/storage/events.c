@@ -9,6 +9,7 @@
  * that a worker is slow, and while nobody has asked nothing is kept. Nothing here is fatal. */
 #include "storage.h"
 
+#include "util/clock.h"
 #include "util/log.h"
 #include "util/mem.h"
 
@@ -337,8 +338,7 @@ struct tell *tell_new(struct storage *st, uint64_t interval_us)
 		return NULL;
 	struct tell *t = mem_zalloc(sizeof *t);
 	t->st = st;
-	t->interval = (struct timeval){(time_t)(interval_us / 1000000u),
-	                               (suseconds_t)(interval_us % 1000000u)};
+	t->interval = clock_timeval(interval_us);
 	t->tick = event_new(svc_base(st->svc), -1, 0, on_tick, t);
 	list_init(&t->listeners);
 	pthread_mutex_init(&t->lock, NULL);

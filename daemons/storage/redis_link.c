@@ -105,7 +105,8 @@ struct redis_link {
 
 static void set_timer(struct event *e, uint64_t us)
 {
-	event_add(e, &(struct timeval){(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)});
+	struct timeval tv = clock_timeval(us);
+	event_add(e, &tv);
 }
 
 /* The first reason counts. What a server says is made fit for a log line and a state. */

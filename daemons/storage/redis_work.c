@@ -315,7 +315,7 @@ static void get_value(struct redis_work *w, const char *bytes, size_t n)
 	struct block_work *b = (struct block_work *)w;
 	const char *why = NULL;
 	if (n == 0 || flushed_since(b)) {
-		get_over(b, ERR_NOTFOUND, n ? redis_flush_text : NULL);
+		get_over(b, ERR_NOTFOUND, flushed_since(b) ? redis_flush_text : NULL);
 		return;
 	}
 	switch (redis_value_check((const unsigned char *)bytes, n, &b->op->key, b->op->bytes,
@@ -708,7 +708,7 @@ static int info_take(struct redis_tier *t, const redisReply *r)
 		t->stat.capacity_bytes = number_of(r->str, "maxmemory");
 	} else {
 		uint64_t n = number_of(r->str, "evicted_keys");
-		/* a server that began anew counts from 0 */
+		/* a restarted server counts from 0 */
 		uint64_t more = n > t->evictions_seen ? n - t->evictions_seen : 0;
 		t->stat.evictions += more;
 		t->stat.lost += more;

@@ -10,6 +10,7 @@
 
 #include "kv/ring.h"
 #include "util/check.h"
+#include "util/clock.h"
 #include "util/log.h"
 #include "util/mem.h"
 #include "util/sock.h"
@@ -46,7 +47,7 @@ struct attach {
 
 static void arm(struct attach *a, uint64_t us)
 {
-	struct timeval tv = {(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
+	struct timeval tv = clock_timeval(us);
 	event_add(a->timer, &tv);
 }
 

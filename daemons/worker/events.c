@@ -6,6 +6,7 @@
  * does not take is made anew later: cursor and piece advance only with what was sent. Nothing
  * here is fatal. */
 #include "events.h"
+#include "util/clock.h"
 #include "util/list.h"
 #include "util/log.h"
 #include "util/mem.h"
@@ -189,8 +190,7 @@ struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval
 	ev->pool = pool;
 	ev->stats = *stats;
 	ev->blocks = ks.blocks;
-	ev->interval = (struct timeval){(time_t)(interval_us / 1000000u),
-	                                (suseconds_t)(interval_us % 1000000u)};
+	ev->interval = clock_timeval(interval_us);
 	ev->tick = event_new(svc_base(s), -1, 0, on_tick, ev);
 	list_init(&ev->followers);
 	kv_pool_follow(pool,

@@ -46,7 +46,7 @@ void rates_note_blocks(struct rates *r, const uint32_t blocks[STORE_TIERS], unsi
 void rates_note_got(struct rates *r, const struct store_completion *c, unsigned expected);
 /* So many blocks were written after us; only for people. */
 void rates_note_write(struct rates *r, uint32_t blocks, uint64_t us);
-/* A step that computed so many tokens of prompts. */
+/* A step that computed `tokens` prompt tokens. */
 void rates_note_compute(struct rates *r, uint64_t tokens, uint64_t us);
 
 /* How many leading blocks are faster read than recomputed; tiers[i] says where block i is (enum
@@ -64,7 +64,7 @@ struct rates_view {
 	double read_begin_us[STORE_TIERS], read_bytes_us[STORE_TIERS];
 	double compute_tokens_us, read_tokens_us[STORE_TIERS]; /* tokens per microsecond */
 	double write_bytes_us;
-	/* prefixes of so many blocks or more are worth reading from the tier; UINT32_MAX: none */
+	/* smallest prefix, in blocks, worth reading from the tier; UINT32_MAX: none */
 	uint32_t break_even_blocks[STORE_TIERS];
 	uint64_t chosen_read, chosen_compute;
 };

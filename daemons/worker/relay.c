@@ -1,7 +1,7 @@
 /* relay.c - see relay.h.
  *
  * What always holds: a router that heard of a tier (has) hears all that storage says of it, in
- * order, or hears nothing more of it until a list begins anew (lacks). A message that is none of
+ * order, or hears nothing more of it until a list restarts (lacks). A message that is none of
  * storage's is counted and dropped. Nothing here is fatal. */
 #include "relay.h"
 #include "util/clock.h"
@@ -47,7 +47,7 @@ static unsigned bit_of(uint32_t tier)
 
 static void in(struct relay *r, uint64_t us)
 {
-	struct timeval t = {(time_t)(us / 1000000u), (suseconds_t)(us % 1000000u)};
+	struct timeval t = clock_timeval(us);
 	if (!event_pending(r->timer, EV_TIMEOUT, NULL))
 		event_add(r->timer, &t);
 }
@@ -112,7 +112,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	ask(r);
 }
 
-/* A router's link is full: its list begins anew, but not at once, as that is more of what there
+/* A router's link is full: its list restarts, but not at once, as that is more of what there
  * is too much of. */
 static void cut(struct relay *r, struct follower *f, unsigned bit)
 {

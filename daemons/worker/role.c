@@ -14,23 +14,6 @@
 
 #define TELL_AGAIN_US 50000u /* to routers whose link was full */
 
-static const char *const names[ROLE_COUNT] = {"prefill", "decode", "mixed"};
-
-const char *worker_role_name(enum worker_role r)
-{
-	return names[r];
-}
-
-int worker_role_parse(const char *s, enum worker_role *ret)
-{
-	for (int r = 0; r < ROLE_COUNT; r++)
-		if (strcmp(s, names[r]) == 0) {
-			*ret = (enum worker_role)r;
-			return 0;
-		}
-	return ERR_INVALID;
-}
-
 static const struct stage_ops *stage_of(enum worker_role r)
 {
 	return r == ROLE_PREFILL ? &prefill_stage : &decode_stage;
@@ -38,8 +21,8 @@ static const struct stage_ops *stage_of(enum worker_role r)
 
 static void look_in(struct worker *w, uint64_t us)
 {
-	event_add(w->sw.look, &(struct timeval){.tv_sec = (time_t)(us / 1000000u),
-	                                        .tv_usec = (suseconds_t)(us % 1000000u)});
+	struct timeval tv = clock_timeval(us);
+	event_add(w->sw.look, &tv);
 }
 
 /* Not now: who calls is of the stage that may be stopped. */
@@ -103,8 +86,8 @@ static void done(struct worker *w, enum worker_role was)
 	w->sw.count++;
 	stat_add(svc_stats(w->svc), WS_ROLE_SWITCHES, 1);
 	worker_relay_by_role(w);
-	log_info("role_switched", "from=%s to=%s took_us=%llu failed=%d", names[was], names[w->role],
-	         (unsigned long long)took, w->sw.aborted);
+	log_info("role_switched", "from=%s to=%s took_us=%llu failed=%d", worker_role_name(was),
+	         worker_role_name(w->role), (unsigned long long)took, w->sw.aborted);
 	tell_and_retry(w);
 }
 
@@ -142,7 +125,8 @@ static void on_look(evutil_socket_t fd, short what, void *arg)
 		w->sw.aborted = 1;
 		log_warn("role_switch_late",
 		         "to=%s timeout_us=%llu why=\"what still runs goes on elsewhere\"",
-		         names[w->sw.next], (unsigned long long)(w->sw.until_us - w->sw.began_us));
+		         worker_role_name(w->sw.next),
+		         (unsigned long long)(w->sw.until_us - w->sw.began_us));
 		w->stage->abort(w, "the worker's role is switched");
 	} else if (!w->sw.aborted) {
 		look_in(w, clock_left_us(w->sw.until_us));
@@ -157,7 +141,7 @@ static void begin(struct worker *w, enum worker_role next)
 	w->sw.began_us = clock_us();
 	w->sw.until_us = w->sw.began_us +
 	                 (uint64_t)conf_int(svc_conf(w->svc), "role_switch_timeout_ms") * 1000u;
-	log_info("role_switch", "from=%s to=%s", names[was], names[next]);
+	log_info("role_switch", "from=%s to=%s", worker_role_name(was), worker_role_name(next));
 	if (stage_of(next) == w->stage) {
 		w->role = next;
 		w->stage->role_changed(w);
@@ -173,18 +157,20 @@ static void begin(struct worker *w, enum worker_role next)
 
 void role_json(const struct worker *w, struct buf *out)
 {
-	buf_printf(out, "\"role\":\"%s\",\"switching\":", names[w->role]);
-	buf_printf(out, w->sw.active ? "\"%s\"" : "null", names[w->sw.next]);
+	buf_printf(out, "\"role\":\"%s\",\"switching\":", worker_role_name(w->role));
+	buf_printf(out, w->sw.active ? "\"%s\"" : "null", worker_role_name(w->sw.next));
 }
 
 static int refuse(const struct worker *w, enum worker_role next, struct err *err)
 {
 	if (svc_draining(w->svc))
-		return err_set(err, ERR_CLOSED, "the worker is ending: its role stays %s", names[w->role]);
+		return err_set(err, ERR_CLOSED, "the worker is ending: its role stays %s",
+		               worker_role_name(w->role));
 	if (w->sw.active && next != w->sw.next)
 		return err_set(err, ERR_EXISTS,
 		               "a switch from %s to %s is under way: ask for %s when it is done",
-		               names[w->role], names[w->sw.next], names[next]);
+		               worker_role_name(w->role), worker_role_name(w->sw.next),
+		               worker_role_name(next));
 	if (next == ROLE_PREFILL && !w->ring)
 		return err_set(
 			err, ERR_INVALID,
@@ -226,7 +212,7 @@ static void stray_reserve(struct worker *w, struct peer *p, const struct msg_hea
 {
 	Pds__Deny m = PDS__DENY__INIT;
 	char text[96];
-	snprintf(text, sizeof text, "role is %s: no hand-over", names[w->role]);
+	snprintf(text, sizeof text, "role is %s: no hand-over", worker_role_name(w->role));
 	m.fault = PDS__FAULT__FAULT_DRAINING;
 	m.text = text;
 	svc_send(w->svc, p, MSG_KV_DENY, h, &m.base);
@@ -268,7 +254,7 @@ void role_stray(struct worker *w, struct peer *p, const struct msg_head *h,
 {
 	const ProtobufCMessageDescriptor *d = body->descriptor;
 	log_req(LOG_INFO, h->attempt ? &h->req : NULL, "stray_message", "peer=%s body=%s role=%s",
-	        peer_name(p), d->short_name, names[w->role]);
+	        peer_name(p), d->short_name, worker_role_name(w->role));
 	if (d == &pds__reserve__descriptor)
 		stray_reserve(w, p, h);
 	else if (d == &pds__lease_open__descriptor)
@@ -292,7 +278,7 @@ void role_give_up(struct worker *w)
 {
 	if (w->sw.active)
 		log_warn("role_switch_given_up", "to=%s why=\"the worker is told to end\"",
-		         names[w->sw.next]);
+		         worker_role_name(w->sw.next));
 	w->sw.active = 0;
 }
 

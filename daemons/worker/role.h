@@ -12,11 +12,10 @@
 #define WORKER_ROLE_H
 
 #include "msg/chan.h"
+#include "msg/role.h"
 #include "util/buf.h"
 
 struct worker;
-
-enum worker_role { ROLE_PREFILL, ROLE_DECODE, ROLE_MIXED, ROLE_COUNT };
 
 struct role_switch {
 	int active, aborted; /* aborted: the time was up, what ran was failed */
@@ -29,8 +28,6 @@ struct role_switch {
 	size_t peers_len;
 };
 
-const char *worker_role_name(enum worker_role r);
-int worker_role_parse(const char *s, enum worker_role *ret);
 /* Before the stage is started. */
 void role_init(struct worker *w, enum worker_role r);
 /* Something ended that a switch may wait for: whether the stage is idle now is looked at in the

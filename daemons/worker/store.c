@@ -290,8 +290,8 @@ static void round_all(struct store *st)
 		return;
 	}
 	uint64_t left = clock_left_us(next);
-	event_add(st->timer, &(struct timeval){.tv_sec = (time_t)(left / 1000000u),
-	                                       .tv_usec = (suseconds_t)(left % 1000000u)});
+	struct timeval tv = clock_timeval(left);
+	event_add(st->timer, &tv);
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *arg)

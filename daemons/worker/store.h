@@ -67,7 +67,7 @@ struct store_completion {
 	int code;
 	char text[160]; /* reason of code, "" when 0 */
 	int quiet;      /* storage does not touch the blocks any more; see above */
-	/* lookup: so many of the hashes, from the first, are stored. get: so many leading items are
+	/* lookup: how many of the hashes, from the first, are stored. get: how many leading items are
 	 * OK */
 	uint32_t leading;
 	uint64_t took_us; /* asked until completed */

@@ -3,7 +3,7 @@
  *
  * Nothing can be freed while a step is under way: it may still write the pool. So the process
  * leaves as it is. Its end is the fence for every peer, the router goes on elsewhere, and the
- * service manager starts it anew.
+ * service manager restarts it.
  *
  * The schedule thread says when a step begins and ends, the engine's pulse that its layers get
  * done; the loop looks. Time in which the loop itself did not run (a stopped process, a machine
@@ -36,7 +36,7 @@ static inline void watch_turn(struct watch *t)
 void watch_look(struct worker *w);
 /* How long the present step has made no progress; 0: it does, or there is none. */
 uint64_t watch_still_us(const struct worker *w);
-/* 1: for so long that a process which is told to end does not wait for it. */
+/* 1: hanging for longer than a stopping process waits. */
 int watch_gives_up(const struct worker *w);
 /* The schedule thread has been told to end. Does not return if its step does not end soon. */
 void watch_join(pthread_t thread);

@@ -25,7 +25,7 @@ struct work {
 	uint32_t prompt_tokens, max_tokens;
 	/* n_tokens when it came: prompt and earlier attempts */
 	uint32_t given_tokens;
-	/* so many end the answer: the model's context, or what a stage finds room for */
+	/* context length at which the answer ends: the model's, or what the stage has room for */
 	uint32_t limit_tokens;
 	struct sample_params sampling;
 	struct sample_edit *edit; /* NULL: none */

@@ -332,7 +332,7 @@ static const struct stat_def stats[WS_COUNT] = {
                         "Times that storage was asked for whole lists of its tiers.", STAT_COUNTER},
 	[WS_RELAY_CUT] = {"pdserve_store_events_cut_total",
                       "Messages about storage's tiers that a router's full link did not take: its "
-                      "lists begin anew.",
+                      "lists restart.",
                       STAT_COUNTER},
 	[WS_RELAY_BAD] = {"pdserve_store_events_bad_total",
                       "Messages about storage's tiers that were dropped: of another daemon, of an "
@@ -358,7 +358,7 @@ static void choose_role(struct worker *w, const char *text)
 	role_init(w, r);
 }
 
-/* --- a part of the engine is gone: the service manager starts the worker anew, the router takes
+/* --- a part of the engine is gone: the service manager restarts the worker, the router takes
  * its requests elsewhere --- */
 
 static void end_broken(struct svc *s, void *arg)

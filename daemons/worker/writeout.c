@@ -65,8 +65,8 @@ static void go(struct writeout *wo);
 
 static void start_timer(struct writeout *wo, uint64_t us)
 {
-	event_add(wo->timer, &(struct timeval){.tv_sec = (time_t)(us / 1000000u),
-	                                       .tv_usec = (suseconds_t)(us % 1000000u)});
+	struct timeval tv = clock_timeval(us);
+	event_add(wo->timer, &tv);
 }
 
 static void gather(struct writeout *wo)

@@ -277,7 +277,7 @@ static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbu
 	return rc ? rc : check(e, "copying", errbuf, errlen);
 }
 
-/* A device that is of no use any more is that to this process: one that starts anew may find it
+/* A device that is of no use any more is that to this process: one that restarts may find it
  * well. p: may be NULL, host memory. */
 static int or_lost(const struct kern_pool *p, int rc)
 {

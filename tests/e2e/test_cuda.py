@@ -87,7 +87,7 @@ def test_a_device_that_breaks():
 @pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
 @pytest.mark.parametrize("name", ["messager", "storage"])
 def test_a_device_that_breaks_under_a_copy(name):
-    """To another process the device is well, and one that starts anew can copy: so the daemon ends and says why, instead of failing every copy."""
+    """To another process the device is well, and one that restarts can copy: so the daemon ends and says why, instead of failing every copy."""
     prompts = [[(7 * i + j) % 300 + 3 for i in range(100)] for j in (0, 100, 200)]
     with suite("llama", "1p1d", "f32", prefill={"kv_blocks": 16, "kv_eviction": "offload"}, gpu={name: {"CUDA_HOST_FAIL": "copy:1"}}) as s:
         def ended():

@@ -131,10 +131,10 @@ def test_prefill_killed_while_it_computes(want):
 
 
 def test_router_stopped_again_and_again():
-    """The workers give a silent router up, and each begins its link anew when it goes on. That is no failure of a sequence, however many of the workers that it
+    """The workers give a silent router up, and each restarts its link when it goes on. That is no failure of a sequence, however many of the workers that it
     is placed on do so, nor if they do again, nor if the router is stopped before it has placed it again: to whom it listened too late was not silent."""
     sim = {"base": "small", "time_scale": 1.0, "decode": {"step_us": 5000.0}}
-    # max_attempts leaves room for links that begin anew only because the machine is busy
+    # max_attempts leaves room for link restarts only because the machine is busy
     worker = {"silence_ms": 125 * SLOW, "heartbeat_ms": 50}
     with Suite("1p2d", sim=sim, worker=worker, router={"max_attempts": 4}) as s:
 
@@ -181,7 +181,7 @@ def test_router_stopped_again_and_again():
         assert status == 200, answer
         with Suite("mixed", sim=FAST) as alone:
             assert [c["token_ids"] for c in answer["choices"]] == [c["token_ids"] for c in alone.post("/v1/completions", ask)[1]["choices"]]
-        assert s.log("router").count("event=attempt_cut") >= cut + 8 and '"its link starts anew"' in s.log("router")
+        assert s.log("router").count("event=attempt_cut") >= cut + 8 and '"its link restarts"' in s.log("router")
         assert "event=attempt_lost" not in s.log("router")
         s.quiet()
 

@@ -48,7 +48,7 @@
 #ifndef PSTALL                  /* 1: P may give up waiting for KvSent or the acknowledgement of the first token */
 #define PSTALL 0
 #endif
-#ifndef LINK                    /* 1: the link between P and decode worker 0 may begin anew once, while P waits for a grant there; 2: at any time */
+#ifndef LINK                    /* 1: the link between P and decode worker 0 may restart once, while P waits for a grant there; 2: at any time */
 #define LINK 0
 #endif
 #ifndef STOPM                   /* 1: the messager may stop for ever */
@@ -407,7 +407,7 @@ end: do
 }
 
 #define EACH(v) for (v : 0 .. NJ-1)
-/* P's link to decode worker 0 begins anew: neither has what the other said, each gives up what was between them. D says nothing of a reservation that waits */
+/* P's link to decode worker 0 restarts: neither has what the other said, each gives up what was between them. D says nothing of a reservation that waits */
 inline d_link(j) {
     if :: dst[DI(0,j)]==D_QUEUED -> dst[DI(0,j)]=D_TOMB;
 #if MUT==23

@@ -476,9 +476,9 @@ START_TEST(disconnected_when_it_is_down)
 }
 END_TEST
 
-/* So may the side that connected, when it is told that its link begins anew: it does not come up
+/* So may the side that connected, when it is told that its link restarts: it does not come up
  * again. */
-START_TEST(disconnected_when_its_link_begins_anew)
+START_TEST(disconnected_when_its_link_restarts)
 {
 	struct end a, b;
 	int never = 0;
@@ -492,7 +492,7 @@ START_TEST(disconnected_when_its_link_begins_anew)
 	chan_disconnect(a.c, a.last); /* it knows the other no more, who says so by speaking */
 	ck_assert_int_eq(say(&b, p, 0), 0);
 	spin(&b.downs, 1, 20000);
-	ck_assert_str_eq(b.why, "its link starts anew");
+	ck_assert_str_eq(b.why, "its link restarts");
 	ck_assert_ptr_null(chan_next(b.c, NULL));
 	spin(&never, 1, 200);
 	ck_assert_int_eq(b.ups, 1);
@@ -520,7 +520,7 @@ int main(void)
 	tcase_add_test(t, texts_of_workers_are_bounded);
 	tcase_add_test(t, disconnected_stays_so);
 	tcase_add_test(t, disconnected_when_it_is_down);
-	tcase_add_test(t, disconnected_when_its_link_begins_anew);
+	tcase_add_test(t, disconnected_when_its_link_restarts);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);

@@ -66,7 +66,7 @@ static const struct {
 } blames[] = {
 	{"d1", "d1", "d1", PDS__FAULT__FAULT_INTERNAL},
 	{"d1", "p1", "p1", PDS__FAULT__FAULT_LEASE_LOST}, /* it did not renew the lease */
-	{"d1", "", NULL, PDS__FAULT__FAULT_LEASE_LOST},   /* the link between the two began anew */
+	{"d1", "", NULL, PDS__FAULT__FAULT_LEASE_LOST},   /* the link between the two restarted */
 	{"d1", "d2", "d2", PDS__FAULT__FAULT_INTERNAL},
 	{"d1", "p2", NULL, PDS__FAULT__FAULT_INTERNAL}, /* it has no part in this attempt */
 	{"d1", "nobody", NULL, PDS__FAULT__FAULT_INTERNAL},
@@ -90,10 +90,10 @@ START_TEST(it_counts_against_the_blamed)
 END_TEST
 
 /* A process that ends, and one that falls silent, is a failure for each attempt that was there;
- * a goodbye and a link that begins anew are none. */
+ * a goodbye and a link restart are none. */
 START_TEST(a_lost_worker_counts)
 {
-	static const enum worker_end how[] = {WORKER_LOST, WORKER_ANEW, WORKER_GOODBYE};
+	static const enum worker_end how[] = {WORKER_LOST, WORKER_LINK_RESTART, WORKER_GOODBYE};
 	struct four f = four();
 	rig_more(f.r, f.d1, 1, 0, 10, 3);
 	registry_down(&f.r->g, f.d1, clock_us());

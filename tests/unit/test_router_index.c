@@ -337,7 +337,7 @@ START_TEST(events_of_its_storage)
 	tell(&g, w, 1, 0, NULL, 0, NULL, 0); /* the worker's index was flushed */
 	kv_index_match(w->index, h, 5, 0, &m);
 	ck_assert(m.device == 0 && m.disk == 5);
-	/* storage lost count, and begins anew with memory */
+	/* storage lost count, and restarts with memory */
 	tell(&g, w, 1, 1, h, 1, NULL, 0);
 	tell(&g, w, 1, 2, NULL, 0, NULL, 0); /* its disk is gone */
 	kv_index_match(w->index, h, 5, 0, &m);
@@ -387,7 +387,7 @@ START_TEST(index_of_a_worker_that_goes_and_comes)
 	info.layout = (char *)"l";
 	info.block_tokens = 64;
 	ck_assert_int_eq(registry_update(&g, w, &info, why, sizeof why), 0);
-	ck_assert_int_eq(w->role, WORKER_DECODE);
+	ck_assert_int_eq(w->role, ROLE_DECODE);
 	ck_assert_uint_eq(registry_index_entries(&g, 0), 5); /* another role, the same blocks */
 	info.block_tokens = 32;
 	ck_assert_int_eq(registry_update(&g, w, &info, why, sizeof why), 0);
@@ -399,7 +399,7 @@ START_TEST(index_of_a_worker_that_goes_and_comes)
 	info.role = (char *)"mixed";
 	info.model_fingerprint = (char *)"another";
 	ck_assert_int_lt(registry_update(&g, w, &info, why, sizeof why), 0);
-	ck_assert_int_eq(w->role, WORKER_DECODE);
+	ck_assert_int_eq(w->role, ROLE_DECODE);
 	registry_fini(&g);
 }
 END_TEST

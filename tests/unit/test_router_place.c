@@ -48,7 +48,7 @@ START_TEST(constraints_under_each_policy)
 			const struct worker *w = i ? p.decode[i - 1] : p.first;
 			ck_assert(worker_is_up(w) && !w->beat.draining &&
 			          w->context_tokens >= wish.total_tokens);
-			ck_assert(i ? w->role == WORKER_DECODE && strcmp(w->numerics, p.first->numerics) == 0
+			ck_assert(i ? w->role == ROLE_DECODE && strcmp(w->numerics, p.first->numerics) == 0
 			            : 1);
 			for (unsigned k = 1; k < i; k++) {
 				const struct worker *before = p.decode[k - 1];
@@ -59,12 +59,12 @@ START_TEST(constraints_under_each_policy)
 				ck_assert_int_eq(before->breaker.open, w->breaker.open);
 			}
 		}
-		if (r == 0 && p.first->role == WORKER_PREFILL)
+		if (r == 0 && p.first->role == ROLE_PREFILL)
 			ck_assert_uint_gt(p.n_decode, 0);
 		if (r == 0 && (p.first->breaker.open || worker_is_stuck(&g, p.first, now)))
 			list_each(it, &g.workers) {
 				const struct worker *o = list_entry(it, struct worker, node);
-				ck_assert(o->role != WORKER_MIXED || !worker_is_up(o) || o->beat.draining ||
+				ck_assert(o->role != ROLE_MIXED || !worker_is_up(o) || o->beat.draining ||
 				          o->context_tokens < wish.total_tokens || o->breaker.open ||
 				          (!p.first->breaker.open && worker_is_stuck(&g, o, now)));
 			}

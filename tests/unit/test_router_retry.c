@@ -44,7 +44,7 @@ static void anew(struct fleet *f, struct worker *w)
 		return;
 	snprintf(role, sizeof role, "%s", worker_role_name(w->role));
 	registry_down(&f->r->g, w, clock_us());
-	attempts_worker_down(&f->r->e, w, "its link starts anew", WORKER_ANEW);
+	attempts_worker_down(&f->r->e, w, "its link restarts", WORKER_LINK_RESTART);
 	rig_up(f->r, w->name, role, w->epoch);
 	attempts_worker_up(&f->r->e);
 }
@@ -215,7 +215,7 @@ START_TEST(every_order_of_three)
 }
 END_TEST
 
-/* All links begin anew in one moment, in every order, before the first token, after it, and
+/* All links restart in one moment, in every order, before the first token, after it, and
  * midway. */
 START_TEST(all_links_anew)
 {
@@ -280,7 +280,7 @@ START_TEST(links_anew_again_and_again)
 }
 END_TEST
 
-/* The decode worker's link begins anew while the prompt is computed: what it had reserved is given
+/* The decode worker's link restarts while the prompt is computed: what it had reserved is given
  * up there, its first tokens may be lost, and whoever tells of it first, no attempt is lost. */
 START_TEST(anew_before_it_is_named)
 {

@@ -140,9 +140,9 @@ static int on_send(void *arg, struct worker *to, enum msg_type type, const struc
 		if (draw(w, 40) == 0)
 			return ERR_FULL;
 		ck_assert(!to->beat.draining);
-		ck_assert(to->role == WORKER_PREFILL ? m->n_candidates > 0 : m->n_candidates == 0);
+		ck_assert(to->role == ROLE_PREFILL ? m->n_candidates > 0 : m->n_candidates == 0);
 		for (size_t i = 0; i < m->n_candidates; i++)
-			ck_assert_int_eq(registry_find(&w->g, m->candidates[i]->name)->role, WORKER_DECODE);
+			ck_assert_int_eq(registry_find(&w->g, m->candidates[i]->name)->role, ROLE_DECODE);
 		it.kind = SUBMIT;
 		it.index = (uint32_t)m->request->n_tokens - m->request->prompt_tokens;
 		it.max_tokens = m->request->max_tokens;
@@ -205,8 +205,7 @@ static void prefill_done(struct walk *w, struct actor *p, struct item *job)
 	for (int i = 0; i < job->n_cand && it.decode < 0 && !it.finish; i++) {
 		struct actor *d = &w->a[job->cand[i]];
 		struct item lost = {.kind = FAILED, .id = job->id, .attempt = job->attempt, .lost = 1};
-		if (d->alive && d->epoch == job->cand_epoch[i] && d->role == WORKER_DECODE &&
-		    !d->draining) {
+		if (d->alive && d->epoch == job->cand_epoch[i] && d->role == ROLE_DECODE && !d->draining) {
 			if (!draw(w, 5)) { /* left for another; it may tell of what it had there */
 				if (!w->calm && draw(w, 2))
 					put(&d->out, lost);
@@ -264,7 +263,7 @@ static void take(struct actor *a, const struct item *m)
 			drop(job);
 		if (!find(&a->tombstones, &m->id, m->attempt))
 			put(&a->tombstones, *m);
-	} else if (a->draining || (a->role == WORKER_PREFILL) != (m->n_cand > 0)) {
+	} else if (a->draining || (a->role == ROLE_PREFILL) != (m->n_cand > 0)) {
 		/* it was something else when the router sent this */
 		put(&a->out, (struct item){.kind = FAILED, .id = m->id, .attempt = m->attempt});
 	} else if (!find(&a->tombstones, &m->id, m->attempt) && !find(&a->jobs, &m->id, m->attempt)) {
@@ -291,7 +290,7 @@ static void live(struct walk *w, struct actor *a)
 		put(&a->out, (struct item){.kind = EVENTS, .tier = tier, .removed = bit});
 		a->has[tier] &= ~bit;
 	} else if (what == 4 && tier && draw(w, 4) == 0) {
-		/* its storage is gone, or a tier of it begins anew */
+		/* its storage is gone, or a tier of it restarts */
 		a->has[tier] &= draw(w, 2) ? 0x3c3 : 0;
 		put(&a->out,
 		    (struct item){.kind = EVENTS, .tier = tier, .reset = 1, .stored = a->has[tier]});
@@ -469,7 +468,7 @@ static void down(struct walk *w, struct actor *a)
 {
 	if (a->down)
 		return;
-	enum worker_end how = a->alive && draw(w, 2) ? WORKER_ANEW
+	enum worker_end how = a->alive && draw(w, 2) ? WORKER_LINK_RESTART
 	                      : draw(w, 2)           ? WORKER_GOODBYE
 	                                             : WORKER_LOST;
 	a->down = 1;
@@ -617,8 +616,8 @@ static void settle(struct walk *w)
 START_TEST(random_walks)
 {
 	static const char *const names[] = {"p1", "p2", "d1", "d2", "d3", "m1"};
-	static const int roles[] = {WORKER_PREFILL, WORKER_PREFILL, WORKER_DECODE,
-	                            WORKER_DECODE,  WORKER_DECODE,  WORKER_MIXED};
+	static const int roles[] = {ROLE_PREFILL, ROLE_PREFILL, ROLE_DECODE,
+	                            ROLE_DECODE,  ROLE_DECODE,  ROLE_MIXED};
 	struct attempts_counts sum = {0};
 	uint64_t switches = 0, opened = 0;
 	for (unsigned seed = 1; seed <= 150; seed++) {

@@ -475,7 +475,7 @@ static void events(void)
 	ck_assert_int_eq(put_one(5, 5), PDS__STORE_CODE__STORE_OK);
 	UNTIL(told_of(TIER_MEMORY) == 1 && told_of(TIER_DISK) == 1);
 	unsigned resets = resets_of(TIER_MEMORY);
-	svc_post(worker, send_list, NULL); /* again: the lists begin anew */
+	svc_post(worker, send_list, NULL); /* again: the lists restart */
 	UNTIL(resets_of(TIER_MEMORY) == resets + 1 && told_of(TIER_MEMORY) == 1);
 	storage_end(SIGKILL);
 	wait_ready(0);

@@ -30,7 +30,7 @@ struct params {
 	int logprobs;        /* alternatives per token, -1: none wanted */
 	int prompt_logprobs; /* of the prompt's tokens, in vLLM's shape; -1: none wanted */
 	uint32_t min_tokens;
-	/* keep so many of the prompt's last tokens; 0: all, -1: those for which there is room */
+	/* number of the prompt's last tokens to keep; 0: all, -1: as many as fit */
 	int64_t truncate;
 	Pds__Sampling sampling; /* seed: see has_seed; its lists are the params' */
 	int has_seed;

@@ -23,7 +23,7 @@ void parts_init(struct parts *p);
 void parts_fini(struct parts *p);
 void parts_reset(struct parts *p); /* an empty list; keeps its memory */
 
-/* Behind what is there. What is pointed to stays as it is until it is written. */
+/* Append. Memory that is pointed to must not change until it is written. */
 void parts_bytes(struct parts *p, const char *s, size_t n); /* as they are */
 /* as a JSON string, with its quotes */
 void parts_string(struct parts *p, const char *s, size_t n);

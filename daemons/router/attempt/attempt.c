@@ -29,11 +29,11 @@ static const char *const state_names[] = {
 	[ATTEMPT_CANCELLED] = "cancelled",
 };
 
-/* after a link began anew, until an attempt is placed: the others that do so have done it */
-#define ANEW_US 100000u
-/* before it is placed again that one worker gave back twice in a row */
+/* pause after a link restart: by then all links that restart have done so */
+#define LINK_RESTART_US 100000u
+/* pause before an attempt is placed again that the same worker gave back twice in a row */
 #define MOVED_AGAIN_US 50000u
-/* attempts of a worker that are looked at in a tick: some ms at most */
+/* attempts of a worker examined per tick; takes a few ms at most */
 #define LEAVE_EACH_TICK 256u
 #define ENDS (1u << ATTEMPT_DONE | 1u << ATTEMPT_FAILED | 1u << ATTEMPT_CANCELLED)
 
@@ -561,7 +561,7 @@ static void try_again(struct attempt *a, uint64_t now)
 }
 
 /* An answer that workers bring forward may lose one after the other, as when all are restarted
- * in turn; one that brings them down may not have them all. */
+ * in turn; one that crashes them must not reach all of them. */
 static int is_enough(const struct attempt *a)
 {
 	uint32_t most = a->all->opts.max_attempts;
@@ -594,7 +594,7 @@ static void go_on(struct attempt *a, int status, const char *why, uint64_t pause
 	try_again(a, clock_us());
 }
 
-const struct worker *attempt_link_anew(const struct attempt *a)
+const struct worker *attempt_link_restarted(const struct attempt *a)
 {
 	for (unsigned i = 0; i < a->n_cand; i++) {
 		const struct attempt_place *c = &a->cand[i];
@@ -617,14 +617,14 @@ void attempt_cut(struct attempt *a, const struct worker *w, const char *why)
 	        "attempt=%u lost=%u state=%s worker=%s output_tokens=%u", a->number, a->lost,
 	        state_names[a->state], w->name, a->n_out);
 	a->avoid[0] = 0;
-	go_on(a, 503, why, ANEW_US);
+	go_on(a, 503, why, LINK_RESTART_US);
 }
 
 void attempt_lost(struct attempt *a, const struct attempt_loss *l)
 {
-	const struct worker *anew = l->retry ? attempt_link_anew(a) : NULL;
-	if (anew) {
-		attempt_cut(a, anew, l->why);
+	const struct worker *restarted = l->retry ? attempt_link_restarted(a) : NULL;
+	if (restarted) {
+		attempt_cut(a, restarted, l->why);
 		return;
 	}
 	struct worker *blamed = l->blame ? registry_find(a->all->registry, l->blame) : NULL;
@@ -690,7 +690,7 @@ void attempts_worker_up(struct attempts *e)
 static void worker_lost(struct attempt *a, const struct worker *w, const char *why,
                         enum worker_end how)
 {
-	if (how == WORKER_ANEW)
+	if (how == WORKER_LINK_RESTART)
 		attempt_cut(a, w, why);
 	else if (how == WORKER_GOODBYE)
 		attempt_moved(a, w, why);

@@ -148,7 +148,7 @@ struct attempt {
 	const struct attempt *beside;
 	/* log-probabilities of the prompt are still to come; tokens are held until then */
 	int want_prompt;
-	/* of so many of its tokens they have come, counting the first, which has none */
+	/* prompt tokens whose log-probabilities have arrived, counting the first, which has none */
 	uint32_t got_prompt;
 
 	/* the present attempt */
@@ -253,9 +253,9 @@ void attempts_failed(struct attempts *e, struct worker *w, const struct msg_head
                      const Pds__Failed *m);
 void attempts_worker_up(struct attempts *e);
 enum worker_end {
-	WORKER_LOST,   /* its process has ended, or it is silent: its failure */
-	WORKER_ANEW,   /* it lives, its link begins anew */
-	WORKER_GOODBYE /* it ends in order */
+	WORKER_LOST,         /* its process has ended, or it is silent: its failure */
+	WORKER_LINK_RESTART, /* it lives, its link restarts */
+	WORKER_GOODBYE       /* it ends in order */
 };
 /* After registry_down. */
 void attempts_worker_down(struct attempts *e, struct worker *w, const char *why,

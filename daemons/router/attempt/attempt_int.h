@@ -21,13 +21,13 @@ void attempt_prefill_done(struct attempt *a);
 /* What was held is taken now; w: for the log. 1: the answer ended and must not be touched. */
 int attempt_release_held(struct attempt *a, struct worker *w);
 void attempts_ending_tick(struct attempts *e, uint64_t now_us);
-void attempt_weigh(struct attempt *a,
-                   uint64_t tokens); /* it has grown by so many where it decodes */
+/* Its context at the decoding worker has grown by `tokens`. */
+void attempt_weigh(struct attempt *a, uint64_t tokens);
 /* How an attempt was lost. */
 struct attempt_loss {
 	Pds__Fault fault;
 	int retry;         /* another attempt may succeed */
-	const char *who;   /* the worker that says so, or that is gone */
+	const char *who;   /* the worker that reported it, or that is gone */
 	const char *blame; /* whose failure it is; NULL: no worker's */
 	const char *why;
 };
@@ -41,9 +41,9 @@ void attempt_cut(struct attempt *a, const struct worker *w, const char *why);
 /* w gave it back, or is left, in order. */
 void attempt_moved(struct attempt *a, const struct worker *w, const char *why);
 /* Who decodes the present attempt, or any candidate before that is known, if it lives but its link
- * has begun anew since the attempt was submitted; else NULL. What it sent may have been lost
+ * has restarted since the attempt was submitted; else NULL. What it sent may have been lost
  * with the old link, and it has given up what was reserved there, as its router was gone. */
-const struct worker *attempt_link_anew(const struct attempt *a);
+const struct worker *attempt_link_restarted(const struct attempt *a);
 /* Writes the summary line of an answer that has ended, or keeps it until the prefill worker's
  * account is there. */
 void attempts_summary(struct attempt *a);

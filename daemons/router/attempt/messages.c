@@ -143,7 +143,7 @@ static int take_tokens(struct attempt *a, struct worker *w, uint32_t index,
 		   room = a->max_tokens - a->n_out;
 	enum answer_finish last = finish_of(finish);
 	if (skip > n)
-		/* an end before what is known already: only a worker that is wrong says so */
+		/* an end before tokens that we already have: a faulty worker */
 		last = ANSWER_FINISH_NONE;
 	if (fresh > room) {
 		fresh = room;
@@ -176,10 +176,10 @@ static int take_tokens(struct attempt *a, struct worker *w, uint32_t index,
 
 /* --- log-probabilities of the prompt ------------------------------------- */
 
-/* 0, or 1: the attempt is lost, as there cannot be so many messages with a token each. */
+/* 0, or 1: more messages than tokens, so the attempt is lost. */
 static int hold(struct attempt *a, const struct worker *w, const Pds__SequenceTokens *m)
 {
-	if (a->n_held > a->max_tokens) { /* one that repeats the first token, and one for each */
+	if (a->n_held > a->max_tokens) { /* one per token, and one that repeats the first */
 		char why[192];
 		snprintf(why, sizeof why, "%s sent more than %u messages of an answer of at most %u tokens",
 		         w->name, a->n_held, a->max_tokens);
@@ -328,8 +328,8 @@ static int hand_to(struct attempt *a, struct worker *p, const Pds__FirstToken *m
 		return 1;
 	}
 	name_decode(a, d);
-	if (attempt_link_anew(a)) {
-		snprintf(why, sizeof why, "%s handed over to %s, whose link has begun anew meanwhile",
+	if (attempt_link_restarted(a)) {
+		snprintf(why, sizeof why, "%s handed over to %s, whose link has restarted meanwhile",
 		         p->name, d->name);
 		attempt_cut(a, d, why);
 		return 1;

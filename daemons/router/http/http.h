@@ -58,7 +58,7 @@ struct http_opts {
 	unsigned max_per_address; /* 0: as many as are left to others */
 	uint64_t idle_us;         /* a connection without a request is closed */
 	uint64_t read_us;         /* from a request's first byte to its last */
-	uint64_t write_us;        /* a client that takes nothing for so long is gone */
+	uint64_t write_us;        /* a client that reads nothing for this long is dropped */
 	/* an error of the edge itself (400, 408, 413, 431, 501, 503, 505); NULL: plain text */
 	size_t (*error_body)(int status, const char *text, char *out, size_t size);
 };

@@ -226,8 +226,7 @@ void http_tick_on(struct http_server *h)
 static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
 {
 	const uint64_t limit_us = h->opts.write_us;
-	struct timeval limit = {.tv_sec = (time_t)(limit_us / 1000000),
-	                        .tv_usec = (suseconds_t)(limit_us % 1000000)};
+	struct timeval limit = clock_timeval(limit_us);
 	struct http_conn *c = mem_try_array(1, sizeof *c);
 	if (!c) {
 		evutil_closesocket(fd);

@@ -21,7 +21,7 @@
 
 #define BREAKER_SLICES 8u /* of the window */
 #define BREAKER_OPEN_TIMES_MAX 16u
-#define BREAKER_CRASH_WINDOWS 10u /* a life that lasted for so many is no part of a crash loop */
+#define BREAKER_CRASH_WINDOWS 10u /* a life of this many windows ends a crash loop */
 
 struct breaker_opts {
 	uint64_t window_us, open_us;

@@ -19,7 +19,7 @@ struct kv_index;
 
 struct kv_index *kv_index_new(size_t entries_max);
 void kv_index_destroy(struct kv_index **ix);
-void kv_index_set_max(struct kv_index *ix, size_t entries_max); /* what is there stays */
+void kv_index_set_max(struct kv_index *ix, size_t entries_max); /* existing entries stay */
 /* Forgets all of a tier; tier 0: expectations too. A tier that is none: nothing. */
 void kv_index_clear(struct kv_index *ix, unsigned tier);
 /* 0, or ERR_FULL: not taken in, counted. A tier that is none: ERR_INVALID. */

@@ -35,7 +35,7 @@ static int takes_over(const struct registry *g, const struct worker *w,
 	if (w == wish->leaves || worker_is_stuck(g, w, wish->now_us) ||
 	    !breaker_takes(&w->breaker, &g->breaker, wish->now_us))
 		return 0;
-	return !wish->wants_room || w->role == WORKER_PREFILL || has_room(w, wish->tokens);
+	return !wish->wants_room || w->role == ROLE_PREFILL || has_room(w, wish->tokens);
 }
 
 static int usable(const struct registry *g, const struct worker *w, const struct place_wish *wish)
@@ -78,7 +78,7 @@ static int pinned_decode(const struct place_pin *pin, const struct worker *w)
 static int decodes_for(const struct registry *g, const struct worker *p, const struct worker *d,
                        const struct place_wish *wish)
 {
-	return d->role == WORKER_DECODE && usable(g, d, wish) && compatible(p, d) &&
+	return d->role == ROLE_DECODE && usable(g, d, wish) && compatible(p, d) &&
 	       pinned_decode(wish->pin, d) >= 0;
 }
 
@@ -100,10 +100,10 @@ static int may_be_first(const struct registry *g, unsigned roles, const struct w
 		return 0;
 	if (pin && *pin->prefill && strcmp(pin->prefill, w->name) != 0)
 		return 0;
-	if (pin && pin->n_decode && w->role != WORKER_PREFILL &&
+	if (pin && pin->n_decode && w->role != ROLE_PREFILL &&
 	    (*pin->prefill || pinned_decode(pin, w) < 0))
 		return 0;
-	return w->role != WORKER_PREFILL || has_decoder(g, w, wish);
+	return w->role != ROLE_PREFILL || has_decoder(g, w, wish);
 }
 
 /* What is known of this prompt there. The last token is always computed. Only prefill workers
@@ -117,7 +117,7 @@ static void look_up(struct option *o, const struct place_wish *wish, uint64_t no
 	if (hashes && o->w->index)
 		kv_index_match(o->w->index, hashes, n < most ? n : most, now_us, &m);
 	o->hit_tokens = m.device * bt;
-	if (o->w->role != WORKER_PREFILL)
+	if (o->w->role != ROLE_PREFILL)
 		return;
 	o->memory_tokens = m.memory * bt;
 	o->disk_tokens = m.disk * bt;
@@ -253,7 +253,7 @@ static void prefer_beside(struct registry *g, const struct place_wish *wish, uns
 {
 	struct option *o = g->options;
 	for (unsigned i = 1; wish->beside && i < n; i++) {
-		if (o[i].w->role != WORKER_PREFILL || o[i].class != o[0].class ||
+		if (o[i].w->role != ROLE_PREFILL || o[i].class != o[0].class ||
 		    strcmp(o[i].w->name, wish->beside) != 0)
 			continue;
 		struct option had = o[0];
@@ -301,8 +301,7 @@ static void remember(struct registry *g, struct worker *w, const struct place_wi
 		w->promised_blocks += wish->tokens / w->block_tokens + 1;
 }
 
-static const unsigned first_roles[] = {1u << WORKER_PREFILL | 1u << WORKER_MIXED,
-                                       1u << WORKER_DECODE};
+static const unsigned first_roles[] = {1u << ROLE_PREFILL | 1u << ROLE_MIXED, 1u << ROLE_DECODE};
 
 int place_possible(const struct registry *g, const struct place_wish *wish)
 {
@@ -363,7 +362,7 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	p.stored_tokens = g->options[0].memory_tokens + g->options[0].disk_tokens;
 	p.work_tokens = work_of(g, wish, &g->options[0]);
 	p.predicted = prefixes_find(wish->prefixes, &p.first->prefix, &n_hashes) != NULL;
-	if (p.first->role == WORKER_PREFILL)
+	if (p.first->role == ROLE_PREFILL)
 		p.n_decode = decoders(g, p.first, wish, now_us, p.decode);
 	uint64_t wait_us = backlog_us(p.first);
 	remember(g, p.first, wish, p.n_decode == 0, wait_us, now_us);

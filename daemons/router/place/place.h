@@ -11,12 +11,12 @@ struct placement {
 	struct worker *first; /* gets Submit */
 	struct worker *decode[PLACE_CANDIDATES_MAX];
 	unsigned n_decode;      /* 0: `first` runs it alone */
-	uint32_t hit_tokens;    /* that `first` is thought to hold: not to be computed there */
+	uint32_t hit_tokens;    /* tokens that `first` is expected to have cached */
 	uint32_t stored_tokens; /* of them: to be read from storage */
 	/* what `first` has to do before the first token: those to be computed, and those to be read
 	 * by their weight */
 	uint32_t work_tokens;
-	/* hit_tokens says something: the prompt was hashed for that worker */
+	/* hit_tokens is valid: the prompt was hashed for that worker */
 	int predicted;
 };
 

@@ -128,8 +128,7 @@ double policy_read_weight(const struct policy_opts *o, const struct worker *w, u
 static double prefill_cost(const struct policy_case *c, const struct option *o)
 {
 	const struct worker *w = o->w;
-	double backlog = (double)w->backlog_tokens +
-	                 (w->role == WORKER_PREFILL ? 0 : decode_load(c, w));
+	double backlog = (double)w->backlog_tokens + (w->role == ROLE_PREFILL ? 0 : decode_load(c, w));
 	return (double)(c->tokens - o->hit_tokens) +
 	       policy_read_weight(c->opts, w, 1, NULL) * o->memory_tokens +
 	       policy_read_weight(c->opts, w, 2, NULL) * o->disk_tokens +

@@ -16,9 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const role_names[] = {
-	[WORKER_PREFILL] = "prefill", [WORKER_DECODE] = "decode", [WORKER_MIXED] = "mixed"};
-
 void registry_init(struct registry *g, uint64_t stuck_us)
 {
 	memset(g, 0, sizeof *g);
@@ -56,21 +53,6 @@ void registry_fini(struct registry *g)
 	g->options = NULL;
 }
 
-const char *worker_role_name(enum worker_role role)
-{
-	return role_names[role];
-}
-
-static int role_parse(const char *s, enum worker_role *ret)
-{
-	for (unsigned i = 0; s && i < sizeof role_names / sizeof *role_names; i++)
-		if (strcmp(s, role_names[i]) == 0) {
-			*ret = (enum worker_role)i;
-			return 0;
-		}
-	return ERR_INVALID;
-}
-
 static const char *text(const char *s)
 {
 	return s ? s : "";
@@ -81,7 +63,7 @@ static const char *text(const char *s)
 static int check_info(const Pds__WorkerInfo *w, char *reason, size_t reason_len)
 {
 	enum worker_role role;
-	if (role_parse(w->role, &role) < 0) {
+	if (worker_role_parse(w->role, &role) < 0) {
 		snprintf(reason, reason_len, "role \"%.32s\" is none of prefill, decode, mixed",
 		         text(w->role));
 		return ERR_INVALID;
@@ -177,7 +159,7 @@ static void collect_roots(struct registry *g)
 static void set_info(struct worker *w, const Pds__WorkerInfo *info)
 {
 	free_info(w);
-	role_parse(info->role, &w->role);
+	worker_role_parse(info->role, &w->role);
 	w->endpoint = mem_strdup(text(info->endpoint));
 	w->model = mem_strdup(text(info->model));
 	w->fingerprint = mem_strdup(text(info->model_fingerprint));
@@ -367,7 +349,7 @@ uint32_t registry_retry_after_s(const struct registry *g, uint32_t min_s, uint32
 		if (!worker_is_up(w))
 			continue;
 		backlog += (double)w->backlog_tokens;
-		prompt_rate += w->backlog_tokens || w->role != WORKER_DECODE ? w->prompt_rate : 0;
+		prompt_rate += w->backlog_tokens || w->role != ROLE_DECODE ? w->prompt_rate : 0;
 		output_rate += w->output_rate;
 	}
 	if (prompt_rate > 0)
@@ -461,7 +443,7 @@ static void add_read_weights(const struct registry *g, const struct worker *w, s
 	for (unsigned tier = 1; tier <= 2; tier++) {
 		int measured;
 		double weight = policy_read_weight(&g->policy, w, tier, &measured);
-		if (w->role == WORKER_PREFILL)
+		if (w->role == ROLE_PREFILL)
 			buf_printf(out, ",\"%s_weight\":%.3f,\"%s_weight_by\":\"%s\"", names[tier], weight,
 			           names[tier], measured ? "rates" : "setting");
 		else
@@ -482,7 +464,7 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 		buf_printf(out, "%s{\"name\":", n == g->workers.next ? "" : ",");
 		buf_add_json(out, w->name, strlen(w->name));
 		buf_printf(out, ",\"role\":\"%s\",\"state\":\"%s\",\"epoch\":\"%016llx\",\"endpoint\":",
-		           role_names[w->role], state, (unsigned long long)w->epoch);
+		           worker_role_name(w->role), state, (unsigned long long)w->epoch);
 		buf_add_json(out, w->endpoint, strlen(w->endpoint));
 		buf_adds(out, ",\"model\":");
 		buf_add_json(out, w->model, strlen(w->model));

@@ -9,6 +9,7 @@
 
 #include "breaker.h"
 #include "kvindex.h"
+#include "msg/role.h"
 #include "msg/types.h"
 #include "policy.h"
 #include "prefixes.h"
@@ -25,8 +26,6 @@
 #define RATE_US 10000000u
 
 struct peer;
-
-enum worker_role { WORKER_PREFILL, WORKER_DECODE, WORKER_MIXED };
 
 struct worker {
 	struct list node; /* registry.workers */
@@ -70,7 +69,7 @@ struct registry {
 	unsigned n_up, n_workers;
 	uint64_t ups; /* links that came up so far, of whomever */
 	uint64_t place_seq;
-	uint64_t stuck_us; /* running, but no progress for so long: chosen last */
+	uint64_t stuck_us; /* busy without progress for this long: chosen last */
 	struct policy_opts policy;
 	struct breaker_opts breaker;
 	size_t index_entries_max;  /* of each worker */
@@ -121,7 +120,6 @@ int worker_is_stuck(const struct registry *g, const struct worker *w, uint64_t n
 uint32_t registry_context(const struct registry *g);
 /* smallest of those that are up; 0 when none is */
 uint32_t registry_vocab(const struct registry *g);
-const char *worker_role_name(enum worker_role role);
 void registry_json(const struct registry *g, uint64_t now_us, struct buf *out); /* an array */
 
 #endif

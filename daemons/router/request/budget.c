@@ -55,7 +55,8 @@ int budget_keep(struct request *q)
 	return quota_take(&q->quota, n) < 0 ? budget_refuse(q, NULL, "its parameters") : 0;
 }
 
-/* rows of so many alternatives, times, are more than a request may ever have. */
+/* 0; or -1 with the error set: rows of `tokens` with this many alternatives are more than any
+ * request may have. */
 static int too_many(struct request *q, const char *param, const char *of, uint64_t tokens,
                     uint32_t top, const char *lower)
 {
